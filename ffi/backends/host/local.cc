@@ -1,0 +1,500 @@
+#include "ffi/backends/host/local.h"
+
+#include <time.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "ffi/backends/host/execute.h"
+#include "ffi/backends/host/watchdog.h"
+#include "ffi/handlers/collectives.h"
+
+namespace jaxcomm {
+namespace {
+
+namespace ffi = xla::ffi;
+
+// Late ranks look here; more failed calls than this at once are not remembered.
+constexpr size_t kTombstones = 64;
+
+// Completing a promise runs the waiting rank's program on in this thread, until
+// its next wait. Up to this long that beats waking another thread (a chain of 50
+// small psums: 410 us inline, 1,070 us through the pool); longer, the ranks should
+// run side by side (20 x (256 KiB psum + matrix product): 25.5 ms inline, 20.7).
+constexpr int64_t kInlineContinuationNs = 40'000;
+// The first few completions are all timed, later ones now and then.
+constexpr uint32_t kTimedCompletions = 4;
+constexpr uint32_t kTimeEvery = 16;
+
+// Of this thread, so that being preempted does not count as running.
+int64_t ThreadNanoseconds() {
+  timespec now;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return now.tv_sec * 1'000'000'000LL + now.tv_nsec;
+}
+
+void CompleteTimed(CallSite* site, ffi::Promise& promise) {
+  const int64_t begin = ThreadNanoseconds();
+  promise.SetAvailable();
+  const int64_t sample = ThreadNanoseconds() - begin;
+  const int64_t old = site->continuation_ns.load(std::memory_order_relaxed);
+  site->continuation_ns.store(old == 0 ? sample : (3 * old + sample) / 4,
+                              std::memory_order_relaxed);
+}
+
+// Lets the waiting ranks go on. `site` stays valid: the caller's own rank has
+// not returned from its handler yet.
+void Complete(CallSite* site, std::vector<ffi::Promise> promises,
+              Scheduler* scheduler) {
+  if (promises.empty()) return;
+  const uint32_t nth = site->completions.fetch_add(1, std::memory_order_relaxed);
+  bool timed = nth < kTimedCompletions || nth % kTimeEvery == 0;
+  const bool is_long =
+      site->continuation_ns.load(std::memory_order_relaxed) > kInlineContinuationNs;
+  if (is_long && scheduler != nullptr && scheduler->num_threads() > 1) {
+    for (ffi::Promise& promise : promises) {
+      // A scheduled program may outlive this one, and the call site with it: not
+      // timed. One in kTimeEvery completions stays inline to be.
+      if (timed) {
+        timed = false;
+        continue;
+      }
+      scheduler->Schedule([promise]() mutable { promise.SetAvailable(); });
+    }
+    if (nth < kTimedCompletions || nth % kTimeEvery == 0) {
+      CompleteTimed(site, promises.front());
+    }
+    return;
+  }
+  for (ffi::Promise& promise : promises) {
+    if (timed) {
+      CompleteTimed(site, promise);
+      timed = false;
+    } else {
+      promise.SetAvailable();
+    }
+  }
+}
+
+}  // namespace
+
+LocalCommunicator::LocalCommunicator(CommunicatorSpec spec)
+    : Communicator(std::move(spec)) {
+  for (const auto& devices : this->spec().groups) {
+    const int index = static_cast<int>(groups_.size());
+    for (int rank = 0; rank < static_cast<int>(devices.size()); ++rank) {
+      members_[devices[rank]] = {index, rank};
+    }
+    auto group = std::make_unique<Group>();
+    group->devices = devices;
+    group->calls.assign(kNumCollectives, 0);
+    groups_.push_back(std::move(group));
+  }
+}
+
+LocalCommunicator::~LocalCommunicator() {
+  Abort(FailedPrecondition("the communicator was destroyed"));
+}
+
+std::string LocalCommunicator::Where(const Group& group, int rank) const {
+  return StrCat("rank ", rank, " of ", group.devices.size(), " (", spec().platform,
+                ":", group.devices[rank], ")");
+}
+
+ffi::Future LocalCommunicator::Execute(const Call& call) {
+  const auto member = members_.find(call.device_id);
+  if (member == members_.end()) {
+    return FailedFuture(InvalidArgument(
+        call.site->ToString(), " over axes ", spec().axes, ": device ",
+        spec().platform, ":", call.device_id,
+        " is not part of this communicator. Call jaxcomm.init with the mesh the "
+        "program runs on."));
+  }
+  Group& group = *groups_[member->second.group];
+  const int rank = member->second.rank;
+  const int size = static_cast<int>(group.devices.size());
+
+  ffi::Promise promise;
+  ffi::Future future(promise);
+  std::unique_lock<std::mutex> lock(group.mutex);
+  if (group.closed.failure()) {
+    Status closed = group.closed;
+    lock.unlock();
+    promise.SetError(std::move(closed));
+    return future;
+  }
+  for (auto it = group.tombstones.begin(); it != group.tombstones.end(); ++it) {
+    if (it->run_id != call.run_id || it->site != call.site->serial()) continue;
+    Status reason = it->reason;
+    if (--it->absent == 0) group.tombstones.erase(it);
+    lock.unlock();
+    promise.SetError(std::move(reason));
+    return future;
+  }
+
+  // A rank meets the others in the order of its own executions: the oldest
+  // meeting of this run and site at which it has not been.
+  Meeting* meeting = nullptr;
+  for (auto& known : group.active) {
+    if (known->run_id == call.run_id && known->site == call.site->serial() &&
+        known->seats[rank].state == Seat::kAbsent) {
+      meeting = known.get();
+      break;
+    }
+  }
+  if (meeting == nullptr) {
+    auto opened = Open(group, call);
+    if (!call.site->plan_reads_operands()) {
+      Status status = call.site->GetPlan(size, &opened->plan);
+      if (status.success()) status = CheckReducible(*call.site, *opened->plan);
+      if (status.failure()) {
+        group.free.push_back(std::move(opened));
+        lock.unlock();
+        promise.SetError(std::move(status));
+        return future;
+      }
+      if (opened->plan->pairwise) {
+        const auto& moves = opened->plan->moves;
+        opened->waiting_for.resize(moves.size());
+        for (auto& seat : opened->seats) seat.moves_left = 0;
+        for (int r = 0; r < size; ++r) {
+          opened->seats[r].moves_left =
+              static_cast<int>(opened->plan->moves_of[r].size());
+          for (int index : opened->plan->moves_of[r]) ++opened->waiting_for[index];
+        }
+      }
+    }
+    meeting = opened.get();
+    group.active.push_back(std::move(opened));
+  } else if (meeting->signature != call.site->signature()) {
+    const std::string what =
+        StrCat("over axes ", spec().axes, ": ", Where(group, rank), " called ",
+               call.site->ToString(), " where the ranks before it called ",
+               meeting->call_site->ToString(),
+               "; every rank must run the same collectives in the same order");
+    std::vector<Failure> failures =
+        Fail(group, meeting, ErrorCode::kInvalidArgument, what);
+    Status status(ErrorCode::kInvalidArgument, what);
+    auto mine = std::find_if(group.tombstones.begin(), group.tombstones.end(),
+                             [&](const Tombstone& stone) {
+                               return stone.run_id == call.run_id &&
+                                      stone.site == call.site->serial();
+                             });
+    if (mine != group.tombstones.end() && --mine->absent == 0) {
+      group.tombstones.erase(mine);
+    }
+    lock.unlock();
+    Deliver(std::move(failures));
+    promise.SetError(std::move(status));
+    return future;
+  }
+
+  Seat& seat = meeting->seats[rank];
+  seat.state = Seat::kWaiting;
+  seat.operands.assign(call.operands, call.operands + call.site->operands().size());
+  seat.results.assign(call.results, call.results + call.site->results().size());
+  seat.promise.push_back(std::move(promise));
+  meeting->operands[rank] = seat.operands.data();
+  meeting->results[rank] = seat.results.data();
+  ++meeting->arrived;
+  group.bytes += call.site->operand_bytes();
+
+  if (meeting->plan != nullptr && meeting->plan->pairwise) {
+    return ArrivePairwise(group, rank, call, std::move(lock), meeting,
+                          std::move(future));
+  }
+  return ArriveTogether(group, rank, call, std::move(lock), meeting,
+                        std::move(future));
+}
+
+ffi::Future LocalCommunicator::ArriveTogether(Group& group, int rank,
+                                              const Call& call,
+                                              std::unique_lock<std::mutex> lock,
+                                              Meeting* meeting,
+                                              ffi::Future future) {
+  const int size = static_cast<int>(group.devices.size());
+  if (meeting->arrived < size) return future;
+  // Everybody is here: nobody else will look this meeting up.
+  auto it = std::find_if(group.active.begin(), group.active.end(),
+                         [&](const auto& known) { return known.get() == meeting; });
+  std::unique_ptr<Meeting> owned = std::move(*it);
+  group.active.erase(it);
+  ++group.calls[call.site->collective_index()];
+  lock.unlock();
+
+  Status status;
+  const GroupBuffers buffers{owned->operands.data(), owned->results.data()};
+  if (call.site->plan_reads_operands()) {
+    owned->own_plan = Plan();
+    status = call.site->MakePlan(size, owned->operands.data(), &owned->own_plan);
+    owned->plan = &owned->own_plan;
+    if (status.failure()) {
+      status = Status(*status.errc(),
+                      StrCat(call.site->ToString(), " over axes ", spec().axes, ": ",
+                             status.message()));
+    }
+  }
+  if (status.success()) {
+    owned->all_moves.resize(owned->plan->moves.size());
+    for (size_t i = 0; i < owned->all_moves.size(); ++i) {
+      owned->all_moves[i] = static_cast<int>(i);
+    }
+    RunMoves(*call.site, *owned->plan, owned->all_moves, buffers, call.scheduler);
+  }
+
+  std::vector<ffi::Promise> others;
+  others.reserve(size - 1);
+  ffi::Promise mine = std::move(owned->seats[rank].promise.front());
+  for (int other = 0; other < size; ++other) {
+    if (other != rank) {
+      others.push_back(std::move(owned->seats[other].promise.front()));
+    }
+  }
+  lock.lock();
+  group.free.push_back(std::move(owned));
+  lock.unlock();
+  if (status.failure()) {
+    for (ffi::Promise& promise : others) promise.SetError(status);
+    mine.SetError(std::move(status));
+    return future;
+  }
+  Complete(call.site, std::move(others), call.scheduler);
+  mine.SetAvailable();
+  return future;
+}
+
+ffi::Future LocalCommunicator::ArrivePairwise(Group& group, int rank,
+                                              const Call& call,
+                                              std::unique_lock<std::mutex> lock,
+                                              Meeting* meeting,
+                                              ffi::Future future) {
+  const Plan& plan = *meeting->plan;
+  std::vector<int> ready;
+  for (int index : plan.moves_of[rank]) {
+    if (--meeting->waiting_for[index] == 0) ready.push_back(index);
+  }
+  std::vector<ffi::Promise> others;
+  std::vector<ffi::Promise> mine;
+  const auto finish = [&](int done) {
+    Seat& seat = meeting->seats[done];
+    if (seat.state != Seat::kWaiting || seat.moves_left > 0) return;
+    seat.state = Seat::kDone;
+    --meeting->left;
+    auto& out = done == rank ? mine : others;
+    out.push_back(std::move(seat.promise.front()));
+    seat.promise.clear();
+  };
+  if (!ready.empty()) {
+    ++meeting->moving;  // keeps a deadline from pulling the buffers away
+    lock.unlock();
+    const GroupBuffers buffers{meeting->operands.data(), meeting->results.data()};
+    RunMoves(*call.site, plan, ready, buffers, call.scheduler);
+    lock.lock();
+    --meeting->moving;
+    for (int index : ready) {
+      const Move& move = plan.moves[index];
+      std::vector<int> involved = move.targets;
+      for (int source : move.sources) {
+        if (std::find(involved.begin(), involved.end(), source) == involved.end()) {
+          involved.push_back(source);
+        }
+      }
+      for (int other : involved) --meeting->seats[other].moves_left;
+      for (int other : involved) finish(other);
+    }
+  }
+  finish(rank);  // a rank that neither sends nor receives
+  if (meeting->left == 0) {
+    ++group.calls[call.site->collective_index()];
+    Close(group, meeting);
+  }
+  lock.unlock();
+  Complete(call.site, std::move(others), call.scheduler);
+  for (ffi::Promise& promise : mine) promise.SetAvailable();
+  return future;
+}
+
+std::unique_ptr<LocalCommunicator::Meeting> LocalCommunicator::Open(
+    Group& group, const Call& call) {
+  std::unique_ptr<Meeting> meeting;
+  if (group.free.empty()) {
+    meeting = std::make_unique<Meeting>();
+    meeting->seats.resize(group.devices.size());
+    meeting->operands.resize(group.devices.size());
+    meeting->results.resize(group.devices.size());
+  } else {
+    meeting = std::move(group.free.back());
+    group.free.pop_back();
+  }
+  for (Seat& seat : meeting->seats) {
+    seat.state = Seat::kAbsent;
+    seat.promise.clear();
+  }
+  meeting->run_id = call.run_id;
+  meeting->site = call.site->serial();
+  meeting->signature = call.site->signature();
+  meeting->call_site = call.site;
+  meeting->plan = nullptr;
+  meeting->arrived = 0;
+  meeting->left = static_cast<int>(group.devices.size());
+  meeting->moving = 0;
+  meeting->waiting_for.clear();
+  meeting->first_arrival = Clock::now();
+  return meeting;
+}
+
+void LocalCommunicator::Close(Group& group, Meeting* meeting) {
+  auto it = std::find_if(group.active.begin(), group.active.end(),
+                         [&](const auto& known) { return known.get() == meeting; });
+  group.free.push_back(std::move(*it));
+  group.active.erase(it);
+}
+
+std::vector<LocalCommunicator::Failure> LocalCommunicator::Fail(
+    Group& group, Meeting* meeting, ErrorCode code, const std::string& what) {
+  std::vector<Failure> failures;
+  int absent = 0;
+  for (int rank = 0; rank < static_cast<int>(meeting->seats.size()); ++rank) {
+    Seat& seat = meeting->seats[rank];
+    if (seat.state == Seat::kAbsent) ++absent;
+    if (seat.state != Seat::kWaiting) continue;
+    std::string text = what.empty() ? TimeoutText(group, *meeting, rank) : what;
+    failures.push_back({std::move(seat.promise.front()), Status(code, text)});
+    seat.promise.clear();
+  }
+  if (absent > 0) {
+    std::string text =
+        what.empty() ? StrCat(meeting->call_site->ToString(), " over axes ",
+                              spec().axes,
+                              ": the other ranks stopped waiting for this one after ",
+                              spec().timeout_seconds, " s; see JAXCOMM_TIMEOUT.")
+                     : what;
+    group.tombstones.push_back(
+        {meeting->run_id, meeting->site, Status(code, text), absent});
+    if (group.tombstones.size() > kTombstones) group.tombstones.pop_front();
+  }
+  Close(group, meeting);
+  return failures;
+}
+
+void LocalCommunicator::Deliver(std::vector<Failure> failures) {
+  for (Failure& failure : failures) {
+    failure.promise.SetError(std::move(failure.status));
+  }
+}
+
+std::string LocalCommunicator::TimeoutText(const Group& group,
+                                           const Meeting& meeting, int rank) const {
+  std::vector<int> missing;
+  for (int other = 0; other < static_cast<int>(meeting.seats.size()); ++other) {
+    if (meeting.seats[other].state == Seat::kAbsent) missing.push_back(other);
+  }
+  std::string text =
+      StrCat(meeting.call_site->ToString(), " over axes ", spec().axes, ": ",
+             Where(group, rank), " waited ", spec().timeout_seconds, " s for rank",
+             missing.size() == 1 ? " " : "s ");
+  for (size_t i = 0; i < missing.size(); ++i) {
+    text += StrCat(i == 0 ? "" : ", ", missing[i]);
+  }
+  text += ".";
+  bool elsewhere = false;
+  for (int other : missing) {
+    for (const auto& pending : group.active) {
+      if (pending.get() == &meeting ||
+          pending->seats[other].state != Seat::kWaiting) {
+        continue;
+      }
+      elsewhere = true;
+      text += StrCat(" Rank ", other, " waits in ", pending->call_site->ToString(),
+                     " instead.");
+      break;
+    }
+  }
+  text += elsewhere ? " Every rank must run the same collectives; a jax.lax.cond on "
+                      "axis_index is a usual cause."
+                    : " They may have stopped or run a different program;";
+  return text + (elsewhere ? " See" : " see") + " JAXCOMM_TIMEOUT.";
+}
+
+void LocalCommunicator::ExpireBefore(Clock::time_point now) {
+  const auto timeout = std::chrono::duration_cast<Clock::duration>(
+      std::chrono::duration<double>(spec().timeout_seconds));
+  for (auto& group : groups_) {
+    std::vector<Failure> failures;
+    {
+      std::lock_guard<std::mutex> lock(group->mutex);
+      std::vector<Meeting*> expired;
+      for (auto& meeting : group->active) {
+        if (meeting->moving == 0 && now - meeting->first_arrival > timeout) {
+          expired.push_back(meeting.get());
+        }
+      }
+      // All the texts before any meeting closes: they name each other.
+      for (Meeting* meeting : expired) {
+        for (size_t rank = 0; rank < meeting->seats.size(); ++rank) {
+          if (meeting->seats[rank].state != Seat::kWaiting) continue;
+          failures.push_back(
+              {meeting->seats[rank].promise.front(),
+               Status(ErrorCode::kDeadlineExceeded,
+                      TimeoutText(*group, *meeting, static_cast<int>(rank)))});
+        }
+      }
+      for (Meeting* meeting : expired) {
+        Fail(*group, meeting, ErrorCode::kDeadlineExceeded, "");
+      }
+    }
+    Deliver(std::move(failures));
+  }
+}
+
+void LocalCommunicator::Abort(const Status& reason) {
+  for (auto& group : groups_) {
+    std::vector<Failure> failures;
+    {
+      std::lock_guard<std::mutex> lock(group->mutex);
+      if (group->closed.success()) group->closed = reason;
+      for (size_t i = 0; i < group->active.size();) {
+        Meeting* meeting = group->active[i].get();
+        if (meeting->moving > 0) {
+          ++i;  // its ranks complete by themselves
+          continue;
+        }
+        for (Failure& failure :
+             Fail(*group, meeting, *reason.errc(), reason.message())) {
+          failures.push_back(std::move(failure));
+        }
+      }
+    }
+    Deliver(std::move(failures));
+  }
+}
+
+CommunicatorStats LocalCommunicator::stats() const {
+  CommunicatorStats stats;
+  std::vector<int64_t> calls(kNumCollectives, 0);
+  stats.host_bytes = sizeof(*this);
+  for (const auto& group : groups_) {
+    std::lock_guard<std::mutex> lock(group->mutex);
+    stats.bytes += group->bytes;
+    stats.in_flight += static_cast<int64_t>(group->active.size());
+    stats.host_bytes += sizeof(Group) + (group->active.size() + group->free.size()) *
+                                            (sizeof(Meeting) +
+                                             group->devices.size() * sizeof(Seat));
+    for (int i = 0; i < kNumCollectives; ++i) {
+      calls[i] = std::max(calls[i], group->calls[i]);
+    }
+  }
+  for (int i = 0; i < kNumCollectives; ++i) {
+    if (calls[i] > 0) stats.calls.emplace_back(kCollectives[i].name, calls[i]);
+  }
+  return stats;
+}
+
+std::shared_ptr<Communicator> MakeLocalCommunicator(CommunicatorSpec spec) {
+  const double timeout_seconds = spec.timeout_seconds;
+  auto communicator = std::make_shared<LocalCommunicator>(std::move(spec));
+  WatchDeadlines(communicator, timeout_seconds);
+  return communicator;
+}
+
+}  // namespace jaxcomm

@@ -1,0 +1,17 @@
+// One thread of this process that fails collectives past their deadline.
+#ifndef JAXCOMM_FFI_BACKENDS_HOST_WATCHDOG_H_
+#define JAXCOMM_FFI_BACKENDS_HOST_WATCHDOG_H_
+
+#include <memory>
+
+namespace jaxcomm {
+
+class LocalCommunicator;
+
+// Watches until the communicator is gone. The thread starts with the first one.
+void WatchDeadlines(std::weak_ptr<LocalCommunicator> communicator,
+                    double timeout_seconds);
+
+}  // namespace jaxcomm
+
+#endif  // JAXCOMM_FFI_BACKENDS_HOST_WATCHDOG_H_

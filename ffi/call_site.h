@@ -1,0 +1,90 @@
+// One custom call of a compiled program: its attributes, parsed when XLA
+// instantiates the program, and the plans made of them.
+#ifndef JAXCOMM_FFI_CALL_SITE_H_
+#define JAXCOMM_FFI_CALL_SITE_H_
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ffi/dtype.h"
+#include "ffi/plan.h"
+#include "ffi/status.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace jaxcomm {
+
+class CallSite {
+ public:
+  // XLA sets the id when the type is registered as a handler's state.
+  static xla::ffi::TypeId id;
+
+  struct Attributes {
+    std::string collective;  // which planner: "all_gather"
+    std::string name;        // what the user called: "psum"
+    std::string axes;        // for messages: "('data', 'context')"
+    int64_t key = 0;         // of the communicator
+    ReduceOp reduce = ReduceOp::kSum;
+    std::vector<int64_t> params;
+  };
+
+  CallSite(Attributes attributes, int collective_index, Planner planner,
+           bool plan_reads_operands);
+
+  const Attributes& attributes() const { return attributes_; }
+  int collective_index() const { return collective_index_; }
+
+  // Unique in this process: a program inlines a function once per call, so
+  // equal attributes do not mean the same place in the program.
+  uint64_t serial() const { return serial_; }
+
+  // Fixes the shapes at the first execution; XLA does not know them earlier.
+  bool has_shapes() const { return has_shapes_.load(std::memory_order_acquire); }
+  void SetShapes(std::vector<Leaf> operands, std::vector<Leaf> results);
+  const std::vector<Leaf>& operands() const { return operands_; }
+  const std::vector<Leaf>& results() const { return results_; }
+  int64_t operand_bytes() const { return operand_bytes_; }
+
+  // Equal on two ranks exactly when collective, reduction, parameters, shapes
+  // and dtypes are.
+  uint64_t signature() const { return signature_; }
+  // "psum(float32[4,8], int32[])"
+  std::string ToString() const;
+
+  // The plan for a group of `size` ranks, made once.
+  Status GetPlan(int size, const Plan** plan);
+  bool plan_reads_operands() const { return plan_reads_operands_; }
+  Status MakePlan(int size, const void* const* const* operands_of, Plan* plan);
+
+  // How long a rank's program ran, in nanoseconds, from the completion of this
+  // call to its next wait; a moving average, 0 before the first measurement.
+  std::atomic<int64_t> continuation_ns{0};
+  std::atomic<uint32_t> completions{0};
+
+ private:
+  const Attributes attributes_;
+  const int collective_index_;
+  const Planner planner_;
+  const bool plan_reads_operands_;
+  const uint64_t serial_;
+
+  std::mutex mutex_;
+  std::atomic<bool> has_shapes_{false};
+  std::vector<Leaf> operands_;
+  std::vector<Leaf> results_;
+  int64_t operand_bytes_ = 0;
+  uint64_t signature_ = 0;
+  // Nearly every partition has groups of one size; its plan is found without
+  // the lock.
+  std::atomic<const Plan*> first_plan_{nullptr};
+  int first_plan_size_ = 0;
+  std::vector<std::pair<int, std::unique_ptr<Plan>>> plans_;
+};
+
+}  // namespace jaxcomm
+
+#endif  // JAXCOMM_FFI_CALL_SITE_H_

@@ -1,0 +1,85 @@
+// The interface a backend implements. A communicator is one partition of
+// devices made live: this process's ranks of every group, under one key.
+#ifndef JAXCOMM_FFI_COMMUNICATOR_H_
+#define JAXCOMM_FFI_COMMUNICATOR_H_
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ffi/call_site.h"
+#include "ffi/status.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace jaxcomm {
+
+// Runs a task on another thread. Handed down from XLA's thread pool, which is
+// only valid while a handler is on the stack; tests hand in their own.
+class Scheduler {
+ public:
+  virtual ~Scheduler() = default;
+  virtual int64_t num_threads() const = 0;
+  virtual void Schedule(std::function<void()> task) = 0;
+};
+
+// One rank's arrival at a call site.
+struct Call {
+  CallSite* site = nullptr;
+  int64_t run_id = 0;     // the same on every rank of one launch
+  int64_t device_id = 0;  // global
+  const void* const* operands = nullptr;  // one per site->operands()
+  void* const* results = nullptr;         // one per site->results()
+  Scheduler* scheduler = nullptr;
+};
+
+// What a communicator is made of and named by.
+struct CommunicatorSpec {
+  int64_t key = 0;
+  std::string axes;     // "('data', 'context')"
+  std::string lane;
+  std::string backend;
+  std::string platform;  // names devices in messages: "cpu"
+  double timeout_seconds = 300;
+  std::vector<std::vector<int64_t>> groups;  // global device ids, in rank order
+};
+
+struct CommunicatorStats {
+  int64_t bytes = 0;       // handed in by this process's ranks
+  int64_t host_bytes = 0;  // held by the communicator itself
+  int64_t in_flight = 0;   // calls that some rank waits in
+  // Completed calls of one group, by collective.
+  std::vector<std::pair<std::string, int64_t>> calls;
+};
+
+class Communicator {
+ public:
+  explicit Communicator(CommunicatorSpec spec) : spec_(std::move(spec)) {}
+  virtual ~Communicator() = default;
+
+  // Takes part in a collective for one rank. The buffers of `call` stay valid,
+  // and belong to the communicator, until the future completes; no copy of them
+  // is made. Never blocks on another rank. Every rank's future completes, with
+  // an error if a rank is missing when the deadline passes.
+  virtual xla::ffi::Future Execute(const Call& call) = 0;
+
+  // Ends every pending call, and every later one, with `reason`.
+  virtual void Abort(const Status& reason) = 0;
+
+  virtual CommunicatorStats stats() const = 0;
+
+  const CommunicatorSpec& spec() const { return spec_; }
+
+ private:
+  const CommunicatorSpec spec_;
+};
+
+// A future that has already failed.
+xla::ffi::Future FailedFuture(Status status);
+
+}  // namespace jaxcomm
+
+#endif  // JAXCOMM_FFI_COMMUNICATOR_H_

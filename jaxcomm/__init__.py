@@ -1,0 +1,48 @@
+"""Communication for JAX that its user can see, choose and trust.
+
+Collectives with the names, arguments and results of ``jax.lax``, and ring attention,
+over communicators that can be listed, counted and closed. They work in ``jax.jit``
+and ``jax.shard_map``, with gradients. See the README for the two-minute tour.
+"""
+
+from importlib.metadata import PackageNotFoundError as _PackageNotFoundError
+from importlib.metadata import version as _version
+
+from jaxcomm.attention.layout import positions as positions
+from jaxcomm.attention.layout import reorder as reorder
+from jaxcomm.attention.layout import restore as restore
+from jaxcomm.attention.ring import ring_attention as ring_attention
+from jaxcomm.collectives.all_gather import all_gather as all_gather
+from jaxcomm.collectives.all_reduce import pmax as pmax
+from jaxcomm.collectives.all_reduce import pmean as pmean
+from jaxcomm.collectives.all_reduce import pmin as pmin
+from jaxcomm.collectives.all_reduce import pprod as pprod
+from jaxcomm.collectives.all_reduce import psum as psum
+from jaxcomm.collectives.all_to_all import all_to_all as all_to_all
+from jaxcomm.collectives.all_to_all import pswapaxes as pswapaxes
+from jaxcomm.collectives.barrier import barrier as barrier
+from jaxcomm.collectives.broadcast import broadcast as broadcast
+from jaxcomm.collectives.broadcast import pbroadcast as pbroadcast
+from jaxcomm.collectives.gather import gather as gather
+from jaxcomm.collectives.permute import ppermute as ppermute
+from jaxcomm.collectives.permute import pshuffle as pshuffle
+from jaxcomm.collectives.permute import ring_shift as ring_shift
+from jaxcomm.collectives.ragged_all_to_all import ragged_all_to_all as ragged_all_to_all
+from jaxcomm.collectives.reduce import reduce as reduce
+from jaxcomm.collectives.reduce_scatter import psum_scatter as psum_scatter
+from jaxcomm.collectives.scan import scan as scan
+from jaxcomm.collectives.scatter import scatter as scatter
+from jaxcomm.collectives.vary import pvary as pvary
+from jaxcomm.communicator import Communicator as Communicator
+from jaxcomm.communicator import Communicators as Communicators
+from jaxcomm.communicator import communicators as communicators
+from jaxcomm.communicator import counters as counters
+from jaxcomm.communicator import finalize as finalize
+from jaxcomm.communicator import init as init
+from jaxcomm.communicator import memory_report as memory_report
+from jaxcomm.errors import CommunicatorError as CommunicatorError
+
+try:
+    __version__ = _version("jaxcomm")
+except _PackageNotFoundError:  # run from the source tree
+    __version__ = "0+unknown"

@@ -1,0 +1,107 @@
+"""The only file that imports private parts of JAX or depends on its version.
+
+Each name says on which versions it was checked. When a new JAX moves one, this is
+the file to mend.
+"""
+
+import contextlib
+
+import jax
+
+# Checked on 0.10.2, 0.11.2, 0.12.0.1.
+from jax._src import config as _config
+from jax._src import core as _core
+from jax._src import dispatch as _dispatch
+from jax._src.interpreters import ad as ad
+from jax._src.interpreters import batching as batching
+from jax._src.interpreters import mlir as mlir
+
+from jaxcomm import mesh_groups
+
+
+def checks_varying_axes() -> bool:
+    """Says whether this trace is under ``shard_map(..., check_vma=True)``."""
+    return _config._check_vma.value
+
+
+@contextlib.contextmanager
+def without_varying_axes_check():
+    """Traces as under ``check_vma=False``; for lowerings, whose types are settled."""
+    with _config._check_vma(False):
+        yield
+
+
+def varying_axes(x) -> frozenset:
+    """Returns the mesh axes over which ``x`` may differ between devices."""
+    return jax.typeof(x).mat.varying
+
+
+def with_varying_axes(aval, axes):
+    """Returns ``aval`` varying over exactly ``axes``."""
+    return aval.update(manual_axis_type=aval.mat.update(varying=frozenset(axes)))
+
+
+def check_axes_bound(axes, name: str) -> None:
+    """Raises NameError, as JAX does, if an axis is not bound by a mapping."""
+    env = _core.get_axis_env()
+    for axis in axes:
+        if not env.axis_exists(axis):
+            raise NameError(
+                f"unbound axis name: {axis}. Call jaxcomm.{name} inside jax.shard_map "
+                f"over a mesh with that axis, or jax.vmap(..., axis_name={axis!r})."
+            )
+
+
+def check_not_unreduced(aval, axes, name: str) -> None:
+    """Raises ValueError for the unreduced types that only jax.lax handles."""
+    both = (aval.mat.unreduced | aval.mat.reduced) & frozenset(axes)
+    if both:
+        raise ValueError(
+            f"{name} over {tuple(axes)}: the operand is unreduced or reduced over "
+            f"{tuple(both)}, which jaxcomm does not handle; use the jax.lax collective."
+        )
+
+
+def named_axis_effects(axes):
+    """Returns the effects by which JAX knows what axes a jaxpr needs bound."""
+    return {_core.NamedAxisEffect(axis) for axis in axes}
+
+
+def require_devices_during_lowering(primitive) -> None:
+    """Keeps JAX from reusing a lowering of ``primitive`` on other devices.
+
+    Without it a jitted function called under two meshes of equal shape, with the
+    devices in another order, runs with the first one's groups.
+    """
+    _dispatch.prim_requires_devices_during_lowering.add(primitive)
+
+
+def register_lowering(primitive, rule, platform: str | None = None) -> None:
+    """Registers a lowering rule; without a platform, for all that have none."""
+    mlir.register_lowering(primitive, rule, platform=platform)
+
+
+def lower_as(function, ctx, *operands, **params):
+    """Lowers a call as the JAX function ``function(*operands, **params)``."""
+    rule = mlir.lower_fun(function, multiple_results=True)
+    with without_varying_axes_check():
+        return rule(ctx, *operands, **params)
+
+
+def is_tracer(x) -> bool:
+    """Says whether ``x`` is being traced rather than a concrete value."""
+    return isinstance(x, jax.core.Tracer)
+
+
+def concrete_mesh(ctx):
+    """Returns the ``jax.sharding.Mesh`` a program is being lowered for, or None.
+
+    None outside shard_map, and where only an abstract mesh is known.
+    """
+    mesh = getattr(ctx.module_context.axis_context, "mesh", None)
+    return mesh if isinstance(mesh, jax.sharding.Mesh) else None
+
+
+def device_grid(mesh) -> mesh_groups.DeviceGrid:
+    """Returns the device grid of a concrete mesh."""
+    return mesh_groups.grid_of(mesh)

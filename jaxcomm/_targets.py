@@ -1,0 +1,29 @@
+"""Makes the custom calls of the extension known to XLA."""
+
+import threading
+
+import jax
+
+from jaxcomm import _ffi
+
+_lock = threading.Lock()
+_registered = False
+
+
+def register() -> None:
+    """Registers handlers and their state's type, once.
+
+    Not at import: until a client exists jaxlib keeps registrations in two queues and
+    then takes the handlers first, which fails because they name the type
+    (0.10.2 to 0.12.0.1). Whoever has a device to communicate with has a client.
+    """
+    global _registered
+    with _lock:
+        if _registered:
+            return
+        jax.ffi.register_ffi_type(
+            "jaxcomm.CallSite", _ffi.call_site_type(), platform="cpu"
+        )
+        for target, stages in _ffi.registrations().items():
+            jax.ffi.register_ffi_target(target, stages, platform="cpu")
+        _registered = True

@@ -1,0 +1,236 @@
+"""All-reduce: psum, pmean, pmax, pmin, pprod."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+from jaxcomm import _jax_compat, _primitive, mesh_groups
+
+REDUCERS = {"sum": jnp.sum, "prod": jnp.prod, "max": jnp.max, "min": jnp.min}
+
+
+def psum(x, axis_name, *, axis_index_groups=None, lane=None, backend=None):
+    """Sums ``x`` over the devices of a mesh axis; a twin of ``jax.lax.psum``.
+
+    bfloat16, float16 and float8 accumulate in float32; bool counts in int32. Every
+    device gets the same bits: ranks are added in rank order.
+
+    Args:
+      x: a pytree of arrays of any shape and dtype. Its leaves travel in one call.
+      axis_name: an axis name, or a tuple of names to sum over jointly. Integers
+        among them name dimensions of ``x`` to sum over as well.
+      axis_index_groups: groups of indices to sum within instead. If None, all.
+      lane: the lane to go through. If None, the default one.
+      backend: ``"host"`` or ``"xla"``. If None, what :func:`jaxcomm.init` chose for
+        these axes, else the platform's own.
+
+    Returns:
+      A pytree like ``x``, typed as equal on all devices of the axis (unless there
+      are ``axis_index_groups``).
+
+    Raises:
+      NameError: if the axis is not bound by ``jax.shard_map`` or ``jax.vmap``.
+      ValueError: if ``axis_index_groups`` do not hold every index once.
+
+    Example:
+      On a mesh of 4 devices along ``"i"``:
+
+      >>> jax.shard_map(lambda x: jaxcomm.psum(x, "i"), in_specs=jax.P("i"),
+      ...               out_specs=jax.P())(jnp.arange(4.))  # doctest: +SKIP
+      Array([6.], dtype=float32)
+    """
+    x = _primitive.count_bools(x)
+    return _reduce("psum", "sum", x, axis_name, axis_index_groups, lane, backend)
+
+
+def pmean(x, axis_name, *, axis_index_groups=None, lane=None, backend=None):
+    """Averages ``x`` over the devices of a mesh axis; a twin of ``jax.lax.pmean``.
+
+    Arguments, result and errors are those of :func:`psum`; integers give floats.
+
+    Example:
+      >>> # x is [0.], [1.], [2.], [3.] on the 4 devices of "i"
+      >>> jaxcomm.pmean(x, "i")  # doctest: +SKIP
+      Array([1.5], dtype=float32)
+    """
+    total = psum(
+        x, axis_name, axis_index_groups=axis_index_groups, lane=lane, backend=backend
+    )
+    count = jax.lax.psum(1, axis_name, axis_index_groups=axis_index_groups)
+    return jax.tree.map(lambda leaf: leaf / count, total)
+
+
+def pmax(x, axis_name, *, axis_index_groups=None, lane=None, backend=None):
+    """Takes the maximum over a mesh axis; a twin of ``jax.lax.pmax``.
+
+    NaN wins over numbers; complex numbers compare lexicographically. Arguments,
+    result and errors are those of :func:`psum`. Differentiable, which jax.lax's is
+    not: the gradient goes to the devices that hold the maximum, in equal parts.
+
+    Example:
+      >>> # x is [0.], [1.], [2.], [3.] on the 4 devices of "i"
+      >>> jaxcomm.pmax(x, "i")  # doctest: +SKIP
+      Array([3.], dtype=float32)
+    """
+    return _reduce("pmax", "max", x, axis_name, axis_index_groups, lane, backend)
+
+
+def pmin(x, axis_name, *, axis_index_groups=None, lane=None, backend=None):
+    """Takes the minimum over a mesh axis; a twin of ``jax.lax.pmin``.
+
+    See :func:`pmax`.
+
+    Example:
+      >>> # x is [0.], [1.], [2.], [3.] on the 4 devices of "i"
+      >>> jaxcomm.pmin(x, "i")  # doctest: +SKIP
+      Array([0.], dtype=float32)
+    """
+    return _reduce("pmin", "min", x, axis_name, axis_index_groups, lane, backend)
+
+
+def pprod(x, axis_name, *, axis_index_groups=None, lane=None, backend=None):
+    """Multiplies ``x`` over the devices of a mesh axis; jax.lax has no such function.
+
+    Arguments, result and errors are those of :func:`psum`; bool counts in int32.
+    Differentiable, also where factors are zero; the gradient gathers ``x``.
+
+    Example:
+      >>> # x is [1.], [2.], [3.], [4.] on the 4 devices of "i"
+      >>> jaxcomm.pprod(x, "i")  # doctest: +SKIP
+      Array([24.], dtype=float32)
+    """
+    x = _primitive.count_bools(x)
+    return _reduce("pprod", "prod", x, axis_name, axis_index_groups, lane, backend)
+
+
+def _reduce(name, op, x, axis_name, axis_index_groups, lane, backend):
+    given = mesh_groups.canonical_axes(axis_name)
+    axes = tuple(axis for axis in given if not isinstance(axis, int))
+    positional = tuple(axis for axis in given if isinstance(axis, int))
+    if positional and axis_index_groups is not None:
+        raise ValueError(
+            f"{name}: axis_index_groups go with axis names alone, got axes {given}"
+        )
+    if positional:
+        x = jax.tree.map(lambda leaf: REDUCERS[op](leaf, axis=positional), x)
+    if not axes:
+        return x
+    leaves = jax.tree.leaves(x)
+    if op == "sum" and not any(_jax_compat.is_tracer(leaf) for leaf in leaves):
+        # A constant is summed without communication; psum(1, axis) is the idiom for
+        # the axis size and stays a Python number.
+        return jax.lax.psum(x, axes, axis_index_groups=axis_index_groups)
+    _jax_compat.check_axes_bound(axes, name)
+    index_groups = _primitive.index_groups_of(axes, axis_index_groups)
+    return _primitive.bind(
+        all_reduce, x, axes, name=name, index_groups=index_groups,
+        invariant=_jax_compat.checks_varying_axes() and index_groups is None,
+        lane=lane, backend=backend, op=op,
+    )  # fmt: skip
+
+
+class AllReduce(_primitive.Collective):
+    """Every rank gets the reduction of all operands. Parameter: op."""
+
+    name = "all_reduce"
+    replicated = True
+
+    def emulate(self, x, i, *, op):
+        return jnp.broadcast_to(reduce_stacked(x, op, keepdims=True), x.shape)
+
+    def fold(self, stacked, *, op):
+        return [reduce_stacked(x, op) for x in stacked]
+
+    def xla(self, xs, axes, index_groups, *, op):
+        native = {"sum": jax.lax.psum, "max": jax.lax.pmax, "min": jax.lax.pmin}.get(op)
+        if native is None:
+            return super().xla(xs, axes, index_groups, op=op)
+        return [
+            native(widen(x, op), axes, axis_index_groups=index_groups).astype(x.dtype)
+            for x in xs
+        ]
+
+    def transpose(self, cts, *, op, axes, invariant, **params):
+        from jaxcomm.collectives.vary import pvary
+
+        # Equal results: each rank's operand counts once in the one result. Without
+        # that type every rank's result counts by itself, and they are summed.
+        if invariant:
+            return pvary(cts, axes)
+        return self.primitive.bind(*cts, op=op, axes=axes, invariant=False, **params)
+
+    def jvp(self, primals, tangents, *, op, **params):
+        if op == "sum":
+            return super().jvp(primals, tangents, op=op, **params)
+        if op == "prod":
+            return gathered_jvp(self, primals, tangents, op=op, **params)
+        outs = self.primitive.bind(*primals, op=op, **params)
+        is_extreme = [
+            (x == out).astype(t.dtype)
+            for x, out, t in zip(primals, outs, tangents, strict=True)
+        ]
+        sums = self.primitive.bind(
+            *is_extreme,
+            *(t * hit for t, hit in zip(tangents, is_extreme, strict=True)),
+            op="sum",
+            **params,
+        )
+        counts, totals = sums[: len(outs)], sums[len(outs) :]
+        return outs, [total / n for total, n in zip(totals, counts, strict=True)]
+
+
+def widen(x, op="sum"):
+    """Returns ``x`` in the type its reduction accumulates in."""
+    narrow = x.dtype in (jnp.bfloat16, jnp.float16) or x.dtype.name.startswith("float8")
+    return x.astype(jnp.float32) if narrow else x
+
+
+def reduce_stacked(x, op, keepdims=False):
+    """Reduces over axis 0 as the collective does: accumulated wide, dtype kept."""
+    if jnp.issubdtype(x.dtype, jnp.complexfloating) and op in ("max", "min"):
+        return _lexicographic(x, op, keepdims)
+    if x.dtype == jnp.bool_:
+        # max and min of bools; sums and products were turned into int32's before.
+        return REDUCERS[op](x.astype(jnp.int8), axis=0, keepdims=keepdims).astype(bool)
+    return REDUCERS[op](widen(x, op), axis=0, keepdims=keepdims).astype(x.dtype)
+
+
+def _lexicographic(x, op, keepdims):
+    pick = jax.lax.max if op == "max" else jax.lax.min
+    out = x[0]
+    for k in range(1, x.shape[0]):
+        out = pick(out, x[k])
+    return out[None] if keepdims else out
+
+
+def gathered_jvp(collective, primals, tangents, *, axes, index_groups, invariant, name,
+                 lane, backend, **own):  # fmt: skip
+    """Differentiates a collective through its emulation on gathered operands."""
+    from jaxcomm.collectives.all_gather import all_gather
+
+    def gather(x):
+        return all_gather(x, axes, lane=lane, backend=backend)
+
+    outs = collective.primitive.bind(
+        *primals, axes=axes, index_groups=index_groups, invariant=invariant, name=name,
+        lane=lane, backend=backend, **own,
+    )  # fmt: skip
+    size = math.prod(jax.lax.axis_size(axis) for axis in axes)
+
+    def emulate(*stacked):
+        return _primitive.emulate_groups(
+            collective, stacked, size, index_groups, **own
+        )
+
+    _, rows = jax.jvp(emulate, tuple(gather(list(primals))), tuple(gather(list(tangents))))
+    rank = jax.lax.axis_index(axes)
+    if invariant:
+        # The same on every rank; said so by a sum to which rank 0 alone contributes.
+        rows = [jnp.where(rank == 0, row[0], 0).astype(row.dtype) for row in rows]
+        return outs, psum(rows, axes, lane=lane, backend=backend)
+    return outs, [jax.lax.dynamic_index_in_dim(row, rank, 0, False) for row in rows]
+
+
+all_reduce = AllReduce()
+all_reduce_p = _primitive.define(all_reduce)

@@ -1,0 +1,148 @@
+"""Permutations: ppermute, pshuffle, ring_shift."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxcomm import _jax_compat, _primitive, mesh_groups
+
+
+def ppermute(x, axis_name, perm, *, lane=None, backend=None):
+    """Sends ``x`` from device to device; a twin of ``jax.lax.ppermute``.
+
+    A device's result is there as soon as the one it receives from has arrived; it
+    does not wait for the rest.
+
+    Args:
+      x: a pytree of arrays of any shape and dtype. Its leaves travel in one call.
+      axis_name: an axis name, or a tuple of names, whose devices count in the mesh's
+        order of axes.
+      perm: pairs (source, destination) of indices along the axis. No index may be a
+        source twice, nor a destination. Where nothing arrives the result is zero.
+      lane: the lane to go through. If None, the default one.
+      backend: ``"host"`` or ``"xla"``. If None, what :func:`jaxcomm.init` chose for
+        these axes, else the platform's own.
+
+    Returns:
+      A pytree like ``x``.
+
+    Raises:
+      NameError: if the axis is not bound.
+      ValueError: if an index is out of range or stands twice on one side.
+
+    Example:
+      On a mesh of 4 devices along ``"i"``, with ``x`` 0, 1, 2, 3 on them:
+
+      >>> jaxcomm.ppermute(x, "i", [(0, 1), (1, 0)])  # 1, 0, 0, 0  # doctest: +SKIP
+    """
+    return _permute("ppermute", x, axis_name, perm, lane, backend)
+
+
+def pshuffle(x, axis_name, perm, *, lane=None, backend=None):
+    """Permutes devices; a twin of ``jax.lax.pshuffle``.
+
+    Args:
+      x: as in :func:`ppermute`.
+      axis_name: as in :func:`ppermute`.
+      perm: for each index along the axis the index its result comes from.
+      lane: as in :func:`ppermute`.
+      backend: as in :func:`ppermute`.
+
+    Returns:
+      A pytree like ``x``.
+
+    Raises:
+      NameError: if the axis is not bound.
+      ValueError: if ``perm`` is not a permutation of all indices.
+
+    Example:
+      On a mesh of 4 devices along ``"i"``, with ``x`` 0, 1, 2, 3 on them:
+
+      >>> jaxcomm.pshuffle(x, "i", [3, 2, 1, 0])  # 3, 2, 1, 0  # doctest: +SKIP
+    """
+    if sorted(perm) != list(range(len(perm))):
+        raise ValueError(f"pshuffle: perm must be a permutation of indices, got {perm}")
+    pairs = [(source, target) for target, source in enumerate(perm)]
+    return _permute("pshuffle", x, axis_name, pairs, lane, backend)
+
+
+def ring_shift(x, axis_name, shift=1, *, lane=None, backend=None):
+    """Sends ``x`` round the ring: what device r has goes to r + shift, modulo size.
+
+    One hop of a ring algorithm; K and V as one pytree are one call.
+
+    Args:
+      x: as in :func:`ppermute`.
+      axis_name: as in :func:`ppermute`.
+      shift: how far; negative to go the other way round.
+      lane: as in :func:`ppermute`.
+      backend: as in :func:`ppermute`.
+
+    Returns:
+      A pytree like ``x``.
+
+    Raises:
+      NameError: if the axis is not bound.
+
+    Example:
+      On a mesh of 4 devices along ``"i"``, with ``x`` 0, 1, 2, 3 on them:
+
+      >>> jaxcomm.ring_shift(x, "i")  # 3, 0, 1, 2  # doctest: +SKIP
+    """
+    axes = mesh_groups.canonical_axes(axis_name)
+    _jax_compat.check_axes_bound(axes, "ring_shift")
+    size = _primitive.group_size(axes)
+    pairs = [(rank, (rank + shift) % size) for rank in range(size)]
+    return _permute("ring_shift", x, axis_name, pairs, lane, backend)
+
+
+def _permute(name, x, axis_name, perm, lane, backend):
+    axes = mesh_groups.canonical_axes(axis_name)
+    _jax_compat.check_axes_bound(axes, name)
+    size = _primitive.group_size(axes)
+    perm = tuple((int(source), int(target)) for source, target in perm)
+    for what, indices in (
+        ("source", [source for source, _ in perm]),
+        ("destination", [target for _, target in perm]),
+    ):
+        outside = [index for index in indices if not 0 <= index < size]
+        if outside:
+            raise ValueError(
+                f"{name} over {axes}: {what} {outside[0]} is not among the {size} "
+                f"indices 0 .. {size - 1}; perm is {perm}"
+            )
+        if len(set(indices)) != len(indices):
+            raise ValueError(
+                f"{name} over {axes}: sources and destinations must be unique, got {perm}"
+            )
+    return _primitive.bind(
+        permute, x, axes, name=name, lane=lane, backend=backend, perm=perm
+    )
+
+
+class Permute(_primitive.Collective):
+    """Parameter: perm, pairs (source, destination) in the mesh's order of axes."""
+
+    name = "permute"
+
+    def planner_params(self, avals, size, *, perm, mesh_order):
+        source_of = dict((target, source) for source, target in perm)
+        rank_at = {index: rank for rank, index in enumerate(mesh_order)}
+        return [rank_at.get(source_of.get(mesh_order[rank]), -1) for rank in range(size)]
+
+    def emulate(self, x, i, *, perm):
+        if not perm:
+            return jnp.zeros_like(x)
+        sources, targets = np.array(perm).T
+        return jnp.zeros_like(x).at[targets].set(x[sources])
+
+    def xla(self, xs, axes, index_groups, *, perm):
+        return [jax.lax.ppermute(x, axes, perm) for x in xs]
+
+    def transpose(self, cts, *, perm, **params):
+        inverse = tuple((target, source) for source, target in perm)
+        return self.primitive.bind(*cts, perm=inverse, **params)
+
+
+permute = Permute()
+permute_p = _primitive.define(permute)

@@ -1,0 +1,178 @@
+"""All-to-all of slices of different lengths."""
+
+import jax
+import jax.numpy as jnp
+
+from jaxcomm import _jax_compat, _primitive, mesh_groups
+
+
+def ragged_all_to_all(
+    operand, output, input_offsets, send_sizes, output_offsets, recv_sizes, *,
+    axis_name, axis_index_groups=None, lane=None, backend=None,
+):  # fmt: skip
+    """Sends slices of different lengths; a twin of ``jax.lax.ragged_all_to_all``.
+
+    Slice i, ``operand[input_offsets[i]:][:send_sizes[i]]``, goes to device
+    ``i // (K / size)`` and is written there at ``output_offsets[i]``. The ``host``
+    backend checks sizes and bounds when the program runs and raises on every device,
+    where jax.lax's behaviour is undefined.
+
+    Args:
+      operand: (N, ...) array of any dtype, the slices to send.
+      output: (M, ...) array of the same dtype, what the result is where nothing
+        arrives.
+      input_offsets: (K,) integers, where each slice starts in ``operand``; K is a
+        multiple of the axis size.
+      send_sizes: (K,) integers, rows of each slice.
+      output_offsets: (K,) integers, where each slice starts in its receiver's result.
+      recv_sizes: (K,) integers, ``all_to_all`` of ``send_sizes``.
+      axis_name: an axis name, or a tuple of names that number the ranks row-major.
+      axis_index_groups: groups, of one size, to exchange within. If None, all.
+      lane: the lane to go through. If None, the default one.
+      backend: ``"host"`` or ``"xla"``. If None, what :func:`jaxcomm.init` chose for
+        these axes, else the platform's own.
+
+    Returns:
+      (M, ...) array.
+
+    Raises:
+      NameError: if the axis is not bound.
+      TypeError: if offsets or sizes are not integers.
+      ValueError: if shapes do not fit together.
+
+    Example:
+      See ``jax.lax.ragged_all_to_all``; arguments and result are the same.
+    """
+    axes = mesh_groups.canonical_axes(axis_name)
+    _jax_compat.check_axes_bound(axes, "ragged_all_to_all")
+    index_groups = _primitive.index_groups_of(axes, axis_index_groups)
+    size = _primitive.group_size(axes, index_groups)
+    indices = {
+        "input_offsets": input_offsets,
+        "send_sizes": send_sizes,
+        "output_offsets": output_offsets,
+        "recv_sizes": recv_sizes,
+    }
+    length = jnp.shape(input_offsets)
+    for what, index in indices.items():
+        if not jnp.issubdtype(jnp.result_type(index), jnp.integer):
+            raise TypeError(
+                f"ragged_all_to_all: {what} must be integers, got "
+                f"{jnp.result_type(index)}"
+            )
+        if jnp.shape(index) != length or len(length) != 1 or length[0] < 1:
+            raise ValueError(
+                f"ragged_all_to_all: offsets and sizes must be of one shape (K,), K at "
+                f"least 1; got {what} of shape {jnp.shape(index)}"
+            )
+    if length[0] % size != 0:
+        raise ValueError(
+            f"ragged_all_to_all: {length[0]} slices are not divisible by the {size} "
+            f"devices of axes {axes}"
+        )
+    if jnp.ndim(operand) < 1 or jnp.shape(operand)[1:] != jnp.shape(output)[1:]:
+        raise ValueError(
+            f"ragged_all_to_all: operand and output must agree in all dimensions but "
+            f"the first, got {jnp.shape(operand)} and {jnp.shape(output)}"
+        )
+    if jnp.result_type(operand) != jnp.result_type(output):
+        raise TypeError(
+            f"ragged_all_to_all: operand has dtype {jnp.result_type(operand)}, output "
+            f"{jnp.result_type(output)}; they must be equal"
+        )
+    operands = _primitive.prepare(
+        (operand, output, *indices.values()), axes, "ragged_all_to_all"
+    )
+    (out,) = ragged_all_to_all_p.bind(
+        *operands, axes=axes, index_groups=index_groups, invariant=False, lane=lane,
+        backend=backend, name="ragged_all_to_all",
+    )  # fmt: skip
+    return out
+
+
+class RaggedAllToAll(_primitive.Collective):
+    """Operands: operand, output, input_offsets, send_sizes, output_offsets, recv_sizes."""
+
+    name = "ragged_all_to_all"
+
+    def out_avals(self, avals, size):
+        return [avals[1]]
+
+    def aliases(self, num_operands):
+        return {1: 0}
+
+    def emulate_all(self, xs, size):
+        operand, output, input_offsets, send_sizes, output_offsets, _ = xs
+        slices = input_offsets.shape[1]
+        rows = jnp.arange(operand.shape[1])
+        outs = [output[rank] for rank in range(size)]
+        for source in range(size):
+            for i in range(slices):
+                target = i // (slices // size)
+                begin, count = input_offsets[source, i], send_sizes[source, i]
+                sent = (rows >= begin) & (rows < begin + count)
+                # Rows that are not sent go past the end, where they are dropped.
+                place = jnp.where(
+                    sent, rows - begin + output_offsets[source, i], output.shape[1]
+                )
+                outs[target] = outs[target].at[place].set(operand[source], mode="drop")
+        return [jnp.stack(outs)]
+
+    def jvp(self, primals, tangents, **params):
+        outs = self.primitive.bind(*primals, **params)
+        return outs, self.primitive.bind(*tangents[:2], *primals[2:], **params)
+
+    def transpose_with(self, cts, operands, **params):
+        (ct,) = cts
+        _, _, input_offsets, send_sizes, output_offsets, recv_sizes = operands
+        from jaxcomm.collectives.all_to_all import all_to_all
+
+        where, there = all_to_all(
+            [output_offsets, input_offsets], params["axes"], 0, 0, tiled=True,
+            axis_index_groups=params["index_groups"], lane=params["lane"],
+            backend=params["backend"],
+        )  # fmt: skip
+        shape = operands[0].aval.shape if _is_linear(operands[0]) else operands[0].shape
+        zero = _primitive.prepare(
+            (jnp.zeros(shape, ct.dtype),), params["axes"], params["name"]
+        )[0]
+        (operand_ct,) = self.primitive.bind(
+            ct, zero, where, recv_sizes, there, send_sizes, **params
+        )
+        rows = jnp.arange(ct.shape[0])[:, None]
+        received = ((rows >= where) & (rows < where + recv_sizes)).any(axis=1)
+        received = received.reshape(-1, *(1,) * (ct.ndim - 1))
+        output_ct = jnp.where(received, jnp.zeros_like(ct), ct)
+        return [operand_ct, output_ct, None, None, None, None]
+
+    def batch(self, axis_data, operands, dims, *, axes, **params):
+        size = axis_data.size
+        xs = [
+            jnp.broadcast_to(x, (size, *x.shape)) if d is None else jnp.moveaxis(x, d, 0)
+            for x, d in zip(operands, dims, strict=True)
+        ]
+        if axis_data.name in axes:
+            return _primitive.batch_own_axis(
+                self, axis_data, xs, [0] * len(xs), axes=axes, **params
+            )
+        # The batch becomes more slices: (B, K) indices as K x B, device-major.
+        operand, output, input_offsets, send_sizes, output_offsets, recv_sizes = xs
+        batch = jnp.arange(size)[:, None]
+        input_offsets = input_offsets + (batch * operand.shape[1]).astype(input_offsets.dtype)
+        output_offsets = output_offsets + (batch * output.shape[1]).astype(output_offsets.dtype)
+        (out,) = self.primitive.bind(
+            operand.reshape(-1, *operand.shape[2:]),
+            output.reshape(-1, *output.shape[2:]),
+            *(x.T.reshape(-1) for x in (input_offsets, send_sizes, output_offsets, recv_sizes)),
+            axes=axes,
+            **params,
+        )
+        return [out.reshape(output.shape)], [0]
+
+
+def _is_linear(x):
+    return _jax_compat.ad.is_undefined_primal(x)
+
+
+ragged_all_to_all_impl = RaggedAllToAll()
+ragged_all_to_all_p = _primitive.define(ragged_all_to_all_impl)

@@ -1,0 +1,83 @@
+"""Typing a value as varying over mesh axes, with our own reduction as transpose."""
+
+import jax
+import jax.extend
+
+from jaxcomm import _jax_compat, mesh_groups
+from jaxcomm._jax_compat import varying_axes as varying_axes
+
+
+def pvary(x, axis_name):
+    """Marks a value that is equal on all devices of some axes as varying over them.
+
+    Moves nothing. Its transpose is :func:`jaxcomm.psum`: the gradient of parameters
+    that went through it is summed by our collective, all leaves in one call, where
+    ``jax.lax.pvary`` would leave the sum to XLA.
+
+    Args:
+      x: a pytree of arrays of any shape and dtype.
+      axis_name: an axis name or a tuple of names. Axes over which a leaf varies
+        already are passed over.
+
+    Returns:
+      The same values. Outside ``jax.shard_map(..., check_vma=True)``, where values
+      have no such type, ``x`` itself.
+
+    Example:
+      >>> grads = jax.grad(lambda w: loss(jaxcomm.pvary(w, "data")))(w)  # doctest: +SKIP
+    """
+    if not _jax_compat.checks_varying_axes():
+        return x
+    axes = mesh_groups.canonical_axes(axis_name)
+    manual = jax.sharding.get_abstract_mesh().manual_axes
+    leaves, tree = jax.tree.flatten(x)
+    missing: dict[tuple[str, ...], list[int]] = {}
+    for i, leaf in enumerate(leaves):
+        varying = varying_axes(leaf)
+        lacks = tuple(a for a in axes if a in manual and a not in varying)
+        missing.setdefault(lacks, []).append(i)
+    for lacks, indices in missing.items():
+        if not lacks:
+            continue
+        outs = pvary_p.bind(*(leaves[i] for i in indices), axes=lacks)
+        for i, out in zip(indices, outs, strict=True):
+            leaves[i] = out
+    return jax.tree.unflatten(tree, leaves)
+
+
+def _abstract_eval(*avals, axes):
+    outs = [
+        _jax_compat.with_varying_axes(aval, aval.mat.varying | frozenset(axes))
+        for aval in avals
+    ]
+    return [out.update(weak_type=False) for out in outs]
+
+
+def _jvp(primals, tangents, *, axes):
+    ad = _jax_compat.ad
+    outs = pvary_p.bind(*primals, axes=axes)
+    if all(type(t) is ad.Zero for t in tangents):
+        return outs, [ad.Zero.from_primal_value(out) for out in outs]
+    tangents = [ad.instantiate_zeros(t) for t in tangents]
+    return outs, pvary_p.bind(*tangents, axes=axes)
+
+
+def _transpose(cts, *operands, axes):
+    from jaxcomm.collectives.all_reduce import psum
+
+    ad = _jax_compat.ad
+    return psum([ad.instantiate_zeros(ct) for ct in cts], axes)
+
+
+def _batch(axis_data, operands, dims, *, axes):
+    return pvary_p.bind(*operands, axes=axes), dims
+
+
+pvary_p = jax.extend.core.Primitive("jaxcomm_pvary")
+pvary_p.multiple_results = True
+pvary_p.def_impl(lambda *operands, axes: list(operands))
+pvary_p.def_abstract_eval(_abstract_eval)
+_jax_compat.ad.primitive_jvps[pvary_p] = _jvp
+_jax_compat.ad.primitive_transposes[pvary_p] = _transpose
+_jax_compat.batching.fancy_primitive_batchers[pvary_p] = _batch
+_jax_compat.register_lowering(pvary_p, lambda ctx, *operands, axes: list(operands))

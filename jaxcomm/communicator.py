@@ -1,0 +1,415 @@
+"""The communicators of this process: make, find, list, count and close them.
+
+One communicator serves one partition: the devices of a mesh, divided into groups
+by some of its axes. It is made by :func:`init`, or when a program that needs it is
+lowered, and never by running one.
+"""
+
+import atexit
+import dataclasses
+import html
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+
+import jax
+
+from jaxcomm import _ffi, _targets, config, mesh_groups
+from jaxcomm.errors import CommunicatorError
+
+DEFAULT_LANE = "default"
+BACKENDS = ("host", "xla")
+
+
+class Communicator:
+    """One partition of a mesh's devices, ready to communicate.
+
+    Attributes:
+      axes: the mesh axes it joins.
+      index_groups: the ``axis_index_groups`` it is divided by, or None.
+      lane: its lane; operations of one lane are ordered, those of different lanes
+        may overlap.
+      backend: ``"host"`` (our own transport) or ``"xla"`` (XLA's collectives).
+      groups: global device ids of each group, in rank order.
+      key: the content hash by which compiled programs name it.
+    """
+
+    def __init__(self, grid, part, lane, backend, platform):
+        """Describes the communicator; :func:`init` also makes it live."""
+        self.grid = grid
+        self.axes = part.axes
+        self.index_groups = part.index_groups
+        self.lane = lane
+        self.backend = backend
+        self.platform = platform
+        self.groups = part.groups
+        self.key = mesh_groups.key(grid, part, lane, backend)
+
+    @property
+    def size(self) -> int:
+        """The number of devices of its largest group."""
+        return max(len(group) for group in self.groups)
+
+    @property
+    def closed(self) -> bool:
+        """Whether :meth:`close` or :func:`finalize` ended it."""
+        return _live.get(self.key) is not self
+
+    def stats(self) -> dict:
+        """Returns what it did so far.
+
+        Returns:
+          ``calls``: completed collectives by name, as one group counts them;
+          ``bytes``: handed in by the ranks of this process; ``host_bytes``: held by
+          the communicator itself; ``in_flight``: collectives some rank waits in.
+          All zero for the ``xla`` backend, whose collectives run inside XLA.
+        """
+        found = None if self.closed or self.backend == "xla" else _ffi.stats(self.key)
+        return found or {"calls": {}, "bytes": 0, "host_bytes": 0, "in_flight": 0}
+
+    def close(self) -> None:
+        """Ends it; whoever waits in it gets an error. Closing twice is harmless.
+
+        Programs compiled for it raise until :func:`init` makes it anew.
+        """
+        with _lock:
+            if not self.closed:
+                _drop(self)
+
+    def __enter__(self) -> "Communicator":
+        """Returns itself; the end of the ``with`` block closes it."""
+        return self
+
+    def __exit__(self, *exc_info) -> None:
+        """Closes it."""
+        self.close()
+
+    def __repr__(self) -> str:
+        """Says in one line what it joins."""
+        state = "closed" if self.closed else "live"
+        return (
+            f"<Communicator axes={self.axes} lane={self.lane!r} backend={self.backend} "
+            f"groups={len(self.groups)} x {self.size} {state}>"
+        )
+
+
+_COLUMNS = (
+    "mesh axes", "lane", "backend", "size", "groups", "calls", "bytes", "memory", "state",
+)  # fmt: skip
+
+
+class Communicators(Sequence[Communicator]):
+    """Communicators that print as a table, in a notebook as HTML."""
+
+    def __init__(self, members: Iterable[Communicator]):
+        """Holds the communicators in the order given."""
+        self._members = tuple(members)
+
+    def __getitem__(self, index):
+        """Returns one communicator, or a table of a slice of them."""
+        if isinstance(index, slice):
+            return Communicators(self._members[index])
+        return self._members[index]
+
+    def __len__(self) -> int:
+        """Counts them."""
+        return len(self._members)
+
+    def rows(self) -> Iterator[tuple[str, ...]]:
+        """Yields one row of text for each communicator, under the columns' names."""
+        for member in self._members:
+            stats = member.stats()
+            axes = " x ".join(member.axes)
+            if member.index_groups is not None:
+                axes += f" in {[list(group) for group in member.index_groups]}"
+            yield (
+                axes,
+                member.lane,
+                member.backend,
+                str(member.size),
+                str(len(member.groups)),
+                "in XLA" if member.backend == "xla" else str(sum(stats["calls"].values())),
+                "in XLA" if member.backend == "xla" else _bytes(stats["bytes"]),
+                _bytes(stats["host_bytes"]),
+                "closed" if member.closed else "live",
+            )
+
+    def __str__(self) -> str:
+        """Draws the table."""
+        rows = [_COLUMNS, *self.rows()]
+        widths = [max(len(row[i]) for row in rows) for i in range(len(_COLUMNS))]
+        lines = [
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+            for row in rows
+        ]
+        lines.insert(1, "  ".join("-" * width for width in widths))
+        return "\n".join(line.rstrip() for line in lines)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        def row(cells, tag):
+            inner = "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells)
+            return f"<tr>{inner}</tr>"
+
+        body = "".join(row(cells, "td") for cells in self.rows())
+        head = row(_COLUMNS, "th")
+        return f"<table><thead>{head}</thead><tbody>{body}</tbody></table>"
+
+
+@dataclasses.dataclass(frozen=True)
+class Counters:
+    """How many communicators this process made and ended.
+
+    Attributes:
+      created: made from nothing.
+      split: made as children that share their parent's resources.
+      borrowed: XLA's, which do the work of the ``xla`` backend.
+      evicted: closed to make room.
+      destroyed: closed.
+      live: there now.
+    """
+
+    created: int = 0
+    split: int = 0
+    borrowed: int = 0
+    evicted: int = 0
+    destroyed: int = 0
+    live: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class MemoryRow:
+    """The memory of one communicator, in bytes.
+
+    Attributes:
+      communicator: whose.
+      device_bytes: on accelerators.
+      host_bytes: of ordinary memory.
+      shared_bytes: of shared memory.
+      pinned_bytes: of page-locked memory.
+      shared: whether another communicator's resources serve it.
+    """
+
+    communicator: Communicator
+    device_bytes: int
+    host_bytes: int
+    shared_bytes: int
+    pinned_bytes: int
+    shared: bool
+
+
+_lock = threading.RLock()
+_live: dict[int, Communicator] = {}
+# The backend init() chose, by (grid, axes, index groups, lane).
+_chosen: dict[tuple, str] = {}
+_counts = {"created": 0, "borrowed": 0, "destroyed": 0}
+
+
+def init(
+    mesh: jax.sharding.Mesh,
+    axes: str | Sequence | None = None,
+    *,
+    lanes: str | Sequence[str] = (DEFAULT_LANE,),
+    backend: str | None = None,
+) -> Communicators:
+    """Makes the communicators of a mesh ahead of the first program that needs them.
+
+    Call it with the same arguments on every process. What is live already is kept,
+    so calling it again costs nothing.
+
+    Args:
+      mesh: a ``jax.sharding.Mesh``.
+      axes: an axis name or a tuple of names makes one communicator over those axes
+        together; a list makes one for each of its entries. If None, one for each
+        axis, and one over all axes if there are several.
+      lanes: names of lanes, one communicator each. Operations in one lane are
+        ordered; give independent ones that should overlap a lane each.
+      backend: ``"host"``, ``"xla"``, or None: the ``JAXCOMM_BACKEND`` variable, else
+        ``"host"`` where every group lies within one CPU process, else ``"xla"``.
+        Programs compiled later use the choice; one compiled earlier keeps the
+        communicator it was compiled for.
+
+    Returns:
+      The communicators, a sequence that prints as a table.
+
+    Raises:
+      TypeError: if mesh is not a concrete mesh.
+      ValueError: if an axis is not one of the mesh's or the backend is unknown.
+      CommunicatorError: if the backend cannot serve these devices, or the bound on
+        live communicators is reached.
+
+    Example:
+      >>> mesh = jax.make_mesh((2, 4), ("data", "context"))  # doctest: +SKIP
+      >>> jaxcomm.init(mesh, ["data", ("data", "context")])  # doctest: +SKIP
+      mesh axes       lane     backend  size  groups  calls  bytes  memory  state
+      --------------  -------  -------  ----  ------  -----  -----  ------  -----
+      data            default  host     2     4       0      0 B    1.1 kB  live
+      data x context  default  host     8     1       0      0 B    392 B   live
+    """
+    if not isinstance(mesh, jax.sharding.Mesh):
+        raise TypeError(
+            f"init: mesh must be a jax.sharding.Mesh, got {type(mesh).__name__}. An "
+            f"abstract mesh has no devices to make communicators for."
+        )
+    lanes = (lanes,) if isinstance(lanes, str) else tuple(lanes)
+    if axes is None:
+        wanted = [(name,) for name in mesh.axis_names]
+        if len(wanted) > 1:
+            wanted.append(tuple(mesh.axis_names))
+    elif isinstance(axes, list):
+        wanted = [mesh_groups.canonical_axes(entry) for entry in axes]
+    else:
+        wanted = [mesh_groups.canonical_axes(axes)]
+    grid = mesh_groups.grid_of(mesh)
+    parts = [mesh_groups.partition(grid, entry) for entry in wanted]
+    with _lock:
+        made = []
+        for part in parts:
+            for lane in lanes:
+                name = _backend_for(mesh, part, lane, backend)
+                _chosen[grid, part.axes, part.index_groups, lane] = name
+                made.append(_find_or_create(mesh, grid, part, lane, name))
+        return Communicators(made)
+
+
+def for_lowering(
+    mesh: jax.sharding.Mesh,
+    axes: tuple[str, ...],
+    index_groups: mesh_groups.IndexGroups,
+    lane: str | None,
+    backend: str | None,
+) -> Communicator:
+    """Returns the communicator a program being lowered needs, made if missing."""
+    grid = mesh_groups.grid_of(mesh)
+    lane = lane or DEFAULT_LANE
+    part = mesh_groups.partition(grid, axes, index_groups)
+    with _lock:
+        if backend is None:
+            backend = _chosen.get((grid, part.axes, part.index_groups, lane))
+        if backend is None and index_groups is not None:
+            backend = _chosen.get((grid, part.axes, None, lane))
+        name = _backend_for(mesh, part, lane, backend)
+        return _find_or_create(mesh, grid, part, lane, name)
+
+
+def communicators() -> Communicators:
+    """Returns the live communicators, oldest first, as a table.
+
+    Example:
+      >>> len(communicators())  # doctest: +SKIP
+      2
+    """
+    with _lock:
+        return Communicators(_live.values())
+
+
+def counters() -> Counters:
+    """Returns how many communicators this process made and ended."""
+    with _lock:
+        return Counters(live=len(_live), **_counts)
+
+
+def memory_report() -> list[MemoryRow]:
+    """Returns the memory each live communicator holds, oldest first.
+
+    The ``host`` backend inside one process moves bytes straight from operand to
+    result and stages nothing, so it holds a few hundred bytes a rank. What XLA holds
+    for the ``xla`` backend it does not tell: those rows say 0.
+    """
+    return [
+        MemoryRow(
+            communicator=member,
+            device_bytes=0,
+            host_bytes=member.stats()["host_bytes"],
+            shared_bytes=0,
+            pinned_bytes=0,
+            shared=False,
+        )
+        for member in communicators()
+    ]
+
+
+def finalize() -> None:
+    """Closes every communicator and forgets the backends :func:`init` chose.
+
+    Nobody must call it: the process may simply end.
+    """
+    with _lock:
+        for member in list(_live.values()):
+            _drop(member)
+        _chosen.clear()
+
+
+# Ranks still waiting at exit get an error instead of holding the process up.
+atexit.register(finalize)
+
+
+def _backend_for(mesh, part, lane, backend):
+    platform = mesh.devices.flat[0].platform
+    processes = {device.id: device.process_index for device in mesh.devices.flat}
+    local = all(len({processes[i] for i in group}) == 1 for group in part.groups)
+    backend = backend or config.backend()
+    if backend is None:
+        return "host" if platform == "cpu" and local else "xla"
+    if backend not in BACKENDS:
+        raise ValueError(
+            f"backend {backend!r} is unknown; choose one of {BACKENDS}, or None to "
+            f"let the platform choose"
+        )
+    if backend == "host" and platform != "cpu":
+        raise CommunicatorError(
+            f"backend 'host' moves bytes of CPU devices; axes {part.axes} (lane "
+            f"{lane!r}) are of {platform} devices. Use backend='xla'."
+        )
+    if backend == "host" and not local:
+        raise CommunicatorError(
+            f"backend 'host' joins devices of one process; the groups of axes "
+            f"{part.axes} (lane {lane!r}) span several. Use backend='xla'."
+        )
+    return backend
+
+
+def _find_or_create(mesh, grid, part, lane, backend):
+    if not isinstance(lane, str) or not lane:
+        raise ValueError(f"lane must be a non-empty string, got {lane!r}")
+    platform = mesh.devices.flat[0].platform
+    made = Communicator(grid, part, lane, backend, platform)
+    if made.key in _live:
+        return _live[made.key]
+    bound = config.max_communicators()
+    if len(_live) >= bound:
+        raise CommunicatorError(
+            f"there are {len(_live)} live communicators, the bound set by "
+            f"JAXCOMM_MAX_COMMUNICATORS; close some (jaxcomm.communicators() lists "
+            f"them) or raise the bound before making one over axes {part.axes}"
+        )
+    if backend == "host":
+        _targets.register()
+        _ffi.create_host(
+            key=made.key,
+            axes=str(part.axes),
+            lane=lane,
+            platform=platform,
+            timeout_seconds=config.timeout_seconds(),
+            groups=[list(group) for group in part.groups],
+        )
+        _counts["created"] += 1
+    else:
+        _counts["borrowed"] += 1
+    _live[made.key] = made
+    return made
+
+
+def _drop(member):
+    del _live[member.key]
+    _counts["destroyed"] += 1
+    if member.backend == "host":
+        _ffi.destroy(member.key)
+
+
+def _bytes(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"

@@ -1,0 +1,57 @@
+"""The environment variables this package reads, all of them.
+
+None changes a result. Each is read when a communicator is created.
+
+| variable | default | meaning |
+| --- | --- | --- |
+| ``JAXCOMM_BACKEND`` | by platform | backend of communicators nobody chose one for: ``host`` or ``xla`` |
+| ``JAXCOMM_TIMEOUT`` | 300 | seconds a rank waits for the others before it raises |
+| ``JAXCOMM_MAX_COMMUNICATORS`` | 256 | live communicators at which creating another is an error |
+"""
+
+import os
+
+DEFAULT_TIMEOUT_SECONDS = 300.0
+DEFAULT_MAX_COMMUNICATORS = 256
+
+
+def backend() -> str | None:
+    """Returns the backend asked for, None if the platform is to choose."""
+    return os.environ.get("JAXCOMM_BACKEND") or None
+
+
+def timeout_seconds() -> float:
+    """Returns how long a rank waits for the others, in seconds.
+
+    Raises:
+      ValueError: if ``JAXCOMM_TIMEOUT`` is not a positive number.
+    """
+    return _positive("JAXCOMM_TIMEOUT", DEFAULT_TIMEOUT_SECONDS, float, "seconds")
+
+
+def max_communicators() -> int:
+    """Returns the largest number of live communicators.
+
+    Raises:
+      ValueError: if ``JAXCOMM_MAX_COMMUNICATORS`` is not a positive integer.
+    """
+    return _positive(
+        "JAXCOMM_MAX_COMMUNICATORS", DEFAULT_MAX_COMMUNICATORS, int, "communicators"
+    )
+
+
+def _positive(name, default, kind, unit):
+    text = os.environ.get(name)
+    if not text:
+        return default
+    try:
+        value = kind(text)
+    except ValueError:
+        value = 0
+    # Also refuses NaN, which compares false, and infinity: every wait ends.
+    if not 0 < value < 1e9:
+        raise ValueError(
+            f"{name} is {text!r}; it must be a positive number of {unit}. "
+            f"Unset it for the default, {default}."
+        )
+    return value

@@ -1,0 +1,157 @@
+"""Which devices a collective joins: mesh and axes to groups, ranks and a key.
+
+Everything here is a pure function of its arguments, equal on every process and
+in every run: a decision that differed between ranks would be a deadlock.
+"""
+
+import dataclasses
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+IndexGroups = tuple[tuple[int, ...], ...] | None
+
+
+@dataclasses.dataclass(frozen=True)
+class DeviceGrid:
+    """The devices of a mesh, in order.
+
+    Attributes:
+      axis_names: the mesh's axes.
+      shape: their sizes.
+      device_ids: global device ids, flattened in row-major order of the axes.
+    """
+
+    axis_names: tuple[str, ...]
+    shape: tuple[int, ...]
+    device_ids: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Partition:
+    """The groups a collective over some axes divides a mesh into.
+
+    Attributes:
+      axes: the axes joined, in the order that numbers the ranks.
+      index_groups: the ``axis_index_groups`` they are divided further by, or None.
+      groups: device ids of each group, in rank order.
+    """
+
+    axes: tuple[str, ...]
+    index_groups: IndexGroups
+    groups: tuple[tuple[int, ...], ...]
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The number of devices of each group."""
+        return tuple(len(group) for group in self.groups)
+
+
+def grid_of(mesh) -> DeviceGrid:
+    """Returns the device grid of a ``jax.sharding.Mesh``."""
+    return DeviceGrid(
+        axis_names=tuple(mesh.axis_names),
+        shape=tuple(mesh.devices.shape),
+        device_ids=tuple(int(device.id) for device in mesh.devices.flat),
+    )
+
+
+def canonical_axes(axis_name) -> tuple[str, ...]:
+    """Returns the axis names as a tuple, from a name or a sequence of names."""
+    if isinstance(axis_name, (tuple, list)):
+        return tuple(axis_name)
+    return (axis_name,)
+
+
+def canonical_index_groups(
+    index_groups: Sequence[Sequence[int]] | None, axis_size: int | None = None
+) -> IndexGroups:
+    """Returns ``axis_index_groups`` as nested tuples, checked.
+
+    Raises:
+      ValueError: if the groups do not hold every index exactly once.
+    """
+    if index_groups is None:
+        return None
+    groups = tuple(tuple(int(index) for index in group) for group in index_groups)
+    found = sorted(index for group in groups for index in group)
+    size = axis_size if axis_size is not None else len(found)
+    if found != list(range(size)):
+        raise ValueError(
+            f"axis_index_groups must cover all indices exactly once: of axes with "
+            f"{size} devices, got {groups}"
+        )
+    return groups
+
+
+def partition(
+    grid: DeviceGrid, axes: Sequence[str], index_groups: IndexGroups = None
+) -> Partition:
+    """Divides the devices of a grid into the groups of a collective.
+
+    Ranks count in row-major order of ``axes``, in the order given, as
+    ``jax.lax.axis_index(axes)`` does.
+
+    Example:
+      >>> grid = DeviceGrid(("data", "context"), (2, 2), (0, 1, 2, 3))
+      >>> partition(grid, ("data",)).groups
+      ((0, 2), (1, 3))
+    """
+    axes = tuple(axes)
+    for axis in axes:
+        if axis not in grid.axis_names:
+            raise ValueError(
+                f"axis {axis!r} is not an axis of the mesh, which has {grid.axis_names}"
+            )
+    if len(set(axes)) != len(axes):
+        raise ValueError(f"axes {axes} name an axis twice")
+    ids = np.asarray(grid.device_ids, dtype=np.int64).reshape(grid.shape)
+    positions = [grid.axis_names.index(axis) for axis in axes]
+    size = math.prod(grid.shape[position] for position in positions)
+    columns = np.moveaxis(ids, positions, range(len(positions))).reshape(size, -1)
+    groups = tuple(tuple(int(i) for i in column) for column in columns.T)
+    index_groups = canonical_index_groups(index_groups, size)
+    if index_groups is not None:
+        groups = tuple(
+            tuple(group[i] for i in indices)
+            for group in groups
+            for indices in index_groups
+        )
+    return Partition(axes, index_groups, groups)
+
+
+def key(grid: DeviceGrid, part: Partition, lane: str, backend: str) -> int:
+    """Returns the content hash that names a communicator, a signed 64-bit integer.
+
+    It goes into the compiled program, so it holds nothing of this process: no
+    pointer, handle, process id or rank.
+    """
+    content = json.dumps(
+        [
+            "jaxcomm-1",  # the meaning of what follows
+            grid.axis_names,
+            grid.shape,
+            grid.device_ids,
+            part.axes,
+            part.index_groups,
+            lane,
+            backend,
+        ]
+    )
+    digest = hashlib.sha256(content.encode()).digest()
+    return int.from_bytes(digest[:8], "little", signed=True)
+
+
+def mesh_order(grid: DeviceGrid, axes: Sequence[str]) -> tuple[int, ...]:
+    """Returns, for each rank over ``axes``, its index when counting in mesh order.
+
+    ``jax.lax.ppermute`` numbers devices in the mesh's order of axes even if they
+    are named in another.
+    """
+    shape = [grid.shape[grid.axis_names.index(axis)] for axis in axes]
+    in_mesh = sorted(range(len(axes)), key=lambda i: grid.axis_names.index(axes[i]))
+    index = np.arange(math.prod(shape)).reshape([shape[i] for i in in_mesh])
+    return tuple(int(i) for i in np.moveaxis(index, range(len(axes)), in_mesh).flat)
