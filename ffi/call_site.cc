@@ -42,7 +42,7 @@ void CallSite::SetShapes(std::vector<Leaf> operands, std::vector<Leaf> results) 
   results_ = std::move(results);
   operand_bytes_ = 0;
   for (const Leaf& leaf : operands_) {
-    operand_bytes_ += leaf.elements * static_cast<int64_t>(leaf.element_bytes);
+    operand_bytes_ += leaf.bytes();
   }
   std::string text = StrCat(attributes_.collective, "/",
                             ReduceOpName(attributes_.reduce), "/");

@@ -60,10 +60,9 @@ class CallSite {
   bool plan_reads_operands() const { return plan_reads_operands_; }
   Status MakePlan(int size, const void* const* const* operands_of, Plan* plan);
 
-  // How long a rank's program ran, in nanoseconds, from the completion of this
-  // call to its next wait; a moving average, 0 before the first measurement.
-  std::atomic<int64_t> continuation_ns{0};
-  std::atomic<uint32_t> completions{0};
+  // Whether a rank's program was seen to run long or block between the completion
+  // of this call and its next wait. Outlives the call site.
+  const std::shared_ptr<std::atomic<bool>>& stalls() const { return stalls_; }
 
  private:
   const Attributes attributes_;
@@ -71,6 +70,8 @@ class CallSite {
   const Planner planner_;
   const bool plan_reads_operands_;
   const uint64_t serial_;
+  const std::shared_ptr<std::atomic<bool>> stalls_ =
+      std::make_shared<std::atomic<bool>>(false);
 
   std::mutex mutex_;
   std::atomic<bool> has_shapes_{false};

@@ -30,6 +30,7 @@ class Scheduler {
 struct Call {
   CallSite* site = nullptr;
   int64_t run_id = 0;     // the same on every rank of one launch
+  uint64_t tag = 0;       // the same where ranks of one run are to meet
   int64_t device_id = 0;  // global
   const void* const* operands = nullptr;  // one per site->operands()
   void* const* results = nullptr;         // one per site->results()

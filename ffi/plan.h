@@ -20,6 +20,8 @@ struct Leaf {
   std::vector<int64_t> dims;
   int64_t elements;
   size_t element_bytes;
+
+  int64_t bytes() const { return elements * static_cast<int64_t>(element_bytes); }
 };
 
 // Where the rows of a move lie in a buffer, in elements: row (i, j) starts at

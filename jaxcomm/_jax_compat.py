@@ -37,8 +37,16 @@ def varying_axes(x) -> frozenset:
 
 
 def with_varying_axes(aval, axes):
-    """Returns ``aval`` varying over exactly ``axes``."""
+    """Returns ``aval`` varying over exactly ``axes`` of the current mesh."""
+    # Constants come without the mesh, which the type needs.
+    mesh = jax.sharding.get_abstract_mesh()
+    aval = aval.update(sharding=aval.sharding.update(mesh=mesh))
     return aval.update(manual_axis_type=aval.mat.update(varying=frozenset(axes)))
+
+
+def zero_tangent(primal):
+    """Returns the symbolic zero that is the tangent of ``primal``."""
+    return ad.Zero(jax.typeof(primal).to_tangent_aval())
 
 
 def check_axes_bound(axes, name: str) -> None:

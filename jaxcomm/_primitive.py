@@ -30,11 +30,15 @@ from jaxcomm import _jax_compat, _lowering, mesh_groups
 # Types with several elements to a byte travel as the next wider type, which holds
 # every value of theirs.
 _CARRIERS = {
+    "int1": np.int8,
+    "uint1": np.uint8,
     "int2": np.int8,
     "uint2": np.uint8,
     "int4": np.int8,
     "uint4": np.uint8,
     "float4_e2m1fn": ml_dtypes.bfloat16,
+    "float6_e2m3fn": ml_dtypes.bfloat16,
+    "float6_e3m2fn": ml_dtypes.bfloat16,
 }
 
 
@@ -88,6 +92,10 @@ class Collective:
         """Computes all leaves of all ranks at once; see :meth:`emulate`."""
         return [self.emulate(x, i, **params) for i, x in enumerate(xs)]
 
+    def fold(self, stacked: Sequence, **params) -> list | None:
+        """Returns operands that stand for several ranks', or None if none can."""
+        return None
+
     def xla(self, xs: Sequence, axes, index_groups, **params) -> list:
         """Does the same with the collectives of jax.lax."""
         size = math.prod(jax.lax.axis_size(axis) for axis in axes)
@@ -133,7 +141,7 @@ def define(collective: Collective) -> jax.extend.core.Primitive:
     def jvp(primals, tangents, **params):
         if all(type(t) is _jax_compat.ad.Zero for t in tangents):
             outs = primitive.bind(*primals, **params)
-            return outs, [_jax_compat.ad.Zero.from_primal_value(out) for out in outs]
+            return outs, [_jax_compat.zero_tangent(out) for out in outs]
         # Integers have no tangents; zeros of their own type travel in their place.
         moved = [
             jnp.zeros_like(x)
@@ -146,7 +154,7 @@ def define(collective: Collective) -> jax.extend.core.Primitive:
         outs, out_tangents = collective.jvp(primals, moved, **params)
         return outs, [
             t if jnp.issubdtype(out.dtype, jnp.inexact)
-            else _jax_compat.ad.Zero.from_primal_value(out)
+            else _jax_compat.zero_tangent(out)
             for out, t in zip(outs, out_tangents, strict=True)
         ]
 
@@ -205,7 +213,7 @@ def bind(
         **params,
     )
     outs = [
-        out if out.dtype == dtype or dtype.name not in _CARRIERS else out.astype(dtype)
+        out if not has_carrier(dtype) else out.astype(dtype)
         for out, dtype in zip(outs, dtypes, strict=True)
     ]
     return jax.tree.unflatten(tree, outs)
@@ -295,6 +303,11 @@ def emulate_groups(collective, stacked, size, index_groups, **params) -> list:
     ]
     place = np.argsort(order)
     return [jnp.concatenate(outs)[place] for outs in zip(*parts, strict=True)]
+
+
+def has_carrier(dtype) -> bool:
+    """Says whether arrays of this type travel as a wider one."""
+    return dtype.name in _CARRIERS
 
 
 def _to_carrier(leaf):

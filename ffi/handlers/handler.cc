@@ -101,7 +101,7 @@ ffi::Future Execute(CallSite* site, ffi::RunId run_id, int32_t device_id,
     return FailedFuture(Registry::Get().MissingError(*site));
   }
   XlaScheduler scheduler(std::move(pool));
-  return communicator->Execute(Call{site, run_id.run_id, device_id,
+  return communicator->Execute(Call{site, run_id.run_id, site->serial(), device_id,
                                     operand_data.data(), result_data.data(),
                                     &scheduler});
 }

@@ -144,12 +144,15 @@ class AllReduce(_primitive.Collective):
 
     def xla(self, xs, axes, index_groups, *, op):
         native = {"sum": jax.lax.psum, "max": jax.lax.pmax, "min": jax.lax.pmin}.get(op)
-        if native is None:
-            return super().xla(xs, axes, index_groups, op=op)
-        return [
-            native(widen(x, op), axes, axis_index_groups=index_groups).astype(x.dtype)
-            for x in xs
-        ]
+
+        def reduce(x):
+            unordered = jnp.issubdtype(x.dtype, jnp.complexfloating) and op != "sum"
+            if native is None or unordered:
+                return super(AllReduce, self).xla([x], axes, index_groups, op=op)[0]
+            total = native(widen(x), axes, axis_index_groups=index_groups)
+            return total.astype(x.dtype)
+
+        return [reduce(x) for x in xs]
 
     def transpose(self, cts, *, op, axes, invariant, **params):
         from jaxcomm.collectives.vary import pvary
@@ -170,17 +173,15 @@ class AllReduce(_primitive.Collective):
             (x == out).astype(t.dtype)
             for x, out, t in zip(primals, outs, tangents, strict=True)
         ]
-        sums = self.primitive.bind(
-            *is_extreme,
-            *(t * hit for t, hit in zip(tangents, is_extreme, strict=True)),
-            op="sum",
-            **params,
-        )
-        counts, totals = sums[: len(outs)], sums[len(outs) :]
+        # Two calls: the counts are constants to the tangents, and stay so under
+        # transposition.
+        counts = self.primitive.bind(*is_extreme, op="sum", **params)
+        shares = (t * hit for t, hit in zip(tangents, is_extreme, strict=True))
+        totals = self.primitive.bind(*shares, op="sum", **params)
         return outs, [total / n for total, n in zip(totals, counts, strict=True)]
 
 
-def widen(x, op="sum"):
+def widen(x):
     """Returns ``x`` in the type its reduction accumulates in."""
     narrow = x.dtype in (jnp.bfloat16, jnp.float16) or x.dtype.name.startswith("float8")
     return x.astype(jnp.float32) if narrow else x
@@ -193,7 +194,7 @@ def reduce_stacked(x, op, keepdims=False):
     if x.dtype == jnp.bool_:
         # max and min of bools; sums and products were turned into int32's before.
         return REDUCERS[op](x.astype(jnp.int8), axis=0, keepdims=keepdims).astype(bool)
-    return REDUCERS[op](widen(x, op), axis=0, keepdims=keepdims).astype(x.dtype)
+    return REDUCERS[op](widen(x), axis=0, keepdims=keepdims).astype(x.dtype)
 
 
 def _lexicographic(x, op, keepdims):

@@ -1,5 +1,6 @@
 """Prefix reductions over ranks."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -41,10 +42,23 @@ def scan(
         raise ValueError(f"scan: op must be one of {tuple(REDUCERS)}, got {op!r}")
     if op in ("sum", "prod"):
         x = _primitive.count_bools(x)
-    return _primitive.bind(
-        scan_impl, x, mesh_groups.canonical_axes(axis_name), name="scan", lane=lane,
-        backend=backend, op=op, exclusive=bool(exclusive), reverse=bool(reverse),
+    axes = mesh_groups.canonical_axes(axis_name)
+    out = _primitive.bind(
+        scan_impl, x, axes, name="scan", lane=lane, backend=backend, op=op,
+        exclusive=bool(exclusive), reverse=bool(reverse),
     )  # fmt: skip
+    if not exclusive or op in ("sum", "prod"):
+        return out
+    first = _primitive.group_size(axes) - 1 if reverse else 0
+    is_first = jax.lax.axis_index(axes) == first
+
+    def with_identity(leaf):
+        # A type that travelled in a wider one has extremes of its own.
+        if not _primitive.has_carrier(leaf.dtype):
+            return leaf
+        return jnp.where(is_first, jnp.asarray(identity(op, leaf.dtype), leaf.dtype), leaf)
+
+    return jax.tree.map(with_identity, out)
 
 
 class Scan(_primitive.Collective):

@@ -57,7 +57,7 @@ def _jvp(primals, tangents, *, axes):
     ad = _jax_compat.ad
     outs = pvary_p.bind(*primals, axes=axes)
     if all(type(t) is ad.Zero for t in tangents):
-        return outs, [ad.Zero.from_primal_value(out) for out in outs]
+        return outs, [_jax_compat.zero_tangent(out) for out in outs]
     tangents = [ad.instantiate_zeros(t) for t in tangents]
     return outs, pvary_p.bind(*tangents, axes=axes)
 

@@ -1,11 +1,11 @@
 #include "ffi/backends/host/local.h"
 
-#include <time.h>
-
 #include <algorithm>
 #include <utility>
 
+#include "ffi/backends/host/continuer.h"
 #include "ffi/backends/host/execute.h"
+#include "ffi/backends/host/huge_pages.h"
 #include "ffi/backends/host/watchdog.h"
 #include "ffi/handlers/collectives.h"
 
@@ -16,65 +16,6 @@ namespace ffi = xla::ffi;
 
 // Late ranks look here; more failed calls than this at once are not remembered.
 constexpr size_t kTombstones = 64;
-
-// Completing a promise runs the waiting rank's program on in this thread, until
-// its next wait. Up to this long that beats waking another thread (a chain of 50
-// small psums: 410 us inline, 1,070 us through the pool); longer, the ranks should
-// run side by side (20 x (256 KiB psum + matrix product): 25.5 ms inline, 20.7).
-constexpr int64_t kInlineContinuationNs = 40'000;
-// The first few completions are all timed, later ones now and then.
-constexpr uint32_t kTimedCompletions = 4;
-constexpr uint32_t kTimeEvery = 16;
-
-// Of this thread, so that being preempted does not count as running.
-int64_t ThreadNanoseconds() {
-  timespec now;
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-  return now.tv_sec * 1'000'000'000LL + now.tv_nsec;
-}
-
-void CompleteTimed(CallSite* site, ffi::Promise& promise) {
-  const int64_t begin = ThreadNanoseconds();
-  promise.SetAvailable();
-  const int64_t sample = ThreadNanoseconds() - begin;
-  const int64_t old = site->continuation_ns.load(std::memory_order_relaxed);
-  site->continuation_ns.store(old == 0 ? sample : (3 * old + sample) / 4,
-                              std::memory_order_relaxed);
-}
-
-// Lets the waiting ranks go on. `site` stays valid: the caller's own rank has
-// not returned from its handler yet.
-void Complete(CallSite* site, std::vector<ffi::Promise> promises,
-              Scheduler* scheduler) {
-  if (promises.empty()) return;
-  const uint32_t nth = site->completions.fetch_add(1, std::memory_order_relaxed);
-  bool timed = nth < kTimedCompletions || nth % kTimeEvery == 0;
-  const bool is_long =
-      site->continuation_ns.load(std::memory_order_relaxed) > kInlineContinuationNs;
-  if (is_long && scheduler != nullptr && scheduler->num_threads() > 1) {
-    for (ffi::Promise& promise : promises) {
-      // A scheduled program may outlive this one, and the call site with it: not
-      // timed. One in kTimeEvery completions stays inline to be.
-      if (timed) {
-        timed = false;
-        continue;
-      }
-      scheduler->Schedule([promise]() mutable { promise.SetAvailable(); });
-    }
-    if (nth < kTimedCompletions || nth % kTimeEvery == 0) {
-      CompleteTimed(site, promises.front());
-    }
-    return;
-  }
-  for (ffi::Promise& promise : promises) {
-    if (timed) {
-      CompleteTimed(site, promise);
-      timed = false;
-    } else {
-      promise.SetAvailable();
-    }
-  }
-}
 
 }  // namespace
 
@@ -114,6 +55,11 @@ ffi::Future LocalCommunicator::Execute(const Call& call) {
   const int rank = member->second.rank;
   const int size = static_cast<int>(group.devices.size());
 
+  for (size_t leaf = 0; leaf < call.site->results().size(); ++leaf) {
+    const int64_t bytes = call.site->results()[leaf].bytes();
+    if (bytes >= kFreshBytes) AdviseHugePages(call.results[leaf], bytes);
+  }
+
   ffi::Promise promise;
   ffi::Future future(promise);
   std::unique_lock<std::mutex> lock(group.mutex);
@@ -124,7 +70,7 @@ ffi::Future LocalCommunicator::Execute(const Call& call) {
     return future;
   }
   for (auto it = group.tombstones.begin(); it != group.tombstones.end(); ++it) {
-    if (it->run_id != call.run_id || it->site != call.site->serial()) continue;
+    if (it->run_id != call.run_id || it->tag != call.tag) continue;
     Status reason = it->reason;
     if (--it->absent == 0) group.tombstones.erase(it);
     lock.unlock();
@@ -136,7 +82,7 @@ ffi::Future LocalCommunicator::Execute(const Call& call) {
   // meeting of this run and site at which it has not been.
   Meeting* meeting = nullptr;
   for (auto& known : group.active) {
-    if (known->run_id == call.run_id && known->site == call.site->serial() &&
+    if (known->run_id == call.run_id && known->tag == call.tag &&
         known->seats[rank].state == Seat::kAbsent) {
       meeting = known.get();
       break;
@@ -172,19 +118,19 @@ ffi::Future LocalCommunicator::Execute(const Call& call) {
                call.site->ToString(), " where the ranks before it called ",
                meeting->call_site->ToString(),
                "; every rank must run the same collectives in the same order");
-    std::vector<Failure> failures =
+    std::vector<Continuation> failures =
         Fail(group, meeting, ErrorCode::kInvalidArgument, what);
     Status status(ErrorCode::kInvalidArgument, what);
     auto mine = std::find_if(group.tombstones.begin(), group.tombstones.end(),
                              [&](const Tombstone& stone) {
                                return stone.run_id == call.run_id &&
-                                      stone.site == call.site->serial();
+                                      stone.tag == call.tag;
                              });
     if (mine != group.tombstones.end() && --mine->absent == 0) {
       group.tombstones.erase(mine);
     }
     lock.unlock();
-    Deliver(std::move(failures));
+    Continue(std::move(failures), std::make_shared<std::atomic<bool>>(false));
     promise.SetError(std::move(status));
     return future;
   }
@@ -242,24 +188,23 @@ ffi::Future LocalCommunicator::ArriveTogether(Group& group, int rank,
     RunMoves(*call.site, *owned->plan, owned->all_moves, buffers, call.scheduler);
   }
 
-  std::vector<ffi::Promise> others;
+  std::vector<Continuation> others;
   others.reserve(size - 1);
   ffi::Promise mine = std::move(owned->seats[rank].promise.front());
   for (int other = 0; other < size; ++other) {
     if (other != rank) {
-      others.push_back(std::move(owned->seats[other].promise.front()));
+      others.push_back({std::move(owned->seats[other].promise.front()), status});
     }
   }
   lock.lock();
   group.free.push_back(std::move(owned));
   lock.unlock();
+  Continue(std::move(others), call.site->stalls());
   if (status.failure()) {
-    for (ffi::Promise& promise : others) promise.SetError(status);
     mine.SetError(std::move(status));
-    return future;
+  } else {
+    mine.SetAvailable();
   }
-  Complete(call.site, std::move(others), call.scheduler);
-  mine.SetAvailable();
   return future;
 }
 
@@ -273,15 +218,15 @@ ffi::Future LocalCommunicator::ArrivePairwise(Group& group, int rank,
   for (int index : plan.moves_of[rank]) {
     if (--meeting->waiting_for[index] == 0) ready.push_back(index);
   }
-  std::vector<ffi::Promise> others;
-  std::vector<ffi::Promise> mine;
+  std::vector<Continuation> others;
+  std::vector<Continuation> mine;
   const auto finish = [&](int done) {
     Seat& seat = meeting->seats[done];
     if (seat.state != Seat::kWaiting || seat.moves_left > 0) return;
     seat.state = Seat::kDone;
     --meeting->left;
     auto& out = done == rank ? mine : others;
-    out.push_back(std::move(seat.promise.front()));
+    out.push_back({std::move(seat.promise.front()), OkStatus()});
     seat.promise.clear();
   };
   if (!ready.empty()) {
@@ -309,8 +254,8 @@ ffi::Future LocalCommunicator::ArrivePairwise(Group& group, int rank,
     Close(group, meeting);
   }
   lock.unlock();
-  Complete(call.site, std::move(others), call.scheduler);
-  for (ffi::Promise& promise : mine) promise.SetAvailable();
+  Continue(std::move(others), call.site->stalls());
+  for (Continuation& continuation : mine) continuation.promise.SetAvailable();
   return future;
 }
 
@@ -331,7 +276,7 @@ std::unique_ptr<LocalCommunicator::Meeting> LocalCommunicator::Open(
     seat.promise.clear();
   }
   meeting->run_id = call.run_id;
-  meeting->site = call.site->serial();
+  meeting->tag = call.tag;
   meeting->signature = call.site->signature();
   meeting->call_site = call.site;
   meeting->plan = nullptr;
@@ -350,9 +295,9 @@ void LocalCommunicator::Close(Group& group, Meeting* meeting) {
   group.active.erase(it);
 }
 
-std::vector<LocalCommunicator::Failure> LocalCommunicator::Fail(
+std::vector<Continuation> LocalCommunicator::Fail(
     Group& group, Meeting* meeting, ErrorCode code, const std::string& what) {
-  std::vector<Failure> failures;
+  std::vector<Continuation> failures;
   int absent = 0;
   for (int rank = 0; rank < static_cast<int>(meeting->seats.size()); ++rank) {
     Seat& seat = meeting->seats[rank];
@@ -370,17 +315,11 @@ std::vector<LocalCommunicator::Failure> LocalCommunicator::Fail(
                               spec().timeout_seconds, " s; see JAXCOMM_TIMEOUT.")
                      : what;
     group.tombstones.push_back(
-        {meeting->run_id, meeting->site, Status(code, text), absent});
+        {meeting->run_id, meeting->tag, Status(code, text), absent});
     if (group.tombstones.size() > kTombstones) group.tombstones.pop_front();
   }
   Close(group, meeting);
   return failures;
-}
-
-void LocalCommunicator::Deliver(std::vector<Failure> failures) {
-  for (Failure& failure : failures) {
-    failure.promise.SetError(std::move(failure.status));
-  }
 }
 
 std::string LocalCommunicator::TimeoutText(const Group& group,
@@ -420,7 +359,7 @@ void LocalCommunicator::ExpireBefore(Clock::time_point now) {
   const auto timeout = std::chrono::duration_cast<Clock::duration>(
       std::chrono::duration<double>(spec().timeout_seconds));
   for (auto& group : groups_) {
-    std::vector<Failure> failures;
+    std::vector<Continuation> failures;
     {
       std::lock_guard<std::mutex> lock(group->mutex);
       std::vector<Meeting*> expired;
@@ -443,13 +382,13 @@ void LocalCommunicator::ExpireBefore(Clock::time_point now) {
         Fail(*group, meeting, ErrorCode::kDeadlineExceeded, "");
       }
     }
-    Deliver(std::move(failures));
+    Continue(std::move(failures), std::make_shared<std::atomic<bool>>(false));
   }
 }
 
 void LocalCommunicator::Abort(const Status& reason) {
   for (auto& group : groups_) {
-    std::vector<Failure> failures;
+    std::vector<Continuation> failures;
     {
       std::lock_guard<std::mutex> lock(group->mutex);
       if (group->closed.success()) group->closed = reason;
@@ -459,13 +398,13 @@ void LocalCommunicator::Abort(const Status& reason) {
           ++i;  // its ranks complete by themselves
           continue;
         }
-        for (Failure& failure :
+        for (Continuation& failure :
              Fail(*group, meeting, *reason.errc(), reason.message())) {
           failures.push_back(std::move(failure));
         }
       }
     }
-    Deliver(std::move(failures));
+    Continue(std::move(failures), std::make_shared<std::atomic<bool>>(false));
   }
 }
 

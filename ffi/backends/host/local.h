@@ -14,6 +14,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "ffi/backends/host/continuer.h"
 #include "ffi/communicator.h"
 #include "ffi/plan.h"
 
@@ -52,7 +53,7 @@ class LocalCommunicator final : public Communicator {
   // The ranks of a group at one execution of one call site.
   struct Meeting {
     int64_t run_id = 0;
-    uint64_t site = 0;
+    uint64_t tag = 0;
     uint64_t signature = 0;
     CallSite* call_site = nullptr;
     const Plan* plan = nullptr;
@@ -71,7 +72,7 @@ class LocalCommunicator final : public Communicator {
   // Why late ranks of a failed meeting must not wait.
   struct Tombstone {
     int64_t run_id;
-    uint64_t site;
+    uint64_t tag;
     Status reason;
     int absent;
   };
@@ -87,17 +88,11 @@ class LocalCommunicator final : public Communicator {
     int64_t bytes = 0;
   };
 
-  struct Failure {
-    xla::ffi::Promise promise;
-    Status status;
-  };
-
   std::unique_ptr<Meeting> Open(Group& group, const Call& call);
   void Close(Group& group, Meeting* meeting);
-  // Fails every waiting rank; call Deliver on the result outside the lock.
-  std::vector<Failure> Fail(Group& group, Meeting* meeting, ErrorCode code,
+  // Fails every waiting rank; give the result to Continue().
+  std::vector<Continuation> Fail(Group& group, Meeting* meeting, ErrorCode code,
                             const std::string& what);
-  static void Deliver(std::vector<Failure> failures);
 
   xla::ffi::Future ArriveTogether(Group& group, int rank, const Call& call,
                                   std::unique_lock<std::mutex> lock,

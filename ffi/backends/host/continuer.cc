@@ -1,0 +1,198 @@
+#include "ffi/backends/host/continuer.h"
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <thread>
+
+namespace jaxcomm {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// An idle thread looks out for work this long before it sleeps: being woken takes
+// as long as a small collective.
+constexpr auto kSpin = std::chrono::microseconds(30);
+// A program that ran this long before its next wait is worth a second thread.
+constexpr auto kLong = std::chrono::microseconds(40);
+// A thread that has not come back after this long may be blocked: what is queued
+// behind it goes to others.
+constexpr auto kStalled = std::chrono::milliseconds(2);
+// How long after the last work the look-out for stalled threads goes on.
+constexpr auto kLookout = std::chrono::seconds(1);
+
+void Pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#else
+  std::this_thread::yield();
+#endif
+}
+
+class Continuer {
+ public:
+  // Never destroyed, its threads never joined: they may be inside a program of
+  // XLA's when the process exits.
+  static Continuer& Get() {
+    static Continuer* const continuer = new Continuer;
+    return *continuer;
+  }
+
+  void Add(std::vector<Continuation> continuations, const Stalls& stalls) {
+    const int count = static_cast<int>(continuations.size());
+    if (count == 0) return;
+    int wanted = 1;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      for (Continuation& continuation : continuations) {
+        queue_.push_back({std::move(continuation), stalls});
+      }
+      queued_.store(static_cast<int>(queue_.size()), std::memory_order_release);
+      if (stalls->load(std::memory_order_relaxed)) wanted = count;
+      wanted -= spinning_.load(std::memory_order_relaxed);
+      Recruit(wanted);
+      last_work_ = Clock::now();
+      if (!looking_out_) StartLookout();
+    }
+  }
+
+ private:
+  struct Item {
+    Continuation continuation;
+    Stalls stalls;
+  };
+
+  struct Worker {
+    Clock::time_point since;
+    Stalls stalls;  // of what it runs; null while it runs nothing
+  };
+
+  // Wakes or starts up to `count` threads. Holds mutex_.
+  void Recruit(int count) {
+    for (int i = 0; i < count; ++i) {
+      if (sleeping_ > waking_) {
+        ++waking_;
+        wake_.notify_one();
+      } else {
+        workers_.push_back(std::make_unique<Worker>());
+        Worker* worker = workers_.back().get();
+        std::thread([this, worker] { Work(worker); }).detach();
+      }
+    }
+  }
+
+  void Work(Worker* worker) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    while (true) {
+      while (!queue_.empty()) {
+        Item item = std::move(queue_.front());
+        queue_.pop_front();
+        queued_.store(static_cast<int>(queue_.size()), std::memory_order_release);
+        const Clock::time_point begin = Clock::now();
+        worker->since = begin;
+        worker->stalls = item.stalls;
+        lock.unlock();
+        if (item.continuation.status.success()) {
+          item.continuation.promise.SetAvailable();
+        } else {
+          item.continuation.promise.SetError(std::move(item.continuation.status));
+        }
+        const bool was_long = Clock::now() - begin > kLong;
+        lock.lock();
+        worker->stalls = nullptr;
+        last_work_ = Clock::now();
+        if (was_long && !queue_.empty() && running_limit_ > Running()) Recruit(1);
+      }
+      lock.unlock();
+      Spin();
+      lock.lock();
+      if (!queue_.empty()) continue;
+      ++sleeping_;
+      wake_.wait(lock, [this] { return !queue_.empty() || waking_ > 0; });
+      --sleeping_;
+      if (waking_ > 0) --waking_;
+    }
+  }
+
+  int Running() const {
+    return static_cast<int>(
+        std::count_if(workers_.begin(), workers_.end(),
+                      [](const auto& worker) { return worker->stalls != nullptr; }));
+  }
+
+  // Returns when there is work or it gave up. One thread at a time: the core it
+  // takes is worth more to the programs.
+  void Spin() {
+    if (running_limit_ < 2) return;
+    int none = 0;
+    if (!spinning_.compare_exchange_strong(none, 1, std::memory_order_relaxed)) return;
+    const Clock::time_point end = Clock::now() + kSpin;
+    for (int i = 1; queued_.load(std::memory_order_acquire) == 0; ++i) {
+      Pause();
+      if (i % 16 != 0) continue;
+      if (Clock::now() >= end) break;
+      if (i % 64 == 0) std::this_thread::yield();
+    }
+    spinning_.store(0, std::memory_order_relaxed);
+  }
+
+  // Holds mutex_.
+  void StartLookout() {
+    looking_out_ = true;
+    if (lookout_started_) {
+      lookout_wake_.notify_one();
+      return;
+    }
+    lookout_started_ = true;
+    std::thread([this] { LookOut(); }).detach();
+  }
+
+  void LookOut() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    while (true) {
+      lookout_wake_.wait_for(lock, kStalled);
+      const Clock::time_point now = Clock::now();
+      if (!queue_.empty()) {
+        bool stalled = false;
+        for (const auto& worker : workers_) {
+          if (worker->stalls == nullptr || now - worker->since < kStalled) continue;
+          worker->stalls->store(true, std::memory_order_relaxed);
+          stalled = true;
+        }
+        // Also when nobody runs: a thread that was woken may have slept on.
+        if (stalled || Running() == 0) Recruit(static_cast<int>(queue_.size()));
+      }
+      if (queue_.empty() && now - last_work_ > kLookout) {
+        looking_out_ = false;
+        lookout_wake_.wait(lock, [this] { return looking_out_; });
+      }
+    }
+  }
+
+  const int running_limit_ =
+      std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::deque<Item> queue_;
+  std::atomic<int> queued_{0};
+  std::atomic<int> spinning_{0};
+  int sleeping_ = 0;
+  int waking_ = 0;  // of the sleeping, those that were notified
+  std::vector<std::unique_ptr<Worker>> workers_;
+
+  std::condition_variable lookout_wake_;
+  bool lookout_started_ = false;
+  bool looking_out_ = false;
+  Clock::time_point last_work_;
+};
+
+}  // namespace
+
+void Continue(std::vector<Continuation> continuations, const Stalls& stalls) {
+  Continuer::Get().Add(std::move(continuations), stalls);
+}
+
+}  // namespace jaxcomm

@@ -1,0 +1,68 @@
+// The few lines of test framework the C++ tests need: no dependency to install on
+// a machine that has a compiler and nothing else.
+#ifndef JAXCOMM_TESTS_FFI_CHECK_H_
+#define JAXCOMM_TESTS_FFI_CHECK_H_
+
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <sstream>
+#include <string>
+#include <vector>
+
+namespace jaxcomm::testing {
+
+struct Test {
+  const char* name;
+  std::function<void()> body;
+};
+
+inline std::vector<Test>& Tests() {
+  static std::vector<Test> tests;
+  return tests;
+}
+
+inline int& Failures() {
+  static int failures = 0;
+  return failures;
+}
+
+struct Register {
+  Register(const char* name, std::function<void()> body) {
+    Tests().push_back({name, std::move(body)});
+  }
+};
+
+template <typename A, typename B>
+void CheckEqual(const A& a, const B& b, const char* text, const char* file, int line) {
+  if (a == b) return;
+  std::ostringstream out;
+  out << file << ":" << line << ": " << text << ": " << a << " against " << b;
+  std::fprintf(stderr, "%s\n", out.str().c_str());
+  ++Failures();
+}
+
+inline int RunAll() {
+  for (const Test& test : Tests()) {
+    const int before = Failures();
+    test.body();
+    std::printf("%s %s\n", Failures() == before ? "ok    " : "FAILED", test.name);
+  }
+  std::printf("%zu tests, %d failed checks\n", Tests().size(), Failures());
+  return Failures() == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}
+
+}  // namespace jaxcomm::testing
+
+#define TEST(name)                                                           \
+  static void name();                                                        \
+  static const ::jaxcomm::testing::Register register_##name(#name, &name);   \
+  static void name()
+#define CHECK_EQ(a, b) \
+  ::jaxcomm::testing::CheckEqual((a), (b), #a " == " #b, __FILE__, __LINE__)
+#define CHECK_TRUE(a) \
+  ::jaxcomm::testing::CheckEqual(static_cast<bool>(a), true, #a, __FILE__, __LINE__)
+
+int main() { return ::jaxcomm::testing::RunAll(); }
+
+#endif  // JAXCOMM_TESTS_FFI_CHECK_H_

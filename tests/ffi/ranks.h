@@ -1,0 +1,121 @@
+// Ranks as threads: what the tests of a communicator share.
+#ifndef JAXCOMM_TESTS_FFI_RANKS_H_
+#define JAXCOMM_TESTS_FFI_RANKS_H_
+
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "ffi/call_site.h"
+#include "ffi/communicator.h"
+#include "ffi/handlers/collectives.h"
+
+namespace jaxcomm::testing {
+
+// What a rank's future completed with: empty for success.
+class Outcome {
+ public:
+  void Watch(xla::ffi::Future future) {
+    future.OnReady([this](const std::optional<xla::ffi::Error>& error) {
+      std::lock_guard<std::mutex> lock(mutex_);
+      text_ = error.has_value() ? error->message() : "";
+      changed_.notify_all();
+    });
+  }
+  bool done() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return text_.has_value();
+  }
+  std::string Wait() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    changed_.wait(lock, [this] { return text_.has_value(); });
+    return *text_;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::optional<std::string> text_;
+};
+
+// A scheduler whose tasks run on threads of their own.
+class ThreadScheduler final : public Scheduler {
+ public:
+  explicit ThreadScheduler(int64_t num_threads) : num_threads_(num_threads) {}
+  ~ThreadScheduler() override {
+    for (std::thread& thread : threads_) thread.join();
+  }
+  int64_t num_threads() const override { return num_threads_; }
+  void Schedule(std::function<void()> task) override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    threads_.emplace_back(std::move(task));
+  }
+
+ private:
+  const int64_t num_threads_;
+  std::mutex mutex_;
+  std::vector<std::thread> threads_;
+};
+
+inline Leaf FloatLeaf(int64_t elements) {
+  return Leaf{DataType::F32, {elements}, elements, sizeof(float)};
+}
+
+inline std::unique_ptr<CallSite> MakeSite(const std::string& collective,
+                                          std::vector<int64_t> params,
+                                          std::vector<Leaf> operands,
+                                          std::vector<Leaf> results,
+                                          ReduceOp op = ReduceOp::kSum) {
+  for (int i = 0; i < kNumCollectives; ++i) {
+    if (kCollectives[i].name != collective) continue;
+    auto site = std::make_unique<CallSite>(
+        CallSite::Attributes{collective, collective, "('x',)", 1, op,
+                             std::move(params)},
+        i, kCollectives[i].planner, kCollectives[i].plan_reads_operands);
+    site->SetShapes(std::move(operands), std::move(results));
+    return site;
+  }
+  return nullptr;
+}
+
+inline CommunicatorSpec Spec(std::vector<std::vector<int64_t>> groups,
+                             double timeout_seconds = 30) {
+  CommunicatorSpec spec;
+  spec.key = 1;
+  spec.axes = "('x',)";
+  spec.lane = "default";
+  spec.backend = "host";
+  spec.platform = "cpu";
+  spec.timeout_seconds = timeout_seconds;
+  spec.groups = std::move(groups);
+  return spec;
+}
+
+// One operand and one result of one rank.
+struct RankBuffers {
+  RankBuffers(int64_t operand_elements, int64_t result_elements, float value)
+      : operand(operand_elements, value), result(result_elements, -1.0f) {}
+
+  void Arrive(Communicator& communicator, CallSite* site, int64_t run_id,
+              int64_t device_id, Scheduler* scheduler, Outcome* outcome,
+              uint64_t tag = 1) {
+    const void* operands[] = {operand.data()};
+    void* results[] = {result.data()};
+    outcome->Watch(communicator.Execute(
+        Call{site, run_id, tag, device_id, operands, results, scheduler}));
+  }
+
+  std::vector<float> operand;
+  std::vector<float> result;
+};
+
+}  // namespace jaxcomm::testing
+
+#endif  // JAXCOMM_TESTS_FFI_RANKS_H_
