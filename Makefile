@@ -1,0 +1,166 @@
+# `make` or `make help` lists the targets. Python 3.11, a C++17 compiler and make are all
+# that must be installed: everything else, cmake and ninja included, comes by pip.
+
+PYTHON ?= python3
+VENV ?= .venv
+EXTRAS ?= demo,bench
+TEST_WORKERS ?= 2
+BAZEL ?= bazel
+ARGS ?=
+
+# The interpreter's ABI, such as cpython-311-x86_64-linux-gnu. It names the virtual
+# environment's stamp and the build folder: another $(PYTHON) never meets old objects.
+ABI := $(shell $(PYTHON) -c 'import sysconfig; print(sysconfig.get_config_var("SOABI"))' 2>/dev/null)
+BUILD := build/$(patsubst .%,%,$(notdir $(VENV)))-$(ABI)
+
+BIN := $(VENV)/bin
+# -P and PYTHONSAFEPATH (for child processes): what runs is the installed package. The
+# source folder jaxcomm/, which lacks the extension, would hide it from the repository root.
+RUN := PYTHONSAFEPATH=1 $(BIN)/python -P
+# cmake and ninja of the virtual environment first, those of the system second.
+TOOLS := PATH="$(abspath $(BIN)):$$PATH"
+PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(TOOLS) $(BIN)/python -m pip install --quiet
+PIP_BUILD := $(PIP) --no-build-isolation --config-settings=build-dir=$(BUILD)
+
+VENV_MADE := $(VENV)/.python-$(ABI)
+BUILD_REQUIRES := $(VENV)/.build-requires
+INSTALLED := $(VENV)/.installed
+SOURCES := $(shell find jaxcomm ffi -type f ! -path '*/__pycache__/*' ! -name '*.so' 2>/dev/null | LC_ALL=C sort)
+CXX_FILES = $(shell find ffi tests/ffi -name "*.cc" -o -name "*.h" -o -name "*.inc")
+NOTEBOOKS = $(wildcard notebooks/*.ipynb)
+
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DELETE_ON_ERROR:
+# Two pips in one environment trip over each other; ninja uses all cores by itself.
+.NOTPARALLEL:
+.DEFAULT_GOAL := help
+
+.PHONY: help demo test install develop cpptest sanitize lint format stubs bench \
+  notebooks wheel clean bazel-test FORCE
+
+help: ## list the targets
+	@echo 'make TARGET [VARIABLE=value ...]'
+	@echo
+	@sed -n 's/^\([a-z-]*\):.*## /  \1|/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{printf "%-13s %s\n", $$1, $$2}'
+	@echo
+	@echo '  ARGS=...         passed on: make demo ARGS="--steps 5", make test ARGS="-k psum"'
+	@echo '  PYTHON=...       interpreter that .venv is made with (now: $(PYTHON)); when its version'
+	@echo '                   changes, .venv is made anew. To keep both: VENV=.venv-3.13'
+	@echo '  EXTRAS=...       extras of `make install` (now: $(EXTRAS))'
+	@echo '  TEST_WORKERS=... pytest processes (now: $(TEST_WORKERS)); each simulates 8 devices'
+
+demo: $(VENV)/.extra-demo ## train a small language model over a ring of virtual devices
+	@$(RUN) -m jaxcomm.demo $(ARGS)
+
+test: $(VENV)/.extra-test cpptest ## C++ and Python tests against the installed package
+	@$(RUN) -m pytest -n $(TEST_WORKERS) $(ARGS)
+
+install: $(VENV)/.extra-$(EXTRAS) ## make .venv and install jaxcomm into it
+	@echo 'jaxcomm is installed: source $(BIN)/activate'
+
+# Python started in the repository root finds jaxcomm/ there before the installed one.
+develop: $(VENV)/.extra-$(EXTRAS) ## put the extension into jaxcomm/, to work in the tree
+	@$(TOOLS) cmake --install $(BUILD) --prefix . --component module > /dev/null
+	@echo 'Run from the repository root: $(BIN)/python -m pytest, $(BIN)/python -m jaxcomm.demo'
+
+cpptest: $(INSTALLED) ## C++ tests, built from the objects of the installed extension
+	@$(TOOLS) cmake -S . -B $(BUILD) -DJAXCOMM_BUILD_TESTS=ON > $(BUILD)/cpptest.log 2>&1 \
+	  && $(TOOLS) cmake --build $(BUILD) >> $(BUILD)/cpptest.log 2>&1 \
+	  || { cat $(BUILD)/cpptest.log >&2; exit 1; }
+	@$(TOOLS) ctest --test-dir $(BUILD) --output-on-failure --no-tests=error
+
+# setarch -R: ThreadSanitizer refuses the address layouts of kernels with many random bits.
+sanitize: $(BUILD_REQUIRES) ## C++ tests under ThreadSanitizer, then Address- and UBSanitizer
+	@norandom=""; if setarch -R true 2>/dev/null; then norandom="setarch -R"; fi; \
+	for sanitizer in thread address,undefined; do \
+	  echo "==> C++ tests under -fsanitize=$$sanitizer"; \
+	  folder=build/sanitize-$${sanitizer%%,*}; \
+	  $(TOOLS) cmake -S . -B $$folder -G Ninja --log-level=WARNING -DCMAKE_BUILD_TYPE=RelWithDebInfo \
+	    -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g" -DJAXCOMM_SANITIZE=$$sanitizer \
+	    -DJAXCOMM_BUILD_MODULE=OFF -DJAXCOMM_BUILD_TESTS=ON -DPython_EXECUTABLE="$(abspath $(BIN)/python)"; \
+	  $(TOOLS) cmake --build $$folder --parallel -- --quiet; \
+	  TSAN_OPTIONS="halt_on_error=1 second_deadlock_stack=1 $${TSAN_OPTIONS:-}" \
+	  ASAN_OPTIONS="detect_leaks=1 strict_string_checks=1 $${ASAN_OPTIONS:-}" \
+	  UBSAN_OPTIONS="print_stacktrace=1 $${UBSAN_OPTIONS:-}" \
+	  $(TOOLS) $$norandom ctest --test-dir $$folder --output-on-failure --no-tests=error; \
+	done
+
+lint: $(VENV)/.extra-dev ## ruff, pyright, clang-format, stripped notebooks
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
+	$(if $(NOTEBOOKS),$(BIN)/nbstripout --verify $(NOTEBOOKS))
+	$(BIN)/pyright
+
+format: $(VENV)/.extra-dev ## rewrite Python, C++ and notebooks in the project's style
+	$(BIN)/ruff check --fix-only --quiet .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(CXX_FILES)
+	$(if $(NOTEBOOKS),$(BIN)/nbstripout $(NOTEBOOKS))
+
+stubs: $(INSTALLED) ## write jaxcomm/_ffi.pyi from the built extension
+	@$(TOOLS) cmake --install $(BUILD) --prefix . --component stub > /dev/null
+	@echo 'wrote jaxcomm/_ffi.pyi'
+
+bench: $(VENV)/.extra-bench ## measure against jax.lax: make bench ARGS="collectives --devices 8"
+	@$(RUN) -m jaxcomm.bench $(ARGS)
+
+notebooks: $(VENV)/.extra-notebooks ## open the notebooks in Jupyter
+	@PYTHONSAFEPATH=1 $(BIN)/jupyter lab notebooks $(ARGS)
+
+# In an environment of pip's own, with the oldest jaxlib's headers: see pyproject.toml.
+wheel: $(VENV_MADE) ## build dist/jaxcomm-*.whl, which serves every supported jaxlib
+	@PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+	@ls dist/*.whl
+
+bazel-test: $(VENV)/.extra-test ## build and test with Bazel (apt install bazel-bootstrap), offline
+	@command -v $(BAZEL) > /dev/null || { echo 'make: no $(BAZEL). Debian: apt install bazel-bootstrap' >&2; exit 1; }
+	PYTHON="$(abspath $(BIN)/python)" $(BAZEL) test $(ARGS) //:all //tests/bazel:all
+
+clean: ## remove .venv and everything built
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis
+	rm -f jaxcomm/_ffi*.so
+	find jaxcomm tests -name __pycache__ -prune -exec rm -rf {} +
+
+# ---- how .venv comes about; one stamp file a step -------------------------------------
+
+$(VENV_MADE):
+	@$(PYTHON) -c '' 2>/dev/null || { echo 'make: cannot run $(PYTHON). Install Python 3.11 or newer, or name one: make PYTHON=python3.12' >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "make: jaxcomm needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) -V 2>&1). Name a newer one: make PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null \
+	  || { echo 'make: $(PYTHON) lacks the venv module. Debian, Ubuntu: apt install python3-venv' >&2; exit 1; }
+	@if [ -e $(VENV) ] && ! ls $(VENV)/.made-by-make > /dev/null 2>&1; then \
+	  echo 'make: $(VENV) exists and was not made by this Makefile. Move it away or choose another: make VENV=.venv-jaxcomm' >&2; exit 1; fi
+	@echo "==> $(VENV): a virtual environment with $$($(PYTHON) -V)"
+	@base=$$($(PYTHON) -c 'import sys; print(getattr(sys, "_base_executable", sys.executable))'); \
+	  rm -rf $(VENV); mkdir -p $(VENV); touch $(VENV)/.made-by-make; "$$base" -m venv $(VENV)
+	@touch $@
+
+# The project's dependencies come in this step and before the build requirement's old
+# jaxlib: here the extension is compiled against the jaxlib that it will run with.
+$(BUILD_REQUIRES): pyproject.toml $(VENV_MADE)
+	@found=; for compiler in $${CXX:-c++ g++ clang++}; do ! command -v $$compiler > /dev/null || found=1; break; done; \
+	  [ -n "$$found" ] || { echo "make: no C++ compiler ($${CXX:-c++, g++ or clang++}). Debian, Ubuntu: apt install g++. Or name one: make CXX=..." >&2; exit 1; }
+	@echo '==> installing jax and the build tools'
+	@$(BIN)/python -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb")); print(*(r for r in p["build-system"]["requires"] if not r.startswith("jaxlib")), *p["project"]["dependencies"], "cmake", "ninja", sep="\n")' > $@.txt
+	@$(PIP) -r $@.txt
+	@touch $@
+
+# Written when the list of files changes, so that a deleted file counts as a change too.
+build/sources.list: FORCE
+	@mkdir -p build
+	@printf '%s\n' $(SOURCES) | cmp -s - $@ || printf '%s\n' $(SOURCES) > $@
+
+# The stamp bears the time at which the build began: a file saved meanwhile is newer.
+$(INSTALLED): $(BUILD_REQUIRES) build/sources.list CMakeLists.txt $(SOURCES)
+	@echo '==> building and installing jaxcomm'
+	@touch $@.begun
+	@$(PIP_BUILD) --no-deps --force-reinstall .
+	@mv $@.begun $@
+
+$(VENV)/.extra-%: $(BUILD_REQUIRES) | $(INSTALLED)
+	@echo '==> installing what jaxcomm[$*] needs'
+	@$(PIP_BUILD) '.[$*]'
+	@touch $@
