@@ -32,15 +32,9 @@ def _lower(
 ):
     mesh = _jax_compat.concrete_mesh(ctx)
     if mesh is None:
-        if backend == "xla":
-            return _lower_to_xla(
-                collective, ctx, *operands, axes=axes, index_groups=index_groups,
-                **_own(params),
-            )  # fmt: skip
         raise ValueError(
             f"{name} over {axes}: this program is lowered for an abstract mesh, which "
-            f"has no devices to communicate between. Give jax.shard_map a mesh of "
-            f"devices, or pass backend='xla'."
+            f"has no devices to communicate between. Give jax.shard_map a mesh of devices."
         )
     grid = _jax_compat.device_grid(mesh)
     part = mesh_groups.partition(grid, axes, index_groups)

@@ -223,9 +223,20 @@ def prepare(leaves: Sequence, axes: tuple[str, ...], name: str) -> list[jax.Arra
     """Makes arrays of the leaves, varying over the axes, or says what is wrong."""
     from jaxcomm.collectives.vary import pvary  # its transpose is a collective
 
+    arrays = as_arrays(list(leaves), axes, name)
+    return pvary(arrays, axes) if arrays else arrays
+
+
+def as_arrays(x, axes: tuple[str, ...], name: str):
+    """Returns the pytree with arrays for leaves.
+
+    Raises:
+      NameError: if an axis is not bound.
+      TypeError: if a leaf is not an array of a type that can travel.
+    """
     _jax_compat.check_axes_bound(axes, name)
-    arrays = []
-    for leaf in leaves:
+
+    def as_array(leaf):
         if not isinstance(leaf, (jax.Array, np.ndarray, np.generic, int, float, complex)):
             raise TypeError(
                 f"{name} over {axes}: every leaf of x must be an array, got "
@@ -238,10 +249,9 @@ def prepare(leaves: Sequence, axes: tuple[str, ...], name: str) -> list[jax.Arra
                 f"jax.random.key_data(x) and wrap what arrives in "
                 f"jax.random.wrap_key_data"
             )
-        arrays.append(leaf)
-    if not arrays:
-        return arrays
-    return pvary(arrays, axes)
+        return leaf
+
+    return jax.tree.map(as_array, x)
 
 
 def group_size(axes, index_groups=None) -> int:

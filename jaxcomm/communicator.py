@@ -281,7 +281,7 @@ def for_lowering(
 ) -> Communicator:
     """Returns the communicator a program being lowered needs, made if missing."""
     grid = mesh_groups.grid_of(mesh)
-    lane = lane or DEFAULT_LANE
+    lane = DEFAULT_LANE if lane is None else lane
     part = mesh_groups.partition(grid, axes, index_groups)
     with _lock:
         if backend is None:

@@ -54,7 +54,7 @@ def all_gather(
         )
     if not axes:
         return x
-    _jax_compat.check_axes_bound(axes, "all_gather")
+    x = _primitive.as_arrays(x, axes, "all_gather")
     index_groups = _primitive.index_groups_of(axes, axis_index_groups)
     _primitive.group_size(axes, index_groups)
     dimensions = tuple(

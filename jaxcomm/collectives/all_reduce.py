@@ -116,12 +116,12 @@ def _reduce(name, op, x, axis_name, axis_index_groups, lane, backend):
         x = jax.tree.map(lambda leaf: REDUCERS[op](leaf, axis=positional), x)
     if not axes:
         return x
+    _jax_compat.check_axes_bound(axes, name)
     leaves = jax.tree.leaves(x)
     if op == "sum" and not any(_jax_compat.is_tracer(leaf) for leaf in leaves):
         # A constant is summed without communication; psum(1, axis) is the idiom for
         # the axis size and stays a Python number.
         return jax.lax.psum(x, axes, axis_index_groups=axis_index_groups)
-    _jax_compat.check_axes_bound(axes, name)
     index_groups = _primitive.index_groups_of(axes, axis_index_groups)
     return _primitive.bind(
         all_reduce, x, axes, name=name, index_groups=index_groups,

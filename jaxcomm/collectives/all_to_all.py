@@ -5,7 +5,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from jaxcomm import _jax_compat, _primitive, mesh_groups
+from jaxcomm import _primitive, mesh_groups
 
 
 def all_to_all(
@@ -67,7 +67,7 @@ def _exchange(
     axes = mesh_groups.canonical_axes(axis_name)
     if not axes:
         return x
-    _jax_compat.check_axes_bound(axes, name)
+    x = _primitive.as_arrays(x, axes, name)
     index_groups = _primitive.index_groups_of(axes, axis_index_groups)
     size = _primitive.group_size(axes, index_groups)
     leaves, tree = jax.tree.flatten(x)

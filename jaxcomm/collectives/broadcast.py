@@ -1,5 +1,7 @@
 """Broadcast: broadcast, pbroadcast."""
 
+import operator
+
 import jax
 import jax.numpy as jnp
 
@@ -57,12 +59,19 @@ def root_index(root, axes, name: str) -> int:
     """Returns the root, checked to be an index along the axes."""
     _jax_compat.check_axes_bound(axes, name)
     size = _primitive.group_size(axes)
+    try:
+        root = operator.index(root)
+    except TypeError:
+        raise TypeError(
+            f"{name} over {axes}: root must be an integer known when the program is "
+            f"traced, got {root!r}"
+        ) from None
     if not 0 <= root < size:
         raise ValueError(
             f"{name} over {axes}: root {root} is not among the {size} indices "
             f"0 .. {size - 1}"
         )
-    return int(root)
+    return root
 
 
 class Broadcast(_primitive.Collective):

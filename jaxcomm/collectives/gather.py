@@ -37,6 +37,7 @@ def gather(x, axis_name, root=0, *, axis=0, tiled=False, lane=None, backend=None
       >>> jaxcomm.gather(x, "i", root=1)  # [0, 0], [7, 8]  # doctest: +SKIP
     """
     axes = mesh_groups.canonical_axes(axis_name)
+    x = _primitive.as_arrays(x, axes, "gather")
     root = root_index(root, axes, "gather")
     dimensions = tuple(
         _primitive.canonical_dimension(

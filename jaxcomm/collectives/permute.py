@@ -1,6 +1,7 @@
 """Permutations: ppermute, pshuffle, ring_shift."""
 
-import jax
+import operator
+
 import jax.numpy as jnp
 import numpy as np
 
@@ -62,6 +63,13 @@ def pshuffle(x, axis_name, perm, *, lane=None, backend=None):
     """
     if sorted(perm) != list(range(len(perm))):
         raise ValueError(f"pshuffle: perm must be a permutation of indices, got {perm}")
+    axes = mesh_groups.canonical_axes(axis_name)
+    _jax_compat.check_axes_bound(axes, "pshuffle")
+    if len(perm) != _primitive.group_size(axes):
+        raise ValueError(
+            f"pshuffle over {axes}: perm must hold each of the "
+            f"{_primitive.group_size(axes)} indices once, got {perm}"
+        )
     pairs = [(source, target) for target, source in enumerate(perm)]
     return _permute("pshuffle", x, axis_name, pairs, lane, backend)
 
@@ -100,7 +108,7 @@ def _permute(name, x, axis_name, perm, lane, backend):
     axes = mesh_groups.canonical_axes(axis_name)
     _jax_compat.check_axes_bound(axes, name)
     size = _primitive.group_size(axes)
-    perm = tuple((int(source), int(target)) for source, target in perm)
+    perm = tuple((operator.index(source), operator.index(target)) for source, target in perm)
     for what, indices in (
         ("source", [source for source, _ in perm]),
         ("destination", [target for _, target in perm]),

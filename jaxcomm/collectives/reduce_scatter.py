@@ -5,7 +5,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from jaxcomm import _jax_compat, _primitive, mesh_groups
+from jaxcomm import _primitive, mesh_groups
 from jaxcomm.collectives.all_reduce import reduce_stacked, widen
 
 
@@ -44,7 +44,7 @@ def psum_scatter(
     axes = mesh_groups.canonical_axes(axis_name)
     if not axes:
         return x
-    _jax_compat.check_axes_bound(axes, "psum_scatter")
+    x = _primitive.as_arrays(x, axes, "psum_scatter")
     index_groups = _primitive.index_groups_of(axes, axis_index_groups)
     size = _primitive.group_size(axes, index_groups)
     dimensions = []

@@ -39,6 +39,7 @@ def scatter(x, axis_name, root=0, *, axis=0, tiled=False, lane=None, backend=Non
       >>> jaxcomm.scatter(x, "i", root=0)  # 7, 8  # doctest: +SKIP
     """
     axes = mesh_groups.canonical_axes(axis_name)
+    x = _primitive.as_arrays(x, axes, "scatter")
     root = root_index(root, axes, "scatter")
     size = _primitive.group_size(axes)
     dimensions = []

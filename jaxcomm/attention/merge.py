@@ -1,0 +1,34 @@
+"""Combine attention over two sets of keys into attention over both."""
+
+import jax.numpy as jnp
+
+
+def merge(out_a, lse_a, out_b, lse_b):
+    """Merge two partial attentions of the same queries, without NaN for empty rows.
+
+    With m = max(lse_a, lse_b), taken as 0 where both are -inf, and w = exp(lse - m):
+    lse = m + log(w_a + w_b) and out = (w_a out_a + w_b out_b) / (w_a + w_b). Forms
+    built from a sigmoid of the difference give NaN where both sides are -inf.
+
+    Source: Milakov and Gimelshein, Online normalizer calculation for softmax, 2018.
+
+    Args:
+      out_a, out_b: (..., D) float32, normalized outputs over each set of keys.
+      lse_a, lse_b: (...) float32, logarithms of the sums of exp(score); -inf where a
+        row saw no key.
+
+    Returns:
+      (out, lse) of the same shapes; rows that saw no key give 0 and -inf.
+
+    >>> lse = jnp.array([0.0])
+    >>> merge(jnp.array([[1.0]]), lse, jnp.array([[3.0]]), lse)
+    (Array([[2.]], dtype=float32), Array([0.6931472], dtype=float32))
+    """
+    top = jnp.maximum(lse_a, lse_b)
+    top = jnp.where(jnp.isneginf(top), 0, top)
+    weight_a, weight_b = jnp.exp(lse_a - top), jnp.exp(lse_b - top)
+    total = weight_a + weight_b
+    # Where a row saw no key the total is 0, and so are both weighted outputs.
+    share = 1 / jnp.maximum(total, jnp.finfo(total.dtype).tiny)
+    out = (weight_a * share)[..., None] * out_a + (weight_b * share)[..., None] * out_b
+    return out, top + jnp.log(total)

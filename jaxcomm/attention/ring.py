@@ -1,0 +1,235 @@
+"""Exact attention over a sequence that is split across a ring of devices."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from jaxcomm.attention import arguments
+from jaxcomm.attention.hop import HopConfig, hop_backward, hop_forward, sum_dtype
+from jaxcomm.attention.merge import merge
+from jaxcomm.attention.schedules.registry import get_schedule
+from jaxcomm.attention.schedules.schedule import Schedule
+from jaxcomm.attention.visibility import Visibility
+from jaxcomm.collectives.permute import ring_shift
+from jaxcomm.collectives.vary import pvary, varying_axes
+
+
+def ring_attention(
+    query,
+    key,
+    value,
+    *,
+    axis_name,
+    is_causal: bool = False,
+    scale: float | None = None,
+    schedule: str | Schedule = "zigzag",
+    length: int | None = None,
+    key_length: int | None = None,
+    return_residual: bool = False,
+    lane: str | None = None,
+    backend: str | None = None,
+    bias=None,
+    mask=None,
+    query_seq_lengths=None,
+    key_value_seq_lengths=None,
+    local_window_size=None,
+    dropout_rate=None,
+    sinks=None,
+    logits_soft_cap=None,
+):
+    """Compute ``jax.nn.dot_product_attention`` over a sequence split across devices.
+
+    For use inside ``jax.shard_map``. Each rank keeps its queries while keys and values
+    travel around the ring: N - 1 sends forward; N - 1 more and N of their float32
+    gradients backward. Sums are float32 throughout, so the error does not grow with the
+    number of ranks. Keys and values with fewer heads travel as they are.
+
+    Source: Liu et al., Ring Attention with Blockwise Transformers, 2023.
+
+    Args:
+      query: (B, T, N, D) floating, the tokens of this rank as ``reorder`` deals them.
+      key: (B, S, K, D), same dtype; K divides N. S may differ from T if not causal.
+      value: (B, S, K, D), same dtype.
+      axis_name: the mesh axis (or tuple of axes) over which the sequence is split.
+      is_causal: whether a token sees only itself and the tokens before it.
+      scale: Python number that multiplies the scores. If None, ``1 / sqrt(D)``.
+      schedule: which positions each rank holds: ``"contiguous"``, ``"zigzag"``,
+        ``"striped"`` or a ``Schedule``. The one given to ``reorder``.
+      length: int, tokens of the whole sequence without padding. Padding is not seen;
+        its own rows give 0 and a residual of -inf. If None, no token is padding.
+      key_length: the same for key and value. If None, ``length``.
+      return_residual: whether to return the log-sum-exp of the scores as well.
+      lane: which communicator carries the hops. If None, the default lane.
+      backend: what moves the bytes. If None, the backend of the platform.
+      bias, mask, query_seq_lengths, key_value_seq_lengths, local_window_size,
+        dropout_rate, sinks, logits_soft_cap: not supported yet; must be None.
+
+    Returns:
+      (B, T, N, D) in the dtype of ``query``. With ``return_residual`` a tuple of that
+      and (B, T, N) float32, which is differentiable. Float64 inputs are summed and have
+      their residual in float64.
+
+    Raises:
+      ValueError: shapes do not fit together, a length is beyond what the ranks hold,
+        the schedule is unknown, or something unsupported was asked for.
+      TypeError: a dtype is not floating or differs, or scale or a length is traced.
+      NameError: ``axis_name`` is not bound; call inside ``jax.shard_map``.
+
+    >>> def attend(q, k, v):
+    ...     return ring_attention(q, k, v, axis_name="context", is_causal=True)
+    >>> split = jax.P(None, "context")
+    >>> x = reorder(jnp.ones((1, 4096, 4, 64)), 8, schedule="zigzag")
+    >>> jax.jit(jax.shard_map(attend, in_specs=split, out_specs=split))(x, x, x).shape
+    (1, 4096, 4, 64)
+    """
+    arguments.refuse_unsupported(
+        bias=bias,
+        mask=mask,
+        query_seq_lengths=query_seq_lengths,
+        key_value_seq_lengths=key_value_seq_lengths,
+        local_window_size=local_window_size,
+        dropout_rate=dropout_rate,
+        sinks=sinks,
+        logits_soft_cap=logits_soft_cap,
+    )
+    query, key, value = map(jnp.asarray, (query, key, value))
+    arguments.check_arrays(query, key, value, is_causal)
+    size = jax.lax.axis_size(axis_name)
+    queries, keys = query.shape[1], key.shape[1]
+    dealer = get_schedule(schedule)
+    ring = _Ring(
+        axis_name=axis_name,
+        size=size,
+        schedule=dealer,
+        lane=lane,
+        backend=backend,
+        hop=HopConfig(
+            scale=arguments.check_scale(scale, query.shape[3]),
+            visibility=Visibility(
+                bool(is_causal),
+                *arguments.check_lengths(length, key_length, queries, keys, size),
+            ),
+            query_segments=dealer.segments(queries),
+            key_segments=dealer.segments(keys),
+        ),
+    )
+    out, residual = _attend(ring, *_vary_alike((query, key, value), axis_name))
+    return (out, residual) if return_residual else out
+
+
+def _vary_alike(arrays, axis_name):
+    """Mark all arrays as varying over the ring and over each other's axes.
+
+    The loop's carries need one type; and the transpose of this mark is what sums the
+    gradients of an input that is replicated over one of the axes.
+    """
+    ring_axes = varying_axes(jax.lax.axis_index(axis_name))
+    # Under check_vma=False nothing is marked, and shard_map itself sums the gradients.
+    if not ring_axes:
+        return arrays
+    axes = ring_axes.union(*map(varying_axes, arrays))
+    return pvary(arrays, tuple(sorted(axes)))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Ring:
+    """What the loop knows before it sees an array."""
+
+    axis_name: str | tuple[str, ...]
+    size: int
+    schedule: Schedule
+    lane: str | None
+    backend: str | None
+    hop: HopConfig
+
+    def shift(self, block):
+        """Send a pytree to the next rank, in one call."""
+        return ring_shift(block, self.axis_name, lane=self.lane, backend=self.backend)
+
+    def positions(self, hop, queries: int, keys: int):
+        """Return the positions of the local queries and of the keys held at ``hop``."""
+        rank = jax.lax.axis_index(self.axis_name)
+        source = (rank - hop) % self.size
+        return (
+            self.schedule.positions(rank, self.size, queries),
+            self.schedule.positions(source, self.size, keys),
+        )
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attend(ring, query, key, value):
+    return _forward(ring, query, key, value)[0]
+
+
+def _for_hops(first, last, step, carry):
+    """Run ``carry = step(hop, carry)`` for the hops from ``first`` until ``last``."""
+    if last - first >= 2:
+        return jax.lax.fori_loop(first, last, step, carry)
+    # XLA would inline a loop of no or one turn. Behind a barrier it stays a loop, so
+    # that two ranks need the same memory as any larger ring.
+    last = jax.lax.optimization_barrier(jnp.int32(last))
+    return jax.lax.fori_loop(jnp.int32(first), last, step, carry)
+
+
+def _forward(ring, query, key, value):
+    def attend_and_merge(merged, block, hop):
+        positions = ring.positions(hop, query.shape[1], key.shape[1])
+        return merge(*merged, *hop_forward(query, *block, *positions, config=ring.hop))
+
+    def step(hop, carry):
+        merged, block = carry
+        # Independent of the computation below, so the two may overlap.
+        arriving = ring.shift(block)
+        return attend_and_merge(merged, block, hop), arriving
+
+    out = jnp.zeros_like(query, sum_dtype(query.dtype))
+    start = ((out, jnp.full_like(out[..., 0], -jnp.inf)), (key, value))
+    if ring.size > 1:
+        start = _for_hops(0, ring.size - 1, step, start)
+    # The last hop is outside the loop: it computes and sends nothing.
+    merged, block = start
+    out, lse = attend_and_merge(merged, block, ring.size - 1)
+    out = out.astype(query.dtype)
+    return (out, lse), (query, key, value, out, lse)
+
+
+def _backward(ring, residuals, grads):
+    query, key, value, out, lse = residuals
+    grad_out, grad_lse = grads
+    # Once, not per hop. A score moves lse by its weight, hence the second term.
+    delta = (grad_out.astype(lse.dtype) * out.astype(lse.dtype)).sum(-1) - grad_lse
+
+    def gradients(block, hop):
+        positions = ring.positions(hop, query.shape[1], key.shape[1])
+        grad_query, *grad_block = hop_backward(
+            query, *block, *positions, grad_out, lse, delta, config=ring.hop
+        )
+        return grad_query, tuple(grad_block)
+
+    def step(hop, carry):
+        grad_query, grad_block, block = carry
+        # Neither send waits for this hop's computation, nor it for them: the gradients
+        # of a block follow the block one hop behind.
+        arriving, arrived = ring.shift(block), ring.shift(grad_block)
+        added_query, added_block = gradients(block, hop)
+        grad_block = jax.tree.map(jnp.add, arrived, added_block)
+        return grad_query + added_query, grad_block, arriving
+
+    block = (key, value)
+    grad_query, grad_block = gradients(block, 0)
+    if ring.size > 1:
+        carry = (grad_query, grad_block, ring.shift(block))
+        carry = _for_hops(1, ring.size - 1, step, carry)
+        grad_query, grad_block, block = carry
+        arrived = ring.shift(grad_block)
+        added_query, added_block = gradients(block, ring.size - 1)
+        grad_query += added_query
+        # The last send brings the gradients home.
+        grad_block = ring.shift(jax.tree.map(jnp.add, arrived, added_block))
+    dtype = query.dtype
+    return tuple(grad.astype(dtype) for grad in (grad_query, *grad_block))
+
+
+_attend.defvjp(_forward, _backward)

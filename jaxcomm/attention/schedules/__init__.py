@@ -1,0 +1,1 @@
+"""Which positions of the sequence each rank of the ring holds."""

@@ -1,0 +1,62 @@
+"""What a schedule must say: the positions a rank holds, and nothing else."""
+
+import abc
+from typing import ClassVar
+
+import jax
+import numpy as np
+
+
+class Schedule(abc.ABC):
+    """How a sequence of ``size * length`` positions is dealt to ``size`` ranks.
+
+    A subclass is stateless and never communicates. Masks, skipped blocks, the order of
+    ``reorder`` and the inputs of RoPE are all derived from :meth:`positions`.
+    """
+
+    name: ClassVar[str]
+
+    @abc.abstractmethod
+    def positions(self, rank, size: int, length: int) -> np.ndarray | jax.Array:
+        """Return the global positions of the tokens that ``rank`` holds.
+
+        Args:
+          rank: int or traced int32 scalar, the index in the ring.
+          size: number of ranks in the ring.
+          length: number of tokens of each rank, the local length.
+
+        Returns:
+          int32 array of shape ``(length,)``; over all ranks every number below
+          ``size * length`` appears once. A numpy array if ``rank`` is a Python int.
+        """
+
+    def segments(self, length: int) -> tuple[int, ...]:
+        """Return the lengths of the parts that a compute tile should not straddle.
+
+        They sum to ``length``. A schedule whose positions jump says where: a tile
+        across the jump spans nearly all positions and could never be skipped.
+        """
+        return (length,)
+
+    def local_length(self, size: int, length: int) -> int:
+        """Return how many tokens each rank holds of a sequence of ``length`` tokens."""
+        return -(-length // size)
+
+    def shard(self, size: int, length: int) -> np.ndarray:
+        """Return the global position of each token in rank order.
+
+        Args:
+          size: number of ranks in the ring.
+          length: number of tokens of each rank.
+
+        Returns:
+          int32 array of shape ``(size * length,)``: ``x[shard]`` puts the tokens of
+          rank 0 first, then those of rank 1, and so on.
+        """
+        if size * length == 0:
+            return np.zeros(0, np.int32)
+        return np.concatenate([self.positions(r, size, length) for r in range(size)])
+
+    def unshard(self, size: int, length: int) -> np.ndarray:
+        """Return the inverse of :meth:`shard`, an int32 array of the same shape."""
+        return np.argsort(self.shard(size, length)).astype(np.int32)

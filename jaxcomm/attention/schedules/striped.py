@@ -1,0 +1,24 @@
+"""Rank r holds every size-th token, starting at r."""
+
+import numpy as np
+
+from jaxcomm.attention.schedules.schedule import Schedule
+
+
+class Striped(Schedule):
+    """Tokens dealt one by one, like cards.
+
+    Under a causal mask every hop is a causal or strictly causal square, so ranks are
+    balanced up to one diagonal, but every tile on the diagonal of every hop needs a
+    mask; zigzag needs it in the first hop only.
+
+    Source: Brandon et al., Striped Attention, 2023.
+
+    >>> Striped().positions(1, 4, 4)
+    array([ 1,  5,  9, 13], dtype=int32)
+    """
+
+    name = "striped"
+
+    def positions(self, rank, size, length):
+        return rank + size * np.arange(length, dtype=np.int32)

@@ -1,0 +1,184 @@
+"""The float64 oracle, and a ring that takes and returns whole sequences."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxcomm.attention.layout import reorder, restore
+from jaxcomm.attention.ring import ring_attention
+
+SPLIT = jax.P(None, "context")
+
+
+class Attention(NamedTuple):
+    """Results in natural order; the gradients are None where none were asked for."""
+
+    out: Any
+    lse: Any
+    grad_query: Any = None
+    grad_key: Any = None
+    grad_value: Any = None
+
+
+def dense_attention(query, key, value, *, is_causal=False, grads=None, chunk=1024):
+    """Attend in float64, a chunk of queries at a time, with gradients by hand.
+
+    Args:
+      query, key, value: (B, T, N, D), (B, S, K, D), (B, S, K, D).
+      is_causal: as in ring_attention.
+      grads: (B, T, N, D) and (B, T, N), the gradients of out and lse.
+      chunk: queries at a time.
+    """
+    query, key, value = (np.asarray(x, np.float64) for x in (query, key, value))
+    group = query.shape[2] // key.shape[2]
+    key, value = (np.repeat(x, group, 2) for x in (key, value))
+    scale = query.shape[3] ** -0.5
+    out, lse = np.zeros_like(query), np.zeros(query.shape[:3])
+    grad_query, grad_key, grad_value = map(np.zeros_like, (query, key, value))
+    for start in range(0, query.shape[1], chunk):
+        rows = slice(start, start + chunk)
+        scores = scale * np.einsum("btnd,bsnd->bnts", query[:, rows], key)
+        if is_causal:
+            row, column = np.ogrid[: scores.shape[2], : scores.shape[3]]
+            scores[:, :, start + row < column] = -np.inf
+        top = scores.max(-1, keepdims=True)
+        weights = np.exp(scores - top)
+        total = weights.sum(-1, keepdims=True)
+        weights /= total
+        lse[:, rows] = (top + np.log(total))[..., 0].swapaxes(1, 2)
+        out[:, rows] = np.einsum("bnts,bsnd->btnd", weights, value)
+        if grads is None:
+            continue
+        grad_out, grad_lse = (np.asarray(x, np.float64)[:, rows] for x in grads)
+        delta = ((grad_out * out[:, rows]).sum(-1) - grad_lse).swapaxes(1, 2)
+        grad_scores = np.einsum("btnd,bsnd->bnts", grad_out, value) - delta[..., None]
+        grad_scores *= weights * scale
+        grad_query[:, rows] = np.einsum("bnts,bsnd->btnd", grad_scores, key)
+        grad_key += np.einsum("bnts,btnd->bsnd", grad_scores, query[:, rows])
+        grad_value += np.einsum("bnts,btnd->bsnd", weights, grad_out)
+    if grads is None:
+        return Attention(out, lse)
+    batch, tokens, heads, depth = key.shape
+    shape = (batch, tokens, heads // group, group, depth)
+    return Attention(
+        out,
+        lse,
+        grad_query,
+        grad_key.reshape(shape).sum(3),
+        grad_value.reshape(shape).sum(3),
+    )
+
+
+def ring_over(size):
+    """Return a mesh of ``size`` devices along "context"."""
+    auto = (jax.sharding.AxisType.Auto,)
+    return jax.make_mesh((size,), ("context",), auto, devices=jax.devices()[:size])
+
+
+def attend_in_ring(
+    query,
+    key,
+    value,
+    *,
+    size,
+    schedule="zigzag",
+    is_causal=False,
+    grads=None,
+    check_vma=True,
+):
+    """Reorder, attend in a ring of ``size`` devices, restore; any lengths.
+
+    Only the ring is jitted: reordering a sharded array makes XLA add collectives of its
+    own, which are not what is tested here.
+    """
+    length, key_length = query.shape[1], key.shape[1]
+    mesh = ring_over(size)
+
+    def deal(x):
+        return reorder(x, size, schedule=schedule)
+
+    def gather(x, length):
+        # Through the host: see above.
+        return restore(jax.device_get(x), size, schedule=schedule, length=length)
+
+    def local(query, key, value):
+        return ring_attention(
+            query,
+            key,
+            value,
+            axis_name="context",
+            is_causal=is_causal,
+            schedule=schedule,
+            length=length,
+            key_length=key_length,
+            return_residual=True,
+        )
+
+    attend = jax.shard_map(
+        local, mesh=mesh, in_specs=SPLIT, out_specs=SPLIT, check_vma=check_vma
+    )
+
+    @jax.jit
+    def run(arrays, grads):
+        if grads is None:
+            return attend(*arrays), ()
+        result, transpose = jax.vjp(attend, *arrays)
+        return result, transpose(grads)
+
+    sharding = jax.NamedSharding(mesh, SPLIT)
+    blocks = jax.device_put(deal(((query, key, value), grads)), sharding)
+    result, gradients = run(*blocks)
+    lengths = (length, key_length, key_length)
+    gradients = [gather(x, n) for x, n in zip(gradients, lengths, strict=False)]
+    return Attention(*gather(result, length), *gradients)
+
+
+def random_inputs(shape, key_shape=None, dtype=jnp.float32, seed=0):
+    """Return query, key, value and the gradients of out and lse, normal."""
+    rng = np.random.default_rng(seed)
+    key_shape = key_shape or shape
+
+    def normal(shape, dtype):
+        return jnp.asarray(rng.standard_normal(shape), dtype)
+
+    inputs = [normal(s, dtype) for s in (shape, key_shape, key_shape)]
+    return (*inputs, (normal(shape, dtype), normal(shape[:3], jnp.float32)))
+
+
+def assert_attention_close(found, expected, tolerance):
+    """Compare each result to the oracle, relative to the oracle's largest value."""
+    for name, a, b in zip(Attention._fields, found, expected, strict=True):
+        if b is None:
+            continue
+        a = np.asarray(a, np.float64)
+        assert a.shape == b.shape, name
+        error = np.abs(a - b).max(initial=0)
+        assert error <= tolerance * max(1.0, np.abs(b).max(initial=0)), (name, error)
+
+
+@pytest.fixture(scope="session")
+def dense():
+    return dense_attention
+
+
+@pytest.fixture(scope="session")
+def ring():
+    return attend_in_ring
+
+
+@pytest.fixture(scope="session")
+def inputs():
+    return random_inputs
+
+
+@pytest.fixture(scope="session")
+def assert_close():
+    return assert_attention_close
+
+
+@pytest.fixture(scope="session")
+def mesh_of():
+    return ring_over
