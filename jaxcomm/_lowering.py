@@ -52,7 +52,6 @@ def _lower(
     planner_params = collective.planner_params(
         ctx.avals_in,
         part.sizes[0],
-        mesh_order=mesh_groups.mesh_order(grid, axes),
         **own,
     )
     return rule(

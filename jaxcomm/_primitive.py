@@ -37,8 +37,6 @@ _CARRIERS = {
     "int4": np.int8,
     "uint4": np.uint8,
     "float4_e2m1fn": ml_dtypes.bfloat16,
-    "float6_e2m3fn": ml_dtypes.bfloat16,
-    "float6_e3m2fn": ml_dtypes.bfloat16,
 }
 
 
@@ -248,6 +246,11 @@ def as_arrays(x, axes: tuple[str, ...], name: str):
                 f"{name} over {axes}: x has dtype {leaf.dtype}; send "
                 f"jax.random.key_data(x) and wrap what arrives in "
                 f"jax.random.wrap_key_data"
+            )
+        if leaf.dtype.name.startswith("float6_"):
+            raise TypeError(
+                f"{name} over {axes}: x has dtype {leaf.dtype}, which XLA cannot hand to "
+                f"a custom call; cast it first, to bfloat16 without loss"
             )
         return leaf
 

@@ -145,13 +145,11 @@ def key(grid: DeviceGrid, part: Partition, lane: str, backend: str) -> int:
     return int.from_bytes(digest[:8], "little", signed=True)
 
 
-def mesh_order(grid: DeviceGrid, axes: Sequence[str]) -> tuple[int, ...]:
-    """Returns, for each rank over ``axes``, its index when counting in mesh order.
+def in_mesh_order(axes: Sequence[str], mesh_axes: Sequence[str]) -> tuple[str, ...]:
+    """Returns the axes with those of the mesh in the mesh's order.
 
-    ``jax.lax.ppermute`` numbers devices in the mesh's order of axes even if they
-    are named in another.
+    ``jax.lax.ppermute`` counts devices in that order, however its axes are named. Axes
+    that are not the mesh's (``jax.vmap``'s) keep their places.
     """
-    shape = [grid.shape[grid.axis_names.index(axis)] for axis in axes]
-    in_mesh = sorted(range(len(axes)), key=lambda i: grid.axis_names.index(axes[i]))
-    index = np.arange(math.prod(shape)).reshape([shape[i] for i in in_mesh])
-    return tuple(int(i) for i in np.moveaxis(index, range(len(axes)), in_mesh).flat)
+    known = iter([axis for axis in mesh_axes if axis in axes])
+    return tuple(next(known) if axis in mesh_axes else axis for axis in axes)

@@ -2,6 +2,7 @@
 
 import operator
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -67,8 +68,8 @@ def pshuffle(x, axis_name, perm, *, lane=None, backend=None):
     _jax_compat.check_axes_bound(axes, "pshuffle")
     if len(perm) != _primitive.group_size(axes):
         raise ValueError(
-            f"pshuffle over {axes}: perm must hold each of the "
-            f"{_primitive.group_size(axes)} indices once, got {perm}"
+            f"pshuffle over {axes}: perm must be a permutation of all "
+            f"{_primitive.group_size(axes)} indices, got {perm}"
         )
     pairs = [(source, target) for target, source in enumerate(perm)]
     return _permute("pshuffle", x, axis_name, pairs, lane, backend)
@@ -105,7 +106,10 @@ def ring_shift(x, axis_name, shift=1, *, lane=None, backend=None):
 
 
 def _permute(name, x, axis_name, perm, lane, backend):
-    axes = mesh_groups.canonical_axes(axis_name)
+    axes = mesh_groups.in_mesh_order(
+        mesh_groups.canonical_axes(axis_name),
+        jax.sharding.get_abstract_mesh().axis_names,
+    )
     _jax_compat.check_axes_bound(axes, name)
     size = _primitive.group_size(axes)
     perm = tuple((operator.index(source), operator.index(target)) for source, target in perm)
@@ -129,14 +133,13 @@ def _permute(name, x, axis_name, perm, lane, backend):
 
 
 class Permute(_primitive.Collective):
-    """Parameter: perm, pairs (source, destination) in the mesh's order of axes."""
+    """Parameter: perm, pairs (source, destination)."""
 
     name = "permute"
 
-    def planner_params(self, avals, size, *, perm, mesh_order):
-        source_of = dict((target, source) for source, target in perm)
-        rank_at = {index: rank for rank, index in enumerate(mesh_order)}
-        return [rank_at.get(source_of.get(mesh_order[rank]), -1) for rank in range(size)]
+    def planner_params(self, avals, size, *, perm):
+        source_of = {target: source for source, target in perm}
+        return [source_of.get(rank, -1) for rank in range(size)]
 
     def emulate(self, x, i, *, perm):
         if not perm:

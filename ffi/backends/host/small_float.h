@@ -125,7 +125,8 @@ void Narrow(float value, Float8<E, M, B, S>* out) {
   std::frexp(magnitude, &exponent);  // magnitude in [2^(exponent-1), 2^exponent)
   int code = overflow;
   if (!std::isinf(magnitude)) {
-    const int field = std::max(exponent - 1 + B, 1);  // 1: also the subnormals'
+    // 1 is also the subnormals' and zero's, which frexp gives no exponent.
+    const int field = magnitude == 0 ? 1 : std::max(exponent - 1 + B, 1);
     // In units of the last place of that exponent; nearbyint rounds to even.
     const float units = std::nearbyint(std::ldexp(magnitude, B + M - field));
     // A carry out of the mantissa adds one to the exponent by itself.
@@ -153,14 +154,14 @@ inline float Widen(Float8E8M0FNU x) {
 
 inline void Narrow(float value, Float8E8M0FNU* out) {
   if (!(value > 0) || std::isinf(value)) {
-    out->bits = value == 0 ? 0 : 255;
+    out->bits = 255;
     return;
   }
   int exponent = 0;
   const float mantissa = std::frexp(value, &exponent);  // in [0.5, 1)
   int field = exponent - 1 + 127;
-  // Halfway between 2^e and 2^(e+1) goes to the even code.
-  if (mantissa > 0.75f || (mantissa == 0.75f && (field & 1) != 0)) ++field;
+  // Halfway between 2^e and 2^(e+1) goes up, as in ml_dtypes.
+  if (mantissa >= 0.75f) ++field;
   out->bits = static_cast<uint8_t>(field < 0 ? 0 : field > 254 ? 255 : field);
 }
 

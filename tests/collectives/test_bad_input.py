@@ -1,0 +1,389 @@
+"""What is refused while tracing, and what the refusal says."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxcomm
+
+X = np.zeros((4, 6), np.float32)  # (6,) on each of 4 devices
+
+AXIS_CALLS = {
+    "psum": lambda x, a: jaxcomm.psum(x, a),
+    "pmean": lambda x, a: jaxcomm.pmean(x, a),
+    "pmax": lambda x, a: jaxcomm.pmax(x, a),
+    "pmin": lambda x, a: jaxcomm.pmin(x, a),
+    "pprod": lambda x, a: jaxcomm.pprod(x, a),
+    "all_gather": lambda x, a: jaxcomm.all_gather(x, a),
+    "psum_scatter": lambda x, a: jaxcomm.psum_scatter(x, a, tiled=True),
+    "all_to_all": lambda x, a: jaxcomm.all_to_all(x, a, 0, 0, tiled=True),
+    "pswapaxes": lambda x, a: jaxcomm.pswapaxes(x, a, 0),
+    "ppermute": lambda x, a: jaxcomm.ppermute(x, a, [(0, 1)]),
+    "pshuffle": lambda x, a: jaxcomm.pshuffle(x, a, [0]),
+    "ring_shift": lambda x, a: jaxcomm.ring_shift(x, a),
+    "broadcast": lambda x, a: jaxcomm.broadcast(x, a),
+    "pbroadcast": lambda x, a: jaxcomm.pbroadcast(x, a, 0),
+    "reduce": lambda x, a: jaxcomm.reduce(x, a),
+    "gather": lambda x, a: jaxcomm.gather(x, a),
+    "scatter": lambda x, a: jaxcomm.scatter(x, a),
+    "scan": lambda x, a: jaxcomm.scan(x, a),
+    "barrier": lambda x, a: jaxcomm.barrier(x, a),
+}
+
+
+@pytest.fixture
+def trace(mesh_of):
+    """Gives ``trace(call)``: traces it in shard_map on 4 devices along "i"."""
+    mesh = mesh_of((4,), ("i",))
+
+    def run(call, x=X, check_vma=True):
+        program = jax.shard_map(
+            lambda x: call(jax.tree.map(lambda leaf: leaf[0], x))[None],
+            mesh=mesh,
+            in_specs=jax.P("i"),
+            out_specs=jax.P("i"),
+            check_vma=check_vma,
+        )
+        return jax.jit(program).trace(x)
+
+    return run
+
+
+@pytest.mark.parametrize("name", AXIS_CALLS)
+def test_an_unbound_axis_is_a_name_error(trace, name):
+    with pytest.raises(NameError, match=r"unbound axis name: nowhere"):
+        trace(lambda x: AXIS_CALLS[name](x, "nowhere"))
+    with pytest.raises(NameError, match=r"unbound axis name: nowhere"):
+        trace(lambda x: AXIS_CALLS[name](x, ("i", "nowhere")))
+
+
+@pytest.mark.parametrize("name", AXIS_CALLS)
+def test_outside_of_shard_map_the_error_says_where_to_call_it(name):
+    with pytest.raises(NameError, match="shard_map"):
+        AXIS_CALLS[name](jnp.ones(4), "i")
+    with pytest.raises(NameError, match="shard_map"):
+        jax.jit(lambda x: AXIS_CALLS[name](x, "i"))(jnp.ones(4))
+
+
+BAD_VALUES = {
+    "gather past the last axis": (
+        lambda x: jaxcomm.all_gather(x, "i", axis=2),
+        r"all_gather: axis 2 is out of range for an array of 2 dimensions",
+    ),
+    "gather tiled past the last axis": (
+        lambda x: jaxcomm.all_gather(x, "i", axis=1, tiled=True),
+        r"all_gather: axis 1 is out of range for an array of 1 dimensions",
+    ),
+    "gather a scalar tiled": (
+        lambda x: jaxcomm.all_gather(x[0], "i", tiled=True),
+        r"all_gather: axis 0 is out of range for an array of 0 dimensions",
+    ),
+    "gather to an unknown type": (
+        lambda x: jaxcomm.all_gather(x, "i", to="reduced"),
+        r"to='reduced'; jaxcomm knows 'varying' and 'invarying'",
+    ),
+    "gather within groups as equal": (
+        lambda x: jaxcomm.all_gather(
+            x, "i", to="invarying", axis_index_groups=[[0, 1], [2, 3]]
+        ),
+        r"with axis_index_groups the result differs between groups",
+    ),
+    "scatter what does not divide": (
+        lambda x: jaxcomm.psum_scatter(x, "i", tiled=True),
+        r"psum_scatter: dimension 0 of x has size 6, not divisible by the 4 devices of "
+        r"axes \('i',\)",
+    ),
+    "scatter what is not of the axis size": (
+        lambda x: jaxcomm.psum_scatter(x, "i"),
+        r"psum_scatter: dimension 0 of x has size 6, but axes \('i',\) have 4 devices",
+    ),
+    "scatter a missing dimension": (
+        lambda x: jaxcomm.psum_scatter(x, "i", scatter_dimension=-2),
+        r"psum_scatter: scatter_dimension -2 is out of range",
+    ),
+    "exchange what does not divide": (
+        lambda x: jaxcomm.all_to_all(x, "i", 0, 0, tiled=True),
+        r"all_to_all: dimension 0 of x has size 6, not divisible by the 4 devices",
+    ),
+    "exchange what is not of the axis size": (
+        lambda x: jaxcomm.all_to_all(x, "i", 0, 0),
+        r"all_to_all: dimension 0 of x has size 6, but axes \('i',\) have 4 devices",
+    ),
+    "exchange from a missing dimension": (
+        lambda x: jaxcomm.all_to_all(x, "i", 1, 0),
+        r"all_to_all: split_axis 1 is out of range",
+    ),
+    "exchange to a missing dimension": (
+        lambda x: jaxcomm.all_to_all(x[:4], "i", 0, 5),
+        r"all_to_all: concat_axis 5 is out of range",
+    ),
+    "swap what is not of the axis size": (
+        lambda x: jaxcomm.pswapaxes(x, "i", 0),
+        r"pswapaxes: dimension 0 of x has size 6",
+    ),
+    "send from two to one": (
+        lambda x: jaxcomm.ppermute(x, "i", [(0, 1), (2, 1)]),
+        r"ppermute over \('i',\): sources and destinations must be unique",
+    ),
+    "send twice from one": (
+        lambda x: jaxcomm.ppermute(x, "i", [(0, 1), (0, 2)]),
+        r"ppermute over \('i',\): sources and destinations must be unique",
+    ),
+    "send to a missing index": (
+        lambda x: jaxcomm.ppermute(x, "i", [(0, 4)]),
+        r"ppermute over \('i',\): destination 4 is not among the 4 indices 0 \.\. 3",
+    ),
+    "send from a negative index": (
+        lambda x: jaxcomm.ppermute(x, "i", [(-1, 0)]),
+        r"ppermute over \('i',\): source -1 is not among the 4 indices",
+    ),
+    "shuffle with a repeated index": (
+        lambda x: jaxcomm.pshuffle(x, "i", [0, 1, 1, 2]),
+        r"pshuffle: perm must be a permutation of indices",
+    ),
+    "shuffle some of the devices": (
+        lambda x: jaxcomm.pshuffle(x, "i", [1, 0]),
+        r"pshuffle over \('i',\): perm must be a permutation of all 4",
+    ),
+    "shuffle more than the devices": (
+        lambda x: jaxcomm.pshuffle(x, "i", [5, 4, 3, 2, 1, 0]),
+        r"pshuffle",
+    ),
+    "broadcast from a missing root": (
+        lambda x: jaxcomm.broadcast(x, "i", 4),
+        r"broadcast over \('i',\): root 4 is not among the 4 indices 0 \.\. 3",
+    ),
+    "pbroadcast from a negative root": (
+        lambda x: jaxcomm.pbroadcast(x, "i", -1),
+        r"pbroadcast over \('i',\): root -1 is not among",
+    ),
+    "reduce to a missing root": (
+        lambda x: jaxcomm.reduce(x, "i", 9),
+        r"reduce over \('i',\): root 9 is not among",
+    ),
+    "gather to a missing root": (
+        lambda x: jaxcomm.gather(x, "i", 4),
+        r"gather over \('i',\): root 4 is not among",
+    ),
+    "gather to the root along a missing axis": (
+        lambda x: jaxcomm.gather(x, "i", axis=3),
+        r"gather: axis 3 is out of range",
+    ),
+    "scatter from a missing root": (
+        lambda x: jaxcomm.scatter(x[:4], "i", 4),
+        r"scatter over \('i',\): root 4 is not among",
+    ),
+    "scatter from the root what does not divide": (
+        lambda x: jaxcomm.scatter(x, "i", tiled=True),
+        r"scatter: dimension 0 of x has size 6, which is not divisible by the 4 devices",
+    ),
+    "scatter from the root what is not of the axis size": (
+        lambda x: jaxcomm.scatter(x, "i"),
+        r"scatter: dimension 0 of x has size 6, which must be the 4 devices",
+    ),
+    "scan with an unknown operation": (
+        lambda x: jaxcomm.scan(x, "i", op="xor"),
+        r"scan: op must be one of \('sum', 'prod', 'max', 'min'\), got 'xor'",
+    ),
+    "reduce with an unknown operation": (
+        lambda x: jaxcomm.reduce(x, "i", op="mean"),
+        r"reduce: op must be one of \('sum', 'prod', 'max', 'min'\), got 'mean'",
+    ),
+    "groups that leave out an index": (
+        lambda x: jaxcomm.psum(x, "i", axis_index_groups=[[0, 1], [2]]),
+        r"axis_index_groups must cover all indices exactly once",
+    ),
+    "groups that repeat an index": (
+        lambda x: jaxcomm.pmax(x, "i", axis_index_groups=[[0, 1], [1, 2, 3]]),
+        r"axis_index_groups must cover all indices exactly once",
+    ),
+    "gather within unequal groups": (
+        lambda x: jaxcomm.all_gather(x, "i", axis_index_groups=[[0], [1, 2, 3]]),
+        r"axis_index_groups must all be of one size here",
+    ),
+    "scatter within unequal groups": (
+        lambda x: jaxcomm.psum_scatter(
+            x, "i", axis_index_groups=[[0], [1, 2, 3]], tiled=True
+        ),
+        r"axis_index_groups must all be of one size here",
+    ),
+    "groups along dimensions": (
+        lambda x: jaxcomm.psum(x, ("i", 0), axis_index_groups=[[0, 1], [2, 3]]),
+        r"psum: axis_index_groups go with axis names alone",
+    ),
+    "ragged with unequal index lengths": (
+        lambda x: jaxcomm.ragged_all_to_all(
+            x, x, *(jnp.zeros(n, jnp.int32) for n in (4, 4, 4, 8)), axis_name="i"
+        ),
+        r"ragged_all_to_all: offsets and sizes must be of one shape \(K,\).*recv_sizes",
+    ),
+    "ragged with slices that do not divide": (
+        lambda x: jaxcomm.ragged_all_to_all(
+            x, x, *(jnp.zeros(6, jnp.int32) for _ in range(4)), axis_name="i"
+        ),
+        r"ragged_all_to_all: 6 slices are not divisible by the 4 devices",
+    ),
+    "ragged with rows of two shapes": (
+        lambda x: jaxcomm.ragged_all_to_all(
+            x,
+            x.reshape(3, 2),
+            *(jnp.zeros(4, jnp.int32) for _ in range(4)),
+            axis_name="i",
+        ),
+        r"operand and output must agree in all dimensions but the first",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD_VALUES)
+def test_a_bad_value_is_refused_while_tracing(trace, case):
+    call, message = BAD_VALUES[case]
+    with pytest.raises(ValueError, match=message):
+        trace(call)
+
+
+BAD_TYPES = {
+    "a string": (
+        lambda x: jaxcomm.psum((x, "text"), "i")[0],
+        r"psum over \('i',\): every leaf of x must be an array, got str",
+    ),
+    "an object": (
+        lambda x: jaxcomm.all_gather((x, object()), "i")[0],
+        r"all_gather.*must be an array, got object",
+    ),
+    "ragged float offsets": (
+        lambda x: jaxcomm.ragged_all_to_all(
+            x, x, jnp.zeros(4), *(jnp.zeros(4, jnp.int32) for _ in range(3)), axis_name="i"
+        ),
+        r"ragged_all_to_all: input_offsets must be integers, got float32",
+    ),
+    "ragged operands of two dtypes": (
+        lambda x: jaxcomm.ragged_all_to_all(
+            x, x.astype(jnp.bfloat16), *(jnp.zeros(4, jnp.int32) for _ in range(4)),
+            axis_name="i",
+        ),
+        r"operand has dtype float32, output bfloat16; they must be equal",
+    ),
+    "a fractional root": (
+        lambda x: jaxcomm.broadcast(x, "i", 1.5),
+        r"root",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD_TYPES)
+def test_a_bad_type_is_refused_while_tracing(trace, case):
+    call, message = BAD_TYPES[case]
+    with pytest.raises(TypeError, match=message):
+        trace(call)
+
+
+@pytest.mark.parametrize(
+    "name", ["all_gather", "ppermute", "psum", "broadcast", "scan"]
+)
+def test_random_keys_are_refused_with_the_way_round(trace, name):
+    keys = jax.random.split(jax.random.key(0), 4)
+    with pytest.raises(TypeError, match=rf"{name} over .*jax\.random\.key_data\(x\)"):
+        trace(lambda x: AXIS_CALLS[name](x, "i"), keys)
+
+
+def test_key_data_travels(stacked, mesh_of):
+    """What the message recommends works."""
+    keys = jax.random.split(jax.random.key(0), 4)
+    data = np.asarray(jax.random.key_data(keys))
+    found = stacked(mesh_of((4,), ("i",)), lambda x: jaxcomm.ring_shift(x, "i"), data)
+    moved = jax.random.wrap_key_data(found)
+    expected = jax.random.normal(keys[3])
+    assert jax.random.normal(moved[0]) == expected
+
+
+def test_an_unknown_backend_names_those_there_are(trace):
+    with pytest.raises(ValueError, match=r"backend 'nccl' is unknown; choose one of"):
+        trace(lambda x: jaxcomm.psum(x, "i", backend="nccl")).lower()
+
+
+@pytest.mark.parametrize("lane", [7, ""])
+def test_a_lane_is_a_name(trace, lane):
+    with pytest.raises((ValueError, TypeError), match="lane"):
+        trace(lambda x: jaxcomm.psum(x, "i", lane=lane)).lower()
+
+
+def test_the_same_axis_twice_is_refused(trace):
+    with pytest.raises(ValueError, match="twice|duplicate|unique"):
+        trace(lambda x: jaxcomm.psum(x, ("i", "i"))).lower()
+
+
+def test_equal_results_may_leave_unsplit_and_varying_ones_may_not(mesh_of):
+    mesh = mesh_of((2, 2), ("a", "b"))
+
+    def shape_of(call, out_specs):
+        program = jax.shard_map(
+            call, mesh=mesh, in_specs=jax.P("a", "b"), out_specs=out_specs
+        )
+        return jax.eval_shape(program, jax.ShapeDtypeStruct((4, 4), np.float32)).shape
+
+    both = ("a", "b")
+    for name in ("psum", "pmean", "pmax", "pmin", "pprod"):
+        call = getattr(jaxcomm, name)
+        assert shape_of(lambda x: call(x, both), jax.P()) == (2, 2)  # noqa: B023
+        assert shape_of(lambda x: call(x, "a"), jax.P(None, "b")) == (2, 4)  # noqa: B023
+        with pytest.raises(ValueError, match="out_specs"):
+            shape_of(lambda x: call(x, "a"), jax.P())  # noqa: B023
+    equal = lambda x: jaxcomm.all_gather(x, both, to="invarying")  # noqa: E731
+    assert shape_of(equal, jax.P()) == (4, 2, 2)
+    varying = {
+        "all_gather": lambda x: jaxcomm.all_gather(x, both),
+        "ppermute": lambda x: jaxcomm.ppermute(x, both, [(0, 1)]),
+        "ring_shift": lambda x: jaxcomm.ring_shift(x, both),
+        "psum_scatter": lambda x: jaxcomm.psum_scatter(x, "a"),
+        "all_to_all": lambda x: jaxcomm.all_to_all(x, "a", 0, 0),
+        "broadcast": lambda x: jaxcomm.broadcast(x, both),
+        "reduce": lambda x: jaxcomm.reduce(x, both),
+        "gather": lambda x: jaxcomm.gather(x, both),
+        "scatter": lambda x: jaxcomm.scatter(x, "b"),
+        "scan": lambda x: jaxcomm.scan(x, both),
+        "barrier": lambda x: jaxcomm.barrier(x, both),
+        "psum in groups": lambda x: jaxcomm.psum(
+            x, both, axis_index_groups=[[0, 1], [2, 3]]
+        ),
+    }
+    for name, call in varying.items():
+        with pytest.raises(ValueError, match="out_specs"):
+            shape_of(call, jax.P())
+            pytest.fail(f"{name} with out_specs=P() was let through")
+
+
+def test_the_types_are_those_of_jax_lax(mesh_of):
+    """Beside the values' own axes: an unvarying operand varies after all_gather."""
+    mesh = mesh_of((2, 2), ("a", "b"))
+
+    def types_of(lib):
+        seen = {}
+
+        def local(x, w):
+            calls = {
+                "psum": lib.psum(x, "a"),
+                "pmax": lib.pmax(x, ("a", "b")),
+                "all_gather": lib.all_gather(x, "b"),
+                "psum_scatter": lib.psum_scatter(x, "a"),
+                "all_to_all": lib.all_to_all(x, "a", 0, 0, tiled=True),
+                "ppermute": lib.ppermute(x, "b", [(0, 1)]),
+                "psum of equal values": lib.psum(w, "a"),
+                "all_gather of equal values": lib.all_gather(w, "a"),
+                "ppermute of equal values": lib.ppermute(w, "a", [(0, 1)]),
+            }
+            seen.update({name: jax.typeof(out) for name, out in calls.items()})
+            return x
+
+        program = jax.shard_map(
+            local,
+            mesh=mesh,
+            in_specs=(jax.P("a", "b"), jax.P()),
+            out_specs=jax.P("a", "b"),
+        )
+        struct = jax.ShapeDtypeStruct((4, 4), np.float32)
+        jax.eval_shape(program, struct, struct)
+        return {n: (t.shape, t.dtype, t.mat.varying) for n, t in seen.items()}
+
+    assert types_of(jaxcomm) == types_of(jax.lax)

@@ -1,0 +1,257 @@
+"""Every dtype through every collective, all dtypes in one call."""
+
+import contextlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxcomm
+
+FLOAT8 = sorted(name for name in dir(jnp) if name.startswith("float8"))
+NARROW = ["int2", "uint2", "int4", "uint4", "float4_e2m1fn"]
+PLAIN = [
+    "bool", "int8", "int16", "int32", "uint8", "uint16", "uint32",
+    "bfloat16", "float16", "float32", "complex64", *FLOAT8,
+]  # fmt: skip
+X64 = ["int64", "uint64", "float64", "complex128"]
+OPS = ("sum", "prod", "max", "min")
+
+
+@pytest.fixture
+def operands(values):
+    """Gives ``operands(names, shape)``: a stacked array of each type."""
+
+    def make(names, shape):
+        return {
+            name: values(jnp.dtype(name), shape, seed)
+            for seed, name in enumerate(names)
+        }
+
+    return make
+
+
+def _moving(x, backend=None):
+    """The collectives that only move: by name, x has shape (8, 2)."""
+    at = {"backend": backend}
+    return {
+        "all_gather": jaxcomm.all_gather(x, "i", axis=1, **at),
+        "all_to_all": jaxcomm.all_to_all(x, "i", 0, 1, tiled=True, **at),
+        "ppermute": jaxcomm.ppermute(x, "i", [(0, 3), (3, 1), (5, 0)], **at),
+        "broadcast": jaxcomm.broadcast(x, "i", 3, **at),
+        "gather": jaxcomm.gather(x, "i", 6, axis=0, tiled=True, **at),
+        "scatter": jaxcomm.scatter(x, "i", 2, **at),
+        "barrier": jaxcomm.barrier(x, "i", **at),
+    }
+
+
+@pytest.mark.parametrize("names", [PLAIN, X64, NARROW], ids=["plain", "x64", "narrow"])
+def test_moving_changes_no_bit_of_any_dtype(
+    stacked, by_group, identical, model, mesh_of, operands, names
+):
+    mesh = mesh_of((8,), ("i",))
+    x = operands(names, (8, 8, 2))
+    models = {
+        "all_gather": model.all_gather(1),
+        "all_to_all": model.all_to_all(0, 1, tiled=True),
+        "ppermute": model.permute([(0, 3), (3, 1), (5, 0)]),
+        "broadcast": model.broadcast(3),
+        "gather": model.only_on(6, model.all_gather(0, tiled=True)),
+        "scatter": model.scatter(2),
+        "barrier": lambda group: group,
+    }
+    with jax.enable_x64(True) if names is X64 else contextlib.nullcontext():
+        found = jax.tree.map(np.asarray, stacked(mesh, _moving, x))
+    for name, group_model in models.items():
+        for dtype, leaf in x.items():
+            expected = by_group(mesh, ("i",), group_model, leaf)
+            identical(found[name][dtype], expected, f"{name} of {dtype}")
+
+
+@pytest.mark.parametrize("names", [PLAIN, X64, NARROW], ids=["plain", "x64", "narrow"])
+def test_reductions_of_every_dtype_add_in_rank_order_and_round_once(
+    stacked, by_group, identical, model, mesh_of, operands, names
+):
+    mesh = mesh_of((8,), ("i",))
+    x = operands(names, (8, 8, 2))
+
+    def program(x):
+        return {
+            "sum": jaxcomm.psum(x, "i"),
+            "prod": jaxcomm.pprod(x, "i"),
+            "max": jaxcomm.pmax(x, "i"),
+            "min": jaxcomm.pmin(x, "i"),
+            "scatter": jaxcomm.psum_scatter(x, "i"),
+            "reduce": jaxcomm.reduce(x, "i", 7),
+            "scan": jaxcomm.scan(x, "i"),
+            "scan_min": jaxcomm.scan(x, "i", op="min", exclusive=True),
+            "scan_max": jaxcomm.scan(x, "i", op="max", exclusive=True, reverse=True),
+            "scan_prod": jaxcomm.scan(x, "i", op="prod", exclusive=True),
+        }
+
+    models = {op: model.all_reduce(op) for op in OPS} | {
+        "scatter": model.reduce_scatter(),
+        "reduce": model.only_on(7, model.all_reduce("sum")),
+        "scan": model.scan(),
+        "scan_min": model.scan("min", exclusive=True),
+        "scan_max": model.scan("max", exclusive=True, reverse=True),
+        "scan_prod": model.scan("prod", exclusive=True),
+    }
+    with jax.enable_x64(True) if names is X64 else contextlib.nullcontext():
+        found = jax.tree.map(np.asarray, stacked(mesh, program, x))
+    # Complex products and sums of two may differ by the use of fused multiply-adds.
+    fused = {"complex64": 1e-5, "complex128": 1e-13}
+    for name, group_model in models.items():
+        for dtype, leaf in x.items():
+            expected = by_group(mesh, ("i",), group_model, leaf)
+            if dtype in fused and "prod" in name:
+                np.testing.assert_allclose(
+                    found[name][dtype], expected, fused[dtype], fused[dtype]
+                )
+                continue
+            identical(found[name][dtype], expected, f"{name} of {dtype}")
+
+
+def test_both_backends_move_and_reduce_every_dtype_alike(
+    stacked, identical, near, mesh_of, operands
+):
+    mesh = mesh_of((4,), ("i",))
+    # XLA's own all-reduce refuses the narrow types and complex maxima.
+    names = [name for name in PLAIN if name not in FLOAT8]
+    x = operands([*names, "float8_e4m3fn", "float8_e5m2"], (4, 4, 2))
+
+    def program(backend):
+        def run(x):
+            at = {"backend": backend}
+            real = {name: x[name] for name in x if name != "complex64"}
+            return (
+                {
+                    "pmax": jaxcomm.pmax(real, "i", **at),
+                    "pmin": jaxcomm.pmin(real, "i", **at),
+                }
+                | {
+                    "all_gather": jaxcomm.all_gather(x, "i", **at),
+                    "all_to_all": jaxcomm.all_to_all(x, "i", 0, 1, tiled=True, **at),
+                    "broadcast": jaxcomm.broadcast(x, "i", 3, **at),
+                    "gather": jaxcomm.gather(x, "i", 2, **at),
+                },
+                {
+                    "psum": jaxcomm.psum(x, "i", **at),
+                    "pprod": jaxcomm.pprod(x, "i", **at),
+                },
+            )
+
+        return run
+
+    ours, ours_sums = stacked(mesh, program("host"), x)
+    xla, xla_sums = stacked(mesh, program("xla"), x)
+    for name, results in ours.items():
+        for dtype in results:
+            identical(results[dtype], xla[name][dtype], f"{name} of {dtype}")
+    for name in ours_sums:
+        for dtype in x:
+            found, expected = ours_sums[name][dtype], xla_sums[name][dtype]
+            if jnp.issubdtype(found.dtype, jnp.inexact):
+                # The order of summation differs: one unit in the last place of the
+                # result's type, 2**-2 for the coarsest float8, times cancellation.
+                near(found, expected, 4 * float(jnp.finfo(found.dtype).eps), name, 1e-6)
+            else:
+                identical(found, expected, f"{name} of {dtype}")
+
+
+@pytest.mark.parametrize("name", ["psum", "pprod"])
+def test_bools_count_and_logical_reductions_stay_bool(stacked, mesh_of, name):
+    mesh = mesh_of((4,), ("i",))
+    x = np.array([[1, 0, 1], [1, 0, 0], [1, 0, 1], [1, 0, 1]], bool)
+
+    def program(x):
+        return (
+            getattr(jaxcomm, name)(x, "i"),
+            jaxcomm.pmax(x, "i"),
+            jaxcomm.pmin(x, "i"),
+        )
+
+    count, any_, all_ = stacked(mesh, program, x)
+    assert count.dtype == np.int32
+    expected = {"psum": [4, 0, 3], "pprod": [1, 0, 0]}[name]
+    np.testing.assert_array_equal(count[2], expected)
+    np.testing.assert_array_equal(any_[2], [True, False, True])
+    np.testing.assert_array_equal(all_[2], [True, False, False])
+
+
+def test_means_have_the_dtypes_of_their_twin(stacked, identical, mesh_of, values):
+    mesh = mesh_of((4,), ("i",))
+    names = ["int8", "int32", "uint16", "bool", "float32", "bfloat16", "complex64"]
+    # Multiples of 4 that fit each type: exact means.
+    x = {
+        name: (4 * np.arange(8).reshape(4, 2)).astype(jnp.dtype(name)) for name in names
+    }
+    ours = stacked(mesh, lambda x: jaxcomm.pmean(x, "i"), x)
+    identical(ours, stacked(mesh, lambda x: jax.lax.pmean(x, "i"), x))
+
+
+def test_complex_maxima_work_through_xla(stacked, identical, mesh_of, values):
+    mesh = mesh_of((4,), ("i",))
+    x = values("complex64", (4, 5))
+
+    def program(backend):
+        return lambda x: (
+            jaxcomm.pmax(x, "i", backend=backend),
+            jaxcomm.pmin(x, "i", backend=backend),
+        )
+
+    identical(stacked(mesh, program("xla"), x), stacked(mesh, program("host"), x))
+
+
+def test_python_scalars_and_numpy_arrays_are_leaves(stacked, identical, mesh_of):
+    mesh = mesh_of((4,), ("i",))
+
+    def program(x):
+        constant = np.arange(3, dtype=np.int16)
+        return (
+            jaxcomm.all_gather((x, constant, 2), "i"),
+            jaxcomm.psum((x, constant, 2, 1.5), "i"),
+            jaxcomm.pmax((x, constant, 2), "i"),
+            jaxcomm.ppermute((x, constant), "i", [(0, 1)]),
+        )
+
+    x = np.arange(4, dtype=np.float32)
+    gathered, total, largest, moved = stacked(mesh, program, x)
+    np.testing.assert_array_equal(gathered[0][1], x)
+    np.testing.assert_array_equal(gathered[1][3], [[0, 1, 2]] * 4)
+    np.testing.assert_array_equal(gathered[2][3], [2] * 4)
+    assert gathered[1].dtype == np.int16
+    np.testing.assert_array_equal(total[0], [6] * 4)
+    np.testing.assert_array_equal(total[1][2], [0, 4, 8])
+    np.testing.assert_array_equal(total[2], [8] * 4)
+    np.testing.assert_array_equal(total[3], [6.0] * 4)
+    np.testing.assert_array_equal(largest[0], [3] * 4)
+    np.testing.assert_array_equal(
+        moved[1], [[0, 0, 0], [0, 1, 2], [0, 0, 0], [0, 0, 0]]
+    )
+
+
+@pytest.mark.parametrize("name", ["float6_e2m3fn", "float6_e3m2fn"])
+def test_float6_arrives_as_it_was_sent_or_is_refused(mesh_of, name):
+    """XLA on CPU can move it but hardly compute with it."""
+    if not hasattr(jnp, name):
+        pytest.skip(f"this jax has no {name}")
+    mesh = mesh_of((4,), ("i",))
+    try:
+        x = jnp.asarray(np.ones((4, 3), np.float32).astype(jnp.dtype(name)))
+    except jax.errors.JaxRuntimeError:
+        pytest.skip(f"this jaxlib makes no arrays of {name}")
+
+    def gather(x):
+        return jaxcomm.all_gather(x, "i", tiled=True)
+
+    program = jax.shard_map(
+        gather, mesh=mesh, in_specs=jax.P("i"), out_specs=jax.P("i")
+    )
+    try:
+        found = np.asarray(jax.jit(program)(x))
+    except TypeError as error:
+        assert name in str(error)
+    else:
+        np.testing.assert_array_equal(found.astype(np.float32), np.ones((16, 3)))

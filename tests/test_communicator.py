@@ -1,0 +1,451 @@
+"""Communicators are made once, found, listed, counted and closed."""
+
+import dataclasses
+import html.parser
+import re
+
+import jax
+import numpy as np
+import pytest
+
+import jaxcomm
+from jaxcomm.communicator import DEFAULT_LANE
+
+
+def psum_over(mesh, axes="i", **options):
+    spec = jax.P(tuple(mesh.axis_names))
+    return jax.jit(
+        jax.shard_map(
+            lambda x: jaxcomm.psum(x, axes, **options),
+            mesh=mesh,
+            in_specs=spec,
+            out_specs=spec,
+        )
+    )
+
+
+def permuted(mesh, order):
+    devices = mesh.devices.ravel()[list(order)].reshape(mesh.devices.shape)
+    return jax.sharding.Mesh(devices, mesh.axis_names, axis_types=mesh.axis_types)
+
+
+@pytest.fixture
+def counted():
+    """Gives ``counted()``: what the counters say since the test began."""
+    before = dataclasses.asdict(jaxcomm.counters())
+
+    def since():
+        now = dataclasses.asdict(jaxcomm.counters())
+        change = {name: now[name] - before[name] for name in now}
+        return {name: count for name, count in change.items() if count}
+
+    return since
+
+
+X = np.arange(8, dtype=np.float32)
+
+
+# init
+
+
+def test_init_of_no_axes_makes_one_for_each_and_one_for_all(make_mesh, counted):
+    made = jaxcomm.init(make_mesh(a=2, b=4))
+    assert [c.axes for c in made] == [("a",), ("b",), ("a", "b")]
+    assert [(c.size, len(c.groups)) for c in made] == [(2, 4), (4, 2), (8, 1)]
+    assert counted() == {"created": 3, "live": 3}
+    assert [c.axes for c in jaxcomm.init(make_mesh(i=8))] == [("i",)]
+
+
+@pytest.mark.parametrize(
+    ("axes", "expected"),
+    [
+        ("b", [("b",)]),
+        (("b", "a"), [("b", "a")]),
+        (["a", ("a", "b")], [("a",), ("a", "b")]),
+        ([], []),
+    ],
+)
+def test_init_takes_a_name_a_tuple_or_a_list_of_them(make_mesh, axes, expected):
+    made = jaxcomm.init(make_mesh(a=2, b=2), axes)
+    assert [c.axes for c in made] == expected
+    assert len(jaxcomm.communicators()) == len(expected)
+
+
+def test_init_twice_keeps_what_is_there(make_mesh, counted):
+    first = jaxcomm.init(make_mesh(i=4))
+    again = jaxcomm.init(make_mesh(i=4))
+    assert first[0] is again[0]
+    assert counted() == {"created": 1, "live": 1}
+
+
+def test_programs_find_what_init_made(make_mesh, counted):
+    mesh = make_mesh(a=2, b=4)
+    jaxcomm.init(mesh)
+    for axes in ("a", "b", ("a", "b")):
+        psum_over(mesh, axes)(X)
+    assert counted() == {"created": 3, "live": 3}
+
+
+def test_lowering_makes_what_is_missing_and_running_never_does(make_mesh, counted):
+    mesh = make_mesh(i=4)
+    lowered = psum_over(mesh).lower(X)
+    assert counted() == {"created": 1, "live": 1}
+    compiled = lowered.compile()
+    for _ in range(3):
+        compiled(X)
+    assert counted() == {"created": 1, "live": 1}
+
+
+def test_each_lane_is_a_communicator_of_its_own(make_mesh, counted):
+    mesh = make_mesh(i=4)
+    made = jaxcomm.init(mesh, "i", lanes=("keys", "values"))
+    assert [c.lane for c in made] == ["keys", "values"]
+    assert [c.lane for c in jaxcomm.init(mesh, "i", lanes="keys")] == ["keys"]
+
+    def program(x):
+        return jaxcomm.psum(x, "i", lane="keys"), jaxcomm.pmax(x, "i", lane="values")
+
+    spec = jax.P("i")
+    program = jax.jit(jax.shard_map(program, mesh=mesh, in_specs=spec, out_specs=spec))
+    jax.block_until_ready(program(X))
+    assert [c.stats()["calls"] for c in made] == [{"all_reduce": 1}, {"all_reduce": 1}]
+    assert counted() == {"created": 2, "live": 2}
+    psum_over(mesh)(X)
+    assert jaxcomm.communicators()[2].lane == DEFAULT_LANE
+
+
+def test_every_kind_of_call_shares_one_communicator(make_mesh, counted):
+    """N1: ring hops and all else over the same axes need one."""
+    mesh = make_mesh(i=4)
+
+    def program(x):
+        for hop in range(1, 4):
+            x = jaxcomm.ring_shift(x, "i", hop)
+        x = jaxcomm.ppermute(x, "i", [(0, 3)])
+        return jaxcomm.psum(x, "i"), jaxcomm.all_gather(x, "i"), jaxcomm.scan(x, "i")
+
+    spec = jax.P("i")
+    program = jax.jit(jax.shard_map(program, mesh=mesh, in_specs=spec, out_specs=spec))
+    jax.block_until_ready(program(X))
+    assert counted() == {"created": 1, "live": 1}
+    assert jaxcomm.communicators()[0].stats()["calls"] == {
+        "permute": 4, "all_reduce": 1, "all_gather": 1, "scan": 1,
+    }  # fmt: skip
+
+
+def test_twenty_lengths_share_one_communicator_and_its_memory(make_mesh, counted):
+    """N2: changing shapes create nothing."""
+    program = psum_over(make_mesh(i=4))
+    held = []
+    for length in range(4, 84, 4):
+        found = program(np.ones(length, np.float32))
+        np.testing.assert_array_equal(found, np.full(length, 4.0))
+        held.append(jaxcomm.memory_report()[0].host_bytes)
+    assert counted() == {"created": 1, "live": 1}
+    assert held[-1] == held[1]
+
+
+# meshes
+
+
+def test_one_function_under_two_orders_of_devices_is_right_under_both(
+    make_mesh, counted
+):
+    """C4: a lowering for one order must not serve the other."""
+    straight = make_mesh(a=2, b=4)
+    crossed = permuted(straight, (5, 2, 7, 0, 1, 6, 3, 4))
+
+    @jax.jit
+    def program(x):
+        return jax.shard_map(
+            lambda x: (
+                jaxcomm.psum(x, "a"),
+                jaxcomm.all_gather(x, "b", tiled=True),
+                jaxcomm.scan(x, ("b", "a")),
+            ),
+            in_specs=jax.P(("a", "b")),
+            out_specs=jax.P(("a", "b")),
+        )(x)
+
+    def expected():
+        grid = X.reshape(2, 4)
+        ranked = grid.T.cumsum().reshape(4, 2).T
+        return (
+            np.tile(grid.sum(0), 2),
+            np.repeat(grid, 4, 0).ravel(),
+            ranked.ravel(),
+        )
+
+    for mesh in (straight, crossed, straight, crossed):
+        x = jax.device_put(X, jax.NamedSharding(mesh, jax.P(("a", "b"))))
+        with jax.set_mesh(mesh):
+            found = program(x)
+        jax.tree.map(np.testing.assert_array_equal, found, expected())
+    assert counted() == {"created": 6, "live": 6}
+    sequences = {c.groups for c in jaxcomm.communicators() if c.axes == ("b", "a")}
+    assert len(sequences) == 2
+
+
+def test_alternating_two_meshes_keeps_two_communicators(make_mesh, counted):
+    """C5."""
+    straight = make_mesh(i=8)
+    meshes = (straight, permuted(straight, (1, 0, 3, 2, 7, 6, 5, 4)))
+
+    @jax.jit
+    def program(x):
+        return jax.shard_map(
+            lambda x: jaxcomm.ring_shift(x, "i"),
+            in_specs=jax.P("i"),
+            out_specs=jax.P("i"),
+        )(x)
+
+    placed = [jax.device_put(X, jax.NamedSharding(mesh, jax.P("i"))) for mesh in meshes]
+    for turn in range(200):
+        with jax.set_mesh(meshes[turn % 2]):
+            found = program(placed[turn % 2])
+        np.testing.assert_array_equal(found, np.roll(X, 1))
+    assert counted() == {"created": 2, "live": 2}
+    assert [c.stats()["calls"] for c in jaxcomm.communicators()] == [
+        {"permute": 100}
+    ] * 2
+
+
+def test_a_submesh_is_another_mesh(make_mesh):
+    """C13: one process drives several devices, in several meshes."""
+    for size in (2, 3, 5, 8):
+        x = np.arange(size, dtype=np.float32)
+        np.testing.assert_array_equal(psum_over(make_mesh(i=size))(x), [x.sum()] * size)
+    assert [c.size for c in jaxcomm.communicators()] == [2, 3, 5, 8]
+
+
+def test_one_device_needs_no_communicator(make_mesh, counted):
+    program = psum_over(make_mesh(i=1))
+    np.testing.assert_array_equal(program(X), X)
+    assert counted() == {}
+
+
+@pytest.mark.parametrize("what", ["abstract mesh", "a list of devices"])
+def test_init_wants_a_mesh_of_devices(make_mesh, what):
+    mesh = make_mesh(i=4).abstract_mesh if what == "abstract mesh" else jax.devices()
+    with pytest.raises(TypeError, match="init: mesh must be a jax.sharding.Mesh"):
+        jaxcomm.init(mesh)
+
+
+def test_a_program_lowered_for_an_abstract_mesh_is_refused(make_mesh):
+    abstract = make_mesh(i=4).abstract_mesh
+
+    program = jax.shard_map(
+        lambda x: jaxcomm.psum(x, "i"),
+        mesh=abstract,
+        in_specs=jax.P("i"),
+        out_specs=jax.P("i"),
+    )
+    sharding = jax.NamedSharding(abstract, jax.P("i"))
+    struct = jax.ShapeDtypeStruct((8,), np.float32, sharding=sharding)
+    with pytest.raises(ValueError, match=r"(?i)abstract ?mesh"):
+        jax.jit(program).trace(struct).lower(lowering_platforms=("cpu",))
+    assert len(jaxcomm.communicators()) == 0
+
+
+# arguments
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "error", "message"),
+    [
+        (("nowhere",), {}, ValueError, "axis 'nowhere' is not an axis of the mesh"),
+        ((("a", "a"),), {}, ValueError, "name an axis twice"),
+        (("a",), {"backend": "nccl"}, ValueError, "backend 'nccl' is unknown"),
+        (("a",), {"lanes": ""}, ValueError, "lane must be a non-empty string"),
+        (("a",), {"lanes": (3,)}, ValueError, "lane must be a non-empty string, got 3"),
+    ],
+)
+def test_bad_arguments_make_nothing(make_mesh, arguments, options, error, message):
+    with pytest.raises(error, match=message):
+        jaxcomm.init(make_mesh(a=2, b=2), *arguments, **options)
+    assert len(jaxcomm.communicators()) == 0
+
+
+def test_the_backend_that_init_chose_is_used(make_mesh, counted):
+    mesh = make_mesh(i=4)
+    jaxcomm.init(mesh, backend="xla")
+    text = psum_over(mesh).lower(X).as_text()
+    assert "stablehlo.all_reduce" in text
+    assert "jaxcomm" not in re.sub(r"loc\(.*", "", text)
+    assert counted() == {"borrowed": 1, "live": 1}
+    assert jaxcomm.init(mesh, backend="host")[0].backend == "host"
+    assert "jaxcomm.all_reduce" in psum_over(mesh).lower(X).as_text()
+
+
+def test_finalize_forgets_the_chosen_backends(make_mesh):
+    mesh = make_mesh(i=4)
+    jaxcomm.init(mesh, backend="xla")
+    jaxcomm.finalize()
+    assert len(jaxcomm.communicators()) == 0
+    assert jaxcomm.init(mesh)[0].backend == "host"
+
+
+# closing
+
+
+def test_a_closed_communicator_is_an_error_that_names_init(make_mesh, counted):
+    """P1: running looks up and never creates."""
+    mesh = make_mesh(i=4)
+    program = psum_over(mesh)
+    program(X)
+    (member,) = jaxcomm.communicators()
+    member.close()
+    member.close()  # harmless
+    assert member.closed
+    assert counted() == {"created": 1, "destroyed": 1}
+    with pytest.raises(
+        jax.errors.JaxRuntimeError, match=r"jaxcomm\.init\(mesh"
+    ) as caught:
+        jax.block_until_ready(program(X))
+    assert "psum(float32[2]) over axes ('i',)" in str(caught.value)
+    assert counted() == {"created": 1, "destroyed": 1}
+    jaxcomm.init(mesh)
+    np.testing.assert_array_equal(program(X)[:2], X.reshape(4, 2).sum(0))
+    assert counted() == {"created": 2, "destroyed": 1, "live": 1}
+
+
+def test_the_end_of_a_with_block_closes(make_mesh):
+    (member,) = jaxcomm.init(make_mesh(i=2))
+    with member as inside:
+        assert inside is member
+        assert not member.closed
+        assert "live" in repr(member)
+    assert member.closed
+    assert "closed" in repr(member)
+    assert member.stats() == {"calls": {}, "bytes": 0, "host_bytes": 0, "in_flight": 0}
+    with pytest.raises(KeyError), jaxcomm.init(make_mesh(i=2))[0]:
+        raise KeyError
+    assert len(jaxcomm.communicators()) == 0
+
+
+def test_the_old_handle_stays_closed_when_the_same_is_made_anew(make_mesh):
+    (old,) = jaxcomm.init(make_mesh(i=2))
+    old.close()
+    (new,) = jaxcomm.init(make_mesh(i=2))
+    assert old.closed
+    assert not new.closed
+    assert old.key == new.key
+    old.close()
+    assert not new.closed
+
+
+def test_finalize_closes_all_and_may_be_called_again(make_mesh, counted):
+    made = jaxcomm.init(make_mesh(a=2, b=2))
+    jaxcomm.finalize()
+    jaxcomm.finalize()
+    assert all(member.closed for member in made)
+    assert counted() == {"created": 3, "destroyed": 3}
+
+
+def test_the_bound_on_live_communicators_is_an_error_that_names_it(
+    monkeypatch, make_mesh, counted
+):
+    """N6."""
+    monkeypatch.setenv("JAXCOMM_MAX_COMMUNICATORS", "2")
+    mesh = make_mesh(a=2, b=2)
+    with pytest.raises(
+        jaxcomm.CommunicatorError, match=r"2 live communicators.*JAXCOMM_MAX_COMM"
+    ):
+        jaxcomm.init(mesh)
+    with pytest.raises(jaxcomm.CommunicatorError, match=r"axes \('a', 'b'\)"):
+        psum_over(mesh, ("a", "b"))(X)
+    jaxcomm.communicators()[0].close()
+    psum_over(mesh, ("a", "b"))(X)
+    assert counted() == {"created": 3, "destroyed": 1, "live": 2}
+
+
+# listing
+
+
+def test_the_table_counts_calls_and_bytes(make_mesh):
+    mesh = make_mesh(data=2, context=4)
+    jaxcomm.init(mesh, ["data", ("data", "context")])
+    program = psum_over(mesh, "data")
+    for _ in range(3):
+        jax.block_until_ready(program(np.ones((8, 1000), np.float32)))
+    lines = str(jaxcomm.communicators()).splitlines()
+    columns = re.split(r"  +", lines[0])
+    assert columns == [
+        "mesh axes", "lane", "backend", "size", "groups", "calls", "bytes", "memory", "state",
+    ]  # fmt: skip
+    assert set(lines[1]) == {"-", " "}
+    rows = [
+        dict(zip(columns, re.split(r"  +", line), strict=True)) for line in lines[2:]
+    ]
+    assert [row["mesh axes"] for row in rows] == ["data", "data x context"]
+    # Three calls of 4,000 bytes from each of eight ranks.
+    assert (rows[0]["calls"], rows[0]["bytes"]) == ("3", "96.0 kB")
+    assert (rows[1]["calls"], rows[1]["bytes"]) == ("0", "0 B")
+    assert [row["size"] + "x" + row["groups"] for row in rows] == ["2x4", "8x1"]
+    assert {row["state"] for row in rows} == {"live"}
+    assert repr(jaxcomm.communicators()) == str(jaxcomm.communicators())
+    assert jaxcomm.communicators()[0].stats()["bytes"] == 96_000
+
+
+def test_the_table_is_html_in_a_notebook(make_mesh):
+    jaxcomm.init(make_mesh(i=2), lanes="<b>&")
+
+    class Cells(html.parser.HTMLParser):
+        def __init__(self):
+            super().__init__()
+            self.tags, self.texts = [], []
+
+        def handle_starttag(self, tag, attrs):
+            self.tags.append(tag)
+
+        def handle_data(self, data):
+            self.texts.append(data)
+
+    cells = Cells()
+    cells.feed(jaxcomm.communicators()._repr_html_())
+    assert cells.tags.count("table") == 1
+    assert cells.tags.count("tr") == 2
+    assert cells.tags.count("th") == cells.tags.count("td") == 9
+    assert "<b>&" in "".join(cells.texts)
+    assert "b" not in cells.tags
+
+
+def test_an_empty_table_has_its_head(make_mesh):
+    assert str(jaxcomm.communicators()).startswith("mesh axes")
+    assert "<table>" in jaxcomm.communicators()._repr_html_()
+    assert len(jaxcomm.communicators()) == 0
+
+
+def test_a_slice_of_the_table_is_a_table(make_mesh):
+    jaxcomm.init(make_mesh(a=2, b=2))
+    table = jaxcomm.communicators()
+    assert isinstance(table[:2], jaxcomm.Communicators)
+    assert [c.axes for c in table[1:]] == [("b",), ("a", "b")]
+    assert table[-1].axes == ("a", "b")
+    assert "a x b" not in str(table[:2])
+
+
+def test_index_groups_show_in_the_table(make_mesh):
+    psum_over(make_mesh(i=4), axis_index_groups=[[0, 3], [1, 2]])(X)
+    assert "i in [[0, 3], [1, 2]]" in str(jaxcomm.communicators())
+
+
+def test_the_xla_backend_shows_and_says_that_xla_counts(make_mesh):
+    jaxcomm.init(make_mesh(i=2), backend="xla")
+    assert str(jaxcomm.communicators()).splitlines()[2].count("in XLA") == 2
+
+
+def test_a_hundred_communicators_cost_headers_alone(make_mesh):
+    """N4: nothing is staged, so bytes grow by a small header each, traffic or not."""
+    mesh = make_mesh(i=4)
+    one = jaxcomm.init(mesh, lanes="first")
+    psum_over(mesh, lane="first")(np.ones(1 << 20, np.float32))
+    (row,) = jaxcomm.memory_report()
+    assert row.communicator is one[0]
+    assert 0 < row.host_bytes < 4096
+    jaxcomm.init(mesh, lanes=[f"lane {n}" for n in range(99)])
+    rows = jaxcomm.memory_report()
+    assert len(rows) == 100
+    assert sum(row.host_bytes for row in rows) < 100 * 4096
+    others = {(r.device_bytes, r.shared_bytes, r.pinned_bytes, r.shared) for r in rows}
+    assert others == {(0, 0, 0, False)}

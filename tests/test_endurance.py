@@ -1,0 +1,194 @@
+"""Threads, long runs and many calls: right, and without growth."""
+
+import threading
+
+import jax
+import numpy as np
+import pytest
+
+import jaxcomm
+
+
+def resident_bytes():
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[1]) * 4096
+
+
+def over(mesh, call, donate=()):
+    spec = jax.P(tuple(mesh.axis_names))
+    program = jax.shard_map(call, mesh=mesh, in_specs=spec, out_specs=spec)
+    return jax.jit(program, donate_argnums=donate)
+
+
+def test_four_threads_dispatch_collectives_at_once(make_mesh, mesh_pair):
+    """C7: on one mesh and on two, small ones and large ones."""
+    straight, crossed = mesh_pair
+    programs = []
+    for mesh in (straight, crossed):
+        programs += [
+            (over(mesh, lambda x: jaxcomm.psum(x, ("a", "b"))), lambda x: x.sum(0)),
+            (
+                over(mesh, lambda x: jaxcomm.ring_shift(x, ("a", "b"))),
+                lambda x: np.roll(x, 1, 0),
+            ),
+            (
+                over(mesh, lambda x: jaxcomm.scan(x, ("a", "b"))),
+                lambda x: np.cumsum(x, 0),
+            ),
+        ]
+    failures = []
+    start = threading.Barrier(4)
+
+    def work(seed):
+        rng = np.random.default_rng(seed)
+        try:
+            start.wait(60)
+            for _ in range(40):
+                program, model = programs[rng.integers(len(programs))]
+                width = int(rng.choice([1, 7, 40_000]))
+                x = rng.integers(-9, 9, (8, width)).astype(np.float32)
+                found = np.asarray(program(x))
+                expected = np.broadcast_to(model(x), found.shape)
+                np.testing.assert_array_equal(found, expected)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(240)
+    assert not any(thread.is_alive() for thread in threads)
+    assert failures == []
+    assert [c.stats()["in_flight"] for c in jaxcomm.communicators()] == [0, 0]
+
+
+def test_threads_may_make_and_close_communicators_while_others_run(make_mesh):
+    mesh, other = make_mesh(i=4), make_mesh(j=2)
+    program = over(mesh, lambda x: jaxcomm.psum(x, "i"))
+    x = np.ones((4, 3), np.float32)
+    program(x)
+    failures = []
+
+    def churn():
+        try:
+            for turn in range(50):
+                with jaxcomm.init(other, lanes=f"lane {turn % 3}")[0]:
+                    str(jaxcomm.communicators())
+                    jaxcomm.memory_report()
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=churn)
+    thread.start()
+    for _ in range(200):
+        np.testing.assert_array_equal(program(x), np.full((4, 3), 4.0))
+    thread.join(60)
+    assert not thread.is_alive()
+    assert failures == []
+    assert len(jaxcomm.communicators()) == 1
+
+
+@pytest.fixture
+def mesh_pair(make_mesh):
+    """Meshes of the same eight devices in two orders."""
+    straight = make_mesh(a=2, b=4)
+    devices = straight.devices.ravel()[[3, 6, 1, 4, 7, 2, 5, 0]].reshape(2, 4)
+    crossed = jax.sharding.Mesh(
+        devices, straight.axis_names, axis_types=straight.axis_types
+    )
+    return straight, crossed
+
+
+def test_a_thousand_broadcasts_in_one_program(make_mesh):
+    """C8."""
+    mesh = make_mesh(i=8)
+
+    def call(x):
+        def step(carry, root_value):
+            # What each step sends depends on the last: none can be dropped.
+            carry = jaxcomm.broadcast(carry + jax.lax.axis_index("i"), "i", 3)
+            return carry, carry[0]
+
+        return jax.lax.scan(step, x, length=1000)
+
+    last, trace = over(mesh, lambda x: jax.tree.map(lambda y: y[None], call(x[0])))(
+        np.arange(8, dtype=np.int32)[:, None]
+    )
+    # Rank 3 holds 3; each step adds its index, 3, on the root.
+    np.testing.assert_array_equal(last, np.full((8, 1), 3 + 3 * 1000))
+    np.testing.assert_array_equal(trace[5], 3 + 3 * np.arange(1, 1001))
+    assert jaxcomm.communicators()[0].stats()["calls"] == {"broadcast": 1000}
+
+
+def median_growth(work, rounds):
+    """Median over rounds: a leak shows in each, a pool that grows once in one."""
+    grown = []
+    for _ in range(rounds):
+        before = resident_bytes()
+        work()
+        grown.append(resident_bytes() - before)
+    return sorted(grown)[rounds // 2]
+
+
+def test_ten_thousand_calls_leak_nothing(make_mesh):
+    """C12, C10: resident memory stays, nothing is left in flight."""
+
+    def call(x):
+        def step(x, _):
+            x = jaxcomm.ring_shift(x, "i")
+            x = jaxcomm.psum(x, "i") - jaxcomm.pmax(x, "i") * 3
+            return jaxcomm.all_gather(x, "i", tiled=True).reshape(4, -1).mean(0), None
+
+        return jax.lax.scan(step, x, length=250)[0]
+
+    program = over(make_mesh(i=4), call)
+    x = np.ones((4 * 16,), np.float32)
+    expected = np.asarray(program(x))
+
+    def thousand():
+        np.testing.assert_array_equal(program(x), expected)
+
+    for _ in range(3):  # pools fill
+        thousand()
+    (member,) = jaxcomm.communicators()
+    held = member.stats()["host_bytes"]
+    # One tag entry left behind by each of four ranks would be 250 kB a round.
+    assert median_growth(thousand, 10) < 128 << 10
+    assert sum(member.stats()["calls"].values()) == 14 * 1000
+    assert member.stats()["in_flight"] == 0
+    assert member.stats()["host_bytes"] == held
+
+
+def test_dispatching_two_thousand_programs_leaks_nothing(make_mesh):
+    """C12: the way through Python and XLA's dispatch, not a loop inside."""
+    program = over(make_mesh(i=2), lambda x: jaxcomm.psum(x, "i"))
+    x = np.ones((2, 4), np.float32)
+
+    def hundreds():
+        for _ in range(400):
+            jax.block_until_ready(program(x))
+
+    hundreds()
+    (member,) = jaxcomm.communicators()
+    held = member.stats()["host_bytes"]
+    # 160 bytes a call; XLA's own bookkeeping breathes by a page now and then.
+    assert median_growth(hundreds, 5) < 64 << 10
+    assert member.stats()["in_flight"] == 0
+    assert member.stats()["host_bytes"] == held
+
+
+def test_making_and_closing_a_thousand_communicators_leaks_nothing(make_mesh):
+    mesh = make_mesh(a=2, b=4)
+
+    def turn():
+        jaxcomm.init(mesh)
+        jaxcomm.finalize()
+
+    for _ in range(50):
+        turn()
+    before = resident_bytes()
+    for _ in range(334):
+        turn()
+    # 1,002 communicators; each held about a kilobyte while it lived.
+    assert resident_bytes() - before < 1 << 20
