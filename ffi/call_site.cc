@@ -44,8 +44,8 @@ void CallSite::SetShapes(std::vector<Leaf> operands, std::vector<Leaf> results) 
   for (const Leaf& leaf : operands_) {
     operand_bytes_ += leaf.bytes();
   }
-  std::string text = StrCat(attributes_.collective, "/",
-                            ReduceOpName(attributes_.reduce), "/");
+  std::string text =
+      StrCat(attributes_.collective, "/", ReduceOpName(attributes_.reduce), "/");
   for (int64_t param : attributes_.params) text += StrCat(param, ",");
   AppendLeaves(operands_, &text);
   text += "->";
@@ -60,8 +60,7 @@ std::string CallSite::ToString() const {
   return text + ")";
 }
 
-Status CallSite::MakePlan(int size, const void* const* const* operands_of,
-                          Plan* plan) {
+Status CallSite::MakePlan(int size, const void* const* const* operands_of, Plan* plan) {
   const Problem problem{size, operands_, results_, attributes_.params};
   if (Status status = planner_(problem, operands_of, plan); status.failure()) {
     return status;

@@ -29,9 +29,9 @@ class Scheduler {
 // One rank's arrival at a call site.
 struct Call {
   CallSite* site = nullptr;
-  int64_t run_id = 0;     // the same on every rank of one launch
-  uint64_t tag = 0;       // the same where ranks of one run are to meet
-  int64_t device_id = 0;  // global
+  int64_t run_id = 0;                     // the same on every rank of one launch
+  uint64_t tag = 0;                       // the same where ranks of one run are to meet
+  int64_t device_id = 0;                  // global
   const void* const* operands = nullptr;  // one per site->operands()
   void* const* results = nullptr;         // one per site->results()
   Scheduler* scheduler = nullptr;
@@ -40,7 +40,7 @@ struct Call {
 // What a communicator is made of and named by.
 struct CommunicatorSpec {
   int64_t key = 0;
-  std::string axes;     // "('data', 'context')"
+  std::string axes;  // "('data', 'context')"
   std::string lane;
   std::string backend;
   std::string platform;  // names devices in messages: "cpu"

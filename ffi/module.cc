@@ -31,8 +31,7 @@ nb::dict Registrations() {
   nb::dict targets;
   for (const Collective& collective : kCollectives) {
     nb::dict stages;
-    stages["instantiate"] =
-        nb::capsule(reinterpret_cast<void*>(&InstantiateHandler));
+    stages["instantiate"] = nb::capsule(reinterpret_cast<void*>(&InstantiateHandler));
     stages["execute"] = nb::capsule(reinterpret_cast<void*>(&ExecuteHandler));
     targets[StrCat("jaxcomm.", collective.name).c_str()] = stages;
   }
@@ -48,9 +47,8 @@ nb::dict CallSiteType() {
   return type;
 }
 
-void CreateHost(int64_t key, std::string axes, std::string lane,
-                std::string platform, double timeout_seconds,
-                std::vector<std::vector<int64_t>> groups) {
+void CreateHost(int64_t key, std::string axes, std::string lane, std::string platform,
+                double timeout_seconds, std::vector<std::vector<int64_t>> groups) {
   CommunicatorSpec spec;
   spec.key = key;
   spec.axes = std::move(axes);
@@ -68,13 +66,13 @@ void Destroy(int64_t key) {
   ThrowIfFailed(Registry::Get().Remove(key));
 }
 
-nb::object Stats(int64_t key) {
+nb::dict Stats(int64_t key) {
+  nb::dict out;
   const std::shared_ptr<Communicator> communicator = Registry::Get().Find(key);
-  if (communicator == nullptr) return nb::none();
+  if (communicator == nullptr) return out;
   const CommunicatorStats stats = communicator->stats();
   nb::dict calls;
   for (const auto& [name, count] : stats.calls) calls[name.c_str()] = count;
-  nb::dict out;
   out["bytes"] = stats.bytes;
   out["host_bytes"] = stats.host_bytes;
   out["in_flight"] = stats.in_flight;
@@ -99,14 +97,13 @@ NB_MODULE(_ffi, m) {
         "Custom-call targets and their handlers, by stage.");
   m.def("call_site_type", &CallSiteType,
         "The type registration of the handlers' state.");
-  m.def("create_host", &CreateHost, nb::arg("key"), nb::arg("axes"),
-        nb::arg("lane"), nb::arg("platform"), nb::arg("timeout_seconds"),
-        nb::arg("groups"),
+  m.def("create_host", &CreateHost, nb::arg("key"), nb::arg("axes"), nb::arg("lane"),
+        nb::arg("platform"), nb::arg("timeout_seconds"), nb::arg("groups"),
         "Makes a communicator of the host backend under a key.");
   m.def("destroy", &Destroy, nb::arg("key"),
         "Ends a communicator; whoever waits in it gets an error.");
   m.def("stats", &Stats, nb::arg("key"),
-        "Calls and bytes of a communicator, None if there is none.");
+        "Calls and bytes of a communicator, empty if there is none.");
   m.def("counters", &Counters, "Communicators created, destroyed and live.");
 }
 

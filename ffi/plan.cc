@@ -45,15 +45,14 @@ void Plan::Finish(int size, const std::vector<Leaf>& leaves) {
           block_bytes / static_cast<int64_t>(leaves[move.leaf].element_bytes);
       for (int64_t row = 0; row < rows; ++row) {
         for (int64_t begin = 0; begin < move.inner; begin += step) {
-          blocks.push_back({index, row, row + 1, begin,
-                            std::min(begin + step, move.inner)});
+          blocks.push_back(
+              {index, row, row + 1, begin, std::min(begin + step, move.inner)});
         }
       }
     } else {
       const int64_t step = std::max<int64_t>(1, block_bytes / row_bytes);
       for (int64_t row = 0; row < rows; row += step) {
-        blocks.push_back(
-            {index, row, std::min(row + step, rows), 0, move.inner});
+        blocks.push_back({index, row, std::min(row + step, rows), 0, move.inner});
       }
     }
   }

@@ -68,10 +68,10 @@ struct Plan {
   bool pairwise = false;
 
   // Filled by Finish().
-  std::vector<Block> blocks;                  // grouped by move
-  std::vector<int> first_block;               // of each move, plus one past the end
-  std::vector<std::vector<int>> moves_of;     // by rank
-  int64_t bytes = 0;                          // written, over all targets
+  std::vector<Block> blocks;               // grouped by move
+  std::vector<int> first_block;            // of each move, plus one past the end
+  std::vector<std::vector<int>> moves_of;  // by rank
+  int64_t bytes = 0;                       // written, over all targets
 
   // Cuts the moves into blocks and indexes them by rank.
   void Finish(int size, const std::vector<Leaf>& leaves);

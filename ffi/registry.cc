@@ -42,9 +42,9 @@ Status Registry::Remove(int64_t key) {
     --counters_.live;
   }
   // Outside the lock: completing the waiting ranks runs their programs on.
-  removed->Abort(FailedPrecondition(
-      "the communicator over axes ", removed->spec().axes, " (lane '",
-      removed->spec().lane, "') was closed while a rank waited in it"));
+  removed->Abort(FailedPrecondition("the communicator over axes ", removed->spec().axes,
+                                    " (lane '", removed->spec().lane,
+                                    "') was closed while a rank waited in it"));
   return OkStatus();
 }
 

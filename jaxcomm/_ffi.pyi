@@ -15,8 +15,8 @@ def create_host(key: int, axes: str, lane: str, platform: str, timeout_seconds: 
 def destroy(key: int) -> None:
     """Ends a communicator; whoever waits in it gets an error."""
 
-def stats(key: int) -> object:
-    """Calls and bytes of a communicator, None if there is none."""
+def stats(key: int) -> dict:
+    """Calls and bytes of a communicator, empty if there is none."""
 
 def counters() -> dict:
     """Communicators created, destroyed and live."""

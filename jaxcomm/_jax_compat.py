@@ -98,7 +98,7 @@ def lower_as(function, ctx, *operands, **params):
 
 def is_tracer(x) -> bool:
     """Says whether ``x`` is being traced rather than a concrete value."""
-    return isinstance(x, jax.core.Tracer)
+    return isinstance(x, _core.Tracer)
 
 
 def concrete_mesh(ctx):

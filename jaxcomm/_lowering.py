@@ -34,7 +34,8 @@ def _lower(
     if mesh is None:
         raise ValueError(
             f"{name} over {axes}: this program is lowered for an abstract mesh, which "
-            f"has no devices to communicate between. Give jax.shard_map a mesh of devices."
+            f"has no devices to communicate between. Give jax.shard_map a mesh of "
+            f"devices."
         )
     grid = _jax_compat.device_grid(mesh)
     part = mesh_groups.partition(grid, axes, index_groups)
@@ -47,7 +48,8 @@ def _lower(
             collective, ctx, *operands, axes=axes, index_groups=index_groups, **own
         )
     rule = jax.ffi.ffi_lowering(
-        f"jaxcomm.{collective.name}", operand_output_aliases=collective.aliases(len(operands)) or None
+        f"jaxcomm.{collective.name}",
+        operand_output_aliases=collective.aliases(len(operands)) or None,
     )
     planner_params = collective.planner_params(
         ctx.avals_in,

@@ -54,7 +54,9 @@ class Collective:
     replicated = False
     dimension_params: tuple[str, ...] = ()
 
-    def shape(self, shape: tuple[int, ...], size: int, i: int, **params) -> Sequence[int]:
+    def shape(
+        self, shape: tuple[int, ...], size: int, i: int, **params
+    ) -> Sequence[int]:
         """Returns the shape of result ``i`` from that of operand ``i``."""
         return shape
 
@@ -142,16 +144,15 @@ def define(collective: Collective) -> jax.extend.core.Primitive:
             return outs, [_jax_compat.zero_tangent(out) for out in outs]
         # Integers have no tangents; zeros of their own type travel in their place.
         moved = [
-            jnp.zeros_like(x)
-            if jax.dtypes.float0 == t.dtype
-            else t
+            jnp.zeros_like(x) if jax.dtypes.float0 == t.dtype else t
             for x, t in zip(
                 primals, map(_jax_compat.ad.instantiate_zeros, tangents), strict=True
             )
         ]
         outs, out_tangents = collective.jvp(primals, moved, **params)
         return outs, [
-            t if jnp.issubdtype(out.dtype, jnp.inexact)
+            t
+            if jnp.issubdtype(out.dtype, jnp.inexact)
             else _jax_compat.zero_tangent(out)
             for out, t in zip(outs, out_tangents, strict=True)
         ]
@@ -235,7 +236,9 @@ def as_arrays(x, axes: tuple[str, ...], name: str):
     _jax_compat.check_axes_bound(axes, name)
 
     def as_array(leaf):
-        if not isinstance(leaf, (jax.Array, np.ndarray, np.generic, int, float, complex)):
+        if not isinstance(
+            leaf, (jax.Array, np.ndarray, np.generic, int, float, complex)
+        ):
             raise TypeError(
                 f"{name} over {axes}: every leaf of x must be an array, got "
                 f"{type(leaf).__name__}"
@@ -249,8 +252,8 @@ def as_arrays(x, axes: tuple[str, ...], name: str):
             )
         if leaf.dtype.name.startswith("float6_"):
             raise TypeError(
-                f"{name} over {axes}: x has dtype {leaf.dtype}, which XLA cannot hand to "
-                f"a custom call; cast it first, to bfloat16 without loss"
+                f"{name} over {axes}: x has dtype {leaf.dtype}, which XLA cannot hand "
+                f"to a custom call; cast it first, to bfloat16 without loss"
             )
         return leaf
 
@@ -300,7 +303,8 @@ def canonical_dimension(dimension: int, ndim: int, name: str, what: str) -> int:
     """
     if not -ndim <= dimension < ndim:
         raise ValueError(
-            f"{name}: {what} {dimension} is out of range for an array of {ndim} dimensions"
+            f"{name}: {what} {dimension} is out of range for an array of {ndim} "
+            f"dimensions"
         )
     return dimension % ndim
 
@@ -355,7 +359,9 @@ def _batch(collective, axis_data, operands, dims, *, axes, **params):
         for x, d in zip(operands, dims, strict=True)
     ]
     if axis_data.name in axes:
-        return batch_own_axis(collective, axis_data, operands, dims, axes=axes, **params)
+        return batch_own_axis(
+            collective, axis_data, operands, dims, axes=axes, **params
+        )
     batched = [d is not None for d in dims]
     for param in collective.dimension_params:
         params[param] = tuple(
@@ -396,7 +402,10 @@ def batch_own_axis(
     place = axes.index(axis_data.name)
     rest_shape = tuple(jax.lax.axis_size(axis) for axis in rest)
     every = all_gather(stacked, rest, lane=lane, backend=backend)
-    every = [jnp.moveaxis(x.reshape(*rest_shape, *x.shape[1:]), len(rest), place) for x in every]
+    every = [
+        jnp.moveaxis(x.reshape(*rest_shape, *x.shape[1:]), len(rest), place)
+        for x in every
+    ]
     total = size * math.prod(rest_shape)
     every = [x.reshape(total, *x.shape[len(axes) :]) for x in every]
     outs = emulate_groups(collective, every, total, index_groups, **params)

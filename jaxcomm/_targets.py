@@ -21,8 +21,11 @@ def register() -> None:
     with _lock:
         if _registered:
             return
+        types = _ffi.call_site_type()
         jax.ffi.register_ffi_type(
-            "jaxcomm.CallSite", _ffi.call_site_type(), platform="cpu"
+            "jaxcomm.CallSite",
+            {"type_id": types["type_id"], "type_info": types["type_info"]},
+            platform="cpu",
         )
         for target, stages in _ffi.registrations().items():
             jax.ffi.register_ffi_target(target, stages, platform="cpu")

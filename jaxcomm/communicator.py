@@ -10,6 +10,7 @@ import dataclasses
 import html
 import threading
 from collections.abc import Iterable, Iterator, Sequence
+from typing import overload
 
 import jax
 
@@ -63,7 +64,7 @@ class Communicator:
           the communicator itself; ``in_flight``: collectives some rank waits in.
           All zero for the ``xla`` backend, whose collectives run inside XLA.
         """
-        found = None if self.closed or self.backend == "xla" else _ffi.stats(self.key)
+        found = {} if self.closed or self.backend == "xla" else _ffi.stats(self.key)
         return found or {"calls": {}, "bytes": 0, "host_bytes": 0, "in_flight": 0}
 
     def close(self) -> None:
@@ -93,8 +94,16 @@ class Communicator:
 
 
 _COLUMNS = (
-    "mesh axes", "lane", "backend", "size", "groups", "calls", "bytes", "memory", "state",
-)  # fmt: skip
+    "mesh axes",
+    "lane",
+    "backend",
+    "size",
+    "groups",
+    "calls",
+    "bytes",
+    "memory",
+    "state",
+)
 
 
 class Communicators(Sequence[Communicator]):
@@ -104,6 +113,10 @@ class Communicators(Sequence[Communicator]):
         """Holds the communicators in the order given."""
         self._members = tuple(members)
 
+    @overload
+    def __getitem__(self, index: int) -> Communicator: ...
+    @overload
+    def __getitem__(self, index: slice) -> "Communicators": ...
     def __getitem__(self, index):
         """Returns one communicator, or a table of a slice of them."""
         if isinstance(index, slice):
@@ -127,7 +140,9 @@ class Communicators(Sequence[Communicator]):
                 member.backend,
                 str(member.size),
                 str(len(member.groups)),
-                "in XLA" if member.backend == "xla" else str(sum(stats["calls"].values())),
+                "in XLA"
+                if member.backend == "xla"
+                else str(sum(stats["calls"].values())),
                 "in XLA" if member.backend == "xla" else _bytes(stats["bytes"]),
                 _bytes(stats["host_bytes"]),
                 "closed" if member.closed else "live",
@@ -138,7 +153,9 @@ class Communicators(Sequence[Communicator]):
         rows = [_COLUMNS, *self.rows()]
         widths = [max(len(row[i]) for row in rows) for i in range(len(_COLUMNS))]
         lines = [
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+            "  ".join(
+                cell.ljust(width) for cell, width in zip(row, widths, strict=True)
+            )
             for row in rows
         ]
         lines.insert(1, "  ".join("-" * width for width in widths))

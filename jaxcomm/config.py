@@ -2,11 +2,13 @@
 
 None changes a result. Each is read when a communicator is created.
 
-| variable | default | meaning |
-| --- | --- | --- |
-| ``JAXCOMM_BACKEND`` | by platform | backend of communicators nobody chose one for: ``host`` or ``xla`` |
-| ``JAXCOMM_TIMEOUT`` | 300 | seconds a rank waits for the others before it raises |
-| ``JAXCOMM_MAX_COMMUNICATORS`` | 256 | live communicators at which creating another is an error |
+``JAXCOMM_BACKEND``
+    Backend of communicators nobody chose one for, ``host`` or ``xla``. Default: by
+    platform.
+``JAXCOMM_TIMEOUT``
+    Seconds a rank waits for the others before it raises. Default: 300.
+``JAXCOMM_MAX_COMMUNICATORS``
+    Live communicators at which creating another is an error. Default: 256.
 """
 
 import os

@@ -11,9 +11,9 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import jax
 import pytest
 
-jax.config.update("jax_numpy_dtype_promotion", "strict")
-
 import jaxcomm
+
+jax.config.update("jax_numpy_dtype_promotion", "strict")
 
 
 @pytest.fixture(autouse=True)

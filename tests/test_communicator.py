@@ -227,7 +227,7 @@ def test_one_device_needs_no_communicator(make_mesh, counted):
 @pytest.mark.parametrize("what", ["abstract mesh", "a list of devices"])
 def test_init_wants_a_mesh_of_devices(make_mesh, what):
     mesh = make_mesh(i=4).abstract_mesh if what == "abstract mesh" else jax.devices()
-    with pytest.raises(TypeError, match="init: mesh must be a jax.sharding.Mesh"):
+    with pytest.raises(TypeError, match=r"init: mesh must be a jax\.sharding\.Mesh"):
         jaxcomm.init(mesh)
 
 
@@ -371,7 +371,8 @@ def test_the_table_counts_calls_and_bytes(make_mesh):
     lines = str(jaxcomm.communicators()).splitlines()
     columns = re.split(r"  +", lines[0])
     assert columns == [
-        "mesh axes", "lane", "backend", "size", "groups", "calls", "bytes", "memory", "state",
+        "mesh axes", "lane", "backend", "size", "groups", "calls", "bytes", "memory",
+        "state",
     ]  # fmt: skip
     assert set(lines[1]) == {"-", " "}
     rows = [

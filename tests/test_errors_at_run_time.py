@@ -113,7 +113,8 @@ jaxcomm.finalize()
 jaxcomm.init(mesh, "i", lanes="doomed")
 closer = threading.Thread(target=close_when_waiting)
 closer.start()
-attempt("closed while waiting", late(1, 1.0, lambda x: jaxcomm.psum(x, "i", lane="doomed")))
+attempt("closed while waiting", late(
+    1, 1.0, lambda x: jaxcomm.psum(x, "i", lane="doomed")))
 closer.join()
 print("REPORT" + json.dumps(report))
 """

@@ -66,7 +66,7 @@ ENDINGS = {
     "after a failed collective": (
         "jaxcomm.finalize()\n"
         "try: jax.block_until_ready(program(x))\n"
-        "except jax.errors.JaxRuntimeError as error: assert 'jaxcomm.init' in str(error)\n"
+        "except jax.errors.JaxRuntimeError as e: assert 'jaxcomm.init' in str(e)\n"
         "else: sys.exit(9)",
         0,
         "",

@@ -23,8 +23,9 @@ ring = [(0, 1), (1, 2), (2, 3), (3, 0)]
 
 
 def run(call):
-    program = jax.shard_map(call, mesh=mesh, in_specs=jax.P(both), out_specs=jax.P(both))
-    program = jax.jit(program)
+    spec = jax.P(both)
+    program = jax.jit(
+        jax.shard_map(call, mesh=mesh, in_specs=spec, out_specs=spec))
     for _ in range(10):
         out = jax.block_until_ready(program(x))
     return out
@@ -37,7 +38,8 @@ def both_libraries(x):
     for k in range(10):
         y = x + k
         for lib in (jaxcomm, jax.lax):
-            out.append((lib.psum(y, "b"), lib.all_gather(y, "b"), lib.ppermute(y, "b", ring)))
+            out.append((lib.psum(y, "b"), lib.all_gather(y, "b"),
+                        lib.ppermute(y, "b", ring)))
     return out
 
 found = run(both_libraries)
@@ -69,7 +71,8 @@ for ours, lax in zip(found[::2], found[1::2]):
 def call(x):
     for k in range(6):
         x = jaxcomm.ring_shift(x, both)
-        x = x + jax.pure_callback(lambda: np.float32(1), jax.ShapeDtypeStruct((), np.float32))
+        scalar = jax.ShapeDtypeStruct((), np.float32)
+        x = x + jax.pure_callback(lambda: np.float32(1), scalar)
     return x, jaxcomm.pmax(x, "a")
 
 found = run(call)

@@ -4,8 +4,7 @@ namespace jaxcomm {
 
 // Every rank receives every operand. Operands are [outer, inner], results
 // [outer, size, inner]. Parameters: {outer of each leaf}.
-Status PlanAllGather(const Problem& problem, const void* const* const*,
-                     Plan* plan) {
+Status PlanAllGather(const Problem& problem, const void* const* const*, Plan* plan) {
   const std::vector<int> all = AllRanks(problem.size);
   for (int leaf = 0; leaf < static_cast<int>(problem.operands.size()); ++leaf) {
     const int64_t outer = problem.params[leaf];

@@ -3,8 +3,7 @@
 namespace jaxcomm {
 
 // result = reduction of every rank's operand. No parameters.
-Status PlanAllReduce(const Problem& problem, const void* const* const*,
-                     Plan* plan) {
+Status PlanAllReduce(const Problem& problem, const void* const* const*, Plan* plan) {
   const std::vector<int> all = AllRanks(problem.size);
   for (int leaf = 0; leaf < static_cast<int>(problem.operands.size()); ++leaf) {
     Move move;

@@ -6,8 +6,7 @@ namespace jaxcomm {
 // {outer, middle, split_first}, with r and s counting along the marked axis of
 //   split_first = 1   operand [outer, r, middle, inner] -> [outer, middle, s, inner]
 //   split_first = 0   operand [outer, middle, r, inner] -> [outer, s, middle, inner]
-Status PlanAllToAll(const Problem& problem, const void* const* const*,
-                    Plan* plan) {
+Status PlanAllToAll(const Problem& problem, const void* const* const*, Plan* plan) {
   const int size = problem.size;
   for (int leaf = 0; leaf < static_cast<int>(problem.operands.size()); ++leaf) {
     const int64_t outer = problem.params[3 * leaf];

@@ -3,8 +3,7 @@
 namespace jaxcomm {
 
 // Every rank receives the root's operand. Parameters: {root}.
-Status PlanBroadcast(const Problem& problem, const void* const* const*,
-                     Plan* plan) {
+Status PlanBroadcast(const Problem& problem, const void* const* const*, Plan* plan) {
   plan->pairwise = true;
   for (int leaf = 0; leaf < static_cast<int>(problem.operands.size()); ++leaf) {
     for (int rank = 0; rank < problem.size; ++rank) {

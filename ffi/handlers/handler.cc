@@ -54,9 +54,11 @@ class Pointers {
   Pointer* data_;
 };
 
-ffi::ErrorOr<std::unique_ptr<CallSite>> Instantiate(
-    std::string_view collective, std::string_view name, std::string_view axes,
-    int64_t key, std::string_view reduce, ffi::Span<const int64_t> params) {
+ffi::ErrorOr<std::unique_ptr<CallSite>> Instantiate(std::string_view collective,
+                                                    std::string_view name,
+                                                    std::string_view axes, int64_t key,
+                                                    std::string_view reduce,
+                                                    ffi::Span<const int64_t> params) {
   const std::optional<ReduceOp> op = ParseReduceOp(reduce);
   if (!op.has_value()) {
     return ffi::Unexpected(InvalidArgument("unknown reduction '", reduce, "'"));
@@ -65,9 +67,8 @@ ffi::ErrorOr<std::unique_ptr<CallSite>> Instantiate(
     const Collective& known = kCollectives[index];
     if (known.name != collective) continue;
     CallSite::Attributes attributes{
-        std::string(collective), std::string(name),
-        std::string(axes),       key,
-        *op,                     {params.begin(), params.end()}};
+        std::string(collective),       std::string(name), std::string(axes), key, *op,
+        {params.begin(), params.end()}};
     return std::make_unique<CallSite>(std::move(attributes), index, known.planner,
                                       known.plan_reads_operands);
   }

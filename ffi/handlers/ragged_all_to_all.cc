@@ -31,14 +31,14 @@ int64_t ReadIndex(const Leaf& leaf, const void* data, int64_t i) {
 // Slice i of rank s, operand[input_offsets[i] :][: send_sizes[i]], goes to rank
 // i / (K / size), to result[output_offsets[i] :]. The result is the operand
 // `output` updated in place. No parameters.
-Status PlanRaggedAllToAll(const Problem& problem,
-                          const void* const* const* operands_of, Plan* plan) {
+Status PlanRaggedAllToAll(const Problem& problem, const void* const* const* operands_of,
+                          Plan* plan) {
   const auto& leaves = problem.operands;
   const int64_t slices = leaves[kInputOffsets].elements;
   const int64_t slices_per_rank = slices / problem.size;
   const auto leading = [&](Operand operand) { return leaves[operand].dims[0]; };
-  const int64_t row = leading(kOutput) ? leaves[kOutput].elements / leading(kOutput)
-                                       : 0;
+  const int64_t row =
+      leading(kOutput) ? leaves[kOutput].elements / leading(kOutput) : 0;
   for (int source = 0; source < problem.size; ++source) {
     const auto index = [&](Operand operand, int rank, int64_t i) {
       return ReadIndex(leaves[operand], operands_of[rank][operand], i);
@@ -57,11 +57,10 @@ Status PlanRaggedAllToAll(const Problem& problem,
       }
       if (rows < 0 || from < 0 || to < 0 || from + rows > leading(kData) ||
           to + rows > leading(kOutput)) {
-        return InvalidArgument(
-            "slice ", slice, " of rank ", source, " takes rows [", from, ", ",
-            from + rows, ") of an operand with ", leading(kData),
-            " rows to rows [", to, ", ", to + rows, ") of an output with ",
-            leading(kOutput), " rows");
+        return InvalidArgument("slice ", slice, " of rank ", source, " takes rows [",
+                               from, ", ", from + rows, ") of an operand with ",
+                               leading(kData), " rows to rows [", to, ", ", to + rows,
+                               ") of an output with ", leading(kOutput), " rows");
       }
       if (rows == 0) continue;
       Move move;

@@ -61,7 +61,7 @@ class _Layout:
         self.queries = Tiles.fit(config.query_segments, queries)
         self.keys = Tiles.fit(config.key_segments, _KEYS)
 
-    def split_queries(self, x, fill=0):
+    def split_queries(self, x, fill: float = 0):
         """(B, T, N[, D]) to (B K, tiles, rows[, D]); rows count group, then token."""
         heads = (self.heads, self.group)
         x = x.reshape(self.batch, self.length, *heads, *x.shape[3:])

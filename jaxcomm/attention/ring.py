@@ -115,7 +115,8 @@ def ring_attention(
             key_segments=dealer.segments(keys),
         ),
     )
-    out, residual = _attend(ring, *_vary_alike((query, key, value), axis_name))
+    attended = _attend(ring, *_vary_alike((query, key, value), axis_name))
+    out, residual = attended  # pyright: ignore[reportGeneralTypeIssues]
     return (out, residual) if return_residual else out
 
 
@@ -175,8 +176,11 @@ def _for_hops(first, last, step, carry):
 
 def _forward(ring, query, key, value):
     def attend_and_merge(merged, block, hop):
-        positions = ring.positions(hop, query.shape[1], key.shape[1])
-        return merge(*merged, *hop_forward(query, *block, *positions, config=ring.hop))
+        query_at, key_at = ring.positions(hop, query.shape[1], key.shape[1])
+        out, lse = hop_forward(
+            query, block[0], block[1], query_at, key_at, config=ring.hop
+        )
+        return merge(*merged, out, lse)
 
     def step(hop, carry):
         merged, block = carry
@@ -202,11 +206,19 @@ def _backward(ring, residuals, grads):
     delta = (grad_out.astype(lse.dtype) * out.astype(lse.dtype)).sum(-1) - grad_lse
 
     def gradients(block, hop):
-        positions = ring.positions(hop, query.shape[1], key.shape[1])
-        grad_query, *grad_block = hop_backward(
-            query, *block, *positions, grad_out, lse, delta, config=ring.hop
+        query_at, key_at = ring.positions(hop, query.shape[1], key.shape[1])
+        grad_query, grad_key, grad_value = hop_backward(
+            query,
+            block[0],
+            block[1],
+            query_at,
+            key_at,
+            grad_out,
+            lse,
+            delta,
+            config=ring.hop,
         )
-        return grad_query, tuple(grad_block)
+        return grad_query, (grad_key, grad_value)
 
     def step(hop, carry):
         grad_query, grad_block, block = carry

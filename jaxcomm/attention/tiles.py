@@ -32,7 +32,7 @@ class Tiles:
     def count(self) -> int:
         return sum(-(-segment // self.size) for segment in self.segments)
 
-    def split(self, x, axis: int, fill=0):
+    def split(self, x, axis: int, fill: float | str = 0):
         """Replace dimension ``axis`` by two: which tile, and which token of the tile.
 
         Args:

@@ -49,8 +49,8 @@ def all_gather(
         )
     if to == "invarying" and axis_index_groups is not None:
         raise ValueError(
-            f"all_gather over {axes}: with axis_index_groups the result differs between "
-            f"groups; use to='varying'"
+            f"all_gather over {axes}: with axis_index_groups the result differs "
+            f"between groups; use to='varying'"
         )
     if not axes:
         return x
@@ -96,7 +96,9 @@ class AllGather(_primitive.Collective):
 
     def xla(self, xs, axes, index_groups, *, dimensions, tiled):
         return [
-            jax.lax.all_gather(x, axes, axis_index_groups=index_groups, axis=d, tiled=tiled)
+            jax.lax.all_gather(
+                x, axes, axis_index_groups=index_groups, axis=d, tiled=tiled
+            )
             for x, d in zip(xs, dimensions, strict=True)
         ]
 

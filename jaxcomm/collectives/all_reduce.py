@@ -220,11 +220,11 @@ def gathered_jvp(collective, primals, tangents, *, axes, index_groups, invariant
     size = math.prod(jax.lax.axis_size(axis) for axis in axes)
 
     def emulate(*stacked):
-        return _primitive.emulate_groups(
-            collective, stacked, size, index_groups, **own
-        )
+        return _primitive.emulate_groups(collective, stacked, size, index_groups, **own)
 
-    _, rows = jax.jvp(emulate, tuple(gather(list(primals))), tuple(gather(list(tangents))))
+    _, rows = jax.jvp(
+        emulate, tuple(gather(list(primals))), tuple(gather(list(tangents)))
+    )
     rank = jax.lax.axis_index(axes)
     if invariant:
         # The same on every rank; said so by a sum to which rank 0 alone contributes.

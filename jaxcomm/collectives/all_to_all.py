@@ -38,7 +38,8 @@ def all_to_all(
     Example:
       On a mesh of 2 devices along ``"i"``, with [0, 1] and [2, 3] on them:
 
-      >>> jaxcomm.all_to_all(x, "i", 0, 0, tiled=True)  # [0, 2], [1, 3]  # doctest: +SKIP
+      >>> jaxcomm.all_to_all(x, "i", 0, 0, tiled=True)  # doctest: +SKIP
+      Array([0, 2], dtype=int32)  # on the first, [1, 3] on the second
     """
     return _exchange(
         "all_to_all", x, axis_name, split_axis, concat_axis, axis_index_groups, tiled,
@@ -79,13 +80,14 @@ def _exchange(
         extent = jnp.shape(leaf)[split]
         if tiled and extent % size != 0:
             raise ValueError(
-                f"{name}: dimension {split} of x has size {extent}, not divisible by the "
-                f"{size} devices of axes {axes}. Pad x or choose another split_axis."
+                f"{name}: dimension {split} of x has size {extent}, not divisible by "
+                f"the {size} devices of axes {axes}. Pad x or choose another "
+                f"split_axis."
             )
         if not tiled and extent != size:
             raise ValueError(
-                f"{name}: dimension {split} of x has size {extent}, but axes {axes} have "
-                f"{size} devices. They must be equal, or pass tiled=True."
+                f"{name}: dimension {split} of x has size {extent}, but axes {axes} "
+                f"have {size} devices. They must be equal, or pass tiled=True."
             )
         squeeze = None
         if not tiled and split != concat:

@@ -112,7 +112,9 @@ def _permute(name, x, axis_name, perm, lane, backend):
     )
     _jax_compat.check_axes_bound(axes, name)
     size = _primitive.group_size(axes)
-    perm = tuple((operator.index(source), operator.index(target)) for source, target in perm)
+    perm = tuple(
+        (operator.index(source), operator.index(target)) for source, target in perm
+    )
     for what, indices in (
         ("source", [source for source, _ in perm]),
         ("destination", [target for _, target in perm]),
@@ -125,7 +127,8 @@ def _permute(name, x, axis_name, perm, lane, backend):
             )
         if len(set(indices)) != len(indices):
             raise ValueError(
-                f"{name} over {axes}: sources and destinations must be unique, got {perm}"
+                f"{name} over {axes}: sources and destinations must be unique, "
+                f"got {perm}"
             )
     return _primitive.bind(
         permute, x, axes, name=name, lane=lane, backend=backend, perm=perm

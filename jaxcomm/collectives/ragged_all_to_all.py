@@ -1,6 +1,5 @@
 """All-to-all of slices of different lengths."""
 
-import jax
 import jax.numpy as jnp
 
 from jaxcomm import _jax_compat, _primitive, mesh_groups
@@ -91,7 +90,7 @@ def ragged_all_to_all(
 
 
 class RaggedAllToAll(_primitive.Collective):
-    """Operands: operand, output, input_offsets, send_sizes, output_offsets, recv_sizes."""
+    """Operands: operand, output, then the four arrays of offsets and sizes."""
 
     name = "ragged_all_to_all"
 
@@ -148,7 +147,9 @@ class RaggedAllToAll(_primitive.Collective):
     def batch(self, axis_data, operands, dims, *, axes, **params):
         size = axis_data.size
         xs = [
-            jnp.broadcast_to(x, (size, *x.shape)) if d is None else jnp.moveaxis(x, d, 0)
+            jnp.broadcast_to(x, (size, *x.shape))
+            if d is None
+            else jnp.moveaxis(x, d, 0)
             for x, d in zip(operands, dims, strict=True)
         ]
         if axis_data.name in axes:
@@ -158,12 +159,19 @@ class RaggedAllToAll(_primitive.Collective):
         # The batch becomes more slices: (B, K) indices as K x B, device-major.
         operand, output, input_offsets, send_sizes, output_offsets, recv_sizes = xs
         batch = jnp.arange(size)[:, None]
-        input_offsets = input_offsets + (batch * operand.shape[1]).astype(input_offsets.dtype)
-        output_offsets = output_offsets + (batch * output.shape[1]).astype(output_offsets.dtype)
+        input_offsets = input_offsets + (batch * operand.shape[1]).astype(
+            input_offsets.dtype
+        )
+        output_offsets = output_offsets + (batch * output.shape[1]).astype(
+            output_offsets.dtype
+        )
         (out,) = self.primitive.bind(
             operand.reshape(-1, *operand.shape[2:]),
             output.reshape(-1, *output.shape[2:]),
-            *(x.T.reshape(-1) for x in (input_offsets, send_sizes, output_offsets, recv_sizes)),
+            *(
+                x.T.reshape(-1)
+                for x in (input_offsets, send_sizes, output_offsets, recv_sizes)
+            ),
             axes=axes,
             **params,
         )

@@ -56,7 +56,9 @@ def scan(
         # A type that travelled in a wider one has extremes of its own.
         if not _primitive.has_carrier(leaf.dtype):
             return leaf
-        return jnp.where(is_first, jnp.asarray(identity(op, leaf.dtype), leaf.dtype), leaf)
+        return jnp.where(
+            is_first, jnp.asarray(identity(op, leaf.dtype), leaf.dtype), leaf
+        )
 
     return jax.tree.map(with_identity, out)
 

@@ -49,8 +49,8 @@ def scatter(x, axis_name, root=0, *, axis=0, tiled=False, lane=None, backend=Non
         if (extent % size if tiled else extent != size) != 0:
             raise ValueError(
                 f"scatter: dimension {d} of x has size {extent}, which "
-                f"{'is not divisible by' if tiled else 'must be'} the {size} devices of "
-                f"axes {axes}"
+                f"{'is not divisible by' if tiled else 'must be'} the {size} "
+                f"devices of axes {axes}"
             )
         dimensions.append(d)
     return _primitive.bind(

@@ -24,7 +24,9 @@ def pvary(x, axis_name):
       have no such type, ``x`` itself.
 
     Example:
-      >>> grads = jax.grad(lambda w: loss(jaxcomm.pvary(w, "data")))(w)  # doctest: +SKIP
+      >>> def loss_of(w):
+      ...     return loss(jaxcomm.pvary(w, "data"))
+      >>> grads = jax.grad(loss_of)(w)  # summed over "data"  # doctest: +SKIP
     """
     if not _jax_compat.checks_varying_axes():
         return x

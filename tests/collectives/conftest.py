@@ -34,7 +34,7 @@ def run_stacked(mesh, function, *stacked, check_vma=True, jit=True):
 
 
 def apply_by_group(mesh, axes, model, stacked, index_groups=None):
-    """Applies a numpy model to each group of devices that ``axes`` divide a mesh into."""
+    """Applies a numpy model to each group of devices over ``axes``."""
     stacked = np.asarray(stacked)
     grid = mesh.devices.shape
     places = [mesh.axis_names.index(axis) for axis in axes]

@@ -233,8 +233,8 @@ def test_python_scalars_and_numpy_arrays_are_leaves(stacked, identical, mesh_of)
 
 
 @pytest.mark.parametrize("name", ["float6_e2m3fn", "float6_e3m2fn"])
-def test_float6_arrives_as_it_was_sent_or_is_refused(mesh_of, name):
-    """XLA on CPU can move it but hardly compute with it."""
+def test_float6_is_refused_by_name(mesh_of, name):
+    """XLA cannot hand it to a custom call, and on CPU hardly computes with it."""
     if not hasattr(jnp, name):
         pytest.skip(f"this jax has no {name}")
     mesh = mesh_of((4,), ("i",))
@@ -249,9 +249,5 @@ def test_float6_arrives_as_it_was_sent_or_is_refused(mesh_of, name):
     program = jax.shard_map(
         gather, mesh=mesh, in_specs=jax.P("i"), out_specs=jax.P("i")
     )
-    try:
-        found = np.asarray(jax.jit(program)(x))
-    except TypeError as error:
-        assert name in str(error)
-    else:
-        np.testing.assert_array_equal(found.astype(np.float32), np.ones((16, 3)))
+    with pytest.raises(TypeError, match=f"all_gather.*{name}"):
+        jax.jit(program)(x)

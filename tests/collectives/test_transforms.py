@@ -244,6 +244,22 @@ def test_an_unvarying_loss_counts_once(stacked, near, mesh, x, name):
     near(found, (gradient, hessian, hessian), ROUNDING, name, ROUNDING)
 
 
+def test_a_gather_typed_as_equal_has_each_its_own_part_as_gradient(
+    stacked, near, mesh, x
+):
+    """Its one result is one loss: nothing is summed over the devices."""
+
+    def loss(x):
+        return _loss(jaxcomm.all_gather(x, "i", axis=1, to="invarying"))
+
+    def dense(stack):
+        return _loss(jnp.moveaxis(stack, 0, 1))
+
+    found = stacked(mesh, lambda x: (loss(x), jax.grad(loss)(x)), x)
+    near(found[1], jax.grad(dense)(x), ROUNDING, "", ROUNDING)
+    near(found[0], np.full(4, dense(x), np.float32), ROUNDING)
+
+
 def test_equal_maxima_share_the_gradient(stacked, mesh):
     x = np.array([[1.0, 5.0], [3.0, 5.0], [3.0, 5.0], [2.0, 5.0]], np.float32)
     found = stacked(mesh, jax.grad(lambda x: jaxcomm.pmax(x, "i").sum()), x)

@@ -54,9 +54,9 @@ inline int RunAll() {
 
 }  // namespace jaxcomm::testing
 
-#define TEST(name)                                                           \
-  static void name();                                                        \
-  static const ::jaxcomm::testing::Register register_##name(#name, &name);   \
+#define TEST(name)                                                         \
+  static void name();                                                      \
+  static const ::jaxcomm::testing::Register register_##name(#name, &name); \
   static void name()
 #define CHECK_EQ(a, b) \
   ::jaxcomm::testing::CheckEqual((a), (b), #a " == " #b, __FILE__, __LINE__)

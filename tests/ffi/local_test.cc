@@ -39,8 +39,8 @@ TEST(threads_as_ranks_agree_over_many_rounds_and_sizes) {
   constexpr int kRanks = 4, kRounds = 200;
   for (int64_t elements : {0, 1, 7, 1000, 300000}) {
     auto communicator = MakeLocalCommunicator(Spec(OneGroup(kRanks)));
-    auto site = MakeSite("all_reduce", {}, {FloatLeaf(elements)},
-                         {FloatLeaf(elements)});
+    auto site =
+        MakeSite("all_reduce", {}, {FloatLeaf(elements)}, {FloatLeaf(elements)});
     const int rounds = elements > 1000 ? 10 : kRounds;
     std::atomic<int> wrong{0};
     std::vector<std::thread> threads;
@@ -146,12 +146,12 @@ TEST(a_timeout_says_where_the_missing_rank_waits_instead) {
   Outcome zero_outcome, one_outcome;
   zero.Arrive(*communicator, sum.get(), 3, 100, nullptr, &zero_outcome);
   one.Arrive(*communicator, gather.get(), 3, 101, nullptr, &one_outcome, /*tag=*/2);
-  CHECK_TRUE(zero_outcome.Wait().find(
-                 "Rank 1 waits in all_gather(float32[2]) instead.") !=
-             std::string::npos);
-  CHECK_TRUE(one_outcome.Wait().find(
-                 "Rank 0 waits in all_reduce(float32[2]) instead.") !=
-             std::string::npos);
+  CHECK_TRUE(
+      zero_outcome.Wait().find("Rank 1 waits in all_gather(float32[2]) instead.") !=
+      std::string::npos);
+  CHECK_TRUE(
+      one_outcome.Wait().find("Rank 0 waits in all_reduce(float32[2]) instead.") !=
+      std::string::npos);
 }
 
 TEST(a_mismatch_on_one_tag_fails_everyone_at_once_with_both_signatures) {
@@ -226,8 +226,7 @@ TEST(a_rank_whose_program_blocks_holds_nobody_else_up) {
     ranks.emplace_back(1, 1, 1.0f);
     const void* operands[] = {ranks[r].operand.data()};
     void* results[] = {ranks[r].result.data()};
-    communicator
-        ->Execute(Call{site.get(), 1, 1, 100 + r, operands, results, nullptr})
+    communicator->Execute(Call{site.get(), 1, 1, 100 + r, operands, results, nullptr})
         .OnReady([&](const std::optional<xla::ffi::Error>&) {
           ++gone_on;
           while (gone_on.load() < kRanks) std::this_thread::yield();

@@ -40,8 +40,8 @@ TEST(the_instruction_sets_agree) {
         std::vector<const void*> pointers;
         for (auto& input : inputs) pointers.push_back(input.data());
         std::vector<unsigned char> expected(bytes), got(bytes);
-        baseline::FindReduceKernels(dtype, op)
-            .reduce(expected.data(), pointers.data(), 5, count);
+        baseline::FindReduceKernels(dtype, op).reduce(expected.data(), pointers.data(),
+                                                      5, count);
         FindReduceKernels(dtype, op).reduce(got.data(), pointers.data(), 5, count);
         CHECK_TRUE(std::memcmp(expected.data(), got.data(), bytes) == 0);
       }

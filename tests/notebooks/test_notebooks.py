@@ -98,6 +98,8 @@ def test_cells_run_again_and_after_a_restart_and_an_interrupt(make_client):
         )
         notebook.cells.append(stuck)
 
+        interrupted = []
+
         # As the stop button does, half a second into the cell.
         async def interrupt():
             import asyncio
@@ -112,10 +114,12 @@ def test_cells_run_again_and_after_a_restart_and_an_interrupt(make_client):
             try:
                 await client.async_execute_cell(stuck, len(notebook.cells) - 1)
             except nbclient.exceptions.CellExecutionError as error:
-                assert "KeyboardInterrupt" in str(error)
+                interrupted.append(str(error))
             await task
 
         nbclient.util.run_sync(run)()
+        # JAX may hold the interrupt back until the collective is done.
+        assert all("KeyboardInterrupt" in text for text in interrupted)
         again = nbformat.v4.new_code_cell("print(program(x))")
         notebook.cells.append(again)
         client.execute_cell(again, len(notebook.cells) - 1)

@@ -38,16 +38,16 @@ LocalCommunicator::~LocalCommunicator() {
 }
 
 std::string LocalCommunicator::Where(const Group& group, int rank) const {
-  return StrCat("rank ", rank, " of ", group.devices.size(), " (", spec().platform,
-                ":", group.devices[rank], ")");
+  return StrCat("rank ", rank, " of ", group.devices.size(), " (", spec().platform, ":",
+                group.devices[rank], ")");
 }
 
 ffi::Future LocalCommunicator::Execute(const Call& call) {
   const auto member = members_.find(call.device_id);
   if (member == members_.end()) {
     return FailedFuture(InvalidArgument(
-        call.site->ToString(), " over axes ", spec().axes, ": device ",
-        spec().platform, ":", call.device_id,
+        call.site->ToString(), " over axes ", spec().axes, ": device ", spec().platform,
+        ":", call.device_id,
         " is not part of this communicator. Call jaxcomm.init with the mesh the "
         "program runs on."));
   }
@@ -121,11 +121,10 @@ ffi::Future LocalCommunicator::Execute(const Call& call) {
     std::vector<Continuation> failures =
         Fail(group, meeting, ErrorCode::kInvalidArgument, what);
     Status status(ErrorCode::kInvalidArgument, what);
-    auto mine = std::find_if(group.tombstones.begin(), group.tombstones.end(),
-                             [&](const Tombstone& stone) {
-                               return stone.run_id == call.run_id &&
-                                      stone.tag == call.tag;
-                             });
+    auto mine = std::find_if(
+        group.tombstones.begin(), group.tombstones.end(), [&](const Tombstone& stone) {
+          return stone.run_id == call.run_id && stone.tag == call.tag;
+        });
     if (mine != group.tombstones.end() && --mine->absent == 0) {
       group.tombstones.erase(mine);
     }
@@ -149,15 +148,12 @@ ffi::Future LocalCommunicator::Execute(const Call& call) {
     return ArrivePairwise(group, rank, call, std::move(lock), meeting,
                           std::move(future));
   }
-  return ArriveTogether(group, rank, call, std::move(lock), meeting,
-                        std::move(future));
+  return ArriveTogether(group, rank, call, std::move(lock), meeting, std::move(future));
 }
 
-ffi::Future LocalCommunicator::ArriveTogether(Group& group, int rank,
-                                              const Call& call,
+ffi::Future LocalCommunicator::ArriveTogether(Group& group, int rank, const Call& call,
                                               std::unique_lock<std::mutex> lock,
-                                              Meeting* meeting,
-                                              ffi::Future future) {
+                                              Meeting* meeting, ffi::Future future) {
   const int size = static_cast<int>(group.devices.size());
   if (meeting->arrived < size) return future;
   // Everybody is here: nobody else will look this meeting up.
@@ -175,9 +171,8 @@ ffi::Future LocalCommunicator::ArriveTogether(Group& group, int rank,
     status = call.site->MakePlan(size, owned->operands.data(), &owned->own_plan);
     owned->plan = &owned->own_plan;
     if (status.failure()) {
-      status = Status(*status.errc(),
-                      StrCat(call.site->ToString(), " over axes ", spec().axes, ": ",
-                             status.message()));
+      status = Status(*status.errc(), StrCat(call.site->ToString(), " over axes ",
+                                             spec().axes, ": ", status.message()));
     }
   }
   if (status.success()) {
@@ -208,11 +203,9 @@ ffi::Future LocalCommunicator::ArriveTogether(Group& group, int rank,
   return future;
 }
 
-ffi::Future LocalCommunicator::ArrivePairwise(Group& group, int rank,
-                                              const Call& call,
+ffi::Future LocalCommunicator::ArrivePairwise(Group& group, int rank, const Call& call,
                                               std::unique_lock<std::mutex> lock,
-                                              Meeting* meeting,
-                                              ffi::Future future) {
+                                              Meeting* meeting, ffi::Future future) {
   const Plan& plan = *meeting->plan;
   std::vector<int> ready;
   for (int index : plan.moves_of[rank]) {
@@ -259,8 +252,8 @@ ffi::Future LocalCommunicator::ArrivePairwise(Group& group, int rank,
   return future;
 }
 
-std::unique_ptr<LocalCommunicator::Meeting> LocalCommunicator::Open(
-    Group& group, const Call& call) {
+std::unique_ptr<LocalCommunicator::Meeting> LocalCommunicator::Open(Group& group,
+                                                                    const Call& call) {
   std::unique_ptr<Meeting> meeting;
   if (group.free.empty()) {
     meeting = std::make_unique<Meeting>();
@@ -295,8 +288,9 @@ void LocalCommunicator::Close(Group& group, Meeting* meeting) {
   group.active.erase(it);
 }
 
-std::vector<Continuation> LocalCommunicator::Fail(
-    Group& group, Meeting* meeting, ErrorCode code, const std::string& what) {
+std::vector<Continuation> LocalCommunicator::Fail(Group& group, Meeting* meeting,
+                                                  ErrorCode code,
+                                                  const std::string& what) {
   std::vector<Continuation> failures;
   int absent = 0;
   for (int rank = 0; rank < static_cast<int>(meeting->seats.size()); ++rank) {
@@ -309,11 +303,11 @@ std::vector<Continuation> LocalCommunicator::Fail(
   }
   if (absent > 0) {
     std::string text =
-        what.empty() ? StrCat(meeting->call_site->ToString(), " over axes ",
-                              spec().axes,
-                              ": the other ranks stopped waiting for this one after ",
-                              spec().timeout_seconds, " s; see JAXCOMM_TIMEOUT.")
-                     : what;
+        what.empty()
+            ? StrCat(meeting->call_site->ToString(), " over axes ", spec().axes,
+                     ": the other ranks stopped waiting for this one after ",
+                     spec().timeout_seconds, " s; see JAXCOMM_TIMEOUT.")
+            : what;
     group.tombstones.push_back(
         {meeting->run_id, meeting->tag, Status(code, text), absent});
     if (group.tombstones.size() > kTombstones) group.tombstones.pop_front();
@@ -322,8 +316,8 @@ std::vector<Continuation> LocalCommunicator::Fail(
   return failures;
 }
 
-std::string LocalCommunicator::TimeoutText(const Group& group,
-                                           const Meeting& meeting, int rank) const {
+std::string LocalCommunicator::TimeoutText(const Group& group, const Meeting& meeting,
+                                           int rank) const {
   std::vector<int> missing;
   for (int other = 0; other < static_cast<int>(meeting.seats.size()); ++other) {
     if (meeting.seats[other].state == Seat::kAbsent) missing.push_back(other);
@@ -339,8 +333,7 @@ std::string LocalCommunicator::TimeoutText(const Group& group,
   bool elsewhere = false;
   for (int other : missing) {
     for (const auto& pending : group.active) {
-      if (pending.get() == &meeting ||
-          pending->seats[other].state != Seat::kWaiting) {
+      if (pending.get() == &meeting || pending->seats[other].state != Seat::kWaiting) {
         continue;
       }
       elsewhere = true;
@@ -416,9 +409,9 @@ CommunicatorStats LocalCommunicator::stats() const {
     std::lock_guard<std::mutex> lock(group->mutex);
     stats.bytes += group->bytes;
     stats.in_flight += static_cast<int64_t>(group->active.size());
-    stats.host_bytes += sizeof(Group) + (group->active.size() + group->free.size()) *
-                                            (sizeof(Meeting) +
-                                             group->devices.size() * sizeof(Seat));
+    stats.host_bytes +=
+        sizeof(Group) + (group->active.size() + group->free.size()) *
+                            (sizeof(Meeting) + group->devices.size() * sizeof(Seat));
     for (int i = 0; i < kNumCollectives; ++i) {
       calls[i] = std::max(calls[i], group->calls[i]);
     }

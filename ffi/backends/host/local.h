@@ -57,10 +57,10 @@ class LocalCommunicator final : public Communicator {
     uint64_t signature = 0;
     CallSite* call_site = nullptr;
     const Plan* plan = nullptr;
-    Plan own_plan;          // of collectives that plan from operand values
+    Plan own_plan;  // of collectives that plan from operand values
     int arrived = 0;
-    int left = 0;           // ranks not done
-    int moving = 0;         // threads moving bytes for it
+    int left = 0;    // ranks not done
+    int moving = 0;  // threads moving bytes for it
     Clock::time_point first_arrival;
     std::vector<Seat> seats;
     std::vector<const void* const*> operands;  // seats' arrays, by rank
@@ -83,7 +83,7 @@ class LocalCommunicator final : public Communicator {
     std::vector<std::unique_ptr<Meeting>> active;  // in order of first arrival
     std::vector<std::unique_ptr<Meeting>> free;
     std::deque<Tombstone> tombstones;
-    Status closed;  // set once by Abort
+    Status closed;               // set once by Abort
     std::vector<int64_t> calls;  // completed, by collective
     int64_t bytes = 0;
   };
@@ -92,18 +92,17 @@ class LocalCommunicator final : public Communicator {
   void Close(Group& group, Meeting* meeting);
   // Fails every waiting rank; give the result to Continue().
   std::vector<Continuation> Fail(Group& group, Meeting* meeting, ErrorCode code,
-                            const std::string& what);
+                                 const std::string& what);
 
   xla::ffi::Future ArriveTogether(Group& group, int rank, const Call& call,
-                                  std::unique_lock<std::mutex> lock,
-                                  Meeting* meeting, xla::ffi::Future future);
+                                  std::unique_lock<std::mutex> lock, Meeting* meeting,
+                                  xla::ffi::Future future);
   xla::ffi::Future ArrivePairwise(Group& group, int rank, const Call& call,
-                                  std::unique_lock<std::mutex> lock,
-                                  Meeting* meeting, xla::ffi::Future future);
+                                  std::unique_lock<std::mutex> lock, Meeting* meeting,
+                                  xla::ffi::Future future);
 
   std::string Where(const Group& group, int rank) const;
-  std::string TimeoutText(const Group& group, const Meeting& meeting,
-                          int rank) const;
+  std::string TimeoutText(const Group& group, const Meeting& meeting, int rank) const;
 
   std::unordered_map<int64_t, Member> members_;
   std::vector<std::unique_ptr<Group>> groups_;

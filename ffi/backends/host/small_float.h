@@ -29,8 +29,8 @@ inline void Narrow(float value, BFloat16* out) {
   const uint32_t bits = FloatToBits(value);
   const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
   const uint32_t quiet_nan = (bits >> 16) | 0x40;
-  out->bits = static_cast<uint16_t>(
-      (bits & 0x7fffffff) > 0x7f800000 ? quiet_nan : rounded);
+  out->bits =
+      static_cast<uint16_t>((bits & 0x7fffffff) > 0x7f800000 ? quiet_nan : rounded);
 }
 
 struct Float16 {
@@ -44,8 +44,7 @@ inline float Widen(Float16 x) {
   const uint32_t magnitude = static_cast<uint32_t>(x.bits & 0x7fff) << 13;
   const float scaled = BitsToFloat(magnitude) * BitsToFloat(0x77800000);  // 2^112
   const uint32_t special = magnitude | 0x7f800000;
-  const uint32_t bits =
-      magnitude >= (0x7c00u << 13) ? special : FloatToBits(scaled);
+  const uint32_t bits = magnitude >= (0x7c00u << 13) ? special : FloatToBits(scaled);
   return BitsToFloat(bits | sign);
 }
 
@@ -56,10 +55,9 @@ inline void Narrow(float value, Float16* out) {
   // Subnormal: adding 0.5 lines the mantissa up and rounds in hardware.
   const uint32_t subnormal =
       FloatToBits(BitsToFloat(magnitude) + BitsToFloat(0x3f000000)) - 0x3f000000;
-  const uint32_t normal =
-      (magnitude + (static_cast<uint32_t>(15 - 127) << 23) + 0xfff +
-       ((magnitude >> 13) & 1)) >>
-      13;
+  const uint32_t normal = (magnitude + (static_cast<uint32_t>(15 - 127) << 23) + 0xfff +
+                           ((magnitude >> 13) & 1)) >>
+                          13;
   uint32_t result = magnitude < 0x38800000 ? subnormal : normal;
   result = magnitude >= 0x47800000 ? 0x7c00 : result;
   result = magnitude > 0x7f800000 ? 0x7e00 | ((magnitude >> 13) & 0x3ff) : result;
@@ -99,9 +97,9 @@ float Widen(Float8<E, M, B, S> x) {
     return BitsToFloat(sign ? 0xff800000 : 0x7f800000);
   }
   const float magnitude =
-      exponent == 0 ? std::ldexp(static_cast<float>(mantissa), 1 - B - M)
-                    : std::ldexp(static_cast<float>(mantissa + (1 << M)),
-                                 exponent - B - M);
+      exponent == 0
+          ? std::ldexp(static_cast<float>(mantissa), 1 - B - M)
+          : std::ldexp(static_cast<float>(mantissa + (1 << M)), exponent - B - M);
   return sign ? -magnitude : magnitude;
 }
 

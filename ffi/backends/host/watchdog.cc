@@ -24,8 +24,7 @@ class Watchdog {
     return *watchdog;
   }
 
-  void Watch(std::weak_ptr<LocalCommunicator> communicator,
-             double timeout_seconds) {
+  void Watch(std::weak_ptr<LocalCommunicator> communicator, double timeout_seconds) {
     std::lock_guard<std::mutex> lock(mutex_);
     watched_.push_back(std::move(communicator));
     // A deadline is noticed at most a tenth of its length late.
