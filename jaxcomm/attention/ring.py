@@ -180,7 +180,7 @@ def _forward(ring, query, key, value):
         out, lse = hop_forward(
             query, block[0], block[1], query_at, key_at, config=ring.hop
         )
-        return merge(*merged, out, lse)
+        return merge(merged[0], merged[1], out, lse)
 
     def step(hop, carry):
         merged, block = carry
