@@ -51,7 +51,6 @@ class Continuer {
       }
       queued_.store(static_cast<int>(queue_.size()), std::memory_order_release);
       if (stalls->load(std::memory_order_relaxed)) wanted = count;
-      wanted -= spinning_.load(std::memory_order_relaxed);
       Recruit(wanted);
       last_work_ = Clock::now();
       if (!looking_out_) StartLookout();
@@ -69,9 +68,15 @@ class Continuer {
     Stalls stalls;  // of what it runs; null while it runs nothing
   };
 
-  // Wakes or starts up to `count` threads. Holds mutex_.
+  // Sees to it that up to `count` of the queued programs find a thread. A thread that
+  // was woken or started but has not run yet counts: with the cores taken by others it
+  // may be long on its way, and a second one would be no faster. So there are never
+  // more threads than ranks that wait. Holds mutex_.
   void Recruit(int count) {
-    for (int i = 0; i < count; ++i) {
+    const int wanted = std::min(count, static_cast<int>(queue_.size()));
+    const int on_their_way =
+        static_cast<int>(workers_.size()) - running_ - (sleeping_ - waking_);
+    for (int i = on_their_way; i < wanted; ++i) {
       if (sleeping_ > waking_) {
         ++waking_;
         wake_.notify_one();
@@ -93,6 +98,7 @@ class Continuer {
         const Clock::time_point begin = Clock::now();
         worker->since = begin;
         worker->stalls = item.stalls;
+        ++running_;
         lock.unlock();
         if (item.continuation.status.success()) {
           item.continuation.promise.SetAvailable();
@@ -102,8 +108,10 @@ class Continuer {
         const bool was_long = Clock::now() - begin > kLong;
         lock.lock();
         worker->stalls = nullptr;
+        --running_;
         last_work_ = Clock::now();
-        if (was_long && !queue_.empty() && running_limit_ > Running()) Recruit(1);
+        // This thread takes the next; a second one shares the rest.
+        if (was_long && queue_.size() > 1 && running_ + 1 < cores_) Recruit(2);
       }
       lock.unlock();
       Spin();
@@ -116,16 +124,10 @@ class Continuer {
     }
   }
 
-  int Running() const {
-    return static_cast<int>(
-        std::count_if(workers_.begin(), workers_.end(),
-                      [](const auto& worker) { return worker->stalls != nullptr; }));
-  }
-
   // Returns when there is work or it gave up. One thread at a time: the core it
   // takes is worth more to the programs.
   void Spin() {
-    if (running_limit_ < 2) return;
+    if (cores_ < 2) return;
     int none = 0;
     if (!spinning_.compare_exchange_strong(none, 1, std::memory_order_relaxed)) return;
     const Clock::time_point end = Clock::now() + kSpin;
@@ -162,7 +164,7 @@ class Continuer {
           stalled = true;
         }
         // Also when nobody runs: a thread that was woken may have slept on.
-        if (stalled || Running() == 0) Recruit(static_cast<int>(queue_.size()));
+        if (stalled || running_ == 0) Recruit(static_cast<int>(queue_.size()));
       }
       if (queue_.empty() && now - last_work_ > kLookout) {
         looking_out_ = false;
@@ -171,14 +173,14 @@ class Continuer {
     }
   }
 
-  const int running_limit_ =
-      std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  const int cores_ = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
 
   std::mutex mutex_;
   std::condition_variable wake_;
   std::deque<Item> queue_;
   std::atomic<int> queued_{0};
   std::atomic<int> spinning_{0};
+  int running_ = 0;
   int sleeping_ = 0;
   int waking_ = 0;  // of the sleeping, those that were notified
   std::vector<std::unique_ptr<Worker>> workers_;

@@ -101,33 +101,53 @@ class Mover {
   const GroupBuffers& buffers_;
 };
 
-// Blocks offered to several threads. Outlives the call that offered them,
-// because a helper may start long after the last block is done; by then it finds
-// nothing left to claim and touches nothing else.
-struct SharedBlocks {
-  std::atomic<int64_t> next{0};
-  std::atomic<int64_t> done{0};
-  int64_t total = 0;
-  const Mover* mover = nullptr;
-  const std::pair<const Block*, int64_t>* runs = nullptr;  // first, count
-  int64_t num_runs = 0;
-
-  void Work() {
-    int64_t claimed;
-    while ((claimed = next.fetch_add(1, std::memory_order_relaxed)) < total) {
-      int64_t index = claimed;
-      int64_t run = 0;
-      while (index >= runs[run].second) index -= runs[run++].second;
-      mover->Run(runs[run].first[index]);
-      done.fetch_add(1, std::memory_order_acq_rel);
+// Touches the plan and the buffers only for blocks it could claim, and the call that
+// offered them waits for those.
+class ClaimedBlocks final : public SharedBlocks {
+ public:
+  ClaimedBlocks(const Mover& mover, const Plan& plan, const std::vector<int>& moves)
+      : mover_(mover) {
+    for (int index : moves) {
+      const int first = plan.first_block[index];
+      const int64_t count = plan.first_block[index + 1] - first;
+      runs_.emplace_back(plan.blocks.data() + first, count);
+      total_ += count;
     }
   }
+
+  void Work() override {
+    int64_t claimed;
+    while ((claimed = next_.fetch_add(1, std::memory_order_relaxed)) < total_) {
+      int64_t index = claimed;
+      size_t run = 0;
+      while (index >= runs_[run].second) index -= runs_[run++].second;
+      mover_.Run(runs_[run].first[index]);
+      done_.fetch_add(1, std::memory_order_acq_rel);
+    }
+  }
+
+  // At most one block per helper is still in motion once Work() has returned.
+  void WaitForHelpers() const {
+    for (int spins = 0; done_.load(std::memory_order_acquire) < total_; ++spins) {
+      if (spins > 200) std::this_thread::yield();
+    }
+  }
+
+ private:
+  const Mover& mover_;
+  std::vector<std::pair<const Block*, int64_t>> runs_;  // first, count
+  int64_t total_ = 0;
+  std::atomic<int64_t> next_{0};
+  std::atomic<int64_t> done_{0};
 };
 
 }  // namespace
 
-void RunMoves(const CallSite& site, const Plan& plan, const std::vector<int>& moves,
-              const GroupBuffers& buffers, Scheduler* scheduler) {
+std::shared_ptr<SharedBlocks> RunMoves(const CallSite& site, const Plan& plan,
+                                       const std::vector<int>& moves,
+                                       const GroupBuffers& buffers,
+                                       Scheduler* scheduler, Offer* offer,
+                                       int waiting) {
   const Mover mover(site, plan, buffers);
   int64_t total = 0, bytes = 0;
   for (int index : moves) {
@@ -138,34 +158,27 @@ void RunMoves(const CallSite& site, const Plan& plan, const std::vector<int>& mo
              static_cast<int64_t>(std::max<size_t>(
                  std::max(move.sources.size(), move.targets.size()), 1));
   }
-  const int64_t threads = scheduler == nullptr ? 1 : scheduler->num_threads();
+  const int64_t threads =
+      1 + waiting + (scheduler == nullptr ? 0 : scheduler->num_threads() - 1);
   if (total < 2 || bytes < kShareBytes || threads < 2) {
     for (int index : moves) {
       for (int b = plan.first_block[index]; b < plan.first_block[index + 1]; ++b) {
         mover.Run(plan.blocks[b]);
       }
     }
-    return;
+    return nullptr;
   }
-  std::vector<std::pair<const Block*, int64_t>> runs;
-  for (int index : moves) {
-    const int first = plan.first_block[index];
-    runs.emplace_back(plan.blocks.data() + first, plan.first_block[index + 1] - first);
-  }
-  auto shared = std::make_shared<SharedBlocks>();
-  shared->total = total;
-  shared->mover = &mover;
-  shared->runs = runs.data();
-  shared->num_runs = static_cast<int64_t>(runs.size());
-  const int64_t helpers = std::min(threads, total) - 1;
+  auto shared = std::make_shared<ClaimedBlocks>(mover, plan, moves);
+  offer->store(shared.get(), std::memory_order_release);
+  const int64_t helpers = scheduler == nullptr
+                              ? 0
+                              : std::min(scheduler->num_threads(), total) - 1 - waiting;
   for (int64_t i = 0; i < helpers; ++i) {
     scheduler->Schedule([shared] { shared->Work(); });
   }
   shared->Work();
-  // At most one block per helper is still in motion.
-  for (int spins = 0; shared->done.load(std::memory_order_acquire) < total; ++spins) {
-    if (spins > 200) std::this_thread::yield();
-  }
+  shared->WaitForHelpers();
+  return shared;
 }
 
 Status CheckReducible(const CallSite& site, const Plan& plan) {

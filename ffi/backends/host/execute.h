@@ -2,6 +2,8 @@
 #ifndef JAXCOMM_FFI_BACKENDS_HOST_EXECUTE_H_
 #define JAXCOMM_FFI_BACKENDS_HOST_EXECUTE_H_
 
+#include <atomic>
+#include <memory>
 #include <vector>
 
 #include "ffi/call_site.h"
@@ -16,12 +18,27 @@ struct GroupBuffers {
   void* const* const* results;
 };
 
-// Runs the given moves of `plan` to the end. Large moves are shared with
-// `scheduler`'s threads: blocks are claimed, never assigned, so a helper that
-// is stuck behind other work costs nothing. Waits only for blocks that another
-// thread is already moving.
-void RunMoves(const CallSite& site, const Plan& plan, const std::vector<int>& moves,
-              const GroupBuffers& buffers, Scheduler* scheduler);
+// Blocks of moves offered to several threads, which claim them one at a time: work is
+// claimed, never assigned, so a helper that is stuck behind other work costs nothing.
+class SharedBlocks {
+ public:
+  virtual ~SharedBlocks() = default;
+  // Moves blocks until none is left to claim. May be called by a helper that starts
+  // long after the last block is done.
+  virtual void Work() = 0;
+};
+
+// Where a call in progress shows its blocks to threads that wait for it.
+using Offer = std::atomic<SharedBlocks*>;
+
+// Runs the given moves of `plan` to the end. Large moves are shared with whoever
+// looks at `offer`, of whom there are `waiting`, and with `scheduler`'s threads. Waits
+// only for blocks that another thread is already moving. Returns what was offered,
+// which is to live as long as anyone may look at it.
+std::shared_ptr<SharedBlocks> RunMoves(const CallSite& site, const Plan& plan,
+                                       const std::vector<int>& moves,
+                                       const GroupBuffers& buffers,
+                                       Scheduler* scheduler, Offer* offer, int waiting);
 
 // Fails if the plan reduces a type that cannot be reduced.
 Status CheckReducible(const CallSite& site, const Plan& plan);

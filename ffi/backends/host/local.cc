@@ -1,6 +1,8 @@
 #include "ffi/backends/host/local.h"
 
 #include <algorithm>
+#include <chrono>
+#include <thread>
 #include <utility>
 
 #include "ffi/backends/host/continuer.h"
@@ -13,6 +15,21 @@ namespace jaxcomm {
 namespace {
 
 namespace ffi = xla::ffi;
+
+// A rank that comes first looks out for the others this long, on its own thread,
+// where every rank has a core: being woken takes longer than a small collective.
+constexpr auto kSpin = std::chrono::microseconds(50);
+
+int Cores() {
+  static const int cores = static_cast<int>(std::thread::hardware_concurrency());
+  return cores;
+}
+
+void Pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
 
 // Late ranks look here; more failed calls than this at once are not remembered.
 constexpr size_t kTombstones = 64;
@@ -119,7 +136,7 @@ ffi::Future LocalCommunicator::Execute(const Call& call) {
                meeting->call_site->ToString(),
                "; every rank must run the same collectives in the same order");
     std::vector<Continuation> failures =
-        Fail(group, meeting, ErrorCode::kInvalidArgument, what);
+        Fail(group, meeting, {ErrorCode::kInvalidArgument, what});
     Status status(ErrorCode::kInvalidArgument, what);
     auto mine = std::find_if(
         group.tombstones.begin(), group.tombstones.end(), [&](const Tombstone& stone) {
@@ -155,13 +172,17 @@ ffi::Future LocalCommunicator::ArriveTogether(Group& group, int rank, const Call
                                               std::unique_lock<std::mutex> lock,
                                               Meeting* meeting, ffi::Future future) {
   const int size = static_cast<int>(group.devices.size());
-  if (meeting->arrived < size) return future;
+  if (meeting->arrived < size) {
+    SpinBriefly(group, rank, std::move(lock), meeting);
+    return future;
+  }
   // Everybody is here: nobody else will look this meeting up.
   auto it = std::find_if(group.active.begin(), group.active.end(),
                          [&](const auto& known) { return known.get() == meeting; });
   std::unique_ptr<Meeting> owned = std::move(*it);
   group.active.erase(it);
   ++group.calls[call.site->collective_index()];
+  const int waiting = owned->spinning;
   lock.unlock();
 
   Status status;
@@ -175,24 +196,25 @@ ffi::Future LocalCommunicator::ArriveTogether(Group& group, int rank, const Call
                                              spec().axes, ": ", status.message()));
     }
   }
+  std::shared_ptr<SharedBlocks> offered;
   if (status.success()) {
     owned->all_moves.resize(owned->plan->moves.size());
     for (size_t i = 0; i < owned->all_moves.size(); ++i) {
       owned->all_moves[i] = static_cast<int>(i);
     }
-    RunMoves(*call.site, *owned->plan, owned->all_moves, buffers, call.scheduler);
+    offered = RunMoves(*call.site, *owned->plan, owned->all_moves, buffers,
+                       call.scheduler, &owned->offer, waiting);
   }
 
   std::vector<Continuation> others;
   others.reserve(size - 1);
   ffi::Promise mine = std::move(owned->seats[rank].promise.front());
-  for (int other = 0; other < size; ++other) {
-    if (other != rank) {
-      others.push_back({std::move(owned->seats[other].promise.front()), status});
-    }
-  }
   lock.lock();
-  group.free.push_back(std::move(owned));
+  if (offered != nullptr) owned->offered.push_back(std::move(offered));
+  for (int other = 0; other < size; ++other) {
+    if (other != rank) Settle(owned->seats[other], status, &others);
+  }
+  Recycle(group, std::move(owned));
   lock.unlock();
   Continue(std::move(others), call.site->stalls());
   if (status.failure()) {
@@ -218,16 +240,20 @@ ffi::Future LocalCommunicator::ArrivePairwise(Group& group, int rank, const Call
     if (seat.state != Seat::kWaiting || seat.moves_left > 0) return;
     seat.state = Seat::kDone;
     --meeting->left;
-    auto& out = done == rank ? mine : others;
-    out.push_back({std::move(seat.promise.front()), OkStatus()});
-    seat.promise.clear();
+    Settle(seat, OkStatus(), done == rank ? &mine : &others);
   };
   if (!ready.empty()) {
     ++meeting->moving;  // keeps a deadline from pulling the buffers away
+    const int waiting = meeting->spinning;
+    // With more ranks than cores the other cores are busy with moves of their own.
+    Scheduler* const scheduler =
+        static_cast<int>(group.devices.size()) > Cores() ? nullptr : call.scheduler;
     lock.unlock();
     const GroupBuffers buffers{meeting->operands.data(), meeting->results.data()};
-    RunMoves(*call.site, plan, ready, buffers, call.scheduler);
+    auto offered =
+        RunMoves(*call.site, plan, ready, buffers, scheduler, &meeting->offer, waiting);
     lock.lock();
+    if (offered != nullptr) meeting->offered.push_back(std::move(offered));
     --meeting->moving;
     for (int index : ready) {
       const Move& move = plan.moves[index];
@@ -242,14 +268,84 @@ ffi::Future LocalCommunicator::ArrivePairwise(Group& group, int rank, const Call
     }
   }
   finish(rank);  // a rank that neither sends nor receives
+  const bool waits = meeting->seats[rank].state == Seat::kWaiting;
   if (meeting->left == 0) {
     ++group.calls[call.site->collective_index()];
     Close(group, meeting);
   }
-  lock.unlock();
   Continue(std::move(others), call.site->stalls());
+  if (waits) {
+    SpinBriefly(group, rank, std::move(lock), meeting);
+    return future;
+  }
+  lock.unlock();
   for (Continuation& continuation : mine) continuation.promise.SetAvailable();
   return future;
+}
+
+void LocalCommunicator::Settle(Seat& seat, Status status,
+                               std::vector<Continuation>* out) {
+  if (seat.spins) {
+    seat.status = std::move(status);
+    seat.settled.store(true, std::memory_order_release);
+    return;
+  }
+  out->push_back({std::move(seat.promise.front()), std::move(status)});
+  seat.promise.clear();
+}
+
+void LocalCommunicator::SpinBriefly(Group& group, int rank,
+                                    std::unique_lock<std::mutex> lock,
+                                    Meeting* meeting) {
+  if (static_cast<int>(group.devices.size()) > Cores()) return;
+  Seat& seat = meeting->seats[rank];
+  seat.spins = true;
+  ++meeting->spinning;
+  lock.unlock();
+  SharedBlocks* helped = nullptr;
+  Clock::time_point end = Clock::now() + kSpin;
+  for (int i = 1; !seat.settled.load(std::memory_order_acquire); ++i) {
+    SharedBlocks* const blocks = meeting->offer.load(std::memory_order_acquire);
+    if (blocks != nullptr && blocks != helped) {
+      helped = blocks;
+      blocks->Work();
+      end = Clock::now() + kSpin;
+    }
+    Pause();
+    if (i % 16 == 0 && Clock::now() >= end) break;
+    // The core may be wanted by the program of the rank that is waited for.
+    if (i % 64 == 0) std::this_thread::yield();
+  }
+  lock.lock();
+  seat.spins = false;
+  --meeting->spinning;
+  if (!seat.settled.load(std::memory_order_relaxed)) return;
+  ffi::Promise promise = std::move(seat.promise.front());
+  Status status = std::move(seat.status);
+  seat.promise.clear();
+  for (size_t i = 0; i < group.lingering.size() && meeting->spinning == 0; ++i) {
+    if (group.lingering[i].get() != meeting) continue;
+    std::unique_ptr<Meeting> over = std::move(group.lingering[i]);
+    group.lingering.erase(group.lingering.begin() + static_cast<int64_t>(i));
+    Recycle(group, std::move(over));
+    break;
+  }
+  lock.unlock();
+  if (status.success()) {
+    promise.SetAvailable();
+  } else {
+    promise.SetError(std::move(status));
+  }
+}
+
+void LocalCommunicator::Recycle(Group& group, std::unique_ptr<Meeting> meeting) {
+  if (meeting->spinning > 0) {
+    group.lingering.push_back(std::move(meeting));
+    return;
+  }
+  meeting->offer.store(nullptr, std::memory_order_relaxed);
+  meeting->offered.clear();
+  group.free.push_back(std::move(meeting));
 }
 
 std::unique_ptr<LocalCommunicator::Meeting> LocalCommunicator::Open(Group& group,
@@ -266,8 +362,11 @@ std::unique_ptr<LocalCommunicator::Meeting> LocalCommunicator::Open(Group& group
   }
   for (Seat& seat : meeting->seats) {
     seat.state = Seat::kAbsent;
+    seat.spins = false;
+    seat.settled.store(false, std::memory_order_relaxed);
     seat.promise.clear();
   }
+  meeting->spinning = 0;
   meeting->run_id = call.run_id;
   meeting->tag = call.tag;
   meeting->signature = call.site->signature();
@@ -284,36 +383,42 @@ std::unique_ptr<LocalCommunicator::Meeting> LocalCommunicator::Open(Group& group
 void LocalCommunicator::Close(Group& group, Meeting* meeting) {
   auto it = std::find_if(group.active.begin(), group.active.end(),
                          [&](const auto& known) { return known.get() == meeting; });
-  group.free.push_back(std::move(*it));
+  std::unique_ptr<Meeting> over = std::move(*it);
   group.active.erase(it);
+  Recycle(group, std::move(over));
 }
 
 std::vector<Continuation> LocalCommunicator::Fail(Group& group, Meeting* meeting,
-                                                  ErrorCode code,
-                                                  const std::string& what) {
+                                                  const Failure& failure) {
   std::vector<Continuation> failures;
   int absent = 0;
   for (int rank = 0; rank < static_cast<int>(meeting->seats.size()); ++rank) {
     Seat& seat = meeting->seats[rank];
     if (seat.state == Seat::kAbsent) ++absent;
     if (seat.state != Seat::kWaiting) continue;
-    std::string text = what.empty() ? TimeoutText(group, *meeting, rank) : what;
-    failures.push_back({std::move(seat.promise.front()), Status(code, text)});
-    seat.promise.clear();
+    Settle(seat, Status(failure.code, failure.TextOf(rank)), &failures);
   }
   if (absent > 0) {
-    std::string text =
-        what.empty()
-            ? StrCat(meeting->call_site->ToString(), " over axes ", spec().axes,
-                     ": the other ranks stopped waiting for this one after ",
-                     spec().timeout_seconds, " s; see JAXCOMM_TIMEOUT.")
-            : what;
-    group.tombstones.push_back(
-        {meeting->run_id, meeting->tag, Status(code, text), absent});
+    group.tombstones.push_back({meeting->run_id, meeting->tag,
+                                Status(failure.code, failure.to_the_late), absent});
     if (group.tombstones.size() > kTombstones) group.tombstones.pop_front();
   }
   Close(group, meeting);
   return failures;
+}
+
+LocalCommunicator::Failure LocalCommunicator::Timeout(const Group& group,
+                                                      const Meeting& meeting) const {
+  Failure failure;
+  failure.code = ErrorCode::kDeadlineExceeded;
+  failure.to_the_late =
+      StrCat(meeting.call_site->ToString(), " over axes ", spec().axes,
+             ": the other ranks stopped waiting for this one after ",
+             spec().timeout_seconds, " s; see JAXCOMM_TIMEOUT.");
+  for (size_t rank = 0; rank < meeting.seats.size(); ++rank) {
+    failure.to_rank.push_back(TimeoutText(group, meeting, static_cast<int>(rank)));
+  }
+  return failure;
 }
 
 std::string LocalCommunicator::TimeoutText(const Group& group, const Meeting& meeting,
@@ -355,24 +460,17 @@ void LocalCommunicator::ExpireBefore(Clock::time_point now) {
     std::vector<Continuation> failures;
     {
       std::lock_guard<std::mutex> lock(group->mutex);
-      std::vector<Meeting*> expired;
+      // All the texts before any meeting closes: they name each other.
+      std::vector<std::pair<Meeting*, Failure>> expired;
       for (auto& meeting : group->active) {
         if (meeting->moving == 0 && now - meeting->first_arrival > timeout) {
-          expired.push_back(meeting.get());
+          expired.emplace_back(meeting.get(), Timeout(*group, *meeting));
         }
       }
-      // All the texts before any meeting closes: they name each other.
-      for (Meeting* meeting : expired) {
-        for (size_t rank = 0; rank < meeting->seats.size(); ++rank) {
-          if (meeting->seats[rank].state != Seat::kWaiting) continue;
-          failures.push_back(
-              {meeting->seats[rank].promise.front(),
-               Status(ErrorCode::kDeadlineExceeded,
-                      TimeoutText(*group, *meeting, static_cast<int>(rank)))});
+      for (const auto& [meeting, failure] : expired) {
+        for (Continuation& continuation : Fail(*group, meeting, failure)) {
+          failures.push_back(std::move(continuation));
         }
-      }
-      for (Meeting* meeting : expired) {
-        Fail(*group, meeting, ErrorCode::kDeadlineExceeded, "");
       }
     }
     Continue(std::move(failures), std::make_shared<std::atomic<bool>>(false));
@@ -392,7 +490,7 @@ void LocalCommunicator::Abort(const Status& reason) {
           continue;
         }
         for (Continuation& failure :
-             Fail(*group, meeting, *reason.errc(), reason.message())) {
+             Fail(*group, meeting, {*reason.errc(), reason.message()})) {
           failures.push_back(std::move(failure));
         }
       }

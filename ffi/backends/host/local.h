@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "ffi/backends/host/continuer.h"
+#include "ffi/backends/host/execute.h"
 #include "ffi/communicator.h"
 #include "ffi/plan.h"
 
@@ -44,6 +45,11 @@ class LocalCommunicator final : public Communicator {
   struct Seat {
     enum State : uint8_t { kAbsent, kWaiting, kDone };
     State state = kAbsent;
+    // Waits in its handler, on its own thread, for a moment: it then completes its
+    // promise itself, with `status`, once `settled` says so.
+    bool spins = false;
+    std::atomic<bool> settled{false};
+    Status status;
     int moves_left = 0;  // pairwise: before this rank is done
     std::vector<const void*> operands;
     std::vector<void*> results;
@@ -62,11 +68,25 @@ class LocalCommunicator final : public Communicator {
     int left = 0;    // ranks not done
     int moving = 0;  // threads moving bytes for it
     Clock::time_point first_arrival;
-    std::vector<Seat> seats;
+    std::deque<Seat> seats;                    // a Seat does not move
     std::vector<const void* const*> operands;  // seats' arrays, by rank
     std::vector<void* const*> results;
     std::vector<int> waiting_for;  // pairwise: ranks each move still lacks
     std::vector<int> all_moves;
+    int spinning = 0;  // ranks that wait in their handlers
+    Offer offer{nullptr};
+    std::vector<std::shared_ptr<SharedBlocks>> offered;
+  };
+
+  // What the ranks of a meeting are told when it fails.
+  struct Failure {
+    ErrorCode code = ErrorCode::kInternal;
+    std::string to_the_late;  // and to all, if there is nothing else
+    std::vector<std::string> to_rank = {};
+
+    const std::string& TextOf(int rank) const {
+      return to_rank.empty() ? to_the_late : to_rank[rank];
+    }
   };
 
   // Why late ranks of a failed meeting must not wait.
@@ -82,6 +102,8 @@ class LocalCommunicator final : public Communicator {
     std::vector<int64_t> devices;
     std::vector<std::unique_ptr<Meeting>> active;  // in order of first arrival
     std::vector<std::unique_ptr<Meeting>> free;
+    // Over, but for ranks that have not left their handlers.
+    std::vector<std::unique_ptr<Meeting>> lingering;
     std::deque<Tombstone> tombstones;
     Status closed;               // set once by Abort
     std::vector<int64_t> calls;  // completed, by collective
@@ -90,9 +112,17 @@ class LocalCommunicator final : public Communicator {
 
   std::unique_ptr<Meeting> Open(Group& group, const Call& call);
   void Close(Group& group, Meeting* meeting);
+  void Recycle(Group& group, std::unique_ptr<Meeting> meeting);
+  // Waits in the handler for a moment, if every rank has a core to itself. Then the
+  // rank goes on on its own thread, or leaves its promise to be completed.
+  void SpinBriefly(Group& group, int rank, std::unique_lock<std::mutex> lock,
+                   Meeting* meeting);
+  // Ends a rank's wait: hands its promise to `out`, or lets it leave its handler.
+  static void Settle(Seat& seat, Status status, std::vector<Continuation>* out);
   // Fails every waiting rank; give the result to Continue().
-  std::vector<Continuation> Fail(Group& group, Meeting* meeting, ErrorCode code,
-                                 const std::string& what);
+  std::vector<Continuation> Fail(Group& group, Meeting* meeting,
+                                 const Failure& failure);
+  Failure Timeout(const Group& group, const Meeting& meeting) const;
 
   xla::ffi::Future ArriveTogether(Group& group, int rank, const Call& call,
                                   std::unique_lock<std::mutex> lock, Meeting* meeting,
