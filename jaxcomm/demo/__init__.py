@@ -1,0 +1,1 @@
+"""``python -m jaxcomm.demo``: train a small language model over a ring of devices."""
