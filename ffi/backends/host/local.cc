@@ -18,7 +18,7 @@ namespace ffi = xla::ffi;
 
 // A rank that comes first looks out for the others this long, on its own thread,
 // where every rank has a core: being woken takes longer than a small collective.
-constexpr auto kSpin = std::chrono::microseconds(50);
+constexpr auto kSpin = std::chrono::microseconds(100);
 
 int Cores() {
   static const int cores = static_cast<int>(std::thread::hardware_concurrency());
@@ -314,7 +314,7 @@ void LocalCommunicator::SpinBriefly(Group& group, int rank,
     Pause();
     if (i % 16 == 0 && Clock::now() >= end) break;
     // The core may be wanted by the program of the rank that is waited for.
-    if (i % 64 == 0) std::this_thread::yield();
+    if (i % 16 == 0) std::this_thread::yield();
   }
   lock.lock();
   seat.spins = false;
