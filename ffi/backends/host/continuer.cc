@@ -7,6 +7,8 @@
 #include <mutex>
 #include <thread>
 
+#include "ffi/backends/host/cores.h"
+
 namespace jaxcomm {
 namespace {
 
@@ -22,14 +24,6 @@ constexpr auto kLong = std::chrono::microseconds(40);
 constexpr auto kStalled = std::chrono::milliseconds(2);
 // How long after the last work the look-out for stalled threads goes on.
 constexpr auto kLookout = std::chrono::seconds(1);
-
-void Pause() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#else
-  std::this_thread::yield();
-#endif
-}
 
 class Continuer {
  public:
@@ -111,7 +105,7 @@ class Continuer {
         --running_;
         last_work_ = Clock::now();
         // This thread takes the next; a second one shares the rest.
-        if (was_long && queue_.size() > 1 && running_ + 1 < cores_) Recruit(2);
+        if (was_long && queue_.size() > 1 && running_ + 1 < Cores()) Recruit(2);
       }
       lock.unlock();
       Spin();
@@ -127,7 +121,7 @@ class Continuer {
   // Returns when there is work or it gave up. One thread at a time: the core it
   // takes is worth more to the programs.
   void Spin() {
-    if (cores_ < 2) return;
+    if (Cores() < 2) return;
     int none = 0;
     if (!spinning_.compare_exchange_strong(none, 1, std::memory_order_relaxed)) return;
     const Clock::time_point end = Clock::now() + kSpin;
@@ -172,8 +166,6 @@ class Continuer {
       }
     }
   }
-
-  const int cores_ = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
 
   std::mutex mutex_;
   std::condition_variable wake_;

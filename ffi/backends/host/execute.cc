@@ -7,6 +7,7 @@
 #include <thread>
 #include <utility>
 
+#include "ffi/backends/host/cores.h"
 #include "ffi/backends/host/reduce.h"
 
 namespace jaxcomm {
@@ -158,8 +159,11 @@ std::shared_ptr<SharedBlocks> RunMoves(const CallSite& site, const Plan& plan,
              static_cast<int64_t>(std::max<size_t>(
                  std::max(move.sources.size(), move.targets.size()), 1));
   }
-  const int64_t threads =
-      1 + waiting + (scheduler == nullptr ? 0 : scheduler->num_threads() - 1);
+  // XLA's pool has a thread for each virtual device; more of them than cores would
+  // only be in each other's way.
+  const int64_t pool =
+      scheduler == nullptr ? 1 : std::min<int64_t>(scheduler->num_threads(), Cores());
+  const int64_t threads = std::max<int64_t>(pool, 1 + waiting);
   if (total < 2 || bytes < kShareBytes || threads < 2) {
     for (int index : moves) {
       for (int b = plan.first_block[index]; b < plan.first_block[index + 1]; ++b) {
@@ -170,9 +174,7 @@ std::shared_ptr<SharedBlocks> RunMoves(const CallSite& site, const Plan& plan,
   }
   auto shared = std::make_shared<ClaimedBlocks>(mover, plan, moves);
   offer->store(shared.get(), std::memory_order_release);
-  const int64_t helpers = scheduler == nullptr
-                              ? 0
-                              : std::min(scheduler->num_threads(), total) - 1 - waiting;
+  const int64_t helpers = std::min(pool, total) - 1 - waiting;
   for (int64_t i = 0; i < helpers; ++i) {
     scheduler->Schedule([shared] { shared->Work(); });
   }

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "ffi/backends/host/continuer.h"
+#include "ffi/backends/host/cores.h"
 #include "ffi/backends/host/execute.h"
 #include "ffi/backends/host/huge_pages.h"
 #include "ffi/backends/host/watchdog.h"
@@ -16,20 +17,13 @@ namespace {
 
 namespace ffi = xla::ffi;
 
-// A rank that comes first looks out for the others this long, on its own thread,
-// where every rank has a core: being woken takes longer than a small collective.
+// A rank looks out for those that are missing this long, on its own thread, where
+// each of them has a core beside it: being woken takes longer than a small
+// collective, and whoever looks out can help to move a large one.
 constexpr auto kSpin = std::chrono::microseconds(100);
 
-int Cores() {
-  static const int cores = static_cast<int>(std::thread::hardware_concurrency());
-  return cores;
-}
-
-void Pause() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#endif
-}
+// What all ranks hand in from which it pays to help.
+constexpr int64_t kLargeBytes = 256 << 10;
 
 // Late ranks look here; more failed calls than this at once are not remembered.
 constexpr size_t kTombstones = 64;
@@ -297,7 +291,11 @@ void LocalCommunicator::Settle(Seat& seat, Status status,
 void LocalCommunicator::SpinBriefly(Group& group, int rank,
                                     std::unique_lock<std::mutex> lock,
                                     Meeting* meeting) {
-  if (static_cast<int>(group.devices.size()) > Cores()) return;
+  // The ranks that are missing come first. A small collective among more ranks than
+  // cores is not worth a core either: one thread lets all of them go on.
+  const int size = static_cast<int>(group.devices.size());
+  const bool large = meeting->call_site->operand_bytes() * size >= kLargeBytes;
+  if (size - meeting->arrived >= Cores() || (size > Cores() && !large)) return;
   Seat& seat = meeting->seats[rank];
   seat.spins = true;
   ++meeting->spinning;

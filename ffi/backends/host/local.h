@@ -113,8 +113,8 @@ class LocalCommunicator final : public Communicator {
   std::unique_ptr<Meeting> Open(Group& group, const Call& call);
   void Close(Group& group, Meeting* meeting);
   void Recycle(Group& group, std::unique_ptr<Meeting> meeting);
-  // Waits in the handler for a moment, if every rank has a core to itself. Then the
-  // rank goes on on its own thread, or leaves its promise to be completed.
+  // Waits in the handler for a moment, if the missing ranks leave a core for it. Then
+  // the rank goes on on its own thread, or leaves its promise to be completed.
   void SpinBriefly(Group& group, int rank, std::unique_lock<std::mutex> lock,
                    Meeting* meeting);
   // Ends a rank's wait: hands its promise to `out`, or lets it leave its handler.
