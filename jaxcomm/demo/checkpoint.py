@@ -93,7 +93,7 @@ class Checkpoints:
         step = manager.latest_step()
         about = manager.restore(
             step, args=ocp.args.Composite(about=ocp.args.JsonRestore())
-        ).about
+        )["about"]
         found = about["identity"]
         different = [
             f"{name} {found.get(name)}, now {value}"
@@ -111,7 +111,7 @@ class Checkpoints:
         )
         self._resumed = True
         self.saved_step = step
-        return Progress(restored.state, about["losses"])
+        return Progress(restored["state"], about["losses"])
 
     def close(self) -> None:
         """Wait until everything is written."""

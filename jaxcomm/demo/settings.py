@@ -68,12 +68,12 @@ def split_devices(
     """
     if devices is None:
         devices = data * context if data and context else 8
-    if context is None and data is None:
+    if context is None and data is not None:
+        context = devices // data
+    if context is None:
         context = max(size for size in (4, 3, 2, 1) if devices % size == 0)
         if context == 1:
             context = devices
-    if context is None:
-        context = devices // data
     if data is None:
         data = devices // context
     if data * context != devices or not devices:

@@ -78,12 +78,16 @@ class Training:
         """Compile the step; returns the text of the compiled program."""
         shapes = self._program.batch_shape()
         self._compiled = self._program.train.lower(self.state, *shapes).compile()
-        return self._compiled.as_text()
+        return self._compiled.as_text() or ""
 
     def advance(self) -> float:
-        """Take the next step, after :meth:`compile`; returns its loss."""
+        """Take the next step, compiled if it was not yet; returns its loss."""
+        if self._compiled is None:
+            self.compile()
+        step = self._compiled
+        assert step is not None  # compile() made it
         batch = self._batch(self.text.train, len(self.losses))
-        self.state, loss = self._compiled(self.state, *self._program.deal(batch))
+        self.state, loss = step(self.state, *self._program.deal(batch))
         self.losses.append(float(loss))
         return self.losses[-1]
 
