@@ -1,0 +1,144 @@
+// How a local communicator's meetings fail: deadlines, closing, and what the ranks
+// are told.
+#include <chrono>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ffi/backends/host/local.h"
+
+namespace jaxcomm {
+namespace {
+
+// Late ranks look here; more failed calls than this at once are not remembered.
+constexpr size_t kTombstones = 64;
+
+}  // namespace
+
+std::string LocalCommunicator::Where(const Group& group, int rank) const {
+  return StrCat("rank ", rank, " of ", group.devices.size(), " (", spec().platform, ":",
+                group.devices[rank], ")");
+}
+
+std::vector<Continuation> LocalCommunicator::Fail(Group& group, Meeting* meeting,
+                                                  const Failure& failure) {
+  std::vector<Continuation> failures;
+  int absent = 0;
+  for (int rank = 0; rank < static_cast<int>(meeting->seats.size()); ++rank) {
+    Seat& seat = meeting->seats[rank];
+    if (seat.state == Seat::kAbsent) ++absent;
+    if (seat.state != Seat::kWaiting) continue;
+    Settle(seat, Status(failure.code, failure.TextOf(rank)), &failures);
+  }
+  if (absent > 0) {
+    group.tombstones.push_back({meeting->run_id, meeting->tag,
+                                Status(failure.code, failure.to_the_late), absent});
+    if (group.tombstones.size() > kTombstones) group.tombstones.pop_front();
+  }
+  Close(group, meeting);
+  return failures;
+}
+
+LocalCommunicator::Failure LocalCommunicator::Timeout(const Group& group,
+                                                      const Meeting& meeting) const {
+  Failure failure;
+  failure.code = ErrorCode::kDeadlineExceeded;
+  failure.to_the_late =
+      StrCat(meeting.call_site->ToString(), " over axes ", spec().axes,
+             ": the other ranks stopped waiting for this one after ",
+             spec().timeout_seconds, " s; see JAXCOMM_TIMEOUT.");
+  for (size_t rank = 0; rank < meeting.seats.size(); ++rank) {
+    failure.to_rank.push_back(TimeoutText(group, meeting, static_cast<int>(rank)));
+  }
+  return failure;
+}
+
+std::string LocalCommunicator::TimeoutText(const Group& group, const Meeting& meeting,
+                                           int rank) const {
+  std::vector<int> missing;
+  for (int other = 0; other < static_cast<int>(meeting.seats.size()); ++other) {
+    if (meeting.seats[other].state == Seat::kAbsent) missing.push_back(other);
+  }
+  std::string text =
+      StrCat(meeting.call_site->ToString(), " over axes ", spec().axes, ": ",
+             Where(group, rank), " waited ", spec().timeout_seconds, " s for rank",
+             missing.size() == 1 ? " " : "s ");
+  for (size_t i = 0; i < missing.size(); ++i) {
+    text += StrCat(i == 0 ? "" : ", ", missing[i]);
+  }
+  text += ".";
+  bool elsewhere = false;
+  for (int other : missing) {
+    for (const auto& pending : group.active) {
+      if (pending.get() == &meeting || pending->seats[other].state != Seat::kWaiting) {
+        continue;
+      }
+      elsewhere = true;
+      text += StrCat(" Rank ", other, " waits in ", pending->call_site->ToString(),
+                     " instead.");
+      break;
+    }
+  }
+  text += elsewhere ? " Every rank must run the same collectives; a jax.lax.cond on "
+                      "axis_index is a usual cause."
+                    : " They may have stopped or run a different program;";
+  return text + (elsewhere ? " See" : " see") + " JAXCOMM_TIMEOUT.";
+}
+
+void LocalCommunicator::ExpireBefore(Clock::time_point now) {
+  const auto timeout = std::chrono::duration_cast<Clock::duration>(
+      std::chrono::duration<double>(spec().timeout_seconds));
+  for (auto& group : groups_) {
+    std::vector<Continuation> failures;
+    {
+      std::lock_guard<std::mutex> lock(group->mutex);
+      std::set<int64_t> failing_runs;
+      for (const auto& meeting : group->active) {
+        if (now - meeting->first_arrival > timeout)
+          failing_runs.insert(meeting->run_id);
+      }
+      // A run that fails in one place fails in all: ranks that wait for each other in
+      // two places are told so together. All the texts before any meeting closes, for
+      // they name each other.
+      std::vector<std::pair<Meeting*, Failure>> expired;
+      for (const auto& meeting : group->active) {
+        if (meeting->moving == 0 && failing_runs.count(meeting->run_id) > 0) {
+          expired.emplace_back(meeting.get(), Timeout(*group, *meeting));
+        }
+      }
+      for (const auto& [meeting, failure] : expired) {
+        for (Continuation& continuation : Fail(*group, meeting, failure)) {
+          failures.push_back(std::move(continuation));
+        }
+      }
+    }
+    Continue(std::move(failures), std::make_shared<std::atomic<bool>>(false));
+  }
+}
+
+void LocalCommunicator::Abort(const Status& reason) {
+  for (auto& group : groups_) {
+    std::vector<Continuation> failures;
+    {
+      std::lock_guard<std::mutex> lock(group->mutex);
+      if (group->closed.success()) group->closed = reason;
+      for (size_t i = 0; i < group->active.size();) {
+        Meeting* meeting = group->active[i].get();
+        if (meeting->moving > 0) {
+          ++i;  // its ranks complete by themselves
+          continue;
+        }
+        for (Continuation& failure :
+             Fail(*group, meeting, {*reason.errc(), reason.message()})) {
+          failures.push_back(std::move(failure));
+        }
+      }
+    }
+    Continue(std::move(failures), std::make_shared<std::atomic<bool>>(false));
+  }
+}
+
+}  // namespace jaxcomm
