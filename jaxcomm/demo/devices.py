@@ -21,7 +21,7 @@ def make_mesh(data: int, context: int) -> jax.sharding.Mesh:
         # jax has counted its devices already; there may be enough.
         pass
     else:
-        if not jax.config.read("jax_platforms"):
+        if not jax.config.jax_platforms:  # pyright: ignore[reportAttributeAccessIssue]
             jax.config.update("jax_platforms", "cpu")
     devices = jax.devices()
     if len(devices) < wanted:
