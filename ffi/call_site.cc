@@ -1,12 +1,65 @@
 #include "ffi/call_site.h"
 
+#include <algorithm>
 #include <functional>
+#include <set>
 #include <string_view>
+#include <thread>
+#include <unordered_map>
+
+#include "ffi/operation_table.h"
 
 namespace jaxcomm {
 namespace {
 
 std::atomic<uint64_t> next_serial{1};
+
+// The programs being instantiated: their sizes, by number and by the thread that does
+// it, for two programs of one number may be compiled at a time.
+class Programs {
+ public:
+  static Programs& Get() {
+    static Programs* const programs = new Programs;
+    return *programs;
+  }
+
+  // Called by the thread that lowers. From jaxlib 0.12 on the same thread instantiates;
+  // before, one of XLA's own does, and we cannot tell whose.
+  void Begin(int64_t program) {
+    const std::thread::id self = std::this_thread::get_id();
+    std::lock_guard<std::mutex> lock(mutex_);
+    lowering_.insert(self);
+    std::vector<Open>& open = open_[program];
+    open.erase(std::remove_if(open.begin(), open.end(),
+                              [&](const Open& one) {
+                                return one.first == self ||
+                                       lowering_.count(one.first) == 0;
+                              }),
+               open.end());
+  }
+
+  std::shared_ptr<std::atomic<uint64_t>> Find(int64_t program) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    std::vector<Open>& open = open_[program];
+    for (auto& [thread, size] : open) {
+      if (thread == std::this_thread::get_id()) return size;
+    }
+    open.emplace_back(std::this_thread::get_id(),
+                      std::make_shared<std::atomic<uint64_t>>(0));
+    return open.back().second;
+  }
+
+ private:
+  using Open = std::pair<std::thread::id, std::shared_ptr<std::atomic<uint64_t>>>;
+  std::mutex mutex_;
+  std::set<std::thread::id> lowering_;
+  std::unordered_map<int64_t, std::vector<Open>> open_;
+};
+
+uint64_t Mix(uint64_t hash, uint64_t value) {
+  hash = (hash ^ value) * 0xff51afd7ed558ccd;
+  return hash ^ (hash >> 32);
+}
 
 void AppendLeaves(const std::vector<Leaf>& leaves, std::string* out) {
   bool first = true;
@@ -28,12 +81,38 @@ void AppendLeaves(const std::vector<Leaf>& leaves, std::string* out) {
 xla::ffi::TypeId CallSite::id = {};
 
 CallSite::CallSite(Attributes attributes, int collective_index, Planner planner,
-                   bool plan_reads_operands)
+                   int plan_reads_operands_from)
     : attributes_(std::move(attributes)),
       collective_index_(collective_index),
       planner_(planner),
-      plan_reads_operands_(plan_reads_operands),
-      serial_(next_serial.fetch_add(1, std::memory_order_relaxed)) {}
+      plan_reads_operands_from_(plan_reads_operands_from),
+      serial_(next_serial.fetch_add(1, std::memory_order_relaxed)),
+      program_size_(Programs::Get().Find(attributes_.program)),
+      ordinal_(program_size_->fetch_add(1)) {}
+
+void BeginProgram(int64_t program) { Programs::Get().Begin(program); }
+
+uint64_t CallSite::shared_tag() {
+  uint64_t tag = shared_tag_.load(std::memory_order_relaxed);
+  if (tag != 0) return tag;
+  // The size too: ranks that count differently must not meet by accident.
+  tag = Mix(Mix(Mix(1, static_cast<uint64_t>(attributes_.program)), ordinal_),
+            program_size_->load());
+  if (tag == 0) tag = 1;
+  // The first answer stands.
+  uint64_t none = 0;
+  return shared_tag_.compare_exchange_strong(none, tag) ? tag : none;
+}
+
+std::shared_ptr<const void> CallSite::Derived(
+    uint64_t group, const std::function<std::shared_ptr<const void>()>& make) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (const auto& [of, known] : derived_) {
+    if (of == group) return known;
+  }
+  derived_.emplace_back(group, make());
+  return derived_.back().second;
+}
 
 void CallSite::SetShapes(std::vector<Leaf> operands, std::vector<Leaf> results) {
   std::lock_guard<std::mutex> lock(mutex_);
@@ -51,6 +130,12 @@ void CallSite::SetShapes(std::vector<Leaf> operands, std::vector<Leaf> results) 
   text += "->";
   AppendLeaves(results_, &text);
   signature_ = std::hash<std::string>{}(text);
+  std::string shapes;
+  AppendLeaves(operands_, &shapes);
+  operation_ = OperationTable::Get().Intern(
+      {attributes_.collective, attributes_.name, std::move(shapes),
+       operands_.empty() ? "" : std::string(DataTypeName(operands_[0].dtype)),
+       operand_bytes_, signature_});
   has_shapes_.store(true, std::memory_order_release);
 }
 

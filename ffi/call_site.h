@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -28,12 +29,13 @@ class CallSite {
     std::string name;        // what the user called: "psum"
     std::string axes;        // for messages: "('data', 'context')"
     int64_t key = 0;         // of the communicator
+    int64_t program = 0;     // the same for all call sites of one program
     ReduceOp reduce = ReduceOp::kSum;
     std::vector<int64_t> params;
   };
 
   CallSite(Attributes attributes, int collective_index, Planner planner,
-           bool plan_reads_operands);
+           int plan_reads_operands_from);
 
   const Attributes& attributes() const { return attributes_; }
   int collective_index() const { return collective_index_; }
@@ -41,6 +43,12 @@ class CallSite {
   // Unique in this process: a program inlines a function once per call, so
   // equal attributes do not mean the same place in the program.
   uint64_t serial() const { return serial_; }
+
+  // The same for this place of the program on every process. XLA instantiates the
+  // call sites of a program one after the other, in an order that depends on the
+  // program alone; if processes yet disagree on what belongs to a program, no two tags
+  // are equal. To be asked for once the program is complete: when it runs.
+  uint64_t shared_tag();
 
   // Fixes the shapes at the first execution; XLA does not know them earlier.
   bool has_shapes() const { return has_shapes_.load(std::memory_order_acquire); }
@@ -52,13 +60,21 @@ class CallSite {
   // Equal on two ranks exactly when collective, reduction, parameters, shapes
   // and dtypes are.
   uint64_t signature() const { return signature_; }
+  // In the OperationTable; 0 without shapes.
+  uint32_t operation() const { return operation_; }
   // "psum(float32[4,8], int32[])"
   std::string ToString() const;
 
   // The plan for a group of `size` ranks, made once.
   Status GetPlan(int size, const Plan** plan);
-  bool plan_reads_operands() const { return plan_reads_operands_; }
+  bool plan_reads_operands() const { return plan_reads_operands_from_ >= 0; }
+  int plan_reads_operands_from() const { return plan_reads_operands_from_; }
   Status MakePlan(int size, const void* const* const* operands_of, Plan* plan);
+
+  // What a backend made of the plan for one of its groups, which it numbers; made once,
+  // kept as long as the call site.
+  std::shared_ptr<const void> Derived(
+      uint64_t group, const std::function<std::shared_ptr<const void>()>& make);
 
   // Whether a rank's program was seen to run long or block between the completion
   // of this call and its next wait. Outlives the call site.
@@ -68,8 +84,12 @@ class CallSite {
   const Attributes attributes_;
   const int collective_index_;
   const Planner planner_;
-  const bool plan_reads_operands_;
+  const int plan_reads_operands_from_;
   const uint64_t serial_;
+  // Call sites of the program so far; this one is number ordinal_.
+  const std::shared_ptr<std::atomic<uint64_t>> program_size_;
+  const uint64_t ordinal_;
+  std::atomic<uint64_t> shared_tag_{0};
   const std::shared_ptr<std::atomic<bool>> stalls_ =
       std::make_shared<std::atomic<bool>>(false);
 
@@ -79,12 +99,17 @@ class CallSite {
   std::vector<Leaf> results_;
   int64_t operand_bytes_ = 0;
   uint64_t signature_ = 0;
+  uint32_t operation_ = 0;
   // Nearly every partition has groups of one size; its plan is found without
   // the lock.
   std::atomic<const Plan*> first_plan_{nullptr};
   int first_plan_size_ = 0;
   std::vector<std::pair<int, std::unique_ptr<Plan>>> plans_;
+  std::vector<std::pair<uint64_t, std::shared_ptr<const void>>> derived_;
 };
+
+// Says that the call sites instantiated next under this number are of a new program.
+void BeginProgram(int64_t program);
 
 }  // namespace jaxcomm
 

@@ -1,6 +1,16 @@
 #include "ffi/communicator.h"
 
+#include "ffi/flight_dump.h"
+
 namespace jaxcomm {
+
+Communicator::Communicator(CommunicatorSpec spec)
+    : spec_(std::move(spec)),
+      recorder_(std::make_shared<FlightRecorder>(spec_.groups)) {
+  CommunicatorSpec description = spec_;
+  description.process_set = nullptr;  // records outlive the communicator, peers may not
+  FollowFlight(description, recorder_);
+}
 
 xla::ffi::Future FailedFuture(Status status) {
   xla::ffi::Promise promise;

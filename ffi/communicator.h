@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "ffi/call_site.h"
+#include "ffi/flight_recorder.h"
 #include "ffi/status.h"
 #include "xla/ffi/api/ffi.h"
 
@@ -31,11 +32,14 @@ struct Call {
   CallSite* site = nullptr;
   int64_t run_id = 0;                     // the same on every rank of one launch
   uint64_t tag = 0;                       // the same where ranks of one run are to meet
+  uint64_t shared_tag = 0;                // the same on other processes too
   int64_t device_id = 0;                  // global
   const void* const* operands = nullptr;  // one per site->operands()
   void* const* results = nullptr;         // one per site->results()
   Scheduler* scheduler = nullptr;
 };
+
+class ProcessSet;
 
 // What a communicator is made of and named by.
 struct CommunicatorSpec {
@@ -46,6 +50,12 @@ struct CommunicatorSpec {
   std::string platform;  // names devices in messages: "cpu"
   double timeout_seconds = 300;
   std::vector<std::vector<int64_t>> groups;  // global device ids, in rank order
+
+  // Where groups span processes: the process of each rank, as an index into the set,
+  // and how many communicators of this key there were before on these processes.
+  std::shared_ptr<ProcessSet> process_set;
+  std::vector<std::vector<int>> processes;
+  uint64_t generation = 0;
 };
 
 struct CommunicatorStats {
@@ -58,7 +68,7 @@ struct CommunicatorStats {
 
 class Communicator {
  public:
-  explicit Communicator(CommunicatorSpec spec) : spec_(std::move(spec)) {}
+  explicit Communicator(CommunicatorSpec spec);
   virtual ~Communicator() = default;
 
   // Takes part in a collective for one rank. The buffers of `call` stay valid,
@@ -74,8 +84,13 @@ class Communicator {
 
   const CommunicatorSpec& spec() const { return spec_; }
 
+  // A backend records here what each of its ranks takes part in, and how it ended.
+  FlightRecorder& recorder() { return *recorder_; }
+  const FlightRecorder& recorder() const { return *recorder_; }
+
  private:
   const CommunicatorSpec spec_;
+  const std::shared_ptr<FlightRecorder> recorder_;
 };
 
 // A future that has already failed.

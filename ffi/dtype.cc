@@ -77,6 +77,27 @@ std::string_view DataTypeName(DataType dtype) {
   }
 }
 
+bool AccumulatesInItself(DataType dtype) {
+  switch (dtype) {
+    case DataType::PRED:
+    case DataType::S8:
+    case DataType::S16:
+    case DataType::S32:
+    case DataType::S64:
+    case DataType::U8:
+    case DataType::U16:
+    case DataType::U32:
+    case DataType::U64:
+    case DataType::F32:
+    case DataType::F64:
+    case DataType::C64:
+    case DataType::C128:
+      return true;
+    default:
+      return false;
+  }
+}
+
 size_t ElementBytes(DataType dtype) { return xla::ffi::ByteWidth(dtype); }
 
 }  // namespace jaxcomm

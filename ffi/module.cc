@@ -1,17 +1,26 @@
 // The only file that sees Python: handlers and the calls that set up
 // communicators.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <stdexcept>
 #include <string>
+#include <tuple>
 #include <utility>
 
 #include "ffi/backends/host/local.h"
+#include "ffi/backends/host/process_set.h"
+#include "ffi/backends/host/segment.h"
 #include "ffi/call_site.h"
 #include "ffi/communicator.h"
+#include "ffi/dump_signal.h"
+#include "ffi/flight_dump.h"
 #include "ffi/handlers/collectives.h"
 #include "ffi/handlers/handler.h"
 #include "ffi/registry.h"
@@ -48,7 +57,9 @@ nb::dict CallSiteType() {
 }
 
 void CreateHost(int64_t key, std::string axes, std::string lane, std::string platform,
-                double timeout_seconds, std::vector<std::vector<int64_t>> groups) {
+                double timeout_seconds, std::vector<std::vector<int64_t>> groups,
+                std::shared_ptr<ProcessSet> process_set,
+                std::vector<std::vector<int>> processes, uint64_t generation) {
   CommunicatorSpec spec;
   spec.key = key;
   spec.axes = std::move(axes);
@@ -57,7 +68,44 @@ void CreateHost(int64_t key, std::string axes, std::string lane, std::string pla
   spec.platform = std::move(platform);
   spec.timeout_seconds = timeout_seconds;
   spec.groups = std::move(groups);
+  spec.process_set = std::move(process_set);
+  spec.processes = std::move(processes);
+  spec.generation = generation;
   ThrowIfFailed(Registry::Get().Add(MakeLocalCommunicator(std::move(spec))));
+}
+
+std::shared_ptr<Segment> CreateSegment(int processes, bool named) {
+  if (processes < 1 || processes > kMaxProcesses) {
+    throw std::runtime_error(StrCat("shared memory joins at most ", kMaxProcesses,
+                                    " processes of a host, not ", processes));
+  }
+  std::shared_ptr<Segment> segment;
+  ThrowIfFailed(Segment::Create(Arena::Bytes(processes), named, &segment));
+  Arena::Format(*segment, processes);
+  return segment;
+}
+
+std::shared_ptr<Segment> AttachSegment(std::string path, int64_t bytes,
+                                       uint64_t nonce) {
+  std::shared_ptr<Segment> segment;
+  ThrowIfFailed(Segment::Attach({std::move(path), bytes, nonce}, &segment));
+  return segment;
+}
+
+std::tuple<std::string, int64_t, uint64_t> AddressOf(const Segment& segment) {
+  const SegmentAddress& address = segment.address();
+  return {address.path, address.bytes, address.nonce};
+}
+
+// Peers: (pid, start time, JAX's process index).
+std::shared_ptr<ProcessSet> MakeProcessSet(
+    std::shared_ptr<Segment> segment,
+    const std::vector<std::tuple<int64_t, uint64_t, int>>& peers, int self) {
+  std::vector<Peer> watched;
+  for (const auto& [pid, start_time, index] : peers) {
+    watched.push_back({pid, start_time, index});
+  }
+  return std::make_shared<ProcessSet>(std::move(segment), std::move(watched), self);
 }
 
 void Destroy(int64_t key) {
@@ -89,6 +137,14 @@ nb::dict Counters() {
   return out;
 }
 
+// Devices: (platform, global ids).
+bool PrepareDumps(int process, int processes,
+                  std::vector<std::pair<std::string, std::vector<int64_t>>> devices,
+                  std::string folder) {
+  PrepareFlightDumps({process, processes, std::move(devices)}, std::move(folder));
+  return AnswerDumpSignal();
+}
+
 }  // namespace
 
 NB_MODULE(_ffi, m) {
@@ -99,12 +155,43 @@ NB_MODULE(_ffi, m) {
         "The type registration of the handlers' state.");
   m.def("create_host", &CreateHost, nb::arg("key"), nb::arg("axes"), nb::arg("lane"),
         nb::arg("platform"), nb::arg("timeout_seconds"), nb::arg("groups"),
+        nb::arg("process_set").none() = nb::none(),
+        nb::arg("processes") = std::vector<std::vector<int>>{},
+        nb::arg("generation") = 0,
         "Makes a communicator of the host backend under a key.");
+  m.def(
+      "begin_program", &BeginProgram, nb::arg("program"),
+      "Says that the calls instantiated next under this number are of a new program.");
+  nb::class_<Segment>(m, "Segment", "A piece of memory that processes share.")
+      .def("address", &AddressOf, "Path, bytes and nonce, for others to attach.")
+      .def("forget", &Segment::Forget, "Removes its name, once all have attached.")
+      .def("resident_bytes", &Segment::resident_bytes, "Bytes of touched pages.");
+  nb::class_<ProcessSet>(m, "ProcessSet", "Processes that share a segment.");
+  m.def("create_segment", &CreateSegment, nb::arg("processes"), nb::arg("named"),
+        "Makes and formats the segment of so many processes.");
+  m.def("attach_segment", &AttachSegment, nb::arg("path"), nb::arg("bytes"),
+        nb::arg("nonce"), "Attaches to another process's segment.");
+  m.def("process_set", &MakeProcessSet, nb::arg("segment"), nb::arg("peers"),
+        nb::arg("self"), "Joins the processes (pid, start time, index) of a segment.");
+  m.def(
+      "process_start_time", [](int64_t pid) { return PeerOf(pid, 0).start_time; },
+      nb::arg("pid"),
+      "When a process began, in clock ticks after boot; 0 if there is none.");
   m.def("destroy", &Destroy, nb::arg("key"),
         "Ends a communicator; whoever waits in it gets an error.");
   m.def("stats", &Stats, nb::arg("key"),
         "Calls and bytes of a communicator, empty if there is none.");
   m.def("counters", &Counters, "Communicators created, destroyed and live.");
+  m.def("flight_record", &FlightRecordOf, nb::arg("key").none(), nb::arg("reason"),
+        nb::call_guard<nb::gil_scoped_release>(),
+        "The last operations of a communicator, or of all, as JSON.");
+  m.def("prepare_flight_dumps", &PrepareDumps, nb::arg("process"), nb::arg("processes"),
+        nb::arg("devices"), nb::arg("folder"),
+        "Says who this process is and where its flight records go; returns whether it "
+        "answers SIGUSR1.");
+  m.def("dump_flight_records", &DumpFlightRecords, nb::arg("reason"),
+        nb::call_guard<nb::gil_scoped_release>(),
+        "Writes the flight records, for something failed.");
 }
 
 }  // namespace jaxcomm

@@ -50,6 +50,12 @@ struct Move {
   int64_t inner = 0;
   Strides from;
   Strides to;
+
+  // Where a row of outer x middle begins, in elements.
+  int64_t RowAt(const Strides& strides, int64_t row) const {
+    return strides.offset + row / middle * strides.outer +
+           row % middle * strides.middle;
+  }
 };
 
 // A piece of a move small enough to share out between threads and large enough

@@ -40,6 +40,8 @@ from jaxcomm.communicator import counters as counters
 from jaxcomm.communicator import finalize as finalize
 from jaxcomm.communicator import init as init
 from jaxcomm.communicator import memory_report as memory_report
+from jaxcomm.diagnostics.flight_record import FlightRecord as FlightRecord
+from jaxcomm.diagnostics.flight_record import flight_record as flight_record
 from jaxcomm.errors import CommunicatorError as CommunicatorError
 
 try:

@@ -5,6 +5,7 @@ the file to mend.
 """
 
 import contextlib
+import threading
 
 import jax
 
@@ -12,6 +13,8 @@ import jax
 from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import dispatch as _dispatch
+from jax._src import distributed as _distributed
+from jax._src import xla_bridge as _xla_bridge
 from jax._src.interpreters import ad as ad
 from jax._src.interpreters import batching as batching
 from jax._src.interpreters import mlir as mlir
@@ -110,6 +113,50 @@ def concrete_mesh(ctx):
     return mesh if isinstance(mesh, jax.sharding.Mesh) else None
 
 
+def program_text(ctx) -> str:
+    """Returns what a program being lowered is called, with its arguments' types.
+
+    Known before the program's body is lowered, and the same on every process.
+    """
+    module = ctx.module_context.module
+    name = str(module.operation.attributes["sym_name"])
+    for operation in module.body.operations:
+        attributes = operation.attributes
+        if "sym_name" in attributes and str(attributes["sym_name"]) == '"main"':
+            return f"{name} {attributes['function_type']}"
+    return name
+
+
+def key_value_store():
+    """Returns the client of ``jax.distributed``'s key-value store, None if none runs.
+
+    It has ``key_value_set(key, text, allow_overwrite)`` and
+    ``blocking_key_value_get(key, milliseconds)``.
+    """
+    return _distributed.global_state.client
+
+
 def device_grid(mesh) -> mesh_groups.DeviceGrid:
     """Returns the device grid of a concrete mesh."""
     return mesh_groups.grid_of(mesh)
+
+
+def before_devices_start(action) -> None:
+    """Calls ``action()`` once, when this process first asks JAX for its devices.
+
+    If it raises, so does whatever asked, and the next one calls it again.
+    """
+    start = _xla_bridge.backends
+    acting = threading.RLock()
+    waiting = [action]
+
+    def act_then_start():
+        with acting:
+            if waiting:
+                waiting[0]()
+                waiting.clear()
+                if _xla_bridge.backends is act_then_start:
+                    _xla_bridge.backends = start
+        return start()
+
+    _xla_bridge.backends = act_then_start

@@ -1,13 +1,41 @@
-"""The only file that emits custom calls: a communicator's key and attributes."""
+"""The only file that emits custom calls: a communicator's key and attributes.
+
+What that means for ``jax.export``:
+
+* A program whose collectives have ``backend="xla"``, or are traced with
+  ``JAXCOMM_BACKEND=xla``, holds no custom call of ours. It can be exported for a
+  ``jax.sharding.AbstractMesh``, and called on any devices, in any order.
+* The ``host`` backend needs a mesh of devices, and JAX wants to be told that nobody
+  vouches for its custom calls tomorrow: ``jax.export.export(program, disabled_checks=
+  [jax.export.DisabledSafetyCheck.custom_call("jaxcomm.all_reduce")])``, one for each
+  target that its refusal names. What comes of it is for the very mesh it was exported
+  for: other devices are refused at run time, but the same devices in another order
+  keep the ranks they had. In a process that did not trace the program, call
+  ``jaxcomm.init(mesh)`` first.
+"""
+
+import hashlib
 
 import jax
 import numpy as np
 
-from jaxcomm import _jax_compat, communicator, mesh_groups
+from jaxcomm import _ffi, _jax_compat, communicator, config, mesh_groups
+
+
+def settled_backend(backend: str | None) -> str | None:
+    """Returns the backend of a call as far as it is known without devices.
+
+    Where ``JAXCOMM_BACKEND`` is ``xla``, that is ``"xla"``, unless a live communicator
+    of another backend says that :func:`jaxcomm.init` may have chosen otherwise.
+    """
+    if backend is not None or config.backend() != "xla":
+        return backend
+    live = communicator.communicators()
+    return "xla" if all(member.backend == "xla" for member in live) else None
 
 
 def register(collective) -> None:
-    """Registers how a collective's primitive is lowered on every platform."""
+    """Registers how a collective's primitives are lowered on every platform."""
     primitive = collective.primitive
 
     def on_cpu(ctx, *operands, **params):
@@ -17,9 +45,11 @@ def register(collective) -> None:
         return _lower_to_xla(collective, ctx, *operands, axes=axes,
                              index_groups=index_groups, **_own(params))  # fmt: skip
 
+    # The portable one needs none: XLA numbers the ranks along whatever mesh there is.
     _jax_compat.require_devices_during_lowering(primitive)
-    _jax_compat.register_lowering(primitive, on_cpu, platform="cpu")
-    _jax_compat.register_lowering(primitive, elsewhere)
+    for each in (primitive, primitive.portable):
+        _jax_compat.register_lowering(each, on_cpu, platform="cpu")
+        _jax_compat.register_lowering(each, elsewhere)
 
 
 def _own(params):
@@ -31,15 +61,19 @@ def _lower(
     collective, ctx, *operands, axes, index_groups, name, lane, backend, **params
 ):
     mesh = _jax_compat.concrete_mesh(ctx)
+    own = _own(params)
+    if mesh is None and backend == "xla":
+        return _lower_to_xla(
+            collective, ctx, *operands, axes=axes, index_groups=index_groups, **own
+        )
     if mesh is None:
         raise ValueError(
             f"{name} over {axes}: this program is lowered for an abstract mesh, which "
             f"has no devices to communicate between. Give jax.shard_map a mesh of "
-            f"devices."
+            f"devices, or choose XLA's collectives with backend='xla'."
         )
     grid = _jax_compat.device_grid(mesh)
     part = mesh_groups.partition(grid, axes, index_groups)
-    own = _own(params)
     if max(part.sizes) == 1:
         return _lower_alone(collective, ctx, *operands, **own)
     comm = communicator.for_lowering(mesh, axes, index_groups, lane, backend)
@@ -63,9 +97,18 @@ def _lower(
         name=name,
         axes=str(axes),
         key=np.int64(comm.key),
+        program=_program(ctx),
         reduce=own.get("op", "sum"),
         params=np.asarray(planner_params, dtype=np.int64),
     )
+
+
+def _program(ctx):
+    """Returns a number for the program being lowered, the same on every process."""
+    digest = hashlib.sha256(_jax_compat.program_text(ctx).encode()).digest()
+    program = np.frombuffer(digest[:8], np.int64)[0]
+    _ffi.begin_program(int(program))
+    return program
 
 
 def _lower_to_xla(collective, ctx, *operands, axes, index_groups, **own):

@@ -7,18 +7,16 @@ lowered, and never by running one.
 
 import atexit
 import dataclasses
-import html
 import threading
-from collections.abc import Iterable, Iterator, Sequence
-from typing import overload
+from collections.abc import Sequence
 
 import jax
 
-from jaxcomm import _ffi, _targets, config, mesh_groups
+from jaxcomm import _ffi, _targets, backends, bootstrap, config, mesh_groups
+from jaxcomm.communicator_table import Communicators
 from jaxcomm.errors import CommunicatorError
 
 DEFAULT_LANE = "default"
-BACKENDS = ("host", "xla")
 
 
 class Communicator:
@@ -30,20 +28,24 @@ class Communicator:
       lane: its lane; operations of one lane are ordered, those of different lanes
         may overlap.
       backend: ``"host"`` (our own transport) or ``"xla"`` (XLA's collectives).
+      transport: how its bytes travel: ``"memory"``, ``"shared memory"``, ``"xla"``, or
+        ``"xla: "`` and why it is not shared memory.
       groups: global device ids of each group, in rank order.
       key: the content hash by which compiled programs name it.
     """
 
-    def __init__(self, grid, part, lane, backend, platform):
+    def __init__(self, grid, part, lane, platform, choice):
         """Describes the communicator; :func:`init` also makes it live."""
         self.grid = grid
         self.axes = part.axes
         self.index_groups = part.index_groups
         self.lane = lane
-        self.backend = backend
+        self.backend = choice.backend
         self.platform = platform
+        self.transport = choice.transport
+        self.neighbors = choice.neighbors
         self.groups = part.groups
-        self.key = mesh_groups.key(grid, part, lane, backend)
+        self.key = mesh_groups.key(grid, part, lane, choice.backend)
 
     @property
     def size(self) -> int:
@@ -93,86 +95,6 @@ class Communicator:
         )
 
 
-_COLUMNS = (
-    "mesh axes",
-    "lane",
-    "backend",
-    "size",
-    "groups",
-    "calls",
-    "bytes",
-    "memory",
-    "state",
-)
-
-
-class Communicators(Sequence[Communicator]):
-    """Communicators that print as a table, in a notebook as HTML."""
-
-    def __init__(self, members: Iterable[Communicator]):
-        """Holds the communicators in the order given."""
-        self._members = tuple(members)
-
-    @overload
-    def __getitem__(self, index: int) -> Communicator: ...
-    @overload
-    def __getitem__(self, index: slice) -> "Communicators": ...
-    def __getitem__(self, index):
-        """Returns one communicator, or a table of a slice of them."""
-        if isinstance(index, slice):
-            return Communicators(self._members[index])
-        return self._members[index]
-
-    def __len__(self) -> int:
-        """Counts them."""
-        return len(self._members)
-
-    def rows(self) -> Iterator[tuple[str, ...]]:
-        """Yields one row of text for each communicator, under the columns' names."""
-        for member in self._members:
-            stats = member.stats()
-            axes = " x ".join(member.axes)
-            if member.index_groups is not None:
-                axes += f" in {[list(group) for group in member.index_groups]}"
-            yield (
-                axes,
-                member.lane,
-                member.backend,
-                str(member.size),
-                str(len(member.groups)),
-                "in XLA"
-                if member.backend == "xla"
-                else str(sum(stats["calls"].values())),
-                "in XLA" if member.backend == "xla" else _bytes(stats["bytes"]),
-                _bytes(stats["host_bytes"]),
-                "closed" if member.closed else "live",
-            )
-
-    def __str__(self) -> str:
-        """Draws the table."""
-        rows = [_COLUMNS, *self.rows()]
-        widths = [max(len(row[i]) for row in rows) for i in range(len(_COLUMNS))]
-        lines = [
-            "  ".join(
-                cell.ljust(width) for cell, width in zip(row, widths, strict=True)
-            )
-            for row in rows
-        ]
-        lines.insert(1, "  ".join("-" * width for width in widths))
-        return "\n".join(line.rstrip() for line in lines)
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        def row(cells, tag):
-            inner = "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells)
-            return f"<tr>{inner}</tr>"
-
-        body = "".join(row(cells, "td") for cells in self.rows())
-        head = row(_COLUMNS, "th")
-        return f"<table><thead>{head}</thead><tbody>{body}</tbody></table>"
-
-
 @dataclasses.dataclass(frozen=True)
 class Counters:
     """How many communicators this process made and ended.
@@ -219,6 +141,8 @@ _lock = threading.RLock()
 _live: dict[int, Communicator] = {}
 # The backend init() chose, by (grid, axes, index groups, lane).
 _chosen: dict[tuple, str] = {}
+# Communicators of each key that there were: one made anew never meets its predecessor.
+_generations: dict[int, int] = {}
 _counts = {"created": 0, "borrowed": 0, "destroyed": 0}
 
 
@@ -283,9 +207,10 @@ def init(
         made = []
         for part in parts:
             for lane in lanes:
-                name = _backend_for(mesh, part, lane, backend)
-                _chosen[grid, part.axes, part.index_groups, lane] = name
-                made.append(_find_or_create(mesh, grid, part, lane, name))
+                _check_lane(lane)
+                choice = backends.choose(mesh, part, lane, backend)
+                _chosen[grid, part.axes, part.index_groups, lane] = choice.backend
+                made.append(_find_or_create(mesh, grid, part, lane, choice))
         return Communicators(made)
 
 
@@ -305,8 +230,9 @@ def for_lowering(
             backend = _chosen.get((grid, part.axes, part.index_groups, lane))
         if backend is None and index_groups is not None:
             backend = _chosen.get((grid, part.axes, None, lane))
-        name = _backend_for(mesh, part, lane, backend)
-        return _find_or_create(mesh, grid, part, lane, name)
+        _check_lane(lane)
+        choice = backends.choose(mesh, part, lane, backend)
+        return _find_or_create(mesh, grid, part, lane, choice)
 
 
 def communicators() -> Communicators:
@@ -329,21 +255,30 @@ def counters() -> Counters:
 def memory_report() -> list[MemoryRow]:
     """Returns the memory each live communicator holds, oldest first.
 
-    The ``host`` backend inside one process moves bytes straight from operand to
-    result and stages nothing, so it holds a few hundred bytes a rank. What XLA holds
-    for the ``xla`` backend it does not tell: those rows say 0.
+    The ``host`` backend moves bytes straight from operand to result within a process
+    and holds a few hundred bytes a rank. All communicators between the same processes
+    share one piece of shared memory, which is told on the row of each of them. What
+    XLA holds for the ``xla`` backend it does not tell: those rows say 0.
     """
+    members = communicators()
+    arenas = [id(m.neighbors) for m in members if m.neighbors is not None]
     return [
         MemoryRow(
             communicator=member,
             device_bytes=0,
             host_bytes=member.stats()["host_bytes"],
-            shared_bytes=0,
+            shared_bytes=_shared_bytes(member),
             pinned_bytes=0,
-            shared=False,
+            shared=arenas.count(id(member.neighbors)) > 1,
         )
-        for member in communicators()
+        for member in members
     ]
+
+
+def _shared_bytes(member):
+    if member.neighbors is None or member.neighbors.segment is None:
+        return 0
+    return member.neighbors.segment.resident_bytes()
 
 
 def finalize() -> None:
@@ -355,42 +290,21 @@ def finalize() -> None:
         for member in list(_live.values()):
             _drop(member)
         _chosen.clear()
+        bootstrap.forget()
 
 
 # Ranks still waiting at exit get an error instead of holding the process up.
 atexit.register(finalize)
 
 
-def _backend_for(mesh, part, lane, backend):
-    platform = mesh.devices.flat[0].platform
-    processes = {device.id: device.process_index for device in mesh.devices.flat}
-    local = all(len({processes[i] for i in group}) == 1 for group in part.groups)
-    backend = backend or config.backend()
-    if backend is None:
-        return "host" if platform == "cpu" and local else "xla"
-    if backend not in BACKENDS:
-        raise ValueError(
-            f"backend {backend!r} is unknown; choose one of {BACKENDS}, or None to "
-            f"let the platform choose"
-        )
-    if backend == "host" and platform != "cpu":
-        raise CommunicatorError(
-            f"backend 'host' moves bytes of CPU devices; axes {part.axes} (lane "
-            f"{lane!r}) are of {platform} devices. Use backend='xla'."
-        )
-    if backend == "host" and not local:
-        raise CommunicatorError(
-            f"backend 'host' joins devices of one process; the groups of axes "
-            f"{part.axes} (lane {lane!r}) span several. Use backend='xla'."
-        )
-    return backend
-
-
-def _find_or_create(mesh, grid, part, lane, backend):
+def _check_lane(lane):
     if not isinstance(lane, str) or not lane:
         raise ValueError(f"lane must be a non-empty string, got {lane!r}")
+
+
+def _find_or_create(mesh, grid, part, lane, choice):
     platform = mesh.devices.flat[0].platform
-    made = Communicator(grid, part, lane, backend, platform)
+    made = Communicator(grid, part, lane, platform, choice)
     if made.key in _live:
         return _live[made.key]
     bound = config.max_communicators()
@@ -400,8 +314,17 @@ def _find_or_create(mesh, grid, part, lane, backend):
             f"JAXCOMM_MAX_COMMUNICATORS; close some (jaxcomm.communicators() lists "
             f"them) or raise the bound before making one over axes {part.axes}"
         )
-    if backend == "host":
+    if made.backend == "host":
         _targets.register()
+        shared = {}
+        if choice.neighbors is not None:
+            generation = _generations.get(made.key, 0)
+            _generations[made.key] = generation + 1
+            shared = {
+                "process_set": choice.neighbors.process_set,
+                "processes": [list(ranks) for ranks in choice.processes],
+                "generation": generation,
+            }
         _ffi.create_host(
             key=made.key,
             axes=str(part.axes),
@@ -409,6 +332,7 @@ def _find_or_create(mesh, grid, part, lane, backend):
             platform=platform,
             timeout_seconds=config.timeout_seconds(),
             groups=[list(group) for group in part.groups],
+            **shared,
         )
         _counts["created"] += 1
     else:
@@ -422,11 +346,3 @@ def _drop(member):
     _counts["destroyed"] += 1
     if member.backend == "host":
         _ffi.destroy(member.key)
-
-
-def _bytes(count: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"

@@ -9,6 +9,11 @@ None changes a result. Each is read when a communicator is created.
     Seconds a rank waits for the others before it raises. Default: 300.
 ``JAXCOMM_MAX_COMMUNICATORS``
     Live communicators at which creating another is an error. Default: 256.
+``JAXCOMM_DUMP_DIR``
+    Folder for flight records, made if it is missing. Process ``i`` writes
+    ``flight-record-<i>.json`` there when a collective fails, when the program ends by
+    an exception, and on SIGUSR1, over what it wrote before. Default: no files; SIGUSR1
+    then prints to stderr.
 """
 
 import os
@@ -39,6 +44,31 @@ def max_communicators() -> int:
     """
     return _positive(
         "JAXCOMM_MAX_COMMUNICATORS", DEFAULT_MAX_COMMUNICATORS, int, "communicators"
+    )
+
+
+def dump_dir() -> str | None:
+    """Returns the absolute path of the folder for flight records, None for none.
+
+    Raises:
+      ValueError: if ``JAXCOMM_DUMP_DIR`` names no folder that can be written to.
+    """
+    text = os.environ.get("JAXCOMM_DUMP_DIR")
+    if not text:
+        return None
+    # Absolute: the program may change its folder before it fails.
+    path = os.path.abspath(text)
+    try:
+        os.makedirs(path, exist_ok=True)
+    except OSError as error:
+        reason = error.strerror
+    else:
+        if os.access(path, os.W_OK | os.X_OK):
+            return path
+        reason = "it cannot be written to"
+    raise ValueError(
+        f"JAXCOMM_DUMP_DIR is {text!r}: {reason}. Name a folder for flight records, or "
+        f"unset it for none."
     )
 
 

@@ -226,18 +226,6 @@ def test_barrier_hands_its_operands_buffer_on(make_mesh):
     np.testing.assert_array_equal(program(big), big + 1)
 
 
-def test_an_exported_program_runs(make_mesh):
-    """J6: with the checks for our targets disabled, as jax.export documents."""
-    mesh = make_mesh(i=4)
-    program = program_over(mesh, lambda x: jaxcomm.psum(x, "i"))
-    targets = ("jaxcomm.all_reduce",)
-    checks = [jax.export.DisabledSafetyCheck.custom_call(name) for name in targets]
-    exported = jax.export.export(program, disabled_checks=checks)(X)
-    sharded = jax.device_put(X, jax.NamedSharding(mesh, jax.P("i")))
-    found = jax.jit(exported.call)(sharded)
-    np.testing.assert_array_equal(found, program(X))
-
-
 def test_profiles_show_the_collectives_by_name(make_mesh, tmp_path):
     """J7: the trace holds the custom call's name."""
     program = program_over(make_mesh(i=4), lambda x: jaxcomm.all_gather(x * 2, "i"))

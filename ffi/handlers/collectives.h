@@ -12,8 +12,9 @@ namespace jaxcomm {
 struct Collective {
   std::string_view name;
   Planner planner;
-  // The plan depends on the values of the operands and is made anew each time.
-  bool plan_reads_operands = false;
+  // The plan depends on the values of the operands from this one on, and is made anew
+  // each time; -1: it does not.
+  int plan_reads_operands_from = -1;
 };
 
 Status PlanAllGather(const Problem&, const void* const* const*, Plan*);
@@ -37,7 +38,7 @@ inline constexpr Collective kCollectives[] = {
     {"broadcast", PlanBroadcast},
     {"gather", PlanGather},
     {"permute", PlanPermute},
-    {"ragged_all_to_all", PlanRaggedAllToAll, /*plan_reads_operands=*/true},
+    {"ragged_all_to_all", PlanRaggedAllToAll, /*plan_reads_operands_from=*/2},
     {"reduce", PlanReduce},
     {"reduce_scatter", PlanReduceScatter},
     {"scan", PlanScan},

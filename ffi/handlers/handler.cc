@@ -57,6 +57,7 @@ class Pointers {
 ffi::ErrorOr<std::unique_ptr<CallSite>> Instantiate(std::string_view collective,
                                                     std::string_view name,
                                                     std::string_view axes, int64_t key,
+                                                    int64_t program,
                                                     std::string_view reduce,
                                                     ffi::Span<const int64_t> params) {
   const std::optional<ReduceOp> op = ParseReduceOp(reduce);
@@ -66,11 +67,15 @@ ffi::ErrorOr<std::unique_ptr<CallSite>> Instantiate(std::string_view collective,
   for (int index = 0; index < kNumCollectives; ++index) {
     const Collective& known = kCollectives[index];
     if (known.name != collective) continue;
-    CallSite::Attributes attributes{
-        std::string(collective),       std::string(name), std::string(axes), key, *op,
-        {params.begin(), params.end()}};
+    CallSite::Attributes attributes{std::string(collective),
+                                    std::string(name),
+                                    std::string(axes),
+                                    key,
+                                    program,
+                                    *op,
+                                    {params.begin(), params.end()}};
     return std::make_unique<CallSite>(std::move(attributes), index, known.planner,
-                                      known.plan_reads_operands);
+                                      known.plan_reads_operands_from);
   }
   return ffi::Unexpected(InvalidArgument("unknown collective '", collective, "'"));
 }
@@ -102,9 +107,9 @@ ffi::Future Execute(CallSite* site, ffi::RunId run_id, int32_t device_id,
     return FailedFuture(Registry::Get().MissingError(*site));
   }
   XlaScheduler scheduler(std::move(pool));
-  return communicator->Execute(Call{site, run_id.run_id, site->serial(), device_id,
-                                    operand_data.data(), result_data.data(),
-                                    &scheduler});
+  return communicator->Execute(Call{site, run_id.run_id, site->serial(),
+                                    site->shared_tag(), device_id, operand_data.data(),
+                                    result_data.data(), &scheduler});
 }
 
 XLA_FFI_DEFINE_HANDLER(InstantiateImpl, Instantiate,
@@ -113,6 +118,7 @@ XLA_FFI_DEFINE_HANDLER(InstantiateImpl, Instantiate,
                            .Attr<std::string_view>("name")
                            .Attr<std::string_view>("axes")
                            .Attr<int64_t>("key")
+                           .Attr<int64_t>("program")
                            .Attr<std::string_view>("reduce")
                            .Attr<ffi::Span<const int64_t>>("params"));
 

@@ -42,6 +42,14 @@ void CheckEqual(const A& a, const B& b, const char* text, const char* file, int 
   ++Failures();
 }
 
+inline void CheckContains(const std::string& text, const std::string& part,
+                          const char* file, int line) {
+  if (text.find(part) != std::string::npos) return;
+  std::fprintf(stderr, "%s:%d: no '%s' in: %s\n", file, line, part.c_str(),
+               text.c_str());
+  ++Failures();
+}
+
 inline int RunAll() {
   for (const Test& test : Tests()) {
     const int before = Failures();
@@ -62,6 +70,8 @@ inline int RunAll() {
   ::jaxcomm::testing::CheckEqual((a), (b), #a " == " #b, __FILE__, __LINE__)
 #define CHECK_TRUE(a) \
   ::jaxcomm::testing::CheckEqual(static_cast<bool>(a), true, #a, __FILE__, __LINE__)
+#define CHECK_CONTAINS(text, part) \
+  ::jaxcomm::testing::CheckContains((text), (part), __FILE__, __LINE__)
 
 int main() { return ::jaxcomm::testing::RunAll(); }
 

@@ -76,9 +76,9 @@ inline std::unique_ptr<CallSite> MakeSite(const std::string& collective,
   for (int i = 0; i < kNumCollectives; ++i) {
     if (kCollectives[i].name != collective) continue;
     auto site = std::make_unique<CallSite>(
-        CallSite::Attributes{collective, collective, "('x',)", 1, op,
+        CallSite::Attributes{collective, collective, "('x',)", 1, 0, op,
                              std::move(params)},
-        i, kCollectives[i].planner, kCollectives[i].plan_reads_operands);
+        i, kCollectives[i].planner, kCollectives[i].plan_reads_operands_from);
     site->SetShapes(std::move(operands), std::move(results));
     return site;
   }
@@ -109,7 +109,7 @@ struct RankBuffers {
     const void* operands[] = {operand.data()};
     void* results[] = {result.data()};
     outcome->Watch(communicator.Execute(
-        Call{site, run_id, tag, device_id, operands, results, scheduler}));
+        Call{site, run_id, tag, tag, device_id, operands, results, scheduler}));
   }
 
   std::vector<float> operand;

@@ -27,11 +27,8 @@ class Mover {
     const auto width = static_cast<int64_t>(leaf.element_bytes);
     const int64_t count = block.inner_end - block.inner_begin;
     for (int64_t row = block.row_begin; row < block.row_end; ++row) {
-      const int64_t i = row / move.middle, j = row % move.middle;
       const auto offset = [&](const Strides& strides) {
-        return (strides.offset + i * strides.outer + j * strides.middle +
-                block.inner_begin) *
-               width;
+        return (move.RowAt(strides, row) + block.inner_begin) * width;
       };
       MoveRow(move, leaf.dtype, offset(move.from), offset(move.to), count, width);
     }

@@ -29,14 +29,32 @@ constexpr int64_t kLargeBytes = 256 << 10;
 
 LocalCommunicator::LocalCommunicator(CommunicatorSpec spec)
     : Communicator(std::move(spec)) {
-  for (const auto& devices : this->spec().groups) {
-    const int index = static_cast<int>(groups_.size());
-    for (int rank = 0; rank < static_cast<int>(devices.size()); ++rank) {
-      members_[devices[rank]] = {index, rank};
-    }
+  static std::atomic<uint64_t> next_id{1};
+  const CommunicatorSpec& of = this->spec();
+  for (size_t index = 0; index < of.groups.size(); ++index) {
     auto group = std::make_unique<Group>();
-    group->devices = devices;
+    group->devices = of.groups[index];
+    group->index = index;
+    group->id = next_id.fetch_add(1);
     group->calls.assign(kNumCollectives, 0);
+    if (of.process_set != nullptr) {
+      const std::vector<int>& processes = of.processes[index];
+      const int self = of.process_set->arena().self();
+      // Groups of other processes are none of ours.
+      if (std::find(processes.begin(), processes.end(), self) == processes.end()) {
+        continue;
+      }
+      for (int process : processes) group->members |= uint64_t{1} << process;
+      if ((group->members & (group->members - 1)) != 0) group->process_of = processes;
+    }
+    for (int rank = 0; rank < static_cast<int>(group->devices.size()); ++rank) {
+      if (of.process_set != nullptr &&
+          of.processes[index][rank] != of.process_set->arena().self()) {
+        continue;
+      }
+      group->here.push_back(rank);
+      members_[group->devices[rank]] = {static_cast<int>(groups_.size()), rank};
+    }
     groups_.push_back(std::move(group));
   }
 }
@@ -102,7 +120,7 @@ ffi::Future LocalCommunicator::Execute(const Call& call) {
         promise.SetError(std::move(status));
         return future;
       }
-      if (opened->plan->pairwise) {
+      if (opened->plan->pairwise && group.process_of.empty()) {
         const auto& moves = opened->plan->moves;
         opened->waiting_for.resize(moves.size());
         for (auto& seat : opened->seats) seat.moves_left = 0;
@@ -147,7 +165,7 @@ ffi::Future LocalCommunicator::Execute(const Call& call) {
   ++meeting->arrived;
   group.bytes += call.site->operand_bytes();
 
-  if (meeting->plan != nullptr && meeting->plan->pairwise) {
+  if (meeting->plan != nullptr && meeting->plan->pairwise && group.process_of.empty()) {
     return ArrivePairwise(group, rank, call, std::move(lock), meeting,
                           std::move(future));
   }
@@ -157,8 +175,7 @@ ffi::Future LocalCommunicator::Execute(const Call& call) {
 ffi::Future LocalCommunicator::ArriveTogether(Group& group, int rank, const Call& call,
                                               std::unique_lock<std::mutex> lock,
                                               Meeting* meeting, ffi::Future future) {
-  const int size = static_cast<int>(group.devices.size());
-  if (meeting->arrived < size) {
+  if (meeting->arrived < static_cast<int>(group.here.size())) {
     SpinBriefly(group, rank, std::move(lock), meeting);
     return future;
   }
@@ -171,6 +188,11 @@ ffi::Future LocalCommunicator::ArriveTogether(Group& group, int rank, const Call
   const int waiting = owned->spinning;
   lock.unlock();
 
+  if (!group.process_of.empty()) {
+    Cross(group, rank, call, std::move(owned));
+    return future;
+  }
+  const int size = static_cast<int>(group.devices.size());
   Status status;
   const GroupBuffers buffers{owned->operands.data(), owned->results.data()};
   if (call.site->plan_reads_operands()) {
@@ -192,23 +214,37 @@ ffi::Future LocalCommunicator::ArriveTogether(Group& group, int rank, const Call
                        call.scheduler, &owned->offer, waiting);
   }
 
-  std::vector<Continuation> others;
-  others.reserve(size - 1);
-  ffi::Promise mine = std::move(owned->seats[rank].promise.front());
-  lock.lock();
   if (offered != nullptr) owned->offered.push_back(std::move(offered));
-  for (int other = 0; other < size; ++other) {
-    if (other != rank) Settle(owned->seats[other], status, &others);
-  }
-  Recycle(group, std::move(owned));
-  lock.unlock();
-  Continue(std::move(others), call.site->stalls());
-  if (status.failure()) {
-    mine.SetError(std::move(status));
-  } else {
-    mine.SetAvailable();
-  }
+  Complete(group, std::move(owned), rank, std::move(status));
   return future;
+}
+
+void LocalCommunicator::Complete(Group& group, std::unique_ptr<Meeting> meeting,
+                                 int rank, Status status) {
+  const Stalls stalls = meeting->call_site->stalls();
+  std::vector<Continuation> others;
+  others.reserve(group.here.size());
+  std::vector<ffi::Promise> mine;
+  {
+    std::lock_guard<std::mutex> lock(group.mutex);
+    for (int other : group.here) {
+      Seat& seat = meeting->seats[other];
+      if (other == rank) {
+        mine.push_back(std::move(seat.promise.front()));
+      } else {
+        Settle(seat, status, &others);
+      }
+    }
+    Recycle(group, std::move(meeting));
+  }
+  jaxcomm::Continue(std::move(others), stalls);
+  for (ffi::Promise& promise : mine) {
+    if (status.failure()) {
+      promise.SetError(std::move(status));
+    } else {
+      promise.SetAvailable();
+    }
+  }
 }
 
 ffi::Future LocalCommunicator::ArrivePairwise(Group& group, int rank, const Call& call,
@@ -285,7 +321,7 @@ void LocalCommunicator::SpinBriefly(Group& group, int rank,
                                     Meeting* meeting) {
   // The ranks that are missing come first. A small collective among more ranks than
   // cores is not worth a core either: one thread lets all of them go on.
-  const int size = static_cast<int>(group.devices.size());
+  const int size = static_cast<int>(group.here.size());
   const bool large = meeting->call_site->operand_bytes() * size >= kLargeBytes;
   if (size - meeting->arrived >= Cores() || (size > Cores() && !large)) return;
   Seat& seat = meeting->seats[rank];
@@ -357,6 +393,8 @@ std::unique_ptr<LocalCommunicator::Meeting> LocalCommunicator::Open(Group& group
     seat.promise.clear();
   }
   meeting->spinning = 0;
+  meeting->sequence = ++group.opened;
+  meeting->exchange.reset();
   meeting->run_id = call.run_id;
   meeting->tag = call.tag;
   meeting->signature = call.site->signature();
@@ -385,7 +423,8 @@ CommunicatorStats LocalCommunicator::stats() const {
   for (const auto& group : groups_) {
     std::lock_guard<std::mutex> lock(group->mutex);
     stats.bytes += group->bytes;
-    stats.in_flight += static_cast<int64_t>(group->active.size());
+    stats.in_flight +=
+        static_cast<int64_t>(group->active.size() + group->crossing.size());
     stats.host_bytes +=
         sizeof(Group) + (group->active.size() + group->free.size()) *
                             (sizeof(Meeting) + group->devices.size() * sizeof(Seat));

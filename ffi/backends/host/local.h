@@ -1,6 +1,7 @@
-// The host backend for groups whose ranks all live in this process: they share
-// an address space, so the last rank to arrive (or, pairwise, the later of two)
-// moves the bytes straight from operand to result, and nobody waits on a thread.
+// The host backend. Ranks of one process share an address space: the last to arrive
+// (or, pairwise, the later of two) moves the bytes straight from operand to result,
+// and nobody waits on a thread. Where a group spans processes, the last rank of each
+// process to arrive takes them all across, through shared memory.
 #ifndef JAXCOMM_FFI_BACKENDS_HOST_LOCAL_H_
 #define JAXCOMM_FFI_BACKENDS_HOST_LOCAL_H_
 
@@ -16,12 +17,15 @@
 
 #include "ffi/backends/host/continuer.h"
 #include "ffi/backends/host/execute.h"
+#include "ffi/backends/host/process_set.h"
+#include "ffi/backends/host/transfer.h"
 #include "ffi/communicator.h"
 #include "ffi/plan.h"
 
 namespace jaxcomm {
 
-class LocalCommunicator final : public Communicator {
+class LocalCommunicator final : public Communicator,
+                                public std::enable_shared_from_this<LocalCommunicator> {
  public:
   explicit LocalCommunicator(CommunicatorSpec spec);
   ~LocalCommunicator() override;
@@ -56,6 +60,19 @@ class LocalCommunicator final : public Communicator {
     std::vector<xla::ffi::Promise> promise;  // one while waiting, else none
   };
 
+  // What the ranks of all processes tell each other before a plan can be made of the
+  // values of their operands.
+  struct Exchange {
+    Plan plan;
+    StreamPlan stream;
+    std::vector<std::vector<char>>
+        gathered;                // by operand: all ranks', one after another
+    std::vector<void*> results;  // the same, as pointers
+    std::vector<void* const*> results_of;
+    std::vector<const void*> operands;  // by rank and operand, as planners want them
+    std::vector<const void* const*> operands_of;
+  };
+
   // The ranks of a group at one execution of one call site.
   struct Meeting {
     int64_t run_id = 0;
@@ -76,6 +93,12 @@ class LocalCommunicator final : public Communicator {
     int spinning = 0;  // ranks that wait in their handlers
     Offer offer{nullptr};
     std::vector<std::shared_ptr<SharedBlocks>> offered;
+
+    // Where the group spans processes.
+    Transfer transfer;
+    std::shared_ptr<const StreamPlan> stream;
+    std::unique_ptr<Exchange> exchange;  // while it is under way
+    int64_t sequence = 0;                // how many-th of the group
   };
 
   // What the ranks of a meeting are told when it fails.
@@ -100,6 +123,14 @@ class LocalCommunicator final : public Communicator {
   struct Group {
     std::mutex mutex;
     std::vector<int64_t> devices;
+    std::vector<int> here;        // ranks of this process
+    std::vector<int> process_of;  // by rank; empty if all are here
+    uint64_t members = 0;         // mask of processes
+    uint64_t id = 0;              // unique in this process
+    uint64_t index = 0;           // the same on all processes
+    int64_t opened = 0;           // meetings
+    // All ranks of this process are there; the process set's thread carries them on.
+    std::vector<std::unique_ptr<Meeting>> crossing;
     std::vector<std::unique_ptr<Meeting>> active;  // in order of first arrival
     std::vector<std::unique_ptr<Meeting>> free;
     // Over, but for ranks that have not left their handlers.
@@ -130,6 +161,24 @@ class LocalCommunicator final : public Communicator {
   xla::ffi::Future ArrivePairwise(Group& group, int rank, const Call& call,
                                   std::unique_lock<std::mutex> lock, Meeting* meeting,
                                   xla::ffi::Future future);
+
+  // Ends a meeting whose bytes have moved, or failed to. `rank`, if any, is the one
+  // whose handler this is.
+  void Complete(Group& group, std::unique_ptr<Meeting> meeting, int rank,
+                Status status);
+
+  // Takes the ranks of this process to those of others.
+  void Cross(Group& group, int rank, const Call& call,
+             std::unique_ptr<Meeting> meeting);
+  void BeginMoves(Group& group, const Call& call, Meeting* meeting);
+  void BeginExchange(Group& group, const Call& call, Meeting* meeting);
+  // After a transfer: true if that was all, with how it ended; else begins the next.
+  bool NextTransfer(Group& group, const Call& call, Meeting* meeting, Status* status);
+  void ContinueCrossing(Group& group, const Call& call, Meeting* meeting);
+  Transfer::Meeting MeetingPlace(const Group& group, const Call& call,
+                                 const Meeting& meeting, uint64_t step) const;
+  std::string CrossingText(const Group& group, const Meeting& meeting,
+                           uint64_t processes, bool gone) const;
 
   std::string Where(const Group& group, int rank) const;
   std::string TimeoutText(const Group& group, const Meeting& meeting, int rank) const;

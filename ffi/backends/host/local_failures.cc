@@ -27,7 +27,7 @@ std::vector<Continuation> LocalCommunicator::Fail(Group& group, Meeting* meeting
                                                   const Failure& failure) {
   std::vector<Continuation> failures;
   int absent = 0;
-  for (int rank = 0; rank < static_cast<int>(meeting->seats.size()); ++rank) {
+  for (int rank : group.here) {
     Seat& seat = meeting->seats[rank];
     if (seat.state == Seat::kAbsent) ++absent;
     if (seat.state != Seat::kWaiting) continue;
@@ -59,7 +59,7 @@ LocalCommunicator::Failure LocalCommunicator::Timeout(const Group& group,
 std::string LocalCommunicator::TimeoutText(const Group& group, const Meeting& meeting,
                                            int rank) const {
   std::vector<int> missing;
-  for (int other = 0; other < static_cast<int>(meeting.seats.size()); ++other) {
+  for (int other : group.here) {
     if (meeting.seats[other].state == Seat::kAbsent) missing.push_back(other);
   }
   std::string text =
@@ -120,6 +120,7 @@ void LocalCommunicator::ExpireBefore(Clock::time_point now) {
 }
 
 void LocalCommunicator::Abort(const Status& reason) {
+  if (spec().process_set != nullptr) spec().process_set->Abort(this, reason);
   for (auto& group : groups_) {
     std::vector<Continuation> failures;
     {

@@ -1,0 +1,179 @@
+// The shared memory of a set of processes, the one place where they meet. All
+// communicators of the set share it.
+//
+// A collective that spans processes takes one *crossing*: a slot of a table, found
+// by key. Each process has a seat in it, with a few KiB for small operands. A large
+// operand is streamed through a *channel*: every process owns a ring of slots in it,
+// which it alone writes and the others read. The slots stay in the cache.
+//
+// Counters are written by one process each and lie on cache lines of their own.
+#ifndef JAXCOMM_FFI_BACKENDS_HOST_ARENA_H_
+#define JAXCOMM_FFI_BACKENDS_HOST_ARENA_H_
+
+#include <pthread.h>
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "ffi/backends/host/segment.h"
+#include "ffi/status.h"
+
+namespace jaxcomm {
+
+inline constexpr int kMaxProcesses = 64;  // members are a 64-bit mask
+inline constexpr int kCrossings = 256;    // at once, over all communicators
+inline constexpr int kChannels = 16;      // large crossings at once
+inline constexpr int kSlots = 8;          // of one process in one channel
+inline constexpr int64_t kSlotBytes = 128 << 10;
+inline constexpr int64_t kInlineBytes = 4096;  // of one process in one crossing
+inline constexpr size_t kLine = 128;           // two cache lines are fetched together
+
+// Text that one process writes and others read for messages, whole or torn.
+template <size_t kBytes>
+class SharedText {
+ public:
+  void Store(std::string_view text) {
+    uint64_t word = 0;
+    for (size_t i = 0; i < kBytes; ++i) {
+      const uint64_t c = i < text.size() && i + 1 < kBytes ? uint8_t(text[i]) : 0;
+      word |= c << (8 * (i % 8));
+      if (i % 8 != 7) continue;
+      words_[i / 8].store(word, std::memory_order_relaxed);
+      if (i >= text.size()) return;
+      word = 0;
+    }
+  }
+  std::string Load() const {
+    std::string text;
+    for (size_t i = 0; i < kBytes; ++i) {
+      const uint64_t word = words_[i / 8].load(std::memory_order_relaxed);
+      const char c = static_cast<char>(word >> (8 * (i % 8)));
+      if (c == 0) break;
+      text += c;
+    }
+    return text;
+  }
+
+ private:
+  std::atomic<uint64_t> words_[kBytes / 8];
+};
+
+struct CrossingKey {
+  uint64_t communicator = 0;  // with its generation
+  uint64_t group = 0;
+  uint64_t run_id = 0;
+  uint64_t tag = 0;
+
+  uint64_t Hash() const;
+};
+
+struct alignas(kLine) Seat {
+  enum State : uint32_t { kAbsent, kHere, kReady, kLeft };
+  std::atomic<uint32_t> state;    // ready: its small operands lie in the crossing
+  std::atomic<uint64_t> written;  // chunks staged in its slots
+};
+
+struct alignas(kLine) Crossing {
+  enum State : uint32_t { kFree, kOpen };
+  std::atomic<uint32_t> state;
+  std::atomic<uint64_t> communicator, group, run_id, tag;
+  std::atomic<uint64_t> members;  // mask of processes
+  std::atomic<uint64_t> signature;
+  std::atomic<int32_t> channel;  // -1: none yet
+  std::atomic<uint32_t> here;    // members that have come
+  std::atomic<uint32_t> left;    // of them, those that are done with it
+  std::atomic<uint32_t> error;   // an ErrorCode, 0 while all is well
+  std::atomic<uint64_t> opened;  // counts crossings: the oldest failed goes first
+  SharedText<256> call;          // of the first to come: "psum(float32[4])"
+  SharedText<1024> failure;
+};
+
+// What a process last did, for the messages of others.
+struct alignas(kLine) ProcessState {
+  enum Presence : uint32_t { kAttached, kLeft };
+  std::atomic<uint32_t> presence;
+  std::atomic<uint32_t> doorbell;  // a futex, rung when something happened
+  std::atomic<uint32_t> asleep;    // on the doorbell
+  std::atomic<uint64_t> started;   // crossings entered
+  std::atomic<uint64_t> finished;  // and left
+  SharedText<256> last;            // the last one entered
+};
+
+class Arena {
+ public:
+  // Bytes of a segment for so many processes.
+  static int64_t Bytes(int processes);
+  // The first process formats the segment; the others then attach to it.
+  static void Format(const Segment& segment, int processes);
+
+  // A view of the segment for one of its processes.
+  Arena(std::shared_ptr<Segment> segment, int processes, int self);
+  ~Arena();
+
+  int processes() const { return processes_; }
+  int self() const { return self_; }
+  const Segment& segment() const { return *segment_; }
+
+  struct Ticket {
+    Crossing* crossing = nullptr;
+    // Set if this crossing has failed, or fails because the signatures differ.
+    Status error = OkStatus();
+  };
+  // Takes this process's seat in the crossing of that key at which it has not been,
+  // opening it if there is none. `crossing` is null if the table is full of others:
+  // try again later. `wants_channel`: its operands are to be streamed.
+  Ticket Join(const CrossingKey& key, uint64_t members, uint64_t signature,
+              std::string_view call, std::string_view axes, bool wants_channel);
+  // Gives an open crossing a channel, when all its members are here or channels
+  // abound; then it surely ends, and gives the channel back.
+  void TryAssignChannel(Crossing* crossing);
+  // Gives this process's seat back; the crossing is free once all have.
+  void Leave(Crossing* crossing);
+  // Fails the crossing for all its members. The first failure stands.
+  void Fail(Crossing* crossing, const Status& error);
+  // Gives back the seats of a process that is no more.
+  void Abandon(Crossing* crossing, int process);
+
+  Seat& seat(const Crossing* crossing, int process) const;
+  // Chunks of `writer` that `reader` has read or needs not.
+  std::atomic<uint64_t>& passed(const Crossing* crossing, int reader, int writer) const;
+  char* inline_data(const Crossing* crossing, int process) const;
+  char* slot(int channel, int process, uint64_t chunk) const;
+  ProcessState& process(int index) const;
+
+  // Open crossings in which `process` is seated, "psum(float32[4])" each.
+  std::vector<std::string> CallsOf(int process) const;
+
+  // Wakes the processes of the mask that sleep.
+  void Ring(uint64_t mask) const;
+  // Sleeps until the doorbell has moved on from `seen`, at most so long.
+  void Sleep(uint32_t seen, double seconds) const;
+  void RingSelf() const;
+
+ private:
+  struct Header;
+  class Lock;
+
+  Header& header() const;
+  Crossing* crossing(int index) const;
+  void AssignChannelLocked(Crossing* crossing);
+  void LeaveSeat(Crossing* crossing, int process);
+  void CleanUp(Crossing* crossing);
+
+  const std::shared_ptr<Segment> segment_;
+  const int processes_;
+  const int self_;
+  const size_t crossing_bytes_;
+  const size_t passed_row_;
+  char* crossings_;
+  char* inlines_;
+  char* slots_;
+};
+
+}  // namespace jaxcomm
+
+#endif  // JAXCOMM_FFI_BACKENDS_HOST_ARENA_H_

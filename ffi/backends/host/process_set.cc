@@ -1,0 +1,301 @@
+#include "ffi/backends/host/process_set.h"
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstdio>
+#include <fstream>
+#include <mutex>
+#include <sstream>
+#include <thread>
+#include <utility>
+
+#include "ffi/backends/host/cores.h"
+
+namespace jaxcomm {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// A handler stays with its transfer this long after it last moved, where every
+// process has a core.
+constexpr auto kHandlerSpin = std::chrono::microseconds(100);
+// With fewer cores than processes it lets the others run so many times instead.
+constexpr int kHandlerYields = 8;
+// The progress thread looks out this long before it sleeps on the doorbell.
+constexpr auto kProgressSpin = std::chrono::microseconds(50);
+constexpr double kWarnSeconds = 30;
+// How often processes are looked for where the system cannot watch them.
+constexpr int kPollMilliseconds = 50;
+
+// Clock ticks after boot at which a process began; 0 if it has ended.
+uint64_t StartTime(int64_t pid) {
+  std::ifstream stat(StrCat("/proc/", pid, "/stat"));
+  std::string text((std::istreambuf_iterator<char>(stat)),
+                   std::istreambuf_iterator<char>());
+  // Field 22; the second, in parentheses, may hold anything.
+  const size_t name_end = text.rfind(')');
+  if (name_end == std::string::npos) return 0;
+  std::istringstream fields(text.substr(name_end + 1));
+  std::string field;
+  fields >> field;
+  if (field == "Z" || field == "X") return 0;
+  for (int i = 4; i <= 21; ++i) fields >> field;
+  uint64_t start_time = 0;
+  fields >> start_time;
+  return start_time;
+}
+
+bool IsGone(const Peer& peer) { return StartTime(peer.pid) != peer.start_time; }
+
+}  // namespace
+
+Peer PeerOf(int64_t pid, int process_index) {
+  return Peer{pid, StartTime(pid), process_index};
+}
+
+struct ProcessSet::State {
+  State(std::shared_ptr<Segment> segment, std::vector<Peer> peers_of, int self)
+      : peers(std::move(peers_of)),
+        arena(std::move(segment), static_cast<int>(peers.size()), self) {}
+
+  void Progress();
+  void Watch();
+  // Fails it if a member is gone or the deadline has passed. True if it was failed.
+  bool Check(PendingTransfer& pending, Clock::time_point now);
+
+  const std::vector<Peer> peers;
+  Arena arena;
+  std::atomic<uint64_t> dead{0};  // mask of processes that have ended
+  std::atomic<bool> stopping{false};
+  int stop_fd = -1;  // wakes the watcher
+
+  std::mutex mutex;
+  std::vector<PendingTransfer> incoming;
+  std::vector<std::pair<const void*, Status>> aborts;
+  std::atomic<bool> has_incoming{false};
+  std::atomic<int64_t> pending{0};
+
+  std::thread progress;
+  std::thread watcher;
+};
+
+ProcessSet::ProcessSet(std::shared_ptr<Segment> segment, std::vector<Peer> peers,
+                       int self)
+    : state_(std::make_shared<State>(std::move(segment), std::move(peers), self)) {
+  state_->stop_fd = eventfd(0, EFD_CLOEXEC);
+  // The threads share the state: the set may be let go by one of them.
+  state_->progress = std::thread([state = state_] { state->Progress(); });
+  state_->watcher = std::thread([state = state_] { state->Watch(); });
+}
+
+ProcessSet::~ProcessSet() {
+  state_->stopping.store(true, std::memory_order_release);
+  state_->arena.RingSelf();
+  const uint64_t one = 1;
+  (void)!write(state_->stop_fd, &one, sizeof(one));
+  for (std::thread* thread : {&state_->progress, &state_->watcher}) {
+    if (thread->get_id() == std::this_thread::get_id()) {
+      thread->detach();
+    } else {
+      thread->join();
+    }
+  }
+  close(state_->stop_fd);
+}
+
+Arena& ProcessSet::arena() const { return state_->arena; }
+const std::vector<Peer>& ProcessSet::peers() const { return state_->peers; }
+int64_t ProcessSet::pending() const { return state_->pending.load(); }
+
+bool ProcessSet::RunBriefly(Transfer* transfer) const {
+  const bool cores_for_all = static_cast<int>(state_->peers.size()) <= Cores();
+  Clock::time_point end = Clock::now() + kHandlerSpin;
+  int yields = 0;
+  for (int i = 1;; ++i) {
+    switch (transfer->Step()) {
+      case Transfer::Outcome::kDone:
+        return true;
+      case Transfer::Outcome::kMoved:
+        end = Clock::now() + kHandlerSpin;
+        yields = 0;
+        break;
+      case Transfer::Outcome::kIdle:
+        if (!cores_for_all) {
+          if (++yields > kHandlerYields) return false;
+          std::this_thread::yield();
+          break;
+        }
+        Pause();
+        if (i % 16 != 0) break;
+        if (Clock::now() >= end) return false;
+        // The core may be wanted by another rank of this process.
+        if (i % 256 == 0) std::this_thread::yield();
+        break;
+    }
+  }
+}
+
+void ProcessSet::Continue(PendingTransfer pending) {
+  {
+    std::lock_guard<std::mutex> lock(state_->mutex);
+    state_->incoming.push_back(std::move(pending));
+    state_->has_incoming.store(true, std::memory_order_release);
+  }
+  state_->pending.fetch_add(1);
+  state_->arena.RingSelf();
+}
+
+void ProcessSet::Abort(const void* owner, const Status& reason) {
+  {
+    std::lock_guard<std::mutex> lock(state_->mutex);
+    state_->aborts.emplace_back(owner, reason);
+    state_->has_incoming.store(true, std::memory_order_release);
+  }
+  state_->arena.RingSelf();
+}
+
+bool ProcessSet::State::Check(PendingTransfer& pending, Clock::time_point now) {
+  Transfer& transfer = *pending.transfer;
+  uint64_t gone = dead.load(std::memory_order_acquire);
+  for (int i = 0; i < static_cast<int>(peers.size()); ++i) {
+    if (arena.process(i).presence.load(std::memory_order_acquire) ==
+        ProcessState::kLeft) {
+      gone |= uint64_t{1} << i;
+    }
+  }
+  if (const uint64_t needed = transfer.Needs(gone); needed != 0) {
+    transfer.Fail(Status(ErrorCode::kAborted, pending.describe(needed, true)));
+    transfer.Abandon(gone);
+    return true;
+  }
+  const double waited = std::chrono::duration<double>(now - pending.begin).count();
+  if (waited > pending.timeout_seconds) {
+    transfer.Fail(Status(ErrorCode::kDeadlineExceeded,
+                         pending.describe(transfer.absent(), false)));
+    return true;
+  }
+  return false;
+}
+
+void ProcessSet::State::Progress() {
+  std::vector<PendingTransfer> active;
+  Clock::time_point last_moved = Clock::now();
+  ProcessState& me = arena.process(arena.self());
+  const bool cores_for_all = static_cast<int>(peers.size()) <= Cores();
+  for (int round = 0; !stopping.load(std::memory_order_acquire); ++round) {
+    const uint32_t seen = me.doorbell.load(std::memory_order_acquire);
+    if (has_incoming.load(std::memory_order_acquire)) {
+      std::lock_guard<std::mutex> lock(mutex);
+      has_incoming.store(false, std::memory_order_relaxed);
+      for (PendingTransfer& pending_transfer : incoming) {
+        active.push_back(std::move(pending_transfer));
+      }
+      incoming.clear();
+      for (const auto& [owner, reason] : aborts) {
+        for (PendingTransfer& mine : active) {
+          if (mine.owner == owner) mine.transfer->Fail(reason);
+        }
+      }
+      aborts.clear();
+      last_moved = Clock::now();
+    }
+    bool moved = false;
+    const auto step_all = [&] {
+      for (size_t i = 0; i < active.size();) {
+        const Transfer::Outcome outcome = active[i].transfer->Step();
+        moved |= outcome != Transfer::Outcome::kIdle;
+        if (outcome != Transfer::Outcome::kDone) {
+          ++i;
+          continue;
+        }
+        // Out of the list before its end is told: it may start another one.
+        PendingTransfer over = std::move(active[i]);
+        active.erase(active.begin() + static_cast<int64_t>(i));
+        pending.fetch_sub(1);
+        over.done();
+      }
+    };
+    step_all();
+    if (moved) {
+      last_moved = Clock::now();
+      continue;
+    }
+    const Clock::time_point now = Clock::now();
+    if (cores_for_all && now - last_moved < kProgressSpin) {
+      Pause();
+      if (round % 64 == 0) std::this_thread::yield();
+      continue;
+    }
+    // Once more after saying that we sleep: whoever published before looked does not
+    // ring.
+    me.asleep.store(1, std::memory_order_relaxed);
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    step_all();
+    bool failed = false;
+    double rest = 60;
+    for (PendingTransfer& mine : active) {
+      failed |= Check(mine, now);
+      const double waited = std::chrono::duration<double>(now - mine.begin).count();
+      rest = std::min(rest, mine.timeout_seconds - waited + 0.001);
+      if (mine.warns && waited > kWarnSeconds) {
+        mine.warns = false;
+        std::fprintf(stderr, "jaxcomm: still waiting: %s\n",
+                     mine.describe(mine.transfer->absent(), false).c_str());
+      }
+      if (mine.warns) rest = std::min(rest, kWarnSeconds - waited + 0.001);
+    }
+    if (!moved && !failed && !has_incoming.load(std::memory_order_acquire) &&
+        !stopping.load(std::memory_order_acquire)) {
+      arena.Sleep(seen, std::max(rest, 0.0));
+    }
+    me.asleep.store(0, std::memory_order_relaxed);
+  }
+}
+
+void ProcessSet::State::Watch() {
+  std::vector<pollfd> fds(peers.size() + 1, pollfd{-1, POLLIN, 0});
+  fds.back().fd = stop_fd;
+  bool must_look = false;
+  for (size_t i = 0; i < peers.size(); ++i) {
+    if (static_cast<int>(i) == arena.self() || peers[i].pid == 0) continue;
+    fds[i].fd =
+        static_cast<int>(syscall(SYS_pidfd_open, static_cast<pid_t>(peers[i].pid), 0));
+    // Another process may have the id by now.
+    if (IsGone(peers[i])) {
+      dead.fetch_or(uint64_t{1} << i, std::memory_order_release);
+      if (fds[i].fd >= 0) close(fds[i].fd);
+      fds[i].fd = -1;
+    } else if (fds[i].fd < 0) {
+      must_look = true;  // a kernel before 5.3, or a sandbox
+    }
+  }
+  while (!stopping.load(std::memory_order_acquire)) {
+    const int ready = poll(fds.data(), fds.size(), must_look ? kPollMilliseconds : -1);
+    if (ready < 0 && errno != EINTR) break;
+    uint64_t ended = 0;
+    for (size_t i = 0; i < peers.size(); ++i) {
+      const bool watched = fds[i].fd >= 0;
+      const bool known = (dead.load(std::memory_order_relaxed) >> i) & 1;
+      if (known || static_cast<int>(i) == arena.self() || peers[i].pid == 0) continue;
+      if (watched ? (fds[i].revents & POLLIN) != 0 : IsGone(peers[i])) {
+        ended |= uint64_t{1} << i;
+        if (watched) close(fds[i].fd);
+        fds[i].fd = -1;
+      }
+    }
+    if (ended == 0) continue;
+    dead.fetch_or(ended, std::memory_order_release);
+    arena.RingSelf();
+  }
+  for (size_t i = 0; i < peers.size(); ++i) {
+    if (fds[i].fd >= 0) close(fds[i].fd);
+  }
+}
+
+}  // namespace jaxcomm

@@ -1,0 +1,310 @@
+#include "ffi/backends/host/transfer.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "ffi/backends/host/reduce.h"
+
+namespace jaxcomm {
+namespace {
+
+// A step ends after so many pieces, so that other transfers get their turn.
+constexpr int kPiecesAStep = 16;
+
+}  // namespace
+
+void Transfer::Begin(Arena* arena, Meeting meeting, const Work& work) {
+  arena_ = arena;
+  meeting_ = std::move(meeting);
+  work_ = work;
+  state_ = State::kJoining;
+  status_ = OkStatus();
+  crossing_ = nullptr;
+  channel_ = -1;
+  staged_ = 0;
+  read_ = 0;
+}
+
+Transfer::Outcome Transfer::Finish(Status status) {
+  if (crossing_ != nullptr) arena_->Leave(crossing_);
+  status_ = std::move(status);
+  state_ = State::kDone;
+  return Outcome::kDone;
+}
+
+void Transfer::Fail(const Status& error) {
+  if (state_ == State::kDone) return;
+  if (crossing_ == nullptr) {
+    Finish(error);
+    return;
+  }
+  arena_->Fail(crossing_, error);
+  Finish(
+      Status(static_cast<ErrorCode>(crossing_->error.load(std::memory_order_acquire)),
+             crossing_->failure.Load()));
+}
+
+uint64_t Transfer::absent() const {
+  if (crossing_ == nullptr) return 0;
+  uint64_t absent = 0;
+  for (uint64_t mask = meeting_.members; mask != 0; mask &= mask - 1) {
+    const int process = __builtin_ctzll(mask);
+    if (arena_->seat(crossing_, process).state.load(std::memory_order_acquire) ==
+        Seat::kAbsent) {
+      absent |= uint64_t{1} << process;
+    }
+  }
+  return absent;
+}
+
+uint64_t Transfer::Needs(uint64_t gone) const {
+  if (crossing_ == nullptr) return gone & meeting_.members;
+  uint64_t needed = 0;
+  for (uint64_t mask = gone & meeting_.members; mask != 0; mask &= mask - 1) {
+    const int process = __builtin_ctzll(mask);
+    const uint32_t state =
+        arena_->seat(crossing_, process).state.load(std::memory_order_acquire);
+    // What is ready stays there to be read.
+    if (state == Seat::kLeft || state == Seat::kReady) continue;
+    needed |= uint64_t{1} << process;
+  }
+  return needed;
+}
+
+void Transfer::Abandon(uint64_t gone) {
+  if (crossing_ == nullptr) return;
+  for (uint64_t mask = gone & meeting_.members; mask != 0; mask &= mask - 1) {
+    arena_->Abandon(crossing_, __builtin_ctzll(mask));
+  }
+}
+
+Transfer::Outcome Transfer::Step() {
+  if (state_ == State::kDone) return Outcome::kDone;
+  if (state_ == State::kJoining) {
+    Arena::Ticket ticket =
+        arena_->Join(meeting_.key, meeting_.members, meeting_.signature, meeting_.call,
+                     meeting_.axes, !work_.stream->is_inline);
+    if (ticket.crossing == nullptr) return Outcome::kIdle;
+    crossing_ = ticket.crossing;
+    if (ticket.error.failure()) {
+      arena_->Ring(meeting_.members);
+      return Finish(std::move(ticket.error));
+    }
+    state_ = State::kMoving;
+    if (work_.stream->is_inline) {
+      char* const data = arena_->inline_data(crossing_, arena_->self());
+      for (const Stage& stage : work_.stream->stages) Write(stage, data + stage.offset);
+      arena_->seat(crossing_, arena_->self())
+          .state.store(Seat::kReady, std::memory_order_release);
+    }
+    arena_->Ring(meeting_.members);
+  }
+  if (const uint32_t error = crossing_->error.load(std::memory_order_acquire);
+      error != 0) {
+    return Finish(Status(static_cast<ErrorCode>(error), crossing_->failure.Load()));
+  }
+  return work_.stream->is_inline ? StepInline() : StepStreaming();
+}
+
+Transfer::Outcome Transfer::StepInline() {
+  if (work_.plan->pairwise) {
+    for (const Read& read : work_.stream->reads) {
+      if (!IsReady(read)) return Outcome::kIdle;
+    }
+  } else {
+    for (uint64_t mask = meeting_.members; mask != 0; mask &= mask - 1) {
+      const uint32_t state = arena_->seat(crossing_, __builtin_ctzll(mask))
+                                 .state.load(std::memory_order_acquire);
+      if (state < Seat::kReady) return Outcome::kIdle;
+    }
+  }
+  for (const Read& read : work_.stream->reads) Perform(read);
+  return Finish(OkStatus());
+}
+
+Transfer::Outcome Transfer::StepStreaming() {
+  const StreamPlan& stream = *work_.stream;
+  if (channel_ < 0) {
+    channel_ = crossing_->channel.load(std::memory_order_acquire);
+    if (channel_ < 0) {
+      if (absent() == 0) arena_->TryAssignChannel(crossing_);
+      channel_ = crossing_->channel.load(std::memory_order_acquire);
+      if (channel_ < 0) return Outcome::kIdle;
+    }
+  }
+  const int self = arena_->self();
+  bool moved = false;
+  for (int piece = 0; piece < kPiecesAStep; ++piece) {
+    bool idle = true;
+    if (staged_ < stream.stages.size()) {
+      const Stage& stage = stream.stages[staged_];
+      if (static_cast<int64_t>(read_) >= stage.after && SlotIsFree(staged_)) {
+        Write(stage, arena_->slot(channel_, self, staged_));
+        arena_->seat(crossing_, self)
+            .written.store(++staged_, std::memory_order_release);
+        arena_->Ring(stage.readers);
+        idle = false;
+      }
+    }
+    if (read_ < stream.reads.size() && IsReady(stream.reads[read_])) {
+      const Read& read = stream.reads[read_];
+      Perform(read);
+      ++read_;
+      uint64_t writers = 0;
+      for (const Source& source : read.sources) {
+        if (source.rank >= 0) continue;
+        arena_->passed(crossing_, self, source.chunk.process)
+            .store(static_cast<uint64_t>(source.chunk.chunk) + 1,
+                   std::memory_order_release);
+        writers |= uint64_t{1} << source.chunk.process;
+      }
+      arena_->Ring(writers);
+      idle = false;
+    }
+    if (idle) break;
+    moved = true;
+  }
+  if (staged_ == stream.stages.size() && read_ == stream.reads.size()) {
+    return Finish(OkStatus());
+  }
+  return moved ? Outcome::kMoved : Outcome::kIdle;
+}
+
+bool Transfer::SlotIsFree(size_t chunk) const {
+  const StreamPlan& stream = *work_.stream;
+  const auto window = static_cast<size_t>(stream.window);
+  if (chunk < window) return true;
+  const uint64_t old = chunk - window;
+  for (uint64_t mask = stream.stages[old].readers; mask != 0; mask &= mask - 1) {
+    if (arena_->passed(crossing_, __builtin_ctzll(mask), arena_->self())
+            .load(std::memory_order_acquire) <= old) {
+      return false;
+    }
+  }
+  return true;
+}
+
+bool Transfer::IsReady(const Read& read) const {
+  for (const Source& source : read.sources) {
+    if (source.rank >= 0) continue;
+    const Seat& seat = arena_->seat(crossing_, source.chunk.process);
+    if (work_.stream->is_inline) {
+      if (seat.state.load(std::memory_order_acquire) < Seat::kReady) return false;
+    } else if (seat.written.load(std::memory_order_acquire) <=
+               static_cast<uint64_t>(source.chunk.chunk)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+void Transfer::Write(const Stage& stage, char* to) const {
+  const Piece& piece = stage.piece;
+  const Move& move = work_.plan->moves[piece.move];
+  const Leaf& leaf = (*work_.leaves)[move.leaf];
+  const auto width = static_cast<int64_t>(leaf.element_bytes);
+  const int64_t bytes = piece.width() * width;
+  const auto source = [&](int rank, int64_t row) {
+    return static_cast<const char*>(work_.buffers.operands[rank][move.leaf]) +
+           (move.RowAt(move.from, row) + piece.inner_begin) * width;
+  };
+  const auto target = [&](int rank, int64_t row) {
+    return static_cast<char*>(work_.buffers.results[rank][move.leaf]) +
+           (move.RowAt(move.to, row) + piece.inner_begin) * width;
+  };
+  if (stage.what == Stage::kResult) {
+    for (int64_t row = piece.row_begin; row < piece.row_end; ++row, to += bytes) {
+      std::memcpy(to, target(stage.ranks[0], row), bytes);
+    }
+    return;
+  }
+  if (stage.what == Stage::kReduce) {
+    const ReduceKernels kernels = FindReduceKernels(leaf.dtype, work_.reduce);
+    std::vector<const void*> sources(stage.ranks.size());
+    for (int64_t row = piece.row_begin; row < piece.row_end; ++row, to += bytes) {
+      for (size_t i = 0; i < sources.size(); ++i) {
+        sources[i] = source(stage.ranks[i], row);
+      }
+      kernels.reduce(to, sources.data(), static_cast<int>(sources.size()),
+                     piece.width());
+    }
+    return;
+  }
+  for (int rank : stage.ranks) {
+    for (int64_t row = piece.row_begin; row < piece.row_end; ++row, to += bytes) {
+      const char* const from = source(rank, row);
+      std::memcpy(to, from, bytes);
+      for (int local : stage.local_targets)
+        std::memcpy(target(local, row), from, bytes);
+    }
+  }
+}
+
+const char* Transfer::At(const Source& source, const Piece& piece) const {
+  const int process = source.chunk.process;
+  const Move& move = work_.plan->moves[piece.move];
+  const auto width = static_cast<int64_t>((*work_.leaves)[move.leaf].element_bytes);
+  const char* const base =
+      work_.stream->is_inline
+          ? arena_->inline_data(crossing_, process) + source.chunk.offset
+          : arena_->slot(channel_, process, static_cast<uint64_t>(source.chunk.chunk));
+  return base + source.part * piece.rows() * piece.width() * width;
+}
+
+void Transfer::Perform(const Read& read) const {
+  const Piece& piece = read.piece;
+  const Move& move = work_.plan->moves[piece.move];
+  const Leaf& leaf = (*work_.leaves)[move.leaf];
+  const auto width = static_cast<int64_t>(leaf.element_bytes);
+  const int64_t bytes = piece.width() * width;
+  const auto target = [&](int rank, int64_t row) {
+    return static_cast<char*>(work_.buffers.results[rank][move.leaf]) +
+           (move.RowAt(move.to, row) + piece.inner_begin) * width;
+  };
+  constexpr int kInlineSources = 64;
+  const void* on_stack[kInlineSources];
+  std::vector<const void*> on_heap;
+  const void** sources = on_stack;
+  const int count = static_cast<int>(read.sources.size());
+  if (count > kInlineSources) {
+    on_heap.resize(count);
+    sources = on_heap.data();
+  }
+  for (int64_t row = piece.row_begin; row < piece.row_end; ++row) {
+    for (int i = 0; i < count; ++i) {
+      const Source& source = read.sources[i];
+      if (source.rank >= 0) {
+        sources[i] =
+            static_cast<const char*>(work_.buffers.operands[source.rank][move.leaf]) +
+            (move.RowAt(move.from, row) + piece.inner_begin) * width;
+      } else {
+        sources[i] = At(source, piece) + (row - piece.row_begin) * bytes;
+      }
+    }
+    if (read.running) {
+      const ReduceKernels kernels = FindReduceKernels(leaf.dtype, work_.reduce);
+      for (size_t i = 0; i < read.targets.size(); ++i) {
+        kernels.reduce(target(read.targets[i], row), sources, read.prefix[i],
+                       piece.width());
+      }
+      continue;
+    }
+    char* const first = target(read.targets[0], row);
+    if (count == 0 && move.identity) {
+      FindReduceKernels(leaf.dtype, work_.reduce).identity(first, piece.width());
+    } else if (count == 0) {
+      std::memset(first, 0, bytes);
+    } else if (count == 1) {
+      std::memcpy(first, sources[0], bytes);
+    } else {
+      FindReduceKernels(leaf.dtype, work_.reduce)
+          .reduce(first, sources, count, piece.width());
+    }
+    for (size_t i = 1; i < read.targets.size(); ++i) {
+      std::memcpy(target(read.targets[i], row), first, bytes);
+    }
+  }
+}
+
+}  // namespace jaxcomm

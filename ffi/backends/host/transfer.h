@@ -1,0 +1,82 @@
+// One process's part in one crossing: a state machine that never blocks.
+#ifndef JAXCOMM_FFI_BACKENDS_HOST_TRANSFER_H_
+#define JAXCOMM_FFI_BACKENDS_HOST_TRANSFER_H_
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "ffi/backends/host/arena.h"
+#include "ffi/backends/host/execute.h"
+#include "ffi/backends/host/stream_plan.h"
+#include "ffi/plan.h"
+#include "ffi/status.h"
+
+namespace jaxcomm {
+
+class Transfer {
+ public:
+  // Whom to meet, and where.
+  struct Meeting {
+    CrossingKey key;
+    uint64_t members = 0;  // mask of processes
+    uint64_t signature = 0;
+    std::string call;  // for messages: "psum(float32[4])"
+    std::string axes;
+  };
+  // What to move, between buffers indexed by [rank][leaf]; those of ranks of other
+  // processes are not looked at.
+  struct Work {
+    const Plan* plan = nullptr;
+    const StreamPlan* stream = nullptr;
+    const std::vector<Leaf>* leaves = nullptr;
+    ReduceOp reduce = ReduceOp::kSum;
+    GroupBuffers buffers = {};
+  };
+
+  void Begin(Arena* arena, Meeting meeting, const Work& work);
+
+  enum class Outcome { kIdle, kMoved, kDone };
+  // Does what can be done now. One thread at a time.
+  Outcome Step();
+  // Ends the crossing for all its members; only between steps.
+  void Fail(const Status& error);
+
+  // How it ended.
+  const Status& status() const { return status_; }
+  const Meeting& meeting() const { return meeting_; }
+
+  // The members that have not come, as a mask.
+  uint64_t absent() const;
+  // Of the processes in `gone`, those without which this cannot end.
+  uint64_t Needs(uint64_t gone) const;
+  // Gives back the seats of processes that are no more.
+  void Abandon(uint64_t gone);
+
+ private:
+  enum class State { kJoining, kMoving, kDone };
+
+  Outcome Finish(Status status);
+  Outcome StepInline();
+  Outcome StepStreaming();
+  bool SlotIsFree(size_t chunk) const;
+  bool IsReady(const Read& read) const;
+  void Write(const Stage& stage, char* to) const;
+  void Perform(const Read& read) const;
+  const char* At(const Source& source, const Piece& piece) const;
+
+  Arena* arena_ = nullptr;
+  Meeting meeting_;
+  Work work_;
+  State state_ = State::kDone;
+  Status status_;
+  Crossing* crossing_ = nullptr;
+  int channel_ = -1;
+  size_t staged_ = 0;
+  size_t read_ = 0;
+};
+
+}  // namespace jaxcomm
+
+#endif  // JAXCOMM_FFI_BACKENDS_HOST_TRANSFER_H_

@@ -1,0 +1,37 @@
+// The flight records of this process: all its recorders, and when and where they are
+// written.
+#ifndef JAXCOMM_FFI_FLIGHT_DUMP_H_
+#define JAXCOMM_FFI_FLIGHT_DUMP_H_
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "ffi/flight_record_format.h"
+
+namespace jaxcomm {
+
+// Includes a communicator's recorder in the records for as long as it lives.
+void FollowFlight(const CommunicatorSpec& spec, std::weak_ptr<FlightRecorder> recorder);
+
+// Says who this process is, and the folder for files; empty: none are written.
+void PrepareFlightDumps(ProcessDescription process, std::string folder);
+
+// The record of one communicator, or of all, as JSON.
+std::string FlightRecordOf(std::optional<int64_t> key, std::string_view reason);
+
+// To be called when an operation failed, before its ranks are told, so that the file
+// is there when a program ends with the error; and without locks that Finish or a
+// handler needs, for it writes a file. `reason`: "timeout", "mismatch" ...
+// Writes <folder>/flight-record-<process>.json and one line to stderr, once for all
+// failures until an operation that began later completes.
+void DumpFlightRecords(std::string_view reason);
+
+// Writes the file however often it is called; without a folder, lines to stderr.
+void AnswerFlightRequest();
+
+}  // namespace jaxcomm
+
+#endif  // JAXCOMM_FFI_FLIGHT_DUMP_H_

@@ -1,0 +1,1 @@
+"""What the communicators of this process, and of all processes together, are doing."""

@@ -1,0 +1,228 @@
+"""The flight records of all processes side by side: who is behind, and at what."""
+
+import collections
+import dataclasses
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from jaxcomm.diagnostics import findings, record, table
+from jaxcomm.diagnostics.alignment import Group
+from jaxcomm.diagnostics.findings import Finding
+from jaxcomm.diagnostics.record import ProcessRecord, RecordError
+
+_COLUMNS = ("group", "rank", "process", "device", "last completed", "now", "for")
+
+
+@dataclasses.dataclass(frozen=True)
+class Merged:
+    """What the records of several processes say together; prints as tables.
+
+    Attributes:
+      records: by process.
+      missing: processes of which there is no record.
+      groups: every group of every communicator.
+      findings: what is wrong, what began first first. Empty if nobody waits.
+    """
+
+    records: Mapping[int, ProcessRecord]
+    missing: tuple[int, ...]
+    groups: Sequence[Group]
+    findings: Sequence[Finding]
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns processes, missing ones and findings in types that json writes."""
+        return {
+            "processes": {
+                str(process): {
+                    "pid": found.pid,
+                    "host": found.host,
+                    "time": found.time,
+                    "reason": found.reason,
+                }
+                for process, found in self.records.items()
+            },
+            "missing": list(self.missing),
+            "findings": [dataclasses.asdict(found) for found in self.findings],
+        }
+
+    def __str__(self) -> str:
+        """Draws the groups in which somebody waits, and says what is wrong."""
+        parts = [*self._heading(), ""]
+        # One table a communicator, with the groups that are in trouble.
+        troubled = {(found.key, found.group) for found in self.findings}
+        by_communicator = collections.defaultdict(list)
+        for group in self.groups:
+            if (group.communicator.key, group.index) in troubled:
+                by_communicator[group.communicator.key].append(group)
+        for groups in by_communicator.values():
+            rows = [row for group in groups for row in self._rows(group)]
+            parts += [groups[0].communicator.title, table.text(_COLUMNS, rows), ""]
+        if not self.findings:
+            parts.append(self._all_well())
+        title = None
+        for found in self.findings:
+            if found.title != title:
+                title = found.title
+                parts.append(f"{title}:")
+            parts.append(f"  group {found.group}: {found.text}")
+        return "\n".join(parts)
+
+    def _heading(self):
+        expected = max(found.processes for found in self.records.values())
+        written = collections.defaultdict(list)
+        for process, found in self.records.items():
+            written[found.reason].append(process)
+        listed = "; ".join(
+            f"{reason}: {table.numbers(processes)}"
+            for reason, processes in written.items()
+        )
+        yield (
+            f"flight records of {len(self.records)} of {expected} processes ({listed})"
+        )
+        if self.missing:
+            several = len(self.missing) > 1
+            yield (
+                f"no record of process{'es' if several else ''} "
+                f"{table.numbers(self.missing)}: killed, still computing, or without "
+                f"JAXCOMM_DUMP_DIR"
+            )
+
+    def _all_well(self):
+        entries = [
+            entry
+            for group in self.groups
+            for of_rank in group.entries.values()
+            for entry in of_rank
+        ]
+        if not entries:
+            return "No operation was recorded."
+        failed = sum(entry.state == record.FAILED for entry in entries)
+        return (
+            f"Nobody waits. {len(entries)} operations are on record; {failed} failed "
+            f"before the program went on."
+        )
+
+    def _rows(self, group):
+        for rank, device in enumerate(group.devices):
+            process = group.process_of[rank]
+            done = group.last_completed(rank)
+            waiting = group.open_entries(rank)
+            now, since = "", ""
+            if waiting:
+                entry = waiting[0]
+                now = f"{entry.state} {entry.operation} #{entry.sequence}"
+                until = entry.ended
+                if until is None:
+                    until = self.records[process].time
+                since = table.duration(max(until - entry.started, 0))
+            yield (
+                str(group.index),
+                str(rank),
+                "?" if process is None else str(process),
+                f"{group.communicator.platform or 'device'}:{device}",
+                f"{done.operation} #{done.sequence}" if done else "",
+                now if process in self.records else "no record",
+                since,
+            )
+
+
+def merge_files(paths: Iterable[str | os.PathLike]) -> Merged:
+    """Compares flight records, one file of each process.
+
+    Args:
+      paths: files that failures, SIGUSR1 or ``FlightRecord.save`` wrote.
+
+    Raises:
+      RecordError: a file is no flight record, or they are not of one job.
+
+    Example:
+      >>> merge_files(sorted(folder.glob("flight-record-*.json")))  # doctest: +SKIP
+    """
+    paths = list(paths)
+    if not paths:
+        raise RecordError("no flight record was given")
+    path_of: dict[int, Any] = {}
+    records: dict[int, ProcessRecord] = {}
+    for path in paths:
+        found = record.load(path)
+        if found.process in records:
+            raise RecordError(
+                f"{os.fspath(path_of[found.process])} and {os.fspath(path)} are both "
+                f"of process {found.process}; give one record of each process"
+            )
+        for process, other in records.items():
+            if other.processes != found.processes:
+                raise RecordError(
+                    f"{os.fspath(path)} is of a job of {found.processes} processes and "
+                    f"{os.fspath(path_of[process])} of one of {other.processes}; give "
+                    f"the records of one job"
+                )
+        path_of[found.process] = path
+        records[found.process] = found
+    return merge(records.values())
+
+
+def merge(records: Iterable[ProcessRecord]) -> Merged:
+    """Compares flight records, one of each process of a job."""
+    by_process = {found.process: found for found in records}
+    by_process = dict(sorted(by_process.items()))
+    expected = max(found.processes for found in by_process.values())
+    missing = tuple(sorted(set(range(expected)) - set(by_process)))
+    groups = list(_groups(by_process, missing))
+    elsewhere = collections.defaultdict(list)
+    for group in groups:
+        for rank, device in enumerate(group.devices):
+            for entry in group.open_entries(rank):
+                elsewhere[group.communicator.platform, device].append((group, entry))
+    found = [
+        finding for group in groups for finding in findings.of_group(group, elsewhere)
+    ]
+    return Merged(
+        records=by_process,
+        missing=missing,
+        groups=groups,
+        findings=sorted(found, key=lambda finding: finding.since),
+    )
+
+
+def _groups(records, missing):
+    # Devices that no record claims are the missing process's, if there is but one.
+    unclaimed = missing[0] if len(missing) == 1 else None
+    process_of = {
+        (platform, device): process
+        for process, found in records.items()
+        for platform, devices in found.devices.items()
+        for device in devices
+    }
+    communicators = {}
+    entries = collections.defaultdict(list)
+    for process, found in records.items():
+        for communicator in found.communicators:
+            known = communicators.setdefault(communicator.key, communicator)
+            if known.groups != communicator.groups:
+                raise RecordError(
+                    f"the records of processes disagree on the groups of "
+                    f"{communicator.title} ({communicator.key}): they are of "
+                    f"different jobs"
+                )
+            for entry in communicator.entries:
+                entries[communicator.key, entry.group, entry.rank].append(entry)
+                process_of[communicator.platform, entry.device] = process
+    for key, communicator in communicators.items():
+        for index, devices in enumerate(communicator.groups):
+            yield Group(
+                communicator=communicator,
+                index=index,
+                process_of={
+                    rank: process_of.get((communicator.platform, device), unclaimed)
+                    for rank, device in enumerate(devices)
+                },
+                recorded=records.keys(),
+                entries={
+                    rank: sorted(
+                        entries[key, index, rank], key=lambda entry: entry.sequence
+                    )
+                    for rank in range(len(devices))
+                },
+            )

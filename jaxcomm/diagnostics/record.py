@@ -1,0 +1,215 @@
+"""A flight record: the last operations of one process, as the extension writes them.
+
+The file is JSON::
+
+    {"version": 1, "process": 0, "processes": 2, "pid": 4711, "host": "node7",
+     "time": 1763640000.5, "reason": "timeout", "devices": {"cpu": [0, 1]},
+     "communicators": [
+      {"key": "00c0ffee00c0ffee", "axes": "('data',)", "lane": "default",
+       "backend": "host", "platform": "cpu", "groups": [[0, 1, 2048, 2049]],
+       "timeout_seconds": 300.0, "entries": [
+        {"sequence": 41, "rank": 0, "group": 0, "device": 0, "run_id": 7,
+         "site": "000000000000001f", "collective": "all_reduce", "name": "psum",
+         "operands": "float32[4]", "dtype": "float32", "bytes": 16,
+         "signature": "5bd1e9955bd1e995", "state": "completed",
+         "started": 1763639999.5, "seconds": 0.000052}]}]}
+
+Times are in seconds, points in time since 1970; ``seconds`` is null for an operation
+that has not ended. Entries are ordered by the time they started.
+"""
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+VERSION = 1
+
+STARTED = "started"
+COMPLETED = "completed"
+FAILED = "failed"
+_STATES = (STARTED, COMPLETED, FAILED)
+
+
+class RecordError(ValueError):
+    """A file is not a flight record that this version reads."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Entry:
+    """What one rank did once.
+
+    Attributes:
+      sequence: how many-th operation of this rank on this communicator, from 1.
+      rank: in its group.
+      group: which of the communicator's groups.
+      device: global id.
+      run_id: of the launch of the program; the same on all ranks.
+      site: the place in the program; the same where ranks are to meet.
+      collective: ``"all_reduce"``.
+      name: what the user called, ``"psum"``.
+      operands: ``"float32[4,8], int32[]"``.
+      dtype: of the first operand, empty if there is none.
+      bytes: handed in.
+      state: ``"started"`` (some rank is missing, or bytes are moving),
+        ``"completed"`` or ``"failed"``.
+      started: seconds since 1970.
+      seconds: until it ended. None if it has not.
+      signature: hash of collective, parameters, shapes and dtypes.
+    """
+
+    sequence: int
+    rank: int
+    group: int
+    device: int
+    run_id: int
+    site: str
+    collective: str
+    name: str
+    operands: str
+    dtype: str
+    bytes: int
+    state: str
+    started: float
+    seconds: float | None
+    signature: str = ""
+
+    @property
+    def operation(self) -> str:
+        """What was called on what: ``"psum(float32[4])"``."""
+        return f"{self.name}({self.operands})"
+
+    @property
+    def ended(self) -> float | None:
+        """When it ended, in seconds since 1970. None if it has not."""
+        return None if self.seconds is None else self.started + self.seconds
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CommunicatorRecord:
+    """The last operations of one communicator on one process.
+
+    Attributes:
+      key: what names the communicator, 16 hexadecimal digits.
+      axes: the mesh axes it joins, ``"('data',)"``.
+      lane: its lane.
+      backend: what moves its bytes.
+      groups: global device ids of each group, in rank order.
+      timeout_seconds: how long a rank waits for the others.
+      entries: oldest first.
+      platform: of the devices, ``"cpu"``; empty if unknown.
+    """
+
+    key: str
+    axes: str
+    lane: str
+    backend: str
+    groups: tuple[tuple[int, ...], ...]
+    timeout_seconds: float
+    entries: tuple[Entry, ...]
+    platform: str = ""
+
+    @property
+    def title(self) -> str:
+        """Axes and lane, as error messages name them."""
+        return f"axes {self.axes}, lane {self.lane!r}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ProcessRecord:
+    """The last operations of one process.
+
+    Attributes:
+      process: its index.
+      processes: how many there are.
+      pid: of the operating system.
+      host: name of the machine.
+      time: when it was written, in seconds since 1970.
+      reason: why: ``"asked"``, ``"signal"``, ``"timeout"`` ...
+      communicators: oldest first.
+      devices: global ids of the process's devices, by platform.
+    """
+
+    process: int
+    processes: int
+    pid: int
+    host: str
+    time: float
+    reason: str
+    communicators: tuple[CommunicatorRecord, ...]
+    devices: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
+
+
+def load(path: str | os.PathLike) -> ProcessRecord:
+    """Reads a file.
+
+    Raises:
+      RecordError: it cannot be read, or is not a flight record.
+    """
+    try:
+        with open(path, encoding="utf-8") as file:
+            document = json.load(file)
+    except OSError as error:
+        raise RecordError(f"{os.fspath(path)}: {error.strerror}") from None
+    except ValueError as error:
+        raise RecordError(f"{os.fspath(path)}: not JSON: {error}") from None
+    try:
+        return parse(document)
+    except RecordError as error:
+        raise RecordError(f"{os.fspath(path)}: {error}") from None
+
+
+def parse(document: Any) -> ProcessRecord:
+    """Reads what :func:`json.load` returned; fields of later versions are passed over.
+
+    Raises:
+      RecordError: it is not a flight record, or one of another version.
+    """
+    if not isinstance(document, dict) or "communicators" not in document:
+        raise RecordError("not a flight record of jaxcomm")
+    if document.get("version") != VERSION:
+        raise RecordError(
+            f"a flight record of version {document.get('version')}; this jaxcomm reads "
+            f"version {VERSION}"
+        )
+    try:
+        return _fill(
+            ProcessRecord,
+            document,
+            communicators=tuple(map(_communicator, document["communicators"])),
+            devices={
+                platform: tuple(ids)
+                for platform, ids in document.get("devices", {}).items()
+            },
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise RecordError(f"a damaged flight record: {error!r}") from None
+
+
+def _communicator(document):
+    groups = tuple(tuple(map(int, group)) for group in document["groups"])
+    entries = tuple(_fill(Entry, entry) for entry in document["entries"])
+    for entry in entries:
+        if entry.state not in _STATES:
+            raise RecordError(f"state {entry.state!r} is none of {_STATES}")
+        if not (
+            0 <= entry.group < len(groups)
+            and 0 <= entry.rank < len(groups[entry.group])
+        ):
+            raise RecordError(
+                f"rank {entry.rank} of group {entry.group} is not in groups {groups}"
+            )
+    return _fill(CommunicatorRecord, document, groups=groups, entries=entries)
+
+
+def _fill(kind, document, **known):
+    fields = {}
+    for field in dataclasses.fields(kind):
+        if field.name in known:
+            fields[field.name] = known[field.name]
+        elif field.name in document:
+            fields[field.name] = document[field.name]
+        elif field.default is dataclasses.MISSING:
+            raise KeyError(field.name)
+    return kind(**fields)

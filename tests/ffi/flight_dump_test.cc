@@ -1,0 +1,196 @@
+#include "ffi/flight_dump.h"
+
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <functional>
+#include <iterator>
+#include <locale>
+#include <string>
+
+#include "ffi/dump_signal.h"
+#include "tests/ffi/check.h"
+#include "tests/ffi/ranks.h"
+
+namespace jaxcomm::testing {
+namespace {
+
+using State = FlightRecorder::State;
+
+// Records, and does nothing else.
+class Recording final : public Communicator {
+ public:
+  using Communicator::Communicator;
+  xla::ffi::Future Execute(const Call&) override {
+    return FailedFuture(FailedPrecondition("not for this test"));
+  }
+  void Abort(const Status&) override {}
+  CommunicatorStats stats() const override { return {}; }
+};
+
+// A folder that is gone afterwards, and this process's dumps in it.
+class Folder {
+ public:
+  Folder() {
+    char path[] = "/tmp/flight_dump_test.XXXXXX";
+    path_ = mkdtemp(path);
+    PrepareFlightDumps({3, 4, {{"cpu", {6, 7}}}}, path_);
+  }
+  ~Folder() {
+    PrepareFlightDumps({}, "");
+    Take();
+    rmdir(path_.c_str());
+  }
+  // The dump, which is deleted; empty if there is none.
+  std::string Take() {
+    const std::string path = path_ + "/flight-record-3.json";
+    std::ifstream file(path);
+    std::string text{std::istreambuf_iterator<char>(file), {}};
+    if (!text.empty()) unlink(path.c_str());
+    return text;
+  }
+
+ private:
+  std::string path_;
+};
+
+bool Holds(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+std::unique_ptr<CallSite> Sum() {
+  return MakeSite("all_reduce", {}, {FloatLeaf(4)}, {FloatLeaf(4)});
+}
+
+TEST(a_record_is_json_of_all_communicators_or_one) {
+  CommunicatorSpec spec = Spec({{6, 7}}, 1.5);
+  spec.key = -2;
+  spec.axes = "('a\"\\\n',)";
+  Recording strange(spec);
+  Recording other(Spec({{6}, {7}}));
+  auto site = Sum();
+  strange.recorder().Finish(strange.recorder().Start(*site, 5, 0x1f, 0, 1),
+                            State::kFailed);
+  strange.recorder().Start(*site, 5, 0x1f, 0, 0);
+  const std::string one = FlightRecordOf(-2, "asked");
+  CHECK_TRUE(Holds(one, "\"key\": \"fffffffffffffffe\""));
+  CHECK_TRUE(Holds(one, R"json("axes": "('a\"\\\u000a',)")json"));
+  CHECK_TRUE(Holds(one, "\"groups\": [[6, 7]], \"timeout_seconds\": 1.500"));
+  CHECK_TRUE(Holds(one, "\"site\": \"000000000000001f\""));
+  CHECK_TRUE(Holds(one, "\"state\": \"started\""));
+  CHECK_TRUE(Holds(one, "\"seconds\": null}"));
+  CHECK_TRUE(Holds(one, "\"state\": \"failed\""));
+  CHECK_TRUE(!Holds(one, "\"key\": \"0000000000000001\""));
+  CHECK_TRUE(
+      Holds(FlightRecordOf(std::nullopt, "asked"), "\"key\": \"0000000000000001\""));
+}
+
+TEST(a_closed_communicator_is_no_longer_in_the_record) {
+  {
+    Recording closed(Spec({{0}}));
+  }
+  CHECK_TRUE(!Holds(FlightRecordOf(std::nullopt, "asked"), "\"key\""));
+}
+
+TEST(failures_are_dumped_once_until_a_later_operation_completes) {
+  Folder folder;
+  Recording communicator(Spec({{6, 7}}));
+  auto site = Sum();
+  FlightRecorder& recorder = communicator.recorder();
+  const auto pending = recorder.Start(*site, 1, 1, 0, 1);
+  recorder.Finish(recorder.Start(*site, 1, 1, 0, 0), State::kFailed);
+  DumpFlightRecords("timeout");
+  const std::string first = folder.Take();
+  CHECK_TRUE(Holds(first, "\"reason\": \"timeout\""));
+  CHECK_TRUE(Holds(first, "\"process\": 3, \"processes\": 4"));
+  CHECK_TRUE(Holds(first, "\"devices\": {\"cpu\": [6, 7]}"));
+  // The same failure met by another rank, and what came to its end all the same.
+  recorder.Finish(pending, State::kCompleted);
+  recorder.Finish(recorder.Start(*site, 2, 1, 0, 0), State::kFailed);
+  DumpFlightRecords("mismatch");
+  CHECK_EQ(folder.Take(), "");
+  // The program goes on, and fails again.
+  recorder.Finish(recorder.Start(*site, 3, 1, 0, 0), State::kCompleted);
+  recorder.Finish(recorder.Start(*site, 4, 1, 0, 0), State::kFailed);
+  DumpFlightRecords("mismatch");
+  CHECK_TRUE(Holds(folder.Take(), "\"reason\": \"mismatch\""));
+}
+
+class German final : public std::numpunct<char> {
+  char do_decimal_point() const override { return ','; }
+  char do_thousands_sep() const override { return '.'; }
+  std::string do_grouping() const override { return "\3"; }
+};
+
+TEST(numbers_are_written_alike_in_every_locale) {
+  Recording communicator(Spec({{123456}}, 2.5));
+  const std::locale before =
+      std::locale::global(std::locale(std::locale::classic(), new German));
+  const std::string record = FlightRecordOf(1, "asked");
+  std::locale::global(before);
+  CHECK_TRUE(Holds(record, "\"groups\": [[123456]], \"timeout_seconds\": 2.500"));
+}
+
+TEST(lines_say_what_each_rank_waits_in_or_did_last) {
+  CommunicatorSpec spec = Spec({{6, 7}});
+  FlightRecorder recorder(spec.groups);
+  auto site = Sum();
+  for (int i = 0; i < 3; ++i) {
+    recorder.Finish(recorder.Start(*site, i, 1, 0, 0), State::kCompleted);
+  }
+  recorder.Finish(recorder.Start(*site, 0, 1, 0, 1), State::kFailed);
+  recorder.Start(*site, 1, 1, 0, 1);
+  const std::string lines =
+      FlightRecordLines({{FlownCommunicator(spec), recorder.Snapshot()}});
+  CHECK_TRUE(Holds(lines,
+                   "axes ('x',), lane 'default': rank 0 of 2 (cpu:6) completed "
+                   "all_reduce(float32[4]) #3 0.0 s ago\n"));
+  CHECK_TRUE(Holds(lines,
+                   "rank 1 of 2 (cpu:7) has been in all_reduce(float32[4]) #2 "
+                   "for 0.0 s\n"));
+  CHECK_TRUE(!Holds(lines, "#1 "));
+}
+
+void Ignored(int) {}
+
+// In a child, whose handlers are its own: what it exits with.
+int InChild(const std::function<int()>& body) {
+  const pid_t child = fork();
+  if (child == 0) _exit(body());
+  int status = 0;
+  waitpid(child, &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+}
+
+TEST(a_handler_of_the_user_is_left_alone) {
+  const int kept = InChild([] {
+    signal(SIGUSR1, &Ignored);
+    const bool answers = AnswerDumpSignal();
+    return answers || signal(SIGUSR1, SIG_DFL) != &Ignored;
+  });
+  CHECK_EQ(kept, 0);
+  const int ignored = InChild([] {
+    signal(SIGUSR1, SIG_IGN);
+    return AnswerDumpSignal() || signal(SIGUSR1, SIG_DFL) != SIG_IGN;
+  });
+  CHECK_EQ(ignored, 0);
+}
+
+TEST(a_signal_is_answered_with_a_file) {
+  Folder folder;
+  CHECK_TRUE(AnswerDumpSignal());
+  CHECK_TRUE(AnswerDumpSignal());
+  raise(SIGUSR1);
+  std::string text;
+  while (text.empty()) text = folder.Take();  // ended by the test's own time limit
+  CHECK_TRUE(Holds(text, "\"reason\": \"signal\""));
+  // A forked child has no thread to answer it: it ends, as it would without us.
+  CHECK_EQ(InChild([] { return raise(SIGUSR1); }), -SIGUSR1);
+  CHECK_EQ(folder.Take(), "");
+}
+
+}  // namespace
+}  // namespace jaxcomm::testing
