@@ -69,7 +69,8 @@ struct Site {
 
 std::vector<int> Blocks(int processes, int ranks_each) {
   std::vector<int> process_of;
-  for (int p = 0; p < processes; ++p) process_of.insert(process_of.end(), ranks_each, p);
+  for (int p = 0; p < processes; ++p)
+    process_of.insert(process_of.end(), ranks_each, p);
   return process_of;
 }
 
@@ -85,19 +86,17 @@ std::vector<Case> Cases(int size, int64_t n) {
   for (int r = 0; r < size; ++r) ring[r] = (r + size - 1) % size;
   none[size - 1] = 0;
   return {
-      {"all_reduce", {}, n, n},
-      {"permute", ring, n, n},
-      {"permute", none, n, n},
-      {"scan", {0, 0}, n, n},
-      {"scan", {1, 0}, n, n},
-      {"scan", {0, 1}, n, n},
-      {"reduce", {size - 1}, n, n},
-      {"broadcast", {size - 1}, n, n},
+      {"all_reduce", {}, n, n},     {"permute", ring, n, n},
+      {"permute", none, n, n},      {"scan", {0, 0}, n, n},
+      {"scan", {1, 0}, n, n},       {"scan", {0, 1}, n, n},
+      {"reduce", {size - 1}, n, n}, {"broadcast", {size - 1}, n, n},
       {"barrier", {}, n, n},
   };
 }
 
-float Value(int rank, int64_t i) { return static_cast<float>((rank + 1) * (i % 97 + 1)); }
+float Value(int rank, int64_t i) {
+  return static_cast<float>((rank + 1) * (i % 97 + 1));
+}
 
 std::vector<std::vector<float>> Run(Processes& processes, const Case& the, int rounds) {
   const int size = processes.size();
@@ -179,12 +178,40 @@ TEST(independent_calls_meet_in_any_order) {
       }
       for (int i = 0; i < kCalls; ++i) {
         if (!outcomes[i].Wait().empty()) ++wrong;
-        for (float x : buffers[i].result) wrong += x != 6.0f * static_cast<float>(i + 1);
+        for (float x : buffers[i].result)
+          wrong += x != 6.0f * static_cast<float>(i + 1);
       }
     });
   }
   for (std::thread& thread : threads) thread.join();
   CHECK_EQ(wrong.load(), 0);
+}
+
+TEST(a_process_that_is_ahead_meets_the_others_in_order) {
+  // Rank 0 receives nothing and so waits for nobody: it opens many crossings of one
+  // key, of which some are over before the next one opens.
+  constexpr int kRounds = 300;
+  Processes processes(Blocks(2, 1));
+  for (int64_t n : {1, 20000}) {
+    Site site("permute", {-1, 0}, {FloatLeaf(n)}, {FloatLeaf(n)}, 2);
+    std::atomic<int> wrong{0};
+    std::vector<std::thread> threads;
+    for (int r = 0; r < 2; ++r) {
+      threads.emplace_back([&, r] {
+        for (int round = 0; round < kRounds; ++round) {
+          RankBuffers buffers(n, n, static_cast<float>(round));
+          Outcome outcome;
+          buffers.Arrive(processes.of(r), site.of[r].get(), 1, 100 + r, nullptr,
+                         &outcome);
+          if (!outcome.Wait().empty()) ++wrong;
+          wrong += buffers.result[n - 1] != static_cast<float>(r == 1 ? round : 0);
+          if (r == 1 && round % 7 == 0) std::this_thread::yield();
+        }
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    CHECK_EQ(wrong.load(), 0);
+  }
 }
 
 struct Pair {

@@ -226,7 +226,8 @@ TEST(a_rank_whose_program_blocks_holds_nobody_else_up) {
     ranks.emplace_back(1, 1, 1.0f);
     const void* operands[] = {ranks[r].operand.data()};
     void* results[] = {ranks[r].result.data()};
-    communicator->Execute(Call{site.get(), 1, 1, 100 + r, operands, results, nullptr})
+    communicator
+        ->Execute(Call{site.get(), 1, 1, 1, 100 + r, operands, results, nullptr})
         .OnReady([&](const std::optional<xla::ffi::Error>&) {
           ++gone_on;
           while (gone_on.load() < kRanks) std::this_thread::yield();

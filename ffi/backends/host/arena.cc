@@ -175,8 +175,12 @@ Arena::Ticket Arena::Join(const CrossingKey& key, uint64_t members, uint64_t sig
         candidate->run_id.load(relaxed) == key.run_id &&
         candidate->tag.load(relaxed) == key.tag &&
         seat(candidate, self_).state.load(relaxed) == Seat::kAbsent) {
-      found = candidate;
-      break;
+      // A process that waits for nobody may be several executions ahead: the oldest.
+      if (found == nullptr ||
+          candidate->opened.load(relaxed) < found->opened.load(relaxed)) {
+        found = candidate;
+      }
+      continue;
     }
     // Failed, and nobody is in it any more: kept for those who come late.
     if (candidate->error.load(relaxed) != 0 &&

@@ -11,7 +11,7 @@
 #include "ffi/backends/host/local.h"
 #include "ffi/backends/host/process_set.h"
 #include "ffi/backends/host/stream_plan.h"
-#include "ffi/handlers/collectives.h"
+#include "ffi/flight_dump.h"
 
 namespace jaxcomm {
 namespace {
@@ -123,6 +123,8 @@ void LocalCommunicator::BeginExchange(Group& group, const Call& call,
 bool LocalCommunicator::NextTransfer(Group& group, const Call& call, Meeting* meeting,
                                      Status* status) {
   *status = meeting->transfer.status();
+  // Another process may have found out first: it tells all.
+  if (status->failure()) DumpFlightRecords("failure of a peer");
   if (status->failure() || meeting->exchange == nullptr) return true;
   const std::unique_ptr<Exchange> exchange = std::move(meeting->exchange);
   meeting->own_plan = Plan();

@@ -10,6 +10,7 @@
 #include "ffi/backends/host/execute.h"
 #include "ffi/backends/host/huge_pages.h"
 #include "ffi/backends/host/watchdog.h"
+#include "ffi/flight_dump.h"
 #include "ffi/handlers/collectives.h"
 
 namespace jaxcomm {
@@ -81,12 +82,15 @@ ffi::Future LocalCommunicator::Execute(const Call& call) {
     if (bytes >= kFreshBytes) AdviseHugePages(call.results[leaf], bytes);
   }
 
+  const FlightRecorder::Ticket ticket = recorder().Start(
+      *call.site, call.run_id, call.shared_tag, static_cast<int>(group.index), rank);
   ffi::Promise promise;
   ffi::Future future(promise);
   std::unique_lock<std::mutex> lock(group.mutex);
   if (group.closed.failure()) {
     Status closed = group.closed;
     lock.unlock();
+    Land(ticket, closed);
     promise.SetError(std::move(closed));
     return future;
   }
@@ -95,6 +99,7 @@ ffi::Future LocalCommunicator::Execute(const Call& call) {
     Status reason = it->reason;
     if (--it->absent == 0) group.tombstones.erase(it);
     lock.unlock();
+    Land(ticket, reason);
     promise.SetError(std::move(reason));
     return future;
   }
@@ -117,6 +122,7 @@ ffi::Future LocalCommunicator::Execute(const Call& call) {
       if (status.failure()) {
         group.free.push_back(std::move(opened));
         lock.unlock();
+        Land(ticket, status);
         promise.SetError(std::move(status));
         return future;
       }
@@ -150,6 +156,8 @@ ffi::Future LocalCommunicator::Execute(const Call& call) {
       group.tombstones.erase(mine);
     }
     lock.unlock();
+    Land(ticket, status);
+    DumpFlightRecords("mismatch");
     Continue(std::move(failures), std::make_shared<std::atomic<bool>>(false));
     promise.SetError(std::move(status));
     return future;
@@ -157,6 +165,7 @@ ffi::Future LocalCommunicator::Execute(const Call& call) {
 
   Seat& seat = meeting->seats[rank];
   seat.state = Seat::kWaiting;
+  seat.ticket = ticket;
   seat.operands.assign(call.operands, call.operands + call.site->operands().size());
   seat.results.assign(call.results, call.results + call.site->results().size());
   seat.promise.push_back(std::move(promise));
@@ -230,6 +239,7 @@ void LocalCommunicator::Complete(Group& group, std::unique_ptr<Meeting> meeting,
     for (int other : group.here) {
       Seat& seat = meeting->seats[other];
       if (other == rank) {
+        Land(seat.ticket, status);
         mine.push_back(std::move(seat.promise.front()));
       } else {
         Settle(seat, status, &others);
@@ -305,8 +315,14 @@ ffi::Future LocalCommunicator::ArrivePairwise(Group& group, int rank, const Call
   return future;
 }
 
+void LocalCommunicator::Land(FlightRecorder::Ticket ticket, const Status& status) {
+  recorder().Finish(ticket, status.success() ? FlightRecorder::State::kCompleted
+                                             : FlightRecorder::State::kFailed);
+}
+
 void LocalCommunicator::Settle(Seat& seat, Status status,
                                std::vector<Continuation>* out) {
+  Land(seat.ticket, status);
   if (seat.spins) {
     seat.status = std::move(status);
     seat.settled.store(true, std::memory_order_release);

@@ -55,6 +55,7 @@ class LocalCommunicator final : public Communicator,
     std::atomic<bool> settled{false};
     Status status;
     int moves_left = 0;  // pairwise: before this rank is done
+    FlightRecorder::Ticket ticket = 0;
     std::vector<const void*> operands;
     std::vector<void*> results;
     std::vector<xla::ffi::Promise> promise;  // one while waiting, else none
@@ -148,8 +149,10 @@ class LocalCommunicator final : public Communicator,
   // the rank goes on on its own thread, or leaves its promise to be completed.
   void SpinBriefly(Group& group, int rank, std::unique_lock<std::mutex> lock,
                    Meeting* meeting);
+  // Records how a rank's call ended.
+  void Land(FlightRecorder::Ticket ticket, const Status& status);
   // Ends a rank's wait: hands its promise to `out`, or lets it leave its handler.
-  static void Settle(Seat& seat, Status status, std::vector<Continuation>* out);
+  void Settle(Seat& seat, Status status, std::vector<Continuation>* out);
   // Fails every waiting rank; give the result to Continue().
   std::vector<Continuation> Fail(Group& group, Meeting* meeting,
                                  const Failure& failure);

@@ -1,5 +1,6 @@
 // How a local communicator's meetings fail: deadlines, closing, and what the ranks
 // are told.
+#include <algorithm>
 #include <chrono>
 #include <memory>
 #include <mutex>
@@ -9,6 +10,7 @@
 #include <vector>
 
 #include "ffi/backends/host/local.h"
+#include "ffi/flight_dump.h"
 
 namespace jaxcomm {
 namespace {
@@ -92,6 +94,17 @@ void LocalCommunicator::ExpireBefore(Clock::time_point now) {
   const auto timeout = std::chrono::duration_cast<Clock::duration>(
       std::chrono::duration<double>(spec().timeout_seconds));
   for (auto& group : groups_) {
+    {
+      std::lock_guard<std::mutex> lock(group->mutex);
+      const auto& active = group->active;
+      if (std::none_of(active.begin(), active.end(), [&](const auto& meeting) {
+            return now - meeting->first_arrival > timeout;
+          })) {
+        continue;
+      }
+    }
+    // Before any rank is told, and outside the lock: it writes a file.
+    DumpFlightRecords("timeout");
     std::vector<Continuation> failures;
     {
       std::lock_guard<std::mutex> lock(group->mutex);

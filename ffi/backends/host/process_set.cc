@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "ffi/backends/host/cores.h"
+#include "ffi/flight_dump.h"
 
 namespace jaxcomm {
 namespace {
@@ -170,12 +171,14 @@ bool ProcessSet::State::Check(PendingTransfer& pending, Clock::time_point now) {
     }
   }
   if (const uint64_t needed = transfer.Needs(gone); needed != 0) {
+    DumpFlightRecords("peer gone");
     transfer.Fail(Status(ErrorCode::kAborted, pending.describe(needed, true)));
     transfer.Abandon(gone);
     return true;
   }
   const double waited = std::chrono::duration<double>(now - pending.begin).count();
   if (waited > pending.timeout_seconds) {
+    DumpFlightRecords("timeout");
     transfer.Fail(Status(ErrorCode::kDeadlineExceeded,
                          pending.describe(transfer.absent(), false)));
     return true;
