@@ -56,6 +56,8 @@ class Programs {
   std::unordered_map<int64_t, std::vector<Open>> open_;
 };
 
+constexpr size_t kMostParams = 32;  // in a description
+
 uint64_t Mix(uint64_t hash, uint64_t value) {
   hash = (hash ^ value) * 0xff51afd7ed558ccd;
   return hash ^ (hash >> 32);
@@ -92,13 +94,15 @@ CallSite::CallSite(Attributes attributes, int collective_index, Planner planner,
 
 void BeginProgram(int64_t program) { Programs::Get().Begin(program); }
 
+uint64_t CallSite::program_tag() const {
+  // The size too: ranks that count differently must not meet by accident.
+  return Mix(Mix(1, static_cast<uint64_t>(attributes_.program)), program_size_->load());
+}
+
 uint64_t CallSite::shared_tag() {
   uint64_t tag = shared_tag_.load(std::memory_order_relaxed);
   if (tag != 0) return tag;
-  // The size too: ranks that count differently must not meet by accident.
-  tag = Mix(Mix(Mix(1, static_cast<uint64_t>(attributes_.program)), ordinal_),
-            program_size_->load());
-  if (tag == 0) tag = 1;
+  tag = Mix(program_tag(), ordinal_) | 1;
   // The first answer stands.
   uint64_t none = 0;
   return shared_tag_.compare_exchange_strong(none, tag) ? tag : none;
@@ -130,6 +134,18 @@ void CallSite::SetShapes(std::vector<Leaf> operands, std::vector<Leaf> results) 
   text += "->";
   AppendLeaves(results_, &text);
   signature_ = std::hash<std::string>{}(text);
+  description_ = attributes_.name + "(";
+  AppendLeaves(operands_, &description_);
+  description_ += ")";
+  // Two permutations look the same but for this.
+  if (!attributes_.params.empty() && attributes_.params.size() <= kMostParams) {
+    description_ += " with parameters [";
+    for (size_t i = 0; i < attributes_.params.size(); ++i) {
+      description_ += StrCat(i == 0 ? "" : ", ", attributes_.params[i]);
+    }
+    description_ += "]";
+  }
+  description_ += " over axes " + attributes_.axes;
   std::string shapes;
   AppendLeaves(operands_, &shapes);
   operation_ = OperationTable::Get().Intern(

@@ -49,6 +49,8 @@ class CallSite {
   // program alone; if processes yet disagree on what belongs to a program, no two tags
   // are equal. To be asked for once the program is complete: when it runs.
   uint64_t shared_tag();
+  // Likewise for its program as a whole.
+  uint64_t program_tag() const;
 
   // Fixes the shapes at the first execution; XLA does not know them earlier.
   bool has_shapes() const { return has_shapes_.load(std::memory_order_acquire); }
@@ -64,6 +66,8 @@ class CallSite {
   uint32_t operation() const { return operation_; }
   // "psum(float32[4,8], int32[])"
   std::string ToString() const;
+  // "psum(float32[4,8], int32[]) over axes ('i',)", made when the shapes are set.
+  const std::string& description() const { return description_; }
 
   // The plan for a group of `size` ranks, made once.
   Status GetPlan(int size, const Plan** plan);
@@ -99,6 +103,7 @@ class CallSite {
   std::vector<Leaf> results_;
   int64_t operand_bytes_ = 0;
   uint64_t signature_ = 0;
+  std::string description_;
   uint32_t operation_ = 0;
   // Nearly every partition has groups of one size; its plan is found without
   // the lock.

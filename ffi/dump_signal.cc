@@ -28,6 +28,10 @@ void OnSignal(int number) {
   } else {
     // A forked child has no thread to answer: the signal means what it did before.
     signal(number, SIG_DFL);
+    sigset_t only;
+    sigemptyset(&only);
+    sigaddset(&only, number);
+    pthread_sigmask(SIG_UNBLOCK, &only, nullptr);
     raise(number);
   }
   errno = problem;

@@ -15,6 +15,9 @@
 namespace jaxcomm {
 namespace {
 
+// The one reason that is no collective's.
+constexpr std::string_view kExit = "exit after failure";
+
 // One write, so that lines of several processes do not mix.
 void Say(const std::string& text) {
   // Nobody is left to be told that stderr is gone.
@@ -75,7 +78,9 @@ class FlightLog {
     if (last_failure_.has_value() && !HasCompletedSince(flights, *last_failure_))
       return;
     last_failure_ = UnixSeconds();
-    const std::string what = StrCat(Who(), "a collective failed (", reason, ")");
+    const std::string what = reason == kExit
+                                 ? Who() + "it ends by an exception"
+                                 : StrCat(Who(), "a collective failed (", reason, ")");
     if (!folder().empty()) {
       WriteFile(reason, flights, what + "; ");
     } else if (!advised_) {

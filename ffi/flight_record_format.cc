@@ -4,10 +4,7 @@
 
 #include <chrono>
 #include <cstdio>
-#include <iomanip>
-#include <locale>
 #include <map>
-#include <sstream>
 
 #include "ffi/communicator.h"
 
@@ -30,16 +27,17 @@ const char* StateName(State state) {
 }
 
 // In no locale of the user's, which may write 1.000,5.
-template <typename... Parts>
-std::string Text(const Parts&... parts) {
-  std::ostringstream out;
-  out.imbue(std::locale::classic());
-  (out << std::fixed << ... << parts);
-  return out.str();
-}
-
 std::string Fixed(double value, int digits) {
-  return Text(std::setprecision(digits), value);
+  double scale = 1;
+  for (int i = 0; i < digits; ++i) scale *= 10;
+  const auto whole = static_cast<int64_t>(value);
+  auto fraction = std::to_string(
+      static_cast<int64_t>((value - static_cast<double>(whole)) * scale + 0.5));
+  if (static_cast<int>(fraction.size()) > digits) {  // rounded up to one
+    return StrCat(whole + 1, ".", std::string(digits, '0'));
+  }
+  fraction.insert(0, digits - fraction.size(), '0');
+  return StrCat(whole, ".", fraction);
 }
 
 std::string Hex(uint64_t value) {
@@ -85,28 +83,28 @@ std::string EntryJson(const Entry& entry) {
   const Operation& operation = *entry.operation;
   const std::string seconds =
       entry.state == State::kStarted ? "null" : Fixed(entry.seconds, 9);
-  return Text("    {\"sequence\": ", entry.sequence, ", \"rank\": ", entry.rank,
-              ", \"group\": ", entry.group, ", \"device\": ", entry.device,
-              ", \"run_id\": ", entry.run_id, ", \"site\": ", Hex(entry.tag),
-              ", \"collective\": ", Quoted(operation.collective),
-              ", \"name\": ", Quoted(operation.name),
-              ", \"operands\": ", Quoted(operation.operands),
-              ", \"dtype\": ", Quoted(operation.dtype),
-              ", \"bytes\": ", operation.bytes,
-              ", \"signature\": ", Hex(operation.signature), ", \"state\": \"",
-              StateName(entry.state), "\", \"started\": ", Fixed(entry.started, 6),
-              ", \"seconds\": ", seconds, "}");
+  return StrCat("    {\"sequence\": ", entry.sequence, ", \"rank\": ", entry.rank,
+                ", \"group\": ", entry.group, ", \"device\": ", entry.device,
+                ", \"run_id\": ", entry.run_id, ", \"site\": ", Hex(entry.tag),
+                ", \"collective\": ", Quoted(operation.collective),
+                ", \"name\": ", Quoted(operation.name),
+                ", \"operands\": ", Quoted(operation.operands),
+                ", \"dtype\": ", Quoted(operation.dtype),
+                ", \"bytes\": ", operation.bytes,
+                ", \"signature\": ", Hex(operation.signature), ", \"state\": \"",
+                StateName(entry.state), "\", \"started\": ", Fixed(entry.started, 6),
+                ", \"seconds\": ", seconds, "}");
 }
 
 std::string CommunicatorJson(const CommunicatorFlight& flight) {
   const FlownCommunicator& of = flight.of;
-  return Text("  {\"key\": ", Hex(static_cast<uint64_t>(of.key)),
-              ", \"axes\": ", Quoted(of.axes), ", \"lane\": ", Quoted(of.lane),
-              ", \"backend\": ", Quoted(of.backend),
-              ", \"platform\": ", Quoted(of.platform), ", \"groups\": [",
-              Joined(of.groups, ", ", Ids),
-              "], \"timeout_seconds\": ", Fixed(of.timeout_seconds, 3),
-              ", \"entries\": [\n", Joined(flight.entries, ",\n", EntryJson), "]}");
+  return StrCat("  {\"key\": ", Hex(static_cast<uint64_t>(of.key)),
+                ", \"axes\": ", Quoted(of.axes), ", \"lane\": ", Quoted(of.lane),
+                ", \"backend\": ", Quoted(of.backend),
+                ", \"platform\": ", Quoted(of.platform), ", \"groups\": [",
+                Joined(of.groups, ", ", Ids),
+                "], \"timeout_seconds\": ", Fixed(of.timeout_seconds, 3),
+                ", \"entries\": [\n", Joined(flight.entries, ",\n", EntryJson), "]}");
 }
 
 std::string HostName() {
@@ -135,15 +133,15 @@ double UnixSeconds() {
 std::string FlightRecordJson(const ProcessDescription& process, std::string_view reason,
                              const std::vector<CommunicatorFlight>& communicators) {
   const auto devices = [](const auto& entry) {
-    return Text(Quoted(entry.first), ": ", Ids(entry.second));
+    return StrCat(Quoted(entry.first), ": ", Ids(entry.second));
   };
-  return Text("{\"version\": 1, \"process\": ", process.process,
-              ", \"processes\": ", process.processes, ", \"pid\": ", getpid(),
-              ", \"host\": ", Quoted(HostName()),
-              ", \"time\": ", Fixed(UnixSeconds(), 6), ", \"reason\": ", Quoted(reason),
-              ", \"devices\": {", Joined(process.devices, ", ", devices),
-              "},\n \"communicators\": [\n",
-              Joined(communicators, ",\n", CommunicatorJson), "]}\n");
+  return StrCat("{\"version\": 1, \"process\": ", process.process,
+                ", \"processes\": ", process.processes, ", \"pid\": ", getpid(),
+                ", \"host\": ", Quoted(HostName()),
+                ", \"time\": ", Fixed(UnixSeconds(), 6),
+                ", \"reason\": ", Quoted(reason), ", \"devices\": {",
+                Joined(process.devices, ", ", devices), "},\n \"communicators\": [\n",
+                Joined(communicators, ",\n", CommunicatorJson), "]}\n");
 }
 
 std::string FlightRecordLines(const std::vector<CommunicatorFlight>& communicators) {
@@ -163,16 +161,16 @@ std::string FlightRecordLines(const std::vector<CommunicatorFlight>& communicato
     for (const auto& [member, entries] : shown) {
       for (const Entry* entry : entries) {
         const std::string what =
-            Text(entry->operation->name, "(", entry->operation->operands, ") #",
-                 entry->sequence);
+            StrCat(entry->operation->name, "(", entry->operation->operands, ") #",
+                   entry->sequence);
         const bool open = entry->state == State::kStarted;
         const std::string seconds =
             Fixed(now - entry->started - (open ? 0 : entry->seconds), 1);
-        lines += Text(
+        lines += StrCat(
             "  axes ", of.axes, ", lane '", of.lane, "': rank ", entry->rank, " of ",
             of.groups[entry->group].size(), " (", of.platform, ":", entry->device, ") ",
-            open ? Text("has been in ", what, " for ", seconds, " s")
-                 : Text(StateName(entry->state), " ", what, " ", seconds, " s ago"),
+            open ? StrCat("has been in ", what, " for ", seconds, " s")
+                 : StrCat(StateName(entry->state), " ", what, " ", seconds, " s ago"),
             "\n");
       }
     }

@@ -1,8 +1,10 @@
 #ifndef JAXCOMM_FFI_STATUS_H_
 #define JAXCOMM_FFI_STATUS_H_
 
-#include <sstream>
+#include <cstdio>
 #include <string>
+#include <string_view>
+#include <type_traits>
 
 #include "xla/ffi/api/ffi.h"
 
@@ -15,11 +17,25 @@ using ErrorCode = xla::ffi::ErrorCode;
 
 inline Status OkStatus() { return Status::Success(); }
 
+// What StrCat() can put into a text. Numbers as printf("%d") and printf("%g") write
+// them.
+inline void AppendTo(std::string* out, std::string_view text) { out->append(text); }
+template <typename Number, std::enable_if_t<std::is_arithmetic_v<Number>, int> = 0>
+void AppendTo(std::string* out, Number number) {
+  if constexpr (std::is_floating_point_v<Number>) {
+    char text[32];
+    std::snprintf(text, sizeof(text), "%g", static_cast<double>(number));
+    out->append(text);
+  } else {
+    out->append(std::to_string(number));
+  }
+}
+
 template <typename... Parts>
 std::string StrCat(const Parts&... parts) {
-  std::ostringstream out;
-  (out << ... << parts);
-  return out.str();
+  std::string out;
+  (AppendTo(&out, parts), ...);
+  return out;
 }
 
 template <typename... Parts>

@@ -23,12 +23,19 @@ _CARRIERS = {
 }
 
 
-def prepare(leaves: Sequence, axes: tuple[str, ...], name: str) -> list[jax.Array]:
+def prepare(
+    leaves: Sequence,
+    axes: tuple[str, ...],
+    name: str,
+    *,
+    lane: str | None = None,
+    backend: str | None = None,
+) -> list[jax.Array]:
     """Makes arrays of the leaves, varying over the axes, or says what is wrong."""
     from jaxcomm.collectives.vary import pvary  # its transpose is a collective
 
     arrays = as_arrays(list(leaves), axes, name)
-    return pvary(arrays, axes) if arrays else arrays
+    return pvary(arrays, axes, lane=lane, backend=backend) if arrays else arrays
 
 
 def as_arrays(x, axes: tuple[str, ...], name: str):

@@ -9,8 +9,40 @@ def registrations() -> dict:
 def call_site_type() -> dict:
     """The type registration of the handlers' state."""
 
-def create_host(key: int, axes: str, lane: str, platform: str, timeout_seconds: float, groups: Sequence[Sequence[int]]) -> None:
+def create_host(key: int, axes: str, lane: str, platform: str, timeout_seconds: float, groups: Sequence[Sequence[int]], process_set: ProcessSet | None = None, processes: Sequence[Sequence[int]] = [], generation: int = 0) -> None:
     """Makes a communicator of the host backend under a key."""
+
+def begin_program(program: int) -> None:
+    """
+    Says that the calls instantiated next under this number are of a new program.
+    """
+
+class Segment:
+    """A piece of memory that processes share."""
+
+    def address(self) -> tuple[str, int, int]:
+        """Path, bytes and nonce, for others to attach."""
+
+    def forget(self) -> None:
+        """Removes its name, once all have attached."""
+
+    def resident_bytes(self) -> int:
+        """Bytes of touched pages."""
+
+class ProcessSet:
+    """Processes that share a segment."""
+
+def create_segment(processes: int, named: bool) -> Segment:
+    """Makes and formats the segment of so many processes."""
+
+def attach_segment(path: str, bytes: int, nonce: int) -> Segment:
+    """Attaches to another process's segment."""
+
+def process_set(segment: Segment, peers: Sequence[tuple[int, int, int]], self: int) -> ProcessSet:
+    """Joins the processes (pid, start time, index) of a segment."""
+
+def process_start_time(pid: int) -> int:
+    """When a process began, in clock ticks after boot; 0 if there is none."""
 
 def destroy(key: int) -> None:
     """Ends a communicator; whoever waits in it gets an error."""
@@ -20,3 +52,14 @@ def stats(key: int) -> dict:
 
 def counters() -> dict:
     """Communicators created, destroyed and live."""
+
+def flight_record(key: int | None, reason: str) -> str:
+    """The last operations of a communicator, or of all, as JSON."""
+
+def prepare_flight_dumps(process: int, processes: int, devices: Sequence[tuple[str, Sequence[int]]], folder: str) -> bool:
+    """
+    Says who this process is and where its flight records go; returns whether it answers SIGUSR1.
+    """
+
+def dump_flight_records(reason: str) -> None:
+    """Writes the flight records, for something failed."""

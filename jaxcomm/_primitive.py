@@ -135,7 +135,7 @@ def bind(
     """
     axes = mesh_groups.canonical_axes(axes)
     leaves, tree = jax.tree.flatten(x)
-    leaves = prepare(leaves, axes, name)
+    leaves = prepare(leaves, axes, name, lane=lane, backend=backend)
     if not leaves:
         return x
     dtypes = [leaf.dtype for leaf in leaves]

@@ -14,6 +14,7 @@ import jax
 
 from jaxcomm import _ffi, _targets, backends, bootstrap, config, mesh_groups
 from jaxcomm.communicator_table import Communicators
+from jaxcomm.diagnostics import dumps
 from jaxcomm.errors import CommunicatorError
 
 DEFAULT_LANE = "default"
@@ -163,8 +164,9 @@ def init(
       axes: an axis name or a tuple of names makes one communicator over those axes
         together; a list makes one for each of its entries. If None, one for each
         axis, and one over all axes if there are several.
-      lanes: names of lanes, one communicator each. Operations in one lane are
-        ordered; give independent ones that should overlap a lane each.
+      lanes: names of lanes, one communicator each. The ``host`` backend matches
+        operations one by one, so that independent ones overlap within a lane as well:
+        there a lane is a name to count and to close by. ``xla`` ignores it.
       backend: ``"host"``, ``"xla"``, or None: the ``JAXCOMM_BACKEND`` variable, else
         ``"host"`` where every group lies within one CPU process, else ``"xla"``.
         Programs compiled later use the choice; one compiled earlier keeps the
@@ -316,6 +318,7 @@ def _find_or_create(mesh, grid, part, lane, choice):
         )
     if made.backend == "host":
         _targets.register()
+        dumps.prepare(platform)
         shared = {}
         if choice.neighbors is not None:
             generation = _generations.get(made.key, 0)

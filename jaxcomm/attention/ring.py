@@ -115,23 +115,23 @@ def ring_attention(
             key_segments=dealer.segments(keys),
         ),
     )
-    attended = _attend(ring, *_vary_alike((query, key, value), axis_name))
+    attended = _attend(ring, *_vary_alike((query, key, value), ring))
     out, residual = attended  # pyright: ignore[reportGeneralTypeIssues]
     return (out, residual) if return_residual else out
 
 
-def _vary_alike(arrays, axis_name):
+def _vary_alike(arrays, ring):
     """Mark all arrays as varying over the ring and over each other's axes.
 
     The loop's carries need one type; and the transpose of this mark is what sums the
     gradients of an input that is replicated over one of the axes.
     """
-    ring_axes = varying_axes(jax.lax.axis_index(axis_name))
+    ring_axes = varying_axes(jax.lax.axis_index(ring.axis_name))
     # Under check_vma=False nothing is marked, and shard_map itself sums the gradients.
     if not ring_axes:
         return arrays
     axes = ring_axes.union(*map(varying_axes, arrays))
-    return pvary(arrays, tuple(sorted(axes)))
+    return pvary(arrays, tuple(sorted(axes)), lane=ring.lane, backend=ring.backend)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -75,7 +75,7 @@ def _roofline(roofline):
 
 def _parse(argv):
     """Read the command line, or end the process with help or a line of advice."""
-    if {"-h", "-help", "--help", "--helpfull"} & set(argv[1:]):
+    if {"-h", "-?", "-help", "--help", "--helpshort", "--helpfull"} & set(argv[1:]):
         print(options.usage())
         sys.exit(0)
     options.define(flags.FLAGS)
@@ -87,6 +87,9 @@ def _parse(argv):
     except options.UsageError as error:
         print(f"jaxcomm.bench: {error}. See --help.", file=sys.stderr)
         sys.exit(_WRONG_USE)
+    except SystemExit:
+        # absl's --helpxml ends the parsing so, and calls that a failure.
+        sys.exit(0)
     return asked
 
 

@@ -9,10 +9,12 @@ from typing import Any, TypeVar
 
 from absl import flags
 
-from jaxcomm.bench import attention, chain, collectives, memory, scan
+from jaxcomm.bench import attention, chain, collectives, memory, processes, scan
 
 # Each thread of a virtual device takes memory and time to start.
 _MOST_DEVICES = 128
+# Each process takes half a gigabyte.
+_MOST_PROCESSES = 64
 _UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 
@@ -30,29 +32,34 @@ class Suite:
     Attributes:
       about: what it measures, in a line.
       devices: sizes of the meshes unless ``--devices`` says otherwise.
-      flags: those that only it understands.
+      flags: those that it understands and some other does not.
     """
 
     about: str
     devices: tuple[int, ...]
-    flags: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ("devices",)
 
 
 SUITES = {
     collectives.SUITE: Suite(
         "every collective at every size, one in a jit",
         collectives.DEVICES,
-        ("sizes", "ops"),
+        ("devices", "sizes", "ops"),
     ),
     chain.SUITE: Suite("50 dependent psums of 256 bytes in one jit", chain.DEVICES),
     scan.SUITE: Suite("20 steps of a 256 KiB psum and a matrix product", scan.DEVICES),
     attention.SUITE: Suite(
         "ring attention against three other ways, forward and backward",
         attention.DEVICES,
-        ("sequence",),
+        ("devices", "sequence"),
     ),
     memory.SUITE: Suite(
         "what compiled ring attention holds as the ring grows", memory.DEVICES
+    ),
+    processes.SUITE: Suite(
+        "several processes on this host, against XLA's gloo and mpi4jax",
+        processes.PROCESSES,
+        ("processes", "sizes", "ops"),
     ),
 }
 ALL = "all"
@@ -65,6 +72,7 @@ class Options:
     Attributes:
       suites: keys of ``SUITES``, in their order.
       devices: sizes of the meshes. If None, those of each suite.
+      processes: how many, one after the other. If None, those of the suite.
       sizes: bytes of each device's operand. If None, those of the suite.
       ops: keys of ``collectives.OPS``. If None, those of the suite.
       sequence: tokens. If None, that of the suite.
@@ -76,6 +84,7 @@ class Options:
 
     suites: tuple[str, ...]
     devices: tuple[int, ...] | None = None
+    processes: tuple[int, ...] | None = None
     sizes: tuple[int, ...] | None = None
     ops: tuple[str, ...] | None = None
     sequence: int | None = None
@@ -86,6 +95,8 @@ class Options:
 
     def devices_of(self, suite: str) -> tuple[int, ...]:
         """Return the sizes of the meshes that a suite measures."""
+        if suite == processes.SUITE:
+            return self.processes or processes.PROCESSES
         if self.devices is not None:
             return self.devices
         # The smallest ring on which ranks to the left and to the right differ.
@@ -99,10 +110,13 @@ class Options:
 
 _FLAGS = {
     "devices": "sizes of the meshes, such as 2 or 2,4,8. Default: by subcommand",
-    "sizes": "collectives: bytes of each device's operand, such as 256,64KiB,1MiB; "
-    "rounded up to what the devices can split evenly. Default: 256 B to 16 MiB",
-    "ops": f"collectives: some of {', '.join(collectives.OPS)}. Default: all but pmin "
-    "and pmean",
+    "processes": "processes: how many, such as 2 or 2,8; short: -n. Default: "
+    f"{', '.join(map(str, processes.PROCESSES))}",
+    "sizes": "collectives, processes: bytes of each device's operand, such as "
+    "256,64KiB,1MiB; rounded up to what the devices can split evenly. Default: 256 B "
+    "to 16 MiB",
+    "ops": f"collectives, processes: some of {', '.join(collectives.OPS)}. Default: "
+    f"all but pmin and pmean; for processes {', '.join(processes.OPS)}",
     "sequence": "attention: tokens of the whole sequence. Default: "
     f"{attention.SEQUENCE}",
     "repeats": "samples of each variant. Default: 31, fewer (but 5) for a case that "
@@ -112,6 +126,8 @@ _FLAGS = {
     "plot": "picture to write, such as bench.png",
 }
 
+_SHORT = {"processes": "n"}
+
 
 def define(values: flags.FlagValues) -> None:
     """Define the flags."""
@@ -120,7 +136,9 @@ def define(values: flags.FlagValues) -> None:
             flags.DEFINE_bool(name, False, about, flag_values=values)
         else:
             # Strings, so that every bad value gets a message of our own.
-            flags.DEFINE_string(name, None, about, flag_values=values)
+            flags.DEFINE_string(
+                name, None, about, flag_values=values, short_name=_SHORT.get(name)
+            )
     # A flag may come after the subcommand.
     values.set_gnu_getopt(True)
 
@@ -161,13 +179,15 @@ def read(values: flags.FlagValues, argv: Sequence[str]) -> Options:
     given: dict[str, Any] = {
         name: values[name].value for name in _FLAGS if values[name].present
     }
-    for suite, description in SUITES.items():
-        for name in description.flags:
-            if name in given and suite not in suites:
-                raise UsageError(f"--{name} goes with {suite}, not with {words[0]}")
+    for name in given:
+        takers = [suite for suite in SUITES if name in SUITES[suite].flags]
+        if takers and not set(takers) & set(suites):
+            takers = " or ".join(takers)
+            raise UsageError(f"--{name} goes with {takers}, not with {words[0]}")
     options = Options(
         suites=suites,
         devices=_list(given, "devices", _device_count),
+        processes=_list(given, "processes", _process_count),
         sizes=_list(given, "sizes", _size),
         ops=_list(given, "ops", _op),
         sequence=_positive(given, "sequence", "tokens"),
@@ -227,6 +247,15 @@ def _device_count(text):
         raise UsageError(
             f"--devices: {text!r} is not a number of devices; give 2 to "
             f"{_MOST_DEVICES}, several with commas between"
+        )
+    return int(text)
+
+
+def _process_count(text):
+    if not text.isdecimal() or not 2 <= int(text) <= _MOST_PROCESSES:
+        raise UsageError(
+            f"--processes: {text!r} is not a number of processes; give 2 to "
+            f"{_MOST_PROCESSES}, several with commas between"
         )
     return int(text)
 

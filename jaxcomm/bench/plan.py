@@ -2,7 +2,15 @@
 
 from collections.abc import Iterator
 
-from jaxcomm.bench import attention, chain, collectives, memory, roofline, scan
+from jaxcomm.bench import (
+    attention,
+    chain,
+    collectives,
+    memory,
+    processes,
+    roofline,
+    scan,
+)
 from jaxcomm.bench.cases import Case, Effort, Session
 from jaxcomm.bench.options import Options
 
@@ -57,10 +65,18 @@ def _memory(options, devices):
     return memory.cases(devices, tokens)
 
 
+def _processes(options, counts):
+    default = _QUICK_SIZES if options.quick else None
+    return processes.cases(
+        counts, options.sizes or default, options.ops or processes.OPS
+    )
+
+
 _OF_SUITE = {
     collectives.SUITE: _collectives,
     chain.SUITE: lambda options, devices: chain.cases(devices),
     scan.SUITE: lambda options, devices: scan.cases(devices),
     attention.SUITE: _attention,
     memory.SUITE: _memory,
+    processes.SUITE: _processes,
 }

@@ -11,12 +11,17 @@ import matplotlib.figure
 import matplotlib.ticker
 
 from jaxcomm.bench import collectives, units
-from jaxcomm.bench.rows import LAX, OURS, MemoryRow, Row, TimedRow
+from jaxcomm.bench.rows import GLOO, LAX, OURS, MemoryRow, ProcessesRow, Row, TimedRow
 from jaxcomm.bench.targets import MIB
 
 # The names of the variants need as much room as their bars.
 _BARS_ACROSS = 2
-_COLORS = {OURS: "tab:blue", LAX: "tab:orange", collectives.FLOOR_VARIANT: "tab:gray"}
+_COLORS = {
+    OURS: "tab:blue",
+    LAX: "tab:orange",
+    GLOO: "tab:orange",
+    collectives.FLOOR_VARIANT: "tab:gray",
+}
 
 
 def supports(path: str) -> bool:
@@ -124,7 +129,10 @@ def _bars(axes, rows):
         # Room for the texts to the right of the bars.
         ax.margins(x=0.35)
         ax.set_xlabel(label)
-        ax.set_title(f"{row.name}, {row.devices} devices", fontsize="medium")
+        where = f"{row.devices} devices"
+        if isinstance(row, ProcessesRow):
+            where = f"{units.size(row.payload_bytes)}, {row.devices} processes"
+        ax.set_title(f"{row.name}, {where}", fontsize="medium")
     for ax in axes.flat[len(rows) :]:
         ax.set_axis_off()
 

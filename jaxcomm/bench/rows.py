@@ -9,6 +9,8 @@ from jaxcomm.bench.timing import Spread
 
 OURS = "jaxcomm"
 LAX = "jax.lax"
+GLOO = "gloo"
+MPI4JAX = "mpi4jax"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -87,6 +89,38 @@ class TimedRow(Row):
     def value(self) -> float | None:
         measures = {"ratio": self.ratios.get(LAX), "share": self.shares.get(OURS)}
         return measures.get(self.target.measure) if self.target else None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ProcessesRow(TimedRow):
+    """An operation between processes, each sample the time of the slowest of them.
+
+    ``calls`` are those of ours, 0 where ours was not measured.
+
+    Attributes:
+      payload_bytes: of each process's operand.
+      calls_of: in one sample, by variant.
+      targets: bounds on the ratio, by variant; ``target`` is None.
+      absent: by variant that was not measured, why not.
+    """
+
+    kind = "processes"
+    payload_bytes: int
+    calls_of: Mapping[str, int]
+    targets: Mapping[str, Target]
+    absent: Mapping[str, str]
+
+    def is_met_by(self, variant: str) -> bool | None:
+        """Return whether the bound on a variant's ratio is met, None without both."""
+        if variant not in self.targets or variant not in self.ratios:
+            return None
+        return self.targets[variant].is_met(self.ratios[variant])
+
+    def to_json(self) -> dict:
+        fields = super().to_json()
+        for variant, target in fields["targets"].items():
+            target["met"] = self.is_met_by(variant)
+        return fields
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

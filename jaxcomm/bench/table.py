@@ -9,8 +9,19 @@ from rich.table import Table
 from rich.text import Text
 
 from jaxcomm.bench import attention, roofline, units
-from jaxcomm.bench.rows import LAX, OURS, FailedRow, MemoryRow, Row, TimedRow
+from jaxcomm.bench.rows import (
+    GLOO,
+    LAX,
+    MPI4JAX,
+    OURS,
+    FailedRow,
+    MemoryRow,
+    ProcessesRow,
+    Row,
+    TimedRow,
+)
 
+_RIVALS_IN_ORDER = (OURS, GLOO, MPI4JAX)
 _MARKS = {True: ("pass", "green"), False: ("miss", "red"), None: ("", "")}
 
 
@@ -28,12 +39,19 @@ def tables(rows: Sequence[Row], width: int) -> Iterator[RenderableType]:
     hidden = () if width >= _WIDTH_WITH_RATE else ("rate",)
     for suite in dict.fromkeys(row.suite for row in rows):
         of_suite = [row for row in rows if row.suite == suite]
-        timed = [row for row in of_suite if isinstance(row, TimedRow)]
+        between = [row for row in of_suite if isinstance(row, ProcessesRow)]
+        timed = [
+            row
+            for row in of_suite
+            if isinstance(row, TimedRow) and not isinstance(row, ProcessesRow)
+        ]
         held = [row for row in of_suite if isinstance(row, MemoryRow)]
         if timed and suite == attention.SUITE:
             yield _by_variant(timed, hidden)
         elif timed:
             yield _side_by_side(timed, hidden)
+        for count in dict.fromkeys(row.devices for row in between):
+            yield _by_rival([row for row in between if row.devices == count], hidden)
         if held:
             yield _memory(held, hidden)
         for row in of_suite:
@@ -117,6 +135,51 @@ def _by_variant(rows, hidden):
     return table.table
 
 
+def _by_rival(rows, hidden):
+    columns = {
+        "case": "left", "per process": "right", "variant": "left", "time": "right",
+        "middle half": "right", "/ ours": "right", "target": "right", "": "left",
+        "rate": "right", "memcpy": "right",
+    }  # fmt: skip
+    limits = sorted(row.roofline_rate for row in rows)
+    caption = (
+        f"{rows[0].devices} processes of one device each; the slowest counts. "
+        f"{rows[0].detail}. memcpy: what all read and write at least, per second, as "
+        f"part of {rows[0].roofline}, {units.rate(limits[len(limits) // 2], 'bytes')}."
+    )
+    # Mostly the same for every case.
+    for why in dict.fromkeys(why for row in rows for why in row.absent.items()):
+        caption += f"\n{why[0]}: {why[1]}."
+    table = _Table(rows, columns, caption, hidden)
+    table.table.title = f"{rows[0].suite} -n {rows[0].devices}"
+    for row in rows:
+        # Ours first, though it may be among the absent.
+        variants = sorted({*row.seconds, *row.absent}, key=_RIVALS_IN_ORDER.index)
+        for name in variants:
+            first = name == variants[0]
+            table.add_row(
+                row.name if first else "",
+                units.size(row.payload_bytes) if first else "",
+                name,
+                *_time_or_absence(row, name),
+                f"{row.ratios[name]:.2f}" if name in row.ratios else "",
+                str(row.targets.get(name, "")),
+                _mark(row.is_met_by(name)),
+                units.rate(row.rates[name], row.unit) if name in row.rates else "",
+                units.percent(row.shares[name]) if name in row.shares else "",
+                end_section=name == variants[-1],
+            )
+    return table.table
+
+
+def _time_or_absence(row, name):
+    if name not in row.seconds:
+        return "not measured" if name == OURS else "absent", ""
+    spread = row.seconds[name]
+    between = f"{units.seconds(spread.lower)} - {units.seconds(spread.upper)}"
+    return units.seconds(spread.median), between
+
+
 def _memory(rows, hidden):
     columns = {
         "case": "left", "devices": "right", "variant": "left", "temporary": "right",
@@ -149,8 +212,12 @@ def _group(row):
 
 
 def _judged(row):
-    word, style = _MARKS[row.is_met]
-    return str(row.target or ""), Text(word, style=style)
+    return str(row.target or ""), _mark(row.is_met)
+
+
+def _mark(is_met):
+    word, style = _MARKS[is_met]
+    return Text(word, style=style)
 
 
 def _caption(row, before=""):

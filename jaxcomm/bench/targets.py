@@ -1,4 +1,4 @@
-"""What must come out on two cores, as the first issue of this project demands it."""
+"""What must come out on two cores, as the issues of this project demand it."""
 
 import dataclasses
 
@@ -39,6 +39,16 @@ _COLLECTIVES = {
 _CHAIN = {2: 5.0, 8: 12.0}
 _SCAN = {2: 1.05, 8: 1.05}
 
+# By (case, bytes per process, processes): the least ratio to each rival.
+_PROCESSES = {
+    ("psum", 16 * MIB, 2): {"gloo": 8.0, "mpi4jax": 6.0},
+    ("ppermute", 16 * MIB, 2): {"gloo": 6.0, "mpi4jax": 1.5},
+    ("all_gather", 16 * MIB, 2): {"gloo": 6.0, "mpi4jax": 4.0},
+    ("all_to_all", 16 * MIB, 2): {"gloo": 8.0},
+    ("50 dependent psums", 256, 2): {"gloo": 40.0, "mpi4jax": 1.0},
+    ("psum", MIB, 8): {"mpi4jax": 1.0},
+}
+
 FORWARD = Target("share", 0.5)
 FORWARD_AND_BACKWARD = Target("share", 0.4)
 MEMORY_GROWTH = Target("growth", 0.05)
@@ -64,3 +74,15 @@ def for_chain(devices: int) -> Target | None:
 def for_scan(devices: int) -> Target | None:
     """Return the bound on the scan of psums and products."""
     return Target("ratio", _SCAN[devices]) if devices in _SCAN else None
+
+
+def for_processes(
+    case: str, payload_bytes: int, processes: int, rival: str
+) -> Target | None:
+    """Return the bound on one case against one rival.
+
+    >>> str(for_processes("psum", 16 << 20, 2, "mpi4jax"))
+    '>= 6'
+    """
+    bounds = _PROCESSES.get((case, payload_bytes, processes), {})
+    return Target("ratio", bounds[rival]) if rival in bounds else None

@@ -41,6 +41,31 @@ class Spread:
         return cls(min(samples), statistics.median(samples), max(samples))
 
 
+@dataclasses.dataclass(frozen=True)
+class Quartiles(Spread):
+    """A spread that also says where the middle half of the samples lies.
+
+    Attributes:
+      lower: a quarter of the samples is below.
+      upper: a quarter of the samples is above.
+    """
+
+    lower: float
+    upper: float
+
+    @classmethod
+    def of(cls, samples: Sequence[float]) -> "Quartiles":
+        """Summarize at least one sample.
+
+        >>> Quartiles.of([3.0, 1.0, 2.0, 4.0, 9.0])
+        Quartiles(min=1.0, median=3.0, max=9.0, lower=2.0, upper=4.0)
+        """
+        # Of one sample there are no quantiles.
+        doubled = [*samples, *samples] if len(samples) == 1 else samples
+        lower, median, upper = statistics.quantiles(doubled, n=4, method="inclusive")
+        return cls(min(samples), median, max(samples), lower, upper)
+
+
 def median_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> float:
     """Return the median of the ratios of samples of the same round.
 

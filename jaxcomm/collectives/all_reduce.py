@@ -160,7 +160,7 @@ class AllReduce(_primitive.Collective):
         # Equal results: each rank's operand counts once in the one result. Without
         # that type every rank's result counts by itself, and they are summed.
         if invariant:
-            return pvary(cts, axes)
+            return pvary(cts, axes, lane=params["lane"], backend=params["backend"])
         return self.primitive.bind(*cts, op=op, axes=axes, invariant=False, **params)
 
     def jvp(self, primals, tangents, *, op, **params):

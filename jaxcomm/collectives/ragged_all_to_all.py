@@ -80,8 +80,9 @@ def ragged_all_to_all(
             f"{jnp.result_type(output)}; they must be equal"
         )
     operands = _primitive.prepare(
-        (operand, output, *indices.values()), axes, "ragged_all_to_all"
-    )
+        (operand, output, *indices.values()), axes, "ragged_all_to_all", lane=lane,
+        backend=backend,
+    )  # fmt: skip
     (out,) = ragged_all_to_all_p.bind(
         *operands, axes=axes, index_groups=index_groups, invariant=False, lane=lane,
         backend=backend, name="ragged_all_to_all",

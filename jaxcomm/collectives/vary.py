@@ -7,7 +7,7 @@ from jaxcomm import _jax_compat, mesh_groups
 from jaxcomm._jax_compat import varying_axes as varying_axes
 
 
-def pvary(x, axis_name):
+def pvary(x, axis_name, *, lane=None, backend=None):
     """Marks a value that is equal on all devices of some axes as varying over them.
 
     Moves nothing. Its transpose is :func:`jaxcomm.psum`: the gradient of parameters
@@ -18,6 +18,8 @@ def pvary(x, axis_name):
       x: a pytree of arrays of any shape and dtype.
       axis_name: an axis name or a tuple of names. Axes over which a leaf varies
         already are passed over.
+      lane: the lane its transpose goes through. If None, the default one.
+      backend: that of its transpose, as in :func:`jaxcomm.psum`.
 
     Returns:
       The same values. Outside ``jax.shard_map(..., check_vma=True)``, where values
@@ -41,13 +43,15 @@ def pvary(x, axis_name):
     for lacks, indices in missing.items():
         if not lacks:
             continue
-        outs = pvary_p.bind(*(leaves[i] for i in indices), axes=lacks)
+        outs = pvary_p.bind(
+            *(leaves[i] for i in indices), axes=lacks, lane=lane, backend=backend
+        )
         for i, out in zip(indices, outs, strict=True):
             leaves[i] = out
     return jax.tree.unflatten(tree, leaves)
 
 
-def _abstract_eval(*avals, axes):
+def _abstract_eval(*avals, axes, **_):
     outs = [
         _jax_compat.with_varying_axes(aval, aval.mat.varying | frozenset(axes))
         for aval in avals
@@ -55,31 +59,32 @@ def _abstract_eval(*avals, axes):
     return [out.update(weak_type=False) for out in outs]
 
 
-def _jvp(primals, tangents, *, axes):
+def _jvp(primals, tangents, **params):
     ad = _jax_compat.ad
-    outs = pvary_p.bind(*primals, axes=axes)
+    outs = pvary_p.bind(*primals, **params)
     if all(type(t) is ad.Zero for t in tangents):
         return outs, [_jax_compat.zero_tangent(out) for out in outs]
     tangents = [ad.instantiate_zeros(t) for t in tangents]
-    return outs, pvary_p.bind(*tangents, axes=axes)
+    return outs, pvary_p.bind(*tangents, **params)
 
 
-def _transpose(cts, *operands, axes):
+def _transpose(cts, *operands, axes, lane, backend):
     from jaxcomm.collectives.all_reduce import psum
 
     ad = _jax_compat.ad
-    return psum([ad.instantiate_zeros(ct) for ct in cts], axes)
+    cts = [ad.instantiate_zeros(ct) for ct in cts]
+    return psum(cts, axes, lane=lane, backend=backend)
 
 
-def _batch(axis_data, operands, dims, *, axes):
-    return pvary_p.bind(*operands, axes=axes), dims
+def _batch(axis_data, operands, dims, **params):
+    return pvary_p.bind(*operands, **params), dims
 
 
 pvary_p = jax.extend.core.Primitive("jaxcomm_pvary")
 pvary_p.multiple_results = True
-pvary_p.def_impl(lambda *operands, axes: list(operands))
+pvary_p.def_impl(lambda *operands, **_: list(operands))
 pvary_p.def_abstract_eval(_abstract_eval)
 _jax_compat.ad.primitive_jvps[pvary_p] = _jvp
 _jax_compat.ad.primitive_transposes[pvary_p] = _transpose
 _jax_compat.batching.fancy_primitive_batchers[pvary_p] = _batch
-_jax_compat.register_lowering(pvary_p, lambda ctx, *operands, axes: list(operands))
+_jax_compat.register_lowering(pvary_p, lambda ctx, *operands, **_: list(operands))

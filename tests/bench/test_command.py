@@ -78,10 +78,20 @@ def test_a_bad_command_line_ends_with_status_two(arguments, text, command):
     assert done.stderr.count("\n") == 1
 
 
-def test_help_is_not_an_error(command):
-    done = command("--help")
+@pytest.mark.parametrize(
+    ("flag", "text"),
+    [
+        ("--help", "usage: python -m jaxcomm.bench"),
+        ("--helpshort", "usage: python -m jaxcomm.bench"),
+        ("-?", "usage: python -m jaxcomm.bench"),
+        ("--helpxml", "<name>devices</name>"),
+    ],
+)
+def test_help_is_not_an_error(flag, text, command):
+    done = command(flag)
     assert done.returncode == 0
-    assert "usage: python -m jaxcomm.bench" in done.stdout
+    assert done.stderr == ""
+    assert text in done.stdout
 
 
 def _interrupt(process):

@@ -13,9 +13,11 @@ def read(*words):
 
 def test_without_flags_each_suite_has_its_own_devices():
     asked = read("all")
-    assert asked.suites == ("collectives", "chain", "scan", "attention", "memory")
+    assert asked.suites == (
+        "collectives", "chain", "scan", "attention", "memory", "processes",
+    )  # fmt: skip
     assert [asked.devices_of(suite) for suite in asked.suites] == [
-        (2, 4, 8), (2, 8), (2, 8), (8,), (2, 4, 8),
+        (2, 4, 8), (2, 8), (2, 8), (8,), (2, 4, 8), (2,),
     ]  # fmt: skip
     assert asked.most_devices == 8
 
@@ -49,7 +51,10 @@ def test_sizes_have_units():
             ("collectives", "--ops", "nope"),
             "--ops: 'nope' is unknown; choose from psum",
         ),
-        (("chain", "--ops", "psum"), "--ops goes with collectives, not with chain"),
+        (
+            ("chain", "--ops", "psum"),
+            "--ops goes with collectives or processes, not with chain",
+        ),
         (("scan", "--sequence", "64"), "--sequence goes with attention, not with scan"),
         (("attention", "--sequence", "0"), "'0' is not a positive number of tokens"),
         (("attention", "--sequence", "100"), "cannot be split evenly over 8 devices"),

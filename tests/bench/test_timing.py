@@ -3,7 +3,7 @@ import gc
 import pytest
 
 from jaxcomm.bench import timing
-from jaxcomm.bench.timing import Spread
+from jaxcomm.bench.timing import Quartiles, Spread
 
 
 class Clock:
@@ -116,6 +116,17 @@ def test_a_clock_too_coarse_to_see_a_call_gives_the_most_calls(clock):
 )
 def test_a_spread_tells_the_extremes_and_the_middle(samples, median):
     assert Spread.of(samples) == Spread(min(samples), median, max(samples))
+
+
+@pytest.mark.parametrize(
+    ("samples", "expected"),
+    [
+        ([5.0], Quartiles(5.0, 5.0, 5.0, 5.0, 5.0)),
+        ([4.0, 0.0, 1.0, 3.0, 2.0], Quartiles(0.0, 2.0, 4.0, 1.0, 3.0)),
+    ],
+)
+def test_quartiles_hold_the_middle_half(samples, expected):
+    assert Quartiles.of(samples) == expected
 
 
 def test_the_ratio_is_taken_round_by_round():

@@ -136,6 +136,19 @@ def test_refuses_with_one_line(
     assert message in err
 
 
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("flag", ["--help", "--helpshort", "--helpfull"])
+def test_help_is_not_an_error(flag, tmp_path):
+    process = start(flag, cwd=tmp_path)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert err == ""
+    assert out.startswith("Train a small language model with its sequence split over")
+    for line in ("--sequence: bytes in a sequence", "--schedule: <contiguous|striped|"):
+        assert f"\n  {line}" in out
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_failed_check_is_status_1(command_line, monkeypatch):
     def fail(settings):
         raise run_module.CheckFailed("the losses differ")

@@ -253,14 +253,17 @@ TEST(a_process_that_never_comes_is_named_at_the_deadline) {
   const std::string text = pair.outcome_a.Wait();
   CHECK_CONTAINS(text, "all_reduce(float32[4]) over axes ('x',)");
   CHECK_CONTAINS(text, "waited 0.3 s for ranks 1, 2");
-  CHECK_CONTAINS(text, "waits in barrier() instead");
+  CHECK_CONTAINS(text, "waits in barrier() over axes ('x',) instead");
   CHECK_CONTAINS(text, "has called nothing yet");
   CHECK_CONTAINS(pair.outcome_b.Wait(), "barrier()");
   // Who comes too late is told at once.
   Outcome late;
   RankBuffers buffers(4, 4, 1);
   buffers.Arrive(processes.of(2), site.of[2].get(), 1, 102, nullptr, &late);
-  CHECK_CONTAINS(late.Wait(), "waited 0.3 s for ranks 1, 2");
+  const std::string told = late.Wait();
+  CHECK_CONTAINS(told, "rank 2 of 3");
+  CHECK_CONTAINS(told, "came when the others had stopped waiting");
+  CHECK_CONTAINS(told, "waited 0.3 s for ranks 1, 2");
 }
 
 TEST(a_process_that_leaves_is_an_error_on_those_who_wait) {

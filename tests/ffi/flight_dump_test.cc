@@ -188,8 +188,10 @@ TEST(a_signal_is_answered_with_a_file) {
   while (text.empty()) text = folder.Take();  // ended by the test's own time limit
   CHECK_TRUE(Holds(text, "\"reason\": \"signal\""));
   // A forked child has no thread to answer it: it ends, as it would without us.
+#ifndef __SANITIZE_THREAD__  // which delivers no signal to the fork of several threads
   CHECK_EQ(InChild([] { return raise(SIGUSR1); }), -SIGUSR1);
   CHECK_EQ(folder.Take(), "");
+#endif
 }
 
 }  // namespace

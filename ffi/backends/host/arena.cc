@@ -39,7 +39,7 @@ size_t CrossingBytes(int processes) {
 
 uint64_t CrossingKey::Hash() const {
   uint64_t hash = 0x9e3779b97f4a7c15;
-  for (uint64_t part : {communicator, group, run_id, tag}) {
+  for (uint64_t part : {communicator, group, run, tag}) {
     hash = (hash ^ part) * 0xff51afd7ed558ccd;
     hash ^= hash >> 32;
   }
@@ -155,11 +155,13 @@ char* Arena::slot(int channel, int process, uint64_t chunk) const {
 
 ProcessState& Arena::process(int index) const { return header().processes[index]; }
 
-Arena::Ticket Arena::Join(const CrossingKey& key, uint64_t members, uint64_t signature,
-                          std::string_view call, std::string_view axes,
-                          bool wants_channel) {
+Crossing* Arena::Join(const CrossingKey& key, uint64_t members, uint64_t signature,
+                      std::string_view call, bool wants_channel) {
   const int home = static_cast<int>(key.Hash() % kCrossings);
   const auto relaxed = std::memory_order_relaxed;
+  ProcessState& me = process(self_);
+  me.last.Store(call);
+  me.started.fetch_add(1, relaxed);
   Lock lock(&header().mutex);
   Crossing* found = nullptr;
   Crossing* free = nullptr;
@@ -172,7 +174,7 @@ Arena::Ticket Arena::Join(const CrossingKey& key, uint64_t members, uint64_t sig
     }
     if (candidate->communicator.load(relaxed) == key.communicator &&
         candidate->group.load(relaxed) == key.group &&
-        candidate->run_id.load(relaxed) == key.run_id &&
+        candidate->run.load(relaxed) == key.run &&
         candidate->tag.load(relaxed) == key.tag &&
         seat(candidate, self_).state.load(relaxed) == Seat::kAbsent) {
       // A process that waits for nobody may be several executions ahead: the oldest.
@@ -190,17 +192,13 @@ Arena::Ticket Arena::Join(const CrossingKey& key, uint64_t members, uint64_t sig
       stale = candidate;
     }
   }
-  ProcessState& me = process(self_);
-  me.last.Store(StrCat(call, " over axes ", axes));
-  me.started.fetch_add(1, relaxed);
-
   if (found == nullptr) {
     if (free == nullptr) free = stale;
-    if (free == nullptr) return {};
+    if (free == nullptr) return nullptr;
     found = free;
     found->communicator.store(key.communicator, relaxed);
     found->group.store(key.group, relaxed);
-    found->run_id.store(key.run_id, relaxed);
+    found->run.store(key.run, relaxed);
     found->tag.store(key.tag, relaxed);
     found->members.store(members, relaxed);
     found->signature.store(signature, relaxed);
@@ -219,7 +217,7 @@ Arena::Ticket Arena::Join(const CrossingKey& key, uint64_t members, uint64_t sig
   } else if (found->error.load(relaxed) == 0 &&
              found->signature.load(relaxed) != signature) {
     found->failure.Store(
-        StrCat("over axes ", axes, ": a rank of process ", self_, " called ", call,
+        StrCat("a rank of process ", self_, " called ", call,
                " where the ranks before it called ", found->call.Load(),
                "; every rank must run the same collectives in the same order"));
     found->error.store(static_cast<uint32_t>(ErrorCode::kInvalidArgument),
@@ -227,14 +225,8 @@ Arena::Ticket Arena::Join(const CrossingKey& key, uint64_t members, uint64_t sig
   }
   seat(found, self_).state.store(Seat::kHere, relaxed);
   found->here.fetch_add(1, std::memory_order_acq_rel);
-  Ticket ticket;
-  ticket.crossing = found;
-  if (const uint32_t error = found->error.load(relaxed); error != 0) {
-    ticket.error = Status(static_cast<ErrorCode>(error), found->failure.Load());
-  } else if (wants_channel) {
-    AssignChannelLocked(found);
-  }
-  return ticket;
+  if (wants_channel && found->error.load(relaxed) == 0) AssignChannelLocked(found);
+  return found;
 }
 
 void Arena::AssignChannelLocked(Crossing* crossing) {
@@ -333,7 +325,7 @@ void Arena::Ring(uint64_t mask) const {
   std::atomic_thread_fence(std::memory_order_seq_cst);
   for (mask &= ~(uint64_t{1} << self_); mask != 0; mask &= mask - 1) {
     ProcessState& other = process(__builtin_ctzll(mask));
-    if (other.asleep.load(std::memory_order_relaxed) == 0) continue;
+    if (other.asleep.load(std::memory_order_relaxed) != 1) continue;
     other.doorbell.fetch_add(1, std::memory_order_release);
     syscall(SYS_futex, &other.doorbell, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
   }

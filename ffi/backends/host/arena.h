@@ -12,8 +12,10 @@
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -37,14 +39,12 @@ template <size_t kBytes>
 class SharedText {
  public:
   void Store(std::string_view text) {
-    uint64_t word = 0;
-    for (size_t i = 0; i < kBytes; ++i) {
-      const uint64_t c = i < text.size() && i + 1 < kBytes ? uint8_t(text[i]) : 0;
-      word |= c << (8 * (i % 8));
-      if (i % 8 != 7) continue;
-      words_[i / 8].store(word, std::memory_order_relaxed);
-      if (i >= text.size()) return;
-      word = 0;
+    const size_t length = std::min(text.size(), kBytes - 1);
+    size_t word = 0;
+    for (size_t i = 0; i <= length; i += 8, ++word) {
+      uint64_t value = 0;
+      std::memcpy(&value, text.data() + i, std::min<size_t>(8, length - i));
+      words_[word].store(value, std::memory_order_relaxed);
     }
   }
   std::string Load() const {
@@ -65,7 +65,7 @@ class SharedText {
 struct CrossingKey {
   uint64_t communicator = 0;  // with its generation
   uint64_t group = 0;
-  uint64_t run_id = 0;
+  uint64_t run = 0;  // number of the run
   uint64_t tag = 0;
 
   uint64_t Hash() const;
@@ -80,7 +80,7 @@ struct alignas(kLine) Seat {
 struct alignas(kLine) Crossing {
   enum State : uint32_t { kFree, kOpen };
   std::atomic<uint32_t> state;
-  std::atomic<uint64_t> communicator, group, run_id, tag;
+  std::atomic<uint64_t> communicator, group, run, tag;
   std::atomic<uint64_t> members;  // mask of processes
   std::atomic<uint64_t> signature;
   std::atomic<int32_t> channel;  // -1: none yet
@@ -97,7 +97,7 @@ struct alignas(kLine) ProcessState {
   enum Presence : uint32_t { kAttached, kLeft };
   std::atomic<uint32_t> presence;
   std::atomic<uint32_t> doorbell;  // a futex, rung when something happened
-  std::atomic<uint32_t> asleep;    // on the doorbell
+  std::atomic<uint32_t> asleep;    // on the doorbell: 1, waiting for others; 2, idle
   std::atomic<uint64_t> started;   // crossings entered
   std::atomic<uint64_t> finished;  // and left
   SharedText<256> last;            // the last one entered
@@ -118,16 +118,12 @@ class Arena {
   int self() const { return self_; }
   const Segment& segment() const { return *segment_; }
 
-  struct Ticket {
-    Crossing* crossing = nullptr;
-    // Set if this crossing has failed, or fails because the signatures differ.
-    Status error = OkStatus();
-  };
   // Takes this process's seat in the crossing of that key at which it has not been,
-  // opening it if there is none. `crossing` is null if the table is full of others:
-  // try again later. `wants_channel`: its operands are to be streamed.
-  Ticket Join(const CrossingKey& key, uint64_t members, uint64_t signature,
-              std::string_view call, std::string_view axes, bool wants_channel);
+  // opening it if there is none. Null if the table is full of others: try again later.
+  // It may have failed, and does if the signatures differ; then leave it.
+  // `wants_channel`: its operands are to be streamed.
+  Crossing* Join(const CrossingKey& key, uint64_t members, uint64_t signature,
+                 std::string_view call, bool wants_channel);
   // Gives an open crossing a channel, when all its members are here or channels
   // abound; then it surely ends, and gives the channel back.
   void TryAssignChannel(Crossing* crossing);
@@ -148,7 +144,7 @@ class Arena {
   // Open crossings in which `process` is seated, "psum(float32[4])" each.
   std::vector<std::string> CallsOf(int process) const;
 
-  // Wakes the processes of the mask that sleep.
+  // Wakes the processes of the mask that sleep while they wait for others.
   void Ring(uint64_t mask) const;
   // Sleeps until the doorbell has moved on from `seen`, at most so long.
   void Sleep(uint32_t seen, double seconds) const;

@@ -33,12 +33,11 @@ Transfer::Meeting LocalCommunicator::MeetingPlace(const Group& group, const Call
   place.key.communicator =
       static_cast<uint64_t>(spec().key) + spec().generation * 0x9e3779b97f4a7c15;
   place.key.group = group.index * 2 + step;
-  place.key.run_id = static_cast<uint64_t>(meeting.run_id);
+  place.key.run = meeting.run;
   place.key.tag = call.shared_tag;
   place.members = group.members;
   place.signature = meeting.signature;
-  place.call = meeting.call_site->ToString();
-  place.axes = spec().axes;
+  place.call = meeting.call_site->description();
   return place;
 }
 
@@ -123,7 +122,9 @@ void LocalCommunicator::BeginExchange(Group& group, const Call& call,
 bool LocalCommunicator::NextTransfer(Group& group, const Call& call, Meeting* meeting,
                                      Status* status) {
   *status = meeting->transfer.status();
-  // Another process may have found out first: it tells all.
+  if (status->failure() && meeting->transfer.failed_by_peer()) {
+    *status = InOurWords(group, *meeting, *status);
+  }
   if (status->failure()) DumpFlightRecords("failure of a peer");
   if (status->failure() || meeting->exchange == nullptr) return true;
   const std::unique_ptr<Exchange> exchange = std::move(meeting->exchange);
@@ -140,6 +141,34 @@ bool LocalCommunicator::NextTransfer(Group& group, const Call& call, Meeting* me
   }
   BeginMoves(group, call, meeting);
   return false;
+}
+
+Status LocalCommunicator::InOurWords(const Group& group, const Meeting& meeting,
+                                     const Status& status) const {
+  const ErrorCode code = *status.errc();
+  if (meeting.transfer.came_late() && code != ErrorCode::kInvalidArgument) {
+    return Status(
+        code, StrCat(CallerText(group, meeting),
+                     " came when the others had stopped waiting: ", status.message()));
+  }
+  if (code == ErrorCode::kDeadlineExceeded && meeting.transfer.absent() != 0) {
+    return Status(code, CrossingText(group, meeting, meeting.transfer.absent(), false));
+  }
+  const uint64_t gone = spec().process_set->gone() & group.members;
+  if (code == ErrorCode::kAborted && gone != 0) {
+    return Status(code, CrossingText(group, meeting, gone, true));
+  }
+  return Status(code, StrCat(CallerText(group, meeting), ": ", status.message()));
+}
+
+std::string LocalCommunicator::CallerText(const Group& group,
+                                          const Meeting& meeting) const {
+  const ProcessSet& set = *spec().process_set;
+  return StrCat(meeting.call_site->description(), " (lane '", spec().lane,
+                "', operation ", meeting.sequence, "): ", List(group.here, "rank"),
+                " of ", group.devices.size(), " (", spec().platform, ":",
+                group.devices[group.here[0]], group.here.size() > 1 ? " ..." : "",
+                ", process ", set.peers()[set.arena().self()].process_index, ")");
 }
 
 void LocalCommunicator::Cross(Group& group, int rank, const Call& call,
@@ -207,12 +236,7 @@ std::string LocalCommunicator::CrossingText(const Group& group, const Meeting& m
   for (int rank = 0; rank < static_cast<int>(group.process_of.size()); ++rank) {
     if ((processes >> group.process_of[rank]) & 1) ranks.push_back(rank);
   }
-  std::string text =
-      StrCat(meeting.call_site->ToString(), " over axes ", spec().axes, " (lane '",
-             spec().lane, "', operation ", meeting.sequence,
-             "): ", List(group.here, "rank"), " of ", group.devices.size(), " (",
-             spec().platform, ":", group.devices[group.here[0]],
-             group.here.size() > 1 ? " ..., " : ", ", name(set.arena().self()), ")");
+  std::string text = CallerText(group, meeting);
   if (gone) {
     text += StrCat(" waited for ", List(ranks, "rank"), ", gone with");
   } else {
@@ -221,6 +245,7 @@ std::string LocalCommunicator::CrossingText(const Group& group, const Meeting& m
                               .count();
     text += StrCat(" waited ", std::llround(waited * 10) / 10.0, " s for ");
     text += ranks.empty() ? "bytes that are on their way" : List(ranks, "rank");
+    text += ".";
   }
   for (uint64_t mask = processes; mask != 0; mask &= mask - 1) {
     const int process = __builtin_ctzll(mask);
@@ -234,7 +259,6 @@ std::string LocalCommunicator::CrossingText(const Group& group, const Meeting& m
     if (left) continue;
     const std::vector<std::string> calls = set.arena().CallsOf(process);
     const std::string last = state.last.Load();
-    text += gone ? "" : ".";
     std::string who = name(process);
     who[0] = 'P';
     if (!gone && !calls.empty()) {
@@ -247,8 +271,18 @@ std::string LocalCommunicator::CrossingText(const Group& group, const Meeting& m
     }
   }
   if (gone) {
+    // What JAX does, not we: its coordination service runs in process 0.
+    const bool coordinator_gone =
+        std::any_of(ranks.begin(), ranks.end(), [&](int rank) {
+          return set.peers()[group.process_of[rank]].process_index == 0;
+        });
     return text +
-           " Call jaxcomm.finalize() and go on with a mesh of the devices that remain.";
+           (coordinator_gone
+                ? " Process 0 runs JAX's coordination service: without it JAX "
+                  "ends this process too."
+                : " Call jaxcomm.finalize() and go on with a mesh of the devices "
+                  "that remain. JAX ends this process once it misses the other's "
+                  "heartbeats, unless jax_enable_recoverability is set.");
   }
   return text +
          " They may have stopped or run a different program; see JAXCOMM_TIMEOUT.";

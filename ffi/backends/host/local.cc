@@ -23,6 +23,9 @@ namespace ffi = xla::ffi;
 // collective, and whoever looks out can help to move a large one.
 constexpr auto kSpin = std::chrono::microseconds(100);
 
+// Runs of one program that may be under way at a time.
+constexpr size_t kRecentRuns = 64;
+
 // What all ranks hand in from which it pays to help.
 constexpr int64_t kLargeBytes = 256 << 10;
 
@@ -390,6 +393,15 @@ void LocalCommunicator::Recycle(Group& group, std::unique_ptr<Meeting> meeting) 
   group.free.push_back(std::move(meeting));
 }
 
+uint64_t LocalCommunicator::NumberOf(Runs& runs, int64_t run_id) {
+  for (auto it = runs.recent.rbegin(); it != runs.recent.rend(); ++it) {
+    if (it->first == run_id) return it->second;
+  }
+  runs.recent.emplace_back(run_id, ++runs.count);
+  if (runs.recent.size() > kRecentRuns) runs.recent.pop_front();
+  return runs.count;
+}
+
 std::unique_ptr<LocalCommunicator::Meeting> LocalCommunicator::Open(Group& group,
                                                                     const Call& call) {
   std::unique_ptr<Meeting> meeting;
@@ -410,6 +422,9 @@ std::unique_ptr<LocalCommunicator::Meeting> LocalCommunicator::Open(Group& group
   }
   meeting->spinning = 0;
   meeting->sequence = ++group.opened;
+  if (!group.process_of.empty()) {
+    meeting->run = NumberOf(group.runs[call.site->program_tag()], call.run_id);
+  }
   meeting->exchange.reset();
   meeting->run_id = call.run_id;
   meeting->tag = call.tag;

@@ -100,6 +100,7 @@ class LocalCommunicator final : public Communicator,
     std::shared_ptr<const StreamPlan> stream;
     std::unique_ptr<Exchange> exchange;  // while it is under way
     int64_t sequence = 0;                // how many-th of the group
+    uint64_t run = 0;                    // number of the run, the same on all processes
   };
 
   // What the ranks of a meeting are told when it fails.
@@ -121,15 +122,24 @@ class LocalCommunicator final : public Communicator,
     int absent;
   };
 
+  // The runs of a program that came to a group, counted from the making of the
+  // communicator. XLA's run ids do not serve between processes: they depend on where
+  // the source file lies, and stay apart for good once one process ran alone.
+  struct Runs {
+    uint64_t count = 0;
+    std::deque<std::pair<int64_t, uint64_t>> recent;  // run id, number
+  };
+
   struct Group {
     std::mutex mutex;
     std::vector<int64_t> devices;
-    std::vector<int> here;        // ranks of this process
-    std::vector<int> process_of;  // by rank; empty if all are here
-    uint64_t members = 0;         // mask of processes
-    uint64_t id = 0;              // unique in this process
-    uint64_t index = 0;           // the same on all processes
-    int64_t opened = 0;           // meetings
+    std::vector<int> here;                    // ranks of this process
+    std::vector<int> process_of;              // by rank; empty if all are here
+    uint64_t members = 0;                     // mask of processes
+    uint64_t id = 0;                          // unique in this process
+    uint64_t index = 0;                       // the same on all processes
+    int64_t opened = 0;                       // meetings
+    std::unordered_map<uint64_t, Runs> runs;  // by program
     // All ranks of this process are there; the process set's thread carries them on.
     std::vector<std::unique_ptr<Meeting>> crossing;
     std::vector<std::unique_ptr<Meeting>> active;  // in order of first arrival
@@ -142,6 +152,7 @@ class LocalCommunicator final : public Communicator,
     int64_t bytes = 0;
   };
 
+  static uint64_t NumberOf(Runs& runs, int64_t run_id);
   std::unique_ptr<Meeting> Open(Group& group, const Call& call);
   void Close(Group& group, Meeting* meeting);
   void Recycle(Group& group, std::unique_ptr<Meeting> meeting);
@@ -180,6 +191,10 @@ class LocalCommunicator final : public Communicator,
   void ContinueCrossing(Group& group, const Call& call, Meeting* meeting);
   Transfer::Meeting MeetingPlace(const Group& group, const Call& call,
                                  const Meeting& meeting, uint64_t step) const;
+  // What a peer found wrong, told from here.
+  Status InOurWords(const Group& group, const Meeting& meeting,
+                    const Status& status) const;
+  std::string CallerText(const Group& group, const Meeting& meeting) const;
   std::string CrossingText(const Group& group, const Meeting& meeting,
                            uint64_t processes, bool gone) const;
 

@@ -1,5 +1,6 @@
 #include "ffi/backends/host/process_set.h"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/syscall.h>
@@ -9,9 +10,9 @@
 #include <atomic>
 #include <cerrno>
 #include <cstdio>
-#include <fstream>
+#include <cstdlib>
+#include <cstring>
 #include <mutex>
-#include <sstream>
 #include <thread>
 #include <utility>
 
@@ -36,20 +37,23 @@ constexpr int kPollMilliseconds = 50;
 
 // Clock ticks after boot at which a process began; 0 if it has ended.
 uint64_t StartTime(int64_t pid) {
-  std::ifstream stat(StrCat("/proc/", pid, "/stat"));
-  std::string text((std::istreambuf_iterator<char>(stat)),
-                   std::istreambuf_iterator<char>());
-  // Field 22; the second, in parentheses, may hold anything.
-  const size_t name_end = text.rfind(')');
-  if (name_end == std::string::npos) return 0;
-  std::istringstream fields(text.substr(name_end + 1));
-  std::string field;
-  fields >> field;
-  if (field == "Z" || field == "X") return 0;
-  for (int i = 4; i <= 21; ++i) fields >> field;
-  uint64_t start_time = 0;
-  fields >> start_time;
-  return start_time;
+  // One read(2) gets all of it.
+  const int fd = open(StrCat("/proc/", pid, "/stat").c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return 0;
+  char text[1024];
+  const ssize_t length = read(fd, text, sizeof(text) - 1);
+  close(fd);
+  if (length <= 0) return 0;
+  text[length] = 0;
+  // The second field, in parentheses, may hold anything.
+  const char* at = std::strrchr(text, ')');
+  if (at == nullptr || at[1] == 0) return 0;
+  const char state = at[2];
+  if (state == 'Z' || state == 'X') return 0;
+  for (int field = 2; at != nullptr && field < 22; ++field) {
+    at = std::strchr(at + 1, ' ');
+  }
+  return at == nullptr ? 0 : std::strtoull(at + 1, nullptr, 10);
 }
 
 bool IsGone(const Peer& peer) { return StartTime(peer.pid) != peer.start_time; }
@@ -67,6 +71,7 @@ struct ProcessSet::State {
 
   void Progress();
   void Watch();
+  uint64_t Gone() const;
   // Fails it if a member is gone or the deadline has passed. True if it was failed.
   bool Check(PendingTransfer& pending, Clock::time_point now);
 
@@ -112,6 +117,7 @@ ProcessSet::~ProcessSet() {
 
 Arena& ProcessSet::arena() const { return state_->arena; }
 const std::vector<Peer>& ProcessSet::peers() const { return state_->peers; }
+uint64_t ProcessSet::gone() const { return state_->Gone(); }
 int64_t ProcessSet::pending() const { return state_->pending.load(); }
 
 bool ProcessSet::RunBriefly(Transfer* transfer) const {
@@ -161,8 +167,7 @@ void ProcessSet::Abort(const void* owner, const Status& reason) {
   state_->arena.RingSelf();
 }
 
-bool ProcessSet::State::Check(PendingTransfer& pending, Clock::time_point now) {
-  Transfer& transfer = *pending.transfer;
+uint64_t ProcessSet::State::Gone() const {
   uint64_t gone = dead.load(std::memory_order_acquire);
   for (int i = 0; i < static_cast<int>(peers.size()); ++i) {
     if (arena.process(i).presence.load(std::memory_order_acquire) ==
@@ -170,6 +175,12 @@ bool ProcessSet::State::Check(PendingTransfer& pending, Clock::time_point now) {
       gone |= uint64_t{1} << i;
     }
   }
+  return gone;
+}
+
+bool ProcessSet::State::Check(PendingTransfer& pending, Clock::time_point now) {
+  Transfer& transfer = *pending.transfer;
+  const uint64_t gone = Gone();
   if (const uint64_t needed = transfer.Needs(gone); needed != 0) {
     DumpFlightRecords("peer gone");
     transfer.Fail(Status(ErrorCode::kAborted, pending.describe(needed, true)));
@@ -230,14 +241,15 @@ void ProcessSet::State::Progress() {
       continue;
     }
     const Clock::time_point now = Clock::now();
-    if (cores_for_all && now - last_moved < kProgressSpin) {
+    if (!active.empty() && cores_for_all && now - last_moved < kProgressSpin) {
       Pause();
       if (round % 64 == 0) std::this_thread::yield();
       continue;
     }
     // Once more after saying that we sleep: whoever published before looked does not
     // ring.
-    me.asleep.store(1, std::memory_order_relaxed);
+    // Who is idle is not to be woken by others: its handlers look out for themselves.
+    me.asleep.store(active.empty() ? 2 : 1, std::memory_order_relaxed);
     std::atomic_thread_fence(std::memory_order_seq_cst);
     step_all();
     bool failed = false;

@@ -57,6 +57,9 @@ class ProcessSet {
   // Fails the transfers of an owner, soon.
   void Abort(const void* owner, const Status& reason);
 
+  // The processes that have ended or left, as a mask.
+  uint64_t gone() const;
+
   // Transfers in progress that Continue() was given.
   int64_t pending() const;
 

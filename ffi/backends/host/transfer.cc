@@ -14,12 +14,14 @@ constexpr int kPiecesAStep = 16;
 
 }  // namespace
 
-void Transfer::Begin(Arena* arena, Meeting meeting, const Work& work) {
+void Transfer::Begin(Arena* arena, const Meeting& meeting, const Work& work) {
   arena_ = arena;
-  meeting_ = std::move(meeting);
+  meeting_ = meeting;
   work_ = work;
   state_ = State::kJoining;
   status_ = OkStatus();
+  failed_by_peer_ = false;
+  came_late_ = false;
   crossing_ = nullptr;
   channel_ = -1;
   staged_ = 0;
@@ -27,6 +29,7 @@ void Transfer::Begin(Arena* arena, Meeting meeting, const Work& work) {
 }
 
 Transfer::Outcome Transfer::Finish(Status status) {
+  if (status.failure()) absent_at_end_ = absent();
   if (crossing_ != nullptr) arena_->Leave(crossing_);
   status_ = std::move(status);
   state_ = State::kDone;
@@ -40,12 +43,18 @@ void Transfer::Fail(const Status& error) {
     return;
   }
   arena_->Fail(crossing_, error);
-  Finish(
-      Status(static_cast<ErrorCode>(crossing_->error.load(std::memory_order_acquire)),
-             crossing_->failure.Load()));
+  Finish(error);
+}
+
+Transfer::Outcome Transfer::FinishWithPeersError() {
+  failed_by_peer_ = true;
+  const auto code =
+      static_cast<ErrorCode>(crossing_->error.load(std::memory_order_acquire));
+  return Finish(Status(code, crossing_->failure.Load()));
 }
 
 uint64_t Transfer::absent() const {
+  if (state_ == State::kDone) return absent_at_end_;
   if (crossing_ == nullptr) return 0;
   uint64_t absent = 0;
   for (uint64_t mask = meeting_.members; mask != 0; mask &= mask - 1) {
@@ -82,14 +91,13 @@ void Transfer::Abandon(uint64_t gone) {
 Transfer::Outcome Transfer::Step() {
   if (state_ == State::kDone) return Outcome::kDone;
   if (state_ == State::kJoining) {
-    Arena::Ticket ticket =
-        arena_->Join(meeting_.key, meeting_.members, meeting_.signature, meeting_.call,
-                     meeting_.axes, !work_.stream->is_inline);
-    if (ticket.crossing == nullptr) return Outcome::kIdle;
-    crossing_ = ticket.crossing;
-    if (ticket.error.failure()) {
+    crossing_ = arena_->Join(meeting_.key, meeting_.members, meeting_.signature,
+                             meeting_.call, !work_.stream->is_inline);
+    if (crossing_ == nullptr) return Outcome::kIdle;
+    if (crossing_->error.load(std::memory_order_acquire) != 0) {
       arena_->Ring(meeting_.members);
-      return Finish(std::move(ticket.error));
+      came_late_ = true;
+      return FinishWithPeersError();
     }
     state_ = State::kMoving;
     if (work_.stream->is_inline) {
@@ -100,9 +108,8 @@ Transfer::Outcome Transfer::Step() {
     }
     arena_->Ring(meeting_.members);
   }
-  if (const uint32_t error = crossing_->error.load(std::memory_order_acquire);
-      error != 0) {
-    return Finish(Status(static_cast<ErrorCode>(error), crossing_->failure.Load()));
+  if (crossing_->error.load(std::memory_order_acquire) != 0) {
+    return FinishWithPeersError();
   }
   return work_.stream->is_inline ? StepInline() : StepStreaming();
 }
@@ -262,6 +269,7 @@ void Transfer::Perform(const Read& read) const {
     return static_cast<char*>(work_.buffers.results[rank][move.leaf]) +
            (move.RowAt(move.to, row) + piece.inner_begin) * width;
   };
+  const ReduceKernels kernels = FindReduceKernels(leaf.dtype, work_.reduce);
   constexpr int kInlineSources = 64;
   const void* on_stack[kInlineSources];
   std::vector<const void*> on_heap;
@@ -283,7 +291,6 @@ void Transfer::Perform(const Read& read) const {
       }
     }
     if (read.running) {
-      const ReduceKernels kernels = FindReduceKernels(leaf.dtype, work_.reduce);
       for (size_t i = 0; i < read.targets.size(); ++i) {
         kernels.reduce(target(read.targets[i], row), sources, read.prefix[i],
                        piece.width());
@@ -292,14 +299,13 @@ void Transfer::Perform(const Read& read) const {
     }
     char* const first = target(read.targets[0], row);
     if (count == 0 && move.identity) {
-      FindReduceKernels(leaf.dtype, work_.reduce).identity(first, piece.width());
+      kernels.identity(first, piece.width());
     } else if (count == 0) {
       std::memset(first, 0, bytes);
     } else if (count == 1) {
       std::memcpy(first, sources[0], bytes);
     } else {
-      FindReduceKernels(leaf.dtype, work_.reduce)
-          .reduce(first, sources, count, piece.width());
+      kernels.reduce(first, sources, count, piece.width());
     }
     for (size_t i = 1; i < read.targets.size(); ++i) {
       std::memcpy(target(read.targets[i], row), first, bytes);

@@ -22,8 +22,7 @@ class Transfer {
     CrossingKey key;
     uint64_t members = 0;  // mask of processes
     uint64_t signature = 0;
-    std::string call;  // for messages: "psum(float32[4])"
-    std::string axes;
+    std::string_view call;  // for messages: "psum(float32[4]) over axes ('i',)"
   };
   // What to move, between buffers indexed by [rank][leaf]; those of ranks of other
   // processes are not looked at.
@@ -35,7 +34,7 @@ class Transfer {
     GroupBuffers buffers = {};
   };
 
-  void Begin(Arena* arena, Meeting meeting, const Work& work);
+  void Begin(Arena* arena, const Meeting& meeting, const Work& work);
 
   enum class Outcome { kIdle, kMoved, kDone };
   // Does what can be done now. One thread at a time.
@@ -47,7 +46,12 @@ class Transfer {
   const Status& status() const { return status_; }
   const Meeting& meeting() const { return meeting_; }
 
-  // The members that have not come, as a mask.
+  // Whether it was another process that failed it; status() is then in its words.
+  bool failed_by_peer() const { return failed_by_peer_; }
+  // And before this process came.
+  bool came_late() const { return came_late_; }
+
+  // The members that have not come, as a mask; once it is done, those that had not.
   uint64_t absent() const;
   // Of the processes in `gone`, those without which this cannot end.
   uint64_t Needs(uint64_t gone) const;
@@ -58,6 +62,7 @@ class Transfer {
   enum class State { kJoining, kMoving, kDone };
 
   Outcome Finish(Status status);
+  Outcome FinishWithPeersError();
   Outcome StepInline();
   Outcome StepStreaming();
   bool SlotIsFree(size_t chunk) const;
@@ -71,6 +76,9 @@ class Transfer {
   Work work_;
   State state_ = State::kDone;
   Status status_;
+  bool failed_by_peer_ = false;
+  bool came_late_ = false;
+  uint64_t absent_at_end_ = 0;
   Crossing* crossing_ = nullptr;
   int channel_ = -1;
   size_t staged_ = 0;

@@ -1,0 +1,1 @@
+"""``python -m jaxcomm.doctor``: what jaxcomm finds on this machine."""

@@ -1,0 +1,123 @@
+"""The machine: processor, memory, shared memory, and where its bounds are."""
+
+import os
+import platform
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from jaxcomm.diagnostics import table
+from jaxcomm.doctor.rows import Row
+
+# As ffi/backends/host/reduce.cc chooses, best first.
+_KERNELS = {
+    "avx512": {"avx512bw", "avx512vl", "avx512dq"},
+    "avx2": {"avx2", "fma"},
+}
+# What some container runtimes give.
+_SMALL_SHARED_MEMORY = 64 << 20
+
+
+def machine() -> Iterator[Row]:
+    """Yields processor, memory and system."""
+    yield Row("system", platform.platform())
+    yield Row("cpu", _cpu_field("model name") or platform.machine())
+    yield kernels(_cpu_field("flags") or "")
+    yield _cores()
+    yield _memory()
+    yield _file("huge pages", "/sys/kernel/mm/transparent_hugepage/enabled")
+    yield _file(
+        "huge pages, shared", "/sys/kernel/mm/transparent_hugepage/shmem_enabled"
+    )
+
+
+def kernels(flags: str) -> Row:
+    """Says which reduction kernels a processor with these flags gets."""
+    has = set(flags.split())
+    name = next((name for name, needs in _KERNELS.items() if needs <= has), "baseline")
+    features = sorted(set().union(*_KERNELS.values()) & has)
+    return Row(
+        "reduction kernels",
+        f"{name} ({', '.join(features) or 'no feature they use'})",
+        {"kernels": name, "features": features},
+    )
+
+
+def shared_memory() -> Iterator[Row]:
+    """Yields what decides whether processes are on one host and can share memory."""
+    try:
+        found = os.statvfs("/dev/shm")
+    except OSError as error:
+        yield Row("/dev/shm", f"not there: {error.strerror}", {"bytes": 0, "free": 0})
+    else:
+        total, free = found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
+        text = f"{table.size(free)} free of {table.size(total)}"
+        if total <= _SMALL_SHARED_MEMORY:
+            text += "; a container can be given more (docker: --shm-size)"
+        yield Row("/dev/shm", text, {"bytes": total, "free": free})
+    yield _file("boot id", "/proc/sys/kernel/random/boot_id")
+    # Processes see the same /dev/shm exactly if all of these are equal.
+    token = [_namespace("ipc"), _namespace("mnt"), _device("/dev/shm")]
+    yield Row("namespace token", " ".join(token), token)
+
+
+def _cores():
+    affinity = getattr(os, "sched_getaffinity", None)
+    total = os.cpu_count()
+    allowed = len(affinity(0)) if affinity else total
+    value: dict[str, Any] = {"cores": total, "allowed": allowed}
+    text = f"{total}, {allowed} of them for this process"
+    quota, _, period = _read("/sys/fs/cgroup/cpu.max").partition(" ")
+    if quota.isdecimal() and period.isdecimal():
+        value["quota"] = int(quota) / int(period)
+        text += f"; its container may use {value['quota']:g} at a time"
+    return Row("cores", text, value)
+
+
+def _memory():
+    page = os.sysconf("SC_PAGE_SIZE")
+    total = page * os.sysconf("SC_PHYS_PAGES")
+    free = page * os.sysconf("SC_AVPHYS_PAGES")
+    for line in _read("/proc/meminfo").splitlines():
+        if line.startswith("MemAvailable:"):
+            free = int(line.split()[1]) * 1024
+    value = {"bytes": total, "available": free}
+    text = f"{table.size(free)} available of {table.size(total)}"
+    limit = _read("/sys/fs/cgroup/memory.max")
+    if limit.isdecimal() and int(limit) < total:
+        value["limit"] = int(limit)
+        text += f"; its container may use {table.size(int(limit))}"
+    return Row("memory", text, value)
+
+
+def _cpu_field(name):
+    for line in _read("/proc/cpuinfo").splitlines():
+        key, _, text = line.partition(":")
+        if key.strip() == name:
+            return text.strip()
+    return None
+
+
+def _namespace(name):
+    try:
+        return os.readlink(f"/proc/self/ns/{name}")
+    except OSError:
+        return f"{name}:unknown"
+
+
+def _device(path):
+    try:
+        return f"device:[{os.stat(path).st_dev}]"
+    except OSError:
+        return "device:none"
+
+
+def _file(name, path):
+    return Row(name, _read(path) or "unknown")
+
+
+def _read(path):
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return ""

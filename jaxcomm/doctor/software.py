@@ -1,0 +1,101 @@
+"""Versions, devices, backends and variables."""
+
+import os
+import platform
+import re
+from collections.abc import Iterator, Mapping
+
+import jax
+import jaxlib.version
+
+import jaxcomm
+from jaxcomm import config
+from jaxcomm.doctor.rows import Row
+
+# They change what JAX finds and how it runs.
+_OTHERS = ("JAX_", "XLA_FLAGS")
+
+
+def versions() -> Iterator[Row]:
+    """Yields the versions of what takes part."""
+    yield Row("python", platform.python_version())
+    yield Row("jax", jax.__version__)
+    yield Row("jaxlib", jaxlib.version.__version__)
+    yield Row("jaxcomm", jaxcomm.__version__)
+
+
+def devices() -> Iterator[Row]:
+    """Yields what JAX finds; starts its backends."""
+    try:
+        found = jax.devices()
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0] if str(error) else repr(error)
+        yield Row("default", f"JAX finds none: {reason}", [], False)
+        return
+    yield _devices("default", found)
+    if found[0].platform != "cpu":
+        # They are there beside an accelerator, unless JAX_PLATFORMS says otherwise.
+        try:
+            yield _devices("cpu", jax.devices("cpu"))
+        except RuntimeError:
+            yield Row("cpu", "none: see JAX_PLATFORMS", [])
+    yield Row(
+        "process",
+        f"{jax.process_index()} of {jax.process_count()}",
+        {"index": jax.process_index(), "count": jax.process_count()},
+    )
+
+
+def _devices(name, found):
+    kinds = ", ".join(sorted({device.device_kind for device in found}))
+    text = f"{len(found)} x {found[0].platform} ({kinds})"
+    return Row(name, text, [str(device) for device in found])
+
+
+def backends() -> Iterator[Row]:
+    """Yields which backends can be chosen, and why one cannot."""
+    try:
+        jax.devices("cpu")
+    except RuntimeError:
+        text = "unavailable: JAX has no CPU devices; see JAX_PLATFORMS"
+        yield Row("host", text, {"available": False, "reason": text}, False)
+    else:
+        yield Row("host", "available, for CPU devices", {"available": True}, True)
+    yield Row("xla", "available, XLA's own collectives", {"available": True}, True)
+    text = "not part of this version; GPUs use XLA's collectives"
+    yield Row("nccl", text, {"available": False, "reason": text})
+
+
+def variables(environment: Mapping[str, str] = os.environ) -> Iterator[Row]:
+    """Yields the environment variables that matter, set or not."""
+    known = re.findall(r"^``(JAXCOMM_\w+)``", config.__doc__ or "", re.MULTILINE)
+    wrong = dict(_wrong_values(environment))
+    for name in known:
+        text = environment.get(name)
+        if name in wrong:
+            yield Row(name, wrong[name], text, False)
+        else:
+            yield Row(name, text or "not set", text or "")
+    for name, text in sorted(environment.items()):
+        if name.startswith("JAXCOMM_") and name not in known:
+            yield Row(
+                name, f"{text!r}, but jaxcomm knows no such variable", text, False
+            )
+        elif name.startswith(_OTHERS):
+            yield Row(name, text, text)
+
+
+def _wrong_values(environment):
+    checks = {
+        "JAXCOMM_TIMEOUT": config.timeout_seconds,
+        "JAXCOMM_MAX_COMMUNICATORS": config.max_communicators,
+        "JAXCOMM_DUMP_DIR": config.dump_dir,
+    }
+    for name, check in checks.items():
+        # A folder that is missing would be made, which is not a doctor's business.
+        if name == "JAXCOMM_DUMP_DIR" and not os.path.exists(environment.get(name, "")):
+            continue
+        try:
+            check()
+        except ValueError as error:
+            yield name, str(error)

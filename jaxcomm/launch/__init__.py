@@ -1,0 +1,1 @@
+"""Start a program as several JAX processes: ``python -m jaxcomm.launch --help``."""

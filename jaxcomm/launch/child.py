@@ -1,0 +1,245 @@
+"""What each process runs first: it joins the others, then becomes the user's program.
+
+Started by path, not as a module: importing jaxcomm imports jax, which must not happen
+before the program has had its say in ``os.environ``. For the same reason only the
+standard library is imported here, and jax is met when the program imports it.
+"""
+
+import contextlib
+import ctypes
+import functools
+import importlib.machinery
+import importlib.util
+import inspect
+import io
+import os
+import pathlib
+import pkgutil
+import signal
+import sys
+import types
+from typing import NoReturn
+
+_PR_SET_PDEATHSIG = 1
+_PLACE = {"JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"}
+_USAGE = """\
+To start one process by hand, in a terminal or on a host of its own:
+  JAX_COORDINATOR_ADDRESS=host:port JAX_NUM_PROCESSES=n JAX_PROCESS_ID=i \\
+    python -m jaxcomm.launch.child (script.py | -m module) [arguments ...]
+To start all of this host at once: python -m jaxcomm.launch --help"""
+
+
+def die_with(launcher: int) -> None:
+    """Ask for SIGKILL at the launcher's end, however it ends. Linux only."""
+    if sys.platform != "linux":
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != launcher:
+        # It had ended before we asked.
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def place() -> dict:
+    """Return the arguments of jax.distributed.initialize for this process."""
+    return {
+        "coordinator_address": os.environ["JAX_COORDINATOR_ADDRESS"],
+        "num_processes": int(os.environ["JAX_NUM_PROCESSES"]),
+        "process_id": int(os.environ["JAX_PROCESS_ID"]),
+    }
+
+
+class AfterImport:
+    """Finds one module as Python does, and calls a function once it is imported."""
+
+    def __init__(self, name, action):
+        self._name = name
+        self._action = action
+
+    def find_spec(self, name, path=None, target=None):
+        if name != self._name:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.loader is None:
+            return spec
+        execute = spec.loader.exec_module
+
+        def execute_then_act(module):
+            execute(module)
+            self._action()
+
+        spec.loader.exec_module = execute_then_act
+        return spec
+
+
+def join() -> None:
+    """Make jax.distributed.initialize() know its arguments, and call it if nobody does.
+
+    Arguments that the program gives itself stay; how to detect a cluster is settled.
+    """
+    import jax
+
+    from jaxcomm import _jax_compat
+
+    ours = place()
+    process = os.getpid()
+    initialize = jax.distributed.initialize
+    signature = inspect.signature(initialize)
+
+    @functools.wraps(initialize)
+    def initialize_here(*arguments, **options):
+        given = signature.bind_partial(*arguments, **options).arguments
+        given |= {key: ours[key] for key in ours if given.get(key) is None}
+        given["cluster_detection_method"] = "deactivate"
+        initialize(**given)
+
+    def initialize_if_needed():
+        # A forked copy of the process has no place of its own among the others.
+        if os.getpid() == process and not jax.distributed.is_initialized():
+            initialize_here()
+
+    jax.distributed.initialize = initialize_here
+    _jax_compat.before_devices_start(initialize_if_needed)
+
+
+def script(path: str) -> tuple:
+    """Return code and attributes of ``__main__``, as for ``python path``."""
+    path = os.path.abspath(path)
+    if pkgutil.get_importer(path) is not None:
+        # A folder or an archive.
+        _enter(path)
+        return _of(importlib.machinery.PathFinder.find_spec("__main__", [path]), path)
+    _enter(os.path.dirname(os.path.realpath(path)))
+    with io.open_code(path) as file:
+        code = pkgutil.read_code(file)
+    if code is None:
+        with io.open_code(path) as file:
+            code = compile(file.read(), path, "exec", dont_inherit=True)
+    loader = importlib.machinery.SourceFileLoader("__main__", path)
+    return code, {"__file__": path, "__loader__": loader, "__package__": None}
+
+
+def module(name: str) -> tuple:
+    """Return code and attributes of ``__main__``, as for ``python -m name``."""
+    _enter(os.getcwd())
+    try:
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.submodule_search_locations is not None:
+            spec = importlib.util.find_spec(f"{name}.__main__")
+    except ModuleNotFoundError as error:
+        _refuse(name, error)
+    code, attributes = _of(spec, name)
+    sys.argv[0] = attributes["__file__"]
+    return code, attributes
+
+
+def _enter(folder):
+    """Let imports begin in a folder; the first one so far is that of this file."""
+    if not sys.flags.safe_path:
+        sys.path[0] = folder
+    # Run from its source tree, the launcher may know a jaxcomm that the program's own
+    # path does not lead to.
+    if importlib.util.find_spec("jaxcomm") is None:
+        sys.path.append(str(pathlib.Path(__file__).resolve().parents[2]))
+
+
+def _of(spec, name):
+    if spec is None:
+        _refuse(name, "no such module")
+    get_code = getattr(spec.loader, "get_code", None)
+    code = get_code(spec.name) if get_code else None
+    if code is None:
+        _refuse(name, "it is not a Python program")
+    return code, {
+        "__spec__": spec,
+        "__file__": spec.origin,
+        "__loader__": spec.loader,
+        "__package__": spec.parent,
+    }
+
+
+def _refuse(name, reason) -> NoReturn:
+    sys.exit(f"{sys.executable}: cannot run {name}: {reason}")
+
+
+def run(read, report) -> None:
+    """Execute the program as ``__main__``, telling of a failure before it ends.
+
+    JAX leaves a process only when the others do too: the status would come too late.
+    """
+    main = types.ModuleType("__main__")
+    try:
+        code, attributes = read()
+        main.__dict__.update(attributes)
+        sys.modules["__main__"] = main
+        exec(code, main.__dict__)
+    except SystemExit as error:
+        if error.code is not None and not isinstance(error.code, int):
+            # Before the launcher hears of it and stops the process; as Python would.
+            print(error.code, file=sys.stderr)
+            error.code = 1
+        report(status_of(error))
+        raise
+    except BaseException as error:
+        _show_then_report(error, report)
+        raise
+
+
+def status_of(error: BaseException) -> int:
+    """Return the status that the interpreter will end with."""
+    if isinstance(error, KeyboardInterrupt):
+        return 128 + signal.SIGINT
+    if not isinstance(error, SystemExit):
+        return 1
+    code = error.code or 0
+    return code & 0xFF if isinstance(code, int) else 1
+
+
+def _show_then_report(error, report):
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_globals is globals():
+        trace = trace.tb_next
+    show = sys.excepthook
+
+    def show_without_our_frames(kind, value, _):
+        try:
+            show(kind, value.with_traceback(trace), trace)
+        finally:
+            report(status_of(error))
+
+    sys.excepthook = show_without_our_frames
+
+
+def main() -> None:
+    """Join, then run the program; the launcher's words come before the program's."""
+    words = sys.argv[1:]
+    given = {}
+    while words and words[0].startswith("--"):
+        name, _, value = words.pop(0).partition("=")
+        given[name] = int(value)
+    is_module = words[:1] == ["-m"]
+    sys.argv = words[is_module:]
+    if not (sys.argv and os.environ.keys() >= _PLACE):
+        sys.exit(_USAGE)
+    process = os.getpid()
+
+    def report(status):
+        # Not for a copy of this process that the program has forked.
+        if status and "--reports" in given and os.getpid() == process:
+            with contextlib.suppress(BrokenPipeError):
+                line = f"{os.environ['JAX_PROCESS_ID']} {status}\n"
+                os.write(given["--reports"], line.encode())
+
+    if "--launcher" in given:
+        die_with(given["--launcher"])
+        os.set_inheritable(given["--reports"], False)
+    if "jax" in sys.modules:
+        # Started by hand with -m.
+        join()
+    else:
+        sys.meta_path.insert(0, AfterImport("jax", join))
+    run(functools.partial(module if is_module else script, sys.argv[0]), report)
+
+
+if __name__ == "__main__":
+    main()

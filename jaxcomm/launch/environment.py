@@ -1,0 +1,57 @@
+"""The environment variables that each process is started with."""
+
+from collections.abc import Mapping
+
+from jaxcomm.launch.options import Options
+
+LOOPBACK = "127.0.0.1"
+_CPU = "cpu"
+# Where one process cannot share a device with another.
+_GPUS = ("cuda", "gpu", "rocm")
+
+
+def of_process(
+    process: int, options: Options, port: int, inherited: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the environment of one process.
+
+    Args:
+      process: its id.
+      options: what was asked for.
+      port: of the coordinator, process 0, on the loopback interface.
+      inherited: the launcher's own environment.
+    """
+    environment = dict(inherited)
+    address = f"{LOOPBACK}:{port}"
+    environment["JAX_COORDINATOR_ADDRESS"] = address
+    # JAX would serve it on every interface of the host.
+    environment["JAX_COORDINATOR_BIND_ADDRESS"] = address
+    environment["JAX_NUM_PROCESSES"] = str(options.processes)
+    environment["JAX_PROCESS_ID"] = str(process)
+    platform = options.platform or inherited.get("JAX_PLATFORMS") or _CPU
+    environment["JAX_PLATFORMS"] = platform
+    first_platform = platform.split(",")[0]
+    if first_platform == _CPU and options.devices_per_process is not None:
+        # Counts for more than the number in XLA_FLAGS.
+        environment["JAX_NUM_CPU_DEVICES"] = str(options.devices_per_process)
+    if first_platform in _GPUS and (
+        options.devices_per_process is not None
+        or "JAX_LOCAL_DEVICE_IDS" not in inherited
+    ):
+        # One each unless told otherwise, as JAX does under Slurm and Open MPI.
+        count = options.devices_per_process or 1
+        ids = range(process * count, (process + 1) * count)
+        environment["JAX_LOCAL_DEVICE_IDS"] = ",".join(map(str, ids))
+    _keep_loopback_from_proxies(environment)
+    return environment
+
+
+def _keep_loopback_from_proxies(environment):
+    # jax.distributed speaks gRPC, which would ask a proxy for the way to this host,
+    # until jax.distributed.initialize times out. no_grpc_proxy hides no_proxy.
+    if not any(
+        name in environment for name in ("grpc_proxy", "http_proxy", "https_proxy")
+    ):
+        return
+    direct = environment.get("no_grpc_proxy") or environment.get("no_proxy")
+    environment["no_grpc_proxy"] = f"{direct},{LOOPBACK}" if direct else LOOPBACK

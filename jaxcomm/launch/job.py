@@ -1,0 +1,183 @@
+"""Watch the processes, and stop all of them when one fails or someone asks."""
+
+import collections
+import contextlib
+import dataclasses
+import math
+import os
+import selectors
+import signal
+import time
+from collections.abc import Sequence
+
+from jaxcomm.launch.options import Options
+from jaxcomm.launch.output import Output
+from jaxcomm.launch.process import Process
+from jaxcomm.launch.signals import Signals
+
+# As timeout(1) has it.
+TIMED_OUT = 124
+# A process that waits for a dead one says so within 0.2 s (requirement C15), in a
+# traceback that is worth more than the fact that it was stopped.
+_LAST_WORDS_SECONDS = 1.0
+_SIGNAL_BASE = 128
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """A way to make processes end, and the seconds it is given."""
+
+    signal_number: int
+    seconds: float
+
+
+def _steps(first: int, grace: float) -> list[Step]:
+    """Return what is tried one after the other, from ``first`` on."""
+    polite = [first] if first == signal.SIGTERM else [first, signal.SIGTERM]
+    return [*(Step(number, grace) for number in polite), Step(signal.SIGKILL, math.inf)]
+
+
+class Job:
+    """The processes of a run.
+
+    Args:
+      processes: just started.
+      reports: reading end of the pipe on which they tell of a failure.
+      options: the times allowed.
+      signals: those that reach the launcher.
+      output: for messages.
+    """
+
+    def __init__(
+        self,
+        processes: Sequence[Process],
+        reports: int,
+        options: Options,
+        signals: Signals,
+        output: Output,
+    ):
+        self._running = {process.number: process for process in processes}
+        self._reports = reports
+        self._grace = options.grace
+        self._timeout = options.timeout
+        self._signals = signals
+        self._output = output
+        self._steps: collections.deque[Step] = collections.deque()
+        self._deadline = time.monotonic() + (options.timeout or math.inf)
+        self._stopping = False
+        self._request = 0
+        self._status: int | None = None
+        self.failed = False
+
+    def wait(self) -> int:
+        """Wait until all have ended; returns the status of the run.
+
+        ``failed`` then says whether a process failed or the time was up, rather than
+        that someone stopped the run.
+        """
+        with contextlib.ExitStack() as stack:
+            selector = stack.enter_context(selectors.DefaultSelector())
+            selector.register(self._signals, selectors.EVENT_READ, self._heed)
+            selector.register(self._reports, selectors.EVENT_READ, self._read_reports)
+            for process in self._running.values():
+                if watch := stack.enter_context(process.watched()):
+                    selector.register(watch, selectors.EVENT_READ, process)
+            while self._running:
+                left = self._deadline - time.monotonic()
+                # Epoll gives them in the order in which they happened, so the first
+                # failure comes first though we come late.
+                for key, _ in selector.select(
+                    None if left == math.inf else max(left, 0)
+                ):
+                    if isinstance(key.data, Process):
+                        selector.unregister(key.fileobj)
+                        self._collect(key.data)
+                    else:
+                        key.data()
+                # Woken by SIGCHLD where processes cannot be watched.
+                for process in tuple(self._running.values()):
+                    self._collect(process)
+                if time.monotonic() >= self._deadline:
+                    self._time_is_up()
+        return self._status or 0
+
+    def _heed(self):
+        for number in self._signals.take():
+            if self._stopping:
+                self._next_step()
+                continue
+            name = signal.Signals(number).name
+            self._output.say(f"{name}: passed on to the processes; again, to insist")
+            self._request = number
+            self._stop(_steps(number, self._grace))
+
+    def _collect(self, process):
+        if not process.has_ended():
+            return
+        self._running.pop(process.number, None)
+        if process.status:
+            self._fail(process.number, process.status)
+
+    def _read_reports(self):
+        try:
+            lines = os.read(self._reports, 1 << 16).split(b"\n")
+        except BlockingIOError:
+            return
+        for line in lines[:-1]:
+            number, status = map(int, line.split())
+            self._fail(number, status)
+
+    def _fail(self, number, status):
+        if self._status is not None:
+            return
+        self._status = status
+        if self._stopping:
+            return
+        others = "; stopping the others" if set(self._running) - {number} else ""
+        self._output.say(f"process {number} {_describe(status)}{others}")
+        self._stop_after_failure()
+
+    def _time_is_up(self):
+        if self._stopping:
+            self._next_step()
+            return
+        self._status = TIMED_OUT
+        self._output.say(f"--timeout: not done after {self._timeout:g} s; stopping")
+        self._stop_after_failure()
+
+    def _stop_after_failure(self):
+        self.failed = True
+        last_words = Step(signal.SIGUSR1, min(_LAST_WORDS_SECONDS, self._grace))
+        self._stop([last_words, *_steps(signal.SIGTERM, self._grace)])
+
+    def _stop(self, steps):
+        self._stopping = True
+        self._steps.extend(steps)
+        self._next_step()
+
+    def _next_step(self):
+        if not self._steps:
+            return
+        step = self._steps.popleft()
+        self._deadline = time.monotonic() + step.seconds
+        if step.signal_number == signal.SIGKILL:
+            if self._status is None:
+                self._status = _SIGNAL_BASE + self._request
+            who = ", ".join(map(str, sorted(self._running)))
+            self._output.say(f"still running, now killed: {who}")
+        # Process 0 last: JAX ends the others, with pages of text, when they lose it.
+        for process in reversed(self._running.values()):
+            if step.signal_number != signal.SIGUSR1:
+                process.send_all(step.signal_number)
+            elif process.catches(signal.SIGUSR1):
+                # Asks for its flight record, and would end one that does not know it.
+                process.send(signal.SIGUSR1)
+
+
+def _describe(status):
+    if status > _SIGNAL_BASE:
+        try:
+            return f"was ended by {signal.Signals(status - _SIGNAL_BASE).name}"
+        except ValueError:
+            pass
+    return f"ended with status {status}"

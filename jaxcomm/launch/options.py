@@ -1,0 +1,197 @@
+"""The command line. Not absl's: what follows the script is not ours to parse."""
+
+import argparse
+import dataclasses
+import importlib.util
+import math
+import os
+from collections.abc import Sequence
+
+# More on one host is a slip of the finger.
+_MOST_PROCESSES = 256
+_MOST_DEVICES = 128
+
+_EPILOG = """\
+The processes find each other without a word in the script. One that says
+jax.distributed.initialize() runs unchanged here, under Slurm and under mpirun (where
+JAX knows it: see cluster_detection_method). In each process these are set:
+JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES, JAX_PROCESS_ID, JAX_PLATFORMS; and
+JAXCOMM_DUMP_DIR, a folder for flight records that is deleted afterwards unless you
+set the variable yourself.
+
+The status is that of the first process that failed, 128 + n where signal n ended it,
+124 after --timeout, 2 for a bad command line. Ctrl-C goes to all processes; a
+second one insists, with SIGTERM, a third with SIGKILL.
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What was asked for.
+
+    Attributes:
+      processes: how many to start.
+      script: path of the program, or its module's name.
+      arguments: the program's own.
+      module: whether ``script`` is a module's name.
+      devices_per_process: If None, as many as JAX finds.
+      platform: for JAX_PLATFORMS. If None, what the environment says, or cpu.
+      coordinator_port: on the loopback interface. If 0, a free one.
+      prefix: whether lines say which process they are from.
+      timeout: seconds for the whole run. If None, as long as it takes.
+      grace: seconds a process that is asked to end may take.
+    """
+
+    processes: int
+    script: str
+    arguments: tuple[str, ...] = ()
+    module: bool = False
+    devices_per_process: int | None = None
+    platform: str | None = None
+    coordinator_port: int = 0
+    prefix: bool = True
+    timeout: float | None = None
+    grace: float = 5.0
+
+
+def parse(words: Sequence[str]) -> Options:
+    """Read a command line, or end the process with help (0) or advice (2)."""
+    parser, take_a_value = _parser()
+    # Cut here, not by argparse.REMAINDER, which drops or keeps "--" among the script's
+    # arguments depending on the Python.
+    count = _count_of_options(words, take_a_value)
+    given = parser.parse_args(words[:count])
+    program = words[count:]
+    if program[:1] == ["--"]:
+        program = program[1:]
+    if not program:
+        parser.error("no script was given; name a file, or a module after -m")
+    _check_exists(parser, program[0], given.module)
+    return Options(script=program[0], arguments=tuple(program[1:]), **vars(given))
+
+
+def _parser():
+    parser = argparse.ArgumentParser(
+        prog="python -m jaxcomm.launch",
+        usage="%(prog)s -n N [options] (script.py | -m module) [arguments ...]",
+        description="Run a program as several JAX processes of this host, joined by "
+        "jax.distributed.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    actions = []
+
+    def add(*names, **about):
+        actions.append(parser.add_argument(*names, **about))
+
+    add(
+        "-n",
+        "--processes",
+        type=_integer(1, _MOST_PROCESSES),
+        required=True,
+        metavar="N",
+        help="processes to start",
+    )
+    add(
+        "-m",
+        dest="module",
+        action="store_true",
+        help="the program is a module, as in python -m",
+    )
+    add(
+        "--devices-per-process",
+        type=_integer(1, _MOST_DEVICES),
+        metavar="D",
+        help="on cpu: virtual devices of each process (default: what XLA_FLAGS or "
+        "JAX_NUM_CPU_DEVICES say, else 1); on gpu: how many it sees (default: 1)",
+    )
+    add(
+        "--platform",
+        metavar="NAME",
+        help="sets JAX_PLATFORMS, such as cuda (default: as it is, else cpu)",
+    )
+    add(
+        "--coordinator-port",
+        type=_integer(0, 65535),
+        default=0,
+        metavar="PORT",
+        help="where process 0 serves jax.distributed, on loopback (default: a free "
+        "port)",
+    )
+    add(
+        "--prefix",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="begin every line of output with the process that wrote it, as [2]; "
+        "without, the processes write to the terminal themselves",
+    )
+    add(
+        "--timeout",
+        type=_seconds,
+        metavar="SECONDS",
+        help="stop everything after that long (default: never)",
+    )
+    add(
+        "--grace",
+        type=_seconds,
+        default=Options.grace,
+        metavar="SECONDS",
+        help="from asking a process to end to killing it (default: %(default)g)",
+    )
+    names = {
+        name
+        for action in actions
+        if action.nargs is None
+        for name in action.option_strings
+    }
+    return parser, names
+
+
+def _count_of_options(words, take_a_value) -> int:
+    """Count the words before the script."""
+    index = 0
+    while index < len(words) and words[index].startswith("-") and words[index] != "--":
+        index += 2 if words[index] in take_a_value else 1
+    return min(index, len(words))
+
+
+def _check_exists(parser, script, is_module):
+    if not is_module:
+        if not os.path.exists(script):
+            parser.error(f"there is no file {script!r}")
+        return
+    package = script.partition(".")[0]
+    try:
+        found = importlib.util.find_spec(package)
+    except (ImportError, ValueError):
+        found = None
+    if found is None:
+        parser.error(
+            f"there is no module {package!r}; it is looked for as python -m does, in "
+            "the current folder first"
+        )
+
+
+def _integer(least, most):
+    def read(text):
+        if not text.isdecimal() or not least <= int(text) <= most:
+            raise argparse.ArgumentTypeError(
+                f"{text!r} is not a number from {least} to {most}"
+            )
+        return int(text)
+
+    return read
+
+
+def _seconds(text):
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    # Also refuses NaN, which compares false.
+    if not 0 < value < 1e9:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a positive number of seconds"
+        )
+    return value

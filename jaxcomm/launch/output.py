@@ -1,0 +1,142 @@
+"""What the processes write, as whole lines that say who wrote them."""
+
+import contextlib
+import os
+import selectors
+import sys
+import threading
+from collections.abc import Mapping
+
+_OWN_PREFIX = b"jaxcomm.launch: "
+_CHUNK_BYTES = 1 << 16
+# Memory stays bounded though a program never ends its line.
+_LONGEST_LINE_BYTES = 1 << 20
+
+
+class Lines:
+    """Cuts a stream of bytes into lines and puts a prefix before each."""
+
+    def __init__(self, prefix: bytes):
+        self._prefix = prefix
+        self._partial = b""
+
+    def add(self, chunk: bytes) -> bytes:
+        """Return the lines that the chunk completes."""
+        *whole, self._partial = (self._partial + chunk).split(b"\n")
+        if len(self._partial) >= _LONGEST_LINE_BYTES:
+            whole.append(self._partial)
+            self._partial = b""
+        return b"".join(self._prefix + line + b"\n" for line in whole)
+
+    def rest(self) -> bytes:
+        """Return what came after the last newline, as a line; empty if nothing did."""
+        return self.add(b"\n") if self._partial else b""
+
+
+class Pump(threading.Thread):
+    """Copies pipes to one stream until all are closed or :meth:`finish` is called.
+
+    Args:
+      sources: prefix by file descriptor to read; they are closed at the end.
+      target: file descriptor to write to.
+      writing: held while a line is written, so that streams that are one in the end, a
+        terminal or 2>&1, do not mix theirs.
+    """
+
+    def __init__(
+        self, sources: Mapping[int, bytes], target: int, writing: threading.Lock
+    ):
+        super().__init__(daemon=True)
+        self._lines = {source: Lines(prefix) for source, prefix in sources.items()}
+        self._target = target
+        self._writing = writing
+        self._finishing = threading.Event()
+        self._wake_read, self._wake_write = os.pipe()
+
+    def finish(self):
+        """Copy what has been written so far and end, though a pipe is still open."""
+        self._finishing.set()
+        # It reads the end of this pipe.
+        os.close(self._wake_write)
+        self.join()
+
+    def run(self):
+        try:
+            self._copy()
+        except BrokenPipeError:
+            # The processes get the same when they write on.
+            pass
+        finally:
+            for descriptor in (*self._lines, self._wake_read):
+                os.close(descriptor)
+
+    def _copy(self):
+        with selectors.DefaultSelector() as selector:
+            for source in self._lines:
+                selector.register(source, selectors.EVENT_READ)
+            selector.register(self._wake_read, selectors.EVENT_READ)
+            open_sources = set(self._lines)
+            while open_sources:
+                ready = selector.select(0 if self._finishing.is_set() else None)
+                if not ready:
+                    break
+                for key, _ in ready:
+                    if key.fd == self._wake_read:
+                        selector.unregister(key.fd)
+                    elif chunk := os.read(key.fd, _CHUNK_BYTES):
+                        self._write(self._lines[key.fd].add(chunk))
+                    else:
+                        self._write(self._lines[key.fd].rest())
+                        selector.unregister(key.fd)
+                        open_sources.discard(key.fd)
+        for source in open_sources:
+            self._write(self._lines[source].rest())
+
+    def _write(self, data):
+        with self._writing:
+            while data:
+                data = data[os.write(self._target, data) :]
+
+
+class Output:
+    """Where the processes' output goes, and the launcher's own messages.
+
+    Args:
+      prefix: whether there are prefixes. If not, the processes inherit the streams.
+    """
+
+    def __init__(self, prefix: bool):
+        self.piped = prefix
+        self._pumps: list[Pump] = []
+        self._own_write = -1
+
+    def follow(self, pipes: Mapping[int, tuple[int, int]]):
+        """Start to copy stdout and stderr, given as pipes by process id."""
+        sys.stdout.flush()
+        writing = threading.Lock()
+        own_read, self._own_write = os.pipe()
+        out = {pipe: b"[%d] " % process for process, (pipe, _) in pipes.items()}
+        err = {pipe: b"[%d] " % process for process, (_, pipe) in pipes.items()}
+        err[own_read] = _OWN_PREFIX
+        self._pumps = [Pump(out, 1, writing), Pump(err, 2, writing)]
+        for pump in self._pumps:
+            pump.start()
+
+    def say(self, text: str):
+        """Write a line of the launcher's own to stderr.
+
+        Through a pump, so that the processes are looked after though nobody reads.
+        """
+        line = text.encode() + b"\n"
+        with contextlib.suppress(BrokenPipeError):
+            if self._pumps:
+                os.write(self._own_write, line)
+            else:
+                os.write(2, _OWN_PREFIX + line)
+
+    def finish(self):
+        """Write what is left, once the processes have ended."""
+        if self._pumps:
+            os.close(self._own_write)
+        while self._pumps:
+            self._pumps.pop().finish()

@@ -1,0 +1,127 @@
+"""One of the processes: a session of its own, of which nothing stays behind."""
+
+import contextlib
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+
+from jaxcomm.launch.options import Options
+
+_CHILD = pathlib.Path(__file__).with_name("child.py")
+
+
+class Process:
+    """A running program and whatever it starts, unless that leaves the session.
+
+    Args:
+      number: its process id in ``jax.distributed``.
+      options: the program to run.
+      environment: all of its environment variables.
+      reports: pipe to which it writes when its program fails, before it ends.
+      piped: whether ``stdout`` and ``stderr`` are pipes or those of the launcher.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        options: Options,
+        environment: Mapping[str, str],
+        reports: int,
+        piped: bool,
+    ):
+        stream = subprocess.PIPE if piped else None
+        self.number = number
+        self._popen = subprocess.Popen(
+            [
+                sys.executable,
+                # -W, -X and the like, as multiprocessing passes them on.
+                *subprocess._args_from_interpreter_flags(),  # pyright: ignore[reportAttributeAccessIssue]
+                "-u",
+                str(_CHILD),
+                f"--launcher={os.getpid()}",
+                f"--reports={reports}",
+                *(["-m"] if options.module else []),
+                options.script,
+                *options.arguments,
+            ],
+            # Only one can read what is typed; mpirun gives it to the same.
+            stdin=None if number == 0 else subprocess.DEVNULL,
+            stdout=stream,
+            stderr=stream,
+            env=environment,
+            pass_fds=(reports,),
+            start_new_session=True,
+        )
+
+    def pipes(self) -> tuple[int, int]:
+        """Return stdout and stderr, which the caller has to close."""
+        pipes = []
+        for stream in (self._popen.stdout, self._popen.stderr):
+            assert stream is not None
+            pipes.append(os.dup(stream.fileno()))
+            stream.close()
+        return pipes[0], pipes[1]
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[int | None]:
+        """Yield a file descriptor that becomes readable when it ends, if there is one.
+
+        Linux has them; some containers forbid them.
+        """
+        try:
+            watch = os.pidfd_open(self._popen.pid)
+        except (AttributeError, OSError):
+            yield None
+            return
+        try:
+            yield watch
+        finally:
+            os.close(watch)
+
+    def catches(self, number: int) -> bool:
+        """Say whether it has a handler for a signal."""
+        try:
+            status = pathlib.Path(f"/proc/{self._popen.pid}/status").read_text()
+        except OSError:
+            return False
+        caught = int(status.partition("SigCgt:")[2].split()[0], 16)
+        return bool(caught >> (number - 1) & 1)
+
+    def send(self, number: int):
+        """Send a signal to it alone."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._popen.pid, number)
+
+    def send_all(self, number: int):
+        """Send a signal to it and to all that it has started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._popen.pid, number)
+
+    def has_ended(self) -> bool:
+        """Say whether it has ended; if so, ends what it left running."""
+        if self._popen.returncode is None:
+            flags = os.WEXITED | os.WNOWAIT | os.WNOHANG
+            if os.waitid(os.P_PID, self._popen.pid, flags) is None:
+                return False
+            # Before it is waited for: until then no other process gets its number.
+            self.send_all(signal.SIGKILL)
+            self._popen.wait()
+        return True
+
+    def kill(self):
+        """End it and all that it has started, wait, and close pipes nobody took."""
+        if self._popen.returncode is None:
+            self.send_all(signal.SIGKILL)
+            self._popen.wait()
+        for stream in (self._popen.stdout, self._popen.stderr):
+            if stream is not None:
+                stream.close()
+
+    @property
+    def status(self) -> int:
+        """As a shell gives it, 128 + n after signal n; only once it has ended."""
+        code = self._popen.returncode
+        return 128 - code if code < 0 else code

@@ -1,0 +1,53 @@
+"""What the processes were doing: the flight records of a failed run, merged."""
+
+import contextlib
+import os
+import pathlib
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+
+VARIABLE = "JAXCOMM_DUMP_DIR"
+_PATTERN = "flight-record-*.json"
+
+
+@contextlib.contextmanager
+def folder() -> Iterator[pathlib.Path]:
+    """Yield the folder for this run's records: the user's, or one that is deleted."""
+    chosen = os.environ.get(VARIABLE)
+    if chosen:
+        yield pathlib.Path(chosen).absolute()
+        return
+    with tempfile.TemporaryDirectory(
+        prefix="jaxcomm-launch-", ignore_cleanup_errors=True
+    ) as made:
+        yield pathlib.Path(made)
+
+
+def print_merged(where: pathlib.Path, since: float):
+    """Print the merged records to stderr, if there are any.
+
+    Args:
+      where: folder they are in.
+      since: ``time.time()`` before the run; older ones are of another.
+    """
+    paths = sorted(
+        path for path in where.glob(_PATTERN) if path.stat().st_mtime >= since
+    )
+    if not paths:
+        return
+    try:
+        # Late: most runs do not fail.
+        from jaxcomm.diagnostics.merge import merge_files
+
+        text = str(merge_files(paths))
+    except Exception as error:
+        # The status of the run matters more, and a dying process may write half a file.
+        text = f"jaxcomm.launch: cannot read the flight records: {error!r}"
+    print(text, file=sys.stderr, flush=True)
+
+
+def now() -> float:
+    """Return ``time.time()``, less the coarseness of a file's time."""
+    return time.time() - 0.1

@@ -1,0 +1,55 @@
+"""The signals that reach the launcher, one at a time, where it waits for them."""
+
+import os
+import signal
+
+# Those that ask for an end. SIGHUP: the processes are in sessions of their own, which
+# the terminal's does not reach.
+_REQUESTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Signals:
+    """Catches signals while it is entered; to be used by the main thread.
+
+    ``fileno`` becomes readable when one arrives, SIGCHLD included.
+    """
+
+    def __enter__(self):
+        self._requests: list[int] = []
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._read, False)
+        os.set_blocking(self._write, False)
+        self._previous_wakeup = signal.set_wakeup_fd(
+            self._write, warn_on_full_buffer=False
+        )
+        self._previous = {
+            number: signal.signal(number, self._note)
+            for number in (*_REQUESTS, signal.SIGCHLD)
+            # nohup's choice.
+            if (number, signal.getsignal(number)) != (signal.SIGHUP, signal.SIG_IGN)
+        }
+        return self
+
+    def __exit__(self, *exception):
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(self._previous_wakeup)
+        os.close(self._read)
+        os.close(self._write)
+
+    def fileno(self) -> int:
+        return self._read
+
+    def take(self) -> list[int]:
+        """Return the requests to end that arrived since the last call."""
+        try:
+            while os.read(self._read, 512):
+                pass
+        except BlockingIOError:
+            pass
+        taken, self._requests = self._requests, []
+        return taken
+
+    def _note(self, number, frame):
+        if number in _REQUESTS:
+            self._requests.append(number)

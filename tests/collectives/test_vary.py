@@ -1,0 +1,34 @@
+"""Where the transpose of being typed as varying goes."""
+
+import jax
+import numpy as np
+import pytest
+
+import jaxcomm
+
+X = np.ones((16, 4), np.float32)
+
+
+@pytest.mark.parametrize("backend", ["host", "xla"])
+def test_gradients_of_replicated_inputs_go_where_their_call_went(make_mesh, backend):
+    """The transpose of being typed as varying is a sum: in that lane, that backend."""
+
+    def local(w, x):
+        def loss(w):
+            total = jaxcomm.scan(w, "i", lane="grads", backend=backend)
+            return (total * x[0]).sum()
+
+        return jax.grad(loss)(w)
+
+    program = jax.jit(
+        jax.shard_map(
+            local,
+            mesh=make_mesh(i=4),
+            in_specs=(jax.P(), jax.P("i")),
+            out_specs=jax.P(),
+        )
+    )
+    jax.block_until_ready(program(X[0], X))
+    assert {(c.lane, c.backend) for c in jaxcomm.communicators()} == {
+        ("grads", backend)
+    }

@@ -1,0 +1,161 @@
+"""U4: the records of two real processes, one of which is held up or killed."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from jaxcomm.diagnostics.merge import merge_files
+
+pytestmark = pytest.mark.multiprocess
+
+# Device 1 of process 1, rank 3, waits for a line on stdin before its second operation.
+PROGRAM = r"""
+import os, sys, time
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+port, process = sys.argv[1:]
+jax.distributed.initialize(f"127.0.0.1:{port}", 2, int(process),
+                           cluster_detection_method="deactivate",
+                           coordinator_bind_address=f"127.0.0.1:{port}")
+import jaxcomm
+
+mesh = jax.make_mesh((4,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
+sharding = jax.NamedSharding(mesh, jax.P("i"))
+x = jax.make_array_from_callback((4,), sharding, lambda index: np.arange(4.0)[index])
+
+
+def jitted(call):
+    return jax.jit(jax.shard_map(call, mesh=mesh, in_specs=jax.P("i"),
+                                 out_specs=jax.P("i"), check_vma=False))
+
+
+def wait(i):
+    if int(i) == 3:
+        sys.stdin.readline()
+    return np.float32(0)
+
+
+def held_up(x):
+    late = jax.pure_callback(wait, jax.ShapeDtypeStruct((), np.float32),
+                             jax.lax.axis_index("i"))
+    return jaxcomm.all_gather(x + late, "i", tiled=True)
+
+
+jax.block_until_ready(jitted(lambda x: jaxcomm.psum(x, "i"))(x))
+out = jitted(held_up)(x)
+waiting, (communicator,) = -1, jaxcomm.communicators()
+assert communicator.backend == "host", communicator.transport
+while waiting != 2 - int(process):
+    time.sleep(0.005)
+    (found,) = jaxcomm.flight_record().process.communicators
+    waiting = sum(entry.state == "started" for entry in found.entries)
+print("waits", flush=True)
+jax.block_until_ready(out)
+print("done", flush=True)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "dumps"
+
+
+@pytest.fixture
+def processes(folder):
+    """Two processes that wait in their second operation; killed in the end."""
+    inherited = {
+        name: text
+        for name, text in os.environ.items()
+        if not name.startswith(("JAX", "XLA_")) and "_proxy" not in name.lower()
+    }
+    with contextlib.ExitStack() as stack:
+        # Kept, so that nobody else gets it; gRPC can bind it all the same.
+        keeper = stack.enter_context(socket.socket())
+        keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        keeper.bind(("127.0.0.1", 0))
+        port = keeper.getsockname()[1]
+        started = []
+        for process in range(2):
+            popen = subprocess.Popen(
+                [sys.executable, "-c", PROGRAM, str(port), str(process)],
+                env=inherited
+                | {
+                    "JAX_PLATFORMS": "cpu",
+                    "JAX_NUM_CPU_DEVICES": "2",
+                    "JAXCOMM_TIMEOUT": "100",
+                    "JAXCOMM_DUMP_DIR": str(folder),
+                },
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            stack.callback(popen.communicate)
+            stack.callback(popen.kill)
+            started.append(popen)
+        for popen in started:
+            line = popen.stdout.readline()
+            assert line == "waits\n", popen.stderr.read()
+        yield started
+
+
+def dumped(popen):
+    """Waits until a process says that it has written its record; returns the line."""
+    for line in popen.stderr:
+        if line.startswith("jaxcomm: ") and "flight record: " in line:
+            return line
+    raise AssertionError("it ended without")
+
+
+def test_the_rank_that_holds_up_the_others_is_named(processes, folder):
+    for popen in processes:
+        popen.send_signal(signal.SIGUSR1)
+    paths = [folder / f"flight-record-{process}.json" for process in range(2)]
+    for path, popen in zip(paths, processes, strict=True):
+        line = dumped(popen)
+        assert f"flight record: {path}; compare all with python -m jaxcomm.doc" in line
+        assert line.endswith(f" --merge {folder}/flight-record-*.json\n")
+    merged = merge_files(paths)
+    assert merged.missing == ()
+    assert {record.reason for record in merged.records.values()} == {"signal"}
+    (finding,) = merged.findings
+    assert (finding.kind, finding.ranks) == ("behind", (3,))
+    group = merged.groups[finding.group]
+    assert finding.text == (
+        f"rank 3 (process 1, cpu:{group.devices[3]}) last completed psum(float32[1]) "
+        f"#1; ranks 0-2 wait in all_gather(float32[1]) #2"
+    )
+    # Ranks of both processes agree on what is one operation.
+    sites = {
+        (entry.sequence, entry.site)
+        for entries in group.entries.values()
+        for entry in entries
+    }
+    assert len(sites) == 2
+    # Asking has not disturbed them.
+    processes[1].stdin.write("\n")
+    processes[1].stdin.flush()
+    for popen in processes:
+        assert popen.stdout.readline() == "done\n"
+
+
+def test_the_record_of_the_survivor_tells_of_the_killed(processes, folder):
+    processes[1].kill()
+    assert "process 0 of 2: a collective failed (" in dumped(processes[0])
+    merged = merge_files([folder / "flight-record-0.json"])
+    assert merged.missing == (1,)
+    (finding,) = merged.findings
+    devices = merged.groups[finding.group].devices
+    assert finding.text.startswith(
+        f"rank 2 (process 1, cpu:{devices[2]}) and rank 3 (process 1, "
+        f"cpu:{devices[3]}) left no record; rank 0 (process 0, cpu:0) and rank 1 "
+        f"(process 0, cpu:1) "
+    )
+    assert finding.text.endswith(" in all_gather(float32[1]) #2")

@@ -1,0 +1,104 @@
+"""U2: ``python -m jaxcomm.doctor``."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+RECORD = {
+    "version": 1, "process": 0, "processes": 2, "pid": 1, "host": "node7",
+    "time": 1_700_000_009.0, "reason": "timeout", "devices": {"cpu": [0]},
+    "communicators": [{
+        "key": "1f", "axes": "('i',)", "lane": "default", "backend": "host",
+        "platform": "cpu", "groups": [[0, 2048]], "timeout_seconds": 300.0,
+        "entries": [{
+            "sequence": 1, "rank": 0, "group": 0, "device": 0, "run_id": 1, "site": "a",
+            "collective": "all_reduce", "name": "psum", "operands": "float32[4]",
+            "dtype": "float32", "bytes": 16, "state": "failed",
+            "started": 1_700_000_000.0, "seconds": 8.0,
+        }],
+    }],
+}  # fmt: skip
+
+
+@pytest.fixture
+def command():
+    """Returns a function that runs ``python -m jaxcomm.doctor`` to its end."""
+
+    def run(*arguments, **environment):
+        return subprocess.run(
+            [sys.executable, "-m", "jaxcomm.doctor", *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            timeout=240,
+            env=os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""} | environment,
+        )
+
+    return run
+
+
+def test_it_prints_what_it_finds(command):
+    done = command(JAXCOMM_TIMEOUT="7")
+    assert (done.returncode, done.stderr) == (0, "")
+    for word in ("jaxlib", "1 x cpu", "reduction kernels", "boot id", "pidfd_open"):
+        assert word in done.stdout
+    (line,) = [line for line in done.stdout.splitlines() if "JAXCOMM_TIMEOUT" in line]
+    assert line.split() == ["JAXCOMM_TIMEOUT", "7"]
+
+
+def test_what_jax_tried_in_vain_is_not_told(command):
+    done = command(JAX_PLATFORMS="")
+    assert done.returncode == 0
+    assert "Unable to initialize backend" not in done.stderr
+
+
+def test_json_is_json(command):
+    done = command("--json", JAXCOMM_TIMEOUT="never")
+    assert (done.returncode, done.stderr) == (0, "")
+    found = json.loads(done.stdout)
+    assert list(found) == [
+        "versions", "devices", "backends", "machine", "shared memory", "variables",
+        "problems",
+    ]  # fmt: skip
+    assert found["devices"]["process"] == {"index": 0, "count": 1}
+    assert any("JAXCOMM_TIMEOUT is 'never'" in problem for problem in found["problems"])
+
+
+def test_records_are_merged(command, tmp_path):
+    path = tmp_path / "flight-record-0.json"
+    path.write_text(json.dumps(RECORD))
+    done = command("--merge", path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[-1] == (
+        "  group 0: rank 1 (process 1, cpu:2048) left no record; rank 0 (process 0, "
+        "cpu:0) gave up in psum(float32[4]) #1"
+    )
+    done = command("--merge", path, "--json")
+    assert json.loads(done.stdout)["missing"] == [1]
+
+
+def test_help_is_help(command):
+    done = command("--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("usage: python -m jaxcomm.doctor [--json]\n")
+    assert "--merge" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("--merge",), "--merge: no file was given"),
+        (("record.json",), "'record.json' goes with --merge"),
+        (("--bogus",), "Unknown command line flag 'bogus'"),
+        (("--merge", "no/such.json"), "no/such.json: No such file or directory"),
+        (("--merge", __file__), "test_command.py: not JSON"),
+    ],
+)
+def test_a_bad_command_line_or_file_ends_with_status_two(arguments, text, command):
+    done = command(*arguments)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert text in done.stderr
+    assert done.stderr.count("\n") == 1

@@ -1,0 +1,90 @@
+import os
+
+import pytest
+
+from jaxcomm.doctor import machine
+
+
+def by_name(rows):
+    return {row.name: row for row in rows}
+
+
+@pytest.mark.parametrize(
+    ("flags", "kernels"),
+    [
+        ("fpu avx2 fma avx512bw avx512vl avx512dq", "avx512"),
+        # One is missing: AVX-512 of another kind will not do.
+        ("avx2 fma avx512bw avx512vl", "avx2"),
+        ("avx2", "baseline"),
+        ("", "baseline"),
+    ],
+)
+def test_kernels_follow_from_the_processor_s_flags(flags, kernels):
+    row = machine.kernels(flags)
+    assert row.value["kernels"] == kernels
+    assert row.text.startswith(kernels)
+    assert set(row.value["features"]) == set(flags.split()) - {"fpu"}
+
+
+def test_the_machine_is_described():
+    found = by_name(machine.machine())
+    assert list(found) == [
+        "system", "cpu", "reduction kernels", "cores", "memory", "huge pages",
+        "huge pages, shared",
+    ]  # fmt: skip
+    assert found["cores"].value["cores"] == os.cpu_count()
+    assert found["cores"].value["allowed"] == len(os.sched_getaffinity(0))
+    memory = found["memory"].value
+    assert 0 < memory["available"] <= memory["bytes"]
+
+
+def test_the_bounds_of_a_container_are_told(monkeypatch):
+    files = {"/sys/fs/cgroup/cpu.max": "150000 100000",
+             "/sys/fs/cgroup/memory.max": "1048576"}  # fmt: skip
+    monkeypatch.setattr(machine, "_read", lambda path: files.get(path, ""))
+    found = by_name(machine.machine())
+    assert found["cores"].value["quota"] == 1.5
+    assert found["cores"].text.endswith("; its container may use 1.5 at a time")
+    assert found["memory"].value["limit"] == 1 << 20
+    assert found["memory"].text.endswith("; its container may use 1 MiB")
+    assert found["huge pages"].text == "unknown"
+    files = {"/sys/fs/cgroup/cpu.max": "max 100000", "/sys/fs/cgroup/memory.max": "max"}
+    found = by_name(machine.machine())
+    assert "quota" not in found["cores"].value
+    assert "limit" not in found["memory"].value
+
+
+def test_shared_memory_has_a_size_and_a_name():
+    found = by_name(machine.shared_memory())
+    assert found["/dev/shm"].value["free"] <= found["/dev/shm"].value["bytes"]
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        assert found["boot id"].text == file.read().strip()
+    assert found["namespace token"].value == [
+        os.readlink("/proc/self/ns/ipc"),
+        os.readlink("/proc/self/ns/mnt"),
+        f"device:[{os.stat('/dev/shm').st_dev}]",
+    ]
+
+
+class Filesystem:
+    f_frsize = 4096
+    f_blocks = (64 << 20) // 4096
+    f_bavail = 256
+
+
+def test_a_small_dev_shm_comes_with_advice(monkeypatch):
+    monkeypatch.setattr(machine.os, "statvfs", lambda path: Filesystem)
+    row = by_name(machine.shared_memory())["/dev/shm"]
+    assert row.text.startswith("1 MiB free of 64 MiB; a container can be given more")
+    assert row.value == {"bytes": 64 << 20, "free": 1 << 20}
+
+
+def test_a_machine_without_dev_shm(monkeypatch):
+    def fail(path):
+        raise FileNotFoundError(2, "No such file or directory")
+
+    monkeypatch.setattr(machine.os, "statvfs", fail)
+    monkeypatch.setattr(machine.os, "stat", fail)
+    found = by_name(machine.shared_memory())
+    assert found["/dev/shm"].text == "not there: No such file or directory"
+    assert found["namespace token"].value[2] == "device:none"

@@ -1,0 +1,90 @@
+import jax
+import pytest
+
+from jaxcomm.doctor import software
+
+
+def by_name(rows):
+    return {row.name: row for row in rows}
+
+
+def test_versions_are_those_that_run():
+    found = by_name(software.versions())
+    assert list(found) == ["python", "jax", "jaxlib", "jaxcomm"]
+    assert found["jax"].text == jax.__version__
+
+
+def test_devices_are_counted():
+    found = by_name(software.devices())
+    assert found["default"].text == "8 x cpu (cpu)"
+    assert found["default"].value == [str(device) for device in jax.devices()]
+    assert found["process"].value == {"index": 0, "count": 1}
+
+
+def test_a_machine_where_jax_finds_nothing(monkeypatch):
+    def fail(platform=None):
+        raise RuntimeError("Unknown backend tpu\nand more")
+
+    monkeypatch.setattr(jax, "devices", fail)
+    (row,) = software.devices()
+    assert (row.text, row.is_fine) == ("JAX finds none: Unknown backend tpu", False)
+    host = by_name(software.backends())["host"]
+    assert "unavailable: JAX has no CPU devices" in host.text
+    assert host.is_fine is False
+
+
+def test_every_backend_is_there_or_says_why_not():
+    found = by_name(software.backends())
+    assert {name: row.value["available"] for name, row in found.items()} == {
+        "host": True,
+        "xla": True,
+        "nccl": False,
+    }
+    assert found["nccl"].text.startswith("not part of this version")
+    # Nobody asked for it: no problem.
+    assert found["nccl"].is_fine is None
+
+
+def test_documented_variables_are_listed_set_or_not():
+    found = by_name(software.variables({"JAXCOMM_BACKEND": "xla", "HOME": "/"}))
+    assert {
+        "JAXCOMM_BACKEND",
+        "JAXCOMM_TIMEOUT",
+        "JAXCOMM_MAX_COMMUNICATORS",
+        "JAXCOMM_DUMP_DIR",
+    } <= set(found)
+    assert found["JAXCOMM_BACKEND"].text == "xla"
+    assert found["JAXCOMM_TIMEOUT"].text == "not set"
+    assert "HOME" not in found
+
+
+def test_variables_of_jax_that_are_set_are_listed():
+    found = by_name(software.variables({"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--a"}))
+    assert found["JAX_PLATFORMS"].text == "cpu"
+    assert found["XLA_FLAGS"].text == "--a"
+
+
+def test_a_misspelt_variable_is_a_problem():
+    row = by_name(software.variables({"JAXCOMM_TIMOUT": "3"}))["JAXCOMM_TIMOUT"]
+    assert row.is_fine is False
+    assert row.text == "'3', but jaxcomm knows no such variable"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("JAXCOMM_TIMEOUT", "soon"), ("JAXCOMM_MAX_COMMUNICATORS", "0")]
+)
+def test_a_wrong_value_is_a_problem(monkeypatch, name, text):
+    monkeypatch.setenv(name, text)
+    row = by_name(software.variables())[name]
+    assert row.is_fine is False
+    assert f"{name} is {text!r}; it must be" in row.text
+
+
+def test_looking_at_the_folder_for_records_does_not_make_it(monkeypatch, tmp_path):
+    monkeypatch.setenv("JAXCOMM_DUMP_DIR", str(tmp_path / "dumps"))
+    row = by_name(software.variables())["JAXCOMM_DUMP_DIR"]
+    assert (row.text, row.is_fine) == (str(tmp_path / "dumps"), None)
+    assert not (tmp_path / "dumps").exists()
+    (tmp_path / "dumps").write_text("a file")
+    row = by_name(software.variables())["JAXCOMM_DUMP_DIR"]
+    assert row.is_fine is False

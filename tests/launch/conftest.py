@@ -1,0 +1,181 @@
+"""Runs of the launcher: in this process, which is quick, or as a user starts it."""
+
+import os
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+
+from jaxcomm.launch import options, port, run
+
+_MINE = textwrap.dedent(
+    """
+    i = int(os.environ["JAX_PROCESS_ID"])
+
+    def until(condition):
+        while not condition(): time.sleep(0.005)
+
+    # Between the processes of a run.
+    def note(name):
+        return os.environ["JAXCOMM_DUMP_DIR"] + "/" + name
+
+    def tell(name):
+        open(note(name), "w").close()
+
+    def hear(name):
+        until(lambda: os.path.exists(note(name)))
+    """
+)
+
+
+@pytest.fixture(autouse=True)
+def inherited(monkeypatch):
+    """Takes away what the tests' own environment would add: devices, for one."""
+    monkeypatch.setenv("XLA_FLAGS", "")
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+
+
+@pytest.fixture
+def program(tmp_path):
+    """Returns a function that writes a script; returns its path."""
+
+    def write(text, name="program.py"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("import os, signal, subprocess, sys, time\n" + _MINE + text)
+        return str(path)
+
+    return write
+
+
+@pytest.fixture
+def launch(program, capfd):
+    """Returns a function that runs a program's text; returns status, stdout, stderr."""
+
+    def start(text, *arguments, processes=2, **given):
+        asked = options.Options(
+            processes=processes, script=program(text), arguments=arguments, **given
+        )
+        status = run.run(asked)
+        return status, *capfd.readouterr()
+
+    return start
+
+
+@pytest.fixture
+def started(tmp_path, monkeypatch):
+    """Returns a function that starts ``python -m jaxcomm.launch`` and returns it."""
+    # One that is killed cannot delete its folder.
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    processes = []
+
+    def start(*arguments):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "jaxcomm.launch", *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        processes.append(process)
+        return process
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def _is_running(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+@pytest.fixture
+def is_running():
+    """Returns a function that says whether a process is there, and not as a zombie."""
+    return _is_running
+
+
+@pytest.fixture
+def assert_gone():
+    """Returns a function that waits until no process of some ids is left."""
+
+    def check(pids, seconds=10):
+        pids = [int(pid) for pid in pids]
+        assert pids
+        deadline = time.monotonic() + seconds
+        while left := [pid for pid in pids if _is_running(pid)]:
+            assert time.monotonic() < deadline, f"still running: {left}"
+            time.sleep(0.01)
+
+    return check
+
+
+@pytest.fixture
+def sums_device_ids():
+    """Returns a program that sums all device ids by XLA's own collective."""
+    return textwrap.dedent(
+        """
+        import jax
+        import numpy as np
+        if "initialize" in sys.argv:
+            jax.distributed.initialize()
+        elif "mpi4py" in sys.argv:
+            jax.distributed.initialize(cluster_detection_method="mpi4py")
+        elif "explicit" in sys.argv:
+            address = os.environ["JAX_COORDINATOR_ADDRESS"]
+            jax.distributed.initialize(address, 2, process_id=i)
+        mesh = jax.make_mesh((jax.device_count(),), ("i",),
+                             axis_types=(jax.sharding.AxisType.Auto,))
+        spec = jax.NamedSharding(mesh, jax.P("i"))
+        ids = np.array([device.id for device in mesh.devices.flat], np.int32)
+        x = jax.make_array_from_callback(ids.shape, spec, lambda index: ids[index])
+        psum = jax.shard_map(lambda x: jax.lax.psum(x, "i"), mesh=mesh,
+                             in_specs=jax.P("i"), out_specs=jax.P())
+        print("process", jax.process_index(), "of", jax.process_count(),
+              "devices", jax.local_device_count(), "of", jax.device_count(),
+              "right" if int(jax.jit(psum)(x)[0]) == sum(ids.tolist()) > 0 else ids)
+        """
+    )
+
+
+@pytest.fixture
+def free_port():
+    """Returns a loopback port that was free a moment ago."""
+    with port.reserved(0) as number:
+        return number
+
+
+@pytest.fixture
+def by_hand(program):
+    """Returns a function that runs commands side by side; returns their stdouts."""
+
+    def run_all(commands, environments):
+        processes = [
+            subprocess.Popen(
+                command,
+                env=os.environ | environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for command, environment in zip(commands, environments, strict=True)
+        ]
+        try:
+            done = [process.communicate(timeout=60) for process in processes]
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+        assert [process.returncode for process in processes] == [0] * len(processes), (
+            done
+        )
+        return [out for out, _ in done]
+
+    return run_all

@@ -1,0 +1,212 @@
+"""U6, C3: the status of a run, and that nothing of it stays."""
+
+import os
+import pathlib
+import selectors
+import tempfile
+import time
+
+import pytest
+
+from jaxcomm.launch import job, process, run
+
+pytestmark = pytest.mark.multiprocess
+
+# Long enough that only a stop can end it within a test.
+FOREVER = "time.sleep(1000)"
+
+
+def pids(out):
+    return [word.split("=")[1] for word in out.split() if word.startswith("pid=")]
+
+
+def test_all_well(launch):
+    assert launch("", processes=3) == (0, "", "")
+
+
+@pytest.mark.parametrize(
+    ("ending", "status", "said"),
+    [
+        ("sys.exit(3)", 3, "process 1 ended with status 3"),
+        ("sys.exit(256 + 4)", 4, "process 1 ended with status 4"),
+        ("sys.exit('a message')", 1, "[1] a message"),
+        ("raise KeyError('mine')", 1, "[1] KeyError: 'mine'"),
+        ("os._exit(77)", 77, "process 1 ended with status 77"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", 137, "process 1 was ended by SIGKILL"),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", 139, "process 1 was ended by SIGSEGV"),
+    ],
+)
+def test_the_first_failure_gives_the_status_and_stops_the_others(
+    ending, status, said, launch, assert_gone
+):
+    begin = time.monotonic()
+    found, out, err = launch(
+        f"print(f'pid={{os.getpid()}}')\nif i == 1: {ending}\n{FOREVER}",
+        processes=3,
+        grace=0.3,
+    )
+    assert found == status
+    assert said in err
+    assert "stopping the others" in err
+    assert_gone(pids(out), seconds=0)
+    assert time.monotonic() - begin < 20
+
+
+def test_of_failures_seen_together_the_first_counts(
+    launch, monkeypatch, tmp_path, is_running
+):
+    """As on a loaded machine, where the launcher comes late."""
+    monkeypatch.setenv("JAXCOMM_DUMP_DIR", str(tmp_path))
+    select = selectors.EpollSelector.select
+    late = []
+
+    def has_ended(i):
+        path = tmp_path / f"pid{i}"
+        return path.exists() and not is_running(path.read_text())
+
+    def come_late(self, timeout=None):
+        ready = select(self, timeout)
+        # Only the job's selector: those of the pumps have no data.
+        if not late and any(key.data for key, _ in ready):
+            late.append(True)
+            deadline = time.monotonic() + 30
+            while not all(map(has_ended, range(3))):
+                assert time.monotonic() < deadline
+                time.sleep(0.005)
+            ready = select(self, 0)
+        return ready
+
+    monkeypatch.setattr(selectors.EpollSelector, "select", come_late)
+    status, _, err = launch(
+        """
+with open(note(f"new{i}"), "w") as file: file.write(str(os.getpid()))
+os.rename(note(f"new{i}"), note(f"pid{i}"))
+def ended(i):
+    with open(f"/proc/{open(note(f'pid{i}')).read()}/stat") as file:
+        return file.read().rpartition(")")[2].split()[0] == "Z"
+before = {2: None, 0: 2, 1: 0}[i]
+if before is not None:
+    hear(f"pid{before}")
+    until(lambda: ended(before))
+os._exit(10 + i)
+""",
+        processes=3,
+    )
+    assert late
+    assert status == 12
+    assert "process 2 ended with status 12" in err
+
+
+def test_a_process_that_waits_at_its_end_has_failed_already(launch):
+    # As JAX does, for the others.
+    status, _, err = launch(
+        f"import atexit\natexit.register(time.sleep, 1000)\n"
+        f"if i == 1: sys.exit(9)\n{FOREVER}",
+        grace=0.3,
+        timeout=60,
+    )
+    assert status == 9
+    assert "process 1 ended with status 9; stopping the others" in err
+
+
+def test_the_others_may_end_by_themselves(launch, monkeypatch):
+    # They have a moment to say what they know before they are asked to end.
+    monkeypatch.setattr(job, "_LAST_WORDS_SECONDS", 30.0)
+    status, out, _ = launch(
+        """
+if i == 1:
+    tell("failed")
+    sys.exit(1)
+hear("failed")
+time.sleep(0.3)
+print("process 1 is missing")
+""",
+        grace=30,
+    )
+    assert (status, out) == (1, "[0] process 1 is missing\n")
+
+
+def test_one_that_ignores_sigterm_is_killed_after_the_grace(launch, assert_gone):
+    status, out, err = launch(
+        f"""
+if i == 1:
+    hear("ready")
+    sys.exit(4)
+signal.signal(signal.SIGTERM, lambda *_: print("asked to end"))
+print(f"pid={{os.getpid()}}")
+tell("ready")
+while True: {FOREVER}
+""",
+        grace=0.5,
+    )
+    assert status == 4
+    assert "[0] asked to end" in out
+    assert "still running, now killed: 0" in err
+    assert_gone(pids(out), seconds=0)
+
+
+def test_sigusr1_goes_only_to_those_that_know_it(launch):
+    # Where a flight record is dumped; one that does not know it would be ended by it.
+    status, out, _ = launch(
+        f"""
+if i == 2:
+    hear("ready0")
+    hear("ready1")
+    sys.exit(3)
+if i == 0: signal.signal(signal.SIGUSR1, lambda *_: print("dumped"))
+signal.signal(signal.SIGTERM, lambda *_: (print("asked to end"), os._exit(0)))
+tell(f"ready{{i}}")
+while True: {FOREVER}
+""",
+        processes=3,
+    )
+    assert status == 3
+    lines = sorted(out.splitlines())
+    assert lines == ["[0] asked to end", "[0] dumped", "[1] asked to end"]
+
+
+def test_what_the_processes_have_started_ends_too(launch, assert_gone):
+    status, out, _ = launch(
+        "child = subprocess.Popen(['sleep', '1000'])\nprint(f'pid={child.pid}')"
+    )
+    assert status == 0
+    assert len(pids(out)) == 2
+    assert_gone(pids(out))
+
+
+def test_the_run_may_be_given_a_time(launch, assert_gone):
+    status, out, err = launch(f"print(f'pid={{os.getpid()}}')\n{FOREVER}", timeout=1.0)
+    assert status == 124
+    assert "--timeout: not done after 1 s" in err
+    assert_gone(pids(out), seconds=0)
+
+
+def test_no_file_stays(launch, monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    status, out, _ = launch("print(note('')); tell('x'); sys.exit(1)", processes=1)
+    folder = pathlib.Path(out.strip().removeprefix("[0] "))
+    assert status == 1
+    assert folder.parent == tmp_path / "temporary"
+    assert list((tmp_path / "temporary").iterdir()) == []
+
+
+def test_no_descriptor_stays(launch):
+    before = os.listdir("/proc/self/fd")
+    launch("sys.exit(i)")
+    assert os.listdir("/proc/self/fd") == before
+
+
+def test_no_process_stays_where_the_start_fails(launch, monkeypatch, assert_gone):
+    started = []
+
+    def start(*arguments):
+        if started:
+            raise OSError("no more processes")
+        started.append(process.Process(*arguments))
+        return started[0]
+
+    monkeypatch.setattr(run, "Process", start)
+    with pytest.raises(OSError, match="no more processes"):
+        launch(FOREVER)
+    assert_gone([started[0]._popen.pid], seconds=0)

@@ -1,0 +1,86 @@
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+from jaxcomm.launch import options
+from jaxcomm.launch.options import Options
+
+
+@pytest.fixture
+def script(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    return "train.py"
+
+
+def test_what_follows_the_script_belongs_to_it(script):
+    words = shlex.split("-n 4 train.py -n 5 --timeout x -- -m --help")
+    parsed = options.parse(words)
+    assert parsed == Options(processes=4, script=script, arguments=tuple(words[3:]))
+
+
+def test_all_options_are_read(script):
+    words = shlex.split(
+        "--processes=3 --devices-per-process 2 --platform cuda --coordinator-port 123 "
+        "--no-prefix --timeout 1.5 --grace 2 -- train.py --"
+    )
+    parsed = options.parse(words)
+    assert parsed == Options(
+        processes=3,
+        script=script,
+        arguments=("--",),
+        devices_per_process=2,
+        platform="cuda",
+        coordinator_port=123,
+        prefix=False,
+        timeout=1.5,
+        grace=2.0,
+    )
+
+
+def test_a_module_is_named_as_in_python(script):
+    parsed = options.parse(shlex.split("-n2 -m json.tool -m x"))
+    assert parsed == Options(
+        processes=2, script="json.tool", arguments=("-m", "x"), module=True
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "advice"),
+    [
+        ("", "-n/--processes"),
+        ("train.py -n 2", "-n/--processes"),
+        ("-n 2", "no script was given"),
+        ("-n 2 -m", "no script was given"),
+        ("-n", "expected one argument"),
+        ("-n 0 train.py", "'0' is not a number from 1 to 256"),
+        ("-n two train.py", "'two' is not a number from 1 to 256"),
+        ("-n 2 --devices-per-process 0 train.py", "'0' is not a number from 1"),
+        ("-n 2 --coordinator-port 65536 train.py", "from 0 to 65535"),
+        ("-n 2 --timeout 0 train.py", "'0' is not a positive number of seconds"),
+        ("-n 2 --grace nan train.py", "'nan' is not a positive number of seconds"),
+        ("-n 2 --device 2 train.py", "unrecognized arguments: --device"),
+        ("-n 2 absent.py", "there is no file 'absent.py'"),
+        ("-n 2 -m no_such_package.x", "there is no module 'no_such_package'"),
+        ("-n 2 -m ..x", "there is no module ''"),
+    ],
+)
+def test_a_bad_command_line_ends_with_2_and_advice(words, advice, script, capsys):
+    with pytest.raises(SystemExit) as raised:
+        options.parse(shlex.split(words))
+    assert raised.value.code == 2
+    assert advice in capsys.readouterr().err
+
+
+def test_help_ends_with_0():
+    done = subprocess.run(
+        [sys.executable, "-m", "jaxcomm.launch", "--help"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "--devices-per-process" in done.stdout

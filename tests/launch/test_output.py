@@ -1,0 +1,129 @@
+import fcntl
+import os
+import threading
+
+import pytest
+
+from jaxcomm.launch.output import Lines, Pump
+
+
+def test_every_line_gets_the_prefix():
+    assert Lines(b"[2] ").add(b"one\n\nthree\n") == b"[2] one\n[2] \n[2] three\n"
+
+
+def test_a_line_waits_for_its_end():
+    lines = Lines(b"> ")
+    assert lines.add(b"one\ntw") == b"> one\n"
+    assert lines.add(b"o") == b""
+    assert lines.add(b"\nthree") == b"> two\n"
+    assert lines.rest() == b"> three\n"
+    assert lines.rest() == b""
+
+
+def test_bytes_that_are_no_text_pass():
+    assert Lines(b"").add(b"\xff\x00\r\n") == b"\xff\x00\r\n"
+
+
+def test_a_line_without_end_is_cut_rather_than_kept():
+    lines = Lines(b"")
+    written = b"".join(lines.add(b"x" * 65536) for _ in range(64))
+    assert len(written.replace(b"\n", b"")) == 64 * 65536
+
+
+def test_lines_of_many_writers_stay_whole():
+    # Two pumps to one pipe, as with 2>&1. A small and slow one: a write is done in
+    # several parts, between which the other pump could write.
+    shown, target = os.pipe()
+    fcntl.fcntl(target, fcntl.F_SETPIPE_SZ, 4096)
+    writers = {number: os.pipe() for number in range(4)}
+    prefixes = {read: b"[%d] " % number for number, (read, _) in writers.items()}
+    writing = threading.Lock()
+    pumps = [
+        Pump(dict(list(prefixes.items())[half::2]), target, writing)
+        for half in range(2)
+    ]
+
+    def write(number, pipe):
+        for count in range(500):
+            # The second piece begins and ends within a line.
+            os.write(pipe, b"%d:" % count)
+            os.write(pipe, b"%d" % number * 500 + b"\n%d" % count)
+            os.write(pipe, b"\n")
+        os.write(pipe, b"the end")
+        os.close(pipe)
+
+    threads = [
+        threading.Thread(target=write, args=(number, pipe))
+        for number, (_, pipe) in writers.items()
+    ]
+
+    def close_when_done():
+        for thread in threads:
+            thread.join()
+        for pump in pumps:
+            pump.finish()
+        os.close(target)
+
+    closer = threading.Thread(target=close_when_done)
+    for thread in (*pumps, *threads, closer):
+        thread.start()
+    with open(shown, "rb") as file:
+        lines = file.read().decode().splitlines()
+    closer.join()
+    for number in writers:
+        prefix = f"[{number}] "
+        mine = [line[4:] for line in lines if line.startswith(prefix)]
+        expected = []
+        for count in range(500):
+            expected += [f"{count}:" + str(number) * 500, str(count)]
+        assert mine == [*expected, "the end"]
+    assert len(lines) == 4 * 1001
+
+
+def test_finishing_does_not_wait_for_a_pipe_that_stays_open(tmp_path):
+    read, write = os.pipe()
+    with open(tmp_path / "out", "wb") as target:
+        pump = Pump({read: b"> "}, target.fileno(), threading.Lock())
+        pump.start()
+        os.write(write, b"whole\npart")
+        pump.finish()
+    os.close(write)
+    assert (tmp_path / "out").read_bytes() == b"> whole\n> part\n"
+
+
+@pytest.mark.multiprocess
+def test_output_goes_to_the_stream_it_was_written_to(launch):
+    status, out, err = launch("print('out', i); print('err', i, file=sys.stderr)")
+    assert status == 0
+    assert sorted(out.splitlines()) == ["[0] out 0", "[1] out 1"]
+    assert sorted(err.splitlines()) == ["[0] err 0", "[1] err 1"]
+
+
+@pytest.mark.multiprocess
+def test_what_a_process_writes_appears_while_it_runs(started, program):
+    launcher = started(
+        "-n", "1", program("print('here'); sys.stdin.readline(); print('there')")
+    )
+    assert launcher.stdout.readline() == "[0] here\n"
+    out, _ = launcher.communicate("go on\n", timeout=60)
+    assert out == "[0] there\n"
+
+
+@pytest.mark.multiprocess
+def test_a_last_line_without_end_is_shown(launch):
+    assert (
+        launch("sys.stdout.write('no newline')", processes=1)[1] == "[0] no newline\n"
+    )
+
+
+@pytest.mark.multiprocess
+def test_without_prefix_nothing_stands_between(launch):
+    status, out, err = launch("os.write(1, b'as is')", processes=1, prefix=False)
+    assert (status, out, err) == (0, "as is", "")
+
+
+@pytest.mark.multiprocess
+def test_only_process_0_reads_what_is_typed(started, program):
+    path = program("print(repr(sys.stdin.read()))")
+    out, _ = started("-n", "2", path).communicate("typed", timeout=60)
+    assert sorted(out.splitlines()) == ["[0] 'typed'", "[1] ''"]

@@ -1,0 +1,39 @@
+import socket
+
+import pytest
+
+from jaxcomm.launch import port
+
+
+def test_nobody_else_is_given_a_reserved_port():
+    with (
+        port.reserved(0) as number,
+        socket.socket() as other,
+        pytest.raises(OSError, match="in use"),
+    ):
+        other.bind(("127.0.0.1", number))
+
+
+def test_two_runs_get_two_ports():
+    with port.reserved(0) as one, port.reserved(0) as another:
+        assert one != another
+
+
+def test_the_coordinator_can_serve_on_it():
+    with port.reserved(0) as number, socket.socket() as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        server.bind(("127.0.0.1", number))
+        server.listen()
+        with socket.create_connection(("127.0.0.1", number), timeout=5):
+            connection, _ = server.accept()
+            connection.close()
+
+
+def test_a_port_in_use_is_refused_by_name(launch):
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        number = server.getsockname()[1]
+        status, out, err = launch("print('ran')", coordinator_port=number)
+    assert (status, out) == (2, "")
+    assert f"port {number} cannot be had: Address already in use" in err

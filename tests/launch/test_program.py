@@ -1,0 +1,127 @@
+"""The program runs as if Python had been started with it."""
+
+import subprocess
+import sys
+
+import pytest
+
+from jaxcomm.launch import options, run
+
+pytestmark = pytest.mark.multiprocess
+
+SAYS = """
+import __main__
+def here(): pass
+print([sys.argv[1:], sys.argv[0], __name__, __file__, __package__, sys.path[0],
+       __main__.here is here, __main__.__dict__ is globals(),
+       __spec__ and __spec__.name, "jaxcomm" in sys.modules, "jax" in sys.modules])
+"""
+
+
+@pytest.fixture
+def both(capfd, monkeypatch):
+    """Returns a function that runs a program by hand and by the launcher."""
+
+    def start(*words):
+        monkeypatch.setenv("JAX_PROCESS_ID", "0")
+        by_hand = subprocess.run(
+            [sys.executable, *words], capture_output=True, text=True, check=False
+        )
+        status = run.run(options.parse(["-n", "1", *words]))
+        out, err = capfd.readouterr()
+        ours = [
+            line.removeprefix("[0] ")
+            for line in (out + err).splitlines()
+            if not line.startswith("jaxcomm.launch: ")
+        ]
+        assert status == by_hand.returncode
+        return (by_hand.stdout + by_hand.stderr).splitlines(), ours
+
+    return start
+
+
+def test_a_script_sees_what_it_would_see_by_hand(both, program, tmp_path):
+    program(SAYS, "folder/program.py")
+    (tmp_path / "link.py").symlink_to("folder/program.py")
+    for path in ("folder/program.py", "link.py"):
+        by_hand, ours = both(str(tmp_path / path), "-n", "--help", "--", "")
+        assert ours == by_hand
+        assert "'-n', '--help', '--', ''" in by_hand[0]
+
+
+def test_a_relative_path_stays_relative(both, program, tmp_path, monkeypatch):
+    program(SAYS, "folder/program.py")
+    monkeypatch.chdir(tmp_path)
+    by_hand, ours = both("folder/program.py")
+    assert ours == by_hand
+
+
+def test_a_folder_with_a_main_is_a_program(both, program, tmp_path):
+    program(SAYS, "folder/__main__.py")
+    by_hand, ours = both(str(tmp_path / "folder"), "x")
+    assert ours == by_hand
+
+
+@pytest.mark.parametrize("name", ["package.module", "package"])
+def test_a_module_sees_what_it_would_see_by_hand(
+    name, both, program, tmp_path, monkeypatch
+):
+    program(SAYS, "package/module.py")
+    program(SAYS, "package/__main__.py")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    by_hand, ours = both("-m", name, "-m", "x")
+    assert ours == by_hand
+    assert "['-m', 'x']" in by_hand[0]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def f(): raise ValueError('mine')\nf()",
+        "def f(:",
+        "try: 1 / 0\nexcept ZeroDivisionError: raise KeyError(2)",
+        "sys.excepthook = lambda *got: print('hook', got[0], got[2].tb_lineno)\n1 / 0",
+        "raise SystemExit(None)",
+        "sys.exit([1])",
+        "import atexit; atexit.register(print, 'at exit'); 1 / 0",
+    ],
+)
+def test_an_end_looks_as_it_would_by_hand(text, both, program):
+    by_hand, ours = both(program(text))
+    assert ours == by_hand
+
+
+def test_a_module_that_is_not_there_is_named(launch, capfd):
+    asked = options.Options(processes=1, script="json.no_such", module=True)
+    assert run.run(asked) == 1
+    assert "cannot run json.no_such: no such module" in capfd.readouterr().err
+
+
+def test_a_process_that_the_program_starts_is_no_part_of_the_run(launch):
+    status, out, _ = launch(
+        """
+import multiprocessing
+def work(x): return x + 1
+if __name__ == "__main__":
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        print(pool.map(work, [1, 2]))
+    if os.fork() == 0: sys.exit(5)
+    os.wait()
+""",
+        processes=1,
+    )
+    assert (status, out) == (0, "[0] [2, 3]\n")
+
+
+def test_options_of_the_interpreter_are_passed_on(program):
+    path = program("import warnings; warnings.warn('mine')")
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-m", "jaxcomm.launch", "-n", "1", path],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "[0] UserWarning: mine" in done.stderr

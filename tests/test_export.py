@@ -1,0 +1,295 @@
+"""J6: programs lowered or exported for devices that are not there, or elsewhere."""
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxcomm
+
+X = np.sin(np.arange(64, dtype=np.float32)).reshape(16, 4)
+SPEC = jax.P("i")
+# The order of float32 additions is XLA's there and ours here; the second derivatives
+# add up some hundred terms of size 1.
+ROUNDING = 2e-5
+
+
+def over(mesh, local, in_specs=SPEC, out_specs=SPEC):
+    return jax.jit(
+        jax.shard_map(local, mesh=mesh, in_specs=in_specs, out_specs=out_specs)
+    )
+
+
+def abstract(mesh):
+    return jax.sharding.AbstractMesh(
+        mesh.axis_sizes, mesh.axis_names, axis_types=mesh.axis_types
+    )
+
+
+def export_abstract(mesh, local, *arrays, specs=None, out_specs=SPEC):
+    """Exports with the shapes of the mesh alone; its devices are not used."""
+    mesh = abstract(mesh)
+    specs = specs or (SPEC,) * len(arrays)
+    arguments = [
+        jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=jax.NamedSharding(mesh, spec))
+        for a, spec in zip(arrays, specs, strict=True)
+    ]
+    program = over(mesh, local, specs, out_specs)
+    return jax.export.export(program, platforms=["cpu"])(*arguments)
+
+
+def call(exported, mesh, *arrays, specs=None):
+    specs = specs or (SPEC,) * len(arrays)
+    placed = [
+        jax.device_put(a, jax.NamedSharding(mesh, spec))
+        for a, spec in zip(arrays, specs, strict=True)
+    ]
+    return jax.jit(exported.call)(*placed)
+
+
+def ragged(x, backend):
+    ones = jnp.ones(4, jnp.int32)
+    rows, places = jnp.arange(4, dtype=jnp.int32), jnp.zeros(4, jnp.int32)
+    return jaxcomm.ragged_all_to_all(
+        x, jnp.zeros_like(x), rows, ones, places, ones, axis_name="i", backend=backend
+    )
+
+
+EVERY = {
+    "psum": lambda x, b: jaxcomm.psum(x, "i", backend=b),
+    "psum in groups": lambda x, b: jaxcomm.psum(
+        x, "i", axis_index_groups=[[0, 3], [1, 2]], backend=b
+    ),
+    "pmean": lambda x, b: jaxcomm.pmean(x, "i", backend=b),
+    "pmax": lambda x, b: jaxcomm.pmax(x, "i", backend=b),
+    "pmin": lambda x, b: jaxcomm.pmin(x, "i", backend=b),
+    "pprod": lambda x, b: jaxcomm.pprod(x, "i", backend=b),
+    "all_gather": lambda x, b: jaxcomm.all_gather(x, "i", tiled=True, backend=b),
+    "psum_scatter": lambda x, b: jaxcomm.psum_scatter(x, "i", tiled=True, backend=b),
+    "all_to_all": lambda x, b: jaxcomm.all_to_all(x, "i", 1, 0, tiled=True, backend=b),
+    "ppermute": lambda x, b: jaxcomm.ppermute(x, "i", [(0, 2), (2, 1)], backend=b),
+    "pshuffle": lambda x, b: jaxcomm.pshuffle(x, "i", [2, 0, 1, 3], backend=b),
+    "pswapaxes": lambda x, b: jaxcomm.pswapaxes(x, "i", 0, backend=b),
+    "pbroadcast": lambda x, b: jaxcomm.pbroadcast(x, "i", 2, backend=b),
+    "ragged_all_to_all": ragged,
+    "broadcast": lambda x, b: jaxcomm.broadcast(x, "i", 1, backend=b),
+    "reduce": lambda x, b: jaxcomm.reduce(x, "i", root=3, backend=b),
+    "gather": lambda x, b: jaxcomm.gather(x, "i", backend=b),
+    "scatter": lambda x, b: jaxcomm.scatter(x, "i", backend=b),
+    "scan": lambda x, b: jaxcomm.scan(x, "i", exclusive=True, backend=b),
+    "barrier": lambda x, b: jaxcomm.barrier(x, "i", backend=b),
+    "ring_shift": lambda x, b: jaxcomm.ring_shift(x, "i", -1, backend=b),
+}
+
+
+def every(backend):
+    def local(x):
+        outs = {name: function(x, backend) for name, function in EVERY.items()}
+        # Results that are equal on all devices leave as the others do.
+        return jaxcomm.pvary(outs, "i")
+
+    return local
+
+
+def test_every_collective_is_exported_for_an_abstract_mesh(make_mesh):
+    mesh = make_mesh(i=4)
+    exported = export_abstract(mesh, every("xla"), X)
+    assert exported.nr_devices == 4
+    assert "jaxcomm." not in exported.mlir_module()
+    assert len(jaxcomm.communicators()) == 0  # nobody's devices, nobody's communicator
+    found = call(exported, mesh, X)
+    expected = over(mesh, every("host"))(X)
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, 1e-6, 1e-6, err_msg=name)
+
+
+def derivatives(backend, most):
+    """Of a loss over most collectives; ``most`` is pmax."""
+
+    def loss(x):
+        moved = jaxcomm.ring_shift(jnp.sin(x), "i", backend=backend)
+        gathered = jaxcomm.all_gather(x * moved, "i", backend=backend)
+        scattered = jaxcomm.psum_scatter(jnp.cos(gathered), "i", backend=backend)
+        return (scattered * x * most(x)).sum()
+
+    def scan(x):
+        return jaxcomm.scan(x, ("v", "i"), backend=backend)
+
+    def local(x):
+        first = jax.grad(loss)
+        directions = jnp.stack([jnp.cos(x), x], 1)
+        return {
+            "first": first(x),
+            "forward over reverse": jax.jvp(first, (x,), (x,))[1],
+            "reverse over reverse": jax.grad(lambda x: (first(x) ** 2).sum())(x),
+            "checkpoint": jax.grad(jax.checkpoint(loss))(x),
+            "vmap": jax.vmap(first, 1, 1)(directions),
+            "vmap over its own axis": jax.vmap(scan, 1, 1, axis_name="v")(directions),
+        }
+
+    return local
+
+
+@pytest.mark.parametrize("by", ["argument", "variable"])
+def test_derivatives_are_exported_for_an_abstract_mesh(make_mesh, monkeypatch, by):
+    mesh = make_mesh(i=4)
+    if by == "argument":
+        program = derivatives("xla", lambda x: jaxcomm.pmax(x, "i", backend="xla"))
+        twin = derivatives("host", lambda x: jaxcomm.pmax(x, "i"))
+    else:
+        program = twin = derivatives(None, lambda x: jaxcomm.pmax(x, "i"))
+    expected = jax.tree.map(np.asarray, over(mesh, twin)(X))
+    jaxcomm.finalize()
+    if by == "variable":
+        monkeypatch.setenv("JAXCOMM_BACKEND", "xla")
+    found = call(export_abstract(mesh, program, X), mesh, X)
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, ROUNDING, ROUNDING, err_msg=name)
+
+
+def training_step(w, x):
+    """What the variable must reach: sums that no call of the user's names."""
+
+    def loss(w):
+        w = jaxcomm.pvary(w, "i")
+        return jaxcomm.pmean((jnp.sin(x @ w) ** 2).sum(), "i")
+
+    gradient = jax.grad(loss)(w)
+    return gradient, jax.jvp(jax.grad(loss), (w,), (gradient,))[1]
+
+
+STEP = {"specs": (jax.P(), SPEC)}
+
+
+def test_the_variable_exports_programs_that_name_no_backend(make_mesh, monkeypatch):
+    mesh = make_mesh(i=4)
+    w = np.cos(np.arange(4, dtype=np.float32))
+    program = over(mesh, training_step, STEP["specs"], jax.P())
+    expected = jax.tree.map(np.asarray, program(w, X))  # done before finalize
+    jaxcomm.finalize()
+    monkeypatch.setenv("JAXCOMM_BACKEND", "xla")
+    exported = export_abstract(mesh, training_step, w, X, **STEP, out_specs=jax.P())
+    found = call(exported, mesh, w, X, **STEP)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, ROUNDING)
+
+
+def test_what_init_chose_goes_before_the_variable(make_mesh, monkeypatch):
+    monkeypatch.setenv("JAXCOMM_BACKEND", "xla")
+    mesh = make_mesh(i=4)
+    jaxcomm.init(mesh, backend="host")
+    lowered = over(mesh, lambda x: jaxcomm.ring_shift(x, "i")).lower(X)
+    assert "jaxcomm.permute" in lowered.as_text()
+
+
+def test_ring_attention_is_exported_for_an_abstract_mesh(make_mesh):
+    mesh = make_mesh(i=4)
+    spec = jax.P(None, "i")
+    rng = np.random.default_rng(0)
+    qkv = [rng.standard_normal((1, 64, n, 8), np.float32) for n in (4, 2, 2)]
+
+    def local(backend):
+        def loss(*qkv):
+            out = jaxcomm.ring_attention(
+                *qkv, axis_name="i", is_causal=True, backend=backend
+            )
+            return (out**2).sum()
+
+        return jax.grad(loss, (0, 1, 2))
+
+    exported = export_abstract(
+        mesh, local("xla"), *qkv, specs=(spec,) * 3, out_specs=spec
+    )
+    found = call(exported, mesh, *qkv, specs=(spec,) * 3)
+    expected = over(mesh, local("host"), (spec,) * 3, spec)(*qkv)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_an_exported_program_serves_devices_in_any_order(make_mesh):
+    """XLA counts ranks along the mesh it is called on."""
+    mesh = make_mesh(i=4)
+    crossed = jax.sharding.Mesh(
+        mesh.devices[::-1], mesh.axis_names, axis_types=mesh.axis_types
+    )
+
+    def local(x):
+        return jaxcomm.scan(x, "i", backend="xla")
+
+    one, other = (over(m, local).lower(X).as_text() for m in (mesh, crossed))
+    assert one == other
+    exported = jax.export.export(over(mesh, local))(X)
+    expected = np.cumsum(X.reshape(4, 4, 4), 0, dtype=np.float32).reshape(X.shape)
+    for m in (mesh, crossed):
+        np.testing.assert_allclose(call(exported, m, X), expected, 1e-6, 1e-6)
+
+
+def test_an_abstract_mesh_is_lowered_for_the_devices_of_the_arguments(make_mesh):
+    mesh = make_mesh(i=4)
+    placed = jax.device_put(X, jax.NamedSharding(mesh, SPEC))
+    found = over(abstract(mesh), lambda x: jaxcomm.scan(x, "i", backend="xla"))(placed)
+    expected = np.cumsum(X.reshape(4, 4, 4), 0, dtype=np.float32).reshape(X.shape)
+    np.testing.assert_allclose(found, expected, 1e-6, 1e-6)
+
+
+def test_our_own_backend_refuses_an_abstract_mesh(make_mesh):
+    mesh = make_mesh(i=4)
+    message = r"psum over \('i',\): .* abstract mesh, .* devices, or .* backend='xla'"
+    placed = jax.device_put(X, jax.NamedSharding(mesh, SPEC))
+    with pytest.raises(ValueError, match=message):
+        over(abstract(mesh), lambda x: jaxcomm.psum(x, "i"), out_specs=jax.P())(placed)
+    # Where no argument has devices either, JAX speaks first.
+    with pytest.raises(ValueError, match="AbstractMesh cannot be used when"):
+        export_abstract(mesh, lambda x: jaxcomm.scan(x, "i"), X)
+
+
+# our own custom calls
+
+
+def ours(x):
+    return jaxcomm.scan(x, "i"), jaxcomm.ring_shift(x, "i")
+
+
+OPT_OUT = [
+    jax.export.DisabledSafetyCheck.custom_call(f"jaxcomm.{name}")
+    for name in ("scan", "permute")
+]
+
+
+def test_our_custom_calls_are_exported_only_with_the_opt_out(make_mesh):
+    program = over(make_mesh(i=4), ours)
+    with pytest.raises(ValueError, match="no compatibility guarantees"):
+        jax.export.export(program)(X)
+    with pytest.raises(ValueError, match=r"custom_call @jaxcomm\.permute"):
+        jax.export.export(program, disabled_checks=OPT_OUT[:1])(X)
+    jax.export.export(program, disabled_checks=OPT_OUT)(X)
+
+
+@pytest.mark.parametrize("serialized", [False, True])
+def test_an_exported_program_of_ours_needs_its_communicators(make_mesh, serialized):
+    """It names them by content: init on the same mesh brings them back."""
+    mesh = make_mesh(i=4)
+    program = over(mesh, ours)
+    exported = jax.export.export(program, disabled_checks=OPT_OUT)(X)
+    if serialized:
+        pytest.importorskip("flatbuffers", reason="jax.export serializes with it")
+        exported = jax.export.deserialize(exported.serialize())
+    expected = jax.tree.map(np.asarray, program(X))
+    jax.tree.map(np.testing.assert_array_equal, call(exported, mesh, X), expected)
+
+    jaxcomm.finalize()
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"Call jaxcomm\.init\(mesh"):
+        jax.block_until_ready(call(exported, mesh, X))
+    jaxcomm.init(mesh)
+    jax.tree.map(np.testing.assert_array_equal, call(exported, mesh, X), expected)
+
+
+def test_an_exported_program_of_ours_refuses_other_devices(make_mesh):
+    mesh = make_mesh(i=4)
+    exported = jax.export.export(over(mesh, ours), disabled_checks=OPT_OUT)(X)
+    elsewhere = jax.sharding.Mesh(
+        jax.devices()[4:], mesh.axis_names, axis_types=mesh.axis_types
+    )
+    with pytest.raises(jax.errors.JaxRuntimeError, match="not part of this commun"):
+        jax.block_until_ready(call(exported, elsewhere, X))
