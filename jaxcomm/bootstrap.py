@@ -5,10 +5,12 @@ that names the processes which did not come. What is decided from it (which back
 serves a partition) is decided from what all of them published, and so alike on all.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import json
 import os
+import secrets
 import time
 
 from jaxcomm import _ffi, _jax_compat, config
@@ -17,7 +19,7 @@ from jaxcomm.errors import CommunicatorError
 # Bumped when the layout of the shared memory changes: processes must agree on it.
 _LAYOUT = 1
 # One blocking look into the store; Ctrl-C is seen in between.
-_SLICE_SECONDS = 1.0
+_SLICE_SECONDS = 0.25
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,16 +76,21 @@ def forget() -> None:
 
 
 def _meet(processes, me):
-    store = _Store(processes)
-    pid = os.getpid()
-    card = {
-        "layout": _LAYOUT,
-        "boot": _boot_id(),
-        "pid": pid,
-        "start": _ffi.process_start_time(pid),
-    }
-    store.put("hello", me, card)
-    cards = store.get_all("hello", processes)
+    store = _Store(processes, me)
+    try:
+        while True:
+            try:
+                return _try_to_meet(store, processes, me)
+            except _StartedOver:
+                continue
+    except BaseException:
+        # Also Ctrl-C: nobody is to count on what this process said so far.
+        store.withdraw()
+        raise
+
+
+def _try_to_meet(store, processes, me):
+    cards = store.exchange_cards()
     layouts = {card["layout"] for card in cards.values()}
     if len(layouts) > 1:
         raise CommunicatorError(
@@ -96,26 +103,26 @@ def _meet(processes, me):
         host_of[process] = min(p for p in processes if cards[p]["boot"] == boot)
     members = tuple(p for p in processes if host_of[p] == host_of[me])
     # Anonymous memory first. Where a sandbox hides /proc/<pid>/fd, a file in /dev/shm.
-    refusals = {}
+    segment, refusals = None, dict.fromkeys(host_of.values(), "")
     for attempt in ("memfd", "dev-shm"):
-        segment, refusal = None, None
-        if len(members) > 1 and (attempt == "memfd" or host_of[me] in refusals):
+        refusal = None
+        if len(members) > 1 and host_of[me] in refusals:
             segment, refusal = _attach(store, attempt, members, me)
-        store.put(f"attached-{attempt}", me, refusal)
+        store.put(f"attached-{attempt}", refusal)
         answers = store.get_all(f"attached-{attempt}", processes)
         if segment is not None:
             segment.forget()
-        refused = {host_of[p]: text for p, text in answers.items() if text}
-        if attempt == "memfd" or host_of[me] in refusals:
-            mine = segment if host_of[me] not in refused else None
-        refusals = refused
+        refusals = {host_of[p]: text for p, text in answers.items() if text}
+        if host_of[me] in refusals:
+            segment = None
         if not refusals:
             break
+    store.check_nobody_started_over()
     process_set = None
-    if mine is not None:
+    if segment is not None:
         peers = [(cards[p]["pid"], cards[p]["start"], p) for p in members]
-        process_set = _ffi.process_set(mine, peers, members.index(me))
-    return Neighbors(host_of, refusals, members, process_set, mine)
+        process_set = _ffi.process_set(segment, peers, members.index(me))
+    return Neighbors(host_of, refusals, members, process_set, segment)
 
 
 def _attach(store, attempt, members, me):
@@ -126,9 +133,9 @@ def _attach(store, attempt, members, me):
             try:
                 segment = _ffi.create_segment(len(members), attempt == "dev-shm")
             except RuntimeError as error:
-                store.put(f"segment-{attempt}", me, {"error": str(error)})
+                store.put(f"segment-{attempt}", {"error": f"process {me}: {error}"})
                 raise
-            store.put(f"segment-{attempt}", me, {"address": segment.address()})
+            store.put(f"segment-{attempt}", {"address": segment.address()})
             return segment, None
         found = store.get_all(f"segment-{attempt}", (leader,))[leader]
         if "error" in found:
@@ -138,56 +145,109 @@ def _attach(store, attempt, members, me):
         return None, f"process {me}: {error}"
 
 
-class _Store:
-    """The part of the key-value store that one meeting of a set of processes uses."""
+class _StartedOver(Exception):
+    """Another process was interrupted and begins anew: so must we."""
 
-    def __init__(self, processes):
+
+class _Store:
+    """The part of the key-value store that one meeting of a set of processes uses.
+
+    Each process hands in a card with a token that it draws anew whenever it begins. The
+    other entries stand under all tokens together: who begins again never takes what was
+    said before for an answer.
+    """
+
+    def __init__(self, processes, me):
         self.client = _jax_compat.key_value_store()
         if self.client is None:
             raise CommunicatorError(
                 f"processes {list(processes)} cannot find each other: call "
                 f"jax.distributed.initialize() in each of them first"
             )
+        self.processes, self.me = processes, me
         name = hashlib.sha256(repr(processes).encode()).hexdigest()[:16]
         self.prefix = f"jaxcomm/{name}/{_meetings.get(processes, 0)}"
         self.deadline = time.monotonic() + config.timeout_seconds()
+        self.token = secrets.token_hex(8)
+        self.tokens = {}
 
-    def put(self, what, process, value):
-        # Again after an attempt that failed because others did not come.
-        self.client.key_value_set(
-            f"{self.prefix}/{what}/{process}", json.dumps(value), allow_overwrite=True
-        )
+    def exchange_cards(self):
+        pid = os.getpid()
+        card = {
+            "token": self.token,
+            "layout": _LAYOUT,
+            "boot": _boot_id(),
+            "pid": pid,
+            "start": _ffi.process_start_time(pid),
+        }
+        self._set(f"card/{self.me}", card)
+        self.tokens = {}
+        cards = self._collect("card", self.processes, lambda card: card["token"])
+        self.tokens = {process: card["token"] for process, card in cards.items()}
+        return cards
+
+    def withdraw(self):
+        with contextlib.suppress(Exception):  # the store itself may be gone
+            self._set(f"card/{self.me}", {"token": None})
+
+    def put(self, what, value):
+        self._set(f"{self._under_tokens(what)}/{self.me}", [value])
 
     def get_all(self, what, processes):
-        found, missing = {}, []
-        for process in processes:
-            value = self._get(f"{self.prefix}/{what}/{process}")
-            if value is None:
-                missing.append(process)
-            else:
-                found[process] = json.loads(value)
-        if missing:
-            raise CommunicatorError(
-                f"waited {config.timeout_seconds():g} s for process"
-                f"{'es' if len(missing) > 1 else ''} {', '.join(map(str, missing))} "
-                f"of {list(processes)} to make communicators too ({what}). Every "
-                f"process of the mesh must call jaxcomm.init, or run the program that "
-                f"needs them; see JAXCOMM_TIMEOUT"
-            )
-        return found
+        found = self._collect(self._under_tokens(what), processes, bool)
+        return {process: value for process, [value] in found.items()}
 
-    def _get(self, key):
+    def check_nobody_started_over(self):
+        for process, token in self.tokens.items():
+            if (self._get(f"card/{process}") or {}).get("token") != token:
+                raise _StartedOver
+
+    def _under_tokens(self, what):
+        every = "".join(self.tokens[process] for process in self.processes)
+        return f"{hashlib.sha256(every.encode()).hexdigest()[:16]}/{what}"
+
+    def _collect(self, what, processes, is_there):
+        found = {}
         while True:
+            for process in processes:
+                value = found.get(process) or self._get(f"{what}/{process}")
+                if value is not None and is_there(value):
+                    found[process] = value
+            missing = [process for process in processes if process not in found]
+            if not missing:
+                return found
+            self.check_nobody_started_over()
             rest = self.deadline - time.monotonic()
-            # Past the deadline too: whoever has come is not to be called missing.
-            wait = max(min(rest, _SLICE_SECONDS), 0.02)
-            try:
-                return self.client.blocking_key_value_get(key, int(wait * 1000))
-            except Exception as error:
-                if "DEADLINE_EXCEEDED" not in str(error):
-                    raise
-                if rest <= 0:
-                    return None
+            if rest <= 0:
+                raise CommunicatorError(
+                    f"waited {config.timeout_seconds():g} s for process"
+                    f"{'es' if len(missing) > 1 else ''} "
+                    f"{', '.join(map(str, missing))} of {list(self.processes)} to make "
+                    f"communicators too. Every process of the mesh must call "
+                    f"jaxcomm.init, or run the program that needs them; see "
+                    f"JAXCOMM_TIMEOUT"
+                )
+            # Returns as soon as the entry is there; Ctrl-C is seen in between.
+            wait = min(rest, _SLICE_SECONDS)
+            if self._get(f"{what}/{missing[0]}", wait) is not None:
+                time.sleep(0.01)  # there, but withdrawn: not to be asked for at once
+
+    def _set(self, key, value):
+        self.client.key_value_set(
+            f"{self.prefix}/{key}", json.dumps(value), allow_overwrite=True
+        )
+
+    def _get(self, key, seconds=0.0):
+        milliseconds = max(1, int(seconds * 1000))
+        try:
+            text = self.client.blocking_key_value_get(
+                f"{self.prefix}/{key}", milliseconds
+            )
+        except Exception as error:
+            if "DEADLINE_EXCEEDED" in str(error):
+                return None
+            raise
+        return json.loads(text)
 
 
 def _boot_id() -> str:

@@ -41,7 +41,8 @@ Transfer::Meeting LocalCommunicator::MeetingPlace(const Group& group, const Call
   return place;
 }
 
-void LocalCommunicator::BeginMoves(Group& group, const Call& call, Meeting* meeting) {
+void LocalCommunicator::BeginMoves(Group& group, const Call& call, Meeting* meeting,
+                                   int waiting) {
   const CallSite& site = *meeting->call_site;
   const int self = spec().process_set->arena().self();
   const auto make = [&] {
@@ -57,7 +58,7 @@ void LocalCommunicator::BeginMoves(Group& group, const Call& call, Meeting* meet
   const GroupBuffers buffers{meeting->operands.data(), meeting->results.data()};
   if (!meeting->stream->local_moves.empty()) {
     auto offered = RunMoves(site, *meeting->plan, meeting->stream->local_moves, buffers,
-                            call.scheduler, &meeting->offer, meeting->spinning);
+                            call.scheduler, &meeting->offer, waiting);
     if (offered != nullptr) meeting->offered.push_back(std::move(offered));
   }
   Transfer::Work work;
@@ -139,7 +140,7 @@ bool LocalCommunicator::NextTransfer(Group& group, const Call& call, Meeting* me
                                        spec().axes, ": ", status->message()));
     return true;
   }
-  BeginMoves(group, call, meeting);
+  BeginMoves(group, call, meeting, 0);
   return false;
 }
 
@@ -172,12 +173,12 @@ std::string LocalCommunicator::CallerText(const Group& group,
 }
 
 void LocalCommunicator::Cross(Group& group, int rank, const Call& call,
-                              std::unique_ptr<Meeting> meeting) {
+                              std::unique_ptr<Meeting> meeting, int waiting) {
   Meeting* const crossing = meeting.get();
   if (call.site->plan_reads_operands()) {
     BeginExchange(group, call, crossing);
   } else {
-    BeginMoves(group, call, crossing);
+    BeginMoves(group, call, crossing, waiting);
   }
   Status status;
   while (spec().process_set->RunBriefly(&crossing->transfer)) {
@@ -285,7 +286,11 @@ std::string LocalCommunicator::CrossingText(const Group& group, const Meeting& m
                   "heartbeats, unless jax_enable_recoverability is set.");
   }
   return text +
-         " They may have stopped or run a different program; see JAXCOMM_TIMEOUT.";
+         " They may have stopped or run a different program; see JAXCOMM_TIMEOUT. "
+         "Before "
+         "the next program call jaxcomm.finalize() in every process: they may be out "
+         "of "
+         "step.";
 }
 
 }  // namespace jaxcomm

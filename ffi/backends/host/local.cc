@@ -201,7 +201,7 @@ ffi::Future LocalCommunicator::ArriveTogether(Group& group, int rank, const Call
   lock.unlock();
 
   if (!group.process_of.empty()) {
-    Cross(group, rank, call, std::move(owned));
+    Cross(group, rank, call, std::move(owned), waiting);
     return future;
   }
   const int size = static_cast<int>(group.devices.size());

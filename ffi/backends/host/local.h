@@ -181,10 +181,11 @@ class LocalCommunicator final : public Communicator,
   void Complete(Group& group, std::unique_ptr<Meeting> meeting, int rank,
                 Status status);
 
-  // Takes the ranks of this process to those of others.
-  void Cross(Group& group, int rank, const Call& call,
-             std::unique_ptr<Meeting> meeting);
-  void BeginMoves(Group& group, const Call& call, Meeting* meeting);
+  // Takes the ranks of this process to those of others. `waiting` of them look out for
+  // blocks to move.
+  void Cross(Group& group, int rank, const Call& call, std::unique_ptr<Meeting> meeting,
+             int waiting);
+  void BeginMoves(Group& group, const Call& call, Meeting* meeting, int waiting);
   void BeginExchange(Group& group, const Call& call, Meeting* meeting);
   // After a transfer: true if that was all, with how it ended; else begins the next.
   bool NextTransfer(Group& group, const Call& call, Meeting* meeting, Status* status);
