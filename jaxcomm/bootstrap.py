@@ -5,12 +5,14 @@ that names the processes which did not come. What is decided from it (which back
 serves a partition) is decided from what all of them published, and so alike on all.
 """
 
+import builtins
 import contextlib
 import dataclasses
 import hashlib
 import json
 import os
 import secrets
+import sys
 import time
 
 from jaxcomm import _ffi, _jax_compat, config
@@ -33,6 +35,8 @@ class Neighbors:
       process_set: their shared memory; None if this process is alone on its host or
         there is a refusal.
       segment: the same, to ask for its size.
+      run_ids_agree: whether they run one source file, so that XLA numbers the runs of
+        a program alike on all of them.
     """
 
     host_of: dict[int, int]
@@ -40,6 +44,7 @@ class Neighbors:
     members: tuple[int, ...]
     process_set: object | None
     segment: object | None
+    run_ids_agree: bool
 
     def refusal(self, processes) -> str | None:
         """Returns why these processes cannot share memory, None if they can."""
@@ -82,7 +87,7 @@ def _meet(processes, me):
             try:
                 return _try_to_meet(store, processes, me)
             except _StartedOver:
-                continue
+                store.draw_token()
     except BaseException:
         # Also Ctrl-C: nobody is to count on what this process said so far.
         store.withdraw()
@@ -122,7 +127,8 @@ def _try_to_meet(store, processes, me):
     if segment is not None:
         peers = [(cards[p]["pid"], cards[p]["start"], p) for p in members]
         process_set = _ffi.process_set(segment, peers, members.index(me))
-    return Neighbors(host_of, refusals, members, process_set, segment)
+    one_source = len({card["source"] for card in cards.values()}) == 1
+    return Neighbors(host_of, refusals, members, process_set, segment, one_source)
 
 
 def _attach(store, attempt, members, me):
@@ -168,6 +174,9 @@ class _Store:
         name = hashlib.sha256(repr(processes).encode()).hexdigest()[:16]
         self.prefix = f"jaxcomm/{name}/{_meetings.get(processes, 0)}"
         self.deadline = time.monotonic() + config.timeout_seconds()
+        self.draw_token()
+
+    def draw_token(self):
         self.token = secrets.token_hex(8)
         self.tokens = {}
 
@@ -177,6 +186,7 @@ class _Store:
             "token": self.token,
             "layout": _LAYOUT,
             "boot": _boot_id(),
+            "source": _source(),
             "pid": pid,
             "start": _ffi.process_start_time(pid),
         }
@@ -199,7 +209,7 @@ class _Store:
 
     def check_nobody_started_over(self):
         for process, token in self.tokens.items():
-            if (self._get(f"card/{process}") or {}).get("token") != token:
+            if self._get_at_once(f"card/{process}")["token"] != token:
                 raise _StartedOver
 
     def _under_tokens(self, what):
@@ -210,15 +220,19 @@ class _Store:
         found = {}
         while True:
             for process in processes:
-                value = found.get(process) or self._get(f"{what}/{process}")
+                value = found.get(process)
+                if value is None:
+                    rest = max(self.deadline - time.monotonic(), 0.05)
+                    # Returns as soon as it is there; Ctrl-C is seen in between.
+                    wait = min(rest, _SLICE_SECONDS)
+                    value = self._get(f"{what}/{process}", wait)
                 if value is not None and is_there(value):
                     found[process] = value
             missing = [process for process in processes if process not in found]
             if not missing:
                 return found
             self.check_nobody_started_over()
-            rest = self.deadline - time.monotonic()
-            if rest <= 0:
+            if time.monotonic() > self.deadline:
                 raise CommunicatorError(
                     f"waited {config.timeout_seconds():g} s for process"
                     f"{'es' if len(missing) > 1 else ''} "
@@ -227,21 +241,23 @@ class _Store:
                     f"jaxcomm.init, or run the program that needs them; see "
                     f"JAXCOMM_TIMEOUT"
                 )
-            # Returns as soon as the entry is there; Ctrl-C is seen in between.
-            wait = min(rest, _SLICE_SECONDS)
-            if self._get(f"{what}/{missing[0]}", wait) is not None:
-                time.sleep(0.01)  # there, but withdrawn: not to be asked for at once
+            # What is there may be withdrawn: not to be asked for again at once.
+            time.sleep(0.001)
 
     def _set(self, key, value):
         self.client.key_value_set(
             f"{self.prefix}/{key}", json.dumps(value), allow_overwrite=True
         )
 
-    def _get(self, key, seconds=0.0):
-        milliseconds = max(1, int(seconds * 1000))
+    def _get_at_once(self, key):
+        """Returns an entry that is there; its value may have changed."""
+        return json.loads(self.client.key_value_try_get(f"{self.prefix}/{key}"))
+
+    def _get(self, key, seconds):
+        """Returns an entry, None if it did not come or the store was slow."""
         try:
             text = self.client.blocking_key_value_get(
-                f"{self.prefix}/{key}", milliseconds
+                f"{self.prefix}/{key}", max(1, int(seconds * 1000))
             )
         except Exception as error:
             if "DEADLINE_EXCEEDED" in str(error):
@@ -254,3 +270,14 @@ def _boot_id() -> str:
     """Names the running system: containers of one host share it, two hosts do not."""
     with open("/proc/sys/kernel/random/boot_id") as file:
         return file.read().strip()
+
+
+def _source() -> str:
+    """Names the file this process runs.
+
+    Its path goes into XLA's fingerprint of a program, and so does that of a notebook
+    cell, which is a temporary file of its process.
+    """
+    if hasattr(sys, "ps1") or hasattr(builtins, "__IPYTHON__"):
+        return f"interactive {os.getpid()}"
+    return str(getattr(sys.modules["__main__"], "__file__", ""))
