@@ -1,7 +1,8 @@
 """Train a small language model with its sequence split over a ring of devices.
 
 A byte-level transformer learns the Python standard library's source files (or --text)
-on 8 virtual CPU devices; every byte between the devices is moved by jaxcomm.
+on 8 virtual CPU devices; every byte between the devices is moved by jaxcomm. Under
+python -m jaxcomm.launch it runs on the devices of all processes.
 """
 
 import math
@@ -9,16 +10,23 @@ import pathlib
 import shlex
 import sys
 
-from absl import app, flags
+import jax
+from absl import app, flags, logging
 
 from jaxcomm.attention.schedules.registry import SCHEDULES
-from jaxcomm.communicator import BACKENDS
+from jaxcomm.backends import BACKENDS
+from jaxcomm.demo import processes
 from jaxcomm.demo.settings import DemoError, Settings, split_devices
 
 _DEFAULT = Settings()
+_DEFAULT_DEVICES = _DEFAULT.data * _DEFAULT.context
 
 _DEVICES = flags.DEFINE_integer(
-    "devices", None, "devices in total; default 8", lower_bound=1, upper_bound=256
+    "devices",
+    None,
+    "devices in total; default 8, or those of all processes",
+    lower_bound=1,
+    upper_bound=256,
 )
 _DATA = flags.DEFINE_integer(
     "data", None, "devices that share the batch; default: the rest", lower_bound=1
@@ -67,13 +75,16 @@ def settings_from_flags() -> Settings:
     Raises:
       DemoError: they contradict each other or are out of range.
     """
-    data, context = split_devices(_DEVICES.value, _DATA.value, _CONTEXT.value)
     if _WIDTH.value % 8:
         raise DemoError(
             f"--width={_WIDTH.value} is not a multiple of 8: 4 heads of an even size"
         )
     if not 0 < _LEARNING_RATE.value < math.inf:
         raise DemoError(f"--learning_rate={_LEARNING_RATE.value} is not positive")
+    # Last: it may have to start the devices.
+    data, context = split_devices(
+        _DEVICES.value, _DATA.value, _CONTEXT.value, default=_device_count()
+    )
     return Settings(
         data=data,
         context=context,
@@ -93,9 +104,18 @@ def settings_from_flags() -> Settings:
     )
 
 
+def _device_count() -> int:
+    return jax.device_count() if processes.count() > 1 else _DEFAULT_DEVICES
+
+
 def _fail(message: object, status: int) -> int:
     print(f"demo: {message}", file=sys.stderr)
     return status
+
+
+def _fail_together(message: object, status: int) -> int:
+    # It happened in every process alike; the first speaks for all.
+    return _fail(message, status) if processes.is_first() else status
 
 
 def main(argv: list[str]) -> int:
@@ -116,10 +136,13 @@ def main(argv: list[str]) -> int:
     except DemoError as error:
         return _fail(error, 2)
     except CheckFailed as error:
-        return _fail(error, 1)
+        return _fail_together(error, 1)
     except Interrupted as error:
         again = shlex.join([f for f in sys.argv[1:] if f != "--resume"] + ["--resume"])
-        return _fail(f"{error}. Go on: python -m jaxcomm.demo {again}", 130)
+        command = f"python -m jaxcomm.demo {again}"
+        if processes.count() > 1:
+            command = "the same command with --resume"
+        return _fail_together(f"{error}. Go on: {command}", 130)
     except KeyboardInterrupt:
         return _fail("interrupted", 130)
     return 0
@@ -130,7 +153,17 @@ def _parse(argv: list[str]) -> list[str]:
         return flags.FLAGS(argv)
     except flags.Error as error:
         sys.exit(_fail(f"{error}; see --help", 2))
+    except SystemExit:
+        # --help and its kin end the parsing so; absl would call that a failure.
+        sys.exit(0)
+
+
+def _main(argv: list[str]) -> int:
+    # Absl has raised it to INFO, at which jax tells how its processes meet.
+    if flags.FLAGS.verbosity == logging.INFO:
+        logging.set_verbosity(logging.WARNING)
+    return main(argv)
 
 
 if __name__ == "__main__":
-    app.run(main, flags_parser=_parse)
+    app.run(_main, flags_parser=_parse)

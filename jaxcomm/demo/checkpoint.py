@@ -7,6 +7,7 @@ import pathlib
 import jax
 import orbax.checkpoint as ocp
 
+from jaxcomm.demo import processes
 from jaxcomm.demo.settings import DemoError, Settings
 from jaxcomm.demo.step import State
 
@@ -39,6 +40,8 @@ def fingerprint(settings: Settings, digest: str) -> dict[str, int | float | str]
 class Checkpoints:
     """The checkpoints in one folder; the last two are kept.
 
+    The first process writes them, each process reads them.
+
     Args:
       folder: where they are; made with the first one.
       identity: as :func:`fingerprint` returns it.
@@ -57,7 +60,7 @@ class Checkpoints:
         The first save of a run that was not resumed replaces what an older run left.
         """
         step = len(losses)
-        if step == self.saved_step:
+        if step == self.saved_step or not processes.is_first():
             return
         manager = self._open()
         if self.saved_step is None and not self._resumed:
@@ -121,6 +124,17 @@ class Checkpoints:
 
     def _open(self) -> ocp.CheckpointManager:
         if self._manager is None:
-            options = ocp.CheckpointManagerOptions(max_to_keep=2, create=True)
+            # Each by itself: what is saved lies on the host, so no other has a part of
+            # it, and orbax would else meet in collectives of XLA.
+            alone = ocp.options.MultiprocessingOptions(
+                primary_host=jax.process_index(),
+                active_processes={jax.process_index()},
+                barrier_sync_key_prefix=f"process{jax.process_index()}",
+            )
+            options = ocp.CheckpointManagerOptions(
+                max_to_keep=2, create=False, multiprocessing_options=alone
+            )
+            # Orbax makes it only where all processes take part.
+            self.folder.mkdir(parents=True, exist_ok=True)
             self._manager = ocp.CheckpointManager(self.folder, options=options)
         return self._manager

@@ -2,6 +2,7 @@
 
 import jax
 
+from jaxcomm.demo import processes
 from jaxcomm.demo.settings import DemoError
 from jaxcomm.demo.step import AXES
 
@@ -9,12 +10,22 @@ from jaxcomm.demo.step import AXES
 def make_mesh(data: int, context: int) -> jax.sharding.Mesh:
     """Make a mesh with the axes data and context, on virtual CPU devices.
 
-    Where JAX_PLATFORMS names another platform, on the devices of that platform.
+    Where JAX_PLATFORMS names another platform, on the devices of that platform. Where
+    there are several processes, on all devices of all of them: a ring stays within a
+    process if it has enough devices, since every layer goes around it, and the
+    gradients, which travel once in a step, cross.
 
     Raises:
-      DemoError: jax has fewer devices and has started already.
+      DemoError: jax has fewer devices and has started already, or several processes
+        have another number of them.
     """
-    wanted = data * context
+    wanted, count = data * context, processes.count()
+    devices = _of_all(wanted, count) if count > 1 else _of_one(wanted)
+    automatic = (jax.sharding.AxisType.Auto,) * 2
+    return jax.make_mesh((data, context), AXES, axis_types=automatic, devices=devices)
+
+
+def _of_one(wanted):
     try:
         jax.config.update("jax_num_cpu_devices", wanted)
     except RuntimeError:
@@ -30,7 +41,19 @@ def make_mesh(data: int, context: int) -> jax.sharding.Mesh:
             f"platform {devices[0].platform}. For virtual CPU devices start a fresh "
             "process with JAX_PLATFORMS=cpu; or pass a smaller --devices"
         )
-    automatic = (jax.sharding.AxisType.Auto,) * 2
-    return jax.make_mesh(
-        (data, context), AXES, axis_types=automatic, devices=devices[:wanted]
-    )
+    return devices[:wanted]
+
+
+def _of_all(wanted, count):
+    devices = jax.devices()
+    if len(devices) != wanted:
+        if wanted % count:
+            remedy = f"as many as {count} processes can share evenly"
+        else:
+            remedy = f"start them with --devices-per-process={wanted // count}"
+        raise DemoError(
+            f"{wanted} devices were asked for, but {count} processes have "
+            f"{len(devices)} together, all of which take part. Ask for {len(devices)}, "
+            f"or {remedy}"
+        )
+    return devices

@@ -43,15 +43,19 @@ class TrainingProgress:
       done: steps taken by earlier runs.
       steps: in total.
       tokens_per_step: in all sequences together.
+      is_shown: whether anything is.
     """
 
-    def __init__(self, done: int, steps: int, tokens_per_step: int):
+    def __init__(
+        self, done: int, steps: int, tokens_per_step: int, *, is_shown: bool = True
+    ):
+        self._is_shown = is_shown
         self._first, self._steps, self._tokens = done, steps, tokens_per_step
         self._started = self._printed = time.perf_counter()
         self._bar = None
 
     def __enter__(self) -> "TrainingProgress":
-        if sys.stdout.isatty():
+        if self._is_shown and sys.stdout.isatty():
             self._bar = rich.progress.Progress(
                 "training",
                 rich.progress.BarColumn(),
@@ -82,6 +86,8 @@ class TrainingProgress:
             return
         # A log is read later: a dozen lines tell it, and a slow run still gives signs.
         tenth = max(1, self._steps // 10)
+        if not self._is_shown:
+            return
         news = step - self._first == 1 or step % tenth == 0 or step == self._steps
         if news or now - self._printed > 30:
             self._printed = now

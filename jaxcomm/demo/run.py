@@ -1,7 +1,7 @@
 """One run of the demo, from the text to what the model writes."""
 
 import jaxcomm
-from jaxcomm.demo import data, generate, plot, report, step
+from jaxcomm.demo import data, generate, plot, processes, report, step
 from jaxcomm.demo.interrupt import Interrupted, deferred_interrupt
 from jaxcomm.demo.settings import DemoError, Settings
 from jaxcomm.demo.training import Training
@@ -31,32 +31,36 @@ def run(settings: Settings) -> None:
         _make_output(settings)
     with timings.phase("start"):
         training = Training(settings, text)
-    print(training.describe(), flush=True)
+    _say(training.describe())
     with timings.phase("compile"):
         ours, of_xla = step.count_collectives(training.compile())
-    print(f"step   {ours} calls of jaxcomm, {of_xla} collectives of XLA\n", flush=True)
+    _say(f"step   {ours} calls of jaxcomm, {of_xla} collectives of XLA\n")
     try:
         expected = _reference(training, timings)
         _train(training, expected, timings)
         with timings.phase("validation"):
             validation = training.validate()
-        with timings.phase("loss curve"):
-            curve = settings.output / "loss.png"
-            plot.plot_losses(curve, training.losses, validation)
-        with timings.phase("generation"):
-            prompt, written = training.write()
     finally:
         with timings.phase("checkpoint"):
             training.checkpoints.close()
-    print(
+    # The others stay until it is done: communicators end with the first that leaves.
+    processes.from_first(lambda: _conclude(training, validation, timings))
+
+
+def _conclude(training: Training, validation: float, timings: report.Timings) -> None:
+    curve = training.settings.output / "loss.png"
+    with timings.phase("loss curve"):
+        plot.plot_losses(curve, training.losses, validation)
+    with timings.phase("generation"):
+        prompt, written = training.write()
+    _say(
         f"\nloss {training.losses[0]:.3f} at step 1, {training.losses[-1]:.3f} at step "
         f"{len(training.losses)}, {validation:.3f} on text held out (nats per byte)\n\n"
         f"Given the held-out text\n{_quote(prompt)}\nthe model goes on\n"
         f"{_quote(written)}\n\n"
         f"{jaxcomm.communicators()}\n{report.traffic(jaxcomm.communicators())}\n\n"
         f"checkpoint  {training.checkpoints.folder}\n"
-        f"loss curve  {curve.absolute()}\n\n{timings}",
-        flush=True,
+        f"loss curve  {curve.absolute()}\n\n{timings}"
     )
 
 
@@ -66,22 +70,23 @@ def _reference(training: Training, timings: report.Timings) -> list[float]:
     if settings.check is False:
         return []
     if settings.check is None and settings.sequence > LONGEST_CHECKED:
-        print(
+        _say(
             f"not compared with one device: the scores of {settings.sequence:,} tokens "
-            "may not fit into memory; --check compares all the same",
-            flush=True,
+            "may not fit into memory; --check compares all the same"
         )
         return []
     count = min(CHECKED_STEPS, settings.steps - len(training.losses))
-    print(f"{count} steps on one device with ordinary attention ...", flush=True)
+    _say(f"{count} steps on one device with ordinary attention ...")
     with timings.phase("reference"):
-        return training.reference_losses(count)
+        return processes.from_first(lambda: training.reference_losses(count))
 
 
 def _train(training: Training, expected: list[float], timings: report.Timings) -> None:
     settings = training.settings
     first = len(training.losses)
-    progress = report.TrainingProgress(first, settings.steps, settings.tokens_per_step)
+    progress = report.TrainingProgress(
+        first, settings.steps, settings.tokens_per_step, is_shown=processes.is_first()
+    )
     with timings.phase("training"), deferred_interrupt() as interrupted, progress:
         for done in range(first + 1, settings.steps + 1):
             progress.update(done, training.advance())
@@ -89,7 +94,7 @@ def _train(training: Training, expected: list[float], timings: report.Timings) -
                 _compare(training.losses[first:], expected, first)
             if done % settings.checkpoint_every == 0 or done == settings.steps:
                 training.save()
-            if interrupted():
+            if training.agree(interrupted()):
                 training.save()
                 raise Interrupted(
                     f"interrupted; step {done} is saved in "
@@ -99,7 +104,7 @@ def _train(training: Training, expected: list[float], timings: report.Timings) -
 
 def _compare(losses: list[float], expected: list[float], first: int) -> None:
     table = report.comparison_table(losses, expected, first, TOLERANCE)
-    print(f"losses on the mesh and on one device:\n{table}", flush=True)
+    _say(f"losses on the mesh and on one device:\n{table}")
     largest = report.largest_difference(losses, expected)
     if not largest <= TOLERANCE:
         raise CheckFailed(
@@ -108,11 +113,18 @@ def _compare(losses: list[float], expected: list[float], first: int) -> None:
         )
 
 
+def _say(text: str) -> None:
+    if processes.is_first():
+        print(text, flush=True)
+
+
 def _quote(text: bytes) -> str:
     return "\n".join(f"  | {line}" for line in generate.printable(text).split("\n"))
 
 
 def _make_output(settings: Settings) -> None:
+    if not processes.is_first():
+        return
     try:
         settings.output.mkdir(parents=True, exist_ok=True)
         probe = settings.output / ".writable"

@@ -47,15 +47,16 @@ class Settings:
 
 
 def split_devices(
-    devices: int | None, data: int | None, context: int | None
+    devices: int | None, data: int | None, context: int | None, *, default: int = 8
 ) -> tuple[int, int]:
     """Choose the mesh: how many devices share the batch, how many a sequence.
 
     Args:
-      devices: in total. If None, 8, or what data and context multiply to.
+      devices: in total. If None, what data and context multiply to, or the default.
       data: devices that share the batch. If None, whatever context leaves.
       context: devices in a ring. If None, the largest number up to 4 that divides, or
         all devices if only 1 does.
+      default: devices that there are.
 
     Returns:
       (data, context), whose product is the number of devices.
@@ -67,7 +68,7 @@ def split_devices(
     (2, 3)
     """
     if devices is None:
-        devices = data * context if data and context else 8
+        devices = data * context if data and context else default
     if context is None and data is not None:
         context = devices // data
     if context is None:

@@ -6,10 +6,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 import jaxcomm
-from jaxcomm.demo import model
+from jaxcomm.demo import model, processes
 
 AXES = ("data", "context")
 
@@ -74,6 +75,14 @@ class MeshProgram:
         self.evaluate = self._on_mesh(
             lambda state, *batch: self._loss(state.params, *batch), jax.P()
         )
+        self._largest = jax.jit(
+            jax.shard_map(
+                lambda flags: jaxcomm.pmax(flags[0, 0], AXES),
+                mesh=mesh,
+                in_specs=jax.P(*AXES),
+                out_specs=jax.P(),
+            )
+        )
 
     def _on_mesh(self, function, out_specs, **options):
         in_specs = (jax.P(), jax.P(*AXES), jax.P(*AXES))
@@ -92,7 +101,14 @@ class MeshProgram:
           The same two, int32 (data, length padded to the ring), split over the mesh.
         """
         dealt = jaxcomm.reorder(batch, self._ring, schedule=self.schedule)
-        return jax.device_put(dealt, self._split)
+        return processes.put(dealt, self._split)
+
+    def in_any_process(self, flag: bool) -> bool:
+        """Say whether the flag is set in any process; every process must ask."""
+        if processes.count() == 1:
+            return flag
+        flags = np.full(self.mesh.devices.shape, flag, np.int32)
+        return bool(self._largest(processes.put(flags, self._split)))
 
     def batch_shape(self):
         """Return the shapes of what :meth:`deal` returns."""

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 
 import jaxcomm
-from jaxcomm.demo import data, generate, model, reference, step
+from jaxcomm.demo import data, generate, model, processes, reference, step
 from jaxcomm.demo.checkpoint import Checkpoints, Progress, fingerprint
 from jaxcomm.demo.devices import make_mesh
 from jaxcomm.demo.settings import DemoError, Settings
@@ -56,13 +56,15 @@ class Training:
                 )
         self.losses = progress.losses
         self.start = jax.tree.map(np.asarray, progress.state)
-        self.state = jax.device_put(self.start, self._program.replicated)
+        self.state = processes.put(self.start, self._program.replicated)
         self._compiled = None
 
     def describe(self) -> str:
         """Say what is trained, on what and how."""
         settings, text = self.settings, self.text
         platform = self.mesh.devices.flat[0].platform
+        count = processes.count()
+        where = f" in {count} processes" if count > 1 else ""
         resumed = f"; goes on after step {len(self.losses)}" if self.losses else ""
         return (
             f"text   {text.source}: {text.train.size:,} bytes to train on, "
@@ -70,8 +72,8 @@ class Training:
             f"model  {model.count_params(self.start.params):,} parameters in "
             f"{settings.layers} layers of width {settings.width}{resumed}\n"
             f"mesh   data={settings.data} x context={settings.context} {platform} "
-            f"devices, sequences of {settings.sequence:,} bytes in {settings.schedule} "
-            "order"
+            f"devices{where}, sequences of {settings.sequence:,} bytes in "
+            f"{settings.schedule} order"
         )
 
     def compile(self) -> str:
@@ -94,12 +96,18 @@ class Training:
     def reference_losses(self, count: int) -> list[float]:
         """Take the next ``count`` steps on one device, with ordinary attention."""
         train = reference.make_train(self._optimizer)
-        state = jax.device_put(self.start, self.mesh.devices.flat[0])
+        # The mesh's first device may be another process's.
+        own = jax.local_devices(backend=self.mesh.devices.flat[0].platform)[0]
+        state = jax.device_put(self.start, own)
         losses = []
         for number in range(len(self.losses), len(self.losses) + count):
             state, loss = train(state, self._batch(self.text.train, number))
             losses.append(float(loss))
         return losses
+
+    def agree(self, flag: bool) -> bool:
+        """Say whether the flag is set in any process; every process must ask."""
+        return self._program.in_any_process(flag)
 
     def save(self) -> None:
         """Save a checkpoint of the present state."""

@@ -1,0 +1,108 @@
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+
+import jaxcomm
+
+pytestmark = pytest.mark.multiprocess
+LAUNCHER = ("-m", "jaxcomm.launch", "-n", "2", "--devices-per-process", "2")
+DEMO = ("-m", "jaxcomm.demo", "--sequence=61", "--layers=2", "--width=16")
+# The means over the batch are summed in another order.
+TOLERANCE = 1e-4
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Returns ``start(*arguments)``: a Python that runs in a folder with a text."""
+    lines = "".join(f"{i} squared is {i * i}\n" for i in range(999))
+    (tmp_path / "text.txt").write_text(lines)
+    environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+    # The package under test, installed or not.
+    environment["PYTHONPATH"] = str(pathlib.Path(jaxcomm.__file__).parents[1])
+    started = []
+
+    def call(*arguments):
+        started.append(
+            subprocess.Popen(
+                [sys.executable, *arguments, "--text=text.txt"],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                cwd=tmp_path,
+                env=environment,
+            )
+        )
+        return started[-1]
+
+    yield call
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def losses(out):
+    return [float(loss) for loss in re.findall(r"step \d+/\d+  loss ([\d.]+)", out)]
+
+
+def test_trains_as_in_one_process(start):
+    mesh = ("--data=2", "--context=2")
+    process = start(*LAUNCHER, *DEMO, *mesh, "--steps=3", "--output=several")
+    out, err = process.communicate(timeout=200)
+    assert process.returncode == 0, err
+    assert err == ""
+    assert out.count("data=2 x context=2 cpu devices in 2 processes, sequences") == 1
+    assert out.count("0 collectives of XLA") == 1
+    assert out.count("allowed 1.0e-04: equal") == 1
+    assert out.count("data x context  default  host     4     1") == 1
+    assert out.count("the model goes on") == 1
+
+    # The same settings and seed.
+    process = start(*DEMO, *mesh, "--nocheck", "--steps=3", "--output=one")
+    out_of_one, err = process.communicate(timeout=100)
+    assert process.returncode == 0, err
+    assert len(losses(out)) == 3
+    assert losses(out) == pytest.approx(losses(out_of_one), abs=TOLERANCE)
+
+
+def test_resumes_what_one_process_saved(start):
+    mesh = ("--data=2", "--context=2", "--nocheck", "--output=both")
+    process = start(*DEMO, *mesh, "--steps=1")
+    _, err = process.communicate(timeout=100)
+    assert process.returncode == 0, err
+    process = start(*LAUNCHER, *DEMO, *mesh, "--steps=2", "--resume")
+    out, err = process.communicate(timeout=200)
+    assert process.returncode == 0, err
+    assert out.count("goes on after step 1") == 1
+    assert len(losses(out)) == 1
+
+
+def test_ctrl_c_ends_all_after_the_same_step(start, tmp_path):
+    process = start(*LAUNCHER, *DEMO, "--data=2", "--nocheck", "--steps=1000000")
+    lines = iter(process.stdout.readline, "")
+    assert any("step 1/" in line for line in lines)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "Traceback" not in err
+    assert "killed" not in err
+    assert err.count("demo: interrupted; step") == 1
+    assert "Go on: the same command with --resume" in err
+    step = re.search(r"step (\d+) is saved", err)[1]
+    assert (tmp_path / "demo_output" / "checkpoints" / step).is_dir()
+
+
+def test_refuses_another_number_of_devices_than_there_are(start):
+    process = start(*LAUNCHER, *DEMO, "--devices=8")
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert out == ""
+    assert "Traceback" not in err
+    assert (
+        "demo: 8 devices were asked for, but 2 processes have 4 together, all of which "
+        "take part. Ask for 4, or start them with --devices-per-process=4\n"
+    ) in err
