@@ -36,7 +36,7 @@ SHELL := bash
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
 
-.PHONY: help demo test install develop cpptest sanitize lint format stubs bench \
+.PHONY: help demo test install develop cpptest sanitize soak lint format stubs bench \
   notebooks wheel clean bazel-test FORCE
 
 help: ## list the targets
@@ -85,6 +85,9 @@ sanitize: $(BUILD_REQUIRES) ## C++ tests under ThreadSanitizer, then Address- an
 	  UBSAN_OPTIONS="print_stacktrace=1 $${UBSAN_OPTIONS:-}" \
 	  $(TOOLS) $$norandom ctest --test-dir $$folder --output-on-failure --no-tests=error; \
 	done
+
+soak: $(INSTALLED) ## 100,000 mixed collectives between processes, every result checked
+	@$(RUN) -m jaxcomm.soak $(ARGS)
 
 lint: $(VENV)/.extra-dev ## ruff, pyright, clang-format, stripped notebooks
 	$(BIN)/ruff check .

@@ -87,7 +87,7 @@ def _meet(processes, me):
             try:
                 return _try_to_meet(store, processes, me)
             except _StartedOver:
-                store.draw_token()
+                continue
     except BaseException:
         # Also Ctrl-C: nobody is to count on what this process said so far.
         store.withdraw()
@@ -158,9 +158,9 @@ class _StartedOver(Exception):
 class _Store:
     """The part of the key-value store that one meeting of a set of processes uses.
 
-    Each process hands in a card with a token that it draws anew whenever it begins. The
-    other entries stand under all tokens together: who begins again never takes what was
-    said before for an answer.
+    Each process hands in a card with a token that it draws when it is called; who only
+    follows another that started over keeps its own. The other entries stand under all
+    tokens together: who begins again never takes what was said before for an answer.
     """
 
     def __init__(self, processes, me):
@@ -174,9 +174,6 @@ class _Store:
         name = hashlib.sha256(repr(processes).encode()).hexdigest()[:16]
         self.prefix = f"jaxcomm/{name}/{_meetings.get(processes, 0)}"
         self.deadline = time.monotonic() + config.timeout_seconds()
-        self.draw_token()
-
-    def draw_token(self):
         self.token = secrets.token_hex(8)
         self.tokens = {}
 

@@ -1,0 +1,1 @@
+"""Mixed collectives between processes for as long as one likes, all results checked."""

@@ -1,0 +1,183 @@
+"""Teams of JAX processes that stay up while many tests run functions in them."""
+
+import inspect
+import json
+import os
+import pathlib
+import selectors
+import subprocess
+import sys
+import time
+
+import pytest
+
+from jaxcomm.launch import port
+
+WORKER = pathlib.Path(__file__).with_name("worker.py")
+LOOPBACK = "127.0.0.1"
+# For a loaded machine; alone, four processes are up after five seconds.
+START_SECONDS = 120
+# More than a call gets: a process that is late ends itself and says where it was.
+GRACE_SECONDS = 5
+TAIL_BYTES = 6000
+
+
+class Team:
+    """Processes of ``devices`` CPU devices each, joined by jax.distributed."""
+
+    def __init__(self, processes, devices, folder, environment=None):
+        self.devices = devices
+        self._logs = [folder / f"process-{i}.txt" for i in range(processes)]
+        self._popens = []
+        self.broken = False
+        with port.reserved(0) as number:
+            for process, log in enumerate(self._logs):
+                words = [process, processes, devices, number]
+                with log.open("w") as stderr:
+                    popen = subprocess.Popen(
+                        [sys.executable, "-W", "error", WORKER, *map(str, words)],
+                        env=_environment(environment or {}),
+                        stdin=subprocess.PIPE,
+                        stdout=subprocess.PIPE,
+                        stderr=stderr,
+                    )
+                self._popens.append(popen)
+            self._replies(START_SECONDS)
+
+    def call(self, function, *, seconds=100, environment=None, **arguments):
+        """Runs ``function(here, **arguments)`` in every process.
+
+        Returns what it returned in each, which must be JSON. The test fails, with what
+        all of them have to say, if it raised in any or took too long.
+        """
+        message = {
+            "file": inspect.getfile(function),
+            "function": function.__name__,
+            "arguments": arguments,
+            "environment": environment or {},
+            "seconds": seconds,
+        }
+        for popen in self._popens:
+            popen.stdin.write(json.dumps(message).encode() + b"\n")
+            popen.stdin.flush()
+        return self._replies(seconds + GRACE_SECONDS)
+
+    def stop(self):
+        """Lets the processes end by themselves, and checks that they do so in order."""
+        for popen in self._popens:
+            popen.stdin.close()
+        try:
+            for popen in self._popens:
+                popen.wait(30)
+        except subprocess.TimeoutExpired:
+            self._fail("they do not end", [None] * len(self._popens))
+        finally:
+            self._kill()
+        statuses = [popen.returncode for popen in self._popens]
+        if not self.broken and any(statuses):
+            self._fail(f"they ended with {statuses}", [None] * len(self._popens))
+        pids = {str(popen.pid) for popen in self._popens}
+        left = [n for n in os.listdir("/dev/shm") if pids & set(n.split("-"))]
+        assert not left, f"left in /dev/shm: {left}"
+
+    def _replies(self, seconds):
+        replies = [None] * len(self._popens)
+        deadline = time.monotonic() + seconds
+        with selectors.DefaultSelector() as selector:
+            for process, popen in enumerate(self._popens):
+                selector.register(popen.stdout, selectors.EVENT_READ, process)
+            while selector.get_map():
+                left = deadline - time.monotonic()
+                ready = selector.select(max(left, 0)) if left > 0 else []
+                if not ready:
+                    self._fail(f"no answer after {seconds} s", replies)
+                for key, _ in ready:
+                    line = key.fileobj.readline()
+                    selector.unregister(key.fileobj)
+                    replies[key.data] = json.loads(line) if line else {}
+                if any("value" not in reply for reply in replies if reply is not None):
+                    # The others may wait for it: they get a moment to say so.
+                    deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
+        if any("value" not in reply for reply in replies):
+            self._fail("an error", replies)
+        return [reply["value"] for reply in replies]
+
+    def _fail(self, what, replies):
+        self.broken = True
+        self._kill()
+        text = [f"a team of {len(self._popens)} x {self.devices} devices: {what}"]
+        for process, (popen, log, reply) in enumerate(
+            zip(self._popens, self._logs, replies, strict=True)
+        ):
+            said = log.read_text(errors="replace")[-TAIL_BYTES:]
+            error = (reply or {}).get("error", "")
+            state = "no answer" if reply is None else "answered" if reply else "ended"
+            text.append(
+                f"--- process {process} ({state}, status {popen.returncode}):\n"
+                f"{said}{error}"
+            )
+        pytest.fail("\n".join(text), pytrace=False)
+
+    def _kill(self):
+        for popen in self._popens:
+            if popen.poll() is None:
+                popen.kill()
+        for popen in self._popens:
+            popen.wait()
+            popen.stdout.close()
+            popen.stdin.close()
+
+
+def _environment(more):
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("JAX", "XLA_"))
+    }
+    if any("_proxy" in name.lower() for name in inherited):
+        # gRPC would ask a proxy for the way to this host.
+        inherited["no_grpc_proxy"] = LOOPBACK
+    return inherited | {"JAXCOMM_TIMEOUT": "60"} | more
+
+
+@pytest.fixture(scope="session")
+def teams(tmp_path_factory):
+    """Gives ``teams(processes, devices)``: a team, kept for the tests that follow."""
+    running = {}
+
+    def get(processes, devices):
+        shape = processes, devices
+        if shape in running and running[shape].broken:
+            del running[shape]
+        if shape not in running:
+            folder = tmp_path_factory.mktemp(f"team-{processes}x{devices}")
+            running[shape] = Team(processes, devices, folder)
+        return running[shape]
+
+    yield get
+    for team in running.values():
+        if not team.broken:
+            team.stop()
+
+
+@pytest.fixture
+def team(teams):
+    """Four processes of two devices each; meshes take as many of them as they need."""
+    return teams(4, 2)
+
+
+@pytest.fixture
+def start_team(tmp_path):
+    """Gives ``start_team(processes, devices, environment)``: one for this test alone."""
+    started = []
+
+    def start(processes, devices, environment=None):
+        folder = tmp_path / f"team-{len(started)}"
+        folder.mkdir()
+        started.append(Team(processes, devices, folder, environment))
+        return started[-1]
+
+    yield start
+    for team in started:
+        if not team.broken:
+            team.stop()

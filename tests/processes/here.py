@@ -1,0 +1,162 @@
+"""What a function that runs in a team's process has at hand: meshes, programs, models.
+
+A stacked array holds the operands, or results, of all devices along axis 0 in the order
+of the mesh, as in tests/collectives. Every process knows all of what should come out
+and looks at the rows of its own devices.
+"""
+
+import functools
+import importlib.util
+import pathlib
+from typing import Any
+
+import every_collective
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax._src import distributed
+
+
+TESTS = pathlib.Path(__file__).parents[1]
+
+
+@functools.cache
+def load(path) -> Any:
+    """Imports a file that is on no path, once."""
+    path = pathlib.Path(path)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class Here:
+    """This process among the others.
+
+    Attributes:
+      process, processes: its index and their number.
+      model: the numpy models of tests/collectives, by name.
+      every: every_collective.py.
+    """
+
+    def __init__(self):
+        self.process = jax.process_index()
+        self.processes = jax.process_count()
+        self.model = self.load("collectives/conftest.py")
+        self.every = every_collective
+        self.by_group = self.model.apply_by_group
+        self.values = self.model.random_values
+
+    def load(self, path):
+        """Returns a file of the tests as a module, by its path below tests/."""
+        return load(TESTS / path)
+
+    def mesh(self, processes, devices, shape=None, names=("i",), order=None):
+        """Returns a mesh of the first devices of the first processes.
+
+        Args:
+          processes: how many.
+          devices: how many of each, or a list of as many numbers.
+          shape, names: of the mesh; a line if None.
+          order: places of the devices in the line that is then reshaped.
+
+        Returns:
+          None in a process that has no device in it.
+        """
+        if isinstance(devices, int):
+            devices = [devices] * processes
+        line = []
+        for process, count in enumerate(devices):
+            mine = [d for d in jax.devices() if d.process_index == process]
+            line += mine[:count]
+        order = range(len(line)) if order is None else order
+        grid = np.array([line[i] for i in order]).reshape(
+            -1 if shape is None else shape
+        )
+        if all(device.process_index != self.process for device in grid.flat):
+            return None
+        auto = (jax.sharding.AxisType.Auto,) * len(names)
+        return jax.sharding.Mesh(grid, names, axis_types=auto)
+
+    def wait_for_all(self, name):
+        """Returns when every process of the team is here; a name serves once."""
+        distributed.global_state.client.wait_at_barrier(name, 60_000)
+
+    def put(self, mesh, stacked):
+        """Returns the stacked tree, each device's row on it."""
+        sharding = jax.NamedSharding(mesh, jax.P(tuple(mesh.axis_names)))
+        return jax.tree.map(
+            lambda x: jax.make_array_from_callback(
+                x.shape, sharding, lambda index: x[index]
+            ),
+            stacked,
+        )
+
+    def program(self, mesh, function, check_vma=True):
+        """Returns a jitted program that runs ``function`` on every device's row."""
+        everywhere = jax.P(tuple(mesh.axis_names))
+
+        def local(*operands):
+            results = function(*jax.tree.map(lambda x: x[0], operands))
+            return jax.tree.map(lambda x: jnp.asarray(x)[None], results)
+
+        return jax.jit(
+            jax.shard_map(
+                local,
+                mesh=mesh,
+                in_specs=everywhere,
+                out_specs=everywhere,
+                check_vma=check_vma,
+            ),
+            # XLA would give every device all of a result that has no elements.
+            out_shardings=jax.NamedSharding(mesh, everywhere),
+        )
+
+    def run(self, mesh, function, *stacked, check_vma=True):
+        """Runs ``function`` on every device's row; returns :meth:`mine` of the results."""
+        program = self.program(mesh, function, check_vma)
+        return self.mine(program(*self.put(mesh, stacked)))
+
+    def rows(self, mesh):
+        """Returns which rows are of this process's devices."""
+        return [
+            row
+            for row, device in enumerate(mesh.devices.flat)
+            if device.process_index == self.process
+        ]
+
+    def mine(self, arrays):
+        """Returns the rows of this process's devices, as numpy arrays."""
+
+        def rows(array):
+            shards = sorted(array.addressable_shards, key=lambda s: s.index[0].start)
+            return np.concatenate([np.asarray(shard.data) for shard in shards])
+
+        return jax.tree.map(rows, arrays)
+
+    def identical(self, mesh, found, expected, what=""):
+        """Asserts that this process's rows are, bit by bit, those of what is expected."""
+        rows = self.rows(mesh)
+        expected = jax.tree.map(lambda x: np.asarray(x)[rows], expected)
+        self.model.assert_identical(found, expected, what)
+
+    def summed(self, mesh, found, expected, terms, what=""):
+        """Asserts that sums of floats are right in whatever order they were added.
+
+        Args:
+          mesh, found, expected: as in :meth:`identical`, single arrays.
+          terms: stacked sums of the magnitudes of what was added.
+          what: for the message.
+        """
+        rows = self.rows(mesh)
+        expected, terms = np.asarray(expected)[rows], np.asarray(terms)[rows]
+        assert (found.dtype, found.shape) == (expected.dtype, expected.shape), what
+        # Each of at most size - 1 additions errs by half an ulp of at most the sum of
+        # the magnitudes, here and in the model.
+        bound = mesh.size * float(jnp.finfo(found.dtype).eps) * np.abs(terms)
+        assert (np.abs(found - expected) <= bound).all(), (
+            what,
+            float(np.max(np.abs(found - expected) - bound)),
+        )

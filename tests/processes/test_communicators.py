@@ -1,0 +1,200 @@
+"""How many communicators there are, what they hold, and what remains of them."""
+
+import os
+
+import jax
+import numpy as np
+import pytest
+
+import jaxcomm
+
+pytestmark = pytest.mark.multiprocess
+
+ROUNDS = 20
+
+
+def resident_bytes():
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def mappings():
+    """Returns the sizes of this process's mappings of segments, in bytes."""
+    sizes = []
+    with open("/proc/self/maps") as maps:
+        for line in maps:
+            if "jaxcomm" in line and ("memfd:" in line or "/dev/shm/" in line):
+                begin, end = line.split()[0].split("-")
+                sizes.append(int(end, 16) - int(begin, 16))
+    return sizes
+
+
+def made():
+    counters = jaxcomm.counters()
+    return np.array([counters.created, counters.destroyed, counters.live])
+
+
+def two_orders_of_devices(here):
+    straight = here.mesh(3, 2)
+    if straight is None:
+        return None
+    meshes = (straight, here.mesh(3, 2, order=(5, 4, 3, 2, 1, 0)))
+    spec = jax.P("i")
+
+    @jax.jit
+    def program(x):
+        def local(x):
+            return jaxcomm.ring_shift(x, "i"), jaxcomm.scan(x, "i")
+
+        return jax.shard_map(local, in_specs=spec, out_specs=spec)(x)
+
+    before = made()
+    x = here.values("int32", (6, 3), 0) % 1000
+    placed = [here.put(mesh, x) for mesh in meshes]
+    for turn in range(100):
+        mesh = meshes[turn % 2]
+        with jax.set_mesh(mesh):
+            found = program(placed[turn % 2])
+        expected = (np.roll(x, 1, 0), x.cumsum(0, np.int32))
+        here.identical(mesh, here.mine(found), expected, f"turn {turn}")
+    calls = [member.stats()["calls"] for member in jaxcomm.communicators()]
+    groups = [member.groups for member in jaxcomm.communicators()]
+    assert groups[0] == (groups[1][0][::-1],)
+    return calls, (made() - before).tolist()
+
+
+def test_one_program_alternates_between_two_orders_of_devices(team):
+    """C4, C5."""
+    calls = [{"permute": 50, "scan": 50}] * 2
+    assert team.call(two_orders_of_devices) == [[calls, [2, 0, 2]]] * 3 + [None]
+
+
+def twenty_lengths(here):
+    mesh = here.mesh(2, 2)
+    if mesh is None:
+        return
+    before = made()
+    run = here.program(mesh, lambda x: jaxcomm.psum(x, "i"))
+    lengths = [500_000 + 1009 * k for k in range(20)]
+    operands = [here.put(mesh, np.ones((4, n), np.float32)) for n in lengths]
+    held = []
+
+    def all_lengths():
+        for operand in operands:
+            for total in here.mine(run(operand)):
+                assert (total == 4).all()
+            (row,) = jaxcomm.memory_report()
+            held.append((row.shared_bytes, row.host_bytes))
+        return resident_bytes()
+
+    # XLA keeps the programs of the first pass, a megabyte or two each.
+    first = all_lengths()
+    growth = all_lengths() - first
+    assert (made() - before).tolist() == [1, 0, 1]
+    shared, headers = zip(*held, strict=True)
+    assert len(set(headers)) == 1, headers
+    # Where nobody has been yet the segment has no pages: each run finds a place for
+    # itself in a table of 2 MiB, and a process that is ahead takes a channel of 2 MiB
+    # of its own. The operands are 40 MB.
+    assert 0 < shared[1] <= shared[-1] < shared[1] + (5 << 20), shared
+    assert growth < 8 << 20, growth
+
+
+def test_twenty_lengths_create_nothing_and_grow_nothing(team):
+    """N2."""
+    team.call(twenty_lengths)
+
+
+def hundred_communicators(here):
+    mesh = here.mesh(3, 2)
+    if mesh is None:
+        return
+
+    def use(lane):
+        x = here.values("int32", (6, 70_000), 0)
+        found = here.run(mesh, lambda x: jaxcomm.psum(x, "i", lane=lane), x)
+        total = here.by_group(mesh, ("i",), here.model.all_reduce("sum"), x)
+        here.identical(mesh, found, total, lane)
+
+    jaxcomm.init(mesh, lanes="lane 0")
+    use("lane 0")
+    (alone,) = jaxcomm.memory_report()
+    assert not alone.shared
+    (mapped,) = mappings()
+    assert 0 < alone.shared_bytes <= mapped
+    jaxcomm.init(mesh, lanes=[f"lane {n}" for n in range(100)])
+    rows = jaxcomm.memory_report()
+    assert len(rows) == 100
+    told = {(row.shared_bytes, row.shared) for row in rows}
+    assert told == {(alone.shared_bytes, True)}, (told, alone)
+    headers = sum(row.host_bytes for row in rows)
+    assert headers < 100 * 8192, headers
+    for n in (0, 50, 99):
+        use(f"lane {n}")
+    assert mappings() == [mapped], mappings()
+
+
+def test_a_hundred_communicators_share_one_arena(team):
+    """N3, N4."""
+    team.call(hundred_communicators)
+
+
+def rounds_of_finalize_and_init(here):
+    mesh = here.mesh(3, 2)
+    if mesh is None:
+        return
+    x = here.values("int32", (6, 50_000), 0)
+    total = here.by_group(mesh, ("i",), here.model.all_reduce("sum"), x)
+    run = here.program(mesh, lambda x: jaxcomm.psum(x, "i"))
+    operand = here.put(mesh, x)
+    files, threads = [], []
+    before = made()
+    for turn in range(ROUNDS):
+        if turn % 2:
+            jaxcomm.init(mesh)  # otherwise lowering makes it
+        else:
+            jax.clear_caches()
+        here.identical(mesh, here.mine(run(operand)), total, f"round {turn}")
+        (member,) = jaxcomm.communicators()
+        assert member.transport == "shared memory"
+        files.append(len(os.listdir("/proc/self/fd")))
+        threads.append(len(os.listdir("/proc/self/task")))
+        jaxcomm.finalize()
+        assert member.closed
+        assert not jaxcomm.memory_report()
+    assert (made() - before).tolist() == [ROUNDS, ROUNDS, 0]
+    # From the third on, when the threads that may be there are there.
+    assert max(files[3:]) <= files[2], files
+    assert max(threads[3:]) <= max(threads[:3]) + 1, threads
+    assert len(mappings()) <= 1
+    mine = [n for n in os.listdir("/dev/shm") if n.startswith(f"jaxcomm-{os.getpid()}")]
+    assert not mine
+
+
+def test_twenty_rounds_of_finalize_and_init_leave_nothing(team):
+    team.call(rounds_of_finalize_and_init)
+
+
+def closed_by_all(here):
+    mesh = here.mesh(2, 2)
+    if mesh is None:
+        return None
+    x = here.put(mesh, np.ones((4, 3), np.float32))
+    (member,) = jaxcomm.init(mesh)
+    run = here.program(mesh, lambda x: jaxcomm.psum(x, "i"))
+    assert (here.mine(run(x)) == 4).all()
+    member.close()
+    with pytest.raises(jax.errors.JaxRuntimeError) as caught:
+        here.mine(run(x))
+    (again,) = jaxcomm.init(mesh)
+    assert (here.mine(run(x)) == 4).all()
+    assert member.closed
+    assert not again.closed
+    return str(caught.value)
+
+
+def test_a_program_whose_communicator_was_closed_names_init_and_works_after_it(team):
+    """C2."""
+    for text in team.call(closed_by_all)[:2]:
+        assert "jaxcomm.init" in text
+        assert "psum" in text

@@ -1,0 +1,71 @@
+"""Every collective, every dtype, every number of processes, against numpy."""
+
+import contextlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxcomm
+
+pytestmark = pytest.mark.multiprocess
+
+DTYPES = {
+    "plain": [
+        "bool", "int8", "int16", "int32", "uint8", "uint16", "uint32",
+        "bfloat16", "float16", "float32", "complex64",
+        *sorted(name for name in dir(jnp) if name.startswith("float8")),
+    ],
+    "x64": ["int64", "uint64", "float64", "complex128"],
+    # They travel as int8: the transport sees no new type, and XLA compiles for long.
+    "narrow": ["int2", "uint2", "int4", "uint4", "float4_e2m1fn"],
+}  # fmt: skip
+# These may be added in another order than the ranks': those of one process first.
+REORDERED = {"complex64": 1e-5, "complex128": 1e-13, "float32": 1e-6, "float64": 1e-14}
+
+
+def collectives_of_every_dtype(here, processes, devices, family):
+    mesh = here.mesh(processes, devices)
+    if mesh is None:
+        return
+    size = mesh.size
+    x = {
+        name: here.values(jnp.dtype(name), (size, size, 2), seed)
+        for seed, name in enumerate(DTYPES[family])
+    }
+    with jax.enable_x64(True) if family == "x64" else contextlib.nullcontext():
+        found = here.run(mesh, lambda x: here.every.calls(x, "i", size), x)
+    for name, group_model in here.every.models(here.model, size).items():
+        for dtype, leaf in x.items():
+            what = f"{name} of {dtype}"
+            expected = here.by_group(mesh, ("i",), group_model, leaf)
+            if name in here.every.SUMS and dtype in REORDERED:
+                terms = here.by_group(mesh, ("i",), group_model, np.abs(leaf))
+                here.summed(mesh, found[name][dtype], expected, terms, what)
+            elif "prod" in name and dtype in REORDERED:
+                # Complex products may use fused multiply-adds, besides.
+                near, rows = REORDERED[dtype], here.rows(mesh)
+                np.testing.assert_allclose(
+                    found[name][dtype], expected[rows], near, near, err_msg=what
+                )
+            else:
+                here.identical(mesh, found[name][dtype], expected, what)
+    (member,) = jaxcomm.communicators()
+    assert member.transport == "shared memory"
+
+
+@pytest.mark.parametrize(
+    ("processes", "devices", "family"),
+    [
+        (processes, devices, family)
+        for processes in (2, 3, 4)
+        for devices in (1, 2)
+        for family in ("plain", "x64")
+    ]
+    + [(3, 2, "narrow")],
+)
+def test_every_collective_is_its_model_in_every_dtype(team, processes, devices, family):
+    team.call(
+        collectives_of_every_dtype, processes=processes, devices=devices, family=family
+    )

@@ -1,0 +1,162 @@
+"""Meshes of every form over the devices of several processes, groups, lanes."""
+
+import math
+
+import numpy as np
+import pytest
+
+import jaxcomm
+
+pytestmark = pytest.mark.multiprocess
+
+# Processes, devices of each, shape, names, order of the devices, axes.
+MESHES = {
+    "a line whose processes alternate": (
+        4, 2, None, ("i",), (0, 2, 4, 6, 1, 3, 5, 7), ("i",),
+    ),
+    "a line in disorder": (4, 2, None, ("i",), (3, 7, 0, 2, 6, 4, 1, 5), ("i",)),
+    "a line backwards": (3, 2, None, ("i",), (5, 4, 3, 2, 1, 0), ("i",)),
+    "one process with fewer devices": (2, (2, 1), None, ("i",), None, ("i",)),
+    "one process with more, between the others": (
+        3, (1, 2, 1), None, ("i",), (1, 0, 3, 2), ("i",),
+    ),
+    "columns cross": (4, 2, (4, 2), ("a", "b"), None, ("a",)),
+    "rows stay within a process": (4, 2, (4, 2), ("a", "b"), None, ("b",)),
+    "rows of two processes": (4, 2, (2, 4), ("a", "b"), None, ("b",)),
+    "both axes": (4, 2, (4, 2), ("a", "b"), None, ("a", "b")),
+    "both axes, the second first": (4, 2, (4, 2), ("a", "b"), None, ("b", "a")),
+    "both axes in disorder": (
+        3, 2, (2, 3), ("a", "b"), (5, 1, 4, 0, 3, 2), ("b", "a"),
+    ),
+    "rows within, rows across": (3, 2, (3, 2), ("a", "b"), (0, 1, 2, 4, 3, 5), ("b",)),
+    "outer and inner of three": (4, 2, (2, 2, 2), ("a", "b", "c"), None, ("c", "a")),
+    "an axis of one device and another": (
+        4, 1, (1, 4), ("one", "b"), None, ("b", "one"),
+    ),
+}  # fmt: skip
+
+
+def collectives_on_a_mesh(here, processes, devices, shape, names, order, axes):
+    mesh = here.mesh(processes, devices, shape, names, order)
+    if mesh is None:
+        return
+    axes = tuple(axes)
+    size = math.prod(mesh.shape[axis] for axis in axes)
+    x = {
+        dtype: here.values(dtype, (mesh.size, size, 2, 3), seed)
+        for seed, dtype in enumerate(("int32", "bfloat16"))
+    }
+    found = here.run(mesh, lambda x: here.every.calls(x, axes, size), x)
+    for name, group_model in here.every.models(here.model, size).items():
+        permutes = name in here.every.PERMUTES
+        ranked = sorted(axes, key=names.index) if permutes else axes
+        for dtype, leaf in x.items():
+            expected = here.by_group(mesh, ranked, group_model, leaf)
+            here.identical(mesh, found[name][dtype], expected, f"{name} of {dtype}")
+    assert {member.backend for member in jaxcomm.communicators()} == {"host"}
+
+
+@pytest.mark.parametrize("case", MESHES)
+def test_every_collective_is_its_model_on_every_mesh(team, case):
+    processes, devices, shape, names, order, axes = MESHES[case]
+    team.call(
+        collectives_on_a_mesh, processes=processes, devices=devices, shape=shape,
+        names=names, order=order, axes=axes,
+    )  # fmt: skip
+
+
+GROUPS = {
+    "pairs of two processes": [[0, 5], [7, 2], [1, 3], [6, 4]],
+    "pairs of one process": [[1, 0], [2, 3], [4, 5], [7, 6]],
+    "some within, some across": [[0, 1, 2, 4], [3, 5, 7, 6]],
+    "of unequal sizes": [[2, 0, 5], [1], [7, 6, 4, 3]],
+}
+
+
+def collectives_within_groups(here, groups):
+    mesh = here.mesh(4, 2)
+    x = here.values("int32", (8, 4, 6), 0)
+    at = {"axis_index_groups": groups}
+    model = here.model
+    calls = {
+        "psum": (lambda x: jaxcomm.psum(x, "i", **at), model.all_reduce("sum")),
+        "pmax": (lambda x: jaxcomm.pmax(x, "i", **at), model.all_reduce("max")),
+        "pprod": (lambda x: jaxcomm.pprod(x, "i", **at), model.all_reduce("prod")),
+    }
+    if len({len(group) for group in groups}) == 1:
+        calls |= {
+            "all_gather": (
+                lambda x: jaxcomm.all_gather(x, "i", axis=1, **at),
+                model.all_gather(1),
+            ),
+            "psum_scatter": (
+                lambda x: jaxcomm.psum_scatter(x, "i", tiled=True, **at),
+                model.reduce_scatter(0, tiled=True),
+            ),
+            "all_to_all": (
+                lambda x: jaxcomm.all_to_all(x, "i", 0, 1, tiled=True, **at),
+                model.all_to_all(0, 1, tiled=True),
+            ),
+        }
+    found = here.run(mesh, lambda x: {name: f(x) for name, (f, _) in calls.items()}, x)
+    for name, (_, group_model) in calls.items():
+        expected = here.by_group(mesh, ("i",), group_model, x, groups)
+        here.identical(mesh, found[name], expected, name)
+
+
+@pytest.mark.parametrize("case", GROUPS)
+def test_index_groups_divide_processes_in_every_way(team, case):
+    team.call(collectives_within_groups, groups=GROUPS[case])
+
+
+def collectives_in_lanes(here):
+    mesh = here.mesh(3, 2)
+    if mesh is None:
+        return None
+    lanes = ("left", "right", "middle")
+    x = here.values("int32", (6, 6, 2), 0)
+    large = here.values("int32", (6, 70_000), 1)
+
+    def program(x, large):
+        return [
+            (
+                here.every.calls(x, "i", 6, lane=lane),
+                jaxcomm.psum(large, "i", lane=lane),
+            )
+            for lane in lanes
+        ]
+
+    for _ in range(3):
+        found = here.run(mesh, program, x, large)
+        for small, total in found:
+            for name, group_model in here.every.models(here.model, 6).items():
+                expected = here.by_group(mesh, ("i",), group_model, x)
+                here.identical(mesh, small[name], expected, name)
+            sums = here.by_group(mesh, ("i",), here.model.all_reduce("sum"), large)
+            here.identical(mesh, total, sums, "the large psum")
+    return sorted(member.lane for member in jaxcomm.communicators())
+
+
+def test_lanes_carry_the_same_calls_side_by_side(team):
+    lanes = team.call(collectives_in_lanes)
+    assert lanes == [["left", "middle", "right"]] * 3 + [None]
+
+
+def collectives_over_two_meshes_at_once(here):
+    # Processes 0 and 1 have a program, processes 2 and 3 another, at the same time.
+    first = here.process < 2
+    line = [0, 1, 2, 3] if first else [4, 5, 6, 7]
+    mesh = here.mesh(4, 2, (4,), ("i",), line)
+    x = here.values("int32", (4, 4, 2 if first else 50_000), 2 + first)
+    found = here.run(mesh, lambda x: here.every.calls(x, "i", 4), x)
+    for name, group_model in here.every.models(here.model, 4).items():
+        expected = here.by_group(mesh, ("i",), group_model, x)
+        here.identical(mesh, found[name], expected, name)
+    return [list(group) for group in jaxcomm.communicators()[0].groups]
+
+
+def test_groups_of_processes_work_at_the_same_time(team):
+    groups = team.call(collectives_over_two_meshes_at_once)
+    assert groups[0] == groups[1]
+    assert groups[2] == groups[3]
+    assert np.intersect1d(groups[0], groups[2]).size == 0

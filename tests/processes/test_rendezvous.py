@@ -1,0 +1,184 @@
+"""How processes find each other, and what they do where they share no memory."""
+
+import os
+import time
+
+import pytest
+
+import jaxcomm
+from jaxcomm import _ffi, bootstrap
+
+pytestmark = pytest.mark.multiprocess
+
+
+def check_sum(here, mesh, axes=("i",)):
+    """Sums something that crosses in one piece and something that is streamed."""
+    small = here.values("int32", (mesh.size, 3), 1)
+    large = here.values("int32", (mesh.size, 100_003), 2)
+    found = here.run(mesh, lambda *x: jaxcomm.psum(x, axes), small, large)
+    for result, x in zip(found, (small, large), strict=True):
+        total = here.by_group(mesh, axes, here.model.all_reduce("sum"), x)
+        here.identical(mesh, result, total)
+
+
+def some_come_late(here, late, backend):
+    mesh = here.mesh(4, 1)
+    text = None
+    if here.process not in late:
+        begin = time.monotonic()
+        with pytest.raises(jaxcomm.CommunicatorError) as caught:
+            jaxcomm.init(mesh, backend=backend)
+        text = str(caught.value)
+        assert 1 <= time.monotonic() - begin < 10
+        assert not jaxcomm.communicators()
+    here.wait_for_all(f"late: {late}")
+    jaxcomm.init(mesh, backend=backend)
+    check_sum(here, mesh)
+    assert jaxcomm.communicators()[0].transport == "shared memory"
+    return text
+
+
+@pytest.mark.parametrize(
+    ("late", "missing"),
+    [
+        ([2], "process 2 "),
+        ([0, 3], "processes 0, 3 "),
+        ([1, 2, 3], "processes 1, 2, 3 "),
+    ],
+)
+def test_who_does_not_come_is_named_and_may_come_later(team, late, missing):
+    """C1."""
+    backend = "host" if late == [2] else None
+    texts = team.call(
+        some_come_late, late=late, backend=backend, environment={"JAXCOMM_TIMEOUT": "1"}
+    )
+    for process, text in enumerate(texts):
+        if process not in late:
+            assert f"for {missing}of [0, 1, 2, 3]" in text
+            assert "JAXCOMM_TIMEOUT" in text
+
+
+def overlapping_sets(here):
+    """Three sets of processes with communicators at the same time."""
+    lines = ([0, 2, 4], [2, 4, 6], [0, 1, 4, 6, 7])
+    meshes = [here.mesh(4, 2, order=line) for line in lines]
+    for _ in range(3):
+        for mesh in meshes:
+            if mesh is not None:
+                check_sum(here, mesh)
+    return sorted(sorted(member.groups[0]) for member in jaxcomm.communicators())
+
+
+def test_processes_belong_to_several_sets_at_a_time(team):
+    """C1, C2."""
+    assert [len(groups) for groups in team.call(overlapping_sets)] == [2, 2, 3, 2]
+
+
+def without_memfd(here, who):
+    """Anonymous memory is refused to some process, as in a sandbox."""
+    mesh = here.mesh(3, 2)
+    if mesh is None:
+        return
+    create, attach = _ffi.create_segment, _ffi.attach_segment
+
+    def create_named_only(processes, named):
+        if not named:
+            raise RuntimeError("memfd_create failed: Operation not permitted")
+        return create(processes, named)
+
+    def attach_named_only(path, *address):
+        if path.startswith("/proc/"):
+            raise RuntimeError(f"cannot open {path}: Permission denied")
+        return attach(path, *address)
+
+    with pytest.MonkeyPatch.context() as patch:
+        if here.process == who:
+            patch.setattr(_ffi, "create_segment", create_named_only)
+            patch.setattr(_ffi, "attach_segment", attach_named_only)
+        (member,) = jaxcomm.init(mesh)
+    assert member.transport == "shared memory"
+    assert member.neighbors.segment.address()[0].startswith("/dev/shm/jaxcomm-")
+    check_sum(here, mesh)
+    # Unlinked once all have attached: nothing is left behind, however they end.
+    assert not os.path.exists(member.neighbors.segment.address()[0])
+
+
+@pytest.mark.parametrize("who", [0, 2], ids=["the first", "the last"])
+def test_a_file_in_dev_shm_serves_where_anonymous_memory_is_refused(team, who):
+    team.call(without_memfd, who=who)
+    assert not [name for name in os.listdir("/dev/shm") if name.startswith("jaxcomm-")]
+
+
+def without_shared_memory(here, who):
+    mesh = here.mesh(3, 2)
+    if mesh is None:
+        return None
+
+    def refuse(*_):
+        raise RuntimeError("no memory to share")
+
+    with pytest.MonkeyPatch.context() as patch:
+        if here.process == who:
+            patch.setattr(_ffi, "create_segment", refuse)
+            patch.setattr(_ffi, "attach_segment", refuse)
+        (member,) = jaxcomm.init(mesh)
+        with pytest.raises(jaxcomm.CommunicatorError) as caught:
+            jaxcomm.init(mesh, lanes="other", backend="host")
+    check_sum(here, mesh)
+    (row,) = jaxcomm.memory_report()
+    assert row.shared_bytes == 0
+    assert member.backend == "xla"
+    return member.transport, str(caught.value)
+
+
+@pytest.mark.parametrize("who", [0, 2], ids=["the first", "the last"])
+def test_without_shared_memory_xla_does_the_work_and_it_says_why(team, who):
+    answers = team.call(without_shared_memory, who=who)
+    transport, refusal = answers[0]
+    assert transport.startswith("xla: ")
+    assert "no memory to share" in transport
+    assert "no memory to share" in refusal
+    assert "Use backend='xla'" in refusal
+    assert answers[:3] == [[transport, refusal]] * 3
+    assert not [name for name in os.listdir("/dev/shm") if name.startswith("jaxcomm-")]
+
+
+def on_two_hosts(here):
+    """Processes 2 and 3 believe themselves on another host."""
+    mesh = here.mesh(4, 2, (2, 4), ("hosts", "devices"))
+    with pytest.MonkeyPatch.context() as patch:
+        if here.process >= 2:
+            patch.setattr(bootstrap, "_boot_id", lambda: "another")
+        jaxcomm.init(mesh, ["devices", "hosts"])
+        with pytest.raises(jaxcomm.CommunicatorError) as caught:
+            jaxcomm.init(mesh, "hosts", lanes="other", backend="host")
+    check_sum(here, mesh, ("devices",))
+    check_sum(here, mesh, ("hosts",))
+    within, across = jaxcomm.communicators()
+    assert (within.backend, within.transport) == ("host", "shared memory")
+    return across.transport, str(caught.value)
+
+
+def test_groups_on_two_hosts_go_through_xla_and_those_on_one_through_memory(team):
+    for transport, refusal in team.call(on_two_hosts):
+        assert transport.startswith("xla: processes ")
+        assert "are on 2 hosts" in transport
+        assert "backend 'host' cannot join" in refusal
+
+
+def with_two_layouts(here):
+    mesh = here.mesh(2, 1)
+    if mesh is None:
+        return None
+    with pytest.MonkeyPatch.context() as patch:
+        if here.process == 1:
+            patch.setattr(bootstrap, "_LAYOUT", -1)
+        with pytest.raises(jaxcomm.CommunicatorError) as caught:
+            jaxcomm.init(mesh)
+    return str(caught.value)
+
+
+def test_two_versions_of_the_package_refuse_each_other(team):
+    for text in team.call(with_two_layouts)[:2]:
+        assert "different shared memory layouts" in text
+        assert "install one version" in text

@@ -1,0 +1,59 @@
+"""One process of a team: runs the functions it is told, until its input ends.
+
+``worker.py process processes devices port``. A line of JSON comes in for each call,
+and one goes out. What the functions print goes where errors go.
+"""
+
+import faulthandler
+import json
+import os
+import sys
+import traceback
+
+import jax
+from here import Here, load
+
+import jaxcomm
+
+
+def run(call, here):
+    # The deadline holds inside C++ too, and when nobody reads the answer any more.
+    faulthandler.dump_traceback_later(call["seconds"], exit=True)
+    environment = dict(os.environ)
+    try:
+        os.environ.update(call["environment"])
+        function = getattr(load(call["file"]), call["function"])
+        return {"value": function(here, **call["arguments"])}
+    except BaseException:
+        return {"error": traceback.format_exc()}
+    finally:
+        os.environ.clear()
+        os.environ.update(environment)
+        faulthandler.cancel_dump_traceback_later()
+
+
+def main():
+    process, processes, devices, port = map(int, sys.argv[1:])
+    replies = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", devices)
+    jax.config.update("jax_numpy_dtype_promotion", "strict")
+    jax.distributed.initialize(
+        f"127.0.0.1:{port}",
+        processes,
+        process,
+        cluster_detection_method="deactivate",
+        coordinator_bind_address=f"127.0.0.1:{port}",
+    )
+    here = Here()
+    print(json.dumps({"value": process}), file=replies, flush=True)
+    for line in sys.stdin:
+        reply = run(json.loads(line), here)
+        # The next call meets nothing of this one.
+        jaxcomm.finalize()
+        print(json.dumps(reply), file=replies, flush=True)
+
+
+if __name__ == "__main__":
+    main()
