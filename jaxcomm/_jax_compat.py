@@ -6,6 +6,7 @@ the file to mend.
 
 import contextlib
 import threading
+from typing import Any
 
 import jax
 
@@ -127,7 +128,7 @@ def program_text(ctx) -> str:
     return name
 
 
-def key_value_store():
+def key_value_store() -> Any:
     """Returns the client of ``jax.distributed``'s key-value store, None if none runs.
 
     It has ``key_value_set(key, text, allow_overwrite)`` and

@@ -168,7 +168,7 @@ def team(teams):
 
 @pytest.fixture
 def start_team(tmp_path):
-    """Gives ``start_team(processes, devices, environment)``: one for this test alone."""
+    """Gives ``start_team(processes, devices, environment)``: for this test alone."""
     started = []
 
     def start(processes, devices, environment=None):

@@ -14,8 +14,8 @@ import every_collective
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax._src import distributed
 
+from jaxcomm import _jax_compat
 
 TESTS = pathlib.Path(__file__).parents[1]
 
@@ -82,7 +82,7 @@ class Here:
 
     def wait_for_all(self, name):
         """Returns when every process of the team is here; a name serves once."""
-        distributed.global_state.client.wait_at_barrier(name, 60_000)
+        _jax_compat.key_value_store().wait_at_barrier(name, 60_000)
 
     def put(self, mesh, stacked):
         """Returns the stacked tree, each device's row on it."""
@@ -115,7 +115,7 @@ class Here:
         )
 
     def run(self, mesh, function, *stacked, check_vma=True):
-        """Runs ``function`` on every device's row; returns :meth:`mine` of the results."""
+        """Runs ``function`` on every device's row; returns :meth:`mine` of it."""
         program = self.program(mesh, function, check_vma)
         return self.mine(program(*self.put(mesh, stacked)))
 
@@ -137,7 +137,7 @@ class Here:
         return jax.tree.map(rows, arrays)
 
     def identical(self, mesh, found, expected, what=""):
-        """Asserts that this process's rows are, bit by bit, those of what is expected."""
+        """Asserts that this process's rows are, bit by bit, the expected ones."""
         rows = self.rows(mesh)
         expected = jax.tree.map(lambda x: np.asarray(x)[rows], expected)
         self.model.assert_identical(found, expected, what)

@@ -1,4 +1,4 @@
-"""Derivatives, vmap and control flow across processes, against XLA's own collectives."""
+"""Derivatives, vmap and control flow across processes, against XLA's collectives."""
 
 import jax
 import jax.numpy as jnp
