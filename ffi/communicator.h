@@ -56,9 +56,6 @@ struct CommunicatorSpec {
   std::shared_ptr<ProcessSet> process_set;
   std::vector<std::vector<int>> processes;
   uint64_t generation = 0;
-  // Whether XLA numbers the runs of a program alike on all processes, but for an
-  // offset.
-  bool run_ids_agree = false;
 };
 
 struct CommunicatorStats {

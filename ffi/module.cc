@@ -59,8 +59,7 @@ nb::dict CallSiteType() {
 void CreateHost(int64_t key, std::string axes, std::string lane, std::string platform,
                 double timeout_seconds, std::vector<std::vector<int64_t>> groups,
                 std::shared_ptr<ProcessSet> process_set,
-                std::vector<std::vector<int>> processes, uint64_t generation,
-                bool run_ids_agree) {
+                std::vector<std::vector<int>> processes, uint64_t generation) {
   CommunicatorSpec spec;
   spec.key = key;
   spec.axes = std::move(axes);
@@ -72,7 +71,6 @@ void CreateHost(int64_t key, std::string axes, std::string lane, std::string pla
   spec.process_set = std::move(process_set);
   spec.processes = std::move(processes);
   spec.generation = generation;
-  spec.run_ids_agree = run_ids_agree;
   ThrowIfFailed(Registry::Get().Add(MakeLocalCommunicator(std::move(spec))));
 }
 
@@ -159,7 +157,7 @@ NB_MODULE(_ffi, m) {
         nb::arg("platform"), nb::arg("timeout_seconds"), nb::arg("groups"),
         nb::arg("process_set").none() = nb::none(),
         nb::arg("processes") = std::vector<std::vector<int>>{},
-        nb::arg("generation") = 0, nb::arg("run_ids_agree") = false,
+        nb::arg("generation") = 0,
         "Makes a communicator of the host backend under a key.");
   m.def(
       "begin_program", &BeginProgram, nb::arg("program"),

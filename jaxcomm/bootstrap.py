@@ -5,14 +5,12 @@ that names the processes which did not come. What is decided from it (which back
 serves a partition) is decided from what all of them published, and so alike on all.
 """
 
-import builtins
 import contextlib
 import dataclasses
 import hashlib
 import json
 import os
 import secrets
-import sys
 import time
 
 from jaxcomm import _ffi, _jax_compat, config
@@ -35,8 +33,6 @@ class Neighbors:
       process_set: their shared memory; None if this process is alone on its host or
         there is a refusal.
       segment: the same, to ask for its size.
-      run_ids_agree: whether they run one source file, so that XLA numbers the runs of
-        a program alike on all of them.
     """
 
     host_of: dict[int, int]
@@ -44,7 +40,6 @@ class Neighbors:
     members: tuple[int, ...]
     process_set: object | None
     segment: object | None
-    run_ids_agree: bool
 
     def refusal(self, processes) -> str | None:
         """Returns why these processes cannot share memory, None if they can."""
@@ -127,8 +122,7 @@ def _try_to_meet(store, processes, me):
     if segment is not None:
         peers = [(cards[p]["pid"], cards[p]["start"], p) for p in members]
         process_set = _ffi.process_set(segment, peers, members.index(me))
-    one_source = len({card["source"] for card in cards.values()}) == 1
-    return Neighbors(host_of, refusals, members, process_set, segment, one_source)
+    return Neighbors(host_of, refusals, members, process_set, segment)
 
 
 def _attach(store, attempt, members, me):
@@ -183,7 +177,6 @@ class _Store:
             "token": self.token,
             "layout": _LAYOUT,
             "boot": _boot_id(),
-            "source": _source(),
             "pid": pid,
             "start": _ffi.process_start_time(pid),
         }
@@ -206,7 +199,7 @@ class _Store:
 
     def check_nobody_started_over(self):
         for process, token in self.tokens.items():
-            if self._get_at_once(f"card/{process}")["token"] != token:
+            if (self._get(f"card/{process}") or {}).get("token") != token:
                 raise _StartedOver
 
     def _under_tokens(self, what):
@@ -217,19 +210,15 @@ class _Store:
         found = {}
         while True:
             for process in processes:
-                value = found.get(process)
-                if value is None:
-                    rest = max(self.deadline - time.monotonic(), 0.05)
-                    # Returns as soon as it is there; Ctrl-C is seen in between.
-                    wait = min(rest, _SLICE_SECONDS)
-                    value = self._get(f"{what}/{process}", wait)
+                value = found.get(process) or self._get(f"{what}/{process}")
                 if value is not None and is_there(value):
                     found[process] = value
             missing = [process for process in processes if process not in found]
             if not missing:
                 return found
             self.check_nobody_started_over()
-            if time.monotonic() > self.deadline:
+            rest = self.deadline - time.monotonic()
+            if rest <= 0:
                 raise CommunicatorError(
                     f"waited {config.timeout_seconds():g} s for process"
                     f"{'es' if len(missing) > 1 else ''} "
@@ -238,23 +227,21 @@ class _Store:
                     f"jaxcomm.init, or run the program that needs them; see "
                     f"JAXCOMM_TIMEOUT"
                 )
-            # What is there may be withdrawn: not to be asked for again at once.
-            time.sleep(0.001)
+            # Returns as soon as the entry is there; Ctrl-C is seen in between.
+            wait = min(rest, _SLICE_SECONDS)
+            if self._get(f"{what}/{missing[0]}", wait) is not None:
+                time.sleep(0.01)  # there, but withdrawn: not to be asked for at once
 
     def _set(self, key, value):
         self.client.key_value_set(
             f"{self.prefix}/{key}", json.dumps(value), allow_overwrite=True
         )
 
-    def _get_at_once(self, key):
-        """Returns an entry that is there; its value may have changed."""
-        return json.loads(self.client.key_value_try_get(f"{self.prefix}/{key}"))
-
-    def _get(self, key, seconds):
-        """Returns an entry, None if it did not come or the store was slow."""
+    def _get(self, key, seconds=0.0):
+        milliseconds = max(1, int(seconds * 1000))
         try:
             text = self.client.blocking_key_value_get(
-                f"{self.prefix}/{key}", max(1, int(seconds * 1000))
+                f"{self.prefix}/{key}", milliseconds
             )
         except Exception as error:
             if "DEADLINE_EXCEEDED" in str(error):
@@ -267,14 +254,3 @@ def _boot_id() -> str:
     """Names the running system: containers of one host share it, two hosts do not."""
     with open("/proc/sys/kernel/random/boot_id") as file:
         return file.read().strip()
-
-
-def _source() -> str:
-    """Names the file this process runs.
-
-    Its path goes into XLA's fingerprint of a program, and so does that of a notebook
-    cell, which is a temporary file of its process.
-    """
-    if hasattr(sys, "ps1") or hasattr(builtins, "__IPYTHON__"):
-        return f"interactive {os.getpid()}"
-    return str(getattr(sys.modules["__main__"], "__file__", ""))

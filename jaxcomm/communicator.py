@@ -327,7 +327,6 @@ def _find_or_create(mesh, grid, part, lane, choice):
                 "process_set": choice.neighbors.process_set,
                 "processes": [list(ranks) for ranks in choice.processes],
                 "generation": generation,
-                "run_ids_agree": choice.neighbors.run_ids_agree,
             }
         _ffi.create_host(
             key=made.key,

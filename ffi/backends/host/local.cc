@@ -393,13 +393,7 @@ void LocalCommunicator::Recycle(Group& group, std::unique_ptr<Meeting> meeting) 
   group.free.push_back(std::move(meeting));
 }
 
-uint64_t LocalCommunicator::NumberOf(Runs& runs, int64_t run_id) const {
-  if (spec().run_ids_agree) {
-    const int64_t executable = run_id >> 16;
-    const int64_t first = runs.first.emplace(executable, run_id).first->second;
-    return (static_cast<uint64_t>(executable) << 32) ^
-           static_cast<uint64_t>(run_id - first);
-  }
+uint64_t LocalCommunicator::NumberOf(Runs& runs, int64_t run_id) {
   for (auto it = runs.recent.rbegin(); it != runs.recent.rend(); ++it) {
     if (it->first == run_id) return it->second;
   }

@@ -122,14 +122,10 @@ class LocalCommunicator final : public Communicator,
     int absent;
   };
 
-  // The runs of a program that came to a group, numbered from the making of the
-  // communicator: XLA's run ids stay apart for good once one process ran alone.
+  // The runs of a program that came to a group, counted from the making of the
+  // communicator. XLA's run ids do not serve between processes: they depend on where
+  // the source file lies, and stay apart for good once one process ran alone.
   struct Runs {
-    // XLA numbers the runs of an executable from a hash, which depends on where the
-    // source lies. Where that is the same, runs of executables that look alike to us
-    // are told apart by it: the first run id under each of its upper halves.
-    std::unordered_map<int64_t, int64_t> first;
-    // Else runs are counted.
     uint64_t count = 0;
     std::deque<std::pair<int64_t, uint64_t>> recent;  // run id, number
   };
@@ -156,7 +152,7 @@ class LocalCommunicator final : public Communicator,
     int64_t bytes = 0;
   };
 
-  uint64_t NumberOf(Runs& runs, int64_t run_id) const;
+  static uint64_t NumberOf(Runs& runs, int64_t run_id);
   std::unique_ptr<Meeting> Open(Group& group, const Call& call);
   void Close(Group& group, Meeting* meeting);
   void Recycle(Group& group, std::unique_ptr<Meeting> meeting);
