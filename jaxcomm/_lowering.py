@@ -97,15 +97,19 @@ def _lower(
         name=name,
         axes=str(axes),
         key=np.int64(comm.key),
-        program=_program(ctx),
+        program=_program(ctx, comm.key),
         reduce=own.get("op", "sum"),
         params=np.asarray(planner_params, dtype=np.int64),
     )
 
 
-def _program(ctx):
-    """Returns a number for the program being lowered, the same on every process."""
-    digest = hashlib.sha256(_jax_compat.program_text(ctx).encode()).digest()
+def _program(ctx, key):
+    """Returns a number for what a program being lowered does in a communicator.
+
+    The same on every process.
+    """
+    text = f"{key} {_jax_compat.program_text(ctx)}"
+    digest = hashlib.sha256(text.encode()).digest()
     program = np.frombuffer(digest[:8], np.int64)[0]
     _ffi.begin_program(int(program))
     return program

@@ -84,8 +84,10 @@ def _meet(processes, me):
             except _StartedOver:
                 continue
     except BaseException:
-        # Also Ctrl-C: nobody is to count on what this process said so far.
-        store.withdraw()
+        # Also Ctrl-C: nobody is to count on what this process said so far. Unless it
+        # is a verdict that all reach from the cards, and the others have yet to.
+        if not store.has_verdict:
+            store.withdraw()
         raise
 
 
@@ -93,6 +95,7 @@ def _try_to_meet(store, processes, me):
     cards = store.exchange_cards()
     layouts = {card["layout"] for card in cards.values()}
     if len(layouts) > 1:
+        store.has_verdict = True
         raise CommunicatorError(
             f"processes {list(processes)} run versions of jaxcomm with different "
             f"shared memory layouts {sorted(layouts)}; install one version for all"
@@ -170,6 +173,7 @@ class _Store:
         self.deadline = time.monotonic() + config.timeout_seconds()
         self.token = secrets.token_hex(8)
         self.tokens = {}
+        self.has_verdict = False
 
     def exchange_cards(self):
         pid = os.getpid()
@@ -199,7 +203,7 @@ class _Store:
 
     def check_nobody_started_over(self):
         for process, token in self.tokens.items():
-            if (self._get(f"card/{process}") or {}).get("token") != token:
+            if self._get_at_once(f"card/{process}")["token"] != token:
                 raise _StartedOver
 
     def _under_tokens(self, what):
@@ -210,15 +214,19 @@ class _Store:
         found = {}
         while True:
             for process in processes:
-                value = found.get(process) or self._get(f"{what}/{process}")
+                value = found.get(process)
+                if value is None:
+                    rest = max(self.deadline - time.monotonic(), 0.05)
+                    # Returns as soon as it is there; Ctrl-C is seen in between.
+                    wait = min(rest, _SLICE_SECONDS)
+                    value = self._get(f"{what}/{process}", wait)
                 if value is not None and is_there(value):
                     found[process] = value
             missing = [process for process in processes if process not in found]
             if not missing:
                 return found
             self.check_nobody_started_over()
-            rest = self.deadline - time.monotonic()
-            if rest <= 0:
+            if time.monotonic() > self.deadline:
                 raise CommunicatorError(
                     f"waited {config.timeout_seconds():g} s for process"
                     f"{'es' if len(missing) > 1 else ''} "
@@ -227,21 +235,23 @@ class _Store:
                     f"jaxcomm.init, or run the program that needs them; see "
                     f"JAXCOMM_TIMEOUT"
                 )
-            # Returns as soon as the entry is there; Ctrl-C is seen in between.
-            wait = min(rest, _SLICE_SECONDS)
-            if self._get(f"{what}/{missing[0]}", wait) is not None:
-                time.sleep(0.01)  # there, but withdrawn: not to be asked for at once
+            # What is there may be withdrawn: not to be asked for again at once.
+            time.sleep(0.001)
 
     def _set(self, key, value):
         self.client.key_value_set(
             f"{self.prefix}/{key}", json.dumps(value), allow_overwrite=True
         )
 
-    def _get(self, key, seconds=0.0):
-        milliseconds = max(1, int(seconds * 1000))
+    def _get_at_once(self, key):
+        """Returns an entry that is there; its value may have changed."""
+        return json.loads(self.client.key_value_try_get(f"{self.prefix}/{key}"))
+
+    def _get(self, key, seconds):
+        """Returns an entry, None if it did not come or the store was slow."""
         try:
             text = self.client.blocking_key_value_get(
-                f"{self.prefix}/{key}", milliseconds
+                f"{self.prefix}/{key}", max(1, int(seconds * 1000))
             )
         except Exception as error:
             if "DEADLINE_EXCEEDED" in str(error):
