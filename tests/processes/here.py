@@ -80,9 +80,9 @@ class Here:
         auto = (jax.sharding.AxisType.Auto,) * len(names)
         return jax.sharding.Mesh(grid, names, axis_types=auto)
 
-    def wait_for_all(self, name):
-        """Returns when every process of the team is here; a name serves once."""
-        _jax_compat.key_value_store().wait_at_barrier(name, 60_000)
+    def meet(self, name, processes=None):
+        """Returns when some processes, all if None, are here; a name serves once."""
+        _jax_compat.key_value_store().wait_at_barrier(name, 60_000, processes)
 
     def put(self, mesh, stacked):
         """Returns the stacked tree, each device's row on it."""

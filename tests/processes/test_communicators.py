@@ -198,3 +198,25 @@ def test_a_program_whose_communicator_was_closed_names_init_and_works_after_it(t
     for text in team.call(closed_by_all)[:2]:
         assert "jaxcomm.init" in text
         assert "psum" in text
+
+
+def closed_after_a_failure(here):
+    mesh = here.mesh(2, 1)
+    if mesh is None:
+        return
+    x = here.put(mesh, np.arange(6, dtype=np.float32).reshape(2, 3))
+    run = here.program(mesh, lambda x: jaxcomm.psum(x, "i"))
+    (member,) = jaxcomm.init(mesh)
+    if here.process == 0:
+        with pytest.raises(jax.errors.JaxRuntimeError, match="waited 1 s for rank 1"):
+            here.mine(run(x))
+    here.meet("one has failed", [0, 1])
+    member.close()
+    jaxcomm.init(mesh)
+    for _ in range(3):
+        assert (here.mine(run(x)) == [3, 5, 7]).all()
+
+
+def test_a_communicator_made_anew_meets_nothing_of_the_one_that_failed(team):
+    """C2."""
+    team.call(closed_after_a_failure, environment={"JAXCOMM_TIMEOUT": "1"})

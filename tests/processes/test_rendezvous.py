@@ -31,7 +31,7 @@ def some_come_late(here, late, backend):
         text = str(caught.value)
         assert 1 <= time.monotonic() - begin < 10
         assert not jaxcomm.communicators()
-    here.wait_for_all(f"late: {late}")
+    here.meet(f"late: {late}")
     jaxcomm.init(mesh, backend=backend)
     check_sum(here, mesh)
     assert jaxcomm.communicators()[0].transport == "shared memory"

@@ -7,13 +7,19 @@ and one goes out. What the functions print goes where errors go.
 import faulthandler
 import json
 import os
+import pathlib
 import sys
 import traceback
 
 import jax
-from here import Here, load
 
 import jaxcomm
+
+# Not there by itself under PYTHONSAFEPATH, by which make keeps the source folder
+# jaxcomm/ from hiding the installed package.
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+
+from here import Here, load
 
 
 def run(call, here):
