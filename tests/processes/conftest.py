@@ -44,7 +44,7 @@ class Team:
                 self._popens.append(popen)
             self._replies(START_SECONDS)
 
-    def call(self, function, *, seconds=100, environment=None, **arguments):
+    def call(self, function, *, seconds=200, environment=None, **arguments):
         """Runs ``function(here, **arguments)`` in every process.
 
         Returns what it returned in each, which must be JSON. The test fails, with what
@@ -137,7 +137,7 @@ def _environment(more):
     if any("_proxy" in name.lower() for name in inherited):
         # gRPC would ask a proxy for the way to this host.
         inherited["no_grpc_proxy"] = LOOPBACK
-    return inherited | {"JAXCOMM_TIMEOUT": "60"} | more
+    return inherited | {"JAXCOMM_TIMEOUT": "120"} | more
 
 
 @pytest.fixture(scope="session")
