@@ -10,7 +10,6 @@ import dataclasses
 import hashlib
 import json
 import os
-import secrets
 import time
 
 from jaxcomm import _ffi, _jax_compat, config
@@ -50,6 +49,7 @@ class Neighbors:
 
 
 _known: dict[tuple[int, ...], Neighbors] = {}
+# How many meetings of a set this process has been to, whatever came of them.
 _meetings: dict[tuple[int, ...], int] = {}
 
 
@@ -66,7 +66,6 @@ def neighbors(processes: tuple[int, ...], self_index: int) -> Neighbors:
     """
     if processes not in _known:
         _known[processes] = _meet(processes, self_index)
-        _meetings[processes] = _meetings.get(processes, 0) + 1
     return _known[processes]
 
 
@@ -76,19 +75,25 @@ def forget() -> None:
 
 
 def _meet(processes, me):
-    store = _Store(processes, me)
+    store = _Store(processes, me, _meetings.get(processes, 0))
     try:
         while True:
             try:
                 return _try_to_meet(store, processes, me)
-            except _StartedOver:
-                continue
+            except _Elsewhere as elsewhere:
+                store.withdraw()
+                store.go_to(elsewhere.number)
     except BaseException:
         # Also Ctrl-C: nobody is to count on what this process said so far. Unless it
         # is a verdict that all reach from the cards, and the others have yet to.
         if not store.has_verdict:
-            store.withdraw()
+            with contextlib.suppress(Exception):  # the store itself may be gone
+                store.withdraw()
         raise
+    finally:
+        # Whoever fails never comes to this meeting again, so that nothing which was
+        # said in it is taken for an answer in another.
+        _meetings[processes] = store.number + 1
 
 
 def _try_to_meet(store, processes, me):
@@ -120,7 +125,7 @@ def _try_to_meet(store, processes, me):
             segment = None
         if not refusals:
             break
-    store.check_nobody_started_over()
+    store.check_all_are_here()
     process_set = None
     if segment is not None:
         peers = [(cards[p]["pid"], cards[p]["start"], p) for p in members]
@@ -148,19 +153,22 @@ def _attach(store, attempt, members, me):
         return None, f"process {me}: {error}"
 
 
-class _StartedOver(Exception):
-    """Another process was interrupted and begins anew: so must we."""
+class _Elsewhere(Exception):
+    """Others are at a later meeting, or left this one: so must we go on to it."""
+
+    def __init__(self, number):
+        self.number = number
 
 
 class _Store:
-    """The part of the key-value store that one meeting of a set of processes uses.
+    """The part of the key-value store that the meetings of a set of processes use.
 
-    Each process hands in a card with a token that it draws when it is called; who only
-    follows another that started over keeps its own. The other entries stand under all
-    tokens together: who begins again never takes what was said before for an answer.
+    Meetings are numbered, and each process counts its own: a process that failed where
+    others did not is at another number then. All say where they are, and go on to the
+    latest. Each hands in a card first and takes it back when it leaves without result.
     """
 
-    def __init__(self, processes, me):
+    def __init__(self, processes, me, number):
         self.client = _jax_compat.key_value_store()
         if self.client is None:
             raise CommunicatorError(
@@ -169,63 +177,62 @@ class _Store:
             )
         self.processes, self.me = processes, me
         name = hashlib.sha256(repr(processes).encode()).hexdigest()[:16]
-        self.prefix = f"jaxcomm/{name}/{_meetings.get(processes, 0)}"
+        self.prefix = f"jaxcomm/{name}"
         self.deadline = time.monotonic() + config.timeout_seconds()
-        self.token = secrets.token_hex(8)
-        self.tokens = {}
         self.has_verdict = False
+        self.go_to(number)
+
+    def go_to(self, number):
+        self.number = number
+        self._set(f"at/{self.me}", number)
 
     def exchange_cards(self):
         pid = os.getpid()
         card = {
-            "token": self.token,
             "layout": _LAYOUT,
             "boot": _boot_id(),
             "pid": pid,
             "start": _ffi.process_start_time(pid),
         }
-        self._set(f"card/{self.me}", card)
-        self.tokens = {}
-        cards = self._collect("card", self.processes, lambda card: card["token"])
-        self.tokens = {process: card["token"] for process, card in cards.items()}
-        return cards
+        self.put("card", card)
+        return self.get_all("card", self.processes)
 
     def withdraw(self):
-        with contextlib.suppress(Exception):  # the store itself may be gone
-            self._set(f"card/{self.me}", {"token": None})
+        self.put("card", None)
 
     def put(self, what, value):
-        self._set(f"{self._under_tokens(what)}/{self.me}", [value])
+        self._set(f"{self.number}/{what}/{self.me}", [value])
 
     def get_all(self, what, processes):
-        found = self._collect(self._under_tokens(what), processes, bool)
+        """Returns what each of the processes put, as soon as they have."""
+        found = self._collect(f"{self.number}/{what}", processes)
         return {process: value for process, [value] in found.items()}
 
-    def check_nobody_started_over(self):
-        for process, token in self.tokens.items():
-            if self._get_at_once(f"card/{process}")["token"] != token:
-                raise _StartedOver
+    def check_all_are_here(self):
+        for process in self.processes:
+            # Its value may have changed since it was there.
+            if json.loads(self._get_at_once(f"{self.number}/card/{process}")) == [None]:
+                raise _Elsewhere(self.number + 1)
 
-    def _under_tokens(self, what):
-        every = "".join(self.tokens[process] for process in self.processes)
-        return f"{hashlib.sha256(every.encode()).hexdigest()[:16]}/{what}"
-
-    def _collect(self, what, processes, is_there):
+    def _collect(self, what, processes):
         found = {}
         while True:
             for process in processes:
-                value = found.get(process)
-                if value is None:
+                if process not in found:
                     rest = max(self.deadline - time.monotonic(), 0.05)
                     # Returns as soon as it is there; Ctrl-C is seen in between.
-                    wait = min(rest, _SLICE_SECONDS)
-                    value = self._get(f"{what}/{process}", wait)
-                if value is not None and is_there(value):
-                    found[process] = value
+                    value = self._get(f"{what}/{process}", min(rest, _SLICE_SECONDS))
+                    if value == [None] and what.endswith("/card"):
+                        raise _Elsewhere(self.number + 1)
+                    if value is not None:
+                        found[process] = value
             missing = [process for process in processes if process not in found]
             if not missing:
                 return found
-            self.check_nobody_started_over()
+            for process in missing:
+                number = json.loads(self._get_at_once(f"at/{process}") or "0")
+                if number > self.number:
+                    raise _Elsewhere(number)
             if time.monotonic() > self.deadline:
                 raise CommunicatorError(
                     f"waited {config.timeout_seconds():g} s for process"
@@ -235,8 +242,6 @@ class _Store:
                     f"jaxcomm.init, or run the program that needs them; see "
                     f"JAXCOMM_TIMEOUT"
                 )
-            # What is there may be withdrawn: not to be asked for again at once.
-            time.sleep(0.001)
 
     def _set(self, key, value):
         self.client.key_value_set(
@@ -244,8 +249,13 @@ class _Store:
         )
 
     def _get_at_once(self, key):
-        """Returns an entry that is there; its value may have changed."""
-        return json.loads(self.client.key_value_try_get(f"{self.prefix}/{key}"))
+        """Returns an entry's text, None if there is none."""
+        try:
+            return self.client.key_value_try_get(f"{self.prefix}/{key}")
+        except Exception as error:
+            if "NOT_FOUND" in str(error):
+                return None
+            raise
 
     def _get(self, key, seconds):
         """Returns an entry, None if it did not come or the store was slow."""

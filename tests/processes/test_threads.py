@@ -97,9 +97,12 @@ class Turns:
             self._changed.notify_all()
 
 
-@pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "compiling"])
-def test_threads_dispatch_in_any_order_where_processes_have_one_device(team, compiled):
-    team.call(threads_with_a_lane_each, devices=1, compiled=compiled)
+def test_threads_dispatch_in_any_order_where_processes_have_one_device(start_team):
+    # Else XLA runs what is not small in a pool of as many threads as there are cores,
+    # which wait for the programs they run: more programs at a time wait for ever.
+    team = start_team(2, 1, {"JAX_CPU_ENABLE_ASYNC_DISPATCH": "0"})
+    for compiled in (True, False):
+        team.call(threads_with_a_lane_each, devices=1, compiled=compiled)
 
 
 def test_threads_that_agree_on_an_order_may_wait_at_the_same_time(team):
