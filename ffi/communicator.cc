@@ -12,6 +12,18 @@ Communicator::Communicator(CommunicatorSpec spec)
   FollowFlight(description, recorder_);
 }
 
+Status Communicator::Enqueue(const Call& call, void*) {
+  return FailedPrecondition(call.site->description(), ": the ", spec_.backend,
+                            " backend does not serve devices with streams");
+}
+
+xla::ffi::Future Communicator::Done(const Call&) {
+  xla::ffi::Promise promise;
+  xla::ffi::Future future(promise);
+  promise.SetAvailable();
+  return future;
+}
+
 xla::ffi::Future FailedFuture(Status status) {
   xla::ffi::Promise promise;
   xla::ffi::Future future(promise);

@@ -33,7 +33,7 @@ struct Call {
   int64_t run_id = 0;                     // the same on every rank of one launch
   uint64_t tag = 0;                       // the same where ranks of one run are to meet
   uint64_t shared_tag = 0;                // the same on other processes too
-  int64_t device_id = 0;                  // global
+  int64_t device_id = 0;                  // global; local where there is a stream
   const void* const* operands = nullptr;  // one per site->operands()
   void* const* results = nullptr;         // one per site->results()
   Scheduler* scheduler = nullptr;
@@ -59,9 +59,10 @@ struct CommunicatorSpec {
 };
 
 struct CommunicatorStats {
-  int64_t bytes = 0;       // handed in by this process's ranks
-  int64_t host_bytes = 0;  // held by the communicator itself
-  int64_t in_flight = 0;   // calls that some rank waits in
+  int64_t bytes = 0;         // handed in by this process's ranks
+  int64_t host_bytes = 0;    // held by the communicator itself
+  int64_t device_bytes = 0;  // likewise, on all devices of this process
+  int64_t in_flight = 0;     // calls that some rank waits in
   // Completed calls of one group, by collective.
   std::vector<std::pair<std::string, int64_t>> calls;
 };
@@ -76,6 +77,18 @@ class Communicator {
   // is made. Never blocks on another rank. Every rank's future completes, with
   // an error if a rank is missing when the deadline passes.
   virtual xla::ffi::Future Execute(const Call& call) = 0;
+
+  // The same for a device with streams: gives `stream` the work and returns at once.
+  // Errors that come later end the communicator, and its next call says which.
+  virtual Status Enqueue(const Call& call, void* stream);
+
+  // The two halves of a collective. Start begins it and fills the results; Done, whose
+  // operands are those of the start, its results, and arrays that nobody reads, ends
+  // when they are filled, and hands them on. On CPU devices a start's future may stay
+  // pending until then: XLA meanwhile computes what does not need the results, and
+  // lets go of no buffer, also when the program fails in between.
+  virtual xla::ffi::Future Start(const Call& call) { return Execute(call); }
+  virtual xla::ffi::Future Done(const Call& call);
 
   // Ends every pending call, and every later one, with `reason`.
   virtual void Abort(const Status& reason) = 0;

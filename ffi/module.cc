@@ -1,6 +1,7 @@
 // The only file that sees Python: handlers and the calls that set up
 // communicators.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
@@ -17,6 +18,8 @@
 #include "ffi/backends/host/local.h"
 #include "ffi/backends/host/process_set.h"
 #include "ffi/backends/host/segment.h"
+#include "ffi/backends/nccl/nccl_communicator.h"
+#include "ffi/backends/nccl/world.h"
 #include "ffi/call_site.h"
 #include "ffi/communicator.h"
 #include "ffi/dump_signal.h"
@@ -36,14 +39,21 @@ void ThrowIfFailed(const Status& status) {
 }
 
 // {target: {stage: handler}} for jax.ffi.register_ffi_target.
-nb::dict Registrations() {
+nb::dict Registrations(bool has_streams) {
   nb::dict targets;
-  for (const Collective& collective : kCollectives) {
+  const auto add = [&](const std::string& target, XLA_FFI_Handler* execute) {
     nb::dict stages;
     stages["instantiate"] = nb::capsule(reinterpret_cast<void*>(&InstantiateHandler));
-    stages["execute"] = nb::capsule(reinterpret_cast<void*>(&ExecuteHandler));
-    targets[StrCat("jaxcomm.", collective.name).c_str()] = stages;
+    stages["execute"] = nb::capsule(reinterpret_cast<void*>(execute));
+    targets[target.c_str()] = stages;
+  };
+  for (const Collective& collective : kCollectives) {
+    const std::string target = StrCat("jaxcomm.", collective.name);
+    add(target, has_streams ? &EnqueueHandler : &ExecuteHandler);
+    if (has_streams) add(target + ".capturable", &EnqueueCapturableHandler);
+    if (!has_streams) add(target + ".start", &StartHandler);
   }
+  if (!has_streams) add("jaxcomm.done", &DoneHandler);
   return targets;
 }
 
@@ -108,6 +118,91 @@ std::shared_ptr<ProcessSet> MakeProcessSet(
   return std::make_shared<ProcessSet>(std::move(segment), std::move(watched), self);
 }
 
+// Asked while we wait without the GIL: whether Ctrl-C was pressed.
+bool WasInterrupted() {
+  static thread_local int calls = 0;
+  if (++calls % 256 != 0) return false;
+  nb::gil_scoped_acquire hold;
+  return PyErr_CheckSignals() != 0;
+}
+
+// Throws what a signal handler raised, if that is why the call failed.
+void ThrowIfFailedOrInterrupted(const Status& status) {
+  if (PyErr_Occurred() != nullptr) throw nb::python_error();
+  ThrowIfFailed(status);
+}
+
+nb::dict LoadNcclFrom(const std::vector<std::string>& paths) {
+  const NcclLibrary* library = nullptr;
+  ThrowIfFailed(LoadNccl(paths, &library));
+  nb::dict found;
+  found["path"] = library->path;
+  found["version"] = library->VersionText();
+  found["version_code"] = library->version;
+  found["driver_version"] =
+      StrCat(library->driver_version / 1000, ".", library->driver_version / 10 % 100);
+  found["missing"] = library->missing;
+  found["is_stand_in"] = library->is_stand_in;
+  return found;
+}
+
+const NcclLibrary& Nccl() {
+  const NcclLibrary* library = LoadedNccl();
+  if (library == nullptr) throw std::runtime_error("NCCL is not loaded");
+  return *library;
+}
+
+nb::bytes NcclUniqueId() {
+  nccl::UniqueId id;
+  ThrowIfFailed(Nccl().Check(Nccl().nccl.GetUniqueId(&id), "ncclGetUniqueId"));
+  return nb::bytes(id.internal, sizeof(id.internal));
+}
+
+// Devices: (global id, local ordinal, rank).
+std::shared_ptr<NcclWorld> MakeNcclWorld(
+    int size, const std::vector<std::tuple<int64_t, int, int>>& devices,
+    const nb::bytes& unique_id, std::map<std::string, int> numbers, std::string name,
+    double timeout_seconds) {
+  std::vector<NcclDevice> local;
+  for (const auto& [id, ordinal, rank] : devices) local.push_back({id, ordinal, rank});
+  const NcclSettings settings{std::move(numbers), std::move(name), ""};
+  std::shared_ptr<NcclWorld> world;
+  Status status;
+  {
+    const std::string id(unique_id.c_str(), unique_id.size());
+    nb::gil_scoped_release release;
+    status = NcclWorld::Create(Nccl(), size, std::move(local), id, settings,
+                               {timeout_seconds, WasInterrupted}, &world);
+  }
+  ThrowIfFailedOrInterrupted(status);
+  return world;
+}
+
+void CreateNccl(std::shared_ptr<NcclWorld> world, int64_t key, std::string axes,
+                std::string lane, std::string platform, double timeout_seconds,
+                std::vector<std::vector<int64_t>> groups,
+                std::map<std::string, int> numbers, std::string name) {
+  CommunicatorSpec spec;
+  spec.key = key;
+  spec.axes = std::move(axes);
+  spec.lane = std::move(lane);
+  spec.backend = "nccl";
+  spec.platform = std::move(platform);
+  spec.timeout_seconds = timeout_seconds;
+  spec.groups = std::move(groups);
+  NcclSpec how{std::move(world),
+               {std::move(numbers), std::move(name), ""},
+               {timeout_seconds, WasInterrupted}};
+  Status status;
+  {
+    nb::gil_scoped_release release;
+    std::shared_ptr<Communicator> made;
+    status = MakeNcclCommunicator(std::move(spec), std::move(how), &made);
+    if (status.success()) status = Registry::Get().Add(std::move(made));
+  }
+  ThrowIfFailedOrInterrupted(status);
+}
+
 void Destroy(int64_t key) {
   // Waiting ranks fail, and their programs run on: they may need the GIL.
   nb::gil_scoped_release release;
@@ -123,6 +218,7 @@ nb::dict Stats(int64_t key) {
   for (const auto& [name, count] : stats.calls) calls[name.c_str()] = count;
   out["bytes"] = stats.bytes;
   out["host_bytes"] = stats.host_bytes;
+  out["device_bytes"] = stats.device_bytes;
   out["in_flight"] = stats.in_flight;
   out["calls"] = calls;
   return out;
@@ -149,7 +245,7 @@ bool PrepareDumps(int process, int processes,
 
 NB_MODULE(_ffi, m) {
   m.doc() = "XLA FFI handlers of jaxcomm and the registry of its communicators.";
-  m.def("registrations", &Registrations,
+  m.def("registrations", &Registrations, nb::arg("has_streams"),
         "Custom-call targets and their handlers, by stage.");
   m.def("call_site_type", &CallSiteType,
         "The type registration of the handlers' state.");
@@ -177,6 +273,21 @@ NB_MODULE(_ffi, m) {
       "process_start_time", [](int64_t pid) { return PeerOf(pid, 0).start_time; },
       nb::arg("pid"),
       "When a process began, in clock ticks after boot; 0 if there is none.");
+  m.def("load_nccl", &LoadNcclFrom, nb::arg("paths"),
+        "Loads NCCL and the CUDA driver, and says what was found.");
+  m.def("nccl_unique_id", &NcclUniqueId, "What the ranks of a new world know it by.");
+  nb::class_<NcclWorld>(m, "NcclWorld", nb::is_weak_referenceable(),
+                        "The NCCL communicator of a whole mesh.")
+      .def_prop_ro("device_bytes", &NcclWorld::device_bytes,
+                   "Device memory it took, on the devices of this process.");
+  m.def("nccl_world", &MakeNcclWorld, nb::arg("size"), nb::arg("devices"),
+        nb::arg("unique_id"), nb::arg("numbers"), nb::arg("name"),
+        nb::arg("timeout_seconds"),
+        "Joins the ranks that know the id; devices are (global id, ordinal, rank).");
+  m.def("create_nccl", &CreateNccl, nb::arg("world"), nb::arg("key"), nb::arg("axes"),
+        nb::arg("lane"), nb::arg("platform"), nb::arg("timeout_seconds"),
+        nb::arg("groups"), nb::arg("numbers"), nb::arg("name"),
+        "Splits a communicator off a world, under a key.");
   m.def("destroy", &Destroy, nb::arg("key"),
         "Ends a communicator; whoever waits in it gets an error.");
   m.def("stats", &Stats, nb::arg("key"),

@@ -1,9 +1,9 @@
 """XLA FFI handlers of jaxcomm and the registry of its communicators."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 
-def registrations() -> dict:
+def registrations(has_streams: bool) -> dict:
     """Custom-call targets and their handlers, by stage."""
 
 def call_site_type() -> dict:
@@ -43,6 +43,27 @@ def process_set(segment: Segment, peers: Sequence[tuple[int, int, int]], self: i
 
 def process_start_time(pid: int) -> int:
     """When a process began, in clock ticks after boot; 0 if there is none."""
+
+def load_nccl(paths: Sequence[str]) -> dict:
+    """Loads NCCL and the CUDA driver, and says what was found."""
+
+def nccl_unique_id() -> bytes:
+    """What the ranks of a new world know it by."""
+
+class NcclWorld:
+    """The NCCL communicator of a whole mesh."""
+
+    @property
+    def device_bytes(self) -> int:
+        """Device memory it took, on the devices of this process."""
+
+def nccl_world(size: int, devices: Sequence[tuple[int, int, int]], unique_id: bytes, numbers: Mapping[str, int], name: str, timeout_seconds: float) -> NcclWorld:
+    """
+    Joins the ranks that know the id; devices are (global id, ordinal, rank).
+    """
+
+def create_nccl(world: NcclWorld, key: int, axes: str, lane: str, platform: str, timeout_seconds: float, groups: Sequence[Sequence[int]], numbers: Mapping[str, int], name: str) -> None:
+    """Splits a communicator off a world, under a key."""
 
 def destroy(key: int) -> None:
     """Ends a communicator; whoever waits in it gets an error."""

@@ -14,6 +14,7 @@ What that means for ``jax.export``:
   ``jaxcomm.init(mesh)`` first.
 """
 
+import functools
 import hashlib
 
 import jax
@@ -38,7 +39,7 @@ def register(collective) -> None:
     """Registers how a collective's primitives are lowered on every platform."""
     primitive = collective.primitive
 
-    def on_cpu(ctx, *operands, **params):
+    def with_ours(ctx, *operands, **params):
         return _lower(collective, ctx, *operands, **params)
 
     def elsewhere(ctx, *operands, axes, index_groups, name, **params):
@@ -48,7 +49,8 @@ def register(collective) -> None:
     # The portable one needs none: XLA numbers the ranks along whatever mesh there is.
     _jax_compat.require_devices_during_lowering(primitive)
     for each in (primitive, primitive.portable):
-        _jax_compat.register_lowering(each, on_cpu, platform="cpu")
+        for platform in ("cpu", "cuda"):
+            _jax_compat.register_lowering(each, with_ours, platform=platform)
         _jax_compat.register_lowering(each, elsewhere)
 
 
@@ -81,8 +83,21 @@ def _lower(
         return _lower_to_xla(
             collective, ctx, *operands, axes=axes, index_groups=index_groups, **own
         )
+    if comm.backend == "nccl":
+        # Not above: it needs the collectives, which need this module.
+        from jaxcomm.nccl import lowering as nccl
+
+        instead = nccl.instead(collective, ctx.avals_in, part.sizes[0], **own)
+        if instead is not None:
+            bind = nccl.Binder(axes, index_groups, lane, "nccl", name)
+            return _jax_compat.lower_as(
+                functools.partial(instead, bind), ctx, *operands
+            )
+    target = f"jaxcomm.{collective.name}"
+    if comm.backend == "nccl" and comm.platform != "cpu":
+        target += ".capturable" if comm.policy.command_buffers else ""
     rule = jax.ffi.ffi_lowering(
-        f"jaxcomm.{collective.name}",
+        target,
         operand_output_aliases=collective.aliases(len(operands)) or None,
     )
     planner_params = collective.planner_params(

@@ -7,26 +7,26 @@ import jax
 from jaxcomm import _ffi
 
 _lock = threading.Lock()
-_registered = False
+_registered: set[str] = set()
 
 
-def register() -> None:
-    """Registers handlers and their state's type, once.
+def register(platform: str) -> None:
+    """Registers handlers and their state's type for devices of a platform, once.
 
     Not at import: until a client exists jaxlib keeps registrations in two queues and
     then takes the handlers first, which fails because they name the type
     (0.10.2 to 0.12.0.1). Whoever has a device to communicate with has a client.
     """
-    global _registered
+    platform = {"gpu": "CUDA"}.get(platform, platform)
     with _lock:
-        if _registered:
+        if platform in _registered:
             return
         types = _ffi.call_site_type()
         jax.ffi.register_ffi_type(
             "jaxcomm.CallSite",
             {"type_id": types["type_id"], "type_info": types["type_info"]},
-            platform="cpu",
+            platform=platform,
         )
-        for target, stages in _ffi.registrations().items():
-            jax.ffi.register_ffi_target(target, stages, platform="cpu")
-        _registered = True
+        for target, stages in _ffi.registrations(platform != "cpu").items():
+            jax.ffi.register_ffi_target(target, stages, platform=platform)
+        _registered.add(platform)

@@ -11,8 +11,10 @@ import jax
 
 from jaxcomm import bootstrap, config
 from jaxcomm.errors import CommunicatorError
+from jaxcomm.nccl import communicators as nccl
+from jaxcomm.nccl import library as nccl_library
 
-BACKENDS = ("host", "xla")
+BACKENDS = ("host", "nccl", "xla")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,7 +22,7 @@ class Choice:
     """What serves a partition.
 
     Attributes:
-      backend: ``"host"`` or ``"xla"``.
+      backend: ``"host"``, ``"nccl"`` or ``"xla"``.
       transport: how bytes travel, as :class:`jaxcomm.Communicator` tells it.
       neighbors: the processes that share memory, where groups span several.
       processes: by group and rank, the index of the rank's process among
@@ -50,7 +52,11 @@ def choose(mesh, part, lane: str, backend: str | None) -> Choice:
             f"let the platform choose"
         )
     platform = mesh.devices.flat[0].platform
-    if backend == "xla" or (backend is None and platform != "cpu"):
+    if backend == "xla":
+        return Choice("xla", "xla")
+    if backend == "nccl" or (backend is None and platform == "gpu"):
+        return _choose_nccl(mesh, part, lane, backend)
+    if backend is None and platform != "cpu":
         return Choice("xla", "xla")
     if platform != "cpu":
         raise CommunicatorError(
@@ -76,5 +82,19 @@ def choose(mesh, part, lane: str, backend: str | None) -> Choice:
         raise CommunicatorError(
             f"backend 'host' cannot join the groups of axes {part.axes} (lane "
             f"{lane!r}): {refusal}. Use backend='xla'."
+        )
+    return Choice("xla", f"xla: {refusal}")
+
+
+def _choose_nccl(mesh, part, lane, backend):
+    refusal = nccl.refusal(mesh)
+    if refusal is None:
+        found = nccl_library.load()
+        return Choice("nccl", f"NCCL {found.version}")
+    if backend == "nccl":
+        raise CommunicatorError(
+            f"backend 'nccl' cannot join the groups of axes {part.axes} (lane "
+            f"{lane!r}): {refusal}. Use backend='xla', or None to let the platform "
+            f"choose."
         )
     return Choice("xla", f"xla: {refusal}")

@@ -65,8 +65,42 @@ def neighbors(processes: tuple[int, ...], self_index: int) -> Neighbors:
         version of this package.
     """
     if processes not in _known:
-        _known[processes] = _meet(processes, self_index)
+        _known[processes] = _meet(processes, self_index, _find_neighbors)
     return _known[processes]
+
+
+def exchange(processes: tuple[int, ...], self_index: int, what: str, value) -> dict:
+    """Returns what each of the processes gave, once all have come.
+
+    Args:
+      processes, self_index: as for :func:`neighbors`.
+      what: a name for it.
+      value: this process's, of JSON's types.
+
+    Raises:
+      CommunicatorError: if some did not come before the deadline.
+    """
+
+    def tell(store, processes, me):
+        store.exchange_cards()
+        store.put(what, value)
+        found = store.get_all(what, processes)
+        store.check_all_are_here()
+        return found
+
+    return _meet(processes, self_index, tell)
+
+
+def broadcast(processes: tuple[int, ...], self_index: int, what: str, make):
+    """Returns what ``make()`` gave the first of the processes, once all have come.
+
+    Arguments and errors are those of :func:`exchange`.
+    """
+    first = processes[0]
+    if len(processes) == 1:
+        return make()
+    value = make() if self_index == first else None
+    return exchange(processes, self_index, what, value)[first]
 
 
 def forget() -> None:
@@ -74,12 +108,12 @@ def forget() -> None:
     _known.clear()
 
 
-def _meet(processes, me):
+def _meet(processes, me, agree):
     store = _Store(processes, me, _meetings.get(processes, 0))
     try:
         while True:
             try:
-                return _try_to_meet(store, processes, me)
+                return agree(store, processes, me)
             except _Elsewhere as elsewhere:
                 store.withdraw()
                 store.go_to(elsewhere.number)
@@ -96,7 +130,7 @@ def _meet(processes, me):
         _meetings[processes] = store.number + 1
 
 
-def _try_to_meet(store, processes, me):
+def _find_neighbors(store, processes, me):
     cards = store.exchange_cards()
     layouts = {card["layout"] for card in cards.values()}
     if len(layouts) > 1:

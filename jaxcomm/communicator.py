@@ -16,6 +16,8 @@ from jaxcomm import _ffi, _targets, backends, bootstrap, config, mesh_groups
 from jaxcomm.communicator_table import Communicators
 from jaxcomm.diagnostics import dumps
 from jaxcomm.errors import CommunicatorError
+from jaxcomm.nccl import communicators as nccl
+from jaxcomm.nccl.policy import CommPolicy
 
 DEFAULT_LANE = "default"
 
@@ -28,14 +30,16 @@ class Communicator:
       index_groups: the ``axis_index_groups`` it is divided by, or None.
       lane: its lane; operations of one lane are ordered, those of different lanes
         may overlap.
-      backend: ``"host"`` (our own transport) or ``"xla"`` (XLA's collectives).
-      transport: how its bytes travel: ``"memory"``, ``"shared memory"``, ``"xla"``, or
-        ``"xla: "`` and why it is not shared memory.
+      backend: ``"host"`` (our own transport), ``"nccl"`` or ``"xla"`` (XLA's
+        collectives).
+      transport: how its bytes travel: ``"memory"``, ``"shared memory"``, ``"NCCL "``
+        and its version, ``"xla"``, or ``"xla: "`` and why it is not one of the others.
+      policy: how NCCL was asked to make it; None for other backends.
       groups: global device ids of each group, in rank order.
       key: the content hash by which compiled programs name it.
     """
 
-    def __init__(self, grid, part, lane, platform, choice):
+    def __init__(self, grid, part, lane, platform, choice, policy):
         """Describes the communicator; :func:`init` also makes it live."""
         self.grid = grid
         self.axes = part.axes
@@ -46,7 +50,12 @@ class Communicator:
         self.transport = choice.transport
         self.neighbors = choice.neighbors
         self.groups = part.groups
-        self.key = mesh_groups.key(grid, part, lane, choice.backend)
+        self.policy = policy if choice.backend == "nccl" else None
+        self.key = mesh_groups.key(
+            grid, part, lane, choice.backend, repr(self.policy) if self.policy else ""
+        )
+        # What it was split off, which lives as long as this.
+        self.world = None
 
     @property
     def size(self) -> int:
@@ -64,11 +73,15 @@ class Communicator:
         Returns:
           ``calls``: completed collectives by name, as one group counts them;
           ``bytes``: handed in by the ranks of this process; ``host_bytes``: held by
-          the communicator itself; ``in_flight``: collectives some rank waits in.
+          the communicator itself, ``device_bytes`` likewise on devices;
+          ``in_flight``: collectives some rank waits in.
           All zero for the ``xla`` backend, whose collectives run inside XLA.
         """
         found = {} if self.closed or self.backend == "xla" else _ffi.stats(self.key)
-        return found or {"calls": {}, "bytes": 0, "host_bytes": 0, "in_flight": 0}
+        return {
+            "calls": {}, "bytes": 0, "host_bytes": 0, "device_bytes": 0, "in_flight": 0,
+            **found,
+        }  # fmt: skip
 
     def close(self) -> None:
         """Ends it; whoever waits in it gets an error. Closing twice is harmless.
@@ -101,7 +114,8 @@ class Counters:
     """How many communicators this process made and ended.
 
     Attributes:
-      created: made from nothing.
+      created: made from nothing. For NCCL, those of whole meshes, which the others are
+        split off.
       split: made as children that share their parent's resources.
       borrowed: XLA's, which do the work of the ``xla`` backend.
       evicted: closed to make room.
@@ -123,7 +137,10 @@ class MemoryRow:
 
     Attributes:
       communicator: whose.
-      device_bytes: on accelerators.
+      device_bytes: on accelerators of this process, as NCCL tells it (2.29.7 and
+        newer), else what was free before less what was free afterwards.
+      parent_bytes: of the mesh's communicator that it was split off, on the same
+        devices; told on the row of each of its children.
       host_bytes: of ordinary memory.
       shared_bytes: of shared memory.
       pinned_bytes: of page-locked memory.
@@ -132,6 +149,7 @@ class MemoryRow:
 
     communicator: Communicator
     device_bytes: int
+    parent_bytes: int
     host_bytes: int
     shared_bytes: int
     pinned_bytes: int
@@ -140,11 +158,11 @@ class MemoryRow:
 
 _lock = threading.RLock()
 _live: dict[int, Communicator] = {}
-# The backend init() chose, by (grid, axes, index groups, lane).
-_chosen: dict[tuple, str] = {}
+# The backend and policy init() chose, by (grid, axes, index groups, lane).
+_chosen: dict[tuple, tuple[str, CommPolicy]] = {}
 # Communicators of each key that there were: one made anew never meets its predecessor.
 _generations: dict[int, int] = {}
-_counts = {"created": 0, "borrowed": 0, "destroyed": 0}
+_counts = {"created": 0, "split": 0, "borrowed": 0, "destroyed": 0}
 
 
 def init(
@@ -153,6 +171,7 @@ def init(
     *,
     lanes: str | Sequence[str] = (DEFAULT_LANE,),
     backend: str | None = None,
+    policy: CommPolicy | None = None,
 ) -> Communicators:
     """Makes the communicators of a mesh ahead of the first program that needs them.
 
@@ -166,11 +185,15 @@ def init(
         axis, and one over all axes if there are several.
       lanes: names of lanes, one communicator each. The ``host`` backend matches
         operations one by one, so that independent ones overlap within a lane as well:
-        there a lane is a name to count and to close by. ``xla`` ignores it.
-      backend: ``"host"``, ``"xla"``, or None: the ``JAXCOMM_BACKEND`` variable, else
-        ``"host"`` where every group lies within one CPU process, else ``"xla"``.
+        there a lane is a name to count and to close by. With ``nccl`` operations of a
+        lane run one after the other, those of lanes with resources of their own may
+        overlap. ``xla`` ignores it.
+      backend: ``"host"``, ``"nccl"``, ``"xla"``, or None: the ``JAXCOMM_BACKEND``
+        variable, else ``"nccl"`` for NVIDIA GPUs where NCCL can be loaded, ``"host"``
+        for CPU devices whose groups lie on one host, ``"xla"`` for the rest.
         Programs compiled later use the choice; one compiled earlier keeps the
         communicator it was compiled for.
+      policy: how NCCL makes them; other backends ignore it.
 
     Returns:
       The communicators, a sequence that prints as a table.
@@ -178,8 +201,8 @@ def init(
     Raises:
       TypeError: if mesh is not a concrete mesh.
       ValueError: if an axis is not one of the mesh's or the backend is unknown.
-      CommunicatorError: if the backend cannot serve these devices, or the bound on
-        live communicators is reached.
+      CommunicatorError: if the backend cannot serve these devices or failed to, or the
+        bound on live communicators is reached.
 
     Example:
       >>> mesh = jax.make_mesh((2, 4), ("data", "context"))  # doctest: +SKIP
@@ -195,6 +218,7 @@ def init(
             f"abstract mesh has no devices to make communicators for."
         )
     lanes = (lanes,) if isinstance(lanes, str) else tuple(lanes)
+    policy = policy or CommPolicy()
     if axes is None:
         wanted = [(name,) for name in mesh.axis_names]
         if len(wanted) > 1:
@@ -211,8 +235,9 @@ def init(
             for lane in lanes:
                 _check_lane(lane)
                 choice = backends.choose(mesh, part, lane, backend)
-                _chosen[grid, part.axes, part.index_groups, lane] = choice.backend
-                made.append(_find_or_create(mesh, grid, part, lane, choice))
+                chosen = choice.backend, policy
+                _chosen[grid, part.axes, part.index_groups, lane] = chosen
+                made.append(_find_or_create(mesh, grid, part, lane, choice, policy))
         return Communicators(made)
 
 
@@ -228,13 +253,13 @@ def for_lowering(
     lane = DEFAULT_LANE if lane is None else lane
     part = mesh_groups.partition(grid, axes, index_groups)
     with _lock:
-        if backend is None:
-            backend = _chosen.get((grid, part.axes, part.index_groups, lane))
-        if backend is None and index_groups is not None:
-            backend = _chosen.get((grid, part.axes, None, lane))
+        chosen = _chosen.get((grid, part.axes, part.index_groups, lane))
+        if chosen is None and index_groups is not None:
+            chosen = _chosen.get((grid, part.axes, None, lane))
+        chosen_backend, policy = chosen or (None, CommPolicy())
         _check_lane(lane)
-        choice = backends.choose(mesh, part, lane, backend)
-        return _find_or_create(mesh, grid, part, lane, choice)
+        choice = backends.choose(mesh, part, lane, backend or chosen_backend)
+        return _find_or_create(mesh, grid, part, lane, choice, policy)
 
 
 def communicators() -> Communicators:
@@ -267,14 +292,20 @@ def memory_report() -> list[MemoryRow]:
     return [
         MemoryRow(
             communicator=member,
-            device_bytes=0,
+            device_bytes=member.stats()["device_bytes"],
+            parent_bytes=member.world.device_bytes if member.world else 0,
             host_bytes=member.stats()["host_bytes"],
             shared_bytes=_shared_bytes(member),
             pinned_bytes=0,
-            shared=arenas.count(id(member.neighbors)) > 1,
+            shared=arenas.count(id(member.neighbors)) > 1 or _shares(member),
         )
         for member in members
     ]
+
+
+def _shares(member):
+    is_default = member.lane == DEFAULT_LANE
+    return member.policy is not None and member.policy.shares(is_default)
 
 
 def _shared_bytes(member):
@@ -304,9 +335,9 @@ def _check_lane(lane):
         raise ValueError(f"lane must be a non-empty string, got {lane!r}")
 
 
-def _find_or_create(mesh, grid, part, lane, choice):
+def _find_or_create(mesh, grid, part, lane, choice, policy):
     platform = mesh.devices.flat[0].platform
-    made = Communicator(grid, part, lane, platform, choice)
+    made = Communicator(grid, part, lane, platform, choice, policy)
     if made.key in _live:
         return _live[made.key]
     bound = config.max_communicators()
@@ -316,8 +347,18 @@ def _find_or_create(mesh, grid, part, lane, choice):
             f"JAXCOMM_MAX_COMMUNICATORS; close some (jaxcomm.communicators() lists "
             f"them) or raise the bound before making one over axes {part.axes}"
         )
-    if made.backend == "host":
-        _targets.register()
+    if made.backend == "nccl":
+        _check_lanes(made)
+        _targets.register(platform)
+        dumps.prepare(platform)
+        worlds = {id(member.world) for member in _live.values()}
+        made.world = nccl.create(
+            mesh, part, made.key, lane, platform, policy, _shares(made)
+        )
+        _counts["created"] += id(made.world) not in worlds
+        _counts["split"] += 1
+    elif made.backend == "host":
+        _targets.register(platform)
         dumps.prepare(platform)
         shared = {}
         if choice.neighbors is not None:
@@ -344,8 +385,24 @@ def _find_or_create(mesh, grid, part, lane, choice):
     return made
 
 
+def _check_lanes(made):
+    lanes = {
+        member.lane
+        for member in _live.values()
+        if (member.grid, member.axes, member.index_groups, member.backend)
+        == (made.grid, made.axes, made.index_groups, made.backend)
+    }
+    if len(lanes) >= made.policy.lanes:
+        raise CommunicatorError(
+            f"axes {made.axes} have lanes {sorted(lanes)} already, as many as "
+            f"CommPolicy(lanes={made.policy.lanes}) allows; close one, or raise the "
+            f"bound before making lane {made.lane!r}"
+        )
+
+
 def _drop(member):
     del _live[member.key]
     _counts["destroyed"] += 1
-    if member.backend == "host":
+    if member.backend != "xla":
         _ffi.destroy(member.key)
+    member.world = None

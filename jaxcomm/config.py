@@ -3,10 +3,13 @@
 None changes a result. Each is read when a communicator is created.
 
 ``JAXCOMM_BACKEND``
-    Backend of communicators nobody chose one for, ``host`` or ``xla``. Default: by
-    platform.
+    Backend of communicators nobody chose one for, ``host``, ``nccl`` or ``xla``.
+    Default: by platform.
 ``JAXCOMM_TIMEOUT``
     Seconds a rank waits for the others before it raises. Default: 300.
+``JAXCOMM_NCCL_LIBRARY``
+    Path of the libnccl to load. Default: the one XLA uses. A stand-in that works on
+    host memory also serves CPU devices, where ``backend="nccl"`` is asked for.
 ``JAXCOMM_MAX_COMMUNICATORS``
     Live communicators at which creating another is an error. Default: 256.
 ``JAXCOMM_DUMP_DIR``
@@ -45,6 +48,11 @@ def max_communicators() -> int:
     return _positive(
         "JAXCOMM_MAX_COMMUNICATORS", DEFAULT_MAX_COMMUNICATORS, int, "communicators"
     )
+
+
+def nccl_library() -> str | None:
+    """Returns the path of the libnccl to load, None for the one XLA uses."""
+    return os.environ.get("JAXCOMM_NCCL_LIBRARY") or None
 
 
 def dump_dir() -> str | None:

@@ -123,7 +123,9 @@ def partition(
     return Partition(axes, index_groups, groups)
 
 
-def key(grid: DeviceGrid, part: Partition, lane: str, backend: str) -> int:
+def key(
+    grid: DeviceGrid, part: Partition, lane: str, backend: str, policy: str = ""
+) -> int:
     """Returns the content hash that names a communicator, a signed 64-bit integer.
 
     It goes into the compiled program, so it holds nothing of this process: no
@@ -139,6 +141,7 @@ def key(grid: DeviceGrid, part: Partition, lane: str, backend: str) -> int:
             part.index_groups,
             lane,
             backend,
+            *([policy] if policy else []),
         ]
     )
     digest = hashlib.sha256(content.encode()).digest()

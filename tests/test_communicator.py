@@ -255,7 +255,7 @@ def test_a_program_lowered_for_an_abstract_mesh_is_refused(make_mesh):
     [
         (("nowhere",), {}, ValueError, "axis 'nowhere' is not an axis of the mesh"),
         ((("a", "a"),), {}, ValueError, "name an axis twice"),
-        (("a",), {"backend": "nccl"}, ValueError, "backend 'nccl' is unknown"),
+        (("a",), {"backend": "gloo"}, ValueError, "backend 'gloo' is unknown"),
         (("a",), {"lanes": ""}, ValueError, "lane must be a non-empty string"),
         (("a",), {"lanes": (3,)}, ValueError, "lane must be a non-empty string, got 3"),
     ],
@@ -317,7 +317,7 @@ def test_the_end_of_a_with_block_closes(make_mesh):
         assert "live" in repr(member)
     assert member.closed
     assert "closed" in repr(member)
-    assert member.stats() == {"calls": {}, "bytes": 0, "host_bytes": 0, "in_flight": 0}
+    assert not any(member.stats().values())
     with pytest.raises(KeyError), jaxcomm.init(make_mesh(i=2))[0]:
         raise KeyError
     assert len(jaxcomm.communicators()) == 0

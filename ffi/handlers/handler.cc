@@ -80,36 +80,76 @@ ffi::ErrorOr<std::unique_ptr<CallSite>> Instantiate(std::string_view collective,
   return ffi::Unexpected(InvalidArgument("unknown collective '", collective, "'"));
 }
 
+// The buffers of one call.
+class Buffers {
+ public:
+  Buffers(const ffi::RemainingArgs& operands, const ffi::RemainingRets& results)
+      : operands_(operands.size()), results_(results.size()) {}
+
+  // Takes them down, and fixes the shapes of the call site at its first call.
+  Status Read(CallSite* site, const ffi::RemainingArgs& operands,
+              const ffi::RemainingRets& results) {
+    const bool first = !site->has_shapes();
+    std::vector<Leaf> operand_leaves, result_leaves;
+    for (size_t i = 0; i < operands.size(); ++i) {
+      auto buffer = operands.get<ffi::AnyBuffer>(i);
+      if (!buffer) return buffer.error();
+      operands_[i] = buffer->untyped_data();
+      if (first) operand_leaves.push_back(LeafOf(*buffer));
+    }
+    for (size_t i = 0; i < results.size(); ++i) {
+      auto buffer = results.get<ffi::AnyBuffer>(i);
+      if (!buffer) return buffer.error();
+      results_[i] = (*buffer)->untyped_data();
+      if (first) result_leaves.push_back(LeafOf(**buffer));
+    }
+    if (first) site->SetShapes(std::move(operand_leaves), std::move(result_leaves));
+    return OkStatus();
+  }
+
+  const void* const* operands() { return operands_.data(); }
+  void* const* results() { return results_.data(); }
+
+ private:
+  Pointers<const void*> operands_;
+  Pointers<void*> results_;
+};
+
+// What a communicator is asked for: Execute, Start or Done.
+using Method = ffi::Future (Communicator::*)(const Call&);
+
+template <Method method>
 ffi::Future Execute(CallSite* site, ffi::RunId run_id, int32_t device_id,
                     ffi::ThreadPool pool, ffi::RemainingArgs operands,
                     ffi::RemainingRets results) {
-  Pointers<const void*> operand_data(operands.size());
-  Pointers<void*> result_data(results.size());
-  const bool first = !site->has_shapes();
-  std::vector<Leaf> operand_leaves, result_leaves;
-  for (size_t i = 0; i < operands.size(); ++i) {
-    auto buffer = operands.get<ffi::AnyBuffer>(i);
-    if (!buffer) return FailedFuture(buffer.error());
-    operand_data[i] = buffer->untyped_data();
-    if (first) operand_leaves.push_back(LeafOf(*buffer));
+  Buffers buffers(operands, results);
+  if (Status status = buffers.Read(site, operands, results); status.failure()) {
+    return FailedFuture(std::move(status));
   }
-  for (size_t i = 0; i < results.size(); ++i) {
-    auto buffer = results.get<ffi::AnyBuffer>(i);
-    if (!buffer) return FailedFuture(buffer.error());
-    result_data[i] = (*buffer)->untyped_data();
-    if (first) result_leaves.push_back(LeafOf(**buffer));
-  }
-  if (first) site->SetShapes(std::move(operand_leaves), std::move(result_leaves));
-
   const std::shared_ptr<Communicator> communicator =
       Registry::Get().Find(site->attributes().key);
   if (communicator == nullptr) {
     return FailedFuture(Registry::Get().MissingError(*site));
   }
   XlaScheduler scheduler(std::move(pool));
-  return communicator->Execute(Call{site, run_id.run_id, site->serial(),
-                                    site->shared_tag(), device_id, operand_data.data(),
-                                    result_data.data(), &scheduler});
+  return (communicator.get()->*method)(
+      Call{site, run_id.run_id, site->serial(), site->shared_tag(), device_id,
+           buffers.operands(), buffers.results(), &scheduler});
+}
+
+Status Enqueue(void* stream, CallSite* site, ffi::RunId run_id, int32_t ordinal,
+               ffi::RemainingArgs operands, ffi::RemainingRets results) {
+  Buffers buffers(operands, results);
+  if (Status status = buffers.Read(site, operands, results); status.failure()) {
+    return status;
+  }
+  const std::shared_ptr<Communicator> communicator =
+      Registry::Get().Find(site->attributes().key);
+  if (communicator == nullptr) return Registry::Get().MissingError(*site);
+  return communicator->Enqueue(
+      Call{site, run_id.run_id, site->serial(), site->shared_tag(), ordinal,
+           buffers.operands(), buffers.results(), nullptr},
+      stream);
 }
 
 XLA_FFI_DEFINE_HANDLER(InstantiateImpl, Instantiate,
@@ -122,14 +162,33 @@ XLA_FFI_DEFINE_HANDLER(InstantiateImpl, Instantiate,
                            .Attr<std::string_view>("reduce")
                            .Attr<ffi::Span<const int64_t>>("params"));
 
-XLA_FFI_DEFINE_HANDLER(ExecuteImpl, Execute,
-                       ffi::Ffi::Bind()
-                           .Ctx<ffi::State<CallSite>>()
-                           .Ctx<ffi::RunId>()
-                           .Ctx<ffi::DeviceOrdinal>()
-                           .Ctx<ffi::ThreadPool>()
-                           .RemainingArgs()
-                           .RemainingRets());
+auto BindExecute() {
+  return ffi::Ffi::Bind()
+      .Ctx<ffi::State<CallSite>>()
+      .Ctx<ffi::RunId>()
+      .Ctx<ffi::DeviceOrdinal>()
+      .Ctx<ffi::ThreadPool>()
+      .RemainingArgs()
+      .RemainingRets();
+}
+
+XLA_FFI_DEFINE_HANDLER(ExecuteImpl, Execute<&Communicator::Execute>, BindExecute());
+XLA_FFI_DEFINE_HANDLER(StartImpl, Execute<&Communicator::Start>, BindExecute());
+XLA_FFI_DEFINE_HANDLER(DoneImpl, Execute<&Communicator::Done>, BindExecute());
+
+auto BindEnqueue() {
+  return ffi::Ffi::Bind()
+      .Ctx<ffi::PlatformStream<void*>>()
+      .Ctx<ffi::State<CallSite>>()
+      .Ctx<ffi::RunId>()
+      .Ctx<ffi::DeviceOrdinal>()
+      .RemainingArgs()
+      .RemainingRets();
+}
+
+XLA_FFI_DEFINE_HANDLER(EnqueueImpl, Enqueue, BindEnqueue());
+XLA_FFI_DEFINE_HANDLER(EnqueueCapturableImpl, Enqueue, BindEnqueue(),
+                       {ffi::Traits::kCmdBufferCompatible});
 
 }  // namespace
 
@@ -139,6 +198,22 @@ XLA_FFI_Error* InstantiateHandler(XLA_FFI_CallFrame* call_frame) {
 
 XLA_FFI_Error* ExecuteHandler(XLA_FFI_CallFrame* call_frame) {
   return ExecuteImpl(call_frame);
+}
+
+XLA_FFI_Error* StartHandler(XLA_FFI_CallFrame* call_frame) {
+  return StartImpl(call_frame);
+}
+
+XLA_FFI_Error* DoneHandler(XLA_FFI_CallFrame* call_frame) {
+  return DoneImpl(call_frame);
+}
+
+XLA_FFI_Error* EnqueueHandler(XLA_FFI_CallFrame* call_frame) {
+  return EnqueueImpl(call_frame);
+}
+
+XLA_FFI_Error* EnqueueCapturableHandler(XLA_FFI_CallFrame* call_frame) {
+  return EnqueueCapturableImpl(call_frame);
 }
 
 }  // namespace jaxcomm

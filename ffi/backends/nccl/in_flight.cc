@@ -1,0 +1,117 @@
+#include "ffi/backends/nccl/in_flight.h"
+
+namespace jaxcomm {
+
+Status InFlight::Prepare() {
+  entries_.resize(kEntries);
+  for (Entry& entry : entries_) {
+    for (cuda::Event* event : {&entry.began, &entry.ended}) {
+      if (Status status = library_.Check(
+              library_.cuda.EventCreate(event, cuda::kEventDisableTiming),
+              "cuEventCreate");
+          status.failure()) {
+        return status;
+      }
+    }
+  }
+  return OkStatus();
+}
+
+void InFlight::Release() {
+  for (Entry& entry : entries_) {
+    for (cuda::Event event : {entry.began, entry.ended}) {
+      if (event != nullptr) library_.cuda.EventDestroy(event);
+    }
+  }
+  entries_.clear();
+}
+
+void InFlight::Begin(cuda::Stream stream) {
+  cuda::CaptureStatus capture = cuda::kCaptureNone;
+  library_.cuda.StreamIsCapturing(stream, &capture);
+  is_captured_ = capture != cuda::kCaptureNone;
+  if (is_captured_) {
+    was_captured_ = true;
+    return;
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (size() == kEntries) Retire();
+  if (size() == kEntries) return;
+  Entry& entry = entries_[(first_ + size()) % kEntries];
+  entry.is_running = false;
+  library_.cuda.EventRecord(entry.began, stream);
+}
+
+void InFlight::End(cuda::Stream stream, FlightRecorder::Ticket ticket,
+                   uint32_t operation) {
+  if (is_captured_) {
+    // It runs whenever the graph does, which we do not see.
+    recorder_.Finish(ticket, FlightRecorder::State::kCompleted);
+    return;
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  ++sequence_;
+  Entry* entry;
+  if (size() < kEntries) {
+    entry = &entries_[(first_ + size()) % kEntries];
+    entry->tickets = 0;
+    size_.fetch_add(1, std::memory_order_relaxed);
+  } else {
+    // The last entry stands for this one too, from now on.
+    entry = &entries_[(first_ + kEntries - 1) % kEntries];
+  }
+  if (entry->tickets == kTickets) {
+    recorder_.Finish(entry->ticket[--entry->tickets],
+                     FlightRecorder::State::kCompleted);
+  }
+  entry->ticket[entry->tickets++] = ticket;
+  entry->operation = operation;
+  entry->sequence = sequence_;
+  library_.cuda.EventRecord(entry->ended, stream);
+}
+
+void InFlight::Finish(Entry& entry, FlightRecorder::State state) {
+  for (int i = 0; i < entry.tickets; ++i) recorder_.Finish(entry.ticket[i], state);
+  entry.tickets = 0;
+}
+
+void InFlight::Retire() {
+  while (size() > 0) {
+    Entry& entry = entries_[first_];
+    if (library_.cuda.EventQuery(entry.ended) != cuda::kSuccess) return;
+    Finish(entry, FlightRecorder::State::kCompleted);
+    first_ = (first_ + 1) % kEntries;
+    size_.fetch_sub(1, std::memory_order_relaxed);
+  }
+}
+
+InFlight::Overdue InFlight::Poll(Clock::time_point now, Clock::duration patience) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  Retire();
+  Overdue overdue;
+  if (size() == 0) return overdue;
+  Entry& entry = entries_[first_];
+  const cuda::Result result = library_.cuda.EventQuery(entry.ended);
+  if (result != cuda::kSuccess && result != cuda::kNotReady) {
+    overdue.status = library_.Check(result, "cuEventQuery");
+  } else if (!entry.is_running &&
+             library_.cuda.EventQuery(entry.began) == cuda::kSuccess) {
+    entry.is_running = true;
+    entry.since = now;
+  }
+  overdue.found =
+      overdue.status.failure() || (entry.is_running && now - entry.since > patience);
+  overdue.operation = entry.operation;
+  overdue.sequence = entry.sequence;
+  return overdue;
+}
+
+void InFlight::Fail() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (; size() > 0; size_.fetch_sub(1, std::memory_order_relaxed)) {
+    Finish(entries_[first_], FlightRecorder::State::kFailed);
+    first_ = (first_ + 1) % kEntries;
+  }
+}
+
+}  // namespace jaxcomm

@@ -1,0 +1,81 @@
+// The operations of one rank that its device has yet to finish.
+#ifndef JAXCOMM_FFI_BACKENDS_NCCL_IN_FLIGHT_H_
+#define JAXCOMM_FFI_BACKENDS_NCCL_IN_FLIGHT_H_
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <mutex>
+#include <vector>
+
+#include "ffi/backends/nccl/library.h"
+#include "ffi/flight_recorder.h"
+
+namespace jaxcomm {
+
+class InFlight {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  struct Overdue {
+    bool found = false;
+    uint32_t operation = 0;  // in the OperationTable
+    uint64_t sequence = 0;   // counts the rank's operations
+    Status status = OkStatus();
+  };
+
+  InFlight(const NcclLibrary& library, FlightRecorder& recorder)
+      : library_(library), recorder_(recorder) {}
+
+  // Makes the events. The device's context is current, here and below.
+  Status Prepare();
+  void Release();
+
+  // To be called around giving `stream` an operation. Without allocation; a stream that
+  // is being captured runs nothing now, and is not followed.
+  void Begin(cuda::Stream stream);
+  void End(cuda::Stream stream, FlightRecorder::Ticket ticket, uint32_t operation);
+
+  // Tells the recorder what is done, and returns the first that failed or runs for
+  // longer than `patience`: what waits for other work on its stream is not late.
+  Overdue Poll(Clock::time_point now, Clock::duration patience);
+  // Tells the recorder that all the rest failed.
+  void Fail();
+
+  // Whether a stream was being captured when it was given an operation.
+  bool was_captured() const { return was_captured_; }
+
+  int size() const { return size_.load(std::memory_order_relaxed); }
+
+ private:
+  static constexpr int kEntries = 64;
+  // Operations that one entry may stand for when there are more of them than entries.
+  static constexpr int kTickets = 16;
+
+  struct Entry {
+    cuda::Event began = nullptr, ended = nullptr;
+    int tickets = 0;
+    FlightRecorder::Ticket ticket[kTickets];
+    uint32_t operation = 0;
+    uint64_t sequence = 0;
+    bool is_running = false;  // it was seen to have begun
+    Clock::time_point since;  // when
+  };
+
+  void Finish(Entry& entry, FlightRecorder::State state);
+  void Retire();
+
+  const NcclLibrary& library_;
+  FlightRecorder& recorder_;
+  std::mutex mutex_;
+  std::vector<Entry> entries_;  // a ring of kEntries
+  int first_ = 0;
+  bool is_captured_ = false;
+  std::atomic<bool> was_captured_{false};
+  uint64_t sequence_ = 0;
+  std::atomic<int> size_{0};
+};
+
+}  // namespace jaxcomm
+
+#endif  // JAXCOMM_FFI_BACKENDS_NCCL_IN_FLIGHT_H_

@@ -1,0 +1,167 @@
+#include "ffi/backends/nccl/library.h"
+
+#include <dlfcn.h>
+
+#include <memory>
+#include <mutex>
+
+namespace jaxcomm {
+namespace {
+
+std::string LoaderError() {
+  const char* text = dlerror();
+  return text == nullptr ? "no reason given" : text;
+}
+
+std::string PathOf(void* function) {
+  Dl_info info;
+  return dladdr(function, &info) != 0 && info.dli_fname != nullptr ? info.dli_fname
+                                                                   : "unknown";
+}
+
+// Functions by name, from libraries that stay open.
+class Symbols {
+ public:
+  explicit Symbols(void* handle) : handle_(handle) {
+    // A stand-in pretends to be older than it is.
+    has_ = reinterpret_cast<int (*)(const char*)>(dlsym(handle, "jaxcommFakeHas"));
+  }
+
+  template <typename Function>
+  bool Find(const char* name, Function* function) const {
+    if (has_ != nullptr && has_(name) == 0) return false;
+    *function = reinterpret_cast<Function>(dlsym(handle_, name));
+    return *function != nullptr;
+  }
+
+ private:
+  void* handle_;
+  int (*has_)(const char*) = nullptr;
+};
+
+Status LoadCuda(void* nccl_handle, NcclLibrary* library) {
+  // A stand-in for NCCL brings its own driver.
+  void* handle = nccl_handle;
+  if (dlsym(nccl_handle, "jaxcommFakeHas") == nullptr) {
+    handle = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    if (handle == nullptr) {
+      return FailedPrecondition("the CUDA driver cannot be loaded: ", LoaderError());
+    }
+  }
+  const Symbols symbols(handle);
+  std::string lacks;
+#define JAXCOMM_FIND(exported, name, parameters) \
+  if (!symbols.Find(#exported, &library->cuda.name)) lacks += " " #exported;
+  JAXCOMM_CUDA_FUNCTIONS(JAXCOMM_FIND)
+#undef JAXCOMM_FIND
+  if (!lacks.empty()) return FailedPrecondition("the CUDA driver lacks", lacks);
+  if (Status status = library->Check(library->cuda.Init(0), "cuInit");
+      status.failure()) {
+    return status;
+  }
+  library->cuda.DriverGetVersion(&library->driver_version);
+  return OkStatus();
+}
+
+Status Load(const std::vector<std::string>& paths, NcclLibrary* library) {
+  // XLA's plugin may have it open already, unless a file was named.
+  void* handle = paths.size() == 1 && paths[0].find('/') != std::string::npos
+                     ? nullptr
+                     : dlopen("libnccl.so.2", RTLD_NOW | RTLD_NOLOAD);
+  std::string tried;
+  for (size_t i = 0; handle == nullptr && i < paths.size(); ++i) {
+    handle = dlopen(paths[i].c_str(), RTLD_NOW | RTLD_LOCAL);
+    if (handle == nullptr) tried += StrCat(i > 0 ? "; " : "", LoaderError());
+  }
+  if (handle == nullptr) {
+    return FailedPrecondition("NCCL cannot be loaded: ", tried,
+                              ". Install jaxcomm[cuda12] or jaxcomm[cuda13], or name "
+                              "the library by JAXCOMM_NCCL_LIBRARY");
+  }
+  const Symbols symbols(handle);
+  std::string lacks;
+#define JAXCOMM_FIND(name, result, parameters) \
+  if (!symbols.Find("nccl" #name, &library->nccl.name)) lacks += " nccl" #name;
+  JAXCOMM_NCCL_REQUIRED(JAXCOMM_FIND)
+#undef JAXCOMM_FIND
+  if (!lacks.empty()) {
+    return FailedPrecondition("the NCCL library lacks", lacks,
+                              "; version 2.18 or newer is needed");
+  }
+#define JAXCOMM_FIND(name, result, parameters)                 \
+  if (!symbols.Find("nccl" #name, &library->nccl.name)) {      \
+    library->nccl.name = nullptr; /* not one pretended away */ \
+    library->missing.push_back("nccl" #name);                  \
+  }
+  JAXCOMM_NCCL_OPTIONAL(JAXCOMM_FIND)
+#undef JAXCOMM_FIND
+  library->is_stand_in = dlsym(handle, "jaxcommFakeHas") != nullptr;
+  library->path = PathOf(reinterpret_cast<void*>(library->nccl.GetVersion));
+  if (Status status =
+          library->Check(library->nccl.GetVersion(&library->version), "ncclGetVersion");
+      status.failure()) {
+    return status;
+  }
+  return LoadCuda(handle, library);
+}
+
+std::mutex mutex;
+// Never destroyed: the watchdog may use it while the process exits.
+const NcclLibrary* loaded = nullptr;
+
+}  // namespace
+
+std::string NcclLibrary::VersionText() const {
+  return StrCat(version / 10000, ".", version / 100 % 100, ".", version % 100);
+}
+
+Status NcclLibrary::Check(nccl::Result result, const char* what,
+                          nccl::Comm comm) const {
+  if (result == nccl::kSuccess || result == nccl::kInProgress) return OkStatus();
+  const char* last = nccl.GetLastError(comm);
+  const bool has_last = last != nullptr && last[0] != '\0';
+  return Status(
+      result == nccl::kRemoteError ? ErrorCode::kUnavailable : ErrorCode::kInternal,
+      StrCat(what, ": ", nccl.GetErrorString(result), has_last ? " (" : "",
+             has_last ? last : "", has_last ? ")" : ""));
+}
+
+Status NcclLibrary::Check(cuda::Result result, const char* what) const {
+  if (result == cuda::kSuccess) return OkStatus();
+  const char* text = nullptr;
+  cuda.GetErrorString(result, &text);
+  return Status(result == cuda::kOutOfMemory ? ErrorCode::kResourceExhausted
+                                             : ErrorCode::kInternal,
+                StrCat(what, ": ", text == nullptr ? "CUDA error " : text,
+                       text == nullptr ? std::to_string(result) : ""));
+}
+
+Status LoadNccl(const std::vector<std::string>& paths, const NcclLibrary** library) {
+  std::lock_guard<std::mutex> lock(mutex);
+  if (loaded == nullptr) {
+    auto found = std::make_unique<NcclLibrary>();
+    if (Status status = Load(paths, found.get()); status.failure()) return status;
+    loaded = found.release();
+  }
+  *library = loaded;
+  return OkStatus();
+}
+
+const NcclLibrary* LoadedNccl() {
+  std::lock_guard<std::mutex> lock(mutex);
+  return loaded;
+}
+
+CurrentContext::CurrentContext(const cuda::Api& cuda, cuda::Context context)
+    : cuda_(cuda) {
+  cuda::Context current = nullptr;
+  if (cuda_.CtxGetCurrent(&current) == cuda::kSuccess && current == context) return;
+  pushed_ = cuda_.CtxPushCurrent(context) == cuda::kSuccess;
+}
+
+CurrentContext::~CurrentContext() {
+  cuda::Context popped = nullptr;
+  if (pushed_) cuda_.CtxPopCurrent(&popped);
+}
+
+}  // namespace jaxcomm

@@ -1,0 +1,53 @@
+// NCCL and the CUDA driver, found when they are first needed and never linked: one
+// build serves machines with and without a GPU, and every version of both.
+#ifndef JAXCOMM_FFI_BACKENDS_NCCL_LIBRARY_H_
+#define JAXCOMM_FFI_BACKENDS_NCCL_LIBRARY_H_
+
+#include <string>
+#include <vector>
+
+#include "ffi/backends/nccl/cuda_api.h"
+#include "ffi/backends/nccl/nccl_api.h"
+#include "ffi/status.h"
+
+namespace jaxcomm {
+
+struct NcclLibrary {
+  nccl::Api nccl;
+  cuda::Api cuda;
+  std::string path;                  // of the file NCCL was loaded from
+  int version = 0;                   // 22707 is 2.27.7
+  int driver_version = 0;            // 13000 is CUDA 13.0
+  std::vector<std::string> missing;  // optional functions that it lacks
+  bool is_stand_in = false;          // it works on host memory
+
+  // "2.27.7"
+  std::string VersionText() const;
+  // OkStatus(), or an error that says what was called and what went wrong.
+  Status Check(nccl::Result result, const char* what, nccl::Comm comm = nullptr) const;
+  Status Check(cuda::Result result, const char* what) const;
+};
+
+// Loads NCCL from the first of `paths` that can be, or takes the copy that this process
+// has already: two copies of NCCL corrupt each other. Once loaded it stays.
+Status LoadNccl(const std::vector<std::string>& paths, const NcclLibrary** library);
+
+// What LoadNccl loaded; null before.
+const NcclLibrary* LoadedNccl();
+
+// Makes a device's context current, and the caller's again at the end.
+class CurrentContext {
+ public:
+  CurrentContext(const cuda::Api& cuda, cuda::Context context);
+  ~CurrentContext();
+  CurrentContext(const CurrentContext&) = delete;
+  CurrentContext& operator=(const CurrentContext&) = delete;
+
+ private:
+  const cuda::Api& cuda_;
+  bool pushed_ = false;
+};
+
+}  // namespace jaxcomm
+
+#endif  // JAXCOMM_FFI_BACKENDS_NCCL_LIBRARY_H_

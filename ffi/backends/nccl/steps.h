@@ -1,0 +1,53 @@
+// What one rank asks of NCCL to carry out a plan.
+#ifndef JAXCOMM_FFI_BACKENDS_NCCL_STEPS_H_
+#define JAXCOMM_FFI_BACKENDS_NCCL_STEPS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "ffi/backends/nccl/nccl_api.h"
+#include "ffi/call_site.h"
+#include "ffi/plan.h"
+#include "ffi/status.h"
+
+namespace jaxcomm {
+
+struct Step {
+  enum class Kind {
+    kCopy,  // within the rank
+    kZero,
+    kSend,
+    kRecv,
+    kAllReduce,
+    kReduce,
+    kReduceScatter,
+    kAllGather,
+    kAllToAll,
+    kBroadcast,
+  };
+
+  Kind kind;
+  int leaf = 0;
+  int64_t from = 0;  // bytes into the operand
+  int64_t to = 0;    // bytes into the result
+  size_t count = 0;  // of `type`, as the NCCL function of the kind counts
+  nccl::Type type = nccl::Type::kInt8;
+  nccl::RedOp op = nccl::RedOp::kSum;
+  int peer = 0;  // or root
+};
+
+struct Steps {
+  std::vector<Step> local;    // copies and zeros
+  std::vector<Step> grouped;  // NCCL's; more than one go as a group
+};
+
+// Makes the steps of a rank. Every rank makes those of the others in the same order.
+// `all_to_all`: the library has ncclAlltoAll. Fails for reductions that NCCL has not:
+// the lowering is to have made something else of them.
+Status MakeSteps(const CallSite& site, const Plan& plan, int size, int rank,
+                 bool all_to_all, Steps* steps);
+
+}  // namespace jaxcomm
+
+#endif  // JAXCOMM_FFI_BACKENDS_NCCL_STEPS_H_

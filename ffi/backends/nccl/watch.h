@@ -1,0 +1,24 @@
+// One thread that looks after operations which devices carry out by themselves.
+#ifndef JAXCOMM_FFI_BACKENDS_NCCL_WATCH_H_
+#define JAXCOMM_FFI_BACKENDS_NCCL_WATCH_H_
+
+#include <memory>
+
+namespace jaxcomm {
+
+class Watched : public std::enable_shared_from_this<Watched> {
+ public:
+  virtual ~Watched() = default;
+  // Looks for what is done, has failed or is late; returns whether anything is left.
+  virtual bool Poll() = 0;
+};
+
+// Polls until it is gone.
+void Watch(std::weak_ptr<Watched> watched);
+
+// To be called when there is something to look after.
+void WakeWatch();
+
+}  // namespace jaxcomm
+
+#endif  // JAXCOMM_FFI_BACKENDS_NCCL_WATCH_H_

@@ -1,0 +1,215 @@
+#include "ffi/backends/nccl/world.h"
+
+#include <sys/statvfs.h>
+#include <sys/sysinfo.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <thread>
+
+#include "ffi/registry.h"
+
+extern char** environ;
+
+namespace jaxcomm {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr auto kPoll = std::chrono::microseconds(200);
+// How long the end of a communicator may take before it is ended by force.
+constexpr double kGraceSeconds = 10;
+
+Status Failed(const NcclLibrary& library, const Status& status) {
+  return Status(ErrorCode::kInternal,
+                StrCat(status.message(), ". ", NcclCircumstances(library)));
+}
+
+}  // namespace
+
+int64_t FreeDeviceBytes(const NcclLibrary& library, cuda::Context context) {
+  CurrentContext current(library.cuda, context);
+  size_t free = 0, total = 0;
+  library.cuda.MemGetInfo(&free, &total);
+  return static_cast<int64_t>(free);
+}
+
+std::string NcclCircumstances(const NcclLibrary& library) {
+  std::string text = StrCat("NCCL ", library.VersionText(), " from ", library.path,
+                            "; variables set:");
+  std::string set;
+  for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
+    if (std::strncmp(*entry, "NCCL_", 5) == 0) set += StrCat(" ", *entry);
+  }
+  text += set.empty() ? " none" : set;
+  const RegistryCounters counters = Registry::Get().counters();
+  text += StrCat("; live communicators: ", counters.live);
+  struct sysinfo host;
+  if (sysinfo(&host) == 0) {
+    const uint64_t unit = host.mem_unit;
+    text += StrCat("; free MiB: host ", (host.freeram * unit) >> 20);
+  }
+  size_t free = 0, total = 0;
+  if (library.cuda.MemGetInfo(&free, &total) == cuda::kSuccess) {
+    text += StrCat(", device ", free >> 20, " of ", total >> 20);
+  }
+  struct statvfs shared;
+  if (statvfs("/dev/shm", &shared) == 0) {
+    const uint64_t unit = shared.f_frsize;
+    text += StrCat(", /dev/shm ", (shared.f_bavail * unit) >> 20);
+  }
+  return text;
+}
+
+Status WaitUntilReady(const NcclLibrary& library, const std::vector<nccl::Comm>& comms,
+                      const NcclPatience& patience, const char* what) {
+  const auto deadline =
+      Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                         std::chrono::duration<double>(patience.seconds));
+  for (nccl::Comm comm : comms) {
+    if (comm == nullptr) continue;
+    while (true) {
+      nccl::Result state = nccl::kSuccess;
+      if (Status status =
+              library.Check(library.nccl.CommGetAsyncError(comm, &state), what);
+          status.failure()) {
+        return status;
+      }
+      if (state == nccl::kSuccess) break;
+      if (state != nccl::kInProgress) return library.Check(state, what, comm);
+      if (patience.interrupted()) return Status(ErrorCode::kCancelled, "interrupted");
+      if (Clock::now() > deadline) {
+        return Status(ErrorCode::kDeadlineExceeded,
+                      StrCat(what, ": not done after ", patience.seconds,
+                             " s; other processes may not have come to it"));
+      }
+      std::this_thread::sleep_for(kPoll);
+    }
+  }
+  return OkStatus();
+}
+
+void EndComms(const NcclLibrary& library, const std::vector<nccl::Comm>& comms,
+              bool abort) {
+  if (!abort) {
+    library.nccl.GroupStart();
+    for (nccl::Comm comm : comms) {
+      if (comm != nullptr) library.nccl.CommFinalize(comm);
+    }
+    library.nccl.GroupEnd();
+    NcclPatience patience;
+    patience.seconds = kGraceSeconds;
+    abort = WaitUntilReady(library, comms, patience, "ncclCommFinalize").failure();
+  }
+  for (nccl::Comm comm : comms) {
+    if (comm == nullptr) continue;
+    if (abort) {
+      library.nccl.CommAbort(comm);
+    } else {
+      library.nccl.CommDestroy(comm);
+    }
+  }
+}
+
+Status NcclWorld::Create(const NcclLibrary& library, int size,
+                         std::vector<NcclDevice> devices, const std::string& unique_id,
+                         const NcclSettings& settings, const NcclPatience& patience,
+                         std::shared_ptr<NcclWorld>* world) {
+  nccl::UniqueId id;
+  if (unique_id.size() != sizeof(id.internal)) {
+    return InvalidArgument("a unique id of NCCL has ", sizeof(id.internal),
+                           " bytes, not ", unique_id.size());
+  }
+  std::memcpy(id.internal, unique_id.data(), sizeof(id.internal));
+  std::shared_ptr<NcclWorld> made(new NcclWorld(library, std::move(devices)));
+  int64_t free_before = 0;
+  for (const NcclDevice& device : made->devices_) {
+    cuda::Device cuda_device = 0;
+    cuda::Context context = nullptr;
+    if (Status status = library.Check(
+            library.cuda.DeviceGet(&cuda_device, device.ordinal), "cuDeviceGet");
+        status.failure()) {
+      return Failed(library, status);
+    }
+    if (Status status =
+            library.Check(library.cuda.DevicePrimaryCtxRetain(&context, cuda_device),
+                          "cuDevicePrimaryCtxRetain");
+        status.failure()) {
+      return Failed(library, status);
+    }
+    made->contexts_.push_back(context);
+    free_before += FreeDeviceBytes(library, context);
+  }
+  nccl::Config config = settings.ConfigFor(library);
+  config.blocking = 0;
+  made->comms_.assign(made->devices_.size(), nullptr);
+  Status status = OkStatus();
+  library.nccl.GroupStart();
+  for (size_t i = 0; i < made->devices_.size() && status.success(); ++i) {
+    CurrentContext current(library.cuda, made->contexts_[i]);
+    status =
+        library.Check(library.nccl.CommInitRankConfig(&made->comms_[i], size, id,
+                                                      made->devices_[i].rank, &config),
+                      "ncclCommInitRankConfig");
+  }
+  Status ended = library.Check(library.nccl.GroupEnd(), "ncclCommInitRankConfig");
+  if (status.success()) status = std::move(ended);
+  if (status.success()) {
+    status = WaitUntilReady(library, made->comms_, patience, "ncclCommInitRankConfig");
+  }
+  if (status.failure()) {
+    EndComms(library, made->comms_, /*abort=*/true);
+    made->comms_.clear();
+    return Failed(library, status);
+  }
+  int64_t free_after = 0;
+  for (cuda::Context context : made->contexts_) {
+    free_after += FreeDeviceBytes(library, context);
+  }
+  made->device_bytes_ = std::max<int64_t>(0, free_before - free_after);
+  *world = std::move(made);
+  return OkStatus();
+}
+
+NcclWorld::~NcclWorld() {
+  EndComms(library_, comms_, /*abort=*/false);
+  for (size_t i = 0; i < contexts_.size(); ++i) {
+    cuda::Device device = 0;
+    library_.cuda.DeviceGet(&device, devices_[i].ordinal);
+    library_.cuda.DevicePrimaryCtxRelease(device);
+  }
+}
+
+Status NcclWorld::Split(const std::vector<int>& colors, const std::vector<int>& keys,
+                        const NcclSettings& settings, const NcclPatience& patience,
+                        std::vector<nccl::Comm>* children) {
+  nccl::Config config = settings.ConfigFor(library_);
+  config.blocking = 0;
+  children->assign(devices_.size(), nullptr);
+  Status status = OkStatus();
+  library_.nccl.GroupStart();
+  for (size_t i = 0; i < devices_.size() && status.success(); ++i) {
+    CurrentContext current(library_.cuda, contexts_[i]);
+    status = library_.Check(library_.nccl.CommSplit(comms_[i], colors[i], keys[i],
+                                                    &(*children)[i], &config),
+                            "ncclCommSplit");
+  }
+  Status ended = library_.Check(library_.nccl.GroupEnd(), "ncclCommSplit");
+  if (status.success()) status = std::move(ended);
+  if (status.success()) {
+    status = WaitUntilReady(library_, comms_, patience, "ncclCommSplit");
+  }
+  if (status.success()) {
+    status = WaitUntilReady(library_, *children, patience, "ncclCommSplit");
+  }
+  if (status.failure()) {
+    EndComms(library_, *children, /*abort=*/true);
+    children->assign(devices_.size(), nullptr);
+    return Failed(library_, status);
+  }
+  return OkStatus();
+}
+
+}  // namespace jaxcomm

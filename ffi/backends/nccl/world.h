@@ -1,0 +1,92 @@
+// The communicator of all devices of a mesh, of which others are split off.
+#ifndef JAXCOMM_FFI_BACKENDS_NCCL_WORLD_H_
+#define JAXCOMM_FFI_BACKENDS_NCCL_WORLD_H_
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ffi/backends/nccl/library.h"
+#include "ffi/status.h"
+
+namespace jaxcomm {
+
+// How long to wait for the other processes, and what else ends the wait (Ctrl-C).
+struct NcclPatience {
+  double seconds = 300;
+  std::function<bool()> interrupted = [] { return false; };
+};
+
+// The fields of ncclConfig_t that a policy sets, by NCCL's names; what is not there is
+// NCCL's default.
+struct NcclSettings {
+  std::map<std::string, int> numbers;
+  std::string name;
+  std::string net_name;
+
+  // As the library's version lays it out. Points into this.
+  nccl::Config ConfigFor(const NcclLibrary& library) const;
+  // A field that this version does not know; empty if there is none.
+  std::string Unknown(const NcclLibrary& library) const;
+};
+
+// One device of this process.
+struct NcclDevice {
+  int64_t id = 0;   // global, as JAX numbers it
+  int ordinal = 0;  // local, as CUDA numbers it
+  int rank = 0;     // in the world
+};
+
+class NcclWorld {
+ public:
+  // Joins the `size` ranks that know `unique_id`; every process calls it.
+  static Status Create(const NcclLibrary& library, int size,
+                       std::vector<NcclDevice> devices, const std::string& unique_id,
+                       const NcclSettings& settings, const NcclPatience& patience,
+                       std::shared_ptr<NcclWorld>* world);
+  ~NcclWorld();
+
+  // Splits off communicators, one for each of the local devices: those of a color
+  // belong together, in the order of their keys; null where the color is
+  // nccl::kNoColor. Every process calls it.
+  Status Split(const std::vector<int>& colors, const std::vector<int>& keys,
+               const NcclSettings& settings, const NcclPatience& patience,
+               std::vector<nccl::Comm>* children);
+
+  const NcclLibrary& library() const { return library_; }
+  const std::vector<NcclDevice>& devices() const { return devices_; }
+  cuda::Context context(size_t device) const { return contexts_[device]; }
+  // Device memory that it took, in bytes, on all local devices.
+  int64_t device_bytes() const { return device_bytes_; }
+
+ private:
+  NcclWorld(const NcclLibrary& library, std::vector<NcclDevice> devices)
+      : library_(library), devices_(std::move(devices)) {}
+
+  const NcclLibrary& library_;
+  const std::vector<NcclDevice> devices_;
+  std::vector<cuda::Context> contexts_;
+  std::vector<nccl::Comm> comms_;
+  int64_t device_bytes_ = 0;
+};
+
+// Waits until no operation on the communicators is in progress.
+Status WaitUntilReady(const NcclLibrary& library, const std::vector<nccl::Comm>& comms,
+                      const NcclPatience& patience, const char* what);
+
+// Ends communicators in order, or by force if `abort` or that takes too long.
+void EndComms(const NcclLibrary& library, const std::vector<nccl::Comm>& comms,
+              bool abort);
+
+// Free bytes of a device.
+int64_t FreeDeviceBytes(const NcclLibrary& library, cuda::Context context);
+
+// What one wants to know when a communicator cannot be made.
+std::string NcclCircumstances(const NcclLibrary& library);
+
+}  // namespace jaxcomm
+
+#endif  // JAXCOMM_FFI_BACKENDS_NCCL_WORLD_H_

@@ -1,0 +1,117 @@
+"""Making NCCL communicators: one for all devices of a mesh, the others split off it.
+
+What is made, and in which order, depends on the mesh and the policy alone, which are
+the same on every process: NCCL hangs where one process splits and another does not.
+"""
+
+import os
+import warnings
+import weakref
+
+import jax
+
+from jaxcomm import _ffi, bootstrap, config
+from jaxcomm.errors import CommunicatorError
+from jaxcomm.nccl import library
+
+# By the devices of the mesh, in order of their ids, and what its policy sets.
+_worlds: weakref.WeakValueDictionary = weakref.WeakValueDictionary()
+
+
+def create(mesh, part, key: int, lane: str, platform: str, policy, shares: bool):
+    """Makes a communicator and the mesh's own, if that is not there yet.
+
+    Every process of the mesh must call this, in the same order.
+
+    Returns:
+      The world it was split off, which lives as long as somebody holds it.
+
+    Raises:
+      CommunicatorError: NCCL refused, or other processes did not come.
+    """
+    _warn_of_large_buffers()
+    try:
+        world = _world(mesh, policy)
+        _ffi.create_nccl(
+            world=world,
+            key=key,
+            axes=str(part.axes),
+            lane=lane,
+            platform=platform,
+            timeout_seconds=config.timeout_seconds(),
+            groups=[list(group) for group in part.groups],
+            numbers={**policy.settings(), "splitShare": int(shares)},
+            name=policy.name or "",
+        )
+    except RuntimeError as error:
+        raise CommunicatorError(
+            f"NCCL did not make a communicator over axes {part.axes} (lane {lane!r}) "
+            f"of {mesh.devices.size} devices: {error}"
+        ) from None
+    return world
+
+
+def processes_of(mesh) -> tuple[int, ...]:
+    """Returns the processes that have devices in the mesh, in order."""
+    return tuple(sorted({device.process_index for device in mesh.devices.flat}))
+
+
+def refusal(mesh) -> str | None:
+    """Returns why NCCL cannot serve the mesh, None if it can; alike on all processes.
+
+    Every process of the mesh must call this.
+    """
+    platform = mesh.devices.flat[0].platform
+    mine = library.refusal(platform)
+    processes = processes_of(mesh)
+    if len(processes) == 1:
+        return mine
+    answers = bootstrap.exchange(processes, jax.process_index(), "nccl", mine)
+    return next((f"process {p}: {text}" for p, text in answers.items() if text), None)
+
+
+def _world(mesh, policy):
+    devices = sorted(mesh.devices.flat, key=lambda device: device.id)
+    ids = tuple(device.id for device in devices)
+    name = ids, tuple(policy.settings().items())
+    world = _worlds.get(name)
+    if world is None:
+        here = jax.process_index()
+        unique_id = bootstrap.broadcast(
+            processes_of(mesh), here, "nccl", lambda: _ffi.nccl_unique_id().hex()
+        )
+        world = _ffi.nccl_world(
+            size=len(ids),
+            devices=[
+                (device.id, _ordinal(device), rank)
+                for rank, device in enumerate(devices)
+                if device.process_index == here
+            ],
+            unique_id=bytes.fromhex(unique_id),
+            numbers=policy.settings(),
+            name=policy.name or "",
+            timeout_seconds=config.timeout_seconds(),
+        )
+        _worlds[name] = world
+    return world
+
+
+def _ordinal(device) -> int:
+    if device.platform == "cpu":
+        return [d.id for d in jax.local_devices(backend="cpu")].index(device.id)
+    return device.local_hardware_id
+
+
+def _warn_of_large_buffers():
+    for name, default in (
+        ("NCCL_WORK_FIFO_BYTES", 1 << 20),
+        ("NCCL_WORK_FIFO_DEPTH", 1 << 16),
+        ("NCCL_BUFFSIZE", 4 << 20),
+    ):
+        text = os.environ.get(name, "")
+        if text.isdigit() and int(text) > default:
+            warnings.warn(
+                f"{name}={text} is more than NCCL's {default}: every communicator "
+                f"takes that much more memory, for each of its channels and peers",
+                stacklevel=5,
+            )

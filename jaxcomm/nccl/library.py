@@ -1,0 +1,80 @@
+"""Finding NCCL: loaded when first needed, never linked, one copy in a process."""
+
+import dataclasses
+import functools
+import importlib.util
+import os
+import pathlib
+
+from jaxcomm import _ffi, config
+
+
+@dataclasses.dataclass(frozen=True)
+class Library:
+    """The NCCL of this process.
+
+    Attributes:
+      path: the file it was loaded from.
+      version: such as ``"2.28.9"``.
+      version_code: such as 22809.
+      driver_version: of CUDA that the driver serves, such as ``"13.0"``.
+      missing: optional functions that this version has not.
+      is_stand_in: whether it is named by ``JAXCOMM_NCCL_LIBRARY`` and moves bytes of
+        CPU devices.
+    """
+
+    path: str
+    version: str
+    version_code: int
+    driver_version: str
+    missing: tuple[str, ...]
+    is_stand_in: bool
+
+
+@functools.cache
+def load() -> Library | str:
+    """Returns the library, or why there is none."""
+    try:
+        found = _ffi.load_nccl(_candidates())
+    except RuntimeError as error:
+        return str(error)
+    return Library(
+        path=found["path"],
+        version=found["version"],
+        version_code=found["version_code"],
+        driver_version=found["driver_version"],
+        missing=tuple(found["missing"]),
+        is_stand_in=found["is_stand_in"],
+    )
+
+
+def refusal(platform: str) -> str | None:
+    """Returns why NCCL cannot serve devices of a platform, None if it can."""
+    if platform not in ("gpu", "cuda", "cpu"):
+        return f"NCCL serves NVIDIA GPUs, not {platform} devices"
+    if platform == "cpu" and not config.nccl_library():
+        return "NCCL serves NVIDIA GPUs, not cpu devices"
+    library = load()
+    if isinstance(library, str):
+        return library
+    if platform == "cpu" and not library.is_stand_in:
+        return f"{library.path} is NCCL itself, which serves no cpu devices"
+    return None
+
+
+def _candidates():
+    named = config.nccl_library()
+    if named:
+        return [named]
+    paths = []
+    # Beside XLA's plugin: what it would load itself.
+    for package in ("nvidia.nccl", "nvidia.cu13", "nvidia.cu12"):
+        try:
+            spec = importlib.util.find_spec(package)
+        except ModuleNotFoundError:
+            continue
+        for folder in (spec and spec.submodule_search_locations) or ():
+            path = pathlib.Path(folder, "lib", "libnccl.so.2")
+            if os.path.exists(path):
+                paths.append(str(path))
+    return [*paths, "libnccl.so.2"]

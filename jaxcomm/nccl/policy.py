@@ -1,0 +1,90 @@
+"""What a user may choose about NCCL's communicators."""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class CommPolicy:
+    """How the communicators of the ``nccl`` backend are made.
+
+    Give every process the same. Other backends ignore it. What is None is NCCL's own
+    choice; a setting that the installed NCCL does not know is an error.
+
+    Source: ``ncclConfig_t`` of NCCL 2.18 to 2.32, and NCCL's user guide.
+
+    Attributes:
+      share: True splits communicators off with ``splitShare``: they use the buffers of
+        the mesh's communicator, cost next to nothing, and NCCL runs their operations
+        one after the other. False gives each its own, which may run beside others. If
+        None, the default lane shares and other lanes do not.
+      lanes: the most lanes over the same axes, 2 unless set: NCCL is known to hang
+        where many communicators of a device run at once.
+      max_ctas: the most thread blocks, and so channels, of an operation; NCCL's choice
+        is up to 32. Fewer leave more of the GPU to computation and take less memory.
+      min_ctas: the fewest; NCCL's choice is 1.
+      cga_cluster_size: thread blocks to a cluster, 0 to 8; NCCL takes 4 on Hopper.
+      traffic_class: of network packets (2.27 and newer).
+      name: stands in NCCL's logs (2.27 and newer).
+      blocking: True lets NCCL block the caller while it makes a communicator; unless
+        set, creation is polled, so that the deadline and Ctrl-C end it.
+      command_buffers: True lets XLA record operations in CUDA graphs, which it replays
+        with fewer launches where the addresses of operands stay the same, and records
+        anew, at ten times the cost of a launch, where they do not. A communicator that
+        is part of a graph is freed when the process ends, not by closing it.
+      max_p2p_peers: how many peers a rank will send to at a time, which bounds what is
+        kept for them (2.30.3 and newer).
+
+    Example:
+      >>> policy = jaxcomm.CommPolicy(max_ctas=8)  # doctest: +SKIP
+      >>> jaxcomm.init(mesh, "context", policy=policy)  # doctest: +SKIP
+    """
+
+    share: bool | None = None
+    lanes: int = 2
+    max_ctas: int | None = None
+    min_ctas: int | None = None
+    cga_cluster_size: int | None = None
+    traffic_class: int | None = None
+    name: str | None = None
+    blocking: bool | None = None
+    max_p2p_peers: int | None = None
+    command_buffers: bool = False
+
+    def __post_init__(self):
+        for name, least in (
+            ("lanes", 1),
+            ("max_ctas", 1),
+            ("min_ctas", 1),
+            ("cga_cluster_size", 0),
+            ("traffic_class", 0),
+            ("max_p2p_peers", 1),
+        ):
+            value = getattr(self, name)
+            if value is None and name != "lanes":
+                continue
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise ValueError(
+                    f"CommPolicy: {name} must be an integer of at least {least}, "
+                    f"got {value!r}"
+                )
+        if self.min_ctas and self.max_ctas and self.min_ctas > self.max_ctas:
+            raise ValueError(
+                f"CommPolicy: min_ctas={self.min_ctas} is more than "
+                f"max_ctas={self.max_ctas}"
+            )
+
+    def shares(self, is_default_lane: bool) -> bool:
+        """Returns whether a communicator uses the buffers of the mesh's."""
+        return is_default_lane if self.share is None else self.share
+
+    def settings(self) -> dict[str, int]:
+        """Returns the fields of ``ncclConfig_t`` that are not left to NCCL."""
+        fields = {
+            "maxCTAs": self.max_ctas,
+            "minCTAs": self.min_ctas,
+            "cgaClusterSize": self.cga_cluster_size,
+            "trafficClass": self.traffic_class,
+            "maxP2pPeers": self.max_p2p_peers,
+            "blocking": None if self.blocking is None else int(self.blocking),
+        }
+        return {name: value for name, value in fields.items() if value is not None}
