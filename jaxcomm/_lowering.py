@@ -54,57 +54,88 @@ def register(collective) -> None:
         _jax_compat.register_lowering(each, elsewhere)
 
 
+def register_pair(collective) -> None:
+    """Registers how the two halves of a collective are lowered on every platform.
+
+    Where the transport is not ours, the first does everything.
+    """
+
+    def start(ctx, *operands, paired, **params):
+        half = ".start" if paired else ""
+        of_results = ctx.replace(avals_out=ctx.avals_out[len(operands) :])
+        return [
+            *operands,
+            *_lower(collective, of_results, *operands, half=half, **params),
+        ]
+
+    def start_elsewhere(ctx, *operands, axes, index_groups, name, paired, **params):
+        of_results = ctx.replace(avals_out=ctx.avals_out[len(operands) :])
+        results = _lower_to_xla(collective, of_results, *operands, axes=axes,
+                                index_groups=index_groups, **_own(params))  # fmt: skip
+        return [*operands, *results]
+
+    def done(ctx, *operands, leaves, paired, **params):
+        results = operands[leaves : 2 * leaves]
+        if not paired:
+            return results
+        avals = ctx.avals_in[:leaves]
+        comm, size, instead = _transport(collective, ctx, avals, **params)
+        if instead is not None or not _has_halves(comm):
+            return results
+        params["name"] = params["name"].removesuffix("_start") + "_done"
+        aliases = {leaves + i: i for i in range(leaves)}
+        return _call(
+            "jaxcomm.done", aliases, collective, comm, size, ctx, operands, avals,
+            **params,
+        )  # fmt: skip
+
+    def done_elsewhere(ctx, *operands, leaves, **_):
+        return operands[leaves : 2 * leaves]
+
+    for half, ours, other in (
+        (collective.pair.start, start, start_elsewhere),
+        (collective.pair.done, done, done_elsewhere),
+    ):
+        _jax_compat.require_devices_during_lowering(half)
+        for each in (half, half.portable):
+            for platform in ("cpu", "cuda"):
+                _jax_compat.register_lowering(each, ours, platform=platform)
+            _jax_compat.register_lowering(each, other)
+
+
+def _has_halves(comm):
+    """Says whether a communicator's transport can begin a collective, then end it."""
+    return comm.backend == "host"
+
+
 def _own(params):
     common = ("lane", "backend", "invariant", "name")
     return {key: value for key, value in params.items() if key not in common}
 
 
-def _lower(
-    collective, ctx, *operands, axes, index_groups, name, lane, backend, **params
-):
-    mesh = _jax_compat.concrete_mesh(ctx)
-    own = _own(params)
-    if mesh is None and backend == "xla":
-        return _lower_to_xla(
-            collective, ctx, *operands, axes=axes, index_groups=index_groups, **own
-        )
-    if mesh is None:
-        raise ValueError(
-            f"{name} over {axes}: this program is lowered for an abstract mesh, which "
-            f"has no devices to communicate between. Give jax.shard_map a mesh of "
-            f"devices, or choose XLA's collectives with backend='xla'."
-        )
-    grid = _jax_compat.device_grid(mesh)
-    part = mesh_groups.partition(grid, axes, index_groups)
-    if max(part.sizes) == 1:
-        return _lower_alone(collective, ctx, *operands, **own)
-    comm = communicator.for_lowering(mesh, axes, index_groups, lane, backend)
-    if comm.backend == "xla":
-        return _lower_to_xla(
-            collective, ctx, *operands, axes=axes, index_groups=index_groups, **own
-        )
-    if comm.backend == "nccl":
-        # Not above: it needs the collectives, which need this module.
-        from jaxcomm.nccl import lowering as nccl
-
-        instead = nccl.instead(collective, ctx.avals_in, part.sizes[0], **own)
-        if instead is not None:
-            bind = nccl.Binder(axes, index_groups, lane, "nccl", name)
-            return _jax_compat.lower_as(
-                functools.partial(instead, bind), ctx, *operands
-            )
+def _lower(collective, ctx, *operands, half="", **params):
+    comm, size, instead = _transport(collective, ctx, ctx.avals_in, **params)
+    if instead is not None:
+        return instead(ctx, *operands)
     target = f"jaxcomm.{collective.name}"
+    if half and _has_halves(comm):
+        target += half
     if comm.backend == "nccl" and comm.platform != "cpu":
         target += ".capturable" if comm.policy.command_buffers else ""
-    rule = jax.ffi.ffi_lowering(
-        target,
-        operand_output_aliases=collective.aliases(len(operands)) or None,
-    )
-    planner_params = collective.planner_params(
-        ctx.avals_in,
-        part.sizes[0],
-        **own,
-    )
+    return _call(
+        target, collective.aliases(len(operands)), collective, comm, size, ctx, operands,
+        ctx.avals_in, **params,
+    )  # fmt: skip
+
+
+def _call(
+    target, aliases, collective, comm, size, ctx, operands, avals, *, axes, name,
+    **params,
+):  # fmt: skip
+    """Emits a custom call that is for a communicator; avals are of what it sends."""
+    own = _own(params)
+    del own["index_groups"]
+    rule = jax.ffi.ffi_lowering(target, operand_output_aliases=aliases or None)
     return rule(
         ctx,
         *operands,
@@ -114,8 +145,53 @@ def _lower(
         key=np.int64(comm.key),
         program=_program(ctx, comm.key),
         reduce=own.get("op", "sum"),
-        params=np.asarray(planner_params, dtype=np.int64),
+        params=np.asarray(
+            collective.planner_params(avals, size, **own), dtype=np.int64
+        ),
     )
+
+
+def _transport(
+    collective, ctx, avals, *, axes, index_groups, name, lane, backend, **params
+):
+    """Finds what carries a call.
+
+    Returns:
+      The communicator and the size of its groups; or, last, a lowering rule that takes
+      the place of a call of ours.
+    """
+    mesh = _jax_compat.concrete_mesh(ctx)
+    own = _own(params)
+    to_xla = functools.partial(
+        _lower_to_xla, collective, axes=axes, index_groups=index_groups, **own
+    )
+    if mesh is None and backend == "xla":
+        return None, None, to_xla
+    if mesh is None:
+        raise ValueError(
+            f"{name} over {axes}: this program is lowered for an abstract mesh, which "
+            f"has no devices to communicate between. Give jax.shard_map a mesh of "
+            f"devices, or choose XLA's collectives with backend='xla'."
+        )
+    grid = _jax_compat.device_grid(mesh)
+    part = mesh_groups.partition(grid, axes, index_groups)
+    if max(part.sizes) == 1:
+        return None, 1, functools.partial(_lower_alone, collective, **own)
+    comm = communicator.for_lowering(mesh, axes, index_groups, lane, backend)
+    if comm.backend == "xla":
+        return comm, part.sizes[0], to_xla
+    if comm.backend == "nccl":
+        # Not above: it needs the collectives, which need this module.
+        from jaxcomm.nccl import lowering as nccl
+
+        instead = nccl.instead(collective, avals, part.sizes[0], **own)
+        if instead is not None:
+            bind = nccl.Binder(axes, index_groups, lane, "nccl", name)
+            rule = functools.partial(
+                _jax_compat.lower_as, functools.partial(instead, bind)
+            )
+            return comm, part.sizes[0], rule
+    return comm, part.sizes[0], None
 
 
 def _program(ctx, key):

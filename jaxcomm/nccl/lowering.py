@@ -56,6 +56,8 @@ def instead(collective, avals, size: int, **own):
 
 def _wire_type(dtype, op, size):
     """Returns the type a reduction travels in; None if NCCL has none that serves."""
+    if dtype.name == "float8_e8m0fnu":
+        return None  # it has no zero, which takes care of its own
     if dtype.name.startswith("float8"):
         return jnp.dtype("float32")
     if dtype in (jnp.bfloat16, jnp.float16):
@@ -162,8 +164,7 @@ def _row_back(row, d, tiled):
 
 def _all_gather(collective, avals, size, *, dimensions, tiled):
     if not any(
-        math.prod(aval.shape[:d]) > 1
-        for aval, d in zip(avals, dimensions, strict=True)
+        math.prod(aval.shape[:d]) > 1 for aval, d in zip(avals, dimensions, strict=True)
     ):
         return None
 
@@ -179,13 +180,14 @@ def _all_gather(collective, avals, size, *, dimensions, tiled):
 
 def _from_front(x, d, tiled):
     x = jnp.moveaxis(x, 0, d)
-    return x.reshape(*x.shape[:d], -1, *x.shape[d + 2 :]) if tiled else x
+    if not tiled:
+        return x
+    return x.reshape(*x.shape[:d], x.shape[d] * x.shape[d + 1], *x.shape[d + 2 :])
 
 
 def _gather(collective, avals, size, *, root, dimensions, tiled):
     if not any(
-        math.prod(aval.shape[:d]) > 1
-        for aval, d in zip(avals, dimensions, strict=True)
+        math.prod(aval.shape[:d]) > 1 for aval, d in zip(avals, dimensions, strict=True)
     ):
         return None
 
@@ -201,8 +203,7 @@ def _gather(collective, avals, size, *, root, dimensions, tiled):
 
 def _scatter(collective, avals, size, *, root, dimensions, tiled):
     if not any(
-        math.prod(aval.shape[:d]) > 1
-        for aval, d in zip(avals, dimensions, strict=True)
+        math.prod(aval.shape[:d]) > 1 for aval, d in zip(avals, dimensions, strict=True)
     ):
         return None
 
@@ -235,6 +236,17 @@ def _all_to_all(collective, avals, size, *, split_axes, concat_axes):
     return to_front
 
 
+def _ragged_all_to_all(collective, avals, size):
+    """Its offsets are on the device, where the host cannot see them without waiting."""
+
+    def of_everybody(bind, operand, output, *indices):
+        indices = [x.astype(jnp.int32) for x in indices]
+        gather = _gathered(collective, avals, size)
+        return gather(bind, operand, output, *indices)
+
+    return of_everybody
+
+
 def _gathered(collective, avals, size, **own):
     """For what must be computed from everybody's operands."""
 
@@ -258,8 +270,7 @@ _RULES = {
     "all_reduce": _reduction,
     "all_to_all": _all_to_all,
     "gather": _gather,
-    # Its offsets are on the device, where the host cannot see them without waiting.
-    "ragged_all_to_all": _gathered,
+    "ragged_all_to_all": _ragged_all_to_all,
     "reduce": _reduction,
     "reduce_scatter": _reduce_scatter,
     "scan": _gathered,

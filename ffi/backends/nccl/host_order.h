@@ -3,12 +3,14 @@
 // NCCL takes operations in the order in which they are enqueued, which must be the same
 // on all ranks. XLA:GPU runs a program's calls in one order on every device; XLA:CPU
 // does not where calls are independent. When the stand-in for NCCL serves CPU devices,
-// the first rank of a group leads, and the others hold their calls back until it has
-// come to them: since it came to them in this order, none of them can depend on a later
-// one.
+// the first device leads, and the others hold their calls back until it has come to
+// them: since it came to them in this order, none of them can depend on a later one.
+// The order is of all communicators of a world, since those that share resources wait
+// for each other.
 #ifndef JAXCOMM_FFI_BACKENDS_NCCL_HOST_ORDER_H_
 #define JAXCOMM_FFI_BACKENDS_NCCL_HOST_ORDER_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <mutex>
@@ -21,29 +23,40 @@ class HostOrder {
  public:
   using Tag = std::pair<int64_t, uint64_t>;  // run, call site
 
-  explicit HostOrder(int members) : members_(members) {}
+  explicit HostOrder(size_t members) : members_(members) {}
 
   // Calls `issue` when it is the member's turn, which may be now, or in another's call.
-  void Arrive(int member, Tag tag, std::function<void()> issue) {
+  // `owner`: the communicator.
+  void Arrive(size_t member, const void* owner, Tag tag, std::function<void()> issue) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (member == 0) order_.push_back(tag);
-    members_[member].held.emplace_back(tag, std::move(issue));
+    members_[member].held.push_back({owner, tag, std::move(issue)});
     for (Member& each : members_) Issue(each);
   }
 
-  // Calls all that are held back, in any order: the communicator has failed.
-  void Abandon() {
+  // Calls those of `owner` that are held back, in any order: it has failed.
+  void Abandon(const void* owner) {
     std::lock_guard<std::mutex> lock(mutex_);
     for (Member& member : members_) {
-      for (auto& [tag, issue] : member.held) issue();
-      member.held.clear();
+      for (Held& held : member.held) {
+        if (held.owner == owner) held.issue();
+      }
+      const auto is_its = [&](const Held& held) { return held.owner == owner; };
+      member.held.erase(std::remove_if(member.held.begin(), member.held.end(), is_its),
+                        member.held.end());
     }
   }
 
  private:
+  struct Held {
+    const void* owner;
+    Tag tag;
+    std::function<void()> issue;
+  };
+
   struct Member {
     size_t next = 0;  // in order_
-    std::vector<std::pair<Tag, std::function<void()>>> held;
+    std::vector<Held> held;
   };
 
   void Issue(Member& member) {
@@ -51,8 +64,8 @@ class HostOrder {
     while (found && member.next < order_.size()) {
       found = false;
       for (size_t i = 0; i < member.held.size(); ++i) {
-        if (member.held[i].first != order_[member.next]) continue;
-        member.held[i].second();
+        if (member.held[i].tag != order_[member.next]) continue;
+        member.held[i].issue();
         member.held.erase(member.held.begin() + static_cast<ptrdiff_t>(i));
         ++member.next;
         found = true;

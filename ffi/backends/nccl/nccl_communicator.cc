@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "ffi/backends/host/continuer.h"
-#include "ffi/backends/nccl/host_order.h"
 #include "ffi/backends/nccl/in_flight.h"
 #include "ffi/backends/nccl/steps.h"
 #include "ffi/backends/nccl/watch.h"
@@ -109,7 +108,7 @@ class NcclCommunicator final : public Communicator, public Watched {
         : in_flight(library, recorder) {}
 
     int group = 0, rank = 0, size = 0;
-    int member = 0;      // among the local ranks of its group
+    size_t place = 0;    // among the local devices
     int64_t device = 0;  // global id
     int ordinal = 0;
     cuda::Context context = nullptr;
@@ -132,9 +131,7 @@ class NcclCommunicator final : public Communicator, public Watched {
   Status Settle(nccl::Result result, Rank& rank, const char* what);
   void Fail(const Status& reason, bool by_force);
   // Lets calls that were held back see the failure.
-  void Abandon() {
-    for (auto& group : in_order_) group->Abandon();
-  }
+  void Abandon() { how_.world->host_order().Abandon(this); }
 
   bool failed() const { return failed_.load(std::memory_order_acquire); }
   Status failure() const {
@@ -149,8 +146,7 @@ class NcclCommunicator final : public Communicator, public Watched {
   const NcclSpec how_;
   const NcclLibrary& library_;
   const uint64_t number_;
-  std::vector<std::unique_ptr<Rank>> ranks_;          // of this process
-  std::vector<std::unique_ptr<HostOrder>> in_order_;  // by group, for CPU devices
+  std::vector<std::unique_ptr<Rank>> ranks_;  // of this process
   int64_t device_bytes_ = 0;
 
   std::atomic<int64_t> bytes_{0};
@@ -162,9 +158,9 @@ class NcclCommunicator final : public Communicator, public Watched {
 
 Status NcclCommunicator::MakeRanks() {
   const auto& devices = how_.world->devices();
-  std::vector<int> members(spec().groups.size(), 0);
   for (size_t i = 0; i < devices.size(); ++i) {
     auto made = std::make_unique<Rank>(library_, recorder());
+    made->place = i;
     made->device = devices[i].id;
     made->ordinal = devices[i].ordinal;
     made->context = how_.world->context(i);
@@ -175,7 +171,6 @@ Status NcclCommunicator::MakeRanks() {
       made->group = static_cast<int>(group);
       made->rank = static_cast<int>(found - of.begin());
       made->size = static_cast<int>(of.size());
-      made->member = members[group]++;
     }
     if (made->size == 0) {
       return InvalidArgument("device ", devices[i].id, " is in no group of axes ",
@@ -196,7 +191,6 @@ Status NcclCommunicator::MakeRanks() {
     if (Status status = made->in_flight.Prepare(); status.failure()) return status;
     ranks_.push_back(std::move(made));
   }
-  for (int count : members) in_order_.push_back(std::make_unique<HostOrder>(count));
   return OkStatus();
 }
 
@@ -489,9 +483,9 @@ xla::ffi::Future NcclCommunicator::Execute(const Call& call) {
         },
         waiting);
   };
-  in_order_[rank->group]->Arrive(rank->member, {call.run_id, call.site->serial()},
-                                 issue);
-  if (failed()) in_order_[rank->group]->Abandon();
+  how_.world->host_order().Arrive(rank->place, this, {call.run_id, call.site->serial()},
+                                  issue);
+  if (failed()) Abandon();
   return future;
 }
 

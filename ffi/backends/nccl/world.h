@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "ffi/backends/nccl/host_order.h"
 #include "ffi/backends/nccl/library.h"
 #include "ffi/status.h"
 
@@ -56,6 +57,8 @@ class NcclWorld {
                const NcclSettings& settings, const NcclPatience& patience,
                std::vector<nccl::Comm>* children);
 
+  // For CPU devices, by place in devices().
+  HostOrder& host_order() { return host_order_; }
   const NcclLibrary& library() const { return library_; }
   const std::vector<NcclDevice>& devices() const { return devices_; }
   cuda::Context context(size_t device) const { return contexts_[device]; }
@@ -64,13 +67,14 @@ class NcclWorld {
 
  private:
   NcclWorld(const NcclLibrary& library, std::vector<NcclDevice> devices)
-      : library_(library), devices_(std::move(devices)) {}
+      : library_(library), devices_(std::move(devices)), host_order_(devices_.size()) {}
 
   const NcclLibrary& library_;
   const std::vector<NcclDevice> devices_;
   std::vector<cuda::Context> contexts_;
   std::vector<nccl::Comm> comms_;
   int64_t device_bytes_ = 0;
+  HostOrder host_order_;
 };
 
 // Waits until no operation on the communicators is in progress.
