@@ -50,8 +50,31 @@ def instead(collective, avals, size: int, **own):
       size: ranks of a group.
       **own: the collective's own parameters.
     """
+    if any(aval.dtype == jax.dtypes.float0 for aval in avals):
+        return _with_bytes(collective, **own)
     rule = _RULES.get(collective.name)
     return None if rule is None else rule(collective, avals, size, **own)
+
+
+def _with_bytes(collective, **own):
+    """For the tangents of integers, which hold nothing; XLA has bools in their place."""
+
+    def of_bytes(bind, *xs):
+        empty = [x.dtype == jax.dtypes.float0 for x in xs]
+        outs = bind(
+            collective.primitive,
+            [
+                jnp.zeros(x.shape, jnp.int8) if is_empty else x
+                for x, is_empty in zip(xs, empty, strict=True)
+            ],
+            **own,
+        )
+        return [
+            out.astype(bool) if is_empty else out
+            for out, is_empty in zip(outs, empty, strict=True)
+        ]
+
+    return of_bytes
 
 
 def _wire_type(dtype, op, size):
@@ -240,7 +263,7 @@ def _ragged_all_to_all(collective, avals, size):
     """Its offsets are on the device, where the host cannot see them without waiting."""
 
     def of_everybody(bind, operand, output, *indices):
-        indices = [x.astype(jnp.int32) for x in indices]
+        indices = [x.astype(jnp.arange(0).dtype) for x in indices]
         gather = _gathered(collective, avals, size)
         return gather(bind, operand, output, *indices)
 
