@@ -1,0 +1,19 @@
+// Streams that pretend to be captured into a graph.
+#ifndef JAXCOMM_FFI_BACKENDS_FAKE_CAPTURE_H_
+#define JAXCOMM_FFI_BACKENDS_FAKE_CAPTURE_H_
+
+#include "ffi/backends/fake/exports.h"
+
+namespace jaxcomm::fake {
+
+bool IsCapturing(cuda::Stream stream);
+
+// Whether the calling thread captures any stream.
+bool CapturesHere();
+
+// Whether `stream` is captured; if so the trace says that `function` broke the rule.
+bool ViolatesCapture(const char* function, cuda::Stream stream);
+
+}  // namespace jaxcomm::fake
+
+#endif  // JAXCOMM_FFI_BACKENDS_FAKE_CAPTURE_H_

@@ -1,0 +1,17 @@
+// Devices, and which of them a thread works with.
+#ifndef JAXCOMM_FFI_BACKENDS_FAKE_CONTEXTS_H_
+#define JAXCOMM_FFI_BACKENDS_FAKE_CONTEXTS_H_
+
+namespace jaxcomm::fake {
+
+inline constexpr int kNoDevice = -1;
+
+// The device of the calling thread's current context; kNoDevice without one.
+int CurrentDevice();
+
+// The same, as CUDA's runtime sees it, through which NCCL looks: device 0 without one.
+int RuntimeDevice();
+
+}  // namespace jaxcomm::fake
+
+#endif  // JAXCOMM_FFI_BACKENDS_FAKE_CONTEXTS_H_

@@ -1,0 +1,174 @@
+#include "ffi/backends/fake/memory.h"
+
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <mutex>
+
+#include "ffi/backends/fake/call.h"
+#include "ffi/backends/fake/contexts.h"
+#include "ffi/backends/fake/errors.h"
+#include "ffi/backends/fake/handles.h"
+#include "ffi/backends/fake/registrations.h"
+#include "ffi/backends/fake/settings.h"
+#include "ffi/backends/fake/streams.h"
+
+namespace jaxcomm::fake {
+namespace {
+
+struct Allocation {
+  int device;
+  size_t bytes;
+  bool by_nccl;
+};
+
+struct Memory {
+  std::mutex mutex;
+  std::map<int, int64_t> used;                  // of each device
+  std::map<uintptr_t, Allocation> allocations;  // by address
+};
+
+Memory& TheMemory() {
+  static Memory& memory = *new Memory;
+  return memory;
+}
+
+void* Allocate(int device, size_t bytes, bool by_nccl) {
+  if (!Reserve(device, static_cast<int64_t>(bytes))) return nullptr;
+  // What windows ask for; cuMemAlloc gives 256.
+  constexpr size_t kAlignment = 4096;
+  void* const data = std::aligned_alloc(
+      kAlignment, (bytes + kAlignment - 1) / kAlignment * kAlignment);
+  if (data == nullptr) {
+    Release(device, static_cast<int64_t>(bytes));
+    return nullptr;
+  }
+  Memory& memory = TheMemory();
+  std::lock_guard<std::mutex> lock(memory.mutex);
+  memory.allocations[reinterpret_cast<uintptr_t>(data)] = {device, bytes, by_nccl};
+  return data;
+}
+
+// False: not an allocation of this kind.
+bool Free(uintptr_t address, bool by_nccl) {
+  size_t bytes = 0;
+  {
+    Memory& memory = TheMemory();
+    std::lock_guard<std::mutex> lock(memory.mutex);
+    const auto found = memory.allocations.find(address);
+    if (found == memory.allocations.end() || found->second.by_nccl != by_nccl) {
+      return false;
+    }
+    bytes = found->second.bytes;
+    memory.used[found->second.device] -= static_cast<int64_t>(bytes);
+    memory.allocations.erase(found);
+  }
+  void* const data = reinterpret_cast<void*>(address);
+  TraceIfRegistered(data, bytes);
+  std::free(data);
+  return true;
+}
+
+}  // namespace
+
+bool Reserve(int device, int64_t bytes) {
+  Memory& memory = TheMemory();
+  std::lock_guard<std::mutex> lock(memory.mutex);
+  if (memory.used[device] + bytes > DeviceMemory()) return false;
+  memory.used[device] += bytes;
+  return true;
+}
+
+void Release(int device, int64_t bytes) {
+  Memory& memory = TheMemory();
+  std::lock_guard<std::mutex> lock(memory.mutex);
+  memory.used[device] -= bytes;
+}
+
+bool IsWindowMemory(const void* data, size_t bytes) {
+  const auto address = reinterpret_cast<uintptr_t>(data);
+  Memory& memory = TheMemory();
+  std::lock_guard<std::mutex> lock(memory.mutex);
+  auto after = memory.allocations.upper_bound(address);
+  if (after == memory.allocations.begin()) return false;
+  const auto& [start, allocation] = *--after;
+  return allocation.by_nccl && address + bytes <= start + allocation.bytes;
+}
+
+}  // namespace jaxcomm::fake
+
+namespace jaxcomm::cuda {
+
+Result cuMemGetInfo_v2(size_t* free, size_t* total) {
+  JAXCOMM_FAKE_CALL(kAllowed, "cuMemGetInfo_v2");
+  const int device = fake::CurrentDevice();
+  if (device == fake::kNoDevice) return kInvalidContext;
+  fake::Memory& memory = fake::TheMemory();
+  std::lock_guard<std::mutex> lock(memory.mutex);
+  *total = static_cast<size_t>(fake::DeviceMemory());
+  *free = *total - static_cast<size_t>(memory.used[device]);
+  return kSuccess;
+}
+
+Result cuMemAlloc_v2(Pointer* pointer, size_t bytes) {
+  JAXCOMM_FAKE_CALL(kForbidden, "cuMemAlloc_v2", 0, -1, static_cast<int64_t>(bytes));
+  const int device = fake::CurrentDevice();
+  if (device == fake::kNoDevice) return kInvalidContext;
+  if (bytes == 0) return kInvalidValue;
+  void* const data = fake::Allocate(device, bytes, /*by_nccl=*/false);
+  if (data == nullptr) return kOutOfMemory;
+  *pointer = reinterpret_cast<uintptr_t>(data);
+  return kSuccess;
+}
+
+Result cuMemFree_v2(Pointer pointer) {
+  JAXCOMM_FAKE_CALL(kForbidden, "cuMemFree_v2");
+  if (pointer == 0) return kSuccess;
+  return fake::Free(pointer, /*by_nccl=*/false) ? kSuccess : kInvalidValue;
+}
+
+Result cuMemcpyDtoDAsync_v2(Pointer to, Pointer from, size_t bytes, Stream stream) {
+  JAXCOMM_FAKE_CALL(kAllowed, "cuMemcpyDtoDAsync_v2", 0, fake::Number(stream),
+                    static_cast<int64_t>(bytes));
+  const auto found = fake::FindStream(stream, fake::CurrentDevice());
+  if (found == nullptr) return kInvalidHandle;
+  found->Enqueue([to, from, bytes] {
+    std::memmove(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from),
+                 bytes);
+  });
+  return kSuccess;
+}
+
+Result cuMemsetD8Async(Pointer to, unsigned char value, size_t bytes, Stream stream) {
+  JAXCOMM_FAKE_CALL(kAllowed, "cuMemsetD8Async", 0, fake::Number(stream),
+                    static_cast<int64_t>(bytes));
+  const auto found = fake::FindStream(stream, fake::CurrentDevice());
+  if (found == nullptr) return kInvalidHandle;
+  found->Enqueue(
+      [to, value, bytes] { std::memset(reinterpret_cast<void*>(to), value, bytes); });
+  return kSuccess;
+}
+
+}  // namespace jaxcomm::cuda
+
+namespace jaxcomm::nccl {
+
+Result ncclMemAlloc(void** data, size_t bytes) {
+  JAXCOMM_FAKE_CALL(kForbidden, "ncclMemAlloc", 0, -1, static_cast<int64_t>(bytes));
+  if (data == nullptr || bytes == 0) {
+    return fake::Failure(kInvalidArgument, "ncclMemAlloc: no pointer or no bytes");
+  }
+  *data = fake::Allocate(fake::RuntimeDevice(), bytes, /*by_nccl=*/true);
+  return *data == nullptr ? fake::CudaFailure(cuda::kOutOfMemory) : kSuccess;
+}
+
+Result ncclMemFree(void* data) {
+  JAXCOMM_FAKE_CALL(kForbidden, "ncclMemFree");
+  if (data == nullptr) return kSuccess;
+  if (!fake::Free(reinterpret_cast<uintptr_t>(data), /*by_nccl=*/true)) {
+    return fake::Failure(kInvalidArgument, "ncclMemFree: not from ncclMemAlloc");
+  }
+  return kSuccess;
+}
+
+}  // namespace jaxcomm::nccl
