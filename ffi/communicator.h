@@ -82,6 +82,11 @@ class Communicator {
   // Errors that come later end the communicator, and its next call says which.
   virtual Status Enqueue(const Call& call, void* stream);
 
+  // The same by halves: `stream` goes on while the results arrive, and waits for them
+  // at EnqueueDone, whose results are the same buffers.
+  virtual Status EnqueueStart(const Call& call, void* stream);
+  virtual Status EnqueueDone(const Call& call, void* stream);
+
   // The two halves of a collective. Start begins it and fills the results; Done, whose
   // operands are those of the start, its results, and arrays that nobody reads, ends
   // when they are filled, and hands them on. On CPU devices a start's future may stay

@@ -51,9 +51,9 @@ nb::dict Registrations(bool has_streams) {
     const std::string target = StrCat("jaxcomm.", collective.name);
     add(target, has_streams ? &EnqueueHandler : &ExecuteHandler);
     if (has_streams) add(target + ".capturable", &EnqueueCapturableHandler);
-    if (!has_streams) add(target + ".start", &StartHandler);
+    add(target + ".start", has_streams ? &EnqueueStartHandler : &StartHandler);
   }
-  if (!has_streams) add("jaxcomm.done", &DoneHandler);
+  add("jaxcomm.done", has_streams ? &EnqueueDoneHandler : &DoneHandler);
   return targets;
 }
 
@@ -154,7 +154,8 @@ const NcclLibrary& Nccl() {
 
 nb::bytes NcclUniqueId() {
   nccl::UniqueId id;
-  ThrowIfFailed(Nccl().Check(Nccl().nccl.GetUniqueId(&id), "ncclGetUniqueId"));
+  const Status status = Nccl().Check(Nccl().nccl.GetUniqueId(&id), "ncclGetUniqueId");
+  if (status.failure()) ThrowIfFailed(WithCircumstances(Nccl(), status, nullptr));
   return nb::bytes(id.internal, sizeof(id.internal));
 }
 
@@ -233,6 +234,12 @@ nb::dict Counters() {
   return out;
 }
 
+std::string FlightRecord(std::optional<int64_t> key, std::string_view reason) {
+  // Which lets them see what devices have finished.
+  for (const auto& communicator : Registry::Get().List()) communicator->stats();
+  return FlightRecordOf(key, reason);
+}
+
 // Devices: (platform, global ids).
 bool PrepareDumps(int process, int processes,
                   std::vector<std::pair<std::string, std::vector<int64_t>>> devices,
@@ -279,7 +286,9 @@ NB_MODULE(_ffi, m) {
   nb::class_<NcclWorld>(m, "NcclWorld", nb::is_weak_referenceable(),
                         "The NCCL communicator of a whole mesh.")
       .def_prop_ro("device_bytes", &NcclWorld::device_bytes,
-                   "Device memory it took, on the devices of this process.");
+                   "Device memory it took, on the devices of this process.")
+      .def_prop_ro("is_broken", &NcclWorld::is_broken,
+                   "Whether one that was split off it was ended by force.");
   m.def("nccl_world", &MakeNcclWorld, nb::arg("size"), nb::arg("devices"),
         nb::arg("unique_id"), nb::arg("numbers"), nb::arg("name"),
         nb::arg("timeout_seconds"),
@@ -293,7 +302,7 @@ NB_MODULE(_ffi, m) {
   m.def("stats", &Stats, nb::arg("key"),
         "Calls and bytes of a communicator, empty if there is none.");
   m.def("counters", &Counters, "Communicators created, destroyed and live.");
-  m.def("flight_record", &FlightRecordOf, nb::arg("key").none(), nb::arg("reason"),
+  m.def("flight_record", &FlightRecord, nb::arg("key").none(), nb::arg("reason"),
         nb::call_guard<nb::gil_scoped_release>(),
         "The last operations of a communicator, or of all, as JSON.");
   m.def("prepare_flight_dumps", &PrepareDumps, nb::arg("process"), nb::arg("processes"),

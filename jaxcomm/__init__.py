@@ -32,6 +32,18 @@ from jaxcomm.collectives.reduce import reduce as reduce
 from jaxcomm.collectives.reduce_scatter import psum_scatter as psum_scatter
 from jaxcomm.collectives.scan import scan as scan
 from jaxcomm.collectives.scatter import scatter as scatter
+from jaxcomm.collectives.start_done import all_gather_done as all_gather_done
+from jaxcomm.collectives.start_done import all_gather_start as all_gather_start
+from jaxcomm.collectives.start_done import all_to_all_done as all_to_all_done
+from jaxcomm.collectives.start_done import all_to_all_start as all_to_all_start
+from jaxcomm.collectives.start_done import ppermute_done as ppermute_done
+from jaxcomm.collectives.start_done import ppermute_start as ppermute_start
+from jaxcomm.collectives.start_done import psum_done as psum_done
+from jaxcomm.collectives.start_done import psum_scatter_done as psum_scatter_done
+from jaxcomm.collectives.start_done import psum_scatter_start as psum_scatter_start
+from jaxcomm.collectives.start_done import psum_start as psum_start
+from jaxcomm.collectives.start_done import ring_shift_done as ring_shift_done
+from jaxcomm.collectives.start_done import ring_shift_start as ring_shift_start
 from jaxcomm.collectives.vary import pvary as pvary
 from jaxcomm.communicator import Communicator as Communicator
 from jaxcomm.communicator import Communicators as Communicators
@@ -43,6 +55,7 @@ from jaxcomm.communicator import memory_report as memory_report
 from jaxcomm.diagnostics.flight_record import FlightRecord as FlightRecord
 from jaxcomm.diagnostics.flight_record import flight_record as flight_record
 from jaxcomm.errors import CommunicatorError as CommunicatorError
+from jaxcomm.nccl.policy import CommPolicy as CommPolicy
 
 try:
     __version__ = _version("jaxcomm")

@@ -9,22 +9,31 @@ import numpy as np
 
 def batch(collective, axis_data, operands, dims, *, axes, **params):
     """Batches a collective; operands' dims are None or int, results' None or 0."""
+    if axis_data.name in axes:
+        operands, _ = moved_to_front(collective, operands, dims, {})
+        return batch_own_axis(
+            collective, axis_data, operands, dims, axes=axes, **params
+        )
+    operands, params = moved_to_front(collective, operands, dims, params)
+    outs = collective.primitive.bind(*operands, axes=axes, **params)
+    return outs, [None if d is None else 0 for d in dims]
+
+
+def moved_to_front(collective, operands, dims, params):
+    """Returns operands whose batch dimension is 0 or None, and parameters to match."""
     operands = [
         x if d is None else jnp.moveaxis(x, d, 0)
         for x, d in zip(operands, dims, strict=True)
     ]
-    if axis_data.name in axes:
-        return batch_own_axis(
-            collective, axis_data, operands, dims, axes=axes, **params
+    shifted = {
+        param: tuple(
+            dimension + (d is not None)
+            for dimension, d in zip(params[param], dims, strict=True)
         )
-    batched = [d is not None for d in dims]
-    for param in collective.dimension_params:
-        params[param] = tuple(
-            dimension + is_batched
-            for dimension, is_batched in zip(params[param], batched, strict=True)
-        )
-    outs = collective.primitive.bind(*operands, axes=axes, **params)
-    return outs, [0 if is_batched else None for is_batched in batched]
+        for param in collective.dimension_params
+        if param in params
+    }
+    return operands, params | shifted
 
 
 def batch_own_axis(

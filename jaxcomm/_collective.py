@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.extend
@@ -73,9 +74,20 @@ class Collective:
         rank = jax.lax.axis_index(axes)
         return [jax.lax.dynamic_index_in_dim(out, rank, 0, False) for out in outs]
 
-    def transpose(self, cts: Sequence, **params) -> Sequence:
-        """Returns the cotangents of the operands. None: not linear."""
+    def dual(self, **params) -> "tuple[Collective, dict] | None":
+        """Returns the collective that is the transpose, and its parameters.
+
+        None: the transpose is no collective.
+        """
         raise NotImplementedError
+
+    def transpose(self, cts: Sequence, **params) -> Sequence:
+        """Returns the cotangents of the operands."""
+        dual = self.dual(**params)
+        if dual is None:
+            raise NotImplementedError
+        collective, params = dual
+        return collective.primitive.bind(*cts, **params)
 
     def transpose_with(self, cts, operands, **params) -> Sequence:
         """Like :meth:`transpose`, for those not linear in every operand."""
@@ -91,3 +103,4 @@ class Collective:
         return outs, self.primitive.bind(*tangents, **params)
 
     primitive: jax.extend.core.Primitive
+    pair: Any  # of primitives, if it can be had in two halves: see _pair.py

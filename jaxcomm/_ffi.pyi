@@ -57,6 +57,10 @@ class NcclWorld:
     def device_bytes(self) -> int:
         """Device memory it took, on the devices of this process."""
 
+    @property
+    def is_broken(self) -> bool:
+        """Whether one that was split off it was ended by force."""
+
 def nccl_world(size: int, devices: Sequence[tuple[int, int, int]], unique_id: bytes, numbers: Mapping[str, int], name: str, timeout_seconds: float) -> NcclWorld:
     """
     Joins the ranks that know the id; devices are (global id, ordinal, rank).

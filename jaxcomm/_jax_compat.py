@@ -5,6 +5,8 @@ the file to mend.
 """
 
 import contextlib
+import functools
+import inspect
 import threading
 from typing import Any
 
@@ -19,6 +21,7 @@ from jax._src import xla_bridge as _xla_bridge
 from jax._src.interpreters import ad as ad
 from jax._src.interpreters import batching as batching
 from jax._src.interpreters import mlir as mlir
+from jax._src.interpreters import partial_eval as _pe
 
 from jaxcomm import mesh_groups
 
@@ -100,6 +103,24 @@ def lower_as(function, ctx, *operands, **params):
         return rule(ctx, *operands, **params)
 
 
+def has_tangent(x) -> bool:
+    """Says whether ``x`` is of a type that can be differentiated by."""
+    return jax.numpy.issubdtype(x.dtype, jax.numpy.inexact)
+
+
+def current_trace():
+    """Returns what is tracing now: another object in each traced function."""
+    return _core.trace_ctx.trace
+
+
+def is_staging() -> bool:
+    """Says whether calls go into a program; otherwise each is one by itself."""
+    trace = current_trace()
+    while trace is not None and not isinstance(trace, _pe.DynamicJaxprTrace):
+        trace = getattr(trace, "parent_trace", None)
+    return trace is not None
+
+
 def is_tracer(x) -> bool:
     """Says whether ``x`` is being traced rather than a concrete value."""
     return isinstance(x, _core.Tracer)
@@ -161,3 +182,113 @@ def before_devices_start(action) -> None:
         return start()
 
     _xla_bridge.backends = act_then_start
+
+
+def automatic_axes(ctx) -> frozenset:
+    """Returns the mesh axes of several devices that shard_map left to XLA."""
+    axis_context = ctx.module_context.axis_context
+    manual = getattr(axis_context, "manual_axes", None)
+    if manual is None:
+        return frozenset()
+    sizes = axis_context.mesh.shape
+    return frozenset(axis for axis in sizes if sizes[axis] > 1) - frozenset(manual)
+
+
+# cuDNN's attention. All of it was checked on 0.10.2 and 0.11.2, whose functions take
+# these, and on 0.12.0.1, where score_mod joined them. They are below JAX's rules for
+# partitioning, which need to know the devices, and vmap: jaxcomm has its own.
+_CUDNN_OPERANDS = (
+    *("query", "key", "value", "bias", "q_seqlen", "kv_seqlen", "q_offsets"),
+    *("kv_offsets", "page_table_k", "page_table_v"),
+)
+_CUDNN_SAVED = ("activation", "fwd_output", "grad_output")
+_CUDNN_PARAMETERS = (
+    *("scale", "seed", "dropout_rate", "variadic_args", "mask_type", "layout"),
+    "sliding_window_length",
+)
+
+
+def _cudnn():
+    # Not above: a JAX that keeps it elsewhere is a JAX without it, not an error.
+    from jax._src.cudnn import fused_attention_stablehlo
+
+    return fused_attention_stablehlo
+
+
+def _cudnn_signatures(*score_mod: str):
+    """Returns the arguments that are known, of the forward and the backward pass."""
+    parameters = (*(f"{name}_args" for name in score_mod), *_CUDNN_PARAMETERS)
+    return (
+        (*_CUDNN_OPERANDS, *parameters, *score_mod, "is_training"),
+        (*_CUDNN_OPERANDS, *_CUDNN_SAVED, *parameters, *score_mod),
+    )
+
+
+def _cudnn_passes():
+    cudnn = _cudnn()
+    return cudnn._dot_product_attention_fwd_impl, cudnn._dot_product_attention_bwd_impl
+
+
+def _cudnn_signatures_found():
+    return tuple(tuple(inspect.signature(each).parameters) for each in _cudnn_passes())
+
+
+@functools.cache
+def cudnn_attention_mismatch() -> str | None:
+    """Says why JAX's calls of cuDNN's attention cannot be used; None if they can."""
+    try:
+        cudnn = _cudnn()
+        _ = cudnn.MaskType.NO_MASK, cudnn.MaskType.CAUSAL, cudnn.AttentionLayout.BTNH
+        found = _cudnn_signatures_found()
+    except (ImportError, AttributeError) as error:
+        return f"jax {jax.__version__} keeps cuDNN's attention elsewhere ({error})"
+    if found not in (_cudnn_signatures(), _cudnn_signatures("score_mod")):
+        return (
+            f"jax {jax.__version__} calls cuDNN's attention in a way that this jaxcomm "
+            "does not know"
+        )
+    return None
+
+
+def call_cudnn_attention(
+    query, key, value, *saved, scale: float, is_causal: bool, is_backward: bool
+):
+    """Calls cuDNN's attention; can be lowered for CUDA only.
+
+    Args:
+      query, key, value: (B, tokens, heads, D) bfloat16 or float16.
+      saved: if backward, the log-sum-exp, the output, and its gradient.
+      scale: factor on the scores.
+      is_causal: whether query i sees only keys 0 to i.
+      is_backward: whether to compute gradients.
+
+    Returns:
+      The output, and float32 (B, heads, tokens); if backward, the three gradients.
+    """
+    cudnn = _cudnn()
+    more = {} if is_backward else {"is_training": True}
+    if _cudnn_signatures_found() == _cudnn_signatures("score_mod"):
+        more |= {"score_mod_args": (), "score_mod": None}
+    unused = [jax.numpy.zeros(0, query.dtype)] * (len(_CUDNN_OPERANDS) - 3)
+    return _cudnn_passes()[is_backward](
+        *(query, key, value, *unused, *saved),
+        scale=scale,
+        seed=0,
+        dropout_rate=0.0,
+        variadic_args=(False, False),  # No bias, so no gradient of one.
+        mask_type=cudnn.MaskType.CAUSAL if is_causal else cudnn.MaskType.NO_MASK,
+        layout=cudnn.AttentionLayout.BTNH.value,
+        sliding_window_length=None,
+        **more,
+    )
+
+
+def cudnn_version() -> int | None:
+    """Returns cuDNN's version, as 91300 for 9.13.0, or None where JAX has none."""
+    # Checked on 0.10.2, 0.11.2, 0.12.0.1.
+    try:
+        from jax._src.lib import cuda_versions
+
+        return None if cuda_versions is None else cuda_versions.cudnn_get_version()
+    except (ImportError, AttributeError, RuntimeError):
+        return None

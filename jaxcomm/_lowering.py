@@ -16,6 +16,7 @@ What that means for ``jax.export``:
 
 import functools
 import hashlib
+from typing import Any
 
 import jax
 import numpy as np
@@ -105,7 +106,7 @@ def register_pair(collective) -> None:
 
 def _has_halves(comm):
     """Says whether a communicator's transport can begin a collective, then end it."""
-    return comm.backend == "host"
+    return comm.backend in ("host", "nccl")
 
 
 def _own(params):
@@ -120,12 +121,12 @@ def _lower(collective, ctx, *operands, half="", **params):
     target = f"jaxcomm.{collective.name}"
     if half and _has_halves(comm):
         target += half
-    if comm.backend == "nccl" and comm.platform != "cpu":
+    elif comm.policy is not None and comm.platform != "cpu":
         target += ".capturable" if comm.policy.command_buffers else ""
+    aliases = collective.aliases(len(operands))
     return _call(
-        target, collective.aliases(len(operands)), collective, comm, size, ctx, operands,
-        ctx.avals_in, **params,
-    )  # fmt: skip
+        target, aliases, collective, comm, size, ctx, operands, ctx.avals_in, **params
+    )
 
 
 def _call(
@@ -153,7 +154,7 @@ def _call(
 
 def _transport(
     collective, ctx, avals, *, axes, index_groups, name, lane, backend, **params
-):
+) -> tuple[Any, Any, Any]:
     """Finds what carries a call.
 
     Returns:

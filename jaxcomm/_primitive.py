@@ -68,12 +68,7 @@ def define(collective: Collective) -> CollectivePrimitive:
     collective.primitive = primitive
 
     def abstract_eval(*avals, **params):
-        return _abstract_eval(collective, avals, **params)
-
-    def impl(*args, axes, name, **params):
-        raise NameError(
-            f"unbound axis name: {axes}. Call jaxcomm.{name} inside jax.shard_map."
-        )
+        return abstract_eval_of(collective, avals, **params)
 
     def jvp(primals, tangents, **params):
         if all(type(t) is _jax_compat.ad.Zero for t in tangents):
@@ -106,13 +101,20 @@ def define(collective: Collective) -> CollectivePrimitive:
         return collective.batch(axis_data, operands, dims, **params)
 
     for each in (primitive, primitive.portable):
-        each.def_impl(impl)
+        each.def_impl(refuse_unbound)
         each.def_effectful_abstract_eval(abstract_eval)
         _jax_compat.ad.primitive_jvps[each] = jvp
         _jax_compat.ad.primitive_transposes[each] = transpose
         _jax_compat.batching.fancy_primitive_batchers[each] = batch
     _lowering.register(collective)
     return primitive
+
+
+def refuse_unbound(*operands, axes, name, **params):
+    """Says that a collective was called where no axis is."""
+    raise NameError(
+        f"unbound axis name: {axes}. Call jaxcomm.{name} inside jax.shard_map."
+    )
 
 
 def bind(
@@ -125,22 +127,24 @@ def bind(
     invariant: bool = False,
     lane: str | None = None,
     backend: str | None = None,
+    finish=lambda results: results,
     **params,
 ):
     """Applies a collective to every leaf of a pytree, in one call.
+
+    Returns:
+      ``finish(results)``.
 
     Raises:
       NameError: if an axis is not bound.
       TypeError: if a leaf is not an array of a type that can travel.
     """
     axes = mesh_groups.canonical_axes(axes)
-    leaves, tree = jax.tree.flatten(x)
-    leaves = prepare(leaves, axes, name, lane=lane, backend=backend)
-    if not leaves:
-        return x
-    dtypes = [leaf.dtype for leaf in leaves]
+    operands, unpack = pack(x, axes, name, lane=lane, backend=backend)
+    if not operands:
+        return finish(x)
     outs = collective.primitive.bind(
-        *(to_carrier(leaf) for leaf in leaves),
+        *operands,
         axes=axes,
         index_groups=index_groups,
         invariant=invariant,
@@ -149,14 +153,37 @@ def bind(
         name=name,
         **params,
     )
-    outs = [
-        out if not has_carrier(dtype) else out.astype(dtype)
-        for out, dtype in zip(outs, dtypes, strict=True)
-    ]
-    return jax.tree.unflatten(tree, outs)
+    return finish(unpack(outs))
 
 
-def _abstract_eval(collective, avals, *, axes, index_groups, invariant, name, **params):
+def pack(x, axes, name: str, *, lane: str | None, backend: str | None):
+    """Makes operands of a pytree's leaves.
+
+    Returns:
+      The operands, and a function that makes a pytree like ``x`` of the results.
+
+    Raises:
+      NameError: if an axis is not bound.
+      TypeError: if a leaf is not an array of a type that can travel.
+    """
+    leaves, tree = jax.tree.flatten(x)
+    leaves = prepare(leaves, axes, name, lane=lane, backend=backend)
+    dtypes = [leaf.dtype for leaf in leaves]
+
+    def unpack(outs):
+        outs = [
+            out if not has_carrier(dtype) else out.astype(dtype)
+            for out, dtype in zip(outs, dtypes, strict=True)
+        ]
+        return jax.tree.unflatten(tree, outs)
+
+    return [to_carrier(leaf) for leaf in leaves], unpack
+
+
+def abstract_eval_of(
+    collective, avals, *, axes, index_groups, invariant, name, **params
+):
+    """Returns the types of a collective's results, and its effects."""
     _jax_compat.check_axes_bound(axes, name)
     for aval in avals:
         _jax_compat.check_not_unreduced(aval, axes, name)

@@ -55,7 +55,7 @@ class Communicator:
             grid, part, lane, choice.backend, repr(self.policy) if self.policy else ""
         )
         # What it was split off, which lives as long as this.
-        self.world = None
+        self.world: _ffi.NcclWorld | None = None
 
     @property
     def size(self) -> int:
@@ -324,6 +324,7 @@ def finalize() -> None:
             _drop(member)
         _chosen.clear()
         bootstrap.forget()
+        nccl.forget()
 
 
 # Ranks still waiting at exit get an error instead of holding the process up.
@@ -347,7 +348,7 @@ def _find_or_create(mesh, grid, part, lane, choice, policy):
             f"JAXCOMM_MAX_COMMUNICATORS; close some (jaxcomm.communicators() lists "
             f"them) or raise the bound before making one over axes {part.axes}"
         )
-    if made.backend == "nccl":
+    if made.backend == "nccl" and made.size > 1:
         _check_lanes(made)
         _targets.register(platform)
         dumps.prepare(platform)
@@ -379,7 +380,7 @@ def _find_or_create(mesh, grid, part, lane, choice, policy):
             **shared,
         )
         _counts["created"] += 1
-    else:
+    elif made.backend == "xla":
         _counts["borrowed"] += 1
     _live[made.key] = made
     return made
@@ -403,6 +404,6 @@ def _check_lanes(made):
 def _drop(member):
     del _live[member.key]
     _counts["destroyed"] += 1
-    if member.backend != "xla":
+    if member.backend == "host" or member.world is not None:
         _ffi.destroy(member.key)
     member.world = None

@@ -137,8 +137,10 @@ ffi::Future Execute(CallSite* site, ffi::RunId run_id, int32_t device_id,
            buffers.operands(), buffers.results(), &scheduler});
 }
 
-Status Enqueue(void* stream, CallSite* site, ffi::RunId run_id, int32_t ordinal,
-               ffi::RemainingArgs operands, ffi::RemainingRets results) {
+// One of the ways of giving a stream work.
+template <Status (Communicator::*kGive)(const Call&, void*)>
+Status Give(void* stream, CallSite* site, ffi::RunId run_id, int32_t ordinal,
+            ffi::RemainingArgs operands, ffi::RemainingRets results) {
   Buffers buffers(operands, results);
   if (Status status = buffers.Read(site, operands, results); status.failure()) {
     return status;
@@ -146,7 +148,7 @@ Status Enqueue(void* stream, CallSite* site, ffi::RunId run_id, int32_t ordinal,
   const std::shared_ptr<Communicator> communicator =
       Registry::Get().Find(site->attributes().key);
   if (communicator == nullptr) return Registry::Get().MissingError(*site);
-  return communicator->Enqueue(
+  return (communicator.get()->*kGive)(
       Call{site, run_id.run_id, site->serial(), site->shared_tag(), ordinal,
            buffers.operands(), buffers.results(), nullptr},
       stream);
@@ -176,7 +178,7 @@ XLA_FFI_DEFINE_HANDLER(ExecuteImpl, Execute<&Communicator::Execute>, BindExecute
 XLA_FFI_DEFINE_HANDLER(StartImpl, Execute<&Communicator::Start>, BindExecute());
 XLA_FFI_DEFINE_HANDLER(DoneImpl, Execute<&Communicator::Done>, BindExecute());
 
-auto BindEnqueue() {
+auto BindStream() {
   return ffi::Ffi::Bind()
       .Ctx<ffi::PlatformStream<void*>>()
       .Ctx<ffi::State<CallSite>>()
@@ -186,9 +188,12 @@ auto BindEnqueue() {
       .RemainingRets();
 }
 
-XLA_FFI_DEFINE_HANDLER(EnqueueImpl, Enqueue, BindEnqueue());
-XLA_FFI_DEFINE_HANDLER(EnqueueCapturableImpl, Enqueue, BindEnqueue(),
-                       {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(EnqueueImpl, Give<&Communicator::Enqueue>, BindStream());
+XLA_FFI_DEFINE_HANDLER(EnqueueCapturableImpl, Give<&Communicator::Enqueue>,
+                       BindStream(), {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(EnqueueStartImpl, Give<&Communicator::EnqueueStart>,
+                       BindStream());
+XLA_FFI_DEFINE_HANDLER(EnqueueDoneImpl, Give<&Communicator::EnqueueDone>, BindStream());
 
 }  // namespace
 
@@ -214,6 +219,14 @@ XLA_FFI_Error* EnqueueHandler(XLA_FFI_CallFrame* call_frame) {
 
 XLA_FFI_Error* EnqueueCapturableHandler(XLA_FFI_CallFrame* call_frame) {
   return EnqueueCapturableImpl(call_frame);
+}
+
+XLA_FFI_Error* EnqueueStartHandler(XLA_FFI_CallFrame* call_frame) {
+  return EnqueueStartImpl(call_frame);
+}
+
+XLA_FFI_Error* EnqueueDoneHandler(XLA_FFI_CallFrame* call_frame) {
+  return EnqueueDoneImpl(call_frame);
 }
 
 }  // namespace jaxcomm

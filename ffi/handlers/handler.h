@@ -23,6 +23,10 @@ XLA_FFI_Error* EnqueueHandler(XLA_FFI_CallFrame* call_frame);
 // The same, and XLA may record what is enqueued in a command buffer (a CUDA graph).
 XLA_FFI_Error* EnqueueCapturableHandler(XLA_FFI_CallFrame* call_frame);
 
+// The halves of a collective on a device's stream.
+XLA_FFI_Error* EnqueueStartHandler(XLA_FFI_CallFrame* call_frame);
+XLA_FFI_Error* EnqueueDoneHandler(XLA_FFI_CallFrame* call_frame);
+
 }  // namespace jaxcomm
 
 #endif  // JAXCOMM_FFI_HANDLERS_HANDLER_H_

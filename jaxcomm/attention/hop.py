@@ -1,9 +1,9 @@
-"""Attention of the local queries against one block of keys and values.
+"""Attention of the local queries against one block of keys and values, by XLA.
 
-The seam for a fused kernel: both functions take the public layout and global
-positions, and know nothing of the ring. Inside, tiles are heads-major, so that a tile's
-scores stay in the L2 cache, and the query heads that share a key head are rows of one
-matrix.
+Both functions take the public layout and global positions, and know nothing of the
+ring; ``fused_hop.py`` has them for cuDNN. Inside, tiles are heads-major, so that a
+tile's scores stay in the L2 cache, and the query heads that share a key head are rows
+of one matrix.
 
 Source: Dao, FlashAttention-2, 2023.
 """
@@ -13,6 +13,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from jaxcomm.attention.schedules.block import Blocks
 from jaxcomm.attention.tiles import Tiles
 from jaxcomm.attention.visibility import Visibility
 
@@ -33,12 +34,18 @@ class HopConfig:
       visibility: which keys a query sees.
       query_segments: parts of the local queries that a tile should not straddle.
       key_segments: the same for the keys.
+      implementation: ``"cudnn"`` if a program without it shall be refused.
+      blocks: what a fused kernel computes of a hop. If None, there is none.
+      has_residual: whether the log-sum-exp may have a gradient.
     """
 
     scale: float
     visibility: Visibility
     query_segments: tuple[int, ...]
     key_segments: tuple[int, ...]
+    implementation: str | None = None
+    blocks: Blocks | None = None
+    has_residual: bool = False
 
 
 def sum_dtype(dtype):

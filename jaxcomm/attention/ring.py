@@ -6,14 +6,19 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from jaxcomm.attention import arguments
-from jaxcomm.attention.hop import HopConfig, hop_backward, hop_forward, sum_dtype
+from jaxcomm.attention import arguments, support
+from jaxcomm.attention.hop import HopConfig, sum_dtype
+from jaxcomm.attention.hop_primitive import hop_backward, hop_forward
 from jaxcomm.attention.merge import merge
 from jaxcomm.attention.schedules.registry import get_schedule
 from jaxcomm.attention.schedules.schedule import Schedule
 from jaxcomm.attention.visibility import Visibility
 from jaxcomm.collectives.permute import ring_shift
+from jaxcomm.collectives.start_done import ring_shift_done, ring_shift_start
 from jaxcomm.collectives.vary import pvary, varying_axes
+
+# Whether hops travel while their predecessors are computed. Tests compare.
+_OVERLAPS = True
 
 
 def ring_attention(
@@ -28,6 +33,7 @@ def ring_attention(
     length: int | None = None,
     key_length: int | None = None,
     return_residual: bool = False,
+    implementation: str | None = None,
     lane: str | None = None,
     backend: str | None = None,
     bias=None,
@@ -61,6 +67,10 @@ def ring_attention(
         its own rows give 0 and a residual of -inf. If None, no token is padding.
       key_length: the same for key and value. If None, ``length``.
       return_residual: whether to return the log-sum-exp of the scores as well.
+      implementation: what computes the hops. ``"cudnn"``: cuDNN's fused attention, on
+        CUDA, for bfloat16 and float16, head sizes that are multiples of 8 up to 256,
+        and no padding; it is an error where that cannot be had. ``"xla"``: XLA, tile by
+        tile. If None, cuDNN where it can be had and XLA elsewhere.
       lane: which communicator carries the hops. If None, the default lane.
       backend: what moves the bytes. If None, the backend of the platform.
       bias, mask, query_seq_lengths, key_value_seq_lengths, local_window_size,
@@ -73,7 +83,8 @@ def ring_attention(
 
     Raises:
       ValueError: shapes do not fit together, a length is beyond what the ranks hold,
-        the schedule is unknown, or something unsupported was asked for.
+        the schedule is unknown, or something unsupported was asked for; also when
+        compiled, if that is the implementation.
       TypeError: a dtype is not floating or differs, or scale or a length is traced.
       NameError: ``axis_name`` is not bound; call inside ``jax.shard_map``.
 
@@ -99,20 +110,32 @@ def ring_attention(
     size = jax.lax.axis_size(axis_name)
     queries, keys = query.shape[1], key.shape[1]
     dealer = get_schedule(schedule)
+    visibility = Visibility(
+        bool(is_causal),
+        *arguments.check_lengths(length, key_length, queries, keys, size),
+    )
     ring = _Ring(
         axis_name=axis_name,
         size=size,
         schedule=dealer,
         lane=lane,
         backend=backend,
+        overlaps=_OVERLAPS,
         hop=HopConfig(
             scale=arguments.check_scale(scale, query.shape[3]),
-            visibility=Visibility(
-                bool(is_causal),
-                *arguments.check_lengths(length, key_length, queries, keys, size),
-            ),
+            visibility=visibility,
             query_segments=dealer.segments(queries),
             key_segments=dealer.segments(keys),
+            implementation=implementation,
+            blocks=support.fused_blocks(
+                implementation,
+                query,
+                key,
+                schedule=dealer,
+                visibility=visibility,
+                size=size,
+            ),
+            has_residual=return_residual,
         ),
     )
     attended = _attend(ring, *_vary_alike((query, key, value), ring))
@@ -143,11 +166,26 @@ class _Ring:
     schedule: Schedule
     lane: str | None
     backend: str | None
+    overlaps: bool
     hop: HopConfig
 
     def shift(self, block):
         """Send a pytree to the next rank, in one call."""
         return ring_shift(block, self.axis_name, lane=self.lane, backend=self.backend)
+
+    def start(self, block):
+        """Begin to send a pytree to the next rank."""
+        if not self.overlaps:
+            return self.shift(block)
+        return ring_shift_start(
+            block, self.axis_name, lane=self.lane, backend=self.backend
+        )
+
+    def done(self, arriving, after):
+        """Return what was begun to be sent here, once ``after`` is computed."""
+        if not self.overlaps:
+            return arriving
+        return ring_shift_done(arriving, after=after)
 
     def positions(self, hop, queries: int, keys: int):
         """Return the positions of the local queries and of the keys held at ``hop``."""
@@ -184,9 +222,9 @@ def _forward(ring, query, key, value):
 
     def step(hop, carry):
         merged, block = carry
-        # Independent of the computation below, so the two may overlap.
-        arriving = ring.shift(block)
-        return attend_and_merge(merged, block, hop), arriving
+        arriving = ring.start(block)
+        merged = attend_and_merge(merged, block, hop)
+        return merged, ring.done(arriving, after=merged)
 
     out = jnp.zeros_like(query, sum_dtype(query.dtype))
     start = ((out, jnp.full_like(out[..., 0], -jnp.inf)), (key, value))
@@ -216,30 +254,37 @@ def _backward(ring, residuals, grads):
             grad_out,
             lse,
             delta,
+            out,
             config=ring.hop,
         )
         return grad_query, (grad_key, grad_value)
 
     def step(hop, carry):
         grad_query, grad_block, block = carry
-        # Neither send waits for this hop's computation, nor it for them: the gradients
-        # of a block follow the block one hop behind.
-        arriving, arrived = ring.shift(block), ring.shift(grad_block)
+        # The gradients of a block follow the block one hop behind.
+        arriving, following = ring.start(block), ring.start(grad_block)
         added_query, added_block = gradients(block, hop)
-        grad_block = jax.tree.map(jnp.add, arrived, added_block)
-        return grad_query + added_query, grad_block, arriving
+        grad_query += added_query
+        # The hop's gradients come of one loop: its sum stands for all of them.
+        following = ring.done(following, after=grad_query)
+        grad_block = jax.tree.map(jnp.add, following, added_block)
+        return grad_query, grad_block, ring.done(arriving, after=grad_query)
 
     block = (key, value)
-    grad_query, grad_block = gradients(block, 0)
-    if ring.size > 1:
-        carry = (grad_query, grad_block, ring.shift(block))
-        carry = _for_hops(1, ring.size - 1, step, carry)
+    if ring.size == 1:
+        grad_query, grad_block = gradients(block, 0)
+    else:
+        arriving = ring.start(block)
+        grad_query, grad_block = gradients(block, 0)
+        block = ring.done(arriving, after=grad_query)
+        carry = _for_hops(1, ring.size - 1, step, (grad_query, grad_block, block))
         grad_query, grad_block, block = carry
-        arrived = ring.shift(grad_block)
+        following = ring.start(grad_block)
         added_query, added_block = gradients(block, ring.size - 1)
         grad_query += added_query
-        # The last send brings the gradients home.
-        grad_block = ring.shift(jax.tree.map(jnp.add, arrived, added_block))
+        following = ring.done(following, after=grad_query)
+        # The last send brings the gradients home: there is nothing left to overlap.
+        grad_block = ring.shift(jax.tree.map(jnp.add, following, added_block))
     dtype = query.dtype
     return tuple(grad.astype(dtype) for grad in (grad_query, *grad_block))
 

@@ -41,30 +41,38 @@ def all_gather(
       >>> jaxcomm.all_gather(x, "i")  # doctest: +SKIP
       Array([0, 1, 2, 3], dtype=int32)
     """
+    return gather_all(
+        "all_gather", x, axis_name, axis_index_groups, axis, tiled, to, lane, backend
+    )
+
+
+def gather_all(
+    name: str, x, axis_name, axis_index_groups, axis, tiled, to, lane, backend,
+    bind=_primitive.bind,
+):  # fmt: skip
+    """Checks an all-gather and hands it to ``bind``, for the function ``name``."""
     axes = mesh_groups.canonical_axes(axis_name)
     if to not in ("varying", "invarying"):
         raise ValueError(
-            f"all_gather over {axes}: to={to!r}; jaxcomm knows 'varying' and "
+            f"{name} over {axes}: to={to!r}; jaxcomm knows 'varying' and "
             f"'invarying'. For 'reduced' use jax.lax.all_gather."
         )
     if to == "invarying" and axis_index_groups is not None:
         raise ValueError(
-            f"all_gather over {axes}: with axis_index_groups the result differs "
+            f"{name} over {axes}: with axis_index_groups the result differs "
             f"between groups; use to='varying'"
         )
     if not axes:
         return x
-    x = _primitive.as_arrays(x, axes, "all_gather")
+    x = _primitive.as_arrays(x, axes, name)
     index_groups = _primitive.index_groups_of(axes, axis_index_groups)
     _primitive.group_size(axes, index_groups)
     dimensions = tuple(
-        _primitive.canonical_dimension(
-            axis, jnp.ndim(leaf) + (not tiled), "all_gather", "axis"
-        )
+        _primitive.canonical_dimension(axis, jnp.ndim(leaf) + (not tiled), name, "axis")
         for leaf in jax.tree.leaves(x)
     )
-    return _primitive.bind(
-        all_gather_impl, x, axes, name="all_gather", index_groups=index_groups,
+    return bind(
+        all_gather_impl, x, axes, name=name, index_groups=index_groups,
         invariant=to == "invarying" and _jax_compat.checks_varying_axes(),
         lane=lane, backend=backend, dimensions=dimensions, tiled=tiled,
     )  # fmt: skip
@@ -102,14 +110,15 @@ class AllGather(_primitive.Collective):
             for x, d in zip(xs, dimensions, strict=True)
         ]
 
-    def transpose(self, cts, *, dimensions, tiled, axes, invariant, **params):
-        if not invariant:
-            from jaxcomm.collectives.reduce_scatter import reduce_scatter_p
+    def dual(self, **params):
+        from jaxcomm.collectives.reduce_scatter import reduce_scatter
 
-            return reduce_scatter_p.bind(
-                *cts, dimensions=dimensions, tiled=tiled, axes=axes, invariant=False,
-                **params,
-            )  # fmt: skip
+        return None if params["invariant"] else (reduce_scatter, params)
+
+    def transpose(self, cts, **params):
+        if not params["invariant"]:
+            return super().transpose(cts, **params)
+        dimensions, tiled, axes = params["dimensions"], params["tiled"], params["axes"]
         # One cotangent for all: each rank takes the part that belongs to its operand.
         size, rank = _primitive.group_size(axes), jax.lax.axis_index(axes)
         parts = []

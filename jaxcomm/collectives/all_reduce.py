@@ -41,7 +41,7 @@ def psum(x, axis_name, *, axis_index_groups=None, lane=None, backend=None):
       Array([6.], dtype=float32)
     """
     x = _primitive.count_bools(x)
-    return _reduce("psum", "sum", x, axis_name, axis_index_groups, lane, backend)
+    return reduce_all("psum", "sum", x, axis_name, axis_index_groups, lane, backend)
 
 
 def pmean(x, axis_name, *, axis_index_groups=None, lane=None, backend=None):
@@ -73,7 +73,7 @@ def pmax(x, axis_name, *, axis_index_groups=None, lane=None, backend=None):
       >>> jaxcomm.pmax(x, "i")  # doctest: +SKIP
       Array([3.], dtype=float32)
     """
-    return _reduce("pmax", "max", x, axis_name, axis_index_groups, lane, backend)
+    return reduce_all("pmax", "max", x, axis_name, axis_index_groups, lane, backend)
 
 
 def pmin(x, axis_name, *, axis_index_groups=None, lane=None, backend=None):
@@ -86,7 +86,7 @@ def pmin(x, axis_name, *, axis_index_groups=None, lane=None, backend=None):
       >>> jaxcomm.pmin(x, "i")  # doctest: +SKIP
       Array([0.], dtype=float32)
     """
-    return _reduce("pmin", "min", x, axis_name, axis_index_groups, lane, backend)
+    return reduce_all("pmin", "min", x, axis_name, axis_index_groups, lane, backend)
 
 
 def pprod(x, axis_name, *, axis_index_groups=None, lane=None, backend=None):
@@ -101,10 +101,13 @@ def pprod(x, axis_name, *, axis_index_groups=None, lane=None, backend=None):
       Array([24.], dtype=float32)
     """
     x = _primitive.count_bools(x)
-    return _reduce("pprod", "prod", x, axis_name, axis_index_groups, lane, backend)
+    return reduce_all("pprod", "prod", x, axis_name, axis_index_groups, lane, backend)
 
 
-def _reduce(name, op, x, axis_name, axis_index_groups, lane, backend):
+def reduce_all(
+    name: str, op, x, axis_name, axis_index_groups, lane, backend, bind=_primitive.bind
+):
+    """Checks an all-reduce and hands it to ``bind``, for the function ``name``."""
     given = mesh_groups.canonical_axes(axis_name)
     axes = tuple(axis for axis in given if not isinstance(axis, int))
     positional = tuple(axis for axis in given if isinstance(axis, int))
@@ -123,7 +126,7 @@ def _reduce(name, op, x, axis_name, axis_index_groups, lane, backend):
         # the axis size and stays a Python number.
         return jax.lax.psum(x, axes, axis_index_groups=axis_index_groups)
     index_groups = _primitive.index_groups_of(axes, axis_index_groups)
-    return _primitive.bind(
+    return bind(
         all_reduce, x, axes, name=name, index_groups=index_groups,
         invariant=_jax_compat.checks_varying_axes() and index_groups is None,
         lane=lane, backend=backend, op=op,
@@ -154,14 +157,18 @@ class AllReduce(_primitive.Collective):
 
         return [reduce(x) for x in xs]
 
-    def transpose(self, cts, *, op, axes, invariant, **params):
-        from jaxcomm.collectives.vary import pvary
-
+    def dual(self, **params):
         # Equal results: each rank's operand counts once in the one result. Without
         # that type every rank's result counts by itself, and they are summed.
-        if invariant:
-            return pvary(cts, axes, lane=params["lane"], backend=params["backend"])
-        return self.primitive.bind(*cts, op=op, axes=axes, invariant=False, **params)
+        return None if params["invariant"] else (self, params)
+
+    def transpose(self, cts, **params):
+        from jaxcomm.collectives.vary import pvary
+
+        if not params["invariant"]:
+            return super().transpose(cts, **params)
+        lane, backend = params["lane"], params["backend"]
+        return pvary(cts, params["axes"], lane=lane, backend=backend)
 
     def jvp(self, primals, tangents, *, op, **params):
         if op == "sum":

@@ -41,7 +41,7 @@ def all_to_all(
       >>> jaxcomm.all_to_all(x, "i", 0, 0, tiled=True)  # doctest: +SKIP
       Array([0, 2], dtype=int32)  # on the first, [1, 3] on the second
     """
-    return _exchange(
+    return exchange(
         "all_to_all", x, axis_name, split_axis, concat_axis, axis_index_groups, tiled,
         lane, backend,
     )  # fmt: skip
@@ -57,14 +57,16 @@ def pswapaxes(x, axis_name, axis, *, axis_index_groups=None, lane=None, backend=
 
       >>> jaxcomm.pswapaxes(x, "i", 0)  # [0, 2], [1, 3]  # doctest: +SKIP
     """
-    return _exchange(
+    return exchange(
         "pswapaxes", x, axis_name, axis, axis, axis_index_groups, False, lane, backend
     )
 
 
-def _exchange(
-    name, x, axis_name, split_axis, concat_axis, axis_index_groups, tiled, lane, backend
-):
+def exchange(
+    name: str, x, axis_name, split_axis, concat_axis, axis_index_groups, tiled, lane,
+    backend, bind=_primitive.bind,
+):  # fmt: skip
+    """Checks an all-to-all and hands it to ``bind``, for the function ``name``."""
     axes = mesh_groups.canonical_axes(axis_name)
     if not axes:
         return x
@@ -100,15 +102,19 @@ def _exchange(
         split_axes.append(split)
         concat_axes.append(concat)
         inserted.append(squeeze)
-    outs = _primitive.bind(
+
+    def finish(outs):
+        outs = [
+            out if squeeze is None else jnp.squeeze(out, squeeze)
+            for out, squeeze in zip(outs, inserted, strict=True)
+        ]
+        return jax.tree.unflatten(tree, outs)
+
+    return bind(
         all_to_all_impl, leaves, axes, name=name, index_groups=index_groups, lane=lane,
         backend=backend, split_axes=tuple(split_axes), concat_axes=tuple(concat_axes),
+        finish=finish,
     )  # fmt: skip
-    outs = [
-        out if squeeze is None else jnp.squeeze(out, squeeze)
-        for out, squeeze in zip(outs, inserted, strict=True)
-    ]
-    return jax.tree.unflatten(tree, outs)
 
 
 class AllToAll(_primitive.Collective):
@@ -151,10 +157,8 @@ class AllToAll(_primitive.Collective):
             for x, split, concat in zip(xs, split_axes, concat_axes, strict=True)
         ]
 
-    def transpose(self, cts, *, split_axes, concat_axes, **params):
-        return self.primitive.bind(
-            *cts, split_axes=concat_axes, concat_axes=split_axes, **params
-        )
+    def dual(self, *, split_axes, concat_axes, **params):
+        return self, {"split_axes": concat_axes, "concat_axes": split_axes, **params}
 
 
 all_to_all_impl = AllToAll()

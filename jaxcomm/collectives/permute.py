@@ -37,7 +37,7 @@ def ppermute(x, axis_name, perm, *, lane=None, backend=None):
 
       >>> jaxcomm.ppermute(x, "i", [(0, 1), (1, 0)])  # 1, 0, 0, 0  # doctest: +SKIP
     """
-    return _permute("ppermute", x, axis_name, perm, lane, backend)
+    return permute_by(perm, "ppermute", x, axis_name, lane, backend)
 
 
 def pshuffle(x, axis_name, perm, *, lane=None, backend=None):
@@ -72,7 +72,7 @@ def pshuffle(x, axis_name, perm, *, lane=None, backend=None):
             f"{_primitive.group_size(axes)} indices, got {perm}"
         )
     pairs = [(source, target) for target, source in enumerate(perm)]
-    return _permute("pshuffle", x, axis_name, pairs, lane, backend)
+    return permute_by(pairs, "pshuffle", x, axis_name, lane, backend)
 
 
 def ring_shift(x, axis_name, shift=1, *, lane=None, backend=None):
@@ -98,14 +98,20 @@ def ring_shift(x, axis_name, shift=1, *, lane=None, backend=None):
 
       >>> jaxcomm.ring_shift(x, "i")  # 3, 0, 1, 2  # doctest: +SKIP
     """
+    pairs = ring_pairs(axis_name, shift, "ring_shift")
+    return permute_by(pairs, "ring_shift", x, axis_name, lane, backend)
+
+
+def ring_pairs(axis_name, shift: int, name: str) -> list[tuple[int, int]]:
+    """Returns the permutation that sends rank r's to r + shift, modulo size."""
     axes = mesh_groups.canonical_axes(axis_name)
-    _jax_compat.check_axes_bound(axes, "ring_shift")
+    _jax_compat.check_axes_bound(axes, name)
     size = _primitive.group_size(axes)
-    pairs = [(rank, (rank + shift) % size) for rank in range(size)]
-    return _permute("ring_shift", x, axis_name, pairs, lane, backend)
+    return [(rank, (rank + shift) % size) for rank in range(size)]
 
 
-def _permute(name, x, axis_name, perm, lane, backend):
+def permute_by(perm, name: str, x, axis_name, lane, backend, bind=_primitive.bind):
+    """Checks a permutation and hands it to ``bind``, for the function ``name``."""
     axes = mesh_groups.in_mesh_order(
         mesh_groups.canonical_axes(axis_name),
         jax.sharding.get_abstract_mesh().axis_names,
@@ -130,9 +136,7 @@ def _permute(name, x, axis_name, perm, lane, backend):
                 f"{name} over {axes}: sources and destinations must be unique, "
                 f"got {perm}"
             )
-    return _primitive.bind(
-        permute, x, axes, name=name, lane=lane, backend=backend, perm=perm
-    )
+    return bind(permute, x, axes, name=name, lane=lane, backend=backend, perm=perm)
 
 
 class Permute(_primitive.Collective):
@@ -153,9 +157,9 @@ class Permute(_primitive.Collective):
     def xla(self, xs, axes, index_groups, *, perm):
         return [jax.lax.ppermute(x, axes, perm) for x in xs]
 
-    def transpose(self, cts, *, perm, **params):
+    def dual(self, *, perm, **params):
         inverse = tuple((target, source) for source, target in perm)
-        return self.primitive.bind(*cts, perm=inverse, **params)
+        return self, {"perm": inverse, **params}
 
 
 permute = Permute()

@@ -41,32 +41,43 @@ def psum_scatter(
 
       >>> jaxcomm.psum_scatter(x, "i")  # 0, 4, 8, 12 on the devices  # doctest: +SKIP
     """
+    return scatter_sum(
+        "psum_scatter", x, axis_name, scatter_dimension, axis_index_groups, tiled, lane,
+        backend,
+    )  # fmt: skip
+
+
+def scatter_sum(
+    name: str, x, axis_name, scatter_dimension, axis_index_groups, tiled, lane, backend,
+    bind=_primitive.bind,
+):  # fmt: skip
+    """Checks a reduce-scatter and hands it to ``bind``, for the function ``name``."""
     axes = mesh_groups.canonical_axes(axis_name)
     if not axes:
         return x
-    x = _primitive.as_arrays(x, axes, "psum_scatter")
+    x = _primitive.as_arrays(x, axes, name)
     index_groups = _primitive.index_groups_of(axes, axis_index_groups)
     size = _primitive.group_size(axes, index_groups)
     dimensions = []
     for leaf in jax.tree.leaves(x):
         d = _primitive.canonical_dimension(
-            scatter_dimension, jnp.ndim(leaf), "psum_scatter", "scatter_dimension"
+            scatter_dimension, jnp.ndim(leaf), name, "scatter_dimension"
         )
         extent = jnp.shape(leaf)[d]
         if tiled and extent % size != 0:
             raise ValueError(
-                f"psum_scatter: dimension {d} of x has size {extent}, not divisible by "
+                f"{name}: dimension {d} of x has size {extent}, not divisible by "
                 f"the {size} devices of axes {axes}. Pad x or choose another "
                 f"scatter_dimension."
             )
         if not tiled and extent != size:
             raise ValueError(
-                f"psum_scatter: dimension {d} of x has size {extent}, but axes {axes} "
+                f"{name}: dimension {d} of x has size {extent}, but axes {axes} "
                 f"have {size} devices. They must be equal, or pass tiled=True."
             )
         dimensions.append(d)
-    return _primitive.bind(
-        reduce_scatter, _primitive.count_bools(x), axes, name="psum_scatter",
+    return bind(
+        reduce_scatter, _primitive.count_bools(x), axes, name=name,
         index_groups=index_groups, lane=lane, backend=backend,
         dimensions=tuple(dimensions), tiled=tiled,
     )  # fmt: skip
@@ -104,10 +115,10 @@ class ReduceScatter(_primitive.Collective):
             for x, d in zip(xs, dimensions, strict=True)
         ]  # fmt: skip
 
-    def transpose(self, cts, **params):
-        from jaxcomm.collectives.all_gather import all_gather_p
+    def dual(self, **params):
+        from jaxcomm.collectives.all_gather import all_gather_impl
 
-        return all_gather_p.bind(*cts, **params)
+        return all_gather_impl, params
 
 
 reduce_scatter = ReduceScatter()

@@ -16,6 +16,8 @@ from jaxcomm.nccl import library
 
 # By the devices of the mesh, in order of their ids, and what its policy sets.
 _worlds: weakref.WeakValueDictionary = weakref.WeakValueDictionary()
+# Why NCCL cannot serve devices of a platform, by the processes that agreed on it.
+_refusals: dict[tuple, str | None] = {}
 
 
 def create(mesh, part, key: int, lane: str, platform: str, policy, shares: bool):
@@ -43,12 +45,23 @@ def create(mesh, part, key: int, lane: str, platform: str, policy, shares: bool)
             numbers={**policy.settings(), "splitShare": int(shares)},
             name=policy.name or "",
         )
-    except RuntimeError as error:
+    except BaseException as error:
+        # NCCL ends what shares resources with what it could not make. And a traceback
+        # may hold the world, which nobody is to find again.
+        forget()
+        if not isinstance(error, RuntimeError):
+            raise
         raise CommunicatorError(
             f"NCCL did not make a communicator over axes {part.axes} (lane {lane!r}) "
             f"of {mesh.devices.size} devices: {error}"
         ) from None
     return world
+
+
+def forget() -> None:
+    """Lets go of the communicators of whole meshes; the next are new ones."""
+    _worlds.clear()
+    _refusals.clear()
 
 
 def processes_of(mesh) -> tuple[int, ...]:
@@ -66,8 +79,11 @@ def refusal(mesh) -> str | None:
     processes = processes_of(mesh)
     if len(processes) == 1:
         return mine
-    answers = bootstrap.exchange(processes, jax.process_index(), "nccl", mine)
-    return next((f"process {p}: {text}" for p, text in answers.items() if text), None)
+    if (processes, platform) not in _refusals:
+        answers = bootstrap.exchange(processes, jax.process_index(), "nccl", mine)
+        refused = (f"process {p}: {text}" for p, text in answers.items() if text)
+        _refusals[processes, platform] = next(refused, None)
+    return _refusals[processes, platform]
 
 
 def _world(mesh, policy):
@@ -75,7 +91,7 @@ def _world(mesh, policy):
     ids = tuple(device.id for device in devices)
     name = ids, tuple(policy.settings().items())
     world = _worlds.get(name)
-    if world is None:
+    if world is None or world.is_broken:
         here = jax.process_index()
         unique_id = bootstrap.broadcast(
             processes_of(mesh), here, "nccl", lambda: _ffi.nccl_unique_id().hex()

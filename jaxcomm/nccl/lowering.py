@@ -42,7 +42,7 @@ class Binder:
 
 
 def instead(collective, avals, size: int, **own):
-    """Returns ``function(bind, *xs) -> outs`` that stands for a call, None if none does.
+    """Returns a ``function(bind, *xs) -> outs`` to use instead, None if none is needed.
 
     Args:
       collective: which.
@@ -57,7 +57,7 @@ def instead(collective, avals, size: int, **own):
 
 
 def _with_bytes(collective, **own):
-    """For the tangents of integers, which hold nothing; XLA has bools in their place."""
+    """For the tangents of integers, which hold nothing."""
 
     def of_bytes(bind, *xs):
         empty = [x.dtype == jax.dtypes.float0 for x in xs]
@@ -181,7 +181,7 @@ def _rows_first(x, size, d):
 
 
 def _row_back(row, d, tiled):
-    # A row is what is left of the operand; untiled, its dimension ``d`` of length 1 goes.
+    # Untiled, dimension ``d`` is of length 1 now, and goes.
     return row if tiled else jnp.squeeze(row, d)
 
 

@@ -1,6 +1,8 @@
 """What a ring costs: sends, bytes on the wire, memory."""
 
 import functools
+import math
+import re
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +11,21 @@ import pytest
 from jaxcomm.attention import ring as ring_module
 
 SPLIT = jax.P(None, "context")
-ring_shift = ring_module.ring_shift
+# What the ring sends with. What is started and never finished is not sent: see
+# tests/collectives/test_start_done.py.
+SENDS = ("ring_shift", "ring_shift_start")
+
+
+def _watch_sends(monkeypatch, before):
+    """Calls ``before(block, axis_name, **options)`` at every send of a ring."""
+    for name in SENDS:
+        send = getattr(ring_module, name)
+
+        def watched(block, axis_name, send=send, **options):
+            before(block, axis_name, **options)
+            return send(block, axis_name, **options)
+
+        monkeypatch.setattr(ring_module, name, watched)
 
 
 def _whole(size, mesh_of):
@@ -24,7 +40,7 @@ def count_sends(monkeypatch):
     """Run a function and return the dtypes of each send of rank 0, in order."""
     sends = []
 
-    def counted(block, axis_name, **options):
+    def count(block, axis_name, **options):
         dtypes = tuple(leaf.dtype.name for leaf in jax.tree.leaves(block))
 
         def record(rank):
@@ -32,9 +48,8 @@ def count_sends(monkeypatch):
                 sends.append(dtypes)
 
         jax.debug.callback(record, jax.lax.axis_index(axis_name))
-        return ring_shift(block, axis_name, **options)
 
-    monkeypatch.setattr(ring_module, "ring_shift", counted)
+    _watch_sends(monkeypatch, count)
 
     def run(function, *arrays):
         sends.clear()
@@ -75,42 +90,97 @@ def test_backward_sends_gradients_once_more_and_in_float32(
 def test_grouped_heads_travel_without_being_replicated(monkeypatch, mesh_of, inputs):
     shapes = set()
 
-    def watched(block, axis_name, **options):
+    def watch(block, axis_name, **options):
         shapes.update(leaf.shape for leaf in jax.tree.leaves(block))
-        return ring_shift(block, axis_name, **options)
 
-    monkeypatch.setattr(ring_module, "ring_shift", watched)
+    _watch_sends(monkeypatch, watch)
     query, key, value, _ = inputs((1, 32, 8, 4), (1, 32, 1, 4))
     jax.eval_shape(jax.grad(lambda *x: _whole(4, mesh_of)(*x).sum()), query, key, value)
     assert shapes == {(1, 8, 1, 4)}
 
 
+SHAPE = (1, 256, 4, 64)  # of a rank's queries, keys and values
+
+
+def _temporary_bytes(size, mesh_of, backward, dtype=jnp.float32):
+    whole = _whole(size, mesh_of)
+    function = whole
+    if backward:
+        function = jax.grad(lambda *x: (whole(*x) ** 2).sum(), (0, 1, 2))
+    array = jax.ShapeDtypeStruct(
+        (1, SHAPE[1] * size, *SHAPE[2:]),
+        dtype,
+        sharding=jax.NamedSharding(mesh_of(size), SPLIT),
+    )
+    compiled = jax.jit(function).lower(array, array, array).compile()
+    return compiled.memory_analysis().temp_size_in_bytes
+
+
 @pytest.mark.parametrize("backward", [False, True])
 def test_memory_does_not_grow_with_the_ring(mesh_of, backward):
-    temporary = []
-    for size in (2, 4, 8):
-        whole = _whole(size, mesh_of)
-        function = whole
-        if backward:
-            function = jax.grad(lambda *x, f=whole: (f(*x) ** 2).sum(), (0, 1, 2))
-        array = jax.ShapeDtypeStruct(
-            (1, 256 * size, 4, 64),
-            jnp.float32,
-            sharding=jax.NamedSharding(mesh_of(size), SPLIT),
-        )
-        compiled = jax.jit(function).lower(array, array, array).compile()
-        temporary.append(compiled.memory_analysis().temp_size_in_bytes)
+    temporary = [_temporary_bytes(size, mesh_of, backward) for size in (2, 4, 8)]
     assert max(temporary) < 1.05 * min(temporary), temporary
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("size", [2, 4, 8])
+def test_overlap_costs_the_memory_of_what_is_on_its_way(
+    monkeypatch, mesh_of, size, backward, dtype
+):
+    overlapped = _temporary_bytes(size, mesh_of, backward, dtype)
+    monkeypatch.setattr(ring_module, "_OVERLAPS", False)
+    blocking = _temporary_bytes(size, mesh_of, backward, dtype)
+    elements = 2 * math.prod(SHAPE)
+    one_block = elements * jnp.dtype(dtype).itemsize
+    # Backward, the gradients of a block travel beside another, in float32.
+    on_its_way = one_block + (elements * 4 if backward else 0)
+    slack = 4096  # scalars and their alignment
+    assert overlapped <= blocking + on_its_way + slack, (overlapped, blocking)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_every_hop_but_the_last_travels_while_another_is_computed(
+    mesh_of, inputs, size
+):
+    query, key, value, _ = inputs((1, 48, 2, 8))
+    whole = _whole(size, mesh_of)
+
+    def count(function):
+        text = str(jax.make_jaxpr(function)(query, key, value))
+        return [
+            len(re.findall(rf"jaxcomm_permute{half}\[", text))
+            for half in ("_start", "_done", "")
+        ]
+
+    # One in the loop over hops.
+    assert count(whole) == [1, 1, 0]
+    # Forward; K/V before the loop, K/V and their gradients in it, gradients after it,
+    # and these home.
+    assert count(jax.grad(lambda *x: whole(*x).sum(), (0, 1, 2))) == [5, 5, 1]
+
+
+def test_overlap_changes_no_bit(monkeypatch, mesh_of, inputs):
+    query, key, value, _ = inputs((2, 96, 4, 8), (2, 96, 2, 8), dtype=jnp.bfloat16)
+
+    def run():
+        whole = _whole(4, mesh_of)
+        out, transpose = jax.vjp(jax.jit(whole), query, key, value)
+        return out, *transpose(out)
+
+    overlapped = run()
+    monkeypatch.setattr(ring_module, "_OVERLAPS", False)
+    for ours, blocking in zip(overlapped, run(), strict=True):
+        assert bool((ours == blocking).all())
 
 
 def test_lane_and_backend_reach_every_send(monkeypatch, mesh_of, inputs):
     seen = []
 
-    def watched(block, axis_name, *, lane, backend):
+    def watch(block, axis_name, *, lane, backend):
         seen.append((lane, backend))
-        return ring_shift(block, axis_name)
 
-    monkeypatch.setattr(ring_module, "ring_shift", watched)
+    _watch_sends(monkeypatch, watch)
     attend = functools.partial(
         ring_module.ring_attention, axis_name="context", lane="kv", backend="xla"
     )

@@ -36,7 +36,9 @@ void InFlight::Begin(cuda::Stream stream) {
   }
   std::lock_guard<std::mutex> lock(mutex_);
   if (size() == kEntries) Retire();
-  if (size() == kEntries) return;
+  is_begun_ = size() < kEntries;
+  if (!is_begun_) return;
+  // Whoever polls takes entries off the front, and leaves this place the next one.
   Entry& entry = entries_[(first_ + size()) % kEntries];
   entry.is_running = false;
   library_.cuda.EventRecord(entry.began, stream);
@@ -55,6 +57,12 @@ void InFlight::End(cuda::Stream stream, FlightRecorder::Ticket ticket,
   if (size() < kEntries) {
     entry = &entries_[(first_ + size()) % kEntries];
     entry->tickets = 0;
+    entry->operation = operation;
+    entry->sequence = sequence_;
+    if (!is_begun_) {
+      entry->is_running = true;
+      entry->since = Clock::now();
+    }
     size_.fetch_add(1, std::memory_order_relaxed);
   } else {
     // The last entry stands for this one too, from now on.
@@ -65,8 +73,6 @@ void InFlight::End(cuda::Stream stream, FlightRecorder::Ticket ticket,
                      FlightRecorder::State::kCompleted);
   }
   entry->ticket[entry->tickets++] = ticket;
-  entry->operation = operation;
-  entry->sequence = sequence_;
   library_.cuda.EventRecord(entry->ended, stream);
 }
 
@@ -104,6 +110,11 @@ InFlight::Overdue InFlight::Poll(Clock::time_point now, Clock::duration patience
   overdue.operation = entry.operation;
   overdue.sequence = entry.sequence;
   return overdue;
+}
+
+void InFlight::Refresh() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  Retire();
 }
 
 void InFlight::Fail() {

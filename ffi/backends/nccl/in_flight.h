@@ -39,6 +39,8 @@ class InFlight {
   // Tells the recorder what is done, and returns the first that failed or runs for
   // longer than `patience`: what waits for other work on its stream is not late.
   Overdue Poll(Clock::time_point now, Clock::duration patience);
+  // Tells the recorder what is done.
+  void Refresh();
   // Tells the recorder that all the rest failed.
   void Fail();
 
@@ -71,6 +73,7 @@ class InFlight {
   std::vector<Entry> entries_;  // a ring of kEntries
   int first_ = 0;
   bool is_captured_ = false;
+  bool is_begun_ = false;  // the operation being given has an entry with its beginning
   std::atomic<bool> was_captured_{false};
   uint64_t sequence_ = 0;
   std::atomic<int> size_{0};

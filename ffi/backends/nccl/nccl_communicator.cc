@@ -55,10 +55,14 @@ class NcclCommunicator final : public Communicator, public Watched {
     for (auto& rank : ranks_) {
       CurrentContext current(library_.cuda, rank->context);
       rank->in_flight.Release();
+      for (auto& [result, event] : rank->begun) rank->spare_events.push_back(event);
+      for (cuda::Event event : rank->spare_events) library_.cuda.EventDestroy(event);
       if (rank->stream != nullptr) library_.cuda.StreamDestroy(rank->stream);
       if (rank->scratch != 0) library_.cuda.MemFree(rank->scratch);
     }
   }
+
+  cuda::Context any_context() const { return how_.world->context(0); }
 
   Status Make() {
     if (Status status = MakeRanks(); status.failure()) return status;
@@ -67,11 +71,12 @@ class NcclCommunicator final : public Communicator, public Watched {
   }
 
   Status Enqueue(const Call& call, void* stream) override {
-    for (auto& rank : ranks_) {
-      if (rank->ordinal == call.device_id) return Launch(call, *rank, stream);
-    }
-    return NotMine(call);
+    Rank* const rank = ByOrdinal(call.device_id);
+    return rank == nullptr ? NotMine(call) : Launch(call, *rank, stream);
   }
+
+  Status EnqueueStart(const Call& call, void* stream) override;
+  Status EnqueueDone(const Call& call, void* stream) override;
 
   xla::ffi::Future Execute(const Call& call) override;
 
@@ -88,6 +93,10 @@ class NcclCommunicator final : public Communicator, public Watched {
 
   CommunicatorStats stats() const override {
     CommunicatorStats stats;
+    for (const auto& rank : ranks_) {
+      CurrentContext current(library_.cuda, rank->context);
+      rank->in_flight.Refresh();
+    }
     stats.bytes = bytes_.load(std::memory_order_relaxed);
     stats.device_bytes = device_bytes_;
     stats.host_bytes = recorder().host_bytes();
@@ -115,6 +124,11 @@ class NcclCommunicator final : public Communicator, public Watched {
     nccl::Comm comm = nullptr;  // null in a group of one, and after a failure
     cuda::Stream stream = nullptr;
     cuda::Pointer scratch = 0;
+    // Collectives begun and not ended, by their first result; and events of those that
+    // are, to be used again.
+    std::mutex halves_mutex;
+    std::vector<std::pair<const void*, cuda::Event>> begun;
+    std::vector<cuda::Event> spare_events;
     // Held while the communicator is given work: NCCL wants one thread at a time.
     std::timed_mutex launching;
     InFlight in_flight;
@@ -137,6 +151,12 @@ class NcclCommunicator final : public Communicator, public Watched {
   Status failure() const {
     std::lock_guard<std::mutex> lock(failure_mutex_);
     return failure_;
+  }
+  Rank* ByOrdinal(int64_t ordinal) {
+    for (auto& rank : ranks_) {
+      if (rank->ordinal == ordinal) return rank.get();
+    }
+    return nullptr;
   }
   Status NotMine(const Call& call) const {
     return FailedPrecondition(call.site->description(), ": device ", call.device_id,
@@ -270,11 +290,10 @@ Status NcclCommunicator::WarmUp() {
       } else if (how_.patience.interrupted()) {
         status = Status(ErrorCode::kCancelled, "interrupted");
       } else if (Clock::now() > end) {
-        status =
-            Status(ErrorCode::kDeadlineExceeded,
-                   StrCat("the first use of the communicator over axes ", spec().axes,
-                          " (lane '", spec().lane, "') is not done after ",
-                          how_.patience.seconds, " s. ", NcclCircumstances(library_)));
+        status = Status(ErrorCode::kDeadlineExceeded,
+                        StrCat("the first use of the communicator over axes ",
+                               spec().axes, " (lane '", spec().lane,
+                               "') is not done after ", how_.patience.seconds, " s"));
       } else {
         std::this_thread::sleep_for(std::chrono::microseconds(200));
       }
@@ -434,6 +453,69 @@ Status NcclCommunicator::Launch(const Call& call, Rank& rank, cuda::Stream strea
   return OkStatus();
 }
 
+Status NcclCommunicator::EnqueueStart(const Call& call, void* stream) {
+  Rank* const rank = ByOrdinal(call.device_id);
+  if (rank == nullptr) return NotMine(call);
+  CurrentContext current(library_.cuda, rank->context);
+  cuda::Event event = nullptr;
+  {
+    std::lock_guard<std::mutex> lock(rank->halves_mutex);
+    if (!rank->spare_events.empty()) {
+      event = rank->spare_events.back();
+      rank->spare_events.pop_back();
+    }
+  }
+  Status status = OkStatus();
+  if (event == nullptr) {
+    status = library_.Check(
+        library_.cuda.EventCreate(&event, cuda::kEventDisableTiming), "cuEventCreate");
+  }
+  // The operands are there once `stream` has come so far, and the results once the
+  // rank's own stream has come to the end of the operation.
+  if (status.success()) {
+    status = library_.Check(library_.cuda.EventRecord(event, stream), "cuEventRecord");
+  }
+  if (status.success()) {
+    status = library_.Check(library_.cuda.StreamWaitEvent(rank->stream, event, 0),
+                            "cuStreamWaitEvent");
+  }
+  if (status.success()) status = Launch(call, *rank, rank->stream);
+  if (status.success()) {
+    status =
+        library_.Check(library_.cuda.EventRecord(event, rank->stream), "cuEventRecord");
+  }
+  if (status.failure()) return status;
+  std::lock_guard<std::mutex> lock(rank->halves_mutex);
+  rank->begun.emplace_back(call.results[0], event);
+  return OkStatus();
+}
+
+Status NcclCommunicator::EnqueueDone(const Call& call, void* stream) {
+  Rank* const rank = ByOrdinal(call.device_id);
+  if (rank == nullptr) return NotMine(call);
+  cuda::Event event = nullptr;
+  {
+    std::lock_guard<std::mutex> lock(rank->halves_mutex);
+    for (size_t i = rank->begun.size(); i-- > 0 && event == nullptr;) {
+      if (rank->begun[i].first != call.results[0]) continue;
+      event = rank->begun[i].second;
+      rank->begun.erase(rank->begun.begin() + static_cast<ptrdiff_t>(i));
+    }
+  }
+  if (event == nullptr) {
+    return FailedPrecondition(
+        call.site->description(),
+        ": no collective was begun that gives its result here; XLA may have copied the "
+        "buffer in between. Use the function without _start and _done");
+  }
+  CurrentContext current(library_.cuda, rank->context);
+  Status status = library_.Check(library_.cuda.StreamWaitEvent(stream, event, 0),
+                                 "cuStreamWaitEvent");
+  std::lock_guard<std::mutex> lock(rank->halves_mutex);
+  rank->spare_events.push_back(event);
+  return status;
+}
+
 // For CPU devices, which the stand-in for NCCL serves: on a stream of the rank's own.
 xla::ffi::Future NcclCommunicator::Execute(const Call& call) {
   Rank* rank = nullptr;
@@ -538,6 +620,7 @@ void NcclCommunicator::Fail(const Status& reason, bool by_force) {
     failed_.store(true, std::memory_order_release);
   }
   if (by_force) {
+    how_.world->SetBroken();
     for (auto& rank : ranks_) {
       // Whoever holds it waits for a peer, and sees failed(); or is stuck in NCCL.
       std::unique_lock<std::timed_mutex> lock(rank->launching, std::chrono::seconds(1));
@@ -559,7 +642,9 @@ Status MakeNcclCommunicator(CommunicatorSpec spec, NcclSpec how,
                            "'; leave it out or install a newer NCCL");
   }
   auto made = std::make_shared<NcclCommunicator>(std::move(spec), std::move(how));
-  if (Status status = made->Make(); status.failure()) return status;
+  if (Status status = made->Make(); status.failure()) {
+    return WithCircumstances(library, status, made->any_context());
+  }
   Watch(made);
   *communicator = std::move(made);
   return OkStatus();

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <future>
 #include <thread>
 
 #include "ffi/registry.h"
@@ -22,12 +23,13 @@ constexpr auto kPoll = std::chrono::microseconds(200);
 // How long the end of a communicator may take before it is ended by force.
 constexpr double kGraceSeconds = 10;
 
-Status Failed(const NcclLibrary& library, const Status& status) {
-  return Status(ErrorCode::kInternal,
-                StrCat(status.message(), ". ", NcclCircumstances(library)));
-}
-
 }  // namespace
+
+Status WithCircumstances(const NcclLibrary& library, const Status& status,
+                         cuda::Context context) {
+  return Status(ErrorCode::kInternal,
+                StrCat(status.message(), ". ", NcclCircumstances(library, context)));
+}
 
 int64_t FreeDeviceBytes(const NcclLibrary& library, cuda::Context context) {
   CurrentContext current(library.cuda, context);
@@ -36,7 +38,7 @@ int64_t FreeDeviceBytes(const NcclLibrary& library, cuda::Context context) {
   return static_cast<int64_t>(free);
 }
 
-std::string NcclCircumstances(const NcclLibrary& library) {
+std::string NcclCircumstances(const NcclLibrary& library, cuda::Context context) {
   std::string text = StrCat("NCCL ", library.VersionText(), " from ", library.path,
                             "; variables set:");
   std::string set;
@@ -51,9 +53,12 @@ std::string NcclCircumstances(const NcclLibrary& library) {
     const uint64_t unit = host.mem_unit;
     text += StrCat("; free MiB: host ", (host.freeram * unit) >> 20);
   }
-  size_t free = 0, total = 0;
-  if (library.cuda.MemGetInfo(&free, &total) == cuda::kSuccess) {
-    text += StrCat(", device ", free >> 20, " of ", total >> 20);
+  if (context != nullptr) {
+    CurrentContext current(library.cuda, context);
+    size_t free = 0, total = 0;
+    if (library.cuda.MemGetInfo(&free, &total) == cuda::kSuccess) {
+      text += StrCat(", device ", free >> 20, " of ", total >> 20);
+    }
   }
   struct statvfs shared;
   if (statvfs("/dev/shm", &shared) == 0) {
@@ -93,7 +98,17 @@ Status WaitUntilReady(const NcclLibrary& library, const std::vector<nccl::Comm>&
 
 void EndComms(const NcclLibrary& library, const std::vector<nccl::Comm>& comms,
               bool abort) {
-  if (!abort) {
+  if (abort) {
+    for (nccl::Comm comm : comms) {
+      if (comm != nullptr) library.nccl.CommAbort(comm);
+    }
+    return;
+  }
+  // NCCL waits for the other ranks here, who may never come: on a thread that can be
+  // left alone.
+  const auto ended = std::make_shared<std::promise<void>>();
+  std::future<void> end = ended->get_future();
+  std::thread([&library, comms, ended] {
     library.nccl.GroupStart();
     for (nccl::Comm comm : comms) {
       if (comm != nullptr) library.nccl.CommFinalize(comm);
@@ -101,15 +116,15 @@ void EndComms(const NcclLibrary& library, const std::vector<nccl::Comm>& comms,
     library.nccl.GroupEnd();
     NcclPatience patience;
     patience.seconds = kGraceSeconds;
-    abort = WaitUntilReady(library, comms, patience, "ncclCommFinalize").failure();
+    WaitUntilReady(library, comms, patience, "ncclCommFinalize");
+    ended->set_value();
+  }).detach();
+  if (end.wait_for(std::chrono::duration<double>(kGraceSeconds)) !=
+      std::future_status::ready) {
+    return;
   }
   for (nccl::Comm comm : comms) {
-    if (comm == nullptr) continue;
-    if (abort) {
-      library.nccl.CommAbort(comm);
-    } else {
-      library.nccl.CommDestroy(comm);
-    }
+    if (comm != nullptr) library.nccl.CommDestroy(comm);
   }
 }
 
@@ -131,19 +146,19 @@ Status NcclWorld::Create(const NcclLibrary& library, int size,
     if (Status status = library.Check(
             library.cuda.DeviceGet(&cuda_device, device.ordinal), "cuDeviceGet");
         status.failure()) {
-      return Failed(library, status);
+      return WithCircumstances(library, status, nullptr);
     }
     if (Status status =
             library.Check(library.cuda.DevicePrimaryCtxRetain(&context, cuda_device),
                           "cuDevicePrimaryCtxRetain");
         status.failure()) {
-      return Failed(library, status);
+      return WithCircumstances(library, status, nullptr);
     }
     made->contexts_.push_back(context);
     free_before += FreeDeviceBytes(library, context);
   }
   nccl::Config config = settings.ConfigFor(library);
-  config.blocking = 0;
+  if (config.blocking == nccl::kUndefined) config.blocking = 0;
   made->comms_.assign(made->devices_.size(), nullptr);
   Status status = OkStatus();
   library.nccl.GroupStart();
@@ -162,7 +177,7 @@ Status NcclWorld::Create(const NcclLibrary& library, int size,
   if (status.failure()) {
     EndComms(library, made->comms_, /*abort=*/true);
     made->comms_.clear();
-    return Failed(library, status);
+    return WithCircumstances(library, status, made->contexts_[0]);
   }
   int64_t free_after = 0;
   for (cuda::Context context : made->contexts_) {
@@ -186,7 +201,9 @@ Status NcclWorld::Split(const std::vector<int>& colors, const std::vector<int>& 
                         const NcclSettings& settings, const NcclPatience& patience,
                         std::vector<nccl::Comm>* children) {
   nccl::Config config = settings.ConfigFor(library_);
-  config.blocking = 0;
+  // Unless it blocks, NCCL gives every operation to a thread of its own, which takes
+  // 300 us. The split is polled all the same, as its parent is.
+  if (config.blocking == nccl::kUndefined) config.blocking = 1;
   children->assign(devices_.size(), nullptr);
   Status status = OkStatus();
   library_.nccl.GroupStart();
@@ -207,7 +224,7 @@ Status NcclWorld::Split(const std::vector<int>& colors, const std::vector<int>& 
   if (status.failure()) {
     EndComms(library_, *children, /*abort=*/true);
     children->assign(devices_.size(), nullptr);
-    return Failed(library_, status);
+    return status;
   }
   return OkStatus();
 }

@@ -2,6 +2,7 @@
 #ifndef JAXCOMM_FFI_BACKENDS_NCCL_WORLD_H_
 #define JAXCOMM_FFI_BACKENDS_NCCL_WORLD_H_
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -59,6 +60,10 @@ class NcclWorld {
 
   // For CPU devices, by place in devices().
   HostOrder& host_order() { return host_order_; }
+  // Whether a communicator was ended by force, and with it those that share with it: no
+  // others can be split off.
+  bool is_broken() const { return is_broken_.load(); }
+  void SetBroken() { is_broken_.store(true); }
   const NcclLibrary& library() const { return library_; }
   const std::vector<NcclDevice>& devices() const { return devices_; }
   cuda::Context context(size_t device) const { return contexts_[device]; }
@@ -74,6 +79,7 @@ class NcclWorld {
   std::vector<cuda::Context> contexts_;
   std::vector<nccl::Comm> comms_;
   int64_t device_bytes_ = 0;
+  std::atomic<bool> is_broken_{false};
   HostOrder host_order_;
 };
 
@@ -81,7 +87,8 @@ class NcclWorld {
 Status WaitUntilReady(const NcclLibrary& library, const std::vector<nccl::Comm>& comms,
                       const NcclPatience& patience, const char* what);
 
-// Ends communicators in order, or by force if `abort` or that takes too long.
+// Ends communicators in order with those of the other processes, or by force. Where the
+// others do not come they are left as they are.
 void EndComms(const NcclLibrary& library, const std::vector<nccl::Comm>& comms,
               bool abort);
 
@@ -89,7 +96,12 @@ void EndComms(const NcclLibrary& library, const std::vector<nccl::Comm>& comms,
 int64_t FreeDeviceBytes(const NcclLibrary& library, cuda::Context context);
 
 // What one wants to know when a communicator cannot be made.
-std::string NcclCircumstances(const NcclLibrary& library);
+// `context`: of a device whose memory is of interest, or null.
+std::string NcclCircumstances(const NcclLibrary& library, cuda::Context context);
+
+// An error of creation, with that.
+Status WithCircumstances(const NcclLibrary& library, const Status& status,
+                         cuda::Context context);
 
 }  // namespace jaxcomm
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from jaxcomm.attention.schedules.block import Block, Blocks
 from jaxcomm.attention.schedules.schedule import Schedule
 
 
@@ -22,3 +23,11 @@ class Contiguous(Schedule):
 
     def positions(self, rank, size, length):
         return rank * length + np.arange(length, dtype=np.int32)
+
+    def blocks(self, length):
+        whole = (0, length)
+        return Blocks(
+            same=Block(whole, whole, is_causal=True),
+            earlier=Block(whole, whole),
+            later=Block((0, 0), (0, 0)),
+        )

@@ -6,6 +6,8 @@ from typing import ClassVar
 import jax
 import numpy as np
 
+from jaxcomm.attention.schedules.block import Blocks
+
 
 class Schedule(abc.ABC):
     """How a sequence of ``size * length`` positions is dealt to ``size`` ranks.
@@ -37,6 +39,18 @@ class Schedule(abc.ABC):
         across the jump spans nearly all positions and could never be skipped.
         """
         return (length,)
+
+    def blocks(self, length: int) -> Blocks | None:
+        """Return what a rank computes of each hop under a causal mask.
+
+        A fused kernel has few masks; a schedule whose hops need no other says here
+        where. It must agree with :meth:`positions` for every number of ranks. If None,
+        hops are computed from the positions, without such a kernel.
+
+        Args:
+          length: number of tokens of each rank, none of them padding.
+        """
+        return None
 
     def local_length(self, size: int, length: int) -> int:
         """Return how many tokens each rank holds of a sequence of ``length`` tokens."""

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from jaxcomm.attention.schedules.block import Block, Blocks
 from jaxcomm.attention.schedules.schedule import Schedule
 
 
@@ -22,3 +23,9 @@ class Striped(Schedule):
 
     def positions(self, rank, size, length):
         return rank + size * np.arange(length, dtype=np.int32)
+
+    def blocks(self, length):
+        causal = Block((0, length), (0, length), is_causal=True)
+        # Strictly causal: causal if the first query and the last key are left out.
+        strictly = Block((1, length), (0, length - 1), is_causal=True)
+        return Blocks(same=causal, earlier=causal, later=strictly)

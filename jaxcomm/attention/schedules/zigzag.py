@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from jaxcomm.attention.schedules.block import Block, Blocks
 from jaxcomm.attention.schedules.schedule import Schedule
 
 
@@ -30,3 +31,12 @@ class Zigzag(Schedule):
         # Sums instead of np.where, which a traced rank does not pass through.
         start = size * front + (size - 1 - rank) * back - front
         return token + in_front * (rank * front) + (1 - in_front) * start
+
+    def blocks(self, length):
+        front, _ = self.segments(length)
+        whole = (0, length)
+        return Blocks(
+            same=Block(whole, whole, is_causal=True),
+            earlier=Block(whole, (0, front)),
+            later=Block((front, length), whole),
+        )

@@ -1,0 +1,165 @@
+"""What a collective's start gives its user: a handle, good for one done."""
+
+import warnings
+import weakref
+
+import jax
+import jax.numpy as jnp
+
+from jaxcomm import _arguments, _jax_compat, _primitive, mesh_groups
+from jaxcomm._collective import Collective
+
+
+@jax.tree_util.register_pytree_node_class
+class Handle:
+    """A collective that was begun and is not finished.
+
+    Hand it to the done of the start it came from, once, in the same traced function.
+    It cannot be returned, carried by a loop or passed to a transformed function, and
+    there is nothing in it to compute with.
+    """
+
+    def __init__(self, start: str, text: str, finish):
+        """Keeps ``finish(done, after)``, which binds the other half."""
+        self._start = start
+        self._text = text
+        self._finish = finish
+        # Weakly: a handle that is forgotten must not keep a trace alive.
+        self._trace = weakref.ref(_jax_compat.current_trace())
+        self._open = True
+
+    def __repr__(self):
+        """Says which call it is of, and what finishes it."""
+        state = f"to finish by {self._done}" if self._open else "finished"
+        return f"<{self._text}, {state}>"
+
+    @property
+    def _done(self) -> str:
+        return "jaxcomm." + self._start.removesuffix("_start") + "_done"
+
+    def finish(self, done: str, after):
+        """Returns the results, for the function ``done``.
+
+        Raises:
+          ValueError: if it is of another function, was finished before, or was started
+            in another traced function.
+        """
+        if done != self._done.removeprefix("jaxcomm."):
+            raise ValueError(f"{done}: this is the handle of {self._text}; finish it "
+                             f"by {self._done}")  # fmt: skip
+        if not self._open:
+            raise ValueError(
+                f"{done}: {self._text} was finished before; a handle is good for one "
+                f"{self._done}"
+            )
+        self._open = False
+        if self._trace() is not _jax_compat.current_trace():
+            raise ValueError(
+                f"{done}: {self._text} was called in another traced function. Start "
+                f"and finish it in one body of jit, scan, while_loop, cond, grad, vmap "
+                f"or checkpoint."
+            )
+        finish = self._finish
+        del self._finish  # and what it holds
+        return finish(done, after)
+
+    def tree_flatten(self):
+        """Refuses: whoever flattens a handle is about to take it elsewhere."""
+        self._open = False
+        raise ValueError(
+            f"the handle of {self._text} must stay in the function that called it: "
+            f"call {self._done} there, and return, carry or pass on what that gives"
+        )
+
+    @classmethod
+    def tree_unflatten(cls, aux, leaves):
+        """Never called: no handle is ever flattened."""
+        raise NotImplementedError
+
+    def __del__(self):
+        """Warns of a start without a done, as Python does of a forgotten coroutine."""
+        if getattr(self, "_open", False):
+            warnings.warn(
+                f"{self._text} was never finished, so nothing is sent; call "
+                f"{self._done}",
+                RuntimeWarning,
+                stacklevel=2,
+                source=self,
+            )
+
+
+def start(
+    collective: Collective, x, axes, *, name: str, index_groups=None,
+    invariant: bool = False, lane: str | None = None, backend: str | None = None,
+    finish=lambda results: results, **params,
+) -> Handle:  # fmt: skip
+    """Does what ``_primitive.bind`` does, by halves.
+
+    Returns:
+      A handle whose done gives ``finish(results)``.
+    """
+    axes = mesh_groups.canonical_axes(axes)
+    operands, unpack = _primitive.pack(x, axes, name, lane=lane, backend=backend)
+    if not operands:
+        return _ready(name, axes, finish(x))
+    params |= {
+        "axes": axes,
+        "index_groups": index_groups,
+        "invariant": invariant,
+        "lane": lane,
+        "backend": backend,
+        "name": name,
+        # Outside of jit each call is a program.
+        "paired": _jax_compat.is_staging(),
+    }
+    travelling = collective.pair.start.bind(*operands, **params)
+
+    def finish_with(done, after):
+        waits_for = [_awaited(leaf, done) for leaf in jax.tree.leaves(after)]
+        outs = collective.pair.done.bind(
+            *travelling, *waits_for, leaves=len(operands), **params
+        )
+        return finish(unpack(outs))
+
+    kinds = ", ".join(f"{leaf.dtype}{list(leaf.shape)}" for leaf in operands)
+    return Handle(name, f"{name}({kinds}) over axes {axes}", finish_with)
+
+
+def started(name: str, axes, outcome) -> Handle:
+    """Returns a handle, also of what needed no communication."""
+    if isinstance(outcome, Handle):
+        return outcome
+    return _ready(name, mesh_groups.canonical_axes(axes), outcome)
+
+
+def done(name: str, handle, after):
+    """Finishes a handle, for the function ``name``.
+
+    Raises:
+      TypeError: if it is no handle, or ``after`` holds something that is no array.
+      ValueError: see :meth:`Handle.finish`.
+    """
+    if not isinstance(handle, Handle):
+        start = name.removesuffix("_done") + "_start"
+        raise TypeError(
+            f"{name}: expected the handle that jaxcomm.{start} returns, got "
+            f"{type(handle).__name__}"
+        )
+    return handle.finish(name, after)
+
+
+def _ready(name, axes, value):
+    return Handle(name, f"{name} over axes {axes}", lambda done, after: value)
+
+
+def _awaited(leaf, done):
+    if not isinstance(leaf, (jax.Array, int, float, complex)) and not hasattr(
+        leaf, "dtype"
+    ):
+        raise TypeError(
+            f"{done}: every leaf of after must be an array, got {type(leaf).__name__}"
+        )
+    leaf = jnp.asarray(leaf)
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        leaf = jax.random.key_data(leaf)
+    return _arguments.to_carrier(leaf)

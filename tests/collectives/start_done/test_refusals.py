@@ -1,0 +1,183 @@
+"""What is refused while tracing: halves that are parted."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxcomm
+
+RING = [(0, 1), (1, 2), (2, 3), (3, 0)]
+
+
+@pytest.fixture
+def trace(mesh):
+    def run(call):
+        return jax.jit(
+            jax.shard_map(
+                call, mesh=mesh, in_specs=jax.P("i"), out_specs=jax.P("i"),
+                check_vma=False,
+            )
+        ).trace(jnp.arange(4.0))  # fmt: skip
+
+    return run
+
+
+def _start(x):
+    return jaxcomm.ppermute_start(x, "i", RING)
+
+
+def _second_done(x):
+    handle = _start(x)
+    x = jaxcomm.ppermute_done(handle)
+    return jaxcomm.ppermute_done(handle)
+
+
+def _wrong_done(x):
+    return jaxcomm.psum_done(_start(x))
+
+
+def _done_inside(run):
+    """Calls ``run(x, done)``, where ``done()`` ends what was begun outside."""
+
+    def call(x):
+        handle = _start(x)
+        return run(x, lambda: jaxcomm.ppermute_done(handle))
+
+    return call
+
+
+def _start_inside(run):
+    """Calls ``run(x, start)``, and ends outside what ``start(x)`` began."""
+
+    def call(x):
+        kept = []
+
+        def start(x):
+            kept.append(_start(x))
+            return x
+
+        run(x, start)
+        return jaxcomm.ppermute_done(kept.pop())
+
+    return call
+
+
+CROSSINGS = {
+    "into scan": _done_inside(
+        lambda x, done: jax.lax.scan(lambda c, _: (done(), None), x, None, 2)[0]
+    ),
+    "out of scan": _start_inside(
+        lambda x, start: jax.lax.scan(lambda c, _: (start(c), None), x, None, 2)
+    ),
+    "into while": _done_inside(
+        lambda x, done: jax.lax.while_loop(lambda c: c[0] < 1, lambda c: done(), x)
+    ),
+    "into cond": _done_inside(
+        lambda x, done: jax.lax.cond(x[0] > 0, lambda x: done(), lambda x: x, x)
+    ),
+    "into jit": _done_inside(lambda x, done: jax.jit(lambda x: done())(x)),
+    "out of jit": _start_inside(lambda x, start: jax.jit(start)(x)),
+    "into grad": _done_inside(lambda x, done: jax.grad(lambda x: done().sum())(x)),
+    "out of grad": _start_inside(
+        lambda x, start: jax.grad(lambda x: start(x).sum())(x)
+    ),
+    "into vmap": _done_inside(lambda x, done: jax.vmap(lambda x: done())(x)),
+    "into checkpoint": _done_inside(
+        lambda x, done: jax.checkpoint(lambda x: done())(x)
+    ),
+}
+
+
+@pytest.mark.parametrize("how", CROSSINGS)
+def test_a_done_in_another_function_than_its_start(trace, how):
+    with pytest.raises(ValueError, match=r"ppermute_start.*another traced function"):
+        trace(CROSSINGS[how])
+
+
+PASSINGS = {
+    "returned": _start,
+    "returned from jit": lambda x: jaxcomm.ppermute_done(jax.jit(_start)(x)),
+    "returned from vmap": lambda x: jaxcomm.ppermute_done(jax.vmap(_start)(x)),
+    "carried": lambda x: jax.lax.fori_loop(0, 2, lambda k, c: c, (x, _start(x)))[0],
+    "given to jit": lambda x: jax.jit(lambda x, h: x)(x, _start(x)),
+    "returned from cond": lambda x: jax.lax.cond(x[0] > 0, _start, _start, x),
+    "differentiated": lambda x: jax.grad(_start)(x[0]),
+    "waited for": lambda x: jaxcomm.ppermute_done(_start(x), after=[_start(x)]),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*was never finished:RuntimeWarning")
+@pytest.mark.parametrize("how", PASSINGS)
+def test_a_handle_that_is_about_to_leave(trace, how):
+    with pytest.raises(ValueError, match=r"ppermute_start\(.*must stay in the func"):
+        trace(PASSINGS[how])
+
+
+def test_a_second_done(trace):
+    with pytest.raises(ValueError, match=r"ppermute_start\(float32\[1\]\).*before"):
+        trace(_second_done)
+
+
+@pytest.mark.filterwarnings("ignore:.*was never finished:RuntimeWarning")
+def test_the_done_of_another_collective(trace):
+    with pytest.raises(ValueError, match=r"psum_done: .*jaxcomm\.ppermute_done"):
+        trace(_wrong_done)
+
+
+@pytest.mark.parametrize("what", [None, 3, np.zeros(2)])
+def test_a_done_without_a_start(trace, what):
+    with pytest.raises(TypeError, match=r"expected the handle that jaxcomm\.psum_st"):
+        trace(lambda x: jaxcomm.psum_done(what))
+
+
+@pytest.mark.filterwarnings("ignore:.*was never finished:RuntimeWarning")
+def test_a_handle_is_no_array_and_an_object_nothing_to_wait_for(trace):
+    with pytest.raises(TypeError, match="unsupported operand"):
+        trace(lambda x: _start(x) + x)
+    with pytest.raises(ValueError, match=r"call jaxcomm\.ppermute_done there"):
+        trace(lambda x: jnp.sin(_start(x)))
+    with pytest.raises(TypeError, match=r"leaf of after must be an array, got str"):
+        trace(lambda x: jaxcomm.ppermute_done(_start(x), after="x"))
+
+
+def test_a_start_without_a_done_is_a_warning_and_sends_nothing(mesh):
+    def call(x):
+        _start(x)
+        return x * 2
+
+    program = jax.jit(
+        jax.shard_map(call, mesh=mesh, in_specs=jax.P("i"), out_specs=jax.P("i"))
+    )
+    with pytest.warns(RuntimeWarning, match=r"ppermute_start.*was never finished"):
+        lowered = program.lower(jnp.arange(4.0))
+    assert "jaxcomm" not in lowered.compile().as_text()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: jaxcomm.psum_start(x, "nowhere"),
+        lambda x: jaxcomm.ring_shift_start(x, "nowhere"),
+    ],
+)
+def test_an_unbound_axis(trace, call):
+    with pytest.raises(NameError, match="unbound axis name: nowhere"):
+        trace(call)
+
+
+def test_arguments_are_checked_under_the_name_of_the_start(trace):
+    with pytest.raises(ValueError, match=r"^ppermute_start over"):
+        trace(lambda x: jaxcomm.ppermute_start(x, "i", [(0, 9)]))
+    with pytest.raises(ValueError, match=r"^psum_scatter_start"):
+        trace(lambda x: jaxcomm.psum_scatter_start(x, "i"))
+
+
+def test_nothing_to_send_is_finished_at_once(trace):
+    def call(x):
+        assert jaxcomm.psum_done(jaxcomm.psum_start(1, "i")) == 4
+        assert jaxcomm.psum_done(jaxcomm.psum_start(x, ())) is x
+        assert jaxcomm.all_gather_done(jaxcomm.all_gather_start([], "i")) == []
+        return x
+
+    trace(call)

@@ -1,0 +1,169 @@
+"""The two halves give what the whole collective gives."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxcomm
+
+RING = [(0, 1), (1, 2), (2, 3), (3, 0)]
+# In groups, over a tuple of axes, of a pytree with an empty leaf and integers.
+TREES = {
+    "ppermute": lambda lib, x: lib.ppermute(x, ("i", "j"), [(0, 3), (3, 1)]),
+    "psum": lambda lib, x: lib.psum(x, "i"),
+    "psum_groups": lambda lib, x: lib.psum(
+        x, ("i", "j"), axis_index_groups=[[0, 3], [1, 2]]
+    ),
+    "all_gather": lambda lib, x: lib.all_gather(x, ("i", "j")),
+    "psum_scatter": lambda lib, x: lib.psum_scatter(
+        x, "j", scatter_dimension=1, tiled=True
+    ),
+    "all_to_all": lambda lib, x: lib.all_to_all(x, "j", 1, 0, tiled=True),
+}
+DTYPES = ("float32", "bfloat16", "float16", "int32", "uint8", "complex64", "bool")
+
+
+def shapes(x):
+    return {"a": x, "b": [x[:, :2], x[:0]]}
+
+
+@pytest.mark.parametrize("backend", ["host", "xla"])
+@pytest.mark.parametrize("after", [True, False])
+def test_gives_what_the_whole_collective_gives(
+    monkeypatch, stacked, identical, values, mesh_of, after, backend, by_halves
+):
+    monkeypatch.setenv("JAXCOMM_BACKEND", backend)
+    mesh = mesh_of((2, 2), ("i", "j"))
+    waits = functools.partial if after else lambda call, **_: call
+
+    class Halves:
+        def __getattr__(self, name):
+            return waits(getattr(by_halves, name), after=after)
+
+    def program(lib):
+        return lambda x: {
+            f"{name} {dtype}": call(lib, shapes(x[dtype]))
+            for name, call in TREES.items()
+            for dtype in DTYPES
+        }
+
+    x = {dtype: values(dtype, (4, 4, 6), 3) for dtype in DTYPES}
+    found = stacked(mesh, program(Halves()), x)
+    identical(found, stacked(mesh, program(jaxcomm), x))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 8])
+def test_every_size_of_group(stacked, identical, values, mesh_of, size, by_halves):
+    mesh = mesh_of((size,), ("i",))
+    ring = [(k, (k + 1) % size) for k in range(size)]
+
+    def program(lib):
+        return lambda x: {
+            "ppermute": lib.ppermute(x, "i", ring),
+            "psum": lib.psum(x, "i"),
+            "all_gather": lib.all_gather(x, "i"),
+            "psum_scatter": lib.psum_scatter(x, "i", tiled=True),
+            "all_to_all": lib.all_to_all(x, "i", 0, 1, tiled=True),
+        }
+
+    x = values("int32", (size, size * 3, 5))
+    identical(stacked(mesh, program(by_halves), x), stacked(mesh, program(jax.lax), x))
+
+
+def test_eager_calls_and_lanes_and_ring_shift(stacked, identical, values, mesh):
+    x = values("float32", (4, 3))
+
+    def program(x):
+        near = jaxcomm.ring_shift_start(x, "i", lane="near")
+        far = jaxcomm.ring_shift_start(x, "i", 2, lane="far")
+        far = jaxcomm.ring_shift_done(far)
+        return jaxcomm.ring_shift_done(near, after=far), far
+
+    for jit in (True, False):
+        found = stacked(mesh, program, x, jit=jit)
+        identical(found, (np.roll(x, 1, 0), np.roll(x, 2, 0)))
+    assert {c.lane for c in jaxcomm.communicators()} == {"near", "far"}
+
+
+def test_counts_and_names_its_calls(stacked, values, mesh, by_halves):
+    stacked(mesh, lambda x: by_halves.psum(x, "i"), values("float32", (4, 3)))
+    (comm,) = jaxcomm.communicators()
+    assert comm.stats()["calls"] == {"all_reduce": 1}
+    assert "psum_start" in str(jaxcomm.flight_record())
+
+
+def test_a_chain_of_pairs_in_a_scan(stacked, identical, values, mesh):
+    x = values("int32", (4, 8))
+
+    def program(x):
+        def step(carry, k):
+            handle = jaxcomm.ppermute_start(carry, "i", RING)
+            total = jaxcomm.psum_start(carry, "i")
+            here = carry * k
+            return (
+                jaxcomm.ppermute_done(handle, after=here) + here,
+                jaxcomm.psum_done(total, after=here),
+            )
+
+        return jax.lax.scan(step, x, jnp.arange(5))
+
+    def whole(x):
+        def step(carry, k):
+            return jax.lax.ppermute(carry, "i", RING) + carry * k, jax.lax.psum(
+                carry, "i"
+            )
+
+        return jax.lax.scan(step, x, jnp.arange(5))
+
+    identical(stacked(mesh, program, x), stacked(mesh, whole, x))
+
+
+def test_inside_while_and_cond(stacked, identical, values, mesh, by_halves):
+    x = values("int32", (4, 8))
+
+    def program(lib):
+        def step(state):
+            k, x = state
+            return k + 1, jax.lax.cond(
+                k % 2 == 0,
+                lambda x: lib.ppermute(x, "i", RING),
+                lambda x: lib.psum_scatter(lib.all_gather(x, "i"), "i"),
+                x,
+            )
+
+        return lambda x: jax.lax.while_loop(lambda s: s[0] < 5, step, (0, x))[1]
+
+    identical(stacked(mesh, program(by_halves), x), stacked(mesh, program(jax.lax), x))
+
+
+def test_types_say_what_varies(mesh, by_halves):
+    def run(call, out_specs):
+        return jax.jit(
+            jax.shard_map(call, mesh=mesh, in_specs=jax.P("i"), out_specs=out_specs)
+        )(jnp.arange(4.0))
+
+    assert run(lambda x: by_halves.psum(x, "i"), jax.P()) == 6
+    with pytest.raises(ValueError, match="out_specs"):
+        run(lambda x: by_halves.ppermute(x, "i", RING), jax.P())
+
+
+def test_after_takes_any_arrays(stacked, identical, values, mesh):
+    x = values("float32", (4, 3))
+
+    def program(x):
+        handle = jaxcomm.ppermute_start(x, "i", RING)
+        after = {
+            "key": jax.random.key(0),
+            "narrow": jnp.ones(3, "int4"),
+            "bool": x > 0,
+            "empty": x[:0],
+            "number": 1.0,
+            "numpy": np.ones(2),
+            "none": None,
+        }
+        return jaxcomm.ppermute_done(handle, after=after)
+
+    identical(stacked(mesh, program, x), np.roll(x, 1, 0))

@@ -1,0 +1,280 @@
+// Which NCCL functions a collective becomes on each rank.
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "ffi/backends/nccl/steps.h"
+#include "ffi/plan.h"
+#include "tests/ffi/check.h"
+#include "tests/ffi/ranks.h"
+
+namespace jaxcomm::testing {
+namespace {
+
+constexpr int kSize = 3;
+
+const char* NameOf(Step::Kind kind) {
+  switch (kind) {
+    case Step::Kind::kCopy:
+      return "copy";
+    case Step::Kind::kZero:
+      return "zero";
+    case Step::Kind::kSend:
+      return "send";
+    case Step::Kind::kRecv:
+      return "recv";
+    case Step::Kind::kAllReduce:
+      return "all_reduce";
+    case Step::Kind::kReduce:
+      return "reduce";
+    case Step::Kind::kReduceScatter:
+      return "reduce_scatter";
+    case Step::Kind::kAllGather:
+      return "all_gather";
+    case Step::Kind::kAllToAll:
+      return "all_to_all";
+    case Step::Kind::kBroadcast:
+      return "broadcast";
+  }
+  return "unknown";
+}
+
+// "send 8 from 0 to 16 peer 2": bytes, or elements of a reduction.
+std::string Text(const Step& step) {
+  return StrCat(NameOf(step.kind), " ", step.count, " from ", step.from, " to ",
+                step.to, " peer ", step.peer);
+}
+
+std::string Text(const std::vector<Step>& steps) {
+  std::string text;
+  for (const Step& step : steps) {
+    text += StrCat(text.empty() ? "" : "; ", step.leaf > 0 ? "+ " : "", Text(step));
+  }
+  return text;
+}
+
+Status Make(CallSite& site, int size, int rank, Steps* steps, bool all_to_all = true) {
+  Plan plan;
+  if (Status status = site.MakePlan(size, nullptr, &plan); status.failure()) {
+    return status;
+  }
+  return MakeSteps(site, plan, size, rank, all_to_all, steps);
+}
+
+// What is asked of NCCL.
+std::string Grouped(CallSite& site, int rank, bool all_to_all = true) {
+  Steps steps;
+  const Status status = Make(site, kSize, rank, &steps, all_to_all);
+  return status.success() ? Text(steps.grouped) : status.message();
+}
+
+// What is done within the rank.
+std::string Local(CallSite& site, int rank, bool all_to_all = true) {
+  Steps steps;
+  const Status status = Make(site, kSize, rank, &steps, all_to_all);
+  return status.success() ? Text(steps.local) : status.message();
+}
+
+Leaf LeafOf(DataType dtype, int64_t elements, size_t bytes) {
+  return Leaf{dtype, {elements}, elements, bytes};
+}
+
+TEST(contiguous_collectives_are_one_call_of_nccl_on_every_rank) {
+  struct Case {
+    const char* collective;
+    std::vector<int64_t> params;
+    int64_t operand, result;
+    const char* expected;
+  };
+  const std::vector<Case> cases = {
+      {"all_reduce", {}, 10, 10, "all_reduce 10 from 0 to 0 peer 0"},
+      {"all_gather", {1}, 10, 30, "all_gather 40 from 0 to 0 peer 0"},
+      {"reduce_scatter", {1}, 30, 10, "reduce_scatter 10 from 0 to 0 peer 0"},
+      {"all_to_all", {1, 1, 0}, 6, 6, "all_to_all 8 from 0 to 0 peer 0"},
+      {"broadcast", {2}, 10, 10, "broadcast 40 from 0 to 0 peer 2"},
+  };
+  for (const Case& test : cases) {
+    auto site = MakeSite(test.collective, test.params, {FloatLeaf(test.operand)},
+                         {FloatLeaf(test.result)});
+    for (int rank = 0; rank < kSize; ++rank) {
+      CHECK_EQ(Grouped(*site, rank), test.expected);
+      CHECK_EQ(Local(*site, rank), "");
+    }
+  }
+}
+
+TEST(a_reduction_to_a_root_is_one_call_and_zeros_elsewhere) {
+  auto site = MakeSite("reduce", {1}, {FloatLeaf(10)}, {FloatLeaf(10)});
+  for (int rank = 0; rank < kSize; ++rank) {
+    CHECK_EQ(Grouped(*site, rank), "reduce 10 from 0 to 0 peer 1");
+    CHECK_EQ(Local(*site, rank), rank == 1 ? "" : "zero 40 from 0 to 0 peer 0");
+  }
+}
+
+TEST(a_hop_sends_and_receives_in_one_group) {
+  // Rank 0 to 1, 1 to 2; nobody sends to 0.
+  auto site = MakeSite("permute", {1, 2, -1}, {FloatLeaf(10)}, {FloatLeaf(10)});
+  CHECK_EQ(Grouped(*site, 0), "send 40 from 0 to 0 peer 1");
+  CHECK_EQ(Local(*site, 0), "zero 40 from 0 to 0 peer 0");
+  Steps steps;
+  CHECK_TRUE(Make(*site, kSize, 1, &steps).success());
+  CHECK_EQ(steps.grouped.size(), size_t{2});
+  CHECK_CONTAINS(Text(steps.grouped), "recv 40 from 0 to 0 peer 0");
+  CHECK_CONTAINS(Text(steps.grouped), "send 40 from 0 to 0 peer 2");
+  CHECK_EQ(Grouped(*site, 2), "recv 40 from 0 to 0 peer 1");
+  CHECK_EQ(Local(*site, 2), "");
+}
+
+TEST(who_keeps_what_it_has_copies_it) {
+  auto site = MakeSite("permute", {0, 2, 1}, {FloatLeaf(10)}, {FloatLeaf(10)});
+  CHECK_EQ(Grouped(*site, 0), "");
+  CHECK_EQ(Local(*site, 0), "copy 40 from 0 to 0 peer 0");
+}
+
+TEST(all_leaves_of_a_hop_go_in_one_group) {
+  auto site = MakeSite("permute", {1, 2, 0}, {FloatLeaf(10), FloatLeaf(3)},
+                       {FloatLeaf(10), FloatLeaf(3)});
+  Steps steps;
+  CHECK_TRUE(Make(*site, kSize, 0, &steps).success());
+  CHECK_EQ(steps.grouped.size(), size_t{4});
+  for (const char* expected :
+       {"send 40 from 0 to 0 peer 1", "recv 40 from 0 to 0 peer 2",
+        "+ send 12 from 0 to 0 peer 1", "+ recv 12 from 0 to 0 peer 2"}) {
+    CHECK_CONTAINS(Text(steps.grouped), expected);
+  }
+}
+
+TEST(an_old_library_exchanges_with_sends) {
+  auto site = MakeSite("all_to_all", {1, 1, 0}, {FloatLeaf(6)}, {FloatLeaf(6)});
+  const std::string grouped = Grouped(*site, 1, /*all_to_all=*/false);
+  for (const char* expected :
+       {"send 8 from 0 to 8 peer 0", "recv 8 from 8 to 0 peer 0",
+        "send 8 from 16 to 8 peer 2", "recv 8 from 8 to 16 peer 2"}) {
+    CHECK_CONTAINS(grouped, expected);
+  }
+  CHECK_EQ(Local(*site, 1, /*all_to_all=*/false), "copy 8 from 8 to 8 peer 0");
+}
+
+TEST(gather_and_scatter_are_sends_of_whole_rows) {
+  auto gather = MakeSite("gather", {1, 1}, {FloatLeaf(2)}, {FloatLeaf(6)});
+  const std::string at_root = Grouped(*gather, 1);
+  CHECK_CONTAINS(at_root, "recv 8 from 0 to 0 peer 0");
+  CHECK_CONTAINS(at_root, "recv 8 from 0 to 16 peer 2");
+  CHECK_EQ(Local(*gather, 1), "copy 8 from 0 to 8 peer 0");
+  CHECK_EQ(Grouped(*gather, 0), "send 8 from 0 to 0 peer 1");
+  auto scatter = MakeSite("scatter", {0, 1}, {FloatLeaf(6)}, {FloatLeaf(2)});
+  const std::string of_root = Grouped(*scatter, 0);
+  CHECK_CONTAINS(of_root, "send 8 from 8 to 0 peer 1");
+  CHECK_CONTAINS(of_root, "send 8 from 16 to 0 peer 2");
+  CHECK_EQ(Grouped(*scatter, 2), "recv 8 from 16 to 0 peer 0");
+}
+
+TEST(strided_rows_are_calls_of_their_own_in_the_same_order_on_all_ranks) {
+  // Two rows of each rank's operand, which lie apart in the result.
+  auto gathered = MakeSite("all_gather", {2}, {FloatLeaf(10)}, {FloatLeaf(30)});
+  const std::string grouped = Grouped(*gathered, 0);
+  for (const char* expected :
+       {"send 20 from 0 to 0 peer 1", "send 20 from 20 to 60 peer 1",
+        "recv 20 from 0 to 20 peer 1", "recv 20 from 20 to 80 peer 1"}) {
+    CHECK_CONTAINS(grouped, expected);
+  }
+  CHECK_CONTAINS(Local(*gathered, 0), "copy 20 from 20 to 60");
+  auto scattered = MakeSite("reduce_scatter", {2}, {FloatLeaf(30)}, {FloatLeaf(10)});
+  const std::string first = Grouped(*scattered, 0);
+  CHECK_EQ(first, Grouped(*scattered, 2));
+  for (const char* expected :
+       {"reduce 5 from 0 to 0 peer 0", "reduce 5 from 60 to 20 peer 0",
+        "reduce 5 from 20 to 0 peer 1", "reduce 5 from 100 to 20 peer 2"}) {
+    CHECK_CONTAINS(first, expected);
+  }
+}
+
+TEST(what_has_no_elements_asks_for_nothing) {
+  for (const char* collective : {"all_reduce", "barrier"}) {
+    auto site = MakeSite(collective, {}, {FloatLeaf(0)}, {FloatLeaf(0)});
+    if (site == nullptr) continue;
+    CHECK_EQ(Grouped(*site, 0), "");
+    CHECK_EQ(Local(*site, 0), "");
+  }
+  auto site = MakeSite("permute", {1, 2, 0}, {FloatLeaf(0)}, {FloatLeaf(0)});
+  CHECK_EQ(Grouped(*site, 0), "");
+}
+
+TEST(numbers_keep_their_types_and_other_bytes_travel_as_bytes) {
+  struct Case {
+    DataType dtype;
+    size_t bytes;
+    ReduceOp op;
+    nccl::Type type;
+    size_t count;
+  };
+  const std::vector<Case> cases = {
+      {DataType::S8, 1, ReduceOp::kSum, nccl::Type::kInt8, 4},
+      {DataType::U64, 8, ReduceOp::kProduct, nccl::Type::kUint64, 4},
+      {DataType::BF16, 2, ReduceOp::kSum, nccl::Type::kBfloat16, 4},
+      {DataType::F16, 2, ReduceOp::kMax, nccl::Type::kFloat16, 4},
+      {DataType::F64, 8, ReduceOp::kMin, nccl::Type::kFloat64, 4},
+      {DataType::PRED, 1, ReduceOp::kMax, nccl::Type::kUint8, 4},
+      // A complex number is two.
+      {DataType::C64, 8, ReduceOp::kSum, nccl::Type::kFloat32, 8},
+      {DataType::C128, 16, ReduceOp::kSum, nccl::Type::kFloat64, 8},
+  };
+  for (const Case& test : cases) {
+    const Leaf leaf = LeafOf(test.dtype, 4, test.bytes);
+    auto site = MakeSite("all_reduce", {}, {leaf}, {leaf}, test.op);
+    Steps steps;
+    CHECK_TRUE(Make(*site, kSize, 0, &steps).success());
+    CHECK_EQ(steps.grouped.size(), size_t{1});
+    CHECK_TRUE(steps.grouped[0].type == test.type);
+    CHECK_EQ(steps.grouped[0].count, test.count);
+    auto moved = MakeSite("broadcast", {1}, {leaf}, {leaf});
+    Steps moves;
+    CHECK_TRUE(Make(*moved, kSize, 0, &moves).success());
+    CHECK_TRUE(moves.grouped[0].type == nccl::Type::kInt8);
+    CHECK_EQ(moves.grouped[0].count, 4 * test.bytes);
+  }
+}
+
+TEST(reductions_keep_their_operations) {
+  const std::vector<std::pair<ReduceOp, nccl::RedOp>> ops = {
+      {ReduceOp::kSum, nccl::RedOp::kSum},
+      {ReduceOp::kProduct, nccl::RedOp::kProd},
+      {ReduceOp::kMax, nccl::RedOp::kMax},
+      {ReduceOp::kMin, nccl::RedOp::kMin},
+  };
+  for (const auto& [asked, expected] : ops) {
+    auto site = MakeSite("all_reduce", {}, {FloatLeaf(1)}, {FloatLeaf(1)}, asked);
+    Steps steps;
+    CHECK_TRUE(Make(*site, kSize, 0, &steps).success());
+    CHECK_TRUE(steps.grouped[0].op == expected);
+  }
+}
+
+TEST(what_nccl_cannot_reduce_is_refused_by_name) {
+  const auto refusal = [](DataType dtype, size_t bytes, ReduceOp op) {
+    const Leaf leaf = LeafOf(dtype, 4, bytes);
+    auto site = MakeSite("all_reduce", {}, {leaf}, {leaf}, op);
+    return Grouped(*site, 0);
+  };
+  CHECK_CONTAINS(refusal(DataType::S16, 2, ReduceOp::kSum), "NCCL has no sum of int16");
+  CHECK_CONTAINS(refusal(DataType::PRED, 1, ReduceOp::kSum), "NCCL has no sum of bool");
+  CHECK_CONTAINS(refusal(DataType::C64, 8, ReduceOp::kProduct),
+                 "NCCL has no prod of complex64");
+  auto scan = MakeSite("scan", {0, 0}, {FloatLeaf(10)}, {FloatLeaf(10)});
+  CHECK_CONTAINS(Grouped(*scan, 0), "NCCL has no scan");
+}
+
+TEST(alone_in_a_group_all_is_copies) {
+  for (const char* collective : {"all_reduce", "broadcast"}) {
+    std::vector<int64_t> params;
+    if (std::string(collective) == "broadcast") params = {0};
+    auto site = MakeSite(collective, params, {FloatLeaf(10)}, {FloatLeaf(10)});
+    Steps steps;
+    CHECK_TRUE(Make(*site, 1, 0, &steps).success());
+    CHECK_EQ(Text(steps.grouped), "");
+    CHECK_EQ(Text(steps.local), "copy 40 from 0 to 0 peer 0");
+  }
+}
+
+}  // namespace
+}  // namespace jaxcomm::testing

@@ -1,0 +1,129 @@
+"""Collectives in two halves between processes."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxcomm
+
+pytestmark = pytest.mark.multiprocess
+
+
+def busy(x, turns):
+    """Returns ``x`` after so many turns of a loop that XLA cannot drop."""
+    spent = jax.lax.fori_loop(0, turns, lambda k, v: (v * 3 + k) % 7, jnp.int32(0))
+    return x + jnp.minimum(spent, 0).astype(x.dtype)
+
+
+def every_pair(here, processes, devices, count):
+    mesh = here.mesh(processes, devices)
+    if mesh is None:
+        return
+    size, model = mesh.size, here.model
+    ring = [(k, (k + 1) % size) for k in range(size)]
+
+    def program(x, turns):
+        handles = {
+            "ppermute": jaxcomm.ppermute_start(x, "i", ring),
+            "ring_shift": jaxcomm.ring_shift_start(x, "i", -1),
+            "psum": jaxcomm.psum_start(x, "i"),
+            "all_gather": jaxcomm.all_gather_start(x, "i", axis=1),
+            "psum_scatter": jaxcomm.psum_scatter_start(x, "i", tiled=True),
+            "all_to_all": jaxcomm.all_to_all_start(x, "i", 0, 1, tiled=True),
+        }
+        # Some processes come to their dones late, and others to their next starts.
+        meanwhile = busy(x[0], turns)
+        return {
+            name: getattr(jaxcomm, f"{name}_done")(handle, after=meanwhile)
+            for name, handle in reversed(handles.items())
+        }
+
+    models = {
+        "ppermute": model.permute(ring),
+        "ring_shift": model.permute([(target, source) for source, target in ring]),
+        "psum": model.all_reduce("sum"),
+        "all_gather": model.all_gather(1),
+        "psum_scatter": model.reduce_scatter(tiled=True),
+        "all_to_all": model.all_to_all(0, 1, tiled=True),
+    }
+    run = here.program(mesh, program)
+    rng = np.random.default_rng(0)
+    for seed in range(10):
+        x = here.values("int32", (size, size * 2, count), seed)
+        turns = rng.integers(0, 30_000, size).astype(np.int32)
+        found = here.mine(run(*here.put(mesh, (x, turns))))
+        for name, group_model in models.items():
+            expected = here.by_group(mesh, ("i",), group_model, x)
+            here.identical(mesh, found[name], expected, f"{name}, run {seed}")
+
+
+@pytest.mark.parametrize("count", [0, 3, 40_000])
+@pytest.mark.parametrize(("processes", "devices"), [(2, 2), (3, 1)])
+def test_pairs_under_way_at_once_keep_apart(team, processes, devices, count):
+    team.call(every_pair, processes=processes, devices=devices, count=count)
+
+
+def a_chain_with_gradient(here):
+    mesh = here.mesh(2, 2)
+    if mesh is None:
+        return
+
+    def make(lib_shift):
+        def loss(x):
+            def step(block, _):
+                return lib_shift(block), None
+
+            return (jax.lax.scan(step, x, None, length=7)[0] ** 3).sum()
+
+        return here.program(mesh, jax.value_and_grad(loss))
+
+    def by_halves(block):
+        handle = jaxcomm.ring_shift_start(block, "i")
+        meanwhile = jnp.sin(block)
+        return jaxcomm.ring_shift_done(handle, after=meanwhile) + meanwhile
+
+    def whole(block):
+        return jaxcomm.ring_shift(block, "i") + jnp.sin(block)
+
+    x = here.put(mesh, here.values("float32", (4, 300), 0))
+    found, expected = (here.mine(make(shift)(x)) for shift in (by_halves, whole))
+    for ours, theirs in zip(found, expected, strict=True):
+        # XLA may fuse the sine otherwise.
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4)
+
+
+def test_a_chain_of_pairs_and_its_gradient(team):
+    team.call(a_chain_with_gradient)
+
+
+def a_process_that_stays_away(here):
+    mesh = here.mesh(2, 1)
+    if mesh is None:
+        return None
+
+    def program(x):
+        handle = jaxcomm.psum_start(x, "i")
+        return jaxcomm.psum_done(handle, after=jnp.sin(x))
+
+    x = here.put(mesh, np.ones((2, 3), np.float32))
+    run = here.program(mesh, program).lower(x).compile()
+    here.meet("compiled", [0, 1])
+    text = ""
+    if here.process == 0:
+        try:
+            jax.block_until_ready(run(x))
+        except RuntimeError as error:
+            text = str(error)
+    here.meet("over", [0, 1])
+    return text
+
+
+def test_a_process_that_stays_away_is_an_error_on_the_other(start_team):
+    team = start_team(2, 1, {"JAXCOMM_TIMEOUT": "2"})
+    text, _ = team.call(a_process_that_stays_away)
+    assert "psum_start(float32[3])" in text
+    assert "over axes ('i',)" in text
+    assert re.search(r"waited [\d.]+ s for rank 1", text)
