@@ -1,0 +1,355 @@
+"""cuDNN's attention in the ring, on one NVIDIA GPU or several, against float64.
+
+A ring of four needs four devices, so most cases go through its hops on one: the hop
+functions, the merge and the sums of the ring, for every rank and every block, without
+the sends. Run it as a test (JAX_PLATFORMS=cuda pytest), or as a script for a table:
+
+    JAX_PLATFORMS=cuda python tests/gpu/test_fused_attention.py
+"""
+
+import dataclasses
+import functools
+import sys
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxcomm.attention import support
+from jaxcomm.attention.hop import HopConfig
+from jaxcomm.attention.hop_primitive import hop_backward, hop_forward
+from jaxcomm.attention.merge import merge
+from jaxcomm.attention.ring import ring_attention
+from jaxcomm.attention.schedules.registry import SCHEDULES
+from jaxcomm.attention.visibility import Visibility
+
+pytestmark = pytest.mark.gpu
+
+NAMES = ("out", "lse", "grad_query", "grad_key", "grad_value")
+# Root mean square of the error, relative to that of the result. A bfloat16 output of
+# the kernel and a float32 ring give 2.5e-3 of the output for every number of ranks; the
+# kernel rounds weights and gradients of scores as well. The residual is float32.
+LIMITS = {"out": 4e-3, "lse": 1e-4} | dict.fromkeys(NAMES[2:], 1e-2)
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A ring.
+
+    Attributes:
+      schedule: its schedule; a name with "!" is not causal.
+      size: its ranks.
+      tokens, key_tokens: of each rank.
+      heads, key_heads, head_size: of the attention.
+      residual: whether the residual has a gradient too.
+      dtype: of the inputs.
+    """
+
+    schedule: str = "zigzag"
+    size: int = 4
+    tokens: int = 192
+    key_tokens: int | None = None
+    heads: int = 4
+    key_heads: int = 4
+    head_size: int = 64
+    residual: bool = False
+    dtype: str = "bfloat16"
+
+    @property
+    def is_causal(self):
+        return not self.schedule.startswith("!")
+
+    @property
+    def dealer(self):
+        return SCHEDULES[self.schedule.strip("!")]
+
+    def __str__(self):
+        fields = dataclasses.fields(self)
+        changed = [f for f in fields if getattr(self, f.name) != f.default]
+        return " ".join(f"{f.name}={getattr(self, f.name)}" for f in changed) or "plain"
+
+
+HOPS = (
+    *(
+        Case(heads=8, key_heads=key_heads, head_size=head_size, residual=residual)
+        for key_heads in (8, 2)
+        for head_size in (64, 128)
+        for residual in (False, True)
+    ),
+    Case(tokens=129, residual=True),
+    Case(head_size=256, tokens=128),
+    Case(head_size=72, dtype="float16", residual=True),
+    Case("contiguous", key_heads=1),
+    Case("striped", tokens=129, key_heads=2),
+    Case("striped", head_size=128, residual=True),
+    Case("!zigzag", key_tokens=64, key_heads=2, residual=True),
+)
+RINGS = tuple(
+    Case(schedule, key_heads=2, residual=residual, head_size=128)
+    for schedule in ("zigzag", "!zigzag")
+    for residual in (False, True)
+)
+
+
+def inputs_of(case):
+    """Return query, key, value and the gradients of output and residual."""
+    rng = np.random.default_rng(0)
+    queries = case.size * case.tokens
+    keys = case.size * (case.key_tokens or case.tokens)
+    shape = (1, queries, case.heads, case.head_size)
+    key_shape = (1, keys, case.key_heads, case.head_size)
+
+    def normal(shape, dtype):
+        return jnp.asarray(rng.standard_normal(shape), dtype)
+
+    arrays = [normal(s, case.dtype) for s in (shape, key_shape, key_shape)]
+    grad_lse = case.residual * normal(shape[:3], "float32")
+    return arrays, (normal(shape, case.dtype), grad_lse)
+
+
+def dense(case, arrays, grads):
+    """Compute all of NAMES in float64, in natural order."""
+    group, scale = case.heads // case.key_heads, case.head_size**-0.5
+    # NumPy: it compiles nothing. Heads before tokens.
+    wide = [np.asarray(x, np.float64).swapaxes(1, 2) for x in (*arrays, *grads)]
+    query, key, value, grad_out, grad_lse = wide
+    key, value = np.repeat(key, group, 1), np.repeat(value, group, 1)
+    scores = scale * query @ key.swapaxes(2, 3)
+    if case.is_causal:
+        scores[..., ~np.tri(*scores.shape[2:], dtype=bool)] = -np.inf
+    top = scores.max(-1, keepdims=True)
+    weights = np.exp(scores - top)
+    total = weights.sum(-1, keepdims=True)
+    weights /= total
+    out, lse = weights @ value, (top + np.log(total))[..., 0]
+    delta = (grad_out * out).sum(-1) - grad_lse
+    grad_scores = grad_out @ value.swapaxes(2, 3) - delta[..., None]
+    grad_scores *= scale * weights
+    grad_key = grad_scores.swapaxes(2, 3) @ query
+    grad_value = weights.swapaxes(2, 3) @ grad_out
+    shape = (key.shape[0], case.key_heads, group, *key.shape[2:])
+    summed = [x.reshape(shape).sum(2) for x in (grad_key, grad_value)]
+    results = (out, lse, grad_scores @ key, *summed)
+    return [x.swapaxes(1, 2) for x in results]
+
+
+def through_hops(case, arrays, grads):
+    """Compute all of NAMES with the ring's hops, every rank on this device."""
+    size, tokens = case.size, case.tokens
+    keys = case.key_tokens or tokens
+    visibility = Visibility(case.is_causal, size * tokens, size * keys)
+    config = HopConfig(
+        scale=case.head_size**-0.5,
+        visibility=visibility,
+        query_segments=case.dealer.segments(tokens),
+        key_segments=case.dealer.segments(keys),
+        implementation="cudnn",
+        blocks=support.fused_blocks(
+            *("cudnn", arrays[0][:, :tokens], arrays[1][:, :keys]),
+            schedule=case.dealer,
+            visibility=visibility,
+            size=size,
+        ),
+        has_residual=case.residual,
+    )
+    deal = functools.partial(_deal, case.dealer, size)
+    (query, grad_out, grad_lse), (key, value) = (
+        deal((arrays[0], *grads), tokens),
+        deal(arrays[1:], keys),
+    )
+
+    # One program for all ranks and hops, as in a ring.
+    @jax.jit
+    def forward(rank, source, merged, query, key, value):
+        positions = (
+            case.dealer.positions(rank, size, tokens),
+            case.dealer.positions(source, size, keys),
+        )
+        return merge(
+            *merged, *hop_forward(query, key, value, *positions, config=config)
+        )
+
+    @jax.jit
+    def backward(rank, source, query, key, value, grad_out, lse, delta, out):
+        positions = (
+            case.dealer.positions(rank, size, tokens),
+            case.dealer.positions(source, size, keys),
+        )
+        return hop_backward(
+            *(query, key, value, *positions, grad_out, lse, delta, out), config=config
+        )
+
+    found = {name: [] for name in NAMES[:3]}
+    grad_keys = [jnp.zeros(key[0].shape)] * size
+    grad_values = list(grad_keys)
+    for rank in range(size):
+        merged = (
+            jnp.zeros(query[0].shape, jnp.float32),
+            jnp.full(query[0].shape[:3], -jnp.inf, jnp.float32),
+        )
+        for hop in range(size):
+            at = (rank - hop) % size
+            merged = forward(rank, at, merged, query[rank], key[at], value[at])
+        out, lse = merged[0].astype(case.dtype), merged[1]
+        delta = (grad_out[rank].astype(lse.dtype) * out.astype(lse.dtype)).sum(-1)
+        delta -= grad_lse[rank]
+        grad_query = jnp.zeros(query[0].shape)
+        for hop in range(size):
+            at = (rank - hop) % size
+            block = (query[rank], key[at], value[at], grad_out[rank], lse, delta, out)
+            added = backward(rank, at, *block)
+            grad_query += added[0]
+            grad_keys[at] += added[1]
+            grad_values[at] += added[2]
+        for name, x in zip(NAMES[:3], (out, lse, grad_query), strict=True):
+            found[name].append(x)
+    gather = functools.partial(_gather, case.dealer, size)
+    return [gather(x) for x in (*found.values(), grad_keys, grad_values)]
+
+
+def _deal(dealer, size, arrays, tokens):
+    order = dealer.shard(size, tokens)
+    return [jnp.split(x[:, order], size, 1) for x in arrays]
+
+
+def _gather(dealer, size, blocks):
+    order = dealer.unshard(size, blocks[0].shape[1])
+    return np.concatenate([np.asarray(x, np.float64) for x in blocks], 1)[:, order]
+
+
+def through_ring(case, arrays, grads):
+    """Compute all of NAMES with ring_attention over ``case.size`` devices.
+
+    Raises:
+      AssertionError: its program does not call cuDNN.
+    """
+    mesh = jax.make_mesh((case.size,), ("context",), devices=jax.devices()[: case.size])
+    split = jax.P(None, "context")
+    local = functools.partial(
+        ring_attention,
+        axis_name="context",
+        is_causal=case.is_causal,
+        schedule=case.dealer,
+        return_residual=case.residual,
+        backend="xla",
+    )
+    whole = jax.shard_map(local, mesh=mesh, in_specs=split, out_specs=split)
+
+    @jax.jit
+    def run(arrays, grads):
+        out, transpose = jax.vjp(whole, *arrays)
+        gradients = transpose(grads if case.residual else grads[0])
+        # The residual is not returned without its gradient: then the oracle's is right.
+        return *(out if case.residual else (out, None)), *gradients
+
+    order = case.dealer.shard(case.size, case.tokens)
+    back = np.argsort(order)
+    dealt = jax.device_put(
+        jax.tree.map(lambda x: x[:, order], (arrays, grads)),
+        jax.NamedSharding(mesh, split),
+    )
+    assert "__cudnn$fmha" in run.lower(*dealt).as_text()
+    return [
+        None if x is None else np.asarray(x, np.float64)[:, back] for x in run(*dealt)
+    ]
+
+
+def errors_of(case, through):
+    """Return for each of NAMES the error relative to the result, both as RMS."""
+    arrays, grads = inputs_of(case)
+    expected = dense(case, arrays, grads)
+    errors = {}
+    for name, found, right in zip(
+        NAMES, through(case, arrays, grads), expected, strict=True
+    ):
+        if found is None:
+            continue
+        assert found.shape == right.shape, name
+        rms = np.sqrt(np.mean((found - right) ** 2) / np.mean(right**2))
+        errors[name] = float(rms)
+    return errors
+
+
+def beyond(errors):
+    """Return those beyond their limit; NaN is beyond any."""
+    return {name: e for name, e in errors.items() if not e <= LIMITS[name]}
+
+
+def why_not():
+    """Say why nothing can be shown here, or None."""
+    if jax.default_backend() != "gpu":
+        return "no NVIDIA GPU"
+    return support.fused_attention_reason()
+
+
+def rings():
+    """Return the cases for as many devices as there are, and for one."""
+    sizes = sorted({1, min(4, len(jax.devices()))})
+    return [dataclasses.replace(case, size=size) for size in sizes for case in RINGS]
+
+
+@pytest.fixture(autouse=True)
+def needs_gpu():
+    reason = why_not()
+    if reason:
+        pytest.skip(reason)
+
+
+@pytest.mark.parametrize("case", HOPS, ids=str)
+def test_hops_of_a_ring_equal_float64(case):
+    errors = errors_of(case, through_hops)
+    assert not beyond(errors), errors
+
+
+@pytest.mark.parametrize("case", RINGS, ids=str)
+def test_rings_of_one_and_of_all_devices_equal_float64(case):
+    for size in sorted({1, min(4, len(jax.devices()))}):
+        errors = errors_of(dataclasses.replace(case, size=size), through_ring)
+        assert not beyond(errors), errors
+
+
+def test_inputs_that_cudnn_does_not_take_are_computed_by_xla():
+    case = Case(size=1, dtype="float32")
+    mesh = jax.make_mesh((1,), ("context",), devices=jax.devices()[:1])
+    local = functools.partial(ring_attention, axis_name="context", is_causal=True)
+    split = jax.P(None, "context")
+    whole = jax.jit(jax.shard_map(local, mesh=mesh, in_specs=split, out_specs=split))
+    arrays, _ = inputs_of(case)
+    assert "cudnn" not in whole.lower(*arrays).as_text()
+
+
+def main() -> int:
+    """Print a table of errors; return how many cases failed."""
+    reason = why_not()
+    if reason:
+        print(f"skipped: {reason}")
+        return 1
+    began, failed = time.monotonic(), 0
+    cases = [("hops", through_hops, case) for case in HOPS]
+    cases += [("ring", through_ring, case) for case in rings()]
+    print(" " * 6, *(f"{name:>10}" for name in NAMES), "seconds")
+    for what, through, case in cases:
+        start = time.monotonic()
+        try:
+            errors = errors_of(case, through)
+            bad = beyond(errors)
+        except Exception as error:  # The other cases are still worth their time.
+            errors, bad = {}, {"": f"{type(error).__name__}: {str(error)[:400]}"}
+        failed += bool(bad)
+        row = [
+            f"{errors[name]:10.1e}" if name in errors else " " * 10 for name in NAMES
+        ]
+        took = time.monotonic() - start
+        verdict = f"FAILED {bad}" if bad else ""
+        print(f"{what:6}", *row, f"{took:7.1f}", case, verdict, flush=True)
+    total = time.monotonic() - began
+    print(
+        f"{len(cases) - failed} of {len(cases)} right, {total:.0f} s; limits {LIMITS}"
+    )
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(min(main(), 1))

@@ -1,0 +1,170 @@
+"""The nccl backend over a stand-in for libnccl that works on host memory."""
+
+import ctypes
+import importlib.util
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+import jaxcomm
+from jaxcomm.nccl import library
+
+TESTS = pathlib.Path(__file__).parents[1]
+PROGRAM = pathlib.Path(__file__).with_name("program.py")
+
+
+def load(path):
+    """Imports a file below tests/, which is on no path."""
+    path = TESTS / path
+    name = "_".join(path.relative_to(TESTS).with_suffix("").parts)
+    spec = importlib.util.spec_from_file_location(f"for_nccl_{name}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class StandIn:
+    """The stand-in's controls: see ffi/backends/fake/controls.h."""
+
+    def __init__(self, path):
+        """Opens the file, which the backend opens too."""
+        self._library = ctypes.CDLL(path)
+        self._library.jaxcommFakeTrace.restype = ctypes.c_char_p
+        self._library.jaxcommFakeAsyncError.argtypes = ctypes.c_int64, ctypes.c_int
+
+    def trace(self, *names):
+        """Returns the calls so far as dictionaries, of some functions or of all."""
+        lines = self._library.jaxcommFakeTrace().decode().splitlines()
+        calls = [json.loads(line) for line in lines]
+        return [call for call in calls if not names or call["name"] in names]
+
+    def clear(self):
+        """Forgets the calls so far."""
+        self._library.jaxcommFakeClearTrace()
+
+    def fail(self, function, result, after=0):
+        """Has the next call of a function, or one after it, return a result."""
+        self._library.jaxcommFakeFail(function.encode(), after, result)
+
+    def hang(self, function, after=0):
+        """Has what the next call starts, or one after it, not complete."""
+        self._library.jaxcommFakeHang(function.encode(), after)
+
+    def async_error(self, communicator, result):
+        """Gives the communicator of a number an asynchronous error."""
+        assert self._library.jaxcommFakeAsyncError(communicator, result) == 1
+
+    def __getattr__(self, name):
+        """Returns an exported function: one of CUDA's or NCCL's."""
+        return getattr(self._library, name)
+
+
+@pytest.fixture(scope="session")
+def stand_in_path():
+    """The file of the stand-in."""
+    path = os.environ.get("JAXCOMM_TEST_FAKE_NCCL")
+    if not path:
+        pytest.skip(
+            "JAXCOMM_TEST_FAKE_NCCL does not name libjaxcomm_fake_nccl.so, which "
+            "`make cpptest` builds and `make test` names"
+        )
+    return path
+
+
+@pytest.fixture
+def stand_in(stand_in_path, monkeypatch):
+    """The stand-in in place of NCCL, its trace empty, in this process."""
+    monkeypatch.setenv("JAXCOMM_NCCL_LIBRARY", stand_in_path)
+    monkeypatch.setenv("JAXCOMM_BACKEND", "nccl")
+    monkeypatch.setenv("JAXCOMM_TIMEOUT", "60")
+    library.load.cache_clear()
+    controls = StandIn(stand_in_path)
+    controls.clear()
+    yield controls
+    # Before the library is out of sight again.
+    jaxcomm.finalize()
+    library.load.cache_clear()
+
+
+@pytest.fixture(scope="session")
+def environment(stand_in_path):
+    """Variables by which other processes take the stand-in for NCCL."""
+    return {"JAXCOMM_NCCL_LIBRARY": stand_in_path, "JAXCOMM_BACKEND": "nccl"}
+
+
+@pytest.fixture
+def alone(environment):
+    """Gives ``alone(code, **variables)``: what became of a process that ran code."""
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("JAXCOMM_", "NCCL_"))
+    }
+
+    def run(code, **variables):
+        return subprocess.run(
+            [sys.executable, "-W", "error", PROGRAM, code],
+            env=inherited | environment | {"JAXCOMM_TIMEOUT": "50"} | variables,
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+
+    return run
+
+
+@pytest.fixture
+def told(alone):
+    """Gives ``told(code, **variables)``: what such a process gave ``tell()``."""
+
+    def run(code, **variables):
+        done = alone(code, **variables)
+        assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-3000:]
+        return json.loads(done.stdout.splitlines()[-1])
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def models():
+    """The numpy models and programs of tests/collectives, by name."""
+    return load("collectives/conftest.py")
+
+
+@pytest.fixture(scope="session")
+def every():
+    """Every collective with its model: tests/processes/every_collective.py."""
+    return load("processes/every_collective.py")
+
+
+@pytest.fixture(scope="module")
+def team(environment, tmp_path_factory):
+    """Two processes of two devices each, as in tests/processes, over NCCL."""
+    folder = tmp_path_factory.mktemp("team")
+    made = load("processes/conftest.py").Team(2, 2, folder, environment)
+    yield made
+    if not made.broken:
+        made.stop()
+
+
+@pytest.fixture
+def start(environment, tmp_path):
+    """Gives ``start(count, devices=1, timeout=30)``, as in tests/faults, over NCCL."""
+    sets = []
+    make = load("faults/conftest.py").Set
+
+    def begin(count, **options):
+        folder = tmp_path / f"set-{len(sets)}"
+        sets.append(make(count, folder, **environment, **options))
+        return sets[-1]
+
+    yield begin
+    for one in sets:
+        one.stop()

@@ -1,0 +1,234 @@
+"""What one operation asks of NCCL and CUDA, and nothing beside it."""
+
+import collections
+import ctypes
+import threading
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jaxcomm
+
+# Of the backend's own thread, which looks whether operations are done.
+POLLS = {"cuEventQuery", "ncclCommGetAsyncError", "cuStreamQuery", "cuCtxGetCurrent"}
+CONTEXTS = {"cuCtxGetCurrent", "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2"}
+ALLOCATIONS = {
+    "cuMemAlloc_v2", "cuMemFree_v2", "ncclMemAlloc", "ncclMemFree", "cuEventCreate",
+    "cuEventDestroy_v2", "cuStreamCreateWithPriority", "cuStreamDestroy_v2",
+    "ncclCommInitRankConfig", "ncclCommSplit", "ncclCommRegister",
+    "ncclCommWindowRegister", "ncclCommDestroy", "cuMemGetInfo_v2",
+}  # fmt: skip
+WAITS = {"cuStreamSynchronize", "cuStreamWaitEvent", "cuCtxSynchronize"}
+# For CPU devices the backend has streams of its own, one a rank, and a host function
+# tells XLA of the end.
+HOST_ONLY = {"cuLaunchHostFunc"}
+
+
+def program_of(mesh, call, out=None):
+    spec = jax.P(tuple(mesh.axis_names))
+    return jax.jit(
+        jax.shard_map(
+            call, mesh=mesh, in_specs=spec, out_specs=spec if out is None else out
+        )
+    )
+
+
+def by_stream(calls):
+    """Returns the names of calls in order, by stream."""
+    streams = collections.defaultdict(list)
+    for call in calls:
+        if "stream" in call:
+            streams[call["stream"]].append(call["name"])
+    return dict(streams)
+
+
+def enqueued(stand_in):
+    """Returns the calls except polls and changes of context."""
+    return [c for c in stand_in.trace() if c["name"] not in POLLS | CONTEXTS]
+
+
+def test_a_sum_is_one_call_on_one_stream(stand_in, make_mesh):
+    program = program_of(make_mesh(i=2), lambda x: jaxcomm.psum(x, "i"), jax.P())
+    x = jnp.arange(8.0)
+    jax.block_until_ready(program(x))
+    stand_in.clear()
+    jax.block_until_ready(program(x))
+    calls = enqueued(stand_in)
+    streams = by_stream(calls)
+    assert len(streams) == 2
+    for names in streams.values():
+        assert names == [
+            "cuStreamIsCapturing", "cuEventRecord", "ncclAllReduce", "cuEventRecord",
+            "cuLaunchHostFunc",
+        ]  # fmt: skip
+    # No group around one call, and nothing else that no stream names.
+    others = {call["name"] for call in calls if "stream" not in call}
+    assert others <= {"launch"}
+    (reduction, _) = stand_in.trace("ncclAllReduce")
+    assert (reduction["count"], reduction["type"], reduction["op"]) == (4, 7, 0)
+    assert "group" not in reduction
+
+
+def test_a_hop_is_one_group_whatever_it_carries(stand_in, make_mesh):
+    """K and V, to both neighbors: NCCL may start neither before the other."""
+    mesh = make_mesh(i=3)
+    forth = [(rank, (rank + 1) % 3) for rank in range(3)]
+
+    def hop(k, v):
+        return jaxcomm.ppermute({"k": k, "v": v}, "i", forth)
+
+    program = program_of(mesh, hop)
+    k, v = jnp.ones((3, 5), jnp.bfloat16), jnp.ones((3, 2, 4))
+    jax.block_until_ready(program(k, v))
+    stand_in.clear()
+    jax.block_until_ready(program(k, v))
+    starts = stand_in.trace("ncclGroupStart", "ncclGroupEnd")
+    # One on each of the three ranks.
+    assert [c["name"] for c in starts].count("ncclGroupStart") == 3
+    assert [c["name"] for c in starts].count("ncclGroupEnd") == 3
+    groups = collections.defaultdict(list)
+    for call in stand_in.trace("ncclSend", "ncclRecv"):
+        groups[call["group"]].append(call)
+    assert len(groups) == 3
+    for group in groups.values():
+        assert sorted(c["name"] for c in group) == ["ncclRecv"] * 2 + ["ncclSend"] * 2
+        assert len({call["comm"] for call in group}) == 1
+        (rank,) = {(c["peer"] - 1) % 3 for c in group if c["name"] == "ncclSend"}
+        assert {(c["peer"] + 1) % 3 for c in group if c["name"] == "ncclRecv"} == {rank}
+        assert sorted(c["count"] for c in group) == [10, 10, 32, 32]  # bytes
+    assert [call["count"] for call in stand_in.trace("launch")] == [4, 4, 4]
+
+
+def test_an_exchange_of_neighbors_is_one_group(stand_in, make_mesh):
+    mesh = make_mesh(i=2)
+    program = program_of(
+        mesh, lambda k: jaxcomm.ppermute((k, k * 2), "i", [(0, 1), (1, 0)])
+    )
+    k = jnp.arange(4.0)
+    first, second = program(k)
+    np.testing.assert_array_equal(first, [2, 3, 0, 1])
+    np.testing.assert_array_equal(second, [4, 6, 0, 2])
+    assert [c["name"] for c in stand_in.trace("ncclGroupStart", "ncclGroupEnd")].count(
+        "ncclGroupStart"
+    ) == len(stand_in.trace("ncclGroupEnd"))
+
+
+def test_once_warm_nothing_is_allocated_made_or_waited_for(stand_in, make_mesh, every):
+    mesh = make_mesh(i=2)
+    program = program_of(mesh, lambda x: every.calls(x[0], "i", 2))
+    x = jnp.ones((2, 2, 2, 3), jnp.float32)
+    jax.block_until_ready(program(x))
+    report = jaxcomm.memory_report()
+    stand_in.clear()
+    for _ in range(3):
+        jax.block_until_ready(program(x))
+    used = collections.Counter(call["name"] for call in stand_in.trace())
+    assert used["ncclAllReduce"] > 0
+    assert not set(used) & (ALLOCATIONS | WAITS)
+    assert jaxcomm.memory_report() == report
+    assert not [call for call in stand_in.trace() if "violation" in call]
+    known = {"cuEventRecord", "cuStreamIsCapturing", "cuMemcpyDtoDAsync_v2", "launch"}
+    known |= {"cuMemsetD8Async"} | POLLS | CONTEXTS | HOST_ONLY
+    assert not {name for name in set(used) - known if not name.startswith("nccl")}
+
+
+def test_a_thousand_broadcasts_on_one_communicator(stand_in, make_mesh):
+    mesh = make_mesh(i=2)
+
+    def thousand(x):
+        def one(i, x):
+            return jaxcomm.broadcast(x + 1, "i", 1)
+
+        return jax.lax.fori_loop(0, 1000, one, x)
+
+    program = program_of(mesh, thousand)
+    x = jnp.array([0.0, 5.0])
+    np.testing.assert_array_equal(program(x), [1005, 1005])
+    (member,) = jaxcomm.communicators()
+    assert member.stats()["calls"] == {"broadcast": 1000}
+    # The backend looks every few milliseconds.
+    deadline = time.monotonic() + 10
+    while member.stats()["in_flight"] > 0:
+        assert time.monotonic() < deadline
+    assert len(stand_in.trace("ncclBroadcast")) == 2000
+    assert len(stand_in.trace("ncclCommSplit")) == 2
+
+
+def test_the_current_context_is_left_as_found(stand_in, make_mesh):
+    """PyTorch or CuPy in the same thread go on with the device they had chosen."""
+    stand_in.cuInit(0)
+    context, found = ctypes.c_void_p(), ctypes.c_void_p()
+    stand_in.cuDevicePrimaryCtxRetain(ctypes.byref(context), 3)
+    mesh = make_mesh(i=2)
+    for mine in (context, None):
+        if mine is not None:
+            stand_in.cuCtxPushCurrent_v2(mine)
+        jaxcomm.init(mesh)
+        x = jnp.arange(2.0)
+        program_of(mesh, lambda x: jaxcomm.psum(x, "i"), jax.P())(x)
+        jaxcomm.finalize()
+        stand_in.cuCtxGetCurrent(ctypes.byref(found))
+        assert found.value == (mine.value if mine is not None else None)
+        if mine is not None:
+            stand_in.cuCtxPopCurrent_v2(ctypes.byref(found))
+    stand_in.cuDevicePrimaryCtxRelease_v2(3)
+    pushes, pops = (
+        stand_in.trace(f"cuCtx{name}Current_v2") for name in ("Push", "Pop")
+    )
+    threads = [
+        collections.Counter(c["thread"] for c in calls) for calls in (pushes, pops)
+    ]
+    assert threads[0] == threads[1]
+
+
+def test_lanes_have_streams_of_their_own(stand_in, make_mesh):
+    mesh = make_mesh(i=2)
+    jaxcomm.init(mesh, lanes=("default", "other"))
+
+    def both(x):
+        return jaxcomm.psum(x, "i"), jaxcomm.psum(x * 2, "i", lane="other")
+
+    stand_in.clear()
+    one, two = program_of(mesh, both, (jax.P(), jax.P()))(jnp.arange(2.0))
+    np.testing.assert_array_equal((one[0], two[0]), (1, 2))
+    calls = stand_in.trace("ncclAllReduce")
+    assert len({(call["comm"], call["stream"]) for call in calls}) == 4
+
+
+def test_many_operations_in_flight_are_all_accounted_for(stand_in, make_mesh):
+    """More than there are events for: see in_flight.h."""
+    mesh = make_mesh(i=2)
+    program = program_of(mesh, lambda x: jaxcomm.psum(x, "i"), jax.P())
+    x = jnp.arange(2.0)
+    jax.block_until_ready(program(x))
+    outs = [program(x) for _ in range(300)]
+    jax.block_until_ready(outs)
+    (member,) = jaxcomm.communicators()
+    assert member.stats()["calls"] == {"all_reduce": 301}
+    assert all(out[0] == 1 for out in outs)
+
+
+def test_threads_may_run_programs_at_the_same_time(make_mesh, stand_in):
+    mesh = make_mesh(i=2)
+    program = program_of(mesh, lambda x: jaxcomm.psum(x, "i"), jax.P())
+    other = program_of(mesh, lambda x: jaxcomm.pmax(x, "i"), jax.P())
+    x = jnp.arange(2.0)
+    jax.block_until_ready((program(x), other(x)))
+    wrong = []
+
+    def work(run, expected):
+        for _ in range(50):
+            if run(x)[0] != expected:
+                wrong.append(run)
+
+    threads = [
+        threading.Thread(target=work, args=(run, 1)) for run in (program, other) * 2
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(100)
+    assert not wrong
+    assert not any(thread.is_alive() for thread in threads)

@@ -1,0 +1,292 @@
+"""What NCCL is asked for when communicators are made, counted and closed."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxcomm
+from jaxcomm.nccl.policy import CommPolicy
+
+pytestmark = pytest.mark.usefixtures("stand_in")
+
+MIB = 1 << 20
+# What the stand-in takes from a device for a communicator, its own or shared.
+OWN_BYTES, SHARED_BYTES = 100 * MIB, 1 * MIB
+NO_COLOR = -1
+
+
+def counts():
+    found = jaxcomm.counters()
+    return found.created, found.split, found.live
+
+
+def splits(stand_in):
+    return [call["config"] for call in stand_in.trace("ncclCommSplit")]
+
+
+def test_a_ring_of_attention_makes_one_communicator(stand_in, make_mesh):
+    mesh = make_mesh(context=4)
+    spec = jax.P(None, "context")
+    q = k = v = jnp.ones((1, 16, 2, 8), jnp.float32)
+    before = jaxcomm.counters()
+
+    def loss(q, k, v):
+        out = jax.shard_map(
+            lambda q, k, v: jaxcomm.ring_attention(q, k, v, axis_name="context"),
+            mesh=mesh, in_specs=spec, out_specs=spec,
+        )(q, k, v)  # fmt: skip
+        return (out**2).sum()
+
+    gradients = jax.jit(jax.grad(loss, (0, 1, 2)))(q, k, v)
+    assert np.isfinite(np.asarray(gradients[1])).all()
+    after = jaxcomm.counters()
+    assert after.created - before.created == 1
+    assert after.split - before.split == 1
+    assert after.live == 1
+    assert len(stand_in.trace("ncclCommInitRankConfig")) == 4
+    assert len(splits(stand_in)) == 4
+    (member,) = jaxcomm.communicators()
+    assert set(member.stats()["calls"]) == {"permute"}
+
+
+def test_changing_lengths_make_no_communicator(stand_in, make_mesh):
+    mesh = make_mesh(i=4)
+    program = jax.jit(
+        jax.shard_map(
+            lambda x: jaxcomm.ppermute(x, "i", [(0, 1), (1, 0)]),
+            mesh=mesh, in_specs=jax.P("i"), out_specs=jax.P("i"),
+        )
+    )  # fmt: skip
+    program(jnp.ones(4))
+    (row,) = jaxcomm.memory_report()
+    stand_in.clear()
+    for length in range(8, 48, 8):
+        program(jnp.ones(length))
+    (later,) = jaxcomm.memory_report()
+    assert later.device_bytes == row.device_bytes
+    assert not stand_in.trace(
+        "ncclCommInitRankConfig", "ncclCommSplit", "cuMemAlloc_v2", "ncclMemAlloc"
+    )
+
+
+def test_a_world_is_made_once_and_others_are_split_off_it(stand_in, make_mesh):
+    before = jaxcomm.counters()
+    made = jaxcomm.init(make_mesh(a=2, b=3))
+    assert [member.axes for member in made] == [("a",), ("b",), ("a", "b")]
+    assert {member.transport for member in made} == {"NCCL 2.32.3"}
+    after = jaxcomm.counters()
+    assert (after.created - before.created, after.split - before.split) == (1, 3)
+    inits = stand_in.trace("ncclCommInitRankConfig")
+    assert [call["peer"] for call in inits] == list(range(6))
+    assert {call["count"] for call in inits} == {6}
+    calls = stand_in.trace("ncclCommSplit")
+    # Colors are groups, keys are ranks, by device.
+    assert [call["peer"] for call in calls[:6]] == [0, 1, 2, 0, 1, 2]
+    assert [call["op"] for call in calls[:6]] == [0, 0, 0, 1, 1, 1]
+    assert [call["peer"] for call in calls[6:12]] == [0, 0, 0, 1, 1, 1]
+    assert [call["op"] for call in calls[6:12]] == [0, 1, 2, 0, 1, 2]
+
+
+def test_the_order_of_a_mesh_is_the_order_of_ranks(stand_in):
+    auto = (jax.sharding.AxisType.Auto,)
+    devices = [jax.devices()[i] for i in (2, 0, 1)]
+    jaxcomm.init(jax.sharding.Mesh(devices, ("i",), axis_types=auto))
+    assert [call["op"] for call in stand_in.trace("ncclCommSplit")] == [1, 2, 0]
+
+
+def test_the_default_lane_shares_and_others_do_not(stand_in, make_mesh):
+    jaxcomm.init(make_mesh(i=2), lanes=("default", "other"))
+    assert [config["split_share"] for config in splits(stand_in)] == [1, 1, 0, 0]
+    shared, own = jaxcomm.memory_report()
+    assert (shared.shared, own.shared) == (True, False)
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_a_policy_decides_whether_lanes_share(stand_in, make_mesh, share):
+    policy = CommPolicy(share=share)
+    jaxcomm.init(make_mesh(i=2), lanes=("default", "other"), policy=policy)
+    assert [config["split_share"] for config in splits(stand_in)] == [int(share)] * 4
+    assert [row.shared for row in jaxcomm.memory_report()] == [share] * 2
+
+
+def test_the_memory_report_tells_own_and_shared_bytes(stand_in, make_mesh):
+    jaxcomm.init(make_mesh(i=2), lanes=("default", "other"))
+    shared, own = jaxcomm.memory_report()
+    assert shared.communicator.lane == "default"
+    assert shared.device_bytes == 2 * SHARED_BYTES
+    assert own.device_bytes == 2 * OWN_BYTES
+    assert shared.parent_bytes == own.parent_bytes == 2 * OWN_BYTES
+    assert shared.host_bytes > 0
+    assert (shared.shared_bytes, shared.pinned_bytes) == (0, 0)
+
+
+def test_a_mesh_of_one_device_makes_nothing(stand_in, make_mesh):
+    jaxcomm.init(make_mesh(i=1))
+    assert not stand_in.trace("ncclCommInitRankConfig", "ncclCommSplit")
+
+
+def test_groups_of_one_get_no_communicator(stand_in, make_mesh):
+    mesh = make_mesh(a=1, b=2)
+    program = jax.jit(
+        jax.shard_map(
+            lambda x: jaxcomm.psum(x, "a"),
+            mesh=mesh, in_specs=jax.P("b"), out_specs=jax.P("b"),
+        )
+    )  # fmt: skip
+    np.testing.assert_array_equal(program(jnp.arange(4.0)), np.arange(4.0))
+    assert not stand_in.trace("ncclCommInitRankConfig", "ncclCommSplit")
+    jaxcomm.init(mesh, "a")
+    calls = stand_in.trace("ncclCommSplit")
+    assert all(call.get("peer", NO_COLOR) == NO_COLOR for call in calls)
+    assert jaxcomm.memory_report()[0].device_bytes == 0
+
+
+def test_alone_in_a_group_that_others_are_larger_than(stand_in, make_mesh):
+    mesh = make_mesh(i=3)
+    groups = [[2, 0], [1]]
+
+    def call(x):
+        return jaxcomm.psum(x, "i", axis_index_groups=groups)
+
+    program = jax.jit(
+        jax.shard_map(call, mesh=mesh, in_specs=jax.P("i"), out_specs=jax.P("i"))
+    )
+    np.testing.assert_array_equal(program(jnp.arange(3.0)), [2, 1, 2])
+    colors = [call.get("peer", NO_COLOR) for call in stand_in.trace("ncclCommSplit")]
+    assert colors == [0, NO_COLOR, 0]
+
+
+FIELDS = {
+    "max_ctas": (8, "max_ctas"),
+    "min_ctas": (2, "min_ctas"),
+    "cga_cluster_size": (1, "cga_cluster_size"),
+    "traffic_class": (3, "traffic_class"),
+    "name": ("mine", "comm_name"),
+    "max_p2p_peers": (5, "max_p2p_peers"),
+}
+# These are no settings of NCCL's.
+OURS = {"share", "lanes", "command_buffers"}
+
+
+def test_every_field_of_a_policy_is_here():
+    fields = {field.name for field in dataclasses.fields(CommPolicy)}
+    assert fields == set(FIELDS) | OURS | {"blocking"}
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_a_policy_reaches_world_and_children(stand_in, make_mesh, field):
+    value, name = FIELDS[field]
+    jaxcomm.init(make_mesh(i=2), policy=CommPolicy(**{field: value}))
+    calls = stand_in.trace("ncclCommInitRankConfig", "ncclCommSplit")
+    assert [call["config"].get(name) for call in calls] == [value] * 4
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+def test_a_policy_decides_whether_calls_block(stand_in, make_mesh, blocking):
+    mesh = make_mesh(i=2)
+    jaxcomm.init(mesh, policy=CommPolicy(blocking=blocking))
+    calls = stand_in.trace("ncclCommInitRankConfig", "ncclCommSplit")
+    assert [call["config"]["blocking"] for call in calls] == [int(blocking)] * 4
+    program = jax.jit(
+        jax.shard_map(
+            lambda x: (jaxcomm.psum(x, "i"), jaxcomm.ppermute(x, "i", [(0, 1)])),
+            mesh=mesh, in_specs=jax.P("i"), out_specs=(jax.P(), jax.P("i")),
+        )
+    )  # fmt: skip
+    total, moved = program(jnp.arange(1.0, 3.0))
+    np.testing.assert_array_equal(total, [3])
+    np.testing.assert_array_equal(moved, [0, 1])
+
+
+def test_without_a_policy_the_creation_of_a_world_is_polled(stand_in, make_mesh):
+    """Operations need not be: that takes NCCL a thread for each of them."""
+    jaxcomm.init(make_mesh(i=2))
+    (config, *_) = [c["config"] for c in stand_in.trace("ncclCommInitRankConfig")]
+    assert config == {"blocking": 0}
+    assert splits(stand_in)[0] == {"blocking": 1, "split_share": 1}
+
+
+def test_meshes_of_other_policies_are_other_worlds(stand_in, make_mesh):
+    mesh = make_mesh(i=2)
+    jaxcomm.init(mesh, lanes="one")
+    jaxcomm.init(mesh, lanes="two", policy=CommPolicy(max_ctas=4))
+    assert len(stand_in.trace("ncclCommInitRankConfig")) == 4
+    assert len(jaxcomm.communicators()) == 2
+
+
+def test_lanes_have_a_bound(stand_in, make_mesh):
+    mesh = make_mesh(i=2)
+    jaxcomm.init(mesh, lanes=("a", "b"))
+    with pytest.raises(jaxcomm.CommunicatorError, match=r"lanes \['a', 'b'\] already"):
+        jaxcomm.init(mesh, lanes="c")
+    jaxcomm.init(mesh, lanes="c", policy=CommPolicy(lanes=3))
+    assert [member.lane for member in jaxcomm.communicators()] == ["a", "b", "c"]
+
+
+def test_live_communicators_have_a_bound(make_mesh, monkeypatch):
+    monkeypatch.setenv("JAXCOMM_MAX_COMMUNICATORS", "2")
+    mesh = make_mesh(a=2, b=2)
+    made = jaxcomm.init(mesh, ["a", "b"])
+    with pytest.raises(jaxcomm.CommunicatorError, match="JAXCOMM_MAX_COMMUNICATORS"):
+        jaxcomm.init(mesh, ("a", "b"))
+    made[0].close()
+    jaxcomm.init(mesh, ("a", "b"))
+    assert jaxcomm.counters().live == 2
+
+
+def test_running_never_creates(stand_in, make_mesh):
+    mesh = make_mesh(i=2)
+    program = jax.jit(
+        jax.shard_map(
+            lambda x: jaxcomm.psum(x, "i"),
+            mesh=mesh, in_specs=jax.P("i"), out_specs=jax.P(),
+        )
+    )  # fmt: skip
+    x = jnp.arange(2.0)
+    jax.block_until_ready(program(x))
+    jaxcomm.finalize()
+    stand_in.clear()
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"jaxcomm\.init"):
+        jax.block_until_ready(program(x))
+    assert not stand_in.trace("ncclCommInitRankConfig", "ncclCommSplit")
+    # The same key names its successor.
+    jaxcomm.init(mesh)
+    np.testing.assert_array_equal(program(x), [1])
+
+
+def test_closing_destroys_children_first_and_gives_memory_back(stand_in, make_mesh):
+    mesh = make_mesh(i=2)
+    made = jaxcomm.init(mesh, lanes=("default", "other"))
+    world = {call["comm"] for call in stand_in.trace("ncclCommSplit")}
+    stand_in.clear()
+    made[0].close()
+    children = {call["comm"] for call in stand_in.trace("ncclCommDestroy")}
+    assert len(children) == 2
+    assert not children & world
+    made[1].close()
+    ended = [call["comm"] for call in stand_in.trace("ncclCommDestroy")]
+    assert set(ended[-2:]) == world
+    assert len(ended) == len(set(ended)) == 6
+    assert not stand_in.trace("ncclCommAbort")
+    # All that was made was freed.
+    names = [call["name"] for call in stand_in.trace()]
+    assert names.count("cuStreamDestroy_v2") == names.count("cuMemFree_v2") == 4
+    assert names.count("cuDevicePrimaryCtxRelease_v2") == 2
+    assert jaxcomm.counters().live == 0
+
+
+@pytest.mark.parametrize(
+    "variable", ["NCCL_BUFFSIZE", "NCCL_WORK_FIFO_BYTES", "NCCL_WORK_FIFO_DEPTH"]
+)
+def test_larger_buffers_are_warned_about(make_mesh, monkeypatch, variable):
+    monkeypatch.setenv(variable, str(64 * MIB))
+    with pytest.warns(UserWarning, match=f"{variable}=67108864 is more than NCCL's"):
+        jaxcomm.init(make_mesh(i=2))
+
+
+def test_the_usual_buffers_are_not_warned_about(make_mesh, monkeypatch):
+    monkeypatch.setenv("NCCL_BUFFSIZE", str(4 * MIB))
+    jaxcomm.init(make_mesh(i=2))

@@ -1,0 +1,81 @@
+"""Communicators that cannot be made: what is said, and that nothing of them stays."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxcomm
+
+FAILURES = {
+    "ncclCommInitRankConfig": 3,
+    "ncclCommSplit": 3,
+    "ncclGroupEnd": 2,
+    "ncclAllReduce": 1,
+    "cuMemAlloc_v2": 2,
+    "cuStreamCreateWithPriority": 2,
+    "cuEventCreate": 2,
+    "cuDevicePrimaryCtxRetain": 2,
+    "ncclGetUniqueId": 2,
+}
+
+
+def psum(mesh):
+    return jax.jit(
+        jax.shard_map(
+            lambda x: jaxcomm.psum(x, "i"),
+            mesh=mesh, in_specs=jax.P("i"), out_specs=jax.P(),
+        )
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("function", FAILURES)
+def test_after_a_failed_creation_the_next_is_as_the_first(
+    stand_in, make_mesh, function
+):
+    mesh = make_mesh(i=2)
+    stand_in.fail(function, FAILURES[function])
+    with pytest.raises(jaxcomm.CommunicatorError) as caught:
+        jaxcomm.init(mesh)
+    text = str(caught.value)
+    assert "over axes ('i',) (lane 'default') of 2 devices" in text
+    assert "NCCL 2.32.3 from " in text
+    assert jaxcomm.counters().live == 0
+    jaxcomm.init(mesh)
+    np.testing.assert_array_equal(psum(mesh)(jnp.arange(2.0)), [1])
+
+
+@pytest.mark.parametrize("function", ["ncclCommInitRankConfig", "ncclCommSplit"])
+def test_a_failed_creation_tells_what_one_wants_to_know(
+    stand_in, make_mesh, monkeypatch, function
+):
+    other = jaxcomm.init(make_mesh(a=2, b=1), "a")
+    monkeypatch.setenv("NCCL_DEBUG_SUBSYS", "NONE")
+    stand_in.fail(function, 3)
+    with pytest.raises(jaxcomm.CommunicatorError) as caught:
+        jaxcomm.init(make_mesh(i=3))
+    text = str(caught.value)
+    assert f"{function}: internal error" in text
+    assert "(" in text[text.index("internal error") :]  # NCCL's last error
+    assert "NCCL 2.32.3 from " in text
+    assert "libjaxcomm_fake_nccl.so" in text
+    assert "variables set: NCCL_DEBUG_SUBSYS=NONE" in text
+    assert f"live communicators: {len(other)}" in text
+    for memory in ("free MiB: host ", ", device ", ", /dev/shm "):
+        amount = text[text.index(memory) + len(memory) :].split()[0].rstrip(",")
+        assert int(amount) > 0, memory
+
+
+def test_a_creation_that_nobody_else_comes_to_ends_at_its_deadline(
+    stand_in, make_mesh, monkeypatch
+):
+    monkeypatch.setenv("JAXCOMM_TIMEOUT", "0.3")
+    for function in ("ncclCommInitRankConfig", "ncclCommSplit", "ncclAllReduce"):
+        stand_in.hang(function)
+        with pytest.raises(
+            jaxcomm.CommunicatorError, match=r"not done after 0\.3"
+        ) as e:
+            jaxcomm.init(make_mesh(i=2))
+        assert "NCCL 2.32.3 from" in str(e.value), function
+    monkeypatch.setenv("JAXCOMM_TIMEOUT", "60")
+    jaxcomm.init(make_mesh(i=2))

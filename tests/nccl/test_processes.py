@@ -1,0 +1,178 @@
+"""Several processes over NCCL: the same results, and one error for all."""
+
+import pytest
+
+import jaxcomm
+
+pytestmark = pytest.mark.multiprocess
+
+# Which of them it is depends on where JAX meets the error.
+RAISED = ("JaxRuntimeError", "ValueError")
+# Of what is to happen at once, for a machine that has more to do than these tests.
+PATIENCE_SECONDS = 30
+
+
+def collectives(here, order):
+    mesh = here.mesh(2, 2, order=order)
+    x = {
+        "bfloat16": here.values("bfloat16", (4, 4, 2, 3), 0),
+        "int32": here.values("int32", (4, 4, 2, 3), 1),
+    }
+    found = here.run(mesh, lambda x: here.every.calls(x, "i", 4), x)
+    for name, model in here.every.models(here.model, 4).items():
+        for dtype, leaf in x.items():
+            expected = here.by_group(mesh, ("i",), model, leaf)
+            here.identical(mesh, found[name][dtype], expected, f"{name} of {dtype}")
+    return [member.transport for member in jaxcomm.communicators()]
+
+
+@pytest.mark.parametrize("order", [None, [3, 0, 2, 1]], ids=["line", "disorder"])
+def test_every_collective_is_its_model_over_two_processes(team, order):
+    assert team.call(collectives, order=order) == [["NCCL 2.32.3"]] * 2
+
+
+def two_axes(here):
+    mesh = here.mesh(2, 2, shape=(2, 2), names=("a", "b"))
+    x = here.values("float32", (4, 3), 0)
+    # Columns join processes, rows lie within one.
+    for axes in (("a",), ("b",)):
+        found = here.run(mesh, lambda x, axes=axes: jaxcomm.psum(x, axes), x)
+        model = here.model.all_reduce("sum")
+        here.identical(mesh, found, here.by_group(mesh, axes, model, x), str(axes))
+    counters = jaxcomm.counters()
+    return [counters.live, [m.backend for m in jaxcomm.communicators()]]
+
+
+def test_axes_within_and_across_processes(team):
+    assert team.call(two_axes) == [[2, ["nccl", "nccl"]]] * 2
+
+
+def ring(here):
+    attention = here.load("processes/test_ring_attention.py")
+    attention.attention_in_a_ring(here, 2, 2, None, "zigzag", True)
+    (member,) = jaxcomm.communicators()
+    return [member.backend, sorted(member.stats()["calls"])]
+
+
+def test_ring_attention_over_two_processes_is_dense_attention(team):
+    assert team.call(ring) == [["nccl", ["permute"]]] * 2
+
+
+PSUM = """
+mesh = mesh_of()
+psum = jitted(lambda x: jaxcomm.psum(x, "i"), mesh)
+x = spread(mesh, 3)
+jaxcomm.init(mesh)
+answer = [m.backend for m in jaxcomm.communicators()], values(psum(x))
+"""
+AGAIN = f"jaxcomm.finalize()\n{PSUM}"
+
+
+def test_ranks_that_do_different_things_all_raise_and_go_on(start):
+    processes = start(2, timeout=10)
+    assert processes.ask(PSUM) == [[["nccl"], [1.0]]] * 2
+    first, second = processes
+    first.tell("answer = attempt(lambda: values(psum(x)))")
+    second.tell(
+        "wider = spread(mesh, 5)\nanswer = attempt(lambda: values(psum(wider)))"
+    )
+    outcomes = [first.hear(), second.hear()]
+    for rank, (outcome, shape) in enumerate(zip(outcomes, (3, 5), strict=True)):
+        assert outcome.get("error") in RAISED, outcome
+        text = outcome["text"]
+        assert f"psum(float32[1,{shape}]) over axes ('i',) (lane 'default'" in text
+        assert f"rank {rank} of 2 (device " in text
+        assert "disagree about ncclAllReduce: count 3 against 5" in text
+    assert max(o["end"] - o["begin"] for o in outcomes) < PATIENCE_SECONDS
+    assert processes.ask(AGAIN) == [[["nccl"], [1.0]]] * 2
+
+
+def test_other_collectives_on_another_rank_are_told(start):
+    processes = start(2, timeout=10)
+    processes.ask(PSUM)
+    first, second = processes
+    first.tell("answer = attempt(lambda: values(psum(x)))")
+    second.tell(
+        'other = jitted(lambda x: jaxcomm.all_gather(x, "i"), mesh)\n'
+        "answer = attempt(lambda: values(other(x)))"
+    )
+    texts = [first.hear()["text"], second.hear()["text"]]
+    for text, name in zip(texts, ("psum", "all_gather"), strict=True):
+        assert f"{name}(float32[1,3])" in text
+        assert "disagree about ncclAllReduce against ncclAllGather" in text
+
+
+def test_a_rank_that_stays_away_is_a_deadline_with_a_record(start, tmp_path):
+    records = tmp_path / "records"
+    processes = start(2, timeout=3, JAXCOMM_DUMP_DIR=str(records))
+    processes.ask(PSUM)
+    outcome = processes[0].ask("answer = attempt(lambda: values(psum(x)))")
+    assert outcome.get("error") in RAISED, outcome
+    for text in (
+        "DEADLINE_EXCEEDED", "psum(float32[1,3]) over axes ('i',) (lane 'default'",
+        "rank 0 of 2", "not done after 3 s", "see JAXCOMM_TIMEOUT",
+    ):  # fmt: skip
+        assert text in outcome["text"]
+    record = (records / "flight-record-0.json").read_text()
+    assert "psum" in record
+    assert "timeout" in record
+    assert processes.ask(AGAIN) == [[["nccl"], [1.0]]] * 2
+
+
+def test_a_process_killed_in_an_operation_is_an_error_on_the_other(start):
+    processes = start(2, timeout=25, JAX_ENABLE_RECOVERABILITY="1")
+    processes.ask(PSUM)
+    processes[0].ask("begin(lambda: values(psum(x)))")
+    since = processes[1].kill()
+    outcome = processes[0].ask("answer = outcome()")
+    assert outcome.get("error") in RAISED, outcome
+    assert "psum(float32[1,3]) over axes ('i',) (lane 'default'" in outcome["text"]
+    assert "The process of rank 1 died" in outcome["text"]
+    # Before the deadline: NCCL itself reports it.
+    assert outcome["end"] - since < 15
+    # It goes on alone.
+    told = processes[0].ask(
+        "jaxcomm.finalize()\nanswer = psum_of_ones(mesh_of(of_processes(0)))"
+    )
+    assert told == 1
+
+
+def test_a_process_that_does_not_come_is_named(start):
+    processes = start(3, timeout=3)
+    processes.ask("mesh = mesh_of()")
+    answers = processes.ask(
+        "answer = attempt(lambda: jaxcomm.init(mesh) and 0)", [0, 2]
+    )
+    for outcome in answers:
+        assert outcome.get("error") == "CommunicatorError", outcome
+        assert "waited 3 s for process 1 of [0, 1, 2]" in outcome["text"]
+        assert outcome["end"] - outcome["begin"] < PATIENCE_SECONDS
+    assert processes.ask(AGAIN) == [[["nccl"], [3.0]]] * 3
+
+
+def test_a_creation_that_fails_on_one_process_ends_on_all(start):
+    processes = start(2, timeout=4)
+    processes.ask("mesh = mesh_of()")
+    processes[1].ask(
+        "import ctypes\n"
+        "stand_in = ctypes.CDLL(os.environ['JAXCOMM_NCCL_LIBRARY'])\n"
+        "stand_in.jaxcommFakeFail(b'ncclCommSplit', 0, 3)"
+    )
+    answers = processes.ask("answer = attempt(lambda: jaxcomm.init(mesh) and 0)")
+    for outcome in answers:
+        assert outcome.get("error") == "CommunicatorError", outcome
+        assert "NCCL did not make a communicator over axes ('i',)" in outcome["text"]
+        assert outcome["end"] - outcome["begin"] < PATIENCE_SECONDS
+    assert processes.ask(AGAIN) == [[["nccl"], [1.0]]] * 2
+
+
+def test_a_process_without_nccl_is_named_by_all(start):
+    processes = start(2, timeout=20)
+    processes.ask("mesh = mesh_of()")
+    processes[1].ask("os.environ['JAXCOMM_NCCL_LIBRARY'] = '/nowhere/libnccl.so'")
+    answers = processes.ask("answer = attempt(lambda: jaxcomm.init(mesh) and 0)")
+    for outcome in answers:
+        assert outcome.get("error") == "CommunicatorError", outcome
+        assert (
+            "process 1: NCCL cannot be loaded: /nowhere/libnccl.so" in outcome["text"]
+        )
