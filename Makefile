@@ -54,7 +54,7 @@ demo: $(VENV)/.extra-demo ## train a small language model over a ring of virtual
 	@$(RUN) -m jaxcomm.demo $(ARGS)
 
 test: $(VENV)/.extra-test cpptest ## C++ and Python tests against the installed package
-	@$(RUN) -m pytest -n $(TEST_WORKERS) $(ARGS)
+	@JAXCOMM_TEST_FAKE_NCCL="$(abspath $(BUILD))/libjaxcomm_fake_nccl.so" $(RUN) -m pytest -n $(TEST_WORKERS) $(ARGS)
 
 install: $(VENV)/.extra-$(EXTRAS) ## make .venv and install jaxcomm into it
 	@echo 'jaxcomm is installed: source $(BIN)/activate'

@@ -19,10 +19,11 @@ class Handle:
     there is nothing in it to compute with.
     """
 
-    def __init__(self, start: str, text: str, finish):
-        """Keeps ``finish(done, after)``, which binds the other half."""
+    def __init__(self, start: str, text: str, travelling, finish):
+        """Keeps ``finish(done, travelling, after)``, which binds the other half."""
         self._start = start
         self._text = text
+        self._travelling = travelling
         self._finish = finish
         # Weakly: a handle that is forgotten must not keep a trace alive.
         self._trace = weakref.ref(_jax_compat.current_trace())
@@ -59,9 +60,43 @@ class Handle:
                 f"and finish it in one body of jit, scan, while_loop, cond, grad, vmap "
                 f"or checkpoint."
             )
-        finish = self._finish
-        del self._finish  # and what it holds
-        return finish(done, after)
+        finish, travelling = self._finish, self._travelling
+        del self._finish, self._travelling  # and what they hold
+        return finish(done, travelling, after)
+
+    def then(self, x):
+        """Returns ``x`` for computations that are to come after the start.
+
+        A GPU does what a program holds in one order, which XLA chooses: it may compute
+        first and start last. What is computed from the result of this cannot come
+        first. On other devices it changes nothing.
+
+        Args:
+          x: a pytree of arrays.
+
+        Returns:
+          A pytree like ``x``, of the same values.
+
+        Raises:
+          ValueError: if the handle was finished, or is of another traced function.
+
+        Example:
+          >>> arriving = jaxcomm.ppermute_start(block, "i", pairs)  # doctest: +SKIP
+          >>> out = compute(arriving.then(block))  # doctest: +SKIP
+          >>> block = jaxcomm.ppermute_done(arriving, after=out)  # doctest: +SKIP
+        """
+        if not self._open or self._trace() is not _jax_compat.current_trace():
+            raise ValueError(
+                f"then: {self._text} was finished, or started in another traced "
+                f"function; call it between the start and {self._done}"
+            )
+        leaves, tree = jax.tree.flatten(x)
+        if not self._travelling or not leaves:
+            return x
+        self._travelling, leaves = jax.lax.optimization_barrier(
+            (tuple(self._travelling), tuple(leaves))
+        )
+        return jax.tree.unflatten(tree, leaves)
 
     def tree_flatten(self):
         """Refuses: whoever flattens a handle is about to take it elsewhere."""
@@ -114,7 +149,7 @@ def start(
     }
     travelling = collective.pair.start.bind(*operands, **params)
 
-    def finish_with(done, after):
+    def finish_with(done, travelling, after):
         waits_for = [_awaited(leaf, done) for leaf in jax.tree.leaves(after)]
         outs = collective.pair.done.bind(
             *travelling, *waits_for, leaves=len(operands), **params
@@ -122,7 +157,8 @@ def start(
         return finish(unpack(outs))
 
     kinds = ", ".join(f"{leaf.dtype}{list(leaf.shape)}" for leaf in operands)
-    return Handle(name, f"{name}({kinds}) over axes {axes}", finish_with)
+    text = f"{name}({kinds}) over axes {axes}"
+    return Handle(name, text, travelling, finish_with)
 
 
 def started(name: str, axes, outcome) -> Handle:
@@ -149,7 +185,8 @@ def done(name: str, handle, after):
 
 
 def _ready(name, axes, value):
-    return Handle(name, f"{name} over axes {axes}", lambda done, after: value)
+    text = f"{name} over axes {axes}"
+    return Handle(name, text, (), lambda done, travelling, after: value)
 
 
 def _awaited(leaf, done):

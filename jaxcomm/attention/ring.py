@@ -181,6 +181,10 @@ class _Ring:
             block, self.axis_name, lane=self.lane, backend=self.backend
         )
 
+    def then(self, arriving, block):
+        """Return the block, for what is to be computed while it is sent."""
+        return arriving.then(block) if self.overlaps else block
+
     def done(self, arriving, after):
         """Return what was begun to be sent here, once ``after`` is computed."""
         if not self.overlaps:
@@ -223,7 +227,7 @@ def _forward(ring, query, key, value):
     def step(hop, carry):
         merged, block = carry
         arriving = ring.start(block)
-        merged = attend_and_merge(merged, block, hop)
+        merged = attend_and_merge(merged, ring.then(arriving, block), hop)
         return merged, ring.done(arriving, after=merged)
 
     out = jnp.zeros_like(query, sum_dtype(query.dtype))
@@ -263,6 +267,7 @@ def _backward(ring, residuals, grads):
         grad_query, grad_block, block = carry
         # The gradients of a block follow the block one hop behind.
         arriving, following = ring.start(block), ring.start(grad_block)
+        block = ring.then(following, ring.then(arriving, block))
         added_query, added_block = gradients(block, hop)
         grad_query += added_query
         # The hop's gradients come of one loop: its sum stands for all of them.
@@ -275,11 +280,12 @@ def _backward(ring, residuals, grads):
         grad_query, grad_block = gradients(block, 0)
     else:
         arriving = ring.start(block)
-        grad_query, grad_block = gradients(block, 0)
+        grad_query, grad_block = gradients(ring.then(arriving, block), 0)
         block = ring.done(arriving, after=grad_query)
         carry = _for_hops(1, ring.size - 1, step, (grad_query, grad_block, block))
         grad_query, grad_block, block = carry
         following = ring.start(grad_block)
+        block = ring.then(following, block)
         added_query, added_block = gradients(block, ring.size - 1)
         grad_query += added_query
         following = ring.done(following, after=grad_query)

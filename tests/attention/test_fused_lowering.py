@@ -136,6 +136,7 @@ def test_one_program_serves_two_platforms(monkeypatch, lower):
     assert _cudnn_calls(text)
     # The other branch is XLA's.
     assert "stablehlo.exponential" in text
+    assert not _cudnn_calls(lower(("cpu", "cuda"), implementation="xla"))
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,7 @@ def test_a_mistake_ends_the_process_with_one_line_and_status_2(tmp_path):
         (["--devices=0"], "flag --devices=0: "),
         (["--devices=8", "--context=3"], "--devices=8 is not --data=2 times"),
         (["--schedule=spiral"], "value should be one of <contiguous|striped|zigzag>"),
-        (["--backend=pigeon"], "value should be one of <host|xla>"),
+        (["--backend=pigeon"], "value should be one of <host|nccl|xla>"),
         (["--width=12"], "--width=12 is not a multiple of 8"),
         (["--learning_rate=-1"], "--learning_rate=-1.0 is not positive"),
         (["--learning_rate=nan"], "--learning_rate=nan is not positive"),

@@ -112,8 +112,8 @@ TEST(a_reduction_to_a_root_is_one_call_and_zeros_elsewhere) {
 }
 
 TEST(a_hop_sends_and_receives_in_one_group) {
-  // Rank 0 to 1, 1 to 2; nobody sends to 0.
-  auto site = MakeSite("permute", {1, 2, -1}, {FloatLeaf(10)}, {FloatLeaf(10)});
+  // By target, who sends to it: nobody to 0.
+  auto site = MakeSite("permute", {-1, 0, 1}, {FloatLeaf(10)}, {FloatLeaf(10)});
   CHECK_EQ(Grouped(*site, 0), "send 40 from 0 to 0 peer 1");
   CHECK_EQ(Local(*site, 0), "zero 40 from 0 to 0 peer 0");
   Steps steps;
@@ -132,7 +132,7 @@ TEST(who_keeps_what_it_has_copies_it) {
 }
 
 TEST(all_leaves_of_a_hop_go_in_one_group) {
-  auto site = MakeSite("permute", {1, 2, 0}, {FloatLeaf(10), FloatLeaf(3)},
+  auto site = MakeSite("permute", {2, 0, 1}, {FloatLeaf(10), FloatLeaf(3)},
                        {FloatLeaf(10), FloatLeaf(3)});
   Steps steps;
   CHECK_TRUE(Make(*site, kSize, 0, &steps).success());
@@ -187,6 +187,18 @@ TEST(strided_rows_are_calls_of_their_own_in_the_same_order_on_all_ranks) {
         "reduce 5 from 20 to 0 peer 1", "reduce 5 from 100 to 20 peer 2"}) {
     CHECK_CONTAINS(first, expected);
   }
+}
+
+TEST(an_exchange_of_strided_rows_is_sends_and_never_one_call) {
+  // [2, 3, 2] -> [3, 2, 2]: the rows of one piece lie apart on one side.
+  auto site = MakeSite("all_to_all", {1, 2, 0}, {FloatLeaf(12)}, {FloatLeaf(12)});
+  const std::string grouped = Grouped(*site, 0);
+  for (const char* expected :
+       {"send 8 from 8 to 0 peer 1", "send 8 from 32 to 8 peer 1",
+        "recv 8 from 0 to 16 peer 1", "recv 8 from 24 to 24 peer 1"}) {
+    CHECK_CONTAINS(grouped, expected);
+  }
+  CHECK_EQ(Local(*site, 0), "copy 8 from 0 to 0 peer 0; copy 8 from 24 to 8 peer 0");
 }
 
 TEST(what_has_no_elements_asks_for_nothing) {

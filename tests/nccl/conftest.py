@@ -133,6 +133,12 @@ def told(alone):
 
 
 @pytest.fixture(scope="session")
+def load_test():
+    """Gives ``load_test(path)``: a file below tests/ as a module."""
+    return load
+
+
+@pytest.fixture(scope="session")
 def models():
     """The numpy models and programs of tests/collectives, by name."""
     return load("collectives/conftest.py")

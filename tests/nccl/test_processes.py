@@ -66,11 +66,29 @@ jaxcomm.init(mesh)
 answer = [m.backend for m in jaxcomm.communicators()], values(psum(x))
 """
 AGAIN = f"jaxcomm.finalize()\n{PSUM}"
+STAND_IN = "import ctypes; stand_in = ctypes.CDLL(os.environ['JAXCOMM_NCCL_LIBRARY'])"
+RIGHT = [[["nccl"], [1.0]]] * 2
 
 
-def test_ranks_that_do_different_things_all_raise_and_go_on(start):
-    processes = start(2, timeout=10)
-    assert processes.ask(PSUM) == [[["nccl"], [1.0]]] * 2
+@pytest.fixture(scope="module")
+def pair(environment, tmp_path_factory, load_test):
+    """Two processes of one device each, as in tests/faults."""
+    folder = tmp_path_factory.mktemp("pair")
+    made = load_test("faults/conftest.py").Set(2, folder, timeout=10, **environment)
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def processes(pair):
+    """The pair, after a sum that was right; and afterwards another."""
+    assert pair.ask(AGAIN) == RIGHT
+    yield pair
+    pair.ask("os.environ['JAXCOMM_TIMEOUT'] = '10'")
+    assert pair.ask(AGAIN) == RIGHT
+
+
+def test_ranks_that_do_different_things_all_raise_and_go_on(processes):
     first, second = processes
     first.tell("answer = attempt(lambda: values(psum(x)))")
     second.tell(
@@ -84,12 +102,9 @@ def test_ranks_that_do_different_things_all_raise_and_go_on(start):
         assert f"rank {rank} of 2 (device " in text
         assert "disagree about ncclAllReduce: count 3 against 5" in text
     assert max(o["end"] - o["begin"] for o in outcomes) < PATIENCE_SECONDS
-    assert processes.ask(AGAIN) == [[["nccl"], [1.0]]] * 2
 
 
-def test_other_collectives_on_another_rank_are_told(start):
-    processes = start(2, timeout=10)
-    processes.ask(PSUM)
+def test_other_collectives_on_another_rank_are_told(processes):
     first, second = processes
     first.tell("answer = attempt(lambda: values(psum(x)))")
     second.tell(
@@ -102,21 +117,21 @@ def test_other_collectives_on_another_rank_are_told(start):
         assert "disagree about ncclAllReduce against ncclAllGather" in text
 
 
-def test_a_rank_that_stays_away_is_a_deadline_with_a_record(start, tmp_path):
-    records = tmp_path / "records"
-    processes = start(2, timeout=3, JAXCOMM_DUMP_DIR=str(records))
-    processes.ask(PSUM)
+def test_a_rank_that_stays_away_is_a_deadline_with_a_record(processes, tmp_path):
+    processes.ask("os.environ['JAXCOMM_TIMEOUT'] = '2'")
+    processes.ask(f"os.environ['JAXCOMM_DUMP_DIR'] = {str(tmp_path)!r}")
+    assert processes.ask(AGAIN) == RIGHT
     outcome = processes[0].ask("answer = attempt(lambda: values(psum(x)))")
     assert outcome.get("error") in RAISED, outcome
     for text in (
         "DEADLINE_EXCEEDED", "psum(float32[1,3]) over axes ('i',) (lane 'default'",
-        "rank 0 of 2", "not done after 3 s", "see JAXCOMM_TIMEOUT",
+        "rank 0 of 2", "not done after 2 s", "see JAXCOMM_TIMEOUT",
     ):  # fmt: skip
         assert text in outcome["text"]
-    record = (records / "flight-record-0.json").read_text()
+    record = (tmp_path / "flight-record-0.json").read_text()
     assert "psum" in record
     assert "timeout" in record
-    assert processes.ask(AGAIN) == [[["nccl"], [1.0]]] * 2
+    processes.ask("del os.environ['JAXCOMM_DUMP_DIR']")
 
 
 def test_a_process_killed_in_an_operation_is_an_error_on_the_other(start):
@@ -150,29 +165,22 @@ def test_a_process_that_does_not_come_is_named(start):
     assert processes.ask(AGAIN) == [[["nccl"], [3.0]]] * 3
 
 
-def test_a_creation_that_fails_on_one_process_ends_on_all(start):
-    processes = start(2, timeout=4)
-    processes.ask("mesh = mesh_of()")
-    processes[1].ask(
-        "import ctypes\n"
-        "stand_in = ctypes.CDLL(os.environ['JAXCOMM_NCCL_LIBRARY'])\n"
-        "stand_in.jaxcommFakeFail(b'ncclCommSplit', 0, 3)"
-    )
+def test_a_creation_that_fails_on_one_process_ends_on_all(processes):
+    processes.ask("jaxcomm.finalize()\nos.environ['JAXCOMM_TIMEOUT'] = '2'")
+    processes[1].ask(f"{STAND_IN}; stand_in.jaxcommFakeFail(b'ncclCommSplit', 0, 3)")
     answers = processes.ask("answer = attempt(lambda: jaxcomm.init(mesh) and 0)")
     for outcome in answers:
         assert outcome.get("error") == "CommunicatorError", outcome
         assert "NCCL did not make a communicator over axes ('i',)" in outcome["text"]
         assert outcome["end"] - outcome["begin"] < PATIENCE_SECONDS
-    assert processes.ask(AGAIN) == [[["nccl"], [1.0]]] * 2
 
 
-def test_a_process_without_nccl_is_named_by_all(start):
-    processes = start(2, timeout=20)
-    processes.ask("mesh = mesh_of()")
-    processes[1].ask("os.environ['JAXCOMM_NCCL_LIBRARY'] = '/nowhere/libnccl.so'")
+def test_a_process_without_nccl_is_named_by_all(processes):
+    processes.ask("jaxcomm.finalize()")
+    processes[1].ask("named = os.environ.pop('JAXCOMM_NCCL_LIBRARY')")
     answers = processes.ask("answer = attempt(lambda: jaxcomm.init(mesh) and 0)")
+    processes[1].ask("os.environ['JAXCOMM_NCCL_LIBRARY'] = named")
     for outcome in answers:
         assert outcome.get("error") == "CommunicatorError", outcome
-        assert (
-            "process 1: NCCL cannot be loaded: /nowhere/libnccl.so" in outcome["text"]
-        )
+        text = "process 1: NCCL serves NVIDIA GPUs, not cpu devices"
+        assert text in outcome["text"]

@@ -98,8 +98,8 @@ class Turns:
 
 
 def test_threads_dispatch_in_any_order_where_processes_have_one_device(start_team):
-    # XLA runs what is not small in a pool of as many threads as there are cores, each of
-    # which waits for its program: more programs at a time would wait for ever.
+    # XLA runs what is not small in a pool of as many threads as there are cores, each
+    # of which waits for its program: more programs at a time would wait for ever.
     team = start_team(2, 1, {"NPROC": "8"})
     for compiled in (True, False):
         team.call(threads_with_a_lane_each, devices=1, compiled=compiled)

@@ -96,10 +96,12 @@ nccl::Result Ready(Communicator& communicator, nccl::Result result) {
 }
 
 nccl::Result SubmitJob(const std::shared_ptr<Communicator>& communicator,
-                       nccl::Comm* comm, std::function<nccl::Result()> run) {
+                       nccl::Comm* comm, std::function<nccl::Result()> run,
+                       const nccl::Config* decides = nullptr) {
   Job job;
   job.run = std::move(run);
-  if (!IsBlocking(communicator->config)) job.background = communicator;
+  if (!IsBlocking(decides ? *decides : communicator->config))
+    job.background = communicator;
   job.undo = [comm] {
     Communicators().Remove(*comm);
     *comm = nullptr;
@@ -197,9 +199,12 @@ nccl::Result Split(nccl::Comm comm, int color, int key, nccl::Comm* newcomm,
   child->shares = SharesOnSplit(child_config) && !parent->revoked;
   child->resources = child->shares ? parent->resources : std::make_shared<Resources>();
   Register(child, newcomm);
-  return SubmitJob(child, newcomm, [=] {
-    return Ready(*child, Split(parent, meeting, color, key, child.get(), hangs));
-  });
+  return SubmitJob(
+      child, newcomm,
+      [=] {
+        return Ready(*child, Split(parent, meeting, color, key, child.get(), hangs));
+      },
+      &parent->config);
 }
 
 }  // namespace

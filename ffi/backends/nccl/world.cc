@@ -189,7 +189,7 @@ Status NcclWorld::Create(const NcclLibrary& library, int size,
 }
 
 NcclWorld::~NcclWorld() {
-  EndComms(library_, comms_, /*abort=*/false);
+  EndComms(library_, comms_, /*abort=*/is_broken());
   for (size_t i = 0; i < contexts_.size(); ++i) {
     cuda::Device device = 0;
     library_.cuda.DeviceGet(&device, devices_[i].ordinal);
@@ -222,6 +222,7 @@ Status NcclWorld::Split(const std::vector<int>& colors, const std::vector<int>& 
     status = WaitUntilReady(library_, *children, patience, "ncclCommSplit");
   }
   if (status.failure()) {
+    SetBroken();
     EndComms(library_, *children, /*abort=*/true);
     children->assign(devices_.size(), nullptr);
     return status;

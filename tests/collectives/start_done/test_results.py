@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import jaxcomm
+from jaxcomm import _jax_compat
 
 RING = [(0, 1), (1, 2), (2, 3), (3, 0)]
 # In groups, over a tuple of axes, of a pytree with an empty leaf and integers.
@@ -86,6 +87,20 @@ def test_eager_calls_and_lanes_and_ring_shift(stacked, identical, values, mesh):
         found = stacked(mesh, program, x, jit=jit)
         identical(found, (np.roll(x, 1, 0), np.roll(x, 2, 0)))
     assert {c.lane for c in jaxcomm.communicators()} == {"near", "far"}
+
+
+def test_eager_calls_are_programs_by_themselves(stacked, values, mesh):
+    # XLA may copy what one program hands to the next: a transfer cannot be under way.
+    staged = []
+
+    def program(x):
+        staged.append(_jax_compat.is_staging())
+        jax.grad(lambda x: staged.append(_jax_compat.is_staging()) or x.sum())(x)
+        return x
+
+    for jit in (True, False):
+        stacked(mesh, program, values("float32", (4, 3)), jit=jit)
+    assert staged == [True, True, False, False]
 
 
 def test_counts_and_names_its_calls(stacked, values, mesh, by_halves):
