@@ -111,4 +111,8 @@ def _check_plot(path):
 
 
 if __name__ == "__main__":
+    if sys.argv[1:2] == ["gpu"]:
+        from jaxcomm.bench.gpu import command
+
+        sys.exit(command.main(sys.argv[2:]))
     app.run(main, flags_parser=_parse)

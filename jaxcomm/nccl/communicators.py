@@ -33,7 +33,7 @@ def create(mesh, part, key: int, lane: str, platform: str, policy, shares: bool)
     """
     _warn_of_large_buffers()
     try:
-        world = _world(mesh, policy)
+        world = _world(mesh, policy, shares)
         _ffi.create_nccl(
             world=world,
             key=key,
@@ -42,7 +42,7 @@ def create(mesh, part, key: int, lane: str, platform: str, policy, shares: bool)
             platform=platform,
             timeout_seconds=config.timeout_seconds(),
             groups=[list(group) for group in part.groups],
-            numbers={**policy.settings(), "splitShare": int(shares)},
+            numbers=_numbers(policy, shares),
             name=policy.name or "",
         )
     except BaseException as error:
@@ -86,10 +86,15 @@ def refusal(mesh) -> str | None:
     return _refusals[processes, platform]
 
 
-def _world(mesh, policy):
+def _numbers(policy, shares):
+    return {**policy.settings(), "splitShare": int(shares)}
+
+
+def _world(mesh, policy, shares):
     devices = sorted(mesh.devices.flat, key=lambda device: device.id)
     ids = tuple(device.id for device in devices)
-    name = ids, tuple(policy.settings().items())
+    # NCCL goes by what the parent says of sharing with its children.
+    name = ids, tuple(_numbers(policy, shares).items())
     world = _worlds.get(name)
     if world is None or world.is_broken:
         here = jax.process_index()
@@ -104,7 +109,7 @@ def _world(mesh, policy):
                 if device.process_index == here
             ],
             unique_id=bytes.fromhex(unique_id),
-            numbers=policy.settings(),
+            numbers=_numbers(policy, shares),
             name=policy.name or "",
             timeout_seconds=config.timeout_seconds(),
         )

@@ -131,12 +131,19 @@ TEST(faults_come_when_they_were_asked_for) {
     TheFake().fail("ncclCommSplit", 0, nccl::kInternalError);
     CHECK_EQ(Nccl().CommSplit(r.comm, 0, 0, &child, nullptr), nccl::kInternalError);
 
+    // A split blocks if its parent does.
     nccl::Config config = NewConfig();
     config.blocking = 0;
+    nccl::UniqueId id;
+    nccl::Comm parent = nullptr;
+    CHECK_EQ(Nccl().GetUniqueId(&id), kSuccess);
+    CHECK_EQ(Nccl().CommInitRankConfig(&parent, 1, id, 0, &config), nccl::kInProgress);
+    while (AsyncErrorOf(parent) == nccl::kInProgress) std::this_thread::yield();
     TheFake().hang("ncclCommSplit", 0);
-    CHECK_EQ(Nccl().CommSplit(r.comm, 0, 0, &child, &config), nccl::kInProgress);
+    CHECK_EQ(Nccl().CommSplit(parent, 0, 0, &child, nullptr), nccl::kInProgress);
     CHECK_EQ(AsyncErrorOf(child), nccl::kInProgress);
     CHECK_EQ(Nccl().CommAbort(child), kSuccess);
+    CHECK_EQ(Nccl().CommAbort(parent), kSuccess);
 
     r.on->Synchronize();
     TheFake().hang("ncclAllReduce", 0);

@@ -205,7 +205,7 @@ def test_without_a_policy_the_creation_of_a_world_is_polled(stand_in, make_mesh)
     """Operations need not be: that takes NCCL a thread for each of them."""
     jaxcomm.init(make_mesh(i=2))
     (config, *_) = [c["config"] for c in stand_in.trace("ncclCommInitRankConfig")]
-    assert config == {"blocking": 0}
+    assert config == {"blocking": 0, "split_share": 1}
     assert splits(stand_in)[0] == {"blocking": 1, "split_share": 1}
 
 
@@ -259,7 +259,9 @@ def test_running_never_creates(stand_in, make_mesh):
 
 def test_closing_destroys_children_first_and_gives_memory_back(stand_in, make_mesh):
     mesh = make_mesh(i=2)
-    made = jaxcomm.init(mesh, lanes=("default", "other"))
+    # Of one world: those that share.
+    policy = CommPolicy(share=True)
+    made = jaxcomm.init(mesh, lanes=("default", "other"), policy=policy)
     world = {call["comm"] for call in stand_in.trace("ncclCommSplit")}
     stand_in.clear()
     made[0].close()
