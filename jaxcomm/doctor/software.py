@@ -1,5 +1,6 @@
 """Versions, devices, backends and variables."""
 
+import dataclasses
 import os
 import platform
 import re
@@ -10,10 +11,14 @@ import jaxlib.version
 
 import jaxcomm
 from jaxcomm import config
+from jaxcomm.attention import support
 from jaxcomm.doctor.rows import Row
+from jaxcomm.nccl import library
 
 # They change what JAX finds and how it runs.
-_OTHERS = ("JAX_", "XLA_FLAGS")
+_OTHERS = ("JAX_", "XLA_FLAGS", "NCCL_")
+# The version code from which NCCL_MULTI_RANK_GPU_ENABLE=1 is heard.
+_MANY_RANKS_ON_A_GPU = 23003
 
 
 def versions() -> Iterator[Row]:
@@ -62,8 +67,29 @@ def backends() -> Iterator[Row]:
     else:
         yield Row("host", "available, for CPU devices", {"available": True}, True)
     yield Row("xla", "available, XLA's own collectives", {"available": True}, True)
-    text = "not part of this version; GPUs use XLA's collectives"
-    yield Row("nccl", text, {"available": False, "reason": text})
+    yield _nccl()
+    reason = support.fused_attention_reason()
+    yield Row(
+        "cuDNN attention",
+        f"unavailable: {reason}" if reason else "available, for bfloat16 and float16",
+        {"available": not reason, "reason": reason},
+    )
+
+
+def _nccl():
+    found = library.load()
+    if isinstance(found, str):
+        return Row(
+            "nccl", f"unavailable: {found}", {"available": False, "reason": found}
+        )
+    text = (
+        f"NCCL {found.version} from {found.path}, for NVIDIA GPUs (CUDA "
+        f"{found.driver_version}); several ranks on one GPU: "
+        f"{'yes' if found.version_code >= _MANY_RANKS_ON_A_GPU else 'no, from 2.30.3'}"
+    )
+    if found.missing:
+        text += f"; it lacks {', '.join(found.missing)}"
+    return Row("nccl", text, {"available": True, **dataclasses.asdict(found)}, True)
 
 
 def variables(environment: Mapping[str, str] = os.environ) -> Iterator[Row]:

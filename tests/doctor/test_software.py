@@ -2,6 +2,7 @@ import jax
 import pytest
 
 from jaxcomm.doctor import software
+from jaxcomm.nccl import library
 
 
 def by_name(rows):
@@ -33,16 +34,31 @@ def test_a_machine_where_jax_finds_nothing(monkeypatch):
     assert host.is_fine is False
 
 
-def test_every_backend_is_there_or_says_why_not():
+def test_every_backend_is_there_or_says_why_not(monkeypatch):
+    monkeypatch.setattr(library, "load", lambda: "NCCL cannot be loaded: no such file")
     found = by_name(software.backends())
     assert {name: row.value["available"] for name, row in found.items()} == {
         "host": True,
         "xla": True,
         "nccl": False,
+        "cuDNN attention": False,
     }
-    assert found["nccl"].text.startswith("not part of this version")
+    assert found["nccl"].text == "unavailable: NCCL cannot be loaded: no such file"
+    assert found["cuDNN attention"].text.startswith("unavailable: ")
     # Nobody asked for it: no problem.
     assert found["nccl"].is_fine is None
+
+
+def test_what_is_known_of_nccl_is_told(monkeypatch):
+    nccl = library.Library(
+        "/lib/nccl", "2.28.9", 22809, "13.0", ("ncclCommSuspend",), False
+    )
+    monkeypatch.setattr(library, "load", lambda: nccl)
+    row = by_name(software.backends())["nccl"]
+    assert row.is_fine
+    assert row.value["version_code"] == 22809
+    for text in ("2.28.9", "/lib/nccl", "13.0", "no, from 2.30.3", "ncclCommSuspend"):
+        assert text in row.text
 
 
 def test_documented_variables_are_listed_set_or_not():
