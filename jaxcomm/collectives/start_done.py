@@ -21,11 +21,11 @@ where the gradient of the results is known and finished where that of ``x`` is w
 
 Which backends overlap: on ``host`` a transfer is under way beside the computation in
 every program that XLA:CPU runs concurrently (more than 8 operations, not all on arrays
-of 512 bytes or less). On ``nccl`` it is under way on a stream of the lane's own; compute
-from ``handle.then(x)`` there, or XLA may start the transfer last. What NCCL has not,
-such as sums of narrow floats over more than two ranks, is done whole. ``xla`` does the
-whole collective in ``start`` and leaves overlap to XLA. So do devices that are alone in
-their group, and eager calls, outside of jit.
+of 512 bytes or less). On ``nccl`` it is under way on a stream of the lane's own;
+compute from ``handle.then(x)`` there, or XLA may start the transfer last. What NCCL has
+not, such as sums of narrow floats over more than two ranks, is done whole. ``xla`` does
+the whole collective in ``start`` and leaves overlap to XLA. So do devices that are
+alone in their group, and eager calls, outside of jit.
 """
 
 from jaxcomm import _handle, _pair, _primitive, mesh_groups
