@@ -90,6 +90,7 @@ def _choose_nccl(mesh, part, lane, backend):
     refusal = nccl.refusal(mesh)
     if refusal is None:
         found = nccl_library.load()
+        assert not isinstance(found, str)  # which would be a refusal
         return Choice("nccl", f"NCCL {found.version}")
     if backend == "nccl":
         raise CommunicatorError(

@@ -245,7 +245,8 @@ class _Store:
     def check_all_are_here(self):
         for process in self.processes:
             # Its value may have changed since it was there.
-            if json.loads(self._get_at_once(f"{self.number}/card/{process}")) == [None]:
+            text = self._get_at_once(f"{self.number}/card/{process}")
+            if text is None or json.loads(text) == [None]:
                 raise _Elsewhere(self.number + 1)
 
     def _collect(self, what, processes):

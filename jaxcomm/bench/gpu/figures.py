@@ -69,6 +69,7 @@ class Timer:
         """Times two thunks in turns; each round is ``calls`` of both."""
 
         def seconds(call):
+            out = None
             begun = time.perf_counter()
             for _ in range(calls):
                 out = call()
