@@ -13,7 +13,6 @@ import jax.numpy as jnp
 from jaxcomm import _batching
 from jaxcomm.collectives.all_gather import all_gather_p
 from jaxcomm.collectives.all_to_all import all_to_all_p
-from jaxcomm.collectives.gather import gather_p
 from jaxcomm.collectives.reduce_scatter import reduce_scatter_p
 from jaxcomm.collectives.scatter import scatter_p
 
@@ -145,7 +144,7 @@ def _scattered_sum(bind, xs):
 def _reduce_scatter(collective, avals, size, *, dimensions, tiled):
     wires = [_wire_type(aval.dtype, "sum", size) for aval in avals]
     same = all(wire == aval.dtype for wire, aval in zip(wires, avals, strict=True))
-    if same and not any(dimensions):
+    if same and _is_contiguous(avals, dimensions):
         return None
 
     def of_rows(bind, *xs):
@@ -185,15 +184,20 @@ def _row_back(row, d, tiled):
     return row if tiled else jnp.squeeze(row, d)
 
 
-def _all_gather(collective, avals, size, *, dimensions, tiled):
-    if not any(
-        math.prod(aval.shape[:d]) > 1 for aval, d in zip(avals, dimensions, strict=True)
-    ):
+def _is_contiguous(avals, dimensions):
+    """Says whether what belongs to a rank lies in one piece, for every leaf."""
+    pairs = zip(avals, dimensions, strict=True)
+    return all(math.prod(aval.shape[:d]) <= 1 for aval, d in pairs)
+
+
+def _gathering(collective, avals, size, *, dimensions, tiled, **root):
+    """For all_gather and gather."""
+    if _is_contiguous(avals, dimensions):
         return None
 
     def to_front(bind, *xs):
         zeros = (0,) * len(xs)
-        every = bind(all_gather_p, xs, dimensions=zeros, tiled=False)
+        every = bind(collective.primitive, xs, dimensions=zeros, tiled=False, **root)
         return [
             _from_front(x, d, tiled) for x, d in zip(every, dimensions, strict=True)
         ]
@@ -208,26 +212,8 @@ def _from_front(x, d, tiled):
     return x.reshape(*x.shape[:d], x.shape[d] * x.shape[d + 1], *x.shape[d + 2 :])
 
 
-def _gather(collective, avals, size, *, root, dimensions, tiled):
-    if not any(
-        math.prod(aval.shape[:d]) > 1 for aval, d in zip(avals, dimensions, strict=True)
-    ):
-        return None
-
-    def to_front(bind, *xs):
-        zeros = (0,) * len(xs)
-        every = bind(gather_p, xs, root=root, dimensions=zeros, tiled=False)
-        return [
-            _from_front(x, d, tiled) for x, d in zip(every, dimensions, strict=True)
-        ]
-
-    return to_front
-
-
 def _scatter(collective, avals, size, *, root, dimensions, tiled):
-    if not any(
-        math.prod(aval.shape[:d]) > 1 for aval, d in zip(avals, dimensions, strict=True)
-    ):
+    if _is_contiguous(avals, dimensions):
         return None
 
     def of_rows(bind, *xs):
@@ -289,10 +275,10 @@ def _gathered(collective, avals, size, **own):
 
 
 _RULES = {
-    "all_gather": _all_gather,
+    "all_gather": _gathering,
     "all_reduce": _reduction,
     "all_to_all": _all_to_all,
-    "gather": _gather,
+    "gather": _gathering,
     "ragged_all_to_all": _ragged_all_to_all,
     "reduce": _reduction,
     "reduce_scatter": _reduce_scatter,

@@ -30,8 +30,8 @@ class CommPolicy:
         Ctrl-C end it; True lets NCCL block there too.
       command_buffers: True lets XLA record operations in CUDA graphs, which it replays
         with fewer launches where the addresses of operands stay the same, and records
-        anew, at ten times the cost of a launch, where they do not. A communicator that
-        is part of a graph is freed when the process ends, not by closing it.
+        anew where they do not. A communicator that is part of a graph is freed when the
+        process ends, not by closing it.
       max_p2p_peers: how many peers a rank will send to at a time, which bounds what is
         kept for them (2.30.3 and newer).
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -83,11 +84,10 @@ class NcclCommunicator final : public Communicator, public Watched {
   void Abort(const Status& reason) override {
     const auto end =
         Clock::now() + Seconds(std::min(kGraceSeconds, spec().timeout_seconds));
-    while (!failed() && stats().in_flight > 0 && Clock::now() < end) {
-      Poll();
+    while (!failed() && Poll() && Clock::now() < end) {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
-    Fail(reason, /*by_force=*/stats().in_flight > 0);
+    Fail(reason, /*by_force=*/InFlightCount() > 0);
     Abandon();
   }
 
@@ -100,7 +100,7 @@ class NcclCommunicator final : public Communicator, public Watched {
     stats.bytes = bytes_.load(std::memory_order_relaxed);
     stats.device_bytes = device_bytes_;
     stats.host_bytes = recorder().host_bytes();
-    for (const auto& rank : ranks_) stats.in_flight += rank->in_flight.size();
+    stats.in_flight = InFlightCount();
     for (int i = 0; i < kNumCollectives; ++i) {
       const int64_t count = calls_[i].load(std::memory_order_relaxed);
       if (count > 0) stats.calls.emplace_back(kCollectives[i].name, count);
@@ -147,6 +147,11 @@ class NcclCommunicator final : public Communicator, public Watched {
   // Lets calls that were held back see the failure.
   void Abandon() { how_.world->host_order().Abandon(this); }
 
+  int64_t InFlightCount() const {
+    int64_t count = 0;
+    for (const auto& rank : ranks_) count += rank->in_flight.size();
+    return count;
+  }
   bool failed() const { return failed_.load(std::memory_order_acquire); }
   Status failure() const {
     std::lock_guard<std::mutex> lock(failure_mutex_);
@@ -308,17 +313,19 @@ Status NcclCommunicator::GetSteps(const Call& call, const Rank& rank,
   Status status = OkStatus();
   const uint64_t place = number_ << 40 | static_cast<uint64_t>(rank.rank) << 20 |
                          static_cast<uint64_t>(rank.size);
-  *steps = std::static_pointer_cast<const Steps>(
-      call.site->Derived(place, [&]() -> std::shared_ptr<const void> {
-        Plan plan;
-        auto made = std::make_shared<Steps>();
-        status = call.site->MakePlan(rank.size, nullptr, &plan);
-        if (status.success()) {
-          status = MakeSteps(*call.site, plan, rank.size, rank.rank,
-                             library_.nccl.AlltoAll != nullptr, made.get());
-        }
-        return status.success() ? made : nullptr;
-      }));
+  const auto make = [&]() -> std::shared_ptr<const void> {
+    Plan plan;
+    auto made = std::make_shared<Steps>();
+    status = call.site->MakePlan(rank.size, nullptr, &plan);
+    if (status.success()) {
+      status = MakeSteps(*call.site, plan, rank.size, rank.rank,
+                         library_.nccl.AlltoAll != nullptr, made.get());
+    }
+    return status.success() ? made : nullptr;
+  };
+  // By reference: a copy would be allocated, for every call.
+  *steps =
+      std::static_pointer_cast<const Steps>(call.site->Derived(place, std::cref(make)));
   if (*steps == nullptr && status.success()) {
     status = InvalidArgument(call.site->description(), ": NCCL cannot do this");
   }
@@ -460,6 +467,14 @@ Status NcclCommunicator::EnqueueStart(const Call& call, void* stream) {
   cuda::Event event = nullptr;
   {
     std::lock_guard<std::mutex> lock(rank->halves_mutex);
+    // What was begun here before has no end any more: its program failed in between.
+    // Results without elements alone may share an address.
+    for (size_t i = 0; call.site->results()[0].elements > 0 && i < rank->begun.size();
+         ++i) {
+      if (rank->begun[i].first != call.results[0]) continue;
+      rank->spare_events.push_back(rank->begun[i].second);
+      rank->begun.erase(rank->begun.begin() + static_cast<ptrdiff_t>(i--));
+    }
     if (!rank->spare_events.empty()) {
       event = rank->spare_events.back();
       rank->spare_events.pop_back();
@@ -484,10 +499,13 @@ Status NcclCommunicator::EnqueueStart(const Call& call, void* stream) {
     status =
         library_.Check(library_.cuda.EventRecord(event, rank->stream), "cuEventRecord");
   }
-  if (status.failure()) return status;
   std::lock_guard<std::mutex> lock(rank->halves_mutex);
-  rank->begun.emplace_back(call.results[0], event);
-  return OkStatus();
+  if (status.success()) {
+    rank->begun.emplace_back(call.results[0], event);
+  } else if (event != nullptr) {
+    rank->spare_events.push_back(event);
+  }
+  return status;
 }
 
 Status NcclCommunicator::EnqueueDone(const Call& call, void* stream) {
@@ -609,7 +627,7 @@ bool NcclCommunicator::Poll() {
     Abandon();
     return false;
   }
-  return stats().in_flight > 0;
+  return InFlightCount() > 0;
 }
 
 void NcclCommunicator::Fail(const Status& reason, bool by_force) {
