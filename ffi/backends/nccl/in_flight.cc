@@ -41,6 +41,7 @@ void InFlight::Begin(cuda::Stream stream) {
   // Whoever polls takes entries off the front, and leaves this place the next one.
   Entry& entry = entries_[(first_ + size()) % kEntries];
   entry.is_running = false;
+  entry.stream = stream;
   library_.cuda.EventRecord(entry.began, stream);
 }
 
@@ -56,6 +57,7 @@ void InFlight::End(cuda::Stream stream, FlightRecorder::Ticket ticket,
   Entry* entry;
   if (size() < kEntries) {
     entry = &entries_[(first_ + size()) % kEntries];
+    entry->stream = stream;
     entry->tickets = 0;
     entry->operation = operation;
     entry->sequence = sequence_;
@@ -67,6 +69,7 @@ void InFlight::End(cuda::Stream stream, FlightRecorder::Ticket ticket,
   } else {
     // The last entry stands for this one too, from now on.
     entry = &entries_[(first_ + kEntries - 1) % kEntries];
+    entry->stream = stream;
   }
   if (entry->tickets == kTickets) {
     recorder_.Finish(entry->ticket[--entry->tickets],
@@ -81,13 +84,40 @@ void InFlight::Finish(Entry& entry, FlightRecorder::State state) {
   entry.tickets = 0;
 }
 
+bool InFlight::IsDone(int index) const {
+  const cuda::Event ended = entries_[(first_ + index) % kEntries].ended;
+  return library_.cuda.EventQuery(ended) == cuda::kSuccess;
+}
+
+int InFlight::CountDone() const {
+  if (!IsDone(0)) return 0;
+  // A stream does one thing after the other, and asking costs as much as launching: of
+  // those that were given to one stream in a row, the last is asked first.
+  const cuda::Stream stream = entries_[first_].stream;
+  int end = 1;
+  while (end < size() && entries_[(first_ + end) % kEntries].stream == stream) ++end;
+  if (IsDone(end - 1)) return end;
+  int done = 1;
+  for (int running = end - 1; done < running;) {
+    const int middle = (done + running) / 2;
+    if (IsDone(middle)) {
+      done = middle + 1;
+    } else {
+      running = middle;
+    }
+  }
+  return done;
+}
+
 void InFlight::Retire() {
   while (size() > 0) {
-    Entry& entry = entries_[first_];
-    if (library_.cuda.EventQuery(entry.ended) != cuda::kSuccess) return;
-    Finish(entry, FlightRecorder::State::kCompleted);
-    first_ = (first_ + 1) % kEntries;
-    size_.fetch_sub(1, std::memory_order_relaxed);
+    const int done = CountDone();
+    if (done == 0) return;
+    for (int i = 0; i < done; ++i) {
+      Finish(entries_[first_], FlightRecorder::State::kCompleted);
+      first_ = (first_ + 1) % kEntries;
+    }
+    size_.fetch_sub(done, std::memory_order_relaxed);
   }
 }
 

@@ -47,6 +47,7 @@ class InFlight {
   // Whether a stream was being captured when it was given an operation.
   bool was_captured() const { return was_captured_; }
 
+  static constexpr int capacity() { return kEntries; }
   int size() const { return size_.load(std::memory_order_relaxed); }
 
  private:
@@ -56,6 +57,7 @@ class InFlight {
 
   struct Entry {
     cuda::Event began = nullptr, ended = nullptr;
+    cuda::Stream stream = nullptr;
     int tickets = 0;
     FlightRecorder::Ticket ticket[kTickets];
     uint32_t operation = 0;
@@ -65,6 +67,9 @@ class InFlight {
   };
 
   void Finish(Entry& entry, FlightRecorder::State state);
+  // Of the first entries, in order, how many are known to be done.
+  int CountDone() const;
+  bool IsDone(int index) const;
   void Retire();
 
   const NcclLibrary& library_;

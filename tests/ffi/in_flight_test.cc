@@ -1,0 +1,158 @@
+// What a rank knows of the operations its device has yet to finish.
+#include "ffi/backends/nccl/in_flight.h"
+
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <memory>
+
+#include "tests/ffi/check.h"
+#include "tests/ffi/ranks.h"
+
+namespace jaxcomm::testing {
+namespace {
+
+using State = FlightRecorder::State;
+using Clock = InFlight::Clock;
+
+// A device whose streams come as far as a test lets them. An event is the number of the
+// record of it on a stream.
+struct Device {
+  struct Event {
+    int stream = 0;
+    int64_t place = 0;
+  };
+  std::deque<Event> events;
+  int64_t recorded[3] = {0, 0, 0};  // by stream
+  int64_t done[3] = {0, 0, 0};
+  int queries = 0;
+};
+
+Device* device = nullptr;
+
+cuda::Stream StreamOf(int number) { return reinterpret_cast<cuda::Stream>(number); }
+
+NcclLibrary Driver() {
+  NcclLibrary library;
+  library.cuda.EventCreate = [](cuda::Event* event, unsigned) {
+    device->events.emplace_back();
+    *event = reinterpret_cast<cuda::Event>(&device->events.back());
+    return cuda::kSuccess;
+  };
+  library.cuda.EventDestroy = [](cuda::Event) { return cuda::kSuccess; };
+  library.cuda.StreamIsCapturing = [](cuda::Stream, cuda::CaptureStatus* status) {
+    *status = cuda::kCaptureNone;
+    return cuda::kSuccess;
+  };
+  library.cuda.EventRecord = [](cuda::Event event, cuda::Stream stream) {
+    const auto number = static_cast<int>(reinterpret_cast<intptr_t>(stream));
+    *reinterpret_cast<Device::Event*>(event) = {number, ++device->recorded[number]};
+    return cuda::kSuccess;
+  };
+  library.cuda.EventQuery = [](cuda::Event event) {
+    const auto& of = *reinterpret_cast<Device::Event*>(event);
+    ++device->queries;
+    return device->done[of.stream] >= of.place ? cuda::kSuccess : cuda::kNotReady;
+  };
+  return library;
+}
+
+struct Rank {
+  Device own;
+  NcclLibrary library = Driver();
+  FlightRecorder recorder{{{0}}};
+  InFlight in_flight{library, recorder};
+  std::unique_ptr<CallSite> site =
+      MakeSite("all_reduce", {}, {FloatLeaf(4)}, {FloatLeaf(4)});
+
+  Rank() {
+    device = &own;
+    in_flight.Prepare();
+  }
+  ~Rank() { in_flight.Release(); }
+
+  void Give(int stream, int times = 1) {
+    for (int i = 0; i < times; ++i) {
+      const auto ticket = recorder.Start(*site, 1, 2, 0, 0);
+      in_flight.Begin(StreamOf(stream));
+      in_flight.End(StreamOf(stream), ticket, site->operation());
+    }
+  }
+  // Lets a stream finish this many of its operations, with two events each.
+  void Finish(int stream, int operations) { own.done[stream] += 2 * operations; }
+
+  int Completed() {
+    int count = 0;
+    for (const auto& entry : recorder.Snapshot()) {
+      count += entry.state == State::kCompleted;
+    }
+    return count;
+  }
+};
+
+TEST(those_that_are_done_are_told) {
+  Rank rank;
+  rank.Give(1, 50);
+  for (const int more : {0, 1, 20, 28, 1}) {
+    rank.Finish(1, more);
+    rank.in_flight.Refresh();
+    CHECK_EQ(rank.Completed(), static_cast<int>(rank.own.done[1] / 2));
+    CHECK_EQ(rank.in_flight.size(), 50 - rank.Completed());
+  }
+}
+
+TEST(one_stream_says_nothing_of_another) {
+  Rank rank;
+  rank.Give(1, 3);
+  rank.Give(2, 3);
+  rank.Give(1, 3);
+  rank.Finish(2, 3);
+  rank.in_flight.Refresh();
+  // They are told in the order they were given.
+  CHECK_EQ(rank.Completed(), 0);
+  rank.Finish(1, 4);
+  rank.in_flight.Refresh();
+  CHECK_EQ(rank.Completed(), 7);
+}
+
+TEST(a_device_that_is_done_is_asked_little) {
+  Rank rank;
+  const int count = rank.in_flight.capacity();
+  rank.Give(1, count);
+  rank.Finish(1, count);
+  rank.own.queries = 0;
+  rank.Give(1);
+  CHECK_EQ(rank.own.queries, 2);
+  CHECK_EQ(rank.in_flight.size(), 1);
+}
+
+TEST(there_may_be_more_operations_than_entries) {
+  Rank rank;
+  const int count = 3 * rank.in_flight.capacity();
+  rank.Give(1, count);
+  CHECK_EQ(rank.in_flight.size(), rank.in_flight.capacity());
+  // Those that share the last entry are given one event each: their end.
+  rank.own.done[1] = rank.own.recorded[1];
+  rank.in_flight.Refresh();
+  CHECK_EQ(rank.in_flight.size(), 0);
+  CHECK_EQ(rank.Completed(), count);
+}
+
+TEST(late_is_what_runs_for_too_long_not_what_waits) {
+  Rank rank;
+  const auto now = Clock::now();
+  const auto patience = std::chrono::seconds(5);
+  rank.Give(1, 2);
+  // Other work of the stream comes first, for an hour.
+  CHECK_EQ(rank.in_flight.Poll(now + std::chrono::hours(1), patience).found, false);
+  rank.own.done[1] = 1;  // the first has begun
+  CHECK_EQ(rank.in_flight.Poll(now + std::chrono::hours(1), patience).found, false);
+  const auto later = now + std::chrono::hours(1) + std::chrono::seconds(6);
+  const InFlight::Overdue overdue = rank.in_flight.Poll(later, patience);
+  CHECK_EQ(overdue.found, true);
+  CHECK_EQ(overdue.sequence, 1u);
+  CHECK_EQ(overdue.operation, rank.site->operation());
+}
+
+}  // namespace
+}  // namespace jaxcomm::testing
