@@ -1,11 +1,25 @@
-// Communicators of NVIDIA GPUs.
+// A communicator of NVIDIA GPUs: this process's ranks, each with NCCL's communicator.
+//
+// Its parts: creation.cc makes it, launch.cc gives a stream the NCCL calls of a
+// collective, halves.cc does so in two halves, on_cpu.cc serves CPU devices by the
+// stand-in for NCCL, and nccl_communicator.cc watches over it and ends it.
 #ifndef JAXCOMM_FFI_BACKENDS_NCCL_NCCL_COMMUNICATOR_H_
 #define JAXCOMM_FFI_BACKENDS_NCCL_NCCL_COMMUNICATOR_H_
 
+#include <atomic>
+#include <chrono>
+#include <cstdint>
 #include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
 
+#include "ffi/backends/nccl/in_flight.h"
+#include "ffi/backends/nccl/steps.h"
+#include "ffi/backends/nccl/watch.h"
 #include "ffi/backends/nccl/world.h"
 #include "ffi/communicator.h"
+#include "ffi/handlers/collectives.h"
 
 namespace jaxcomm {
 
@@ -19,6 +33,108 @@ struct NcclSpec {
 // all of them. Groups of one get no communicator of NCCL's.
 Status MakeNcclCommunicator(CommunicatorSpec spec, NcclSpec how,
                             std::shared_ptr<Communicator>* communicator);
+
+class NcclCommunicator final : public Communicator, public Watched {
+ public:
+  NcclCommunicator(CommunicatorSpec spec, NcclSpec how);
+  ~NcclCommunicator() override;
+
+  cuda::Context any_context() const { return how_.world->context(0); }
+
+  // With the other processes.
+  Status Make();
+
+  Status Enqueue(const Call& call, void* stream) override {
+    Rank* const rank = ByOrdinal(call.device_id);
+    return rank == nullptr ? NotMine(call) : Launch(call, *rank, stream);
+  }
+
+  Status EnqueueStart(const Call& call, void* stream) override;
+  Status EnqueueDone(const Call& call, void* stream) override;
+
+  xla::ffi::Future Execute(const Call& call) override;
+
+  void Abort(const Status& reason) override;
+  CommunicatorStats stats() const override;
+
+  // Watched:
+  bool Poll() override;
+
+ private:
+  struct Rank {
+    Rank(const NcclLibrary& library, FlightRecorder& recorder)
+        : in_flight(library, recorder) {}
+
+    int group = 0, rank = 0, size = 0;
+    size_t place = 0;    // among the local devices
+    int64_t device = 0;  // global id
+    int ordinal = 0;
+    cuda::Context context = nullptr;
+    nccl::Comm comm = nullptr;  // null in a group of one, and after a failure
+    cuda::Stream stream = nullptr;
+    cuda::Pointer scratch = 0;
+    // Collectives begun and not ended, by their first result; and events of those that
+    // are, to be used again.
+    std::mutex halves_mutex;
+    std::vector<std::pair<const void*, cuda::Event>> begun;
+    std::vector<cuda::Event> spare_events;
+    // Held while the communicator is given work: NCCL wants one thread at a time.
+    std::timed_mutex launching;
+    InFlight in_flight;
+  };
+
+  using Clock = InFlight::Clock;
+  static Clock::duration Seconds(double seconds) {
+    return std::chrono::duration_cast<Clock::duration>(
+        std::chrono::duration<double>(seconds));
+  }
+
+  Status MakeRanks();
+  Status SplitOff();
+  Status WarmUp();
+  Status Launch(const Call& call, Rank& rank, cuda::Stream stream);
+  Status Run(const Steps& steps, const Call& call, Rank& rank, cuda::Stream stream);
+  Status RunStep(const Step& step, const Call& call, Rank& rank, cuda::Stream stream);
+  Status GetSteps(const Call& call, const Rank& rank, std::shared_ptr<const Steps>*);
+  Status Barrier(Rank& rank, cuda::Stream stream);
+  Status Settle(nccl::Result result, Rank& rank, const char* what);
+  void Fail(const Status& reason, bool by_force);
+  // Lets calls that were held back see the failure.
+  void Abandon() { how_.world->host_order().Abandon(this); }
+
+  int64_t InFlightCount() const {
+    int64_t count = 0;
+    for (const auto& rank : ranks_) count += rank->in_flight.size();
+    return count;
+  }
+  bool failed() const { return failed_.load(std::memory_order_acquire); }
+  Status failure() const {
+    std::lock_guard<std::mutex> lock(failure_mutex_);
+    return failure_;
+  }
+  Rank* ByOrdinal(int64_t ordinal) {
+    for (auto& rank : ranks_) {
+      if (rank->ordinal == ordinal) return rank.get();
+    }
+    return nullptr;
+  }
+  Status NotMine(const Call& call) const {
+    return FailedPrecondition(call.site->description(), ": device ", call.device_id,
+                              " is not in the communicator it was compiled for");
+  }
+
+  const NcclSpec how_;
+  const NcclLibrary& library_;
+  const uint64_t number_;
+  std::vector<std::unique_ptr<Rank>> ranks_;  // of this process
+  int64_t device_bytes_ = 0;
+
+  std::atomic<int64_t> bytes_{0};
+  std::atomic<int64_t> calls_[kNumCollectives] = {};
+  std::atomic<bool> failed_{false};
+  mutable std::mutex failure_mutex_;
+  Status failure_ = OkStatus();
+};
 
 }  // namespace jaxcomm
 

@@ -1,0 +1,143 @@
+#include "ffi/backends/nccl/nccl_communicator.h"
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace jaxcomm {
+namespace {
+
+constexpr size_t kScratchBytes = 4096;
+
+}  // namespace
+
+Status NcclCommunicator::MakeRanks() {
+  const auto& devices = how_.world->devices();
+  for (size_t i = 0; i < devices.size(); ++i) {
+    auto made = std::make_unique<Rank>(library_, recorder());
+    made->place = i;
+    made->device = devices[i].id;
+    made->ordinal = devices[i].ordinal;
+    made->context = how_.world->context(i);
+    for (size_t group = 0; group < spec().groups.size(); ++group) {
+      const auto& of = spec().groups[group];
+      const auto found = std::find(of.begin(), of.end(), devices[i].id);
+      if (found == of.end()) continue;
+      made->group = static_cast<int>(group);
+      made->rank = static_cast<int>(found - of.begin());
+      made->size = static_cast<int>(of.size());
+    }
+    if (made->size == 0) {
+      return InvalidArgument("device ", devices[i].id, " is in no group of axes ",
+                             spec().axes);
+    }
+    CurrentContext current(library_.cuda, made->context);
+    if (Status status = library_.Check(library_.cuda.StreamCreateWithPriority(
+                                           &made->stream, cuda::kStreamNonBlocking, -1),
+                                       "cuStreamCreateWithPriority");
+        status.failure()) {
+      return status;
+    }
+    if (Status status = library_.Check(
+            library_.cuda.MemAlloc(&made->scratch, kScratchBytes), "cuMemAlloc");
+        status.failure()) {
+      return status;
+    }
+    if (Status status = made->in_flight.Prepare(); status.failure()) return status;
+    ranks_.push_back(std::move(made));
+  }
+  return OkStatus();
+}
+
+Status NcclCommunicator::SplitOff() {
+  std::vector<int> colors, keys;
+  int64_t free_before = 0;
+  for (const auto& rank : ranks_) {
+    // A communicator of one rank would cost memory and do nothing.
+    colors.push_back(rank->size > 1 ? rank->group : nccl::kNoColor);
+    keys.push_back(rank->rank);
+    free_before += FreeDeviceBytes(library_, rank->context);
+  }
+  std::vector<nccl::Comm> comms;
+  if (Status status =
+          how_.world->Split(colors, keys, how_.settings, how_.patience, &comms);
+      status.failure()) {
+    return status;
+  }
+  int64_t told = 0;
+  for (size_t i = 0; i < ranks_.size(); ++i) {
+    ranks_[i]->comm = comms[i];
+    free_before -= FreeDeviceBytes(library_, ranks_[i]->context);
+    uint64_t bytes = 0;
+    if (comms[i] != nullptr && library_.nccl.CommMemStats != nullptr &&
+        library_.nccl.CommMemStats(comms[i], nccl::MemStat::kTotal, &bytes) ==
+            nccl::kSuccess) {
+      told += static_cast<int64_t>(bytes);
+    }
+  }
+  device_bytes_ = told > 0 ? told : std::max<int64_t>(0, free_before);
+  return OkStatus();
+}
+
+// Connects neighbors of the ring, and returns once all ranks did: a rank that allocates
+// while the kernel of another waits for it may wait for that kernel.
+Status NcclCommunicator::WarmUp() {
+  const auto in_group = [&](auto&& call) {
+    Status status = OkStatus();
+    library_.nccl.GroupStart();
+    for (auto& rank : ranks_) {
+      if (rank->comm == nullptr || status.failure()) continue;
+      CurrentContext current(library_.cuda, rank->context);
+      status = library_.Check(call(*rank), "first use", rank->comm);
+    }
+    Status ended = library_.Check(library_.nccl.GroupEnd(), "first use");
+    if (status.success()) status = std::move(ended);
+    std::vector<nccl::Comm> comms;
+    for (auto& rank : ranks_) comms.push_back(rank->comm);
+    if (status.success()) {
+      status = WaitUntilReady(library_, comms, how_.patience, "first use");
+    }
+    return status;
+  };
+  Status status = in_group([&](Rank& rank) {
+    void* bytes = reinterpret_cast<void*>(rank.scratch);
+    void* more = reinterpret_cast<void*>(rank.scratch + 64);
+    const int next = (rank.rank + 1) % rank.size;
+    const int last = (rank.rank + rank.size - 1) % rank.size;
+    library_.nccl.Send(bytes, 4, nccl::Type::kInt8, next, rank.comm, rank.stream);
+    return library_.nccl.Recv(more, 4, nccl::Type::kInt8, last, rank.comm, rank.stream);
+  });
+  if (status.success()) {
+    status = in_group([&](Rank& rank) {
+      void* bytes = reinterpret_cast<void*>(rank.scratch);
+      return library_.nccl.AllReduce(bytes, bytes, 1, nccl::Type::kFloat32,
+                                     nccl::RedOp::kSum, rank.comm, rank.stream);
+    });
+  }
+  const auto end = Clock::now() + Seconds(how_.patience.seconds);
+  for (auto& rank : ranks_) {
+    while (status.success()) {
+      CurrentContext current(library_.cuda, rank->context);
+      const cuda::Result result = library_.cuda.StreamQuery(rank->stream);
+      if (result == cuda::kSuccess) break;
+      if (result != cuda::kNotReady) {
+        status = library_.Check(result, "first use");
+      } else if (how_.patience.interrupted()) {
+        status = Status(ErrorCode::kCancelled, "interrupted");
+      } else if (Clock::now() > end) {
+        status = Status(ErrorCode::kDeadlineExceeded,
+                        StrCat("the first use of the communicator over axes ",
+                               spec().axes, " (lane '", spec().lane,
+                               "') is not done after ", how_.patience.seconds, " s"));
+      } else {
+        std::this_thread::sleep_for(std::chrono::microseconds(200));
+      }
+    }
+  }
+  if (status.failure()) Fail(status, /*by_force=*/true);
+  return status;
+}
+
+}  // namespace jaxcomm
