@@ -59,10 +59,11 @@ struct CommunicatorSpec {
 };
 
 struct CommunicatorStats {
-  int64_t bytes = 0;         // handed in by this process's ranks
-  int64_t host_bytes = 0;    // held by the communicator itself
-  int64_t device_bytes = 0;  // likewise, on all devices of this process
-  int64_t in_flight = 0;     // calls that some rank waits in
+  int64_t bytes = 0;            // handed in by this process's ranks
+  int64_t host_bytes = 0;       // held by the communicator itself
+  int64_t device_bytes = 0;     // likewise, on all devices of this process
+  int64_t in_flight = 0;        // calls that some rank waits in
+  int64_t symmetric_calls = 0;  // whose buffers all lay in symmetric memory
   // Completed calls of one group, by collective.
   std::vector<std::pair<std::string, int64_t>> calls;
 };

@@ -1,7 +1,6 @@
-// The only file that sees Python: handlers and the calls that set up
-// communicators.
+// What Python sees: handlers and the calls that set up communicators. Those for NCCL
+// are in module_nccl.cc; no other file sees Python.
 #include <nanobind/nanobind.h>
-#include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
@@ -18,14 +17,13 @@
 #include "ffi/backends/host/local.h"
 #include "ffi/backends/host/process_set.h"
 #include "ffi/backends/host/segment.h"
-#include "ffi/backends/nccl/nccl_communicator.h"
-#include "ffi/backends/nccl/world.h"
 #include "ffi/call_site.h"
 #include "ffi/communicator.h"
 #include "ffi/dump_signal.h"
 #include "ffi/flight_dump.h"
 #include "ffi/handlers/collectives.h"
 #include "ffi/handlers/handler.h"
+#include "ffi/module.h"
 #include "ffi/registry.h"
 #include "xla/ffi/api/ffi.h"
 
@@ -33,10 +31,6 @@ namespace nb = nanobind;
 
 namespace jaxcomm {
 namespace {
-
-void ThrowIfFailed(const Status& status) {
-  if (status.failure()) throw std::runtime_error(status.message());
-}
 
 // {target: {stage: handler}} for jax.ffi.register_ffi_target.
 nb::dict Registrations(bool has_streams) {
@@ -118,92 +112,6 @@ std::shared_ptr<ProcessSet> MakeProcessSet(
   return std::make_shared<ProcessSet>(std::move(segment), std::move(watched), self);
 }
 
-// Asked while we wait without the GIL: whether Ctrl-C was pressed.
-bool WasInterrupted() {
-  static thread_local int calls = 0;
-  if (++calls % 256 != 0) return false;
-  nb::gil_scoped_acquire hold;
-  return PyErr_CheckSignals() != 0;
-}
-
-// Throws what a signal handler raised, if that is why the call failed.
-void ThrowIfFailedOrInterrupted(const Status& status) {
-  if (PyErr_Occurred() != nullptr) throw nb::python_error();
-  ThrowIfFailed(status);
-}
-
-nb::dict LoadNcclFrom(const std::vector<std::string>& paths) {
-  const NcclLibrary* library = nullptr;
-  ThrowIfFailed(LoadNccl(paths, &library));
-  nb::dict found;
-  found["path"] = library->path;
-  found["version"] = library->VersionText();
-  found["version_code"] = library->version;
-  found["driver_version"] =
-      StrCat(library->driver_version / 1000, ".", library->driver_version / 10 % 100);
-  found["missing"] = library->missing;
-  found["is_stand_in"] = library->is_stand_in;
-  return found;
-}
-
-const NcclLibrary& Nccl() {
-  const NcclLibrary* library = LoadedNccl();
-  if (library == nullptr) throw std::runtime_error("NCCL is not loaded");
-  return *library;
-}
-
-nb::bytes NcclUniqueId() {
-  nccl::UniqueId id;
-  const Status status = Nccl().Check(Nccl().nccl.GetUniqueId(&id), "ncclGetUniqueId");
-  if (status.failure()) ThrowIfFailed(WithCircumstances(Nccl(), status, nullptr));
-  return nb::bytes(id.internal, sizeof(id.internal));
-}
-
-// Devices: (global id, local ordinal, rank).
-std::shared_ptr<NcclWorld> MakeNcclWorld(
-    int size, const std::vector<std::tuple<int64_t, int, int>>& devices,
-    const nb::bytes& unique_id, std::map<std::string, int> numbers, std::string name,
-    double timeout_seconds) {
-  std::vector<NcclDevice> local;
-  for (const auto& [id, ordinal, rank] : devices) local.push_back({id, ordinal, rank});
-  const NcclSettings settings{std::move(numbers), std::move(name), ""};
-  std::shared_ptr<NcclWorld> world;
-  Status status;
-  {
-    const std::string id(unique_id.c_str(), unique_id.size());
-    nb::gil_scoped_release release;
-    status = NcclWorld::Create(Nccl(), size, std::move(local), id, settings,
-                               {timeout_seconds, WasInterrupted}, &world);
-  }
-  ThrowIfFailedOrInterrupted(status);
-  return world;
-}
-
-void CreateNccl(std::shared_ptr<NcclWorld> world, int64_t key, std::string axes,
-                std::string lane, std::string platform, double timeout_seconds,
-                std::vector<std::vector<int64_t>> groups,
-                std::map<std::string, int> numbers, std::string name) {
-  CommunicatorSpec spec;
-  spec.key = key;
-  spec.axes = std::move(axes);
-  spec.lane = std::move(lane);
-  spec.backend = "nccl";
-  spec.platform = std::move(platform);
-  spec.timeout_seconds = timeout_seconds;
-  spec.groups = std::move(groups);
-  NcclSpec how{std::move(world),
-               {std::move(numbers), std::move(name), ""},
-               {timeout_seconds, WasInterrupted}};
-  Status status;
-  {
-    nb::gil_scoped_release release;
-    std::shared_ptr<Communicator> made;
-    status = MakeNcclCommunicator(std::move(spec), std::move(how), &made);
-    if (status.success()) status = Registry::Get().Add(std::move(made));
-  }
-  ThrowIfFailedOrInterrupted(status);
-}
-
 void Destroy(int64_t key) {
   // Waiting ranks fail, and their programs run on: they may need the GIL.
   nb::gil_scoped_release release;
@@ -221,6 +129,7 @@ nb::dict Stats(int64_t key) {
   out["host_bytes"] = stats.host_bytes;
   out["device_bytes"] = stats.device_bytes;
   out["in_flight"] = stats.in_flight;
+  out["symmetric_calls"] = stats.symmetric_calls;
   out["calls"] = calls;
   return out;
 }
@@ -282,23 +191,7 @@ NB_MODULE(_ffi, m) {
       "process_start_time", [](int64_t pid) { return PeerOf(pid, 0).start_time; },
       nb::arg("pid"),
       "When a process began, in clock ticks after boot; 0 if there is none.");
-  m.def("load_nccl", &LoadNcclFrom, nb::arg("paths"),
-        "Loads NCCL and the CUDA driver, and says what was found.");
-  m.def("nccl_unique_id", &NcclUniqueId, "What the ranks of a new world know it by.");
-  nb::class_<NcclWorld>(m, "NcclWorld", nb::is_weak_referenceable(),
-                        "The NCCL communicator of a whole mesh.")
-      .def_prop_ro("device_bytes", &NcclWorld::device_bytes,
-                   "Device memory it took, on the devices of this process.")
-      .def_prop_ro("is_broken", &NcclWorld::is_broken,
-                   "Whether one that was split off it was ended by force.");
-  m.def("nccl_world", &MakeNcclWorld, nb::arg("size"), nb::arg("devices"),
-        nb::arg("unique_id"), nb::arg("numbers"), nb::arg("name"),
-        nb::arg("timeout_seconds"),
-        "Joins the ranks that know the id; devices are (global id, ordinal, rank).");
-  m.def("create_nccl", &CreateNccl, nb::arg("world"), nb::arg("key"), nb::arg("axes"),
-        nb::arg("lane"), nb::arg("platform"), nb::arg("timeout_seconds"),
-        nb::arg("groups"), nb::arg("numbers"), nb::arg("name"),
-        "Splits a communicator off a world, under a key.");
+  BindNccl(m);
   m.def("destroy", &Destroy, nb::arg("key"),
         "Ends a communicator; whoever waits in it gets an error.");
   m.def("stats", &Stats, nb::arg("key"),

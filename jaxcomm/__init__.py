@@ -56,6 +56,7 @@ from jaxcomm.diagnostics.flight_record import FlightRecord as FlightRecord
 from jaxcomm.diagnostics.flight_record import flight_record as flight_record
 from jaxcomm.errors import CommunicatorError as CommunicatorError
 from jaxcomm.nccl.policy import CommPolicy as CommPolicy
+from jaxcomm.nccl.symmetric import SymmetricPool as SymmetricPool
 
 try:
     __version__ = _version("jaxcomm")

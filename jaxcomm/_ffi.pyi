@@ -69,6 +69,46 @@ def nccl_world(size: int, devices: Sequence[tuple[int, int, int]], unique_id: by
 def create_nccl(world: NcclWorld, key: int, axes: str, lane: str, platform: str, timeout_seconds: float, groups: Sequence[Sequence[int]], numbers: Mapping[str, int], name: str) -> None:
     """Splits a communicator off a world, under a key."""
 
+class SymmetricMemory:
+    """A segment of memory on each local device."""
+
+    @property
+    def segment(self) -> int:
+        """Its number in this process."""
+
+    @property
+    def bytes(self) -> int:
+        """Its size on each device."""
+
+    @property
+    def used_bytes(self) -> int:
+        """What is taken of them."""
+
+    @property
+    def blocks(self) -> int:
+        """Parts that arrays hold."""
+
+    def take(self, bytes: int) -> int:
+        """The offset of a new block."""
+
+    def fill(self, ordinal: int, offset: int, source: int, bytes: int) -> None:
+        """Copies from an address of the device; 0 writes zeros."""
+
+    def reset(self) -> None:
+        """Takes all blocks back; refuses while arrays hold some."""
+
+    def close(self) -> None:
+        """Deregisters and frees it; refuses while arrays hold blocks."""
+
+def symmetric_memory(ordinals: Sequence[int], bytes: int) -> SymmetricMemory:
+    """Allocates so many bytes with ncclMemAlloc on each of these devices."""
+
+def symmetric_block(memory: SymmetricMemory, ordinal: int, offset: int, shape: Sequence[int], dtype_code: int, dtype_bits: int) -> object:
+    """One device's part of a block, for DLPack."""
+
+def register_memory(key: int, memory: SymmetricMemory) -> str:
+    """Registers it with a communicator; returns how, or why not."""
+
 def destroy(key: int) -> None:
     """Ends a communicator; whoever waits in it gets an error."""
 

@@ -17,6 +17,7 @@ from jaxcomm.communicator_table import Communicators
 from jaxcomm.diagnostics import dumps
 from jaxcomm.errors import CommunicatorError
 from jaxcomm.nccl import communicators as nccl
+from jaxcomm.nccl import registration
 from jaxcomm.nccl.policy import CommPolicy
 
 DEFAULT_LANE = "default"
@@ -74,13 +75,14 @@ class Communicator:
           ``calls``: completed collectives by name, as one group counts them;
           ``bytes``: handed in by the ranks of this process; ``host_bytes``: held by
           the communicator itself, ``device_bytes`` likewise on devices;
-          ``in_flight``: collectives some rank waits in.
+          ``in_flight``: collectives some rank waits in; ``symmetric_calls``: of the
+          ``nccl`` backend, those whose arrays all lay in a :class:`SymmetricPool`.
           All zero for the ``xla`` backend, whose collectives run inside XLA.
         """
         found = {} if self.closed or self.backend == "xla" else _ffi.stats(self.key)
         return {
             "calls": {}, "bytes": 0, "host_bytes": 0, "device_bytes": 0, "in_flight": 0,
-            **found,
+            "symmetric_calls": 0, **found,
         }  # fmt: skip
 
     def close(self) -> None:
@@ -144,6 +146,8 @@ class MemoryRow:
       host_bytes: of ordinary memory.
       shared_bytes: of shared memory.
       pinned_bytes: of page-locked memory.
+      symmetric_bytes: of every :class:`SymmetricPool` that is registered with it, on
+        the devices of this process; told on the row of each such communicator.
       shared: whether another communicator's resources serve it.
     """
 
@@ -153,6 +157,7 @@ class MemoryRow:
     host_bytes: int
     shared_bytes: int
     pinned_bytes: int
+    symmetric_bytes: int
     shared: bool
 
 
@@ -297,6 +302,7 @@ def memory_report() -> list[MemoryRow]:
             host_bytes=member.stats()["host_bytes"],
             shared_bytes=_shared_bytes(member),
             pinned_bytes=0,
+            symmetric_bytes=registration.bytes_with(member),
             shared=arenas.count(id(member.neighbors)) > 1 or _shares(member),
         )
         for member in members
@@ -383,6 +389,13 @@ def _find_or_create(mesh, grid, part, lane, choice, policy):
     elif made.backend == "xla":
         _counts["borrowed"] += 1
     _live[made.key] = made
+    if registration.is_wanted(made):
+        try:
+            for pool in registration.pools(mesh):
+                pool.register_with(made)
+        except BaseException:
+            _drop(made)
+            raise
     return made
 
 

@@ -86,6 +86,28 @@ def refusal(mesh) -> str | None:
     return _refusals[processes, platform]
 
 
+def agree(mesh, what: str, refused: str | None) -> None:
+    """Raises on every process of a mesh if one of them was refused something.
+
+    Args:
+      mesh: whose processes all call this.
+      what: was asked for.
+      refused: why this process did not get it, None if it did.
+
+    Raises:
+      CommunicatorError: if one was refused, or did not come.
+    """
+    processes = processes_of(mesh)
+    here = jax.process_index()
+    answers = {here: refused}
+    if len(processes) > 1:
+        answers = bootstrap.exchange(processes, here, what, refused)
+    for process, text in answers.items():
+        if text is not None:
+            who = f" (process {process})" if len(processes) > 1 else ""
+            raise CommunicatorError(f"{what}{who}: {text}")
+
+
 def _numbers(policy, shares):
     return {**policy.settings(), "splitShare": int(shares)}
 
@@ -104,7 +126,7 @@ def _world(mesh, policy, shares):
         world = _ffi.nccl_world(
             size=len(ids),
             devices=[
-                (device.id, _ordinal(device), rank)
+                (device.id, ordinal(device), rank)
                 for rank, device in enumerate(devices)
                 if device.process_index == here
             ],
@@ -117,7 +139,8 @@ def _world(mesh, policy, shares):
     return world
 
 
-def _ordinal(device) -> int:
+def ordinal(device) -> int:
+    """Returns the number by which CUDA knows a device of this process."""
     if device.platform == "cpu":
         return [d.id for d in jax.local_devices(backend="cpu")].index(device.id)
     return device.local_hardware_id

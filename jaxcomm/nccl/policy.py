@@ -32,6 +32,8 @@ class CommPolicy:
         with fewer launches where the addresses of operands stay the same, and records
         anew where they do not. A communicator that is part of a graph is freed when the
         process ends, not by closing it.
+      symmetric: False keeps a :class:`jaxcomm.SymmetricPool` from being registered with
+        these communicators.
       max_p2p_peers: how many peers a rank will send to at a time, which bounds what is
         kept for them (2.30.3 and newer).
 
@@ -50,6 +52,7 @@ class CommPolicy:
     blocking: bool | None = None
     max_p2p_peers: int | None = None
     command_buffers: bool = False
+    symmetric: bool = True
 
     def __post_init__(self):
         for name, least in (

@@ -168,7 +168,7 @@ FIELDS = {
     "max_p2p_peers": (5, "max_p2p_peers"),
 }
 # These are no settings of NCCL's.
-OURS = {"share", "lanes", "command_buffers"}
+OURS = {"share", "lanes", "command_buffers", "symmetric"}
 
 
 def test_every_field_of_a_policy_is_here():

@@ -5,6 +5,7 @@
 #include "ffi/backends/fake/capture.h"
 #include "ffi/backends/fake/errors.h"
 #include "ffi/backends/fake/faults.h"
+#include "ffi/backends/fake/group.h"
 
 namespace jaxcomm::fake {
 
@@ -30,8 +31,8 @@ Call::Call(const TraceEntry& entry, Capture capture) {
   refusal_ = fault.result;
   hangs_ = fault.hang;
   if (nccl && refusal_ != 0) {
-    Failure(static_cast<nccl::Result>(refusal_),
-            std::string(entry.name) + " failed because a test asked for it");
+    Spoil(Failure(static_cast<nccl::Result>(refusal_),
+                  std::string(entry.name) + " failed because a test asked for it"));
   }
 }
 

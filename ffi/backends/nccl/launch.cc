@@ -125,12 +125,14 @@ Status NcclCommunicator::Launch(const Call& call, Rank& rank, cuda::Stream strea
   const FlightRecorder::Ticket ticket =
       recorder().Start(*call.site, call.run_id, call.tag, rank.group, rank.rank);
   Status status = OkStatus();
+  bool is_symmetric = false;
   {
     std::lock_guard<std::timed_mutex> lock(rank.launching);
     if (failed()) {
       status = failure();
     } else {
       CurrentContext current(library_.cuda, rank.context);
+      is_symmetric = IsSymmetric(call, rank);
       rank.in_flight.Begin(stream);
       const bool is_barrier = call.site->attributes().collective == "barrier";
       status = is_barrier && rank.size > 1 ? Barrier(rank, stream)
@@ -154,6 +156,7 @@ Status NcclCommunicator::Launch(const Call& call, Rank& rank, cuda::Stream strea
   }
   if (&rank == ranks_[0].get()) {
     calls_[call.site->collective_index()].fetch_add(1, std::memory_order_relaxed);
+    if (is_symmetric) symmetric_calls_.fetch_add(1, std::memory_order_relaxed);
   }
   bytes_.fetch_add(call.site->operand_bytes(), std::memory_order_relaxed);
   WakeWatch();

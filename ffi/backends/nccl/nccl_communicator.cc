@@ -29,6 +29,10 @@ NcclCommunicator::NcclCommunicator(CommunicatorSpec spec, NcclSpec how)
       number_(next_number.fetch_add(1)) {}
 
 NcclCommunicator::~NcclCommunicator() {
+  for (auto& rank : ranks_) {
+    CurrentContext current(library_.cuda, rank->context);
+    rank->windows.RemoveAll(library_, rank->comm);
+  }
   // A graph that XLA keeps with a compiled program refers to the communicator: NCCL
   // would wait for the end of the graph. So would the world, whose child it is.
   for (auto& rank : ranks_) {
@@ -73,6 +77,7 @@ CommunicatorStats NcclCommunicator::stats() const {
   }
   stats.bytes = bytes_.load(std::memory_order_relaxed);
   stats.device_bytes = device_bytes_;
+  stats.symmetric_calls = symmetric_calls_.load(std::memory_order_relaxed);
   stats.host_bytes = recorder().host_bytes();
   stats.in_flight = InFlightCount();
   for (int i = 0; i < kNumCollectives; ++i) {

@@ -1,8 +1,9 @@
 // A communicator of NVIDIA GPUs: this process's ranks, each with NCCL's communicator.
 //
 // Its parts: creation.cc makes it, launch.cc gives a stream the NCCL calls of a
-// collective, halves.cc does so in two halves, on_cpu.cc serves CPU devices by the
-// stand-in for NCCL, and nccl_communicator.cc watches over it and ends it.
+// collective, halves.cc does so in two halves, windows.cc registers symmetric memory,
+// on_cpu.cc serves CPU devices by the stand-in for NCCL, and nccl_communicator.cc
+// watches over it and ends it.
 #ifndef JAXCOMM_FFI_BACKENDS_NCCL_NCCL_COMMUNICATOR_H_
 #define JAXCOMM_FFI_BACKENDS_NCCL_NCCL_COMMUNICATOR_H_
 
@@ -11,11 +12,13 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "ffi/backends/nccl/in_flight.h"
 #include "ffi/backends/nccl/steps.h"
+#include "ffi/backends/nccl/symmetric_memory.h"
 #include "ffi/backends/nccl/watch.h"
 #include "ffi/backends/nccl/world.h"
 #include "ffi/communicator.h"
@@ -34,7 +37,9 @@ struct NcclSpec {
 Status MakeNcclCommunicator(CommunicatorSpec spec, NcclSpec how,
                             std::shared_ptr<Communicator>* communicator);
 
-class NcclCommunicator final : public Communicator, public Watched {
+class NcclCommunicator final : public Communicator,
+                               public Watched,
+                               public SymmetricMemory::Registrar {
  public:
   NcclCommunicator(CommunicatorSpec spec, NcclSpec how);
   ~NcclCommunicator() override;
@@ -57,8 +62,14 @@ class NcclCommunicator final : public Communicator, public Watched {
   void Abort(const Status& reason) override;
   CommunicatorStats stats() const override;
 
+  // Registers a segment with NCCL, once; every process of the communicator calls it.
+  // Says how it is registered, or why NCCL refused, which is no error.
+  Status Register(const std::shared_ptr<SymmetricMemory>& memory, std::string* how);
+
   // Watched:
   bool Poll() override;
+  // SymmetricMemory::Registrar:
+  void Deregister(uint64_t segment) override;
 
  private:
   struct Rank {
@@ -80,6 +91,7 @@ class NcclCommunicator final : public Communicator, public Watched {
     std::vector<cuda::Event> spare_events;
     // Held while the communicator is given work: NCCL wants one thread at a time.
     std::timed_mutex launching;
+    Windows windows;  // likewise
     InFlight in_flight;
   };
 
@@ -97,6 +109,9 @@ class NcclCommunicator final : public Communicator, public Watched {
   Status RunStep(const Step& step, const Call& call, Rank& rank, cuda::Stream stream);
   Status GetSteps(const Call& call, const Rank& rank, std::shared_ptr<const Steps>*);
   Status Barrier(Rank& rank, cuda::Stream stream);
+  Status RegisterNow(SymmetricMemory& memory, std::string* how);
+  // Whether all operands and results lie in registered memory.
+  bool IsSymmetric(const Call& call, const Rank& rank) const;
   Status Settle(nccl::Result result, Rank& rank, const char* what);
   void Fail(const Status& reason, bool by_force);
   // Lets calls that were held back see the failure.
@@ -131,6 +146,7 @@ class NcclCommunicator final : public Communicator, public Watched {
 
   std::atomic<int64_t> bytes_{0};
   std::atomic<int64_t> calls_[kNumCollectives] = {};
+  std::atomic<int64_t> symmetric_calls_{0};
   std::atomic<bool> failed_{false};
   mutable std::mutex failure_mutex_;
   Status failure_ = OkStatus();

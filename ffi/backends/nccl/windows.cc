@@ -1,0 +1,113 @@
+#include <chrono>
+#include <future>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "ffi/backends/nccl/nccl_communicator.h"
+
+namespace jaxcomm {
+
+Status NcclCommunicator::Register(const std::shared_ptr<SymmetricMemory>& memory,
+                                  std::string* how) {
+  for (auto& rank : ranks_) {
+    if (rank->comm == nullptr || memory->data(rank->ordinal) != nullptr) continue;
+    return InvalidArgument("device ", rank->device, " of the communicator over axes ",
+                           spec().axes, " has no part of this symmetric memory");
+  }
+  // NCCL waits for the other processes here, who may never come.
+  const auto self =
+      std::static_pointer_cast<NcclCommunicator>(Watched::shared_from_this());
+  auto asked = std::make_shared<std::promise<std::pair<Status, std::string>>>();
+  auto answer = asked->get_future();
+  std::thread([self, memory, asked] {
+    std::string told;
+    Status status = self->RegisterNow(*memory, &told);
+    asked->set_value({std::move(status), std::move(told)});
+  }).detach();
+  const auto end = Clock::now() + Seconds(how_.patience.seconds);
+  while (answer.wait_for(std::chrono::milliseconds(1)) != std::future_status::ready) {
+    Status status = OkStatus();
+    if (how_.patience.interrupted()) {
+      status = Status(ErrorCode::kCancelled, "interrupted");
+    } else if (Clock::now() > end) {
+      status = Status(
+          ErrorCode::kDeadlineExceeded,
+          StrCat("registering symmetric memory with the communicator over axes ",
+                 spec().axes, " (lane '", spec().lane, "') is not done after ",
+                 how_.patience.seconds, " s; other processes may not have come to it"));
+    }
+    if (status.success()) continue;
+    Fail(status, /*by_force=*/true);
+    return status;
+  }
+  auto [status, told] = answer.get();
+  if (status.failure()) return status;
+  memory->AddRegistrar(self);
+  *how = std::move(told);
+  return OkStatus();
+}
+
+Status NcclCommunicator::RegisterNow(SymmetricMemory& memory, std::string* how) {
+  std::vector<std::unique_lock<std::timed_mutex>> locks;
+  for (auto& rank : ranks_) locks.emplace_back(rank->launching);
+  if (failed()) return failure();
+  const uint64_t segment = memory.segment();
+  std::vector<Rank*> asking;
+  std::vector<nccl::Comm> comms;
+  for (auto& rank : ranks_) {
+    if (rank->comm == nullptr) continue;
+    if (rank->windows.Has(segment)) {
+      *how = rank->windows.How(segment);
+      continue;
+    }
+    asking.push_back(rank.get());
+    comms.push_back(rank->comm);
+  }
+  if (asking.empty()) return OkStatus();
+  Status status = OkStatus();
+  library_.nccl.GroupStart();
+  for (Rank* rank : asking) {
+    CurrentContext current(library_.cuda, rank->context);
+    Status begun = rank->windows.Begin(library_, rank->comm, memory.data(rank->ordinal),
+                                       memory.bytes(), segment);
+    if (status.success()) status = std::move(begun);
+  }
+  Status ended = library_.Check(library_.nccl.GroupEnd(), "ncclCommWindowRegister");
+  if (status.success()) status = std::move(ended);
+  if (status.success()) {
+    NcclPatience patience = how_.patience;
+    patience.interrupted = [this] { return failed(); };
+    status = WaitUntilReady(library_, comms, patience, "ncclCommWindowRegister");
+  }
+  for (Rank* rank : asking) {
+    CurrentContext current(library_.cuda, rank->context);
+    *how = rank->windows.Finish(library_, rank->comm, segment, status);
+  }
+  return OkStatus();
+}
+
+void NcclCommunicator::Deregister(uint64_t segment) {
+  for (auto& rank : ranks_) {
+    std::lock_guard<std::timed_mutex> lock(rank->launching);
+    CurrentContext current(library_.cuda, rank->context);
+    rank->windows.Remove(library_, rank->comm, segment);
+  }
+}
+
+bool NcclCommunicator::IsSymmetric(const Call& call, const Rank& rank) const {
+  if (rank.windows.empty()) return false;
+  const auto all_in = [&](const auto* buffers, const std::vector<Leaf>& leaves) {
+    for (size_t i = 0; i < leaves.size(); ++i) {
+      if (!rank.windows.Cover(buffers[i], leaves[i].bytes())) return false;
+    }
+    return true;
+  };
+  return all_in(call.operands, call.site->operands()) &&
+         all_in(call.results, call.site->results());
+}
+
+}  // namespace jaxcomm

@@ -1,0 +1,338 @@
+"""Symmetric memory: registered once with each communicator, gone before it is freed."""
+
+import gc
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxcomm
+
+KIB = 1 << 10
+SIZE = 256 * KIB
+REGISTER = ("ncclCommWindowRegister", "ncclCommRegister")
+DEREGISTER = ("ncclCommWindowDeregister", "ncclCommDeregister")
+MEMORY = ("ncclMemAlloc", "ncclMemFree")
+
+
+def rows(mesh, x):
+    sharding = jax.NamedSharding(mesh, jax.P(mesh.axis_names[0]))
+    return jax.device_put(x, sharding)
+
+
+def psum_of(mesh):
+    return jax.jit(
+        jax.shard_map(
+            lambda x: jaxcomm.psum(x, "i"), mesh=mesh, in_specs=jax.P("i"),
+            out_specs=jax.P(),
+        )
+    )  # fmt: skip
+
+
+def names(stand_in, *wanted):
+    return [call["name"] for call in stand_in.trace(*wanted)]
+
+
+def violations(stand_in):
+    return [call["violation"] for call in stand_in.trace() if "violation" in call]
+
+
+@pytest.fixture
+def pool(stand_in, make_mesh):
+    made = jaxcomm.SymmetricPool(make_mesh(i=2), SIZE)
+    yield made
+    gc.collect()
+    made.close()
+    assert not violations(stand_in)
+
+
+def test_arrays_lie_in_the_pool_and_hold_what_they_should(pool):
+    x = rows(pool.mesh, np.arange(12, dtype=np.float32).reshape(4, 3))
+    y = pool.device_put(x)
+    z = pool.zeros((4, 3), "bfloat16", jax.P("i"))
+    assert y.sharding == x.sharding
+    np.testing.assert_array_equal(y, x)
+    np.testing.assert_array_equal(z, np.zeros((4, 3)))
+    # What each device got begins where that of the others does: NCCL's windows are
+    # symmetric in offsets, not in addresses.
+    offsets = [
+        [part.data.unsafe_buffer_pointer() for part in array.addressable_shards]
+        for array in (y, z)
+    ]
+    assert [b - a for a, b in zip(*offsets, strict=True)] == [512, 512]
+    np.testing.assert_array_equal(
+        psum_of(pool.mesh)(y), np.asarray(x[:2]) + np.asarray(x[2:])
+    )
+
+
+@pytest.mark.parametrize(
+    "dtype", ["bool", "int8", "uint32", "int64", "float16", "float64", "complex64"]
+)
+def test_every_type_of_dlpack_can_lie_in_it(pool, dtype):
+    with jax.enable_x64(True):
+        x = rows(pool.mesh, jnp.asarray([[1, 0], [2, 3]], dtype))
+        y = pool.device_put(x)
+    assert y.dtype == x.dtype
+    np.testing.assert_array_equal(y, x)
+
+
+def test_arrays_without_elements_and_scalars_can(pool):
+    assert pool.zeros((2, 0), spec=jax.P("i")).shape == (2, 0)
+    assert pool.zeros(()) == 0
+
+
+def test_a_pool_is_registered_with_what_there_is_and_with_what_comes(
+    stand_in, make_mesh
+):
+    mesh = make_mesh(i=2)
+    jaxcomm.init(mesh, "i")
+    with_one = jaxcomm.SymmetricPool(mesh, SIZE)
+    assert len(names(stand_in, *REGISTER)) == 2  # ranks
+    jaxcomm.init(mesh, "i", lanes=("b", "c"), policy=jaxcomm.CommPolicy(lanes=3))
+    assert len(names(stand_in, *REGISTER)) == 6
+    assert set(with_one.registrations().values()) == {"window"}
+    # One pool, however many communicators use it.
+    assert len(names(stand_in, "ncclMemAlloc")) == 2
+    report = jaxcomm.memory_report()
+    assert [row.symmetric_bytes for row in report] == [2 * SIZE] * 3
+    # Those of other devices have nothing to do with it.
+    jaxcomm.init(make_mesh(i=4), "i")
+    assert len(with_one.registrations()) == 3
+    assert len(names(stand_in, *REGISTER)) == 6
+    with_one.close()
+
+
+def test_a_thousand_calls_register_nothing(stand_in, pool):
+    mesh = pool.mesh
+    program = psum_of(mesh)
+    x = pool.device_put(rows(mesh, jnp.ones((2, 2))))
+    jax.block_until_ready(program(x))
+    assert len(names(stand_in, *REGISTER)) == 2
+    stand_in.clear()
+    for _ in range(1000):
+        program(x)
+    jax.block_until_ready(program(x))
+    assert not names(stand_in, *REGISTER, *MEMORY)
+    jaxcomm.init(mesh, "i")
+    assert not names(stand_in, *REGISTER)
+
+
+def test_it_is_deregistered_before_it_is_freed(stand_in, make_mesh):
+    mesh = make_mesh(i=2)
+    pool = jaxcomm.SymmetricPool(mesh, SIZE)
+    jaxcomm.init(mesh, "i", lanes=("default", "b"))
+    stand_in.clear()
+    pool.close()
+    calls = names(stand_in, *DEREGISTER, *MEMORY)
+    assert calls == ["ncclCommWindowDeregister"] * 4 + ["ncclMemFree"] * 2
+    assert pool.registrations() == {}
+    assert not violations(stand_in)
+    # The communicators go on, and end without it.
+    assert psum_of(mesh)(jnp.ones(2)) == 2
+    jaxcomm.finalize()
+    assert not violations(stand_in)
+
+
+def test_communicators_end_before_the_pool_and_new_ones_get_it_anew(
+    stand_in, make_mesh
+):
+    mesh = make_mesh(i=2)
+    jaxcomm.init(mesh, "i")
+    pool = jaxcomm.SymmetricPool(mesh, SIZE)
+    stand_in.clear()
+    jaxcomm.finalize()
+    order = names(stand_in, *DEREGISTER, "ncclCommFinalize")
+    assert order[:2] == ["ncclCommWindowDeregister"] * 2
+    assert "ncclCommFinalize" in order
+    jaxcomm.init(mesh, "i")
+    assert list(pool.registrations().values()) == ["window"]
+    pool.close()
+    assert not violations(stand_in)
+
+
+def test_a_second_pool_is_another_segment(stand_in, make_mesh):
+    mesh = make_mesh(i=2)
+    jaxcomm.init(mesh, "i")
+    first = jaxcomm.SymmetricPool(mesh, SIZE)
+    number = first.memory.segment
+    first.close()
+    # Where the first was, maybe: it is registered all the same.
+    stand_in.clear()
+    second = jaxcomm.SymmetricPool(mesh, SIZE)
+    assert second.memory.segment > number
+    assert len(names(stand_in, *REGISTER)) == 2
+    second.close()
+
+
+def test_memory_comes_back_all_at_once_when_no_array_is_left(pool):
+    x = pool.zeros((2, 1024), spec=jax.P("i"))
+    assert pool.used_bytes == 4096
+    with pytest.raises(ValueError, match=r"reset: 2 arrays still lie in it; delete"):
+        pool.reset()
+    with pytest.raises(ValueError, match=r"close: 2 arrays still lie in it; delete"):
+        pool.close()
+    del x
+    gc.collect()
+    assert pool.used_bytes == 4096
+    pool.reset()
+    assert pool.used_bytes == 0
+
+
+def test_a_full_pool_says_what_is_left(pool):
+    pool.zeros((2, SIZE // 8), spec=jax.P("i"))
+    with pytest.raises(
+        ValueError, match=r"SymmetricPool: 262144 bytes a device were asked for, and "
+        r"131072 of 262144 are left",
+    ):  # fmt: skip
+        pool.zeros((SIZE // 4,))
+
+
+@pytest.mark.parametrize("after", [0, 1])
+def test_where_ncclcommwindowregister_refuses_it_goes_on_as_a_buffer(
+    stand_in, make_mesh, after
+):
+    mesh = make_mesh(i=2)
+    jaxcomm.init(mesh, "i")
+    # The first rank's call, or the second's: all ranks do without a window.
+    stand_in.fail("ncclCommWindowRegister", 5, after)
+    pool = jaxcomm.SymmetricPool(mesh, SIZE)
+    (told,) = pool.registrations().values()
+    assert told.startswith("buffer: ncclCommWindowRegister")
+    assert names(stand_in, "ncclCommRegister") == ["ncclCommRegister"] * 2
+    assert jaxcomm.memory_report()[0].symmetric_bytes == 2 * SIZE
+    assert psum_of(mesh)(jnp.ones(2)) == 2
+    stand_in.clear()
+    pool.close()
+    assert names(stand_in, *DEREGISTER) == ["ncclCommDeregister"] * 2
+    assert not violations(stand_in)
+
+
+def test_where_all_refuse_the_report_says_so_and_collectives_work(stand_in, make_mesh):
+    mesh = make_mesh(i=2)
+    jaxcomm.init(mesh, "i")
+    stand_in.fail("ncclCommWindowRegister", 5)
+    for after in (0, 1):
+        stand_in.fail("ncclCommRegister", 5, after)
+    pool = jaxcomm.SymmetricPool(mesh, SIZE)
+    (told,) = pool.registrations().values()
+    assert "ncclCommWindowRegister" in told
+    assert "ncclCommRegister" in told
+    assert jaxcomm.memory_report()[0].symmetric_bytes == 0
+    assert psum_of(mesh)(pool.zeros((2,), spec=jax.P("i")) + 1) == 2
+    gc.collect()
+    pool.close()
+
+
+OLD = """
+mesh = mesh_of(2)
+jaxcomm.init(mesh, "i")
+def made():
+    pool = jaxcomm.SymmetricPool(mesh, 4096)
+    tell([*pool.registrations().values()])
+    pool.close()
+error = error_of(made)
+if error:
+    tell(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"),
+    [
+        ("22203", ["buffer: NCCL 2.22.3 has no windows"]),
+        ("21805", "CommunicatorError: SymmetricPool: NCCL 2.18.5 has no ncclMemAlloc; "
+                  "2.19 and newer have"),
+    ],
+)  # fmt: skip
+def test_older_libraries_do_what_they_can(told, version, expected):
+    assert told(OLD, JAXCOMM_FAKE_NCCL_VERSION=version) == expected
+
+
+def test_a_policy_can_keep_it_away(stand_in, make_mesh):
+    mesh = make_mesh(i=2)
+    jaxcomm.init(mesh, "i", policy=jaxcomm.CommPolicy(symmetric=False))
+    pool = jaxcomm.SymmetricPool(mesh, SIZE)
+    assert list(pool.registrations().values()) == ["CommPolicy(symmetric=False)"]
+    assert not names(stand_in, *REGISTER)
+    pool.close()
+
+
+def test_bad_arguments_are_refused(pool, make_mesh):
+    mesh = pool.mesh
+    with pytest.raises(TypeError, match=r"mesh must be a jax\.sharding\.Mesh, got int"):
+        jaxcomm.SymmetricPool(2, SIZE)
+    for size in (0, -1, 1.5, True, "1"):
+        with pytest.raises(ValueError, match="must be a positive integer, got"):
+            jaxcomm.SymmetricPool(mesh, size)
+    with pytest.raises(TypeError, match=r"NamedSharding on the devices of the pool"):
+        pool.device_put(np.ones(2))
+    with pytest.raises(TypeError, match=r"NamedSharding on the devices of the pool"):
+        pool.device_put(rows(make_mesh(i=4), jnp.ones(4)))
+    with pytest.raises(ValueError, match=r"float8_e4m3fn cannot be made, since DLPack"):
+        pool.zeros((2,), "float8_e4m3fn")
+
+
+def test_more_memory_than_there_is_is_an_error_and_leaves_nothing(stand_in, make_mesh):
+    mesh = make_mesh(i=2)
+    with pytest.raises(jaxcomm.CommunicatorError, match=r"ncclMemAlloc.*bytes were "
+                       r"asked for on device 0, which has \d+ free"):  # fmt: skip
+        jaxcomm.SymmetricPool(mesh, 1 << 40)
+    stand_in.clear()
+    jaxcomm.init(mesh, "i")
+    assert not names(stand_in, *REGISTER)
+
+
+def test_other_devices_are_refused(make_mesh, monkeypatch):
+    monkeypatch.delenv("JAXCOMM_NCCL_LIBRARY", raising=False)
+    with pytest.raises(jaxcomm.CommunicatorError, match=r"SymmetricPool: .*NVIDIA"):
+        jaxcomm.SymmetricPool(make_mesh(i=2), SIZE)
+
+
+def test_a_closed_pool_says_so(stand_in, make_mesh):
+    pool = jaxcomm.SymmetricPool(make_mesh(i=2), SIZE)
+    pool.close()
+    pool.close()
+    assert repr(pool) == "<SymmetricPool 262144 bytes on each device, closed>"
+    for use in (pool.reset, lambda: pool.zeros((2,))):
+        with pytest.raises(ValueError, match="the SymmetricPool is closed"):
+            use()
+
+
+def between_processes(here):
+    mesh = here.mesh(2, 2)
+    jaxcomm.init(mesh, "i")
+    pool = jaxcomm.SymmetricPool(mesh, SIZE)
+    x = pool.zeros((4, 3), spec=jax.P("i"))
+    program = psum_of(mesh)
+    assert program(x).addressable_data(0).sum() == 0
+    jaxcomm.init(mesh, "i", lanes="b")
+    hows = list(pool.registrations().values())
+    del x
+    gc.collect()
+    pool.close()
+    return hows
+
+
+@pytest.mark.multiprocess
+def test_several_processes_register_it_together(team):
+    assert team.call(between_processes) == [["window"] * 2] * 2
+
+
+def of_two_minds(here):
+    mesh = here.mesh(2, 2)
+    jaxcomm.init(mesh, "i")
+    with pytest.raises(jaxcomm.CommunicatorError) as caught:
+        jaxcomm.SymmetricPool(mesh, SIZE * (1 + here.process))
+    after = psum_of(mesh)(*here.put(mesh, [np.ones(4, np.float32)]))
+    return [str(caught.value), float(after.addressable_data(0)[0])]
+
+
+@pytest.mark.multiprocess
+def test_processes_that_differ_fail_together_and_go_on(team):
+    answers = team.call(of_two_minds)
+    for text, total in answers:
+        assert "the processes are about to register different symmetric memory" in text
+        assert "process 0: 1 registrations" in text
+        assert "nothing was registered" in text
+        assert total == 4
