@@ -51,8 +51,9 @@ struct CommunicatorSpec {
   double timeout_seconds = 300;
   std::vector<std::vector<int64_t>> groups;  // global device ids, in rank order
 
-  // Where groups span processes: the process of each rank, as an index into the set,
-  // and how many communicators of this key there were before on these processes.
+  // Where groups span processes: the process of each rank, as an index into the set, or
+  // JAX's index where there is none; and how many communicators of this key there were
+  // before on these processes.
   std::shared_ptr<ProcessSet> process_set;
   std::vector<std::vector<int>> processes;
   uint64_t generation = 0;

@@ -68,13 +68,17 @@ nb::bytes NcclUniqueId() {
   return nb::bytes(id.internal, sizeof(id.internal));
 }
 
-// Devices: (global id, local ordinal, rank).
+// Devices: (global id, local ordinal, rank). Peers: (pid, start time, JAX's process
+// index).
 std::shared_ptr<NcclWorld> MakeNcclWorld(
     int size, const std::vector<std::tuple<int64_t, int, int>>& devices,
     const nb::bytes& unique_id, std::map<std::string, int> numbers, std::string name,
-    double timeout_seconds) {
+    double timeout_seconds,
+    const std::vector<std::tuple<int64_t, uint64_t, int>>& peers) {
   std::vector<NcclDevice> local;
   for (const auto& [id, ordinal, rank] : devices) local.push_back({id, ordinal, rank});
+  std::vector<Peer> watched;
+  for (const auto& [pid, start, index] : peers) watched.push_back({pid, start, index});
   const NcclSettings settings{std::move(numbers), std::move(name), ""};
   std::shared_ptr<NcclWorld> world;
   Status status;
@@ -82,7 +86,8 @@ std::shared_ptr<NcclWorld> MakeNcclWorld(
     const std::string id(unique_id.c_str(), unique_id.size());
     nb::gil_scoped_release release;
     status = NcclWorld::Create(Nccl(), size, std::move(local), id, settings,
-                               {timeout_seconds, WasInterrupted}, &world);
+                               {timeout_seconds, WasInterrupted}, std::move(watched),
+                               &world);
   }
   ThrowIfFailedOrInterrupted(status);
   return world;
@@ -91,6 +96,7 @@ std::shared_ptr<NcclWorld> MakeNcclWorld(
 void CreateNccl(std::shared_ptr<NcclWorld> world, int64_t key, std::string axes,
                 std::string lane, std::string platform, double timeout_seconds,
                 std::vector<std::vector<int64_t>> groups,
+                std::vector<std::vector<int>> processes,
                 std::map<std::string, int> numbers, std::string name) {
   CommunicatorSpec spec;
   spec.key = key;
@@ -100,6 +106,7 @@ void CreateNccl(std::shared_ptr<NcclWorld> world, int64_t key, std::string axes,
   spec.platform = std::move(platform);
   spec.timeout_seconds = timeout_seconds;
   spec.groups = std::move(groups);
+  spec.processes = std::move(processes);
   NcclSpec how{std::move(world),
                {std::move(numbers), std::move(name), ""},
                {timeout_seconds, WasInterrupted}};
@@ -186,11 +193,11 @@ void BindNccl(nb::module_& m) {
                    "Whether one that was split off it was ended by force.");
   m.def("nccl_world", &MakeNcclWorld, nb::arg("size"), nb::arg("devices"),
         nb::arg("unique_id"), nb::arg("numbers"), nb::arg("name"),
-        nb::arg("timeout_seconds"),
+        nb::arg("timeout_seconds"), nb::arg("peers"),
         "Joins the ranks that know the id; devices are (global id, ordinal, rank).");
   m.def("create_nccl", &CreateNccl, nb::arg("world"), nb::arg("key"), nb::arg("axes"),
         nb::arg("lane"), nb::arg("platform"), nb::arg("timeout_seconds"),
-        nb::arg("groups"), nb::arg("numbers"), nb::arg("name"),
+        nb::arg("groups"), nb::arg("processes"), nb::arg("numbers"), nb::arg("name"),
         "Splits a communicator off a world, under a key.");
   nb::class_<SymmetricMemory>(m, "SymmetricMemory",
                               "A segment of memory on each local device.")

@@ -61,12 +61,12 @@ class NcclWorld:
     def is_broken(self) -> bool:
         """Whether one that was split off it was ended by force."""
 
-def nccl_world(size: int, devices: Sequence[tuple[int, int, int]], unique_id: bytes, numbers: Mapping[str, int], name: str, timeout_seconds: float) -> NcclWorld:
+def nccl_world(size: int, devices: Sequence[tuple[int, int, int]], unique_id: bytes, numbers: Mapping[str, int], name: str, timeout_seconds: float, peers: Sequence[tuple[int, int, int]]) -> NcclWorld:
     """
     Joins the ranks that know the id; devices are (global id, ordinal, rank).
     """
 
-def create_nccl(world: NcclWorld, key: int, axes: str, lane: str, platform: str, timeout_seconds: float, groups: Sequence[Sequence[int]], numbers: Mapping[str, int], name: str) -> None:
+def create_nccl(world: NcclWorld, key: int, axes: str, lane: str, platform: str, timeout_seconds: float, groups: Sequence[Sequence[int]], processes: Sequence[Sequence[int]], numbers: Mapping[str, int], name: str) -> None:
     """Splits a communicator off a world, under a key."""
 
 class SymmetricMemory:

@@ -103,6 +103,28 @@ def broadcast(processes: tuple[int, ...], self_index: int, what: str, make):
     return exchange(processes, self_index, what, value)[first]
 
 
+def peers(processes: tuple[int, ...], self_index: int) -> list[tuple[int, int, int]]:
+    """Returns (pid, start time, process) of those whose end this process can see.
+
+    Those are the others on this host, in the same namespace of process ids. Arguments
+    and errors are those of :func:`exchange`.
+    """
+    if len(processes) == 1:
+        return []
+
+    def tell(store, processes, me):
+        cards = store.exchange_cards()
+        store.check_all_are_here()
+        return [
+            (card["pid"], card["start"], process)
+            for process, card in cards.items()
+            if process != me and card["boot"] == cards[me]["boot"]
+            if _ffi.process_start_time(card["pid"]) == card["start"]
+        ]
+
+    return _meet(processes, self_index, tell)
+
+
 def forget() -> None:
     """Lets go of all shared memory; the next meeting is a new one."""
     _known.clear()

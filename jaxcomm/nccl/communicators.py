@@ -32,6 +32,7 @@ def create(mesh, part, key: int, lane: str, platform: str, policy, shares: bool)
       CommunicatorError: NCCL refused, or other processes did not come.
     """
     _warn_of_large_buffers()
+    process_of = {device.id: device.process_index for device in mesh.devices.flat}
     try:
         world = _world(mesh, policy, shares)
         _ffi.create_nccl(
@@ -42,6 +43,7 @@ def create(mesh, part, key: int, lane: str, platform: str, policy, shares: bool)
             platform=platform,
             timeout_seconds=config.timeout_seconds(),
             groups=[list(group) for group in part.groups],
+            processes=[[process_of[id_] for id_ in group] for group in part.groups],
             numbers=_numbers(policy, shares),
             name=policy.name or "",
         )
@@ -134,6 +136,7 @@ def _world(mesh, policy, shares):
             numbers=_numbers(policy, shares),
             name=policy.name or "",
             timeout_seconds=config.timeout_seconds(),
+            peers=bootstrap.peers(processes_of(mesh), here),
         )
         _worlds[name] = world
     return world

@@ -1,17 +1,8 @@
 #include "ffi/backends/host/process_set.h"
 
-#include <fcntl.h>
-#include <poll.h>
-#include <sys/eventfd.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <atomic>
-#include <cerrno>
 #include <cstdio>
-#include <cstdlib>
-#include <cstring>
 #include <mutex>
 #include <thread>
 #include <utility>
@@ -32,37 +23,8 @@ constexpr int kHandlerYields = 8;
 // The progress thread looks out this long before it sleeps on the doorbell.
 constexpr auto kProgressSpin = std::chrono::microseconds(50);
 constexpr double kWarnSeconds = 30;
-// How often processes are looked for where the system cannot watch them.
-constexpr int kPollMilliseconds = 50;
-
-// Clock ticks after boot at which a process began; 0 if it has ended.
-uint64_t StartTime(int64_t pid) {
-  // One read(2) gets all of it.
-  const int fd = open(StrCat("/proc/", pid, "/stat").c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return 0;
-  char text[1024];
-  const ssize_t length = read(fd, text, sizeof(text) - 1);
-  close(fd);
-  if (length <= 0) return 0;
-  text[length] = 0;
-  // The second field, in parentheses, may hold anything.
-  const char* at = std::strrchr(text, ')');
-  if (at == nullptr || at[1] == 0) return 0;
-  const char state = at[2];
-  if (state == 'Z' || state == 'X') return 0;
-  for (int field = 2; at != nullptr && field < 22; ++field) {
-    at = std::strchr(at + 1, ' ');
-  }
-  return at == nullptr ? 0 : std::strtoull(at + 1, nullptr, 10);
-}
-
-bool IsGone(const Peer& peer) { return StartTime(peer.pid) != peer.start_time; }
 
 }  // namespace
-
-Peer PeerOf(int64_t pid, int process_index) {
-  return Peer{pid, StartTime(pid), process_index};
-}
 
 struct ProcessSet::State {
   State(std::shared_ptr<Segment> segment, std::vector<Peer> peers_of, int self)
@@ -70,7 +32,6 @@ struct ProcessSet::State {
         arena(std::move(segment), static_cast<int>(peers.size()), self) {}
 
   void Progress();
-  void Watch();
   uint64_t Gone() const;
   // Fails it if a member is gone or the deadline has passed. True if it was failed.
   bool Check(PendingTransfer& pending, Clock::time_point now);
@@ -79,7 +40,6 @@ struct ProcessSet::State {
   Arena arena;
   std::atomic<uint64_t> dead{0};  // mask of processes that have ended
   std::atomic<bool> stopping{false};
-  int stop_fd = -1;  // wakes the watcher
 
   std::mutex mutex;
   std::vector<PendingTransfer> incoming;
@@ -88,31 +48,34 @@ struct ProcessSet::State {
   std::atomic<int64_t> pending{0};
 
   std::thread progress;
-  std::thread watcher;
+  std::unique_ptr<PeerWatch> watch;
 };
 
 ProcessSet::ProcessSet(std::shared_ptr<Segment> segment, std::vector<Peer> peers,
                        int self)
     : state_(std::make_shared<State>(std::move(segment), std::move(peers), self)) {
-  state_->stop_fd = eventfd(0, EFD_CLOEXEC);
   // The threads share the state: the set may be let go by one of them.
   state_->progress = std::thread([state = state_] { state->Progress(); });
-  state_->watcher = std::thread([state = state_] { state->Watch(); });
+  std::vector<Peer> others = state_->peers;
+  others[self] = Peer{};
+  state_->watch = std::make_unique<PeerWatch>(
+      std::move(others), [weak = std::weak_ptr<State>(state_)](size_t place) {
+        const auto state = weak.lock();
+        if (state == nullptr) return;
+        state->dead.fetch_or(uint64_t{1} << place, std::memory_order_release);
+        state->arena.RingSelf();
+      });
 }
 
 ProcessSet::~ProcessSet() {
   state_->stopping.store(true, std::memory_order_release);
   state_->arena.RingSelf();
-  const uint64_t one = 1;
-  (void)!write(state_->stop_fd, &one, sizeof(one));
-  for (std::thread* thread : {&state_->progress, &state_->watcher}) {
-    if (thread->get_id() == std::this_thread::get_id()) {
-      thread->detach();
-    } else {
-      thread->join();
-    }
+  state_->watch.reset();
+  if (state_->progress.get_id() == std::this_thread::get_id()) {
+    state_->progress.detach();
+  } else {
+    state_->progress.join();
   }
-  close(state_->stop_fd);
 }
 
 Arena& ProcessSet::arena() const { return state_->arena; }
@@ -270,46 +233,6 @@ void ProcessSet::State::Progress() {
       arena.Sleep(seen, std::max(rest, 0.0));
     }
     me.asleep.store(0, std::memory_order_relaxed);
-  }
-}
-
-void ProcessSet::State::Watch() {
-  std::vector<pollfd> fds(peers.size() + 1, pollfd{-1, POLLIN, 0});
-  fds.back().fd = stop_fd;
-  bool must_look = false;
-  for (size_t i = 0; i < peers.size(); ++i) {
-    if (static_cast<int>(i) == arena.self() || peers[i].pid == 0) continue;
-    fds[i].fd =
-        static_cast<int>(syscall(SYS_pidfd_open, static_cast<pid_t>(peers[i].pid), 0));
-    // Another process may have the id by now.
-    if (IsGone(peers[i])) {
-      dead.fetch_or(uint64_t{1} << i, std::memory_order_release);
-      if (fds[i].fd >= 0) close(fds[i].fd);
-      fds[i].fd = -1;
-    } else if (fds[i].fd < 0) {
-      must_look = true;  // a kernel before 5.3, or a sandbox
-    }
-  }
-  while (!stopping.load(std::memory_order_acquire)) {
-    const int ready = poll(fds.data(), fds.size(), must_look ? kPollMilliseconds : -1);
-    if (ready < 0 && errno != EINTR) break;
-    uint64_t ended = 0;
-    for (size_t i = 0; i < peers.size(); ++i) {
-      const bool watched = fds[i].fd >= 0;
-      const bool known = (dead.load(std::memory_order_relaxed) >> i) & 1;
-      if (known || static_cast<int>(i) == arena.self() || peers[i].pid == 0) continue;
-      if (watched ? (fds[i].revents & POLLIN) != 0 : IsGone(peers[i])) {
-        ended |= uint64_t{1} << i;
-        if (watched) close(fds[i].fd);
-        fds[i].fd = -1;
-      }
-    }
-    if (ended == 0) continue;
-    dead.fetch_or(ended, std::memory_order_release);
-    arena.RingSelf();
-  }
-  for (size_t i = 0; i < peers.size(); ++i) {
-    if (fds[i].fd >= 0) close(fds[i].fd);
   }
 }
 

@@ -13,19 +13,10 @@
 
 #include "ffi/backends/host/arena.h"
 #include "ffi/backends/host/transfer.h"
+#include "ffi/peer_watch.h"
 #include "ffi/status.h"
 
 namespace jaxcomm {
-
-// A process of the set, as the others know it.
-struct Peer {
-  int64_t pid = 0;
-  uint64_t start_time = 0;  // tells it from a later process of the same id
-  int process_index = 0;    // JAX's
-};
-
-// A live process as a peer.
-Peer PeerOf(int64_t pid, int process_index);
 
 // A transfer, what it belongs to, and what is to happen when it ends.
 struct PendingTransfer {

@@ -142,6 +142,17 @@ InFlight::Overdue InFlight::Poll(Clock::time_point now, Clock::duration patience
   return overdue;
 }
 
+InFlight::Overdue InFlight::First() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  Retire();
+  Overdue first;
+  if (size() == 0) return first;
+  first.found = true;
+  first.operation = entries_[first_].operation;
+  first.sequence = entries_[first_].sequence;
+  return first;
+}
+
 void InFlight::Refresh() {
   std::lock_guard<std::mutex> lock(mutex_);
   Retire();

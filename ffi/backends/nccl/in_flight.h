@@ -39,6 +39,8 @@ class InFlight {
   // Tells the recorder what is done, and returns the first that failed or runs for
   // longer than `patience`: what waits for other work on its stream is not late.
   Overdue Poll(Clock::time_point now, Clock::duration patience);
+  // The first that is not known to be done; not found if there is none.
+  Overdue First();
   // Tells the recorder what is done.
   void Refresh();
   // Tells the recorder that all the rest failed.

@@ -18,6 +18,13 @@ namespace {
 // What a communicator that is closed grants to operations on their way.
 constexpr double kGraceSeconds = 10;
 
+// What operations on their way are granted when a process of theirs has ended.
+constexpr auto kLastWords = std::chrono::milliseconds(50);
+
+constexpr char kAfterAbort[] =
+    ". The communicator was aborted, and what ran has no result: call "
+    "jaxcomm.finalize() in every process, then jaxcomm.init()";
+
 std::atomic<uint64_t> next_number{1};
 
 }  // namespace
@@ -87,7 +94,54 @@ CommunicatorStats NcclCommunicator::stats() const {
   return stats;
 }
 
+std::string NcclCommunicator::Describe(const Rank& rank,
+                                       const InFlight::Overdue& operation) const {
+  const Operation& named = OperationTable::Get().At(operation.operation);
+  return StrCat(named.name, "(", named.operands, ") over axes ", spec().axes,
+                " (lane '", spec().lane, "', operation ", operation.sequence,
+                "), rank ", rank.rank, " of ", rank.size, " (device ", rank.device,
+                "): ");
+}
+
+bool NcclCommunicator::LosePeers() {
+  if (!how_.world->any_gone() || spec().processes.empty()) return false;
+  std::string lost;
+  const std::vector<int> gone = how_.world->gone();
+  for (const auto& mine : ranks_) {
+    const std::vector<int>& processes = spec().processes[mine->group];
+    for (size_t rank = 0; rank < processes.size(); ++rank) {
+      if (std::find(gone.begin(), gone.end(), processes[rank]) == gone.end()) continue;
+      const std::string text =
+          StrCat("process ", processes[rank], " (rank ", rank, ")");
+      if (lost.find(text) == std::string::npos) {
+        lost += StrCat(lost.empty() ? "" : ", ", text);
+      }
+    }
+  }
+  if (lost.empty()) return false;
+  // It may have ended in order, and what it sent be on its way.
+  const Clock::time_point now = Clock::now();
+  if (peer_lost_ == Clock::time_point()) peer_lost_ = now;
+  if (InFlightCount() > 0 && now - peer_lost_ < kLastWords) return true;
+  std::string text = StrCat("the communicator over axes ", spec().axes, " (lane '",
+                            spec().lane, "'): ");
+  for (auto& rank : ranks_) {
+    CurrentContext current(library_.cuda, rank->context);
+    const InFlight::Overdue first = rank->in_flight.First();
+    if (!first.found) continue;
+    text = Describe(*rank, first);
+    DumpFlightRecords("peer gone");
+    break;
+  }
+  Fail(Status(ErrorCode::kAborted, StrCat(text, lost, " has ended", kAfterAbort)),
+       /*by_force=*/true);
+  Abandon();
+  return true;
+}
+
 bool NcclCommunicator::Poll() {
+  if (failed()) return false;
+  if (LosePeers()) return !failed();
   for (auto& rank : ranks_) {
     if (failed()) return false;
     CurrentContext current(library_.cuda, rank->context);
@@ -105,19 +159,19 @@ bool NcclCommunicator::Poll() {
       }
     }
     if (!overdue.found) continue;
-    const Operation& operation = OperationTable::Get().At(overdue.operation);
-    std::string text =
-        StrCat(operation.name, "(", operation.operands, ") over axes ", spec().axes,
-               " (lane '", spec().lane, "', operation ", overdue.sequence, "), rank ",
-               rank->rank, " of ", rank->size, " (device ", rank->device, "): ");
     const bool is_late = overdue.status.success();
+    if (!is_late && how_.world->has_peers()) {
+      // NCCL may be the first to notice that a process has ended; it does not say
+      // which.
+      if (error_seen_ == Clock::time_point()) error_seen_ = Clock::now();
+      if (Clock::now() - error_seen_ < kLastWords) return true;
+    }
+    std::string text = Describe(*rank, overdue);
     text += is_late ? StrCat("not done after ", spec().timeout_seconds,
                              " s. Other ranks may have stopped or run a different "
                              "program; see JAXCOMM_TIMEOUT")
                     : overdue.status.message();
-    text +=
-        ". The communicator was aborted, and what ran has no result: call "
-        "jaxcomm.finalize() in every process, then jaxcomm.init()";
+    text += kAfterAbort;
     DumpFlightRecords(is_late ? "timeout" : "error");
     Fail(Status(is_late ? ErrorCode::kDeadlineExceeded : ErrorCode::kUnavailable,
                 std::move(text)),

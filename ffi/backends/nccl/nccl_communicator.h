@@ -113,6 +113,11 @@ class NcclCommunicator final : public Communicator,
   // Whether all operands and results lie in registered memory.
   bool IsSymmetric(const Call& call, const Rank& rank) const;
   Status Settle(nccl::Result result, Rank& rank, const char* what);
+  // "psum(float32[2]) over axes ('i',) (lane 'default', operation 3), rank 0 of 2
+  // (device 0): ".
+  std::string Describe(const Rank& rank, const InFlight::Overdue& operation) const;
+  // Ends it if a process that it needs has ended. True if it did, or is about to.
+  bool LosePeers();
   void Fail(const Status& reason, bool by_force);
   // Lets calls that were held back see the failure.
   void Abandon() { how_.world->host_order().Abandon(this); }
@@ -148,6 +153,9 @@ class NcclCommunicator final : public Communicator,
   std::atomic<int64_t> calls_[kNumCollectives] = {};
   std::atomic<int64_t> symmetric_calls_{0};
   std::atomic<bool> failed_{false};
+  // When a process of ours was first seen to be gone, or an error of NCCL's, which may
+  // be of the same cause. Of the watch's thread.
+  Clock::time_point peer_lost_, error_seen_;
   mutable std::mutex failure_mutex_;
   Status failure_ = OkStatus();
 };

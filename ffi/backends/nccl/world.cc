@@ -10,6 +10,7 @@
 #include <future>
 #include <thread>
 
+#include "ffi/backends/nccl/watch.h"
 #include "ffi/registry.h"
 
 extern char** environ;
@@ -131,7 +132,7 @@ void EndComms(const NcclLibrary& library, const std::vector<nccl::Comm>& comms,
 Status NcclWorld::Create(const NcclLibrary& library, int size,
                          std::vector<NcclDevice> devices, const std::string& unique_id,
                          const NcclSettings& settings, const NcclPatience& patience,
-                         std::shared_ptr<NcclWorld>* world) {
+                         std::vector<Peer> peers, std::shared_ptr<NcclWorld>* world) {
   nccl::UniqueId id;
   if (unique_id.size() != sizeof(id.internal)) {
     return InvalidArgument("a unique id of NCCL has ", sizeof(id.internal),
@@ -184,17 +185,36 @@ Status NcclWorld::Create(const NcclLibrary& library, int size,
     free_after += FreeDeviceBytes(library, context);
   }
   made->device_bytes_ = std::max<int64_t>(0, free_before - free_after);
+  if (!peers.empty()) {
+    made->peer_watch_ = std::make_unique<PeerWatch>(
+        peers, [peers, weak = std::weak_ptr<NcclWorld>(made)](size_t place) {
+          const auto self = weak.lock();
+          if (self == nullptr) return;
+          {
+            std::lock_guard<std::mutex> lock(self->gone_mutex_);
+            self->gone_.push_back(peers[place].process_index);
+          }
+          self->any_gone_.store(true, std::memory_order_release);
+          WakeWatch();
+        });
+  }
   *world = std::move(made);
   return OkStatus();
 }
 
 NcclWorld::~NcclWorld() {
-  EndComms(library_, comms_, /*abort=*/is_broken());
+  peer_watch_.reset();
+  EndComms(library_, comms_, /*abort=*/is_broken() || any_gone());
   for (size_t i = 0; i < contexts_.size(); ++i) {
     cuda::Device device = 0;
     library_.cuda.DeviceGet(&device, devices_[i].ordinal);
     library_.cuda.DevicePrimaryCtxRelease(device);
   }
+}
+
+std::vector<int> NcclWorld::gone() const {
+  std::lock_guard<std::mutex> lock(gone_mutex_);
+  return gone_;
 }
 
 Status NcclWorld::Split(const std::vector<int>& colors, const std::vector<int>& keys,

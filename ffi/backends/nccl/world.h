@@ -7,11 +7,13 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
 #include "ffi/backends/nccl/host_order.h"
 #include "ffi/backends/nccl/library.h"
+#include "ffi/peer_watch.h"
 #include "ffi/status.h"
 
 namespace jaxcomm {
@@ -45,10 +47,11 @@ struct NcclDevice {
 class NcclWorld {
  public:
   // Joins the `size` ranks that know `unique_id`; every process calls it.
+  // `peers`: those of the other processes whose end this one can see.
   static Status Create(const NcclLibrary& library, int size,
                        std::vector<NcclDevice> devices, const std::string& unique_id,
                        const NcclSettings& settings, const NcclPatience& patience,
-                       std::shared_ptr<NcclWorld>* world);
+                       std::vector<Peer> peers, std::shared_ptr<NcclWorld>* world);
   ~NcclWorld();
 
   // Splits off communicators, one for each of the local devices: those of a color
@@ -64,6 +67,11 @@ class NcclWorld {
   // others can be split off.
   bool is_broken() const { return is_broken_.load(); }
   void SetBroken() { is_broken_.store(true); }
+  // Whether it would see other processes end.
+  bool has_peers() const { return peer_watch_ != nullptr; }
+  // Whether processes have ended, and which, by JAX's index.
+  bool any_gone() const { return any_gone_.load(std::memory_order_acquire); }
+  std::vector<int> gone() const;
   const NcclLibrary& library() const { return library_; }
   const std::vector<NcclDevice>& devices() const { return devices_; }
   cuda::Context context(size_t device) const { return contexts_[device]; }
@@ -81,6 +89,10 @@ class NcclWorld {
   int64_t device_bytes_ = 0;
   std::atomic<bool> is_broken_{false};
   HostOrder host_order_;
+  std::atomic<bool> any_gone_{false};
+  mutable std::mutex gone_mutex_;
+  std::vector<int> gone_;
+  std::unique_ptr<PeerWatch> peer_watch_;  // ends first
 };
 
 // Waits until no operation on the communicators is in progress.

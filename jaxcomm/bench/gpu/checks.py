@@ -1,17 +1,18 @@
 """Whether every collective gives over NCCL what it gives over XLA's own."""
 
+import re
 from collections.abc import Iterator
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 import jaxcomm
+from jaxcomm.bench.gpu.rows import Finding
+from jaxcomm.bench.gpu.timer import Timer, local
 
-DTYPES = (
-    "float32", "bfloat16", "float16", "int8", "uint8", "int16", "int32", "uint32",
-    "bool", "complex64", "float8_e4m3fn", "float8_e5m2",
-)  # fmt: skip
+_MOST_TOLD = 8
+# NCCL's own, or the stand-in's.
+_LIBRARY = re.compile(r"/lib\w*nccl\.so")
 
 
 def calls(size: int):
@@ -57,33 +58,50 @@ def calls(size: int):
     return at("nccl"), at("xla")
 
 
-def failures(mesh) -> Iterator[str]:
+def rows(timer: Timer) -> Iterator[Finding]:
+    """Yields whether all are right, and which libnccl did it."""
+    jaxcomm.init(timer.mesh, "i")
+    dtypes = timer.sizes.dtypes
+    wrong = list(_failures(timer, dtypes))
+    total = len(dtypes) * len(calls(timer.size)[0])
+    told = wrong[:_MOST_TOLD]
+    if len(wrong) > len(told):
+        told.append(f"and {len(wrong) - len(told)} more")
+    yield timer.finding(
+        "collectives and types right",
+        "; ".join([f"{total - len(wrong)} of {total}", *told]),
+        not wrong,
+        right=total - len(wrong),
+        total=total,
+    )
+    loaded = _libraries()
+    yield timer.finding("libnccl in this process", ", ".join(loaded), len(loaded) == 1)
+
+
+def _failures(timer, dtypes):
     """Yields what differs, for every collective and dtype."""
-    size = mesh.size
-    split = jax.P("i")
-    ours, theirs = calls(size)
-
-    def run(function, x):
-        program = jax.shard_map(
-            function, mesh=mesh, in_specs=split, out_specs=split, check_vma=False
-        )
-        return np.asarray(jax.jit(program)(x))
-
-    for dtype in DTYPES:
-        x = jax.device_put(_values(dtype, size), jax.NamedSharding(mesh, split))
+    ours, theirs = calls(timer.size)
+    for dtype in dtypes:
+        x = timer.spread(_values(dtype, timer.size))
         for name, function in ours.items():
             try:
-                found = run(function, x)
+                found = local(timer.program(function)(x))
             except Exception as error:
                 yield f"{name} of {dtype}: {str(error)[:200]}"
                 continue
-            expected = run(theirs[name], x)
+            expected = local(timer.program(theirs[name])(x))
             wide = [np.asarray(y).astype(np.complex128) for y in (found, expected)]
             tolerance = _tolerance(dtype)
             if found.dtype != expected.dtype or not np.allclose(
                 *wide, rtol=tolerance, atol=tolerance * 8, equal_nan=True
             ):
                 yield f"{name} of {dtype}: other values than XLA's"
+
+
+def _libraries():
+    with open("/proc/self/maps") as maps:
+        paths = {line.split()[-1] for line in maps if _LIBRARY.search(line)}
+    return sorted(paths)
 
 
 def _tolerance(dtype):

@@ -1,113 +1,77 @@
-"""The command line of ``python -m jaxcomm.bench gpu``."""
+"""The command ``python -m jaxcomm.bench gpu``, from its flags to its status."""
 
-import argparse
+import importlib.util
 import os
-import re
 import sys
+from collections.abc import Sequence
+
+import jax
+
+from jaxcomm import config
+from jaxcomm.bench import devices
+from jaxcomm.bench.gpu import options, processes, sizes
+from jaxcomm.bench.gpu.timer import Timer
+from jaxcomm.bench.options import UsageError
+from jaxcomm.nccl import library
+
+_WRONG_USE = 2
 
 
-def main(arguments: list[str]) -> int:
-    """Checks, times, prints a table last; returns the exit status.
-
-    0; 1 if a check failed; 2 if there are too few GPUs.
-    """
-    parser = argparse.ArgumentParser(
-        prog="jaxcomm.bench gpu",
-        description="Collectives over NCCL on the GPUs of a process: checked against "
-        "XLA's own first, then timed against them, taking turns in one run.",
-    )
-    parser.add_argument(
-        "--ranks", type=int, default=2, help="GPUs to use (%(default)s)"
-    )
-    parser.add_argument(
-        "--tokens", type=int, default=32768, help="of ring attention (%(default)s)"
-    )
-    parser.add_argument(
-        "--checks-only", action="store_true", help="leave out what is timed"
-    )
-    asked = parser.parse_args(arguments)
-    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-    import jax
-    from rich.console import Console
-
-    import jaxcomm
-    from jaxcomm.bench.gpu import checks, figures, memory
-    from jaxcomm.nccl import library
-
-    console = Console(width=None if sys.stdout.isatty() else 160)
+def main(words: Sequence[str]) -> int:
+    """Checks, times, prints a table last; returns the exit status."""
     try:
-        found = jax.devices("gpu")
+        asked = options.parse(words)
+        if importlib.util.find_spec("rich") is None:
+            raise UsageError("rich is not installed; pip install 'jaxcomm[bench]'")
+        stand_in = _is_stand_in()
+        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+        if stand_in:
+            # Or CPU devices would be served by the host backend.
+            os.environ["JAXCOMM_BACKEND"] = "nccl"
+        if asked.processes > 1 and not processes.are_started():
+            return processes.start(words, asked, "cpu" if stand_in else "cuda")
+        return _run(asked, stand_in)
+    except UsageError as error:
+        print(f"jaxcomm.bench gpu: {error}. See --help.", file=sys.stderr)
+        return _WRONG_USE
+
+
+def _is_stand_in():
+    found = library.load() if config.nccl_library() else None
+    if isinstance(found, str):
+        raise UsageError(found)
+    return found is not None and found.is_stand_in
+
+
+def _run(asked, stand_in):
+    if stand_in and not processes.are_started():
+        devices.simulate(asked.ranks)
+    try:
+        found = jax.devices("cpu" if stand_in else "gpu")
     except RuntimeError:
         found = []
-    if len(found) < asked.ranks or asked.ranks < 2:
-        print(
-            f"jaxcomm.bench gpu: {asked.ranks} ranks were asked for and JAX finds "
-            f"{len(found)} GPUs; at least 2 are needed, one for each rank",
-            file=sys.stderr,
+    if len(found) < asked.ranks:
+        raise UsageError(
+            f"--ranks: {asked.ranks} ranks were asked for and JAX finds {len(found)} "
+            "GPUs; each rank needs one, unless --one-gpu"
         )
-        return 2
-    mesh = jax.make_mesh(
-        (asked.ranks,), ("i",), axis_types=(jax.sharding.AxisType.Auto,),
-        devices=found[: asked.ranks],
-    )  # fmt: skip
-    console.print(f"{asked.ranks} x {found[0].device_kind}, jax {jax.__version__}")
-    console.print(str(library.load()))
-    jaxcomm.init(mesh)
-    failed = list(checks.failures(mesh))
-    for text in failed:
-        console.print(f"wrong: {text}", markup=False)
-    total = len(checks.DTYPES) * len(checks.calls(mesh.size)[0])
-    console.print(f"{total - len(failed)} of {total} collectives and types right")
-    loaded = _libraries()
-    console.print(f"libnccl in this process: {', '.join(loaded)}")
-    if asked.checks_only:
-        return int(bool(failed) or len(loaded) != 1)
-    rows = []
-    memories = list(memory.rows(mesh))
-    jaxcomm.init(mesh, "i", lanes=("default", "side"))
-    capturing = jaxcomm.CommPolicy(command_buffers=True, lanes=3)
-    jaxcomm.init(mesh, "i", lanes="captured", policy=capturing)
-    timer = figures.Timer(mesh)
-    for part in (
-        figures.collectives(timer),
-        figures.overlap(timer),
-        figures.attention(timer, asked.tokens),
-    ):
-        rows += part
-    console.print(_memory_table(memories))
-    console.print(_table(rows))
-    return int(bool(failed) or len(loaded) != 1)
+    nccl = library.load()
+    if isinstance(nccl, str):
+        raise UsageError(nccl)
+    auto = (jax.sharding.AxisType.Auto,)
+    mesh = jax.make_mesh((asked.ranks,), ("i",), auto, devices=found[: asked.ranks])
+    usual = sizes.TINY if stand_in else sizes.Sizes()
+    timer = Timer(mesh, asked.sizes(usual), shares_gpu=asked.one_gpu)
+    # Needs rich.
+    from jaxcomm.bench.gpu import run
+
+    return run.run(asked.only, timer, _heading(timer, nccl), asked.json)
 
 
-def _libraries():
-    with open("/proc/self/maps") as maps:
-        paths = {line.split()[-1] for line in maps if re.search(r"/libnccl\.so", line)}
-    return sorted(paths)
-
-
-def _memory_table(memories):
-    from rich.table import Table
-
-    table = Table(title="device memory, MiB a device")
-    for name in ("communicators", "resources", "each", "the mesh's own"):
-        table.add_column(name, justify="right")
-    for count, shares, each, parent in memories:
-        kind = "shared" if shares else "own"
-        table.add_row(str(count), kind, f"{each:.0f}", f"{parent:.0f}")
-    return table
-
-
-def _table(rows):
-    from rich.table import Table
-
-    table = Table()
-    for name in ("what", "jaxcomm, us", "against", "us", "ratio", "asked"):
-        table.add_column(
-            name, justify="left" if name in ("what", "against") else "right"
-        )
-    for row in rows:
-        table.add_row(
-            row.name, f"{row.ours * 1e6:.1f}", row.peer, f"{row.theirs * 1e6:.1f}",
-            f"{row.ratio:.2f}", "" if row.least is None else f"{row.least:g}",
-        )  # fmt: skip
-    return table
+def _heading(timer, nccl):
+    kind, count = timer.mesh.devices.flat[0].device_kind, jax.process_count()
+    text = f"{timer.size} ranks on {kind}, processes: {count}, jax {jax.__version__}"
+    text += f"\nNCCL {nccl.version} ({nccl.path}), driver of CUDA {nccl.driver_version}"
+    if timer.shares_gpu:
+        text += f"\nall ranks share one GPU: {processes.sharing()}"
+    return text

@@ -1,21 +1,34 @@
 """What communicators cost on a device."""
 
+from collections.abc import Iterator
+
 import jaxcomm
+from jaxcomm.bench import units
+from jaxcomm.bench.gpu.rows import Finding
+from jaxcomm.bench.gpu.timer import Timer
+
+COUNTS = 1, 2, 4, 8
 
 
-def rows(mesh, counts=(1, 2, 4, 8)):
-    """Yields (communicators, whether they share, MiB of each, MiB of the mesh's own).
+def rows(timer: Timer) -> Iterator[Finding]:
+    """Yields bytes of one device for communicators that share and that do not.
 
-    MiB are those of one device. The communicators are lanes over the same axis.
+    The communicators are lanes over the same axis.
     """
     for shares in (True, False):
-        for count in counts:
+        for count in COUNTS:
             jaxcomm.finalize()
             policy = jaxcomm.CommPolicy(share=shares, lanes=count)
             lanes = [f"lane {n}" for n in range(count)]
-            jaxcomm.init(mesh, "i", lanes=lanes, policy=policy)
+            jaxcomm.init(timer.mesh, "i", lanes=lanes, policy=policy)
             report = jaxcomm.memory_report()
-            unit = (1 << 20) * mesh.size
-            mine = sum(row.device_bytes for row in report)
-            yield count, shares, mine / unit / count, report[0].parent_bytes / unit
-    jaxcomm.finalize()
+            here = len(timer.mesh.local_devices)
+            each = sum(row.device_bytes for row in report) / here / count
+            parent = report[0].parent_bytes / here
+            kind = "sharing" if shares else "with resources of their own"
+            yield timer.finding(
+                f"lanes {kind}, {count} of them, on a device",
+                f"{units.size(int(each))} each, {units.size(int(parent))} the mesh's",
+                each_bytes=each,
+                parent_bytes=parent,
+            )

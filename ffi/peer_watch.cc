@@ -1,0 +1,121 @@
+#include "ffi/peer_watch.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <thread>
+#include <utility>
+
+#include "ffi/status.h"
+
+namespace jaxcomm {
+namespace {
+
+// How often processes are looked for where the system cannot watch them.
+constexpr int kPollMilliseconds = 50;
+
+// Clock ticks after boot at which a process began; 0 if it has ended.
+uint64_t StartTime(int64_t pid) {
+  // One read(2) gets all of it.
+  const int fd = open(StrCat("/proc/", pid, "/stat").c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return 0;
+  char text[1024];
+  const ssize_t length = read(fd, text, sizeof(text) - 1);
+  close(fd);
+  if (length <= 0) return 0;
+  text[length] = 0;
+  // The second field, in parentheses, may hold anything.
+  const char* at = std::strrchr(text, ')');
+  if (at == nullptr || at[1] == 0) return 0;
+  const char state = at[2];
+  if (state == 'Z' || state == 'X') return 0;
+  for (int field = 2; at != nullptr && field < 22; ++field) {
+    at = std::strchr(at + 1, ' ');
+  }
+  return at == nullptr ? 0 : std::strtoull(at + 1, nullptr, 10);
+}
+
+bool IsGone(const Peer& peer) { return StartTime(peer.pid) != peer.start_time; }
+
+}  // namespace
+
+Peer PeerOf(int64_t pid, int process_index) {
+  return Peer{pid, StartTime(pid), process_index};
+}
+
+struct PeerWatch::State {
+  std::vector<Peer> peers;
+  std::function<void(size_t)> ended;
+  std::atomic<bool> stopping{false};
+  int stop_fd = -1;  // wakes the thread
+  std::thread thread;
+
+  ~State() { close(stop_fd); }
+  void Run();
+};
+
+PeerWatch::PeerWatch(std::vector<Peer> peers, std::function<void(size_t place)> ended)
+    : state_(std::make_shared<State>()) {
+  state_->peers = std::move(peers);
+  state_->ended = std::move(ended);
+  state_->stop_fd = eventfd(0, EFD_CLOEXEC);
+  // The thread shares the state: the watch may be let go from `ended`.
+  state_->thread = std::thread([state = state_] { state->Run(); });
+}
+
+PeerWatch::~PeerWatch() {
+  state_->stopping.store(true, std::memory_order_release);
+  const uint64_t one = 1;
+  (void)!write(state_->stop_fd, &one, sizeof(one));
+  if (state_->thread.get_id() == std::this_thread::get_id()) {
+    state_->thread.detach();
+  } else {
+    state_->thread.join();
+  }
+}
+
+void PeerWatch::State::Run() {
+  std::vector<pollfd> fds(peers.size() + 1, pollfd{-1, POLLIN, 0});
+  fds.back().fd = stop_fd;
+  std::vector<bool> is_over(peers.size(), false);
+  bool must_look = false;
+  const auto end = [&](size_t i) {
+    is_over[i] = true;
+    if (fds[i].fd >= 0) close(fds[i].fd);
+    fds[i].fd = -1;
+    if (!stopping.load(std::memory_order_acquire)) ended(i);
+  };
+  for (size_t i = 0; i < peers.size(); ++i) {
+    is_over[i] = peers[i].pid == 0;
+    if (is_over[i]) continue;
+    fds[i].fd =
+        static_cast<int>(syscall(SYS_pidfd_open, static_cast<pid_t>(peers[i].pid), 0));
+    // Another process may have the id by now.
+    if (IsGone(peers[i])) {
+      end(i);
+    } else if (fds[i].fd < 0) {
+      must_look = true;  // a kernel before 5.3, or a sandbox
+    }
+  }
+  while (!stopping.load(std::memory_order_acquire)) {
+    const int ready = poll(fds.data(), fds.size(), must_look ? kPollMilliseconds : -1);
+    if (ready < 0 && errno != EINTR) break;
+    for (size_t i = 0; i < peers.size(); ++i) {
+      if (is_over[i]) continue;
+      const bool watched = fds[i].fd >= 0;
+      if (watched ? (fds[i].revents & POLLIN) != 0 : IsGone(peers[i])) end(i);
+    }
+  }
+  for (size_t i = 0; i < peers.size(); ++i) {
+    if (fds[i].fd >= 0) close(fds[i].fd);
+  }
+}
+
+}  // namespace jaxcomm

@@ -1,0 +1,56 @@
+"""Ours against XLA's own: latency, bandwidth, and a chain of small sums."""
+
+from collections.abc import Callable, Iterator
+
+import jax
+
+import jaxcomm
+from jaxcomm.bench import units
+from jaxcomm.bench.gpu.rows import Figure
+from jaxcomm.bench.gpu.timer import Timer, thunk
+
+_CHAIN = 50
+
+
+def rows(timer: Timer) -> Iterator[Figure]:
+    """Yields a figure for each collective and size, then the chains."""
+    ops: dict[str, Callable] = {
+        "psum": lambda m: lambda x: m.psum(x, "i"),
+        "ppermute": lambda m: lambda x: m.ppermute(x, "i", timer.ring),
+        "all_gather": lambda m: lambda x: m.all_gather(x, "i"),
+        "psum_scatter": lambda m: (
+            lambda x: m.psum_scatter(x, "i", scatter_dimension=1, tiled=True)
+        ),
+    }
+    jaxcomm.init(timer.mesh, "i")
+    for size in (timer.sizes.small, timer.sizes.large):
+        # What the ranks can split.
+        count = -(-size // (4 * timer.size)) * timer.size
+        x = timer.random((timer.size, count))
+        for name, of in ops.items():
+            ours, theirs = timer.program(of(jaxcomm)), timer.program(of(jax.lax))
+            yield timer.compare(
+                f"{name} {units.size(size)}", thunk(ours, x), "jax.lax",
+                thunk(theirs, x), least=1.0,
+            )  # fmt: skip
+        del x
+
+    def chain(module, **at):
+        def sums(x):
+            for _ in range(_CHAIN):
+                x = module.psum(x, "i", **at) * 0.5
+            return x
+
+        return timer.program(sums)
+
+    capturing = jaxcomm.CommPolicy(command_buffers=True)
+    jaxcomm.init(timer.mesh, "i", lanes="captured", policy=capturing)
+    x = timer.random((timer.size, 64))
+    theirs = chain(jax.lax)
+    for text, lane, least in (
+        ("", None, 1.0), (", command buffers", "captured", 1.2)
+    ):  # fmt: skip
+        yield timer.compare(
+            f"chain of {_CHAIN}{text}", thunk(chain(jaxcomm, lane=lane), x), "jax.lax",
+            thunk(theirs, x), calls=10, least=least,
+        )  # fmt: skip

@@ -1,0 +1,46 @@
+"""Sequences of many lengths, over communicators made once (requirement N2)."""
+
+from collections.abc import Iterator
+
+import jax
+
+import jaxcomm
+from jaxcomm.bench import units
+from jaxcomm.bench.gpu import device_memory
+from jaxcomm.bench.gpu.rows import Finding
+from jaxcomm.bench.gpu.timer import Timer
+
+
+def rows(timer: Timer) -> Iterator[Finding]:
+    """Yields what ring attention of those lengths made and took after the first."""
+    _, heads, size = timer.sizes.heads
+    split = jax.P(None, "i")
+
+    def attend(x):
+        return jaxcomm.ring_attention(x, x, x, axis_name="i", is_causal=True)
+
+    program = timer.program(attend, split)
+
+    def run(turn):
+        tokens = (turn + 1) * timer.sizes.step * timer.size
+        x = timer.random((1, tokens, heads, size), "bfloat16", split)
+        jax.block_until_ready(program(x))
+        return tokens
+
+    shortest = run(0)
+    counters, held = jaxcomm.counters(), device_memory.communicators_bytes()
+    longest = shortest
+    for turn in range(1, timer.sizes.lengths):
+        longest = run(turn)
+    after = jaxcomm.counters()
+    made = after.created + after.split - counters.created - counters.split
+    grown = device_memory.communicators_bytes() - held
+    yield timer.finding(
+        f"ring attention of {timer.sizes.lengths} lengths, {shortest} to {longest}",
+        f"{made} communicators made after the first length ({after.live} live), which "
+        f"hold {units.size(held)}, {grown} B more than then",
+        made == 0 and grown == 0 and after == counters,
+        made=made,
+        held_bytes=held,
+        grown_bytes=grown,
+    )

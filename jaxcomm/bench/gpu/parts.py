@@ -1,0 +1,32 @@
+"""The parts of ``jaxcomm.bench gpu``, in the order in which they run."""
+
+from collections.abc import Callable, Iterable
+
+from jaxcomm.bench.gpu import (
+    attention,
+    checks,
+    collectives,
+    kill,
+    lanes,
+    lengths,
+    memory,
+    overlap,
+    soak,
+    steady,
+)
+from jaxcomm.bench.gpu.rows import Figure, Finding
+from jaxcomm.bench.gpu.timer import Timer
+
+# Each makes the communicators it needs; all processes run all of it.
+PARTS: dict[str, Callable[[Timer], Iterable[Figure | Finding]]] = {
+    "checks": checks.rows,
+    "memory": memory.rows,
+    "collectives": collectives.rows,
+    "overlap": overlap.rows,
+    "lanes": lanes.rows,
+    "attention": attention.rows,
+    "lengths": lengths.rows,
+    "soak": soak.rows,
+    "steady": steady.rows,
+    "kill": kill.rows,
+}

@@ -1,0 +1,266 @@
+"""Each part over the stand-in: that it finds all well, and finds what is not."""
+
+import dataclasses
+import itertools
+import subprocess
+import types
+
+import jax
+import numpy as np
+import pytest
+
+import jaxcomm
+from jaxcomm.bench.gpu import checks, device_memory, kill, soak, steady
+from jaxcomm.bench.gpu.parts import PARTS
+
+
+def run(name, timer):
+    return list(PARTS[name](timer))
+
+
+def grows(monkeypatch, function, step):
+    """Has each look at device memory find more than the one before."""
+    counted = itertools.count(0, step)
+    monkeypatch.setattr(device_memory, function, lambda: next(counted))
+
+
+# Parts that look whether something is right.
+
+
+def test_checks_find_all_right_and_one_libnccl(timer, stand_in_path):
+    right, loaded = run("checks", timer)
+    assert (right.found, right.is_right) == ("19 of 19", True)
+    assert (loaded.found, loaded.is_right) == (stand_in_path, True)
+
+
+def test_checks_name_what_is_wrong_and_what_fails(timer, monkeypatch):
+    def fails(x):
+        raise RuntimeError("no scan today")
+
+    ours, theirs = checks.calls(2)
+    broken = ours | {"psum": lambda x: x, "scan": fails}
+    monkeypatch.setattr(checks, "calls", lambda size: (broken, theirs))
+    right, _ = run("checks", timer)
+    assert right.is_right is False
+    assert right.found == (
+        "17 of 19; psum of int8: other values than XLA's; scan of int8: no scan today"
+    )
+
+
+def test_memory_tells_sharing_from_owning(timer):
+    rows = run("memory", timer)
+    assert len(rows) == 8
+    shared, own = (
+        {row.values["each_bytes"] for row in rows[i : i + 4]} for i in (0, 4)
+    )
+    assert max(shared) < min(own)
+    assert all(row.values["parent_bytes"] > 0 for row in rows)
+
+
+def test_lengths_make_no_communicator(timer):
+    (row,) = run("lengths", timer)
+    assert row.is_right is True
+    assert row.values["made"] == row.values["grown_bytes"] == 0
+    assert row.values["held_bytes"] > 0
+
+
+def test_lengths_that_make_communicators_are_wrong(timer, monkeypatch):
+    ring_attention = jaxcomm.ring_attention
+    lanes = map(str, itertools.count())
+
+    def with_a_lane(*x, **options):
+        return ring_attention(*x, lane=next(lanes), **options)
+
+    monkeypatch.setattr(jaxcomm, "ring_attention", with_a_lane)
+    (row,) = run("lengths", timer)
+    assert row.is_right is False
+    assert row.values["made"] == 1
+    assert row.values["grown_bytes"] > 0
+
+
+def test_the_soak_is_right_and_flat(timer, trace):
+    mixed, memory, in_a_row = run("soak", timer)
+    assert [row.is_right for row in (mixed, memory, in_a_row)] == [True] * 3
+    # Four programs to warm up, then as many operations as were asked for.
+    assert mixed.values["operations"] == (4 + 1) * 80
+    assert memory.values["communicators"] == 0
+    assert in_a_row.name == "100 broadcasts in a row"
+    # On each of two ranks: one a turn, then those in a row.
+    assert len(trace("ncclBroadcast")) == 2 * ((4 + 1) * 10 + 100)
+    used = [m.stats()["calls"] for m in jaxcomm.communicators() if m.backend == "nccl"]
+    # Two meshes of two lanes; one of these has the broadcasts in a row too.
+    assert sorted(calls["broadcast"] for calls in used) == [10, 10, 20, 110]
+
+
+def test_a_wrong_result_is_seen_in_the_soak(timer, monkeypatch):
+    ppermute = jaxcomm.ppermute
+
+    def stays(x, *arguments, backend, lane):
+        moved = ppermute(x, *arguments, backend=backend, lane=lane)
+        return moved if backend == "xla" else x
+
+    monkeypatch.setattr(jaxcomm, "ppermute", stays)
+    mixed, *_ = run("soak", timer)
+    assert mixed.is_right is False
+    assert mixed.values["wrong"] == 4 + 1
+
+
+def test_a_lost_broadcast_is_seen(timer, monkeypatch):
+    monkeypatch.setattr(jaxcomm, "broadcast", lambda x, *_, **at: x)
+    assert soak._in_a_row(timer).is_right is False
+
+
+@pytest.mark.parametrize("function", ["free_bytes", "communicators_bytes"])
+def test_memory_that_grows_in_the_soak_is_wrong(function, timer, monkeypatch):
+    grows(monkeypatch, function, -(4 << 20) if function == "free_bytes" else 1)
+    mixed, memory, _ = run("soak", timer)
+    assert mixed.is_right is True
+    assert memory.is_right is False
+
+
+def test_steady_calls_allocate_nothing(timer):
+    memory, calls, returns = run("steady", timer)
+    assert memory.is_right is True
+    assert memory.found == (
+        "0 B less left by all but JAX's pool; communicators hold 0 B more"
+    )
+    assert calls.is_right is True
+    assert 0 < returns.values["returned"] <= returns.values["done"]
+
+
+def test_calls_that_allocate_are_named(timer, monkeypatch):
+    grows(monkeypatch, "free_bytes", -8)
+    # As if a sum were an allocation.
+    monkeypatch.setattr(steady, "_FORBIDDEN", {"ncclAllReduce", "cuMemAlloc_v2"})
+    memory, calls, _ = run("steady", timer)
+    assert memory.is_right is False
+    assert "'psum': 8" in memory.found
+    assert calls.is_right is False
+    assert "'ncclAllReduce': " in calls.found
+    assert "cuMemAlloc_v2" not in calls.found
+
+
+def test_the_driver_is_asked_for_what_is_free(timer):
+    before = device_memory.free_bytes()
+    jaxcomm.init(timer.mesh, "i")
+    taken = before - device_memory.free_bytes()
+    assert 0 < device_memory.communicators_bytes() <= taken
+
+
+# Parts that compare.
+
+
+@pytest.fixture
+def usual_promotion():
+    """What jax.nn's attention needs."""
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "asked"),
+    [("collectives", 10, 10), ("overlap", 2, 0), ("lanes", 2, 0), ("attention", 6, 6)],
+)
+def test_comparisons_say_what_with_what(name, count, asked, timer, usual_promotion):
+    rows = run(name, timer)
+    assert len(rows) == count
+    assert sum(row.least is not None for row in rows) == asked
+    assert all(min(row.ours, row.theirs, row.ratio) > 0 for row in rows)
+    assert len({(row.name, row.peer) for row in rows}) == count
+
+
+def test_three_ranks_split_what_they_can(timer):
+    auto = (jax.sharding.AxisType.Auto,)
+    mesh = jax.make_mesh((3,), ("i",), auto, devices=jax.devices()[:3])
+    assert len(run("collectives", dataclasses.replace(timer, mesh=mesh))) == 10
+
+
+def test_two_lanes_are_two_communicators(timer, trace):
+    run("lanes", timer)
+    used = {m.lane: m.stats()["calls"] for m in jaxcomm.communicators()}
+    # Twice compared, in two rounds of one call and two more, with one exchange on each
+    # lane; and once with both on the left.
+    assert used == {"left": {"permute": 12 + 12}, "right": {"permute": 12}}
+    assert len({call["comm"] for call in trace("ncclSend")}) == 2 * 2
+
+
+def test_ranks_on_one_gpu_are_compared_with_all_of_it(timer, usual_promotion):
+    peers = [
+        next(row.peer for row in PARTS["attention"](each) if "one " in row.peer)
+        for each in (timer, dataclasses.replace(timer, shares_gpu=True))
+    ]
+    assert peers == [
+        "one xla kernel over the whole sequence, divided by 2",
+        "one xla kernel over the whole sequence",
+    ]
+
+
+# Processes that are killed.
+
+
+@pytest.mark.multiprocess
+def test_the_others_of_a_killed_rank_say_what_they_did(timer):
+    seconds, *texts = run("kill", timer)
+    assert seconds.name == "rank 1 of 2 is killed: the last of the others raises"
+    # Before their deadline: NCCL itself reports it.
+    assert 0 < seconds.ours < kill._DEADLINE_SECONDS
+    (text,) = texts
+    assert text.is_right is True
+    assert "psum(float32[1,1024]) over axes ('i',)" in text.found
+    assert "rank 0 of 2" in text.found
+
+
+def test_a_survivor_that_does_not_say_what_it_did_is_wrong(timer, monkeypatch):
+    monkeypatch.setattr(kill, "_kill", lambda timer: (2.0, ["psum of rank 0 of 2"]))
+    seconds, text = run("kill", timer)
+    assert (seconds.ratio, seconds.is_met) == (0.1, False)
+    assert text.is_right is False
+    assert "without [\"axes ('i',)\"], does not name rank 1" in text.found
+
+
+@pytest.mark.parametrize(
+    ("shares_gpu", "ids"), [(False, ["0", "1"]), (True, ["0", "0"])]
+)
+def test_processes_to_kill_have_the_gpus_of_the_ranks(
+    shares_gpu, ids, timer, monkeypatch
+):
+    # As the second of two processes has it, or one of those that share a GPU.
+    monkeypatch.setenv("JAX_LOCAL_DEVICE_IDS", "0" if shares_gpu else "1")
+    monkeypatch.setenv("JAXCOMM_DUMP_DIR", "/of/this/run")
+    gpu = types.SimpleNamespace(platform="gpu")
+    mesh = types.SimpleNamespace(size=2, devices=np.array([gpu, gpu]))
+    started = []
+
+    def start(variables, payload, log):
+        started.append(variables)
+        return subprocess.Popen(["false"], stdout=subprocess.PIPE, text=True)
+
+    monkeypatch.setattr(kill, "_start", start)
+    with pytest.raises(RuntimeError, match="ended before one was killed"):
+        kill._kill(dataclasses.replace(timer, mesh=mesh, shares_gpu=shares_gpu))
+    assert [each["JAX_LOCAL_DEVICE_IDS"] for each in started] == ids
+    for each in started:
+        assert each["JAX_PLATFORMS"] == "cuda"
+        assert "JAXCOMM_DUMP_DIR" not in each
+
+
+@pytest.mark.multiprocess
+def test_processes_that_do_not_start_say_why(timer, monkeypatch):
+    monkeypatch.setattr(kill, "_WORKER", "no.such.module")
+    with pytest.raises(RuntimeError, match=r"ended before one was killed.*no\.such"):
+        run("kill", timer)
+
+
+def test_the_pool_of_jax_is_nobodys_loss(timer, monkeypatch):
+    class Gpu:
+        def memory_stats(self):
+            return {"pool_bytes": 30, "bytes_in_use": 20}
+
+    class Other:
+        def memory_stats(self):
+            return None
+
+    monkeypatch.setattr(device_memory, "free_bytes", lambda: 100)
+    monkeypatch.setattr(jax, "local_devices", lambda: [Gpu(), Gpu(), Other()])
+    assert device_memory.left_bytes() == 160
+    assert device_memory.in_use_by_jax() == 40
