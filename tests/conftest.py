@@ -1,10 +1,24 @@
 """Eight virtual CPU devices for every test, and nothing left behind by any."""
 
+import importlib.metadata
 import os
 
-# Before the first import of jax: the devices are counted when its client starts.
-os.environ["XLA_FLAGS"] = (
-    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+# Compiling takes most of the tests' time, and what is compiled runs once: it need not
+# be fast. For the processes that tests start, too. jaxlib 0.12 does without the second
+# flag, and ends a process over one it does not know.
+os.environ["QUICK_XLA_FLAGS"] = "--xla_backend_optimization_level=0" + (
+    " --xla_cpu_use_fusion_emitters=false"
+    if importlib.metadata.version("jaxlib").startswith("0.10.")
+    else ""
+)
+# Before the first import of jax: the devices are counted when its client starts. Of two
+# flags of a name the later one holds: the user's own, the number of devices excepted.
+os.environ["XLA_FLAGS"] = " ".join(
+    [
+        os.environ["QUICK_XLA_FLAGS"],
+        os.environ.get("XLA_FLAGS", ""),
+        "--xla_force_host_platform_device_count=8",
+    ]
 )
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
@@ -22,6 +36,17 @@ def fresh_communicators():
     jaxcomm.finalize()
     yield
     jaxcomm.finalize()
+
+
+@pytest.fixture(scope="session")
+def as_users_compile():
+    """Options for ``lowered.compile()``, where a test looks at what XLA has made."""
+    defaults = {
+        "xla_backend_optimization_level": 3,
+        "xla_cpu_use_fusion_emitters": True,
+    }
+    quick = os.environ["QUICK_XLA_FLAGS"]
+    return {name: value for name, value in defaults.items() if f"--{name}=" in quick}
 
 
 @pytest.fixture

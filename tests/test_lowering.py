@@ -195,12 +195,12 @@ print("misses", events.count("/jax/compilation_cache/cache_misses"))
     assert second["hits"] > first["hits"]
 
 
-def test_analyses_of_a_compiled_program_work(make_mesh):
+def test_analyses_of_a_compiled_program_work(make_mesh, as_users_compile):
     """J6."""
     lowered = program_over(make_mesh(i=4), lambda x: jaxcomm.all_gather(x, "i")).lower(
         X
     )
-    compiled = lowered.compile()
+    compiled = lowered.compile(compiler_options=as_users_compile)
     memory = compiled.memory_analysis()
     assert memory.argument_size_in_bytes == X.nbytes // 4
     assert memory.output_size_in_bytes == X.nbytes
@@ -208,7 +208,7 @@ def test_analyses_of_a_compiled_program_work(make_mesh):
     assert "jaxcomm.all_gather" in lowered.as_text()
 
 
-def test_barrier_hands_its_operands_buffer_on(make_mesh):
+def test_barrier_hands_its_operands_buffer_on(make_mesh, as_users_compile):
     """Nothing is copied but what XLA must not overwrite: here the donated argument."""
     mesh = make_mesh(i=4)
     spec = jax.P("i")
@@ -221,7 +221,8 @@ def test_barrier_hands_its_operands_buffer_on(make_mesh):
         )
     )
     big = np.ones((8, 1 << 16), np.float32)
-    memory = program.lower(big).compile().memory_analysis()
+    compiled = program.lower(big).compile(compiler_options=as_users_compile)
+    memory = compiled.memory_analysis()
     assert memory.temp_size_in_bytes < big.nbytes // 8
     np.testing.assert_array_equal(program(big), big + 1)
 

@@ -102,7 +102,7 @@ def test_grouped_heads_travel_without_being_replicated(monkeypatch, mesh_of, inp
 SHAPE = (1, 256, 4, 64)  # of a rank's queries, keys and values
 
 
-def _temporary_bytes(size, mesh_of, backward, dtype=jnp.float32):
+def _temporary_bytes(size, mesh_of, backward, options, dtype=jnp.float32):
     whole = _whole(size, mesh_of)
     function = whole
     if backward:
@@ -112,13 +112,17 @@ def _temporary_bytes(size, mesh_of, backward, dtype=jnp.float32):
         dtype,
         sharding=jax.NamedSharding(mesh_of(size), SPLIT),
     )
-    compiled = jax.jit(function).lower(array, array, array).compile()
+    lowered = jax.jit(function).lower(array, array, array)
+    compiled = lowered.compile(compiler_options=options)
     return compiled.memory_analysis().temp_size_in_bytes
 
 
 @pytest.mark.parametrize("backward", [False, True])
-def test_memory_does_not_grow_with_the_ring(mesh_of, backward):
-    temporary = [_temporary_bytes(size, mesh_of, backward) for size in (2, 4, 8)]
+def test_memory_does_not_grow_with_the_ring(mesh_of, as_users_compile, backward):
+    temporary = [
+        _temporary_bytes(size, mesh_of, backward, as_users_compile)
+        for size in (2, 4, 8)
+    ]
     assert max(temporary) < 1.05 * min(temporary), temporary
 
 
@@ -126,11 +130,12 @@ def test_memory_does_not_grow_with_the_ring(mesh_of, backward):
 @pytest.mark.parametrize("backward", [False, True])
 @pytest.mark.parametrize("size", [2, 4, 8])
 def test_overlap_costs_the_memory_of_what_is_on_its_way(
-    monkeypatch, mesh_of, size, backward, dtype
+    monkeypatch, mesh_of, as_users_compile, size, backward, dtype
 ):
-    overlapped = _temporary_bytes(size, mesh_of, backward, dtype)
+    arguments = (size, mesh_of, backward, as_users_compile, dtype)
+    overlapped = _temporary_bytes(*arguments)
     monkeypatch.setattr(ring_module, "_OVERLAPS", False)
-    blocking = _temporary_bytes(size, mesh_of, backward, dtype)
+    blocking = _temporary_bytes(*arguments)
     elements = 2 * math.prod(SHAPE)
     one_block = elements * jnp.dtype(dtype).itemsize
     # Backward, the gradients of a block travel beside another, in float32.
@@ -188,3 +193,30 @@ def test_lane_and_backend_reach_every_send(monkeypatch, mesh_of, inputs):
     query, key, value, _ = inputs((1, 16, 2, 8))
     jax.eval_shape(jax.grad(lambda *x: whole(*x).sum()), query, key, value)
     assert set(seen) == {("kv", "xla")}
+
+
+def test_layers_that_are_scanned_need_memory_linear_in_the_length(
+    mesh_of, as_users_compile
+):
+    """No mask of all pairs of tokens is kept for the way back."""
+    mesh = mesh_of(4)
+
+    def layers(x, scales):
+        def layer(x, scale):
+            out = ring_module.ring_attention(
+                x * scale, x, x, axis_name="context", is_causal=True
+            )
+            return x + out, None
+
+        return jax.lax.scan(layer, x, scales)[0]
+
+    split = jax.shard_map(layers, mesh=mesh, in_specs=(SPLIT, jax.P()), out_specs=SPLIT)
+
+    def temp_bytes(length):
+        x = jax.ShapeDtypeStruct((1, length, 2, 16), jnp.float32)
+        scales = jax.ShapeDtypeStruct((2,), jnp.float32)
+        grad = jax.jit(jax.grad(lambda x, scales: split(x, scales).sum()))
+        compiled = grad.lower(x, scales).compile(as_users_compile)
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    assert temp_bytes(8192) < 2.2 * temp_bytes(4096)

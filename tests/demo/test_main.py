@@ -42,7 +42,8 @@ def command_line(capsys, monkeypatch):
 
 
 def start(*arguments, cwd):
-    environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+    # Its own number of devices.
+    environment = os.environ | {"XLA_FLAGS": os.environ["QUICK_XLA_FLAGS"]}
     # The package under test, installed or not.
     environment["PYTHONPATH"] = str(pathlib.Path(jaxcomm.__file__).parents[1])
     return subprocess.Popen(

@@ -21,7 +21,8 @@ def start(tmp_path):
     """Returns ``start(*arguments)``: a Python that runs in a folder with a text."""
     lines = "".join(f"{i} squared is {i * i}\n" for i in range(999))
     (tmp_path / "text.txt").write_text(lines)
-    environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+    # Its own number of devices.
+    environment = os.environ | {"XLA_FLAGS": os.environ["QUICK_XLA_FLAGS"]}
     # The package under test, installed or not.
     environment["PYTHONPATH"] = str(pathlib.Path(jaxcomm.__file__).parents[1])
     started = []

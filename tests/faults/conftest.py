@@ -142,7 +142,7 @@ class Set:
             if not name.lower().endswith("_proxy") and not name.startswith("JAXCOMM_")
         } | {
             "JAX_PLATFORMS": "cpu",
-            "XLA_FLAGS": "",
+            "XLA_FLAGS": os.environ["QUICK_XLA_FLAGS"],
             "JAX_NUM_CPU_DEVICES": str(devices),
             "JAXCOMM_TIMEOUT": str(timeout),
             **more,

@@ -53,7 +53,7 @@ class Kernel:
         self._manager = jupyter_client.KernelManager(kernel_name="python3")
         self._environment = os.environ | {
             "JAX_PLATFORMS": "cpu",
-            "XLA_FLAGS": "",
+            "XLA_FLAGS": os.environ["QUICK_XLA_FLAGS"],
             "JAX_NUM_CPU_DEVICES": str(devices),
             "JAXCOMM_TIMEOUT": "15",
         }

@@ -137,7 +137,8 @@ def _environment(more):
     if any("_proxy" in name.lower() for name in inherited):
         # gRPC would ask a proxy for the way to this host.
         inherited["no_grpc_proxy"] = LOOPBACK
-    return inherited | {"JAXCOMM_TIMEOUT": "120"} | more
+    ours = {"JAXCOMM_TIMEOUT": "120", "XLA_FLAGS": os.environ["QUICK_XLA_FLAGS"]}
+    return inherited | ours | more
 
 
 @pytest.fixture(scope="session")

@@ -43,7 +43,8 @@ def test_three_hundred_operations_between_processes_are_right(processes, devices
             *(f"--processes={processes}", f"--devices-per-process={devices}"),
             *("--programs=20", f"--seed={devices}"),
         ],
-        env=os.environ | {"XLA_FLAGS": "", "JAXCOMM_TIMEOUT": "60"},
+        env=os.environ
+        | {"XLA_FLAGS": os.environ["QUICK_XLA_FLAGS"], "JAXCOMM_TIMEOUT": "60"},
         capture_output=True,
         text=True,
         timeout=200,

@@ -17,39 +17,45 @@ def _start(x):
     return jaxcomm.ppermute_start(x, "i", RING)
 
 
-def _compiled(mesh, call, *operands):
-    program = jax.jit(
-        jax.shard_map(call, mesh=mesh, in_specs=jax.P("i"), out_specs=jax.P("i"))
-    )
-    return program.lower(*operands).compile()
+@pytest.fixture
+def compiled(mesh, as_users_compile):
+    """Returns ``compiled(call, *operands)``."""
+
+    def compile(call, *operands):
+        program = jax.jit(
+            jax.shard_map(call, mesh=mesh, in_specs=jax.P("i"), out_specs=jax.P("i"))
+        )
+        return program.lower(*operands).compile(compiler_options=as_users_compile)
+
+    return compile
 
 
 def _targets(text):
     return re.findall(r'custom_call_target="(jaxcomm[^"]*)"', text)
 
 
-def test_unused_results_take_both_halves_with_them(mesh):
+def test_unused_results_take_both_halves_with_them(compiled):
     def call(x):
         handle = _start(x)
         y = x * 2
         jaxcomm.ppermute_done(handle, after=y)
         return y
 
-    assert _targets(_compiled(mesh, call, jnp.arange(4.0)).as_text()) == []
+    assert _targets(compiled(call, jnp.arange(4.0)).as_text()) == []
 
 
-def test_used_results_keep_both_halves(mesh):
+def test_used_results_keep_both_halves(compiled):
     def call(x):
         handle = jaxcomm.ppermute_start((x, x + 1), "i", RING)
         y = jnp.sin(x)
         return jaxcomm.ppermute_done(handle, after=y)[1]
 
-    text = _compiled(mesh, call, jnp.arange(4.0)).as_text()
+    text = compiled(call, jnp.arange(4.0)).as_text()
     assert _targets(text) == ["jaxcomm.permute.start", "jaxcomm.done"]
 
 
 @pytest.mark.parametrize("in_a_loop", [False, True])
-def test_done_takes_operands_and_results_without_a_copy(mesh, in_a_loop):
+def test_done_takes_operands_and_results_without_a_copy(compiled, in_a_loop):
     def step(x):
         handle = _start(x)
         y = jnp.sin(x) @ x.T
@@ -61,7 +67,7 @@ def test_done_takes_operands_and_results_without_a_copy(mesh, in_a_loop):
             return jax.lax.fori_loop(0, 3, lambda k, x: step(x), x)
         return step(x)
 
-    text = _compiled(mesh, call, jnp.ones((64, 16))).as_text()
+    text = compiled(call, jnp.ones((64, 16))).as_text()
     (line,) = (line for line in text.splitlines() if '"jaxcomm.done"' in line)
     (start,) = (line for line in text.splitlines() if '"jaxcomm.permute.start"' in line)
     operand = re.search(r"custom-call\((%[\w.-]+)\)", start).group(1)
@@ -71,7 +77,7 @@ def test_done_takes_operands_and_results_without_a_copy(mesh, in_a_loop):
     assert "output_to_operand_aliasing={{}: (1, {})}" in line
 
 
-def test_memory_is_that_of_operand_and_result(mesh):
+def test_memory_is_that_of_operand_and_result(compiled):
     count = 1 << 16
 
     def program(start, done):
@@ -80,7 +86,7 @@ def test_memory_is_that_of_operand_and_result(mesh):
             total = jnp.sin(x).sum()
             return done(handle, total) + total
 
-        return _compiled(mesh, call, jnp.ones(4 * count)).memory_analysis()
+        return compiled(call, jnp.ones(4 * count)).memory_analysis()
 
     whole = program(lambda x: jaxcomm.ppermute(x, "i", RING), lambda x, _: x)
     halves = program(_start, lambda h, after: jaxcomm.ppermute_done(h, after=after))
