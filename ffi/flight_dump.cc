@@ -95,6 +95,8 @@ class FlightLog {
     std::lock_guard<std::mutex> lock(writing_);
     const std::vector<CommunicatorFlight> flights = Flights(std::nullopt);
     if (!folder().empty()) {
+      // What a failure left there says more than that its communicators are closed.
+      if (last_failure_.has_value() && !HasEntries(flights)) return;
       WriteFile("signal", flights, Who());
       return;
     }
@@ -136,6 +138,13 @@ class FlightLog {
       flights[i].entries = recorders[i]->Snapshot();
     }
     return flights;
+  }
+
+  static bool HasEntries(const std::vector<CommunicatorFlight>& flights) {
+    for (const CommunicatorFlight& flight : flights) {
+      if (!flight.entries.empty()) return true;
+    }
+    return false;
   }
 
   static bool HasCompletedSince(const std::vector<CommunicatorFlight>& flights,

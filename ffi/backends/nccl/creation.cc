@@ -67,17 +67,13 @@ Status NcclCommunicator::SplitOff() {
     return status;
   }
   int64_t told = 0;
+  bool tells = false;
   for (size_t i = 0; i < ranks_.size(); ++i) {
     ranks_[i]->comm = comms[i];
     free_before -= FreeDeviceBytes(library_, ranks_[i]->context);
-    uint64_t bytes = 0;
-    if (comms[i] != nullptr && library_.nccl.CommMemStats != nullptr &&
-        library_.nccl.CommMemStats(comms[i], nccl::MemStat::kTotal, &bytes) ==
-            nccl::kSuccess) {
-      told += static_cast<int64_t>(bytes);
-    }
+    tells = ToldDeviceBytes(library_, comms[i], &told) || tells;
   }
-  device_bytes_ = told > 0 ? told : std::max<int64_t>(0, free_before);
+  device_bytes_ = tells ? told : std::max<int64_t>(0, free_before);
   return OkStatus();
 }
 

@@ -39,6 +39,16 @@ int64_t FreeDeviceBytes(const NcclLibrary& library, cuda::Context context) {
   return static_cast<int64_t>(free);
 }
 
+bool ToldDeviceBytes(const NcclLibrary& library, nccl::Comm comm, int64_t* bytes) {
+  uint64_t told = 0;
+  if (comm == nullptr || library.nccl.CommMemStats == nullptr ||
+      library.nccl.CommMemStats(comm, nccl::MemStat::kTotal, &told) != nccl::kSuccess) {
+    return false;
+  }
+  *bytes += static_cast<int64_t>(told);
+  return true;
+}
+
 std::string NcclCircumstances(const NcclLibrary& library, cuda::Context context) {
   std::string text = StrCat("NCCL ", library.VersionText(), " from ", library.path,
                             "; variables set:");
@@ -180,11 +190,13 @@ Status NcclWorld::Create(const NcclLibrary& library, int size,
     made->comms_.clear();
     return WithCircumstances(library, status, made->contexts_[0]);
   }
-  int64_t free_after = 0;
-  for (cuda::Context context : made->contexts_) {
-    free_after += FreeDeviceBytes(library, context);
+  int64_t told = 0;
+  bool tells = false;
+  for (size_t i = 0; i < made->contexts_.size(); ++i) {
+    free_before -= FreeDeviceBytes(library, made->contexts_[i]);
+    tells = ToldDeviceBytes(library, made->comms_[i], &told) || tells;
   }
-  made->device_bytes_ = std::max<int64_t>(0, free_before - free_after);
+  made->device_bytes_ = tells ? told : std::max<int64_t>(0, free_before);
   if (!peers.empty()) {
     made->peer_watch_ = std::make_unique<PeerWatch>(
         peers, [peers, weak = std::weak_ptr<NcclWorld>(made)](size_t place) {

@@ -107,6 +107,9 @@ void EndComms(const NcclLibrary& library, const std::vector<nccl::Comm>& comms,
 // Free bytes of a device.
 int64_t FreeDeviceBytes(const NcclLibrary& library, cuda::Context context);
 
+// Adds the device memory of a communicator, as NCCL tells it; false where it does not.
+bool ToldDeviceBytes(const NcclLibrary& library, nccl::Comm comm, int64_t* bytes);
+
 // What one wants to know when a communicator cannot be made.
 // `context`: of a device whose memory is of interest, or null.
 std::string NcclCircumstances(const NcclLibrary& library, cuda::Context context);
