@@ -129,6 +129,7 @@ nb::dict Stats(int64_t key) {
   out["host_bytes"] = stats.host_bytes;
   out["device_bytes"] = stats.device_bytes;
   out["in_flight"] = stats.in_flight;
+  out["is_suspended"] = stats.is_suspended;
   out["symmetric_calls"] = stats.symmetric_calls;
   out["calls"] = calls;
   return out;

@@ -120,28 +120,55 @@ void CreateNccl(std::shared_ptr<NcclWorld> world, int64_t key, std::string axes,
   ThrowIfFailedOrInterrupted(status);
 }
 
+// What a DLPack capsule named "dltensor" points to. Made by hand, since nanobind's
+// takes the GIL when it ends, in whichever of XLA's threads that is.
+struct ManagedTensor {
+  nb::dlpack::dltensor tensor;
+  void* context = nullptr;
+  void (*deleter)(ManagedTensor*) = nullptr;
+
+  std::shared_ptr<SymmetricMemory> memory;
+  std::vector<int64_t> shape;
+};
+
+constexpr char kUnused[] = "dltensor";
+
 // A DLPack capsule of one device's part of a block. It keeps the memory, and counts as
 // a holder until the array made of it is gone.
 nb::object BlockOf(std::shared_ptr<SymmetricMemory> memory, int ordinal, int64_t offset,
-                   const std::vector<size_t>& shape, int dtype_code, int dtype_bits) {
+                   std::vector<int64_t> shape, int dtype_code, int dtype_bits) {
   void* const base = memory->data(ordinal);
   if (base == nullptr) {
     throw std::runtime_error(StrCat("device ", ordinal, " has no part of it"));
   }
-  struct Held {
-    std::shared_ptr<SymmetricMemory> memory;
-    ~Held() { memory->LetGo(); }
+  const bool on_host = Nccl().is_stand_in;
+  auto* made = new ManagedTensor;
+  made->shape = std::move(shape);
+  made->tensor.data = static_cast<char*>(base) + offset;
+  made->tensor.device.device_type =
+      on_host ? nb::device::cpu::value : nb::device::cuda::value;
+  made->tensor.device.device_id = on_host ? 0 : ordinal;
+  made->tensor.ndim = static_cast<int32_t>(made->shape.size());
+  made->tensor.dtype = {static_cast<uint8_t>(dtype_code),
+                        static_cast<uint8_t>(dtype_bits), 1};
+  made->tensor.shape = made->shape.data();
+  made->deleter = [](ManagedTensor* tensor) {
+    tensor->memory->LetGo();
+    delete tensor;
   };
   memory->Hold();
-  const bool on_host = Nccl().is_stand_in;
-  auto* held = new Held{std::move(memory)};
-  nb::capsule owner(held, [](void* data) noexcept { delete static_cast<Held*>(data); });
-  const nb::dlpack::dtype dtype{static_cast<uint8_t>(dtype_code),
-                                static_cast<uint8_t>(dtype_bits), 1};
-  return nb::cast(nb::ndarray<>(
-      static_cast<char*>(base) + offset, shape.size(), shape.data(), owner, nullptr,
-      dtype, on_host ? nb::device::cpu::value : nb::device::cuda::value,
-      on_host ? 0 : ordinal));
+  made->memory = std::move(memory);
+  PyObject* const capsule = PyCapsule_New(made, kUnused, [](PyObject* of) {
+    // Whoever takes the tensor renames the capsule.
+    if (PyCapsule_IsValid(of, kUnused) == 0) return;
+    auto* tensor = static_cast<ManagedTensor*>(PyCapsule_GetPointer(of, kUnused));
+    tensor->deleter(tensor);
+  });
+  if (capsule == nullptr) {
+    made->deleter(made);
+    throw nb::python_error();
+  }
+  return nb::steal(capsule);
 }
 
 std::shared_ptr<SymmetricMemory> MakeSymmetricMemory(const std::vector<int>& ordinals,
@@ -166,17 +193,35 @@ void Fill(SymmetricMemory& memory, int ordinal, int64_t offset, uint64_t from,
       memory.Fill(ordinal, offset, reinterpret_cast<const void*>(from), bytes));
 }
 
-std::string RegisterMemory(int64_t key,
-                           const std::shared_ptr<SymmetricMemory>& memory) {
-  nb::gil_scoped_release release;
-  const auto communicator =
+std::shared_ptr<NcclCommunicator> FindNccl(int64_t key) {
+  auto communicator =
       std::dynamic_pointer_cast<NcclCommunicator>(Registry::Get().Find(key));
   if (communicator == nullptr) {
     throw std::runtime_error("there is no live communicator of NCCL with this key");
   }
+  return communicator;
+}
+
+std::string RegisterMemory(int64_t key,
+                           const std::shared_ptr<SymmetricMemory>& memory) {
   std::string how;
-  ThrowIfFailed(communicator->Register(memory, &how));
+  Status status;
+  {
+    nb::gil_scoped_release release;
+    status = FindNccl(key)->Register(memory, &how);
+  }
+  ThrowIfFailedOrInterrupted(status);
   return how;
+}
+
+void Suspend(int64_t key, bool suspend) {
+  Status status;
+  {
+    nb::gil_scoped_release release;
+    const auto communicator = FindNccl(key);
+    status = suspend ? communicator->Suspend() : communicator->Resume();
+  }
+  ThrowIfFailedOrInterrupted(status);
 }
 
 }  // namespace
@@ -223,6 +268,8 @@ void BindNccl(nb::module_& m) {
   m.def("symmetric_block", &BlockOf, nb::arg("memory"), nb::arg("ordinal"),
         nb::arg("offset"), nb::arg("shape"), nb::arg("dtype_code"),
         nb::arg("dtype_bits"), "One device's part of a block, for DLPack.");
+  m.def("suspend", &Suspend, nb::arg("key"), nb::arg("suspend"),
+        "Has NCCL give a communicator's device memory back, or take it again.");
   m.def("register_memory", &RegisterMemory, nb::arg("key"), nb::arg("memory"),
         "Registers it with a communicator; returns how, or why not.");
 }

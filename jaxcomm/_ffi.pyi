@@ -106,6 +106,9 @@ def symmetric_memory(ordinals: Sequence[int], bytes: int) -> SymmetricMemory:
 def symmetric_block(memory: SymmetricMemory, ordinal: int, offset: int, shape: Sequence[int], dtype_code: int, dtype_bits: int) -> object:
     """One device's part of a block, for DLPack."""
 
+def suspend(key: int, suspend: bool) -> None:
+    """Has NCCL give a communicator's device memory back, or take it again."""
+
 def register_memory(key: int, memory: SymmetricMemory) -> str:
     """Registers it with a communicator; returns how, or why not."""
 

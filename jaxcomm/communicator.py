@@ -76,13 +76,14 @@ class Communicator:
           ``bytes``: handed in by the ranks of this process; ``host_bytes``: held by
           the communicator itself, ``device_bytes`` likewise on devices;
           ``in_flight``: collectives some rank waits in; ``symmetric_calls``: of the
-          ``nccl`` backend, those whose arrays all lay in a :class:`SymmetricPool`.
+          ``nccl`` backend, those whose arrays all lay in a :class:`SymmetricPool`;
+          ``is_suspended``.
           All zero for the ``xla`` backend, whose collectives run inside XLA.
         """
         found = {} if self.closed or self.backend == "xla" else _ffi.stats(self.key)
         return {
             "calls": {}, "bytes": 0, "host_bytes": 0, "device_bytes": 0, "in_flight": 0,
-            "symmetric_calls": 0, **found,
+            "symmetric_calls": 0, "is_suspended": False, **found,
         }  # fmt: skip
 
     def close(self) -> None:
@@ -93,6 +94,46 @@ class Communicator:
         with _lock:
             if not self.closed:
                 _drop(self)
+
+    @property
+    def suspended(self) -> bool:
+        """Whether :meth:`suspend` gave its device memory back."""
+        return bool(self.stats()["is_suspended"])
+
+    def suspend(self) -> None:
+        """Gives its device memory back until :meth:`resume`; every process calls it.
+
+        It waits for the operations on their way. Those that come in between fail.
+        Suspending twice is harmless.
+
+        Raises:
+          CommunicatorError: if it is closed, not of the ``nccl`` backend, or NCCL is
+            older than 2.29.7 or refuses.
+        """
+        self._suspend(True)
+
+    def resume(self) -> None:
+        """Takes the memory that :meth:`suspend` gave back; every process calls it.
+
+        Raises:
+          CommunicatorError: as :meth:`suspend` does.
+        """
+        self._suspend(False)
+
+    def _suspend(self, suspend):
+        what = "suspend" if suspend else "resume"
+        if self.closed or self.world is None:
+            state = "closed" if self.closed else f"of the {self.backend!r} backend"
+            if not self.closed and self.backend == "nccl":
+                state = "of groups of one, which hold no device memory"
+            raise CommunicatorError(
+                f"{what}: the communicator over axes {self.axes} (lane {self.lane!r}) "
+                f"is {state}; live ones of the 'nccl' backend can be suspended"
+            )
+        try:
+            _ffi.suspend(self.key, suspend)
+        except RuntimeError as error:
+            raise CommunicatorError(f"{what}: {error}") from None
 
     def __enter__(self) -> "Communicator":
         """Returns itself; the end of the ``with`` block closes it."""

@@ -59,7 +59,11 @@ class Communicators(Sequence["Communicator"]):
                 else str(sum(stats["calls"].values())),
                 "in XLA" if member.backend == "xla" else _bytes(stats["bytes"]),
                 _bytes(stats["host_bytes"]),
-                "closed" if member.closed else "live",
+                "closed"
+                if member.closed
+                else "suspended"
+                if stats["is_suspended"]
+                else "live",
             )
 
     def __str__(self) -> str:

@@ -30,7 +30,7 @@ struct PendingTransfer {
   bool warns = true;            // once, when it has waited for long
 };
 
-class ProcessSet {
+class ProcessSet : public std::enable_shared_from_this<ProcessSet> {
  public:
   // `peers` are in the order of the arena's processes, this one included; those of
   // pid 0 are not watched.

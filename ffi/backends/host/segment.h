@@ -17,7 +17,7 @@ struct SegmentAddress {
   uint64_t nonce = 0;  // stands at its beginning: a path may lead elsewhere
 };
 
-class Segment {
+class Segment : public std::enable_shared_from_this<Segment> {
  public:
   // Makes zeroed memory. Anonymous memory (memfd) has no name and no size limit of
   // /dev/shm's, and is gone with the last process that maps it; `named` makes a file

@@ -71,7 +71,7 @@ Status NcclCommunicator::SplitOff() {
   for (size_t i = 0; i < ranks_.size(); ++i) {
     ranks_[i]->comm = comms[i];
     free_before -= FreeDeviceBytes(library_, ranks_[i]->context);
-    tells = ToldDeviceBytes(library_, comms[i], &told) || tells;
+    tells = ToldDeviceBytes(library_, comms[i], nccl::MemStat::kTotal, &told) || tells;
   }
   device_bytes_ = tells ? told : std::max<int64_t>(0, free_before);
   return OkStatus();

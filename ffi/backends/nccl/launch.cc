@@ -130,6 +130,11 @@ Status NcclCommunicator::Launch(const Call& call, Rank& rank, cuda::Stream strea
     std::lock_guard<std::timed_mutex> lock(rank.launching);
     if (failed()) {
       status = failure();
+    } else if (is_suspended_) {
+      recorder().Finish(ticket, FlightRecorder::State::kFailed);
+      return FailedPrecondition(call.site->description(), " (lane '", spec().lane,
+                                "'): the communicator is suspended; call its resume() "
+                                "in every process first");
     } else {
       CurrentContext current(library_.cuda, rank.context);
       is_symmetric = IsSymmetric(call, rank);

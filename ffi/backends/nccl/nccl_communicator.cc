@@ -84,6 +84,14 @@ CommunicatorStats NcclCommunicator::stats() const {
   }
   stats.bytes = bytes_.load(std::memory_order_relaxed);
   stats.device_bytes = device_bytes_;
+  stats.is_suspended = is_suspended_;
+  if (is_suspended_) {
+    stats.device_bytes = 0;
+    for (const auto& rank : ranks_) {
+      ToldDeviceBytes(library_, rank->comm, nccl::MemStat::kPersist,
+                      &stats.device_bytes);
+    }
+  }
   stats.symmetric_calls = symmetric_calls_.load(std::memory_order_relaxed);
   stats.host_bytes = recorder().host_bytes();
   stats.in_flight = InFlightCount();

@@ -2,14 +2,15 @@
 //
 // Its parts: creation.cc makes it, launch.cc gives a stream the NCCL calls of a
 // collective, halves.cc does so in two halves, windows.cc registers symmetric memory,
-// on_cpu.cc serves CPU devices by the stand-in for NCCL, and nccl_communicator.cc
-// watches over it and ends it.
+// suspend.cc gives memory back for a while, on_cpu.cc serves CPU devices by the
+// stand-in for NCCL, and nccl_communicator.cc watches over it and ends it.
 #ifndef JAXCOMM_FFI_BACKENDS_NCCL_NCCL_COMMUNICATOR_H_
 #define JAXCOMM_FFI_BACKENDS_NCCL_NCCL_COMMUNICATOR_H_
 
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -66,6 +67,11 @@ class NcclCommunicator final : public Communicator,
   // Says how it is registered, or why NCCL refused, which is no error.
   Status Register(const std::shared_ptr<SymmetricMemory>& memory, std::string* how);
 
+  // Gives device memory back until Resume(), where NCCL can; every process calls them.
+  // Operations in between fail.
+  Status Suspend();
+  Status Resume();
+
   // Watched:
   bool Poll() override;
   // SymmetricMemory::Registrar:
@@ -109,6 +115,10 @@ class NcclCommunicator final : public Communicator,
   Status RunStep(const Step& step, const Call& call, Rank& rank, cuda::Stream stream);
   Status GetSteps(const Call& call, const Rank& rank, std::shared_ptr<const Steps>*);
   Status Barrier(Rank& rank, cuda::Stream stream);
+  // Has NCCL do what it waits for the other processes in, on a thread of its own: until
+  // the deadline, or Ctrl-C, which end the communicator.
+  Status Patiently(const char* what, std::function<Status(NcclCommunicator&)> call);
+  Status SuspendNow(bool suspend);
   Status RegisterNow(SymmetricMemory& memory, std::string* how);
   // Whether all operands and results lie in registered memory.
   bool IsSymmetric(const Call& call, const Rank& rank) const;
@@ -153,6 +163,7 @@ class NcclCommunicator final : public Communicator,
   std::atomic<int64_t> calls_[kNumCollectives] = {};
   std::atomic<int64_t> symmetric_calls_{0};
   std::atomic<bool> failed_{false};
+  std::atomic<bool> is_suspended_{false};
   // When a process of ours was first seen to be gone, or an error of NCCL's, which may
   // be of the same cause. Of the watch's thread.
   Clock::time_point peer_lost_, error_seen_;

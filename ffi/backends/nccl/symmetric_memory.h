@@ -19,7 +19,7 @@ namespace jaxcomm {
 // array at the same offset on every rank, also on those of other processes: blocks are
 // taken in one order and given back all at once, since processes lose arrays at
 // different times.
-class SymmetricMemory {
+class SymmetricMemory : public std::enable_shared_from_this<SymmetricMemory> {
  public:
   // By whom it was registered: whoever wants it gone from there asks here.
   class Registrar {

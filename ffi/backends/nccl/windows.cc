@@ -1,9 +1,6 @@
-#include <chrono>
-#include <future>
 #include <memory>
 #include <mutex>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -18,36 +15,14 @@ Status NcclCommunicator::Register(const std::shared_ptr<SymmetricMemory>& memory
     return InvalidArgument("device ", rank->device, " of the communicator over axes ",
                            spec().axes, " has no part of this symmetric memory");
   }
-  // NCCL waits for the other processes here, who may never come.
-  const auto self =
-      std::static_pointer_cast<NcclCommunicator>(Watched::shared_from_this());
-  auto asked = std::make_shared<std::promise<std::pair<Status, std::string>>>();
-  auto answer = asked->get_future();
-  std::thread([self, memory, asked] {
-    std::string told;
-    Status status = self->RegisterNow(*memory, &told);
-    asked->set_value({std::move(status), std::move(told)});
-  }).detach();
-  const auto end = Clock::now() + Seconds(how_.patience.seconds);
-  while (answer.wait_for(std::chrono::milliseconds(1)) != std::future_status::ready) {
-    Status status = OkStatus();
-    if (how_.patience.interrupted()) {
-      status = Status(ErrorCode::kCancelled, "interrupted");
-    } else if (Clock::now() > end) {
-      status = Status(
-          ErrorCode::kDeadlineExceeded,
-          StrCat("registering symmetric memory with the communicator over axes ",
-                 spec().axes, " (lane '", spec().lane, "') is not done after ",
-                 how_.patience.seconds, " s; other processes may not have come to it"));
-    }
-    if (status.success()) continue;
-    Fail(status, /*by_force=*/true);
-    return status;
-  }
-  auto [status, told] = answer.get();
+  auto told = std::make_shared<std::string>();
+  Status status = Patiently("registering symmetric memory", [memory, told](auto& self) {
+    return self.RegisterNow(*memory, told.get());
+  });
   if (status.failure()) return status;
-  memory->AddRegistrar(self);
-  *how = std::move(told);
+  memory->AddRegistrar(
+      std::static_pointer_cast<NcclCommunicator>(Watched::shared_from_this()));
+  *how = std::move(*told);
   return OkStatus();
 }
 

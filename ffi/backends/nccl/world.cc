@@ -39,10 +39,11 @@ int64_t FreeDeviceBytes(const NcclLibrary& library, cuda::Context context) {
   return static_cast<int64_t>(free);
 }
 
-bool ToldDeviceBytes(const NcclLibrary& library, nccl::Comm comm, int64_t* bytes) {
+bool ToldDeviceBytes(const NcclLibrary& library, nccl::Comm comm, nccl::MemStat stat,
+                     int64_t* bytes) {
   uint64_t told = 0;
   if (comm == nullptr || library.nccl.CommMemStats == nullptr ||
-      library.nccl.CommMemStats(comm, nccl::MemStat::kTotal, &told) != nccl::kSuccess) {
+      library.nccl.CommMemStats(comm, stat, &told) != nccl::kSuccess) {
     return false;
   }
   *bytes += static_cast<int64_t>(told);
@@ -194,7 +195,8 @@ Status NcclWorld::Create(const NcclLibrary& library, int size,
   bool tells = false;
   for (size_t i = 0; i < made->contexts_.size(); ++i) {
     free_before -= FreeDeviceBytes(library, made->contexts_[i]);
-    tells = ToldDeviceBytes(library, made->comms_[i], &told) || tells;
+    tells = ToldDeviceBytes(library, made->comms_[i], nccl::MemStat::kTotal, &told) ||
+            tells;
   }
   made->device_bytes_ = tells ? told : std::max<int64_t>(0, free_before);
   if (!peers.empty()) {

@@ -44,7 +44,7 @@ struct NcclDevice {
   int rank = 0;     // in the world
 };
 
-class NcclWorld {
+class NcclWorld : public std::enable_shared_from_this<NcclWorld> {
  public:
   // Joins the `size` ranks that know `unique_id`; every process calls it.
   // `peers`: those of the other processes whose end this one can see.
@@ -108,7 +108,8 @@ void EndComms(const NcclLibrary& library, const std::vector<nccl::Comm>& comms,
 int64_t FreeDeviceBytes(const NcclLibrary& library, cuda::Context context);
 
 // Adds the device memory of a communicator, as NCCL tells it; false where it does not.
-bool ToldDeviceBytes(const NcclLibrary& library, nccl::Comm comm, int64_t* bytes);
+bool ToldDeviceBytes(const NcclLibrary& library, nccl::Comm comm, nccl::MemStat stat,
+                     int64_t* bytes);
 
 // What one wants to know when a communicator cannot be made.
 // `context`: of a device whose memory is of interest, or null.

@@ -1,0 +1,76 @@
+"""Giving a communicator's device memory back for a while."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jaxcomm
+
+
+def psum_of(mesh):
+    return jax.jit(
+        jax.shard_map(
+            lambda x: jaxcomm.psum(x, "i"), mesh=mesh, in_specs=jax.P("i"),
+            out_specs=jax.P(),
+        )
+    )  # fmt: skip
+
+
+def test_memory_is_given_back_and_taken_again(stand_in, make_mesh):
+    mesh = make_mesh(i=2)
+    policy = jaxcomm.CommPolicy(share=False)
+    (member,) = jaxcomm.init(mesh, "i", policy=policy)
+    program = psum_of(mesh)
+    x = jnp.ones(2)
+    for _ in range(20):
+        program(x)
+    before = member.stats()["device_bytes"]
+    member.suspend()
+    member.suspend()
+    assert member.suspended
+    assert len(stand_in.trace("ncclCommSuspend")) == 2  # ranks
+    assert member.stats()["device_bytes"] < before
+    assert "suspended" in str(jaxcomm.communicators())
+    with pytest.raises(Exception, match=r"psum\(float32\[1\]\) over axes.*the "
+                       r"communicator is suspended; call its resume"):  # fmt: skip
+        jax.block_until_ready(program(x))
+    member.resume()
+    assert not member.suspended
+    assert member.stats()["device_bytes"] == before
+    assert program(x) == 2
+    member.suspend()
+    member.close()  # as it is
+    assert member.closed
+
+
+OLD = """
+(member,) = jaxcomm.init(mesh_of(2), "i")
+tell(error_of(member.suspend))
+"""
+
+
+def test_an_older_library_cannot(told):
+    assert told(OLD, JAXCOMM_FAKE_NCCL_VERSION="22809") == (
+        "CommunicatorError: suspend: NCCL 2.28.9 cannot suspend a communicator; 2.29.7 "
+        "and newer can"
+    )
+
+
+def test_what_cannot_be_suspended_says_why(stand_in, make_mesh):
+    mesh = make_mesh(i=2)
+    (member,) = jaxcomm.init(mesh, "i", backend="host")
+    with pytest.raises(jaxcomm.CommunicatorError, match="is of the 'host' backend"):
+        member.suspend()
+    member.close()
+    with pytest.raises(jaxcomm.CommunicatorError, match="resume: .* is closed"):
+        member.resume()
+
+
+def test_a_refusal_is_an_error_and_the_communicator_goes_on(stand_in, make_mesh):
+    mesh = make_mesh(i=2)
+    (member,) = jaxcomm.init(mesh, "i")
+    stand_in.fail("ncclCommSuspend", 5)
+    with pytest.raises(jaxcomm.CommunicatorError, match="suspend: ncclCommSuspend"):
+        member.suspend()
+    assert not member.suspended
+    assert psum_of(mesh)(jnp.ones(2)) == 2
