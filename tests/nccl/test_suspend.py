@@ -62,7 +62,7 @@ def test_what_cannot_be_suspended_says_why(stand_in, make_mesh):
     with pytest.raises(jaxcomm.CommunicatorError, match="is of the 'host' backend"):
         member.suspend()
     member.close()
-    with pytest.raises(jaxcomm.CommunicatorError, match="resume: .* is closed"):
+    with pytest.raises(jaxcomm.CommunicatorError, match=r"resume: .* is closed"):
         member.resume()
 
 

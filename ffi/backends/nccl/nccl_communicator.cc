@@ -19,7 +19,7 @@ namespace {
 constexpr double kGraceSeconds = 10;
 
 // What operations on their way are granted when a process of theirs has ended.
-constexpr auto kLastWords = std::chrono::milliseconds(50);
+constexpr auto kLastWords = std::chrono::milliseconds(20);
 
 constexpr char kAfterAbort[] =
     ". The communicator was aborted, and what ran has no result: call "
