@@ -28,7 +28,7 @@ def command():
             capture_output=True,
             text=True,
             timeout=240,
-            env=os.environ | {"XLA_FLAGS": ""},
+            env=os.environ | {"XLA_FLAGS": os.environ["QUICK_XLA_FLAGS"]},
         )
 
     return run

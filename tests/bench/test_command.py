@@ -117,7 +117,7 @@ def test_an_interrupt_prints_and_writes_what_was_measured(tmp_path):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=os.environ | {"XLA_FLAGS": ""},
+        env=os.environ | {"XLA_FLAGS": os.environ["QUICK_XLA_FLAGS"]},
     ) as process:
         # The rooflines are printed when they are known; the rows come next.
         while "split over" not in process.stdout.readline():

@@ -71,7 +71,11 @@ def bench_gpu(stand_in_path, tmp_path):
     }
 
     def run(*words, **variables):
-        asked = {"JAXCOMM_NCCL_LIBRARY": stand_in_path, "JAXCOMM_TIMEOUT": "60"}
+        asked = {
+            "JAXCOMM_NCCL_LIBRARY": stand_in_path,
+            "JAXCOMM_TIMEOUT": "60",
+            "XLA_FLAGS": os.environ["QUICK_XLA_FLAGS"],
+        }
         done = subprocess.run(
             [sys.executable, "-W", "error", "-m", "jaxcomm.bench", "gpu", *words,
              "--json", report],
