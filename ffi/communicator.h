@@ -37,6 +37,7 @@ struct Call {
   const void* const* operands = nullptr;  // one per site->operands()
   void* const* results = nullptr;         // one per site->results()
   Scheduler* scheduler = nullptr;
+  void* borrowed = nullptr;  // XLA's ncclComm_t, where the communicator has none
 };
 
 class ProcessSet;

@@ -21,6 +21,7 @@
 #include "ffi/communicator.h"
 #include "ffi/dump_signal.h"
 #include "ffi/flight_dump.h"
+#include "ffi/handlers/borrow.h"
 #include "ffi/handlers/collectives.h"
 #include "ffi/handlers/handler.h"
 #include "ffi/module.h"
@@ -46,6 +47,14 @@ nb::dict Registrations(bool has_streams) {
     add(target, has_streams ? &EnqueueHandler : &ExecuteHandler);
     if (has_streams) add(target + ".capturable", &EnqueueCapturableHandler);
     add(target + ".start", has_streams ? &EnqueueStartHandler : &StartHandler);
+  }
+  const BorrowHandlers borrow = GetBorrowHandlers();
+  for (const Collective& collective : kCollectives) {
+    if (!has_streams || borrow.execute == nullptr) break;
+    const std::string target = StrCat("jaxcomm.", collective.name, ".borrowed");
+    add(target, borrow.execute);
+    targets[target.c_str()]["prepare"] =
+        nb::capsule(reinterpret_cast<void*>(borrow.prepare));
   }
   add("jaxcomm.done", has_streams ? &EnqueueDoneHandler : &DoneHandler);
   return targets;

@@ -15,10 +15,12 @@
 #include <utility>
 #include <vector>
 
+#include "ffi/backends/nccl/borrowed_communicator.h"
 #include "ffi/backends/nccl/nccl_communicator.h"
 #include "ffi/backends/nccl/symmetric_memory.h"
 #include "ffi/backends/nccl/world.h"
 #include "ffi/communicator.h"
+#include "ffi/handlers/borrow.h"
 #include "ffi/module.h"
 #include "ffi/registry.h"
 
@@ -193,6 +195,26 @@ void Fill(SymmetricMemory& memory, int ordinal, int64_t offset, uint64_t from,
       memory.Fill(ordinal, offset, reinterpret_cast<const void*>(from), bytes));
 }
 
+// Devices: (global id, local ordinal).
+void BorrowNccl(int64_t key, std::string axes, std::string lane, std::string platform,
+                double timeout_seconds, std::vector<std::vector<int64_t>> groups,
+                const std::vector<std::tuple<int64_t, int>>& devices,
+                std::vector<std::vector<int64_t>> places, int64_t communication_id) {
+  CommunicatorSpec spec;
+  spec.key = key;
+  spec.axes = std::move(axes);
+  spec.lane = std::move(lane);
+  spec.backend = "nccl";
+  spec.platform = std::move(platform);
+  spec.timeout_seconds = timeout_seconds;
+  spec.groups = std::move(groups);
+  std::vector<BorrowedCommunicator::Device> local;
+  for (const auto& [id, ordinal] : devices) local.push_back({id, ordinal});
+  ThrowIfFailed(Registry::Get().Add(std::make_shared<BorrowedCommunicator>(
+      std::move(spec), Nccl(), local,
+      BorrowedCommunicator::Wanted{std::move(places), communication_id})));
+}
+
 std::shared_ptr<NcclCommunicator> FindNccl(int64_t key) {
   auto communicator =
       std::dynamic_pointer_cast<NcclCommunicator>(Registry::Get().Find(key));
@@ -268,6 +290,14 @@ void BindNccl(nb::module_& m) {
   m.def("symmetric_block", &BlockOf, nb::arg("memory"), nb::arg("ordinal"),
         nb::arg("offset"), nb::arg("shape"), nb::arg("dtype_code"),
         nb::arg("dtype_bits"), "One device's part of a block, for DLPack.");
+  m.def(
+      "can_borrow", [] { return GetBorrowHandlers().execute != nullptr; },
+      "Whether this was built with an FFI through which XLA lends communicators.");
+  m.def("borrow_nccl", &BorrowNccl, nb::arg("key"), nb::arg("axes"), nb::arg("lane"),
+        nb::arg("platform"), nb::arg("timeout_seconds"), nb::arg("groups"),
+        nb::arg("devices"), nb::arg("places"), nb::arg("communication_id"),
+        "Makes a communicator under a key that borrows XLA's; places are those of the "
+        "groups' devices in a program.");
   m.def("suspend", &Suspend, nb::arg("key"), nb::arg("suspend"),
         "Has NCCL give a communicator's device memory back, or take it again.");
   m.def("register_memory", &RegisterMemory, nb::arg("key"), nb::arg("memory"),

@@ -106,7 +106,7 @@ def register_pair(collective) -> None:
 
 def _has_halves(comm):
     """Says whether a communicator's transport can begin a collective, then end it."""
-    return comm.backend in ("host", "nccl")
+    return comm.backend in ("host", "nccl") and not comm.borrows
 
 
 def _own(params):
@@ -121,6 +121,8 @@ def _lower(collective, ctx, *operands, half="", **params):
     target = f"jaxcomm.{collective.name}"
     if half and _has_halves(comm):
         target += half
+    elif comm.borrows:
+        target += ".borrowed"
     elif comm.policy is not None and comm.platform != "cpu":
         target += ".capturable" if comm.policy.command_buffers else ""
     aliases = collective.aliases(len(operands))

@@ -64,6 +64,12 @@ class Communicator:
         return max(len(group) for group in self.groups)
 
     @property
+    def borrows(self) -> bool:
+        """Whether XLA lends NCCL's communicator: ``CommPolicy(source="xla")``."""
+        is_one = self.policy is not None and self.policy.source == "xla"
+        return is_one and self.size > 1
+
+    @property
     def closed(self) -> bool:
         """Whether :meth:`close` or :func:`finalize` ended it."""
         return _live.get(self.key) is not self
@@ -125,7 +131,7 @@ class Communicator:
         if self.closed or self.world is None:
             state = "closed" if self.closed else f"of the {self.backend!r} backend"
             if not self.closed and self.backend == "nccl":
-                state = "of groups of one, which hold no device memory"
+                state = "XLA's own, or of groups of one"
             raise CommunicatorError(
                 f"{what}: the communicator over axes {self.axes} (lane {self.lane!r}) "
                 f"is {state}; live ones of the 'nccl' backend can be suspended"
@@ -352,7 +358,9 @@ def memory_report() -> list[MemoryRow]:
 
 def _shares(member):
     is_default = member.lane == DEFAULT_LANE
-    return member.policy is not None and member.policy.shares(is_default)
+    if member.policy is None or member.borrows:
+        return member.borrows
+    return member.policy.shares(is_default)
 
 
 def _shared_bytes(member):
@@ -395,7 +403,12 @@ def _find_or_create(mesh, grid, part, lane, choice, policy):
             f"JAXCOMM_MAX_COMMUNICATORS; close some (jaxcomm.communicators() lists "
             f"them) or raise the bound before making one over axes {part.axes}"
         )
-    if made.backend == "nccl" and made.size > 1:
+    if made.borrows:
+        _targets.register(platform)
+        dumps.prepare(platform)
+        nccl.borrow(mesh, part, made.key, lane, platform)
+        _counts["borrowed"] += 1
+    elif made.backend == "nccl" and made.size > 1:
         _check_lanes(made)
         _targets.register(platform)
         dumps.prepare(platform)
@@ -458,6 +471,6 @@ def _check_lanes(made):
 def _drop(member):
     del _live[member.key]
     _counts["destroyed"] += 1
-    if member.backend == "host" or member.world is not None:
+    if member.backend == "host" or member.world is not None or member.borrows:
         _ffi.destroy(member.key)
     member.world = None

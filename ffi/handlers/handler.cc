@@ -7,6 +7,7 @@
 
 #include "ffi/call_site.h"
 #include "ffi/communicator.h"
+#include "ffi/handlers/buffers.h"
 #include "ffi/handlers/collectives.h"
 #include "ffi/registry.h"
 #include "xla/ffi/api/ffi.h"
@@ -26,32 +27,6 @@ class XlaScheduler final : public Scheduler {
 
  private:
   ffi::ThreadPool pool_;
-};
-
-Leaf LeafOf(const ffi::AnyBuffer& buffer) {
-  const auto dims = buffer.dimensions();
-  return Leaf{buffer.element_type(),
-              {dims.begin(), dims.end()},
-              static_cast<int64_t>(buffer.element_count()),
-              ElementBytes(buffer.element_type())};
-}
-
-// Buffer pointers of one call: on the stack for the usual handful of leaves.
-template <typename Pointer>
-class Pointers {
- public:
-  explicit Pointers(size_t count) {
-    if (count > kInline) heap_.resize(count);
-    data_ = count > kInline ? heap_.data() : inline_;
-  }
-  Pointer& operator[](size_t i) { return data_[i]; }
-  Pointer* data() { return data_; }
-
- private:
-  static constexpr size_t kInline = 16;
-  Pointer inline_[kInline];
-  std::vector<Pointer> heap_;
-  Pointer* data_;
 };
 
 ffi::ErrorOr<std::unique_ptr<CallSite>> Instantiate(std::string_view collective,
@@ -79,41 +54,6 @@ ffi::ErrorOr<std::unique_ptr<CallSite>> Instantiate(std::string_view collective,
   }
   return ffi::Unexpected(InvalidArgument("unknown collective '", collective, "'"));
 }
-
-// The buffers of one call.
-class Buffers {
- public:
-  Buffers(const ffi::RemainingArgs& operands, const ffi::RemainingRets& results)
-      : operands_(operands.size()), results_(results.size()) {}
-
-  // Takes them down, and fixes the shapes of the call site at its first call.
-  Status Read(CallSite* site, const ffi::RemainingArgs& operands,
-              const ffi::RemainingRets& results) {
-    const bool first = !site->has_shapes();
-    std::vector<Leaf> operand_leaves, result_leaves;
-    for (size_t i = 0; i < operands.size(); ++i) {
-      auto buffer = operands.get<ffi::AnyBuffer>(i);
-      if (!buffer) return buffer.error();
-      operands_[i] = buffer->untyped_data();
-      if (first) operand_leaves.push_back(LeafOf(*buffer));
-    }
-    for (size_t i = 0; i < results.size(); ++i) {
-      auto buffer = results.get<ffi::AnyBuffer>(i);
-      if (!buffer) return buffer.error();
-      results_[i] = (*buffer)->untyped_data();
-      if (first) result_leaves.push_back(LeafOf(**buffer));
-    }
-    if (first) site->SetShapes(std::move(operand_leaves), std::move(result_leaves));
-    return OkStatus();
-  }
-
-  const void* const* operands() { return operands_.data(); }
-  void* const* results() { return results_.data(); }
-
- private:
-  Pointers<const void*> operands_;
-  Pointers<void*> results_;
-};
 
 // What a communicator is asked for: Execute, Start or Done.
 using Method = ffi::Future (Communicator::*)(const Call&);

@@ -4,6 +4,7 @@ What is made, and in which order, depends on the mesh and the policy alone, whic
 the same on every process: NCCL hangs where one process splits and another does not.
 """
 
+import hashlib
 import os
 import warnings
 import weakref
@@ -58,6 +59,40 @@ def create(mesh, part, key: int, lane: str, platform: str, policy, shares: bool)
             f"of {mesh.devices.size} devices: {error}"
         ) from None
     return world
+
+
+def borrow(mesh, part, key: int, lane: str, platform: str) -> None:
+    """Makes a communicator that borrows XLA's for each of its operations.
+
+    Raises:
+      CommunicatorError: where XLA lends none.
+    """
+    if platform == "cpu" or not _ffi.can_borrow():
+        found = (
+            "these are CPU devices"
+            if platform == "cpu"
+            else "this package was built with an older one"
+        )
+        raise CommunicatorError(
+            f"CommPolicy(source='xla') for axes {part.axes} (lane {lane!r}): XLA lends "
+            f"communicators of NVIDIA GPUs from jaxlib 0.11.2 on, and {found}. Use "
+            f"source='own'"
+        )
+    place_of = {device.id: place for place, device in enumerate(mesh.devices.flat)}
+    # 0 and 1 are XLA's collectives and sends.
+    digest = hashlib.sha256(lane.encode()).digest()
+    communication_id = 16 + int.from_bytes(digest[:3], "little")
+    _ffi.borrow_nccl(
+        key=key,
+        axes=str(part.axes),
+        lane=lane,
+        platform=platform,
+        timeout_seconds=config.timeout_seconds(),
+        groups=[list(group) for group in part.groups],
+        devices=[(device.id, ordinal(device)) for device in mesh.local_devices],
+        places=[[place_of[id_] for id_ in group] for group in part.groups],
+        communication_id=communication_id,
+    )
 
 
 def forget() -> None:

@@ -32,6 +32,11 @@ class CommPolicy:
         with fewer launches where the addresses of operands stay the same, and records
         anew where they do not. A communicator that is part of a graph is freed when the
         process ends, not by closing it.
+      source: ``"own"``: made by this package. ``"xla"``: for each operation XLA lends the
+        communicator of its own collectives, which it makes, orders and ends: none of
+        the fields above applies, there is no watchdog, and collectives in halves are
+        whole. Each lane is one of XLA's communicators. NVIDIA GPUs only, with jaxlib
+        0.11.2 or newer here and where the package was built.
       symmetric: False keeps a :class:`jaxcomm.SymmetricPool` from being registered with
         these communicators.
       max_p2p_peers: how many peers a rank will send to at a time, which bounds what is
@@ -53,6 +58,7 @@ class CommPolicy:
     max_p2p_peers: int | None = None
     command_buffers: bool = False
     symmetric: bool = True
+    source: str = "own"
 
     def __post_init__(self):
         for name, least in (
@@ -71,6 +77,10 @@ class CommPolicy:
                     f"CommPolicy: {name} must be an integer of at least {least}, "
                     f"got {value!r}"
                 )
+        if self.source not in ("own", "xla"):
+            raise ValueError(
+                f"CommPolicy: source must be 'own' or 'xla', got {self.source!r}"
+            )
         if self.min_ctas and self.max_ctas and self.min_ctas > self.max_ctas:
             raise ValueError(
                 f"CommPolicy: min_ctas={self.min_ctas} is more than "

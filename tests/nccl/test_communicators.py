@@ -168,7 +168,7 @@ FIELDS = {
     "max_p2p_peers": (5, "max_p2p_peers"),
 }
 # These are no settings of NCCL's.
-OURS = {"share", "lanes", "command_buffers", "symmetric"}
+OURS = {"share", "lanes", "command_buffers", "symmetric", "source"}
 
 
 def test_every_field_of_a_policy_is_here():
@@ -292,3 +292,18 @@ def test_larger_buffers_are_warned_about(make_mesh, monkeypatch, variable):
 def test_the_usual_buffers_are_not_warned_about(make_mesh, monkeypatch):
     monkeypatch.setenv("NCCL_BUFFSIZE", str(4 * MIB))
     jaxcomm.init(make_mesh(i=2))
+
+
+def test_cpu_devices_have_nothing_of_xlas_to_borrow(make_mesh):
+    with pytest.raises(
+        jaxcomm.CommunicatorError, match=r"source='xla'\) for axes \('i',\) \(lane "
+        r"'default'\): XLA lends communicators of NVIDIA GPUs from jaxlib 0.11.2 on, "
+        r"and these are CPU devices. Use source='own'",
+    ):  # fmt: skip
+        jaxcomm.init(make_mesh(i=2), "i", policy=CommPolicy(source="xla"))
+    assert jaxcomm.counters().live == 0
+
+
+def test_there_are_two_sources():
+    with pytest.raises(ValueError, match="source must be 'own' or 'xla', got 'mpi'"):
+        CommPolicy(source="mpi")

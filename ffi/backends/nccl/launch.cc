@@ -6,31 +6,9 @@
 #include <string>
 #include <utility>
 
-namespace jaxcomm {
+#include "ffi/backends/nccl/run_steps.h"
 
-Status NcclCommunicator::GetSteps(const Call& call, const Rank& rank,
-                                  std::shared_ptr<const Steps>* steps) {
-  Status status = OkStatus();
-  const uint64_t place = number_ << 40 | static_cast<uint64_t>(rank.rank) << 20 |
-                         static_cast<uint64_t>(rank.size);
-  const auto make = [&]() -> std::shared_ptr<const void> {
-    Plan plan;
-    auto made = std::make_shared<Steps>();
-    status = call.site->MakePlan(rank.size, nullptr, &plan);
-    if (status.success()) {
-      status = MakeSteps(*call.site, plan, rank.size, rank.rank,
-                         library_.nccl.AlltoAll != nullptr, made.get());
-    }
-    return status.success() ? made : nullptr;
-  };
-  // By reference: a copy would be allocated, for every call.
-  *steps =
-      std::static_pointer_cast<const Steps>(call.site->Derived(place, std::cref(make)));
-  if (*steps == nullptr && status.success()) {
-    status = InvalidArgument(call.site->description(), ": NCCL cannot do this");
-  }
-  return status;
-}
+namespace jaxcomm {
 
 Status NcclCommunicator::Settle(nccl::Result result, Rank& rank, const char* what) {
   if (result == nccl::kSuccess) return OkStatus();
@@ -49,79 +27,22 @@ Status NcclCommunicator::Barrier(Rank& rank, cuda::Stream stream) {
                 rank, "ncclAllReduce");
 }
 
-Status NcclCommunicator::RunStep(const Step& step, const Call& call, Rank& rank,
-                                 cuda::Stream stream) {
-  const char* from = static_cast<const char*>(call.operands[step.leaf]) + step.from;
-  char* to = static_cast<char*>(call.results[step.leaf]) + step.to;
-  const nccl::Api& api = library_.nccl;
-  switch (step.kind) {
-    case Step::Kind::kCopy:
-      if (from == to) return OkStatus();
-      return library_.Check(
-          library_.cuda.MemcpyDtoDAsync(reinterpret_cast<cuda::Pointer>(to),
-                                        reinterpret_cast<cuda::Pointer>(from),
-                                        step.count, stream),
-          "cuMemcpyDtoDAsync");
-    case Step::Kind::kZero:
-      return library_.Check(
-          library_.cuda.MemsetD8Async(reinterpret_cast<cuda::Pointer>(to), 0,
-                                      step.count, stream),
-          "cuMemsetD8Async");
-    case Step::Kind::kSend:
-      return Settle(api.Send(from, step.count, step.type, step.peer, rank.comm, stream),
-                    rank, "ncclSend");
-    case Step::Kind::kRecv:
-      return Settle(api.Recv(to, step.count, step.type, step.peer, rank.comm, stream),
-                    rank, "ncclRecv");
-    case Step::Kind::kAllReduce:
-      return Settle(
-          api.AllReduce(from, to, step.count, step.type, step.op, rank.comm, stream),
-          rank, "ncclAllReduce");
-    case Step::Kind::kReduce:
-      return Settle(api.Reduce(from, to, step.count, step.type, step.op, step.peer,
-                               rank.comm, stream),
-                    rank, "ncclReduce");
-    case Step::Kind::kReduceScatter:
-      return Settle(api.ReduceScatter(from, to, step.count, step.type, step.op,
-                                      rank.comm, stream),
-                    rank, "ncclReduceScatter");
-    case Step::Kind::kAllGather:
-      return Settle(api.AllGather(from, to, step.count, step.type, rank.comm, stream),
-                    rank, "ncclAllGather");
-    case Step::Kind::kAllToAll:
-      return Settle(api.AlltoAll(from, to, step.count, step.type, rank.comm, stream),
-                    rank, "ncclAlltoAll");
-    case Step::Kind::kBroadcast:
-      return Settle(
-          api.Broadcast(from, to, step.count, step.type, step.peer, rank.comm, stream),
-          rank, "ncclBroadcast");
-  }
-  return OkStatus();
-}
-
 Status NcclCommunicator::Run(const Steps& steps, const Call& call, Rank& rank,
                              cuda::Stream stream) {
-  Status status = OkStatus();
-  for (const Step& step : steps.local) {
-    if (status.success()) status = RunStep(step, call, rank, stream);
-  }
-  if (status.failure() || steps.grouped.empty()) return status;
-  if (rank.comm == nullptr) return failure();
-  if (steps.grouped.size() == 1) {
-    return RunStep(steps.grouped[0], call, rank, stream);
-  }
-  status = library_.Check(library_.nccl.GroupStart(), "ncclGroupStart");
-  if (status.failure()) return status;
-  for (const Step& step : steps.grouped) {
-    if (status.success()) status = RunStep(step, call, rank, stream);
-  }
-  Status ended = Settle(library_.nccl.GroupEnd(), rank, "ncclGroupEnd");
-  return status.failure() ? status : ended;
+  if (rank.comm == nullptr && !steps.grouped.empty()) return failure();
+  return RunSteps(library_, steps, call, rank.comm, stream,
+                  [this, &rank](nccl::Result result, const char* what) {
+                    return Settle(result, rank, what);
+                  });
 }
 
 Status NcclCommunicator::Launch(const Call& call, Rank& rank, cuda::Stream stream) {
   std::shared_ptr<const Steps> steps;
-  if (Status status = GetSteps(call, rank, &steps); status.failure()) return status;
+  if (Status status =
+          FindSteps(library_, *call.site, number_, rank.size, rank.rank, &steps);
+      status.failure()) {
+    return status;
+  }
   const FlightRecorder::Ticket ticket =
       recorder().Start(*call.site, call.run_id, call.tag, rank.group, rank.rank);
   Status status = OkStatus();

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "ffi/backends/nccl/run_steps.h"
 #include "ffi/flight_dump.h"
 #include "ffi/operation_table.h"
 
@@ -25,15 +26,13 @@ constexpr char kAfterAbort[] =
     ". The communicator was aborted, and what ran has no result: call "
     "jaxcomm.finalize() in every process, then jaxcomm.init()";
 
-std::atomic<uint64_t> next_number{1};
-
 }  // namespace
 
 NcclCommunicator::NcclCommunicator(CommunicatorSpec spec, NcclSpec how)
     : Communicator(std::move(spec)),
       how_(std::move(how)),
       library_(how_.world->library()),
-      number_(next_number.fetch_add(1)) {}
+      number_(NextCommunicatorNumber()) {}
 
 NcclCommunicator::~NcclCommunicator() {
   for (auto& rank : ranks_) {

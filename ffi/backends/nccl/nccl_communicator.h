@@ -112,8 +112,6 @@ class NcclCommunicator final : public Communicator,
   Status WarmUp();
   Status Launch(const Call& call, Rank& rank, cuda::Stream stream);
   Status Run(const Steps& steps, const Call& call, Rank& rank, cuda::Stream stream);
-  Status RunStep(const Step& step, const Call& call, Rank& rank, cuda::Stream stream);
-  Status GetSteps(const Call& call, const Rank& rank, std::shared_ptr<const Steps>*);
   Status Barrier(Rank& rank, cuda::Stream stream);
   // Has NCCL do what it waits for the other processes in, on a thread of its own: until
   // the deadline, or Ctrl-C, which end the communicator.

@@ -1,0 +1,63 @@
+// A communicator that has none of NCCL's: for each operation XLA lends its own, which
+// XLA makes, orders, shares with its own collectives, and ends.
+#ifndef JAXCOMM_FFI_BACKENDS_NCCL_BORROWED_COMMUNICATOR_H_
+#define JAXCOMM_FFI_BACKENDS_NCCL_BORROWED_COMMUNICATOR_H_
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "ffi/backends/nccl/library.h"
+#include "ffi/communicator.h"
+#include "ffi/handlers/collectives.h"
+
+namespace jaxcomm {
+
+class BorrowedCommunicator final : public Communicator {
+ public:
+  struct Device {
+    int64_t id = 0;
+    int ordinal = 0;
+  };
+
+  // What XLA is to be asked for: places of a program's devices, group by group, and a
+  // number that tells its communicators of the same devices apart.
+  struct Wanted {
+    std::vector<std::vector<int64_t>> groups;
+    int64_t communication_id = 0;
+  };
+
+  BorrowedCommunicator(CommunicatorSpec spec, const NcclLibrary& library,
+                       const std::vector<Device>& devices, Wanted wanted);
+  ~BorrowedCommunicator() override;
+
+  const Wanted& wanted() const { return wanted_; }
+
+  xla::ffi::Future Execute(const Call& call) override;
+  // `call.borrowed` is XLA's.
+  Status Enqueue(const Call& call, void* stream) override;
+  void Abort(const Status& reason) override;
+  CommunicatorStats stats() const override;
+
+ private:
+  struct Rank {
+    int ordinal = 0;
+    int group = 0, rank = 0, size = 0;
+    cuda::Context context = nullptr;
+    cuda::Pointer scratch = 0;  // made when it is first needed
+  };
+
+  Status Barrier(const Call& call, Rank& rank, void* stream);
+
+  const NcclLibrary& library_;
+  const Wanted wanted_;
+  const uint64_t number_;
+  std::vector<Rank> ranks_;
+  std::atomic<int64_t> bytes_{0};
+  std::atomic<int64_t> calls_[kNumCollectives] = {};
+};
+
+}  // namespace jaxcomm
+
+#endif  // JAXCOMM_FFI_BACKENDS_NCCL_BORROWED_COMMUNICATOR_H_

@@ -1,0 +1,108 @@
+#include "ffi/backends/nccl/run_steps.h"
+
+#include <atomic>
+
+namespace jaxcomm {
+namespace {
+
+Status RunStep(const NcclLibrary& library, const Step& step, const Call& call,
+               nccl::Comm comm, cuda::Stream stream, const Settle& settle) {
+  const char* from = static_cast<const char*>(call.operands[step.leaf]) + step.from;
+  char* to = static_cast<char*>(call.results[step.leaf]) + step.to;
+  const nccl::Api& api = library.nccl;
+  switch (step.kind) {
+    case Step::Kind::kCopy:
+      if (from == to) return OkStatus();
+      return library.Check(
+          library.cuda.MemcpyDtoDAsync(reinterpret_cast<cuda::Pointer>(to),
+                                       reinterpret_cast<cuda::Pointer>(from),
+                                       step.count, stream),
+          "cuMemcpyDtoDAsync");
+    case Step::Kind::kZero:
+      return library.Check(
+          library.cuda.MemsetD8Async(reinterpret_cast<cuda::Pointer>(to), 0, step.count,
+                                     stream),
+          "cuMemsetD8Async");
+    case Step::Kind::kSend:
+      return settle(api.Send(from, step.count, step.type, step.peer, comm, stream),
+                    "ncclSend");
+    case Step::Kind::kRecv:
+      return settle(api.Recv(to, step.count, step.type, step.peer, comm, stream),
+                    "ncclRecv");
+    case Step::Kind::kAllReduce:
+      return settle(
+          api.AllReduce(from, to, step.count, step.type, step.op, comm, stream),
+          "ncclAllReduce");
+    case Step::Kind::kReduce:
+      return settle(
+          api.Reduce(from, to, step.count, step.type, step.op, step.peer, comm, stream),
+          "ncclReduce");
+    case Step::Kind::kReduceScatter:
+      return settle(
+          api.ReduceScatter(from, to, step.count, step.type, step.op, comm, stream),
+          "ncclReduceScatter");
+    case Step::Kind::kAllGather:
+      return settle(api.AllGather(from, to, step.count, step.type, comm, stream),
+                    "ncclAllGather");
+    case Step::Kind::kAllToAll:
+      return settle(api.AlltoAll(from, to, step.count, step.type, comm, stream),
+                    "ncclAlltoAll");
+    case Step::Kind::kBroadcast:
+      return settle(
+          api.Broadcast(from, to, step.count, step.type, step.peer, comm, stream),
+          "ncclBroadcast");
+  }
+  return OkStatus();
+}
+
+}  // namespace
+
+uint64_t NextCommunicatorNumber() {
+  static std::atomic<uint64_t> next{1};
+  return next.fetch_add(1);
+}
+
+Status FindSteps(const NcclLibrary& library, CallSite& site, uint64_t number, int size,
+                 int rank, std::shared_ptr<const Steps>* steps) {
+  Status status = OkStatus();
+  const uint64_t place =
+      number << 40 | static_cast<uint64_t>(rank) << 20 | static_cast<uint64_t>(size);
+  const auto make = [&]() -> std::shared_ptr<const void> {
+    Plan plan;
+    auto made = std::make_shared<Steps>();
+    status = site.MakePlan(size, nullptr, &plan);
+    if (status.success()) {
+      status = MakeSteps(site, plan, size, rank, library.nccl.AlltoAll != nullptr,
+                         made.get());
+    }
+    return status.success() ? made : nullptr;
+  };
+  // By reference: a copy would be allocated, for every call.
+  *steps = std::static_pointer_cast<const Steps>(site.Derived(place, std::cref(make)));
+  if (*steps == nullptr && status.success()) {
+    status = InvalidArgument(site.description(), ": NCCL cannot do this");
+  }
+  return status;
+}
+
+Status RunSteps(const NcclLibrary& library, const Steps& steps, const Call& call,
+                nccl::Comm comm, cuda::Stream stream, const Settle& settle) {
+  const auto run = [&](const Step& step) {
+    return RunStep(library, step, call, comm, stream, settle);
+  };
+  Status status = OkStatus();
+  for (const Step& step : steps.local) {
+    if (status.success()) status = run(step);
+  }
+  if (status.failure() || steps.grouped.empty()) return status;
+  if (steps.grouped.size() == 1) return run(steps.grouped[0]);
+  status = library.Check(library.nccl.GroupStart(), "ncclGroupStart");
+  if (status.failure()) return status;
+  for (const Step& step : steps.grouped) {
+    if (status.success()) status = run(step);
+  }
+  Status ended = settle(library.nccl.GroupEnd(), "ncclGroupEnd");
+  return status.failure() ? status : ended;
+}
+
+}  // namespace jaxcomm

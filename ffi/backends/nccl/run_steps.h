@@ -1,0 +1,33 @@
+// Giving a stream the steps of a collective.
+#ifndef JAXCOMM_FFI_BACKENDS_NCCL_RUN_STEPS_H_
+#define JAXCOMM_FFI_BACKENDS_NCCL_RUN_STEPS_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+#include "ffi/backends/nccl/library.h"
+#include "ffi/backends/nccl/steps.h"
+#include "ffi/communicator.h"
+#include "ffi/status.h"
+
+namespace jaxcomm {
+
+// Tells communicators of this process apart.
+uint64_t NextCommunicatorNumber();
+
+// The steps of a rank at a call site, made at its first call. `number`: of the
+// communicator.
+Status FindSteps(const NcclLibrary& library, CallSite& site, uint64_t number, int size,
+                 int rank, std::shared_ptr<const Steps>* steps);
+
+// What to make of a result of NCCL's function of this name.
+using Settle = std::function<Status(nccl::Result, const char*)>;
+
+// The copies within the rank, then NCCL's calls: more than one as a group.
+Status RunSteps(const NcclLibrary& library, const Steps& steps, const Call& call,
+                nccl::Comm comm, cuda::Stream stream, const Settle& settle);
+
+}  // namespace jaxcomm
+
+#endif  // JAXCOMM_FFI_BACKENDS_NCCL_RUN_STEPS_H_
