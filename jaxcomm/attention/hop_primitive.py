@@ -1,8 +1,12 @@
 """A hop that cuDNN computes on CUDA, and XLA elsewhere.
 
 Which one is chosen when a program is lowered for a platform, so one traced or exported
-program serves them all. Where cuDNN cannot be had on any platform no primitive is bound
-and the hop is XLA's. Second derivatives are always XLA's.
+program serves them all. Second derivatives are always XLA's.
+
+A hop is one primitive also where XLA computes it: what JAX can see into it takes apart.
+Under ``jax.checkpoint``, or in a scan over layers, it would compute the masks of all
+pairs of tokens first, since they follow from positions alone, and keep them for the way
+back. And outside of ``jax.jit`` it would compile every operation by itself.
 """
 
 import functools
@@ -29,8 +33,6 @@ def hop_forward(
       ValueError: when lowered, if ``config.implementation`` cannot be had there.
     """
     operands = (query, key, value, query_positions, key_positions)
-    if config.blocks is None:
-        return hop.hop_forward(*operands, config=config)
     return tuple(hop_forward_p.bind(*operands, config=config))
 
 
@@ -59,8 +61,6 @@ def hop_backward(
     """
     operands = (query, key, value, query_positions, key_positions)
     operands += (grad_out, lse, delta, out)
-    if config.blocks is None:
-        return _xla_backward(*operands, config=config)
     return tuple(hop_backward_p.bind(*operands, config=config))
 
 
@@ -97,6 +97,8 @@ def _define(name, *, xla, fused, avals, head_size):
         return [_jax_compat.with_varying_axes(out, axes) for out in outs]
 
     def lower(platform, ctx, *operands, config):
+        if config.blocks is None:
+            return _jax_compat.lower_as(xla, ctx, *operands, config=config)
         size = head_size(ctx.avals_in[0].shape[3], config)
         reason = support.why_not_compiled(ctx, platform, config.implementation, size)
         chosen = fused if support.is_fused(config.implementation, reason) else xla

@@ -191,16 +191,13 @@ class _Ring:
             return arriving
         return ring_shift_done(arriving, after=after)
 
-    def placed(self, hop, query, key):
-        """Return the query, its positions and those of the keys held at ``hop``."""
+    def positions(self, hop, query, key):
+        """Return the positions of the query and of the keys held at ``hop``."""
         rank = jax.lax.axis_index(self.axis_name)
         source = (rank - hop) % self.size
         query_at = self.schedule.positions(rank, self.size, query.shape[1])
         key_at = self.schedule.positions(source, self.size, key.shape[1])
-        # Nothing that follows from positions alone is to leave a loop around us: where
-        # layers are scanned, JAX would keep the masks of all pairs of tokens for the
-        # way back.
-        return jax.lax.optimization_barrier((query, query_at, key_at))
+        return query_at, key_at
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -220,9 +217,9 @@ def _for_hops(first, last, step, carry):
 
 def _forward(ring, query, key, value):
     def attend_and_merge(merged, block, hop):
-        placed, query_at, key_at = ring.placed(hop, query, block[0])
+        query_at, key_at = ring.positions(hop, query, block[0])
         out, lse = hop_forward(
-            placed, block[0], block[1], query_at, key_at, config=ring.hop
+            query, block[0], block[1], query_at, key_at, config=ring.hop
         )
         return merge(merged[0], merged[1], out, lse)
 
@@ -250,9 +247,9 @@ def _backward(ring, residuals, grads):
     delta = (grad_out.astype(lse.dtype) * out.astype(lse.dtype)).sum(-1) - grad_lse
 
     def gradients(block, hop):
-        placed, query_at, key_at = ring.placed(hop, query, block[0])
+        query_at, key_at = ring.positions(hop, query, block[0])
         grad_query, grad_key, grad_value = hop_backward(
-            placed,
+            query,
             block[0],
             block[1],
             query_at,

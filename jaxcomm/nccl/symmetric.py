@@ -29,7 +29,8 @@ class SymmetricPool:
     to keep: donate a second array of the pool, as below, and let the two change roles.
     ``Communicator.stats()["symmetric_calls"]`` counts the calls that used it. Give
     every process arrays of the pool, or none: NCCL assumes that what one rank holds in
-    a window, all do.
+    a window, all do. (CPU devices, which a stand-in for NCCL serves in tests, copy what
+    is donated: there no result lies in a pool.)
 
     Every process of the mesh makes the same pools, and takes the same arrays from
     them, in the same order. Memory of arrays that are gone is taken back by
@@ -145,7 +146,19 @@ class SymmetricPool:
             is closed or has too little left.
         """
         spec = jax.P() if spec is None else spec
-        return self._array(tuple(shape), jnp.dtype(dtype), spec, lambda device: 0)
+        if not isinstance(spec, jax.P):
+            raise TypeError(
+                f"SymmetricPool.zeros: spec must be a jax.P or None, got {spec!r}"
+            )
+        sizes = shape if isinstance(shape, list | tuple) else (shape,)
+        if not all(isinstance(size, int | np.integer) and size >= 0 for size in sizes):
+            raise ValueError(
+                f"SymmetricPool.zeros: shape must be of integers that are not "
+                f"negative, got {shape!r}"
+            )
+        return self._array(
+            tuple(map(int, sizes)), jnp.dtype(dtype), spec, lambda device: 0
+        )
 
     def device_put(self, x: jax.Array) -> jax.Array:
         """Returns a copy of an array that lies in the pool, split alike.
@@ -230,11 +243,12 @@ class SymmetricPool:
 
     def _array(self, shape, dtype, spec, source_of):
         self._check_open()
-        code = _BFLOAT16 if dtype == jnp.bfloat16 else _CODES.get(dtype.kind)
+        kind = getattr(dtype, "kind", None)
+        code = _BFLOAT16 if dtype == jnp.bfloat16 else _CODES.get(kind)
         if code is None:
             raise ValueError(
                 f"SymmetricPool: arrays of {dtype} cannot be made, since DLPack has no "
-                f"such type; make one of {8 * dtype.itemsize} bit integers and use "
+                f"such type; make one of integers of that size and use "
                 f"jax.lax.bitcast_convert_type"
             )
         sharding = jax.NamedSharding(self.mesh, spec)

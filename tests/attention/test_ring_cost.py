@@ -195,20 +195,21 @@ def test_lane_and_backend_reach_every_send(monkeypatch, mesh_of, inputs):
     assert set(seen) == {("kv", "xla")}
 
 
+@pytest.mark.parametrize("remat", [False, True], ids=["kept", "rematerialised"])
 def test_layers_that_are_scanned_need_memory_linear_in_the_length(
-    mesh_of, as_users_compile
+    mesh_of, as_users_compile, remat
 ):
     """No mask of all pairs of tokens is kept for the way back."""
     mesh = mesh_of(4)
 
-    def layers(x, scales):
-        def layer(x, scale):
-            out = ring_module.ring_attention(
-                x * scale, x, x, axis_name="context", is_causal=True
-            )
-            return x + out, None
+    def layer(x, scale):
+        out = ring_module.ring_attention(
+            x * scale, x, x, axis_name="context", is_causal=True
+        )
+        return x + out, None
 
-        return jax.lax.scan(layer, x, scales)[0]
+    def layers(x, scales):
+        return jax.lax.scan(jax.checkpoint(layer) if remat else layer, x, scales)[0]
 
     split = jax.shard_map(layers, mesh=mesh, in_specs=(SPLIT, jax.P()), out_specs=SPLIT)
 

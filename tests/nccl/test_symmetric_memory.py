@@ -269,6 +269,14 @@ def test_bad_arguments_are_refused(pool, make_mesh):
         pool.device_put(np.ones(2))
     with pytest.raises(TypeError, match=r"NamedSharding on the devices of the pool"):
         pool.device_put(rows(make_mesh(i=4), jnp.ones(4)))
+    for shape in ((-8,), (2, -1), (1.5,), "a"):
+        with pytest.raises(ValueError, match=r"zeros: shape must be of integers"):
+            pool.zeros(shape)
+    with pytest.raises(TypeError, match=r"spec must be a jax.P or None, got 'i'"):
+        pool.zeros((2,), "float32", "i")
+    assert pool.zeros(2).shape == (2,)
+    with pytest.raises(ValueError, match=r"arrays of key<fry> cannot be made"):
+        pool.device_put(rows(mesh, jax.random.split(jax.random.key(0), 2)))
     with pytest.raises(ValueError, match=r"float8_e4m3fn cannot be made, since DLPack"):
         pool.zeros((2,), "float8_e4m3fn")
 

@@ -80,6 +80,7 @@ void* SymmetricMemory::data(int ordinal) const {
 }
 
 Status SymmetricMemory::Take(int64_t bytes, int64_t* offset) {
+  if (bytes < 0) return InvalidArgument(bytes, " bytes were asked for");
   std::lock_guard<std::mutex> lock(mutex_);
   const int64_t taken = (bytes + kAlignment - 1) / kAlignment * kAlignment;
   if (taken > bytes_ - used_) {
