@@ -1,7 +1,8 @@
 """What users hand to a collective, checked and made ready to travel."""
 
 import math
-from collections.abc import Sequence
+import operator
+from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -46,15 +47,9 @@ def as_arrays(x, axes: tuple[str, ...], name: str):
       TypeError: if a leaf is not an array of a type that can travel.
     """
     _jax_compat.check_axes_bound(axes, name)
+    check_leaves(x, axes, name)
 
     def as_array(leaf):
-        if not isinstance(
-            leaf, (jax.Array, np.ndarray, np.generic, int, float, complex)
-        ):
-            raise TypeError(
-                f"{name} over {axes}: every leaf of x must be an array, got "
-                f"{type(leaf).__name__}"
-            )
         leaf = jnp.asarray(leaf)
         if jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
             raise TypeError(
@@ -70,6 +65,18 @@ def as_arrays(x, axes: tuple[str, ...], name: str):
         return leaf
 
     return jax.tree.map(as_array, x)
+
+
+def check_leaves(x, axes: tuple[str, ...], name: str) -> None:
+    """Raises TypeError if a leaf of the pytree is neither an array nor a number."""
+    for leaf in jax.tree.leaves(x):
+        if not isinstance(
+            leaf, (jax.Array, np.ndarray, np.generic, int, float, complex)
+        ):
+            raise TypeError(
+                f"{name} over {axes}: every leaf of x must be an array, got "
+                f"{type(leaf).__name__}"
+            )
 
 
 def group_size(axes, index_groups=None) -> int:
@@ -89,12 +96,82 @@ def group_size(axes, index_groups=None) -> int:
     return sizes.pop()
 
 
-def index_groups_of(axes, axis_index_groups):
-    """Returns ``axis_index_groups`` checked against the axes they divide."""
+def index_groups_of(axes, axis_index_groups, name: str):
+    """Returns ``axis_index_groups`` checked against the axes they divide.
+
+    Raises:
+      TypeError: if they are not sequences of integers.
+      ValueError: if they do not hold every index exactly once.
+    """
     if axis_index_groups is None:
         return None
+    try:
+        groups = [[_index(index) for index in group] for group in axis_index_groups]
+    except TypeError:
+        raise TypeError(
+            f"{name} over {axes}: axis_index_groups must be sequences of integers "
+            f"known when the program is traced, such as [[0, 1], [2, 3]], got "
+            f"{axis_index_groups!r}"
+        ) from None
     size = math.prod(jax.lax.axis_size(axis) for axis in axes)
-    return mesh_groups.canonical_index_groups(axis_index_groups, size)
+    return mesh_groups.canonical_index_groups(groups, size)
+
+
+def integer(value, what: str) -> int:
+    """Returns the integer, or raises TypeError, which calls it ``what``."""
+    try:
+        return _index(value)
+    except TypeError:
+        raise TypeError(
+            f"{what} must be an integer known when the program is traced, got {value!r}"
+        ) from None
+
+
+def indices(perm, axes, name: str) -> list[int]:
+    """Returns what ``pshuffle`` takes.
+
+    Raises:
+      TypeError: if it is something else.
+    """
+    try:
+        return [_index(index) for index in perm]
+    except TypeError:
+        raise TypeError(
+            f"{name} over {axes}: perm must be a sequence of integers known when the "
+            f"program is traced, the source of each index along the axis, got "
+            f"{perm!r}. Pairs (source, destination) go to jaxcomm.ppermute."
+        ) from None
+
+
+def index_pairs(perm, axes, name: str) -> tuple[tuple[int, int], ...]:
+    """Returns what ``ppermute`` takes.
+
+    Raises:
+      TypeError: if it is something else.
+      ValueError: if an entry is not of length two.
+    """
+    wrong = (
+        f"{name} over {axes}: perm must be pairs (source, destination) of integers "
+        f"known when the program is traced, got {perm!r}"
+    )
+    if isinstance(perm, Mapping):
+        raise TypeError(f"{wrong}. Pass list(perm.items()).")
+    try:
+        entries = list(perm)
+        if any(isinstance(entry, (int, np.integer)) for entry in entries):
+            wrong += ". The source of each index by itself is jaxcomm.pshuffle's form."
+        pairs = [[_index(index) for index in entry] for entry in entries]
+    except TypeError:
+        raise TypeError(wrong) from None
+    if any(len(pair) != 2 for pair in pairs):
+        raise ValueError(wrong)
+    return tuple((source, target) for source, target in pairs)
+
+
+def _index(value) -> int:
+    if isinstance(value, bool):
+        raise TypeError
+    return operator.index(value)
 
 
 def count_bools(x):
@@ -111,8 +188,10 @@ def canonical_dimension(dimension: int, ndim: int, name: str, what: str) -> int:
     """Returns a dimension counted from the front.
 
     Raises:
+      TypeError: if it is not an integer.
       ValueError: if there is no such dimension.
     """
+    dimension = integer(dimension, f"{name}: {what}")
     if not -ndim <= dimension < ndim:
         raise ValueError(
             f"{name}: {what} {dimension} is out of range for an array of {ndim} "

@@ -27,10 +27,14 @@ import jax.numpy as jnp
 from jaxcomm import _jax_compat, _lowering, mesh_groups
 from jaxcomm._arguments import as_arrays as as_arrays
 from jaxcomm._arguments import canonical_dimension as canonical_dimension
+from jaxcomm._arguments import check_leaves as check_leaves
 from jaxcomm._arguments import count_bools as count_bools
 from jaxcomm._arguments import group_size as group_size
 from jaxcomm._arguments import has_carrier as has_carrier
 from jaxcomm._arguments import index_groups_of as index_groups_of
+from jaxcomm._arguments import index_pairs as index_pairs
+from jaxcomm._arguments import indices as indices
+from jaxcomm._arguments import integer as integer
 from jaxcomm._arguments import prepare as prepare
 from jaxcomm._arguments import to_carrier
 from jaxcomm._batching import batch_own_axis as batch_own_axis

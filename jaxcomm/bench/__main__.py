@@ -111,7 +111,7 @@ def _check_plot(path):
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["gpu"]:
+    if sys.argv[1:2] == [options.GPU]:
         from jaxcomm.bench.gpu import command
 
         sys.exit(command.main(sys.argv[2:]))

@@ -63,6 +63,8 @@ SUITES = {
     ),
 }
 ALL = "all"
+# Has a command line of its own, which __main__ hands the rest to.
+GPU = "gpu"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,7 +150,11 @@ def usage() -> str:
     lines = ["usage: python -m jaxcomm.bench SUBCOMMAND [--flag value ...]", ""]
     for name, suite in SUITES.items():
         lines.append(f"  {name:12} {suite.about}")
-    lines += [f"  {ALL:12} all of these", ""]
+    lines += [
+        f"  {ALL:12} all of these",
+        f"  {GPU:12} NCCL on NVIDIA GPUs, with flags of its own: see {GPU} --help",
+        "",
+    ]
     for name, about in _FLAGS.items():
         folded = textwrap.wrap(about, 70)
         lines.append(f"  --{name:10} {folded[0]}")
@@ -220,13 +226,15 @@ def check_writable(name: str, path: str) -> None:
 
 
 def _suites(words):
-    known = f"one of {', '.join(SUITES)} or {ALL}"
+    known = f"one of {', '.join(SUITES)}, {ALL} or {GPU}"
     if not words:
         raise UsageError(f"no subcommand was given; choose {known}")
     if len(words) > 1:
         raise UsageError(f"one subcommand at a time, got {' '.join(words)}; or {ALL}")
     if words[0] == ALL:
         return tuple(SUITES)
+    if words[0] == GPU:
+        raise UsageError(f"{GPU} comes before its flags: {GPU} --flag value")
     if words[0] not in SUITES:
         raise UsageError(f"subcommand {words[0]!r} is unknown; choose {known}")
     return (words[0],)

@@ -65,7 +65,7 @@ def gather_all(
     if not axes:
         return x
     x = _primitive.as_arrays(x, axes, name)
-    index_groups = _primitive.index_groups_of(axes, axis_index_groups)
+    index_groups = _primitive.index_groups_of(axes, axis_index_groups, name)
     _primitive.group_size(axes, index_groups)
     dimensions = tuple(
         _primitive.canonical_dimension(axis, jnp.ndim(leaf) + (not tiled), name, "axis")

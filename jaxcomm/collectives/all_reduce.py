@@ -64,9 +64,11 @@ def pmean(x, axis_name, *, axis_index_groups=None, lane=None, backend=None):
 def pmax(x, axis_name, *, axis_index_groups=None, lane=None, backend=None):
     """Takes the maximum over a mesh axis; a twin of ``jax.lax.pmax``.
 
-    NaN wins over numbers; complex numbers compare lexicographically. Arguments,
-    result and errors are those of :func:`psum`. Differentiable, which jax.lax's is
-    not: the gradient goes to the devices that hold the maximum, in equal parts.
+    On the host backend NaN wins over numbers; with ``backend="xla"`` and on NCCL it is
+    treated as XLA and NCCL treat it. Complex numbers compare lexicographically.
+    Arguments, result and errors are those of :func:`psum`. Differentiable, which
+    jax.lax's is not: the gradient goes to the devices that hold the maximum, in equal
+    parts.
 
     Example:
       >>> # x is [0.], [1.], [2.], [3.] on the 4 devices of "i"
@@ -79,7 +81,7 @@ def pmax(x, axis_name, *, axis_index_groups=None, lane=None, backend=None):
 def pmin(x, axis_name, *, axis_index_groups=None, lane=None, backend=None):
     """Takes the minimum over a mesh axis; a twin of ``jax.lax.pmin``.
 
-    See :func:`pmax`.
+    See :func:`pmax`, also for what becomes of NaN.
 
     Example:
       >>> # x is [0.], [1.], [2.], [3.] on the 4 devices of "i"
@@ -120,12 +122,13 @@ def reduce_all(
     if not axes:
         return x
     _jax_compat.check_axes_bound(axes, name)
+    _primitive.check_leaves(x, axes, name)
+    index_groups = _primitive.index_groups_of(axes, axis_index_groups, name)
     leaves = jax.tree.leaves(x)
     if op == "sum" and not any(_jax_compat.is_tracer(leaf) for leaf in leaves):
         # A constant is summed without communication; psum(1, axis) is the idiom for
         # the axis size and stays a Python number.
         return jax.lax.psum(x, axes, axis_index_groups=axis_index_groups)
-    index_groups = _primitive.index_groups_of(axes, axis_index_groups)
     return bind(
         all_reduce, x, axes, name=name, index_groups=index_groups,
         invariant=_jax_compat.checks_varying_axes() and index_groups is None,

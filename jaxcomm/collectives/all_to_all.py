@@ -71,7 +71,7 @@ def exchange(
     if not axes:
         return x
     x = _primitive.as_arrays(x, axes, name)
-    index_groups = _primitive.index_groups_of(axes, axis_index_groups)
+    index_groups = _primitive.index_groups_of(axes, axis_index_groups, name)
     size = _primitive.group_size(axes, index_groups)
     leaves, tree = jax.tree.flatten(x)
     split_axes, concat_axes, inserted = [], [], []

@@ -1,7 +1,5 @@
 """Broadcast: broadcast, pbroadcast."""
 
-import operator
-
 import jax
 import jax.numpy as jnp
 
@@ -59,13 +57,7 @@ def root_index(root, axes, name: str) -> int:
     """Returns the root, checked to be an index along the axes."""
     _jax_compat.check_axes_bound(axes, name)
     size = _primitive.group_size(axes)
-    try:
-        root = operator.index(root)
-    except TypeError:
-        raise TypeError(
-            f"{name} over {axes}: root must be an integer known when the program is "
-            f"traced, got {root!r}"
-        ) from None
+    root = _primitive.integer(root, f"{name} over {axes}: root")
     if not 0 <= root < size:
         raise ValueError(
             f"{name} over {axes}: root {root} is not among the {size} indices "

@@ -1,7 +1,5 @@
 """Permutations: ppermute, pshuffle, ring_shift."""
 
-import operator
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -30,6 +28,7 @@ def ppermute(x, axis_name, perm, *, lane=None, backend=None):
 
     Raises:
       NameError: if the axis is not bound.
+      TypeError: if ``perm`` is no sequence of pairs of integers.
       ValueError: if an index is out of range or stands twice on one side.
 
     Example:
@@ -55,6 +54,7 @@ def pshuffle(x, axis_name, perm, *, lane=None, backend=None):
 
     Raises:
       NameError: if the axis is not bound.
+      TypeError: if ``perm`` is no sequence of integers.
       ValueError: if ``perm`` is not a permutation of all indices.
 
     Example:
@@ -62,9 +62,10 @@ def pshuffle(x, axis_name, perm, *, lane=None, backend=None):
 
       >>> jaxcomm.pshuffle(x, "i", [3, 2, 1, 0])  # 3, 2, 1, 0  # doctest: +SKIP
     """
+    axes = mesh_groups.canonical_axes(axis_name)
+    perm = _primitive.indices(perm, axes, "pshuffle")
     if sorted(perm) != list(range(len(perm))):
         raise ValueError(f"pshuffle: perm must be a permutation of indices, got {perm}")
-    axes = mesh_groups.canonical_axes(axis_name)
     _jax_compat.check_axes_bound(axes, "pshuffle")
     if len(perm) != _primitive.group_size(axes):
         raise ValueError(
@@ -92,6 +93,7 @@ def ring_shift(x, axis_name, shift=1, *, lane=None, backend=None):
 
     Raises:
       NameError: if the axis is not bound.
+      TypeError: if ``shift`` is no integer.
 
     Example:
       On a mesh of 4 devices along ``"i"``, with ``x`` 0, 1, 2, 3 on them:
@@ -107,6 +109,7 @@ def ring_pairs(axis_name, shift: int, name: str) -> list[tuple[int, int]]:
     axes = mesh_groups.canonical_axes(axis_name)
     _jax_compat.check_axes_bound(axes, name)
     size = _primitive.group_size(axes)
+    shift = _primitive.integer(shift, f"{name} over {axes}: shift")
     return [(rank, (rank + shift) % size) for rank in range(size)]
 
 
@@ -118,9 +121,7 @@ def permute_by(perm, name: str, x, axis_name, lane, backend, bind=_primitive.bin
     )
     _jax_compat.check_axes_bound(axes, name)
     size = _primitive.group_size(axes)
-    perm = tuple(
-        (operator.index(source), operator.index(target)) for source, target in perm
-    )
+    perm = _primitive.index_pairs(perm, axes, name)
     for what, indices in (
         ("source", [source for source, _ in perm]),
         ("destination", [target for _, target in perm]),

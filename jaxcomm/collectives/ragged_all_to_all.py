@@ -44,7 +44,9 @@ def ragged_all_to_all(
     """
     axes = mesh_groups.canonical_axes(axis_name)
     _jax_compat.check_axes_bound(axes, "ragged_all_to_all")
-    index_groups = _primitive.index_groups_of(axes, axis_index_groups)
+    index_groups = _primitive.index_groups_of(
+        axes, axis_index_groups, "ragged_all_to_all"
+    )
     size = _primitive.group_size(axes, index_groups)
     indices = {
         "input_offsets": input_offsets,

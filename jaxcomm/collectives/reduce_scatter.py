@@ -56,7 +56,7 @@ def scatter_sum(
     if not axes:
         return x
     x = _primitive.as_arrays(x, axes, name)
-    index_groups = _primitive.index_groups_of(axes, axis_index_groups)
+    index_groups = _primitive.index_groups_of(axes, axis_index_groups, name)
     size = _primitive.group_size(axes, index_groups)
     dimensions = []
     for leaf in jax.tree.leaves(x):

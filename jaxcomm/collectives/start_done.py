@@ -44,6 +44,7 @@ def ppermute_start(x, axis_name, perm, *, lane=None, backend=None):
 
     Raises:
       NameError: if the axis is not bound.
+      TypeError: if ``perm`` is no sequence of pairs of integers.
       ValueError: if an index is out of range or stands twice on one side.
 
     Example:
@@ -86,6 +87,7 @@ def ring_shift_start(x, axis_name, shift=1, *, lane=None, backend=None):
 
     Raises:
       NameError: if the axis is not bound.
+      TypeError: if ``shift`` is no integer.
 
     Example:
       >>> arriving = jaxcomm.ring_shift_start((key, value), "i")

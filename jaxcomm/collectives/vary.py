@@ -25,14 +25,18 @@ def pvary(x, axis_name, *, lane=None, backend=None):
       The same values. Outside ``jax.shard_map(..., check_vma=True)``, where values
       have no such type, ``x`` itself.
 
+    Raises:
+      NameError: if the axis is not bound.
+
     Example:
       >>> def loss_of(w):
       ...     return loss(jaxcomm.pvary(w, "data"))
       >>> grads = jax.grad(loss_of)(w)  # summed over "data"  # doctest: +SKIP
     """
+    axes = mesh_groups.canonical_axes(axis_name)
+    _jax_compat.check_axes_bound(axes, "pvary")
     if not _jax_compat.checks_varying_axes():
         return x
-    axes = mesh_groups.canonical_axes(axis_name)
     manual = jax.sharding.get_abstract_mesh().manual_axes
     leaves, tree = jax.tree.flatten(x)
     missing: dict[tuple[str, ...], list[int]] = {}

@@ -9,11 +9,15 @@ from jaxcomm.diagnostics.merge import merge_files
 from jaxcomm.diagnostics.record import RecordError
 from jaxcomm.doctor import machine, options, page, rows, sharing, software
 
+_PROBLEM = 1
 _WRONG_USE = 2
 
 
 def main(asked: options.Options) -> int:
-    """Examine, or compare records; return the exit status."""
+    """Examine, or compare records; return the exit status.
+
+    0, or 1 if the examination found a problem, or 2 if a record cannot be read.
+    """
     if asked.merge:
         return _merge(asked)
     # Which backends JAX tried in vain is no news.
@@ -30,7 +34,7 @@ def main(asked: options.Options) -> int:
         print(json.dumps(rows.to_json(found), indent=1))
     else:
         page.show(found)
-    return 0
+    return _PROBLEM if rows.problems(found) else 0
 
 
 def _merge(asked):

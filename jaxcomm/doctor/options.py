@@ -46,7 +46,8 @@ def usage() -> str:
         "       python -m jaxcomm.doctor --merge FILE... [--json]",
         "",
         "Without --merge: versions, devices, backends, the machine, what its processes",
-        "may do with each other, and the variables that jaxcomm reads.",
+        "may do with each other, and the variables that jaxcomm reads; the exit status",
+        "is 1 if there is a problem.",
         "",
     ]
     for name, about in _FLAGS.items():

@@ -4,6 +4,7 @@ import dataclasses
 import os
 import platform
 import re
+import tempfile
 from collections.abc import Iterator, Mapping
 
 import jax
@@ -12,6 +13,7 @@ import jaxlib.version
 import jaxcomm
 from jaxcomm import config
 from jaxcomm.attention import support
+from jaxcomm.backends import BACKENDS
 from jaxcomm.doctor.rows import Row
 from jaxcomm.nccl import library
 
@@ -79,9 +81,10 @@ def backends() -> Iterator[Row]:
 def _nccl():
     found = library.load()
     if isinstance(found, str):
-        return Row(
-            "nccl", f"unavailable: {found}", {"available": False, "reason": found}
-        )
+        # A problem for whoever named the library; others may not want any.
+        is_fine = False if config.nccl_library() else None
+        value = {"available": False, "reason": found}
+        return Row("nccl", f"unavailable: {found}", value, is_fine)
     text = (
         f"NCCL {found.version} from {found.path}, for NVIDIA GPUs (CUDA "
         f"{found.driver_version}); several ranks on one GPU: "
@@ -115,13 +118,37 @@ def _wrong_values(environment):
     checks = {
         "JAXCOMM_TIMEOUT": config.timeout_seconds,
         "JAXCOMM_MAX_COMMUNICATORS": config.max_communicators,
-        "JAXCOMM_DUMP_DIR": config.dump_dir,
+        "JAXCOMM_BACKEND": lambda: _check_backend(environment),
+        "JAXCOMM_DUMP_DIR": lambda: _check_dump_dir(environment),
     }
     for name, check in checks.items():
-        # A folder that is missing would be made, which is not a doctor's business.
-        if name == "JAXCOMM_DUMP_DIR" and not os.path.exists(environment.get(name, "")):
-            continue
         try:
             check()
         except ValueError as error:
             yield name, str(error)
+
+
+def _check_backend(environment):
+    name = environment.get("JAXCOMM_BACKEND")
+    if name and name not in BACKENDS:
+        raise ValueError(
+            f"{name!r} is no backend; choose one of {BACKENDS}, or unset it to let the "
+            f"platform choose"
+        )
+
+
+def _check_dump_dir(environment):
+    """Writes a file that has no name where config.dump_dir would make the folder."""
+    text = environment.get("JAXCOMM_DUMP_DIR")
+    if not text:
+        return
+    folder = os.path.abspath(text)
+    while not os.path.lexists(folder):
+        folder = os.path.dirname(folder)
+    try:
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise ValueError(
+            f"{text!r} cannot be written: {folder}: {error.strerror}. Name a folder "
+            f"for flight records, or unset it for none."
+        ) from None

@@ -1,6 +1,27 @@
 """What a user may choose about NCCL's communicators."""
 
 import dataclasses
+import operator
+
+import numpy as np
+
+_MOST = 2**31 - 1  # NCCL's settings are C's int.
+# The least and the most of each, and whether None leaves it to NCCL.
+_INTEGERS = {
+    "lanes": (1, _MOST, False),
+    "max_ctas": (1, _MOST, True),
+    "min_ctas": (1, _MOST, True),
+    "cga_cluster_size": (0, 8, True),
+    "traffic_class": (0, _MOST, True),
+    "max_p2p_peers": (1, _MOST, True),
+}
+_CHOICES = {
+    "share": ((bool, type(None)), "True, False or None"),
+    "blocking": ((bool, type(None)), "True, False or None"),
+    "command_buffers": ((bool,), "True or False"),
+    "symmetric": ((bool,), "True or False"),
+    "name": ((str, type(None)), "a string or None"),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,9 +53,9 @@ class CommPolicy:
         with fewer launches where the addresses of operands stay the same, and records
         anew where they do not. A communicator that is part of a graph is freed when the
         process ends, not by closing it.
-      source: ``"own"``: made by this package. ``"xla"``: for each operation XLA lends the
-        communicator of its own collectives, which it makes, orders and ends: none of
-        the fields above applies, there is no watchdog, and collectives in halves are
+      source: ``"own"``: made by this package. ``"xla"``: for each operation XLA lends
+        the communicator of its own collectives, which it makes, orders and ends: none
+        of the fields above applies, there is no watchdog, and collectives in halves are
         whole. Each lane is one of XLA's communicators. NVIDIA GPUs only, with jaxlib
         0.11.2 or newer here and where the package was built.
       symmetric: False keeps a :class:`jaxcomm.SymmetricPool` from being registered with
@@ -61,22 +82,25 @@ class CommPolicy:
     source: str = "own"
 
     def __post_init__(self):
-        for name, least in (
-            ("lanes", 1),
-            ("max_ctas", 1),
-            ("min_ctas", 1),
-            ("cga_cluster_size", 0),
-            ("traffic_class", 0),
-            ("max_p2p_peers", 1),
-        ):
+        for name, (types, wanted) in _CHOICES.items():
             value = getattr(self, name)
-            if value is None and name != "lanes":
+            if not isinstance(value, types):
+                raise ValueError(f"CommPolicy: {name} must be {wanted}, got {value!r}")
+        for name, (least, most, may_be_none) in _INTEGERS.items():
+            value = getattr(self, name)
+            if value is None and may_be_none:
                 continue
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, (int, np.integer))
+                or not least <= value <= most
+            ):
                 raise ValueError(
-                    f"CommPolicy: {name} must be an integer of at least {least}, "
-                    f"got {value!r}"
+                    f"CommPolicy: {name} must be an integer from {least} to {most}"
+                    f"{' or None' if may_be_none else ''}, got {value!r}"
                 )
+            # A plain one also where it was numpy's; the class is frozen.
+            object.__setattr__(self, name, operator.index(value))
         if self.source not in ("own", "xla"):
             raise ValueError(
                 f"CommPolicy: source must be 'own' or 'xla', got {self.source!r}"

@@ -243,7 +243,7 @@ class SymmetricPool:
 
     def _array(self, shape, dtype, spec, source_of):
         self._check_open()
-        kind = getattr(dtype, "kind", None)
+        kind = getattr(dtype, "kind", "")
         code = _BFLOAT16 if dtype == jnp.bfloat16 else _CODES.get(kind)
         if code is None:
             raise ValueError(

@@ -38,6 +38,8 @@ def test_sizes_have_units():
     ("words", "text"),
     [
         ((), "no subcommand was given; choose one of collectives, chain"),
+        ((), "attention, memory, processes, all or gpu"),
+        (("--quick", "gpu"), "gpu comes before its flags: gpu --flag value"),
         (("nope",), "subcommand 'nope' is unknown; choose one of collectives"),
         (("chain", "scan"), "one subcommand at a time, got chain scan; or all"),
         (("chain", "--devices", "1"), "--devices: '1' is not a number of devices"),
@@ -83,7 +85,15 @@ def test_trying_whether_a_file_can_be_written_leaves_no_trace(tmp_path):
 
 def test_the_help_names_every_subcommand_and_flag():
     text = options.usage()
-    for name in (*options.SUITES, "all", "--devices", "--sizes", "--json", "--plot"):
+    for name in (
+        *options.SUITES,
+        "all",
+        "gpu",
+        "--devices",
+        "--sizes",
+        "--json",
+        "--plot",
+    ):
         assert f"  {name} " in text
 
 

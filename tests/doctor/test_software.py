@@ -35,6 +35,7 @@ def test_a_machine_where_jax_finds_nothing(monkeypatch):
 
 
 def test_every_backend_is_there_or_says_why_not(monkeypatch):
+    monkeypatch.delenv("JAXCOMM_NCCL_LIBRARY", raising=False)
     monkeypatch.setattr(library, "load", lambda: "NCCL cannot be loaded: no such file")
     found = by_name(software.backends())
     assert {name: row.value["available"] for name, row in found.items()} == {
@@ -103,4 +104,31 @@ def test_looking_at_the_folder_for_records_does_not_make_it(monkeypatch, tmp_pat
     assert not (tmp_path / "dumps").exists()
     (tmp_path / "dumps").write_text("a file")
     row = by_name(software.variables())["JAXCOMM_DUMP_DIR"]
+    assert row.is_fine is False
+    assert row.text.startswith(f"'{tmp_path}/dumps' cannot be written: ")
+
+
+def test_looking_at_a_folder_for_records_leaves_nothing_in_it(monkeypatch, tmp_path):
+    monkeypatch.setenv("JAXCOMM_DUMP_DIR", str(tmp_path))
+    row = by_name(software.variables())["JAXCOMM_DUMP_DIR"]
+    assert (row.text, row.is_fine) == (str(tmp_path), None)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_for_records_below_one_that_takes_no_files_is_a_problem():
+    # Not even root's.
+    rows = by_name(software.variables({"JAXCOMM_DUMP_DIR": "/proc/self/dumps"}))
+    assert rows["JAXCOMM_DUMP_DIR"].is_fine is False
+
+
+def test_an_unknown_backend_is_a_problem():
+    row = by_name(software.variables({"JAXCOMM_BACKEND": "mpi"}))["JAXCOMM_BACKEND"]
+    assert row.is_fine is False
+    assert row.text.startswith("'mpi' is no backend; choose one of ('host', ")
+
+
+def test_a_library_that_was_named_and_cannot_be_loaded_is_a_problem(monkeypatch):
+    monkeypatch.setattr(library, "load", lambda: "NCCL cannot be loaded: no such file")
+    monkeypatch.setenv("JAXCOMM_NCCL_LIBRARY", "/no/such/libnccl.so")
+    row = by_name(software.backends())["nccl"]
     assert row.is_fine is False

@@ -1,0 +1,59 @@
+"""Which policies are refused, whatever NCCL is installed."""
+
+import re
+
+import numpy as np
+import pytest
+
+from jaxcomm.nccl.policy import CommPolicy
+
+MOST = 2**31 - 1
+LEAST = {
+    "lanes": 1,
+    "max_ctas": 1,
+    "min_ctas": 1,
+    "traffic_class": 0,
+    "max_p2p_peers": 1,
+}
+WRONG = [
+    *((name, 1, "True, False or None") for name in ("share", "blocking")),
+    *((name, None, "True or False") for name in ("command_buffers", "symmetric")),
+    ("symmetric", np.bool_(False), "True or False"),
+    ("name", 3, "a string or None"),
+    ("name", b"lane", "a string or None"),
+    ("lanes", None, f"an integer from 1 to {MOST}"),
+    ("cga_cluster_size", 9, "an integer from 0 to 8 or None"),
+    ("cga_cluster_size", -1, "an integer from 0 to 8 or None"),
+    *(
+        (name, value, f"an integer from {least} to {MOST}")
+        for name, least in LEAST.items()
+        for value in (least - 1, MOST + 1, True, 1.0, "1", np.bool_(True))
+    ),
+]
+
+
+@pytest.mark.parametrize(("field", "value", "wanted"), WRONG)
+def test_a_wrong_value_is_refused(field, value, wanted):
+    text = f"CommPolicy: {field} must be {wanted}"
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}.*got ") as caught:
+        CommPolicy(**{field: value})
+    assert str(caught.value).endswith(f", got {value!r}")
+
+
+def test_bounds_are_values_too():
+    for name, least in LEAST.items():
+        assert getattr(CommPolicy(**{name: least}), name) == least
+        assert getattr(CommPolicy(**{name: MOST}), name) == MOST
+    assert CommPolicy(cga_cluster_size=8).cga_cluster_size == 8
+
+
+def test_numpy_s_integers_become_plain_ones():
+    policy = CommPolicy(lanes=np.int64(3), max_ctas=np.uint8(8))
+    assert (type(policy.lanes), type(policy.max_ctas)) == (int, int)
+    # The text of a policy is part of a communicator's key.
+    assert repr(policy) == repr(CommPolicy(lanes=3, max_ctas=8))
+
+
+def test_the_fewest_are_not_more_than_the_most():
+    with pytest.raises(ValueError, match="min_ctas=8 is more than max_ctas=4"):
+        CommPolicy(min_ctas=8, max_ctas=4)
