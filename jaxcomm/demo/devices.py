@@ -1,5 +1,7 @@
 """The devices that the demo runs on: virtual CPU devices unless told otherwise."""
 
+import os
+
 import jax
 
 from jaxcomm.demo import processes
@@ -7,10 +9,11 @@ from jaxcomm.demo.settings import DemoError
 from jaxcomm.demo.step import AXES
 
 
-def make_mesh(data: int, context: int) -> jax.sharding.Mesh:
+def make_mesh(data: int, context: int, backend: str | None = None) -> jax.sharding.Mesh:
     """Make a mesh with the axes data and context, on virtual CPU devices.
 
-    Where JAX_PLATFORMS names another platform, on the devices of that platform. Where
+    Where JAX_PLATFORMS names another platform, on the devices of that platform; on GPUs
+    for the backend nccl, unless JAXCOMM_NCCL_LIBRARY names what serves CPU devices. Where
     there are several processes, on all devices of all of them: a ring stays within a
     process if it has enough devices, since every layer goes around it, and the
     gradients, which travel once in a step, cross.
@@ -20,19 +23,21 @@ def make_mesh(data: int, context: int) -> jax.sharding.Mesh:
         have another number of them.
     """
     wanted, count = data * context, processes.count()
-    devices = _of_all(wanted, count) if count > 1 else _of_one(wanted)
+    devices = _of_all(wanted, count) if count > 1 else _of_one(wanted, backend)
     automatic = (jax.sharding.AxisType.Auto,) * 2
     return jax.make_mesh((data, context), AXES, axis_types=automatic, devices=devices)
 
 
-def _of_one(wanted):
+def _of_one(wanted, backend):
+    on_gpus = backend == "nccl" and not os.environ.get("JAXCOMM_NCCL_LIBRARY")
     try:
         jax.config.update("jax_num_cpu_devices", wanted)
     except RuntimeError:
         # jax has counted its devices already; there may be enough.
         pass
     else:
-        if not jax.config.jax_platforms:  # pyright: ignore[reportAttributeAccessIssue]
+        chosen = jax.config.jax_platforms  # pyright: ignore[reportAttributeAccessIssue]
+        if not chosen and not on_gpus:
             jax.config.update("jax_platforms", "cpu")
     devices = jax.devices()
     if len(devices) < wanted:

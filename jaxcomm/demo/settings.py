@@ -16,7 +16,7 @@ class Settings:
       data: devices that share the batch.
       context: devices that share a sequence: the size of the ring.
       text: file or folder. If None, the source files of the standard library.
-      backend: ``"host"`` or ``"xla"``. If None, the platform's own.
+      backend: ``"host"``, ``"nccl"`` or ``"xla"``. If None, the platform's own.
       check: whether to compare with the reference. If None, when dense attention of the
         sequence fits into memory.
     """

@@ -33,7 +33,7 @@ class Training:
 
     def __init__(self, settings: Settings, text: data.Text):
         self.settings, self.text = settings, text
-        self.mesh = make_mesh(settings.data, settings.context)
+        self.mesh = make_mesh(settings.data, settings.context, settings.backend)
         try:
             jaxcomm.init(self.mesh, ["context", step.AXES], backend=settings.backend)
         except (ValueError, jaxcomm.CommunicatorError) as error:
