@@ -14,8 +14,8 @@ def make_mesh(data: int, context: int, backend: str | None = None) -> jax.shardi
 
     Where JAX_PLATFORMS names another platform, on the devices of that platform; on GPUs
     for the backend nccl, unless JAXCOMM_NCCL_LIBRARY names what serves CPU devices.
-    Where there are several processes, on all devices of all of them: a ring stays within
-    a process if it has enough devices, since every layer goes around it, and the
+    Where there are several processes, on all devices of all of them: a ring stays
+    within a process if it has enough devices, since every layer goes around it, and the
     gradients, which travel once in a step, cross.
 
     Raises:
