@@ -149,7 +149,7 @@ def _standing(group, rank, waiting, elsewhere):
     elif done:
         clause = f"last completed {done.operation} #{done.sequence}"
     else:
-        clause = "did nothing on this communicator"
+        clause = "never used this communicator or has closed it"
     device = group.communicator.platform, group.devices[rank]
     for other, entry in elsewhere.get(device, ()):
         if other is not group and entry.state == STARTED:

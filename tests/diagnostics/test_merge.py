@@ -34,8 +34,8 @@ def test_ranks_that_gave_up_are_told_from_those_that_wait(job):
 def test_a_rank_that_has_done_nothing_yet(job):
     job.did([0, 1, 2], "psum(float32[4])", "started")
     assert job.texts() == [
-        "rank 3 (process 1, cpu:2049) did nothing on this communicator; ranks 0-2 "
-        "wait in psum(float32[4]) #1"
+        "rank 3 (process 1, cpu:2049) never used this communicator or has closed "
+        "it; ranks 0-2 wait in psum(float32[4]) #1"
     ]
 
 
@@ -43,7 +43,7 @@ def test_a_process_without_the_communicator_is_still_known_by_its_devices(job):
     job.did([0, 1], "psum(float32[4])", "started")
     (text,) = job.texts()
     assert text.startswith(
-        "rank 2 (process 1, cpu:2048) and rank 3 (process 1, cpu:2049) did nothing"
+        "rank 2 (process 1, cpu:2048) and rank 3 (process 1, cpu:2049) never used"
     )
 
 
@@ -192,8 +192,8 @@ def test_a_pair_that_is_done_early_is_not_missing(job):
     # A permutation completes pair by pair.
     job.did([0, 1], "ppermute(float32[4])").did(2, "ppermute(float32[4])", "started")
     assert job.texts() == [
-        "rank 3 (process 1, cpu:2049) did nothing on this communicator; rank 2 "
-        "(process 1, cpu:2048) waits in ppermute(float32[4]) #1"
+        "rank 3 (process 1, cpu:2049) never used this communicator or has closed "
+        "it; rank 2 (process 1, cpu:2048) waits in ppermute(float32[4]) #1"
     ]
 
 
@@ -223,8 +223,8 @@ def test_a_rank_that_waits_in_another_communicator_is_followed_there(job):
     job.did(3, "all_gather(int8[2])", "started", axes="('j',)", site="z")
     first, second = job.merged().findings
     assert first.text == (
-        "rank 3 (process 1, cpu:2049) did nothing on this communicator, now "
-        "in all_gather(int8[2]) #1 of axes ('j',), lane 'default'; ranks 0-2 wait in "
+        "rank 3 (process 1, cpu:2049) never used this communicator or has closed "
+        "it, now in all_gather(int8[2]) #1 of axes ('j',), lane 'default'; ranks 0-2 wait in "
         "psum(float32[4]) #1"
     )
     assert first.title == "axes ('i',), lane 'default'"
