@@ -224,8 +224,8 @@ def test_a_rank_that_waits_in_another_communicator_is_followed_there(job):
     first, second = job.merged().findings
     assert first.text == (
         "rank 3 (process 1, cpu:2049) never used this communicator or has closed "
-        "it, now in all_gather(int8[2]) #1 of axes ('j',), lane 'default'; ranks 0-2 wait in "
-        "psum(float32[4]) #1"
+        "it, now in all_gather(int8[2]) #1 of axes ('j',), lane 'default'; ranks 0-2 "
+        "wait in psum(float32[4]) #1"
     )
     assert first.title == "axes ('i',), lane 'default'"
     assert second.title == "axes ('j',), lane 'default'"
