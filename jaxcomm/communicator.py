@@ -6,13 +6,13 @@ lowered, and never by running one.
 """
 
 import atexit
-import dataclasses
 import threading
 from collections.abc import Sequence
 
 import jax
 
 from jaxcomm import _ffi, _targets, backends, bootstrap, config, mesh_groups
+from jaxcomm.accounts import Counters, MemoryRow
 from jaxcomm.communicator_table import Communicators
 from jaxcomm.diagnostics import dumps
 from jaxcomm.errors import CommunicatorError
@@ -156,56 +156,6 @@ class Communicator:
             f"<Communicator axes={self.axes} lane={self.lane!r} backend={self.backend} "
             f"groups={len(self.groups)} x {self.size} {state}>"
         )
-
-
-@dataclasses.dataclass(frozen=True)
-class Counters:
-    """How many communicators this process made and ended.
-
-    Attributes:
-      created: made from nothing. For NCCL, those of whole meshes, which the others are
-        split off.
-      split: made as children that share their parent's resources.
-      borrowed: XLA's, which do the work of the ``xla`` backend.
-      evicted: closed to make room.
-      destroyed: closed.
-      live: there now.
-    """
-
-    created: int = 0
-    split: int = 0
-    borrowed: int = 0
-    evicted: int = 0
-    destroyed: int = 0
-    live: int = 0
-
-
-@dataclasses.dataclass(frozen=True)
-class MemoryRow:
-    """The memory of one communicator, in bytes.
-
-    Attributes:
-      communicator: whose.
-      device_bytes: on accelerators of this process, as NCCL tells it (2.29.7 and
-        newer), else what was free before less what was free afterwards.
-      parent_bytes: of the mesh's communicator that it was split off, on the same
-        devices; told on the row of each of its children.
-      host_bytes: of ordinary memory.
-      shared_bytes: of shared memory.
-      pinned_bytes: of page-locked memory.
-      symmetric_bytes: of every :class:`SymmetricPool` that is registered with it, on
-        the devices of this process; told on the row of each such communicator.
-      shared: whether another communicator's resources serve it.
-    """
-
-    communicator: Communicator
-    device_bytes: int
-    parent_bytes: int
-    host_bytes: int
-    shared_bytes: int
-    pinned_bytes: int
-    symmetric_bytes: int
-    shared: bool
 
 
 _lock = threading.RLock()
