@@ -73,14 +73,9 @@ void CreateHost(int64_t key, std::string axes, std::string lane, std::string pla
                 double timeout_seconds, std::vector<std::vector<int64_t>> groups,
                 std::shared_ptr<ProcessSet> process_set,
                 std::vector<std::vector<int>> processes, uint64_t generation) {
-  CommunicatorSpec spec;
-  spec.key = key;
-  spec.axes = std::move(axes);
-  spec.lane = std::move(lane);
-  spec.backend = "host";
-  spec.platform = std::move(platform);
-  spec.timeout_seconds = timeout_seconds;
-  spec.groups = std::move(groups);
+  CommunicatorSpec spec =
+      SpecOf(key, std::move(axes), std::move(lane), "host", std::move(platform),
+             timeout_seconds, std::move(groups));
   spec.process_set = std::move(process_set);
   spec.processes = std::move(processes);
   spec.generation = generation;

@@ -8,14 +8,35 @@
 
 #include <nanobind/nanobind.h>
 
+#include <cstdint>
 #include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
 
+#include "ffi/communicator.h"
 #include "ffi/status.h"
 
 namespace jaxcomm {
 
 inline void ThrowIfFailed(const Status& status) {
   if (status.failure()) throw std::runtime_error(status.message());
+}
+
+// What all communicators are named by.
+inline CommunicatorSpec SpecOf(int64_t key, std::string axes, std::string lane,
+                               std::string backend, std::string platform,
+                               double timeout_seconds,
+                               std::vector<std::vector<int64_t>> groups) {
+  CommunicatorSpec spec;
+  spec.key = key;
+  spec.axes = std::move(axes);
+  spec.lane = std::move(lane);
+  spec.backend = std::move(backend);
+  spec.platform = std::move(platform);
+  spec.timeout_seconds = timeout_seconds;
+  spec.groups = std::move(groups);
+  return spec;
 }
 
 // The part of the module that is about NCCL.

@@ -100,14 +100,9 @@ void CreateNccl(std::shared_ptr<NcclWorld> world, int64_t key, std::string axes,
                 std::vector<std::vector<int64_t>> groups,
                 std::vector<std::vector<int>> processes,
                 std::map<std::string, int> numbers, std::string name) {
-  CommunicatorSpec spec;
-  spec.key = key;
-  spec.axes = std::move(axes);
-  spec.lane = std::move(lane);
-  spec.backend = "nccl";
-  spec.platform = std::move(platform);
-  spec.timeout_seconds = timeout_seconds;
-  spec.groups = std::move(groups);
+  CommunicatorSpec spec =
+      SpecOf(key, std::move(axes), std::move(lane), "nccl", std::move(platform),
+             timeout_seconds, std::move(groups));
   spec.processes = std::move(processes);
   NcclSpec how{std::move(world),
                {std::move(numbers), std::move(name), ""},
@@ -200,14 +195,9 @@ void BorrowNccl(int64_t key, std::string axes, std::string lane, std::string pla
                 double timeout_seconds, std::vector<std::vector<int64_t>> groups,
                 const std::vector<std::tuple<int64_t, int>>& devices,
                 std::vector<std::vector<int64_t>> places, int64_t communication_id) {
-  CommunicatorSpec spec;
-  spec.key = key;
-  spec.axes = std::move(axes);
-  spec.lane = std::move(lane);
-  spec.backend = "nccl";
-  spec.platform = std::move(platform);
-  spec.timeout_seconds = timeout_seconds;
-  spec.groups = std::move(groups);
+  CommunicatorSpec spec =
+      SpecOf(key, std::move(axes), std::move(lane), "nccl", std::move(platform),
+             timeout_seconds, std::move(groups));
   std::vector<BorrowedCommunicator::Device> local;
   for (const auto& [id, ordinal] : devices) local.push_back({id, ordinal});
   ThrowIfFailed(Registry::Get().Add(std::make_shared<BorrowedCommunicator>(

@@ -117,10 +117,21 @@ def refusal(mesh) -> str | None:
     if len(processes) == 1:
         return mine
     if (processes, platform) not in _refusals:
-        answers = bootstrap.exchange(processes, jax.process_index(), "nccl", mine)
+        answers = exchange(mesh, "nccl", mine)
         refused = (f"process {p}: {text}" for p, text in answers.items() if text)
         _refusals[processes, platform] = next(refused, None)
     return _refusals[processes, platform]
+
+
+def exchange(mesh, what: str, value) -> dict:
+    """Returns what each process of a mesh gave; all of them call this.
+
+    Arguments and errors are those of :func:`jaxcomm.bootstrap.exchange`.
+    """
+    processes, here = processes_of(mesh), jax.process_index()
+    if len(processes) == 1:
+        return {here: value}
+    return bootstrap.exchange(processes, here, what, value)
 
 
 def agree(mesh, what: str, refused: str | None) -> None:
@@ -134,14 +145,10 @@ def agree(mesh, what: str, refused: str | None) -> None:
     Raises:
       CommunicatorError: if one was refused, or did not come.
     """
-    processes = processes_of(mesh)
-    here = jax.process_index()
-    answers = {here: refused}
-    if len(processes) > 1:
-        answers = bootstrap.exchange(processes, here, what, refused)
+    answers = exchange(mesh, what, refused)
     for process, text in answers.items():
         if text is not None:
-            who = f" (process {process})" if len(processes) > 1 else ""
+            who = f" (process {process})" if len(answers) > 1 else ""
             raise CommunicatorError(f"{what}{who}: {text}")
 
 

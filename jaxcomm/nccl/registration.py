@@ -10,11 +10,9 @@ import hashlib
 import json
 import weakref
 
-import jax
-
-from jaxcomm import _ffi, bootstrap
+from jaxcomm import _ffi
 from jaxcomm.errors import CommunicatorError
-from jaxcomm.nccl.communicators import processes_of
+from jaxcomm.nccl import communicators
 
 # Live pools, oldest first, and how many there ever were on the same devices: by that
 # number processes mean the same pool.
@@ -58,39 +56,31 @@ def bytes_with(member) -> int:
     return sum(pool.local_bytes for pool in pools() if pool.is_registered_with(member))
 
 
-def register(mesh, pairs) -> dict[int, str]:
-    """Registers pools with communicators; every process of the mesh calls this.
+def register(pool, members) -> dict:
+    """Registers a pool with communicators; every process of its mesh calls this.
 
     Args:
-      mesh: whose devices they are on.
-      pairs: of a pool and a communicator each, in an order that all processes have.
+      pool: the pool.
+      members: the communicators, in an order that all processes have.
 
     Returns:
-      How each pair is registered, or why it is not, by place in ``pairs``.
+      How it is registered with each, or why it is not.
 
     Raises:
       CommunicatorError: if the processes are about to register different things, or one
         did not come.
     """
-    processes = processes_of(mesh)
-    if len(processes) > 1:
-        what = [(pool.number, pool.bytes, member.key) for pool, member in pairs]
-        digest = hashlib.sha256(json.dumps(what).encode()).hexdigest()
-        answers = bootstrap.exchange(
-            processes, jax.process_index(), "symmetric", [len(what), digest]
+    what = [(pool.number, pool.bytes, member.key) for member in members]
+    mine = [len(what), hashlib.sha256(json.dumps(what).encode()).hexdigest()]
+    answers = communicators.exchange(pool.mesh, "symmetric", mine)
+    if len({tuple(answer) for answer in answers.values()}) > 1:
+        counts = ", ".join(
+            f"process {process}: {count} registrations, hash {digest[:8]}"
+            for process, (count, digest) in answers.items()
         )
-        if len({tuple(answer) for answer in answers.values()}) > 1:
-            counts = ", ".join(
-                f"process {process}: {count} registrations, hash {digest[:8]}"
-                for process, (count, digest) in answers.items()
-            )
-            raise CommunicatorError(
-                f"the processes are about to register different symmetric memory, or "
-                f"in different order ({counts}). Make the same SymmetricPool objects "
-                f"and communicators on every process, in the same order; nothing was "
-                f"registered"
-            )
-    return {
-        place: _ffi.register_memory(member.key, pool.memory)
-        for place, (pool, member) in enumerate(pairs)
-    }
+        raise CommunicatorError(
+            f"the processes are about to register different symmetric memory, or in "
+            f"different order ({counts}). Make the same SymmetricPool objects and "
+            f"communicators on every process, in the same order; nothing was registered"
+        )
+    return {member: _ffi.register_memory(member.key, pool.memory) for member in members}

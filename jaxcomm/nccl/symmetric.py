@@ -226,9 +226,7 @@ class SymmetricPool:
         self._register([member])
 
     def _register(self, members):
-        pairs = [(self, member) for member in members]
-        for place, how in registration.register(self.mesh, pairs).items():
-            self._how[pairs[place][1]] = how
+        self._how |= registration.register(self, list(members))
 
     def _has_devices_of(self, member):
         ids = tuple(sorted(device for group in member.groups for device in group))

@@ -21,6 +21,8 @@ constexpr double kGraceSeconds = 10;
 
 // What operations on their way are granted when a process of theirs has ended.
 constexpr auto kLastWords = std::chrono::milliseconds(20);
+// How much earlier than the system NCCL may learn of that, on a machine that is busy.
+constexpr auto kHeadStart = std::chrono::milliseconds(500);
 
 constexpr char kAfterAbort[] =
     ". The communicator was aborted, and what ran has no result: call "
@@ -171,7 +173,7 @@ bool NcclCommunicator::Poll() {
       // NCCL may be the first to notice that a process has ended; it does not say
       // which.
       if (error_seen_ == Clock::time_point()) error_seen_ = Clock::now();
-      if (Clock::now() - error_seen_ < kLastWords) return true;
+      if (Clock::now() - error_seen_ < kHeadStart) return true;
     }
     std::string text = Describe(*rank, overdue);
     text += is_late ? StrCat("not done after ", spec().timeout_seconds,

@@ -53,6 +53,9 @@ Status NcclCommunicator::SuspendNow(bool suspend) {
     return FailedPrecondition("NCCL ", library_.VersionText(),
                               " cannot suspend a communicator; 2.29.7 and newer can");
   }
+  std::vector<std::unique_lock<std::timed_mutex>> locks;
+  for (auto& rank : ranks_) locks.emplace_back(rank->launching);
+  // What is on its way comes to its end; nothing joins it meanwhile.
   while (suspend && !failed() && InFlightCount() > 0) {
     for (auto& rank : ranks_) {
       CurrentContext current(library_.cuda, rank->context);
@@ -60,8 +63,6 @@ Status NcclCommunicator::SuspendNow(bool suspend) {
     }
     std::this_thread::sleep_for(std::chrono::microseconds(200));
   }
-  std::vector<std::unique_lock<std::timed_mutex>> locks;
-  for (auto& rank : ranks_) locks.emplace_back(rank->launching);
   if (failed()) return failure();
   if (is_suspended_ == suspend) return OkStatus();
   const char* const name = suspend ? "ncclCommSuspend" : "ncclCommResume";
