@@ -38,7 +38,8 @@ void Plan::Finish(int size, const std::vector<Leaf>& leaves) {
     const int64_t rows = move.outer * move.middle;
     const int64_t row_bytes = move.inner * leaves[move.leaf].element_bytes;
     if (rows == 0 || row_bytes == 0) continue;
-    bytes += rows * row_bytes * move.targets.size();
+    touched += rows * row_bytes *
+               static_cast<int64_t>(move.sources.size() + move.targets.size());
     const int64_t block_bytes = BlockBytes(rows * row_bytes);
     if (row_bytes >= 2 * block_bytes) {
       const int64_t step =

@@ -77,7 +77,7 @@ struct Plan {
   std::vector<Block> blocks;               // grouped by move
   std::vector<int> first_block;            // of each move, plus one past the end
   std::vector<std::vector<int>> moves_of;  // by rank
-  int64_t bytes = 0;                       // written, over all targets
+  int64_t touched = 0;                     // bytes read and written, over all ranks
 
   // Cuts the moves into blocks and indexes them by rank.
   void Finish(int size, const std::vector<Leaf>& leaves);

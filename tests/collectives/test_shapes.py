@@ -178,11 +178,18 @@ def test_slices_that_start_off_alignment(stacked, by_group, identical, model, me
         identical(gathered[i], by_group(mesh, ("i",), model.all_gather(0, True), piece))
 
 
+@pytest.mark.parametrize(
+    "shape",
+    [
+        pytest.param((12, 249, 257), id="2.9 MiB: into the caches"),
+        pytest.param((12, 500, 351), id="8.03 MiB: past them"),
+    ],
+)
 def test_megabytes_are_shared_out_between_threads(
-    stacked, by_group, identical, model, mesh
+    shape, stacked, by_group, identical, model, mesh
 ):
-    """2.9 MiB a device, odd, along contiguous and strided dimensions."""
-    x = _numbers(4, 12, 249, 257)
+    """Odd sizes, along contiguous and strided dimensions."""
+    x = _numbers(4, *shape)
 
     def program(x):
         return {

@@ -164,6 +164,39 @@ def test_leaves_of_all_sizes_and_types_travel_in_one_call(team, processes, devic
     team.call(leaves_of_all_sizes, processes=processes, devices=devices)
 
 
+def past_the_caches(here, processes, devices):
+    """Operations that touch 64 MiB and more are written past the caches."""
+    mesh = here.mesh(processes, devices)
+    if mesh is None:
+        return
+    size = mesh.size
+    x = here.values(jnp.dtype("int32"), (size, size, (36 << 20) // 4 // size**2 + 3), 1)
+
+    def program(x):
+        return {
+            "psum": jaxcomm.psum(x, "i"),
+            "all_to_all": jaxcomm.all_to_all(x, "i", 0, 0, tiled=True),
+            "ring_shift": jaxcomm.ring_shift(x, "i"),
+        }
+
+    models = {
+        "psum": here.model.all_reduce("sum"),
+        "all_to_all": here.model.all_to_all(0, 0, tiled=True),
+        "ring_shift": here.model.permute(
+            lambda n: [(r, (r + 1) % n) for r in range(n)]
+        ),
+    }
+    found = here.run(mesh, program, x)
+    for name, group_model in models.items():
+        expected = here.by_group(mesh, ("i",), group_model, x)
+        here.identical(mesh, found[name], expected, name)
+
+
+@pytest.mark.parametrize(("processes", "devices"), [(2, 1), (2, 2), (3, 1)])
+def test_what_the_caches_do_not_hold(team, processes, devices):
+    team.call(past_the_caches, processes=processes, devices=devices)
+
+
 def bits_of_sums(here, processes, devices, backend):
     mesh = here.mesh(processes, devices)
     if mesh is None:

@@ -9,6 +9,7 @@
 
 #include "ffi/backends/host/cores.h"
 #include "ffi/backends/host/reduce.h"
+#include "ffi/backends/host/store.h"
 
 namespace jaxcomm {
 namespace {
@@ -30,7 +31,7 @@ class Mover {
       const auto offset = [&](const Strides& strides) {
         return (move.RowAt(strides, row) + block.inner_begin) * width;
       };
-      MoveRow(move, leaf.dtype, offset(move.from), offset(move.to), count, width);
+      MoveRow(move, leaf, offset(move.from), offset(move.to), count);
     }
   }
 
@@ -45,52 +46,37 @@ class Mover {
            offset;
   }
 
-  void MoveRow(const Move& move, DataType dtype, int64_t from, int64_t to,
-               int64_t count, int64_t width) const {
+  void MoveRow(const Move& move, const Leaf& leaf, int64_t from, int64_t to,
+               int64_t count) const {
+    const auto width = static_cast<int64_t>(leaf.element_bytes);
     const int num_sources = static_cast<int>(move.sources.size());
     const int num_targets = static_cast<int>(move.targets.size());
     if (num_targets == 0) return;
-    if (num_sources == 1 && !move.running) {
-      const char* source = From(move, 0, from);
-      for (int target = 0; target < num_targets; ++target) {
-        std::memcpy(To(move, target, to), source, count * width);
-      }
-      return;
-    }
-    const ReduceOp op = site_.attributes().reduce;
     if (num_sources == 0 && !move.identity) {
       for (int target = 0; target < num_targets; ++target) {
         std::memset(To(move, target, to), 0, count * width);
       }
       return;
     }
-    const ReduceKernels kernels = FindReduceKernels(dtype, op);
-    constexpr int kInline = 64;
-    const void* inline_sources[kInline];
-    void* inline_targets[kInline];
-    std::vector<const void*> heap_sources;
-    std::vector<void*> heap_targets;
-    const void** sources = inline_sources;
-    void** targets = inline_targets;
-    if (std::max(num_sources, num_targets) > kInline) {
-      heap_sources.resize(num_sources);
-      heap_targets.resize(num_targets);
-      sources = heap_sources.data();
-      targets = heap_targets.data();
-    }
+    Pointers<const void> sources(num_sources);
+    Pointers<void> targets(num_targets);
     for (int i = 0; i < num_sources; ++i) sources[i] = From(move, i, from);
     for (int i = 0; i < num_targets; ++i) targets[i] = To(move, i, to);
-    if (move.running) {
-      kernels.running(targets, sources, num_sources, count);
+    const Store store(plan_.touched, leaf.bytes());
+    if (num_sources == 1 && !move.running) {
+      store.Copy(targets.data(), num_targets, sources[0], count * width);
       return;
     }
-    if (num_sources == 0) {
+    const ReduceKernels kernels =
+        FindReduceKernels(leaf.dtype, site_.attributes().reduce);
+    if (move.running) {
+      kernels.running(targets.data(), sources.data(), num_sources, count);
+    } else if (num_sources == 0) {
       kernels.identity(targets[0], count);
+      store.Copy(targets.data() + 1, num_targets - 1, targets[0], count * width);
     } else {
-      kernels.reduce(targets[0], sources, num_sources, count);
-    }
-    for (int i = 1; i < num_targets; ++i) {
-      std::memcpy(targets[i], targets[0], count * width);
+      store.Reduce(kernels, targets.data(), num_targets, sources.data(), num_sources,
+                   count, width);
     }
   }
 

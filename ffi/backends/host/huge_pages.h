@@ -6,9 +6,13 @@
 
 namespace jaxcomm {
 
-// glibc takes allocations from this size on from the system each time and gives
-// them back when freed. Smaller ones are used again, their pages already there.
-constexpr int64_t kFreshBytes = 32 << 20;
+// glibc takes allocations from this size on from the system each time and gives them
+// back when freed.
+constexpr int64_t kAlwaysFreshBytes = 32 << 20;
+
+// It often gives back what was freed from this size on, too. Smaller results are used
+// again, their pages already there.
+constexpr int64_t kOftenFreshBytes = 8 << 20;
 
 // Asks for huge pages under a result before it is first written. Touching fresh
 // memory 4 KiB at a time costs several times what the copy itself does: 64 MiB took

@@ -82,7 +82,7 @@ ffi::Future LocalCommunicator::Execute(const Call& call) {
 
   for (size_t leaf = 0; leaf < call.site->results().size(); ++leaf) {
     const int64_t bytes = call.site->results()[leaf].bytes();
-    if (bytes >= kFreshBytes) AdviseHugePages(call.results[leaf], bytes);
+    if (bytes >= kOftenFreshBytes) AdviseHugePages(call.results[leaf], bytes);
   }
 
   const FlightRecorder::Ticket ticket = recorder().Start(

@@ -218,6 +218,7 @@ class StreamPlanner {
   void AddResult(const Piece& piece, const Move& move, int owner, int64_t read_index) {
     const Chunk chunk = NextChunk(owner, piece, 1);
     if (owner == self_) {
+      out_.reads[read_index - 1].staged = true;
       Stage stage;
       stage.what = Stage::kResult;
       stage.piece = piece;

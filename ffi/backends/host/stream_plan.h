@@ -64,6 +64,7 @@ struct Read {
   Piece piece;
   std::vector<Source> sources;  // in the order in which they are combined; none: a fill
   std::vector<int> targets;     // ranks of this process
+  bool staged = false;          // a kResult stage follows
   bool running = false;         // targets[i] takes the first prefix[i] sources
   std::vector<int> prefix;
 };

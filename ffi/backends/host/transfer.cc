@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "ffi/backends/host/reduce.h"
+#include "ffi/backends/host/store.h"
 
 namespace jaxcomm {
 namespace {
@@ -238,12 +239,15 @@ void Transfer::Write(const Stage& stage, char* to) const {
     }
     return;
   }
+  const Store store(work_.plan->touched, leaf.bytes());
   for (int rank : stage.ranks) {
     for (int64_t row = piece.row_begin; row < piece.row_end; ++row, to += bytes) {
       const char* const from = source(rank, row);
       std::memcpy(to, from, bytes);
-      for (int local : stage.local_targets)
-        std::memcpy(target(local, row), from, bytes);
+      for (int local : stage.local_targets) {
+        void* const copy = target(local, row);
+        store.Copy(&copy, 1, from, bytes);
+      }
     }
   }
 }
@@ -269,18 +273,15 @@ void Transfer::Perform(const Read& read) const {
     return static_cast<char*>(work_.buffers.results[rank][move.leaf]) +
            (move.RowAt(move.to, row) + piece.inner_begin) * width;
   };
+  const Store store =
+      read.staged ? Store::IntoCaches() : Store(work_.plan->touched, leaf.bytes());
   const ReduceKernels kernels = FindReduceKernels(leaf.dtype, work_.reduce);
-  constexpr int kInlineSources = 64;
-  const void* on_stack[kInlineSources];
-  std::vector<const void*> on_heap;
-  const void** sources = on_stack;
-  const int count = static_cast<int>(read.sources.size());
-  if (count > kInlineSources) {
-    on_heap.resize(count);
-    sources = on_heap.data();
-  }
+  const int num_sources = static_cast<int>(read.sources.size());
+  const int num_targets = static_cast<int>(read.targets.size());
+  Pointers<const void> sources(num_sources);
+  Pointers<void> targets(num_targets);
   for (int64_t row = piece.row_begin; row < piece.row_end; ++row) {
-    for (int i = 0; i < count; ++i) {
+    for (int i = 0; i < num_sources; ++i) {
       const Source& source = read.sources[i];
       if (source.rank >= 0) {
         sources[i] =
@@ -290,25 +291,23 @@ void Transfer::Perform(const Read& read) const {
         sources[i] = At(source, piece) + (row - piece.row_begin) * bytes;
       }
     }
+    for (int i = 0; i < num_targets; ++i) targets[i] = target(read.targets[i], row);
     if (read.running) {
-      for (size_t i = 0; i < read.targets.size(); ++i) {
-        kernels.reduce(target(read.targets[i], row), sources, read.prefix[i],
-                       piece.width());
+      for (int i = 0; i < num_targets; ++i) {
+        kernels.reduce(targets[i], sources.data(), read.prefix[i], piece.width());
       }
-      continue;
-    }
-    char* const first = target(read.targets[0], row);
-    if (count == 0 && move.identity) {
-      kernels.identity(first, piece.width());
-    } else if (count == 0) {
-      std::memset(first, 0, bytes);
-    } else if (count == 1) {
-      std::memcpy(first, sources[0], bytes);
+    } else if (num_sources == 0) {
+      if (move.identity) {
+        kernels.identity(targets[0], piece.width());
+      } else {
+        std::memset(targets[0], 0, bytes);
+      }
+      store.Copy(targets.data() + 1, num_targets - 1, targets[0], bytes);
+    } else if (num_sources == 1) {
+      store.Copy(targets.data(), num_targets, sources[0], bytes);
     } else {
-      kernels.reduce(first, sources, count, piece.width());
-    }
-    for (size_t i = 1; i < read.targets.size(); ++i) {
-      std::memcpy(target(read.targets[i], row), first, bytes);
+      store.Reduce(kernels, targets.data(), num_targets, sources.data(), num_sources,
+                   piece.width(), width);
     }
   }
 }

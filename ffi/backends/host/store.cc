@@ -1,0 +1,108 @@
+#include "ffi/backends/host/store.h"
+
+#include <algorithm>
+#include <cstring>
+#include <fstream>
+
+#include "ffi/backends/host/huge_pages.h"
+
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
+namespace jaxcomm {
+namespace {
+
+// Rows shorter than this are not worth the wait for the stores at their end.
+constexpr int64_t kMinStreamBytes = 4 << 10;
+
+// Reduced so many bytes at a time, they go from the L2 cache to all targets.
+constexpr int64_t kPieceBytes = 64 << 10;
+
+// The cache that the cores share. sysconf() tells the sum over all of a processor's
+// parts, ten times what a virtual machine with two cores has.
+int64_t SharedCacheBytes() {
+  static const int64_t bytes = [] {
+    std::ifstream file("/sys/devices/system/cpu/cpu0/cache/index3/size");
+    int64_t kib = 0;
+    file >> kib;
+    return (kib > 0 ? kib : int64_t{32} << 10) << 10;
+  }();
+  return bytes;
+}
+
+void CopyPastCaches(void* to, const void* from, int64_t bytes) {
+#if defined(__SSE2__)
+  constexpr int64_t kLine = 64;
+  char* out = static_cast<char*>(to);
+  const char* in = static_cast<const char*>(from);
+  const int64_t head =
+      std::min<int64_t>(bytes, -reinterpret_cast<intptr_t>(out) & (kLine - 1));
+  std::memcpy(out, in, head);
+  out += head, in += head, bytes -= head;
+  for (; bytes >= kLine; out += kLine, in += kLine, bytes -= kLine) {
+    const auto* const source = reinterpret_cast<const __m128i*>(in);
+    auto* const target = reinterpret_cast<__m128i*>(out);
+    const __m128i a = _mm_loadu_si128(source);
+    const __m128i b = _mm_loadu_si128(source + 1);
+    const __m128i c = _mm_loadu_si128(source + 2);
+    const __m128i d = _mm_loadu_si128(source + 3);
+    _mm_stream_si128(target, a);
+    _mm_stream_si128(target + 1, b);
+    _mm_stream_si128(target + 2, c);
+    _mm_stream_si128(target + 3, d);
+  }
+  std::memcpy(out, in, bytes);
+#else
+  std::memcpy(to, from, bytes);
+#endif
+}
+
+// Such stores are not ordered with what is written after them, a flag say.
+void Order() {
+#if defined(__SSE2__)
+  _mm_sfence();
+#endif
+}
+
+}  // namespace
+
+Store::Store(int64_t touched, int64_t result_bytes)
+    : past_caches_(touched >= 2 * SharedCacheBytes() &&
+                   result_bytes < kAlwaysFreshBytes) {}
+
+void Store::Copy(void* const* targets, int num_targets, const void* source,
+                 int64_t bytes) const {
+  if (!past_caches_ || bytes < kMinStreamBytes) {
+    for (int i = 0; i < num_targets; ++i) std::memcpy(targets[i], source, bytes);
+    return;
+  }
+  for (int i = 0; i < num_targets; ++i) CopyPastCaches(targets[i], source, bytes);
+  Order();
+}
+
+void Store::Reduce(const ReduceKernels& kernels, void** targets, int num_targets,
+                   const void** sources, int num_sources, int64_t elements,
+                   int64_t width) const {
+  if (!past_caches_ || elements * width < kMinStreamBytes) {
+    kernels.reduce(targets[0], sources, num_sources, elements);
+    Copy(targets + 1, num_targets - 1, targets[0], elements * width);
+    return;
+  }
+  alignas(64) char piece[kPieceBytes];
+  const int64_t step = kPieceBytes / width;
+  for (int64_t left = elements; left > 0; left -= step) {
+    const int64_t count = std::min(left, step);
+    kernels.reduce(piece, sources, num_sources, count);
+    for (int i = 0; i < num_targets; ++i) {
+      CopyPastCaches(targets[i], piece, count * width);
+      targets[i] = static_cast<char*>(targets[i]) + count * width;
+    }
+    for (int i = 0; i < num_sources; ++i) {
+      sources[i] = static_cast<const char*>(sources[i]) + count * width;
+    }
+  }
+  Order();
+}
+
+}  // namespace jaxcomm
