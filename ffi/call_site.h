@@ -19,6 +19,13 @@
 
 namespace jaxcomm {
 
+// What was seen of the programs behind a call site, from the completion of its call to
+// their next wait. Shared with ranks that outlive the site.
+struct Gap {
+  std::atomic<bool> stalls{false};  // some blocked, or ran for milliseconds
+  std::atomic<int> long_runs{0};    // above 0: some took longer than waking a thread
+};
+
 class CallSite {
  public:
   // XLA sets the id when the type is registered as a handler's state.
@@ -80,9 +87,7 @@ class CallSite {
   std::shared_ptr<const void> Derived(
       uint64_t group, const std::function<std::shared_ptr<const void>()>& make);
 
-  // Whether a rank's program was seen to run long or block between the completion
-  // of this call and its next wait. Outlives the call site.
-  const std::shared_ptr<std::atomic<bool>>& stalls() const { return stalls_; }
+  const std::shared_ptr<Gap>& gap() const { return gap_; }
 
  private:
   const Attributes attributes_;
@@ -94,8 +99,7 @@ class CallSite {
   const std::shared_ptr<std::atomic<uint64_t>> program_size_;
   const uint64_t ordinal_;
   std::atomic<uint64_t> shared_tag_{0};
-  const std::shared_ptr<std::atomic<bool>> stalls_ =
-      std::make_shared<std::atomic<bool>>(false);
+  const std::shared_ptr<Gap> gap_ = std::make_shared<Gap>();
 
   std::mutex mutex_;
   std::atomic<bool> has_shapes_{false};

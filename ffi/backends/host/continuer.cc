@@ -17,13 +17,18 @@ using Clock = std::chrono::steady_clock;
 // An idle thread looks out for work this long before it sleeps: being woken takes
 // as long as a small collective.
 constexpr auto kSpin = std::chrono::microseconds(30);
-// A program that ran this long before its next wait is worth a second thread.
+// A program that ran this long before its next wait is worth a second thread,
 constexpr auto kLong = std::chrono::microseconds(40);
+// and so are those behind the same call site until as many in a row were shorter.
+constexpr int kShortInARow = 64;
 // A thread that has not come back after this long may be blocked: what is queued
 // behind it goes to others.
 constexpr auto kStalled = std::chrono::milliseconds(2);
 // How long after the last work the look-out for stalled threads goes on.
 constexpr auto kLookout = std::chrono::seconds(1);
+
+// Whether this thread is one of the Continuer's.
+thread_local bool on_worker = false;
 
 class Continuer {
  public:
@@ -34,17 +39,22 @@ class Continuer {
     return *continuer;
   }
 
-  void Add(std::vector<Continuation> continuations, const Stalls& stalls) {
+  void Add(std::vector<Continuation> continuations, const std::shared_ptr<Gap>& gap) {
     const int count = static_cast<int>(continuations.size());
     if (count == 0) return;
-    int wanted = 1;
+    // A worker in whose program the last rank arrived is back for the others sooner
+    // than another one wakes, unless the program goes on for long first. Few ranks look
+    // out for each other, and want a thread each.
+    const bool back_soon = on_worker && count > 2 * Cores() &&
+                           gap->long_runs.load(std::memory_order_relaxed) == 0;
+    int wanted = back_soon ? 0 : 1;
     {
       std::lock_guard<std::mutex> lock(mutex_);
       for (Continuation& continuation : continuations) {
-        queue_.push_back({std::move(continuation), stalls});
+        queue_.push_back({std::move(continuation), gap});
       }
       queued_.store(static_cast<int>(queue_.size()), std::memory_order_release);
-      if (stalls->load(std::memory_order_relaxed)) wanted = count;
+      if (gap->stalls.load(std::memory_order_relaxed)) wanted = count;
       Recruit(wanted);
       last_work_ = Clock::now();
       if (!looking_out_) StartLookout();
@@ -54,12 +64,12 @@ class Continuer {
  private:
   struct Item {
     Continuation continuation;
-    Stalls stalls;
+    std::shared_ptr<Gap> gap;
   };
 
   struct Worker {
     Clock::time_point since;
-    Stalls stalls;  // of what it runs; null while it runs nothing
+    std::shared_ptr<Gap> gap;  // of what it runs; null while it runs nothing
   };
 
   // Sees to it that up to `count` of the queued programs find a thread. A thread that
@@ -83,6 +93,7 @@ class Continuer {
   }
 
   void Work(Worker* worker) {
+    on_worker = true;
     std::unique_lock<std::mutex> lock(mutex_);
     while (true) {
       while (!queue_.empty()) {
@@ -91,7 +102,7 @@ class Continuer {
         queued_.store(static_cast<int>(queue_.size()), std::memory_order_release);
         const Clock::time_point begin = Clock::now();
         worker->since = begin;
-        worker->stalls = item.stalls;
+        worker->gap = item.gap;
         ++running_;
         lock.unlock();
         if (item.continuation.status.success()) {
@@ -100,8 +111,9 @@ class Continuer {
           item.continuation.promise.SetError(std::move(item.continuation.status));
         }
         const bool was_long = Clock::now() - begin > kLong;
+        NoteRun(*item.gap, was_long);
         lock.lock();
-        worker->stalls = nullptr;
+        worker->gap = nullptr;
         --running_;
         last_work_ = Clock::now();
         // This thread takes the next; a second one shares the rest.
@@ -116,6 +128,13 @@ class Continuer {
       --sleeping_;
       if (waking_ > 0) --waking_;
     }
+  }
+
+  // Not exact where two threads are at it, and need not be.
+  static void NoteRun(Gap& gap, bool was_long) {
+    const int long_runs = gap.long_runs.load(std::memory_order_relaxed);
+    const int next = was_long ? kShortInARow : std::max(long_runs - 1, 0);
+    if (next != long_runs) gap.long_runs.store(next, std::memory_order_relaxed);
   }
 
   // Returns when there is work or it gave up. One thread at a time: the core it
@@ -153,8 +172,8 @@ class Continuer {
       if (!queue_.empty()) {
         bool stalled = false;
         for (const auto& worker : workers_) {
-          if (worker->stalls == nullptr || now - worker->since < kStalled) continue;
-          worker->stalls->store(true, std::memory_order_relaxed);
+          if (worker->gap == nullptr || now - worker->since < kStalled) continue;
+          worker->gap->stalls.store(true, std::memory_order_relaxed);
           stalled = true;
         }
         // Also when nobody runs: a thread that was woken may have slept on.
@@ -185,8 +204,9 @@ class Continuer {
 
 }  // namespace
 
-void Continue(std::vector<Continuation> continuations, const Stalls& stalls) {
-  Continuer::Get().Add(std::move(continuations), stalls);
+void Continue(std::vector<Continuation> continuations,
+              const std::shared_ptr<Gap>& gap) {
+  Continuer::Get().Add(std::move(continuations), gap);
 }
 
 }  // namespace jaxcomm

@@ -9,27 +9,24 @@
 #ifndef JAXCOMM_FFI_BACKENDS_HOST_CONTINUER_H_
 #define JAXCOMM_FFI_BACKENDS_HOST_CONTINUER_H_
 
-#include <atomic>
 #include <memory>
 #include <utility>
 #include <vector>
 
+#include "ffi/call_site.h"
 #include "ffi/status.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace jaxcomm {
-
-// Whether the programs behind a call site were seen to run long or block, so that
-// their ranks want a thread each at once. Shared with ranks that outlive the site.
-using Stalls = std::shared_ptr<std::atomic<bool>>;
 
 struct Continuation {
   xla::ffi::Promise promise;
   Status status;  // what the promise completes with
 };
 
-// Completes the promises, soon, on threads of ours. Never blocks.
-void Continue(std::vector<Continuation> continuations, const Stalls& stalls);
+// Completes the promises, soon, on threads of ours. Never blocks. `gap`: of the call
+// site, learned and made use of here.
+void Continue(std::vector<Continuation> continuations, const std::shared_ptr<Gap>& gap);
 
 }  // namespace jaxcomm
 

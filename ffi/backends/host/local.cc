@@ -161,7 +161,7 @@ ffi::Future LocalCommunicator::Execute(const Call& call) {
     lock.unlock();
     Land(ticket, status);
     DumpFlightRecords("mismatch");
-    Continue(std::move(failures), std::make_shared<std::atomic<bool>>(false));
+    Continue(std::move(failures), std::make_shared<Gap>());
     promise.SetError(std::move(status));
     return future;
   }
@@ -233,7 +233,7 @@ ffi::Future LocalCommunicator::ArriveTogether(Group& group, int rank, const Call
 
 void LocalCommunicator::Complete(Group& group, std::unique_ptr<Meeting> meeting,
                                  int rank, Status status) {
-  const Stalls stalls = meeting->call_site->stalls();
+  const std::shared_ptr<Gap> gap = meeting->call_site->gap();
   std::vector<Continuation> others;
   others.reserve(group.here.size());
   std::vector<ffi::Promise> mine;
@@ -250,7 +250,7 @@ void LocalCommunicator::Complete(Group& group, std::unique_ptr<Meeting> meeting,
     }
     Recycle(group, std::move(meeting));
   }
-  jaxcomm::Continue(std::move(others), stalls);
+  jaxcomm::Continue(std::move(others), gap);
   for (ffi::Promise& promise : mine) {
     if (status.failure()) {
       promise.SetError(std::move(status));
@@ -308,7 +308,7 @@ ffi::Future LocalCommunicator::ArrivePairwise(Group& group, int rank, const Call
     ++group.calls[call.site->collective_index()];
     Close(group, meeting);
   }
-  Continue(std::move(others), call.site->stalls());
+  Continue(std::move(others), call.site->gap());
   if (waits) {
     SpinBriefly(group, rank, std::move(lock), meeting);
     return future;

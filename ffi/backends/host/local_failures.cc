@@ -128,7 +128,7 @@ void LocalCommunicator::ExpireBefore(Clock::time_point now) {
         }
       }
     }
-    Continue(std::move(failures), std::make_shared<std::atomic<bool>>(false));
+    Continue(std::move(failures), std::make_shared<Gap>());
   }
 }
 
@@ -151,7 +151,7 @@ void LocalCommunicator::Abort(const Status& reason) {
         }
       }
     }
-    Continue(std::move(failures), std::make_shared<std::atomic<bool>>(false));
+    Continue(std::move(failures), std::make_shared<Gap>());
   }
 }
 

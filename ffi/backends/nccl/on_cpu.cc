@@ -19,7 +19,7 @@ xla::ffi::Future NcclCommunicator::Execute(const Call& call) {
   struct Waiting {
     std::shared_ptr<NcclCommunicator> communicator;
     xla::ffi::Promise promise;
-    Stalls stalls;
+    std::shared_ptr<Gap> gap;
     std::vector<const void*> operands;
     std::vector<void*> results;
     Call call;
@@ -27,14 +27,14 @@ xla::ffi::Future NcclCommunicator::Execute(const Call& call) {
     void Complete(Status status) {
       std::vector<Continuation> all;
       all.push_back({std::move(promise), std::move(status)});
-      Continue(std::move(all), stalls);
+      Continue(std::move(all), gap);
       delete this;
     }
   };
   auto* waiting = new Waiting;
   waiting->communicator =
       std::static_pointer_cast<NcclCommunicator>(Watched::shared_from_this());
-  waiting->stalls = call.site->stalls();
+  waiting->gap = call.site->gap();
   waiting->operands.assign(call.operands, call.operands + call.site->operands().size());
   waiting->results.assign(call.results, call.results + call.site->results().size());
   waiting->call = call;
