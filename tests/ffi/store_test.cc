@@ -10,12 +10,10 @@
 namespace jaxcomm::testing {
 namespace {
 
-constexpr int64_t kHuge = int64_t{1} << 40;  // more than any cache holds
-constexpr int64_t kSmallResult = 1 << 20;
 constexpr unsigned char kUntouched = 0xa5;
 
 // Both ways of writing, whatever the size and wherever the buffers begin and end.
-const Store kStores[] = {Store::IntoCaches(), Store(kHuge, kSmallResult)};
+const Store kStores[] = {Store::IntoCaches(), Store::PastCaches()};
 const int64_t kSizes[] = {0,    1,     63,        64,         4095,    4096,
                           4097, 65536, 65536 + 4, 200000 + 4, 3 << 16, (3 << 16) - 4};
 const int kOffsets[] = {0, 4, 60, 64, 100};

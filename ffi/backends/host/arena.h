@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "ffi/backends/host/segment.h"
+#include "ffi/backends/host/store_tuner.h"
 #include "ffi/status.h"
 
 namespace jaxcomm {
@@ -75,6 +76,8 @@ struct alignas(kLine) Seat {
   enum State : uint32_t { kAbsent, kHere, kReady, kLeft };
   std::atomic<uint32_t> state;    // ready: its small operands lie in the crossing
   std::atomic<uint64_t> written;  // chunks staged in its slots
+  // Of these, by chunk modulo 64, whether it was written past the caches.
+  std::atomic<uint64_t> past_caches;
 };
 
 struct alignas(kLine) Crossing {
@@ -141,6 +144,9 @@ class Arena {
   char* slot(int channel, int process, uint64_t chunk) const;
   ProcessState& process(int index) const;
 
+  // How this process writes its chunks.
+  StoreTuner& tuner() { return tuner_; }
+
   // Open crossings in which `process` is seated, "psum(float32[4])" each.
   std::vector<std::string> CallsOf(int process) const;
 
@@ -168,6 +174,7 @@ class Arena {
   char* crossings_;
   char* inlines_;
   char* slots_;
+  StoreTuner tuner_;
 };
 
 }  // namespace jaxcomm

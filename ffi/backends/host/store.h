@@ -35,8 +35,9 @@ class Store {
   // the caches and is there already.
   Store(int64_t touched, int64_t result_bytes);
 
-  // What is read again at once belongs into the caches.
-  static Store IntoCaches() { return Store(0, 0); }
+  // For what is read again at once.
+  static Store IntoCaches() { return Store(false); }
+  static Store PastCaches() { return Store(true); }
 
   // Each target receives a copy of source.
   void Copy(void* const* targets, int num_targets, const void* source,
@@ -49,6 +50,8 @@ class Store {
               int64_t width) const;
 
  private:
+  explicit Store(bool past_caches) : past_caches_(past_caches) {}
+
   bool past_caches_;
 };
 

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "ffi/backends/host/reduce.h"
-#include "ffi/backends/host/store.h"
+#include "ffi/ticks.h"
 
 namespace jaxcomm {
 namespace {
@@ -103,7 +103,9 @@ Transfer::Outcome Transfer::Step() {
     state_ = State::kMoving;
     if (work_.stream->is_inline) {
       char* const data = arena_->inline_data(crossing_, arena_->self());
-      for (const Stage& stage : work_.stream->stages) Write(stage, data + stage.offset);
+      for (const Stage& stage : work_.stream->stages) {
+        Write(stage, data + stage.offset, Store::IntoCaches());
+      }
       arena_->seat(crossing_, arena_->self())
           .state.store(Seat::kReady, std::memory_order_release);
     }
@@ -141,33 +143,18 @@ Transfer::Outcome Transfer::StepStreaming() {
       if (channel_ < 0) return Outcome::kIdle;
     }
   }
-  const int self = arena_->self();
   bool moved = false;
   for (int piece = 0; piece < kPiecesAStep; ++piece) {
     bool idle = true;
     if (staged_ < stream.stages.size()) {
       const Stage& stage = stream.stages[staged_];
       if (static_cast<int64_t>(read_) >= stage.after && SlotIsFree(staged_)) {
-        Write(stage, arena_->slot(channel_, self, staged_));
-        arena_->seat(crossing_, self)
-            .written.store(++staged_, std::memory_order_release);
-        arena_->Ring(stage.readers);
+        WriteChunk(stage);
         idle = false;
       }
     }
     if (read_ < stream.reads.size() && IsReady(stream.reads[read_])) {
-      const Read& read = stream.reads[read_];
-      Perform(read);
-      ++read_;
-      uint64_t writers = 0;
-      for (const Source& source : read.sources) {
-        if (source.rank >= 0) continue;
-        arena_->passed(crossing_, self, source.chunk.process)
-            .store(static_cast<uint64_t>(source.chunk.chunk) + 1,
-                   std::memory_order_release);
-        writers |= uint64_t{1} << source.chunk.process;
-      }
-      arena_->Ring(writers);
+      ReadChunks(stream.reads[read_++]);
       idle = false;
     }
     if (idle) break;
@@ -177,6 +164,55 @@ Transfer::Outcome Transfer::StepStreaming() {
     return Finish(OkStatus());
   }
   return moved ? Outcome::kMoved : Outcome::kIdle;
+}
+
+void Transfer::WriteChunk(const Stage& stage) {
+  const int self = arena_->self();
+  Seat& seat = arena_->seat(crossing_, self);
+  StoreTuner& tuner = arena_->tuner();
+  const bool past_caches = tuner.NextPastCaches();
+  const uint64_t bit = uint64_t{1} << (staged_ % 64);
+  const uint64_t others = seat.past_caches.load(std::memory_order_relaxed) & ~bit;
+  seat.past_caches.store(past_caches ? others | bit : others,
+                         std::memory_order_relaxed);
+  const uint64_t begin = Ticks();
+  Write(stage, arena_->slot(channel_, self, staged_),
+        past_caches ? Store::PastCaches() : Store::IntoCaches());
+  const auto copies = stage.what == Stage::kCopy ? stage.ranks.size() : 1;
+  tuner.Took(StoreTuner::kWrite, past_caches,
+             static_cast<int64_t>(copies) * Bytes(stage.piece), Ticks() - begin);
+  seat.written.store(++staged_, std::memory_order_release);
+  arena_->Ring(stage.readers);
+}
+
+void Transfer::ReadChunks(const Read& read) {
+  const uint64_t begin = Ticks();
+  Perform(read);
+  const uint64_t ticks = Ticks() - begin;
+  int64_t chunks = 0, past_caches = 0;
+  uint64_t writers = 0;
+  for (const Source& source : read.sources) {
+    if (source.rank >= 0) continue;
+    const int writer = source.chunk.process;
+    const auto chunk = static_cast<uint64_t>(source.chunk.chunk);
+    const uint64_t ways =
+        arena_->seat(crossing_, writer).past_caches.load(std::memory_order_relaxed);
+    ++chunks;
+    past_caches += ways >> (chunk % 64) & 1;
+    arena_->passed(crossing_, arena_->self(), writer)
+        .store(chunk + 1, std::memory_order_release);
+    writers |= uint64_t{1} << writer;
+  }
+  arena_->Ring(writers);
+  if (past_caches == 0 || past_caches == chunks) {
+    arena_->tuner().Took(StoreTuner::kRead, past_caches > 0, chunks * Bytes(read.piece),
+                         ticks);
+  }
+}
+
+int64_t Transfer::Bytes(const Piece& piece) const {
+  const Leaf& leaf = (*work_.leaves)[work_.plan->moves[piece.move].leaf];
+  return piece.rows() * piece.width() * static_cast<int64_t>(leaf.element_bytes);
 }
 
 bool Transfer::SlotIsFree(size_t chunk) const {
@@ -207,7 +243,7 @@ bool Transfer::IsReady(const Read& read) const {
   return true;
 }
 
-void Transfer::Write(const Stage& stage, char* to) const {
+void Transfer::Write(const Stage& stage, char* to, const Store& into) const {
   const Piece& piece = stage.piece;
   const Move& move = work_.plan->moves[piece.move];
   const Leaf& leaf = (*work_.leaves)[move.leaf];
@@ -221,33 +257,34 @@ void Transfer::Write(const Stage& stage, char* to) const {
     return static_cast<char*>(work_.buffers.results[rank][move.leaf]) +
            (move.RowAt(move.to, row) + piece.inner_begin) * width;
   };
+  const auto copy = [bytes](const Store& store, char* to, const char* from) {
+    void* const targets[] = {to};
+    store.Copy(targets, 1, from, bytes);
+  };
   if (stage.what == Stage::kResult) {
     for (int64_t row = piece.row_begin; row < piece.row_end; ++row, to += bytes) {
-      std::memcpy(to, target(stage.ranks[0], row), bytes);
+      copy(into, to, target(stage.ranks[0], row));
     }
     return;
   }
   if (stage.what == Stage::kReduce) {
     const ReduceKernels kernels = FindReduceKernels(leaf.dtype, work_.reduce);
-    std::vector<const void*> sources(stage.ranks.size());
+    const int num_sources = static_cast<int>(stage.ranks.size());
+    Pointers<const void> sources(num_sources);
     for (int64_t row = piece.row_begin; row < piece.row_end; ++row, to += bytes) {
-      for (size_t i = 0; i < sources.size(); ++i) {
-        sources[i] = source(stage.ranks[i], row);
-      }
-      kernels.reduce(to, sources.data(), static_cast<int>(sources.size()),
-                     piece.width());
+      for (int i = 0; i < num_sources; ++i) sources[i] = source(stage.ranks[i], row);
+      void* targets[] = {to};
+      into.Reduce(kernels, targets, 1, sources.data(), num_sources, piece.width(),
+                  width);
     }
     return;
   }
-  const Store store(work_.plan->touched, leaf.bytes());
+  const Store local_store(work_.plan->touched, leaf.bytes());
   for (int rank : stage.ranks) {
     for (int64_t row = piece.row_begin; row < piece.row_end; ++row, to += bytes) {
       const char* const from = source(rank, row);
-      std::memcpy(to, from, bytes);
-      for (int local : stage.local_targets) {
-        void* const copy = target(local, row);
-        store.Copy(&copy, 1, from, bytes);
-      }
+      copy(into, to, from);
+      for (int local : stage.local_targets) copy(local_store, target(local, row), from);
     }
   }
 }

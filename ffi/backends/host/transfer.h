@@ -9,6 +9,7 @@
 
 #include "ffi/backends/host/arena.h"
 #include "ffi/backends/host/execute.h"
+#include "ffi/backends/host/store.h"
 #include "ffi/backends/host/stream_plan.h"
 #include "ffi/plan.h"
 #include "ffi/status.h"
@@ -67,7 +68,10 @@ class Transfer {
   Outcome StepStreaming();
   bool SlotIsFree(size_t chunk) const;
   bool IsReady(const Read& read) const;
-  void Write(const Stage& stage, char* to) const;
+  void WriteChunk(const Stage& stage);
+  void Write(const Stage& stage, char* to, const Store& into) const;
+  void ReadChunks(const Read& read);
+  int64_t Bytes(const Piece& piece) const;
   void Perform(const Read& read) const;
   const char* At(const Source& source, const Piece& piece) const;
 
