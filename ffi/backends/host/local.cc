@@ -18,17 +18,6 @@ namespace {
 
 namespace ffi = xla::ffi;
 
-// A rank looks out for those that are missing this long, on its own thread, where
-// each of them has a core beside it: being woken takes longer than a small
-// collective, and whoever looks out can help to move a large one.
-constexpr auto kSpin = std::chrono::microseconds(100);
-
-// Runs of one program that may be under way at a time.
-constexpr size_t kRecentRuns = 64;
-
-// What all ranks hand in from which it pays to help.
-constexpr int64_t kLargeBytes = 256 << 10;
-
 }  // namespace
 
 LocalCommunicator::LocalCommunicator(CommunicatorSpec spec)
@@ -78,7 +67,6 @@ ffi::Future LocalCommunicator::Execute(const Call& call) {
   }
   Group& group = *groups_[member->second.group];
   const int rank = member->second.rank;
-  const int size = static_cast<int>(group.devices.size());
 
   for (size_t leaf = 0; leaf < call.site->results().size(); ++leaf) {
     const int64_t bytes = call.site->results()[leaf].bytes();
@@ -87,24 +75,14 @@ ffi::Future LocalCommunicator::Execute(const Call& call) {
 
   const FlightRecorder::Ticket ticket = recorder().Start(
       *call.site, call.run_id, call.shared_tag, static_cast<int>(group.index), rank);
-  ffi::Promise promise;
-  ffi::Future future(promise);
   std::unique_lock<std::mutex> lock(group.mutex);
-  if (group.closed.failure()) {
-    Status closed = group.closed;
-    lock.unlock();
-    Land(ticket, closed);
-    promise.SetError(std::move(closed));
-    return future;
-  }
-  for (auto it = group.tombstones.begin(); it != group.tombstones.end(); ++it) {
-    if (it->run_id != call.run_id || it->tag != call.tag) continue;
-    Status reason = it->reason;
-    if (--it->absent == 0) group.tombstones.erase(it);
+  const auto refuse = [&](Status reason) {
     lock.unlock();
     Land(ticket, reason);
-    promise.SetError(std::move(reason));
-    return future;
+    return FailedFuture(std::move(reason));
+  };
+  if (Status reason = ReasonNotToWait(group, call); reason.failure()) {
+    return refuse(std::move(reason));
   }
 
   // A rank meets the others in the order of its own executions: the oldest
@@ -118,54 +96,14 @@ ffi::Future LocalCommunicator::Execute(const Call& call) {
     }
   }
   if (meeting == nullptr) {
-    auto opened = Open(group, call);
-    if (!call.site->plan_reads_operands()) {
-      Status status = call.site->GetPlan(size, &opened->plan);
-      if (status.success()) status = CheckReducible(*call.site, *opened->plan);
-      if (status.failure()) {
-        group.free.push_back(std::move(opened));
-        lock.unlock();
-        Land(ticket, status);
-        promise.SetError(std::move(status));
-        return future;
-      }
-      if (opened->plan->pairwise && group.process_of.empty()) {
-        const auto& moves = opened->plan->moves;
-        opened->waiting_for.resize(moves.size());
-        for (auto& seat : opened->seats) seat.moves_left = 0;
-        for (int r = 0; r < size; ++r) {
-          opened->seats[r].moves_left =
-              static_cast<int>(opened->plan->moves_of[r].size());
-          for (int index : opened->plan->moves_of[r]) ++opened->waiting_for[index];
-        }
-      }
-    }
-    meeting = opened.get();
-    group.active.push_back(std::move(opened));
+    Status status = Open(group, call, &meeting);
+    if (status.failure()) return refuse(std::move(status));
   } else if (meeting->signature != call.site->signature()) {
-    const std::string what =
-        StrCat("over axes ", spec().axes, ": ", Where(group, rank), " called ",
-               call.site->ToString(), " where the ranks before it called ",
-               meeting->call_site->ToString(),
-               "; every rank must run the same collectives in the same order");
-    std::vector<Continuation> failures =
-        Fail(group, meeting, {ErrorCode::kInvalidArgument, what});
-    Status status(ErrorCode::kInvalidArgument, what);
-    auto mine = std::find_if(
-        group.tombstones.begin(), group.tombstones.end(), [&](const Tombstone& stone) {
-          return stone.run_id == call.run_id && stone.tag == call.tag;
-        });
-    if (mine != group.tombstones.end() && --mine->absent == 0) {
-      group.tombstones.erase(mine);
-    }
-    lock.unlock();
-    Land(ticket, status);
-    DumpFlightRecords("mismatch");
-    Continue(std::move(failures), std::make_shared<Gap>());
-    promise.SetError(std::move(status));
-    return future;
+    return FailedFuture(Mismatch(group, rank, call, std::move(lock), meeting, ticket));
   }
 
+  ffi::Promise promise;
+  ffi::Future future(promise);
   Seat& seat = meeting->seats[rank];
   seat.state = Seat::kWaiting;
   seat.ticket = ticket;
@@ -316,135 +254,6 @@ ffi::Future LocalCommunicator::ArrivePairwise(Group& group, int rank, const Call
   lock.unlock();
   for (Continuation& continuation : mine) continuation.promise.SetAvailable();
   return future;
-}
-
-void LocalCommunicator::Land(FlightRecorder::Ticket ticket, const Status& status) {
-  recorder().Finish(ticket, status.success() ? FlightRecorder::State::kCompleted
-                                             : FlightRecorder::State::kFailed);
-}
-
-void LocalCommunicator::Settle(Seat& seat, Status status,
-                               std::vector<Continuation>* out) {
-  Land(seat.ticket, status);
-  if (seat.spins) {
-    seat.status = std::move(status);
-    seat.settled.store(true, std::memory_order_release);
-    return;
-  }
-  out->push_back({std::move(seat.promise.front()), std::move(status)});
-  seat.promise.clear();
-}
-
-void LocalCommunicator::SpinBriefly(Group& group, int rank,
-                                    std::unique_lock<std::mutex> lock,
-                                    Meeting* meeting) {
-  // The ranks that are missing come first. A small collective among more ranks than
-  // cores is not worth a core either: one thread lets all of them go on.
-  const int size = static_cast<int>(group.here.size());
-  const bool large = meeting->call_site->operand_bytes() * size >= kLargeBytes;
-  if (size - meeting->arrived >= Cores() || (size > Cores() && !large)) return;
-  Seat& seat = meeting->seats[rank];
-  seat.spins = true;
-  ++meeting->spinning;
-  lock.unlock();
-  SharedBlocks* helped = nullptr;
-  Clock::time_point end = Clock::now() + kSpin;
-  for (int i = 1; !seat.settled.load(std::memory_order_acquire); ++i) {
-    SharedBlocks* const blocks = meeting->offer.load(std::memory_order_acquire);
-    if (blocks != nullptr && blocks != helped) {
-      helped = blocks;
-      blocks->Work();
-      end = Clock::now() + kSpin;
-    }
-    Pause();
-    if (i % 16 == 0 && Clock::now() >= end) break;
-    // The core may be wanted by the program of the rank that is waited for.
-    if (i % 16 == 0) std::this_thread::yield();
-  }
-  lock.lock();
-  seat.spins = false;
-  --meeting->spinning;
-  if (!seat.settled.load(std::memory_order_relaxed)) return;
-  ffi::Promise promise = std::move(seat.promise.front());
-  Status status = std::move(seat.status);
-  seat.promise.clear();
-  for (size_t i = 0; i < group.lingering.size() && meeting->spinning == 0; ++i) {
-    if (group.lingering[i].get() != meeting) continue;
-    std::unique_ptr<Meeting> over = std::move(group.lingering[i]);
-    group.lingering.erase(group.lingering.begin() + static_cast<int64_t>(i));
-    Recycle(group, std::move(over));
-    break;
-  }
-  lock.unlock();
-  if (status.success()) {
-    promise.SetAvailable();
-  } else {
-    promise.SetError(std::move(status));
-  }
-}
-
-void LocalCommunicator::Recycle(Group& group, std::unique_ptr<Meeting> meeting) {
-  if (meeting->spinning > 0) {
-    group.lingering.push_back(std::move(meeting));
-    return;
-  }
-  meeting->offer.store(nullptr, std::memory_order_relaxed);
-  meeting->offered.clear();
-  group.free.push_back(std::move(meeting));
-}
-
-uint64_t LocalCommunicator::NumberOf(Runs& runs, int64_t run_id) {
-  for (auto it = runs.recent.rbegin(); it != runs.recent.rend(); ++it) {
-    if (it->first == run_id) return it->second;
-  }
-  runs.recent.emplace_back(run_id, ++runs.count);
-  if (runs.recent.size() > kRecentRuns) runs.recent.pop_front();
-  return runs.count;
-}
-
-std::unique_ptr<LocalCommunicator::Meeting> LocalCommunicator::Open(Group& group,
-                                                                    const Call& call) {
-  std::unique_ptr<Meeting> meeting;
-  if (group.free.empty()) {
-    meeting = std::make_unique<Meeting>();
-    meeting->seats.resize(group.devices.size());
-    meeting->operands.resize(group.devices.size());
-    meeting->results.resize(group.devices.size());
-  } else {
-    meeting = std::move(group.free.back());
-    group.free.pop_back();
-  }
-  for (Seat& seat : meeting->seats) {
-    seat.state = Seat::kAbsent;
-    seat.spins = false;
-    seat.settled.store(false, std::memory_order_relaxed);
-    seat.promise.clear();
-  }
-  meeting->spinning = 0;
-  meeting->sequence = ++group.opened;
-  if (!group.process_of.empty()) {
-    meeting->run = NumberOf(group.runs[call.site->program_tag()], call.run_id);
-  }
-  meeting->exchange.reset();
-  meeting->run_id = call.run_id;
-  meeting->tag = call.tag;
-  meeting->signature = call.site->signature();
-  meeting->call_site = call.site;
-  meeting->plan = nullptr;
-  meeting->arrived = 0;
-  meeting->left = static_cast<int>(group.devices.size());
-  meeting->moving = 0;
-  meeting->waiting_for.clear();
-  meeting->first_arrival = Clock::now();
-  return meeting;
-}
-
-void LocalCommunicator::Close(Group& group, Meeting* meeting) {
-  auto it = std::find_if(group.active.begin(), group.active.end(),
-                         [&](const auto& known) { return known.get() == meeting; });
-  std::unique_ptr<Meeting> over = std::move(*it);
-  group.active.erase(it);
-  Recycle(group, std::move(over));
 }
 
 CommunicatorStats LocalCommunicator::stats() const {

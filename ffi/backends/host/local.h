@@ -153,7 +153,8 @@ class LocalCommunicator final : public Communicator,
   };
 
   static uint64_t NumberOf(Runs& runs, int64_t run_id);
-  std::unique_ptr<Meeting> Open(Group& group, const Call& call);
+  Status Open(Group& group, const Call& call, Meeting** opened);
+  Status MakePlan(const Group& group, const Call& call, Meeting* meeting);
   void Close(Group& group, Meeting* meeting);
   void Recycle(Group& group, std::unique_ptr<Meeting> meeting);
   // Waits in the handler for a moment, if the missing ranks leave a core for it. Then
@@ -168,6 +169,12 @@ class LocalCommunicator final : public Communicator,
   std::vector<Continuation> Fail(Group& group, Meeting* meeting,
                                  const Failure& failure);
   Failure Timeout(const Group& group, const Meeting& meeting) const;
+  // Success unless the communicator is closed or the call's meeting has failed.
+  Status ReasonNotToWait(Group& group, const Call& call);
+  // Fails the meeting of others that a rank came to with another call.
+  Status Mismatch(Group& group, int rank, const Call& call,
+                  std::unique_lock<std::mutex> lock, Meeting* meeting,
+                  FlightRecorder::Ticket ticket);
 
   xla::ffi::Future ArriveTogether(Group& group, int rank, const Call& call,
                                   std::unique_lock<std::mutex> lock, Meeting* meeting,

@@ -25,6 +25,36 @@ std::string LocalCommunicator::Where(const Group& group, int rank) const {
                 group.devices[rank], ")");
 }
 
+Status LocalCommunicator::ReasonNotToWait(Group& group, const Call& call) {
+  if (group.closed.failure()) return group.closed;
+  for (auto it = group.tombstones.begin(); it != group.tombstones.end(); ++it) {
+    if (it->run_id != call.run_id || it->tag != call.tag) continue;
+    Status reason = it->reason;
+    if (--it->absent == 0) group.tombstones.erase(it);
+    return reason;
+  }
+  return OkStatus();
+}
+
+Status LocalCommunicator::Mismatch(Group& group, int rank, const Call& call,
+                                   std::unique_lock<std::mutex> lock, Meeting* meeting,
+                                   FlightRecorder::Ticket ticket) {
+  const Status status =
+      InvalidArgument("over axes ", spec().axes, ": ", Where(group, rank), " called ",
+                      call.site->ToString(), " where the ranks before it called ",
+                      meeting->call_site->ToString(),
+                      "; every rank must run the same collectives in the same order");
+  std::vector<Continuation> failures =
+      Fail(group, meeting, {ErrorCode::kInvalidArgument, status.message()});
+  // This rank has come, if late.
+  (void)ReasonNotToWait(group, call);
+  lock.unlock();
+  Land(ticket, status);
+  DumpFlightRecords("mismatch");
+  Continue(std::move(failures), std::make_shared<Gap>());
+  return status;
+}
+
 std::vector<Continuation> LocalCommunicator::Fail(Group& group, Meeting* meeting,
                                                   const Failure& failure) {
   std::vector<Continuation> failures;
