@@ -6,12 +6,21 @@ lowered, and never by running one.
 """
 
 import atexit
+import contextlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import jax
 
-from jaxcomm import _ffi, _targets, backends, bootstrap, config, mesh_groups
+from jaxcomm import (
+    _ffi,
+    _targets,
+    backends,
+    bootstrap,
+    config,
+    ending,
+    mesh_groups,
+)
 from jaxcomm.accounts import Counters, MemoryRow
 from jaxcomm.communicator_table import Communicators
 from jaxcomm.diagnostics import dumps
@@ -201,7 +210,8 @@ def init(
       The communicators, a sequence that prints as a table.
 
     Raises:
-      TypeError: if mesh is not a concrete mesh.
+      TypeError: if mesh is not a concrete mesh, lanes are no names, or policy is no
+        :class:`CommPolicy`.
       ValueError: if an axis is not one of the mesh's or the backend is unknown.
       CommunicatorError: if the backend cannot serve these devices or failed to, or the
         bound on live communicators is reached.
@@ -219,8 +229,14 @@ def init(
             f"init: mesh must be a jax.sharding.Mesh, got {type(mesh).__name__}. An "
             f"abstract mesh has no devices to make communicators for."
         )
-    lanes = (lanes,) if isinstance(lanes, str) else tuple(lanes)
-    policy = policy or CommPolicy()
+    lanes = _lane_names(lanes)
+    if policy is None:
+        policy = CommPolicy()
+    elif not isinstance(policy, CommPolicy):
+        raise TypeError(
+            f"init: policy must be a jaxcomm.CommPolicy or None, got {policy!r}. Pass "
+            f"its fields by name, as in jaxcomm.CommPolicy(max_ctas=8)."
+        )
     if axes is None:
         wanted = [(name,) for name in mesh.axis_names]
         if len(wanted) > 1:
@@ -235,7 +251,6 @@ def init(
         made = []
         for part in parts:
             for lane in lanes:
-                _check_lane(lane)
                 choice = backends.choose(mesh, part, lane, backend)
                 chosen = choice.backend, policy
                 _chosen[grid, part.axes, part.index_groups, lane] = chosen
@@ -332,8 +347,27 @@ def finalize() -> None:
         nccl.forget()
 
 
-# Ranks still waiting at exit get an error instead of holding the process up.
-atexit.register(finalize)
+@atexit.register
+def _end():
+    try:
+        with contextlib.suppress(Exception):  # nobody is left to handle it
+            ending.wait_for_work(communicators())
+    finally:
+        # Ranks still waiting get an error instead of holding the process up.
+        finalize()
+
+
+def _lane_names(lanes) -> tuple[str, ...]:
+    names = (lanes,) if isinstance(lanes, str) else lanes
+    if not isinstance(names, Iterable):
+        raise TypeError(
+            f"init: lanes must be names, got {lanes!r}. Pass one for each lane, as in "
+            f"lanes=('keys', 'values'); how many there may be is CommPolicy(lanes=...)."
+        )
+    names = tuple(names)
+    for name in names:
+        _check_lane(name)
+    return names
 
 
 def _check_lane(lane):

@@ -1,6 +1,16 @@
 """Check what ring_attention was asked for, and say what to do where it cannot."""
 
+import difflib
+import functools
+import inspect
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
 import jax.numpy as jnp
+import numpy as np
+
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
 
 _ADVICE = {
     "bias": "Leave it out, or gather K and V and call jax.nn.dot_product_attention",
@@ -14,7 +24,60 @@ _ADVICE = {
     "dropout_rate": "Leave it out, or apply dropout to the output",
     "sinks": "Leave it out, or merge the sinks by hand from return_residual=True",
     "logits_soft_cap": "Leave it out, or gather K and V and compute attention locally",
+    "segment_ids": "Leave it out, or gather K and V and call "
+    "jax.nn.dot_product_attention with a mask of equal segments",
 }
+# What other packages call an argument, by what it is called here or in _ADVICE.
+_ELSEWHERE = {
+    "axis_name": ("axis", "axis_names", "mesh_axis", "cp_axis", "sp_axis"),
+    "bias": ("ab", "attn_bias", "attention_bias", "alibi_slopes"),
+    "dropout_rate": ("dropout", "dropout_p", "dropout_rng", "dropout_probability"),
+    "implementation": ("impl",),
+    "is_causal": ("causal",),
+    "key_value_seq_lengths": ("kv_seq_lengths", "kv_seqlen", "cu_seqlens_k"),
+    "local_window_size": ("window", "window_size", "sliding_window", "left_window"),
+    "logits_soft_cap": ("soft_cap", "softcap", "logit_cap", "attn_logits_soft_cap"),
+    "mask": ("attn_mask", "attention_mask", "mask_type"),
+    "query_seq_lengths": ("q_seq_lengths", "q_seqlen", "cu_seqlens", "cu_seqlens_q"),
+    "return_residual": ("return_lse", "save_residuals", "return_softmax_stats"),
+    "scale": ("sm_scale", "softmax_scale", "scaling_factor", "scale_factor"),
+    "segment_ids": ("q_segment_ids", "kv_segment_ids", "decoder_segment_ids"),
+    "sinks": ("sink", "attention_sinks", "attn_sink", "softmax_offset"),
+}
+_CALLED_HERE = {
+    theirs: ours for ours, all_of in _ELSEWHERE.items() for theirs in all_of
+}
+
+
+def refuses_unknown(
+    function: Callable[_Arguments, _Result],
+) -> Callable[_Arguments, _Result]:
+    """Make a function say what to do where it is given an argument it does not have.
+
+    Its signature stays as it is, for type checkers as well.
+    """
+    known = inspect.signature(function).parameters
+
+    @functools.wraps(function)
+    def checked(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
+        for name in kwargs:
+            if name not in known:
+                raise TypeError(_unknown(name, list(known)))
+        return function(*args, **kwargs)
+
+    return checked
+
+
+def _unknown(name, known) -> str:
+    found = f"ring_attention: it has no argument {name!r}"
+    ours = _CALLED_HERE.get(name, name)
+    if ours in _ADVICE:
+        return f"{found}, and the ring does not support that yet. {_ADVICE[ours]}."
+    if ours == name:
+        ours = next(iter(difflib.get_close_matches(name, known, 1)), None)
+    if ours is None:
+        return f"{found}. Leave it out; it takes {', '.join(known)}."
+    return f"{found}. Did you mean {ours!r}?"
 
 
 def refuse_unsupported(**asked) -> None:
@@ -28,6 +91,20 @@ def refuse_unsupported(**asked) -> None:
                 f"ring_attention: {name} was given ({type(found).__name__}), and the "
                 f"ring does not support it yet. {_ADVICE[name]}."
             )
+
+
+def check_flag(name: str, found) -> bool:
+    """Return a flag, which must be True or False.
+
+    Raises:
+      TypeError: it is something else, or traced.
+    """
+    if not isinstance(found, (bool, np.bool_)):
+        raise TypeError(
+            f"ring_attention: {name}={found!r} is not a bool. Pass True or False, "
+            "known when tracing."
+        )
+    return bool(found)
 
 
 def check_arrays(query, key, value, is_causal: bool) -> None:
@@ -90,6 +167,8 @@ def check_scale(scale: float | None, head_size: int) -> float:
     if scale is None:
         return head_size**-0.5 if head_size else 1.0
     try:
+        if isinstance(scale, (str, bytes, bool)):  # of which float() makes a number
+            raise TypeError
         return float(scale)
     except (TypeError, ValueError) as error:
         raise TypeError(

@@ -21,6 +21,7 @@ from jaxcomm.collectives.vary import pvary, varying_axes
 _OVERLAPS = True
 
 
+@arguments.refuses_unknown
 def ring_attention(
     query,
     key,
@@ -85,7 +86,8 @@ def ring_attention(
       ValueError: shapes do not fit together, a length is beyond what the ranks hold,
         the schedule is unknown, or something unsupported was asked for; also when
         compiled, if that is the implementation.
-      TypeError: a dtype is not floating or differs, or scale or a length is traced.
+      TypeError: a dtype is not floating or differs; scale, a length or a flag is of
+        another type or traced; or an argument of that name is not known.
       NameError: ``axis_name`` is not bound; call inside ``jax.shard_map``.
 
     >>> def attend(q, k, v):
@@ -106,12 +108,14 @@ def ring_attention(
         logits_soft_cap=logits_soft_cap,
     )
     query, key, value = map(jnp.asarray, (query, key, value))
+    is_causal = arguments.check_flag("is_causal", is_causal)
+    return_residual = arguments.check_flag("return_residual", return_residual)
     arguments.check_arrays(query, key, value, is_causal)
     size = jax.lax.axis_size(axis_name)
     queries, keys = query.shape[1], key.shape[1]
     dealer = get_schedule(schedule)
     visibility = Visibility(
-        bool(is_causal),
+        is_causal,
         *arguments.check_lengths(length, key_length, queries, keys, size),
     )
     ring = _Ring(
@@ -138,7 +142,7 @@ def ring_attention(
             has_residual=return_residual,
         ),
     )
-    attended = _attend(ring, *_vary_alike((query, key, value), ring))
+    attended = _attend_in_one(ring, *_vary_alike((query, key, value), ring))
     out, residual = attended  # pyright: ignore[reportGeneralTypeIssues]
     return (out, residual) if return_residual else out
 
@@ -295,3 +299,6 @@ def _backward(ring, residuals, grads):
 
 
 _attend.defvjp(_forward, _backward)
+# Where the caller compiles nothing, JAX compiles every operation by itself, and loops
+# anew at each call: this makes one of all.
+_attend_in_one = jax.jit(_attend, static_argnums=0)

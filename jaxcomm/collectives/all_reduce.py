@@ -54,9 +54,8 @@ def pmean(x, axis_name, *, axis_index_groups=None, lane=None, backend=None):
       >>> jaxcomm.pmean(x, "i")  # doctest: +SKIP
       Array([1.5], dtype=float32)
     """
-    total = psum(
-        x, axis_name, axis_index_groups=axis_index_groups, lane=lane, backend=backend
-    )
+    x = _primitive.count_bools(x)
+    total = reduce_all("pmean", "sum", x, axis_name, axis_index_groups, lane, backend)
     count = jax.lax.psum(1, axis_name, axis_index_groups=axis_index_groups)
     return jax.tree.map(lambda leaf: leaf / count, total)
 

@@ -58,15 +58,19 @@ def pswapaxes(x, axis_name, axis, *, axis_index_groups=None, lane=None, backend=
       >>> jaxcomm.pswapaxes(x, "i", 0)  # [0, 2], [1, 3]  # doctest: +SKIP
     """
     return exchange(
-        "pswapaxes", x, axis_name, axis, axis, axis_index_groups, False, lane, backend
-    )
+        "pswapaxes", x, axis_name, axis, axis, axis_index_groups, False, lane, backend,
+        called=("axis", "axis"),
+    )  # fmt: skip
 
 
 def exchange(
     name: str, x, axis_name, split_axis, concat_axis, axis_index_groups, tiled, lane,
-    backend, bind=_primitive.bind,
+    backend, bind=_primitive.bind, called=("split_axis", "concat_axis"),
 ):  # fmt: skip
-    """Checks an all-to-all and hands it to ``bind``, for the function ``name``."""
+    """Checks an all-to-all and hands it to ``bind``, for the function ``name``.
+
+    ``called``: what it calls the two axes.
+    """
     axes = mesh_groups.canonical_axes(axis_name)
     if not axes:
         return x
@@ -77,8 +81,8 @@ def exchange(
     split_axes, concat_axes, inserted = [], [], []
     for i, leaf in enumerate(leaves):
         ndim = jnp.ndim(leaf)
-        split = _primitive.canonical_dimension(split_axis, ndim, name, "split_axis")
-        concat = _primitive.canonical_dimension(concat_axis, ndim, name, "concat_axis")
+        split = _primitive.canonical_dimension(split_axis, ndim, name, called[0])
+        concat = _primitive.canonical_dimension(concat_axis, ndim, name, called[1])
         extent = jnp.shape(leaf)[split]
         if tiled and extent % size != 0:
             raise ValueError(
@@ -89,7 +93,8 @@ def exchange(
         if not tiled and extent != size:
             raise ValueError(
                 f"{name}: dimension {split} of x has size {extent}, but axes {axes} "
-                f"have {size} devices. They must be equal, or pass tiled=True."
+                f"have {size} devices. They must be equal, or pass tiled=True"
+                f"{' to all_to_all' if name == 'pswapaxes' else ''}."
             )
         squeeze = None
         if not tiled and split != concat:

@@ -29,7 +29,7 @@ def broadcast(x, axis_name, root=0, *, lane=None, backend=None):
 
       >>> jaxcomm.broadcast(x, "i", root=2)  # 2, 2, 2, 2  # doctest: +SKIP
     """
-    return _broadcast("broadcast", x, axis_name, root, lane, backend)
+    return _broadcast("broadcast", "root", x, axis_name, root, lane, backend)
 
 
 def pbroadcast(x, axis_name, source, *, lane=None, backend=None):
@@ -42,25 +42,28 @@ def pbroadcast(x, axis_name, source, *, lane=None, backend=None):
 
       >>> jaxcomm.pbroadcast(x, "i", 2)  # 2, 2, 2, 2  # doctest: +SKIP
     """
-    return _broadcast("pbroadcast", x, axis_name, source, lane, backend)
+    return _broadcast("pbroadcast", "source", x, axis_name, source, lane, backend)
 
 
-def _broadcast(name, x, axis_name, root, lane, backend):
+def _broadcast(name, called, x, axis_name, root, lane, backend):
     axes = mesh_groups.canonical_axes(axis_name)
     return _primitive.bind(
         broadcast_impl, x, axes, name=name, lane=lane, backend=backend,
-        root=root_index(root, axes, name),
+        root=root_index(root, axes, name, called),
     )  # fmt: skip
 
 
-def root_index(root, axes, name: str) -> int:
-    """Returns the root, checked to be an index along the axes."""
+def root_index(root, axes, name: str, called: str = "root") -> int:
+    """Returns the root, checked to be an index along the axes.
+
+    ``called``: what the function ``name`` calls it.
+    """
     _jax_compat.check_axes_bound(axes, name)
     size = _primitive.group_size(axes)
-    root = _primitive.integer(root, f"{name} over {axes}: root")
+    root = _primitive.integer(root, f"{name} over {axes}: {called}")
     if not 0 <= root < size:
         raise ValueError(
-            f"{name} over {axes}: root {root} is not among the {size} indices "
+            f"{name} over {axes}: {called} {root} is not among the {size} indices "
             f"0 .. {size - 1}"
         )
     return root

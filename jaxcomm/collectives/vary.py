@@ -3,7 +3,7 @@
 import jax
 import jax.extend
 
-from jaxcomm import _jax_compat, mesh_groups
+from jaxcomm import _arguments, _jax_compat, mesh_groups
 from jaxcomm._jax_compat import varying_axes as varying_axes
 
 
@@ -27,6 +27,7 @@ def pvary(x, axis_name, *, lane=None, backend=None):
 
     Raises:
       NameError: if the axis is not bound.
+      TypeError: if a leaf is not an array.
 
     Example:
       >>> def loss_of(w):
@@ -35,6 +36,7 @@ def pvary(x, axis_name, *, lane=None, backend=None):
     """
     axes = mesh_groups.canonical_axes(axis_name)
     _jax_compat.check_axes_bound(axes, "pvary")
+    _arguments.check_leaves(x, axes, "pvary")
     if not _jax_compat.checks_varying_axes():
         return x
     manual = jax.sharding.get_abstract_mesh().manual_axes

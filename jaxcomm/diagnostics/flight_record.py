@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from jaxcomm import _ffi
+from jaxcomm.communicator import Communicator
 from jaxcomm.diagnostics import record, table
 from jaxcomm.errors import CommunicatorError
 
@@ -94,6 +95,7 @@ def flight_record(communicator=None) -> FlightRecord:
 
     Raises:
       CommunicatorError: the communicator is closed.
+      TypeError: it is no communicator.
       ValueError: its backend is ``"xla"``, whose operations only XLA sees.
 
     Example:
@@ -108,6 +110,12 @@ def flight_record(communicator=None) -> FlightRecord:
     """
     key = None
     if communicator is not None:
+        if not isinstance(communicator, Communicator):
+            raise TypeError(
+                f"flight_record: communicator must be one of jaxcomm.communicators(), "
+                f"or None for all, got a {type(communicator).__name__}. Pass for "
+                f"example jaxcomm.communicators()[0]."
+            )
         if communicator.backend == "xla":
             raise ValueError(
                 f"flight_record: {communicator!r} keeps no record, for its operations "

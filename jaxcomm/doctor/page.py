@@ -1,4 +1,4 @@
-"""What the doctor found, on a terminal: with rich where it is installed."""
+"""What the doctor found: plain, or on a terminal with rich where it is installed."""
 
 import importlib.util
 import sys
@@ -12,7 +12,8 @@ _STYLES = {True: "green", False: "bold red", None: ""}
 
 def show(sections: Sections) -> None:
     """Prints everything, and what will not work once more at the end."""
-    if importlib.util.find_spec("rich") is None:
+    # rich fills a table's lines with blanks, which only a terminal does not show.
+    if not sys.stdout.isatty() or importlib.util.find_spec("rich") is None:
         print(text(sections))
     else:
         _show_with_rich(sections)
@@ -50,8 +51,7 @@ def _show_with_rich(sections):
     from rich.table import Table
     from rich.text import Text
 
-    # A pipe has no width; rows must not be cut to a guess.
-    console = Console(width=None if sys.stdout.isatty() else 200)
+    console = Console()
     drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_header=False)
     for _ in range(3):
         drawn.add_column(overflow="fold")

@@ -20,6 +20,8 @@ TIMED_OUT = 124
 # A process that waits for a dead one says so within 0.2 s (requirement C15), in a
 # traceback that is worth more than the fact that it was stopped.
 _LAST_WORDS_SECONDS = 1.0
+# To write a flight record takes some milliseconds.
+_INSISTENT_SECONDS = 0.2
 _SIGNAL_BASE = 128
 
 
@@ -67,14 +69,9 @@ class Job:
         self._stopping = False
         self._request = 0
         self._status: int | None = None
-        self.failed = False
 
     def wait(self) -> int:
-        """Wait until all have ended; returns the status of the run.
-
-        ``failed`` then says whether a process failed or the time was up, rather than
-        that someone stopped the run.
-        """
+        """Wait until all have ended; returns the status of the run."""
         with contextlib.ExitStack() as stack:
             selector = stack.enter_context(selectors.DefaultSelector())
             selector.register(self._signals, selectors.EVENT_READ, self._heed)
@@ -104,12 +101,16 @@ class Job:
     def _heed(self):
         for number in self._signals.take():
             if self._stopping:
-                self._next_step()
+                self._next_step(_INSISTENT_SECONDS)
                 continue
             name = signal.Signals(number).name
             self._output.say(f"{name}: passed on to the processes; again, to insist")
             self._request = number
-            self._stop(_steps(number, self._grace))
+            first, *rest = _steps(number, self._grace)
+            # Whoever hangs says at what before anything worse comes.
+            last_words = Step(signal.SIGUSR1, min(_LAST_WORDS_SECONDS, self._grace / 2))
+            first = Step(first.signal_number, self._grace - last_words.seconds)
+            self._stop([first, last_words, *rest])
 
     def _collect(self, process):
         if not process.has_ended():
@@ -146,7 +147,6 @@ class Job:
         self._stop_after_failure()
 
     def _stop_after_failure(self):
-        self.failed = True
         last_words = Step(signal.SIGUSR1, min(_LAST_WORDS_SECONDS, self._grace))
         self._stop([last_words, *_steps(signal.SIGTERM, self._grace)])
 
@@ -155,11 +155,14 @@ class Job:
         self._steps.extend(steps)
         self._next_step()
 
-    def _next_step(self):
+    def _next_step(self, most_seconds_for_words=math.inf):
         if not self._steps:
             return
         step = self._steps.popleft()
-        self._deadline = time.monotonic() + step.seconds
+        seconds = step.seconds
+        if step.signal_number == signal.SIGUSR1:
+            seconds = min(seconds, most_seconds_for_words)
+        self._deadline = time.monotonic() + seconds
         if step.signal_number == signal.SIGKILL:
             if self._status is None:
                 self._status = _SIGNAL_BASE + self._request

@@ -16,12 +16,13 @@ The processes find each other without a word in the script. One that says
 jax.distributed.initialize() runs unchanged here, under Slurm and under mpirun (where
 JAX knows it: see cluster_detection_method). In each process these are set:
 JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES, JAX_PROCESS_ID, JAX_PLATFORMS; and
-JAXCOMM_DUMP_DIR, a folder for flight records that is deleted afterwards unless you
-set the variable yourself.
+JAXCOMM_DUMP_DIR, a folder for flight records: yours if you set the variable, else a
+temporary one, which is deleted if no record was written.
 
 The status is that of the first process that failed, 128 + n where signal n ended it,
-124 after --timeout, 2 for a bad command line. Ctrl-C goes to all processes; a
-second one insists, with SIGTERM, a third with SIGKILL.
+124 after --timeout, 2 for a bad command line. If it is not 0, the flight records are
+compared at the end. Ctrl-C goes to all processes; a second one insists, with SIGTERM, a
+third with SIGKILL.
 """
 
 

@@ -1,8 +1,9 @@
-"""What the processes were doing: the flight records of a failed run, merged."""
+"""What the processes were doing: the flight records of a run, and what they say."""
 
 import contextlib
 import os
 import pathlib
+import shutil
 import sys
 import tempfile
 import time
@@ -14,15 +15,26 @@ _PATTERN = "flight-record-*.json"
 
 @contextlib.contextmanager
 def folder() -> Iterator[pathlib.Path]:
-    """Yield the folder for this run's records: the user's, or one that is deleted."""
+    """Yield the folder for this run's records: the user's, or a temporary one.
+
+    That stays if there are records: the processes have named them, and told the user
+    what to do with them.
+    """
     chosen = os.environ.get(VARIABLE)
     if chosen:
         yield pathlib.Path(chosen).absolute()
         return
-    with tempfile.TemporaryDirectory(
-        prefix="jaxcomm-launch-", ignore_cleanup_errors=True
-    ) as made:
-        yield pathlib.Path(made)
+    made = pathlib.Path(tempfile.mkdtemp(prefix="jaxcomm-launch-"))
+    try:
+        yield made
+    finally:
+        if any(made.glob(_PATTERN)):
+            _say(
+                f"{made} keeps the flight records; {VARIABLE} names another folder for "
+                "those of the next run"
+            )
+        else:
+            shutil.rmtree(made, ignore_errors=True)
 
 
 def print_merged(where: pathlib.Path, since: float):
@@ -44,8 +56,13 @@ def print_merged(where: pathlib.Path, since: float):
         text = str(merge_files(paths))
     except Exception as error:
         # The status of the run matters more, and a dying process may write half a file.
-        text = f"jaxcomm.launch: cannot read the flight records: {error!r}"
+        _say(f"cannot read the flight records: {error!r}")
+        return
     print(text, file=sys.stderr, flush=True)
+
+
+def _say(text):
+    print(f"jaxcomm.launch: {text}", file=sys.stderr, flush=True)
 
 
 def now() -> float:

@@ -22,8 +22,8 @@ def run(options: Options) -> int:
     try:
         with records.folder() as folder, port.reserved(options.coordinator_port) as at:
             begin = records.now()
-            status, failed = _run(options, at, folder)
-            if failed:
+            status = _run(options, at, folder)
+            if status:
                 records.print_merged(folder, begin)
     except port.PortTaken as error:
         print(f"jaxcomm.launch: --coordinator-port: {error}", file=sys.stderr)
@@ -50,8 +50,7 @@ def _run(options, at, folder):
                     )
                 if output.piped:
                     output.follow({p.number: p.pipes() for p in processes})
-                job = Job(processes, reports_read, options, signals, output)
-                return job.wait(), job.failed
+                return Job(processes, reports_read, options, signals, output).wait()
             finally:
                 for process in processes:
                     process.kill()

@@ -1,10 +1,12 @@
 import functools
+import inspect
 import re
 
 import jax
 import jax.numpy as jnp
 import pytest
 
+from jaxcomm.attention import arguments
 from jaxcomm.attention.ring import ring_attention
 
 SPLIT = jax.P(None, "context")
@@ -129,6 +131,23 @@ def test_values_that_do_not_fit_say_what_was_found(call, arrays, options, text):
             {"schedule": 2},
             "schedule=2 is of type int",
         ),
+        *(
+            (
+                (x((1, 8, 2, 4)),),
+                {name: found},
+                f"{name}={found!r} is not a bool. Pass True or False",
+            )
+            for name in ("is_causal", "return_residual")
+            for found in ("yes", 1, None)
+        ),
+        *(
+            (
+                (x((1, 8, 2, 4)),),
+                {"scale": found},
+                f"scale={found!r} is not a Python number. Pass a float",
+            )
+            for found in ("0.5", True)
+        ),
     ],
 )
 def test_types_that_do_not_fit_say_what_was_found(call, arrays, options, text):
@@ -150,9 +169,53 @@ def test_outside_of_shard_map_the_axis_is_not_bound():
         ring_attention(array, array, array, axis_name="context")
 
 
-def test_an_unknown_argument_is_a_type_error(call):
-    with pytest.raises(TypeError, match="block_size"):
-        call(x((1, 8, 2, 4)), block_size=128)
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("block_size", "'block_size'. Leave it out; it takes query, key, value, axis_"),
+        ("casual", "'casual'. Did you mean 'is_causal'?"),
+        ("key_lenght", "'key_lenght'. Did you mean 'key_length'?"),
+        # Called so by other packages, where the nearest name here is another.
+        ("softmax_scale", "'softmax_scale'. Did you mean 'scale'?"),
+        *(
+            (name, f"{name!r}, and the ring does not support that yet. {advice}")
+            for name, advice in {
+                "segment_ids": "Leave it out, or gather K and V and call jax.nn.dot",
+                "q_segment_ids": "Leave it out, or gather K and V and call jax.nn.dot",
+                "window": "Leave it out, or gather K and V and call jax.nn.dot_product",
+                "sliding_window": "Leave it out, or gather K and V and call jax.nn.dot",
+                "attn_mask": "Use is_causal, length and key_length, or gather",
+                "dropout": "Leave it out, or apply dropout to the output",
+                "soft_cap": "Leave it out, or gather K and V and compute",
+            }.items()
+        ),
+    ],
+)
+@pytest.mark.parametrize("found", [3, None])
+def test_an_unknown_argument_is_a_type_error_with_advice(call, name, text, found):
+    text = f"ring_attention: it has no argument {text}"
+    with pytest.raises(TypeError, match="^" + re.escape(text)):
+        call(x((1, 8, 2, 4)), **{name: found})
+
+
+def test_the_signature_names_every_argument():
+    kinds = {p.kind for p in inspect.signature(ring_attention).parameters.values()}
+    assert kinds == {
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+        inspect.Parameter.KEYWORD_ONLY,
+    }
+
+
+def test_what_packages_call_an_argument_is_not_one_of_ours():
+    ours = inspect.signature(ring_attention).parameters.keys()
+    assert not arguments._CALLED_HERE.keys() & ours
+    assert set(arguments._CALLED_HERE.values()) <= ours | arguments._ADVICE.keys()
+
+
+def test_a_traced_flag_is_refused(call):
+    array = x((1, 8, 2, 4))
+    with pytest.raises(TypeError, match=r"is_causal=.* is not a bool\. Pass True or"):
+        jax.jit(lambda flag: call(array, is_causal=flag))(True)
 
 
 def test_lengths_are_known_to_a_cross_attention_given_both(call):

@@ -62,6 +62,54 @@ def test_an_unbound_axis_is_a_name_error(trace, name):
 
 
 @pytest.mark.parametrize("name", AXIS_CALLS)
+def test_every_function_calls_itself_by_its_own_name(trace, name):
+    with pytest.raises(NameError, match=rf"Call jaxcomm\.{name} inside"):
+        trace(lambda x: AXIS_CALLS[name](x, "nowhere"))
+
+    def call(x):
+        if name == "pshuffle":  # the permutation above fits one device
+            return jaxcomm.pshuffle((x, "text"), "i", [1, 2, 3, 0])[0]
+        return AXIS_CALLS[name]((x, "text"), "i")[0]
+
+    with pytest.raises(
+        TypeError, match=rf"^{name} over \('i',\): every leaf of x must"
+    ):
+        trace(call)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"lanes": 2},
+            r"^init: lanes must be names, got 2\. Pass one for each lane, as ",
+        ),
+        ({"lanes": None}, r"^init: lanes must be names, got None\."),
+        (
+            {"policy": {"max_ctas": 8}},
+            r"^init: policy must be a jaxcomm\.CommPolicy or None, got "
+            r"\{'max_ctas': 8\}\. Pass its fields by name",
+        ),
+        # What is false is not the same as None.
+        (
+            {"policy": {}},
+            r"^init: policy must be a jaxcomm\.CommPolicy or None, got \{",
+        ),
+    ],
+)
+def test_init_refuses_what_it_cannot_use(mesh_of, options, message):
+    with pytest.raises(TypeError, match=message):
+        jaxcomm.init(mesh_of((4,), ("i",)), **options)
+    assert len(jaxcomm.communicators()) == 0
+
+
+def test_init_makes_nothing_if_one_lane_is_no_name(mesh_of):
+    with pytest.raises(ValueError, match="lane must be a non-empty string, got 3"):
+        jaxcomm.init(mesh_of((4,), ("i",)), lanes=("first", 3))
+    assert len(jaxcomm.communicators()) == 0
+
+
+@pytest.mark.parametrize("name", AXIS_CALLS)
 def test_outside_of_shard_map_the_error_says_where_to_call_it(name):
     with pytest.raises(NameError, match="shard_map"):
         AXIS_CALLS[name](jnp.ones(4), "i")
@@ -123,7 +171,11 @@ BAD_VALUES = {
     ),
     "swap what is not of the axis size": (
         lambda x: jaxcomm.pswapaxes(x, "i", 0),
-        r"pswapaxes: dimension 0 of x has size 6",
+        r"pswapaxes: dimension 0 of x has size 6, but .*pass tiled=True to all_to_all",
+    ),
+    "swap a missing dimension": (
+        lambda x: jaxcomm.pswapaxes(x, "i", 5),
+        r"^pswapaxes: axis 5 is out of range",
     ),
     "send from two to one": (
         lambda x: jaxcomm.ppermute(x, "i", [(0, 1), (2, 1)]),
@@ -157,9 +209,9 @@ BAD_VALUES = {
         lambda x: jaxcomm.broadcast(x, "i", 4),
         r"broadcast over \('i',\): root 4 is not among the 4 indices 0 \.\. 3",
     ),
-    "pbroadcast from a negative root": (
+    "pbroadcast from a negative source": (
         lambda x: jaxcomm.pbroadcast(x, "i", -1),
-        r"pbroadcast over \('i',\): root -1 is not among",
+        r"pbroadcast over \('i',\): source -1 is not among",
     ),
     "reduce to a missing root": (
         lambda x: jaxcomm.reduce(x, "i", 9),
@@ -193,6 +245,14 @@ BAD_VALUES = {
         lambda x: jaxcomm.reduce(x, "i", op="mean"),
         r"reduce: op must be one of \('sum', 'prod', 'max', 'min'\), got 'mean'",
     ),
+    "scan with several operations": (
+        lambda x: jaxcomm.scan(x, "i", op=["sum"]),
+        r"scan: op must be one of .* got \['sum'\]",
+    ),
+    "reduce with several operations": (
+        lambda x: jaxcomm.reduce(x, "i", op=["sum"]),
+        r"reduce: op must be one of .* got \['sum'\]",
+    ),
     "groups that leave out an index": (
         lambda x: jaxcomm.psum(x, "i", axis_index_groups=[[0, 1], [2]]),
         r"axis_index_groups must cover all indices exactly once",
@@ -214,6 +274,10 @@ BAD_VALUES = {
     "groups along dimensions": (
         lambda x: jaxcomm.psum(x, ("i", 0), axis_index_groups=[[0, 1], [2, 3]]),
         r"psum: axis_index_groups go with axis names alone",
+    ),
+    "a mean in groups along dimensions": (
+        lambda x: jaxcomm.pmean(x, ("i", 0), axis_index_groups=[[0, 1], [2, 3]]),
+        r"^pmean: axis_index_groups go with axis names alone",
     ),
     "send in triples": (
         lambda x: jaxcomm.ppermute(x, "i", [(0, 1, 2)]),
@@ -281,6 +345,18 @@ BAD_TYPES = {
             axis_name="i",
         ),
         r"operand has dtype float32, output bfloat16; they must be equal",
+    ),
+    "groups of a mean that are a string": (
+        lambda x: jaxcomm.pmean(x, "i", axis_index_groups="abcd"),
+        r"^pmean over \('i',\): axis_index_groups must be sequences",
+    ),
+    "an axis to swap between two": (
+        lambda x: jaxcomm.pswapaxes(x, "i", 0.5),
+        r"^pswapaxes: axis must be an integer known when",
+    ),
+    "a fractional source": (
+        lambda x: jaxcomm.pbroadcast(x, "i", 1.5),
+        r"^pbroadcast over \('i',\): source must be an integer known when",
     ),
     "a fractional root": (
         lambda x: jaxcomm.broadcast(x, "i", 1.5),

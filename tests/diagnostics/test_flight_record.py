@@ -147,6 +147,13 @@ def test_what_keeps_no_record_is_refused(mesh):
         jaxcomm.flight_record(of_xla)
 
 
+@pytest.mark.parametrize("found", ["x", "the table", 0])
+def test_what_is_no_communicator_is_refused(mesh, found):
+    table = jaxcomm.init(mesh, "b")
+    with pytest.raises(TypeError, match=r"must be one of jaxcomm\.communicators\(\)"):
+        jaxcomm.flight_record(table if found == "the table" else found)
+
+
 def test_a_saved_record_is_read_again(run, tmp_path):
     run(lambda x: jaxcomm.psum(x, "b") + x)
     found = jaxcomm.flight_record()

@@ -48,6 +48,8 @@ def test_it_prints_what_it_finds(command):
         assert word in done.stdout
     (line,) = [line for line in done.stdout.splitlines() if "JAXCOMM_TIMEOUT" in line]
     assert line.split() == ["JAXCOMM_TIMEOUT", "7"]
+    # A pipe has no width to fill.
+    assert [line for line in done.stdout.splitlines() if line != line.rstrip()] == []
 
 
 def test_what_jax_tried_in_vain_is_not_told(command):
@@ -97,6 +99,7 @@ def test_records_are_merged(command, tmp_path):
         "  group 0: rank 1 (process 1, cpu:2048) left no record; rank 0 (process 0, "
         "cpu:0) gave up in psum(float32[4]) #1"
     )
+    assert [line for line in done.stdout.splitlines() if line != line.rstrip()] == []
     done = command("--merge", path, "--json")
     assert json.loads(done.stdout)["missing"] == [1]
 

@@ -1,5 +1,7 @@
 import json
 
+import pytest
+
 from jaxcomm.doctor import page, rows
 from jaxcomm.doctor.rows import Row
 
@@ -35,8 +37,18 @@ def test_plain_text_ends_with_what_is_wrong():
 
 
 def test_both_ways_of_drawing_say_the_same(capsys, monkeypatch):
-    page.show(FOUND)
+    pytest.importorskip("rich")
+    page._show_with_rich(FOUND)
     drawn = capsys.readouterr().out.split()
-    monkeypatch.setattr(page.importlib.util, "find_spec", lambda name: None)
     page.show(FOUND)
     assert capsys.readouterr().out.split() == drawn
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_rich_draws_on_terminals_only(is_terminal, capsys, monkeypatch):
+    pytest.importorskip("rich")
+    drawn = []
+    monkeypatch.setattr(page, "_show_with_rich", drawn.append)
+    monkeypatch.setattr(page.sys.stdout, "isatty", lambda: is_terminal)
+    page.show(FOUND)
+    assert drawn == ([FOUND] if is_terminal else [])

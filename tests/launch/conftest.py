@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 
@@ -31,8 +32,15 @@ _MINE = textwrap.dedent(
 
 
 @pytest.fixture(autouse=True)
-def inherited(monkeypatch):
-    """Takes away what the tests' own environment would add: devices, for one."""
+def inherited(monkeypatch, tmp_path):
+    """Takes away what the tests' own environment would add: devices, for one.
+
+    Also its temporary folder, where a launcher leaves what it keeps.
+    """
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     monkeypatch.setenv("XLA_FLAGS", "")
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
 
@@ -65,10 +73,8 @@ def launch(program, capfd):
 
 
 @pytest.fixture
-def started(tmp_path, monkeypatch):
+def started():
     """Returns a function that starts ``python -m jaxcomm.launch`` and returns it."""
-    # One that is killed cannot delete its folder.
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
     processes = []
 
     def start(*arguments):

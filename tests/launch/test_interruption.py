@@ -1,6 +1,11 @@
 """Signals to the launcher, as a user starts it."""
 
+import os
+import shlex
 import signal
+import subprocess
+import sys
+import time
 
 import pytest
 
@@ -67,6 +72,63 @@ def test_a_second_and_a_third_insist(started, program, assert_gone):
     assert launcher.returncode == 130
     assert "still running, now killed: 0, 1" in err
     assert_gone(found, seconds=0)
+
+
+# Each waits for the other in a lane of its own, which nobody else can know is a hang.
+HANGS = f"""
+import threading
+import jax, jaxcomm, numpy as np
+mesh = jax.make_mesh((2,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
+x = jax.make_array_from_callback(
+    (2,), jax.NamedSharding(mesh, jax.P("i")), lambda index: np.ones(1, np.float32)
+)
+programs = [
+    jax.jit(jax.shard_map(lambda x, lane=lane: jaxcomm.psum(x, "i", lane=lane) + x,
+                          mesh=mesh, in_specs=jax.P("i"), out_specs=jax.P("i")))
+    for lane in "ab"
+]
+for program in programs: jax.block_until_ready(program(x))
+
+def ready_once_it_waits():
+    until(lambda: any(c.stats()["in_flight"] for c in jaxcomm.communicators()))
+    {READY}
+threading.Thread(target=ready_once_it_waits, daemon=True).start()
+jax.block_until_ready(programs[i](x))
+"""
+
+
+def test_of_one_that_hangs_the_records_are_compared(started, program):
+    grace = 2.0
+    launcher = started("-n", "2", f"--grace={grace}", program(HANGS))
+    until_ready(launcher)
+    begin = time.monotonic()
+    launcher.send_signal(signal.SIGINT)
+    _, err = launcher.communicate(timeout=60)
+    # SIGINT and SIGTERM have their time, and the launcher needs some on a loaded host.
+    assert time.monotonic() - begin < 2 * grace + 15
+    assert launcher.returncode == 130
+    assert "flight records of 2 of 2 processes" in err
+    assert "rank 0 (process 0, cpu:0) last completed psum(float32[1]) #1" in err
+    assert "axes ('i',), lane 'b'" in err
+    # What the processes said to do can be done.
+    (said,) = {
+        line.partition("compare all with ")[2]
+        for line in err.splitlines()
+        if "compare all with " in line
+    }
+    python, *arguments = shlex.split(said)
+    assert python == "python"
+    folder = os.path.dirname(arguments.pop())
+    files = [os.path.join(folder, name) for name in os.listdir(folder)]
+    done = subprocess.run(
+        [sys.executable, *arguments, *files],
+        env=os.environ | {"JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout in err
 
 
 def test_the_processes_end_with_a_launcher_that_is_killed(

@@ -3,7 +3,6 @@
 import os
 import pathlib
 import selectors
-import tempfile
 import time
 
 import pytest
@@ -165,6 +164,31 @@ while True: {FOREVER}
     assert lines == ["[0] asked to end", "[0] dumped", "[1] asked to end"]
 
 
+def test_whoever_does_not_heed_an_interruption_is_asked_for_its_record(launch):
+    status, out, err = launch(
+        f"""
+if i == 1:
+    signal.signal(signal.SIGINT, lambda *_: (print("heeds"), os._exit(0)))
+    tell("ready1")
+    while True: {FOREVER}
+for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGTERM):
+    signal.signal(number, lambda got, _: print("got", signal.Signals(got).name))
+hear("ready1")
+os.kill(os.getppid(), signal.SIGINT)
+while True: {FOREVER}
+""",
+        grace=0.6,
+    )
+    assert status == 130
+    assert sorted(out.splitlines()) == [
+        "[0] got SIGINT", "[0] got SIGTERM", "[0] got SIGUSR1", "[1] heeds",
+    ]  # fmt: skip
+    assert [line.split()[-1] for line in out.splitlines() if line[1] == "0"] == [
+        "SIGINT", "SIGUSR1", "SIGTERM",
+    ]  # fmt: skip
+    assert "still running, now killed: 0" in err
+
+
 def test_what_the_processes_have_started_ends_too(launch, assert_gone):
     status, out, _ = launch(
         "child = subprocess.Popen(['sleep', '1000'])\nprint(f'pid={child.pid}')"
@@ -181,9 +205,7 @@ def test_the_run_may_be_given_a_time(launch, assert_gone):
     assert_gone(pids(out), seconds=0)
 
 
-def test_no_file_stays(launch, monkeypatch, tmp_path):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
-    (tmp_path / "temporary").mkdir()
+def test_no_file_stays(launch, tmp_path):
     status, out, _ = launch("print(note('')); tell('x'); sys.exit(1)", processes=1)
     folder = pathlib.Path(out.strip().removeprefix("[0] "))
     assert status == 1

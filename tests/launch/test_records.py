@@ -39,13 +39,39 @@ def test_a_failed_run_ends_with_the_merged_records(
         WRITES + "tell(f'{i}'); hear('0'); hear('1'); sys.exit(3)"
     )
     assert (status, out) == (3, "")
-    assert err.splitlines()[-1] == "merged 0 1"
-    assert (tmp_path / "flight-record-1.json").exists() == own
+    lines = err.splitlines()
+    kept = tmp_path
+    if not own:
+        # The processes themselves have named it: it has to be there.
+        (kept,) = (tmp_path / "temporary").iterdir()
+        assert lines.pop() == (
+            f"jaxcomm.launch: {kept} keeps the flight records; JAXCOMM_DUMP_DIR names "
+            "another folder for those of the next run"
+        )
+    assert lines[-1] == "merged 0 1"
+    assert (kept / "flight-record-1.json").read_text() == "1"
+    assert own == (list((tmp_path / "temporary").iterdir()) == [])
 
 
 @pytest.mark.multiprocess
-def test_a_run_without_failure_prints_none(merge, launch):
-    assert launch(WRITES) == (0, "", "")
+def test_a_run_without_failure_compares_none_and_keeps_them(merge, launch, tmp_path):
+    status, out, err = launch(WRITES)
+    (kept,) = (tmp_path / "temporary").iterdir()
+    assert (status, out) == (0, "")
+    assert err.startswith(f"jaxcomm.launch: {kept} keeps the flight records; ")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.multiprocess
+def test_an_interrupted_run_ends_with_the_merged_records(merge, launch):
+    status, _, err = launch(
+        WRITES
+        + "tell(f'{i}'); hear('0'); hear('1')\n"
+        + "if i == 0: os.kill(os.getppid(), signal.SIGINT)\n"
+        + "time.sleep(1000)"
+    )
+    assert status == 130
+    assert err.splitlines()[-2] == "merged 0 1"
 
 
 def test_no_records_are_no_table(merge, tmp_path, capsys):
