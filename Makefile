@@ -53,8 +53,9 @@ help: ## list the targets
 demo: $(VENV)/.extra-demo ## train a small language model over a ring of virtual devices
 	@$(RUN) -m jaxcomm.demo $(ARGS)
 
+# worksteal: a worker has whole files, and with them what their tests share.
 test: $(VENV)/.extra-test cpptest ## C++ and Python tests against the installed package
-	@JAXCOMM_TEST_FAKE_NCCL="$(abspath $(BUILD))/libjaxcomm_fake_nccl.so" $(RUN) -m pytest -n $(TEST_WORKERS) $(ARGS)
+	@JAXCOMM_TEST_FAKE_NCCL="$(abspath $(BUILD))/libjaxcomm_fake_nccl.so" $(RUN) -m pytest -n $(TEST_WORKERS) --dist worksteal $(ARGS)
 
 install: $(VENV)/.extra-$(EXTRAS) ## make .venv and install jaxcomm into it
 	@echo 'jaxcomm is installed: source $(BIN)/activate'

@@ -12,6 +12,12 @@ from jaxcomm.attention.layout import positions as positions
 from jaxcomm.attention.layout import reorder as reorder
 from jaxcomm.attention.layout import restore as restore
 from jaxcomm.attention.ring import ring_attention as ring_attention
+from jaxcomm.cache import Communicators as Communicators
+from jaxcomm.cache import communicators as communicators
+from jaxcomm.cache import counters as counters
+from jaxcomm.cache import finalize as finalize
+from jaxcomm.cache import init as init
+from jaxcomm.cache import memory_report as memory_report
 from jaxcomm.collectives.all_gather import all_gather as all_gather
 from jaxcomm.collectives.all_reduce import pmax as pmax
 from jaxcomm.collectives.all_reduce import pmean as pmean
@@ -46,12 +52,6 @@ from jaxcomm.collectives.start_done import ring_shift_done as ring_shift_done
 from jaxcomm.collectives.start_done import ring_shift_start as ring_shift_start
 from jaxcomm.collectives.vary import pvary as pvary
 from jaxcomm.communicator import Communicator as Communicator
-from jaxcomm.communicator import Communicators as Communicators
-from jaxcomm.communicator import communicators as communicators
-from jaxcomm.communicator import counters as counters
-from jaxcomm.communicator import finalize as finalize
-from jaxcomm.communicator import init as init
-from jaxcomm.communicator import memory_report as memory_report
 from jaxcomm.diagnostics.flight_record import FlightRecord as FlightRecord
 from jaxcomm.diagnostics.flight_record import flight_record as flight_record
 from jaxcomm.errors import CommunicatorError as CommunicatorError

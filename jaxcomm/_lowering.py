@@ -21,7 +21,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxcomm import _ffi, _jax_compat, communicator, config, mesh_groups
+from jaxcomm import _ffi, _jax_compat, cache, config, mesh_groups
 
 
 def settled_backend(backend: str | None) -> str | None:
@@ -32,7 +32,7 @@ def settled_backend(backend: str | None) -> str | None:
     """
     if backend is not None or config.backend() != "xla":
         return backend
-    live = communicator.communicators()
+    live = cache.communicators()
     return "xla" if all(member.backend == "xla" for member in live) else None
 
 
@@ -180,7 +180,7 @@ def _transport(
     part = mesh_groups.partition(grid, axes, index_groups)
     if max(part.sizes) == 1:
         return None, 1, functools.partial(_lower_alone, collective, **own)
-    comm = communicator.for_lowering(mesh, axes, index_groups, lane, backend)
+    comm = cache.for_lowering(mesh, axes, index_groups, lane, backend)
     if comm.backend == "xla":
         return comm, part.sizes[0], to_xla
     if comm.backend == "nccl":

@@ -96,6 +96,11 @@ def only_one_group(x):
 
 attempt("a group of several", only_one_group, mesh=grid, axes=("a", "b"))
 
+# A deadline of its own.
+os.environ["JAXCOMM_TIMEOUT"] = "60"
+jaxcomm.init(mesh, "i", lanes="hasty", timeout=0.5)
+attempt("own deadline", late(2, 1.2, lambda x: jaxcomm.psum(x, "i", lane="hasty")))
+
 # Closing while three ranks wait; the fourth comes when it is closed.
 closed = threading.Event()
 
@@ -111,7 +116,6 @@ def close_when_waiting():
     closed.set()
 
 
-os.environ["JAXCOMM_TIMEOUT"] = "60"
 jaxcomm.finalize()
 jaxcomm.init(mesh, "i", lanes="doomed")
 closer = threading.Thread(target=close_when_waiting)
@@ -140,7 +144,7 @@ def report():
 
 FAILING = (
     "psum", "all_gather", "ppermute", "different collectives", "one branch without",
-    "a group of several", "closed while waiting",
+    "a group of several", "own deadline", "closed while waiting",
 )  # fmt: skip
 
 
@@ -198,6 +202,11 @@ def test_an_error_names_axes_and_rank_within_the_group(report):
     text = report["a group of several"]["text"]
     assert "psum(float32[1]) over axes ('a',): rank 1 of 2 (cpu:3)" in text
     assert "for rank 0." in text
+
+
+def test_a_communicator_may_have_a_deadline_of_its_own(report):
+    assert report["own deadline"]["type"] == "JaxRuntimeError"
+    assert "waited 0.5 s for rank 2" in report["own deadline"]["text"]
 
 
 def test_closing_a_communicator_wakes_who_waits_in_it(report):

@@ -8,6 +8,7 @@ import hashlib
 import os
 import warnings
 import weakref
+from typing import TYPE_CHECKING
 
 import jax
 
@@ -15,13 +16,16 @@ from jaxcomm import _ffi, bootstrap, config
 from jaxcomm.errors import CommunicatorError
 from jaxcomm.nccl import library
 
+if TYPE_CHECKING:
+    from jaxcomm.communicator import Communicator
+
 # By the devices of the mesh, in order of their ids, and what its policy sets.
 _worlds: weakref.WeakValueDictionary = weakref.WeakValueDictionary()
 # Why NCCL cannot serve devices of a platform, by the processes that agreed on it.
 _refusals: dict[tuple, str | None] = {}
 
 
-def create(mesh, part, key: int, lane: str, platform: str, policy, shares: bool):
+def create(mesh, part, member: "Communicator", policy, shares: bool):
     """Makes a communicator and the mesh's own, if that is not there yet.
 
     Every process of the mesh must call this, in the same order.
@@ -38,11 +42,11 @@ def create(mesh, part, key: int, lane: str, platform: str, policy, shares: bool)
         world = _world(mesh, policy, shares)
         _ffi.create_nccl(
             world=world,
-            key=key,
+            key=member.key,
             axes=str(part.axes),
-            lane=lane,
-            platform=platform,
-            timeout_seconds=config.timeout_seconds(),
+            lane=member.lane,
+            platform=member.platform,
+            timeout_seconds=member.timeout,
             groups=[list(group) for group in part.groups],
             processes=[[process_of[id_] for id_ in group] for group in part.groups],
             numbers=_numbers(policy, shares),
@@ -55,39 +59,39 @@ def create(mesh, part, key: int, lane: str, platform: str, policy, shares: bool)
         if not isinstance(error, RuntimeError):
             raise
         raise CommunicatorError(
-            f"NCCL did not make a communicator over axes {part.axes} (lane {lane!r}) "
-            f"of {mesh.devices.size} devices: {error}"
+            f"NCCL did not make a communicator over axes {part.axes} (lane "
+            f"{member.lane!r}) of {mesh.devices.size} devices: {error}"
         ) from None
     return world
 
 
-def borrow(mesh, part, key: int, lane: str, platform: str) -> None:
+def borrow(mesh, part, member: "Communicator") -> None:
     """Makes a communicator that borrows XLA's for each of its operations.
 
     Raises:
       CommunicatorError: where XLA lends none.
     """
-    if platform == "cpu" or not _ffi.can_borrow():
+    if member.platform == "cpu" or not _ffi.can_borrow():
         found = (
             "these are CPU devices"
-            if platform == "cpu"
+            if member.platform == "cpu"
             else "this package was built with an older one"
         )
         raise CommunicatorError(
-            f"CommPolicy(source='xla') for axes {part.axes} (lane {lane!r}): XLA lends "
-            f"communicators of NVIDIA GPUs from jaxlib 0.11.2 on, and {found}. Use "
-            f"source='own'"
+            f"CommPolicy(source='xla') for axes {part.axes} (lane {member.lane!r}): "
+            f"XLA lends communicators of NVIDIA GPUs from jaxlib 0.11.2 on, and "
+            f"{found}. Use source='own'"
         )
     place_of = {device.id: place for place, device in enumerate(mesh.devices.flat)}
     # 0 and 1 are XLA's collectives and sends.
-    digest = hashlib.sha256(lane.encode()).digest()
+    digest = hashlib.sha256(member.lane.encode()).digest()
     communication_id = 16 + int.from_bytes(digest[:3], "little")
     _ffi.borrow_nccl(
-        key=key,
+        key=member.key,
         axes=str(part.axes),
-        lane=lane,
-        platform=platform,
-        timeout_seconds=config.timeout_seconds(),
+        lane=member.lane,
+        platform=member.platform,
+        timeout_seconds=member.timeout,
         groups=[list(group) for group in part.groups],
         devices=[(device.id, ordinal(device)) for device in mesh.local_devices],
         places=[[place_of[id_] for id_ in group] for group in part.groups],

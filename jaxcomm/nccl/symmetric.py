@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxcomm import _ffi, _jax_compat, communicator
+from jaxcomm import _ffi, _jax_compat, cache
+from jaxcomm.communicator import Communicator
 from jaxcomm.errors import CommunicatorError
 from jaxcomm.nccl import communicators, registration
 
@@ -81,7 +82,7 @@ class SymmetricPool:
             raise CommunicatorError(f"SymmetricPool: {refusal}")
         self.mesh = mesh
         self.closed = False
-        self._how: dict[communicator.Communicator, str] = {}
+        self._how: dict[Communicator, str] = {}
         ordinals = [communicators.ordinal(device) for device in mesh.local_devices]
         refused = None
         try:
@@ -92,9 +93,7 @@ class SymmetricPool:
         self.number = registration.add(self)
         try:
             self._register(
-                member
-                for member in communicator.communicators()
-                if self._is_for(member)
+                member for member in cache.communicators() if self._is_for(member)
             )
         except BaseException:
             self.close()
@@ -128,7 +127,7 @@ class SymmetricPool:
         """
         return {
             member: self._how.get(member, "CommPolicy(symmetric=False)")
-            for member in communicator.communicators()
+            for member in cache.communicators()
             if not self.closed and member.world is not None
             if self._has_devices_of(member)
         }

@@ -23,7 +23,7 @@ class Attention(NamedTuple):
     grad_value: Any = None
 
 
-def dense_attention(query, key, value, *, is_causal=False, grads=None, chunk=1024):
+def dense_attention(query, key, value, *, is_causal=False, grads=None, chunk=256):
     """Attend in float64, a chunk of queries at a time, with gradients by hand.
 
     Args:
@@ -32,15 +32,17 @@ def dense_attention(query, key, value, *, is_causal=False, grads=None, chunk=102
       grads: (B, T, N, D) and (B, T, N), the gradients of out and lse.
       chunk: queries at a time.
     """
-    query, key, value = (np.asarray(x, np.float64) for x in (query, key, value))
-    group = query.shape[2] // key.shape[2]
-    key, value = (np.repeat(x, group, 2) for x in (key, value))
+    # Heads before tokens: products of matrices, which BLAS makes.
+    query, key, value = (_heads_first(x) for x in (query, key, value))
+    group = query.shape[1] // key.shape[1]
+    key, value = (np.repeat(x, group, 1) for x in (key, value))
     scale = query.shape[3] ** -0.5
     out, lse = np.zeros_like(query), np.zeros(query.shape[:3])
     grad_query, grad_key, grad_value = map(np.zeros_like, (query, key, value))
-    for start in range(0, query.shape[1], chunk):
+    for start in range(0, query.shape[2], chunk):
         rows = slice(start, start + chunk)
-        scores = scale * np.einsum("btnd,bsnd->bnts", query[:, rows], key)
+        keys = slice(start + chunk if is_causal else None)
+        scores = scale * query[:, :, rows] @ key[:, :, keys].mT
         if is_causal:
             row, column = np.ogrid[: scores.shape[2], : scores.shape[3]]
             scores[:, :, start + row < column] = -np.inf
@@ -48,28 +50,28 @@ def dense_attention(query, key, value, *, is_causal=False, grads=None, chunk=102
         weights = np.exp(scores - top)
         total = weights.sum(-1, keepdims=True)
         weights /= total
-        lse[:, rows] = (top + np.log(total))[..., 0].swapaxes(1, 2)
-        out[:, rows] = np.einsum("bnts,bsnd->btnd", weights, value)
+        lse[:, :, rows] = (top + np.log(total))[..., 0]
+        out[:, :, rows] = weights @ value[:, :, keys]
         if grads is None:
             continue
-        grad_out, grad_lse = (np.asarray(x, np.float64)[:, rows] for x in grads)
-        delta = ((grad_out * out[:, rows]).sum(-1) - grad_lse).swapaxes(1, 2)
-        grad_scores = np.einsum("btnd,bsnd->bnts", grad_out, value) - delta[..., None]
+        grad_out, grad_lse = (_heads_first(x)[:, :, rows] for x in grads)
+        delta = (grad_out * out[:, :, rows]).sum(-1) - grad_lse
+        grad_scores = grad_out @ value[:, :, keys].mT - delta[..., None]
         grad_scores *= weights * scale
-        grad_query[:, rows] = np.einsum("bnts,bsnd->btnd", grad_scores, key)
-        grad_key += np.einsum("bnts,btnd->bsnd", grad_scores, query[:, rows])
-        grad_value += np.einsum("bnts,btnd->bsnd", weights, grad_out)
+        grad_query[:, :, rows] = grad_scores @ key[:, :, keys]
+        grad_key[:, :, keys] += grad_scores.mT @ query[:, :, rows]
+        grad_value[:, :, keys] += weights.mT @ grad_out
     if grads is None:
-        return Attention(out, lse)
-    batch, tokens, heads, depth = key.shape
-    shape = (batch, tokens, heads // group, group, depth)
-    return Attention(
-        out,
-        lse,
-        grad_query,
-        grad_key.reshape(shape).sum(3),
-        grad_value.reshape(shape).sum(3),
-    )
+        return Attention(out.swapaxes(1, 2), lse.swapaxes(1, 2))
+    batch, heads, tokens, depth = key.shape
+    shape = (batch, heads // group, group, tokens, depth)
+    grad_key, grad_value = (x.reshape(shape).sum(2) for x in (grad_key, grad_value))
+    results = out, lse, grad_query, grad_key, grad_value
+    return Attention(*(x.swapaxes(1, 2) for x in results))
+
+
+def _heads_first(x):
+    return np.asarray(x, np.float64).swapaxes(1, 2)
 
 
 def ring_over(size):
@@ -91,18 +93,23 @@ def attend_in_ring(
 ):
     """Reorder, attend in a ring of ``size`` devices, restore; any lengths.
 
-    Only the ring is jitted: reordering a sharded array makes XLA add collectives of its
-    own, which are not what is tested here.
+    The ring is jitted alone: reordering a sharded array makes XLA add collectives of
+    its own, which are not what is tested here.
     """
     length, key_length = query.shape[1], key.shape[1]
     mesh = ring_over(size)
 
+    @jax.jit
     def deal(x):
         return reorder(x, size, schedule=schedule)
 
-    def gather(x, length):
-        # Through the host: see above.
-        return restore(jax.device_get(x), size, schedule=schedule, length=length)
+    @jax.jit
+    def gather(results, gradients):
+        def whole(x, length):
+            return restore(x, size, schedule=schedule, length=length)
+
+        lengths = (length, key_length, key_length)
+        return *whole(results, length), *map(whole, gradients, lengths)
 
     def local(query, key, value):
         return ring_attention(
@@ -130,10 +137,8 @@ def attend_in_ring(
 
     sharding = jax.NamedSharding(mesh, SPLIT)
     blocks = jax.device_put(deal(((query, key, value), grads)), sharding)
-    result, gradients = run(*blocks)
-    lengths = (length, key_length, key_length)
-    gradients = [gather(x, n) for x, n in zip(gradients, lengths, strict=False)]
-    return Attention(*gather(result, length), *gradients)
+    # Through the host: see above.
+    return Attention(*gather(*jax.device_get(run(*blocks))))
 
 
 def random_inputs(shape, key_shape=None, dtype=jnp.float32, seed=0):
@@ -142,7 +147,8 @@ def random_inputs(shape, key_shape=None, dtype=jnp.float32, seed=0):
     key_shape = key_shape or shape
 
     def normal(shape, dtype):
-        return jnp.asarray(rng.standard_normal(shape), dtype)
+        # Rounded by numpy: nothing to compile.
+        return jnp.asarray(rng.standard_normal(shape).astype(dtype))
 
     inputs = [normal(s, dtype) for s in (shape, key_shape, key_shape)]
     return (*inputs, (normal(shape, dtype), normal(shape[:3], jnp.float32)))

@@ -102,27 +102,33 @@ def test_grouped_heads_travel_without_being_replicated(monkeypatch, mesh_of, inp
 SHAPE = (1, 256, 4, 64)  # of a rank's queries, keys and values
 
 
-def _temporary_bytes(size, mesh_of, backward, options, dtype=jnp.float32):
-    whole = _whole(size, mesh_of)
-    function = whole
-    if backward:
-        function = jax.grad(lambda *x: (whole(*x) ** 2).sum(), (0, 1, 2))
-    array = jax.ShapeDtypeStruct(
-        (1, SHAPE[1] * size, *SHAPE[2:]),
-        dtype,
-        sharding=jax.NamedSharding(mesh_of(size), SPLIT),
-    )
-    lowered = jax.jit(function).lower(array, array, array)
-    compiled = lowered.compile(compiler_options=options)
-    return compiled.memory_analysis().temp_size_in_bytes
+@pytest.fixture(scope="module")
+def temporary_bytes(mesh_of, as_users_compile):
+    """Gives ``temporary_bytes(size, backward, dtype, overlaps)`` of a compiled ring."""
+
+    @functools.cache
+    def compile(size, backward, dtype="float32", overlaps=True):
+        whole = _whole(size, mesh_of)
+        function = whole
+        if backward:
+            function = jax.grad(lambda *x: (whole(*x) ** 2).sum(), (0, 1, 2))
+        array = jax.ShapeDtypeStruct(
+            (1, SHAPE[1] * size, *SHAPE[2:]),
+            dtype,
+            sharding=jax.NamedSharding(mesh_of(size), SPLIT),
+        )
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(ring_module, "_OVERLAPS", overlaps)
+            lowered = jax.jit(function).lower(array, array, array)
+        compiled = lowered.compile(compiler_options=as_users_compile)
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    return compile
 
 
 @pytest.mark.parametrize("backward", [False, True])
-def test_memory_does_not_grow_with_the_ring(mesh_of, as_users_compile, backward):
-    temporary = [
-        _temporary_bytes(size, mesh_of, backward, as_users_compile)
-        for size in (2, 4, 8)
-    ]
+def test_memory_does_not_grow_with_the_ring(temporary_bytes, backward):
+    temporary = [temporary_bytes(size, backward) for size in (2, 4, 8)]
     assert max(temporary) < 1.05 * min(temporary), temporary
 
 
@@ -130,12 +136,10 @@ def test_memory_does_not_grow_with_the_ring(mesh_of, as_users_compile, backward)
 @pytest.mark.parametrize("backward", [False, True])
 @pytest.mark.parametrize("size", [2, 4, 8])
 def test_overlap_costs_the_memory_of_what_is_on_its_way(
-    monkeypatch, mesh_of, as_users_compile, size, backward, dtype
+    temporary_bytes, size, backward, dtype
 ):
-    arguments = (size, mesh_of, backward, as_users_compile, dtype)
-    overlapped = _temporary_bytes(*arguments)
-    monkeypatch.setattr(ring_module, "_OVERLAPS", False)
-    blocking = _temporary_bytes(*arguments)
+    overlapped = temporary_bytes(size, backward, dtype)
+    blocking = temporary_bytes(size, backward, dtype, overlaps=False)
     elements = 2 * math.prod(SHAPE)
     one_block = elements * jnp.dtype(dtype).itemsize
     # Backward, the gradients of a block travel beside another, in float32.

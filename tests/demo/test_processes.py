@@ -12,47 +12,79 @@ import jaxcomm
 pytestmark = pytest.mark.multiprocess
 LAUNCHER = ("-m", "jaxcomm.launch", "-n", "2", "--devices-per-process", "2")
 DEMO = ("-m", "jaxcomm.demo", "--sequence=61", "--layers=2", "--width=16")
+MESH = ("--data=2", "--context=2")
 # The means over the batch are summed in another order.
 TOLERANCE = 1e-4
 
 
-@pytest.fixture
-def start(tmp_path):
-    """Returns ``start(*arguments)``: a Python that runs in a folder with a text."""
-    lines = "".join(f"{i} squared is {i * i}\n" for i in range(999))
-    (tmp_path / "text.txt").write_text(lines)
-    # Its own number of devices.
-    environment = os.environ | {"XLA_FLAGS": os.environ["QUICK_XLA_FLAGS"]}
-    # The package under test, installed or not.
-    environment["PYTHONPATH"] = str(pathlib.Path(jaxcomm.__file__).parents[1])
-    started = []
+class Folder:
+    """A folder with a text, and the Pythons that run in it."""
 
-    def call(*arguments):
-        started.append(
+    def __init__(self, path, cache):
+        self.path = path
+        lines = "".join(f"{i} squared is {i * i}\n" for i in range(999))
+        (path / "text.txt").write_text(lines)
+        # Its own number of devices.
+        self._environment = os.environ | {"XLA_FLAGS": os.environ["QUICK_XLA_FLAGS"]}
+        # The package under test, installed or not.
+        package = pathlib.Path(jaxcomm.__file__)
+        self._environment["PYTHONPATH"] = str(package.parents[1])
+        # What one run has compiled the next ones need not.
+        self._environment["JAX_COMPILATION_CACHE_DIR"] = str(cache)
+        self._environment["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+        self._started = []
+
+    def start(self, *arguments):
+        self._started.append(
             subprocess.Popen(
                 [sys.executable, *arguments, "--text=text.txt"],
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
-                cwd=tmp_path,
-                env=environment,
+                cwd=self.path,
+                env=self._environment,
             )
         )
-        return started[-1]
+        return self._started[-1]
 
-    yield call
-    for process in started:
-        process.kill()
-        process.communicate()
+    def stop(self):
+        for process in self._started:
+            process.kill()
+            process.communicate()
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("compiled")
+
+
+@pytest.fixture
+def start(tmp_path, cache):
+    """Returns ``start(*arguments)``: a Python that runs in a folder with a text."""
+    folder = Folder(tmp_path, cache)
+    yield folder.start
+    folder.stop()
+
+
+@pytest.fixture(scope="module")
+def after_one(tmp_path_factory, cache):
+    """The folder, and the losses, of three steps in one process."""
+    folder = Folder(tmp_path_factory.mktemp("demo"), cache)
+    process = folder.start(*DEMO, *MESH, "--nocheck", "--steps=3", "--output=one")
+    out, err = process.communicate(timeout=100)
+    assert process.returncode == 0, err
+    yield folder, losses(out)
+    folder.stop()
 
 
 def losses(out):
     return [float(loss) for loss in re.findall(r"step \d+/\d+  loss ([\d.]+)", out)]
 
 
-def test_trains_as_in_one_process(start):
-    mesh = ("--data=2", "--context=2")
-    process = start(*LAUNCHER, *DEMO, *mesh, "--steps=3", "--output=several")
+def test_trains_as_in_one_process(after_one):
+    folder, losses_of_one = after_one
+    # The same settings and seed.
+    process = folder.start(*LAUNCHER, *DEMO, *MESH, "--steps=3", "--output=several")
     out, err = process.communicate(timeout=200)
     assert process.returncode == 0, err
     assert err == ""
@@ -61,24 +93,17 @@ def test_trains_as_in_one_process(start):
     assert out.count("allowed 1.0e-04: equal") == 1
     assert out.count("data x context  default  host     4     1") == 1
     assert out.count("the model goes on") == 1
-
-    # The same settings and seed.
-    process = start(*DEMO, *mesh, "--nocheck", "--steps=3", "--output=one")
-    out_of_one, err = process.communicate(timeout=100)
-    assert process.returncode == 0, err
     assert len(losses(out)) == 3
-    assert losses(out) == pytest.approx(losses(out_of_one), abs=TOLERANCE)
+    assert losses(out) == pytest.approx(losses_of_one, abs=TOLERANCE)
 
 
-def test_resumes_what_one_process_saved(start):
-    mesh = ("--data=2", "--context=2", "--nocheck", "--output=both")
-    process = start(*DEMO, *mesh, "--steps=1")
-    _, err = process.communicate(timeout=100)
-    assert process.returncode == 0, err
-    process = start(*LAUNCHER, *DEMO, *mesh, "--steps=2", "--resume")
+def test_resumes_what_one_process_saved(after_one):
+    folder, _ = after_one
+    words = (*DEMO, *MESH, "--nocheck", "--steps=4", "--output=one", "--resume")
+    process = folder.start(*LAUNCHER, *words)
     out, err = process.communicate(timeout=200)
     assert process.returncode == 0, err
-    assert out.count("goes on after step 1") == 1
+    assert out.count("goes on after step 3") == 1
     assert len(losses(out)) == 1
 
 

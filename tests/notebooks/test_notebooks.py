@@ -55,7 +55,9 @@ def make_client(tmp_path, monkeypatch):
 
     def make(notebook, quick=True):
         # Without the tests' number of devices: the notebook asks for its own.
-        flags = os.environ["QUICK_XLA_FLAGS"] if quick else ""
+        flags = os.environ["QUICK_XLA_FLAGS"]
+        if not quick:
+            flags = flags.replace("optimization_level=0", "optimization_level=1")
         monkeypatch.setenv("XLA_FLAGS", flags)
         client = nbclient.NotebookClient(
             notebook,

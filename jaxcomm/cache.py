@@ -1,0 +1,373 @@
+"""The communicators of this process: make, find, list, count and close them.
+
+One communicator serves one partition: the devices of a mesh, divided into groups
+by some of its axes. It is made by :func:`init`, or when a program that needs it is
+lowered, and never by running one.
+"""
+
+import atexit
+import contextlib
+import datetime
+import threading
+from collections.abc import Iterable, Sequence
+
+import jax
+
+from jaxcomm import (
+    _ffi,
+    _targets,
+    backends,
+    bootstrap,
+    config,
+    ending,
+    mesh_groups,
+)
+from jaxcomm.accounts import Counters, MemoryRow
+from jaxcomm.communicator import DEFAULT_LANE, Communicator
+from jaxcomm.communicator_table import Communicators
+from jaxcomm.diagnostics import dumps
+from jaxcomm.errors import CommunicatorError
+from jaxcomm.nccl import communicators as nccl
+from jaxcomm.nccl import registration
+from jaxcomm.nccl.policy import CommPolicy
+
+_lock = threading.RLock()
+_live: dict[int, Communicator] = {}
+# The backend, policy and timeout init() chose, by (grid, axes, index groups, lane).
+_chosen: dict[tuple, tuple[str, CommPolicy, float | None]] = {}
+# Communicators of each key that there were: one made anew never meets its predecessor.
+_generations: dict[int, int] = {}
+_counts = {"created": 0, "split": 0, "borrowed": 0, "destroyed": 0}
+
+
+def init(
+    mesh: jax.sharding.Mesh,
+    axes: str | Sequence | None = None,
+    *,
+    lanes: str | Sequence[str] = (DEFAULT_LANE,),
+    backend: str | None = None,
+    policy: CommPolicy | None = None,
+    timeout: float | datetime.timedelta | None = None,
+) -> Communicators:
+    """Makes the communicators of a mesh ahead of the first program that needs them.
+
+    Call it with the same arguments on every process. What is live already is kept,
+    so calling it again costs nothing.
+
+    Args:
+      mesh: a ``jax.sharding.Mesh``.
+      axes: an axis name or a tuple of names makes one communicator over those axes
+        together; a list makes one for each of its entries. If None, one for each
+        axis, and one over all axes if there are several.
+      lanes: names of lanes, one communicator each. The ``host`` backend matches
+        operations one by one, so that independent ones overlap within a lane as well:
+        there a lane is a name to count and to close by. With ``nccl`` operations of a
+        lane run one after the other, those of lanes with resources of their own may
+        overlap. ``xla`` ignores it.
+      backend: ``"host"``, ``"nccl"``, ``"xla"``, or None: the ``JAXCOMM_BACKEND``
+        variable, else ``"nccl"`` for NVIDIA GPUs where NCCL can be loaded, ``"host"``
+        for CPU devices whose groups lie on one host, ``"xla"`` for the rest.
+        Programs compiled later use the choice; one compiled earlier keeps the
+        communicator it was compiled for.
+      policy: how NCCL makes them; other backends ignore it.
+      timeout: seconds (or a ``datetime.timedelta``) that a rank waits for the others in
+        one of their operations before it raises. If None, the ``JAXCOMM_TIMEOUT``
+        variable, else 300 s. ``xla`` has deadlines of its own. How long the making of
+        a communicator may take is said by ``JAXCOMM_TIMEOUT`` alone.
+
+    Returns:
+      The communicators, a sequence that prints as a table.
+
+    Raises:
+      TypeError: if mesh is not a concrete mesh, lanes are no names, policy is no
+        :class:`CommPolicy`, or timeout is no number.
+      ValueError: if an axis is not one of the mesh's, the backend is unknown, or the
+        timeout is not positive.
+      CommunicatorError: if the backend cannot serve these devices or failed to, the
+        bound on live communicators is reached, or one that is live has another timeout
+        than the one asked for.
+
+    Example:
+      >>> mesh = jax.make_mesh((2, 4), ("data", "context"))  # doctest: +SKIP
+      >>> jaxcomm.init(mesh, ["data", ("data", "context")])  # doctest: +SKIP
+      mesh axes       lane     backend  size  groups  calls  bytes  memory  state
+      --------------  -------  -------  ----  ------  -----  -----  ------  -----
+      data            default  host     2     4       0      0 B    1.1 kB  live
+      data x context  default  host     8     1       0      0 B    392 B   live
+    """
+    if not isinstance(mesh, jax.sharding.Mesh):
+        raise TypeError(
+            f"init: mesh must be a jax.sharding.Mesh, got {type(mesh).__name__}. An "
+            f"abstract mesh has no devices to make communicators for."
+        )
+    lanes = _lane_names(lanes)
+    if policy is None:
+        policy = CommPolicy()
+    elif not isinstance(policy, CommPolicy):
+        raise TypeError(
+            f"init: policy must be a jaxcomm.CommPolicy or None, got {policy!r}. Pass "
+            f"its fields by name, as in jaxcomm.CommPolicy(max_ctas=8)."
+        )
+    seconds = _seconds(timeout)
+    if axes is None:
+        wanted = [(name,) for name in mesh.axis_names]
+        if len(wanted) > 1:
+            wanted.append(tuple(mesh.axis_names))
+    elif isinstance(axes, list):
+        wanted = [mesh_groups.canonical_axes(entry) for entry in axes]
+    else:
+        wanted = [mesh_groups.canonical_axes(axes)]
+    grid = mesh_groups.grid_of(mesh)
+    parts = [mesh_groups.partition(grid, entry) for entry in wanted]
+    with _lock:
+        made = []
+        for part in parts:
+            for lane in lanes:
+                choice = backends.choose(mesh, part, lane, backend)
+                place = grid, part.axes, part.index_groups, lane
+                member = _described(grid, part, lane, mesh, choice, policy, seconds)
+                _check_timeout(_live.get(member.key), seconds)
+                _chosen[place] = choice.backend, policy, seconds
+                made.append(_find_or_create(member, mesh, part, choice))
+        return Communicators(made)
+
+
+def for_lowering(
+    mesh: jax.sharding.Mesh,
+    axes: tuple[str, ...],
+    index_groups: mesh_groups.IndexGroups,
+    lane: str | None,
+    backend: str | None,
+) -> Communicator:
+    """Returns the communicator a program being lowered needs, made if missing."""
+    grid = mesh_groups.grid_of(mesh)
+    lane = DEFAULT_LANE if lane is None else lane
+    part = mesh_groups.partition(grid, axes, index_groups)
+    with _lock:
+        chosen = _chosen.get((grid, part.axes, part.index_groups, lane))
+        if chosen is None and index_groups is not None:
+            chosen = _chosen.get((grid, part.axes, None, lane))
+        chosen_backend, policy, seconds = chosen or (None, CommPolicy(), None)
+        _check_lane(lane)
+        choice = backends.choose(mesh, part, lane, backend or chosen_backend)
+        member = _described(grid, part, lane, mesh, choice, policy, seconds)
+        return _find_or_create(member, mesh, part, choice)
+
+
+def communicators() -> Communicators:
+    """Returns the live communicators, oldest first, as a table.
+
+    Example:
+      >>> len(communicators())  # doctest: +SKIP
+      2
+    """
+    with _lock:
+        return Communicators(_live.values())
+
+
+def counters() -> Counters:
+    """Returns how many communicators this process made and ended."""
+    with _lock:
+        return Counters(live=len(_live), **_counts)
+
+
+def memory_report() -> list[MemoryRow]:
+    """Returns the memory each live communicator holds, oldest first.
+
+    The ``host`` backend moves bytes straight from operand to result within a process
+    and holds a few hundred bytes a rank. All communicators between the same processes
+    share one piece of shared memory, which is told on the row of each of them. What
+    XLA holds for the ``xla`` backend it does not tell: those rows say 0.
+    """
+    members = communicators()
+    arenas = [id(m.neighbors) for m in members if m.neighbors is not None]
+    return [
+        MemoryRow(
+            communicator=member,
+            device_bytes=member.stats()["device_bytes"],
+            parent_bytes=member.world.device_bytes if member.world else 0,
+            host_bytes=member.stats()["host_bytes"],
+            shared_bytes=_shared_bytes(member),
+            pinned_bytes=0,
+            symmetric_bytes=registration.bytes_with(member),
+            shared=arenas.count(id(member.neighbors)) > 1 or _shares(member),
+        )
+        for member in members
+    ]
+
+
+def _shares(member):
+    is_default = member.lane == DEFAULT_LANE
+    if member.policy is None or member.borrows:
+        return member.borrows
+    return member.policy.shares(is_default)
+
+
+def _shared_bytes(member):
+    if member.neighbors is None or member.neighbors.segment is None:
+        return 0
+    return member.neighbors.segment.resident_bytes()
+
+
+def finalize() -> None:
+    """Closes every communicator and forgets the backends :func:`init` chose.
+
+    Nobody must call it: the process may simply end.
+    """
+    with _lock:
+        for member in list(_live.values()):
+            _drop(member)
+        _chosen.clear()
+        bootstrap.forget()
+        nccl.forget()
+
+
+@atexit.register
+def _end():
+    try:
+        with contextlib.suppress(Exception):  # nobody is left to handle it
+            ending.wait_for_work(communicators())
+    finally:
+        # Ranks still waiting get an error instead of holding the process up.
+        finalize()
+
+
+def _lane_names(lanes) -> tuple[str, ...]:
+    names = (lanes,) if isinstance(lanes, str) else lanes
+    if not isinstance(names, Iterable):
+        raise TypeError(
+            f"init: lanes must be names, got {lanes!r}. Pass one for each lane, as in "
+            f"lanes=('keys', 'values'); how many there may be is CommPolicy(lanes=...)."
+        )
+    names = tuple(names)
+    for name in names:
+        _check_lane(name)
+    return names
+
+
+def _check_lane(lane):
+    if not isinstance(lane, str) or not lane:
+        raise ValueError(f"lane must be a non-empty string, got {lane!r}")
+
+
+def _seconds(timeout) -> float | None:
+    if timeout is None:
+        return None
+    if isinstance(timeout, datetime.timedelta):
+        timeout = timeout.total_seconds()
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float):
+        raise TypeError(
+            f"init: timeout must be a number of seconds, a datetime.timedelta or None, "
+            f"got {timeout!r}"
+        )
+    # Also refuses NaN, which compares false, and infinity: every wait ends.
+    if not 0 < timeout < 1e9:
+        raise ValueError(
+            f"init: timeout must be a positive number of seconds, got {timeout!r}; "
+            f"pass many, such as 86400, for a wait that nearly never ends"
+        )
+    return float(timeout)
+
+
+def _check_timeout(live, seconds):
+    if live is None or seconds is None or live.timeout == seconds:
+        return
+    raise CommunicatorError(
+        f"init: timeout={seconds:g} was asked for, but {live!r} is live with "
+        f"{live.timeout:g} s; close() it first, on every process"
+    )
+
+
+def _described(grid, part, lane, mesh, choice, policy, seconds):
+    platform = mesh.devices.flat[0].platform
+    seconds = seconds or config.timeout_seconds()
+    return Communicator(grid, part, lane, platform, choice, policy, seconds, _close)
+
+
+def _find_or_create(made, mesh, part, choice):
+    if made.key in _live:
+        return _live[made.key]
+    bound = config.max_communicators()
+    if len(_live) >= bound:
+        raise CommunicatorError(
+            f"there are {len(_live)} live communicators, the bound set by "
+            f"JAXCOMM_MAX_COMMUNICATORS; close some (jaxcomm.communicators() lists "
+            f"them) or raise the bound before making one over axes {part.axes}"
+        )
+    if made.borrows:
+        _targets.register(made.platform)
+        dumps.prepare(made.platform)
+        nccl.borrow(mesh, part, made)
+        _counts["borrowed"] += 1
+    elif made.backend == "nccl" and made.size > 1:
+        _check_lanes(made)
+        _targets.register(made.platform)
+        dumps.prepare(made.platform)
+        worlds = {id(member.world) for member in _live.values()}
+        made.world = nccl.create(mesh, part, made, made.policy, _shares(made))
+        _counts["created"] += id(made.world) not in worlds
+        _counts["split"] += 1
+    elif made.backend == "host":
+        _targets.register(made.platform)
+        dumps.prepare(made.platform)
+        shared = {}
+        if choice.neighbors is not None:
+            generation = _generations.get(made.key, 0)
+            _generations[made.key] = generation + 1
+            shared = {
+                "process_set": choice.neighbors.process_set,
+                "processes": [list(ranks) for ranks in choice.processes],
+                "generation": generation,
+            }
+        _ffi.create_host(
+            key=made.key,
+            axes=str(part.axes),
+            lane=made.lane,
+            platform=made.platform,
+            timeout_seconds=made.timeout,
+            groups=[list(group) for group in part.groups],
+            **shared,
+        )
+        _counts["created"] += 1
+    elif made.backend == "xla":
+        _counts["borrowed"] += 1
+    _live[made.key] = made
+    made.closed = False
+    if registration.is_wanted(made):
+        try:
+            for pool in registration.pools(mesh):
+                pool.register_with(made)
+        except BaseException:
+            _drop(made)
+            raise
+    return made
+
+
+def _check_lanes(made):
+    lanes = {
+        member.lane
+        for member in _live.values()
+        if (member.grid, member.axes, member.index_groups, member.backend)
+        == (made.grid, made.axes, made.index_groups, made.backend)
+    }
+    if len(lanes) >= made.policy.lanes:
+        raise CommunicatorError(
+            f"axes {made.axes} have lanes {sorted(lanes)} already, as many as "
+            f"CommPolicy(lanes={made.policy.lanes}) allows; close one, or raise the "
+            f"bound before making lane {made.lane!r}"
+        )
+
+
+def _close(member):
+    with _lock:
+        if not member.closed:
+            _drop(member)
+
+
+def _drop(member):
+    del _live[member.key]
+    member.closed = True
+    _counts["destroyed"] += 1
+    if member.backend == "host" or member.world is not None or member.borrows:
+        _ffi.destroy(member.key)
+    member.world = None

@@ -1,0 +1,146 @@
+"""Collectives in programs: under control flow, donation, nested jit."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxcomm
+
+# float32 sums of a few dozen terms in another order than jax.lax's or numpy's.
+ROUNDING = 2e-5
+
+RING = [(0, 1), (1, 2), (2, 3), (3, 0)]
+SOME = [(0, 2), (3, 1)]
+
+
+@pytest.fixture
+def mesh(mesh_of):
+    return mesh_of((4,), ("i",))
+
+
+@pytest.fixture
+def x(values):
+    return values("float32", (4, 4, 8))
+
+
+def test_control_flow_carries_collectives(stacked, near, mesh, x):
+    def program(lib):
+        def run(x):
+            def step(carry, _):
+                carry = lib.ppermute(jnp.sin(carry), "i", RING) + lib.pmean(carry, "i")
+                return carry, lib.all_gather(carry.sum(), "i")
+
+            scanned = jax.lax.scan(step, x, length=5)
+            looped = jax.lax.fori_loop(
+                0, 4, lambda k, c: lib.ppermute(c, "i", RING) * 0.5 + x, x
+            )
+            steps, _ = jax.lax.while_loop(
+                lambda state: lib.pmax(state[1].max(), "i") < 50.0,
+                lambda state: (state[0] + 1, state[1] * 2),
+                (jnp.int32(0), jnp.abs(x)),
+            )
+            # The same branch everywhere: the predicate is equal on all devices.
+            chosen = jax.lax.cond(
+                lib.psum(x.sum(), "i") > 1e9,
+                lambda x: lib.ppermute(x, "i", RING),
+                lambda x: lib.ppermute(x, "i", SOME),
+                x,
+            )
+            gradient = jax.grad(
+                lambda x: (jax.lax.scan(step, x, length=3)[0] ** 2).sum()
+            )(x)
+            return scanned, looped, steps, chosen, gradient
+
+        return run
+
+    ours = stacked(mesh, program(jaxcomm), x)
+    near(ours, stacked(mesh, program(jax.lax), x), ROUNDING, "", ROUNDING)
+
+
+def test_operands_may_be_donated(mesh, x):
+    spec = jax.P("i")
+    everywhere = jax.NamedSharding(mesh, spec)
+
+    def local(x):
+        x = jaxcomm.ring_shift(x + 1, "i")
+        return jaxcomm.barrier(jaxcomm.scan(x, "i"), "i")
+
+    program = jax.shard_map(local, mesh=mesh, in_specs=spec, out_specs=spec)
+    for call in (
+        local,
+        lambda x: jaxcomm.barrier(x, "i"),
+        lambda x: jaxcomm.psum(x, "i"),
+    ):
+        program = jax.shard_map(call, mesh=mesh, in_specs=spec, out_specs=spec)
+        kept = jax.jit(program)(jax.device_put(x, everywhere))
+        given = jax.device_put(x, everywhere)
+        found = jax.jit(program, donate_argnums=0)(given)
+        np.testing.assert_array_equal(found, kept)
+        assert given.is_deleted()
+
+
+def test_an_operand_that_is_used_again_keeps_its_value(stacked, mesh, x):
+    """barrier hands its operand's buffer on: what else reads it must not notice."""
+
+    def program(x):
+        waited = jaxcomm.barrier(x, "i")
+        changed = waited.at[0].set(100.0)
+        return changed, x, jaxcomm.barrier(waited, "i")
+
+    changed, kept, waited = stacked(mesh, program, x)
+    np.testing.assert_array_equal(kept, x)
+    np.testing.assert_array_equal(waited, x)
+    np.testing.assert_array_equal(changed[:, 1:], x[:, 1:])
+
+
+def test_some_axes_may_stay_automatic(make_mesh, near, values):
+    mesh = make_mesh(a=2, b=4)
+    x = values("float32", (4, 8, 6))
+
+    def run(lib):
+        def local(x):
+            return (
+                lib.psum(x, "b"),
+                lib.all_gather(x, "b", axis=1, tiled=True),
+                lib.ppermute(x, "b", RING),
+                lib.psum_scatter(x, "b", scatter_dimension=1, tiled=True),
+            )
+
+        @jax.jit
+        def program(x):
+            x = jax.lax.with_sharding_constraint(
+                x, jax.NamedSharding(mesh, jax.P("b", None, "a"))
+            )
+            return jax.shard_map(
+                local,
+                mesh=mesh,
+                axis_names={"b"},
+                in_specs=jax.P("b"),
+                out_specs=(jax.P(), jax.P("b"), jax.P("b"), jax.P("b")),
+            )(x)
+
+        return program(x)
+
+    near(run(jaxcomm), run(jax.lax), ROUNDING, "", ROUNDING)
+
+
+def test_nested_jit_and_shared_functions(stacked, near, mesh, x):
+    def program(lib):
+        @jax.jit
+        def shared(x):
+            return lib.psum(x, "i") + lib.ppermute(x, "i", RING)
+
+        return lambda x: (shared(x), jax.jit(lambda x: shared(shared(x)))(x * 2))
+
+    ours = stacked(mesh, program(jaxcomm), x)
+    near(ours, stacked(mesh, program(jax.lax), x), ROUNDING, "", ROUNDING)
+
+
+def test_unused_results_do_not_upset_the_others(stacked, identical, mesh, x):
+    def program(x):
+        jaxcomm.psum(x, "i")  # dead: XLA drops it, on every device alike
+        a, _ = jaxcomm.all_gather((x, x + 1), "i")
+        return a
+
+    identical(stacked(mesh, program, x)[0], x)
