@@ -4,7 +4,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 EXTRAS ?= demo,bench
-TEST_WORKERS ?= 2
+TEST_WORKERS ?= 3
 BAZEL ?= bazel
 ARGS ?=
 
