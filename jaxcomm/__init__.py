@@ -8,6 +8,7 @@ and ``jax.shard_map``, with gradients. See the README for the two-minute tour.
 from importlib.metadata import PackageNotFoundError as _PackageNotFoundError
 from importlib.metadata import version as _version
 
+from jaxcomm import _built as _built
 from jaxcomm.attention.layout import positions as positions
 from jaxcomm.attention.layout import reorder as reorder
 from jaxcomm.attention.layout import restore as restore
