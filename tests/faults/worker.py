@@ -191,10 +191,22 @@ def in_flight():
     return sum(member.stats()["in_flight"] for member in jaxcomm.communicators())
 
 
+def has_begun():
+    """Returns whether a rank of this process is in a collective.
+
+    What a handler itself is moving is in the flight record alone.
+    """
+    return in_flight() > 0 or any(
+        entry.state == "started"
+        for record in jaxcomm.flight_record().process.communicators
+        for entry in record.entries
+    )
+
+
 def until_in_flight(seconds=30):
-    """Waits until a rank of this process waits in a collective."""
+    """Waits until a rank of this process is in a collective."""
     deadline = time.monotonic() + seconds
-    while in_flight() == 0:
+    while not has_begun():
         if time.monotonic() > deadline:
             raise TimeoutError("no rank of this process waits in a collective")
         time.sleep(0.001)
