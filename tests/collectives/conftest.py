@@ -282,3 +282,15 @@ def mesh_of():
         return jax.sharding.Mesh(chosen, names, axis_types=auto)
 
     return make
+
+
+@pytest.fixture
+def mesh(mesh_of):
+    """Four devices along ``"i"``, where a file does not say otherwise."""
+    return mesh_of((4,), ("i",))
+
+
+@pytest.fixture
+def x(values):
+    """A (4, 8) array for each of four devices."""
+    return values("float32", (4, 4, 8))

@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 import jaxcomm
 
@@ -12,16 +11,6 @@ ROUNDING = 2e-5
 
 RING = [(0, 1), (1, 2), (2, 3), (3, 0)]
 SOME = [(0, 2), (3, 1)]
-
-
-@pytest.fixture
-def mesh(mesh_of):
-    return mesh_of((4,), ("i",))
-
-
-@pytest.fixture
-def x(values):
-    return values("float32", (4, 4, 8))
 
 
 def test_control_flow_carries_collectives(stacked, near, mesh, x):

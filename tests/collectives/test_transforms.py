@@ -11,16 +11,6 @@ import jaxcomm
 ROUNDING = 2e-5
 
 
-@pytest.fixture
-def mesh(mesh_of):
-    return mesh_of((4,), ("i",))
-
-
-@pytest.fixture
-def x(values):
-    return values("float32", (4, 4, 8))
-
-
 RING = [(0, 1), (1, 2), (2, 3), (3, 0)]
 SOME = [(0, 2), (3, 1)]
 

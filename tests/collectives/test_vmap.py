@@ -12,16 +12,6 @@ ROUNDING = 2e-5
 SOME = [(0, 2), (3, 1)]
 
 
-@pytest.fixture
-def mesh(mesh_of):
-    return mesh_of((4,), ("i",))
-
-
-@pytest.fixture
-def x(values):
-    return values("float32", (4, 4, 8))
-
-
 def test_vmap_with_some_leaves_unbatched(stacked, identical, mesh, x):
     def program(x):
         def call(a, b):
