@@ -102,7 +102,8 @@ class Communicator:
         Suspending twice is harmless.
 
         Raises:
-          CommunicatorError: if it is closed, not of the ``nccl`` backend, or NCCL is
+          CommunicatorError: if it is closed, not of the ``nccl`` backend, shares its
+            memory (``CommPolicy(share=False)`` makes one that does not), or NCCL is
             older than 2.29.7 or refuses.
         """
         self._suspend(True)

@@ -234,7 +234,10 @@ TEST(communicators_occupy_memory_until_they_go_or_are_suspended) {
     nccl::Comm shared = nullptr;
     CHECK_EQ(Nccl().CommSplit(r.comm, 0, r.rank, &shared, &config), kSuccess);
     CHECK_EQ(free_mib(), before - 1);
+    CHECK_EQ(stat(nccl::MemStat::kTotal), 101);  // of all that share
+    CHECK_EQ(Nccl().CommSuspend(r.comm, nccl::kSuspendMemory), nccl::kInvalidUsage);
     CHECK_EQ(Nccl().CommDestroy(shared), kSuccess);
+    CHECK_EQ(stat(nccl::MemStat::kTotal), 100);
     CHECK_EQ(free_mib(), before);
     CHECK_EQ(Nccl().CommSuspend(r.comm, nccl::kSuspendMemory), kSuccess);
     CHECK_EQ(free_mib(), before + 96);

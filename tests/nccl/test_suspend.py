@@ -64,11 +64,17 @@ def test_what_cannot_be_suspended_says_why(stand_in, make_mesh):
     member.close()
     with pytest.raises(jaxcomm.CommunicatorError, match=r"resume: .* is closed"):
         member.resume()
+    (sharing,) = jaxcomm.init(mesh, "i")
+    with pytest.raises(jaxcomm.CommunicatorError, match=r"suspend: the communicator "
+                       r"over axes .* shares its memory with the mesh's, which NCCL "
+                       r"does not suspend; make it with CommPolicy\(share=False\)"):  # fmt: skip
+        sharing.suspend()
+    assert not sharing.suspended and not stand_in.trace("ncclCommSuspend")
 
 
 def test_a_refusal_is_an_error_and_the_communicator_goes_on(stand_in, make_mesh):
     mesh = make_mesh(i=2)
-    (member,) = jaxcomm.init(mesh, "i")
+    (member,) = jaxcomm.init(mesh, "i", policy=jaxcomm.CommPolicy(share=False))
     stand_in.fail("ncclCommSuspend", 5)
     with pytest.raises(jaxcomm.CommunicatorError, match="suspend: ncclCommSuspend"):
         member.suspend()

@@ -37,6 +37,18 @@ void Resources::Abort() {
   changed_.notify_all();
 }
 
+void Resources::Count(const Bytes& more) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  bytes_.suspendable += more.suspendable;
+  bytes_.persistent += more.persistent;
+  bytes_.members += more.members;
+}
+
+Resources::Bytes Resources::bytes() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return bytes_;
+}
+
 void Communicator::SetState(nccl::Result result, const std::string& text) {
   std::lock_guard<std::mutex> lock(mutex);
   state = result;
@@ -49,12 +61,15 @@ nccl::Result Communicator::Occupy() {
   std::lock_guard<std::mutex> lock(mutex);
   persistent_bytes = shares ? kSharedBytes : kOwnPersistentBytes;
   suspendable_bytes = bytes - persistent_bytes;
+  resources->Count({suspendable_bytes, persistent_bytes, 1});
   return nccl::kSuccess;
 }
 
 void Communicator::Vacate() {
   std::lock_guard<std::mutex> lock(mutex);
+  if (persistent_bytes == 0) return;  // never took any
   Release(device, persistent_bytes + (suspended ? 0 : suspendable_bytes));
+  resources->Count({-suspendable_bytes, -persistent_bytes, -1});
   persistent_bytes = suspendable_bytes = 0;
 }
 

@@ -28,12 +28,22 @@ class Resources {
   void Abort();
   bool aborted() const { return aborted_; }
 
+  // What the family holds of its device's memory: NCCL counts it together.
+  struct Bytes {
+    int64_t suspendable = 0;
+    int64_t persistent = 0;
+    int members = 0;
+  };
+  void Count(const Bytes& more);
+  Bytes bytes();
+
  private:
   std::mutex mutex_;
   std::condition_variable changed_;
   uint64_t next_ = 0;
   uint64_t turn_ = 0;
   std::atomic<bool> aborted_{false};
+  Bytes bytes_;
 };
 
 struct Communicator {

@@ -13,6 +13,10 @@ Result ncclCommSuspend(Comm comm, int flags) {
   if (flags != kSuspendMemory) {
     return fake::Failure(kInvalidArgument, "ncclCommSuspend: unknown flags");
   }
+  if (communicator->resources->bytes().members > 1) {
+    return fake::Failure(kInvalidUsage,
+                         "ncclCommSuspend: not supported with split_share");
+  }
   std::lock_guard<std::mutex> lock(communicator->mutex);
   if (communicator->suspended || communicator->outstanding != 0) {
     return fake::Failure(kInvalidUsage,
@@ -46,8 +50,9 @@ Result ncclCommMemStats(Comm comm, MemStat stat, uint64_t* value) {
   if (result != kSuccess) return result;
   if (value == nullptr) return fake::Failure(kInvalidArgument, "value is null");
   std::lock_guard<std::mutex> lock(communicator->mutex);
-  const auto suspendable = static_cast<uint64_t>(communicator->suspendable_bytes);
-  const auto persistent = static_cast<uint64_t>(communicator->persistent_bytes);
+  const fake::Resources::Bytes bytes = communicator->resources->bytes();
+  const auto suspendable = static_cast<uint64_t>(bytes.suspendable);
+  const auto persistent = static_cast<uint64_t>(bytes.persistent);
   switch (stat) {
     case MemStat::kSuspend:
       *value = suspendable;

@@ -53,12 +53,10 @@ Status NcclCommunicator::MakeRanks() {
 
 Status NcclCommunicator::SplitOff() {
   std::vector<int> colors, keys;
-  int64_t free_before = 0;
   for (const auto& rank : ranks_) {
     // A communicator of one rank would cost memory and do nothing.
     colors.push_back(rank->size > 1 ? rank->group : nccl::kNoColor);
     keys.push_back(rank->rank);
-    free_before += FreeDeviceBytes(library_, rank->context);
   }
   std::vector<nccl::Comm> comms;
   if (Status status =
@@ -66,15 +64,22 @@ Status NcclCommunicator::SplitOff() {
       status.failure()) {
     return status;
   }
-  int64_t told = 0;
-  bool tells = false;
-  for (size_t i = 0; i < ranks_.size(); ++i) {
-    ranks_[i]->comm = comms[i];
-    free_before -= FreeDeviceBytes(library_, ranks_[i]->context);
-    tells = ToldDeviceBytes(library_, comms[i], nccl::MemStat::kTotal, &told) || tells;
-  }
-  device_bytes_ = tells ? told : std::max<int64_t>(0, free_before);
+  for (size_t i = 0; i < ranks_.size(); ++i) ranks_[i]->comm = comms[i];
   return OkStatus();
+}
+
+NcclCommunicator::Held NcclCommunicator::MeasureHeld() const {
+  Held held;
+  for (const auto& rank : ranks_) {
+    held.used -= FreeDeviceBytes(library_, rank->context);
+    if (shares_memory()) continue;
+    held.is_told =
+        ToldDeviceBytes(library_, rank->comm, nccl::MemStat::kTotal, &held.told) ||
+        held.is_told;
+  }
+  // NCCL counts all that share with the mesh's together.
+  if (shares_memory()) held.is_told = how_.world->Tell(&held.told);
+  return held;
 }
 
 // Connects neighbors of the ring, and returns once all ranks did: a rank that allocates

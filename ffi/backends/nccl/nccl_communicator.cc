@@ -63,8 +63,13 @@ NcclCommunicator::~NcclCommunicator() {
 
 Status NcclCommunicator::Make() {
   if (Status status = MakeRanks(); status.failure()) return status;
+  const Held before = MeasureHeld();
   if (Status status = SplitOff(); status.failure()) return status;
-  return WarmUp();
+  if (Status status = WarmUp(); status.failure()) return status;
+  const Held after = MeasureHeld();
+  device_bytes_ = after.is_told ? after.told - before.told
+                                : std::max<int64_t>(0, after.used - before.used);
+  return OkStatus();
 }
 
 void NcclCommunicator::Abort(const Status& reason) {

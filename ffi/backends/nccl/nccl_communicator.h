@@ -107,6 +107,18 @@ class NcclCommunicator final : public Communicator,
         std::chrono::duration<double>(seconds));
   }
 
+  // Device memory of its ranks.
+  struct Held {
+    int64_t used = 0;  // by anybody, up to a constant
+    int64_t told = 0;  // by it, or by all that share with the mesh's
+    bool is_told = false;
+  };
+
+  bool shares_memory() const {
+    const auto found = how_.settings.numbers.find("splitShare");
+    return found != how_.settings.numbers.end() && found->second == 1;
+  }
+  Held MeasureHeld() const;
   Status MakeRanks();
   Status SplitOff();
   Status WarmUp();

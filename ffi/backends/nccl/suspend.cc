@@ -53,6 +53,12 @@ Status NcclCommunicator::SuspendNow(bool suspend) {
     return FailedPrecondition("NCCL ", library_.VersionText(),
                               " cannot suspend a communicator; 2.29.7 and newer can");
   }
+  if (shares_memory()) {
+    return FailedPrecondition(
+        "the communicator over axes ", spec().axes, " (lane '", spec().lane,
+        "') shares its memory with the mesh's, which NCCL does not suspend; make it "
+        "with CommPolicy(share=False)");
+  }
   std::vector<std::unique_lock<std::timed_mutex>> locks;
   for (auto& rank : ranks_) locks.emplace_back(rank->launching);
   // What is on its way comes to its end; nothing joins it meanwhile.

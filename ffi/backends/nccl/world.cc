@@ -50,6 +50,14 @@ bool ToldDeviceBytes(const NcclLibrary& library, nccl::Comm comm, nccl::MemStat 
   return true;
 }
 
+bool NcclWorld::Tell(int64_t* bytes) const {
+  bool tells = false;
+  for (nccl::Comm comm : comms_) {
+    tells = ToldDeviceBytes(library_, comm, nccl::MemStat::kTotal, bytes) || tells;
+  }
+  return tells;
+}
+
 std::string NcclCircumstances(const NcclLibrary& library, cuda::Context context) {
   std::string text = StrCat("NCCL ", library.VersionText(), " from ", library.path,
                             "; variables set:");
@@ -191,14 +199,12 @@ Status NcclWorld::Create(const NcclLibrary& library, int size,
     made->comms_.clear();
     return WithCircumstances(library, status, made->contexts_[0]);
   }
-  int64_t told = 0;
-  bool tells = false;
-  for (size_t i = 0; i < made->contexts_.size(); ++i) {
-    free_before -= FreeDeviceBytes(library, made->contexts_[i]);
-    tells = ToldDeviceBytes(library, made->comms_[i], nccl::MemStat::kTotal, &told) ||
-            tells;
+  for (cuda::Context context : made->contexts_) {
+    free_before -= FreeDeviceBytes(library, context);
   }
-  made->device_bytes_ = tells ? told : std::max<int64_t>(0, free_before);
+  if (!made->Tell(&made->device_bytes_)) {
+    made->device_bytes_ = std::max<int64_t>(0, free_before);
+  }
   if (!peers.empty()) {
     made->peer_watch_ = std::make_unique<PeerWatch>(
         peers, [peers, weak = std::weak_ptr<NcclWorld>(made)](size_t place) {

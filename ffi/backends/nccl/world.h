@@ -77,6 +77,9 @@ class NcclWorld : public std::enable_shared_from_this<NcclWorld> {
   cuda::Context context(size_t device) const { return contexts_[device]; }
   // Device memory that it took, in bytes, on all local devices.
   int64_t device_bytes() const { return device_bytes_; }
+  // Adds what it and those that share with it hold now, as NCCL tells it; false where
+  // it does not.
+  bool Tell(int64_t* bytes) const;
 
  private:
   NcclWorld(const NcclLibrary& library, std::vector<NcclDevice> devices)
