@@ -268,15 +268,14 @@ def _backward(ring, residuals, grads):
 
     def step(hop, carry):
         grad_query, grad_block, block = carry
-        # The gradients of a block follow the block one hop behind.
-        arriving, following = ring.start(block), ring.start(grad_block)
-        block = ring.then(following, ring.then(arriving, block))
-        added_query, added_block = gradients(block, hop)
+        # The gradients of a block follow the block one hop behind, in one call.
+        arriving = ring.start((block, grad_block))
+        added_query, added_block = gradients(ring.then(arriving, block), hop)
         grad_query += added_query
         # The hop's gradients come of one loop: its sum stands for all of them.
-        following = ring.done(following, after=grad_query)
+        block, following = ring.done(arriving, after=grad_query)
         grad_block = jax.tree.map(jnp.add, following, added_block)
-        return grad_query, grad_block, ring.done(arriving, after=grad_query)
+        return grad_query, grad_block, block
 
     block = (key, value)
     if ring.size == 1:
