@@ -6,8 +6,14 @@ import weakref
 import jax
 import jax.numpy as jnp
 
-from jaxcomm import _arguments, _jax_compat, _primitive, mesh_groups
+from jaxcomm import _arguments, _jax_compat, _primitive, cache, mesh_groups
 from jaxcomm._collective import Collective
+from jaxcomm.communicator import DEFAULT_LANE
+
+# Sends that were begun, for as long as they are not finished; and the axes and lanes
+# whose users know that they wait for one another.
+_sends: weakref.WeakSet = weakref.WeakSet()
+_told: set[tuple] = set()
 
 
 @jax.tree_util.register_pytree_node_class
@@ -21,6 +27,8 @@ class Handle:
 
     def __init__(self, start: str, text: str, travelling, finish):
         """Keeps ``finish(done, travelling, after)``, which binds the other half."""
+        # Of a send: its axes and lane.
+        self.way: tuple[tuple, str] | None = None
         self._start = start
         self._text = text
         self._travelling = travelling
@@ -33,6 +41,11 @@ class Handle:
         """Says which call it is of, and what finishes it."""
         state = f"to finish by {self._done}" if self._open else "finished"
         return f"<{self._text}, {state}>"
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether it was begun in the function being traced, and is not finished."""
+        return self._open and self._trace() is _jax_compat.current_trace()
 
     @property
     def _done(self) -> str:
@@ -85,7 +98,7 @@ class Handle:
           >>> out = compute(arriving.then(block))  # doctest: +SKIP
           >>> block = jaxcomm.ppermute_done(arriving, after=out)  # doctest: +SKIP
         """
-        if not self._open or self._trace() is not _jax_compat.current_trace():
+        if not self.is_under_way:
             raise ValueError(
                 f"then: {self._text} was finished, or started in another traced "
                 f"function; call it between the start and {self._done}"
@@ -158,7 +171,35 @@ def start(
 
     kinds = ", ".join(f"{leaf.dtype}{list(leaf.shape)}" for leaf in operands)
     text = f"{name}({kinds}) over axes {axes}"
-    return Handle(name, text, travelling, finish_with)
+    handle = Handle(name, text, travelling, finish_with)
+    if collective.name == "permute":
+        handle.way = axes, DEFAULT_LANE if lane is None else lane
+        _warn_of_sends_abreast(text, *handle.way)
+        _sends.add(handle)
+    return handle
+
+
+def _warn_of_sends_abreast(text, axes, lane):
+    """Says once that independent sends in one lane of NCCL's wait for one another."""
+    way = axes, lane
+    if way in _told or not any(
+        other.way == way and other.is_under_way for other in _sends
+    ):
+        return
+    if not any(
+        member.backend == "nccl" and (member.axes, member.lane) == way
+        for member in cache.communicators()
+    ):
+        return
+    _told.add(way)
+    warnings.warn(
+        f"{text}: another send is under way in lane {lane!r}, and NCCL does the "
+        f"operations of a lane one after the other. Send both in one call, as a tuple; "
+        f"or give one of them a lane of its own, lane='other', of which "
+        f"jaxcomm.init(mesh, lanes=('default', 'other')) makes the communicator",
+        RuntimeWarning,
+        stacklevel=5,
+    )
 
 
 def started(name: str, axes, outcome) -> Handle:

@@ -8,8 +8,10 @@ import time
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import jaxcomm
+from jaxcomm import _handle
 
 # Of the backend's own thread, which looks whether operations are done.
 POLLS = {"cuEventQuery", "ncclCommGetAsyncError", "cuStreamQuery", "cuCtxGetCurrent"}
@@ -232,3 +234,49 @@ def test_threads_may_run_programs_at_the_same_time(make_mesh, stand_in):
         thread.join(100)
     assert not wrong
     assert not any(thread.is_alive() for thread in threads)
+
+
+def send_two(mesh, lanes):
+    """Sends x and x + 1 to the neighbor, one beside the other."""
+
+    def both(x):
+        pairs = [(0, 1), (1, 0)]
+        one, two = (
+            jaxcomm.ppermute_start(x + n, "i", pairs, lane=lane)
+            for n, lane in enumerate(lanes)
+        )
+        return jaxcomm.ppermute_done(one) + jaxcomm.ppermute_done(two)
+
+    split = jax.P("i")
+    return jax.jit(jax.shard_map(both, mesh=mesh, in_specs=split, out_specs=split))
+
+
+def test_independent_sends_in_one_lane_are_warned_of_once(
+    stand_in, make_mesh, monkeypatch
+):
+    monkeypatch.setattr(_handle, "_told", set())
+    mesh = make_mesh(i=2)
+    x = jnp.arange(2.0)
+    jaxcomm.init(mesh, "i", lanes=("default", "other"))
+    with pytest.warns(
+        RuntimeWarning,
+        match=r"ppermute_start\(float32\[1\]\) over axes \('i',\): another send is under "
+        r"way in lane 'default', and NCCL .* one after the other. Send both in one call",
+    ) as told:
+        np.testing.assert_array_equal(send_two(mesh, (None, "default"))(x), [3, 1])
+    assert told[0].filename == __file__
+    # Warnings are errors here.
+    np.testing.assert_array_equal(send_two(mesh, (None, "default"))(x), [3, 1])
+
+
+def test_sends_in_two_lanes_or_over_the_host_are_not_warned_of(
+    stand_in, make_mesh, monkeypatch
+):
+    monkeypatch.setattr(_handle, "_told", set())
+    mesh = make_mesh(i=2)
+    x = jnp.arange(2.0)
+    jaxcomm.init(mesh, "i", lanes=("default", "other"))
+    np.testing.assert_array_equal(send_two(mesh, (None, "other"))(x), [3, 1])
+    jaxcomm.finalize()
+    jaxcomm.init(mesh, "i", backend="host")
+    np.testing.assert_array_equal(send_two(mesh, (None, "default"))(x), [3, 1])
