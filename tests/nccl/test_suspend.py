@@ -67,8 +67,8 @@ def test_what_cannot_be_suspended_says_why(stand_in, make_mesh):
     (sharing,) = jaxcomm.init(mesh, "i")
     with pytest.raises(
         jaxcomm.CommunicatorError,
-        match=r"suspend: the communicator over axes .* shares its memory with the mesh's, "
-        r"which NCCL does not suspend; make it with CommPolicy\(share=False\)",
+        match=r"suspend: the communicator over axes .* shares its memory with the "
+        r"mesh's, which NCCL does not suspend; make it with CommPolicy\(share=False\)",
     ):
         sharing.suspend()
     assert not sharing.suspended
