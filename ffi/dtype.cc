@@ -7,6 +7,7 @@ std::optional<ReduceOp> ParseReduceOp(std::string_view name) {
   if (name == "prod") return ReduceOp::kProduct;
   if (name == "max") return ReduceOp::kMax;
   if (name == "min") return ReduceOp::kMin;
+  if (name == "mean") return ReduceOp::kMean;
   return std::nullopt;
 }
 
@@ -20,6 +21,8 @@ std::string_view ReduceOpName(ReduceOp op) {
       return "max";
     case ReduceOp::kMin:
       return "min";
+    case ReduceOp::kMean:
+      return "mean";
   }
   return "?";
 }

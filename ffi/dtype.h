@@ -13,7 +13,7 @@ namespace jaxcomm {
 using DataType = xla::ffi::DataType;
 
 // How the elements of a reduction are combined.
-enum class ReduceOp { kSum, kProduct, kMax, kMin };
+enum class ReduceOp { kSum, kProduct, kMax, kMin, kMean };
 
 std::optional<ReduceOp> ParseReduceOp(std::string_view name);
 std::string_view ReduceOpName(ReduceOp op);

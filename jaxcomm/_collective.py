@@ -74,6 +74,13 @@ class Collective:
         rank = jax.lax.axis_index(axes)
         return [jax.lax.dynamic_index_in_dim(out, rank, 0, False) for out in outs]
 
+    def without_mean(self, size: int, **params):
+        """Returns a ``function(bind, *xs) -> outs`` for transports that do not average.
+
+        None if nothing is averaged.
+        """
+        return None
+
     def dual(self, **params) -> "tuple[Collective, dict] | None":
         """Returns the collective that is the transpose, and its parameters.
 

@@ -55,6 +55,10 @@ def pmean(x, axis_name, *, axis_index_groups=None, lane=None, backend=None):
       Array([1.5], dtype=float32)
     """
     x = _primitive.count_bools(x)
+    if _is_averaged(x, axis_name):
+        return reduce_all(
+            "pmean", "mean", x, axis_name, axis_index_groups, lane, backend
+        )
     total = reduce_all("pmean", "sum", x, axis_name, axis_index_groups, lane, backend)
     count = jax.lax.psum(1, axis_name, axis_index_groups=axis_index_groups)
     return jax.tree.map(lambda leaf: leaf / count, total)
@@ -105,6 +109,16 @@ def pprod(x, axis_name, *, axis_index_groups=None, lane=None, backend=None):
     return reduce_all("pprod", "prod", x, axis_name, axis_index_groups, lane, backend)
 
 
+def _is_averaged(x, axis_name):
+    """Says whether averaging is an operation of its own: NCCL has it."""
+    axes = mesh_groups.canonical_axes(axis_name)
+    leaves = jax.tree.leaves(x)
+    return not any(isinstance(axis, int) for axis in axes) and all(
+        _jax_compat.is_tracer(leaf) and leaf.dtype in (jnp.float32, jnp.float64)
+        for leaf in leaves
+    )
+
+
 def reduce_all(
     name: str, op, x, axis_name, axis_index_groups, lane, backend, bind=_primitive.bind
 ):
@@ -148,7 +162,10 @@ class AllReduce(_primitive.Collective):
         return [reduce_stacked(x, op) for x in stacked]
 
     def xla(self, xs, axes, index_groups, *, op):
-        native = {"sum": jax.lax.psum, "max": jax.lax.pmax, "min": jax.lax.pmin}.get(op)
+        native = {
+            "sum": jax.lax.psum, "max": jax.lax.pmax, "min": jax.lax.pmin,
+            "mean": jax.lax.pmean,
+        }.get(op)  # fmt: skip
 
         def reduce(x):
             unordered = jnp.issubdtype(x.dtype, jnp.complexfloating) and op != "sum"
@@ -158,6 +175,16 @@ class AllReduce(_primitive.Collective):
             return total.astype(x.dtype)
 
         return [reduce(x) for x in xs]
+
+    def without_mean(self, size, *, op, **params):
+        if op != "mean":
+            return None
+
+        def divide(bind, *xs):
+            totals = bind(self.primitive, xs, op="sum", **params)
+            return [total / size for total in totals]
+
+        return divide
 
     def dual(self, **params):
         # Equal results: each rank's operand counts once in the one result. Without
@@ -170,10 +197,13 @@ class AllReduce(_primitive.Collective):
         if not params["invariant"]:
             return super().transpose(cts, **params)
         lane, backend = params["lane"], params["backend"]
+        if params["op"] == "mean":
+            size = _primitive.group_size(params["axes"])
+            cts = [ct / size for ct in cts]
         return pvary(cts, params["axes"], lane=lane, backend=backend)
 
     def jvp(self, primals, tangents, *, op, **params):
-        if op == "sum":
+        if op in ("sum", "mean"):
             return super().jvp(primals, tangents, op=op, **params)
         if op == "prod":
             return gathered_jvp(self, primals, tangents, op=op, **params)
@@ -203,7 +233,8 @@ def reduce_stacked(x, op, keepdims=False):
     if x.dtype == jnp.bool_:
         # max and min of bools; sums and products were turned into int32's before.
         return REDUCERS[op](x.astype(jnp.int8), axis=0, keepdims=keepdims).astype(bool)
-    return REDUCERS[op](widen(x), axis=0, keepdims=keepdims).astype(x.dtype)
+    reducer = jnp.mean if op == "mean" else REDUCERS[op]
+    return reducer(widen(x), axis=0, keepdims=keepdims).astype(x.dtype)
 
 
 def _lexicographic(x, op, keepdims):

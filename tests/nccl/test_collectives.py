@@ -242,3 +242,21 @@ def test_gradients_are_those_of_lax(models):
     for name in DIFFERENTIABLE:
         # Sums of three in another order.
         models.assert_near(found[name], expected[name], 1e-5, name, 1e-6)
+
+
+def test_means_of_wide_floats_are_ncclavg(stand_in, make_mesh):
+    mesh = make_mesh(i=3)
+    x = jax.random.normal(jax.random.key(0), (6, 5))
+
+    def means(x):
+        return jaxcomm.pmean(x, "i"), jaxcomm.pmean(x.astype(jnp.bfloat16), "i")
+
+    wide, narrow = jax.jit(
+        jax.shard_map(means, mesh=mesh, in_specs=jax.P("i"), out_specs=jax.P())
+    )(x)
+    exact = np.asarray(x, np.float64).reshape(3, 2, 5).mean(0)
+    np.testing.assert_allclose(wide, exact, rtol=1e-6, atol=1e-7)
+    narrow = narrow.astype(jnp.float32)
+    np.testing.assert_allclose(narrow, exact, rtol=2e-2, atol=1e-2)
+    # kSum and kAvg.
+    assert {call["op"] for call in stand_in.trace("ncclAllReduce")} == {0, 4}

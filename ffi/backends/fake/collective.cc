@@ -103,10 +103,16 @@ class Collective final : public Exchange {
 
   void Sum(int block) {
     Append(0, block);
+    const auto premultiply = [this](char* data) {
+      if (operation_.op != nccl::RedOp::kAvg) return;
+      Premultiply(operation_.type, size(), data, operation_.count);
+    };
+    premultiply(result_.data() + result_.size() - bytes_);
     std::vector<char> term(bytes_);
     for (int rank = 1; rank < size(); ++rank) {
       const uint64_t offset = static_cast<uint64_t>(block) * bytes_;
       (void)room_->Read(rank, meeting_.of(rank).address + offset, term.data(), bytes_);
+      premultiply(term.data());
       Accumulate(operation_.type, operation_.op, term.data(), result_.data(),
                  operation_.count);
     }

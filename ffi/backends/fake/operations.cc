@@ -36,7 +36,7 @@ nccl::Result Check(const Operation& operation, const Communicator& communicator)
   if (TypeBytes(operation.type) == 0) {
     return Failure(nccl::kInvalidArgument, name + ": invalid type");
   }
-  if (!IsRedOp(operation.op)) {
+  if (!IsRedOp(operation.op, operation.type)) {
     return Failure(nccl::kInvalidArgument, name + ": invalid reduction");
   }
   const bool one_sided = operation.kind == kSend || operation.kind == kRecv;

@@ -17,6 +17,7 @@ T Combine(nccl::RedOp op, T a, T b) {
     // 64-bit and unsigned: overflow wraps.
     switch (op) {
       case nccl::RedOp::kSum:
+      case nccl::RedOp::kAvg:
         return static_cast<T>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b));
       case nccl::RedOp::kProd:
         return static_cast<T>(static_cast<uint64_t>(a) * static_cast<uint64_t>(b));
@@ -28,6 +29,7 @@ T Combine(nccl::RedOp op, T a, T b) {
   } else {
     switch (op) {
       case nccl::RedOp::kSum:
+      case nccl::RedOp::kAvg:  // of what was multiplied before
         return a + b;
       case nccl::RedOp::kProd:
         return a * b;
@@ -56,6 +58,16 @@ void Loop(nccl::RedOp op, const void* from, void* to, size_t count) {
   }
 }
 
+template <typename T>
+void Multiply(void* data, size_t count, T factor) {
+  for (size_t i = 0; i < count; ++i) {
+    T value;
+    std::memcpy(&value, static_cast<char*>(data) + i * sizeof(T), sizeof(T));
+    value *= factor;
+    std::memcpy(static_cast<char*>(data) + i * sizeof(T), &value, sizeof(T));
+  }
+}
+
 }  // namespace
 
 size_t TypeBytes(nccl::Type type) {
@@ -78,8 +90,19 @@ size_t TypeBytes(nccl::Type type) {
   return 0;
 }
 
-bool IsRedOp(nccl::RedOp op) {
+bool IsRedOp(nccl::RedOp op, nccl::Type type) {
+  if (op == nccl::RedOp::kAvg) {
+    return type == nccl::Type::kFloat32 || type == nccl::Type::kFloat64;
+  }
   return op >= nccl::RedOp::kSum && op <= nccl::RedOp::kMin;
+}
+
+void Premultiply(nccl::Type type, int ranks, void* data, size_t count) {
+  if (type == nccl::Type::kFloat32) {
+    Multiply<float>(data, count, 1 / static_cast<float>(ranks));
+  } else {
+    Multiply<double>(data, count, 1 / static_cast<double>(ranks));
+  }
 }
 
 void Accumulate(nccl::Type type, nccl::RedOp op, const void* from, void* to,

@@ -11,7 +11,11 @@ namespace jaxcomm::fake {
 // Bytes of an element; 0 for no type of ours.
 size_t TypeBytes(nccl::Type type);
 
-bool IsRedOp(nccl::RedOp op);
+// Whether it has the reduction for the type: averages are for the wide floats alone.
+bool IsRedOp(nccl::RedOp op, nccl::Type type);
+
+// What an average does to the operand of each rank before it adds them.
+void Premultiply(nccl::Type type, int ranks, void* data, size_t count);
 
 // to[i] = to[i] op from[i]. 16-bit floats are widened for each step and rounded after
 // it, and minimum and maximum pass over NaN, as NCCL's kernels do.

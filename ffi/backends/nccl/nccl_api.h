@@ -34,7 +34,8 @@ enum class Type : int {
   kBfloat16 = 9,
 };
 
-enum class RedOp : int { kSum = 0, kProd = 1, kMax = 2, kMin = 3 };
+// kAvg multiplies floats by 1 / ranks before it adds them.
+enum class RedOp : int { kSum = 0, kProd = 1, kMax = 2, kMin = 3, kAvg = 4 };
 
 using Comm = struct CommHandle*;
 using Window = struct WindowHandle*;

@@ -62,6 +62,8 @@ nccl::RedOp RedOpOf(ReduceOp op) {
       return nccl::RedOp::kMax;
     case ReduceOp::kMin:
       return nccl::RedOp::kMin;
+    case ReduceOp::kMean:
+      return nccl::RedOp::kAvg;
   }
   return nccl::RedOp::kSum;
 }
