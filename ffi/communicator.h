@@ -37,7 +37,8 @@ struct Call {
   const void* const* operands = nullptr;  // one per site->operands()
   void* const* results = nullptr;         // one per site->results()
   Scheduler* scheduler = nullptr;
-  void* borrowed = nullptr;  // XLA's ncclComm_t, where the communicator has none
+  void* borrowed = nullptr;      // XLA's ncclComm_t, where the communicator has none
+  bool may_be_captured = false;  // in a CUDA graph
 };
 
 class ProcessSet;

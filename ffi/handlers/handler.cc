@@ -78,7 +78,7 @@ ffi::Future Execute(CallSite* site, ffi::RunId run_id, int32_t device_id,
 }
 
 // One of the ways of giving a stream work.
-template <Status (Communicator::*kGive)(const Call&, void*)>
+template <Status (Communicator::*kGive)(const Call&, void*), bool may_be_captured>
 Status Give(void* stream, CallSite* site, ffi::RunId run_id, int32_t ordinal,
             ffi::RemainingArgs operands, ffi::RemainingRets results) {
   Buffers buffers(operands, results);
@@ -90,7 +90,7 @@ Status Give(void* stream, CallSite* site, ffi::RunId run_id, int32_t ordinal,
   if (communicator == nullptr) return Registry::Get().MissingError(*site);
   return (communicator.get()->*kGive)(
       Call{site, run_id.run_id, site->serial(), site->shared_tag(), ordinal,
-           buffers.operands(), buffers.results(), nullptr},
+           buffers.operands(), buffers.results(), nullptr, nullptr, may_be_captured},
       stream);
 }
 
@@ -128,12 +128,14 @@ auto BindStream() {
       .RemainingRets();
 }
 
-XLA_FFI_DEFINE_HANDLER(EnqueueImpl, Give<&Communicator::Enqueue>, BindStream());
-XLA_FFI_DEFINE_HANDLER(EnqueueCapturableImpl, Give<&Communicator::Enqueue>,
-                       BindStream(), {ffi::Traits::kCmdBufferCompatible});
-XLA_FFI_DEFINE_HANDLER(EnqueueStartImpl, Give<&Communicator::EnqueueStart>,
+XLA_FFI_DEFINE_HANDLER(EnqueueImpl, (Give<&Communicator::Enqueue, false>),
                        BindStream());
-XLA_FFI_DEFINE_HANDLER(EnqueueDoneImpl, Give<&Communicator::EnqueueDone>, BindStream());
+XLA_FFI_DEFINE_HANDLER(EnqueueCapturableImpl, (Give<&Communicator::Enqueue, true>),
+                       BindStream(), {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(EnqueueStartImpl, (Give<&Communicator::EnqueueStart, false>),
+                       BindStream());
+XLA_FFI_DEFINE_HANDLER(EnqueueDoneImpl, (Give<&Communicator::EnqueueDone, false>),
+                       BindStream());
 
 }  // namespace
 

@@ -59,6 +59,7 @@ NcclLibrary Driver() {
 
 struct Rank {
   Device own;
+  Clock::time_point clock = Clock::now();
   NcclLibrary library = Driver();
   FlightRecorder recorder{{{0}}};
   InFlight in_flight{library, recorder};
@@ -71,11 +72,14 @@ struct Rank {
   }
   ~Rank() { in_flight.Release(); }
 
-  void Give(int stream, int times = 1) {
+  // Gives a stream operations, each this long after the one before.
+  void Give(int stream, int times = 1,
+            Clock::duration later = std::chrono::milliseconds(1)) {
     for (int i = 0; i < times; ++i) {
       const auto ticket = recorder.Start(*site, 1, 2, 0, 0);
-      in_flight.Begin(StreamOf(stream));
-      in_flight.End(StreamOf(stream), ticket, site->operation());
+      clock += later;
+      in_flight.Begin(StreamOf(stream), false, clock);
+      in_flight.End(StreamOf(stream), ticket, site->operation(), clock);
     }
   }
   // Lets a stream finish this many of its operations, with two events each.
@@ -152,6 +156,28 @@ TEST(late_is_what_runs_for_too_long_not_what_waits) {
   CHECK_EQ(overdue.found, true);
   CHECK_EQ(overdue.sequence, 1u);
   CHECK_EQ(overdue.operation, rank.site->operation());
+}
+
+TEST(those_right_behind_one_another_take_one_event_each) {
+  Rank rank;
+  const auto patience = std::chrono::seconds(5);
+  rank.Give(1);
+  rank.Give(1, 3, std::chrono::microseconds(1));
+  CHECK_EQ(rank.own.recorded[1], 2 + 3);
+  rank.Give(2, 1, std::chrono::microseconds(1));  // of another stream
+  CHECK_EQ(rank.own.recorded[2], 2);
+  rank.own.done[1] = 3;  // the first two
+  rank.in_flight.Refresh();
+  CHECK_EQ(rank.Completed(), 2);
+  // The third runs from then on.
+  CHECK_EQ(rank.in_flight.Poll(rank.clock, patience).found, false);
+  const auto overdue = rank.in_flight.Poll(rank.clock + 2 * patience, patience);
+  CHECK_EQ(overdue.found, true);
+  CHECK_EQ(overdue.sequence, 3u);
+  rank.own.done[1] = 5;
+  rank.own.done[2] = 2;
+  rank.in_flight.Refresh();
+  CHECK_EQ(rank.Completed(), 5);
 }
 
 }  // namespace

@@ -26,9 +26,9 @@ void InFlight::Release() {
   entries_.clear();
 }
 
-void InFlight::Begin(cuda::Stream stream) {
+void InFlight::Begin(cuda::Stream stream, bool may_be_captured, Clock::time_point now) {
   cuda::CaptureStatus capture = cuda::kCaptureNone;
-  library_.cuda.StreamIsCapturing(stream, &capture);
+  if (may_be_captured) library_.cuda.StreamIsCapturing(stream, &capture);
   is_captured_ = capture != cuda::kCaptureNone;
   if (is_captured_) {
     was_captured_ = true;
@@ -41,12 +41,14 @@ void InFlight::Begin(cuda::Stream stream) {
   // Whoever polls takes entries off the front, and leaves this place the next one.
   Entry& entry = entries_[(first_ + size()) % kEntries];
   entry.is_running = false;
+  entry.is_right_behind = size() > 0 && now - last_given_ < kRightBehind &&
+                          entries_[(first_ + size() - 1) % kEntries].stream == stream;
   entry.stream = stream;
-  library_.cuda.EventRecord(entry.began, stream);
+  if (!entry.is_right_behind) library_.cuda.EventRecord(entry.began, stream);
 }
 
 void InFlight::End(cuda::Stream stream, FlightRecorder::Ticket ticket,
-                   uint32_t operation) {
+                   uint32_t operation, Clock::time_point now) {
   if (is_captured_) {
     // It runs whenever the graph does, which we do not see.
     recorder_.Finish(ticket, FlightRecorder::State::kCompleted);
@@ -54,6 +56,7 @@ void InFlight::End(cuda::Stream stream, FlightRecorder::Ticket ticket,
   }
   std::lock_guard<std::mutex> lock(mutex_);
   ++sequence_;
+  last_given_ = now;
   Entry* entry;
   if (size() < kEntries) {
     entry = &entries_[(first_ + size()) % kEntries];
@@ -63,7 +66,7 @@ void InFlight::End(cuda::Stream stream, FlightRecorder::Ticket ticket,
     entry->sequence = sequence_;
     if (!is_begun_) {
       entry->is_running = true;
-      entry->since = Clock::now();
+      entry->since = now;
     }
     size_.fetch_add(1, std::memory_order_relaxed);
   } else {
@@ -131,7 +134,8 @@ InFlight::Overdue InFlight::Poll(Clock::time_point now, Clock::duration patience
   if (result != cuda::kSuccess && result != cuda::kNotReady) {
     overdue.status = library_.Check(result, "cuEventQuery");
   } else if (!entry.is_running &&
-             library_.cuda.EventQuery(entry.began) == cuda::kSuccess) {
+             (entry.is_right_behind ||
+              library_.cuda.EventQuery(entry.began) == cuda::kSuccess)) {
     entry.is_running = true;
     entry.since = now;
   }

@@ -31,10 +31,11 @@ class InFlight {
   Status Prepare();
   void Release();
 
-  // To be called around giving `stream` an operation. Without allocation; a stream that
-  // is being captured runs nothing now, and is not followed.
-  void Begin(cuda::Stream stream);
-  void End(cuda::Stream stream, FlightRecorder::Ticket ticket, uint32_t operation);
+  // To be called around giving `stream` an operation, at these times. Without
+  // allocation; a stream that is being captured runs nothing now, and is not followed.
+  void Begin(cuda::Stream stream, bool may_be_captured, Clock::time_point now);
+  void End(cuda::Stream stream, FlightRecorder::Ticket ticket, uint32_t operation,
+           Clock::time_point now);
 
   // Tells the recorder what is done, and returns the first that failed or runs for
   // longer than `patience`: what waits for other work on its stream is not late.
@@ -56,6 +57,10 @@ class InFlight {
   static constexpr int kEntries = 64;
   // Operations that one entry may stand for when there are more of them than entries.
   static constexpr int kTickets = 16;
+  // An operation that is given this soon after another of its stream counts as begun
+  // when that one is done: an event costs a launch, and what XLA can have put between
+  // them in this time is a few kernels.
+  static constexpr auto kRightBehind = std::chrono::microseconds(30);
 
   struct Entry {
     cuda::Event began = nullptr, ended = nullptr;
@@ -64,8 +69,9 @@ class InFlight {
     FlightRecorder::Ticket ticket[kTickets];
     uint32_t operation = 0;
     uint64_t sequence = 0;
-    bool is_running = false;  // it was seen to have begun
-    Clock::time_point since;  // when
+    bool is_right_behind = false;  // the one before it, and `began` says nothing
+    bool is_running = false;       // it was seen to have begun
+    Clock::time_point since;       // when
   };
 
   void Finish(Entry& entry, FlightRecorder::State state);
@@ -83,6 +89,7 @@ class InFlight {
   bool is_begun_ = false;  // the operation being given has an entry with its beginning
   std::atomic<bool> was_captured_{false};
   uint64_t sequence_ = 0;
+  Clock::time_point last_given_;
   std::atomic<int> size_{0};
 };
 

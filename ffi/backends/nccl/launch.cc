@@ -59,12 +59,13 @@ Status NcclCommunicator::Launch(const Call& call, Rank& rank, cuda::Stream strea
     } else {
       CurrentContext current(library_.cuda, rank.context);
       is_symmetric = IsSymmetric(call, rank);
-      rank.in_flight.Begin(stream);
+      rank.in_flight.Begin(stream, call.may_be_captured, InFlight::Clock::now());
       const bool is_barrier = call.site->attributes().collective == "barrier";
       status = is_barrier && rank.size > 1 ? Barrier(rank, stream)
                                            : Run(*steps, call, rank, stream);
       if (status.success()) {
-        rank.in_flight.End(stream, ticket, call.site->operation());
+        rank.in_flight.End(stream, ticket, call.site->operation(),
+                           InFlight::Clock::now());
       }
     }
   }
