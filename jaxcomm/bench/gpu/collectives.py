@@ -16,6 +16,7 @@ def rows(timer: Timer) -> Iterator[Figure]:
     """Yields a figure for each collective and size, then the chains."""
     ops: dict[str, Callable] = {
         "psum": lambda m: lambda x: m.psum(x, "i"),
+        "pmean": lambda m: lambda x: m.pmean(x, "i"),
         "ppermute": lambda m: lambda x: m.ppermute(x, "i", timer.ring),
         "all_gather": lambda m: lambda x: m.all_gather(x, "i"),
         "psum_scatter": lambda m: (

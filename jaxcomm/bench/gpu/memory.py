@@ -2,8 +2,11 @@
 
 from collections.abc import Iterator
 
+import jax
+
 import jaxcomm
 from jaxcomm.bench import units
+from jaxcomm.bench.gpu import device_memory
 from jaxcomm.bench.gpu.rows import Finding
 from jaxcomm.bench.gpu.timer import Timer
 
@@ -13,8 +16,10 @@ COUNTS = 1, 2, 4, 8
 def rows(timer: Timer) -> Iterator[Finding]:
     """Yields bytes of one device for communicators that share and that do not.
 
-    The communicators are lanes over the same axis.
+    The communicators are lanes over the same axis. Then what hops take after that.
     """
+    # What the first of a process takes beside, such as kernels, is none of theirs.
+    jaxcomm.init(timer.mesh, "i")
     for shares in (True, False):
         for count in COUNTS:
             jaxcomm.finalize()
@@ -32,3 +37,27 @@ def rows(timer: Timer) -> Iterator[Finding]:
                 each_bytes=each,
                 parent_bytes=parent,
             )
+    yield from _hops(timer)
+
+
+def _hops(timer):
+    """The first hop to each peer connects to it; the next ones take nothing."""
+    jaxcomm.finalize()
+    jaxcomm.init(timer.mesh, "i")
+    x = timer.random((timer.size, 1024))
+    hops = [
+        timer.program(lambda x, shift=shift: jaxcomm.ring_shift(x, "i", shift))
+        for shift in range(1, timer.size)
+    ]
+    for text in "first hops", "next hops":
+        before = device_memory.left_bytes()
+        for hop in hops:
+            jax.block_until_ready(hop(x))
+        timer.agree(None)
+        taken = before - device_memory.left_bytes()
+        yield timer.finding(
+            f"{text} to each of {len(hops)} peers, on all devices here",
+            f"{units.size(max(0, taken))} taken",
+            None if text == "first hops" else taken <= 0,
+            taken_bytes=taken,
+        )

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 
 from jaxcomm.bench.gpu import (
     attention,
+    borrowed,
     checks,
     collectives,
     kill,
@@ -13,6 +14,7 @@ from jaxcomm.bench.gpu import (
     overlap,
     soak,
     steady,
+    symmetric,
 )
 from jaxcomm.bench.gpu.rows import Figure, Finding
 from jaxcomm.bench.gpu.timer import Timer
@@ -24,6 +26,8 @@ PARTS: dict[str, Callable[[Timer], Iterable[Figure | Finding]]] = {
     "collectives": collectives.rows,
     "overlap": overlap.rows,
     "lanes": lanes.rows,
+    "symmetric": symmetric.rows,
+    "borrowed": borrowed.rows,
     "attention": attention.rows,
     "lengths": lengths.rows,
     "soak": soak.rows,

@@ -1,5 +1,6 @@
 """Each part over the stand-in: that it finds all well, and finds what is not."""
 
+import collections
 import dataclasses
 import itertools
 import subprocess
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 import jaxcomm
-from jaxcomm.bench.gpu import checks, device_memory, kill, soak, steady
+from jaxcomm.bench.gpu import checks, device_memory, kill, profile, soak, steady
 from jaxcomm.bench.gpu.parts import PARTS
 
 
@@ -48,8 +49,10 @@ def test_checks_name_what_is_wrong_and_what_fails(timer, monkeypatch):
 
 
 def test_memory_tells_sharing_from_owning(timer):
-    rows = run("memory", timer)
+    *rows, first, later = run("memory", timer)
     assert len(rows) == 8
+    assert first.values["taken_bytes"] == later.values["taken_bytes"] == 0
+    assert later.is_right is True
     shared, own = (
         {row.values["each_bytes"] for row in rows[i : i + 4]} for i in (0, 4)
     )
@@ -147,6 +150,57 @@ def test_the_driver_is_asked_for_what_is_free(timer):
     assert 0 < device_memory.communicators_bytes() <= taken
 
 
+def test_hops_that_take_memory_each_time_are_wrong(timer, monkeypatch):
+    grows(monkeypatch, "left_bytes", -8)
+    *_, first, later = run("memory", timer)
+    assert first.is_right is None
+    assert (later.is_right, later.values["taken_bytes"]) == (False, 8)
+
+
+@pytest.mark.parametrize(
+    ("seen", "in_calls", "found", "is_right"),
+    [
+        (["cuMemAlloc_v2", "cuCtxSynchronize"], ["cuLaunchKernel"], "none", True),
+        (
+            ["cuMemAlloc_v2", "cuCtxSynchronize"], ["cuStreamSynchronize"] * 2,
+            "{'cuStreamSynchronize': 2}", False,
+        ),
+        (["cuLaunchKernel"], [], "not known: the profiler does not", None),
+    ],
+)  # fmt: skip
+def test_a_profile_says_what_the_driver_was_asked(
+    timer, monkeypatch, seen, in_calls, found, is_right
+):
+    told = iter([seen, in_calls])
+    monkeypatch.setattr(
+        profile, "_driver_calls", lambda run: collections.Counter(next(told))
+    )
+    row = profile.finding(timer, {"psum": lambda x: x}, 1.0)
+    assert found in row.found
+    assert row.is_right is is_right
+
+
+def test_a_profile_is_read(timer):
+    x = timer.random((2, 8))
+    program = timer.program(lambda x: x + 1)
+    assert not profile._driver_calls(lambda: jax.block_until_ready(program(x)))
+
+
+def test_arrays_of_a_pool_are_compared_with_ordinary_ones(timer):
+    registered, *rows = run("symmetric", timer)
+    assert registered.found == "window"
+    assert [row.is_right for row in rows[::2]] == [True] * 6
+    assert all(row.ratio > 0 for row in rows[1::2])
+    # XLA:CPU puts no result there.
+    assert rows[0].found == "right; 0 of 1 calls in registered memory"
+
+
+def test_what_xla_does_not_lend_is_said(timer):
+    (row,) = run("borrowed", timer)
+    assert row.is_right is None
+    assert "XLA lends communicators of NVIDIA GPUs" in row.found
+
+
 # Parts that compare.
 
 
@@ -159,7 +213,7 @@ def usual_promotion():
 
 @pytest.mark.parametrize(
     ("name", "count", "asked"),
-    [("collectives", 10, 10), ("overlap", 2, 0), ("lanes", 2, 0), ("attention", 6, 6)],
+    [("collectives", 12, 12), ("overlap", 2, 0), ("lanes", 2, 0), ("attention", 6, 6)],
 )
 def test_comparisons_say_what_with_what(name, count, asked, timer, usual_promotion):
     rows = run(name, timer)
@@ -172,7 +226,7 @@ def test_comparisons_say_what_with_what(name, count, asked, timer, usual_promoti
 def test_three_ranks_split_what_they_can(timer):
     auto = (jax.sharding.AxisType.Auto,)
     mesh = jax.make_mesh((3,), ("i",), auto, devices=jax.devices()[:3])
-    assert len(run("collectives", dataclasses.replace(timer, mesh=mesh))) == 10
+    assert len(run("collectives", dataclasses.replace(timer, mesh=mesh))) == 12
 
 
 def test_two_lanes_are_two_communicators(timer, trace):

@@ -1,0 +1,73 @@
+"""Arrays of a SymmetricPool against ordinary ones."""
+
+from collections.abc import Iterator
+
+import jax
+import numpy as np
+
+import jaxcomm
+from jaxcomm.bench import units
+from jaxcomm.bench.gpu.rows import Figure, Finding
+from jaxcomm.bench.gpu.timer import Timer, local
+
+
+def rows(timer: Timer) -> Iterator[Figure | Finding]:
+    """Yields how the pool is registered, then a figure for each collective and size."""
+    (member,) = jaxcomm.init(timer.mesh, "i")
+    sizes = timer.sizes.large // 16, timer.sizes.large // 2
+    pool = jaxcomm.SymmetricPool(timer.mesh, 4 * sizes[-1])
+    yield timer.finding("a pool is registered as a", pool.registrations()[member])
+    for size in sizes:
+        yield from _of_size(timer, member, pool, size)
+    pool.close()
+
+
+def _of_size(timer, member, pool, size):
+    x = timer.random((timer.size, size // 4))
+    # XLA:CPU gives no memory away that is not its own.
+    gives_away = timer.mesh.devices.flat[0].platform != "cpu"
+    calls = {
+        "psum": lambda x: jaxcomm.psum(x, "i"),
+        "ppermute": lambda x: jaxcomm.ppermute(x, "i", timer.ring),
+        "all_to_all": lambda x: jaxcomm.all_to_all(
+            x.reshape(timer.size, -1), "i", 0, 0, tiled=True
+        ).reshape(x.shape),
+    }
+    for name, call in calls.items():
+        # The result goes where an array is that was donated: memory of the pool, too.
+        into = jax.jit(
+            jax.shard_map(
+                lambda old, x, call=call: call(x), mesh=timer.mesh,
+                in_specs=jax.P("i"), out_specs=jax.P("i"), check_vma=False,
+            ),
+            donate_argnums=0, keep_unused=True,
+        )  # fmt: skip
+        expected = local(timer.program(call)(x))
+        before = member.stats()["symmetric_calls"]
+        pooled = _Turns(into, pool.device_put(x), pool.device_put(x))
+        right = np.array_equal(local(pooled()), expected)
+        counted = member.stats()["symmetric_calls"] - before
+        yield timer.finding(
+            f"{name} of {units.size(size)} in a pool",
+            f"{'right' if right else 'other values'}; {counted} of 1 calls in "
+            f"registered memory",
+            right and counted == gives_away,
+        )
+        ordinary = _Turns(into, x + 0, x + 0)
+        yield timer.compare(
+            f"{name} {units.size(size)}, in a pool", pooled, "ordinary arrays", ordinary
+        )
+        del pooled, ordinary
+        pool.reset()
+
+
+class _Turns:
+    """Calls a program on the result of the call before, into what that was made of."""
+
+    def __init__(self, program, old, x):
+        self._program, self._old, self._x = program, old, x
+
+    def __call__(self):
+        out = self._program(self._old, self._x)
+        self._old, self._x = self._x, out
+        return out
