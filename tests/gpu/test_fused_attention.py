@@ -317,6 +317,7 @@ def test_inputs_that_cudnn_does_not_take_are_computed_by_xla():
     split = jax.P(None, "context")
     whole = jax.jit(jax.shard_map(local, mesh=mesh, in_specs=split, out_specs=split))
     arrays, _ = inputs_of(case)
+    arrays = jax.device_put(arrays, jax.NamedSharding(mesh, split))
     assert "cudnn" not in whole.lower(*arrays).as_text()
 
 

@@ -10,7 +10,7 @@ import jax
 
 import jaxcomm
 from jaxcomm.bench import units
-from jaxcomm.bench.gpu import checks, device_memory, profile
+from jaxcomm.bench.gpu import checks, device_memory, driver_calls
 from jaxcomm.bench.gpu.rows import Finding
 from jaxcomm.bench.gpu.timer import Timer, thunk
 from jaxcomm.nccl import library
@@ -66,7 +66,7 @@ def rows(timer: Timer) -> Iterator[Finding]:
             bool(used["ncclAllReduce"]) and not found,
         )
     else:
-        yield profile.finding(timer, programs, x)
+        yield driver_calls.finding(timer, programs, x)
     yield _returns_early(timer)
 
 

@@ -11,7 +11,14 @@ import numpy as np
 import pytest
 
 import jaxcomm
-from jaxcomm.bench.gpu import checks, device_memory, kill, profile, soak, steady
+from jaxcomm.bench.gpu import (
+    checks,
+    device_memory,
+    driver_calls,
+    kill,
+    soak,
+    steady,
+)
 from jaxcomm.bench.gpu.parts import PARTS
 
 
@@ -158,32 +165,33 @@ def test_hops_that_take_memory_each_time_are_wrong(timer, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("seen", "in_calls", "found", "is_right"),
+    ("control", "in_calls", "found", "is_right"),
     [
-        (["cuMemAlloc_v2", "cuCtxSynchronize"], ["cuLaunchKernel"], "none", True),
+        (driver_calls._CONTROLS, [], "none", True),
         (
-            ["cuMemAlloc_v2", "cuCtxSynchronize"], ["cuStreamSynchronize"] * 2,
+            driver_calls._CONTROLS, ["cuStreamSynchronize"] * 2,
             "{'cuStreamSynchronize': 2}", False,
         ),
-        (["cuLaunchKernel"], [], "not known: the profiler does not", None),
+        (["cuMemAlloc_v2"], [], "not known: of ('cuMemAlloc_v2', 'cuMemFree_v2'", None),
     ],
 )  # fmt: skip
-def test_a_profile_says_what_the_driver_was_asked(
-    timer, monkeypatch, seen, in_calls, found, is_right
+def test_driver_calls_of_collectives_are_told(
+    timer, monkeypatch, control, in_calls, found, is_right
 ):
-    told = iter([seen, in_calls])
+    told = iter([control, in_calls])
     monkeypatch.setattr(
-        profile, "_driver_calls", lambda run: collections.Counter(next(told))
+        driver_calls, "counts", lambda run: collections.Counter(next(told))
     )
-    row = profile.finding(timer, {"psum": lambda x: x}, 1.0)
+    row = driver_calls.finding(timer, {"psum": lambda x: x}, 1.0)
     assert found in row.found
     assert row.is_right is is_right
 
 
-def test_a_profile_is_read(timer):
-    x = timer.random((2, 8))
-    program = timer.program(lambda x: x + 1)
-    assert not profile._driver_calls(lambda: jax.block_until_ready(program(x)))
+def test_without_cupti_nothing_is_known_of_the_driver(timer, monkeypatch):
+    monkeypatch.setattr(driver_calls, "_library", lambda: "libcupti-of-nobody.so")
+    row = driver_calls.finding(timer, {}, 1.0)
+    assert "not known: libcupti-of-nobody.so: cannot open" in row.found
+    assert row.is_right is None
 
 
 def test_arrays_of_a_pool_are_compared_with_ordinary_ones(timer):
