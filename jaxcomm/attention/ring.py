@@ -10,6 +10,7 @@ from jaxcomm.attention import arguments, support
 from jaxcomm.attention.hop import HopConfig, sum_dtype
 from jaxcomm.attention.hop_primitive import hop_backward, hop_forward
 from jaxcomm.attention.merge import merge
+from jaxcomm.attention.schedules.block import Blocks
 from jaxcomm.attention.schedules.registry import get_schedule
 from jaxcomm.attention.schedules.schedule import Schedule
 from jaxcomm.attention.visibility import Visibility
@@ -173,6 +174,31 @@ class _Ring:
     overlaps: bool
     hop: HopConfig
 
+    @property
+    def may_be_fused(self):
+        """Whether cuDNN may compute the hops, where the program is for CUDA."""
+        return self.hop.blocks is not None
+
+    @property
+    def first_hop(self):
+        """Of a rank's own block: the schedule says which part of it is computed."""
+        blocks = self.hop.blocks
+        if blocks is None:
+            return self.hop
+        return dataclasses.replace(
+            self.hop, blocks=Blocks(blocks.same, blocks.same, blocks.same)
+        )
+
+    @property
+    def other_hops(self):
+        """Of the blocks of others, from which a device chooses between two parts."""
+        blocks = self.hop.blocks
+        if blocks is None:
+            return self.hop
+        return dataclasses.replace(
+            self.hop, blocks=dataclasses.replace(blocks, same=blocks.earlier)
+        )
+
     def shift(self, block):
         """Send a pytree to the next rank, in one call."""
         return ring_shift(block, self.axis_name, lane=self.lane, backend=self.backend)
@@ -209,10 +235,15 @@ def _attend(ring, query, key, value):
     return _forward(ring, query, key, value)[0]
 
 
-def _for_hops(first, last, step, carry):
+def _for_hops(ring, first, last, step, carry):
     """Run ``carry = step(hop, carry)`` for the hops from ``first`` until ``last``."""
     if last - first >= 2:
         return jax.lax.fori_loop(first, last, step, carry)
+    if ring.may_be_fused:
+        # A GPU asks the host at every turn of a loop whose end it is not told.
+        for hop in range(first, last):
+            carry = step(jnp.int32(hop), carry)
+        return carry
     # XLA would inline a loop of no or one turn. Behind a barrier it stays a loop, so
     # that two ranks need the same memory as any larger ring.
     last = jax.lax.optimization_barrier(jnp.int32(last))
@@ -220,12 +251,12 @@ def _for_hops(first, last, step, carry):
 
 
 def _forward(ring, query, key, value):
-    def attend_and_merge(merged, block, hop):
+    def attend(block, hop, config):
         query_at, key_at = ring.positions(hop, query, block[0])
-        out, lse = hop_forward(
-            query, block[0], block[1], query_at, key_at, config=ring.hop
-        )
-        return merge(merged[0], merged[1], out, lse)
+        return hop_forward(query, block[0], block[1], query_at, key_at, config=config)
+
+    def attend_and_merge(merged, block, hop):
+        return merge(*merged, *attend(block, hop, ring.other_hops))
 
     def step(hop, carry):
         merged, block = carry
@@ -233,12 +264,22 @@ def _forward(ring, query, key, value):
         merged = attend_and_merge(merged, ring.then(arriving, block), hop)
         return merged, ring.done(arriving, after=merged)
 
-    out = jnp.zeros_like(query, sum_dtype(query.dtype))
-    start = ((out, jnp.full_like(out[..., 0], -jnp.inf)), (key, value))
-    if ring.size > 1:
-        start = _for_hops(0, ring.size - 1, step, start)
+    if ring.size == 1:
+        out, lse = attend((key, value), 0, ring.first_hop)
+        out = out.astype(query.dtype)
+        return (out, lse), (query, key, value, out, lse)
+    block = key, value
+    if ring.may_be_fused:
+        # Outside the loop: there is nothing to merge with, and nothing to choose.
+        arriving = ring.start(block)
+        merged = attend(ring.then(arriving, block), 0, ring.first_hop)
+        block = ring.done(arriving, after=merged)
+        merged, block = _for_hops(ring, 1, ring.size - 1, step, (merged, block))
+    else:
+        out = jnp.zeros_like(query, sum_dtype(query.dtype))
+        merged = out, jnp.full_like(out[..., 0], -jnp.inf)
+        merged, block = _for_hops(ring, 0, ring.size - 1, step, (merged, block))
     # The last hop is outside the loop: it computes and sends nothing.
-    merged, block = start
     out, lse = attend_and_merge(merged, block, ring.size - 1)
     out = out.astype(query.dtype)
     return (out, lse), (query, key, value, out, lse)
@@ -250,7 +291,7 @@ def _backward(ring, residuals, grads):
     # Once, not per hop. A score moves lse by its weight, hence the second term.
     delta = (grad_out.astype(lse.dtype) * out.astype(lse.dtype)).sum(-1) - grad_lse
 
-    def gradients(block, hop):
+    def gradients(block, hop, config):
         query_at, key_at = ring.positions(hop, query, block[0])
         grad_query, grad_key, grad_value = hop_backward(
             query,
@@ -262,7 +303,7 @@ def _backward(ring, residuals, grads):
             lse,
             delta,
             out,
-            config=ring.hop,
+            config=config,
         )
         return grad_query, (grad_key, grad_value)
 
@@ -270,7 +311,9 @@ def _backward(ring, residuals, grads):
         grad_query, grad_block, block = carry
         # The gradients of a block follow the block one hop behind, in one call.
         arriving = ring.start((block, grad_block))
-        added_query, added_block = gradients(ring.then(arriving, block), hop)
+        added_query, added_block = gradients(
+            ring.then(arriving, block), hop, ring.other_hops
+        )
         grad_query += added_query
         # The hop's gradients come of one loop: its sum stands for all of them.
         block, following = ring.done(arriving, after=grad_query)
@@ -279,16 +322,19 @@ def _backward(ring, residuals, grads):
 
     block = (key, value)
     if ring.size == 1:
-        grad_query, grad_block = gradients(block, 0)
+        grad_query, grad_block = gradients(block, 0, ring.first_hop)
     else:
         arriving = ring.start(block)
-        grad_query, grad_block = gradients(ring.then(arriving, block), 0)
+        grad_query, grad_block = gradients(
+            ring.then(arriving, block), 0, ring.first_hop
+        )
         block = ring.done(arriving, after=grad_query)
-        carry = _for_hops(1, ring.size - 1, step, (grad_query, grad_block, block))
+        carry = grad_query, grad_block, block
+        carry = _for_hops(ring, 1, ring.size - 1, step, carry)
         grad_query, grad_block, block = carry
         following = ring.start(grad_block)
         block = ring.then(following, block)
-        added_query, added_block = gradients(block, ring.size - 1)
+        added_query, added_block = gradients(block, ring.size - 1, ring.other_hops)
         grad_query += added_query
         following = ring.done(following, after=grad_query)
         # The last send brings the gradients home: there is nothing left to overlap.
