@@ -1,8 +1,11 @@
 """A send beside matrix products."""
 
+import functools
 from collections.abc import Iterator
+from typing import Any
 
 import jax
+from jax.experimental import compute_on
 
 import jaxcomm
 from jaxcomm.bench import units
@@ -11,7 +14,10 @@ from jaxcomm.bench.gpu.timer import Timer, thunk
 
 
 def rows(timer: Timer) -> Iterator[Figure]:
-    """Yields a send in halves around the products, against doing both in turn."""
+    """Yields a send in halves around the products, against other ways of doing both.
+
+    One is to leave the whole send to XLA's own stream for collectives.
+    """
     jaxcomm.init(timer.mesh, "i", lanes=("default", "side"))
     matrix = timer.sizes.matrix
     sent = timer.random((timer.size, timer.sizes.sent // 2), "bfloat16")
@@ -29,19 +35,39 @@ def rows(timer: Timer) -> Iterator[Figure]:
         y = compute(arriving.then(y), weights)
         return jaxcomm.ppermute_done(arriving, after=y), y
 
-    def whole(module):
+    def whole(send):
         return timer.program(
-            lambda x, y, weights: (
-                module.ppermute(x, "i", timer.ring),
-                compute(y, weights),
-            ),
-            specs,
+            lambda x, y, weights: (send(x), compute(y, weights)), specs
         )
 
+    def by(module):
+        return lambda x: module.ppermute(x, "i", timer.ring)
+
     ours = timer.program(halves, specs)
-    for peer, theirs in (("in turn", whole(jaxcomm)), ("jax.lax", whole(jax.lax))):
+    others = {"in turn": by(jaxcomm), "jax.lax": by(jax.lax)}
+    if (on_stream := _on_collective_stream(timer)) is not None:
+        others["on XLA's collective stream"] = on_stream(by(jaxcomm))
+    for peer, send in others.items():
+        theirs = whole(send)
         yield timer.compare(
             f"send of {units.size(timer.sizes.sent)} beside 4 products",
             thunk(ours, sent, y, weights), peer, thunk(theirs, sent, y, weights),
             calls=5,
         )  # fmt: skip
+
+
+def _on_collective_stream(timer):
+    """Returns what puts a function there, None where JAX (before 0.11.1) has not."""
+    if timer.mesh.devices.flat[0].platform == "cpu":
+        return None
+    newer: Any = compute_on.compute_on  # than the JAX that pyright knows
+    put = functools.partial(
+        newer,
+        compute_type="gpu_stream:collective",
+        out_memory_spaces=jax.memory.Space.Device,
+    )
+    try:
+        put(lambda x: x)
+    except (TypeError, ValueError):
+        return None
+    return put
