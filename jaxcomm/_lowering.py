@@ -23,6 +23,10 @@ import numpy as np
 
 from jaxcomm import _ffi, _jax_compat, cache, config, mesh_groups
 
+# What the halves of a collective are called.
+_START = ".start"
+_DONE = "jaxcomm.done"
+
 
 def settled_backend(backend: str | None) -> str | None:
     """Returns the backend of a call as far as it is known without devices.
@@ -62,7 +66,7 @@ def register_pair(collective) -> None:
     """
 
     def start(ctx, *operands, paired, **params):
-        half = ".start" if paired else ""
+        half = _START if paired else ""
         of_results = ctx.replace(avals_out=ctx.avals_out[len(operands) :])
         return [
             *operands,
@@ -86,7 +90,7 @@ def register_pair(collective) -> None:
         params["name"] = params["name"].removesuffix("_start") + "_done"
         aliases = {leaves + i: i for i in range(leaves)}
         return _call(
-            "jaxcomm.done", aliases, collective, comm, size, ctx, operands, avals,
+            _DONE, aliases, collective, comm, size, ctx, operands, avals,
             **params,
         )  # fmt: skip
 
@@ -138,7 +142,13 @@ def _call(
     """Emits a custom call that is for a communicator; avals are of what it sends."""
     own = _own(params)
     del own["index_groups"]
-    rule = jax.ffi.ffi_lowering(target, operand_output_aliases=aliases or None)
+    rule = jax.ffi.ffi_lowering(
+        target,
+        operand_output_aliases=aliases or None,
+        # XLA makes one of two equal starts, or moves one out of a loop, and not their
+        # ends, which differ in what they wait for.
+        has_side_effect=target == _DONE or target.endswith(_START),
+    )
     return rule(
         ctx,
         *operands,

@@ -9,7 +9,7 @@ takes it and returns what the collective without ``_start`` would have returned.
 stand in one traced function: a handle cannot be returned, carried by a loop, passed to
 a transformed function, finished twice, or finished in the body of another function than
 it was started in; each is an error when the program is traced. A handle that is never
-finished is a ``RuntimeWarning``. If nobody uses the results, XLA drops both halves.
+finished is a ``RuntimeWarning``. If nobody uses the results, JAX drops both halves.
 
 Until ``done``, XLA keeps the operands and the memory of the results, no longer.
 ``after`` are arrays that ``done`` waits for without reading them: give it what is to be

@@ -260,3 +260,27 @@ def test_means_of_wide_floats_are_ncclavg(stand_in, make_mesh):
     np.testing.assert_allclose(narrow, exact, rtol=2e-2, atol=1e-2)
     # kSum and kAvg.
     assert {call["op"] for call in stand_in.trace("ncclAllReduce")} == {0, 4}
+
+
+def test_one_array_is_sent_twice_beside_other_things(stand_in, make_mesh):
+    def twice(x):
+        moved = []
+        for function in jnp.sin, jnp.cos:
+            arriving = jaxcomm.ring_shift_start(x, "i")
+            other = function(arriving.then(x)) @ x.T
+            moved.append(jaxcomm.ring_shift_done(arriving, after=other) + other.sum())
+        return moved[0] - moved[1] / 2
+
+    mesh = make_mesh(i=2)
+    jaxcomm.init(mesh, "i")
+    stand_in.clear()
+    x = jnp.arange(8.0).reshape(4, 2)
+    split = jax.P("i")
+    program = jax.jit(jax.shard_map(twice, mesh=mesh, in_specs=split, out_specs=split))
+    one, two = x[:2], x[2:]
+    expected = [
+        other / 2 + (jnp.sin(own) @ own.T).sum() - (jnp.cos(own) @ own.T).sum() / 2
+        for own, other in ((one, two), (two, one))
+    ]
+    np.testing.assert_allclose(program(x), jnp.concatenate(expected), rtol=1e-5)
+    assert len(stand_in.trace("ncclSend")) == 2 * 2

@@ -54,6 +54,36 @@ def test_used_results_keep_both_halves(compiled):
     assert _targets(text) == ["jaxcomm.permute.start", "jaxcomm.done"]
 
 
+def test_equal_starts_stay_two(compiled):
+    def call(x, y):
+        first = _start(x)
+        y = jnp.sin(y) @ y.T
+        moved = jaxcomm.ppermute_done(first, after=y)
+        second = _start(x)
+        y = jnp.cos(y) @ y.T
+        return moved + jaxcomm.ppermute_done(second, after=y) + y.sum()
+
+    program = compiled(call, jnp.arange(8.0), jnp.ones((16, 4)))
+    pair = ["jaxcomm.permute.start", "jaxcomm.done"]
+    assert sorted(_targets(program.as_text())) == sorted(2 * pair)
+
+
+def test_a_start_of_what_a_loop_does_not_change_stays_in_it(compiled):
+    def call(x, y):
+        def step(_, y):
+            handle = _start(x)
+            y = jnp.sin(y) @ y.T
+            return y + jaxcomm.ppermute_done(handle, after=y).sum()
+
+        return jax.lax.fori_loop(0, 3, step, y)
+
+    text = compiled(call, jnp.arange(8.0), jnp.ones((16, 4))).as_text()
+    (computation,) = (
+        part for part in text.split("\n\n") if "jaxcomm.permute.start" in part
+    )
+    assert "jaxcomm.done" in computation
+
+
 @pytest.mark.parametrize("in_a_loop", [False, True])
 def test_done_takes_operands_and_results_without_a_copy(compiled, in_a_loop):
     def step(x):
