@@ -41,7 +41,9 @@ class MemoryRow:
         devices; told on the row of each of its children.
       host_bytes: of ordinary memory.
       shared_bytes: of shared memory.
-      pinned_bytes: of page-locked memory.
+      pinned_bytes: of the page-locked memory in which NCCL queues work, for each rank
+        of this process: ``NCCL_WORK_FIFO_BYTES``, 1 MiB unless set. NCCL tells of none,
+        and pins a little more.
       symmetric_bytes: of every :class:`SymmetricPool` that is registered with it, on
         the devices of this process; told on the row of each such communicator.
       shared: whether another communicator's resources serve it.

@@ -188,7 +188,7 @@ def memory_report() -> list[MemoryRow]:
             parent_bytes=member.world.device_bytes if member.world else 0,
             host_bytes=member.stats()["host_bytes"],
             shared_bytes=_shared_bytes(member),
-            pinned_bytes=0,
+            pinned_bytes=nccl.pinned_bytes(member),
             symmetric_bytes=registration.bytes_with(member),
             shared=arenas.count(id(member.neighbors)) > 1 or _shares(member),
         )

@@ -58,7 +58,7 @@ class Communicators(Sequence["Communicator"]):
                 if member.backend == "xla"
                 else str(sum(stats["calls"].values())),
                 "in XLA" if member.backend == "xla" else _bytes(stats["bytes"]),
-                _bytes(stats["host_bytes"]),
+                _bytes(stats["host_bytes"] + stats["device_bytes"]),
                 "closed"
                 if member.closed
                 else "suspended"

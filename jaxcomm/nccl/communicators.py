@@ -19,6 +19,9 @@ from jaxcomm.nccl import library
 if TYPE_CHECKING:
     from jaxcomm.communicator import Communicator
 
+# Variables that say how much memory a communicator takes, and NCCL's own choices.
+_FIFO = "NCCL_WORK_FIFO_BYTES"
+_BUFFERS = {_FIFO: 1 << 20, "NCCL_WORK_FIFO_DEPTH": 1 << 16, "NCCL_BUFFSIZE": 4 << 20}
 # By the devices of the mesh, in order of their ids, and what its policy sets.
 _worlds: weakref.WeakValueDictionary = weakref.WeakValueDictionary()
 # Why NCCL cannot serve devices of a platform, by the processes that agreed on it.
@@ -103,6 +106,18 @@ def forget() -> None:
     """Lets go of the communicators of whole meshes; the next are new ones."""
     _worlds.clear()
     _refusals.clear()
+
+
+def pinned_bytes(member: "Communicator") -> int:
+    """Returns the page-locked memory in which NCCL queues work for a communicator."""
+    if member.world is None:
+        return 0
+    here = {device.id for device in jax.local_devices(backend=member.platform)}
+    ranks = sum(
+        id_ in here for group in member.groups if len(group) > 1 for id_ in group
+    )
+    text = os.environ.get(_FIFO, "")
+    return ranks * (int(text) if text.isdigit() else _BUFFERS[_FIFO])
 
 
 def processes_of(mesh) -> tuple[int, ...]:
@@ -196,11 +211,7 @@ def ordinal(device) -> int:
 
 
 def _warn_of_large_buffers():
-    for name, default in (
-        ("NCCL_WORK_FIFO_BYTES", 1 << 20),
-        ("NCCL_WORK_FIFO_DEPTH", 1 << 16),
-        ("NCCL_BUFFSIZE", 4 << 20),
-    ):
+    for name, default in _BUFFERS.items():
         text = os.environ.get(name, "")
         if text.isdigit() and int(text) > default:
             warnings.warn(

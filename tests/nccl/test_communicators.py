@@ -112,7 +112,7 @@ def test_a_policy_decides_whether_lanes_share(stand_in, make_mesh, share):
     assert [row.shared for row in jaxcomm.memory_report()] == [share] * 2
 
 
-def test_the_memory_report_tells_own_and_shared_bytes(stand_in, make_mesh):
+def test_the_memory_report_tells_own_and_shared_bytes(stand_in, make_mesh, monkeypatch):
     jaxcomm.init(make_mesh(i=2), lanes=("default", "other"))
     shared, own = jaxcomm.memory_report()
     assert shared.communicator.lane == "default"
@@ -120,7 +120,16 @@ def test_the_memory_report_tells_own_and_shared_bytes(stand_in, make_mesh):
     assert own.device_bytes == 2 * OWN_BYTES
     assert shared.parent_bytes == own.parent_bytes == 2 * OWN_BYTES
     assert shared.host_bytes > 0
-    assert (shared.shared_bytes, shared.pinned_bytes) == (0, 0)
+    assert shared.shared_bytes == 0
+    # NCCL's queue of work, of each rank.
+    assert shared.pinned_bytes == own.pinned_bytes == 2 << 20
+    monkeypatch.setenv("NCCL_WORK_FIFO_BYTES", "4096")
+    assert jaxcomm.memory_report()[0].pinned_bytes == 2 * 4096
+    # And where one looks first: the devices', and a little of the host's.
+    memory = [row[7] for row in jaxcomm.communicators().rows()]
+    assert [float(text.removesuffix(" MB")) for text in memory] == [
+        pytest.approx(2 * bytes_ / 1e6, abs=0.2) for bytes_ in (SHARED_BYTES, OWN_BYTES)
+    ]
 
 
 def test_a_mesh_of_one_device_makes_nothing(stand_in, make_mesh):
