@@ -55,10 +55,8 @@ def pmean(x, axis_name, *, axis_index_groups=None, lane=None, backend=None):
       Array([1.5], dtype=float32)
     """
     x = _primitive.count_bools(x)
-    if _is_averaged(x, axis_name):
-        return reduce_all(
-            "pmean", "mean", x, axis_name, axis_index_groups, lane, backend
-        )
+    if axis_index_groups is None and _is_averaged(x, axis_name):
+        return reduce_all("pmean", "mean", x, axis_name, None, lane, backend)
     total = reduce_all("pmean", "sum", x, axis_name, axis_index_groups, lane, backend)
     count = jax.lax.psum(1, axis_name, axis_index_groups=axis_index_groups)
     return jax.tree.map(lambda leaf: leaf / count, total)

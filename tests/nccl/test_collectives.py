@@ -284,3 +284,20 @@ def test_one_array_is_sent_twice_beside_other_things(stand_in, make_mesh):
     ]
     np.testing.assert_allclose(program(x), jnp.concatenate(expected), rtol=1e-5)
     assert len(stand_in.trace("ncclSend")) == 2 * 2
+
+
+def test_means_within_groups_divide_by_what_jax_divides_by(stand_in, make_mesh):
+    mesh = make_mesh(i=3)
+
+    def of(lib, **at):
+        return jax.jit(
+            jax.shard_map(
+                lambda x: lib.pmean(x, "i", axis_index_groups=[[0, 2], [1]], **at),
+                mesh=mesh, in_specs=jax.P("i"), out_specs=jax.P("i"), check_vma=False,
+            )
+        )  # fmt: skip
+
+    x = jnp.arange(6.0)
+    found = of(jaxcomm)(x)
+    np.testing.assert_array_equal(found, of(jaxcomm, backend="host")(x))
+    np.testing.assert_array_equal(found, [2, 3, 1, 1.5, 2, 3])
