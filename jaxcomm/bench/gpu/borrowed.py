@@ -6,11 +6,11 @@ import jax
 import numpy as np
 
 import jaxcomm
+from jaxcomm.bench.gpu import sums
 from jaxcomm.bench.gpu.rows import Figure, Finding
 from jaxcomm.bench.gpu.timer import Timer, local, thunk
 
 _LANES = "lent", "lent too"
-_CHAIN = 50
 
 
 def rows(timer: Timer) -> Iterator[Figure | Finding]:
@@ -45,15 +45,8 @@ def rows(timer: Timer) -> Iterator[Figure | Finding]:
         not wrong,
     )
 
-    def chain(module, **at):
-        def sums(x):
-            for _ in range(_CHAIN):
-                x = module.psum(x, "i", **at) * 0.5
-            return x
-
-        return thunk(timer.program(sums), x)
-
+    ours = sums.chain(timer, jaxcomm, lane=_LANES[0])
     yield timer.compare(
-        f"chain of {_CHAIN}, on a communicator of XLA's",
-        chain(jaxcomm, lane=_LANES[0]), "jax.lax", chain(jax.lax), calls=10,
+        f"chain of {sums.LENGTH}, on a communicator of XLA's", thunk(ours, x),
+        "jax.lax", thunk(sums.chain(timer, jax.lax), x), calls=10,
     )  # fmt: skip

@@ -6,10 +6,9 @@ import jax
 
 import jaxcomm
 from jaxcomm.bench import units
+from jaxcomm.bench.gpu import sums
 from jaxcomm.bench.gpu.rows import Figure
 from jaxcomm.bench.gpu.timer import Timer, thunk
-
-_CHAIN = 50
 
 
 def rows(timer: Timer) -> Iterator[Figure]:
@@ -36,22 +35,15 @@ def rows(timer: Timer) -> Iterator[Figure]:
             )  # fmt: skip
         del x
 
-    def chain(module, **at):
-        def sums(x):
-            for _ in range(_CHAIN):
-                x = module.psum(x, "i", **at) * 0.5
-            return x
-
-        return timer.program(sums)
-
     capturing = jaxcomm.CommPolicy(command_buffers=True)
     jaxcomm.init(timer.mesh, "i", lanes="captured", policy=capturing)
     x = timer.random((timer.size, 64))
-    theirs = chain(jax.lax)
+    theirs = sums.chain(timer, jax.lax)
     for text, lane, least in (
         ("", None, 1.0), (", command buffers", "captured", 1.2)
     ):  # fmt: skip
+        ours = sums.chain(timer, jaxcomm, lane=lane)
         yield timer.compare(
-            f"chain of {_CHAIN}{text}", thunk(chain(jaxcomm, lane=lane), x), "jax.lax",
+            f"chain of {sums.LENGTH}{text}", thunk(ours, x), "jax.lax",
             thunk(theirs, x), calls=10, least=least,
         )  # fmt: skip
