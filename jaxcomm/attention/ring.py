@@ -182,22 +182,18 @@ class _Ring:
     @property
     def first_hop(self):
         """Of a rank's own block: the schedule says which part of it is computed."""
-        blocks = self.hop.blocks
-        if blocks is None:
-            return self.hop
-        return dataclasses.replace(
-            self.hop, blocks=Blocks(blocks.same, blocks.same, blocks.same)
-        )
+        return self._hop_of(lambda blocks: Blocks(*[blocks.same] * 3))
 
     @property
     def other_hops(self):
         """Of the blocks of others, from which a device chooses between two parts."""
-        blocks = self.hop.blocks
-        if blocks is None:
-            return self.hop
-        return dataclasses.replace(
-            self.hop, blocks=dataclasses.replace(blocks, same=blocks.earlier)
+        return self._hop_of(
+            lambda blocks: dataclasses.replace(blocks, same=blocks.earlier)
         )
+
+    def _hop_of(self, choose):
+        blocks = self.hop.blocks and choose(self.hop.blocks)
+        return dataclasses.replace(self.hop, blocks=blocks)
 
     def shift(self, block):
         """Send a pytree to the next rank, in one call."""
