@@ -22,6 +22,7 @@ import jax
 import numpy as np
 
 from jaxcomm import _ffi, _jax_compat, cache, config, mesh_groups
+from jaxcomm._binder import Binder
 
 # What the halves of a collective are called.
 _START = ".start"
@@ -193,15 +194,15 @@ def _transport(
     comm = cache.for_lowering(mesh, axes, index_groups, lane, backend)
     if comm.backend == "xla":
         return comm, part.sizes[0], to_xla
-    # Not above: it needs the collectives, which need this module.
-    from jaxcomm.nccl import lowering as nccl
-
     if comm.backend == "nccl":
+        # Not above: it needs the collectives, which need this module.
+        from jaxcomm.nccl import lowering as nccl
+
         instead = nccl.instead(collective, avals, part.sizes[0], **own)
     else:
         instead = collective.without_mean(part.sizes[0], **own)
     if instead is not None:
-        bind = nccl.Binder(axes, index_groups, lane, comm.backend, name)
+        bind = Binder(axes, index_groups, lane, comm.backend, name)
         rule = functools.partial(_jax_compat.lower_as, functools.partial(instead, bind))
         return comm, part.sizes[0], rule
     return comm, part.sizes[0], None

@@ -47,7 +47,9 @@ def psum(x, axis_name, *, axis_index_groups=None, lane=None, backend=None):
 def pmean(x, axis_name, *, axis_index_groups=None, lane=None, backend=None):
     """Averages ``x`` over the devices of a mesh axis; a twin of ``jax.lax.pmean``.
 
-    Arguments, result and errors are those of :func:`psum`; integers give floats.
+    Arguments, result and errors are those of :func:`psum`; integers give floats. NCCL
+    multiplies float32 and float64 by one over the number of ranks before it adds them:
+    where that is no power of two, last bits differ from those of a sum that is divided.
 
     Example:
       >>> # x is [0.], [1.], [2.], [3.] on the 4 devices of "i"

@@ -14,6 +14,8 @@ from jaxcomm.bench.gpu.timer import Timer
 _CALLS = 20
 # In names of functions of the driver: what allocates, and what waits on the host.
 _COUNTED = "MemAlloc", "MemFree", "MemHostAlloc", "MemCreate", "Synchronize"
+# What _control() calls of them.
+_CONTROLS = "cuMemAlloc_v2", "cuMemFree_v2", "cuStreamSynchronize"
 # Of CUPTI's headers.
 _DRIVER_API = 1
 _ENTER = 0
@@ -107,9 +109,6 @@ def _library() -> str:
         for found in pathlib.Path(folder).rglob("libcupti.so.*"):
             return str(found)
     return "libcupti.so"
-
-
-_CONTROLS = "cuMemAlloc_v2", "cuMemFree_v2", "cuStreamSynchronize"
 
 
 def _control():
