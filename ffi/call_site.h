@@ -20,10 +20,13 @@
 namespace jaxcomm {
 
 // What was seen of the programs behind a call site, from the completion of its call to
-// their next wait. Shared with ranks that outlive the site.
+// their next wait, and beside it. Shared with ranks that outlive the site.
 struct Gap {
-  std::atomic<bool> stalls{false};  // some blocked, or ran for milliseconds
-  std::atomic<int> long_runs{0};    // above 0: some took longer than waking a thread
+  std::atomic<bool> stalls{false};    // some blocked, or ran for milliseconds
+  std::atomic<int> long_runs{0};      // above 0: some took longer than waking a thread
+  std::atomic<bool> overlaps{false};  // a rank began another call before this was done
+  std::atomic<uint64_t> meetings{0};
+  std::atomic<int> rest{0};  // meetings in which nobody sleeps: somebody did in vain
 };
 
 class CallSite {

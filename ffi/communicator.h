@@ -103,6 +103,9 @@ class Communicator {
   // Ends every pending call, and every later one, with `reason`.
   virtual void Abort(const Status& reason) = 0;
 
+  // Runs that failed here and in which some rank has not come yet.
+  virtual std::vector<int64_t> FailedRuns() const { return {}; }
+
   virtual CommunicatorStats stats() const = 0;
 
   const CommunicatorSpec& spec() const { return spec_; }

@@ -3,17 +3,24 @@
 #include <algorithm>
 #include <numeric>
 
+#include "ffi/cores.h"
+
 namespace jaxcomm {
 namespace {
 
 // One pass over eight inputs in 1 MiB pieces beat XLA on two cores, 32 KiB
-// pieces lost; smaller totals are cut finer so that two cores share them.
+// pieces lost; smaller totals are cut finer so that the cores share them.
 constexpr int64_t kMaxBlockBytes = 1 << 20;
 constexpr int64_t kMinBlockBytes = 64 << 10;
-constexpr int64_t kBlocksWanted = 4;
+constexpr int64_t kBlocksPerCore = 2;
 
-int64_t BlockBytes(int64_t move_bytes) {
-  return std::clamp(move_bytes / kBlocksWanted, kMinBlockBytes, kMaxBlockBytes);
+// How to cut what is moved at a time.
+int64_t BlockBytes(int64_t bytes) {
+  return std::clamp(bytes / (kBlocksPerCore * Cores()), kMinBlockBytes, kMaxBlockBytes);
+}
+
+int64_t RowBytes(const Move& move, const std::vector<Leaf>& leaves) {
+  return move.inner * static_cast<int64_t>(leaves[move.leaf].element_bytes);
 }
 
 }  // namespace
@@ -26,6 +33,10 @@ std::vector<int> AllRanks(int size) {
 
 void Plan::Finish(int size, const std::vector<Leaf>& leaves) {
   moves_of.assign(size, {});
+  int64_t all_bytes = 0;
+  for (const Move& move : moves) {
+    all_bytes += move.outer * move.middle * RowBytes(move, leaves);
+  }
   for (int index = 0; index < static_cast<int>(moves.size()); ++index) {
     const Move& move = moves[index];
     std::vector<int> ranks = move.sources;
@@ -36,11 +47,11 @@ void Plan::Finish(int size, const std::vector<Leaf>& leaves) {
 
     first_block.push_back(static_cast<int>(blocks.size()));
     const int64_t rows = move.outer * move.middle;
-    const int64_t row_bytes = move.inner * leaves[move.leaf].element_bytes;
+    const int64_t row_bytes = RowBytes(move, leaves);
     if (rows == 0 || row_bytes == 0) continue;
     touched += rows * row_bytes *
                static_cast<int64_t>(move.sources.size() + move.targets.size());
-    const int64_t block_bytes = BlockBytes(rows * row_bytes);
+    const int64_t block_bytes = BlockBytes(pairwise ? rows * row_bytes : all_bytes);
     if (row_bytes >= 2 * block_bytes) {
       const int64_t step =
           block_bytes / static_cast<int64_t>(leaves[move.leaf].element_bytes);

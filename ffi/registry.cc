@@ -1,9 +1,16 @@
 #include "ffi/registry.h"
 
+#include <algorithm>
 #include <mutex>
 #include <utility>
 
 namespace jaxcomm {
+namespace {
+
+// Of each key, remembered.
+constexpr size_t kFailedRuns = 64;
+
+}  // namespace
 
 Registry& Registry::Get() {
   static Registry* const registry = new Registry;
@@ -28,6 +35,35 @@ std::shared_ptr<Communicator> Registry::Find(int64_t key) const {
   return found == communicators_.end() ? nullptr : found->second;
 }
 
+Status Registry::Find(const CallSite& site, int64_t run_id,
+                      std::shared_ptr<Communicator>* found) {
+  const int64_t key = site.attributes().key;
+  bool is_new = false;
+  {
+    std::shared_lock<std::shared_mutex> lock(mutex_);
+    const auto failed = failed_runs_.find(key);
+    is_new = failed == failed_runs_.end() ||
+             std::find(failed->second.begin(), failed->second.end(), run_id) ==
+                 failed->second.end();
+    const auto live = communicators_.find(key);
+    if (is_new && live != communicators_.end()) {
+      *found = live->second;
+      return OkStatus();
+    }
+  }
+  if (is_new) {
+    std::unique_lock<std::shared_mutex> lock(mutex_);
+    Bury(key, run_id);
+  }
+  return MissingError(site);
+}
+
+void Registry::Bury(int64_t key, int64_t run_id) {
+  std::deque<int64_t>& runs = failed_runs_[key];
+  runs.push_back(run_id);
+  if (runs.size() > kFailedRuns) runs.pop_front();
+}
+
 Status Registry::Remove(int64_t key) {
   std::shared_ptr<Communicator> removed;
   {
@@ -45,6 +81,9 @@ Status Registry::Remove(int64_t key) {
   removed->Abort(FailedPrecondition("the communicator over axes ", removed->spec().axes,
                                     " (lane '", removed->spec().lane,
                                     "') was closed while a rank waited in it"));
+  const std::vector<int64_t> failed = removed->FailedRuns();
+  std::unique_lock<std::shared_mutex> lock(mutex_);
+  for (int64_t run_id : failed) Bury(key, run_id);
   return OkStatus();
 }
 

@@ -4,7 +4,7 @@
 #define JAXCOMM_FFI_REGISTRY_H_
 
 #include <cstdint>
-#include <map>
+#include <deque>
 #include <memory>
 #include <shared_mutex>
 #include <unordered_map>
@@ -32,6 +32,12 @@ class Registry {
   // Null if there is no communicator under `key`.
   std::shared_ptr<Communicator> Find(int64_t key) const;
 
+  // The communicator for an execution of `site`. A run that failed for want of one, or
+  // in one that was closed, does not get the next: of its ranks some are gone, and the
+  // late ones would wait for them, on devices that the next run needs.
+  Status Find(const CallSite& site, int64_t run_id,
+              std::shared_ptr<Communicator>* found);
+
   // Takes the communicator out and aborts what is pending on it.
   Status Remove(int64_t key);
 
@@ -42,8 +48,12 @@ class Registry {
   Status MissingError(const CallSite& site) const;
 
  private:
+  // Holds mutex_.
+  void Bury(int64_t key, int64_t run_id);
+
   mutable std::shared_mutex mutex_;
   std::unordered_map<int64_t, std::shared_ptr<Communicator>> communicators_;
+  std::unordered_map<int64_t, std::deque<int64_t>> failed_runs_;  // by key
   RegistryCounters counters_;
 };
 

@@ -123,6 +123,45 @@ closer.start()
 attempt("closed while waiting", late(
     1, lambda: closed.wait(60), lambda x: jaxcomm.psum(x, "i", lane="doomed")))
 closer.join()
+
+
+# The communicator is made anew before the last rank of a run that failed has come.
+def made_anew(name, lane, close_early):
+    jaxcomm.finalize()
+    jaxcomm.init(mesh, "i", lanes=lane)
+    psum = lambda x: jaxcomm.psum(x, "i", lane=lane)
+
+    def busy(x):  # A second on rank 3. A callback would hold this thread up.
+        steps = jnp.where(jax.lax.axis_index("i") == 3, 10_000_000, 0)
+        return psum(x + 0 * jax.lax.fori_loop(0, steps, lambda _, y: jnp.sin(y), x))
+
+    sharded = lambda call: jax.jit(jax.shard_map(
+        call, mesh=mesh, in_specs=P("i"), out_specs=P("i"), check_vma=False))
+    placed = jax.device_put(x, jax.NamedSharding(mesh, P("i")))
+    programs = [sharded(call).lower(placed).compile() for call in (busy, psum)]
+    (member,) = (c for c in jaxcomm.communicators() if c.lane == lane)
+    if close_early:
+        member.close()
+    started = programs[0](placed)
+    if not close_early:
+        while member.stats()["bytes"] < 3 * 4:
+            time.sleep(0.005)
+        member.close()
+    begin = time.monotonic()
+    try:
+        np.asarray(started.addressable_shards[0].data)
+    except Exception as error:
+        report[name] = {"type": type(error).__name__, "text": str(error)}
+    jaxcomm.init(mesh, "i", lanes=lane)
+    report[name]["next"] = np.asarray(programs[1](placed)).tolist()
+    report[name]["seconds"] = time.monotonic() - begin
+    report[name]["in_flight"] = sum(
+        c.stats()["in_flight"] for c in jaxcomm.communicators())
+
+
+os.environ["JAXCOMM_TIMEOUT"] = "40"
+made_anew("made anew after a close", "early", True)
+made_anew("made anew while one waits", "while", False)
 print("REPORT" + json.dumps(report))
 """
 
@@ -145,6 +184,7 @@ def report():
 FAILING = (
     "psum", "all_gather", "ppermute", "different collectives", "one branch without",
     "a group of several", "own deadline", "closed while waiting",
+    "made anew after a close", "made anew while one waits",
 )  # fmt: skip
 
 
@@ -217,3 +257,11 @@ def test_closing_a_communicator_wakes_who_waits_in_it(report):
     text = report["closed while waiting"]["text"]
     assert waited in text or came in text
     assert report["closed while waiting"]["seconds"] < 30
+
+
+@pytest.mark.parametrize("case", ["after a close", "while one waits"])
+def test_a_late_rank_of_a_failed_run_does_not_wait_in_the_new_communicator(
+    report, case
+):
+    """There it would hold its device up until the deadline, 40 s."""
+    assert report[f"made anew {case}"]["seconds"] < 20

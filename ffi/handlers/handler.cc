@@ -66,10 +66,10 @@ ffi::Future Execute(CallSite* site, ffi::RunId run_id, int32_t device_id,
   if (Status status = buffers.Read(site, operands, results); status.failure()) {
     return FailedFuture(std::move(status));
   }
-  const std::shared_ptr<Communicator> communicator =
-      Registry::Get().Find(site->attributes().key);
-  if (communicator == nullptr) {
-    return FailedFuture(Registry::Get().MissingError(*site));
+  std::shared_ptr<Communicator> communicator;
+  if (Status status = Registry::Get().Find(*site, run_id.run_id, &communicator);
+      status.failure()) {
+    return FailedFuture(std::move(status));
   }
   XlaScheduler scheduler(std::move(pool));
   return (communicator.get()->*method)(
@@ -85,9 +85,11 @@ Status Give(void* stream, CallSite* site, ffi::RunId run_id, int32_t ordinal,
   if (Status status = buffers.Read(site, operands, results); status.failure()) {
     return status;
   }
-  const std::shared_ptr<Communicator> communicator =
-      Registry::Get().Find(site->attributes().key);
-  if (communicator == nullptr) return Registry::Get().MissingError(*site);
+  std::shared_ptr<Communicator> communicator;
+  if (Status status = Registry::Get().Find(*site, run_id.run_id, &communicator);
+      status.failure()) {
+    return status;
+  }
   return (communicator.get()->*kGive)(
       Call{site, run_id.run_id, site->serial(), site->shared_tag(), ordinal,
            buffers.operands(), buffers.results(), nullptr, nullptr, may_be_captured},

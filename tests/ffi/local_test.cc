@@ -6,6 +6,7 @@
 #include <thread>
 #include <vector>
 
+#include "ffi/cores.h"
 #include "tests/ffi/check.h"
 #include "tests/ffi/ranks.h"
 
@@ -236,6 +237,48 @@ TEST(a_rank_whose_program_blocks_holds_nobody_else_up) {
   }
   while (released.load() < kRanks) std::this_thread::yield();
   CHECK_EQ(released.load(), kRanks);
+}
+
+// Of all ends of the first of `sites`, begun one after the other by every rank in every
+// round, the part that was there when its handler returned.
+double PartThatStayed(const std::vector<CallSite*>& sites, int size, int64_t elements) {
+  constexpr int kRounds = 20;
+  auto communicator = MakeLocalCommunicator(Spec(OneGroup(size)));
+  std::atomic<int> stayed{0}, wrong{0};
+  std::vector<std::thread> threads;
+  for (int r = 0; r < size; ++r) {
+    threads.emplace_back([&, r] {
+      std::vector<RankBuffers> buffers(sites.size(), {elements, elements, 1.0f});
+      for (int round = 0; round < kRounds; ++round) {
+        std::deque<Outcome> outcomes(sites.size());
+        for (size_t i = 0; i < sites.size(); ++i) {
+          const uint64_t tag = i + 1;
+          buffers[i].Arrive(*communicator, sites[i], round, 100 + r, nullptr,
+                            &outcomes[i], tag);
+          stayed += i == 0 && outcomes[i].done();
+        }
+        for (size_t i = 0; i < sites.size(); ++i) {
+          wrong += !outcomes[i].Wait().empty();
+          wrong += buffers[i].result.back() != static_cast<float>(size);
+        }
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  CHECK_EQ(wrong.load(), 0);
+  return static_cast<double>(stayed) / (kRounds * size);
+}
+
+TEST(among_many_ranks_only_a_large_collective_with_nothing_beside_it_holds_a_thread) {
+  const int size = 2 * Cores() + 1;
+  const auto site = [](int64_t elements) {
+    return MakeSite("all_reduce", {}, {FloatLeaf(elements)}, {FloatLeaf(elements)});
+  };
+  const int64_t large = (64 << 10) / size + 1;  // 256 KiB of all
+  const auto alone = site(large), first = site(large), second = site(large);
+  CHECK_TRUE(PartThatStayed({alone.get()}, size, large) > 0.5);
+  CHECK_TRUE(PartThatStayed({first.get(), second.get()}, size, large) < 0.5);
+  CHECK_TRUE(PartThatStayed({site(8).get()}, size, 8) < 0.5);
 }
 
 TEST(deadlines_and_arrivals_race_without_losing_anyone) {

@@ -10,7 +10,7 @@
 #include <climits>
 #include <cstring>
 
-#include "ffi/backends/host/cores.h"
+#include "ffi/cores.h"
 
 namespace jaxcomm {
 namespace {

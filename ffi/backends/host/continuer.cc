@@ -7,7 +7,7 @@
 #include <mutex>
 #include <thread>
 
-#include "ffi/backends/host/cores.h"
+#include "ffi/cores.h"
 
 namespace jaxcomm {
 namespace {
@@ -208,5 +208,7 @@ void Continue(std::vector<Continuation> continuations,
               const std::shared_ptr<Gap>& gap) {
   Continuer::Get().Add(std::move(continuations), gap);
 }
+
+bool OnContinuer() { return on_worker; }
 
 }  // namespace jaxcomm

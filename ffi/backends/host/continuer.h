@@ -28,6 +28,9 @@ struct Continuation {
 // site, learned and made use of here.
 void Continue(std::vector<Continuation> continuations, const std::shared_ptr<Gap>& gap);
 
+// Whether this thread is one of them: who waits on it keeps others from going on.
+bool OnContinuer();
+
 }  // namespace jaxcomm
 
 #endif  // JAXCOMM_FFI_BACKENDS_HOST_CONTINUER_H_

@@ -7,9 +7,9 @@
 #include <thread>
 #include <utility>
 
-#include "ffi/backends/host/cores.h"
 #include "ffi/backends/host/reduce.h"
 #include "ffi/backends/host/store.h"
+#include "ffi/cores.h"
 
 namespace jaxcomm {
 namespace {

@@ -6,10 +6,10 @@
 #include <utility>
 
 #include "ffi/backends/host/continuer.h"
-#include "ffi/backends/host/cores.h"
 #include "ffi/backends/host/execute.h"
 #include "ffi/backends/host/huge_pages.h"
 #include "ffi/backends/host/watchdog.h"
+#include "ffi/cores.h"
 #include "ffi/flight_dump.h"
 #include "ffi/handlers/collectives.h"
 
@@ -89,8 +89,11 @@ ffi::Future LocalCommunicator::Execute(const Call& call) {
   // meeting of this run and site at which it has not been.
   Meeting* meeting = nullptr;
   for (auto& known : group.active) {
-    if (known->run_id == call.run_id && known->tag == call.tag &&
-        known->seats[rank].state == Seat::kAbsent) {
+    if (known->run_id != call.run_id) continue;
+    const Seat::State state = known->seats[rank].state;
+    if (state == Seat::kWaiting) {
+      known->call_site->gap()->overlaps.store(true, std::memory_order_relaxed);
+    } else if (state == Seat::kAbsent && known->tag == call.tag) {
       meeting = known.get();
       break;
     }
@@ -126,7 +129,7 @@ ffi::Future LocalCommunicator::ArriveTogether(Group& group, int rank, const Call
                                               std::unique_lock<std::mutex> lock,
                                               Meeting* meeting, ffi::Future future) {
   if (meeting->arrived < static_cast<int>(group.here.size())) {
-    SpinBriefly(group, rank, std::move(lock), meeting);
+    WaitBriefly(group, rank, std::move(lock), meeting);
     return future;
   }
   // Everybody is here: nobody else will look this meeting up.
@@ -135,7 +138,7 @@ ffi::Future LocalCommunicator::ArriveTogether(Group& group, int rank, const Call
   std::unique_ptr<Meeting> owned = std::move(*it);
   group.active.erase(it);
   ++group.calls[call.site->collective_index()];
-  const int waiting = owned->spinning;
+  const int waiting = owned->looking_out + WakeHelpers(*owned);
   lock.unlock();
 
   if (!group.process_of.empty()) {
@@ -217,7 +220,7 @@ ffi::Future LocalCommunicator::ArrivePairwise(Group& group, int rank, const Call
   };
   if (!ready.empty()) {
     ++meeting->moving;  // keeps a deadline from pulling the buffers away
-    const int waiting = meeting->spinning;
+    const int waiting = meeting->looking_out;
     // With more ranks than cores the other cores are busy with moves of their own.
     Scheduler* const scheduler =
         static_cast<int>(group.devices.size()) > Cores() ? nullptr : call.scheduler;
@@ -248,7 +251,7 @@ ffi::Future LocalCommunicator::ArrivePairwise(Group& group, int rank, const Call
   }
   Continue(std::move(others), call.site->gap());
   if (waits) {
-    SpinBriefly(group, rank, std::move(lock), meeting);
+    WaitBriefly(group, rank, std::move(lock), meeting);
     return future;
   }
   lock.unlock();

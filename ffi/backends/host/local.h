@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -32,6 +33,7 @@ class LocalCommunicator final : public Communicator,
 
   xla::ffi::Future Execute(const Call& call) override;
   void Abort(const Status& reason) override;
+  std::vector<int64_t> FailedRuns() const override;
   CommunicatorStats stats() const override;
 
   // Fails what has waited past its deadline at `now`.
@@ -49,10 +51,12 @@ class LocalCommunicator final : public Communicator,
   struct Seat {
     enum State : uint8_t { kAbsent, kWaiting, kDone };
     State state = kAbsent;
-    // Waits in its handler, on its own thread, for a moment: it then completes its
-    // promise itself, with `status`, once `settled` says so.
-    bool spins = false;
+    // How it waits in its handler, on its own thread, for a moment: it then completes
+    // its promise itself, with `status`, once `settled` says so.
+    enum Stay : uint8_t { kNone, kLooksOut, kSleeps };
+    Stay stay = kNone;
     std::atomic<bool> settled{false};
+    std::condition_variable woken;  // if it sleeps: `settled`, or to look out
     Status status;
     int moves_left = 0;  // pairwise: before this rank is done
     FlightRecorder::Ticket ticket = 0;
@@ -91,7 +95,9 @@ class LocalCommunicator final : public Communicator,
     std::vector<void* const*> results;
     std::vector<int> waiting_for;  // pairwise: ranks each move still lacks
     std::vector<int> all_moves;
-    int spinning = 0;  // ranks that wait in their handlers
+    bool is_alone = false;
+    int staying = 0;      // ranks that wait in their handlers
+    int looking_out = 0;  // of them, those that can help to move
     Offer offer{nullptr};
     std::vector<std::shared_ptr<SharedBlocks>> offered;
 
@@ -157,10 +163,17 @@ class LocalCommunicator final : public Communicator,
   Status MakePlan(const Group& group, const Call& call, Meeting* meeting);
   void Close(Group& group, Meeting* meeting);
   void Recycle(Group& group, std::unique_ptr<Meeting> meeting);
-  // Waits in the handler for a moment, if the missing ranks leave a core for it. Then
-  // the rank goes on on its own thread, or leaves its promise to be completed.
-  void SpinBriefly(Group& group, int rank, std::unique_lock<std::mutex> lock,
+  // Waits in the handler for a moment, where that is worth the thread. Then the rank
+  // goes on on its own thread, or leaves its promise to be completed.
+  void WaitBriefly(Group& group, int rank, std::unique_lock<std::mutex> lock,
                    Meeting* meeting);
+  static Seat::Stay HowToStay(const Group& group, const Meeting& meeting);
+  // Whether no rank is known to begin another call before it has left this one.
+  static bool IsAlone(const Meeting& meeting);
+  // Has ranks that sleep help to move, on the cores that are left; returns how many.
+  static int WakeHelpers(Meeting& meeting);
+  // Until the seat is settled or kSpin is over, moving what is offered.
+  static void LookOut(const Seat& seat, const Offer& offer);
   // Records how a rank's call ended.
   void Land(FlightRecorder::Ticket ticket, const Status& status);
   // Ends a rank's wait: hands its promise to `out`, or lets it leave its handler.

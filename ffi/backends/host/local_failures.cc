@@ -74,6 +74,17 @@ std::vector<Continuation> LocalCommunicator::Fail(Group& group, Meeting* meeting
   return failures;
 }
 
+std::vector<int64_t> LocalCommunicator::FailedRuns() const {
+  std::vector<int64_t> runs;
+  for (const auto& group : groups_) {
+    std::lock_guard<std::mutex> lock(group->mutex);
+    for (const Tombstone& tombstone : group->tombstones) {
+      runs.push_back(tombstone.run_id);
+    }
+  }
+  return runs;
+}
+
 LocalCommunicator::Failure LocalCommunicator::Timeout(const Group& group,
                                                       const Meeting& meeting) const {
   Failure failure;

@@ -7,7 +7,7 @@
 #include <thread>
 #include <utility>
 
-#include "ffi/backends/host/cores.h"
+#include "ffi/cores.h"
 #include "ffi/flight_dump.h"
 
 namespace jaxcomm {

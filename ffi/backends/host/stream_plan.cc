@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "ffi/backends/host/arena.h"
-#include "ffi/backends/host/cores.h"
 #include "ffi/backends/host/reduce.h"
+#include "ffi/cores.h"
 
 namespace jaxcomm {
 namespace {

@@ -1,5 +1,5 @@
-#ifndef JAXCOMM_FFI_BACKENDS_HOST_CORES_H_
-#define JAXCOMM_FFI_BACKENDS_HOST_CORES_H_
+#ifndef JAXCOMM_FFI_CORES_H_
+#define JAXCOMM_FFI_CORES_H_
 
 #include <algorithm>
 #include <thread>
@@ -25,4 +25,4 @@ inline void Pause() {
 
 }  // namespace jaxcomm
 
-#endif  // JAXCOMM_FFI_BACKENDS_HOST_CORES_H_
+#endif  // JAXCOMM_FFI_CORES_H_
