@@ -97,7 +97,7 @@ def twenty_lengths(here):
     # itself in a table of 2 MiB, and a process that is ahead takes a channel of 2 MiB
     # of its own. The operands are 40 MB.
     assert 0 < shared[1] <= shared[-1] < shared[1] + (5 << 20), shared
-    assert growth < 8 << 20, growth
+    assert growth < 10 << 20, growth
 
 
 def test_twenty_lengths_create_nothing_and_grow_nothing(team):
@@ -125,8 +125,11 @@ def hundred_communicators(here):
     jaxcomm.init(mesh, lanes=[f"lane {n}" for n in range(100)])
     rows = jaxcomm.memory_report()
     assert len(rows) == 100
-    told = {(row.shared_bytes, row.shared) for row in rows}
-    assert told == {(alone.shared_bytes, True)}, (told, alone)
+    assert all(row.shared for row in rows)
+    # Other processes may have written to a few pages more meanwhile.
+    told = [row.shared_bytes for row in rows]
+    assert alone.shared_bytes <= min(told), (told, alone)
+    assert max(told) < alone.shared_bytes + (1 << 20), (told, alone)
     headers = sum(row.host_bytes for row in rows)
     assert headers < 100 * 8192, headers
     for n in (0, 50, 99):

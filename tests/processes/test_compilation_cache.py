@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 from jax._src import cache_key
+from jax.experimental.compilation_cache import compilation_cache
 
 import jaxcomm
 
@@ -53,6 +54,8 @@ def run_everything(here, without=None, one_key=False):
     """
     jax.clear_caches()
     jax.config.update("jax_enable_compilation_cache", here.process != without)
+    # JAX asks once whether there is one.
+    compilation_cache.reset_cache()
     with pytest.MonkeyPatch.context() as patch:
         if one_key:
             patch.setattr(cache_key, "_hash_accelerator_config", lambda *_: None)
