@@ -22,6 +22,7 @@ def main(asked: options.Options) -> int:
     from rich.console import Console
 
     from jaxcomm.bench import plan, report, run, table
+    from jaxcomm.bench.own_process import Processes
 
     # A pipe has no width; tables must not be cut to a guess.
     width = None if sys.stdout.isatty() else 200
@@ -32,10 +33,11 @@ def main(asked: options.Options) -> int:
     try:
         devices.simulate(asked.most_devices)
         console.print(_heading(machine, report.versions()), highlight=False)
-        session = plan.session(asked)
+        session = plan.session(asked, asked.most_devices)
         for roofline in session.rooflines:
             console.print(_roofline(roofline), highlight=False)
-        run.run(list(plan.cases(asked)), session, rows, Console(stderr=True))
+        with Processes(asked) as processes:
+            run.run(processes.cases(), session, rows, Console(stderr=True))
     except KeyboardInterrupt:
         interrupted = True
     for renderable in table.tables(rows, console.width):

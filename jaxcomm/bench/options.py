@@ -111,7 +111,8 @@ class Options:
 
 
 _FLAGS = {
-    "devices": "sizes of the meshes, such as 2 or 2,4,8. Default: by subcommand",
+    "devices": "sizes of the meshes, such as 2 or 2,4,8, each timed in a process with "
+    "exactly so many devices. Default: by subcommand",
     "processes": "processes: how many, such as 2 or 2,8; short: -n. Default: "
     f"{', '.join(map(str, processes.PROCESSES))}",
     "sizes": "collectives, processes: bytes of each device's operand, such as "

@@ -14,7 +14,7 @@ from jaxcomm.bench import (
 from jaxcomm.bench.cases import Case, Effort, Session
 from jaxcomm.bench.options import Options
 
-_FULL = Effort(rounds=31, fewest_rounds=5, budget=10.0, sample_seconds=2e-3)
+_FULL = Effort(rounds=31, fewest_rounds=5, budget=10.0, sample_seconds=1e-2)
 _QUICK = Effort(rounds=3, fewest_rounds=3, budget=1.0, sample_seconds=2e-4)
 # Well beyond the last level of cache of current machines.
 _COPY_BYTES = 128 << 20
@@ -40,13 +40,13 @@ def effort(options: Options) -> Effort:
     return _QUICK if options.quick else _FULL
 
 
-def session(options: Options) -> Session:
-    """Measure what the machine can do at most."""
+def session(options: Options, devices: int) -> Session:
+    """Measure what the machine can do at most, with so many devices."""
     if options.quick:
         sizes = _QUICK_COPY_BYTES, _QUICK_PRODUCT_SIZE
     else:
         sizes = _COPY_BYTES, _PRODUCT_SIZE
-    return Session(effort(options), roofline.measure(*sizes, options.most_devices))
+    return Session(effort(options), roofline.measure(*sizes, devices))
 
 
 def _collectives(options, devices):

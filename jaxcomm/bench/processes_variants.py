@@ -66,8 +66,8 @@ def build(
     if reason:
         absent[OURS] = reason
     else:
-        calls[OURS] = _start(_mapped(name, op, jaxcomm, mesh, count), spread)
-    calls[GLOO] = _start(_mapped(name, op, jax.lax, mesh, count), spread)
+        calls[OURS] = _start(_mapped(name, op, jaxcomm, mesh), spread)
+    calls[GLOO] = _start(_mapped(name, op, jax.lax, mesh), spread)
     by_mpi = None if no_mpi else _by_mpi(name, count, rank)
     if by_mpi is None:
         absent[MPI4JAX] = no_mpi or "has no such operation"
@@ -98,11 +98,10 @@ def _start(function, x):
     return lambda: jax.block_until_ready(function(x))
 
 
-def _mapped(name, op, module, mesh, count):
+def _mapped(name, op, module, mesh):
     """Return the operation of ``jaxcomm`` or ``jax.lax``, jitted."""
     if name == CHAIN:
-        psum = functools.partial(op.call, module)
-        body, out_spec = functools.partial(_chain, psum, count), _SPLIT
+        body, out_spec = functools.partial(chain.chain_over_axis, module.psum), _SPLIT
     else:
         body, out_spec = functools.partial(op.call, module), op.out_spec
     return jax.jit(jax.shard_map(body, mesh=mesh, in_specs=_SPLIT, out_specs=out_spec))
@@ -124,7 +123,7 @@ def _by_mpi(name, count, rank):
         return mpi4jax.alltoall(x.reshape(count, -1))
 
     return {
-        CHAIN: functools.partial(_chain, psum, count),
+        CHAIN: functools.partial(chain.chain, psum, rank=rank, size=count),
         "psum": psum,
         "pmax": lambda x: mpi4jax.allreduce(x, op=MPI.MAX),
         "pmin": lambda x: mpi4jax.allreduce(x, op=MPI.MIN),
@@ -132,13 +131,6 @@ def _by_mpi(name, count, rank):
         "all_gather": mpi4jax.allgather,
         "all_to_all": all_to_all,
     }.get(name)
-
-
-def _chain(psum, count, x):
-    # As chain.chain, which needs a mesh axis; mpi4jax has none.
-    for _ in range(chain.LENGTH):
-        x = (x + psum(x) / count) * 0.5
-    return x
 
 
 def _of_this_rank(result):

@@ -38,11 +38,12 @@ def run(cases: Sequence[Case], session: Session, rows: list[Row], console: Conso
         for case in cases:
             where = f"{case.suite}: {case.name}, {case.devices} devices"
             progress.update(task, description=where)
-            rows.extend(_measure(case, session))
+            rows.extend(measure(case, session))
             progress.advance(task)
 
 
-def _measure(case, session):
+def measure(case: Case, session: Session) -> Sequence[Row]:
+    """Measure a case; if it raises, its row is a ``FailedRow``."""
     try:
         return case.measure(session)
     # A case that fails, out of memory perhaps, says so in its row; the rest go on.

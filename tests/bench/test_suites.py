@@ -52,6 +52,17 @@ def test_the_chain_communicates_fifty_times_on_either_side():
     assert not re.findall(OURS_IN_HLO, lax)
 
 
+def test_a_step_of_the_chain_computes_nothing_but_its_share():
+    (case,) = chain.cases([2])
+    for variant in case.build().values():
+        # XLA fused all earlier sums into a step that used what came before the last.
+        fusions = re.findall(
+            r"^ +%?\S*fusion\S* = .* fusion\((.*?)\)", compiled_text(variant), re.M
+        )
+        assert fusions
+        assert {operands.count("%") for operands in fusions} == {2}
+
+
 @pytest.mark.parametrize("suite", [chain, scan])
 def test_programs_agree_with_their_twins(suite, session):
     for case in suite.cases([3]):
