@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxcomm.attention import cudnn
+from jaxcomm.attention.choice import Choice, common_tiling
 from jaxcomm.attention.hop import HopConfig, sum_dtype
 from jaxcomm.attention.schedules.block import Block
 
@@ -32,6 +33,8 @@ def hop_forward(
     Query, key and value are bfloat16 or float16, and the output is rounded to that
     dtype before it is returned as float32; the log-sum-exp is not.
     """
+    # Else XLA would cut the tiles of all hops before the first, and keep them.
+    key, key_positions = jax.lax.optimization_barrier((key, key_positions))
 
     def compute(block: Block):
         rows, columns = slice(*block.queries), slice(*block.keys)
@@ -47,11 +50,21 @@ def hop_forward(
             _embed(jnp.moveaxis(lse, 2, 1), block.queries, query.shape[1], -jnp.inf),
         )
 
+    def compute_either(choice: Choice):
+        def of_tile(*tile):
+            out, lse = cudnn.forward(*tile, scale=config.scale, is_causal=False)
+            return out.astype(lse.dtype), jnp.moveaxis(lse, 2, 1)
+
+        tiles = choice.queries(query), choice.keys(key), choice.keys(value)
+        attended = [of_tile(*tile) for tile in zip(*tiles, strict=True)]
+        return choice.merge(attended, query.shape[1])
+
     def skip():
         out = jnp.zeros_like(query)
         return out, jnp.full(query.shape[:3], -jnp.inf, sum_dtype(query.dtype))
 
-    out, lse = _choose(config, query_positions, key_positions, compute, skip)
+    positions = query_positions, key_positions
+    out, lse = _choose(config, positions, compute, skip, compute_either)
     # Outside of the branches: what a branch returns is written to memory.
     return out.astype(lse.dtype), lse
 
@@ -83,7 +96,7 @@ def hop_backward(
             query, key, value, out, grad_out, delta
         )
     # exp(score - inf) is 0: rows that see no key give no gradient.
-    lse = jnp.moveaxis(jnp.where(jnp.isneginf(lse), jnp.inf, lse), 2, 1)
+    lse = jnp.where(jnp.isneginf(lse), jnp.inf, lse)
 
     def compute(block: Block):
         rows, columns = slice(*block.queries), slice(*block.keys)
@@ -91,7 +104,7 @@ def hop_backward(
             query[:, rows],
             key[:, columns],
             value[:, columns],
-            lse[:, :, rows],
+            jnp.moveaxis(lse[:, rows], 2, 1),
             out[:, rows],
             grad_out[:, rows],
             scale=config.scale,
@@ -110,12 +123,23 @@ def hop_backward(
     def skip():
         return tuple(jnp.zeros_like(x[..., :head_size]) for x in (query, key, value))
 
-    grads = _choose(config, query_positions, key_positions, compute, skip)
+    positions = query_positions, key_positions
+    # Tiles would cost more here than the branch: cuDNN sums their gradients apart.
+    grads = _choose(config, positions, compute, skip)
     return tuple(grad.astype(lse.dtype) for grad in grads)
 
 
-def _choose(config: HopConfig, query_positions, key_positions, compute, skip):
-    """Compute the block that the positions call for."""
+def _choose(config: HopConfig, positions, compute, skip, compute_either=None):
+    """Compute the block that the positions of queries and keys call for.
+
+    Args:
+      config: which blocks there are.
+      positions: of queries and keys.
+      compute: of a block.
+      skip: returns what an empty block gives.
+      compute_either: of a ``Choice``, computes that without a branch. If None, two
+        blocks are two branches.
+    """
     assert config.blocks is not None
     blocks = (config.blocks.same, config.blocks.earlier, config.blocks.later)
     distinct = list(dict.fromkeys(blocks))
@@ -127,8 +151,12 @@ def _choose(config: HopConfig, query_positions, key_positions, compute, skip):
         return branch(distinct[0])()
     same, earlier, later = (distinct.index(block) for block in blocks)
     # Ranks are in the order of their first positions: see Blocks.
-    ours, theirs = query_positions[0], key_positions[0]
+    ours, theirs = (x[0] for x in positions)
     index = jnp.where(ours > theirs, earlier, jnp.where(ours < theirs, later, same))
+    if compute_either and len(distinct) == 2:
+        tiling = common_tiling(distinct[0], distinct[1], *map(len, positions))
+        if tiling is not None:
+            return compute_either(Choice(tiling, is_second=index == 1))
     return jax.lax.switch(index, [branch(block) for block in distinct])
 
 

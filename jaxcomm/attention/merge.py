@@ -1,5 +1,6 @@
 """Combine attention over two sets of keys into attention over both."""
 
+import jax
 import jax.numpy as jnp
 
 
@@ -30,5 +31,7 @@ def merge(out_a, lse_a, out_b, lse_b):
     total = weight_a + weight_b
     # Where a row saw no key the total is 0, and so are both weighted outputs.
     share = 1 / jnp.maximum(total, jnp.finfo(total.dtype).tiny)
-    out = (weight_a * share)[..., None] * out_a + (weight_b * share)[..., None] * out_b
-    return out, top + jnp.log(total)
+    # On a GPU XLA would compute them anew for every element of out.
+    shares = jax.lax.optimization_barrier((weight_a * share, weight_b * share))
+    share_a, share_b = (share[..., None] for share in shares)
+    return share_a * out_a + share_b * out_b, top + jnp.log(total)

@@ -20,6 +20,10 @@ from jaxcomm.collectives.vary import pvary, varying_axes
 
 # Whether hops travel while their predecessors are computed. Tests compare.
 _OVERLAPS = True
+# Rings of at most so many ranks are no loop on a GPU.
+_UNROLLED_RANKS = 8
+# Of an unrolled ring, hops whose results wait to be summed at once.
+_SUMMED_HOPS = 4
 
 
 @arguments.refuses_unknown
@@ -119,6 +123,15 @@ def ring_attention(
         is_causal,
         *arguments.check_lengths(length, key_length, queries, keys, size),
     )
+    blocks = support.fused_blocks(
+        implementation,
+        query,
+        key,
+        schedule=dealer,
+        visibility=visibility,
+        size=size,
+    )
+    is_small = size <= _UNROLLED_RANKS
     ring = _Ring(
         axis_name=axis_name,
         size=size,
@@ -126,20 +139,15 @@ def ring_attention(
         lane=lane,
         backend=backend,
         overlaps=_OVERLAPS,
+        unrolls_forward=is_small and support.needs_no_branch(blocks, queries, keys),
+        unrolls_backward=is_small and support.needs_no_branch(blocks),
         hop=HopConfig(
             scale=arguments.check_scale(scale, query.shape[3]),
             visibility=visibility,
             query_segments=dealer.segments(queries),
             key_segments=dealer.segments(keys),
             implementation=implementation,
-            blocks=support.fused_blocks(
-                implementation,
-                query,
-                key,
-                schedule=dealer,
-                visibility=visibility,
-                size=size,
-            ),
+            blocks=blocks,
             has_residual=return_residual,
         ),
     )
@@ -172,6 +180,8 @@ class _Ring:
     lane: str | None
     backend: str | None
     overlaps: bool
+    unrolls_forward: bool
+    unrolls_backward: bool
     hop: HopConfig
 
     @property
@@ -231,15 +241,19 @@ def _attend(ring, query, key, value):
     return _forward(ring, query, key, value)[0]
 
 
-def _for_hops(ring, first, last, step, carry):
+def _for_hops(first, last, step, carry, *, is_fused, unrolls):
     """Run ``carry = step(hop, carry)`` for the hops from ``first`` until ``last``."""
-    if last - first >= 2:
-        return jax.lax.fori_loop(first, last, step, carry)
-    if ring.may_be_fused:
-        # A GPU asks the host at every turn of a loop whose end it is not told.
+    if unrolls or (is_fused and last - first < 2):
+        # A GPU's loop writes every carry, and copies what travels; of one or no turn it
+        # asks the host. Here one kernel adds what several hops add, and the barrier is
+        # there lest it wait for all of them.
         for hop in range(first, last):
             carry = step(jnp.int32(hop), carry)
+            if hop % _SUMMED_HOPS == 0:
+                carry = jax.lax.optimization_barrier(carry)
         return carry
+    if last - first >= 2:
+        return jax.lax.fori_loop(first, last, step, carry)
     # XLA would inline a loop of no or one turn. Behind a barrier it stays a loop, so
     # that two ranks need the same memory as any larger ring.
     last = jax.lax.optimization_barrier(jnp.int32(last))
@@ -258,8 +272,11 @@ def _forward(ring, query, key, value):
         merged, block = carry
         arriving = ring.start(block)
         merged = attend_and_merge(merged, ring.then(arriving, block), hop)
-        return merged, ring.done(arriving, after=merged)
+        return merged, ring.done(arriving, after=merged[1])
 
+    for_hops = functools.partial(
+        _for_hops, is_fused=ring.may_be_fused, unrolls=ring.unrolls_forward
+    )
     if ring.size == 1:
         out, lse = attend((key, value), 0, ring.first_hop)
         out = out.astype(query.dtype)
@@ -269,12 +286,12 @@ def _forward(ring, query, key, value):
         # Outside the loop: there is nothing to merge with, and nothing to choose.
         arriving = ring.start(block)
         merged = attend(ring.then(arriving, block), 0, ring.first_hop)
-        block = ring.done(arriving, after=merged)
-        merged, block = _for_hops(ring, 1, ring.size - 1, step, (merged, block))
+        block = ring.done(arriving, after=merged[1])
+        merged, block = for_hops(1, ring.size - 1, step, (merged, block))
     else:
         out = jnp.zeros_like(query, sum_dtype(query.dtype))
         merged = out, jnp.full_like(out[..., 0], -jnp.inf)
-        merged, block = _for_hops(ring, 0, ring.size - 1, step, (merged, block))
+        merged, block = for_hops(0, ring.size - 1, step, (merged, block))
     # The last hop is outside the loop: it computes and sends nothing.
     out, lse = attend_and_merge(merged, block, ring.size - 1)
     out = out.astype(query.dtype)
@@ -311,8 +328,7 @@ def _backward(ring, residuals, grads):
             ring.then(arriving, block), hop, ring.other_hops
         )
         grad_query += added_query
-        # The hop's gradients come of one loop: its sum stands for all of them.
-        block, following = ring.done(arriving, after=grad_query)
+        block, following = ring.done(arriving, after=_one_of(added_block))
         grad_block = jax.tree.map(jnp.add, following, added_block)
         return grad_query, grad_block, block
 
@@ -320,23 +336,34 @@ def _backward(ring, residuals, grads):
     if ring.size == 1:
         grad_query, grad_block = gradients(block, 0, ring.first_hop)
     else:
+        # Not earlier: the sends of the way forward are still on their way.
+        block, lse = jax.lax.optimization_barrier((block, lse))
         arriving = ring.start(block)
         grad_query, grad_block = gradients(
             ring.then(arriving, block), 0, ring.first_hop
         )
-        block = ring.done(arriving, after=grad_query)
+        block = ring.done(arriving, after=_one_of(grad_block))
         carry = grad_query, grad_block, block
-        carry = _for_hops(ring, 1, ring.size - 1, step, carry)
+        carry = _for_hops(
+            *(1, ring.size - 1, step, carry),
+            is_fused=ring.may_be_fused,
+            unrolls=ring.unrolls_backward,
+        )
         grad_query, grad_block, block = carry
         following = ring.start(grad_block)
         block = ring.then(following, block)
         added_query, added_block = gradients(block, ring.size - 1, ring.other_hops)
         grad_query += added_query
-        following = ring.done(following, after=grad_query)
+        following = ring.done(following, after=_one_of(added_block))
         # The last send brings the gradients home: there is nothing left to overlap.
         grad_block = ring.shift(jax.tree.map(jnp.add, following, added_block))
     dtype = query.dtype
     return tuple(grad.astype(dtype) for grad in (grad_query, *grad_block))
+
+
+def _one_of(arrays):
+    """Return a number that is there when the arrays are, which come of one kernel."""
+    return jax.tree.leaves(arrays)[0].reshape(-1)[:1]
 
 
 _attend.defvjp(_forward, _backward)

@@ -7,6 +7,7 @@ platform.
 import jax
 
 from jaxcomm import _jax_compat
+from jaxcomm.attention.choice import common_tiling
 from jaxcomm.attention.schedules.block import Block, Blocks
 from jaxcomm.attention.schedules.schedule import Schedule
 from jaxcomm.attention.visibility import Visibility
@@ -85,6 +86,23 @@ def fused_blocks(
         elif size == 1:
             blocks = Blocks(blocks.same, blocks.same, blocks.same)
     return blocks if is_fused(implementation, reason) else None
+
+
+def needs_no_branch(
+    blocks: Blocks | None, queries: int | None = None, keys: int | None = None
+) -> bool:
+    """Say whether GPUs of this machine can compute a ring's hops without a branch.
+
+    Args:
+      blocks: what cuDNN computes of each hop, if it does.
+      queries, keys: local lengths, if two blocks may be computed as tiles.
+    """
+    if blocks is None or not _local_gpus():
+        return False
+    earlier, later = blocks.earlier, blocks.later
+    if queries is None or keys is None:
+        return earlier == later
+    return earlier == later or bool(common_tiling(earlier, later, queries, keys))
 
 
 def _why_not_traced(query, key, visibility: Visibility, size: int) -> str | None:

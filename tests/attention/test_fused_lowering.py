@@ -58,17 +58,30 @@ def _cudnn_calls(text):
 
 
 def test_programs_for_cuda_call_cudnn_with_blocks_and_grouped_heads(lower):
-    found = _cudnn_calls(lower(("cuda",), implementation="cudnn"))
-    query, half = "<2x6x4x64xbf16>", "<2x3x4x64xbf16>"
-    key, half_key = "<2x6x2x64xbf16>", "<2x3x2x64xbf16>"
+    options = {"implementation": "cudnn", "shape": (2, 20, 4, 64)}
+    found = _cudnn_calls(lower(("cuda",), **options))
+    query, back = "<2x5x4x64xbf16>", "<2x2x4x64xbf16>"
+    key, front_key = "<2x5x2x64xbf16>", "<2x3x2x64xbf16>"
     assert found == {
         ("__cudnn$fmhaSoftmax", ", ".join(types))
         for types in (
             (query, key, key),
-            (query, half_key, half_key),
-            (half, key, key),
+            (query, front_key, front_key),
+            (back, key, key),
         )
     }
+
+
+def test_zigzag_of_an_even_length_has_no_branch_for_a_gpu_to_wait_at(lower):
+    text = lower(("cuda",), implementation="cudnn")
+    assert "stablehlo.case" not in text
+    assert {types for _, types in _cudnn_calls(text)} == {
+        "<2x6x4x64xbf16>, <2x6x2x64xbf16>, <2x6x2x64xbf16>",
+        # A tile.
+        "<2x3x4x64xbf16>, <2x3x2x64xbf16>, <2x3x2x64xbf16>",
+    }
+    striped = lower(("cuda",), implementation="cudnn", schedule="striped")
+    assert "stablehlo.case" in striped
 
 
 def test_their_gradients_take_the_global_residual_and_output(lower):
@@ -89,7 +102,7 @@ def test_the_gradient_of_the_residual_takes_wider_heads(lower):
     found = _cudnn_calls(text)
     forward = [types for name, types in found if "Backward" not in name]
     backward = [types for name, types in found if "Backward" in name]
-    assert len(forward) == len(backward) == 3
+    assert (len(forward), len(backward)) == (2, 3)
     assert all(types.count("x64xbf16") == 3 for types in forward)
     assert all(types.count("x72xbf16") == 5 for types in backward)
 

@@ -90,6 +90,8 @@ def calls(monkeypatch):
     dtypes = ("float64", "float32", "bfloat16")
     monkeypatch.setattr(support, "_DTYPES", dtypes)
     monkeypatch.setattr(support, "why_not_compiled", lambda *_: None)
+    # As on a machine with GPUs.
+    monkeypatch.setattr(support, "_local_gpus", jax.local_devices)
     return asked
 
 
@@ -107,11 +109,13 @@ def inputs64(inputs):
 
 @every_schedule
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("tokens", [6, 7])
 def test_causal_equals_dense_with_gradients_of_output_and_residual(
-    calls, ring, dense, inputs64, assert_close, schedule, size
+    calls, ring, dense, inputs64, assert_close, schedule, size, tokens
 ):
-    # An odd number of tokens a rank, two query heads to a key head.
-    query, key, value, grads = inputs64((2, 7 * size, 4, 16), (2, 7 * size, 2, 16))
+    # Two query heads to a key head.
+    length = tokens * size
+    query, key, value, grads = inputs64((2, length, 4, 16), (2, length, 2, 16))
     options = {"is_causal": True, "grads": grads}
     found = ring(query, key, value, size=size, schedule=schedule, **options)
     assert {what for what, *_ in calls} == {"forward", "backward"}
@@ -176,20 +180,27 @@ def test_without_a_mask_lengths_may_differ(
 
 
 @pytest.mark.parametrize(
-    ("schedule", "blocks"),
+    ("schedule", "tokens", "blocks", "tiles"),
     [
-        ("contiguous", {(6, 6, True), (6, 6, False)}),
-        ("striped", {(6, 6, True), (5, 5, True)}),
-        ("zigzag", {(6, 6, True), (6, 3, False), (3, 6, False)}),
+        ("contiguous", 6, {(6, 6, True), (6, 6, False)}, None),
+        ("striped", 6, {(6, 6, True), (5, 5, True)}, None),
+        # Forward two tiles, whichever block it is.
+        (
+            "zigzag",
+            6,
+            {(6, 6, True), (6, 3, False), (3, 6, False)},
+            {(6, 6, True), (3, 3, False)},
+        ),
+        ("zigzag", 5, {(5, 5, True), (5, 3, False), (2, 5, False)}, None),
     ],
 )
 def test_each_hop_computes_no_more_than_its_block(
-    calls, ring, inputs, schedule, blocks
+    calls, ring, inputs, schedule, tokens, blocks, tiles
 ):
-    query, key, value, grads = inputs((1, 24, 2, 8))
+    query, key, value, grads = inputs((1, 4 * tokens, 2, 8))
     ring(query, key, value, size=4, schedule=schedule, is_causal=True, grads=grads)
-    for asked in ("forward", "backward"):
-        assert {tuple(rest) for what, *rest in calls if what == asked} == blocks
+    for asked, expected in {"forward": tiles or blocks, "backward": blocks}.items():
+        assert {tuple(rest) for what, *rest in calls if what == asked} == expected
 
 
 def test_a_ring_of_one_has_no_branches(calls, ring, inputs):
