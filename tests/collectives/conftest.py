@@ -294,3 +294,25 @@ def mesh(mesh_of):
 def x(values):
     """A (4, 8) array for each of four devices."""
     return values("float32", (4, 4, 8))
+
+
+@pytest.fixture
+def trace(mesh_of):
+    """Gives ``trace(call)``: traces it in shard_map on 4 devices along "i".
+
+    The call's operand is (6,) float32 unless another is given.
+    """
+    mesh = mesh_of((4,), ("i",))
+    operands = np.zeros((4, 6), np.float32)
+
+    def run(call, x=operands, check_vma=True):
+        program = jax.shard_map(
+            lambda x: call(jax.tree.map(lambda leaf: leaf[0], x))[None],
+            mesh=mesh,
+            in_specs=jax.P("i"),
+            out_specs=jax.P("i"),
+            check_vma=check_vma,
+        )
+        return jax.jit(program).trace(x)
+
+    return run

@@ -1,0 +1,87 @@
+"""What varies over which axes, under check_vma=True."""
+
+import jax
+import numpy as np
+import pytest
+
+import jaxcomm
+
+
+def test_equal_results_may_leave_unsplit_and_varying_ones_may_not(mesh_of):
+    mesh = mesh_of((2, 2), ("a", "b"))
+
+    def shape_of(call, out_specs):
+        program = jax.shard_map(
+            call, mesh=mesh, in_specs=jax.P("a", "b"), out_specs=out_specs
+        )
+        return jax.eval_shape(program, jax.ShapeDtypeStruct((4, 4), np.float32)).shape
+
+    both = ("a", "b")
+    for name in ("psum", "pmean", "pmax", "pmin", "pprod"):
+        call = getattr(jaxcomm, name)
+        assert shape_of(lambda x: call(x, both), jax.P()) == (2, 2)  # noqa: B023
+        assert shape_of(lambda x: call(x, "a"), jax.P(None, "b")) == (2, 4)  # noqa: B023
+        with pytest.raises(ValueError, match="out_specs"):
+            shape_of(lambda x: call(x, "a"), jax.P())  # noqa: B023
+    equal = lambda x: jaxcomm.all_gather(x, both, to="invarying")  # noqa: E731
+    assert shape_of(equal, jax.P()) == (4, 2, 2)
+    varying = {
+        "all_gather": lambda x: jaxcomm.all_gather(x, both),
+        "ppermute": lambda x: jaxcomm.ppermute(x, both, [(0, 1)]),
+        "ring_shift": lambda x: jaxcomm.ring_shift(x, both),
+        "psum_scatter": lambda x: jaxcomm.psum_scatter(x, "a"),
+        "all_to_all": lambda x: jaxcomm.all_to_all(x, "a", 0, 0),
+        "broadcast": lambda x: jaxcomm.broadcast(x, both),
+        "reduce": lambda x: jaxcomm.reduce(x, both),
+        "gather": lambda x: jaxcomm.gather(x, both),
+        "scatter": lambda x: jaxcomm.scatter(x, "b"),
+        "scan": lambda x: jaxcomm.scan(x, both),
+        "barrier": lambda x: jaxcomm.barrier(x, both),
+        "psum in groups": lambda x: jaxcomm.psum(
+            x, both, axis_index_groups=[[0, 1], [2, 3]]
+        ),
+    }
+    refusals = {}
+    for name, call in varying.items():
+        try:
+            shape = shape_of(call, jax.P())
+        except ValueError as error:
+            refusals[name] = str(error)
+        else:
+            refusals[name] = f"let through with shape {shape}"
+    assert {n: text for n, text in refusals.items() if "out_specs" not in text} == {}
+
+
+def test_the_types_are_those_of_jax_lax(mesh_of):
+    """Beside the values' own axes: an unvarying operand varies after all_gather."""
+    mesh = mesh_of((2, 2), ("a", "b"))
+
+    def types_of(lib):
+        seen = {}
+
+        def local(x, w):
+            calls = {
+                "psum": lib.psum(x, "a"),
+                "pmax": lib.pmax(x, ("a", "b")),
+                "all_gather": lib.all_gather(x, "b"),
+                "psum_scatter": lib.psum_scatter(x, "a"),
+                "all_to_all": lib.all_to_all(x, "a", 0, 0, tiled=True),
+                "ppermute": lib.ppermute(x, "b", [(0, 1)]),
+                "psum of equal values": lib.psum(w, "a"),
+                "all_gather of equal values": lib.all_gather(w, "a"),
+                "ppermute of equal values": lib.ppermute(w, "a", [(0, 1)]),
+            }
+            seen.update({name: jax.typeof(out) for name, out in calls.items()})
+            return x
+
+        program = jax.shard_map(
+            local,
+            mesh=mesh,
+            in_specs=(jax.P("a", "b"), jax.P()),
+            out_specs=jax.P("a", "b"),
+        )
+        struct = jax.ShapeDtypeStruct((4, 4), np.float32)
+        jax.eval_shape(program, struct, struct)
+        return {n: (t.shape, t.dtype, t.mat.varying) for n, t in seen.items()}
+
+    assert types_of(jaxcomm) == types_of(jax.lax)
