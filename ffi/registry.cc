@@ -60,6 +60,7 @@ Status Registry::Find(const CallSite& site, int64_t run_id,
 
 void Registry::Bury(int64_t key, int64_t run_id) {
   std::deque<int64_t>& runs = failed_runs_[key];
+  if (std::find(runs.begin(), runs.end(), run_id) != runs.end()) return;
   runs.push_back(run_id);
   if (runs.size() > kFailedRuns) runs.pop_front();
 }

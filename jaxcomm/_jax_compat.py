@@ -233,6 +233,12 @@ def _cudnn_signatures_found():
     return tuple(tuple(inspect.signature(each).parameters) for each in _cudnn_passes())
 
 
+def backends_are_started() -> bool:
+    """Says whether JAX has asked the machine for its devices."""
+    # Checked on 0.10.2, 0.11.2, 0.12.0.1.
+    return _xla_bridge.backends_are_initialized()
+
+
 @functools.cache
 def cudnn_attention_mismatch() -> str | None:
     """Says why JAX's calls of cuDNN's attention cannot be used; None if they can."""

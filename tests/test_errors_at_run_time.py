@@ -131,8 +131,8 @@ def made_anew(name, lane, close_early):
     jaxcomm.init(mesh, "i", lanes=lane)
     psum = lambda x: jaxcomm.psum(x, "i", lane=lane)
 
-    def busy(x):  # A second on rank 3. A callback would hold this thread up.
-        steps = jnp.where(jax.lax.axis_index("i") == 3, 10_000_000, 0)
+    def busy(x):  # A second or more on rank 3. A callback would hold this thread up.
+        steps = jnp.where(jax.lax.axis_index("i") == 3, 100_000_000, 0)
         return psum(x + 0 * jax.lax.fori_loop(0, steps, lambda _, y: jnp.sin(y), x))
 
     sharded = lambda call: jax.jit(jax.shard_map(
@@ -148,11 +148,13 @@ def made_anew(name, lane, close_early):
             time.sleep(0.005)
         member.close()
     begin = time.monotonic()
+    report[name] = {}
     try:
         np.asarray(started.addressable_shards[0].data)
     except Exception as error:
         report[name] = {"type": type(error).__name__, "text": str(error)}
     jaxcomm.init(mesh, "i", lanes=lane)
+    report[name]["late"] = not started.addressable_shards[3].data.is_ready()
     report[name]["next"] = np.asarray(programs[1](placed)).tolist()
     report[name]["seconds"] = time.monotonic() - begin
     report[name]["in_flight"] = sum(
@@ -264,4 +266,5 @@ def test_a_late_rank_of_a_failed_run_does_not_wait_in_the_new_communicator(
     report, case
 ):
     """There it would hold its device up until the deadline, 40 s."""
+    assert report[f"made anew {case}"]["late"]
     assert report[f"made anew {case}"]["seconds"] < 20

@@ -93,11 +93,13 @@ def needs_no_branch(
 ) -> bool:
     """Say whether GPUs of this machine can compute a ring's hops without a branch.
 
+    It starts no backends: before they are, a program is traced for another machine.
+
     Args:
       blocks: what cuDNN computes of each hop, if it does.
       queries, keys: local lengths, if two blocks may be computed as tiles.
     """
-    if blocks is None or not _local_gpus():
+    if blocks is None or not _jax_compat.backends_are_started() or not _local_gpus():
         return False
     earlier, later = blocks.earlier, blocks.later
     if queries is None or keys is None:

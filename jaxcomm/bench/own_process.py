@@ -9,6 +9,7 @@ import dataclasses
 import multiprocessing
 import signal
 from collections.abc import Sequence
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 
@@ -120,6 +121,8 @@ def _start(options, devices):
 @contextlib.contextmanager
 def _interrupts_wait():
     """Put Ctrl-C off, lest half a process be started, and keep it from the process."""
+    # Python starts this process with the first other one, and lets Ctrl-C in again.
+    resource_tracker.ensure_running()
     pressed = []
     handler = signal.signal(signal.SIGINT, lambda *details: pressed.append(details))
     # Inherited by the process. Other threads here go on to take the signal.

@@ -2,6 +2,8 @@
 
 import functools
 import re
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -82,6 +84,57 @@ def test_zigzag_of_an_even_length_has_no_branch_for_a_gpu_to_wait_at(lower):
     }
     striped = lower(("cuda",), implementation="cudnn", schedule="striped")
     assert "stablehlo.case" in striped
+
+
+@pytest.mark.parametrize(
+    ("options", "loops"),
+    [
+        ({"is_causal": False}, set()),
+        # Its backward pass has a branch, and stays a loop.
+        ({}, {"backward"}),
+        ({"schedule": "striped"}, {"forward", "backward"}),
+    ],
+)
+def test_small_rings_without_a_branch_are_no_loop_where_there_are_gpus(
+    monkeypatch, lower, options, loops
+):
+    def has_loop(**more):
+        text = lower(("cuda",), implementation="cudnn", **options, **more)
+        return "stablehlo.while" in text
+
+    assert has_loop()
+    assert has_loop(grads=True)
+    monkeypatch.setattr(support, "_local_gpus", lambda: ["a GPU"])
+    monkeypatch.setattr(support, "_why_not_on", lambda gpus, head_size: None)
+    assert has_loop() == ("forward" in loops)
+    assert has_loop(grads=True) == bool(loops)
+
+
+def test_tracing_starts_no_backends():
+    """Of the program of another machine, before jax.distributed.initialize."""
+    program = """
+import jax, jax.numpy as jnp
+from jax._src import xla_bridge
+import jaxcomm
+
+kind = (jax.sharding.AxisType.Auto,)
+mesh = jax.sharding.AbstractMesh((2,), ("context",), kind)
+split = jax.P(None, "context")
+ring = jax.shard_map(
+    lambda *x: jaxcomm.ring_attention(*x, axis_name="context", is_causal=True),
+    mesh=mesh, in_specs=split, out_specs=split)
+x = jax.ShapeDtypeStruct((1, 8, 2, 8), jnp.bfloat16)
+assert jax.eval_shape(ring, x, x, x).shape == x.shape
+assert not xla_bridge.backends_are_initialized()
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
 
 
 def test_their_gradients_take_the_global_residual_and_output(lower):

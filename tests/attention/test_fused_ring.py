@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from jaxcomm.attention import cudnn, support
+from jaxcomm.attention import ring as ring_module
 from jaxcomm.attention.hop import sum_dtype
 from jaxcomm.attention.ring import ring_attention
 from jaxcomm.attention.schedules.registry import SCHEDULES
@@ -119,6 +120,18 @@ def test_causal_equals_dense_with_gradients_of_output_and_residual(
     options = {"is_causal": True, "grads": grads}
     found = ring(query, key, value, size=size, schedule=schedule, **options)
     assert {what for what, *_ in calls} == {"forward", "backward"}
+    assert_close(found, dense(query, key, value, **options), 1e-13)
+
+
+@pytest.mark.parametrize("tokens", [6, 7])
+def test_a_ring_that_is_a_loop_equals_dense_too(
+    calls, ring, dense, inputs64, assert_close, monkeypatch, tokens
+):
+    monkeypatch.setattr(ring_module, "_UNROLLED_RANKS", 1)
+    query, key, value, grads = inputs64((1, 4 * tokens, 2, 8))
+    options = {"is_causal": True, "grads": grads}
+    found = ring(query, key, value, size=4, **options)
+    assert calls
     assert_close(found, dense(query, key, value, **options), 1e-13)
 
 

@@ -1,5 +1,7 @@
 import multiprocessing
 import multiprocessing.util
+import pathlib
+import re
 import signal
 import threading
 
@@ -60,6 +62,14 @@ def test_a_process_that_was_killed_costs_one_row(processes, chain_index, session
     assert row.error == "RuntimeError: the process with 2 devices ended with status -9"
     (row,) = run.measure(case, session)
     assert row.kind == "timed"
+
+
+def test_ctrl_c_is_kept_from_the_process(processes, chain_index):
+    processes.measure(chain_index, 2)
+    (child,) = multiprocessing.active_children()
+    status = pathlib.Path(f"/proc/{child.pid}/status").read_text()
+    (blocked,) = re.findall(r"SigBlk:\s*(\w+)", status)
+    assert int(blocked, 16) >> (signal.SIGINT - 1) & 1
 
 
 def test_an_interrupt_waits_until_the_process_is_started(

@@ -244,8 +244,15 @@ ffi::Future LocalCommunicator::ArrivePairwise(Group& group, int rank, const Call
     }
   }
   finish(rank);  // a rank that neither sends nor receives
-  const bool waits = meeting->seats[rank].state == Seat::kWaiting;
-  if (meeting->left == 0) {
+  bool waits = meeting->seats[rank].state == Seat::kWaiting;
+  if (group.closed.failure() && meeting->moving == 0 && meeting->left > 0) {
+    // Closed while bytes moved, and the ranks that are missing will be refused.
+    const Failure closed{*group.closed.errc(), group.closed.message()};
+    for (Continuation& failure : Fail(group, meeting, closed)) {
+      others.push_back(std::move(failure));
+    }
+    waits = false;
+  } else if (meeting->left == 0) {
     ++group.calls[call.site->collective_index()];
     Close(group, meeting);
   }

@@ -81,6 +81,11 @@ std::vector<int64_t> LocalCommunicator::FailedRuns() const {
     for (const Tombstone& tombstone : group->tombstones) {
       runs.push_back(tombstone.run_id);
     }
+    // Some of their ranks were moving bytes when this was closed.
+    for (const auto& meeting : group->active) {
+      const bool is_whole = meeting->arrived == static_cast<int>(group->here.size());
+      if (!is_whole) runs.push_back(meeting->run_id);
+    }
   }
   return runs;
 }
@@ -183,7 +188,7 @@ void LocalCommunicator::Abort(const Status& reason) {
       for (size_t i = 0; i < group->active.size();) {
         Meeting* meeting = group->active[i].get();
         if (meeting->moving > 0) {
-          ++i;  // its ranks complete by themselves
+          ++i;  // its ranks complete by themselves, the last to move fails the rest
           continue;
         }
         for (Continuation& failure :
