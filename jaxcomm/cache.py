@@ -35,7 +35,8 @@ _lock = threading.RLock()
 _live: dict[int, Communicator] = {}
 # The backend, policy and timeout init() chose, by (grid, axes, index groups, lane).
 _chosen: dict[tuple, tuple[str, CommPolicy, float | None]] = {}
-# Communicators of each key that there were: one made anew never meets its predecessor.
+# Communicators of each key since finalize(), after which processes meet in memory of
+# its own: one made anew never meets its predecessor.
 _generations: dict[int, int] = {}
 _counts = {"created": 0, "split": 0, "borrowed": 0, "destroyed": 0}
 
@@ -218,6 +219,8 @@ def finalize() -> None:
         for member in list(_live.values()):
             _drop(member)
         _chosen.clear()
+        # Processes that made some a different number of times are in step again.
+        _generations.clear()
         bootstrap.forget()
         nccl.forget()
 

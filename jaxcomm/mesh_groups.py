@@ -72,7 +72,7 @@ def canonical_index_groups(
     """Returns ``axis_index_groups`` as nested tuples, checked.
 
     Raises:
-      ValueError: if the groups do not hold every index exactly once.
+      ValueError: if the groups do not hold every index exactly once, or one is empty.
     """
     if index_groups is None:
         return None
@@ -83,6 +83,10 @@ def canonical_index_groups(
         raise ValueError(
             f"axis_index_groups must cover all indices exactly once: of axes with "
             f"{size} devices, got {groups}"
+        )
+    if not all(groups):
+        raise ValueError(
+            f"axis_index_groups must not have an empty group, got {groups}"
         )
     return groups
 

@@ -130,6 +130,10 @@ def check_arrays(query, key, value, is_causal: bool) -> None:
                 f"ring_attention: {name} has shape {x.shape}. Pass 4 dimensions: "
                 "batch, tokens, heads, head size."
             )
+    if not query.shape[3]:
+        raise ValueError(
+            f"ring_attention: the head size is 0 ({found}). Pass heads of one or more."
+        )
     if not query.dtype == key.dtype == value.dtype:
         raise TypeError(
             f"ring_attention: dtypes differ ({found}). Cast them to one dtype."
@@ -165,7 +169,7 @@ def check_scale(scale: float | None, head_size: int) -> float:
       TypeError: ``scale`` is traced or is not a number.
     """
     if scale is None:
-        return head_size**-0.5 if head_size else 1.0
+        return head_size**-0.5
     try:
         if isinstance(scale, (str, bytes, bool)):  # of which float() makes a number
             raise TypeError

@@ -4,16 +4,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxcomm import _arguments
 from jaxcomm.attention.schedules.registry import get_schedule
 from jaxcomm.attention.schedules.schedule import Schedule
 
 
 def _check_size(what: str, size: int) -> None:
+    _arguments.integer(size, f"{what}: size")
     if size < 1:
         raise ValueError(f"{what}: size={size} ranks. A ring has at least one rank.")
 
 
 def _check_axis(what: str, leaf, axis: int) -> int:
+    _arguments.integer(axis, f"{what}: axis")
     if not -leaf.ndim <= axis < leaf.ndim:
         raise ValueError(
             f"{what}: axis={axis} was asked for, but x has shape {leaf.shape}. Pass "
@@ -48,6 +51,7 @@ def reorder(x, size: int, *, schedule: str | Schedule, axis: int = 1):
     Raises:
       ValueError: ``size`` is below one, ``axis`` is out of range, or the schedule is
         unknown.
+      TypeError: ``size`` or ``axis`` is no integer.
 
     >>> reorder(jnp.arange(1, 8), 2, schedule="zigzag", axis=0)
     Array([1, 2, 7, 0, 3, 4, 5, 6], dtype=int32)
@@ -91,6 +95,7 @@ def restore(
     Raises:
       ValueError: dimension ``axis`` is not divisible by ``size``, or is shorter than
         ``length``.
+      TypeError: ``size``, ``axis`` or ``length`` is no integer.
 
     >>> y = reorder(jnp.arange(1, 8), 2, schedule="zigzag", axis=0)
     >>> restore(y, 2, schedule="zigzag", axis=0, length=7)
@@ -109,6 +114,8 @@ def restore(
                 f"divisible by the {size} ranks. Pass what reorder returned, padding "
                 "included."
             )
+        if length is not None:
+            _arguments.integer(length, "restore: length")
         kept = tokens if length is None else length
         if not 0 <= kept <= tokens:
             raise ValueError(
@@ -137,11 +144,13 @@ def positions(rank, size: int, length: int, *, schedule: str | Schedule):
     Raises:
       ValueError: ``size`` is below one, ``length`` is negative, ``rank`` is an int
         outside ``range(size)``, or the schedule is unknown.
+      TypeError: ``size`` or ``length`` is no integer.
 
     >>> positions(0, 2, 7, schedule="zigzag")
     Array([0, 1, 6, 7], dtype=int32)
     """
     _check_size("positions", size)
+    _arguments.integer(length, "positions: length")
     if length < 0:
         raise ValueError(f"positions: length={length} tokens. Pass zero or more.")
     if isinstance(rank, int) and not 0 <= rank < size:

@@ -113,6 +113,8 @@ def ring_attention(
         logits_soft_cap=logits_soft_cap,
     )
     query, key, value = map(jnp.asarray, (query, key, value))
+    if isinstance(axis_name, list):
+        axis_name = tuple(axis_name)
     is_causal = arguments.check_flag("is_causal", is_causal)
     return_residual = arguments.check_flag("return_residual", return_residual)
     arguments.check_arrays(query, key, value, is_causal)

@@ -149,6 +149,8 @@ class RaggedAllToAll(_primitive.Collective):
 
     def batch(self, axis_data, operands, dims, *, axes, **params):
         size = axis_data.size
+        if axis_data.name not in axes and all(dim is None for dim in dims):
+            return self.primitive.bind(*operands, axes=axes, **params), [None]
         xs = [
             jnp.broadcast_to(x, (size, *x.shape))
             if d is None

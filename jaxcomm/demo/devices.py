@@ -39,7 +39,14 @@ def _of_one(wanted, backend):
         chosen = jax.config.jax_platforms  # pyright: ignore[reportAttributeAccessIssue]
         if not chosen and not on_gpus:
             jax.config.update("jax_platforms", "cpu")
-    devices = jax.devices()
+    try:
+        devices = jax.devices()
+    # JAX asserts that it finds a platform of those that JAX_PLATFORMS names.
+    except (RuntimeError, AssertionError) as error:
+        raise DemoError(
+            f"jax finds no devices with JAX_PLATFORMS={jax.config.jax_platforms}"  # pyright: ignore[reportAttributeAccessIssue]
+            f"{f': {error}' if str(error) else ''}. See python -m jaxcomm.doctor"
+        ) from None
     if len(devices) < wanted:
         raise DemoError(
             f"{wanted} devices were asked for, but jax runs with {len(devices)} of "

@@ -19,6 +19,8 @@ from jaxcomm.nccl import library
 
 # They change what JAX finds and how it runs.
 _OTHERS = ("JAX_", "XLA_FLAGS", "NCCL_")
+# JAX asserts that it finds a platform of those that JAX_PLATFORMS names.
+_NO_DEVICES = (RuntimeError, AssertionError)
 # The version code from which NCCL_MULTI_RANK_GPU_ENABLE=1 is heard.
 _MANY_RANKS_ON_A_GPU = 23003
 
@@ -35,8 +37,9 @@ def devices() -> Iterator[Row]:
     """Yields what JAX finds; starts its backends."""
     try:
         found = jax.devices()
-    except RuntimeError as error:
-        reason = str(error).splitlines()[0] if str(error) else repr(error)
+    except _NO_DEVICES as error:
+        nothing = "no platform of those that JAX_PLATFORMS names"
+        reason = str(error).splitlines()[0] if str(error) else nothing
         yield Row("default", f"JAX finds none: {reason}", [], False)
         return
     yield _devices("default", found)
@@ -44,7 +47,7 @@ def devices() -> Iterator[Row]:
         # They are there beside an accelerator, unless JAX_PLATFORMS says otherwise.
         try:
             yield _devices("cpu", jax.devices("cpu"))
-        except RuntimeError:
+        except _NO_DEVICES:
             yield Row("cpu", "none: see JAX_PLATFORMS", [])
     yield Row(
         "process",
@@ -63,7 +66,7 @@ def backends() -> Iterator[Row]:
     """Yields which backends can be chosen, and why one cannot."""
     try:
         jax.devices("cpu")
-    except RuntimeError:
+    except _NO_DEVICES:
         text = "unavailable: JAX has no CPU devices; see JAX_PLATFORMS"
         yield Row("host", text, {"available": False, "reason": text}, False)
     else:

@@ -41,10 +41,16 @@ def die_with(launcher: int) -> None:
 
 def place() -> dict:
     """Return the arguments of jax.distributed.initialize for this process."""
+    numbers = {}
+    for name in ("JAX_NUM_PROCESSES", "JAX_PROCESS_ID"):
+        try:
+            numbers[name] = int(os.environ[name])
+        except ValueError:
+            sys.exit(f"{name}={os.environ[name]!r} is no number.\n{_USAGE}")
     return {
         "coordinator_address": os.environ["JAX_COORDINATOR_ADDRESS"],
-        "num_processes": int(os.environ["JAX_NUM_PROCESSES"]),
-        "process_id": int(os.environ["JAX_PROCESS_ID"]),
+        "num_processes": numbers["JAX_NUM_PROCESSES"],
+        "process_id": numbers["JAX_PROCESS_ID"],
     }
 
 
@@ -216,6 +222,8 @@ def main() -> None:
     given = {}
     while words and words[0].startswith("--"):
         name, _, value = words.pop(0).partition("=")
+        if not value.lstrip("-").isdecimal():
+            sys.exit(_USAGE)
         given[name] = int(value)
     is_module = words[:1] == ["-m"]
     sys.argv = words[is_module:]

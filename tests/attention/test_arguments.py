@@ -57,6 +57,11 @@ x = functools.partial(jnp.ones, dtype=jnp.float32)
             "query has shape (8, 2, 4). Pass 4 dimensions: batch, tokens, heads",
         ),
         (
+            (x((1, 8, 2, 0)),),
+            {},
+            "the head size is 0 (query (1, 2, 2, 0) float32, ",
+        ),
+        (
             (x((1, 8, 2, 4)), x((1, 8, 2, 4)), x((1, 16, 2, 4))),
             {},
             "key and value differ in shape",

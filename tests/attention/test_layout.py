@@ -95,3 +95,17 @@ def test_positions_of_padding_are_beyond_the_length():
 def test_bad_values_say_what_was_asked_and_found(call, text):
     with pytest.raises(ValueError, match=text):
         call()
+
+
+@pytest.mark.parametrize(
+    ("call", "what"),
+    [
+        (lambda x: reorder(x, 2.0, schedule="zigzag"), "reorder: size"),
+        (lambda x: reorder(x, 2, schedule="zigzag", axis=0.0), "reorder: axis"),
+        (lambda x: restore(x, 2, schedule="zigzag", length=3.0), "restore: length"),
+        (lambda x: positions(0, 2, 4.5, schedule="zigzag"), "positions: length"),
+    ],
+)
+def test_what_counts_is_an_integer(call, what):
+    with pytest.raises(TypeError, match=f"^{what} must be an integer known when"):
+        call(jnp.ones((1, 4)))

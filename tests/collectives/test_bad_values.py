@@ -6,6 +6,10 @@ import pytest
 import jaxcomm
 
 BAD_VALUES = {
+    "an empty group": (
+        lambda x: jaxcomm.psum(x, "i", axis_index_groups=[[], [0, 1, 2, 3]]),
+        r"axis_index_groups must not have an empty group, got \(\(\), \(0, 1, 2, 3\)\)",
+    ),
     "gather past the last axis": (
         lambda x: jaxcomm.all_gather(x, "i", axis=2),
         r"all_gather: axis 2 is out of range for an array of 2 dimensions",

@@ -143,6 +143,29 @@ def test_vmap_over_data_exchanges_every_example(stacked, identical, mesh):
         identical(np.asarray(found)[:, b], wanted)
 
 
+def test_what_is_not_batched_stays_so(stacked, identical, mesh):
+    rng = np.random.default_rng(7)
+    starts, send, offsets, receive = _ragged(rng, 1, 24, 40)
+    # The same on all ranks, as are the tangents of jacfwd.
+    operand = np.tile(rng.standard_normal(24).astype(np.float32), (SIZE, 1))
+    output = np.zeros((SIZE, 40), np.float32)
+
+    def beside_a_batch(*operands):
+        def one(batched):
+            return batched, _exchange()(*operands)
+
+        return jax.vmap(one, out_axes=(0, None))(jnp.arange(3.0))[1]
+
+    def tangents(operand, *rest):
+        # The exchange is linear: its Jacobian times the operand is its result.
+        return jax.jacfwd(lambda x: _exchange()(x, *rest))(operand) @ operand
+
+    wanted = _expected(operand, output, starts, send, offsets, 1)
+    everything = operand, output, starts, send, offsets, receive
+    identical(stacked(mesh, beside_a_batch, *everything), wanted)
+    np.testing.assert_allclose(stacked(mesh, tangents, *everything), wanted, rtol=1e-6)
+
+
 def test_index_groups_exchange_within(stacked, identical, mesh_of):
     mesh = mesh_of((4,), ("i",))
     operand = np.arange(8.0, dtype=np.float32).reshape(4, 2)

@@ -128,3 +128,10 @@ def test_a_bad_command_line_or_file_ends_with_status_two(arguments, text, comman
     assert done.stdout == ""
     assert text in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_a_platform_that_is_not_there_is_a_problem_with_a_name(command):
+    done = command(JAX_PLATFORMS="rocm")
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "problem: devices: default: JAX finds none: " in done.stdout + done.stderr

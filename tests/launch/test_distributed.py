@@ -105,14 +105,16 @@ def test_by_hand(by_hand, program, sums_device_ids, free_port):
     assert results("".join(out)) == expected(2, 1)
 
 
-def test_by_hand_without_a_place_says_how():
+@pytest.mark.parametrize("words", [["x.py"], ["--help"], ["--bogus=x", "x.py"]])
+def test_by_hand_without_a_place_says_how(words):
     done = subprocess.run(
-        [sys.executable, "-m", "jaxcomm.launch.child", "x.py"],
+        [sys.executable, "-m", "jaxcomm.launch.child", *words],
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 1
+    assert "Traceback" not in done.stderr
     assert "JAX_COORDINATOR_ADDRESS=host:port JAX_NUM_PROCESSES=n" in done.stderr
 
 

@@ -178,6 +178,26 @@ def test_twenty_rounds_of_finalize_and_init_leave_nothing(team):
     team.call(rounds_of_finalize_and_init)
 
 
+def remade_by_one(here):
+    mesh = here.mesh(3, 1)
+    if mesh is None:
+        return
+    x = here.put(mesh, np.ones((3, 2), np.float32))
+    run = here.program(mesh, lambda x: jaxcomm.psum(x, "i"))
+    assert (here.mine(run(x)) == 3).all()
+    if jax.process_index() == 0:
+        jaxcomm.communicators()[0].close()
+        jaxcomm.init(mesh)
+    jaxcomm.finalize()
+    jaxcomm.init(mesh)
+    assert (here.mine(run(x)) == 3).all()
+    jaxcomm.finalize()
+
+
+def test_finalize_of_all_gets_processes_into_step_that_remade_one_alone(team):
+    team.call(remade_by_one)
+
+
 def closed_by_all(here):
     mesh = here.mesh(2, 2)
     if mesh is None:
