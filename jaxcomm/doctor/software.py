@@ -11,7 +11,7 @@ import jax
 import jaxlib.version
 
 import jaxcomm
-from jaxcomm import config
+from jaxcomm import _jax_compat, config
 from jaxcomm.attention import support
 from jaxcomm.backends import BACKENDS
 from jaxcomm.doctor.rows import Row
@@ -19,8 +19,6 @@ from jaxcomm.nccl import library
 
 # They change what JAX finds and how it runs.
 _OTHERS = ("JAX_", "XLA_FLAGS", "NCCL_")
-# JAX asserts that it finds a platform of those that JAX_PLATFORMS names.
-_NO_DEVICES = (RuntimeError, AssertionError)
 # The version code from which NCCL_MULTI_RANK_GPU_ENABLE=1 is heard.
 _MANY_RANKS_ON_A_GPU = 23003
 
@@ -37,7 +35,7 @@ def devices() -> Iterator[Row]:
     """Yields what JAX finds; starts its backends."""
     try:
         found = jax.devices()
-    except _NO_DEVICES as error:
+    except _jax_compat.NO_DEVICES as error:
         nothing = "no platform of those that JAX_PLATFORMS names"
         reason = str(error).splitlines()[0] if str(error) else nothing
         yield Row("default", f"JAX finds none: {reason}", [], False)
@@ -47,7 +45,7 @@ def devices() -> Iterator[Row]:
         # They are there beside an accelerator, unless JAX_PLATFORMS says otherwise.
         try:
             yield _devices("cpu", jax.devices("cpu"))
-        except _NO_DEVICES:
+        except _jax_compat.NO_DEVICES:
             yield Row("cpu", "none: see JAX_PLATFORMS", [])
     yield Row(
         "process",
@@ -66,7 +64,7 @@ def backends() -> Iterator[Row]:
     """Yields which backends can be chosen, and why one cannot."""
     try:
         jax.devices("cpu")
-    except _NO_DEVICES:
+    except _jax_compat.NO_DEVICES:
         text = "unavailable: JAX has no CPU devices; see JAX_PLATFORMS"
         yield Row("host", text, {"available": False, "reason": text}, False)
     else:

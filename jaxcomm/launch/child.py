@@ -222,9 +222,10 @@ def main() -> None:
     given = {}
     while words and words[0].startswith("--"):
         name, _, value = words.pop(0).partition("=")
-        if not value.lstrip("-").isdecimal():
+        try:
+            given[name] = int(value)
+        except ValueError:
             sys.exit(_USAGE)
-        given[name] = int(value)
     is_module = words[:1] == ["-m"]
     sys.argv = words[is_module:]
     if not (sys.argv and os.environ.keys() >= _PLACE):

@@ -45,6 +45,13 @@ def test_what_is_not_supported_is_refused_with_advice(call, name, advice):
         call(jnp.ones((1, 8, 2, 4)), **{name: 3})
 
 
+def test_a_list_of_axes_is_as_good_as_a_tuple(mesh_of):
+    attend = functools.partial(ring_attention, axis_name=["context"], is_causal=True)
+    whole = jax.shard_map(attend, mesh=mesh_of(4), in_specs=SPLIT, out_specs=SPLIT)
+    query = jnp.ones((1, 8, 2, 4))
+    assert jax.eval_shape(whole, query, query, query).shape == query.shape
+
+
 x = functools.partial(jnp.ones, dtype=jnp.float32)
 
 

@@ -1,6 +1,7 @@
 """U6: one program, whoever starts its processes."""
 
 import importlib.util
+import os
 import pathlib
 import subprocess
 import sys
@@ -116,6 +117,20 @@ def test_by_hand_without_a_place_says_how(words):
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     assert "JAX_COORDINATOR_ADDRESS=host:port JAX_NUM_PROCESSES=n" in done.stderr
+
+
+def test_a_place_that_is_no_number_is_named(program):
+    place = {"JAX_COORDINATOR_ADDRESS": "127.0.0.1:1", "JAX_PROCESS_ID": "0"}
+    done = subprocess.run(
+        [sys.executable, "-m", "jaxcomm.launch.child", program("import jax")],
+        env=os.environ | place | {"JAX_NUM_PROCESSES": "two"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "JAX_NUM_PROCESSES='two' is no number." in done.stderr
 
 
 def test_under_slurm(by_hand, program, sums_device_ids, free_port):
