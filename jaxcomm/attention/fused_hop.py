@@ -98,15 +98,24 @@ def hop_backward(
     # exp(score - inf) is 0: rows that see no key give no gradient.
     lse = jnp.where(jnp.isneginf(lse), jnp.inf, lse)
 
+    def of_queries(block: Block):
+        rows = slice(*block.queries)
+        heads_first = jnp.moveaxis(lse[:, rows], 2, 1)
+        return query[:, rows], heads_first, out[:, rows], grad_out[:, rows]
+
+    assert config.blocks is not None
+    blocks = (config.blocks.same, config.blocks.earlier, config.blocks.later)
+    # Outside of the branches: the hops of a ring share them.
+    cut = {block: of_queries(block) for block in blocks}
+
     def compute(block: Block):
-        rows, columns = slice(*block.queries), slice(*block.keys)
+        columns = slice(*block.keys)
+        rows, *of_rows = cut[block]
         grads = cudnn.backward(
-            query[:, rows],
+            rows,
             key[:, columns],
             value[:, columns],
-            jnp.moveaxis(lse[:, rows], 2, 1),
-            out[:, rows],
-            grad_out[:, rows],
+            *of_rows,
             scale=config.scale,
             is_causal=block.is_causal,
         )

@@ -54,9 +54,11 @@ def ring_attention(
     """Compute ``jax.nn.dot_product_attention`` over a sequence split across devices.
 
     For use inside ``jax.shard_map``. Each rank keeps its queries while keys and values
-    travel around the ring: N - 1 sends forward; N - 1 more and N of their float32
-    gradients backward. Sums are float32 throughout, so the error does not grow with the
-    number of ranks. Keys and values with fewer heads travel as they are.
+    travel around the ring: N - 1 sends forward; backward N - 1 more, the other way
+    round, and as many of their float32 gradients. Every send has a block to be computed
+    meanwhile. What is kept for the backward pass is the block that arrived last, in
+    place of the rank's own. Sums are float32 throughout, so the error does not grow
+    with the number of ranks. Keys and values with fewer heads travel as they are.
 
     Source: Liu et al., Ring Attention with Blockwise Transformers, 2023.
 
@@ -133,7 +135,7 @@ def ring_attention(
         visibility=visibility,
         size=size,
     )
-    is_small = size <= _UNROLLED_RANKS
+    unrolls = size <= _UNROLLED_RANKS and support.is_for_gpus(blocks)
     ring = _Ring(
         axis_name=axis_name,
         size=size,
@@ -141,8 +143,8 @@ def ring_attention(
         lane=lane,
         backend=backend,
         overlaps=_OVERLAPS,
-        unrolls_forward=is_small and support.needs_no_branch(blocks, queries, keys),
-        unrolls_backward=is_small and support.needs_no_branch(blocks),
+        unrolls=unrolls,
+        parts=support.parts_of_queries(blocks, queries, keys) if unrolls else 1,
         hop=HopConfig(
             scale=arguments.check_scale(scale, query.shape[3]),
             visibility=visibility,
@@ -182,8 +184,8 @@ class _Ring:
     lane: str | None
     backend: str | None
     overlaps: bool
-    unrolls_forward: bool
-    unrolls_backward: bool
+    unrolls: bool
+    parts: int
     hop: HopConfig
 
     @property
@@ -207,16 +209,11 @@ class _Ring:
         blocks = self.hop.blocks and choose(self.hop.blocks)
         return dataclasses.replace(self.hop, blocks=blocks)
 
-    def shift(self, block):
-        """Send a pytree to the next rank, in one call."""
-        return ring_shift(block, self.axis_name, lane=self.lane, backend=self.backend)
-
-    def start(self, block):
-        """Begin to send a pytree to the next rank."""
-        if not self.overlaps:
-            return self.shift(block)
-        return ring_shift_start(
-            block, self.axis_name, lane=self.lane, backend=self.backend
+    def start(self, block, shift):
+        """Begin to send a pytree to the rank that is ``shift`` further, in one call."""
+        send = ring_shift_start if self.overlaps else ring_shift
+        return send(
+            block, self.axis_name, shift=shift, lane=self.lane, backend=self.backend
         )
 
     def then(self, arriving, block):
@@ -243,9 +240,9 @@ def _attend(ring, query, key, value):
     return _forward(ring, query, key, value)[0]
 
 
-def _for_hops(first, last, step, carry, *, is_fused, unrolls):
+def _for_hops(ring, first, last, step, carry):
     """Run ``carry = step(hop, carry)`` for the hops from ``first`` until ``last``."""
-    if unrolls or (is_fused and last - first < 2):
+    if ring.unrolls or (ring.may_be_fused and last - first < 2):
         # A GPU's loop writes every carry, and copies what travels; of one or no turn it
         # asks the host. Here one kernel adds what several hops add, and the barrier is
         # there lest it wait for all of them.
@@ -267,40 +264,53 @@ def _forward(ring, query, key, value):
         query_at, key_at = ring.positions(hop, query, block[0])
         return hop_forward(query, block[0], block[1], query_at, key_at, config=config)
 
+    def in_parts(attended):
+        parts = (jnp.split(x, ring.parts, axis=1) for x in attended)
+        return list(zip(*parts, strict=True))
+
     def attend_and_merge(merged, block, hop):
-        return merge(*merged, *attend(block, hop, ring.other_hops))
+        attended = in_parts(attend(block, hop, ring.other_hops))
+        return [merge(*a, *b) for a, b in zip(merged, attended, strict=True)]
 
     def step(hop, carry):
         merged, block = carry
-        arriving = ring.start(block)
+        arriving = ring.start(block, 1)
         merged = attend_and_merge(merged, ring.then(arriving, block), hop)
-        return merged, ring.done(arriving, after=merged[1])
+        return merged, ring.done(arriving, after=[lse for _, lse in merged])
 
-    for_hops = functools.partial(
-        _for_hops, is_fused=ring.may_be_fused, unrolls=ring.unrolls_forward
-    )
-    if ring.size == 1:
-        out, lse = attend((key, value), 0, ring.first_hop)
+    def result(out, lse, block):
         out = out.astype(query.dtype)
-        return (out, lse), (query, key, value, out, lse)
+        return (out, lse), (query, *block, out, lse)
+
     block = key, value
+    if ring.size == 1:
+        out, lse = attend(block, 0, ring.first_hop)
+        return result(out, lse, block)
     if ring.may_be_fused:
         # Outside the loop: there is nothing to merge with, and nothing to choose.
-        arriving = ring.start(block)
-        merged = attend(ring.then(arriving, block), 0, ring.first_hop)
-        block = ring.done(arriving, after=merged[1])
-        merged, block = for_hops(1, ring.size - 1, step, (merged, block))
+        arriving = ring.start(block, 1)
+        attended = attend(ring.then(arriving, block), 0, ring.first_hop)
+        block = ring.done(arriving, after=attended[1])
+        first = 1
     else:
         out = jnp.zeros_like(query, sum_dtype(query.dtype))
-        merged = out, jnp.full_like(out[..., 0], -jnp.inf)
-        merged, block = for_hops(0, ring.size - 1, step, (merged, block))
+        attended = out, jnp.full_like(out[..., 0], -jnp.inf)
+        first = 0
+    carry = in_parts(attended), block
+    merged, block = _for_hops(ring, first, ring.size - 1, step, carry)
     # The last hop is outside the loop: it computes and sends nothing.
-    out, lse = attend_and_merge(merged, block, ring.size - 1)
-    out = out.astype(query.dtype)
-    return (out, lse), (query, key, value, out, lse)
+    merged = attend_and_merge(merged, block, ring.size - 1)
+    outs, lses = zip(*merged, strict=True)
+    return result(jnp.concatenate(outs, 1), jnp.concatenate(lses, 1), block)
 
 
 def _backward(ring, residuals, grads):
+    """Go through the hops from the last to the first, with the block that is here.
+
+    So a rank's own block comes last: while it is computed its gradients come home.
+
+    Source: NVIDIA, TransformerEngine, context parallelism, 2024.
+    """
     query, key, value, out, lse = residuals
     grad_out, grad_lse = grads
     # Once, not per hop. A score moves lse by its weight, hence the second term.
@@ -322,12 +332,12 @@ def _backward(ring, residuals, grads):
         )
         return grad_query, (grad_key, grad_value)
 
-    def step(hop, carry):
+    def step(turn, carry):
         grad_query, grad_block, block = carry
         # The gradients of a block follow the block one hop behind, in one call.
-        arriving = ring.start((block, grad_block))
+        arriving = ring.start((block, grad_block), -1)
         added_query, added_block = gradients(
-            ring.then(arriving, block), hop, ring.other_hops
+            ring.then(arriving, block), ring.size - 1 - turn, ring.other_hops
         )
         grad_query += added_query
         block, following = ring.done(arriving, after=_one_of(added_block))
@@ -340,25 +350,21 @@ def _backward(ring, residuals, grads):
     else:
         # Not earlier: the sends of the way forward are still on their way.
         block, lse = jax.lax.optimization_barrier((block, lse))
-        arriving = ring.start(block)
+        arriving = ring.start(block, -1)
         grad_query, grad_block = gradients(
-            ring.then(arriving, block), 0, ring.first_hop
+            ring.then(arriving, block), ring.size - 1, ring.other_hops
         )
         block = ring.done(arriving, after=_one_of(grad_block))
         carry = grad_query, grad_block, block
-        carry = _for_hops(
-            *(1, ring.size - 1, step, carry),
-            is_fused=ring.may_be_fused,
-            unrolls=ring.unrolls_backward,
-        )
+        carry = _for_hops(ring, 1, ring.size - 1, step, carry)
         grad_query, grad_block, block = carry
-        following = ring.start(grad_block)
-        block = ring.then(following, block)
-        added_query, added_block = gradients(block, ring.size - 1, ring.other_hops)
+        following = ring.start(grad_block, -1)
+        added_query, added_block = gradients(
+            ring.then(following, block), 0, ring.first_hop
+        )
         grad_query += added_query
         following = ring.done(following, after=_one_of(added_block))
-        # The last send brings the gradients home: there is nothing left to overlap.
-        grad_block = ring.shift(jax.tree.map(jnp.add, following, added_block))
+        grad_block = jax.tree.map(jnp.add, following, added_block)
     dtype = query.dtype
     return tuple(grad.astype(dtype) for grad in (grad_query, *grad_block))
 

@@ -88,23 +88,30 @@ def fused_blocks(
     return blocks if is_fused(implementation, reason) else None
 
 
-def needs_no_branch(
-    blocks: Blocks | None, queries: int | None = None, keys: int | None = None
-) -> bool:
-    """Say whether GPUs of this machine can compute a ring's hops without a branch.
+def is_for_gpus(blocks: Blocks | None) -> bool:
+    """Say whether GPUs of this machine can compute a ring's hops.
 
     It starts no backends: before they are, a program is traced for another machine.
 
     Args:
       blocks: what cuDNN computes of each hop, if it does.
-      queries, keys: local lengths, if two blocks may be computed as tiles.
     """
-    if blocks is None or not _jax_compat.backends_are_started() or not _local_gpus():
+    if blocks is None or not _jax_compat.backends_are_started():
         return False
-    earlier, later = blocks.earlier, blocks.later
-    if queries is None or keys is None:
-        return earlier == later
-    return earlier == later or bool(common_tiling(earlier, later, queries, keys))
+    return bool(_local_gpus())
+
+
+def parts_of_queries(blocks: Blocks | None, queries: int, keys: int) -> int:
+    """Return in how many equal parts cuDNN computes the queries of most hops.
+
+    Args:
+      blocks: what cuDNN computes of each hop, if it does.
+      queries, keys: local lengths.
+    """
+    if blocks is None or blocks.earlier == blocks.later:
+        return 1
+    tiling = common_tiling(blocks.earlier, blocks.later, queries, keys)
+    return 1 if tiling is None else queries // tiling.queries.size
 
 
 def _why_not_traced(query, key, visibility: Visibility, size: int) -> str | None:
