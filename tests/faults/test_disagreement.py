@@ -132,8 +132,8 @@ answer = attempt(lambda: values(program(x)))
         assert outcome["end"] - outcome["begin"] < TIMEOUT + SLACK
 
 
-def test_different_permutations_are_an_error_where_they_differ(processes):
-    """Rank 1 hears from rank 0, which wants it to, and may go on."""
+def test_different_permutations_are_an_error_on_all(processes):
+    """Rank 1 hears from rank 0, which wants it to, and may go on to the next one."""
     outcomes = processes.ask(
         """
 pairs = [(0, 1), (1, 2), (2, 0)] if index < 2 else [(0, 2), (2, 1), (1, 0)]
@@ -147,7 +147,33 @@ answer = attempt(lambda: values(program(x)))
         assert f"ppermute({X}) with parameters [2, 0, 1]" in text
         assert f"ppermute({X}) with parameters [1, 2, 0]" in text
         assert "over axes ('i',)" in text
-    assert outcomes[1].get("value") == [0.0] or "ppermute" in texts[1]
+    next_ones = processes.ask("answer = attempt(lambda: values(probe(x)))")
+    if texts[1] is None:
+        assert outcomes[1]["value"] == [0.0]
+        for outcome in next_ones:
+            assert f"ppermute({X}) with parameters [1, 2, 0]" in outcome["text"]
+    else:
+        assert "ppermute" in texts[1]
+        assert [outcome["value"] for outcome in next_ones] == [[3.0]] * 3
+
+
+def test_a_rank_that_only_sends_hears_of_a_mismatch_in_what_it_calls_next(processes):
+    processes.ask("send = jitted(lambda x: jaxcomm.ppermute(x, 'i', [(0, 1)]), mesh)")
+    (outcome,) = processes.ask("answer = attempt(lambda: values(send(x)))", [0])
+    assert outcome["value"] == [0.0]
+    others = processes.ask(
+        "total = jitted(lambda x: jaxcomm.pmax(x, 'i'), mesh)\n"
+        "answer = attempt(lambda: values(total(x)))",
+        [1, 2],
+    )
+    for outcome in others:
+        assert f"pmax({X})" in outcome["text"]
+    for outcome in processes.ask("answer = attempt(lambda: values(probe(x)))"):
+        text = outcome["text"]
+        assert f"psum({X}) over axes ('i',)" in text
+        assert "an operation that had ended in process 0 failed in others" in text
+        assert f"called pmax({X})" in text
+        assert f"the ranks before it called ppermute({X})" in text
 
 
 def test_programs_in_another_order_are_an_error_on_all(processes):

@@ -31,7 +31,11 @@ struct Processes {
     count = *std::max_element(this->process_of.begin(), this->process_of.end()) + 1;
     CHECK_TRUE(Segment::Create(Arena::Bytes(count), false, &segment).success());
     Arena::Format(*segment, count);
-    if (peers.empty()) peers.resize(count);  // of pid 0: not watched
+    if (peers.empty()) {
+      for (int process = 0; process < count; ++process) {
+        peers.push_back({0, 0, process});  // of pid 0: not watched
+      }
+    }
     for (int process = 0; process < count; ++process) {
       Start(process, timeout_seconds, peers);
     }
@@ -240,6 +244,57 @@ TEST(another_signature_is_an_error_on_both_with_both_signatures) {
   CHECK_EQ(next.outcome_a.Wait(), "");
   CHECK_EQ(next.outcome_b.Wait(), "");
   CHECK_EQ(next.a.result[7], 3.0f);
+}
+
+// A permute from process 0 to process 1, which calls something else.
+struct Disagreement {
+  explicit Disagreement(Processes& processes)
+      : processes(processes),
+        send("permute", {-1, 0}, {FloatLeaf(4)}, {FloatLeaf(4)}, 1),
+        sum("all_reduce", {}, {FloatLeaf(4)}, {FloatLeaf(4)}, 1),
+        next("all_reduce", {}, {FloatLeaf(8)}, {FloatLeaf(8)}, 2) {}
+
+  void Sends() {
+    pair.a.Arrive(processes.of(0), send.of[0].get(), 1, 100, nullptr, &pair.outcome_a);
+    CHECK_EQ(pair.outcome_a.Wait(), "");
+  }
+  void CallsAnother() {
+    pair.b.Arrive(processes.of(1), sum.of[0].get(), 1, 101, nullptr, &pair.outcome_b);
+    CHECK_CONTAINS(pair.outcome_b.Wait(), "all_reduce(float32[4])");
+  }
+  void Begins(int rank, int run, Pair* of) {
+    auto& buffers = rank == 0 ? of->a : of->b;
+    buffers.Arrive(processes.of(rank), next.of[rank].get(), run, 100 + rank, nullptr,
+                   rank == 0 ? &of->outcome_a : &of->outcome_b);
+  }
+
+  Processes& processes;
+  Site send, sum, next;
+  Pair pair{8};
+};
+
+TEST(a_process_that_had_gone_on_hears_of_a_mismatch_in_what_it_calls_next) {
+  Processes processes(Blocks(2, 1));
+  for (const bool has_begun : {false, true}) {
+    Disagreement they(processes);
+    they.Sends();
+    Pair second(8), third(8);
+    if (has_begun) they.Begins(0, 2, &second);
+    they.CallsAnother();
+    if (!has_begun) they.Begins(0, 2, &second);
+    they.Begins(1, 2, &second);
+    for (Outcome* outcome : {&second.outcome_a, &second.outcome_b}) {
+      const std::string text = outcome->Wait();
+      CHECK_CONTAINS(text, "an operation that had ended in process 0 failed in others");
+      CHECK_CONTAINS(text, "a rank of process 1 called all_reduce(float32[4])");
+      CHECK_CONTAINS(text, "permute(float32[4])");
+    }
+    // All have heard: what comes then is not touched.
+    they.Begins(0, 3, &third);
+    they.Begins(1, 3, &third);
+    CHECK_EQ(third.outcome_a.Wait(), "");
+    CHECK_EQ(third.outcome_b.Wait(), "");
+  }
 }
 
 TEST(a_process_that_never_comes_is_named_at_the_deadline) {

@@ -104,13 +104,14 @@ void Arena::Format(const Segment& segment, int processes) {
   (void)processes;
 }
 
-Arena::Arena(std::shared_ptr<Segment> segment, int processes, int self)
+Arena::Arena(std::shared_ptr<Segment> segment, std::vector<int> names, int self)
     : segment_(std::move(segment)),
-      processes_(processes),
+      names_(std::move(names)),
+      processes_(static_cast<int>(names_.size())),
       self_(self),
-      crossing_bytes_(CrossingBytes(processes)),
-      passed_row_(PassedRow(processes)) {
-  const Layout layout(processes, sizeof(Header));
+      crossing_bytes_(CrossingBytes(processes_)),
+      passed_row_(PassedRow(processes_)) {
+  const Layout layout(processes_, sizeof(Header));
   crossings_ = segment_->data() + layout.crossings;
   inlines_ = segment_->data() + layout.inlines;
   slots_ = segment_->data() + layout.slots;
@@ -216,17 +217,58 @@ Crossing* Arena::Join(const CrossingKey& key, uint64_t members, uint64_t signatu
     found->state.store(Crossing::kOpen, std::memory_order_release);
   } else if (found->error.load(relaxed) == 0 &&
              found->signature.load(relaxed) != signature) {
-    found->failure.Store(
-        StrCat("a rank of process ", self_, " called ", call,
+    const std::string text =
+        StrCat("a rank of process ", names_[self_], " called ", call,
                " where the ranks before it called ", found->call.Load(),
-               "; every rank must run the same collectives in the same order"));
-    found->error.store(static_cast<uint32_t>(ErrorCode::kInvalidArgument),
-                       std::memory_order_release);
+               "; every rank must run the same collectives in the same order");
+    FailLocked(found, ErrorCode::kInvalidArgument, text);
+    TellThoseWhoLeftLocked(found, text);
+  }
+  if (me.unheard_of.load(relaxed) == key.communicator &&
+      found->error.load(relaxed) == 0) {
+    me.unheard_of.store(0, relaxed);
+    FailLocked(found, ErrorCode::kInvalidArgument, me.unheard.Load());
   }
   seat(found, self_).state.store(Seat::kHere, relaxed);
   found->here.fetch_add(1, std::memory_order_acq_rel);
   if (wants_channel && found->error.load(relaxed) == 0) AssignChannelLocked(found);
   return found;
+}
+
+void Arena::FailLocked(Crossing* crossing, ErrorCode code, std::string_view text) {
+  crossing->failure.Store(text);
+  crossing->error.store(static_cast<uint32_t>(code), std::memory_order_release);
+}
+
+void Arena::TellThoseWhoLeftLocked(const Crossing* crossing, const std::string& text) {
+  const auto relaxed = std::memory_order_relaxed;
+  for (uint64_t mask = crossing->members.load(relaxed); mask != 0; mask &= mask - 1) {
+    const int member = __builtin_ctzll(mask);
+    if (seat(crossing, member).state.load(relaxed) != Seat::kLeft) continue;
+    const std::string told = StrCat("an operation that had ended in process ",
+                                    names_[member], " failed in others: ", text);
+    Crossing* next = nullptr;
+    for (int i = 0; i < kCrossings; ++i) {
+      Crossing* const open = this->crossing(i);
+      if (open->state.load(relaxed) == Crossing::kFree ||
+          open->communicator.load(relaxed) != crossing->communicator.load(relaxed) ||
+          open->error.load(relaxed) != 0) {
+        continue;
+      }
+      const uint32_t state = seat(open, member).state.load(relaxed);
+      if (state != Seat::kHere && state != Seat::kReady) continue;
+      if (next == nullptr || open->opened.load(relaxed) < next->opened.load(relaxed)) {
+        next = open;
+      }
+    }
+    if (next != nullptr) {
+      FailLocked(next, ErrorCode::kInvalidArgument, told);
+      Ring(next->members.load(relaxed));
+    } else {
+      process(member).unheard.Store(told);
+      process(member).unheard_of.store(crossing->communicator.load(relaxed), relaxed);
+    }
+  }
 }
 
 void Arena::AssignChannelLocked(Crossing* crossing) {
@@ -298,9 +340,7 @@ void Arena::Fail(Crossing* crossing, const Status& error) {
   {
     Lock lock(&header().mutex);
     if (crossing->error.load(std::memory_order_relaxed) != 0) return;
-    crossing->failure.Store(error.message());
-    crossing->error.store(static_cast<uint32_t>(*error.errc()),
-                          std::memory_order_release);
+    FailLocked(crossing, *error.errc(), error.message());
   }
   Ring(crossing->members.load(std::memory_order_relaxed));
 }

@@ -104,6 +104,10 @@ struct alignas(kLine) ProcessState {
   std::atomic<uint64_t> started;   // crossings entered
   std::atomic<uint64_t> finished;  // and left
   SharedText<256> last;            // the last one entered
+  // A communicator of which it has yet to hear that others failed in what it had
+  // finished, or 0; and how.
+  std::atomic<uint64_t> unheard_of;
+  SharedText<1024> unheard;
 };
 
 class Arena {
@@ -113,8 +117,8 @@ class Arena {
   // The first process formats the segment; the others then attach to it.
   static void Format(const Segment& segment, int processes);
 
-  // A view of the segment for one of its processes.
-  Arena(std::shared_ptr<Segment> segment, int processes, int self);
+  // A view of the segment for one of its processes, of which messages speak by `names`.
+  Arena(std::shared_ptr<Segment> segment, std::vector<int> names, int self);
   ~Arena();
 
   int processes() const { return processes_; }
@@ -163,10 +167,14 @@ class Arena {
   Header& header() const;
   Crossing* crossing(int index) const;
   void AssignChannelLocked(Crossing* crossing);
+  void FailLocked(Crossing* crossing, ErrorCode code, std::string_view text);
+  // Has the members that were done with it fail in what they are in or begin next.
+  void TellThoseWhoLeftLocked(const Crossing* crossing, const std::string& text);
   void LeaveSeat(Crossing* crossing, int process);
   void CleanUp(Crossing* crossing);
 
   const std::shared_ptr<Segment> segment_;
+  const std::vector<int> names_;
   const int processes_;
   const int self_;
   const size_t crossing_bytes_;

@@ -24,12 +24,17 @@ constexpr int kHandlerYields = 8;
 constexpr auto kProgressSpin = std::chrono::microseconds(50);
 constexpr double kWarnSeconds = 30;
 
+std::vector<int> Names(const std::vector<Peer>& peers) {
+  std::vector<int> names;
+  for (const Peer& peer : peers) names.push_back(peer.process_index);
+  return names;
+}
+
 }  // namespace
 
 struct ProcessSet::State {
   State(std::shared_ptr<Segment> segment, std::vector<Peer> peers_of, int self)
-      : peers(std::move(peers_of)),
-        arena(std::move(segment), static_cast<int>(peers.size()), self) {}
+      : peers(std::move(peers_of)), arena(std::move(segment), Names(peers), self) {}
 
   void Progress();
   uint64_t Gone() const;
