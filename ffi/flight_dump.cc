@@ -62,7 +62,8 @@ class FlightLog {
   }
 
   void Prepare(ProcessDescription process, std::string folder) {
-    std::lock_guard<std::mutex> lock(mutex_);
+    std::scoped_lock lock(writing_, mutex_);
+    has_written_ = has_written_ && folder == folder_;
     process_ = std::move(process);
     folder_ = std::move(folder);
   }
@@ -95,8 +96,8 @@ class FlightLog {
     std::lock_guard<std::mutex> lock(writing_);
     const std::vector<CommunicatorFlight> flights = Flights(std::nullopt);
     if (!folder().empty()) {
-      // What a failure left there says more than that its communicators are closed.
-      if (last_failure_.has_value() && !HasEntries(flights)) return;
+      // What it left there says more than that its communicators are closed.
+      if (has_written_ && !HasEntries(flights)) return;
       WriteFile("signal", flights, Who());
       return;
     }
@@ -174,6 +175,7 @@ class FlightLog {
         folder() + "/flight-record-" + std::to_string(own.process) + ".json";
     const std::string problem =
         WriteWhole(path, FlightRecordJson(own, reason, flights));
+    has_written_ = has_written_ || problem.empty();
     if (!problem.empty()) {
       Say(StrCat(beginning, "cannot write the flight record to ", path, ": ", problem,
                  "; see JAXCOMM_DUMP_DIR\n"));
@@ -194,6 +196,7 @@ class FlightLog {
 
   std::mutex writing_;
   std::optional<double> last_failure_;
+  bool has_written_ = false;
   bool advised_ = false;
 };
 

@@ -6,6 +6,7 @@ python -m jaxcomm.launch it runs on the devices of all processes.
 """
 
 import math
+import os
 import pathlib
 import shlex
 import sys
@@ -20,6 +21,7 @@ from jaxcomm.demo.settings import DemoError, Settings, split_devices
 
 _DEFAULT = Settings()
 _DEFAULT_DEVICES = _DEFAULT.data * _DEFAULT.context
+_INTERRUPTED = 130
 
 _DEVICES = flags.DEFINE_integer(
     "devices",
@@ -119,7 +121,11 @@ def _fail_together(message: object, status: int) -> int:
 
 
 def main(argv: list[str]) -> int:
-    """Run the demo; returns the exit status."""
+    """Run the demo; returns the exit status.
+
+    Raises:
+      KeyboardInterrupt: pressed before training, or twice.
+    """
     if argv[1:]:
         return _fail(f"unexpected argument {argv[1]!r}; see --help", 2)
     try:
@@ -142,9 +148,7 @@ def main(argv: list[str]) -> int:
         command = f"python -m jaxcomm.demo {again}"
         if processes.count() > 1:
             command = "the same command with --resume"
-        return _fail_together(f"{error}. Go on: {command}", 130)
-    except KeyboardInterrupt:
-        return _fail("interrupted", 130)
+        return _fail_together(f"{error}. Go on: {command}", _INTERRUPTED)
     return 0
 
 
@@ -162,7 +166,15 @@ def _main(argv: list[str]) -> int:
     # Absl has raised it to INFO, at which jax tells how its processes meet.
     if flags.FLAGS.verbosity == logging.INFO:
         logging.set_verbosity(logging.WARNING)
-    return main(argv)
+    try:
+        return main(argv)
+    except KeyboardInterrupt:
+        status = _fail("interrupted", _INTERRUPTED)
+        if processes.count() == 1:
+            # Threads of XLA that still compile crash a Python that shuts down.
+            sys.stdout.flush()
+            os._exit(status)
+        return status
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 from absl import flags
@@ -158,11 +159,14 @@ def test_a_failed_check_is_status_1(command_line, monkeypatch):
     assert command_line() == (1, "demo: the losses differ\n")
 
 
-def test_ctrl_c_before_training_is_status_130(command_line, monkeypatch):
-    def interrupt(settings):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(run_module, "run", interrupt)
-    status, err = command_line()
-    assert status == 130
+@pytest.mark.multiprocess
+def test_ctrl_c_while_xla_compiles_is_status_130_and_no_crash(text, tmp_path):
+    process = start("--nocheck", "--sequence=64", f"--text={text}", cwd=tmp_path)
+    lines = iter(process.stdout.readline, "")
+    assert any(line.startswith("mesh ") for line in lines)
+    # Compiling takes seconds.
+    time.sleep(1)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 130
     assert err == "demo: interrupted\n"
