@@ -98,8 +98,9 @@ class Communicator:
     def suspend(self) -> None:
         """Gives its device memory back until :meth:`resume`; every process calls it.
 
-        It waits for the operations on their way. Those that come in between fail.
-        Suspending twice is harmless.
+        Call ``jax.block_until_ready`` on what programs gave first: it waits for the
+        operations on their way, but those that come in between fail, also of a program
+        that was called before and has yet to run. Suspending twice is harmless.
 
         Raises:
           CommunicatorError: if it is closed, not of the ``nccl`` backend, shares its

@@ -23,7 +23,8 @@ def test_memory_is_given_back_and_taken_again(stand_in, make_mesh):
     program = psum_of(mesh)
     x = jnp.ones(2)
     for _ in range(20):
-        program(x)
+        last = program(x)
+    jax.block_until_ready(last)
     before = member.stats()["device_bytes"]
     member.suspend()
     member.suspend()

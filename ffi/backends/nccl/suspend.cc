@@ -59,14 +59,17 @@ Status NcclCommunicator::SuspendNow(bool suspend) {
         "') shares its memory with the mesh's, which NCCL does not suspend; make it "
         "with CommPolicy(share=False)");
   }
+  // What is on its way comes to its end: a rank that has yet to be given its part is
+  // let in. Once nothing is, nothing joins.
   std::vector<std::unique_lock<std::timed_mutex>> locks;
-  for (auto& rank : ranks_) locks.emplace_back(rank->launching);
-  // What is on its way comes to its end; nothing joins it meanwhile.
-  while (suspend && !failed() && InFlightCount() > 0) {
+  while (true) {
     for (auto& rank : ranks_) {
+      locks.emplace_back(rank->launching);
       CurrentContext current(library_.cuda, rank->context);
       rank->in_flight.Refresh();
     }
+    if (!suspend || failed() || InFlightCount() == 0) break;
+    locks.clear();
     std::this_thread::sleep_for(std::chrono::microseconds(200));
   }
   if (failed()) return failure();
