@@ -165,7 +165,7 @@ def test_ctrl_c_while_xla_compiles_is_status_130_and_no_crash(text, tmp_path):
     lines = iter(process.stdout.readline, "")
     assert any(line.startswith("mesh ") for line in lines)
     # Compiling takes seconds.
-    time.sleep(1)
+    time.sleep(0.5)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=120)
     assert process.returncode == 130
