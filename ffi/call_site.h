@@ -61,8 +61,6 @@ class CallSite {
   uint64_t shared_tag();
   // Likewise for its program as a whole.
   uint64_t program_tag() const;
-  // Likewise. Of several branches one alone has it.
-  bool is_last_of_program() const { return ordinal_ + 1 == program_size_->load(); }
 
   // Fixes the shapes at the first execution; XLA does not know them earlier.
   bool has_shapes() const { return has_shapes_.load(std::memory_order_acquire); }

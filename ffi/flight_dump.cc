@@ -63,7 +63,8 @@ class FlightLog {
 
   void Prepare(ProcessDescription process, std::string folder) {
     std::scoped_lock lock(writing_, mutex_);
-    has_written_ = has_written_ && folder == folder_;
+    has_written_ =
+        has_written_ && folder == folder_ && process.process == process_.process;
     process_ = std::move(process);
     folder_ = std::move(folder);
   }

@@ -99,8 +99,8 @@ class Communicator:
         """Gives its device memory back until :meth:`resume`; every process calls it.
 
         Call ``jax.block_until_ready`` on what programs gave first: it waits for the
-        operations on their way, but those that come in between fail, also of a program
-        that was called before and has yet to run. Suspending twice is harmless.
+        operations on their way, but those that come when there are none fail, also of a
+        program that was called before and has yet to run. Suspending twice is harmless.
 
         Raises:
           CommunicatorError: if it is closed, not of the ``nccl`` backend, shares its

@@ -5,6 +5,7 @@ on 8 virtual CPU devices; every byte between the devices is moved by jaxcomm. Un
 python -m jaxcomm.launch it runs on the devices of all processes.
 """
 
+import contextlib
 import math
 import os
 import pathlib
@@ -170,9 +171,10 @@ def _main(argv: list[str]) -> int:
         return main(argv)
     except KeyboardInterrupt:
         status = _fail("interrupted", _INTERRUPTED)
-        if processes.count() == 1:
+        if not jax.distributed.is_initialized():
             # Threads of XLA that still compile crash a Python that shuts down.
-            sys.stdout.flush()
+            with contextlib.suppress(OSError):
+                sys.stdout.flush()
             os._exit(status)
         return status
 

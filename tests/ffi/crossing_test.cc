@@ -246,55 +246,115 @@ TEST(another_signature_is_an_error_on_both_with_both_signatures) {
   CHECK_EQ(next.a.result[7], 3.0f);
 }
 
-// A permute from process 0 to process 1, which calls something else.
-struct Disagreement {
-  explicit Disagreement(Processes& processes)
+// Calls of one place each, by rank.
+struct Calls {
+  Calls(Processes& processes, const std::string& collective,
+        std::vector<int64_t> params, int64_t elements, int run, uint64_t tag = 1)
       : processes(processes),
-        send("permute", {-1, 0}, {FloatLeaf(4)}, {FloatLeaf(4)}, 1),
-        sum("all_reduce", {}, {FloatLeaf(4)}, {FloatLeaf(4)}, 1),
-        next("all_reduce", {}, {FloatLeaf(8)}, {FloatLeaf(8)}, 2) {}
-
-  void Sends() {
-    pair.a.Arrive(processes.of(0), send.of[0].get(), 1, 100, nullptr, &pair.outcome_a);
-    CHECK_EQ(pair.outcome_a.Wait(), "");
+        site(collective, params, {FloatLeaf(elements)}, {FloatLeaf(elements)},
+             processes.count),
+        run(run),
+        tag(tag) {
+    for (int r = 0; r < processes.size(); ++r)
+      buffers.emplace_back(elements, elements, r);
+    outcomes.resize(processes.size());
   }
-  void CallsAnother() {
-    pair.b.Arrive(processes.of(1), sum.of[0].get(), 1, 101, nullptr, &pair.outcome_b);
-    CHECK_CONTAINS(pair.outcome_b.Wait(), "all_reduce(float32[4])");
+  void Begin(int rank) {
+    const int process = processes.process_of[rank];
+    buffers[rank].Arrive(processes.of(rank), site.of[process].get(), run, 100 + rank,
+                         nullptr, &outcomes[rank], tag);
   }
-  void Begins(int rank, int run, Pair* of) {
-    auto& buffers = rank == 0 ? of->a : of->b;
-    buffers.Arrive(processes.of(rank), next.of[rank].get(), run, 100 + rank, nullptr,
-                   rank == 0 ? &of->outcome_a : &of->outcome_b);
+  void BeginAll() {
+    for (int rank = 0; rank < processes.size(); ++rank) Begin(rank);
   }
+  std::string End(int rank) { return outcomes[rank].Wait(); }
 
   Processes& processes;
-  Site send, sum, next;
-  Pair pair{8};
+  Site site;
+  int run;
+  uint64_t tag;
+  std::deque<RankBuffers> buffers;
+  std::deque<Outcome> outcomes;
 };
 
-TEST(a_process_that_had_gone_on_hears_of_a_mismatch_in_what_it_calls_next) {
-  Processes processes(Blocks(2, 1));
-  for (const bool has_begun : {false, true}) {
-    Disagreement they(processes);
-    they.Sends();
-    Pair second(8), third(8);
-    if (has_begun) they.Begins(0, 2, &second);
-    they.CallsAnother();
-    if (!has_begun) they.Begins(0, 2, &second);
-    they.Begins(1, 2, &second);
-    for (Outcome* outcome : {&second.outcome_a, &second.outcome_b}) {
-      const std::string text = outcome->Wait();
-      CHECK_CONTAINS(text, "an operation that had ended in process 0 failed in others");
-      CHECK_CONTAINS(text, "a rank of process 1 called all_reduce(float32[4])");
-      CHECK_CONTAINS(text, "permute(float32[4])");
-    }
-    // All have heard: what comes then is not touched.
-    they.Begins(0, 3, &third);
-    they.Begins(1, 3, &third);
-    CHECK_EQ(third.outcome_a.Wait(), "");
-    CHECK_EQ(third.outcome_b.Wait(), "");
+constexpr char kHadEnded[] = "failed in others: a rank of process 1 called";
+
+TEST(processes_that_had_gone_on_hear_of_a_mismatch_in_what_comes_next) {
+  // Processes 0 and 2 are done with it; process 1 calls something else.
+  Processes processes(Blocks(3, 1));
+  Calls send(processes, "permute", {-1, 0, -1}, 4, 1);
+  Calls sum(processes, "all_reduce", {}, 4, 1);
+  for (int rank : {0, 2}) send.Begin(rank);
+  for (int rank : {0, 2}) CHECK_EQ(send.End(rank), "");
+  sum.Begin(1);
+  CHECK_CONTAINS(sum.End(1), "permute(float32[4])");
+  Calls next(processes, "all_reduce", {}, 8, 2);
+  next.BeginAll();
+  for (int rank : {0, 1, 2}) {
+    const std::string text = next.End(rank);
+    CHECK_CONTAINS(text, "all_reduce(float32[8])");
+    CHECK_CONTAINS(text, kHadEnded);
+    CHECK_CONTAINS(text, "permute(float32[4])");
   }
+  // All have heard: what comes then is not touched.
+  Calls then(processes, "all_reduce", {}, 8, 3);
+  then.BeginAll();
+  for (int rank : {0, 1, 2}) CHECK_EQ(then.End(rank), "");
+}
+
+TEST(processes_that_wait_in_what_comes_next_hear_of_a_mismatch_at_once) {
+  Processes processes(Blocks(3, 1));
+  Calls send(processes, "permute", {-1, 0, -1}, 4, 1);
+  Calls sum(processes, "all_reduce", {}, 4, 1);
+  Calls next(processes, "all_reduce", {}, 8, 1, /*tag=*/2);
+  send.Begin(0);
+  CHECK_EQ(send.End(0), "");
+  next.Begin(0);
+  next.Begin(1);
+  // Their threads sleep by then; the one that finds out is among them.
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  const auto begin = std::chrono::steady_clock::now();
+  sum.Begin(1);
+  CHECK_CONTAINS(sum.End(1), "permute(float32[4])");
+  for (int rank : {0, 1}) CHECK_CONTAINS(next.End(rank), kHadEnded);
+  // They would look up by themselves after 30 s.
+  CHECK_TRUE(std::chrono::steady_clock::now() - begin < std::chrono::seconds(10));
+}
+
+TEST(a_mismatch_in_one_group_is_nothing_to_another) {
+  // Process 0 has a rank in two groups; process 1 calls something else in the first.
+  std::shared_ptr<Segment> segment;
+  CHECK_TRUE(Segment::Create(Arena::Bytes(3), false, &segment).success());
+  Arena::Format(*segment, 3);
+  const std::vector<Peer> peers = {{0, 0, 0}, {0, 0, 1}, {0, 0, 2}};
+  std::vector<std::shared_ptr<Communicator>> of;
+  for (int process = 0; process < 3; ++process) {
+    CommunicatorSpec spec = Spec({{100, 101}, {102, 103}}, 60);
+    spec.process_set = std::make_shared<ProcessSet>(segment, peers, process);
+    spec.processes = {{0, 1}, {0, 2}};
+    of.push_back(MakeLocalCommunicator(std::move(spec)));
+  }
+  Site send("permute", {-1, 0}, {FloatLeaf(4)}, {FloatLeaf(4)}, 3);
+  Site sum("all_reduce", {}, {FloatLeaf(4)}, {FloatLeaf(4)}, 3);
+  Site next("all_reduce", {}, {FloatLeaf(8)}, {FloatLeaf(8)}, 3);
+  const auto call = [&](Site& site, int process, int device, int run,
+                        RankBuffers* buffers, Outcome* outcome) {
+    buffers->Arrive(*of[process], site.of[process].get(), run, device, nullptr,
+                    outcome);
+  };
+  Pair first(4), mine(8), others(8);
+  call(send, 0, 100, 1, &first.a, &first.outcome_a);
+  CHECK_EQ(first.outcome_a.Wait(), "");
+  call(sum, 1, 101, 1, &first.b, &first.outcome_b);
+  CHECK_CONTAINS(first.outcome_b.Wait(), "permute(float32[4])");
+  call(next, 0, 102, 2, &others.a, &others.outcome_a);
+  call(next, 2, 103, 2, &others.b, &others.outcome_b);
+  CHECK_EQ(others.outcome_a.Wait(), "");
+  CHECK_EQ(others.outcome_b.Wait(), "");
+  call(next, 0, 100, 2, &mine.a, &mine.outcome_a);
+  call(next, 1, 101, 2, &mine.b, &mine.outcome_b);
+  CHECK_CONTAINS(mine.outcome_a.Wait(), kHadEnded);
+  CHECK_CONTAINS(mine.outcome_b.Wait(), kHadEnded);
 }
 
 TEST(a_process_that_never_comes_is_named_at_the_deadline) {

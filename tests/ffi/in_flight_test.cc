@@ -74,13 +74,12 @@ struct Rank {
 
   // Gives a stream operations, each this long after the one before.
   void Give(int stream, int times = 1,
-            Clock::duration later = std::chrono::milliseconds(1),
-            bool may_share = false) {
+            Clock::duration later = std::chrono::milliseconds(1)) {
     for (int i = 0; i < times; ++i) {
       const auto ticket = recorder.Start(*site, 1, 2, 0, 0);
       clock += later;
       in_flight.Begin(StreamOf(stream), false, clock);
-      in_flight.End(StreamOf(stream), ticket, site->operation(), may_share, clock);
+      in_flight.End(StreamOf(stream), ticket, site->operation(), clock);
     }
   }
   // Lets a stream finish this many of its operations, with two events each.
@@ -179,81 +178,6 @@ TEST(those_right_behind_one_another_take_one_event_each) {
   rank.own.done[2] = 2;
   rank.in_flight.Refresh();
   CHECK_EQ(rank.Completed(), 5);
-}
-
-// Small operations of one program.
-struct Burst : Rank {
-  static constexpr auto kSoon = std::chrono::microseconds(10);
-  void GiveMore(int times, int stream = 1) { Give(stream, times, kSoon, true); }
-  void GiveLast(int stream = 1) { Give(stream, 1, kSoon, false); }
-};
-
-TEST(small_ones_of_a_program_share_the_event_of_their_end) {
-  Burst rank;
-  rank.GiveMore(9);
-  rank.GiveLast();
-  // The first began; four and four ended, and the last two.
-  CHECK_EQ(rank.own.recorded[1], 1 + 3);
-  CHECK_EQ(rank.in_flight.size(), 3);
-  for (const int completed : {4, 8, 10}) {
-    rank.own.done[1] = 1 + (completed + 3) / 4;
-    rank.in_flight.Refresh();
-    CHECK_EQ(rank.Completed(), completed);
-  }
-  CHECK_EQ(rank.in_flight.size(), 0);
-}
-
-TEST(one_that_is_late_may_be_any_of_those_that_share) {
-  Burst rank;
-  const auto patience = std::chrono::seconds(5);
-  rank.GiveMore(7);
-  rank.own.done[1] = 2;  // the first four
-  CHECK_EQ(rank.in_flight.Poll(rank.clock, patience).found, false);
-  const auto overdue = rank.in_flight.Poll(rank.clock + 2 * patience, patience);
-  CHECK_EQ(overdue.found, true);
-  CHECK_EQ(overdue.sequence, 5u);
-  CHECK_EQ(overdue.others, 2);
-  CHECK_EQ(rank.in_flight.First().others, 2);
-}
-
-TEST(an_end_that_no_other_comes_to_share_is_recorded_soon) {
-  Burst rank;
-  const auto patience = std::chrono::seconds(5);
-  rank.GiveMore(1);
-  rank.own.done[1] = 2;
-  // Not of an event that an earlier operation left.
-  for (int i = 0; i < 2; ++i) {
-    rank.in_flight.Poll(rank.clock + std::chrono::milliseconds(1), patience);
-    CHECK_EQ(rank.in_flight.size(), 1);
-  }
-  CHECK_EQ(rank.own.recorded[1], 1);
-  rank.in_flight.Poll(rank.clock + std::chrono::milliseconds(6), patience);
-  CHECK_EQ(rank.own.recorded[1], 2);
-  CHECK_EQ(rank.Completed(), 1);
-  // Nor is it shared by one of another stream, or one that comes later.
-  rank.GiveMore(1);
-  rank.GiveMore(1, 2);
-  CHECK_EQ(rank.own.recorded[1], 4);
-  rank.Give(2, 1, std::chrono::milliseconds(1), true);
-  CHECK_EQ(rank.own.recorded[2], 3);
-  CHECK_EQ(rank.in_flight.size(), 3);
-}
-
-TEST(an_end_that_is_recorded_meanwhile_is_not_shared) {
-  Burst rank;
-  rank.GiveMore(1);
-  const auto ticket = rank.recorder.Start(*rank.site, 1, 2, 0, 0);
-  rank.clock += Burst::kSoon;
-  rank.in_flight.Begin(StreamOf(1), false, rank.clock);
-  rank.in_flight.Refresh();  // by another thread
-  rank.in_flight.End(StreamOf(1), ticket, rank.site->operation(), false, rank.clock);
-  CHECK_EQ(rank.in_flight.size(), 2);
-  rank.own.done[1] = 2;
-  rank.in_flight.Refresh();
-  CHECK_EQ(rank.Completed(), 1);
-  rank.own.done[1] = 3;
-  rank.in_flight.Refresh();
-  CHECK_EQ(rank.Completed(), 2);
 }
 
 }  // namespace

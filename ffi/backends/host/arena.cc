@@ -75,6 +75,9 @@ class Arena::Lock {
 
 namespace {
 
+// Each step of a collective is a crossing of its own: see MeetingPlace().
+uint64_t GroupOf(uint64_t group_and_step) { return group_and_step / 2; }
+
 // Offsets of the parts of a segment, each on a page of its own.
 struct Layout {
   explicit Layout(int processes, size_t header) {
@@ -197,6 +200,7 @@ Crossing* Arena::Join(const CrossingKey& key, uint64_t members, uint64_t signatu
     if (free == nullptr) free = stale;
     if (free == nullptr) return nullptr;
     found = free;
+    if (found == stale) ReturnChannelLocked(found);
     found->communicator.store(key.communicator, relaxed);
     found->group.store(key.group, relaxed);
     found->run.store(key.run, relaxed);
@@ -225,8 +229,8 @@ Crossing* Arena::Join(const CrossingKey& key, uint64_t members, uint64_t signatu
     TellThoseWhoLeftLocked(found, text);
   }
   if (me.unheard_of.load(relaxed) == key.communicator &&
+      me.unheard_of_group.load(relaxed) == GroupOf(key.group) &&
       found->error.load(relaxed) == 0) {
-    me.unheard_of.store(0, relaxed);
     FailLocked(found, ErrorCode::kInvalidArgument, me.unheard.Load());
   }
   seat(found, self_).state.store(Seat::kHere, relaxed);
@@ -242,33 +246,55 @@ void Arena::FailLocked(Crossing* crossing, ErrorCode code, std::string_view text
 
 void Arena::TellThoseWhoLeftLocked(const Crossing* crossing, const std::string& text) {
   const auto relaxed = std::memory_order_relaxed;
+  const uint64_t communicator = crossing->communicator.load(relaxed);
+  const uint64_t group = GroupOf(crossing->group.load(relaxed));
   for (uint64_t mask = crossing->members.load(relaxed); mask != 0; mask &= mask - 1) {
     const int member = __builtin_ctzll(mask);
     if (seat(crossing, member).state.load(relaxed) != Seat::kLeft) continue;
     const std::string told = StrCat("an operation that had ended in process ",
                                     names_[member], " failed in others: ", text);
+    process(member).unheard.Store(told);
+    process(member).unheard_of_group.store(group, relaxed);
+    process(member).unheard_of.store(communicator, relaxed);
     Crossing* next = nullptr;
     for (int i = 0; i < kCrossings; ++i) {
       Crossing* const open = this->crossing(i);
+      const uint32_t state = seat(open, member).state.load(relaxed);
       if (open->state.load(relaxed) == Crossing::kFree ||
-          open->communicator.load(relaxed) != crossing->communicator.load(relaxed) ||
+          open->communicator.load(relaxed) != communicator ||
+          GroupOf(open->group.load(relaxed)) != group ||
+          (state != Seat::kHere && state != Seat::kReady) ||
           open->error.load(relaxed) != 0) {
         continue;
       }
-      const uint32_t state = seat(open, member).state.load(relaxed);
-      if (state != Seat::kHere && state != Seat::kReady) continue;
       if (next == nullptr || open->opened.load(relaxed) < next->opened.load(relaxed)) {
         next = open;
       }
     }
-    if (next != nullptr) {
-      FailLocked(next, ErrorCode::kInvalidArgument, told);
-      Ring(next->members.load(relaxed));
-    } else {
-      process(member).unheard.Store(told);
-      process(member).unheard_of.store(crossing->communicator.load(relaxed), relaxed);
-    }
+    if (next == nullptr) continue;
+    FailLocked(next, ErrorCode::kInvalidArgument, told);
+    const uint64_t members = next->members.load(relaxed);
+    Ring(members);
+    // It may itself wait there, on a thread that sleeps.
+    if (members >> self_ & 1) RingSelf();
   }
+}
+
+void Arena::Heard(const Crossing* crossing) {
+  const auto relaxed = std::memory_order_relaxed;
+  ProcessState& me = process(self_);
+  if (me.unheard_of.load(relaxed) == 0) return;
+  Lock lock(&header().mutex);
+  if (me.unheard_of.load(relaxed) == crossing->communicator.load(relaxed) &&
+      me.unheard_of_group.load(relaxed) == GroupOf(crossing->group.load(relaxed))) {
+    me.unheard_of.store(0, relaxed);
+  }
+}
+
+void Arena::ReturnChannelLocked(Crossing* crossing) {
+  const int channel = crossing->channel.exchange(-1, std::memory_order_relaxed);
+  if (channel < 0) return;
+  header().channels.fetch_and(~(1u << channel), std::memory_order_relaxed);
 }
 
 void Arena::AssignChannelLocked(Crossing* crossing) {
@@ -304,8 +330,7 @@ void Arena::CleanUp(Crossing* crossing) {
   if (left != crossing->here.load(relaxed)) return;
   if (left != members && crossing->error.load(relaxed) == 0) return;
   // Who comes late to a failed crossing touches no channel.
-  const int channel = crossing->channel.exchange(-1, relaxed);
-  if (channel >= 0) header().channels.fetch_and(~(1u << channel), relaxed);
+  ReturnChannelLocked(crossing);
   if (left == members) crossing->state.store(Crossing::kFree, relaxed);
 }
 

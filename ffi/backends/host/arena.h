@@ -104,9 +104,9 @@ struct alignas(kLine) ProcessState {
   std::atomic<uint64_t> started;   // crossings entered
   std::atomic<uint64_t> finished;  // and left
   SharedText<256> last;            // the last one entered
-  // A communicator of which it has yet to hear that others failed in what it had
-  // finished, or 0; and how.
-  std::atomic<uint64_t> unheard_of;
+  // A communicator, and a group of it, of which it has yet to hear that others failed
+  // in what it had finished; and how. 0: nothing.
+  std::atomic<uint64_t> unheard_of, unheard_of_group;
   SharedText<1024> unheard;
 };
 
@@ -136,6 +136,8 @@ class Arena {
   void TryAssignChannel(Crossing* crossing);
   // Gives this process's seat back; the crossing is free once all have.
   void Leave(Crossing* crossing);
+  // To be called with a crossing whose failure this process has seen.
+  void Heard(const Crossing* crossing);
   // Fails the crossing for all its members. The first failure stands.
   void Fail(Crossing* crossing, const Status& error);
   // Gives back the seats of a process that is no more.
@@ -167,8 +169,10 @@ class Arena {
   Header& header() const;
   Crossing* crossing(int index) const;
   void AssignChannelLocked(Crossing* crossing);
+  void ReturnChannelLocked(Crossing* crossing);
   void FailLocked(Crossing* crossing, ErrorCode code, std::string_view text);
-  // Has the members that were done with it fail in what they are in or begin next.
+  // Has the members that were done with it fail in what their group is in, or begins
+  // next.
   void TellThoseWhoLeftLocked(const Crossing* crossing, const std::string& text);
   void LeaveSeat(Crossing* crossing, int process);
   void CleanUp(Crossing* crossing);

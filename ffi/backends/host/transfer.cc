@@ -49,6 +49,7 @@ void Transfer::Fail(const Status& error) {
 
 Transfer::Outcome Transfer::FinishWithPeersError() {
   failed_by_peer_ = true;
+  arena_->Heard(crossing_);
   const auto code =
       static_cast<ErrorCode>(crossing_->error.load(std::memory_order_acquire));
   return Finish(Status(code, crossing_->failure.Load()));

@@ -35,24 +35,20 @@ void InFlight::Begin(cuda::Stream stream, bool may_be_captured, Clock::time_poin
     return;
   }
   std::lock_guard<std::mutex> lock(mutex_);
-  const bool is_right_behind =
-      size() > 0 && now - last_given_ < kRightBehind && Last().stream == stream;
-  is_shared_ = is_right_behind && Last().is_open;
-  if (is_shared_) return;
-  CloseLast();
   if (size() == kEntries) Retire();
   is_begun_ = size() < kEntries;
   if (!is_begun_) return;
   // Whoever polls takes entries off the front, and leaves this place the next one.
   Entry& entry = entries_[(first_ + size()) % kEntries];
   entry.is_running = false;
-  entry.is_right_behind = is_right_behind && size() > 0;
+  entry.is_right_behind = size() > 0 && now - last_given_ < kRightBehind &&
+                          entries_[(first_ + size() - 1) % kEntries].stream == stream;
   entry.stream = stream;
   if (!entry.is_right_behind) library_.cuda.EventRecord(entry.began, stream);
 }
 
 void InFlight::End(cuda::Stream stream, FlightRecorder::Ticket ticket,
-                   uint32_t operation, bool may_share, Clock::time_point now) {
+                   uint32_t operation, Clock::time_point now) {
   if (is_captured_) {
     // It runs whenever the graph does, which we do not see.
     recorder_.Finish(ticket, FlightRecorder::State::kCompleted);
@@ -61,46 +57,29 @@ void InFlight::End(cuda::Stream stream, FlightRecorder::Ticket ticket,
   std::lock_guard<std::mutex> lock(mutex_);
   ++sequence_;
   last_given_ = now;
-  // Whoever polls may have closed the one to share meanwhile.
-  const bool is_shared = is_shared_ && size() > 0 && Last().is_open;
-  if (!is_shared && size() < kEntries) {
-    Entry& entry = entries_[(first_ + size()) % kEntries];
-    entry.stream = stream;
-    entry.tickets = 0;
-    entry.operation = operation;
-    entry.sequence = sequence_;
-    if (is_shared_) {
-      entry.is_right_behind = true;
-      entry.is_running = false;
-    } else if (!is_begun_) {
-      entry.is_running = true;
-      entry.since = now;
+  Entry* entry;
+  if (size() < kEntries) {
+    entry = &entries_[(first_ + size()) % kEntries];
+    entry->stream = stream;
+    entry->tickets = 0;
+    entry->operation = operation;
+    entry->sequence = sequence_;
+    if (!is_begun_) {
+      entry->is_running = true;
+      entry->since = now;
     }
     size_.fetch_add(1, std::memory_order_relaxed);
+  } else {
+    // The last entry stands for this one too, from now on.
+    entry = &entries_[(first_ + kEntries - 1) % kEntries];
+    entry->stream = stream;
   }
-  // Where there are more operations than entries, the last stands for this one too.
-  Entry& entry = Last();
-  entry.stream = stream;
-  if (entry.tickets == kTickets) {
-    recorder_.Finish(entry.ticket[--entry.tickets], FlightRecorder::State::kCompleted);
+  if (entry->tickets == kTickets) {
+    recorder_.Finish(entry->ticket[--entry->tickets],
+                     FlightRecorder::State::kCompleted);
   }
-  entry.ticket[entry.tickets++] = ticket;
-  entry.is_open = true;
-  if (!may_share || entry.tickets >= kShared) CloseLast();
-}
-
-void InFlight::CloseLast() {
-  if (size() == 0 || !Last().is_open) return;
-  Last().is_open = false;
-  library_.cuda.EventRecord(Last().ended, Last().stream);
-}
-
-InFlight::Overdue InFlight::Describe(const Entry& entry) const {
-  Overdue overdue;
-  overdue.operation = entry.operation;
-  overdue.sequence = entry.sequence;
-  overdue.others = entry.tickets - 1;
-  return overdue;
+  entry->ticket[entry->tickets++] = ticket;
+  library_.cuda.EventRecord(entry->ended, stream);
 }
 
 void InFlight::Finish(Entry& entry, FlightRecorder::State state) {
@@ -109,8 +88,8 @@ void InFlight::Finish(Entry& entry, FlightRecorder::State state) {
 }
 
 bool InFlight::IsDone(int index) const {
-  const Entry& entry = entries_[(first_ + index) % kEntries];
-  return !entry.is_open && library_.cuda.EventQuery(entry.ended) == cuda::kSuccess;
+  const cuda::Event ended = entries_[(first_ + index) % kEntries].ended;
+  return library_.cuda.EventQuery(ended) == cuda::kSuccess;
 }
 
 int InFlight::CountDone() const {
@@ -119,10 +98,7 @@ int InFlight::CountDone() const {
   // those that were given to one stream in a row, the last is asked first.
   const cuda::Stream stream = entries_[first_].stream;
   int end = 1;
-  const auto follows = [&](const Entry& entry) {
-    return entry.stream == stream && !entry.is_open;
-  };
-  while (end < size() && follows(entries_[(first_ + end) % kEntries])) ++end;
+  while (end < size() && entries_[(first_ + end) % kEntries].stream == stream) ++end;
   if (IsDone(end - 1)) return end;
   int done = 1;
   for (int running = end - 1; done < running;) {
@@ -150,13 +126,11 @@ void InFlight::Retire() {
 
 InFlight::Overdue InFlight::Poll(Clock::time_point now, Clock::duration patience) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (now - last_given_ > kOpen) CloseLast();
   Retire();
-  if (size() == 0) return Overdue();
+  Overdue overdue;
+  if (size() == 0) return overdue;
   Entry& entry = entries_[first_];
-  Overdue overdue = Describe(entry);
-  const cuda::Result result =
-      entry.is_open ? cuda::kNotReady : library_.cuda.EventQuery(entry.ended);
+  const cuda::Result result = library_.cuda.EventQuery(entry.ended);
   if (result != cuda::kSuccess && result != cuda::kNotReady) {
     overdue.status = library_.Check(result, "cuEventQuery");
   } else if (!entry.is_running &&
@@ -167,21 +141,24 @@ InFlight::Overdue InFlight::Poll(Clock::time_point now, Clock::duration patience
   }
   overdue.found =
       overdue.status.failure() || (entry.is_running && now - entry.since > patience);
+  overdue.operation = entry.operation;
+  overdue.sequence = entry.sequence;
   return overdue;
 }
 
 InFlight::Overdue InFlight::First() {
   std::lock_guard<std::mutex> lock(mutex_);
   Retire();
-  if (size() == 0) return Overdue();
-  Overdue first = Describe(entries_[first_]);
+  Overdue first;
+  if (size() == 0) return first;
   first.found = true;
+  first.operation = entries_[first_].operation;
+  first.sequence = entries_[first_].sequence;
   return first;
 }
 
 void InFlight::Refresh() {
   std::lock_guard<std::mutex> lock(mutex_);
-  CloseLast();
   Retire();
 }
 

@@ -21,7 +21,6 @@ class InFlight {
     bool found = false;
     uint32_t operation = 0;  // in the OperationTable
     uint64_t sequence = 0;   // counts the rank's operations
-    int others = 0;          // right after it, one of which it may be as well
     Status status = OkStatus();
   };
 
@@ -34,10 +33,9 @@ class InFlight {
 
   // To be called around giving `stream` an operation, at these times. Without
   // allocation; a stream that is being captured runs nothing now, and is not followed.
-  // `may_share`: it is small, and its program goes on with another one.
   void Begin(cuda::Stream stream, bool may_be_captured, Clock::time_point now);
   void End(cuda::Stream stream, FlightRecorder::Ticket ticket, uint32_t operation,
-           bool may_share, Clock::time_point now);
+           Clock::time_point now);
 
   // Tells the recorder what is done, and returns the first that failed or runs for
   // longer than `patience`: what waits for other work on its stream is not late.
@@ -63,10 +61,6 @@ class InFlight {
   // when that one is done: an event costs a launch, and what XLA can have put between
   // them in this time is a few kernels.
   static constexpr auto kRightBehind = std::chrono::microseconds(30);
-  // So many small operations, each right behind the other, share the event of their
-  // end; and how long its recording may wait for the next of them.
-  static constexpr int kShared = 4;
-  static constexpr auto kOpen = std::chrono::milliseconds(5);
 
   struct Entry {
     cuda::Event began = nullptr, ended = nullptr;
@@ -76,15 +70,10 @@ class InFlight {
     uint32_t operation = 0;
     uint64_t sequence = 0;
     bool is_right_behind = false;  // the one before it, and `began` says nothing
-    bool is_open = false;          // `ended` is yet to be recorded
     bool is_running = false;       // it was seen to have begun
     Clock::time_point since;       // when
   };
 
-  Entry& Last() { return entries_[(first_ + size() - 1) % kEntries]; }
-  // Records the end of the last entry, unless it is.
-  void CloseLast();
-  Overdue Describe(const Entry& entry) const;
   void Finish(Entry& entry, FlightRecorder::State state);
   // Of the first entries, in order, how many are known to be done.
   int CountDone() const;
@@ -97,8 +86,7 @@ class InFlight {
   std::vector<Entry> entries_;  // a ring of kEntries
   int first_ = 0;
   bool is_captured_ = false;
-  bool is_begun_ = false;   // the operation being given has an entry with its beginning
-  bool is_shared_ = false;  // or is to share the last one
+  bool is_begun_ = false;  // the operation being given has an entry with its beginning
   std::atomic<bool> was_captured_{false};
   uint64_t sequence_ = 0;
   Clock::time_point last_given_;

@@ -9,12 +9,6 @@
 #include "ffi/backends/nccl/run_steps.h"
 
 namespace jaxcomm {
-namespace {
-
-// An operation of so few bytes costs little more than its launch.
-constexpr int64_t kLaunchBytes = 64 << 10;
-
-}  // namespace
 
 Status NcclCommunicator::Settle(nccl::Result result, Rank& rank, const char* what) {
   if (result == nccl::kSuccess) return OkStatus();
@@ -70,9 +64,7 @@ Status NcclCommunicator::Launch(const Call& call, Rank& rank, cuda::Stream strea
       status = is_barrier && rank.size > 1 ? Barrier(rank, stream)
                                            : Run(*steps, call, rank, stream);
       if (status.success()) {
-        const bool may_share = call.site->operand_bytes() <= kLaunchBytes &&
-                               !call.site->is_last_of_program();
-        rank.in_flight.End(stream, ticket, call.site->operation(), may_share,
+        rank.in_flight.End(stream, ticket, call.site->operation(),
                            InFlight::Clock::now());
       }
     }

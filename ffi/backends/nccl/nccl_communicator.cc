@@ -111,12 +111,10 @@ CommunicatorStats NcclCommunicator::stats() const {
 std::string NcclCommunicator::Describe(const Rank& rank,
                                        const InFlight::Overdue& operation) const {
   const Operation& named = OperationTable::Get().At(operation.operation);
-  return StrCat(
-      named.name, "(", named.operands, ") over axes ", spec().axes, " (lane '",
-      spec().lane, "', operation ", operation.sequence,
-      operation.others > 0 ? StrCat(" or one of the ", operation.others, " after it")
-                           : "",
-      "), rank ", rank.rank, " of ", rank.size, " (device ", rank.device, "): ");
+  return StrCat(named.name, "(", named.operands, ") over axes ", spec().axes,
+                " (lane '", spec().lane, "', operation ", operation.sequence,
+                "), rank ", rank.rank, " of ", rank.size, " (device ", rank.device,
+                "): ");
 }
 
 bool NcclCommunicator::LosePeers() {

@@ -63,12 +63,15 @@ Status NcclCommunicator::SuspendNow(bool suspend) {
   // let in. Once nothing is, nothing joins.
   std::vector<std::unique_lock<std::timed_mutex>> locks;
   while (true) {
+    // Never while it waits for another: NCCL may need the one to begin in the other.
+    bool has_all = true;
     for (auto& rank : ranks_) {
-      locks.emplace_back(rank->launching);
+      locks.emplace_back(rank->launching, std::try_to_lock);
+      has_all = has_all && locks.back().owns_lock();
       CurrentContext current(library_.cuda, rank->context);
       rank->in_flight.Refresh();
     }
-    if (!suspend || failed() || InFlightCount() == 0) break;
+    if (failed() || (has_all && (!suspend || InFlightCount() == 0))) break;
     locks.clear();
     std::this_thread::sleep_for(std::chrono::microseconds(200));
   }
