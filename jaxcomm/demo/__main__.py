@@ -171,12 +171,13 @@ def _main(argv: list[str]) -> int:
         return main(argv)
     except KeyboardInterrupt:
         status = _fail("interrupted", _INTERRUPTED)
-        if not jax.distributed.is_initialized():
-            # Threads of XLA that still compile crash a Python that shuts down.
-            with contextlib.suppress(OSError):
-                sys.stdout.flush()
-            os._exit(status)
-        return status
+        # Threads of XLA that still compile crash a Python that shuts down.
+        with contextlib.suppress(Exception, KeyboardInterrupt):
+            if jax.distributed.is_initialized():
+                jax.distributed.shutdown()
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+        os._exit(status)
 
 
 if __name__ == "__main__":
