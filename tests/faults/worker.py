@@ -130,7 +130,9 @@ def is_in(name, **variables):
     """Says whether the main thread is in a function, with some values of variables."""
     frame = sys._current_frames()[threading.main_thread().ident]
     while frame is not None:
-        if frame.f_code.co_name == name and variables.items() <= frame.f_locals.items():
+        # From Python 3.13 on f_locals is no dict, and its items are no set.
+        found = dict(frame.f_locals).items()
+        if frame.f_code.co_name == name and variables.items() <= found:
             return True
         frame = frame.f_back
     return False
