@@ -16,7 +16,7 @@ namespace {
 // Rows shorter than this are not worth the wait for the stores at their end.
 constexpr int64_t kMinStreamBytes = 4 << 10;
 
-// Reduced so many bytes at a time, they go from the L2 cache to all targets.
+// So many bytes at a time go from the L2 cache to all targets.
 constexpr int64_t kPieceBytes = 64 << 10;
 
 // The cache that the cores share. sysconf() tells the sum over all of a processor's
@@ -74,7 +74,13 @@ Store::Store(int64_t touched, int64_t result_bytes)
 void Store::Copy(void* const* targets, int num_targets, const void* source,
                  int64_t bytes) const {
   if (!past_caches_ || bytes < kMinStreamBytes) {
-    for (int i = 0; i < num_targets; ++i) std::memcpy(targets[i], source, bytes);
+    const int64_t piece = num_targets > 1 ? kPieceBytes : bytes;
+    for (int64_t at = 0; at < bytes; at += piece) {
+      for (int i = 0; i < num_targets; ++i) {
+        std::memcpy(static_cast<char*>(targets[i]) + at,
+                    static_cast<const char*>(source) + at, std::min(piece, bytes - at));
+      }
+    }
     return;
   }
   for (int i = 0; i < num_targets; ++i) CopyPastCaches(targets[i], source, bytes);
