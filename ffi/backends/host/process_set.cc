@@ -168,10 +168,10 @@ bool ProcessSet::State::Check(PendingTransfer& pending, Clock::time_point now) {
 void ProcessSet::State::Progress() {
   std::vector<PendingTransfer> active;
   Clock::time_point last_moved = Clock::now();
-  ProcessState& me = arena.process(arena.self());
+  Doorbell& doorbell = arena.process(arena.self()).doorbell;
   const bool cores_for_all = static_cast<int>(peers.size()) <= Cores();
   for (int round = 0; !stopping.load(std::memory_order_acquire); ++round) {
-    const uint32_t seen = me.doorbell.load(std::memory_order_acquire);
+    const uint32_t seen = doorbell.rings();
     if (has_incoming.load(std::memory_order_acquire)) {
       std::lock_guard<std::mutex> lock(mutex);
       has_incoming.store(false, std::memory_order_relaxed);
@@ -217,8 +217,7 @@ void ProcessSet::State::Progress() {
     // Once more after saying that we sleep: whoever published before looked does not
     // ring.
     // Who is idle is not to be woken by others: its handlers look out for themselves.
-    me.asleep.store(active.empty() ? 2 : 1, std::memory_order_relaxed);
-    std::atomic_thread_fence(std::memory_order_seq_cst);
+    doorbell.FallAsleep(/*is_idle=*/active.empty());
     step_all();
     bool failed = false;
     double rest = 60;
@@ -235,9 +234,9 @@ void ProcessSet::State::Progress() {
     }
     if (!moved && !failed && !has_incoming.load(std::memory_order_acquire) &&
         !stopping.load(std::memory_order_acquire)) {
-      arena.Sleep(seen, std::max(rest, 0.0));
+      doorbell.Sleep(seen, std::max(rest, 0.0));
     }
-    me.asleep.store(0, std::memory_order_relaxed);
+    doorbell.WakeUp();
   }
 }
 

@@ -1,0 +1,124 @@
+#include "ffi/backends/host/arena_memory.h"
+
+#include <cerrno>
+#include <utility>
+
+#include "ffi/cores.h"
+
+namespace jaxcomm {
+namespace {
+
+static_assert(std::atomic<uint64_t>::is_always_lock_free,
+              "atomics in shared memory must not hide a lock");
+
+constexpr size_t RoundUp(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
+
+constexpr size_t kPage = 4096;
+
+// Of one crossing: itself, the seats, and for each reader a row of counters.
+size_t PassedRow(int processes) {
+  return RoundUp(sizeof(std::atomic<uint64_t>) * processes, kLine);
+}
+size_t CrossingBytes(int processes) {
+  return sizeof(Crossing) + processes * (sizeof(Seat) + PassedRow(processes));
+}
+
+// Offsets of the parts of a segment, each on a page of its own.
+struct Layout {
+  explicit Layout(int processes, size_t header) {
+    crossings = RoundUp(header, kPage);
+    inlines = RoundUp(crossings + kCrossings * CrossingBytes(processes), kPage);
+    slots = inlines + static_cast<size_t>(kCrossings) * processes * kInlineBytes;
+    total = slots + static_cast<size_t>(kChannels) * processes * kSlots * kSlotBytes;
+  }
+  size_t crossings, inlines, slots, total;
+};
+
+}  // namespace
+
+struct ArenaMemory::Header {
+  uint64_t nonce;  // the segment's
+  pthread_mutex_t mutex;
+  std::atomic<uint32_t> channels;
+  std::atomic<uint64_t> opened;
+  ProcessState processes[kMaxProcesses];
+};
+
+ArenaMemory::Lock::Lock(const ArenaMemory& memory) : mutex_(&memory.header().mutex) {
+  int error = EBUSY;
+  for (int i = 0; i < 100 && error == EBUSY; ++i) {
+    error = pthread_mutex_trylock(mutex_);
+    if (error == EBUSY) Pause();
+  }
+  if (error == EBUSY) error = pthread_mutex_lock(mutex_);
+  // Robust, for its holder may be killed. The dead process left a crossing half made at
+  // worst, which it did not open.
+  if (error == EOWNERDEAD) pthread_mutex_consistent(mutex_);
+}
+
+int64_t ArenaMemory::Bytes(int processes) {
+  return static_cast<int64_t>(Layout(processes, sizeof(Header)).total);
+}
+
+void ArenaMemory::Format(const Segment& segment, int processes) {
+  // Fresh segments are zero: every crossing is free, every counter 0.
+  auto* const header = reinterpret_cast<Header*>(segment.data());
+  pthread_mutexattr_t attributes;
+  pthread_mutexattr_init(&attributes);
+  pthread_mutexattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
+  pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST);
+  pthread_mutex_init(&header->mutex, &attributes);
+  pthread_mutexattr_destroy(&attributes);
+  (void)processes;
+}
+
+ArenaMemory::ArenaMemory(std::shared_ptr<Segment> segment, int processes)
+    : segment_(std::move(segment)),
+      processes_(processes),
+      crossing_bytes_(CrossingBytes(processes)),
+      passed_row_(PassedRow(processes)) {
+  const Layout layout(processes, sizeof(Header));
+  crossings_ = segment_->data() + layout.crossings;
+  inlines_ = segment_->data() + layout.inlines;
+  slots_ = segment_->data() + layout.slots;
+}
+
+ArenaMemory::Header& ArenaMemory::header() const {
+  return *reinterpret_cast<Header*>(segment_->data());
+}
+
+Crossing* ArenaMemory::crossing(int index) const {
+  return reinterpret_cast<Crossing*>(crossings_ + index * crossing_bytes_);
+}
+
+Seat& ArenaMemory::seat(const Crossing* crossing, int process) const {
+  char* const seats = reinterpret_cast<char*>(const_cast<Crossing*>(crossing) + 1);
+  return reinterpret_cast<Seat*>(seats)[process];
+}
+
+std::atomic<uint64_t>& ArenaMemory::passed(const Crossing* crossing, int reader,
+                                           int writer) const {
+  char* const rows = reinterpret_cast<char*>(&seat(crossing, processes_));
+  return reinterpret_cast<std::atomic<uint64_t>*>(rows + reader * passed_row_)[writer];
+}
+
+char* ArenaMemory::inline_data(const Crossing* crossing, int process) const {
+  const auto index =
+      (reinterpret_cast<const char*>(crossing) - crossings_) / crossing_bytes_;
+  return inlines_ + (index * processes_ + process) * kInlineBytes;
+}
+
+char* ArenaMemory::slot(int channel, int process, uint64_t chunk) const {
+  const int64_t ring = static_cast<int64_t>(channel) * processes_ + process;
+  return slots_ + (ring * kSlots + static_cast<int64_t>(chunk % kSlots)) * kSlotBytes;
+}
+
+ProcessState& ArenaMemory::process(int index) const {
+  return header().processes[index];
+}
+
+std::atomic<uint32_t>& ArenaMemory::channels() const { return header().channels; }
+
+std::atomic<uint64_t>& ArenaMemory::opened() const { return header().opened; }
+
+}  // namespace jaxcomm

@@ -1,0 +1,115 @@
+// What lies in the shared memory of a set of processes, and where.
+//
+// Counters are written by one process each and lie on cache lines of their own.
+#ifndef JAXCOMM_FFI_BACKENDS_HOST_ARENA_MEMORY_H_
+#define JAXCOMM_FFI_BACKENDS_HOST_ARENA_MEMORY_H_
+
+#include <pthread.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "ffi/backends/host/doorbell.h"
+#include "ffi/backends/host/segment.h"
+#include "ffi/backends/host/shared_text.h"
+
+namespace jaxcomm {
+
+inline constexpr int kMaxProcesses = 64;  // members are a 64-bit mask
+inline constexpr int kCrossings = 256;    // at once, over all communicators
+inline constexpr int kChannels = 16;      // large crossings at once
+inline constexpr int kSlots = 8;          // of one process in one channel
+inline constexpr int64_t kSlotBytes = 128 << 10;
+inline constexpr int64_t kInlineBytes = 4096;  // of one process in one crossing
+inline constexpr size_t kLine = 128;           // two cache lines are fetched together
+
+struct alignas(kLine) Seat {
+  enum State : uint32_t { kAbsent, kHere, kReady, kLeft };
+  std::atomic<uint32_t> state;    // ready: its small operands lie in the crossing
+  std::atomic<uint64_t> written;  // chunks staged in its slots
+  // Of these, by chunk modulo 64, whether it was written past the caches.
+  std::atomic<uint64_t> past_caches;
+};
+
+struct alignas(kLine) Crossing {
+  enum State : uint32_t { kFree, kOpen };
+  std::atomic<uint32_t> state;
+  std::atomic<uint64_t> communicator, group, run, tag;
+  std::atomic<uint64_t> members;  // mask of processes
+  std::atomic<uint64_t> signature;
+  std::atomic<int32_t> channel;  // -1: none yet
+  std::atomic<uint32_t> here;    // members that have come
+  std::atomic<uint32_t> left;    // of them, those that are done with it
+  std::atomic<uint32_t> error;   // an ErrorCode, 0 while all is well
+  std::atomic<uint64_t> opened;  // counts crossings: the oldest failed goes first
+  SharedText<256> call;          // of the first to come: "psum(float32[4])"
+  SharedText<1024> failure;
+};
+
+// What a process last did, for the messages of others.
+struct alignas(kLine) ProcessState {
+  enum Presence : uint32_t { kAttached, kLeft };
+  std::atomic<uint32_t> presence;
+  Doorbell doorbell;
+  std::atomic<uint64_t> started;   // crossings entered
+  std::atomic<uint64_t> finished;  // and left
+  SharedText<256> last;            // the last one entered
+  // A communicator, and a group of it, of which it has yet to hear that others failed
+  // in what it had finished; and how. 0: nothing.
+  std::atomic<uint64_t> unheard_of, unheard_of_group;
+  SharedText<1024> unheard;
+};
+
+class ArenaMemory {
+ public:
+  // Bytes of a segment for so many processes.
+  static int64_t Bytes(int processes);
+  // The first process formats the segment; the others then attach to it.
+  static void Format(const Segment& segment, int processes);
+
+  ArenaMemory(std::shared_ptr<Segment> segment, int processes);
+
+  int processes() const { return processes_; }
+  const Segment& segment() const { return *segment_; }
+
+  Seat& seat(const Crossing* crossing, int process) const;
+  // Chunks of `writer` that `reader` has read or needs not.
+  std::atomic<uint64_t>& passed(const Crossing* crossing, int reader, int writer) const;
+  char* inline_data(const Crossing* crossing, int process) const;
+  char* slot(int channel, int process, uint64_t chunk) const;
+  ProcessState& process(int index) const;
+
+ protected:
+  // Held for a few hundred nanoseconds, by whoever changes more than his own seat.
+  class Lock {
+   public:
+    explicit Lock(const ArenaMemory& memory);
+    ~Lock() { pthread_mutex_unlock(mutex_); }
+
+   private:
+    pthread_mutex_t* const mutex_;
+  };
+
+  Crossing* crossing(int index) const;
+  std::atomic<uint32_t>& channels() const;  // mask of those in use
+  std::atomic<uint64_t>& opened() const;    // crossings so far
+
+ private:
+  struct Header;
+
+  Header& header() const;
+
+  const std::shared_ptr<Segment> segment_;
+  const int processes_;
+  const size_t crossing_bytes_;
+  const size_t passed_row_;
+  char* crossings_;
+  char* inlines_;
+  char* slots_;
+};
+
+}  // namespace jaxcomm
+
+#endif  // JAXCOMM_FFI_BACKENDS_HOST_ARENA_MEMORY_H_
