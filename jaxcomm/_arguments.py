@@ -127,6 +127,18 @@ def integer(value, what: str) -> int:
         ) from None
 
 
+def flag(value, what: str) -> bool:
+    """Returns True or False, or raises TypeError, which calls it ``what``.
+
+    jax.lax takes whatever is true or false, the text "False" too.
+    """
+    if isinstance(value, (bool, np.bool_)) or (type(value) is int and value in (0, 1)):
+        return bool(value)
+    raise TypeError(
+        f"{what} must be True or False, known when the program is traced, got {value!r}"
+    )
+
+
 def indices(perm, axes, name: str) -> list[int]:
     """Returns what ``pshuffle`` takes.
 

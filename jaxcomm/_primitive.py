@@ -29,6 +29,7 @@ from jaxcomm._arguments import as_arrays as as_arrays
 from jaxcomm._arguments import canonical_dimension as canonical_dimension
 from jaxcomm._arguments import check_leaves as check_leaves
 from jaxcomm._arguments import count_bools as count_bools
+from jaxcomm._arguments import flag as flag
 from jaxcomm._arguments import group_size as group_size
 from jaxcomm._arguments import has_carrier as has_carrier
 from jaxcomm._arguments import index_groups_of as index_groups_of

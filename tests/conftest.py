@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import os
+import tempfile
 
 # Compiling takes most of the tests' time, and what is compiled runs once: it need not
 # be fast. In one part: of programs this small, parts for several threads cost a third
@@ -31,6 +32,18 @@ import pytest
 import jaxcomm
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def temporary_folder(tmp_path_factory):
+    """Has what processes leave in the temporary folder on purpose end up in pytest's.
+
+    Of a job that failed the launcher keeps the flight records there.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(tmp_path_factory.mktemp("temporary")))
+        patch.setattr(tempfile, "tempdir", None)
+        yield
 
 
 @pytest.fixture(autouse=True)

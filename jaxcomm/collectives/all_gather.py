@@ -32,6 +32,7 @@ def all_gather(
 
     Raises:
       NameError: if the axis is not bound.
+      TypeError: if tiled is not True or False.
       ValueError: if ``axis`` is out of range, groups are of unequal sizes, or ``to``
         is none of the above.
 
@@ -64,6 +65,7 @@ def gather_all(
         )
     if not axes:
         return x
+    tiled = _primitive.flag(tiled, f"{name} over {axes}: tiled")
     x = _primitive.as_arrays(x, axes, name)
     index_groups = _primitive.index_groups_of(axes, axis_index_groups, name)
     _primitive.group_size(axes, index_groups)

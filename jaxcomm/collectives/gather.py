@@ -29,6 +29,7 @@ def gather(x, axis_name, root=0, *, axis=0, tiled=False, lane=None, backend=None
 
     Raises:
       NameError: if the axis is not bound.
+      TypeError: if tiled is not True or False.
       ValueError: if root or axis is out of range.
 
     Example:
@@ -37,6 +38,7 @@ def gather(x, axis_name, root=0, *, axis=0, tiled=False, lane=None, backend=None
       >>> jaxcomm.gather(x, "i", root=1)  # [0, 0], [7, 8]  # doctest: +SKIP
     """
     axes = mesh_groups.canonical_axes(axis_name)
+    tiled = _primitive.flag(tiled, f"gather over {axes}: tiled")
     x = _primitive.as_arrays(x, axes, "gather")
     root = root_index(root, axes, "gather")
     dimensions = tuple(

@@ -34,6 +34,7 @@ def psum_scatter(
 
     Raises:
       NameError: if the axis is not bound.
+      TypeError: if tiled is not True or False.
       ValueError: if ``scatter_dimension`` does not fit the axis size.
 
     Example:
@@ -55,6 +56,7 @@ def scatter_sum(
     axes = mesh_groups.canonical_axes(axis_name)
     if not axes:
         return x
+    tiled = _primitive.flag(tiled, f"{name} over {axes}: tiled")
     x = _primitive.as_arrays(x, axes, name)
     index_groups = _primitive.index_groups_of(axes, axis_index_groups, name)
     size = _primitive.group_size(axes, index_groups)

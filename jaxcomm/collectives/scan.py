@@ -30,6 +30,7 @@ def scan(
 
     Raises:
       NameError: if the axis is not bound.
+      TypeError: if exclusive or reverse is not True or False.
       ValueError: if op is none of the four.
 
     Example:
@@ -43,9 +44,11 @@ def scan(
     if op in ("sum", "prod"):
         x = _primitive.count_bools(x)
     axes = mesh_groups.canonical_axes(axis_name)
+    exclusive = _primitive.flag(exclusive, f"scan over {axes}: exclusive")
+    reverse = _primitive.flag(reverse, f"scan over {axes}: reverse")
     out = _primitive.bind(
         scan_impl, x, axes, name="scan", lane=lane, backend=backend, op=op,
-        exclusive=bool(exclusive), reverse=bool(reverse),
+        exclusive=exclusive, reverse=reverse,
     )  # fmt: skip
     if not exclusive or op in ("sum", "prod"):
         return out

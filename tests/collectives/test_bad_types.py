@@ -1,5 +1,7 @@
 """Types that are refused while tracing, and what the refusal says."""
 
+import re
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -145,6 +147,36 @@ def test_a_bad_type_is_refused_while_tracing(trace, case):
     call, message = BAD_TYPES[case]
     with pytest.raises(TypeError, match=message):
         trace(call)
+
+
+@pytest.mark.parametrize("flag", ["False", None, 2, 1.0, jnp.ones(1)])
+def test_a_flag_is_true_or_false(trace, flag):
+    calls = {
+        "all_gather over ('i',): tiled": lambda x: jaxcomm.all_gather(
+            x, "i", tiled=flag
+        ),
+        "all_gather_start over ('i',): tiled": lambda x: jaxcomm.all_gather_done(
+            jaxcomm.all_gather_start(x, "i", tiled=flag)
+        ),
+        "psum_scatter over ('i',): tiled": lambda x: jaxcomm.psum_scatter(
+            x, "i", tiled=flag
+        ),
+        "all_to_all over ('i',): tiled": lambda x: jaxcomm.all_to_all(
+            x, "i", 0, 0, tiled=flag
+        ),
+        "gather over ('i',): tiled": lambda x: jaxcomm.gather(x, "i", tiled=flag),
+        "scan over ('i',): exclusive": lambda x: jaxcomm.scan(x, "i", exclusive=flag),
+        "scan over ('i',): reverse": lambda x: jaxcomm.scan(x, "i", reverse=flag),
+    }
+    for what, call in calls.items():
+        message = f"{what} must be True or False, known when the program is traced, got"
+        with pytest.raises(TypeError, match=re.escape(message)):
+            trace(call)
+
+
+def test_flags_of_numpy_s_and_one_and_zero_will_do(trace):
+    for flag in (np.True_, 1, np.False_, 0):
+        trace(lambda x, flag=flag: jaxcomm.all_gather(x, "i", tiled=flag))
 
 
 @pytest.mark.parametrize("shift", ["1", None, 1.5, True])
