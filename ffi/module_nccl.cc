@@ -200,9 +200,12 @@ void BorrowNccl(int64_t key, std::string axes, std::string lane, std::string pla
              timeout_seconds, std::move(groups));
   std::vector<BorrowedCommunicator::Device> local;
   for (const auto& [id, ordinal] : devices) local.push_back({id, ordinal});
-  ThrowIfFailed(Registry::Get().Add(std::make_shared<BorrowedCommunicator>(
+  auto made = std::make_shared<BorrowedCommunicator>(
       std::move(spec), Nccl(), local,
-      BorrowedCommunicator::Wanted{std::move(places), communication_id})));
+      BorrowedCommunicator::Wanted{std::move(places), communication_id});
+  ThrowIfFailed(made->Prepare());
+  ThrowIfFailed(Registry::Get().Add(made));
+  Watch(made);
 }
 
 std::shared_ptr<NcclCommunicator> FindNccl(int64_t key) {

@@ -1,9 +1,13 @@
 #include "ffi/backends/nccl/borrowed_communicator.h"
 
 #include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <string>
 #include <utility>
 
 #include "ffi/backends/nccl/run_steps.h"
+#include "ffi/flight_dump.h"
 
 namespace jaxcomm {
 
@@ -20,29 +24,39 @@ BorrowedCommunicator::BorrowedCommunicator(CommunicatorSpec spec,
       const auto& of = this->spec().groups[group];
       const auto found = std::find(of.begin(), of.end(), device.id);
       if (found == of.end()) continue;
-      Rank rank;
-      rank.ordinal = device.ordinal;
-      rank.group = static_cast<int>(group);
-      rank.rank = static_cast<int>(found - of.begin());
-      rank.size = static_cast<int>(of.size());
+      auto rank = std::make_unique<Rank>(library_, recorder());
+      rank->ordinal = device.ordinal;
+      rank->device = device.id;
+      rank->group = static_cast<int>(group);
+      rank->rank = static_cast<int>(found - of.begin());
+      rank->size = static_cast<int>(of.size());
       cuda::Device number = 0;
       library_.cuda.DeviceGet(&number, device.ordinal);
-      library_.cuda.DevicePrimaryCtxRetain(&rank.context, number);
-      ranks_.push_back(rank);
+      library_.cuda.DevicePrimaryCtxRetain(&rank->context, number);
+      ranks_.push_back(std::move(rank));
     }
   }
 }
 
 BorrowedCommunicator::~BorrowedCommunicator() {
-  for (Rank& rank : ranks_) {
+  for (auto& rank : ranks_) {
     {
-      CurrentContext current(library_.cuda, rank.context);
-      if (rank.scratch != 0) library_.cuda.MemFree(rank.scratch);
+      CurrentContext current(library_.cuda, rank->context);
+      rank->in_flight.Release();
+      if (rank->scratch != 0) library_.cuda.MemFree(rank->scratch);
     }
     cuda::Device number = 0;
-    library_.cuda.DeviceGet(&number, rank.ordinal);
+    library_.cuda.DeviceGet(&number, rank->ordinal);
     library_.cuda.DevicePrimaryCtxRelease(number);
   }
+}
+
+Status BorrowedCommunicator::Prepare() {
+  for (auto& rank : ranks_) {
+    CurrentContext current(library_.cuda, rank->context);
+    if (Status status = rank->in_flight.Prepare(); status.failure()) return status;
+  }
+  return OkStatus();
 }
 
 xla::ffi::Future BorrowedCommunicator::Execute(const Call& call) {
@@ -65,42 +79,53 @@ Status BorrowedCommunicator::Barrier(const Call& call, Rank& rank, void* stream)
                         "ncclAllReduce", comm);
 }
 
+Status BorrowedCommunicator::Run(const Call& call, Rank& rank, void* stream) {
+  const auto comm = static_cast<nccl::Comm>(call.borrowed);
+  if (comm == nullptr && rank.size > 1) {
+    return Status(ErrorCode::kInternal, "XLA lent no communicator for this operation");
+  }
+  if (call.site->attributes().collective == "barrier" && rank.size > 1) {
+    return Barrier(call, rank, stream);
+  }
+  std::shared_ptr<const Steps> steps;
+  if (Status status =
+          FindSteps(library_, *call.site, number_, rank.size, rank.rank, &steps);
+      status.failure()) {
+    return status;
+  }
+  return RunSteps(library_, *steps, call, comm, stream,
+                  [this, comm](nccl::Result result, const char* what) {
+                    return result == nccl::kInProgress
+                               ? OkStatus()
+                               : library_.Check(result, what, comm);
+                  });
+}
+
 Status BorrowedCommunicator::Enqueue(const Call& call, void* stream) {
-  const auto found = std::find_if(ranks_.begin(), ranks_.end(), [&](const Rank& rank) {
-    return rank.ordinal == call.device_id;
+  const auto found = std::find_if(ranks_.begin(), ranks_.end(), [&](const auto& rank) {
+    return rank->ordinal == call.device_id;
   });
   if (found == ranks_.end()) {
     return FailedPrecondition(call.site->description(), ": device ", call.device_id,
                               " is not in the communicator it was compiled for");
   }
-  std::shared_ptr<const Steps> steps;
-  if (Status status =
-          FindSteps(library_, *call.site, number_, found->size, found->rank, &steps);
-      status.failure()) {
-    return status;
-  }
-  const auto comm = static_cast<nccl::Comm>(call.borrowed);
-  if (comm == nullptr && found->size > 1) {
-    return FailedPrecondition(call.site->description(),
-                              ": XLA lent no communicator for this operation");
-  }
+  Rank& rank = **found;
+  if (failed_.load(std::memory_order_acquire)) return failure();
   const FlightRecorder::Ticket ticket =
-      recorder().Start(*call.site, call.run_id, call.tag, found->group, found->rank);
+      recorder().Start(*call.site, call.run_id, call.tag, rank.group, rank.rank);
   Status status = OkStatus();
-  if (call.site->attributes().collective == "barrier" && found->size > 1) {
-    status = Barrier(call, *found, stream);
-  } else {
-    status = RunSteps(library_, *steps, call, comm, stream,
-                      [this, comm](nccl::Result result, const char* what) {
-                        return result == nccl::kInProgress
-                                   ? OkStatus()
-                                   : library_.Check(result, what, comm);
-                      });
+  {
+    std::lock_guard<std::mutex> lock(rank.launching);
+    CurrentContext current(library_.cuda, rank.context);
+    rank.in_flight.Begin(stream, call.may_be_captured, InFlight::Clock::now());
+    status = Run(call, rank, stream);
+    if (status.success()) {
+      rank.in_flight.End(stream, ticket, call.site->operation(),
+                         InFlight::Clock::now());
+    }
   }
-  // When it is done, and whether, XLA alone sees.
-  recorder().Finish(ticket, status.success() ? FlightRecorder::State::kCompleted
-                                             : FlightRecorder::State::kFailed);
   if (status.failure()) {
+    recorder().Finish(ticket, FlightRecorder::State::kFailed);
     return Status(ErrorCode::kInternal,
                   StrCat(call.site->description(), " (lane '", spec().lane,
                          "', XLA's communicator): ", status.message()));
@@ -109,13 +134,54 @@ Status BorrowedCommunicator::Enqueue(const Call& call, void* stream) {
     calls_[call.site->collective_index()].fetch_add(1, std::memory_order_relaxed);
   }
   bytes_.fetch_add(call.site->operand_bytes(), std::memory_order_relaxed);
+  WakeWatch();
   return OkStatus();
+}
+
+bool BorrowedCommunicator::Poll() {
+  if (failed_.load(std::memory_order_acquire)) return false;
+  const auto patience = std::chrono::duration_cast<InFlight::Clock::duration>(
+      std::chrono::duration<double>(spec().timeout_seconds));
+  bool more = false;
+  for (auto& rank : ranks_) {
+    CurrentContext current(library_.cuda, rank->context);
+    const InFlight::Overdue overdue =
+        rank->in_flight.Poll(InFlight::Clock::now(), patience);
+    more |= rank->in_flight.size() > 0;
+    if (!overdue.found) continue;
+    const bool is_late = overdue.status.success();
+    DumpFlightRecords(is_late ? "timeout" : "error");
+    Fail(Status(
+        is_late ? ErrorCode::kDeadlineExceeded : ErrorCode::kUnavailable,
+        StrCat(Describe(overdue, spec(), rank->rank, rank->size, rank->device),
+               is_late ? DescribeLate(spec()) : std::string(overdue.status.message()),
+               ". The communicator is XLA's, which alone can end it: what waits for "
+               "this operation may wait until the process ends")));
+    return false;
+  }
+  return more;
+}
+
+void BorrowedCommunicator::Fail(Status reason) {
+  // Whoever waits for the result will not call again to be told.
+  std::fprintf(stderr, "jaxcomm: %s\n", std::string(reason.message()).c_str());
+  {
+    std::lock_guard<std::mutex> lock(failure_mutex_);
+    failure_ = std::move(reason);
+    failed_.store(true, std::memory_order_release);
+  }
+  for (auto& rank : ranks_) rank->in_flight.Fail();
 }
 
 void BorrowedCommunicator::Abort(const Status&) {}
 
 CommunicatorStats BorrowedCommunicator::stats() const {
   CommunicatorStats stats;
+  for (const auto& rank : ranks_) {
+    CurrentContext current(library_.cuda, rank->context);
+    rank->in_flight.Refresh();
+    stats.in_flight += rank->in_flight.size();
+  }
   stats.bytes = bytes_.load(std::memory_order_relaxed);
   stats.host_bytes = recorder().host_bytes();
   for (int i = 0; i < kNumCollectives; ++i) {

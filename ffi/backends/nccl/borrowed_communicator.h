@@ -1,20 +1,24 @@
 // A communicator that has none of NCCL's: for each operation XLA lends its own, which
-// XLA makes, orders, shares with its own collectives, and ends.
+// XLA makes, orders, shares with its own collectives, and ends. So what does not end is
+// told, and refused from then on; it cannot be aborted here.
 #ifndef JAXCOMM_FFI_BACKENDS_NCCL_BORROWED_COMMUNICATOR_H_
 #define JAXCOMM_FFI_BACKENDS_NCCL_BORROWED_COMMUNICATOR_H_
 
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <vector>
 
+#include "ffi/backends/nccl/in_flight.h"
 #include "ffi/backends/nccl/library.h"
+#include "ffi/backends/nccl/watch.h"
 #include "ffi/communicator.h"
 #include "ffi/handlers/collectives.h"
 
 namespace jaxcomm {
 
-class BorrowedCommunicator final : public Communicator {
+class BorrowedCommunicator final : public Communicator, public Watched {
  public:
   struct Device {
     int64_t id = 0;
@@ -32,6 +36,9 @@ class BorrowedCommunicator final : public Communicator {
                        const std::vector<Device>& devices, Wanted wanted);
   ~BorrowedCommunicator() override;
 
+  // Makes what it needs of the devices. Someone is to Watch() it.
+  Status Prepare();
+
   const Wanted& wanted() const { return wanted_; }
 
   xla::ffi::Future Execute(const Call& call) override;
@@ -39,23 +46,40 @@ class BorrowedCommunicator final : public Communicator {
   Status Enqueue(const Call& call, void* stream) override;
   void Abort(const Status& reason) override;
   CommunicatorStats stats() const override;
+  // Watched:
+  bool Poll() override;
 
  private:
   struct Rank {
+    Rank(const NcclLibrary& library, FlightRecorder& recorder)
+        : in_flight(library, recorder) {}
+
     int ordinal = 0;
+    int64_t device = 0;  // global id
     int group = 0, rank = 0, size = 0;
     cuda::Context context = nullptr;
     cuda::Pointer scratch = 0;  // made when it is first needed
+    std::mutex launching;       // held while a stream is given an operation
+    InFlight in_flight;
   };
 
+  Status Run(const Call& call, Rank& rank, void* stream);
   Status Barrier(const Call& call, Rank& rank, void* stream);
+  Status failure() const {
+    std::lock_guard<std::mutex> lock(failure_mutex_);
+    return failure_;
+  }
+  void Fail(Status reason);
 
   const NcclLibrary& library_;
   const Wanted wanted_;
   const uint64_t number_;
-  std::vector<Rank> ranks_;
+  std::vector<std::unique_ptr<Rank>> ranks_;
   std::atomic<int64_t> bytes_{0};
   std::atomic<int64_t> calls_[kNumCollectives] = {};
+  std::atomic<bool> failed_{false};
+  mutable std::mutex failure_mutex_;
+  Status failure_ = OkStatus();
 };
 
 }  // namespace jaxcomm

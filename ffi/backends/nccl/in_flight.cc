@@ -1,5 +1,7 @@
 #include "ffi/backends/nccl/in_flight.h"
 
+#include "ffi/operation_table.h"
+
 namespace jaxcomm {
 
 Status InFlight::Prepare() {
@@ -168,6 +170,20 @@ void InFlight::Fail() {
     Finish(entries_[first_], FlightRecorder::State::kFailed);
     first_ = (first_ + 1) % kEntries;
   }
+}
+
+std::string Describe(const InFlight::Overdue& operation, const CommunicatorSpec& spec,
+                     int rank, int size, int64_t device) {
+  const Operation& named = OperationTable::Get().At(operation.operation);
+  return StrCat(named.name, "(", named.operands, ") over axes ", spec.axes, " (lane '",
+                spec.lane, "', operation ", operation.sequence, "), rank ", rank,
+                " of ", size, " (device ", device, "): ");
+}
+
+std::string DescribeLate(const CommunicatorSpec& spec) {
+  return StrCat("not done after ", spec.timeout_seconds,
+                " s. Other ranks may have stopped or run a different program; see "
+                "JAXCOMM_TIMEOUT");
 }
 
 }  // namespace jaxcomm

@@ -6,9 +6,11 @@
 #include <chrono>
 #include <cstdint>
 #include <mutex>
+#include <string>
 #include <vector>
 
 #include "ffi/backends/nccl/library.h"
+#include "ffi/communicator.h"
 #include "ffi/flight_recorder.h"
 
 namespace jaxcomm {
@@ -92,6 +94,14 @@ class InFlight {
   Clock::time_point last_given_;
   std::atomic<int> size_{0};
 };
+
+// "psum(float32[2]) over axes ('i',) (lane 'default', operation 3), rank 0 of 2
+// (device 0): ".
+std::string Describe(const InFlight::Overdue& operation, const CommunicatorSpec& spec,
+                     int rank, int size, int64_t device);
+
+// "not done after 300 s. Other ranks may ...".
+std::string DescribeLate(const CommunicatorSpec& spec);
 
 }  // namespace jaxcomm
 

@@ -11,7 +11,6 @@
 
 #include "ffi/backends/nccl/run_steps.h"
 #include "ffi/flight_dump.h"
-#include "ffi/operation_table.h"
 
 namespace jaxcomm {
 namespace {
@@ -108,15 +107,6 @@ CommunicatorStats NcclCommunicator::stats() const {
   return stats;
 }
 
-std::string NcclCommunicator::Describe(const Rank& rank,
-                                       const InFlight::Overdue& operation) const {
-  const Operation& named = OperationTable::Get().At(operation.operation);
-  return StrCat(named.name, "(", named.operands, ") over axes ", spec().axes,
-                " (lane '", spec().lane, "', operation ", operation.sequence,
-                "), rank ", rank.rank, " of ", rank.size, " (device ", rank.device,
-                "): ");
-}
-
 bool NcclCommunicator::LosePeers() {
   if (!how_.world->any_gone() || spec().processes.empty()) return false;
   std::string lost;
@@ -181,10 +171,7 @@ bool NcclCommunicator::Poll() {
       if (Clock::now() - error_seen_ < kHeadStart) return true;
     }
     std::string text = Describe(*rank, overdue);
-    text += is_late ? StrCat("not done after ", spec().timeout_seconds,
-                             " s. Other ranks may have stopped or run a different "
-                             "program; see JAXCOMM_TIMEOUT")
-                    : overdue.status.message();
+    text += is_late ? DescribeLate(spec()) : overdue.status.message();
     text += kAfterAbort;
     DumpFlightRecords(is_late ? "timeout" : "error");
     Fail(Status(is_late ? ErrorCode::kDeadlineExceeded : ErrorCode::kUnavailable,

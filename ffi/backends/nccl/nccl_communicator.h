@@ -133,9 +133,9 @@ class NcclCommunicator final : public Communicator,
   // Whether all operands and results lie in registered memory.
   bool IsSymmetric(const Call& call, const Rank& rank) const;
   Status Settle(nccl::Result result, Rank& rank, const char* what);
-  // "psum(float32[2]) over axes ('i',) (lane 'default', operation 3), rank 0 of 2
-  // (device 0): ".
-  std::string Describe(const Rank& rank, const InFlight::Overdue& operation) const;
+  std::string Describe(const Rank& rank, const InFlight::Overdue& operation) const {
+    return jaxcomm::Describe(operation, spec(), rank.rank, rank.size, rank.device);
+  }
   // Ends it if a process that it needs has ended. True if it did, or is about to.
   bool LosePeers();
   void Fail(const Status& reason, bool by_force);

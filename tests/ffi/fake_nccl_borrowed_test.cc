@@ -1,0 +1,126 @@
+// Operations on communicators that somebody else made: what becomes of those that do
+// not end.
+#include <chrono>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "ffi/backends/nccl/borrowed_communicator.h"
+#include "ffi/flight_recorder.h"
+#include "tests/ffi/check.h"
+#include "tests/ffi/fake_nccl.h"
+#include "tests/ffi/ranks.h"
+
+namespace jaxcomm::testing {
+namespace {
+
+const NcclLibrary& Library() {
+  static const NcclLibrary library = [] {
+    NcclLibrary made;
+    made.nccl = TheFake().nccl;
+    made.cuda = TheFake().cuda;
+    made.is_stand_in = true;
+    return made;
+  }();
+  return library;
+}
+
+std::shared_ptr<BorrowedCommunicator> Make(double timeout_seconds) {
+  auto made = std::make_shared<BorrowedCommunicator>(
+      Spec({{100, 101}}, timeout_seconds), Library(),
+      std::vector<BorrowedCommunicator::Device>{{100, 0}, {101, 1}},
+      BorrowedCommunicator::Wanted{{{0, 1}}, 0});
+  CHECK_TRUE(made->Prepare().success());
+  return made;
+}
+
+// One psum of a number, as one rank.
+struct Sum {
+  Sum(float value, int run)
+      : site(MakeSite("all_reduce", {}, {FloatLeaf(1)}, {FloatLeaf(1)})),
+        operand(value),
+        run(run) {}
+
+  Status Enqueue(BorrowedCommunicator& communicator, const struct Rank& as) {
+    const void* operands[] = {&operand};
+    void* results[] = {&result};
+    Call call{site.get(), run, 1, 1, as.rank, operands, results, nullptr};
+    call.borrowed = as.comm;
+    return communicator.Enqueue(call, as.stream());
+  }
+
+  std::unique_ptr<CallSite> site;
+  float operand, result = -1;
+  int run;
+};
+
+int CountOf(const Communicator& communicator, FlightRecorder::State state) {
+  int count = 0;
+  for (const auto& entry : communicator.recorder().Snapshot()) {
+    count += entry.state == state;
+  }
+  return count;
+}
+
+TEST(an_operation_is_done_when_its_device_is) {
+  auto communicator = Make(30);
+  RunRanks(2, [&](struct Rank as) {
+    Sum sum(static_cast<float>(as.rank + 1), 1);
+    Gate gate;
+    if (as.rank == 0) {
+      TheFake().cuda.LaunchHostFunc(as.stream(), &Gate::Wait, &gate);
+    }
+    CHECK_TRUE(sum.Enqueue(*communicator, as).success());
+    if (as.rank == 0) {
+      CHECK_TRUE(communicator->stats().in_flight > 0);
+      CHECK_TRUE(communicator->Poll());
+      gate.open = true;
+    }
+    as.on->Synchronize();
+    CHECK_EQ(sum.result, 3.0f);
+  });
+  CHECK_TRUE(!communicator->Poll());
+  CHECK_EQ(communicator->stats().in_flight, 0);
+  CHECK_EQ(CountOf(*communicator, FlightRecorder::State::kCompleted), 2);
+}
+
+TEST(what_is_not_done_at_the_deadline_is_told_and_then_refused) {
+  auto communicator = Make(0.2);
+  Gate late;
+  RunRanks(2, [&](struct Rank as) {
+    Sum sum(1, 1);
+    if (as.rank == 1) {
+      // Comes when the other has been told.
+      while (!late.open) std::this_thread::yield();
+      CHECK_CONTAINS(std::string(sum.Enqueue(*communicator, as).message()),
+                     "not done after 0.2 s");
+      // So that the other's stream comes to its end.
+      float value = 1, result = 0;
+      TheFake().nccl.AllReduce(&value, &result, 1, nccl::Type::kFloat32,
+                               nccl::RedOp::kSum, as.comm, as.stream());
+      as.on->Synchronize();
+      return;
+    }
+    CHECK_TRUE(sum.Enqueue(*communicator, as).success());
+    const auto begin = std::chrono::steady_clock::now();
+    while (communicator->Poll()) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    CHECK_TRUE(std::chrono::steady_clock::now() - begin >=
+               std::chrono::milliseconds(150));
+    Sum next(1, 2);
+    const Status refused = next.Enqueue(*communicator, as);
+    CHECK_TRUE(*refused.errc() == ErrorCode::kDeadlineExceeded);
+    const std::string text(refused.message());
+    CHECK_CONTAINS(text, "all_reduce(float32[1]) over axes ('x',) (lane 'default', ");
+    CHECK_CONTAINS(text, "rank 0 of 2 (device 100): not done after 0.2 s");
+    CHECK_CONTAINS(text, "The communicator is XLA's, which alone can end it");
+    late.open = true;
+    as.on->Synchronize();
+  });
+  CHECK_EQ(CountOf(*communicator, FlightRecorder::State::kFailed), 1);
+}
+
+}  // namespace
+}  // namespace jaxcomm::testing
