@@ -186,6 +186,23 @@ TEST(a_process_that_is_killed_is_noticed_at_once) {
   waitpid(child, nullptr, 0);
 }
 
+TEST(closing_ends_a_crossing_that_its_handler_still_steps) {
+  // It does for 100 us; others are to come at any time of that.
+  for (int trial = 0; trial < 60; ++trial) {
+    Processes processes(Blocks(2, 1), /*timeout_seconds=*/20);
+    Calls sum(processes, "all_reduce", {}, 4, 1);
+    std::thread rank([&] { sum.Begin(0); });
+    while (processes.of(0).stats().bytes == 0) std::this_thread::yield();
+    const auto close =
+        std::chrono::steady_clock::now() + std::chrono::microseconds(trial % 20 * 5);
+    while (std::chrono::steady_clock::now() < close) continue;
+    processes.of(0).Abort(FailedPrecondition("closed by the test"));
+    CHECK_CONTAINS(sum.End(0), "closed by the test");
+    rank.join();
+    if (Failures() > 0) return;
+  }
+}
+
 TEST(closing_a_communicator_ends_its_crossings) {
   Processes processes(Blocks(2, 1));
   Site site("all_reduce", {}, {FloatLeaf(4)}, {FloatLeaf(4)}, 2);

@@ -225,6 +225,14 @@ void LocalCommunicator::ContinueCrossing(Group& group, const Call& call,
     self->Complete(group, std::move(over), -1, std::move(status));
   };
   spec().process_set->Continue(std::move(pending));
+  // Whoever closes says so in the group first, and then ends what the process set has:
+  // had it not had this one yet, it is said by now.
+  Status closed;
+  {
+    std::lock_guard<std::mutex> lock(group.mutex);
+    closed = group.closed;
+  }
+  if (closed.failure()) spec().process_set->Abort(this, closed);
 }
 
 std::string LocalCommunicator::CrossingText(const Group& group, const Meeting& meeting,

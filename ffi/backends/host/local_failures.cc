@@ -179,7 +179,6 @@ void LocalCommunicator::ExpireBefore(Clock::time_point now) {
 }
 
 void LocalCommunicator::Abort(const Status& reason) {
-  if (spec().process_set != nullptr) spec().process_set->Abort(this, reason);
   for (auto& group : groups_) {
     std::vector<Continuation> failures;
     {
@@ -199,6 +198,8 @@ void LocalCommunicator::Abort(const Status& reason) {
     }
     Continue(std::move(failures), std::make_shared<Gap>());
   }
+  // Last: see ContinueCrossing().
+  if (spec().process_set != nullptr) spec().process_set->Abort(this, reason);
 }
 
 }  // namespace jaxcomm
