@@ -55,12 +55,14 @@ Status PlanRaggedAllToAll(const Problem& problem, const void* const* const* oper
                                target, ", which expects ", expected,
                                "; recv_sizes must be all_to_all(send_sizes)");
       }
-      if (rows < 0 || from < 0 || to < 0 || from + rows > leading(kData) ||
-          to + rows > leading(kOutput)) {
-        return InvalidArgument("slice ", slice, " of rank ", source, " takes rows [",
-                               from, ", ", from + rows, ") of an operand with ",
-                               leading(kData), " rows to rows [", to, ", ", to + rows,
-                               ") of an output with ", leading(kOutput), " rows");
+      // Without sums, which may overflow.
+      if (rows < 0 || from < 0 || to < 0 || rows > leading(kData) ||
+          rows > leading(kOutput) || from > leading(kData) - rows ||
+          to > leading(kOutput) - rows) {
+        return InvalidArgument("slice ", slice, " of rank ", source, " takes ", rows,
+                               " rows from row ", from, " on of an operand with ",
+                               leading(kData), " rows to row ", to,
+                               " on of an output with ", leading(kOutput), " rows");
       }
       if (rows == 0) continue;
       Move move;

@@ -193,9 +193,9 @@ def test_index_groups_exchange_within(stacked, identical, mesh_of):
     ("change", "message"),
     [
         ({"receive": 1}, r"rank 0 sends 1 rows to rank 0, which expects 2"),
-        ({"starts": 90}, r"takes rows \[90, 91\) of an operand with 4 rows"),
-        ({"offsets": -1}, r"to rows \[-1, 0\) of an output with 4 rows"),
-        ({"offsets": 4}, r"to rows \[4, 5\) of an output with 4 rows"),
+        ({"starts": 90}, r"takes 1 rows from row 90 on of an operand with 4 rows"),
+        ({"offsets": -1}, r"to row -1 on of an output with 4 rows"),
+        ({"offsets": 4}, r"to row 4 on of an output with 4 rows"),
     ],
 )
 def test_sizes_that_do_not_fit_raise_and_name_the_slice(stacked, mesh, change, message):
@@ -214,3 +214,19 @@ def test_sizes_that_do_not_fit_raise_and_name_the_slice(stacked, mesh, change, m
     found = stacked(mesh, _exchange(), x, 0 * x, *indices.values())
     np.testing.assert_array_equal(found, x.T)
     assert [c.stats()["in_flight"] for c in jaxcomm.communicators()] == [0]
+
+
+@pytest.mark.parametrize("name", ["starts", "offsets"])
+def test_rows_beyond_all_integers_are_refused(stacked, mesh, name):
+    """Their sum with the number of rows is negative, in 64 bits."""
+    with jax.enable_x64(True):
+        indices = {
+            "starts": np.zeros((SIZE, SIZE), np.int64),
+            "send": np.full((SIZE, SIZE), 2, np.int64),
+            "offsets": np.zeros((SIZE, SIZE), np.int64),
+            "receive": np.full((SIZE, SIZE), 2, np.int64),
+        }
+        indices[name][0, 0] = 2**63 - 1
+        x = np.zeros((SIZE, 4), np.float32)
+        with pytest.raises(jax.errors.JaxRuntimeError, match=f"row {2**63 - 1} on of"):
+            jax.block_until_ready(stacked(mesh, _exchange(), x, x, *indices.values()))
