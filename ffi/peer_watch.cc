@@ -13,6 +13,7 @@
 #include <thread>
 #include <utility>
 
+#include "ffi/forked.h"
 #include "ffi/status.h"
 
 namespace jaxcomm {
@@ -71,6 +72,8 @@ PeerWatch::PeerWatch(std::vector<Peer> peers, std::function<void(size_t place)> 
 }
 
 PeerWatch::~PeerWatch() {
+  // It would wake the parent's thread, and wait for its own, which it has not.
+  if (IsForked()) return;
   state_->stopping.store(true, std::memory_order_release);
   const uint64_t one = 1;
   (void)!write(state_->stop_fd, &one, sizeof(one));

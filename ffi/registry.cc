@@ -4,6 +4,8 @@
 #include <mutex>
 #include <utility>
 
+#include "ffi/forked.h"
+
 namespace jaxcomm {
 namespace {
 
@@ -66,6 +68,7 @@ void Registry::Bury(int64_t key, int64_t run_id) {
 }
 
 Status Registry::Remove(int64_t key) {
+  if (IsForked()) return OkStatus();
   std::shared_ptr<Communicator> removed;
   {
     std::unique_lock<std::shared_mutex> lock(mutex_);

@@ -8,6 +8,7 @@ lowered, and never by running one.
 import atexit
 import contextlib
 import datetime
+import os
 import threading
 from collections.abc import Iterable, Sequence
 
@@ -233,6 +234,18 @@ def _end():
     finally:
         # Ranks still waiting get an error instead of holding the process up.
         finalize()
+
+
+def _leave_to_parent():
+    # A child of os.fork() has none of the threads that communicators need, and what they
+    # share with other processes is the parent's.
+    global _lock
+    _lock = threading.RLock()
+    atexit.unregister(_end)
+    _live.clear()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 def _lane_names(lanes) -> tuple[str, ...]:

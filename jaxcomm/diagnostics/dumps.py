@@ -1,6 +1,7 @@
 """When this process writes its flight record by itself; see ``JAXCOMM_DUMP_DIR``."""
 
 import atexit
+import os
 import sys
 import threading
 
@@ -41,6 +42,9 @@ def prepare(platform: str) -> bool:
         if not _at_exit:
             # After the registration of jaxcomm.finalize, so it runs before.
             atexit.register(_dump_after_exception)
+            os.register_at_fork(
+                after_in_child=lambda: atexit.unregister(_dump_after_exception)
+            )
             _at_exit = True
     return answers
 

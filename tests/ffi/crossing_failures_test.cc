@@ -1,5 +1,6 @@
 // What a failure gets those who share a crossing, and those who had gone on.
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -184,6 +185,31 @@ TEST(a_process_that_is_killed_is_noticed_at_once) {
   // The deadline is 60 s away; what counts is that nobody waits for it.
   CHECK_TRUE(noticed - killed < std::chrono::seconds(10));
   waitpid(child, nullptr, 0);
+}
+
+TEST(a_forked_child_leaves_what_is_its_parent_s) {
+  Processes processes(Blocks(2, 1));
+  const pid_t child = fork();
+  if (child == 0) {
+    processes.communicators.clear();
+    _exit(0);
+  }
+  int status = 0;
+  CHECK_EQ(waitpid(child, &status, 0), child);
+  CHECK_EQ(status, 0);
+  // Nobody was told that this process has left, and no thread of it is kept busy.
+  rusage begin, end;
+  getrusage(RUSAGE_SELF, &begin);
+  std::this_thread::sleep_for(std::chrono::milliseconds(400));
+  getrusage(RUSAGE_SELF, &end);
+  const auto micros = [](const rusage& of) {
+    return of.ru_utime.tv_sec * 1000000 + of.ru_utime.tv_usec +
+           of.ru_stime.tv_sec * 1000000 + of.ru_stime.tv_usec;
+  };
+  CHECK_TRUE(micros(end) - micros(begin) < 100000);
+  Calls sum(processes, "all_reduce", {}, 4, 1);
+  sum.BeginAll();
+  for (int rank : {0, 1}) CHECK_EQ(sum.End(rank), "");
 }
 
 TEST(closing_ends_a_crossing_that_its_handler_still_steps) {

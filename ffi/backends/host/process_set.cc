@@ -9,6 +9,7 @@
 
 #include "ffi/cores.h"
 #include "ffi/flight_dump.h"
+#include "ffi/forked.h"
 
 namespace jaxcomm {
 namespace {
@@ -73,6 +74,7 @@ ProcessSet::ProcessSet(std::shared_ptr<Segment> segment, std::vector<Peer> peers
 }
 
 ProcessSet::~ProcessSet() {
+  if (IsForked()) return;
   state_->stopping.store(true, std::memory_order_release);
   state_->arena.RingSelf();
   state_->watch.reset();

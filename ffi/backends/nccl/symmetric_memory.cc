@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "ffi/forked.h"
+
 namespace jaxcomm {
 namespace {
 
@@ -55,6 +57,7 @@ Status SymmetricMemory::Create(const NcclLibrary& library,
 SymmetricMemory::~SymmetricMemory() { Free(); }
 
 void SymmetricMemory::Free() {
+  if (IsForked()) return;
   std::vector<std::weak_ptr<Registrar>> registrars;
   {
     std::lock_guard<std::mutex> lock(mutex_);

@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "ffi/backends/nccl/watch.h"
+#include "ffi/forked.h"
 #include "ffi/registry.h"
 
 extern char** environ;
@@ -223,6 +224,7 @@ Status NcclWorld::Create(const NcclLibrary& library, int size,
 }
 
 NcclWorld::~NcclWorld() {
+  if (IsForked()) return;
   peer_watch_.reset();
   EndComms(library_, comms_, /*abort=*/is_broken() || any_gone());
   for (size_t i = 0; i < contexts_.size(); ++i) {
