@@ -141,9 +141,12 @@ TEST(faults_come_when_they_were_asked_for) {
     while (AsyncErrorOf(parent) == nccl::kInProgress) std::this_thread::yield();
     TheFake().hang("ncclCommSplit", 0);
     CHECK_EQ(Nccl().CommSplit(parent, 0, 0, &child, nullptr), nccl::kInProgress);
-    CHECK_EQ(AsyncErrorOf(child), nccl::kInProgress);
-    CHECK_EQ(Nccl().CommAbort(child), kSuccess);
+    CHECK_EQ(AsyncErrorOf(parent), nccl::kInProgress);
+    // It is there when the split is over, which its parent's end ends.
+    CHECK_TRUE(child == nullptr);
     CHECK_EQ(Nccl().CommAbort(parent), kSuccess);
+    CHECK_TRUE(child != nullptr);
+    CHECK_EQ(Nccl().CommAbort(child), kSuccess);
 
     r.on->Synchronize();
     TheFake().hang("ncclAllReduce", 0);

@@ -70,8 +70,14 @@ def test_a_creation_that_nobody_else_comes_to_ends_at_its_deadline(
     stand_in, make_mesh, monkeypatch
 ):
     monkeypatch.setenv("JAXCOMM_TIMEOUT", "0.3")
-    for function in ("ncclCommInitRankConfig", "ncclCommSplit", "ncclAllReduce"):
-        stand_in.hang(function)
+    for function, after in [
+        # Of a creation's groups the third one connects its ranks.
+        ("ncclGroupEnd", 2),
+        ("ncclCommInitRankConfig", 0),
+        ("ncclCommSplit", 0),
+        ("ncclAllReduce", 0),
+    ]:
+        stand_in.hang(function, after)
         with pytest.raises(
             jaxcomm.CommunicatorError, match=r"not done after 0\.3"
         ) as e:

@@ -56,6 +56,8 @@ struct Communicator {
   std::shared_ptr<Room> room;
   std::shared_ptr<Resources> resources;
   bool shares = false;  // its parent's resources
+  // While it is being split off: its parent's, whose abort ends that.
+  std::shared_ptr<Resources> splitting_from;
   uint64_t collectives = 0;
   uint64_t meetings = 0;
 
@@ -66,7 +68,10 @@ struct Communicator {
   std::atomic<bool> finalized{false};
   std::atomic<bool> suspended{false};
   // Operations must end now.
-  bool Stopped() const { return revoked || resources->aborted(); }
+  bool Stopped() const {
+    return revoked || resources->aborted() ||
+           (splitting_from != nullptr && splitting_from->aborted());
+  }
 
   std::mutex mutex;
   std::condition_variable changed;

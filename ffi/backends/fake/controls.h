@@ -38,7 +38,8 @@ JAXCOMM_FAKE_EXPORT void jaxcommFakeClearTrace(void);
 JAXCOMM_FAKE_EXPORT void jaxcommFakeFail(const char* function, int after, int result);
 
 // The operation, ncclCommInitRankConfig or ncclCommSplit of the `after`-th next call
-// of `function` does not complete until its communicator is aborted.
+// of `function` does not complete until its communicator is aborted; nor does
+// ncclGroupEnd until one of those that were given operations is.
 JAXCOMM_FAKE_EXPORT void jaxcommFakeHang(const char* function, int after);
 
 // Gives a communicator, named by its number in the trace, an asynchronous error.

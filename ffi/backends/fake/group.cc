@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <string>
 #include <thread>
 #include <utility>
@@ -63,6 +64,17 @@ nccl::Result RunAll(std::vector<Job> jobs) {
     outcome = Failure(results[i], texts[i]);
   }
   return outcome;
+}
+
+// As NCCL does where it connects to ranks whose processes do not come.
+nccl::Result HangUntilAborted(const std::vector<Launch>& launches) {
+  const auto stopped = [](const Launch& launch) {
+    return launch.communicator->Stopped();
+  };
+  while (std::none_of(launches.begin(), launches.end(), stopped)) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return Failure(nccl::kInternalError, "The communicator was aborted");
 }
 
 void TraceLaunch(const Launch& launch, uint64_t number) {
@@ -147,6 +159,8 @@ Result ncclGroupEnd() {
   }
   const Result result = fake::RunAll(std::move(ended.jobs));
   if (result != kSuccess && result != kInProgress) return result;
+  if (call.hangs() && !ended.launches.empty())
+    return fake::HangUntilAborted(ended.launches);
   for (fake::Launch& launch : ended.launches) {
     fake::TraceLaunch(launch, ended.number);
     fake::Enqueue(std::move(launch));

@@ -96,12 +96,10 @@ nccl::Result Ready(Communicator& communicator, nccl::Result result) {
 }
 
 nccl::Result SubmitJob(const std::shared_ptr<Communicator>& communicator,
-                       nccl::Comm* comm, std::function<nccl::Result()> run,
-                       const nccl::Config* decides = nullptr) {
+                       nccl::Comm* comm, std::function<nccl::Result()> run) {
   Job job;
   job.run = std::move(run);
-  if (!IsBlocking(decides ? *decides : communicator->config))
-    job.background = communicator;
+  if (!IsBlocking(communicator->config)) job.background = communicator;
   job.undo = [comm] {
     Communicators().Remove(*comm);
     *comm = nullptr;
@@ -198,13 +196,24 @@ nccl::Result Split(nccl::Comm comm, int color, int key, nccl::Comm* newcomm,
   child->device = parent->device;
   child->shares = SharesOnSplit(child_config) && !parent->revoked;
   child->resources = child->shares ? parent->resources : std::make_shared<Resources>();
-  Register(child, newcomm);
-  return SubmitJob(
-      child, newcomm,
-      [=] {
-        return Ready(*child, Split(parent, meeting, color, key, child.get(), hangs));
-      },
-      &parent->config);
+  child->splitting_from = parent->resources;
+  auto made = std::make_shared<nccl::Comm>();
+  Register(child, made.get());
+  Job job;
+  job.run = [=] {
+    const nccl::Result split =
+        Ready(*child, Split(parent, meeting, color, key, child.get(), hangs));
+    child->splitting_from = nullptr;
+    // Not before, and however it ended, as NCCL does.
+    __atomic_store_n(newcomm, *made, __ATOMIC_RELEASE);
+    return split;
+  };
+  if (!IsBlocking(parent->config)) job.background = parent;
+  job.undo = [=] {
+    Communicators().Remove(*made);
+    *newcomm = nullptr;
+  };
+  return Submit(std::move(job));
 }
 
 }  // namespace

@@ -82,9 +82,15 @@ NcclCommunicator::Held NcclCommunicator::MeasureHeld() const {
   return held;
 }
 
-// Connects neighbors of the ring, and returns once all ranks did: a rank that allocates
-// while the kernel of another waits for it may wait for that kernel.
 Status NcclCommunicator::WarmUp() {
+  Status status = Patiently("the first use", [](auto& self) { return self.Connect(); });
+  if (status.failure()) Fail(status, /*by_force=*/true);
+  return status;
+}
+
+Status NcclCommunicator::Connect() {
+  NcclPatience patience = how_.patience;
+  patience.interrupted = [this] { return failed(); };
   const auto in_group = [&](auto&& call) {
     Status status = OkStatus();
     library_.nccl.GroupStart();
@@ -98,7 +104,7 @@ Status NcclCommunicator::WarmUp() {
     std::vector<nccl::Comm> comms;
     for (auto& rank : ranks_) comms.push_back(rank->comm);
     if (status.success()) {
-      status = WaitUntilReady(library_, comms, how_.patience, "first use");
+      status = WaitUntilReady(library_, comms, patience, "first use");
     }
     return status;
   };
@@ -117,7 +123,6 @@ Status NcclCommunicator::WarmUp() {
                                      nccl::RedOp::kSum, rank.comm, rank.stream);
     });
   }
-  const auto end = Clock::now() + Seconds(how_.patience.seconds);
   for (auto& rank : ranks_) {
     while (status.success()) {
       CurrentContext current(library_.cuda, rank->context);
@@ -125,19 +130,13 @@ Status NcclCommunicator::WarmUp() {
       if (result == cuda::kSuccess) break;
       if (result != cuda::kNotReady) {
         status = library_.Check(result, "first use");
-      } else if (how_.patience.interrupted()) {
-        status = Status(ErrorCode::kCancelled, "interrupted");
-      } else if (Clock::now() > end) {
-        status = Status(ErrorCode::kDeadlineExceeded,
-                        StrCat("the first use of the communicator over axes ",
-                               spec().axes, " (lane '", spec().lane,
-                               "') is not done after ", how_.patience.seconds, " s"));
+      } else if (failed()) {
+        status = failure();
       } else {
         std::this_thread::sleep_for(std::chrono::microseconds(200));
       }
     }
   }
-  if (status.failure()) Fail(status, /*by_force=*/true);
   return status;
 }
 

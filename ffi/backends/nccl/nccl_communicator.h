@@ -122,12 +122,18 @@ class NcclCommunicator final : public Communicator,
   Status MakeRanks();
   Status SplitOff();
   Status WarmUp();
+  // Connects neighbors of the ring, and returns once all ranks did: a rank that
+  // allocates while the kernel of another waits for it may wait for that kernel.
+  Status Connect();
   Status Launch(const Call& call, Rank& rank, cuda::Stream stream);
   Status Run(const Steps& steps, const Call& call, Rank& rank, cuda::Stream stream);
   Status Barrier(Rank& rank, cuda::Stream stream);
   // Has NCCL do what it waits for the other processes in, on a thread of its own: until
   // the deadline, or Ctrl-C, which end the communicator.
   Status Patiently(const char* what, std::function<Status(NcclCommunicator&)> call);
+  // The locks of all ranks, each of which is let in to what the others wait for;
+  // nothing is on its way then if it `is_idle`. Where the communicator fails, fewer.
+  std::vector<std::unique_lock<std::timed_mutex>> LockAll(bool is_idle);
   Status SuspendNow(bool suspend);
   Status RegisterNow(SymmetricMemory& memory, std::string* how);
   // Whether all operands and results lie in registered memory.

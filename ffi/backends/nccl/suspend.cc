@@ -40,6 +40,24 @@ Status NcclCommunicator::Patiently(const char* what,
   return answer.get();
 }
 
+std::vector<std::unique_lock<std::timed_mutex>> NcclCommunicator::LockAll(
+    bool is_idle) {
+  std::vector<std::unique_lock<std::timed_mutex>> locks;
+  while (true) {
+    // Never while it waits for another: NCCL may need the one to begin in the other.
+    bool has_all = true;
+    for (auto& rank : ranks_) {
+      locks.emplace_back(rank->launching, std::try_to_lock);
+      has_all = has_all && locks.back().owns_lock();
+      CurrentContext current(library_.cuda, rank->context);
+      rank->in_flight.Refresh();
+    }
+    if (failed() || (has_all && (!is_idle || InFlightCount() == 0))) return locks;
+    locks.clear();
+    std::this_thread::sleep_for(std::chrono::microseconds(200));
+  }
+}
+
 Status NcclCommunicator::Suspend() {
   return Patiently("suspending", [](auto& self) { return self.SuspendNow(true); });
 }
@@ -59,22 +77,8 @@ Status NcclCommunicator::SuspendNow(bool suspend) {
         "') shares its memory with the mesh's, which NCCL does not suspend; make it "
         "with CommPolicy(share=False)");
   }
-  // What is on its way comes to its end: a rank that has yet to be given its part is
-  // let in. Once nothing is, nothing joins.
-  std::vector<std::unique_lock<std::timed_mutex>> locks;
-  while (true) {
-    // Never while it waits for another: NCCL may need the one to begin in the other.
-    bool has_all = true;
-    for (auto& rank : ranks_) {
-      locks.emplace_back(rank->launching, std::try_to_lock);
-      has_all = has_all && locks.back().owns_lock();
-      CurrentContext current(library_.cuda, rank->context);
-      rank->in_flight.Refresh();
-    }
-    if (failed() || (has_all && (!suspend || InFlightCount() == 0))) break;
-    locks.clear();
-    std::this_thread::sleep_for(std::chrono::microseconds(200));
-  }
+  // What is on its way comes to its end. Once nothing is, nothing joins.
+  const auto locks = LockAll(/*is_idle=*/suspend);
   if (failed()) return failure();
   if (is_suspended_ == suspend) return OkStatus();
   const char* const name = suspend ? "ncclCommSuspend" : "ncclCommResume";

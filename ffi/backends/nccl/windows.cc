@@ -27,8 +27,7 @@ Status NcclCommunicator::Register(const std::shared_ptr<SymmetricMemory>& memory
 }
 
 Status NcclCommunicator::RegisterNow(SymmetricMemory& memory, std::string* how) {
-  std::vector<std::unique_lock<std::timed_mutex>> locks;
-  for (auto& rank : ranks_) locks.emplace_back(rank->launching);
+  const auto locks = LockAll(/*is_idle=*/false);
   if (failed()) return failure();
   const uint64_t segment = memory.segment();
   std::vector<Rank*> asking;

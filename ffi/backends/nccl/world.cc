@@ -227,6 +227,7 @@ NcclWorld::~NcclWorld() {
   if (IsForked()) return;
   peer_watch_.reset();
   EndComms(library_, comms_, /*abort=*/is_broken() || any_gone());
+  for (const auto& children : abandoned_) EndComms(library_, *children, /*abort=*/true);
   for (size_t i = 0; i < contexts_.size(); ++i) {
     cuda::Device device = 0;
     library_.cuda.DeviceGet(&device, devices_[i].ordinal);
@@ -246,14 +247,16 @@ Status NcclWorld::Split(const std::vector<int>& colors, const std::vector<int>& 
   // Unless it blocks, NCCL gives every operation to a thread of its own, which takes
   // 300 us. The split is polled all the same, as its parent is.
   if (config.blocking == nccl::kUndefined) config.blocking = 1;
-  children->assign(devices_.size(), nullptr);
+  children->clear();
+  // NCCL keeps the addresses until it is done, whether or not we wait for that.
+  auto made = std::make_unique<std::vector<nccl::Comm>>(devices_.size(), nullptr);
   Status status = OkStatus();
   library_.nccl.GroupStart();
   for (size_t i = 0; i < devices_.size() && status.success(); ++i) {
     CurrentContext current(library_.cuda, contexts_[i]);
-    status = library_.Check(library_.nccl.CommSplit(comms_[i], colors[i], keys[i],
-                                                    &(*children)[i], &config),
-                            "ncclCommSplit");
+    status = library_.Check(
+        library_.nccl.CommSplit(comms_[i], colors[i], keys[i], &(*made)[i], &config),
+        "ncclCommSplit");
   }
   Status ended = library_.Check(library_.nccl.GroupEnd(), "ncclCommSplit");
   if (status.success()) status = std::move(ended);
@@ -261,14 +264,21 @@ Status NcclWorld::Split(const std::vector<int>& colors, const std::vector<int>& 
     status = WaitUntilReady(library_, comms_, patience, "ncclCommSplit");
   }
   if (status.success()) {
-    status = WaitUntilReady(library_, *children, patience, "ncclCommSplit");
+    status = WaitUntilReady(library_, *made, patience, "ncclCommSplit");
   }
   if (status.failure()) {
     SetBroken();
-    EndComms(library_, *children, /*abort=*/true);
-    children->assign(devices_.size(), nullptr);
+    for (nccl::Comm& comm : *made) {
+      // One that is there is done.
+      const nccl::Comm there = __atomic_load_n(&comm, __ATOMIC_ACQUIRE);
+      if (there == nullptr) continue;
+      library_.nccl.CommAbort(there);
+      comm = nullptr;
+    }
+    abandoned_.push_back(std::move(made));
     return status;
   }
+  *children = std::move(*made);
   return OkStatus();
 }
 

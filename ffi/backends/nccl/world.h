@@ -89,6 +89,9 @@ class NcclWorld : public std::enable_shared_from_this<NcclWorld> {
   const std::vector<NcclDevice> devices_;
   std::vector<cuda::Context> contexts_;
   std::vector<nccl::Comm> comms_;
+  // Of splits that failed: NCCL may still put communicators here, until those that they
+  // are split off end.
+  std::vector<std::unique_ptr<std::vector<nccl::Comm>>> abandoned_;
   int64_t device_bytes_ = 0;
   std::atomic<bool> is_broken_{false};
   HostOrder host_order_;
