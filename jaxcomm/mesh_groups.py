@@ -157,6 +157,30 @@ def in_mesh_order(axes: Sequence[str], mesh_axes: Sequence[str]) -> tuple[str, .
 
     ``jax.lax.ppermute`` counts devices in that order, however its axes are named. Axes
     that are not the mesh's (``jax.vmap``'s) keep their places.
+
+    Raises:
+      ValueError: if an axis is named twice.
     """
+    if len(set(axes)) != len(axes):
+        raise ValueError(f"axes {tuple(axes)} name an axis twice")
     known = iter([axis for axis in mesh_axes if axis in axes])
     return tuple(next(known) if axis in mesh_axes else axis for axis in axes)
+
+
+def ranks_in_mesh_order(
+    axes: Sequence[str], sizes: Sequence[int], mesh_axes: Sequence[str]
+) -> list[int]:
+    """Returns for each rank along the axes as given its rank in the mesh's order.
+
+    Args:
+      axes: names, in an order of the caller's, in which ``jax.lax.axis_index`` counts.
+      sizes: their extents.
+      mesh_axes: the mesh's axes.
+
+    >>> ranks_in_mesh_order(("b", "a"), (3, 2), ("a", "b"))
+    [0, 3, 1, 4, 2, 5]
+    """
+    ordered = in_mesh_order(axes, mesh_axes)
+    extents = dict(zip(axes, sizes, strict=True))
+    numbers = np.arange(math.prod(sizes)).reshape([extents[axis] for axis in ordered])
+    return numbers.transpose([ordered.index(axis) for axis in axes]).ravel().tolist()

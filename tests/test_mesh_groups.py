@@ -133,6 +133,8 @@ def test_the_key_is_the_same_in_another_process():
 def test_axes_are_put_in_the_order_of_the_mesh_around_those_of_vmap():
     assert in_mesh_order(("c", "a"), CUBE.axis_names) == ("a", "c")
     assert in_mesh_order(("b", "v", "a"), CUBE.axis_names) == ("a", "v", "b")
+    with pytest.raises(ValueError, match=r"axes \('a', 'a'\) name an axis twice"):
+        in_mesh_order(("a", "a"), CUBE.axis_names)
 
 
 def test_a_grid_lists_devices_in_the_order_of_the_mesh():

@@ -13,6 +13,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from jaxcomm.attention.merge import at_least_half
 from jaxcomm.attention.schedules.block import Blocks
 from jaxcomm.attention.tiles import Tiles
 from jaxcomm.attention.visibility import Visibility
@@ -151,8 +152,9 @@ def hop_forward(
             start = (top, jnp.zeros_like(top), jnp.zeros_like(rows))
             of_all = (key_tiles, value_tiles, positions[1], kinds_of_row)
             (top, total, out), _ = jax.lax.scan(of_keys, start, of_all)
-            # A row that saw no key has total 0, out 0 and top -inf.
-            share = 1 / jnp.maximum(total, jnp.finfo(total.dtype).tiny)
+            # A row that saw no key has out 0 and top -inf.
+            total = at_least_half(total)
+            share = 1 / total
             return out * share[:, None], top + jnp.log(total)
 
         return jax.lax.map(of_queries, (query_tiles, positions[0], kinds))

@@ -25,13 +25,20 @@ def merge(out_a, lse_a, out_b, lse_b):
     >>> merge(jnp.array([[1.0]]), lse, jnp.array([[3.0]]), lse)
     (Array([[2.]], dtype=float32), Array([0.6931472], dtype=float32))
     """
-    top = jnp.maximum(lse_a, lse_b)
-    top = jnp.where(jnp.isneginf(top), 0, top)
+    largest = jnp.maximum(lse_a, lse_b)
+    top = jnp.where(jnp.isneginf(largest), 0, largest)
     weight_a, weight_b = jnp.exp(lse_a - top), jnp.exp(lse_b - top)
-    total = weight_a + weight_b
-    # Where a row saw no key the total is 0, and so are both weighted outputs.
-    share = 1 / jnp.maximum(total, jnp.finfo(total.dtype).tiny)
+    total = at_least_half(weight_a + weight_b)
+    share = 1 / total
     # On a GPU XLA would compute them anew for every element of out.
     shares = jax.lax.optimization_barrier((weight_a * share, weight_b * share))
     share_a, share_b = (share[..., None] for share in shares)
-    return share_a * out_a + share_b * out_b, top + jnp.log(total)
+    return share_a * out_a + share_b * out_b, largest + jnp.log(total)
+
+
+def at_least_half(total):
+    """Return sums of weights, of which the largest is 1, with 0.5 where there is none.
+
+    So that neither an inverse nor a logarithm has a derivative that is not finite.
+    """
+    return jnp.maximum(total, 0.5)

@@ -83,7 +83,8 @@ def ring_shift(x, axis_name, shift=1, *, lane=None, backend=None):
 
     Args:
       x: as in :func:`ppermute`.
-      axis_name: as in :func:`ppermute`.
+      axis_name: an axis name, or a tuple of names, whose devices count in that order:
+        r is ``jax.lax.axis_index(axis_name)``.
       shift: how far; negative to go the other way round.
       lane: as in :func:`ppermute`.
       backend: as in :func:`ppermute`.
@@ -105,19 +106,26 @@ def ring_shift(x, axis_name, shift=1, *, lane=None, backend=None):
 
 
 def ring_pairs(axis_name, shift: int, name: str) -> list[tuple[int, int]]:
-    """Returns the permutation that sends rank r's to r + shift, modulo size."""
+    """Returns the permutation that sends rank r's to r + shift, modulo size.
+
+    It is for :func:`permute_by`, which numbers ranks in the mesh's order.
+    """
     axes = mesh_groups.canonical_axes(axis_name)
     _jax_compat.check_axes_bound(axes, name)
-    size = _primitive.group_size(axes)
     shift = _primitive.integer(shift, f"{name} over {axes}: shift")
-    return [(rank, (rank + shift) % size) for rank in range(size)]
+    sizes = [_primitive.group_size((axis,)) for axis in axes]
+    ranks = mesh_groups.ranks_in_mesh_order(axes, sizes, _mesh_axes())
+    return [(rank, ranks[(r + shift) % len(ranks)]) for r, rank in enumerate(ranks)]
+
+
+def _mesh_axes() -> tuple[str, ...]:
+    return jax.sharding.get_abstract_mesh().axis_names
 
 
 def permute_by(perm, name: str, x, axis_name, lane, backend, bind=_primitive.bind):
     """Checks a permutation and hands it to ``bind``, for the function ``name``."""
     axes = mesh_groups.in_mesh_order(
-        mesh_groups.canonical_axes(axis_name),
-        jax.sharding.get_abstract_mesh().axis_names,
+        mesh_groups.canonical_axes(axis_name), _mesh_axes()
     )
     _jax_compat.check_axes_bound(axes, name)
     size = _primitive.group_size(axes)
