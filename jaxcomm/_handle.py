@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxcomm import _arguments, _jax_compat, _primitive, cache, mesh_groups
+from jaxcomm._barrier import barrier
 from jaxcomm._collective import Collective
 from jaxcomm.communicator import DEFAULT_LANE
 
@@ -106,9 +107,7 @@ class Handle:
         leaves, tree = jax.tree.flatten(x)
         if not self._travelling or not leaves:
             return x
-        self._travelling, leaves = jax.lax.optimization_barrier(
-            (tuple(self._travelling), tuple(leaves))
-        )
+        self._travelling, leaves = barrier((tuple(self._travelling), tuple(leaves)))
         return jax.tree.unflatten(tree, leaves)
 
     def tree_flatten(self):

@@ -86,7 +86,7 @@ def register_pair(collective) -> None:
             return results
         avals = ctx.avals_in[:leaves]
         comm, size, instead = _transport(collective, ctx, avals, **params)
-        if instead is not None or not _has_halves(comm):
+        if instead is not None or not _has_halves(ctx, comm):
             return results
         params["name"] = params["name"].removesuffix("_start") + "_done"
         aliases = {leaves + i: i for i in range(leaves)}
@@ -109,9 +109,14 @@ def register_pair(collective) -> None:
             _jax_compat.register_lowering(each, other)
 
 
-def _has_halves(comm):
-    """Says whether a communicator's transport can begin a collective, then end it."""
-    return comm.backend in ("host", "nccl") and not comm.borrows
+def _has_halves(ctx, comm):
+    """Says whether a communicator's transport can begin a collective, then end it.
+
+    Not where shard_map leaves axes to XLA: it does not replicate what has effects, and
+    without them would merge two starts.
+    """
+    is_ours = comm.backend in ("host", "nccl") and not comm.borrows
+    return is_ours and not _jax_compat.automatic_axes(ctx)
 
 
 def _own(params):
@@ -124,7 +129,7 @@ def _lower(collective, ctx, *operands, half="", **params):
     if instead is not None:
         return instead(ctx, *operands)
     target = f"jaxcomm.{collective.name}"
-    if half and _has_halves(comm):
+    if half and _has_halves(ctx, comm):
         target += half
     elif comm.borrows:
         target += ".borrowed"
@@ -185,7 +190,8 @@ def _transport(
         raise ValueError(
             f"{name} over {axes}: this program is lowered for an abstract mesh, which "
             f"has no devices to communicate between. Give jax.shard_map a mesh of "
-            f"devices, or choose XLA's collectives with backend='xla'."
+            f"devices; of a shard_map within another, set it with jax.set_mesh(mesh); "
+            f"or choose XLA's collectives with backend='xla'."
         )
     grid = _jax_compat.device_grid(mesh)
     part = mesh_groups.partition(grid, axes, index_groups)

@@ -61,7 +61,7 @@ class _Pair:
         arriving, effects = _primitive.abstract_eval_of(
             self.collective, avals, **params
         )
-        return [*(aval.update(weak_type=False) for aval in avals), *arriving], effects
+        return [*avals, *arriving], effects
 
     def done_abstract(self, *avals, leaves, axes, **_):
         return list(avals[leaves : 2 * leaves]), _jax_compat.named_axis_effects(axes)

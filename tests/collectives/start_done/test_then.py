@@ -55,6 +55,55 @@ def test_the_start_comes_first_in_the_program(mesh_of):
     assert start < barrier < text.index("stablehlo.sine") < text.index("jaxcomm.done")
 
 
+def sum_by_halves(x):
+    arriving = jaxcomm.psum_start(x, "i")
+    return jaxcomm.psum_done(arriving, after=jnp.tanh(arriving.then(x)))
+
+
+def gather_by_halves(x):
+    arriving = jaxcomm.all_gather_start(x, "i", tiled=True, to="invarying")
+    y = jnp.tanh(arriving.then(x))
+    return jaxcomm.all_gather_done(arriving, after=y).sum(keepdims=True)
+
+
+@pytest.mark.parametrize("function", [sum_by_halves, gather_by_halves])
+def test_what_is_equal_on_all_devices_stays_so(mesh_of, function):
+    mesh = mesh_of((4,), ("i",))
+    x = jnp.arange(4.0)
+
+    def gradient(x):
+        # The loss of device i is i times the sum.
+        return jax.grad(
+            lambda x: (function(x) * jax.lax.axis_index("i").astype(float)).sum()
+        )(x)
+
+    def program(function, out):
+        return jax.jit(
+            jax.shard_map(function, mesh=mesh, in_specs=jax.P("i"), out_specs=out)
+        )
+
+    np.testing.assert_array_equal(program(function, jax.P())(x), [6.0])
+    np.testing.assert_array_equal(program(gradient, jax.P("i"))(x), [6.0] * 4)
+
+
+def test_what_is_replicated_comes_back_so(mesh_of):
+    def function(x, scale):
+        arriving = jaxcomm.psum_start(x, "i")
+        scale = arriving.then(scale)
+        return jaxcomm.psum_done(arriving), scale * 2
+
+    program = jax.jit(
+        jax.shard_map(
+            function,
+            mesh=mesh_of((4,), ("i",)),
+            in_specs=(jax.P("i"), jax.P()),
+            out_specs=(jax.P(), jax.P()),
+        )
+    )
+    total, scale = program(jnp.arange(4.0), jnp.float32(3))
+    assert (float(total[0]), float(scale)) == (6.0, 6.0)
+
+
 def test_a_finished_handle_is_refused(mesh_of):
     def late(x):
         arriving = jaxcomm.ring_shift_start(x, "i")
