@@ -85,7 +85,7 @@ def group_size(axes, index_groups=None) -> int:
     Raises:
       ValueError: if ``axis_index_groups`` are malformed or of unequal sizes.
     """
-    size = math.prod(jax.lax.axis_size(axis) for axis in axes)
+    size = math.prod(_jax_compat.axis_size(axis) for axis in axes)
     if index_groups is None:
         return size
     sizes = {len(group) for group in index_groups}
@@ -113,7 +113,7 @@ def index_groups_of(axes, axis_index_groups, name: str):
             f"known when the program is traced, such as [[0, 1], [2, 3]], got "
             f"{axis_index_groups!r}"
         ) from None
-    size = math.prod(jax.lax.axis_size(axis) for axis in axes)
+    size = math.prod(_jax_compat.axis_size(axis) for axis in axes)
     return mesh_groups.canonical_index_groups(groups, size)
 
 
@@ -137,6 +137,12 @@ def flag(value, what: str) -> bool:
     raise TypeError(
         f"{what} must be True or False, known when the program is traced, got {value!r}"
     )
+
+
+def check_lane(lane, what: str) -> None:
+    """Raises ValueError, which calls it ``what``, unless it is None or a name."""
+    if lane is not None and (not isinstance(lane, str) or not lane):
+        raise ValueError(f"{what} must be a non-empty string, got {lane!r}")
 
 
 def indices(perm, axes, name: str) -> list[int]:

@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxcomm import _jax_compat
+
 
 def batch(collective, axis_data, operands, dims, *, axes, **params):
     """Batches a collective; operands' dims are None or int, results' None or 0."""
@@ -64,7 +66,7 @@ def batch_own_axis(
     from jaxcomm.collectives.all_gather import all_gather  # itself such a primitive
 
     place = axes.index(axis_data.name)
-    rest_shape = tuple(jax.lax.axis_size(axis) for axis in rest)
+    rest_shape = tuple(_jax_compat.axis_size(axis) for axis in rest)
     every = all_gather(stacked, rest, lane=lane, backend=backend)
     every = [
         jnp.moveaxis(x.reshape(*rest_shape, *x.shape[1:]), len(rest), place)

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.extend
 
-from jaxcomm import _batching
+from jaxcomm import _batching, _jax_compat
 
 
 class Collective:
@@ -68,7 +68,7 @@ class Collective:
 
     def xla(self, xs: Sequence, axes, index_groups, **params) -> list:
         """Does the same with the collectives of jax.lax."""
-        size = math.prod(jax.lax.axis_size(axis) for axis in axes)
+        size = math.prod(_jax_compat.axis_size(axis) for axis in axes)
         stacked = [jax.lax.all_gather(x, axes) for x in xs]
         outs = _batching.emulate_groups(self, stacked, size, index_groups, **params)
         rank = jax.lax.axis_index(axes)

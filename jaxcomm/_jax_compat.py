@@ -56,15 +56,38 @@ def zero_tangent(primal):
     return ad.Zero(jax.typeof(primal).to_tangent_aval())
 
 
+def axis_size(axis) -> int:
+    """Returns the extent of an axis, as ``jax.lax.axis_size`` does.
+
+    It also knows the one of a ``jax.vmap`` while the backward pass of a
+    ``jax.custom_vjp`` is traced, which JAX (0.10.2, 0.11.2, 0.12.0.1) names there to
+    the rules for batching alone.
+
+    Raises:
+      NameError: if no mapping binds the axis.
+    """
+    env = _core.get_axis_env()
+    if env.axis_exists(axis):
+        return env.axis_size(axis)
+    trace = _core.trace_ctx.trace
+    while trace is not None:
+        mapped = getattr(trace, "axis_data", None)
+        if mapped is not None and mapped.name == axis:
+            return mapped.size
+        trace = getattr(trace, "parent_trace", None)
+    raise NameError(f"unbound axis name: {axis}")
+
+
 def check_axes_bound(axes, name: str) -> None:
     """Raises NameError, as JAX does, if an axis is not bound by a mapping."""
-    env = _core.get_axis_env()
     for axis in axes:
-        if not env.axis_exists(axis):
+        try:
+            axis_size(axis)
+        except NameError as error:
             raise NameError(
-                f"unbound axis name: {axis}. Call jaxcomm.{name} inside jax.shard_map "
+                f"{error}. Call jaxcomm.{name} inside jax.shard_map "
                 f"over a mesh with that axis, or jax.vmap(..., axis_name={axis!r})."
-            )
+            ) from None
 
 
 def check_not_unreduced(aval, axes, name: str) -> None:

@@ -27,6 +27,7 @@ import jax.numpy as jnp
 from jaxcomm import _jax_compat, _lowering, mesh_groups
 from jaxcomm._arguments import as_arrays as as_arrays
 from jaxcomm._arguments import canonical_dimension as canonical_dimension
+from jaxcomm._arguments import check_lane as check_lane
 from jaxcomm._arguments import check_leaves as check_leaves
 from jaxcomm._arguments import count_bools as count_bools
 from jaxcomm._arguments import flag as flag
@@ -170,7 +171,9 @@ def pack(x, axes, name: str, *, lane: str | None, backend: str | None):
     Raises:
       NameError: if an axis is not bound.
       TypeError: if a leaf is not an array of a type that can travel.
+      ValueError: if the lane is no name.
     """
+    check_lane(lane, f"{name} over {axes}: lane")
     leaves, tree = jax.tree.flatten(x)
     leaves = prepare(leaves, axes, name, lane=lane, backend=backend)
     dtypes = [leaf.dtype for leaf in leaves]
@@ -204,6 +207,4 @@ def abstract_eval_of(
             outs[i] = _jax_compat.with_varying_axes(
                 out, mine - frozenset(axes) if invariant else mine
             )
-    return [out.update(weak_type=False) for out in outs], (
-        _jax_compat.named_axis_effects(axes)
-    )
+    return outs, _jax_compat.named_axis_effects(axes)

@@ -45,7 +45,7 @@ def choose(mesh, part, lane: str, backend: str | None) -> Choice:
       ValueError: if there is no such backend.
       CommunicatorError: if it cannot serve these devices, or processes did not come.
     """
-    backend = backend or config.backend()
+    backend = config.backend() if backend is None else backend
     if backend is not None and backend not in BACKENDS:
         raise ValueError(
             f"backend {backend!r} is unknown; choose one of {BACKENDS}, or None to "

@@ -8,11 +8,13 @@ lowered, and never by running one.
 import atexit
 import contextlib
 import datetime
+import itertools
 import os
 import threading
 from collections.abc import Iterable, Sequence
 
 import jax
+import numpy as np
 
 from jaxcomm import (
     _ffi,
@@ -129,8 +131,8 @@ def init(
                 place = grid, part.axes, part.index_groups, lane
                 member = _described(grid, part, lane, mesh, choice, policy, seconds)
                 _check_timeout(_live.get(member.key), seconds)
-                _chosen[place] = choice.backend, policy, seconds
                 made.append(_find_or_create(member, mesh, part, choice))
+                _chosen[place] = choice.backend, policy, seconds
         return Communicators(made)
 
 
@@ -146,14 +148,26 @@ def for_lowering(
     lane = DEFAULT_LANE if lane is None else lane
     part = mesh_groups.partition(grid, axes, index_groups)
     with _lock:
-        chosen = _chosen.get((grid, part.axes, part.index_groups, lane))
-        if chosen is None and index_groups is not None:
-            chosen = _chosen.get((grid, part.axes, None, lane))
-        chosen_backend, policy, seconds = chosen or (None, CommPolicy(), None)
+        chosen_backend, policy, seconds = _choice(grid, part, lane)
         _check_lane(lane)
-        choice = backends.choose(mesh, part, lane, backend or chosen_backend)
+        backend = chosen_backend if backend is None else backend
+        choice = backends.choose(mesh, part, lane, backend)
         member = _described(grid, part, lane, mesh, choice, policy, seconds)
         return _find_or_create(member, mesh, part, choice)
+
+
+def _choice(grid, part, lane) -> tuple[str | None, CommPolicy, float | None]:
+    """Returns what init() chose for a partition, or for the same axes undivided.
+
+    Permutes count ranks in the mesh's order of axes, whatever init() was given.
+    """
+    orders = [part.axes, *itertools.permutations(part.axes)]
+    for index_groups in dict.fromkeys((part.index_groups, None)):
+        for axes in orders:
+            chosen = _chosen.get((grid, axes, index_groups, lane))
+            if chosen is not None:
+                return chosen
+    return None, CommPolicy(), None
 
 
 def communicators() -> Communicators:
@@ -237,8 +251,8 @@ def _end():
 
 
 def _leave_to_parent():
-    # A child of os.fork() has none of the threads that communicators need, and what they
-    # share with other processes is the parent's.
+    # A child of os.fork() has none of the threads that communicators need, and what
+    # they share with other processes is the parent's.
     global _lock
     _lock = threading.RLock()
     atexit.unregister(_end)
@@ -271,7 +285,8 @@ def _seconds(timeout) -> float | None:
         return None
     if isinstance(timeout, datetime.timedelta):
         timeout = timeout.total_seconds()
-    if isinstance(timeout, bool) or not isinstance(timeout, int | float):
+    numbers = int | float | np.integer | np.floating
+    if isinstance(timeout, bool) or not isinstance(timeout, numbers):
         raise TypeError(
             f"init: timeout must be a number of seconds, a datetime.timedelta or None, "
             f"got {timeout!r}"

@@ -54,6 +54,13 @@ class Communicator:
         # What it was split off, which lives as long as this.
         self.world: _ffi.NcclWorld | None = None
 
+    def __reduce__(self):
+        """Refuses: a copy would be another object with the same communicator."""
+        raise TypeError(
+            "a communicator cannot be copied or pickled: it belongs to this process. "
+            "Get it anew from jaxcomm.init or jaxcomm.communicators()"
+        )
+
     @property
     def size(self) -> int:
         """The number of devices of its largest group."""

@@ -1,6 +1,8 @@
 """Communicators are made once, found, listed, counted and closed."""
 
+import copy
 import dataclasses
+import pickle
 import re
 
 import jax
@@ -274,6 +276,39 @@ def test_the_backend_that_init_chose_is_used(make_mesh, counted):
     assert counted() == {"borrowed": 1, "live": 1}
     assert jaxcomm.init(mesh, backend="host")[0].backend == "host"
     assert "jaxcomm.all_reduce" in psum_over(mesh).lower(X).as_text()
+
+
+def test_a_choice_that_was_refused_is_not_in_force(make_mesh, monkeypatch):
+    mesh = make_mesh(i=4)
+    jaxcomm.init(mesh)
+    monkeypatch.setenv("JAXCOMM_MAX_COMMUNICATORS", "1")
+    with pytest.raises(jaxcomm.CommunicatorError, match="the bound set by"):
+        jaxcomm.init(mesh, timeout=5, lanes="other")
+    monkeypatch.delenv("JAXCOMM_MAX_COMMUNICATORS")
+    psum_over(mesh, lane="other")(X)
+    assert [member.timeout for member in jaxcomm.communicators()] == [300, 300]
+
+
+@pytest.mark.parametrize("axes", [("a", "b"), ("b", "a")])
+def test_a_choice_holds_for_permutes_which_order_axes_as_the_mesh_does(make_mesh, axes):
+    mesh = make_mesh(a=2, b=2)
+    jaxcomm.init(mesh, axes, timeout=7)
+
+    def exchange(x):
+        return jaxcomm.ppermute(x, axes, [(0, 1), (1, 0)])
+
+    split = jax.P(axes)
+    jax.jit(jax.shard_map(exchange, mesh=mesh, in_specs=split, out_specs=split))(X)
+    assert {member.timeout for member in jaxcomm.communicators()} == {7}
+
+
+@pytest.mark.parametrize("how", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_communicator_is_not_copied(make_mesh, how):
+    (member,) = jaxcomm.init(make_mesh(i=4))
+    with pytest.raises(TypeError, match="a communicator cannot be copied or pickled"):
+        how(member)
+    member.close()
+    assert len(jaxcomm.communicators()) == 0
 
 
 def test_finalize_forgets_the_chosen_backends(make_mesh):

@@ -144,7 +144,7 @@ def positions(rank, size: int, length: int, *, schedule: str | Schedule):
     Raises:
       ValueError: ``size`` is below one, ``length`` is negative, ``rank`` is an int
         outside ``range(size)``, or the schedule is unknown.
-      TypeError: ``size`` or ``length`` is no integer.
+      TypeError: ``rank``, ``size`` or ``length`` is no integer.
 
     >>> positions(0, 2, 7, schedule="zigzag")
     Array([0, 1, 6, 7], dtype=int32)
@@ -153,6 +153,14 @@ def positions(rank, size: int, length: int, *, schedule: str | Schedule):
     _arguments.integer(length, "positions: length")
     if length < 0:
         raise ValueError(f"positions: length={length} tokens. Pass zero or more.")
+    if isinstance(rank, jax.Array):
+        if rank.shape or not jnp.issubdtype(rank.dtype, jnp.integer):
+            raise TypeError(
+                f"positions: rank must be one integer, got {rank.dtype}"
+                f"{list(rank.shape)}"
+            )
+    else:
+        rank = _arguments.integer(rank, "positions: rank")
     if isinstance(rank, int) and not 0 <= rank < size:
         raise ValueError(
             f"positions: rank={rank} is outside the {size} ranks. Pass 0 to {size - 1}."

@@ -6,6 +6,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
+from jaxcomm import _arguments
 from jaxcomm.attention import arguments, support
 from jaxcomm.attention.hop import HopConfig, sum_dtype
 from jaxcomm.attention.hop_primitive import hop_backward, hop_forward
@@ -135,6 +136,7 @@ def ring_attention(
         visibility=visibility,
         size=size,
     )
+    _arguments.check_lane(lane, "ring_attention: lane")
     unrolls = size <= _UNROLLED_RANKS and support.is_for_gpus(blocks)
     ring = _Ring(
         axis_name=axis_name,

@@ -124,6 +124,8 @@ def reduce_all(
 ):
     """Checks an all-reduce and hands it to ``bind``, for the function ``name``."""
     given = mesh_groups.canonical_axes(axis_name)
+    if any(isinstance(axis, bool) for axis in given):
+        raise TypeError(f"{name}: an axis is a name or an integer, got {given}")
     axes = tuple(axis for axis in given if not isinstance(axis, int))
     positional = tuple(axis for axis in given if isinstance(axis, int))
     if positional and axis_index_groups is not None:
@@ -257,7 +259,7 @@ def gathered_jvp(collective, primals, tangents, *, axes, index_groups, invariant
         *primals, axes=axes, index_groups=index_groups, invariant=invariant, name=name,
         lane=lane, backend=backend, **own,
     )  # fmt: skip
-    size = math.prod(jax.lax.axis_size(axis) for axis in axes)
+    size = math.prod(_jax_compat.axis_size(axis) for axis in axes)
 
     def emulate(*stacked):
         return _primitive.emulate_groups(collective, stacked, size, index_groups, **own)

@@ -38,7 +38,7 @@ def reduce(x, axis_name, root=0, *, op="sum", lane=None, backend=None):
 
       >>> jaxcomm.reduce(x, "i", root=1)  # 0, 6, 0, 0  # doctest: +SKIP
     """
-    if op not in tuple(REDUCERS):
+    if not isinstance(op, str) or op not in REDUCERS:
         raise ValueError(f"reduce: op must be one of {tuple(REDUCERS)}, got {op!r}")
     axes = mesh_groups.canonical_axes(axis_name)
     if op in ("sum", "prod"):

@@ -39,7 +39,7 @@ def scan(
       >>> jaxcomm.scan(x, "i")  # 1, 3, 6, 10  # doctest: +SKIP
       >>> jaxcomm.scan(x, "i", exclusive=True)  # 0, 1, 3, 6  # doctest: +SKIP
     """
-    if op not in tuple(REDUCERS):
+    if not isinstance(op, str) or op not in REDUCERS:
         raise ValueError(f"scan: op must be one of {tuple(REDUCERS)}, got {op!r}")
     if op in ("sum", "prod"):
         x = _primitive.count_bools(x)

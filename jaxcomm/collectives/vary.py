@@ -58,11 +58,10 @@ def pvary(x, axis_name, *, lane=None, backend=None):
 
 
 def _abstract_eval(*avals, axes, **_):
-    outs = [
+    return [
         _jax_compat.with_varying_axes(aval, aval.mat.varying | frozenset(axes))
         for aval in avals
     ]
-    return [out.update(weak_type=False) for out in outs]
 
 
 def _jvp(primals, tangents, **params):

@@ -10,7 +10,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from jaxcomm import _batching
+from jaxcomm import _batching, _jax_compat
 from jaxcomm.collectives.all_gather import all_gather_p
 from jaxcomm.collectives.all_to_all import all_to_all_p
 from jaxcomm.collectives.reduce_scatter import reduce_scatter_p
@@ -241,7 +241,7 @@ def _gathered(collective, avals, size, **own):
     """For what must be computed from everybody's operands."""
 
     def of_everybody(bind, *xs):
-        total = math.prod(jax.lax.axis_size(axis) for axis in bind.axes)
+        total = math.prod(_jax_compat.axis_size(axis) for axis in bind.axes)
         zeros = (0,) * len(xs)
         stacked = bind(
             all_gather_p, xs, index_groups=None, dimensions=zeros, tiled=False

@@ -56,10 +56,10 @@ class CommPolicy:
       source: ``"own"``: made by this package. ``"xla"``: for each operation XLA lends
         the communicator of its own collectives, which it makes, orders and ends: none
         of the fields above applies, and collectives in halves are whole. What is not
-        done at the deadline is told on stderr and in a flight record, and calls after it
-        are errors; but only XLA could end it, and does not. Each lane is one of XLA's
-        communicators. NVIDIA GPUs only, with jaxlib 0.11.2 or newer here and where the
-        package was built.
+        done at the deadline is told on stderr and in a flight record, and calls after
+        it are errors; but only XLA could end it, and does not. Each lane is one of
+        XLA's communicators. NVIDIA GPUs only, with jaxlib 0.11.2 or newer here and
+        where the package was built.
       symmetric: False keeps a :class:`jaxcomm.SymmetricPool` from being registered with
         these communicators.
       max_p2p_peers: how many peers a rank will send to at a time, which bounds what is

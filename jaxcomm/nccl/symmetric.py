@@ -72,7 +72,11 @@ class SymmetricPool:
                 f"{type(mesh).__name__}"
             )
         is_integer = isinstance(bytes_per_device, int | np.integer)
-        if not is_integer or isinstance(bytes_per_device, bool) or bytes_per_device < 1:
+        if (
+            not is_integer
+            or isinstance(bytes_per_device, bool)
+            or not (0 < bytes_per_device < 1 << 62)
+        ):
             raise ValueError(
                 f"SymmetricPool: bytes_per_device must be a positive integer, got "
                 f"{bytes_per_device!r}"
@@ -156,7 +160,10 @@ class SymmetricPool:
                 f"negative, got {shape!r}"
             )
         return self._array(
-            tuple(map(int, sizes)), jnp.dtype(dtype), spec, lambda device: 0
+            tuple(map(int, sizes)),
+            jax.dtypes.canonicalize_dtype(dtype),
+            spec,
+            lambda device: 0,
         )
 
     def device_put(self, x: jax.Array) -> jax.Array:

@@ -83,6 +83,10 @@ def test_positions_of_padding_are_beyond_the_length():
             "positions: rank=2 is outside the 2 ranks. Pass 0 to 1",
         ),
         (
+            lambda: positions(np.int64(9), 2, 7, schedule="zigzag"),
+            "positions: rank=9 is outside the 2 ranks. Pass 0 to 1",
+        ),
+        (
             lambda: positions(0, 2, -1, schedule="zigzag"),
             "positions: length=-1 tokens. Pass zero or more",
         ),
@@ -104,8 +108,14 @@ def test_bad_values_say_what_was_asked_and_found(call, text):
         (lambda x: reorder(x, 2, schedule="zigzag", axis=0.0), "reorder: axis"),
         (lambda x: restore(x, 2, schedule="zigzag", length=3.0), "restore: length"),
         (lambda x: positions(0, 2, 4.5, schedule="zigzag"), "positions: length"),
+        (lambda x: positions(0.5, 2, 4, schedule="zigzag"), "positions: rank"),
+        (lambda x: positions("0", 2, 4, schedule="striped"), "positions: rank"),
+        (lambda x: positions(x[0, 0], 2, 4, schedule="striped"), "positions: rank"),
     ],
 )
 def test_what_counts_is_an_integer(call, what):
-    with pytest.raises(TypeError, match=f"^{what} must be an integer known when"):
+    with pytest.raises(
+        TypeError,
+        match=f"^{what} must be (an integer known when|one integer, got float32)",
+    ):
         call(jnp.ones((1, 4)))

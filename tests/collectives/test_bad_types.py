@@ -56,6 +56,10 @@ BAD_TYPES = {
         r"^broadcast over \('i',\): root must be an integer known when the program is "
         r"traced, got 1.5",
     ),
+    "a truth value for an axis": (
+        lambda x: jaxcomm.psum(x, ("i", True)),
+        r"^psum: an axis is a name or an integer, got \('i', True\)",
+    ),
     "a traced root": (
         lambda x: jaxcomm.broadcast(x, "i", x[0].astype(int)),
         r"^broadcast over \('i',\): root must be an integer known when",

@@ -1,6 +1,7 @@
 """What varies over which axes, under check_vma=True."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -85,3 +86,38 @@ def test_the_types_are_those_of_jax_lax(mesh_of):
         return {n: (t.shape, t.dtype, t.mat.varying) for n, t in seen.items()}
 
     assert types_of(jaxcomm) == types_of(jax.lax)
+
+
+def test_numbers_of_no_type_of_their_own_stay_so(mesh_of):
+    """As with jax.lax: a rate that was averaged does not make float32 of bfloat16."""
+
+    def types(twin):
+        def function(x, rate):
+            ring = [(0, 1), (1, 0)]
+            of_rate = (
+                twin.psum(rate, "i"),
+                twin.pmean(rate, "i"),
+                twin.pmax(rate, "i"),
+                twin.all_gather(rate, "i"),
+                twin.ppermute(rate, "i", ring),
+            )
+            return [(x * r).dtype.name for r in of_rate]
+
+        found = []
+
+        def traced(x, rate):
+            found.extend(function(x, rate))
+            return x
+
+        jax.jit(
+            jax.shard_map(
+                traced,
+                mesh=mesh_of((2,), ("i",)),
+                in_specs=(jax.P("i"), jax.P()),
+                out_specs=jax.P("i"),
+            )
+        )(jnp.ones(2, jnp.bfloat16), 0.5)
+        return found
+
+    with jax.numpy_dtype_promotion("standard"):
+        assert types(jaxcomm) == types(jax.lax) == ["bfloat16"] * 5

@@ -1,6 +1,7 @@
 """Collectives under vmap, also over the axis that they communicate along."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -144,3 +145,23 @@ def test_vmap_of_a_shared_result_may_say_out_axes_none(values):
         shared = jax.vmap(lambda x, c=call: c(x, "v"), axis_name="v", out_axes=None)(x)
         every = jax.vmap(lambda x, c=call: c(x, "v"), axis_name="v")(x)
         np.testing.assert_array_equal(shared, every[3])
+
+
+def test_the_backward_pass_of_a_custom_vjp_knows_the_mapped_axis():
+    """There JAX names the axis to rules for batching alone, and not its extent."""
+
+    def loss(twin):
+        @jax.custom_vjp
+        def send(x):
+            return twin.ppermute(x, "r", [(0, 1), (1, 0)])
+
+        def backward(_, grad):
+            return (twin.ppermute(twin.psum(grad, "r") + grad, "r", [(0, 1), (1, 0)]),)
+
+        send.defvjp(lambda x: (send(x), None), backward)
+        return lambda x: (jax.vmap(send, axis_name="r")(x) * x).sum()
+
+    x = jnp.arange(1.0, 3.0)
+    np.testing.assert_array_equal(
+        jax.grad(loss(jaxcomm))(x), jax.grad(loss(jax.lax))(x)
+    )
