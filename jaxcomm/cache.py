@@ -96,8 +96,8 @@ def init(
       >>> jaxcomm.init(mesh, ["data", ("data", "context")])  # doctest: +SKIP
       mesh axes       lane     backend  size  groups  calls  bytes  memory  state
       --------------  -------  -------  ----  ------  -----  -----  ------  -----
-      data            default  host     2     4       0      0 B    1.1 kB  live
-      data x context  default  host     8     1       0      0 B    392 B   live
+      data            default  host     2     4       0      0 B    2.1 kB  live
+      data x context  default  host     8     1       0      0 B    784 B   live
     """
     if not isinstance(mesh, jax.sharding.Mesh):
         raise TypeError(
