@@ -175,13 +175,15 @@ def test_the_current_context_is_left_as_found(stand_in, make_mesh):
         if mine is not None:
             stand_in.cuCtxPopCurrent_v2(ctypes.byref(found))
     stand_in.cuDevicePrimaryCtxRelease_v2(3)
-    pushes, pops = (
-        stand_in.trace(f"cuCtx{name}Current_v2") for name in ("Push", "Pop")
-    )
-    threads = [
-        collections.Counter(c["thread"] for c in calls) for calls in (pushes, pops)
-    ]
-    assert threads[0] == threads[1]
+
+    def threads(name):
+        calls = stand_in.trace(f"cuCtx{name}Current_v2")
+        return collections.Counter(call["thread"] for call in calls)
+
+    # The thread that watches over communicators may be between the two.
+    deadline = time.monotonic() + 10
+    while threads("Push") != threads("Pop"):
+        assert time.monotonic() < deadline
 
 
 def test_lanes_have_streams_of_their_own(stand_in, make_mesh):

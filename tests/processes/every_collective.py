@@ -3,7 +3,7 @@
 import jaxcomm
 
 # These number the devices in the mesh's order of axes, however the axes are named.
-PERMUTES = ("ppermute", "ppermute_some", "pshuffle", "ring_shift")
+PERMUTES = ("ppermute", "ppermute_some", "pshuffle")
 # These add or multiply: floats depend on the order, which is not that of the ranks.
 SUMS = ("psum", "psum_scatter", "reduce")
 PRODUCTS = ("pprod",)
