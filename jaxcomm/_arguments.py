@@ -140,8 +140,8 @@ def flag(value, what: str) -> bool:
 
 
 def check_lane(lane, what: str) -> None:
-    """Raises ValueError, which calls it ``what``, unless it is None or a name."""
-    if lane is not None and (not isinstance(lane, str) or not lane):
+    """Raises ValueError, which calls it ``what``, unless it is a name."""
+    if not isinstance(lane, str) or not lane:
         raise ValueError(f"{what} must be a non-empty string, got {lane!r}")
 
 

@@ -21,7 +21,7 @@ def barrier(xs):
 
 def _jvp(primals, tangents):
     outs = barrier_p.bind(*primals)
-    moving = [i for i, t in enumerate(tangents) if not _is_zero(t)]
+    moving = [i for i, t in enumerate(tangents) if not _jax_compat.is_zero_tangent(t)]
     out_tangents = list(map(_jax_compat.zero_tangent, outs))
     if moving:
         moved = barrier_p.bind(*(tangents[i] for i in moving))
@@ -31,17 +31,13 @@ def _jvp(primals, tangents):
 
 
 def _transpose(cts, *operands):
-    known = [i for i, ct in enumerate(cts) if not _is_zero(ct)]
+    known = [i for i, ct in enumerate(cts) if not _jax_compat.is_zero_tangent(ct)]
     outs = list(cts)
     if known:
         moved = barrier_p.bind(*(cts[i] for i in known))
         for i, ct in zip(known, moved, strict=True):
             outs[i] = ct
     return outs
-
-
-def _is_zero(tangent):
-    return type(tangent) is _jax_compat.ad.Zero
 
 
 def _lower(ctx, *operands):

@@ -56,6 +56,11 @@ def zero_tangent(primal):
     return ad.Zero(jax.typeof(primal).to_tangent_aval())
 
 
+def is_zero_tangent(tangent) -> bool:
+    """Says whether a tangent or cotangent is a symbolic zero."""
+    return type(tangent) is ad.Zero
+
+
 def axis_size(axis) -> int:
     """Returns the extent of an axis, as ``jax.lax.axis_size`` does.
 

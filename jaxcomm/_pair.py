@@ -71,7 +71,7 @@ class _Pair:
         out_tangents = [_jax_compat.zero_tangent(out) for out in outs]
         # Integers have none. If one leaf has a tangent, those of all the rest travel.
         which = [i for i, x in enumerate(primals) if _jax_compat.has_tangent(x)]
-        if any(not _is_zero(tangents[i]) for i in which):
+        if any(not _jax_compat.is_zero_tangent(tangents[i]) for i in which):
             moving = [_jax_compat.ad.instantiate_zeros(tangents[i]) for i in which]
             moved = self.start.bind(*moving, **self._of_leaves(params, which))
             for k, i in enumerate(which):
@@ -82,12 +82,20 @@ class _Pair:
     def done_jvp(self, primals, tangents, *, leaves, **params):
         outs = self.done.bind(*primals, leaves=leaves, **params)
         out_tangents = [_jax_compat.zero_tangent(out) for out in outs]
-        which = [i for i in range(leaves) if not _is_zero(tangents[leaves + i])]
+        which = [
+            i
+            for i in range(leaves)
+            if not _jax_compat.is_zero_tangent(tangents[leaves + i])
+        ]
         if which:
             moved = self.done.bind(
                 *(tangents[i] for i in which),
                 *(tangents[leaves + i] for i in which),
-                *(t for t in tangents[2 * leaves :] if not _is_zero(t)),
+                *(
+                    t
+                    for t in tangents[2 * leaves :]
+                    if not _jax_compat.is_zero_tangent(t)
+                ),
                 leaves=len(which),
                 **self._of_leaves(params, which),
             )
@@ -143,10 +151,6 @@ class _Pair:
             for name in self.collective.dimension_params
         }
         return params | own
-
-
-def _is_zero(tangent):
-    return type(tangent) is _jax_compat.ad.Zero
 
 
 def _no_cotangent(operand):

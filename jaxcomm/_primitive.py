@@ -77,7 +77,7 @@ def define(collective: Collective) -> CollectivePrimitive:
         return abstract_eval_of(collective, avals, **params)
 
     def jvp(primals, tangents, **params):
-        if all(type(t) is _jax_compat.ad.Zero for t in tangents):
+        if all(map(_jax_compat.is_zero_tangent, tangents)):
             outs = primitive.bind(*primals, **params)
             return outs, [_jax_compat.zero_tangent(out) for out in outs]
         # Integers have no tangents; zeros of their own type travel in their place.
@@ -173,7 +173,8 @@ def pack(x, axes, name: str, *, lane: str | None, backend: str | None):
       TypeError: if a leaf is not an array of a type that can travel.
       ValueError: if the lane is no name.
     """
-    check_lane(lane, f"{name} over {axes}: lane")
+    if lane is not None:
+        check_lane(lane, f"{name} over {axes}: lane")
     leaves, tree = jax.tree.flatten(x)
     leaves = prepare(leaves, axes, name, lane=lane, backend=backend)
     dtypes = [leaf.dtype for leaf in leaves]

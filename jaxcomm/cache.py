@@ -17,6 +17,7 @@ import jax
 import numpy as np
 
 from jaxcomm import (
+    _arguments,
     _ffi,
     _targets,
     backends,
@@ -149,7 +150,7 @@ def for_lowering(
     part = mesh_groups.partition(grid, axes, index_groups)
     with _lock:
         chosen_backend, policy, seconds = _choice(grid, part, lane)
-        _check_lane(lane)
+        _arguments.check_lane(lane, "lane")
         backend = chosen_backend if backend is None else backend
         choice = backends.choose(mesh, part, lane, backend)
         member = _described(grid, part, lane, mesh, choice, policy, seconds)
@@ -161,9 +162,9 @@ def _choice(grid, part, lane) -> tuple[str | None, CommPolicy, float | None]:
 
     Permutes count ranks in the mesh's order of axes, whatever init() was given.
     """
-    orders = [part.axes, *itertools.permutations(part.axes)]
     for index_groups in dict.fromkeys((part.index_groups, None)):
-        for axes in orders:
+        # The first is the order as it is.
+        for axes in itertools.permutations(part.axes):
             chosen = _chosen.get((grid, axes, index_groups, lane))
             if chosen is not None:
                 return chosen
@@ -271,13 +272,8 @@ def _lane_names(lanes) -> tuple[str, ...]:
         )
     names = tuple(names)
     for name in names:
-        _check_lane(name)
+        _arguments.check_lane(name, "lane")
     return names
-
-
-def _check_lane(lane):
-    if not isinstance(lane, str) or not lane:
-        raise ValueError(f"lane must be a non-empty string, got {lane!r}")
 
 
 def _seconds(timeout) -> float | None:

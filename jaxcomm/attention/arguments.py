@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
 import jax.numpy as jnp
-import numpy as np
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
@@ -91,20 +90,6 @@ def refuse_unsupported(**asked) -> None:
                 f"ring_attention: {name} was given ({type(found).__name__}), and the "
                 f"ring does not support it yet. {_ADVICE[name]}."
             )
-
-
-def check_flag(name: str, found) -> bool:
-    """Return a flag, which must be True or False.
-
-    Raises:
-      TypeError: it is something else, or traced.
-    """
-    if not isinstance(found, (bool, np.bool_)):
-        raise TypeError(
-            f"ring_attention: {name}={found!r} is not a bool. Pass True or False, "
-            "known when tracing."
-        )
-    return bool(found)
 
 
 def check_arrays(query, key, value, is_causal: bool) -> None:

@@ -118,8 +118,10 @@ def ring_attention(
     query, key, value = map(jnp.asarray, (query, key, value))
     if isinstance(axis_name, list):
         axis_name = tuple(axis_name)
-    is_causal = arguments.check_flag("is_causal", is_causal)
-    return_residual = arguments.check_flag("return_residual", return_residual)
+    is_causal = _arguments.flag(is_causal, "ring_attention: is_causal")
+    return_residual = _arguments.flag(
+        return_residual, "ring_attention: return_residual"
+    )
     arguments.check_arrays(query, key, value, is_causal)
     size = jax.lax.axis_size(axis_name)
     queries, keys = query.shape[1], key.shape[1]
@@ -136,7 +138,8 @@ def ring_attention(
         visibility=visibility,
         size=size,
     )
-    _arguments.check_lane(lane, "ring_attention: lane")
+    if lane is not None:
+        _arguments.check_lane(lane, "ring_attention: lane")
     unrolls = size <= _UNROLLED_RANKS and support.is_for_gpus(blocks)
     ring = _Ring(
         axis_name=axis_name,

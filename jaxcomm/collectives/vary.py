@@ -67,7 +67,7 @@ def _abstract_eval(*avals, axes, **_):
 def _jvp(primals, tangents, **params):
     ad = _jax_compat.ad
     outs = pvary_p.bind(*primals, **params)
-    if all(type(t) is ad.Zero for t in tangents):
+    if all(map(_jax_compat.is_zero_tangent, tangents)):
         return outs, [_jax_compat.zero_tangent(out) for out in outs]
     tangents = [ad.instantiate_zeros(t) for t in tangents]
     return outs, pvary_p.bind(*tangents, **params)
