@@ -250,3 +250,32 @@ def test_the_digest_of_a_program_tells_devices_apart(make_mesh):
     ]
     digests = {hashlib.sha256(text.encode()).hexdigest() for text in texts}
     assert len(digests) == 2
+
+
+def test_a_shard_map_within_another_finds_the_mesh_that_was_set(make_mesh):
+    mesh = make_mesh(a=2, b=4)
+
+    def outer(x):
+        x = jaxcomm.ppermute(x, "a", [(0, 1), (1, 0)])
+        inner = jax.shard_map(
+            lambda x: jaxcomm.psum(x, "b"),
+            in_specs=jax.P("b"),
+            out_specs=jax.P(),
+            axis_names={"b"},
+        )
+        return inner(x)
+
+    program = jax.jit(
+        jax.shard_map(
+            outer,
+            mesh=mesh,
+            in_specs=jax.P("a"),
+            out_specs=jax.P("a"),
+            axis_names={"a"},
+        )
+    )
+    x = np.arange(8, dtype=np.float32)
+    with pytest.raises(ValueError, match=r"set it with jax\.set_mesh\(mesh\)"):
+        program(x)
+    with jax.set_mesh(mesh):
+        np.testing.assert_array_equal(program(x), [22, 6])
