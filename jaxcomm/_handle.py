@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxcomm import _arguments, _jax_compat, _primitive, cache, mesh_groups
 from jaxcomm._barrier import barrier
 from jaxcomm._collective import Collective
+from jaxcomm.backends import BACKENDS
 from jaxcomm.communicator import DEFAULT_LANE
 
 # Sends that were begun, for as long as they are not finished; and the axes and lanes
@@ -186,7 +187,7 @@ def _warn_of_sends_abreast(text, axes, lane):
     ):
         return
     if not any(
-        member.backend == "nccl" and (member.axes, member.lane) == way
+        BACKENDS[member.backend].orders_lanes and (member.axes, member.lane) == way
         for member in cache.communicators()
     ):
         return

@@ -23,6 +23,7 @@ import numpy as np
 
 from jaxcomm import _ffi, _jax_compat, cache, config, mesh_groups
 from jaxcomm._binder import Binder
+from jaxcomm.backends import BACKENDS
 
 # What the halves of a collective are called.
 _START = ".start"
@@ -38,7 +39,7 @@ def settled_backend(backend: str | None) -> str | None:
     if backend is not None or config.backend() != "xla":
         return backend
     live = cache.communicators()
-    return "xla" if all(member.backend == "xla" for member in live) else None
+    return None if any(member.is_ours for member in live) else "xla"
 
 
 def register(collective) -> None:
@@ -115,8 +116,7 @@ def _has_halves(ctx, comm):
     Not where shard_map leaves axes to XLA: it does not replicate what has effects, and
     without them would merge two starts.
     """
-    is_ours = comm.backend in ("host", "nccl") and not comm.borrows
-    return is_ours and not _jax_compat.automatic_axes(ctx)
+    return not comm.borrows and not _jax_compat.automatic_axes(ctx)
 
 
 def _own(params):
@@ -131,10 +131,8 @@ def _lower(collective, ctx, *operands, half="", **params):
     target = f"jaxcomm.{collective.name}"
     if half and _has_halves(ctx, comm):
         target += half
-    elif comm.borrows:
-        target += ".borrowed"
-    elif comm.policy is not None and comm.platform != "cpu":
-        target += ".capturable" if comm.policy.command_buffers else ""
+    else:
+        target += BACKENDS[comm.backend].variant(comm)
     aliases = collective.aliases(len(operands))
     return _call(
         target, aliases, collective, comm, size, ctx, operands, ctx.avals_in, **params
@@ -198,15 +196,9 @@ def _transport(
     if max(part.sizes) == 1:
         return None, 1, functools.partial(_lower_alone, collective, **own)
     comm = cache.for_lowering(mesh, axes, index_groups, lane, backend)
-    if comm.backend == "xla":
+    if not comm.is_ours:
         return comm, part.sizes[0], to_xla
-    if comm.backend == "nccl":
-        # Not above: it needs the collectives, which need this module.
-        from jaxcomm.nccl import lowering as nccl
-
-        instead = nccl.instead(collective, avals, part.sizes[0], **own)
-    else:
-        instead = collective.without_mean(part.sizes[0], **own)
+    instead = BACKENDS[comm.backend].instead(collective, avals, part.sizes[0], **own)
     if instead is not None:
         bind = Binder(axes, index_groups, lane, comm.backend, name)
         rule = functools.partial(_jax_compat.lower_as, functools.partial(instead, bind))

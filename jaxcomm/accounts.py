@@ -1,7 +1,10 @@
 """What :func:`jaxcomm.counters` and :func:`jaxcomm.memory_report` tell."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
+
+from jaxcomm.backends import BACKENDS
 
 if TYPE_CHECKING:
     from jaxcomm.communicator import Communicator
@@ -50,10 +53,21 @@ class MemoryRow:
     """
 
     communicator: "Communicator"
-    device_bytes: int
-    parent_bytes: int
-    host_bytes: int
-    shared_bytes: int
-    pinned_bytes: int
-    symmetric_bytes: int
-    shared: bool
+    device_bytes: int = 0
+    parent_bytes: int = 0
+    host_bytes: int = 0
+    shared_bytes: int = 0
+    pinned_bytes: int = 0
+    symmetric_bytes: int = 0
+    shared: bool = False
+
+
+def memory_row(member: "Communicator", live: "Sequence[Communicator]") -> MemoryRow:
+    """Returns what a communicator holds, ``live`` being all that there are."""
+    stats = member.stats()
+    return MemoryRow(
+        communicator=member,
+        device_bytes=stats["device_bytes"],
+        host_bytes=stats["host_bytes"],
+        **BACKENDS[member.backend].memory(member, live),
+    )

@@ -18,7 +18,6 @@ import numpy as np
 
 from jaxcomm import (
     _arguments,
-    _ffi,
     _targets,
     backends,
     bootstrap,
@@ -26,22 +25,17 @@ from jaxcomm import (
     ending,
     mesh_groups,
 )
-from jaxcomm.accounts import Counters, MemoryRow
+from jaxcomm.accounts import Counters, MemoryRow, memory_row
 from jaxcomm.communicator import DEFAULT_LANE, Communicator
 from jaxcomm.communicator_table import Communicators
 from jaxcomm.diagnostics import dumps
 from jaxcomm.errors import CommunicatorError
-from jaxcomm.nccl import communicators as nccl
-from jaxcomm.nccl import registration
 from jaxcomm.nccl.policy import CommPolicy
 
 _lock = threading.RLock()
 _live: dict[int, Communicator] = {}
 # The backend, policy and timeout init() chose, by (grid, axes, index groups, lane).
 _chosen: dict[tuple, tuple[str, CommPolicy, float | None]] = {}
-# Communicators of each key since finalize(), after which processes meet in memory of
-# its own: one made anew never meets its predecessor.
-_generations: dict[int, int] = {}
 _counts = {"created": 0, "split": 0, "borrowed": 0, "destroyed": 0}
 
 
@@ -133,7 +127,7 @@ def init(
                 member = _described(grid, part, lane, mesh, choice, policy, seconds)
                 _check_timeout(_live.get(member.key), seconds)
                 made.append(_find_or_create(member, mesh, part, choice))
-                _chosen[place] = choice.backend, policy, seconds
+                _chosen[place] = choice.backend.name, policy, seconds
         return Communicators(made)
 
 
@@ -196,34 +190,8 @@ def memory_report() -> list[MemoryRow]:
     share one piece of shared memory, which is told on the row of each of them. What
     XLA holds for the ``xla`` backend it does not tell: those rows say 0.
     """
-    members = communicators()
-    arenas = [id(m.neighbors) for m in members if m.neighbors is not None]
-    return [
-        MemoryRow(
-            communicator=member,
-            device_bytes=member.stats()["device_bytes"],
-            parent_bytes=member.world.device_bytes if member.world else 0,
-            host_bytes=member.stats()["host_bytes"],
-            shared_bytes=_shared_bytes(member),
-            pinned_bytes=nccl.pinned_bytes(member),
-            symmetric_bytes=registration.bytes_with(member),
-            shared=arenas.count(id(member.neighbors)) > 1 or _shares(member),
-        )
-        for member in members
-    ]
-
-
-def _shares(member):
-    is_default = member.lane == DEFAULT_LANE
-    if member.policy is None or member.borrows:
-        return member.borrows
-    return member.policy.shares(is_default)
-
-
-def _shared_bytes(member):
-    if member.neighbors is None or member.neighbors.segment is None:
-        return 0
-    return member.neighbors.segment.resident_bytes()
+    live = communicators()
+    return [memory_row(member, live) for member in live]
 
 
 def finalize() -> None:
@@ -235,10 +203,9 @@ def finalize() -> None:
         for member in list(_live.values()):
             _drop(member)
         _chosen.clear()
-        # Processes that made some a different number of times are in step again.
-        _generations.clear()
         bootstrap.forget()
-        nccl.forget()
+        for backend in backends.BACKENDS.values():
+            backend.forget()
 
 
 @atexit.register
@@ -321,68 +288,15 @@ def _find_or_create(made, mesh, part, choice):
             f"JAXCOMM_MAX_COMMUNICATORS; close some (jaxcomm.communicators() lists "
             f"them) or raise the bound before making one over axes {part.axes}"
         )
-    if made.borrows:
+    if made.is_ours:
         _targets.register(made.platform)
         dumps.prepare(made.platform)
-        nccl.borrow(mesh, part, made)
-        _counts["borrowed"] += 1
-    elif made.backend == "nccl" and made.size > 1:
-        _check_lanes(made)
-        _targets.register(made.platform)
-        dumps.prepare(made.platform)
-        worlds = {id(member.world) for member in _live.values()}
-        made.world = nccl.create(mesh, part, made, made.policy, _shares(made))
-        _counts["created"] += id(made.world) not in worlds
-        _counts["split"] += 1
-    elif made.backend == "host":
-        _targets.register(made.platform)
-        dumps.prepare(made.platform)
-        shared = {}
-        if choice.neighbors is not None:
-            generation = _generations.get(made.key, 0)
-            _generations[made.key] = generation + 1
-            shared = {
-                "process_set": choice.neighbors.process_set,
-                "processes": [list(ranks) for ranks in choice.processes],
-                "generation": generation,
-            }
-        _ffi.create_host(
-            key=made.key,
-            axes=str(part.axes),
-            lane=made.lane,
-            platform=made.platform,
-            timeout_seconds=made.timeout,
-            groups=[list(group) for group in part.groups],
-            **shared,
-        )
-        _counts["created"] += 1
-    elif made.backend == "xla":
-        _counts["borrowed"] += 1
+    counted = choice.backend.make(made, mesh, part, choice, communicators())
+    for what, count in counted.items():
+        _counts[what] += count
     _live[made.key] = made
     made.closed = False
-    if registration.is_wanted(made):
-        try:
-            for pool in registration.pools(mesh):
-                pool.register_with(made)
-        except BaseException:
-            _drop(made)
-            raise
     return made
-
-
-def _check_lanes(made):
-    lanes = {
-        member.lane
-        for member in _live.values()
-        if (member.grid, member.axes, member.index_groups, member.backend)
-        == (made.grid, made.axes, made.index_groups, made.backend)
-    }
-    if len(lanes) >= made.policy.lanes:
-        raise CommunicatorError(
-            f"axes {made.axes} have lanes {sorted(lanes)} already, as many as "
-            f"CommPolicy(lanes={made.policy.lanes}) allows; close one, or raise the "
-            f"bound before making lane {made.lane!r}"
-        )
 
 
 def _close(member):
@@ -395,6 +309,4 @@ def _drop(member):
     del _live[member.key]
     member.closed = True
     _counts["destroyed"] += 1
-    if member.backend == "host" or member.world is not None or member.borrows:
-        _ffi.destroy(member.key)
-    member.world = None
+    backends.BACKENDS[member.backend].end(member)

@@ -18,6 +18,8 @@ class Communicator:
         may overlap.
       backend: ``"host"`` (our own transport), ``"nccl"`` or ``"xla"`` (XLA's
         collectives).
+      is_ours: whether its operations are custom calls of this package, which counts
+        and records them; those of the ``xla`` backend run inside XLA.
       transport: how its bytes travel: ``"memory"``, ``"shared memory"``, ``"NCCL "``
         and its version, ``"xla"``, or ``"xla: "`` and why it is not one of the others.
       policy: how NCCL was asked to make it; None for other backends.
@@ -39,17 +41,18 @@ class Communicator:
         self.axes = part.axes
         self.index_groups = part.index_groups
         self.lane = lane
-        self.backend = choice.backend
+        self.backend = choice.backend.name
+        self.is_ours = choice.backend.is_ours
         self.platform = platform
         self.transport = choice.transport
         self.neighbors = choice.neighbors
         self.groups = part.groups
-        self.policy = policy if choice.backend == "nccl" else None
+        self.policy = policy if choice.backend.takes_policy else None
         self.timeout = timeout
         self.closed = True
         self._end = end
         self.key = mesh_groups.key(
-            grid, part, lane, choice.backend, repr(self.policy) if self.policy else ""
+            grid, part, lane, self.backend, repr(self.policy) if self.policy else ""
         )
         # What it was split off, which lives as long as this.
         self.world: _ffi.NcclWorld | None = None
@@ -84,7 +87,7 @@ class Communicator:
           ``is_suspended``.
           All zero for the ``xla`` backend, whose collectives run inside XLA.
         """
-        found = {} if self.closed or self.backend == "xla" else _ffi.stats(self.key)
+        found = _ffi.stats(self.key) if self.is_ours and not self.closed else {}
         return {
             "calls": {}, "bytes": 0, "host_bytes": 0, "device_bytes": 0, "in_flight": 0,
             "symmetric_calls": 0, "is_suspended": False, **found,

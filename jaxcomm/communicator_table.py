@@ -54,10 +54,8 @@ class Communicators(Sequence["Communicator"]):
                 member.backend,
                 str(member.size),
                 str(len(member.groups)),
-                "in XLA"
-                if member.backend == "xla"
-                else str(sum(stats["calls"].values())),
-                "in XLA" if member.backend == "xla" else _bytes(stats["bytes"]),
+                str(sum(stats["calls"].values())) if member.is_ours else "in XLA",
+                _bytes(stats["bytes"]) if member.is_ours else "in XLA",
                 _bytes(stats["host_bytes"] + stats["device_bytes"]),
                 "closed"
                 if member.closed

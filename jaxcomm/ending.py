@@ -36,11 +36,7 @@ def wait_for_work(
       Whether all is done. False at once after an exception that nobody caught: the
       others may never come.
     """
-    members = [
-        member
-        for member in members
-        if member.backend == "host" and member.neighbors is not None
-    ]
+    members = [member for member in members if member.neighbors is not None]
     if not members:
         return True
     if getattr(sys, "last_value", None) is not None:

@@ -1,5 +1,6 @@
 """Eight virtual CPU devices for every test, and nothing left behind by any."""
 
+import dataclasses
 import importlib.metadata
 import os
 import tempfile
@@ -82,3 +83,34 @@ def make_mesh():
         )
 
     return make
+
+
+@pytest.fixture
+def psum_over():
+    """Gives ``psum_over(mesh, axes, **options)``: a jitted program of one psum."""
+
+    def build(mesh, axes="i", **options):
+        spec = jax.P(tuple(mesh.axis_names))
+        return jax.jit(
+            jax.shard_map(
+                lambda x: jaxcomm.psum(x, axes, **options),
+                mesh=mesh,
+                in_specs=spec,
+                out_specs=spec,
+            )
+        )
+
+    return build
+
+
+@pytest.fixture
+def counted():
+    """Gives ``counted()``: what the counters say since the test began."""
+    before = dataclasses.asdict(jaxcomm.counters())
+
+    def since():
+        now = dataclasses.asdict(jaxcomm.counters())
+        change = {name: now[name] - before[name] for name in now}
+        return {name: count for name, count in change.items() if count}
+
+    return since

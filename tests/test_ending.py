@@ -12,13 +12,13 @@ import pytest
 from jaxcomm import ending
 
 
-def member(backend="host", neighbors=(), looks=()):
+def member(neighbors=(), looks=()):
     """Stands for a communicator with so many calls in flight, look by look.
 
     If -1, none, but one has come and gone since the last look.
     """
     looks = iter(looks)
-    made = types.SimpleNamespace(backend=backend, neighbors=neighbors, looked=0)
+    made = types.SimpleNamespace(neighbors=neighbors, looked=0)
     calls = {"all_reduce": 0}
 
     def stats():
@@ -64,9 +64,8 @@ def test_a_deleted_array_is_nothing_to_wait_for(monkeypatch):
     assert ending.wait_for_work([member()], 30)
 
 
-@pytest.mark.parametrize("own", [{"neighbors": None}, {"backend": "xla"}])
-def test_what_stays_in_the_process_is_nobody_else_s(own):
-    found = member(looks=itertools.repeat(1), **own)
+def test_what_stays_in_the_process_is_nobody_else_s():
+    found = member(neighbors=None, looks=itertools.repeat(1))
     assert ending.wait_for_work([found], 30)
     assert found.looked == 0
 

@@ -23,8 +23,8 @@ def all_gather(
       to: ``"varying"``, or ``"invarying"`` for a result typed as equal on all devices
         of the axis (its gradient is then not summed over them).
       lane: the lane to go through. If None, the default one.
-      backend: ``"host"`` or ``"xla"``. If None, what :func:`jaxcomm.init` chose for
-        these axes, else the platform's own.
+      backend: ``"host"``, ``"nccl"`` or ``"xla"``. If None, what :func:`jaxcomm.init`
+        chose for these axes, else the platform's own.
 
     Returns:
       A pytree of arrays with a new dimension of the size of the axis at ``axis``, or,

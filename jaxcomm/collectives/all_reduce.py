@@ -22,8 +22,8 @@ def psum(x, axis_name, *, axis_index_groups=None, lane=None, backend=None):
         among them name dimensions of ``x`` to sum over as well.
       axis_index_groups: groups of indices to sum within instead. If None, all.
       lane: the lane to go through. If None, the default one.
-      backend: ``"host"`` or ``"xla"``. If None, what :func:`jaxcomm.init` chose for
-        these axes, else the platform's own.
+      backend: ``"host"``, ``"nccl"`` or ``"xla"``. If None, what :func:`jaxcomm.init`
+        chose for these axes, else the platform's own.
 
     Returns:
       A pytree like ``x``, typed as equal on all devices of the axis (unless there

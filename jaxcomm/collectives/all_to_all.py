@@ -25,8 +25,8 @@ def all_to_all(
         ``concat_axis`` multiplied. Otherwise ``split_axis``, of the size of the axis,
         goes away and a dimension of that size comes in at ``concat_axis``.
       lane: the lane to go through. If None, the default one.
-      backend: ``"host"`` or ``"xla"``. If None, what :func:`jaxcomm.init` chose for
-        these axes, else the platform's own.
+      backend: ``"host"``, ``"nccl"`` or ``"xla"``. If None, what :func:`jaxcomm.init`
+        chose for these axes, else the platform's own.
 
     Returns:
       A pytree of arrays.

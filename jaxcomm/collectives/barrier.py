@@ -15,8 +15,8 @@ def barrier(x, axis_name, *, lane=None, backend=None):
       x: a pytree of arrays of any shape and dtype.
       axis_name: an axis name or a tuple of names.
       lane: the lane to go through. If None, the default one.
-      backend: ``"host"`` or ``"xla"``. If None, what :func:`jaxcomm.init` chose for
-        these axes, else the platform's own.
+      backend: ``"host"``, ``"nccl"`` or ``"xla"``. If None, what :func:`jaxcomm.init`
+        chose for these axes, else the platform's own.
 
     Returns:
       ``x``. Its gradient passes through a barrier as well.

@@ -14,8 +14,8 @@ def broadcast(x, axis_name, root=0, *, lane=None, backend=None):
       axis_name: an axis name, or a tuple of names that number the ranks row-major.
       root: the index along the axis of the device whose ``x`` all receive.
       lane: the lane to go through. If None, the default one.
-      backend: ``"host"`` or ``"xla"``. If None, what :func:`jaxcomm.init` chose for
-        these axes, else the platform's own.
+      backend: ``"host"``, ``"nccl"`` or ``"xla"``. If None, what :func:`jaxcomm.init`
+        chose for these axes, else the platform's own.
 
     Returns:
       A pytree like ``x``. Its gradient is summed on the root, zero elsewhere.

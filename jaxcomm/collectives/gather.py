@@ -20,8 +20,8 @@ def gather(x, axis_name, root=0, *, axis=0, tiled=False, lane=None, backend=None
       axis: where in the result the ranks are laid out.
       tiled: concatenate along ``axis`` instead of stacking along a new one.
       lane: the lane to go through. If None, the default one.
-      backend: ``"host"`` or ``"xla"``. If None, what :func:`jaxcomm.init` chose for
-        these axes, else the platform's own.
+      backend: ``"host"``, ``"nccl"`` or ``"xla"``. If None, what :func:`jaxcomm.init`
+        chose for these axes, else the platform's own.
 
     Returns:
       A pytree of arrays shaped as by :func:`jaxcomm.all_gather`: everything on the

@@ -20,8 +20,8 @@ def ppermute(x, axis_name, perm, *, lane=None, backend=None):
       perm: pairs (source, destination) of indices along the axis. No index may be a
         source twice, nor a destination. Where nothing arrives the result is zero.
       lane: the lane to go through. If None, the default one.
-      backend: ``"host"`` or ``"xla"``. If None, what :func:`jaxcomm.init` chose for
-        these axes, else the platform's own.
+      backend: ``"host"``, ``"nccl"`` or ``"xla"``. If None, what :func:`jaxcomm.init`
+        chose for these axes, else the platform's own.
 
     Returns:
       A pytree like ``x``.

@@ -28,8 +28,8 @@ def ragged_all_to_all(
       axis_name: an axis name, or a tuple of names that number the ranks row-major.
       axis_index_groups: groups, of one size, to exchange within. If None, all.
       lane: the lane to go through. If None, the default one.
-      backend: ``"host"`` or ``"xla"``. If None, what :func:`jaxcomm.init` chose for
-        these axes, else the platform's own.
+      backend: ``"host"``, ``"nccl"`` or ``"xla"``. If None, what :func:`jaxcomm.init`
+        chose for these axes, else the platform's own.
 
     Returns:
       (M, ...) array.

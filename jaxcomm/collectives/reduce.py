@@ -23,8 +23,8 @@ def reduce(x, axis_name, root=0, *, op="sum", lane=None, backend=None):
       op: ``"sum"``, ``"prod"``, ``"max"`` or ``"min"``; bfloat16, float16 and float8
         accumulate in float32, bool in sums and products counts in int32.
       lane: the lane to go through. If None, the default one.
-      backend: ``"host"`` or ``"xla"``. If None, what :func:`jaxcomm.init` chose for
-        these axes, else the platform's own.
+      backend: ``"host"``, ``"nccl"`` or ``"xla"``. If None, what :func:`jaxcomm.init`
+        chose for these axes, else the platform's own.
 
     Returns:
       A pytree like ``x``: the reduction on the root, zeros elsewhere.

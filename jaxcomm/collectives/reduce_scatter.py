@@ -26,8 +26,8 @@ def psum_scatter(
       tiled: keep ``scatter_dimension``, divided by the axis size, which must divide
         it. Otherwise its size must be the axis size, and it goes away.
       lane: the lane to go through. If None, the default one.
-      backend: ``"host"`` or ``"xla"``. If None, what :func:`jaxcomm.init` chose for
-        these axes, else the platform's own.
+      backend: ``"host"``, ``"nccl"`` or ``"xla"``. If None, what :func:`jaxcomm.init`
+        chose for these axes, else the platform's own.
 
     Returns:
       A pytree of arrays.

@@ -22,8 +22,8 @@ def scan(
         identity of ``op``: 0, 1, or the least or greatest value of the type.
       reverse: count from the last device.
       lane: the lane to go through. If None, the default one.
-      backend: ``"host"`` or ``"xla"``. If None, what :func:`jaxcomm.init` chose for
-        these axes, else the platform's own.
+      backend: ``"host"``, ``"nccl"`` or ``"xla"``. If None, what :func:`jaxcomm.init`
+        chose for these axes, else the platform's own.
 
     Returns:
       A pytree like ``x``.

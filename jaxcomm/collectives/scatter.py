@@ -22,8 +22,8 @@ def scatter(x, axis_name, root=0, *, axis=0, tiled=False, lane=None, backend=Non
       tiled: keep ``axis``, divided by the axis size, which must divide it. Otherwise
         its size must be the axis size, and it goes away.
       lane: the lane to go through. If None, the default one.
-      backend: ``"host"`` or ``"xla"``. If None, what :func:`jaxcomm.init` chose for
-        these axes, else the platform's own.
+      backend: ``"host"``, ``"nccl"`` or ``"xla"``. If None, what :func:`jaxcomm.init`
+        chose for these axes, else the platform's own.
 
     Returns:
       A pytree of arrays.

@@ -16,7 +16,7 @@ import jax
 from absl import app, flags, logging
 
 from jaxcomm.attention.schedules.registry import SCHEDULES
-from jaxcomm.backends import BACKENDS
+from jaxcomm.backends import NAMES
 from jaxcomm.demo import processes
 from jaxcomm.demo.settings import DemoError, Settings, split_devices
 
@@ -45,7 +45,7 @@ _TEXT = flags.DEFINE_string(
     "text", None, "file or folder to learn; default: the standard library"
 )
 _BACKEND = flags.DEFINE_enum(
-    "backend", None, BACKENDS, "what moves the bytes; default: the platform's own"
+    "backend", None, NAMES, "what moves the bytes; default: the platform's own"
 )
 _SCHEDULE = flags.DEFINE_enum(
     "schedule", _DEFAULT.schedule, sorted(SCHEDULES), "how the ring deals a sequence"

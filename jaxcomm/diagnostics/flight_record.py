@@ -116,7 +116,7 @@ def flight_record(communicator=None) -> FlightRecord:
                 f"or None for all, got a {type(communicator).__name__}. Pass for "
                 f"example jaxcomm.communicators()[0]."
             )
-        if communicator.backend == "xla":
+        if not communicator.is_ours:
             raise ValueError(
                 f"flight_record: {communicator!r} keeps no record, for its operations "
                 f"run inside XLA; use backend 'host', or leave the argument out"

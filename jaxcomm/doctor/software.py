@@ -13,7 +13,7 @@ import jaxlib.version
 import jaxcomm
 from jaxcomm import _jax_compat, config
 from jaxcomm.attention import support
-from jaxcomm.backends import BACKENDS
+from jaxcomm.backends import NAMES
 from jaxcomm.doctor.rows import Row
 from jaxcomm.nccl import library
 
@@ -131,9 +131,9 @@ def _wrong_values(environment):
 
 def _check_backend(environment):
     name = environment.get("JAXCOMM_BACKEND")
-    if name and name not in BACKENDS:
+    if name and name not in NAMES:
         raise ValueError(
-            f"{name!r} is no backend; choose one of {BACKENDS}, or unset it to let the "
+            f"{name!r} is no backend; choose one of {NAMES}, or unset it to let the "
             f"platform choose"
         )
 

@@ -34,7 +34,8 @@ def create(mesh, part, member: "Communicator", policy, shares: bool):
     Every process of the mesh must call this, in the same order.
 
     Returns:
-      The world it was split off, which lives as long as somebody holds it.
+      The world it was split off, which lives as long as somebody holds it; and whether
+      that is a new one.
 
     Raises:
       CommunicatorError: NCCL refused, or other processes did not come.
@@ -42,7 +43,7 @@ def create(mesh, part, member: "Communicator", policy, shares: bool):
     _warn_of_large_buffers()
     process_of = {device.id: device.process_index for device in mesh.devices.flat}
     try:
-        world = _world(mesh, policy, shares)
+        world, is_new = _world(mesh, policy, shares)
         _ffi.create_nccl(
             world=world,
             key=member.key,
@@ -65,7 +66,7 @@ def create(mesh, part, member: "Communicator", policy, shares: bool):
             f"NCCL did not make a communicator over axes {part.axes} (lane "
             f"{member.lane!r}) of {mesh.devices.size} devices: {error}"
         ) from None
-    return world
+    return world, is_new
 
 
 def borrow(mesh, part, member: "Communicator") -> None:
@@ -181,26 +182,27 @@ def _world(mesh, policy, shares):
     # NCCL goes by what the parent says of sharing with its children.
     name = ids, tuple(_numbers(policy, shares).items())
     world = _worlds.get(name)
-    if world is None or world.is_broken:
-        here = jax.process_index()
-        unique_id = bootstrap.broadcast(
-            processes_of(mesh), here, "nccl", lambda: _ffi.nccl_unique_id().hex()
-        )
-        world = _ffi.nccl_world(
-            size=len(ids),
-            devices=[
-                (device.id, ordinal(device), rank)
-                for rank, device in enumerate(devices)
-                if device.process_index == here
-            ],
-            unique_id=bytes.fromhex(unique_id),
-            numbers=_numbers(policy, shares),
-            name=policy.name or "",
-            timeout_seconds=config.timeout_seconds(),
-            peers=bootstrap.peers(processes_of(mesh), here),
-        )
-        _worlds[name] = world
-    return world
+    if world is not None and not world.is_broken:
+        return world, False
+    here = jax.process_index()
+    unique_id = bootstrap.broadcast(
+        processes_of(mesh), here, "nccl", lambda: _ffi.nccl_unique_id().hex()
+    )
+    world = _ffi.nccl_world(
+        size=len(ids),
+        devices=[
+            (device.id, ordinal(device), rank)
+            for rank, device in enumerate(devices)
+            if device.process_index == here
+        ],
+        unique_id=bytes.fromhex(unique_id),
+        numbers=_numbers(policy, shares),
+        name=policy.name or "",
+        timeout_seconds=config.timeout_seconds(),
+        peers=bootstrap.peers(processes_of(mesh), here),
+    )
+    _worlds[name] = world
+    return world, True
 
 
 def ordinal(device) -> int:

@@ -1,12 +1,8 @@
 """Which libnccl serves, what older ones lack, and what is said without one."""
 
-import types
-
-import numpy as np
 import pytest
 
 import jaxcomm
-from jaxcomm import backends, mesh_groups
 from jaxcomm.nccl import library
 
 OPTIONAL = {
@@ -142,39 +138,6 @@ tell([error_with(path) for path in [*{named!r}, stand_in._name]])
             assert text.format(folder=tmp_path) in error
     # A library that could not be taken is no obstacle to another.
     assert right == ""
-
-
-def gpus(count):
-    """Devices as JAX shows NVIDIA's, as far as the choice of a backend looks."""
-    device = types.SimpleNamespace(platform="gpu", process_index=0, id=0)
-    devices = np.array([types.SimpleNamespace(**vars(device)) for _ in range(count)])
-    for i, each in enumerate(devices):
-        each.id = i
-    return types.SimpleNamespace(devices=devices, axis_names=("i",), shape={"i": count})
-
-
-@pytest.fixture
-def choose(monkeypatch):
-    """Gives ``choose(refusal, backend)``: what serves two GPUs."""
-    mesh = gpus(2)
-    part = mesh_groups.partition(mesh_groups.grid_of(mesh), ("i",))
-    monkeypatch.delenv("JAXCOMM_BACKEND", raising=False)
-
-    def run(found, backend):
-        monkeypatch.setattr(library, "load", lambda: found)
-        return backends.choose(mesh, part, "default", backend)
-
-    return run
-
-
-def test_gpus_choose_nccl_and_without_it_xla_with_the_reason(choose):
-    there = library.Library("libnccl.so.2", "2.28.9", 22809, "13.0", (), False)
-    assert choose(there, None) == backends.Choice("nccl", "NCCL 2.28.9")
-    assert choose("it is gone", None) == backends.Choice("xla", "xla: it is gone")
-    with pytest.raises(
-        jaxcomm.CommunicatorError, match=r"it is gone\. Use backend='xla'"
-    ):
-        choose("it is gone", "nccl")
 
 
 def test_a_real_library_serves_no_cpu_devices(monkeypatch, make_mesh):
