@@ -66,6 +66,18 @@ def as_users_compile():
     return {name: value for name, value in of_users.items() if f"--{name}=" in quick}
 
 
+@pytest.fixture(scope="session")
+def stand_in_path():
+    """The file of the stand-in."""
+    path = os.environ.get("JAXCOMM_TEST_FAKE_NCCL")
+    if not path:
+        pytest.skip(
+            "JAXCOMM_TEST_FAKE_NCCL does not name libjaxcomm_fake_nccl.so, which "
+            "`make cpptest` builds and `make test` names"
+        )
+    return path
+
+
 @pytest.fixture
 def make_mesh():
     """Returns ``make_mesh(a=2, b=4)``: a mesh with Auto axes of those sizes."""

@@ -65,18 +65,6 @@ class StandIn:
         return getattr(self._library, name)
 
 
-@pytest.fixture(scope="session")
-def stand_in_path():
-    """The file of the stand-in."""
-    path = os.environ.get("JAXCOMM_TEST_FAKE_NCCL")
-    if not path:
-        pytest.skip(
-            "JAXCOMM_TEST_FAKE_NCCL does not name libjaxcomm_fake_nccl.so, which "
-            "`make cpptest` builds and `make test` names"
-        )
-    return path
-
-
 @pytest.fixture
 def stand_in(stand_in_path, monkeypatch):
     """The stand-in in place of NCCL, its trace empty, in this process."""

@@ -20,18 +20,6 @@ TINIEST = dataclasses.replace(
 )
 
 
-@pytest.fixture(scope="session")
-def stand_in_path():
-    """The file of the stand-in."""
-    path = os.environ.get("JAXCOMM_TEST_FAKE_NCCL")
-    if not path:
-        pytest.skip(
-            "JAXCOMM_TEST_FAKE_NCCL does not name libjaxcomm_fake_nccl.so, which "
-            "`make cpptest` builds and `make test` names"
-        )
-    return path
-
-
 @pytest.fixture
 def timer(stand_in_path, monkeypatch):
     """Two ranks over the stand-in, in this process."""
