@@ -107,6 +107,9 @@ std::string CommunicatorJson(const CommunicatorFlight& flight) {
                 ", \"entries\": [\n", Joined(flight.entries, ",\n", EntryJson), "]}");
 }
 
+// When this process loaded us: no record of its job is older, unless others ran ahead.
+const double began = UnixSeconds();
+
 std::string HostName() {
   char name[256] = "";
   gethostname(name, sizeof(name) - 1);
@@ -137,7 +140,7 @@ std::string FlightRecordJson(const ProcessDescription& process, std::string_view
   };
   return StrCat("{\"version\": 1, \"process\": ", process.process,
                 ", \"processes\": ", process.processes, ", \"pid\": ", getpid(),
-                ", \"host\": ", Quoted(HostName()),
+                ", \"host\": ", Quoted(HostName()), ", \"began\": ", Fixed(began, 6),
                 ", \"time\": ", Fixed(UnixSeconds(), 6),
                 ", \"reason\": ", Quoted(reason), ", \"devices\": {",
                 Joined(process.devices, ", ", devices), "},\n \"communicators\": [\n",

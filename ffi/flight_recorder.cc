@@ -82,6 +82,18 @@ FlightRecorder::Ticket FlightRecorder::Start(const CallSite& site, int64_t run_i
   return (static_cast<uint64_t>(index) << kSequenceBits) | (sequence & kSequenceMask);
 }
 
+void FlightRecorder::SetRun(Ticket ticket, int64_t run_id) {
+  if (ticket == kNoTicket) return;
+  const uint64_t sequence = ticket & kSequenceMask;
+  const Ring& ring = rings_[ticket >> kSequenceBits];
+  Slot& slot = ring.slots.load(std::memory_order_acquire)[sequence & mask_];
+  // The rank that holds the ticket has not gone on, so that nobody else writes here
+  // unless the ring is as short as the number of its operations in flight.
+  if (slot.version.load(std::memory_order_acquire) == 2 * sequence) {
+    slot.run_id.store(run_id, std::memory_order_release);
+  }
+}
+
 void FlightRecorder::Finish(Ticket ticket, State state) {
   if (ticket == kNoTicket) return;
   const uint64_t sequence = ticket & kSequenceMask;

@@ -54,6 +54,11 @@ class FlightRecorder {
   // first, without allocation. `site` may be destroyed afterwards.
   Ticket Start(const CallSite& site, int64_t run_id, uint64_t tag, int group, int rank);
 
+  // Records by which number all processes know the run, in place of XLA's id, which
+  // differs between them where the program's source lies elsewhere or was compiled
+  // before. Without effect if the ring has overwritten the entry.
+  void SetRun(Ticket ticket, int64_t run_id);
+
   // Records how it ended. Without effect if the ring has overwritten the entry, or it
   // has ended before.
   void Finish(Ticket ticket, State state);

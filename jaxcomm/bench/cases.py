@@ -182,10 +182,10 @@ def _largest_error(found, expected):
         if np.array_equal(a, b):
             continue
         a, b = a.astype(np.float64), b.astype(np.float64)
-        largest = max(np.abs(b).max(initial=0), np.finfo(np.float32).tiny)
-        worst = np.fmax(worst, np.abs(a - b).max(initial=0) / largest)
-        if not np.isfinite(a).all():
+        if not (np.isfinite(a).all() and np.isfinite(b).all()):
             return np.nan
+        largest = max(np.abs(b).max(initial=0), np.finfo(np.float32).tiny)
+        worst = max(worst, np.abs(a - b).max(initial=0) / largest)
     return worst
 
 

@@ -41,9 +41,9 @@ def place(x, mesh: jax.sharding.Mesh, spec: jax.sharding.PartitionSpec) -> jax.A
 
 
 def small_integers(shape: tuple[int, ...], dtype=jnp.float32) -> np.ndarray:
-    """Return 0 to 6 over and over, whose sums over ranks are exact in any order."""
-    count = int(np.prod(shape))
-    return np.resize(np.arange(7, dtype=np.float32), count).reshape(shape).astype(dtype)
+    """Return 0 to 6 at random: sums over ranks are exact, and no two ranks are alike."""
+    integers = np.random.default_rng(0).integers(0, 7, shape, dtype=np.int8)
+    return integers.astype(np.float32).astype(dtype)
 
 
 def normal(shape: tuple[int, ...], seed: int) -> np.ndarray:

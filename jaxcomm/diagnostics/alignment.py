@@ -2,7 +2,8 @@
 
 Ranks meet by run and place in the program, and the n-th time at a place meets the n-th
 time of the others; not by order, for a rank may enter independent operations in any.
-Sequence numbers serve where the ring has forgotten the beginning of a run.
+Sequence numbers serve where the ring has forgotten the beginning of a run, and for
+NCCL, to which every rank gives its operations in one order.
 """
 
 import collections
@@ -17,7 +18,7 @@ from jaxcomm.diagnostics.record import (
     Entry,
 )
 
-# (run, site, how many-th time): equal on ranks that meet.
+# (run, site, how many-th time), or (0, "", sequence): equal on ranks that meet.
 Meeting = tuple[int, str, int]
 
 
@@ -65,12 +66,15 @@ class Group:
 def meetings(group: Group) -> dict[Meeting, dict[int, Entry]]:
     """Returns the entries of each meeting by rank, in the order they started."""
     first_counted = _first_counted(group)
+    is_ordered = group.communicator.backend == "nccl"
     found: dict[Meeting, dict[int, Entry]] = {}
     for rank, entries in group.entries.items():
         times: collections.Counter = collections.Counter()
         for entry in entries:
             place = entry.run_id, entry.site
-            if entry.sequence >= first_counted.get(entry.run_id, 0):
+            if is_ordered:
+                found.setdefault((0, "", entry.sequence), {})[rank] = entry
+            elif entry.sequence >= first_counted.get(entry.run_id, 0):
                 times[place] += 1
                 found.setdefault((*place, times[place]), {})[rank] = entry
     return dict(

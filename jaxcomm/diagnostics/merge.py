@@ -80,6 +80,12 @@ class Merged:
         yield (
             f"flight records of {len(self.records)} of {expected} processes ({listed})"
         )
+        older, newer = self._strangers()
+        if older is not None:
+            yield (
+                f"process {older} wrote its record before process {newer} began: if "
+                f"they are of different jobs, leave the older one out"
+            )
         if self.missing:
             several = len(self.missing) > 1
             yield (
@@ -87,6 +93,15 @@ class Merged:
                 f"{table.numbers(self.missing)}: killed, still computing, or without "
                 f"JAXCOMM_DUMP_DIR"
             )
+
+    def _strangers(self):
+        """Returns who wrote a record before another began, by one host's clock."""
+        for older, early in self.records.items():
+            for newer, late in self.records.items():
+                is_one_clock = early.host == late.host and late.began is not None
+                if is_one_clock and early.time < late.began:
+                    return older, newer
+        return None, None
 
     def _all_well(self):
         entries = [

@@ -3,7 +3,7 @@
 The file is JSON::
 
     {"version": 1, "process": 0, "processes": 2, "pid": 4711, "host": "node7",
-     "time": 1763640000.5, "reason": "timeout", "devices": {"cpu": [0, 1]},
+     "began": 1763639990.0, "time": 1763640000.5, "reason": "timeout", "devices": {"cpu": [0, 1]},
      "communicators": [
       {"key": "00c0ffee00c0ffee", "axes": "('data',)", "lane": "default",
        "backend": "host", "platform": "cpu", "groups": [[0, 1, 2048, 2049]],
@@ -21,6 +21,8 @@ that has not ended. Entries are ordered by the time they started.
 import dataclasses
 import json
 import os
+import types
+import typing
 from collections.abc import Mapping
 from typing import Any
 
@@ -45,7 +47,8 @@ class Entry:
       rank: in its group.
       group: which of the communicator's groups.
       device: global id.
-      run_id: of the launch of the program; the same on all ranks.
+      run_id: of the launch of the program, the same on all ranks; with ``nccl`` on the
+        ranks of one process.
       site: the place in the program; the same where ranks are to meet.
       collective: ``"all_reduce"``.
       name: what the user called, ``"psum"``.
@@ -129,6 +132,7 @@ class ProcessRecord:
       reason: why: ``"asked"``, ``"signal"``, ``"timeout"`` ...
       communicators: oldest first.
       devices: global ids of the process's devices, by platform.
+      began: when the process loaded jaxcomm, in seconds since 1970; None if unknown.
     """
 
     process: int
@@ -139,6 +143,7 @@ class ProcessRecord:
     reason: str
     communicators: tuple[CommunicatorRecord, ...]
     devices: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
+    began: float | None = None
 
 
 def load(path: str | os.PathLike) -> ProcessRecord:
@@ -152,7 +157,7 @@ def load(path: str | os.PathLike) -> ProcessRecord:
             document = json.load(file)
     except OSError as error:
         raise RecordError(f"{os.fspath(path)}: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RecordError(f"{os.fspath(path)}: not JSON: {error}") from None
     try:
         return parse(document)
@@ -179,11 +184,13 @@ def parse(document: Any) -> ProcessRecord:
             document,
             communicators=tuple(map(_communicator, document["communicators"])),
             devices={
-                platform: tuple(ids)
+                platform: tuple(map(int, ids))
                 for platform, ids in document.get("devices", {}).items()
             },
         )
-    except (KeyError, TypeError, AttributeError) as error:
+    except RecordError:
+        raise
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise RecordError(f"a damaged flight record: {error!r}") from None
 
 
@@ -209,7 +216,19 @@ def _fill(kind, document, **known):
         if field.name in known:
             fields[field.name] = known[field.name]
         elif field.name in document:
-            fields[field.name] = document[field.name]
+            value = fields[field.name] = document[field.name]
+            if not _is_a(value, field.type):
+                raise TypeError(f"{field.name} is {value!r}")
         elif field.default is dataclasses.MISSING:
             raise KeyError(field.name)
     return kind(**fields)
+
+
+def _is_a(value, kind):
+    if kind is float:
+        # As far as there are dates; NaN compares false.
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        return is_number and abs(value) < 1e11
+    if isinstance(kind, types.UnionType):
+        return any(_is_a(value, each) for each in typing.get_args(kind))
+    return isinstance(value, kind) and not isinstance(value, bool)

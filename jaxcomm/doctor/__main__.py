@@ -1,6 +1,8 @@
 """Run ``python -m jaxcomm.doctor``: see ``--help``."""
 
 import json
+import os
+import signal
 import sys
 
 from absl import app, flags, logging
@@ -11,6 +13,7 @@ from jaxcomm.doctor import machine, options, page, rows, sharing, software
 
 _PROBLEM = 1
 _WRONG_USE = 2
+_UNREAD = 128 + signal.SIGPIPE
 
 
 def main(asked: options.Options) -> int:
@@ -60,5 +63,16 @@ def _parse(argv):
         sys.exit(_WRONG_USE)
 
 
+def _until_nobody_reads(asked):
+    try:
+        status = main(asked)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Python would flush once more at the end, and print a traceback.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _UNREAD
+    return status
+
+
 if __name__ == "__main__":
-    app.run(main, flags_parser=_parse)
+    app.run(_until_nobody_reads, flags_parser=_parse)

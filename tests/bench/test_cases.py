@@ -69,6 +69,15 @@ def test_results_agree_within_the_tolerance(found, agrees):
             cases.check_agreement(results, 1e-3)
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("whose", ["a", "b"])
+def test_what_is_no_number_agrees_with_nothing_whosever_it_is(whose, bad):
+    results = {"a": np.arange(9.0), "b": np.arange(9.0)}
+    results[whose][3] = bad
+    with pytest.raises(ValueError, match="differ by nan"):
+        cases.check_agreement(results, 1e-3)
+
+
 def test_results_of_other_shapes_do_not_agree():
     results = {"a": np.zeros((2, 1)), "b": np.zeros((2, 2))}
     with pytest.raises(ValueError, match="shape"):

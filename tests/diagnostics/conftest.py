@@ -17,8 +17,9 @@ class Job:
     group of four devices, two of each of two processes.
     """
 
-    def __init__(self, folder, devices=None, groups=None, forget=0):
+    def __init__(self, folder, devices=None, groups=None, forget=0, backend="host"):
         self.folder = folder
+        self.backend = backend
         self.devices = devices or {0: [0, 1], 1: [2048, 2049]}
         everybody = [device for own in self.devices.values() for device in own]
         self.groups = groups or [everybody]
@@ -58,7 +59,7 @@ class Job:
         communicators = [
             {
                 "key": f"{hash(axes) % 2**64:016x}", "axes": axes, "lane": "default",
-                "backend": "host", "platform": platform, "groups": self.groups,
+                "backend": self.backend, "platform": platform, "groups": self.groups,
                 "timeout_seconds": 300.0, "entries": entries,
             }
             for (owner, axes, platform), entries in self.entries.items()

@@ -98,6 +98,33 @@ def test_the_numbers_of_both_are_given_where_they_differ(job):
     ]
 
 
+def test_operations_of_nccl_meet_by_their_number(make_job):
+    """Its ranks have one order, and those of other processes other run ids of XLA's."""
+    job = make_job(backend="nccl")
+    for number in range(3):
+        job.did([0, 1], "psum(float32[4])", run=7 + number)
+        job.did([2, 3], "psum(float32[4])", run=9 + number)
+    job.did([0, 1], "psum(float32[4])", "started", run=10)
+    job.did(2, "psum(float32[4])", "started", run=12)
+    assert job.texts() == [
+        "rank 3 (process 1, cpu:2049) last completed psum(float32[4]) #3; ranks 0-2 "
+        "wait in psum(float32[4]) #4"
+    ]
+
+
+def test_a_record_of_an_earlier_job_is_told(job):
+    job.did(ALL, "psum(float32[4])")
+    (_, late) = job.write()
+    text = "process 0 wrote its record before process 1 began"
+    assert text not in str(merge_files(job.write()))
+    document = json.loads(late.read_text())
+    for host, is_told in (("node7", True), ("node8", False)):  # which has another clock
+        late.write_text(json.dumps(document | {"began": job.time + 1, "host": host}))
+        assert (
+            text in str(merge_files([late.with_stem("flight-record-0"), late]))
+        ) == (is_told)
+
+
 def test_failures_that_were_survived_are_no_findings(job):
     job.did(ALL, "psum(float32[4])", "failed", run=1).did(ALL, "psum(int8[])", run=2)
     merged = job.merged()

@@ -62,6 +62,11 @@ print("done", flush=True)
 """
 
 
+def of_another_path(process):
+    """Returns the program as each process has it, whose run ids of XLA's differ then."""
+    return f"exec(compile({PROGRAM!r}, '/home/{process}/train.py', 'exec'))"
+
+
 @pytest.fixture
 def folder(tmp_path):
     return tmp_path / "dumps"
@@ -84,7 +89,13 @@ def processes(folder):
         started = []
         for process in range(2):
             popen = subprocess.Popen(
-                [sys.executable, "-c", PROGRAM, str(port), str(process)],
+                [
+                    sys.executable,
+                    "-c",
+                    of_another_path(process),
+                    str(port),
+                    str(process),
+                ],
                 env=inherited
                 | {
                     "JAX_PLATFORMS": "cpu",

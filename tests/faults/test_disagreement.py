@@ -3,6 +3,8 @@
 Three processes share one set: processes 0 and 1 agree, process 2 does not.
 """
 
+import re
+
 import pytest
 
 pytestmark = pytest.mark.multiprocess
@@ -49,9 +51,12 @@ answer = attempt(lambda: values(once(x)))
         assert f"psum({X}) over axes ('i',) (lane 'default', operation " in text
         assert "of 3 (cpu:" in text
         assert f"waited {TIMEOUT:g} s for rank 2" in text
-        # Where it was last, and how many calls it has made.
+        # Where it was last, as all count: one operation before.
+        waited, *_, last = map(int, re.findall(r"operation (\d+)", text))
+        assert last == waited - 1
         assert (
-            f"Process 2 was last in psum({X}) over axes ('i',), its operation" in text
+            f"Process 2 was last in psum({X}) over axes ('i',), operation {last}."
+            in text
         )
         assert "JAXCOMM_TIMEOUT" in text
     early, late = outcomes[:2], outcomes[2]

@@ -34,11 +34,11 @@ Arena::~Arena() {
 }
 
 Crossing* Arena::Join(const CrossingKey& key, uint64_t members, uint64_t signature,
-                      std::string_view call, bool wants_channel) {
+                      std::string_view call, uint64_t number, bool wants_channel) {
   const auto relaxed = std::memory_order_relaxed;
   ProcessState& me = process(self_);
   me.last.Store(call);
-  me.started.fetch_add(1, relaxed);
+  me.last_number.store(number, relaxed);
   Lock lock(*this);
   const Places places = FindLocked(key);
   Crossing* joined = places.found;

@@ -40,9 +40,10 @@ class Arena : public ArenaMemory {
   // Takes this process's seat in the crossing of that key at which it has not been,
   // opening it if there is none. Null if the table is full of others: try again later.
   // It may have failed, and does if the signatures differ; then leave it.
-  // `wants_channel`: its operands are to be streamed.
+  // `number`: how many-th call of the group; `wants_channel`: its operands are to be
+  // streamed.
   Crossing* Join(const CrossingKey& key, uint64_t members, uint64_t signature,
-                 std::string_view call, bool wants_channel);
+                 std::string_view call, uint64_t number, bool wants_channel);
   // Gives an open crossing a channel, when all its members are here or channels
   // abound; then it surely ends, and gives the channel back.
   void TryAssignChannel(Crossing* crossing);

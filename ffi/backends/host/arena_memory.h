@@ -53,9 +53,9 @@ struct alignas(kLine) ProcessState {
   enum Presence : uint32_t { kAttached, kLeft };
   std::atomic<uint32_t> presence;
   Doorbell doorbell;
-  std::atomic<uint64_t> started;   // crossings entered
-  std::atomic<uint64_t> finished;  // and left
-  SharedText<256> last;            // the last one entered
+  std::atomic<uint64_t> finished;     // crossings left
+  SharedText<256> last;               // the last one entered
+  std::atomic<uint64_t> last_number;  // how many-th of its group
   // A communicator, and a group of it, of which it has yet to hear that others failed
   // in what it had finished; and how. 0: nothing.
   std::atomic<uint64_t> unheard_of, unheard_of_group;

@@ -37,6 +37,7 @@ Transfer::Meeting LocalCommunicator::MeetingPlace(const Group& group, const Call
   place.key.tag = call.shared_tag;
   place.members = group.members;
   place.signature = meeting.signature;
+  place.number = static_cast<uint64_t>(meeting.sequence);
   place.call = meeting.call_site->description();
   return place;
 }
@@ -273,8 +274,8 @@ std::string LocalCommunicator::CrossingText(const Group& group, const Meeting& m
     if (!gone && !calls.empty()) {
       text += StrCat(" ", who, " waits in ", calls.front(), " instead.");
     } else if (!last.empty()) {
-      text += StrCat(" ", who, " was last in ", last, ", its operation ",
-                     state.started.load(std::memory_order_relaxed), ".");
+      text += StrCat(" ", who, " was last in ", last, ", operation ",
+                     state.last_number.load(std::memory_order_relaxed), ".");
     } else {
       text += StrCat(" ", who, " has called nothing yet.");
     }

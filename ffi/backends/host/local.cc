@@ -101,7 +101,11 @@ ffi::Future LocalCommunicator::Execute(const Call& call) {
   if (meeting == nullptr) {
     Status status = Open(group, call, &meeting);
     if (status.failure()) return refuse(std::move(status));
-  } else if (meeting->signature != call.site->signature()) {
+  }
+  if (!group.process_of.empty()) {
+    recorder().SetRun(ticket, static_cast<int64_t>(meeting->run));
+  }
+  if (meeting->signature != call.site->signature()) {
     return FailedFuture(Mismatch(group, rank, call, std::move(lock), meeting, ticket));
   }
 

@@ -94,7 +94,7 @@ Transfer::Outcome Transfer::Step() {
   if (state_ == State::kDone) return Outcome::kDone;
   if (state_ == State::kJoining) {
     crossing_ = arena_->Join(meeting_.key, meeting_.members, meeting_.signature,
-                             meeting_.call, !work_.stream->is_inline);
+                             meeting_.call, meeting_.number, !work_.stream->is_inline);
     if (crossing_ == nullptr) return Outcome::kIdle;
     if (crossing_->error.load(std::memory_order_acquire) != 0) {
       arena_->Ring(meeting_.members);

@@ -23,6 +23,7 @@ class Transfer {
     CrossingKey key;
     uint64_t members = 0;  // mask of processes
     uint64_t signature = 0;
+    uint64_t number = 0;    // how many-th of the group, for messages
     std::string_view call;  // for messages: "psum(float32[4]) over axes ('i',)"
   };
   // What to move, between buffers indexed by [rank][leaf]; those of ranks of other
