@@ -41,7 +41,7 @@ def place(x, mesh: jax.sharding.Mesh, spec: jax.sharding.PartitionSpec) -> jax.A
 
 
 def small_integers(shape: tuple[int, ...], dtype=jnp.float32) -> np.ndarray:
-    """Return 0 to 6 at random: sums over ranks are exact, and no two ranks are alike."""
+    """Return 0 to 6 at random: sums over ranks are exact, and no two ranks alike."""
     integers = np.random.default_rng(0).integers(0, 7, shape, dtype=np.int8)
     return integers.astype(np.float32).astype(dtype)
 

@@ -98,8 +98,8 @@ class Merged:
         """Returns who wrote a record before another began, by one host's clock."""
         for older, early in self.records.items():
             for newer, late in self.records.items():
-                is_one_clock = early.host == late.host and late.began is not None
-                if is_one_clock and early.time < late.began:
+                began = late.began if early.host == late.host else None
+                if began is not None and early.time < began:
                     return older, newer
         return None, None
 

@@ -3,7 +3,8 @@
 The file is JSON::
 
     {"version": 1, "process": 0, "processes": 2, "pid": 4711, "host": "node7",
-     "began": 1763639990.0, "time": 1763640000.5, "reason": "timeout", "devices": {"cpu": [0, 1]},
+     "began": 1763639990.0, "time": 1763640000.5, "reason": "timeout",
+     "devices": {"cpu": [0, 1]},
      "communicators": [
       {"key": "00c0ffee00c0ffee", "axes": "('data',)", "lane": "default",
        "backend": "host", "platform": "cpu", "groups": [[0, 1, 2048, 2049]],

@@ -118,11 +118,11 @@ def test_a_record_of_an_earlier_job_is_told(job):
     text = "process 0 wrote its record before process 1 began"
     assert text not in str(merge_files(job.write()))
     document = json.loads(late.read_text())
-    for host, is_told in (("node7", True), ("node8", False)):  # which has another clock
+    earlier = late.with_stem("flight-record-0")
+    # Another host has another clock.
+    for host, is_told in (("node7", True), ("node8", False)):
         late.write_text(json.dumps(document | {"began": job.time + 1, "host": host}))
-        assert (
-            text in str(merge_files([late.with_stem("flight-record-0"), late]))
-        ) == (is_told)
+        assert (text in str(merge_files([earlier, late]))) == is_told
 
 
 def test_failures_that_were_survived_are_no_findings(job):

@@ -63,7 +63,7 @@ print("done", flush=True)
 
 
 def of_another_path(process):
-    """Returns the program as each process has it, whose run ids of XLA's differ then."""
+    """Returns the program as a process has it, whose run ids of XLA's differ then."""
     return f"exec(compile({PROGRAM!r}, '/home/{process}/train.py', 'exec'))"
 
 
