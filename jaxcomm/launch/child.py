@@ -222,21 +222,25 @@ def main() -> None:
     given = {}
     while words and words[0].startswith("--"):
         name, _, value = words.pop(0).partition("=")
-        try:
-            given[name] = int(value)
-        except ValueError:
+        if name == "--help":
+            print(_USAGE)
+            sys.exit(0)
+        if name not in ("--reports", "--launcher") or not value.isdecimal():
             sys.exit(_USAGE)
+        given[name] = int(value)
     is_module = words[:1] == ["-m"]
     sys.argv = words[is_module:]
     if not (sys.argv and os.environ.keys() >= _PLACE):
         sys.exit(_USAGE)
     process = os.getpid()
+    # Now: the program may change the environment.
+    number = os.environ["JAX_PROCESS_ID"]
 
     def report(status):
         # Not for a copy of this process that the program has forked.
         if status and "--reports" in given and os.getpid() == process:
             with contextlib.suppress(BrokenPipeError):
-                line = f"{os.environ['JAX_PROCESS_ID']} {status}\n"
+                line = f"{number} {status}\n"
                 os.write(given["--reports"], line.encode())
 
     if "--launcher" in given:

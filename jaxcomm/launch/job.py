@@ -67,6 +67,7 @@ class Job:
         self._steps: collections.deque[Step] = collections.deque()
         self._deadline = time.monotonic() + (options.timeout or math.inf)
         self._stopping = False
+        self._insisted = 0
         self._request = 0
         self._status: int | None = None
 
@@ -100,7 +101,14 @@ class Job:
 
     def _heed(self):
         for number in self._signals.take():
+            if number == signal.SIGUSR1:
+                self._ask_for_records()
+                continue
             if self._stopping:
+                self._insisted += 1
+                # Twice: whatever has been tried by now, there is no more to wait for.
+                while self._insisted > 1 and len(self._steps) > 1:
+                    self._steps.popleft()
                 self._next_step(_INSISTENT_SECONDS)
                 continue
             name = signal.Signals(number).name
@@ -168,12 +176,17 @@ class Job:
                 self._status = _SIGNAL_BASE + self._request
             who = ", ".join(map(str, sorted(self._running)))
             self._output.say(f"still running, now killed: {who}")
+        if step.signal_number == signal.SIGUSR1:
+            self._ask_for_records()
+            return
         # Process 0 last: JAX ends the others, with pages of text, when they lose it.
         for process in reversed(self._running.values()):
-            if step.signal_number != signal.SIGUSR1:
-                process.send_all(step.signal_number)
-            elif process.catches(signal.SIGUSR1):
-                # Asks for its flight record, and would end one that does not know it.
+            process.send_all(step.signal_number)
+
+    def _ask_for_records(self):
+        for process in self._running.values():
+            # It would end one that does not know it.
+            if process.catches(signal.SIGUSR1):
                 process.send(signal.SIGUSR1)
 
 

@@ -22,7 +22,9 @@ temporary one, which is deleted if no record was written.
 The status is that of the first process that failed, 128 + n where signal n ended it,
 124 after --timeout, 2 for a bad command line. If it is not 0, the flight records are
 compared at the end. Ctrl-C goes to all processes; a second one insists, with SIGTERM, a
-third with SIGKILL.
+third with SIGKILL. SIGUSR1 asks all for their flight records, and ends nothing.
+
+Lines appear when they end: for prompts, as of input() and pdb, pass --no-prefix.
 """
 
 

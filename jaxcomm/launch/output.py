@@ -1,6 +1,7 @@
 """What the processes write, as whole lines that say who wrote them."""
 
 import contextlib
+import errno
 import os
 import selectors
 import sys
@@ -63,9 +64,12 @@ class Pump(threading.Thread):
     def run(self):
         try:
             self._copy()
-        except BrokenPipeError:
-            # The processes get the same when they write on.
-            pass
+        except OSError as error:
+            # The processes get a broken pipe when they write on.
+            if error.errno != errno.EPIPE:
+                text = f"output cannot be written: {error.strerror}\n"
+                with contextlib.suppress(OSError):
+                    os.write(2, _OWN_PREFIX + text.encode())
         finally:
             for descriptor in (*self._lines, self._wake_read):
                 os.close(descriptor)
@@ -112,7 +116,8 @@ class Output:
 
     def follow(self, pipes: Mapping[int, tuple[int, int]]):
         """Start to copy stdout and stderr, given as pipes by process id."""
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
         writing = threading.Lock()
         own_read, self._own_write = os.pipe()
         out = {pipe: b"[%d] " % process for process, (pipe, _) in pipes.items()}

@@ -3,9 +3,11 @@
 import os
 import signal
 
-# Those that ask for an end. SIGHUP: the processes are in sessions of their own, which
-# the terminal's does not reach.
-_REQUESTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# Those that ask for an end. The processes are in sessions of their own, which the
+# terminal's SIGHUP and SIGQUIT do not reach.
+_REQUESTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+# And that which asks for flight records, as of a process by itself.
+_HEEDED = (*_REQUESTS, signal.SIGUSR1)
 
 
 class Signals:
@@ -24,7 +26,7 @@ class Signals:
         )
         self._previous = {
             number: signal.signal(number, self._note)
-            for number in (*_REQUESTS, signal.SIGCHLD)
+            for number in (*_HEEDED, signal.SIGCHLD)
             # nohup's choice.
             if (number, signal.getsignal(number)) != (signal.SIGHUP, signal.SIG_IGN)
         }
@@ -41,7 +43,7 @@ class Signals:
         return self._read
 
     def take(self) -> list[int]:
-        """Return the requests to end that arrived since the last call."""
+        """Return what arrived since the last call: requests to end, and SIGUSR1."""
         try:
             while os.read(self._read, 512):
                 pass
@@ -51,5 +53,5 @@ class Signals:
         return taken
 
     def _note(self, number, frame):
-        if number in _REQUESTS:
+        if number in _HEEDED:
             self._requests.append(number)

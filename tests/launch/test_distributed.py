@@ -106,17 +106,21 @@ def test_by_hand(by_hand, program, sums_device_ids, free_port):
     assert results("".join(out)) == expected(2, 1)
 
 
-@pytest.mark.parametrize("words", [["x.py"], ["--help"], ["--bogus=x", "x.py"]])
-def test_by_hand_without_a_place_says_how(words):
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [(["x.py"], 1), (["--help"], 0), (["--bogus=x", "x.py"], 1), (["--a=3", "b"], 1)],
+)
+def test_by_hand_without_a_place_says_how(words, status):
     done = subprocess.run(
         [sys.executable, "-m", "jaxcomm.launch.child", *words],
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 1
+    assert done.returncode == status
     assert "Traceback" not in done.stderr
-    assert "JAX_COORDINATOR_ADDRESS=host:port JAX_NUM_PROCESSES=n" in done.stderr
+    said = done.stderr if status else done.stdout
+    assert "JAX_COORDINATOR_ADDRESS=host:port JAX_NUM_PROCESSES=n" in said
 
 
 def test_a_place_that_is_no_number_is_named(program):

@@ -20,7 +20,8 @@ def until_ready(process, count=2):
 
 
 @pytest.mark.parametrize(
-    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
+    ("number", "status"),
+    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGQUIT, 131)],
 )
 def test_it_reaches_the_processes(number, status, started, program, assert_gone):
     launcher = started("-n", "2", program(READY + "time.sleep(1000)"))
@@ -72,6 +73,43 @@ def test_a_second_and_a_third_insist(started, program, assert_gone):
     assert launcher.returncode == 130
     assert "still running, now killed: 0, 1" in err
     assert_gone(found, seconds=0)
+
+
+def test_three_at_once_end_what_ignores_the_others(started, program, assert_gone):
+    launcher = started(
+        "-n",
+        "2",
+        "--grace=1000",
+        program(
+            "for number in (signal.SIGINT, signal.SIGTERM):\n"
+            "  signal.signal(number, signal.SIG_IGN)\n"
+            f"{READY}while True: time.sleep(1000)"
+        ),
+    )
+    found = until_ready(launcher)
+    for _ in range(3):
+        launcher.send_signal(signal.SIGINT)
+        time.sleep(0.05)  # else the system makes one of them
+    launcher.communicate(timeout=30)
+    assert launcher.returncode == 130
+    assert_gone(found, seconds=0)
+
+
+def test_a_request_for_records_ends_nothing(started, program):
+    launcher = started(
+        "-n",
+        "2",
+        program(
+            # Process 1 does not know the signal, which would end it.
+            "if i == 0: signal.signal(signal.SIGUSR1, lambda *_: tell('asked'))\n"
+            f"{READY}"
+            "hear('asked')"
+        ),
+    )
+    until_ready(launcher)
+    launcher.send_signal(signal.SIGUSR1)
+    _, err = launcher.communicate(timeout=30)
+    assert (launcher.returncode, err) == (0, "")
 
 
 # Each waits for the other in a lane of its own, which nobody else can know is a hang.

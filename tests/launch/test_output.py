@@ -1,5 +1,7 @@
 import fcntl
 import os
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -127,3 +129,26 @@ def test_only_process_0_reads_what_is_typed(started, program):
     path = program("print(repr(sys.stdin.read()))")
     out, _ = started("-n", "2", path).communicate("typed", timeout=60)
     assert sorted(out.splitlines()) == ["[0] 'typed'", "[1] ''"]
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("where", ["/dev/full", "-"])
+def test_what_cannot_be_written_ends_in_no_traceback(where, program):
+    words = ["-m", "jaxcomm.launch", "-n", "2", program("print('x' * 9)")]
+    redirected = f">{where}" if where != "-" else ">&-"
+    found = subprocess.run(
+        ["sh", "-c", f'exec "$0" "$@" {redirected}', sys.executable, *words],
+        capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+    # Of the launcher's; the processes may have one of a broken pipe.
+    assert "Exception in thread" not in found.stderr
+    assert "jaxcomm/launch" not in found.stderr
+    told = "jaxcomm.launch: output cannot be written: No space left on device\n"
+    assert (told in found.stderr) == (where == "/dev/full")
+
+
+@pytest.mark.multiprocess
+def test_a_program_that_clears_the_environment_fails_as_itself(launch):
+    status, _, err = launch("os.environ.clear()\nraise SystemExit(7)")
+    assert status == 7
+    assert "KeyError" not in err
