@@ -55,8 +55,8 @@ class Communicators(Sequence["Communicator"]):
                 str(member.size),
                 str(len(member.groups)),
                 str(sum(stats["calls"].values())) if member.is_ours else "in XLA",
-                _bytes(stats["bytes"]) if member.is_ours else "in XLA",
-                _bytes(stats["host_bytes"] + stats["device_bytes"]),
+                bytes_text(stats["bytes"]) if member.is_ours else "in XLA",
+                bytes_text(stats["host_bytes"] + stats["device_bytes"]),
                 "closed"
                 if member.closed
                 else "suspended"
@@ -89,7 +89,8 @@ class Communicators(Sequence["Communicator"]):
         return f"<table><thead>{head}</thead><tbody>{body}</tbody></table>"
 
 
-def _bytes(count: float) -> str:
+def bytes_text(count: float) -> str:
+    """Returns a number of bytes as people read it: ``"2.9 kB"``."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"

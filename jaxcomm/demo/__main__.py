@@ -51,7 +51,11 @@ _SCHEDULE = flags.DEFINE_enum(
     "schedule", _DEFAULT.schedule, sorted(SCHEDULES), "how the ring deals a sequence"
 )
 _SEED = flags.DEFINE_integer(
-    "seed", _DEFAULT.seed, "of parameters, batches and generation", lower_bound=0
+    "seed",
+    _DEFAULT.seed,
+    "of parameters, batches and generation",
+    lower_bound=0,
+    upper_bound=2**63 - 1,
 )
 _OUTPUT = flags.DEFINE_string(
     "output", str(_DEFAULT.output), "folder for checkpoints and the loss curve"
@@ -84,6 +88,9 @@ def settings_from_flags() -> Settings:
         )
     if not 0 < _LEARNING_RATE.value < math.inf:
         raise DemoError(f"--learning_rate={_LEARNING_RATE.value} is not positive")
+    for flag in (_TEXT, _OUTPUT):
+        if flag.value == "":
+            raise DemoError(f"--{flag.name} is empty; name a path, or leave it out")
     # Last: it may have to start the devices.
     data, context = split_devices(
         _DEVICES.value, _DATA.value, _CONTEXT.value, default=_device_count()

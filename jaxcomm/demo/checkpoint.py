@@ -1,5 +1,6 @@
 """Save the state of a training run, and continue from it exactly."""
 
+import contextlib
 import dataclasses
 import logging
 import pathlib
@@ -11,8 +12,8 @@ from jaxcomm.demo import processes
 from jaxcomm.demo.settings import DemoError, Settings
 from jaxcomm.demo.step import State
 
-# Orbax tells of every file it writes.
-logging.getLogger("absl").setLevel(logging.ERROR)
+# Orbax tells of every file it writes; what fails comes as an exception, too.
+logging.getLogger("absl").setLevel(logging.CRITICAL)
 
 
 @dataclasses.dataclass
@@ -31,7 +32,7 @@ class Progress:
 def fingerprint(settings: Settings, digest: str) -> dict[str, int | float | str]:
     """Return what must be equal for two runs to take the same steps.
 
-    The shape of the ring, the schedule and the backend change no result and may differ.
+    The shape of the ring, the schedule and the backend change roundings alone.
     """
     names = ("layers", "width", "sequence", "data", "seed", "learning_rate")
     return {name: getattr(settings, name) for name in names} | {"text": digest}
@@ -62,20 +63,21 @@ class Checkpoints:
         step = len(losses)
         if step == self.saved_step or not processes.is_first():
             return
-        manager = self._open()
-        if self.saved_step is None and not self._resumed:
-            for old in manager.all_steps():
-                manager.delete(old)
         # A copy: it is written later, when the next steps have lengthened the list.
         about = {"identity": self._identity, "losses": list(losses)}
-        manager.save(
-            step,
-            args=ocp.args.Composite(
-                # One copy, not one for each device: any number of devices can resume.
-                state=ocp.args.StandardSave(jax.device_get(state)),
-                about=ocp.args.JsonSave(about),
-            ),
-        )
+        with self._failures_told("written"):
+            manager = self._open()
+            if self.saved_step is None and not self._resumed:
+                for old in manager.all_steps():
+                    manager.delete(old)
+            manager.save(
+                step,
+                args=ocp.args.Composite(
+                    # One copy, not one for each device: any number of them can resume.
+                    state=ocp.args.StandardSave(jax.device_get(state)),
+                    about=ocp.args.JsonSave(about),
+                ),
+            )
         self.saved_step = step
 
     def restore(self, like: State) -> Progress:
@@ -85,8 +87,12 @@ class Checkpoints:
           like: a state of the shapes and dtypes to expect.
 
         Raises:
-          DemoError: there is none, or it belongs to another run.
+          DemoError: there is none, it is damaged, or it belongs to another run.
         """
+        with self._failures_told("read"):
+            return self._restore(like)
+
+    def _restore(self, like):
         if not self.folder.is_dir() or self._open().latest_step() is None:
             raise DemoError(
                 f"--resume: no checkpoint in {self.folder}; run without --resume "
@@ -117,10 +123,27 @@ class Checkpoints:
         return Progress(restored["state"], about["losses"])
 
     def close(self) -> None:
-        """Wait until everything is written."""
-        if self._manager is not None:
-            self._manager.close()
-            self._manager = None
+        """Wait until everything is written.
+
+        Raises:
+          DemoError: it could not be.
+        """
+        manager, self._manager = self._manager, None
+        if manager is not None:
+            with self._failures_told("written"):
+                manager.close()
+
+    @contextlib.contextmanager
+    def _failures_told(self, done):
+        try:
+            yield
+        except (OSError, ValueError, KeyError) as error:
+            # Orbax's reasons have many lines, of which the first says what happened.
+            reason = str(error).strip().partition("\n")[0]
+            raise DemoError(
+                f"the checkpoint in {self.folder} cannot be {done}: {reason}. Make "
+                f"room there, name another folder by --output, or run without --resume"
+            ) from error
 
     def _open(self) -> ocp.CheckpointManager:
         if self._manager is None:

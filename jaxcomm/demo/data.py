@@ -34,13 +34,16 @@ class Text:
     digest: str
 
 
-def load(path: pathlib.Path | None, sequence: int) -> Text:
+def load(
+    path: pathlib.Path | None, sequence: int, without: pathlib.Path | None = None
+) -> Text:
     """Read and split a text.
 
     Args:
       path: a file, or a folder whose text files are read in the order of their names.
         If None, the Python standard library's source files.
       sequence: tokens of a sequence; both parts hold at least one, and its successor.
+      without: a folder whose files are not read, where the demo writes its own.
 
     Raises:
       DemoError: there is no text at ``path``, it is binary, or too short.
@@ -49,8 +52,8 @@ def load(path: pathlib.Path | None, sequence: int) -> Text:
         root = pathlib.Path(sysconfig.get_path("stdlib"))
         content, files = _read_folder(root, "*.py", _SKIPPED_FOLDERS)
         source = f"{files} source files of the Python standard library"
-    elif path.is_dir():
-        content, files = _read_folder(path, "*")
+    elif _is_folder(path):
+        content, files = _read_folder(path, "*", without=without)
         source = f"{files} files in {path}"
     else:
         content, source = _read_file(path), str(path)
@@ -89,6 +92,13 @@ def draw_batch(text: np.ndarray, step: int, *, rows: int, sequence: int, seed: i
     return windows[:, :-1], windows[:, 1:]
 
 
+def _is_folder(path: pathlib.Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:
+        return False  # reading it says what is wrong
+
+
 def _read_file(path: pathlib.Path) -> bytes:
     try:
         content = path.read_bytes()
@@ -105,7 +115,10 @@ def _read_file(path: pathlib.Path) -> bytes:
 
 
 def _read_folder(
-    root: pathlib.Path, pattern: str, skipped: frozenset[str] = frozenset()
+    root: pathlib.Path,
+    pattern: str,
+    skipped: frozenset[str] = frozenset(),
+    without: pathlib.Path | None = None,
 ) -> tuple[bytes, int]:
     """Join the text files below a folder, passing over those that are not text."""
     parts = []
@@ -115,6 +128,8 @@ def _read_folder(
         folders = file.relative_to(root).parts[:-1]
         hidden = any(part.startswith(".") for part in (*folders, file.name))
         if hidden or skipped.intersection(folders) or not file.is_file():
+            continue
+        if without is not None and file.resolve().is_relative_to(without.resolve()):
             continue
         try:
             content = file.read_bytes()

@@ -7,6 +7,7 @@ import time
 import rich.progress
 
 import jaxcomm
+from jaxcomm.communicator_table import bytes_text
 
 
 class Timings:
@@ -137,4 +138,4 @@ def traffic(communicators: jaxcomm.Communicators) -> str:
     stats = [member.stats() for member in communicators]
     calls = sum(sum(each["calls"].values()) for each in stats)
     moved = sum(each["bytes"] for each in stats)
-    return f"{calls:,} collective calls were handed {moved / 1e9:.2f} GB"
+    return f"{calls:,} collective calls were handed {bytes_text(moved)}"

@@ -1,5 +1,7 @@
 """One run of the demo, from the text to what the model writes."""
 
+import errno
+
 import jaxcomm
 from jaxcomm.demo import data, generate, plot, processes, report, step
 from jaxcomm.demo.interrupt import Interrupted, deferred_interrupt
@@ -27,7 +29,7 @@ def run(settings: Settings) -> None:
     """
     timings = report.Timings()
     with timings.phase("text"):
-        text = data.load(settings.text, settings.sequence)
+        text = data.load(settings.text, settings.sequence, without=settings.output)
         _make_output(settings)
     with timings.phase("start"):
         training = Training(settings, text)
@@ -48,9 +50,12 @@ def run(settings: Settings) -> None:
 
 
 def _conclude(training: Training, validation: float, timings: report.Timings) -> None:
-    curve = training.settings.output / "loss.png"
+    curve = training.settings.loss_curve
     with timings.phase("loss curve"):
-        plot.plot_losses(curve, training.losses, validation)
+        try:
+            plot.plot_losses(curve, training.losses, validation)
+        except OSError as error:
+            raise DemoError(f"{curve} cannot be written: {error.strerror}") from error
     with timings.phase("generation"):
         prompt, written = training.write()
     _say(
@@ -76,6 +81,8 @@ def _reference(training: Training, timings: report.Timings) -> list[float]:
         )
         return []
     count = min(CHECKED_STEPS, settings.steps - len(training.losses))
+    if count == 0:
+        return []  # what was resumed is complete, but for the results
     _say(f"{count} steps on one device with ordinary attention ...")
     with timings.phase("reference"):
         return processes.from_first(lambda: training.reference_losses(count))
@@ -95,6 +102,7 @@ def _train(training: Training, expected: list[float], timings: report.Timings) -
             if done % settings.checkpoint_every == 0 or done == settings.steps:
                 training.save()
             if training.agree(interrupted()):
+                # With the last step saved, --resume goes on to the results.
                 training.save()
                 raise Interrupted(
                     f"interrupted; step {done} is saved in "
@@ -130,6 +138,10 @@ def _make_output(settings: Settings) -> None:
         probe = settings.output / ".writable"
         probe.touch()
         probe.unlink()
+        # Now, and not when hours of training are to be kept there.
+        settings.checkpoint_folder.mkdir(exist_ok=True)
+        if settings.loss_curve.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "loss.png is a folder there")
     except OSError as error:
         raise DemoError(
             f"--output={settings.output} cannot be written: {error.strerror}; name "

@@ -45,6 +45,10 @@ class Settings:
     def checkpoint_folder(self) -> pathlib.Path:
         return self.output / "checkpoints"
 
+    @property
+    def loss_curve(self) -> pathlib.Path:
+        return self.output / "loss.png"
+
 
 def split_devices(
     devices: int | None, data: int | None, context: int | None, *, default: int = 8
@@ -67,6 +71,7 @@ def split_devices(
     >>> split_devices(6, None, None)
     (2, 3)
     """
+    asked = {"devices": devices, "data": data, "context": context}
     if devices is None:
         devices = data * context if data and context else default
     if context is None and data is not None:
@@ -79,7 +84,8 @@ def split_devices(
         data = devices // context
     if data * context != devices or not devices:
         raise DemoError(
-            f"--devices={devices} is not --data={data} times --context={context}; "
-            "leave one of the three out, or make them multiply"
+            " and ".join(f"--{name}={n}" for name, n in asked.items() if n is not None)
+            + f": {devices} devices are not --data times --context; leave one of the "
+            "three out, or make them multiply"
         )
     return data, context

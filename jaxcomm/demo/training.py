@@ -49,7 +49,7 @@ class Training:
         )
         if settings.resume:
             progress = self.checkpoints.restore(progress.state)
-            if len(progress.losses) >= settings.steps:
+            if len(progress.losses) > settings.steps:
                 raise DemoError(
                     f"--resume: the checkpoint has {len(progress.losses)} steps, so "
                     f"--steps={settings.steps} leaves nothing to do; pass more --steps"

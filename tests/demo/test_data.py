@@ -45,6 +45,11 @@ def test_reads_a_folder_by_name_and_passes_over_what_is_no_text(tmp_path):
     whole = np.concatenate((text.train, text.validation)).tobytes()
     assert whole == b"aaaa" * 9 + b"\n" + b"bbbb" * 9
     assert text.source == f"2 files in {tmp_path}"
+    # What the demo itself writes is none of it.
+    (tmp_path / "output" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "output" / "checkpoints" / "about").write_text("{}" * 9)
+    again = data.load(tmp_path, 4, without=tmp_path / "output")
+    assert again.digest == text.digest
 
 
 def test_another_split_has_another_digest(text_file):

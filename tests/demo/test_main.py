@@ -74,8 +74,34 @@ def test_trains_checks_saves_draws_and_writes(text, tmp_path):
     assert "the model goes on\n  | " in out
     for phase in ("compile", "reference", "training", "generation", "total"):
         assert f"\n  {phase} " in out
-    assert (tmp_path / "demo_output" / "loss.png").stat().st_size > 5_000
+    curve = tmp_path / "demo_output" / "loss.png"
+    assert curve.stat().st_size > 5_000
     assert (tmp_path / "demo_output" / "checkpoints" / "4").is_dir()
+    # As after Ctrl-C in the last step: what is left are the results.
+    curve.unlink()
+    process = start(*SMALL, "--steps=4", "--text", text, "--resume", cwd=tmp_path)
+    out, err = process.communicate(timeout=280)
+    assert process.returncode == 0, err
+    assert "the model goes on\n  | " in out
+    assert curve.exists()
+
+
+def test_results_that_could_not_be_kept_are_refused_at_the_start(
+    command_line, text, tmp_path
+):
+    output = tmp_path / "output"
+    (output / "loss.png").mkdir(parents=True)
+    status, err = command_line("--text", text, "--sequence=64", "--output", output)
+    assert (status, err) == (
+        2,
+        f"demo: --output={output} cannot be written: loss.png is a folder there; name "
+        "another folder\n",
+    )
+    (output / "checkpoints").rmdir()
+    (output / "checkpoints").touch()
+    status, err = command_line("--text", text, "--sequence=64", "--output", output)
+    assert status == 2
+    assert "cannot be written: File exists" in err
 
 
 @pytest.mark.multiprocess
@@ -112,12 +138,16 @@ def test_a_mistake_ends_the_process_with_one_line_and_status_2(tmp_path):
         (["--sequence=many"], "flag --sequence=many: invalid literal"),
         (["--steps=0"], "flag --steps=0: "),
         (["--devices=0"], "flag --devices=0: "),
-        (["--devices=8", "--context=3"], "--devices=8 is not --data=2 times"),
+        (["--devices=8", "--context=3"], "--devices=8 and --context=3: 8 devices"),
         (["--schedule=spiral"], "value should be one of <contiguous|striped|zigzag>"),
         (["--backend=pigeon"], "value should be one of <host|nccl|xla>"),
         (["--width=12"], "--width=12 is not a multiple of 8"),
         (["--learning_rate=-1"], "--learning_rate=-1.0 is not positive"),
         (["--learning_rate=nan"], "--learning_rate=nan is not positive"),
+        (["--seed=9223372036854775808"], "flag --seed=9223372036854775808: "),
+        (["--text="], "--text is empty; name a path, or leave it out"),
+        (["--output="], "--output is empty; name a path, or leave it out"),
+        (["--text=" + 300 * "x"], "cannot be read: File name too long"),
         (["--colour=red"], "Unknown command line flag 'colour'"),
         (["more"], "unexpected argument 'more'"),
         (["--devices=16"], "16 devices were asked for, but jax runs with 8"),

@@ -27,10 +27,11 @@ def test_splits_devices_into_batch_and_ring(devices, data, context, mesh):
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ((8, 3, None), "--devices=8 is not --data=3 times --context=2"),
-        ((8, None, 3), "--devices=8 is not --data=2 times --context=3"),
-        ((8, 2, 2), "--devices=8 is not --data=2 times --context=2"),
-        ((2, None, 4), "--devices=2 is not --data=0 times --context=4"),
+        ((8, 3, None), "--devices=8 and --data=3: 8 devices are not --data times"),
+        ((8, None, 3), "--devices=8 and --context=3: 8 devices are not --data"),
+        ((8, 2, 2), "--devices=8 and --data=2 and --context=2: 8 devices are"),
+        ((2, None, 4), "--devices=2 and --context=4: 2 devices are not"),
+        ((None, None, 5), "--context=5: 8 devices are not --data times --context"),
     ],
 )
 def test_refuses_devices_that_do_not_multiply(asked, message):

@@ -1,5 +1,6 @@
 import dataclasses
 import re
+import shutil
 
 import jax
 import numpy as np
@@ -68,12 +69,34 @@ def test_resumes_on_another_ring(settings, finished):
         ({"layers": 2, "seed": 3}, "made with layers 1, now 2; seed 0, now 3."),
         ({"data": 1}, "was made with data 2, now 1."),
         ({"sequence": 65}, "was made with sequence 64, now 65."),
-        ({"steps": 2}, "has 2 steps, so --steps=2 leaves nothing to do"),
+        ({"steps": 1}, "has 2 steps, so --steps=1 leaves nothing to do"),
     ],
 )
 def test_refuses_the_checkpoint_of_another_run(settings, changes, message):
     with pytest.raises(DemoError, match=re.escape(message)):
         begin(settings, resume=True, **changes)
+
+
+@pytest.mark.usefixtures("finished")
+@pytest.mark.parametrize("lost", ["state", "about", "about/metadata", "*"])
+def test_a_damaged_checkpoint_is_told(settings, tmp_path, lost):
+    shutil.copytree(settings.output, tmp_path, dirs_exist_ok=True)
+    (saved,) = (tmp_path / "checkpoints").glob("2")
+    for path in saved.rglob("*") if lost == "*" else [saved / lost]:
+        if lost != "*" and path.is_dir():
+            shutil.rmtree(path)
+        elif path.is_file():
+            path.write_bytes(b"")
+    with pytest.raises(DemoError, match=r"checkpoint in .* cannot be read: .*Make"):
+        begin(settings, resume=True, output=tmp_path)
+
+
+def test_a_checkpoint_that_cannot_be_written_is_told(settings, tmp_path):
+    training = begin(settings, output=tmp_path)
+    (tmp_path / "checkpoints").touch()
+    training.advance()
+    with pytest.raises(DemoError, match=r"checkpoint in .* cannot be written: "):
+        training.save()
 
 
 def test_refuses_to_resume_without_a_checkpoint(settings, tmp_path):
