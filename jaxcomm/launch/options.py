@@ -24,7 +24,8 @@ The status is that of the first process that failed, 128 + n where signal n ende
 compared at the end. Ctrl-C goes to all processes; a second one insists, with SIGTERM, a
 third with SIGKILL. SIGUSR1 asks all for their flight records, and ends nothing.
 
-Lines appear when they end: for prompts, as of input() and pdb, pass --no-prefix.
+Process 0 reads what is typed. Lines appear when they end; its prompts, as of input()
+and pdb, at once if the output is a terminal.
 """
 
 

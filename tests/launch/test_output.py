@@ -1,12 +1,14 @@
+import contextlib
 import fcntl
 import os
+import pty
 import subprocess
 import sys
 import threading
 
 import pytest
 
-from jaxcomm.launch.output import Lines, Pump
+from jaxcomm.launch.output import Lines, Pump, Writing
 
 
 def test_every_line_gets_the_prefix():
@@ -18,8 +20,9 @@ def test_a_line_waits_for_its_end():
     assert lines.add(b"one\ntw") == b"> one\n"
     assert lines.add(b"o") == b""
     assert lines.add(b"\nthree") == b"> two\n"
-    assert lines.rest() == b"> three\n"
-    assert lines.rest() == b""
+    assert lines.take_partial() == b"> three"
+    assert lines.take_partial() == b""
+    assert lines.add(b"and on\nmore\n", goes_on=True) == b"and on\n> more\n"
 
 
 def test_bytes_that_are_no_text_pass():
@@ -39,7 +42,7 @@ def test_lines_of_many_writers_stay_whole():
     fcntl.fcntl(target, fcntl.F_SETPIPE_SZ, 4096)
     writers = {number: os.pipe() for number in range(4)}
     prefixes = {read: b"[%d] " % number for number, (read, _) in writers.items()}
-    writing = threading.Lock()
+    writing = Writing()
     pumps = [
         Pump(dict(list(prefixes.items())[half::2]), target, writing)
         for half in range(2)
@@ -85,7 +88,7 @@ def test_lines_of_many_writers_stay_whole():
 def test_finishing_does_not_wait_for_a_pipe_that_stays_open(tmp_path):
     read, write = os.pipe()
     with open(tmp_path / "out", "wb") as target:
-        pump = Pump({read: b"> "}, target.fileno(), threading.Lock())
+        pump = Pump({read: b"> "}, target.fileno(), Writing())
         pump.start()
         os.write(write, b"whole\npart")
         pump.finish()
@@ -129,6 +132,37 @@ def test_only_process_0_reads_what_is_typed(started, program):
     path = program("print(repr(sys.stdin.read()))")
     out, _ = started("-n", "2", path).communicate("typed", timeout=60)
     assert sorted(out.splitlines()) == ["[0] 'typed'", "[1] ''"]
+
+
+@pytest.mark.multiprocess
+def test_process_0_asks_at_a_terminal_before_its_line_ends(program):
+    path = program(
+        "if i == 0: print('hello', input('name? '), flush=True)\n"
+        "if i == 1: hear('asked'); print('between', flush=True); tell('said')\n"
+        "if i == 0:\n"
+        "  print('more? ', end='', flush=True); tell('asked'); hear('said')\n"
+        "  time.sleep(0.3); print('yes')"
+    )
+    terminal, theirs = pty.openpty()
+    launcher = subprocess.Popen(
+        [sys.executable, "-m", "jaxcomm.launch", "-n", "2", path],
+        stdin=subprocess.PIPE, stdout=theirs, stderr=theirs,
+    )  # fmt: skip
+    os.close(theirs)
+    seen = b""
+    while b"name? " not in seen:
+        seen += os.read(terminal, 4096)
+    launcher.communicate(b"Ann\n", timeout=60)
+    with contextlib.suppress(OSError):  # the end of a terminal
+        while more := os.read(terminal, 4096):
+            seen += more
+    os.close(terminal)
+    lines = seen.decode().replace("\r\n", "\n").splitlines()
+    assert lines[0] == "[0] name? hello Ann"
+    assert lines[1:] in (
+        ["[0] more? ", "[1] between", "[0] yes"],
+        ["[1] between", "[0] more? yes"],
+    )
 
 
 @pytest.mark.multiprocess
