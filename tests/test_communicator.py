@@ -323,3 +323,17 @@ def test_a_hundred_communicators_cost_headers_alone(make_mesh, psum_over):
     assert sum(row.host_bytes for row in rows) < 100 * 4096
     others = {(r.device_bytes, r.shared_bytes, r.pinned_bytes, r.shared) for r in rows}
     assert others == {(0, 0, 0, False)}
+
+
+def test_what_init_chose_for_axes_holds_for_index_groups_within_them(make_mesh):
+    mesh = make_mesh(i=4)
+    jaxcomm.init(mesh, "i", backend="xla", timeout=7)
+
+    def call(x):
+        return jaxcomm.psum(x, "i", axis_index_groups=[[0, 1], [2, 3]])
+
+    program = jax.jit(
+        jax.shard_map(call, mesh=mesh, in_specs=jax.P("i"), out_specs=jax.P("i"))
+    )
+    assert "@jaxcomm" not in program.lower(np.ones(4, np.float32)).as_text()
+    assert {(c.backend, c.timeout) for c in jaxcomm.communicators()} == {("xla", 7.0)}

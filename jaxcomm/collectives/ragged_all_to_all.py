@@ -1,6 +1,8 @@
 """All-to-all of slices of different lengths."""
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxcomm import _jax_compat, _primitive, mesh_groups
 
@@ -82,14 +84,24 @@ def ragged_all_to_all(
             f"{jnp.result_type(output)}; they must be equal"
         )
     operands = _primitive.prepare(
-        (operand, output, *indices.values()), axes, "ragged_all_to_all", lane=lane,
-        backend=backend,
+        (operand, output, *_of_one_type(indices.values())), axes, "ragged_all_to_all",
+        lane=lane, backend=backend,
     )  # fmt: skip
     (out,) = ragged_all_to_all_p.bind(
         *operands, axes=axes, index_groups=index_groups, invariant=False, lane=lane,
         backend=backend, name="ragged_all_to_all",
     )  # fmt: skip
     return out
+
+
+def _of_one_type(indices):
+    """Makes offsets and sizes of one type, whose sums fit into 32 bits at least."""
+    indices = [jnp.asarray(index) for index in indices]
+    wide = np.result_type(
+        *(i.dtype if i.dtype.itemsize >= 4 else np.int32 for i in indices)
+    )
+    wide = jax.dtypes.canonicalize_dtype(wide)
+    return [index.astype(wide) for index in indices]
 
 
 class RaggedAllToAll(_primitive.Collective):
@@ -106,7 +118,7 @@ class RaggedAllToAll(_primitive.Collective):
     def emulate_all(self, xs, size):
         operand, output, input_offsets, send_sizes, output_offsets, _ = xs
         slices = input_offsets.shape[1]
-        rows = jnp.arange(operand.shape[1])
+        rows = jnp.arange(operand.shape[1], dtype=input_offsets.dtype)
         outs = [output[rank] for rank in range(size)]
         for source in range(size):
             for i in range(slices):
@@ -141,7 +153,7 @@ class RaggedAllToAll(_primitive.Collective):
         (operand_ct,) = self.primitive.bind(
             ct, zero, where, recv_sizes, there, send_sizes, **params
         )
-        rows = jnp.arange(ct.shape[0])[:, None]
+        rows = jnp.arange(ct.shape[0], dtype=where.dtype)[:, None]
         received = ((rows >= where) & (rows < where + recv_sizes)).any(axis=1)
         received = received.reshape(-1, *(1,) * (ct.ndim - 1))
         output_ct = jnp.where(received, jnp.zeros_like(ct), ct)

@@ -121,3 +121,21 @@ def test_numbers_of_no_type_of_their_own_stay_so(mesh_of):
 
     with jax.numpy_dtype_promotion("standard"):
         assert types(jaxcomm) == types(jax.lax) == ["bfloat16"] * 5
+
+
+def test_a_ragged_exchange_varies_as_any_of_its_operands(mesh_of):
+    """J2: the result holds rows of `output`, which varies over b."""
+    mesh = mesh_of((2, 2), ("a", "b"))
+    index = jnp.arange(2)
+
+    def call(x, out):
+        return jaxcomm.ragged_all_to_all(
+            x, out, index, jnp.ones(2, int), index, jnp.ones(2, int), axis_name="a"
+        )
+
+    program = jax.shard_map(
+        call, mesh=mesh, in_specs=(jax.P("a"), jax.P("a", "b")), out_specs=jax.P("a")
+    )
+    struct = jax.ShapeDtypeStruct((4, 4), np.float32)
+    with pytest.raises(ValueError, match="out_specs"):
+        jax.eval_shape(program, jax.ShapeDtypeStruct((4, 2), np.float32), struct)

@@ -222,3 +222,20 @@ def test_a_notebook_shows_a_table(run):
     assert cells.open == []
     assert cells.found.count("psum(float32[1])") == 2
     assert cells.found.count("0-3") == 2
+
+
+def test_operations_that_differ_in_name_alone_keep_their_names(make_mesh):
+    """U4: the plan of both is the same."""
+    mesh = make_mesh(i=2)
+    for call in (
+        lambda x: jaxcomm.ppermute(x, "i", [(0, 1), (1, 0)]),
+        lambda x: jaxcomm.ring_shift(x, "i"),
+    ):
+        program = jax.jit(
+            jax.shard_map(call, mesh=mesh, in_specs=jax.P("i"), out_specs=jax.P("i"))
+        )
+        jax.block_until_ready(program(np.ones(2, np.float32)))
+    (record,) = jaxcomm.flight_record().process.communicators
+    assert (
+        sorted(e.name for e in record.entries) == ["ppermute"] * 2 + ["ring_shift"] * 2
+    )

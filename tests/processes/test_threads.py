@@ -1,10 +1,9 @@
-"""C7: Python threads that dispatch at once, each in a lane of its own.
+"""C7: threads of several processes that dispatch in another order."""
 
-XLA's own collectives give wrong sums here where every process has one device.
-"""
+import concurrent.futures
+import time
 
-import threading
-
+import jax
 import numpy as np
 import pytest
 
@@ -12,101 +11,45 @@ import jaxcomm
 
 pytestmark = pytest.mark.multiprocess
 
-WIDTHS = (3, 40_000)
 
+def two_functions_in_another_order(here):
+    mesh = here.mesh(2, 1)
+    split = jax.P("i")
 
-def threads_with_a_lane_each(here, devices, compiled):
-    mesh = here.mesh(2, devices)
-    if mesh is None:
-        return
-    count = 4
-    lanes = [f"lane {n}" for n in range(count)]
-    jaxcomm.init(mesh, lanes=lanes)
+    def first(x):
+        return jaxcomm.psum(x, "i")
 
-    def make(lane, factor):
-        def total(x):
-            return jaxcomm.psum(x, "i", lane=lane) * factor
+    def second(x):
+        return jaxcomm.psum(x, "i")
 
-        return here.program(mesh, total)
-
-    programs = [make(lane, n + 1) for n, lane in enumerate(lanes)]
-    if compiled:
-        for program in programs:
-            for width in WIDTHS:
-                x = np.zeros((mesh.size, width), np.int32)
-                here.mine(program(here.put(mesh, x)))
-    turns = Turns(count)
-    failures = []
-
-    def work(n):
-        try:
-            for k in range(25):
-                x = here.values("int32", (mesh.size, WIDTHS[k % 2]), 25 * n + k)
-                operand = here.put(mesh, x)
-                if devices == 1:
-                    found = programs[n](operand)
-                else:
-                    with turns.wait_for(n):
-                        found = programs[n](operand)
-                total = (x.sum(0, np.int32) * np.int32(n + 1)).astype(np.int32)
-                expected = np.broadcast_to(total, x.shape)
-                here.identical(mesh, here.mine(found), expected, f"thread {n}")
-        except BaseException as error:
-            turns.abandon()
-            failures.append(error)
-
-    threads = [threading.Thread(target=work, args=(n,)) for n in range(count)]
-    # Another order on every process.
-    for thread in threads if here.process == 0 else threads[::-1]:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failures:
-        raise failures[0]
-
-
-class Turns:
-    """Lets threads dispatch one after the other, round and round."""
-
-    def __init__(self, count):
-        self._count = count
-        self._next = 0
-        self._changed = threading.Condition()
-
-    def wait_for(self, number):
-        with self._changed:
-            done = self._changed.wait_for(
-                lambda: self._next in (number, None), timeout=60
+    programs = [
+        jax.jit(
+            jax.shard_map(
+                f, mesh=mesh, in_specs=split, out_specs=split, check_vma=False
             )
-        assert done, "another thread did not take its turn"
-        assert self._next is not None, "another thread failed"
-        return self
+        )
+        for f in (first, second)
+    ]
+    for program in programs:  # compiled, in one order
+        here.mine(program(*here.put(mesh, [np.zeros((2, 3), np.int32)])))
 
-    def __enter__(self):
-        return self
+    def run(n, operand):
+        placed = here.put(mesh, operand)
+        # The second first in process 1.
+        if n != here.process:
+            time.sleep(0.2)
+        found = programs[n](placed)
+        expected = np.broadcast_to(operand.sum(0, np.int32), (2, 3))
+        here.identical(mesh, here.mine(found), expected, f"function {n}")
 
-    def __exit__(self, *_):
-        with self._changed:
-            if self._next is not None:
-                self._next = (self._next + 1) % self._count
-            self._changed.notify_all()
-
-    def abandon(self):
-        with self._changed:
-            self._next = None
-            self._changed.notify_all()
-
-
-def test_threads_dispatch_in_any_order_where_processes_have_one_device(start_team):
-    # XLA runs what is not small in a pool of as many threads as there are cores, each
-    # of which waits for its program: more programs at a time would wait for ever.
-    team = start_team(2, 1, {"NPROC": "8"})
-    for compiled in (True, False):
-        team.call(threads_with_a_lane_each, devices=1, compiled=compiled)
+    with concurrent.futures.ThreadPoolExecutor(2) as threads:
+        for turn in range(5):
+            operands = [here.values("int32", (2, 3), 2 * turn + n) for n in range(2)]
+            list(threads.map(run, range(2), operands))
 
 
-def test_threads_that_agree_on_an_order_may_wait_at_the_same_time(team):
-    """XLA launches programs of several devices of a process one after the other, so
-    processes that dispatch in different orders wait for each other until the deadline.
-    """
-    team.call(threads_with_a_lane_each, devices=2, compiled=False)
+def test_functions_of_different_names_are_told_apart(start_team):
+    """C7: two threads that dispatch them in another order on each process."""
+    start_team(2, 1, {"NPROC": "8", "JAXCOMM_TIMEOUT": "20"}).call(
+        two_functions_in_another_order
+    )

@@ -1,0 +1,209 @@
+// A collective in two halves on devices with streams, as XLA:GPU asks for it.
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "ffi/backends/nccl/nccl_communicator.h"
+#include "tests/ffi/check.h"
+#include "tests/ffi/fake_nccl.h"
+#include "tests/ffi/ranks.h"
+
+namespace jaxcomm::testing {
+namespace {
+
+const NcclLibrary& Library() {
+  static const NcclLibrary library = [] {
+    NcclLibrary made;
+    made.nccl = TheFake().nccl;
+    made.cuda = TheFake().cuda;
+    made.version = 23200;
+    made.is_stand_in = true;
+    return made;
+  }();
+  return library;
+}
+
+std::shared_ptr<Communicator> Make() {
+  const nccl::UniqueId id = NewId();
+  std::shared_ptr<NcclWorld> world;
+  CHECK_TRUE(NcclWorld::Create(Library(), 2, {{100, 0, 0}, {101, 1, 1}},
+                               {id.internal, sizeof(id.internal)}, {}, {30}, {}, &world)
+                 .success());
+  std::shared_ptr<Communicator> made;
+  CHECK_TRUE(
+      MakeNcclCommunicator(Spec({{100, 101}}), {world, {}, {30}}, &made).success());
+  return made;
+}
+
+// One rank of a swap of two numbers, and XLA's stream of it.
+struct Swap {
+  explicit Swap(int device)
+      : on(device),
+        device(device),
+        site(MakeSite("permute", {1, 0}, {FloatLeaf(1)}, {FloatLeaf(1)})) {}
+
+  Call CallOf() {
+    return Call{site.get(), 1, 1, 1, device, operands, results, nullptr};
+  }
+  OnDevice on;
+  int device;
+  std::unique_ptr<CallSite> site;
+  float operand = -1, result = -1;
+  const void* operands[1] = {&operand};
+  void* results[1] = {&result};
+};
+
+int Count(const std::string& name) {
+  const std::string trace = TheFake().trace(), wanted = "\"" + name + "\"";
+  int count = 0;
+  for (size_t at = 0; (at = trace.find(wanted, at)) != std::string::npos; ++at) ++count;
+  return count;
+}
+
+TEST(a_start_waits_for_its_operands_and_a_done_for_the_results) {
+  auto communicator = Make();
+  Swap first(0), second(1);
+  second.operand = 2;
+  Gate operand;  // of the first, which the stream has yet to compute
+  TheFake().cuda.LaunchHostFunc(first.on.stream, &Gate::Wait, &operand);
+  TheFake().cuda.LaunchHostFunc(
+      first.on.stream, [](void* to) { *static_cast<float*>(to) = 1; }, &first.operand);
+  TheFake().clear_trace();
+  for (Swap* swap : {&first, &second}) {
+    CHECK_TRUE(communicator->EnqueueStart(swap->CallOf(), swap->on.stream).success());
+  }
+  for (Swap* swap : {&first, &second}) {
+    CHECK_TRUE(communicator->EnqueueDone(swap->CallOf(), swap->on.stream).success());
+  }
+  std::atomic<bool> is_over{false};
+  TheFake().cuda.LaunchHostFunc(
+      second.on.stream,
+      [](void* over) { *static_cast<std::atomic<bool>*>(over) = true; }, &is_over);
+  // Nobody waited here, and the second's stream waits for what the first will send.
+  CHECK_EQ(Count("cuStreamSynchronize"), 0);
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  CHECK_TRUE(!is_over);
+  operand.open = true;
+  first.on.Synchronize();
+  second.on.Synchronize();
+  CHECK_EQ(first.result, 2.0f);
+  CHECK_EQ(second.result, 1.0f);
+}
+
+TEST(halves_make_no_event_once_warm) {
+  auto communicator = Make();
+  Swap first(0), second(1);
+  for (int round = 0; round < 20; ++round) {
+    if (round == 2) TheFake().clear_trace();
+    // Now and then a program fails in between, and its results come to lie where they
+    // lay before.
+    const int times = round % 4 == 1 ? 2 : 1;
+    for (int i = 0; i < times; ++i) {
+      first.operand = static_cast<float>(round + i);
+      for (Swap* swap : {&first, &second}) {
+        CHECK_TRUE(
+            communicator->EnqueueStart(swap->CallOf(), swap->on.stream).success());
+      }
+      if (i + 1 < times) {
+        // The operands are as they are until it is over.
+        while (communicator->stats().in_flight > 0) std::this_thread::yield();
+      }
+    }
+    for (Swap* swap : {&first, &second}) {
+      CHECK_TRUE(communicator->EnqueueDone(swap->CallOf(), swap->on.stream).success());
+      swap->on.Synchronize();
+    }
+    CHECK_EQ(second.result, static_cast<float>(round + times - 1));
+    // A done is of one start.
+    CHECK_CONTAINS(
+        std::string(
+            communicator->EnqueueDone(first.CallOf(), first.on.stream).message()),
+        "no collective was begun");
+  }
+  CHECK_EQ(Count("cuEventCreate"), 0);
+  TheFake().clear_trace();
+  communicator->Abort(FailedPrecondition("closed"));
+  communicator.reset();
+  // 64 operations in flight, of two events each, and the one of halves.
+  CHECK_EQ(Count("cuEventDestroy_v2"), 2 * (2 * 64 + 1));
+}
+
+TEST(what_a_graph_records_is_not_followed_and_outlives_the_communicator) {
+  auto communicator = Make();
+  Swap first(0), second(1);
+  for (Swap* swap : {&first, &second}) TheFake().set_capturing(swap->on.stream, 1);
+  for (Swap* swap : {&first, &second}) {
+    Call call = swap->CallOf();
+    call.may_be_captured = true;
+    CHECK_TRUE(communicator->Enqueue(call, swap->on.stream).success());
+  }
+  CHECK_EQ(communicator->stats().in_flight, 0);
+  for (Swap* swap : {&first, &second}) TheFake().set_capturing(swap->on.stream, 0);
+  TheFake().clear_trace();
+  communicator->Abort(FailedPrecondition("closed"));
+  communicator.reset();
+  for (const char* name : {"ncclCommFinalize", "ncclCommDestroy", "ncclCommAbort"}) {
+    CHECK_EQ(Count(name), 0);
+  }
+}
+
+TEST(bytes_are_what_the_local_ranks_hand_in) {
+  auto communicator = Make();
+  Swap first(0), second(1);
+  first.operand = second.operand = 1;
+  for (Swap* swap : {&first, &second}) {
+    CHECK_TRUE(communicator->Enqueue(swap->CallOf(), swap->on.stream).success());
+  }
+  CHECK_EQ(communicator->stats().bytes, 8);
+}
+
+TEST(a_call_is_symmetric_if_operands_and_results_are) {
+  auto communicator = Make();
+  auto& nccl = dynamic_cast<NcclCommunicator&>(*communicator);
+  std::shared_ptr<SymmetricMemory> memory;
+  CHECK_TRUE(SymmetricMemory::Create(Library(), {0, 1}, 1 << 16, &memory).success());
+  std::string how;
+  CHECK_TRUE(nccl.Register(memory, &how).success());
+  CHECK_EQ(how, std::string("window"));
+  Swap first(0), second(1);
+  int expected = 0;
+  for (const bool in : {false, true}) {
+    for (const bool out : {false, true}) {
+      for (Swap* swap : {&first, &second}) {
+        auto* const block = static_cast<float*>(memory->data(swap->device));
+        swap->operands[0] = in ? block : &swap->operand;
+        swap->results[0] = out ? block + 128 : &swap->result;
+        CHECK_TRUE(communicator->Enqueue(swap->CallOf(), swap->on.stream).success());
+      }
+      for (Swap* swap : {&first, &second}) swap->on.Synchronize();
+      expected += in && out;
+      CHECK_EQ(communicator->stats().symmetric_calls, expected);
+    }
+  }
+}
+
+TEST(suspending_waits_for_what_is_on_its_way) {
+  auto communicator = Make();
+  auto& nccl = dynamic_cast<NcclCommunicator&>(*communicator);
+  Swap first(0), second(1);
+  Gate gate;
+  TheFake().cuda.LaunchHostFunc(first.on.stream, &Gate::Wait, &gate);
+  for (Swap* swap : {&first, &second}) {
+    CHECK_TRUE(communicator->Enqueue(swap->CallOf(), swap->on.stream).success());
+  }
+  TheFake().clear_trace();
+  Status status = OkStatus();
+  std::thread suspends([&] { status = nccl.Suspend(); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  CHECK_EQ(Count("ncclCommSuspend"), 0);
+  gate.open = true;
+  suspends.join();
+  CHECK_TRUE(status.success());
+  CHECK_EQ(Count("ncclCommSuspend"), 2);
+}
+
+}  // namespace
+}  // namespace jaxcomm::testing
