@@ -12,11 +12,14 @@ if TYPE_CHECKING:
     from jaxcomm.communicator import Communicator
 
 # A process that ends early takes its collectives from the others, which then report a
-# failure. One that hangs must not hold the end up: hence a bound, not a deadline.
+# failure. One that hangs must not hold the end up: hence bounds, on the time without a
+# collective that ends, and on all of it.
 _MOST_SECONDS = 2.0
+_MOST_SECONDS_OF_PROGRESS = 30.0
 _LOOK_SECONDS = 0.005
-# In a row: between two collectives of a program, nobody waits for a moment.
-_QUIET_LOOKS = 3
+# In a row: between two collectives of a program nobody waits for a moment, which is
+# longer where cores are shared.
+_QUIET_LOOKS = 10
 
 
 def wait_for_work(
@@ -30,7 +33,7 @@ def wait_for_work(
 
     Args:
       members: the live communicators; those within the process are passed over.
-      most_seconds: how long to wait.
+      most_seconds: how long to wait for what goes on no further.
 
     Returns:
       Whether all is done. False at once after an exception that nobody caught: the
@@ -41,15 +44,19 @@ def wait_for_work(
         return True
     if getattr(sys, "last_value", None) is not None:
         return False
-    deadline = time.monotonic() + most_seconds
+    now = time.monotonic()
+    deadline, last = now + most_seconds, now + most_seconds + _MOST_SECONDS_OF_PROGRESS
     seen, quiet = None, 0
     while quiet < _QUIET_LOOKS:
-        if time.monotonic() > deadline:
+        now = time.monotonic()
+        if now > min(deadline, last):
             return False
         stats = [member.stats() for member in members]
         calls = [each["calls"] for each in stats]
         is_busy = calls != seen or any(each["in_flight"] for each in stats)
         quiet = 0 if is_busy or _is_computing() else quiet + 1
+        if calls != seen:
+            deadline = now + most_seconds
         seen = calls
         time.sleep(_LOOK_SECONDS)
     return True

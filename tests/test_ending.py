@@ -12,10 +12,11 @@ import pytest
 from jaxcomm import ending
 
 
-def member(neighbors=(), looks=()):
+def member(neighbors=(), looks=(), ends=True):
     """Stands for a communicator with so many calls in flight, look by look.
 
-    If -1, none, but one has come and gone since the last look.
+    If -1, none, but one has come and gone since the last look. Unless it ``ends`` none,
+    each look sees others than the one before.
     """
     looks = iter(looks)
     made = types.SimpleNamespace(neighbors=neighbors, looked=0)
@@ -24,7 +25,7 @@ def member(neighbors=(), looks=()):
     def stats():
         made.looked += 1
         in_flight = next(looks, 0)
-        calls["all_reduce"] += abs(in_flight)
+        calls["all_reduce"] += ends and abs(in_flight)
         return {"calls": dict(calls), "in_flight": max(in_flight, 0)}
 
     made.stats = stats
@@ -40,9 +41,23 @@ def test_it_waits_for_collectives_also_between_two_of_them():
 
 def test_it_does_not_wait_for_ever():
     begin = time.monotonic()
-    hangs = member(looks=itertools.repeat(1))
+    hangs = member(looks=itertools.repeat(1), ends=False)
     assert not ending.wait_for_work([hangs], 0.05)
     assert time.monotonic() - begin < 2
+
+
+def test_it_waits_longer_for_what_goes_on_but_not_for_ever(monkeypatch):
+    begin = time.monotonic()
+    # On a loaded machine, of which the system takes more than a moment.
+    looks = [1] * 100
+    found = member(looks=looks)
+    assert ending.wait_for_work([found], 0.2)
+    assert found.looked == len(looks) + ending._QUIET_LOOKS
+    assert time.monotonic() - begin > 0.4
+    monkeypatch.setattr(ending, "_MOST_SECONDS_OF_PROGRESS", 0.3)
+    begin = time.monotonic()
+    assert not ending.wait_for_work([member(looks=itertools.repeat(1))], 0.05)
+    assert 0.3 < time.monotonic() - begin < 2
 
 
 def test_it_waits_for_arrays_that_are_not_computed(monkeypatch):
