@@ -45,7 +45,7 @@ def wait_for_work(
     if getattr(sys, "last_value", None) is not None:
         return False
     now = time.monotonic()
-    deadline, last = now + most_seconds, now + most_seconds + _MOST_SECONDS_OF_PROGRESS
+    deadline, last = now + most_seconds, now + _MOST_SECONDS_OF_PROGRESS
     seen, quiet = None, 0
     while quiet < _QUIET_LOOKS:
         now = time.monotonic()
