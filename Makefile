@@ -81,7 +81,7 @@ sanitize: $(BUILD_REQUIRES) ## C++ tests under ThreadSanitizer, then Address- an
 	    -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g" -DJAXCOMM_SANITIZE=$$sanitizer \
 	    -DJAXCOMM_BUILD_MODULE=OFF -DJAXCOMM_BUILD_TESTS=ON -DPython_EXECUTABLE="$(abspath $(BIN)/python)"; \
 	  $(TOOLS) cmake --build $$folder --parallel -- --quiet; \
-	  TSAN_OPTIONS="halt_on_error=1 second_deadlock_stack=1 $${TSAN_OPTIONS:-}" \
+	  TSAN_OPTIONS="halt_on_error=1 report_thread_leaks=0 second_deadlock_stack=1 $${TSAN_OPTIONS:-}" \
 	  ASAN_OPTIONS="detect_leaks=1 strict_string_checks=1 $${ASAN_OPTIONS:-}" \
 	  UBSAN_OPTIONS="print_stacktrace=1 $${UBSAN_OPTIONS:-}" \
 	  $(TOOLS) $$norandom ctest --test-dir $$folder --output-on-failure --no-tests=error; \

@@ -67,6 +67,7 @@ struct CommunicatorStats {
   int64_t device_bytes = 0;     // likewise, on all devices of this process
   int64_t in_flight = 0;        // calls that some rank waits in
   int64_t symmetric_calls = 0;  // whose buffers all lay in symmetric memory
+  int64_t copied_calls = 0;     // that copy engines did
   bool is_suspended = false;
   // Completed calls of one group, by collective.
   std::vector<std::pair<std::string, int64_t>> calls;

@@ -135,6 +135,7 @@ nb::dict Stats(int64_t key) {
   out["in_flight"] = stats.in_flight;
   out["is_suspended"] = stats.is_suspended;
   out["symmetric_calls"] = stats.symmetric_calls;
+  out["copied_calls"] = stats.copied_calls;
   out["calls"] = calls;
   return out;
 }

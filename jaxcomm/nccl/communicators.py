@@ -55,6 +55,7 @@ def create(mesh, part, member: "Communicator", policy, shares: bool):
             processes=[[process_of[id_] for id_ in group] for group in part.groups],
             numbers=_numbers(policy, shares),
             name=policy.name or "",
+            copy_engines=policy.uses_copy_engines,
         )
     except BaseException as error:
         # NCCL ends what shares resources with what it could not make. And a traceback

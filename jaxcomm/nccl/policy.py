@@ -19,6 +19,7 @@ _CHOICES = {
     "share": ((bool, type(None)), "True, False or None"),
     "blocking": ((bool, type(None)), "True, False or None"),
     "command_buffers": ((bool,), "True or False"),
+    "copy_engines": ((bool, type(None)), "True, False or None"),
     "symmetric": ((bool,), "True or False"),
     "name": ((str, type(None)), "a string or None"),
 }
@@ -53,6 +54,12 @@ class CommPolicy:
         with fewer launches where the addresses of operands stay the same, and records
         anew where they do not. A communicator that is part of a graph is freed when the
         process ends, not by closing it.
+      copy_engines: whether the GPUs' copy engines move the bytes of collectives that
+        reduce nothing, where a rank sends 32 MiB or more, all ranks are of one process
+        and reach each other's memory, and arrays do not lie in symmetric memory. It is
+        faster, and leaves thread blocks to computation; each rank waits on the host
+        until those it sends to and receives from have come. False leaves all to NCCL.
+        If None, True, unless with ``command_buffers``, which cannot record it.
       source: ``"own"``: made by this package. ``"xla"``: for each operation XLA lends
         the communicator of its own collectives, which it makes, orders and ends: none
         of the fields above applies, and collectives in halves are whole. What is not
@@ -80,6 +87,7 @@ class CommPolicy:
     blocking: bool | None = None
     max_p2p_peers: int | None = None
     command_buffers: bool = False
+    copy_engines: bool | None = None
     symmetric: bool = True
     source: str = "own"
 
@@ -103,6 +111,11 @@ class CommPolicy:
                 )
             # A plain one also where it was numpy's; the class is frozen.
             object.__setattr__(self, name, operator.index(value))
+        if self.copy_engines and self.command_buffers:
+            raise ValueError(
+                "CommPolicy: copy_engines=True does not go with command_buffers=True: "
+                "XLA cannot record copies that ranks agree on when they run"
+            )
         if self.source not in ("own", "xla"):
             raise ValueError(
                 f"CommPolicy: source must be 'own' or 'xla', got {self.source!r}"
@@ -116,6 +129,12 @@ class CommPolicy:
     def shares(self, is_default_lane: bool) -> bool:
         """Returns whether a communicator uses the buffers of the mesh's."""
         return is_default_lane if self.share is None else self.share
+
+    @property
+    def uses_copy_engines(self) -> bool:
+        """Whether copy engines may move bytes."""
+        is_open = self.copy_engines is None
+        return not self.command_buffers if is_open else bool(self.copy_engines)
 
     def settings(self) -> dict[str, int]:
         """Returns the fields of ``ncclConfig_t`` that are not left to NCCL."""

@@ -60,6 +60,7 @@ NcclLibrary Driver() {
 struct Rank {
   Device own;
   Clock::time_point clock = Clock::now();
+  uint64_t operations = 0;
   NcclLibrary library = Driver();
   FlightRecorder recorder{{{0}}};
   InFlight in_flight{library, recorder};
@@ -79,7 +80,7 @@ struct Rank {
       const auto ticket = recorder.Start(*site, 1, 2, 0, 0);
       clock += later;
       in_flight.Begin(StreamOf(stream), false, clock);
-      in_flight.End(StreamOf(stream), ticket, site->operation(), clock);
+      in_flight.End(StreamOf(stream), ticket, site->operation(), ++operations, clock);
     }
   }
   // Lets a stream finish this many of its operations, with two events each.

@@ -58,7 +58,8 @@ Status Make(CallSite& site, int size, int rank, Steps* steps, bool all_to_all = 
   if (Status status = site.MakePlan(size, nullptr, &plan); status.failure()) {
     return status;
   }
-  return MakeSteps(site, plan, size, rank, all_to_all, steps);
+  return MakeSteps(site, plan, size, rank,
+                   all_to_all ? Natives::kAll : Natives::kAllButAllToAll, steps);
 }
 
 // What is asked of NCCL.

@@ -16,7 +16,10 @@ LEAST = {
     "max_p2p_peers": 1,
 }
 WRONG = [
-    *((name, 1, "True, False or None") for name in ("share", "blocking")),
+    *(
+        (name, 1, "True, False or None")
+        for name in ("share", "blocking", "copy_engines")
+    ),
     *((name, None, "True or False") for name in ("command_buffers", "symmetric")),
     ("symmetric", np.bool_(False), "True or False"),
     ("name", 3, "a string or None"),
@@ -57,3 +60,11 @@ def test_numpy_s_integers_become_plain_ones():
 def test_the_fewest_are_not_more_than_the_most():
     with pytest.raises(ValueError, match="min_ctas=8 is more than max_ctas=4"):
         CommPolicy(min_ctas=8, max_ctas=4)
+
+
+def test_copy_engines_are_used_unless_programs_are_recorded():
+    assert CommPolicy().uses_copy_engines
+    assert not CommPolicy(copy_engines=False).uses_copy_engines
+    assert not CommPolicy(command_buffers=True).uses_copy_engines
+    with pytest.raises(ValueError, match="copy_engines=True does not go with"):
+        CommPolicy(copy_engines=True, command_buffers=True)

@@ -131,4 +131,15 @@ Result cuCtxPopCurrent_v2(Context* context) {
   return kSuccess;
 }
 
+Result cuDeviceCanAccessPeer(int* can, Device, Device) {
+  JAXCOMM_FAKE_CALL(kAllowed, "cuDeviceCanAccessPeer");
+  *can = 1;
+  return kSuccess;
+}
+
+Result cuCtxEnablePeerAccess(Context context, unsigned) {
+  JAXCOMM_FAKE_CALL(kForbidden, "cuCtxEnablePeerAccess");
+  return fake::IsAlive(context) ? kSuccess : kInvalidContext;
+}
+
 }  // namespace jaxcomm::cuda

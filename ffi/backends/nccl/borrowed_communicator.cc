@@ -120,7 +120,7 @@ Status BorrowedCommunicator::Enqueue(const Call& call, void* stream) {
     rank.in_flight.Begin(stream, call.may_be_captured, InFlight::Clock::now());
     status = Run(call, rank, stream);
     if (status.success()) {
-      rank.in_flight.End(stream, ticket, call.site->operation(),
+      rank.in_flight.End(stream, ticket, call.site->operation(), ++rank.operations,
                          InFlight::Clock::now());
     }
   }

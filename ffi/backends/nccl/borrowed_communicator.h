@@ -60,6 +60,7 @@ class BorrowedCommunicator final : public Communicator, public Watched {
     cuda::Context context = nullptr;
     cuda::Pointer scratch = 0;  // made when it is first needed
     std::mutex launching;       // held while a stream is given an operation
+    uint64_t operations = 0;    // likewise
     InFlight in_flight;
   };
 

@@ -13,6 +13,7 @@ enum Result : int {
   kInvalidValue = 1,
   kOutOfMemory = 2,
   kNotReady = 600,
+  kPeerAccessAlreadyEnabled = 704,
 };
 
 using Device = int;
@@ -38,6 +39,8 @@ inline constexpr unsigned kEventDisableTiming = 2;
   F(cuCtxGetCurrent, CtxGetCurrent, (Context*))                                     \
   F(cuCtxPushCurrent_v2, CtxPushCurrent, (Context))                                 \
   F(cuCtxPopCurrent_v2, CtxPopCurrent, (Context*))                                  \
+  F(cuDeviceCanAccessPeer, DeviceCanAccessPeer, (int*, Device, Device))             \
+  F(cuCtxEnablePeerAccess, CtxEnablePeerAccess, (Context, unsigned))                \
   F(cuStreamCreateWithPriority, StreamCreateWithPriority, (Stream*, unsigned, int)) \
   F(cuStreamDestroy_v2, StreamDestroy, (Stream))                                    \
   F(cuStreamQuery, StreamQuery, (Stream))                                           \

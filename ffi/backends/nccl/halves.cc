@@ -8,6 +8,9 @@ namespace jaxcomm {
 Status NcclCommunicator::EnqueueStart(const Call& call, void* stream) {
   Rank* const rank = ByOrdinal(call.device_id);
   if (rank == nullptr) return NotMine(call);
+  if (auto plan = CopiesFor(call, *rank)) {
+    return StartCopies(call, std::move(plan), *rank, stream, /*on=*/nullptr);
+  }
   CurrentContext current(library_.cuda, rank->context);
   cuda::Event event = nullptr;
   {
@@ -56,6 +59,10 @@ Status NcclCommunicator::EnqueueStart(const Call& call, void* stream) {
 Status NcclCommunicator::EnqueueDone(const Call& call, void* stream) {
   Rank* const rank = ByOrdinal(call.device_id);
   if (rank == nullptr) return NotMine(call);
+  bool is_copied = false;
+  if (Status status = DoneCopies(call, *rank, stream, &is_copied); is_copied) {
+    return status;
+  }
   cuda::Event event = nullptr;
   {
     std::lock_guard<std::mutex> lock(rank->halves_mutex);

@@ -50,14 +50,13 @@ void InFlight::Begin(cuda::Stream stream, bool may_be_captured, Clock::time_poin
 }
 
 void InFlight::End(cuda::Stream stream, FlightRecorder::Ticket ticket,
-                   uint32_t operation, Clock::time_point now) {
+                   uint32_t operation, uint64_t sequence, Clock::time_point now) {
   if (is_captured_) {
     // It runs whenever the graph does, which we do not see.
     recorder_.Finish(ticket, FlightRecorder::State::kCompleted);
     return;
   }
   std::lock_guard<std::mutex> lock(mutex_);
-  ++sequence_;
   last_given_ = now;
   Entry* entry;
   if (size() < kEntries) {
@@ -65,7 +64,7 @@ void InFlight::End(cuda::Stream stream, FlightRecorder::Ticket ticket,
     entry->stream = stream;
     entry->tickets = 0;
     entry->operation = operation;
-    entry->sequence = sequence_;
+    entry->sequence = sequence;
     if (!is_begun_) {
       entry->is_running = true;
       entry->since = now;

@@ -36,8 +36,9 @@ class InFlight {
   // To be called around giving `stream` an operation, at these times. Without
   // allocation; a stream that is being captured runs nothing now, and is not followed.
   void Begin(cuda::Stream stream, bool may_be_captured, Clock::time_point now);
+  // `sequence` counts the rank's operations.
   void End(cuda::Stream stream, FlightRecorder::Ticket ticket, uint32_t operation,
-           Clock::time_point now);
+           uint64_t sequence, Clock::time_point now);
 
   // Tells the recorder what is done, and returns the first that failed or runs for
   // longer than `patience`: what waits for other work on its stream is not late.
@@ -90,7 +91,6 @@ class InFlight {
   bool is_captured_ = false;
   bool is_begun_ = false;  // the operation being given has an entry with its beginning
   std::atomic<bool> was_captured_{false};
-  uint64_t sequence_ = 0;
   Clock::time_point last_given_;
   std::atomic<int> size_{0};
 };

@@ -53,9 +53,7 @@ Status NcclCommunicator::Launch(const Call& call, Rank& rank, cuda::Stream strea
       status = failure();
     } else if (is_suspended_) {
       recorder().Finish(ticket, FlightRecorder::State::kFailed);
-      return FailedPrecondition(call.site->description(), " (lane '", spec().lane,
-                                "'): the communicator is suspended; call its resume() "
-                                "in every process first");
+      return Suspended(call);
     } else {
       CurrentContext current(library_.cuda, rank.context);
       is_symmetric = IsSymmetric(call, rank);
@@ -64,30 +62,44 @@ Status NcclCommunicator::Launch(const Call& call, Rank& rank, cuda::Stream strea
       status = is_barrier && rank.size > 1 ? Barrier(rank, stream)
                                            : Run(*steps, call, rank, stream);
       if (status.success()) {
-        rank.in_flight.End(stream, ticket, call.site->operation(),
+        rank.in_flight.End(stream, ticket, call.site->operation(), ++rank.operations,
                            InFlight::Clock::now());
       }
     }
   }
   if (status.failure()) {
     recorder().Finish(ticket, FlightRecorder::State::kFailed);
-    if (!failed()) {
-      status = Status(ErrorCode::kInternal,
-                      StrCat(call.site->description(), " (lane '", spec().lane,
-                             "'): ", status.message(),
-                             ". The communicator has ended: call jaxcomm.finalize() "
-                             "in every process, then jaxcomm.init()"));
-      Fail(status, /*by_force=*/true);
-    }
-    return status;
+    return Ended(call, ErrorCode::kInternal, status.message());
   }
+  Count(call, rank, is_symmetric ? &symmetric_calls_ : nullptr);
+  return OkStatus();
+}
+
+Status NcclCommunicator::Suspended(const Call& call) const {
+  return FailedPrecondition(call.site->description(), " (lane '", spec().lane,
+                            "'): the communicator is suspended; call its resume() in "
+                            "every process first");
+}
+
+Status NcclCommunicator::Ended(const Call& call, ErrorCode code,
+                               std::string_view reason) {
+  if (failed()) return failure();
+  Status status(
+      code, StrCat(call.site->description(), " (lane '", spec().lane, "'): ", reason,
+                   ". The communicator has ended: call jaxcomm.finalize() in every "
+                   "process, then jaxcomm.init()"));
+  Fail(status, /*by_force=*/true);
+  return status;
+}
+
+void NcclCommunicator::Count(const Call& call, const Rank& rank,
+                             std::atomic<int64_t>* also) {
   if (&rank == ranks_[0].get()) {
     calls_[call.site->collective_index()].fetch_add(1, std::memory_order_relaxed);
-    if (is_symmetric) symmetric_calls_.fetch_add(1, std::memory_order_relaxed);
+    if (also != nullptr) also->fetch_add(1, std::memory_order_relaxed);
   }
   bytes_.fetch_add(call.site->operand_bytes(), std::memory_order_relaxed);
   WakeWatch();
-  return OkStatus();
 }
 
 }  // namespace jaxcomm

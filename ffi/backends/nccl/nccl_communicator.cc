@@ -27,6 +27,13 @@ constexpr char kAfterAbort[] =
     ". The communicator was aborted, and what ran has no result: call "
     "jaxcomm.finalize() in every process, then jaxcomm.init()";
 
+void KeepForever(std::shared_ptr<NcclWorld> world) {
+  static std::mutex mutex;
+  static auto& kept = *new std::vector<std::shared_ptr<NcclWorld>>;
+  std::lock_guard<std::mutex> lock(mutex);
+  kept.push_back(std::move(world));
+}
+
 }  // namespace
 
 NcclCommunicator::NcclCommunicator(CommunicatorSpec spec, NcclSpec how)
@@ -44,7 +51,7 @@ NcclCommunicator::~NcclCommunicator() {
   // would wait for the end of the graph. So would the world, whose child it is.
   for (auto& rank : ranks_) {
     if (!rank->in_flight.was_captured() || rank->comm == nullptr) continue;
-    new std::shared_ptr<NcclWorld>(how_.world);
+    KeepForever(how_.world);
     return;
   }
   std::vector<nccl::Comm> comms;
@@ -62,6 +69,7 @@ NcclCommunicator::~NcclCommunicator() {
 
 Status NcclCommunicator::Make() {
   if (Status status = MakeRanks(); status.failure()) return status;
+  if (Status status = MakeCopies(); status.failure()) return status;
   const Held before = MeasureHeld();
   if (Status status = SplitOff(); status.failure()) return status;
   if (Status status = WarmUp(); status.failure()) return status;
@@ -86,6 +94,7 @@ CommunicatorStats NcclCommunicator::stats() const {
   for (const auto& rank : ranks_) {
     CurrentContext current(library_.cuda, rank->context);
     rank->in_flight.Refresh();
+    if (copies_ != nullptr) copies_->in_flight(rank->place).Refresh();
   }
   stats.bytes = bytes_.load(std::memory_order_relaxed);
   stats.device_bytes = device_bytes_;
@@ -98,6 +107,7 @@ CommunicatorStats NcclCommunicator::stats() const {
     }
   }
   stats.symmetric_calls = symmetric_calls_.load(std::memory_order_relaxed);
+  stats.copied_calls = copied_calls_.load(std::memory_order_relaxed);
   stats.host_bytes = recorder().host_bytes();
   stats.in_flight = InFlightCount();
   for (int i = 0; i < kNumCollectives; ++i) {
@@ -152,6 +162,10 @@ bool NcclCommunicator::Poll() {
     nccl::Result state = nccl::kSuccess;
     InFlight::Overdue overdue =
         rank->in_flight.Poll(Clock::now(), Seconds(spec().timeout_seconds));
+    if (!overdue.found && copies_ != nullptr) {
+      overdue = copies_->in_flight(rank->place)
+                    .Poll(Clock::now(), Seconds(spec().timeout_seconds));
+    }
     if (rank->in_flight.size() > 0 && rank->comm != nullptr) {
       std::unique_lock<std::timed_mutex> lock(rank->launching, std::try_to_lock);
       if (lock && rank->comm != nullptr &&
@@ -190,15 +204,19 @@ void NcclCommunicator::Fail(const Status& reason, bool by_force) {
     failure_ = reason;
     failed_.store(true, std::memory_order_release);
   }
+  if (copies_ != nullptr) copies_->Fail(reason);
   if (by_force) {
     how_.world->SetBroken();
     for (auto& rank : ranks_) {
       // Whoever holds it waits for a peer, and sees failed(); or is stuck in NCCL.
-      std::unique_lock<std::timed_mutex> lock(rank->launching, std::chrono::seconds(1));
+      // By the system's clock: ThreadSanitizer does not see locks by another.
+      std::unique_lock<std::timed_mutex> lock(
+          rank->launching, std::chrono::system_clock::now() + std::chrono::seconds(1));
       CurrentContext current(library_.cuda, rank->context);
       if (rank->comm != nullptr) library_.nccl.CommAbort(rank->comm);
       rank->comm = nullptr;
       rank->in_flight.Fail();
+      if (copies_ != nullptr) copies_->in_flight(rank->place).Fail();
     }
   }
 }

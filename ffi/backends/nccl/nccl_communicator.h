@@ -1,9 +1,10 @@
 // A communicator of NVIDIA GPUs: this process's ranks, each with NCCL's communicator.
 //
 // Its parts: creation.cc makes it, launch.cc gives a stream the NCCL calls of a
-// collective, halves.cc does so in two halves, windows.cc registers symmetric memory,
-// suspend.cc gives memory back for a while, on_cpu.cc serves CPU devices by the
-// stand-in for NCCL, and nccl_communicator.cc watches over it and ends it.
+// collective, halves.cc does so in two halves, copies.cc leaves it to copy engines
+// where that is faster, windows.cc registers symmetric memory, suspend.cc gives memory
+// back for a while, on_cpu.cc serves CPU devices by the stand-in for NCCL, and
+// nccl_communicator.cc watches over it and ends it.
 #ifndef JAXCOMM_FFI_BACKENDS_NCCL_NCCL_COMMUNICATOR_H_
 #define JAXCOMM_FFI_BACKENDS_NCCL_NCCL_COMMUNICATOR_H_
 
@@ -14,10 +15,12 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "ffi/backends/nccl/in_flight.h"
+#include "ffi/backends/nccl/peer_copies.h"
 #include "ffi/backends/nccl/steps.h"
 #include "ffi/backends/nccl/symmetric_memory.h"
 #include "ffi/backends/nccl/watch.h"
@@ -31,6 +34,8 @@ struct NcclSpec {
   std::shared_ptr<NcclWorld> world;
   NcclSettings settings;
   NcclPatience patience;
+  // Whether copy engines may move bytes, where all ranks are of this process.
+  bool copy_engines = false;
 };
 
 // Makes the communicator with the other processes, connects its ranks and waits for
@@ -52,7 +57,13 @@ class NcclCommunicator final : public Communicator,
 
   Status Enqueue(const Call& call, void* stream) override {
     Rank* const rank = ByOrdinal(call.device_id);
-    return rank == nullptr ? NotMine(call) : Launch(call, *rank, stream);
+    if (rank == nullptr) return NotMine(call);
+    if (auto plan = CopiesFor(call, *rank)) {
+      bool is_begun = false;
+      Status status = StartCopies(call, std::move(plan), *rank, stream, stream);
+      return status.failure() ? status : DoneCopies(call, *rank, stream, &is_begun);
+    }
+    return Launch(call, *rank, stream);
   }
 
   Status EnqueueStart(const Call& call, void* stream) override;
@@ -97,7 +108,8 @@ class NcclCommunicator final : public Communicator,
     std::vector<cuda::Event> spare_events;
     // Held while the communicator is given work: NCCL wants one thread at a time.
     std::timed_mutex launching;
-    Windows windows;  // likewise
+    Windows windows;                      // likewise
+    std::atomic<uint64_t> operations{0};  // given to it
     InFlight in_flight;
   };
 
@@ -120,12 +132,24 @@ class NcclCommunicator final : public Communicator,
   }
   Held MeasureHeld() const;
   Status MakeRanks();
+  Status MakeCopies();
   Status SplitOff();
   Status WarmUp();
   // Connects neighbors of the ring, and returns once all ranks did: a rank that
   // allocates while the kernel of another waits for it may wait for that kernel.
   Status Connect();
   Status Launch(const Call& call, Rank& rank, cuda::Stream stream);
+  // Counts a call, and in `also` if that is not null.
+  void Count(const Call& call, const Rank& rank, std::atomic<int64_t>* also);
+  Status Suspended(const Call& call) const;
+  // Ends the communicator, since a call could not be given to its stream.
+  Status Ended(const Call& call, ErrorCode code, std::string_view reason);
+  // How a call goes by copy engines; null where NCCL is to do it.
+  std::shared_ptr<const PeerPlan> CopiesFor(const Call& call, Rank& rank);
+  Status StartCopies(const Call& call, std::shared_ptr<const PeerPlan> plan, Rank& rank,
+                     cuda::Stream ready, cuda::Stream on);
+  // `*is_begun`: whether StartCopies() was called for it.
+  Status DoneCopies(const Call& call, Rank& rank, cuda::Stream stream, bool* is_begun);
   Status Run(const Steps& steps, const Call& call, Rank& rank, cuda::Stream stream);
   Status Barrier(Rank& rank, cuda::Stream stream);
   // Has NCCL do what it waits for the other processes in, on a thread of its own: until
@@ -150,7 +174,10 @@ class NcclCommunicator final : public Communicator,
 
   int64_t InFlightCount() const {
     int64_t count = 0;
-    for (const auto& rank : ranks_) count += rank->in_flight.size();
+    for (const auto& rank : ranks_) {
+      count += rank->in_flight.size();
+      if (copies_ != nullptr) count += copies_->in_flight(rank->place).size();
+    }
     return count;
   }
   bool failed() const { return failed_.load(std::memory_order_acquire); }
@@ -173,11 +200,13 @@ class NcclCommunicator final : public Communicator,
   const NcclLibrary& library_;
   const uint64_t number_;
   std::vector<std::unique_ptr<Rank>> ranks_;  // of this process
+  std::unique_ptr<PeerCopies> copies_;        // null where NCCL does all
   int64_t device_bytes_ = 0;
 
   std::atomic<int64_t> bytes_{0};
   std::atomic<int64_t> calls_[kNumCollectives] = {};
   std::atomic<int64_t> symmetric_calls_{0};
+  std::atomic<int64_t> copied_calls_{0};
   std::atomic<bool> failed_{false};
   std::atomic<bool> is_suspended_{false};
   // When a process of ours was first seen to be gone, or an error of NCCL's, which may

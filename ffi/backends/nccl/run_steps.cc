@@ -12,17 +12,8 @@ Status RunStep(const NcclLibrary& library, const Step& step, const Call& call,
   const nccl::Api& api = library.nccl;
   switch (step.kind) {
     case Step::Kind::kCopy:
-      if (from == to) return OkStatus();
-      return library.Check(
-          library.cuda.MemcpyDtoDAsync(reinterpret_cast<cuda::Pointer>(to),
-                                       reinterpret_cast<cuda::Pointer>(from),
-                                       step.count, stream),
-          "cuMemcpyDtoDAsync");
     case Step::Kind::kZero:
-      return library.Check(
-          library.cuda.MemsetD8Async(reinterpret_cast<cuda::Pointer>(to), 0, step.count,
-                                     stream),
-          "cuMemsetD8Async");
+      return RunLocalStep(library, step, call.operands, call.results, stream);
     case Step::Kind::kSend:
       return settle(api.Send(from, step.count, step.type, step.peer, comm, stream),
                     "ncclSend");
@@ -57,6 +48,23 @@ Status RunStep(const NcclLibrary& library, const Step& step, const Call& call,
 
 }  // namespace
 
+Status RunLocalStep(const NcclLibrary& library, const Step& step,
+                    const void* const* operands, void* const* results,
+                    cuda::Stream stream) {
+  const char* from = static_cast<const char*>(operands[step.leaf]) + step.from;
+  char* to = static_cast<char*>(results[step.leaf]) + step.to;
+  if (step.kind == Step::Kind::kZero) {
+    return library.Check(library.cuda.MemsetD8Async(reinterpret_cast<cuda::Pointer>(to),
+                                                    0, step.count, stream),
+                         "cuMemsetD8Async");
+  }
+  if (from == to) return OkStatus();
+  return library.Check(library.cuda.MemcpyDtoDAsync(
+                           reinterpret_cast<cuda::Pointer>(to),
+                           reinterpret_cast<cuda::Pointer>(from), step.count, stream),
+                       "cuMemcpyDtoDAsync");
+}
+
 uint64_t NextCommunicatorNumber() {
   static std::atomic<uint64_t> next{1};
   return next.fetch_add(1);
@@ -72,8 +80,9 @@ Status FindSteps(const NcclLibrary& library, CallSite& site, uint64_t number, in
     auto made = std::make_shared<Steps>();
     status = site.MakePlan(size, nullptr, &plan);
     if (status.success()) {
-      status = MakeSteps(site, plan, size, rank, library.nccl.AlltoAll != nullptr,
-                         made.get());
+      const Natives natives =
+          library.nccl.AlltoAll == nullptr ? Natives::kAllButAllToAll : Natives::kAll;
+      status = MakeSteps(site, plan, size, rank, natives, made.get());
     }
     return status.success() ? made : nullptr;
   };
@@ -83,6 +92,21 @@ Status FindSteps(const NcclLibrary& library, CallSite& site, uint64_t number, in
     status = InvalidArgument(site.description(), ": NCCL cannot do this");
   }
   return status;
+}
+
+std::shared_ptr<const PeerPlan> FindPeerPlan(CallSite& site, uint64_t number,
+                                             int size) {
+  // No rank has this number.
+  const uint64_t place =
+      number << 40 | uint64_t{0xfffff} << 20 | static_cast<uint64_t>(size);
+  const auto make = [&]() -> std::shared_ptr<const void> {
+    Plan plan;
+    if (site.MakePlan(size, nullptr, &plan).failure()) {
+      return std::make_shared<PeerPlan>();
+    }
+    return std::make_shared<PeerPlan>(MakePeerPlan(site, plan, size));
+  };
+  return std::static_pointer_cast<const PeerPlan>(site.Derived(place, std::cref(make)));
 }
 
 Status RunSteps(const NcclLibrary& library, const Steps& steps, const Call& call,

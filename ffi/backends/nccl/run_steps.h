@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "ffi/backends/nccl/library.h"
+#include "ffi/backends/nccl/peer_plan.h"
 #include "ffi/backends/nccl/steps.h"
 #include "ffi/communicator.h"
 #include "ffi/status.h"
@@ -20,6 +21,14 @@ uint64_t NextCommunicatorNumber();
 // communicator.
 Status FindSteps(const NcclLibrary& library, CallSite& site, uint64_t number, int size,
                  int rank, std::shared_ptr<const Steps>* steps);
+
+// The same as copies between devices of this process, for all ranks.
+std::shared_ptr<const PeerPlan> FindPeerPlan(CallSite& site, uint64_t number, int size);
+
+// A copy within the rank, or zeros.
+Status RunLocalStep(const NcclLibrary& library, const Step& step,
+                    const void* const* operands, void* const* results,
+                    cuda::Stream stream);
 
 // What to make of a result of NCCL's function of this name.
 using Settle = std::function<Status(nccl::Result, const char*)>;

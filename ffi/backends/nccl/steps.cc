@@ -83,12 +83,8 @@ Move Joined(Move move) {
 
 class Maker {
  public:
-  Maker(const CallSite& site, int size, int rank, bool all_to_all, Steps* steps)
-      : site_(site),
-        size_(size),
-        rank_(rank),
-        all_to_all_(all_to_all),
-        steps_(*steps) {}
+  Maker(const CallSite& site, int size, int rank, Natives natives, Steps* steps)
+      : site_(site), size_(size), rank_(rank), natives_(natives), steps_(*steps) {}
 
   Status AddLeaf(int leaf, const std::vector<Move>& moves) {
     leaf_ = leaf;
@@ -130,7 +126,8 @@ class Maker {
   }
 
   bool IsAllToAll(const std::vector<Move>& moves) const {
-    if (!all_to_all_ || static_cast<int>(moves.size()) != size_ * size_) return false;
+    if (natives_ != Natives::kAll || static_cast<int>(moves.size()) != size_ * size_)
+      return false;
     return std::all_of(moves.begin(), moves.end(), [&](const Move& move) {
       return move.sources.size() == 1 && move.targets.size() == 1 &&
              move.inner == moves[0].inner &&
@@ -162,6 +159,7 @@ class Maker {
                          /*from_steps=*/true, /*to_steps=*/false)) {
       return AddReduction(Kind::kReduceScatter, moves[0], 0);
     }
+    if (natives_ == Natives::kNone) return false;
     Kind kind;
     int root = 0;
     if (IsOneForEachRank(moves, /*from_all=*/false, /*to_all=*/true,
@@ -248,7 +246,7 @@ class Maker {
 
   const CallSite& site_;
   const int size_, rank_;
-  const bool all_to_all_;
+  const Natives natives_;
   Steps& steps_;
   int leaf_ = 0;
   int64_t element_bytes_ = 0;
@@ -258,8 +256,8 @@ class Maker {
 }  // namespace
 
 Status MakeSteps(const CallSite& site, const Plan& plan, int size, int rank,
-                 bool all_to_all, Steps* steps) {
-  Maker maker(site, size, rank, all_to_all, steps);
+                 Natives natives, Steps* steps) {
+  Maker maker(site, size, rank, natives, steps);
   std::vector<std::vector<Move>> by_leaf(site.results().size());
   for (const Move& move : plan.moves) by_leaf[move.leaf].push_back(Joined(move));
   for (size_t leaf = 0; leaf < by_leaf.size(); ++leaf) {

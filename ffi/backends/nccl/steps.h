@@ -42,11 +42,15 @@ struct Steps {
   std::vector<Step> grouped;  // NCCL's; more than one go as a group
 };
 
+// Which of NCCL's functions for a whole collective may be used where nothing is
+// reduced.
+enum class Natives { kNone, kAllButAllToAll, kAll };
+
 // Makes the steps of a rank. Every rank makes those of the others in the same order.
-// `all_to_all`: the library has ncclAlltoAll. Fails for reductions that NCCL has not:
-// the lowering is to have made something else of them.
+// Fails for reductions that NCCL has not: the lowering is to have made something else
+// of them.
 Status MakeSteps(const CallSite& site, const Plan& plan, int size, int rank,
-                 bool all_to_all, Steps* steps);
+                 Natives natives, Steps* steps);
 
 }  // namespace jaxcomm
 

@@ -1,0 +1,278 @@
+#include "ffi/backends/nccl/peer_copies.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "ffi/backends/nccl/run_steps.h"
+
+namespace jaxcomm {
+namespace {
+
+bool CanReach(const NcclLibrary& library, const PeerCopies::Member& from,
+              const PeerCopies::Member& to) {
+  int can = 0;
+  if (library.cuda.DeviceCanAccessPeer(&can, from.ordinal, to.ordinal) !=
+          cuda::kSuccess ||
+      can == 0) {
+    return false;
+  }
+  CurrentContext current(library.cuda, from.context);
+  const cuda::Result enabled = library.cuda.CtxEnablePeerAccess(to.context, 0);
+  return enabled == cuda::kSuccess || enabled == cuda::kPeerAccessAlreadyEnabled;
+}
+
+}  // namespace
+
+Status PeerCopies::Create(const NcclLibrary& library, FlightRecorder& recorder,
+                          const std::vector<Member>& members,
+                          std::unique_ptr<PeerCopies>* copies) {
+  std::unique_ptr<PeerCopies> made(new PeerCopies(library, recorder));
+  for (const Member& from : members) {
+    for (const Member& to : members) {
+      if (to.group == from.group && to.ordinal != from.ordinal &&
+          !CanReach(library, from, to)) {
+        return OkStatus();
+      }
+    }
+    CurrentContext current(library.cuda, from.context);
+    made->lanes_.push_back(std::make_unique<Lane>(library, recorder, from));
+    Lane& lane = *made->lanes_.back();
+    if (Status status = library.Check(library.cuda.StreamCreateWithPriority(
+                                          &lane.stream, cuda::kStreamNonBlocking, -1),
+                                      "cuStreamCreateWithPriority");
+        status.failure()) {
+      return status;
+    }
+    if (Status status = lane.in_flight.Prepare(); status.failure()) return status;
+  }
+  *copies = std::move(made);
+  return OkStatus();
+}
+
+PeerCopies::~PeerCopies() {
+  for (auto* meetings : {&open_, &spare_}) {
+    for (auto& meeting : *meetings) {
+      for (Seat& seat : meeting->seats) {
+        for (cuda::Event event : {seat.ready, seat.left}) {
+          if (event != nullptr) library_.cuda.EventDestroy(event);
+        }
+      }
+    }
+  }
+  for (auto& lane : lanes_) {
+    CurrentContext current(library_.cuda, lane->member.context);
+    lane->in_flight.Release();
+    if (lane->stream != nullptr) library_.cuda.StreamDestroy(lane->stream);
+  }
+}
+
+Status PeerCopies::Open(const Call& call, const Member& member, Meeting** opened) {
+  for (auto& meeting : open_) {
+    if (meeting->run_id == call.run_id && meeting->tag == call.tag &&
+        meeting->group == member.group && !meeting->seats[member.rank].is_here) {
+      *opened = meeting.get();
+      return OkStatus();
+    }
+  }
+  auto spare = std::find_if(spare_.begin(), spare_.end(), [&](const auto& meeting) {
+    return meeting->group == member.group;
+  });
+  if (spare == spare_.end()) {
+    auto made = std::make_unique<Meeting>();
+    made->group = member.group;
+    made->seats.resize(static_cast<size_t>(member.size));
+    spare = spare_.insert(spare_.end(), std::move(made));
+    for (size_t i = 0; i < lanes_.size(); ++i) {
+      const Member& each = lanes_[i]->member;
+      if (each.group != member.group) continue;
+      Seat& seat = (*spare)->seats[each.rank];
+      seat.lane = i;
+      CurrentContext current(library_.cuda, each.context);
+      for (cuda::Event* event : {&seat.ready, &seat.left}) {
+        if (Status status = library_.Check(
+                library_.cuda.EventCreate(event, cuda::kEventDisableTiming),
+                "cuEventCreate");
+            status.failure()) {
+          return status;
+        }
+      }
+    }
+  }
+  *opened = spare->get();
+  (*opened)->run_id = call.run_id;
+  (*opened)->tag = call.tag;
+  open_.push_back(std::move(*spare));
+  spare_.erase(spare);
+  return OkStatus();
+}
+
+PeerCopies::Meeting* PeerCopies::Find(const void* result, const Member& member) {
+  for (size_t i = open_.size(); i-- > 0;) {
+    const Seat& seat = open_[i]->seats[member.rank];
+    if (open_[i]->group == member.group && seat.is_here && !seat.is_over &&
+        seat.results[0] == result) {
+      return open_[i].get();
+    }
+  }
+  return nullptr;
+}
+
+Status PeerCopies::Start(const Call& call, std::shared_ptr<const PeerPlan> plan,
+                         size_t member, cuda::Stream ready, cuda::Stream on,
+                         const Named& named) {
+  Lane& lane = *lanes_[member];
+  const int rank = lane.member.rank;
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (failure_.failure()) return failure_;
+  // What was begun here before has no end any more: its program failed in between.
+  while (Meeting* begun = Find(call.results[0], lane.member)) Leave(*begun, rank);
+  Meeting* meeting = nullptr;
+  if (Status status = Open(call, lane.member, &meeting); status.failure()) {
+    return status;
+  }
+  meeting->plan = std::move(plan);
+  Seat& seat = meeting->seats[rank];
+  seat.is_here = true;
+  seat.operands.assign(call.operands, call.operands + call.site->operands().size());
+  seat.results.assign(call.results, call.results + call.site->results().size());
+  seat.stream = on == nullptr ? lane.stream : on;
+  seat.named = named;
+  Status status =
+      library_.Check(library_.cuda.EventRecord(seat.ready, ready), "cuEventRecord");
+  if (status.success()) status = SendIfAllAreHere(*meeting, rank);
+  for (int source : meeting->plan->parts[rank].sources) {
+    if (status.success()) status = SendIfAllAreHere(*meeting, source);
+  }
+  changed_.notify_all();
+  return status;
+}
+
+Status PeerCopies::SendIfAllAreHere(Meeting& meeting, int rank) {
+  Seat& seat = meeting.seats[rank];
+  if (!seat.is_here || seat.is_sent || seat.is_over) return OkStatus();
+  for (int target : meeting.plan->parts[rank].targets) {
+    if (!meeting.seats[target].is_here) return OkStatus();
+  }
+  seat.is_sent = true;
+  return Send(meeting, rank);
+}
+
+Status PeerCopies::WaitFor(cuda::Stream stream, cuda::Event event) {
+  return library_.Check(library_.cuda.StreamWaitEvent(stream, event, 0),
+                        "cuStreamWaitEvent");
+}
+
+Status PeerCopies::Send(const Meeting& meeting, int rank) {
+  const Seat& seat = meeting.seats[rank];
+  const PeerPlan::Part& part = meeting.plan->parts[rank];
+  Lane& lane = *lanes_[seat.lane];
+  CurrentContext current(library_.cuda, lane.member.context);
+  Status status = WaitFor(seat.stream, seat.ready);
+  for (int target : part.targets) {
+    if (status.success()) status = WaitFor(seat.stream, meeting.seats[target].ready);
+  }
+  lane.in_flight.Begin(seat.stream, /*may_be_captured=*/false, InFlight::Clock::now());
+  for (const Step& step : part.local) {
+    if (status.success()) {
+      status = RunLocalStep(library_, step, seat.operands.data(), seat.results.data(),
+                            seat.stream);
+    }
+  }
+  for (const PeerPlan::Copy& copy : part.copies) {
+    if (status.failure()) break;
+    const char* from = static_cast<const char*>(seat.operands[copy.leaf]) + copy.from;
+    char* to =
+        static_cast<char*>(meeting.seats[copy.target].results[copy.leaf]) + copy.to;
+    status = library_.Check(
+        library_.cuda.MemcpyDtoDAsync(reinterpret_cast<cuda::Pointer>(to),
+                                      reinterpret_cast<cuda::Pointer>(from), copy.bytes,
+                                      seat.stream),
+        "cuMemcpyDtoDAsync");
+  }
+  if (status.success()) {
+    lane.in_flight.End(seat.stream, seat.named.ticket, seat.named.operation,
+                       seat.named.sequence, InFlight::Clock::now());
+    status = library_.Check(library_.cuda.EventRecord(seat.left, seat.stream),
+                            "cuEventRecord");
+  }
+  return status;
+}
+
+std::string PeerCopies::Missing(const Meeting& meeting, int rank) {
+  const PeerPlan::Part& part = meeting.plan->parts[rank];
+  std::vector<int> missing;
+  const auto look = [&](const std::vector<int>& ranks) {
+    for (int each : ranks) {
+      if (meeting.seats[each].is_here) continue;
+      if (std::find(missing.begin(), missing.end(), each) == missing.end()) {
+        missing.push_back(each);
+      }
+    }
+  };
+  look(part.targets);
+  look(part.sources);
+  // Those that are here wait for others in turn.
+  for (int source : part.sources) look(meeting.plan->parts[source].targets);
+  std::sort(missing.begin(), missing.end());
+  std::string text;
+  for (int each : missing) text += StrCat(text.empty() ? "" : ", ", each);
+  return StrCat(missing.size() == 1 ? "rank " : "ranks ", text);
+}
+
+Status PeerCopies::Done(const void* result, size_t member, cuda::Stream stream,
+                        double timeout_seconds, bool* is_begun) {
+  const Lane& lane = *lanes_[member];
+  const int rank = lane.member.rank;
+  std::unique_lock<std::mutex> lock(mutex_);
+  Meeting* const meeting = Find(result, lane.member);
+  *is_begun = meeting != nullptr;
+  if (meeting == nullptr) return OkStatus();
+  Seat& seat = meeting->seats[rank];
+  const std::vector<int>& sources = meeting->plan->parts[rank].sources;
+  const auto is_enqueued = [&] {
+    return seat.is_sent && std::all_of(sources.begin(), sources.end(), [&](int source) {
+             return meeting->seats[source].is_sent;
+           });
+  };
+  const std::chrono::duration<double> patience(timeout_seconds);
+  const bool is_timely = changed_.wait_for(
+      lock, patience, [&] { return failure_.failure() || is_enqueued(); });
+  if (failure_.failure()) return failure_;
+  if (!is_timely) {
+    return Status(
+        ErrorCode::kDeadlineExceeded,
+        StrCat("did not meet ", Missing(*meeting, rank), " in ", timeout_seconds,
+               " s; they may have stopped or run a different program; see "
+               "JAXCOMM_TIMEOUT"));
+  }
+  CurrentContext current(library_.cuda, lane.member.context);
+  Status status = OkStatus();
+  if (stream != seat.stream) status = WaitFor(stream, seat.left);
+  for (int source : sources) {
+    if (status.success()) status = WaitFor(stream, meeting->seats[source].left);
+  }
+  Leave(*meeting, rank);
+  return status;
+}
+
+void PeerCopies::Leave(Meeting& meeting, int rank) {
+  meeting.seats[rank].is_over = true;
+  for (const Seat& seat : meeting.seats) {
+    if (!seat.is_over) return;
+  }
+  for (Seat& seat : meeting.seats) seat.is_here = seat.is_sent = seat.is_over = false;
+  const auto found = std::find_if(open_.begin(), open_.end(), [&](const auto& open) {
+    return open.get() == &meeting;
+  });
+  spare_.push_back(std::move(*found));
+  open_.erase(found);
+}
+
+void PeerCopies::Fail(const Status& reason) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (failure_.success()) failure_ = reason;
+  changed_.notify_all();
+}
+
+}  // namespace jaxcomm

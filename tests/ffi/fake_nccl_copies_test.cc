@@ -1,0 +1,395 @@
+// Collectives that copy engines do, between devices of one process.
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "ffi/backends/nccl/nccl_communicator.h"
+#include "tests/ffi/check.h"
+#include "tests/ffi/fake_nccl.h"
+#include "tests/ffi/ranks.h"
+
+namespace jaxcomm::testing {
+namespace {
+
+// 32 MiB, the least that a rank sends by copies.
+constexpr int64_t kMany = 8 << 20;
+
+NcclLibrary MakeLibrary() {
+  NcclLibrary made;
+  made.nccl = TheFake().nccl;
+  made.cuda = TheFake().cuda;
+  made.version = 23200;
+  made.is_stand_in = true;
+  return made;
+}
+
+const NcclLibrary& Library() {
+  static const NcclLibrary library = MakeLibrary();
+  return library;
+}
+
+std::shared_ptr<Communicator> Make(int size, double timeout_seconds = 30,
+                                   const NcclLibrary& library = Library(),
+                                   std::vector<std::vector<int64_t>> groups = {}) {
+  const nccl::UniqueId id = NewId();
+  std::vector<NcclDevice> devices;
+  std::vector<int64_t> all;
+  for (int rank = 0; rank < size; ++rank) {
+    devices.push_back({100 + rank, rank, rank});
+    all.push_back(100 + rank);
+  }
+  if (groups.empty()) groups = {all};
+  std::shared_ptr<NcclWorld> world;
+  CHECK_TRUE(NcclWorld::Create(library, size, devices,
+                               {id.internal, sizeof(id.internal)}, {}, {30}, {}, &world)
+                 .success());
+  std::shared_ptr<Communicator> made;
+  CHECK_TRUE(MakeNcclCommunicator(Spec(groups, timeout_seconds),
+                                  {world, {}, {30}, /*copy_engines=*/true}, &made)
+                 .success());
+  return made;
+}
+
+int Count(const std::string& name) {
+  const std::string trace = TheFake().trace(), wanted = "\"" + name + "\"";
+  int count = 0;
+  for (size_t at = 0; (at = trace.find(wanted, at)) != std::string::npos; ++at) ++count;
+  return count;
+}
+
+// One rank of a collective: its buffers, and XLA's stream.
+struct Part {
+  Part(int device, CallSite* site)
+      : on(device),
+        device(device),
+        site(site),
+        operand(static_cast<size_t>(site->operands()[0].elements)),
+        result(static_cast<size_t>(site->results()[0].elements), -1) {
+    std::iota(operand.begin(), operand.end(), static_cast<float>(device * 7 % 5));
+    operands[0] = operand.data();
+    results[0] = result.data();
+  }
+
+  Call CallOf(int64_t run = 1) {
+    return Call{site, run, 1, 1, device, operands, results, nullptr};
+  }
+
+  OnDevice on;
+  int device;
+  CallSite* site;
+  std::vector<float> operand, result;
+  const void* operands[1];
+  void* results[1];
+};
+
+std::unique_ptr<CallSite> Site(const std::string& collective,
+                               std::vector<int64_t> params, int64_t results = kMany,
+                               int64_t operands = kMany) {
+  return MakeSite(collective, std::move(params), {FloatLeaf(operands)},
+                  {FloatLeaf(results)});
+}
+
+// Runs `body` for each rank in a thread, and waits for its stream.
+void ForAll(int size, CallSite* site, const std::function<void(Part&)>& body,
+            std::vector<std::unique_ptr<Part>>* parts = nullptr) {
+  std::vector<std::unique_ptr<Part>> own(static_cast<size_t>(size));
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < size; ++rank) {
+    threads.emplace_back([&, rank] {
+      // Its context is of this thread.
+      own[rank] = std::make_unique<Part>(rank, site);
+      body(*own[rank]);
+      own[rank]->on.Synchronize();
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  if (parts != nullptr) *parts = std::move(own);
+}
+
+// Whether a part of a result is a part of a rank's operand.
+bool Holds(const Part& part, int64_t at, const Part& source, int64_t from,
+           int64_t count) {
+  return std::equal(part.result.begin() + at, part.result.begin() + at + count,
+                    source.operand.begin() + from);
+}
+
+TEST(a_start_waits_for_operands_and_targets_and_a_done_for_copies) {
+  auto communicator = Make(2);
+  const auto site = Site("permute", {1, 0});
+  Part first(0, site.get()), second(1, site.get());
+  Gate operand;  // of the first, which the stream has yet to compute
+  TheFake().cuda.LaunchHostFunc(first.on.stream, &Gate::Wait, &operand);
+  TheFake().cuda.LaunchHostFunc(
+      first.on.stream, [](void* to) { *static_cast<float*>(to) = 41; },
+      first.operand.data());
+  TheFake().clear_trace();
+  for (Part* part : {&first, &second}) {
+    CHECK_TRUE(communicator->EnqueueStart(part->CallOf(), part->on.stream).success());
+  }
+  for (Part* part : {&first, &second}) {
+    CHECK_TRUE(communicator->EnqueueDone(part->CallOf(), part->on.stream).success());
+  }
+  std::atomic<bool> is_over{false};
+  TheFake().cuda.LaunchHostFunc(
+      second.on.stream,
+      [](void* over) { *static_cast<std::atomic<bool>*>(over) = true; }, &is_over);
+  CHECK_EQ(Count("cuStreamSynchronize"), 0);
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  CHECK_TRUE(!is_over);
+  // Nor is anything put into the first's result, which may still be in use.
+  CHECK_EQ(first.result[0], -1.0f);
+  CHECK_EQ(communicator->stats().in_flight, 2);
+  operand.open = true;
+  first.on.Synchronize();
+  second.on.Synchronize();
+  CHECK_EQ(second.result[0], 41.0f);
+  CHECK_TRUE(Holds(second, 0, first, 0, kMany));
+  CHECK_TRUE(Holds(first, 0, second, 0, kMany));
+  CHECK_EQ(Count("cuMemcpyDtoDAsync_v2"), 2);
+  CHECK_EQ(Count("ncclSend"), 0);
+  CHECK_EQ(communicator->stats().copied_calls, 1);
+  CHECK_EQ(communicator->stats().bytes, 2 * 4 * kMany);
+  while (communicator->stats().in_flight > 0) std::this_thread::yield();
+}
+
+TEST(a_whole_collective_is_given_to_the_stream_of_its_call_alone) {
+  auto communicator = Make(2);
+  const auto site = Site("permute", {1, 0});
+  std::vector<std::unique_ptr<Part>> parts;
+  TheFake().clear_trace();
+  ForAll(
+      2, site.get(),
+      [&](Part& part) {
+        // The first comes late.
+        if (part.device == 0)
+          std::this_thread::sleep_for(std::chrono::milliseconds(30));
+        CHECK_TRUE(communicator->Enqueue(part.CallOf(), part.on.stream).success());
+      },
+      &parts);
+  CHECK_TRUE(Holds(*parts[0], 0, *parts[1], 0, kMany));
+  CHECK_TRUE(Holds(*parts[1], 0, *parts[0], 0, kMany));
+  CHECK_EQ(Count("cuMemcpyDtoDAsync_v2"), 2);
+  for (const auto& part : parts) {
+    const std::string copied =
+        StrCat("\"stream\": ", reinterpret_cast<uintptr_t>(part->on.stream));
+    CHECK_CONTAINS(std::string(TheFake().trace()), copied);
+  }
+  CHECK_EQ(Count("cuEventSynchronize") + Count("cuEventCreate"), 4);
+}
+
+TEST(what_moves_bytes_is_copied_as_nccl_would) {
+  auto communicator = Make(3);
+  std::vector<std::unique_ptr<Part>> parts;
+  const auto run = [&](CallSite* site) {
+    TheFake().clear_trace();
+    ForAll(
+        3, site,
+        [&](Part& part) {
+          CHECK_TRUE(communicator->Enqueue(part.CallOf(), part.on.stream).success());
+        },
+        &parts);
+    CHECK_EQ(Count("ncclSend") + Count("ncclAllGather") + Count("ncclAlltoAll"), 0);
+  };
+  // Rank 1 sends to 0 alone, and 2 keeps its own: nobody sends to 1.
+  const auto permute = Site("permute", {1, -1, 2});
+  run(permute.get());
+  CHECK_TRUE(Holds(*parts[0], 0, *parts[1], 0, kMany));
+  CHECK_TRUE(parts[1]->result == std::vector<float>(kMany, 0.0f));
+  CHECK_TRUE(Holds(*parts[2], 0, *parts[2], 0, kMany));
+
+  const auto gather = Site("all_gather", {1}, 3 * kMany);
+  run(gather.get());
+  for (int rank = 0; rank < 3; ++rank) {
+    for (int of = 0; of < 3; ++of) {
+      CHECK_TRUE(Holds(*parts[rank], of * kMany, *parts[of], 0, kMany));
+    }
+  }
+  const int64_t piece = kMany / 2;
+  const auto exchange = Site("all_to_all", {1, 1, 0}, 3 * piece, 3 * piece);
+  run(exchange.get());
+  for (int rank = 0; rank < 3; ++rank) {
+    for (int of = 0; of < 3; ++of) {
+      CHECK_TRUE(Holds(*parts[rank], of * piece, *parts[of], rank * piece, piece));
+    }
+  }
+  CHECK_EQ(communicator->stats().copied_calls, 3);
+}
+
+TEST(groups_meet_by_themselves) {
+  auto communicator = Make(4, 30, Library(), {{100, 103}, {102, 101}});
+  const auto site = Site("permute", {1, 0});
+  std::vector<std::unique_ptr<Part>> parts;
+  ForAll(
+      4, site.get(),
+      [&](Part& part) {
+        CHECK_TRUE(communicator->Enqueue(part.CallOf(), part.on.stream).success());
+      },
+      &parts);
+  const int partner[] = {3, 2, 1, 0};
+  for (int rank = 0; rank < 4; ++rank) {
+    CHECK_TRUE(Holds(*parts[rank], 0, *parts[partner[rank]], 0, kMany));
+  }
+}
+
+TEST(the_turns_of_a_loop_do_not_mix_and_make_no_event_once_warm) {
+  auto communicator = Make(3);
+  const auto site = Site("permute", {2, 0, 1});
+  std::atomic<int> warm{0};
+  ForAll(3, site.get(), [&](Part& part) {
+    for (int turn = 0; turn < 12; ++turn) {
+      part.on.Synchronize();
+      part.operand[0] = static_cast<float>(100 * turn + part.device);
+      // One rank runs ahead of another by what the permutation lets it.
+      if (turn % 3 == part.device) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      }
+      CHECK_TRUE(communicator->EnqueueStart(part.CallOf(), part.on.stream).success());
+      CHECK_TRUE(communicator->EnqueueDone(part.CallOf(), part.on.stream).success());
+      part.on.Synchronize();
+      CHECK_EQ(part.result[0], static_cast<float>(100 * turn + (part.device + 2) % 3));
+      if (turn == 5 && ++warm == 3) TheFake().clear_trace();
+    }
+  });
+  CHECK_EQ(Count("cuEventCreate"), 0);
+  TheFake().clear_trace();
+  communicator->Abort(FailedPrecondition("closed"));
+  communicator.reset();
+  CHECK_EQ(Count("cuStreamDestroy_v2"), 6);
+  CHECK_TRUE(Count("cuEventDestroy_v2") >= 3 * (2 * 2 * 64 + 2));
+}
+
+TEST(a_rank_that_does_not_come_is_named_at_the_deadline) {
+  auto communicator = Make(3, 0.2);
+  const auto site = Site("permute", {2, 0, 1});
+  Part first(0, site.get()), second(1, site.get());
+  CHECK_TRUE(communicator->EnqueueStart(first.CallOf(), first.on.stream).success());
+  CHECK_TRUE(communicator->EnqueueStart(second.CallOf(), second.on.stream).success());
+  const Status late = communicator->EnqueueDone(second.CallOf(), second.on.stream);
+  CHECK_CONTAINS(std::string(late.message()),
+                 "over axes ('x',) (lane 'default'): rank 1 of 3 (device 101): did not "
+                 "meet rank 2 "
+                 "in 0.2 s");
+  CHECK_TRUE(late.errc() == ErrorCode::kDeadlineExceeded);
+  // The others learn of it at once, and so does who comes late.
+  Part third(2, site.get());
+  for (const Status& status :
+       {communicator->EnqueueDone(first.CallOf(), first.on.stream),
+        communicator->EnqueueStart(third.CallOf(), third.on.stream),
+        communicator->Enqueue(third.CallOf(2), third.on.stream)}) {
+    CHECK_CONTAINS(std::string(status.message()), "did not meet rank 2");
+  }
+}
+
+TEST(closing_ends_the_wait_for_others) {
+  auto communicator = Make(2);
+  const auto site = Site("permute", {1, 0});
+  Part first(0, site.get());
+  Status status = OkStatus();
+  std::thread waits([&] {
+    OnDevice on(0);
+    status = communicator->Enqueue(first.CallOf(), first.on.stream);
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  communicator->Abort(FailedPrecondition("closed by the test"));
+  waits.join();
+  CHECK_CONTAINS(std::string(status.message()), "closed by the test");
+}
+
+TEST(a_start_without_its_done_is_over_at_the_next) {
+  auto communicator = Make(2);
+  const auto site = Site("permute", {1, 0});
+  Part first(0, site.get()), second(1, site.get());
+  for (int64_t run = 1; run < 4; ++run) {
+    first.operand[0] = second.operand[0] = static_cast<float>(run);
+    for (Part* part : {&first, &second}) {
+      CHECK_TRUE(
+          communicator->EnqueueStart(part->CallOf(run), part->on.stream).success());
+    }
+    while (communicator->stats().in_flight > 0) std::this_thread::yield();
+  }
+  for (Part* part : {&first, &second}) {
+    CHECK_TRUE(communicator->EnqueueDone(part->CallOf(), part->on.stream).success());
+    part->on.Synchronize();
+    CHECK_EQ(part->result[0], 3.0f);
+    CHECK_CONTAINS(
+        std::string(
+            communicator->EnqueueDone(part->CallOf(), part->on.stream).message()),
+        "no collective was begun");
+  }
+}
+
+TEST(nccl_does_what_is_small_reduced_in_many_rows_or_out_of_reach) {
+  const auto sends = [](Communicator& communicator, CallSite* site) {
+    ForAll(2, site, [&](Part& part) {
+      CHECK_TRUE(communicator.Enqueue(part.CallOf(), part.on.stream).success());
+    });
+    return communicator.stats().copied_calls;
+  };
+  auto communicator = Make(2);
+  CHECK_EQ(sends(*communicator, Site("permute", {1, 0}, 4096, 4096).get()), 0);
+  CHECK_EQ(sends(*communicator, Site("all_reduce", {}).get()), 0);
+  // Half of it stays.
+  CHECK_EQ(sends(*communicator, Site("all_to_all", {1, 1, 0}).get()), 0);
+  // 64 rows of half a MiB each.
+  CHECK_EQ(sends(*communicator, Site("all_gather", {64}, 2 * kMany).get()), 0);
+  CHECK_EQ(sends(*communicator, Site("all_gather", {4}, 2 * kMany).get()), 1);
+
+  static NcclLibrary apart = MakeLibrary();
+  apart.cuda.DeviceCanAccessPeer = [](int* can, cuda::Device, cuda::Device) {
+    *can = 0;
+    return cuda::kSuccess;
+  };
+  auto others = Make(2, 30, apart);
+  CHECK_EQ(sends(*others, Site("permute", {1, 0}).get()), 0);
+}
+
+TEST(nccl_does_what_lies_in_symmetric_memory) {
+  auto communicator = Make(2);
+  auto& nccl = dynamic_cast<NcclCommunicator&>(*communicator);
+  std::shared_ptr<SymmetricMemory> memory;
+  CHECK_TRUE(SymmetricMemory::Create(Library(), {0, 1}, 8 * kMany, &memory).success());
+  std::string how;
+  CHECK_TRUE(nccl.Register(memory, &how).success());
+  const auto site = Site("permute", {1, 0});
+  ForAll(2, site.get(), [&](Part& part) {
+    auto* const block = static_cast<float*>(memory->data(part.device));
+    part.operands[0] = block;
+    part.results[0] = block + kMany;
+    CHECK_TRUE(communicator->Enqueue(part.CallOf(), part.on.stream).success());
+  });
+  CHECK_EQ(communicator->stats().copied_calls, 0);
+  CHECK_EQ(communicator->stats().symmetric_calls, 1);
+}
+
+TEST(a_suspended_communicator_copies_nothing) {
+  auto communicator = Make(2);
+  auto& nccl = dynamic_cast<NcclCommunicator&>(*communicator);
+  CHECK_TRUE(nccl.Suspend().success());
+  const auto site = Site("permute", {1, 0});
+  Part first(0, site.get());
+  CHECK_CONTAINS(
+      std::string(communicator->Enqueue(first.CallOf(), first.on.stream).message()),
+      "the communicator is suspended");
+}
+
+TEST(a_copy_that_fails_ends_the_communicator) {
+  auto communicator = Make(2);
+  const auto site = Site("permute", {1, 0});
+  Part first(0, site.get()), second(1, site.get());
+  CHECK_TRUE(communicator->EnqueueStart(first.CallOf(), first.on.stream).success());
+  TheFake().fail("cuMemcpyDtoDAsync_v2", 0, cuda::kInvalidValue);
+  const Status status = communicator->EnqueueStart(second.CallOf(), second.on.stream);
+  CHECK_CONTAINS(std::string(status.message()), "cuMemcpyDtoDAsync");
+  CHECK_CONTAINS(std::string(status.message()), "The communicator has ended");
+  CHECK_CONTAINS(
+      std::string(communicator->EnqueueDone(first.CallOf(), first.on.stream).message()),
+      "cuMemcpyDtoDAsync");
+}
+
+}  // namespace
+}  // namespace jaxcomm::testing

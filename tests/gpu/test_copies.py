@@ -1,0 +1,98 @@
+"""What copy engines move between two NVIDIA GPUs or more, against XLA's own."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxcomm
+
+pytestmark = pytest.mark.gpu
+
+MANY = 10_000_001  # of float32: odd, and 38 MiB
+
+
+@pytest.fixture
+def ring():
+    gpus = [device for device in jax.devices() if device.platform == "gpu"]
+    if len(gpus) < 2:
+        pytest.skip("needs two NVIDIA GPUs")
+    yield jax.make_mesh((len(gpus),), ("i",), devices=gpus)
+    jaxcomm.finalize()
+
+
+def outs(mesh, function, x):
+    spec = jax.P("i")
+    x = jax.device_put(x, jax.NamedSharding(mesh, spec))
+    whole = jax.shard_map(function, mesh=mesh, in_specs=spec, out_specs=spec)
+    return np.asarray(jax.jit(whole)(x))
+
+
+def counted():
+    return sum(one.stats()["copied_calls"] for one in jaxcomm.communicators())
+
+
+def operand(mesh, rows=MANY):
+    return np.random.default_rng(0).standard_normal(mesh.size * rows, np.float32)
+
+
+@pytest.mark.parametrize("name", ["ppermute", "all_gather", "all_to_all"])
+def test_much_is_copied_as_jax_lax_has_it(ring, name):
+    jaxcomm.init(ring, "i")
+    x = operand(ring, rows=2 * ring.size * MANY if name == "all_to_all" else MANY)
+    arguments = {
+        # A rank that gets nothing.
+        "ppermute": {"perm": [(i, i - 1) for i in range(1, ring.size)]},
+        "all_gather": {"tiled": True},
+        "all_to_all": {"split_axis": 0, "concat_axis": 0, "tiled": True},
+    }[name]
+
+    def of(module):
+        return lambda x: getattr(module, name)(x, "i", **arguments)
+
+    np.testing.assert_array_equal(
+        outs(ring, of(jaxcomm), x), outs(ring, of(jax.lax), x)
+    )
+    assert counted() == 1
+
+
+def test_a_policy_leaves_them_to_nccl(ring):
+    jaxcomm.init(ring, "i", policy=jaxcomm.CommPolicy(copy_engines=False))
+    x = operand(ring)
+    shifted = outs(ring, lambda x: jaxcomm.ring_shift(x, "i"), x)
+    np.testing.assert_array_equal(shifted, np.roll(x, MANY))
+    assert counted() == 0
+
+
+def test_halves_in_a_loop_beside_computation_and_their_gradient(ring):
+    jaxcomm.init(ring, "i")
+    x = operand(ring)
+
+    def turns(x, shift, done):
+        def turn(_, carry):
+            held, total = carry
+            arriving = shift(held)
+            total = total + jnp.sin(held)
+            return done(arriving), total
+
+        return jax.lax.fori_loop(0, ring.size + 1, turn, (x, jnp.zeros_like(x)))[1]
+
+    def ours(x):
+        return turns(
+            x, lambda x: jaxcomm.ring_shift_start(x, "i"), jaxcomm.ring_shift_done
+        )
+
+    def theirs(x):
+        to_next = [(i, (i + 1) % ring.size) for i in range(ring.size)]
+        return turns(x, lambda x: jax.lax.ppermute(x, "i", to_next), lambda x: x)
+
+    def with_gradient(function):
+        return lambda x: jax.vjp(function, x)[1](jnp.cos(x))[0] + function(x)
+
+    np.testing.assert_allclose(
+        outs(ring, with_gradient(ours), x),
+        outs(ring, with_gradient(theirs), x),
+        rtol=1e-6,
+        atol=1e-6,
+    )
+    assert counted() >= 2 * (ring.size + 1)
