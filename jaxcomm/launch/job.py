@@ -77,9 +77,12 @@ class Job:
             selector = stack.enter_context(selectors.DefaultSelector())
             selector.register(self._signals, selectors.EVENT_READ, self._heed)
             selector.register(self._reports, selectors.EVENT_READ, self._read_reports)
+            unwatched = []
             for process in self._running.values():
                 if watch := stack.enter_context(process.watched()):
                     selector.register(watch, selectors.EVENT_READ, process)
+                else:
+                    unwatched.append(process)
             while self._running:
                 left = self._deadline - time.monotonic()
                 # Epoll gives them in the order in which they happened, so the first
@@ -92,9 +95,10 @@ class Job:
                         self._collect(key.data)
                     else:
                         key.data()
-                # Woken by SIGCHLD where processes cannot be watched.
-                for process in tuple(self._running.values()):
-                    self._collect(process)
+                # Woken by SIGCHLD. Not the others: theirs is an order of failures.
+                for process in unwatched:
+                    if process.number in self._running:
+                        self._collect(process)
                 if time.monotonic() >= self._deadline:
                     self._time_is_up()
         return self._status or 0
