@@ -1,5 +1,6 @@
 """The float64 oracle, and a ring that takes and returns whole sequences."""
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -99,18 +100,6 @@ def attend_in_ring(
     length, key_length = query.shape[1], key.shape[1]
     mesh = ring_over(size)
 
-    @jax.jit
-    def deal(x):
-        return reorder(x, size, schedule=schedule)
-
-    @jax.jit
-    def gather(results, gradients):
-        def whole(x, length):
-            return restore(x, size, schedule=schedule, length=length)
-
-        lengths = (length, key_length, key_length)
-        return *whole(results, length), *map(whole, gradients, lengths)
-
     def local(query, key, value):
         return ring_attention(
             query,
@@ -135,10 +124,38 @@ def attend_in_ring(
         result, transpose = jax.vjp(attend, *arrays)
         return result, transpose(grads)
 
+    def deal(x):
+        padded = np.pad(x, [(0, int(axis == 1)) for axis in range(x.ndim)])
+        return padded[:, _orders(size, schedule, x.shape[1])[0]]
+
+    def whole(x, length):
+        return np.asarray(x)[:, _orders(size, schedule, length)[1]]
+
     sharding = jax.NamedSharding(mesh, SPLIT)
-    blocks = jax.device_put(deal(((query, key, value), grads)), sharding)
-    # Through the host: see above.
-    return Attention(*gather(*jax.device_get(run(*blocks))))
+    dealt = jax.tree.map(deal, ((query, key, value), grads))
+    results, gradients = run(*jax.device_put(dealt, sharding))
+    lengths = length, key_length, key_length
+    return Attention(
+        *(whole(x, length) for x in results), *map(whole, gradients, lengths)
+    )
+
+
+@functools.cache
+def _orders(size, schedule, length):
+    """Return where ``reorder`` finds each token, padding last, and where ``restore``.
+
+    Compiled for the places alone, not for each operand in its shape and type.
+    """
+
+    @jax.jit
+    def both():
+        places = jnp.arange(1, length + 1)
+        dealt = reorder(places, size, schedule=schedule, axis=0)
+        places = jnp.arange(dealt.size)
+        back = restore(places, size, schedule=schedule, axis=0, length=length)
+        return dealt - 1, back
+
+    return jax.tree.map(np.asarray, both())
 
 
 def random_inputs(shape, key_shape=None, dtype=jnp.float32, seed=0):

@@ -94,18 +94,15 @@ def _whole(mesh, local):
     return jax.shard_map(local, mesh=mesh, in_specs=SPLIT, out_specs=SPLIT)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def plain(mesh_of, inputs):
     """A mesh, inputs, a gradient, and the results without any transform."""
     mesh = mesh_of(4)
     query, key, value, grads = inputs((2, 16, 4, 8), (2, 16, 2, 8))
     arrays = query, key, value
-    return (
-        mesh,
-        arrays,
-        grads[0],
-        _value_and_grads(_whole(mesh, attend), arrays, grads[0]),
-    )
+    results = _value_and_grads(_whole(mesh, attend), arrays, grads[0])
+    # Done before the communicators are closed, which each test begins with.
+    return mesh, arrays, grads[0], jax.device_get(results)
 
 
 def _assert_same(found, expected):
@@ -187,34 +184,43 @@ def test_a_tuple_of_axes_is_one_ring(inputs, dense, axes):
     np.testing.assert_allclose(found(query, key, value), expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("schedule", ["contiguous", "zigzag", "striped"])
-def test_second_derivatives_are_those_of_dense_attention(mesh_of, inputs, schedule):
-    """Also forward over reverse, where a row sees no key of a block."""
-    arrays = inputs((1, 8, 2, 4))[:3]
-    local = functools.partial(attend, schedule=schedule)
+def _second_derivatives(function, arrays):
+    """Return two of them: forward over reverse, and reverse over reverse."""
     along = tuple(jnp.cos(x) for x in arrays)
+
+    def loss(arrays):
+        return jnp.sin(function(*arrays)).sum()
+
+    gradient = jax.grad(loss)
+
+    def along_gradient(arrays):
+        return sum(map(jnp.vdot, gradient(arrays), along))
+
+    forward = jax.jvp(gradient, (arrays,), (along,))[1]
+    return jax.tree.leaves((forward, jax.grad(along_gradient)(arrays)))
+
+
+@pytest.fixture(scope="module")
+def second_derivatives_of_dense(inputs):
+    """Inputs, and the second derivatives of dense attention there."""
+    arrays = inputs((1, 8, 2, 4))[:3]
+    dense = functools.partial(jax.nn.dot_product_attention, is_causal=True)
+    return arrays, jax.jit(lambda arrays: _second_derivatives(dense, arrays))(arrays)
+
+
+@pytest.mark.parametrize("schedule", ["contiguous", "zigzag", "striped"])
+def test_second_derivatives_are_those_of_dense_attention(
+    mesh_of, second_derivatives_of_dense, schedule
+):
+    """Also forward over reverse, where a row sees no key of a block."""
+    arrays, expected = second_derivatives_of_dense
+    local = functools.partial(attend, schedule=schedule)
 
     def of_ring(*arrays):
         dealt = reorder(arrays, 4, schedule=schedule)
         return restore(_whole(mesh_of(4), local)(*dealt), 4, schedule=schedule)
 
-    def products(function):
-        def loss(arrays):
-            return jnp.sin(function(*arrays)).sum()
-
-        gradient = jax.grad(loss)
-
-        def along_gradient(arrays):
-            return sum(map(jnp.vdot, gradient(arrays), along))
-
-        forward = jax.jvp(gradient, (arrays,), (along,))[1]
-        return jax.tree.leaves((forward, jax.grad(along_gradient)(arrays)))
-
-    def dense(query, key, value):
-        return jax.nn.dot_product_attention(query, key, value, is_causal=True)
-
-    found = jax.jit(lambda: products(of_ring))()
-    expected = jax.jit(lambda: products(dense))()
+    found = jax.jit(lambda arrays: _second_derivatives(of_ring, arrays))(arrays)
     for ours, theirs in zip(found, expected, strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-5)
 

@@ -191,9 +191,12 @@ def assert_identical(found, expected, what=""):
             continue
         bits = np.dtype(f"u{a.dtype.itemsize}")
         a_bits, b_bits = (np.ascontiguousarray(x).view(bits) for x in (a, b))
+        wrong = a_bits != b_bits
+        if not wrong.any():
+            continue
         with np.errstate(all="ignore"):
             both_nan = np.isnan(a.astype(np.float64)) & np.isnan(b.astype(np.float64))
-        wrong = (a_bits != b_bits) & ~both_nan
+        wrong &= ~both_nan
         assert not wrong.any(), (where, a[wrong][:8], b[wrong][:8])
 
 

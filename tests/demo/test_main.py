@@ -42,7 +42,7 @@ def command_line(capsys, monkeypatch):
     return call
 
 
-def start(*arguments, cwd):
+def start(*arguments, cwd, **variables):
     # Its own number of devices.
     environment = os.environ | {"XLA_FLAGS": os.environ["QUICK_XLA_FLAGS"]}
     # The package under test, installed or not.
@@ -53,13 +53,14 @@ def start(*arguments, cwd):
         stderr=subprocess.PIPE,
         text=True,
         cwd=cwd,
-        env=environment,
+        env=environment | variables,
     )
 
 
 @pytest.mark.multiprocess
-def test_trains_checks_saves_draws_and_writes(text, tmp_path):
-    process = start(*SMALL, "--steps=4", "--text", text, cwd=tmp_path)
+def test_trains_checks_saves_draws_and_writes(text, tmp_path, compiled_once):
+    arguments = (*SMALL, "--steps=4", f"--text={text}")
+    process = start(*arguments, cwd=tmp_path, **compiled_once)
     out, err = process.communicate(timeout=280)
     assert process.returncode == 0, err
     assert "Traceback" not in err
@@ -79,7 +80,7 @@ def test_trains_checks_saves_draws_and_writes(text, tmp_path):
     assert (tmp_path / "demo_output" / "checkpoints" / "4").is_dir()
     # As after Ctrl-C in the last step: what is left are the results.
     curve.unlink()
-    process = start(*SMALL, "--steps=4", "--text", text, "--resume", cwd=tmp_path)
+    process = start(*arguments, "--resume", cwd=tmp_path, **compiled_once)
     out, err = process.communicate(timeout=280)
     assert process.returncode == 0, err
     assert "the model goes on\n  | " in out
@@ -105,9 +106,9 @@ def test_results_that_could_not_be_kept_are_refused_at_the_start(
 
 
 @pytest.mark.multiprocess
-def test_ctrl_c_saves_a_checkpoint_and_says_how_to_go_on(text, tmp_path):
+def test_ctrl_c_saves_a_checkpoint_and_says_how_to_go_on(text, tmp_path, compiled_once):
     arguments = (*SMALL, "--nocheck", "--steps=1000000", f"--text={text}")
-    process = start(*arguments, cwd=tmp_path)
+    process = start(*arguments, cwd=tmp_path, **compiled_once)
     lines = iter(process.stdout.readline, "")
     assert any(line.startswith("step 1/") for line in lines)
     process.send_signal(signal.SIGINT)
@@ -191,11 +192,20 @@ def test_a_failed_check_is_status_1(command_line, monkeypatch):
 
 @pytest.mark.multiprocess
 def test_ctrl_c_while_xla_compiles_is_status_130_and_no_crash(text, tmp_path):
-    process = start("--nocheck", "--sequence=64", f"--text={text}", cwd=tmp_path)
+    dumped = tmp_path / "dumped"
+    arguments = (*SMALL, "--nocheck", f"--text={text}")
+    # With all optimizations, so that it takes seconds.
+    flags = f"--xla_dump_to={dumped}"
+    process = start(*arguments, cwd=tmp_path, XLA_FLAGS=flags)
     lines = iter(process.stdout.readline, "")
     assert any(line.startswith("mesh ") for line in lines)
-    # Compiling takes seconds.
-    time.sleep(0.5)
+    # Tracing takes seconds too, and there Python may drop an interrupt in a callback.
+    # XLA names the program that it begins with.
+    deadline = time.monotonic() + 120
+    while not any(dumped.glob("module_*.jit_train*")):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=120)
     assert process.returncode == 130

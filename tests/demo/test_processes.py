@@ -20,7 +20,7 @@ TOLERANCE = 1e-4
 class Folder:
     """A folder with a text, and the Pythons that run in it."""
 
-    def __init__(self, path, cache):
+    def __init__(self, path, compiled_once):
         self.path = path
         lines = "".join(f"{i} squared is {i * i}\n" for i in range(999))
         (path / "text.txt").write_text(lines)
@@ -29,9 +29,7 @@ class Folder:
         # The package under test, installed or not.
         package = pathlib.Path(jaxcomm.__file__)
         self._environment["PYTHONPATH"] = str(package.parents[1])
-        # What one run has compiled the next ones need not.
-        self._environment["JAX_COMPILATION_CACHE_DIR"] = str(cache)
-        self._environment["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+        self._environment |= compiled_once
         self._started = []
 
     def start(self, *arguments):
@@ -53,23 +51,18 @@ class Folder:
             process.communicate()
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("compiled")
-
-
 @pytest.fixture
-def start(tmp_path, cache):
+def start(tmp_path, compiled_once):
     """Returns ``start(*arguments)``: a Python that runs in a folder with a text."""
-    folder = Folder(tmp_path, cache)
+    folder = Folder(tmp_path, compiled_once)
     yield folder.start
     folder.stop()
 
 
 @pytest.fixture(scope="module")
-def after_one(tmp_path_factory, cache):
+def after_one(tmp_path_factory, compiled_once):
     """The folder, and the losses, of three steps in one process."""
-    folder = Folder(tmp_path_factory.mktemp("demo"), cache)
+    folder = Folder(tmp_path_factory.mktemp("demo"), compiled_once)
     process = folder.start(*DEMO, *MESH, "--nocheck", "--steps=3", "--output=one")
     out, err = process.communicate(timeout=100)
     assert process.returncode == 0, err

@@ -47,8 +47,10 @@ def open_notebook(path):
 
 
 @pytest.fixture
-def make_client(tmp_path, monkeypatch):
+def make_client(tmp_path, monkeypatch, compiled_once):
     """Returns a client that runs a notebook's cells in a kernel of its own."""
+    for name, value in compiled_once.items():
+        monkeypatch.setenv(name, value)
     monkeypatch.setenv("MPLBACKEND", "agg")
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     clients = []

@@ -5,6 +5,7 @@ and one goes out. What the functions print goes where errors go.
 """
 
 import faulthandler
+import gc
 import json
 import os
 import pathlib
@@ -53,6 +54,8 @@ def main():
         coordinator_bind_address=f"127.0.0.1:{port}",
     )
     here = Here()
+    # As in tests/conftest.py: what is here already is no garbage.
+    gc.freeze()
     print(json.dumps({"value": process}), file=replies, flush=True)
     for line in sys.stdin:
         reply = run(json.loads(line), here)
