@@ -23,7 +23,7 @@ Status NcclCommunicator::MakeCopies() {
 
 std::shared_ptr<const PeerPlan> NcclCommunicator::CopiesFor(const Call& call,
                                                             Rank& rank) {
-  if (copies_ == nullptr) return nullptr;
+  if (copies_ == nullptr || !MayBeCopied(*call.site, rank.size)) return nullptr;
   auto plan = FindPeerPlan(*call.site, number_, rank.size);
   if (plan->parts.empty()) return nullptr;
   // NCCL has kernels of its own for symmetric memory.

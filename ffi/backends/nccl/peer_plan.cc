@@ -40,9 +40,12 @@ void Pair(const Steps& from, const Steps& to, int source, int target,
 
 }  // namespace
 
+bool MayBeCopied(const CallSite& site, int size) {
+  return site.operand_bytes() * (size - 1) >= kLeastBytes;
+}
+
 PeerPlan MakePeerPlan(const CallSite& site, const Plan& plan, int size) {
   PeerPlan made;
-  if (size == 1) return made;
   std::vector<Steps> steps(static_cast<size_t>(size));
   int64_t bytes = 0, copies = 0;  // of the rank with the most
   for (int rank = 0; rank < size; ++rank) {

@@ -30,6 +30,9 @@ struct PeerPlan {
   std::vector<Part> parts;  // by rank; empty where NCCL is to do it
 };
 
+// Whether there may be a plan, which most calls are too small for.
+bool MayBeCopied(const CallSite& site, int size);
+
 // The same on every rank. Empty where something is reduced, or there is too little to
 // move for what a copy costs to start.
 PeerPlan MakePeerPlan(const CallSite& site, const Plan& plan, int size);
