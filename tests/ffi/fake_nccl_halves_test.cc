@@ -26,10 +26,10 @@ const NcclLibrary& Library() {
   return library;
 }
 
-std::shared_ptr<Communicator> Make() {
+std::shared_ptr<Communicator> Make(const NcclLibrary& library = Library()) {
   const nccl::UniqueId id = NewId();
   std::shared_ptr<NcclWorld> world;
-  CHECK_TRUE(NcclWorld::Create(Library(), 2, {{100, 0, 0}, {101, 1, 1}},
+  CHECK_TRUE(NcclWorld::Create(library, 2, {{100, 0, 0}, {101, 1, 1}},
                                {id.internal, sizeof(id.internal)}, {}, {30}, {}, &world)
                  .success());
   std::shared_ptr<Communicator> made;
@@ -148,6 +148,38 @@ TEST(what_a_graph_records_is_not_followed_and_outlives_the_communicator) {
   for (const char* name : {"ncclCommFinalize", "ncclCommDestroy", "ncclCommAbort"}) {
     CHECK_EQ(Count(name), 0);
   }
+}
+
+std::atomic<bool> is_launching{false};
+Gate launched;
+
+TEST(closing_ends_what_a_rank_is_given_meanwhile_and_another_is_not) {
+  static NcclLibrary library = Library();
+  library.nccl.Send = [](const void* data, size_t count, nccl::Type type, int peer,
+                         nccl::Comm comm, nccl::Stream stream) {
+    is_launching = true;
+    Gate::Wait(&launched);
+    return TheFake().nccl.Send(data, count, type, peer, comm, stream);
+  };
+  launched.open = true;  // while it is made
+  auto communicator = Make(library);
+  launched.open = is_launching = false;
+  Swap first(0), second(1);
+  std::thread launches([&] {
+    OnDevice on(0);
+    communicator->Enqueue(first.CallOf(), first.on.stream);
+  });
+  while (!is_launching) std::this_thread::yield();
+  std::thread closes([&] { communicator->Abort(FailedPrecondition("closed")); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  launched.open = true;
+  launches.join();
+  closes.join();
+  CHECK_CONTAINS(
+      std::string(communicator->Enqueue(second.CallOf(), second.on.stream).message()),
+      "closed");
+  // Nobody sends what the first waits for.
+  first.on.Synchronize();
 }
 
 TEST(bytes_are_what_the_local_ranks_hand_in) {

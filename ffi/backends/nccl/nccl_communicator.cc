@@ -85,7 +85,7 @@ void NcclCommunicator::Abort(const Status& reason) {
   while (!failed() && Poll() && Clock::now() < end) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
-  Fail(reason, /*by_force=*/InFlightCount() > 0);
+  Fail(reason, /*by_force=*/false);
   Abandon();
 }
 
@@ -197,6 +197,20 @@ bool NcclCommunicator::Poll() {
   return InFlightCount() > 0;
 }
 
+bool NcclCommunicator::IsIdleSoon() {
+  const auto end = Clock::now() + kLastWords;
+  while (true) {
+    for (auto& rank : ranks_) {
+      CurrentContext current(library_.cuda, rank->context);
+      rank->in_flight.Refresh();
+      if (copies_ != nullptr) copies_->in_flight(rank->place).Refresh();
+    }
+    if (InFlightCount() == 0) return true;
+    if (Clock::now() > end) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
 void NcclCommunicator::Fail(const Status& reason, bool by_force) {
   {
     std::lock_guard<std::mutex> lock(failure_mutex_);
@@ -205,19 +219,22 @@ void NcclCommunicator::Fail(const Status& reason, bool by_force) {
     failed_.store(true, std::memory_order_release);
   }
   if (copies_ != nullptr) copies_->Fail(reason);
-  if (by_force) {
-    how_.world->SetBroken();
-    for (auto& rank : ranks_) {
-      // Whoever holds it waits for a peer, and sees failed(); or is stuck in NCCL.
-      // By the system's clock: ThreadSanitizer does not see locks by another.
-      std::unique_lock<std::timed_mutex> lock(
-          rank->launching, std::chrono::system_clock::now() + std::chrono::seconds(1));
-      CurrentContext current(library_.cuda, rank->context);
-      if (rank->comm != nullptr) library_.nccl.CommAbort(rank->comm);
-      rank->comm = nullptr;
-      rank->in_flight.Fail();
-      if (copies_ != nullptr) copies_->in_flight(rank->place).Fail();
-    }
+  std::vector<std::unique_lock<std::timed_mutex>> locks;
+  for (auto& rank : ranks_) {
+    // Whoever holds it waits for a peer, and sees failed(); or is stuck in NCCL. By the
+    // system's clock: ThreadSanitizer does not see locks by another.
+    locks.emplace_back(rank->launching,
+                       std::chrono::system_clock::now() + std::chrono::seconds(1));
+  }
+  // A rank may just have been given what another will refuse.
+  if (!by_force && IsIdleSoon()) return;
+  how_.world->SetBroken();
+  for (auto& rank : ranks_) {
+    CurrentContext current(library_.cuda, rank->context);
+    if (rank->comm != nullptr) library_.nccl.CommAbort(rank->comm);
+    rank->comm = nullptr;
+    rank->in_flight.Fail();
+    if (copies_ != nullptr) copies_->in_flight(rank->place).Fail();
   }
 }
 

@@ -168,6 +168,9 @@ class NcclCommunicator final : public Communicator,
   }
   // Ends it if a process that it needs has ended. True if it did, or is about to.
   bool LosePeers();
+  // Whether nothing is on its way any more, in some milliseconds.
+  bool IsIdleSoon();
+  // Aborts what is on its way, if there is any or it is to be `by_force`.
   void Fail(const Status& reason, bool by_force);
   // Lets calls that were held back see the failure.
   void Abandon() { how_.world->host_order().Abandon(this); }
