@@ -108,7 +108,7 @@ std::string CommunicatorJson(const CommunicatorFlight& flight) {
 }
 
 // When this process loaded us: no record of its job is older, unless others ran ahead.
-const double began = UnixSeconds();
+const double kBegan = UnixSeconds();
 
 std::string HostName() {
   char name[256] = "";
@@ -140,7 +140,7 @@ std::string FlightRecordJson(const ProcessDescription& process, std::string_view
   };
   return StrCat("{\"version\": 1, \"process\": ", process.process,
                 ", \"processes\": ", process.processes, ", \"pid\": ", getpid(),
-                ", \"host\": ", Quoted(HostName()), ", \"began\": ", Fixed(began, 6),
+                ", \"host\": ", Quoted(HostName()), ", \"began\": ", Fixed(kBegan, 6),
                 ", \"time\": ", Fixed(UnixSeconds(), 6),
                 ", \"reason\": ", Quoted(reason), ", \"devices\": {",
                 Joined(process.devices, ", ", devices), "},\n \"communicators\": [\n",
