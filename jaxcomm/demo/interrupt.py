@@ -10,6 +10,28 @@ class Interrupted(Exception):
 
 
 @contextlib.contextmanager
+def kept_interrupt() -> Iterator[None]:
+    """Raise KeyboardInterrupt at Ctrl-C, or at the end where it was dropped.
+
+    Python drops what is raised in a finalizer and in the callback of a weak reference,
+    of which JAX has many while it traces.
+    """
+    pressed = []
+
+    def handler(signal_number, frame):
+        pressed.append(signal_number)
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGINT, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+    if pressed:
+        raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
 def deferred_interrupt() -> Iterator[Callable[[], bool]]:
     """Note Ctrl-C instead of raising; a second Ctrl-C raises KeyboardInterrupt.
 

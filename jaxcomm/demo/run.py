@@ -4,7 +4,7 @@ import errno
 
 import jaxcomm
 from jaxcomm.demo import data, generate, plot, processes, report, step
-from jaxcomm.demo.interrupt import Interrupted, deferred_interrupt
+from jaxcomm.demo.interrupt import Interrupted, deferred_interrupt, kept_interrupt
 from jaxcomm.demo.settings import DemoError, Settings
 from jaxcomm.demo.training import Training
 
@@ -31,10 +31,10 @@ def run(settings: Settings) -> None:
     with timings.phase("text"):
         text = data.load(settings.text, settings.sequence, without=settings.output)
         _make_output(settings)
-    with timings.phase("start"):
+    with timings.phase("start"), kept_interrupt():
         training = Training(settings, text)
     _say(training.describe())
-    with timings.phase("compile"):
+    with timings.phase("compile"), kept_interrupt():
         ours, of_xla = step.count_collectives(training.compile())
     _say(f"step   {ours} calls of jaxcomm, {of_xla} collectives of XLA\n")
     try:
@@ -84,7 +84,7 @@ def _reference(training: Training, timings: report.Timings) -> list[float]:
     if count == 0:
         return []  # what was resumed is complete, but for the results
     _say(f"{count} steps on one device with ordinary attention ...")
-    with timings.phase("reference"):
+    with timings.phase("reference"), kept_interrupt():
         return processes.from_first(lambda: training.reference_losses(count))
 
 

@@ -199,8 +199,7 @@ def test_ctrl_c_while_xla_compiles_is_status_130_and_no_crash(text, tmp_path):
     process = start(*arguments, cwd=tmp_path, XLA_FLAGS=flags)
     lines = iter(process.stdout.readline, "")
     assert any(line.startswith("mesh ") for line in lines)
-    # Tracing takes seconds too, and there Python may drop an interrupt in a callback.
-    # XLA names the program that it begins with.
+    # Tracing takes seconds too. XLA names the program that it begins with.
     deadline = time.monotonic() + 120
     while not any(dumped.glob("module_*.jit_train*")):
         assert process.poll() is None
