@@ -260,8 +260,7 @@ void BindNccl(nb::module_& m) {
   m.def("create_nccl", &CreateNccl, nb::arg("world"), nb::arg("key"), nb::arg("axes"),
         nb::arg("lane"), nb::arg("platform"), nb::arg("timeout_seconds"),
         nb::arg("groups"), nb::arg("processes"), nb::arg("numbers"), nb::arg("name"),
-        nb::arg("copy_engines"),
-        "Splits a communicator off a world, under a key.");
+        nb::arg("copy_engines"), "Splits a communicator off a world, under a key.");
   nb::class_<SymmetricMemory>(m, "SymmetricMemory",
                               "A segment of memory on each local device.")
       .def_prop_ro("segment", &SymmetricMemory::segment, "Its number in this process.")
