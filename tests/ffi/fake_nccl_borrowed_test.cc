@@ -9,22 +9,12 @@
 #include "ffi/backends/nccl/borrowed_communicator.h"
 #include "ffi/flight_recorder.h"
 #include "tests/ffi/check.h"
+#include "tests/ffi/fake_library.h"
 #include "tests/ffi/fake_nccl.h"
 #include "tests/ffi/ranks.h"
 
 namespace jaxcomm::testing {
 namespace {
-
-const NcclLibrary& Library() {
-  static const NcclLibrary library = [] {
-    NcclLibrary made;
-    made.nccl = TheFake().nccl;
-    made.cuda = TheFake().cuda;
-    made.is_stand_in = true;
-    return made;
-  }();
-  return library;
-}
 
 std::shared_ptr<BorrowedCommunicator> Make(double timeout_seconds) {
   auto made = std::make_shared<BorrowedCommunicator>(

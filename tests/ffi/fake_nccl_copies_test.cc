@@ -10,6 +10,7 @@
 
 #include "ffi/backends/nccl/nccl_communicator.h"
 #include "tests/ffi/check.h"
+#include "tests/ffi/fake_library.h"
 #include "tests/ffi/fake_nccl.h"
 #include "tests/ffi/ranks.h"
 
@@ -18,20 +19,6 @@ namespace {
 
 // 32 MiB, the least that a rank sends by copies.
 constexpr int64_t kMany = 8 << 20;
-
-NcclLibrary MakeLibrary() {
-  NcclLibrary made;
-  made.nccl = TheFake().nccl;
-  made.cuda = TheFake().cuda;
-  made.version = 23200;
-  made.is_stand_in = true;
-  return made;
-}
-
-const NcclLibrary& Library() {
-  static const NcclLibrary library = MakeLibrary();
-  return library;
-}
 
 std::shared_ptr<Communicator> Make(int size, double timeout_seconds = 30,
                                    const NcclLibrary& library = Library(),
@@ -53,13 +40,6 @@ std::shared_ptr<Communicator> Make(int size, double timeout_seconds = 30,
                                   {world, {}, {30}, /*copy_engines=*/true}, &made)
                  .success());
   return made;
-}
-
-int Count(const std::string& name) {
-  const std::string trace = TheFake().trace(), wanted = "\"" + name + "\"";
-  int count = 0;
-  for (size_t at = 0; (at = trace.find(wanted, at)) != std::string::npos; ++at) ++count;
-  return count;
 }
 
 // One rank of a collective: its buffers, and XLA's stream.
@@ -282,6 +262,11 @@ TEST(a_rank_that_does_not_come_is_named_at_the_deadline) {
         communicator->EnqueueStart(third.CallOf(), third.on.stream),
         communicator->Enqueue(third.CallOf(2), third.on.stream)}) {
     CHECK_CONTAINS(std::string(status.message()), "did not meet rank 2");
+  }
+  for (const auto& entry : communicator->recorder().Snapshot()) {
+    // What the first sent may have arrived.
+    CHECK_TRUE(entry.state != FlightRecorder::State::kStarted);
+    if (entry.rank != 0) CHECK_TRUE(entry.state == FlightRecorder::State::kFailed);
   }
 }
 

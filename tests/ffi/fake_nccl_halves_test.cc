@@ -8,23 +8,12 @@
 
 #include "ffi/backends/nccl/nccl_communicator.h"
 #include "tests/ffi/check.h"
+#include "tests/ffi/fake_library.h"
 #include "tests/ffi/fake_nccl.h"
 #include "tests/ffi/ranks.h"
 
 namespace jaxcomm::testing {
 namespace {
-
-const NcclLibrary& Library() {
-  static const NcclLibrary library = [] {
-    NcclLibrary made;
-    made.nccl = TheFake().nccl;
-    made.cuda = TheFake().cuda;
-    made.version = 23200;
-    made.is_stand_in = true;
-    return made;
-  }();
-  return library;
-}
 
 std::shared_ptr<Communicator> Make(const NcclLibrary& library = Library()) {
   const nccl::UniqueId id = NewId();
@@ -55,13 +44,6 @@ struct Swap {
   const void* operands[1] = {&operand};
   void* results[1] = {&result};
 };
-
-int Count(const std::string& name) {
-  const std::string trace = TheFake().trace(), wanted = "\"" + name + "\"";
-  int count = 0;
-  for (size_t at = 0; (at = trace.find(wanted, at)) != std::string::npos; ++at) ++count;
-  return count;
-}
 
 TEST(a_start_waits_for_its_operands_and_a_done_for_the_results) {
   auto communicator = Make();

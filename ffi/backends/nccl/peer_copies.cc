@@ -256,7 +256,13 @@ Status PeerCopies::Done(const void* result, size_t member, cuda::Stream stream,
   return status;
 }
 
+void PeerCopies::FailUnlessSent(const Seat& seat) {
+  if (!seat.is_here || seat.is_sent) return;
+  recorder_.Finish(seat.named.ticket, FlightRecorder::State::kFailed);
+}
+
 void PeerCopies::Leave(Meeting& meeting, int rank) {
+  FailUnlessSent(meeting.seats[rank]);
   meeting.seats[rank].is_over = true;
   for (const Seat& seat : meeting.seats) {
     if (!seat.is_over) return;
@@ -272,6 +278,9 @@ void PeerCopies::Leave(Meeting& meeting, int rank) {
 void PeerCopies::Fail(const Status& reason) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (failure_.success()) failure_ = reason;
+  for (const auto& meeting : open_) {
+    for (const Seat& seat : meeting->seats) FailUnlessSent(seat);
+  }
   changed_.notify_all();
 }
 

@@ -105,6 +105,8 @@ class PeerCopies {
   Status WaitFor(cuda::Stream stream, cuda::Event event);
   // The ranks that this one waits for, in words.
   static std::string Missing(const Meeting& meeting, int rank);
+  // Tells the recorder; what is sent is watched.
+  void FailUnlessSent(const Seat& seat);
   void Leave(Meeting& meeting, int rank);
 
   const NcclLibrary& library_;

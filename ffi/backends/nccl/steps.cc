@@ -126,8 +126,8 @@ class Maker {
   }
 
   bool IsAllToAll(const std::vector<Move>& moves) const {
-    if (natives_ != Natives::kAll || static_cast<int>(moves.size()) != size_ * size_)
-      return false;
+    if (natives_ != Natives::kAll) return false;
+    if (static_cast<int>(moves.size()) != size_ * size_) return false;
     return std::all_of(moves.begin(), moves.end(), [&](const Move& move) {
       return move.sources.size() == 1 && move.targets.size() == 1 &&
              move.inner == moves[0].inner &&
