@@ -1,6 +1,7 @@
 """Threads, long runs and many calls: right, and without growth."""
 
 import os
+import pathlib
 import subprocess
 import sys
 import threading
@@ -10,11 +11,6 @@ import numpy as np
 import pytest
 
 import jaxcomm
-
-
-def resident_bytes():
-    with open("/proc/self/statm") as statm:
-        return int(statm.read().split()[1]) * 4096
 
 
 def over(mesh, call, donate=()):
@@ -124,71 +120,10 @@ def test_a_thousand_broadcasts_in_one_program(make_mesh):
     assert jaxcomm.communicators()[0].stats()["calls"] == {"broadcast": 1000}
 
 
-def median_growth(work, rounds):
-    """Median over rounds: a leak shows in each, a pool that grows once in one."""
-    grown = []
-    for _ in range(rounds):
-        before = resident_bytes()
-        work()
-        grown.append(resident_bytes() - before)
-    return sorted(grown)[rounds // 2]
-
-
-TEN_THOUSAND = r"""
-import os
-import jax
-import numpy as np
-import jaxcomm
-
-mesh = jax.make_mesh((4,), ("i",), axis_types=(jax.sharding.AxisType.Auto,),
-                     devices=jax.devices()[:4])
-
-
-def call(x):
-    def step(x, _):
-        x = jaxcomm.ring_shift(x, "i")
-        x = jaxcomm.psum(x, "i") - jaxcomm.pmax(x, "i") * 3
-        return jaxcomm.all_gather(x, "i", tiled=True).reshape(4, -1).mean(0), None
-
-    return jax.lax.scan(step, x, length=250)[0]
-
-
-spec = jax.P("i")
-program = jax.jit(jax.shard_map(call, mesh=mesh, in_specs=spec, out_specs=spec))
-x = np.ones((4 * 16,), np.float32)
-expected = np.asarray(program(x))
-
-
-def resident_bytes():
-    with open("/proc/self/statm") as statm:
-        return int(statm.read().split()[1]) * 4096
-
-
-def thousand():
-    before = resident_bytes()
-    np.testing.assert_array_equal(program(x), expected)
-    return resident_bytes() - before
-
-
-for _ in range(15):  # the allocator's arenas, one for each thread, fill
-    thousand()
-(member,) = jaxcomm.communicators()
-held = member.stats()["host_bytes"]
-grown = sorted(thousand() for _ in range(10))
-assert sum(member.stats()["calls"].values()) == 26 * 1000
-assert member.stats()["in_flight"] == 0
-assert member.stats()["host_bytes"] == held
-print(grown[5], len(os.listdir("/proc/self/task")))
-"""
-
-
-def run_ten_thousand():
-    """Returns the median growth of a round in bytes, and the threads at the end.
-
-    In a process of its own, whose heap no other test has left full of holes.
-    """
+def grown(what):
+    """Returns what tests/growth.py says of it: bytes a round, bytes held, threads."""
     done = subprocess.run(
-        [sys.executable, "-c", TEN_THOUSAND],
+        [sys.executable, pathlib.Path(__file__).with_name("growth.py"), what],
         env=os.environ | {"JAX_PLATFORMS": "cpu"},
         capture_output=True,
         text=True,
@@ -201,9 +136,10 @@ def run_ten_thousand():
 
 def test_ten_thousand_calls_leak_nothing():
     """C12, C10: resident memory stays, nothing is left in flight."""
-    grown, _ = run_ten_thousand()
+    resident, held, _ = grown("calls")
     # One tag entry left behind by each of four ranks would be 250 kB a round.
-    assert grown < 128 << 10
+    assert resident < 128 << 10
+    assert held == 0
 
 
 def test_threads_stay_few_though_another_process_takes_the_cores():
@@ -213,7 +149,7 @@ def test_threads_stay_few_though_another_process_takes_the_cores():
         for _ in range(os.cpu_count())
     ]
     try:
-        _, threads = run_ten_thousand()
+        *_, threads = grown("calls")
     finally:
         for process in busy:
             process.kill()
@@ -222,35 +158,15 @@ def test_threads_stay_few_though_another_process_takes_the_cores():
     assert threads < 64 + 8 * os.cpu_count()
 
 
-def test_dispatching_two_thousand_programs_leaks_nothing(make_mesh):
+def test_dispatching_thousands_of_programs_leaks_nothing():
     """C12: the way through Python and XLA's dispatch, not a loop inside."""
-    program = over(make_mesh(i=2), lambda x: jaxcomm.psum(x, "i"))
-    x = np.ones((2, 4), np.float32)
-
-    def hundreds():
-        for _ in range(400):
-            jax.block_until_ready(program(x))
-
-    hundreds()
-    (member,) = jaxcomm.communicators()
-    held = member.stats()["host_bytes"]
+    resident, held, _ = grown("dispatches")
     # 160 bytes a call; XLA's own bookkeeping breathes by a page now and then.
-    assert median_growth(hundreds, 5) < 64 << 10
-    assert member.stats()["in_flight"] == 0
-    assert member.stats()["host_bytes"] == held
+    assert resident < 64 << 10
+    assert held == 0
 
 
-def test_making_and_closing_a_thousand_communicators_leaks_nothing(make_mesh):
-    mesh = make_mesh(a=2, b=4)
-
-    def turn():
-        jaxcomm.init(mesh)
-        jaxcomm.finalize()
-
-    for _ in range(50):
-        turn()
-    before = resident_bytes()
-    for _ in range(334):
-        turn()
-    # 1,002 communicators; each held about a kilobyte while it lived.
-    assert resident_bytes() - before < 1 << 20
+def test_making_and_closing_thousands_of_communicators_leaks_nothing():
+    resident, _, _ = grown("communicators")
+    # Each holds about a kilobyte while it lives.
+    assert resident < 128 << 10
