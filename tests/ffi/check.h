@@ -3,11 +3,13 @@
 #ifndef JAXCOMM_TESTS_FFI_CHECK_H_
 #define JAXCOMM_TESTS_FFI_CHECK_H_
 
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
 #include <sstream>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace jaxcomm::testing {
@@ -48,6 +50,17 @@ inline void CheckContains(const std::string& text, const std::string& part,
   std::fprintf(stderr, "%s:%d: no '%s' in: %s\n", file, line, part.c_str(),
                text.c_str());
   ++Failures();
+}
+
+// Waits for what another thread does in its own time, and returns whether it came.
+template <typename Condition>
+bool Comes(const Condition& condition) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  while (!condition()) {
+    if (std::chrono::steady_clock::now() > end) return false;
+    std::this_thread::yield();
+  }
+  return true;
 }
 
 inline int RunAll() {

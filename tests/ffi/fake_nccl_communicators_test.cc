@@ -20,12 +20,6 @@ nccl::Result Sum(nccl::Comm comm, nccl::Stream stream, int32_t* value) {
   return Nccl().AllReduce(value, value, 1, Type::kInt32, RedOp::kSum, comm, stream);
 }
 
-// Waits for what is not worth a callback; a test that hangs is stopped from outside.
-template <typename Condition>
-void WaitUntil(const Condition& condition) {
-  while (!condition()) std::this_thread::yield();
-}
-
 TEST(splits_by_color_and_orders_by_key) {
   RunRanks(4, [](Rank r) {
     // Colors 0 and 1, in reverse order; rank 3 takes part and gets none.
@@ -141,14 +135,14 @@ TEST(a_non_blocking_communicator_is_in_progress_until_all_have_come) {
   std::thread other([&] {
     RunRank(id, 1, 2, [&](Rank r) { Sum(r.comm, r.stream(), &theirs); }, /*device=*/1);
   });
-  WaitUntil([&] { return AsyncErrorOf(comm) != nccl::kInProgress; });
+  CHECK_TRUE(Comes([&] { return AsyncErrorOf(comm) != nccl::kInProgress; }));
   CHECK_EQ(AsyncErrorOf(comm), kSuccess);
   CHECK_EQ(Sum(comm, on.stream, &value), kSuccess);
   on.Synchronize();
   CHECK_EQ(value, 3);
   other.join();
   CHECK_EQ(Nccl().CommFinalize(comm), nccl::kInProgress);
-  WaitUntil([&] { return AsyncErrorOf(comm) != nccl::kInProgress; });
+  CHECK_TRUE(Comes([&] { return AsyncErrorOf(comm) != nccl::kInProgress; }));
   CHECK_EQ(Nccl().CommDestroy(comm), kSuccess);
 
   // Nobody else comes: it can be aborted.

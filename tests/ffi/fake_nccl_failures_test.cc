@@ -17,19 +17,13 @@ nccl::Result Sum(nccl::Comm comm, nccl::Stream stream, int32_t* value) {
   return Nccl().AllReduce(value, value, 1, Type::kInt32, RedOp::kSum, comm, stream);
 }
 
-// Waits for what is not worth a callback; a test that hangs is stopped from outside.
-template <typename Condition>
-void WaitUntil(const Condition& condition) {
-  while (!condition()) std::this_thread::yield();
-}
-
 // What every rank sees after `call` did not fit, and that only an abort helps.
 void CheckDisagreement(const std::function<nccl::Result(Rank, int32_t*)>& call,
                        const std::string& text) {
   RunRanks(3, [&](Rank r) {
     int32_t values[16] = {};
     const nccl::Result result = call(r, values);
-    WaitUntil([&] { return AsyncErrorOf(r.comm) != kSuccess; });
+    CHECK_TRUE(Comes([&] { return AsyncErrorOf(r.comm) != kSuccess; }));
     CHECK_EQ(AsyncErrorOf(r.comm), nccl::kInvalidUsage);
     CHECK_EQ(std::string(Nccl().GetLastError(r.comm)), text);
     // Unless the others had failed already when this rank called.
