@@ -22,11 +22,14 @@ def kept_interrupt() -> Iterator[None]:
         pressed.append(signal_number)
         raise KeyboardInterrupt
 
-    previous = signal.signal(signal.SIGINT, handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, previous)
+    with _on_interrupt(handler):
+        try:
+            yield
+        except Exception as error:
+            # Likely of what was left undone where it was dropped.
+            if pressed:
+                raise KeyboardInterrupt from error
+            raise
     if pressed:
         raise KeyboardInterrupt
 
@@ -47,8 +50,18 @@ def deferred_interrupt() -> Iterator[Callable[[], bool]]:
             raise KeyboardInterrupt
         pressed.append(signal_number)
 
+    with _on_interrupt(handler):
+        yield lambda: bool(pressed)
+
+
+@contextlib.contextmanager
+def _on_interrupt(handler):
+    # A script's background job ignores Ctrl-C, which is for another.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        yield
+        return
     previous = signal.signal(signal.SIGINT, handler)
     try:
-        yield lambda: bool(pressed)
+        yield
     finally:
         signal.signal(signal.SIGINT, previous)

@@ -40,7 +40,7 @@ def run(settings: Settings) -> None:
     try:
         expected = _reference(training, timings)
         _train(training, expected, timings)
-        with timings.phase("validation"):
+        with timings.phase("validation"), kept_interrupt():
             validation = training.validate()
     finally:
         with timings.phase("checkpoint"):
@@ -56,7 +56,7 @@ def _conclude(training: Training, validation: float, timings: report.Timings) ->
             plot.plot_losses(curve, training.losses, validation)
         except OSError as error:
             raise DemoError(f"{curve} cannot be written: {error.strerror}") from error
-    with timings.phase("generation"):
+    with timings.phase("generation"), kept_interrupt():
         prompt, written = training.write()
     _say(
         f"\nloss {training.losses[0]:.3f} at step 1, {training.losses[-1]:.3f} at step "

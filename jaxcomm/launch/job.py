@@ -93,6 +93,9 @@ class Job:
                     if isinstance(key.data, Process):
                         selector.unregister(key.fileobj)
                         self._collect(key.data)
+                        if key.data.number in self._running:
+                            # A debugger has yet to let go of it; SIGCHLD tells.
+                            unwatched.append(key.data)
                     else:
                         key.data()
                 # Woken by SIGCHLD. Not the others: theirs is an order of failures.

@@ -40,6 +40,30 @@ def test_what_python_dropped_is_raised_at_the_end():
     assert reached
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_error_that_follows_does_not_hide_it():
+    def fail():
+        raise ValueError("left undone")
+
+    with pytest.raises(KeyboardInterrupt) as raised:
+        do(lambda: Finalized() and None, fail)
+    assert isinstance(raised.value.__cause__, ValueError)
+    with pytest.raises(ValueError, match="left undone"):
+        do(fail)
+
+
+@pytest.mark.parametrize("context", [kept_interrupt, deferred_interrupt])
+def test_who_ignores_it_goes_on_ignoring_it(context):
+    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with context():
+            press_ctrl_c()
+            press_ctrl_c()
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
 def test_during_training_it_is_noted_and_raised_the_second_time():
     with deferred_interrupt() as was_pressed:
         assert not was_pressed()

@@ -3,6 +3,8 @@
 import os
 import pathlib
 import selectors
+import signal
+import threading
 import time
 
 import pytest
@@ -49,6 +51,23 @@ def test_the_first_failure_gives_the_status_and_stops_the_others(
     assert "stopping the others" in err
     assert_gone(pids(out), seconds=0)
     assert time.monotonic() - begin < 20
+
+
+def test_a_process_that_a_debugger_holds_when_it_ends(launch, monkeypatch):
+    """Its descriptor says that it has ended, and the system that it has not."""
+    has_ended = process.Process.has_ended
+    asked = []
+
+    def not_at_first(self):
+        asked.append(self.number)
+        if asked.count(self.number) > 1:
+            return has_ended(self)
+        # The debugger lets go of it later, and the system tells of it again.
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGCHLD)).start()
+        return False
+
+    monkeypatch.setattr(process.Process, "has_ended", not_at_first)
+    assert launch("sys.exit(5 * i)", processes=2, timeout=60)[0] == 5
 
 
 @pytest.mark.parametrize("sees_them", [True, False])
