@@ -166,6 +166,20 @@ TEST(closing_ends_what_a_rank_is_given_meanwhile_and_another_is_not) {
   first.on.Synchronize();
 }
 
+TEST(closing_ends_a_rank_that_waits_in_nccl_for_another) {
+  auto communicator = Make();
+  Swap first(0);
+  TheFake().hang("ncclGroupEnd", 0);
+  TheFake().clear_trace();
+  std::thread waits([&] {
+    OnDevice on(0);
+    CHECK_TRUE(communicator->Enqueue(first.CallOf(), first.on.stream).failure());
+  });
+  CHECK_TRUE(Comes([] { return Count("ncclGroupEnd") > 0; }));
+  communicator->Abort(FailedPrecondition("closed"));
+  waits.join();
+}
+
 TEST(bytes_are_what_the_local_ranks_hand_in) {
   auto communicator = Make();
   Swap first(0), second(1);

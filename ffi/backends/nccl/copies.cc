@@ -1,11 +1,11 @@
 #include <memory>
 #include <mutex>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "ffi/backends/nccl/nccl_communicator.h"
 #include "ffi/backends/nccl/run_steps.h"
-#include "ffi/flight_dump.h"
 
 namespace jaxcomm {
 
@@ -23,12 +23,26 @@ Status NcclCommunicator::MakeCopies() {
 
 std::shared_ptr<const PeerPlan> NcclCommunicator::CopiesFor(const Call& call,
                                                             Rank& rank) {
-  if (copies_ == nullptr || !MayBeCopied(*call.site, rank.size)) return nullptr;
+  if (copies_ == nullptr || call.may_be_captured ||
+      !MayBeCopied(*call.site, rank.size)) {
+    return nullptr;
+  }
   auto plan = FindPeerPlan(*call.site, number_, rank.size);
   if (plan->parts.empty()) return nullptr;
   // NCCL has kernels of its own for symmetric memory.
   std::lock_guard<std::timed_mutex> lock(rank.launching);
   return IsSymmetric(call, rank) ? nullptr : plan;
+}
+
+Status NcclCommunicator::FailedCopies(const Call& call, const Rank& rank,
+                                      const Status& status) {
+  const std::string text = StrCat("rank ", rank.rank, " of ", rank.size, " (device ",
+                                  rank.device, "): ", status.message());
+  if (!failed() && status.errc() == ErrorCode::kFailedPrecondition) {
+    return FailedPrecondition(call.site->description(), " (lane '", spec().lane,
+                              "'): ", text);
+  }
+  return Ended(call, ErrorCode::kInternal, text);
 }
 
 Status NcclCommunicator::StartCopies(const Call& call,
@@ -43,7 +57,7 @@ Status NcclCommunicator::StartCopies(const Call& call,
   Status status = copies_->Start(call, std::move(plan), rank.place, ready, on, named);
   if (status.failure()) {
     recorder().Finish(named.ticket, FlightRecorder::State::kFailed);
-    return Ended(call, ErrorCode::kInternal, status.message());
+    return FailedCopies(call, rank, status);
   }
   Count(call, rank, &copied_calls_);
   return OkStatus();
@@ -52,14 +66,42 @@ Status NcclCommunicator::StartCopies(const Call& call,
 Status NcclCommunicator::DoneCopies(const Call& call, Rank& rank, cuda::Stream stream,
                                     bool* is_begun) {
   if (copies_ == nullptr) return OkStatus();
-  const Status status = copies_->Done(call.results[0], rank.place, stream,
-                                      spec().timeout_seconds, is_begun);
-  if (status.success()) return status;
-  const bool is_late = status.errc() == ErrorCode::kDeadlineExceeded;
-  if (!failed() && is_late) DumpFlightRecords("timeout");
-  return Ended(call, is_late ? ErrorCode::kDeadlineExceeded : ErrorCode::kInternal,
-               StrCat("rank ", rank.rank, " of ", rank.size, " (device ", rank.device,
-                      "): ", status.message()));
+  PeerCopies::Rest rest;
+  if (Status status = copies_->Done(MarkOf(call), rank.place, stream,
+                                    spec().timeout_seconds, is_begun, &rest);
+      status.failure()) {
+    return FailedCopies(call, rank, status);
+  }
+  return rest.is_empty() ? OkStatus() : LaunchRest(rest, call, rank, stream);
+}
+
+Status NcclCommunicator::LaunchRest(const PeerCopies::Rest& rest, const Call& call,
+                                    Rank& rank, cuda::Stream stream) {
+  Call left = call;
+  left.operands = rest.operands.data();
+  left.results = rest.results.data();
+  Status status = OkStatus();
+  {
+    std::lock_guard<std::timed_mutex> lock(rank.launching);
+    if (is_suspended_) {
+      recorder().Finish(rest.named.ticket, FlightRecorder::State::kFailed);
+      return Suspended(call);
+    }
+    status = failed() ? failure() : OkStatus();
+    CurrentContext current(library_.cuda, rank.context);
+    rank.in_flight.Begin(stream, /*may_be_captured=*/false, InFlight::Clock::now());
+    if (status.success()) status = Run(rest.steps, left, rank, stream);
+    if (status.success()) {
+      rank.in_flight.End(stream, rest.named.ticket, rest.named.operation,
+                         rest.named.sequence, InFlight::Clock::now());
+    }
+  }
+  if (status.failure()) {
+    recorder().Finish(rest.named.ticket, FlightRecorder::State::kFailed);
+    return Ended(call, ErrorCode::kInternal, status.message());
+  }
+  WakeWatch();
+  return OkStatus();
 }
 
 }  // namespace jaxcomm

@@ -12,14 +12,14 @@ Status NcclCommunicator::EnqueueStart(const Call& call, void* stream) {
     return StartCopies(call, std::move(plan), *rank, stream, /*on=*/nullptr);
   }
   CurrentContext current(library_.cuda, rank->context);
+  const void* const mark = MarkOf(call);
+  if (copies_ != nullptr) copies_->Forget(mark, rank->place, stream);
   cuda::Event event = nullptr;
   {
     std::lock_guard<std::mutex> lock(rank->halves_mutex);
     // What was begun here before has no end any more: its program failed in between.
-    // Results without elements alone may share an address.
-    for (size_t i = 0; call.site->results()[0].elements > 0 && i < rank->begun.size();
-         ++i) {
-      if (rank->begun[i].first != call.results[0]) continue;
+    for (size_t i = 0; mark != nullptr && i < rank->begun.size(); ++i) {
+      if (rank->begun[i].first != mark) continue;
       rank->spare_events.push_back(rank->begun[i].second);
       rank->begun.erase(rank->begun.begin() + static_cast<ptrdiff_t>(i--));
     }
@@ -49,7 +49,7 @@ Status NcclCommunicator::EnqueueStart(const Call& call, void* stream) {
   }
   std::lock_guard<std::mutex> lock(rank->halves_mutex);
   if (status.success()) {
-    rank->begun.emplace_back(call.results[0], event);
+    rank->begun.emplace_back(mark, event);
   } else if (event != nullptr) {
     rank->spare_events.push_back(event);
   }
@@ -67,7 +67,7 @@ Status NcclCommunicator::EnqueueDone(const Call& call, void* stream) {
   {
     std::lock_guard<std::mutex> lock(rank->halves_mutex);
     for (size_t i = rank->begun.size(); i-- > 0 && event == nullptr;) {
-      if (rank->begun[i].first != call.results[0]) continue;
+      if (rank->begun[i].first != MarkOf(call)) continue;
       event = rank->begun[i].second;
       rank->begun.erase(rank->begun.begin() + static_cast<ptrdiff_t>(i));
     }

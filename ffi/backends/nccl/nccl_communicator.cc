@@ -55,7 +55,7 @@ NcclCommunicator::~NcclCommunicator() {
     return;
   }
   std::vector<nccl::Comm> comms;
-  for (auto& rank : ranks_) comms.push_back(std::exchange(rank->comm, nullptr));
+  for (auto& rank : ranks_) comms.push_back(rank->comm.exchange(nullptr));
   EndComms(library_, comms, /*abort=*/false);
   for (auto& rank : ranks_) {
     CurrentContext current(library_.cuda, rank->context);
@@ -226,13 +226,16 @@ void NcclCommunicator::Fail(const Status& reason, bool by_force) {
     locks.emplace_back(rank->launching,
                        std::chrono::system_clock::now() + std::chrono::seconds(1));
   }
-  // A rank may just have been given what another will refuse.
-  if (!by_force && IsIdleSoon()) return;
+  // A rank may just have been given what another will refuse, or be stuck in NCCL.
+  const bool has_all = std::all_of(locks.begin(), locks.end(),
+                                   [](const auto& lock) { return lock.owns_lock(); });
+  if (!by_force && has_all && IsIdleSoon()) return;
   how_.world->SetBroken();
   for (auto& rank : ranks_) {
     CurrentContext current(library_.cuda, rank->context);
-    if (rank->comm != nullptr) library_.nccl.CommAbort(rank->comm);
-    rank->comm = nullptr;
+    if (const nccl::Comm comm = rank->comm.exchange(nullptr)) {
+      library_.nccl.CommAbort(comm);
+    }
     rank->in_flight.Fail();
     if (copies_ != nullptr) copies_->in_flight(rank->place).Fail();
   }

@@ -98,11 +98,13 @@ class NcclCommunicator final : public Communicator,
     int64_t device = 0;  // global id
     int ordinal = 0;
     cuda::Context context = nullptr;
-    nccl::Comm comm = nullptr;  // null in a group of one, and after a failure
+    // Null in a group of one, and after a failure: of all ranks at once, also of one
+    // that a thread is about to launch.
+    std::atomic<nccl::Comm> comm{nullptr};
     cuda::Stream stream = nullptr;
     cuda::Pointer scratch = 0;
-    // Collectives begun and not ended, by their first result; and events of those that
-    // are, to be used again.
+    // Collectives begun and not ended, by their MarkOf(); and events of those that are,
+    // to be used again.
     std::mutex halves_mutex;
     std::vector<std::pair<const void*, cuda::Event>> begun;
     std::vector<cuda::Event> spare_events;
@@ -150,6 +152,10 @@ class NcclCommunicator final : public Communicator,
                      cuda::Stream ready, cuda::Stream on);
   // `*is_begun`: whether StartCopies() was called for it.
   Status DoneCopies(const Call& call, Rank& rank, cuda::Stream stream, bool* is_begun);
+  // Gives NCCL what was too late for copies.
+  Status LaunchRest(const PeerCopies::Rest& rest, const Call& call, Rank& rank,
+                    cuda::Stream stream);
+  Status FailedCopies(const Call& call, const Rank& rank, const Status& status);
   Status Run(const Steps& steps, const Call& call, Rank& rank, cuda::Stream stream);
   Status Barrier(Rank& rank, cuda::Stream stream);
   // Has NCCL do what it waits for the other processes in, on a thread of its own: until
@@ -181,6 +187,7 @@ class NcclCommunicator final : public Communicator,
       count += rank->in_flight.size();
       if (copies_ != nullptr) count += copies_->in_flight(rank->place).size();
     }
+    if (copies_ != nullptr) count += copies_->num_waiting();
     return count;
   }
   bool failed() const { return failed_.load(std::memory_order_acquire); }

@@ -9,6 +9,10 @@
 namespace jaxcomm {
 namespace {
 
+// How long a rank waits for another before NCCL is to do it. XLA waits ten seconds for
+// the launches of all devices once one of them has failed.
+constexpr double kPatienceSeconds = 2;
+
 bool CanReach(const NcclLibrary& library, const PeerCopies::Member& from,
               const PeerCopies::Member& to) {
   int can = 0;
@@ -23,6 +27,13 @@ bool CanReach(const NcclLibrary& library, const PeerCopies::Member& from,
 }
 
 }  // namespace
+
+const void* MarkOf(const Call& call) {
+  for (size_t i = 0; i < call.site->results().size(); ++i) {
+    if (call.site->results()[i].elements > 0) return call.results[i];
+  }
+  return nullptr;
+}
 
 Status PeerCopies::Create(const NcclLibrary& library, FlightRecorder& recorder,
                           const std::vector<Member>& members,
@@ -107,11 +118,11 @@ Status PeerCopies::Open(const Call& call, const Member& member, Meeting** opened
   return OkStatus();
 }
 
-PeerCopies::Meeting* PeerCopies::Find(const void* result, const Member& member) {
+PeerCopies::Meeting* PeerCopies::Find(const void* mark, const Member& member) {
   for (size_t i = open_.size(); i-- > 0;) {
     const Seat& seat = open_[i]->seats[member.rank];
     if (open_[i]->group == member.group && seat.is_here && !seat.is_over &&
-        seat.results[0] == result) {
+        seat.mark == mark) {
       return open_[i].get();
     }
   }
@@ -125,8 +136,8 @@ Status PeerCopies::Start(const Call& call, std::shared_ptr<const PeerPlan> plan,
   const int rank = lane.member.rank;
   std::lock_guard<std::mutex> lock(mutex_);
   if (failure_.failure()) return failure_;
-  // What was begun here before has no end any more: its program failed in between.
-  while (Meeting* begun = Find(call.results[0], lane.member)) Leave(*begun, rank);
+  const void* const mark = MarkOf(call);
+  ForgetLocked(mark, lane, ready);
   Meeting* meeting = nullptr;
   if (Status status = Open(call, lane.member, &meeting); status.failure()) {
     return status;
@@ -134,15 +145,26 @@ Status PeerCopies::Start(const Call& call, std::shared_ptr<const PeerPlan> plan,
   meeting->plan = std::move(plan);
   Seat& seat = meeting->seats[rank];
   seat.is_here = true;
+  seat.mark = mark;
   seat.operands.assign(call.operands, call.operands + call.site->operands().size());
   seat.results.assign(call.results, call.results + call.site->results().size());
   seat.stream = on == nullptr ? lane.stream : on;
   seat.named = named;
+  if (Status gone = CheckPeers(*meeting, rank); gone.failure()) {
+    Leave(*meeting, rank);
+    return gone;
+  }
   Status status =
       library_.Check(library_.cuda.EventRecord(seat.ready, ready), "cuEventRecord");
   if (status.success()) status = SendIfAllAreHere(*meeting, rank);
   for (int source : meeting->plan->parts[rank].sources) {
     if (status.success()) status = SendIfAllAreHere(*meeting, source);
+  }
+  if (status.failure()) {
+    // Before anybody takes what was not sent for sent. Whoever is told of it gives
+    // memory back that copies may be on their way to.
+    FailLocked(status);
+    WaitForCopies(*meeting, rank, ready);
   }
   changed_.notify_all();
   return status;
@@ -150,12 +172,15 @@ Status PeerCopies::Start(const Call& call, std::shared_ptr<const PeerPlan> plan,
 
 Status PeerCopies::SendIfAllAreHere(Meeting& meeting, int rank) {
   Seat& seat = meeting.seats[rank];
-  if (!seat.is_here || seat.is_sent || seat.is_over) return OkStatus();
+  if (!seat.is_here || seat.is_over || seat.is_decided()) return OkStatus();
   for (int target : meeting.plan->parts[rank].targets) {
-    if (!meeting.seats[target].is_here) return OkStatus();
+    if (!meeting.seats[target].is_here || meeting.seats[target].is_over) {
+      return OkStatus();
+    }
   }
-  seat.is_sent = true;
-  return Send(meeting, rank);
+  Status status = Send(meeting, rank);
+  if (status.success()) seat.sends = Seat::Sends::kCopied;
+  return status;
 }
 
 Status PeerCopies::WaitFor(cuda::Stream stream, cuda::Event event) {
@@ -163,8 +188,8 @@ Status PeerCopies::WaitFor(cuda::Stream stream, cuda::Event event) {
                         "cuStreamWaitEvent");
 }
 
-Status PeerCopies::Send(const Meeting& meeting, int rank) {
-  const Seat& seat = meeting.seats[rank];
+Status PeerCopies::Send(Meeting& meeting, int rank) {
+  Seat& seat = meeting.seats[rank];
   const PeerPlan::Part& part = meeting.plan->parts[rank];
   Lane& lane = *lanes_[seat.lane];
   CurrentContext current(library_.cuda, lane.member.context);
@@ -193,81 +218,155 @@ Status PeerCopies::Send(const Meeting& meeting, int rank) {
   if (status.success()) {
     lane.in_flight.End(seat.stream, seat.named.ticket, seat.named.operation,
                        seat.named.sequence, InFlight::Clock::now());
-    status = library_.Check(library_.cuda.EventRecord(seat.left, seat.stream),
-                            "cuEventRecord");
+  }
+  // Also after a failure: some copies may be on their way.
+  Status left = library_.Check(library_.cuda.EventRecord(seat.left, seat.stream),
+                               "cuEventRecord");
+  seat.has_left = left.success();
+  return status.failure() ? status : left;
+}
+
+Status PeerCopies::WaitForCopies(const Meeting& meeting, int rank,
+                                 cuda::Stream stream) {
+  const Seat& own = meeting.seats[rank];
+  Status status = OkStatus();
+  if (own.has_left && own.stream != stream) status = WaitFor(stream, own.left);
+  for (int source : meeting.plan->parts[rank].sources) {
+    const Seat& seat = meeting.seats[source];
+    if (seat.has_left && status.success()) status = WaitFor(stream, seat.left);
   }
   return status;
 }
 
-std::string PeerCopies::Missing(const Meeting& meeting, int rank) {
-  const PeerPlan::Part& part = meeting.plan->parts[rank];
-  std::vector<int> missing;
-  const auto look = [&](const std::vector<int>& ranks) {
-    for (int each : ranks) {
-      if (meeting.seats[each].is_here) continue;
-      if (std::find(missing.begin(), missing.end(), each) == missing.end()) {
-        missing.push_back(each);
-      }
-    }
-  };
-  look(part.targets);
-  look(part.sources);
-  // Those that are here wait for others in turn.
-  for (int source : part.sources) look(meeting.plan->parts[source].targets);
-  std::sort(missing.begin(), missing.end());
-  std::string text;
-  for (int each : missing) text += StrCat(text.empty() ? "" : ", ", each);
-  return StrCat(missing.size() == 1 ? "rank " : "ranks ", text);
+bool PeerCopies::IsDecided(const Meeting& meeting, int rank) {
+  const std::vector<int>& sources = meeting.plan->parts[rank].sources;
+  return meeting.seats[rank].is_decided() &&
+         std::all_of(sources.begin(), sources.end(),
+                     [&](int source) { return meeting.seats[source].is_decided(); });
 }
 
-Status PeerCopies::Done(const void* result, size_t member, cuda::Stream stream,
-                        double timeout_seconds, bool* is_begun) {
-  const Lane& lane = *lanes_[member];
+Status PeerCopies::CheckPeers(const Meeting& meeting, int rank) {
+  const PeerPlan::Part& part = meeting.plan->parts[rank];
+  const Seat& own = meeting.seats[rank];
+  int gone = -1;
+  for (int target : part.targets) {
+    if (!own.is_decided() && meeting.seats[target].is_over) gone = target;
+  }
+  for (int source : part.sources) {
+    const Seat& seat = meeting.seats[source];
+    if (!seat.is_decided() && seat.is_over) gone = source;
+  }
+  if (gone < 0) return OkStatus();
+  return FailedPrecondition("rank ", gone,
+                            ", whose program failed, went on without it");
+}
+
+PeerCopies::Rest PeerCopies::RestOf(const Meeting& meeting, int rank) {
+  const Seat& own = meeting.seats[rank];
+  const std::vector<PeerPlan::Part>& parts = meeting.plan->parts;
+  Rest rest;
+  if (own.sends == Seat::Sends::kLeftToNccl) {
+    rest.steps.local = parts[rank].local;
+    for (const PeerPlan::Copy& copy : parts[rank].copies) {
+      Step send;
+      send.kind = Step::Kind::kSend;
+      send.leaf = copy.leaf;
+      send.from = copy.from;
+      send.count = copy.bytes;
+      send.peer = copy.target;
+      rest.steps.grouped.push_back(send);
+    }
+  }
+  for (int source : parts[rank].sources) {
+    if (meeting.seats[source].sends != Seat::Sends::kLeftToNccl) continue;
+    for (const PeerPlan::Copy& copy : parts[source].copies) {
+      if (copy.target != rank) continue;
+      Step receive;
+      receive.kind = Step::Kind::kRecv;
+      receive.leaf = copy.leaf;
+      receive.to = copy.to;
+      receive.count = copy.bytes;
+      receive.peer = source;
+      rest.steps.grouped.push_back(receive);
+    }
+  }
+  if (rest.is_empty()) return rest;  // as nearly always: without allocation
+  rest.operands = own.operands;
+  rest.results = own.results;
+  rest.named = own.named;
+  return rest;
+}
+
+Status PeerCopies::Done(const void* mark, size_t member, cuda::Stream stream,
+                        double timeout_seconds, bool* is_begun, Rest* rest) {
+  Lane& lane = *lanes_[member];
   const int rank = lane.member.rank;
   std::unique_lock<std::mutex> lock(mutex_);
-  Meeting* const meeting = Find(result, lane.member);
+  Meeting* const meeting = Find(mark, lane.member);
   *is_begun = meeting != nullptr;
   if (meeting == nullptr) return OkStatus();
-  Seat& seat = meeting->seats[rank];
-  const std::vector<int>& sources = meeting->plan->parts[rank].sources;
-  const auto is_enqueued = [&] {
-    return seat.is_sent && std::all_of(sources.begin(), sources.end(), [&](int source) {
-             return meeting->seats[source].is_sent;
-           });
-  };
-  const std::chrono::duration<double> patience(timeout_seconds);
-  const bool is_timely = changed_.wait_for(
-      lock, patience, [&] { return failure_.failure() || is_enqueued(); });
-  if (failure_.failure()) return failure_;
-  if (!is_timely) {
-    return Status(
-        ErrorCode::kDeadlineExceeded,
-        StrCat("did not meet ", Missing(*meeting, rank), " in ", timeout_seconds,
-               " s; they may have stopped or run a different program; see "
-               "JAXCOMM_TIMEOUT"));
-  }
+  const std::chrono::duration<double> patience(
+      lane.late_run == meeting->run_id ? 0
+                                       : std::min(timeout_seconds, kPatienceSeconds));
+  num_waiting_.fetch_add(1, std::memory_order_relaxed);
+  changed_.wait_for(lock, patience, [&] {
+    return failure_.failure() || IsDecided(*meeting, rank) ||
+           CheckPeers(*meeting, rank).failure();
+  });
+  num_waiting_.fetch_sub(1, std::memory_order_relaxed);
   CurrentContext current(library_.cuda, lane.member.context);
-  Status status = OkStatus();
-  if (stream != seat.stream) status = WaitFor(stream, seat.left);
-  for (int source : sources) {
-    if (status.success()) status = WaitFor(stream, meeting->seats[source].left);
+  // Also after a failure: whoever is told of it gives the memory back.
+  Status status = WaitForCopies(*meeting, rank, stream);
+  if (failure_.failure()) return failure_;
+  const Status gone = CheckPeers(*meeting, rank);
+  if (gone.success() && !IsDecided(*meeting, rank)) {
+    const auto leave_to_nccl = [&](int each) {
+      Seat& seat = meeting->seats[each];
+      if (!seat.is_decided()) seat.sends = Seat::Sends::kLeftToNccl;
+    };
+    leave_to_nccl(rank);
+    for (int source : meeting->plan->parts[rank].sources) leave_to_nccl(source);
+    lane.late_run = meeting->run_id;
   }
+  if (gone.success()) *rest = RestOf(*meeting, rank);
+  if (status.success() && !rest->is_empty()) {
+    status = WaitFor(stream, meeting->seats[rank].ready);
+  }
+  if (status.success()) status = gone;
   Leave(*meeting, rank);
   return status;
 }
 
-void PeerCopies::FailUnlessSent(const Seat& seat) {
-  if (!seat.is_here || seat.is_sent) return;
+void PeerCopies::Forget(const void* mark, size_t member, cuda::Stream stream) {
+  const Lane& lane = *lanes_[member];
+  std::lock_guard<std::mutex> lock(mutex_);
+  CurrentContext current(library_.cuda, lane.member.context);
+  ForgetLocked(mark, lane, stream);
+}
+
+void PeerCopies::ForgetLocked(const void* mark, const Lane& lane, cuda::Stream stream) {
+  while (Meeting* begun = Find(mark, lane.member)) {
+    WaitForCopies(*begun, lane.member.rank, stream);
+    Leave(*begun, lane.member.rank);
+  }
+}
+
+void PeerCopies::FailUnlessDecided(const Seat& seat) {
+  if (!seat.is_here || seat.is_decided()) return;
   recorder_.Finish(seat.named.ticket, FlightRecorder::State::kFailed);
 }
 
 void PeerCopies::Leave(Meeting& meeting, int rank) {
-  FailUnlessSent(meeting.seats[rank]);
+  FailUnlessDecided(meeting.seats[rank]);
   meeting.seats[rank].is_over = true;
+  changed_.notify_all();
   for (const Seat& seat : meeting.seats) {
     if (!seat.is_over) return;
   }
-  for (Seat& seat : meeting.seats) seat.is_here = seat.is_sent = seat.is_over = false;
+  for (Seat& seat : meeting.seats) {
+    seat.is_here = seat.is_over = seat.has_left = false;
+    seat.sends = Seat::Sends::kUndecided;
+  }
   const auto found = std::find_if(open_.begin(), open_.end(), [&](const auto& open) {
     return open.get() == &meeting;
   });
@@ -277,9 +376,13 @@ void PeerCopies::Leave(Meeting& meeting, int rank) {
 
 void PeerCopies::Fail(const Status& reason) {
   std::lock_guard<std::mutex> lock(mutex_);
+  FailLocked(reason);
+}
+
+void PeerCopies::FailLocked(const Status& reason) {
   if (failure_.success()) failure_ = reason;
   for (const auto& meeting : open_) {
-    for (const Seat& seat : meeting->seats) FailUnlessSent(seat);
+    for (const Seat& seat : meeting->seats) FailUnlessDecided(seat);
   }
   changed_.notify_all();
 }

@@ -5,25 +5,33 @@
 // they wait for a rank that is late; and a copy engine is faster where there is much to
 // move. A rank tells the others here where its operands and results lie, and who comes
 // last enqueues copies from the memory of one device to that of another. So no device
-// waits for what is not enqueued yet: where a rank does not come, the others raise on
-// the host.
+// waits for what is not enqueued yet. Nor does a rank wait here for long: XLA ends the
+// process where one device's program could not be launched and another's launch does
+// not return. What a rank sends that is not sent by then is left to NCCL, by it and by
+// all that it sends to.
 #ifndef JAXCOMM_FFI_BACKENDS_NCCL_PEER_COPIES_H_
 #define JAXCOMM_FFI_BACKENDS_NCCL_PEER_COPIES_H_
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <memory>
 #include <mutex>
-#include <string>
+#include <optional>
 #include <vector>
 
 #include "ffi/backends/nccl/in_flight.h"
 #include "ffi/backends/nccl/library.h"
 #include "ffi/backends/nccl/peer_plan.h"
+#include "ffi/backends/nccl/steps.h"
 #include "ffi/communicator.h"
 #include "ffi/flight_recorder.h"
 
 namespace jaxcomm {
+
+// What tells a begun collective from others of its rank: its first result that has
+// elements, since those without may share an address. Null if none has.
+const void* MarkOf(const Call& call);
 
 class PeerCopies {
  public:
@@ -48,18 +56,36 @@ class PeerCopies {
   ~PeerCopies();
 
   // A rank's part, from when `ready` has come so far. Its copies are given to `on`, or
-  // to a stream of the member's own if that is null.
+  // to a stream of the member's own if that is null. FAILED_PRECONDITION, here and
+  // below, is of this call alone; another failure is all ranks'.
   Status Start(const Call& call, std::shared_ptr<const PeerPlan> plan, size_t member,
                cuda::Stream ready, cuda::Stream on, const Named& named);
 
+  // What of a rank's part is left to NCCL.
+  struct Rest {
+    Steps steps;
+    std::vector<const void*> operands;
+    std::vector<void*> results;
+    Named named;
+
+    bool is_empty() const { return steps.local.empty() && steps.grouped.empty(); }
+  };
+
   // Waits on the host until the ranks that this one sends to or receives from have
-  // started, and has `stream` wait for the copies. `*is_begun`: whether the member
-  // began what gives its first result here.
-  Status Done(const void* result, size_t member, cuda::Stream stream,
-              double timeout_seconds, bool* is_begun);
+  // started, or as long as it may, and has `stream` wait for the copies. `*is_begun`:
+  // whether the member began what has this mark.
+  Status Done(const void* mark, size_t member, cuda::Stream stream,
+              double timeout_seconds, bool* is_begun, Rest* rest);
+
+  // Drops what has this mark and has no end any more: its program failed in between.
+  // `stream`, which is to write there now, waits for the copies.
+  void Forget(const void* mark, size_t member, cuda::Stream stream);
 
   // Ends all waits, and refuses what comes.
   void Fail(const Status& reason);
+
+  // Of how many ranks a thread waits in Done().
+  int num_waiting() const { return num_waiting_.load(std::memory_order_relaxed); }
 
   // What is given to the member's streams.
   InFlight& in_flight(size_t member) { return lanes_[member]->in_flight; }
@@ -71,18 +97,28 @@ class PeerCopies {
     const Member member;
     cuda::Stream stream = nullptr;
     InFlight in_flight;
+    // A run in which somebody was late: waiting again would add up.
+    std::optional<int64_t> late_run;
   };
 
   // A rank's part of a meeting.
   struct Seat {
+    // What becomes of what the rank sends: once it is one, it never is another.
+    enum class Sends { kUndecided, kCopied, kLeftToNccl };
+
     size_t lane = 0;
-    bool is_here = false, is_sent = false, is_over = false;
+    bool is_here = false, is_over = false;
+    Sends sends = Sends::kUndecided;
+    bool has_left = false;  // `left` was recorded: copies are, or may be, on their way
+    const void* mark = nullptr;
     std::vector<const void*> operands;
     std::vector<void*> results;
     cuda::Stream stream = nullptr;
     cuda::Event ready = nullptr;  // its operands are there, and its results free
     cuda::Event left = nullptr;   // what it sends has arrived
     Named named;
+
+    bool is_decided() const { return sends != Sends::kUndecided; }
   };
 
   // One operation of one group. Kept to be used again.
@@ -98,22 +134,31 @@ class PeerCopies {
       : library_(library), recorder_(recorder) {}
 
   Status Open(const Call& call, const Member& member, Meeting** meeting);
-  // The last that gives this result; null if there is none.
-  Meeting* Find(const void* result, const Member& member);
+  // The last that has this mark; null if there is none.
+  Meeting* Find(const void* mark, const Member& member);
   Status SendIfAllAreHere(Meeting& meeting, int rank);
-  Status Send(const Meeting& meeting, int rank);
+  Status Send(Meeting& meeting, int rank);
   Status WaitFor(cuda::Stream stream, cuda::Event event);
-  // The ranks that this one waits for, in words.
-  static std::string Missing(const Meeting& meeting, int rank);
+  // Has `stream` wait for all copies from and to the rank that were enqueued.
+  Status WaitForCopies(const Meeting& meeting, int rank, cuda::Stream stream);
+  // Whether it is known how all that the rank sends and receives goes.
+  static bool IsDecided(const Meeting& meeting, int rank);
+  // FAILED_PRECONDITION if a rank went on that this one sends to or receives from: its
+  // program failed between a collective's beginning and its end.
+  static Status CheckPeers(const Meeting& meeting, int rank);
+  static Rest RestOf(const Meeting& meeting, int rank);
   // Tells the recorder; what is sent is watched.
-  void FailUnlessSent(const Seat& seat);
+  void FailUnlessDecided(const Seat& seat);
   void Leave(Meeting& meeting, int rank);
+  void ForgetLocked(const void* mark, const Lane& lane, cuda::Stream stream);
+  void FailLocked(const Status& reason);
 
   const NcclLibrary& library_;
   FlightRecorder& recorder_;
   std::vector<std::unique_ptr<Lane>> lanes_;
   std::mutex mutex_;
   std::condition_variable changed_;
+  std::atomic<int> num_waiting_{0};
   Status failure_ = OkStatus();
   std::vector<std::unique_ptr<Meeting>> open_, spare_;
 };

@@ -51,6 +51,7 @@ std::vector<std::unique_lock<std::timed_mutex>> NcclCommunicator::LockAll(
       has_all = has_all && locks.back().owns_lock();
       CurrentContext current(library_.cuda, rank->context);
       rank->in_flight.Refresh();
+      if (copies_ != nullptr) copies_->in_flight(rank->place).Refresh();
     }
     if (failed() || (has_all && (!is_idle || InFlightCount() == 0))) return locks;
     locks.clear();
