@@ -19,6 +19,12 @@ constexpr int64_t kMinStreamBytes = 4 << 10;
 // So many bytes at a time go from the L2 cache to all targets.
 constexpr int64_t kPieceBytes = 64 << 10;
 
+// So many bytes at a time are reduced and then written past the caches: they stay in
+// the L1 cache beside those they are made of. Between two processes a psum of 16 MiB
+// took 3.0 to 3.4 ms, with 64 KiB, which are written to the L2 cache and read
+// again, 3.7 to 5.4 ms; from 1 to 8 KiB make no difference.
+constexpr int64_t kReducedBytes = 4 << 10;
+
 // The cache that the cores share. sysconf() tells the sum over all of a processor's
 // parts, ten times what a virtual machine with two cores has.
 int64_t SharedCacheBytes() {
@@ -95,8 +101,8 @@ void Store::Reduce(const ReduceKernels& kernels, void** targets, int num_targets
     Copy(targets + 1, num_targets - 1, targets[0], elements * width);
     return;
   }
-  alignas(64) char piece[kPieceBytes];
-  const int64_t step = kPieceBytes / width;
+  alignas(64) char piece[kReducedBytes];
+  const int64_t step = kReducedBytes / width;
   for (int64_t left = elements; left > 0; left -= step) {
     const int64_t count = std::min(left, step);
     kernels.reduce(piece, sources, num_sources, count);
