@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 
 #include "tests/ffi/check.h"
@@ -29,6 +30,8 @@ struct Device {
 };
 
 Device* device = nullptr;
+// What happens while the driver makes the caller of a record wait.
+std::function<void()> meanwhile;
 
 cuda::Stream StreamOf(int number) { return reinterpret_cast<cuda::Stream>(number); }
 
@@ -46,6 +49,7 @@ NcclLibrary Driver() {
   };
   library.cuda.EventRecord = [](cuda::Event event, cuda::Stream stream) {
     const auto number = static_cast<int>(reinterpret_cast<intptr_t>(stream));
+    if (meanwhile) meanwhile();
     *reinterpret_cast<Device::Event*>(event) = {number, ++device->recorded[number]};
     return cuda::kSuccess;
   };
@@ -157,6 +161,45 @@ TEST(late_is_what_runs_for_too_long_not_what_waits) {
   CHECK_EQ(overdue.found, true);
   CHECK_EQ(overdue.sequence, 1u);
   CHECK_EQ(overdue.operation, rank.site->operation());
+}
+
+TEST(whoever_polls_does_not_wait_for_who_records) {
+  Rank rank;
+  const int count = rank.in_flight.capacity();
+  rank.Give(1, 2);
+  rank.own.done[1] = 3;  // the second has begun, and hangs
+  rank.in_flight.Refresh();
+  InFlight::Overdue overdue;
+  meanwhile = [&] {
+    rank.in_flight.Poll(rank.clock, std::chrono::seconds(5));
+    overdue = rank.in_flight.Poll(rank.clock + std::chrono::seconds(6),
+                                  std::chrono::seconds(5));
+  };
+  for (const int more : {1, count}) {  // with a place of their own and without
+    overdue = {};
+    rank.Give(1, more);
+    CHECK_EQ(overdue.found, true);
+    CHECK_EQ(overdue.sequence, 2u);
+    CHECK_EQ(rank.Completed(), 1);
+  }
+  // All but what the last entry stands for are done when that is put off again.
+  meanwhile = nullptr;
+  rank.own.done[1] = rank.own.recorded[1];
+  meanwhile = [&] { rank.in_flight.Refresh(); };
+  rank.Give(1);
+  meanwhile = nullptr;
+  CHECK_EQ(rank.in_flight.size() > 0, true);
+  CHECK_TRUE(rank.Completed() < static_cast<int>(rank.operations));
+  // And where they fail meanwhile, it fails too.
+  rank.own.done[1] = 0;
+  rank.Give(1, count);
+  meanwhile = [&] { rank.in_flight.Fail(); };
+  rank.Give(1);
+  meanwhile = nullptr;
+  CHECK_EQ(rank.in_flight.size(), 0);
+  for (const auto& entry : rank.recorder.Snapshot()) {
+    CHECK_TRUE(entry.state != State::kStarted);
+  }
 }
 
 TEST(those_right_behind_one_another_take_one_event_each) {

@@ -1,3 +1,4 @@
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -8,6 +9,21 @@
 #include "ffi/backends/nccl/run_steps.h"
 
 namespace jaxcomm {
+namespace {
+
+// Counts a rank that is on its way while this lives: it may wait for others.
+class Counted {
+ public:
+  explicit Counted(std::atomic<int>& count) : count_(count) { count_.fetch_add(1); }
+  ~Counted() { count_.fetch_sub(1); }
+  Counted(const Counted&) = delete;
+  Counted& operator=(const Counted&) = delete;
+
+ private:
+  std::atomic<int>& count_;
+};
+
+}  // namespace
 
 Status NcclCommunicator::MakeCopies() {
   size_t ranks = 0;
@@ -45,6 +61,14 @@ Status NcclCommunicator::FailedCopies(const Call& call, const Rank& rank,
   return Ended(call, ErrorCode::kInternal, text);
 }
 
+Status NcclCommunicator::Copy(const Call& call, std::shared_ptr<const PeerPlan> plan,
+                              Rank& rank, cuda::Stream stream) {
+  const Counted counted(num_copying_);
+  bool is_begun = false;
+  Status status = StartCopies(call, std::move(plan), rank, stream, stream);
+  return status.failure() ? status : DoneCopies(call, rank, stream, &is_begun);
+}
+
 Status NcclCommunicator::StartCopies(const Call& call,
                                      std::shared_ptr<const PeerPlan> plan, Rank& rank,
                                      cuda::Stream ready, cuda::Stream on) {
@@ -66,6 +90,7 @@ Status NcclCommunicator::StartCopies(const Call& call,
 Status NcclCommunicator::DoneCopies(const Call& call, Rank& rank, cuda::Stream stream,
                                     bool* is_begun) {
   if (copies_ == nullptr) return OkStatus();
+  const Counted counted(num_copying_);
   PeerCopies::Rest rest;
   if (Status status = copies_->Done(MarkOf(call), rank.place, stream,
                                     spec().timeout_seconds, is_begun, &rest);

@@ -13,7 +13,11 @@ Status NcclCommunicator::EnqueueStart(const Call& call, void* stream) {
   }
   CurrentContext current(library_.cuda, rank->context);
   const void* const mark = MarkOf(call);
-  if (copies_ != nullptr) copies_->Forget(mark, rank->place, stream);
+  if (copies_ != nullptr) {
+    if (Status status = copies_->Forget(mark, rank->place, stream); status.failure()) {
+      return FailedCopies(call, *rank, status);
+    }
+  }
   cuda::Event event = nullptr;
   {
     std::lock_guard<std::mutex> lock(rank->halves_mutex);

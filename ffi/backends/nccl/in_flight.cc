@@ -36,7 +36,7 @@ void InFlight::Begin(cuda::Stream stream, bool may_be_captured, Clock::time_poin
     was_captured_ = true;
     return;
   }
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::unique_lock<std::mutex> lock(mutex_);
   if (size() == kEntries) Retire();
   is_begun_ = size() < kEntries;
   if (!is_begun_) return;
@@ -46,7 +46,9 @@ void InFlight::Begin(cuda::Stream stream, bool may_be_captured, Clock::time_poin
   entry.is_right_behind = size() > 0 && now - last_given_ < kRightBehind &&
                           entries_[(first_ + size() - 1) % kEntries].stream == stream;
   entry.stream = stream;
-  if (!entry.is_right_behind) library_.cuda.EventRecord(entry.began, stream);
+  const bool is_right_behind = entry.is_right_behind;
+  lock.unlock();
+  if (!is_right_behind) library_.cuda.EventRecord(entry.began, stream);
 }
 
 void InFlight::End(cuda::Stream stream, FlightRecorder::Ticket ticket,
@@ -56,31 +58,35 @@ void InFlight::End(cuda::Stream stream, FlightRecorder::Ticket ticket,
     recorder_.Finish(ticket, FlightRecorder::State::kCompleted);
     return;
   }
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::unique_lock<std::mutex> lock(mutex_);
   last_given_ = now;
-  Entry* entry;
-  if (size() < kEntries) {
-    entry = &entries_[(first_ + size()) % kEntries];
-    entry->stream = stream;
-    entry->tickets = 0;
-    entry->operation = operation;
-    entry->sequence = sequence;
+  const bool has_place = size() < kEntries;
+  // Without a place of its own, the last entry stands for this one too, from now on.
+  Entry& entry = entries_[(first_ + (has_place ? size() : kEntries - 1)) % kEntries];
+  entry.stream = stream;
+  if (has_place) {
+    entry.tickets = 0;
+    entry.operation = operation;
+    entry.sequence = sequence;
     if (!is_begun_) {
-      entry->is_running = true;
-      entry->since = now;
+      entry.is_running = true;
+      entry.since = now;
     }
-    size_.fetch_add(1, std::memory_order_relaxed);
-  } else {
-    // The last entry stands for this one too, from now on.
-    entry = &entries_[(first_ + kEntries - 1) % kEntries];
-    entry->stream = stream;
   }
-  if (entry->tickets == kTickets) {
-    recorder_.Finish(entry->ticket[--entry->tickets],
-                     FlightRecorder::State::kCompleted);
+  is_extended_ = !has_place;
+  lock.unlock();
+  library_.cuda.EventRecord(entry.ended, stream);
+  lock.lock();
+  is_extended_ = false;
+  if (!has_place && size() == 0) {  // Fail() came meanwhile
+    recorder_.Finish(ticket, FlightRecorder::State::kFailed);
+    return;
   }
-  entry->ticket[entry->tickets++] = ticket;
-  library_.cuda.EventRecord(entry->ended, stream);
+  if (entry.tickets == kTickets) {
+    recorder_.Finish(entry.ticket[--entry.tickets], FlightRecorder::State::kCompleted);
+  }
+  entry.ticket[entry.tickets++] = ticket;
+  if (has_place) size_.fetch_add(1, std::memory_order_relaxed);
 }
 
 void InFlight::Finish(Entry& entry, FlightRecorder::State state) {
@@ -89,6 +95,7 @@ void InFlight::Finish(Entry& entry, FlightRecorder::State state) {
 }
 
 bool InFlight::IsDone(int index) const {
+  if (is_extended_ && index == size() - 1) return false;
   const cuda::Event ended = entries_[(first_ + index) % kEntries].ended;
   return library_.cuda.EventQuery(ended) == cuda::kSuccess;
 }

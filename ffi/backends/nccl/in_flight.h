@@ -33,8 +33,11 @@ class InFlight {
   Status Prepare();
   void Release();
 
-  // To be called around giving `stream` an operation, at these times. Without
-  // allocation; a stream that is being captured runs nothing now, and is not followed.
+  // To be called around giving `stream` an operation, at these times, by one thread at
+  // a time. Without allocation; a stream that is being captured runs nothing now, and
+  // is not followed. The driver may make them wait, if the stream has been given a
+  // thousand things behind one that hangs: Poll() finds that out, and waits for
+  // nothing.
   void Begin(cuda::Stream stream, bool may_be_captured, Clock::time_point now);
   // `sequence` counts the rank's operations.
   void End(cuda::Stream stream, FlightRecorder::Ticket ticket, uint32_t operation,
@@ -90,6 +93,7 @@ class InFlight {
   int first_ = 0;
   bool is_captured_ = false;
   bool is_begun_ = false;  // the operation being given has an entry with its beginning
+  bool is_extended_ = false;  // the end of the last entry is being put off
   std::atomic<bool> was_captured_{false};
   Clock::time_point last_given_;
   std::atomic<int> size_{0};

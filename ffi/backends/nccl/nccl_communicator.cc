@@ -218,18 +218,18 @@ void NcclCommunicator::Fail(const Status& reason, bool by_force) {
     failure_ = reason;
     failed_.store(true, std::memory_order_release);
   }
-  if (copies_ != nullptr) copies_->Fail(reason);
   std::vector<std::unique_lock<std::timed_mutex>> locks;
-  for (auto& rank : ranks_) {
-    // Whoever holds it waits for a peer, and sees failed(); or is stuck in NCCL. By the
-    // system's clock: ThreadSanitizer does not see locks by another.
-    locks.emplace_back(rank->launching,
-                       std::chrono::system_clock::now() + std::chrono::seconds(1));
-  }
+  // Whoever holds one waits for a peer, and sees failed(); or is stuck in NCCL. By the
+  // system's clock: ThreadSanitizer does not see locks by another.
+  const auto end = std::chrono::system_clock::now() + std::chrono::seconds(1);
+  for (auto& rank : ranks_) locks.emplace_back(rank->launching, end);
   // A rank may just have been given what another will refuse, or be stuck in NCCL.
   const bool has_all = std::all_of(locks.begin(), locks.end(),
                                    [](const auto& lock) { return lock.owns_lock(); });
-  if (!by_force && has_all && IsIdleSoon()) return;
+  if (!by_force && has_all && IsIdleSoon()) {
+    if (copies_ != nullptr) copies_->Fail(reason);
+    return;
+  }
   how_.world->SetBroken();
   for (auto& rank : ranks_) {
     CurrentContext current(library_.cuda, rank->context);
@@ -239,6 +239,9 @@ void NcclCommunicator::Fail(const Status& reason, bool by_force) {
     rank->in_flight.Fail();
     if (copies_ != nullptr) copies_->in_flight(rank->place).Fail();
   }
+  // Last: a rank may hold its lock while it gives something to a stream that has been
+  // given too much, behind what hung until now.
+  if (copies_ != nullptr) copies_->Fail(reason);
 }
 
 Status MakeNcclCommunicator(CommunicatorSpec spec, NcclSpec how,

@@ -59,9 +59,7 @@ class NcclCommunicator final : public Communicator,
     Rank* const rank = ByOrdinal(call.device_id);
     if (rank == nullptr) return NotMine(call);
     if (auto plan = CopiesFor(call, *rank)) {
-      bool is_begun = false;
-      Status status = StartCopies(call, std::move(plan), *rank, stream, stream);
-      return status.failure() ? status : DoneCopies(call, *rank, stream, &is_begun);
+      return Copy(call, std::move(plan), *rank, stream);
     }
     return Launch(call, *rank, stream);
   }
@@ -148,6 +146,8 @@ class NcclCommunicator final : public Communicator,
   Status Ended(const Call& call, ErrorCode code, std::string_view reason);
   // How a call goes by copy engines; null where NCCL is to do it.
   std::shared_ptr<const PeerPlan> CopiesFor(const Call& call, Rank& rank);
+  Status Copy(const Call& call, std::shared_ptr<const PeerPlan> plan, Rank& rank,
+              cuda::Stream stream);
   Status StartCopies(const Call& call, std::shared_ptr<const PeerPlan> plan, Rank& rank,
                      cuda::Stream ready, cuda::Stream on);
   // `*is_begun`: whether StartCopies() was called for it.
@@ -187,8 +187,7 @@ class NcclCommunicator final : public Communicator,
       count += rank->in_flight.size();
       if (copies_ != nullptr) count += copies_->in_flight(rank->place).size();
     }
-    if (copies_ != nullptr) count += copies_->num_waiting();
-    return count;
+    return count + num_copying_.load(std::memory_order_relaxed);
   }
   bool failed() const { return failed_.load(std::memory_order_acquire); }
   Status failure() const {
@@ -211,6 +210,7 @@ class NcclCommunicator final : public Communicator,
   const uint64_t number_;
   std::vector<std::unique_ptr<Rank>> ranks_;  // of this process
   std::unique_ptr<PeerCopies> copies_;        // null where NCCL does all
+  std::atomic<int> num_copying_{0};           // ranks that are in Copy(), DoneCopies()
   int64_t device_bytes_ = 0;
 
   std::atomic<int64_t> bytes_{0};

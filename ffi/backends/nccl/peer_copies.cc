@@ -137,7 +137,7 @@ Status PeerCopies::Start(const Call& call, std::shared_ptr<const PeerPlan> plan,
   std::lock_guard<std::mutex> lock(mutex_);
   if (failure_.failure()) return failure_;
   const void* const mark = MarkOf(call);
-  ForgetLocked(mark, lane, ready);
+  if (Status status = ForgetLocked(mark, lane, ready); status.failure()) return status;
   Meeting* meeting = nullptr;
   if (Status status = Open(call, lane.member, &meeting); status.failure()) {
     return status;
@@ -151,8 +151,9 @@ Status PeerCopies::Start(const Call& call, std::shared_ptr<const PeerPlan> plan,
   seat.stream = on == nullptr ? lane.stream : on;
   seat.named = named;
   if (Status gone = CheckPeers(*meeting, rank); gone.failure()) {
+    Status owed = FailIfOwed(*meeting, rank);
     Leave(*meeting, rank);
-    return gone;
+    return owed.failure() ? owed : gone;
   }
   Status status =
       library_.Check(library_.cuda.EventRecord(seat.ready, ready), "cuEventRecord");
@@ -308,12 +309,10 @@ Status PeerCopies::Done(const void* mark, size_t member, cuda::Stream stream,
   const std::chrono::duration<double> patience(
       lane.late_run == meeting->run_id ? 0
                                        : std::min(timeout_seconds, kPatienceSeconds));
-  num_waiting_.fetch_add(1, std::memory_order_relaxed);
   changed_.wait_for(lock, patience, [&] {
     return failure_.failure() || IsDecided(*meeting, rank) ||
            CheckPeers(*meeting, rank).failure();
   });
-  num_waiting_.fetch_sub(1, std::memory_order_relaxed);
   CurrentContext current(library_.cuda, lane.member.context);
   // Also after a failure: whoever is told of it gives the memory back.
   Status status = WaitForCopies(*meeting, rank, stream);
@@ -332,23 +331,43 @@ Status PeerCopies::Done(const void* mark, size_t member, cuda::Stream stream,
   if (status.success() && !rest->is_empty()) {
     status = WaitFor(stream, meeting->seats[rank].ready);
   }
-  if (status.success()) status = gone;
+  if (status.success() && gone.failure()) {
+    status = FailIfOwed(*meeting, rank);
+    if (status.success()) status = gone;
+  }
   Leave(*meeting, rank);
   return status;
 }
 
-void PeerCopies::Forget(const void* mark, size_t member, cuda::Stream stream) {
+Status PeerCopies::Forget(const void* mark, size_t member, cuda::Stream stream) {
   const Lane& lane = *lanes_[member];
   std::lock_guard<std::mutex> lock(mutex_);
   CurrentContext current(library_.cuda, lane.member.context);
-  ForgetLocked(mark, lane, stream);
+  return ForgetLocked(mark, lane, stream);
 }
 
-void PeerCopies::ForgetLocked(const void* mark, const Lane& lane, cuda::Stream stream) {
+Status PeerCopies::ForgetLocked(const void* mark, const Lane& lane,
+                                cuda::Stream stream) {
+  Status status = OkStatus();
   while (Meeting* begun = Find(mark, lane.member)) {
     WaitForCopies(*begun, lane.member.rank, stream);
+    if (Status owed = FailIfOwed(*begun, lane.member.rank); owed.failure()) {
+      status = std::move(owed);
+    }
     Leave(*begun, lane.member.rank);
   }
+  return status;
+}
+
+Status PeerCopies::FailIfOwed(const Meeting& meeting, int rank) {
+  if (RestOf(meeting, rank).is_empty()) return OkStatus();
+  Status status(ErrorCode::kInternal,
+                StrCat("rank ", rank,
+                       ", whose program failed between a collective's "
+                       "beginning and its end, came too late for copies: others wait "
+                       "for it in NCCL"));
+  FailLocked(status);
+  return status;
 }
 
 void PeerCopies::FailUnlessDecided(const Seat& seat) {

@@ -12,7 +12,6 @@
 #ifndef JAXCOMM_FFI_BACKENDS_NCCL_PEER_COPIES_H_
 #define JAXCOMM_FFI_BACKENDS_NCCL_PEER_COPIES_H_
 
-#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <memory>
@@ -78,14 +77,12 @@ class PeerCopies {
               double timeout_seconds, bool* is_begun, Rest* rest);
 
   // Drops what has this mark and has no end any more: its program failed in between.
-  // `stream`, which is to write there now, waits for the copies.
-  void Forget(const void* mark, size_t member, cuda::Stream stream);
+  // `stream`, which is to write there now, waits for the copies. Fails if NCCL has been
+  // left something of it that others wait for.
+  Status Forget(const void* mark, size_t member, cuda::Stream stream);
 
   // Ends all waits, and refuses what comes.
   void Fail(const Status& reason);
-
-  // Of how many ranks a thread waits in Done().
-  int num_waiting() const { return num_waiting_.load(std::memory_order_relaxed); }
 
   // What is given to the member's streams.
   InFlight& in_flight(size_t member) { return lanes_[member]->in_flight; }
@@ -146,11 +143,13 @@ class PeerCopies {
   // FAILED_PRECONDITION if a rank went on that this one sends to or receives from: its
   // program failed between a collective's beginning and its end.
   static Status CheckPeers(const Meeting& meeting, int rank);
+  // Ends all if others have given NCCL their part of what this rank drops.
+  Status FailIfOwed(const Meeting& meeting, int rank);
   static Rest RestOf(const Meeting& meeting, int rank);
   // Tells the recorder; what is sent is watched.
   void FailUnlessDecided(const Seat& seat);
   void Leave(Meeting& meeting, int rank);
-  void ForgetLocked(const void* mark, const Lane& lane, cuda::Stream stream);
+  Status ForgetLocked(const void* mark, const Lane& lane, cuda::Stream stream);
   void FailLocked(const Status& reason);
 
   const NcclLibrary& library_;
@@ -158,7 +157,6 @@ class PeerCopies {
   std::vector<std::unique_ptr<Lane>> lanes_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::atomic<int> num_waiting_{0};
   Status failure_ = OkStatus();
   std::vector<std::unique_ptr<Meeting>> open_, spare_;
 };
