@@ -511,6 +511,36 @@ TEST(closing_ends_what_one_rank_alone_came_to) {
   }
 }
 
+std::atomic<bool> queue_is_full{false};
+
+TEST(closing_ends_what_the_driver_makes_wait) {
+  static NcclLibrary library = MakeLibrary();
+  library.cuda.MemcpyDtoDAsync = [](cuda::Pointer to, cuda::Pointer from, size_t bytes,
+                                    cuda::Stream stream) {
+    // As where the stream has been given too much, behind what hangs in NCCL.
+    if (queue_is_full) CHECK_TRUE(Comes([] { return Count("ncclCommAbort") > 0; }));
+    return TheFake().cuda.MemcpyDtoDAsync(to, from, bytes, stream);
+  };
+  auto communicator = Make(2, 0.2, library);
+  const auto site = Site("permute", {1, 0});
+  Part first(0, site.get()), second(1, site.get());
+  CHECK_TRUE(communicator->EnqueueStart(first.CallOf(), first.on.stream).success());
+  TheFake().clear_trace();
+  queue_is_full = true;
+  std::thread copies([&] {
+    OnDevice on(1);
+    communicator->EnqueueStart(second.CallOf(), second.on.stream);
+  });
+  CHECK_TRUE(Comes([&] { return communicator->stats().in_flight > 0; }));
+  communicator->Abort(FailedPrecondition("closed by the test"));
+  copies.join();
+  queue_is_full = false;
+  for (Part* part : {&first, &second}) {
+    CHECK_TRUE(communicator->EnqueueDone(part->CallOf(), part->on.stream).failure());
+    part->on.Synchronize();
+  }
+}
+
 TEST(closing_lets_a_rank_come_that_another_waits_for) {
   auto communicator = Make(2);
   const auto site = Site("permute", {1, 0});

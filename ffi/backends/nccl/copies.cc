@@ -72,6 +72,7 @@ Status NcclCommunicator::Copy(const Call& call, std::shared_ptr<const PeerPlan> 
 Status NcclCommunicator::StartCopies(const Call& call,
                                      std::shared_ptr<const PeerPlan> plan, Rank& rank,
                                      cuda::Stream ready, cuda::Stream on) {
+  const Counted counted(num_copying_);
   if (failed()) return failure();
   if (is_suspended_) return Suspended(call);
   CurrentContext current(library_.cuda, rank.context);

@@ -210,7 +210,7 @@ class NcclCommunicator final : public Communicator,
   const uint64_t number_;
   std::vector<std::unique_ptr<Rank>> ranks_;  // of this process
   std::unique_ptr<PeerCopies> copies_;        // null where NCCL does all
-  std::atomic<int> num_copying_{0};           // ranks that are in Copy(), DoneCopies()
+  std::atomic<int> num_copying_{0};           // threads in copies.cc
   int64_t device_bytes_ = 0;
 
   std::atomic<int64_t> bytes_{0};
