@@ -92,7 +92,7 @@ def twenty_lengths(here):
     growth = all_lengths() - first
     assert (made() - before).tolist() == [1, 0, 1]
     shared, headers = zip(*held, strict=True)
-    assert len(set(headers)) == 1, headers
+    assert max(headers) - min(headers) < 4096, headers
     # Where nobody has been yet the segment has no pages: each run finds a place for
     # itself in a table of 2 MiB, and a process that is ahead takes a channel of 2 MiB
     # of its own. The operands are 40 MB.
