@@ -20,9 +20,9 @@ constexpr int64_t kMinStreamBytes = 4 << 10;
 constexpr int64_t kPieceBytes = 64 << 10;
 
 // So many bytes at a time are reduced and then written past the caches: they stay in
-// the L1 cache beside those they are made of. Between two processes a psum of 16 MiB
-// took 3.0 to 3.4 ms, with 64 KiB, which are written to the L2 cache and read
-// again, 3.7 to 5.4 ms; from 1 to 8 KiB make no difference.
+// the L1 cache beside those they are made of. A psum of 16 MiB between two processes
+// took 3.4 ms, the median of 18 runs (3.0 to 6.1), and 4.4 of ten (3.6 to 6.6) with
+// 64 KiB, which are written to the L2 cache and read again; 1 to 8 KiB are alike.
 constexpr int64_t kReducedBytes = 4 << 10;
 
 // The cache that the cores share. sysconf() tells the sum over all of a processor's
