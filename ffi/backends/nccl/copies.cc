@@ -1,4 +1,3 @@
-#include <atomic>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -9,21 +8,6 @@
 #include "ffi/backends/nccl/run_steps.h"
 
 namespace jaxcomm {
-namespace {
-
-// Counts a rank that is on its way while this lives: it may wait for others.
-class Counted {
- public:
-  explicit Counted(std::atomic<int>& count) : count_(count) { count_.fetch_add(1); }
-  ~Counted() { count_.fetch_sub(1); }
-  Counted(const Counted&) = delete;
-  Counted& operator=(const Counted&) = delete;
-
- private:
-  std::atomic<int>& count_;
-};
-
-}  // namespace
 
 Status NcclCommunicator::MakeCopies() {
   size_t ranks = 0;
@@ -72,7 +56,6 @@ Status NcclCommunicator::Copy(const Call& call, std::shared_ptr<const PeerPlan> 
 Status NcclCommunicator::StartCopies(const Call& call,
                                      std::shared_ptr<const PeerPlan> plan, Rank& rank,
                                      cuda::Stream ready, cuda::Stream on) {
-  const Counted counted(num_copying_);
   if (failed()) return failure();
   if (is_suspended_) return Suspended(call);
   CurrentContext current(library_.cuda, rank.context);
@@ -91,7 +74,6 @@ Status NcclCommunicator::StartCopies(const Call& call,
 Status NcclCommunicator::DoneCopies(const Call& call, Rank& rank, cuda::Stream stream,
                                     bool* is_begun) {
   if (copies_ == nullptr) return OkStatus();
-  const Counted counted(num_copying_);
   PeerCopies::Rest rest;
   if (Status status = copies_->Done(MarkOf(call), rank.place, stream,
                                     spec().timeout_seconds, is_begun, &rest);

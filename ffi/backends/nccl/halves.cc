@@ -9,6 +9,7 @@ Status NcclCommunicator::EnqueueStart(const Call& call, void* stream) {
   Rank* const rank = ByOrdinal(call.device_id);
   if (rank == nullptr) return NotMine(call);
   if (auto plan = CopiesFor(call, *rank)) {
+    const Counted counted(num_copying_);
     return StartCopies(call, std::move(plan), *rank, stream, /*on=*/nullptr);
   }
   CurrentContext current(library_.cuda, rank->context);
@@ -63,15 +64,18 @@ Status NcclCommunicator::EnqueueStart(const Call& call, void* stream) {
 Status NcclCommunicator::EnqueueDone(const Call& call, void* stream) {
   Rank* const rank = ByOrdinal(call.device_id);
   if (rank == nullptr) return NotMine(call);
-  bool is_copied = false;
-  if (Status status = DoneCopies(call, *rank, stream, &is_copied); is_copied) {
-    return status;
+  {
+    const Counted counted(num_copying_);
+    bool is_copied = false;
+    Status status = DoneCopies(call, *rank, stream, &is_copied);
+    if (is_copied) return status;
   }
+  const void* const mark = MarkOf(call);
   cuda::Event event = nullptr;
   {
     std::lock_guard<std::mutex> lock(rank->halves_mutex);
     for (size_t i = rank->begun.size(); i-- > 0 && event == nullptr;) {
-      if (rank->begun[i].first != MarkOf(call)) continue;
+      if (rank->begun[i].first != mark) continue;
       event = rank->begun[i].second;
       rank->begun.erase(rank->begun.begin() + static_cast<ptrdiff_t>(i));
     }

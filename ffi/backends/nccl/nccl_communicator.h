@@ -113,6 +113,18 @@ class NcclCommunicator final : public Communicator,
     InFlight in_flight;
   };
 
+  // Counts a rank as on its way while this lives: it may wait for others.
+  class Counted {
+   public:
+    explicit Counted(std::atomic<int>& count) : count_(count) { count_.fetch_add(1); }
+    ~Counted() { count_.fetch_sub(1); }
+    Counted(const Counted&) = delete;
+    Counted& operator=(const Counted&) = delete;
+
+   private:
+    std::atomic<int>& count_;
+  };
+
   using Clock = InFlight::Clock;
   static Clock::duration Seconds(double seconds) {
     return std::chrono::duration_cast<Clock::duration>(
@@ -210,7 +222,7 @@ class NcclCommunicator final : public Communicator,
   const uint64_t number_;
   std::vector<std::unique_ptr<Rank>> ranks_;  // of this process
   std::unique_ptr<PeerCopies> copies_;        // null where NCCL does all
-  std::atomic<int> num_copying_{0};           // threads in copies.cc
+  std::atomic<int> num_copying_{0};           // ranks in copies.cc
   int64_t device_bytes_ = 0;
 
   std::atomic<int64_t> bytes_{0};
