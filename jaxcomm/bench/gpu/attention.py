@@ -7,6 +7,7 @@ import jax
 import jaxcomm
 from jaxcomm.attention import support
 from jaxcomm.bench.gpu.rows import Figure, Finding
+from jaxcomm.bench.gpu.standstill import standstill
 from jaxcomm.bench.gpu.timer import Timer, thunk
 
 _SPLIT = jax.P(None, "i")
@@ -59,10 +60,14 @@ def _of_length(timer, tokens, kernel):
     ):
         causal = f"causal ring attention {length}, {what}"
         ours = thunk(transform(ring(None)), *block)
-        yield timer.compare(
-            causal, ours, f"the same over jax.lax.ppermute ({kernel})",
-            thunk(transform(ring("xla")), *block), calls=calls, least=1.05,
-        )  # fmt: skip
+        over_lax = thunk(transform(ring("xla")), *block)
+        peer = f"the same over jax.lax.ppermute ({kernel})"
+        yield timer.compare(causal, ours, peer, over_lax, calls=calls, least=1.05)
+        with standstill() as backend:
+            yield timer.compare(
+                f"{causal}, sending nothing (the limit)",
+                thunk(transform(ring(backend)), *block), peer, over_lax, calls=calls,
+            )  # fmt: skip
         # On one GPU the ranks take as long as it does alone; each on its own, a part.
         parts = 1 if timer.shares_gpu else timer.size
         part = "" if parts == 1 else f", divided by {parts}"
