@@ -612,22 +612,32 @@ TEST(nccl_does_what_is_small_reduced_in_many_rows_or_out_of_reach) {
   CHECK_EQ(sends(*others, Site("permute", {1, 0}).get()), 0);
 }
 
-TEST(nccl_does_what_lies_in_symmetric_memory) {
+TEST(nccl_does_what_lies_in_symmetric_memory_but_sends_along_pairs) {
   auto communicator = Make(2);
   auto& nccl = dynamic_cast<NcclCommunicator&>(*communicator);
   std::shared_ptr<SymmetricMemory> memory;
-  CHECK_TRUE(SymmetricMemory::Create(Library(), {0, 1}, 8 * kMany, &memory).success());
+  CHECK_TRUE(SymmetricMemory::Create(Library(), {0, 1}, 12 * kMany, &memory).success());
   std::string how;
   CHECK_TRUE(nccl.Register(memory, &how).success());
-  const auto site = Site("permute", {1, 0});
-  ForAll(2, site.get(), [&](Part& part) {
-    auto* const block = static_cast<float*>(memory->data(part.device));
-    part.operands[0] = block;
-    part.results[0] = block + kMany;
-    CHECK_TRUE(communicator->Enqueue(part.CallOf(), part.on.stream).success());
-  });
+  const auto in_pool = [&](CallSite* site) {
+    ForAll(2, site, [&](Part& part) {
+      auto* const block = static_cast<float*>(memory->data(part.device));
+      std::fill_n(block, kMany, 7.0f * part.device);
+      part.operands[0] = block;
+      part.results[0] = block + kMany;
+      CHECK_TRUE(communicator->Enqueue(part.CallOf(), part.on.stream).success());
+    });
+  };
+  in_pool(Site("all_gather", {1}, 2 * kMany).get());
   CHECK_EQ(communicator->stats().copied_calls, 0);
   CHECK_EQ(communicator->stats().symmetric_calls, 1);
+  in_pool(Site("permute", {1, 0}).get());
+  CHECK_EQ(communicator->stats().copied_calls, 1);
+  CHECK_EQ(communicator->stats().symmetric_calls, 1);
+  for (int rank = 0; rank < 2; ++rank) {
+    const auto* const sent = static_cast<float*>(memory->data(rank)) + kMany;
+    CHECK_EQ(sent[kMany - 1], 7.0f * (1 - rank));
+  }
 }
 
 TEST(a_suspended_communicator_copies_nothing) {
