@@ -108,14 +108,20 @@ uint64_t CallSite::shared_tag() {
   return shared_tag_.compare_exchange_strong(none, tag) ? tag : none;
 }
 
-std::shared_ptr<const void> CallSite::Derived(
+const CallSite::Derivation* CallSite::FindDerivation(uint64_t group) const {
+  const Derivation* known = last_derived_.load(std::memory_order_acquire);
+  while (known != nullptr && known->group != group) known = known->earlier;
+  return known;
+}
+
+const std::shared_ptr<const void>& CallSite::Derived(
     uint64_t group, const std::function<std::shared_ptr<const void>()>& make) {
+  if (const Derivation* known = FindDerivation(group)) return known->made;
   std::lock_guard<std::mutex> lock(mutex_);
-  for (const auto& [of, known] : derived_) {
-    if (of == group) return known;
-  }
-  derived_.emplace_back(group, make());
-  return derived_.back().second;
+  if (const Derivation* known = FindDerivation(group)) return known->made;
+  derived_.push_back({group, make(), last_derived_.load(std::memory_order_relaxed)});
+  last_derived_.store(&derived_.back(), std::memory_order_release);
+  return derived_.back().made;
 }
 
 void CallSite::SetShapes(std::vector<Leaf> operands, std::vector<Leaf> results) {

@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -86,8 +87,9 @@ class CallSite {
   Status MakePlan(int size, const void* const* const* operands_of, Plan* plan);
 
   // What a backend made of the plan for one of its groups, which it numbers; made once,
-  // kept as long as the call site.
-  std::shared_ptr<const void> Derived(
+  // kept as long as the call site. Found without writing to memory that ranks share:
+  // they ask at the same time.
+  const std::shared_ptr<const void>& Derived(
       uint64_t group, const std::function<std::shared_ptr<const void>()>& make);
 
   const std::shared_ptr<Gap>& gap() const { return gap_; }
@@ -117,7 +119,14 @@ class CallSite {
   std::atomic<const Plan*> first_plan_{nullptr};
   int first_plan_size_ = 0;
   std::vector<std::pair<int, std::unique_ptr<Plan>>> plans_;
-  std::vector<std::pair<uint64_t, std::shared_ptr<const void>>> derived_;
+  struct Derivation {
+    uint64_t group = 0;
+    std::shared_ptr<const void> made;
+    const Derivation* earlier = nullptr;
+  };
+  const Derivation* FindDerivation(uint64_t group) const;
+  std::deque<Derivation> derived_;  // whose places stay
+  std::atomic<const Derivation*> last_derived_{nullptr};
 };
 
 // Says that the call sites instantiated next under this number are of a new program.

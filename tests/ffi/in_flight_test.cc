@@ -84,7 +84,7 @@ struct Rank {
       const auto ticket = recorder.Start(*site, 1, 2, 0, 0);
       clock += later;
       in_flight.Begin(StreamOf(stream), false, clock);
-      in_flight.End(StreamOf(stream), ticket, site->operation(), ++operations, clock);
+      in_flight.End(StreamOf(stream), {ticket, site->operation(), ++operations}, clock);
     }
   }
   // Lets a stream finish this many of its operations, with two events each.

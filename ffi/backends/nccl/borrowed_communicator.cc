@@ -87,7 +87,7 @@ Status BorrowedCommunicator::Run(const Call& call, Rank& rank, void* stream) {
   if (call.site->attributes().collective == "barrier" && rank.size > 1) {
     return Barrier(call, rank, stream);
   }
-  std::shared_ptr<const Steps> steps;
+  const Steps* steps = nullptr;
   if (Status status =
           FindSteps(library_, *call.site, number_, rank.size, rank.rank, &steps);
       status.failure()) {
@@ -120,7 +120,7 @@ Status BorrowedCommunicator::Enqueue(const Call& call, void* stream) {
     rank.in_flight.Begin(stream, call.may_be_captured, InFlight::Clock::now());
     status = Run(call, rank, stream);
     if (status.success()) {
-      rank.in_flight.End(stream, ticket, call.site->operation(), ++rank.operations,
+      rank.in_flight.End(stream, {ticket, call.site->operation(), ++rank.operations},
                          InFlight::Clock::now());
     }
   }
@@ -130,10 +130,7 @@ Status BorrowedCommunicator::Enqueue(const Call& call, void* stream) {
                   StrCat(call.site->description(), " (lane '", spec().lane,
                          "', XLA's communicator): ", status.message()));
   }
-  if (found == ranks_.begin()) {
-    calls_[call.site->collective_index()].fetch_add(1, std::memory_order_relaxed);
-  }
-  bytes_.fetch_add(call.site->operand_bytes(), std::memory_order_relaxed);
+  rank.counts.Add(*call.site);
   WakeWatch();
   return OkStatus();
 }
@@ -181,13 +178,10 @@ CommunicatorStats BorrowedCommunicator::stats() const {
     CurrentContext current(library_.cuda, rank->context);
     rank->in_flight.Refresh();
     stats.in_flight += rank->in_flight.size();
+    stats.bytes += rank->counts.bytes();
   }
-  stats.bytes = bytes_.load(std::memory_order_relaxed);
+  ranks_[0]->counts.Tell(&stats);
   stats.host_bytes = recorder().host_bytes();
-  for (int i = 0; i < kNumCollectives; ++i) {
-    const int64_t count = calls_[i].load(std::memory_order_relaxed);
-    if (count > 0) stats.calls.emplace_back(kCollectives[i].name, count);
-  }
   return stats;
 }
 

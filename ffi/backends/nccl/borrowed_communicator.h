@@ -10,11 +10,11 @@
 #include <mutex>
 #include <vector>
 
+#include "ffi/backends/nccl/call_counts.h"
 #include "ffi/backends/nccl/in_flight.h"
 #include "ffi/backends/nccl/library.h"
 #include "ffi/backends/nccl/watch.h"
 #include "ffi/communicator.h"
-#include "ffi/handlers/collectives.h"
 
 namespace jaxcomm {
 
@@ -62,6 +62,7 @@ class BorrowedCommunicator final : public Communicator, public Watched {
     std::mutex launching;       // held while a stream is given an operation
     uint64_t operations = 0;    // likewise
     InFlight in_flight;
+    CallCounts counts;
   };
 
   Status Run(const Call& call, Rank& rank, void* stream);
@@ -76,8 +77,6 @@ class BorrowedCommunicator final : public Communicator, public Watched {
   const Wanted wanted_;
   const uint64_t number_;
   std::vector<std::unique_ptr<Rank>> ranks_;
-  std::atomic<int64_t> bytes_{0};
-  std::atomic<int64_t> calls_[kNumCollectives] = {};
   std::atomic<bool> failed_{false};
   mutable std::mutex failure_mutex_;
   Status failure_ = OkStatus();

@@ -60,7 +60,7 @@ Status NcclCommunicator::StartCopies(const Call& call,
   if (failed()) return failure();
   if (is_suspended_) return Suspended(call);
   CurrentContext current(library_.cuda, rank.context);
-  const PeerCopies::Named named = {
+  const InFlight::Named named = {
       recorder().Start(*call.site, call.run_id, call.tag, rank.group, rank.rank),
       call.site->operation(), ++rank.operations};
   Status status = copies_->Start(call, std::move(plan), rank.place, ready, on, named);
@@ -68,7 +68,8 @@ Status NcclCommunicator::StartCopies(const Call& call,
     recorder().Finish(named.ticket, FlightRecorder::State::kFailed);
     return FailedCopies(call, rank, status);
   }
-  Count(call, rank, &copied_calls_);
+  rank.counts.Add(*call.site, CallCounts::Kind::kCopied);
+  WakeWatch();
   return OkStatus();
 }
 
@@ -82,35 +83,6 @@ Status NcclCommunicator::DoneCopies(const Call& call, Rank& rank, cuda::Stream s
     return FailedCopies(call, rank, status);
   }
   return rest.is_empty() ? OkStatus() : LaunchRest(rest, call, rank, stream);
-}
-
-Status NcclCommunicator::LaunchRest(const PeerCopies::Rest& rest, const Call& call,
-                                    Rank& rank, cuda::Stream stream) {
-  Call left = call;
-  left.operands = rest.operands.data();
-  left.results = rest.results.data();
-  Status status = OkStatus();
-  {
-    std::lock_guard<std::timed_mutex> lock(rank.launching);
-    if (is_suspended_) {
-      recorder().Finish(rest.named.ticket, FlightRecorder::State::kFailed);
-      return Suspended(call);
-    }
-    status = failed() ? failure() : OkStatus();
-    CurrentContext current(library_.cuda, rank.context);
-    rank.in_flight.Begin(stream, /*may_be_captured=*/false, InFlight::Clock::now());
-    if (status.success()) status = Run(rest.steps, left, rank, stream);
-    if (status.success()) {
-      rank.in_flight.End(stream, rest.named.ticket, rest.named.operation,
-                         rest.named.sequence, InFlight::Clock::now());
-    }
-  }
-  if (status.failure()) {
-    recorder().Finish(rest.named.ticket, FlightRecorder::State::kFailed);
-    return Ended(call, ErrorCode::kInternal, status.message());
-  }
-  WakeWatch();
-  return OkStatus();
 }
 
 }  // namespace jaxcomm

@@ -51,11 +51,10 @@ void InFlight::Begin(cuda::Stream stream, bool may_be_captured, Clock::time_poin
   if (!is_right_behind) library_.cuda.EventRecord(entry.began, stream);
 }
 
-void InFlight::End(cuda::Stream stream, FlightRecorder::Ticket ticket,
-                   uint32_t operation, uint64_t sequence, Clock::time_point now) {
+void InFlight::End(cuda::Stream stream, const Named& named, Clock::time_point now) {
   if (is_captured_) {
     // It runs whenever the graph does, which we do not see.
-    recorder_.Finish(ticket, FlightRecorder::State::kCompleted);
+    recorder_.Finish(named.ticket, FlightRecorder::State::kCompleted);
     return;
   }
   std::unique_lock<std::mutex> lock(mutex_);
@@ -66,8 +65,8 @@ void InFlight::End(cuda::Stream stream, FlightRecorder::Ticket ticket,
   entry.stream = stream;
   if (has_place) {
     entry.tickets = 0;
-    entry.operation = operation;
-    entry.sequence = sequence;
+    entry.operation = named.operation;
+    entry.sequence = named.sequence;
     if (!is_begun_) {
       entry.is_running = true;
       entry.since = now;
@@ -79,13 +78,13 @@ void InFlight::End(cuda::Stream stream, FlightRecorder::Ticket ticket,
   lock.lock();
   is_extended_ = false;
   if (!has_place && size() == 0) {  // Fail() came meanwhile
-    recorder_.Finish(ticket, FlightRecorder::State::kFailed);
+    recorder_.Finish(named.ticket, FlightRecorder::State::kFailed);
     return;
   }
   if (entry.tickets == kTickets) {
     recorder_.Finish(entry.ticket[--entry.tickets], FlightRecorder::State::kCompleted);
   }
-  entry.ticket[entry.tickets++] = ticket;
+  entry.ticket[entry.tickets++] = named.ticket;
   if (has_place) size_.fetch_add(1, std::memory_order_relaxed);
 }
 

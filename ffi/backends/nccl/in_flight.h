@@ -19,10 +19,17 @@ class InFlight {
  public:
   using Clock = std::chrono::steady_clock;
 
-  struct Overdue {
-    bool found = false;
+  // What an operation is known by.
+  struct Named {
+    FlightRecorder::Ticket ticket = 0;
     uint32_t operation = 0;  // in the OperationTable
     uint64_t sequence = 0;   // counts the rank's operations
+  };
+
+  struct Overdue {
+    bool found = false;
+    uint32_t operation = 0;
+    uint64_t sequence = 0;
     Status status = OkStatus();
   };
 
@@ -39,9 +46,7 @@ class InFlight {
   // thousand things behind one that hangs: Poll() finds that out, and waits for
   // nothing.
   void Begin(cuda::Stream stream, bool may_be_captured, Clock::time_point now);
-  // `sequence` counts the rank's operations.
-  void End(cuda::Stream stream, FlightRecorder::Ticket ticket, uint32_t operation,
-           uint64_t sequence, Clock::time_point now);
+  void End(cuda::Stream stream, const Named& named, Clock::time_point now);
 
   // Tells the recorder what is done, and returns the first that failed or runs for
   // longer than `patience`: what waits for other work on its stream is not late.

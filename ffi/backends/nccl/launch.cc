@@ -36,8 +36,37 @@ Status NcclCommunicator::Run(const Steps& steps, const Call& call, Rank& rank,
                   });
 }
 
+template <typename GiveIt>
+Status NcclCommunicator::Give(const Call& call, Rank& rank, cuda::Stream stream,
+                              InFlight::Named named, const GiveIt& give_it) {
+  Status status = OkStatus();
+  {
+    std::lock_guard<std::timed_mutex> lock(rank.launching);
+    if (failed()) {
+      status = failure();
+    } else if (is_suspended_) {
+      recorder().Finish(named.ticket, FlightRecorder::State::kFailed);
+      return Suspended(call);
+    } else {
+      CurrentContext current(library_.cuda, rank.context);
+      rank.in_flight.Begin(stream, call.may_be_captured, InFlight::Clock::now());
+      status = give_it();
+      if (status.success()) {
+        if (named.sequence == 0) named.sequence = ++rank.operations;
+        rank.in_flight.End(stream, named, InFlight::Clock::now());
+      }
+    }
+  }
+  if (status.failure()) {
+    recorder().Finish(named.ticket, FlightRecorder::State::kFailed);
+    return Ended(call, ErrorCode::kInternal, status.message());
+  }
+  WakeWatch();
+  return OkStatus();
+}
+
 Status NcclCommunicator::Launch(const Call& call, Rank& rank, cuda::Stream stream) {
-  std::shared_ptr<const Steps> steps;
+  const Steps* steps = nullptr;
   if (Status status =
           FindSteps(library_, *call.site, number_, rank.size, rank.rank, &steps);
       status.failure()) {
@@ -45,34 +74,27 @@ Status NcclCommunicator::Launch(const Call& call, Rank& rank, cuda::Stream strea
   }
   const FlightRecorder::Ticket ticket =
       recorder().Start(*call.site, call.run_id, call.tag, rank.group, rank.rank);
-  Status status = OkStatus();
   bool is_symmetric = false;
-  {
-    std::lock_guard<std::timed_mutex> lock(rank.launching);
-    if (failed()) {
-      status = failure();
-    } else if (is_suspended_) {
-      recorder().Finish(ticket, FlightRecorder::State::kFailed);
-      return Suspended(call);
-    } else {
-      CurrentContext current(library_.cuda, rank.context);
-      is_symmetric = IsSymmetric(call, rank);
-      rank.in_flight.Begin(stream, call.may_be_captured, InFlight::Clock::now());
-      const bool is_barrier = call.site->attributes().collective == "barrier";
-      status = is_barrier && rank.size > 1 ? Barrier(rank, stream)
-                                           : Run(*steps, call, rank, stream);
-      if (status.success()) {
-        rank.in_flight.End(stream, ticket, call.site->operation(), ++rank.operations,
-                           InFlight::Clock::now());
-      }
-    }
+  Status status = Give(call, rank, stream, {ticket, call.site->operation(), 0}, [&] {
+    is_symmetric = IsSymmetric(call, rank);
+    const bool is_barrier = call.site->attributes().collective == "barrier";
+    return is_barrier && rank.size > 1 ? Barrier(rank, stream)
+                                       : Run(*steps, call, rank, stream);
+  });
+  if (status.success()) {
+    rank.counts.Add(*call.site, is_symmetric ? CallCounts::Kind::kSymmetric
+                                             : CallCounts::Kind::kOrdinary);
   }
-  if (status.failure()) {
-    recorder().Finish(ticket, FlightRecorder::State::kFailed);
-    return Ended(call, ErrorCode::kInternal, status.message());
-  }
-  Count(call, rank, is_symmetric ? &symmetric_calls_ : nullptr);
-  return OkStatus();
+  return status;
+}
+
+Status NcclCommunicator::LaunchRest(const PeerCopies::Rest& rest, const Call& call,
+                                    Rank& rank, cuda::Stream stream) {
+  Call left = call;
+  left.operands = rest.operands.data();
+  left.results = rest.results.data();
+  return Give(call, rank, stream, rest.named,
+              [&] { return Run(rest.steps, left, rank, stream); });
 }
 
 Status NcclCommunicator::Suspended(const Call& call) const {
@@ -90,16 +112,6 @@ Status NcclCommunicator::Ended(const Call& call, ErrorCode code,
                    "process, then jaxcomm.init()"));
   Fail(status, /*by_force=*/true);
   return status;
-}
-
-void NcclCommunicator::Count(const Call& call, const Rank& rank,
-                             std::atomic<int64_t>* also) {
-  if (&rank == ranks_[0].get()) {
-    calls_[call.site->collective_index()].fetch_add(1, std::memory_order_relaxed);
-    if (also != nullptr) also->fetch_add(1, std::memory_order_relaxed);
-  }
-  bytes_.fetch_add(call.site->operand_bytes(), std::memory_order_relaxed);
-  WakeWatch();
 }
 
 }  // namespace jaxcomm

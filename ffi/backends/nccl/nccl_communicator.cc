@@ -95,8 +95,9 @@ CommunicatorStats NcclCommunicator::stats() const {
     CurrentContext current(library_.cuda, rank->context);
     rank->in_flight.Refresh();
     if (copies_ != nullptr) copies_->in_flight(rank->place).Refresh();
+    stats.bytes += rank->counts.bytes();
   }
-  stats.bytes = bytes_.load(std::memory_order_relaxed);
+  ranks_[0]->counts.Tell(&stats);
   stats.device_bytes = device_bytes_;
   stats.is_suspended = is_suspended_;
   if (is_suspended_) {
@@ -106,14 +107,8 @@ CommunicatorStats NcclCommunicator::stats() const {
                       &stats.device_bytes);
     }
   }
-  stats.symmetric_calls = symmetric_calls_.load(std::memory_order_relaxed);
-  stats.copied_calls = copied_calls_.load(std::memory_order_relaxed);
   stats.host_bytes = recorder().host_bytes();
   stats.in_flight = InFlightCount();
-  for (int i = 0; i < kNumCollectives; ++i) {
-    const int64_t count = calls_[i].load(std::memory_order_relaxed);
-    if (count > 0) stats.calls.emplace_back(kCollectives[i].name, count);
-  }
   return stats;
 }
 

@@ -19,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include "ffi/backends/nccl/call_counts.h"
 #include "ffi/backends/nccl/in_flight.h"
 #include "ffi/backends/nccl/peer_copies.h"
 #include "ffi/backends/nccl/steps.h"
@@ -26,7 +27,6 @@
 #include "ffi/backends/nccl/watch.h"
 #include "ffi/backends/nccl/world.h"
 #include "ffi/communicator.h"
-#include "ffi/handlers/collectives.h"
 
 namespace jaxcomm {
 
@@ -111,6 +111,7 @@ class NcclCommunicator final : public Communicator,
     Windows windows;                      // likewise
     std::atomic<uint64_t> operations{0};  // given to it
     InFlight in_flight;
+    CallCounts counts;
   };
 
   // Counts a rank as on its way while this lives: it may wait for others.
@@ -151,8 +152,11 @@ class NcclCommunicator final : public Communicator,
   // allocates while the kernel of another waits for it may wait for that kernel.
   Status Connect();
   Status Launch(const Call& call, Rank& rank, cuda::Stream stream);
-  // Counts a call, and in `also` if that is not null.
-  void Count(const Call& call, const Rank& rank, std::atomic<int64_t>* also);
+  // Gives `stream` an operation by give_it(), and has the watch follow it. Without a
+  // sequence number it gets the rank's next.
+  template <typename GiveIt>
+  Status Give(const Call& call, Rank& rank, cuda::Stream stream, InFlight::Named named,
+              const GiveIt& give_it);
   Status Suspended(const Call& call) const;
   // Ends the communicator, since a call could not be given to its stream.
   Status Ended(const Call& call, ErrorCode code, std::string_view reason);
@@ -225,10 +229,6 @@ class NcclCommunicator final : public Communicator,
   std::atomic<int> num_copying_{0};           // ranks in copies.cc
   int64_t device_bytes_ = 0;
 
-  std::atomic<int64_t> bytes_{0};
-  std::atomic<int64_t> calls_[kNumCollectives] = {};
-  std::atomic<int64_t> symmetric_calls_{0};
-  std::atomic<int64_t> copied_calls_{0};
   std::atomic<bool> failed_{false};
   std::atomic<bool> is_suspended_{false};
   // When a process of ours was first seen to be gone, or an error of NCCL's, which may

@@ -131,7 +131,7 @@ PeerCopies::Meeting* PeerCopies::Find(const void* mark, const Member& member) {
 
 Status PeerCopies::Start(const Call& call, std::shared_ptr<const PeerPlan> plan,
                          size_t member, cuda::Stream ready, cuda::Stream on,
-                         const Named& named) {
+                         const InFlight::Named& named) {
   Lane& lane = *lanes_[member];
   const int rank = lane.member.rank;
   std::lock_guard<std::mutex> lock(mutex_);
@@ -217,8 +217,7 @@ Status PeerCopies::Send(Meeting& meeting, int rank) {
         "cuMemcpyDtoDAsync");
   }
   if (status.success()) {
-    lane.in_flight.End(seat.stream, seat.named.ticket, seat.named.operation,
-                       seat.named.sequence, InFlight::Clock::now());
+    lane.in_flight.End(seat.stream, seat.named, InFlight::Clock::now());
   }
   // Also after a failure: some copies may be on their way.
   Status left = library_.Check(library_.cuda.EventRecord(seat.left, seat.stream),

@@ -40,13 +40,6 @@ class PeerCopies {
     cuda::Context context = nullptr;
   };
 
-  // How the watch knows an operation.
-  struct Named {
-    FlightRecorder::Ticket ticket = 0;
-    uint32_t operation = 0;
-    uint64_t sequence = 0;
-  };
-
   // Members: all ranks of all groups. Null where a device cannot reach another's
   // memory.
   static Status Create(const NcclLibrary& library, FlightRecorder& recorder,
@@ -58,14 +51,14 @@ class PeerCopies {
   // to a stream of the member's own if that is null. FAILED_PRECONDITION, here and
   // below, is of this call alone; another failure is all ranks'.
   Status Start(const Call& call, std::shared_ptr<const PeerPlan> plan, size_t member,
-               cuda::Stream ready, cuda::Stream on, const Named& named);
+               cuda::Stream ready, cuda::Stream on, const InFlight::Named& named);
 
   // What of a rank's part is left to NCCL.
   struct Rest {
     Steps steps;
     std::vector<const void*> operands;
     std::vector<void*> results;
-    Named named;
+    InFlight::Named named;
 
     bool is_empty() const { return steps.local.empty() && steps.grouped.empty(); }
   };
@@ -113,7 +106,7 @@ class PeerCopies {
     cuda::Stream stream = nullptr;
     cuda::Event ready = nullptr;  // its operands are there, and its results free
     cuda::Event left = nullptr;   // what it sends has arrived
-    Named named;
+    InFlight::Named named;
 
     bool is_decided() const { return sends != Sends::kUndecided; }
   };

@@ -71,7 +71,7 @@ uint64_t NextCommunicatorNumber() {
 }
 
 Status FindSteps(const NcclLibrary& library, CallSite& site, uint64_t number, int size,
-                 int rank, std::shared_ptr<const Steps>* steps) {
+                 int rank, const Steps** steps) {
   Status status = OkStatus();
   const uint64_t place =
       number << 40 | static_cast<uint64_t>(rank) << 20 | static_cast<uint64_t>(size);
@@ -87,7 +87,7 @@ Status FindSteps(const NcclLibrary& library, CallSite& site, uint64_t number, in
     return status.success() ? made : nullptr;
   };
   // By reference: a copy would be allocated, for every call.
-  *steps = std::static_pointer_cast<const Steps>(site.Derived(place, std::cref(make)));
+  *steps = static_cast<const Steps*>(site.Derived(place, std::cref(make)).get());
   if (*steps == nullptr && status.success()) {
     status = InvalidArgument(site.description(), ": NCCL cannot do this");
   }

@@ -17,10 +17,10 @@ namespace jaxcomm {
 // Tells communicators of this process apart.
 uint64_t NextCommunicatorNumber();
 
-// The steps of a rank at a call site, made at its first call. `number`: of the
-// communicator.
+// The steps of a rank at a call site, made at its first call and kept as long as the
+// site. `number`: of the communicator.
 Status FindSteps(const NcclLibrary& library, CallSite& site, uint64_t number, int size,
-                 int rank, std::shared_ptr<const Steps>* steps);
+                 int rank, const Steps** steps);
 
 // The same as copies between devices of this process, for all ranks.
 std::shared_ptr<const PeerPlan> FindPeerPlan(CallSite& site, uint64_t number, int size);

@@ -1,0 +1,52 @@
+// How often a rank was called, and for how much.
+#ifndef JAXCOMM_FFI_BACKENDS_NCCL_CALL_COUNTS_H_
+#define JAXCOMM_FFI_BACKENDS_NCCL_CALL_COUNTS_H_
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+
+#include "ffi/call_site.h"
+#include "ffi/communicator.h"
+#include "ffi/handlers/collectives.h"
+
+namespace jaxcomm {
+
+// On cache lines of its own: ranks call at the same time, each on a thread of its own.
+class alignas(64) CallCounts {
+ public:
+  enum class Kind { kOrdinary, kSymmetric, kCopied };
+
+  void Add(const CallSite& site, Kind kind = Kind::kOrdinary) {
+    Increase(calls_[site.collective_index()], 1);
+    Increase(bytes_, site.operand_bytes());
+    if (kind == Kind::kSymmetric) Increase(symmetric_, 1);
+    if (kind == Kind::kCopied) Increase(copied_, 1);
+  }
+
+  int64_t bytes() const { return bytes_.load(std::memory_order_relaxed); }
+
+  // All but the bytes, which are of all ranks.
+  void Tell(CommunicatorStats* stats) const {
+    stats->symmetric_calls = symmetric_.load(std::memory_order_relaxed);
+    stats->copied_calls = copied_.load(std::memory_order_relaxed);
+    for (int i = 0; i < kNumCollectives; ++i) {
+      const int64_t count = calls_[i].load(std::memory_order_relaxed);
+      if (count > 0) stats->calls.emplace_back(kCollectives[i].name, count);
+    }
+  }
+
+ private:
+  static void Increase(std::atomic<int64_t>& count, int64_t by) {
+    count.fetch_add(by, std::memory_order_relaxed);
+  }
+
+  std::atomic<int64_t> bytes_{0};
+  std::atomic<int64_t> calls_[kNumCollectives] = {};
+  std::atomic<int64_t> symmetric_{0};
+  std::atomic<int64_t> copied_{0};
+};
+
+}  // namespace jaxcomm
+
+#endif  // JAXCOMM_FFI_BACKENDS_NCCL_CALL_COUNTS_H_
