@@ -14,7 +14,9 @@ from jaxcomm.backends.xla import XlaBackend
 from jaxcomm.errors import CommunicatorError
 
 _XLA = XlaBackend()
-BACKENDS = {each.name: each for each in (HostBackend(), NcclBackend(), _XLA)}
+BACKENDS: dict[str, Backend] = {
+    each.name: each for each in (HostBackend(), NcclBackend(), _XLA)
+}
 NAMES = tuple(BACKENDS)
 
 
