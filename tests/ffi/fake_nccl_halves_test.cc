@@ -15,15 +15,17 @@
 namespace jaxcomm::testing {
 namespace {
 
-std::shared_ptr<Communicator> Make(const NcclLibrary& library = Library()) {
+std::shared_ptr<Communicator> Make(const NcclLibrary& library = Library(),
+                                   double timeout_seconds = 30) {
   const nccl::UniqueId id = NewId();
   std::shared_ptr<NcclWorld> world;
   CHECK_TRUE(NcclWorld::Create(library, 2, {{100, 0, 0}, {101, 1, 1}},
                                {id.internal, sizeof(id.internal)}, {}, {30}, {}, &world)
                  .success());
   std::shared_ptr<Communicator> made;
-  CHECK_TRUE(
-      MakeNcclCommunicator(Spec({{100, 101}}), {world, {}, {30}}, &made).success());
+  CHECK_TRUE(MakeNcclCommunicator(Spec({{100, 101}}, timeout_seconds),
+                                  {world, {}, {30}}, &made)
+                 .success());
   return made;
 }
 
@@ -132,6 +134,30 @@ TEST(what_a_graph_records_is_not_followed_and_outlives_the_communicator) {
   for (const char* name : {"ncclCommFinalize", "ncclCommDestroy", "ncclCommAbort"}) {
     CHECK_EQ(Count(name), 0);
   }
+}
+
+TEST(the_end_of_what_a_graph_recorded_waits_for_no_graph) {
+  auto communicator = Make(Library(), /*timeout_seconds=*/0.2);
+  Swap first(0), second(1);
+  for (Swap* swap : {&first, &second}) {
+    TheFake().set_capturing(swap->on.stream, 1);
+    Call call = swap->CallOf();
+    call.may_be_captured = true;
+    CHECK_TRUE(communicator->Enqueue(call, swap->on.stream).success());
+    TheFake().set_capturing(swap->on.stream, 0);
+  }
+  for (Swap* swap : {&first, &second}) swap->on.Synchronize();
+  // The first hangs, in want of the second.
+  TheFake().clear_trace();
+  CHECK_TRUE(communicator->Enqueue(first.CallOf(), first.on.stream).success());
+  CHECK_TRUE(Comes([] { return Count("ncclCommAbort") == 2; }));
+  first.on.Synchronize();
+  CHECK_CONTAINS(
+      std::string(communicator->Enqueue(second.CallOf(), second.on.stream).message()),
+      "not done after 0.2 s");
+  communicator->Abort(FailedPrecondition("closed"));
+  communicator.reset();
+  CHECK_EQ(Count("cuMemFree_v2"), 0);
 }
 
 std::atomic<bool> is_launching{false};

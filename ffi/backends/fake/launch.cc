@@ -4,6 +4,7 @@
 #include <tuple>
 #include <utility>
 
+#include "ffi/backends/fake/capture.h"
 #include "ffi/backends/fake/exchange.h"
 
 namespace jaxcomm::fake {
@@ -75,6 +76,7 @@ void Enqueue(Launch launch) {
   {
     std::lock_guard<std::mutex> lock(communicator.mutex);
     ++communicator.outstanding;
+    communicator.is_in_graph |= CapturesHere();
   }
   Stream& stream = *launch.streams.front();
   for (size_t i = 1; i < launch.streams.size(); ++i) {

@@ -39,6 +39,12 @@ void WaitUntilStopped(Communicator& communicator) {
   communicator.changed.wait(lock, [&] { return communicator.running == 0; });
 }
 
+// No graph ever ends here.
+void WaitForGraphs(Communicator& communicator) {
+  std::unique_lock<std::mutex> lock(communicator.mutex);
+  communicator.changed.wait(lock, [&] { return !communicator.is_in_graph; });
+}
+
 void Leave(Communicator& communicator) {
   DropRegistrations(&communicator);
   communicator.Vacate();
@@ -84,6 +90,7 @@ nccl::Result Destroy(nccl::Comm comm) {
   }
   if (Communicators().Remove(comm) == nullptr) return NoSuch();
   WaitUntilIdle(*communicator);
+  WaitForGraphs(*communicator);
   Leave(*communicator);
   return nccl::kSuccess;
 }
@@ -94,6 +101,7 @@ nccl::Result Abort(nccl::Comm comm) {
   communicator->resources->Abort();
   WaitUntilStopped(*communicator);
   if (communicator->job.joinable()) communicator->job.join();
+  WaitForGraphs(*communicator);
   Leave(*communicator);
   return nccl::kSuccess;
 }

@@ -47,10 +47,10 @@ NcclCommunicator::~NcclCommunicator() {
     CurrentContext current(library_.cuda, rank->context);
     rank->windows.RemoveAll(library_, rank->comm);
   }
-  // A graph that XLA keeps with a compiled program refers to the communicator: NCCL
-  // would wait for the end of the graph. So would the world, whose child it is.
+  // A graph that XLA keeps with a compiled program refers to what is freed below, and
+  // NCCL would wait for the end of the graph. So would the world, whose child it is.
   for (auto& rank : ranks_) {
-    if (!rank->in_flight.was_captured() || rank->comm == nullptr) continue;
+    if (!rank->in_flight.was_captured()) continue;
     KeepForever(how_.world);
     return;
   }
@@ -206,6 +206,20 @@ bool NcclCommunicator::IsIdleSoon() {
   }
 }
 
+void NcclCommunicator::AbortComm(const Rank& rank, nccl::Comm comm) {
+  if (!rank.in_flight.was_captured()) {
+    library_.nccl.CommAbort(comm);
+    return;
+  }
+  // NCCL ends what runs, and then waits here for the end of the graphs that refer to
+  // the communicator, which XLA keeps for as long as their programs.
+  KeepForever(how_.world);
+  std::thread([&library = library_, context = rank.context, comm] {
+    CurrentContext current(library.cuda, context);
+    library.nccl.CommAbort(comm);
+  }).detach();
+}
+
 void NcclCommunicator::Fail(const Status& reason, bool by_force) {
   {
     std::lock_guard<std::mutex> lock(failure_mutex_);
@@ -228,9 +242,7 @@ void NcclCommunicator::Fail(const Status& reason, bool by_force) {
   how_.world->SetBroken();
   for (auto& rank : ranks_) {
     CurrentContext current(library_.cuda, rank->context);
-    if (const nccl::Comm comm = rank->comm.exchange(nullptr)) {
-      library_.nccl.CommAbort(comm);
-    }
+    if (const nccl::Comm comm = rank->comm.exchange(nullptr)) AbortComm(*rank, comm);
     rank->in_flight.Fail();
     if (copies_ != nullptr) copies_->in_flight(rank->place).Fail();
   }

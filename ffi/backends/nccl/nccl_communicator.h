@@ -192,6 +192,7 @@ class NcclCommunicator final : public Communicator,
   bool LosePeers();
   // Whether nothing is on its way any more, in some milliseconds.
   bool IsIdleSoon();
+  void AbortComm(const Rank& rank, nccl::Comm comm);
   // Aborts what is on its way, if there is any or it is to be `by_force`.
   void Fail(const Status& reason, bool by_force);
   // Lets calls that were held back see the failure.
