@@ -46,28 +46,32 @@ def _of_length(timer, tokens, kernel):
     calls = 10 if tokens <= 1 << 16 else 3
     length = f"{tokens // 1024}k" if tokens >= 1024 else str(tokens)
 
-    def ring(backend, is_causal=True):
+    def ring(transform, backend=None, is_causal=True):
         def attend(q, k, v):
             return jaxcomm.ring_attention(
                 q, k, v, axis_name="i", is_causal=is_causal, backend=backend
             )
 
-        return timer.program(attend, _SPLIT)
+        return thunk(transform(timer.program(attend, _SPLIT)), *block)
+
+    def compare(name, transform, ours, peer, theirs, *, is_causal, least):
+        """Compares a ring with a peer, then what it would be without its sends."""
+        yield timer.compare(name, ours, peer, theirs, calls=calls, least=least)
+        with standstill() as backend:
+            alone = ring(transform, backend, is_causal)
+            name += ", sending nothing (the limit)"
+            yield timer.compare(name, alone, peer, theirs, calls=calls)
 
     for what, transform in (
         ("forward", lambda f: f),
         ("forward and backward", forward_and_backward),
     ):
         causal = f"causal ring attention {length}, {what}"
-        ours = thunk(transform(ring(None)), *block)
-        over_lax = thunk(transform(ring("xla")), *block)
-        peer = f"the same over jax.lax.ppermute ({kernel})"
-        yield timer.compare(causal, ours, peer, over_lax, calls=calls, least=1.05)
-        with standstill() as backend:
-            yield timer.compare(
-                f"{causal}, sending nothing (the limit)",
-                thunk(transform(ring(backend)), *block), peer, over_lax, calls=calls,
-            )  # fmt: skip
+        ours = ring(transform)
+        yield from compare(
+            causal, transform, ours, f"the same over jax.lax.ppermute ({kernel})",
+            ring(transform, "xla"), is_causal=True, least=1.05,
+        )  # fmt: skip
         # On one GPU the ranks take as long as it does alone; each on its own, a part.
         parts = 1 if timer.shares_gpu else timer.size
         part = "" if parts == 1 else f", divided by {parts}"
@@ -76,12 +80,12 @@ def _of_length(timer, tokens, kernel):
             thunk(transform(jax.jit(whole(kernel, is_causal=True))), *alone),
             calls=calls, alone=True, share=1 / parts, least=_LEAST_OF_ONE,
         )  # fmt: skip
-        yield timer.compare(
-            f"ring attention without mask {length}, {what}",
-            thunk(transform(ring(None, is_causal=False)), *block),
+        yield from compare(
+            f"ring attention without mask {length}, {what}", transform,
+            ring(transform, is_causal=False),
             f"jax.lax.all_gather of keys and values, then one {kernel} kernel",
             thunk(transform(timer.program(gathered(kernel), _SPLIT)), *block),
-            calls=calls, least=1.0,
+            is_causal=False, least=1.0,
         )  # fmt: skip
 
 

@@ -223,7 +223,7 @@ def usual_promotion():
 
 @pytest.mark.parametrize(
     ("name", "count", "asked"),
-    [("collectives", 12, 12), ("overlap", 2, 0), ("lanes", 2, 0), ("attention", 8, 6)],
+    [("collectives", 12, 12), ("overlap", 2, 0), ("lanes", 2, 0), ("attention", 10, 6)],
 )
 def test_comparisons_say_what_with_what(name, count, asked, timer, usual_promotion):
     rows = run(name, timer)
