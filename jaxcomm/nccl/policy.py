@@ -52,7 +52,8 @@ class CommPolicy:
         Ctrl-C end it; True lets NCCL block there too.
       command_buffers: True lets XLA record operations in CUDA graphs, which it replays
         with fewer launches where the addresses of operands stay the same, and records
-        anew where they do not. A communicator that is part of a graph is freed when the
+        anew where they do not. What it replays is not counted, nor in flight records,
+        and has no deadline. A communicator that is part of a graph is freed when the
         process ends, not by closing it.
       copy_engines: whether the GPUs' copy engines move the bytes of collectives that
         reduce nothing, where a rank sends 32 MiB or more, all ranks are of one process
