@@ -30,6 +30,7 @@ struct Fake {
   decltype(&jaxcommFakeHang) hang = nullptr;
   decltype(&jaxcommFakeAsyncError) async_error = nullptr;
   decltype(&jaxcommFakeSetCapturing) set_capturing = nullptr;
+  decltype(&jaxcommFakeEndGraphs) end_graphs = nullptr;
 };
 
 template <typename Function>
@@ -68,6 +69,7 @@ inline Fake LoadFake() {
   Take(library, "jaxcommFakeHang", &fake.hang);
   Take(library, "jaxcommFakeAsyncError", &fake.async_error);
   Take(library, "jaxcommFakeSetCapturing", &fake.set_capturing);
+  Take(library, "jaxcommFakeEndGraphs", &fake.end_graphs);
   fake.cuda.Init(0);
   return fake;
 #endif

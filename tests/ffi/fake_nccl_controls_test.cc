@@ -196,6 +196,7 @@ TEST(what_must_not_be_called_during_capture_fails_and_is_noted) {
       CHECK_EQ(Cuda().MemFree(pointer), cuda::kSuccess);
     }).join();
     TheFake().set_capturing(r.stream(), false);
+    TheFake().end_graphs();
     CHECK_EQ(r.on->Synchronize(), cuda::kSuccess);
     CHECK_EQ(Cuda().MemAlloc(&pointer, 8), cuda::kSuccess);
 

@@ -158,6 +158,7 @@ TEST(the_end_of_what_a_graph_recorded_waits_for_no_graph) {
   communicator->Abort(FailedPrecondition("closed"));
   communicator.reset();
   CHECK_EQ(Count("cuMemFree_v2"), 0);
+  TheFake().end_graphs();
 }
 
 std::atomic<bool> is_launching{false};

@@ -14,6 +14,7 @@ namespace {
 struct Captured {
   std::mutex mutex;
   std::map<cuda::Stream, std::thread::id> streams;  // and who captures them
+  uint64_t graphs = 0, ended = 0;
 };
 
 Captured& TheCaptured() {
@@ -38,6 +39,18 @@ bool CapturesHere() {
   return false;
 }
 
+uint64_t LastGraph() {
+  Captured& captured = TheCaptured();
+  std::lock_guard<std::mutex> lock(captured.mutex);
+  return captured.graphs;
+}
+
+bool HasEnded(uint64_t graph) {
+  Captured& captured = TheCaptured();
+  std::lock_guard<std::mutex> lock(captured.mutex);
+  return graph <= captured.ended;
+}
+
 bool ViolatesCapture(const char* function, cuda::Stream stream) {
   if (!IsCapturing(stream)) return false;
   TraceEntry entry;
@@ -56,9 +69,17 @@ void jaxcommFakeSetCapturing(void* stream, bool capturing) {
   std::lock_guard<std::mutex> lock(captured.mutex);
   if (capturing) {
     captured.streams[stream] = std::this_thread::get_id();
+    ++captured.graphs;
   } else {
     captured.streams.erase(stream);
   }
+}
+
+void jaxcommFakeEndGraphs() {
+  using namespace jaxcomm::fake;  // NOLINT: an exported function cannot live there
+  Captured& captured = TheCaptured();
+  std::lock_guard<std::mutex> lock(captured.mutex);
+  captured.ended = captured.graphs;
 }
 
 namespace jaxcomm::cuda {

@@ -2,6 +2,8 @@
 #ifndef JAXCOMM_FFI_BACKENDS_FAKE_CAPTURE_H_
 #define JAXCOMM_FFI_BACKENDS_FAKE_CAPTURE_H_
 
+#include <cstdint>
+
 #include "ffi/backends/fake/exports.h"
 
 namespace jaxcomm::fake {
@@ -10,6 +12,10 @@ bool IsCapturing(cuda::Stream stream);
 
 // Whether the calling thread captures any stream.
 bool CapturesHere();
+
+// The number of the graph that is captured last, or now; and whether it has ended.
+uint64_t LastGraph();
+bool HasEnded(uint64_t graph);
 
 // Whether `stream` is captured; if so the trace says that `function` broke the rule.
 bool ViolatesCapture(const char* function, cuda::Stream stream);

@@ -78,9 +78,9 @@ struct Communicator {
   // The rest belongs to the mutex.
   nccl::Result state = nccl::kInProgress;
   std::string error;
-  int64_t outstanding = 0;   // launches enqueued and not over
-  int64_t running = 0;       // launches that streams are at now
-  bool is_in_graph = false;  // as in NCCL, it is not freed while the graph is there
+  int64_t outstanding = 0;  // launches enqueued and not over
+  int64_t running = 0;      // launches that streams are at now
+  uint64_t graph = 0;       // the last that it is part of
   int64_t suspendable_bytes = 0;
   int64_t persistent_bytes = 0;
 

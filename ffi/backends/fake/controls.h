@@ -49,8 +49,10 @@ JAXCOMM_FAKE_EXPORT int jaxcommFakeAsyncError(int64_t communicator, int result);
 // Pretends that `stream` is being captured, by the calling thread and in CUDA's
 // thread-local mode: until it is switched off this thread may not allocate, create
 // communicators or register, and nobody may wait for the stream. Such calls fail and
-// are marked "violation" in the trace. What is enqueued still runs.
+// are marked "violation" in the trace. What is enqueued still runs. A communicator of
+// it is freed, as in NCCL, once the graphs have ended.
 JAXCOMM_FAKE_EXPORT void jaxcommFakeSetCapturing(void* stream, bool capturing);
+JAXCOMM_FAKE_EXPORT void jaxcommFakeEndGraphs(void);
 
 }  // extern "C"
 

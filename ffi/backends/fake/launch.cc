@@ -76,7 +76,7 @@ void Enqueue(Launch launch) {
   {
     std::lock_guard<std::mutex> lock(communicator.mutex);
     ++communicator.outstanding;
-    communicator.is_in_graph |= CapturesHere();
+    if (CapturesHere()) communicator.graph = LastGraph();
   }
   Stream& stream = *launch.streams.front();
   for (size_t i = 1; i < launch.streams.size(); ++i) {
