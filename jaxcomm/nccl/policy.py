@@ -58,10 +58,11 @@ class CommPolicy:
       copy_engines: whether the GPUs' copy engines move the bytes of collectives that
         reduce nothing, where a rank sends 32 MiB or more, all ranks are of one process
         and reach each other's memory, and arrays do not lie in symmetric memory, which
-        is no matter to ``ppermute``. It is faster, and leaves thread blocks to computation; each rank waits on the host
-        until those it sends to and receives from have come, for two seconds at most and
-        once in a run of a program: what comes later is left to NCCL. False leaves all
-        to it. If None, True, unless with ``command_buffers``, which cannot record it.
+        is no matter to ``ppermute``. It is faster, and leaves thread blocks to
+        computation; each rank waits on the host until those it sends to and receives
+        from have come, for two seconds at most and once in a run of a program: what
+        comes later is left to NCCL. False leaves all to it. If None, True, unless with
+        ``command_buffers``, which cannot record it.
       source: ``"own"``: made by this package. ``"xla"``: for each operation XLA lends
         the communicator of its own collectives, which it makes, orders and ends: none
         of the fields above applies, and collectives in halves are whole. What is not
