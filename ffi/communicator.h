@@ -68,6 +68,7 @@ struct CommunicatorStats {
   int64_t in_flight = 0;        // calls that some rank waits in
   int64_t symmetric_calls = 0;  // whose buffers all lay in symmetric memory
   int64_t copied_calls = 0;     // that copy engines did
+  int64_t one_shot_calls = 0;   // that a kernel of ours did in NCCL's place
   bool is_suspended = false;
   // Completed calls of one group, by collective.
   std::vector<std::pair<std::string, int64_t>> calls;

@@ -136,6 +136,7 @@ nb::dict Stats(int64_t key) {
   out["is_suspended"] = stats.is_suspended;
   out["symmetric_calls"] = stats.symmetric_calls;
   out["copied_calls"] = stats.copied_calls;
+  out["one_shot_calls"] = stats.one_shot_calls;
   out["calls"] = calls;
   return out;
 }

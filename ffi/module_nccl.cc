@@ -99,8 +99,8 @@ void CreateNccl(std::shared_ptr<NcclWorld> world, int64_t key, std::string axes,
                 std::string lane, std::string platform, double timeout_seconds,
                 std::vector<std::vector<int64_t>> groups,
                 std::vector<std::vector<int>> processes,
-                std::map<std::string, int> numbers, std::string name,
-                bool copy_engines) {
+                std::map<std::string, int> numbers, std::string name, bool copy_engines,
+                bool one_shot) {
   CommunicatorSpec spec =
       SpecOf(key, std::move(axes), std::move(lane), "nccl", std::move(platform),
              timeout_seconds, std::move(groups));
@@ -108,7 +108,8 @@ void CreateNccl(std::shared_ptr<NcclWorld> world, int64_t key, std::string axes,
   NcclSpec how{std::move(world),
                {std::move(numbers), std::move(name), ""},
                {timeout_seconds, WasInterrupted},
-               copy_engines};
+               copy_engines,
+               one_shot};
   Status status;
   {
     nb::gil_scoped_release release;
@@ -260,7 +261,8 @@ void BindNccl(nb::module_& m) {
   m.def("create_nccl", &CreateNccl, nb::arg("world"), nb::arg("key"), nb::arg("axes"),
         nb::arg("lane"), nb::arg("platform"), nb::arg("timeout_seconds"),
         nb::arg("groups"), nb::arg("processes"), nb::arg("numbers"), nb::arg("name"),
-        nb::arg("copy_engines"), "Splits a communicator off a world, under a key.");
+        nb::arg("copy_engines"), nb::arg("one_shot"),
+        "Splits a communicator off a world, under a key.");
   nb::class_<SymmetricMemory>(m, "SymmetricMemory",
                               "A segment of memory on each local device.")
       .def_prop_ro("segment", &SymmetricMemory::segment, "Its number in this process.")

@@ -84,14 +84,16 @@ class Communicator:
           the communicator itself, ``device_bytes`` likewise on devices;
           ``in_flight``: collectives some rank waits in; ``symmetric_calls``: of the
           ``nccl`` backend, those whose arrays all lay in a :class:`SymmetricPool`;
-          ``copied_calls``: those that copy engines did;
+          ``copied_calls``: those that copy engines did; ``one_shot_calls``: small sums
+          that a kernel of this package did;
           ``is_suspended``.
           All zero for the ``xla`` backend, whose collectives run inside XLA.
         """
         found = _ffi.stats(self.key) if self.is_ours and not self.closed else {}
         return {
             "calls": {}, "bytes": 0, "host_bytes": 0, "device_bytes": 0, "in_flight": 0,
-            "symmetric_calls": 0, "copied_calls": 0, "is_suspended": False, **found,
+            "symmetric_calls": 0, "copied_calls": 0, "one_shot_calls": 0,
+            "is_suspended": False, **found,
         }  # fmt: skip
 
     def close(self) -> None:

@@ -56,6 +56,7 @@ def create(mesh, part, member: "Communicator", policy, shares: bool):
             numbers=_numbers(policy, shares),
             name=policy.name or "",
             copy_engines=policy.uses_copy_engines,
+            one_shot=policy.uses_one_shot,
         )
     except BaseException as error:
         # NCCL ends what shares resources with what it could not make. And a traceback

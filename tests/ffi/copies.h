@@ -1,4 +1,5 @@
-// What tests of copy engines share: a communicator that uses them, and its ranks.
+// What tests of copy engines and of small sums share: a communicator that does without
+// NCCL, and its ranks.
 #ifndef JAXCOMM_TESTS_FFI_COPIES_H_
 #define JAXCOMM_TESTS_FFI_COPIES_H_
 
@@ -23,9 +24,10 @@ namespace jaxcomm::testing {
 // 32 MiB, the least that a rank sends by copies.
 inline constexpr int64_t kMany = 8 << 20;
 
-inline std::shared_ptr<Communicator> Make(
-    int size, double timeout_seconds = 30, const NcclLibrary& library = Library(),
-    std::vector<std::vector<int64_t>> groups = {}) {
+inline std::shared_ptr<Communicator> Make(int size, double timeout_seconds = 30,
+                                          const NcclLibrary& library = Library(),
+                                          std::vector<std::vector<int64_t>> groups = {},
+                                          bool one_shot = false) {
   const nccl::UniqueId id = NewId();
   std::vector<NcclDevice> devices;
   std::vector<int64_t> all;
@@ -39,8 +41,9 @@ inline std::shared_ptr<Communicator> Make(
                                {id.internal, sizeof(id.internal)}, {}, {30}, {}, &world)
                  .success());
   std::shared_ptr<Communicator> made;
-  CHECK_TRUE(MakeNcclCommunicator(Spec(groups, timeout_seconds),
-                                  {world, {}, {30}, /*copy_engines=*/true}, &made)
+  CHECK_TRUE(MakeNcclCommunicator(
+                 Spec(groups, timeout_seconds),
+                 {world, {}, {30}, /*copy_engines=*/!one_shot, one_shot}, &made)
                  .success());
   return made;
 }

@@ -177,7 +177,10 @@ FIELDS = {
     "max_p2p_peers": (5, "max_p2p_peers"),
 }
 # These are no settings of NCCL's.
-OURS = {"share", "lanes", "command_buffers", "copy_engines", "symmetric", "source"}
+OURS = {
+    "share", "lanes", "command_buffers", "copy_engines", "one_shot", "symmetric",
+    "source",
+}  # fmt: skip
 
 
 def test_every_field_of_a_policy_is_here():

@@ -18,7 +18,7 @@ LEAST = {
 WRONG = [
     *(
         (name, 1, "True, False or None")
-        for name in ("share", "blocking", "copy_engines")
+        for name in ("share", "blocking", "copy_engines", "one_shot")
     ),
     *((name, None, "True or False") for name in ("command_buffers", "symmetric")),
     ("symmetric", np.bool_(False), "True or False"),
@@ -68,3 +68,11 @@ def test_copy_engines_are_used_unless_programs_are_recorded():
     assert not CommPolicy(command_buffers=True).uses_copy_engines
     with pytest.raises(ValueError, match="copy_engines=True does not go with"):
         CommPolicy(copy_engines=True, command_buffers=True)
+
+
+def test_small_sums_go_by_kernels_unless_programs_are_recorded():
+    assert CommPolicy().uses_one_shot
+    assert not CommPolicy(one_shot=False).uses_one_shot
+    assert not CommPolicy(command_buffers=True).uses_one_shot
+    with pytest.raises(ValueError, match="one_shot=True does not go with"):
+        CommPolicy(one_shot=True, command_buffers=True)

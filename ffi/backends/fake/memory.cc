@@ -149,6 +149,20 @@ Result cuMemsetD8Async(Pointer to, unsigned char value, size_t bytes, Stream str
   return kSuccess;
 }
 
+Result cuMemAllocHost_v2(void** data, size_t bytes) {
+  JAXCOMM_FAKE_CALL(kForbidden, "cuMemAllocHost_v2", 0, -1,
+                    static_cast<int64_t>(bytes));
+  if (fake::CurrentDevice() == fake::kNoDevice) return kInvalidContext;
+  *data = std::calloc(1, bytes);
+  return *data == nullptr ? kOutOfMemory : kSuccess;
+}
+
+Result cuMemFreeHost(void* data) {
+  JAXCOMM_FAKE_CALL(kForbidden, "cuMemFreeHost");
+  std::free(data);
+  return kSuccess;
+}
+
 }  // namespace jaxcomm::cuda
 
 namespace jaxcomm::nccl {

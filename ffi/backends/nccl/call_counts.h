@@ -15,13 +15,14 @@ namespace jaxcomm {
 // On cache lines of its own: ranks call at the same time, each on a thread of its own.
 class alignas(64) CallCounts {
  public:
-  enum class Kind { kOrdinary, kSymmetric, kCopied };
+  enum class Kind { kOrdinary, kSymmetric, kCopied, kOneShot };
 
   void Add(const CallSite& site, Kind kind = Kind::kOrdinary) {
     Increase(calls_[site.collective_index()], 1);
     Increase(bytes_, site.operand_bytes());
     if (kind == Kind::kSymmetric) Increase(symmetric_, 1);
     if (kind == Kind::kCopied) Increase(copied_, 1);
+    if (kind == Kind::kOneShot) Increase(one_shot_, 1);
   }
 
   int64_t bytes() const { return bytes_.load(std::memory_order_relaxed); }
@@ -30,6 +31,7 @@ class alignas(64) CallCounts {
   void Tell(CommunicatorStats* stats) const {
     stats->symmetric_calls = symmetric_.load(std::memory_order_relaxed);
     stats->copied_calls = copied_.load(std::memory_order_relaxed);
+    stats->one_shot_calls = one_shot_.load(std::memory_order_relaxed);
     for (int i = 0; i < kNumCollectives; ++i) {
       const int64_t count = calls_[i].load(std::memory_order_relaxed);
       if (count > 0) stats->calls.emplace_back(kCollectives[i].name, count);
@@ -45,6 +47,7 @@ class alignas(64) CallCounts {
   std::atomic<int64_t> calls_[kNumCollectives] = {};
   std::atomic<int64_t> symmetric_{0};
   std::atomic<int64_t> copied_{0};
+  std::atomic<int64_t> one_shot_{0};
 };
 
 }  // namespace jaxcomm

@@ -9,18 +9,6 @@
 
 namespace jaxcomm {
 
-Status NcclCommunicator::MakeCopies() {
-  size_t ranks = 0;
-  for (const auto& group : spec().groups) ranks += group.size();
-  if (!how_.copy_engines || ranks != ranks_.size()) return OkStatus();
-  std::vector<PeerCopies::Member> members;
-  for (const auto& rank : ranks_) {
-    members.push_back(
-        {rank->group, rank->rank, rank->size, rank->ordinal, rank->context});
-  }
-  return PeerCopies::Create(library_, recorder(), members, &copies_);
-}
-
 std::shared_ptr<const PeerPlan> NcclCommunicator::CopiesFor(const Call& call,
                                                             Rank& rank) {
   if (copies_ == nullptr || call.may_be_captured ||

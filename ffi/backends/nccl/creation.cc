@@ -52,6 +52,27 @@ Status NcclCommunicator::MakeRanks() {
   return OkStatus();
 }
 
+Status NcclCommunicator::MakeShortcuts() {
+  size_t num_ranks = 0;
+  for (const auto& group : spec().groups) num_ranks += group.size();
+  if (num_ranks != ranks_.size()) return OkStatus();
+  std::vector<PeerMember> members;
+  std::vector<cuda::Stream> streams;
+  for (const auto& rank : ranks_) {
+    members.push_back(
+        {rank->group, rank->rank, rank->size, rank->ordinal, rank->context});
+    streams.push_back(rank->stream);
+  }
+  Status status = OkStatus();
+  if (how_.copy_engines) {
+    status = PeerCopies::Create(library_, recorder(), members, &copies_);
+  }
+  if (how_.one_shot && status.success()) {
+    status = OneShot::Create(library_, members, streams, &one_shot_);
+  }
+  return status;
+}
+
 Status NcclCommunicator::SplitOff() {
   std::vector<int> colors, keys;
   for (const auto& rank : ranks_) {

@@ -74,17 +74,19 @@ Status NcclCommunicator::Launch(const Call& call, Rank& rank, cuda::Stream strea
   }
   const FlightRecorder::Ticket ticket =
       recorder().Start(*call.site, call.run_id, call.tag, rank.group, rank.rank);
-  bool is_symmetric = false;
+  auto kind = CallCounts::Kind::kOrdinary;
   Status status = Give(call, rank, stream, {ticket, call.site->operation(), 0}, [&] {
-    is_symmetric = IsSymmetric(call, rank);
+    if (one_shot_ != nullptr && !call.may_be_captured &&
+        one_shot_->Takes(*steps, rank.place)) {
+      kind = CallCounts::Kind::kOneShot;
+      return one_shot_->Launch(*steps, call, rank.place, stream);
+    }
+    if (IsSymmetric(call, rank)) kind = CallCounts::Kind::kSymmetric;
     const bool is_barrier = call.site->attributes().collective == "barrier";
     return is_barrier && rank.size > 1 ? Barrier(rank, stream)
                                        : Run(*steps, call, rank, stream);
   });
-  if (status.success()) {
-    rank.counts.Add(*call.site, is_symmetric ? CallCounts::Kind::kSymmetric
-                                             : CallCounts::Kind::kOrdinary);
-  }
+  if (status.success()) rank.counts.Add(*call.site, kind);
   return status;
 }
 

@@ -69,13 +69,14 @@ NcclCommunicator::~NcclCommunicator() {
 
 Status NcclCommunicator::Make() {
   if (Status status = MakeRanks(); status.failure()) return status;
-  if (Status status = MakeCopies(); status.failure()) return status;
+  if (Status status = MakeShortcuts(); status.failure()) return status;
   const Held before = MeasureHeld();
   if (Status status = SplitOff(); status.failure()) return status;
   if (Status status = WarmUp(); status.failure()) return status;
   const Held after = MeasureHeld();
   device_bytes_ = after.is_told ? after.told - before.told
                                 : std::max<int64_t>(0, after.used - before.used);
+  if (one_shot_ != nullptr) device_bytes_ += one_shot_->device_bytes();
   return OkStatus();
 }
 
@@ -101,7 +102,7 @@ CommunicatorStats NcclCommunicator::stats() const {
   stats.device_bytes = device_bytes_;
   stats.is_suspended = is_suspended_;
   if (is_suspended_) {
-    stats.device_bytes = 0;
+    stats.device_bytes = one_shot_ == nullptr ? 0 : one_shot_->device_bytes();
     for (const auto& rank : ranks_) {
       ToldDeviceBytes(library_, rank->comm, nccl::MemStat::kPersist,
                       &stats.device_bytes);
@@ -240,6 +241,7 @@ void NcclCommunicator::Fail(const Status& reason, bool by_force) {
     return;
   }
   how_.world->SetBroken();
+  if (one_shot_ != nullptr) one_shot_->Stop();
   for (auto& rank : ranks_) {
     CurrentContext current(library_.cuda, rank->context);
     if (const nccl::Comm comm = rank->comm.exchange(nullptr)) AbortComm(*rank, comm);

@@ -1,10 +1,11 @@
 // A communicator of NVIDIA GPUs: this process's ranks, each with NCCL's communicator.
 //
 // Its parts: creation.cc makes it, launch.cc gives a stream the NCCL calls of a
-// collective, halves.cc does so in two halves, copies.cc leaves it to copy engines
-// where that is faster, windows.cc registers symmetric memory, suspend.cc gives memory
-// back for a while, on_cpu.cc serves CPU devices by the stand-in for NCCL, and
-// nccl_communicator.cc watches over it and ends it.
+// collective, or the kernel of one_shot.h where that is faster, halves.cc does so in
+// two halves, copies.cc leaves it to copy engines where they are faster, windows.cc
+// registers symmetric memory, suspend.cc gives memory back for a while, on_cpu.cc
+// serves CPU devices by the stand-in for NCCL, and nccl_communicator.cc watches over it
+// and ends it.
 #ifndef JAXCOMM_FFI_BACKENDS_NCCL_NCCL_COMMUNICATOR_H_
 #define JAXCOMM_FFI_BACKENDS_NCCL_NCCL_COMMUNICATOR_H_
 
@@ -21,6 +22,7 @@
 
 #include "ffi/backends/nccl/call_counts.h"
 #include "ffi/backends/nccl/in_flight.h"
+#include "ffi/backends/nccl/one_shot.h"
 #include "ffi/backends/nccl/peer_copies.h"
 #include "ffi/backends/nccl/steps.h"
 #include "ffi/backends/nccl/symmetric_memory.h"
@@ -34,8 +36,10 @@ struct NcclSpec {
   std::shared_ptr<NcclWorld> world;
   NcclSettings settings;
   NcclPatience patience;
-  // Whether copy engines may move bytes, where all ranks are of this process.
+  // Where all ranks are of this process: whether copy engines may move bytes, and
+  // whether small sums may go by a kernel of ours.
   bool copy_engines = false;
+  bool one_shot = false;
 };
 
 // Makes the communicator with the other processes, connects its ranks and waits for
@@ -145,7 +149,8 @@ class NcclCommunicator final : public Communicator,
   }
   Held MeasureHeld() const;
   Status MakeRanks();
-  Status MakeCopies();
+  // What is done without NCCL.
+  Status MakeShortcuts();
   Status SplitOff();
   Status WarmUp();
   // Connects neighbors of the ring, and returns once all ranks did: a rank that
@@ -226,7 +231,8 @@ class NcclCommunicator final : public Communicator,
   const NcclLibrary& library_;
   const uint64_t number_;
   std::vector<std::unique_ptr<Rank>> ranks_;  // of this process
-  std::unique_ptr<PeerCopies> copies_;        // null where NCCL does all
+  std::unique_ptr<PeerCopies> copies_;        // null where NCCL moves all
+  std::unique_ptr<OneShot> one_shot_;         // null where NCCL adds all
   std::atomic<int> num_copying_{0};           // ranks in copies.cc
   int64_t device_bytes_ = 0;
 

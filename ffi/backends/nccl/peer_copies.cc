@@ -6,22 +6,6 @@
 #include "ffi/backends/nccl/run_steps.h"
 
 namespace jaxcomm {
-namespace {
-
-bool CanReach(const NcclLibrary& library, const PeerCopies::Member& from,
-              const PeerCopies::Member& to) {
-  int can = 0;
-  if (library.cuda.DeviceCanAccessPeer(&can, from.ordinal, to.ordinal) !=
-          cuda::kSuccess ||
-      can == 0) {
-    return false;
-  }
-  CurrentContext current(library.cuda, from.context);
-  const cuda::Result enabled = library.cuda.CtxEnablePeerAccess(to.context, 0);
-  return enabled == cuda::kSuccess || enabled == cuda::kPeerAccessAlreadyEnabled;
-}
-
-}  // namespace
 
 const void* MarkOf(const Call& call) {
   for (size_t i = 0; i < call.site->results().size(); ++i) {
@@ -33,16 +17,11 @@ const void* MarkOf(const Call& call) {
 Status PeerCopies::Create(const NcclLibrary& library, FlightRecorder& recorder,
                           const std::vector<Member>& members,
                           std::unique_ptr<PeerCopies>* copies) {
+  if (!CanReachPeers(library, members)) return OkStatus();
   std::unique_ptr<PeerCopies> made(new PeerCopies(library, recorder));
-  for (const Member& from : members) {
-    for (const Member& to : members) {
-      if (to.group == from.group && to.ordinal != from.ordinal &&
-          !CanReach(library, from, to)) {
-        return OkStatus();
-      }
-    }
-    CurrentContext current(library.cuda, from.context);
-    made->lanes_.push_back(std::make_unique<Lane>(library, recorder, from));
+  for (const Member& member : members) {
+    CurrentContext current(library.cuda, member.context);
+    made->lanes_.push_back(std::make_unique<Lane>(library, recorder, member));
     Lane& lane = *made->lanes_.back();
     if (Status status = library.Check(library.cuda.StreamCreateWithPriority(
                                           &lane.stream, cuda::kStreamNonBlocking, -1),

@@ -21,6 +21,7 @@
 
 #include "ffi/backends/nccl/in_flight.h"
 #include "ffi/backends/nccl/library.h"
+#include "ffi/backends/nccl/peer_access.h"
 #include "ffi/backends/nccl/peer_plan.h"
 #include "ffi/backends/nccl/steps.h"
 #include "ffi/communicator.h"
@@ -34,11 +35,7 @@ const void* MarkOf(const Call& call);
 
 class PeerCopies {
  public:
-  struct Member {
-    int group = 0, rank = 0, size = 0;
-    int ordinal = 0;
-    cuda::Context context = nullptr;
-  };
+  using Member = PeerMember;
 
   // Members: all ranks of all groups. Null where a device cannot reach another's
   // memory.

@@ -11,6 +11,8 @@ from jaxcomm.bench.gpu.rows import Finding
 from jaxcomm.bench.gpu.timer import Timer, local
 
 _MOST_TOLD = 8
+# A lane whose small sums go by no kernel of ours.
+_BY_NCCL = "nccl"
 # NCCL's own, or the stand-in's.
 _LIBRARY = re.compile(r"/lib\w*nccl\.so")
 
@@ -18,12 +20,15 @@ _LIBRARY = re.compile(r"/lib\w*nccl\.so")
 def calls(size: int):
     """Returns collectives of x by name; x is (4 size, 8 size, 3) on each device."""
     ring = [(rank, (rank + 1) % size) for rank in range(size)]
+    by_nccl = {"lane": _BY_NCCL}
 
     def at(backend):
         at = {"axis_name": "i", "backend": backend}
         return {
             "psum": lambda x: jaxcomm.psum(x, **at),
             "pmean": lambda x: jaxcomm.pmean(x, **at),
+            "psum, by NCCL": lambda x: jaxcomm.psum(x, **at, **by_nccl),
+            "pmean, by NCCL": lambda x: jaxcomm.pmean(x, **at, **by_nccl),
             "pmax": lambda x: jaxcomm.pmax(x, **at),
             "pmin": lambda x: jaxcomm.pmin(x, **at),
             "pprod": lambda x: jaxcomm.pprod(x, **at),
@@ -58,9 +63,16 @@ def calls(size: int):
     return at("nccl"), at("xla")
 
 
+def init(timer: Timer) -> None:
+    """Makes the communicators that the calls use."""
+    jaxcomm.init(timer.mesh, "i")
+    policy = jaxcomm.CommPolicy(one_shot=False)
+    jaxcomm.init(timer.mesh, "i", lanes=_BY_NCCL, policy=policy)
+
+
 def rows(timer: Timer) -> Iterator[Finding]:
     """Yields whether all are right, and which libnccl did it."""
-    jaxcomm.init(timer.mesh, "i")
+    init(timer)
     dtypes = timer.sizes.dtypes
     wrong = list(_failures(timer, dtypes))
     total = len(dtypes) * len(calls(timer.size)[0])

@@ -35,13 +35,19 @@ def rows(timer: Timer) -> Iterator[Figure]:
             )  # fmt: skip
         del x
 
-    capturing = jaxcomm.CommPolicy(command_buffers=True)
-    jaxcomm.init(timer.mesh, "i", lanes="captured", policy=capturing)
     x = timer.random((timer.size, 64))
     theirs = sums.chain(timer, jax.lax)
+    policies = {
+        "nccl": jaxcomm.CommPolicy(lanes=3, one_shot=False),
+        "captured": jaxcomm.CommPolicy(lanes=3, command_buffers=True),
+    }
     for text, lane, least in (
-        ("", None, 1.0), (", command buffers", "captured", 1.2)
-    ):  # fmt: skip
+        ("", None, 1.0),
+        (", by NCCL", "nccl", None),
+        (", command buffers", "captured", 1.2),
+    ):
+        if lane is not None:
+            jaxcomm.init(timer.mesh, "i", lanes=lane, policy=policies[lane])
         ours = sums.chain(timer, jaxcomm, lane=lane)
         yield timer.compare(
             f"chain of {sums.LENGTH}{text}", thunk(ours, x), "jax.lax",

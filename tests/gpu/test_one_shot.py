@@ -1,0 +1,111 @@
+"""Small sums by this package's own kernels on two NVIDIA GPUs or more."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxcomm
+
+pytestmark = pytest.mark.gpu
+
+# The most that an inbox of 2 MiB takes, and one more.
+SIZES = [1, 2, 3, 31, 32, 33, 256, 257, 1000, 4096, 16384]
+
+
+@pytest.fixture
+def ring():
+    gpus = [device for device in jax.devices() if device.platform == "gpu"]
+    if len(gpus) < 2:
+        pytest.skip("needs two NVIDIA GPUs")
+    yield jax.make_mesh((len(gpus),), ("i",), devices=gpus)
+    jaxcomm.finalize()
+
+
+def outs(mesh, function, x):
+    spec = jax.P("i")
+    x = jax.device_put(x, jax.NamedSharding(mesh, spec))
+    whole = jax.shard_map(
+        function, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False
+    )
+    return jax.jit(whole)(x)
+
+
+def counted():
+    return sum(one.stats()["one_shot_calls"] for one in jaxcomm.communicators())
+
+
+@pytest.mark.parametrize(
+    "dtype", ["float32", "bfloat16", "float16", "int32", "uint32", "complex64"]
+)
+def test_sums_of_all_sizes_are_those_of_float64(ring, dtype):
+    jaxcomm.init(ring, "i")
+    random = np.random.default_rng(0)
+    for size in SIZES:
+        values = random.normal(0, 10, (ring.size, size))
+        if dtype == "complex64":
+            values = values + 1j * values[::-1]
+        x = jnp.asarray(values).astype(dtype)
+        found = outs(ring, lambda x: jaxcomm.psum(x, "i"), x)
+        wide = "complex128" if dtype == "complex64" else "float64"
+        exact = np.asarray(x).astype(wide).sum(0)
+        assert found.dtype == x.dtype
+        # Half a unit in the last place of what each addition gives.
+        rounding = {"bfloat16": 2**-8, "float16": 2**-11}.get(dtype, 2**-23)
+        error = np.abs(np.asarray(found).astype(wide) - exact)
+        assert (error <= rounding * np.abs(values).sum(0) + 1e-12).all(), size
+    assert counted() > 0
+
+
+def test_special_values(ring):
+    jaxcomm.init(ring, "i")
+    rows = np.zeros((ring.size, 6), np.float32)
+    rows[0] = [np.inf, np.nan, np.inf, -0.0, 1e-45, 3e38]
+    rows[1] = [1, 1, -np.inf, -0.0, 1e-45, 3e38]
+    for dtype in ("float32", "bfloat16"):
+        x = jnp.asarray(rows).astype(dtype)
+        found = np.asarray(outs(ring, lambda x: jaxcomm.psum(x, "i"), x))[0]
+        wide = np.asarray(x).astype(np.float64)
+        with np.errstate(invalid="ignore", over="ignore"):
+            expected = wide.sum(0).astype(np.float32)
+        np.testing.assert_array_equal(found.astype(np.float32)[:4], expected[:4])
+        assert found.astype(np.float32)[4] == (2.8e-45 if dtype == "float32" else 0)
+        assert np.isinf(found.astype(np.float32)[5])
+
+
+def test_thousands_in_a_row(ring):
+    """Each needs the one before; a line taken for another's would show."""
+    jaxcomm.init(ring, "i")
+
+    def local(x):
+        def turn(x, _):
+            return jaxcomm.psum(x, "i") / ring.size + 1.0, x[0, 0]
+
+        return jax.lax.scan(turn, x, None, length=20_000)[0]
+
+    x = np.zeros((ring.size, 300), np.float32)
+    np.testing.assert_array_equal(np.asarray(outs(ring, local, x)), 20_000.0)
+    assert counted() >= 20_000
+
+
+def test_gradients_and_pairs(ring):
+    jaxcomm.init(ring, "i")
+    x = np.random.default_rng(1).standard_normal((ring.size, 64), np.float32)
+
+    def of(total):
+        return lambda x: jax.grad(lambda x: (total(jnp.sin(x)) ** 2).sum())(x)
+
+    def pair(x):
+        return jaxcomm.psum_done(jaxcomm.psum_start(x, "i"))
+
+    theirs = outs(ring, of(lambda x: jax.lax.psum(x, "i")), x)
+    for ours in (pair, lambda x: jaxcomm.psum(x, "i")):
+        np.testing.assert_allclose(outs(ring, of(ours), x), theirs, rtol=1e-5)
+
+
+def test_a_policy_leaves_them_to_nccl(ring):
+    jaxcomm.init(ring, "i", policy=jaxcomm.CommPolicy(one_shot=False))
+    x = np.ones((ring.size, 4), np.float32)
+    found = outs(ring, lambda x: jaxcomm.psum(x, "i"), x)
+    np.testing.assert_array_equal(np.asarray(found), ring.size)
+    assert counted() == 0

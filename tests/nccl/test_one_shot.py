@@ -1,0 +1,137 @@
+"""Small sums by this package's own kernels, which the stand-in runs as they are."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxcomm
+
+INBOX = 2 * 2**20  # bytes of each device
+
+
+@pytest.fixture
+def with_kernels(stand_in, monkeypatch):
+    monkeypatch.setenv("JAXCOMM_FAKE_PTX", "1")
+    return stand_in
+
+
+def over(mesh, function, out=None):
+    spec = jax.P("i")
+    return jax.jit(
+        jax.shard_map(
+            function, mesh=mesh, in_specs=spec, out_specs=spec if out is None else out
+        )
+    )
+
+
+def calls():
+    return sum(one.stats()["one_shot_calls"] for one in jaxcomm.communicators())
+
+
+def operand(dtype, size, rows):
+    values = np.random.default_rng(size).normal(0, 50, (size * rows, 3))
+    if dtype == "complex64":
+        values = values + 1j * values[::-1]
+    return jnp.asarray(values).astype(dtype)
+
+
+@pytest.mark.parametrize("size", [2, 3, 8])
+@pytest.mark.parametrize(
+    "dtype", ["float32", "bfloat16", "float16", "int32", "uint32", "complex64"]
+)
+def test_a_small_sum_is_jax_lax_s_without_nccl(with_kernels, make_mesh, size, dtype):
+    mesh = make_mesh(i=size)
+    x = operand(dtype, size, rows=4)
+    ours = over(mesh, lambda x: jaxcomm.psum(x, "i"), jax.P())(x)
+    theirs = over(mesh, lambda x: jax.lax.psum(x, "i"), jax.P())(x)
+    assert ours.dtype == theirs.dtype
+    wide = "complex128" if dtype == "complex64" else "float64"
+    np.testing.assert_allclose(
+        np.asarray(ours).astype(wide),
+        np.asarray(theirs).astype(wide),
+        rtol={"bfloat16": 1e-2, "float16": 2e-3}.get(dtype, 1e-6),
+        atol={"bfloat16": 1, "float16": 0.1}.get(dtype, 1e-4),
+    )
+    assert calls() == 1
+    assert len(with_kernels.trace("cuLaunchKernel")) == size
+    # The communicator's first use is no call of the program.
+    assert not [c for c in with_kernels.trace("ncclAllReduce") if c["count"] > 1]
+
+
+def test_a_mean_a_tree_and_gradients(with_kernels, make_mesh):
+    mesh = make_mesh(i=4)
+    x = operand("float32", 4, rows=4)
+
+    def of(module):
+        def local(x):
+            tree = {"a": x[:2], "b": jnp.sin(x[2])}
+            mean, total = module.pmean(x, "i"), module.psum(tree, "i")
+            return (mean.sum() + total["a"].sum() ** 2 + total["b"].sum())[None]
+
+        return lambda x: over(mesh, local)(x).sum()
+
+    ours, theirs = jax.value_and_grad(of(jaxcomm)), jax.value_and_grad(of(jax.lax))
+    for one, other in zip(ours(x), theirs(x), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5)
+    assert calls() >= 2
+
+
+def test_a_pair_is_such_a_sum_too(with_kernels, make_mesh):
+    mesh = make_mesh(i=2)
+    x = operand("float32", 2, rows=2)
+
+    def local(x):
+        begun = jaxcomm.psum_start(x, "i")
+        beside = jnp.cos(x)
+        return jaxcomm.psum_done(begun) + 0 * beside
+
+    np.testing.assert_allclose(over(mesh, local)(x), np.tile(x[:2] + x[2:], (2, 1)))
+    assert calls() == 1
+
+
+@pytest.mark.parametrize(
+    ("function", "rows"),
+    [
+        (lambda x: jaxcomm.pmax(x, "i"), 4),
+        (lambda x: jaxcomm.psum_scatter(x, "i", tiled=True), 4),
+        (lambda x: jaxcomm.psum(x, "i"), 2**18),
+    ],
+)
+def test_the_rest_is_nccl_s(with_kernels, make_mesh, function, rows):
+    mesh = make_mesh(i=2)
+    jaxcomm.init(mesh)
+    with_kernels.clear()
+    jax.block_until_ready(over(mesh, function)(operand("float32", 2, rows)))
+    assert calls() == 0
+    assert with_kernels.trace("ncclAllReduce", "ncclReduceScatter")
+
+
+def test_a_policy_leaves_all_to_nccl(with_kernels, make_mesh):
+    mesh = make_mesh(i=2)
+    jaxcomm.init(mesh, policy=jaxcomm.CommPolicy(one_shot=False))
+    with_kernels.clear()
+    over(mesh, lambda x: jaxcomm.psum(x, "i"), jax.P())(operand("float32", 2, 4))
+    assert calls() == 0
+    assert len(with_kernels.trace("ncclAllReduce")) == 2
+
+
+def test_memory_and_the_report_of_it(with_kernels, make_mesh):
+    """An inbox of each device, which stays while NCCL's memory is given back."""
+    mesh = make_mesh(i=2)
+    policy = jaxcomm.CommPolicy(share=False)
+    with_kernels.clear()
+    (one,) = jaxcomm.init(mesh, "i", policy=policy)
+    allocated = [call["count"] for call in with_kernels.trace("cuMemAlloc_v2")]
+    assert allocated.count(INBOX) == 2
+    held = one.stats()["device_bytes"]
+    assert held > 2 * INBOX
+    program = over(mesh, lambda x: jaxcomm.psum(x, "i"), jax.P())
+    x = operand("float32", 2, 4)
+    jax.block_until_ready(program(x))
+    one.suspend()
+    assert 2 * INBOX <= one.stats()["device_bytes"] < held
+    with pytest.raises(Exception, match="suspended"):
+        jax.block_until_ready(program(x))
+    one.resume()
+    np.testing.assert_allclose(program(x), x[:4] + x[4:])
