@@ -68,8 +68,8 @@ class CommPolicy:
         one step: every GPU writes to all others, and adds in the order of the ranks.
         It takes ``psum`` and ``pmean`` of float32, complex64, 32-bit integers, and an
         even number of bfloat16 or float16 (added in float32, rounded once), of up to
-        512 KiB divided by the ranks, of which there are 8 at most, all in one process
-        and in reach of each other's memory. Launching it costs the host less than
+        512 KiB divided by the ranks, of which there are 8 at most, all on one host and
+        in reach of each other's memory. Launching it costs the host less than
         NCCL's call. A communicator has 2 MiB of each GPU for it. False leaves all to
         NCCL. If None, True, unless with ``command_buffers``: each sum has a number,
         which a recorded one would repeat.

@@ -45,8 +45,8 @@ def two_axes(here):
 
 
 def test_axes_within_and_across_processes(team):
-    """By NCCL: this package's kernels reach no other process's memory."""
-    assert team.call(two_axes) == [[2, ["nccl", "nccl"], [0, 0]]] * 2
+    """By this package's kernels: they reach memory of the other process, too."""
+    assert team.call(two_axes) == [[2, ["nccl", "nccl"], [1, 1]]] * 2
 
 
 def ring(here):
@@ -70,6 +70,7 @@ answer = [m.backend for m in jaxcomm.communicators()], values(psum(x))
 AGAIN = f"jaxcomm.finalize()\n{PSUM}"
 STAND_IN = "import ctypes; stand_in = ctypes.CDLL(os.environ['JAXCOMM_NCCL_LIBRARY'])"
 RIGHT = [[["nccl"], [1.0]]] * 2
+BY_KERNELS = 'answer = jaxcomm.communicators()[0].stats()["one_shot_calls"]'
 
 
 @pytest.fixture(scope="module")
@@ -136,9 +137,14 @@ def test_a_rank_that_stays_away_is_a_deadline_with_a_record(processes, tmp_path)
     processes.ask("del os.environ['JAXCOMM_DUMP_DIR']")
 
 
-def test_a_process_killed_in_an_operation_is_an_error_on_the_other(start):
-    processes = start(2, timeout=25, JAX_ENABLE_RECOVERABILITY="1")
+@pytest.mark.parametrize("kernels", [0, 1])
+def test_a_process_killed_in_an_operation_is_an_error_on_the_other(start, kernels):
+    """In NCCL, and in this package's own kernel for small sums."""
+    processes = start(
+        2, timeout=25, JAX_ENABLE_RECOVERABILITY="1", JAXCOMM_FAKE_PTX=str(kernels)
+    )
     processes.ask(PSUM)
+    assert processes.ask(BY_KERNELS) == [kernels] * 2
     processes[0].ask("begin(lambda: values(psum(x)))")
     since = processes[1].kill()
     outcome = processes[0].ask("answer = outcome()")
@@ -152,6 +158,24 @@ def test_a_process_killed_in_an_operation_is_an_error_on_the_other(start):
         "jaxcomm.finalize()\nanswer = psum_of_ones(mesh_of(of_processes(0)))"
     )
     assert told == 1
+
+
+def test_small_sums_are_nccl_s_on_all_where_one_process_cannot_do_them(start):
+    """Its GPU refuses the kernels, or reaches no other's memory; and then it can."""
+    processes = start(2, timeout=25, JAXCOMM_FAKE_PTX="1")
+    processes.ask("mesh = mesh_of()")
+    for function in (
+        "cuModuleLoadData",
+        "cuIpcGetMemHandle",
+        "cuIpcOpenMemHandle_v2",
+        None,
+    ):
+        if function is not None:
+            processes[1].ask(
+                f"{STAND_IN}; stand_in.jaxcommFakeFail({function.encode()}, 0, 1)"
+            )
+        assert processes.ask(AGAIN) == RIGHT
+        assert processes.ask(BY_KERNELS) == [int(function is None)] * 2
 
 
 def test_a_process_killed_between_operations_is_an_error_of_the_next(start):

@@ -1,9 +1,14 @@
 #include "ffi/backends/fake/memory.h"
 
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <cstdlib>
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <string>
 
 #include "ffi/backends/fake/call.h"
 #include "ffi/backends/fake/contexts.h"
@@ -16,16 +21,28 @@
 namespace jaxcomm::fake {
 namespace {
 
+// What is at least as large is memory of its own, which other processes can open.
+constexpr size_t kShareableBytes = size_t{2} << 20;
+
 struct Allocation {
   int device;
   size_t bytes;
   bool by_nccl;
+  int file = -1;  // of what can be shared
+};
+
+// What a cuda::IpcHandle holds.
+struct Shareable {
+  pid_t process;
+  int file;
+  size_t bytes;
 };
 
 struct Memory {
   std::mutex mutex;
   std::map<int, int64_t> used;                  // of each device
   std::map<uintptr_t, Allocation> allocations;  // by address
+  std::map<uintptr_t, size_t> opened;           // memory of other processes
 };
 
 Memory& TheMemory() {
@@ -35,23 +52,36 @@ Memory& TheMemory() {
 
 void* Allocate(int device, size_t bytes, bool by_nccl) {
   if (!Reserve(device, static_cast<int64_t>(bytes))) return nullptr;
+  int file = -1;
   // What windows ask for; cuMemAlloc gives 256.
   constexpr size_t kAlignment = 4096;
-  void* const data = std::aligned_alloc(
-      kAlignment, (bytes + kAlignment - 1) / kAlignment * kAlignment);
+  void* data = nullptr;
+  if (!by_nccl && bytes >= kShareableBytes) {
+    file = memfd_create("jaxcomm-fake", MFD_CLOEXEC);
+    data = file >= 0 && ftruncate(file, static_cast<off_t>(bytes)) == 0
+               ? mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0)
+               : MAP_FAILED;
+    if (data == MAP_FAILED) data = nullptr;
+  } else {
+    data = std::aligned_alloc(kAlignment,
+                              (bytes + kAlignment - 1) / kAlignment * kAlignment);
+  }
   if (data == nullptr) {
+    if (file >= 0) close(file);
     Release(device, static_cast<int64_t>(bytes));
     return nullptr;
   }
   Memory& memory = TheMemory();
   std::lock_guard<std::mutex> lock(memory.mutex);
-  memory.allocations[reinterpret_cast<uintptr_t>(data)] = {device, bytes, by_nccl};
+  memory.allocations[reinterpret_cast<uintptr_t>(data)] = {device, bytes, by_nccl,
+                                                           file};
   return data;
 }
 
 // False: not an allocation of this kind.
 bool Free(uintptr_t address, bool by_nccl) {
   size_t bytes = 0;
+  int file = -1;
   {
     Memory& memory = TheMemory();
     std::lock_guard<std::mutex> lock(memory.mutex);
@@ -60,12 +90,18 @@ bool Free(uintptr_t address, bool by_nccl) {
       return false;
     }
     bytes = found->second.bytes;
+    file = found->second.file;
     memory.used[found->second.device] -= static_cast<int64_t>(bytes);
     memory.allocations.erase(found);
   }
   void* const data = reinterpret_cast<void*>(address);
   TraceIfRegistered(data, bytes);
-  std::free(data);
+  if (file < 0) {
+    std::free(data);
+  } else {
+    munmap(data, bytes);
+    close(file);
+  }
   return true;
 }
 
@@ -146,6 +182,60 @@ Result cuMemsetD8Async(Pointer to, unsigned char value, size_t bytes, Stream str
   if (found == nullptr) return kInvalidHandle;
   found->Enqueue(
       [to, value, bytes] { std::memset(reinterpret_cast<void*>(to), value, bytes); });
+  return kSuccess;
+}
+
+Result cuMemcpyHtoDAsync_v2(Pointer to, const void* from, size_t bytes, Stream stream) {
+  return cuMemcpyDtoDAsync_v2(to, reinterpret_cast<Pointer>(from), bytes, stream);
+}
+
+Result cuMemcpyDtoHAsync_v2(void* to, Pointer from, size_t bytes, Stream stream) {
+  return cuMemcpyDtoDAsync_v2(reinterpret_cast<Pointer>(to), from, bytes, stream);
+}
+
+Result cuIpcGetMemHandle(IpcHandle* handle, Pointer pointer) {
+  JAXCOMM_FAKE_CALL(kAllowed, "cuIpcGetMemHandle");
+  fake::Memory& memory = fake::TheMemory();
+  std::lock_guard<std::mutex> lock(memory.mutex);
+  const auto found = memory.allocations.find(pointer);
+  if (found == memory.allocations.end() || found->second.file < 0) {
+    return kInvalidValue;
+  }
+  const fake::Shareable shared{getpid(), found->second.file, found->second.bytes};
+  static_assert(sizeof(shared) <= sizeof(*handle));
+  std::memcpy(handle, &shared, sizeof(shared));
+  return kSuccess;
+}
+
+Result cuIpcOpenMemHandle_v2(Pointer* pointer, IpcHandle handle, unsigned) {
+  JAXCOMM_FAKE_CALL(kForbidden, "cuIpcOpenMemHandle_v2");
+  fake::Shareable shared;
+  std::memcpy(&shared, &handle, sizeof(shared));
+  // As in CUDA.
+  if (shared.process == getpid()) return kInvalidContext;
+  const std::string path =
+      "/proc/" + std::to_string(shared.process) + "/fd/" + std::to_string(shared.file);
+  const int file = open(path.c_str(), O_RDWR | O_CLOEXEC);
+  if (file < 0) return kInvalidValue;
+  void* const data =
+      mmap(nullptr, shared.bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+  close(file);
+  if (data == MAP_FAILED) return kOutOfMemory;
+  fake::Memory& memory = fake::TheMemory();
+  std::lock_guard<std::mutex> lock(memory.mutex);
+  *pointer = reinterpret_cast<uintptr_t>(data);
+  memory.opened[*pointer] = shared.bytes;
+  return kSuccess;
+}
+
+Result cuIpcCloseMemHandle(Pointer pointer) {
+  JAXCOMM_FAKE_CALL(kForbidden, "cuIpcCloseMemHandle");
+  fake::Memory& memory = fake::TheMemory();
+  std::lock_guard<std::mutex> lock(memory.mutex);
+  const auto found = memory.opened.find(pointer);
+  if (found == memory.opened.end()) return kInvalidValue;
+  munmap(reinterpret_cast<void*>(pointer), found->second);
+  memory.opened.erase(found);
   return kSuccess;
 }
 

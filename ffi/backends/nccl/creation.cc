@@ -11,6 +11,10 @@ namespace jaxcomm {
 namespace {
 
 constexpr size_t kScratchBytes = 4096;
+// Where ranks' cards arrive.
+constexpr size_t kCardsAt = 1024;
+static_assert(kCardsAt + OneShotArguments::kMostRanks * sizeof(OneShot::Card) <=
+              kScratchBytes);
 
 }  // namespace
 
@@ -55,7 +59,7 @@ Status NcclCommunicator::MakeRanks() {
 Status NcclCommunicator::MakeShortcuts() {
   size_t num_ranks = 0;
   for (const auto& group : spec().groups) num_ranks += group.size();
-  if (num_ranks != ranks_.size()) return OkStatus();
+  const bool has_all_ranks = num_ranks == ranks_.size();
   std::vector<PeerMember> members;
   std::vector<cuda::Stream> streams;
   for (const auto& rank : ranks_) {
@@ -64,7 +68,7 @@ Status NcclCommunicator::MakeShortcuts() {
     streams.push_back(rank->stream);
   }
   Status status = OkStatus();
-  if (how_.copy_engines) {
+  if (how_.copy_engines && has_all_ranks) {
     status = PeerCopies::Create(library_, recorder(), members, &copies_);
   }
   if (how_.one_shot && status.success()) {
@@ -120,6 +124,7 @@ Status NcclCommunicator::WarmUp() {
          /*by_force=*/true);
   });
   Status status = Connect();
+  if (status.success()) status = ShareInboxes();
   connected.set_value();
   guard.join();
   // Where it was aborted its streams may have come to their ends, too.
@@ -128,27 +133,43 @@ Status NcclCommunicator::WarmUp() {
   return status;
 }
 
-Status NcclCommunicator::Connect() {
+Status NcclCommunicator::InGroup(const std::function<nccl::Result(Rank&)>& call) {
+  Status status = OkStatus();
+  library_.nccl.GroupStart();
+  for (auto& rank : ranks_) {
+    if (rank->comm == nullptr || status.failure()) continue;
+    CurrentContext current(library_.cuda, rank->context);
+    status = library_.Check(call(*rank), "first use", rank->comm);
+  }
+  Status ended = library_.Check(library_.nccl.GroupEnd(), "first use");
+  if (status.success()) status = std::move(ended);
+  std::vector<nccl::Comm> comms;
+  for (auto& rank : ranks_) comms.push_back(rank->comm);
+  if (status.failure()) return status;
   NcclPatience patience = how_.patience;
   patience.interrupted = [this] { return failed() || how_.patience.interrupted(); };
-  const auto in_group = [&](auto&& call) {
-    Status status = OkStatus();
-    library_.nccl.GroupStart();
-    for (auto& rank : ranks_) {
-      if (rank->comm == nullptr || status.failure()) continue;
+  return WaitUntilReady(library_, comms, patience, "first use");
+}
+
+Status NcclCommunicator::WaitForStreams() {
+  for (auto& rank : ranks_) {
+    while (true) {
       CurrentContext current(library_.cuda, rank->context);
-      status = library_.Check(call(*rank), "first use", rank->comm);
+      const cuda::Result result = library_.cuda.StreamQuery(rank->stream);
+      if (result == cuda::kSuccess) break;
+      if (result != cuda::kNotReady) return library_.Check(result, "first use");
+      if (failed()) return failure();
+      if (how_.patience.interrupted()) {
+        return Status(ErrorCode::kCancelled, "interrupted");
+      }
+      std::this_thread::sleep_for(std::chrono::microseconds(200));
     }
-    Status ended = library_.Check(library_.nccl.GroupEnd(), "first use");
-    if (status.success()) status = std::move(ended);
-    std::vector<nccl::Comm> comms;
-    for (auto& rank : ranks_) comms.push_back(rank->comm);
-    if (status.success()) {
-      status = WaitUntilReady(library_, comms, patience, "first use");
-    }
-    return status;
-  };
-  Status status = in_group([&](Rank& rank) {
+  }
+  return OkStatus();
+}
+
+Status NcclCommunicator::Connect() {
+  Status status = InGroup([&](Rank& rank) {
     void* bytes = reinterpret_cast<void*>(rank.scratch);
     void* more = reinterpret_cast<void*>(rank.scratch + 64);
     const int next = (rank.rank + 1) % rank.size;
@@ -157,29 +178,59 @@ Status NcclCommunicator::Connect() {
     return library_.nccl.Recv(more, 4, nccl::Type::kInt8, last, rank.comm, rank.stream);
   });
   if (status.success()) {
-    status = in_group([&](Rank& rank) {
+    status = InGroup([&](Rank& rank) {
       void* bytes = reinterpret_cast<void*>(rank.scratch);
       return library_.nccl.AllReduce(bytes, bytes, 1, nccl::Type::kFloat32,
                                      nccl::RedOp::kSum, rank.comm, rank.stream);
     });
   }
+  return status.success() ? WaitForStreams() : status;
+}
+
+Status NcclCommunicator::ShareInboxes() {
+  if (one_shot_ == nullptr) return OkStatus();
+  std::vector<Rank*> asked;
   for (auto& rank : ranks_) {
-    while (status.success()) {
-      CurrentContext current(library_.cuda, rank->context);
-      const cuda::Result result = library_.cuda.StreamQuery(rank->stream);
-      if (result == cuda::kSuccess) break;
-      if (result != cuda::kNotReady) {
-        status = library_.Check(result, "first use");
-      } else if (failed()) {
-        status = failure();
-      } else if (how_.patience.interrupted()) {
-        status = Status(ErrorCode::kCancelled, "interrupted");
-      } else {
-        std::this_thread::sleep_for(std::chrono::microseconds(200));
-      }
+    if (one_shot_->NeedsCards(rank->place)) asked.push_back(rank.get());
+  }
+  if (asked.empty()) return OkStatus();
+  if (Status status = ExchangeCards(asked); status.failure()) return status;
+  for (Rank* rank : asked) one_shot_->Open(rank->place);
+  if (Status status = ExchangeCards(asked); status.failure()) return status;
+  for (Rank* rank : asked) one_shot_->Agree(rank->place);
+  return OkStatus();
+}
+
+Status NcclCommunicator::ExchangeCards(const std::vector<Rank*>& asked) {
+  for (Rank* rank : asked) {
+    CurrentContext current(library_.cuda, rank->context);
+    if (Status status = library_.Check(
+            library_.cuda.MemcpyHtoDAsync(rank->scratch, one_shot_->card(rank->place),
+                                          sizeof(OneShot::Card), rank->stream),
+            "cuMemcpyHtoDAsync");
+        status.failure()) {
+      return status;
     }
   }
-  return status;
+  Status status = InGroup([&](Rank& rank) {
+    if (std::find(asked.begin(), asked.end(), &rank) == asked.end()) {
+      return nccl::kSuccess;
+    }
+    return library_.nccl.AllGather(reinterpret_cast<void*>(rank.scratch),
+                                   reinterpret_cast<void*>(rank.scratch + kCardsAt),
+                                   sizeof(OneShot::Card), nccl::Type::kInt8, rank.comm,
+                                   rank.stream);
+  });
+  for (Rank* rank : asked) {
+    if (status.failure()) return status;
+    CurrentContext current(library_.cuda, rank->context);
+    status = library_.Check(
+        library_.cuda.MemcpyDtoHAsync(
+            one_shot_->received_cards(rank->place), rank->scratch + kCardsAt,
+            static_cast<size_t>(rank->size) * sizeof(OneShot::Card), rank->stream),
+        "cuMemcpyDtoHAsync");
+  }
+  return status.success() ? WaitForStreams() : status;
 }
 
 }  // namespace jaxcomm

@@ -36,9 +36,9 @@ struct NcclSpec {
   std::shared_ptr<NcclWorld> world;
   NcclSettings settings;
   NcclPatience patience;
-  // Where all ranks are of this process: whether copy engines may move bytes, and
-  // whether small sums may go by a kernel of ours.
+  // Whether copy engines may move bytes, where all ranks are of this process.
   bool copy_engines = false;
+  // Whether small sums may go by a kernel of ours, where all ranks are of this host.
   bool one_shot = false;
 };
 
@@ -156,6 +156,12 @@ class NcclCommunicator final : public Communicator,
   // Connects neighbors of the ring, and returns once all ranks did: a rank that
   // allocates while the kernel of another waits for it may wait for that kernel.
   Status Connect();
+  // Has NCCL do something on each rank that has a communicator, as a group.
+  Status InGroup(const std::function<nccl::Result(Rank&)>& call);
+  Status WaitForStreams();
+  // With the other processes: see OneShot::Card.
+  Status ShareInboxes();
+  Status ExchangeCards(const std::vector<Rank*>& asked);
   Status Launch(const Call& call, Rank& rank, cuda::Stream stream);
   // Gives `stream` an operation by give_it(), and has the watch follow it. Without a
   // sequence number it gets the rank's next.

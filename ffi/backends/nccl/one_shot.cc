@@ -1,9 +1,16 @@
 #include "ffi/backends/nccl/one_shot.h"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <cstring>
+#include <fstream>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <optional>
+#include <random>
+#include <string>
 
 namespace jaxcomm {
 namespace {
@@ -55,7 +62,35 @@ std::optional<Sum> SumOf(const Step& step, int size) {
   return sum;
 }
 
+uint64_t ThisHost() {
+  std::string boot;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
+  return std::hash<std::string>{}(boot);
+}
+
+// Process ids are not the same in all containers of a host.
+uint64_t ThisProcess() {
+  static std::mutex mutex;
+  static pid_t pid = 0;
+  static uint64_t number = 0;
+  std::lock_guard<std::mutex> lock(mutex);
+  if (pid != getpid()) {
+    pid = getpid();
+    std::random_device random;
+    number = uint64_t{random()} << 32 | random();
+  }
+  return number;
+}
+
 }  // namespace
+
+struct OneShot::Shared {
+  static constexpr int kCards = 1 + OneShotArguments::kMostRanks;
+
+  uint32_t stop = 0;
+  // Of each member: its own, and those it receives.
+  Card cards[];
+};
 
 struct OneShot::Kernels {
   explicit Kernels(const NcclLibrary& of, cuda::Context in)
@@ -110,82 +145,144 @@ Status OneShot::Create(const NcclLibrary& library,
                        const std::vector<PeerMember>& members,
                        const std::vector<cuda::Stream>& streams,
                        std::unique_ptr<OneShot>* one_shot, uint32_t flag) {
-  for (const PeerMember& member : members) {
-    if (member.size > OneShotArguments::kMostRanks) return OkStatus();
-  }
-  if (!CanReachPeers(library, members)) return OkStatus();
   std::unique_ptr<OneShot> made(new OneShot(library));
+  const bool reach_each_other = CanReachPeers(library, members);
   for (const PeerMember& member : members) {
-    auto kernels = KernelsOf(library, member.context);
-    if (kernels == nullptr) return OkStatus();
     Lane& lane = made->lanes_.emplace_back();
     lane.member = member;
-    lane.kernels = std::move(kernels);
-  }
-  if (Status status = made->Allocate(streams, flag); status.failure()) return status;
-  *one_shot = std::move(made);
-  return OkStatus();
-}
-
-Status OneShot::Allocate(const std::vector<cuda::Stream>& streams, uint32_t flag) {
-  for (Lane& lane : lanes_) {
-    CurrentContext current(library_.cuda, lane.member.context);
-    Status status = OkStatus();
-    if (stop_ == nullptr) {
-      void* memory = nullptr;
-      status = library_.Check(library_.cuda.MemAllocHost(&memory, sizeof(*stop_)),
-                              "cuMemAllocHost");
-      if (status.failure()) return status;
-      stop_ = static_cast<uint32_t*>(memory);
-      *stop_ = 0;
-    }
-    status = library_.Check(
-        library_.cuda.MemAlloc(&lane.inbox, OneShotArguments::kInboxBytes),
-        "cuMemAlloc");
-    if (status.failure()) return status;
-    status =
-        library_.Check(library_.cuda.EventCreate(&lane.last, cuda::kEventDisableTiming),
-                       "cuEventCreate");
-    if (status.failure()) return status;
-  }
-  for (size_t i = 0; i < lanes_.size(); ++i) {
-    Lane& lane = lanes_[i];
-    lane.arguments.stop = reinterpret_cast<uint64_t>(stop_);
-    lane.arguments.rank = static_cast<uint32_t>(lane.member.rank);
-    lane.arguments.ranks = static_cast<uint32_t>(lane.member.size);
-    lane.arguments.capacity = OneShotArguments::Capacity(lane.member.size);
     lane.arguments.flag = flag;
-    for (const Lane& peer : lanes_) {
-      if (peer.member.group != lane.member.group) continue;
-      lane.arguments.inboxes[peer.member.rank] = peer.inbox;
+    if (reach_each_other && member.size > 1 &&
+        member.size <= OneShotArguments::kMostRanks) {
+      lane.kernels = KernelsOf(library, member.context);
     }
+  }
+  for (Lane& lane : made->lanes_) {
+    if (Status status = made->Allocate(lane); status.failure()) return status;
+  }
+  for (size_t i = 0; i < members.size(); ++i) {
+    Lane& lane = made->lanes_[i];
+    if (!made->NeedsCards(i)) lane.takes_part = made->FindInboxes(lane);
+    if (lane.inbox == 0) continue;
     // Flags count from 1.
-    CurrentContext current(library_.cuda, lane.member.context);
-    if (Status status = library_.Check(
-            library_.cuda.MemsetD8Async(lane.inbox, 0, OneShotArguments::kInboxBytes,
-                                        streams[i]),
-            "cuMemsetD8Async");
+    CurrentContext current(library.cuda, lane.member.context);
+    if (Status status =
+            library.Check(library.cuda.MemsetD8Async(
+                              lane.inbox, 0, OneShotArguments::kInboxBytes, streams[i]),
+                          "cuMemsetD8Async");
         status.failure()) {
       return status;
     }
   }
+  *one_shot = std::move(made);
   return OkStatus();
+}
+
+Status OneShot::Allocate(Lane& lane) {
+  CurrentContext current(library_.cuda, lane.member.context);
+  if (shared_ == nullptr) {
+    const size_t bytes = sizeof(Shared) + lanes_.size() * Shared::kCards * sizeof(Card);
+    void* memory = nullptr;
+    if (Status status = library_.Check(library_.cuda.MemAllocHost(&memory, bytes),
+                                       "cuMemAllocHost");
+        status.failure()) {
+      return status;
+    }
+    shared_ = static_cast<Shared*>(memory);
+    std::memset(memory, 0, bytes);
+  }
+  lane.cards = shared_->cards + (&lane - lanes_.data()) * Shared::kCards;
+  lane.cards[0].host = ThisHost();
+  lane.cards[0].process = ThisProcess();
+  if (lane.kernels == nullptr) return OkStatus();
+  Status status = library_.Check(
+      library_.cuda.MemAlloc(&lane.inbox, OneShotArguments::kInboxBytes), "cuMemAlloc");
+  if (status.success()) {
+    status =
+        library_.Check(library_.cuda.EventCreate(&lane.last, cuda::kEventDisableTiming),
+                       "cuEventCreate");
+  }
+  lane.cards[0].is_able =
+      library_.cuda.IpcGetMemHandle(&lane.cards[0].inbox, lane.inbox) == cuda::kSuccess;
+  lane.arguments.stop = reinterpret_cast<uint64_t>(&shared_->stop);
+  lane.arguments.rank = static_cast<uint32_t>(lane.member.rank);
+  lane.arguments.ranks = static_cast<uint32_t>(lane.member.size);
+  lane.arguments.capacity = OneShotArguments::Capacity(lane.member.size);
+  return status;
 }
 
 OneShot::~OneShot() {
   for (Lane& lane : lanes_) {
     CurrentContext current(library_.cuda, lane.member.context);
+    for (cuda::Pointer opened : lane.opened) library_.cuda.IpcCloseMemHandle(opened);
     if (lane.last != nullptr) library_.cuda.EventDestroy(lane.last);
     if (lane.inbox != 0) library_.cuda.MemFree(lane.inbox);
   }
-  if (stop_ == nullptr) return;
+  if (shared_ == nullptr) return;
   CurrentContext current(library_.cuda, lanes_[0].member.context);
-  library_.cuda.MemFreeHost(stop_);
+  library_.cuda.MemFreeHost(shared_);
+}
+
+int64_t OneShot::device_bytes() const {
+  int64_t bytes = 0;
+  for (const Lane& lane : lanes_) {
+    if (lane.inbox != 0) bytes += static_cast<int64_t>(OneShotArguments::kInboxBytes);
+  }
+  return bytes;
+}
+
+bool OneShot::NeedsCards(size_t member) const {
+  const PeerMember& one = lanes_[member].member;
+  const auto here = std::count_if(lanes_.begin(), lanes_.end(), [&](const Lane& lane) {
+    return lane.member.group == one.group;
+  });
+  return here < one.size && one.size <= OneShotArguments::kMostRanks;
+}
+
+bool OneShot::FindInboxes(Lane& lane) {
+  if (lane.kernels == nullptr) return false;
+  for (const Lane& peer : lanes_) {
+    if (peer.member.group != lane.member.group) continue;
+    lane.arguments.inboxes[peer.member.rank] = peer.inbox;
+  }
+  for (int rank = 0; rank < lane.member.size; ++rank) {
+    if (lane.arguments.inboxes[rank] == 0) return false;
+  }
+  return true;
+}
+
+void OneShot::Open(size_t member) {
+  Lane& lane = lanes_[member];
+  CurrentContext current(library_.cuda, lane.member.context);
+  Card& own = lane.cards[0];
+  for (int rank = 0; rank < lane.member.size && own.is_able != 0; ++rank) {
+    const Card& card = received_cards(member)[rank];
+    if (card.host != own.host || card.is_able == 0) own.is_able = 0;
+  }
+  for (int rank = 0; rank < lane.member.size && own.is_able != 0; ++rank) {
+    const Card& card = received_cards(member)[rank];
+    if (card.process == own.process) continue;
+    cuda::Pointer opened = 0;
+    if (library_.cuda.IpcOpenMemHandle(&opened, card.inbox,
+                                       cuda::kIpcEnablePeerAccess) != cuda::kSuccess) {
+      own.is_able = 0;
+      break;
+    }
+    lane.opened.push_back(opened);
+    lane.arguments.inboxes[rank] = opened;
+  }
+  if (own.is_able != 0 && !FindInboxes(lane)) own.is_able = 0;
+}
+
+void OneShot::Agree(size_t member) {
+  Lane& lane = lanes_[member];
+  const Card* const cards = received_cards(member);
+  lane.takes_part = std::all_of(cards, cards + lane.member.size,
+                                [](const Card& card) { return card.is_able != 0; });
 }
 
 bool OneShot::Takes(const Steps& steps, size_t member) const {
   const Lane& lane = lanes_[member];
-  if (lane.member.size < 2 || steps.grouped.empty() || !steps.local.empty() ||
+  if (!lane.takes_part || steps.grouped.empty() || !steps.local.empty() ||
       steps.grouped.size() > kMostSteps ||
       lane.arguments.flag > kLastFlag - kMostSteps) {
     return false;
@@ -230,6 +327,8 @@ Status OneShot::Launch(const Steps& steps, const Call& call, size_t member,
   return library_.Check(library_.cuda.EventRecord(lane.last, stream), "cuEventRecord");
 }
 
-void OneShot::Stop() { __atomic_store_n(stop_, 1u, __ATOMIC_RELEASE); }
+void OneShot::Stop() {
+  if (shared_ != nullptr) __atomic_store_n(&shared_->stop, 1u, __ATOMIC_RELEASE);
+}
 
 }  // namespace jaxcomm

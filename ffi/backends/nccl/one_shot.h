@@ -1,4 +1,4 @@
-// Small sums in one step, between the devices of one process: every rank writes what it
+// Small sums in one step, between the devices of one host: every rank writes what it
 // has into the memory of all others, and adds what it finds in its own.
 //
 // NCCL's call costs the host more than the GPU needs for such a sum, and in a chain of
@@ -21,14 +21,31 @@ namespace jaxcomm {
 
 class OneShot {
  public:
-  // Members: all ranks of all groups. Null where a device cannot reach another's memory
-  // or the driver does not take the kernels. To be used once the streams, one of each
-  // member, have come to their ends. `flag`: of the sum before the first.
+  // What the ranks of a group tell each other.
+  struct Card {
+    uint64_t host = 0, process = 0;
+    uint64_t is_able = 0;  // so far
+    cuda::IpcHandle inbox = {};
+  };
+
+  // Members: this process's ranks. To be used once the streams, one of each member,
+  // have come to their ends, and its groups have agreed. `flag`: of the sum before the
+  // first.
   static Status Create(const NcclLibrary& library,
                        const std::vector<PeerMember>& members,
                        const std::vector<cuda::Stream>& streams,
                        std::unique_ptr<OneShot>* one_shot, uint32_t flag = 0);
   ~OneShot();
+
+  // A group takes part if all of its ranks can: then all do, or none. Where they are of
+  // one process that is known; others send all their cards twice, to open what they
+  // find on them in between. Cards lie in memory that devices reach.
+  bool NeedsCards(size_t member) const;
+  Card* card(size_t member) { return lanes_[member].cards; }
+  // By rank.
+  Card* received_cards(size_t member) { return lanes_[member].cards + 1; }
+  void Open(size_t member);
+  void Agree(size_t member);
 
   // Whether the steps are sums for it: the same for every rank of a group. Those after
   // four thousand million are not, since flags are not used again.
@@ -41,17 +58,20 @@ class OneShot {
   // Ends what waits for other ranks, without a result, now and from now on.
   void Stop();
 
-  int64_t device_bytes() const {
-    return static_cast<int64_t>(OneShotArguments::kInboxBytes * lanes_.size());
-  }
+  int64_t device_bytes() const;
 
  private:
   struct Kernels;
+  // What devices reach of the host's memory.
+  struct Shared;
 
   struct Lane {
     PeerMember member;
-    std::shared_ptr<const Kernels> kernels;
+    std::shared_ptr<const Kernels> kernels;  // null where it has none
     cuda::Pointer inbox = 0;
+    std::vector<cuda::Pointer> opened;
+    Card* cards = nullptr;
+    bool takes_part = false;
     // The last sum, and the stream it was given to: sums keep their order.
     cuda::Event last = nullptr;
     cuda::Stream stream = nullptr;
@@ -63,10 +83,13 @@ class OneShot {
   // Those of a context, which communicators share.
   static std::shared_ptr<const Kernels> KernelsOf(const NcclLibrary& library,
                                                   cuda::Context context);
-  Status Allocate(const std::vector<cuda::Stream>& streams, uint32_t flag);
+  Status Allocate(Lane& lane);
+  std::vector<Lane*> GroupOf(const Lane& lane);
+  // Whether it has a place for every rank's inbox now.
+  bool FindInboxes(Lane& lane);
 
   const NcclLibrary& library_;
-  uint32_t* stop_ = nullptr;  // which devices read
+  Shared* shared_ = nullptr;
   std::vector<Lane> lanes_;
 };
 

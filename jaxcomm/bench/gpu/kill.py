@@ -14,6 +14,7 @@ from collections.abc import Iterator
 import jax
 
 from jaxcomm import bootstrap, config
+from jaxcomm.bench import units
 from jaxcomm.bench.gpu.rows import Figure, Finding
 from jaxcomm.bench.gpu.timer import Timer
 from jaxcomm.launch import child, environment, port
@@ -33,13 +34,19 @@ def rows(timer: Timer) -> Iterator[Figure | Finding]:
 
     The processes are others than these, with a rank each, so that these survive.
     """
+    # NCCL does the large one, and where it can a kernel of ours the small one.
+    for payload in (timer.sizes.killed, timer.sizes.small):
+        yield from _rows_of(timer, payload)
+
+
+def _rows_of(timer, payload):
     processes = communicators.processes_of(timer.mesh)
     seconds, texts = bootstrap.broadcast(
-        processes, jax.process_index(), "killed", lambda: _kill(timer)
+        processes, jax.process_index(), "killed", lambda: _kill(timer, payload)
     )
     yield Figure(
-        f"rank {timer.size - 1} of {timer.size} is killed: the last of the others "
-        "raises",
+        f"rank {timer.size - 1} of {timer.size} is killed in a sum of "
+        f"{units.size(payload)}: the last of the others raises",
         seconds, "asked", _ASKED_SECONDS, _ASKED_SECONDS / seconds, 1.0,
     )  # fmt: skip
     for rank, text in enumerate(texts):
@@ -55,7 +62,7 @@ def rows(timer: Timer) -> Iterator[Figure | Finding]:
         )
 
 
-def _kill(timer):
+def _kill(timer, payload):
     """Returns seconds until the last survivor raised, and what each of them raised."""
     gpus = timer.mesh.devices.flat[0].platform != "cpu"
     # On one GPU the environment says which.
@@ -78,7 +85,7 @@ def _kill(timer):
         workers = []
         for number in range(timer.size):
             variables = environment.of_process(number, options, at, inherited)
-            workers.append(_start(variables, timer.sizes.killed, log))
+            workers.append(_start(variables, payload, log))
             stack.callback(_end, workers[-1])
         # Silence ends with them.
         patience = _PATIENCE * config.timeout_seconds()

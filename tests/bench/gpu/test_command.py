@@ -68,7 +68,8 @@ def test_processes_share_a_gpu_without_mps_and_are_killed_there(bench_gpu):
     assert done.returncode == 0, done.stderr
     told = "all ranks share one GPU: without MPS (nvidia-cuda-mps-control is not"
     assert told in done.stdout
-    assert [row["met"] for row in done.report["rows"][1:]] == [True]
+    # How fast is another matter.
+    assert [row["met"] for row in done.report["rows"][1::2]] == [True] * 2
 
 
 def test_an_nccl_that_refuses_to_share_a_gpu_is_named(bench_gpu, stand_in_path):

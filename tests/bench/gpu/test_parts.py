@@ -263,20 +263,24 @@ def test_ranks_on_one_gpu_are_compared_with_all_of_it(timer, usual_promotion):
 
 
 @pytest.mark.multiprocess
-def test_the_others_of_a_killed_rank_say_what_they_did(timer):
-    seconds, *texts = run("kill", timer)
-    assert seconds.name == "rank 1 of 2 is killed: the last of the others raises"
-    # Before their deadline: NCCL itself reports it.
-    assert 0 < seconds.ours < kill._DEADLINE_SECONDS
-    (text,) = texts
-    assert text.is_right is True
-    assert "psum(float32[1,1024]) over axes ('i',)" in text.found
-    assert "rank 0 of 2" in text.found
+def test_the_others_of_a_killed_rank_say_what_they_did(timer, monkeypatch):
+    monkeypatch.setenv("JAXCOMM_FAKE_PTX", "1")
+    rows = list(run("kill", timer))
+    for seconds, text, kib in zip(rows[::2], rows[1::2], (4, 1), strict=True):
+        assert seconds.name == (
+            f"rank 1 of 2 is killed in a sum of {kib} KiB: the last of the others "
+            "raises"
+        )
+        # Before their deadline.
+        assert 0 < seconds.ours < kill._DEADLINE_SECONDS
+        assert text.is_right is True
+        assert f"psum(float32[1,{256 * kib}]) over axes ('i',)" in text.found
+        assert "rank 0 of 2" in text.found
 
 
 def test_a_survivor_that_does_not_say_what_it_did_is_wrong(timer, monkeypatch):
-    monkeypatch.setattr(kill, "_kill", lambda timer: (2.0, ["psum of rank 0 of 2"]))
-    seconds, text = run("kill", timer)
+    monkeypatch.setattr(kill, "_kill", lambda *_: (2.0, ["psum of rank 0 of 2"]))
+    seconds, text, *_ = run("kill", timer)
     assert (seconds.ratio, seconds.is_met) == (0.1, False)
     assert text.is_right is False
     assert "without [\"axes ('i',)\"], does not name rank 1" in text.found
@@ -301,7 +305,7 @@ def test_processes_to_kill_have_the_gpus_of_the_ranks(
 
     monkeypatch.setattr(kill, "_start", start)
     with pytest.raises(RuntimeError, match="ended before one was killed"):
-        kill._kill(dataclasses.replace(timer, mesh=mesh, shares_gpu=shares_gpu))
+        kill._kill(dataclasses.replace(timer, mesh=mesh, shares_gpu=shares_gpu), 64)
     assert [each["JAX_LOCAL_DEVICE_IDS"] for each in started] == ids
     for each in started:
         assert each["JAX_PLATFORMS"] == "cuda"
