@@ -194,6 +194,8 @@ NB_MODULE(_ffi, m) {
         nb::arg("nonce"), "Attaches to another process's segment.");
   m.def("process_set", &MakeProcessSet, nb::arg("segment"), nb::arg("peers"),
         nb::arg("self"), "Joins the processes (pid, start time, index) of a segment.");
+  m.def("life_thread", &LifeThread,
+        "The id of a thread of this process that ends as the process begins to.");
   m.def(
       "process_start_time", [](int64_t pid) { return PeerOf(pid, 0).start_time; },
       nb::arg("pid"),

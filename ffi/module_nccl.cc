@@ -71,16 +71,18 @@ nb::bytes NcclUniqueId() {
 }
 
 // Devices: (global id, local ordinal, rank). Peers: (pid, start time, JAX's process
-// index).
+// index, thread).
 std::shared_ptr<NcclWorld> MakeNcclWorld(
     int size, const std::vector<std::tuple<int64_t, int, int>>& devices,
     const nb::bytes& unique_id, std::map<std::string, int> numbers, std::string name,
     double timeout_seconds,
-    const std::vector<std::tuple<int64_t, uint64_t, int>>& peers) {
+    const std::vector<std::tuple<int64_t, uint64_t, int, int64_t>>& peers) {
   std::vector<NcclDevice> local;
   for (const auto& [id, ordinal, rank] : devices) local.push_back({id, ordinal, rank});
   std::vector<Peer> watched;
-  for (const auto& [pid, start, index] : peers) watched.push_back({pid, start, index});
+  for (const auto& [pid, start, index, thread] : peers) {
+    watched.push_back({pid, start, index, thread});
+  }
   const NcclSettings settings{std::move(numbers), std::move(name), ""};
   std::shared_ptr<NcclWorld> world;
   Status status;

@@ -2,6 +2,8 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <pthread.h>
+#include <signal.h>
 #include <sys/eventfd.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -10,6 +12,8 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <future>
+#include <mutex>
 #include <thread>
 #include <utility>
 
@@ -45,7 +49,45 @@ uint64_t StartTime(int64_t pid) {
 
 bool IsGone(const Peer& peer) { return StartTime(peer.pid) != peer.start_time; }
 
+// PIDFD_THREAD, of Linux 6.9; older ones refuse it.
+constexpr unsigned kOfThread = O_EXCL;
+
+// What poll(2) tells the end of a peer by; negative if the system has no such thing.
+int OpenPeer(const Peer& peer) {
+  if (peer.thread != 0) {
+    const auto thread = static_cast<pid_t>(peer.thread);
+    const int fd = static_cast<int>(syscall(SYS_pidfd_open, thread, kOfThread));
+    // Another process's thread may have the id by now.
+    const std::string path = StrCat("/proc/", peer.pid, "/task/", peer.thread);
+    if (fd >= 0 && access(path.c_str(), F_OK) == 0) return fd;
+    if (fd >= 0) close(fd);
+  }
+  return static_cast<int>(syscall(SYS_pidfd_open, static_cast<pid_t>(peer.pid), 0));
+}
+
 }  // namespace
+
+int64_t LifeThread() {
+  static auto& mutex = *new std::mutex;
+  static pid_t pid = 0;
+  static int64_t thread = 0;
+  std::lock_guard<std::mutex> lock(mutex);
+  // A forked child has none of its parent's threads.
+  if (pid == getpid()) return thread;
+  pid = getpid();
+  auto id = std::make_shared<std::promise<int64_t>>();
+  // Signals are for others.
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  std::thread([id] {
+    id->set_value(syscall(SYS_gettid));
+    while (true) pause();
+  }).detach();
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  thread = id->get_future().get();
+  return thread;
+}
 
 Peer PeerOf(int64_t pid, int process_index) {
   return Peer{pid, StartTime(pid), process_index};
@@ -98,8 +140,7 @@ void PeerWatch::State::Run() {
   for (size_t i = 0; i < peers.size(); ++i) {
     is_over[i] = peers[i].pid == 0;
     if (is_over[i]) continue;
-    fds[i].fd =
-        static_cast<int>(syscall(SYS_pidfd_open, static_cast<pid_t>(peers[i].pid), 0));
+    fds[i].fd = OpenPeer(peers[i]);
     // Another process may have the id by now.
     if (IsGone(peers[i])) {
       end(i);

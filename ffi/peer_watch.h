@@ -15,10 +15,18 @@ struct Peer {
   int64_t pid = 0;          // 0: nobody, who is not watched
   uint64_t start_time = 0;  // tells it from a later process of the same id
   int process_index = 0;    // JAX's
+  // Of the process, by LifeThread(): the end of this thread is the end of the process
+  // to the watch. 0: the system is to have taken back all that the process had.
+  int64_t thread = 0;
 };
 
 // A live process as a peer.
 Peer PeerOf(int64_t pid, int process_index);
+
+// The id of a thread of this process that does nothing. It ends as soon as the process
+// is killed or begins to exit, where the process itself may take 100 ms to give back
+// the memory of a GPU.
+int64_t LifeThread();
 
 // One thread that waits for the end of any of the peers.
 class PeerWatch {

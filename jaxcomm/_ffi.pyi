@@ -41,6 +41,9 @@ def attach_segment(path: str, bytes: int, nonce: int) -> Segment:
 def process_set(segment: Segment, peers: Sequence[tuple[int, int, int]], self: int) -> ProcessSet:
     """Joins the processes (pid, start time, index) of a segment."""
 
+def life_thread() -> int:
+    """The id of a thread of this process that ends as the process begins to."""
+
 def process_start_time(pid: int) -> int:
     """When a process began, in clock ticks after boot; 0 if there is none."""
 
@@ -61,7 +64,7 @@ class NcclWorld:
     def is_broken(self) -> bool:
         """Whether one that was split off it was ended by force."""
 
-def nccl_world(size: int, devices: Sequence[tuple[int, int, int]], unique_id: bytes, numbers: Mapping[str, int], name: str, timeout_seconds: float, peers: Sequence[tuple[int, int, int]]) -> NcclWorld:
+def nccl_world(size: int, devices: Sequence[tuple[int, int, int]], unique_id: bytes, numbers: Mapping[str, int], name: str, timeout_seconds: float, peers: Sequence[tuple[int, int, int, int]]) -> NcclWorld:
     """
     Joins the ranks that know the id; devices are (global id, ordinal, rank).
     """

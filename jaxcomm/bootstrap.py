@@ -16,7 +16,7 @@ from jaxcomm import _ffi, _jax_compat, config
 from jaxcomm.errors import CommunicatorError
 
 # Bumped when the layout of the shared memory changes: processes must agree on it.
-_LAYOUT = 2
+_LAYOUT = 3
 # One blocking look into the store; Ctrl-C is seen in between.
 _SLICE_SECONDS = 0.25
 
@@ -103,11 +103,14 @@ def broadcast(processes: tuple[int, ...], self_index: int, what: str, make):
     return exchange(processes, self_index, what, value)[first]
 
 
-def peers(processes: tuple[int, ...], self_index: int) -> list[tuple[int, int, int]]:
-    """Returns (pid, start time, process) of those whose end this process can see.
+def peers(
+    processes: tuple[int, ...], self_index: int
+) -> list[tuple[int, int, int, int]]:
+    """Returns (pid, start time, process, thread) of those whose end this one can see.
 
-    Those are the others on this host, in the same namespace of process ids. Arguments
-    and errors are those of :func:`exchange`.
+    Those are the others on this host, in the same namespace of process ids; the thread
+    ends as soon as its process begins to. Arguments and errors are those of
+    :func:`exchange`.
     """
     if len(processes) == 1:
         return []
@@ -116,7 +119,7 @@ def peers(processes: tuple[int, ...], self_index: int) -> list[tuple[int, int, i
         cards = store.exchange_cards()
         store.check_all_are_here()
         return [
-            (card["pid"], card["start"], process)
+            (card["pid"], card["start"], process, card["thread"])
             for process, card in cards.items()
             if process != me and card["boot"] == cards[me]["boot"]
             if _ffi.process_start_time(card["pid"]) == card["start"]
@@ -249,6 +252,7 @@ class _Store:
             "boot": _boot_id(),
             "pid": pid,
             "start": _ffi.process_start_time(pid),
+            "thread": _ffi.life_thread(),
         }
         self.put("card", card)
         return self.get_all("card", self.processes)

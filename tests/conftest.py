@@ -4,6 +4,7 @@ import dataclasses
 import gc
 import importlib.metadata
 import os
+import signal
 import tempfile
 
 # Compiling takes most of the tests' time, and what is compiled runs once: it need not
@@ -27,6 +28,10 @@ os.environ["XLA_FLAGS"] = " ".join(
     ]
 )
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+# A script's background job ignores Ctrl-C, and so would what tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import jax
 import pytest

@@ -9,8 +9,8 @@ import jaxcomm
 
 pytestmark = pytest.mark.gpu
 
-# The most that an inbox of 2 MiB takes, and one more.
-SIZES = [1, 2, 3, 31, 32, 33, 256, 257, 1000, 4096, 16384]
+# On two GPUs a kernel takes 65536 words, on eight 16384.
+SIZES = [1, 2, 3, 31, 32, 33, 256, 257, 1000, 4096, 16384, 65536, 65537]
 
 
 @pytest.fixture
@@ -50,10 +50,12 @@ def test_sums_of_all_sizes_are_those_of_float64(ring, dtype):
         wide = "complex128" if dtype == "complex64" else "float64"
         exact = np.asarray(x).astype(wide).sum(0)
         assert found.dtype == x.dtype
-        # Half a unit in the last place of what each addition gives.
-        rounding = {"bfloat16": 2**-8, "float16": 2**-11}.get(dtype, 2**-23)
+        # Every addition rounds, by half a unit in the last place; narrow ones are wide
+        # until the last.
+        last = {"bfloat16": 2**-8, "float16": 2**-11}.get(dtype, 0)
+        rounding = 0 if "int" in dtype else last + (ring.size - 1) * 2**-24
         error = np.abs(np.asarray(found).astype(wide) - exact)
-        assert (error <= rounding * np.abs(values).sum(0) + 1e-12).all(), size
+        assert (error <= 1.01 * rounding * np.abs(values).sum(0) + 1e-9).all(), size
     assert counted() > 0
 
 

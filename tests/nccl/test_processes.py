@@ -1,8 +1,12 @@
 """Several processes over NCCL: the same results, and one error for all."""
 
+import pathlib
+
+import jax
 import pytest
 
 import jaxcomm
+from jaxcomm import bootstrap
 
 pytestmark = pytest.mark.multiprocess
 
@@ -47,6 +51,18 @@ def two_axes(here):
 def test_axes_within_and_across_processes(team):
     """By this package's kernels: they reach memory of the other process, too."""
     assert team.call(two_axes) == [[2, ["nccl", "nccl"], [1, 1]]] * 2
+
+
+def watched(here):
+    others = bootstrap.peers((0, 1), jax.process_index())
+    return [
+        (process, pathlib.Path(f"/proc/{pid}/task/{thread}").exists())
+        for pid, _, process, thread in others
+    ]
+
+
+def test_each_watches_a_thread_of_the_other_that_ends_first(team):
+    assert team.call(watched) == [[[1, True]], [[0, True]]]
 
 
 def ring(here):

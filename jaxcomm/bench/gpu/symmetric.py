@@ -45,7 +45,8 @@ def _of_size(timer, member, pool, size):
         expected = local(timer.program(call)(x))
         before = member.stats()
         pooled = _Turns(into, pool.device_put(x), pool.device_put(x))
-        right = np.array_equal(local(pooled()), expected)
+        # NCCL adds in another order there.
+        right = np.allclose(local(pooled()), expected, rtol=1e-5, atol=1e-5)
         after = member.stats()
         counted, copied = (
             after[field] - before[field]

@@ -1,0 +1,147 @@
+// Who watches other processes is told of their end.
+#include "ffi/peer_watch.h"
+
+#include <signal.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <fstream>
+#include <future>
+#include <string>
+#include <thread>
+
+#include "tests/ffi/check.h"
+
+namespace jaxcomm::testing {
+namespace {
+
+// A child that says the ids of its life thread and of another thread, which ends when
+// it is asked to, and lives until it is killed.
+struct Child {
+  Child() {
+    CHECK_EQ(pipe(told), 0);
+    CHECK_EQ(pipe(asked), 0);
+    pid = fork();
+    if (pid == 0) {
+      std::promise<int64_t> other;
+      std::thread([&] {
+        other.set_value(syscall(SYS_gettid));
+        char byte;
+        (void)!read(asked[0], &byte, 1);
+      }).detach();
+      const int64_t ids[] = {LifeThread(), other.get_future().get()};
+      (void)!write(told[1], ids, sizeof(ids));
+      while (true) pause();
+    }
+    int64_t ids[2] = {};
+    CHECK_EQ(read(told[0], ids, sizeof(ids)), static_cast<ssize_t>(sizeof(ids)));
+    life = ids[0];
+    other = ids[1];
+  }
+  ~Child() {
+    Kill();
+    for (int* ends : {told, asked}) {
+      close(ends[0]);
+      close(ends[1]);
+    }
+  }
+  void EndOther() { CHECK_EQ(write(asked[1], "x", 1), 1); }
+  void Kill() {
+    if (pid > 0) {
+      kill(pid, SIGKILL);
+      waitpid(pid, nullptr, 0);
+    }
+    pid = 0;
+  }
+  Peer PeerWith(int64_t thread) const {
+    Peer peer = PeerOf(pid, 1);
+    peer.thread = thread;
+    return peer;
+  }
+
+  int told[2], asked[2];
+  pid_t pid = 0;
+  int64_t life = 0, other = 0;
+};
+
+// Whether the system lets one thread be watched: Linux 6.9 and newer.
+bool WatchesThreads() {
+  const auto fd = syscall(SYS_pidfd_open, getpid(), 0200);
+  if (fd >= 0) close(static_cast<int>(fd));
+  return fd >= 0;
+}
+
+TEST(a_killed_process_is_told_once) {
+  for (const bool has_thread : {false, true}) {
+    Child child;
+    std::atomic<int> ended{0};
+    {
+      PeerWatch watch({child.PeerWith(has_thread ? child.life : 0)},
+                      [&](size_t) { ++ended; });
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      CHECK_EQ(ended.load(), 0);
+      child.Kill();
+      CHECK_TRUE(Comes([&] { return ended.load() > 0; }));
+    }
+    CHECK_EQ(ended.load(), 1);
+  }
+}
+
+TEST(a_process_that_has_ended_is_told) {
+  Child child;
+  const Peer peer = child.PeerWith(child.life);
+  child.Kill();
+  std::atomic<int> ended{0};
+  PeerWatch watch({peer}, [&](size_t) { ++ended; });
+  CHECK_TRUE(Comes([&] { return ended.load() == 1; }));
+}
+
+// That of the process would come later: its memory is given back first.
+TEST(the_end_of_the_thread_is_what_counts) {
+  if (!WatchesThreads()) return;
+  Child child;
+  std::atomic<int> ended{0};
+  PeerWatch watch({child.PeerWith(child.other)}, [&](size_t) { ++ended; });
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  CHECK_EQ(ended.load(), 0);
+  child.EndOther();
+  CHECK_TRUE(Comes([&] { return ended.load() == 1; }));
+  CHECK_TRUE(PeerOf(child.pid, 1).start_time != 0);
+}
+
+TEST(a_thread_of_somebody_else_s_is_not_watched) {
+  Child child, other;
+  std::atomic<int> ended{0};
+  PeerWatch watch({child.PeerWith(other.life)}, [&](size_t) { ++ended; });
+  other.Kill();
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  CHECK_EQ(ended.load(), 0);
+  child.Kill();
+  CHECK_TRUE(Comes([&] { return ended.load() == 1; }));
+}
+
+TEST(the_life_thread_is_one_and_takes_no_signals) {
+  const int64_t thread = LifeThread();
+  CHECK_EQ(LifeThread(), thread);
+  CHECK_TRUE(thread != getpid());
+  std::ifstream status("/proc/self/task/" + std::to_string(thread) + "/status");
+  std::string line, blocked;
+  while (std::getline(status, line)) {
+    if (line.rfind("SigBlk:", 0) == 0) blocked = line;
+  }
+  // All but SIGKILL, SIGSTOP, and two of the C library's.
+  CHECK_CONTAINS(blocked, "fffffffe");
+#ifndef __SANITIZE_THREAD__  // it ends a forked child that begins a thread
+  const pid_t child = fork();
+  if (child == 0) _exit(LifeThread() == thread ? 1 : 0);
+  int result = -1;
+  CHECK_EQ(waitpid(child, &result, 0), child);
+  CHECK_EQ(result, 0);
+#endif
+}
+
+}  // namespace
+}  // namespace jaxcomm::testing
