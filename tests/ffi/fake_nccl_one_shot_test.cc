@@ -382,6 +382,35 @@ TEST(closing_lets_go_who_waits) {
   CHECK_TRUE(communicator->stats().in_flight == 0);
 }
 
+TEST(memory_stays_while_a_sum_is_yet_to_run) {
+  auto communicator = MakeOneShot(2, /*timeout_seconds=*/0.2);
+  const auto site = SumSite(300);
+  Part late(0, site.get()), first(1, site.get());
+  Gate gate;
+  {
+    OnDevice on(0);
+    TheFake().cuda.LaunchHostFunc(late.on.stream, &Gate::Wait, &gate);
+    CHECK_TRUE(communicator->Enqueue(late.CallOf(), late.on.stream).success());
+  }
+  // The deadline of the other ends the communicator.
+  CHECK_TRUE(communicator->Enqueue(first.CallOf(), first.on.stream).success());
+  first.on.Synchronize();
+  TheFake().clear_trace();
+  std::atomic<bool> is_freed{false};
+  std::thread closer([&] {
+    communicator->Abort(Status(ErrorCode::kCancelled, "closed"));
+    communicator = nullptr;
+    is_freed = true;
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  CHECK_TRUE(!is_freed);
+  CHECK_EQ(Count("cuModuleUnload"), 0);
+  gate.open = true;
+  closer.join();
+  CHECK_TRUE(Comes([] { return Count("cuModuleUnload") == 2; }));
+  late.on.Synchronize();
+}
+
 TEST(all_memory_is_given_back) {
   const auto used = [] {
     OnDevice on(1);

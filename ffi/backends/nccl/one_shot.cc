@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <fstream>
 #include <functional>
@@ -11,6 +12,8 @@
 #include <optional>
 #include <random>
 #include <string>
+#include <thread>
+#include <utility>
 
 namespace jaxcomm {
 namespace {
@@ -20,6 +23,8 @@ constexpr int64_t kWordBytes = 4;
 // More of them are a group of NCCL's.
 constexpr size_t kMostSteps = 4;
 constexpr uint32_t kLastFlag = 0xffffffff;
+// What sums that are given to streams are granted at the end.
+constexpr auto kGrace = std::chrono::seconds(10);
 
 // A sum as the kernels know it.
 struct Sum {
@@ -210,7 +215,26 @@ Status OneShot::Allocate(Lane& lane) {
   return status;
 }
 
+bool OneShot::IsIdleSoon() {
+  const auto end = std::chrono::steady_clock::now() + kGrace;
+  for (Lane& lane : lanes_) {
+    CurrentContext current(library_.cuda, lane.member.context);
+    while (lane.stream != nullptr &&
+           library_.cuda.EventQuery(lane.last) == cuda::kNotReady) {
+      if (std::chrono::steady_clock::now() > end) return false;
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  }
+  return true;
+}
+
 OneShot::~OneShot() {
+  // A sum that is yet to run would write to what is freed.
+  Stop();
+  if (!IsIdleSoon()) {
+    new std::vector<Lane>(std::move(lanes_));  // for good
+    return;
+  }
   for (Lane& lane : lanes_) {
     CurrentContext current(library_.cuda, lane.member.context);
     for (cuda::Pointer opened : lane.opened) library_.cuda.IpcCloseMemHandle(opened);

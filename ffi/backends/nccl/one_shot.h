@@ -87,6 +87,8 @@ class OneShot {
   std::vector<Lane*> GroupOf(const Lane& lane);
   // Whether it has a place for every rank's inbox now.
   bool FindInboxes(Lane& lane);
+  // Whether all sums have run, in some seconds.
+  bool IsIdleSoon();
 
   const NcclLibrary& library_;
   Shared* shared_ = nullptr;
