@@ -70,6 +70,8 @@ struct CommunicatorStats {
   int64_t copied_calls = 0;     // that copy engines did
   int64_t one_shot_calls = 0;   // that a kernel of ours did in NCCL's place
   bool is_suspended = false;
+  // Of NCCL's backend: whether that kernel does small sums, "yes" or "no: " and why.
+  std::string one_shot;
   // Completed calls of one group, by collective.
   std::vector<std::pair<std::string, int64_t>> calls;
 };

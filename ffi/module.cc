@@ -137,6 +137,7 @@ nb::dict Stats(int64_t key) {
   out["symmetric_calls"] = stats.symmetric_calls;
   out["copied_calls"] = stats.copied_calls;
   out["one_shot_calls"] = stats.one_shot_calls;
+  out["one_shot"] = stats.one_shot;
   out["calls"] = calls;
   return out;
 }

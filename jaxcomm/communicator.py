@@ -85,7 +85,8 @@ class Communicator:
           ``in_flight``: collectives some rank waits in; ``symmetric_calls``: of the
           ``nccl`` backend, those whose arrays all lay in a :class:`SymmetricPool`;
           ``copied_calls``: those that copy engines did; ``one_shot_calls``: small sums
-          that a kernel of this package did;
+          that a kernel of this package did; ``one_shot``: of the ``nccl`` backend,
+          whether there is one, ``"yes"`` or ``"no: "`` and why;
           ``is_suspended``.
           All zero for the ``xla`` backend, whose collectives run inside XLA.
         """
@@ -93,7 +94,7 @@ class Communicator:
         return {
             "calls": {}, "bytes": 0, "host_bytes": 0, "device_bytes": 0, "in_flight": 0,
             "symmetric_calls": 0, "copied_calls": 0, "one_shot_calls": 0,
-            "is_suspended": False, **found,
+            "one_shot": "", "is_suspended": False, **found,
         }  # fmt: skip
 
     def close(self) -> None:

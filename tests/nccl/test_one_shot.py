@@ -113,7 +113,18 @@ def test_a_policy_leaves_all_to_nccl(with_kernels, make_mesh):
     with_kernels.clear()
     over(mesh, lambda x: jaxcomm.psum(x, "i"), jax.P())(operand("float32", 2, 4))
     assert calls() == 0
+    assert jaxcomm.communicators()[0].stats()["one_shot"] == "no: not asked for"
     assert len(with_kernels.trace("ncclAllReduce")) == 2
+
+
+def test_it_says_why_there_is_no_such_kernel(stand_in, make_mesh):
+    (one,) = jaxcomm.init(make_mesh(i=2))
+    assert one.stats()["one_shot"].startswith("no: cuModuleLoadData: ")
+    one.close()
+    stand_in.fail("cuDeviceCanAccessPeer", 101)
+    (one,) = jaxcomm.init(make_mesh(i=2), policy=jaxcomm.CommPolicy(copy_engines=False))
+    wanted = "no: a device cannot reach the memory of another"
+    assert one.stats()["one_shot"] == wanted
 
 
 def test_memory_and_the_report_of_it(with_kernels, make_mesh):
@@ -126,6 +137,7 @@ def test_memory_and_the_report_of_it(with_kernels, make_mesh):
     assert allocated.count(INBOX) == 2
     held = one.stats()["device_bytes"]
     assert held > 2 * INBOX
+    assert one.stats()["one_shot"] == "yes"
     program = over(mesh, lambda x: jaxcomm.psum(x, "i"), jax.P())
     x = operand("float32", 2, 4)
     jax.block_until_ready(program(x))

@@ -86,6 +86,7 @@ answer = [m.backend for m in jaxcomm.communicators()], values(psum(x))
 AGAIN = f"jaxcomm.finalize()\n{PSUM}"
 STAND_IN = "import ctypes; stand_in = ctypes.CDLL(os.environ['JAXCOMM_NCCL_LIBRARY'])"
 RIGHT = [[["nccl"], [1.0]]] * 2
+WHY = 'answer = jaxcomm.communicators()[0].stats()["one_shot"]'
 BY_KERNELS = 'answer = jaxcomm.communicators()[0].stats()["one_shot_calls"]'
 
 
@@ -180,18 +181,19 @@ def test_small_sums_are_nccl_s_on_all_where_one_process_cannot_do_them(start):
     """Its GPU refuses the kernels, or reaches no other's memory; and then it can."""
     processes = start(2, timeout=25, JAXCOMM_FAKE_PTX="1")
     processes.ask("mesh = mesh_of()")
-    for function in (
-        "cuModuleLoadData",
-        "cuIpcGetMemHandle",
-        "cuIpcOpenMemHandle_v2",
-        None,
-    ):
-        if function is not None:
+    for function in ("cuModuleLoadData", "cuIpcGetMemHandle", "cuIpcOpenMemHandle"):
+        for name in (function, f"{function}_v2"):
             processes[1].ask(
-                f"{STAND_IN}; stand_in.jaxcommFakeFail({function.encode()}, 0, 1)"
+                f"{STAND_IN}; stand_in.jaxcommFakeFail({name.encode()}, 0, 1)"
             )
         assert processes.ask(AGAIN) == RIGHT
-        assert processes.ask(BY_KERNELS) == [int(function is None)] * 2
+        assert processes.ask(BY_KERNELS) == [0] * 2
+        reasons = processes.ask(WHY)
+        assert reasons[0] == "no: rank 1 cannot"
+        assert reasons[1].startswith(f"no: {function}: ")
+    assert processes.ask(AGAIN) == RIGHT
+    assert processes.ask(BY_KERNELS) == [1] * 2
+    assert processes.ask(WHY) == ["yes"] * 2
 
 
 def test_a_process_killed_between_operations_is_an_error_of_the_next(start):

@@ -99,6 +99,9 @@ CommunicatorStats NcclCommunicator::stats() const {
     stats.bytes += rank->counts.bytes();
   }
   ranks_[0]->counts.Tell(&stats);
+  stats.one_shot = one_shot_ == nullptr          ? "no: not asked for"
+                   : one_shot_->reason().empty() ? "yes"
+                                                 : StrCat("no: ", one_shot_->reason());
   stats.device_bytes = device_bytes_;
   stats.is_suspended = is_suspended_;
   if (is_suspended_) {

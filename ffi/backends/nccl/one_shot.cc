@@ -133,17 +133,22 @@ struct OneShot::Kernels {
   cuda::Function sum[kNumOneShotWords] = {};
 };
 
-std::shared_ptr<const OneShot::Kernels> OneShot::KernelsOf(const NcclLibrary& library,
-                                                           cuda::Context context) {
+Status OneShot::KernelsOf(const NcclLibrary& library, cuda::Context context,
+                          std::shared_ptr<const Kernels>* kernels) {
   static auto& mutex = *new std::mutex;
   static auto& known = *new std::map<cuda::Context, std::weak_ptr<const Kernels>>;
   std::lock_guard<std::mutex> lock(mutex);
-  std::shared_ptr<const Kernels> found = known[context].lock();
-  if (found != nullptr) return found;
+  *kernels = known[context].lock();
+  if (*kernels != nullptr) return OkStatus();
   auto made = std::make_shared<Kernels>(library, context);
-  if (made->Load().failure()) return nullptr;
+  if (Status status = made->Load(); status.failure()) return status;
   known[context] = made;
-  return made;
+  *kernels = std::move(made);
+  return OkStatus();
+}
+
+void OneShot::CannotTakePart(std::string reason) {
+  if (reason_.empty()) reason_ = std::move(reason);
 }
 
 Status OneShot::Create(const NcclLibrary& library,
@@ -156,9 +161,15 @@ Status OneShot::Create(const NcclLibrary& library,
     Lane& lane = made->lanes_.emplace_back();
     lane.member = member;
     lane.arguments.flag = flag;
-    if (reach_each_other && member.size > 1 &&
-        member.size <= OneShotArguments::kMostRanks) {
-      lane.kernels = KernelsOf(library, member.context);
+    if (member.size < 2) continue;
+    if (member.size > OneShotArguments::kMostRanks) {
+      made->CannotTakePart(
+          StrCat("more than ", OneShotArguments::kMostRanks, " ranks"));
+    } else if (!reach_each_other) {
+      made->CannotTakePart("a device cannot reach the memory of another");
+    } else if (Status status = KernelsOf(library, member.context, &lane.kernels);
+               status.failure()) {
+      made->CannotTakePart(std::string(status.message()));
     }
   }
   for (Lane& lane : made->lanes_) {
@@ -206,8 +217,13 @@ Status OneShot::Allocate(Lane& lane) {
         library_.Check(library_.cuda.EventCreate(&lane.last, cuda::kEventDisableTiming),
                        "cuEventCreate");
   }
-  lane.cards[0].is_able =
-      library_.cuda.IpcGetMemHandle(&lane.cards[0].inbox, lane.inbox) == cuda::kSuccess;
+  if (status.success() && NeedsCards(&lane - lanes_.data())) {
+    const Status shown =
+        library_.Check(library_.cuda.IpcGetMemHandle(&lane.cards[0].inbox, lane.inbox),
+                       "cuIpcGetMemHandle");
+    lane.cards[0].is_able = shown.success();
+    if (shown.failure()) CannotTakePart(std::string(shown.message()));
+  }
   lane.arguments.stop = reinterpret_cast<uint64_t>(&shared_->stop);
   lane.arguments.rank = static_cast<uint32_t>(lane.member.rank);
   lane.arguments.ranks = static_cast<uint32_t>(lane.member.size);
@@ -278,30 +294,42 @@ void OneShot::Open(size_t member) {
   Lane& lane = lanes_[member];
   CurrentContext current(library_.cuda, lane.member.context);
   Card& own = lane.cards[0];
-  for (int rank = 0; rank < lane.member.size && own.is_able != 0; ++rank) {
-    const Card& card = received_cards(member)[rank];
-    if (card.host != own.host || card.is_able == 0) own.is_able = 0;
-  }
+  own.is_able = AreAble(lane);
   for (int rank = 0; rank < lane.member.size && own.is_able != 0; ++rank) {
     const Card& card = received_cards(member)[rank];
     if (card.process == own.process) continue;
-    cuda::Pointer opened = 0;
-    if (library_.cuda.IpcOpenMemHandle(&opened, card.inbox,
-                                       cuda::kIpcEnablePeerAccess) != cuda::kSuccess) {
-      own.is_able = 0;
-      break;
+    cuda::Pointer inbox = 0;
+    const Status opened = library_.Check(
+        library_.cuda.IpcOpenMemHandle(&inbox, card.inbox, cuda::kIpcEnablePeerAccess),
+        "cuIpcOpenMemHandle");
+    own.is_able = opened.success();
+    if (opened.failure()) {
+      CannotTakePart(std::string(opened.message()));
+      return;
     }
-    lane.opened.push_back(opened);
-    lane.arguments.inboxes[rank] = opened;
+    lane.opened.push_back(inbox);
+    lane.arguments.inboxes[rank] = inbox;
   }
   if (own.is_able != 0 && !FindInboxes(lane)) own.is_able = 0;
 }
 
 void OneShot::Agree(size_t member) {
-  Lane& lane = lanes_[member];
-  const Card* const cards = received_cards(member);
-  lane.takes_part = std::all_of(cards, cards + lane.member.size,
-                                [](const Card& card) { return card.is_able != 0; });
+  lanes_[member].takes_part = AreAble(lanes_[member]);
+}
+
+bool OneShot::AreAble(const Lane& lane) {
+  for (int rank = 0; rank < lane.member.size; ++rank) {
+    const Card& card = lane.cards[1 + rank];
+    if (card.host != lane.cards[0].host) {
+      CannotTakePart(StrCat("rank ", rank, " is on another host"));
+      return false;
+    }
+    if (card.is_able == 0) {
+      CannotTakePart(StrCat("rank ", rank, " cannot"));
+      return false;
+    }
+  }
+  return true;
 }
 
 bool OneShot::Takes(const Steps& steps, size_t member) const {

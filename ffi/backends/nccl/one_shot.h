@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "ffi/backends/nccl/library.h"
@@ -59,6 +60,8 @@ class OneShot {
   void Stop();
 
   int64_t device_bytes() const;
+  // Why some group does not take part; empty if all do that have more than one rank.
+  const std::string& reason() const { return reason_; }
 
  private:
   struct Kernels;
@@ -81,10 +84,13 @@ class OneShot {
   explicit OneShot(const NcclLibrary& library) : library_(library) {}
 
   // Those of a context, which communicators share.
-  static std::shared_ptr<const Kernels> KernelsOf(const NcclLibrary& library,
-                                                  cuda::Context context);
+  static Status KernelsOf(const NcclLibrary& library, cuda::Context context,
+                          std::shared_ptr<const Kernels>* kernels);
+  void CannotTakePart(std::string reason);
   Status Allocate(Lane& lane);
   std::vector<Lane*> GroupOf(const Lane& lane);
+  // Whether all ranks can take part so far, by the cards received.
+  bool AreAble(const Lane& lane);
   // Whether it has a place for every rank's inbox now.
   bool FindInboxes(Lane& lane);
   // Whether all sums have run, in some seconds.
@@ -92,6 +98,7 @@ class OneShot {
 
   const NcclLibrary& library_;
   Shared* shared_ = nullptr;
+  std::string reason_;
   std::vector<Lane> lanes_;
 };
 
