@@ -23,6 +23,13 @@ struct PtxKernel::Thread {
   const char* arguments = nullptr;
   std::vector<uint64_t> registers;
   size_t next = 0;  // instruction
+  int loops = 0;
+
+  // It may wait for a thread that is on no core. But where there are more of them, a
+  // core that is given up comes back milliseconds later.
+  void LoopsAgain() {
+    if (++loops < 16 || loops % 128 == 0) std::this_thread::yield();
+  }
 
   uint64_t Get(const Operand& operand) const {
     switch (operand.kind) {
@@ -187,7 +194,7 @@ const std::map<std::string, Known>& Instructions() {
       {"st.relaxed.sys.global.u64", {StoreRelaxed<uint64_t>, 2}},
       {"bra",
        {[](Thread& t, const Instruction& i) {
-          if (i.operands[0].number < t.next) std::this_thread::yield();
+          if (i.operands[0].number < t.next) t.LoopsAgain();
           t.next = i.operands[0].number;
         },
         1}},
@@ -379,6 +386,7 @@ void PtxKernel::Run(unsigned blocks, unsigned threads,
   for (thread.block = 0; thread.block < blocks; ++thread.block) {
     for (thread.thread = 0; thread.thread < threads; ++thread.thread) {
       thread.registers.assign(num_registers_, 0);
+      thread.loops = 0;
       for (thread.next = 0; thread.next < code_.size();) {
         const Instruction& instruction = code_[thread.next++];
         if (instruction.is_guarded && thread.registers[instruction.guard] == 0) {
