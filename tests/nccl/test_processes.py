@@ -204,6 +204,7 @@ def test_a_process_killed_between_operations_is_an_error_of_the_next(start):
     processes[0].ask("import time; time.sleep(0.5)")
     outcome = processes[0].ask("answer = attempt(lambda: values(psum(x)))")
     assert "process 1 (rank 1) has ended" in str(outcome)
+    assert "psum(float32[1,3]) over axes ('i',), rank 0 of 2" in str(outcome)
     told = processes[0].ask(
         "jaxcomm.finalize()\nanswer = psum_of_ones(mesh_of(of_processes(0)))"
     )

@@ -31,7 +31,7 @@ Status NcclCommunicator::FailedCopies(const Call& call, const Rank& rank,
     return FailedPrecondition(call.site->description(), " (lane '", spec().lane,
                               "'): ", text);
   }
-  return Ended(call, ErrorCode::kInternal, text);
+  return Ended(call, rank, ErrorCode::kInternal, text);
 }
 
 Status NcclCommunicator::Copy(const Call& call, std::shared_ptr<const PeerPlan> plan,
@@ -45,7 +45,7 @@ Status NcclCommunicator::Copy(const Call& call, std::shared_ptr<const PeerPlan> 
 Status NcclCommunicator::StartCopies(const Call& call,
                                      std::shared_ptr<const PeerPlan> plan, Rank& rank,
                                      cuda::Stream ready, cuda::Stream on) {
-  if (failed()) return failure();
+  if (failed()) return FailureOf(call, rank);
   if (is_suspended_) return Suspended(call);
   CurrentContext current(library_.cuda, rank.context);
   const InFlight::Named named = {

@@ -59,7 +59,7 @@ Status NcclCommunicator::Give(const Call& call, Rank& rank, cuda::Stream stream,
   }
   if (status.failure()) {
     recorder().Finish(named.ticket, FlightRecorder::State::kFailed);
-    return Ended(call, ErrorCode::kInternal, status.message());
+    return Ended(call, rank, ErrorCode::kInternal, status.message());
   }
   WakeWatch();
   return OkStatus();
@@ -105,9 +105,17 @@ Status NcclCommunicator::Suspended(const Call& call) const {
                             "every process first");
 }
 
-Status NcclCommunicator::Ended(const Call& call, ErrorCode code,
+Status NcclCommunicator::FailureOf(const Call& call, const Rank& rank) const {
+  std::lock_guard<std::mutex> lock(failure_mutex_);
+  if (failure_.success() || !failed_between_calls_) return failure_;
+  return Status(*failure_.errc(),
+                StrCat(call.site->description(), ", rank ", rank.rank, " of ",
+                       rank.size, " (device ", rank.device, "): ", failure_.message()));
+}
+
+Status NcclCommunicator::Ended(const Call& call, const Rank& rank, ErrorCode code,
                                std::string_view reason) {
-  if (failed()) return failure();
+  if (failed()) return FailureOf(call, rank);
   Status status(
       code, StrCat(call.site->description(), " (lane '", spec().lane, "'): ", reason,
                    ". The communicator has ended: call jaxcomm.finalize() in every "

@@ -138,13 +138,19 @@ bool NcclCommunicator::LosePeers() {
   if (InFlightCount() > 0 && now - peer_lost_ < kLastWords) return true;
   std::string text = StrCat("the communicator over axes ", spec().axes, " (lane '",
                             spec().lane, "'): ");
+  bool is_in_call = false;
   for (auto& rank : ranks_) {
     CurrentContext current(library_.cuda, rank->context);
     const InFlight::Overdue first = rank->in_flight.First();
     if (!first.found) continue;
     text = Describe(*rank, first);
+    is_in_call = true;
     DumpFlightRecords("peer gone");
     break;
+  }
+  {
+    std::lock_guard<std::mutex> lock(failure_mutex_);
+    if (!failed()) failed_between_calls_ = !is_in_call;
   }
   Fail(Status(ErrorCode::kAborted, StrCat(text, lost, " has ended", kAfterAbort)),
        /*by_force=*/true);

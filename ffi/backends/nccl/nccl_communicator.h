@@ -170,7 +170,10 @@ class NcclCommunicator final : public Communicator,
               const GiveIt& give_it);
   Status Suspended(const Call& call) const;
   // Ends the communicator, since a call could not be given to its stream.
-  Status Ended(const Call& call, ErrorCode code, std::string_view reason);
+  Status Ended(const Call& call, const Rank& rank, ErrorCode code,
+               std::string_view reason);
+  // Why it failed, to who calls it; OkStatus() if it did not.
+  Status FailureOf(const Call& call, const Rank& rank) const;
   // How a call goes by copy engines; null where NCCL is to do it.
   std::shared_ptr<const PeerPlan> CopiesFor(const Call& call, Rank& rank);
   Status Copy(const Call& call, std::shared_ptr<const PeerPlan> plan, Rank& rank,
@@ -249,6 +252,7 @@ class NcclCommunicator final : public Communicator,
   Clock::time_point peer_lost_, error_seen_;
   mutable std::mutex failure_mutex_;
   Status failure_ = OkStatus();
+  bool failed_between_calls_ = false;  // so that it names none
 };
 
 }  // namespace jaxcomm

@@ -23,6 +23,7 @@ xla::ffi::Future NcclCommunicator::Execute(const Call& call) {
     std::vector<const void*> operands;
     std::vector<void*> results;
     Call call;
+    const Rank* rank = nullptr;
 
     void Complete(Status status) {
       std::vector<Continuation> all;
@@ -34,6 +35,7 @@ xla::ffi::Future NcclCommunicator::Execute(const Call& call) {
   auto* waiting = new Waiting;
   waiting->communicator =
       std::static_pointer_cast<NcclCommunicator>(Watched::shared_from_this());
+  waiting->rank = rank;
   waiting->gap = call.site->gap();
   waiting->operands.assign(call.operands, call.operands + call.site->operands().size());
   waiting->results.assign(call.results, call.results + call.site->results().size());
@@ -53,7 +55,8 @@ xla::ffi::Future NcclCommunicator::Execute(const Call& call) {
         rank->stream,
         [](void* argument) {
           auto* waiting = static_cast<Waiting*>(argument);
-          waiting->Complete(waiting->communicator->failure());
+          waiting->Complete(
+              waiting->communicator->FailureOf(waiting->call, *waiting->rank));
         },
         waiting);
   };
