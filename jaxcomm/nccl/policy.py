@@ -152,14 +152,15 @@ class CommPolicy:
     @property
     def uses_copy_engines(self) -> bool:
         """Whether copy engines may move bytes."""
-        is_open = self.copy_engines is None
-        return not self.command_buffers if is_open else bool(self.copy_engines)
+        return self._unless_recorded(self.copy_engines)
 
     @property
     def uses_one_shot(self) -> bool:
         """Whether small sums may go by a kernel of this package."""
-        is_open = self.one_shot is None
-        return not self.command_buffers if is_open else bool(self.one_shot)
+        return self._unless_recorded(self.one_shot)
+
+    def _unless_recorded(self, choice):
+        return not self.command_buffers if choice is None else choice
 
     def settings(self) -> dict[str, int]:
         """Returns the fields of ``ncclConfig_t`` that are not left to NCCL."""

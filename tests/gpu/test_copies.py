@@ -12,15 +12,6 @@ pytestmark = pytest.mark.gpu
 MANY = 10_000_001  # of float32: odd, and 38 MiB
 
 
-@pytest.fixture
-def ring():
-    gpus = [device for device in jax.devices() if device.platform == "gpu"]
-    if len(gpus) < 2:
-        pytest.skip("needs two NVIDIA GPUs")
-    yield jax.make_mesh((len(gpus),), ("i",), devices=gpus)
-    jaxcomm.finalize()
-
-
 def outs(mesh, function, x):
     spec = jax.P("i")
     x = jax.device_put(x, jax.NamedSharding(mesh, spec))

@@ -13,15 +13,6 @@ pytestmark = pytest.mark.gpu
 SIZES = [1, 2, 3, 31, 32, 33, 256, 257, 1000, 4096, 16384, 65536, 65537]
 
 
-@pytest.fixture
-def ring():
-    gpus = [device for device in jax.devices() if device.platform == "gpu"]
-    if len(gpus) < 2:
-        pytest.skip("needs two NVIDIA GPUs")
-    yield jax.make_mesh((len(gpus),), ("i",), devices=gpus)
-    jaxcomm.finalize()
-
-
 def outs(mesh, function, x):
     spec = jax.P("i")
     x = jax.device_put(x, jax.NamedSharding(mesh, spec))

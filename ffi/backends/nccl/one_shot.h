@@ -88,7 +88,6 @@ class OneShot {
                           std::shared_ptr<const Kernels>* kernels);
   void CannotTakePart(std::string reason);
   Status Allocate(Lane& lane);
-  std::vector<Lane*> GroupOf(const Lane& lane);
   // Whether all ranks can take part so far, by the cards received.
   bool AreAble(const Lane& lane);
   // Whether it has a place for every rank's inbox now.
