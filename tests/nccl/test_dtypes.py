@@ -40,10 +40,10 @@ DTYPES = [
 ]
 
 
-@pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_every_dtype_reduces_and_travels(models, make_mesh, dtype, size):
-    """C16."""
+def test_every_dtype_reduces_and_travels(models, make_mesh, dtype):
+    """C16, between two: there the sums of 16-bit floats are NCCL's own."""
+    size = 2
     mesh = make_mesh(i=size)
     with jax.enable_x64(True):
         x = models.random_values(jnp.dtype(dtype), (size, size, 5), 3)

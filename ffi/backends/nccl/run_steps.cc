@@ -42,6 +42,14 @@ Status RunStep(const NcclLibrary& library, const Step& step, const Call& call,
       return settle(
           api.Broadcast(from, to, step.count, step.type, step.peer, comm, stream),
           "ncclBroadcast");
+    case Step::Kind::kGather:
+      return settle(
+          api.Gather(from, to, step.count, step.type, step.peer, comm, stream),
+          "ncclGather");
+    case Step::Kind::kScatter:
+      return settle(
+          api.Scatter(from, to, step.count, step.type, step.peer, comm, stream),
+          "ncclScatter");
   }
   return OkStatus();
 }
@@ -80,8 +88,10 @@ Status FindSteps(const NcclLibrary& library, CallSite& site, uint64_t number, in
     auto made = std::make_shared<Steps>();
     status = site.MakePlan(size, nullptr, &plan);
     if (status.success()) {
-      const Natives natives =
-          library.nccl.AlltoAll == nullptr ? Natives::kAllButAllToAll : Natives::kAll;
+      const nccl::Api& api = library.nccl;
+      const bool has_newer =
+          api.AlltoAll != nullptr && api.Gather != nullptr && api.Scatter != nullptr;
+      const Natives natives = has_newer ? Natives::kOf228 : Natives::kOf218;
       status = MakeSteps(site, plan, size, rank, natives, made.get());
     }
     return status.success() ? made : nullptr;

@@ -89,8 +89,13 @@ class Maker {
   Status AddLeaf(int leaf, const std::vector<Move>& moves) {
     leaf_ = leaf;
     element_bytes_ = static_cast<int64_t>(site_.results()[leaf].element_bytes);
-    if (IsOneRowEach(moves) && AddNative(moves)) return status_;
-    for (const Move& move : moves) AddMove(move);
+    std::vector<Move> sent, zeros;
+    for (const Move& move : moves)
+      (move.sources.empty() ? zeros : sent).push_back(move);
+    if (!IsOneRowEach(sent) || !AddNative(sent)) {
+      for (const Move& move : sent) AddMove(move);
+    }
+    for (const Move& move : zeros) AddMove(move);
     return status_;
   }
 
@@ -126,7 +131,6 @@ class Maker {
   }
 
   bool IsAllToAll(const std::vector<Move>& moves) const {
-    if (natives_ != Natives::kAll) return false;
     if (static_cast<int>(moves.size()) != size_ * size_) return false;
     return std::all_of(moves.begin(), moves.end(), [&](const Move& move) {
       return move.sources.size() == 1 && move.targets.size() == 1 &&
@@ -136,12 +140,22 @@ class Maker {
     });
   }
 
-  bool IsBroadcast(const std::vector<Move>& moves) const {
+  // Whether the moves lead from one root to each rank, or else from each rank to one,
+  // and the row of rank i lies at i * from_step in the operand and at i * to_step in
+  // the result.
+  bool IsRooted(const std::vector<Move>& moves, bool from_root, bool from_steps,
+                bool to_steps) const {
     if (static_cast<int>(moves.size()) != size_) return false;
     for (int i = 0; i < size_; ++i) {
-      if (moves[i].sources.size() != 1 || moves[i].sources != moves[0].sources ||
-          moves[i].targets != std::vector<int>{i} || moves[i].from.offset != 0 ||
-          moves[i].to.offset != 0 || moves[i].inner != moves[0].inner) {
+      const Move& move = moves[i];
+      const std::vector<int>& root = from_root ? move.sources : move.targets;
+      const std::vector<int>& each = from_root ? move.targets : move.sources;
+      const int64_t step = i * move.inner;
+      if (root.size() != 1 ||
+          root != (from_root ? moves[0].sources : moves[0].targets) ||
+          each != std::vector<int>{i} || move.inner != moves[0].inner ||
+          move.from.offset != (from_steps ? step : 0) ||
+          move.to.offset != (to_steps ? step : 0)) {
         return false;
       }
     }
@@ -160,16 +174,26 @@ class Maker {
       return AddReduction(Kind::kReduceScatter, moves[0], 0);
     }
     if (natives_ == Natives::kNone) return false;
+    const bool has_newer = natives_ == Natives::kOf228;
     Kind kind;
     int root = 0;
     if (IsOneForEachRank(moves, /*from_all=*/false, /*to_all=*/true,
                          /*from_steps=*/false, /*to_steps=*/true)) {
       kind = Kind::kAllGather;
-    } else if (IsAllToAll(moves)) {
+    } else if (has_newer && IsAllToAll(moves)) {
       kind = Kind::kAllToAll;
-    } else if (IsBroadcast(moves)) {
+    } else if (IsRooted(moves, /*from_root=*/true, /*from_steps=*/false,
+                        /*to_steps=*/false)) {
       kind = Kind::kBroadcast;
       root = moves[0].sources[0];
+    } else if (has_newer && IsRooted(moves, /*from_root=*/true, /*from_steps=*/true,
+                                     /*to_steps=*/false)) {
+      kind = Kind::kScatter;
+      root = moves[0].sources[0];
+    } else if (has_newer && IsRooted(moves, /*from_root=*/false, /*from_steps=*/false,
+                                     /*to_steps=*/true)) {
+      kind = Kind::kGather;
+      root = moves[0].targets[0];
     } else {
       return false;
     }

@@ -25,6 +25,8 @@ struct Step {
     kAllGather,
     kAllToAll,
     kBroadcast,
+    kGather,
+    kScatter,
   };
 
   Kind kind;
@@ -43,8 +45,8 @@ struct Steps {
 };
 
 // Which of NCCL's functions for a whole collective may be used where nothing is
-// reduced.
-enum class Natives { kNone, kAllButAllToAll, kAll };
+// reduced: none, those of 2.18 or those of 2.28.
+enum class Natives { kNone, kOf218, kOf228 };
 
 // Makes the steps of a rank. Every rank makes those of the others in the same order.
 // Fails for reductions that NCCL has not: the lowering is to have made something else

@@ -11,6 +11,10 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.host_only(
+    reason="over NCCL a stream waits: tests/ffi/fake_nccl_halves_test.cc"
+)
+
 PROGRAM = r"""
 import json, os, time
 
