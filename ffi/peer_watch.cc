@@ -19,6 +19,7 @@
 
 #include "ffi/forked.h"
 #include "ffi/status.h"
+#include "ffi/system_file.h"
 
 namespace jaxcomm {
 namespace {
@@ -28,16 +29,9 @@ constexpr int kPollMilliseconds = 50;
 
 // Clock ticks after boot at which a process began; 0 if it has ended.
 uint64_t StartTime(int64_t pid) {
-  // One read(2) gets all of it.
-  const int fd = open(StrCat("/proc/", pid, "/stat").c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return 0;
-  char text[1024];
-  const ssize_t length = read(fd, text, sizeof(text) - 1);
-  close(fd);
-  if (length <= 0) return 0;
-  text[length] = 0;
+  const std::string text = ReadSystemFile(StrCat("/proc/", pid, "/stat"));
   // The second field, in parentheses, may hold anything.
-  const char* at = std::strrchr(text, ')');
+  const char* at = std::strrchr(text.c_str(), ')');
   if (at == nullptr || at[1] == 0) return 0;
   const char state = at[2];
   if (state == 'Z' || state == 'X') return 0;

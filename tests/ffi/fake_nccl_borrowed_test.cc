@@ -1,6 +1,7 @@
 // Operations on communicators that somebody else made: what becomes of those that do
 // not end.
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
@@ -16,9 +17,10 @@
 namespace jaxcomm::testing {
 namespace {
 
-std::shared_ptr<BorrowedCommunicator> Make(double timeout_seconds) {
+std::shared_ptr<BorrowedCommunicator> Make(double timeout_seconds,
+                                           const NcclLibrary& library = Library()) {
   auto made = std::make_shared<BorrowedCommunicator>(
-      Spec({{100, 101}}, timeout_seconds), Library(),
+      Spec({{100, 101}}, timeout_seconds), library,
       std::vector<BorrowedCommunicator::Device>{{100, 0}, {101, 1}},
       BorrowedCommunicator::Wanted{{{0, 1}}, 0});
   CHECK_TRUE(made->Prepare().success());
@@ -73,6 +75,33 @@ TEST(an_operation_is_done_when_its_device_is) {
   CHECK_TRUE(!communicator->Poll());
   CHECK_EQ(communicator->stats().in_flight, 0);
   CHECK_EQ(CountOf(*communicator, FlightRecorder::State::kCompleted), 2);
+}
+
+// What a communicator that does not block has yet to give a stream.
+thread_local std::function<nccl::Result()> pending;
+thread_local int polls_until_given = 0;
+
+TEST(one_that_does_not_block_has_given_the_stream_its_operation) {
+  NcclLibrary library = Library();
+  library.nccl.AllReduce = [](const void* from, void* to, size_t count, nccl::Type type,
+                              nccl::RedOp op, nccl::Comm comm, nccl::Stream stream) {
+    polls_until_given = 3;
+    pending = [=] {
+      return TheFake().nccl.AllReduce(from, to, count, type, op, comm, stream);
+    };
+    return nccl::kInProgress;
+  };
+  library.nccl.CommGetAsyncError = [](nccl::Comm, nccl::Result* state) {
+    *state = --polls_until_given > 0 ? nccl::kInProgress : pending();
+    return nccl::kSuccess;
+  };
+  auto communicator = Make(30, library);
+  RunRanks(2, [&](struct Rank as) {
+    Sum sum(static_cast<float>(as.rank + 1), 1);
+    CHECK_TRUE(sum.Enqueue(*communicator, as).success());
+    as.on->Synchronize();
+    CHECK_EQ(sum.result, 3.0f);
+  });
 }
 
 TEST(what_is_not_done_at_the_deadline_is_told_and_then_refused) {

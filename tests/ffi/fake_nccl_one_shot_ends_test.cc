@@ -31,6 +31,16 @@ struct Pair {
   std::vector<PeerMember> members;
 };
 
+// Of one 32-bit integer.
+Steps OneSum() {
+  Steps steps;
+  steps.grouped.resize(1);
+  steps.grouped[0].kind = Step::Kind::kAllReduce;
+  steps.grouped[0].type = nccl::Type::kInt32;
+  steps.grouped[0].count = 1;
+  return steps;
+}
+
 // Ranks may be one sum apart: nothing of the next is taken for this one, nor
 // overwritten.
 TEST(sums_in_a_row_keep_apart) {
@@ -168,6 +178,34 @@ TEST(memory_stays_while_a_sum_is_yet_to_run) {
   late.on.Synchronize();
 }
 
+TEST(memory_stays_while_what_was_given_before_a_failure_is_yet_to_run) {
+  auto communicator = MakeOneShot(2);
+  const auto site = MakeSite("all_reduce", {}, {FloatLeaf(2), FloatLeaf(2)},
+                             {FloatLeaf(2), FloatLeaf(2)});
+  OnDevice on(0);
+  Gate gate;
+  TheFake().cuda.LaunchHostFunc(on.stream, &Gate::Wait, &gate);
+  TheFake().fail("cuLaunchKernel", 1, 2);
+  float operands[4] = {}, results[4] = {};
+  const void* from[] = {operands, operands + 2};
+  void* to[] = {results, results + 2};
+  const Call call{site.get(), 1, 1, 1, 0, from, to, nullptr};
+  CHECK_CONTAINS(std::string(communicator->Enqueue(call, on.stream).message()),
+                 "cuLaunchKernel");
+  TheFake().clear_trace();
+  std::atomic<bool> is_freed{false};
+  std::thread closer([&] {
+    communicator->Abort(Status(ErrorCode::kCancelled, "closed"));
+    communicator = nullptr;
+    is_freed = true;
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  CHECK_TRUE(!is_freed);
+  gate.open = true;
+  closer.join();
+  CHECK_TRUE(Comes([] { return Count("cuModuleUnload") == 2; }));
+}
+
 TEST(all_memory_is_given_back) {
   const auto used = [] {
     OnDevice on(1);
@@ -185,16 +223,24 @@ TEST(all_memory_is_given_back) {
              static_cast<int64_t>(2 * OneShotArguments::kInboxBytes));
   }
   CHECK_EQ(used(), before);
-  for (const char* function : {"cuMemAllocHost_v2", "cuEventCreate"}) {
-    setenv("JAXCOMM_FAKE_PTX", "1", 1);
+  setenv("JAXCOMM_FAKE_PTX", "1", 1);
+  for (const char* function : {"cuMemAllocHost_v2", "cuMemAlloc_v2", "cuEventCreate"}) {
     const Pair pair;
     OnDevice first(0), second(1);
     TheFake().fail(function, 0, 2);
     std::unique_ptr<OneShot> made;
     const Status status =
         OneShot::Create(Library(), pair.members, {first.stream, second.stream}, &made);
-    CHECK_TRUE(status.errc() == ErrorCode::kResourceExhausted);
-    CHECK_TRUE(made == nullptr);
+    if (std::string(function) == "cuMemAllocHost_v2") {
+      CHECK_TRUE(status.errc() == ErrorCode::kResourceExhausted);
+      continue;
+    }
+    // NCCL adds, on all ranks.
+    CHECK_TRUE(status.success());
+    CHECK_TRUE(!made->reason().empty());
+    for (size_t rank = 0; rank < 2; ++rank) CHECK_TRUE(!made->Takes(OneSum(), rank));
+    first.Synchronize();
+    second.Synchronize();
   }
   CHECK_EQ(used(), before);
 }
@@ -209,11 +255,7 @@ TEST(flags_are_not_used_again) {
                  .success());
   first.Synchronize();
   second.Synchronize();
-  Steps steps;
-  steps.grouped.resize(1);
-  steps.grouped[0].kind = Step::Kind::kAllReduce;
-  steps.grouped[0].type = nccl::Type::kInt32;
-  steps.grouped[0].count = 1;
+  const Steps steps = OneSum();
   int sums = 0;
   int32_t operand = 1, result[2] = {};
   for (; sums < 100 && one_shot->Takes(steps, 0); ++sums) {

@@ -140,11 +140,27 @@ TEST(there_may_be_more_operations_than_entries) {
   const int count = 3 * rank.in_flight.capacity();
   rank.Give(1, count);
   CHECK_EQ(rank.in_flight.size(), rank.in_flight.capacity());
+  rank.in_flight.Refresh();
+  CHECK_EQ(rank.Completed(), 0);
   // Those that share the last entry are given one event each: their end.
   rank.own.done[1] = rank.own.recorded[1];
   rank.in_flight.Refresh();
   CHECK_EQ(rank.in_flight.size(), 0);
   CHECK_EQ(rank.Completed(), count);
+}
+
+TEST(those_that_the_recorder_has_forgotten_are_left_out) {
+  Rank rank;
+  const int kept = rank.recorder.entries_per_rank();
+  rank.Give(1, kept + 100);
+  CHECK_EQ(rank.Completed(), 0);
+  rank.own.done[1] = rank.own.recorded[1];
+  rank.in_flight.Refresh();
+  CHECK_EQ(rank.Completed(), kept);
+  rank.Give(1, 2);
+  rank.Finish(1, 1);
+  rank.in_flight.Refresh();
+  CHECK_EQ(rank.Completed(), kept - 1);
 }
 
 TEST(late_is_what_runs_for_too_long_not_what_waits) {

@@ -161,6 +161,7 @@ class PtxParser {
 
   static bool FindSpecial(const std::string& name, uint64_t* number) {
     for (const auto& [known, special] : {std::pair("%ctaid.x", PtxSpecial::kBlock),
+                                         std::pair("%nctaid.x", PtxSpecial::kBlocks),
                                          std::pair("%ntid.x", PtxSpecial::kThreads),
                                          std::pair("%tid.x", PtxSpecial::kThread)}) {
       if (name != known) continue;
@@ -192,6 +193,7 @@ void PtxKernel::Run(unsigned blocks, unsigned threads,
                     const std::vector<char>& arguments) const {
   PtxThread thread;
   thread.arguments = arguments.data();
+  thread.blocks = blocks;
   thread.threads = threads;
   for (thread.block = 0; thread.block < blocks; ++thread.block) {
     for (thread.thread = 0; thread.thread < threads; ++thread.thread) {

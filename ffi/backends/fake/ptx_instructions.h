@@ -11,7 +11,7 @@
 
 namespace jaxcomm::fake {
 
-enum class PtxSpecial : uint64_t { kBlock, kThreads, kThread };
+enum class PtxSpecial : uint64_t { kBlock, kBlocks, kThreads, kThread };
 
 struct PtxOperand {
   enum class Kind { kRegister, kNumber, kSpecial, kMemory, kArgument, kPair, kLabel };
@@ -23,7 +23,7 @@ struct PtxOperand {
 
 // One of a kernel's, as far as it has come.
 struct PtxThread {
-  uint64_t block = 0, threads = 0, thread = 0;
+  uint64_t block = 0, blocks = 0, threads = 0, thread = 0;
   const char* arguments = nullptr;
   std::vector<uint64_t> registers;
   size_t next = 0;  // instruction
@@ -43,6 +43,8 @@ struct PtxThread {
         switch (static_cast<PtxSpecial>(operand.number)) {
           case PtxSpecial::kBlock:
             return block;
+          case PtxSpecial::kBlocks:
+            return blocks;
           case PtxSpecial::kThreads:
             return threads;
           case PtxSpecial::kThread:

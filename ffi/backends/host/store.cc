@@ -1,10 +1,12 @@
 #include "ffi/backends/host/store.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
-#include <fstream>
+#include <string>
 
 #include "ffi/backends/host/huge_pages.h"
+#include "ffi/system_file.h"
 
 #if defined(__SSE2__)
 #include <emmintrin.h>
@@ -29,9 +31,9 @@ constexpr int64_t kReducedBytes = 4 << 10;
 // parts, ten times what a virtual machine with two cores has.
 int64_t SharedCacheBytes() {
   static const int64_t bytes = [] {
-    std::ifstream file("/sys/devices/system/cpu/cpu0/cache/index3/size");
-    int64_t kib = 0;
-    file >> kib;
+    const std::string size =
+        ReadSystemFile("/sys/devices/system/cpu/cpu0/cache/index3/size");
+    const int64_t kib = std::strtoll(size.c_str(), nullptr, 10);
     return (kib > 0 ? kib : int64_t{32} << 10) << 10;
   }();
   return bytes;

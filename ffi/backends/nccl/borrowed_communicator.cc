@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "ffi/backends/nccl/run_steps.h"
+#include "ffi/backends/nccl/world.h"
 #include "ffi/flight_dump.h"
 
 namespace jaxcomm {
@@ -54,6 +55,11 @@ BorrowedCommunicator::~BorrowedCommunicator() {
 Status BorrowedCommunicator::Prepare() {
   for (auto& rank : ranks_) {
     CurrentContext current(library_.cuda, rank->context);
+    if (Status status =
+            library_.Check(library_.cuda.MemAlloc(&rank->scratch, 64), "cuMemAlloc");
+        status.failure()) {
+      return status;
+    }
     if (Status status = rank->in_flight.Prepare(); status.failure()) return status;
   }
   return OkStatus();
@@ -64,19 +70,20 @@ xla::ffi::Future BorrowedCommunicator::Execute(const Call& call) {
                                          ": XLA lends communicators of GPUs only"));
 }
 
+Status BorrowedCommunicator::Settle(nccl::Result result, nccl::Comm comm,
+                                    const char* what) {
+  if (result != nccl::kInProgress) return library_.Check(result, what, comm);
+  // XLA's do not block if it was told so; what follows on the stream is to find the
+  // operation there.
+  return WaitUntilReady(library_, {comm}, {spec().timeout_seconds}, what);
+}
+
 Status BorrowedCommunicator::Barrier(const Call& call, Rank& rank, void* stream) {
-  if (rank.scratch == 0) {
-    if (Status status =
-            library_.Check(library_.cuda.MemAlloc(&rank.scratch, 64), "cuMemAlloc");
-        status.failure()) {
-      return status;
-    }
-  }
   void* const bytes = reinterpret_cast<void*>(rank.scratch);
   const auto comm = static_cast<nccl::Comm>(call.borrowed);
-  return library_.Check(library_.nccl.AllReduce(bytes, bytes, 1, nccl::Type::kFloat32,
-                                                nccl::RedOp::kSum, comm, stream),
-                        "ncclAllReduce", comm);
+  return Settle(library_.nccl.AllReduce(bytes, bytes, 1, nccl::Type::kFloat32,
+                                        nccl::RedOp::kSum, comm, stream),
+                comm, "ncclAllReduce");
 }
 
 Status BorrowedCommunicator::Run(const Call& call, Rank& rank, void* stream) {
@@ -95,9 +102,7 @@ Status BorrowedCommunicator::Run(const Call& call, Rank& rank, void* stream) {
   }
   return RunSteps(library_, *steps, call, comm, stream,
                   [this, comm](nccl::Result result, const char* what) {
-                    return result == nccl::kInProgress
-                               ? OkStatus()
-                               : library_.Check(result, what, comm);
+                    return Settle(result, comm, what);
                   });
 }
 
@@ -170,7 +175,7 @@ void BorrowedCommunicator::Fail(Status reason) {
   for (auto& rank : ranks_) rank->in_flight.Fail();
 }
 
-void BorrowedCommunicator::Abort(const Status&) {}
+void BorrowedCommunicator::Abort(const Status&) { Unwatch(*this); }
 
 CommunicatorStats BorrowedCommunicator::stats() const {
   CommunicatorStats stats;

@@ -58,15 +58,17 @@ class BorrowedCommunicator final : public Communicator, public Watched {
     int64_t device = 0;  // global id
     int group = 0, rank = 0, size = 0;
     cuda::Context context = nullptr;
-    cuda::Pointer scratch = 0;  // made when it is first needed
-    std::mutex launching;       // held while a stream is given an operation
-    uint64_t operations = 0;    // likewise
+    cuda::Pointer scratch = 0;
+    std::mutex launching;     // held while a stream is given an operation
+    uint64_t operations = 0;  // likewise
     InFlight in_flight;
     CallCounts counts;
   };
 
   Status Run(const Call& call, Rank& rank, void* stream);
   Status Barrier(const Call& call, Rank& rank, void* stream);
+  // Waits for what a communicator that does not block has yet to give the stream.
+  Status Settle(nccl::Result result, nccl::Comm comm, const char* what);
   Status failure() const {
     std::lock_guard<std::mutex> lock(failure_mutex_);
     return failure_;

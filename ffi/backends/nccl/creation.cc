@@ -21,7 +21,9 @@ static_assert(kCardsAt + OneShotArguments::kMostRanks * sizeof(OneShot::Card) <=
 Status NcclCommunicator::MakeRanks() {
   const auto& devices = how_.world->devices();
   for (size_t i = 0; i < devices.size(); ++i) {
-    auto made = std::make_unique<Rank>(library_, recorder());
+    // From the beginning, so that what it has is given back if it does not get all.
+    const auto& made =
+        ranks_.emplace_back(std::make_unique<Rank>(library_, recorder()));
     made->place = i;
     made->device = devices[i].id;
     made->ordinal = devices[i].ordinal;
@@ -51,7 +53,6 @@ Status NcclCommunicator::MakeRanks() {
       return status;
     }
     if (Status status = made->in_flight.Prepare(); status.failure()) return status;
-    ranks_.push_back(std::move(made));
   }
   return OkStatus();
 }
@@ -123,8 +124,13 @@ Status NcclCommunicator::WarmUp() {
                        " s; other processes may not have come to it")),
          /*by_force=*/true);
   });
-  Status status = Connect();
-  if (status.success()) status = ShareInboxes();
+  Status status = OkStatus();
+  {
+    // What is in use the guard does not abort, but for one second after the deadline.
+    const auto locks = LockAll(/*is_idle=*/false);
+    status = Connect();
+    if (status.success()) status = ShareInboxes();
+  }
   connected.set_value();
   guard.join();
   // Where it was aborted its streams may have come to their ends, too.

@@ -6,6 +6,7 @@ namespace jaxcomm {
 
 Status InFlight::Prepare() {
   entries_.resize(kEntries);
+  tickets_.resize(static_cast<size_t>(recorder_.entries_per_rank()));
   for (Entry& entry : entries_) {
     for (cuda::Event* event : {&entry.began, &entry.ended}) {
       if (Status status = library_.Check(
@@ -64,7 +65,6 @@ void InFlight::End(cuda::Stream stream, const Named& named, Clock::time_point no
   Entry& entry = entries_[(first_ + (has_place ? size() : kEntries - 1)) % kEntries];
   entry.stream = stream;
   if (has_place) {
-    entry.tickets = 0;
     entry.operation = named.operation;
     entry.sequence = named.sequence;
     if (!is_begun_) {
@@ -81,16 +81,16 @@ void InFlight::End(cuda::Stream stream, const Named& named, Clock::time_point no
     recorder_.Finish(named.ticket, FlightRecorder::State::kFailed);
     return;
   }
-  if (entry.tickets == kTickets) {
-    recorder_.Finish(entry.ticket[--entry.tickets], FlightRecorder::State::kCompleted);
-  }
-  entry.ticket[entry.tickets++] = named.ticket;
+  tickets_[tickets_given_ % tickets_.size()] = named.ticket;
+  entry.tickets = ++tickets_given_;
+  if (tickets_given_ - tickets_finished_ > tickets_.size()) ++tickets_finished_;
   if (has_place) size_.fetch_add(1, std::memory_order_relaxed);
 }
 
 void InFlight::Finish(Entry& entry, FlightRecorder::State state) {
-  for (int i = 0; i < entry.tickets; ++i) recorder_.Finish(entry.ticket[i], state);
-  entry.tickets = 0;
+  for (; tickets_finished_ < entry.tickets; ++tickets_finished_) {
+    recorder_.Finish(tickets_[tickets_finished_ % tickets_.size()], state);
+  }
 }
 
 bool InFlight::IsDone(int index) const {

@@ -65,9 +65,8 @@ class InFlight {
   int size() const { return size_.load(std::memory_order_relaxed); }
 
  private:
+  // When there are more operations, the last entry stands for several.
   static constexpr int kEntries = 64;
-  // Operations that one entry may stand for when there are more of them than entries.
-  static constexpr int kTickets = 16;
   // An operation that is given this soon after another of its stream counts as begun
   // when that one is done: an event costs a launch, and what XLA can have put between
   // them in this time is a few kernels.
@@ -76,8 +75,7 @@ class InFlight {
   struct Entry {
     cuda::Event began = nullptr, ended = nullptr;
     cuda::Stream stream = nullptr;
-    int tickets = 0;
-    FlightRecorder::Ticket ticket[kTickets];
+    uint64_t tickets = 0;  // given until the last operation that it stands for
     uint32_t operation = 0;
     uint64_t sequence = 0;
     bool is_right_behind = false;  // the one before it, and `began` says nothing
@@ -96,6 +94,9 @@ class InFlight {
   std::mutex mutex_;
   std::vector<Entry> entries_;  // a ring of kEntries
   int first_ = 0;
+  // A ring of as many as the recorder keeps: it has forgotten what is not here.
+  std::vector<FlightRecorder::Ticket> tickets_;
+  uint64_t tickets_given_ = 0, tickets_finished_ = 0;
   bool is_captured_ = false;
   bool is_begun_ = false;  // the operation being given has an entry with its beginning
   bool is_extended_ = false;  // the end of the last entry is being put off

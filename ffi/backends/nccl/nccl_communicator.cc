@@ -54,6 +54,7 @@ NcclCommunicator::~NcclCommunicator() {
     KeepForever(how_.world);
     return;
   }
+  if (one_shot_ != nullptr) one_shot_->Leave();
   std::vector<nccl::Comm> comms;
   for (auto& rank : ranks_) comms.push_back(rank->comm.exchange(nullptr));
   EndComms(library_, comms, /*abort=*/false);
@@ -88,6 +89,8 @@ void NcclCommunicator::Abort(const Status& reason) {
   }
   Fail(reason, /*by_force=*/false);
   Abandon();
+  // Not the watch is to bury it.
+  Unwatch(*this);
 }
 
 CommunicatorStats NcclCommunicator::stats() const {
@@ -159,6 +162,7 @@ bool NcclCommunicator::LosePeers() {
 }
 
 bool NcclCommunicator::Poll() {
+  std::lock_guard<std::mutex> lock(polling_);
   if (failed()) return false;
   if (LosePeers()) return !failed();
   for (auto& rank : ranks_) {
@@ -172,8 +176,8 @@ bool NcclCommunicator::Poll() {
                     .Poll(Clock::now(), Seconds(spec().timeout_seconds));
     }
     if (rank->in_flight.size() > 0 && rank->comm != nullptr) {
-      std::unique_lock<std::timed_mutex> lock(rank->launching, std::try_to_lock);
-      if (lock && rank->comm != nullptr &&
+      std::unique_lock<std::timed_mutex> launching(rank->launching, std::try_to_lock);
+      if (launching && rank->comm != nullptr &&
           library_.nccl.CommGetAsyncError(rank->comm, &state) == nccl::kSuccess &&
           state != nccl::kSuccess && state != nccl::kInProgress) {
         overdue = rank->in_flight.Poll(Clock::now(), Seconds(spec().timeout_seconds));

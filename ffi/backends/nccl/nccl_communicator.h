@@ -247,8 +247,9 @@ class NcclCommunicator final : public Communicator,
 
   std::atomic<bool> failed_{false};
   std::atomic<bool> is_suspended_{false};
+  std::mutex polling_;
   // When a process of ours was first seen to be gone, or an error of NCCL's, which may
-  // be of the same cause. Of the watch's thread.
+  // be of the same cause. Under `polling_`.
   Clock::time_point peer_lost_, error_seen_;
   mutable std::mutex failure_mutex_;
   Status failure_ = OkStatus();

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
-#include <fstream>
 #include <functional>
 #include <map>
 #include <mutex>
@@ -15,10 +14,16 @@
 #include <thread>
 #include <utility>
 
+#include "ffi/system_file.h"
+
 namespace jaxcomm {
 namespace {
 
 constexpr unsigned kThreads = 256;
+// A block that waits keeps its place on the GPU. If lanes filled GPUs with it in
+// different orders, none would come to its end: with so many, four to a multiprocessor,
+// a GPU of 40 has room for two lanes.
+constexpr unsigned kMostBlocks = 64;
 constexpr int64_t kWordBytes = 4;
 // More of them are a group of NCCL's.
 constexpr size_t kMostSteps = 4;
@@ -68,9 +73,7 @@ std::optional<Sum> SumOf(const Step& step, int size) {
 }
 
 uint64_t ThisHost() {
-  std::string boot;
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
-  return std::hash<std::string>{}(boot);
+  return std::hash<std::string>{}(ReadSystemFile("/proc/sys/kernel/random/boot_id"));
 }
 
 // Process ids are not the same in all containers of a host.
@@ -210,14 +213,21 @@ Status OneShot::Allocate(Lane& lane) {
   lane.cards[0].host = ThisHost();
   lane.cards[0].process = ThisProcess();
   if (lane.kernels == nullptr) return OkStatus();
-  Status status = library_.Check(
-      library_.cuda.MemAlloc(&lane.inbox, OneShotArguments::kInboxBytes), "cuMemAlloc");
+  Status status =
+      library_.Check(library_.cuda.EventCreate(&lane.last, cuda::kEventDisableTiming),
+                     "cuEventCreate");
   if (status.success()) {
-    status =
-        library_.Check(library_.cuda.EventCreate(&lane.last, cuda::kEventDisableTiming),
-                       "cuEventCreate");
+    status = library_.Check(
+        library_.cuda.MemAlloc(&lane.inbox, OneShotArguments::kInboxBytes),
+        "cuMemAlloc");
   }
-  if (status.success() && NeedsCards(&lane - lanes_.data())) {
+  if (status.failure()) {
+    // Other processes are told, who would wait for one that gives up.
+    CannotTakePart(std::string(status.message()));
+    lane.kernels = nullptr;
+    return OkStatus();
+  }
+  if (NeedsCards(&lane - lanes_.data())) {
     const Status shown =
         library_.Check(library_.cuda.IpcGetMemHandle(&lane.cards[0].inbox, lane.inbox),
                        "cuIpcGetMemHandle");
@@ -228,13 +238,14 @@ Status OneShot::Allocate(Lane& lane) {
   lane.arguments.rank = static_cast<uint32_t>(lane.member.rank);
   lane.arguments.ranks = static_cast<uint32_t>(lane.member.size);
   lane.arguments.capacity = OneShotArguments::Capacity(lane.member.size);
-  return status;
+  return OkStatus();
 }
 
 bool OneShot::IsIdleSoon() {
   const auto end = std::chrono::steady_clock::now() + kGrace;
   for (Lane& lane : lanes_) {
     CurrentContext current(library_.cuda, lane.member.context);
+    if (lane.is_lost) return false;
     while (lane.stream != nullptr &&
            library_.cuda.EventQuery(lane.last) == cuda::kNotReady) {
       if (std::chrono::steady_clock::now() > end) return false;
@@ -244,18 +255,32 @@ bool OneShot::IsIdleSoon() {
   return true;
 }
 
-OneShot::~OneShot() {
-  // A sum that is yet to run would write to what is freed.
+void OneShot::Leave() {
+  if (has_left_) return;
+  has_left_ = true;
+  // Where it was stopped others may have sums that are yet to write here.
+  keeps_inboxes_ = is_stopped_;
   Stop();
-  if (!IsIdleSoon()) {
+  // A sum that is yet to run would write to what is closed, and freed.
+  is_idle_ = IsIdleSoon();
+  if (!is_idle_) return;
+  for (Lane& lane : lanes_) {
+    CurrentContext current(library_.cuda, lane.member.context);
+    for (cuda::Pointer opened : lane.opened) library_.cuda.IpcCloseMemHandle(opened);
+  }
+}
+
+OneShot::~OneShot() {
+  Leave();
+  if (!is_idle_) {
     new std::vector<Lane>(std::move(lanes_));  // for good
     return;
   }
   for (Lane& lane : lanes_) {
     CurrentContext current(library_.cuda, lane.member.context);
-    for (cuda::Pointer opened : lane.opened) library_.cuda.IpcCloseMemHandle(opened);
     if (lane.last != nullptr) library_.cuda.EventDestroy(lane.last);
-    if (lane.inbox != 0) library_.cuda.MemFree(lane.inbox);
+    const bool others_write = keeps_inboxes_ && !lane.opened.empty();
+    if (lane.inbox != 0 && !others_write) library_.cuda.MemFree(lane.inbox);
   }
   if (shared_ == nullptr) return;
   CurrentContext current(library_.cuda, lanes_[0].member.context);
@@ -354,7 +379,9 @@ Status OneShot::Launch(const Steps& steps, const Call& call, size_t member,
       return status;
     }
   }
+  Status status = OkStatus();
   for (const Step& step : steps.grouped) {
+    if (status.failure()) break;
     const std::optional<Sum> sum = SumOf(step, lane.member.size);
     OneShotArguments& arguments = lane.arguments;
     arguments.operand =
@@ -364,22 +391,24 @@ Status OneShot::Launch(const Steps& steps, const Call& call, size_t member,
     arguments.factor = sum->factor;
     ++arguments.flag;
     void* parameters[] = {&arguments};
-    const unsigned blocks = (sum->words + kThreads - 1) / kThreads;
+    const unsigned blocks =
+        std::min<unsigned>(kMostBlocks, (sum->words + kThreads - 1) / kThreads);
     const unsigned threads = std::min<unsigned>(kThreads, (sum->words + 31) / 32 * 32);
-    if (Status status =
-            library_.Check(library_.cuda.LaunchKernel(
-                               lane.kernels->sum[static_cast<int>(sum->word)], blocks,
-                               1, 1, threads, 1, 1, 0, stream, parameters, nullptr),
-                           "cuLaunchKernel");
-        status.failure()) {
-      return status;
-    }
+    status = library_.Check(library_.cuda.LaunchKernel(
+                                lane.kernels->sum[static_cast<int>(sum->word)], blocks,
+                                1, 1, threads, 1, 1, 0, stream, parameters, nullptr),
+                            "cuLaunchKernel");
   }
   lane.stream = stream;
-  return library_.Check(library_.cuda.EventRecord(lane.last, stream), "cuEventRecord");
+  // Also behind those before one that failed.
+  const Status recorded =
+      library_.Check(library_.cuda.EventRecord(lane.last, stream), "cuEventRecord");
+  lane.is_lost |= recorded.failure();
+  return status.failure() ? status : recorded;
 }
 
 void OneShot::Stop() {
+  is_stopped_ = true;
   if (shared_ != nullptr) __atomic_store_n(&shared_->stop, 1u, __ATOMIC_RELEASE);
 }
 

@@ -6,6 +6,7 @@
 #ifndef JAXCOMM_FFI_BACKENDS_NCCL_ONE_SHOT_H_
 #define JAXCOMM_FFI_BACKENDS_NCCL_ONE_SHOT_H_
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -37,6 +38,10 @@ class OneShot {
                        const std::vector<cuda::Stream>& streams,
                        std::unique_ptr<OneShot>* one_shot, uint32_t flag = 0);
   ~OneShot();
+
+  // Waits for what is given to streams, and closes other processes' inboxes: before
+  // these free them, if they do so at about the same time.
+  void Leave();
 
   // A group takes part if all of its ranks can: then all do, or none. Where they are of
   // one process that is known; others send all their cards twice, to open what they
@@ -78,6 +83,7 @@ class OneShot {
     // The last sum, and the stream it was given to: sums keep their order.
     cuda::Event last = nullptr;
     cuda::Stream stream = nullptr;
+    bool is_lost = false;  // `last` does not stand for the last sum
     OneShotArguments arguments;
   };
 
@@ -97,6 +103,8 @@ class OneShot {
 
   const NcclLibrary& library_;
   Shared* shared_ = nullptr;
+  std::atomic<bool> is_stopped_{false};
+  bool has_left_ = false, is_idle_ = false, keeps_inboxes_ = false;
   std::string reason_;
   std::vector<Lane> lanes_;
 };

@@ -104,62 +104,79 @@ std::string Placed(std::string text) {
   return text;
 }
 
-// A thread has one word. It puts it into everybody's inbox, its own too, and adds what
-// it finds in its own.
+// A thread puts its words into everybody's inbox, its own too, and then adds what it
+// finds in its own. Words that are a grid apart are one thread's.
 std::string Kernel(OneShotWord word) {
   static_assert(Arguments::kMostRanks == 8, "as many as registers of a kind");
-  const std::string begin = R"(
+  // Where in an inbox the lines of word 0 are: in the first box of this half, and in
+  // this rank's.
+  const std::string begin = StrCat(R"(
   .reg .pred q, in<8>;
   .reg .b16 h<2>;
-  .reg .b32 i, words, rank, ranks, flag, capacity, turns, t<2>, w<8>, f<8>;
-  .reg .b32 low, high;
-  .reg .b64 operand, result, stop, at, own, mine, to, box, from<8>, line<8>;
+  .reg .b32 i, first, grid, words, rank, ranks, flag, capacity, half, mine, turns;
+  .reg .b32 t<2>, w<8>, f<8>, low, high;
+  .reg .b64 operand, result, stop, at, to, home, box, from<8>, line<8>;
 
   mov.u32 t0, %ctaid.x;
   mov.u32 t1, %ntid.x;
-  mov.u32 i, %tid.x;
-  mad.lo.u32 i, t0, t1, i;
-  ld.param.u32 words, $words;
-  setp.ge.u32 q, i, words;
-  @q ret;
+  mov.u32 first, %tid.x;
+  mad.lo.u32 first, t0, t1, first;
+  mov.u32 t0, %nctaid.x;
+  mul.lo.u32 grid, t0, t1;
   ld.param.u64 operand, $operand;
   ld.param.u64 result, $result;
   ld.param.u64 stop, $stop;
+  ld.param.u32 words, $words;
   ld.param.u32 rank, $rank;
   ld.param.u32 ranks, $ranks;
   ld.param.u32 flag, $flag;
   ld.param.u32 capacity, $capacity;
-  mul.wide.u32 at, i, 4;
-  add.u64 operand, operand, at;
-  add.u64 result, result, at;
-  ld.global.u32 w0, [operand];)";
+  and.b32 half, flag, 1;
+  mul.lo.u32 half, half, ranks;
+  mul.lo.u32 half, half, capacity;
+  mad.lo.u32 mine, rank, capacity, half;
+  mul.wide.u32 box, capacity, 8;)",
+                                   ForRanks(0, R"(
+  setp.gt.u32 in#, ranks, #;
+  setp.eq.u32 q, rank, #;
+  @q ld.param.u64 home, $inbox#;)"));
   const std::string multiply = R"(
   ld.param.f32 t0, $factor;
   mul.rn.f32 w0, w0, t0;)";
-  // Where in an inbox this thread's lines are: in the first box of this half, and in
-  // this rank's.
-  const std::string find_lines = R"(
+  const std::string send = StrCat(R"(
+  mov.u32 i, first;
+SEND:
+  setp.ge.u32 q, i, words;
+  @q bra SENT;
+  mul.wide.u32 at, i, 4;
+  add.u64 at, operand, at;
+  ld.global.u32 w0, [at];)",
+                                  word == OneShotWord::kFloat32 ? multiply : "", R"(
   mov.b64 line0, {w0, flag};
-  and.b32 t0, flag, 1;
-  mul.lo.u32 t0, t0, ranks;
-  mad.lo.u32 t0, t0, capacity, i;
-  mul.wide.u32 own, t0, 8;
-  mad.lo.u32 t0, rank, capacity, t0;
-  mul.wide.u32 mine, t0, 8;
-  mul.wide.u32 box, capacity, 8;)";
-  const std::string send = ForRanks(0, R"(
-  setp.gt.u32 in#, ranks, #;
-  ld.param.u64 to, $inbox#;
-  add.u64 at, to, mine;
-  @in# st.relaxed.sys.global.u64 [at], line0;
-  setp.eq.u32 q, rank, #;
-  @q add.u64 own, own, to;)");
+  add.u32 t0, mine, i;
+  mul.wide.u32 to, t0, 8;)",
+                                  ForRanks(0, R"(
+  ld.param.u64 at, $inbox#;
+  add.u64 at, at, to;
+  @in# st.relaxed.sys.global.u64 [at], line0;)"),
+                                  R"(
+  add.u32 i, i, grid;
+  bra SEND;
+SENT:)");
   // Where there is no such rank, its line has come.
-  const std::string prepare = ForRanks(0, R"(
-  mov.b64 from#, own;
-  add.u64 own, own, box;
+  const std::string prepare = StrCat(R"(
+  mov.u32 i, first;
+RECEIVE:
+  setp.ge.u32 q, i, words;
+  @q ret;
+  add.u32 t0, half, i;
+  mul.wide.u32 at, t0, 8;
+  add.u64 at, home, at;)",
+                                     ForRanks(0, R"(
+  mov.b64 from#, at;
+  add.u64 at, at, box;
   mov.u32 w#, 0;
-  mov.u32 f#, flag;)");
+  mov.u32 f#, flag;)"));
   const std::string receive = StrCat(R"(
   mov.u32 turns, 0;
 AGAIN:)",
@@ -184,10 +201,12 @@ AGAIN:)",
 THERE:)");
   return Placed(StrCat("\n.visible .entry ", OneShotKernelName(word),
                        "(.param .align 8 .b8 a[", sizeof(Arguments), "])\n{", begin,
-                       word == OneShotWord::kFloat32 ? multiply : "", find_lines, send,
-                       prepare, receive, Sum(word), R"(
-  st.global.u32 [result], w0;
-  ret;
+                       send, prepare, receive, Sum(word), R"(
+  mul.wide.u32 at, i, 4;
+  add.u64 at, result, at;
+  st.global.u32 [at], w0;
+  add.u32 i, i, grid;
+  bra RECEIVE;
 }
 )"));
 }

@@ -40,7 +40,7 @@ struct OneShotArguments {
 enum class OneShotWord { kInt32, kFloat32, kFloat16, kBfloat16 };
 inline constexpr int kNumOneShotWords = 4;
 
-// The name of the kernel for it. To be launched with a thread for each word at least.
+// The name of the kernel for it. Any number of threads does.
 const char* OneShotKernelName(OneShotWord word);
 
 // All of them, in NVIDIA's PTX, which the driver compiles for the GPU that it finds:

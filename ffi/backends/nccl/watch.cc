@@ -1,5 +1,6 @@
 #include "ffi/backends/nccl/watch.h"
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -21,12 +22,24 @@ class Watcher {
     return *watcher;
   }
 
-  void Add(std::weak_ptr<Watched> watched) {
+  void Add(const std::shared_ptr<Watched>& watched) {
     std::lock_guard<std::mutex> lock(mutex_);
-    watched_.push_back(std::move(watched));
+    watched_.push_back({watched.get(), watched});
     if (started_) return;
     started_ = true;
     std::thread([this] { Run(); }).detach();
+  }
+
+  void Remove(const Watched* watched) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    watched_.erase(
+        std::remove_if(watched_.begin(), watched_.end(),
+                       [&](const Item& item) { return item.which == watched; }),
+        watched_.end());
+    // A pass that is under way may leave out the one behind it.
+    awake_.store(true);
+    wake_.notify_one();
+    polled_.wait(lock, [&] { return polling_ != watched; });
   }
 
   void Wake() {
@@ -38,40 +51,52 @@ class Watcher {
   }
 
  private:
+  struct Item {
+    const Watched* which;
+    std::weak_ptr<Watched> watched;
+  };
+
   void Run() {
     while (true) {
-      std::vector<std::shared_ptr<Watched>> all;
-      {
-        std::unique_lock<std::mutex> lock(mutex_);
-        wake_.wait(lock, [this] { return awake_.load(); });
-        awake_.store(false);
-        for (size_t i = 0; i < watched_.size();) {
-          if (auto watched = watched_[i].lock()) {
-            all.push_back(std::move(watched));
-            ++i;
-          } else {
-            watched_.erase(watched_.begin() + static_cast<ptrdiff_t>(i));
-          }
-        }
-      }
+      std::unique_lock<std::mutex> lock(mutex_);
+      wake_.wait(lock, [this] { return awake_.load(); });
+      awake_.store(false);
       bool more = false;
-      for (auto& watched : all) more = watched->Poll() || more;
-      all.clear();
+      for (size_t i = 0; i < watched_.size();) {
+        // One at a time, so that the others may go meanwhile.
+        std::shared_ptr<Watched> watched = watched_[i].watched.lock();
+        if (watched == nullptr) {
+          watched_.erase(watched_.begin() + static_cast<ptrdiff_t>(i));
+          continue;
+        }
+        polling_ = watched.get();
+        lock.unlock();
+        more = watched->Poll() || more;
+        watched = nullptr;
+        lock.lock();
+        polling_ = nullptr;
+        polled_.notify_all();
+        ++i;
+      }
+      lock.unlock();
       if (more) Wake();
       std::this_thread::sleep_for(kPoll);
     }
   }
 
   std::mutex mutex_;
-  std::condition_variable wake_;
+  std::condition_variable wake_, polled_;
   std::atomic<bool> awake_{false};
   bool started_ = false;
-  std::vector<std::weak_ptr<Watched>> watched_;
+  std::vector<Item> watched_;
+  const Watched* polling_ = nullptr;
 };
 
 }  // namespace
 
-void Watch(std::weak_ptr<Watched> watched) { Watcher::Get().Add(std::move(watched)); }
+void Watch(const std::shared_ptr<Watched>& watched) { Watcher::Get().Add(watched); }
+
+void Unwatch(const Watched& watched) { Watcher::Get().Remove(&watched); }
 
 void WakeWatch() { Watcher::Get().Wake(); }
 

@@ -13,8 +13,11 @@ class Watched : public std::enable_shared_from_this<Watched> {
   virtual bool Poll() = 0;
 };
 
-// Polls until it is gone.
-void Watch(std::weak_ptr<Watched> watched);
+// Polls it until it is gone, or Unwatch().
+void Watch(const std::shared_ptr<Watched>& watched);
+
+// Does not poll it any more, nor keep it. Waits if it is being polled.
+void Unwatch(const Watched& watched);
 
 // To be called when there is something to look after.
 void WakeWatch();

@@ -1,0 +1,24 @@
+// What Linux tells of itself in files.
+#ifndef JAXCOMM_FFI_SYSTEM_FILE_H_
+#define JAXCOMM_FFI_SYSTEM_FILE_H_
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <string>
+
+namespace jaxcomm {
+
+// The beginning of a file of /proc or /sys, by one read(2); empty if there is none.
+inline std::string ReadSystemFile(const std::string& path) {
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return "";
+  char text[1024];
+  const ssize_t length = read(fd, text, sizeof(text));
+  close(fd);
+  return length <= 0 ? "" : std::string(text, static_cast<size_t>(length));
+}
+
+}  // namespace jaxcomm
+
+#endif  // JAXCOMM_FFI_SYSTEM_FILE_H_
