@@ -21,6 +21,7 @@ def rows(timer: Timer) -> Iterator[Figure]:
         "psum_scatter": lambda m: (
             lambda x: m.psum_scatter(x, "i", scatter_dimension=1, tiled=True)
         ),
+        "all_to_all": lambda m: lambda x: m.all_to_all(x, "i", 1, 0, tiled=True),
     }
     jaxcomm.init(timer.mesh, "i")
     for size in (timer.sizes.small, timer.sizes.large):

@@ -58,7 +58,7 @@ def _rows_of(timer, payload):
             f"{' '.join(text.split())[:300]!r}"
             + (f", without {missing}" if missing else "")
             + ("" if dead else f", does not name rank {timer.size - 1}"),
-            not missing,
+            not missing and dead,
         )
 
 

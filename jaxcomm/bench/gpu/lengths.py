@@ -29,18 +29,27 @@ def rows(timer: Timer) -> Iterator[Finding]:
 
     shortest = run(0)
     counters, held = jaxcomm.counters(), device_memory.communicators_bytes()
+    first = device_memory.left_bytes()
     longest = shortest
     for turn in range(1, timer.sizes.lengths):
         longest = run(turn)
+    # Every length has its program by now, which XLA has put on the devices.
+    second = device_memory.left_bytes()
+    for turn in range(timer.sizes.lengths):
+        run(turn)
+    taken = second - device_memory.left_bytes()
     after = jaxcomm.counters()
     made = after.created + after.split - counters.created - counters.split
     grown = device_memory.communicators_bytes() - held
     yield timer.finding(
         f"ring attention of {timer.sizes.lengths} lengths, {shortest} to {longest}",
         f"{made} communicators made after the first length ({after.live} live), which "
-        f"hold {units.size(held)}, {grown} B more than then",
-        made == 0 and grown == 0 and after == counters,
+        f"hold {units.size(held)}, {grown} B more than then; all but JAX's pool took "
+        f"{units.size(max(0, first - second))} meanwhile, programs included, and "
+        f"{taken} B when all lengths came again",
+        made == 0 and grown == 0 and taken <= 0 and after == counters,
         made=made,
         held_bytes=held,
         grown_bytes=grown,
+        taken_bytes=taken,
     )

@@ -25,8 +25,10 @@ class Sizes:
     """
 
     dtypes: tuple[str, ...] = (
-        "float32", "bfloat16", "float16", "int8", "uint8", "int16", "int32", "uint32",
-        "bool", "complex64", "float8_e4m3fn", "float8_e5m2",
+        "float32", "bfloat16", "float16", "int8", "uint8", "int16", "uint16", "int32",
+        "uint32", "bool", "complex64", "float8_e4m3fn", "float8_e5m2", "float8_e3m4",
+        "float8_e4m3", "float8_e4m3b11fnuz", "float8_e4m3fnuz", "float8_e5m2fnuz",
+        "float64", "int64", "uint64", "complex128",
     )  # fmt: skip
     small: int = KIB
     large: int = 256 * MIB

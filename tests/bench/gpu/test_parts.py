@@ -37,7 +37,7 @@ def grows(monkeypatch, function, step):
 
 def test_checks_find_all_right_and_one_libnccl(timer, stand_in_path):
     right, loaded = run("checks", timer)
-    assert (right.found, right.is_right) == ("21 of 21", True)
+    assert (right.found, right.is_right) == ("27 of 27", True)
     assert (loaded.found, loaded.is_right) == (stand_in_path, True)
 
 
@@ -51,7 +51,7 @@ def test_checks_name_what_is_wrong_and_what_fails(timer, monkeypatch):
     right, _ = run("checks", timer)
     assert right.is_right is False
     assert right.found == (
-        "19 of 21; psum of int8: other values than XLA's; scan of int8: no scan today"
+        "25 of 27; psum of int8: other values than XLA's; scan of int8: no scan today"
     )
 
 
@@ -223,7 +223,7 @@ def usual_promotion():
 
 @pytest.mark.parametrize(
     ("name", "count", "asked"),
-    [("collectives", 13, 12), ("overlap", 2, 0), ("lanes", 2, 0), ("attention", 10, 6)],
+    [("collectives", 15, 14), ("overlap", 2, 0), ("lanes", 2, 0), ("attention", 10, 6)],
 )
 def test_comparisons_say_what_with_what(name, count, asked, timer, usual_promotion):
     rows = run(name, timer)
@@ -236,7 +236,7 @@ def test_comparisons_say_what_with_what(name, count, asked, timer, usual_promoti
 def test_three_ranks_split_what_they_can(timer):
     auto = (jax.sharding.AxisType.Auto,)
     mesh = jax.make_mesh((3,), ("i",), auto, devices=jax.devices()[:3])
-    assert len(run("collectives", dataclasses.replace(timer, mesh=mesh))) == 13
+    assert len(run("collectives", dataclasses.replace(timer, mesh=mesh))) == 15
 
 
 def test_two_lanes_are_two_communicators(timer, trace):
