@@ -17,11 +17,17 @@ class Counters:
     Attributes:
       created: made from nothing. For NCCL, those of whole meshes, which the others are
         split off.
-      split: made as children that share their parent's resources.
+      split: split off those, with resources of theirs or their own:
+        ``CommPolicy(share=)``.
       borrowed: XLA's, for the ``xla`` backend or ``CommPolicy(source="xla")``.
-      evicted: closed to make room.
+      evicted: closed to make room: none, since at ``JAXCOMM_MAX_COMMUNICATORS``
+        another one is an error.
       destroyed: closed.
       live: there now.
+
+    Example:
+      >>> jaxcomm.counters()  # doctest: +SKIP
+      Counters(created=1, split=2, borrowed=0, evicted=0, destroyed=0, live=2)
     """
 
     created: int = 0
@@ -38,8 +44,10 @@ class MemoryRow:
 
     Attributes:
       communicator: whose.
-      device_bytes: on accelerators of this process, as NCCL tells it (2.29.7 and
-        newer), else what was free before less what was free afterwards.
+      device_bytes: on accelerators of this process, as NCCL tells it now (2.29.7 and
+        newer, resources of its own), else what its making took: what was free before
+        less what was free afterwards. NCCL connects to other peers than the next one
+        when they are first sent to, which is not in that.
       parent_bytes: of the mesh's communicator that it was split off, on the same
         devices; told on the row of each of its children.
       host_bytes: of ordinary memory.
@@ -50,6 +58,10 @@ class MemoryRow:
       symmetric_bytes: of every :class:`SymmetricPool` that is registered with it, on
         the devices of this process; told on the row of each such communicator.
       shared: whether another communicator's resources serve it.
+
+    Example:
+      >>> [row.device_bytes for row in jaxcomm.memory_report()]  # doctest: +SKIP
+      [4194304, 226492416]
     """
 
     communicator: "Communicator"

@@ -177,7 +177,16 @@ def communicators() -> Communicators:
 
 
 def counters() -> Counters:
-    """Returns how many communicators this process made and ended."""
+    """Returns how many communicators this process made and ended.
+
+    Returns:
+      A :class:`Counters`, which compares with ``==``.
+
+    Example:
+      >>> before = jaxcomm.counters()
+      >>> jax.block_until_ready(step(x))  # doctest: +SKIP
+      >>> assert jaxcomm.counters() == before  # doctest: +SKIP
+    """
     with _lock:
         return Counters(live=len(_live), **_counts)
 
@@ -189,6 +198,13 @@ def memory_report() -> list[MemoryRow]:
     and holds a few hundred bytes a rank. All communicators between the same processes
     share one piece of shared memory, which is told on the row of each of them. What
     XLA holds for the ``xla`` backend it does not tell: those rows say 0.
+
+    Returns:
+      A list of :class:`MemoryRow`, in bytes.
+
+    Example:
+      >>> sum(row.host_bytes for row in jaxcomm.memory_report())  # doctest: +SKIP
+      3696
     """
     live = communicators()
     return [memory_row(member, live) for member in live]

@@ -89,6 +89,10 @@ class Communicator:
           whether there is one, ``"yes"`` or ``"no: "`` and why;
           ``is_suspended``.
           All zero for the ``xla`` backend, whose collectives run inside XLA.
+
+        Example:
+          >>> communicator.stats()["calls"]  # doctest: +SKIP
+          {'psum': 20, 'ppermute': 3}
         """
         found = _ffi.stats(self.key) if self.is_ours and not self.closed else {}
         return {
@@ -118,8 +122,15 @@ class Communicator:
 
         Raises:
           CommunicatorError: if it is closed, not of the ``nccl`` backend, shares its
-            memory (``CommPolicy(share=False)`` makes one that does not), or NCCL is
-            older than 2.29.7 or refuses.
+            memory (``CommPolicy(share=False)`` makes one that does not), NCCL is older
+            than 2.29.7 or refuses, or the other processes do not come within
+            ``timeout`` seconds, which ends the communicator.
+
+        Example:
+          >>> jax.block_until_ready(state)  # doctest: +SKIP
+          >>> communicator.suspend()  # doctest: +SKIP
+          >>> communicator.suspended  # doctest: +SKIP
+          True
         """
         self._suspend(True)
 

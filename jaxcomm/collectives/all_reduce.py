@@ -14,7 +14,8 @@ def psum(x, axis_name, *, axis_index_groups=None, lane=None, backend=None):
     """Sums ``x`` over the devices of a mesh axis; a twin of ``jax.lax.psum``.
 
     bfloat16, float16 and float8 accumulate in float32; bool counts in int32. Every
-    device gets the same bits: ranks are added in rank order.
+    device gets the same bits: ranks are added in rank order, where NCCL does not add,
+    which chooses its own.
 
     Args:
       x: a pytree of arrays of any shape and dtype. Its leaves travel in one call.

@@ -48,9 +48,11 @@ def ppermute_start(x, axis_name, perm, *, lane=None, backend=None):
       ValueError: if an index is out of range or stands twice on one side.
 
     Example:
+      >>> # block is [0.] and [1.] on the 2 devices of "i"
       >>> arriving = jaxcomm.ppermute_start(block, "i", [(0, 1), (1, 0)])
-      >>> out = compute(block)
-      >>> block = jaxcomm.ppermute_done(arriving, after=out)  # doctest: +SKIP
+      >>> out = compute(*arriving.then([block]))
+      >>> jaxcomm.ppermute_done(arriving, after=out)  # doctest: +SKIP
+      Array([1., 0.], dtype=float32)
     """
     return permutes.permute_by(
         perm, "ppermute_start", x, axis_name, lane, backend, bind=_handle.start

@@ -31,7 +31,8 @@ class CommPolicy:
     """How the communicators of the ``nccl`` backend are made.
 
     Give every process the same. Other backends ignore it. What is None is NCCL's own
-    choice; a setting that the installed NCCL does not know is an error.
+    choice, unless said otherwise; a setting that the installed NCCL does not know is an
+    error.
 
     Source: ``ncclConfig_t`` of NCCL 2.18 to 2.32, and NCCL's user guide.
 
@@ -46,16 +47,19 @@ class CommPolicy:
         is up to 32. Fewer leave more of the GPU to computation and take less memory.
       min_ctas: the fewest; NCCL's choice is 1.
       cga_cluster_size: thread blocks to a cluster, 0 to 8; NCCL takes 4 on Hopper.
-      traffic_class: of network packets (2.27 and newer).
-      name: stands in NCCL's logs (2.27 and newer).
+      traffic_class: of network packets (2.27 and newer); NCCL leaves it to the
+        network's plugin.
+      name: stands in NCCL's logs (2.27 and newer); NCCL gives none.
       blocking: False makes every call to NCCL return at once, at the cost of 300 us for
-        each operation. Communicators are made so in any case, so that the deadline and
-        Ctrl-C end it; True lets NCCL block there too.
+        each operation. If None, the mesh's communicator is made so, in order that the
+        deadline and Ctrl-C end it, and operations block, as in NCCL; True lets NCCL
+        block in the making, too.
       command_buffers: True lets XLA record operations in CUDA graphs, which it replays
         with fewer launches where the addresses of operands stay the same, and records
         anew where they do not. What it replays is not counted, nor in flight records,
         and has no deadline. A communicator that is part of a graph is freed when the
-        process ends, not by closing it.
+        process ends, not by closing it. Collectives in halves, and so ring attention,
+        are not recorded.
       copy_engines: whether the GPUs' copy engines move the bytes of collectives that
         reduce nothing, where a rank sends 32 MiB or more, all ranks are of one process
         and reach each other's memory, and arrays do not lie in symmetric memory, which
@@ -83,7 +87,11 @@ class CommPolicy:
       symmetric: False keeps a :class:`jaxcomm.SymmetricPool` from being registered with
         these communicators.
       max_p2p_peers: how many peers a rank will send to at a time, which bounds what is
-        kept for them (2.30.3 and newer).
+        kept for them (2.30.3 and newer); NCCL's choice is all.
+
+    Raises:
+      ValueError: if a field is of another type or out of range, or two do not go
+        together.
 
     Example:
       >>> policy = jaxcomm.CommPolicy(max_ctas=8)  # doctest: +SKIP

@@ -145,8 +145,15 @@ class SymmetricPool:
           spec: a ``jax.P`` that says how it is split over the mesh; replicated if None.
 
         Raises:
-          ValueError: if DLPack has no such type, the shape does not divide, or the pool
-            is closed or has too little left.
+          TypeError: if ``spec`` is no ``jax.P``.
+          ValueError: if DLPack has no such type (it has bool, integers and floats of 8
+            to 64 bits, bfloat16 and complex numbers; no float8, nothing of 2 or 4
+            bits), the shape does not divide, or the pool is closed or has too little
+            left.
+
+        Example:
+          >>> pool.zeros((8, 1024), "bfloat16", jax.P("i")).shape  # doctest: +SKIP
+          (8, 1024)
         """
         spec = jax.P() if spec is None else spec
         if not isinstance(spec, jax.P):
@@ -175,6 +182,9 @@ class SymmetricPool:
         Raises:
           TypeError: if it is not.
           ValueError: as for :meth:`zeros`.
+
+        Example:
+          >>> x = pool.device_put(x)  # doctest: +SKIP
         """
         sharding = getattr(x, "sharding", None)
         if (

@@ -6,6 +6,7 @@ import pytest
 
 import jaxcomm
 from jaxcomm.demo import data, model, reference, step
+from jaxcomm.nccl import library
 
 CONFIG = model.ModelConfig(layers=2, width=32)
 TEXT = np.frombuffer(b"for x in range(10): print(x, end='')\n" * 40, np.uint8)
@@ -75,6 +76,31 @@ def test_evaluates_alike_on_every_backend(make_mesh):
     assert none == 0
     assert no_more == 0
     assert of_xla > 0
+
+
+def test_trains_over_nccl_as_on_the_host(make_mesh, stand_in_path, monkeypatch):
+    mesh = make_mesh(data=2, context=2)
+    optimizer = step.make_optimizer(1e-2)
+    monkeypatch.setenv("JAXCOMM_NCCL_LIBRARY", stand_in_path)
+    library.load.cache_clear()
+    losses = {}
+    for backend in ("host", "nccl"):
+        jaxcomm.init(mesh, ["context", step.AXES], backend=backend)
+        program = step.MeshProgram(mesh, 32, "zigzag", optimizer)
+        state = step.init_state(0, CONFIG, optimizer)
+        state = jax.device_put(state, program.replicated)
+        compiled = program.train.lower(state, *program.batch_shape()).compile()
+        losses[backend] = []
+        for number in range(2):
+            dealt = program.deal(batch(number, 2, 32))
+            state, loss = compiled(state, *dealt)
+            losses[backend].append(float(loss))
+        used = [c for c in jaxcomm.communicators() if c.backend == backend]
+        assert all(c.stats()["calls"] for c in used)
+        assert {c.axes for c in used} == {("context",), step.AXES}
+        jaxcomm.finalize()
+    library.load.cache_clear()
+    assert losses["nccl"] == pytest.approx(losses["host"], abs=TOLERANCE)
 
 
 def test_counts_the_collectives_of_xla(make_mesh):

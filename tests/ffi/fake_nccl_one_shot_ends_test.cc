@@ -245,6 +245,19 @@ TEST(all_memory_is_given_back) {
   CHECK_EQ(used(), before);
 }
 
+TEST(what_a_communicator_holds_is_told_as_it_is_now) {
+  static std::atomic<uint64_t> told{1000};
+  NcclLibrary library = Library();
+  library.nccl.CommMemStats = [](nccl::Comm, nccl::MemStat, uint64_t* value) {
+    *value = told;
+    return nccl::kSuccess;
+  };
+  auto communicator = Make(2, 30, library);
+  const int64_t before = communicator->stats().device_bytes;
+  told += 500;  // connected to another peer
+  CHECK_EQ(communicator->stats().device_bytes, before + 2 * 500);
+}
+
 TEST(flags_are_not_used_again) {
   setenv("JAXCOMM_FAKE_PTX", "1", 1);
   const Pair pair;

@@ -93,6 +93,21 @@ void NcclCommunicator::Abort(const Status& reason) {
   Unwatch(*this);
 }
 
+int64_t NcclCommunicator::DeviceBytesNow() const {
+  // What those that share have NCCL tells together.
+  if (shares_memory() || failed()) return device_bytes_;
+  int64_t told = one_shot_ == nullptr ? 0 : one_shot_->device_bytes();
+  for (const auto& rank : ranks_) {
+    // Held, nobody ends it meanwhile.
+    std::unique_lock<std::timed_mutex> launching(rank->launching, std::try_to_lock);
+    if (!launching || rank->comm == nullptr ||
+        !ToldDeviceBytes(library_, rank->comm, nccl::MemStat::kTotal, &told)) {
+      return device_bytes_;
+    }
+  }
+  return told;
+}
+
 CommunicatorStats NcclCommunicator::stats() const {
   CommunicatorStats stats;
   for (const auto& rank : ranks_) {
@@ -105,7 +120,7 @@ CommunicatorStats NcclCommunicator::stats() const {
   stats.one_shot = one_shot_ == nullptr          ? "no: not asked for"
                    : one_shot_->reason().empty() ? "yes"
                                                  : StrCat("no: ", one_shot_->reason());
-  stats.device_bytes = device_bytes_;
+  stats.device_bytes = DeviceBytesNow();
   stats.is_suspended = is_suspended_;
   if (is_suspended_) {
     stats.device_bytes = one_shot_ == nullptr ? 0 : one_shot_->device_bytes();

@@ -236,6 +236,9 @@ class NcclCommunicator final : public Communicator,
                               " is not in the communicator it was compiled for");
   }
 
+  // As NCCL tells it, else what was taken when it was made.
+  int64_t DeviceBytesNow() const;
+
   const NcclSpec how_;
   const NcclLibrary& library_;
   const uint64_t number_;

@@ -65,6 +65,11 @@ def in_use_by_jax() -> int:
     return sum(_of_jax("bytes_in_use"))
 
 
+def peak_of_jax() -> int:
+    """Returns the most that arrays and programs held, 0 where JAX does not tell."""
+    return sum(_of_jax("peak_bytes_in_use"))
+
+
 def _of_jax(name):
     for device in jax.local_devices():
         yield (device.memory_stats() or {}).get(name, 0)

@@ -1,4 +1,7 @@
-"""Sequences of many lengths, over communicators made once (requirement N2)."""
+"""Sequences of many lengths, over communicators made once (requirement N2).
+
+And of one length many times, without more memory at any time (requirement S1).
+"""
 
 from collections.abc import Iterator
 
@@ -7,8 +10,11 @@ import jax
 import jaxcomm
 from jaxcomm.bench import units
 from jaxcomm.bench.gpu import device_memory
+from jaxcomm.bench.gpu.attention import forward_and_backward
 from jaxcomm.bench.gpu.rows import Finding
 from jaxcomm.bench.gpu.timer import Timer
+
+_STEPS = 50
 
 
 def rows(timer: Timer) -> Iterator[Finding]:
@@ -16,15 +22,16 @@ def rows(timer: Timer) -> Iterator[Finding]:
     _, heads, size = timer.sizes.heads
     split = jax.P(None, "i")
 
-    def attend(x):
-        return jaxcomm.ring_attention(x, x, x, axis_name="i", is_causal=True)
+    def attend(q, k, v):
+        return jaxcomm.ring_attention(q, k, v, axis_name="i", is_causal=True)
 
     program = timer.program(attend, split)
+    gradient = forward_and_backward(program)
 
     def run(turn):
         tokens = (turn + 1) * timer.sizes.step * timer.size
         x = timer.random((1, tokens, heads, size), "bfloat16", split)
-        jax.block_until_ready(program(x))
+        jax.block_until_ready(program(x, x, x))
         return tokens
 
     shortest = run(0)
@@ -52,4 +59,19 @@ def rows(timer: Timer) -> Iterator[Finding]:
         held_bytes=held,
         grown_bytes=grown,
         taken_bytes=taken,
+    )
+    tokens = 2 * timer.sizes.step * timer.size
+    x = timer.random((1, tokens, heads, size), "bfloat16", split)
+    for _ in range(2):
+        jax.block_until_ready(gradient(x, x, x))
+    peak = device_memory.peak_of_jax()
+    for _ in range(_STEPS):
+        jax.block_until_ready(gradient(x, x, x))
+    more = device_memory.peak_of_jax() - peak
+    yield timer.finding(
+        f"{_STEPS} times the gradient of ring attention of {tokens}",
+        f"JAX has {units.size(peak)} in use at most, on all devices: {more} B more "
+        "than after two",
+        more == 0,
+        more_bytes=more,
     )

@@ -19,6 +19,7 @@ def rows(timer: Timer) -> Iterator[Figure | Finding]:
     yield timer.finding("a pool is registered as a", pool.registrations()[member])
     for size in sizes:
         yield from _of_size(timer, member, pool, size)
+    yield _recorded(timer, pool, sizes[0])
     pool.close()
 
 
@@ -64,6 +65,38 @@ def _of_size(timer, member, pool, size):
         )
         del pooled, ordinary
         pool.reset()
+
+
+def _recorded(timer, pool, size):
+    """Where XLA records what it calls, nothing is registered meanwhile."""
+    policy = jaxcomm.CommPolicy(command_buffers=True)
+    jaxcomm.init(timer.mesh, "i", lanes="recorded", policy=policy)
+    x = timer.random((timer.size, size // 4))
+
+    def hops(old, x):
+        for _ in range(timer.size):
+            x = jaxcomm.ppermute(x, "i", timer.ring, lane="recorded")
+        return x
+
+    program = jax.jit(
+        jax.shard_map(
+            hops, mesh=timer.mesh, in_specs=jax.P("i"), out_specs=jax.P("i"),
+            check_vma=False,
+        ),
+        donate_argnums=0, keep_unused=True,
+    )  # fmt: skip
+    turns = _Turns(program, pool.device_put(x), pool.device_put(x))
+    moved = [turns() for _ in range(4)][-1]
+    right = np.array_equal(local(moved), local(x))
+    del turns, moved
+    pool.reset()
+    how = pool.registrations()
+    return timer.finding(
+        "hops in a pool, recorded",
+        f"{'right' if right else 'other values'}; registered with {len(how)} "
+        f"communicators as {sorted(set(how.values()))}",
+        right,
+    )
 
 
 class _Turns:

@@ -68,21 +68,33 @@ def test_memory_tells_sharing_from_owning(timer):
 
 
 def test_lengths_make_no_communicator(timer):
-    (row,) = run("lengths", timer)
+    row, steps = run("lengths", timer)
     assert row.is_right is True
     assert row.values["made"] == row.values["grown_bytes"] == 0
+    assert row.values["taken_bytes"] == 0
     assert row.values["held_bytes"] > 0
+    assert steps.is_right is True
+
+
+@pytest.mark.parametrize("function", ["left_bytes", "peak_of_jax"])
+def test_lengths_that_take_memory_are_wrong(function, timer, monkeypatch):
+    grows(monkeypatch, function, -8 if function == "left_bytes" else 8)
+    rows = run("lengths", timer)
+    assert [row.is_right for row in rows] == [
+        function != "left_bytes",
+        function != "peak_of_jax",
+    ]
 
 
 def test_lengths_that_make_communicators_are_wrong(timer, monkeypatch):
     ring_attention = jaxcomm.ring_attention
-    lanes = map(str, itertools.count())
+    lanes = itertools.cycle("01")
 
     def with_a_lane(*x, **options):
         return ring_attention(*x, lane=next(lanes), **options)
 
     monkeypatch.setattr(jaxcomm, "ring_attention", with_a_lane)
-    (row,) = run("lengths", timer)
+    row, _ = run("lengths", timer)
     assert row.is_right is False
     assert row.values["made"] == 1
     assert row.values["grown_bytes"] > 0
@@ -195,7 +207,8 @@ def test_without_cupti_nothing_is_known_of_the_driver(timer, monkeypatch):
 
 
 def test_arrays_of_a_pool_are_compared_with_ordinary_ones(timer):
-    registered, *rows = run("symmetric", timer)
+    registered, *rows, recorded = run("symmetric", timer)
+    assert recorded.is_right is True
     assert registered.found == "window"
     assert [row.is_right for row in rows[::2]] == [True] * 6
     assert all(row.ratio > 0 for row in rows[1::2])

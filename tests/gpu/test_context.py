@@ -1,0 +1,36 @@
+"""What the driver takes for the calling thread's GPU is nobody's but the caller's."""
+
+import ctypes
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jaxcomm
+
+pytestmark = pytest.mark.gpu
+
+
+def current():
+    context = ctypes.c_void_p()
+    assert ctypes.CDLL("libcuda.so.1").cuCtxGetCurrent(ctypes.byref(context)) == 0
+    return context.value
+
+
+def test_the_current_context_is_left_as_found(ring):
+    before = current()
+    jaxcomm.init(ring, "i")
+    assert current() == before
+    spec = jax.P("i")
+    program = jax.jit(
+        jax.shard_map(
+            lambda x: jaxcomm.ppermute(x, "i", [(0, 1)]) + jaxcomm.psum(x, "i"),
+            mesh=ring, in_specs=spec, out_specs=spec,
+        )
+    )  # fmt: skip
+    jax.block_until_ready(program(jnp.arange(float(ring.size))))
+    (member,) = jaxcomm.communicators()
+    assert member.stats()["bytes"] > 0
+    assert current() == before
+    member.close()
+    assert current() == before
