@@ -180,9 +180,10 @@ def test_the_current_context_is_left_as_found(stand_in, make_mesh):
         calls = stand_in.trace(f"cuCtx{name}Current_v2")
         return collections.Counter(call["thread"] for call in calls)
 
-    # The thread that watches over communicators may be between the two.
+    # The thread that watches over communicators may be between the two. What CUDA's
+    # runtime made current is popped, too.
     deadline = time.monotonic() + 10
-    while threads("Push") != threads("Pop"):
+    while threads("Push") - threads("Pop"):
         assert time.monotonic() < deadline
 
 

@@ -12,6 +12,10 @@ int CurrentDevice();
 // The same, as CUDA's runtime sees it, through which NCCL looks: device 0 without one.
 int RuntimeDevice();
 
+// As CUDA's runtime does, through which NCCL looks: a thread without a context has that
+// of device 0 from then on.
+void UseRuntime();
+
 }  // namespace jaxcomm::fake
 
 #endif  // JAXCOMM_FFI_BACKENDS_FAKE_CONTEXTS_H_

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "ffi/backends/fake/call.h"
+#include "ffi/backends/fake/contexts.h"
 #include "ffi/backends/fake/launch.h"
 
 namespace jaxcomm::fake {
@@ -151,6 +152,7 @@ Result ncclGroupEnd() {
   const fake::Call call({"ncclGroupEnd", 0, -1, -1, -1, -1, -1, fake::CurrentGroup()});
   if (call.refusal() != 0) fake::Spoil(static_cast<Result>(call.refusal()));
   if (--fake::group.depth > 0) return kSuccess;
+  fake::UseRuntime();
   fake::Group ended;
   std::swap(ended, fake::group);
   if (ended.error != kSuccess) {

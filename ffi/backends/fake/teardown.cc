@@ -7,6 +7,7 @@
 #include "ffi/backends/fake/capture.h"
 #include "ffi/backends/fake/communicator.h"
 #include "ffi/backends/fake/config.h"
+#include "ffi/backends/fake/contexts.h"
 #include "ffi/backends/fake/group.h"
 #include "ffi/backends/fake/registrations.h"
 
@@ -130,11 +131,13 @@ Result ncclCommFinalize(Comm comm) {
 
 Result ncclCommDestroy(Comm comm) {
   JAXCOMM_FAKE_CALL(kForbidden, "ncclCommDestroy", fake::Number(comm));
+  fake::UseRuntime();
   return fake::Destroy(comm);
 }
 
 Result ncclCommAbort(Comm comm) {
   JAXCOMM_FAKE_CALL(kAllowed, "ncclCommAbort", fake::Number(comm));
+  fake::UseRuntime();
   return fake::Abort(comm);
 }
 

@@ -164,4 +164,15 @@ CurrentContext::~CurrentContext() {
   if (pushed_) cuda_.CtxPopCurrent(&popped);
 }
 
+KeptContext::KeptContext(const cuda::Api& cuda) : cuda_(cuda) {
+  cuda_.CtxGetCurrent(&found_);
+}
+
+KeptContext::~KeptContext() {
+  cuda::Context now = nullptr;
+  if (cuda_.CtxGetCurrent(&now) != cuda::kSuccess || now == found_) return;
+  if (now != nullptr) cuda_.CtxPopCurrent(&now);
+  if (found_ != nullptr) cuda_.CtxPushCurrent(found_);
+}
+
 }  // namespace jaxcomm

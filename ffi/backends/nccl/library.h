@@ -48,6 +48,20 @@ class CurrentContext {
   bool pushed_ = false;
 };
 
+// Has the calling thread's context be the same at the end: NCCL, by way of CUDA's
+// runtime, gives a thread that has none that of a device.
+class KeptContext {
+ public:
+  explicit KeptContext(const cuda::Api& cuda);
+  ~KeptContext();
+  KeptContext(const KeptContext&) = delete;
+  KeptContext& operator=(const KeptContext&) = delete;
+
+ private:
+  const cuda::Api& cuda_;
+  cuda::Context found_ = nullptr;
+};
+
 }  // namespace jaxcomm
 
 #endif  // JAXCOMM_FFI_BACKENDS_NCCL_LIBRARY_H_

@@ -82,6 +82,7 @@ Status NcclCommunicator::Make() {
 }
 
 void NcclCommunicator::Abort(const Status& reason) {
+  const KeptContext kept(library_.cuda);
   const auto end =
       Clock::now() + Seconds(std::min(kGraceSeconds, spec().timeout_seconds));
   while (!failed() && Poll() && Clock::now() < end) {
@@ -284,6 +285,7 @@ void NcclCommunicator::Fail(const Status& reason, bool by_force) {
 Status MakeNcclCommunicator(CommunicatorSpec spec, NcclSpec how,
                             std::shared_ptr<Communicator>* communicator) {
   const NcclLibrary& library = how.world->library();
+  const KeptContext kept(library.cuda);
   if (const std::string field = how.settings.Unknown(library); !field.empty()) {
     return InvalidArgument("NCCL ", library.VersionText(), " has no setting '", field,
                            "'; leave it out or install a newer NCCL");

@@ -119,6 +119,7 @@ Status WaitUntilReady(const NcclLibrary& library, const std::vector<nccl::Comm>&
 
 void EndComms(const NcclLibrary& library, const std::vector<nccl::Comm>& comms,
               bool abort) {
+  const KeptContext kept(library.cuda);
   if (abort) {
     for (nccl::Comm comm : comms) {
       if (comm != nullptr) library.nccl.CommAbort(comm);
@@ -159,6 +160,7 @@ Status NcclWorld::Create(const NcclLibrary& library, int size,
                            " bytes, not ", unique_id.size());
   }
   std::memcpy(id.internal, unique_id.data(), sizeof(id.internal));
+  const KeptContext kept(library.cuda);
   std::shared_ptr<NcclWorld> made(new NcclWorld(library, std::move(devices)));
   int64_t free_before = 0;
   for (const NcclDevice& device : made->devices_) {

@@ -109,9 +109,11 @@ def on_gpus(size: int):
             """Three at a time: two lanes of ours and XLA's own."""
             arriving = jaxcomm.ppermute_start(x, perm=ring, lane=_BY_NCCL, **at)
             native = arriving.then(x)
-            if _is_narrow(x.dtype.name):  # XLA sends some of them
-                native = native.astype("float32")
-            native = jax.lax.ppermute(native, "i", ring).astype(x.dtype)
+            if _is_narrow(x.dtype.name):  # XLA does not send all of them
+                native = jax.lax.bitcast_convert_type(native, "uint8")
+            native = jax.lax.ppermute(native, "i", ring)
+            if _is_narrow(x.dtype.name):
+                native = jax.lax.bitcast_convert_type(native, x.dtype)
             own = jaxcomm.ppermute(x, perm=ring[::-1], **at)
             return jnp.stack([native, own, jaxcomm.ppermute_done(arriving)])
 
