@@ -28,7 +28,8 @@ def test_the_current_context_is_left_as_found(ring):
             mesh=ring, in_specs=spec, out_specs=spec,
         )
     )  # fmt: skip
-    jax.block_until_ready(program(jnp.arange(float(ring.size))))
+    x = jax.device_put(jnp.arange(float(ring.size)), jax.NamedSharding(ring, spec))
+    jax.block_until_ready(program(x))
     (member,) = jaxcomm.communicators()
     assert member.stats()["bytes"] > 0
     assert current() == before

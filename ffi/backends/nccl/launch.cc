@@ -72,6 +72,7 @@ Status NcclCommunicator::Launch(const Call& call, Rank& rank, cuda::Stream strea
       status.failure()) {
     return status;
   }
+  if (Status status = CheckPlaces(*steps, call, rank); status.failure()) return status;
   const FlightRecorder::Ticket ticket =
       recorder().Start(*call.site, call.run_id, call.tag, rank.group, rank.rank);
   auto kind = CallCounts::Kind::kOrdinary;
@@ -95,6 +96,9 @@ Status NcclCommunicator::LaunchRest(const PeerCopies::Rest& rest, const Call& ca
   Call left = call;
   left.operands = rest.operands.data();
   left.results = rest.results.data();
+  if (Status status = CheckPlaces(rest.steps, left, rank); status.failure()) {
+    return Ended(call, rank, ErrorCode::kFailedPrecondition, status.message());
+  }
   return Give(call, rank, stream, rest.named,
               [&] { return Run(rest.steps, left, rank, stream); });
 }

@@ -198,6 +198,8 @@ class NcclCommunicator final : public Communicator,
   Status RegisterNow(SymmetricMemory& memory, std::string* how);
   // Whether all operands and results lie in registered memory.
   bool IsSymmetric(const Call& call, const Rank& rank) const;
+  // Whether NCCL can send between the places of operands and results.
+  Status CheckPlaces(const Steps& steps, const Call& call, Rank& rank);
   Status Settle(nccl::Result result, Rank& rank, const char* what);
   std::string Describe(const Rank& rank, const InFlight::Overdue& operation) const {
     return jaxcomm::Describe(operation, spec(), rank.rank, rank.size, rank.device);

@@ -72,6 +72,39 @@ void NcclCommunicator::Deregister(uint64_t segment) {
   }
 }
 
+// What NCCL does by sends: it wants both ends of one registered, or none.
+static bool IsSent(const Step& step) {
+  return step.kind == Step::Kind::kSend || step.kind == Step::Kind::kRecv ||
+         step.kind == Step::Kind::kAllToAll || step.kind == Step::Kind::kGather ||
+         step.kind == Step::Kind::kScatter;
+}
+
+Status NcclCommunicator::CheckPlaces(const Steps& steps, const Call& call, Rank& rank) {
+  // Where a stand-in serves the CPU no result lies in a pool.
+  if (library_.is_stand_in) return OkStatus();
+  std::lock_guard<std::timed_mutex> lock(rank.launching);
+  if (rank.windows.empty()) return OkStatus();
+  const auto is_registered = [&](const void* data, const Leaf& leaf) {
+    return rank.windows.Cover(data, leaf.bytes());
+  };
+  for (const Step& step : steps.grouped) {
+    if (!IsSent(step)) continue;
+    const bool from =
+        is_registered(call.operands[step.leaf], call.site->operands()[step.leaf]);
+    const bool to =
+        is_registered(call.results[step.leaf], call.site->results()[step.leaf]);
+    if (from == to) continue;
+    return FailedPrecondition(
+        call.site->description(), " (lane '", spec().lane, "'): its ",
+        from ? "operand" : "result", " lies in a SymmetricPool and its ",
+        from ? "result" : "operand", " does not, between which NCCL cannot send: ",
+        from ? "donate an array of the pool for the result, or hand in one that is not "
+               "of the pool"
+             : "hand in an array of the pool, or donate none of it");
+  }
+  return OkStatus();
+}
+
 bool NcclCommunicator::IsSymmetric(const Call& call, const Rank& rank) const {
   if (rank.windows.empty()) return false;
   const auto all_in = [&](const auto* buffers, const std::vector<Leaf>& leaves) {
