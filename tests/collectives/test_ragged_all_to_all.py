@@ -143,6 +143,7 @@ def test_vmap_over_data_exchanges_every_example(stacked, identical, mesh):
         identical(np.asarray(found)[:, b], wanted)
 
 
+@pytest.mark.host_only(reason="batched before there is a backend, and long")
 def test_what_is_not_batched_stays_so(stacked, identical, mesh):
     rng = np.random.default_rng(7)
     starts, send, offsets, receive = _ragged(rng, 1, 24, 40)

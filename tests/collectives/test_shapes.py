@@ -178,6 +178,7 @@ def test_slices_that_start_off_alignment(stacked, by_group, identical, model, me
         identical(gathered[i], by_group(mesh, ("i",), model.all_gather(0, True), piece))
 
 
+@pytest.mark.host_only(reason="the threads are the host backend's")
 @pytest.mark.parametrize(
     "shape",
     [

@@ -217,10 +217,12 @@ TEST(all_memory_is_given_back) {
   {
     auto plain = Make(2);
     const int64_t by_nccl = plain->stats().device_bytes;
+    plain->Abort(Status(ErrorCode::kCancelled, "closed"));
     plain = nullptr;
     auto communicator = MakeOneShot(2);
     CHECK_EQ(communicator->stats().device_bytes - by_nccl,
              static_cast<int64_t>(2 * OneShotArguments::kInboxBytes));
+    communicator->Abort(Status(ErrorCode::kCancelled, "closed"));
   }
   CHECK_EQ(used(), before);
   setenv("JAXCOMM_FAKE_PTX", "1", 1);
@@ -247,7 +249,7 @@ TEST(all_memory_is_given_back) {
 
 TEST(what_a_communicator_holds_is_told_as_it_is_now) {
   static std::atomic<uint64_t> told{1000};
-  NcclLibrary library = Library();
+  static NcclLibrary library = Library();
   library.nccl.CommMemStats = [](nccl::Comm, nccl::MemStat, uint64_t* value) {
     *value = told;
     return nccl::kSuccess;

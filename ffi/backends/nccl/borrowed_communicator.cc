@@ -75,7 +75,8 @@ Status BorrowedCommunicator::Settle(nccl::Result result, nccl::Comm comm,
   if (result != nccl::kInProgress) return library_.Check(result, what, comm);
   // XLA's do not block if it was told so; what follows on the stream is to find the
   // operation there.
-  return WaitUntilReady(library_, {comm}, {spec().timeout_seconds}, what);
+  const auto interrupted = [this] { return failed_.load(std::memory_order_acquire); };
+  return WaitUntilReady(library_, {comm}, {spec().timeout_seconds, interrupted}, what);
 }
 
 Status BorrowedCommunicator::Barrier(const Call& call, Rank& rank, void* stream) {
@@ -131,9 +132,13 @@ Status BorrowedCommunicator::Enqueue(const Call& call, void* stream) {
   }
   if (status.failure()) {
     recorder().Finish(ticket, FlightRecorder::State::kFailed);
-    return Status(ErrorCode::kInternal,
-                  StrCat(call.site->description(), " (lane '", spec().lane,
-                         "', XLA's communicator): ", status.message()));
+    const bool is_late = *status.errc() == ErrorCode::kDeadlineExceeded;
+    Status told(is_late ? *status.errc() : ErrorCode::kInternal,
+                StrCat(call.site->description(), " (lane '", spec().lane,
+                       "', XLA's communicator): ", status.message()));
+    // The next call would wait for as long.
+    if (is_late) Fail(told);
+    return told;
   }
   rank.counts.Add(*call.site);
   WakeWatch();

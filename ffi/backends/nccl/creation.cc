@@ -126,7 +126,7 @@ Status NcclCommunicator::WarmUp() {
   });
   Status status = OkStatus();
   {
-    // What is in use the guard does not abort, but for one second after the deadline.
+    // What is still in use the guard aborts one second after the deadline, not before.
     const auto locks = LockAll(/*is_idle=*/false);
     status = Connect();
     if (status.success()) status = ShareInboxes();

@@ -72,7 +72,10 @@ Status NcclCommunicator::Launch(const Call& call, Rank& rank, cuda::Stream strea
       status.failure()) {
     return status;
   }
-  if (Status status = CheckPlaces(*steps, call, rank); status.failure()) return status;
+  if (Status status = CheckPlaces(*steps, call, rank); status.failure()) {
+    return FailedPrecondition(call.site->description(), " (lane '", spec().lane,
+                              "'): ", status.message());
+  }
   const FlightRecorder::Ticket ticket =
       recorder().Start(*call.site, call.run_id, call.tag, rank.group, rank.rank);
   auto kind = CallCounts::Kind::kOrdinary;
@@ -97,6 +100,7 @@ Status NcclCommunicator::LaunchRest(const PeerCopies::Rest& rest, const Call& ca
   left.operands = rest.operands.data();
   left.results = rest.results.data();
   if (Status status = CheckPlaces(rest.steps, left, rank); status.failure()) {
+    recorder().Finish(rest.named.ticket, FlightRecorder::State::kFailed);
     return Ended(call, rank, ErrorCode::kFailedPrecondition, status.message());
   }
   return Give(call, rank, stream, rest.named,

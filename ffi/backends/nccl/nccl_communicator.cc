@@ -178,7 +178,8 @@ bool NcclCommunicator::LosePeers() {
 }
 
 bool NcclCommunicator::Poll() {
-  std::lock_guard<std::mutex> lock(polling_);
+  std::unique_lock<std::mutex> lock(polling_, std::try_to_lock);
+  if (!lock) return !failed();  // someone else is at it
   if (failed()) return false;
   if (LosePeers()) return !failed();
   for (auto& rank : ranks_) {

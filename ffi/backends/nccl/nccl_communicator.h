@@ -198,7 +198,8 @@ class NcclCommunicator final : public Communicator,
   Status RegisterNow(SymmetricMemory& memory, std::string* how);
   // Whether all operands and results lie in registered memory.
   bool IsSymmetric(const Call& call, const Rank& rank) const;
-  // Whether NCCL can send between the places of operands and results.
+  // Whether NCCL can send between the places of operands and results: both ends of a
+  // send are to be registered, or none. Says why not.
   Status CheckPlaces(const Steps& steps, const Call& call, Rank& rank);
   Status Settle(nccl::Result result, Rank& rank, const char* what);
   std::string Describe(const Rank& rank, const InFlight::Overdue& operation) const {

@@ -14,6 +14,9 @@ namespace {
 // Operations take from ten microseconds on; who waits for a record of them is a person.
 constexpr auto kPoll = std::chrono::milliseconds(5);
 
+// Of who ends something that is being polled: that may end it by force, in NCCL.
+constexpr auto kPatience = std::chrono::seconds(10);
+
 class Watcher {
  public:
   // Never destroyed: its thread runs as long as the process.
@@ -39,7 +42,7 @@ class Watcher {
     // A pass that is under way may leave out the one behind it.
     awake_.store(true);
     wake_.notify_one();
-    polled_.wait(lock, [&] { return polling_ != watched; });
+    polled_.wait_for(lock, kPatience, [&] { return polling_ != watched; });
   }
 
   void Wake() {

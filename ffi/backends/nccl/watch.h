@@ -16,7 +16,8 @@ class Watched : public std::enable_shared_from_this<Watched> {
 // Polls it until it is gone, or Unwatch().
 void Watch(const std::shared_ptr<Watched>& watched);
 
-// Does not poll it any more, nor keep it. Waits if it is being polled.
+// Does not poll it any more, nor keep it. Waits for some seconds if it is being polled;
+// where that hangs, the watch keeps it.
 void Unwatch(const Watched& watched);
 
 // To be called when there is something to look after.

@@ -7,6 +7,15 @@
 #include "ffi/backends/nccl/nccl_communicator.h"
 
 namespace jaxcomm {
+namespace {
+
+bool IsSent(const Step& step) {
+  return step.kind == Step::Kind::kSend || step.kind == Step::Kind::kRecv ||
+         step.kind == Step::Kind::kAllToAll || step.kind == Step::Kind::kGather ||
+         step.kind == Step::Kind::kScatter;
+}
+
+}  // namespace
 
 Status NcclCommunicator::Register(const std::shared_ptr<SymmetricMemory>& memory,
                                   std::string* how) {
@@ -72,13 +81,6 @@ void NcclCommunicator::Deregister(uint64_t segment) {
   }
 }
 
-// What NCCL does by sends: it wants both ends of one registered, or none.
-static bool IsSent(const Step& step) {
-  return step.kind == Step::Kind::kSend || step.kind == Step::Kind::kRecv ||
-         step.kind == Step::Kind::kAllToAll || step.kind == Step::Kind::kGather ||
-         step.kind == Step::Kind::kScatter;
-}
-
 Status NcclCommunicator::CheckPlaces(const Steps& steps, const Call& call, Rank& rank) {
   // Where a stand-in serves the CPU no result lies in a pool.
   if (library_.is_stand_in) return OkStatus();
@@ -95,8 +97,7 @@ Status NcclCommunicator::CheckPlaces(const Steps& steps, const Call& call, Rank&
         is_registered(call.results[step.leaf], call.site->results()[step.leaf]);
     if (from == to) continue;
     return FailedPrecondition(
-        call.site->description(), " (lane '", spec().lane, "'): its ",
-        from ? "operand" : "result", " lies in a SymmetricPool and its ",
+        "its ", from ? "operand" : "result", " lies in a SymmetricPool and its ",
         from ? "result" : "operand", " does not, between which NCCL cannot send: ",
         from ? "donate an array of the pool for the result, or hand in one that is not "
                "of the pool"

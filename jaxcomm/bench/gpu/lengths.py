@@ -14,6 +14,7 @@ from jaxcomm.bench.gpu.attention import forward_and_backward
 from jaxcomm.bench.gpu.rows import Finding
 from jaxcomm.bench.gpu.timer import Timer
 
+# As many as the requirement names.
 _STEPS = 50
 
 
