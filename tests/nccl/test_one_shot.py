@@ -1,5 +1,7 @@
 """Small sums by this package's own kernels, which the stand-in runs as they are."""
 
+import time
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -114,7 +116,10 @@ def test_a_policy_leaves_all_to_nccl(with_kernels, make_mesh):
     over(mesh, lambda x: jaxcomm.psum(x, "i"), jax.P())(operand("float32", 2, 4))
     assert calls() == 0
     assert jaxcomm.communicators()[0].stats()["one_shot"] == "no: not asked for"
-    assert len(with_kernels.trace("ncclAllReduce")) == 2
+    # The result is there when one of them has it.
+    deadline = time.monotonic() + 10
+    while len(with_kernels.trace("ncclAllReduce")) != 2:
+        assert time.monotonic() < deadline
 
 
 def test_it_says_why_there_is_no_such_kernel(stand_in, make_mesh):

@@ -14,9 +14,6 @@ from jaxcomm.bench.gpu.attention import forward_and_backward
 from jaxcomm.bench.gpu.rows import Finding
 from jaxcomm.bench.gpu.timer import Timer
 
-# As many as the requirement names.
-_STEPS = 50
-
 
 def rows(timer: Timer) -> Iterator[Finding]:
     """Yields what ring attention of those lengths made and took after the first."""
@@ -66,11 +63,11 @@ def rows(timer: Timer) -> Iterator[Finding]:
     for _ in range(2):
         jax.block_until_ready(gradient(x, x, x))
     peak = device_memory.peak_of_jax()
-    for _ in range(_STEPS):
+    for _ in range(timer.sizes.steps):
         jax.block_until_ready(gradient(x, x, x))
     more = device_memory.peak_of_jax() - peak
     yield timer.finding(
-        f"{_STEPS} times the gradient of ring attention of {tokens}",
+        f"{timer.sizes.steps} times the gradient of ring attention of {tokens}",
         f"JAX has {units.size(peak)} in use at most, on all devices: {more} B more "
         "than after two",
         more == 0,

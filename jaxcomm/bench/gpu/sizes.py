@@ -17,6 +17,7 @@ class Sizes:
       heads: query heads, key and value heads, and their size.
       tokens: of whole sequences.
       lengths, step: how many lengths of a sequence, and tokens from one to the next.
+      steps: gradients of one length in a row.
       soak, payloads: operations, and bytes of each rank's operand in them.
       in_a_row: broadcasts in one program.
       steady: calls of each collective.
@@ -38,6 +39,7 @@ class Sizes:
     tokens: tuple[int, ...] = (32768,)
     lengths: int = 20
     step: int = 1024
+    steps: int = 50
     soak: int = 2000
     payloads: tuple[int, ...] = (256, 64 * KIB, 4 * MIB)
     in_a_row: int = 1000
@@ -57,6 +59,7 @@ TINY = Sizes(
     tokens=(64,),
     lengths=3,
     step=16,
+    steps=3,
     soak=160,
     payloads=(256,),
     in_a_row=100,
