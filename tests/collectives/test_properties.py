@@ -4,10 +4,15 @@ import math
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jaxcomm
+
+pytestmark = pytest.mark.host_only(
+    reason="long; the other files have these collectives over NCCL"
+)
 
 SIZE = 3  # divides little, so that strides and remainders are odd
 DTYPES = (
