@@ -30,11 +30,11 @@ class SymmetricPool:
     to keep: donate a second array of the pool, as below, and let the two change roles.
     ``Communicator.stats()["symmetric_calls"]`` counts the calls that used it. Where one
     of the two lies in it and the other does not, sends (``ppermute``, ``all_to_all``,
-    ``gather``, ``scatter``) are refused, unless copy engines do them: NCCL may hang
-    there. (If a rank is late for copy engines, that ends the communicator.) Give every
-    process arrays of the pool, or none: NCCL assumes that what one rank holds in a
-    window, all do. (CPU devices, which a stand-in for NCCL serves in tests, copy what
-    is donated: there no result lies in a pool.)
+    ``gather``, ``scatter``) are refused, unless copy engines do them and no rank is
+    late for these: NCCL may hang there. Give every process arrays of the pool, or none:
+    NCCL assumes that what one rank holds in a window, all do. (CPU devices, which a
+    stand-in for NCCL serves in tests, copy what is donated: there no result lies in a
+    pool.)
 
     Every process of the mesh makes the same pools, and takes the same arrays from
     them, in the same order. Memory of arrays that are gone is taken back by

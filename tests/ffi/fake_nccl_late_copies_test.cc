@@ -84,6 +84,37 @@ TEST(what_is_not_for_the_late_rank_is_copied) {
   CHECK_EQ(Count("ncclSend"), 2);
 }
 
+// NCCL sends between registered places, or between others.
+TEST(what_a_late_rank_leaves_to_nccl_lies_in_a_pool_at_both_ends_or_none) {
+  static NcclLibrary library = MakeLibrary();
+  library.is_stand_in = false;
+  auto communicator = Make(2, 30, library);
+  std::shared_ptr<SymmetricMemory> memory;
+  CHECK_TRUE(SymmetricMemory::Create(library, {0, 1}, 4 * kMany, &memory).success());
+  std::string how;
+  CHECK_TRUE(
+      dynamic_cast<NcclCommunicator&>(*communicator).Register(memory, &how).success());
+  const auto site = Site("permute", {1, 0});
+  std::atomic<bool> is_refused{false};
+  ForAll(2, site.get(), [&](Part& part) {
+    part.operands[0] = memory->data(part.device);
+    // In time, then late, then in time again.
+    CHECK_TRUE(communicator->Enqueue(part.CallOf(1), part.on.stream).success());
+    if (part.device == 1) CHECK_TRUE(Comes([&] { return is_refused.load(); }));
+    const Status status = communicator->Enqueue(part.CallOf(2), part.on.stream);
+    CHECK_CONTAINS(std::string(status.message()),
+                   "its operand lies in a SymmetricPool");
+    is_refused = true;
+    CHECK_TRUE(communicator->Enqueue(part.CallOf(3), part.on.stream).success());
+  });
+  int failed = 0;
+  for (const auto& entry : communicator->recorder().Snapshot()) {
+    failed += entry.state == FlightRecorder::State::kFailed;
+  }
+  CHECK_EQ(failed, 2);
+  CHECK_TRUE(Comes([&] { return communicator->stats().in_flight == 0; }));
+}
+
 TEST(a_rank_that_does_not_come_ends_the_communicator_at_the_deadline) {
   auto communicator = Make(3, 0.2);
   const auto site = Site("permute", {2, 0, 1});

@@ -149,6 +149,23 @@ TEST(closing_lets_go_who_waits) {
   CHECK_TRUE(communicator->stats().in_flight == 0);
 }
 
+// Whether a communicator that is closed keeps its memory until the gate is open.
+void CheckFreedAfter(Gate* gate, std::shared_ptr<Communicator>* communicator) {
+  TheFake().clear_trace();
+  std::atomic<bool> is_freed{false};
+  std::thread closer([&] {
+    (*communicator)->Abort(Status(ErrorCode::kCancelled, "closed"));
+    *communicator = nullptr;
+    is_freed = true;
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  CHECK_TRUE(!is_freed);
+  CHECK_EQ(Count("cuModuleUnload"), 0);
+  gate->open = true;
+  closer.join();
+  CHECK_TRUE(Comes([] { return Count("cuModuleUnload") == 2; }));
+}
+
 TEST(memory_stays_while_a_sum_is_yet_to_run) {
   auto communicator = MakeOneShot(2, /*timeout_seconds=*/0.2);
   const auto site = SumSite(300);
@@ -162,19 +179,7 @@ TEST(memory_stays_while_a_sum_is_yet_to_run) {
   // The deadline of the other ends the communicator.
   CHECK_TRUE(communicator->Enqueue(first.CallOf(), first.on.stream).success());
   first.on.Synchronize();
-  TheFake().clear_trace();
-  std::atomic<bool> is_freed{false};
-  std::thread closer([&] {
-    communicator->Abort(Status(ErrorCode::kCancelled, "closed"));
-    communicator = nullptr;
-    is_freed = true;
-  });
-  std::this_thread::sleep_for(std::chrono::milliseconds(100));
-  CHECK_TRUE(!is_freed);
-  CHECK_EQ(Count("cuModuleUnload"), 0);
-  gate.open = true;
-  closer.join();
-  CHECK_TRUE(Comes([] { return Count("cuModuleUnload") == 2; }));
+  CheckFreedAfter(&gate, &communicator);
   late.on.Synchronize();
 }
 
@@ -192,18 +197,7 @@ TEST(memory_stays_while_what_was_given_before_a_failure_is_yet_to_run) {
   const Call call{site.get(), 1, 1, 1, 0, from, to, nullptr};
   CHECK_CONTAINS(std::string(communicator->Enqueue(call, on.stream).message()),
                  "cuLaunchKernel");
-  TheFake().clear_trace();
-  std::atomic<bool> is_freed{false};
-  std::thread closer([&] {
-    communicator->Abort(Status(ErrorCode::kCancelled, "closed"));
-    communicator = nullptr;
-    is_freed = true;
-  });
-  std::this_thread::sleep_for(std::chrono::milliseconds(100));
-  CHECK_TRUE(!is_freed);
-  gate.open = true;
-  closer.join();
-  CHECK_TRUE(Comes([] { return Count("cuModuleUnload") == 2; }));
+  CheckFreedAfter(&gate, &communicator);
 }
 
 TEST(all_memory_is_given_back) {

@@ -28,8 +28,7 @@ Status NcclCommunicator::FailedCopies(const Call& call, const Rank& rank,
   const std::string text = StrCat("rank ", rank.rank, " of ", rank.size, " (device ",
                                   rank.device, "): ", status.message());
   if (!failed() && status.errc() == ErrorCode::kFailedPrecondition) {
-    return FailedPrecondition(call.site->description(), " (lane '", spec().lane,
-                              "'): ", text);
+    return Refused(call, text);
   }
   return Ended(call, rank, ErrorCode::kInternal, text);
 }

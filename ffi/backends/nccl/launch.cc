@@ -30,6 +30,7 @@ Status NcclCommunicator::Barrier(Rank& rank, cuda::Stream stream) {
 Status NcclCommunicator::Run(const Steps& steps, const Call& call, Rank& rank,
                              cuda::Stream stream) {
   if (rank.comm == nullptr && !steps.grouped.empty()) return failure();
+  if (Status status = CheckPlaces(steps, call, rank); status.failure()) return status;
   return RunSteps(library_, steps, call, rank.comm, stream,
                   [this, &rank](nccl::Result result, const char* what) {
                     return Settle(result, rank, what);
@@ -59,6 +60,9 @@ Status NcclCommunicator::Give(const Call& call, Rank& rank, cuda::Stream stream,
   }
   if (status.failure()) {
     recorder().Finish(named.ticket, FlightRecorder::State::kFailed);
+    if (!failed() && status.errc() == ErrorCode::kFailedPrecondition) {
+      return Refused(call, status.message());
+    }
     return Ended(call, rank, ErrorCode::kInternal, status.message());
   }
   WakeWatch();
@@ -71,10 +75,6 @@ Status NcclCommunicator::Launch(const Call& call, Rank& rank, cuda::Stream strea
           FindSteps(library_, *call.site, number_, rank.size, rank.rank, &steps);
       status.failure()) {
     return status;
-  }
-  if (Status status = CheckPlaces(*steps, call, rank); status.failure()) {
-    return FailedPrecondition(call.site->description(), " (lane '", spec().lane,
-                              "'): ", status.message());
   }
   const FlightRecorder::Ticket ticket =
       recorder().Start(*call.site, call.run_id, call.tag, rank.group, rank.rank);
@@ -99,18 +99,14 @@ Status NcclCommunicator::LaunchRest(const PeerCopies::Rest& rest, const Call& ca
   Call left = call;
   left.operands = rest.operands.data();
   left.results = rest.results.data();
-  if (Status status = CheckPlaces(rest.steps, left, rank); status.failure()) {
-    recorder().Finish(rest.named.ticket, FlightRecorder::State::kFailed);
-    return Ended(call, rank, ErrorCode::kFailedPrecondition, status.message());
-  }
   return Give(call, rank, stream, rest.named,
               [&] { return Run(rest.steps, left, rank, stream); });
 }
 
 Status NcclCommunicator::Suspended(const Call& call) const {
-  return FailedPrecondition(call.site->description(), " (lane '", spec().lane,
-                            "'): the communicator is suspended; call its resume() in "
-                            "every process first");
+  return Refused(call,
+                 "the communicator is suspended; call its resume() in every "
+                 "process first");
 }
 
 Status NcclCommunicator::FailureOf(const Call& call, const Rank& rank) const {

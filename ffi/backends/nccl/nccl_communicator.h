@@ -200,7 +200,7 @@ class NcclCommunicator final : public Communicator,
   bool IsSymmetric(const Call& call, const Rank& rank) const;
   // Whether NCCL can send between the places of operands and results: both ends of a
   // send are to be registered, or none. Says why not.
-  Status CheckPlaces(const Steps& steps, const Call& call, Rank& rank);
+  Status CheckPlaces(const Steps& steps, const Call& call, const Rank& rank) const;
   Status Settle(nccl::Result result, Rank& rank, const char* what);
   std::string Describe(const Rank& rank, const InFlight::Overdue& operation) const {
     return jaxcomm::Describe(operation, spec(), rank.rank, rank.size, rank.device);
@@ -233,6 +233,10 @@ class NcclCommunicator final : public Communicator,
       if (rank->ordinal == ordinal) return rank.get();
     }
     return nullptr;
+  }
+  Status Refused(const Call& call, std::string_view reason) const {
+    return FailedPrecondition(call.site->description(), " (lane '", spec().lane,
+                              "'): ", reason);
   }
   Status NotMine(const Call& call) const {
     return FailedPrecondition(call.site->description(), ": device ", call.device_id,

@@ -14,6 +14,7 @@
 #include <thread>
 #include <utility>
 
+#include "ffi/backends/nccl/one_shot_sum.h"
 #include "ffi/system_file.h"
 
 namespace jaxcomm {
@@ -24,53 +25,11 @@ constexpr unsigned kThreads = 256;
 // different orders, none would come to its end: with so many, four to a multiprocessor,
 // a GPU of 40 has room for two lanes.
 constexpr unsigned kMostBlocks = 64;
-constexpr int64_t kWordBytes = 4;
 // More of them are a group of NCCL's.
 constexpr size_t kMostSteps = 4;
 constexpr uint32_t kLastFlag = 0xffffffff;
 // What sums that are given to streams are granted at the end.
 constexpr auto kGrace = std::chrono::seconds(10);
-
-// A sum as the kernels know it.
-struct Sum {
-  OneShotWord word;
-  uint32_t words;
-  float factor = 1;
-};
-
-std::optional<Sum> SumOf(const Step& step, int size) {
-  if (step.kind != Step::Kind::kAllReduce || step.count == 0 ||
-      step.count > 2 * OneShotArguments::Capacity(size) ||
-      step.from % kWordBytes != 0 || step.to % kWordBytes != 0) {
-    return std::nullopt;
-  }
-  const auto count = static_cast<uint32_t>(step.count);
-  const bool is_mean = step.op == nccl::RedOp::kAvg;
-  if (is_mean ? step.type != nccl::Type::kFloat32 : step.op != nccl::RedOp::kSum) {
-    return std::nullopt;
-  }
-  std::optional<Sum> sum;
-  switch (step.type) {
-    case nccl::Type::kInt32:
-    case nccl::Type::kUint32:
-      sum = {OneShotWord::kInt32, count};
-      break;
-    case nccl::Type::kFloat32:
-      sum = {OneShotWord::kFloat32, count, is_mean ? 1 / static_cast<float>(size) : 1};
-      break;
-    case nccl::Type::kFloat16:
-    case nccl::Type::kBfloat16:
-      if (count % 2 != 0) return std::nullopt;
-      sum = {step.type == nccl::Type::kFloat16 ? OneShotWord::kFloat16
-                                               : OneShotWord::kBfloat16,
-             count / 2};
-      break;
-    default:
-      return std::nullopt;
-  }
-  if (sum->words > OneShotArguments::Capacity(size)) return std::nullopt;
-  return sum;
-}
 
 uint64_t ThisHost() {
   return std::hash<std::string>{}(ReadSystemFile("/proc/sys/kernel/random/boot_id"));
@@ -256,14 +215,13 @@ bool OneShot::IsIdleSoon() {
 }
 
 void OneShot::Leave() {
-  if (has_left_) return;
-  has_left_ = true;
+  if (is_idle_.has_value()) return;
   // Where it was stopped others may have sums that are yet to write here.
   keeps_inboxes_ = is_stopped_;
   Stop();
   // A sum that is yet to run would write to what is closed, and freed.
   is_idle_ = IsIdleSoon();
-  if (!is_idle_) return;
+  if (!*is_idle_) return;
   for (Lane& lane : lanes_) {
     CurrentContext current(library_.cuda, lane.member.context);
     for (cuda::Pointer opened : lane.opened) library_.cuda.IpcCloseMemHandle(opened);
@@ -272,7 +230,7 @@ void OneShot::Leave() {
 
 OneShot::~OneShot() {
   Leave();
-  if (!is_idle_) {
+  if (!*is_idle_) {
     new std::vector<Lane>(std::move(lanes_));  // for good
     return;
   }
@@ -382,7 +340,7 @@ Status OneShot::Launch(const Steps& steps, const Call& call, size_t member,
   Status status = OkStatus();
   for (const Step& step : steps.grouped) {
     if (status.failure()) break;
-    const std::optional<Sum> sum = SumOf(step, lane.member.size);
+    const std::optional<OneShotSum> sum = SumOf(step, lane.member.size);
     OneShotArguments& arguments = lane.arguments;
     arguments.operand =
         reinterpret_cast<uint64_t>(call.operands[step.leaf]) + step.from;

@@ -9,6 +9,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -104,7 +105,8 @@ class OneShot {
   const NcclLibrary& library_;
   Shared* shared_ = nullptr;
   std::atomic<bool> is_stopped_{false};
-  bool has_left_ = false, is_idle_ = false, keeps_inboxes_ = false;
+  bool keeps_inboxes_ = false;
+  std::optional<bool> is_idle_;  // known once it has left
   std::string reason_;
   std::vector<Lane> lanes_;
 };
