@@ -26,7 +26,7 @@ VENV_MADE := $(VENV)/.python-$(ABI)
 BUILD_REQUIRES := $(VENV)/.build-requires
 INSTALLED := $(VENV)/.installed
 SOURCES := $(shell find jaxcomm ffi -type f ! -path '*/__pycache__/*' ! -name '*.so' 2>/dev/null | LC_ALL=C sort)
-CXX_FILES = $(shell find ffi tests/ffi -name "*.cc" -o -name "*.h" -o -name "*.inc")
+CXX_FILES = $(shell find ffi tests/ffi tests/doubles -name "*.cc" -o -name "*.h" -o -name "*.inc")
 NOTEBOOKS = $(wildcard notebooks/*.ipynb)
 
 SHELL := bash

@@ -14,7 +14,7 @@
 #include <thread>
 #include <vector>
 
-#include "ffi/backends/fake/controls.h"
+#include "tests/doubles/nccl/controls.h"
 #include "ffi/backends/nccl/cuda_api.h"
 #include "ffi/backends/nccl/nccl_api.h"
 

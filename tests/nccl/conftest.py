@@ -30,7 +30,7 @@ def load(path):
 
 
 class StandIn:
-    """The stand-in's controls: see ffi/backends/fake/controls.h."""
+    """The stand-in's controls: see tests/doubles/nccl/controls.h."""
 
     def __init__(self, path):
         """Opens the file, which the backend opens too."""

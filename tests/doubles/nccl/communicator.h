@@ -1,0 +1,103 @@
+// One rank's side of a communicator.
+#ifndef JAXCOMM_TESTS_DOUBLES_NCCL_COMMUNICATOR_H_
+#define JAXCOMM_TESTS_DOUBLES_NCCL_COMMUNICATOR_H_
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+
+#include "tests/doubles/nccl/errors.h"
+#include "tests/doubles/nccl/handles.h"
+#include "tests/doubles/nccl/room.h"
+
+namespace jaxcomm::fake {
+
+// What a family of communicators made by splitShare=1 has in common on one rank: their
+// launches run one after the other, in the order of the calls, and an abort of one
+// aborts all.
+class Resources {
+ public:
+  uint64_t TakeTicket();
+  // False: aborted.
+  bool WaitForTurn(uint64_t ticket);
+  void EndTurn(uint64_t ticket);
+  void Abort();
+  bool aborted() const { return aborted_; }
+
+  // What the family holds of its device's memory: NCCL counts it together.
+  struct Bytes {
+    int64_t suspendable = 0;
+    int64_t persistent = 0;
+    int members = 0;
+  };
+  void Count(const Bytes& more);
+  Bytes bytes();
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  uint64_t next_ = 0;
+  uint64_t turn_ = 0;
+  std::atomic<bool> aborted_{false};
+  Bytes bytes_;
+};
+
+struct Communicator {
+  // Set before others see it, or by the job that makes it.
+  int64_t number = 0;  // its handle, as the trace names it
+  int rank = 0;
+  int size = 0;
+  int device = 0;
+  nccl::Config config;
+  std::shared_ptr<Room> room;
+  std::shared_ptr<Resources> resources;
+  bool shares = false;  // its parent's resources
+  // While it is being split off: its parent's, whose abort ends that.
+  std::shared_ptr<Resources> splitting_from;
+  uint64_t collectives = 0;
+  uint64_t meetings = 0;
+
+  // What makes a non-blocking one, or finalizes it. Joined by destroy and abort.
+  std::thread job;
+
+  std::atomic<bool> revoked{false};
+  std::atomic<bool> finalized{false};
+  std::atomic<bool> suspended{false};
+  // Operations must end now.
+  bool Stopped() const {
+    return revoked || resources->aborted() ||
+           (splitting_from != nullptr && splitting_from->aborted());
+  }
+
+  std::mutex mutex;
+  std::condition_variable changed;
+  // The rest belongs to the mutex.
+  nccl::Result state = nccl::kInProgress;
+  std::string error;
+  int64_t outstanding = 0;  // launches enqueued and not over
+  int64_t running = 0;      // launches that streams are at now
+  uint64_t graph = 0;       // the last that it is part of
+  int64_t suspendable_bytes = 0;
+  int64_t persistent_bytes = 0;
+
+  void SetState(nccl::Result result, const std::string& text);
+  // Takes the memory that it holds until it is destroyed.
+  nccl::Result Occupy();
+  void Vacate();
+};
+
+Handles<nccl::Comm, Communicator>& Communicators();
+
+// The asynchronous error, with its text: of this rank or of all; kInProgress.
+nccl::Result AsyncError(Communicator* communicator, std::string* text);
+
+// Finds a communicator that operations can be called on, or says why there is none.
+nccl::Result FindReady(nccl::Comm comm, std::shared_ptr<Communicator>* communicator);
+
+}  // namespace jaxcomm::fake
+
+#endif  // JAXCOMM_TESTS_DOUBLES_NCCL_COMMUNICATOR_H_

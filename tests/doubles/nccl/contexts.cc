@@ -1,0 +1,149 @@
+#include "tests/doubles/nccl/contexts.h"
+
+#include <atomic>
+#include <map>
+#include <mutex>
+#include <vector>
+
+#include "tests/doubles/nccl/call.h"
+#include "tests/doubles/nccl/handles.h"
+#include "tests/doubles/nccl/settings.h"
+
+namespace jaxcomm::fake {
+namespace {
+
+std::atomic<bool> initialized{false};
+
+struct Primaries {
+  std::mutex mutex;
+  std::map<int, int> references;  // of each device's primary context
+};
+
+Primaries& ThePrimaries() {
+  static Primaries& primaries = *new Primaries;
+  return primaries;
+}
+
+thread_local std::vector<cuda::Context> current;
+
+constexpr int kFirstContext = 0x100;
+
+cuda::Context ContextOf(int device) {
+  return reinterpret_cast<cuda::Context>(static_cast<uintptr_t>(kFirstContext) +
+                                         static_cast<uintptr_t>(device));
+}
+
+int DeviceOf(cuda::Context context) {
+  return static_cast<int>(Number(context)) - kFirstContext;
+}
+
+bool IsAlive(cuda::Context context) {
+  Primaries& primaries = ThePrimaries();
+  std::lock_guard<std::mutex> lock(primaries.mutex);
+  const auto found = primaries.references.find(DeviceOf(context));
+  return found != primaries.references.end() && found->second > 0;
+}
+
+}  // namespace
+
+int CurrentDevice() {
+  return current.empty() || !IsAlive(current.back()) ? kNoDevice
+                                                     : DeviceOf(current.back());
+}
+
+int RuntimeDevice() {
+  const int device = CurrentDevice();
+  return device == kNoDevice ? 0 : device;
+}
+
+void UseRuntime() {
+  if (current.empty() && IsAlive(ContextOf(0))) current.push_back(ContextOf(0));
+}
+
+}  // namespace jaxcomm::fake
+
+namespace jaxcomm::cuda {
+
+Result cuInit(unsigned) {
+  JAXCOMM_FAKE_CALL(kAllowed, "cuInit");
+  fake::initialized = true;
+  return kSuccess;
+}
+
+Result cuDriverGetVersion(int* version) {
+  JAXCOMM_FAKE_CALL(kAllowed, "cuDriverGetVersion");
+  *version = 13000;
+  return kSuccess;
+}
+
+Result cuDeviceGetCount(int* count) {
+  JAXCOMM_FAKE_CALL(kAllowed, "cuDeviceGetCount");
+  if (!fake::initialized) return kNotInitialized;
+  *count = fake::DeviceCount();
+  return kSuccess;
+}
+
+Result cuDeviceGet(Device* device, int ordinal) {
+  JAXCOMM_FAKE_CALL(kAllowed, "cuDeviceGet");
+  if (!fake::initialized) return kNotInitialized;
+  if (ordinal < 0 || ordinal >= fake::DeviceCount()) return kInvalidDevice;
+  *device = ordinal;
+  return kSuccess;
+}
+
+Result cuDevicePrimaryCtxRetain(Context* context, Device device) {
+  JAXCOMM_FAKE_CALL(kAllowed, "cuDevicePrimaryCtxRetain");
+  if (!fake::initialized) return kNotInitialized;
+  if (device < 0 || device >= fake::DeviceCount()) return kInvalidDevice;
+  fake::Primaries& primaries = fake::ThePrimaries();
+  std::lock_guard<std::mutex> lock(primaries.mutex);
+  ++primaries.references[device];
+  *context = fake::ContextOf(device);
+  return kSuccess;
+}
+
+Result cuDevicePrimaryCtxRelease_v2(Device device) {
+  JAXCOMM_FAKE_CALL(kAllowed, "cuDevicePrimaryCtxRelease_v2");
+  fake::Primaries& primaries = fake::ThePrimaries();
+  std::lock_guard<std::mutex> lock(primaries.mutex);
+  const auto found = primaries.references.find(device);
+  if (found == primaries.references.end() || found->second == 0) {
+    return kInvalidContext;
+  }
+  --found->second;
+  return kSuccess;
+}
+
+Result cuCtxGetCurrent(Context* context) {
+  JAXCOMM_FAKE_CALL(kAllowed, "cuCtxGetCurrent");
+  *context = fake::current.empty() ? nullptr : fake::current.back();
+  return kSuccess;
+}
+
+Result cuCtxPushCurrent_v2(Context context) {
+  JAXCOMM_FAKE_CALL(kAllowed, "cuCtxPushCurrent_v2");
+  if (!fake::IsAlive(context)) return kInvalidContext;
+  fake::current.push_back(context);
+  return kSuccess;
+}
+
+Result cuCtxPopCurrent_v2(Context* context) {
+  JAXCOMM_FAKE_CALL(kAllowed, "cuCtxPopCurrent_v2");
+  if (fake::current.empty()) return kInvalidContext;
+  if (context != nullptr) *context = fake::current.back();
+  fake::current.pop_back();
+  return kSuccess;
+}
+
+Result cuDeviceCanAccessPeer(int* can, Device, Device) {
+  JAXCOMM_FAKE_CALL(kAllowed, "cuDeviceCanAccessPeer");
+  *can = 1;
+  return kSuccess;
+}
+
+Result cuCtxEnablePeerAccess(Context context, unsigned) {
+  JAXCOMM_FAKE_CALL(kForbidden, "cuCtxEnablePeerAccess");
+  return fake::IsAlive(context) ? kSuccess : kInvalidContext;
+}
+
+}  // namespace jaxcomm::cuda

@@ -1,0 +1,61 @@
+// A stand-in for libnccl and libcuda in one shared library. "Device memory" is host
+// memory, a stream is a thread, and ranks are threads of one process or processes of
+// one host: everything the real backend does can be tested without a GPU.
+//
+// Settings, read when a call first needs them:
+//   JAXCOMM_FAKE_DEVICES       devices of a process (8)
+//   JAXCOMM_FAKE_MEMORY        bytes of each device (16 GiB)
+//   JAXCOMM_FAKE_NCCL_VERSION  the version it pretends to be (23203, which is 2.32.3)
+//   JAXCOMM_FAKE_ONE_GPU=1     equal ordinals of two processes are one GPU
+//   JAXCOMM_FAKE_FAULTS        "ncclAllReduce:3:2,ncclSend:0:hang":
+//   function:after:what,
+//                              where what is a result, "hang", or "die" (SIGKILL)
+//   JAXCOMM_FAKE_PTX=1         it runs this package's own kernels; otherwise it refuses
+//                              them, as a driver that is too old would
+//   NCCL_MULTI_RANK_GPU_ENABLE=1   as in NCCL 2.30.3
+//
+// Beyond what the real libraries export there are these, to steer it and to look
+// inside.
+#ifndef JAXCOMM_TESTS_DOUBLES_NCCL_CONTROLS_H_
+#define JAXCOMM_TESTS_DOUBLES_NCCL_CONTROLS_H_
+
+#include <cstdint>
+
+extern "C" {
+
+#define JAXCOMM_FAKE_EXPORT __attribute__((visibility("default")))
+
+// 1 if the pretended versions have the function of this full name ("ncclCommRevoke").
+// A loader asks before it takes an optional symbol.
+JAXCOMM_FAKE_EXPORT int jaxcommFakeHas(const char* function);
+
+// The calls so far, one JSON object a line, oldest first; the last 65536 are kept.
+// Polls repeated by one thread are one line with "times". The text belongs to the
+// calling thread and lives until its next call of this function.
+JAXCOMM_FAKE_EXPORT const char* jaxcommFakeTrace(void);
+JAXCOMM_FAKE_EXPORT void jaxcommFakeClearTrace(void);
+
+// The `after`-th next call of `function` (0: the very next) returns `result` and does
+// nothing.
+JAXCOMM_FAKE_EXPORT void jaxcommFakeFail(const char* function, int after, int result);
+
+// The operation, ncclCommInitRankConfig or ncclCommSplit of the `after`-th next call
+// of `function` does not complete until its communicator is aborted; nor does
+// ncclGroupEnd until one of those that were given operations is.
+JAXCOMM_FAKE_EXPORT void jaxcommFakeHang(const char* function, int after);
+
+// Gives a communicator, named by its number in the trace, an asynchronous error.
+// Returns 0 if there is no such communicator.
+JAXCOMM_FAKE_EXPORT int jaxcommFakeAsyncError(int64_t communicator, int result);
+
+// Pretends that `stream` is being captured, by the calling thread and in CUDA's
+// thread-local mode: until it is switched off this thread may not allocate, create
+// communicators or register, and nobody may wait for the stream. Such calls fail and
+// are marked "violation" in the trace. What is enqueued still runs. A communicator of
+// it is freed, as in NCCL, once the graphs have ended.
+JAXCOMM_FAKE_EXPORT void jaxcommFakeSetCapturing(void* stream, bool capturing);
+JAXCOMM_FAKE_EXPORT void jaxcommFakeEndGraphs(void);
+
+}  // extern "C"
+
+#endif  // JAXCOMM_TESTS_DOUBLES_NCCL_CONTROLS_H_

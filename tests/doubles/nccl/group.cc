@@ -1,0 +1,173 @@
+#include "tests/doubles/nccl/group.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "tests/doubles/nccl/call.h"
+#include "tests/doubles/nccl/contexts.h"
+#include "tests/doubles/nccl/launch.h"
+
+namespace jaxcomm::fake {
+namespace {
+
+struct Group {
+  int depth = 0;
+  uint64_t number = 0;
+  std::vector<Job> jobs;
+  std::vector<Launch> launches;  // one a communicator
+  nccl::Result error = nccl::kSuccess;
+  std::string text;
+};
+
+thread_local Group group;
+
+uint64_t NextNumber() {
+  static std::atomic<uint64_t> last{0};
+  return ++last;
+}
+
+void RunInBackground(Job job) {
+  Communicator& communicator = *job.background;
+  if (communicator.job.joinable()) communicator.job.join();
+  communicator.SetState(nccl::kInProgress, "");
+  communicator.job = std::thread([job = std::move(job)] {
+    const nccl::Result result = job.run();
+    job.background->SetState(result, LastFailure());
+  });
+}
+
+// All at once: those of ranks that one thread drives wait for each other.
+nccl::Result RunAll(std::vector<Job> jobs) {
+  nccl::Result outcome = nccl::kSuccess;
+  std::vector<std::thread> threads;
+  std::vector<nccl::Result> results(jobs.size(), nccl::kSuccess);
+  std::vector<std::string> texts(jobs.size());
+  for (size_t i = 0; i < jobs.size(); ++i) {
+    if (jobs[i].background != nullptr) {
+      RunInBackground(jobs[i]);
+      outcome = nccl::kInProgress;
+      continue;
+    }
+    threads.emplace_back([&, i] {
+      results[i] = jobs[i].run();
+      texts[i] = LastFailure();
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (size_t i = jobs.size(); i-- > 0;) {
+    if (results[i] == nccl::kSuccess) continue;
+    jobs[i].undo();
+    outcome = Failure(results[i], texts[i]);
+  }
+  return outcome;
+}
+
+// As NCCL does where it connects to ranks whose processes do not come.
+nccl::Result HangUntilAborted(const std::vector<Launch>& launches) {
+  const auto stopped = [](const Launch& launch) {
+    return launch.communicator->Stopped();
+  };
+  while (std::none_of(launches.begin(), launches.end(), stopped)) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return Failure(nccl::kInternalError, "The communicator was aborted");
+}
+
+void TraceLaunch(const Launch& launch, uint64_t number) {
+  TraceEntry entry{"launch"};
+  entry.comm = launch.communicator->number;
+  entry.count = static_cast<int64_t>(launch.operations.size());
+  entry.group = number;
+  Trace(entry);
+}
+
+}  // namespace
+
+nccl::Result Submit(Job job) {
+  if (group.depth > 0) {
+    group.jobs.push_back(std::move(job));
+    return nccl::kSuccess;
+  }
+  if (job.background != nullptr) {
+    RunInBackground(std::move(job));
+    return nccl::kInProgress;
+  }
+  const nccl::Result result = job.run();
+  if (result != nccl::kSuccess) job.undo();
+  return result;
+}
+
+nccl::Result Submit(const std::shared_ptr<Communicator>& communicator,
+                    const Operation& operation, const std::shared_ptr<Stream>& stream) {
+  if (group.depth == 0) {
+    Launch launch{communicator, {operation}, {stream}};
+    TraceLaunch(launch, 0);
+    Enqueue(std::move(launch));
+    return nccl::kSuccess;
+  }
+  auto& launches = group.launches;
+  auto launch = std::find_if(
+      launches.begin(), launches.end(),
+      [&](const Launch& other) { return other.communicator == communicator; });
+  if (launch == launches.end()) {
+    launch = launches.insert(launch, Launch{communicator, {}, {}});
+  }
+  launch->operations.push_back(operation);
+  auto& streams = launch->streams;
+  if (std::find(streams.begin(), streams.end(), stream) == streams.end()) {
+    streams.push_back(stream);
+  }
+  return nccl::kSuccess;
+}
+
+nccl::Result Spoil(nccl::Result result) {
+  if (group.depth > 0 && group.error == nccl::kSuccess) {
+    group.error = result;
+    group.text = LastFailure();
+  }
+  return result;
+}
+
+uint64_t CurrentGroup() { return group.depth > 0 ? group.number : 0; }
+
+}  // namespace jaxcomm::fake
+
+namespace jaxcomm::nccl {
+
+Result ncclGroupStart() {
+  JAXCOMM_FAKE_CALL(kAllowed, "ncclGroupStart");
+  if (fake::group.depth++ == 0) fake::group.number = fake::NextNumber();
+  return kSuccess;
+}
+
+Result ncclGroupEnd() {
+  if (fake::group.depth == 0) {
+    return fake::Failure(kInvalidUsage, "ncclGroupEnd: not in a group call");
+  }
+  const fake::Call call({"ncclGroupEnd", 0, -1, -1, -1, -1, -1, fake::CurrentGroup()});
+  if (call.refusal() != 0) fake::Spoil(static_cast<Result>(call.refusal()));
+  if (--fake::group.depth > 0) return kSuccess;
+  fake::UseRuntime();
+  fake::Group ended;
+  std::swap(ended, fake::group);
+  if (ended.error != kSuccess) {
+    for (const fake::Job& job : ended.jobs) job.undo();
+    return fake::Failure(ended.error, ended.text);
+  }
+  const Result result = fake::RunAll(std::move(ended.jobs));
+  if (result != kSuccess && result != kInProgress) return result;
+  if (call.hangs() && !ended.launches.empty())
+    return fake::HangUntilAborted(ended.launches);
+  for (fake::Launch& launch : ended.launches) {
+    fake::TraceLaunch(launch, ended.number);
+    fake::Enqueue(std::move(launch));
+  }
+  return result;
+}
+
+}  // namespace jaxcomm::nccl

@@ -1,0 +1,103 @@
+// Modules and kernels: what PTX says, done by the stream's thread.
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "tests/doubles/nccl/call.h"
+#include "tests/doubles/nccl/contexts.h"
+#include "tests/doubles/nccl/handles.h"
+#include "tests/doubles/nccl/ptx.h"
+#include "tests/doubles/nccl/settings.h"
+#include "tests/doubles/nccl/streams.h"
+
+namespace jaxcomm::fake {
+namespace {
+
+struct Kernel {
+  std::shared_ptr<const PtxKernel> code;
+  int device = 0;
+};
+
+struct Module {
+  PtxKernels kernels;
+  int device = 0;
+  std::vector<cuda::Function> functions;
+};
+
+Handles<cuda::Module, Module>& Modules() {
+  static auto& modules = *new Handles<cuda::Module, Module>(0x20000000);
+  return modules;
+}
+
+Handles<cuda::Function, Kernel>& Functions() {
+  static auto& functions = *new Handles<cuda::Function, Kernel>(0x30000000);
+  return functions;
+}
+
+}  // namespace
+}  // namespace jaxcomm::fake
+
+namespace jaxcomm::cuda {
+
+Result cuModuleLoadData(Module* module, const void* image) {
+  JAXCOMM_FAKE_CALL(kForbidden, "cuModuleLoadData");
+  if (!fake::RunsPtx()) return kUnsupportedPtx;
+  auto made = std::make_shared<fake::Module>();
+  made->device = fake::CurrentDevice();
+  if (made->device == fake::kNoDevice) return kInvalidContext;
+  std::string wrong;
+  if (!fake::ParsePtx(static_cast<const char*>(image), &made->kernels, &wrong)) {
+    fake::TraceEntry entry;
+    entry.name = "cuModuleLoadData";
+    entry.violation = "not PTX, or not known to the stand-in: " + wrong;
+    fake::Trace(entry);
+    return kInvalidPtx;
+  }
+  *module = fake::Modules().Add(std::move(made));
+  return kSuccess;
+}
+
+Result cuModuleUnload(Module module) {
+  JAXCOMM_FAKE_CALL(kForbidden, "cuModuleUnload");
+  const auto removed = fake::Modules().Remove(module);
+  if (removed == nullptr) return kInvalidHandle;
+  for (Function function : removed->functions) fake::Functions().Remove(function);
+  return kSuccess;
+}
+
+Result cuModuleGetFunction(Function* function, Module module, const char* name) {
+  JAXCOMM_FAKE_CALL(kAllowed, "cuModuleGetFunction");
+  const auto found = fake::Modules().Find(module);
+  if (found == nullptr) return kInvalidHandle;
+  const auto kernel = found->kernels.find(name);
+  if (kernel == found->kernels.end()) return kNotFound;
+  *function = fake::Functions().Add(
+      std::make_shared<fake::Kernel>(fake::Kernel{kernel->second, found->device}));
+  found->functions.push_back(*function);
+  return kSuccess;
+}
+
+Result cuLaunchKernel(Function function, unsigned blocks, unsigned blocks_y,
+                      unsigned blocks_z, unsigned threads, unsigned threads_y,
+                      unsigned threads_z, unsigned, Stream stream, void** parameters,
+                      void**) {
+  JAXCOMM_FAKE_CALL(kAllowed, "cuLaunchKernel", 0, fake::Number(stream),
+                    static_cast<int64_t>(blocks) * threads);
+  const auto kernel = fake::Functions().Find(function);
+  const auto on = fake::FindStream(stream, fake::CurrentDevice());
+  if (kernel == nullptr || on == nullptr || on->device() != kernel->device) {
+    return kInvalidHandle;
+  }
+  if (blocks == 0 || threads == 0 || threads > 1024 || blocks_y != 1 || blocks_z != 1 ||
+      threads_y != 1 || threads_z != 1) {
+    return kInvalidValue;
+  }
+  const auto* const bytes = static_cast<const char*>(parameters[0]);
+  std::vector<char> arguments(bytes, bytes + kernel->code->argument_bytes());
+  on->Enqueue([kernel, blocks, threads, arguments = std::move(arguments)] {
+    kernel->code->Run(blocks, threads, arguments);
+  });
+  return kSuccess;
+}
+
+}  // namespace jaxcomm::cuda

@@ -1,0 +1,32 @@
+// What the environment says; see controls.h.
+#ifndef JAXCOMM_TESTS_DOUBLES_NCCL_SETTINGS_H_
+#define JAXCOMM_TESTS_DOUBLES_NCCL_SETTINGS_H_
+
+#include <cstdint>
+#include <cstdlib>
+
+namespace jaxcomm::fake {
+
+inline int64_t Setting(const char* name, int64_t otherwise) {
+  const char* const text = std::getenv(name);
+  return text == nullptr || *text == '\0' ? otherwise : std::atoll(text);
+}
+
+inline int DeviceCount() {
+  return static_cast<int>(Setting("JAXCOMM_FAKE_DEVICES", 8));
+}
+inline int NcclVersion() {
+  return static_cast<int>(Setting("JAXCOMM_FAKE_NCCL_VERSION", 23203));
+}
+inline int64_t DeviceMemory() {
+  return Setting("JAXCOMM_FAKE_MEMORY", int64_t{16} << 30);
+}
+inline bool RunsPtx() { return Setting("JAXCOMM_FAKE_PTX", 0) == 1; }
+inline bool OneGpu() { return Setting("JAXCOMM_FAKE_ONE_GPU", 0) == 1; }
+inline bool MultiRankGpu() {
+  return NcclVersion() >= 23003 && Setting("NCCL_MULTI_RANK_GPU_ENABLE", 0) == 1;
+}
+
+}  // namespace jaxcomm::fake
+
+#endif  // JAXCOMM_TESTS_DOUBLES_NCCL_SETTINGS_H_

@@ -1,0 +1,153 @@
+#include "tests/doubles/nccl/streams.h"
+
+#include <map>
+#include <thread>
+#include <utility>
+
+#include "tests/doubles/nccl/call.h"
+#include "tests/doubles/nccl/capture.h"
+#include "tests/doubles/nccl/contexts.h"
+#include "tests/doubles/nccl/handles.h"
+
+namespace jaxcomm::fake {
+namespace {
+
+Handles<cuda::Stream, Stream>& Streams() {
+  static auto& streams = *new Handles<cuda::Stream, Stream>(0x1000);
+  return streams;
+}
+
+std::shared_ptr<Stream> DefaultStream(int device) {
+  static auto& mutex = *new std::mutex;
+  static auto& streams = *new std::map<int, std::shared_ptr<Stream>>;
+  std::lock_guard<std::mutex> lock(mutex);
+  std::shared_ptr<Stream>& stream = streams[device];
+  if (stream == nullptr) stream = Stream::Start(device);
+  return stream;
+}
+
+}  // namespace
+
+void Moment::Pass() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  passed_ = true;
+  changed_.notify_all();
+}
+
+void Moment::Wait() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  changed_.wait(lock, [this] { return passed_; });
+}
+
+bool Moment::passed() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return passed_;
+}
+
+std::shared_ptr<Stream> Stream::Start(int device) {
+  std::shared_ptr<Stream> stream(new Stream(device));
+  // Detached: destroying a stream does not wait for its work, and at exit a stream may
+  // hang in an operation that nobody aborted.
+  std::thread([stream] { stream->Run(); }).detach();
+  return stream;
+}
+
+void Stream::Run() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (true) {
+    changed_.wait(lock, [this] { return closed_ || !queue_.empty(); });
+    if (queue_.empty()) return;
+    std::function<void()> work = std::move(queue_.front());
+    queue_.pop_front();
+    busy_ = true;
+    lock.unlock();
+    work();
+    work = nullptr;  // what it holds goes before the stream counts as idle
+    lock.lock();
+    busy_ = false;
+  }
+}
+
+void Stream::Enqueue(std::function<void()> work) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  queue_.push_back(std::move(work));
+  changed_.notify_one();
+}
+
+std::shared_ptr<Moment> Stream::Mark() {
+  auto moment = std::make_shared<Moment>();
+  Enqueue([moment] { moment->Pass(); });
+  return moment;
+}
+
+void Stream::WaitFor(std::shared_ptr<Moment> moment) {
+  Enqueue([moment = std::move(moment)] { moment->Wait(); });
+}
+
+bool Stream::idle() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return queue_.empty() && !busy_;
+}
+
+void Stream::Close() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  closed_ = true;
+  changed_.notify_one();
+}
+
+std::shared_ptr<Stream> FindStream(cuda::Stream stream, int device) {
+  if (Number(stream) > 2) return Streams().Find(stream);
+  return device == kNoDevice ? nullptr : DefaultStream(device);
+}
+
+}  // namespace jaxcomm::fake
+
+namespace jaxcomm::cuda {
+
+Result cuStreamCreateWithPriority(Stream* stream, unsigned, int) {
+  JAXCOMM_FAKE_CALL(kAllowed, "cuStreamCreateWithPriority");
+  const int device = fake::CurrentDevice();
+  if (device == fake::kNoDevice) return kInvalidContext;
+  *stream = fake::Streams().Add(fake::Stream::Start(device));
+  return kSuccess;
+}
+
+Result cuStreamDestroy_v2(Stream stream) {
+  JAXCOMM_FAKE_CALL(kAllowed, "cuStreamDestroy_v2", 0, fake::Number(stream));
+  const std::shared_ptr<fake::Stream> removed = fake::Streams().Remove(stream);
+  if (removed == nullptr) return kInvalidHandle;
+  removed->Close();
+  return kSuccess;
+}
+
+Result cuStreamQuery(Stream stream) {
+  JAXCOMM_FAKE_CALL(kAllowed, "cuStreamQuery", 0, fake::Number(stream));
+  if (fake::ViolatesCapture("cuStreamQuery", stream)) return kCaptureUnsupported;
+  const auto found = fake::FindStream(stream, fake::CurrentDevice());
+  if (found == nullptr) return kInvalidHandle;
+  return found->idle() ? kSuccess : kNotReady;
+}
+
+Result cuStreamSynchronize(Stream stream) {
+  JAXCOMM_FAKE_CALL(kAllowed, "cuStreamSynchronize", 0, fake::Number(stream));
+  if (fake::ViolatesCapture("cuStreamSynchronize", stream)) return kCaptureUnsupported;
+  const auto found = fake::FindStream(stream, fake::CurrentDevice());
+  if (found == nullptr) return kInvalidHandle;
+  found->Mark()->Wait();
+  return kSuccess;
+}
+
+Result cuLaunchHostFunc(Stream stream, HostFunction function, void* data) {
+  JAXCOMM_FAKE_CALL(kAllowed, "cuLaunchHostFunc", 0, fake::Number(stream));
+  if (function == nullptr) return kInvalidValue;
+  const auto found = fake::FindStream(stream, fake::CurrentDevice());
+  if (found == nullptr) return kInvalidHandle;
+  found->Enqueue([function, data] {
+    fake::in_host_function = true;
+    function(data);
+    fake::in_host_function = false;
+  });
+  return kSuccess;
+}
+
+}  // namespace jaxcomm::cuda

@@ -1,0 +1,60 @@
+// Streams: each a thread that runs what is enqueued, one after the other.
+#ifndef JAXCOMM_TESTS_DOUBLES_NCCL_STREAMS_H_
+#define JAXCOMM_TESTS_DOUBLES_NCCL_STREAMS_H_
+
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+
+#include "tests/doubles/nccl/exports.h"
+
+namespace jaxcomm::fake {
+
+// A point of a stream's work that others can wait for.
+class Moment {
+ public:
+  void Pass();
+  void Wait();
+  bool passed();
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool passed_ = false;
+};
+
+class Stream {
+ public:
+  // The thread ends when the stream was closed and has run everything.
+  static std::shared_ptr<Stream> Start(int device);
+
+  void Enqueue(std::function<void()> work);
+  // Everything enqueued so far will have run when the moment passes.
+  std::shared_ptr<Moment> Mark();
+  void WaitFor(std::shared_ptr<Moment> moment);
+  bool idle();
+  void Close();
+  int device() const { return device_; }
+
+ private:
+  explicit Stream(int device) : device_(device) {}
+  void Run();
+
+  const int device_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::function<void()>> queue_;
+  bool busy_ = false;
+  bool closed_ = false;
+};
+
+// The stream of a handle; null if there is none. A null handle, and the special ones 1
+// and 2 of CUDA, name the default stream of `device`. Unlike CUDA's it waits for no
+// other stream, and none for it.
+std::shared_ptr<Stream> FindStream(cuda::Stream stream, int device);
+
+}  // namespace jaxcomm::fake
+
+#endif  // JAXCOMM_TESTS_DOUBLES_NCCL_STREAMS_H_
