@@ -1,0 +1,19 @@
+// A kernel fault ends all GPU work of the process, as CUDA does it: what runs and what
+// is enqueued never completes, and every later call of the driver returns the error.
+#ifndef JAXCOMM_TESTS_DOUBLES_NCCL_FAILED_H_
+#define JAXCOMM_TESTS_DOUBLES_NCCL_FAILED_H_
+
+#include "tests/doubles/nccl/exports.h"
+
+namespace jaxcomm::fake {
+
+// Seen on two H200s: a fault on one GPU fails the contexts of all GPUs of the process
+// that have access to each other's memory. The first error stays.
+void FailDevices(cuda::Result error);
+
+// The error of the first fault; kSuccess before it.
+cuda::Result DeviceFailure();
+
+}  // namespace jaxcomm::fake
+
+#endif  // JAXCOMM_TESTS_DOUBLES_NCCL_FAILED_H_
