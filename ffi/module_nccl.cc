@@ -53,8 +53,15 @@ nb::dict LoadNcclFrom(const std::vector<std::string>& paths) {
   found["driver_version"] =
       StrCat(library->driver_version / 1000, ".", library->driver_version / 10 % 100);
   found["missing"] = library->missing;
-  found["is_stand_in"] = library->is_stand_in;
+  found["is_stand_in"] = library->test_double != nullptr;
   return found;
+}
+
+OnFailure ParseOnFailure(const std::string& text) {
+  if (text == "raise") return OnFailure::kRaise;
+  if (text == "poison") return OnFailure::kPoison;
+  if (text == "exit") return OnFailure::kExit;
+  throw std::runtime_error(StrCat("unknown on_failure '", text, "'"));
 }
 
 const NcclLibrary& Nccl() {
@@ -102,7 +109,7 @@ void CreateNccl(std::shared_ptr<NcclWorld> world, int64_t key, std::string axes,
                 std::vector<std::vector<int64_t>> groups,
                 std::vector<std::vector<int>> processes,
                 std::map<std::string, int> numbers, std::string name, bool copy_engines,
-                bool one_shot) {
+                bool one_shot, const std::string& on_failure) {
   CommunicatorSpec spec =
       SpecOf(key, std::move(axes), std::move(lane), "nccl", std::move(platform),
              timeout_seconds, std::move(groups));
@@ -111,7 +118,8 @@ void CreateNccl(std::shared_ptr<NcclWorld> world, int64_t key, std::string axes,
                {std::move(numbers), std::move(name), ""},
                {timeout_seconds, WasInterrupted},
                copy_engines,
-               one_shot};
+               one_shot,
+               ParseOnFailure(on_failure)};
   Status status;
   {
     nb::gil_scoped_release release;
@@ -143,7 +151,7 @@ nb::object BlockOf(std::shared_ptr<SymmetricMemory> memory, int ordinal, int64_t
   if (base == nullptr) {
     throw std::runtime_error(StrCat("device ", ordinal, " has no part of it"));
   }
-  const bool on_host = Nccl().is_stand_in;
+  const bool on_host = Nccl().test_double != nullptr;
   auto* made = new ManagedTensor;
   made->shape = std::move(shape);
   made->tensor.data = static_cast<char*>(base) + offset;
@@ -199,7 +207,8 @@ void Fill(SymmetricMemory& memory, int ordinal, int64_t offset, uint64_t from,
 void BorrowNccl(int64_t key, std::string axes, std::string lane, std::string platform,
                 double timeout_seconds, std::vector<std::vector<int64_t>> groups,
                 const std::vector<std::tuple<int64_t, int>>& devices,
-                std::vector<std::vector<int64_t>> places, int64_t communication_id) {
+                std::vector<std::vector<int64_t>> places, int64_t communication_id,
+                const std::string& on_failure) {
   CommunicatorSpec spec =
       SpecOf(key, std::move(axes), std::move(lane), "nccl", std::move(platform),
              timeout_seconds, std::move(groups));
@@ -207,7 +216,8 @@ void BorrowNccl(int64_t key, std::string axes, std::string lane, std::string pla
   for (const auto& [id, ordinal] : devices) local.push_back({id, ordinal});
   auto made = std::make_shared<BorrowedCommunicator>(
       std::move(spec), Nccl(), local,
-      BorrowedCommunicator::Wanted{std::move(places), communication_id});
+      BorrowedCommunicator::Wanted{std::move(places), communication_id},
+      ParseOnFailure(on_failure));
   ThrowIfFailed(made->Prepare());
   ThrowIfFailed(Registry::Get().Add(made));
   Watch(made);
@@ -232,6 +242,14 @@ std::string RegisterMemory(int64_t key,
   }
   ThrowIfFailedOrInterrupted(status);
   return how;
+}
+
+void FailWorlds(const std::string& reason) {
+  nb::gil_scoped_release release;
+  for (const auto& communicator : Registry::Get().List()) {
+    const auto nccl = std::dynamic_pointer_cast<NcclCommunicator>(communicator);
+    if (nccl != nullptr) nccl->FailElsewhere(reason);
+  }
 }
 
 void Suspend(int64_t key, bool suspend) {
@@ -263,7 +281,7 @@ void BindNccl(nb::module_& m) {
   m.def("create_nccl", &CreateNccl, nb::arg("world"), nb::arg("key"), nb::arg("axes"),
         nb::arg("lane"), nb::arg("platform"), nb::arg("timeout_seconds"),
         nb::arg("groups"), nb::arg("processes"), nb::arg("numbers"), nb::arg("name"),
-        nb::arg("copy_engines"), nb::arg("one_shot"),
+        nb::arg("copy_engines"), nb::arg("one_shot"), nb::arg("on_failure"),
         "Splits a communicator off a world, under a key.");
   nb::class_<SymmetricMemory>(m, "SymmetricMemory",
                               "A segment of memory on each local device.")
@@ -295,8 +313,13 @@ void BindNccl(nb::module_& m) {
   m.def("borrow_nccl", &BorrowNccl, nb::arg("key"), nb::arg("axes"), nb::arg("lane"),
         nb::arg("platform"), nb::arg("timeout_seconds"), nb::arg("groups"),
         nb::arg("devices"), nb::arg("places"), nb::arg("communication_id"),
+        nb::arg("on_failure"),
         "Makes a communicator under a key that borrows XLA's; places are those of the "
         "groups' devices in a program.");
+  m.def("first_failure", &FirstFailure,
+        "What failed first of this process's collectives over NCCL, or \"\".");
+  m.def("fail_worlds", &FailWorlds, nb::arg("reason"),
+        "Fails the communicators of NCCL that span processes: another process failed.");
   m.def("suspend", &Suspend, nb::arg("key"), nb::arg("suspend"),
         "Has NCCL give a communicator's device memory back, or take it again.");
   m.def("register_memory", &RegisterMemory, nb::arg("key"), nb::arg("memory"),

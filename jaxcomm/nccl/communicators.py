@@ -57,6 +57,7 @@ def create(mesh, part, member: "Communicator", policy, shares: bool):
             name=policy.name or "",
             copy_engines=policy.uses_copy_engines,
             one_shot=policy.uses_one_shot,
+            on_failure=policy.on_failure,
         )
     except BaseException as error:
         # NCCL ends what shares resources with what it could not make. And a traceback
@@ -102,6 +103,7 @@ def borrow(mesh, part, member: "Communicator") -> None:
         devices=[(device.id, ordinal(device)) for device in mesh.local_devices],
         places=[[place_of[id_] for id_ in group] for group in part.groups],
         communication_id=communication_id,
+        on_failure=member.policy.on_failure,
     )
 
 
@@ -181,8 +183,9 @@ def _numbers(policy, shares):
 def _world(mesh, policy, shares):
     devices = sorted(mesh.devices.flat, key=lambda device: device.id)
     ids = tuple(device.id for device in devices)
-    # NCCL goes by what the parent says of sharing with its children.
-    name = ids, tuple(_numbers(policy, shares).items())
+    # NCCL goes by what the parent says of sharing with its children, and those that
+    # share fail together, in one way.
+    name = ids, tuple(_numbers(policy, shares).items()), policy.on_failure
     world = _worlds.get(name)
     if world is not None and not world.is_broken:
         return world, False

@@ -24,6 +24,7 @@ _CHOICES = {
     "symmetric": ((bool,), "True or False"),
     "name": ((str, type(None)), "a string or None"),
 }
+_ON_FAILURE = "raise", "poison", "exit"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,12 +81,33 @@ class CommPolicy:
       source: ``"own"``: made by this package. ``"xla"``: for each operation XLA lends
         the communicator of its own collectives, which it makes, orders and ends: none
         of the fields above applies, and collectives in halves are whole. What is not
-        done at the deadline is told on stderr and in a flight record, and calls after
-        it are errors; but only XLA could end it, and does not. Each lane is one of
-        XLA's communicators. NVIDIA GPUs only, with jaxlib 0.11.2 or newer here and
+        done at the deadline ends as ``on_failure`` says. Each lane is one of XLA's
+        communicators. NVIDIA GPUs only, with jaxlib 0.11.2 or newer here and
         where the package was built.
       symmetric: False keeps a :class:`jaxcomm.SymmetricPool` from being registered with
         these communicators.
+      on_failure: what happens when an operation fails while a GPU is at it, because a
+        process ended, a deadline passed or NCCL failed. XLA takes what an aborted
+        operation leaves in memory for its result, so nothing is aborted before it is
+        certain that nobody reads that.
+
+        ``"raise"``: a fault of ours stops the GPUs of this process. What is not
+        computed yet raises, and so does every later use of a GPU, also without
+        collectives: end the process and start it anew. stderr says why. Operations
+        cost nothing for it. If the GPUs cannot be stopped within two seconds, the
+        process ends with a message and status 70.
+
+        ``"poison"``: every bit of the results is set, which is NaN for floats (except
+        the ``fnuz`` ones) and -1 for integers. Nothing raises until the next call,
+        which says why, also on communicators that share resources. Call
+        :func:`jaxcomm.finalize` and :func:`jaxcomm.init` to go on. All devices of the
+        axes must be of this process. It is for notebooks, and launches one more small
+        kernel for each operation.
+
+        ``"exit"``: the process ends with a message and status 70, after it wrote its
+        flight record.
+
+        Without an operation on its way nothing is stopped: the next call raises.
       max_p2p_peers: how many peers a rank will send to at a time, which bounds what is
         kept for them (2.30.3 and newer); NCCL's choice is all.
 
@@ -112,6 +134,7 @@ class CommPolicy:
     one_shot: bool | None = None
     symmetric: bool = True
     source: str = "own"
+    on_failure: str = "raise"
 
     def __post_init__(self):
         for name, (types, wanted) in _CHOICES.items():
@@ -146,6 +169,16 @@ class CommPolicy:
         if self.source not in ("own", "xla"):
             raise ValueError(
                 f"CommPolicy: source must be 'own' or 'xla', got {self.source!r}"
+            )
+        if self.on_failure not in _ON_FAILURE:
+            raise ValueError(
+                f"CommPolicy: on_failure must be 'raise', 'poison' or 'exit', got "
+                f"{self.on_failure!r}"
+            )
+        if self.on_failure == "poison" and self.source == "xla":
+            raise ValueError(
+                "CommPolicy: on_failure='poison' does not go with source='xla': what "
+                "XLA lends cannot be aborted here. Choose 'raise' or 'exit'"
             )
         if self.min_ctas and self.max_ctas and self.min_ctas > self.max_ctas:
             raise ValueError(

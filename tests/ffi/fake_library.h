@@ -14,7 +14,7 @@ inline NcclLibrary MakeLibrary() {
   made.nccl = TheFake().nccl;
   made.cuda = TheFake().cuda;
   made.version = 23200;
-  made.is_stand_in = true;
+  made.test_double = TheFake().test_double();
   return made;
 }
 

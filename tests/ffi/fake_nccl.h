@@ -24,6 +24,7 @@ struct Fake {
   nccl::Api nccl;
   cuda::Api cuda;
   decltype(&jaxcommFakeHas) has = nullptr;
+  decltype(&jaxcommTestDouble) test_double = nullptr;
   decltype(&jaxcommFakeTrace) trace = nullptr;
   decltype(&jaxcommFakeClearTrace) clear_trace = nullptr;
   decltype(&jaxcommFakeFail) fail = nullptr;
@@ -63,6 +64,7 @@ inline Fake LoadFake() {
   JAXCOMM_CUDA_FUNCTIONS(JAXCOMM_TAKE)
 #undef JAXCOMM_TAKE
   Take(library, "jaxcommFakeHas", &fake.has);
+  Take(library, kFindTestDouble, &fake.test_double);
   Take(library, "jaxcommFakeTrace", &fake.trace);
   Take(library, "jaxcommFakeClearTrace", &fake.clear_trace);
   Take(library, "jaxcommFakeFail", &fake.fail);

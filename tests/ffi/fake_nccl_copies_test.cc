@@ -240,7 +240,7 @@ TEST(nccl_does_what_lies_in_symmetric_memory_but_sends_along_pairs) {
 // Real NCCL hangs there; the stand-in does not mind.
 TEST(what_is_sent_lies_in_symmetric_memory_at_both_ends_or_none) {
   static NcclLibrary library = Library();
-  library.is_stand_in = false;
+  library.test_double = nullptr;
   auto communicator = Make(2, 30, library);
   auto& nccl = dynamic_cast<NcclCommunicator&>(*communicator);
   std::shared_ptr<SymmetricMemory> memory;

@@ -87,7 +87,7 @@ TEST(what_is_not_for_the_late_rank_is_copied) {
 // NCCL sends between registered places, or between others.
 TEST(what_a_late_rank_leaves_to_nccl_lies_in_a_pool_at_both_ends_or_none) {
   static NcclLibrary library = MakeLibrary();
-  library.is_stand_in = false;
+  library.test_double = nullptr;
   auto communicator = Make(2, 30, library);
   std::shared_ptr<SymmetricMemory> memory;
   CHECK_TRUE(SymmetricMemory::Create(library, {0, 1}, 4 * kMany, &memory).success());

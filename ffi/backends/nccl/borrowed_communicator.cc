@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstdio>
 #include <string>
 #include <utility>
 
+#include "ffi/backends/nccl/last_resort.h"
 #include "ffi/backends/nccl/run_steps.h"
 #include "ffi/backends/nccl/world.h"
 #include "ffi/flight_dump.h"
@@ -15,10 +15,11 @@ namespace jaxcomm {
 BorrowedCommunicator::BorrowedCommunicator(CommunicatorSpec spec,
                                            const NcclLibrary& library,
                                            const std::vector<Device>& devices,
-                                           Wanted wanted)
+                                           Wanted wanted, OnFailure on_failure)
     : Communicator(std::move(spec)),
       library_(library),
       wanted_(std::move(wanted)),
+      on_failure_(on_failure),
       number_(NextCommunicatorNumber()) {
   for (const Device& device : devices) {
     for (size_t group = 0; group < this->spec().groups.size(); ++group) {
@@ -54,6 +55,9 @@ BorrowedCommunicator::~BorrowedCommunicator() {
 
 Status BorrowedCommunicator::Prepare() {
   for (auto& rank : ranks_) {
+    if (Status status = PrepareDeviceStop(library_, rank->context); status.failure()) {
+      return status;
+    }
     CurrentContext current(library_.cuda, rank->context);
     if (Status status =
             library_.Check(library_.cuda.MemAlloc(&rank->scratch, 64), "cuMemAlloc");
@@ -117,6 +121,7 @@ Status BorrowedCommunicator::Enqueue(const Call& call, void* stream) {
   }
   Rank& rank = **found;
   if (failed_.load(std::memory_order_acquire)) return failure();
+  if (DevicesAreStopped()) return DevicesStoppedError();
   const FlightRecorder::Ticket ticket =
       recorder().Start(*call.site, call.run_id, call.tag, rank.group, rank.rank);
   Status status = OkStatus();
@@ -147,6 +152,10 @@ Status BorrowedCommunicator::Enqueue(const Call& call, void* stream) {
 
 bool BorrowedCommunicator::Poll() {
   if (failed_.load(std::memory_order_acquire)) return false;
+  if (DevicesAreStopped()) {
+    for (auto& rank : ranks_) rank->in_flight.Fail();
+    return false;
+  }
   const auto patience = std::chrono::duration_cast<InFlight::Clock::duration>(
       std::chrono::duration<double>(spec().timeout_seconds));
   bool more = false;
@@ -157,27 +166,30 @@ bool BorrowedCommunicator::Poll() {
     more |= rank->in_flight.size() > 0;
     if (!overdue.found) continue;
     const bool is_late = overdue.status.success();
-    DumpFlightRecords(is_late ? "timeout" : "error");
     Fail(Status(
         is_late ? ErrorCode::kDeadlineExceeded : ErrorCode::kUnavailable,
         StrCat(Describe(overdue, spec(), rank->rank, rank->size, rank->device),
                is_late ? DescribeLate(spec()) : std::string(overdue.status.message()),
-               ". The communicator is XLA's, which alone can end it: what waits for "
-               "this operation may wait until the process ends")));
+               ". The communicator is XLA's, and the GPUs of this process are stopped: "
+               "every use of them raises from now on. End this process and start it "
+               "anew")));
+    DumpFlightRecords(is_late ? "timeout" : "error");
+    for (auto& each : ranks_) each->in_flight.Fail();
     return false;
   }
   return more;
 }
 
-void BorrowedCommunicator::Fail(Status reason) {
-  // Whoever waits for the result will not call again to be told.
-  std::fprintf(stderr, "jaxcomm: %s\n", std::string(reason.message()).c_str());
+void BorrowedCommunicator::Fail(const Status& reason) {
   {
     std::lock_guard<std::mutex> lock(failure_mutex_);
-    failure_ = std::move(reason);
+    failure_ = reason;
     failed_.store(true, std::memory_order_release);
   }
-  for (auto& rank : ranks_) rank->in_flight.Fail();
+  const std::string text(reason.message());
+  RecordFirstFailure(text);
+  if (on_failure_ == OnFailure::kExit) EndProcess(text);
+  StopDevices(text);
 }
 
 void BorrowedCommunicator::Abort(const Status&) { Unwatch(*this); }

@@ -1,6 +1,6 @@
 // A communicator that has none of NCCL's: for each operation XLA lends its own, which
-// XLA makes, orders, shares with its own collectives, and ends. So what does not end is
-// told, and refused from then on; it cannot be aborted here.
+// XLA makes, orders, shares with its own collectives, and ends. What does not end cannot
+// be aborted here: the devices are stopped, or the process ends.
 #ifndef JAXCOMM_FFI_BACKENDS_NCCL_BORROWED_COMMUNICATOR_H_
 #define JAXCOMM_FFI_BACKENDS_NCCL_BORROWED_COMMUNICATOR_H_
 
@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "ffi/backends/nccl/call_counts.h"
+#include "ffi/backends/nccl/device_stop.h"
 #include "ffi/backends/nccl/in_flight.h"
 #include "ffi/backends/nccl/library.h"
 #include "ffi/backends/nccl/watch.h"
@@ -33,7 +34,8 @@ class BorrowedCommunicator final : public Communicator, public Watched {
   };
 
   BorrowedCommunicator(CommunicatorSpec spec, const NcclLibrary& library,
-                       const std::vector<Device>& devices, Wanted wanted);
+                       const std::vector<Device>& devices, Wanted wanted,
+                       OnFailure on_failure);
   ~BorrowedCommunicator() override;
 
   // Makes what it needs of the devices. Someone is to Watch() it.
@@ -48,6 +50,7 @@ class BorrowedCommunicator final : public Communicator, public Watched {
   CommunicatorStats stats() const override;
   // Watched:
   bool Poll() override;
+  double poll_seconds() const override { return spec().timeout_seconds + 10; }
 
  private:
   struct Rank {
@@ -73,10 +76,12 @@ class BorrowedCommunicator final : public Communicator, public Watched {
     std::lock_guard<std::mutex> lock(failure_mutex_);
     return failure_;
   }
-  void Fail(Status reason);
+  // Sees to it that no result of what is on its way is read.
+  void Fail(const Status& reason);
 
   const NcclLibrary& library_;
   const Wanted wanted_;
+  const OnFailure on_failure_;
   const uint64_t number_;
   std::vector<std::unique_ptr<Rank>> ranks_;
   std::atomic<bool> failed_{false};

@@ -45,6 +45,7 @@ Status NcclCommunicator::StartCopies(const Call& call,
                                      std::shared_ptr<const PeerPlan> plan, Rank& rank,
                                      cuda::Stream ready, cuda::Stream on) {
   if (failed()) return FailureOf(call, rank);
+  if (DevicesAreStopped()) return DevicesStoppedError();
   if (is_suspended_) return Suspended(call);
   CurrentContext current(library_.cuda, rank.context);
   const InFlight::Named named = {

@@ -69,6 +69,25 @@ Status NcclCommunicator::MakeShortcuts() {
     streams.push_back(rank->stream);
   }
   Status status = OkStatus();
+  if (how_.on_failure == OnFailure::kPoison) {
+    if (!has_all_ranks) {
+      return InvalidArgument(
+          "CommPolicy(on_failure='poison') needs all devices of axes ", spec().axes,
+          " in this process: what an aborted operation has sent to another process is "
+          "computed with there. Choose 'raise' or 'exit'");
+    }
+    CurrentContext current(library_.cuda, ranks_[0]->context);
+    void* word = nullptr;
+    status = library_.Check(library_.cuda.MemAllocHost(&word, sizeof(*poisoned_)),
+                            "cuMemAllocHost");
+    if (status.failure()) return status;
+    poisoned_ = static_cast<uint32_t*>(word);
+    *poisoned_ = 0;
+    for (auto& rank : ranks_) {
+      status = DeviceKernels::Load(library_, rank->context, &rank->kernels);
+      if (status.failure()) return status;
+    }
+  }
   if (how_.copy_engines && has_all_ranks) {
     status = PeerCopies::Create(library_, recorder(), members, &copies_);
   }
@@ -117,12 +136,12 @@ Status NcclCommunicator::WarmUp() {
   std::thread guard([this, end = connected.get_future()] {
     const std::chrono::duration<double> patience(how_.patience.seconds);
     if (end.wait_for(patience) == std::future_status::ready) return;
-    Fail(Status(ErrorCode::kDeadlineExceeded,
+    FailStuck(Status(
+        ErrorCode::kDeadlineExceeded,
                 StrCat("the first use of the communicator over axes ", spec().axes,
                        " (lane '", spec().lane, "') is not done after ",
                        how_.patience.seconds,
-                       " s; other processes may not have come to it")),
-         /*by_force=*/true);
+                       " s; other processes may not have come to it")));
   });
   Status status = OkStatus();
   {
@@ -135,7 +154,7 @@ Status NcclCommunicator::WarmUp() {
   guard.join();
   // Where it was aborted its streams may have come to their ends, too.
   if (failed()) return failure();
-  if (status.failure()) Fail(status, /*by_force=*/true);
+  if (status.failure()) FailStuck(status);
   return status;
 }
 

@@ -32,6 +32,8 @@ using HostFunction = void (*)(void*);
 
 enum CaptureStatus : int { kCaptureNone = 0, kCaptureActive = 1 };
 inline constexpr unsigned kStreamNonBlocking = 1;
+// Lower is higher; the driver takes the nearest that a device has.
+inline constexpr int kHighestPriority = -16;
 inline constexpr unsigned kEventDisableTiming = 2;
 inline constexpr unsigned kIpcEnablePeerAccess = 1;
 

@@ -42,9 +42,13 @@ Status NcclCommunicator::Give(const Call& call, Rank& rank, cuda::Stream stream,
                               InFlight::Named named, const GiveIt& give_it) {
   Status status = OkStatus();
   {
+    // From before it is known that nothing failed until the stream has it: what fails
+    // meanwhile takes it for an operation on its way.
+    const Counted counted(num_giving_);
     std::lock_guard<std::timed_mutex> lock(rank.launching);
-    if (failed()) {
-      status = failure();
+    status = Refusal();
+    if (status.failure()) {
+      // Said below.
     } else if (is_suspended_) {
       recorder().Finish(named.ticket, FlightRecorder::State::kFailed);
       return Suspended(call);
@@ -52,6 +56,9 @@ Status NcclCommunicator::Give(const Call& call, Rank& rank, cuda::Stream stream,
       CurrentContext current(library_.cuda, rank.context);
       rank.in_flight.Begin(stream, call.may_be_captured, InFlight::Clock::now());
       status = give_it();
+      if (status.success() && poisoned_ != nullptr) {
+        status = GivePoison(call, rank, stream);
+      }
       if (status.success()) {
         if (named.sequence == 0) named.sequence = ++rank.operations;
         rank.in_flight.End(stream, named, InFlight::Clock::now());
@@ -120,11 +127,10 @@ Status NcclCommunicator::FailureOf(const Call& call, const Rank& rank) const {
 Status NcclCommunicator::Ended(const Call& call, const Rank& rank, ErrorCode code,
                                std::string_view reason) {
   if (failed()) return FailureOf(call, rank);
-  Status status(
-      code, StrCat(call.site->description(), " (lane '", spec().lane, "'): ", reason,
-                   ". The communicator has ended: call jaxcomm.finalize() in every "
-                   "process, then jaxcomm.init()"));
-  Fail(status, /*by_force=*/true);
+  if (DevicesAreStopped()) return DevicesStoppedError();
+  Status status(code, StrCat(call.site->description(), " (lane '", spec().lane,
+                             "'): ", reason));
+  Fail(status);
   return status;
 }
 

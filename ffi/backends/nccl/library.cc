@@ -22,33 +22,37 @@ std::string PathOf(void* function) {
 // Functions by name, from libraries that stay open.
 class Symbols {
  public:
-  explicit Symbols(void* handle) : handle_(handle) {
-    // A stand-in pretends to be older than it is.
-    has_ = reinterpret_cast<int (*)(const char*)>(dlsym(handle, "jaxcommFakeHas"));
-  }
+  // A test double may pretend to be older than it is.
+  Symbols(void* handle, const TestDouble* test_double)
+      : handle_(handle), test_double_(test_double) {}
 
   template <typename Function>
   bool Find(const char* name, Function* function) const {
-    if (has_ != nullptr && has_(name) == 0) return false;
+    if (test_double_ != nullptr && test_double_->has(name) == 0) return false;
     *function = reinterpret_cast<Function>(dlsym(handle_, name));
     return *function != nullptr;
   }
 
  private:
-  void* handle_;
-  int (*has_)(const char*) = nullptr;
+  void* const handle_;
+  const TestDouble* const test_double_;
 };
 
+const TestDouble* TestDoubleIn(void* handle) {
+  const auto find = reinterpret_cast<FindTestDouble>(dlsym(handle, kFindTestDouble));
+  return find == nullptr ? nullptr : find();
+}
+
 Status LoadCuda(void* nccl_handle, NcclLibrary* library) {
-  // A stand-in for NCCL brings its own driver.
+  // A double of NCCL brings its own driver.
   void* handle = nccl_handle;
-  if (dlsym(nccl_handle, "jaxcommFakeHas") == nullptr) {
+  if (library->test_double == nullptr) {
     handle = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
     if (handle == nullptr) {
       return FailedPrecondition("the CUDA driver cannot be loaded: ", LoaderError());
     }
   }
-  const Symbols symbols(handle);
+  const Symbols symbols(handle, library->test_double);
   std::string lacks;
 #define JAXCOMM_FIND(exported, name, parameters) \
   if (!symbols.Find(#exported, &library->cuda.name)) lacks += " " #exported;
@@ -78,7 +82,8 @@ Status Load(const std::vector<std::string>& paths, NcclLibrary* library) {
                               ". Install jaxcomm[cuda12] or jaxcomm[cuda13], or name "
                               "the library by JAXCOMM_NCCL_LIBRARY");
   }
-  const Symbols symbols(handle);
+  library->test_double = TestDoubleIn(handle);
+  const Symbols symbols(handle, library->test_double);
   std::string lacks;
 #define JAXCOMM_FIND(name, result, parameters) \
   if (!symbols.Find("nccl" #name, &library->nccl.name)) lacks += " nccl" #name;
@@ -95,7 +100,6 @@ Status Load(const std::vector<std::string>& paths, NcclLibrary* library) {
   }
   JAXCOMM_NCCL_OPTIONAL(JAXCOMM_FIND)
 #undef JAXCOMM_FIND
-  library->is_stand_in = dlsym(handle, "jaxcommFakeHas") != nullptr;
   library->path = PathOf(reinterpret_cast<void*>(library->nccl.GetVersion));
   if (Status status =
           library->Check(library->nccl.GetVersion(&library->version), "ncclGetVersion");

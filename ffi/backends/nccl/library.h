@@ -8,6 +8,7 @@
 
 #include "ffi/backends/nccl/cuda_api.h"
 #include "ffi/backends/nccl/nccl_api.h"
+#include "ffi/backends/nccl/test_double.h"
 #include "ffi/status.h"
 
 namespace jaxcomm {
@@ -19,7 +20,7 @@ struct NcclLibrary {
   int version = 0;                   // 22707 is 2.27.7
   int driver_version = 0;            // 13000 is CUDA 13.0
   std::vector<std::string> missing;  // optional functions that it lacks
-  bool is_stand_in = false;          // it works on host memory
+  const TestDouble* test_double = nullptr;  // null: it is NCCL
 
   // "2.27.7"
   std::string VersionText() const;

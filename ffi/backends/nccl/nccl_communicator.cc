@@ -18,15 +18,6 @@ namespace {
 // What a communicator that is closed grants to operations on their way.
 constexpr double kGraceSeconds = 10;
 
-// What operations on their way are granted when a process of theirs has ended.
-constexpr auto kLastWords = std::chrono::milliseconds(20);
-// How much earlier than the system NCCL may learn of that, on a machine that is busy.
-constexpr auto kHeadStart = std::chrono::milliseconds(500);
-
-constexpr char kAfterAbort[] =
-    ". The communicator was aborted, and what ran has no result: call "
-    "jaxcomm.finalize() in every process, then jaxcomm.init()";
-
 void KeepForever(std::shared_ptr<NcclWorld> world) {
   static std::mutex mutex;
   static auto& kept = *new std::vector<std::shared_ptr<NcclWorld>>;
@@ -43,7 +34,9 @@ NcclCommunicator::NcclCommunicator(CommunicatorSpec spec, NcclSpec how)
       number_(NextCommunicatorNumber()) {}
 
 NcclCommunicator::~NcclCommunicator() {
+  const bool is_over = DevicesAreStopped();
   for (auto& rank : ranks_) {
+    if (is_over) break;
     CurrentContext current(library_.cuda, rank->context);
     rank->windows.RemoveAll(library_, rank->comm);
   }
@@ -57,7 +50,7 @@ NcclCommunicator::~NcclCommunicator() {
   if (one_shot_ != nullptr) one_shot_->Leave();
   std::vector<nccl::Comm> comms;
   for (auto& rank : ranks_) comms.push_back(rank->comm.exchange(nullptr));
-  EndComms(library_, comms, /*abort=*/false);
+  EndComms(library_, comms, is_broken_);
   for (auto& rank : ranks_) {
     CurrentContext current(library_.cuda, rank->context);
     rank->in_flight.Release();
@@ -66,6 +59,8 @@ NcclCommunicator::~NcclCommunicator() {
     if (rank->stream != nullptr) library_.cuda.StreamDestroy(rank->stream);
     if (rank->scratch != 0) library_.cuda.MemFree(rank->scratch);
   }
+  // Nothing reads it any more.
+  if (poisoned_ != nullptr) library_.cuda.MemFreeHost(poisoned_);
 }
 
 Status NcclCommunicator::Make() {
@@ -88,14 +83,21 @@ void NcclCommunicator::Abort(const Status& reason) {
   while (!failed() && Poll() && Clock::now() < end) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
-  Fail(reason, /*by_force=*/false);
+  // What is on its way does not end by itself. Else nothing failed.
+  if (!failed() && has_work()) {
+    Fail(reason);
+  } else {
+    Refuse(reason, /*names=*/true);
+    if (copies_ != nullptr) copies_->Fail(reason);
+  }
   Abandon();
-  // Not the watch is to bury it.
+  // Unregister here, so that the last reference, and with it the slow destructor, is
+  // released on this thread and not on the watch's.
   Unwatch(*this);
 }
 
 int64_t NcclCommunicator::DeviceBytesNow() const {
-  // What those that share have NCCL tells together.
+  // NCCL accounts for communicators that share resources as one.
   if (shares_memory() || failed()) return device_bytes_;
   int64_t told = one_shot_ == nullptr ? 0 : one_shot_->device_bytes();
   for (const auto& rank : ranks_) {
@@ -123,9 +125,12 @@ CommunicatorStats NcclCommunicator::stats() const {
                                                  : StrCat("no: ", one_shot_->reason());
   stats.device_bytes = DeviceBytesNow();
   stats.is_suspended = is_suspended_;
-  if (is_suspended_) {
+  if (is_suspended_ && !failed()) {
     stats.device_bytes = one_shot_ == nullptr ? 0 : one_shot_->device_bytes();
     for (const auto& rank : ranks_) {
+      // An abort takes the lock as well: the communicator stays while it is held.
+      std::unique_lock<std::timed_mutex> launching(rank->launching, std::try_to_lock);
+      if (!launching) continue;
       ToldDeviceBytes(library_, rank->comm, nccl::MemStat::kPersist,
                       &stats.device_bytes);
     }
@@ -135,152 +140,53 @@ CommunicatorStats NcclCommunicator::stats() const {
   return stats;
 }
 
-bool NcclCommunicator::LosePeers() {
-  if (!how_.world->any_gone() || spec().processes.empty()) return false;
-  std::string lost;
-  const std::vector<int> gone = how_.world->gone();
-  for (const auto& mine : ranks_) {
-    const std::vector<int>& processes = spec().processes[mine->group];
-    for (size_t rank = 0; rank < processes.size(); ++rank) {
-      if (std::find(gone.begin(), gone.end(), processes[rank]) == gone.end()) continue;
-      const std::string text =
-          StrCat("process ", processes[rank], " (rank ", rank, ")");
-      if (lost.find(text) == std::string::npos) {
-        lost += StrCat(lost.empty() ? "" : ", ", text);
-      }
-    }
+xla::ffi::Future NcclCommunicator::Execute(const Call& call) {
+  const TestDouble* const test_double = library_.test_double;
+  const auto found = std::find_if(ranks_.begin(), ranks_.end(), [&](const auto& rank) {
+    return rank->device == call.device_id;
+  });
+  if (test_double == nullptr || found == ranks_.end()) {
+    return FailedFuture(NotMine(call));
   }
-  if (lost.empty()) return false;
-  // It may have ended in order, and what it sent be on its way.
-  const Clock::time_point now = Clock::now();
-  if (peer_lost_ == Clock::time_point()) peer_lost_ = now;
-  if (InFlightCount() > 0 && now - peer_lost_ < kLastWords) return true;
-  std::string text = StrCat("the communicator over axes ", spec().axes, " (lane '",
-                            spec().lane, "'): ");
-  bool is_in_call = false;
-  for (auto& rank : ranks_) {
-    CurrentContext current(library_.cuda, rank->context);
-    const InFlight::Overdue first = rank->in_flight.First();
-    if (!first.found) continue;
-    text = Describe(*rank, first);
-    is_in_call = true;
-    DumpFlightRecords("peer gone");
-    break;
-  }
-  {
-    std::lock_guard<std::mutex> lock(failure_mutex_);
-    if (!failed()) failed_between_calls_ = !is_in_call;
-  }
-  Fail(Status(ErrorCode::kAborted, StrCat(text, lost, " has ended", kAfterAbort)),
-       /*by_force=*/true);
-  Abandon();
-  return true;
-}
+  struct Waiting {
+    std::shared_ptr<NcclCommunicator> communicator;
+    xla::ffi::Promise promise;
+    std::vector<const void*> operands;
+    std::vector<void*> results;
+    Call call;
+    Rank* rank = nullptr;
 
-bool NcclCommunicator::Poll() {
-  std::unique_lock<std::mutex> lock(polling_, std::try_to_lock);
-  if (!lock) return !failed();  // someone else is at it
-  if (failed()) return false;
-  if (LosePeers()) return !failed();
-  for (auto& rank : ranks_) {
-    if (failed()) return false;
-    CurrentContext current(library_.cuda, rank->context);
-    nccl::Result state = nccl::kSuccess;
-    InFlight::Overdue overdue =
-        rank->in_flight.Poll(Clock::now(), Seconds(spec().timeout_seconds));
-    if (!overdue.found && copies_ != nullptr) {
-      overdue = copies_->in_flight(rank->place)
-                    .Poll(Clock::now(), Seconds(spec().timeout_seconds));
+    void Complete(const Status& status) {
+      status.success() ? promise.SetAvailable() : promise.SetError(status);
+      delete this;
     }
-    if (rank->in_flight.size() > 0 && rank->comm != nullptr) {
-      std::unique_lock<std::timed_mutex> launching(rank->launching, std::try_to_lock);
-      if (launching && rank->comm != nullptr &&
-          library_.nccl.CommGetAsyncError(rank->comm, &state) == nccl::kSuccess &&
-          state != nccl::kSuccess && state != nccl::kInProgress) {
-        overdue = rank->in_flight.Poll(Clock::now(), Seconds(spec().timeout_seconds));
-        overdue.found = true;
-        overdue.status = library_.Check(state, "NCCL", rank->comm);
-      }
+    void Issue() {
+      NcclCommunicator& self = *communicator;
+      Status status = self.Launch(call, *rank, rank->stream);
+      if (status.failure()) return Complete(status);
+      const auto done = [](void* waiting, int error) {
+        auto* const self = static_cast<Waiting*>(waiting);
+        self->Complete(self->communicator->library_.Check(
+            static_cast<cuda::Result>(error), "waiting for the stream"));
+      };
+      self.library_.test_double->when_done(rank->stream, done, this);
     }
-    if (!overdue.found) continue;
-    const bool is_late = overdue.status.success();
-    if (!is_late && how_.world->has_peers()) {
-      // NCCL may be the first to notice that a process has ended; it does not say
-      // which.
-      if (error_seen_ == Clock::time_point()) error_seen_ = Clock::now();
-      if (Clock::now() - error_seen_ < kHeadStart) return true;
-    }
-    std::string text = Describe(*rank, overdue);
-    text += is_late ? DescribeLate(spec()) : overdue.status.message();
-    text += kAfterAbort;
-    DumpFlightRecords(is_late ? "timeout" : "error");
-    Fail(Status(is_late ? ErrorCode::kDeadlineExceeded : ErrorCode::kUnavailable,
-                std::move(text)),
-         /*by_force=*/true);
-    Abandon();
-    return false;
-  }
-  return InFlightCount() > 0;
-}
-
-bool NcclCommunicator::IsIdleSoon() {
-  const auto end = Clock::now() + kLastWords;
-  while (true) {
-    for (auto& rank : ranks_) {
-      CurrentContext current(library_.cuda, rank->context);
-      rank->in_flight.Refresh();
-      if (copies_ != nullptr) copies_->in_flight(rank->place).Refresh();
-    }
-    if (InFlightCount() == 0) return true;
-    if (Clock::now() > end) return false;
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
-}
-
-void NcclCommunicator::AbortComm(const Rank& rank, nccl::Comm comm) {
-  if (!rank.in_flight.was_captured()) {
-    library_.nccl.CommAbort(comm);
-    return;
-  }
-  // NCCL ends what runs, and then waits here for the end of the graphs that refer to
-  // the communicator, which XLA keeps for as long as their programs.
-  KeepForever(how_.world);
-  std::thread([&library = library_, context = rank.context, comm] {
-    CurrentContext current(library.cuda, context);
-    library.nccl.CommAbort(comm);
-  }).detach();
-}
-
-void NcclCommunicator::Fail(const Status& reason, bool by_force) {
-  {
-    std::lock_guard<std::mutex> lock(failure_mutex_);
-    if (failed()) return;
-    failure_ = reason;
-    failed_.store(true, std::memory_order_release);
-  }
-  std::vector<std::unique_lock<std::timed_mutex>> locks;
-  // Whoever holds one waits for a peer, and sees failed(); or is stuck in NCCL. By the
-  // system's clock: ThreadSanitizer does not see locks by another.
-  const auto end = std::chrono::system_clock::now() + std::chrono::seconds(1);
-  for (auto& rank : ranks_) locks.emplace_back(rank->launching, end);
-  // A rank may just have been given what another will refuse, or be stuck in NCCL.
-  const bool has_all = std::all_of(locks.begin(), locks.end(),
-                                   [](const auto& lock) { return lock.owns_lock(); });
-  if (!by_force && has_all && IsIdleSoon()) {
-    if (copies_ != nullptr) copies_->Fail(reason);
-    return;
-  }
-  how_.world->SetBroken();
-  if (one_shot_ != nullptr) one_shot_->Stop();
-  for (auto& rank : ranks_) {
-    CurrentContext current(library_.cuda, rank->context);
-    if (const nccl::Comm comm = rank->comm.exchange(nullptr)) AbortComm(*rank, comm);
-    rank->in_flight.Fail();
-    if (copies_ != nullptr) copies_->in_flight(rank->place).Fail();
-  }
-  // Last: a rank may hold its lock while it gives something to a stream that has been
-  // given too much, behind what hung until now.
-  if (copies_ != nullptr) copies_->Fail(reason);
+  };
+  auto* const waiting = new Waiting;
+  waiting->communicator =
+      std::static_pointer_cast<NcclCommunicator>(Watched::shared_from_this());
+  waiting->rank = found->get();
+  waiting->operands.assign(call.operands, call.operands + call.site->operands().size());
+  waiting->results.assign(call.results, call.results + call.site->results().size());
+  waiting->call = call;
+  waiting->call.operands = waiting->operands.data();
+  waiting->call.results = waiting->results.data();
+  xla::ffi::Future future(waiting->promise);
+  test_double->arrive(
+      how_.world.get(), waiting->rank->place, this, call.run_id, call.site->serial(),
+      [](void* argument) { static_cast<Waiting*>(argument)->Issue(); }, waiting);
+  if (failed()) Abandon();
+  return future;
 }
 
 Status MakeNcclCommunicator(CommunicatorSpec spec, NcclSpec how,
@@ -295,7 +201,7 @@ Status MakeNcclCommunicator(CommunicatorSpec spec, NcclSpec how,
   if (Status status = made->Make(); status.failure()) {
     return WithCircumstances(library, status, made->any_context());
   }
-  Watch(made);
+  made->BeWatched();
   *communicator = std::move(made);
   return OkStatus();
 }

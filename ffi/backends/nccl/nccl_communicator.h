@@ -3,9 +3,8 @@
 // Its parts: creation.cc makes it, launch.cc gives a stream the NCCL calls of a
 // collective, or the kernel of one_shot.h where that is faster, halves.cc does so in
 // two halves, copies.cc leaves it to copy engines where they are faster, windows.cc
-// registers symmetric memory, suspend.cc gives memory back for a while, on_cpu.cc
-// serves CPU devices by the stand-in for NCCL, and nccl_communicator.cc watches over it
-// and ends it.
+// registers symmetric memory, suspend.cc gives memory back for a while, failure.cc
+// watches over it and ends it where it fails, and nccl_communicator.cc does the rest.
 #ifndef JAXCOMM_FFI_BACKENDS_NCCL_NCCL_COMMUNICATOR_H_
 #define JAXCOMM_FFI_BACKENDS_NCCL_NCCL_COMMUNICATOR_H_
 
@@ -21,7 +20,9 @@
 #include <vector>
 
 #include "ffi/backends/nccl/call_counts.h"
+#include "ffi/backends/nccl/device_stop.h"
 #include "ffi/backends/nccl/in_flight.h"
+#include "ffi/backends/nccl/kernels/device_kernels.h"
 #include "ffi/backends/nccl/one_shot.h"
 #include "ffi/backends/nccl/peer_copies.h"
 #include "ffi/backends/nccl/steps.h"
@@ -40,6 +41,7 @@ struct NcclSpec {
   bool copy_engines = false;
   // Whether small sums may go by a kernel of ours, where all ranks are of this host.
   bool one_shot = false;
+  OnFailure on_failure = OnFailure::kRaise;
 };
 
 // Makes the communicator with the other processes, connects its ranks and waits for
@@ -49,6 +51,7 @@ Status MakeNcclCommunicator(CommunicatorSpec spec, NcclSpec how,
 
 class NcclCommunicator final : public Communicator,
                                public Watched,
+                               public NcclWorld::Sharer,
                                public SymmetricMemory::Registrar {
  public:
   NcclCommunicator(CommunicatorSpec spec, NcclSpec how);
@@ -71,6 +74,7 @@ class NcclCommunicator final : public Communicator,
   Status EnqueueStart(const Call& call, void* stream) override;
   Status EnqueueDone(const Call& call, void* stream) override;
 
+  // For CPU devices, which a test double serves.
   xla::ffi::Future Execute(const Call& call) override;
 
   void Abort(const Status& reason) override;
@@ -85,8 +89,18 @@ class NcclCommunicator final : public Communicator,
   Status Suspend();
   Status Resume();
 
+  // Fails because something did elsewhere: another process says so.
+  void FailElsewhere(const std::string& reason);
+
   // Watched:
   bool Poll() override;
+  double poll_seconds() const override;
+  // NcclWorld::Sharer:
+  void FailToo(const Status& reason) override { SetFailure(reason, /*names=*/false); }
+  bool is_busy() override;
+
+  // To be called once it is made.
+  void BeWatched();
   // SymmetricMemory::Registrar:
   void Deregister(uint64_t segment) override;
 
@@ -100,9 +114,9 @@ class NcclCommunicator final : public Communicator,
     int64_t device = 0;  // global id
     int ordinal = 0;
     cuda::Context context = nullptr;
-    // Null in a group of one, and after a failure: of all ranks at once, also of one
-    // that a thread is about to launch.
+    // Null in a group of one, and once it was aborted: load it once and check.
     std::atomic<nccl::Comm> comm{nullptr};
+    std::shared_ptr<const DeviceKernels> kernels;
     cuda::Stream stream = nullptr;
     cuda::Pointer scratch = 0;
     // Collectives begun and not ended, by their MarkOf(); and events of those that are,
@@ -149,7 +163,7 @@ class NcclCommunicator final : public Communicator,
   }
   Held MeasureHeld() const;
   Status MakeRanks();
-  // What is done without NCCL.
+  // What stops devices, and what is done without NCCL.
   Status MakeShortcuts();
   Status SplitOff();
   Status WarmUp();
@@ -209,11 +223,32 @@ class NcclCommunicator final : public Communicator,
   bool LosePeers();
   // Whether nothing is on its way any more, in some milliseconds.
   bool IsIdleSoon();
-  void AbortComm(const Rank& rank, nccl::Comm comm);
-  // Aborts what is on its way, if there is any or it is to be `by_force`.
-  void Fail(const Status& reason, bool by_force);
-  // Lets calls that were held back see the failure.
-  void Abandon() { how_.world->host_order().Abandon(this); }
+  // Refuses every call from now on. False if it does so already. `names`: whether the
+  // reason names a call, as the text that a call raises has to.
+  bool Refuse(const Status& reason, bool names);
+  // The same because something failed, so that NCCL's part cannot end in order.
+  bool SetFailure(const Status& reason, bool names);
+  // Fails it and those that share with it, and sees to it that no result of what is on
+  // its way is read. `reason` says what happened; what that means is added to it.
+  // `dump`: of the flight record that is written if something was; null: none.
+  void Fail(const Status& reason, bool names = true, const char* dump = nullptr);
+  // The same for what hangs in NCCL before an operation of a program uses it.
+  void FailStuck(const Status& reason);
+  // Whether it or one that shares with it is busy.
+  bool AnyBusy();
+  // Whether an operation is on its way, as far as is known of graphs.
+  bool has_work() const { return num_giving_ > 0 || InFlightCount() > 0; }
+  // Has every result from now on filled with ones, and then aborts.
+  void Poison();
+  // On a thread of its own: NCCL frees memory, which waits for the device.
+  void AbortElsewhere();
+  // Gives `stream` what fills the results with ones if it was poisoned by then.
+  Status GivePoison(const Call& call, const Rank& rank, cuda::Stream stream);
+  // Lets calls that a test double holds back see the failure.
+  void Abandon() {
+    if (library_.test_double == nullptr) return;
+    library_.test_double->abandon(how_.world.get(), this);
+  }
 
   int64_t InFlightCount() const {
     int64_t count = 0;
@@ -227,6 +262,11 @@ class NcclCommunicator final : public Communicator,
   Status failure() const {
     std::lock_guard<std::mutex> lock(failure_mutex_);
     return failure_;
+  }
+  // Why a call is refused; OkStatus() if it is not.
+  Status Refusal() const {
+    if (failed()) return failure();
+    return DevicesAreStopped() ? DevicesStoppedError() : OkStatus();
   }
   Rank* ByOrdinal(int64_t ordinal) {
     for (auto& rank : ranks_) {
@@ -253,10 +293,14 @@ class NcclCommunicator final : public Communicator,
   std::unique_ptr<PeerCopies> copies_;        // null where NCCL moves all
   std::unique_ptr<OneShot> one_shot_;         // null where NCCL adds all
   std::atomic<int> num_copying_{0};           // ranks in copies.cc
+  std::atomic<int> num_giving_{0};            // ranks that give a stream an operation
   int64_t device_bytes_ = 0;
 
   std::atomic<bool> failed_{false};
+  std::atomic<bool> is_broken_{false};  // NCCL's part cannot end in order
   std::atomic<bool> is_suspended_{false};
+  // Of pinned host memory, where the policy is to poison: not 0 once it failed.
+  uint32_t* poisoned_ = nullptr;
   std::mutex polling_;
   // When a process of ours was first seen to be gone, or an error of NCCL's, which may
   // be of the same cause. Under `polling_`.

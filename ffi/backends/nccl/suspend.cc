@@ -33,7 +33,7 @@ Status NcclCommunicator::Patiently(const char* what,
     }
     if (status.success()) continue;
     thread.detach();
-    Fail(status, /*by_force=*/true);
+    FailStuck(status);
     return status;
   }
   thread.join();

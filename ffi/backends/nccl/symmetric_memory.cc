@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "ffi/backends/nccl/device_stop.h"
 #include "ffi/forked.h"
 
 namespace jaxcomm {
@@ -68,7 +69,9 @@ void SymmetricMemory::Free() {
   }
   for (const Part& part : std::exchange(parts_, {})) {
     CurrentContext current(library_.cuda, part.context);
-    if (part.data != nullptr) library_.nccl.MemFree(part.data);
+    if (part.data != nullptr && !DevicesAreStopped()) {
+      library_.nccl.MemFree(part.data);
+    }
     cuda::Device device = 0;
     library_.cuda.DeviceGet(&device, part.ordinal);
     library_.cuda.DevicePrimaryCtxRelease(device);

@@ -8,14 +8,20 @@
 #include <thread>
 #include <vector>
 
+#include "ffi/backends/nccl/last_resort.h"
+
 namespace jaxcomm {
 namespace {
 
 // Operations take from ten microseconds on; who waits for a record of them is a person.
 constexpr auto kPoll = std::chrono::milliseconds(5);
 
-// Of who ends something that is being polled: that may end it by force, in NCCL.
+// How long Unwatch() waits for a poll in progress.
 constexpr auto kPatience = std::chrono::seconds(10);
+
+constexpr char kStuck[] =
+    "the thread that watches over collectives does not get an answer of the CUDA "
+    "driver, and cannot end what hangs";
 
 class Watcher {
  public:
@@ -74,7 +80,10 @@ class Watcher {
         }
         polling_ = watched.get();
         lock.unlock();
-        more = watched->Poll() || more;
+        {
+          const LastResort end(watched->poll_seconds(), kStuck);
+          more = watched->Poll() || more;
+        }
         watched = nullptr;
         lock.lock();
         polling_ = nullptr;

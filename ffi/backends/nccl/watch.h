@@ -11,6 +11,9 @@ class Watched : public std::enable_shared_from_this<Watched> {
   virtual ~Watched() = default;
   // Looks for what is done, has failed or is late; returns whether anything is left.
   virtual bool Poll() = 0;
+  // How long it may take, in seconds. It calls nothing that waits, but the driver makes
+  // every caller wait while one waits for a device. The process ends after that.
+  virtual double poll_seconds() const = 0;
 };
 
 // Polls it until it is gone, or Unwatch().

@@ -76,6 +76,7 @@ Status NcclCommunicator::RegisterNow(SymmetricMemory& memory, std::string* how) 
 void NcclCommunicator::Deregister(uint64_t segment) {
   for (auto& rank : ranks_) {
     std::lock_guard<std::timed_mutex> lock(rank->launching);
+    if (DevicesAreStopped()) return;
     CurrentContext current(library_.cuda, rank->context);
     rank->windows.Remove(library_, rank->comm, segment);
   }
@@ -83,8 +84,8 @@ void NcclCommunicator::Deregister(uint64_t segment) {
 
 Status NcclCommunicator::CheckPlaces(const Steps& steps, const Call& call,
                                      const Rank& rank) const {
-  // Where a stand-in serves the CPU no result lies in a pool.
-  if (rank.windows.empty() || library_.is_stand_in) return OkStatus();
+  // No result of a CPU device lies in a pool.
+  if (rank.windows.empty() || library_.test_double != nullptr) return OkStatus();
   const auto is_registered = [&](const void* data, const Leaf& leaf) {
     return rank.windows.Cover(data, leaf.bytes());
   };

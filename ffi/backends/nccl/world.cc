@@ -8,8 +8,10 @@
 #include <chrono>
 #include <cstring>
 #include <future>
+#include <system_error>
 #include <thread>
 
+#include "ffi/backends/nccl/device_stop.h"
 #include "ffi/backends/nccl/watch.h"
 #include "ffi/forked.h"
 #include "ffi/registry.h"
@@ -119,18 +121,23 @@ Status WaitUntilReady(const NcclLibrary& library, const std::vector<nccl::Comm>&
 
 void EndComms(const NcclLibrary& library, const std::vector<nccl::Comm>& comms,
               bool abort) {
-  const KeptContext kept(library.cuda);
-  if (abort) {
-    for (nccl::Comm comm : comms) {
-      if (comm != nullptr) library.nccl.CommAbort(comm);
-    }
-    return;
-  }
-  // NCCL waits for the other ranks here, who may never come: on a thread that can be
-  // left alone.
+  // NCCL would ask the driver, which answers nothing any more.
+  if (DevicesAreStopped()) return;
+  const bool has_any = std::any_of(comms.begin(), comms.end(),
+                                   [](nccl::Comm comm) { return comm != nullptr; });
+  if (!has_any) return;
+  // NCCL waits for the other ranks here, who may never come, or for the device: on a
+  // thread that can be left alone.
   const auto ended = std::make_shared<std::promise<void>>();
   std::future<void> end = ended->get_future();
-  std::thread([&library, comms, ended] {
+  const auto run = [&library, comms, abort, ended] {
+    if (abort) {
+      for (nccl::Comm comm : comms) {
+        if (comm != nullptr) library.nccl.CommAbort(comm);
+      }
+      ended->set_value();
+      return;
+    }
     library.nccl.GroupStart();
     for (nccl::Comm comm : comms) {
       if (comm != nullptr) library.nccl.CommFinalize(comm);
@@ -140,9 +147,15 @@ void EndComms(const NcclLibrary& library, const std::vector<nccl::Comm>& comms,
     patience.seconds = kGraceSeconds;
     WaitUntilReady(library, comms, patience, "ncclCommFinalize");
     ended->set_value();
-  }).detach();
+  };
+  try {
+    std::thread(run).detach();
+  } catch (const std::system_error&) {
+    return;  // No thread can be had: they stay until the process ends.
+  }
   if (end.wait_for(std::chrono::duration<double>(kGraceSeconds)) !=
-      std::future_status::ready) {
+          std::future_status::ready ||
+      abort) {
     return;
   }
   for (nccl::Comm comm : comms) {
@@ -178,6 +191,9 @@ Status NcclWorld::Create(const NcclLibrary& library, int size,
       return WithCircumstances(library, status, nullptr);
     }
     made->contexts_.push_back(context);
+    if (Status status = PrepareDeviceStop(library, context); status.failure()) {
+      return WithCircumstances(library, status, context);
+    }
     free_before += FreeDeviceBytes(library, context);
   }
   nccl::Config config = settings.ConfigFor(library);
@@ -228,6 +244,7 @@ Status NcclWorld::Create(const NcclLibrary& library, int size,
 NcclWorld::~NcclWorld() {
   if (IsForked()) return;
   peer_watch_.reset();
+  if (library_.test_double != nullptr) library_.test_double->forget(this);
   EndComms(library_, comms_, /*abort=*/is_broken() || any_gone());
   for (const auto& children : abandoned_) EndComms(library_, *children, /*abort=*/true);
   for (size_t i = 0; i < contexts_.size(); ++i) {
@@ -235,6 +252,23 @@ NcclWorld::~NcclWorld() {
     library_.cuda.DeviceGet(&device, devices_[i].ordinal);
     library_.cuda.DevicePrimaryCtxRelease(device);
   }
+}
+
+void NcclWorld::AddSharer(std::weak_ptr<Sharer> sharer) {
+  std::lock_guard<std::mutex> lock(sharers_mutex_);
+  sharers_.erase(std::remove_if(sharers_.begin(), sharers_.end(),
+                                [](const auto& each) { return each.expired(); }),
+                 sharers_.end());
+  sharers_.push_back(std::move(sharer));
+}
+
+std::vector<std::shared_ptr<NcclWorld::Sharer>> NcclWorld::sharers() const {
+  std::lock_guard<std::mutex> lock(sharers_mutex_);
+  std::vector<std::shared_ptr<Sharer>> live;
+  for (const auto& each : sharers_) {
+    if (auto sharer = each.lock()) live.push_back(std::move(sharer));
+  }
+  return live;
 }
 
 std::vector<int> NcclWorld::gone() const {
@@ -270,12 +304,20 @@ Status NcclWorld::Split(const std::vector<int>& colors, const std::vector<int>& 
   }
   if (status.failure()) {
     SetBroken();
-    for (nccl::Comm& comm : *made) {
-      // One that is there is done.
-      const nccl::Comm there = __atomic_load_n(&comm, __ATOMIC_ACQUIRE);
-      if (there == nullptr) continue;
-      library_.nccl.CommAbort(there);
-      comm = nullptr;
+    bool is_busy = false;
+    for (const auto& sharer : sharers()) {
+      sharer->FailToo(status);
+      is_busy = is_busy || sharer->is_busy();
+    }
+    // An abort would end what is on its way in those that share, without a result. So
+    // these wait for the end of the world.
+    if (!is_busy) {
+      std::vector<nccl::Comm> there;
+      for (nccl::Comm& comm : *made) {
+        there.push_back(__atomic_load_n(&comm, __ATOMIC_ACQUIRE));  // it is done
+        if (there.back() != nullptr) comm = nullptr;
+      }
+      EndComms(library_, there, /*abort=*/true);
     }
     abandoned_.push_back(std::move(made));
     return status;

@@ -11,7 +11,6 @@
 #include <string>
 #include <vector>
 
-#include "ffi/backends/nccl/host_order.h"
 #include "ffi/backends/nccl/library.h"
 #include "ffi/peer_watch.h"
 #include "ffi/status.h"
@@ -46,6 +45,17 @@ struct NcclDevice {
 
 class NcclWorld : public std::enable_shared_from_this<NcclWorld> {
  public:
+  // A communicator that shares NCCL's resources with others of the world. NCCL has one
+  // abort flag for all of them and tells none that it was set: they fail together.
+  class Sharer {
+   public:
+    virtual ~Sharer() = default;
+    // Refuses every call from now on, with this reason unless it has one.
+    virtual void FailToo(const Status& reason) = 0;
+    // Whether a device may be at an operation of it.
+    virtual bool is_busy() = 0;
+  };
+
   // Joins the `size` ranks that know `unique_id`; every process calls it.
   // `peers`: those of the other processes whose end this one can see.
   static Status Create(const NcclLibrary& library, int size,
@@ -61,8 +71,10 @@ class NcclWorld : public std::enable_shared_from_this<NcclWorld> {
                const NcclSettings& settings, const NcclPatience& patience,
                std::vector<nccl::Comm>* children);
 
-  // For CPU devices, by place in devices().
-  HostOrder& host_order() { return host_order_; }
+  void AddSharer(std::weak_ptr<Sharer> sharer);
+  // Those that live.
+  std::vector<std::shared_ptr<Sharer>> sharers() const;
+
   // Whether a communicator was ended by force, and with it those that share with it: no
   // others can be split off.
   bool is_broken() const { return is_broken_.load(); }
@@ -83,7 +95,7 @@ class NcclWorld : public std::enable_shared_from_this<NcclWorld> {
 
  private:
   NcclWorld(const NcclLibrary& library, std::vector<NcclDevice> devices)
-      : library_(library), devices_(std::move(devices)), host_order_(devices_.size()) {}
+      : library_(library), devices_(std::move(devices)) {}
 
   const NcclLibrary& library_;
   const std::vector<NcclDevice> devices_;
@@ -93,8 +105,9 @@ class NcclWorld : public std::enable_shared_from_this<NcclWorld> {
   // are split off end.
   std::vector<std::unique_ptr<std::vector<nccl::Comm>>> abandoned_;
   int64_t device_bytes_ = 0;
+  mutable std::mutex sharers_mutex_;
+  std::vector<std::weak_ptr<Sharer>> sharers_;
   std::atomic<bool> is_broken_{false};
-  HostOrder host_order_;
   std::atomic<bool> any_gone_{false};
   mutable std::mutex gone_mutex_;
   std::vector<int> gone_;
@@ -105,8 +118,9 @@ class NcclWorld : public std::enable_shared_from_this<NcclWorld> {
 Status WaitUntilReady(const NcclLibrary& library, const std::vector<nccl::Comm>& comms,
                       const NcclPatience& patience, const char* what);
 
-// Ends communicators in order with those of the other processes, or by force. Where the
-// others do not come they are left as they are.
+// Ends communicators in order with those of the other processes, or by force, for ten
+// seconds at most, after which they are left as they are. NCCL frees memory here and
+// waits for the device: the caller is not a thread that others depend on.
 void EndComms(const NcclLibrary& library, const std::vector<nccl::Comm>& comms,
               bool abort);
 

@@ -4,12 +4,26 @@
 
 #include "tests/doubles/nccl/capture.h"
 #include "tests/doubles/nccl/errors.h"
+#include "tests/doubles/nccl/failed.h"
 #include "tests/doubles/nccl/faults.h"
 #include "tests/doubles/nccl/group.h"
 
 namespace jaxcomm::fake {
 
 thread_local bool in_host_function = false;
+
+namespace {
+
+// What does not ask the device.
+bool WorksAfterFault(std::string_view name) {
+  return name == "cuInit" || name == "cuDriverGetVersion" || name == "cuDeviceGet" ||
+         name == "cuDeviceGetCount" || name == "cuCtxGetCurrent" ||
+         name == "cuCtxPushCurrent_v2" || name == "cuCtxPopCurrent_v2" ||
+         name == "cuDevicePrimaryCtxRelease_v2" || name == "ncclGetVersion" ||
+         name == "ncclCommGetAsyncError";
+}
+
+}  // namespace
 
 Call::Call(const TraceEntry& entry, Capture capture) {
   const bool nccl = std::string_view(entry.name).substr(0, 4) == "nccl";
@@ -25,6 +39,10 @@ Call::Call(const TraceEntry& entry, Capture capture) {
   Trace(written);
   if (cuda_result != cuda::kSuccess) {
     refusal_ = nccl ? static_cast<int>(CudaFailure(cuda_result)) : cuda_result;
+    return;
+  }
+  if (DeviceFailure() != cuda::kSuccess && !WorksAfterFault(entry.name)) {
+    refusal_ = nccl ? static_cast<int>(CudaFailure(DeviceFailure())) : DeviceFailure();
     return;
   }
   const Fault fault = TakeFault(entry.name);

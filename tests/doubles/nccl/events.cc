@@ -49,8 +49,9 @@ Result cuEventRecord(Event event, Stream stream) {
   if (found == nullptr || on == nullptr || on->device() != found->device) {
     return kInvalidHandle;
   }
+  const auto mark = on->Mark();  // may wait
   std::lock_guard<std::mutex> lock(found->mutex);
-  found->last = on->Mark();
+  found->last = mark;
   found->captured = fake::IsCapturing(stream);
   return kSuccess;
 }
@@ -69,8 +70,12 @@ Result cuStreamWaitEvent(Stream stream, Event event, unsigned) {
   const auto found = fake::Events().Find(event);
   const auto waiting = fake::FindStream(stream, fake::CurrentDevice());
   if (found == nullptr || waiting == nullptr) return kInvalidHandle;
-  std::lock_guard<std::mutex> lock(found->mutex);
-  if (found->last != nullptr) waiting->WaitFor(found->last);
+  std::shared_ptr<fake::Moment> last;
+  {
+    std::lock_guard<std::mutex> lock(found->mutex);
+    last = found->last;
+  }
+  if (last != nullptr) waiting->WaitFor(last);
   return kSuccess;
 }
 

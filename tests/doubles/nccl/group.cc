@@ -10,6 +10,7 @@
 
 #include "tests/doubles/nccl/call.h"
 #include "tests/doubles/nccl/contexts.h"
+#include "tests/doubles/nccl/failed.h"
 #include "tests/doubles/nccl/launch.h"
 
 namespace jaxcomm::fake {
@@ -72,7 +73,8 @@ nccl::Result HangUntilAborted(const std::vector<Launch>& launches) {
   const auto stopped = [](const Launch& launch) {
     return launch.communicator->Stopped();
   };
-  while (std::none_of(launches.begin(), launches.end(), stopped)) {
+  while (std::none_of(launches.begin(), launches.end(), stopped) &&
+         DeviceFailure() == cuda::kSuccess) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   return Failure(nccl::kInternalError, "The communicator was aborted");

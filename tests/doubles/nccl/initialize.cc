@@ -66,7 +66,7 @@ nccl::Result WaitForAll(Communicator& communicator) {
       member.state = Member::kLeft;
       return Failure(nccl::kInternalError, "The communicator was aborted");
     }
-    room.Wait(&lock);
+    room.Wait(&lock, /*notices_death=*/true);
   }
   return RefuseDuplicates(board);
 }

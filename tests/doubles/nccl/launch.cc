@@ -6,6 +6,7 @@
 
 #include "tests/doubles/nccl/capture.h"
 #include "tests/doubles/nccl/exchange.h"
+#include "tests/doubles/nccl/failed.h"
 
 namespace jaxcomm::fake {
 namespace {
@@ -31,6 +32,13 @@ std::unique_ptr<Exchange> Make(Communicator& communicator, uint64_t collective,
     default:
       return MakeCollective(room, communicator.rank, collective, operation);
   }
+}
+
+bool AnyAborted(Room& room) {
+  for (int rank = 0; rank < room.board().size; ++rank) {
+    if (room.board().members[rank].aborted != 0) return true;
+  }
+  return false;
 }
 
 // On the stream's thread. `collective` is the number of the launch's first one.
@@ -59,7 +67,14 @@ void Run(Communicator& communicator, uint64_t collective,
       all_done &= exchange.done();
     }
     if (all_done) return;
-    if (communicator.Stopped()) break;
+    if (DeviceFailure() != cuda::kSuccess) break;
+    if (communicator.Stopped()) {
+      room.board().members[communicator.rank].aborted = 1;
+      room.Ring();
+      break;
+    }
+    // What a peer was aborted in ends here without a result.
+    if (!advanced && AnyAborted(room)) break;
     if (!advanced) room.Wait(&lock);
   }
   for (const auto& exchange : exchanges) exchange->Withdraw(&lock);

@@ -72,7 +72,7 @@ nccl::Result MeetOnHost(Room* room, int rank, uint64_t number, const Posted& pos
       if (stopped()) {
         return Failure(nccl::kInternalError, "The communicator was aborted");
       }
-      room->Wait(&lock);
+      room->Wait(&lock, /*notices_death=*/true);
     }
     return nccl::kSuccess;
   };

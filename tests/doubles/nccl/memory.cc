@@ -160,6 +160,7 @@ Result cuMemAlloc_v2(Pointer* pointer, size_t bytes) {
 Result cuMemFree_v2(Pointer pointer) {
   JAXCOMM_FAKE_CALL(kForbidden, "cuMemFree_v2");
   if (pointer == 0) return kSuccess;
+  fake::WaitForDevice(fake::CurrentDevice());
   return fake::Free(pointer, /*by_nccl=*/false) ? kSuccess : kInvalidValue;
 }
 
@@ -249,6 +250,7 @@ Result cuMemAllocHost_v2(void** data, size_t bytes) {
 
 Result cuMemFreeHost(void* data) {
   JAXCOMM_FAKE_CALL(kForbidden, "cuMemFreeHost");
+  fake::WaitForDevice(fake::CurrentDevice());
   std::free(data);
   return kSuccess;
 }

@@ -164,7 +164,7 @@ void Room::Ring() {
   syscall(SYS_futex, &board_->bell, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
-void Room::Wait(Lock* lock) {
+void Room::Wait(Lock* lock, bool notices_death) {
   const uint32_t heard = board_->bell.load();
   lock->Release();
   const timespec timeout{0, kPollNanoseconds};
@@ -172,7 +172,7 @@ void Room::Wait(Lock* lock) {
       syscall(SYS_futex, &board_->bell, FUTEX_WAIT, heard, &timeout, nullptr, 0);
   const bool silence = woken != 0 && errno == ETIMEDOUT;
   lock->Acquire();
-  if (!silence) return;
+  if (!silence || !notices_death) return;
   if (board_->joined < board_->size && !fake::IsAlive(board_->maker)) {
     Fail(nccl::kRemoteError, "The process that made the unique id died");
   }

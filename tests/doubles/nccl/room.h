@@ -53,6 +53,9 @@ struct Pair {
 struct Member {
   enum State : int32_t { kAbsent, kHere, kLeft };
   int32_t state;
+  // It was aborted in an operation: its kernel told the others of steps whose bytes it
+  // never wrote, so that theirs end too, without an error and without a result.
+  int32_t aborted;
   int32_t device;
   Process process;
 };
@@ -94,10 +97,11 @@ class Room {
   };
 
   // For holders of the lock. Wait returns after any change, and at the latest after
-  // 10 ms, having looked whether all are still alive.
+  // 10 ms. With `notices_death` it looks whether all are still alive, as NCCL does by
+  // its sockets while ranks join or split; its kernels wait for a dead peer for ever.
   Board& board() { return *board_; }
   void Ring();
-  void Wait(Lock* lock);
+  void Wait(Lock* lock, bool notices_death = false);
   // Says to all ranks what went wrong; the first time counts.
   void Fail(nccl::Result result, const std::string& text);
   bool IsAlive(int rank);

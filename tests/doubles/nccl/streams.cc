@@ -1,16 +1,34 @@
 #include "tests/doubles/nccl/streams.h"
 
+#include <chrono>
 #include <map>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "tests/doubles/nccl/call.h"
 #include "tests/doubles/nccl/capture.h"
 #include "tests/doubles/nccl/contexts.h"
+#include "tests/doubles/nccl/failed.h"
 #include "tests/doubles/nccl/handles.h"
 
 namespace jaxcomm::fake {
 namespace {
+
+constexpr size_t kMostQueued = 1024;
+// How soon those that wait see that the devices have failed.
+constexpr auto kLook = std::chrono::milliseconds(1);
+
+// Those of all devices that run.
+struct Running {
+  std::mutex mutex;
+  std::vector<std::weak_ptr<Stream>> streams;
+};
+
+Running& AllRunning() {
+  static auto& running = *new Running;
+  return running;
+}
 
 Handles<cuda::Stream, Stream>& Streams() {
   static auto& streams = *new Handles<cuda::Stream, Stream>(0x1000);
@@ -36,7 +54,10 @@ void Moment::Pass() {
 
 void Moment::Wait() {
   std::unique_lock<std::mutex> lock(mutex_);
-  changed_.wait(lock, [this] { return passed_; });
+  while (!passed_ && DeviceFailure() == cuda::kSuccess) {
+    // By the system's clock: ThreadSanitizer does not see waits by another.
+    changed_.wait_until(lock, std::chrono::system_clock::now() + kLook);
+  }
 }
 
 bool Moment::passed() {
@@ -46,6 +67,17 @@ bool Moment::passed() {
 
 std::shared_ptr<Stream> Stream::Start(int device) {
   std::shared_ptr<Stream> stream(new Stream(device));
+  {
+    Running& running = AllRunning();
+    std::lock_guard<std::mutex> lock(running.mutex);
+    auto& streams = running.streams;
+    for (size_t i = streams.size(); i-- > 0;) {
+      if (streams[i].expired()) {
+        streams.erase(streams.begin() + static_cast<ptrdiff_t>(i));
+      }
+    }
+    streams.push_back(stream);
+  }
   // Detached: destroying a stream does not wait for its work, and at exit a stream may
   // hang in an operation that nobody aborted.
   std::thread([stream] { stream->Run(); }).detach();
@@ -57,20 +89,26 @@ void Stream::Run() {
   while (true) {
     changed_.wait(lock, [this] { return closed_ || !queue_.empty(); });
     if (queue_.empty()) return;
-    std::function<void()> work = std::move(queue_.front());
+    Work work = std::move(queue_.front());
     queue_.pop_front();
     busy_ = true;
     lock.unlock();
-    work();
-    work = nullptr;  // what it holds goes before the stream counts as idle
+    taken_.notify_one();
+    if (DeviceFailure() == cuda::kSuccess) {
+      work.run();
+    } else if (work.dropped != nullptr) {
+      work.dropped();
+    }
+    work = {};  // what it holds goes before the stream counts as idle
     lock.lock();
     busy_ = false;
   }
 }
 
-void Stream::Enqueue(std::function<void()> work) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  queue_.push_back(std::move(work));
+void Stream::Enqueue(std::function<void()> work, std::function<void()> dropped) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  taken_.wait(lock, [this] { return queue_.size() < kMostQueued; });
+  queue_.push_back({std::move(work), std::move(dropped)});
   changed_.notify_one();
 }
 
@@ -93,6 +131,25 @@ void Stream::Close() {
   std::lock_guard<std::mutex> lock(mutex_);
   closed_ = true;
   changed_.notify_one();
+}
+
+void WaitForDevice(int device) {
+  std::vector<std::shared_ptr<Stream>> streams;
+  {
+    Running& running = AllRunning();
+    std::lock_guard<std::mutex> lock(running.mutex);
+    for (const auto& each : running.streams) {
+      auto stream = each.lock();
+      if (stream != nullptr && stream->device() == device) {
+        streams.push_back(std::move(stream));
+      }
+    }
+  }
+  for (const auto& stream : streams) {
+    while (!stream->idle() && DeviceFailure() == cuda::kSuccess) {
+      std::this_thread::sleep_for(kLook);
+    }
+  }
 }
 
 std::shared_ptr<Stream> FindStream(cuda::Stream stream, int device) {
@@ -134,7 +191,7 @@ Result cuStreamSynchronize(Stream stream) {
   const auto found = fake::FindStream(stream, fake::CurrentDevice());
   if (found == nullptr) return kInvalidHandle;
   found->Mark()->Wait();
-  return kSuccess;
+  return fake::DeviceFailure();
 }
 
 Result cuLaunchHostFunc(Stream stream, HostFunction function, void* data) {

@@ -1,4 +1,6 @@
-// Streams: each a thread that runs what is enqueued, one after the other.
+// Streams: each a thread that runs what is enqueued, one after the other. A stream
+// takes 1024 things: who enqueues more waits, as in CUDA. A device that has failed runs
+// nothing any more (failed.h).
 #ifndef JAXCOMM_TESTS_DOUBLES_NCCL_STREAMS_H_
 #define JAXCOMM_TESTS_DOUBLES_NCCL_STREAMS_H_
 
@@ -16,6 +18,7 @@ namespace jaxcomm::fake {
 class Moment {
  public:
   void Pass();
+  // Also returns when the devices have failed.
   void Wait();
   bool passed();
 
@@ -30,7 +33,8 @@ class Stream {
   // The thread ends when the stream was closed and has run everything.
   static std::shared_ptr<Stream> Start(int device);
 
-  void Enqueue(std::function<void()> work);
+  // `dropped` is called in place of `work` if the devices have failed by then.
+  void Enqueue(std::function<void()> work, std::function<void()> dropped = nullptr);
   // Everything enqueued so far will have run when the moment passes.
   std::shared_ptr<Moment> Mark();
   void WaitFor(std::shared_ptr<Moment> moment);
@@ -45,10 +49,18 @@ class Stream {
   const int device_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<std::function<void()>> queue_;
+  struct Work {
+    std::function<void()> run, dropped;
+  };
+  std::condition_variable taken_;
+  std::deque<Work> queue_;
   bool busy_ = false;
   bool closed_ = false;
 };
+
+// Waits until nothing runs on any stream of the device, as CUDA does before it frees
+// memory; or until the devices have failed.
+void WaitForDevice(int device);
 
 // The stream of a handle; null if there is none. A null handle, and the special ones 1
 // and 2 of CUDA, name the default stream of `device`. Unlike CUDA's it waits for no

@@ -10,6 +10,7 @@
 #include "tests/doubles/nccl/contexts.h"
 #include "tests/doubles/nccl/group.h"
 #include "tests/doubles/nccl/registrations.h"
+#include "tests/doubles/nccl/streams.h"
 
 namespace jaxcomm::fake {
 namespace {
@@ -95,6 +96,7 @@ nccl::Result Destroy(nccl::Comm comm) {
   if (Communicators().Remove(comm) == nullptr) return NoSuch();
   WaitUntilIdle(*communicator);
   WaitForGraphs(*communicator);
+  WaitForDevice(communicator->device);
   Leave(*communicator);
   return nccl::kSuccess;
 }
@@ -106,6 +108,8 @@ nccl::Result Abort(nccl::Comm comm) {
   WaitUntilStopped(*communicator);
   if (communicator->job.joinable()) communicator->job.join();
   WaitForGraphs(*communicator);
+  // NCCL frees its memory, and so waits for the kernels of others (two H200s, 2.28.9).
+  WaitForDevice(communicator->device);
   Leave(*communicator);
   return nccl::kSuccess;
 }

@@ -7,8 +7,8 @@
 // them: since it came to them in this order, none of them can depend on a later one.
 // The order is of all communicators of a world, since those that share resources wait
 // for each other.
-#ifndef JAXCOMM_FFI_BACKENDS_NCCL_HOST_ORDER_H_
-#define JAXCOMM_FFI_BACKENDS_NCCL_HOST_ORDER_H_
+#ifndef JAXCOMM_TESTS_DOUBLES_NCCL_HOST_ORDER_H_
+#define JAXCOMM_TESTS_DOUBLES_NCCL_HOST_ORDER_H_
 
 #include <algorithm>
 #include <cstdint>
@@ -17,7 +17,7 @@
 #include <utility>
 #include <vector>
 
-namespace jaxcomm {
+namespace jaxcomm::fake {
 
 class HostOrder {
  public:
@@ -79,6 +79,6 @@ class HostOrder {
   std::vector<Member> members_;
 };
 
-}  // namespace jaxcomm
+}  // namespace jaxcomm::fake
 
-#endif  // JAXCOMM_FFI_BACKENDS_NCCL_HOST_ORDER_H_
+#endif  // JAXCOMM_TESTS_DOUBLES_NCCL_HOST_ORDER_H_

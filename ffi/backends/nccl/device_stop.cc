@@ -1,0 +1,178 @@
+#include "ffi/backends/nccl/device_stop.h"
+
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+#include "ffi/backends/nccl/kernels/device_kernels.h"
+#include "ffi/backends/nccl/last_resort.h"
+
+namespace jaxcomm {
+namespace {
+
+// For the fault to be reported: 50 ms on an H200 whose GPU has room for one more block.
+// A kernel that fills the GPU for longer than this costs the process its orderly end.
+constexpr double kFaultSeconds = 2;
+constexpr auto kLook = std::chrono::milliseconds(1);
+
+class Stopper {
+ public:
+  // Never destroyed: its thread runs as long as the process.
+  static Stopper& Get() {
+    static Stopper* const stopper = new Stopper;
+    return *stopper;
+  }
+
+  Status Prepare(const NcclLibrary& library, cuda::Context context) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (const Device& device : devices_) {
+      if (device.context == context) return OkStatus();
+    }
+    if (!LastResort::Prepare() || !StartLocked()) {
+      return Status(ErrorCode::kResourceExhausted,
+                    "no thread can be had to watch over collectives");
+    }
+    Device device;
+    device.library = &library;
+    device.context = context;
+    CurrentContext current(library.cuda, context);
+    if (Status status = DeviceKernels::Load(library, context, &device.kernels);
+        status.failure()) {
+      return status;
+    }
+    // The highest priority there is: it is to overtake what waits.
+    if (Status status = library.Check(
+            library.cuda.StreamCreateWithPriority(
+                &device.stream, cuda::kStreamNonBlocking, cuda::kHighestPriority),
+            "cuStreamCreateWithPriority");
+        status.failure()) {
+      return status;
+    }
+    if (Status status =
+            library.Check(library.cuda.MemAlloc(&device.memory, 64), "cuMemAlloc");
+        status.failure()) {
+      library.cuda.StreamDestroy(device.stream);
+      return status;
+    }
+    devices_.push_back(std::move(device));
+    return OkStatus();
+  }
+
+  void Stop(const std::string& why) {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (is_stopped_) return;
+      why_ = why;
+      is_stopped_.store(true, std::memory_order_release);
+    }
+    const std::string line = StrCat("jaxcomm: ", why, "\n");
+    [[maybe_unused]] ssize_t written = write(STDERR_FILENO, line.data(), line.size());
+    stopping_.notify_all();
+  }
+
+  bool is_stopped() const { return is_stopped_.load(std::memory_order_acquire); }
+
+  std::string why() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return why_;
+  }
+
+ private:
+  struct Device {
+    const NcclLibrary* library = nullptr;
+    cuda::Context context = nullptr;
+    std::shared_ptr<const DeviceKernels> kernels;
+    cuda::Stream stream = nullptr;
+    cuda::Pointer memory = 0;
+  };
+
+  bool StartLocked() {
+    if (started_) return true;
+    try {
+      std::thread([this] { Run(); }).detach();
+      started_ = true;
+    } catch (const std::system_error&) {
+      // No thread can be had.
+    }
+    return started_;
+  }
+
+  void Run() {
+    std::vector<Device> devices;
+    {
+      std::unique_lock<std::mutex> lock(mutex_);
+      stopping_.wait(lock, [this] { return is_stopped(); });
+      devices = devices_;
+    }
+    const LastResort end(kFaultSeconds,
+                         "the GPUs could not be stopped: a kernel fills them, or a "
+                         "call of the driver waits for them");
+    for (Device& device : devices) {
+      CurrentContext current(device.library->cuda, device.context);
+      // It fails where the device has failed by itself.
+      (void)device.kernels->Stop(device.memory, device.stream);
+    }
+    for (Device& device : devices) {
+      CurrentContext current(device.library->cuda, device.context);
+      // Anything but these two is the fault.
+      cuda::Result result = cuda::kNotReady;
+      while (result == cuda::kNotReady || result == cuda::kSuccess) {
+        std::this_thread::sleep_for(kLook);
+        result = device.library->cuda.StreamQuery(device.stream);
+      }
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable stopping_;
+  std::vector<Device> devices_;
+  std::string why_;
+  bool started_ = false;
+  std::atomic<bool> is_stopped_{false};
+};
+
+struct First {
+  std::mutex mutex;
+  std::string text;
+};
+
+First& TheFirst() {
+  static First& first = *new First;
+  return first;
+}
+
+}  // namespace
+
+Status PrepareDeviceStop(const NcclLibrary& library, cuda::Context context) {
+  return Stopper::Get().Prepare(library, context);
+}
+
+void StopDevices(const std::string& why) { Stopper::Get().Stop(why); }
+
+bool DevicesAreStopped() { return Stopper::Get().is_stopped(); }
+
+Status DevicesStoppedError() {
+  return Status(ErrorCode::kFailedPrecondition,
+                StrCat("the GPUs of this process are stopped, because a collective "
+                       "failed: ",
+                       Stopper::Get().why()));
+}
+
+void RecordFirstFailure(const std::string& text) {
+  std::lock_guard<std::mutex> lock(TheFirst().mutex);
+  if (TheFirst().text.empty()) TheFirst().text = text;
+}
+
+std::string FirstFailure() {
+  std::lock_guard<std::mutex> lock(TheFirst().mutex);
+  return TheFirst().text;
+}
+
+}  // namespace jaxcomm
