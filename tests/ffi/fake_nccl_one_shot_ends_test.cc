@@ -219,7 +219,7 @@ TEST(all_memory_is_given_back) {
     communicator->Abort(Status(ErrorCode::kCancelled, "closed"));
   }
   CHECK_EQ(used(), before);
-  setenv("JAXCOMM_FAKE_PTX", "1", 1);
+  setenv("JAXCOMM_FAKE_KERNELS", "1", 1);
   for (const char* function : {"cuMemAllocHost_v2", "cuMemAlloc_v2", "cuEventCreate"}) {
     const Pair pair;
     OnDevice first(0), second(1);
@@ -255,7 +255,7 @@ TEST(what_a_communicator_holds_is_told_as_it_is_now) {
 }
 
 TEST(flags_are_not_used_again) {
-  setenv("JAXCOMM_FAKE_PTX", "1", 1);
+  setenv("JAXCOMM_FAKE_KERNELS", "1", 1);
   const Pair pair;
   OnDevice first(0), second(1);
   std::unique_ptr<OneShot> one_shot;

@@ -196,10 +196,10 @@ TEST(recorded_programs_are_left_to_nccl) {
 }
 
 TEST(nccl_adds_where_the_driver_refuses_the_kernels) {
-  setenv("JAXCOMM_FAKE_PTX", "0", 1);
+  setenv("JAXCOMM_FAKE_KERNELS", "0", 1);
   for (const char* function : {"", "cuDeviceCanAccessPeer", "cuModuleGetFunction"}) {
     if (*function != '\0') {
-      setenv("JAXCOMM_FAKE_PTX", "1", 1);
+      setenv("JAXCOMM_FAKE_KERNELS", "1", 1);
       TheFake().fail(function, 0, 801);
     }
     auto communicator = Make(2, 30, Library(), {}, /*one_shot=*/true);

@@ -20,7 +20,7 @@ namespace jaxcomm::testing {
 inline std::shared_ptr<Communicator> MakeOneShot(
     int size, double timeout_seconds = 30,
     std::vector<std::vector<int64_t>> groups = {}) {
-  setenv("JAXCOMM_FAKE_PTX", "1", 1);
+  setenv("JAXCOMM_FAKE_KERNELS", "1", 1);
   auto made = Make(size, timeout_seconds, Library(), std::move(groups), true);
   TheFake().clear_trace();
   return made;

@@ -142,7 +142,7 @@ def every():
 def team(environment, tmp_path_factory):
     """Two processes of two devices each, as in tests/processes, over NCCL."""
     folder = tmp_path_factory.mktemp("team")
-    kernels = environment | {"JAXCOMM_FAKE_PTX": "1"}
+    kernels = environment | {"JAXCOMM_FAKE_KERNELS": "1"}
     made = load("processes/conftest.py").Team(2, 2, folder, kernels)
     yield made
     if not made.broken:

@@ -14,7 +14,7 @@ INBOX = 2 * 2**20  # bytes of each device
 
 @pytest.fixture
 def with_kernels(stand_in, monkeypatch):
-    monkeypatch.setenv("JAXCOMM_FAKE_PTX", "1")
+    monkeypatch.setenv("JAXCOMM_FAKE_KERNELS", "1")
     return stand_in
 
 

@@ -158,7 +158,7 @@ def test_a_rank_that_stays_away_is_a_deadline_with_a_record(processes, tmp_path)
 def test_a_process_killed_in_an_operation_is_an_error_on_the_other(start, kernels):
     """In NCCL, and in this package's own kernel for small sums."""
     processes = start(
-        2, timeout=25, JAX_ENABLE_RECOVERABILITY="1", JAXCOMM_FAKE_PTX=str(kernels)
+        2, timeout=25, JAX_ENABLE_RECOVERABILITY="1", JAXCOMM_FAKE_KERNELS=str(kernels)
     )
     processes.ask(PSUM)
     assert processes.ask(BY_KERNELS) == [kernels] * 2
@@ -179,7 +179,7 @@ def test_a_process_killed_in_an_operation_is_an_error_on_the_other(start, kernel
 
 def test_small_sums_are_nccl_s_on_all_where_one_process_cannot_do_them(start):
     """Its GPU refuses the kernels, or reaches no other's memory; and then it can."""
-    processes = start(2, timeout=25, JAXCOMM_FAKE_PTX="1")
+    processes = start(2, timeout=25, JAXCOMM_FAKE_KERNELS="1")
     processes.ask("mesh = mesh_of()")
     for function in ("cuModuleLoadData", "cuIpcGetMemHandle", "cuIpcOpenMemHandle"):
         for name in (function, f"{function}_v2"):

@@ -6,7 +6,6 @@
 #include <chrono>
 #include <cstring>
 #include <functional>
-#include <map>
 #include <mutex>
 #include <optional>
 #include <random>
@@ -59,53 +58,20 @@ struct OneShot::Shared {
   Card cards[];
 };
 
-struct OneShot::Kernels {
-  explicit Kernels(const NcclLibrary& of, cuda::Context in)
-      : library(of), context(in) {}
-  ~Kernels() {
-    CurrentContext current(library.cuda, context);
-    if (module != nullptr) library.cuda.ModuleUnload(module);
+Status OneShot::LoadKernels(Lane& lane) {
+  std::shared_ptr<const DeviceKernels> kernels;
+  if (Status status = DeviceKernels::Load(library_, lane.member.context, &kernels);
+      status.failure()) {
+    return status;
   }
-
-  Status Load() {
-    CurrentContext current(library.cuda, context);
-    static const std::string& text = *new std::string(OneShotPtx());
-    if (Status status = library.Check(
-            library.cuda.ModuleLoadData(&module, text.c_str()), "cuModuleLoadData");
+  for (int word = 0; word < kNumOneShotWords; ++word) {
+    if (Status status =
+            kernels->FindSum(static_cast<OneShotWord>(word), &lane.sums[word]);
         status.failure()) {
-      module = nullptr;
       return status;
     }
-    for (int word = 0; word < kNumOneShotWords; ++word) {
-      if (Status status =
-              library.Check(library.cuda.ModuleGetFunction(
-                                &sum[word], module,
-                                OneShotKernelName(static_cast<OneShotWord>(word))),
-                            "cuModuleGetFunction");
-          status.failure()) {
-        return status;
-      }
-    }
-    return OkStatus();
   }
-
-  const NcclLibrary& library;
-  const cuda::Context context;
-  cuda::Module module = nullptr;
-  cuda::Function sum[kNumOneShotWords] = {};
-};
-
-Status OneShot::KernelsOf(const NcclLibrary& library, cuda::Context context,
-                          std::shared_ptr<const Kernels>* kernels) {
-  static auto& mutex = *new std::mutex;
-  static auto& known = *new std::map<cuda::Context, std::weak_ptr<const Kernels>>;
-  std::lock_guard<std::mutex> lock(mutex);
-  *kernels = known[context].lock();
-  if (*kernels != nullptr) return OkStatus();
-  auto made = std::make_shared<Kernels>(library, context);
-  if (Status status = made->Load(); status.failure()) return status;
-  known[context] = made;
-  *kernels = std::move(made);
+  lane.kernels = std::move(kernels);
   return OkStatus();
 }
 
@@ -129,8 +95,7 @@ Status OneShot::Create(const NcclLibrary& library,
           StrCat("more than ", OneShotArguments::kMostRanks, " ranks"));
     } else if (!reach_each_other) {
       made->CannotTakePart("a device cannot reach the memory of another");
-    } else if (Status status = KernelsOf(library, member.context, &lane.kernels);
-               status.failure()) {
+    } else if (Status status = made->LoadKernels(lane); status.failure()) {
       made->CannotTakePart(std::string(status.message()));
     }
   }
@@ -352,10 +317,10 @@ Status OneShot::Launch(const Steps& steps, const Call& call, size_t member,
     const unsigned blocks =
         std::min<unsigned>(kMostBlocks, (sum->words + kThreads - 1) / kThreads);
     const unsigned threads = std::min<unsigned>(kThreads, (sum->words + 31) / 32 * 32);
-    status = library_.Check(library_.cuda.LaunchKernel(
-                                lane.kernels->sum[static_cast<int>(sum->word)], blocks,
-                                1, 1, threads, 1, 1, 0, stream, parameters, nullptr),
-                            "cuLaunchKernel");
+    status = library_.Check(
+        library_.cuda.LaunchKernel(lane.sums[static_cast<int>(sum->word)], blocks, 1, 1,
+                                   threads, 1, 1, 0, stream, parameters, nullptr),
+        "cuLaunchKernel");
   }
   lane.stream = stream;
   // Also behind those before one that failed.

@@ -2,7 +2,7 @@
 // has into the memory of all others, and adds what it finds in its own.
 //
 // NCCL's call costs the host more than the GPU needs for such a sum, and in a chain of
-// them that is what counts. This is one launch of a kernel (one_shot_kernels.h).
+// them that is what counts. This is one launch of a kernel (kernels/kernels.h).
 #ifndef JAXCOMM_FFI_BACKENDS_NCCL_ONE_SHOT_H_
 #define JAXCOMM_FFI_BACKENDS_NCCL_ONE_SHOT_H_
 
@@ -13,8 +13,9 @@
 #include <string>
 #include <vector>
 
+#include "ffi/backends/nccl/kernels/device_kernels.h"
+#include "ffi/backends/nccl/kernels/kernels.h"
 #include "ffi/backends/nccl/library.h"
-#include "ffi/backends/nccl/one_shot_kernels.h"
 #include "ffi/backends/nccl/peer_access.h"
 #include "ffi/backends/nccl/steps.h"
 #include "ffi/communicator.h"
@@ -70,13 +71,13 @@ class OneShot {
   const std::string& reason() const { return reason_; }
 
  private:
-  struct Kernels;
   // What devices reach of the host's memory.
   struct Shared;
 
   struct Lane {
     PeerMember member;
-    std::shared_ptr<const Kernels> kernels;  // null where it has none
+    std::shared_ptr<const DeviceKernels> kernels;  // null: the rank cannot take part
+    cuda::Function sums[kNumOneShotWords] = {};
     cuda::Pointer inbox = 0;
     std::vector<cuda::Pointer> opened;
     Card* cards = nullptr;
@@ -90,9 +91,7 @@ class OneShot {
 
   explicit OneShot(const NcclLibrary& library) : library_(library) {}
 
-  // Those of a context, which communicators share.
-  static Status KernelsOf(const NcclLibrary& library, cuda::Context context,
-                          std::shared_ptr<const Kernels>* kernels);
+  Status LoadKernels(Lane& lane);
   void CannotTakePart(std::string reason);
   Status Allocate(Lane& lane);
   // Whether all ranks can take part so far, by the cards received.

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <optional>
 
-#include "ffi/backends/nccl/one_shot_kernels.h"
+#include "ffi/backends/nccl/kernels/kernels.h"
 #include "ffi/backends/nccl/steps.h"
 
 namespace jaxcomm {

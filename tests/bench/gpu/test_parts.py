@@ -277,7 +277,7 @@ def test_ranks_on_one_gpu_are_compared_with_all_of_it(timer, usual_promotion):
 
 @pytest.mark.multiprocess
 def test_the_others_of_a_killed_rank_say_what_they_did(timer, monkeypatch):
-    monkeypatch.setenv("JAXCOMM_FAKE_PTX", "1")
+    monkeypatch.setenv("JAXCOMM_FAKE_KERNELS", "1")
     rows = list(run("kill", timer))
     for seconds, text, kib in zip(rows[::2], rows[1::2], (4, 1), strict=True):
         assert seconds.name == (

@@ -10,8 +10,9 @@
 //   JAXCOMM_FAKE_FAULTS        "ncclAllReduce:3:2,ncclSend:0:hang":
 //   function:after:what,
 //                              where what is a result, "hang", or "die" (SIGKILL)
-//   JAXCOMM_FAKE_PTX=1         it runs this package's own kernels; otherwise it refuses
-//                              them, as a driver that is too old would
+//   JAXCOMM_FAKE_KERNELS=1     it has this package's kernels of small sums; otherwise
+//   it
+//                              says that there are none, and NCCL adds
 //   NCCL_MULTI_RANK_GPU_ENABLE=1   as in NCCL 2.30.3
 //
 // Beyond what the real libraries export there are these, to steer it and to look

@@ -1,12 +1,13 @@
-// Modules and kernels: what PTX says, done by the stream's thread.
+// Modules and kernels. The only module is kernels.cu's, compiled for the host.
 #include <memory>
 #include <utility>
 #include <vector>
 
 #include "tests/doubles/nccl/call.h"
 #include "tests/doubles/nccl/contexts.h"
+#include "tests/doubles/nccl/grid.h"
 #include "tests/doubles/nccl/handles.h"
-#include "tests/doubles/nccl/ptx.h"
+#include "tests/doubles/nccl/host_kernels.h"
 #include "tests/doubles/nccl/settings.h"
 #include "tests/doubles/nccl/streams.h"
 
@@ -14,12 +15,11 @@ namespace jaxcomm::fake {
 namespace {
 
 struct Kernel {
-  std::shared_ptr<const PtxKernel> code;
+  const HostKernel* code = nullptr;
   int device = 0;
 };
 
 struct Module {
-  PtxKernels kernels;
   int device = 0;
   std::vector<cuda::Function> functions;
 };
@@ -41,15 +41,13 @@ namespace jaxcomm::cuda {
 
 Result cuModuleLoadData(Module* module, const void* image) {
   JAXCOMM_FAKE_CALL(kForbidden, "cuModuleLoadData");
-  if (!fake::RunsPtx()) return kUnsupportedPtx;
   auto made = std::make_shared<fake::Module>();
   made->device = fake::CurrentDevice();
   if (made->device == fake::kNoDevice) return kInvalidContext;
-  std::string wrong;
-  if (!fake::ParsePtx(static_cast<const char*>(image), &made->kernels, &wrong)) {
+  if (!fake::IsPtxOfKernels(static_cast<const char*>(image))) {
     fake::TraceEntry entry;
     entry.name = "cuModuleLoadData";
-    entry.violation = "not PTX, or not known to the stand-in: " + wrong;
+    entry.violation = "not the PTX of kernels.cu, which is all that the stand-in has";
     fake::Trace(entry);
     return kInvalidPtx;
   }
@@ -69,10 +67,10 @@ Result cuModuleGetFunction(Function* function, Module module, const char* name) 
   JAXCOMM_FAKE_CALL(kAllowed, "cuModuleGetFunction");
   const auto found = fake::Modules().Find(module);
   if (found == nullptr) return kInvalidHandle;
-  const auto kernel = found->kernels.find(name);
-  if (kernel == found->kernels.end()) return kNotFound;
+  const fake::HostKernel* const code = fake::FindHostKernel(name);
+  if (code == nullptr || (code->is_sum && !fake::RunsSumKernels())) return kNotFound;
   *function = fake::Functions().Add(
-      std::make_shared<fake::Kernel>(fake::Kernel{kernel->second, found->device}));
+      std::make_shared<fake::Kernel>(fake::Kernel{code, found->device}));
   found->functions.push_back(*function);
   return kSuccess;
 }
@@ -93,9 +91,9 @@ Result cuLaunchKernel(Function function, unsigned blocks, unsigned blocks_y,
     return kInvalidValue;
   }
   const auto* const bytes = static_cast<const char*>(parameters[0]);
-  std::vector<char> arguments(bytes, bytes + kernel->code->argument_bytes());
+  std::vector<char> arguments(bytes, bytes + kernel->code->argument_bytes);
   on->Enqueue([kernel, blocks, threads, arguments = std::move(arguments)] {
-    kernel->code->Run(blocks, threads, arguments);
+    fake::RunGrid(blocks, threads, [&] { kernel->code->run(arguments.data()); });
   });
   return kSuccess;
 }

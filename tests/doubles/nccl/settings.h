@@ -21,7 +21,7 @@ inline int NcclVersion() {
 inline int64_t DeviceMemory() {
   return Setting("JAXCOMM_FAKE_MEMORY", int64_t{16} << 30);
 }
-inline bool RunsPtx() { return Setting("JAXCOMM_FAKE_PTX", 0) == 1; }
+inline bool RunsSumKernels() { return Setting("JAXCOMM_FAKE_KERNELS", 0) == 1; }
 inline bool OneGpu() { return Setting("JAXCOMM_FAKE_ONE_GPU", 0) == 1; }
 inline bool MultiRankGpu() {
   return NcclVersion() >= 23003 && Setting("NCCL_MULTI_RANK_GPU_ENABLE", 0) == 1;

@@ -32,10 +32,12 @@ struct OneShotArguments {
   float factor = 1;       // float32 only: multiplies operands before they are added
   uint32_t capacity = 0;  // words of a box
 
+#ifndef __CUDACC__  // NVRTC takes no host functions
   static constexpr uint32_t Capacity(int ranks) {
     return static_cast<uint32_t>(kInboxBytes / 2 / sizeof(uint64_t)) /
            static_cast<uint32_t>(ranks);
   }
+#endif
 };
 static_assert(offsetof(OneShotArguments, inboxes) == 24);
 static_assert(offsetof(OneShotArguments, words) == 88);
@@ -46,25 +48,9 @@ static_assert(sizeof(OneShotArguments) == 112);
 enum class OneShotWord { kInt32, kFloat32, kFloat16, kBfloat16 };
 inline constexpr int kNumOneShotWords = 4;
 
-// By OneShotWord.
-inline constexpr const char* kSumKernels[kNumOneShotWords] = {
-    "jaxcomm_sum_int32", "jaxcomm_sum_float32", "jaxcomm_sum_float16",
-    "jaxcomm_sum_bfloat16"};
-
-// Makes the device fault, and with it the CUDA context. Its only argument is a
-// uint64_t: the address of 8 bytes of device memory, aligned to 4 bytes. One thread is
-// enough.
-//
-// The thread reads a misaligned word. Of the ways to fault this is the one that CUDA
-// reports soonest (H200: 50 ms after the launch; an unmapped address 100 to 180 ms,
-// `trap` 345 ms).
-inline constexpr const char* kStopKernel = "jaxcomm_stop";
-
-// Overwrites results with bytes of 0xff if a word of host memory is not 0: NaN for
-// floats, -1 for integers. Launched with one block, behind an operation that may have
-// been aborted.
-inline constexpr const char* kPoisonKernel = "jaxcomm_poison";
-
+// kPoisonKernel overwrites results with bytes of 0xff if a word of host memory is not
+// 0: NaN for floats, -1 for integers. Launched with one block, behind an operation that
+// may have been aborted.
 struct PoisonArguments {
   static constexpr int kMostPoisoned = 32;
 
@@ -80,6 +66,25 @@ struct PoisonArguments {
 static_assert(offsetof(PoisonArguments, results) == 16);
 // CUDA 12.0 takes 4 KiB of arguments.
 static_assert(sizeof(PoisonArguments) == 528);
+
+// Names. NVRTC would put them into the GPU's memory.
+#ifndef __CUDACC__
+// By OneShotWord.
+inline constexpr const char* kSumKernels[kNumOneShotWords] = {
+    "jaxcomm_sum_int32", "jaxcomm_sum_float32", "jaxcomm_sum_float16",
+    "jaxcomm_sum_bfloat16"};
+
+// Makes the device fault, and with it the CUDA context. Its only argument is a
+// uint64_t: the address of 8 bytes of device memory, aligned to 4 bytes. One thread is
+// enough.
+//
+// The thread reads a misaligned word. Of the ways to fault this is the one that CUDA
+// reports soonest (H200: 50 ms after the launch; an unmapped address 100 to 180 ms,
+// `trap` 345 ms).
+inline constexpr const char* kStopKernel = "jaxcomm_stop";
+
+inline constexpr const char* kPoisonKernel = "jaxcomm_poison";
+#endif
 
 }  // namespace jaxcomm
 

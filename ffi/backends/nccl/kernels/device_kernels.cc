@@ -1,0 +1,78 @@
+#include "ffi/backends/nccl/kernels/device_kernels.h"
+
+#include <map>
+#include <mutex>
+#include <utility>
+
+#include "ffi/backends/nccl/kernels/kernels_ptx.inc"
+
+namespace jaxcomm {
+namespace {
+
+// As many as fill memory at an SM's full rate.
+constexpr unsigned kPoisonThreads = 256;
+
+}  // namespace
+
+Status DeviceKernels::Load(const NcclLibrary& library, cuda::Context context,
+                           std::shared_ptr<const DeviceKernels>* kernels) {
+  static auto& mutex = *new std::mutex;
+  static auto& loaded =
+      *new std::map<cuda::Context, std::weak_ptr<const DeviceKernels>>;
+  std::lock_guard<std::mutex> lock(mutex);
+  *kernels = loaded[context].lock();
+  if (*kernels != nullptr) return OkStatus();
+  std::shared_ptr<DeviceKernels> made(new DeviceKernels(library, context));
+  if (Status status = made->LoadModule(); status.failure()) return status;
+  loaded[context] = made;
+  *kernels = std::move(made);
+  return OkStatus();
+}
+
+DeviceKernels::~DeviceKernels() {
+  CurrentContext current(library_.cuda, context_);
+  if (module_ != nullptr) library_.cuda.ModuleUnload(module_);
+}
+
+Status DeviceKernels::LoadModule() {
+  CurrentContext current(library_.cuda, context_);
+  if (Status status = library_.Check(
+          library_.cuda.ModuleLoadData(&module_, kKernelsPtx), "cuModuleLoadData");
+      status.failure()) {
+    module_ = nullptr;
+    return status;
+  }
+  // Now: CUDA puts a kernel on the device when it is first asked for, and that may wait
+  // for the kernels that these two are to end.
+  if (Status status = Find(kStopKernel, &stop_); status.failure()) return status;
+  return Find(kPoisonKernel, &poison_);
+}
+
+Status DeviceKernels::Find(const char* name, cuda::Function* function) const {
+  return library_.Check(library_.cuda.ModuleGetFunction(function, module_, name),
+                        "cuModuleGetFunction");
+}
+
+Status DeviceKernels::FindSum(OneShotWord word, cuda::Function* function) const {
+  CurrentContext current(library_.cuda, context_);
+  return Find(kSumKernels[static_cast<int>(word)], function);
+}
+
+Status DeviceKernels::Stop(uint64_t address, cuda::Stream stream) const {
+  CurrentContext current(library_.cuda, context_);
+  void* parameters[] = {&address};
+  return library_.Check(library_.cuda.LaunchKernel(stop_, 1, 1, 1, 1, 1, 1, 0, stream,
+                                                   parameters, nullptr),
+                        "cuLaunchKernel");
+}
+
+Status DeviceKernels::Poison(const PoisonArguments& arguments,
+                             cuda::Stream stream) const {
+  CurrentContext current(library_.cuda, context_);
+  void* parameters[] = {const_cast<PoisonArguments*>(&arguments)};
+  return library_.Check(library_.cuda.LaunchKernel(poison_, 1, 1, 1, kPoisonThreads, 1,
+                                                   1, 0, stream, parameters, nullptr),
+                        "cuLaunchKernel");
+}
+
+}  // namespace jaxcomm
