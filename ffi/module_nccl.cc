@@ -65,6 +65,8 @@ OnFailure ParseOnFailure(const std::string& text) {
 }
 
 const NcclLibrary& Nccl() {
+  // No call of CUDA or NCCL makes sense any more.
+  if (DevicesAreStopped()) ThrowIfFailed(DevicesStoppedError());
   const NcclLibrary* library = LoadedNccl();
   if (library == nullptr) throw std::runtime_error("NCCL is not loaded");
   return *library;
@@ -316,6 +318,12 @@ void BindNccl(nb::module_& m) {
         nb::arg("on_failure"),
         "Makes a communicator under a key that borrows XLA's; places are those of the "
         "groups' devices in a program.");
+  m.def(
+      "refuse_if_stopped",
+      [] {
+        if (DevicesAreStopped()) ThrowIfFailed(DevicesStoppedError());
+      },
+      "Raises if the GPUs of this process were stopped.");
   m.def("first_failure", &FirstFailure,
         "What failed first of this process's collectives over NCCL, or \"\".");
   m.def("fail_worlds", &FailWorlds, nb::arg("reason"),

@@ -136,6 +136,11 @@ def refusal(mesh) -> str | None:
     Every process of the mesh must call this.
     """
     platform = mesh.devices.flat[0].platform
+    try:
+        # Before others are waited for, who may have ended.
+        _ffi.refuse_if_stopped()
+    except RuntimeError as error:
+        raise CommunicatorError(str(error)) from None
     mine = library.refusal(platform)
     processes = processes_of(mesh)
     if len(processes) == 1:

@@ -3,9 +3,14 @@
 #ifndef JAXCOMM_TESTS_FFI_CHECK_H_
 #define JAXCOMM_TESTS_FFI_CHECK_H_
 
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <functional>
 #include <sstream>
 #include <string>
@@ -14,9 +19,12 @@
 
 namespace jaxcomm::testing {
 
+inline constexpr int kInThisProcess = -1;
+
 struct Test {
   const char* name;
   std::function<void()> body;
+  int status = kInThisProcess;  // else of a process of its own, in which it runs
 };
 
 inline std::vector<Test>& Tests() {
@@ -30,8 +38,8 @@ inline int& Failures() {
 }
 
 struct Register {
-  Register(const char* name, std::function<void()> body) {
-    Tests().push_back({name, std::move(body)});
+  Register(const char* name, std::function<void()> body, int status = kInThisProcess) {
+    Tests().push_back({name, std::move(body), status});
   }
 };
 
@@ -63,10 +71,36 @@ bool Comes(const Condition& condition) {
   return true;
 }
 
-inline int RunAll() {
+// The exit status of a process that runs one test; -1 if it has none.
+inline int RunAlone(const Test& test) {
+  char program[] = "/proc/self/exe";
+  char* const arguments[] = {program, const_cast<char*>(test.name), nullptr};
+  pid_t child = 0;
+  std::fflush(nullptr);
+  if (posix_spawn(&child, program, nullptr, nullptr, arguments, environ) != 0) {
+    return -1;
+  }
+  int status = 0;
+  if (waitpid(child, &status, 0) != child || !WIFEXITED(status)) return -1;
+  return WEXITSTATUS(status);
+}
+
+// Without a name: all tests.
+inline int RunAll(const char* name) {
   for (const Test& test : Tests()) {
     const int before = Failures();
-    test.body();
+    if (name != nullptr) {
+      if (std::strcmp(name, test.name) != 0) continue;
+      test.body();
+      // At once: what the test leaves behind may never end.
+      std::fflush(nullptr);
+      _exit(Failures() == 0 ? EXIT_SUCCESS : EXIT_FAILURE);
+    }
+    if (test.status == kInThisProcess) {
+      test.body();
+    } else {
+      CheckEqual(RunAlone(test), test.status, test.name, __FILE__, __LINE__);
+    }
     std::printf("%s %s\n", Failures() == before ? "ok    " : "FAILED", test.name);
   }
   std::printf("%zu tests, %d failed checks\n", Tests().size(), Failures());
@@ -79,6 +113,11 @@ inline int RunAll() {
   static void name();                                                      \
   static const ::jaxcomm::testing::Register register_##name(#name, &name); \
   static void name()
+// In a process of its own, which it may end with this status; 0: with none.
+#define TEST_ALONE(name, status)                                                   \
+  static void name();                                                              \
+  static const ::jaxcomm::testing::Register register_##name(#name, &name, status); \
+  static void name()
 #define CHECK_EQ(a, b) \
   ::jaxcomm::testing::CheckEqual((a), (b), #a " == " #b, __FILE__, __LINE__)
 #define CHECK_TRUE(a) \
@@ -86,6 +125,8 @@ inline int RunAll() {
 #define CHECK_CONTAINS(text, part) \
   ::jaxcomm::testing::CheckContains((text), (part), __FILE__, __LINE__)
 
-int main() { return ::jaxcomm::testing::RunAll(); }
+int main(int count, char** arguments) {
+  return ::jaxcomm::testing::RunAll(count > 1 ? arguments[1] : nullptr);
+}
 
 #endif  // JAXCOMM_TESTS_FFI_CHECK_H_

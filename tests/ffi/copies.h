@@ -27,7 +27,8 @@ inline constexpr int64_t kMany = 8 << 20;
 inline std::shared_ptr<Communicator> Make(int size, double timeout_seconds = 30,
                                           const NcclLibrary& library = Library(),
                                           std::vector<std::vector<int64_t>> groups = {},
-                                          bool one_shot = false) {
+                                          bool one_shot = false,
+                                          OnFailure on_failure = OnFailure::kPoison) {
   const nccl::UniqueId id = NewId();
   std::vector<NcclDevice> devices;
   std::vector<int64_t> all;
@@ -43,7 +44,8 @@ inline std::shared_ptr<Communicator> Make(int size, double timeout_seconds = 30,
   std::shared_ptr<Communicator> made;
   CHECK_TRUE(MakeNcclCommunicator(
                  Spec(groups, timeout_seconds),
-                 {world, {}, {30}, /*copy_engines=*/!one_shot, one_shot}, &made)
+                 {world, {}, {30}, /*copy_engines=*/!one_shot, one_shot, on_failure},
+                 &made)
                  .success());
   return made;
 }

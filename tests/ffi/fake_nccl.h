@@ -14,9 +14,10 @@
 #include <thread>
 #include <vector>
 
-#include "tests/doubles/nccl/controls.h"
 #include "ffi/backends/nccl/cuda_api.h"
 #include "ffi/backends/nccl/nccl_api.h"
+#include "ffi/backends/nccl/test_double.h"
+#include "tests/doubles/nccl/controls.h"
 
 namespace jaxcomm::testing {
 

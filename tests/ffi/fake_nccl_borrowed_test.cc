@@ -7,7 +7,10 @@
 #include <thread>
 #include <vector>
 
+#include <unistd.h>
+
 #include "ffi/backends/nccl/borrowed_communicator.h"
+#include "ffi/backends/nccl/last_resort.h"
 #include "ffi/flight_recorder.h"
 #include "tests/ffi/check.h"
 #include "tests/ffi/fake_library.h"
@@ -18,11 +21,12 @@ namespace jaxcomm::testing {
 namespace {
 
 std::shared_ptr<BorrowedCommunicator> Make(double timeout_seconds,
-                                           const NcclLibrary& library = Library()) {
+                                           const NcclLibrary& library = Library(),
+                                           OnFailure on_failure = OnFailure::kRaise) {
   auto made = std::make_shared<BorrowedCommunicator>(
       Spec({{100, 101}}, timeout_seconds), library,
       std::vector<BorrowedCommunicator::Device>{{100, 0}, {101, 1}},
-      BorrowedCommunicator::Wanted{{{0, 1}}, 0});
+      BorrowedCommunicator::Wanted{{{0, 1}}, 0}, on_failure);
   CHECK_TRUE(made->Prepare().success());
   return made;
 }
@@ -104,41 +108,40 @@ TEST(one_that_does_not_block_has_given_the_stream_its_operation) {
   });
 }
 
-TEST(what_is_not_done_at_the_deadline_is_told_and_then_refused) {
-  auto communicator = Make(0.2);
-  Gate late;
+// Rank 0 waits for rank 1, which does not come, until the deadline.
+void MissTheDeadline(BorrowedCommunicator& communicator) {
   RunRanks(2, [&](struct Rank as) {
+    if (as.rank == 1) return;
     Sum sum(1, 1);
-    if (as.rank == 1) {
-      // Comes when the other has been told.
-      while (!late.open) std::this_thread::yield();
-      CHECK_CONTAINS(std::string(sum.Enqueue(*communicator, as).message()),
-                     "not done after 0.2 s");
-      // So that the other's stream comes to its end.
-      float value = 1, result = 0;
-      TheFake().nccl.AllReduce(&value, &result, 1, nccl::Type::kFloat32,
-                               nccl::RedOp::kSum, as.comm, as.stream());
-      as.on->Synchronize();
-      return;
-    }
-    CHECK_TRUE(sum.Enqueue(*communicator, as).success());
+    CHECK_TRUE(sum.Enqueue(communicator, as).success());
     const auto begin = std::chrono::steady_clock::now();
-    while (communicator->Poll()) {
+    while (communicator.Poll()) {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
     CHECK_TRUE(std::chrono::steady_clock::now() - begin >=
                std::chrono::milliseconds(150));
+    // The wait for its stream ends, with an error; and nothing was written.
+    CHECK_EQ(as.on->Synchronize(), static_cast<cuda::Result>(716));
+    CHECK_EQ(sum.result, -1.0f);
     Sum next(1, 2);
-    const Status refused = next.Enqueue(*communicator, as);
+    const Status refused = next.Enqueue(communicator, as);
     CHECK_TRUE(*refused.errc() == ErrorCode::kDeadlineExceeded);
     const std::string text(refused.message());
     CHECK_CONTAINS(text, "all_reduce(float32[1]) over axes ('x',) (lane 'default', ");
     CHECK_CONTAINS(text, "rank 0 of 2 (device 100): not done after 0.2 s");
-    CHECK_CONTAINS(text, "The communicator is XLA's, which alone can end it");
-    late.open = true;
-    as.on->Synchronize();
+    CHECK_CONTAINS(text, "the GPUs of this process are stopped");
+    _exit(Failures() == 0 ? EXIT_SUCCESS : EXIT_FAILURE);
   });
-  CHECK_EQ(CountOf(*communicator, FlightRecorder::State::kFailed), 1);
+}
+
+TEST_ALONE(what_is_not_done_at_the_deadline_stops_the_devices, EXIT_SUCCESS) {
+  auto communicator = Make(0.2);
+  MissTheDeadline(*communicator);
+}
+
+TEST_ALONE(or_ends_the_process, kEndedStatus) {
+  auto communicator = Make(0.2, Library(), OnFailure::kExit);
+  MissTheDeadline(*communicator);
 }
 
 }  // namespace

@@ -16,7 +16,8 @@ namespace jaxcomm::testing {
 namespace {
 
 std::shared_ptr<Communicator> Make(const NcclLibrary& library = Library(),
-                                   double timeout_seconds = 30) {
+                                   double timeout_seconds = 30,
+                                   OnFailure on_failure = OnFailure::kPoison) {
   const nccl::UniqueId id = NewId();
   std::shared_ptr<NcclWorld> world;
   CHECK_TRUE(NcclWorld::Create(library, 2, {{100, 0, 0}, {101, 1, 1}},
@@ -24,7 +25,7 @@ std::shared_ptr<Communicator> Make(const NcclLibrary& library = Library(),
                  .success());
   std::shared_ptr<Communicator> made;
   CHECK_TRUE(MakeNcclCommunicator(Spec({{100, 101}}, timeout_seconds),
-                                  {world, {}, {30}}, &made)
+                                  {world, {}, {30}, false, false, on_failure}, &made)
                  .success());
   return made;
 }

@@ -155,16 +155,17 @@ TEST(devices_of_processes_can_be_one_gpu) {
   unsetenv("JAXCOMM_FAKE_ONE_GPU");
 }
 
-TEST(a_dead_process_is_a_remote_error_to_the_others) {
+// As NCCL's kernels within a host: only an abort ends them, and nothing was written.
+TEST(nobody_is_told_of_a_dead_process_in_an_operation) {
   const std::vector<int> statuses = RunProcesses([](Rank r) {
     if (r.rank == 1) raise(SIGKILL);
     int32_t value = 1;
     Nccl().AllReduce(&value, &value, 1, Type::kInt32, RedOp::kSum, r.comm, r.stream());
-    while (AsyncErrorOf(r.comm) == kSuccess) std::this_thread::yield();
-    CHECK_EQ(AsyncErrorOf(r.comm), nccl::kRemoteError);
-    CHECK_CONTAINS(Nccl().GetLastError(r.comm), "rank 1 died");
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    CHECK_EQ(AsyncErrorOf(r.comm), kSuccess);
     CHECK_EQ(Nccl().CommAbort(r.comm), kSuccess);
     CHECK_EQ(r.on->Synchronize(), cuda::kSuccess);
+    CHECK_EQ(value, 1);
   });
   CHECK_EQ(statuses[0], 0);
   CHECK_EQ(WTERMSIG(statuses[1]), SIGKILL);

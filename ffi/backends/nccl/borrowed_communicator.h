@@ -1,6 +1,6 @@
 // A communicator that has none of NCCL's: for each operation XLA lends its own, which
-// XLA makes, orders, shares with its own collectives, and ends. What does not end cannot
-// be aborted here: the devices are stopped, or the process ends.
+// XLA makes, orders, shares with its own collectives, and ends. What does not end
+// cannot be aborted here: the devices are stopped, or the process ends.
 #ifndef JAXCOMM_FFI_BACKENDS_NCCL_BORROWED_COMMUNICATOR_H_
 #define JAXCOMM_FFI_BACKENDS_NCCL_BORROWED_COMMUNICATOR_H_
 

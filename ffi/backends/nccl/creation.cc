@@ -138,10 +138,9 @@ Status NcclCommunicator::WarmUp() {
     if (end.wait_for(patience) == std::future_status::ready) return;
     FailStuck(Status(
         ErrorCode::kDeadlineExceeded,
-                StrCat("the first use of the communicator over axes ", spec().axes,
-                       " (lane '", spec().lane, "') is not done after ",
-                       how_.patience.seconds,
-                       " s; other processes may not have come to it")));
+        StrCat("the first use of the communicator over axes ", spec().axes, " (lane '",
+               spec().lane, "') is not done after ", how_.patience.seconds,
+               " s; other processes may not have come to it")));
   });
   Status status = OkStatus();
   {

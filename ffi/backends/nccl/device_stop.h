@@ -35,9 +35,9 @@ enum class OnFailure {
 // Makes what stopping a device needs, once for each context.
 Status PrepareDeviceStop(const NcclLibrary& library, cuda::Context context);
 
-// Stops all devices that were prepared, and says why on stderr. Returns at once: another
-// thread does it, and the process ends if that takes longer than two seconds. The first
-// call counts.
+// Stops all devices that were prepared, and says why on stderr. Returns at once:
+// another thread does it, and the process ends if that takes longer than two seconds.
+// The first call counts.
 void StopDevices(const std::string& why);
 
 // Whether StopDevices() was called: no CUDA or NCCL call makes sense any more.

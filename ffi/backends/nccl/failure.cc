@@ -3,6 +3,7 @@
 #include <chrono>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <system_error>
 #include <thread>
@@ -53,9 +54,10 @@ double NcclCommunicator::poll_seconds() const {
   return how_.world->any_gone() ? kLookSeconds : spec().timeout_seconds + kAbortSeconds;
 }
 
-bool NcclCommunicator::is_busy() {
-  if (has_work()) return true;
-  // What a graph runs is not seen.
+// What a graph runs is not seen.
+bool NcclCommunicator::is_busy() { return has_work() || was_captured(); }
+
+bool NcclCommunicator::was_captured() const {
   return std::any_of(ranks_.begin(), ranks_.end(), [](const auto& rank) {
     return rank->in_flight.was_captured();
   });
@@ -194,17 +196,17 @@ void NcclCommunicator::Fail(const Status& reason, bool names, const char* dump) 
   // A moment for what is about to end, such as the other local ranks' part.
   const bool is_idle = IsIdleSoon();
   const OnFailure how = how_.on_failure;
-  const char* const meaning = is_idle                      ? kIdle
-                              : how == OnFailure::kPoison  ? kPoisoned
-                              : how == OnFailure::kRaise   ? kStopped
-                                                           : "";
+  const char* const meaning = is_idle                     ? kIdle
+                              : how == OnFailure::kPoison ? kPoisoned
+                              : how == OnFailure::kRaise  ? kStopped
+                                                          : "";
   const Status told = WithMeaning(reason, meaning);
   if (!SetFailure(told, names)) return;
   how_.world->SetBroken();
   if (shares_memory()) {
     const Status first = WithMeaning(
-        reason, StrCat(". Communicators that share resources fail together", meaning)
-                    .c_str());
+        reason,
+        StrCat(". Communicators that share resources fail together", meaning).c_str());
     for (const auto& sharer : how_.world->sharers()) sharer->FailToo(first);
   }
   if (!is_idle || AnyBusy()) {
@@ -236,9 +238,8 @@ void NcclCommunicator::FailElsewhere(const std::string& reason) {
                            [&](int process) { return process == of_group[0]; });
       });
   if (is_here || failed() || DevicesAreStopped()) return;
-  Fail(Status(ErrorCode::kAborted,
-              StrCat("the communicator over axes ", spec().axes, " (lane '",
-                     spec().lane, "'): ", reason)),
+  Fail(Status(ErrorCode::kAborted, StrCat("the communicator over axes ", spec().axes,
+                                          " (lane '", spec().lane, "'): ", reason)),
        /*names=*/false);
   Abandon();
 }
@@ -253,10 +254,15 @@ void NcclCommunicator::AbortElsewhere() {
       std::static_pointer_cast<NcclCommunicator>(Watched::weak_from_this().lock());
   if (self == nullptr) return;  // it is being destroyed, which aborts
   const auto abort = [self] {
-    const LastResort end(
-        kAbortSeconds,
-        StrCat("NCCL did not end the communicator over axes ", self->spec().axes,
-               " (lane '", self->spec().lane, "') within ", kAbortSeconds, " s"));
+    // NCCL ends what runs, and then waits for the graphs that refer to the communicator,
+    // which XLA keeps for as long as their programs.
+    std::optional<LastResort> end;
+    if (!self->was_captured()) {
+      end.emplace(kAbortSeconds,
+                  StrCat("NCCL did not end the communicator over axes ",
+                         self->spec().axes, " (lane '", self->spec().lane,
+                         "') within ", kAbortSeconds, " s"));
+    }
     std::vector<nccl::Comm> comms;
     for (auto& rank : self->ranks_) {
       // Who holds it is inside NCCL, and is let go by the abort alone.

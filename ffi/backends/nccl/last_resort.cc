@@ -37,9 +37,8 @@ class Deadlines {
   uint64_t Add(double seconds, std::string text) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (!StartLocked()) return 0;
-    const auto end =
-        Clock::now() + std::chrono::duration_cast<Clock::duration>(
-                           std::chrono::duration<double>(seconds));
+    const auto end = Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                                        std::chrono::duration<double>(seconds));
     pending_[++last_] = {end, std::move(text)};
     if (end < wakes_at_) changed_.notify_one();
     return last_;

@@ -128,10 +128,10 @@ Status NcclCommunicator::Ended(const Call& call, const Rank& rank, ErrorCode cod
                                std::string_view reason) {
   if (failed()) return FailureOf(call, rank);
   if (DevicesAreStopped()) return DevicesStoppedError();
-  Status status(code, StrCat(call.site->description(), " (lane '", spec().lane,
-                             "'): ", reason));
+  Status status(
+      code, StrCat(call.site->description(), " (lane '", spec().lane, "'): ", reason));
   Fail(status);
-  return status;
+  return FailureOf(call, rank);
 }
 
 }  // namespace jaxcomm

@@ -16,10 +16,10 @@ namespace jaxcomm {
 struct NcclLibrary {
   nccl::Api nccl;
   cuda::Api cuda;
-  std::string path;                  // of the file NCCL was loaded from
-  int version = 0;                   // 22707 is 2.27.7
-  int driver_version = 0;            // 13000 is CUDA 13.0
-  std::vector<std::string> missing;  // optional functions that it lacks
+  std::string path;                         // of the file NCCL was loaded from
+  int version = 0;                          // 22707 is 2.27.7
+  int driver_version = 0;                   // 13000 is CUDA 13.0
+  std::vector<std::string> missing;         // optional functions that it lacks
   const TestDouble* test_double = nullptr;  // null: it is NCCL
 
   // "2.27.7"

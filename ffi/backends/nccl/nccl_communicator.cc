@@ -42,8 +42,7 @@ NcclCommunicator::~NcclCommunicator() {
   }
   // A graph that XLA keeps with a compiled program refers to what is freed below, and
   // NCCL would wait for the end of the graph. So would the world, whose child it is.
-  for (auto& rank : ranks_) {
-    if (!rank->in_flight.was_captured()) continue;
+  if (was_captured()) {
     KeepForever(how_.world);
     return;
   }

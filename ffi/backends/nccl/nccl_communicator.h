@@ -236,6 +236,8 @@ class NcclCommunicator final : public Communicator,
   void FailStuck(const Status& reason);
   // Whether it or one that shares with it is busy.
   bool AnyBusy();
+  // Whether a graph of XLA's has an operation of it.
+  bool was_captured() const;
   // Whether an operation is on its way, as far as is known of graphs.
   bool has_work() const { return num_giving_ > 0 || InFlightCount() > 0; }
   // Has every result from now on filled with ones, and then aborts.

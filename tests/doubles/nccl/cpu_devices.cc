@@ -112,7 +112,7 @@ void WhenDone(void* stream, void (*done)(void*, int), void* argument) {
 
 const jaxcomm::TestDouble* jaxcommTestDouble() {
   static constexpr jaxcomm::TestDouble kDouble = {
-      jaxcommFakeHas,         jaxcomm::fake::Arrive, jaxcomm::fake::Abandon,
+      jaxcommFakeHas, jaxcomm::fake::Arrive, jaxcomm::fake::Abandon,
       jaxcomm::fake::Forget, jaxcomm::fake::WhenDone};
   return &kDouble;
 }

@@ -53,11 +53,11 @@ struct Pair {
 struct Member {
   enum State : int32_t { kAbsent, kHere, kLeft };
   int32_t state;
-  // It was aborted in an operation: its kernel told the others of steps whose bytes it
-  // never wrote, so that theirs end too, without an error and without a result.
-  int32_t aborted;
   int32_t device;
   Process process;
+  // It was aborted in an operation: its kernel told the others of steps whose bytes it
+  // never wrote, so that theirs end too, without an error and without a result.
+  int32_t aborted = 0;
 };
 
 // Operations of streams, and calls that return when all ranks have made them.
