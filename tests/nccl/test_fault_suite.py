@@ -1,0 +1,261 @@
+"""The fault suite itself: what is right, wrong or hangs is seen as what it is."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+from fault_suite import outcomes, report, runner, verdict
+from fault_suite.cases import Case
+from fault_suite.programs import CPU_SIZES, OPERATIONS, STALE, operands
+from fault_suite.report import End, Report, Row
+
+STAND_IN = runner.Hardware(False, {}, notice_seconds=5.0)
+GPUS = runner.Hardware(True, {}, notice_seconds=0.2)
+EXPECTED = np.arange(1, 7, dtype=np.float32).reshape(2, 3)
+NAN = np.full_like(EXPECTED, np.nan)
+
+
+def with_first(values, first):
+    changed = values.copy()
+    changed.flat[0] = first
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("found", "expected", "outcome"),
+    [
+        (EXPECTED, EXPECTED, "right"),
+        (NAN, EXPECTED, "poisoned"),
+        (NAN * (1 + 1j), EXPECTED + 1j, "poisoned"),
+        (np.full(3, -1), np.arange(3), "poisoned"),
+        (np.full(3, 255, np.uint8), np.arange(3, dtype=np.uint8), "poisoned"),
+        (with_first(EXPECTED, 2), EXPECTED, "WRONG"),
+        (with_first(EXPECTED, np.nan), EXPECTED, "WRONG"),
+        (with_first(NAN, 1), EXPECTED, "WRONG"),
+        (np.array([np.nan + 1j]), np.array([1 + 1j]), "WRONG"),
+        (np.array([-1, -1, 0]), np.arange(3), "WRONG"),
+        (np.full_like(EXPECTED, STALE), EXPECTED, "WRONG"),
+        (EXPECTED[:1], EXPECTED, "WRONG"),
+        (EXPECTED.astype(np.float64), EXPECTED, "WRONG"),
+    ],
+)
+def test_a_result_is_judged_by_all_its_numbers(found, expected, outcome):
+    judged, text = outcomes.judge(found, expected)
+    assert judged == outcome
+    assert bool(text) == (outcome == "WRONG")
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_no_right_result_is_that_of_another_turn_or_the_pattern(name):
+    operation, sizes = OPERATIONS[name], CPU_SIZES
+    first, second = (
+        operation.expected(operands(operation, sizes, seed)) for seed in (1, 2)
+    )
+    assert outcomes.judge(first, second)[0] == "WRONG"
+    assert not (first == STALE).any()
+
+
+@pytest.fixture(scope="session")
+def hardware(stand_in_path):
+    return runner.over_stand_in(stand_in_path)
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("processes", [1, 2])
+def test_programs_without_a_fault_are_right(
+    hardware, tmp_path, compiled_once, processes
+):
+    """And what they overwrite held the pattern: nothing is right because it was."""
+    arounds = (
+        "alone", "idle_lane", "small_behind_on_other_lane", "lax_behind",
+        "compute_behind", "eight_live", "sibling",
+    )  # fmt: skip
+    cases = [
+        Case("none", operation, around, processes=processes)
+        for operation, around in zip(OPERATIONS, arounds, strict=True)
+    ]
+    cases.append(Case("none", "pair", "compute_beside", processes=processes))
+    cases.append(Case("none", "psum_large", "small_behind", processes=processes))
+    # Processes that meet anew for each case would also test that they can.
+    runs = [cases] if processes == 1 else [[cases[-2]], [cases[5]]]
+    for number, some in enumerate(runs):
+        folder = tmp_path / str(number)
+        for each in runner.run(some, hardware, folder, more=compiled_once):
+            assert verdict.problems(each, hardware) == []
+            assert each.is_prefilled
+            assert {row.rank for row in each.rows} == {0, 1}
+            assert {row.outcome for row in each.rows} == {"right"}
+
+
+@pytest.mark.multiprocess
+def test_one_wrong_number_is_seen(hardware, tmp_path, compiled_once):
+    (found,) = runner.run([Case("spoilt")], hardware, tmp_path, more=compiled_once)
+    assert {rank: row.outcome for rank, row in found.of("result").items()} == {
+        0: "WRONG",
+        1: "right",
+    }
+    (problem,) = verdict.problems(found, hardware)
+    assert "1 of 262144 numbers differ" in problem
+
+
+@pytest.mark.multiprocess
+def test_a_process_that_hangs_is_seen_and_ended(hardware, tmp_path, compiled_once):
+    case = Case("stuck", processes=1)
+    (found,) = runner.run(
+        [case], hardware, tmp_path, hang_seconds=2, more=compiled_once
+    )
+    assert {row.outcome for row in found.rows} == {"hung"}
+    assert found.ends[0].status is None
+    problems = verdict.problems(found, hardware)
+    assert any("'result' hung after 2." in problem for problem in problems)
+    assert any("had to be killed" in problem for problem in problems)
+
+
+@pytest.mark.multiprocess
+def test_a_process_that_cannot_begin_is_no_result(hardware, tmp_path):
+    wrong = dataclasses.replace(
+        hardware, variables=hardware.variables | {"JAXCOMM_NCCL_LIBRARY": "/nowhere"}
+    )
+    (found,) = runner.run([Case("none", processes=1)], wrong, tmp_path)
+    (problem,) = verdict.problems(found, wrong)
+    assert "/nowhere" in problem
+
+
+# What a survivor of each policy must say and do, by which the rest is told wrong.
+SAYS = "psum(float32[1,3]) over axes ('i',), rank 0 of 2: process 1 has ended"
+
+
+def survivor(case, hardware):
+    """A report of a survivor that does all as it must."""
+    anew = Row("anew", 0, "right", 0.1)
+    if case.on_failure == "exit":
+        said = f"jaxcomm: {SAYS}; flight record: /dumps/flight-record-0.json\n"
+        end = End(1, 0.0, said, ["/dumps/flight-record-0.json"])
+        return Report(case, [Row("result", 0, "exited", 0.1)], {0: end})
+    if hardware.is_gpu and case.on_failure == "raise":
+        failed = "JaxRuntimeError: INTERNAL: CUDA_ERROR_LAUNCH_FAILED"
+        anew = Row("anew", 0, "raised", 0.1, "this process has lost its GPUs")
+        end = End(0, 0.5, f"jaxcomm: {SAYS}\n")
+        rows = [Row(what, 0, "raised", 0.1, failed) for what in ("result", "next")]
+        return Report(case, [*rows, anew], {0: end})
+    outcome = "poisoned" if case.on_failure == "poison" else "raised"
+    result = Row("result", 0, outcome, 0.1, SAYS if outcome == "raised" else "")
+    return Report(
+        case, [result, Row("next", 0, "raised", 0.1, SAYS), anew], {0: End(0, 0.5)}
+    )
+
+
+POLICIES = ("raise", "poison", "exit")
+ON = [(policy, hardware) for policy in POLICIES for hardware in (STAND_IN, GPUS)]
+
+
+@pytest.mark.parametrize(("policy", "on"), ON)
+def test_a_survivor_that_does_as_it_must_has_no_problem(policy, on):
+    case = Case("killed", on_failure=policy)
+    assert verdict.problems(survivor(case, on), on) == []
+
+
+@pytest.mark.parametrize(("policy", "on"), ON)
+@pytest.mark.parametrize("outcome", ["WRONG", "hung", "right"])
+def test_no_policy_lets_a_dead_rank_s_result_pass(policy, on, outcome):
+    found = survivor(Case("killed", on_failure=policy), on)
+    found.rows[0].outcome = outcome
+    assert any(outcome in problem for problem in verdict.problems(found, on))
+
+
+def change(**fields):
+    def apply(found):
+        for name, value in fields.items():
+            setattr(found, name, value)
+
+    return apply
+
+
+def change_row(number, **fields):
+    def apply(found):
+        for name, value in fields.items():
+            setattr(found.rows[number], name, value)
+
+    return apply
+
+
+def change_end(**fields):
+    def apply(found):
+        for name, value in fields.items():
+            setattr(found.ends[0], name, value)
+
+    return apply
+
+
+@pytest.mark.parametrize(
+    ("policy", "on", "damage", "problem"),
+    [
+        ("raise", GPUS, change_row(0, seconds=0.3), "it must take 0 to 0.2 s"),
+        ("raise", STAND_IN, change_row(0, seconds=5.1), "it must take 0 to 5 s"),
+        ("raise", GPUS, change_end(said=""), "did not name operation, axes, rank"),
+        ("raise", GPUS, change_end(said=SAYS), "did not name operation, axes, rank"),
+        ("raise", GPUS, change_row(2, text="CUDA error"), "does not say '\\\\bGPU'"),
+        ("raise", GPUS, change_row(2, outcome="right"), "must be raised"),
+        ("raise", STAND_IN, change_row(1, outcome="right"), "must be raised"),
+        ("raise", STAND_IN, change_row(1, text="rank 0"), "it does not say"),
+        ("raise", STAND_IN, change(rows=[]), "said nothing of its result"),
+        ("raise", STAND_IN, lambda found: found.rows.pop(), "nothing of 'anew'"),
+        ("raise", STAND_IN, change_row(0, outcome="poisoned"), "must be exited or"),
+        ("raise", STAND_IN, change(left=["jaxcomm-1-0"]), "/dev/shm/jaxcomm-1-0"),
+        ("raise", STAND_IN, change(trouble="it did not begin"), "it did not begin"),
+        ("raise", STAND_IN, change_end(status=None), "had to be killed"),
+        ("poison", GPUS, change_row(0, outcome="raised"), "must be poisoned"),
+        ("poison", GPUS, change_row(1, text="CUDA error"), "it does not say"),
+        ("poison", GPUS, change_row(2, outcome="raised"), "must be right"),
+        ("exit", GPUS, change_end(status=0), "ended with status 0"),
+        ("exit", GPUS, change_end(said=f"jaxcomm: {SAYS}"), "named no dump"),
+        ("exit", GPUS, change_end(dumps=[]), "left no dump"),
+        ("exit", GPUS, change_row(0, outcome="raised"), "must be exited"),
+        ("exit", GPUS, change_row(0, seconds=9.0), "it must take 0 to 5 s"),
+    ],
+)
+def test_each_thing_that_must_not_be_is_told(policy, on, damage, problem):
+    found = survivor(Case("killed", on_failure=policy), on)
+    damage(found)
+    problems = verdict.problems(found, on)
+    assert any(problem in each for each in problems), problems
+
+
+def test_a_last_resort_must_say_why_too():
+    found = survivor(Case("killed", on_failure="exit"), GPUS)
+    found.case = Case("killed")
+    assert verdict.problems(found, GPUS) == []
+    found.ends[0].status = 0
+    assert verdict.problems(found, GPUS) == ["process 0 ended with status 0"]
+    found.ends[0] = End(1, 0.0, "Segmentation fault")
+    (problem,) = verdict.problems(found, GPUS)
+    assert "did not name operation" in problem
+
+
+def test_who_waits_until_the_deadline_may_not_raise_before_it():
+    case = Case("late", processes=1)
+    says = "psum over axes ('i',), rank 0 of 2: not done after 2 s"
+    rows = [
+        Row(what, rank, "raised", seconds, says)
+        for rank, seconds in enumerate((2.1, 3.1))
+        for what in ("result", "next")
+    ]
+    rows += [Row("anew", rank, "right", 3.2) for rank in (0, 1)]
+    found = Report(case, rows, {0: End(0, 0.5)})
+    assert verdict.problems(found, STAND_IN) == []
+    rows[0].seconds = 1.0
+    (problem,) = verdict.problems(found, STAND_IN)
+    assert "it must take 2 to 7 s" in problem
+
+
+def test_reports_are_a_table_a_line_and_json(tmp_path):
+    told = [survivor(Case("killed"), STAND_IN).to_json()]
+    assert report.table(told).splitlines()[2:] == [
+        "| killed-psum_large-alone-raise-2x1 | 0 | raised | 0.100 | next raised, "
+        "anew right |"
+    ]
+    assert report.summary(told) == "1 cases; results of ranks: 1 raised"
+    report.write(told, str(tmp_path / "faults.json"))
+    read = json.loads((tmp_path / "faults.json").read_text())
+    assert read[0]["rows"][0]["outcome"] == "raised"
