@@ -10,8 +10,8 @@ from fault_suite.cases import Case
 from fault_suite.programs import CPU_SIZES, OPERATIONS, STALE, operands
 from fault_suite.report import End, Report, Row
 
-STAND_IN = runner.Hardware(False, {}, notice_seconds=5.0)
-GPUS = runner.Hardware(True, {}, notice_seconds=0.2)
+STAND_IN = runner.Hardware(False, {}, notice_seconds=5.0, patience_seconds=10.0)
+GPUS = runner.Hardware(True, {}, notice_seconds=0.2, patience_seconds=5.0)
 EXPECTED = np.arange(1, 7, dtype=np.float32).reshape(2, 3)
 NAN = np.full_like(EXPECTED, np.nan)
 
@@ -61,11 +61,18 @@ def hardware(stand_in_path):
     return runner.over_stand_in(stand_in_path)
 
 
+@pytest.fixture(scope="session")
+def starts(hardware, tmp_path_factory, compiled_once):
+    """Starts two ahead, as on GPUs."""
+    folder = tmp_path_factory.mktemp("suite")
+    starter = runner.starter(hardware, folder, compiled_once, ahead=2)
+    yield starter
+    starter.stop()
+
+
 @pytest.mark.multiprocess
 @pytest.mark.parametrize("processes", [1, 2])
-def test_programs_without_a_fault_are_right(
-    hardware, tmp_path, compiled_once, processes
-):
+def test_programs_without_a_fault_are_right(hardware, starts, tmp_path, processes):
     """And what they overwrite held the pattern: nothing is right because it was."""
     arounds = (
         "alone", "idle_lane", "small_behind_on_other_lane", "lax_behind",
@@ -81,7 +88,7 @@ def test_programs_without_a_fault_are_right(
     runs = [cases] if processes == 1 else [[cases[-2]], [cases[5]]]
     for number, some in enumerate(runs):
         folder = tmp_path / str(number)
-        for each in runner.run(some, hardware, folder, more=compiled_once):
+        for each in runner.run(some, hardware, folder, starts):
             assert verdict.problems(each, hardware) == []
             assert each.is_prefilled
             assert {row.rank for row in each.rows} == {0, 1}
@@ -89,8 +96,8 @@ def test_programs_without_a_fault_are_right(
 
 
 @pytest.mark.multiprocess
-def test_one_wrong_number_is_seen(hardware, tmp_path, compiled_once):
-    (found,) = runner.run([Case("spoilt")], hardware, tmp_path, more=compiled_once)
+def test_one_wrong_number_is_seen(hardware, starts, tmp_path):
+    (found,) = runner.run([Case("spoilt")], hardware, tmp_path, starts)
     assert {rank: row.outcome for rank, row in found.of("result").items()} == {
         0: "WRONG",
         1: "right",
@@ -100,11 +107,9 @@ def test_one_wrong_number_is_seen(hardware, tmp_path, compiled_once):
 
 
 @pytest.mark.multiprocess
-def test_a_process_that_hangs_is_seen_and_ended(hardware, tmp_path, compiled_once):
+def test_a_process_that_hangs_is_seen_and_ended(hardware, starts, tmp_path):
     case = Case("stuck", processes=1)
-    (found,) = runner.run(
-        [case], hardware, tmp_path, hang_seconds=2, more=compiled_once
-    )
+    (found,) = runner.run([case], hardware, tmp_path, starts, hang_seconds=2)
     assert {row.outcome for row in found.rows} == {"hung"}
     assert found.ends[0].status is None
     problems = verdict.problems(found, hardware)
@@ -117,7 +122,9 @@ def test_a_process_that_cannot_begin_is_no_result(hardware, tmp_path):
     wrong = dataclasses.replace(
         hardware, variables=hardware.variables | {"JAXCOMM_NCCL_LIBRARY": "/nowhere"}
     )
-    (found,) = runner.run([Case("none", processes=1)], wrong, tmp_path)
+    starts = runner.starter(wrong, tmp_path)
+    (found,) = runner.run([Case("none", processes=1)], wrong, tmp_path, starts)
+    starts.stop()
     (problem,) = verdict.problems(found, wrong)
     assert "/nowhere" in problem
 
@@ -246,7 +253,7 @@ def test_who_waits_until_the_deadline_may_not_raise_before_it():
     assert verdict.problems(found, STAND_IN) == []
     rows[0].seconds = 1.0
     (problem,) = verdict.problems(found, STAND_IN)
-    assert "it must take 2 to 7 s" in problem
+    assert "it must take 2 to 12 s" in problem
 
 
 def test_reports_are_a_table_a_line_and_json(tmp_path):

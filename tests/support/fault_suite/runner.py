@@ -2,18 +2,15 @@
 
 import contextlib
 import dataclasses
-import json
 import os
 import pathlib
 import socket
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Sequence
 
 from fault_suite import outcomes
 from fault_suite.cases import DEADLINE_SECONDS, LATE_SECONDS, Case
+from fault_suite.process import Starter
 from fault_suite.report import End, Report, Row
 
 # Within which everything ends after a fault, whatever happens.
@@ -38,11 +35,13 @@ class Hardware:
         requirement is 0.2 s. A machine that has more to do than the tests is not to
         fail them where it is CPUs that work: there, only a deadline must not be what
         ended the wait.
+      patience_seconds: for what has no such bound, and must not hang.
     """
 
     is_gpu: bool
     variables: dict[str, str]
     notice_seconds: float
+    patience_seconds: float
 
 
 def on_gpus() -> Hardware:
@@ -53,7 +52,7 @@ def on_gpus() -> Hardware:
         # The test process may hold GPU memory.
         "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
     }
-    return Hardware(True, variables, notice_seconds=0.2)
+    return Hardware(True, variables, notice_seconds=0.2, patience_seconds=5.0)
 
 
 def over_stand_in(path: str) -> Hardware:
@@ -65,145 +64,23 @@ def over_stand_in(path: str) -> Hardware:
         "JAXCOMM_BACKEND": "nccl",
         "JAXCOMM_FAKE_PTX": "1",
     }
-    return Hardware(False, variables, notice_seconds=5.0)
+    return Hardware(False, variables, notice_seconds=5.0, patience_seconds=10.0)
 
 
-class Process:
-    """A worker, and the lines it said so far."""
-
-    def __init__(self, plan, environment, folder):
-        """Starts it."""
-        self.index = plan["process"]
-        self._log = folder / f"process-{self.index}.txt"
-        with self._log.open("wb") as log:
-            self.popen = subprocess.Popen(
-                [sys.executable, "-m", "fault_suite.worker", json.dumps(plan)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                env=environment,
-            )
-        self._lines = []
-        self._changed = threading.Condition()
-        self.ended_at = None
-        self._reader = threading.Thread(target=self._listen, daemon=True)
-        self._reader.start()
-
-    def _listen(self):
-        for line in self.popen.stdout:
-            # What others print on stdout is no line of the worker's.
-            with contextlib.suppress(json.JSONDecodeError):
-                heard = json.loads(line)
-                with self._changed:
-                    self._lines.append(heard)
-                    self._changed.notify_all()
-        # The pipe is closed when the process ends, by whatever.
-        self.popen.wait()
-        with self._changed:
-            self.ended_at = time.monotonic()
-            self._changed.notify_all()
-
-    def until(self, event, case, deadline) -> dict | None:
-        """Waits for an event; returns None if the process or the time ends first."""
-
-        def found():
-            for line in self._lines:
-                if line["event"] == event and line.get("case", case) == case:
-                    return line
-            return None
-
-        with self._changed:
-            self._changed.wait_for(
-                lambda: found() is not None or self.ended_at is not None,
-                max(deadline - time.monotonic(), 0),
-            )
-            return found()
-
-    def lines(self, event, case):
-        with self._changed:
-            return [
-                line
-                for line in self._lines
-                if line["event"] == event and line.get("case", case) == case
-            ]
-
-    def tell(self, word):
-        with contextlib.suppress(BrokenPipeError):
-            self.popen.stdin.write(word.encode() + b"\n")
-            self.popen.stdin.flush()
-
-    def kill(self) -> float:
-        """Kills it at once; returns when."""
-        at = time.monotonic()
-        self.popen.kill()
-        return at
-
-    def wait(self, deadline):
-        """Waits for its end; says whether it came by itself."""
-        with self._changed:
-            return self._changed.wait_for(
-                lambda: self.ended_at is not None, max(deadline - time.monotonic(), 0)
-            )
-
-    def stop(self):
-        self.popen.kill()
-        self._reader.join()
-        self.popen.stdout.close()
-        with contextlib.suppress(BrokenPipeError):
-            self.popen.stdin.close()
-
-    def said(self):
-        return self._log.read_text(errors="replace")
-
-
-def run(
-    cases: Sequence[Case],
+def starter(
     hardware: Hardware,
     folder: pathlib.Path,
-    hang_seconds: float = HANG_SECONDS,
     more: dict[str, str] | None = None,
-) -> list[Report]:
-    """Runs cases of the same number of processes, one after the other in the same.
+    ahead: int = 0,
+) -> Starter:
+    """Returns what starts the processes of any case.
 
     Args:
-      cases: what to run; each but the last must leave its processes fit for the next.
-      hardware: where.
-      folder: for what processes print and for flight records.
-      hang_seconds: after which what has not ended hangs.
+      hardware: where they run.
+      folder: for what they print.
       more: environment variables.
-
-    Returns:
-      A report for each case.
+      ahead: how many processes import JAX before they are needed.
     """
-    count = cases[0].processes
-    folder.mkdir(parents=True, exist_ok=True)
-    with contextlib.ExitStack() as stack:
-        # Keeps the port from others. The coordinator can bind it: gRPC shares ports.
-        keeper = stack.enter_context(socket.socket())
-        keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        keeper.bind(("127.0.0.1", 0))
-        plan = {
-            "cases": [dataclasses.asdict(case) for case in cases],
-            "processes": count,
-            "address": f"127.0.0.1:{keeper.getsockname()[1]}",
-            "is_gpu": hardware.is_gpu,
-            "parent": os.getpid(),
-        }
-        environment = _environment(hardware, cases[0], folder) | (more or {})
-        processes = []
-        for index in range(count):
-            processes.append(Process(plan | {"process": index}, environment, folder))
-            stack.callback(processes[-1].stop)
-        reports = [_run(case, processes, hang_seconds) for case in cases]
-        _end(reports[-1], processes, folder, hang_seconds)
-    ours = tuple(f"jaxcomm-{process.popen.pid}-" for process in processes)
-    reports[-1].left = [
-        name for name in os.listdir("/dev/shm") if name.startswith(ours)
-    ]
-    return reports
-
-
-def _environment(hardware, case, folder):
     inherited = {
         name: value
         for name, value in os.environ.items()
@@ -213,19 +90,69 @@ def _environment(hardware, case, folder):
         and name != "XLA_FLAGS"
         and (hardware.is_gpu or not name.startswith("NCCL_"))
     }
+    path = [str(_SUPPORT), os.environ.get("PYTHONPATH", "")]
+    environment = inherited | {
+        "PYTHONPATH": os.pathsep.join(filter(None, path)),
+        # Else JAX ends the survivors.
+        "JAX_ENABLE_RECOVERABILITY": "1",
+        **hardware.variables,
+        **(more or {}),
+    }
+    return Starter(environment, folder, ahead)
+
+
+def run(
+    cases: Sequence[Case],
+    hardware: Hardware,
+    folder: pathlib.Path,
+    starts: Starter,
+    hang_seconds: float = HANG_SECONDS,
+) -> list[Report]:
+    """Runs cases of the same number of processes, one after the other in the same.
+
+    Args:
+      cases: what to run; each but the last must leave its processes fit for the next.
+      hardware: where.
+      folder: for flight records.
+      starts: the processes.
+      hang_seconds: after which what has not ended hangs.
+
+    Returns:
+      A report for each case.
+    """
+    count = cases[0].processes
+    with contextlib.ExitStack() as stack:
+        # Keeps the port from others. The coordinator can bind it: gRPC shares ports.
+        keeper = stack.enter_context(socket.socket())
+        keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        keeper.bind(("127.0.0.1", 0))
+        plan = {
+            "cases": [dataclasses.asdict(case) for case in cases],
+            "processes": count,
+            "devices": 2 // count,
+            "address": f"127.0.0.1:{keeper.getsockname()[1]}",
+            "is_gpu": hardware.is_gpu,
+            "variables": _variables(cases[0], folder),
+        }
+        processes = []
+        for index in range(count):
+            processes.append(starts.take())
+            stack.callback(processes[-1].stop)
+            processes[-1].begin(plan | {"process": index})
+        reports = [_run(case, processes, hang_seconds) for case in cases]
+        _end(reports[-1], processes, folder, hang_seconds)
+    ours = tuple(f"jaxcomm-{process.popen.pid}-" for process in processes)
+    reports[-1].left = [
+        name for name in os.listdir("/dev/shm") if name.startswith(ours)
+    ]
+    return reports
+
+
+def _variables(case, folder):
     deadline = _NO_DEADLINE_SECONDS
     if case.fault in ("late", "refused", "async_error"):
         deadline = DEADLINE_SECONDS
-    path = [str(_SUPPORT), os.environ.get("PYTHONPATH", "")]
-    return inherited | {
-        "PYTHONPATH": os.pathsep.join(filter(None, path)),
-        "JAX_NUM_CPU_DEVICES": str(2 // case.processes),
-        # Else JAX ends the survivors.
-        "JAX_ENABLE_RECOVERABILITY": "1",
-        "JAXCOMM_TIMEOUT": str(deadline),
-        "JAXCOMM_DUMP_DIR": str(folder / "dumps"),
-        **hardware.variables,
-    }
+    return {"JAXCOMM_TIMEOUT": str(deadline), "JAXCOMM_DUMP_DIR": str(folder / "dumps")}
 
 
 def _run(case, processes, hang_seconds):

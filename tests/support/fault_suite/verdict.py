@@ -8,8 +8,6 @@ from fault_suite.programs import OPERATIONS, RANKS
 from fault_suite.report import Report, Row
 from fault_suite.runner import Hardware
 
-# Where no bound on the notice is asked for, of a machine that has other things to do.
-_PATIENCE_SECONDS = 5.0
 _OF_NCCL = ("refused", "async_error")
 # Of the cause, in what a survivor says.
 _CAUSES = {
@@ -74,7 +72,7 @@ def _of_rank(report, rank, hardware):
         row = of_rank.pop(what, None)
         if row is None:
             found.append(f"rank {rank} said nothing of {what!r}")
-        elif row.outcome not in outcome:
+        elif row.outcome not in outcome | {WRONG, HUNG}:
             found.append(f"{_told(row)}; it must be {' or '.join(sorted(outcome))}")
         elif what in _with_cause(case, hardware) and row.outcome == RAISED:
             found += _lacks_cause(_LOST if what == "anew" else _CAUSES[case.fault], row)
@@ -138,7 +136,7 @@ def _lacks_cause(pattern, row):
 
 def _late(case, row: Row, hardware):
     """Returns whether a rank got its result too late, or before the deadline."""
-    least, most = 0.0, _PATIENCE_SECONDS
+    least, most = 0.0, hardware.patience_seconds
     if case.fault in ("killed", "killed_in_loop") and case.on_failure != "exit":
         most = hardware.notice_seconds
     elif case.fault == "late":
