@@ -2,6 +2,9 @@
 
 import dataclasses
 import json
+import signal
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -118,6 +121,31 @@ def test_a_process_that_hangs_is_seen_and_ended(hardware, starts, tmp_path):
 
 
 @pytest.mark.multiprocess
+def test_a_crash_is_no_end_that_was_asked_for(hardware, starts, tmp_path, monkeypatch):
+    case = Case("late", on_failure="exit", processes=1)
+    taken = []
+    take = starts.take
+
+    def take_and_keep():
+        taken.append(take())
+        threading.Thread(target=crash).start()
+        return taken[0]
+
+    def crash():
+        if taken[0].until("waiting", str(case), time.monotonic() + 60):
+            taken[0].popen.send_signal(signal.SIGABRT)
+
+    monkeypatch.setattr(starts, "take", take_and_keep)
+    (found,) = runner.run([case], hardware, tmp_path, starts)
+    assert [row.outcome for row in found.rows] == ["exited"] * 2
+    assert found.ends[0].status == -signal.SIGABRT
+    told = "\n".join(verdict.problems(found, hardware))
+    assert "it must take 2 to" in told
+    assert "left no dump" in told
+    assert "did not name operation" in told
+
+
+@pytest.mark.multiprocess
 def test_a_process_that_cannot_begin_is_no_result(hardware, tmp_path):
     wrong = dataclasses.replace(
         hardware, variables=hardware.variables | {"JAXCOMM_NCCL_LIBRARY": "/nowhere"}
@@ -169,6 +197,17 @@ def test_no_policy_lets_a_dead_rank_s_result_pass(policy, on, outcome):
     found = survivor(Case("killed", on_failure=policy), on)
     found.rows[0].outcome = outcome
     assert any(outcome in problem for problem in verdict.problems(found, on))
+
+
+def test_poison_comes_with_what_is_computed_beside():
+    case = Case("killed", "pair", "compute_beside", "poison")
+    found = survivor(case, GPUS)
+    found.rows += [Row("beside", 0, "right", 4.0)]
+    found.rows[0].seconds = 4.0
+    assert verdict.problems(found, GPUS) == []
+    found.case = dataclasses.replace(case, on_failure="raise")
+    problems = verdict.problems(found, GPUS)
+    assert any("it must take 0 to 0.2 s" in problem for problem in problems)
 
 
 def change(**fields):

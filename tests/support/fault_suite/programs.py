@@ -27,20 +27,23 @@ class Sizes:
     Attributes:
       large: elements of an operand that NCCL takes, on every rank.
       small: of one that the kernel for small sums takes.
-      side: of the square matrices that keep a device busy.
-      turns: how many of their products take some seconds.
+      rows: of a matrix that keeps a device busy.
+      side: of the square matrix it is multiplied with.
+      turns: how many of these products take some seconds on a GPU.
     """
 
     large: int
     small: int
+    rows: int
     side: int
     turns: int
 
 
-# 16 MiB and 1 KiB. A product of 8192 in float32 takes an H200 about 20 ms.
-GPU_SIZES = Sizes(large=1 << 22, small=256, side=8192, turns=150)
+# 16 MiB and 1 KiB. Such a product takes an H200 about 5 ms in float32, and all of them
+# fit into a stream's queue, which holds 1024.
+GPU_SIZES = Sizes(large=1 << 22, small=256, rows=2048, side=8192, turns=600)
 # Over 256 KiB, up to which our kernel adds on two ranks.
-CPU_SIZES = Sizes(large=1 << 18, small=256, side=256, turns=3000)
+CPU_SIZES = Sizes(large=1 << 18, small=256, rows=256, side=256, turns=3000)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,7 +115,7 @@ OPERATIONS = {
 def operands(operation: Operation, sizes: Sizes, seed: int) -> np.ndarray:
     """Returns a row for each rank; different seeds give different results."""
     count = sizes.small if operation.small else sizes.large
-    each = np.arange(count) % 251
+    each = np.arange(count, dtype=np.int32) % 251
     rows = [(each * (rank + 2) + 17 * seed + rank) % 239 + 1 for rank in range(RANKS)]
     return np.stack(rows).astype(operation.dtype)
 
@@ -176,8 +179,9 @@ def busy(y, turns: int):
 
 def busy_rows(sizes: Sizes) -> np.ndarray:
     """Returns what is to be shifted, for all ranks."""
-    one = np.arange(sizes.side * sizes.side, dtype=np.float32) % 239 + 1
-    return np.tile(one.reshape(sizes.side, sizes.side), (RANKS, 1))
+    one = np.arange(sizes.rows * sizes.side, dtype=np.int32) % 239 + 1
+    rows = one.astype(np.float32).reshape(sizes.rows, sizes.side)
+    return np.tile(rows, (RANKS, 1))
 
 
 def shifted(sizes: Sizes) -> np.ndarray:

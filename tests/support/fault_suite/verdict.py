@@ -8,6 +8,8 @@ from fault_suite.programs import OPERATIONS, RANKS
 from fault_suite.report import Report, Row
 from fault_suite.runner import Hardware
 
+# For what keeps a device busy.
+_BUSY_SECONDS = 5.0
 _OF_NCCL = ("refused", "async_error")
 # Of the cause, in what a survivor says.
 _CAUSES = {
@@ -137,7 +139,10 @@ def _lacks_cause(pattern, row):
 def _late(case, row: Row, hardware):
     """Returns whether a rank got its result too late, or before the deadline."""
     least, most = 0.0, hardware.patience_seconds
-    if case.fault in ("killed", "killed_in_loop") and case.on_failure != "exit":
+    if case.around == "compute_beside" and case.on_failure == "poison":
+        # The results of a program are there when all of them are.
+        most += _BUSY_SECONDS
+    elif case.fault in ("killed", "killed_in_loop") and case.on_failure != "exit":
         most = hardware.notice_seconds
     elif case.fault == "late":
         is_late = row.rank == RANKS - 1
