@@ -158,27 +158,39 @@ def test_a_process_that_cannot_begin_is_no_result(hardware, tmp_path):
 
 
 # What a survivor of each policy must say and do, by which the rest is told wrong.
-SAYS = "psum(float32[1,3]) over axes ('i',), rank 0 of 2: process 1 has ended"
+SAYS = (
+    "psum(float32[1,3]) over axes ('i',), rank 0 of 2: not done after 2 s; process 1 "
+    "has ended"
+)
+FAILED = "JaxRuntimeError: INTERNAL: CUDA_ERROR_MISALIGNED_ADDRESS"
+
+
+def case_of(policy):
+    if policy == "poison":
+        return Case("late", on_failure=policy, processes=1)
+    return Case("killed", on_failure=policy)
 
 
 def survivor(case, hardware):
-    """A report of a survivor that does all as it must."""
-    anew = Row("anew", 0, "right", 0.1)
+    """A report of what does all as it must, the survivor or both ranks."""
     if case.on_failure == "exit":
         said = f"jaxcomm: {SAYS}; flight record: /dumps/flight-record-0.json\n"
-        end = End(1, 0.0, said, ["/dumps/flight-record-0.json"])
+        end = End(70, 0.0, said, ["/dumps/flight-record-0.json"])
         return Report(case, [Row("result", 0, "exited", 0.1)], {0: end})
-    if hardware.is_gpu and case.on_failure == "raise":
-        failed = "JaxRuntimeError: INTERNAL: CUDA_ERROR_LAUNCH_FAILED"
-        anew = Row("anew", 0, "raised", 0.1, "this process has lost its GPUs")
-        end = End(0, 0.5, f"jaxcomm: {SAYS}\n")
-        rows = [Row(what, 0, "raised", 0.1, failed) for what in ("result", "next")]
-        return Report(case, [*rows, anew], {0: end})
-    outcome = "poisoned" if case.on_failure == "poison" else "raised"
-    result = Row("result", 0, outcome, 0.1, SAYS if outcome == "raised" else "")
-    return Report(
-        case, [result, Row("next", 0, "raised", 0.1, SAYS), anew], {0: End(0, 0.5)}
-    )
+    poisons = case.on_failure == "poison"
+    text = FAILED if hardware.is_gpu and not poisons else SAYS
+    outcome = "poisoned" if poisons else "raised"
+    seconds = 2.1 if case.fault == "late" else 0.1
+    rows = []
+    for rank in range(3 - case.processes):
+        rows += [
+            Row("result", rank, outcome, seconds, "" if poisons else text),
+            Row("next", rank, "raised", seconds, text),
+            Row("anew", rank, "right" if poisons else "raised", seconds, "GPUs lost"),
+        ]
+    if case.tries_init:
+        rows.insert(2, Row("init", 0, "raised", seconds, "GPUs lost"))
+    return Report(case, rows, {0: End(0, 0.5, f"jaxcomm: {SAYS}\n")})
 
 
 POLICIES = ("raise", "poison", "exit")
@@ -186,28 +198,46 @@ ON = [(policy, hardware) for policy in POLICIES for hardware in (STAND_IN, GPUS)
 
 
 @pytest.mark.parametrize(("policy", "on"), ON)
-def test_a_survivor_that_does_as_it_must_has_no_problem(policy, on):
-    case = Case("killed", on_failure=policy)
-    assert verdict.problems(survivor(case, on), on) == []
+def test_what_does_as_it_must_has_no_problem(policy, on):
+    assert verdict.problems(survivor(case_of(policy), on), on) == []
 
 
 @pytest.mark.parametrize(("policy", "on"), ON)
 @pytest.mark.parametrize("outcome", ["WRONG", "hung", "right"])
-def test_no_policy_lets_a_dead_rank_s_result_pass(policy, on, outcome):
-    found = survivor(Case("killed", on_failure=policy), on)
+def test_no_policy_lets_the_result_of_a_failure_pass(policy, on, outcome):
+    found = survivor(case_of(policy), on)
     found.rows[0].outcome = outcome
     assert any(outcome in problem for problem in verdict.problems(found, on))
 
 
+def test_poison_across_processes_must_be_refused():
+    case = Case("none", on_failure="poison")
+    for trouble, count in (
+        ("CommPolicy(on_failure='poison') needs all devices in this process", 0),
+        ("", 1),
+        ("process 0 did not become ready", 1),
+    ):
+        found = Report(case, trouble=trouble)
+        assert len(verdict.problems(found, GPUS)) == count
+
+
 def test_poison_comes_with_what_is_computed_beside():
-    case = Case("killed", "pair", "compute_beside", "poison")
+    case = Case("late", "pair", "compute_beside", "poison", 1)
     found = survivor(case, GPUS)
-    found.rows += [Row("beside", 0, "right", 4.0)]
-    found.rows[0].seconds = 4.0
+    found.rows += [Row("beside", rank, "right", 11.0) for rank in (0, 1)]
+    found.rows[0].seconds = 11.0
     assert verdict.problems(found, GPUS) == []
-    found.case = dataclasses.replace(case, on_failure="raise")
+    found.rows[0].seconds = 12.1
+    (problem,) = verdict.problems(found, GPUS)
+    assert "it must take 2 to 12 s" in problem
+
+
+def test_a_crash_after_the_result_is_told():
+    found = survivor(case_of("raise"), GPUS)
+    found.rows[3] = Row("afterwards", 0, "exited", 0.2)
+    found.ends[0].status = -11
     problems = verdict.problems(found, GPUS)
-    assert any("it must take 0 to 0.2 s" in problem for problem in problems)
+    assert any("ended with status -11 after its result" in each for each in problems)
 
 
 def change(**fields):
@@ -241,8 +271,8 @@ def change_end(**fields):
         ("raise", STAND_IN, change_row(0, seconds=5.1), "it must take 0 to 5 s"),
         ("raise", GPUS, change_end(said=""), "did not name operation, axes, rank"),
         ("raise", GPUS, change_end(said=SAYS), "did not name operation, axes, rank"),
-        ("raise", GPUS, change_row(2, text="CUDA error"), "does not say '\\\\bGPU'"),
         ("raise", GPUS, change_row(2, outcome="right"), "must be raised"),
+        ("raise", GPUS, change_row(2, text="timeout"), "does not say '\\\\bGPU'"),
         ("raise", STAND_IN, change_row(1, outcome="right"), "must be raised"),
         ("raise", STAND_IN, change_row(1, text="rank 0"), "it does not say"),
         ("raise", STAND_IN, change(rows=[]), "said nothing of its result"),
@@ -254,7 +284,9 @@ def change_end(**fields):
         ("poison", GPUS, change_row(0, outcome="raised"), "must be poisoned"),
         ("poison", GPUS, change_row(1, text="CUDA error"), "it does not say"),
         ("poison", GPUS, change_row(2, outcome="raised"), "must be right"),
+        ("poison", GPUS, change_row(0, seconds=1.0), "it must take 2 to 7 s"),
         ("exit", GPUS, change_end(status=0), "ended with status 0"),
+        ("exit", GPUS, change_end(status=-6), "ended with status -6"),
         ("exit", GPUS, change_end(said=f"jaxcomm: {SAYS}"), "named no dump"),
         ("exit", GPUS, change_end(dumps=[]), "left no dump"),
         ("exit", GPUS, change_row(0, outcome="raised"), "must be exited"),
@@ -262,10 +294,18 @@ def change_end(**fields):
     ],
 )
 def test_each_thing_that_must_not_be_is_told(policy, on, damage, problem):
-    found = survivor(Case("killed", on_failure=policy), on)
+    found = survivor(case_of(policy), on)
     damage(found)
     problems = verdict.problems(found, on)
     assert any(problem in each for each in problems), problems
+
+
+def test_in_one_process_what_is_made_anew_says_that_the_gpus_are_lost():
+    found = survivor(Case("late", processes=1), GPUS)
+    assert verdict.problems(found, GPUS) == []
+    found.rows[2].text = FAILED
+    (problem,) = verdict.problems(found, GPUS)
+    assert "does not say '\\\\bGPU'" in problem
 
 
 def test_a_last_resort_must_say_why_too():
@@ -279,27 +319,11 @@ def test_a_last_resort_must_say_why_too():
     assert "did not name operation" in problem
 
 
-def test_who_waits_until_the_deadline_may_not_raise_before_it():
-    case = Case("late", processes=1)
-    says = "psum over axes ('i',), rank 0 of 2: not done after 2 s"
-    rows = [
-        Row(what, rank, "raised", seconds, says)
-        for rank, seconds in enumerate((2.1, 3.1))
-        for what in ("result", "next")
-    ]
-    rows += [Row("anew", rank, "right", 3.2) for rank in (0, 1)]
-    found = Report(case, rows, {0: End(0, 0.5)})
-    assert verdict.problems(found, STAND_IN) == []
-    rows[0].seconds = 1.0
-    (problem,) = verdict.problems(found, STAND_IN)
-    assert "it must take 2 to 12 s" in problem
-
-
 def test_reports_are_a_table_a_line_and_json(tmp_path):
     told = [survivor(Case("killed"), STAND_IN).to_json()]
     assert report.table(told).splitlines()[2:] == [
         "| killed-psum_large-alone-raise-2x1 | 0 | raised | 0.100 | next raised, "
-        "anew right |"
+        "init raised, anew raised |"
     ]
     assert report.summary(told) == "1 cases; results of ranks: 1 raised"
     report.write(told, str(tmp_path / "faults.json"))

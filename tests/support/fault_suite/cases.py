@@ -72,6 +72,19 @@ class Case:
         ends = self.fault in ("killed", "killed_in_loop", "exits")
         return 1 if ends else None
 
+    @property
+    def tries_init(self) -> bool:
+        """Whether a survivor tries to make the same communicators again.
+
+        It has stopped its GPUs; in a loop it might have been between two operations.
+        Once for each way to lose a process: a survivor that is not refused waits.
+        """
+        return (
+            self.on_failure == "raise"
+            and self.fault in ("killed", "exits")
+            and (self.operation, self.around) == ("psum_large", "alone")
+        )
+
 
 def _all(fault, *rest, on_failure="raise", processes=2):
     return [
@@ -91,6 +104,7 @@ KILLED = [
         "ppermute alone",
         "pair alone",
         "product alone",
+        "psum_of_integers idle_lane",
         "psum_large idle_lane",
         "psum_small idle_lane",
         "ppermute idle_lane",
@@ -98,6 +112,7 @@ KILLED = [
         "psum_large small_behind_on_other_lane",
         "all_gather small_behind_on_other_lane",
         "psum_large lax_behind",
+        "psum_small lax_behind",
         "psum_large compute_behind",
         "psum_small compute_behind",
         "pair compute_beside",
@@ -112,17 +127,6 @@ KILLED = [
         "killed",
         "psum_large alone",
         "psum_small idle_lane",
-        "all_gather small_behind",
-        "ppermute eight_live",
-        "product sibling",
-        "pair compute_beside",
-        "psum_of_integers alone",
-        on_failure="poison",
-    ),
-    *_all(
-        "killed",
-        "psum_large alone",
-        "psum_small idle_lane",
         "pair compute_beside",
         on_failure="exit",
     ),
@@ -132,17 +136,13 @@ LATE = [
         "late", "psum_large alone", "psum_small alone", "pair idle_lane",
         "product sibling", "ppermute small_behind",
     ),
-    *_all("late", "psum_large alone", "all_gather idle_lane", on_failure="poison"),
     *_all("late", "psum_large alone", on_failure="exit"),
 ]  # fmt: skip
-EXITS = [
-    *_all("exits", "psum_large alone", "psum_small idle_lane"),
-    *_all("exits", "product alone", on_failure="poison"),
-]
+EXITS = _all("exits", "psum_large alone", "psum_small idle_lane")
 IN_ONE_PROCESS = [
     *_all(
         "late", "psum_large alone", "psum_small small_behind", "product idle_lane",
-        "pair lax_behind", "psum_large sibling", processes=1,
+        "pair lax_behind", "psum_large sibling", "all_gather eight_live", processes=1,
     ),
     *_all("late", "psum_large alone", on_failure="exit", processes=1),
 ]  # fmt: skip
@@ -150,17 +150,21 @@ IN_ONE_PROCESS = [
 IN_TURN_IN_ONE_PROCESS = _all(
     "late", "psum_large alone", "psum_small idle_lane", "all_gather idle_lane",
     "ppermute sibling", "pair alone", "product small_behind", "psum_of_integers alone",
+    "psum_large small_behind_on_other_lane", "pair compute_beside",
+    "psum_large compute_behind", "product eight_live",
     on_failure="poison", processes=1,
 )  # fmt: skip
+# Refused: a process that has gone cannot come back to a communicator made anew.
+POISON_ACROSS_PROCESSES = _all("none", "psum_large alone", on_failure="poison")
 # What cannot be had from the real library on demand.
 ERRORS_OF_NCCL = [
     *_all("refused", "psum_large alone", "ppermute idle_lane"),
     *_all("refused", "psum_large sibling", processes=1),
-    *_all("refused", "product alone", on_failure="poison"),
+    *_all("refused", "product alone", on_failure="poison", processes=1),
     *_all("async_error", "psum_large alone", "pair sibling"),
     *_all("async_error", "product idle_lane", processes=1),
     *_all("async_error", "psum_large alone", on_failure="poison", processes=1),
 ]
 
-ON_GPUS = [*KILLED, *LATE, *EXITS, *IN_ONE_PROCESS]
+ON_GPUS = [*KILLED, *LATE, *EXITS, *IN_ONE_PROCESS, *POISON_ACROSS_PROCESSES]
 OVER_STAND_IN = [*ON_GPUS, *ERRORS_OF_NCCL]

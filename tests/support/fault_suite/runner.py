@@ -62,6 +62,7 @@ def over_stand_in(path: str) -> Hardware:
         "XLA_FLAGS": os.environ.get("QUICK_XLA_FLAGS", ""),
         "JAXCOMM_NCCL_LIBRARY": path,
         "JAXCOMM_BACKEND": "nccl",
+        "JAXCOMM_FAKE_KERNELS": "1",
         "JAXCOMM_FAKE_PTX": "1",
     }
     return Hardware(False, variables, notice_seconds=5.0, patience_seconds=10.0)

@@ -124,11 +124,14 @@ class Trial:
         delayed = fault in ("late", "async_error", "stuck")
         late_rank = 0 if fault == "stuck" else RANKS - 1
 
+        def late(x):
+            return self.delay(x, late_rank) if delayed else x
+
         def local(x):
-            return run(self.delay(x, late_rank) if delayed else x, None)
+            return run(late(x), None)
 
         def beside(x, y):
-            begun = jaxcomm.psum_start(x, AXIS)
+            begun = jaxcomm.psum_start(late(x), AXIS)
             y = programs.busy(begun.then(y), self.sizes.turns)
             return jaxcomm.psum_done(begun), y
 
@@ -306,6 +309,13 @@ class Trial:
             with self._judging("other lane"):
                 again = self.small["other"](self.small_stale.pop(), self.small_faulty)
                 self._join("other lane", again, self.small_expected[_FAULTY])
+        if case.tries_init:
+            # For who is not refused, and waits for the process that has gone.
+            os.environ["JAXCOMM_TIMEOUT"] = "3"
+            with self._judging("init"):
+                jaxcomm.finalize()
+                jaxcomm.init(self.mesh, AXIS, policy=self.policy)
+                self._row("init", self.process, outcomes.RIGHT)
         # Processes that both live would have to meet for it.
         if case.processes == 1 or case.victim is not None:
             with self._judging("anew"):

@@ -29,6 +29,8 @@ _LOST = r"\bGPU"
 def problems(report: Report, hardware: Hardware) -> list[str]:
     """Returns all that must not be, in words; empty if the case is as it must be."""
     case = report.case
+    if case.on_failure == "poison" and case.processes > 1:
+        return _of_refusal(report)
     if report.trouble:
         return [report.trouble]
     found = [_told(row) for row in report.rows if row.outcome in (WRONG, HUNG)]
@@ -60,6 +62,12 @@ def _of_no_fault(report):
     ]
 
 
+def _of_refusal(report):
+    if all(part in report.trouble for part in ("on_failure='poison'", "process")):
+        return []
+    return [f"poison across processes must be refused: {report.trouble or report.rows}"]
+
+
 def _of_rank(report, rank, hardware):
     case = report.case
     of_rank = {row.what: row for row in report.rows if row.rank == rank}
@@ -70,6 +78,8 @@ def _of_rank(report, rank, hardware):
     allowed = _allowed(case, rank, hardware)
     if result.outcome == EXITED and EXITED in allowed["result"]:
         return found
+    if case.on_failure == "exit" and result.outcome in allowed["result"]:
+        return found
     for what, outcome in allowed.items():
         row = of_rank.pop(what, None)
         if row is None:
@@ -77,9 +87,10 @@ def _of_rank(report, rank, hardware):
         elif row.outcome not in outcome | {WRONG, HUNG}:
             found.append(f"{_told(row)}; it must be {' or '.join(sorted(outcome))}")
         elif what in _with_cause(case, hardware) and row.outcome == RAISED:
-            found += _lacks_cause(_LOST if what == "anew" else _CAUSES[case.fault], row)
-    for row in of_rank.values():
-        if row.outcome not in (WRONG, HUNG):
+            is_new = what in ("anew", "init")
+            found += _lacks_cause(_LOST if is_new else _CAUSES[case.fault], row)
+    for what, row in of_rank.items():
+        if row.outcome not in (WRONG, HUNG) and what != "afterwards":
             found.append(f"{_told(row)}, which nobody asked for")
     return found
 
@@ -88,46 +99,66 @@ def _allowed(case: Case, rank: int, hardware: Hardware) -> dict[str, set[str]]:
     """Returns what each thing may come to on a rank."""
     poisons = case.on_failure == "poison"
     if case.on_failure == "exit":
-        return {"result": {EXITED}}
-    # On GPUs the context is gone with the first error; the process cannot go on.
-    loses_gpus = hardware.is_gpu and not poisons
+        # The process of the late rank had nothing on its way.
+        idle = {RAISED} if _may_be_idle(case, rank) else set()
+        return {"result": {EXITED} | idle}
     result = {POISONED} if poisons else {RAISED, EXITED}
-    if poisons and (
-        (case.fault in ("late", "async_error") and rank == RANKS - 1)
-        or (case.fault in _OF_NCCL and rank == 0)
-    ):
+    if poisons and (case.fault == "refused" or rank == RANKS - 1):
         # Its own call meets the failure.
         result = {POISONED, RAISED}
     allowed = {"result": result}
     if case.around in ("small_behind", "small_behind_on_other_lane", "lax_behind"):
         allowed["behind"] = {POISONED, RAISED} if poisons else {RAISED}
-    if case.around in ("compute_behind", "compute_beside"):
-        # It has no part in the failure: where it is read, it must be right.
-        what = case.around.removeprefix("compute_")
-        allowed[what] = {RIGHT} if poisons else {RAISED, RIGHT}
+        if poisons and case.around == "small_behind_on_other_lane":
+            # It has resources of its own, and both ranks came to it.
+            allowed["behind"] = {POISONED, RAISED, RIGHT}
+    # It has no part in the failure: where it is read, it must be right. A program that
+    # fails has no result at all.
+    if case.around == "compute_behind":
+        allowed["behind"] = {RIGHT} if poisons else {RAISED, RIGHT}
+    if case.around == "compute_beside":
+        allowed["beside"] = {RAISED, RIGHT}
     allowed["next"] = {RAISED}
     if case.around == "sibling":
         allowed["other lane"] = {RAISED}
     if case.around == "idle_lane":
-        if loses_gpus or case.victim is not None:
-            allowed["other lane"] = {RAISED}
-        elif case.processes == 1:
-            allowed["other lane"] = {RIGHT}
-        else:
-            # Processes come to it when they have failed, which is not at one time.
+        allowed["other lane"] = {RAISED}
+        if case.victim is None and _may_be_idle(case, rank):
             allowed["other lane"] = {RAISED, RIGHT}
+        elif case.victim is None and poisons:
+            allowed["other lane"] = {RIGHT}
+    if case.tries_init:
+        allowed["init"] = {RAISED}
     if case.processes == 1 or case.victim is not None:
-        allowed["anew"] = {RAISED} if loses_gpus else {RIGHT}
+        allowed["anew"] = {RIGHT} if poisons else {RAISED}
+        alone = case.processes > 1 and not hardware.is_gpu
+        if not poisons and (alone or _may_be_idle(case, rank)):
+            # A mesh of one CPU device has no need of the stand-in's GPUs.
+            allowed["anew"] = {RIGHT, RAISED}
     return allowed
+
+
+def _may_be_idle(case, rank):
+    """Says whether the rank's process may have no operation on its way at the fault.
+
+    Then its GPUs are not stopped: the next call raises, and it can go on.
+    """
+    is_late = case.fault in ("late", "async_error") and case.processes > 1
+    return case.fault in ("killed_in_loop", "refused") or (is_late and rank == 1)
 
 
 def _with_cause(case, hardware):
     """Returns of what the text that is raised must name the cause."""
+    causes = ["init"]
+    if case.on_failure == "raise" and case.processes == 1:
+        # We refuse it. A mesh of one device is no matter of ours.
+        causes.append("anew")
     if hardware.is_gpu and case.on_failure == "raise":
-        # CUDA's error; the cause is on stderr. What is made anew is refused by us.
-        return ("anew",)
-    own_lane = case.around == "idle_lane" and case.victim is None
-    return ("next",) if own_lane else ("next", "other lane")
+        # What was made before raises CUDA's error; the cause is on stderr.
+        return causes
+    if case.around == "sibling" or case.victim is not None:
+        causes.append("other lane")
+    return [*causes, "next"]
 
 
 def _lacks_cause(pattern, row):
@@ -139,10 +170,7 @@ def _lacks_cause(pattern, row):
 def _late(case, row: Row, hardware):
     """Returns whether a rank got its result too late, or before the deadline."""
     least, most = 0.0, hardware.patience_seconds
-    if case.around == "compute_beside" and case.on_failure == "poison":
-        # The results of a program are there when all of them are.
-        most += _BUSY_SECONDS
-    elif case.fault in ("killed", "killed_in_loop") and case.on_failure != "exit":
+    if case.fault in ("killed", "killed_in_loop") and case.on_failure != "exit":
         most = hardware.notice_seconds
     elif case.fault == "late":
         is_late = row.rank == RANKS - 1
@@ -150,6 +178,9 @@ def _late(case, row: Row, hardware):
         most += DEADLINE_SECONDS + is_late * LATE_SECONDS
     elif case.fault in _OF_NCCL:
         most += DEADLINE_SECONDS + LATE_SECONDS
+    if case.around == "compute_beside" and case.on_failure == "poison":
+        # The results of a program are there when all of them are.
+        most += _BUSY_SECONDS
     if least <= row.seconds <= most or row.outcome == HUNG:
         return []
     return [f"{_told(row)}; it must take {least:g} to {most:g} s"]
@@ -167,17 +198,31 @@ def _of_process(report, process, hardware):
         row for row in results.values() if case.processes == 1 or row.rank == process
     ]
     if any(row.outcome == EXITED for row in own):
-        if end.status in (0, None):
-            found.append(f"process {process} ended with status {end.status}")
-        if process > 0 and results[0].outcome == EXITED:
+        if process > 0 and 0 in results and results[0].outcome == EXITED:
             # JAX may have ended it for the end of the coordinator.
             return found
-    if case.on_failure == "exit" and not any(path in end.said for path in end.dumps):
-        found.append(f"process {process} named no dump: {end.said[-1000:]}")
-    if case.on_failure == "exit" and not end.dumps:
-        found.append(f"process {process} left no dump")
+        # A crash is no end that anybody chose.
+        if end.status is None or end.status <= 0:
+            found.append(f"process {process} ended with status {end.status}")
+        if case.on_failure == "exit" and not end.dumps:
+            found.append(f"process {process} left no dump")
+        if case.on_failure == "exit" and not any(
+            path in end.said for path in end.dumps
+        ):
+            found.append(f"process {process} named no dump: {end.said[-1000:]}")
+    if any(
+        row.what == "afterwards" and row.outcome == EXITED
+        for row in report.rows
+        if _is_of(case, row, process)
+    ):
+        found.append(
+            f"process {process} ended with status {end.status} after its result: "
+            f"{end.said[-1000:]}"
+        )
     texts = [line for line in end.said.splitlines() if line.startswith("jaxcomm: ")]
-    if not (hardware.is_gpu and case.on_failure == "raise"):
+    # Where GPUs were stopped, exceptions say what CUDA says.
+    stopped = case.on_failure == "raise" and not _may_be_idle(case, process)
+    if not (hardware.is_gpu and stopped):
         texts += [row.text for row in report.rows if _is_of(case, row, process)]
     wanted = (
         rf"\b{OPERATIONS[case.operation].name}",
