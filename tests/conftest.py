@@ -35,6 +35,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 import jax
 import pytest
+from fault_suite import report
 
 import jaxcomm
 
@@ -50,6 +51,30 @@ def pytest_collection_finish():
     gc.collect()
     gc.freeze()
     gc.set_threshold(100_000, 20, 20)
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Shows what became of faults: a line, and a table where a file is asked for.
+
+    JAXCOMM_TEST_FAULT_REPORT names the file, which gets all of it as JSON. The tests
+    ran in other processes, hence the detour by their properties.
+    """
+    told = [
+        value
+        for outcome in ("passed", "failed")
+        for test in terminalreporter.stats.get(outcome, ())
+        for name, value in test.user_properties
+        if name == "fault_report"
+    ]
+    if not told:
+        return
+    told.sort(key=lambda each: each["id"])
+    terminalreporter.write_sep("-", "faults")
+    path = os.environ.get("JAXCOMM_TEST_FAULT_REPORT")
+    if path:
+        report.write(told, path)
+        terminalreporter.write_line(report.table(told))
+    terminalreporter.write_line(report.summary(told))
 
 
 @pytest.fixture(autouse=True, scope="session")

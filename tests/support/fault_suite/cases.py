@@ -1,0 +1,170 @@
+"""The matrix: which fault, in which operation, amid what, under which policy."""
+
+import dataclasses
+
+# Seconds a rank waits for the others, where a rank is late or one of two has failed.
+DEADLINE_SECONDS = 2.0
+# How long the late rank sleeps before its collective.
+LATE_SECONDS = 3.0
+
+# The kill and the orderly exit need a second process; the rest needs two ranks.
+FAULTS = (
+    "none",
+    "killed",  # rank 1 never comes: SIGKILL while rank 0 waits
+    "killed_in_loop",  # both ranks work without a pause, until SIGKILL
+    "late",  # rank 1 comes LATE_SECONDS after rank 0
+    "exits",  # rank 1 never comes: its program ends in order
+    "refused",  # NCCL refuses a call of rank 0 (stand-in only)
+    "async_error",  # NCCL reports an error while rank 0 waits (stand-in only)
+    "spoilt",  # one number of one result is changed: shows that WRONG is seen
+    "stuck",  # rank 0 never gets its result: shows that a hang is seen
+)
+
+AROUND = (
+    "alone",
+    "idle_lane",  # a second lane with resources of its own, idle
+    "small_behind",  # a small psum is queued behind, on the same lane
+    "small_behind_on_other_lane",
+    "lax_behind",  # jax.lax.psum of the result is queued behind
+    "compute_behind",  # a kernel of seconds is queued behind
+    "compute_beside",  # it runs between the start and the done of a pair
+    "eight_live",  # eight communicators, of two meshes and four lanes
+    "sibling",  # a second lane that shares resources, used after the failure
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One fault in one program.
+
+    Attributes:
+      fault: one of FAULTS.
+      operation: a key of ``programs.OPERATIONS``.
+      around: one of AROUND.
+      on_failure: of the CommPolicy.
+      processes: 2 of one device each, or 1 of two devices.
+    """
+
+    fault: str
+    operation: str = "psum_large"
+    around: str = "alone"
+    on_failure: str = "raise"
+    processes: int = 2
+
+    def __post_init__(self):
+        if self.fault not in FAULTS or self.around not in AROUND:
+            raise ValueError(f"no such case: {self}")
+
+    def __str__(self):
+        return "-".join(
+            [
+                self.fault,
+                self.operation,
+                self.around,
+                self.on_failure,
+                f"{self.processes}x{2 // self.processes}",
+            ]
+        )
+
+    @property
+    def victim(self) -> int | None:
+        """The process that the fault ends, None if it ends none."""
+        ends = self.fault in ("killed", "killed_in_loop", "exits")
+        return 1 if ends else None
+
+    @property
+    def tries_init(self) -> bool:
+        """Whether a survivor tries to make the same communicators again.
+
+        It has stopped its GPUs; in a loop it might have been between two operations.
+        Once for each way to lose a process: a survivor that is not refused waits.
+        """
+        return (
+            self.on_failure == "raise"
+            and self.fault in ("killed", "exits")
+            and (self.operation, self.around) == ("psum_large", "alone")
+        )
+
+
+def _all(fault, *rest, on_failure="raise", processes=2):
+    return [
+        Case(fault, operation, around, on_failure, processes)
+        for operation, around in (each.split() for each in rest)
+    ]
+
+
+# Every operation alone, every surrounding with two operations or more. Each case costs
+# two processes.
+KILLED = [
+    *_all(
+        "killed",
+        "psum_large alone",
+        "psum_small alone",
+        "all_gather alone",
+        "ppermute alone",
+        "pair alone",
+        "product alone",
+        "psum_of_integers idle_lane",
+        "psum_large idle_lane",
+        "psum_small idle_lane",
+        "ppermute idle_lane",
+        "psum_large small_behind",
+        "psum_large small_behind_on_other_lane",
+        "all_gather small_behind_on_other_lane",
+        "psum_large lax_behind",
+        "psum_small lax_behind",
+        "psum_large compute_behind",
+        "psum_small compute_behind",
+        "pair compute_beside",
+        "psum_large eight_live",
+        "ppermute eight_live",
+        "product sibling",
+    ),
+    *_all(
+        "killed_in_loop", "psum_large alone", "psum_small idle_lane", "pair eight_live"
+    ),
+    *_all(
+        "killed",
+        "psum_large alone",
+        "psum_small idle_lane",
+        "pair compute_beside",
+        on_failure="exit",
+    ),
+]
+LATE = [
+    *_all(
+        "late", "psum_large alone", "psum_small alone", "pair idle_lane",
+        "product sibling", "ppermute small_behind",
+    ),
+    *_all("late", "psum_large alone", on_failure="exit"),
+]  # fmt: skip
+EXITS = _all("exits", "psum_large alone", "psum_small idle_lane")
+IN_ONE_PROCESS = [
+    *_all(
+        "late", "psum_large alone", "psum_small small_behind", "product idle_lane",
+        "pair lax_behind", "psum_large sibling", "all_gather eight_live", processes=1,
+    ),
+    *_all("late", "psum_large alone", on_failure="exit", processes=1),
+]  # fmt: skip
+# The process survives, so that it can go from one to the next: one test.
+IN_TURN_IN_ONE_PROCESS = _all(
+    "late", "psum_large alone", "psum_small idle_lane", "all_gather idle_lane",
+    "ppermute sibling", "pair alone", "product small_behind", "psum_of_integers alone",
+    "psum_large small_behind_on_other_lane", "pair compute_beside",
+    "psum_large compute_behind", "product eight_live",
+    on_failure="poison", processes=1,
+)  # fmt: skip
+# Refused: a process that has gone cannot come back to a communicator made anew.
+POISON_ACROSS_PROCESSES = _all("none", "psum_large alone", on_failure="poison")
+# What cannot be had from the real library on demand.
+ERRORS_OF_NCCL = [
+    *_all("refused", "psum_large alone", "ppermute idle_lane"),
+    *_all("refused", "psum_large sibling", processes=1),
+    *_all("refused", "product alone", on_failure="poison", processes=1),
+    *_all("async_error", "psum_large alone", "pair sibling"),
+    *_all("async_error", "product idle_lane", processes=1),
+    *_all("async_error", "psum_large alone", on_failure="poison", processes=1),
+]
+
+ON_GPUS = [*KILLED, *LATE, *EXITS, *IN_ONE_PROCESS, *POISON_ACROSS_PROCESSES]
+OVER_STAND_IN = [*ON_GPUS, *ERRORS_OF_NCCL]

@@ -1,0 +1,115 @@
+"""What became of a case, as rows for a table and as JSON."""
+
+import collections
+import dataclasses
+import json
+from collections.abc import Sequence
+
+from fault_suite.cases import Case
+
+
+@dataclasses.dataclass
+class Row:
+    """What one rank got of one thing.
+
+    Attributes:
+      what: ``"result"``, of the operation; ``"behind"`` or ``"beside"``, of what was
+        queued with it; ``"next"``, of the next call; ``"other lane"``; ``"anew"``,
+        after finalize() and init().
+      rank: the rank.
+      outcome: one of those in ``outcomes``.
+      seconds: since the fault.
+      text: what was raised, or what is wrong.
+    """
+
+    what: str
+    rank: int
+    outcome: str
+    seconds: float
+    text: str = ""
+
+
+@dataclasses.dataclass
+class End:
+    """How a process ended.
+
+    Attributes:
+      status: as subprocess says it; None if it had to be killed by the runner.
+      seconds: from the word to leave, or from the fault if that ended it.
+      said: what it printed on stderr.
+      dumps: flight records it left.
+    """
+
+    status: int | None
+    seconds: float
+    said: str = ""
+    dumps: list[str] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass
+class Report:
+    """What became of a case.
+
+    Attributes:
+      case: the case.
+      rows: as they came.
+      ends: of the processes, by index; of the last case of several.
+      trouble: why the case could not be run, "" if it could.
+      is_prefilled: whether every result's memory held a pattern before the run, which
+        no right result holds.
+      left: names in /dev/shm that outlived the processes.
+    """
+
+    case: Case
+    rows: list[Row] = dataclasses.field(default_factory=list)
+    ends: dict[int, End] = dataclasses.field(default_factory=dict)
+    trouble: str = ""
+    is_prefilled: bool = False
+    left: list[str] = dataclasses.field(default_factory=list)
+
+    def of(self, what: str) -> dict[int, Row]:
+        """Returns the rows of one thing, by rank."""
+        return {row.rank: row for row in self.rows if row.what == what}
+
+    def to_json(self) -> dict:
+        """Returns the report as plain values."""
+        return dataclasses.asdict(self) | {"id": str(self.case)}
+
+
+def table(reports: Sequence[dict]) -> str:
+    """Returns a Markdown table of reports that ``to_json`` gave."""
+    lines = [
+        "| case | rank | outcome | seconds | then |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for report in reports:
+        rows = [row for row in report["rows"] if row["what"] == "result"]
+        for row in sorted(rows, key=lambda row: row["rank"]):
+            then = ", ".join(
+                f"{other['what']} {other['outcome']}"
+                for other in report["rows"]
+                if other["rank"] == row["rank"] and other["what"] != "result"
+            )
+            lines.append(
+                f"| {report['id']} | {row['rank']} | {row['outcome']} | "
+                f"{row['seconds']:.3f} | {then} |"
+            )
+    return "\n".join(lines)
+
+
+def summary(reports: Sequence[dict]) -> str:
+    """Returns in a line how many results there were of each outcome."""
+    counts = collections.Counter(
+        row["outcome"]
+        for report in reports
+        for row in report["rows"]
+        if row["what"] == "result"
+    )
+    found = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
+    return f"{len(reports)} cases; results of ranks: {found}"
+
+
+def write(reports: Sequence[dict], path: str) -> None:
+    """Writes the reports to a file, as JSON."""
+    with open(path, "w") as file:
+        json.dump(reports, file, indent=1)

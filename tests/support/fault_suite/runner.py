@@ -1,0 +1,248 @@
+"""Starts the processes of a case, injects the fault and gathers what they say."""
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+import socket
+import time
+from collections.abc import Sequence
+
+from fault_suite import outcomes
+from fault_suite.cases import DEADLINE_SECONDS, LATE_SECONDS, Case
+from fault_suite.process import Starter
+from fault_suite.report import End, Report, Row
+
+# Within which everything ends after a fault, whatever happens.
+HANG_SECONDS = 30.0
+# Until a process has imported, met the others and compiled; not what is tested.
+_START_SECONDS = 120.0
+# How long a rank waits where a peer's end, not a deadline, is to end the wait.
+_NO_DEADLINE_SECONDS = 25.0
+# Processes that work without a pause do so for a while before the kill.
+_LOOP_SECONDS = 0.5
+_SUPPORT = pathlib.Path(__file__).parents[1]
+
+
+@dataclasses.dataclass(frozen=True)
+class Hardware:
+    """Where cases run.
+
+    Attributes:
+      is_gpu: on GPUs, or on CPU devices over the stand-in.
+      variables: of the environment.
+      notice_seconds: how long a survivor may take to raise after a kill. The
+        requirement is 0.2 s. A machine that has more to do than the tests is not to
+        fail them where it is CPUs that work: there, only a deadline must not be what
+        ended the wait.
+      patience_seconds: for what has no such bound, and must not hang.
+    """
+
+    is_gpu: bool
+    variables: dict[str, str]
+    notice_seconds: float
+    patience_seconds: float
+
+
+def on_gpus() -> Hardware:
+    """Returns two GPUs."""
+    variables = {
+        # Host callbacks need CPU devices, too.
+        "JAX_PLATFORMS": "cuda,cpu",
+        # The test process may hold GPU memory.
+        "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+    }
+    return Hardware(True, variables, notice_seconds=0.2, patience_seconds=5.0)
+
+
+def over_stand_in(path: str) -> Hardware:
+    """Returns CPU devices over the stand-in for NCCL, which also runs our kernels."""
+    variables = {
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": os.environ.get("QUICK_XLA_FLAGS", ""),
+        "JAXCOMM_NCCL_LIBRARY": path,
+        "JAXCOMM_BACKEND": "nccl",
+        "JAXCOMM_FAKE_KERNELS": "1",
+        "JAXCOMM_FAKE_PTX": "1",
+    }
+    return Hardware(False, variables, notice_seconds=5.0, patience_seconds=10.0)
+
+
+def starter(
+    hardware: Hardware,
+    folder: pathlib.Path,
+    more: dict[str, str] | None = None,
+    ahead: int = 0,
+) -> Starter:
+    """Returns what starts the processes of any case.
+
+    Args:
+      hardware: where they run.
+      folder: for what they print.
+      more: environment variables.
+      ahead: how many processes import JAX before they are needed.
+    """
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("JAXCOMM_")
+        and not name.lower().endswith("_proxy")
+        # Those of the tests are for CPUs. Users' programs on GPUs have none.
+        and name != "XLA_FLAGS"
+        and (hardware.is_gpu or not name.startswith("NCCL_"))
+    }
+    path = [str(_SUPPORT), os.environ.get("PYTHONPATH", "")]
+    environment = inherited | {
+        "PYTHONPATH": os.pathsep.join(filter(None, path)),
+        # Else JAX ends the survivors.
+        "JAX_ENABLE_RECOVERABILITY": "1",
+        **hardware.variables,
+        **(more or {}),
+    }
+    return Starter(environment, folder, ahead)
+
+
+def run(
+    cases: Sequence[Case],
+    hardware: Hardware,
+    folder: pathlib.Path,
+    starts: Starter,
+    hang_seconds: float = HANG_SECONDS,
+) -> list[Report]:
+    """Runs cases of the same number of processes, one after the other in the same.
+
+    Args:
+      cases: what to run; each but the last must leave its processes fit for the next.
+      hardware: where.
+      folder: for flight records.
+      starts: the processes.
+      hang_seconds: after which what has not ended hangs.
+
+    Returns:
+      A report for each case.
+    """
+    count = cases[0].processes
+    with contextlib.ExitStack() as stack:
+        # Keeps the port from others. The coordinator can bind it: gRPC shares ports.
+        keeper = stack.enter_context(socket.socket())
+        keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        keeper.bind(("127.0.0.1", 0))
+        plan = {
+            "cases": [dataclasses.asdict(case) for case in cases],
+            "processes": count,
+            "devices": 2 // count,
+            "address": f"127.0.0.1:{keeper.getsockname()[1]}",
+            "is_gpu": hardware.is_gpu,
+            "variables": _variables(cases[0], folder),
+        }
+        processes = []
+        for index in range(count):
+            processes.append(starts.take())
+            stack.callback(processes[-1].stop)
+            processes[-1].begin(plan | {"process": index})
+        reports = [_run(case, processes, hang_seconds) for case in cases]
+        _end(reports[-1], processes, folder, hang_seconds)
+    ours = tuple(f"jaxcomm-{process.popen.pid}-" for process in processes)
+    reports[-1].left = [
+        name for name in os.listdir("/dev/shm") if name.startswith(ours)
+    ]
+    return reports
+
+
+def _variables(case, folder):
+    deadline = _NO_DEADLINE_SECONDS
+    if case.fault in ("late", "refused", "async_error"):
+        deadline = DEADLINE_SECONDS
+    return {"JAXCOMM_TIMEOUT": str(deadline), "JAXCOMM_DUMP_DIR": str(folder / "dumps")}
+
+
+def _run(case, processes, hang_seconds):
+    name = str(case)
+    start = time.monotonic() + _START_SECONDS
+    is_prefilled = True
+    for process in processes:
+        ready = process.until("ready", name, start)
+        if ready is not None:
+            is_prefilled &= ready["is_prefilled"]
+        else:
+            broken = "".join(line["text"] for line in process.lines("broken", name))
+            text = broken or process.said()[-3000:]
+            return Report(
+                case, trouble=f"process {process.index} did not become ready: {text}"
+            )
+    victim = None if case.victim is None else processes[case.victim]
+    if case.fault in ("killed", "exits"):
+        actors = [process for process in processes if process is not victim]
+    else:
+        actors = processes
+    for actor in actors:
+        actor.tell("go")
+    fault = time.monotonic()
+    if victim is not None:
+        for actor in actors:
+            if actor.until("waiting", name, fault + hang_seconds) is None:
+                return Report(case, trouble=f"process {actor.index} never waited")
+        if case.fault == "killed_in_loop":
+            time.sleep(_LOOP_SECONDS)
+        if case.fault == "exits":
+            victim.tell("leave")
+            left = victim.until("left", name, fault + hang_seconds)
+            fault = fault if left is None else left["at"]
+        else:
+            fault = victim.kill()
+    allowed = hang_seconds
+    if case.fault in ("late", "async_error"):
+        allowed += LATE_SECONDS
+    actors = [actor for actor in actors if actor is not victim]
+    for actor in actors:
+        actor.until("done", name, fault + allowed)
+    report = Report(case, is_prefilled=is_prefilled)
+    for actor in actors:
+        report.rows += _rows(actor, case, fault)
+    return report
+
+
+def _rows(process, case, fault):
+    """Returns what the process said, and for what it did not say that it hung."""
+    rows = [
+        Row(
+            line["what"],
+            line["rank"],
+            line["outcome"],
+            line["at"] - fault,
+            line["text"],
+        )
+        for line in process.lines("row", str(case))
+    ]
+    ranks = range(2) if case.processes == 1 else [process.index]
+    is_done = bool(process.lines("done", str(case)))
+    outcome, at = outcomes.HUNG, time.monotonic()
+    if process.ended_at is not None:
+        outcome, at = outcomes.EXITED, process.ended_at
+    for rank in ranks:
+        had = {row.what for row in rows if row.rank == rank}
+        if "result" not in had:
+            rows.append(Row("result", rank, outcome, at - fault))
+        elif not is_done:
+            rows.append(Row("afterwards", rank, outcome, at - fault))
+    return rows
+
+
+def _end(report, processes, folder, hang_seconds):
+    """Has all leave, and fills in how they ended."""
+    # The coordinator, in process 0, last: JAX ends the others when they lose it.
+    for process in reversed(processes):
+        told = time.monotonic()
+        process.tell("leave")
+        by_itself = process.wait(told + hang_seconds)
+        if not by_itself:
+            process.kill()
+            process.wait(time.monotonic() + hang_seconds)
+        dumps = folder / "dumps"
+        found = dumps.glob(f"flight-record-{process.index}.json")
+        report.ends[process.index] = End(
+            process.popen.returncode if by_itself else None,
+            max((process.ended_at or time.monotonic()) - told, 0.0),
+            process.said(),
+            [str(path) for path in found],
+        )
