@@ -69,7 +69,7 @@ def nccl_world(size: int, devices: Sequence[tuple[int, int, int]], unique_id: by
     Joins the ranks that know the id; devices are (global id, ordinal, rank).
     """
 
-def create_nccl(world: NcclWorld, key: int, axes: str, lane: str, platform: str, timeout_seconds: float, groups: Sequence[Sequence[int]], processes: Sequence[Sequence[int]], numbers: Mapping[str, int], name: str, copy_engines: bool, one_shot: bool) -> None:
+def create_nccl(world: NcclWorld, key: int, axes: str, lane: str, platform: str, timeout_seconds: float, groups: Sequence[Sequence[int]], processes: Sequence[Sequence[int]], numbers: Mapping[str, int], name: str, copy_engines: bool, one_shot: bool, on_failure: str) -> None:
     """Splits a communicator off a world, under a key."""
 
 class SymmetricMemory:
@@ -114,9 +114,20 @@ def can_borrow() -> bool:
     Whether this was built with an FFI through which XLA lends communicators.
     """
 
-def borrow_nccl(key: int, axes: str, lane: str, platform: str, timeout_seconds: float, groups: Sequence[Sequence[int]], devices: Sequence[tuple[int, int]], places: Sequence[Sequence[int]], communication_id: int) -> None:
+def borrow_nccl(key: int, axes: str, lane: str, platform: str, timeout_seconds: float, groups: Sequence[Sequence[int]], devices: Sequence[tuple[int, int]], places: Sequence[Sequence[int]], communication_id: int, on_failure: str) -> None:
     """
     Makes a communicator under a key that borrows XLA's; places are those of the groups' devices in a program.
+    """
+
+def refuse_if_stopped() -> None:
+    """Raises if the GPUs of this process were stopped."""
+
+def first_failure() -> str:
+    """What failed first of this process's collectives over NCCL, or ""."""
+
+def fail_worlds(reason: str) -> None:
+    """
+    Fails the communicators of NCCL that span processes: another process failed.
     """
 
 def suspend(key: int, suspend: bool) -> None:

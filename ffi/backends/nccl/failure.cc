@@ -253,30 +253,28 @@ void NcclCommunicator::AbortElsewhere() {
   const auto self =
       std::static_pointer_cast<NcclCommunicator>(Watched::weak_from_this().lock());
   if (self == nullptr) return;  // it is being destroyed, which aborts
-  const auto abort = [self] {
+  const auto abort = [](std::shared_ptr<NcclCommunicator> self, Rank* rank) {
     // NCCL ends what runs, and then waits for the graphs that refer to the communicator,
     // which XLA keeps for as long as their programs.
     std::optional<LastResort> end;
-    if (!self->was_captured()) {
+    if (!rank->in_flight.was_captured()) {
       end.emplace(kAbortSeconds,
                   StrCat("NCCL did not end the communicator over axes ",
                          self->spec().axes, " (lane '", self->spec().lane,
                          "') within ", kAbortSeconds, " s"));
     }
-    std::vector<nccl::Comm> comms;
-    for (auto& rank : self->ranks_) {
-      // Who holds it is inside NCCL, and is let go by the abort alone.
+    nccl::Comm comm = nullptr;
+    {
+      // Who holds it for longer is inside NCCL, and is let go by the abort alone.
       std::unique_lock<std::timed_mutex> launching(
           rank->launching,
           std::chrono::system_clock::now() + std::chrono::milliseconds(100));
-      comms.push_back(rank->comm.exchange(nullptr));
+      comm = rank->comm.exchange(nullptr);
     }
-    for (nccl::Comm comm : comms) {
-      if (comm != nullptr) self->library_.nccl.CommAbort(comm);
-    }
+    if (comm != nullptr) self->library_.nccl.CommAbort(comm);
   };
   try {
-    std::thread(abort).detach();
+    for (auto& rank : ranks_) std::thread(abort, self, rank.get()).detach();
   } catch (const std::system_error&) {
     EndProcess(StrCat("a collective failed, and no thread can be had to end it: ",
                       failure().message()));

@@ -63,7 +63,6 @@ def over_stand_in(path: str) -> Hardware:
         "JAXCOMM_NCCL_LIBRARY": path,
         "JAXCOMM_BACKEND": "nccl",
         "JAXCOMM_FAKE_KERNELS": "1",
-        "JAXCOMM_FAKE_PTX": "1",
     }
     return Hardware(False, variables, notice_seconds=5.0, patience_seconds=10.0)
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import ctypes
-import dataclasses
 import json
 import os
 import threading
@@ -30,9 +29,7 @@ _CALM, _FAULTY, _NEXT = 1, 2, 3
 def policy_of(case):
     """Returns how the case's communicators are made."""
     fields = {"share": True} if case.around == "sibling" else {}
-    # TODO: unconditionally, once CommPolicy has the field.
-    if any(f.name == "on_failure" for f in dataclasses.fields(jaxcomm.CommPolicy)):
-        fields["on_failure"] = case.on_failure
+    fields["on_failure"] = case.on_failure
     if case.around == "eight_live":
         fields["lanes"] = 4
     return jaxcomm.CommPolicy(**fields)
