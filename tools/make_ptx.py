@@ -23,9 +23,9 @@ SOURCE = f"{FOLDER}/kernels.cu"
 HEADERS = (f"{FOLDER}/kernels.h", f"{FOLDER}/instructions.h")
 OUTPUT = f"{FOLDER}/kernels_ptx.inc"
 
-(REQUIREMENT,) = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
-    "optional-dependencies"
-]["ptx"]
+(REQUIREMENT,) = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))[
+    "project"
+]["optional-dependencies"]["ptx"]
 WHEEL, VERSION = REQUIREMENT.split("==")
 # Where make installs the wheel.
 INSTALLED = ROOT / "build" / "nvrtc"
@@ -58,7 +58,7 @@ inline constexpr char kKernelsPtx[] = R"ptx({ptx})ptx";
 
 def digest() -> str:
     """Return a number for the sources and the options, comments and layout aside."""
-    texts = [(ROOT / name).read_text() for name in (SOURCE, *HEADERS)]
+    texts = [(ROOT / name).read_text(encoding="utf-8") for name in (SOURCE, *HEADERS)]
     code = [re.sub(r"\s+", "", re.sub(r"//[^\n]*", "", text)) for text in texts]
     parts = [*code, *OPTIONS, *STANDARD.values(), VERSION]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
@@ -91,7 +91,9 @@ def compile_to_ptx(path: Path) -> str:
         check(get(program, buffer))
         return buffer.value.decode()
 
-    headers = {name: (ROOT / name).read_text() for name in HEADERS} | STANDARD
+    headers = {
+        name: (ROOT / name).read_text(encoding="utf-8") for name in HEADERS
+    } | STANDARD
     strings = ctypes.c_char_p * len(headers)
     check(
         nvrtc.nvrtcCreateProgram(
@@ -143,7 +145,10 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     output = ROOT / OUTPUT
     if options.ptx:
-        print(output.read_text().split('R"ptx(')[1].split(')ptx"')[0], end="")
+        print(
+            output.read_text(encoding="utf-8").split('R"ptx(')[1].split(')ptx"')[0],
+            end="",
+        )
         return 0
     path = library_path()
     if path is None:
@@ -152,9 +157,9 @@ def main(arguments: list[str] | None = None) -> int:
     ptx = without_unused(compile_to_ptx(path))
     made = TEMPLATE.format(version=VERSION, digest=digest(), ptx=ptx)
     if not options.check:
-        output.write_text(made)
+        output.write_text(made, encoding="utf-8")
         return 0
-    if output.is_file() and output.read_text() == made:
+    if output.is_file() and output.read_text(encoding="utf-8") == made:
         return 0
     print(f"{OUTPUT} is not what {SOURCE} compiles to: run `make ptx`", file=sys.stderr)
     return 1

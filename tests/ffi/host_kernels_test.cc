@@ -1,4 +1,5 @@
-// The GPU kernels, compiled for the host as in the stand-in, without its driver.
+// The GPU kernels, compiled for the host as in the stand-in, without its driver: the
+// failure of devices is this file's.
 #include "tests/doubles/nccl/host_kernels.h"
 
 #include <atomic>
@@ -14,6 +15,14 @@
 #include "tests/doubles/nccl/failed.h"
 #include "tests/doubles/nccl/grid.h"
 #include "tests/ffi/check.h"
+
+namespace jaxcomm::fake {
+
+static std::atomic<cuda::Result> failure{cuda::kSuccess};
+void FailDevices(cuda::Result error) { failure = error; }
+cuda::Result DeviceFailure() { return failure; }
+
+}  // namespace jaxcomm::fake
 
 namespace jaxcomm::testing {
 namespace {
@@ -202,7 +211,6 @@ TEST(poison_is_nan_to_every_type_of_float_and_minus_one_to_integers) {
   CHECK_EQ(values.integer, -1);
 }
 
-// The last test: devices stay failed.
 TEST(stop_fails_all_devices_and_ends_what_runs) {
   Ranks ranks(2, 100);
   ranks.results[0].assign(100, 77);
@@ -220,6 +228,7 @@ TEST(stop_fails_all_devices_and_ends_what_runs) {
   CHECK_EQ(static_cast<int>(fake::DeviceFailure()), 716);  // a misaligned address
   CHECK_EQ(memory, uint64_t{0x1234});
   waiting.join();
+  fake::failure = cuda::kSuccess;
   CHECK_TRUE(ranks.results[0] == std::vector<uint32_t>(100, 77));
 }
 
