@@ -26,7 +26,9 @@ VENV_MADE := $(VENV)/.python-$(ABI)
 BUILD_REQUIRES := $(VENV)/.build-requires
 INSTALLED := $(VENV)/.installed
 SOURCES := $(shell find jaxcomm ffi -type f ! -path '*/__pycache__/*' ! -name '*.so' 2>/dev/null | LC_ALL=C sort)
-CXX_FILES = $(shell find ffi tests/ffi tests/doubles -name "*.cc" -o -name "*.h" -o -name "*.inc")
+CXX_FILES = $(shell find ffi tests/ffi tests/doubles -name "*.cc" -o -name "*.h" -o -name "*.inc" -o -name "*.cu")
+# The compiler of the GPU kernels, beside .venv: jax[cuda12] needs a newer one there.
+NVRTC := build/nvrtc
 NOTEBOOKS = $(wildcard notebooks/*.ipynb)
 
 SHELL := bash
@@ -36,7 +38,7 @@ SHELL := bash
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
 
-.PHONY: help demo test install develop cpptest sanitize soak lint format stubs bench \
+.PHONY: help demo test install develop cpptest sanitize soak lint format stubs ptx bench \
   notebooks wheel clean bazel-test FORCE
 
 help: ## list the targets
@@ -90,12 +92,13 @@ sanitize: $(BUILD_REQUIRES) ## C++ tests under ThreadSanitizer, then Address- an
 soak: $(INSTALLED) ## 100,000 mixed collectives between processes, every result checked
 	@$(RUN) -m jaxcomm.soak $(ARGS)
 
-lint: $(VENV)/.extra-dev ## ruff, pyright, clang-format, stripped notebooks
+lint: $(VENV)/.extra-dev $(NVRTC)/.installed ## ruff, pyright, clang-format, stripped notebooks, PTX as compiled
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
 	$(if $(NOTEBOOKS),$(BIN)/nbstripout --verify $(NOTEBOOKS))
 	$(BIN)/pyright
+	$(BIN)/python tools/make_ptx.py --check
 
 format: $(VENV)/.extra-dev ## rewrite Python, C++ and notebooks in the project's style
 	$(BIN)/ruff check --fix-only --quiet .
@@ -106,6 +109,9 @@ format: $(VENV)/.extra-dev ## rewrite Python, C++ and notebooks in the project's
 stubs: $(INSTALLED) ## write jaxcomm/_ffi.pyi from the built extension
 	@$(TOOLS) cmake --install $(BUILD) --prefix . --component stub > /dev/null
 	@echo 'wrote jaxcomm/_ffi.pyi'
+
+ptx: $(NVRTC)/.installed ## compile the GPU kernels to the PTX that is checked in
+	@$(BIN)/python tools/make_ptx.py
 
 bench: $(VENV)/.extra-bench ## measure against jax.lax: make bench ARGS="collectives --devices 8"
 	@$(RUN) -m jaxcomm.bench $(ARGS)
@@ -163,6 +169,11 @@ $(INSTALLED): $(BUILD_REQUIRES) build/sources.list CMakeLists.txt $(SOURCES)
 	@touch $@.begun
 	@$(PIP_BUILD) --no-deps --force-reinstall .
 	@mv $@.begun $@
+
+$(NVRTC)/.installed: pyproject.toml $(VENV_MADE)
+	@rm -rf $(NVRTC)
+	@$(PIP) --no-deps --target $(NVRTC) "$$($(BIN)/python tools/make_ptx.py --requirement)"
+	@touch $@
 
 $(VENV)/.extra-%: $(BUILD_REQUIRES) | $(INSTALLED)
 	@echo '==> installing what jaxcomm[$*] needs'

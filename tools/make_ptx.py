@@ -1,11 +1,11 @@
 """Compile the GPU code, kernels.cu, to the PTX that the package carries.
 
-Usage: make_ptx.py [--check | --ptx]
-
 Writes ffi/backends/nccl/kernels/kernels_ptx.inc. Needs no GPU and no CUDA toolkit: the
-compiler is NVRTC, of the wheel nvidia-cuda-nvrtc-cu12 that the extra `dev` pins. Another
-version writes other PTX. NVRTC 12.0 writes PTX ISA 8.0, which drivers of CUDA 12.0 and
-newer take (525.60), and NVRTC of CUDA 13 no longer compiles for compute capability 7.0.
+compiler is NVRTC, of the wheel that the extra `ptx` of pyproject.toml pins. Another
+version of it writes other PTX. NVRTC 12.0 writes PTX ISA 8.0, which drivers of CUDA
+12.0 and newer take (525.60). NVRTC of CUDA 13 no longer compiles for sm_70.
+
+`make ptx` installs the wheel into build/nvrtc and runs this; `make lint` runs --check.
 """
 
 import argparse
@@ -14,6 +14,7 @@ import hashlib
 import importlib.metadata
 import re
 import sys
+import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -22,8 +23,12 @@ SOURCE = f"{FOLDER}/kernels.cu"
 HEADERS = (f"{FOLDER}/kernels.h", f"{FOLDER}/instructions.h")
 OUTPUT = f"{FOLDER}/kernels_ptx.inc"
 
-WHEEL = "nvidia-cuda-nvrtc-cu12"
-VERSION = "12.0.140"
+(REQUIREMENT,) = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))[
+    "project"
+]["optional-dependencies"]["ptx"]
+WHEEL, VERSION = REQUIREMENT.split("==")
+# Where make installs the wheel.
+INSTALLED = ROOT / "build" / "nvrtc"
 OPTIONS = (
     "--gpu-architecture=compute_70",
     "--std=c++17",
@@ -53,7 +58,7 @@ inline constexpr char kKernelsPtx[] = R"ptx({ptx})ptx";
 
 def digest() -> str:
     """Return a number for the sources and the options, comments and layout aside."""
-    texts = [(ROOT / name).read_text() for name in (SOURCE, *HEADERS)]
+    texts = [(ROOT / name).read_text(encoding="utf-8") for name in (SOURCE, *HEADERS)]
     code = [re.sub(r"\s+", "", re.sub(r"//[^\n]*", "", text)) for text in texts]
     parts = [*code, *OPTIONS, *STANDARD.values(), VERSION]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
@@ -61,14 +66,12 @@ def digest() -> str:
 
 def library_path() -> Path | None:
     """Return where the wheel has libnvrtc, or None without that version of it."""
-    try:
-        wheel = importlib.metadata.distribution(WHEEL)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-    if wheel.version != VERSION:
-        return None
-    files = [file for file in wheel.files or () if file.name.startswith("libnvrtc.so")]
-    return Path(str(wheel.locate_file(files[0]))) if files else None
+    path = [str(INSTALLED), *sys.path]
+    for wheel in importlib.metadata.distributions(name=WHEEL, path=path):
+        for file in wheel.files or ():
+            if wheel.version == VERSION and file.name.startswith("libnvrtc.so"):
+                return Path(str(wheel.locate_file(file)))
+    return None
 
 
 def compile_to_ptx(path: Path) -> str:
@@ -88,7 +91,9 @@ def compile_to_ptx(path: Path) -> str:
         check(get(program, buffer))
         return buffer.value.decode()
 
-    headers = {name: (ROOT / name).read_text() for name in HEADERS} | STANDARD
+    headers = {
+        name: (ROOT / name).read_text(encoding="utf-8") for name in HEADERS
+    } | STANDARD
     strings = ctypes.c_char_p * len(headers)
     check(
         nvrtc.nvrtcCreateProgram(
@@ -131,23 +136,32 @@ def main(arguments: list[str] | None = None) -> int:
     choice.add_argument(
         "--ptx", action="store_true", help="print the PTX of the file, for ptxas"
     )
+    choice.add_argument(
+        "--requirement", action="store_true", help="print what pip has to install"
+    )
     options = parser.parse_args(arguments)
+    if options.requirement:
+        print(REQUIREMENT)
+        return 0
     output = ROOT / OUTPUT
     if options.ptx:
-        print(output.read_text().split('R"ptx(')[1].split(')ptx"')[0], end="")
+        print(
+            output.read_text(encoding="utf-8").split('R"ptx(')[1].split(')ptx"')[0],
+            end="",
+        )
         return 0
     path = library_path()
     if path is None:
-        print(f"make_ptx.py needs {WHEEL}=={VERSION}: pip install it", file=sys.stderr)
+        print(f"make_ptx.py needs {REQUIREMENT}: run `make ptx`", file=sys.stderr)
         return 2
     ptx = without_unused(compile_to_ptx(path))
     made = TEMPLATE.format(version=VERSION, digest=digest(), ptx=ptx)
     if not options.check:
-        output.write_text(made)
+        output.write_text(made, encoding="utf-8")
         return 0
-    if output.is_file() and output.read_text() == made:
+    if output.is_file() and output.read_text(encoding="utf-8") == made:
         return 0
-    print(f"{OUTPUT} is not what {SOURCE} compiles to: run {__file__}", file=sys.stderr)
+    print(f"{OUTPUT} is not what {SOURCE} compiles to: run `make ptx`", file=sys.stderr)
     return 1
 
 

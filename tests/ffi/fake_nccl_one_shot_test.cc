@@ -1,5 +1,5 @@
 // Small sums by this package's own kernels, between devices of one process. The
-// stand-in runs what the kernels' PTX says.
+// stand-in runs the kernels on the host.
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>

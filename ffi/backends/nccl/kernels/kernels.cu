@@ -1,4 +1,4 @@
-// The package's GPU code. After a change run tools/make_ptx.py, which compiles it to
+// The package's GPU code. After a change run `make ptx`, which compiles it to
 // kernels_ptx.inc.
 //
 // The stand-in for CUDA compiles this file for the host: what is not standard C++ here,
