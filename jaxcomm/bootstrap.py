@@ -17,6 +17,7 @@ import json
 import os
 import random
 import time
+from typing import Any
 
 from jaxcomm import _ffi, _jax_compat, config
 from jaxcomm.errors import CommunicatorError
@@ -89,7 +90,7 @@ class Met:
         soon as its process begins to.
     """
 
-    values: dict[int, object]
+    values: dict[int, Any]
     peers: list[tuple[int, int, int, int]]
 
 
