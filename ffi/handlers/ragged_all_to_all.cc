@@ -93,10 +93,13 @@ Status CheckShapes(const Problem& problem) {
   return OkStatus();
 }
 
-void Moves(const Plan& plan, int leaf, int, const MoveVisitor& visit) {
+void Moves(const Plan& plan, int leaf, int rank, const MoveVisitor& visit) {
   Move move;
   move.leaf = leaf;
   for (const Plan::Slice& slice : plan.slices) {
+    if (rank != Plan::kEveryRank && rank != slice.source && rank != slice.target) {
+      continue;
+    }
     move.sources = Ranks::One(slice.source);
     move.targets = Ranks::One(slice.target);
     move.inner = slice.elements;
