@@ -38,7 +38,7 @@ SHELL := bash
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
 
-.PHONY: help demo test install develop cpptest sanitize soak lint format stubs ptx bench \
+.PHONY: help demo test install develop cpptest planbench sanitize soak lint format stubs ptx bench \
   notebooks wheel clean bazel-test FORCE
 
 help: ## list the targets
@@ -72,6 +72,11 @@ cpptest: $(INSTALLED) ## C++ tests, built from the objects of the installed exte
 	  && $(TOOLS) cmake --build $(BUILD) >> $(BUILD)/cpptest.log 2>&1 \
 	  || { cat $(BUILD)/cpptest.log >&2; exit 1; }
 	@$(TOOLS) ctest --test-dir $(BUILD) --output-on-failure --no-tests=error
+
+planbench: $(INSTALLED) ## time and memory of planning on one rank of 1,024, without devices
+	@$(TOOLS) cmake -S . -B $(BUILD) -DJAXCOMM_BUILD_TESTS=ON > /dev/null
+	@$(TOOLS) cmake --build $(BUILD) --target plan_bench > /dev/null
+	@$(BUILD)/plan_bench $(ARGS)
 
 # setarch -R: ThreadSanitizer refuses the address layouts of kernels with many random bits.
 sanitize: $(BUILD_REQUIRES) ## C++ tests under ThreadSanitizer, then Address- and UBSanitizer

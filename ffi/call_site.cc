@@ -108,22 +108,6 @@ uint64_t CallSite::shared_tag() {
   return shared_tag_.compare_exchange_strong(none, tag) ? tag : none;
 }
 
-const CallSite::Derivation* CallSite::FindDerivation(uint64_t group) const {
-  const Derivation* known = last_derived_.load(std::memory_order_acquire);
-  while (known != nullptr && known->group != group) known = known->earlier;
-  return known;
-}
-
-const std::shared_ptr<const void>& CallSite::Derived(
-    uint64_t group, const std::function<std::shared_ptr<const void>()>& make) {
-  if (const Derivation* known = FindDerivation(group)) return known->made;
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (const Derivation* known = FindDerivation(group)) return known->made;
-  derived_.push_back({group, make(), last_derived_.load(std::memory_order_relaxed)});
-  last_derived_.store(&derived_.back(), std::memory_order_release);
-  return derived_.back().made;
-}
-
 void CallSite::SetShapes(std::vector<Leaf> operands, std::vector<Leaf> results) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (has_shapes()) return;
@@ -167,39 +151,18 @@ std::string CallSite::ToString() const {
   return text + ")";
 }
 
-Status CallSite::MakePlan(int size, const void* const* const* operands_of, Plan* plan) {
+Status CallSite::MakePlan(int size, const void* const* const* operands_of,
+                          Plan* plan) const {
+  if (plan_reads_operands() && operands_of == nullptr) {
+    return InvalidArgument(description_,
+                           ": what it moves depends on the values of its operands, "
+                           "which this backend cannot read");
+  }
+  plan->size = size;
   const Problem problem{size, operands_, results_, attributes_.params};
-  if (Status status = planner_(problem, operands_of, plan); status.failure()) {
-    return status;
-  }
-  plan->Finish(size, results_);
-  return OkStatus();
-}
-
-Status CallSite::GetPlan(int size, const Plan** plan) {
-  const Plan* first = first_plan_.load(std::memory_order_acquire);
-  if (first != nullptr && first_plan_size_ == size) {
-    *plan = first;
-    return OkStatus();
-  }
-  std::lock_guard<std::mutex> lock(mutex_);
-  for (const auto& [plan_size, known] : plans_) {
-    if (plan_size == size) {
-      *plan = known.get();
-      return OkStatus();
-    }
-  }
-  auto made = std::make_unique<Plan>();
-  if (Status status = MakePlan(size, nullptr, made.get()); status.failure()) {
-    return status;
-  }
-  *plan = made.get();
-  plans_.emplace_back(size, std::move(made));
-  if (first == nullptr) {
-    first_plan_size_ = size;
-    first_plan_.store(*plan, std::memory_order_release);
-  }
-  return OkStatus();
+  Status status = planner_(problem, operands_of, plan);
+  if (status.success()) return status;
+  return Status(*status.errc(), StrCat(description_, ": ", status.message()));
 }
 
 }  // namespace jaxcomm

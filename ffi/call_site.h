@@ -1,12 +1,10 @@
 // One custom call of a compiled program: its attributes, parsed when XLA
-// instantiates the program, and the plans made of them.
+// instantiates the program, and what backends make of them.
 #ifndef JAXCOMM_FFI_CALL_SITE_H_
 #define JAXCOMM_FFI_CALL_SITE_H_
 
 #include <atomic>
 #include <cstdint>
-#include <deque>
-#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -80,17 +78,18 @@ class CallSite {
   // "psum(float32[4,8], int32[]) over axes ('i',)", made when the shapes are set.
   const std::string& description() const { return description_; }
 
-  // The plan for a group of `size` ranks, made once.
-  Status GetPlan(int size, const Plan** plan);
+  // The plan for a group of `size` ranks. `operands_of`: null unless the plan reads
+  // operands, see Planner.
+  Status MakePlan(int size, const void* const* const* operands_of, Plan* plan) const;
   bool plan_reads_operands() const { return plan_reads_operands_from_ >= 0; }
   int plan_reads_operands_from() const { return plan_reads_operands_from_; }
-  Status MakePlan(int size, const void* const* const* operands_of, Plan* plan);
 
-  // What a backend made of the plan for one of its groups, which it numbers; made once,
-  // kept as long as the call site. Found without writing to memory that ranks share:
-  // they ask at the same time.
-  const std::shared_ptr<const void>& Derived(
-      uint64_t group, const std::function<std::shared_ptr<const void>()>& make);
+  // What a backend made of this call site under a key of its choice; keys of different
+  // types are different. Made once and kept as long as the site. Null where `make()`,
+  // which returns a std::shared_ptr<const T>, returned null; it is asked again then.
+  // Found without writing to memory that ranks share: they ask at the same time.
+  template <typename T, typename Make>
+  const std::shared_ptr<const T>& Derived(uint64_t key, const Make& make);
 
   const std::shared_ptr<Gap>& gap() const { return gap_; }
 
@@ -114,20 +113,55 @@ class CallSite {
   uint64_t signature_ = 0;
   std::string description_;
   uint32_t operation_ = 0;
-  // Nearly every partition has groups of one size; its plan is found without
-  // the lock.
-  std::atomic<const Plan*> first_plan_{nullptr};
-  int first_plan_size_ = 0;
-  std::vector<std::pair<int, std::unique_ptr<Plan>>> plans_;
+
+  // An entry of a list that only grows: complete, and never changed, once a reader can
+  // find it.
   struct Derivation {
-    uint64_t group = 0;
-    std::shared_ptr<const void> made;
+    virtual ~Derivation() = default;
+    const void* type = nullptr;
+    uint64_t key = 0;
     const Derivation* earlier = nullptr;
   };
-  const Derivation* FindDerivation(uint64_t group) const;
-  std::deque<Derivation> derived_;  // whose places stay
+  template <typename T>
+  struct DerivationOf final : Derivation {
+    std::shared_ptr<const T> made;
+  };
+  // Its address stands for the type.
+  template <typename T>
+  static inline char type_tag = 0;
+
+  template <typename T>
+  const DerivationOf<T>* FindDerivation(uint64_t key) const {
+    const Derivation* known = last_derived_.load(std::memory_order_acquire);
+    while (known != nullptr && (known->key != key || known->type != &type_tag<T>)) {
+      known = known->earlier;
+    }
+    return static_cast<const DerivationOf<T>*>(known);
+  }
+
+  std::vector<std::unique_ptr<const Derivation>> derived_;
   std::atomic<const Derivation*> last_derived_{nullptr};
 };
+
+template <typename T, typename Make>
+const std::shared_ptr<const T>& CallSite::Derived(uint64_t key, const Make& make) {
+  if (const auto* known = FindDerivation<T>(key)) return known->made;
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (const auto* known = FindDerivation<T>(key)) return known->made;
+  auto derivation = std::make_unique<DerivationOf<T>>();
+  derivation->made = make();
+  if (derivation->made == nullptr) {
+    static const std::shared_ptr<const T> none;
+    return none;
+  }
+  derivation->type = &type_tag<T>;
+  derivation->key = key;
+  derivation->earlier = last_derived_.load(std::memory_order_relaxed);
+  const DerivationOf<T>* const found = derivation.get();
+  derived_.push_back(std::move(derivation));
+  last_derived_.store(found, std::memory_order_release);
+  return found->made;
+}
 
 // Says that the call sites instantiated next under this number are of a new program.
 void BeginProgram(int64_t program);

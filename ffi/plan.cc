@@ -1,74 +1,91 @@
 #include "ffi/plan.h"
 
 #include <algorithm>
-#include <numeric>
-
-#include "ffi/cores.h"
 
 namespace jaxcomm {
-namespace {
 
-// One pass over eight inputs in 1 MiB pieces beat XLA on two cores, 32 KiB
-// pieces lost; smaller totals are cut finer so that the cores share them.
-constexpr int64_t kMaxBlockBytes = 1 << 20;
-constexpr int64_t kMinBlockBytes = 64 << 10;
-constexpr int64_t kBlocksPerCore = 2;
-
-// How to cut what is moved at a time.
-int64_t BlockBytes(int64_t bytes) {
-  return std::clamp(bytes / (kBlocksPerCore * Cores()), kMinBlockBytes, kMaxBlockBytes);
+bool Ranks::Contains(int rank) const {
+  if (list_ != nullptr) return std::find(list_, list_ + count_, rank) != list_ + count_;
+  const int index = (rank - first_) * step_;  // a step is 1 or -1
+  return index >= 0 && index < count_;
 }
 
-int64_t RowBytes(const Move& move, const std::vector<Leaf>& leaves) {
-  return move.inner * static_cast<int64_t>(leaves[move.leaf].element_bytes);
-}
-
-}  // namespace
-
-std::vector<int> AllRanks(int size) {
-  std::vector<int> ranks(size);
-  std::iota(ranks.begin(), ranks.end(), 0);
-  return ranks;
-}
-
-void Plan::Finish(int size, const std::vector<Leaf>& leaves) {
-  moves_of.assign(size, {});
-  int64_t all_bytes = 0;
-  for (const Move& move : moves) {
-    all_bytes += move.outer * move.middle * RowBytes(move, leaves);
+void Plan::ForEachMove(int leaf, int rank, const MoveVisitor& visit) const {
+  if (rank == kEveryRank) {
+    expansion(*this, leaf, rank, visit);
+    return;
   }
-  for (int index = 0; index < static_cast<int>(moves.size()); ++index) {
-    const Move& move = moves[index];
-    std::vector<int> ranks = move.sources;
-    ranks.insert(ranks.end(), move.targets.begin(), move.targets.end());
-    std::sort(ranks.begin(), ranks.end());
-    ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
-    for (int rank : ranks) moves_of[rank].push_back(index);
+  expansion(*this, leaf, rank, [&](const Move& move) {
+    if (move.targets.Contains(rank) || move.sources.Contains(rank)) visit(move);
+  });
+}
 
-    first_block.push_back(static_cast<int>(blocks.size()));
-    const int64_t rows = move.outer * move.middle;
-    const int64_t row_bytes = RowBytes(move, leaves);
-    if (rows == 0 || row_bytes == 0) continue;
-    touched += rows * row_bytes *
-               static_cast<int64_t>(move.sources.size() + move.targets.size());
-    const int64_t block_bytes = BlockBytes(pairwise ? rows * row_bytes : all_bytes);
-    if (row_bytes >= 2 * block_bytes) {
-      const int64_t step =
-          block_bytes / static_cast<int64_t>(leaves[move.leaf].element_bytes);
-      for (int64_t row = 0; row < rows; ++row) {
-        for (int64_t begin = 0; begin < move.inner; begin += step) {
-          blocks.push_back(
-              {index, row, row + 1, begin, std::min(begin + step, move.inner)});
-        }
-      }
-    } else {
-      const int64_t step = std::max<int64_t>(1, block_bytes / row_bytes);
-      for (int64_t row = 0; row < rows; row += step) {
-        blocks.push_back({index, row, std::min(row + step, rows), 0, move.inner});
-      }
+Status CheckProblem(const Problem& problem, size_t params) {
+  if (problem.size < 1) {
+    return InvalidArgument("a group of ", problem.size, " ranks");
+  }
+  if (problem.params.size() != params) {
+    return InvalidArgument("it has ", problem.params.size(), " parameters, not ",
+                           params);
+  }
+  if (problem.operands.size() != problem.results.size()) {
+    return InvalidArgument("it has ", problem.operands.size(), " operands and ",
+                           problem.results.size(), " results");
+  }
+  for (size_t leaf = 0; leaf < problem.operands.size(); ++leaf) {
+    if (problem.operands[leaf].dtype != problem.results[leaf].dtype) {
+      return InvalidArgument("operand and result ", leaf, " are of different types");
     }
   }
-  first_block.push_back(static_cast<int>(blocks.size()));
+  return OkStatus();
+}
+
+Status ReadRank(const Problem& problem, size_t index, int* rank) {
+  const int64_t found = problem.params[index];
+  if (found < 0 || found >= problem.size) {
+    return InvalidArgument("rank ", found, " is not one of the group's ", problem.size);
+  }
+  *rank = static_cast<int>(found);
+  return OkStatus();
+}
+
+Status DivideLeaves(const Problem& problem, size_t first, int operand_parts,
+                    int result_parts, Plan* plan) {
+  plan->leaves.reserve(problem.operands.size());
+  for (size_t leaf = 0; leaf < problem.operands.size(); ++leaf) {
+    const int64_t outer = problem.params[first + leaf];
+    const int64_t operand = problem.operands[leaf].elements;
+    const int64_t result = problem.results[leaf].elements;
+    const int64_t part = operand / operand_parts;
+    if (outer < 0 || part * operand_parts != operand || result % result_parts != 0 ||
+        result / result_parts != part || (outer == 0 ? part != 0 : part % outer != 0)) {
+      return InvalidArgument("leaf ", leaf, ": an operand of ", operand,
+                             " elements and a result of ", result,
+                             " do not divide into ", operand_parts, " and ",
+                             result_parts, " parts of ", outer, " rows");
+    }
+    Plan::Division division;
+    division.outer = outer;
+    division.inner = outer == 0 ? 0 : part / outer;
+    plan->leaves.push_back(division);
+  }
+  return OkStatus();
+}
+
+Status KeepLeavesWhole(const Problem& problem, Plan* plan) {
+  plan->leaves.reserve(problem.operands.size());
+  for (size_t leaf = 0; leaf < problem.operands.size(); ++leaf) {
+    const int64_t elements = problem.operands[leaf].elements;
+    if (problem.results[leaf].elements != elements) {
+      return InvalidArgument("leaf ", leaf, ": an operand of ", elements,
+                             " elements and a result of ",
+                             problem.results[leaf].elements);
+    }
+    Plan::Division division;
+    division.inner = elements;
+    plan->leaves.push_back(division);
+  }
+  return OkStatus();
 }
 
 }  // namespace jaxcomm

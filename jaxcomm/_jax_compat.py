@@ -180,8 +180,9 @@ def program_text(ctx) -> str:
 def key_value_store() -> Any:
     """Returns the client of ``jax.distributed``'s key-value store, None if none runs.
 
-    It has ``key_value_set(key, text, allow_overwrite)`` and
-    ``blocking_key_value_get(key, milliseconds)``.
+    It has ``key_value_set(key, text, allow_overwrite)``,
+    ``blocking_key_value_get(key, milliseconds)`` and ``key_value_dir_get(folder)``,
+    which returns the keys and texts of all entries below a folder at one moment.
     """
     return _distributed.global_state.client
 

@@ -3,6 +3,11 @@
 Everything goes through the key-value store of ``jax.distributed``, with a deadline
 that names the processes which did not come. What is decided from it (which backend
 serves a partition) is decided from what all of them published, and so alike on all.
+
+A meeting costs a process three writes and, where all come at about the same time, a few
+reads, however many they are: one read shows what all have written. Processes that come
+to it for different reasons, such as to make different communicators, are told so at
+once, each what the others wanted.
 """
 
 import contextlib
@@ -10,15 +15,22 @@ import dataclasses
 import hashlib
 import json
 import os
+import random
 import time
+from typing import Any
 
 from jaxcomm import _ffi, _jax_compat, config
 from jaxcomm.errors import CommunicatorError
 
 # Bumped when the layout of the shared memory changes: processes must agree on it.
 _LAYOUT = 3
-# One blocking look into the store; Ctrl-C is seen in between.
-_SLICE_SECONDS = 0.25
+# One blocking look into the store; Ctrl-C is seen in between. Each is twice as long as
+# the one before, so that a thousand processes which wait for one leave the store in
+# peace.
+_FIRST_SLICE_SECONDS = 0.25
+_LAST_SLICE_SECONDS = 2.0
+# Where in the store each process says which meeting it was at last.
+_LAST = "jaxcomm/last"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,9 +60,46 @@ class Neighbors:
         return self.refusals.get(hosts.pop())
 
 
+@dataclasses.dataclass(frozen=True)
+class Purpose:
+    """Why a process comes to a meeting: the same on all that meet.
+
+    Attributes:
+      what: as in "process 0 is to ...".
+      key: tells purposes apart whose words are the same.
+      number: the how-many-th of the kind this process comes for; only told.
+    """
+
+    what: str
+    key: int = 0
+    number: int | None = None
+
+    def __str__(self):
+        count = "" if self.number is None else f", its number {self.number}"
+        return self.what + count
+
+
+@dataclasses.dataclass(frozen=True)
+class Met:
+    """What a meeting brought.
+
+    Attributes:
+      values: what each process gave.
+      peers: (pid, start time, process, thread) of those whose end this one can see: the
+        others on this host, in the same namespace of process ids. The thread ends as
+        soon as its process begins to.
+    """
+
+    values: dict[int, Any]
+    peers: list[tuple[int, int, int, int]]
+
+
 _known: dict[tuple[int, ...], Neighbors] = {}
-# How many meetings of a set this process has been to, whatever came of them.
-_meetings: dict[tuple[int, ...], int] = {}
+# How many meetings of a set this process has been to, whatever came of them; by the set
+# and the process.
+_meetings: dict[tuple[tuple[int, ...], int], int] = {}
+# Objections of other processes that this one raised: each once.
+_heard: set[tuple[int, str]] = set()
 
 
 def neighbors(processes: tuple[int, ...], self_index: int) -> Neighbors:
@@ -65,8 +114,32 @@ def neighbors(processes: tuple[int, ...], self_index: int) -> Neighbors:
         version of this package.
     """
     if processes not in _known:
-        _known[processes] = _meet(processes, self_index, _find_neighbors)
+        purpose = Purpose("find out who shares memory")
+        _known[processes] = _meet(processes, self_index, purpose, _find_neighbors)
     return _known[processes]
+
+
+def meet(processes: tuple[int, ...], self_index: int, purpose: Purpose, value) -> Met:
+    """Meets the other processes of a set; each of them must call this.
+
+    Args:
+      processes, self_index: as for :func:`neighbors`.
+      purpose: why.
+      value: what this process gives the others, of JSON's types.
+
+    Raises:
+      CommunicatorError: if some did not come before the deadline, or came for another
+        purpose.
+    """
+
+    def tell(store, processes, me):
+        cards = store.exchange_cards(value)
+        return Met(
+            {process: card["value"] for process, card in cards.items()},
+            _visible(cards, me),
+        )
+
+    return _meet(processes, self_index, purpose, tell)
 
 
 def exchange(processes: tuple[int, ...], self_index: int, what: str, value) -> dict:
@@ -78,17 +151,10 @@ def exchange(processes: tuple[int, ...], self_index: int, what: str, value) -> d
       value: this process's, of JSON's types.
 
     Raises:
-      CommunicatorError: if some did not come before the deadline.
+      CommunicatorError: if some did not come before the deadline, or exchange something
+        else.
     """
-
-    def tell(store, processes, me):
-        store.exchange_cards()
-        store.put(what, value)
-        found = store.get_all(what, processes)
-        store.check_all_are_here()
-        return found
-
-    return _meet(processes, self_index, tell)
+    return meet(processes, self_index, Purpose(f"exchange {what!r}"), value).values
 
 
 def broadcast(processes: tuple[int, ...], self_index: int, what: str, make):
@@ -106,26 +172,13 @@ def broadcast(processes: tuple[int, ...], self_index: int, what: str, make):
 def peers(
     processes: tuple[int, ...], self_index: int
 ) -> list[tuple[int, int, int, int]]:
-    """Returns (pid, start time, process, thread) of those whose end this one can see.
+    """Returns :attr:`Met.peers` of a meeting for nothing else.
 
-    Those are the others on this host, in the same namespace of process ids; the thread
-    ends as soon as its process begins to. Arguments and errors are those of
-    :func:`exchange`.
+    Arguments and errors are those of :func:`exchange`.
     """
     if len(processes) == 1:
         return []
-
-    def tell(store, processes, me):
-        cards = store.exchange_cards()
-        store.check_all_are_here()
-        return [
-            (card["pid"], card["start"], process, card["thread"])
-            for process, card in cards.items()
-            if process != me and card["boot"] == cards[me]["boot"]
-            if _ffi.process_start_time(card["pid"]) == card["start"]
-        ]
-
-    return _meet(processes, self_index, tell)
+    return meet(processes, self_index, Purpose("see each other"), None).peers
 
 
 def forget() -> None:
@@ -133,8 +186,17 @@ def forget() -> None:
     _known.clear()
 
 
-def _meet(processes, me, agree):
-    store = _Store(processes, me, _meetings.get(processes, 0))
+def _visible(cards, me):
+    return [
+        (card["pid"], card["start"], process, card["thread"])
+        for process, card in cards.items()
+        if process != me and card["boot"] == cards[me]["boot"]
+        if _ffi.process_start_time(card["pid"]) == card["start"]
+    ]
+
+
+def _meet(processes, me, purpose, agree):
+    store = _Store(processes, me, purpose, _meetings.get((processes, me), 0))
     try:
         while True:
             try:
@@ -145,14 +207,15 @@ def _meet(processes, me, agree):
     except BaseException:
         # Also Ctrl-C: nobody is to count on what this process said so far. Unless it
         # is a verdict that all reach from the cards, and the others have yet to.
-        if not store.has_verdict:
-            with contextlib.suppress(Exception):  # the store itself may be gone
+        with contextlib.suppress(Exception):  # the store itself may be gone
+            store.leave()
+            if not store.has_verdict:
                 store.withdraw()
         raise
     finally:
         # Whoever fails never comes to this meeting again, so that nothing which was
         # said in it is taken for an answer in another.
-        _meetings[processes] = store.number + 1
+        _meetings[processes, me] = store.number + 1
 
 
 def _find_neighbors(store, processes, me):
@@ -184,7 +247,6 @@ def _find_neighbors(store, processes, me):
             segment = None
         if not refusals:
             break
-    store.check_all_are_here()
     process_set = None
     if segment is not None:
         peers = [(cards[p]["pid"], cards[p]["start"], p) for p in members]
@@ -227,25 +289,37 @@ class _Store:
     latest. Each hands in a card first and takes it back when it leaves without result.
     """
 
-    def __init__(self, processes, me, number):
+    def __init__(self, processes, me, purpose, number):
         self.client = _jax_compat.key_value_store()
         if self.client is None:
             raise CommunicatorError(
                 f"processes {list(processes)} cannot find each other: call "
                 f"jax.distributed.initialize() in each of them first"
             )
-        self.processes, self.me = processes, me
+        self.processes, self.me, self.purpose = processes, me, purpose
         name = hashlib.sha256(repr(processes).encode()).hexdigest()[:16]
         self.prefix = f"jaxcomm/{name}"
         self.deadline = time.monotonic() + config.timeout_seconds()
         self.has_verdict = False
+        self.objection = None  # for those at this meeting, or at one of another set
         self.go_to(number)
 
     def go_to(self, number):
         self.number = number
-        self._set(f"at/{self.me}", number)
+        self._set(f"{self.prefix}/at/{self.me}", number)
+        # Which meeting, of any set, this process was at last, and what for.
+        here = {
+            "processes": self.processes,
+            "number": number,
+            "purpose": str(self.purpose),
+        }
+        self._set(f"{_LAST}/{self.me}", here)
 
-    def exchange_cards(self):
+    def leave(self):
+        """Says that it waits for nobody; a meeting that came about need not."""
+        self._set(f"{_LAST}/{self.me}", self.objection)
+
+    def exchange_cards(self, value=None):
         pid = os.getpid()
         card = {
             "layout": _LAYOUT,
@@ -253,6 +327,10 @@ class _Store:
             "pid": pid,
             "start": _ffi.process_start_time(pid),
             "thread": _ffi.life_thread(),
+            "what": self.purpose.what,
+            "key": self.purpose.key,
+            "number": self.purpose.number,
+            "value": value,
         }
         self.put("card", card)
         return self.get_all("card", self.processes)
@@ -261,74 +339,141 @@ class _Store:
         self.put("card", None)
 
     def put(self, what, value):
-        self._set(f"{self.number}/{what}/{self.me}", [value])
+        self._set(f"{self.prefix}/{self.number}/{what}/{self.me}", [value])
 
     def get_all(self, what, processes):
-        """Returns what each of the processes put, as soon as they have."""
-        found = self._collect(f"{self.number}/{what}", processes)
-        return {process: value for process, [value] in found.items()}
+        """Returns what each of the processes put, as soon as they have.
 
-    def check_all_are_here(self):
-        for process in self.processes:
-            # Its value may have changed since it was there.
-            text = self._get_at_once(f"{self.number}/card/{process}")
-            if text is None or json.loads(text) == [None]:
-                raise _Elsewhere(self.number + 1)
-
-    def _collect(self, what, processes):
+        At that moment all of the set are at this meeting, and none has left it.
+        """
+        seconds = _FIRST_SLICE_SECONDS
         found = {}
         while True:
-            for process in processes:
-                if process not in found:
-                    rest = max(self.deadline - time.monotonic(), 0.05)
-                    # Returns as soon as it is there; Ctrl-C is seen in between.
-                    value = self._get(f"{what}/{process}", min(rest, _SLICE_SECONDS))
-                    if value == [None] and what.endswith("/card"):
-                        raise _Elsewhere(self.number + 1)
-                    if value is not None:
-                        found[process] = value
+            new, left = self._look(what)
+            found |= new
             missing = [process for process in processes if process not in found]
+            # Who has come and left since is told by the last look: until then those
+            # that never came are to be named, and not those that tired of waiting.
+            if left.intersection(missing) or (left and not missing):
+                self._check_objections(self._entries(_LAST))
+                raise _Elsewhere(self.number + 1)
             if not missing:
-                return found
-            for process in missing:
-                number = json.loads(self._get_at_once(f"at/{process}") or "0")
-                if number > self.number:
-                    raise _Elsewhere(number)
-            if time.monotonic() > self.deadline:
-                raise CommunicatorError(
-                    f"waited {config.timeout_seconds():g} s for process"
-                    f"{'es' if len(missing) > 1 else ''} "
-                    f"{', '.join(map(str, missing))} of {list(self.processes)} to make "
-                    f"communicators too. Every process of the mesh must call "
-                    f"jaxcomm.init, or run the program that needs them; see "
-                    f"JAXCOMM_TIMEOUT"
-                )
+                return {process: found[process] for process in processes}
+            # For one at random: in whatever order they come, half of the others have
+            # come before it, so that the number of looks is the logarithm of theirs.
+            one = random.choice(missing)
+            rest = self.deadline - time.monotonic()
+            if rest < 0:
+                raise self._late(missing)
+            key = f"{self.prefix}/{self.number}/{what}/{one}"
+            if not self._comes(key, min(max(rest, 0.05), seconds)):
+                self._look_for(missing)
+                seconds = min(2 * seconds, _LAST_SLICE_SECONDS)
 
-    def _set(self, key, value):
-        self.client.key_value_set(
-            f"{self.prefix}/{key}", json.dumps(value), allow_overwrite=True
+    def _look(self, what):
+        """Returns what is there of this meeting, by process; and who has left it."""
+        found, cards = {}, {}
+        for key, text in self.client.key_value_dir_get(f"{self.prefix}/{self.number}"):
+            _, part, process = key.rsplit("/", 2)
+            if part in (what, "card"):
+                (value,) = json.loads(text)
+                if part == what:
+                    found[int(process)] = value
+                if part == "card":
+                    cards[int(process)] = value
+        left = {process for process, card in cards.items() if card is None}
+        for process in sorted(cards.keys() - left):
+            self._check_purpose(process, cards[process])
+        return {p: value for p, value in found.items() if p not in left}, left
+
+    def _look_for(self, missing):
+        """Goes where those are that do not come, or says why they never will."""
+        at = self._entries(f"{self.prefix}/at")
+        number = max((at.get(process, 0) for process in missing), default=0)
+        if number > self.number:
+            raise _Elsewhere(number)
+        last = self._entries(_LAST)
+        self._check_objections(last)
+        for process in missing:
+            other = last.get(process)
+            if other is None or "objection" in other:
+                continue
+            processes, number = tuple(other["processes"]), other["number"]
+            if processes == self.processes or self.me not in processes:
+                continue
+            # What they want of this process it has done, if it was there.
+            if number < _meetings.get((processes, self.me), 0):
+                continue
+            both = {self.me: str(self.purpose), process: other["purpose"]}
+            error = self._disagreement(both, f", with processes {list(processes)}")
+            self.objection = {
+                "objection": str(error),
+                "name": os.urandom(8).hex(),
+                "meetings": [(processes, number), (self.processes, self.number)],
+            }
+            raise error
+
+    def _check_objections(self, last):
+        """Raises if another process has said that this meeting cannot come about."""
+        for process in self.processes:
+            other = last.get(process)
+            if other is None or "objection" not in other:
+                continue
+            name = self.me, other["name"]
+            here = [list(self.processes), self.number]
+            if here in other["meetings"] and name not in _heard:
+                _heard.add(name)
+                raise CommunicatorError(other["objection"])
+
+    def _check_purpose(self, process, card):
+        mine = self.purpose
+        # A version of this package that says nothing of it has another layout, too.
+        other = Purpose(
+            card.get("what", mine.what), card.get("key", mine.key), card.get("number")
+        )
+        if (other.what, other.key) != (mine.what, mine.key):
+            # All see the same cards, if not at once: they stay.
+            self.has_verdict = True
+            raise self._disagreement({self.me: str(mine), process: str(other)}, "")
+
+    def _disagreement(self, purposes, where):
+        text = "; ".join(f"process {p} is to {t}" for p, t in sorted(purposes.items()))
+        return CommunicatorError(
+            f"processes {list(self.processes)} are out of step: {text}{where}. Every "
+            f"process must make the same communicators in the same order: call "
+            f"jaxcomm.init with the same arguments on all of them, before programs "
+            f"that only some of them run"
         )
 
-    def _get_at_once(self, key):
-        """Returns an entry's text, None if there is none."""
-        try:
-            return self.client.key_value_try_get(f"{self.prefix}/{key}")
-        except Exception as error:
-            if "NOT_FOUND" in str(error):
-                return None
-            raise
+    def _late(self, missing):
+        return CommunicatorError(
+            f"waited {config.timeout_seconds():g} s for process"
+            f"{'es' if len(missing) > 1 else ''} "
+            f"{', '.join(map(str, missing))} of {list(self.processes)} to make "
+            f"communicators too. Every process of the mesh must call "
+            f"jaxcomm.init, or run the program that needs them; see "
+            f"JAXCOMM_TIMEOUT"
+        )
 
-    def _get(self, key, seconds):
-        """Returns an entry, None if it did not come or the store was slow."""
+    def _entries(self, folder):
+        """Returns the entries of a folder of the store, by process."""
+        return {
+            int(key.rsplit("/", 1)[1]): json.loads(text)
+            for key, text in self.client.key_value_dir_get(folder)
+        }
+
+    def _set(self, key, value):
+        self.client.key_value_set(key, json.dumps(value), allow_overwrite=True)
+
+    def _comes(self, key, seconds):
+        """Waits for an entry and says whether it came before the store gave up."""
         try:
-            text = self.client.blocking_key_value_get(
-                f"{self.prefix}/{key}", max(1, int(seconds * 1000))
-            )
+            self.client.blocking_key_value_get(key, max(1, int(seconds * 1000)))
         except Exception as error:
             if "DEADLINE_EXCEEDED" in str(error):
-                return None
+                return False
             raise
-        return json.loads(text)
+        return True
 
 
 def _boot_id() -> str:

@@ -1,19 +1,25 @@
 #include "ffi/handlers/collectives.h"
 
 namespace jaxcomm {
+namespace {
+
+void Moves(const Plan& plan, int leaf, int, const MoveVisitor& visit) {
+  Move move;
+  move.leaf = leaf;
+  move.sources = Ranks::All(plan.size);
+  move.targets = Ranks::All(plan.size);
+  move.inner = plan.leaves[leaf].inner;
+  visit(move);
+}
+
+}  // namespace
 
 // result = reduction of every rank's operand. No parameters.
 Status PlanAllReduce(const Problem& problem, const void* const* const*, Plan* plan) {
-  const std::vector<int> all = AllRanks(problem.size);
-  for (int leaf = 0; leaf < static_cast<int>(problem.operands.size()); ++leaf) {
-    Move move;
-    move.leaf = leaf;
-    move.sources = all;
-    move.targets = all;
-    move.inner = problem.operands[leaf].elements;
-    plan->moves.push_back(std::move(move));
-  }
-  return OkStatus();
+  plan->kind = Plan::Kind::kAllReduce;
+  plan->expansion = Moves;
+  if (Status status = CheckProblem(problem, 0); status.failure()) return status;
+  return KeepLeavesWhole(problem, plan);
 }
 
 }  // namespace jaxcomm

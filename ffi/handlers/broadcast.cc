@@ -1,21 +1,31 @@
 #include "ffi/handlers/collectives.h"
 
 namespace jaxcomm {
+namespace {
+
+void Moves(const Plan& plan, int leaf, int, const MoveVisitor& visit) {
+  Move move;
+  move.leaf = leaf;
+  move.sources = Ranks::One(plan.root);
+  move.inner = plan.leaves[leaf].inner;
+  for (int rank = 0; rank < plan.size; ++rank) {
+    move.targets = Ranks::One(rank);
+    visit(move);
+  }
+}
+
+}  // namespace
 
 // Every rank receives the root's operand. Parameters: {root}.
 Status PlanBroadcast(const Problem& problem, const void* const* const*, Plan* plan) {
+  plan->kind = Plan::Kind::kBroadcast;
+  plan->expansion = Moves;
   plan->pairwise = true;
-  for (int leaf = 0; leaf < static_cast<int>(problem.operands.size()); ++leaf) {
-    for (int rank = 0; rank < problem.size; ++rank) {
-      Move move;
-      move.leaf = leaf;
-      move.sources = {static_cast<int>(problem.params[0])};
-      move.targets = {rank};
-      move.inner = problem.operands[leaf].elements;
-      plan->moves.push_back(std::move(move));
-    }
+  if (Status status = CheckProblem(problem, 1); status.failure()) return status;
+  if (Status status = ReadRank(problem, 0, &plan->root); status.failure()) {
+    return status;
   }
-  return OkStatus();
+  return KeepLeavesWhole(problem, plan);
 }
 
 }  // namespace jaxcomm

@@ -1,35 +1,46 @@
 #include "ffi/handlers/collectives.h"
 
 namespace jaxcomm {
+namespace {
+
+void Moves(const Plan& plan, int leaf, int, const MoveVisitor& visit) {
+  const int64_t outer = plan.leaves[leaf].outer, inner = plan.leaves[leaf].inner;
+  for (int rank = 0; rank < plan.size; ++rank) {
+    Move move;
+    move.leaf = leaf;
+    move.sources = Ranks::One(rank);
+    move.targets = Ranks::One(plan.root);
+    move.outer = outer;
+    move.inner = inner;
+    move.from = {0, inner, 0};
+    move.to = {rank * inner, plan.size * inner, 0};
+    visit(move);
+    if (rank == plan.root) continue;
+    Move fill;
+    fill.leaf = leaf;
+    fill.targets = Ranks::One(rank);
+    fill.inner = outer * plan.size * inner;
+    visit(fill);
+  }
+}
+
+}  // namespace
 
 // The root receives every operand, the others zeros. Operands are
 // [outer, inner], results [outer, size, inner]. Parameters: {root, outer of
 // each leaf}.
 Status PlanGather(const Problem& problem, const void* const* const*, Plan* plan) {
+  plan->kind = Plan::Kind::kGather;
+  plan->expansion = Moves;
   plan->pairwise = true;
-  const int root = static_cast<int>(problem.params[0]);
-  for (int leaf = 0; leaf < static_cast<int>(problem.operands.size()); ++leaf) {
-    const int64_t outer = problem.params[1 + leaf];
-    const int64_t inner = outer ? problem.operands[leaf].elements / outer : 0;
-    for (int rank = 0; rank < problem.size; ++rank) {
-      Move move;
-      move.leaf = leaf;
-      move.sources = {rank};
-      move.targets = {root};
-      move.outer = outer;
-      move.inner = inner;
-      move.from = {0, inner, 0};
-      move.to = {rank * inner, problem.size * inner, 0};
-      plan->moves.push_back(std::move(move));
-      if (rank == root) continue;
-      Move fill;
-      fill.leaf = leaf;
-      fill.targets = {rank};
-      fill.inner = problem.results[leaf].elements;
-      plan->moves.push_back(std::move(fill));
-    }
+  if (Status status = CheckProblem(problem, 1 + problem.operands.size());
+      status.failure()) {
+    return status;
   }
-  return OkStatus();
+  if (Status status = ReadRank(problem, 0, &plan->root); status.failure()) {
+    return status;
+  }
+  return DivideLeaves(problem, 1, 1, problem.size, plan);
 }
 
 }  // namespace jaxcomm

@@ -1,27 +1,43 @@
 #include "ffi/handlers/collectives.h"
 
 namespace jaxcomm {
+namespace {
+
+void Moves(const Plan& plan, int leaf, int, const MoveVisitor& visit) {
+  Move move;
+  move.leaf = leaf;
+  move.inner = plan.leaves[leaf].inner;
+  for (int rank = 0; rank < plan.size; ++rank) {
+    const int source = plan.source_of[rank];
+    move.sources = source >= 0 ? Ranks::One(source) : Ranks();
+    move.targets = Ranks::One(rank);
+    visit(move);
+  }
+}
+
+}  // namespace
 
 // Each rank receives the operand of one other, or zeros. Parameters: {source of
 // each rank, -1 for none}.
 Status PlanPermute(const Problem& problem, const void* const* const*, Plan* plan) {
+  plan->kind = Plan::Kind::kPermute;
+  plan->expansion = Moves;
   plan->pairwise = true;
-  if (static_cast<int>(problem.params.size()) != problem.size) {
-    return InvalidArgument("a permutation of ", problem.params.size(),
+  const size_t ranks = problem.params.size();
+  if (static_cast<int64_t>(ranks) != problem.size) {
+    return InvalidArgument("a permutation of ", ranks,
                            " ranks was given to a group of ", problem.size);
   }
-  for (int leaf = 0; leaf < static_cast<int>(problem.operands.size()); ++leaf) {
-    for (int rank = 0; rank < problem.size; ++rank) {
-      Move move;
-      move.leaf = leaf;
-      const int source = static_cast<int>(problem.params[rank]);
-      if (source >= 0) move.sources = {source};
-      move.targets = {rank};
-      move.inner = problem.operands[leaf].elements;
-      plan->moves.push_back(std::move(move));
+  if (Status status = CheckProblem(problem, ranks); status.failure()) return status;
+  plan->source_of.assign(ranks, -1);
+  for (size_t rank = 0; rank < ranks; ++rank) {
+    if (problem.params[rank] == -1) continue;
+    if (Status status = ReadRank(problem, rank, &plan->source_of[rank]);
+        status.failure()) {
+      return status;
     }
   }
-  return OkStatus();
+  return KeepLeavesWhole(problem, plan);
 }
 
 }  // namespace jaxcomm

@@ -1,9 +1,20 @@
+#include <algorithm>
+#include <cstdint>
+
 #include "ffi/handlers/collectives.h"
 
 namespace jaxcomm {
 namespace {
 
-enum Operand { kData, kOutput, kInputOffsets, kSendSizes, kOutputOffsets, kRecvSizes };
+enum Operand {
+  kData,
+  kOutput,
+  kInputOffsets,
+  kSendSizes,
+  kOutputOffsets,
+  kRecvSizes,
+  kNumOperands
+};
 
 int64_t ReadIndex(const Leaf& leaf, const void* data, int64_t i) {
   switch (leaf.dtype) {
@@ -21,8 +32,80 @@ int64_t ReadIndex(const Leaf& leaf, const void* data, int64_t i) {
       return static_cast<const uint16_t*>(data)[i];
     case DataType::U32:
       return static_cast<const uint32_t*>(data)[i];
+    case DataType::U64: {
+      const uint64_t value = static_cast<const uint64_t*>(data)[i];
+      return static_cast<int64_t>(std::min<uint64_t>(value, INT64_MAX));
+    }
     default:
-      return static_cast<const int64_t*>(data)[i];
+      return -1;  // refused: see CheckShapes
+  }
+}
+
+bool IsIndex(DataType dtype) {
+  switch (dtype) {
+    case DataType::S8:
+    case DataType::S16:
+    case DataType::S32:
+    case DataType::S64:
+    case DataType::U8:
+    case DataType::U16:
+    case DataType::U32:
+    case DataType::U64:
+      return true;
+    default:
+      return false;
+  }
+}
+
+int64_t RowsOf(const Leaf& leaf) { return leaf.dims[0]; }
+
+int64_t RowElements(const Leaf& leaf) {
+  return RowsOf(leaf) == 0 ? 0 : leaf.elements / RowsOf(leaf);
+}
+
+Status CheckShapes(const Problem& problem) {
+  const auto& leaves = problem.operands;
+  if (leaves.size() != kNumOperands || problem.results.size() != 1 ||
+      !problem.params.empty()) {
+    return InvalidArgument("it has ", leaves.size(), " operands, ",
+                           problem.results.size(), " results and ",
+                           problem.params.size(), " parameters, not ", +kNumOperands,
+                           ", 1 and none");
+  }
+  const Leaf &data = leaves[kData], &output = leaves[kOutput];
+  if (data.dims.empty() || output.dims.empty() || data.dtype != output.dtype ||
+      problem.results[0].dtype != output.dtype ||
+      problem.results[0].elements != output.elements ||
+      (data.elements > 0 && output.elements > 0 &&
+       RowElements(data) != RowElements(output))) {
+    return InvalidArgument("operand, output and result are not rows of one kind");
+  }
+  const int64_t slices = leaves[kInputOffsets].elements;
+  for (int operand = kInputOffsets; operand < kNumOperands; ++operand) {
+    if (!IsIndex(leaves[operand].dtype) || leaves[operand].elements != slices) {
+      return InvalidArgument("offsets and sizes are not ", slices, " integers each");
+    }
+  }
+  if (problem.size < 1 || slices == 0 || slices % problem.size != 0) {
+    return InvalidArgument("there are ", slices, " slices for ", problem.size,
+                           " ranks; each must get as many, and at least one");
+  }
+  return OkStatus();
+}
+
+void Moves(const Plan& plan, int leaf, int rank, const MoveVisitor& visit) {
+  Move move;
+  move.leaf = leaf;
+  for (const Plan::Slice& slice : plan.slices) {
+    if (rank != Plan::kEveryRank && rank != slice.source && rank != slice.target) {
+      continue;
+    }
+    move.sources = Ranks::One(slice.source);
+    move.targets = Ranks::One(slice.target);
+    move.inner = slice.elements;
+    move.from.offset = slice.from;
+    move.to.offset = slice.to;
+    visit(move);
   }
 }
 
@@ -33,12 +116,17 @@ int64_t ReadIndex(const Leaf& leaf, const void* data, int64_t i) {
 // `output` updated in place. No parameters.
 Status PlanRaggedAllToAll(const Problem& problem, const void* const* const* operands_of,
                           Plan* plan) {
+  plan->kind = Plan::Kind::kRaggedAllToAll;
+  plan->expansion = Moves;
+  if (Status status = CheckShapes(problem); status.failure()) return status;
+  plan->leaves.resize(1);  // divided by the slices alone
   const auto& leaves = problem.operands;
   const int64_t slices = leaves[kInputOffsets].elements;
   const int64_t slices_per_rank = slices / problem.size;
-  const auto leading = [&](Operand operand) { return leaves[operand].dims[0]; };
-  const int64_t row =
-      leading(kOutput) ? leaves[kOutput].elements / leading(kOutput) : 0;
+  const int64_t data_rows = RowsOf(leaves[kData]);
+  const int64_t output_rows = RowsOf(leaves[kOutput]);
+  const int64_t row = RowElements(leaves[kOutput]);
+  plan->slices.reserve(problem.size * slices);
   for (int source = 0; source < problem.size; ++source) {
     const auto index = [&](Operand operand, int rank, int64_t i) {
       return ReadIndex(leaves[operand], operands_of[rank][operand], i);
@@ -56,22 +144,15 @@ Status PlanRaggedAllToAll(const Problem& problem, const void* const* const* oper
                                "; recv_sizes must be all_to_all(send_sizes)");
       }
       // Without sums, which may overflow.
-      if (rows < 0 || from < 0 || to < 0 || rows > leading(kData) ||
-          rows > leading(kOutput) || from > leading(kData) - rows ||
-          to > leading(kOutput) - rows) {
+      if (rows < 0 || from < 0 || to < 0 || rows > data_rows || rows > output_rows ||
+          from > data_rows - rows || to > output_rows - rows) {
         return InvalidArgument("slice ", slice, " of rank ", source, " takes ", rows,
                                " rows from row ", from, " on of an operand with ",
-                               leading(kData), " rows to row ", to,
-                               " on of an output with ", leading(kOutput), " rows");
+                               data_rows, " rows to row ", to, " on of an output with ",
+                               output_rows, " rows");
       }
       if (rows == 0) continue;
-      Move move;
-      move.sources = {source};
-      move.targets = {target};
-      move.inner = rows * row;
-      move.from.offset = from * row;
-      move.to.offset = to * row;
-      plan->moves.push_back(std::move(move));
+      plan->slices.push_back({source, target, from * row, to * row, rows * row});
     }
   }
   return OkStatus();

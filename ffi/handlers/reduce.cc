@@ -1,27 +1,38 @@
 #include "ffi/handlers/collectives.h"
 
 namespace jaxcomm {
+namespace {
 
-// result = reduction of every rank's operand on the root, zero elsewhere.
-// Parameters: {root}.
-Status PlanReduce(const Problem& problem, const void* const* const*, Plan* plan) {
-  const int root = static_cast<int>(problem.params[0]);
-  std::vector<int> others = AllRanks(problem.size);
-  others.erase(others.begin() + root);
-  for (int leaf = 0; leaf < static_cast<int>(problem.operands.size()); ++leaf) {
-    Move reduce;
-    reduce.leaf = leaf;
-    reduce.sources = AllRanks(problem.size);
-    reduce.targets = {root};
-    reduce.inner = problem.operands[leaf].elements;
-    plan->moves.push_back(reduce);
+void Moves(const Plan& plan, int leaf, int, const MoveVisitor& visit) {
+  Move reduce;
+  reduce.leaf = leaf;
+  reduce.sources = Ranks::All(plan.size);
+  reduce.targets = Ranks::One(plan.root);
+  reduce.inner = plan.leaves[leaf].inner;
+  visit(reduce);
+  const int after = plan.root + 1;
+  for (Ranks others : {Ranks::All(plan.root), Ranks::Range(after, plan.size - after)}) {
+    if (others.empty()) continue;
     Move fill;
     fill.leaf = leaf;
     fill.targets = others;
     fill.inner = reduce.inner;
-    plan->moves.push_back(std::move(fill));
+    visit(fill);
   }
-  return OkStatus();
+}
+
+}  // namespace
+
+// result = reduction of every rank's operand on the root, zero elsewhere.
+// Parameters: {root}.
+Status PlanReduce(const Problem& problem, const void* const* const*, Plan* plan) {
+  plan->kind = Plan::Kind::kReduce;
+  plan->expansion = Moves;
+  if (Status status = CheckProblem(problem, 1); status.failure()) return status;
+  if (Status status = ReadRank(problem, 0, &plan->root); status.failure()) {
+    return status;
+  }
+  return KeepLeavesWhole(problem, plan);
 }
 
 }  // namespace jaxcomm

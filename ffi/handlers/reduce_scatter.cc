@@ -1,28 +1,36 @@
 #include "ffi/handlers/collectives.h"
 
 namespace jaxcomm {
+namespace {
+
+void Moves(const Plan& plan, int leaf, int, const MoveVisitor& visit) {
+  const int64_t outer = plan.leaves[leaf].outer, inner = plan.leaves[leaf].inner;
+  Move move;
+  move.leaf = leaf;
+  move.sources = Ranks::All(plan.size);
+  move.outer = outer;
+  move.inner = inner;
+  move.to = {0, inner, 0};
+  for (int rank = 0; rank < plan.size; ++rank) {
+    move.targets = Ranks::One(rank);
+    move.from = {rank * inner, plan.size * inner, 0};
+    visit(move);
+  }
+}
+
+}  // namespace
 
 // Rank r receives the reduction of slice r. Operands are [outer, size, inner],
 // results [outer, inner]. Parameters: {outer of each leaf}.
 Status PlanReduceScatter(const Problem& problem, const void* const* const*,
                          Plan* plan) {
-  const std::vector<int> all = AllRanks(problem.size);
-  for (int leaf = 0; leaf < static_cast<int>(problem.results.size()); ++leaf) {
-    const int64_t outer = problem.params[leaf];
-    const int64_t inner = outer ? problem.results[leaf].elements / outer : 0;
-    for (int rank : all) {
-      Move move;
-      move.leaf = leaf;
-      move.sources = all;
-      move.targets = {rank};
-      move.outer = outer;
-      move.inner = inner;
-      move.from = {rank * inner, problem.size * inner, 0};
-      move.to = {0, inner, 0};
-      plan->moves.push_back(std::move(move));
-    }
+  plan->kind = Plan::Kind::kReduceScatter;
+  plan->expansion = Moves;
+  if (Status status = CheckProblem(problem, problem.operands.size());
+      status.failure()) {
+    return status;
   }
-  return OkStatus();
+  return DivideLeaves(problem, 0, problem.size, 1, plan);
 }
 
 }  // namespace jaxcomm

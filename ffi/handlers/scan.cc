@@ -1,36 +1,40 @@
-#include <algorithm>
-
 #include "ffi/handlers/collectives.h"
 
 namespace jaxcomm {
+namespace {
+
+void Moves(const Plan& plan, int leaf, int, const MoveVisitor& visit) {
+  const int first = plan.reverse ? plan.size - 1 : 0, step = plan.reverse ? -1 : 1;
+  const int skipped = plan.exclusive ? 1 : 0;
+  Move move;
+  move.leaf = leaf;
+  move.running = true;
+  move.sources = Ranks::Range(first, plan.size - skipped, step);
+  move.targets = Ranks::Range(first + skipped * step, plan.size - skipped, step);
+  move.inner = plan.leaves[leaf].inner;
+  if (plan.exclusive) {
+    Move fill;
+    fill.leaf = leaf;
+    fill.identity = true;
+    fill.targets = Ranks::One(first);
+    fill.inner = move.inner;
+    visit(fill);
+  }
+  if (!move.sources.empty()) visit(move);
+}
+
+}  // namespace
 
 // Rank r receives the reduction of the operands of ranks 0 .. r; exclusive:
 // 0 .. r-1, and the first rank the identity. Reversed, ranks count from the
 // last. Parameters: {exclusive, reverse}.
 Status PlanScan(const Problem& problem, const void* const* const*, Plan* plan) {
-  const bool exclusive = problem.params[0] != 0;
-  std::vector<int> order = AllRanks(problem.size);
-  if (problem.params[1] != 0) std::reverse(order.begin(), order.end());
-  for (int leaf = 0; leaf < static_cast<int>(problem.operands.size()); ++leaf) {
-    Move move;
-    move.leaf = leaf;
-    move.running = true;
-    move.sources = order;
-    move.targets = order;
-    move.inner = problem.operands[leaf].elements;
-    if (exclusive) {
-      Move fill;
-      fill.leaf = leaf;
-      fill.identity = true;
-      fill.targets = {order.front()};
-      fill.inner = move.inner;
-      plan->moves.push_back(std::move(fill));
-      move.sources.pop_back();
-      move.targets.erase(move.targets.begin());
-    }
-    if (!move.sources.empty()) plan->moves.push_back(std::move(move));
-  }
-  return OkStatus();
+  plan->kind = Plan::Kind::kScan;
+  plan->expansion = Moves;
+  if (Status status = CheckProblem(problem, 2); status.failure()) return status;
+  plan->exclusive = problem.params[0] != 0;
+  plan->reverse = problem.params[1] != 0;
+  return KeepLeavesWhole(problem, plan);
 }
 
 }  // namespace jaxcomm

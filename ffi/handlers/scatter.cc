@@ -1,29 +1,40 @@
 #include "ffi/handlers/collectives.h"
 
 namespace jaxcomm {
+namespace {
+
+void Moves(const Plan& plan, int leaf, int, const MoveVisitor& visit) {
+  const int64_t outer = plan.leaves[leaf].outer, inner = plan.leaves[leaf].inner;
+  Move move;
+  move.leaf = leaf;
+  move.sources = Ranks::One(plan.root);
+  move.outer = outer;
+  move.inner = inner;
+  move.to = {0, inner, 0};
+  for (int rank = 0; rank < plan.size; ++rank) {
+    move.targets = Ranks::One(rank);
+    move.from = {rank * inner, plan.size * inner, 0};
+    visit(move);
+  }
+}
+
+}  // namespace
 
 // Rank r receives slice r of the root's operand. Operands are
 // [outer, size, inner], results [outer, inner]. Parameters: {root, outer of
 // each leaf}.
 Status PlanScatter(const Problem& problem, const void* const* const*, Plan* plan) {
+  plan->kind = Plan::Kind::kScatter;
+  plan->expansion = Moves;
   plan->pairwise = true;
-  const int root = static_cast<int>(problem.params[0]);
-  for (int leaf = 0; leaf < static_cast<int>(problem.results.size()); ++leaf) {
-    const int64_t outer = problem.params[1 + leaf];
-    const int64_t inner = outer ? problem.results[leaf].elements / outer : 0;
-    for (int rank = 0; rank < problem.size; ++rank) {
-      Move move;
-      move.leaf = leaf;
-      move.sources = {root};
-      move.targets = {rank};
-      move.outer = outer;
-      move.inner = inner;
-      move.from = {rank * inner, problem.size * inner, 0};
-      move.to = {0, inner, 0};
-      plan->moves.push_back(std::move(move));
-    }
+  if (Status status = CheckProblem(problem, 1 + problem.operands.size());
+      status.failure()) {
+    return status;
   }
-  return OkStatus();
+  if (Status status = ReadRank(problem, 0, &plan->root); status.failure()) {
+    return status;
+  }
+  return DivideLeaves(problem, 1, problem.size, 1, plan);
 }
 
 }  // namespace jaxcomm

@@ -26,6 +26,8 @@ _BUFFERS = {_FIFO: 1 << 20, "NCCL_WORK_FIFO_DEPTH": 1 << 16, "NCCL_BUFFSIZE": 4 
 _worlds: weakref.WeakValueDictionary = weakref.WeakValueDictionary()
 # Why NCCL cannot serve devices of a platform, by the processes that agreed on it.
 _refusals: dict[tuple, str | None] = {}
+# How many communicators this process began to make with others, by the processes.
+_begun: dict[tuple[int, ...], int] = {}
 
 
 def create(mesh, part, member: "Communicator", policy, shares: bool):
@@ -38,12 +40,17 @@ def create(mesh, part, member: "Communicator", policy, shares: bool):
       that is a new one.
 
     Raises:
-      CommunicatorError: NCCL refused, or other processes did not come.
+      CommunicatorError: NCCL refused, or other processes did not come, or came to make
+        another communicator.
     """
     _warn_of_large_buffers()
     process_of = {device.id: device.process_index for device in mesh.devices.flat}
+    world, unique_id, peers = _agree_on_world(mesh, part, member, policy, shares)
+    is_new = world is None
     try:
-        world, is_new = _world(mesh, policy, shares)
+        if world is None:
+            unique_id = unique_id or _ffi.nccl_unique_id().hex()
+            world = _new_world(mesh, policy, shares, unique_id, peers)
         _ffi.create_nccl(
             world=world,
             key=member.key,
@@ -62,7 +69,7 @@ def create(mesh, part, member: "Communicator", policy, shares: bool):
     except BaseException as error:
         # NCCL ends what shares resources with what it could not make. And a traceback
         # may hold the world, which nobody is to find again.
-        forget()
+        _worlds.clear()
         if not isinstance(error, RuntimeError):
             raise
         raise CommunicatorError(
@@ -185,34 +192,73 @@ def _numbers(policy, shares):
     return {**policy.settings(), "splitShare": int(shares)}
 
 
-def _world(mesh, policy, shares):
-    devices = sorted(mesh.devices.flat, key=lambda device: device.id)
-    ids = tuple(device.id for device in devices)
+def _world_name(mesh, policy, shares):
+    ids = tuple(sorted(device.id for device in mesh.devices.flat))
     # NCCL goes by what the parent says of sharing with its children, and those that
     # share fail together, in one way.
-    name = ids, tuple(_numbers(policy, shares).items()), policy.on_failure
-    world = _worlds.get(name)
-    if world is not None and not world.is_broken:
-        return world, False
-    here = jax.process_index()
-    unique_id = bootstrap.broadcast(
-        processes_of(mesh), here, "nccl", lambda: _ffi.nccl_unique_id().hex()
+    return ids, tuple(_numbers(policy, shares).items()), policy.on_failure
+
+
+def _agree_on_world(mesh, part, member, policy, shares):
+    """Meets the other processes of the mesh: all are to make the same communicator.
+
+    NCCL would hang where they are not.
+
+    Returns:
+      The mesh's own communicator, None if a new one is to be made; then also its id,
+      if others must have it too, and the processes to watch.
+    """
+    world = _worlds.get(_world_name(mesh, policy, shares))
+    if world is not None and world.is_broken:
+        world = None
+    processes, here = processes_of(mesh), jax.process_index()
+    if len(processes) == 1:
+        return world, None, []
+    _begun[processes] = _begun.get(processes, 0) + 1
+    purpose = bootstrap.Purpose(
+        f"make a communicator over axes {part.axes}, lane {member.lane!r}, with "
+        f"{_numbers(policy, shares)}",
+        member.key,
+        _begun[processes],
     )
+    unique_id = refused = None
+    if world is None and here == processes[0]:
+        try:
+            unique_id = _ffi.nccl_unique_id().hex()
+        except RuntimeError as error:
+            refused = str(error)
+    card = {"id": unique_id, "refused": refused, "has_world": world is not None}
+    met = bootstrap.meet(processes, here, purpose, card)
+    if refused := met.values[processes[0]]["refused"]:
+        raise CommunicatorError(f"process {processes[0]}: {refused}")
+    if all(card["has_world"] for card in met.values.values()):
+        return world, None, []
+    unique_id = met.values[processes[0]]["id"]
+    if unique_id is None:
+        # The first process has one that is broken, or gone, on another.
+        unique_id = bootstrap.broadcast(
+            processes, here, "nccl", lambda: _ffi.nccl_unique_id().hex()
+        )
+    return None, unique_id, met.peers
+
+
+def _new_world(mesh, policy, shares, unique_id, peers):
+    devices = sorted(mesh.devices.flat, key=lambda device: device.id)
     world = _ffi.nccl_world(
-        size=len(ids),
+        size=len(devices),
         devices=[
             (device.id, ordinal(device), rank)
             for rank, device in enumerate(devices)
-            if device.process_index == here
+            if device.process_index == jax.process_index()
         ],
         unique_id=bytes.fromhex(unique_id),
         numbers=_numbers(policy, shares),
         name=policy.name or "",
         timeout_seconds=config.timeout_seconds(),
-        peers=bootstrap.peers(processes_of(mesh), here),
+        peers=peers,
     )
-    _worlds[name] = world
-    return world, True
+    _worlds[_world_name(mesh, policy, shares)] = world
+    return world
 
 
 def ordinal(device) -> int:

@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "ffi/backends/nccl/run_steps.h"
 #include "ffi/backends/nccl/steps.h"
 #include "ffi/plan.h"
 #include "tests/ffi/check.h"
@@ -63,7 +64,7 @@ Status Make(CallSite& site, int size, int rank, Steps* steps,
   if (Status status = site.MakePlan(size, nullptr, &plan); status.failure()) {
     return status;
   }
-  return MakeSteps(site, plan, size, rank, natives, steps);
+  return MakeSteps(site, plan, rank, natives, steps);
 }
 
 // What is asked of NCCL.
@@ -299,6 +300,34 @@ TEST(what_nccl_cannot_reduce_is_refused_by_name) {
                  "NCCL has no prod of complex64");
   auto scan = MakeSite("scan", {0, 0}, {FloatLeaf(10)}, {FloatLeaf(10)});
   CHECK_CONTAINS(Grouped(*scan, 0), "NCCL has no scan");
+}
+
+TEST(a_plan_that_reads_operands_is_refused_by_name) {
+  const Leaf index = LeafOf(DataType::S32, kSize, 4);
+  auto site = MakeSite("ragged_all_to_all", {},
+                       {FloatLeaf(9), FloatLeaf(9), index, index, index, index},
+                       {FloatLeaf(9)});
+  const NcclLibrary library{};
+  const Steps* steps = nullptr;
+  for (int call = 0; call < 2; ++call) {
+    const Status status = FindSteps(library, *site, 1, kSize, 0, &steps);
+    CHECK_TRUE(steps == nullptr);
+    CHECK_TRUE(status.errc() == ErrorCode::kInvalidArgument);
+    CHECK_CONTAINS(status.message(), "ragged_all_to_all(float32[9], ");
+    CHECK_CONTAINS(status.message(), "depends on the values of its operands");
+  }
+  CHECK_TRUE(FindPeerPlan(*site, 1, kSize)->parts.empty());
+}
+
+TEST(steps_are_made_once_for_each_rank_of_each_communicator) {
+  auto site = MakeSite("broadcast", {1}, {FloatLeaf(2)}, {FloatLeaf(2)});
+  const NcclLibrary library{};
+  const Steps *first = nullptr, *again = nullptr, *other = nullptr, *newer = nullptr;
+  CHECK_TRUE(FindSteps(library, *site, 1, kSize, 0, &first).success());
+  CHECK_TRUE(FindSteps(library, *site, 1, kSize, 1, &other).success());
+  CHECK_TRUE(FindSteps(library, *site, 2, kSize, 0, &newer).success());
+  CHECK_TRUE(FindSteps(library, *site, 1, kSize, 0, &again).success());
+  CHECK_TRUE(first == again && first != other && first != newer);
 }
 
 TEST(alone_in_a_group_all_is_copies) {

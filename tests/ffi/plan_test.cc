@@ -1,8 +1,11 @@
 #include "ffi/plan.h"
 
 #include <map>
+#include <string>
+#include <utility>
 #include <vector>
 
+#include "ffi/backends/host/host_plan.h"
 #include "ffi/handlers/collectives.h"
 #include "tests/ffi/check.h"
 #include "tests/ffi/ranks.h"
@@ -11,7 +14,7 @@ namespace jaxcomm::testing {
 namespace {
 
 // How often each element of each rank's result is written.
-std::map<std::pair<int, int64_t>, int> Writes(const Plan& plan) {
+std::map<std::pair<int, int64_t>, int> Writes(const HostPlan& plan) {
   std::map<std::pair<int, int64_t>, int> writes;
   for (const Block& block : plan.blocks) {
     const Move& move = plan.moves[block.move];
@@ -46,8 +49,8 @@ TEST(every_element_of_every_result_is_written_once) {
   for (const Case& test : cases) {
     auto site = MakeSite(test.collective, test.params, {FloatLeaf(test.operand)},
                          {FloatLeaf(test.result)});
-    const Plan* plan = nullptr;
-    CHECK_TRUE(site->GetPlan(kSize, &plan).success());
+    const HostPlan* plan = nullptr;
+    CHECK_TRUE(FindHostPlan(*site, kSize, &plan).success());
     const auto writes = Writes(*plan);
     CHECK_EQ(static_cast<int64_t>(writes.size()), kSize * test.result);
     bool once = true;
@@ -56,11 +59,145 @@ TEST(every_element_of_every_result_is_written_once) {
   }
 }
 
+// What is said of a call site that groups of three ranks cannot have.
+std::string Refusal(const std::string& collective, std::vector<int64_t> params,
+                    std::vector<Leaf> operands, std::vector<Leaf> results) {
+  auto site =
+      MakeSite(collective, std::move(params), std::move(operands), std::move(results));
+  const std::vector<const void*> none(8, nullptr);
+  const std::vector<const void* const*> operands_of(3, none.data());
+  Plan plan;
+  const bool reads = site->plan_reads_operands();
+  Status status = site->MakePlan(3, reads ? operands_of.data() : nullptr, &plan);
+  return status.success() ? "" : status.message();
+}
+
 TEST(a_permutation_of_the_wrong_size_is_refused) {
-  auto site = MakeSite("permute", {0, 1}, {FloatLeaf(1)}, {FloatLeaf(1)});
-  const Plan* plan = nullptr;
-  CHECK_EQ(site->GetPlan(3, &plan).message(),
-           "a permutation of 2 ranks was given to a group of 3");
+  CHECK_EQ(Refusal("permute", {0, 1}, {FloatLeaf(1)}, {FloatLeaf(1)}),
+           "permute(float32[1]) with parameters [0, 1] over axes ('x',): a permutation "
+           "of 2 ranks was given to a group of 3");
+}
+
+TEST(ranks_outside_the_group_are_refused) {
+  for (int64_t rank : {-2, 3, 1 << 30}) {
+    CHECK_CONTAINS(Refusal("permute", {0, rank, 1}, {FloatLeaf(1)}, {FloatLeaf(1)}),
+                   StrCat("rank ", rank, " is not one of the group's 3"));
+  }
+  for (int64_t root : std::vector<int64_t>{-1, 3, int64_t{1} << 40}) {
+    const std::string expected = StrCat("rank ", root, " is not one of the group's 3");
+    CHECK_CONTAINS(Refusal("broadcast", {root}, {FloatLeaf(1)}, {FloatLeaf(1)}),
+                   expected);
+    CHECK_CONTAINS(Refusal("reduce", {root}, {FloatLeaf(1)}, {FloatLeaf(1)}), expected);
+    CHECK_CONTAINS(Refusal("gather", {root, 1}, {FloatLeaf(1)}, {FloatLeaf(3)}),
+                   expected);
+    CHECK_CONTAINS(Refusal("scatter", {root, 1}, {FloatLeaf(3)}, {FloatLeaf(1)}),
+                   expected);
+  }
+}
+
+TEST(parameters_that_are_missing_or_too_many_are_refused) {
+  struct Case {
+    const char* collective;
+    std::vector<int64_t> params;
+    int64_t operand, result;
+  };
+  const std::vector<Case> cases = {
+      {"all_gather", {}, 1, 3},  {"all_gather", {1, 1}, 1, 3},
+      {"all_reduce", {1}, 1, 1}, {"all_to_all", {1, 1}, 3, 3},
+      {"broadcast", {}, 1, 1},   {"gather", {0}, 1, 3},
+      {"reduce", {}, 1, 1},      {"reduce_scatter", {}, 3, 1},
+      {"scan", {0}, 1, 1},       {"scatter", {0}, 3, 1},
+  };
+  for (const Case& test : cases) {
+    CHECK_CONTAINS(Refusal(test.collective, test.params, {FloatLeaf(test.operand)},
+                           {FloatLeaf(test.result)}),
+                   " parameters, not ");
+  }
+}
+
+TEST(shapes_that_do_not_divide_are_refused) {
+  struct Case {
+    const char* collective;
+    std::vector<int64_t> params;
+    int64_t operand, result;
+  };
+  const std::vector<Case> cases = {
+      {"all_gather", {1}, 2, 5},        {"all_gather", {3}, 2, 6},
+      {"all_gather", {-1}, 2, 6},       {"all_gather", {0}, 2, 6},
+      {"all_reduce", {}, 2, 3},         {"all_to_all", {2, 1, 0}, 9, 9},
+      {"all_to_all", {1, -1, 0}, 9, 9}, {"all_to_all", {1, 0, 0}, 9, 9},
+      {"all_to_all", {1, 1, 0}, 9, 6},  {"all_to_all", {1LL << 62, 4, 1}, 9, 9},
+      {"broadcast", {0}, 2, 3},         {"gather", {0, 1}, 2, 2},
+      {"permute", {0, 1, 2}, 3, 2},     {"reduce", {0}, 2, 3},
+      {"reduce_scatter", {1}, 4, 1},    {"scan", {0, 0}, 2, 3},
+      {"scatter", {0, 2}, 9, 3},
+  };
+  for (const Case& test : cases) {
+    CHECK_CONTAINS(Refusal(test.collective, test.params, {FloatLeaf(test.operand)},
+                           {FloatLeaf(test.result)}),
+                   "leaf 0: an operand of ");
+  }
+  CHECK_CONTAINS(Refusal("all_reduce", {}, {FloatLeaf(1)}, {}),
+                 "1 operands and 0 results");
+  const Leaf integer{DataType::S32, {1}, 1, 4};
+  CHECK_CONTAINS(Refusal("all_reduce", {}, {FloatLeaf(1)}, {integer}),
+                 "different types");
+}
+
+Leaf Integers(int64_t elements) { return {DataType::S32, {elements}, elements, 4}; }
+
+TEST(ragged_slices_that_are_not_shared_out_evenly_are_refused) {
+  for (int64_t slices : {0, 1, 2, 4}) {
+    const Leaf index = Integers(slices);
+    CHECK_CONTAINS(Refusal("ragged_all_to_all", {},
+                           {FloatLeaf(9), FloatLeaf(9), index, index, index, index},
+                           {FloatLeaf(9)}),
+                   StrCat("there are ", slices, " slices for 3 ranks"));
+  }
+  const Leaf three = Integers(3), scalar{DataType::F32, {}, 1, 4};
+  CHECK_CONTAINS(Refusal("ragged_all_to_all", {}, {FloatLeaf(9), FloatLeaf(9), three},
+                         {FloatLeaf(9)}),
+                 "3 operands, 1 results");
+  CHECK_CONTAINS(Refusal("ragged_all_to_all", {},
+                         {FloatLeaf(9), FloatLeaf(9), three, three, three, Integers(6)},
+                         {FloatLeaf(9)}),
+                 "3 integers each");
+  CHECK_CONTAINS(
+      Refusal("ragged_all_to_all", {},
+              {FloatLeaf(9), FloatLeaf(9), three, three, three, FloatLeaf(3)},
+              {FloatLeaf(9)}),
+      "3 integers each");
+  for (const auto& [data, result] :
+       {std::pair(scalar, FloatLeaf(9)), std::pair(FloatLeaf(9), FloatLeaf(8))}) {
+    CHECK_CONTAINS(Refusal("ragged_all_to_all", {},
+                           {data, FloatLeaf(9), three, three, three, three}, {result}),
+                   "not rows of one kind");
+  }
+}
+
+TEST(a_plan_that_reads_operands_says_so_where_there_are_none) {
+  const Leaf index = Integers(3);
+  auto site = MakeSite("ragged_all_to_all", {},
+                       {FloatLeaf(9), FloatLeaf(9), index, index, index, index},
+                       {FloatLeaf(9)});
+  Plan plan;
+  const Status status = site->MakePlan(3, nullptr, &plan);
+  CHECK_TRUE(status.errc() == ErrorCode::kInvalidArgument);
+  CHECK_CONTAINS(status.message(), "ragged_all_to_all(float32[9], ");
+  CHECK_CONTAINS(status.message(), "depends on the values of its operands");
+}
+
+TEST(what_could_not_be_made_of_a_site_is_asked_for_again) {
+  auto site = MakeSite("all_reduce", {}, {FloatLeaf(1)}, {FloatLeaf(1)});
+  const auto fail = [] { return std::shared_ptr<const int>(); };
+  const auto seven = [] { return std::make_shared<const int>(7); };
+  const auto half = [] { return std::make_shared<const double>(0.5); };
+  CHECK_TRUE(site->Derived<int>(1, fail) == nullptr);
+  CHECK_EQ(*site->Derived<int>(1, seven), 7);
+  CHECK_EQ(*site->Derived<int>(1, fail), 7);
+  // A key of another type is another key.
+  CHECK_EQ(*site->Derived<double>(1, half), 0.5);
+  CHECK_EQ(*site->Derived<int>(1, fail), 7);
 }
 
 TEST(signatures_tell_shapes_parameters_and_reductions_apart) {

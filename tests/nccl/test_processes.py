@@ -1,6 +1,7 @@
 """Several processes over NCCL: the same results, and one error for all."""
 
 import pathlib
+import re
 
 import jax
 import pytest
@@ -232,6 +233,41 @@ def test_a_creation_that_fails_on_one_process_ends_on_all(processes):
         assert outcome.get("error") == "CommunicatorError", outcome
         assert "NCCL did not make a communicator over axes ('i',)" in outcome["text"]
         assert outcome["end"] - outcome["begin"] < PATIENCE_SECONDS
+
+
+def test_processes_that_make_communicators_in_different_orders_are_told(processes):
+    """Before NCCL is asked, which would wait for ever."""
+    processes.ask("jaxcomm.finalize()")
+    for process, lane in zip(processes, ("keys", "values"), strict=True):
+        process.tell(
+            f"answer = attempt(lambda: jaxcomm.init(mesh, lanes={lane!r}) and 0)"
+        )
+    outcomes = [process.hear() for process in processes]
+    for outcome in outcomes:
+        assert outcome.get("error") == "CommunicatorError", outcome
+        text = outcome["text"]
+        assert "processes [0, 1] are out of step" in text
+        for number, lane in enumerate(("keys", "values")):
+            assert (
+                f"process {number} is to make a communicator over axes ('i',), "
+                f"lane {lane!r}, "
+            ) in text
+        assert re.search(r"its number \d+; process 1 ", text), text
+    # Nothing was made, and both go on.
+    assert processes.ask("answer = jaxcomm.counters().live") == [0, 0]
+
+
+def test_a_communicator_of_another_policy_is_another(processes):
+    processes.ask("jaxcomm.finalize()")
+    for process, ctas in zip(processes, (2, 4), strict=True):
+        process.tell(
+            f"policy = jaxcomm.CommPolicy(max_ctas={ctas})\n"
+            f"answer = attempt(lambda: jaxcomm.init(mesh, policy=policy) and 0)"
+        )
+    for process in processes:
+        text = process.hear()["text"]
+        assert "'maxCTAs': 2" in text
+        assert "'maxCTAs': 4" in text
 
 
 def test_a_process_without_nccl_is_named_by_all(processes):

@@ -53,8 +53,7 @@ void LocalCommunicator::BeginMoves(Group& group, const Call& call, Meeting* meet
   if (meeting->plan == &meeting->own_plan) {
     meeting->stream = make();
   } else {
-    meeting->stream = std::static_pointer_cast<const StreamPlan>(
-        meeting->call_site->Derived(group.id, make));
+    meeting->stream = meeting->call_site->Derived<StreamPlan>(group.id, make);
   }
   const GroupBuffers buffers{meeting->operands.data(), meeting->results.data()};
   if (!meeting->stream->local_moves.empty()) {
@@ -83,11 +82,10 @@ void LocalCommunicator::BeginExchange(Group& group, const Call& call,
   exchange.gathered.resize(leaves);
   exchange.results.assign(leaves, nullptr);
   exchange.operands.assign(size * leaves, nullptr);
-  std::vector<int> targets;
   uint64_t seen = 0;
   for (int rank = 0; rank < size; ++rank) {
     const uint64_t process = uint64_t{1} << group.process_of[rank];
-    if ((seen & process) == 0) targets.push_back(rank);
+    if ((seen & process) == 0) exchange.targets.push_back(rank);
     seen |= process;
   }
   for (size_t leaf = site.plan_reads_operands_from(); leaf < leaves; ++leaf) {
@@ -99,8 +97,8 @@ void LocalCommunicator::BeginExchange(Group& group, const Call& call,
           exchange.gathered[leaf].data() + rank * bytes;
       Move move;
       move.leaf = static_cast<int>(leaf);
-      move.sources = {rank};
-      move.targets = targets;
+      move.sources = Ranks::One(rank);
+      move.targets = Ranks::Of(exchange.targets);
       move.inner = site.operands()[leaf].elements;
       move.to.offset = rank * move.inner;
       exchange.plan.moves.push_back(std::move(move));
@@ -130,17 +128,11 @@ bool LocalCommunicator::NextTransfer(Group& group, const Call& call, Meeting* me
   if (status->failure()) DumpFlightRecords("failure of a peer");
   if (status->failure() || meeting->exchange == nullptr) return true;
   const std::unique_ptr<Exchange> exchange = std::move(meeting->exchange);
-  meeting->own_plan = Plan();
+  meeting->own_plan = HostPlan();
   meeting->plan = &meeting->own_plan;
-  *status =
-      meeting->call_site->MakePlan(static_cast<int>(group.devices.size()),
-                                   exchange->operands_of.data(), &meeting->own_plan);
-  if (status->failure()) {
-    *status =
-        Status(*status->errc(), StrCat(meeting->call_site->ToString(), " over axes ",
-                                       spec().axes, ": ", status->message()));
-    return true;
-  }
+  *status = MakeHostPlan(*meeting->call_site, static_cast<int>(group.devices.size()),
+                         exchange->operands_of.data(), &meeting->own_plan);
+  if (status->failure()) return true;
   BeginMoves(group, call, meeting, 0);
   return false;
 }

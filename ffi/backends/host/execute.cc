@@ -19,7 +19,7 @@ constexpr int64_t kShareBytes = 256 << 10;
 
 class Mover {
  public:
-  Mover(const CallSite& site, const Plan& plan, const GroupBuffers& buffers)
+  Mover(const CallSite& site, const HostPlan& plan, const GroupBuffers& buffers)
       : site_(site), plan_(plan), buffers_(buffers) {}
 
   void Run(const Block& block) const {
@@ -81,7 +81,7 @@ class Mover {
   }
 
   const CallSite& site_;
-  const Plan& plan_;
+  const HostPlan& plan_;
   const GroupBuffers& buffers_;
 };
 
@@ -89,7 +89,7 @@ class Mover {
 // offered them waits for those.
 class ClaimedBlocks final : public SharedBlocks {
  public:
-  ClaimedBlocks(const Mover& mover, const Plan& plan, const std::vector<int>& moves)
+  ClaimedBlocks(const Mover& mover, const HostPlan& plan, const std::vector<int>& moves)
       : mover_(mover) {
     for (int index : moves) {
       const int first = plan.first_block[index];
@@ -127,7 +127,7 @@ class ClaimedBlocks final : public SharedBlocks {
 
 }  // namespace
 
-std::shared_ptr<SharedBlocks> RunMoves(const CallSite& site, const Plan& plan,
+std::shared_ptr<SharedBlocks> RunMoves(const CallSite& site, const HostPlan& plan,
                                        const std::vector<int>& moves,
                                        const GroupBuffers& buffers,
                                        Scheduler* scheduler, Offer* offer,
@@ -164,20 +164,6 @@ std::shared_ptr<SharedBlocks> RunMoves(const CallSite& site, const Plan& plan,
   shared->Work();
   shared->WaitForHelpers();
   return shared;
-}
-
-Status CheckReducible(const CallSite& site, const Plan& plan) {
-  for (const Move& move : plan.moves) {
-    const bool reduces = move.running || move.identity || move.sources.size() > 1;
-    const DataType dtype = site.results()[move.leaf].dtype;
-    if (reduces &&
-        FindReduceKernels(dtype, site.attributes().reduce).reduce == nullptr) {
-      return Status(ErrorCode::kUnimplemented,
-                    StrCat(site.ToString(), ": the host backend cannot reduce ",
-                           DataTypeName(dtype), "; cast it first"));
-    }
-  }
-  return OkStatus();
 }
 
 }  // namespace jaxcomm

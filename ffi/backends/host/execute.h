@@ -6,9 +6,9 @@
 #include <memory>
 #include <vector>
 
+#include "ffi/backends/host/host_plan.h"
 #include "ffi/call_site.h"
 #include "ffi/communicator.h"
-#include "ffi/plan.h"
 
 namespace jaxcomm {
 
@@ -35,13 +35,10 @@ using Offer = std::atomic<SharedBlocks*>;
 // looks at `offer`, of whom there are `waiting`, and with `scheduler`'s threads. Waits
 // only for blocks that another thread is already moving. Returns what was offered,
 // which is to live as long as anyone may look at it.
-std::shared_ptr<SharedBlocks> RunMoves(const CallSite& site, const Plan& plan,
+std::shared_ptr<SharedBlocks> RunMoves(const CallSite& site, const HostPlan& plan,
                                        const std::vector<int>& moves,
                                        const GroupBuffers& buffers,
                                        Scheduler* scheduler, Offer* offer, int waiting);
-
-// Fails if the plan reduces a type that cannot be reduced.
-Status CheckReducible(const CallSite& site, const Plan& plan);
 
 }  // namespace jaxcomm
 

@@ -153,13 +153,9 @@ ffi::Future LocalCommunicator::ArriveTogether(Group& group, int rank, const Call
   Status status;
   const GroupBuffers buffers{owned->operands.data(), owned->results.data()};
   if (call.site->plan_reads_operands()) {
-    owned->own_plan = Plan();
-    status = call.site->MakePlan(size, owned->operands.data(), &owned->own_plan);
+    owned->own_plan = HostPlan();
+    status = MakeHostPlan(*call.site, size, owned->operands.data(), &owned->own_plan);
     owned->plan = &owned->own_plan;
-    if (status.failure()) {
-      status = Status(*status.errc(), StrCat(call.site->ToString(), " over axes ",
-                                             spec().axes, ": ", status.message()));
-    }
   }
   std::shared_ptr<SharedBlocks> offered;
   if (status.success()) {
@@ -208,7 +204,7 @@ void LocalCommunicator::Complete(Group& group, std::unique_ptr<Meeting> meeting,
 ffi::Future LocalCommunicator::ArrivePairwise(Group& group, int rank, const Call& call,
                                               std::unique_lock<std::mutex> lock,
                                               Meeting* meeting, ffi::Future future) {
-  const Plan& plan = *meeting->plan;
+  const HostPlan& plan = *meeting->plan;
   std::vector<int> ready;
   for (int index : plan.moves_of[rank]) {
     if (--meeting->waiting_for[index] == 0) ready.push_back(index);
@@ -237,7 +233,7 @@ ffi::Future LocalCommunicator::ArrivePairwise(Group& group, int rank, const Call
     --meeting->moving;
     for (int index : ready) {
       const Move& move = plan.moves[index];
-      std::vector<int> involved = move.targets;
+      std::vector<int> involved(move.targets.begin(), move.targets.end());
       for (int source : move.sources) {
         if (std::find(involved.begin(), involved.end(), source) == involved.end()) {
           involved.push_back(source);

@@ -21,7 +21,6 @@
 #include "ffi/backends/host/process_set.h"
 #include "ffi/backends/host/transfer.h"
 #include "ffi/communicator.h"
-#include "ffi/plan.h"
 
 namespace jaxcomm {
 
@@ -68,7 +67,8 @@ class LocalCommunicator final : public Communicator,
   // What the ranks of all processes tell each other before a plan can be made of the
   // values of their operands.
   struct Exchange {
-    Plan plan;
+    std::vector<int> targets;  // a rank of each process
+    HostPlan plan;
     StreamPlan stream;
     std::vector<std::vector<char>>
         gathered;                // by operand: all ranks', one after another
@@ -84,8 +84,8 @@ class LocalCommunicator final : public Communicator,
     uint64_t tag = 0;
     uint64_t signature = 0;
     CallSite* call_site = nullptr;
-    const Plan* plan = nullptr;
-    Plan own_plan;  // of collectives that plan from operand values
+    const HostPlan* plan = nullptr;
+    HostPlan own_plan;  // of collectives that plan from operand values
     int arrived = 0;
     int left = 0;    // ranks not done
     int moving = 0;  // threads moving bytes for it
@@ -160,7 +160,7 @@ class LocalCommunicator final : public Communicator,
 
   static uint64_t NumberOf(Runs& runs, int64_t run_id);
   Status Open(Group& group, const Call& call, Meeting** opened);
-  Status MakePlan(const Group& group, const Call& call, Meeting* meeting);
+  Status FindPlan(const Group& group, const Call& call, Meeting* meeting);
   void Close(Group& group, Meeting* meeting);
   void Recycle(Group& group, std::unique_ptr<Meeting> meeting);
   // Waits in the handler for a moment, where that is worth the thread. Then the rank

@@ -214,7 +214,7 @@ Status LocalCommunicator::Open(Group& group, const Call& call, Meeting** opened)
   meeting->moving = 0;
   meeting->waiting_for.clear();
   meeting->first_arrival = Clock::now();
-  if (Status status = MakePlan(group, call, meeting.get()); status.failure()) {
+  if (Status status = FindPlan(group, call, meeting.get()); status.failure()) {
     group.free.push_back(std::move(meeting));
     return status;
   }
@@ -224,14 +224,15 @@ Status LocalCommunicator::Open(Group& group, const Call& call, Meeting** opened)
   return OkStatus();
 }
 
-Status LocalCommunicator::MakePlan(const Group& group, const Call& call,
+Status LocalCommunicator::FindPlan(const Group& group, const Call& call,
                                    Meeting* meeting) {
   if (call.site->plan_reads_operands()) return OkStatus();  // once they are there
   const int size = static_cast<int>(group.devices.size());
-  Status status = call.site->GetPlan(size, &meeting->plan);
-  if (status.success()) status = CheckReducible(*call.site, *meeting->plan);
-  if (status.failure()) return status;
-  const Plan& plan = *meeting->plan;
+  if (Status status = FindHostPlan(*call.site, size, &meeting->plan);
+      status.failure()) {
+    return status;
+  }
+  const HostPlan& plan = *meeting->plan;
   if (!plan.pairwise || !group.process_of.empty()) return OkStatus();
   meeting->waiting_for.resize(plan.moves.size());
   for (int rank = 0; rank < size; ++rank) {

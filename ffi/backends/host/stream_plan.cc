@@ -18,7 +18,7 @@ uint64_t Bit(int process) { return uint64_t{1} << process; }
 
 class StreamPlanner {
  public:
-  StreamPlanner(const Plan& plan, const std::vector<Leaf>& leaves,
+  StreamPlanner(const HostPlan& plan, const std::vector<Leaf>& leaves,
                 const std::vector<int>& process_of, int self)
       : plan_(plan), leaves_(leaves), process_of_(process_of), self_(self) {
     for (int process : process_of_) everyone_ |= Bit(process);
@@ -42,7 +42,7 @@ class StreamPlanner {
   int64_t most_bytes() const { return *std::max_element(bytes_.begin(), bytes_.end()); }
 
  private:
-  std::vector<int> OnlyOf(const std::vector<int>& ranks, int process) const {
+  std::vector<int> OnlyOf(const Ranks& ranks, int process) const {
     std::vector<int> found;
     for (int rank : ranks) {
       if (process_of_[rank] == process) found.push_back(rank);
@@ -238,7 +238,7 @@ class StreamPlanner {
     out_.reads.push_back(std::move(read));
   }
 
-  const Plan& plan_;
+  const HostPlan& plan_;
   const std::vector<Leaf>& leaves_;
   const std::vector<int>& process_of_;
   const int self_;
@@ -252,7 +252,7 @@ class StreamPlanner {
 
 }  // namespace
 
-StreamPlan MakeStreamPlan(const Plan& plan, const std::vector<Leaf>& leaves,
+StreamPlan MakeStreamPlan(const HostPlan& plan, const std::vector<Leaf>& leaves,
                           const std::vector<int>& process_of, int self) {
   StreamPlanner planner(plan, leaves, process_of, self);
   StreamPlan whole = planner.Make(0);

@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "ffi/backends/host/host_plan.h"
 #include "ffi/dtype.h"
 #include "ffi/plan.h"
 
@@ -78,7 +79,7 @@ struct StreamPlan {
 };
 
 // Plans for process `self` of a group whose rank r lives in process process_of[r].
-StreamPlan MakeStreamPlan(const Plan& plan, const std::vector<Leaf>& leaves,
+StreamPlan MakeStreamPlan(const HostPlan& plan, const std::vector<Leaf>& leaves,
                           const std::vector<int>& process_of, int self);
 
 }  // namespace jaxcomm

@@ -9,9 +9,9 @@
 
 #include "ffi/backends/host/arena.h"
 #include "ffi/backends/host/execute.h"
+#include "ffi/backends/host/host_plan.h"
 #include "ffi/backends/host/store.h"
 #include "ffi/backends/host/stream_plan.h"
-#include "ffi/plan.h"
 #include "ffi/status.h"
 
 namespace jaxcomm {
@@ -29,7 +29,7 @@ class Transfer {
   // What to move, between buffers indexed by [rank][leaf]; those of ranks of other
   // processes are not looked at.
   struct Work {
-    const Plan* plan = nullptr;
+    const HostPlan* plan = nullptr;
     const StreamPlan* stream = nullptr;
     const std::vector<Leaf>* leaves = nullptr;
     ReduceOp reduce = ReduceOp::kSum;

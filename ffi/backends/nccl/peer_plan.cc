@@ -12,6 +12,18 @@ constexpr int64_t kLeastBytes = 32 << 20;
 // On average: many rows are faster in one kernel.
 constexpr int64_t kLeastBytesOfCopy = 1 << 20;
 
+bool Reduces(Plan::Kind kind) {
+  switch (kind) {
+    case Plan::Kind::kAllReduce:
+    case Plan::Kind::kReduce:
+    case Plan::Kind::kReduceScatter:
+    case Plan::Kind::kScan:
+      return true;
+    default:
+      return false;
+  }
+}
+
 void AddOnce(std::vector<int>& ranks, int rank) {
   if (std::find(ranks.begin(), ranks.end(), rank) == ranks.end()) ranks.push_back(rank);
 }
@@ -44,12 +56,14 @@ bool MayBeCopied(const CallSite& site, int size) {
   return site.operand_bytes() * (size - 1) >= kLeastBytes;
 }
 
-PeerPlan MakePeerPlan(const CallSite& site, const Plan& plan, int size) {
+PeerPlan MakePeerPlan(const CallSite& site, const Plan& plan) {
   PeerPlan made;
+  if (Reduces(plan.kind)) return made;
+  const int size = plan.size;
   std::vector<Steps> steps(static_cast<size_t>(size));
   int64_t bytes = 0, copies = 0;  // of the rank with the most
   for (int rank = 0; rank < size; ++rank) {
-    if (MakeSteps(site, plan, size, rank, Natives::kNone, &steps[rank]).failure()) {
+    if (MakeSteps(site, plan, rank, Natives::kNone, &steps[rank]).failure()) {
       return made;
     }
     const Steps& own = steps[rank];

@@ -35,7 +35,7 @@ bool MayBeCopied(const CallSite& site, int size);
 
 // The same on every rank. Empty where something is reduced, or there is too little to
 // move for what a copy costs to start.
-PeerPlan MakePeerPlan(const CallSite& site, const Plan& plan, int size);
+PeerPlan MakePeerPlan(const CallSite& site, const Plan& plan);
 
 }  // namespace jaxcomm
 

@@ -81,9 +81,9 @@ uint64_t NextCommunicatorNumber() {
 Status FindSteps(const NcclLibrary& library, CallSite& site, uint64_t number, int size,
                  int rank, const Steps** steps) {
   Status status = OkStatus();
-  const uint64_t place =
+  const uint64_t key =
       number << 40 | static_cast<uint64_t>(rank) << 20 | static_cast<uint64_t>(size);
-  const auto make = [&]() -> std::shared_ptr<const void> {
+  const auto make = [&]() -> std::shared_ptr<const Steps> {
     Plan plan;
     auto made = std::make_shared<Steps>();
     status = site.MakePlan(size, nullptr, &plan);
@@ -92,31 +92,26 @@ Status FindSteps(const NcclLibrary& library, CallSite& site, uint64_t number, in
       const bool has_newer =
           api.AlltoAll != nullptr && api.Gather != nullptr && api.Scatter != nullptr;
       const Natives natives = has_newer ? Natives::kOf228 : Natives::kOf218;
-      status = MakeSteps(site, plan, size, rank, natives, made.get());
+      status = MakeSteps(site, plan, rank, natives, made.get());
     }
     return status.success() ? made : nullptr;
   };
-  // By reference: a copy would be allocated, for every call.
-  *steps = static_cast<const Steps*>(site.Derived(place, std::cref(make)).get());
-  if (*steps == nullptr && status.success()) {
-    status = InvalidArgument(site.description(), ": NCCL cannot do this");
-  }
+  *steps = site.Derived<Steps>(key, make).get();
   return status;
 }
 
 std::shared_ptr<const PeerPlan> FindPeerPlan(CallSite& site, uint64_t number,
                                              int size) {
-  // No rank has this number.
-  const uint64_t place =
-      number << 40 | uint64_t{0xfffff} << 20 | static_cast<uint64_t>(size);
-  const auto make = [&]() -> std::shared_ptr<const void> {
+  const uint64_t key = number << 40 | static_cast<uint64_t>(size);
+  const auto make = [&]() -> std::shared_ptr<const PeerPlan> {
     Plan plan;
+    // Where there is no plan, FindSteps() says why.
     if (site.MakePlan(size, nullptr, &plan).failure()) {
       return std::make_shared<PeerPlan>();
     }
-    return std::make_shared<PeerPlan>(MakePeerPlan(site, plan, size));
+    return std::make_shared<PeerPlan>(MakePeerPlan(site, plan));
   };
-  return std::static_pointer_cast<const PeerPlan>(site.Derived(place, std::cref(make)));
+  return site.Derived<PeerPlan>(key, make);
 }
 
 Status RunSteps(const NcclLibrary& library, const Steps& steps, const Call& call,

@@ -1,6 +1,5 @@
 #include "ffi/backends/nccl/steps.h"
 
-#include <algorithm>
 #include <optional>
 
 namespace jaxcomm {
@@ -83,124 +82,71 @@ Move Joined(Move move) {
 
 class Maker {
  public:
-  Maker(const CallSite& site, int size, int rank, Natives natives, Steps* steps)
-      : site_(site), size_(size), rank_(rank), natives_(natives), steps_(*steps) {}
+  Maker(const CallSite& site, const Plan& plan, int rank, Natives natives, Steps* steps)
+      : site_(site), plan_(plan), rank_(rank), natives_(natives), steps_(*steps) {}
 
-  Status AddLeaf(int leaf, const std::vector<Move>& moves) {
+  Status AddLeaf(int leaf) {
     leaf_ = leaf;
     element_bytes_ = static_cast<int64_t>(site_.results()[leaf].element_bytes);
-    std::vector<Move> sent, zeros;
-    for (const Move& move : moves)
-      (move.sources.empty() ? zeros : sent).push_back(move);
-    if (!IsOneRowEach(sent) || !AddNative(sent)) {
-      for (const Move& move : sent) AddMove(move);
+    if (!AddNative(plan_.leaves[leaf])) {
+      plan_.ForEachMove(leaf, rank_, [this](const Move& move) { AddMove(move); });
     }
-    for (const Move& move : zeros) AddMove(move);
     return status_;
   }
 
  private:
-  static bool IsOneRowEach(const std::vector<Move>& moves) {
-    return std::all_of(moves.begin(), moves.end(), [](const Move& move) {
-      return move.outer * move.middle == 1 && !move.running;
-    });
+  bool IsAll(const Ranks& ranks) const {
+    return static_cast<int>(ranks.size()) == plan_.size;
   }
 
-  bool IsAll(const std::vector<int>& ranks) const {
-    return static_cast<int>(ranks.size()) == size_;
-  }
+  bool Has(Natives natives) const { return natives_ >= natives; }
 
-  // Whether move number i is `from_all` / to all, or else of rank i alone, and its row
-  // lies at i * from_step in the operand and at i * to_step in the result.
-  bool IsOneForEachRank(const std::vector<Move>& moves, bool from_all, bool to_all,
-                        bool from_steps, bool to_steps) const {
-    if (static_cast<int>(moves.size()) != size_) return false;
-    for (int i = 0; i < size_; ++i) {
-      const Move& move = moves[i];
-      const int64_t step = i * move.inner;
-      const std::vector<int> self = {i};
-      if (move.inner != moves[0].inner ||
-          (from_all ? !IsAll(move.sources) : move.sources != self) ||
-          (to_all ? !IsAll(move.targets) : move.targets != self) ||
-          move.from.offset != (from_steps ? step : 0) ||
-          move.to.offset != (to_steps ? step : 0)) {
-        return false;
-      }
-    }
-    return true;
-  }
-
-  bool IsAllToAll(const std::vector<Move>& moves) const {
-    if (static_cast<int>(moves.size()) != size_ * size_) return false;
-    return std::all_of(moves.begin(), moves.end(), [&](const Move& move) {
-      return move.sources.size() == 1 && move.targets.size() == 1 &&
-             move.inner == moves[0].inner &&
-             move.from.offset == move.targets[0] * move.inner &&
-             move.to.offset == move.sources[0] * move.inner;
-    });
-  }
-
-  // Whether the moves lead from one root to each rank, or else from each rank to one,
-  // and the row of rank i lies at i * from_step in the operand and at i * to_step in
-  // the result.
-  bool IsRooted(const std::vector<Move>& moves, bool from_root, bool from_steps,
-                bool to_steps) const {
-    if (static_cast<int>(moves.size()) != size_) return false;
-    for (int i = 0; i < size_; ++i) {
-      const Move& move = moves[i];
-      const std::vector<int>& root = from_root ? move.sources : move.targets;
-      const std::vector<int>& each = from_root ? move.targets : move.sources;
-      const int64_t step = i * move.inner;
-      if (root.size() != 1 ||
-          root != (from_root ? moves[0].sources : moves[0].targets) ||
-          each != std::vector<int>{i} || move.inner != moves[0].inner ||
-          move.from.offset != (from_steps ? step : 0) ||
-          move.to.offset != (to_steps ? step : 0)) {
-        return false;
-      }
-    }
-    return true;
-  }
-
-  // Finds the one NCCL function that is all of a leaf's moves.
-  bool AddNative(const std::vector<Move>& moves) {
-    if (moves.empty() || moves[0].inner == 0) return false;
-    if (size_ == 1) return false;
-    if (moves.size() == 1 && IsAll(moves[0].sources) && IsAll(moves[0].targets)) {
-      return AddReduction(Kind::kAllReduce, moves[0], 0);
-    }
-    if (IsOneForEachRank(moves, /*from_all=*/true, /*to_all=*/false,
-                         /*from_steps=*/true, /*to_steps=*/false)) {
-      return AddReduction(Kind::kReduceScatter, moves[0], 0);
-    }
-    if (natives_ == Natives::kNone) return false;
-    const bool has_newer = natives_ == Natives::kOf228;
-    Kind kind;
-    int root = 0;
-    if (IsOneForEachRank(moves, /*from_all=*/false, /*to_all=*/true,
-                         /*from_steps=*/false, /*to_steps=*/true)) {
-      kind = Kind::kAllGather;
-    } else if (has_newer && IsAllToAll(moves)) {
-      kind = Kind::kAllToAll;
-    } else if (IsRooted(moves, /*from_root=*/true, /*from_steps=*/false,
-                        /*to_steps=*/false)) {
-      kind = Kind::kBroadcast;
-      root = moves[0].sources[0];
-    } else if (has_newer && IsRooted(moves, /*from_root=*/true, /*from_steps=*/true,
-                                     /*to_steps=*/false)) {
-      kind = Kind::kScatter;
-      root = moves[0].sources[0];
-    } else if (has_newer && IsRooted(moves, /*from_root=*/false, /*from_steps=*/false,
-                                     /*to_steps=*/true)) {
-      kind = Kind::kGather;
-      root = moves[0].targets[0];
-    } else {
+  // Adds the one NCCL function that does what the plan does with a leaf, if there is
+  // one: they take contiguous parts.
+  bool AddNative(const Plan::Division& division) {
+    if (plan_.size == 1 || division.inner == 0 || !plan_.IsContiguous(leaf_)) {
       return false;
     }
-    Step step = StepOf(kind, 0, 0, moves[0].inner);
-    step.peer = root;
-    steps_.grouped.push_back(step);
-    return true;
+    const int64_t part = division.inner;
+    switch (plan_.kind) {
+      case Plan::Kind::kAllReduce:
+        AddReduction(Kind::kAllReduce, part, 0, 0);
+        return true;
+      case Plan::Kind::kReduceScatter:
+        AddReduction(Kind::kReduceScatter, part, 0, 0);
+        return true;
+      case Plan::Kind::kReduce:
+        AddReduction(Kind::kReduce, part, 0, 0, plan_.root);
+        if (rank_ != plan_.root) AddZeros(part);
+        return true;
+      case Plan::Kind::kAllGather:
+        if (!Has(Natives::kOf218)) return false;
+        AddGrouped(Kind::kAllGather, part);
+        return true;
+      case Plan::Kind::kBroadcast:
+        if (!Has(Natives::kOf218)) return false;
+        AddGrouped(Kind::kBroadcast, part, plan_.root);
+        return true;
+      case Plan::Kind::kAllToAll:
+        if (!Has(Natives::kOf228)) return false;
+        AddGrouped(Kind::kAllToAll, part);
+        return true;
+      case Plan::Kind::kGather:
+        if (!Has(Natives::kOf228)) return false;
+        AddGrouped(Kind::kGather, part, plan_.root);
+        if (rank_ != plan_.root) AddZeros(plan_.size * part);
+        return true;
+      case Plan::Kind::kScatter:
+        if (!Has(Natives::kOf228)) return false;
+        AddGrouped(Kind::kScatter, part, plan_.root);
+        return true;
+      case Plan::Kind::kNothing:
+      case Plan::Kind::kPermute:
+      case Plan::Kind::kRaggedAllToAll:
+      case Plan::Kind::kScan:
+        return false;
+    }
+    return false;
   }
 
   Step StepOf(Kind kind, int64_t from, int64_t to, int64_t elements) const {
@@ -213,27 +159,41 @@ class Maker {
     return step;
   }
 
-  bool AddReduction(Kind kind, const Move& move, int64_t row, int root = 0) {
+  void AddGrouped(Kind kind, int64_t elements, int root = 0) {
+    AddGrouped(kind, 0, 0, elements, root);
+  }
+  void AddGrouped(Kind kind, int64_t from, int64_t to, int64_t elements, int peer) {
+    Step step = StepOf(kind, from, to, elements);
+    step.peer = peer;
+    steps_.grouped.push_back(step);
+  }
+
+  void AddZeros(int64_t elements) {
+    steps_.local.push_back(StepOf(Kind::kZero, 0, 0, elements));
+  }
+
+  // In elements.
+  void AddReduction(Kind kind, int64_t count, int64_t from, int64_t to, int root = 0) {
     const ReduceOp op = site_.attributes().reduce;
     const DataType dtype = site_.results()[leaf_].dtype;
     const std::optional<Number> number = NumberOf(dtype, op);
     if (!number.has_value()) {
       status_ = InvalidArgument(site_.description(), ": NCCL has no ", ReduceOpName(op),
                                 " of ", DataTypeName(dtype));
-      return true;
+      return;
     }
-    Step step = StepOf(kind, move.RowAt(move.from, row), move.RowAt(move.to, row), 0);
-    step.count = static_cast<size_t>(move.inner * number->parts);
+    Step step = StepOf(kind, from, to, 0);
+    step.count = static_cast<size_t>(count * number->parts);
     step.type = number->type;
     step.op = RedOpOf(op);
     step.peer = root;
     steps_.grouped.push_back(step);
-    return true;
   }
 
-  void AddMove(const Move& move) {
+  void AddMove(const Move& strided) {
+    const Move move = Joined(strided);
     if (move.inner == 0) return;
-    for (int64_t row = 0; row < move.outer * move.middle; ++row) AddRow(move, row);
+    for (int64_t row = 0; row < move.rows(); ++row) AddRow(move, row);
   }
 
   void AddRow(const Move& move, int64_t row) {
@@ -244,32 +204,40 @@ class Maker {
       status_ = InvalidArgument(site_.description(),
                                 ": NCCL reduces over all ranks of a communicator");
     } else if (move.sources.size() > 1 && IsAll(move.targets)) {
-      AddReduction(Kind::kAllReduce, move, row);
+      AddReduction(Kind::kAllReduce, move.inner, from, to);
     } else if (move.sources.size() > 1) {
-      for (int root : move.targets) AddReduction(Kind::kReduce, move, row, root);
+      for (int root : move.targets) {
+        AddReduction(Kind::kReduce, move.inner, from, to, root);
+      }
+    } else if (move.sources.empty()) {
+      if (!move.targets.Contains(rank_)) return;
+      steps_.local.push_back(StepOf(Kind::kZero, 0, to, move.inner));
     } else {
-      for (int target : move.targets) AddCopy(move, from, to, target);
+      AddCopies(move, from, to);
     }
   }
 
-  void AddCopy(const Move& move, int64_t from, int64_t to, int target) {
-    const bool receives = target == rank_;
-    if (move.sources.empty()) {
-      if (receives) steps_.local.push_back(StepOf(Kind::kZero, 0, to, move.inner));
+  // Copies from one rank to others.
+  void AddCopies(const Move& move, int64_t from, int64_t to) {
+    const int source = move.sources[0];
+    if (source != rank_) {
+      if (move.targets.Contains(rank_)) {
+        AddGrouped(Kind::kRecv, from, to, move.inner, source);
+      }
       return;
     }
-    const int source = move.sources[0];
-    if (receives && source == rank_) {
-      steps_.local.push_back(StepOf(Kind::kCopy, from, to, move.inner));
-    } else if (receives || source == rank_) {
-      Step step = StepOf(receives ? Kind::kRecv : Kind::kSend, from, to, move.inner);
-      step.peer = receives ? source : target;
-      steps_.grouped.push_back(step);
+    for (int target : move.targets) {
+      if (target == rank_) {
+        steps_.local.push_back(StepOf(Kind::kCopy, from, to, move.inner));
+      } else {
+        AddGrouped(Kind::kSend, from, to, move.inner, target);
+      }
     }
   }
 
   const CallSite& site_;
-  const int size_, rank_;
+  const Plan& plan_;
+  const int rank_;
   const Natives natives_;
   Steps& steps_;
   int leaf_ = 0;
@@ -279,16 +247,11 @@ class Maker {
 
 }  // namespace
 
-Status MakeSteps(const CallSite& site, const Plan& plan, int size, int rank,
-                 Natives natives, Steps* steps) {
-  Maker maker(site, size, rank, natives, steps);
-  std::vector<std::vector<Move>> by_leaf(site.results().size());
-  for (const Move& move : plan.moves) by_leaf[move.leaf].push_back(Joined(move));
-  for (size_t leaf = 0; leaf < by_leaf.size(); ++leaf) {
-    if (Status status = maker.AddLeaf(static_cast<int>(leaf), by_leaf[leaf]);
-        status.failure()) {
-      return status;
-    }
+Status MakeSteps(const CallSite& site, const Plan& plan, int rank, Natives natives,
+                 Steps* steps) {
+  Maker maker(site, plan, rank, natives, steps);
+  for (int leaf = 0; leaf < static_cast<int>(plan.leaves.size()); ++leaf) {
+    if (Status status = maker.AddLeaf(leaf); status.failure()) return status;
   }
   return OkStatus();
 }

@@ -48,11 +48,13 @@ struct Steps {
 // reduced: none, those of 2.18 or those of 2.28.
 enum class Natives { kNone, kOf218, kOf228 };
 
-// Makes the steps of a rank. Every rank makes those of the others in the same order.
+// Makes the steps of a rank: one for a leaf where NCCL has a function for what the plan
+// does with it, else the moves in which the rank takes part, row by row. All ranks make
+// theirs in the same order.
 // Fails for reductions that NCCL has not: the lowering is to have made something else
 // of them.
-Status MakeSteps(const CallSite& site, const Plan& plan, int size, int rank,
-                 Natives natives, Steps* steps);
+Status MakeSteps(const CallSite& site, const Plan& plan, int rank, Natives natives,
+                 Steps* steps);
 
 }  // namespace jaxcomm
 
