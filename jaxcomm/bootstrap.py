@@ -122,7 +122,7 @@ def peers(
             (card["pid"], card["start"], process, card["thread"])
             for process, card in cards.items()
             if process != me and card["boot"] == cards[me]["boot"]
-            if _ffi.process_start_time(card["pid"]) == card["start"]
+            if _is_visible(card, cards[me])
         ]
 
     return _meet(processes, self_index, tell)
@@ -187,7 +187,15 @@ def _find_neighbors(store, processes, me):
     store.check_all_are_here()
     process_set = None
     if segment is not None:
-        peers = [(cards[p]["pid"], cards[p]["start"], p) for p in members]
+        # The id 0 means that nobody watches the process.
+        peers = [
+            (
+                cards[p]["pid"] if _is_visible(cards[p], cards[me]) else 0,
+                cards[p]["start"],
+                p,
+            )
+            for p in members
+        ]
         process_set = _ffi.process_set(segment, peers, members.index(me))
     return Neighbors(host_of, refusals, members, process_set, segment)
 
@@ -252,6 +260,7 @@ class _Store:
             "boot": _boot_id(),
             "pid": pid,
             "start": _ffi.process_start_time(pid),
+            "pid_namespace": _pid_namespace(),
             "thread": _ffi.life_thread(),
         }
         self.put("card", card)
@@ -329,6 +338,26 @@ class _Store:
                 return None
             raise
         return json.loads(text)
+
+
+def _is_visible(card, own) -> bool:
+    """Returns whether the id of the card's process means that process here too.
+
+    Containers of one host may share memory and yet number their processes apart. The
+    id of a process of another container then belongs to another process here, or to
+    none, and the process would be taken for dead.
+    """
+    if card["pid_namespace"] and own["pid_namespace"]:
+        return card["pid_namespace"] == own["pid_namespace"]
+    return 0 != _ffi.process_start_time(card["pid"]) == card["start"]
+
+
+def _pid_namespace() -> str | None:
+    """Names the namespace of process ids, None where /proc does not show it."""
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return None
 
 
 def _boot_id() -> str:

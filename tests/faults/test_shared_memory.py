@@ -82,3 +82,19 @@ answer = [len(mapped), glob.glob(f"/dev/shm/jaxcomm-{os.getpid()}-*")]
     )
     print(f"noticed after {outcome['end'] - since:.3f} s")
     assert outcome["end"] - since < 5
+
+
+def test_processes_of_another_pid_namespace_are_not_taken_for_dead(start):
+    processes = start(2, timeout=20)
+    # As in two containers that share /dev/shm: here nobody has the id that it hands in.
+    processes[1].ask(
+        """
+import types
+jaxcomm.bootstrap.os = types.SimpleNamespace(
+    getpid=lambda: 2**22 + 1, readlink=lambda path: "pid:[1]"
+)
+jaxcomm._ffi.process_start_time = lambda pid: 12345
+"""
+    )
+    processes.ask("mesh = mesh_of()")
+    assert processes.ask(MEET) == [["host", "shared memory", RIGHT]] * 2
