@@ -46,7 +46,10 @@ Crossing* Arena::Join(const CrossingKey& key, uint64_t members, uint64_t signatu
     FailIfCallsDifferLocked(joined, signature, call);
   } else {
     joined = places.free != nullptr ? places.free : places.stale;
-    if (joined == nullptr) return nullptr;
+    if (joined == nullptr) {
+      AskToBeRungLocked();
+      return nullptr;
+    }
     OpenLocked(joined, key, members, signature, call);
   }
   FailIfUnheardLocked(joined);
@@ -128,6 +131,11 @@ void Arena::AssignChannelLocked(Crossing* crossing) {
     crossing->channel.store(channel, std::memory_order_release);
     return;
   }
+  AskToBeRungLocked();
+}
+
+void Arena::AskToBeRungLocked() {
+  starved().fetch_or(uint64_t{1} << self_, std::memory_order_relaxed);
 }
 
 void Arena::TryAssignChannel(Crossing* crossing) {
@@ -138,17 +146,24 @@ void Arena::TryAssignChannel(Crossing* crossing) {
 
 void Arena::CleanUp(Crossing* crossing) {
   const auto relaxed = std::memory_order_relaxed;
-  Lock lock(*this);
-  // By the time the lock is ours the crossing may be clean, or another one: what
-  // follows is true of it then as well.
-  const uint32_t left = crossing->left.load(std::memory_order_acquire);
-  const auto members =
-      static_cast<uint32_t>(__builtin_popcountll(crossing->members.load(relaxed)));
-  if (left != crossing->here.load(relaxed)) return;
-  if (left != members && crossing->error.load(relaxed) == 0) return;
-  // Who comes late to a failed crossing touches no channel.
-  ReturnChannelLocked(crossing);
-  if (left == members) crossing->state.store(Crossing::kFree, relaxed);
+  uint64_t waiting = 0;
+  {
+    Lock lock(*this);
+    // The crossing may have been cleaned, or reopened under another key, before we got
+    // the lock. The checks below hold for whatever occupies the slot now.
+    const uint32_t left = crossing->left.load(std::memory_order_acquire);
+    const auto members =
+        static_cast<uint32_t>(__builtin_popcountll(crossing->members.load(relaxed)));
+    if (left != crossing->here.load(relaxed)) return;
+    if (left != members && crossing->error.load(relaxed) == 0) return;
+    // Latecomers to a failed crossing never use its channel, so it can be returned now.
+    ReturnChannelLocked(crossing);
+    if (left == members) crossing->state.store(Crossing::kFree, relaxed);
+    // A process registers under the lock when it finds nothing free. So either it finds
+    // what we return here, or we find it in the mask.
+    waiting = starved().exchange(0, relaxed);
+  }
+  if (waiting != 0) RingAll(waiting);
 }
 
 void Arena::LeaveSeat(Crossing* crossing, int process) {
@@ -178,6 +193,12 @@ std::vector<std::string> Arena::CallsOf(int process) const {
     }
   }
   return calls;
+}
+
+void Arena::RingAll(uint64_t mask) const {
+  Ring(mask);
+  // A handler of this process may have returned what its progress thread waits for.
+  if ((mask >> self_ & 1) != 0) RingSelf();
 }
 
 void Arena::Ring(uint64_t mask) const {

@@ -38,14 +38,16 @@ class Arena : public ArenaMemory {
   int self() const { return self_; }
 
   // Takes this process's seat in the crossing of that key at which it has not been,
-  // opening it if there is none. Null if the table is full of others: try again later.
+  // opening it if there is none. Null if the table is full of others: try again when
+  // the doorbell rings.
   // It may have failed, and does if the signatures differ; then leave it.
   // `number`: how many-th call of the group; `wants_channel`: its operands are to be
   // streamed.
   Crossing* Join(const CrossingKey& key, uint64_t members, uint64_t signature,
                  std::string_view call, uint64_t number, bool wants_channel);
   // Gives an open crossing a channel, when all its members are here or channels
-  // abound; then it surely ends, and gives the channel back.
+  // abound; then it surely ends, and gives the channel back. If none is free, try again
+  // when the doorbell rings.
   void TryAssignChannel(Crossing* crossing);
   // Gives this process's seat back; the crossing is free once all have.
   void Leave(Crossing* crossing);
@@ -79,6 +81,10 @@ class Arena : public ArenaMemory {
                   uint64_t signature, std::string_view call);
   void AssignChannelLocked(Crossing* crossing);
   void ReturnChannelLocked(Crossing* crossing);
+  // Has this process rung when a place in the table, or a channel, is returned.
+  void AskToBeRungLocked();
+  // Rings the processes of a mask, this one included.
+  void RingAll(uint64_t mask) const;
   void LeaveSeat(Crossing* crossing, int process);
   void CleanUp(Crossing* crossing);
 

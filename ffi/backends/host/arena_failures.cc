@@ -58,10 +58,8 @@ void Arena::TellThoseWhoLeftLocked(const Crossing* crossing, const std::string& 
     Crossing* const next = OldestOfGroupLocked(crossing, member);
     if (next == nullptr) continue;
     FailLocked(next, ErrorCode::kInvalidArgument, told);
-    const uint64_t members = next->members.load(relaxed);
-    Ring(members);
-    // It may itself wait there, on a thread that sleeps.
-    if (members >> self_ & 1) RingSelf();
+    // This process may itself wait there, on a thread that sleeps.
+    RingAll(next->members.load(relaxed));
   }
 }
 

@@ -41,6 +41,7 @@ struct ArenaMemory::Header {
   pthread_mutex_t mutex;
   std::atomic<uint32_t> channels;
   std::atomic<uint64_t> opened;
+  std::atomic<uint64_t> starved;
   ProcessState processes[kMaxProcesses];
 };
 
@@ -120,5 +121,7 @@ ProcessState& ArenaMemory::process(int index) const {
 std::atomic<uint32_t>& ArenaMemory::channels() const { return header().channels; }
 
 std::atomic<uint64_t>& ArenaMemory::opened() const { return header().opened; }
+
+std::atomic<uint64_t>& ArenaMemory::starved() const { return header().starved; }
 
 }  // namespace jaxcomm

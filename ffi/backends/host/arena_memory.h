@@ -95,6 +95,9 @@ class ArenaMemory {
   Crossing* crossing(int index) const;
   std::atomic<uint32_t>& channels() const;  // mask of those in use
   std::atomic<uint64_t>& opened() const;    // crossings so far
+  // Mask of processes that found the table full, or no channel free. Whoever returns
+  // either must ring them. Requires the lock.
+  std::atomic<uint64_t>& starved() const;
 
  private:
   struct Header;
