@@ -155,9 +155,11 @@ void CallSite::SetShapes(std::vector<Leaf> operands, std::vector<Leaf> results) 
   std::string shapes;
   AppendLeaves(operands_, &shapes);
   operation_ = OperationTable::Get().Intern(
-      {attributes_.collective, attributes_.name, std::move(shapes),
+      {attributes_.collective, attributes_.name, shapes,
        operands_.empty() ? "" : std::string(DataTypeName(operands_[0].dtype)),
        operand_bytes_, signature_});
+  label_ =
+      std::make_shared<const std::string>(StrCat(attributes_.name, "(", shapes, ")"));
   has_shapes_.store(true, std::memory_order_release);
 }
 

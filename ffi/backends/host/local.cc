@@ -109,6 +109,11 @@ ffi::Future LocalCommunicator::Execute(const Call& call) {
     return FailedFuture(Mismatch(group, rank, call, std::move(lock), meeting, ticket));
   }
 
+  // The ranks that are done waited for none of those that are missing: the time of the
+  // missing ones begins with the first of them.
+  if (meeting->arrived > 0 && !HasWaiting(*meeting)) {
+    meeting->first_arrival = Clock::now();
+  }
   ffi::Promise promise;
   ffi::Future future(promise);
   Seat& seat = meeting->seats[rank];

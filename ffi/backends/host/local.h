@@ -83,8 +83,11 @@ class LocalCommunicator final : public Communicator,
     int64_t run_id = 0;
     uint64_t tag = 0;
     uint64_t signature = 0;
+    // Alive while a rank waits or is in its handler: XLA keeps the program of an
+    // execution. A pairwise meeting may last longer, with neither.
     CallSite* call_site = nullptr;
-    const Plan* plan = nullptr;
+    std::shared_ptr<const std::string> label;  // the call site's, for messages
+    const Plan* plan = nullptr;                // the call site's, or own_plan
     Plan own_plan;  // of collectives that plan from operand values
     int arrived = 0;
     int left = 0;    // ranks not done
@@ -182,6 +185,8 @@ class LocalCommunicator final : public Communicator,
   std::vector<Continuation> Fail(Group& group, Meeting* meeting,
                                  const Failure& failure);
   Failure Timeout(const Group& group, const Meeting& meeting) const;
+  // Whether a rank waits. Requires the group's mutex.
+  static bool HasWaiting(const Meeting& meeting);
   // Success unless the communicator is closed or the call's meeting has failed.
   Status ReasonNotToWait(Group& group, const Call& call);
   // Fails the meeting of others that a rank came to with another call.
