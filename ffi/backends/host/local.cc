@@ -18,11 +18,13 @@ namespace {
 
 namespace ffi = xla::ffi;
 
+// Of communicators and of groups.
+std::atomic<uint64_t> next_id{1};
+
 }  // namespace
 
 LocalCommunicator::LocalCommunicator(CommunicatorSpec spec)
-    : Communicator(std::move(spec)) {
-  static std::atomic<uint64_t> next_id{1};
+    : Communicator(std::move(spec)), id_(next_id.fetch_add(1)) {
   const CommunicatorSpec& of = this->spec();
   for (size_t index = 0; index < of.groups.size(); ++index) {
     auto group = std::make_unique<Group>();
@@ -53,7 +55,8 @@ LocalCommunicator::LocalCommunicator(CommunicatorSpec spec)
 }
 
 LocalCommunicator::~LocalCommunicator() {
-  Abort(FailedPrecondition("the communicator was destroyed"));
+  // The process set has nothing of ours: what it carries on keeps us alive.
+  AbortMeetings(FailedPrecondition("the communicator was destroyed"));
 }
 
 ffi::Future LocalCommunicator::Execute(const Call& call) {

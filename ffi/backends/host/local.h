@@ -161,6 +161,7 @@ class LocalCommunicator final : public Communicator,
     int64_t bytes = 0;
   };
 
+  void AbortMeetings(const Status& reason);
   static uint64_t NumberOf(Runs& runs, int64_t run_id);
   Status Open(Group& group, const Call& call, Meeting** opened);
   Status MakePlan(const Group& group, const Call& call, Meeting* meeting);
@@ -227,6 +228,7 @@ class LocalCommunicator final : public Communicator,
   std::string Where(const Group& group, int rank) const;
   std::string TimeoutText(const Group& group, const Meeting& meeting, int rank) const;
 
+  const uint64_t id_;  // unique in this process
   std::unordered_map<int64_t, Member> members_;
   std::vector<std::unique_ptr<Group>> groups_;
 };

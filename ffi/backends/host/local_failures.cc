@@ -193,6 +193,12 @@ void LocalCommunicator::ExpireBefore(Clock::time_point now) {
 }
 
 void LocalCommunicator::Abort(const Status& reason) {
+  AbortMeetings(reason);
+  // Last: see ContinueCrossing().
+  if (spec().process_set != nullptr) spec().process_set->Abort(id_, reason);
+}
+
+void LocalCommunicator::AbortMeetings(const Status& reason) {
   for (auto& group : groups_) {
     std::vector<Continuation> failures;
     {
@@ -212,8 +218,6 @@ void LocalCommunicator::Abort(const Status& reason) {
     }
     Continue(std::move(failures), std::make_shared<Gap>());
   }
-  // Last: see ContinueCrossing().
-  if (spec().process_set != nullptr) spec().process_set->Abort(this, reason);
 }
 
 }  // namespace jaxcomm

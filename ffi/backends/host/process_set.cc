@@ -49,7 +49,7 @@ struct ProcessSet::State {
 
   std::mutex mutex;
   std::vector<PendingTransfer> incoming;
-  std::vector<std::pair<const void*, Status>> aborts;
+  std::vector<std::pair<uint64_t, Status>> aborts;
   std::atomic<bool> has_incoming{false};
   std::atomic<int64_t> pending{0};
 
@@ -128,7 +128,7 @@ void ProcessSet::Continue(PendingTransfer pending) {
   state_->arena.RingSelf();
 }
 
-void ProcessSet::Abort(const void* owner, const Status& reason) {
+void ProcessSet::Abort(uint64_t owner, const Status& reason) {
   {
     std::lock_guard<std::mutex> lock(state_->mutex);
     state_->aborts.emplace_back(owner, reason);

@@ -26,8 +26,8 @@ struct PendingTransfer {
   // Text for "psum(...) over axes ...: " + what went wrong, for members in a mask.
   std::function<std::string(uint64_t processes, bool died)> describe;
   std::function<void()> done;
-  const void* owner = nullptr;  // for Abort
-  bool warns = true;            // once, when it has waited for long
+  uint64_t owner = 0;  // for Abort: a number, for an address may be had twice
+  bool warns = true;   // once, when it has waited for long
 };
 
 class ProcessSet : public std::enable_shared_from_this<ProcessSet> {
@@ -46,7 +46,7 @@ class ProcessSet : public std::enable_shared_from_this<ProcessSet> {
   // Has a thread of ours carry it on; `done` is called from there.
   void Continue(PendingTransfer pending);
   // Fails the transfers of an owner, soon.
-  void Abort(const void* owner, const Status& reason);
+  void Abort(uint64_t owner, const Status& reason);
 
   // The processes that have ended or left, as a mask.
   uint64_t gone() const;
