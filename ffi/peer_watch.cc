@@ -11,6 +11,7 @@
 #include <atomic>
 #include <cerrno>
 #include <chrono>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <future>
@@ -19,6 +20,7 @@
 #include <utility>
 
 #include "ffi/forked.h"
+#include "ffi/start_thread.h"
 #include "ffi/status.h"
 #include "ffi/system_file.h"
 
@@ -92,17 +94,23 @@ int64_t LifeThread() {
   std::lock_guard<std::mutex> lock(mutex);
   // A forked child has none of its parent's threads.
   if (pid == getpid()) return thread;
-  pid = getpid();
+  thread = 0;
   auto id = std::make_shared<std::promise<int64_t>>();
   // Signals are for others.
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
-  std::thread([id] {
-    id->set_value(syscall(SYS_gettid));
-    while (true) pause();
-  }).detach();
+  std::thread pausing;
+  const Status started = StartThread(
+      [id] {
+        id->set_value(syscall(SYS_gettid));
+        while (true) pause();
+      },
+      &pausing);
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  if (started.failure()) return 0;
+  pid = getpid();
+  pausing.detach();
   thread = id->get_future().get();
   return thread;
 }
@@ -122,10 +130,12 @@ struct PeerWatch::State {
   std::vector<Peer> peers;
   std::function<void(size_t)> ended;
   std::atomic<bool> stopping{false};
-  int stop_fd = -1;  // wakes the thread
+  int stop_fd = -1;  // wakes the thread; without one the thread looks now and then
   std::thread thread;
 
-  ~State() { close(stop_fd); }
+  ~State() {
+    if (stop_fd >= 0) close(stop_fd);
+  }
   void Run();
 };
 
@@ -134,13 +144,20 @@ PeerWatch::PeerWatch(std::vector<Peer> peers, std::function<void(size_t place)> 
   state_->peers = std::move(peers);
   state_->ended = std::move(ended);
   state_->stop_fd = eventfd(0, EFD_CLOEXEC);
-  // The thread shares the state: the watch may be let go from `ended`.
-  state_->thread = std::thread([state = state_] { state->Run(); });
+  // The thread shares the state: the watch may be destroyed by `ended`.
+  const Status started =
+      StartThread([state = state_] { state->Run(); }, &state_->thread);
+  if (started.failure()) {
+    std::fprintf(stderr,
+                 "jaxcomm: %s. Without it nobody watches the other processes of this "
+                 "host: if one ends, calls that wait for it fail at their timeout.\n",
+                 started.message().c_str());
+  }
 }
 
 PeerWatch::~PeerWatch() {
   // It would wake the parent's thread, and wait for its own, which it has not.
-  if (IsForked()) return;
+  if (IsForked() || !state_->thread.joinable()) return;
   state_->stopping.store(true, std::memory_order_release);
   const uint64_t one = 1;
   (void)!write(state_->stop_fd, &one, sizeof(one));

@@ -303,7 +303,9 @@ CommunicatorStats LocalCommunicator::stats() const {
 std::shared_ptr<Communicator> MakeLocalCommunicator(CommunicatorSpec spec) {
   const double timeout_seconds = spec.timeout_seconds;
   auto communicator = std::make_shared<LocalCommunicator>(std::move(spec));
-  WatchDeadlines(communicator, timeout_seconds);
+  Status status = StartContinuing();
+  if (status.success()) status = WatchDeadlines(communicator, timeout_seconds);
+  if (status.failure()) communicator->Abort(status);
   return communicator;
 }
 

@@ -233,7 +233,8 @@ class LocalCommunicator final : public Communicator,
   std::vector<std::unique_ptr<Group>> groups_;
 };
 
-// Makes a local communicator and has it watched for deadlines.
+// Makes a local communicator and has it watched for timeouts. If the system refuses the
+// threads that this takes, every call of the communicator fails and says so.
 std::shared_ptr<Communicator> MakeLocalCommunicator(CommunicatorSpec spec);
 
 }  // namespace jaxcomm

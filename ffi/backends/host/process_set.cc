@@ -10,6 +10,7 @@
 #include "ffi/cores.h"
 #include "ffi/flight_dump.h"
 #include "ffi/forked.h"
+#include "ffi/start_thread.h"
 
 namespace jaxcomm {
 namespace {
@@ -60,8 +61,10 @@ struct ProcessSet::State {
 ProcessSet::ProcessSet(std::shared_ptr<Segment> segment, std::vector<Peer> peers,
                        int self)
     : state_(std::make_shared<State>(std::move(segment), std::move(peers), self)) {
-  // The threads share the state: the set may be let go by one of them.
-  state_->progress = std::thread([state = state_] { state->Progress(); });
+  {
+    std::lock_guard<std::mutex> lock(state_->mutex);
+    (void)StartProgressLocked();  // if refused, Continue() tries again
+  }
   std::vector<Peer> others = state_->peers;
   others[self] = Peer{};
   state_->watch = std::make_unique<PeerWatch>(
@@ -73,6 +76,12 @@ ProcessSet::ProcessSet(std::shared_ptr<Segment> segment, std::vector<Peer> peers
       });
 }
 
+Status ProcessSet::StartProgressLocked() {
+  if (state_->progress.joinable()) return OkStatus();
+  // The thread shares the state: it may be the one that destroys the set.
+  return StartThread([state = state_] { state->Progress(); }, &state_->progress);
+}
+
 ProcessSet::~ProcessSet() {
   if (IsForked()) return;
   state_->stopping.store(true, std::memory_order_release);
@@ -80,7 +89,7 @@ ProcessSet::~ProcessSet() {
   state_->watch.reset();
   if (state_->progress.get_id() == std::this_thread::get_id()) {
     state_->progress.detach();
-  } else {
+  } else if (state_->progress.joinable()) {
     state_->progress.join();
   }
 }
@@ -119,10 +128,19 @@ bool ProcessSet::RunBriefly(Transfer* transfer) const {
 }
 
 void ProcessSet::Continue(PendingTransfer pending) {
+  Status status;
   {
     std::lock_guard<std::mutex> lock(state_->mutex);
-    state_->incoming.push_back(std::move(pending));
-    state_->has_incoming.store(true, std::memory_order_release);
+    status = StartProgressLocked();
+    if (status.success()) {
+      state_->incoming.push_back(std::move(pending));
+      state_->has_incoming.store(true, std::memory_order_release);
+    }
+  }
+  if (status.failure()) {
+    pending.transfer->Fail(status);
+    pending.done();
+    return;
   }
   state_->pending.fetch_add(1);
   state_->arena.RingSelf();

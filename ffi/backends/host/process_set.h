@@ -43,7 +43,8 @@ class ProcessSet : public std::enable_shared_from_this<ProcessSet> {
   // Steps the transfer for a moment, on this thread. True if it is done. Else it is
   // to be handed to Continue().
   bool RunBriefly(Transfer* transfer) const;
-  // Has a thread of ours carry it on; `done` is called from there.
+  // Has a thread of ours carry it on; `done` is called from there. If the system
+  // refuses the thread, the transfer fails and `done` is called at once.
   void Continue(PendingTransfer pending);
   // Fails the transfers of an owner, soon.
   void Abort(uint64_t owner, const Status& reason);
@@ -56,6 +57,10 @@ class ProcessSet : public std::enable_shared_from_this<ProcessSet> {
 
  private:
   struct State;
+
+  // Starts the thread if it does not run yet. Requires the state's mutex.
+  Status StartProgressLocked();
+
   const std::shared_ptr<State> state_;
 };
 
