@@ -16,7 +16,7 @@ from jaxcomm import _ffi, _jax_compat, config
 from jaxcomm.errors import CommunicatorError
 
 # Bumped when the layout of the shared memory changes: processes must agree on it.
-_LAYOUT = 4
+_LAYOUT = 5
 # One blocking look into the store; Ctrl-C is seen in between.
 _SLICE_SECONDS = 0.25
 

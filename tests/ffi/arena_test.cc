@@ -1,9 +1,16 @@
 // The table of crossings and the channels: how processes get and return them.
 #include "ffi/backends/host/arena.h"
 
+#include <pthread.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
 #include <chrono>
 #include <deque>
 #include <memory>
+#include <random>
 #include <string>
 #include <thread>
 #include <vector>
@@ -17,6 +24,14 @@ namespace {
 
 constexpr int64_t kLarge = 20000;  // elements: more than fits into a crossing
 
+// Shows what is not for the library's other files.
+struct OpenArena : Arena {
+  using Arena::Arena;
+  using ArenaMemory::channels;
+  using ArenaMemory::crossing;
+  using ArenaMemory::mutex;
+};
+
 // Four processes of one segment. A communicator joins processes 2 and 3; the test plays
 // processes 0 and 1 itself, and so holds what it wants for as long as it wants.
 struct TwoGroups {
@@ -25,7 +40,7 @@ struct TwoGroups {
     Arena::Format(*segment, 4);
     const std::vector<int> names = {0, 1, 2, 3};
     for (int process : {0, 1}) {
-      arenas.push_back(std::make_unique<Arena>(segment, names, process));
+      arenas.push_back(std::make_unique<OpenArena>(segment, names, process));
     }
     for (int process : {2, 3}) {
       CommunicatorSpec spec = Spec({{102, 103}}, 60);
@@ -49,6 +64,17 @@ struct TwoGroups {
     held.push_back(found[0]);
     return true;
   }
+  // Whether processes 0 and 1 find all there is.
+  bool NothingIsLost() {
+    uint64_t tag = 1000000;
+    for (int i = 0; i < kChannels; ++i) {
+      if (!Take(tag++, true) || held.back()->channel.load() < 0) return false;
+    }
+    for (int i = 0; i < 100000 && held.size() < kCrossings; ++i) Take(tag++, false);
+    const bool has_all = held.size() == kCrossings;
+    while (!held.empty()) GiveBack();
+    return has_all;
+  }
   void GiveBack() {
     for (const auto& arena : arenas) arena->Leave(held.front());
     held.pop_front();
@@ -71,7 +97,7 @@ struct TwoGroups {
   }
 
   std::shared_ptr<Segment> segment;
-  std::vector<std::unique_ptr<Arena>> arenas;
+  std::vector<std::unique_ptr<OpenArena>> arenas;
   std::vector<std::shared_ptr<Communicator>> communicators;
   std::deque<Crossing*> held;
   Site site{"all_reduce", {}, {FloatLeaf(kLarge)}, {FloatLeaf(kLarge)}, 2};
@@ -106,6 +132,99 @@ TEST(a_returned_place_in_the_table_wakes_the_processes_that_wait_for_one) {
   while (groups.held.size() > 4) groups.GiveBack();
   CHECK_TRUE(groups.EndsSoon());
   for (Outcome& outcome : groups.outcomes) CHECK_EQ(outcome.Wait(), "");
+}
+
+// Runs `body` in a child that then dies, or is killed after so long.
+template <typename Body>
+void DieIn(const Body& body, int microseconds = 0) {
+  const pid_t child = fork();
+  if (child == 0) {
+    body();
+    _exit(0);
+  }
+  if (microseconds > 0) {
+    usleep(microseconds);
+    kill(child, SIGKILL);
+  }
+  CHECK_EQ(waitpid(child, nullptr, 0), child);
+}
+
+TEST(what_a_killed_process_left_half_done_is_repaired) {
+  TwoGroups groups;
+  OpenArena& arena = *groups.arenas[0];
+  CHECK_TRUE(groups.NothingIsLost());
+  DieIn([&] {
+    pthread_mutex_lock(arena.mutex());
+    // As between the parts of handing out channels, and of opening crossings.
+    arena.channels() = 0xffff;
+    for (int i = 0; i < kCrossings; ++i) {
+      arena.crossing(i)->members = 0b11;
+      arena.crossing(i)->here = 0;
+      arena.crossing(i)->state = Crossing::kOpen;
+    }
+  });
+  CHECK_TRUE(groups.NothingIsLost());
+  DieIn([&] {
+    pthread_mutex_lock(arena.mutex());
+    // As between returning a channel and freeing its crossing.
+    for (int i = 0; i < kCrossings; ++i) {
+      arena.crossing(i)->members = 0b11;
+      arena.crossing(i)->here = 0b11;
+      arena.crossing(i)->left = 0b11;
+      arena.crossing(i)->state = Crossing::kOpen;
+    }
+  });
+  CHECK_TRUE(groups.NothingIsLost());
+}
+
+TEST(processes_killed_at_any_time_lose_nothing) {
+  TwoGroups groups;
+  std::mt19937 random(3);
+  for (int trial = 0; trial < 100; ++trial) {
+    Arena& ended = *groups.arenas[0];
+    DieIn(
+        [&] {
+          for (uint64_t tag = 0;; ++tag) {
+            Crossing* const alone = ended.Join({7, 0, 1, tag}, 0b1, 1, "", 1, true);
+            Crossing* const shared = ended.Join({7, 0, 2, tag}, 0b11, 1, "", 1, true);
+            if (shared != nullptr) {
+              ended.Fail(shared, FailedPrecondition("by the test"));
+              ended.Leave(shared);
+            }
+            if (alone != nullptr) ended.Leave(alone);
+          }
+        },
+        /*microseconds=*/1 + static_cast<int>(random() % 5000));
+    groups.arenas[1]->ReleaseHoldings(0b1);
+    const bool is_whole = groups.NothingIsLost();
+    CHECK_TRUE(is_whole);
+    if (!is_whole) return;
+  }
+}
+
+TEST(a_seat_given_up_for_a_living_process_is_left_once) {
+  TwoGroups groups;
+  CHECK_TRUE(groups.Take(1, true));
+  Crossing* const crossing = groups.held.front();
+  groups.arenas[0]->Fail(crossing, FailedPrecondition("by the test"));
+  groups.arenas[0]->Abandon(crossing, 1);
+  groups.GiveBack();
+  CHECK_TRUE(crossing->left.load() == 0b11 && crossing->here.load() == 0b11);
+  CHECK_TRUE(groups.NothingIsLost());
+}
+
+TEST(a_lock_that_fails_fails_the_calls) {
+  TwoGroups groups;
+  pthread_mutex_t* const mutex = groups.arenas[0]->mutex();
+  DieIn([&] { pthread_mutex_lock(mutex); });
+  CHECK_EQ(pthread_mutex_lock(mutex), EOWNERDEAD);
+  pthread_mutex_unlock(mutex);  // not repaired: from now on nobody gets it
+  for (int run : {1, 2}) {
+    Outcome outcome;
+    groups.buffers[0].Arrive(*groups.communicators[0], groups.site.of[0].get(), run,
+                             102, nullptr, &outcome);
+    CHECK_CONTAINS(outcome.Wait(), "the lock of the shared memory has failed");
+  }
 }
 
 }  // namespace

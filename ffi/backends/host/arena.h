@@ -39,7 +39,7 @@ class Arena : public ArenaMemory {
 
   // Takes this process's seat in the crossing of that key at which it has not been,
   // opening it if there is none. Null if the table is full of others: try again when
-  // the doorbell rings.
+  // the doorbell rings. Null, too, if status() is a failure.
   // It may have failed, and does if the signatures differ; then leave it.
   // `number`: how many-th call of the group; `wants_channel`: its operands are to be
   // streamed.
@@ -55,8 +55,11 @@ class Arena : public ArenaMemory {
   void Heard(const Crossing* crossing);
   // Fails the crossing for all its members. The first failure stands.
   void Fail(Crossing* crossing, const Status& error);
-  // Gives back the seats of a process that is no more.
+  // Gives back the seat of a process that has ended, in a failed crossing.
   void Abandon(Crossing* crossing, int process);
+  // Gives back the seats, places and channels that processes held when they ended, but
+  // for those that others wait for: they fail and then abandon.
+  void ReleaseHoldings(uint64_t ended);
 
   // How this process writes its chunks.
   StoreTuner& tuner() { return tuner_; }
@@ -87,6 +90,8 @@ class Arena : public ArenaMemory {
   void RingAll(uint64_t mask) const;
   void LeaveSeat(Crossing* crossing, int process);
   void CleanUp(Crossing* crossing);
+  // Returns whether there was anything to free.
+  bool CleanUpLocked(Crossing* crossing);
 
   // Failures, and who hears of them: arena_failures.cc.
   void FailLocked(Crossing* crossing, ErrorCode code, std::string_view text);

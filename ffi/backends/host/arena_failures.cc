@@ -18,7 +18,7 @@ bool IsSeated(uint32_t state) { return state == Seat::kHere || state == Seat::kR
 void Arena::Fail(Crossing* crossing, const Status& error) {
   {
     Lock lock(*this);
-    if (crossing->error.load(std::memory_order_relaxed) != 0) return;
+    if (!lock || crossing->error.load(std::memory_order_relaxed) != 0) return;
     FailLocked(crossing, *error.errc(), error.message());
   }
   Ring(crossing->members.load(std::memory_order_relaxed));
@@ -98,19 +98,45 @@ void Arena::Heard(const Crossing* crossing) {
   std::atomic<uint64_t>& unheard_of = process(self_).unheard_of;
   if (unheard_of.load(std::memory_order_relaxed) == 0) return;
   Lock lock(*this);
-  if (IsUnheard(crossing)) unheard_of.store(0, std::memory_order_relaxed);
+  if (lock && IsUnheard(crossing)) unheard_of.store(0, std::memory_order_relaxed);
 }
 
 void Arena::Abandon(Crossing* crossing, int process) {
-  // Several survivors may try; one of them does it.
-  std::atomic<uint32_t>& state = seat(crossing, process).state;
-  uint32_t seen = state.load(std::memory_order_acquire);
-  while (IsSeated(seen)) {
-    if (state.compare_exchange_weak(seen, Seat::kLeft)) {
-      LeaveSeat(crossing, process);
-      return;
-    }
+  // Several survivors may try. Leaving twice does no harm, but leaving another crossing
+  // would, which has the slot by now: an ended process has come to none of later.
+  if (IsSeated(seat(crossing, process).state.load(std::memory_order_acquire))) {
+    LeaveSeat(crossing, process);
   }
+}
+
+void Arena::ReleaseHoldings(uint64_t ended) {
+  const auto relaxed = std::memory_order_relaxed;
+  uint64_t waiting = 0;
+  {
+    Lock lock(*this);
+    if (!lock) return;
+    for (int i = 0; i < kCrossings; ++i) {
+      Crossing* const open = crossing(i);
+      if (open->state.load(relaxed) == Crossing::kFree) continue;
+      const uint64_t seated = open->here.load(relaxed) & ~open->left.load(relaxed);
+      for (uint64_t mask = seated & ended; mask != 0; mask &= mask - 1) {
+        const int process = __builtin_ctzll(mask);
+        std::atomic<uint32_t>& state = seat(open, process).state;
+        if (state.load(relaxed) == Seat::kHere && open->error.load(relaxed) == 0) {
+          // Its bytes will never come. The processes that wait for them find out, and
+          // say more about it than can be said here.
+          if ((seated & ~ended) != 0) continue;
+          FailLocked(open, ErrorCode::kAborted,
+                     StrCat("process ", names_[process], " died"));
+        }
+        state.store(Seat::kLeft, std::memory_order_release);
+        open->left.fetch_or(uint64_t{1} << process, std::memory_order_acq_rel);
+      }
+      CleanUpLocked(open);
+    }
+    waiting = starved().exchange(0, relaxed);
+  }
+  RingAll(waiting);
 }
 
 }  // namespace jaxcomm

@@ -1,6 +1,10 @@
 #include "ffi/backends/host/arena_memory.h"
 
+#include <time.h>
+
 #include <cerrno>
+#include <cstring>
+#include <string>
 #include <utility>
 
 #include "ffi/cores.h"
@@ -14,6 +18,13 @@ static_assert(std::atomic<uint64_t>::is_always_lock_free,
 constexpr size_t RoundUp(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
 
 constexpr size_t kPage = 4096;
+
+// Looks at the lock, which is held for a few hundred nanoseconds, before sleeping on
+// it.
+constexpr int kLockSpins = 100;
+// A process that holds the lock for so long is stopped, or has crashed in a way that
+// the system does not report.
+constexpr int kLockSeconds = 60;
 
 // Of one crossing: itself, the seats, and for each reader a row of counters.
 size_t PassedRow(int processes) {
@@ -45,16 +56,60 @@ struct ArenaMemory::Header {
   ProcessState processes[kMaxProcesses];
 };
 
-ArenaMemory::Lock::Lock(const ArenaMemory& memory) : mutex_(&memory.header().mutex) {
+ArenaMemory::Lock::Lock(const ArenaMemory& memory) : mutex_(memory.mutex()) {
+  // glibc's trylock keeps a mutex that it reports as not recoverable: never ask again.
+  if (memory.lock_error_.load(std::memory_order_relaxed) != 0) return;
   int error = EBUSY;
-  for (int i = 0; i < 100 && error == EBUSY; ++i) {
+  for (int i = 0; i < kLockSpins && error == EBUSY; ++i) {
     error = pthread_mutex_trylock(mutex_);
     if (error == EBUSY) Pause();
   }
-  if (error == EBUSY) error = pthread_mutex_lock(mutex_);
-  // Robust, for its holder may be killed. The dead process left a crossing half made at
-  // worst, which it did not open.
-  if (error == EOWNERDEAD) pthread_mutex_consistent(mutex_);
+  // Second by second, so that a pause of all processes counts as one second at most.
+  for (int i = 0; i < kLockSeconds && (error == EBUSY || error == ETIMEDOUT); ++i) {
+    timespec end;
+    clock_gettime(CLOCK_REALTIME, &end);
+    ++end.tv_sec;
+    error = pthread_mutex_timedlock(mutex_, &end);
+  }
+  if (error == EOWNERDEAD) {
+    // First the repair: if this process is killed too, the next one repairs again.
+    memory.RepairLocked();
+    error = pthread_mutex_consistent(mutex_);
+    if (error != 0) pthread_mutex_unlock(mutex_);
+  }
+  if (error != 0) memory.lock_error_.store(error, std::memory_order_relaxed);
+  is_held_ = error == 0;
+}
+
+void ArenaMemory::RepairLocked() const {
+  const auto relaxed = std::memory_order_relaxed;
+  uint32_t used = 0;
+  for (int i = 0; i < kCrossings; ++i) {
+    Crossing* const open = crossing(i);
+    if (open->state.load(relaxed) == Crossing::kFree) continue;
+    const uint64_t here = open->here.load(relaxed), left = open->left.load(relaxed);
+    // Opened by the dead process, which had yet to take its seat; or left by all.
+    const bool is_unused = here == 0 || left == open->members.load(relaxed);
+    if (is_unused || (here == left && open->error.load(relaxed) != 0)) {
+      open->channel.store(-1, relaxed);
+    }
+    if (is_unused) open->state.store(Crossing::kFree, relaxed);
+    const int channel = open->channel.load(relaxed);
+    if (channel >= 0 && channel < kChannels) used |= 1u << channel;
+  }
+  channels().store(used, relaxed);
+}
+
+Status ArenaMemory::status() const {
+  const int error = lock_error_.load(std::memory_order_relaxed);
+  if (error == 0) return OkStatus();
+  const std::string reason =
+      error == ETIMEDOUT || error == EBUSY
+          ? StrCat("a process has held it for ", kLockSeconds, " s")
+          : std::strerror(error);
+  return Status(ErrorCode::kInternal,
+                StrCat("the lock of the shared memory has failed (", reason,
+                       "). Call jaxcomm.finalize() in every process of this host"));
 }
 
 int64_t ArenaMemory::Bytes(int processes) {
@@ -113,6 +168,8 @@ char* ArenaMemory::slot(int channel, int process, uint64_t chunk) const {
   const int64_t ring = static_cast<int64_t>(channel) * processes_ + process;
   return slots_ + (ring * kSlots + static_cast<int64_t>(chunk % kSlots)) * kSlotBytes;
 }
+
+pthread_mutex_t* ArenaMemory::mutex() const { return &header().mutex; }
 
 ProcessState& ArenaMemory::process(int index) const {
   return header().processes[index];

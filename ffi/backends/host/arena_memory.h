@@ -14,6 +14,7 @@
 #include "ffi/backends/host/doorbell.h"
 #include "ffi/backends/host/segment.h"
 #include "ffi/backends/host/shared_text.h"
+#include "ffi/status.h"
 
 namespace jaxcomm {
 
@@ -40,8 +41,8 @@ struct alignas(kLine) Crossing {
   std::atomic<uint64_t> members;  // mask of processes
   std::atomic<uint64_t> signature;
   std::atomic<int32_t> channel;  // -1: none yet
-  std::atomic<uint32_t> here;    // members that have come
-  std::atomic<uint32_t> left;    // of them, those that are done with it
+  std::atomic<uint64_t> here;    // mask of the members that have come
+  std::atomic<uint64_t> left;    // of them, those that are done with it
   std::atomic<uint32_t> error;   // an ErrorCode, 0 while all is well
   std::atomic<uint64_t> opened;  // counts crossings: the oldest failed goes first
   SharedText<256> call;          // of the first to come: "psum(float32[4])"
@@ -81,17 +82,30 @@ class ArenaMemory {
   char* slot(int channel, int process, uint64_t chunk) const;
   ProcessState& process(int index) const;
 
+  // Success unless the lock has failed. Nothing can be done in the arena then.
+  Status status() const;
+
  protected:
-  // Held for a few hundred nanoseconds, by whoever changes more than his own seat.
+  // Held for a few hundred nanoseconds, by a process that changes more than its own
+  // seat. If a process is killed while it holds the lock, the next one repairs what it
+  // left half done. False if the lock has failed.
   class Lock {
    public:
     explicit Lock(const ArenaMemory& memory);
-    ~Lock() { pthread_mutex_unlock(mutex_); }
+    ~Lock() {
+      if (is_held_) pthread_mutex_unlock(mutex_);
+    }
+    Lock(const Lock&) = delete;
+    Lock& operator=(const Lock&) = delete;
+
+    explicit operator bool() const { return is_held_; }
 
    private:
     pthread_mutex_t* const mutex_;
+    bool is_held_ = false;
   };
 
+  pthread_mutex_t* mutex() const;
   Crossing* crossing(int index) const;
   std::atomic<uint32_t>& channels() const;  // mask of those in use
   std::atomic<uint64_t>& opened() const;    // crossings so far
@@ -103,6 +117,8 @@ class ArenaMemory {
   struct Header;
 
   Header& header() const;
+  // Frees the crossings and the channels that nobody uses. Requires the lock.
+  void RepairLocked() const;
 
   const std::shared_ptr<Segment> segment_;
   const int processes_;
@@ -111,6 +127,7 @@ class ArenaMemory {
   char* crossings_;
   char* inlines_;
   char* slots_;
+  mutable std::atomic<int> lock_error_{0};
 };
 
 }  // namespace jaxcomm

@@ -71,7 +71,9 @@ ProcessSet::ProcessSet(std::shared_ptr<Segment> segment, std::vector<Peer> peers
       std::move(others), [weak = std::weak_ptr<State>(state_)](size_t place) {
         const auto state = weak.lock();
         if (state == nullptr) return;
-        state->dead.fetch_or(uint64_t{1} << place, std::memory_order_release);
+        const uint64_t bit = uint64_t{1} << place;
+        state->dead.fetch_or(bit, std::memory_order_release);
+        state->arena.ReleaseHoldings(bit);
         state->arena.RingSelf();
       });
 }
