@@ -172,16 +172,17 @@ bool ProcessSet::State::Check(PendingTransfer& pending, Clock::time_point now) {
   Transfer& transfer = *pending.transfer;
   const uint64_t gone = Gone();
   if (const uint64_t needed = transfer.Needs(gone); needed != 0) {
-    DumpFlightRecords("peer gone");
+    // The peers first: a dump may take a second.
     transfer.Fail(Status(ErrorCode::kAborted, pending.describe(needed, true)));
     transfer.Abandon(gone);
+    DumpFlightRecords("peer gone");
     return true;
   }
   const double waited = std::chrono::duration<double>(now - pending.begin).count();
   if (waited > pending.timeout_seconds) {
-    DumpFlightRecords("timeout");
     transfer.Fail(Status(ErrorCode::kDeadlineExceeded,
                          pending.describe(transfer.absent(), false)));
+    DumpFlightRecords("timeout");
     return true;
   }
   return false;
