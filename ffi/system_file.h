@@ -15,7 +15,7 @@ namespace jaxcomm {
 inline std::string ReadSystemFile(const std::string& path) {
   const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (fd < 0) return "";
-  char text[1024];
+  char text[4096];
   ssize_t length;
   do {
     length = read(fd, text, sizeof(text));
