@@ -7,6 +7,7 @@
 #include <thread>
 #include <unordered_map>
 
+#include "ffi/hash.h"
 #include "ffi/operation_table.h"
 
 namespace jaxcomm {
@@ -139,7 +140,7 @@ void CallSite::SetShapes(std::vector<Leaf> operands, std::vector<Leaf> results) 
   AppendLeaves(operands_, &text);
   text += "->";
   AppendLeaves(results_, &text);
-  signature_ = std::hash<std::string>{}(text);
+  signature_ = Fnv1a(text);  // processes compare it
   description_ = attributes_.name + "(";
   AppendLeaves(operands_, &description_);
   description_ += ")";

@@ -15,8 +15,8 @@ import time
 from jaxcomm import _ffi, _jax_compat, config
 from jaxcomm.errors import CommunicatorError
 
-# Bumped when the layout of the shared memory changes: processes must agree on it.
-_LAYOUT = 5
+# Processes that share memory must agree on what lies where in it.
+_LAYOUT = _ffi.shared_memory_layout()
 # One blocking look into the store; Ctrl-C is seen in between.
 _SLICE_SECONDS = 0.25
 
@@ -215,7 +215,7 @@ def _attach(store, attempt, members, me):
         found = store.get_all(f"segment-{attempt}", (leader,))[leader]
         if "error" in found:
             return None, found["error"]
-        return _ffi.attach_segment(*found["address"]), None
+        return _ffi.attach_segment(*found["address"], len(members)), None
     except RuntimeError as error:
         return None, f"process {me}: {error}"
 

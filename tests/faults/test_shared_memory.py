@@ -2,6 +2,8 @@
 
 import pytest
 
+from jaxcomm import _ffi
+
 pytestmark = pytest.mark.multiprocess
 
 MEET = """
@@ -98,3 +100,15 @@ jaxcomm._ffi.process_start_time = lambda pid: 12345
     )
     processes.ask("mesh = mesh_of()")
     assert processes.ask(MEET) == [["host", "shared memory", RIGHT]] * 2
+
+
+def test_memory_of_another_size_is_not_used():
+    segment = _ffi.create_segment(2, False)
+    with pytest.raises(RuntimeError, match="is not that of 3 processes"):
+        _ffi.attach_segment(*segment.address(), 3)
+    peers = [(0, 0, process) for process in range(3)]
+    with pytest.raises(RuntimeError, match="is not that of 3 processes"):
+        _ffi.process_set(segment, peers, 0)
+    with pytest.raises(RuntimeError, match="no process 2 among 2"):
+        _ffi.process_set(segment, peers[:2], 2)
+    assert _ffi.process_set(_ffi.attach_segment(*segment.address(), 2), peers[:2], 1)

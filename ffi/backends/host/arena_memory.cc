@@ -3,11 +3,14 @@
 #include <time.h>
 
 #include <cerrno>
+#include <cstddef>
 #include <cstring>
+#include <initializer_list>
 #include <string>
 #include <utility>
 
 #include "ffi/cores.h"
+#include "ffi/hash.h"
 
 namespace jaxcomm {
 namespace {
@@ -18,6 +21,10 @@ static_assert(std::atomic<uint64_t>::is_always_lock_free,
 constexpr size_t RoundUp(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
 
 constexpr size_t kPage = 4096;
+
+// Count this up when a field comes to mean something else, or when processes divide
+// their work in another way: sizes and offsets do not show that.
+constexpr int kMeaning = 1;
 
 // Looks at the lock, which is held for a few hundred nanoseconds, before sleeping on
 // it.
@@ -114,6 +121,37 @@ Status ArenaMemory::status() const {
 
 int64_t ArenaMemory::Bytes(int processes) {
   return static_cast<int64_t>(Layout(processes, sizeof(Header)).total);
+}
+
+uint64_t ArenaMemory::LayoutHash() {
+  std::string text = StrCat("meaning ", kMeaning);
+  const auto add = [&text](std::initializer_list<size_t> numbers) {
+    for (const size_t number : numbers) text += StrCat(",", number);
+  };
+  add({sizeof(Header), offsetof(Header, nonce), offsetof(Header, mutex),
+       sizeof(pthread_mutex_t), offsetof(Header, channels), offsetof(Header, opened),
+       offsetof(Header, starved), offsetof(Header, processes)});
+  add({sizeof(ProcessState), offsetof(ProcessState, presence),
+       offsetof(ProcessState, doorbell), offsetof(ProcessState, finished),
+       offsetof(ProcessState, last), offsetof(ProcessState, last_number),
+       offsetof(ProcessState, unheard_of), offsetof(ProcessState, unheard_of_group),
+       offsetof(ProcessState, unheard)});
+  add({sizeof(Crossing), offsetof(Crossing, state), offsetof(Crossing, communicator),
+       offsetof(Crossing, group), offsetof(Crossing, run), offsetof(Crossing, tag),
+       offsetof(Crossing, members), offsetof(Crossing, signature),
+       offsetof(Crossing, channel), offsetof(Crossing, here), offsetof(Crossing, left),
+       offsetof(Crossing, error), offsetof(Crossing, opened), offsetof(Crossing, call),
+       offsetof(Crossing, failure)});
+  add({sizeof(Seat), offsetof(Seat, state), offsetof(Seat, written),
+       offsetof(Seat, past_caches)});
+  add({kMaxProcesses, kCrossings, kChannels, kSlots, kSlotBytes, kInlineBytes, kLine});
+  // The parts of a segment, for the fewest and the most processes.
+  for (const int processes : {1, kMaxProcesses}) {
+    const Layout layout(processes, sizeof(Header));
+    add({PassedRow(processes), CrossingBytes(processes), layout.crossings,
+         layout.inlines, layout.slots, layout.total});
+  }
+  return Fnv1a(text);
 }
 
 void ArenaMemory::Format(const Segment& segment, int processes) {

@@ -67,6 +67,8 @@ class ArenaMemory {
  public:
   // Bytes of a segment for so many processes.
   static int64_t Bytes(int processes);
+  // Equal on processes that agree on where everything lies in a segment.
+  static uint64_t LayoutHash();
   // The first process formats the segment; the others then attach to it.
   static void Format(const Segment& segment, int processes);
 
