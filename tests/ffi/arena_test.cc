@@ -202,6 +202,35 @@ TEST(processes_killed_at_any_time_lose_nothing) {
   }
 }
 
+TEST(a_process_that_dies_alone_in_a_call_is_named_to_those_who_come_later) {
+  // Rank 0's process dies while it waits for rank 1's: played here by a process that is
+  // reported as ended, whose holdings are released.
+  const pid_t child = fork();
+  if (child == 0) {
+    while (true) pause();
+  }
+  std::shared_ptr<Segment> segment;
+  CHECK_TRUE(Segment::Create(Arena::Bytes(2), false, &segment).success());
+  Arena::Format(*segment, 2);
+  CommunicatorSpec spec = Spec({{100, 101}}, 60);
+  const std::vector<Peer> peers = {PeerOf(child, 0), PeerOf(getpid(), 1)};
+  spec.process_set = std::make_shared<ProcessSet>(segment, peers, 1);
+  spec.processes = {{0, 1}};
+  const auto communicator = MakeLocalCommunicator(spec);
+  // A view of the same crossings; the destructor would say that the process has left.
+  auto& dead = *new OpenArena(segment, {0, 1}, 0);
+  Crossing* const alone = dead.Join({7, 0, 1, 1}, 0b11, 1, "all_reduce", 1, true);
+  kill(child, SIGKILL);
+  waitpid(child, nullptr, 0);
+  CHECK_TRUE(Comes([&] { return alone->state.load() == Crossing::kFree; }));
+  CHECK_TRUE(Comes([&] { return dead.channels().load() == 0; }));
+  Site site("all_reduce", {}, {FloatLeaf(4)}, {FloatLeaf(4)}, 1);
+  RankBuffers buffers(4, 4, 1);
+  Outcome outcome;
+  buffers.Arrive(*communicator, site.of[0].get(), 1, 101, nullptr, &outcome);
+  CHECK_CONTAINS(outcome.Wait(), "gone with process 0");
+}
+
 TEST(a_seat_given_up_for_a_living_process_is_left_once) {
   TwoGroups groups;
   CHECK_TRUE(groups.Take(1, true));
@@ -209,7 +238,8 @@ TEST(a_seat_given_up_for_a_living_process_is_left_once) {
   groups.arenas[0]->Fail(crossing, FailedPrecondition("by the test"));
   groups.arenas[0]->Abandon(crossing, 1);
   groups.GiveBack();
-  CHECK_TRUE(crossing->left.load() == 0b11 && crossing->here.load() == 0b11);
+  CHECK_EQ(crossing->left.load(), 0b11u);
+  CHECK_EQ(crossing->here.load(), 0b11u);
   CHECK_TRUE(groups.NothingIsLost());
 }
 

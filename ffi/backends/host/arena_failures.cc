@@ -119,18 +119,23 @@ void Arena::ReleaseHoldings(uint64_t ended) {
       Crossing* const open = crossing(i);
       if (open->state.load(relaxed) == Crossing::kFree) continue;
       const uint64_t seated = open->here.load(relaxed) & ~open->left.load(relaxed);
+      bool is_incomplete = false;
       for (uint64_t mask = seated & ended; mask != 0; mask &= mask - 1) {
         const int process = __builtin_ctzll(mask);
         std::atomic<uint32_t>& state = seat(open, process).state;
         if (state.load(relaxed) == Seat::kHere && open->error.load(relaxed) == 0) {
-          // Its bytes will never come. The processes that wait for them find out, and
-          // say more about it than can be said here.
-          if ((seated & ~ended) != 0) continue;
-          FailLocked(open, ErrorCode::kAborted,
-                     StrCat("process ", names_[process], " died"));
+          is_incomplete = true;  // its bytes will never come
+          continue;
         }
         state.store(Seat::kLeft, std::memory_order_release);
         open->left.fetch_or(uint64_t{1} << process, std::memory_order_acq_rel);
+      }
+      if (is_incomplete && (seated & ~ended) == 0) {
+        // Nobody waits in it. A process that comes later opens another one, finds that
+        // a member has ended, and says more about it than can be said here. So do the
+        // processes that wait in an incomplete crossing.
+        ReturnChannelLocked(open);
+        open->state.store(Crossing::kFree, relaxed);
       }
       CleanUpLocked(open);
     }
