@@ -218,7 +218,7 @@ TEST(a_process_that_dies_alone_in_a_call_is_named_to_those_who_come_later) {
   spec.processes = {{0, 1}};
   const auto communicator = MakeLocalCommunicator(spec);
   // A view of the same crossings; the destructor would say that the process has left.
-  auto& dead = *new OpenArena(segment, {0, 1}, 0);
+  static auto& dead = *new OpenArena(segment, {0, 1}, 0);
   Crossing* const alone = dead.Join({7, 0, 1, 1}, 0b11, 1, "all_reduce", 1, true);
   kill(child, SIGKILL);
   waitpid(child, nullptr, 0);
