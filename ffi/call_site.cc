@@ -7,6 +7,7 @@
 #include <thread>
 #include <unordered_map>
 
+#include "ffi/hash.h"
 #include "ffi/operation_table.h"
 
 namespace jaxcomm {
@@ -123,7 +124,7 @@ void CallSite::SetShapes(std::vector<Leaf> operands, std::vector<Leaf> results) 
   AppendLeaves(operands_, &text);
   text += "->";
   AppendLeaves(results_, &text);
-  signature_ = std::hash<std::string>{}(text);
+  signature_ = Fnv1a(text);  // processes compare it
   description_ = attributes_.name + "(";
   AppendLeaves(operands_, &description_);
   description_ += ")";
@@ -139,9 +140,11 @@ void CallSite::SetShapes(std::vector<Leaf> operands, std::vector<Leaf> results) 
   std::string shapes;
   AppendLeaves(operands_, &shapes);
   operation_ = OperationTable::Get().Intern(
-      {attributes_.collective, attributes_.name, std::move(shapes),
+      {attributes_.collective, attributes_.name, shapes,
        operands_.empty() ? "" : std::string(DataTypeName(operands_[0].dtype)),
        operand_bytes_, signature_});
+  label_ =
+      std::make_shared<const std::string>(StrCat(attributes_.name, "(", shapes, ")"));
   has_shapes_.store(true, std::memory_order_release);
 }
 

@@ -75,6 +75,9 @@ class CallSite {
   uint32_t operation() const { return operation_; }
   // "psum(float32[4,8], int32[])"
   std::string ToString() const;
+  // The same, for messages about a call that may outlive its program. Made when the
+  // shapes are set.
+  const std::shared_ptr<const std::string>& label() const { return label_; }
   // "psum(float32[4,8], int32[]) over axes ('i',)", made when the shapes are set.
   const std::string& description() const { return description_; }
 
@@ -112,6 +115,7 @@ class CallSite {
   int64_t operand_bytes_ = 0;
   uint64_t signature_ = 0;
   std::string description_;
+  std::shared_ptr<const std::string> label_;
   uint32_t operation_ = 0;
 
   // An entry of a list that only grows: complete, and never changed, once a reader can

@@ -22,14 +22,16 @@ void PrepareFlightDumps(ProcessDescription process, std::string folder);
 // The record of one communicator, or of all, as JSON.
 std::string FlightRecordOf(std::optional<int64_t> key, std::string_view reason);
 
-// To be called when an operation failed, before its ranks are told, so that the file
-// is there when a program ends with the error; and without locks that Finish or a
-// handler needs, for it writes a file. `reason`: "timeout", "mismatch" ...
-// Writes <folder>/flight-record-<process>.json and one line to stderr, once for all
-// failures until an operation that began later completes.
+// Call this when an operation failed, before the ranks of this process are told, so
+// that the file is there when a program ends with the error. `reason`: "timeout",
+// "mismatch"
+// ... Writes <folder>/flight-record-<process>.json and one line to stderr, once for all
+// failures until an operation that began later completes. A thread of its own does the
+// writing; the caller waits for it, but at most a second.
 void DumpFlightRecords(std::string_view reason);
 
-// Writes the file however often it is called; without a folder, lines to stderr.
+// Writes the file however often it is called, with the same patience; without a folder,
+// lines to stderr.
 void AnswerFlightRequest();
 
 }  // namespace jaxcomm

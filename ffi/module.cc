@@ -93,8 +93,19 @@ std::shared_ptr<Segment> CreateSegment(int processes, bool named) {
   return segment;
 }
 
-std::shared_ptr<Segment> AttachSegment(std::string path, int64_t bytes,
-                                       uint64_t nonce) {
+// A segment of another size would be used beyond its end.
+void CheckSize(int64_t bytes, size_t processes) {
+  if (processes >= 1 && processes <= kMaxProcesses &&
+      bytes == Arena::Bytes(static_cast<int>(processes))) {
+    return;
+  }
+  throw std::runtime_error(StrCat("shared memory of ", bytes, " bytes is not that of ",
+                                  processes, " processes"));
+}
+
+std::shared_ptr<Segment> AttachSegment(std::string path, int64_t bytes, uint64_t nonce,
+                                       int processes) {
+  CheckSize(bytes, static_cast<size_t>(processes));
   std::shared_ptr<Segment> segment;
   ThrowIfFailed(Segment::Attach({std::move(path), bytes, nonce}, &segment));
   return segment;
@@ -109,6 +120,11 @@ std::tuple<std::string, int64_t, uint64_t> AddressOf(const Segment& segment) {
 std::shared_ptr<ProcessSet> MakeProcessSet(
     std::shared_ptr<Segment> segment,
     const std::vector<std::tuple<int64_t, uint64_t, int>>& peers, int self) {
+  CheckSize(segment->address().bytes, peers.size());
+  if (self < 0 || self >= static_cast<int>(peers.size())) {
+    throw std::runtime_error(
+        StrCat("there is no process ", self, " among ", peers.size()));
+  }
   std::vector<Peer> watched;
   for (const auto& [pid, start_time, index] : peers) {
     watched.push_back({pid, start_time, index});
@@ -192,7 +208,10 @@ NB_MODULE(_ffi, m) {
   m.def("create_segment", &CreateSegment, nb::arg("processes"), nb::arg("named"),
         "Makes and formats the segment of so many processes.");
   m.def("attach_segment", &AttachSegment, nb::arg("path"), nb::arg("bytes"),
-        nb::arg("nonce"), "Attaches to another process's segment.");
+        nb::arg("nonce"), nb::arg("processes"),
+        "Attaches to another process's segment, made for so many.");
+  m.def("shared_memory_layout", &ArenaMemory::LayoutHash,
+        "A number that processes must agree on before they share a segment.");
   m.def("process_set", &MakeProcessSet, nb::arg("segment"), nb::arg("peers"),
         nb::arg("self"), "Joins the processes (pid, start time, index) of a segment.");
   m.def("life_thread", &LifeThread,

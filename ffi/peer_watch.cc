@@ -10,6 +10,8 @@
 
 #include <atomic>
 #include <cerrno>
+#include <chrono>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <future>
@@ -18,35 +20,59 @@
 #include <utility>
 
 #include "ffi/forked.h"
+#include "ffi/start_thread.h"
 #include "ffi/status.h"
 #include "ffi/system_file.h"
 
 namespace jaxcomm {
 namespace {
 
-// How often processes are looked for where the system cannot watch them.
+// How often the watch looks for a process that it cannot poll.
 constexpr int kPollMilliseconds = 50;
 
-// Clock ticks after boot at which a process began; 0 if it has ended.
-uint64_t StartTime(int64_t pid) {
+// What /proc/<pid>/stat says of a process.
+struct ProcessStat {
+  char state = 0;
+  uint64_t start_time = 0;  // in clock ticks after boot
+};
+
+// False if the file cannot be read. That may have other reasons than a process's end:
+// no file descriptors are left, or /proc is hidden.
+bool ReadStat(int64_t pid, ProcessStat* stat) {
   const std::string text = ReadSystemFile(StrCat("/proc/", pid, "/stat"));
   // The second field, in parentheses, may hold anything.
   const char* at = std::strrchr(text.c_str(), ')');
-  if (at == nullptr || at[1] == 0) return 0;
-  const char state = at[2];
-  if (state == 'Z' || state == 'X') return 0;
+  if (at == nullptr || at[1] == 0) return false;
+  stat->state = at[2];
   for (int field = 2; at != nullptr && field < 22; ++field) {
     at = std::strchr(at + 1, ' ');
   }
-  return at == nullptr ? 0 : std::strtoull(at + 1, nullptr, 10);
+  if (at == nullptr) return false;
+  stat->start_time = std::strtoull(at + 1, nullptr, 10);
+  return true;
 }
 
-bool IsGone(const Peer& peer) { return StartTime(peer.pid) != peer.start_time; }
+enum class Life { kAlive, kGone, kUnknown };
+
+// Only kGone is proof of an end. Collectives are aborted for it, so a process that
+// cannot be looked at must not count as gone.
+Life Look(const Peer& peer) {
+  ProcessStat stat;
+  if (ReadStat(peer.pid, &stat)) {
+    if (stat.state == 'Z' || stat.state == 'X') return Life::kGone;
+    const bool is_another = peer.start_time != 0 && stat.start_time != peer.start_time;
+    return is_another ? Life::kGone : Life::kAlive;
+  }
+  // Signal 0 asks whether the process exists, and needs no file descriptor.
+  const bool exists = kill(static_cast<pid_t>(peer.pid), 0) == 0 || errno != ESRCH;
+  return exists ? Life::kUnknown : Life::kGone;
+}
 
 // PIDFD_THREAD, of Linux 6.9; older ones refuse it.
 constexpr unsigned kOfThread = O_EXCL;
 
-// What poll(2) tells the end of a peer by; negative if the system has no such thing.
+// Returns a descriptor that poll(2) reports readable once the peer ends. Returns a
+// negative number if the system has no such descriptors, or none left.
 int OpenPeer(const Peer& peer) {
   if (peer.thread != 0) {
     const auto thread = static_cast<pid_t>(peer.thread);
@@ -68,33 +94,48 @@ int64_t LifeThread() {
   std::lock_guard<std::mutex> lock(mutex);
   // A forked child has none of its parent's threads.
   if (pid == getpid()) return thread;
-  pid = getpid();
+  thread = 0;
   auto id = std::make_shared<std::promise<int64_t>>();
   // Signals are for others.
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
-  std::thread([id] {
-    id->set_value(syscall(SYS_gettid));
-    while (true) pause();
-  }).detach();
+  std::thread pausing;
+  const Status started = StartThread(
+      [id] {
+        id->set_value(syscall(SYS_gettid));
+        while (true) pause();
+      },
+      &pausing);
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  if (started.failure()) return 0;
+  pid = getpid();
+  pausing.detach();
   thread = id->get_future().get();
   return thread;
 }
 
 Peer PeerOf(int64_t pid, int process_index) {
-  return Peer{pid, StartTime(pid), process_index};
+  Peer peer;
+  peer.pid = pid;
+  peer.process_index = process_index;
+  ProcessStat stat;
+  if (ReadStat(pid, &stat) && stat.state != 'Z' && stat.state != 'X') {
+    peer.start_time = stat.start_time;
+  }
+  return peer;
 }
 
 struct PeerWatch::State {
   std::vector<Peer> peers;
   std::function<void(size_t)> ended;
   std::atomic<bool> stopping{false};
-  int stop_fd = -1;  // wakes the thread
+  int stop_fd = -1;  // wakes the thread; without one the thread looks now and then
   std::thread thread;
 
-  ~State() { close(stop_fd); }
+  ~State() {
+    if (stop_fd >= 0) close(stop_fd);
+  }
   void Run();
 };
 
@@ -103,13 +144,20 @@ PeerWatch::PeerWatch(std::vector<Peer> peers, std::function<void(size_t place)> 
   state_->peers = std::move(peers);
   state_->ended = std::move(ended);
   state_->stop_fd = eventfd(0, EFD_CLOEXEC);
-  // The thread shares the state: the watch may be let go from `ended`.
-  state_->thread = std::thread([state = state_] { state->Run(); });
+  // The thread shares the state: the watch may be destroyed by `ended`.
+  const Status started =
+      StartThread([state = state_] { state->Run(); }, &state_->thread);
+  if (started.failure()) {
+    std::fprintf(stderr,
+                 "jaxcomm: %s. Without it nobody watches the other processes of this "
+                 "host: if one ends, calls that wait for it fail at their timeout.\n",
+                 started.message().c_str());
+  }
 }
 
 PeerWatch::~PeerWatch() {
   // It would wake the parent's thread, and wait for its own, which it has not.
-  if (IsForked()) return;
+  if (IsForked() || !state_->thread.joinable()) return;
   state_->stopping.store(true, std::memory_order_release);
   const uint64_t one = 1;
   (void)!write(state_->stop_fd, &one, sizeof(one));
@@ -124,31 +172,47 @@ void PeerWatch::State::Run() {
   std::vector<pollfd> fds(peers.size() + 1, pollfd{-1, POLLIN, 0});
   fds.back().fd = stop_fd;
   std::vector<bool> is_over(peers.size(), false);
-  bool must_look = false;
+  // Whether the process that is polled is known to be the peer, and not a later one of
+  // the same id.
+  std::vector<bool> is_verified(peers.size(), false);
+  for (size_t i = 0; i < peers.size(); ++i) {
+    is_over[i] = peers[i].pid == 0;
+    is_verified[i] = peers[i].start_time == 0;
+  }
   const auto end = [&](size_t i) {
     is_over[i] = true;
     if (fds[i].fd >= 0) close(fds[i].fd);
     fds[i].fd = -1;
     if (!stopping.load(std::memory_order_acquire)) ended(i);
   };
-  for (size_t i = 0; i < peers.size(); ++i) {
-    is_over[i] = peers[i].pid == 0;
-    if (is_over[i]) continue;
-    fds[i].fd = OpenPeer(peers[i]);
-    // Another process may have the id by now.
-    if (IsGone(peers[i])) {
-      end(i);
-    } else if (fds[i].fd < 0) {
-      must_look = true;  // a kernel before 5.3, or a sandbox
-    }
-  }
+  bool can_poll = true;
   while (!stopping.load(std::memory_order_acquire)) {
-    const int ready = poll(fds.data(), fds.size(), must_look ? kPollMilliseconds : -1);
-    if (ready < 0 && errno != EINTR) break;
+    // Without a descriptor of its own the thread must look for the end of its watch.
+    bool must_look = stop_fd < 0 || !can_poll;
     for (size_t i = 0; i < peers.size(); ++i) {
       if (is_over[i]) continue;
-      const bool watched = fds[i].fd >= 0;
-      if (watched ? (fds[i].revents & POLLIN) != 0 : IsGone(peers[i])) end(i);
+      // There is none before Linux 5.3, in some sandboxes, and while this process has
+      // all the descriptors that it may have.
+      if (fds[i].fd < 0) fds[i].fd = OpenPeer(peers[i]);
+      if (fds[i].fd >= 0 && is_verified[i] && can_poll) continue;
+      const Life life = Look(peers[i]);
+      if (life == Life::kGone) {
+        end(i);
+        continue;
+      }
+      // Opened before the look, so the descriptor is the peer's.
+      if (fds[i].fd >= 0 && life == Life::kAlive) is_verified[i] = true;
+      must_look |= fds[i].fd < 0 || !is_verified[i];
+    }
+    const int ready = poll(fds.data(), fds.size(), must_look ? kPollMilliseconds : -1);
+    if (ready >= 0) can_poll = true;
+    if (ready < 0 && errno != EINTR) {
+      // EINVAL where there are more peers than descriptors are allowed, or ENOMEM.
+      can_poll = false;
+      std::this_thread::sleep_for(std::chrono::milliseconds(kPollMilliseconds));
+    }
+    for (size_t i = 0; ready > 0 && i < peers.size(); ++i) {
+      if (!is_over[i] && (fds[i].revents & POLLIN) != 0) end(i);
     }
   }
   for (size_t i = 0; i < peers.size(); ++i) {

@@ -23,12 +23,13 @@ struct Peer {
 // A live process as a peer.
 Peer PeerOf(int64_t pid, int process_index);
 
-// The id of a thread of this process that does nothing. It ends as soon as the process
-// is killed or begins to exit, where the process itself may take 100 ms to give back
-// the memory of a GPU.
+// Returns the id of a thread of this process that does nothing. It ends as soon as the
+// process is killed or begins to exit, where the process itself may take 100 ms to give
+// back the memory of a GPU. Returns 0 if the system starts no such thread.
 int64_t LifeThread();
 
-// One thread that waits for the end of any of the peers.
+// One thread that waits for the end of any of the peers. If the system starts no
+// thread, nobody waits, and a line on stderr says so.
 class PeerWatch {
  public:
   // Calls `ended` once for each peer that ends or has ended, with its place among them,

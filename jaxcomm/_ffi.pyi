@@ -35,8 +35,11 @@ class ProcessSet:
 def create_segment(processes: int, named: bool) -> Segment:
     """Makes and formats the segment of so many processes."""
 
-def attach_segment(path: str, bytes: int, nonce: int) -> Segment:
-    """Attaches to another process's segment."""
+def attach_segment(path: str, bytes: int, nonce: int, processes: int) -> Segment:
+    """Attaches to another process's segment, made for so many."""
+
+def shared_memory_layout() -> int:
+    """A number that processes must agree on before they share a segment."""
 
 def process_set(segment: Segment, peers: Sequence[tuple[int, int, int]], self: int) -> ProcessSet:
     """Joins the processes (pid, start time, index) of a segment."""

@@ -22,8 +22,8 @@ from typing import Any
 from jaxcomm import _ffi, _jax_compat, config
 from jaxcomm.errors import CommunicatorError
 
-# Bumped when the layout of the shared memory changes: processes must agree on it.
-_LAYOUT = 3
+# Processes that share memory must agree on what lies where in it.
+_LAYOUT = _ffi.shared_memory_layout()
 # One blocking look into the store; Ctrl-C is seen in between. Each is twice as long as
 # the one before, so that a thousand processes which wait for one leave the store in
 # peace.
@@ -191,7 +191,7 @@ def _visible(cards, me):
         (card["pid"], card["start"], process, card["thread"])
         for process, card in cards.items()
         if process != me and card["boot"] == cards[me]["boot"]
-        if _ffi.process_start_time(card["pid"]) == card["start"]
+        if _is_visible(card, cards[me])
     ]
 
 
@@ -249,7 +249,15 @@ def _find_neighbors(store, processes, me):
             break
     process_set = None
     if segment is not None:
-        peers = [(cards[p]["pid"], cards[p]["start"], p) for p in members]
+        # The id 0 means that nobody watches the process.
+        peers = [
+            (
+                cards[p]["pid"] if _is_visible(cards[p], cards[me]) else 0,
+                cards[p]["start"],
+                p,
+            )
+            for p in members
+        ]
         process_set = _ffi.process_set(segment, peers, members.index(me))
     return Neighbors(host_of, refusals, members, process_set, segment)
 
@@ -269,7 +277,7 @@ def _attach(store, attempt, members, me):
         found = store.get_all(f"segment-{attempt}", (leader,))[leader]
         if "error" in found:
             return None, found["error"]
-        return _ffi.attach_segment(*found["address"]), None
+        return _ffi.attach_segment(*found["address"], len(members)), None
     except RuntimeError as error:
         return None, f"process {me}: {error}"
 
@@ -326,6 +334,7 @@ class _Store:
             "boot": _boot_id(),
             "pid": pid,
             "start": _ffi.process_start_time(pid),
+            "pid_namespace": _pid_namespace(),
             "thread": _ffi.life_thread(),
             "what": self.purpose.what,
             "key": self.purpose.key,
@@ -474,6 +483,26 @@ class _Store:
                 return False
             raise
         return True
+
+
+def _is_visible(card, own) -> bool:
+    """Returns whether the id of the card's process means that process here too.
+
+    Containers of one host may share memory and yet number their processes apart. The
+    id of a process of another container then belongs to another process here, or to
+    none, and the process would be taken for dead.
+    """
+    if card["pid_namespace"] and own["pid_namespace"]:
+        return card["pid_namespace"] == own["pid_namespace"]
+    return 0 != _ffi.process_start_time(card["pid"]) == card["start"]
+
+
+def _pid_namespace() -> str | None:
+    """Names the namespace of process ids, None where /proc does not show it."""
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return None
 
 
 def _boot_id() -> str:

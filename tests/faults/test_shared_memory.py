@@ -2,6 +2,8 @@
 
 import pytest
 
+from jaxcomm import _ffi
+
 pytestmark = pytest.mark.multiprocess
 
 MEET = """
@@ -82,3 +84,31 @@ answer = [len(mapped), glob.glob(f"/dev/shm/jaxcomm-{os.getpid()}-*")]
     )
     print(f"noticed after {outcome['end'] - since:.3f} s")
     assert outcome["end"] - since < 5
+
+
+def test_processes_of_another_pid_namespace_are_not_taken_for_dead(start):
+    processes = start(2, timeout=20)
+    # As in two containers that share /dev/shm: here nobody has the id that it hands in.
+    processes[1].ask(
+        """
+import types
+jaxcomm.bootstrap.os = types.SimpleNamespace(
+    getpid=lambda: 2**22 + 1, readlink=lambda path: "pid:[1]"
+)
+jaxcomm._ffi.process_start_time = lambda pid: 12345
+"""
+    )
+    processes.ask("mesh = mesh_of()")
+    assert processes.ask(MEET) == [["host", "shared memory", RIGHT]] * 2
+
+
+def test_memory_of_another_size_is_not_used():
+    segment = _ffi.create_segment(2, False)
+    with pytest.raises(RuntimeError, match="is not that of 3 processes"):
+        _ffi.attach_segment(*segment.address(), 3)
+    peers = [(0, 0, process) for process in range(3)]
+    with pytest.raises(RuntimeError, match="is not that of 3 processes"):
+        _ffi.process_set(segment, peers, 0)
+    with pytest.raises(RuntimeError, match="no process 2 among 2"):
+        _ffi.process_set(segment, peers[:2], 2)
+    assert _ffi.process_set(_ffi.attach_segment(*segment.address(), 2), peers[:2], 1)

@@ -1,15 +1,19 @@
 #include "ffi/flight_dump.h"
 
+#include <fcntl.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <fstream>
 #include <functional>
 #include <iterator>
 #include <locale>
 #include <string>
+#include <thread>
+#include <vector>
 
 #include "ffi/dump_signal.h"
 #include "tests/ffi/check.h"
@@ -44,6 +48,7 @@ class Folder {
     Take();
     rmdir(path_.c_str());
   }
+  const std::string& path() const { return path_; }
   // The dump, which is deleted; empty if there is none.
   std::string Take() {
     const std::string path = path_ + "/flight-record-3.json";
@@ -152,6 +157,76 @@ TEST(lines_say_what_each_rank_waits_in_or_did_last) {
                    "rank 1 of 2 (cpu:7) has been in all_reduce(float32[4]) #2 "
                    "for 0.0 s\n"));
   CHECK_TRUE(!Holds(lines, "#1 "));
+}
+
+TEST(a_file_that_somebody_left_in_the_folder_is_not_written_through) {
+  Folder folder;
+  const std::string victim = folder.path() + "/victim";
+  const std::string part = folder.path() + "/flight-record-3.json.part";
+  std::ofstream(victim) << "precious";
+  CHECK_EQ(symlink(victim.c_str(), part.c_str()), 0);
+  Recording communicator(Spec({{6, 7}}));
+  auto site = Sum();
+  communicator.recorder().Finish(communicator.recorder().Start(*site, 1, 1, 0, 0),
+                                 State::kCompleted);
+  DumpFlightRecords("timeout");
+  CHECK_TRUE(Holds(folder.Take(), "\"reason\": \"timeout\""));
+  std::ifstream file(victim);
+  CHECK_EQ(std::string(std::istreambuf_iterator<char>(file), {}), "precious");
+  unlink(victim.c_str());
+}
+
+// While it lives, stderr is a full pipe.
+class BlockedStderr {
+ public:
+  BlockedStderr() {
+    CHECK_EQ(pipe(ends_), 0);
+    before_ = dup(STDERR_FILENO);
+    fcntl(ends_[1], F_SETFL, O_NONBLOCK);
+    while (write(ends_[1], "xxxxxxxx", 8) > 0) continue;
+    fcntl(ends_[1], F_SETFL, 0);
+    dup2(ends_[1], STDERR_FILENO);
+  }
+  ~BlockedStderr() {
+    dup2(before_, STDERR_FILENO);
+    close(ends_[1]);
+    close(before_);
+    char bytes[4096];
+    // Until no writer is left, the one that was blocked included.
+    while (read(ends_[0], bytes, sizeof(bytes)) > 0) continue;
+    close(ends_[0]);
+  }
+
+ private:
+  int ends_[2];
+  int before_;
+};
+
+TEST(a_dump_that_cannot_be_written_holds_up_nobody_for_long) {
+  Folder folder;
+  Recording communicator(Spec({{6, 7}}));
+  auto site = Sum();
+  FlightRecorder& recorder = communicator.recorder();
+  std::atomic<int> returned{0};
+  std::vector<std::thread> threads;
+  {
+    BlockedStderr blocked;
+    for (int i = 0; i < 5; ++i) {
+      // Each is the first of its failures, and is dumped.
+      recorder.Finish(recorder.Start(*site, 10 + i, 1, 0, 0), State::kCompleted);
+      threads.emplace_back([&] {
+        DumpFlightRecords("timeout");
+        ++returned;
+      });
+    }
+    // Each waits a second; nothing would end if they waited for the pipe.
+    CHECK_TRUE(Comes([&] { return returned == 5; }));
+  }
+  for (std::thread& thread : threads) thread.join();
+  // What comes later is written.
+  recorder.Finish(recorder.Start(*site, 20, 1, 0, 0), State::kCompleted);
+  DumpFlightRecords("mismatch");
+  CHECK_TRUE(Holds(folder.Take(), "\"reason\": \"mismatch\""));
 }
 
 void Ignored(int) {}

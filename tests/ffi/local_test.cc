@@ -139,6 +139,60 @@ TEST(a_rank_that_never_arrives_is_named_to_those_who_wait) {
   CHECK_EQ(ranks[3].result[0], 4.0f);
 }
 
+TEST(a_pairwise_call_may_outlive_its_program) {
+  // Rank 0 neither sends nor receives. The other ranks' programs failed before they
+  // came to the call, and all programs are deleted before the timeout.
+  auto communicator = MakeLocalCommunicator(Spec(OneGroup(3), 0.05));
+  auto site = MakeSite("permute", {-1, 2, 1}, {FloatLeaf(2)}, {FloatLeaf(2)});
+  RankBuffers zero(2, 2, 1);
+  Outcome outcome;
+  zero.Arrive(*communicator, site.get(), 1, 100, nullptr, &outcome);
+  CHECK_EQ(outcome.Wait(), "");
+  CHECK_EQ(communicator->stats().in_flight, 1);
+  site.reset();
+  CHECK_TRUE(Comes([&] { return communicator->stats().in_flight == 0; }));
+  // Nobody waited, so no run has failed.
+  CHECK_TRUE(communicator->FailedRuns().empty());
+}
+
+TEST(ranks_that_come_after_a_pairwise_call_was_forgotten_meet_each_other) {
+  auto communicator = MakeLocalCommunicator(Spec(OneGroup(4), 0.3));
+  auto site = MakeSite("permute", {1, 0, 3, 2}, {FloatLeaf(2)}, {FloatLeaf(2)});
+  std::deque<RankBuffers> ranks;
+  std::deque<Outcome> outcomes(4);
+  for (int r = 0; r < 4; ++r) ranks.emplace_back(2, 2, static_cast<float>(r));
+  const auto arrive = [&](int r) {
+    ranks[r].Arrive(*communicator, site.get(), 1, 100 + r, nullptr, &outcomes[r]);
+  };
+  arrive(0), arrive(1);
+  for (int r : {0, 1}) CHECK_EQ(outcomes[r].Wait(), "");
+  CHECK_TRUE(Comes([&] { return communicator->stats().in_flight == 0; }));
+  arrive(2), arrive(3);
+  for (int r : {2, 3}) CHECK_EQ(outcomes[r].Wait(), "");
+  CHECK_EQ(ranks[2].result[1], 3.0f);
+  CHECK_EQ(ranks[3].result[1], 2.0f);
+}
+
+TEST(the_time_of_a_pair_begins_when_it_comes) {
+  constexpr double kTimeout = 1;
+  auto communicator = MakeLocalCommunicator(Spec(OneGroup(4), kTimeout));
+  auto site = MakeSite("permute", {1, 0, 3, 2}, {FloatLeaf(2)}, {FloatLeaf(2)});
+  std::deque<RankBuffers> ranks(4, {2, 2, 1.0f});
+  std::deque<Outcome> outcomes(4);
+  const auto arrive = [&](int r) {
+    ranks[r].Arrive(*communicator, site.get(), 1, 100 + r, nullptr, &outcomes[r]);
+  };
+  arrive(0), arrive(1);
+  for (int r : {0, 1}) CHECK_EQ(outcomes[r].Wait(), "");
+  // The meeting is most of its time old when rank 2 comes.
+  std::this_thread::sleep_for(std::chrono::milliseconds(700));
+  const auto begin = std::chrono::steady_clock::now();
+  arrive(2);
+  CHECK_CONTAINS(outcomes[2].Wait(), "waited 1 s for rank 3");
+  const auto waited = std::chrono::steady_clock::now() - begin;
+  CHECK_TRUE(waited >= std::chrono::duration<double>(kTimeout));
+}
+
 TEST(a_timeout_says_where_the_missing_rank_waits_instead) {
   auto communicator = MakeLocalCommunicator(Spec(OneGroup(2), 0.05));
   auto sum = MakeSite("all_reduce", {}, {FloatLeaf(2)}, {FloatLeaf(2)});

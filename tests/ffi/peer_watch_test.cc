@@ -2,6 +2,7 @@
 #include "ffi/peer_watch.h"
 
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -10,8 +11,10 @@
 #include <chrono>
 #include <fstream>
 #include <future>
+#include <memory>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "tests/ffi/check.h"
 
@@ -72,6 +75,77 @@ bool WatchesThreads() {
   const auto fd = syscall(SYS_pidfd_open, getpid(), 0200);
   if (fd >= 0) close(static_cast<int>(fd));
   return fd >= 0;
+}
+
+// Sanitizers open pipes of their own: UBSan takes a refused one for invalid memory.
+#if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
+
+// While it lives, this process can open no file, and has no descriptor left for another
+// purpose.
+class NoDescriptors {
+ public:
+  NoDescriptors() {
+    CHECK_EQ(getrlimit(RLIMIT_NOFILE, &before_), 0);
+    rlimit none = before_;
+    none.rlim_cur = 3;  // poll(2) refuses more entries than this
+    CHECK_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+    CHECK_EQ(dup(0), -1);
+  }
+  ~NoDescriptors() { CHECK_EQ(setrlimit(RLIMIT_NOFILE, &before_), 0); }
+
+ private:
+  rlimit before_;
+};
+
+TEST(a_living_process_is_not_ended_while_no_descriptors_are_left) {
+  Child child;
+  const Peer peer = child.PeerWith(child.life);
+  std::atomic<int> ended{0};
+  auto limit = std::make_unique<NoDescriptors>();
+  PeerWatch watch({peer}, [&](size_t) { ++ended; });
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  CHECK_EQ(ended.load(), 0);
+  limit.reset();
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  CHECK_EQ(ended.load(), 0);
+  child.Kill();
+  CHECK_TRUE(Comes([&] { return ended.load() == 1; }));
+}
+
+TEST(an_end_is_told_while_no_descriptors_are_left) {
+  Child child;
+  const Peer peer = child.PeerWith(child.life);
+  std::atomic<int> ended{0};
+  NoDescriptors limit;
+  PeerWatch watch({peer}, [&](size_t) { ++ended; });
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  CHECK_EQ(ended.load(), 0);
+  child.Kill();
+  CHECK_TRUE(Comes([&] { return ended.load() == 1; }));
+}
+
+TEST(a_watch_over_more_processes_than_descriptors_goes_on) {
+  Child child;
+  const Peer nobody;
+  const std::vector<Peer> peers = {child.PeerWith(0), nobody, nobody, nobody, nobody};
+  std::atomic<int> ended{0};
+  NoDescriptors limit;
+  PeerWatch watch(peers, [&](size_t) { ++ended; });
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  CHECK_EQ(ended.load(), 0);
+  child.Kill();
+  CHECK_TRUE(Comes([&] { return ended.load() == 1; }));
+}
+
+#endif
+
+TEST(a_later_process_of_the_same_id_is_not_the_peer) {
+  Child child;
+  Peer peer = child.PeerWith(0);
+  --peer.start_time;
+  std::atomic<int> ended{0};
+  PeerWatch watch({peer}, [&](size_t) { ++ended; });
+  CHECK_TRUE(Comes([&] { return ended.load() == 1; }));
 }
 
 TEST(a_killed_process_is_told_once) {

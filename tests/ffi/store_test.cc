@@ -71,13 +71,14 @@ TEST(every_target_gets_the_reduction) {
             }
             sources[i] = inputs[i].data();
           }
-          std::vector<unsigned char> expected(elements * width);
+          // Not a vector of that size: at 0 its data() is null, which memcmp() forbids.
+          Buffer expected(elements * width, 0);
           kernels.reduce(expected.data(), sources, 3, elements);
           Buffer first(elements * width, offset), second(elements * width, 0);
           void* targets[] = {first.data(), second.data()};
           store.Reduce(kernels, targets, 2, sources, 3, elements, width);
           for (Buffer* target : {&first, &second}) {
-            CHECK_TRUE(std::memcmp(target->data(), expected.data(), expected.size()) ==
+            CHECK_TRUE(std::memcmp(target->data(), expected.data(), expected.size) ==
                        0);
             CHECK_TRUE(target->MarginIsUntouched());
           }

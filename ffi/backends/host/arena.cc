@@ -40,18 +40,22 @@ Crossing* Arena::Join(const CrossingKey& key, uint64_t members, uint64_t signatu
   me.last.Store(call);
   me.last_number.store(number, relaxed);
   Lock lock(*this);
+  if (!lock) return nullptr;
   const Places places = FindLocked(key);
   Crossing* joined = places.found;
   if (joined != nullptr) {
     FailIfCallsDifferLocked(joined, signature, call);
   } else {
     joined = places.free != nullptr ? places.free : places.stale;
-    if (joined == nullptr) return nullptr;
+    if (joined == nullptr) {
+      AskToBeRungLocked();
+      return nullptr;
+    }
     OpenLocked(joined, key, members, signature, call);
   }
   FailIfUnheardLocked(joined);
   seat(joined, self_).state.store(Seat::kHere, relaxed);
-  joined->here.fetch_add(1, std::memory_order_acq_rel);
+  joined->here.fetch_or(uint64_t{1} << self_, std::memory_order_acq_rel);
   if (wants_channel && joined->error.load(relaxed) == 0) AssignChannelLocked(joined);
   return joined;
 }
@@ -86,8 +90,13 @@ Arena::Places Arena::FindLocked(const CrossingKey& key) const {
 void Arena::OpenLocked(Crossing* crossing, const CrossingKey& key, uint64_t members,
                        uint64_t signature, std::string_view call) {
   const auto relaxed = std::memory_order_relaxed;
-  // A stale one may still have a channel.
-  if (crossing->state.load(relaxed) != Crossing::kFree) ReturnChannelLocked(crossing);
+  if (crossing->state.load(relaxed) != Crossing::kFree) {
+    // A stale one may still have a channel.
+    ReturnChannelLocked(crossing);
+    // Free while it is rewritten, should this process be killed in between.
+    crossing->state.store(Crossing::kFree, relaxed);
+    std::atomic_signal_fence(std::memory_order_seq_cst);
+  }
   crossing->communicator.store(key.communicator, relaxed);
   crossing->group.store(key.group, relaxed);
   crossing->run.store(key.run, relaxed);
@@ -117,8 +126,7 @@ void Arena::ReturnChannelLocked(Crossing* crossing) {
 void Arena::AssignChannelLocked(Crossing* crossing) {
   const auto relaxed = std::memory_order_relaxed;
   if (crossing->channel.load(relaxed) >= 0) return;
-  const bool all_here = crossing->here.load(relaxed) ==
-                        __builtin_popcountll(crossing->members.load(relaxed));
+  const bool all_here = crossing->here.load(relaxed) == crossing->members.load(relaxed);
   const uint32_t used = channels().load(relaxed);
   const int limit = all_here ? kChannels : kChannels - kReservedChannels;
   // The lowest free one: its pages are there already.
@@ -128,34 +136,53 @@ void Arena::AssignChannelLocked(Crossing* crossing) {
     crossing->channel.store(channel, std::memory_order_release);
     return;
   }
+  AskToBeRungLocked();
+}
+
+void Arena::AskToBeRungLocked() {
+  starved().fetch_or(uint64_t{1} << self_, std::memory_order_relaxed);
 }
 
 void Arena::TryAssignChannel(Crossing* crossing) {
   if (crossing->channel.load(std::memory_order_acquire) >= 0) return;
   Lock lock(*this);
-  AssignChannelLocked(crossing);
+  if (lock) AssignChannelLocked(crossing);
 }
 
 void Arena::CleanUp(Crossing* crossing) {
-  const auto relaxed = std::memory_order_relaxed;
-  Lock lock(*this);
-  // By the time the lock is ours the crossing may be clean, or another one: what
-  // follows is true of it then as well.
-  const uint32_t left = crossing->left.load(std::memory_order_acquire);
-  const auto members =
-      static_cast<uint32_t>(__builtin_popcountll(crossing->members.load(relaxed)));
-  if (left != crossing->here.load(relaxed)) return;
-  if (left != members && crossing->error.load(relaxed) == 0) return;
-  // Who comes late to a failed crossing touches no channel.
-  ReturnChannelLocked(crossing);
-  if (left == members) crossing->state.store(Crossing::kFree, relaxed);
+  uint64_t waiting = 0;
+  {
+    Lock lock(*this);
+    // A process registers under the lock when it finds nothing free. So either it finds
+    // what we return here, or we find it in the mask.
+    if (lock && CleanUpLocked(crossing)) {
+      waiting = starved().exchange(0, std::memory_order_relaxed);
+    }
+  }
+  if (waiting != 0) RingAll(waiting);
 }
 
+bool Arena::CleanUpLocked(Crossing* crossing) {
+  const auto relaxed = std::memory_order_relaxed;
+  // The crossing may have been cleaned, or reopened under another key, before we got
+  // the lock. The checks below hold for whatever occupies the slot now.
+  const uint64_t left = crossing->left.load(std::memory_order_acquire);
+  const uint64_t members = crossing->members.load(relaxed);
+  if (left != crossing->here.load(relaxed)) return false;
+  if (left != members && crossing->error.load(relaxed) == 0) return false;
+  // Latecomers to a failed crossing never use its channel, so it can be returned now.
+  ReturnChannelLocked(crossing);
+  if (left == members) crossing->state.store(Crossing::kFree, relaxed);
+  return true;
+}
+
+// One atomic operation says that the process has left. So a kill before or after it
+// leaves a count that is true, and leaving twice does no harm.
 void Arena::LeaveSeat(Crossing* crossing, int process) {
-  const auto members = static_cast<uint32_t>(
-      __builtin_popcountll(crossing->members.load(std::memory_order_relaxed)));
+  const uint64_t members = crossing->members.load(std::memory_order_relaxed);
   seat(crossing, process).state.store(Seat::kLeft, std::memory_order_release);
-  const uint32_t left = crossing->left.fetch_add(1, std::memory_order_acq_rel) + 1;
+  const uint64_t bit = uint64_t{1} << process;
+  const uint64_t left = crossing->left.fetch_or(bit, std::memory_order_acq_rel) | bit;
   if (left == members || crossing->error.load(std::memory_order_acquire) != 0) {
     CleanUp(crossing);
   }
@@ -167,8 +194,9 @@ void Arena::Leave(Crossing* crossing) {
 }
 
 std::vector<std::string> Arena::CallsOf(int process) const {
-  Lock lock(*this);
   std::vector<std::string> calls;
+  Lock lock(*this);
+  if (!lock) return calls;
   for (int i = 0; i < kCrossings; ++i) {
     const Crossing* const open = crossing(i);
     if (open->state.load(std::memory_order_relaxed) == Crossing::kFree) continue;
@@ -178,6 +206,12 @@ std::vector<std::string> Arena::CallsOf(int process) const {
     }
   }
   return calls;
+}
+
+void Arena::RingAll(uint64_t mask) const {
+  Ring(mask);
+  // A handler of this process may have returned what its progress thread waits for.
+  if ((mask >> self_ & 1) != 0) RingSelf();
 }
 
 void Arena::Ring(uint64_t mask) const {

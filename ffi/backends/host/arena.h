@@ -38,14 +38,16 @@ class Arena : public ArenaMemory {
   int self() const { return self_; }
 
   // Takes this process's seat in the crossing of that key at which it has not been,
-  // opening it if there is none. Null if the table is full of others: try again later.
+  // opening it if there is none. Null if the table is full of others: try again when
+  // the doorbell rings. Null, too, if status() is a failure.
   // It may have failed, and does if the signatures differ; then leave it.
   // `number`: how many-th call of the group; `wants_channel`: its operands are to be
   // streamed.
   Crossing* Join(const CrossingKey& key, uint64_t members, uint64_t signature,
                  std::string_view call, uint64_t number, bool wants_channel);
   // Gives an open crossing a channel, when all its members are here or channels
-  // abound; then it surely ends, and gives the channel back.
+  // abound; then it surely ends, and gives the channel back. If none is free, try again
+  // when the doorbell rings.
   void TryAssignChannel(Crossing* crossing);
   // Gives this process's seat back; the crossing is free once all have.
   void Leave(Crossing* crossing);
@@ -53,8 +55,11 @@ class Arena : public ArenaMemory {
   void Heard(const Crossing* crossing);
   // Fails the crossing for all its members. The first failure stands.
   void Fail(Crossing* crossing, const Status& error);
-  // Gives back the seats of a process that is no more.
+  // Gives back the seat of a process that has ended, in a failed crossing.
   void Abandon(Crossing* crossing, int process);
+  // Gives back the seats, places and channels that processes held when they ended, but
+  // for those that others wait for: they fail and then abandon.
+  void ReleaseHoldings(uint64_t ended);
 
   // How this process writes its chunks.
   StoreTuner& tuner() { return tuner_; }
@@ -79,8 +84,14 @@ class Arena : public ArenaMemory {
                   uint64_t signature, std::string_view call);
   void AssignChannelLocked(Crossing* crossing);
   void ReturnChannelLocked(Crossing* crossing);
+  // Has this process rung when a place in the table, or a channel, is returned.
+  void AskToBeRungLocked();
+  // Rings the processes of a mask, this one included.
+  void RingAll(uint64_t mask) const;
   void LeaveSeat(Crossing* crossing, int process);
   void CleanUp(Crossing* crossing);
+  // Returns whether there was anything to free.
+  bool CleanUpLocked(Crossing* crossing);
 
   // Failures, and who hears of them: arena_failures.cc.
   void FailLocked(Crossing* crossing, ErrorCode code, std::string_view text);

@@ -18,7 +18,7 @@ bool IsSeated(uint32_t state) { return state == Seat::kHere || state == Seat::kR
 void Arena::Fail(Crossing* crossing, const Status& error) {
   {
     Lock lock(*this);
-    if (crossing->error.load(std::memory_order_relaxed) != 0) return;
+    if (!lock || crossing->error.load(std::memory_order_relaxed) != 0) return;
     FailLocked(crossing, *error.errc(), error.message());
   }
   Ring(crossing->members.load(std::memory_order_relaxed));
@@ -58,10 +58,8 @@ void Arena::TellThoseWhoLeftLocked(const Crossing* crossing, const std::string& 
     Crossing* const next = OldestOfGroupLocked(crossing, member);
     if (next == nullptr) continue;
     FailLocked(next, ErrorCode::kInvalidArgument, told);
-    const uint64_t members = next->members.load(relaxed);
-    Ring(members);
-    // It may itself wait there, on a thread that sleeps.
-    if (members >> self_ & 1) RingSelf();
+    // This process may itself wait there, on a thread that sleeps.
+    RingAll(next->members.load(relaxed));
   }
 }
 
@@ -100,19 +98,50 @@ void Arena::Heard(const Crossing* crossing) {
   std::atomic<uint64_t>& unheard_of = process(self_).unheard_of;
   if (unheard_of.load(std::memory_order_relaxed) == 0) return;
   Lock lock(*this);
-  if (IsUnheard(crossing)) unheard_of.store(0, std::memory_order_relaxed);
+  if (lock && IsUnheard(crossing)) unheard_of.store(0, std::memory_order_relaxed);
 }
 
 void Arena::Abandon(Crossing* crossing, int process) {
-  // Several survivors may try; one of them does it.
-  std::atomic<uint32_t>& state = seat(crossing, process).state;
-  uint32_t seen = state.load(std::memory_order_acquire);
-  while (IsSeated(seen)) {
-    if (state.compare_exchange_weak(seen, Seat::kLeft)) {
-      LeaveSeat(crossing, process);
-      return;
-    }
+  // Several survivors may try. Leaving twice does no harm, but leaving another crossing
+  // would, which has the slot by now: an ended process has come to none of later.
+  if (IsSeated(seat(crossing, process).state.load(std::memory_order_acquire))) {
+    LeaveSeat(crossing, process);
   }
+}
+
+void Arena::ReleaseHoldings(uint64_t ended) {
+  const auto relaxed = std::memory_order_relaxed;
+  uint64_t waiting = 0;
+  {
+    Lock lock(*this);
+    if (!lock) return;
+    for (int i = 0; i < kCrossings; ++i) {
+      Crossing* const open = crossing(i);
+      if (open->state.load(relaxed) == Crossing::kFree) continue;
+      const uint64_t seated = open->here.load(relaxed) & ~open->left.load(relaxed);
+      bool is_incomplete = false;
+      for (uint64_t mask = seated & ended; mask != 0; mask &= mask - 1) {
+        const int process = __builtin_ctzll(mask);
+        std::atomic<uint32_t>& state = seat(open, process).state;
+        if (state.load(relaxed) == Seat::kHere && open->error.load(relaxed) == 0) {
+          is_incomplete = true;  // its bytes will never come
+          continue;
+        }
+        state.store(Seat::kLeft, std::memory_order_release);
+        open->left.fetch_or(uint64_t{1} << process, std::memory_order_acq_rel);
+      }
+      if (is_incomplete && (seated & ~ended) == 0) {
+        // Nobody waits in it. A process that comes later opens another one, finds that
+        // a member has ended, and says more about it than can be said here. So do the
+        // processes that wait in an incomplete crossing.
+        ReturnChannelLocked(open);
+        open->state.store(Crossing::kFree, relaxed);
+      }
+      CleanUpLocked(open);
+    }
+    waiting = starved().exchange(0, relaxed);
+  }
+  RingAll(waiting);
 }
 
 }  // namespace jaxcomm

@@ -1,9 +1,16 @@
 #include "ffi/backends/host/arena_memory.h"
 
+#include <time.h>
+
 #include <cerrno>
+#include <cstddef>
+#include <cstring>
+#include <initializer_list>
+#include <string>
 #include <utility>
 
 #include "ffi/cores.h"
+#include "ffi/hash.h"
 
 namespace jaxcomm {
 namespace {
@@ -14,6 +21,17 @@ static_assert(std::atomic<uint64_t>::is_always_lock_free,
 constexpr size_t RoundUp(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
 
 constexpr size_t kPage = 4096;
+
+// Count this up when a field comes to mean something else, or when processes divide
+// their work in another way: sizes and offsets do not show that.
+constexpr int kMeaning = 1;
+
+// Looks at the lock, which is held for a few hundred nanoseconds, before sleeping on
+// it.
+constexpr int kLockSpins = 100;
+// A process that holds the lock for so long is stopped, or has crashed in a way that
+// the system does not report.
+constexpr int kLockSeconds = 60;
 
 // Of one crossing: itself, the seats, and for each reader a row of counters.
 size_t PassedRow(int processes) {
@@ -41,23 +59,99 @@ struct ArenaMemory::Header {
   pthread_mutex_t mutex;
   std::atomic<uint32_t> channels;
   std::atomic<uint64_t> opened;
+  std::atomic<uint64_t> starved;
   ProcessState processes[kMaxProcesses];
 };
 
-ArenaMemory::Lock::Lock(const ArenaMemory& memory) : mutex_(&memory.header().mutex) {
+ArenaMemory::Lock::Lock(const ArenaMemory& memory) : mutex_(memory.mutex()) {
+  // glibc's trylock keeps a mutex that it reports as not recoverable: never ask again.
+  if (memory.lock_error_.load(std::memory_order_relaxed) != 0) return;
   int error = EBUSY;
-  for (int i = 0; i < 100 && error == EBUSY; ++i) {
+  for (int i = 0; i < kLockSpins && error == EBUSY; ++i) {
     error = pthread_mutex_trylock(mutex_);
     if (error == EBUSY) Pause();
   }
-  if (error == EBUSY) error = pthread_mutex_lock(mutex_);
-  // Robust, for its holder may be killed. The dead process left a crossing half made at
-  // worst, which it did not open.
-  if (error == EOWNERDEAD) pthread_mutex_consistent(mutex_);
+  // Second by second, so that a pause of all processes counts as one second at most.
+  for (int i = 0; i < kLockSeconds && (error == EBUSY || error == ETIMEDOUT); ++i) {
+    timespec end;
+    clock_gettime(CLOCK_REALTIME, &end);
+    ++end.tv_sec;
+    error = pthread_mutex_timedlock(mutex_, &end);
+  }
+  if (error == EOWNERDEAD) {
+    // First the repair: if this process is killed too, the next one repairs again.
+    memory.RepairLocked();
+    error = pthread_mutex_consistent(mutex_);
+    if (error != 0) pthread_mutex_unlock(mutex_);
+  }
+  if (error != 0) memory.lock_error_.store(error, std::memory_order_relaxed);
+  is_held_ = error == 0;
+}
+
+void ArenaMemory::RepairLocked() const {
+  const auto relaxed = std::memory_order_relaxed;
+  uint32_t used = 0;
+  for (int i = 0; i < kCrossings; ++i) {
+    Crossing* const open = crossing(i);
+    if (open->state.load(relaxed) == Crossing::kFree) continue;
+    const uint64_t here = open->here.load(relaxed), left = open->left.load(relaxed);
+    // Opened by the dead process, which had yet to take its seat; or left by all.
+    const bool is_unused = here == 0 || left == open->members.load(relaxed);
+    if (is_unused || (here == left && open->error.load(relaxed) != 0)) {
+      open->channel.store(-1, relaxed);
+    }
+    if (is_unused) open->state.store(Crossing::kFree, relaxed);
+    const int channel = open->channel.load(relaxed);
+    if (channel >= 0 && channel < kChannels) used |= 1u << channel;
+  }
+  channels().store(used, relaxed);
+}
+
+Status ArenaMemory::status() const {
+  const int error = lock_error_.load(std::memory_order_relaxed);
+  if (error == 0) return OkStatus();
+  const std::string reason =
+      error == ETIMEDOUT || error == EBUSY
+          ? StrCat("a process has held it for ", kLockSeconds, " s")
+          : std::strerror(error);
+  return Status(ErrorCode::kInternal,
+                StrCat("the lock of the shared memory has failed (", reason,
+                       "). Call jaxcomm.finalize() in every process of this host"));
 }
 
 int64_t ArenaMemory::Bytes(int processes) {
   return static_cast<int64_t>(Layout(processes, sizeof(Header)).total);
+}
+
+uint64_t ArenaMemory::LayoutHash() {
+  std::string text = StrCat("meaning ", kMeaning);
+  const auto add = [&text](std::initializer_list<size_t> numbers) {
+    for (const size_t number : numbers) text += StrCat(",", number);
+  };
+  add({sizeof(Header), offsetof(Header, nonce), offsetof(Header, mutex),
+       sizeof(pthread_mutex_t), offsetof(Header, channels), offsetof(Header, opened),
+       offsetof(Header, starved), offsetof(Header, processes)});
+  add({sizeof(ProcessState), offsetof(ProcessState, presence),
+       offsetof(ProcessState, doorbell), offsetof(ProcessState, finished),
+       offsetof(ProcessState, last), offsetof(ProcessState, last_number),
+       offsetof(ProcessState, unheard_of), offsetof(ProcessState, unheard_of_group),
+       offsetof(ProcessState, unheard)});
+  add({sizeof(Crossing), offsetof(Crossing, state), offsetof(Crossing, communicator),
+       offsetof(Crossing, group), offsetof(Crossing, run), offsetof(Crossing, tag),
+       offsetof(Crossing, members), offsetof(Crossing, signature),
+       offsetof(Crossing, channel), offsetof(Crossing, here), offsetof(Crossing, left),
+       offsetof(Crossing, error), offsetof(Crossing, opened), offsetof(Crossing, call),
+       offsetof(Crossing, failure)});
+  add({sizeof(Seat), offsetof(Seat, state), offsetof(Seat, written),
+       offsetof(Seat, past_caches)});
+  add({kMaxProcesses, kCrossings, kChannels, kSlots, kSlotBytes, kInlineBytes, kLine});
+  // The parts of a segment, for the fewest and the most processes.
+  for (const int processes : {1, kMaxProcesses}) {
+    const Layout layout(processes, sizeof(Header));
+    add({PassedRow(processes), CrossingBytes(processes), layout.crossings,
+         layout.inlines, layout.slots, layout.total});
+  }
+  return Fnv1a(text);
 }
 
 void ArenaMemory::Format(const Segment& segment, int processes) {
@@ -113,6 +207,8 @@ char* ArenaMemory::slot(int channel, int process, uint64_t chunk) const {
   return slots_ + (ring * kSlots + static_cast<int64_t>(chunk % kSlots)) * kSlotBytes;
 }
 
+pthread_mutex_t* ArenaMemory::mutex() const { return &header().mutex; }
+
 ProcessState& ArenaMemory::process(int index) const {
   return header().processes[index];
 }
@@ -120,5 +216,7 @@ ProcessState& ArenaMemory::process(int index) const {
 std::atomic<uint32_t>& ArenaMemory::channels() const { return header().channels; }
 
 std::atomic<uint64_t>& ArenaMemory::opened() const { return header().opened; }
+
+std::atomic<uint64_t>& ArenaMemory::starved() const { return header().starved; }
 
 }  // namespace jaxcomm

@@ -14,6 +14,7 @@
 #include "ffi/backends/host/doorbell.h"
 #include "ffi/backends/host/segment.h"
 #include "ffi/backends/host/shared_text.h"
+#include "ffi/status.h"
 
 namespace jaxcomm {
 
@@ -40,8 +41,8 @@ struct alignas(kLine) Crossing {
   std::atomic<uint64_t> members;  // mask of processes
   std::atomic<uint64_t> signature;
   std::atomic<int32_t> channel;  // -1: none yet
-  std::atomic<uint32_t> here;    // members that have come
-  std::atomic<uint32_t> left;    // of them, those that are done with it
+  std::atomic<uint64_t> here;    // mask of the members that have come
+  std::atomic<uint64_t> left;    // of them, those that are done with it
   std::atomic<uint32_t> error;   // an ErrorCode, 0 while all is well
   std::atomic<uint64_t> opened;  // counts crossings: the oldest failed goes first
   SharedText<256> call;          // of the first to come: "psum(float32[4])"
@@ -66,6 +67,8 @@ class ArenaMemory {
  public:
   // Bytes of a segment for so many processes.
   static int64_t Bytes(int processes);
+  // Equal on processes that agree on where everything lies in a segment.
+  static uint64_t LayoutHash();
   // The first process formats the segment; the others then attach to it.
   static void Format(const Segment& segment, int processes);
 
@@ -81,25 +84,43 @@ class ArenaMemory {
   char* slot(int channel, int process, uint64_t chunk) const;
   ProcessState& process(int index) const;
 
+  // Success unless the lock has failed. Nothing can be done in the arena then.
+  Status status() const;
+
  protected:
-  // Held for a few hundred nanoseconds, by whoever changes more than his own seat.
+  // Held for a few hundred nanoseconds, by a process that changes more than its own
+  // seat. If a process is killed while it holds the lock, the next one repairs what it
+  // left half done. False if the lock has failed.
   class Lock {
    public:
     explicit Lock(const ArenaMemory& memory);
-    ~Lock() { pthread_mutex_unlock(mutex_); }
+    ~Lock() {
+      if (is_held_) pthread_mutex_unlock(mutex_);
+    }
+    Lock(const Lock&) = delete;
+    Lock& operator=(const Lock&) = delete;
+
+    explicit operator bool() const { return is_held_; }
 
    private:
     pthread_mutex_t* const mutex_;
+    bool is_held_ = false;
   };
 
+  pthread_mutex_t* mutex() const;
   Crossing* crossing(int index) const;
   std::atomic<uint32_t>& channels() const;  // mask of those in use
   std::atomic<uint64_t>& opened() const;    // crossings so far
+  // Mask of processes that found the table full, or no channel free. Whoever returns
+  // either must ring them. Requires the lock.
+  std::atomic<uint64_t>& starved() const;
 
  private:
   struct Header;
 
   Header& header() const;
+  // Frees the crossings and the channels that nobody uses. Requires the lock.
+  void RepairLocked() const;
 
   const std::shared_ptr<Segment> segment_;
   const int processes_;
@@ -108,6 +129,7 @@ class ArenaMemory {
   char* crossings_;
   char* inlines_;
   char* slots_;
+  mutable std::atomic<int> lock_error_{0};
 };
 
 }  // namespace jaxcomm

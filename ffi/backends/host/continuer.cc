@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "ffi/cores.h"
+#include "ffi/start_thread.h"
 
 namespace jaxcomm {
 namespace {
@@ -39,6 +40,11 @@ class Continuer {
     return *continuer;
   }
 
+  Status Start() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return StartLocked();
+  }
+
   void Add(std::vector<Continuation> continuations, const std::shared_ptr<Gap>& gap) {
     const int count = static_cast<int>(continuations.size());
     if (count == 0) return;
@@ -50,6 +56,7 @@ class Continuer {
     int wanted = back_soon ? 0 : 1;
     {
       std::lock_guard<std::mutex> lock(mutex_);
+      (void)StartLocked();  // has succeeded before, for who makes communicators
       for (Continuation& continuation : continuations) {
         queue_.push_back({std::move(continuation), gap});
       }
@@ -57,7 +64,10 @@ class Continuer {
       if (gap->stalls.load(std::memory_order_relaxed)) wanted = count;
       Recruit(wanted);
       last_work_ = Clock::now();
-      if (!looking_out_) StartLookout();
+      if (!looking_out_) {
+        looking_out_ = true;
+        lookout_wake_.notify_one();
+      }
     }
   }
 
@@ -75,7 +85,8 @@ class Continuer {
   // Sees to it that up to `count` of the queued programs find a thread. A thread that
   // was woken or started but has not run yet counts: with the cores taken by others it
   // may be long on its way, and a second one would be no faster. So there are never
-  // more threads than ranks that wait. Holds mutex_.
+  // more threads than ranks that wait. If the system refuses a thread, the look-out
+  // tries again. Requires mutex_.
   void Recruit(int count) {
     const int wanted = std::min(count, static_cast<int>(queue_.size()));
     const int on_their_way =
@@ -84,11 +95,52 @@ class Continuer {
       if (sleeping_ > waking_) {
         ++waking_;
         wake_.notify_one();
-      } else {
-        workers_.push_back(std::make_unique<Worker>());
-        Worker* worker = workers_.back().get();
-        std::thread([this, worker] { Work(worker); }).detach();
+      } else if (StartWorker().failure()) {
+        return;
       }
+    }
+  }
+
+  // Requires mutex_.
+  Status StartWorker() {
+    auto worker = std::make_unique<Worker>();
+    std::thread thread;
+    Status status =
+        StartThread([this, worker = worker.get()] { Work(worker); }, &thread);
+    if (status.failure()) return status;
+    thread.detach();
+    workers_.push_back(std::move(worker));
+    return OkStatus();
+  }
+
+  // Requires mutex_.
+  Status StartLocked() {
+    if (!lookout_started_) {
+      std::thread thread;
+      if (Status status = StartThread([this] { LookOut(); }, &thread);
+          status.failure()) {
+        return status;
+      }
+      thread.detach();
+      lookout_started_ = true;
+    }
+    return workers_.empty() ? StartWorker() : OkStatus();
+  }
+
+  // Requires mutex_, and that the queue is not empty.
+  Item TakeItem() {
+    Item item = std::move(queue_.front());
+    queue_.pop_front();
+    queued_.store(static_cast<int>(queue_.size()), std::memory_order_release);
+    return item;
+  }
+
+  // Runs the program that waits for the promise, up to its next wait.
+  static void Complete(Continuation continuation) {
+    if (continuation.status.success()) {
+      continuation.promise.SetAvailable();
+    } else {
+      continuation.promise.SetError(std::move(continuation.status));
     }
   }
 
@@ -97,19 +149,13 @@ class Continuer {
     std::unique_lock<std::mutex> lock(mutex_);
     while (true) {
       while (!queue_.empty()) {
-        Item item = std::move(queue_.front());
-        queue_.pop_front();
-        queued_.store(static_cast<int>(queue_.size()), std::memory_order_release);
+        Item item = TakeItem();
         const Clock::time_point begin = Clock::now();
         worker->since = begin;
         worker->gap = item.gap;
         ++running_;
         lock.unlock();
-        if (item.continuation.status.success()) {
-          item.continuation.promise.SetAvailable();
-        } else {
-          item.continuation.promise.SetError(std::move(item.continuation.status));
-        }
+        Complete(std::move(item.continuation));
         const bool was_long = Clock::now() - begin > kLong;
         NoteRun(*item.gap, was_long);
         lock.lock();
@@ -153,20 +199,10 @@ class Continuer {
     spinning_.store(0, std::memory_order_relaxed);
   }
 
-  // Holds mutex_.
-  void StartLookout() {
-    looking_out_ = true;
-    if (lookout_started_) {
-      lookout_wake_.notify_one();
-      return;
-    }
-    lookout_started_ = true;
-    std::thread([this] { LookOut(); }).detach();
-  }
-
   void LookOut() {
     std::unique_lock<std::mutex> lock(mutex_);
     while (true) {
+      if (!looking_out_) lookout_wake_.wait(lock, [this] { return looking_out_; });
       lookout_wake_.wait_for(lock, kStalled);
       const Clock::time_point now = Clock::now();
       if (!queue_.empty()) {
@@ -177,12 +213,22 @@ class Continuer {
           stalled = true;
         }
         // Also when nobody runs: a thread that was woken may have slept on.
-        if (stalled || running_ == 0) Recruit(static_cast<int>(queue_.size()));
+        if (stalled || running_ == 0) {
+          const size_t before = workers_.size();
+          Recruit(static_cast<int>(queue_.size()));
+          const bool is_refused = workers_.size() == before && sleeping_ == 0 &&
+                                  static_cast<int>(before) == running_;
+          // All threads may be blocked, and the system starts no more: this thread is
+          // the last that can help.
+          if (is_refused) {
+            Item item = TakeItem();
+            lock.unlock();
+            Complete(std::move(item.continuation));
+            lock.lock();
+          }
+        }
       }
-      if (queue_.empty() && now - last_work_ > kLookout) {
-        looking_out_ = false;
-        lookout_wake_.wait(lock, [this] { return looking_out_; });
-      }
+      if (queue_.empty() && now - last_work_ > kLookout) looking_out_ = false;
     }
   }
 
@@ -208,6 +254,8 @@ void Continue(std::vector<Continuation> continuations,
               const std::shared_ptr<Gap>& gap) {
   Continuer::Get().Add(std::move(continuations), gap);
 }
+
+Status StartContinuing() { return Continuer::Get().Start(); }
 
 bool OnContinuer() { return on_worker; }
 

@@ -24,6 +24,10 @@ struct Continuation {
   Status status;  // what the promise completes with
 };
 
+// Starts the threads that Continue() cannot do without, once for the process. Fails if
+// the system refuses them.
+Status StartContinuing();
+
 // Completes the promises, soon, on threads of ours. Never blocks. `gap`: of the call
 // site, learned and made use of here.
 void Continue(std::vector<Continuation> continuations, const std::shared_ptr<Gap>& gap);

@@ -196,7 +196,7 @@ void LocalCommunicator::ContinueCrossing(Group& group, const Call& call,
   pending.transfer = &meeting->transfer;
   pending.begin = meeting->first_arrival;
   pending.timeout_seconds = spec().timeout_seconds;
-  pending.owner = this;
+  pending.owner = id_;
   pending.describe = [this, &group, meeting](uint64_t processes, bool died) {
     return CrossingText(group, *meeting, processes, died);
   };
@@ -225,7 +225,7 @@ void LocalCommunicator::ContinueCrossing(Group& group, const Call& call,
     std::lock_guard<std::mutex> lock(group.mutex);
     closed = group.closed;
   }
-  if (closed.failure()) spec().process_set->Abort(this, closed);
+  if (closed.failure()) spec().process_set->Abort(id_, closed);
 }
 
 std::string LocalCommunicator::CrossingText(const Group& group, const Meeting& meeting,

@@ -18,11 +18,13 @@ namespace {
 
 namespace ffi = xla::ffi;
 
+// Of communicators and of groups.
+std::atomic<uint64_t> next_id{1};
+
 }  // namespace
 
 LocalCommunicator::LocalCommunicator(CommunicatorSpec spec)
-    : Communicator(std::move(spec)) {
-  static std::atomic<uint64_t> next_id{1};
+    : Communicator(std::move(spec)), id_(next_id.fetch_add(1)) {
   const CommunicatorSpec& of = this->spec();
   for (size_t index = 0; index < of.groups.size(); ++index) {
     auto group = std::make_unique<Group>();
@@ -53,7 +55,8 @@ LocalCommunicator::LocalCommunicator(CommunicatorSpec spec)
 }
 
 LocalCommunicator::~LocalCommunicator() {
-  Abort(FailedPrecondition("the communicator was destroyed"));
+  // The process set has nothing of ours: what it carries on keeps us alive.
+  AbortMeetings(FailedPrecondition("the communicator was destroyed"));
 }
 
 ffi::Future LocalCommunicator::Execute(const Call& call) {
@@ -109,6 +112,11 @@ ffi::Future LocalCommunicator::Execute(const Call& call) {
     return FailedFuture(Mismatch(group, rank, call, std::move(lock), meeting, ticket));
   }
 
+  // The ranks that are done waited for none of those that are missing: the time of the
+  // missing ones begins with the first of them.
+  if (meeting->arrived > 0 && !HasWaiting(*meeting)) {
+    meeting->first_arrival = Clock::now();
+  }
   ffi::Promise promise;
   ffi::Future future(promise);
   Seat& seat = meeting->seats[rank];
@@ -291,7 +299,9 @@ CommunicatorStats LocalCommunicator::stats() const {
 std::shared_ptr<Communicator> MakeLocalCommunicator(CommunicatorSpec spec) {
   const double timeout_seconds = spec.timeout_seconds;
   auto communicator = std::make_shared<LocalCommunicator>(std::move(spec));
-  WatchDeadlines(communicator, timeout_seconds);
+  Status status = StartContinuing();
+  if (status.success()) status = WatchDeadlines(communicator, timeout_seconds);
+  if (status.failure()) communicator->Abort(status);
   return communicator;
 }
 

@@ -83,7 +83,10 @@ class LocalCommunicator final : public Communicator,
     int64_t run_id = 0;
     uint64_t tag = 0;
     uint64_t signature = 0;
+    // Alive while a rank waits or is in its handler: XLA keeps the program of an
+    // execution. A pairwise meeting may last longer, with neither.
     CallSite* call_site = nullptr;
+    std::shared_ptr<const std::string> label;  // the call site's, for messages
     const HostPlan* plan = nullptr;
     HostPlan own_plan;  // of collectives that plan from operand values
     int arrived = 0;
@@ -158,6 +161,7 @@ class LocalCommunicator final : public Communicator,
     int64_t bytes = 0;
   };
 
+  void AbortMeetings(const Status& reason);
   static uint64_t NumberOf(Runs& runs, int64_t run_id);
   Status Open(Group& group, const Call& call, Meeting** opened);
   Status FindPlan(const Group& group, const Call& call, Meeting* meeting);
@@ -182,6 +186,8 @@ class LocalCommunicator final : public Communicator,
   std::vector<Continuation> Fail(Group& group, Meeting* meeting,
                                  const Failure& failure);
   Failure Timeout(const Group& group, const Meeting& meeting) const;
+  // Whether a rank waits. Requires the group's mutex.
+  static bool HasWaiting(const Meeting& meeting);
   // Success unless the communicator is closed or the call's meeting has failed.
   Status ReasonNotToWait(Group& group, const Call& call);
   // Fails the meeting of others that a rank came to with another call.
@@ -222,11 +228,13 @@ class LocalCommunicator final : public Communicator,
   std::string Where(const Group& group, int rank) const;
   std::string TimeoutText(const Group& group, const Meeting& meeting, int rank) const;
 
+  const uint64_t id_;  // unique in this process
   std::unordered_map<int64_t, Member> members_;
   std::vector<std::unique_ptr<Group>> groups_;
 };
 
-// Makes a local communicator and has it watched for deadlines.
+// Makes a local communicator and has it watched for timeouts. If the system refuses the
+// threads that this takes, every call of the communicator fails and says so.
 std::shared_ptr<Communicator> MakeLocalCommunicator(CommunicatorSpec spec);
 
 }  // namespace jaxcomm

@@ -39,11 +39,10 @@ Status LocalCommunicator::ReasonNotToWait(Group& group, const Call& call) {
 Status LocalCommunicator::Mismatch(Group& group, int rank, const Call& call,
                                    std::unique_lock<std::mutex> lock, Meeting* meeting,
                                    FlightRecorder::Ticket ticket) {
-  const Status status =
-      InvalidArgument("over axes ", spec().axes, ": ", Where(group, rank), " called ",
-                      call.site->ToString(), " where the ranks before it called ",
-                      meeting->call_site->ToString(),
-                      "; every rank must run the same collectives in the same order");
+  const Status status = InvalidArgument(
+      "over axes ", spec().axes, ": ", Where(group, rank), " called ",
+      call.site->ToString(), " where the ranks before it called ", *meeting->label,
+      "; every rank must run the same collectives in the same order");
   std::vector<Continuation> failures =
       Fail(group, meeting, {ErrorCode::kInvalidArgument, status.message()});
   // This rank has come, if late.
@@ -94,10 +93,9 @@ LocalCommunicator::Failure LocalCommunicator::Timeout(const Group& group,
                                                       const Meeting& meeting) const {
   Failure failure;
   failure.code = ErrorCode::kDeadlineExceeded;
-  failure.to_the_late =
-      StrCat(meeting.call_site->ToString(), " over axes ", spec().axes,
-             ": the other ranks stopped waiting for this one after ",
-             spec().timeout_seconds, " s; see JAXCOMM_TIMEOUT.");
+  failure.to_the_late = StrCat(*meeting.label, " over axes ", spec().axes,
+                               ": the other ranks stopped waiting for this one after ",
+                               spec().timeout_seconds, " s; see JAXCOMM_TIMEOUT.");
   for (size_t rank = 0; rank < meeting.seats.size(); ++rank) {
     failure.to_rank.push_back(TimeoutText(group, meeting, static_cast<int>(rank)));
   }
@@ -110,10 +108,9 @@ std::string LocalCommunicator::TimeoutText(const Group& group, const Meeting& me
   for (int other : group.here) {
     if (meeting.seats[other].state == Seat::kAbsent) missing.push_back(other);
   }
-  std::string text =
-      StrCat(meeting.call_site->ToString(), " over axes ", spec().axes, ": ",
-             Where(group, rank), " waited ", spec().timeout_seconds, " s for rank",
-             missing.size() == 1 ? " " : "s ");
+  std::string text = StrCat(*meeting.label, " over axes ", spec().axes, ": ",
+                            Where(group, rank), " waited ", spec().timeout_seconds,
+                            " s for rank", missing.size() == 1 ? " " : "s ");
   for (size_t i = 0; i < missing.size(); ++i) {
     text += StrCat(i == 0 ? "" : ", ", missing[i]);
   }
@@ -125,8 +122,7 @@ std::string LocalCommunicator::TimeoutText(const Group& group, const Meeting& me
         continue;
       }
       elsewhere = true;
-      text += StrCat(" Rank ", other, " waits in ", pending->call_site->ToString(),
-                     " instead.");
+      text += StrCat(" Rank ", other, " waits in ", *pending->label, " instead.");
       break;
     }
   }
@@ -136,18 +132,35 @@ std::string LocalCommunicator::TimeoutText(const Group& group, const Meeting& me
   return text + (elsewhere ? " See" : " see") + " JAXCOMM_TIMEOUT.";
 }
 
+bool LocalCommunicator::HasWaiting(const Meeting& meeting) {
+  const int done = static_cast<int>(meeting.seats.size()) - meeting.left;
+  return meeting.arrived > done;
+}
+
 void LocalCommunicator::ExpireBefore(Clock::time_point now) {
   const auto timeout = std::chrono::duration_cast<Clock::duration>(
       std::chrono::duration<double>(spec().timeout_seconds));
+  const auto is_late = [&](const Meeting& meeting) {
+    return now - meeting.first_arrival > timeout;
+  };
   for (auto& group : groups_) {
     {
       std::lock_guard<std::mutex> lock(group->mutex);
-      const auto& active = group->active;
-      if (std::none_of(active.begin(), active.end(), [&](const auto& meeting) {
-            return now - meeting->first_arrival > timeout;
-          })) {
-        continue;
+      // Where nobody waits, nothing has failed: the ranks that came have their results,
+      // and those that are missing need only each other. Should they yet come, they
+      // open a meeting of their own.
+      std::vector<Meeting*> forgotten;
+      bool has_late = false;
+      for (const auto& meeting : group->active) {
+        if (!is_late(*meeting)) continue;
+        if (HasWaiting(*meeting)) {
+          has_late = true;
+        } else if (meeting->moving == 0) {
+          forgotten.push_back(meeting.get());
+        }
       }
+      for (Meeting* meeting : forgotten) Close(*group, meeting);
+      if (!has_late) continue;
     }
     // Before any rank is told, and outside the lock: it writes a file.
     DumpFlightRecords("timeout");
@@ -156,8 +169,9 @@ void LocalCommunicator::ExpireBefore(Clock::time_point now) {
       std::lock_guard<std::mutex> lock(group->mutex);
       std::set<int64_t> failing_runs;
       for (const auto& meeting : group->active) {
-        if (now - meeting->first_arrival > timeout)
+        if (is_late(*meeting) && HasWaiting(*meeting)) {
           failing_runs.insert(meeting->run_id);
+        }
       }
       // A run that fails in one place fails in all: ranks that wait for each other in
       // two places are told so together. All the texts before any meeting closes, for
@@ -179,6 +193,12 @@ void LocalCommunicator::ExpireBefore(Clock::time_point now) {
 }
 
 void LocalCommunicator::Abort(const Status& reason) {
+  AbortMeetings(reason);
+  // Last: see ContinueCrossing().
+  if (spec().process_set != nullptr) spec().process_set->Abort(id_, reason);
+}
+
+void LocalCommunicator::AbortMeetings(const Status& reason) {
   for (auto& group : groups_) {
     std::vector<Continuation> failures;
     {
@@ -198,8 +218,6 @@ void LocalCommunicator::Abort(const Status& reason) {
     }
     Continue(std::move(failures), std::make_shared<Gap>());
   }
-  // Last: see ContinueCrossing().
-  if (spec().process_set != nullptr) spec().process_set->Abort(this, reason);
 }
 
 }  // namespace jaxcomm

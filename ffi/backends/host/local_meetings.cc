@@ -208,6 +208,7 @@ Status LocalCommunicator::Open(Group& group, const Call& call, Meeting** opened)
   meeting->tag = call.tag;
   meeting->signature = call.site->signature();
   meeting->call_site = call.site;
+  meeting->label = call.site->label();
   meeting->plan = nullptr;
   meeting->arrived = 0;
   meeting->left = static_cast<int>(group.devices.size());

@@ -10,6 +10,7 @@
 #include "ffi/cores.h"
 #include "ffi/flight_dump.h"
 #include "ffi/forked.h"
+#include "ffi/start_thread.h"
 
 namespace jaxcomm {
 namespace {
@@ -49,7 +50,7 @@ struct ProcessSet::State {
 
   std::mutex mutex;
   std::vector<PendingTransfer> incoming;
-  std::vector<std::pair<const void*, Status>> aborts;
+  std::vector<std::pair<uint64_t, Status>> aborts;
   std::atomic<bool> has_incoming{false};
   std::atomic<int64_t> pending{0};
 
@@ -60,17 +61,27 @@ struct ProcessSet::State {
 ProcessSet::ProcessSet(std::shared_ptr<Segment> segment, std::vector<Peer> peers,
                        int self)
     : state_(std::make_shared<State>(std::move(segment), std::move(peers), self)) {
-  // The threads share the state: the set may be let go by one of them.
-  state_->progress = std::thread([state = state_] { state->Progress(); });
+  {
+    std::lock_guard<std::mutex> lock(state_->mutex);
+    (void)StartProgressLocked();  // if refused, Continue() tries again
+  }
   std::vector<Peer> others = state_->peers;
   others[self] = Peer{};
   state_->watch = std::make_unique<PeerWatch>(
       std::move(others), [weak = std::weak_ptr<State>(state_)](size_t place) {
         const auto state = weak.lock();
         if (state == nullptr) return;
-        state->dead.fetch_or(uint64_t{1} << place, std::memory_order_release);
+        const uint64_t bit = uint64_t{1} << place;
+        state->dead.fetch_or(bit, std::memory_order_release);
+        state->arena.ReleaseHoldings(bit);
         state->arena.RingSelf();
       });
+}
+
+Status ProcessSet::StartProgressLocked() {
+  if (state_->progress.joinable()) return OkStatus();
+  // The thread shares the state: it may be the one that destroys the set.
+  return StartThread([state = state_] { state->Progress(); }, &state_->progress);
 }
 
 ProcessSet::~ProcessSet() {
@@ -80,7 +91,7 @@ ProcessSet::~ProcessSet() {
   state_->watch.reset();
   if (state_->progress.get_id() == std::this_thread::get_id()) {
     state_->progress.detach();
-  } else {
+  } else if (state_->progress.joinable()) {
     state_->progress.join();
   }
 }
@@ -119,16 +130,25 @@ bool ProcessSet::RunBriefly(Transfer* transfer) const {
 }
 
 void ProcessSet::Continue(PendingTransfer pending) {
+  Status status;
   {
     std::lock_guard<std::mutex> lock(state_->mutex);
-    state_->incoming.push_back(std::move(pending));
-    state_->has_incoming.store(true, std::memory_order_release);
+    status = StartProgressLocked();
+    if (status.success()) {
+      state_->incoming.push_back(std::move(pending));
+      state_->has_incoming.store(true, std::memory_order_release);
+    }
+  }
+  if (status.failure()) {
+    pending.transfer->Fail(status);
+    pending.done();
+    return;
   }
   state_->pending.fetch_add(1);
   state_->arena.RingSelf();
 }
 
-void ProcessSet::Abort(const void* owner, const Status& reason) {
+void ProcessSet::Abort(uint64_t owner, const Status& reason) {
   {
     std::lock_guard<std::mutex> lock(state_->mutex);
     state_->aborts.emplace_back(owner, reason);
@@ -152,16 +172,17 @@ bool ProcessSet::State::Check(PendingTransfer& pending, Clock::time_point now) {
   Transfer& transfer = *pending.transfer;
   const uint64_t gone = Gone();
   if (const uint64_t needed = transfer.Needs(gone); needed != 0) {
-    DumpFlightRecords("peer gone");
+    // The peers first: a dump may take a second.
     transfer.Fail(Status(ErrorCode::kAborted, pending.describe(needed, true)));
     transfer.Abandon(gone);
+    DumpFlightRecords("peer gone");
     return true;
   }
   const double waited = std::chrono::duration<double>(now - pending.begin).count();
   if (waited > pending.timeout_seconds) {
-    DumpFlightRecords("timeout");
     transfer.Fail(Status(ErrorCode::kDeadlineExceeded,
                          pending.describe(transfer.absent(), false)));
+    DumpFlightRecords("timeout");
     return true;
   }
   return false;

@@ -26,8 +26,8 @@ struct PendingTransfer {
   // Text for "psum(...) over axes ...: " + what went wrong, for members in a mask.
   std::function<std::string(uint64_t processes, bool died)> describe;
   std::function<void()> done;
-  const void* owner = nullptr;  // for Abort
-  bool warns = true;            // once, when it has waited for long
+  uint64_t owner = 0;  // for Abort: a number, for an address may be had twice
+  bool warns = true;   // once, when it has waited for long
 };
 
 class ProcessSet : public std::enable_shared_from_this<ProcessSet> {
@@ -43,10 +43,11 @@ class ProcessSet : public std::enable_shared_from_this<ProcessSet> {
   // Steps the transfer for a moment, on this thread. True if it is done. Else it is
   // to be handed to Continue().
   bool RunBriefly(Transfer* transfer) const;
-  // Has a thread of ours carry it on; `done` is called from there.
+  // Has a thread of ours carry it on; `done` is called from there. If the system
+  // refuses the thread, the transfer fails and `done` is called at once.
   void Continue(PendingTransfer pending);
   // Fails the transfers of an owner, soon.
-  void Abort(const void* owner, const Status& reason);
+  void Abort(uint64_t owner, const Status& reason);
 
   // The processes that have ended or left, as a mask.
   uint64_t gone() const;
@@ -56,6 +57,10 @@ class ProcessSet : public std::enable_shared_from_this<ProcessSet> {
 
  private:
   struct State;
+
+  // Starts the thread if it does not run yet. Requires the state's mutex.
+  Status StartProgressLocked();
+
   const std::shared_ptr<State> state_;
 };
 

@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <cstring>
 #include <random>
+#include <string_view>
 
 namespace jaxcomm {
 namespace {
@@ -25,6 +26,31 @@ Status Map(int fd, int64_t bytes, char** data) {
   *data = static_cast<char*>(mapped);
   return OkStatus();
 }
+
+bool IsNumber(std::string_view text) {
+  return !text.empty() && text.find_first_not_of("0123456789") == text.npos;
+}
+
+constexpr std::string_view kNamed = "/dev/shm/jaxcomm-";
+
+// "/dev/shm/jaxcomm-<name>"
+bool IsNamed(std::string_view path) {
+  return path.size() > kNamed.size() && path.substr(0, kNamed.size()) == kNamed &&
+         path.find('/', kNamed.size()) == path.npos;
+}
+
+// "/proc/<pid>/fd/<fd>"
+bool IsAnonymous(std::string_view path) {
+  constexpr std::string_view kProc = "/proc/", kFd = "/fd/";
+  if (path.substr(0, kProc.size()) != kProc) return false;
+  path.remove_prefix(kProc.size());
+  const size_t fd = path.find(kFd);
+  return fd != path.npos && IsNumber(path.substr(0, fd)) &&
+         IsNumber(path.substr(fd + kFd.size()));
+}
+
+// The size must not change: who touches memory beyond the end of its file is killed.
+constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW;
 
 }  // namespace
 
@@ -52,11 +78,14 @@ Status Segment::Create(int64_t bytes, bool named, std::shared_ptr<Segment>* out)
                          error);
     }
   } else {
-    segment->fd_ = memfd_create("jaxcomm", MFD_CLOEXEC);
+    segment->fd_ = memfd_create("jaxcomm", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (segment->fd_ < 0) return SystemError("memfd_create failed", errno);
     address.path = StrCat("/proc/", getpid(), "/fd/", segment->fd_);
     if (ftruncate(segment->fd_, bytes) != 0) {
       return SystemError(StrCat("cannot make a memfd of ", bytes, " bytes"), errno);
+    }
+    if (fcntl(segment->fd_, F_ADD_SEALS, kSeals | F_SEAL_SEAL) != 0) {
+      return SystemError("cannot fix the size of a memfd", errno);
     }
   }
   if (Status status = Map(segment->fd_, bytes, &segment->data_); status.failure()) {
@@ -68,13 +97,29 @@ Status Segment::Create(int64_t bytes, bool named, std::shared_ptr<Segment>* out)
 }
 
 Status Segment::Attach(const SegmentAddress& address, std::shared_ptr<Segment>* out) {
+  // The address comes from the key-value store. Its path may lead anywhere: to another
+  // process's file, where process ids mean something else, or to a device.
+  const bool is_anonymous = IsAnonymous(address.path);
+  if (!is_anonymous && !IsNamed(address.path)) {
+    return FailedPrecondition("'", address.path, "' is no path of shared memory");
+  }
   std::shared_ptr<Segment> segment(new Segment);
   segment->address_ = address;
-  segment->fd_ = open(address.path.c_str(), O_RDWR | O_CLOEXEC);
+  const int flags = O_RDWR | O_CLOEXEC | O_NONBLOCK | O_NOCTTY;
+  // What /proc shows is a link by nature.
+  segment->fd_ = open(address.path.c_str(), is_anonymous ? flags : flags | O_NOFOLLOW);
   if (segment->fd_ < 0) return SystemError(StrCat("cannot open ", address.path), errno);
   struct stat info;
-  if (fstat(segment->fd_, &info) != 0 || info.st_size != address.bytes) {
+  if (fstat(segment->fd_, &info) != 0 || !S_ISREG(info.st_mode) ||
+      info.st_size != address.bytes) {
     return FailedPrecondition(address.path, " is not the segment that was announced");
+  }
+  if (info.st_uid != geteuid()) {
+    return FailedPrecondition(address.path, " belongs to user ", info.st_uid,
+                              ", not to user ", geteuid(), " of this process");
+  }
+  if (is_anonymous && (fcntl(segment->fd_, F_GET_SEALS) & kSeals) != kSeals) {
+    return FailedPrecondition(address.path, " is memory whose size may change");
   }
   if (Status status = Map(segment->fd_, address.bytes, &segment->data_);
       status.failure()) {

@@ -23,6 +23,7 @@ class Segment : public std::enable_shared_from_this<Segment> {
   // /dev/shm's, and is gone with the last process that maps it; `named` makes a file
   // in /dev/shm instead, where others may not look into our /proc folder.
   static Status Create(int64_t bytes, bool named, std::shared_ptr<Segment>* out);
+  // Attaches to a segment that another process of this user made; refuses all else.
   static Status Attach(const SegmentAddress& address, std::shared_ptr<Segment>* out);
   ~Segment();
 

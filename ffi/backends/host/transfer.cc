@@ -95,7 +95,10 @@ Transfer::Outcome Transfer::Step() {
   if (state_ == State::kJoining) {
     crossing_ = arena_->Join(meeting_.key, meeting_.members, meeting_.signature,
                              meeting_.call, meeting_.number, !work_.stream->is_inline);
-    if (crossing_ == nullptr) return Outcome::kIdle;
+    if (crossing_ == nullptr) {
+      Status broken = arena_->status();
+      return broken.failure() ? Finish(std::move(broken)) : Outcome::kIdle;
+    }
     if (crossing_->error.load(std::memory_order_acquire) != 0) {
       arena_->Ring(meeting_.members);
       came_late_ = true;
@@ -114,6 +117,9 @@ Transfer::Outcome Transfer::Step() {
   }
   if (crossing_->error.load(std::memory_order_acquire) != 0) {
     return FinishWithPeersError();
+  }
+  if (Status broken = arena_->status(); broken.failure()) {
+    return Finish(std::move(broken));
   }
   return work_.stream->is_inline ? StepInline() : StepStreaming();
 }

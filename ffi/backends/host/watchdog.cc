@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "ffi/backends/host/local.h"
+#include "ffi/start_thread.h"
 
 namespace jaxcomm {
 namespace {
@@ -24,17 +25,22 @@ class Watchdog {
     return *watchdog;
   }
 
-  void Watch(std::weak_ptr<LocalCommunicator> communicator, double timeout_seconds) {
+  Status Watch(std::weak_ptr<LocalCommunicator> communicator, double timeout_seconds) {
     std::lock_guard<std::mutex> lock(mutex_);
+    if (!started_) {
+      std::thread thread;
+      if (Status status = StartThread([this] { Run(); }, &thread); status.failure()) {
+        return status;
+      }
+      thread.detach();
+      started_ = true;
+    }
     watched_.push_back(std::move(communicator));
     // A deadline is noticed at most a tenth of its length late.
     const double tick = std::clamp(timeout_seconds / 10, 0.01, 1.0);
     tick_ = std::min(tick_, std::chrono::duration<double>(tick));
-    if (!started_) {
-      started_ = true;
-      std::thread([this] { Run(); }).detach();
-    }
     wake_.notify_one();
+    return OkStatus();
   }
 
  private:
@@ -73,9 +79,9 @@ class Watchdog {
 
 }  // namespace
 
-void WatchDeadlines(std::weak_ptr<LocalCommunicator> communicator,
-                    double timeout_seconds) {
-  Watchdog::Get().Watch(std::move(communicator), timeout_seconds);
+Status WatchDeadlines(std::weak_ptr<LocalCommunicator> communicator,
+                      double timeout_seconds) {
+  return Watchdog::Get().Watch(std::move(communicator), timeout_seconds);
 }
 
 }  // namespace jaxcomm

@@ -4,13 +4,16 @@
 
 #include <memory>
 
+#include "ffi/status.h"
+
 namespace jaxcomm {
 
 class LocalCommunicator;
 
-// Watches until the communicator is gone. The thread starts with the first one.
-void WatchDeadlines(std::weak_ptr<LocalCommunicator> communicator,
-                    double timeout_seconds);
+// Watches until the communicator is gone. The thread starts with the first one. Fails
+// if the system refuses the thread; the communicator's calls would wait for ever.
+Status WatchDeadlines(std::weak_ptr<LocalCommunicator> communicator,
+                      double timeout_seconds);
 
 }  // namespace jaxcomm
 
