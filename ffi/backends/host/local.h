@@ -182,6 +182,11 @@ class LocalCommunicator final : public Communicator,
   std::vector<Continuation> Fail(Group& group, Meeting* meeting,
                                  const Failure& failure);
   Failure Timeout(const Group& group, const Meeting& meeting) const;
+  // Whether the hint of the spec fits: a rank of this process is missing and waits
+  // nowhere else. Requires the group's mutex.
+  bool MayLackThreads(const Group& group, const Meeting& meeting) const;
+  // Prints the hint of the spec once, if it fits. For the watchdog's thread alone.
+  void WarnIfThreadsMayLack(Clock::time_point now);
   // Success unless the communicator is closed or the call's meeting has failed.
   Status ReasonNotToWait(Group& group, const Call& call);
   // Fails the meeting of others that a rank came to with another call.
@@ -224,6 +229,7 @@ class LocalCommunicator final : public Communicator,
 
   std::unordered_map<int64_t, Member> members_;
   std::vector<std::unique_ptr<Group>> groups_;
+  bool has_warned_ = false;  // see WarnIfThreadsMayLack
 };
 
 // Makes a local communicator and has it watched for deadlines.
