@@ -191,9 +191,11 @@ def test_the_same_text_is_news_where_it_was_gone_in_between(store, start):
     first, second = start(0, "old"), start(1, "old")
     first.own = "broken"
     until(lambda: second.received, "it did not hear")
-    first.own = second.own = ""
     for process in (first, second):
         process.watch.watch("new")
+    looked_again(store)
+    first.own = second.own = ""
+    looked_again(store)
     first.own = "broken"
     until(lambda: len(second.received) == 2, "it did not hear")
 
