@@ -239,7 +239,7 @@ def make_cpu_client_inside(context) -> bool:
 def requested_cpu_devices() -> int:
     """Returns how many CPU devices a client that is made now will have here."""
     # Checked on 0.10.2, 0.11.2, 0.12.0.1.
-    configured = jax.config.jax_num_cpu_devices
+    configured = _xla_bridge.num_cpu_devices.value
     if configured >= 0:
         return configured
     flags = os.environ.get("XLA_FLAGS", "")

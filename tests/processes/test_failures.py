@@ -106,8 +106,9 @@ def test_two_that_fail_at_once_keep_their_own_texts(team):
 def made_anew(here):
     """As the backend does it: worlds are named by NCCL and end with finalize()."""
     world = World()
-    _ffi.first_failure, _ffi.fail_worlds = lambda: world.own, world.fail_worlds
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_ffi, "first_failure", lambda: world.own, raising=False)
+        patch.setattr(_ffi, "fail_worlds", world.fail_worlds, raising=False)
         for turn in range(3):
             handle = World()  # stands for the communicator of the whole mesh
             failures.watch(f"unique id {turn}", handle)
@@ -122,8 +123,6 @@ def made_anew(here):
             # The extension forgets with its worlds.
             world.own = ""
             here.meet(f"anew {turn}: all forgot")
-    finally:
-        del _ffi.first_failure, _ffi.fail_worlds
     return world.received
 
 
@@ -188,9 +187,11 @@ def coordinator_and_process():
     with port.reserved(0) as number:
         address = f"127.0.0.1:{number}"
         coordinator = start(COORDINATOR, address)
+        assert coordinator.stdout is not None
         assert coordinator.stdout.readline() == "up\n"
     process = start(CUT_OFF, address)
     try:
+        assert process.stdout is not None
         assert process.stdout.readline() == "watching\n"
         yield coordinator, process
     finally:
