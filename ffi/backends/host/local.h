@@ -182,8 +182,8 @@ class LocalCommunicator final : public Communicator,
   std::vector<Continuation> Fail(Group& group, Meeting* meeting,
                                  const Failure& failure);
   Failure Timeout(const Group& group, const Meeting& meeting) const;
-  // Whether the hint of the spec fits: a rank of this process is missing and waits
-  // nowhere else. Requires the group's mutex.
+  // Whether the hint of the spec fits: a rank waits, and a rank of this process is
+  // missing and waits nowhere else. Requires the group's mutex.
   bool MayLackThreads(const Group& group, const Meeting& meeting) const;
   // Prints the hint of the spec once, if it fits. For the watchdog's thread alone.
   void WarnIfThreadsMayLack(Clock::time_point now);

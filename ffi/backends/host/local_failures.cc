@@ -116,6 +116,11 @@ LocalCommunicator::Failure LocalCommunicator::Timeout(const Group& group,
 bool LocalCommunicator::MayLackThreads(const Group& group,
                                        const Meeting& meeting) const {
   if (spec().hint_if_late.empty()) return false;
+  // Nobody waits where pairs are done that needed only each other.
+  if (std::none_of(meeting.seats.begin(), meeting.seats.end(),
+                   [](const Seat& seat) { return seat.state == Seat::kWaiting; })) {
+    return false;
+  }
   return std::any_of(group.here.begin(), group.here.end(), [&](int rank) {
     // A rank that waits in another collective has got a thread.
     return meeting.seats[rank].state == Seat::kAbsent &&
