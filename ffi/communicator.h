@@ -59,6 +59,10 @@ struct CommunicatorSpec {
   std::shared_ptr<ProcessSet> process_set;
   std::vector<std::vector<int>> processes;
   uint64_t generation = 0;
+
+  // Of CPU devices: why ranks of this process may be unable to come, and what to do
+  // about it. Empty if no reason is known.
+  std::string hint_if_late;
 };
 
 struct CommunicatorStats {

@@ -72,13 +72,15 @@ nb::dict CallSiteType() {
 void CreateHost(int64_t key, std::string axes, std::string lane, std::string platform,
                 double timeout_seconds, std::vector<std::vector<int64_t>> groups,
                 std::shared_ptr<ProcessSet> process_set,
-                std::vector<std::vector<int>> processes, uint64_t generation) {
+                std::vector<std::vector<int>> processes, uint64_t generation,
+                std::string hint_if_late) {
   CommunicatorSpec spec =
       SpecOf(key, std::move(axes), std::move(lane), "host", std::move(platform),
              timeout_seconds, std::move(groups));
   spec.process_set = std::move(process_set);
   spec.processes = std::move(processes);
   spec.generation = generation;
+  spec.hint_if_late = std::move(hint_if_late);
   ThrowIfFailed(Registry::Get().Add(MakeLocalCommunicator(std::move(spec))));
 }
 
@@ -195,7 +197,7 @@ NB_MODULE(_ffi, m) {
         nb::arg("platform"), nb::arg("timeout_seconds"), nb::arg("groups"),
         nb::arg("process_set").none() = nb::none(),
         nb::arg("processes") = std::vector<std::vector<int>>{},
-        nb::arg("generation") = 0,
+        nb::arg("generation") = 0, nb::arg("hint_if_late") = "",
         "Makes a communicator of the host backend under a key.");
   m.def(
       "begin_program", &BeginProgram, nb::arg("program"),

@@ -9,6 +9,7 @@ from importlib.metadata import PackageNotFoundError as _PackageNotFoundError
 from importlib.metadata import version as _version
 
 from jaxcomm import _built as _built
+from jaxcomm import cpu_threads as _cpu_threads
 from jaxcomm.attention.layout import positions as positions
 from jaxcomm.attention.layout import reorder as reorder
 from jaxcomm.attention.layout import restore as restore
@@ -58,6 +59,9 @@ from jaxcomm.diagnostics.flight_record import flight_record as flight_record
 from jaxcomm.errors import CommunicatorError as CommunicatorError
 from jaxcomm.nccl.policy import CommPolicy as CommPolicy
 from jaxcomm.nccl.symmetric import SymmetricPool as SymmetricPool
+
+# Before anything makes JAX's CPU client.
+_cpu_threads.prepare()
 
 try:
     __version__ = _version("jaxcomm")

@@ -9,7 +9,7 @@ def registrations(has_streams: bool) -> dict:
 def call_site_type() -> dict:
     """The type registration of the handlers' state."""
 
-def create_host(key: int, axes: str, lane: str, platform: str, timeout_seconds: float, groups: Sequence[Sequence[int]], process_set: ProcessSet | None = None, processes: Sequence[Sequence[int]] = [], generation: int = 0) -> None:
+def create_host(key: int, axes: str, lane: str, platform: str, timeout_seconds: float, groups: Sequence[Sequence[int]], process_set: ProcessSet | None = None, processes: Sequence[Sequence[int]] = [], generation: int = 0, hint_if_late: str = '') -> None:
     """Makes a communicator of the host backend under a key."""
 
 def begin_program(program: int) -> None:

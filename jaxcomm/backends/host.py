@@ -4,7 +4,7 @@ from typing import Any
 
 import jax
 
-from jaxcomm import _ffi, bootstrap
+from jaxcomm import _ffi, bootstrap, cpu_threads
 from jaxcomm.backends.backend import Backend, Choice
 
 
@@ -59,6 +59,7 @@ class HostBackend(Backend):
             platform=member.platform,
             timeout_seconds=member.timeout,
             groups=[list(group) for group in part.groups],
+            hint_if_late=cpu_threads.shortage(),
             **shared,
         )
         return {"created": 1}

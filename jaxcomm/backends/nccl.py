@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from jaxcomm import failures
 from jaxcomm.backends.backend import Backend, Choice
 from jaxcomm.communicator import DEFAULT_LANE
 from jaxcomm.errors import CommunicatorError
@@ -54,6 +55,7 @@ class NcclBackend(Backend):
     def forget(self) -> None:
         """Makes communicators of whole meshes anew, too."""
         communicators.forget()
+        failures.stop()
 
     def memory(self, member, live) -> dict[str, Any]:
         """Tells of the mesh's own, of queues, and of registered pools."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import jax
 
-from jaxcomm import _ffi, bootstrap, config
+from jaxcomm import _ffi, bootstrap, config, failures
 from jaxcomm.errors import CommunicatorError
 from jaxcomm.nccl import library
 
@@ -64,7 +64,7 @@ def create(mesh, part, member: "Communicator", policy, shares: bool):
             name=policy.name or "",
             copy_engines=policy.uses_copy_engines,
             one_shot=policy.uses_one_shot,
-            on_failure=policy.on_failure,
+            on_failure=_on_failure(mesh, policy),
         )
     except BaseException as error:
         # NCCL ends what shares resources with what it could not make. And a traceback
@@ -110,7 +110,7 @@ def borrow(mesh, part, member: "Communicator") -> None:
         devices=[(device.id, ordinal(device)) for device in mesh.local_devices],
         places=[[place_of[id_] for id_ in group] for group in part.groups],
         communication_id=communication_id,
-        on_failure=member.policy.on_failure,
+        on_failure=_on_failure(mesh, member.policy),
     )
 
 
@@ -192,6 +192,12 @@ def _numbers(policy, shares):
     return {**policy.settings(), "splitShare": int(shares)}
 
 
+def _on_failure(mesh, policy) -> str:
+    if policy.on_failure is not None:
+        return policy.on_failure
+    return "raise" if len(processes_of(mesh)) == 1 else "exit"
+
+
 def _world_name(mesh, policy, shares):
     ids = tuple(sorted(device.id for device in mesh.devices.flat))
     # NCCL goes by what the parent says of sharing with its children, and those that
@@ -257,6 +263,8 @@ def _new_world(mesh, policy, shares, unique_id, peers):
         timeout_seconds=config.timeout_seconds(),
         peers=peers,
     )
+    if len(processes_of(mesh)) > 1:
+        failures.watch(unique_id, world)
     _worlds[_world_name(mesh, policy, shares)] = world
     return world
 

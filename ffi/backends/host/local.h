@@ -188,6 +188,11 @@ class LocalCommunicator final : public Communicator,
   Failure Timeout(const Group& group, const Meeting& meeting) const;
   // Whether a rank waits. Requires the group's mutex.
   static bool HasWaiting(const Meeting& meeting);
+  // Whether the hint of the spec fits: a rank waits, and a rank of this process is
+  // missing and waits nowhere else. Requires the group's mutex.
+  bool MayLackThreads(const Group& group, const Meeting& meeting) const;
+  // Prints the hint of the spec once, if it fits. For the watchdog's thread alone.
+  void WarnIfThreadsMayLack(Clock::time_point now);
   // Success unless the communicator is closed or the call's meeting has failed.
   Status ReasonNotToWait(Group& group, const Call& call);
   // Fails the meeting of others that a rank came to with another call.
@@ -231,6 +236,7 @@ class LocalCommunicator final : public Communicator,
   const uint64_t id_;  // unique in this process
   std::unordered_map<int64_t, Member> members_;
   std::vector<std::unique_ptr<Group>> groups_;
+  bool has_warned_ = false;  // see WarnIfThreadsMayLack
 };
 
 // Makes a local communicator and has it watched for timeouts. If the system refuses the

@@ -2,6 +2,7 @@
 // are told.
 #include <algorithm>
 #include <chrono>
+#include <cstdio>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -17,6 +18,10 @@ namespace {
 
 // Late ranks look here; more failed calls than this at once are not remembered.
 constexpr size_t kTombstones = 64;
+
+// The notice comes as early as that of a wait for other processes (process_set.cc), or
+// after half of a shorter timeout: it must come before the error.
+constexpr double kWarnSeconds = 30;
 
 }  // namespace
 
@@ -99,7 +104,50 @@ LocalCommunicator::Failure LocalCommunicator::Timeout(const Group& group,
   for (size_t rank = 0; rank < meeting.seats.size(); ++rank) {
     failure.to_rank.push_back(TimeoutText(group, meeting, static_cast<int>(rank)));
   }
+  if (MayLackThreads(group, meeting)) {
+    failure.to_the_late += " " + spec().hint_if_late;
+    for (std::string& text : failure.to_rank) text += " " + spec().hint_if_late;
+  }
   return failure;
+}
+
+bool LocalCommunicator::MayLackThreads(const Group& group,
+                                       const Meeting& meeting) const {
+  if (spec().hint_if_late.empty()) return false;
+  // Nobody waits where pairs are done that needed only each other.
+  if (std::none_of(meeting.seats.begin(), meeting.seats.end(),
+                   [](const Seat& seat) { return seat.state == Seat::kWaiting; })) {
+    return false;
+  }
+  return std::any_of(group.here.begin(), group.here.end(), [&](int rank) {
+    // A rank that waits in another collective has got a thread.
+    return meeting.seats[rank].state == Seat::kAbsent &&
+           std::none_of(group.active.begin(), group.active.end(),
+                        [rank](const auto& other) {
+                          return other->seats[rank].state == Seat::kWaiting;
+                        });
+  });
+}
+
+void LocalCommunicator::WarnIfThreadsMayLack(Clock::time_point now) {
+  if (has_warned_ || spec().hint_if_late.empty()) return;
+  const double after = std::min(kWarnSeconds, spec().timeout_seconds / 2);
+  for (auto& group : groups_) {
+    std::lock_guard<std::mutex> lock(group->mutex);
+    for (const auto& meeting : group->active) {
+      const double waited =
+          std::chrono::duration<double>(now - meeting->first_arrival).count();
+      if (waited <= after || !MayLackThreads(*group, *meeting)) continue;
+      has_warned_ = true;
+      std::fprintf(
+          stderr,
+          "jaxcomm: still waiting: %s over axes %s: some ranks of this process "
+          "have not come for %.0f s. %s\n",
+          *meeting->label.c_str(), spec().axes.c_str(), waited,
+          spec().hint_if_late.c_str());
+      return;
+    }
+  }
 }
 
 std::string LocalCommunicator::TimeoutText(const Group& group, const Meeting& meeting,
@@ -138,6 +186,7 @@ bool LocalCommunicator::HasWaiting(const Meeting& meeting) {
 }
 
 void LocalCommunicator::ExpireBefore(Clock::time_point now) {
+  WarnIfThreadsMayLack(now);
   const auto timeout = std::chrono::duration_cast<Clock::duration>(
       std::chrono::duration<double>(spec().timeout_seconds));
   const auto is_late = [&](const Meeting& meeting) {
