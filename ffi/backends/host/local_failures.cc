@@ -143,7 +143,7 @@ void LocalCommunicator::WarnIfThreadsMayLack(Clock::time_point now) {
           stderr,
           "jaxcomm: still waiting: %s over axes %s: some ranks of this process "
           "have not come for %.0f s. %s\n",
-          *meeting->label.c_str(), spec().axes.c_str(), waited,
+          meeting->label->c_str(), spec().axes.c_str(), waited,
           spec().hint_if_late.c_str());
       return;
     }
