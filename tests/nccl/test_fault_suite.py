@@ -13,8 +13,12 @@ from fault_suite.cases import Case
 from fault_suite.programs import CPU_SIZES, OPERATIONS, STALE, operands
 from fault_suite.report import End, Report, Row
 
-STAND_IN = runner.Hardware(False, {}, notice_seconds=5.0, patience_seconds=10.0)
-GPUS = runner.Hardware(True, {}, notice_seconds=0.2, patience_seconds=5.0)
+STAND_IN = runner.Hardware(
+    False, {}, notice_seconds=5.0, patience_seconds=10.0, raise_seconds=5.0
+)
+GPUS = runner.Hardware(
+    True, {}, notice_seconds=0.2, patience_seconds=7.0, raise_seconds=7.0
+)
 EXPECTED = np.arange(1, 7, dtype=np.float32).reshape(2, 3)
 NAN = np.full_like(EXPECTED, np.nan)
 

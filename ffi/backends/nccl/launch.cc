@@ -70,7 +70,9 @@ Status NcclCommunicator::Give(const Call& call, Rank& rank, cuda::Stream stream,
     if (!failed() && status.errc() == ErrorCode::kFailedPrecondition) {
       return Refused(call, status.message());
     }
-    return Ended(call, rank, ErrorCode::kInternal, status.message());
+    return Ended(call, rank, ErrorCode::kInternal,
+                 StrCat("rank ", rank.rank, " of ", rank.size, " (device ", rank.device,
+                        "): ", status.message()));
   }
   WakeWatch();
   return OkStatus();

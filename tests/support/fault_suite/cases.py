@@ -87,6 +87,7 @@ class Case:
 
 
 def _all(fault, *rest, on_failure="raise", processes=2):
+    # "exit" is what a policy chooses where processes take part, "raise" in one.
     return [
         Case(fault, operation, around, on_failure, processes)
         for operation, around in (each.split() for each in rest)
@@ -119,16 +120,22 @@ KILLED = [
         "psum_large eight_live",
         "ppermute eight_live",
         "product sibling",
+        on_failure="exit",
     ),
     *_all(
-        "killed_in_loop", "psum_large alone", "psum_small idle_lane", "pair eight_live"
+        "killed_in_loop",
+        "psum_large alone",
+        "psum_small idle_lane",
+        "pair eight_live",
+        on_failure="exit",
     ),
     *_all(
         "killed",
         "psum_large alone",
         "psum_small idle_lane",
-        "pair compute_beside",
-        on_failure="exit",
+        "pair eight_live",
+        "product sibling",
+        "psum_large lax_behind",
     ),
 ]
 LATE = [

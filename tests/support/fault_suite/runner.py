@@ -36,12 +36,14 @@ class Hardware:
         fail them where it is CPUs that work: there, only a deadline must not be what
         ended the wait.
       patience_seconds: for what has no such bound, and must not hang.
+      raise_seconds: the same where ``"raise"`` stopped the GPUs.
     """
 
     is_gpu: bool
     variables: dict[str, str]
     notice_seconds: float
     patience_seconds: float
+    raise_seconds: float
 
 
 def on_gpus() -> Hardware:
@@ -52,7 +54,10 @@ def on_gpus() -> Hardware:
         # The test process may hold GPU memory.
         "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
     }
-    return Hardware(True, variables, notice_seconds=0.2, patience_seconds=5.0)
+    # XLA looks every five seconds whether a GPU failed (jaxlib 0.11.2).
+    return Hardware(
+        True, variables, notice_seconds=0.2, patience_seconds=7.0, raise_seconds=7.0
+    )
 
 
 def over_stand_in(path: str) -> Hardware:
@@ -64,7 +69,9 @@ def over_stand_in(path: str) -> Hardware:
         "JAXCOMM_BACKEND": "nccl",
         "JAXCOMM_FAKE_KERNELS": "1",
     }
-    return Hardware(False, variables, notice_seconds=5.0, patience_seconds=10.0)
+    return Hardware(
+        False, variables, notice_seconds=5.0, patience_seconds=10.0, raise_seconds=5.0
+    )
 
 
 def starter(

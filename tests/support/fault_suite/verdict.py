@@ -10,6 +10,8 @@ from fault_suite.runner import Hardware
 
 # For what keeps a device busy.
 _BUSY_SECONDS = 5.0
+# From the message to the end of the process, whose GPU memory the system takes back.
+_END_SECONDS = 1.0
 _OF_NCCL = ("refused", "async_error")
 # Of the cause, in what a survivor says.
 _CAUSES = {
@@ -106,6 +108,9 @@ def _allowed(case: Case, rank: int, hardware: Hardware) -> dict[str, set[str]]:
     if poisons and (case.fault == "refused" or rank == RANKS - 1):
         # Its own call meets the failure.
         result = {POISONED, RAISED}
+    if case.fault == "late" and case.processes > 1 and rank == RANKS - 1:
+        # The other rank may have sent it all it needs before the deadline.
+        result = result | {RIGHT}
     allowed = {"result": result}
     if case.around in ("small_behind", "small_behind_on_other_lane", "lax_behind"):
         allowed["behind"] = {POISONED, RAISED} if poisons else {RAISED}
@@ -170,8 +175,10 @@ def _lacks_cause(pattern, row):
 def _late(case, row: Row, hardware):
     """Returns whether a rank got its result too late, or before the deadline."""
     least, most = 0.0, hardware.patience_seconds
-    if case.fault in ("killed", "killed_in_loop") and case.on_failure != "exit":
-        most = hardware.notice_seconds
+    if case.fault in ("killed", "killed_in_loop"):
+        most = hardware.raise_seconds
+        if case.on_failure == "exit":
+            most = hardware.notice_seconds + _END_SECONDS
     elif case.fault == "late":
         is_late = row.rank == RANKS - 1
         least = 0.0 if is_late else DEADLINE_SECONDS
@@ -201,8 +208,10 @@ def _of_process(report, process, hardware):
         if process > 0 and 0 in results and results[0].outcome == EXITED:
             # JAX may have ended it for the end of the coordinator.
             return found
-        # A crash is no end that anybody chose.
-        if end.status is None or end.status <= 0:
+        # A crash is no end that anybody chose. But a host callback of JAX's crashes
+        # where the GPU has failed.
+        is_callback = hardware.is_gpu and "XlaFfiPythonGpuCallback" in end.said
+        if end.status is None or (end.status <= 0 and not is_callback):
             found.append(f"process {process} ended with status {end.status}")
         if case.on_failure == "exit" and not end.dumps:
             found.append(f"process {process} left no dump")
