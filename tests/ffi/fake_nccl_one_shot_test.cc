@@ -212,7 +212,7 @@ TEST(nccl_adds_where_the_driver_refuses_the_kernels) {
 }
 
 TEST(groups_add_by_themselves) {
-  auto communicator = MakeOneShot(4, 30, {{100, 103}, {102, 101}});
+  auto communicator = MakeOneShot(4, 30, {{100, 103}, {102, 101}}, OnFailure::kRaise);
   const auto site = SumSite(3);
   std::vector<std::unique_ptr<Part>> parts;
   ForAll(

@@ -19,9 +19,11 @@ namespace jaxcomm::testing {
 
 inline std::shared_ptr<Communicator> MakeOneShot(
     int size, double timeout_seconds = 30,
-    std::vector<std::vector<int64_t>> groups = {}) {
+    std::vector<std::vector<int64_t>> groups = {},
+    OnFailure on_failure = OnFailure::kPoison) {
   setenv("JAXCOMM_FAKE_KERNELS", "1", 1);
-  auto made = Make(size, timeout_seconds, Library(), std::move(groups), true);
+  auto made =
+      Make(size, timeout_seconds, Library(), std::move(groups), true, on_failure);
   TheFake().clear_trace();
   return made;
 }

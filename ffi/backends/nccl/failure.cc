@@ -50,6 +50,15 @@ void NcclCommunicator::BeWatched() {
   Watch(self);
 }
 
+std::string NcclCommunicator::FirstOperation() {
+  for (auto& rank : ranks_) {
+    CurrentContext current(library_.cuda, rank->context);
+    const InFlight::Overdue first = rank->in_flight.First();
+    if (first.found) return Describe(*rank, first);
+  }
+  return "";
+}
+
 double NcclCommunicator::poll_seconds() const {
   return how_.world->any_gone() ? kLookSeconds : spec().timeout_seconds + kAbortSeconds;
 }
@@ -58,9 +67,8 @@ double NcclCommunicator::poll_seconds() const {
 bool NcclCommunicator::is_busy() { return has_work() || was_captured(); }
 
 bool NcclCommunicator::was_captured() const {
-  return std::any_of(ranks_.begin(), ranks_.end(), [](const auto& rank) {
-    return rank->in_flight.was_captured();
-  });
+  return std::any_of(ranks_.begin(), ranks_.end(),
+                     [](const auto& rank) { return rank->in_flight.was_captured(); });
 }
 
 bool NcclCommunicator::AnyBusy() {
@@ -90,16 +98,17 @@ bool NcclCommunicator::LosePeers() {
   const Clock::time_point now = Clock::now();
   if (peer_lost_ == Clock::time_point()) peer_lost_ = now;
   if (InFlightCount() > 0 && now - peer_lost_ < kDrainAfterPeerExit) return true;
-  std::string text = StrCat("the communicator over axes ", spec().axes, " (lane '",
-                            spec().lane, "'): ");
-  bool is_in_call = false;
-  for (auto& rank : ranks_) {
-    CurrentContext current(library_.cuda, rank->context);
-    const InFlight::Overdue first = rank->in_flight.First();
-    if (!first.found) continue;
-    text = Describe(*rank, first);
-    is_in_call = true;
-    break;
+  std::string text = FirstOperation();
+  const bool is_in_call = !text.empty();
+  // What is on its way may be an operation of one that fails together with this one.
+  if (text.empty() && shares_memory()) {
+    for (const auto& sharer : how_.world->sharers()) {
+      if (text.empty()) text = sharer->FirstOperation();
+    }
+  }
+  if (text.empty()) {
+    text = StrCat("the communicator over axes ", spec().axes, " (lane '", spec().lane,
+                  "'): ");
   }
   Fail(Status(ErrorCode::kAborted, StrCat(text, lost, " has ended")), is_in_call,
        "peer gone");
@@ -254,14 +263,14 @@ void NcclCommunicator::AbortElsewhere() {
       std::static_pointer_cast<NcclCommunicator>(Watched::weak_from_this().lock());
   if (self == nullptr) return;  // it is being destroyed, which aborts
   const auto abort = [](std::shared_ptr<NcclCommunicator> self, Rank* rank) {
-    // NCCL ends what runs, and then waits for the graphs that refer to the communicator,
-    // which XLA keeps for as long as their programs.
+    // NCCL ends what runs, and then waits for the graphs that refer to the
+    // communicator, which XLA keeps for as long as their programs.
     std::optional<LastResort> end;
     if (!rank->in_flight.was_captured()) {
-      end.emplace(kAbortSeconds,
-                  StrCat("NCCL did not end the communicator over axes ",
-                         self->spec().axes, " (lane '", self->spec().lane,
-                         "') within ", kAbortSeconds, " s"));
+      end.emplace(
+          kAbortSeconds,
+          StrCat("NCCL did not end the communicator over axes ", self->spec().axes,
+                 " (lane '", self->spec().lane, "') within ", kAbortSeconds, " s"));
     }
     nccl::Comm comm = nullptr;
     {

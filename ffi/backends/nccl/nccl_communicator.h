@@ -98,6 +98,7 @@ class NcclCommunicator final : public Communicator,
   // NcclWorld::Sharer:
   void FailToo(const Status& reason) override { SetFailure(reason, /*names=*/false); }
   bool is_busy() override;
+  std::string FirstOperation() override;
 
   // To be called once it is made.
   void BeWatched();

@@ -54,6 +54,8 @@ class NcclWorld : public std::enable_shared_from_this<NcclWorld> {
     virtual void FailToo(const Status& reason) = 0;
     // Whether a device may be at an operation of it.
     virtual bool is_busy() = 0;
+    // Names the first operation that a device is at, as a message begins; "" if none.
+    virtual std::string FirstOperation() = 0;
   };
 
   // Joins the `size` ranks that know `unique_id`; every process calls it.

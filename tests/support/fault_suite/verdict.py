@@ -105,8 +105,9 @@ def _allowed(case: Case, rank: int, hardware: Hardware) -> dict[str, set[str]]:
         idle = {RAISED} if _may_be_idle(case, rank) else set()
         return {"result": {EXITED} | idle}
     result = {POISONED} if poisons else {RAISED, EXITED}
-    if poisons and (case.fault == "refused" or rank == RANKS - 1):
-        # Its own call meets the failure.
+    is_met_later = case.fault == "refused" or case.operation == "pair"
+    if poisons and (is_met_later or rank == RANKS - 1):
+        # Its own call meets the failure, or the call that ends it.
         result = {POISONED, RAISED}
     if case.fault == "late" and case.processes > 1 and rank == RANKS - 1:
         # The other rank may have sent it all it needs before the deadline.

@@ -1,0 +1,160 @@
+// What becomes of a process whose collectives fail while a device is at them.
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "ffi/backends/nccl/device_stop.h"
+#include "ffi/backends/nccl/last_resort.h"
+#include "ffi/backends/nccl/nccl_communicator.h"
+#include "tests/ffi/check.h"
+#include "tests/ffi/fake_library.h"
+#include "tests/ffi/fake_nccl.h"
+#include "tests/ffi/ranks.h"
+
+namespace jaxcomm::testing {
+namespace {
+
+constexpr auto kMisaligned = static_cast<cuda::Result>(716);
+
+// Two communicators of two devices each: they share resources, or have their own.
+struct Two {
+  explicit Two(OnFailure on_failure, bool share, const NcclLibrary& library = Library(),
+               double timeout_seconds = 0.2) {
+    const nccl::UniqueId id = NewId();
+    const NcclSettings settings{{{"splitShare", share ? 1 : 0}}, "", ""};
+    std::shared_ptr<NcclWorld> world;
+    CHECK_TRUE(NcclWorld::Create(library, 2, {{100, 0, 0}, {101, 1, 1}},
+                                 {id.internal, sizeof(id.internal)}, settings, {30}, {},
+                                 &world)
+                   .success());
+    for (std::shared_ptr<Communicator>* each : {&first, &second}) {
+      CHECK_TRUE(MakeNcclCommunicator(Spec({{100, 101}}, timeout_seconds),
+                                      {world, settings, {30}, false, false, on_failure},
+                                      each)
+                     .success());
+    }
+  }
+  std::shared_ptr<Communicator> first, second;
+};
+
+// One psum of a number, as one device.
+struct Sum {
+  explicit Sum(int device)
+      : on(device),
+        device(device),
+        site(MakeSite("all_reduce", {}, {FloatLeaf(1)}, {FloatLeaf(1)})) {}
+
+  Status Enqueue(Communicator& communicator, int run = 1) {
+    const void* operands[] = {&operand};
+    void* results[] = {&result};
+    return communicator.Enqueue(
+        Call{site.get(), run, 1, 1, device, operands, results, nullptr}, on.stream);
+  }
+
+  OnDevice on;
+  const int device;
+  std::unique_ptr<CallSite> site;
+  float operand = 1, result = -1;
+};
+
+std::string TextOf(const Status& status) { return std::string(status.message()); }
+
+// The first rank waits in vain; the wait for its stream ends with `expected`.
+void MissTheDeadline(Communicator& communicator, Sum& sum, cuda::Result expected) {
+  CHECK_TRUE(sum.Enqueue(communicator).success());
+  CHECK_EQ(sum.on.Synchronize(), expected);
+}
+
+TEST_ALONE(no_number_leaves_devices_that_are_stopped, EXIT_SUCCESS) {
+  Two two(OnFailure::kRaise, /*share=*/false);
+  Sum waits(0), late(1), beside(0);
+  MissTheDeadline(*two.first, waits, kMisaligned);
+  CHECK_EQ(waits.result, -1.0f);
+  CHECK_TRUE(Comes([] { return DevicesAreStopped(); }));
+  CHECK_CONTAINS(TextOf(late.Enqueue(*two.first)), "not done after 0.2 s");
+  // Whatever else is live has lost its devices as well, and says why.
+  const std::string text = TextOf(beside.Enqueue(*two.second));
+  CHECK_CONTAINS(text, "the GPUs of this process are stopped");
+  CHECK_CONTAINS(text, "not done after 0.2 s");
+  CHECK_CONTAINS(FirstFailure(), "rank 0 of 2 (device 100): not done after 0.2 s");
+  // Nothing asks NCCL for what needs the driver.
+  two.first = two.second = nullptr;
+  CHECK_EQ(Count("ncclCommAbort"), 0);
+}
+
+TEST_ALONE(a_process_may_rather_end, kEndedStatus) {
+  Two two(OnFailure::kExit, /*share=*/false);
+  Sum waits(0);
+  MissTheDeadline(*two.first, waits, kMisaligned);
+  std::this_thread::sleep_for(std::chrono::seconds(30));
+}
+
+TEST_ALONE(devices_that_cannot_be_stopped_end_the_process, kEndedStatus) {
+  Two two(OnFailure::kRaise, /*share=*/false);
+  Sum waits(0);
+  CHECK_TRUE(waits.Enqueue(*two.first).success());
+  TheFake().fail("cuLaunchKernel", 0, 1);
+  TheFake().fail("cuLaunchKernel", 1, 1);
+  std::this_thread::sleep_for(std::chrono::seconds(30));
+}
+
+TEST(results_of_what_failed_are_poisoned) {
+  Two two(OnFailure::kPoison, /*share=*/false);
+  Sum waits(0), late(1);
+  MissTheDeadline(*two.first, waits, cuda::kSuccess);
+  CHECK_TRUE(std::isnan(waits.result));
+  CHECK_CONTAINS(TextOf(late.Enqueue(*two.first)), "not done after 0.2 s");
+  // The other has resources of its own.
+  Sum one(0), other(1);
+  CHECK_TRUE(one.Enqueue(*two.second).success());
+  CHECK_TRUE(other.Enqueue(*two.second).success());
+  CHECK_EQ(one.on.Synchronize(), cuda::kSuccess);
+  CHECK_EQ(one.result, 2.0f);
+}
+
+TEST(those_that_share_resources_fail_together_with_the_first_cause) {
+  Two two(OnFailure::kPoison, /*share=*/true);
+  Sum waits(0), behind(0), never(1);
+  CHECK_TRUE(waits.Enqueue(*two.first).success());
+  // Given to its stream before anything failed: NCCL has it wait for its turn.
+  CHECK_TRUE(behind.Enqueue(*two.second).success());
+  CHECK_EQ(waits.on.Synchronize(), cuda::kSuccess);
+  CHECK_EQ(behind.on.Synchronize(), cuda::kSuccess);
+  CHECK_TRUE(std::isnan(waits.result));
+  CHECK_TRUE(std::isnan(behind.result));
+  const std::string text = TextOf(never.Enqueue(*two.second));
+  CHECK_CONTAINS(text, "not done after 0.2 s");
+  CHECK_CONTAINS(text, "Communicators that share resources fail together");
+}
+
+// The abort of one waits for the device, on which the other hangs until its deadline.
+TEST(one_that_is_aborted_holds_up_no_other) {
+  Two two(OnFailure::kPoison, /*share=*/false);
+  Sum first(0), second(0);
+  CHECK_TRUE(first.Enqueue(*two.first).success());
+  CHECK_TRUE(second.Enqueue(*two.second).success());
+  CHECK_EQ(first.on.Synchronize(), cuda::kSuccess);
+  CHECK_EQ(second.on.Synchronize(), cuda::kSuccess);
+  CHECK_TRUE(std::isnan(first.result) && std::isnan(second.result));
+}
+
+TEST_ALONE(a_watch_that_the_driver_keeps_waiting_ends_the_process, kEndedStatus) {
+  static NcclLibrary library = Library();
+  static std::atomic<bool> hangs{false};
+  library.cuda.EventQuery = [](cuda::Event event) {
+    while (hangs) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    return TheFake().cuda.EventQuery(event);
+  };
+  Two two(OnFailure::kRaise, /*share=*/false, library);
+  Sum waits(0);
+  CHECK_TRUE(waits.Enqueue(*two.first).success());
+  hangs = true;
+  std::this_thread::sleep_for(std::chrono::seconds(60));
+}
+
+}  // namespace
+}  // namespace jaxcomm::testing
