@@ -158,6 +158,7 @@ void EndComms(const NcclLibrary& library, const std::vector<nccl::Comm>& comms,
       abort) {
     return;
   }
+  const KeptContext kept(library.cuda);
   for (nccl::Comm comm : comms) {
     if (comm != nullptr) library.nccl.CommDestroy(comm);
   }
