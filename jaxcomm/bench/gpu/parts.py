@@ -7,7 +7,6 @@ from jaxcomm.bench.gpu import (
     borrowed,
     checks,
     collectives,
-    kill,
     lanes,
     lengths,
     memory,
@@ -32,5 +31,4 @@ PARTS: dict[str, Callable[[Timer], Iterable[Figure | Finding]]] = {
     "lengths": lengths.rows,
     "soak": soak.rows,
     "steady": steady.rows,
-    "kill": kill.rows,
 }

@@ -22,7 +22,6 @@ class Sizes:
       in_a_row: broadcasts in one program.
       steady: calls of each collective.
       rounds, calls: of each comparison, and calls in a round.
-      killed: bytes that travel when a process is killed.
     """
 
     dtypes: tuple[str, ...] = (
@@ -46,7 +45,6 @@ class Sizes:
     steady: int = 1000
     rounds: int = 9
     calls: int = 30
-    killed: int = 64 * MIB
 
 
 # That all of it works, on the CPU devices of a stand-in for NCCL.
@@ -66,5 +64,4 @@ TINY = Sizes(
     steady=5,
     rounds=2,
     calls=2,
-    killed=4 * KIB,
 )

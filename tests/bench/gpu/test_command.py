@@ -63,13 +63,12 @@ ONE_GPU = {"JAXCOMM_FAKE_ONE_GPU": "1"}
 
 
 @pytest.mark.multiprocess
-def test_processes_share_a_gpu_without_mps_and_are_killed_there(bench_gpu):
-    done = bench_gpu("--one-gpu", "--only", "kill", **ONE_GPU, PATH=os.defpath)
+def test_processes_share_a_gpu_without_mps(bench_gpu):
+    done = bench_gpu("--one-gpu", "--only", "lanes", **ONE_GPU, PATH=os.defpath)
     assert done.returncode == 0, done.stderr
     told = "all ranks share one GPU: without MPS (nvidia-cuda-mps-control is not"
     assert told in done.stdout
-    # How fast is another matter.
-    assert [row["met"] for row in done.report["rows"][1::2]] == [True] * 2
+    assert {row["part"] for row in done.report["rows"]} == {"lanes"}
 
 
 def test_an_nccl_that_refuses_to_share_a_gpu_is_named(bench_gpu, stand_in_path):

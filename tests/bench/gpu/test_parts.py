@@ -3,11 +3,8 @@
 import collections
 import dataclasses
 import itertools
-import subprocess
-import types
 
 import jax
-import numpy as np
 import pytest
 
 import jaxcomm
@@ -15,7 +12,6 @@ from jaxcomm.bench.gpu import (
     checks,
     device_memory,
     driver_calls,
-    kill,
     soak,
     steady,
 )
@@ -270,66 +266,6 @@ def test_ranks_on_one_gpu_are_compared_with_all_of_it(timer, usual_promotion):
         "one xla kernel over the whole sequence, divided by 2",
         "one xla kernel over the whole sequence",
     ]
-
-
-# Processes that are killed.
-
-
-@pytest.mark.multiprocess
-def test_the_others_of_a_killed_rank_say_what_they_did(timer, monkeypatch):
-    monkeypatch.setenv("JAXCOMM_FAKE_KERNELS", "1")
-    rows = list(run("kill", timer))
-    for seconds, text, kib in zip(rows[::2], rows[1::2], (4, 1), strict=True):
-        assert seconds.name == (
-            f"rank 1 of 2 is killed in a sum of {kib} KiB: the last of the others "
-            "raises"
-        )
-        # Before their deadline.
-        assert 0 < seconds.ours < kill._DEADLINE_SECONDS
-        assert text.is_right is True
-        assert f"psum(float32[1,{256 * kib}]) over axes ('i',)" in text.found
-        assert "rank 0 of 2" in text.found
-
-
-def test_a_survivor_that_does_not_say_what_it_did_is_wrong(timer, monkeypatch):
-    monkeypatch.setattr(kill, "_kill", lambda *_: (2.0, ["psum of rank 0 of 2"]))
-    seconds, text, *_ = run("kill", timer)
-    assert (seconds.ratio, seconds.is_met) == (0.1, False)
-    assert text.is_right is False
-    assert "without [\"axes ('i',)\"], does not name rank 1" in text.found
-
-
-@pytest.mark.parametrize(
-    ("shares_gpu", "ids"), [(False, ["0", "1"]), (True, ["0", "0"])]
-)
-def test_processes_to_kill_have_the_gpus_of_the_ranks(
-    shares_gpu, ids, timer, monkeypatch
-):
-    # As the second of two processes has it, or one of those that share a GPU.
-    monkeypatch.setenv("JAX_LOCAL_DEVICE_IDS", "0" if shares_gpu else "1")
-    monkeypatch.setenv("JAXCOMM_DUMP_DIR", "/of/this/run")
-    gpu = types.SimpleNamespace(platform="gpu")
-    mesh = types.SimpleNamespace(size=2, devices=np.array([gpu, gpu]))
-    started = []
-
-    def start(variables, payload, log):
-        started.append(variables)
-        return subprocess.Popen(["false"], stdout=subprocess.PIPE, text=True)
-
-    monkeypatch.setattr(kill, "_start", start)
-    with pytest.raises(RuntimeError, match="ended before one was killed"):
-        kill._kill(dataclasses.replace(timer, mesh=mesh, shares_gpu=shares_gpu), 64)
-    assert [each["JAX_LOCAL_DEVICE_IDS"] for each in started] == ids
-    for each in started:
-        assert each["JAX_PLATFORMS"] == "cuda"
-        assert "JAXCOMM_DUMP_DIR" not in each
-
-
-@pytest.mark.multiprocess
-def test_processes_that_do_not_start_say_why(timer, monkeypatch):
-    monkeypatch.setattr(kill, "_WORKER", "no.such.module")
-    with pytest.raises(RuntimeError, match=r"ended before one was killed.*no\.such"):
-        run("kill", timer)
 
 
 def test_the_pool_of_jax_is_nobodys_loss(timer, monkeypatch):
