@@ -111,7 +111,7 @@ void CreateNccl(std::shared_ptr<NcclWorld> world, int64_t key, std::string axes,
                 std::vector<std::vector<int64_t>> groups,
                 std::vector<std::vector<int>> processes,
                 std::map<std::string, int> numbers, std::string name, bool copy_engines,
-                bool one_shot, const std::string& on_failure) {
+                bool one_shot, const std::string& on_failure, bool check) {
   CommunicatorSpec spec =
       SpecOf(key, std::move(axes), std::move(lane), "nccl", std::move(platform),
              timeout_seconds, std::move(groups));
@@ -121,7 +121,8 @@ void CreateNccl(std::shared_ptr<NcclWorld> world, int64_t key, std::string axes,
                {timeout_seconds, WasInterrupted},
                copy_engines,
                one_shot,
-               ParseOnFailure(on_failure)};
+               ParseOnFailure(on_failure),
+               check};
   Status status;
   {
     nb::gil_scoped_release release;
@@ -284,7 +285,7 @@ void BindNccl(nb::module_& m) {
         nb::arg("lane"), nb::arg("platform"), nb::arg("timeout_seconds"),
         nb::arg("groups"), nb::arg("processes"), nb::arg("numbers"), nb::arg("name"),
         nb::arg("copy_engines"), nb::arg("one_shot"), nb::arg("on_failure"),
-        "Splits a communicator off a world, under a key.");
+        nb::arg("check"), "Splits a communicator off a world, under a key.");
   nb::class_<SymmetricMemory>(m, "SymmetricMemory",
                               "A segment of memory on each local device.")
       .def_prop_ro("segment", &SymmetricMemory::segment, "Its number in this process.")

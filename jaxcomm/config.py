@@ -12,6 +12,11 @@ None changes a result. Each is read when a communicator is created.
     host memory also serves CPU devices, where ``backend="nccl"`` is asked for.
 ``JAXCOMM_MAX_COMMUNICATORS``
     Live communicators at which creating another is an error. Default: 256.
+``JAXCOMM_CHECK``
+    1: before each call of the ``nccl`` backend ranks compare what they call, wait for
+    one another on the host, and raise on all where they differ, naming the odd rank.
+    NCCL compares nothing. It is for finding such a mistake: every call waits for all
+    that its device was given before. The same on all processes. Default: 0.
 ``JAXCOMM_DUMP_DIR``
     Folder for flight records, made if it is missing. Process ``i`` writes
     ``flight-record-<i>.json`` there when a collective fails, when the program ends by
@@ -48,6 +53,18 @@ def max_communicators() -> int:
     return _positive(
         "JAXCOMM_MAX_COMMUNICATORS", DEFAULT_MAX_COMMUNICATORS, int, "communicators"
     )
+
+
+def check() -> bool:
+    """Returns whether ranks compare their calls over NCCL.
+
+    Raises:
+      ValueError: if ``JAXCOMM_CHECK`` is neither 0 nor 1.
+    """
+    text = os.environ.get("JAXCOMM_CHECK") or "0"
+    if text not in ("0", "1"):
+        raise ValueError(f"JAXCOMM_CHECK must be 0 or 1, got {text!r}")
+    return text == "1"
 
 
 def nccl_library() -> str | None:

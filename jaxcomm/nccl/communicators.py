@@ -65,6 +65,7 @@ def create(mesh, part, member: "Communicator", policy, shares: bool):
             copy_engines=policy.uses_copy_engines,
             one_shot=policy.uses_one_shot,
             on_failure=_on_failure(mesh, policy),
+            check=config.check(),
         )
     except BaseException as error:
         # NCCL ends what shares resources with what it could not make. And a traceback
@@ -223,7 +224,8 @@ def _agree_on_world(mesh, part, member, policy, shares):
     _begun[processes] = _begun.get(processes, 0) + 1
     purpose = bootstrap.Purpose(
         f"make a communicator over axes {part.axes}, lane {member.lane!r}, with "
-        f"{_numbers(policy, shares)}",
+        f"{_numbers(policy, shares)}, {_on_failure(mesh, policy)} on failure"
+        f"{', checked' if config.check() else ''}",
         member.key,
         _begun[processes],
     )

@@ -23,7 +23,7 @@ constexpr auto kMisaligned = static_cast<cuda::Result>(716);
 // Two communicators of two devices each: they share resources, or have their own.
 struct Two {
   explicit Two(OnFailure on_failure, bool share, const NcclLibrary& library = Library(),
-               double timeout_seconds = 0.2) {
+               double seconds_of_second = 0.2) {
     const nccl::UniqueId id = NewId();
     const NcclSettings settings{{{"splitShare", share ? 1 : 0}}, "", ""};
     std::shared_ptr<NcclWorld> world;
@@ -32,7 +32,8 @@ struct Two {
                                  &world)
                    .success());
     for (std::shared_ptr<Communicator>* each : {&first, &second}) {
-      CHECK_TRUE(MakeNcclCommunicator(Spec({{100, 101}}, timeout_seconds),
+      const double seconds = each == &first ? 0.2 : seconds_of_second;
+      CHECK_TRUE(MakeNcclCommunicator(Spec({{100, 101}}, seconds),
                                       {world, settings, {30}, false, false, on_failure},
                                       each)
                      .success());
@@ -117,7 +118,7 @@ TEST(results_of_what_failed_are_poisoned) {
 }
 
 TEST(those_that_share_resources_fail_together_with_the_first_cause) {
-  Two two(OnFailure::kPoison, /*share=*/true);
+  Two two(OnFailure::kPoison, /*share=*/true, Library(), /*seconds_of_second=*/30);
   Sum waits(0), behind(0), never(1);
   CHECK_TRUE(waits.Enqueue(*two.first).success());
   // Given to its stream before anything failed: NCCL has it wait for its turn.
@@ -154,6 +155,61 @@ TEST_ALONE(a_watch_that_the_driver_keeps_waiting_ends_the_process, kEndedStatus)
   CHECK_TRUE(waits.Enqueue(*two.first).success());
   hangs = true;
   std::this_thread::sleep_for(std::chrono::seconds(60));
+}
+
+// One that compares calls, of three devices.
+std::shared_ptr<Communicator> MakeChecked(double timeout_seconds = 30) {
+  const nccl::UniqueId id = NewId();
+  std::shared_ptr<NcclWorld> world;
+  CHECK_TRUE(NcclWorld::Create(Library(), 3, {{100, 0, 0}, {101, 1, 1}, {102, 2, 2}},
+                               {id.internal, sizeof(id.internal)}, {}, {30}, {}, &world)
+                 .success());
+  NcclSpec how{world, {}, {30}, false, false, OnFailure::kPoison};
+  how.check = true;
+  std::shared_ptr<Communicator> made;
+  CHECK_TRUE(MakeNcclCommunicator(Spec({{100, 101, 102}}, timeout_seconds), how, &made)
+                 .success());
+  return made;
+}
+
+TEST(ranks_that_agree_are_let_through) {
+  auto communicator = MakeChecked();
+  std::vector<std::thread> threads;
+  for (int device = 0; device < 3; ++device) {
+    threads.emplace_back([&, device] {
+      Sum sum(device);
+      for (int run = 1; run <= 3; ++run) {
+        CHECK_TRUE(sum.Enqueue(*communicator, run).success());
+      }
+      sum.on.Synchronize();
+      CHECK_EQ(sum.result, 3.0f);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+TEST(ranks_that_disagree_all_hear_who_is_odd) {
+  auto communicator = MakeChecked();
+  std::vector<std::thread> threads;
+  for (int device = 0; device < 3; ++device) {
+    threads.emplace_back([&, device] {
+      Sum sum(device);
+      if (device == 1) {
+        sum.site = MakeSite("all_gather", {1, 1}, {FloatLeaf(1)}, {FloatLeaf(3)});
+      }
+      const std::string text = TextOf(sum.Enqueue(*communicator));
+      CHECK_CONTAINS(text, "JAXCOMM_CHECK: ranks disagree: rank 1 calls all_gather(");
+      CHECK_CONTAINS(text, "where rank 0 calls all_reduce(float32[1])");
+      CHECK_EQ(sum.result, -1.0f);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+TEST(a_rank_that_does_not_call_is_waited_for_until_the_deadline) {
+  auto communicator = MakeChecked(0.3);
+  Sum sum(0);
+  CHECK_CONTAINS(TextOf(sum.Enqueue(*communicator)), "not done after 0.3 s");
 }
 
 }  // namespace

@@ -8,6 +8,9 @@ namespace jaxcomm {
 Status NcclCommunicator::EnqueueStart(const Call& call, void* stream) {
   Rank* const rank = ByOrdinal(call.device_id);
   if (rank == nullptr) return NotMine(call);
+  if (rank->call_cards != nullptr) {
+    if (Status status = CompareCalls(call, *rank); status.failure()) return status;
+  }
   if (auto plan = CopiesFor(call, *rank)) {
     const Counted counted(num_copying_);
     return StartCopies(call, std::move(plan), *rank, stream, /*on=*/nullptr);

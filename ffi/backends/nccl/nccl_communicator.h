@@ -3,8 +3,9 @@
 // Its parts: creation.cc makes it, launch.cc gives a stream the NCCL calls of a
 // collective, or the kernel of one_shot.h where that is faster, halves.cc does so in
 // two halves, copies.cc leaves it to copy engines where they are faster, windows.cc
-// registers symmetric memory, suspend.cc gives memory back for a while, failure.cc
-// watches over it and ends it where it fails, and nccl_communicator.cc does the rest.
+// registers symmetric memory, suspend.cc gives memory back for a while, check.cc
+// compares calls, failure.cc watches over it and ends it where it fails, and
+// nccl_communicator.cc does the rest.
 #ifndef JAXCOMM_FFI_BACKENDS_NCCL_NCCL_COMMUNICATOR_H_
 #define JAXCOMM_FFI_BACKENDS_NCCL_NCCL_COMMUNICATOR_H_
 
@@ -42,6 +43,8 @@ struct NcclSpec {
   // Whether small sums may go by a kernel of ours, where all ranks are of this host.
   bool one_shot = false;
   OnFailure on_failure = OnFailure::kRaise;
+  // Whether ranks compare what they call before each call.
+  bool check = false;
 };
 
 // Makes the communicator with the other processes, connects its ranks and waits for
@@ -65,6 +68,9 @@ class NcclCommunicator final : public Communicator,
   Status Enqueue(const Call& call, void* stream) override {
     Rank* const rank = ByOrdinal(call.device_id);
     if (rank == nullptr) return NotMine(call);
+    if (rank->call_cards != nullptr) {
+      if (Status status = CompareCalls(call, *rank); status.failure()) return status;
+    }
     if (auto plan = CopiesFor(call, *rank)) {
       return Copy(call, std::move(plan), *rank, stream);
     }
@@ -106,6 +112,8 @@ class NcclCommunicator final : public Communicator,
   void Deregister(uint64_t segment) override;
 
  private:
+  struct CallCard;
+
   struct Rank {
     Rank(const NcclLibrary& library, FlightRecorder& recorder)
         : in_flight(library, recorder) {}
@@ -127,7 +135,11 @@ class NcclCommunicator final : public Communicator,
     std::vector<cuda::Event> spare_events;
     // Held while the communicator is given work: NCCL wants one thread at a time.
     std::timed_mutex launching;
-    Windows windows;                      // likewise
+    Windows windows;  // likewise
+    // Where ranks compare their calls: this rank's, then everybody's.
+    CallCard* call_cards = nullptr;
+    cuda::Pointer call_cards_on_device = 0;
+    uint64_t compared = 0;
     std::atomic<uint64_t> operations{0};  // given to it
     InFlight in_flight;
     CallCounts counts;
@@ -166,6 +178,13 @@ class NcclCommunicator final : public Communicator,
   Status MakeRanks();
   // What stops devices, and what is done without NCCL.
   Status MakeShortcuts();
+  // What ranks compare their calls by, if they are to.
+  Status MakeCallCards();
+  // Waits until all ranks of the group have come to a call. Fails on all of them, and
+  // ends the communicator, if it is not the same call.
+  Status CompareCalls(const Call& call, Rank& rank);
+  Status ExchangeCallCards(const Call& call, Rank& rank);
+  Status FindOddRanks(const Rank& rank) const;
   Status SplitOff();
   Status WarmUp();
   // Connects neighbors of the ring, and returns once all ranks did: a rank that
