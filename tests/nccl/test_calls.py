@@ -23,9 +23,6 @@ ALLOCATIONS = {
     "ncclCommWindowRegister", "ncclCommDestroy", "cuMemGetInfo_v2",
 }  # fmt: skip
 WAITS = {"cuStreamSynchronize", "cuStreamWaitEvent", "cuCtxSynchronize"}
-# For CPU devices the backend has streams of its own, one a rank, and a host function
-# tells XLA of the end.
-HOST_ONLY = {"cuLaunchHostFunc"}
 
 
 def program_of(mesh, call, out=None):
@@ -61,9 +58,7 @@ def test_a_sum_is_one_call_on_one_stream(stand_in, make_mesh):
     streams = by_stream(calls)
     assert len(streams) == 2
     for names in streams.values():
-        assert names == [
-            "cuEventRecord", "ncclAllReduce", "cuEventRecord", "cuLaunchHostFunc"
-        ]  # fmt: skip
+        assert names == ["cuEventRecord", "ncclAllReduce", "cuEventRecord"]
     # No group around one call, and nothing else that no stream names.
     others = {call["name"] for call in calls if "stream" not in call}
     assert others <= {"launch"}
@@ -131,7 +126,7 @@ def test_once_warm_nothing_is_allocated_made_or_waited_for(stand_in, make_mesh, 
     assert jaxcomm.memory_report() == report
     assert not [call for call in stand_in.trace() if "violation" in call]
     known = {"cuEventRecord", "cuStreamIsCapturing", "cuMemcpyDtoDAsync_v2", "launch"}
-    known |= {"cuMemsetD8Async"} | POLLS | CONTEXTS | HOST_ONLY
+    known |= {"cuMemsetD8Async"} | POLLS | CONTEXTS
     assert not {name for name in set(used) - known if not name.startswith("nccl")}
 
 

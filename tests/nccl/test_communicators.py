@@ -179,7 +179,7 @@ FIELDS = {
 # These are no settings of NCCL's.
 OURS = {
     "share", "lanes", "command_buffers", "copy_engines", "one_shot", "symmetric",
-    "source",
+    "source", "on_failure",
 }  # fmt: skip
 
 

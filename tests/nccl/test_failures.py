@@ -1,6 +1,11 @@
-"""Operations that fail or hang: who says what, and that the next communicator works."""
+"""Operations that fail or hang: who says what, and what becomes of results.
+
+Poisoned results leave the process as it was, so these tests share one. Where GPUs are
+stopped, or the process ends, each has a process of its own: test_stopped.py.
+"""
 
 import json
+import operator
 import threading
 import time
 
@@ -14,6 +19,11 @@ import jaxcomm
 INTERNAL_ERROR, REMOTE_ERROR = 3, 6
 # Of what is to happen at once, for a machine that has more to do than these tests.
 PATIENCE_SECONDS = 30
+POISON = jaxcomm.CommPolicy(on_failure="poison")
+POISONED = (
+    "Every bit of its results is set, which is NaN for floats. Call "
+    "jaxcomm.finalize(), then jaxcomm.init()"
+)
 
 
 def summed(mesh, lane=None, axis="i"):
@@ -32,40 +42,47 @@ def error_of(program, x):
     return str(caught.value)
 
 
+def is_poison(result):
+    """Says whether every bit of every rank's result is set."""
+    return np.asarray(result).tobytes() == b"\xff" * result.nbytes
+
+
+def until(condition):
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
 class Waiting:
     """A program that runs in a thread of its own, and what becomes of it."""
 
     def __init__(self, program, x, stand_in, calls):
         """Starts it, and returns once there were so many calls of ncclAllReduce."""
         stand_in.clear()
-        self.error = None
+        self._result = None
         self._thread = threading.Thread(target=self._run, args=(program, x))
         self._thread.start()
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while len(stand_in.trace("ncclAllReduce")) < calls:
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
+        until(lambda: len(stand_in.trace("ncclAllReduce")) >= calls)
 
     def _run(self, program, x):
-        try:
-            jax.block_until_ready(program(x))
-        except jax.errors.JaxRuntimeError as error:
-            self.error = str(error)
+        self._result = jax.block_until_ready(program(x))
 
     def end(self):
         self._thread.join(PATIENCE_SECONDS)
         assert not self._thread.is_alive()
-        return self.error
+        return self._result
 
 
 @pytest.fixture
-def works_again(make_mesh):
+def works_again(make_mesh, monkeypatch):
     """Gives a function that shows that all is well after a new start."""
 
     def check():
+        monkeypatch.setenv("JAXCOMM_TIMEOUT", "60")
         jaxcomm.finalize()
         mesh = make_mesh(i=3)
-        jaxcomm.init(mesh)
+        jaxcomm.init(mesh, policy=POISON)
         np.testing.assert_array_equal(summed(mesh)(jnp.arange(3.0)), [3, 3, 3])
 
     return check
@@ -77,25 +94,49 @@ def test_an_operation_that_hangs_is_named_at_its_deadline(
     monkeypatch.setenv("JAXCOMM_TIMEOUT", "0.4")
     monkeypatch.setenv("JAXCOMM_DUMP_DIR", str(tmp_path))
     mesh = make_mesh(i=3)
+    jaxcomm.init(mesh, policy=POISON)
     program, x = summed(mesh), jnp.arange(6.0)
     jax.block_until_ready(program(x))
     stand_in.clear()
     stand_in.hang("ncclAllReduce")
-    error = error_of(program, x)
-    assert "DEADLINE_EXCEEDED" in error
-    assert (
-        "psum(float32[2]) over axes ('i',) (lane 'default', operation 2), rank" in error
-    )
-    assert "not done after 0.4 s" in error
-    assert "JAXCOMM_TIMEOUT" in error
-    assert "jaxcomm.finalize() in every process, then jaxcomm.init()" in error
-    assert len(stand_in.trace("ncclCommAbort")) == 3
-    # The next one says the same at once.
-    assert "not done after 0.4 s" in error_of(program, x)
+    begin = time.monotonic()
+    assert is_poison(program(x))
+    assert 0.4 <= time.monotonic() - begin < PATIENCE_SECONDS
+    until(lambda: len(stand_in.trace("ncclCommAbort")) == 3)
+    # The next one says why at once, and reaches no communicator.
+    stand_in.clear()
+    for _ in range(2):
+        error = error_of(program, x)
+        assert "DEADLINE_EXCEEDED" in error
+        assert (
+            "psum(float32[2]) over axes ('i',) (lane 'default', operation 2), rank"
+            in error
+        )
+        assert "not done after 0.4 s" in error
+        assert "JAXCOMM_TIMEOUT" in error
+        assert POISONED in error
+    assert not stand_in.trace("ncclAllReduce")
     record = json.loads((tmp_path / "flight-record-0.json").read_text())
     assert "psum" in json.dumps(record)
     assert "timeout" in json.dumps(record)
-    monkeypatch.setenv("JAXCOMM_TIMEOUT", "60")
+    works_again()
+
+
+def test_every_type_and_every_result_of_a_call_is_poisoned(
+    stand_in, make_mesh, monkeypatch, works_again
+):
+    monkeypatch.setenv("JAXCOMM_TIMEOUT", "0.4")
+    mesh = make_mesh(i=2)
+    jaxcomm.init(mesh, policy=POISON)
+    program = summed(mesh)
+    # More results than one launch of the kernel takes, and odd numbers of bytes.
+    types = ["float32", "bfloat16", "float16", "int32", "uint8", "complex64"]
+    tree = {f"{t}-{n}": jnp.ones(2 * n, t) for t in types for n in (1, 3, 257)}
+    jax.block_until_ready(program(tree))
+    stand_in.hang("ncclAllReduce")
+    assert {name: is_poison(r) for name, r in program(tree).items()} == dict.fromkeys(
+        tree, True
+    )
     works_again()
 
 
@@ -103,37 +144,78 @@ def test_an_asynchronous_error_ends_who_waits_and_who_comes(
     stand_in, make_mesh, works_again
 ):
     mesh = make_mesh(i=3)
+    jaxcomm.init(mesh, policy=POISON)
     program, x = summed(mesh), jnp.arange(3.0)
     jax.block_until_ready(program(x))
     stand_in.hang("ncclAllReduce")
     waiting = Waiting(program, x, stand_in, calls=3)
     stand_in.async_error(stand_in.trace("ncclAllReduce")[1]["comm"], REMOTE_ERROR)
-    error = waiting.end()
-    assert error is not None
+    assert is_poison(waiting.end())
+    error = error_of(program, x)
     assert (
         "psum(float32[1]) over axes ('i',) (lane 'default', operation 2), rank" in error
     )
     assert " of 3 (device " in error
     assert "An asynchronous error that a test asked for" in error
-    assert len(stand_in.trace("ncclCommAbort")) == 3
-    assert "An asynchronous error that a test asked for" in error_of(program, x)
+    assert POISONED in error
+    until(lambda: len(stand_in.trace("ncclCommAbort")) == 3)
     works_again()
 
 
-def test_a_call_that_nccl_refuses_is_named(stand_in, make_mesh, works_again):
+def parts(result):
+    """Returns what each rank's own part of a result is: poison, values or an error."""
+    told = []
+    for shard in result.addressable_shards:
+        try:
+            told.append("poison" if is_poison(shard.data) else shard.data.tolist())
+        except jax.errors.JaxRuntimeError as error:
+            told.append(str(error))
+    return told
+
+
+def test_a_call_that_nccl_refuses_is_named_and_its_siblings_are_poisoned(
+    stand_in, make_mesh, works_again
+):
     mesh = make_mesh(i=3)
+    jaxcomm.init(mesh, policy=POISON)
     program, x = summed(mesh), jnp.arange(3.0)
     jax.block_until_ready(program(x))
+    # The second rank that comes to it. The first has begun by then.
     stand_in.fail("ncclAllReduce", INTERNAL_ERROR, after=1)
+    errors = [part for part in parts(program(x)) if part != "poison"]
+    assert errors
+    assert all("ncclAllReduce: internal error" in part for part in errors), errors
     error = error_of(program, x)
     for text in (
         "psum(float32[1]) over axes ('i',)", "lane 'default'",
         "ncclAllReduce: internal error", "ncclAllReduce failed because a test asked",
-        "jaxcomm.finalize()",
+        POISONED,
     ):  # fmt: skip
         assert text in error
-    assert "ncclAllReduce: internal error" in error_of(program, x)
     works_again()
+
+
+@pytest.mark.parametrize("policy", [None, POISON])
+def test_nothing_is_stopped_or_poisoned_where_nothing_is_on_its_way(
+    stand_in, make_mesh, policy
+):
+    """By the default the GPUs would be stopped, and with them all tests after this."""
+    mesh = make_mesh(i=3)
+    jaxcomm.init(mesh, policy=policy)
+    program, x = summed(mesh), jnp.arange(3.0)
+    jax.block_until_ready(program(x))
+    # The first rank that comes to it.
+    stand_in.fail("ncclAllReduce", INTERNAL_ERROR)
+    for _ in range(2):
+        error = error_of(program, x)
+        assert "ncclAllReduce: internal error" in error
+        assert (
+            "Nothing was on its way. Call jaxcomm.finalize() in every process, then "
+            "jaxcomm.init()" in error
+        )
+    jaxcomm.finalize()
+    jaxcomm.init(mesh, policy=policy)
+    np.testing.assert_array_equal(program(x), [3, 3, 3])
 
 
 @pytest.mark.parametrize("function", ["ncclGroupStart", "ncclSend", "ncclGroupEnd"])
@@ -141,6 +223,7 @@ def test_a_hop_that_nccl_refuses_leaves_no_group_open(
     stand_in, make_mesh, works_again, function
 ):
     mesh = make_mesh(i=2)
+    jaxcomm.init(mesh, policy=POISON)
     program = jax.jit(
         jax.shard_map(
             lambda x: jaxcomm.ppermute(x, "i", [(0, 1), (1, 0)]),
@@ -162,18 +245,16 @@ def test_closing_ends_an_operation_that_hangs(
     # Which is also what close() grants to operations on their way.
     monkeypatch.setenv("JAXCOMM_TIMEOUT", "1")
     mesh = make_mesh(i=2)
+    jaxcomm.init(mesh, policy=POISON)
     program, x = summed(mesh), jnp.arange(2.0)
     jax.block_until_ready(program(x))
     stand_in.hang("ncclAllReduce")
     waiting = Waiting(program, x, stand_in, calls=2)
     begin = time.monotonic()
     jaxcomm.communicators()[0].close()
-    error = waiting.end()
+    assert is_poison(waiting.end())
     assert time.monotonic() - begin < PATIENCE_SECONDS
-    assert error is not None
-    assert "psum(float32[1])" in error or "closed" in error
     assert jaxcomm.counters().live == 0
-    monkeypatch.setenv("JAXCOMM_TIMEOUT", "60")
     works_again()
 
 
@@ -182,14 +263,22 @@ def test_a_lane_with_resources_of_its_own_survives_another(
 ):
     monkeypatch.setenv("JAXCOMM_TIMEOUT", "0.4")
     mesh = make_mesh(i=2)
-    jaxcomm.init(mesh, lanes=("default", "other"))
+    jaxcomm.init(mesh, lanes=("default", "other"), policy=POISON)
     default, other = summed(mesh), summed(mesh, lane="other")
     x = jnp.arange(2.0)
     np.testing.assert_array_equal(other(x), [1, 1])
     stand_in.hang("ncclAllReduce")
+    assert is_poison(default(x))
     assert "(lane 'default', operation 1)" in error_of(default, x)
     np.testing.assert_array_equal(other(x), [1, 1])
     works_again()
+
+
+def is_poison_of_one_group(result, expected):
+    """Says so also where the other group was done before, with what is right."""
+    groups = [is_poison(result[:, j]) for j in (0, 1)]
+    right = [np.array_equal(result[:, j], expected[:, j]) for j in (0, 1)]
+    return any(groups) and all(map(operator.or_, groups, right))
 
 
 def test_those_that_share_with_an_aborted_one_fail_and_never_hang(
@@ -197,14 +286,19 @@ def test_those_that_share_with_an_aborted_one_fail_and_never_hang(
 ):
     monkeypatch.setenv("JAXCOMM_TIMEOUT", "0.4")
     mesh = make_mesh(i=2, j=2)
+    jaxcomm.init(mesh, ["i", "j"], policy=POISON)
     over_i, over_j = summed(mesh, axis="i"), summed(mesh, axis="j")
     x = jnp.arange(4.0)
     jax.block_until_ready((over_i(x), over_j(x)))
     stand_in.hang("ncclAllReduce")
+    found = np.asarray(over_i(x)).reshape(2, 2)
+    assert is_poison_of_one_group(found, np.array([[2, 4], [2, 4]]))
     assert "over axes ('i',)" in error_of(over_i, x)
     error = error_of(over_j, x)
     assert "psum(float32[1]) over axes ('j',)" in error
-    monkeypatch.setenv("JAXCOMM_TIMEOUT", "60")
+    assert "over axes ('i',) (lane 'default', operation 2)" in error
+    assert "Communicators that share resources fail together" in error
+    assert "not done after 0.4 s" in error
     works_again()
 
 
@@ -213,19 +307,21 @@ def test_one_that_failed_can_be_made_anew_beside_those_it_shared_with(
 ):
     monkeypatch.setenv("JAXCOMM_TIMEOUT", "0.4")
     mesh = make_mesh(i=2, j=2)
-    first, _ = jaxcomm.init(mesh, ["i", "j"])
+    first, _ = jaxcomm.init(mesh, ["i", "j"], policy=POISON)
     program, x = summed(mesh), jnp.arange(4.0)
     stand_in.hang("ncclAllReduce")
-    error_of(program, x)
+    found = np.asarray(program(x)).reshape(2, 2)
+    assert is_poison_of_one_group(found, np.array([[2, 4], [2, 4]]))
     first.close()
     monkeypatch.setenv("JAXCOMM_TIMEOUT", "60")
-    jaxcomm.init(mesh, "i")
+    jaxcomm.init(mesh, "i", policy=POISON)
     np.testing.assert_array_equal(program(x), [2, 4, 2, 4])
 
 
 def test_every_program_in_flight_ends(stand_in, make_mesh, monkeypatch, works_again):
     monkeypatch.setenv("JAXCOMM_TIMEOUT", "0.4")
     mesh = make_mesh(i=2)
+    jaxcomm.init(mesh, policy=POISON)
     program, x = summed(mesh), jnp.arange(2.0)
     jax.block_until_ready(program(x))
     stand_in.hang("ncclAllReduce", after=4)
@@ -233,11 +329,11 @@ def test_every_program_in_flight_ends(stand_in, make_mesh, monkeypatch, works_ag
     ended = []
     for out in outs:
         try:
-            ended.append(out.tolist())
+            ended.append("poison" if is_poison(out) else out.tolist())
         except jax.errors.JaxRuntimeError as error:
-            ended.append("not done after 0.4 s" in str(error))
+            ended.append("raised" if "not done after 0.4 s" in str(error) else error)
     assert ended[:2] == [[1, 1]] * 2
-    # Those before it may have lost their result with the communicator.
-    assert ended[3:] == [True] * 17
-    monkeypatch.setenv("JAXCOMM_TIMEOUT", "60")
+    # The one that hung, and those behind it: poisoned where they were on their way.
+    assert ended[2] == "poison"
+    assert set(ended[3:]) <= {"poison", "raised"}
     works_again()

@@ -70,6 +70,19 @@ def test_copy_engines_are_used_unless_programs_are_recorded():
         CommPolicy(copy_engines=True, command_buffers=True)
 
 
+@pytest.mark.parametrize("value", ["abort", "", 1, True, "Raise"])
+def test_there_are_three_ends_of_a_failure(value):
+    for known in ("raise", "poison", "exit", None):
+        assert CommPolicy(on_failure=known).on_failure == known
+    with pytest.raises(ValueError, match="must be 'raise', 'poison', 'exit' or None"):
+        CommPolicy(on_failure=value)
+
+
+def test_what_xla_lends_is_not_poisoned():
+    with pytest.raises(ValueError, match="'poison' does not go with source='xla'"):
+        CommPolicy(on_failure="poison", source="xla")
+
+
 def test_small_sums_go_by_kernels_unless_programs_are_recorded():
     assert CommPolicy().uses_one_shot
     assert not CommPolicy(one_shot=False).uses_one_shot

@@ -1,7 +1,8 @@
-"""Several processes over NCCL: the same results, and one error for all."""
+"""Several processes over NCCL: the same results, and who is told of a failure."""
 
 import pathlib
 import re
+import time
 
 import jax
 import pytest
@@ -87,6 +88,7 @@ answer = [m.backend for m in jaxcomm.communicators()], values(psum(x))
 AGAIN = f"jaxcomm.finalize()\n{PSUM}"
 STAND_IN = "import ctypes; stand_in = ctypes.CDLL(os.environ['JAXCOMM_NCCL_LIBRARY'])"
 RIGHT = [[["nccl"], [1.0]]] * 2
+ALONE = "jaxcomm.finalize()\nanswer = psum_of_ones(mesh_of(of_processes(0)))"
 WHY = 'answer = jaxcomm.communicators()[0].stats()["one_shot"]'
 BY_KERNELS = 'answer = jaxcomm.communicators()[0].stats()["one_shot_calls"]'
 
@@ -109,80 +111,160 @@ def processes(pair):
     assert pair.ask(AGAIN) == RIGHT
 
 
-def test_ranks_that_do_different_things_all_raise_and_go_on(processes):
-    first, second = processes
-    first.tell("answer = attempt(lambda: values(psum(x)))")
-    second.tell(
-        "wider = spread(mesh, 5)\nanswer = attempt(lambda: values(psum(wider)))"
+ENDED = 70
+STOPPED = "the GPUs of this process are stopped, because a collective failed: "
+
+
+def lines_of(process):
+    """Returns what a process said of collectives."""
+    return [x for x in process.said().splitlines() if x.startswith("jaxcomm: ")]
+
+
+def has_ended(process, *texts):
+    """Checks that a process ended itself, and said why in one line."""
+    assert process.ends(PATIENCE_SECONDS) == ENDED, process.said()[-3000:]
+    lines = lines_of(process)
+    assert any(all(text in line for text in texts) for line in lines), lines
+    assert any(line.endswith(". The process ends") for line in lines)
+
+
+def is_stopped(process, outcome, *texts):
+    """Checks that a process lost its GPUs, said why, and can make nothing anew."""
+    assert outcome.get("error") in RAISED, outcome
+    assert "CUDA error 716" in outcome["text"] or texts[-1] in outcome["text"]
+    lines = lines_of(process)
+    assert any(all(text in line for text in texts) for line in lines), lines
+    assert "error" in process.ask("answer = attempt(lambda: values(psum(x)))")
+    again = process.ask(
+        "jaxcomm.finalize()\nanswer = attempt(lambda: jaxcomm.init(mesh) and 0)"
     )
-    outcomes = [first.hear(), second.hear()]
-    for rank, (outcome, shape) in enumerate(zip(outcomes, (3, 5), strict=True)):
-        assert outcome.get("error") in RAISED, outcome
-        text = outcome["text"]
-        assert f"psum(float32[1,{shape}]) over axes ('i',) (lane 'default'" in text
-        assert f"rank {rank} of 2 (device " in text
-        assert "disagree about ncclAllReduce: count 3 against 5" in text
-    assert max(o["end"] - o["begin"] for o in outcomes) < PATIENCE_SECONDS
+    assert again["error"] == "CommunicatorError"
+    assert again["text"].startswith(STOPPED)
+    assert texts[-1] in again["text"]
 
 
-def test_other_collectives_on_another_rank_are_told(processes):
-    first, second = processes
-    first.tell("answer = attempt(lambda: values(psum(x)))")
-    second.tell(
+def psum_by(policy):
+    """Returns PSUM with what is to be done where it fails."""
+    chosen = f"jaxcomm.init(mesh, policy=jaxcomm.CommPolicy(on_failure={policy!r}))"
+    code = PSUM.replace("jaxcomm.init(mesh)", chosen)
+    assert chosen in code
+    return code
+
+
+# Of the second process, against a sum of three numbers on the first.
+DIFFERENT = {
+    "ncclAllReduce: count 3 against 5": (
+        "psum(float32[1,5]) over axes ('i',) (lane 'default'",
+        "wider = spread(mesh, 5)\nbegin(lambda: values(psum(wider)))",
+    ),
+    "ncclAllReduce against ncclAllGather": (
+        "all_gather(float32[1,3])",
         'other = jitted(lambda x: jaxcomm.all_gather(x, "i"), mesh)\n'
-        "answer = attempt(lambda: values(other(x)))"
+        "begin(lambda: values(other(x)))",
+    ),
+}
+MINE = "psum(float32[1,3]) over axes ('i',) (lane 'default'"
+
+
+@pytest.mark.parametrize("difference", DIFFERENT)
+def test_processes_that_do_different_things_end(start, difference):
+    """By default, where devices of several processes take part."""
+    processes = start(2, timeout=25)
+    assert processes.ask(PSUM) == RIGHT
+    second_s, code = DIFFERENT[difference]
+    processes[0].tell("begin(lambda: values(psum(x)))")
+    processes[1].tell(code)
+    differ = f"disagree about {difference}"
+    told = 0
+    for rank, call in enumerate((MINE, second_s)):
+        # Who learns later may learn that the other has ended.
+        process = processes[rank]
+        process.ends(PATIENCE_SECONDS)
+        is_told = differ in process.said()
+        told += is_told
+        has_ended(
+            process,
+            call,
+            f"rank {rank} of 2 (device ",
+            differ if is_told else f"process {1 - rank} (rank {1 - rank}) has ended",
+        )
+    assert told
+
+
+@pytest.mark.parametrize("difference", DIFFERENT)
+def test_processes_that_do_different_things_lose_their_gpus(start, difference):
+    processes = start(2, timeout=25)
+    assert processes.ask(psum_by("raise")) == RIGHT
+    second_s, code = DIFFERENT[difference]
+    begin = time.monotonic()
+    processes[0].tell("begin(lambda: values(psum(x)))")
+    processes[1].tell(code)
+    for rank, call in enumerate((MINE, second_s)):
+        processes[rank].hear()
+        outcome = processes[rank].ask("answer = outcome()")
+        assert outcome["end"] - begin < PATIENCE_SECONDS
+        is_stopped(
+            processes[rank],
+            outcome,
+            call,
+            f"rank {rank} of 2 (device ",
+            f"disagree about {difference}",
+        )
+
+
+def test_a_rank_that_stays_away_is_a_deadline_with_a_record(start, tmp_path):
+    processes = start(
+        2, timeout=2, JAXCOMM_DUMP_DIR=str(tmp_path), JAX_ENABLE_RECOVERABILITY="1"
     )
-    texts = [first.hear()["text"], second.hear()["text"]]
-    for text, name in zip(texts, ("psum", "all_gather"), strict=True):
-        assert f"{name}(float32[1,3])" in text
-        assert "disagree about ncclAllReduce against ncclAllGather" in text
-
-
-def test_a_rank_that_stays_away_is_a_deadline_with_a_record(processes, tmp_path):
-    processes.ask("os.environ['JAXCOMM_TIMEOUT'] = '2'")
-    processes.ask(f"os.environ['JAXCOMM_DUMP_DIR'] = {str(tmp_path)!r}")
-    assert processes.ask(AGAIN) == RIGHT
+    assert processes.ask(PSUM) == RIGHT
+    processes[1].tell("answer = attempt(lambda: values(psum(x)))")
+    has_ended(
+        processes[1],
+        "psum(float32[1,3]) over axes ('i',) (lane 'default'",
+        "rank 1 of 2",
+        "not done after 2 s",
+        "see JAXCOMM_TIMEOUT",
+    )
+    record = (tmp_path / "flight-record-1.json").read_text()
+    assert "psum" in record
+    assert "process ended" in record
+    # The one that stayed away has nothing on its way, and keeps its GPUs.
     outcome = processes[0].ask("answer = attempt(lambda: values(psum(x)))")
     assert outcome.get("error") in RAISED, outcome
-    for text in (
-        "DEADLINE_EXCEEDED", "psum(float32[1,3]) over axes ('i',) (lane 'default'",
-        "rank 0 of 2", "not done after 2 s", "see JAXCOMM_TIMEOUT",
-    ):  # fmt: skip
-        assert text in outcome["text"]
-    record = (tmp_path / "flight-record-0.json").read_text()
-    assert "psum" in record
-    assert "timeout" in record
-    processes.ask("del os.environ['JAXCOMM_DUMP_DIR']")
+    assert "process 1 (rank 1) has ended" in outcome["text"]
+    assert "Nothing was on its way" in outcome["text"]
+    assert processes[0].ask(ALONE) == 1
 
 
+@pytest.mark.parametrize("policy", [None, "raise"])
 @pytest.mark.parametrize("kernels", [0, 1])
-def test_a_process_killed_in_an_operation_is_an_error_on_the_other(start, kernels):
+def test_who_waits_for_a_killed_process_is_told_at_once(start, kernels, policy):
     """In NCCL, and in this package's own kernel for small sums."""
     processes = start(
         2, timeout=25, JAX_ENABLE_RECOVERABILITY="1", JAXCOMM_FAKE_KERNELS=str(kernels)
     )
-    processes.ask(PSUM)
+    assert processes.ask(psum_by(policy)) == RIGHT
     assert processes.ask(BY_KERNELS) == [kernels] * 2
     processes[0].ask("begin(lambda: values(psum(x)))")
     since = processes[1].kill()
+    texts = MINE, "rank 0 of 2", "process 1 (rank 1) has ended"
+    if policy is None:
+        has_ended(processes[0], *texts)
+        assert time.monotonic() - since < 5
+        return
     outcome = processes[0].ask("answer = outcome()")
-    assert outcome.get("error") in RAISED, outcome
-    assert "psum(float32[1,3]) over axes ('i',) (lane 'default'" in outcome["text"]
-    assert "rank 0 of 2" in outcome["text"]
-    assert "process 1 (rank 1) has ended" in outcome["text"]
     assert outcome["end"] - since < 5
-    # It goes on alone.
-    told = processes[0].ask(
-        "jaxcomm.finalize()\nanswer = psum_of_ones(mesh_of(of_processes(0)))"
-    )
-    assert told == 1
+    is_stopped(processes[0], outcome, *texts)
 
 
 def test_small_sums_are_nccl_s_on_all_where_one_process_cannot_do_them(start):
-    """Its GPU refuses the kernels, or reaches no other's memory; and then it can."""
+    """Its GPU has not the kernel, or reaches no other's memory; and then it can."""
     processes = start(2, timeout=25, JAXCOMM_FAKE_KERNELS="1")
     processes.ask("mesh = mesh_of()")
-    for function in ("cuModuleLoadData", "cuIpcGetMemHandle", "cuIpcOpenMemHandle"):
+    # The kernels that stop a GPU are there before that of sums is asked for.
+    assert processes.ask(AGAIN) == RIGHT
+    assert processes.ask(BY_KERNELS) == [1] * 2
+    for function in ("cuModuleGetFunction", "cuIpcGetMemHandle", "cuIpcOpenMemHandle"):
         for name in (function, f"{function}_v2"):
             processes[1].ask(
                 f"{STAND_IN}; stand_in.jaxcommFakeFail({name.encode()}, 0, 1)"
@@ -197,6 +279,23 @@ def test_small_sums_are_nccl_s_on_all_where_one_process_cannot_do_them(start):
     assert processes.ask(WHY) == ["yes"] * 2
 
 
+def test_a_gpu_that_refuses_our_kernels_makes_no_communicator(start):
+    """Without them it could not be stopped."""
+    processes = start(2, timeout=2)
+    processes.ask("mesh = mesh_of()")
+    processes[1].ask(f"{STAND_IN}; stand_in.jaxcommFakeFail(b'cuModuleLoadData', 0, 1)")
+    answers = processes.ask("answer = attempt(lambda: jaxcomm.init(mesh) and 0)")
+    for outcome, text in zip(
+        answers, ("not done after 2 s", "cuModuleLoadData: "), strict=True
+    ):
+        assert outcome.get("error") == "CommunicatorError", outcome
+        assert text in outcome["text"]
+        assert outcome["end"] - outcome["begin"] < PATIENCE_SECONDS
+    assert processes.ask("answer = jaxcomm.counters().live") == [0, 0]
+    processes.ask("os.environ['JAXCOMM_TIMEOUT'] = '25'")
+    assert processes.ask(AGAIN) == RIGHT
+
+
 def test_a_process_killed_between_operations_is_an_error_of_the_next(start):
     processes = start(2, timeout=25, JAX_ENABLE_RECOVERABILITY="1")
     processes.ask(PSUM)
@@ -206,10 +305,7 @@ def test_a_process_killed_between_operations_is_an_error_of_the_next(start):
     outcome = processes[0].ask("answer = attempt(lambda: values(psum(x)))")
     assert "process 1 (rank 1) has ended" in str(outcome)
     assert "psum(float32[1,3]) over axes ('i',), rank 0 of 2" in str(outcome)
-    told = processes[0].ask(
-        "jaxcomm.finalize()\nanswer = psum_of_ones(mesh_of(of_processes(0)))"
-    )
-    assert told == 1
+    assert processes[0].ask(ALONE) == 1
 
 
 def test_a_process_that_does_not_come_is_named(start):
@@ -254,6 +350,18 @@ def test_processes_that_make_communicators_in_different_orders_are_told(processe
             ) in text
         assert re.search(r"its number \d+; process 1 ", text), text
     # Nothing was made, and both go on.
+    assert processes.ask("answer = jaxcomm.counters().live") == [0, 0]
+
+
+def test_poison_across_processes_is_refused_by_all(processes):
+    """What an aborted operation has sent to another process is computed with there."""
+    processes.ask("jaxcomm.finalize()\nos.environ['JAXCOMM_TIMEOUT'] = '5'")
+    for outcome in processes.ask(
+        'policy = jaxcomm.CommPolicy(on_failure="poison")\n'
+        "answer = attempt(lambda: jaxcomm.init(mesh_of(), policy=policy) and 0)"
+    ):
+        assert outcome.get("error") == "CommunicatorError", outcome
+        assert "on_failure='poison') needs all devices" in outcome["text"]
     assert processes.ask("answer = jaxcomm.counters().live") == [0, 0]
 
 

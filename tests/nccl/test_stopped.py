@@ -1,0 +1,159 @@
+"""Failures that cost a process its GPUs, or its life: each in one of its own."""
+
+import json
+import os
+import time
+
+import pytest
+
+# The start of a process on a machine with more to do included.
+PATIENCE_SECONDS = 60
+ENDED = 70
+
+START = """
+policy = jaxcomm.CommPolicy(on_failure={policy!r})
+mesh = mesh_of(3)
+jaxcomm.init(mesh, policy=policy)
+program = jitted(lambda x: jaxcomm.psum(x, "i"), mesh)
+x = jnp.arange(6.0)
+kept = np.asarray(program(x))
+assert kept.tolist() == [6, 9] * 3
+
+def run():
+    return program(x)
+
+"""
+# What makes the next run of the program fail, and what is to be said of it.
+FAULTS = {
+    "hangs": ("stand_in.jaxcommFakeHang(b'ncclAllReduce', 0)", "not done after 2 s"),
+    "refused": (
+        # Where one rank has begun.
+        "stand_in.jaxcommFakeFail(b'ncclAllReduce', 1, 3)",
+        "ncclAllReduce: internal error",
+    ),
+    "error": (
+        """
+stand_in.jaxcommFakeHang(b'ncclAllReduce', 0)
+
+def give_error():
+    before = len(trace("ncclAllReduce"))
+    while len(trace("ncclAllReduce")) < before + 3:
+        time.sleep(0.001)
+    number = trace("ncclAllReduce")[-1]["comm"]
+    stand_in.jaxcommFakeAsyncError(ctypes.c_int64(number), 6)
+
+giver = threading.Thread(target=give_error)
+giver.start()
+""",
+        "An asynchronous error that a test asked for",
+    ),
+    "closed": (
+        """
+stand_in.jaxcommFakeHang(b'ncclAllReduce', 0)
+
+def close():
+    before = len(trace("ncclAllReduce"))
+    while len(trace("ncclAllReduce")) < before + 3:
+        time.sleep(0.001)
+    jaxcomm.communicators()[0].close()
+
+closer = threading.Thread(target=close)
+closer.start()
+""",
+        # The deadline, which is also what closing waits for, or the closing.
+        "",
+    ),
+}
+NAMED = "psum(float32[2]) over axes ('i',) (lane 'default'"
+STOPPED = (
+    "the GPUs of this process are stopped, because a collective failed: psum(float32"
+)
+AFTER = """
+begin = time.monotonic()
+first = error_of(run)
+seconds = time.monotonic() - begin
+tell({
+    "first": first,
+    "seconds": seconds,
+    "next": error_of(run),
+    "first failure": jaxcomm._ffi.first_failure(),
+    "init": error_of(lambda: len(jaxcomm.init(mesh, lanes="other", policy=policy))),
+    "finalize": error_of(jaxcomm.finalize),
+    "init again": error_of(lambda: len(jaxcomm.init(mesh, policy=policy))),
+    "anew": error_of(run),
+    "live": jaxcomm.counters().live,
+    "kept": kept.tolist(),
+})
+"""
+
+
+def ours_in_shared_memory():
+    return {name for name in os.listdir("/dev/shm") if "jaxcomm" in name}
+
+
+@pytest.fixture
+def told_by(alone, tmp_path):
+    """Gives ``told_by(code, records=True)``: what became of a process, in time."""
+
+    def run(code, records=True):
+        shared = ours_in_shared_memory()
+        begin = time.monotonic()
+        done = alone(code, JAXCOMM_TIMEOUT="2", JAXCOMM_DUMP_DIR=str(tmp_path))
+        assert time.monotonic() - begin < PATIENCE_SECONDS
+        assert ours_in_shared_memory() <= shared
+        if records:
+            record = tmp_path / "flight-record-0.json"
+            assert "psum" in record.read_text()
+            assert str(record) in done.stderr
+        return done
+
+    return run
+
+
+def said(done):
+    """Returns the line that says what failed."""
+    lines = [line for line in done.stderr.splitlines() if NAMED in line]
+    assert len(lines) == 1, done.stderr[-3000:]
+    assert lines[0].startswith("jaxcomm: ")
+    return lines[0]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("policy", ["raise", None])
+def test_all_that_uses_the_gpus_raises(told_by, fault, policy):
+    """By default too, where all ranks are in one process."""
+    damage, cause = FAULTS[fault]
+    # A call that NCCL refuses is known by its error alone.
+    code = START.format(policy=policy) + damage + AFTER
+    done = told_by(code, records=fault != "refused")
+    assert done.returncode == 0, done.stderr[-3000:]
+    line = said(done)
+    assert cause in line
+    assert " rank " in line
+    assert "the GPUs of this process were stopped" in line
+    told = json.loads(done.stdout.splitlines()[-1])
+    # What was on the host stays.
+    assert told["kept"] == [6, 9] * 3
+    assert told["seconds"] < PATIENCE_SECONDS
+    # As XLA raises what CUDA gives; the rank whose own call failed says why.
+    assert "CUDA error 716" in told["first"] or cause in told["first"], told
+    assert told["next"].startswith("JaxRuntimeError"), told
+    for later in ("init", "init again"):
+        assert told[later].startswith(f"CommunicatorError: {STOPPED}"), told
+        assert cause in told[later]
+    assert told["finalize"] == ""
+    assert told["anew"] != ""
+    assert told["live"] == 0
+    assert cause in told["first failure"]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_process_ends(told_by, fault):
+    damage, cause = FAULTS[fault]
+    after = "\nerror_of(run)\ntime.sleep(60)\ntell('it went on')"
+    done = told_by(START.format(policy="exit") + damage + after)
+    assert done.returncode == ENDED, done.stderr[-3000:]
+    line = said(done)
+    assert cause in line
+    assert line.endswith(". The process ends")
+    assert "it went on" not in done.stdout
