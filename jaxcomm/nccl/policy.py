@@ -178,8 +178,8 @@ class CommPolicy:
             )
         if self.on_failure not in _ON_FAILURE:
             raise ValueError(
-                f"CommPolicy: on_failure must be 'raise', 'poison', 'exit' or None, got "
-                f"{self.on_failure!r}"
+                f"CommPolicy: on_failure must be 'raise', 'poison', 'exit' or None, "
+                f"got {self.on_failure!r}"
             )
         if self.on_failure == "poison" and self.source == "xla":
             raise ValueError(
