@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -27,10 +26,12 @@ _DEADLINE_SECONDS = 20
 # Of the time that the processes of the run have for each other.
 _PATIENCE = 0.8
 _ASKED_SECONDS = 0.2
+# Of the line that a process writes before it ends itself: see last_resort.cc.
+_ENDS = "The process ends"
 
 
 def rows(timer: Timer) -> Iterator[Figure | Finding]:
-    """Yields how long the others take to raise, and what they say.
+    """Yields how long the others take to notice, and what they say before they end.
 
     The processes are others than these, with a rank each, so that these survive.
     """
@@ -46,7 +47,7 @@ def _rows_of(timer, payload):
     )
     yield Figure(
         f"rank {timer.size - 1} of {timer.size} is killed in a sum of "
-        f"{units.size(payload)}: the last of the others raises",
+        f"{units.size(payload)}: the last of the others says so",
         seconds, "asked", _ASKED_SECONDS, _ASKED_SECONDS / seconds, 1.0,
     )  # fmt: skip
     for rank, text in enumerate(texts):
@@ -63,7 +64,7 @@ def _rows_of(timer, payload):
 
 
 def _kill(timer, payload):
-    """Returns seconds until the last survivor raised, and what each of them raised."""
+    """Returns seconds until the last survivor said why it ends, and what each said."""
     gpus = timer.mesh.devices.flat[0].platform != "cpu"
     # On one GPU the environment says which.
     options = Options(
@@ -81,11 +82,11 @@ def _kill(timer, payload):
     inherited.pop("JAXCOMM_DUMP_DIR", None)
     with contextlib.ExitStack() as stack:
         at = stack.enter_context(port.reserved(0))
-        log = stack.enter_context(tempfile.TemporaryFile("w+"))
         workers = []
+        log = []
         for number in range(timer.size):
             variables = environment.of_process(number, options, at, inherited)
-            workers.append(_start(variables, payload, log))
+            workers.append(_start(variables, payload))
             stack.callback(_end, workers[-1])
         # Silence ends with them.
         patience = _PATIENCE * config.timeout_seconds()
@@ -94,32 +95,47 @@ def _kill(timer, payload):
         stack.callback(end.cancel)
         try:
             for worker in workers:
-                _hear(worker)
+                _hear(worker, log)
             killed = time.monotonic()
             workers[-1].kill()
-            heard = [_hear(worker) for worker in workers[:-1]]
+            heard = [_hear_end(worker, log) for worker in workers[:-1]]
         except EOFError:
-            log.seek(0)
             raise RuntimeError(
                 f"a process of {timer.size} ended before one was killed, or did not "
-                f"raise within {patience:g} s; they said: {log.read()[-2000:]}"
+                f"say why within {patience:g} s; they said: {''.join(log)[-2000:]}"
             ) from None
     return max(each["at"] for each in heard) - killed, [each["text"] for each in heard]
 
 
-def _start(variables, payload, log):
+def _start(variables, payload):
     words = [sys.executable, child.__file__, "-m", _WORKER, os.getpid(), payload]
     return subprocess.Popen(
         [*map(str, words)], env=variables, stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE, stderr=log, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
 
 
-def _hear(worker):
-    line = worker.stdout.readline()
-    if not line:
-        raise EOFError
-    return json.loads(line)
+def _hear(worker, log):
+    """Returns what a worker says next; the log gets what others say in it."""
+    for line in worker.stdout:
+        if line.startswith("{"):
+            return json.loads(line)
+        log.append(line)
+    raise EOFError
+
+
+def _hear_end(worker, log):
+    """Returns why a worker ends, and when it said so.
+
+    It ends by itself where the sum was on its way; between two sums it raises.
+    """
+    for line in worker.stdout:
+        if line.startswith("{"):
+            return json.loads(line)
+        log.append(line)
+        if line.startswith("jaxcomm: ") and line.rstrip().endswith(_ENDS):
+            return {"at": time.monotonic(), "text": line.removeprefix("jaxcomm: ")}
+    raise EOFError
 
 
 def _end(worker):

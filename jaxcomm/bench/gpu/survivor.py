@@ -17,7 +17,7 @@ _WARM_UP = 10
 
 
 def main(launcher: int, payload: int) -> None:
-    """Says when it is under way, and what it raised when.
+    """Says when it is under way, and what it raised when, if it does not end itself.
 
     Args:
       launcher: the process to end with.

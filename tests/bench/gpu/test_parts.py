@@ -282,7 +282,7 @@ def test_the_others_of_a_killed_rank_say_what_they_did(timer, monkeypatch):
     for seconds, text, kib in zip(rows[::2], rows[1::2], (4, 1), strict=True):
         assert seconds.name == (
             f"rank 1 of 2 is killed in a sum of {kib} KiB: the last of the others "
-            "raises"
+            "says so"
         )
         # Before their deadline.
         assert 0 < seconds.ours < kill._DEADLINE_SECONDS
@@ -312,7 +312,7 @@ def test_processes_to_kill_have_the_gpus_of_the_ranks(
     mesh = types.SimpleNamespace(size=2, devices=np.array([gpu, gpu]))
     started = []
 
-    def start(variables, payload, log):
+    def start(variables, payload):
         started.append(variables)
         return subprocess.Popen(["false"], stdout=subprocess.PIPE, text=True)
 
