@@ -66,7 +66,7 @@ def test_an_interrupted_start_can_be_repeated(start):
     processes = start(2, timeout=20)
     processes.ask(SET_UP)
     first, _ = processes
-    first.tell("say_when(lambda: is_in('_collect', missing=[1]))" + INIT)
+    first.tell("say_when(lambda: is_in('get_all', missing=[1]))" + INIT)
     assert first.hear() == "now"
     since = time.monotonic()
     first.send(signal.SIGINT)
