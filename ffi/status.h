@@ -50,4 +50,13 @@ Status FailedPrecondition(const Parts&... parts) {
 
 }  // namespace jaxcomm
 
+// Evaluates `expression`, a Status, once and returns it from the calling function if it
+// failed. The loop makes the macro one statement, so that an `else` cannot bind to it.
+#define RETURN_IF_ERROR(expression)                                                    \
+  do {                                                                                 \
+    if (::jaxcomm::Status status_to_check = (expression); status_to_check.failure()) { \
+      return status_to_check;                                                          \
+    }                                                                                  \
+  } while (false)
+
 #endif  // JAXCOMM_FFI_STATUS_H_

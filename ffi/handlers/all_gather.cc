@@ -25,10 +25,7 @@ void Moves(const Plan& plan, int leaf, int, const MoveVisitor& visit) {
 Status PlanAllGather(const Problem& problem, const void* const* const*, Plan* plan) {
   plan->kind = Plan::Kind::kAllGather;
   plan->expansion = Moves;
-  if (Status status = CheckProblem(problem, problem.operands.size());
-      status.failure()) {
-    return status;
-  }
+  RETURN_IF_ERROR(CheckProblem(problem, problem.operands.size()));
   return DivideLeaves(problem, 0, 1, problem.size, plan);
 }
 

@@ -18,7 +18,7 @@ void Moves(const Plan& plan, int leaf, int, const MoveVisitor& visit) {
 Status PlanAllReduce(const Problem& problem, const void* const* const*, Plan* plan) {
   plan->kind = Plan::Kind::kAllReduce;
   plan->expansion = Moves;
-  if (Status status = CheckProblem(problem, 0); status.failure()) return status;
+  RETURN_IF_ERROR(CheckProblem(problem, 0));
   return KeepLeavesWhole(problem, plan);
 }
 

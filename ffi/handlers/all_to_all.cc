@@ -45,9 +45,7 @@ Status PlanAllToAll(const Problem& problem, const void* const* const*, Plan* pla
   plan->kind = Plan::Kind::kAllToAll;
   plan->expansion = Moves;
   const size_t leaves = problem.operands.size();
-  if (Status status = CheckProblem(problem, 3 * leaves); status.failure()) {
-    return status;
-  }
+  RETURN_IF_ERROR(CheckProblem(problem, 3 * leaves));
   plan->leaves.reserve(leaves);
   for (size_t leaf = 0; leaf < leaves; ++leaf) {
     const int64_t* params = &problem.params[3 * leaf];

@@ -34,7 +34,7 @@ Status Find(CallSite* site, std::shared_ptr<BorrowedCommunicator>* communicator)
 Status Prepare(CallSite* site, XlaCommunicators collectives, ffi::RemainingArgs,
                ffi::RemainingRets) {
   std::shared_ptr<BorrowedCommunicator> communicator;
-  if (Status status = Find(site, &communicator); status.failure()) return status;
+  RETURN_IF_ERROR(Find(site, &communicator));
   const auto& wanted = communicator->wanted();
   return collectives.RequestCommunicator(ffi::GroupMode::kFlattenedId, wanted.groups,
                                          wanted.communication_id);
@@ -44,11 +44,9 @@ Status Enqueue(void* stream, CallSite* site, XlaCommunicators collectives,
                ffi::RunId run_id, int32_t ordinal, ffi::RemainingArgs operands,
                ffi::RemainingRets results) {
   Buffers buffers(operands, results);
-  if (Status status = buffers.Read(site, operands, results); status.failure()) {
-    return status;
-  }
+  RETURN_IF_ERROR(buffers.Read(site, operands, results));
   std::shared_ptr<BorrowedCommunicator> communicator;
-  if (Status status = Find(site, &communicator); status.failure()) return status;
+  RETURN_IF_ERROR(Find(site, &communicator));
   const auto& wanted = communicator->wanted();
   auto lent = collectives.GetCommunicator(ffi::GroupMode::kFlattenedId, wanted.groups,
                                           wanted.communication_id);

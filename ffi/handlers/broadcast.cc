@@ -21,10 +21,8 @@ Status PlanBroadcast(const Problem& problem, const void* const* const*, Plan* pl
   plan->kind = Plan::Kind::kBroadcast;
   plan->expansion = Moves;
   plan->pairwise = true;
-  if (Status status = CheckProblem(problem, 1); status.failure()) return status;
-  if (Status status = ReadRank(problem, 0, &plan->root); status.failure()) {
-    return status;
-  }
+  RETURN_IF_ERROR(CheckProblem(problem, 1));
+  RETURN_IF_ERROR(ReadRank(problem, 0, &plan->root));
   return KeepLeavesWhole(problem, plan);
 }
 

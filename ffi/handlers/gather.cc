@@ -33,13 +33,8 @@ Status PlanGather(const Problem& problem, const void* const* const*, Plan* plan)
   plan->kind = Plan::Kind::kGather;
   plan->expansion = Moves;
   plan->pairwise = true;
-  if (Status status = CheckProblem(problem, 1 + problem.operands.size());
-      status.failure()) {
-    return status;
-  }
-  if (Status status = ReadRank(problem, 0, &plan->root); status.failure()) {
-    return status;
-  }
+  RETURN_IF_ERROR(CheckProblem(problem, 1 + problem.operands.size()));
+  RETURN_IF_ERROR(ReadRank(problem, 0, &plan->root));
   return DivideLeaves(problem, 1, 1, problem.size, plan);
 }
 

@@ -82,14 +82,9 @@ template <Status (Communicator::*kGive)(const Call&, void*), bool may_be_capture
 Status Give(void* stream, CallSite* site, ffi::RunId run_id, int32_t ordinal,
             ffi::RemainingArgs operands, ffi::RemainingRets results) {
   Buffers buffers(operands, results);
-  if (Status status = buffers.Read(site, operands, results); status.failure()) {
-    return status;
-  }
+  RETURN_IF_ERROR(buffers.Read(site, operands, results));
   std::shared_ptr<Communicator> communicator;
-  if (Status status = Registry::Get().Find(*site, run_id.run_id, &communicator);
-      status.failure()) {
-    return status;
-  }
+  RETURN_IF_ERROR(Registry::Get().Find(*site, run_id.run_id, &communicator));
   return (communicator.get()->*kGive)(
       Call{site, run_id.run_id, site->serial(), site->shared_tag(), ordinal,
            buffers.operands(), buffers.results(), nullptr, nullptr, may_be_captured},

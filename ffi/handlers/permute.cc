@@ -28,14 +28,11 @@ Status PlanPermute(const Problem& problem, const void* const* const*, Plan* plan
     return InvalidArgument("a permutation of ", ranks,
                            " ranks was given to a group of ", problem.size);
   }
-  if (Status status = CheckProblem(problem, ranks); status.failure()) return status;
+  RETURN_IF_ERROR(CheckProblem(problem, ranks));
   plan->source_of.assign(ranks, -1);
   for (size_t rank = 0; rank < ranks; ++rank) {
     if (problem.params[rank] == -1) continue;
-    if (Status status = ReadRank(problem, rank, &plan->source_of[rank]);
-        status.failure()) {
-      return status;
-    }
+    RETURN_IF_ERROR(ReadRank(problem, rank, &plan->source_of[rank]));
   }
   return KeepLeavesWhole(problem, plan);
 }

@@ -118,7 +118,7 @@ Status PlanRaggedAllToAll(const Problem& problem, const void* const* const* oper
                           Plan* plan) {
   plan->kind = Plan::Kind::kRaggedAllToAll;
   plan->expansion = Moves;
-  if (Status status = CheckShapes(problem); status.failure()) return status;
+  RETURN_IF_ERROR(CheckShapes(problem));
   plan->leaves.resize(1);  // divided by the slices alone
   const auto& leaves = problem.operands;
   const int64_t slices = leaves[kInputOffsets].elements;

@@ -28,10 +28,8 @@ void Moves(const Plan& plan, int leaf, int, const MoveVisitor& visit) {
 Status PlanReduce(const Problem& problem, const void* const* const*, Plan* plan) {
   plan->kind = Plan::Kind::kReduce;
   plan->expansion = Moves;
-  if (Status status = CheckProblem(problem, 1); status.failure()) return status;
-  if (Status status = ReadRank(problem, 0, &plan->root); status.failure()) {
-    return status;
-  }
+  RETURN_IF_ERROR(CheckProblem(problem, 1));
+  RETURN_IF_ERROR(ReadRank(problem, 0, &plan->root));
   return KeepLeavesWhole(problem, plan);
 }
 

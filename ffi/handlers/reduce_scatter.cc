@@ -26,10 +26,7 @@ Status PlanReduceScatter(const Problem& problem, const void* const* const*,
                          Plan* plan) {
   plan->kind = Plan::Kind::kReduceScatter;
   plan->expansion = Moves;
-  if (Status status = CheckProblem(problem, problem.operands.size());
-      status.failure()) {
-    return status;
-  }
+  RETURN_IF_ERROR(CheckProblem(problem, problem.operands.size()));
   return DivideLeaves(problem, 0, problem.size, 1, plan);
 }
 

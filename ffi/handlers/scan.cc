@@ -31,7 +31,7 @@ void Moves(const Plan& plan, int leaf, int, const MoveVisitor& visit) {
 Status PlanScan(const Problem& problem, const void* const* const*, Plan* plan) {
   plan->kind = Plan::Kind::kScan;
   plan->expansion = Moves;
-  if (Status status = CheckProblem(problem, 2); status.failure()) return status;
+  RETURN_IF_ERROR(CheckProblem(problem, 2));
   plan->exclusive = problem.params[0] != 0;
   plan->reverse = problem.params[1] != 0;
   return KeepLeavesWhole(problem, plan);

@@ -117,10 +117,7 @@ class Continuer {
   Status StartLocked() {
     if (!lookout_started_) {
       std::thread thread;
-      if (Status status = StartThread([this] { LookOut(); }, &thread);
-          status.failure()) {
-        return status;
-      }
+      RETURN_IF_ERROR(StartThread([this] { LookOut(); }, &thread));
       thread.detach();
       lookout_started_ = true;
     }

@@ -86,16 +86,14 @@ Status CheckReducible(const CallSite& site, const HostPlan& plan) {
 Status MakeHostPlan(const CallSite& site, int size,
                     const void* const* const* operands_of, HostPlan* plan) {
   Plan made;
-  if (Status status = site.MakePlan(size, operands_of, &made); status.failure()) {
-    return status;
-  }
+  RETURN_IF_ERROR(site.MakePlan(size, operands_of, &made));
   plan->size = size;
   plan->pairwise = made.pairwise;
   for (int leaf = 0; leaf < static_cast<int>(made.leaves.size()); ++leaf) {
     made.ForEachMove(leaf, Plan::kEveryRank,
                      [plan](const Move& move) { plan->moves.push_back(move); });
   }
-  if (Status status = CheckReducible(site, *plan); status.failure()) return status;
+  RETURN_IF_ERROR(CheckReducible(site, *plan));
   Cut(site.results(), plan);
   if (plan->pairwise) IndexByRank(plan);
   return OkStatus();

@@ -229,10 +229,7 @@ Status LocalCommunicator::FindPlan(const Group& group, const Call& call,
                                    Meeting* meeting) {
   if (call.site->plan_reads_operands()) return OkStatus();  // once they are there
   const int size = static_cast<int>(group.devices.size());
-  if (Status status = FindHostPlan(*call.site, size, &meeting->plan);
-      status.failure()) {
-    return status;
-  }
+  RETURN_IF_ERROR(FindHostPlan(*call.site, size, &meeting->plan));
   const HostPlan& plan = *meeting->plan;
   if (!plan.pairwise || !group.process_of.empty()) return OkStatus();
   meeting->waiting_for.resize(plan.moves.size());

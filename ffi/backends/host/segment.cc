@@ -88,9 +88,7 @@ Status Segment::Create(int64_t bytes, bool named, std::shared_ptr<Segment>* out)
       return SystemError("cannot fix the size of a memfd", errno);
     }
   }
-  if (Status status = Map(segment->fd_, bytes, &segment->data_); status.failure()) {
-    return status;
-  }
+  RETURN_IF_ERROR(Map(segment->fd_, bytes, &segment->data_));
   std::memcpy(segment->data_, &nonce, sizeof(nonce));
   *out = std::move(segment);
   return OkStatus();
@@ -121,10 +119,7 @@ Status Segment::Attach(const SegmentAddress& address, std::shared_ptr<Segment>* 
   if (is_anonymous && (fcntl(segment->fd_, F_GET_SEALS) & kSeals) != kSeals) {
     return FailedPrecondition(address.path, " is memory whose size may change");
   }
-  if (Status status = Map(segment->fd_, address.bytes, &segment->data_);
-      status.failure()) {
-    return status;
-  }
+  RETURN_IF_ERROR(Map(segment->fd_, address.bytes, &segment->data_));
   uint64_t nonce = 0;
   std::memcpy(&nonce, segment->data_, sizeof(nonce));
   if (nonce != address.nonce) {

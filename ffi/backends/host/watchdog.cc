@@ -29,9 +29,7 @@ class Watchdog {
     std::lock_guard<std::mutex> lock(mutex_);
     if (!started_) {
       std::thread thread;
-      if (Status status = StartThread([this] { Run(); }, &thread); status.failure()) {
-        return status;
-      }
+      RETURN_IF_ERROR(StartThread([this] { Run(); }, &thread));
       thread.detach();
       started_ = true;
     }

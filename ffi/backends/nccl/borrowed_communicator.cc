@@ -55,16 +55,11 @@ BorrowedCommunicator::~BorrowedCommunicator() {
 
 Status BorrowedCommunicator::Prepare() {
   for (auto& rank : ranks_) {
-    if (Status status = PrepareDeviceStop(library_, rank->context); status.failure()) {
-      return status;
-    }
+    RETURN_IF_ERROR(PrepareDeviceStop(library_, rank->context));
     CurrentContext current(library_.cuda, rank->context);
-    if (Status status =
-            library_.Check(library_.cuda.MemAlloc(&rank->scratch, 64), "cuMemAlloc");
-        status.failure()) {
-      return status;
-    }
-    if (Status status = rank->in_flight.Prepare(); status.failure()) return status;
+    RETURN_IF_ERROR(
+        library_.Check(library_.cuda.MemAlloc(&rank->scratch, 64), "cuMemAlloc"));
+    RETURN_IF_ERROR(rank->in_flight.Prepare());
   }
   return OkStatus();
 }
@@ -100,11 +95,8 @@ Status BorrowedCommunicator::Run(const Call& call, Rank& rank, void* stream) {
     return Barrier(call, rank, stream);
   }
   const Steps* steps = nullptr;
-  if (Status status =
-          FindSteps(library_, *call.site, number_, rank.size, rank.rank, &steps);
-      status.failure()) {
-    return status;
-  }
+  RETURN_IF_ERROR(
+      FindSteps(library_, *call.site, number_, rank.size, rank.rank, &steps));
   return RunSteps(library_, *steps, call, comm, stream,
                   [this, comm](nccl::Result result, const char* what) {
                     return Settle(result, comm, what);

@@ -43,18 +43,12 @@ class Stopper {
     device.library = &library;
     device.context = context;
     CurrentContext current(library.cuda, context);
-    if (Status status = DeviceKernels::Load(library, context, &device.kernels);
-        status.failure()) {
-      return status;
-    }
+    RETURN_IF_ERROR(DeviceKernels::Load(library, context, &device.kernels));
     // The highest priority there is: it is to overtake what waits.
-    if (Status status = library.Check(
-            library.cuda.StreamCreateWithPriority(
-                &device.stream, cuda::kStreamNonBlocking, cuda::kHighestPriority),
-            "cuStreamCreateWithPriority");
-        status.failure()) {
-      return status;
-    }
+    RETURN_IF_ERROR(library.Check(
+        library.cuda.StreamCreateWithPriority(&device.stream, cuda::kStreamNonBlocking,
+                                              cuda::kHighestPriority),
+        "cuStreamCreateWithPriority"));
     if (Status status =
             library.Check(library.cuda.MemAlloc(&device.memory, 64), "cuMemAlloc");
         status.failure()) {

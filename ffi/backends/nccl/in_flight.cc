@@ -9,12 +9,9 @@ Status InFlight::Prepare() {
   tickets_.resize(static_cast<size_t>(recorder_.entries_per_rank()));
   for (Entry& entry : entries_) {
     for (cuda::Event* event : {&entry.began, &entry.ended}) {
-      if (Status status = library_.Check(
-              library_.cuda.EventCreate(event, cuda::kEventDisableTiming),
-              "cuEventCreate");
-          status.failure()) {
-        return status;
-      }
+      RETURN_IF_ERROR(
+          library_.Check(library_.cuda.EventCreate(event, cuda::kEventDisableTiming),
+                         "cuEventCreate"));
     }
   }
   return OkStatus();

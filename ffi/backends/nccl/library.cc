@@ -59,10 +59,7 @@ Status LoadCuda(void* nccl_handle, NcclLibrary* library) {
   JAXCOMM_CUDA_FUNCTIONS(JAXCOMM_FIND)
 #undef JAXCOMM_FIND
   if (!lacks.empty()) return FailedPrecondition("the CUDA driver lacks", lacks);
-  if (Status status = library->Check(library->cuda.Init(0), "cuInit");
-      status.failure()) {
-    return status;
-  }
+  RETURN_IF_ERROR(library->Check(library->cuda.Init(0), "cuInit"));
   library->cuda.DriverGetVersion(&library->driver_version);
   return OkStatus();
 }
@@ -101,11 +98,8 @@ Status Load(const std::vector<std::string>& paths, NcclLibrary* library) {
   JAXCOMM_NCCL_OPTIONAL(JAXCOMM_FIND)
 #undef JAXCOMM_FIND
   library->path = PathOf(reinterpret_cast<void*>(library->nccl.GetVersion));
-  if (Status status =
-          library->Check(library->nccl.GetVersion(&library->version), "ncclGetVersion");
-      status.failure()) {
-    return status;
-  }
+  RETURN_IF_ERROR(
+      library->Check(library->nccl.GetVersion(&library->version), "ncclGetVersion"));
   return LoadCuda(handle, library);
 }
 
@@ -144,7 +138,7 @@ Status LoadNccl(const std::vector<std::string>& paths, const NcclLibrary** libra
   std::lock_guard<std::mutex> lock(mutex);
   if (loaded == nullptr) {
     auto found = std::make_unique<NcclLibrary>();
-    if (Status status = Load(paths, found.get()); status.failure()) return status;
+    RETURN_IF_ERROR(Load(paths, found.get()));
     loaded = found.release();
   }
   *library = loaded;

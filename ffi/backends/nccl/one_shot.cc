@@ -60,16 +60,9 @@ struct OneShot::Shared {
 
 Status OneShot::LoadKernels(Lane& lane) {
   std::shared_ptr<const DeviceKernels> kernels;
-  if (Status status = DeviceKernels::Load(library_, lane.member.context, &kernels);
-      status.failure()) {
-    return status;
-  }
+  RETURN_IF_ERROR(DeviceKernels::Load(library_, lane.member.context, &kernels));
   for (int word = 0; word < kNumOneShotWords; ++word) {
-    if (Status status =
-            kernels->FindSum(static_cast<OneShotWord>(word), &lane.sums[word]);
-        status.failure()) {
-      return status;
-    }
+    RETURN_IF_ERROR(kernels->FindSum(static_cast<OneShotWord>(word), &lane.sums[word]));
   }
   lane.kernels = std::move(kernels);
   return OkStatus();
@@ -100,7 +93,7 @@ Status OneShot::Create(const NcclLibrary& library,
     }
   }
   for (Lane& lane : made->lanes_) {
-    if (Status status = made->Allocate(lane); status.failure()) return status;
+    RETURN_IF_ERROR(made->Allocate(lane));
   }
   for (size_t i = 0; i < members.size(); ++i) {
     Lane& lane = made->lanes_[i];
@@ -108,13 +101,10 @@ Status OneShot::Create(const NcclLibrary& library,
     if (lane.inbox == 0) continue;
     // Flags count from 1.
     CurrentContext current(library.cuda, lane.member.context);
-    if (Status status =
-            library.Check(library.cuda.MemsetD8Async(
-                              lane.inbox, 0, OneShotArguments::kInboxBytes, streams[i]),
-                          "cuMemsetD8Async");
-        status.failure()) {
-      return status;
-    }
+    RETURN_IF_ERROR(
+        library.Check(library.cuda.MemsetD8Async(
+                          lane.inbox, 0, OneShotArguments::kInboxBytes, streams[i]),
+                      "cuMemsetD8Async"));
   }
   *one_shot = std::move(made);
   return OkStatus();
@@ -125,11 +115,8 @@ Status OneShot::Allocate(Lane& lane) {
   if (shared_ == nullptr) {
     const size_t bytes = sizeof(Shared) + lanes_.size() * Shared::kCards * sizeof(Card);
     void* memory = nullptr;
-    if (Status status = library_.Check(library_.cuda.MemAllocHost(&memory, bytes),
-                                       "cuMemAllocHost");
-        status.failure()) {
-      return status;
-    }
+    RETURN_IF_ERROR(
+        library_.Check(library_.cuda.MemAllocHost(&memory, bytes), "cuMemAllocHost"));
     shared_ = static_cast<Shared*>(memory);
     std::memset(memory, 0, bytes);
   }
@@ -296,11 +283,8 @@ Status OneShot::Launch(const Steps& steps, const Call& call, size_t member,
                        cuda::Stream stream) {
   Lane& lane = lanes_[member];
   if (lane.stream != stream && lane.stream != nullptr) {
-    if (Status status = library_.Check(
-            library_.cuda.StreamWaitEvent(stream, lane.last, 0), "cuStreamWaitEvent");
-        status.failure()) {
-      return status;
-    }
+    RETURN_IF_ERROR(library_.Check(library_.cuda.StreamWaitEvent(stream, lane.last, 0),
+                                   "cuStreamWaitEvent"));
   }
   Status status = OkStatus();
   for (const Step& step : steps.grouped) {

@@ -23,13 +23,10 @@ Status PeerCopies::Create(const NcclLibrary& library, FlightRecorder& recorder,
     CurrentContext current(library.cuda, member.context);
     made->lanes_.push_back(std::make_unique<Lane>(library, recorder, member));
     Lane& lane = *made->lanes_.back();
-    if (Status status = library.Check(library.cuda.StreamCreateWithPriority(
-                                          &lane.stream, cuda::kStreamNonBlocking, -1),
-                                      "cuStreamCreateWithPriority");
-        status.failure()) {
-      return status;
-    }
-    if (Status status = lane.in_flight.Prepare(); status.failure()) return status;
+    RETURN_IF_ERROR(library.Check(library.cuda.StreamCreateWithPriority(
+                                      &lane.stream, cuda::kStreamNonBlocking, -1),
+                                  "cuStreamCreateWithPriority"));
+    RETURN_IF_ERROR(lane.in_flight.Prepare());
   }
   *copies = std::move(made);
   return OkStatus();
@@ -75,12 +72,9 @@ Status PeerCopies::Open(const Call& call, const Member& member, Meeting** opened
       seat.lane = i;
       CurrentContext current(library_.cuda, each.context);
       for (cuda::Event* event : {&seat.ready, &seat.left}) {
-        if (Status status = library_.Check(
-                library_.cuda.EventCreate(event, cuda::kEventDisableTiming),
-                "cuEventCreate");
-            status.failure()) {
-          return status;
-        }
+        RETURN_IF_ERROR(
+            library_.Check(library_.cuda.EventCreate(event, cuda::kEventDisableTiming),
+                           "cuEventCreate"));
       }
     }
   }
@@ -111,11 +105,9 @@ Status PeerCopies::Start(const Call& call, std::shared_ptr<const PeerPlan> plan,
   std::lock_guard<std::mutex> lock(mutex_);
   if (failure_.failure()) return failure_;
   const void* const mark = MarkOf(call);
-  if (Status status = ForgetLocked(mark, lane, ready); status.failure()) return status;
+  RETURN_IF_ERROR(ForgetLocked(mark, lane, ready));
   Meeting* meeting = nullptr;
-  if (Status status = Open(call, lane.member, &meeting); status.failure()) {
-    return status;
-  }
+  RETURN_IF_ERROR(Open(call, lane.member, &meeting));
   meeting->plan = std::move(plan);
   Seat& seat = meeting->seats[rank];
   seat.is_here = true;

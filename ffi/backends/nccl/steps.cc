@@ -251,7 +251,7 @@ Status MakeSteps(const CallSite& site, const Plan& plan, int rank, Natives nativ
                  Steps* steps) {
   Maker maker(site, plan, rank, natives, steps);
   for (int leaf = 0; leaf < static_cast<int>(plan.leaves.size()); ++leaf) {
-    if (Status status = maker.AddLeaf(leaf); status.failure()) return status;
+    RETURN_IF_ERROR(maker.AddLeaf(leaf));
   }
   return OkStatus();
 }

@@ -120,10 +120,7 @@ Status SymmetricMemory::Fill(int ordinal, int64_t offset, const void* from,
             ? library_.cuda.MemsetD8Async(to, 0, count, nullptr)
             : library_.cuda.MemcpyDtoDAsync(to, reinterpret_cast<cuda::Pointer>(from),
                                             count, nullptr);
-    if (Status status = library_.Check(given, "copying to symmetric memory");
-        status.failure()) {
-      return status;
-    }
+    RETURN_IF_ERROR(library_.Check(given, "copying to symmetric memory"));
     return library_.Check(library_.cuda.StreamSynchronize(nullptr),
                           "copying to symmetric memory");
   }

@@ -100,11 +100,8 @@ Status WaitUntilReady(const NcclLibrary& library, const std::vector<nccl::Comm>&
     if (comm == nullptr) continue;
     while (true) {
       nccl::Result state = nccl::kSuccess;
-      if (Status status =
-              library.Check(library.nccl.CommGetAsyncError(comm, &state), what);
-          status.failure()) {
-        return status;
-      }
+      RETURN_IF_ERROR(
+          library.Check(library.nccl.CommGetAsyncError(comm, &state), what));
       if (state == nccl::kSuccess) break;
       if (state != nccl::kInProgress) return library.Check(state, what, comm);
       if (patience.interrupted()) return Status(ErrorCode::kCancelled, "interrupted");

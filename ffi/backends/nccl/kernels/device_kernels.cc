@@ -23,7 +23,7 @@ Status DeviceKernels::Load(const NcclLibrary& library, cuda::Context context,
   *kernels = loaded[context].lock();
   if (*kernels != nullptr) return OkStatus();
   std::shared_ptr<DeviceKernels> made(new DeviceKernels(library, context));
-  if (Status status = made->LoadModule(); status.failure()) return status;
+  RETURN_IF_ERROR(made->LoadModule());
   loaded[context] = made;
   *kernels = std::move(made);
   return OkStatus();
@@ -44,7 +44,7 @@ Status DeviceKernels::LoadModule() {
   }
   // Now: CUDA puts a kernel on the device when it is first asked for, and that may wait
   // for the kernels that these two are to end.
-  if (Status status = Find(kStopKernel, &stop_); status.failure()) return status;
+  RETURN_IF_ERROR(Find(kStopKernel, &stop_));
   return Find(kPoisonKernel, &poison_);
 }
 
