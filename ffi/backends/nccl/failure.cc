@@ -199,12 +199,12 @@ bool NcclCommunicator::SetFailure(const Status& reason, bool names) {
   return true;
 }
 
-void NcclCommunicator::Fail(const Status& reason, bool names, const char* dump) {
+void NcclCommunicator::Fail(const Status& reason, bool names, const char* dump,
+                            OnFailure how) {
   if (failed()) return;
   RecordFirstFailure(std::string(reason.message()));
   // A moment for what is about to end, such as the other local ranks' part.
   const bool is_idle = IsIdleSoon();
-  const OnFailure how = how_.on_failure;
   const char* const meaning = is_idle                     ? kIdle
                               : how == OnFailure::kPoison ? kPoisoned
                               : how == OnFailure::kRaise  ? kStopped

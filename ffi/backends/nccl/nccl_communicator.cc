@@ -89,7 +89,10 @@ void NcclCommunicator::Abort(const Status& reason) {
   }
   // What is on its way does not end by itself. Else nothing failed.
   if (!failed() && has_work()) {
-    Fail(reason);
+    // A process that ends by itself, and closes what it has, keeps its status.
+    const bool exits = how_.on_failure == OnFailure::kExit;
+    Fail(reason, /*names=*/true, /*dump=*/nullptr,
+         exits ? OnFailure::kRaise : how_.on_failure);
   } else {
     Refuse(reason, /*names=*/true);
     if (copies_ != nullptr) copies_->Fail(reason);

@@ -251,7 +251,10 @@ class NcclCommunicator final : public Communicator,
   // Fails it and those that share with it, and sees to it that no result of what is on
   // its way is read. `reason` says what happened; what that means is added to it.
   // `dump`: of the flight record that is written if something was; null: none.
-  void Fail(const Status& reason, bool names = true, const char* dump = nullptr);
+  void Fail(const Status& reason, bool names = true, const char* dump = nullptr) {
+    Fail(reason, names, dump, how_.on_failure);
+  }
+  void Fail(const Status& reason, bool names, const char* dump, OnFailure how);
   // The same for what hangs in NCCL before an operation of a program uses it.
   void FailStuck(const Status& reason);
   // Whether it or one that shares with it is busy.
