@@ -34,9 +34,9 @@ FAULTS = {
     "error": (
         """
 stand_in.jaxcommFakeHang(b'ncclAllReduce', 0)
+before = len(trace("ncclAllReduce"))
 
 def give_error():
-    before = len(trace("ncclAllReduce"))
     while len(trace("ncclAllReduce")) < before + 3:
         time.sleep(0.001)
     number = trace("ncclAllReduce")[-1]["comm"]
@@ -50,9 +50,9 @@ giver.start()
     "closed": (
         """
 stand_in.jaxcommFakeHang(b'ncclAllReduce', 0)
+before = len(trace("ncclAllReduce"))
 
 def close():
-    before = len(trace("ncclAllReduce"))
     while len(trace("ncclAllReduce")) < before + 3:
         time.sleep(0.001)
     jaxcomm.communicators()[0].close()
