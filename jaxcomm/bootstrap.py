@@ -277,7 +277,8 @@ def _attach(store, attempt, members, me):
         found = store.get_all(f"segment-{attempt}", (leader,))[leader]
         if "error" in found:
             return None, found["error"]
-        return _ffi.attach_segment(*found["address"], len(members)), None
+        path, size, nonce = found["address"]
+        return _ffi.attach_segment(path, size, nonce, len(members)), None
     except RuntimeError as error:
         return None, f"process {me}: {error}"
 
