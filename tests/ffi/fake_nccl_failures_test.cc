@@ -1,5 +1,8 @@
 // The stand-in for libnccl: how communicators fail, stop and are given up, with ranks
 // as threads.
+#include <atomic>
+#include <thread>
+
 #include "tests/ffi/check.h"
 #include "tests/ffi/fake_nccl.h"
 
@@ -60,13 +63,21 @@ TEST(ranks_that_disagree_have_an_asynchronous_error) {
       "Rank 0 sends count 2 type 2 and rank 1 receives count 1 type 2");
 }
 
+// Until both ranks have looked: the abort of one ends what the other is at.
+void WaitForBoth(std::atomic<int>& looked) {
+  ++looked;
+  while (looked < 2) std::this_thread::yield();
+}
+
 TEST(sends_outside_a_group_wait_and_an_abort_ends_them) {
-  RunRanks(2, [](Rank r) {
+  std::atomic<int> looked{0};
+  RunRanks(2, [&](Rank r) {
     int32_t sent = 7, received = 0;
     const int peer = 1 - r.rank;
     Nccl().Send(&sent, 1, Type::kInt32, peer, r.comm, r.stream());
     Nccl().Recv(&received, 1, Type::kInt32, peer, r.comm, r.stream());
     CHECK_EQ(TheFake().cuda.StreamQuery(r.stream()), cuda::kNotReady);
+    WaitForBoth(looked);
     CHECK_EQ(Nccl().CommAbort(r.comm), kSuccess);
     CHECK_EQ(r.on->Synchronize(), cuda::kSuccess);
     CHECK_EQ(received, 0);
@@ -79,7 +90,8 @@ TEST(sends_outside_a_group_wait_and_an_abort_ends_them) {
 }
 
 TEST(those_that_share_resources_take_turns_and_go_together) {
-  RunRanks(2, [](Rank r) {
+  std::atomic<int> looked{0};
+  RunRanks(2, [&](Rank r) {
     nccl::Config config = NewConfig();
     nccl::Comm shared = nullptr, own = nullptr;
     config.split_share = 1;
@@ -98,6 +110,7 @@ TEST(those_that_share_resources_take_turns_and_go_together) {
       CHECK_EQ(beside, 2);
     }
     CHECK_EQ(TheFake().cuda.StreamQuery(second.stream), cuda::kNotReady);
+    WaitForBoth(looked);
 
     CHECK_EQ(Nccl().CommAbort(shared), kSuccess);
     second.Synchronize();
