@@ -26,8 +26,9 @@ from jaxcomm import _jax_compat
 # Multi-device launches run one at a time, with one thread for each device. Every Python
 # thread that launches can block as many more: measured on 0.10.2, k Python threads need
 # (k + 1) threads for each device, and hang with one thread less. One Python thread is
-# covered: 16 threads for 8 devices took a scan of sums 0 to 20 % longer on two busy
-# cores than 8 did, 32 threads 20 to 45 %. A thread that sleeps costs 90 kB.
+# covered: more threads than cores have a price. With 16 for 8 devices of two cores a
+# scan of sums and products took about 15 % longer than with 8 (jax.lax too), a chain of
+# sums 3 %; with 32 the scan took 20 to 45 % longer. A thread that sleeps costs 90 kB.
 THREADS_PER_DEVICE = 2
 
 _SHARES_ONE_POOL = jaxlib.version.__version_info__[:2] < (0, 12)
