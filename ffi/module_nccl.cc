@@ -327,6 +327,8 @@ void BindNccl(nb::module_& m) {
       "Raises if the GPUs of this process were stopped.");
   m.def("first_failure", &FirstFailure,
         "What failed first of this process's collectives over NCCL, or \"\".");
+  m.def("forget_failures", &ForgetFailures,
+        "Has first_failure() tell of those that come: all communicators are closed.");
   m.def("fail_worlds", &FailWorlds, nb::arg("reason"),
         "Fails the communicators of NCCL that span processes: another process failed.");
   m.def("suspend", &Suspend, nb::arg("key"), nb::arg("suspend"),

@@ -128,6 +128,11 @@ def refuse_if_stopped() -> None:
 def first_failure() -> str:
     """What failed first of this process's collectives over NCCL, or ""."""
 
+def forget_failures() -> None:
+    """
+    Has first_failure() tell of those that come: all communicators are closed.
+    """
+
 def fail_worlds(reason: str) -> None:
     """
     Fails the communicators of NCCL that span processes: another process failed.

@@ -54,8 +54,8 @@ class NcclBackend(Backend):
 
     def forget(self) -> None:
         """Makes communicators of whole meshes anew, too."""
-        communicators.forget()
         failures.stop()
+        communicators.forget()
 
     def memory(self, member, live) -> dict[str, Any]:
         """Tells of the mesh's own, of queues, and of registered pools."""

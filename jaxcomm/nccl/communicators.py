@@ -119,6 +119,7 @@ def forget() -> None:
     """Lets go of the communicators of whole meshes; the next are new ones."""
     _worlds.clear()
     _refusals.clear()
+    _ffi.forget_failures()
 
 
 def pinned_bytes(member: "Communicator") -> int:

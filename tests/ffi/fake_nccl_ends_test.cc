@@ -109,6 +109,9 @@ TEST(results_of_what_failed_are_poisoned) {
   MissTheDeadline(*two.first, waits, cuda::kSuccess);
   CHECK_TRUE(std::isnan(waits.result));
   CHECK_CONTAINS(TextOf(late.Enqueue(*two.first)), "not done after 0.2 s");
+  CHECK_CONTAINS(FirstFailure(), "not done after 0.2 s");
+  ForgetFailures();
+  CHECK_EQ(FirstFailure(), "");
   // The other has resources of its own.
   Sum one(0), other(1);
   CHECK_TRUE(one.Enqueue(*two.second).success());

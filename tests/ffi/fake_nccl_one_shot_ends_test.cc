@@ -2,6 +2,7 @@
 // hold.
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
@@ -147,6 +148,56 @@ TEST(closing_lets_go_who_waits) {
   closer.join();
   alone.on.Synchronize();
   CHECK_TRUE(communicator->stats().in_flight == 0);
+}
+
+std::atomic<bool> stops_slowly{false};
+
+// What waits is not let go before the device is stopped: it would leave without a sum,
+// and the program would read what is in memory.
+TEST_ALONE(closing_lets_nobody_read_what_waits, EXIT_SUCCESS) {
+  setenv("JAXCOMM_FAKE_KERNELS", "1", 1);
+  static NcclLibrary library = Library();
+  library.cuda.LaunchKernel = [](cuda::Function function, unsigned a, unsigned b,
+                                 unsigned c, unsigned d, unsigned e, unsigned f,
+                                 unsigned g, cuda::Stream stream, void** parameters,
+                                 void** extra) {
+    if (stops_slowly) std::this_thread::sleep_for(std::chrono::milliseconds(500));
+    return TheFake().cuda.LaunchKernel(function, a, b, c, d, e, f, g, stream,
+                                       parameters, extra);
+  };
+  auto communicator = Make(2, 1, library, {}, /*one_shot=*/true, OnFailure::kRaise);
+  const auto site = SumSite(2);
+  Part alone(0, site.get());
+  CHECK_TRUE(communicator->Enqueue(alone.CallOf(), alone.on.stream).success());
+  stops_slowly = true;
+  communicator->Abort(Status(ErrorCode::kCancelled, "closed"));
+  communicator = nullptr;
+  CHECK_EQ(alone.on.Synchronize(), static_cast<cuda::Result>(716));
+}
+
+TEST(a_small_sum_ends_with_one_that_shares_its_resources) {
+  setenv("JAXCOMM_FAKE_KERNELS", "1", 1);
+  const nccl::UniqueId id = NewId();
+  const NcclSettings settings{{{"splitShare", 1}}, "", ""};
+  std::shared_ptr<NcclWorld> world;
+  CHECK_TRUE(NcclWorld::Create(Library(), 2, {{100, 0, 0}, {101, 1, 1}},
+                               {id.internal, sizeof(id.internal)}, settings, {30}, {},
+                               &world)
+                 .success());
+  std::shared_ptr<Communicator> first, second;
+  for (auto* each : {&first, &second}) {
+    CHECK_TRUE(MakeNcclCommunicator(
+                   Spec({{100, 101}}, each == &first ? 0.2 : 30),
+                   {world, settings, {30}, false, true, OnFailure::kPoison}, each)
+                   .success());
+  }
+  const auto site = SumSite(2);
+  Part late(0, site.get()), beside(0, site.get());
+  CHECK_TRUE(second->Enqueue(beside.CallOf(), beside.on.stream).success());
+  CHECK_TRUE(first->Enqueue(late.CallOf(), late.on.stream).success());
+  late.on.Synchronize();
+  beside.on.Synchronize();  // returns, or the test hangs
+  CHECK_TRUE(std::isnan(late.result[0]) && std::isnan(beside.result[0]));
 }
 
 // Whether a communicator that is closed keeps its memory until the gate is open.

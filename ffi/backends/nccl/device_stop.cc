@@ -7,12 +7,12 @@
 #include <condition_variable>
 #include <memory>
 #include <mutex>
-#include <system_error>
 #include <thread>
 #include <vector>
 
 #include "ffi/backends/nccl/kernels/device_kernels.h"
 #include "ffi/backends/nccl/last_resort.h"
+#include "ffi/start_thread.h"
 
 namespace jaxcomm {
 namespace {
@@ -89,12 +89,9 @@ class Stopper {
 
   bool StartLocked() {
     if (started_) return true;
-    try {
-      std::thread([this] { Run(); }).detach();
-      started_ = true;
-    } catch (const std::system_error&) {
-      // No thread can be had.
-    }
+    std::thread thread;
+    started_ = StartThread([this] { Run(); }, &thread).success();
+    if (started_) thread.detach();
     return started_;
   }
 
@@ -162,6 +159,11 @@ Status DevicesStoppedError() {
 void RecordFirstFailure(const std::string& text) {
   std::lock_guard<std::mutex> lock(TheFirst().mutex);
   if (TheFirst().text.empty()) TheFirst().text = text;
+}
+
+void ForgetFailures() {
+  std::lock_guard<std::mutex> lock(TheFirst().mutex);
+  TheFirst().text.clear();
 }
 
 std::string FirstFailure() {

@@ -46,9 +46,11 @@ bool DevicesAreStopped();
 // What every operation is refused with from then on.
 Status DevicesStoppedError();
 
-// The first failure of a collective in this process, or "".
+// The first failure of a collective in this process since the last ForgetFailures(),
+// or "".
 void RecordFirstFailure(const std::string& text);
 std::string FirstFailure();
+void ForgetFailures();
 
 }  // namespace jaxcomm
 

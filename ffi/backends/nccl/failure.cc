@@ -194,8 +194,11 @@ bool NcclCommunicator::Refuse(const Status& reason, bool names) {
 bool NcclCommunicator::SetFailure(const Status& reason, bool names) {
   if (!Refuse(reason, names)) return false;
   is_broken_ = true;
+  if (poisoned_ == nullptr) return true;
   // Before any abort: what an aborted kernel leaves behind is not to be read.
-  if (poisoned_ != nullptr) __atomic_store_n(poisoned_, 1u, __ATOMIC_SEQ_CST);
+  __atomic_store_n(poisoned_, 1u, __ATOMIC_SEQ_CST);
+  // NCCL's abort ends the operations of all that share resources, but not our kernels.
+  if (one_shot_ != nullptr) one_shot_->Stop();
   return true;
 }
 
@@ -222,7 +225,7 @@ void NcclCommunicator::Fail(const Status& reason, bool names, const char* dump,
     const std::string text(told.message());
     if (how == OnFailure::kExit) EndProcess(text);
     if (how == OnFailure::kPoison) {
-      Poison();
+      AbortElsewhere();
     } else {
       StopDevices(text);
     }
@@ -251,11 +254,6 @@ void NcclCommunicator::FailElsewhere(const std::string& reason) {
                                           " (lane '", spec().lane, "'): ", reason)),
        /*names=*/false);
   Abandon();
-}
-
-void NcclCommunicator::Poison() {
-  if (one_shot_ != nullptr) one_shot_->Stop();
-  AbortElsewhere();
 }
 
 void NcclCommunicator::AbortElsewhere() {

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "ffi/flight_dump.h"
+#include "ffi/start_thread.h"
 #include "ffi/status.h"
 
 namespace jaxcomm {
@@ -57,12 +58,9 @@ class Deadlines {
 
   bool StartLocked() {
     if (started_) return true;
-    try {
-      std::thread([this] { Run(); }).detach();
-      started_ = true;
-    } catch (const std::system_error&) {
-      // No thread can be had.
-    }
+    std::thread thread;
+    started_ = StartThread([this] { Run(); }, &thread).success();
+    if (started_) thread.detach();
     return started_;
   }
 

@@ -263,8 +263,6 @@ class NcclCommunicator final : public Communicator,
   bool was_captured() const;
   // Whether an operation is on its way, as far as is known of graphs.
   bool has_work() const { return num_giving_ > 0 || InFlightCount() > 0; }
-  // Has every result from now on filled with ones, and then aborts.
-  void Poison();
   // On a thread of its own: NCCL frees memory, which waits for the device.
   void AbortElsewhere();
   // Gives `stream` what fills the results with ones if it was poisoned by then.

@@ -13,7 +13,9 @@
 #include <thread>
 #include <utility>
 
+#include "ffi/backends/nccl/device_stop.h"
 #include "ffi/backends/nccl/one_shot_sum.h"
+#include "ffi/hash.h"
 #include "ffi/system_file.h"
 
 namespace jaxcomm {
@@ -30,9 +32,7 @@ constexpr uint32_t kLastFlag = 0xffffffff;
 // What sums that are given to streams are granted at the end.
 constexpr auto kGrace = std::chrono::seconds(10);
 
-uint64_t ThisHost() {
-  return std::hash<std::string>{}(ReadSystemFile("/proc/sys/kernel/random/boot_id"));
-}
+uint64_t ThisHost() { return Fnv1a(ReadSystemFile("/proc/sys/kernel/random/boot_id")); }
 
 // Process ids are not the same in all containers of a host.
 uint64_t ThisProcess() {
@@ -168,6 +168,11 @@ bool OneShot::IsIdleSoon() {
 
 void OneShot::Leave() {
   if (is_idle_.has_value()) return;
+  if (DevicesAreStopped()) {
+    // What waits is not let go: it would leave without a sum before the device stops.
+    is_idle_ = false;
+    return;
+  }
   // Where it was stopped others may have sums that are yet to write here.
   keeps_inboxes_ = is_stopped_;
   Stop();
