@@ -14,7 +14,7 @@ class Collective:
     """What is particular to one collective. Subclasses override what differs.
 
     Attributes:
-      name: of the C++ planner, ``ffi/handlers/<name>.cc``.
+      name: of the C++ planner, ``ffi/planners/<name>.cc``.
       replicated: every rank of a group gets the same result.
       dimension_params: parameters that hold one dimension for each operand, counted
         without batch dimensions.

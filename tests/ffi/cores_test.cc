@@ -1,5 +1,5 @@
 // How many cores this process may use, in trees of files like those of Linux.
-#include "ffi/cores.h"
+#include "ffi/os/cores.h"
 
 #include <cmath>
 #include <cstdlib>

@@ -11,7 +11,7 @@
 
 #include "ffi/backends/nccl/borrowed_communicator.h"
 #include "ffi/backends/nccl/last_resort.h"
-#include "ffi/flight_recorder.h"
+#include "ffi/flight/flight_recorder.h"
 #include "tests/ffi/check.h"
 #include "tests/ffi/fake_library.h"
 #include "tests/ffi/fake_nccl.h"

@@ -1,4 +1,4 @@
-#include "ffi/flight_dump.h"
+#include "ffi/flight/flight_dump.h"
 
 #include <fcntl.h>
 #include <signal.h>
@@ -15,7 +15,7 @@
 #include <thread>
 #include <vector>
 
-#include "ffi/dump_signal.h"
+#include "ffi/flight/dump_signal.h"
 #include "tests/ffi/check.h"
 #include "tests/ffi/ranks.h"
 

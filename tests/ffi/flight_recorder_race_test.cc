@@ -8,7 +8,7 @@
 #include <thread>
 #include <vector>
 
-#include "ffi/flight_recorder.h"
+#include "ffi/flight/flight_recorder.h"
 #include "tests/ffi/check.h"
 #include "tests/ffi/ranks.h"
 

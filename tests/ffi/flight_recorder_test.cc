@@ -1,4 +1,4 @@
-#include "ffi/flight_recorder.h"
+#include "ffi/flight/flight_recorder.h"
 
 #include <algorithm>
 #include <chrono>

@@ -6,7 +6,7 @@
 #include <thread>
 #include <vector>
 
-#include "ffi/cores.h"
+#include "ffi/os/cores.h"
 #include "tests/ffi/check.h"
 #include "tests/ffi/ranks.h"
 

@@ -5,7 +5,7 @@
 
 #include "ffi/backends/nccl/run_steps.h"
 #include "ffi/backends/nccl/steps.h"
-#include "ffi/plan.h"
+#include "ffi/core/plan.h"
 #include "tests/ffi/check.h"
 #include "tests/ffi/ranks.h"
 

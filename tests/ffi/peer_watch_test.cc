@@ -1,5 +1,5 @@
 // Who watches other processes is told of their end.
-#include "ffi/peer_watch.h"
+#include "ffi/os/peer_watch.h"
 
 #include <signal.h>
 #include <sys/resource.h>

@@ -14,9 +14,9 @@
 #include <vector>
 
 #include "ffi/backends/nccl/steps.h"
-#include "ffi/call_site.h"
-#include "ffi/handlers/collectives.h"
-#include "ffi/plan.h"
+#include "ffi/core/call_site.h"
+#include "ffi/core/plan.h"
+#include "ffi/planners/collectives.h"
 
 namespace {
 

@@ -12,7 +12,7 @@
 
 #include "ffi/backends/host/host_plan.h"
 #include "ffi/backends/nccl/steps.h"
-#include "ffi/plan.h"
+#include "ffi/core/plan.h"
 #include "tests/ffi/check.h"
 #include "tests/ffi/ranks.h"
 

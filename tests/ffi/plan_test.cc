@@ -1,4 +1,4 @@
-#include "ffi/plan.h"
+#include "ffi/core/plan.h"
 
 #include <map>
 #include <string>
@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "ffi/backends/host/host_plan.h"
-#include "ffi/handlers/collectives.h"
+#include "ffi/planners/collectives.h"
 #include "tests/ffi/check.h"
 #include "tests/ffi/ranks.h"
 

@@ -13,9 +13,9 @@
 #include <utility>
 #include <vector>
 
-#include "ffi/call_site.h"
-#include "ffi/communicator.h"
-#include "ffi/handlers/collectives.h"
+#include "ffi/core/call_site.h"
+#include "ffi/core/communicator.h"
+#include "ffi/planners/collectives.h"
 
 namespace jaxcomm::testing {
 

@@ -15,7 +15,7 @@
 
 #include "ffi/backends/host/local.h"
 #include "ffi/backends/host/process_set.h"
-#include "ffi/peer_watch.h"
+#include "ffi/os/peer_watch.h"
 #include "tests/ffi/check.h"
 #include "tests/ffi/processes.h"
 #include "tests/ffi/ranks.h"

@@ -11,7 +11,7 @@
 #include <memory>
 #include <string>
 
-#include "ffi/hash.h"
+#include "ffi/core/hash.h"
 #include "tests/ffi/check.h"
 #include "tests/ffi/ranks.h"
 

@@ -16,7 +16,7 @@
 
 #include "ffi/backends/host/arena_memory.h"
 #include "ffi/backends/host/store_tuner.h"
-#include "ffi/status.h"
+#include "ffi/core/status.h"
 
 namespace jaxcomm {
 

@@ -9,8 +9,8 @@
 #include <string>
 #include <utility>
 
-#include "ffi/cores.h"
-#include "ffi/hash.h"
+#include "ffi/core/hash.h"
+#include "ffi/os/cores.h"
 
 namespace jaxcomm {
 namespace {

@@ -7,8 +7,8 @@
 #include <mutex>
 #include <thread>
 
-#include "ffi/cores.h"
-#include "ffi/start_thread.h"
+#include "ffi/os/cores.h"
+#include "ffi/os/start_thread.h"
 
 namespace jaxcomm {
 namespace {

@@ -13,8 +13,8 @@
 #include <utility>
 #include <vector>
 
-#include "ffi/call_site.h"
-#include "ffi/status.h"
+#include "ffi/core/call_site.h"
+#include "ffi/core/status.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace jaxcomm {

@@ -11,7 +11,7 @@
 #include "ffi/backends/host/local.h"
 #include "ffi/backends/host/process_set.h"
 #include "ffi/backends/host/stream_plan.h"
-#include "ffi/flight_dump.h"
+#include "ffi/flight/flight_dump.h"
 
 namespace jaxcomm {
 namespace {

@@ -9,7 +9,7 @@
 
 #include "ffi/backends/host/reduce.h"
 #include "ffi/backends/host/store.h"
-#include "ffi/cores.h"
+#include "ffi/os/cores.h"
 
 namespace jaxcomm {
 namespace {

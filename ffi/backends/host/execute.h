@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "ffi/backends/host/host_plan.h"
-#include "ffi/call_site.h"
-#include "ffi/communicator.h"
+#include "ffi/core/call_site.h"
+#include "ffi/core/communicator.h"
 
 namespace jaxcomm {
 

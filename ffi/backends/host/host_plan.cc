@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "ffi/backends/host/reduce.h"
-#include "ffi/cores.h"
+#include "ffi/os/cores.h"
 
 namespace jaxcomm {
 namespace {

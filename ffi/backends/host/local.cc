@@ -9,9 +9,9 @@
 #include "ffi/backends/host/execute.h"
 #include "ffi/backends/host/huge_pages.h"
 #include "ffi/backends/host/watchdog.h"
-#include "ffi/cores.h"
-#include "ffi/flight_dump.h"
-#include "ffi/handlers/collectives.h"
+#include "ffi/flight/flight_dump.h"
+#include "ffi/os/cores.h"
+#include "ffi/planners/collectives.h"
 
 namespace jaxcomm {
 namespace {

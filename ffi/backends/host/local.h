@@ -20,7 +20,7 @@
 #include "ffi/backends/host/execute.h"
 #include "ffi/backends/host/process_set.h"
 #include "ffi/backends/host/transfer.h"
-#include "ffi/communicator.h"
+#include "ffi/core/communicator.h"
 
 namespace jaxcomm {
 

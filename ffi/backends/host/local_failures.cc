@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "ffi/backends/host/local.h"
-#include "ffi/flight_dump.h"
+#include "ffi/flight/flight_dump.h"
 
 namespace jaxcomm {
 namespace {

@@ -10,7 +10,7 @@
 #include "ffi/backends/host/continuer.h"
 #include "ffi/backends/host/execute.h"
 #include "ffi/backends/host/local.h"
-#include "ffi/cores.h"
+#include "ffi/os/cores.h"
 
 namespace jaxcomm {
 namespace {

@@ -7,10 +7,10 @@
 #include <thread>
 #include <utility>
 
-#include "ffi/cores.h"
-#include "ffi/flight_dump.h"
-#include "ffi/forked.h"
-#include "ffi/start_thread.h"
+#include "ffi/flight/flight_dump.h"
+#include "ffi/os/cores.h"
+#include "ffi/os/forked.h"
+#include "ffi/os/start_thread.h"
 
 namespace jaxcomm {
 namespace {

@@ -13,8 +13,8 @@
 
 #include "ffi/backends/host/arena.h"
 #include "ffi/backends/host/transfer.h"
-#include "ffi/peer_watch.h"
-#include "ffi/status.h"
+#include "ffi/core/status.h"
+#include "ffi/os/peer_watch.h"
 
 namespace jaxcomm {
 

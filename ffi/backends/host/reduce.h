@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "ffi/dtype.h"
+#include "ffi/core/dtype.h"
 
 namespace jaxcomm {
 

@@ -6,7 +6,7 @@
 #include <memory>
 #include <string>
 
-#include "ffi/status.h"
+#include "ffi/core/status.h"
 
 namespace jaxcomm {
 

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "ffi/backends/host/huge_pages.h"
-#include "ffi/system_file.h"
+#include "ffi/os/system_file.h"
 
 #if defined(__SSE2__)
 #include <emmintrin.h>

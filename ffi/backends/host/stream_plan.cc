@@ -4,7 +4,7 @@
 
 #include "ffi/backends/host/arena.h"
 #include "ffi/backends/host/reduce.h"
-#include "ffi/cores.h"
+#include "ffi/os/cores.h"
 
 namespace jaxcomm {
 namespace {

@@ -15,8 +15,8 @@
 #include <vector>
 
 #include "ffi/backends/host/host_plan.h"
-#include "ffi/dtype.h"
-#include "ffi/plan.h"
+#include "ffi/core/dtype.h"
+#include "ffi/core/plan.h"
 
 namespace jaxcomm {
 

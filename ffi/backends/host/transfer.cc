@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "ffi/backends/host/reduce.h"
-#include "ffi/ticks.h"
+#include "ffi/flight/ticks.h"
 
 namespace jaxcomm {
 namespace {

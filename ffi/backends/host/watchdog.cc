@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "ffi/backends/host/local.h"
-#include "ffi/start_thread.h"
+#include "ffi/os/start_thread.h"
 
 namespace jaxcomm {
 namespace {

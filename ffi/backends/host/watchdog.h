@@ -4,7 +4,7 @@
 
 #include <memory>
 
-#include "ffi/status.h"
+#include "ffi/core/status.h"
 
 namespace jaxcomm {
 

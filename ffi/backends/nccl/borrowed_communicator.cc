@@ -8,7 +8,7 @@
 #include "ffi/backends/nccl/last_resort.h"
 #include "ffi/backends/nccl/run_steps.h"
 #include "ffi/backends/nccl/world.h"
-#include "ffi/flight_dump.h"
+#include "ffi/flight/flight_dump.h"
 
 namespace jaxcomm {
 

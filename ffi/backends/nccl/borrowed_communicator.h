@@ -15,7 +15,7 @@
 #include "ffi/backends/nccl/in_flight.h"
 #include "ffi/backends/nccl/library.h"
 #include "ffi/backends/nccl/watch.h"
-#include "ffi/communicator.h"
+#include "ffi/core/communicator.h"
 
 namespace jaxcomm {
 

@@ -6,9 +6,9 @@
 #include <cstdint>
 #include <string>
 
-#include "ffi/call_site.h"
-#include "ffi/communicator.h"
-#include "ffi/handlers/collectives.h"
+#include "ffi/core/call_site.h"
+#include "ffi/core/communicator.h"
+#include "ffi/planners/collectives.h"
 
 namespace jaxcomm {
 

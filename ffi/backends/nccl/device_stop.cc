@@ -12,7 +12,7 @@
 
 #include "ffi/backends/nccl/kernels/device_kernels.h"
 #include "ffi/backends/nccl/last_resort.h"
-#include "ffi/start_thread.h"
+#include "ffi/os/start_thread.h"
 
 namespace jaxcomm {
 namespace {

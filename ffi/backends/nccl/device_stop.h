@@ -21,7 +21,7 @@
 #include <string>
 
 #include "ffi/backends/nccl/library.h"
-#include "ffi/status.h"
+#include "ffi/core/status.h"
 
 namespace jaxcomm {
 

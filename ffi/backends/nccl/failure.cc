@@ -12,7 +12,7 @@
 
 #include "ffi/backends/nccl/last_resort.h"
 #include "ffi/backends/nccl/nccl_communicator.h"
-#include "ffi/flight_dump.h"
+#include "ffi/flight/flight_dump.h"
 
 namespace jaxcomm {
 namespace {

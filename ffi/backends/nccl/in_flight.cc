@@ -1,6 +1,6 @@
 #include "ffi/backends/nccl/in_flight.h"
 
-#include "ffi/operation_table.h"
+#include "ffi/flight/operation_table.h"
 
 namespace jaxcomm {
 

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "ffi/backends/nccl/library.h"
-#include "ffi/communicator.h"
-#include "ffi/flight_recorder.h"
+#include "ffi/core/communicator.h"
+#include "ffi/flight/flight_recorder.h"
 
 namespace jaxcomm {
 

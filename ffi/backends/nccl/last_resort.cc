@@ -10,9 +10,9 @@
 #include <thread>
 #include <utility>
 
-#include "ffi/flight_dump.h"
-#include "ffi/start_thread.h"
-#include "ffi/status.h"
+#include "ffi/core/status.h"
+#include "ffi/flight/flight_dump.h"
+#include "ffi/os/start_thread.h"
 
 namespace jaxcomm {
 namespace {

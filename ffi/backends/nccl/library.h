@@ -9,7 +9,7 @@
 #include "ffi/backends/nccl/cuda_api.h"
 #include "ffi/backends/nccl/nccl_api.h"
 #include "ffi/backends/nccl/test_double.h"
-#include "ffi/status.h"
+#include "ffi/core/status.h"
 
 namespace jaxcomm {
 

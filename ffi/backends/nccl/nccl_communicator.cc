@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "ffi/backends/nccl/run_steps.h"
-#include "ffi/flight_dump.h"
+#include "ffi/flight/flight_dump.h"
 
 namespace jaxcomm {
 namespace {

@@ -30,7 +30,7 @@
 #include "ffi/backends/nccl/symmetric_memory.h"
 #include "ffi/backends/nccl/watch.h"
 #include "ffi/backends/nccl/world.h"
-#include "ffi/communicator.h"
+#include "ffi/core/communicator.h"
 
 namespace jaxcomm {
 

@@ -15,8 +15,8 @@
 
 #include "ffi/backends/nccl/device_stop.h"
 #include "ffi/backends/nccl/one_shot_sum.h"
-#include "ffi/hash.h"
-#include "ffi/system_file.h"
+#include "ffi/core/hash.h"
+#include "ffi/os/system_file.h"
 
 namespace jaxcomm {
 namespace {

@@ -18,8 +18,8 @@
 #include "ffi/backends/nccl/library.h"
 #include "ffi/backends/nccl/peer_access.h"
 #include "ffi/backends/nccl/steps.h"
-#include "ffi/communicator.h"
-#include "ffi/status.h"
+#include "ffi/core/communicator.h"
+#include "ffi/core/status.h"
 
 namespace jaxcomm {
 

@@ -24,8 +24,8 @@
 #include "ffi/backends/nccl/peer_access.h"
 #include "ffi/backends/nccl/peer_plan.h"
 #include "ffi/backends/nccl/steps.h"
-#include "ffi/communicator.h"
-#include "ffi/flight_recorder.h"
+#include "ffi/core/communicator.h"
+#include "ffi/flight/flight_recorder.h"
 
 namespace jaxcomm {
 

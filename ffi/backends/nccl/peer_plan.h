@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "ffi/backends/nccl/steps.h"
-#include "ffi/call_site.h"
-#include "ffi/plan.h"
+#include "ffi/core/call_site.h"
+#include "ffi/core/plan.h"
 
 namespace jaxcomm {
 

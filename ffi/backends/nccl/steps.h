@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "ffi/backends/nccl/nccl_api.h"
-#include "ffi/call_site.h"
-#include "ffi/plan.h"
-#include "ffi/status.h"
+#include "ffi/core/call_site.h"
+#include "ffi/core/plan.h"
+#include "ffi/core/status.h"
 
 namespace jaxcomm {
 

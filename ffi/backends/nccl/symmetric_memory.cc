@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "ffi/backends/nccl/device_stop.h"
-#include "ffi/forked.h"
+#include "ffi/os/forked.h"
 
 namespace jaxcomm {
 namespace {

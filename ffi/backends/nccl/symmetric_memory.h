@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "ffi/backends/nccl/library.h"
-#include "ffi/status.h"
+#include "ffi/core/status.h"
 
 namespace jaxcomm {
 

@@ -13,8 +13,8 @@
 
 #include "ffi/backends/nccl/device_stop.h"
 #include "ffi/backends/nccl/watch.h"
-#include "ffi/forked.h"
-#include "ffi/registry.h"
+#include "ffi/core/registry.h"
+#include "ffi/os/forked.h"
 
 extern char** environ;
 

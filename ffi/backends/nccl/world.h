@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "ffi/backends/nccl/library.h"
-#include "ffi/peer_watch.h"
-#include "ffi/status.h"
+#include "ffi/core/status.h"
+#include "ffi/os/peer_watch.h"
 
 namespace jaxcomm {
 

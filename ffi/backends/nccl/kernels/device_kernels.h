@@ -7,7 +7,7 @@
 
 #include "ffi/backends/nccl/kernels/kernels.h"
 #include "ffi/backends/nccl/library.h"
-#include "ffi/status.h"
+#include "ffi/core/status.h"
 
 namespace jaxcomm {
 

@@ -1,0 +1,171 @@
+#include "ffi/core/call_site.h"
+
+#include <algorithm>
+#include <functional>
+#include <set>
+#include <string_view>
+#include <thread>
+#include <unordered_map>
+
+#include "ffi/core/hash.h"
+#include "ffi/flight/operation_table.h"
+
+namespace jaxcomm {
+namespace {
+
+std::atomic<uint64_t> next_serial{1};
+
+// The programs being instantiated: their sizes, by number and by the thread that does
+// it, for two programs of one number may be compiled at a time.
+class Programs {
+ public:
+  static Programs& Get() {
+    static Programs* const programs = new Programs;
+    return *programs;
+  }
+
+  // Called by the thread that lowers. From jaxlib 0.12 on the same thread instantiates;
+  // before, one of XLA's own does, and we cannot tell whose.
+  void Begin(int64_t program) {
+    const std::thread::id self = std::this_thread::get_id();
+    std::lock_guard<std::mutex> lock(mutex_);
+    lowering_.insert(self);
+    std::vector<Open>& open = open_[program];
+    open.erase(std::remove_if(open.begin(), open.end(),
+                              [&](const Open& one) {
+                                return one.first == self ||
+                                       lowering_.count(one.first) == 0;
+                              }),
+               open.end());
+  }
+
+  std::shared_ptr<std::atomic<uint64_t>> Find(int64_t program) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    std::vector<Open>& open = open_[program];
+    for (auto& [thread, size] : open) {
+      if (thread == std::this_thread::get_id()) return size;
+    }
+    open.emplace_back(std::this_thread::get_id(),
+                      std::make_shared<std::atomic<uint64_t>>(0));
+    return open.back().second;
+  }
+
+ private:
+  using Open = std::pair<std::thread::id, std::shared_ptr<std::atomic<uint64_t>>>;
+  std::mutex mutex_;
+  std::set<std::thread::id> lowering_;
+  std::unordered_map<int64_t, std::vector<Open>> open_;
+};
+
+constexpr size_t kMostParams = 32;  // in a description
+
+uint64_t Mix(uint64_t hash, uint64_t value) {
+  hash = (hash ^ value) * 0xff51afd7ed558ccd;
+  return hash ^ (hash >> 32);
+}
+
+void AppendLeaves(const std::vector<Leaf>& leaves, std::string* out) {
+  bool first = true;
+  for (const Leaf& leaf : leaves) {
+    if (!first) *out += ", ";
+    first = false;
+    *out += DataTypeName(leaf.dtype);
+    *out += "[";
+    for (size_t i = 0; i < leaf.dims.size(); ++i) {
+      if (i > 0) *out += ",";
+      *out += std::to_string(leaf.dims[i]);
+    }
+    *out += "]";
+  }
+}
+
+}  // namespace
+
+xla::ffi::TypeId CallSite::id = {};
+
+CallSite::CallSite(Attributes attributes, int collective_index, Planner planner,
+                   int plan_reads_operands_from)
+    : attributes_(std::move(attributes)),
+      collective_index_(collective_index),
+      planner_(planner),
+      plan_reads_operands_from_(plan_reads_operands_from),
+      serial_(next_serial.fetch_add(1, std::memory_order_relaxed)),
+      program_size_(Programs::Get().Find(attributes_.program)),
+      ordinal_(program_size_->fetch_add(1)) {}
+
+void BeginProgram(int64_t program) { Programs::Get().Begin(program); }
+
+uint64_t CallSite::program_tag() const {
+  // The size too: ranks that count differently must not meet by accident.
+  return Mix(Mix(1, static_cast<uint64_t>(attributes_.program)), program_size_->load());
+}
+
+uint64_t CallSite::shared_tag() {
+  uint64_t tag = shared_tag_.load(std::memory_order_relaxed);
+  if (tag != 0) return tag;
+  tag = Mix(program_tag(), ordinal_) | 1;
+  // The first answer stands.
+  uint64_t none = 0;
+  return shared_tag_.compare_exchange_strong(none, tag) ? tag : none;
+}
+
+void CallSite::SetShapes(std::vector<Leaf> operands, std::vector<Leaf> results) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (has_shapes()) return;
+  operands_ = std::move(operands);
+  results_ = std::move(results);
+  operand_bytes_ = 0;
+  for (const Leaf& leaf : operands_) {
+    operand_bytes_ += leaf.bytes();
+  }
+  std::string text =
+      StrCat(attributes_.collective, "/", ReduceOpName(attributes_.reduce), "/");
+  for (int64_t param : attributes_.params) text += StrCat(param, ",");
+  AppendLeaves(operands_, &text);
+  text += "->";
+  AppendLeaves(results_, &text);
+  signature_ = Fnv1a(text);  // processes compare it
+  description_ = attributes_.name + "(";
+  AppendLeaves(operands_, &description_);
+  description_ += ")";
+  // Two permutations look the same but for this.
+  if (!attributes_.params.empty() && attributes_.params.size() <= kMostParams) {
+    description_ += " with parameters [";
+    for (size_t i = 0; i < attributes_.params.size(); ++i) {
+      description_ += StrCat(i == 0 ? "" : ", ", attributes_.params[i]);
+    }
+    description_ += "]";
+  }
+  description_ += " over axes " + attributes_.axes;
+  std::string shapes;
+  AppendLeaves(operands_, &shapes);
+  operation_ = OperationTable::Get().Intern(
+      {attributes_.collective, attributes_.name, shapes,
+       operands_.empty() ? "" : std::string(DataTypeName(operands_[0].dtype)),
+       operand_bytes_, signature_});
+  label_ =
+      std::make_shared<const std::string>(StrCat(attributes_.name, "(", shapes, ")"));
+  has_shapes_.store(true, std::memory_order_release);
+}
+
+std::string CallSite::ToString() const {
+  std::string text = attributes_.name + "(";
+  if (has_shapes()) AppendLeaves(operands_, &text);
+  return text + ")";
+}
+
+Status CallSite::MakePlan(int size, const void* const* const* operands_of,
+                          Plan* plan) const {
+  if (plan_reads_operands() && operands_of == nullptr) {
+    return InvalidArgument(description_,
+                           ": what it moves depends on the values of its operands, "
+                           "which this backend cannot read");
+  }
+  plan->size = size;
+  const Problem problem{size, operands_, results_, attributes_.params};
+  Status status = planner_(problem, operands_of, plan);
+  if (status.success()) return status;
+  return Status(*status.errc(), StrCat(description_, ": ", status.message()));
+}
+
+}  // namespace jaxcomm

@@ -1,0 +1,175 @@
+// One custom call of a compiled program: its attributes, parsed when XLA
+// instantiates the program, and what backends make of them.
+#ifndef JAXCOMM_FFI_CORE_CALL_SITE_H_
+#define JAXCOMM_FFI_CORE_CALL_SITE_H_
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ffi/core/dtype.h"
+#include "ffi/core/plan.h"
+#include "ffi/core/status.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace jaxcomm {
+
+// What was seen of the programs behind a call site, from the completion of its call to
+// their next wait, and beside it. Shared with ranks that outlive the site.
+struct Gap {
+  std::atomic<bool> stalls{false};    // some blocked, or ran for milliseconds
+  std::atomic<int> long_runs{0};      // above 0: some took longer than waking a thread
+  std::atomic<bool> overlaps{false};  // a rank began another call before this was done
+  std::atomic<uint64_t> meetings{0};
+  std::atomic<int> rest{0};  // meetings in which nobody sleeps: somebody did in vain
+};
+
+class CallSite {
+ public:
+  // XLA sets the id when the type is registered as a handler's state.
+  static xla::ffi::TypeId id;
+
+  struct Attributes {
+    std::string collective;  // which planner: "all_gather"
+    std::string name;        // what the user called: "psum"
+    std::string axes;        // for messages: "('data', 'context')"
+    int64_t key = 0;         // of the communicator
+    int64_t program = 0;     // the same for all call sites of one program
+    ReduceOp reduce = ReduceOp::kSum;
+    std::vector<int64_t> params;
+  };
+
+  CallSite(Attributes attributes, int collective_index, Planner planner,
+           int plan_reads_operands_from);
+
+  const Attributes& attributes() const { return attributes_; }
+  int collective_index() const { return collective_index_; }
+
+  // Unique in this process: a program inlines a function once per call, so
+  // equal attributes do not mean the same place in the program.
+  uint64_t serial() const { return serial_; }
+
+  // The same for this place of the program on every process. XLA instantiates the
+  // call sites of a program one after the other, in an order that depends on the
+  // program alone; if processes yet disagree on what belongs to a program, no two tags
+  // are equal. To be asked for once the program is complete: when it runs.
+  uint64_t shared_tag();
+  // Likewise for its program as a whole.
+  uint64_t program_tag() const;
+
+  // Fixes the shapes at the first execution; XLA does not know them earlier.
+  bool has_shapes() const { return has_shapes_.load(std::memory_order_acquire); }
+  void SetShapes(std::vector<Leaf> operands, std::vector<Leaf> results);
+  const std::vector<Leaf>& operands() const { return operands_; }
+  const std::vector<Leaf>& results() const { return results_; }
+  int64_t operand_bytes() const { return operand_bytes_; }
+
+  // Equal on two ranks exactly when collective, reduction, parameters, shapes
+  // and dtypes are.
+  uint64_t signature() const { return signature_; }
+  // In the OperationTable; 0 without shapes.
+  uint32_t operation() const { return operation_; }
+  // "psum(float32[4,8], int32[])"
+  std::string ToString() const;
+  // The same, for messages about a call that may outlive its program. Made when the
+  // shapes are set.
+  const std::shared_ptr<const std::string>& label() const { return label_; }
+  // "psum(float32[4,8], int32[]) over axes ('i',)", made when the shapes are set.
+  const std::string& description() const { return description_; }
+
+  // The plan for a group of `size` ranks. `operands_of`: null unless the plan reads
+  // operands, see Planner.
+  Status MakePlan(int size, const void* const* const* operands_of, Plan* plan) const;
+  bool plan_reads_operands() const { return plan_reads_operands_from_ >= 0; }
+  int plan_reads_operands_from() const { return plan_reads_operands_from_; }
+
+  // What a backend made of this call site under a key of its choice; keys of different
+  // types are different. Made once and kept as long as the site. Null where `make()`,
+  // which returns a std::shared_ptr<const T>, returned null; it is asked again then.
+  // Found without writing to memory that ranks share: they ask at the same time.
+  template <typename T, typename Make>
+  const std::shared_ptr<const T>& Derived(uint64_t key, const Make& make);
+
+  const std::shared_ptr<Gap>& gap() const { return gap_; }
+
+ private:
+  const Attributes attributes_;
+  const int collective_index_;
+  const Planner planner_;
+  const int plan_reads_operands_from_;
+  const uint64_t serial_;
+  // Call sites of the program so far; this one is number ordinal_.
+  const std::shared_ptr<std::atomic<uint64_t>> program_size_;
+  const uint64_t ordinal_;
+  std::atomic<uint64_t> shared_tag_{0};
+  const std::shared_ptr<Gap> gap_ = std::make_shared<Gap>();
+
+  std::mutex mutex_;
+  std::atomic<bool> has_shapes_{false};
+  std::vector<Leaf> operands_;
+  std::vector<Leaf> results_;
+  int64_t operand_bytes_ = 0;
+  uint64_t signature_ = 0;
+  std::string description_;
+  std::shared_ptr<const std::string> label_;
+  uint32_t operation_ = 0;
+
+  // An entry of a list that only grows: complete, and never changed, once a reader can
+  // find it.
+  struct Derivation {
+    virtual ~Derivation() = default;
+    const void* type = nullptr;
+    uint64_t key = 0;
+    const Derivation* earlier = nullptr;
+  };
+  template <typename T>
+  struct DerivationOf final : Derivation {
+    std::shared_ptr<const T> made;
+  };
+  // Its address stands for the type.
+  template <typename T>
+  static inline char type_tag = 0;
+
+  template <typename T>
+  const DerivationOf<T>* FindDerivation(uint64_t key) const {
+    const Derivation* known = last_derived_.load(std::memory_order_acquire);
+    while (known != nullptr && (known->key != key || known->type != &type_tag<T>)) {
+      known = known->earlier;
+    }
+    return static_cast<const DerivationOf<T>*>(known);
+  }
+
+  std::vector<std::unique_ptr<const Derivation>> derived_;
+  std::atomic<const Derivation*> last_derived_{nullptr};
+};
+
+template <typename T, typename Make>
+const std::shared_ptr<const T>& CallSite::Derived(uint64_t key, const Make& make) {
+  if (const auto* known = FindDerivation<T>(key)) return known->made;
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (const auto* known = FindDerivation<T>(key)) return known->made;
+  auto derivation = std::make_unique<DerivationOf<T>>();
+  derivation->made = make();
+  if (derivation->made == nullptr) {
+    static const std::shared_ptr<const T> none;
+    return none;
+  }
+  derivation->type = &type_tag<T>;
+  derivation->key = key;
+  derivation->earlier = last_derived_.load(std::memory_order_relaxed);
+  const DerivationOf<T>* const found = derivation.get();
+  derived_.push_back(std::move(derivation));
+  last_derived_.store(found, std::memory_order_release);
+  return found->made;
+}
+
+// Says that the call sites instantiated next under this number are of a new program.
+void BeginProgram(int64_t program);
+
+}  // namespace jaxcomm
+
+#endif  // JAXCOMM_FFI_CORE_CALL_SITE_H_

@@ -1,0 +1,40 @@
+#include "ffi/core/communicator.h"
+
+#include "ffi/flight/flight_dump.h"
+
+namespace jaxcomm {
+
+Communicator::Communicator(CommunicatorSpec spec)
+    : spec_(std::move(spec)),
+      recorder_(std::make_shared<FlightRecorder>(spec_.groups)) {
+  CommunicatorSpec description = spec_;
+  description.process_set = nullptr;  // records outlive the communicator, peers may not
+  FollowFlight(description, recorder_);
+}
+
+Status Communicator::Enqueue(const Call& call, void*) {
+  return FailedPrecondition(call.site->description(), ": the ", spec_.backend,
+                            " backend does not serve devices with streams");
+}
+
+Status Communicator::EnqueueStart(const Call& call, void* stream) {
+  return Enqueue(call, stream);
+}
+
+Status Communicator::EnqueueDone(const Call&, void*) { return OkStatus(); }
+
+xla::ffi::Future Communicator::Done(const Call&) {
+  xla::ffi::Promise promise;
+  xla::ffi::Future future(promise);
+  promise.SetAvailable();
+  return future;
+}
+
+xla::ffi::Future FailedFuture(Status status) {
+  xla::ffi::Promise promise;
+  xla::ffi::Future future(promise);
+  promise.SetError(std::move(status));
+  return future;
+}
+
+}  // namespace jaxcomm

@@ -1,0 +1,217 @@
+// What a collective does, said once for every backend: which collective it is, with
+// its parameters (Plan), and from that, on demand, a list of strided moves between the
+// ranks of a group. A backend that can carry out moves can carry out every collective;
+// one that knows a faster way for some of them (ncclAllReduce, say) looks at the kind.
+//
+// A plan has a few numbers for each leaf. It may have size * size moves for each: a
+// backend expands those that it needs.
+#ifndef JAXCOMM_FFI_CORE_PLAN_H_
+#define JAXCOMM_FFI_CORE_PLAN_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "ffi/core/dtype.h"
+#include "ffi/core/status.h"
+
+namespace jaxcomm {
+
+// One operand or result of a call on one rank.
+struct Leaf {
+  DataType dtype;
+  std::vector<int64_t> dims;
+  int64_t elements;
+  size_t element_bytes;
+
+  int64_t bytes() const { return elements * static_cast<int64_t>(element_bytes); }
+};
+
+// Where the rows of a move lie in a buffer, in elements: row (i, j) starts at
+// offset + i * outer + j * middle.
+struct Strides {
+  int64_t offset = 0;
+  int64_t outer = 0;
+  int64_t middle = 0;
+};
+
+// Ranks of a group in some order. Takes no memory beside itself.
+class Ranks {
+ public:
+  class Iterator {
+   public:
+    using iterator_category = std::forward_iterator_tag;
+    using value_type = int;
+    using difference_type = std::ptrdiff_t;
+    using pointer = const int*;
+    using reference = int;
+
+    Iterator(const Ranks* ranks, size_t index) : ranks_(ranks), index_(index) {}
+    int operator*() const { return (*ranks_)[index_]; }
+    Iterator& operator++() {
+      ++index_;
+      return *this;
+    }
+    Iterator operator++(int) { return Iterator(ranks_, index_++); }
+    bool operator==(const Iterator& other) const { return index_ == other.index_; }
+    bool operator!=(const Iterator& other) const { return index_ != other.index_; }
+
+   private:
+    const Ranks* ranks_;
+    size_t index_;
+  };
+
+  Ranks() = default;  // none
+  static Ranks One(int rank) { return {rank, 1, 1}; }
+  static Ranks All(int size) { return {0, size, 1}; }
+  // first, first + step, ...: `count` of them; step is 1 or -1.
+  static Ranks Range(int first, int count, int step = 1) {
+    return {first, count, step};
+  }
+  // Refers to the list, which must live longer.
+  static Ranks Of(const std::vector<int>& list) {
+    Ranks ranks{0, static_cast<int>(list.size()), 1};
+    ranks.list_ = list.data();
+    return ranks;
+  }
+
+  size_t size() const { return static_cast<size_t>(count_); }
+  bool empty() const { return count_ == 0; }
+  int operator[](size_t index) const {
+    return list_ != nullptr ? list_[index] : first_ + static_cast<int>(index) * step_;
+  }
+  Iterator begin() const { return {this, 0}; }
+  Iterator end() const { return {this, size()}; }
+  bool Contains(int rank) const;
+
+ private:
+  Ranks(int first, int count, int step) : first_(first), count_(count), step_(step) {}
+
+  int first_ = 0;
+  int count_ = 0;
+  int step_ = 1;
+  const int* list_ = nullptr;
+};
+
+// Moves outer x middle rows of `inner` contiguous elements from operand `leaf`
+// of the sources to result `leaf` of the targets.
+//   one source       every target receives a copy;
+//   several sources  every target receives their reduction in rank order;
+//   no source        every target is filled with zeros, or with the identity of
+//                    the reduction if `identity` is set;
+//   running          target i receives the reduction of sources 0 .. i.
+struct Move {
+  int leaf = 0;
+  Ranks sources;
+  Ranks targets;
+  bool running = false;
+  bool identity = false;
+  int64_t outer = 1;
+  int64_t middle = 1;
+  int64_t inner = 0;
+  Strides from;
+  Strides to;
+
+  int64_t rows() const { return outer * middle; }
+  // Where a row of outer x middle begins, in elements.
+  int64_t RowAt(const Strides& strides, int64_t row) const {
+    return strides.offset + row / middle * strides.outer +
+           row % middle * strides.middle;
+  }
+};
+
+using MoveVisitor = std::function<void(const Move&)>;
+
+struct Plan {
+  // What each of them does stands at its planner, in ffi/handlers.
+  enum class Kind {
+    kNothing,  // but that all ranks arrive
+    kAllGather,
+    kAllReduce,
+    kAllToAll,
+    kBroadcast,
+    kGather,
+    kPermute,
+    kRaggedAllToAll,
+    kReduce,
+    kReduceScatter,
+    kScan,
+    kScatter,
+  };
+  // In the place of a rank: the moves of all.
+  static constexpr int kEveryRank = -1;
+
+  // How one leaf is divided: into outer x middle rows of `inner` elements for a rank.
+  struct Division {
+    int64_t outer = 1;
+    int64_t middle = 1;
+    int64_t inner = 0;
+    bool split_first = false;  // of kAllToAll
+  };
+  // One of kRaggedAllToAll, in elements.
+  struct Slice {
+    int source, target;
+    int64_t from, to, elements;
+  };
+
+  // Passes on the moves of one leaf: all those in which `rank` takes part, perhaps
+  // others as well, in an order that does not depend on `rank`.
+  using Expansion = void (*)(const Plan& plan, int leaf, int rank,
+                             const MoveVisitor& visit);
+
+  // Moves that have one source and one target, or none and one, and of which each is
+  // run as soon as its own ranks are there: a rank is done when its moves are.
+  bool pairwise = false;
+  Kind kind = Kind::kNothing;
+  Expansion expansion = nullptr;  // by the planner, beside the kind that it spells out
+  int size = 0;                   // ranks of the group
+  std::vector<Division> leaves;
+  int root = 0;                // of kBroadcast, kGather, kReduce and kScatter
+  bool exclusive = false;      // kScan
+  bool reverse = false;        // kScan
+  std::vector<int> source_of;  // kPermute: by target, -1 for none
+  std::vector<Slice> slices;   // kRaggedAllToAll
+
+  // Whether all that a rank sends or receives of a leaf lies in one piece.
+  bool IsContiguous(int leaf) const {
+    return leaves[leaf].outer * leaves[leaf].middle == 1;
+  }
+
+  // Calls `visit` for each move of a leaf in which `rank` takes part, or for all with
+  // kEveryRank. The order of the moves is the same for all ranks.
+  void ForEachMove(int leaf, int rank, const MoveVisitor& visit) const;
+};
+
+// What a planner is asked.
+struct Problem {
+  int size;                           // ranks of the group
+  const std::vector<Leaf>& operands;  // the same on every rank
+  const std::vector<Leaf>& results;
+  const std::vector<int64_t>& params;  // meaning: see the collective's file
+};
+
+// Makes the plan of a collective, or refuses parameters and shapes that do not fit
+// together: a program may come from elsewhere. `operands_of`, indexed by
+// [rank][operand], is given to the planners of a collective whose moves depend on the
+// values of its operands and is null otherwise.
+using Planner = Status (*)(const Problem& problem,
+                           const void* const* const* operands_of, Plan* plan);
+
+// For planners. Fails unless the collective has so many parameters, and as many
+// operands as results, of the same types.
+Status CheckProblem(const Problem& problem, size_t params);
+// Fails unless parameter `index` is a rank of the group, which it returns.
+Status ReadRank(const Problem& problem, size_t index, int* rank);
+// Divides every leaf, with outer numbers from parameter `first` on: a rank's part is
+// [outer, inner]. `operand_parts` and `result_parts` say how many of them lie in an
+// operand and in a result.
+Status DivideLeaves(const Problem& problem, size_t first, int operand_parts,
+                    int result_parts, Plan* plan);
+// Likewise for leaves that stay whole.
+Status KeepLeavesWhole(const Problem& problem, Plan* plan);
+
+}  // namespace jaxcomm
+
+#endif  // JAXCOMM_FFI_CORE_PLAN_H_

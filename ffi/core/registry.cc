@@ -1,0 +1,117 @@
+#include "ffi/core/registry.h"
+
+#include <algorithm>
+#include <mutex>
+#include <utility>
+
+#include "ffi/os/forked.h"
+
+namespace jaxcomm {
+namespace {
+
+// Of each key, remembered.
+constexpr size_t kFailedRuns = 64;
+
+}  // namespace
+
+Registry& Registry::Get() {
+  static Registry* const registry = new Registry;
+  return *registry;
+}
+
+Status Registry::Add(std::shared_ptr<Communicator> communicator) {
+  std::unique_lock<std::shared_mutex> lock(mutex_);
+  const int64_t key = communicator->spec().key;
+  if (!communicators_.emplace(key, std::move(communicator)).second) {
+    return FailedPrecondition("a communicator with key ", key,
+                              " is live; close it before creating it again");
+  }
+  ++counters_.created;
+  ++counters_.live;
+  return OkStatus();
+}
+
+std::shared_ptr<Communicator> Registry::Find(int64_t key) const {
+  std::shared_lock<std::shared_mutex> lock(mutex_);
+  auto found = communicators_.find(key);
+  return found == communicators_.end() ? nullptr : found->second;
+}
+
+Status Registry::Find(const CallSite& site, int64_t run_id,
+                      std::shared_ptr<Communicator>* found) {
+  const int64_t key = site.attributes().key;
+  bool is_new = false;
+  {
+    std::shared_lock<std::shared_mutex> lock(mutex_);
+    const auto failed = failed_runs_.find(key);
+    is_new = failed == failed_runs_.end() ||
+             std::find(failed->second.begin(), failed->second.end(), run_id) ==
+                 failed->second.end();
+    const auto live = communicators_.find(key);
+    if (is_new && live != communicators_.end()) {
+      *found = live->second;
+      return OkStatus();
+    }
+  }
+  if (is_new) {
+    std::unique_lock<std::shared_mutex> lock(mutex_);
+    Bury(key, run_id);
+  }
+  return MissingError(site);
+}
+
+void Registry::Bury(int64_t key, int64_t run_id) {
+  std::deque<int64_t>& runs = failed_runs_[key];
+  if (std::find(runs.begin(), runs.end(), run_id) != runs.end()) return;
+  runs.push_back(run_id);
+  if (runs.size() > kFailedRuns) runs.pop_front();
+}
+
+Status Registry::Remove(int64_t key) {
+  if (IsForked()) return OkStatus();
+  std::shared_ptr<Communicator> removed;
+  {
+    std::unique_lock<std::shared_mutex> lock(mutex_);
+    auto found = communicators_.find(key);
+    if (found == communicators_.end()) {
+      return FailedPrecondition("there is no live communicator with key ", key);
+    }
+    removed = std::move(found->second);
+    communicators_.erase(found);
+    ++counters_.destroyed;
+    --counters_.live;
+  }
+  // Outside the lock: completing the waiting ranks runs their programs on.
+  removed->Abort(FailedPrecondition("the communicator over axes ", removed->spec().axes,
+                                    " (lane '", removed->spec().lane,
+                                    "') was closed while a rank waited in it"));
+  const std::vector<int64_t> failed = removed->FailedRuns();
+  std::unique_lock<std::shared_mutex> lock(mutex_);
+  for (int64_t run_id : failed) Bury(key, run_id);
+  return OkStatus();
+}
+
+std::vector<std::shared_ptr<Communicator>> Registry::List() const {
+  std::shared_lock<std::shared_mutex> lock(mutex_);
+  std::vector<std::shared_ptr<Communicator>> all;
+  all.reserve(communicators_.size());
+  for (const auto& [key, communicator] : communicators_) {
+    all.push_back(communicator);
+  }
+  return all;
+}
+
+RegistryCounters Registry::counters() const {
+  std::shared_lock<std::shared_mutex> lock(mutex_);
+  return counters_;
+}
+
+Status Registry::MissingError(const CallSite& site) const {
+  return FailedPrecondition(
+      site.ToString(), " over axes ", site.attributes().axes,
+      ": its communicator is closed or was never created in this process. "
+      "Call jaxcomm.init(mesh, axes) with the mesh this program was compiled "
+      "for, then run it again.");
+}
+
+}  // namespace jaxcomm

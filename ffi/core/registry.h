@@ -1,0 +1,62 @@
+// The communicators of this process. Creation, look-up and destruction are
+// separate calls; execution only looks up.
+#ifndef JAXCOMM_FFI_CORE_REGISTRY_H_
+#define JAXCOMM_FFI_CORE_REGISTRY_H_
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <shared_mutex>
+#include <unordered_map>
+#include <vector>
+
+#include "ffi/core/communicator.h"
+#include "ffi/core/status.h"
+
+namespace jaxcomm {
+
+struct RegistryCounters {
+  int64_t created = 0;
+  int64_t destroyed = 0;
+  int64_t live = 0;
+};
+
+class Registry {
+ public:
+  // Never destroyed: handlers may run while the process exits.
+  static Registry& Get();
+
+  // Adds `communicator` under its key. Fails if the key is taken.
+  Status Add(std::shared_ptr<Communicator> communicator);
+
+  // Null if there is no communicator under `key`.
+  std::shared_ptr<Communicator> Find(int64_t key) const;
+
+  // The communicator for an execution of `site`. A run that failed for want of one, or
+  // in one that was closed, does not get the next: of its ranks some are gone, and the
+  // late ones would wait for them, on devices that the next run needs.
+  Status Find(const CallSite& site, int64_t run_id,
+              std::shared_ptr<Communicator>* found);
+
+  // Takes the communicator out and aborts what is pending on it.
+  Status Remove(int64_t key);
+
+  std::vector<std::shared_ptr<Communicator>> List() const;
+  RegistryCounters counters() const;
+
+  // Why an execution that found nothing under `site`'s key failed.
+  Status MissingError(const CallSite& site) const;
+
+ private:
+  // Holds mutex_.
+  void Bury(int64_t key, int64_t run_id);
+
+  mutable std::shared_mutex mutex_;
+  std::unordered_map<int64_t, std::shared_ptr<Communicator>> communicators_;
+  std::unordered_map<int64_t, std::deque<int64_t>> failed_runs_;  // by key
+  RegistryCounters counters_;
+};
+
+}  // namespace jaxcomm
+
+#endif  // JAXCOMM_FFI_CORE_REGISTRY_H_

@@ -1,0 +1,84 @@
+#include "ffi/flight/dump_signal.h"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <mutex>
+#include <thread>
+
+#include "ffi/flight/flight_dump.h"
+
+namespace jaxcomm {
+namespace {
+
+// Set before the handler is, and never changed.
+std::atomic<int> write_end{-1};
+std::atomic<pid_t> owner{0};
+
+// Only what signal-safety(7) allows.
+void OnSignal(int number) {
+  const int problem = errno;
+  if (getpid() == owner.load()) {
+    // A full pipe holds requests enough.
+    [[maybe_unused]] const ssize_t written = write(write_end.load(), "", 1);
+  } else {
+    // A forked child has no thread to answer: the signal means what it did before.
+    signal(number, SIG_DFL);
+    sigset_t only;
+    sigemptyset(&only);
+    sigaddset(&only, number);
+    pthread_sigmask(SIG_UNBLOCK, &only, nullptr);
+    raise(number);
+  }
+  errno = problem;
+}
+
+void Answer(int read_end) {
+  char request;
+  while (true) {
+    const ssize_t got = read(read_end, &request, 1);
+    if (got == 1) AnswerFlightRequest();
+    if (got == 0 || (got < 0 && errno != EINTR)) return;
+  }
+}
+
+bool HandledByOthers() {
+  struct sigaction current;
+  return sigaction(SIGUSR1, nullptr, &current) != 0 || current.sa_handler != SIG_DFL;
+}
+
+bool Install() {
+  int ends[2];
+  if (HandledByOthers() || pipe2(ends, O_CLOEXEC) != 0) return false;
+  fcntl(ends[1], F_SETFL, O_NONBLOCK);
+  write_end = ends[1];
+  owner = getpid();
+  // No signal is to be handled in this thread: Python expects some in its main thread.
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  // Never joined: it touches nothing that the end of the process tears down.
+  std::thread(Answer, ends[0]).detach();
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  struct sigaction ours = {};
+  ours.sa_handler = &OnSignal;
+  ours.sa_flags = SA_RESTART;
+  sigemptyset(&ours.sa_mask);
+  return sigaction(SIGUSR1, &ours, nullptr) == 0;
+}
+
+}  // namespace
+
+bool AnswerDumpSignal() {
+  static std::mutex mutex;
+  static bool answers = false;
+  std::lock_guard<std::mutex> lock(mutex);
+  if (!answers) answers = Install();
+  return answers;
+}
+
+}  // namespace jaxcomm

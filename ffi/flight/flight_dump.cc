@@ -1,0 +1,340 @@
+#include "ffi/flight/flight_dump.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <condition_variable>
+#include <cstdio>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "ffi/core/communicator.h"
+#include "ffi/core/status.h"
+#include "ffi/os/forked.h"
+#include "ffi/os/start_thread.h"
+
+namespace jaxcomm {
+namespace {
+
+// The one reason that is no collective's.
+constexpr std::string_view kExit = "exit after failure";
+
+// One write, so that lines of several processes do not mix.
+void Say(const std::string& text) {
+  // Nobody is left to be told that stderr is gone.
+  [[maybe_unused]] const ssize_t written =
+      write(STDERR_FILENO, text.data(), text.size());
+}
+
+// Opens a new file for writing. In a folder that others may write to, a file or a link
+// of that name is not ours to follow: it is removed.
+int OpenNew(const std::string& path) {
+  constexpr int kFlags = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
+  const int fd = open(path.c_str(), kFlags, 0666);
+  if (fd >= 0 || errno != EEXIST || unlink(path.c_str()) != 0) return fd;
+  return open(path.c_str(), kFlags, 0666);
+}
+
+// Renames a temporary file, so that no reader sees half of it. Returns what went wrong,
+// or "".
+std::string WriteWhole(const std::string& path, const std::string& text) {
+  const std::string unfinished = path + ".part";
+  const int fd = OpenNew(unfinished);
+  std::FILE* const file = fd < 0 ? nullptr : fdopen(fd, "w");
+  if (file == nullptr) {
+    const int problem = errno;
+    if (fd >= 0) close(fd);
+    return std::strerror(problem);
+  }
+  const bool written = std::fwrite(text.data(), 1, text.size(), file) == text.size();
+  int problem = written ? 0 : errno;
+  if (std::fclose(file) != 0 && problem == 0) problem = errno;
+  if (problem == 0 && std::rename(unfinished.c_str(), path.c_str()) != 0) {
+    problem = errno;
+  }
+  if (problem == 0) return "";
+  std::remove(unfinished.c_str());
+  return std::strerror(problem);
+}
+
+// A thread that writes files and lines. A network file system, or a pipe that nobody
+// reads, may block it for ever; the threads that fail collectives must go on.
+class Writer {
+ public:
+  // How long callers wait for what they have had written, so that the file is there
+  // when a program ends with the error. A local disk takes milliseconds.
+  static constexpr auto kPatience = std::chrono::seconds(1);
+
+  // Has `job` done after those before it, unless they block.
+  void Add(std::function<void()> job) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    // A forked child has none of its parent's threads.
+    if (!started_ && !IsForked()) {
+      std::thread thread;
+      if (StartThread([this] { Run(); }, &thread).success()) {
+        thread.detach();
+        started_ = true;
+      }
+    }
+    if (!started_ || IsForked()) {
+      lock.unlock();
+      job();
+      return;
+    }
+    // What piles up while the thread is blocked is dropped, the oldest first.
+    if (jobs_.size() >= kMostJobs) {
+      jobs_.pop_front();
+      ++done_;
+    }
+    jobs_.push_back(std::move(job));
+    ++added_;
+    last_added_ = Clock::now();
+    changed_.notify_all();
+  }
+
+  // Waits until all that was added is done, at most kPatience after the last of it was
+  // added. So a blocked thread holds up its callers once, however many they are.
+  void Wait() {
+    if (IsForked()) return;
+    std::unique_lock<std::mutex> lock(mutex_);
+    const uint64_t mine = added_;
+    changed_.wait_until(lock, last_added_ + kPatience, [&] { return done_ >= mine; });
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  static constexpr size_t kMostJobs = 2;
+
+  void Run() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    while (true) {
+      changed_.wait(lock, [this] { return !jobs_.empty(); });
+      const std::function<void()> job = std::move(jobs_.front());
+      jobs_.pop_front();
+      lock.unlock();
+      job();
+      lock.lock();
+      ++done_;
+      changed_.notify_all();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::function<void()>> jobs_;
+  uint64_t added_ = 0, done_ = 0;
+  Clock::time_point last_added_{};
+  bool started_ = false;
+};
+
+class FlightLog {
+ public:
+  // Never destroyed: the thread that answers signals may be in it when the process
+  // ends.
+  static FlightLog& Get() {
+    static FlightLog* const log = new FlightLog;
+    return *log;
+  }
+
+  void Follow(const CommunicatorSpec& spec, std::weak_ptr<FlightRecorder> recorder) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (size_t i = followed_.size(); i-- > 0;) {
+      // Also one that was closed and lives on only in a call.
+      if (followed_[i].recorder.expired() || followed_[i].of.key == spec.key) {
+        followed_.erase(followed_.begin() + static_cast<int64_t>(i));
+      }
+    }
+    followed_.push_back({FlownCommunicator(spec), std::move(recorder)});
+  }
+
+  void Prepare(ProcessDescription process, std::string folder) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    has_written_ =
+        has_written_ && folder == folder_ && process.process == process_.process;
+    process_ = std::move(process);
+    folder_ = std::move(folder);
+  }
+
+  std::string Json(std::optional<int64_t> key, std::string_view reason) {
+    const std::vector<CommunicatorFlight> flights = Flights(key);
+    return FlightRecordJson(process(), reason, flights);
+  }
+
+  void Failed(std::string_view reason) {
+    Report(reason);
+    writer_.Wait();  // also for what another thread reports of the same failure
+  }
+
+  void Asked() {
+    const std::vector<CommunicatorFlight> flights = Flights(std::nullopt);
+    if (!folder().empty()) {
+      // Keep the earlier dump: an empty one would say less.
+      if (has_written() && !HasEntries(flights)) return;
+      WriteFile("signal", flights, Who());
+    } else {
+      const std::string lines = FlightRecordLines(flights);
+      SayLater(StrCat(Who(),
+                      "last operations (JAXCOMM_DUMP_DIR is not set, so no file):\n",
+                      lines.empty() ? "  none\n" : lines));
+    }
+    writer_.Wait();
+  }
+
+ private:
+  struct Followed {
+    FlownCommunicator of;
+    std::weak_ptr<FlightRecorder> recorder;
+  };
+
+  void Report(std::string_view reason) {
+    std::lock_guard<std::mutex> lock(reporting_);
+    const std::vector<CommunicatorFlight> flights = Flights(std::nullopt);
+    if (last_failure_.has_value() && !HasCompletedSince(flights, *last_failure_)) {
+      return;
+    }
+    last_failure_ = UnixSeconds();
+    const std::string what = reason == kExit
+                                 ? Who() + "it ends by an exception"
+                                 : StrCat(Who(), "a collective failed (", reason, ")");
+    if (!folder().empty()) {
+      WriteFile(reason, flights, what + "; ");
+    } else if (!advised_) {
+      advised_ = true;
+      SayLater(what +
+               ". Set JAXCOMM_DUMP_DIR=<folder> to have every process write its last "
+               "operations there when that happens.\n");
+    }
+  }
+
+  void SayLater(std::string text) {
+    writer_.Add([text = std::move(text)] { Say(text); });
+  }
+
+  bool has_written() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return has_written_;
+  }
+
+  ProcessDescription process() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return process_;
+  }
+
+  std::string folder() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return folder_;
+  }
+
+  std::vector<CommunicatorFlight> Flights(std::optional<int64_t> key) {
+    std::vector<CommunicatorFlight> flights;
+    std::vector<std::shared_ptr<FlightRecorder>> recorders;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      for (const Followed& followed : followed_) {
+        if (key.has_value() && followed.of.key != *key) continue;
+        auto recorder = followed.recorder.lock();
+        if (recorder == nullptr) continue;
+        flights.push_back({followed.of, {}});
+        recorders.push_back(std::move(recorder));
+      }
+    }
+    for (size_t i = 0; i < flights.size(); ++i) {
+      flights[i].entries = recorders[i]->Snapshot();
+    }
+    return flights;
+  }
+
+  static bool HasEntries(const std::vector<CommunicatorFlight>& flights) {
+    for (const CommunicatorFlight& flight : flights) {
+      if (!flight.entries.empty()) return true;
+    }
+    return false;
+  }
+
+  static bool HasCompletedSince(const std::vector<CommunicatorFlight>& flights,
+                                double unix_seconds) {
+    for (const CommunicatorFlight& flight : flights) {
+      for (const FlightRecorder::Entry& entry : flight.entries) {
+        if (entry.state == FlightRecorder::State::kCompleted &&
+            entry.started > unix_seconds) {
+          return true;
+        }
+      }
+    }
+    return false;
+  }
+
+  std::string Who() {
+    const ProcessDescription own = process();
+    return StrCat("jaxcomm: process ", own.process, " of ", own.processes, ": ");
+  }
+
+  // Makes the record now, and has it written.
+  void WriteFile(std::string_view reason,
+                 const std::vector<CommunicatorFlight>& flights,
+                 const std::string& beginning) {
+    const ProcessDescription own = process();
+    const std::string in = folder();
+    const std::string path =
+        in + "/flight-record-" + std::to_string(own.process) + ".json";
+    const std::string advice =
+        own.processes > 1
+            ? StrCat("; compare all with python -m jaxcomm.doctor --merge ", in,
+                     "/flight-record-*.json\n")
+            : StrCat("; explained by python -m jaxcomm.doctor --merge ", path, "\n");
+    writer_.Add([this, path, in, advice, beginning, process = own.process,
+                 text = FlightRecordJson(own, reason, flights)] {
+      const std::string problem = WriteWhole(path, text);
+      if (!problem.empty()) {
+        Say(StrCat(beginning, "cannot write the flight record to ", path, ": ", problem,
+                   "; see JAXCOMM_DUMP_DIR\n"));
+        return;
+      }
+      {
+        std::lock_guard<std::mutex> lock(mutex_);
+        has_written_ = has_written_ || (folder_ == in && process_.process == process);
+      }
+      Say(StrCat(beginning, "flight record: ", path, advice));
+    });
+  }
+
+  std::mutex mutex_;
+  std::vector<Followed> followed_;
+  ProcessDescription process_;
+  std::string folder_;
+  bool has_written_ = false;
+
+  std::mutex reporting_;  // never held while a file is written
+  std::optional<double> last_failure_;
+  bool advised_ = false;
+
+  Writer writer_;
+};
+
+}  // namespace
+
+void FollowFlight(const CommunicatorSpec& spec,
+                  std::weak_ptr<FlightRecorder> recorder) {
+  FlightLog::Get().Follow(spec, std::move(recorder));
+}
+
+void PrepareFlightDumps(ProcessDescription process, std::string folder) {
+  FlightLog::Get().Prepare(std::move(process), std::move(folder));
+}
+
+std::string FlightRecordOf(std::optional<int64_t> key, std::string_view reason) {
+  return FlightLog::Get().Json(key, reason);
+}
+
+void DumpFlightRecords(std::string_view reason) { FlightLog::Get().Failed(reason); }
+
+void AnswerFlightRequest() { FlightLog::Get().Asked(); }
+
+}  // namespace jaxcomm

@@ -1,0 +1,106 @@
+// The last operations of a communicator, for whoever asks why a program hangs.
+//
+// Every rank has a ring of its own, so that a rank that goes on (in another group,
+// say) never overwrites what one that hangs did last. A slot is a seqlock: `version`
+// is odd while the slot is written; see Boehm, "Can seqlocks get along with programming
+// language memory models?", MSPC 2012.
+#ifndef JAXCOMM_FFI_FLIGHT_FLIGHT_RECORDER_H_
+#define JAXCOMM_FFI_FLIGHT_FLIGHT_RECORDER_H_
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "ffi/flight/operation_table.h"
+#include "ffi/flight/ticks.h"
+
+namespace jaxcomm {
+
+class CallSite;
+
+class FlightRecorder {
+ public:
+  // Of all ranks of the communicator together, but at least kLeastEntries each.
+  static constexpr int kEntries = 1024;
+  static constexpr int kLeastEntries = 64;
+
+  // Started: some rank is missing, or bytes are moving.
+  enum class State : uint8_t { kStarted, kCompleted, kFailed };
+
+  // Names an entry for as long as it is in the ring.
+  using Ticket = uint64_t;
+
+  struct Entry {
+    uint64_t sequence = 0;  // 1: the first operation of this rank
+    int64_t run_id = 0;
+    uint64_t tag = 0;
+    const Operation* operation = nullptr;  // never destroyed
+    int group = 0;
+    int rank = 0;
+    int64_t device = 0;  // global id
+    State state = State::kStarted;
+    double started = 0;  // unix seconds
+    double seconds = 0;  // until it ended; 0 while it has not
+  };
+
+  // `groups` as in CommunicatorSpec.
+  explicit FlightRecorder(const std::vector<std::vector<int64_t>>& groups);
+  ~FlightRecorder();
+  FlightRecorder(const FlightRecorder&) = delete;
+  FlightRecorder& operator=(const FlightRecorder&) = delete;
+
+  // Records that a rank takes part in an operation. Lock-free and, after a rank's
+  // first, without allocation. `site` may be destroyed afterwards.
+  Ticket Start(const CallSite& site, int64_t run_id, uint64_t tag, int group, int rank);
+
+  // Records by which number all processes know the run, in place of XLA's id, which
+  // differs between them where the program's source lies elsewhere or was compiled
+  // before. Without effect if the ring has overwritten the entry.
+  void SetRun(Ticket ticket, int64_t run_id);
+
+  // Records how it ended. Without effect if the ring has overwritten the entry, or it
+  // has ended before.
+  void Finish(Ticket ticket, State state);
+
+  // Oldest first. Entries being written are left out.
+  std::vector<Entry> Snapshot() const;
+
+  int entries_per_rank() const { return static_cast<int>(mask_) + 1; }
+  int64_t host_bytes() const;
+
+ private:
+  // All fields are atomic, for a reader may look on; none costs more than a plain
+  // access on x86.
+  struct Slot {
+    std::atomic<uint64_t> version{0};  // 2 * sequence, less 1 while being written
+    std::atomic<int64_t> run_id{0};
+    std::atomic<uint64_t> tag{0};
+    std::atomic<uint64_t> started{0};  // ticks
+    // kStarted and the sequence, which no other entry of the slot ever holds; or how it
+    // ended and the ticks at which it did. The state is in the lowest bits.
+    std::atomic<uint64_t> outcome{0};
+    std::atomic<uint32_t> operation{0};
+  };
+
+  // On a cache line of its own: ranks count at the same time.
+  struct alignas(64) Ring {
+    std::atomic<uint64_t> count{0};
+    std::atomic<Slot*> slots{nullptr};  // made by the rank's first operation
+    int group = 0;
+    int rank = 0;
+    int64_t device = 0;
+  };
+
+  Slot* MakeSlots(Ring& ring);
+
+  const TickScale scale_;
+  uint64_t mask_ = 0;            // entries per rank, less 1
+  std::vector<int> first_ring_;  // by group
+  std::unique_ptr<Ring[]> rings_;
+  int num_rings_ = 0;
+};
+
+}  // namespace jaxcomm
+
+#endif  // JAXCOMM_FFI_FLIGHT_FLIGHT_RECORDER_H_

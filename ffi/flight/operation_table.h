@@ -1,0 +1,41 @@
+// What the call sites of this process do, kept after their programs are gone.
+#ifndef JAXCOMM_FFI_FLIGHT_OPERATION_TABLE_H_
+#define JAXCOMM_FFI_FLIGHT_OPERATION_TABLE_H_
+
+#include <cstdint>
+#include <deque>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+
+namespace jaxcomm {
+
+struct Operation {
+  std::string collective;  // "all_reduce"
+  std::string name;        // what the user called: "psum"
+  std::string operands;    // "float32[4,8], int32[]"
+  std::string dtype;       // of the first operand
+  int64_t bytes = 0;       // of all operands on one rank
+  uint64_t signature = 0;  // CallSite::signature()
+};
+
+// Append-only, one entry for each distinct operation: compiling a program again adds
+// none.
+class OperationTable {
+ public:
+  // Never destroyed: it is read while the process exits.
+  static OperationTable& Get();
+
+  uint32_t Intern(const Operation& operation);
+  // Stays valid.
+  const Operation& At(uint32_t index) const;
+
+ private:
+  mutable std::mutex mutex_;
+  std::deque<Operation> operations_{1};  // 0: of a call site without shapes
+  std::unordered_map<std::string, uint32_t> index_of_;
+};
+
+}  // namespace jaxcomm
+
+#endif  // JAXCOMM_FFI_FLIGHT_OPERATION_TABLE_H_

@@ -1,0 +1,223 @@
+#include "ffi/os/peer_watch.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/eventfd.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <future>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "ffi/core/status.h"
+#include "ffi/os/forked.h"
+#include "ffi/os/start_thread.h"
+#include "ffi/os/system_file.h"
+
+namespace jaxcomm {
+namespace {
+
+// How often the watch looks for a process that it cannot poll.
+constexpr int kPollMilliseconds = 50;
+
+// What /proc/<pid>/stat says of a process.
+struct ProcessStat {
+  char state = 0;
+  uint64_t start_time = 0;  // in clock ticks after boot
+};
+
+// False if the file cannot be read. That may have other reasons than a process's end:
+// no file descriptors are left, or /proc is hidden.
+bool ReadStat(int64_t pid, ProcessStat* stat) {
+  const std::string text = ReadSystemFile(StrCat("/proc/", pid, "/stat"));
+  // The second field, in parentheses, may hold anything.
+  const char* at = std::strrchr(text.c_str(), ')');
+  if (at == nullptr || at[1] == 0) return false;
+  stat->state = at[2];
+  for (int field = 2; at != nullptr && field < 22; ++field) {
+    at = std::strchr(at + 1, ' ');
+  }
+  if (at == nullptr) return false;
+  stat->start_time = std::strtoull(at + 1, nullptr, 10);
+  return true;
+}
+
+enum class Life { kAlive, kGone, kUnknown };
+
+// Only kGone is proof of an end. Collectives are aborted for it, so a process that
+// cannot be looked at must not count as gone.
+Life Look(const Peer& peer) {
+  ProcessStat stat;
+  if (ReadStat(peer.pid, &stat)) {
+    if (stat.state == 'Z' || stat.state == 'X') return Life::kGone;
+    const bool is_another = peer.start_time != 0 && stat.start_time != peer.start_time;
+    return is_another ? Life::kGone : Life::kAlive;
+  }
+  // Signal 0 asks whether the process exists, and needs no file descriptor.
+  const bool exists = kill(static_cast<pid_t>(peer.pid), 0) == 0 || errno != ESRCH;
+  return exists ? Life::kUnknown : Life::kGone;
+}
+
+// PIDFD_THREAD, of Linux 6.9; older ones refuse it.
+constexpr unsigned kOfThread = O_EXCL;
+
+// Returns a descriptor that poll(2) reports readable once the peer ends. Returns a
+// negative number if the system has no such descriptors, or none left.
+int OpenPeer(const Peer& peer) {
+  if (peer.thread != 0) {
+    const auto thread = static_cast<pid_t>(peer.thread);
+    const int fd = static_cast<int>(syscall(SYS_pidfd_open, thread, kOfThread));
+    // Another process's thread may have the id by now.
+    const std::string path = StrCat("/proc/", peer.pid, "/task/", peer.thread);
+    if (fd >= 0 && access(path.c_str(), F_OK) == 0) return fd;
+    if (fd >= 0) close(fd);
+  }
+  return static_cast<int>(syscall(SYS_pidfd_open, static_cast<pid_t>(peer.pid), 0));
+}
+
+}  // namespace
+
+int64_t LifeThread() {
+  static auto& mutex = *new std::mutex;
+  static pid_t pid = 0;
+  static int64_t thread = 0;
+  std::lock_guard<std::mutex> lock(mutex);
+  // A forked child has none of its parent's threads.
+  if (pid == getpid()) return thread;
+  thread = 0;
+  auto id = std::make_shared<std::promise<int64_t>>();
+  // Signals are for others.
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  std::thread pausing;
+  const Status started = StartThread(
+      [id] {
+        id->set_value(syscall(SYS_gettid));
+        while (true) pause();
+      },
+      &pausing);
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  if (started.failure()) return 0;
+  pid = getpid();
+  pausing.detach();
+  thread = id->get_future().get();
+  return thread;
+}
+
+Peer PeerOf(int64_t pid, int process_index) {
+  Peer peer;
+  peer.pid = pid;
+  peer.process_index = process_index;
+  ProcessStat stat;
+  if (ReadStat(pid, &stat) && stat.state != 'Z' && stat.state != 'X') {
+    peer.start_time = stat.start_time;
+  }
+  return peer;
+}
+
+struct PeerWatch::State {
+  std::vector<Peer> peers;
+  std::function<void(size_t)> ended;
+  std::atomic<bool> stopping{false};
+  int stop_fd = -1;  // wakes the thread; without one the thread looks now and then
+  std::thread thread;
+
+  ~State() {
+    if (stop_fd >= 0) close(stop_fd);
+  }
+  void Run();
+};
+
+PeerWatch::PeerWatch(std::vector<Peer> peers, std::function<void(size_t place)> ended)
+    : state_(std::make_shared<State>()) {
+  state_->peers = std::move(peers);
+  state_->ended = std::move(ended);
+  state_->stop_fd = eventfd(0, EFD_CLOEXEC);
+  // The thread shares the state: the watch may be destroyed by `ended`.
+  const Status started =
+      StartThread([state = state_] { state->Run(); }, &state_->thread);
+  if (started.failure()) {
+    std::fprintf(stderr,
+                 "jaxcomm: %s. Without it nobody watches the other processes of this "
+                 "host: if one ends, calls that wait for it fail at their timeout.\n",
+                 started.message().c_str());
+  }
+}
+
+PeerWatch::~PeerWatch() {
+  // It would wake the parent's thread, and wait for its own, which it has not.
+  if (IsForked() || !state_->thread.joinable()) return;
+  state_->stopping.store(true, std::memory_order_release);
+  const uint64_t one = 1;
+  (void)!write(state_->stop_fd, &one, sizeof(one));
+  if (state_->thread.get_id() == std::this_thread::get_id()) {
+    state_->thread.detach();
+  } else {
+    state_->thread.join();
+  }
+}
+
+void PeerWatch::State::Run() {
+  std::vector<pollfd> fds(peers.size() + 1, pollfd{-1, POLLIN, 0});
+  fds.back().fd = stop_fd;
+  std::vector<bool> is_over(peers.size(), false);
+  // Whether the process that is polled is known to be the peer, and not a later one of
+  // the same id.
+  std::vector<bool> is_verified(peers.size(), false);
+  for (size_t i = 0; i < peers.size(); ++i) {
+    is_over[i] = peers[i].pid == 0;
+    is_verified[i] = peers[i].start_time == 0;
+  }
+  const auto end = [&](size_t i) {
+    is_over[i] = true;
+    if (fds[i].fd >= 0) close(fds[i].fd);
+    fds[i].fd = -1;
+    if (!stopping.load(std::memory_order_acquire)) ended(i);
+  };
+  bool can_poll = true;
+  while (!stopping.load(std::memory_order_acquire)) {
+    // Without a descriptor of its own the thread must look for the end of its watch.
+    bool must_look = stop_fd < 0 || !can_poll;
+    for (size_t i = 0; i < peers.size(); ++i) {
+      if (is_over[i]) continue;
+      // There is none before Linux 5.3, in some sandboxes, and while this process has
+      // all the descriptors that it may have.
+      if (fds[i].fd < 0) fds[i].fd = OpenPeer(peers[i]);
+      if (fds[i].fd >= 0 && is_verified[i] && can_poll) continue;
+      const Life life = Look(peers[i]);
+      if (life == Life::kGone) {
+        end(i);
+        continue;
+      }
+      // Opened before the look, so the descriptor is the peer's.
+      if (fds[i].fd >= 0 && life == Life::kAlive) is_verified[i] = true;
+      must_look |= fds[i].fd < 0 || !is_verified[i];
+    }
+    const int ready = poll(fds.data(), fds.size(), must_look ? kPollMilliseconds : -1);
+    if (ready >= 0) can_poll = true;
+    if (ready < 0 && errno != EINTR) {
+      // EINVAL where there are more peers than descriptors are allowed, or ENOMEM.
+      can_poll = false;
+      std::this_thread::sleep_for(std::chrono::milliseconds(kPollMilliseconds));
+    }
+    for (size_t i = 0; ready > 0 && i < peers.size(); ++i) {
+      if (!is_over[i] && (fds[i].revents & POLLIN) != 0) end(i);
+    }
+  }
+  for (size_t i = 0; i < peers.size(); ++i) {
+    if (fds[i].fd >= 0) close(fds[i].fd);
+  }
+}
+
+}  // namespace jaxcomm

@@ -1,0 +1,75 @@
+#include "ffi/planners/collectives.h"
+
+namespace jaxcomm {
+namespace {
+
+void Moves(const Plan& plan, int leaf, int rank, const MoveVisitor& visit) {
+  const int size = plan.size;
+  const Plan::Division& division = plan.leaves[leaf];
+  const int64_t middle = division.middle, inner = division.inner;
+  // The two ways a buffer can hold the marked axis.
+  const auto before_middle = [&](int place) {
+    return Strides{place * middle * inner, size * middle * inner, inner};
+  };
+  const auto after_middle = [&](int place) {
+    return Strides{place * inner, middle * size * inner, size * inner};
+  };
+  Move move;
+  move.leaf = leaf;
+  move.outer = division.outer;
+  move.middle = middle;
+  move.inner = inner;
+  for (int target = 0; target < size; ++target) {
+    const auto visit_from = [&](int source) {
+      move.sources = Ranks::One(source);
+      move.targets = Ranks::One(target);
+      move.from = division.split_first ? before_middle(target) : after_middle(target);
+      move.to = division.split_first ? after_middle(source) : before_middle(source);
+      visit(move);
+    };
+    if (rank != Plan::kEveryRank && rank != target) {
+      visit_from(rank);
+      continue;
+    }
+    for (int step = 0; step < size; ++step) visit_from((target + step) % size);
+  }
+}
+
+}  // namespace
+
+// Rank s's slice r goes to rank r's place s. Parameters: three numbers a leaf,
+// {outer, middle, split_first}, with r and s counting along the marked axis of
+//   split_first = 1   operand [outer, r, middle, inner] -> [outer, middle, s, inner]
+//   split_first = 0   operand [outer, middle, r, inner] -> [outer, s, middle, inner]
+Status PlanAllToAll(const Problem& problem, const void* const* const*, Plan* plan) {
+  plan->kind = Plan::Kind::kAllToAll;
+  plan->expansion = Moves;
+  const size_t leaves = problem.operands.size();
+  RETURN_IF_ERROR(CheckProblem(problem, 3 * leaves));
+  plan->leaves.reserve(leaves);
+  for (size_t leaf = 0; leaf < leaves; ++leaf) {
+    const int64_t* params = &problem.params[3 * leaf];
+    Plan::Division division;
+    division.outer = params[0];
+    division.middle = params[1];
+    division.split_first = params[2] != 0;
+    const int64_t elements = problem.operands[leaf].elements;
+    bool fits = problem.results[leaf].elements == elements;
+    division.inner = elements;
+    for (int64_t parts : {int64_t{problem.size}, division.outer, division.middle}) {
+      fits = fits && parts >= 0 &&
+             (parts == 0 ? elements == 0 : division.inner % parts == 0);
+      division.inner = fits && parts > 0 ? division.inner / parts : 0;
+    }
+    if (!fits) {
+      return InvalidArgument(
+          "leaf ", leaf, ": an operand of ", elements, " elements and a result of ",
+          problem.results[leaf].elements, " do not divide into ", division.outer, " x ",
+          division.middle, " rows for each of ", problem.size, " ranks");
+    }
+    plan->leaves.push_back(division);
+  }
+  return OkStatus();
+}
+
+}  // namespace jaxcomm

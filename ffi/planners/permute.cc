@@ -1,0 +1,40 @@
+#include "ffi/planners/collectives.h"
+
+namespace jaxcomm {
+namespace {
+
+void Moves(const Plan& plan, int leaf, int, const MoveVisitor& visit) {
+  Move move;
+  move.leaf = leaf;
+  move.inner = plan.leaves[leaf].inner;
+  for (int rank = 0; rank < plan.size; ++rank) {
+    const int source = plan.source_of[rank];
+    move.sources = source >= 0 ? Ranks::One(source) : Ranks();
+    move.targets = Ranks::One(rank);
+    visit(move);
+  }
+}
+
+}  // namespace
+
+// Each rank receives the operand of one other, or zeros. Parameters: {source of
+// each rank, -1 for none}.
+Status PlanPermute(const Problem& problem, const void* const* const*, Plan* plan) {
+  plan->kind = Plan::Kind::kPermute;
+  plan->expansion = Moves;
+  plan->pairwise = true;
+  const size_t ranks = problem.params.size();
+  if (static_cast<int64_t>(ranks) != problem.size) {
+    return InvalidArgument("a permutation of ", ranks,
+                           " ranks was given to a group of ", problem.size);
+  }
+  RETURN_IF_ERROR(CheckProblem(problem, ranks));
+  plan->source_of.assign(ranks, -1);
+  for (size_t rank = 0; rank < ranks; ++rank) {
+    if (problem.params[rank] == -1) continue;
+    RETURN_IF_ERROR(ReadRank(problem, rank, &plan->source_of[rank]));
+  }
+  return KeepLeavesWhole(problem, plan);
+}
+
+}  // namespace jaxcomm

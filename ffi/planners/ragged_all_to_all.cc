@@ -1,0 +1,161 @@
+#include <algorithm>
+#include <cstdint>
+
+#include "ffi/planners/collectives.h"
+
+namespace jaxcomm {
+namespace {
+
+enum Operand {
+  kData,
+  kOutput,
+  kInputOffsets,
+  kSendSizes,
+  kOutputOffsets,
+  kRecvSizes,
+  kNumOperands
+};
+
+int64_t ReadIndex(const Leaf& leaf, const void* data, int64_t i) {
+  switch (leaf.dtype) {
+    case DataType::S8:
+      return static_cast<const int8_t*>(data)[i];
+    case DataType::S16:
+      return static_cast<const int16_t*>(data)[i];
+    case DataType::S32:
+      return static_cast<const int32_t*>(data)[i];
+    case DataType::S64:
+      return static_cast<const int64_t*>(data)[i];
+    case DataType::U8:
+      return static_cast<const uint8_t*>(data)[i];
+    case DataType::U16:
+      return static_cast<const uint16_t*>(data)[i];
+    case DataType::U32:
+      return static_cast<const uint32_t*>(data)[i];
+    case DataType::U64: {
+      const uint64_t value = static_cast<const uint64_t*>(data)[i];
+      return static_cast<int64_t>(std::min<uint64_t>(value, INT64_MAX));
+    }
+    default:
+      return -1;  // refused: see CheckShapes
+  }
+}
+
+bool IsIndex(DataType dtype) {
+  switch (dtype) {
+    case DataType::S8:
+    case DataType::S16:
+    case DataType::S32:
+    case DataType::S64:
+    case DataType::U8:
+    case DataType::U16:
+    case DataType::U32:
+    case DataType::U64:
+      return true;
+    default:
+      return false;
+  }
+}
+
+int64_t RowsOf(const Leaf& leaf) { return leaf.dims[0]; }
+
+int64_t RowElements(const Leaf& leaf) {
+  return RowsOf(leaf) == 0 ? 0 : leaf.elements / RowsOf(leaf);
+}
+
+Status CheckShapes(const Problem& problem) {
+  const auto& leaves = problem.operands;
+  if (leaves.size() != kNumOperands || problem.results.size() != 1 ||
+      !problem.params.empty()) {
+    return InvalidArgument("it has ", leaves.size(), " operands, ",
+                           problem.results.size(), " results and ",
+                           problem.params.size(), " parameters, not ", +kNumOperands,
+                           ", 1 and none");
+  }
+  const Leaf &data = leaves[kData], &output = leaves[kOutput];
+  if (data.dims.empty() || output.dims.empty() || data.dtype != output.dtype ||
+      problem.results[0].dtype != output.dtype ||
+      problem.results[0].elements != output.elements ||
+      (data.elements > 0 && output.elements > 0 &&
+       RowElements(data) != RowElements(output))) {
+    return InvalidArgument("operand, output and result are not rows of one kind");
+  }
+  const int64_t slices = leaves[kInputOffsets].elements;
+  for (int operand = kInputOffsets; operand < kNumOperands; ++operand) {
+    if (!IsIndex(leaves[operand].dtype) || leaves[operand].elements != slices) {
+      return InvalidArgument("offsets and sizes are not ", slices, " integers each");
+    }
+  }
+  if (problem.size < 1 || slices == 0 || slices % problem.size != 0) {
+    return InvalidArgument("there are ", slices, " slices for ", problem.size,
+                           " ranks; each must get as many, and at least one");
+  }
+  return OkStatus();
+}
+
+void Moves(const Plan& plan, int leaf, int rank, const MoveVisitor& visit) {
+  Move move;
+  move.leaf = leaf;
+  for (const Plan::Slice& slice : plan.slices) {
+    if (rank != Plan::kEveryRank && rank != slice.source && rank != slice.target) {
+      continue;
+    }
+    move.sources = Ranks::One(slice.source);
+    move.targets = Ranks::One(slice.target);
+    move.inner = slice.elements;
+    move.from.offset = slice.from;
+    move.to.offset = slice.to;
+    visit(move);
+  }
+}
+
+}  // namespace
+
+// Slice i of rank s, operand[input_offsets[i] :][: send_sizes[i]], goes to rank
+// i / (K / size), to result[output_offsets[i] :]. The result is the operand
+// `output` updated in place. No parameters.
+Status PlanRaggedAllToAll(const Problem& problem, const void* const* const* operands_of,
+                          Plan* plan) {
+  plan->kind = Plan::Kind::kRaggedAllToAll;
+  plan->expansion = Moves;
+  RETURN_IF_ERROR(CheckShapes(problem));
+  plan->leaves.resize(1);  // divided by the slices alone
+  const auto& leaves = problem.operands;
+  const int64_t slices = leaves[kInputOffsets].elements;
+  const int64_t slices_per_rank = slices / problem.size;
+  const int64_t data_rows = RowsOf(leaves[kData]);
+  const int64_t output_rows = RowsOf(leaves[kOutput]);
+  const int64_t row = RowElements(leaves[kOutput]);
+  plan->slices.reserve(problem.size * slices);
+  for (int source = 0; source < problem.size; ++source) {
+    const auto index = [&](Operand operand, int rank, int64_t i) {
+      return ReadIndex(leaves[operand], operands_of[rank][operand], i);
+    };
+    for (int64_t slice = 0; slice < slices; ++slice) {
+      const int target = static_cast<int>(slice / slices_per_rank);
+      const int64_t from = index(kInputOffsets, source, slice);
+      const int64_t rows = index(kSendSizes, source, slice);
+      const int64_t to = index(kOutputOffsets, source, slice);
+      const int64_t expected =
+          index(kRecvSizes, target, source * slices_per_rank + slice % slices_per_rank);
+      if (rows != expected) {
+        return InvalidArgument("rank ", source, " sends ", rows, " rows to rank ",
+                               target, ", which expects ", expected,
+                               "; recv_sizes must be all_to_all(send_sizes)");
+      }
+      // Without sums, which may overflow.
+      if (rows < 0 || from < 0 || to < 0 || rows > data_rows || rows > output_rows ||
+          from > data_rows - rows || to > output_rows - rows) {
+        return InvalidArgument("slice ", slice, " of rank ", source, " takes ", rows,
+                               " rows from row ", from, " on of an operand with ",
+                               data_rows, " rows to row ", to, " on of an output with ",
+                               output_rows, " rows");
+      }
+      if (rows == 0) continue;
+      plan->slices.push_back({source, target, from * row, to * row, rows * row});
+    }
+  }
+  return OkStatus();
+}
+
+}  // namespace jaxcomm

@@ -1,0 +1,36 @@
+#include "ffi/planners/collectives.h"
+
+namespace jaxcomm {
+namespace {
+
+void Moves(const Plan& plan, int leaf, int, const MoveVisitor& visit) {
+  Move reduce;
+  reduce.leaf = leaf;
+  reduce.sources = Ranks::All(plan.size);
+  reduce.targets = Ranks::One(plan.root);
+  reduce.inner = plan.leaves[leaf].inner;
+  visit(reduce);
+  const int after = plan.root + 1;
+  for (Ranks others : {Ranks::All(plan.root), Ranks::Range(after, plan.size - after)}) {
+    if (others.empty()) continue;
+    Move fill;
+    fill.leaf = leaf;
+    fill.targets = others;
+    fill.inner = reduce.inner;
+    visit(fill);
+  }
+}
+
+}  // namespace
+
+// result = reduction of every rank's operand on the root, zero elsewhere.
+// Parameters: {root}.
+Status PlanReduce(const Problem& problem, const void* const* const*, Plan* plan) {
+  plan->kind = Plan::Kind::kReduce;
+  plan->expansion = Moves;
+  RETURN_IF_ERROR(CheckProblem(problem, 1));
+  RETURN_IF_ERROR(ReadRank(problem, 0, &plan->root));
+  return KeepLeavesWhole(problem, plan);
+}
+
+}  // namespace jaxcomm

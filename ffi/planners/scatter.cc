@@ -1,0 +1,35 @@
+#include "ffi/planners/collectives.h"
+
+namespace jaxcomm {
+namespace {
+
+void Moves(const Plan& plan, int leaf, int, const MoveVisitor& visit) {
+  const int64_t outer = plan.leaves[leaf].outer, inner = plan.leaves[leaf].inner;
+  Move move;
+  move.leaf = leaf;
+  move.sources = Ranks::One(plan.root);
+  move.outer = outer;
+  move.inner = inner;
+  move.to = {0, inner, 0};
+  for (int rank = 0; rank < plan.size; ++rank) {
+    move.targets = Ranks::One(rank);
+    move.from = {rank * inner, plan.size * inner, 0};
+    visit(move);
+  }
+}
+
+}  // namespace
+
+// Rank r receives slice r of the root's operand. Operands are
+// [outer, size, inner], results [outer, inner]. Parameters: {root, outer of
+// each leaf}.
+Status PlanScatter(const Problem& problem, const void* const* const*, Plan* plan) {
+  plan->kind = Plan::Kind::kScatter;
+  plan->expansion = Moves;
+  plan->pairwise = true;
+  RETURN_IF_ERROR(CheckProblem(problem, 1 + problem.operands.size()));
+  RETURN_IF_ERROR(ReadRank(problem, 0, &plan->root));
+  return DivideLeaves(problem, 1, problem.size, 1, plan);
+}
+
+}  // namespace jaxcomm

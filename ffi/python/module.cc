@@ -1,0 +1,243 @@
+// What Python sees: handlers and the calls that set up communicators. Those for NCCL
+// are in module_nccl.cc; no other file sees Python.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <utility>
+
+#include "ffi/backends/host/local.h"
+#include "ffi/backends/host/process_set.h"
+#include "ffi/backends/host/segment.h"
+#include "ffi/core/call_site.h"
+#include "ffi/core/communicator.h"
+#include "ffi/core/registry.h"
+#include "ffi/flight/dump_signal.h"
+#include "ffi/flight/flight_dump.h"
+#include "ffi/planners/collectives.h"
+#include "ffi/python/module.h"
+#include "ffi/xla/borrow.h"
+#include "ffi/xla/handler.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace nb = nanobind;
+
+namespace jaxcomm {
+namespace {
+
+// {target: {stage: handler}} for jax.ffi.register_ffi_target.
+nb::dict Registrations(bool has_streams) {
+  nb::dict targets;
+  const auto add = [&](const std::string& target, XLA_FFI_Handler* execute) {
+    nb::dict stages;
+    stages["instantiate"] = nb::capsule(reinterpret_cast<void*>(&InstantiateHandler));
+    stages["execute"] = nb::capsule(reinterpret_cast<void*>(execute));
+    targets[target.c_str()] = stages;
+  };
+  for (const Collective& collective : kCollectives) {
+    const std::string target = StrCat("jaxcomm.", collective.name);
+    add(target, has_streams ? &EnqueueHandler : &ExecuteHandler);
+    if (has_streams) add(target + ".capturable", &EnqueueCapturableHandler);
+    add(target + ".start", has_streams ? &EnqueueStartHandler : &StartHandler);
+  }
+  const BorrowHandlers borrow = GetBorrowHandlers();
+  for (const Collective& collective : kCollectives) {
+    if (!has_streams || borrow.execute == nullptr) break;
+    const std::string target = StrCat("jaxcomm.", collective.name, ".borrowed");
+    add(target, borrow.execute);
+    targets[target.c_str()]["prepare"] =
+        nb::capsule(reinterpret_cast<void*>(borrow.prepare));
+  }
+  add("jaxcomm.done", has_streams ? &EnqueueDoneHandler : &DoneHandler);
+  return targets;
+}
+
+// What jax.ffi.register_ffi_type needs for the handlers' state.
+nb::dict CallSiteType() {
+  static xla::ffi::TypeInfo info = xla::ffi::MakeTypeInfo<CallSite>();
+  nb::dict type;
+  type["type_id"] = nb::capsule(static_cast<void*>(&CallSite::id));
+  type["type_info"] = nb::capsule(static_cast<void*>(&info));
+  return type;
+}
+
+void CreateHost(int64_t key, std::string axes, std::string lane, std::string platform,
+                double timeout_seconds, std::vector<std::vector<int64_t>> groups,
+                std::shared_ptr<ProcessSet> process_set,
+                std::vector<std::vector<int>> processes, uint64_t generation,
+                std::string hint_if_late) {
+  CommunicatorSpec spec =
+      SpecOf(key, std::move(axes), std::move(lane), "host", std::move(platform),
+             timeout_seconds, std::move(groups));
+  spec.process_set = std::move(process_set);
+  spec.processes = std::move(processes);
+  spec.generation = generation;
+  spec.hint_if_late = std::move(hint_if_late);
+  ThrowIfFailed(Registry::Get().Add(MakeLocalCommunicator(std::move(spec))));
+}
+
+std::shared_ptr<Segment> CreateSegment(int processes, bool named) {
+  if (processes < 1 || processes > kMaxProcesses) {
+    throw std::runtime_error(StrCat("shared memory joins at most ", kMaxProcesses,
+                                    " processes of a host, not ", processes));
+  }
+  std::shared_ptr<Segment> segment;
+  ThrowIfFailed(Segment::Create(Arena::Bytes(processes), named, &segment));
+  Arena::Format(*segment, processes);
+  return segment;
+}
+
+// A segment of another size would be used beyond its end.
+void CheckSize(int64_t bytes, size_t processes) {
+  if (processes >= 1 && processes <= kMaxProcesses &&
+      bytes == Arena::Bytes(static_cast<int>(processes))) {
+    return;
+  }
+  throw std::runtime_error(StrCat("shared memory of ", bytes, " bytes is not that of ",
+                                  processes, " processes"));
+}
+
+std::shared_ptr<Segment> AttachSegment(std::string path, int64_t bytes, uint64_t nonce,
+                                       int processes) {
+  CheckSize(bytes, static_cast<size_t>(processes));
+  std::shared_ptr<Segment> segment;
+  ThrowIfFailed(Segment::Attach({std::move(path), bytes, nonce}, &segment));
+  return segment;
+}
+
+std::tuple<std::string, int64_t, uint64_t> AddressOf(const Segment& segment) {
+  const SegmentAddress& address = segment.address();
+  return {address.path, address.bytes, address.nonce};
+}
+
+// Peers: (pid, start time, JAX's process index).
+std::shared_ptr<ProcessSet> MakeProcessSet(
+    std::shared_ptr<Segment> segment,
+    const std::vector<std::tuple<int64_t, uint64_t, int>>& peers, int self) {
+  CheckSize(segment->address().bytes, peers.size());
+  if (self < 0 || self >= static_cast<int>(peers.size())) {
+    throw std::runtime_error(
+        StrCat("there is no process ", self, " among ", peers.size()));
+  }
+  std::vector<Peer> watched;
+  for (const auto& [pid, start_time, index] : peers) {
+    watched.push_back({pid, start_time, index});
+  }
+  return std::make_shared<ProcessSet>(std::move(segment), std::move(watched), self);
+}
+
+void Destroy(int64_t key) {
+  // Waiting ranks fail, and their programs run on: they may need the GIL.
+  nb::gil_scoped_release release;
+  ThrowIfFailed(Registry::Get().Remove(key));
+}
+
+nb::dict Stats(int64_t key) {
+  nb::dict out;
+  const std::shared_ptr<Communicator> communicator = Registry::Get().Find(key);
+  if (communicator == nullptr) return out;
+  const CommunicatorStats stats = communicator->stats();
+  nb::dict calls;
+  for (const auto& [name, count] : stats.calls) calls[name.c_str()] = count;
+  out["bytes"] = stats.bytes;
+  out["host_bytes"] = stats.host_bytes;
+  out["device_bytes"] = stats.device_bytes;
+  out["in_flight"] = stats.in_flight;
+  out["is_suspended"] = stats.is_suspended;
+  out["symmetric_calls"] = stats.symmetric_calls;
+  out["copied_calls"] = stats.copied_calls;
+  out["one_shot_calls"] = stats.one_shot_calls;
+  out["one_shot"] = stats.one_shot;
+  out["calls"] = calls;
+  return out;
+}
+
+nb::dict Counters() {
+  const RegistryCounters counters = Registry::Get().counters();
+  nb::dict out;
+  out["created"] = counters.created;
+  out["destroyed"] = counters.destroyed;
+  out["live"] = counters.live;
+  return out;
+}
+
+std::string FlightRecord(std::optional<int64_t> key, std::string_view reason) {
+  // Which lets them see what devices have finished.
+  for (const auto& communicator : Registry::Get().List()) communicator->stats();
+  return FlightRecordOf(key, reason);
+}
+
+// Devices: (platform, global ids).
+bool PrepareDumps(int process, int processes,
+                  std::vector<std::pair<std::string, std::vector<int64_t>>> devices,
+                  std::string folder) {
+  PrepareFlightDumps({process, processes, std::move(devices)}, std::move(folder));
+  return AnswerDumpSignal();
+}
+
+}  // namespace
+
+NB_MODULE(_ffi, m) {
+  // A communicator that is part of a CUDA graph keeps its world to the end, on purpose.
+  nb::set_leak_warnings(false);
+  m.doc() = "XLA FFI handlers of jaxcomm and the registry of its communicators.";
+  m.def("registrations", &Registrations, nb::arg("has_streams"),
+        "Custom-call targets and their handlers, by stage.");
+  m.def("call_site_type", &CallSiteType,
+        "The type registration of the handlers' state.");
+  m.def("create_host", &CreateHost, nb::arg("key"), nb::arg("axes"), nb::arg("lane"),
+        nb::arg("platform"), nb::arg("timeout_seconds"), nb::arg("groups"),
+        nb::arg("process_set").none() = nb::none(),
+        nb::arg("processes") = std::vector<std::vector<int>>{},
+        nb::arg("generation") = 0, nb::arg("hint_if_late") = "",
+        "Makes a communicator of the host backend under a key.");
+  m.def(
+      "begin_program", &BeginProgram, nb::arg("program"),
+      "Says that the calls instantiated next under this number are of a new program.");
+  nb::class_<Segment>(m, "Segment", "A piece of memory that processes share.")
+      .def("address", &AddressOf, "Path, bytes and nonce, for others to attach.")
+      .def("forget", &Segment::Forget, "Removes its name, once all have attached.")
+      .def("resident_bytes", &Segment::resident_bytes, "Bytes of touched pages.");
+  nb::class_<ProcessSet>(m, "ProcessSet", "Processes that share a segment.");
+  m.def("create_segment", &CreateSegment, nb::arg("processes"), nb::arg("named"),
+        "Makes and formats the segment of so many processes.");
+  m.def("attach_segment", &AttachSegment, nb::arg("path"), nb::arg("bytes"),
+        nb::arg("nonce"), nb::arg("processes"),
+        "Attaches to another process's segment, made for so many.");
+  m.def("shared_memory_layout", &ArenaMemory::LayoutHash,
+        "A number that processes must agree on before they share a segment.");
+  m.def("process_set", &MakeProcessSet, nb::arg("segment"), nb::arg("peers"),
+        nb::arg("self"), "Joins the processes (pid, start time, index) of a segment.");
+  m.def("life_thread", &LifeThread,
+        "The id of a thread of this process that ends as the process begins to.");
+  m.def(
+      "process_start_time", [](int64_t pid) { return PeerOf(pid, 0).start_time; },
+      nb::arg("pid"),
+      "When a process began, in clock ticks after boot; 0 if there is none.");
+  BindNccl(m);
+  m.def("destroy", &Destroy, nb::arg("key"),
+        "Ends a communicator; whoever waits in it gets an error.");
+  m.def("stats", &Stats, nb::arg("key"),
+        "Calls and bytes of a communicator, empty if there is none.");
+  m.def("counters", &Counters, "Communicators created, destroyed and live.");
+  m.def("flight_record", &FlightRecord, nb::arg("key").none(), nb::arg("reason"),
+        nb::call_guard<nb::gil_scoped_release>(),
+        "The last operations of a communicator, or of all, as JSON.");
+  m.def("prepare_flight_dumps", &PrepareDumps, nb::arg("process"), nb::arg("processes"),
+        nb::arg("devices"), nb::arg("folder"),
+        "Says who this process is and where its flight records go; returns whether it "
+        "answers SIGUSR1.");
+  m.def("dump_flight_records", &DumpFlightRecords, nb::arg("reason"),
+        nb::call_guard<nb::gil_scoped_release>(),
+        "Writes the flight records, for something failed.");
+}
+
+}  // namespace jaxcomm

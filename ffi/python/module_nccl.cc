@@ -1,0 +1,340 @@
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "ffi/backends/nccl/borrowed_communicator.h"
+#include "ffi/backends/nccl/nccl_communicator.h"
+#include "ffi/backends/nccl/symmetric_memory.h"
+#include "ffi/backends/nccl/world.h"
+#include "ffi/core/communicator.h"
+#include "ffi/core/registry.h"
+#include "ffi/python/module.h"
+#include "ffi/xla/borrow.h"
+
+namespace nb = nanobind;
+
+namespace jaxcomm {
+namespace {
+
+// Asked while we wait without the GIL: whether Ctrl-C was pressed.
+bool WasInterrupted() {
+  static thread_local int calls = 0;
+  if (++calls % 256 != 0) return false;
+  nb::gil_scoped_acquire hold;
+  return PyErr_CheckSignals() != 0;
+}
+
+// Throws what a signal handler raised, if that is why the call failed.
+void ThrowIfFailedOrInterrupted(const Status& status) {
+  if (PyErr_Occurred() != nullptr) throw nb::python_error();
+  ThrowIfFailed(status);
+}
+
+nb::dict LoadNcclFrom(const std::vector<std::string>& paths) {
+  const NcclLibrary* library = nullptr;
+  ThrowIfFailed(LoadNccl(paths, &library));
+  nb::dict found;
+  found["path"] = library->path;
+  found["version"] = library->VersionText();
+  found["version_code"] = library->version;
+  found["driver_version"] =
+      StrCat(library->driver_version / 1000, ".", library->driver_version / 10 % 100);
+  found["missing"] = library->missing;
+  found["is_stand_in"] = library->test_double != nullptr;
+  return found;
+}
+
+OnFailure ParseOnFailure(const std::string& text) {
+  if (text == "raise") return OnFailure::kRaise;
+  if (text == "poison") return OnFailure::kPoison;
+  if (text == "exit") return OnFailure::kExit;
+  throw std::runtime_error(StrCat("unknown on_failure '", text, "'"));
+}
+
+const NcclLibrary& Nccl() {
+  // No call of CUDA or NCCL makes sense any more.
+  if (DevicesAreStopped()) ThrowIfFailed(DevicesStoppedError());
+  const NcclLibrary* library = LoadedNccl();
+  if (library == nullptr) throw std::runtime_error("NCCL is not loaded");
+  return *library;
+}
+
+nb::bytes NcclUniqueId() {
+  nccl::UniqueId id;
+  const Status status = Nccl().Check(Nccl().nccl.GetUniqueId(&id), "ncclGetUniqueId");
+  if (status.failure()) ThrowIfFailed(WithCircumstances(Nccl(), status, nullptr));
+  return nb::bytes(id.internal, sizeof(id.internal));
+}
+
+// Devices: (global id, local ordinal, rank). Peers: (pid, start time, JAX's process
+// index, thread).
+std::shared_ptr<NcclWorld> MakeNcclWorld(
+    int size, const std::vector<std::tuple<int64_t, int, int>>& devices,
+    const nb::bytes& unique_id, std::map<std::string, int> numbers, std::string name,
+    double timeout_seconds,
+    const std::vector<std::tuple<int64_t, uint64_t, int, int64_t>>& peers) {
+  std::vector<NcclDevice> local;
+  for (const auto& [id, ordinal, rank] : devices) local.push_back({id, ordinal, rank});
+  std::vector<Peer> watched;
+  for (const auto& [pid, start, index, thread] : peers) {
+    watched.push_back({pid, start, index, thread});
+  }
+  const NcclSettings settings{std::move(numbers), std::move(name), ""};
+  std::shared_ptr<NcclWorld> world;
+  Status status;
+  {
+    const std::string id(unique_id.c_str(), unique_id.size());
+    nb::gil_scoped_release release;
+    status = NcclWorld::Create(Nccl(), size, std::move(local), id, settings,
+                               {timeout_seconds, WasInterrupted}, std::move(watched),
+                               &world);
+  }
+  ThrowIfFailedOrInterrupted(status);
+  return world;
+}
+
+void CreateNccl(std::shared_ptr<NcclWorld> world, int64_t key, std::string axes,
+                std::string lane, std::string platform, double timeout_seconds,
+                std::vector<std::vector<int64_t>> groups,
+                std::vector<std::vector<int>> processes,
+                std::map<std::string, int> numbers, std::string name, bool copy_engines,
+                bool one_shot, const std::string& on_failure, bool check) {
+  CommunicatorSpec spec =
+      SpecOf(key, std::move(axes), std::move(lane), "nccl", std::move(platform),
+             timeout_seconds, std::move(groups));
+  spec.processes = std::move(processes);
+  NcclSpec how{std::move(world),
+               {std::move(numbers), std::move(name), ""},
+               {timeout_seconds, WasInterrupted},
+               copy_engines,
+               one_shot,
+               ParseOnFailure(on_failure),
+               check};
+  Status status;
+  {
+    nb::gil_scoped_release release;
+    std::shared_ptr<Communicator> made;
+    status = MakeNcclCommunicator(std::move(spec), std::move(how), &made);
+    if (status.success()) status = Registry::Get().Add(std::move(made));
+  }
+  ThrowIfFailedOrInterrupted(status);
+}
+
+// What a DLPack capsule named "dltensor" points to. Made by hand, since nanobind's
+// takes the GIL when it ends, in whichever of XLA's threads that is.
+struct ManagedTensor {
+  nb::dlpack::dltensor tensor;
+  void* context = nullptr;
+  void (*deleter)(ManagedTensor*) = nullptr;
+
+  std::shared_ptr<SymmetricMemory> memory;
+  std::vector<int64_t> shape;
+};
+
+constexpr char kUnused[] = "dltensor";
+
+// A DLPack capsule of one device's part of a block. It keeps the memory, and counts as
+// a holder until the array made of it is gone.
+nb::object BlockOf(std::shared_ptr<SymmetricMemory> memory, int ordinal, int64_t offset,
+                   std::vector<int64_t> shape, int dtype_code, int dtype_bits) {
+  void* const base = memory->data(ordinal);
+  if (base == nullptr) {
+    throw std::runtime_error(StrCat("device ", ordinal, " has no part of it"));
+  }
+  const bool on_host = Nccl().test_double != nullptr;
+  auto* made = new ManagedTensor;
+  made->shape = std::move(shape);
+  made->tensor.data = static_cast<char*>(base) + offset;
+  made->tensor.device.device_type =
+      on_host ? nb::device::cpu::value : nb::device::cuda::value;
+  made->tensor.device.device_id = on_host ? 0 : ordinal;
+  made->tensor.ndim = static_cast<int32_t>(made->shape.size());
+  made->tensor.dtype = {static_cast<uint8_t>(dtype_code),
+                        static_cast<uint8_t>(dtype_bits), 1};
+  made->tensor.shape = made->shape.data();
+  made->deleter = [](ManagedTensor* tensor) {
+    tensor->memory->LetGo();
+    delete tensor;
+  };
+  memory->Hold();
+  made->memory = std::move(memory);
+  PyObject* const capsule = PyCapsule_New(made, kUnused, [](PyObject* of) {
+    // Whoever takes the tensor renames the capsule.
+    if (PyCapsule_IsValid(of, kUnused) == 0) return;
+    auto* tensor = static_cast<ManagedTensor*>(PyCapsule_GetPointer(of, kUnused));
+    tensor->deleter(tensor);
+  });
+  if (capsule == nullptr) {
+    made->deleter(made);
+    throw nb::python_error();
+  }
+  return nb::steal(capsule);
+}
+
+std::shared_ptr<SymmetricMemory> MakeSymmetricMemory(const std::vector<int>& ordinals,
+                                                     int64_t bytes) {
+  std::shared_ptr<SymmetricMemory> memory;
+  nb::gil_scoped_release release;
+  ThrowIfFailed(SymmetricMemory::Create(Nccl(), ordinals, bytes, &memory));
+  return memory;
+}
+
+int64_t Take(SymmetricMemory& memory, int64_t bytes) {
+  int64_t offset = 0;
+  ThrowIfFailed(memory.Take(bytes, &offset));
+  return offset;
+}
+
+// From: an address on the device, 0 for zeros.
+void Fill(SymmetricMemory& memory, int ordinal, int64_t offset, uint64_t from,
+          int64_t bytes) {
+  nb::gil_scoped_release release;
+  ThrowIfFailed(
+      memory.Fill(ordinal, offset, reinterpret_cast<const void*>(from), bytes));
+}
+
+// Devices: (global id, local ordinal).
+void BorrowNccl(int64_t key, std::string axes, std::string lane, std::string platform,
+                double timeout_seconds, std::vector<std::vector<int64_t>> groups,
+                const std::vector<std::tuple<int64_t, int>>& devices,
+                std::vector<std::vector<int64_t>> places, int64_t communication_id,
+                const std::string& on_failure) {
+  CommunicatorSpec spec =
+      SpecOf(key, std::move(axes), std::move(lane), "nccl", std::move(platform),
+             timeout_seconds, std::move(groups));
+  std::vector<BorrowedCommunicator::Device> local;
+  for (const auto& [id, ordinal] : devices) local.push_back({id, ordinal});
+  auto made = std::make_shared<BorrowedCommunicator>(
+      std::move(spec), Nccl(), local,
+      BorrowedCommunicator::Wanted{std::move(places), communication_id},
+      ParseOnFailure(on_failure));
+  ThrowIfFailed(made->Prepare());
+  ThrowIfFailed(Registry::Get().Add(made));
+  Watch(made);
+}
+
+std::shared_ptr<NcclCommunicator> FindNccl(int64_t key) {
+  auto communicator =
+      std::dynamic_pointer_cast<NcclCommunicator>(Registry::Get().Find(key));
+  if (communicator == nullptr) {
+    throw std::runtime_error("there is no live communicator of NCCL with this key");
+  }
+  return communicator;
+}
+
+std::string RegisterMemory(int64_t key,
+                           const std::shared_ptr<SymmetricMemory>& memory) {
+  std::string how;
+  Status status;
+  {
+    nb::gil_scoped_release release;
+    status = FindNccl(key)->Register(memory, &how);
+  }
+  ThrowIfFailedOrInterrupted(status);
+  return how;
+}
+
+void FailWorlds(const std::string& reason) {
+  nb::gil_scoped_release release;
+  for (const auto& communicator : Registry::Get().List()) {
+    const auto nccl = std::dynamic_pointer_cast<NcclCommunicator>(communicator);
+    if (nccl != nullptr) nccl->FailElsewhere(reason);
+  }
+}
+
+void Suspend(int64_t key, bool suspend) {
+  Status status;
+  {
+    nb::gil_scoped_release release;
+    const auto communicator = FindNccl(key);
+    status = suspend ? communicator->Suspend() : communicator->Resume();
+  }
+  ThrowIfFailedOrInterrupted(status);
+}
+
+}  // namespace
+
+void BindNccl(nb::module_& m) {
+  m.def("load_nccl", &LoadNcclFrom, nb::arg("paths"),
+        "Loads NCCL and the CUDA driver, and says what was found.");
+  m.def("nccl_unique_id", &NcclUniqueId, "What the ranks of a new world know it by.");
+  nb::class_<NcclWorld>(m, "NcclWorld", nb::is_weak_referenceable(),
+                        "The NCCL communicator of a whole mesh.")
+      .def_prop_ro("device_bytes", &NcclWorld::device_bytes,
+                   "Device memory it took, on the devices of this process.")
+      .def_prop_ro("is_broken", &NcclWorld::is_broken,
+                   "Whether one that was split off it was ended by force.");
+  m.def("nccl_world", &MakeNcclWorld, nb::arg("size"), nb::arg("devices"),
+        nb::arg("unique_id"), nb::arg("numbers"), nb::arg("name"),
+        nb::arg("timeout_seconds"), nb::arg("peers"),
+        "Joins the ranks that know the id; devices are (global id, ordinal, rank).");
+  m.def("create_nccl", &CreateNccl, nb::arg("world"), nb::arg("key"), nb::arg("axes"),
+        nb::arg("lane"), nb::arg("platform"), nb::arg("timeout_seconds"),
+        nb::arg("groups"), nb::arg("processes"), nb::arg("numbers"), nb::arg("name"),
+        nb::arg("copy_engines"), nb::arg("one_shot"), nb::arg("on_failure"),
+        nb::arg("check"), "Splits a communicator off a world, under a key.");
+  nb::class_<SymmetricMemory>(m, "SymmetricMemory",
+                              "A segment of memory on each local device.")
+      .def_prop_ro("segment", &SymmetricMemory::segment, "Its number in this process.")
+      .def_prop_ro("bytes", &SymmetricMemory::bytes, "Its size on each device.")
+      .def_prop_ro("used_bytes", &SymmetricMemory::used_bytes, "What is taken of them.")
+      .def_prop_ro("blocks", &SymmetricMemory::blocks, "Parts that arrays hold.")
+      .def("take", &Take, nb::arg("bytes"), "The offset of a new block.")
+      .def("fill", &Fill, nb::arg("ordinal"), nb::arg("offset"), nb::arg("source"),
+           nb::arg("bytes"), "Copies from an address of the device; 0 writes zeros.")
+      .def(
+          "reset", [](SymmetricMemory& memory) { ThrowIfFailed(memory.Reset()); },
+          "Takes all blocks back; refuses while arrays hold some.")
+      .def(
+          "close",
+          [](SymmetricMemory& memory) {
+            nb::gil_scoped_release release;
+            ThrowIfFailed(memory.Close());
+          },
+          "Deregisters and frees it; refuses while arrays hold blocks.");
+  m.def("symmetric_memory", &MakeSymmetricMemory, nb::arg("ordinals"), nb::arg("bytes"),
+        "Allocates so many bytes with ncclMemAlloc on each of these devices.");
+  m.def("symmetric_block", &BlockOf, nb::arg("memory"), nb::arg("ordinal"),
+        nb::arg("offset"), nb::arg("shape"), nb::arg("dtype_code"),
+        nb::arg("dtype_bits"), "One device's part of a block, for DLPack.");
+  m.def(
+      "can_borrow", [] { return GetBorrowHandlers().execute != nullptr; },
+      "Whether this was built with an FFI through which XLA lends communicators.");
+  m.def("borrow_nccl", &BorrowNccl, nb::arg("key"), nb::arg("axes"), nb::arg("lane"),
+        nb::arg("platform"), nb::arg("timeout_seconds"), nb::arg("groups"),
+        nb::arg("devices"), nb::arg("places"), nb::arg("communication_id"),
+        nb::arg("on_failure"),
+        "Makes a communicator under a key that borrows XLA's; places are those of the "
+        "groups' devices in a program.");
+  m.def(
+      "refuse_if_stopped",
+      [] {
+        if (DevicesAreStopped()) ThrowIfFailed(DevicesStoppedError());
+      },
+      "Raises if the GPUs of this process were stopped.");
+  m.def("first_failure", &FirstFailure,
+        "What failed first of this process's collectives over NCCL, or \"\".");
+  m.def("forget_failures", &ForgetFailures,
+        "Has first_failure() tell of those that come: all communicators are closed.");
+  m.def("fail_worlds", &FailWorlds, nb::arg("reason"),
+        "Fails the communicators of NCCL that span processes: another process failed.");
+  m.def("suspend", &Suspend, nb::arg("key"), nb::arg("suspend"),
+        "Has NCCL give a communicator's device memory back, or take it again.");
+  m.def("register_memory", &RegisterMemory, nb::arg("key"), nb::arg("memory"),
+        "Registers it with a communicator; returns how, or why not.");
+}
+
+}  // namespace jaxcomm
