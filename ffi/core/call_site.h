@@ -10,9 +10,9 @@
 #include <utility>
 #include <vector>
 
+#include "ffi/base/status.h"
 #include "ffi/core/dtype.h"
 #include "ffi/core/plan.h"
-#include "ffi/core/status.h"
 #include "ffi/os/mutex.h"
 #include "xla/ffi/api/ffi.h"
 

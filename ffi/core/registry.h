@@ -9,8 +9,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include "ffi/base/status.h"
 #include "ffi/core/communicator.h"
-#include "ffi/core/status.h"
 #include "ffi/os/mutex.h"
 
 namespace jaxcomm {

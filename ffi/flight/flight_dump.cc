@@ -13,8 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "ffi/core/communicator.h"
-#include "ffi/core/status.h"
+#include "ffi/base/status.h"
 #include "ffi/os/forked.h"
 #include "ffi/os/mutex.h"
 #include "ffi/os/start_thread.h"
@@ -144,15 +143,16 @@ class FlightLog {
     return *log;
   }
 
-  void Follow(const CommunicatorSpec& spec, std::weak_ptr<FlightRecorder> recorder) {
+  void Follow(CommunicatorSummary communicator,
+              std::weak_ptr<FlightRecorder> recorder) {
     MutexLock lock(mutex_);
     for (size_t i = followed_.size(); i-- > 0;) {
       // Also one that was closed and lives on only in a call.
-      if (followed_[i].recorder.expired() || followed_[i].of.key == spec.key) {
+      if (followed_[i].recorder.expired() || followed_[i].of.key == communicator.key) {
         followed_.erase(followed_.begin() + static_cast<int64_t>(i));
       }
     }
-    followed_.push_back({FlownCommunicator(spec), std::move(recorder)});
+    followed_.push_back({std::move(communicator), std::move(recorder)});
   }
 
   void Prepare(ProcessDescription process, std::string folder) {
@@ -190,7 +190,7 @@ class FlightLog {
 
  private:
   struct Followed {
-    FlownCommunicator of;
+    CommunicatorSummary of;
     std::weak_ptr<FlightRecorder> recorder;
   };
 
@@ -321,9 +321,9 @@ class FlightLog {
 
 }  // namespace
 
-void FollowFlight(const CommunicatorSpec& spec,
+void FollowFlight(CommunicatorSummary communicator,
                   std::weak_ptr<FlightRecorder> recorder) {
-  FlightLog::Get().Follow(spec, std::move(recorder));
+  FlightLog::Get().Follow(std::move(communicator), std::move(recorder));
 }
 
 void PrepareFlightDumps(ProcessDescription process, std::string folder) {

@@ -1,6 +1,6 @@
 #include "ffi/flight/operation_table.h"
 
-#include "ffi/core/status.h"
+#include "ffi/base/status.h"
 
 namespace jaxcomm {
 

@@ -18,7 +18,7 @@
 #include <thread>
 #include <utility>
 
-#include "ffi/core/status.h"
+#include "ffi/base/status.h"
 #include "ffi/os/forked.h"
 #include "ffi/os/mutex.h"
 #include "ffi/os/start_thread.h"
