@@ -11,7 +11,6 @@
 #include "ffi/backends/host/watchdog.h"
 #include "ffi/flight/flight_dump.h"
 #include "ffi/os/cores.h"
-#include "ffi/planners/collectives.h"
 
 namespace jaxcomm {
 namespace {
@@ -31,7 +30,7 @@ LocalCommunicator::LocalCommunicator(CommunicatorSpec spec)
     group->devices = of.groups[index];
     group->index = index;
     group->id = next_id.fetch_add(1);
-    group->calls.assign(kNumCollectives, 0);
+    group->calls.assign(Plan::kKinds, 0);
     if (of.process_set != nullptr) {
       const std::vector<int>& processes = of.processes[index];
       const int self = of.process_set->arena().self();
@@ -150,7 +149,7 @@ ffi::Future LocalCommunicator::ArriveTogether(Group& group, int rank, const Call
                          [&](const auto& known) { return known.get() == meeting; });
   std::unique_ptr<Meeting> owned = std::move(*it);
   group.active.erase(it);
-  ++group.calls[call.site->collective_index()];
+  ++group.calls[static_cast<int>(call.site->kind())];
   const int waiting = owned->looking_out + WakeHelpers(*owned);
   lock.unlock();
 
@@ -262,7 +261,7 @@ ffi::Future LocalCommunicator::ArrivePairwise(Group& group, int rank, const Call
     }
     waits = false;
   } else if (meeting->left == 0) {
-    ++group.calls[call.site->collective_index()];
+    ++group.calls[static_cast<int>(call.site->kind())];
     Close(group, meeting);
   }
   Continue(std::move(others), call.site->gap());
@@ -277,7 +276,7 @@ ffi::Future LocalCommunicator::ArrivePairwise(Group& group, int rank, const Call
 
 CommunicatorStats LocalCommunicator::stats() const {
   CommunicatorStats stats;
-  std::vector<int64_t> calls(kNumCollectives, 0);
+  std::vector<int64_t> calls(Plan::kKinds, 0);
   stats.host_bytes = sizeof(*this);
   for (const auto& group : groups_) {
     std::lock_guard<std::mutex> lock(group->mutex);
@@ -287,12 +286,12 @@ CommunicatorStats LocalCommunicator::stats() const {
     stats.host_bytes +=
         sizeof(Group) + (group->active.size() + group->free.size()) *
                             (sizeof(Meeting) + group->devices.size() * sizeof(Seat));
-    for (int i = 0; i < kNumCollectives; ++i) {
+    for (int i = 0; i < Plan::kKinds; ++i) {
       calls[i] = std::max(calls[i], group->calls[i]);
     }
   }
-  for (int i = 0; i < kNumCollectives; ++i) {
-    if (calls[i] > 0) stats.calls.emplace_back(kCollectives[i].name, calls[i]);
+  for (int i = 0; i < Plan::kKinds; ++i) {
+    if (calls[i] > 0) stats.calls.emplace_back(KindName(Plan::Kind(i)), calls[i]);
   }
   return stats;
 }
