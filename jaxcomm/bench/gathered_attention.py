@@ -8,10 +8,10 @@ import functools
 
 import jax
 
-from jaxcomm.attention.hop import HopConfig, hop_backward, hop_forward
+from jaxcomm.attention.kernels.xla import HopConfig, hop_backward, hop_forward
+from jaxcomm.attention.mask import Visibility
 from jaxcomm.attention.schedules.registry import get_schedule
 from jaxcomm.attention.schedules.schedule import Schedule
-from jaxcomm.attention.visibility import Visibility
 
 
 def gathered_attention(query, key, value, *, axis_name, schedule):

@@ -16,7 +16,7 @@ import jax
 from absl import app, flags, logging
 
 from jaxcomm.attention.schedules.registry import SCHEDULES
-from jaxcomm.backends import NAMES
+from jaxcomm.communicator.backends import NAMES
 from jaxcomm.demo import processes
 from jaxcomm.demo.settings import DemoError, Settings, split_devices
 

@@ -4,7 +4,7 @@ import os
 
 import jax
 
-from jaxcomm import _jax_compat
+from jaxcomm import compat
 from jaxcomm.demo import processes
 from jaxcomm.demo.settings import DemoError
 from jaxcomm.demo.step import AXES
@@ -42,7 +42,7 @@ def _of_one(wanted, backend):
             jax.config.update("jax_platforms", "cpu")
     try:
         devices = jax.devices()
-    except _jax_compat.NO_DEVICES as error:
+    except compat.NO_DEVICES as error:
         raise DemoError(
             f"jax finds no devices with JAX_PLATFORMS={jax.config.jax_platforms}"  # pyright: ignore[reportAttributeAccessIssue]
             f"{f': {error}' if str(error) else ''}. See python -m jaxcomm.doctor"

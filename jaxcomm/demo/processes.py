@@ -9,7 +9,7 @@ from typing import TypeVar
 import jax
 import numpy as np
 
-from jaxcomm import _jax_compat
+from jaxcomm import compat
 
 # One look into the store; Ctrl-C is seen in between.
 _SLICE_MILLISECONDS = 1000
@@ -47,7 +47,7 @@ def from_first(compute: Callable[[], Answer]) -> Answer:
     """
     if count() == 1:
         return compute()
-    store = _jax_compat.key_value_store()
+    store = compat.key_value_store()
     assert store is not None  # there are several processes
     key = f"jaxcomm.demo/{next(_questions)}"
     if is_first():

@@ -7,7 +7,7 @@ import time
 import rich.progress
 
 import jaxcomm
-from jaxcomm.communicator_table import bytes_text
+from jaxcomm.communicator.table import bytes_text
 
 
 class Timings:

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 import jaxcomm
+from jaxcomm.communicator.backends.nccl import library
 from jaxcomm.demo import data, model, reference, step
-from jaxcomm.nccl import library
 
 CONFIG = model.ModelConfig(layers=2, width=32)
 TEXT = np.frombuffer(b"for x in range(10): print(x, end='')\n" * 40, np.uint8)

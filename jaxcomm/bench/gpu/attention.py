@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import jax
 
 import jaxcomm
-from jaxcomm.attention import support
+from jaxcomm.attention.kernels import cudnn_support
 from jaxcomm.bench.gpu.rows import Figure, Finding
 from jaxcomm.bench.gpu.standstill import standstill
 from jaxcomm.bench.gpu.timer import Timer, thunk
@@ -23,7 +23,7 @@ def rows(timer: Timer) -> Iterator[Figure | Finding]:
     not, and a bias would be as large as all scores. Without a mask it has one.
     """
     kernel = "xla" if timer.mesh.devices.flat[0].platform == "cpu" else "cudnn"
-    reason = support.fused_attention_reason(timer.sizes.heads[2])
+    reason = cudnn_support.fused_attention_reason(timer.sizes.heads[2])
     if kernel == "cudnn" and reason:
         yield timer.finding("attention", f"not measured: {reason}")
         return

@@ -12,7 +12,7 @@ from jaxcomm.bench import devices
 from jaxcomm.bench.gpu import options, processes, sizes
 from jaxcomm.bench.gpu.timer import Timer
 from jaxcomm.bench.options import UsageError
-from jaxcomm.nccl import library
+from jaxcomm.communicator.backends.nccl import library
 
 _WRONG_USE = 2
 

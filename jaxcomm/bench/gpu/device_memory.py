@@ -8,7 +8,7 @@ import ctypes
 import jax
 
 import jaxcomm
-from jaxcomm.nccl import library
+from jaxcomm.communicator.backends.nccl import library
 
 
 def free_bytes() -> int:

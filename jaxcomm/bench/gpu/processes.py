@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 from jaxcomm.bench.gpu.options import Options
 from jaxcomm.bench.options import UsageError
+from jaxcomm.communicator.backends.nccl import library
 from jaxcomm.launch import options as launch
 from jaxcomm.launch import run
-from jaxcomm.nccl import library
 
 # The first NCCL of which several ranks may use one GPU.
 _SHARED_GPU_SINCE = 23003, "2.30.3"

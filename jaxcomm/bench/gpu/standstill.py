@@ -4,8 +4,8 @@ import contextlib
 from collections.abc import Iterator
 
 import jaxcomm
-from jaxcomm.backends import BACKENDS
-from jaxcomm.backends.backend import Backend, Choice
+from jaxcomm.communicator.backends import BACKENDS
+from jaxcomm.communicator.backends.backend import Backend, Choice
 
 NAME = "standstill"
 

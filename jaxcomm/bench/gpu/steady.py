@@ -13,7 +13,7 @@ from jaxcomm.bench import units
 from jaxcomm.bench.gpu import checks, device_memory, driver_calls
 from jaxcomm.bench.gpu.rows import Finding
 from jaxcomm.bench.gpu.timer import Timer, thunk
-from jaxcomm.nccl import library
+from jaxcomm.communicator.backends.nccl import library
 
 _SUMS = 20
 # What a call must not ask of NCCL and CUDA.

@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxcomm import bootstrap
 from jaxcomm.bench import timing
 from jaxcomm.bench.gpu.rows import Figure, Finding
 from jaxcomm.bench.gpu.sizes import Sizes
-from jaxcomm.nccl import communicators
+from jaxcomm.communicator import rendezvous
+from jaxcomm.communicator.backends.nccl import communicators
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Timer:
         processes = communicators.processes_of(self.mesh)
         if len(processes) == 1:
             return [value]
-        found = bootstrap.exchange(processes, jax.process_index(), what, value)
+        found = rendezvous.exchange(processes, jax.process_index(), what, value)
         return [found[process] for process in processes]
 
     def finding(self, name, found, is_right=None, **values) -> Finding:

@@ -13,7 +13,7 @@ import pytest
 import jaxcomm
 from jaxcomm.bench.gpu import sizes
 from jaxcomm.bench.gpu.timer import Timer
-from jaxcomm.nccl import library
+from jaxcomm.communicator.backends.nccl import library
 
 TINIEST = dataclasses.replace(
     sizes.TINY, dtypes=("int8",), lengths=2, soak=80, rounds=1

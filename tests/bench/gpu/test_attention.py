@@ -9,9 +9,9 @@ import pytest
 from jax._src.cudnn import fused_attention_stablehlo as cudnn
 
 import jaxcomm
-from jaxcomm.backends import BACKENDS
 from jaxcomm.bench.gpu import attention
 from jaxcomm.bench.gpu.standstill import standstill
+from jaxcomm.communicator.backends import BACKENDS
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,7 @@ import jax
 import pytest
 
 import jaxcomm
-from jaxcomm.bench.gpu import (
-    checks,
-    device_memory,
-    driver_calls,
-    soak,
-    steady,
-)
+from jaxcomm.bench.gpu import checks, device_memory, driver_calls, soak, steady
 from jaxcomm.bench.gpu.parts import PARTS
 
 
