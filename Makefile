@@ -27,6 +27,15 @@ BUILD_REQUIRES := $(VENV)/.build-requires
 INSTALLED := $(VENV)/.installed
 SOURCES := $(shell find jaxcomm ffi -type f ! -path '*/__pycache__/*' ! -name '*.so' 2>/dev/null | LC_ALL=C sort)
 CXX_FILES = $(shell find ffi tests/ffi tests/doubles -name "*.cc" -o -name "*.h" -o -name "*.inc" -o -name "*.cu")
+# It reads the annotations of ffi/os/mutex.h; other compilers do not.
+CLANGXX ?= clang++
+define CXX_INCLUDES
+import importlib.util, nanobind, sysconfig
+jaxlib = importlib.util.find_spec("jaxlib").submodule_search_locations[0] + "/include"
+for folder in (jaxlib, nanobind.include_dir(), sysconfig.get_path("include")):
+    print("-isystem", folder)
+endef
+export CXX_INCLUDES
 # The compiler of the GPU kernels, beside .venv: jax[cuda12] needs a newer one there.
 NVRTC := build/nvrtc
 NOTEBOOKS = $(wildcard notebooks/*.ipynb)
@@ -97,13 +106,17 @@ sanitize: $(BUILD_REQUIRES) ## C++ tests under ThreadSanitizer, then Address- an
 soak: $(INSTALLED) ## 100,000 mixed collectives between processes, every result checked
 	@$(RUN) -m jaxcomm.soak $(ARGS)
 
-lint: $(VENV)/.extra-dev $(NVRTC)/.installed ## ruff, pyright, clang-format, stripped notebooks, PTX as compiled
+lint: $(VENV)/.extra-dev $(NVRTC)/.installed ## ruff, pyright, clang-format, stripped notebooks, PTX as compiled, locks
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
 	$(if $(NOTEBOOKS),$(BIN)/nbstripout --verify $(NOTEBOOKS))
 	$(BIN)/pyright
 	$(BIN)/python tools/make_ptx.py --check
+	@if ! command -v $(CLANGXX) > /dev/null; then echo 'no $(CLANGXX): the thread-safety analysis is skipped'; else \
+	  echo '$(CLANGXX): thread-safety analysis'; \
+	  find ffi -name '*.cc' | xargs -P "$$(nproc)" -n 8 $(CLANGXX) -std=c++17 -fsyntax-only -pthread \
+	    -Wthread-safety -Werror=thread-safety -I. $$($(BIN)/python -c "$$CXX_INCLUDES"); fi
 
 format: $(VENV)/.extra-dev ## rewrite Python, C++ and notebooks in the project's style
 	$(BIN)/ruff check --fix-only --quiet .

@@ -28,11 +28,11 @@ class Programs {
   // before, one of XLA's own does, and we cannot tell whose.
   void Begin(int64_t program) {
     const std::thread::id self = std::this_thread::get_id();
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     lowering_.insert(self);
     std::vector<Open>& open = open_[program];
     open.erase(std::remove_if(open.begin(), open.end(),
-                              [&](const Open& one) {
+                              [&](const Open& one) REQUIRES(mutex_) {
                                 return one.first == self ||
                                        lowering_.count(one.first) == 0;
                               }),
@@ -40,7 +40,7 @@ class Programs {
   }
 
   std::shared_ptr<std::atomic<uint64_t>> Find(int64_t program) {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     std::vector<Open>& open = open_[program];
     for (auto& [thread, size] : open) {
       if (thread == std::this_thread::get_id()) return size;
@@ -52,9 +52,9 @@ class Programs {
 
  private:
   using Open = std::pair<std::thread::id, std::shared_ptr<std::atomic<uint64_t>>>;
-  std::mutex mutex_;
-  std::set<std::thread::id> lowering_;
-  std::unordered_map<int64_t, std::vector<Open>> open_;
+  Mutex mutex_;
+  std::set<std::thread::id> lowering_ GUARDED_BY(mutex_);
+  std::unordered_map<int64_t, std::vector<Open>> open_ GUARDED_BY(mutex_);
 };
 
 constexpr size_t kMostParams = 32;  // in a description
@@ -110,7 +110,7 @@ uint64_t CallSite::shared_tag() {
 }
 
 void CallSite::SetShapes(std::vector<Leaf> operands, std::vector<Leaf> results) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   if (has_shapes()) return;
   operands_ = std::move(operands);
   results_ = std::move(results);

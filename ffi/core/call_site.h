@@ -6,14 +6,14 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "ffi/base/status.h"
 #include "ffi/core/dtype.h"
 #include "ffi/core/plan.h"
-#include "ffi/core/status.h"
+#include "ffi/os/mutex.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace jaxcomm {
@@ -108,7 +108,7 @@ class CallSite {
   std::atomic<uint64_t> shared_tag_{0};
   const std::shared_ptr<Gap> gap_ = std::make_shared<Gap>();
 
-  std::mutex mutex_;
+  Mutex mutex_;
   std::atomic<bool> has_shapes_{false};
   std::vector<Leaf> operands_;
   std::vector<Leaf> results_;
@@ -143,14 +143,14 @@ class CallSite {
     return static_cast<const DerivationOf<T>*>(known);
   }
 
-  std::vector<std::unique_ptr<const Derivation>> derived_;
+  std::vector<std::unique_ptr<const Derivation>> derived_ GUARDED_BY(mutex_);
   std::atomic<const Derivation*> last_derived_{nullptr};
 };
 
 template <typename T, typename Make>
 const std::shared_ptr<const T>& CallSite::Derived(uint64_t key, const Make& make) {
   if (const auto* known = FindDerivation<T>(key)) return known->made;
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   if (const auto* known = FindDerivation<T>(key)) return known->made;
   auto derivation = std::make_unique<DerivationOf<T>>();
   derivation->made = make();

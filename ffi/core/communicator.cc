@@ -7,9 +7,7 @@ namespace jaxcomm {
 Communicator::Communicator(CommunicatorSpec spec)
     : spec_(std::move(spec)),
       recorder_(std::make_shared<FlightRecorder>(spec_.groups)) {
-  CommunicatorSpec description = spec_;
-  description.process_set = nullptr;  // records outlive the communicator, peers may not
-  FollowFlight(description, recorder_);
+  FollowFlight(spec_, recorder_);
 }
 
 Status Communicator::Enqueue(const Call& call, void*) {

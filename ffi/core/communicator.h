@@ -11,8 +11,9 @@
 #include <utility>
 #include <vector>
 
+#include "ffi/base/status.h"
 #include "ffi/core/call_site.h"
-#include "ffi/core/status.h"
+#include "ffi/flight/flight_record_format.h"
 #include "ffi/flight/flight_recorder.h"
 #include "xla/ffi/api/ffi.h"
 
@@ -43,16 +44,8 @@ struct Call {
 
 class ProcessSet;
 
-// What a communicator is made of and named by.
-struct CommunicatorSpec {
-  int64_t key = 0;
-  std::string axes;  // "('data', 'context')"
-  std::string lane;
-  std::string backend;
-  std::string platform;  // names devices in messages: "cpu"
-  double timeout_seconds = 300;
-  std::vector<std::vector<int64_t>> groups;  // global device ids, in rank order
-
+// What a communicator is made of.
+struct CommunicatorSpec : CommunicatorSummary {
   // Where groups span processes: the process of each rank, as an index into the set, or
   // JAX's index where there is none; and how many communicators of this key there were
   // before on these processes.

@@ -14,8 +14,8 @@
 #include <string>
 #include <vector>
 
+#include "ffi/base/status.h"
 #include "ffi/core/dtype.h"
-#include "ffi/core/status.h"
 
 namespace jaxcomm {
 

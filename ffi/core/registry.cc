@@ -1,7 +1,6 @@
 #include "ffi/core/registry.h"
 
 #include <algorithm>
-#include <mutex>
 #include <utility>
 
 #include "ffi/os/forked.h"
@@ -9,7 +8,7 @@
 namespace jaxcomm {
 namespace {
 
-// Of each key, remembered.
+// How many failed runs are remembered per key.
 constexpr size_t kFailedRuns = 64;
 
 }  // namespace
@@ -20,7 +19,7 @@ Registry& Registry::Get() {
 }
 
 Status Registry::Add(std::shared_ptr<Communicator> communicator) {
-  std::unique_lock<std::shared_mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   const int64_t key = communicator->spec().key;
   if (!communicators_.emplace(key, std::move(communicator)).second) {
     return FailedPrecondition("a communicator with key ", key,
@@ -32,7 +31,7 @@ Status Registry::Add(std::shared_ptr<Communicator> communicator) {
 }
 
 std::shared_ptr<Communicator> Registry::Find(int64_t key) const {
-  std::shared_lock<std::shared_mutex> lock(mutex_);
+  ReaderLock lock(mutex_);
   auto found = communicators_.find(key);
   return found == communicators_.end() ? nullptr : found->second;
 }
@@ -42,7 +41,7 @@ Status Registry::Find(const CallSite& site, int64_t run_id,
   const int64_t key = site.attributes().key;
   bool is_new = false;
   {
-    std::shared_lock<std::shared_mutex> lock(mutex_);
+    ReaderLock lock(mutex_);
     const auto failed = failed_runs_.find(key);
     is_new = failed == failed_runs_.end() ||
              std::find(failed->second.begin(), failed->second.end(), run_id) ==
@@ -54,13 +53,13 @@ Status Registry::Find(const CallSite& site, int64_t run_id,
     }
   }
   if (is_new) {
-    std::unique_lock<std::shared_mutex> lock(mutex_);
-    Bury(key, run_id);
+    MutexLock lock(mutex_);
+    RememberFailedRun(key, run_id);
   }
   return MissingError(site);
 }
 
-void Registry::Bury(int64_t key, int64_t run_id) {
+void Registry::RememberFailedRun(int64_t key, int64_t run_id) {
   std::deque<int64_t>& runs = failed_runs_[key];
   if (std::find(runs.begin(), runs.end(), run_id) != runs.end()) return;
   runs.push_back(run_id);
@@ -71,7 +70,7 @@ Status Registry::Remove(int64_t key) {
   if (IsForked()) return OkStatus();
   std::shared_ptr<Communicator> removed;
   {
-    std::unique_lock<std::shared_mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     auto found = communicators_.find(key);
     if (found == communicators_.end()) {
       return FailedPrecondition("there is no live communicator with key ", key);
@@ -86,13 +85,13 @@ Status Registry::Remove(int64_t key) {
                                     " (lane '", removed->spec().lane,
                                     "') was closed while a rank waited in it"));
   const std::vector<int64_t> failed = removed->FailedRuns();
-  std::unique_lock<std::shared_mutex> lock(mutex_);
-  for (int64_t run_id : failed) Bury(key, run_id);
+  MutexLock lock(mutex_);
+  for (int64_t run_id : failed) RememberFailedRun(key, run_id);
   return OkStatus();
 }
 
 std::vector<std::shared_ptr<Communicator>> Registry::List() const {
-  std::shared_lock<std::shared_mutex> lock(mutex_);
+  ReaderLock lock(mutex_);
   std::vector<std::shared_ptr<Communicator>> all;
   all.reserve(communicators_.size());
   for (const auto& [key, communicator] : communicators_) {
@@ -102,7 +101,7 @@ std::vector<std::shared_ptr<Communicator>> Registry::List() const {
 }
 
 RegistryCounters Registry::counters() const {
-  std::shared_lock<std::shared_mutex> lock(mutex_);
+  ReaderLock lock(mutex_);
   return counters_;
 }
 

@@ -6,12 +6,12 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
-#include <shared_mutex>
 #include <unordered_map>
 #include <vector>
 
+#include "ffi/base/status.h"
 #include "ffi/core/communicator.h"
-#include "ffi/core/status.h"
+#include "ffi/os/mutex.h"
 
 namespace jaxcomm {
 
@@ -48,13 +48,14 @@ class Registry {
   Status MissingError(const CallSite& site) const;
 
  private:
-  // Holds mutex_.
-  void Bury(int64_t key, int64_t run_id);
+  void RememberFailedRun(int64_t key, int64_t run_id) REQUIRES(mutex_);
 
-  mutable std::shared_mutex mutex_;
-  std::unordered_map<int64_t, std::shared_ptr<Communicator>> communicators_;
-  std::unordered_map<int64_t, std::deque<int64_t>> failed_runs_;  // by key
-  RegistryCounters counters_;
+  mutable SharedMutex mutex_;
+  std::unordered_map<int64_t, std::shared_ptr<Communicator>> communicators_
+      GUARDED_BY(mutex_);
+  // By key.
+  std::unordered_map<int64_t, std::deque<int64_t>> failed_runs_ GUARDED_BY(mutex_);
+  RegistryCounters counters_ GUARDED_BY(mutex_);
 };
 
 }  // namespace jaxcomm

@@ -7,10 +7,10 @@
 
 #include <atomic>
 #include <cerrno>
-#include <mutex>
 #include <thread>
 
 #include "ffi/flight/flight_dump.h"
+#include "ffi/os/mutex.h"
 
 namespace jaxcomm {
 namespace {
@@ -74,9 +74,9 @@ bool Install() {
 }  // namespace
 
 bool AnswerDumpSignal() {
-  static std::mutex mutex;
-  static bool answers = false;
-  std::lock_guard<std::mutex> lock(mutex);
+  static Mutex mutex;
+  static bool answers GUARDED_BY(mutex) = false;
+  MutexLock lock(mutex);
   if (!answers) answers = Install();
   return answers;
 }

@@ -5,19 +5,17 @@
 
 #include <cerrno>
 #include <chrono>
-#include <condition_variable>
 #include <cstdio>
 #include <cstring>
 #include <deque>
 #include <functional>
-#include <mutex>
 #include <thread>
 #include <utility>
 #include <vector>
 
-#include "ffi/core/communicator.h"
-#include "ffi/core/status.h"
+#include "ffi/base/status.h"
 #include "ffi/os/forked.h"
+#include "ffi/os/mutex.h"
 #include "ffi/os/start_thread.h"
 
 namespace jaxcomm {
@@ -74,7 +72,7 @@ class Writer {
 
   // Has `job` done after those before it, unless they block.
   void Add(std::function<void()> job) {
-    std::unique_lock<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     // A forked child has none of its parent's threads.
     if (!started_ && !IsForked()) {
       std::thread thread;
@@ -84,7 +82,7 @@ class Writer {
       }
     }
     if (!started_ || IsForked()) {
-      lock.unlock();
+      lock.Unlock();
       job();
       return;
     }
@@ -96,16 +94,17 @@ class Writer {
     jobs_.push_back(std::move(job));
     ++added_;
     last_added_ = Clock::now();
-    changed_.notify_all();
+    changed_.NotifyAll();
   }
 
   // Waits until all that was added is done, at most kPatience after the last of it was
   // added. So a blocked thread holds up its callers once, however many they are.
   void Wait() {
     if (IsForked()) return;
-    std::unique_lock<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     const uint64_t mine = added_;
-    changed_.wait_until(lock, last_added_ + kPatience, [&] { return done_ >= mine; });
+    changed_.WaitUntil(mutex_, last_added_ + kPatience,
+                       [&]() REQUIRES(mutex_) { return done_ >= mine; });
   }
 
  private:
@@ -113,25 +112,26 @@ class Writer {
   static constexpr size_t kMostJobs = 2;
 
   void Run() {
-    std::unique_lock<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     while (true) {
-      changed_.wait(lock, [this] { return !jobs_.empty(); });
+      while (jobs_.empty()) changed_.Wait(mutex_);
       const std::function<void()> job = std::move(jobs_.front());
       jobs_.pop_front();
-      lock.unlock();
+      lock.Unlock();
       job();
-      lock.lock();
+      lock.Lock();
       ++done_;
-      changed_.notify_all();
+      changed_.NotifyAll();
     }
   }
 
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<std::function<void()>> jobs_;
-  uint64_t added_ = 0, done_ = 0;
-  Clock::time_point last_added_{};
-  bool started_ = false;
+  Mutex mutex_;
+  ConditionVariable changed_;
+  std::deque<std::function<void()>> jobs_ GUARDED_BY(mutex_);
+  uint64_t added_ GUARDED_BY(mutex_) = 0;
+  uint64_t done_ GUARDED_BY(mutex_) = 0;
+  Clock::time_point last_added_ GUARDED_BY(mutex_){};
+  bool started_ GUARDED_BY(mutex_) = false;
 };
 
 class FlightLog {
@@ -143,19 +143,20 @@ class FlightLog {
     return *log;
   }
 
-  void Follow(const CommunicatorSpec& spec, std::weak_ptr<FlightRecorder> recorder) {
-    std::lock_guard<std::mutex> lock(mutex_);
+  void Follow(CommunicatorSummary communicator,
+              std::weak_ptr<FlightRecorder> recorder) {
+    MutexLock lock(mutex_);
     for (size_t i = followed_.size(); i-- > 0;) {
       // Also one that was closed and lives on only in a call.
-      if (followed_[i].recorder.expired() || followed_[i].of.key == spec.key) {
+      if (followed_[i].recorder.expired() || followed_[i].of.key == communicator.key) {
         followed_.erase(followed_.begin() + static_cast<int64_t>(i));
       }
     }
-    followed_.push_back({FlownCommunicator(spec), std::move(recorder)});
+    followed_.push_back({std::move(communicator), std::move(recorder)});
   }
 
   void Prepare(ProcessDescription process, std::string folder) {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     has_written_ =
         has_written_ && folder == folder_ && process.process == process_.process;
     process_ = std::move(process);
@@ -189,12 +190,12 @@ class FlightLog {
 
  private:
   struct Followed {
-    FlownCommunicator of;
+    CommunicatorSummary of;
     std::weak_ptr<FlightRecorder> recorder;
   };
 
   void Report(std::string_view reason) {
-    std::lock_guard<std::mutex> lock(reporting_);
+    MutexLock lock(reporting_);
     const std::vector<CommunicatorFlight> flights = Flights(std::nullopt);
     if (last_failure_.has_value() && !HasCompletedSince(flights, *last_failure_)) {
       return;
@@ -218,17 +219,17 @@ class FlightLog {
   }
 
   bool has_written() {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     return has_written_;
   }
 
   ProcessDescription process() {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     return process_;
   }
 
   std::string folder() {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     return folder_;
   }
 
@@ -236,7 +237,7 @@ class FlightLog {
     std::vector<CommunicatorFlight> flights;
     std::vector<std::shared_ptr<FlightRecorder>> recorders;
     {
-      std::lock_guard<std::mutex> lock(mutex_);
+      MutexLock lock(mutex_);
       for (const Followed& followed : followed_) {
         if (key.has_value() && followed.of.key != *key) continue;
         auto recorder = followed.recorder.lock();
@@ -298,31 +299,31 @@ class FlightLog {
         return;
       }
       {
-        std::lock_guard<std::mutex> lock(mutex_);
+        MutexLock lock(mutex_);
         has_written_ = has_written_ || (folder_ == in && process_.process == process);
       }
       Say(StrCat(beginning, "flight record: ", path, advice));
     });
   }
 
-  std::mutex mutex_;
-  std::vector<Followed> followed_;
-  ProcessDescription process_;
-  std::string folder_;
-  bool has_written_ = false;
+  Mutex mutex_;
+  std::vector<Followed> followed_ GUARDED_BY(mutex_);
+  ProcessDescription process_ GUARDED_BY(mutex_);
+  std::string folder_ GUARDED_BY(mutex_);
+  bool has_written_ GUARDED_BY(mutex_) = false;
 
-  std::mutex reporting_;  // never held while a file is written
-  std::optional<double> last_failure_;
-  bool advised_ = false;
+  Mutex reporting_;  // never held while a file is written
+  std::optional<double> last_failure_ GUARDED_BY(reporting_);
+  bool advised_ GUARDED_BY(reporting_) = false;
 
   Writer writer_;
 };
 
 }  // namespace
 
-void FollowFlight(const CommunicatorSpec& spec,
+void FollowFlight(CommunicatorSummary communicator,
                   std::weak_ptr<FlightRecorder> recorder) {
-  FlightLog::Get().Follow(spec, std::move(recorder));
+  FlightLog::Get().Follow(std::move(communicator), std::move(recorder));
 }
 
 void PrepareFlightDumps(ProcessDescription process, std::string folder) {

@@ -14,7 +14,8 @@
 namespace jaxcomm {
 
 // Includes a communicator's recorder in the records for as long as it lives.
-void FollowFlight(const CommunicatorSpec& spec, std::weak_ptr<FlightRecorder> recorder);
+void FollowFlight(CommunicatorSummary communicator,
+                  std::weak_ptr<FlightRecorder> recorder);
 
 // Says who this process is, and the folder for files; empty: none are written.
 void PrepareFlightDumps(ProcessDescription process, std::string folder);

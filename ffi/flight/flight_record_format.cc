@@ -6,7 +6,7 @@
 #include <cstdio>
 #include <map>
 
-#include "ffi/core/communicator.h"
+#include "ffi/base/status.h"
 
 namespace jaxcomm {
 namespace {
@@ -97,7 +97,7 @@ std::string EntryJson(const Entry& entry) {
 }
 
 std::string CommunicatorJson(const CommunicatorFlight& flight) {
-  const FlownCommunicator& of = flight.of;
+  const CommunicatorSummary& of = flight.of;
   return StrCat("  {\"key\": ", Hex(static_cast<uint64_t>(of.key)),
                 ", \"axes\": ", Quoted(of.axes), ", \"lane\": ", Quoted(of.lane),
                 ", \"backend\": ", Quoted(of.backend),
@@ -117,15 +117,6 @@ std::string HostName() {
 }
 
 }  // namespace
-
-FlownCommunicator::FlownCommunicator(const CommunicatorSpec& spec)
-    : key(spec.key),
-      axes(spec.axes),
-      lane(spec.lane),
-      backend(spec.backend),
-      platform(spec.platform),
-      timeout_seconds(spec.timeout_seconds),
-      groups(spec.groups) {}
 
 double UnixSeconds() {
   return std::chrono::duration<double>(
@@ -151,7 +142,7 @@ std::string FlightRecordLines(const std::vector<CommunicatorFlight>& communicato
   const double now = UnixSeconds();
   std::string lines;
   for (const CommunicatorFlight& flight : communicators) {
-    const FlownCommunicator& of = flight.of;
+    const CommunicatorSummary& of = flight.of;
     // What has not ended, else the last; entries come oldest first.
     std::map<std::pair<int, int>, std::vector<const Entry*>> shown;
     for (const Entry& entry : flight.entries) {

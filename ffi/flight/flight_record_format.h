@@ -12,8 +12,6 @@
 
 namespace jaxcomm {
 
-struct CommunicatorSpec;
-
 // Which of the processes of a job this is.
 struct ProcessDescription {
   int process = 0;
@@ -22,18 +20,19 @@ struct ProcessDescription {
   std::vector<std::pair<std::string, std::vector<int64_t>>> devices;
 };
 
-// What a record says of a communicator; it keeps nothing of its spec alive.
-struct FlownCommunicator {
-  explicit FlownCommunicator(const CommunicatorSpec& spec);
-
-  int64_t key;
-  std::string axes, lane, backend, platform;
-  double timeout_seconds;
-  std::vector<std::vector<int64_t>> groups;
+// What a communicator is named by.
+struct CommunicatorSummary {
+  int64_t key = 0;
+  std::string axes;  // "('data', 'context')"
+  std::string lane;
+  std::string backend;
+  std::string platform;  // names devices in messages: "cpu"
+  double timeout_seconds = 300;
+  std::vector<std::vector<int64_t>> groups;  // global device ids, in rank order
 };
 
 struct CommunicatorFlight {
-  FlownCommunicator of;
+  CommunicatorSummary of;
   std::vector<FlightRecorder::Entry> entries;
 };
 

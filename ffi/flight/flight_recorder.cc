@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <tuple>
 
-#include "ffi/core/call_site.h"
-
 namespace jaxcomm {
 namespace {
 
@@ -55,7 +53,7 @@ FlightRecorder::Slot* FlightRecorder::MakeSlots(Ring& ring) {
   return current;
 }
 
-FlightRecorder::Ticket FlightRecorder::Start(const CallSite& site, int64_t run_id,
+FlightRecorder::Ticket FlightRecorder::Start(uint32_t operation, int64_t run_id,
                                              uint64_t tag, int group, int rank) {
   const int index = first_ring_[group] + rank;
   Ring& ring = rings_[index];
@@ -77,7 +75,7 @@ FlightRecorder::Ticket FlightRecorder::Start(const CallSite& site, int64_t run_i
   slot.tag.store(tag, std::memory_order_release);
   slot.started.store(Ticks(), std::memory_order_release);
   slot.outcome.store(Outcome(sequence, State::kStarted), std::memory_order_release);
-  slot.operation.store(site.operation(), std::memory_order_release);
+  slot.operation.store(operation, std::memory_order_release);
   slot.version.store(2 * sequence, std::memory_order_release);
   return (static_cast<uint64_t>(index) << kSequenceBits) | (sequence & kSequenceMask);
 }

@@ -17,8 +17,6 @@
 
 namespace jaxcomm {
 
-class CallSite;
-
 class FlightRecorder {
  public:
   // Of all ranks of the communicator together, but at least kLeastEntries each.
@@ -51,8 +49,8 @@ class FlightRecorder {
   FlightRecorder& operator=(const FlightRecorder&) = delete;
 
   // Records that a rank takes part in an operation. Lock-free and, after a rank's
-  // first, without allocation. `site` may be destroyed afterwards.
-  Ticket Start(const CallSite& site, int64_t run_id, uint64_t tag, int group, int rank);
+  // first, without allocation. `operation`: in the OperationTable.
+  Ticket Start(uint32_t operation, int64_t run_id, uint64_t tag, int group, int rank);
 
   // Records by which number all processes know the run, in place of XLA's id, which
   // differs between them where the program's source lies elsewhere or was compiled

@@ -1,6 +1,6 @@
 #include "ffi/flight/operation_table.h"
 
-#include "ffi/core/status.h"
+#include "ffi/base/status.h"
 
 namespace jaxcomm {
 
@@ -12,7 +12,7 @@ OperationTable& OperationTable::Get() {
 uint32_t OperationTable::Intern(const Operation& operation) {
   // The signature holds collective, parameters, shapes and dtypes.
   const std::string key = StrCat(operation.signature, "/", operation.name);
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   const auto [found, is_new] =
       index_of_.emplace(key, static_cast<uint32_t>(operations_.size()));
   if (is_new) operations_.push_back(operation);
@@ -20,7 +20,7 @@ uint32_t OperationTable::Intern(const Operation& operation) {
 }
 
 const Operation& OperationTable::At(uint32_t index) const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   return operations_[index];
 }
 

@@ -4,9 +4,10 @@
 
 #include <cstdint>
 #include <deque>
-#include <mutex>
 #include <string>
 #include <unordered_map>
+
+#include "ffi/os/mutex.h"
 
 namespace jaxcomm {
 
@@ -31,9 +32,10 @@ class OperationTable {
   const Operation& At(uint32_t index) const;
 
  private:
-  mutable std::mutex mutex_;
-  std::deque<Operation> operations_{1};  // 0: of a call site without shapes
-  std::unordered_map<std::string, uint32_t> index_of_;
+  mutable Mutex mutex_;
+  // 0: of a call site without shapes
+  std::deque<Operation> operations_ GUARDED_BY(mutex_){1};
+  std::unordered_map<std::string, uint32_t> index_of_ GUARDED_BY(mutex_);
 };
 
 }  // namespace jaxcomm

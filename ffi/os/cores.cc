@@ -6,7 +6,7 @@
 #include <sstream>
 #include <string>
 
-#include "ffi/core/status.h"
+#include "ffi/base/status.h"
 #include "ffi/os/system_file.h"
 
 namespace jaxcomm {

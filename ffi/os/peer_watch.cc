@@ -15,12 +15,12 @@
 #include <cstdlib>
 #include <cstring>
 #include <future>
-#include <mutex>
 #include <thread>
 #include <utility>
 
-#include "ffi/core/status.h"
+#include "ffi/base/status.h"
 #include "ffi/os/forked.h"
+#include "ffi/os/mutex.h"
 #include "ffi/os/start_thread.h"
 #include "ffi/os/system_file.h"
 
@@ -88,10 +88,10 @@ int OpenPeer(const Peer& peer) {
 }  // namespace
 
 int64_t LifeThread() {
-  static auto& mutex = *new std::mutex;
-  static pid_t pid = 0;
-  static int64_t thread = 0;
-  std::lock_guard<std::mutex> lock(mutex);
+  static auto& mutex = *new Mutex;
+  static pid_t pid GUARDED_BY(mutex) = 0;
+  static int64_t thread GUARDED_BY(mutex) = 0;
+  MutexLock lock(mutex);
   // A forked child has none of its parent's threads.
   if (pid == getpid()) return thread;
   thread = 0;

@@ -6,7 +6,7 @@
 #include <thread>
 #include <utility>
 
-#include "ffi/core/status.h"
+#include "ffi/base/status.h"
 
 namespace jaxcomm {
 

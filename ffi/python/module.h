@@ -14,8 +14,8 @@
 #include <utility>
 #include <vector>
 
+#include "ffi/base/status.h"
 #include "ffi/core/communicator.h"
-#include "ffi/core/status.h"
 
 namespace jaxcomm {
 

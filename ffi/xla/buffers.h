@@ -7,10 +7,10 @@
 #include <utility>
 #include <vector>
 
+#include "ffi/base/status.h"
 #include "ffi/core/call_site.h"
 #include "ffi/core/dtype.h"
 #include "ffi/core/plan.h"
-#include "ffi/core/status.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace jaxcomm {

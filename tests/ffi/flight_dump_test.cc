@@ -77,9 +77,9 @@ TEST(a_record_is_json_of_all_communicators_or_one) {
   Recording strange(spec);
   Recording other(Spec({{6}, {7}}));
   auto site = Sum();
-  strange.recorder().Finish(strange.recorder().Start(*site, 5, 0x1f, 0, 1),
+  strange.recorder().Finish(strange.recorder().Start(site->operation(), 5, 0x1f, 0, 1),
                             State::kFailed);
-  strange.recorder().Start(*site, 5, 0x1f, 0, 0);
+  strange.recorder().Start(site->operation(), 5, 0x1f, 0, 0);
   const std::string one = FlightRecordOf(-2, "asked");
   CHECK_TRUE(Holds(one, "\"key\": \"fffffffffffffffe\""));
   CHECK_TRUE(Holds(one, R"json("axes": "('a\"\\\u000a',)")json"));
@@ -105,8 +105,8 @@ TEST(failures_are_dumped_once_until_a_later_operation_completes) {
   Recording communicator(Spec({{6, 7}}));
   auto site = Sum();
   FlightRecorder& recorder = communicator.recorder();
-  const auto pending = recorder.Start(*site, 1, 1, 0, 1);
-  recorder.Finish(recorder.Start(*site, 1, 1, 0, 0), State::kFailed);
+  const auto pending = recorder.Start(site->operation(), 1, 1, 0, 1);
+  recorder.Finish(recorder.Start(site->operation(), 1, 1, 0, 0), State::kFailed);
   DumpFlightRecords("timeout");
   const std::string first = folder.Take();
   CHECK_TRUE(Holds(first, "\"reason\": \"timeout\""));
@@ -114,12 +114,12 @@ TEST(failures_are_dumped_once_until_a_later_operation_completes) {
   CHECK_TRUE(Holds(first, "\"devices\": {\"cpu\": [6, 7]}"));
   // The same failure met by another rank, and what came to its end all the same.
   recorder.Finish(pending, State::kCompleted);
-  recorder.Finish(recorder.Start(*site, 2, 1, 0, 0), State::kFailed);
+  recorder.Finish(recorder.Start(site->operation(), 2, 1, 0, 0), State::kFailed);
   DumpFlightRecords("mismatch");
   CHECK_EQ(folder.Take(), "");
   // The program goes on, and fails again.
-  recorder.Finish(recorder.Start(*site, 3, 1, 0, 0), State::kCompleted);
-  recorder.Finish(recorder.Start(*site, 4, 1, 0, 0), State::kFailed);
+  recorder.Finish(recorder.Start(site->operation(), 3, 1, 0, 0), State::kCompleted);
+  recorder.Finish(recorder.Start(site->operation(), 4, 1, 0, 0), State::kFailed);
   DumpFlightRecords("mismatch");
   CHECK_TRUE(Holds(folder.Take(), "\"reason\": \"mismatch\""));
 }
@@ -144,12 +144,11 @@ TEST(lines_say_what_each_rank_waits_in_or_did_last) {
   FlightRecorder recorder(spec.groups);
   auto site = Sum();
   for (int i = 0; i < 3; ++i) {
-    recorder.Finish(recorder.Start(*site, i, 1, 0, 0), State::kCompleted);
+    recorder.Finish(recorder.Start(site->operation(), i, 1, 0, 0), State::kCompleted);
   }
-  recorder.Finish(recorder.Start(*site, 0, 1, 0, 1), State::kFailed);
-  recorder.Start(*site, 1, 1, 0, 1);
-  const std::string lines =
-      FlightRecordLines({{FlownCommunicator(spec), recorder.Snapshot()}});
+  recorder.Finish(recorder.Start(site->operation(), 0, 1, 0, 1), State::kFailed);
+  recorder.Start(site->operation(), 1, 1, 0, 1);
+  const std::string lines = FlightRecordLines({{spec, recorder.Snapshot()}});
   CHECK_TRUE(Holds(lines,
                    "axes ('x',), lane 'default': rank 0 of 2 (cpu:6) completed "
                    "all_reduce(float32[4]) #3 0.0 s ago\n"));
@@ -167,8 +166,8 @@ TEST(a_file_that_somebody_left_in_the_folder_is_not_written_through) {
   CHECK_EQ(symlink(victim.c_str(), part.c_str()), 0);
   Recording communicator(Spec({{6, 7}}));
   auto site = Sum();
-  communicator.recorder().Finish(communicator.recorder().Start(*site, 1, 1, 0, 0),
-                                 State::kCompleted);
+  communicator.recorder().Finish(
+      communicator.recorder().Start(site->operation(), 1, 1, 0, 0), State::kCompleted);
   DumpFlightRecords("timeout");
   CHECK_TRUE(Holds(folder.Take(), "\"reason\": \"timeout\""));
   std::ifstream file(victim);
@@ -213,7 +212,8 @@ TEST(a_dump_that_cannot_be_written_holds_up_nobody_for_long) {
     BlockedStderr blocked;
     for (int i = 0; i < 5; ++i) {
       // Each is the first of its failures, and is dumped.
-      recorder.Finish(recorder.Start(*site, 10 + i, 1, 0, 0), State::kCompleted);
+      recorder.Finish(recorder.Start(site->operation(), 10 + i, 1, 0, 0),
+                      State::kCompleted);
       threads.emplace_back([&] {
         DumpFlightRecords("timeout");
         ++returned;
@@ -224,7 +224,7 @@ TEST(a_dump_that_cannot_be_written_holds_up_nobody_for_long) {
   }
   for (std::thread& thread : threads) thread.join();
   // What comes later is written.
-  recorder.Finish(recorder.Start(*site, 20, 1, 0, 0), State::kCompleted);
+  recorder.Finish(recorder.Start(site->operation(), 20, 1, 0, 0), State::kCompleted);
   DumpFlightRecords("mismatch");
   CHECK_TRUE(Holds(folder.Take(), "\"reason\": \"mismatch\""));
 }
@@ -260,7 +260,7 @@ TEST(a_request_does_not_replace_a_record_by_an_empty_one) {
   {
     Recording communicator(Spec({{6, 7}}));
     FlightRecorder& recorder = communicator.recorder();
-    recorder.Finish(recorder.Start(*site, 9, 1, 0, 0), State::kCompleted);
+    recorder.Finish(recorder.Start(site->operation(), 9, 1, 0, 0), State::kCompleted);
     AnswerFlightRequest();
     CHECK_TRUE(Holds(folder.Take(), "\"reason\": \"signal\""));
   }
@@ -273,7 +273,7 @@ TEST(a_signal_is_answered_with_a_file) {
   Folder folder;
   Recording communicator(Spec({{6, 7}}));
   auto site = Sum();
-  communicator.recorder().Start(*site, 1, 1, 0, 0);
+  communicator.recorder().Start(site->operation(), 1, 1, 0, 0);
   CHECK_TRUE(AnswerDumpSignal());
   CHECK_TRUE(AnswerDumpSignal());
   raise(SIGUSR1);

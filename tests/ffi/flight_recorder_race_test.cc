@@ -41,7 +41,8 @@ TEST(whoever_looks_while_many_threads_write_sees_whole_entries) {
         const CallSite& site = i % 2 == 0 ? *even : *odd;
         // A rank of its own and one that all threads write.
         for (int rank : {t, kThreads}) {
-          const auto ticket = recorder.Start(site, run_id, ~run_id, 0, rank);
+          const auto ticket =
+              recorder.Start(site.operation(), run_id, ~run_id, 0, rank);
           if (i % 3 != 0) {
             recorder.Finish(ticket, i % 3 == 1 ? State::kCompleted : State::kFailed);
           }
@@ -82,7 +83,7 @@ const CallSite* sites[2];
 volatile int64_t interrupting_run = 1;
 
 FlightRecorder::Ticket StartRun(int64_t run_id, int rank) {
-  return interrupted->Start(*sites[run_id % 2], run_id, ~run_id, 0, rank);
+  return interrupted->Start(sites[run_id % 2]->operation(), run_id, ~run_id, 0, rank);
 }
 
 void Interrupt(int) {

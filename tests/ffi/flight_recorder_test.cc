@@ -48,7 +48,7 @@ TEST(an_entry_says_what_which_rank_did) {
   const double before =
       std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch())
           .count();
-  recorder.Finish(recorder.Start(*site, 7, 0xabc, 1, 1), State::kCompleted);
+  recorder.Finish(recorder.Start(site->operation(), 7, 0xabc, 1, 1), State::kCompleted);
   const auto entries = recorder.Snapshot();
   CHECK_EQ(entries.size(), 1u);
   const auto& entry = entries[0];
@@ -71,9 +71,9 @@ TEST(an_entry_says_what_which_rank_did) {
 TEST(every_rank_counts_its_own_operations) {
   FlightRecorder recorder({{0, 1}, {2}});
   auto site = Sum(1);
-  for (int i = 0; i < 3; ++i) recorder.Start(*site, i, 1, 0, 1);
-  recorder.Start(*site, 0, 1, 0, 0);
-  recorder.Start(*site, 0, 1, 1, 0);
+  for (int i = 0; i < 3; ++i) recorder.Start(site->operation(), i, 1, 0, 1);
+  recorder.Start(site->operation(), 0, 1, 0, 0);
+  recorder.Start(site->operation(), 0, 1, 1, 0);
   std::vector<uint64_t> last(3);
   for (const auto& entry : recorder.Snapshot()) {
     last[entry.device] = std::max(last[entry.device], entry.sequence);
@@ -86,9 +86,9 @@ TEST(every_rank_counts_its_own_operations) {
 TEST(an_entry_stays_as_it_first_ended) {
   FlightRecorder recorder(OneRank());
   auto site = Sum(1);
-  const auto failed = recorder.Start(*site, 0, 1, 0, 0);
-  const auto completed = recorder.Start(*site, 0, 1, 0, 0);
-  recorder.Start(*site, 0, 1, 0, 0);
+  const auto failed = recorder.Start(site->operation(), 0, 1, 0, 0);
+  const auto completed = recorder.Start(site->operation(), 0, 1, 0, 0);
+  recorder.Start(site->operation(), 0, 1, 0, 0);
   recorder.Finish(completed, State::kCompleted);
   recorder.Finish(failed, State::kFailed);
   recorder.Finish(failed, State::kCompleted);
@@ -105,7 +105,7 @@ TEST(an_entry_stays_as_it_first_ended) {
 TEST(times_are_those_of_the_wall_clock) {
   FlightRecorder recorder(OneRank());
   auto site = Sum(1);
-  const auto ticket = recorder.Start(*site, 0, 1, 0, 0);
+  const auto ticket = recorder.Start(site->operation(), 0, 1, 0, 0);
   const auto begin = std::chrono::steady_clock::now();
   std::this_thread::sleep_for(std::chrono::milliseconds(30));
   const double took =
@@ -121,7 +121,8 @@ TEST(the_ring_keeps_the_last_operations_oldest_first) {
   auto site = Sum(1);
   constexpr int kExtra = 100, kCount = FlightRecorder::kEntries + kExtra;
   std::vector<FlightRecorder::Ticket> tickets;
-  for (int i = 0; i < kCount; ++i) tickets.push_back(recorder.Start(*site, i, 1, 0, 0));
+  for (int i = 0; i < kCount; ++i)
+    tickets.push_back(recorder.Start(site->operation(), i, 1, 0, 0));
   // Overwritten: must not mark the entry that took its slot.
   recorder.Finish(tickets[kExtra - 1], State::kFailed);
   recorder.Finish(tickets[kExtra], State::kCompleted);
@@ -142,8 +143,8 @@ TEST(ranks_share_the_entries_out_and_a_busy_one_leaves_the_others_alone) {
   FlightRecorder recorder(ManyRanks());
   CHECK_EQ(recorder.entries_per_rank(), FlightRecorder::kLeastEntries);
   auto site = Sum(1);
-  recorder.Start(*site, 77, 1, 0, 5);
-  for (int i = 0; i < 3000; ++i) recorder.Start(*site, 1, 1, 0, 6);
+  recorder.Start(site->operation(), 77, 1, 0, 5);
+  for (int i = 0; i < 3000; ++i) recorder.Start(site->operation(), 1, 1, 0, 6);
   const auto entries = recorder.Snapshot();
   CHECK_EQ(entries[0].rank, 5);
   CHECK_EQ(entries[0].run_id, 77);
@@ -155,7 +156,7 @@ TEST(a_record_outlives_its_call_site_and_equal_sites_share_a_description) {
   {
     auto site = Sum(6);
     first = site->operation();
-    recorder.Start(*site, 0, 1, 0, 0);
+    recorder.Start(site->operation(), 0, 1, 0, 0);
   }
   CHECK_EQ(recorder.Snapshot()[0].operation->operands, "float32[6]");
   CHECK_EQ(Sum(6)->operation(), first);
@@ -173,12 +174,12 @@ TEST(no_operation_but_a_ranks_first_allocates) {
   FlightRecorder recorder({{0, 1}});
   auto site = Sum(1);
   const int64_t idle = recorder.host_bytes();
-  recorder.Finish(recorder.Start(*site, 0, 1, 0, 0), State::kCompleted);
+  recorder.Finish(recorder.Start(site->operation(), 0, 1, 0, 0), State::kCompleted);
   const int64_t used = recorder.host_bytes();
   CHECK_TRUE(used > idle);
   const int64_t before = allocations;
   for (int i = 0; i < 5000; ++i) {
-    recorder.Finish(recorder.Start(*site, i, 1, 0, 0), State::kCompleted);
+    recorder.Finish(recorder.Start(site->operation(), i, 1, 0, 0), State::kCompleted);
   }
   CHECK_EQ(allocations, before);
   CHECK_EQ(recorder.host_bytes(), used);
@@ -197,7 +198,7 @@ TEST(the_cost_of_an_entry) {
       for (int t = 0; t < threads_used; ++t) {
         threads.emplace_back([&, t] {
           for (int i = 0; i < kRounds / threads_used; ++i) {
-            recorder.Finish(recorder.Start(*site, i, 1, 0, shared ? 0 : t),
+            recorder.Finish(recorder.Start(site->operation(), i, 1, 0, shared ? 0 : t),
                             State::kCompleted);
           }
         });

@@ -81,7 +81,7 @@ struct Rank {
   void Give(int stream, int times = 1,
             Clock::duration later = std::chrono::milliseconds(1)) {
     for (int i = 0; i < times; ++i) {
-      const auto ticket = recorder.Start(*site, 1, 2, 0, 0);
+      const auto ticket = recorder.Start(site->operation(), 1, 2, 0, 0);
       clock += later;
       in_flight.Begin(StreamOf(stream), false, clock);
       in_flight.End(StreamOf(stream), {ticket, site->operation(), ++operations}, clock);

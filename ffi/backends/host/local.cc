@@ -76,8 +76,9 @@ ffi::Future LocalCommunicator::Execute(const Call& call) {
     if (bytes >= kOftenFreshBytes) AdviseHugePages(call.results[leaf], bytes);
   }
 
-  const FlightRecorder::Ticket ticket = recorder().Start(
-      *call.site, call.run_id, call.shared_tag, static_cast<int>(group.index), rank);
+  const FlightRecorder::Ticket ticket =
+      recorder().Start(call.site->operation(), call.run_id, call.shared_tag,
+                       static_cast<int>(group.index), rank);
   std::unique_lock<std::mutex> lock(group.mutex);
   const auto refuse = [&](Status reason) {
     lock.unlock();

@@ -114,8 +114,8 @@ Status BorrowedCommunicator::Enqueue(const Call& call, void* stream) {
   Rank& rank = **found;
   if (failed_.load(std::memory_order_acquire)) return failure();
   if (DevicesAreStopped()) return DevicesStoppedError();
-  const FlightRecorder::Ticket ticket =
-      recorder().Start(*call.site, call.run_id, call.tag, rank.group, rank.rank);
+  const FlightRecorder::Ticket ticket = recorder().Start(
+      call.site->operation(), call.run_id, call.tag, rank.group, rank.rank);
   Status status = OkStatus();
   {
     std::lock_guard<std::mutex> lock(rank.launching);

@@ -48,9 +48,9 @@ Status NcclCommunicator::StartCopies(const Call& call,
   if (DevicesAreStopped()) return DevicesStoppedError();
   if (is_suspended_) return Suspended(call);
   CurrentContext current(library_.cuda, rank.context);
-  const InFlight::Named named = {
-      recorder().Start(*call.site, call.run_id, call.tag, rank.group, rank.rank),
-      call.site->operation(), ++rank.operations};
+  const InFlight::Named named = {recorder().Start(call.site->operation(), call.run_id,
+                                                  call.tag, rank.group, rank.rank),
+                                 call.site->operation(), ++rank.operations};
   Status status = copies_->Start(call, std::move(plan), rank.place, ready, on, named);
   if (status.failure()) {
     recorder().Finish(named.ticket, FlightRecorder::State::kFailed);

@@ -85,8 +85,8 @@ Status NcclCommunicator::Launch(const Call& call, Rank& rank, cuda::Stream strea
       status.failure()) {
     return status;
   }
-  const FlightRecorder::Ticket ticket =
-      recorder().Start(*call.site, call.run_id, call.tag, rank.group, rank.rank);
+  const FlightRecorder::Ticket ticket = recorder().Start(
+      call.site->operation(), call.run_id, call.tag, rank.group, rank.rank);
   auto kind = CallCounts::Kind::kOrdinary;
   Status status = Give(call, rank, stream, {ticket, call.site->operation(), 0}, [&] {
     if (one_shot_ != nullptr && !call.may_be_captured &&

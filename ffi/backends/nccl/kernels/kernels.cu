@@ -1,7 +1,7 @@
 // The package's GPU code. After a change run `make ptx`, which compiles it to
 // kernels_ptx.inc.
 //
-// The stand-in for CUDA compiles this file for the host: what is not standard C++ here,
+// Tests compile this file for the host: what is not standard C++ here,
 // tests/doubles/nccl/device_code.h must declare.
 #include "ffi/backends/nccl/kernels/kernels.h"
 

@@ -1,0 +1,170 @@
+// Locks that Clang checks. Clang's thread-safety analysis (-Wthread-safety, `make
+// lint`) reads the annotations; to other compilers they mean nothing. The locks are
+// std::mutex, std::shared_mutex and std::timed_mutex, and cost as much.
+//
+//   Mutex mutex_;
+//   ConditionVariable changed_;
+//   int count_ GUARDED_BY(mutex_) = 0;
+//   void IncreaseLocked() REQUIRES(mutex_);
+//
+//   MutexLock lock(mutex_);
+//   changed_.Wait(mutex_, [this]() REQUIRES(mutex_) { return count_ > 0; });
+#ifndef JAXCOMM_FFI_OS_MUTEX_H_
+#define JAXCOMM_FFI_OS_MUTEX_H_
+
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <shared_mutex>
+
+// Named as in https://clang.llvm.org/docs/ThreadSafetyAnalysis.html.
+#if defined(__clang__)
+#define JAXCOMM_THREAD_SAFETY(attribute) __attribute__((attribute))
+#else
+#define JAXCOMM_THREAD_SAFETY(attribute)
+#endif
+#define CAPABILITY(name) JAXCOMM_THREAD_SAFETY(capability(name))
+#define SCOPED_CAPABILITY JAXCOMM_THREAD_SAFETY(scoped_lockable)
+#define GUARDED_BY(mutex) JAXCOMM_THREAD_SAFETY(guarded_by(mutex))
+#define PT_GUARDED_BY(mutex) JAXCOMM_THREAD_SAFETY(pt_guarded_by(mutex))
+#define REQUIRES(...) JAXCOMM_THREAD_SAFETY(requires_capability(__VA_ARGS__))
+#define REQUIRES_SHARED(...) \
+  JAXCOMM_THREAD_SAFETY(requires_shared_capability(__VA_ARGS__))
+#define EXCLUDES(...) JAXCOMM_THREAD_SAFETY(locks_excluded(__VA_ARGS__))
+#define ACQUIRE(...) JAXCOMM_THREAD_SAFETY(acquire_capability(__VA_ARGS__))
+#define ACQUIRE_SHARED(...) \
+  JAXCOMM_THREAD_SAFETY(acquire_shared_capability(__VA_ARGS__))
+#define RELEASE(...) JAXCOMM_THREAD_SAFETY(release_capability(__VA_ARGS__))
+#define RELEASE_SHARED(...) \
+  JAXCOMM_THREAD_SAFETY(release_shared_capability(__VA_ARGS__))
+#define TRY_ACQUIRE(...) JAXCOMM_THREAD_SAFETY(try_acquire_capability(__VA_ARGS__))
+#define ASSERT_CAPABILITY(mutex) JAXCOMM_THREAD_SAFETY(assert_capability(mutex))
+#define RETURN_CAPABILITY(mutex) JAXCOMM_THREAD_SAFETY(lock_returned(mutex))
+#define NO_THREAD_SAFETY_ANALYSIS JAXCOMM_THREAD_SAFETY(no_thread_safety_analysis)
+
+namespace jaxcomm {
+
+// The members have the standard's names, so that std::unique_lock takes these locks
+// too. Clang does not follow std::unique_lock: prefer MutexLock.
+template <typename Native>
+class CAPABILITY("mutex") BasicMutex {
+ public:
+  void lock() ACQUIRE() { native_.lock(); }
+  void unlock() RELEASE() { native_.unlock(); }
+  bool try_lock() TRY_ACQUIRE(true) { return native_.try_lock(); }
+
+  // Of SharedMutex.
+  void lock_shared() ACQUIRE_SHARED() { native_.lock_shared(); }
+  void unlock_shared() RELEASE_SHARED() { native_.unlock_shared(); }
+
+  // Of TimedMutex.
+  template <typename Clock, typename Duration>
+  bool try_lock_until(const std::chrono::time_point<Clock, Duration>& end)
+      TRY_ACQUIRE(true) {
+    return native_.try_lock_until(end);
+  }
+  template <typename Rep, typename Period>
+  bool try_lock_for(const std::chrono::duration<Rep, Period>& time) TRY_ACQUIRE(true) {
+    return native_.try_lock_for(time);
+  }
+
+  // For a function that is called with the lock held where Clang cannot see it.
+  void AssertHeld() const ASSERT_CAPABILITY(this) {}
+
+ private:
+  friend class ConditionVariable;
+  Native native_;
+};
+using Mutex = BasicMutex<std::mutex>;
+using SharedMutex = BasicMutex<std::shared_mutex>;
+using TimedMutex = BasicMutex<std::timed_mutex>;
+
+// Holds a lock until the end of the scope. May unlock and lock again in between.
+template <typename AnyMutex>
+class SCOPED_CAPABILITY MutexLock {
+ public:
+  explicit MutexLock(AnyMutex& mutex) ACQUIRE(mutex) : lock_(mutex) {}
+  // The caller has locked `mutex`, by try_lock() say.
+  MutexLock(AnyMutex& mutex, std::adopt_lock_t adopt) REQUIRES(mutex)
+      : lock_(mutex, adopt) {}
+  ~MutexLock() RELEASE() {}
+  MutexLock(const MutexLock&) = delete;
+  MutexLock& operator=(const MutexLock&) = delete;
+
+  void Lock() ACQUIRE() { lock_.lock(); }
+  void Unlock() RELEASE() { lock_.unlock(); }
+
+ private:
+  std::unique_lock<AnyMutex> lock_;
+};
+
+// Holds a SharedMutex together with other readers.
+class SCOPED_CAPABILITY ReaderLock {
+ public:
+  explicit ReaderLock(SharedMutex& mutex) ACQUIRE_SHARED(mutex) : mutex_(mutex) {
+    mutex_.lock_shared();
+  }
+  ~ReaderLock() RELEASE() { mutex_.unlock_shared(); }
+  ReaderLock(const ReaderLock&) = delete;
+  ReaderLock& operator=(const ReaderLock&) = delete;
+
+ private:
+  SharedMutex& mutex_;
+};
+
+// std::condition_variable for a Mutex. Each wait unlocks the mutex and locks it again
+// before it returns.
+class ConditionVariable {
+ public:
+  void NotifyOne() { native_.notify_one(); }
+  void NotifyAll() { native_.notify_all(); }
+
+  void Wait(Mutex& mutex) REQUIRES(mutex) {
+    Adopted lock(mutex);
+    native_.wait(lock.native);
+  }
+  template <typename Condition>
+  void Wait(Mutex& mutex, Condition condition) REQUIRES(mutex) {
+    Adopted lock(mutex);
+    native_.wait(lock.native, condition);
+  }
+
+  template <typename TimePoint>
+  std::cv_status WaitUntil(Mutex& mutex, const TimePoint& end) REQUIRES(mutex) {
+    Adopted lock(mutex);
+    return native_.wait_until(lock.native, end);
+  }
+  // Returns whether the condition holds.
+  template <typename TimePoint, typename Condition>
+  bool WaitUntil(Mutex& mutex, const TimePoint& end, Condition condition)
+      REQUIRES(mutex) {
+    Adopted lock(mutex);
+    return native_.wait_until(lock.native, end, condition);
+  }
+
+  template <typename Duration>
+  std::cv_status WaitFor(Mutex& mutex, const Duration& time) REQUIRES(mutex) {
+    Adopted lock(mutex);
+    return native_.wait_for(lock.native, time);
+  }
+  template <typename Duration, typename Condition>
+  bool WaitFor(Mutex& mutex, const Duration& time, Condition condition)
+      REQUIRES(mutex) {
+    Adopted lock(mutex);
+    return native_.wait_for(lock.native, time, condition);
+  }
+
+ private:
+  // Lends the caller's lock to std::condition_variable.
+  struct Adopted {
+    explicit Adopted(Mutex& mutex) : native(mutex.native_, std::adopt_lock) {}
+    ~Adopted() { native.release(); }
+    std::unique_lock<std::mutex> native;
+  };
+
+  std::condition_variable native_;
+};
+
+}  // namespace jaxcomm
+
+#endif  // JAXCOMM_FFI_OS_MUTEX_H_
