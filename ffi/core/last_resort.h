@@ -1,6 +1,6 @@
 // What ends the process when nothing else can be trusted to end.
-#ifndef JAXCOMM_FFI_BACKENDS_NCCL_LAST_RESORT_H_
-#define JAXCOMM_FFI_BACKENDS_NCCL_LAST_RESORT_H_
+#ifndef JAXCOMM_FFI_CORE_LAST_RESORT_H_
+#define JAXCOMM_FFI_CORE_LAST_RESORT_H_
 
 #include <cstdint>
 #include <string>
@@ -11,13 +11,13 @@ namespace jaxcomm {
 inline constexpr int kEndedStatus = 70;
 
 // Writes `text` to stderr and the flight records to their folder, the latter for a
-// second at most, and ends the process at once, without destructors: they wait for the
-// GPU, which may never answer.
+// second at most. Then ends the process at once, without destructors: they may wait for
+// a device that never answers.
 [[noreturn]] void EndProcess(const std::string& text);
 
-// While it lives, a step is due. If it is not over after `seconds`, the process ends
-// with `text`. One thread of the process looks after all of them; it calls nothing that
-// can block.
+// Guards a step that must not hang: unless this is destroyed within `seconds`, the
+// process ends with `text`. One thread of the process looks after all of them; it calls
+// nothing that can block.
 class LastResort {
  public:
   LastResort(double seconds, std::string text);
@@ -25,8 +25,8 @@ class LastResort {
   LastResort(const LastResort&) = delete;
   LastResort& operator=(const LastResort&) = delete;
 
-  // Makes the thread. A process that cannot have one fails here, and not when it
-  // needs it.
+  // Starts the thread, so that a process that cannot have one fails here, and not when
+  // it needs it.
   static bool Prepare();
 
  private:
@@ -35,4 +35,4 @@ class LastResort {
 
 }  // namespace jaxcomm
 
-#endif  // JAXCOMM_FFI_BACKENDS_NCCL_LAST_RESORT_H_
+#endif  // JAXCOMM_FFI_CORE_LAST_RESORT_H_

@@ -1,4 +1,4 @@
-#include "ffi/backends/nccl/last_resort.h"
+#include "ffi/core/last_resort.h"
 
 #include <unistd.h>
 
