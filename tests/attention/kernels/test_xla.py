@@ -122,3 +122,18 @@ def test_no_tokens_and_no_batch_give_empty_results(inputs, shape):
     query, key, value, grads = inputs(shape)
     found = _both(query, key, value, grads, _config(query, key))
     assert [x.shape for x in found] == [shape, shape[:3], shape, shape, shape]
+
+
+@pytest.mark.parametrize("found", ["forward", "backward"])
+@pytest.mark.usefixtures("small_tiles")
+def test_sums_over_tiles_of_bfloat16_stay_float32(inputs, assert_close, found):
+    """Sums that are rounded between tiles differ from those of float32 copies."""
+    query, key, value, grads = inputs((1, 32, 2, 8), dtype=jnp.bfloat16)
+    part = slice(0, 2) if found == "forward" else slice(2, None)
+    config = _config(query, key)
+    wide = [x.astype(jnp.float32) for x in (query, key, value)]
+    wide_grads = tuple(x.astype(jnp.float32) for x in grads)
+    narrow = _both(query, key, value, grads, config)[part]
+    for one, other in zip(narrow, _both(*wide, wide_grads, config)[part], strict=True):
+        assert one.dtype == jnp.float32
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)

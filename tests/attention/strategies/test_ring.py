@@ -3,6 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jaxcomm
 from jaxcomm.attention.kernels import xla
 from jaxcomm.attention.schedules.registry import SCHEDULES
 
@@ -142,3 +143,30 @@ def test_float64_is_summed_in_float64(ring, dense, inputs, assert_close):
         found = ring(query, key, value, size=4, **options)
         assert {x.dtype for x in found} == {jnp.dtype("float64")}
         assert_close(found, dense(query, key, value, **options), 1e-13)
+
+
+@every_schedule
+def test_queries_of_padding_give_zero_and_minus_infinity(inputs, make_mesh, schedule):
+    tokens = jax.P(None, "context")
+    real, padded = 13, 16
+    x, *_ = inputs((1, padded, 2, 8))
+
+    def attend(x):
+        return jaxcomm.ring_attention(
+            x, x, x, axis_name="context", length=real, schedule=schedule,
+            return_residual=True,
+        )  # fmt: skip
+
+    out, lse = jax.jit(
+        jax.shard_map(
+            attend, mesh=make_mesh(context=4), in_specs=tokens, out_specs=tokens
+        )
+    )(x)
+    dealt = np.concatenate(
+        [jaxcomm.positions(rank, 4, real, schedule=schedule) for rank in range(4)]
+    )
+    padding = dealt >= real
+    assert padding.sum() == padded - real
+    assert (out[:, padding] == 0).all()
+    assert np.isneginf(lse[:, padding]).all()
+    assert np.isfinite(lse[:, ~padding]).all()
