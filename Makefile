@@ -62,7 +62,7 @@ help: ## list the targets
 	@echo '  TEST_WORKERS=... pytest processes (now: $(TEST_WORKERS)); each simulates 8 devices'
 
 demo: $(VENV)/.extra-demo ## train a small language model over a ring of virtual devices
-	@$(RUN) -m jaxcomm.demo $(ARGS)
+	@PYTHONPATH="$(CURDIR)/examples" $(RUN) -m language_model $(ARGS)
 
 # worksteal: a worker has whole files, and with them what their tests share.
 test: $(VENV)/.extra-test cpptest ## C++ and Python tests against the installed package
@@ -74,7 +74,7 @@ install: $(VENV)/.extra-$(EXTRAS) ## make .venv and install jaxcomm into it
 # Python started in the repository root finds jaxcomm/ there before the installed one.
 develop: $(VENV)/.extra-$(EXTRAS) ## put the extension into jaxcomm/, to work in the tree
 	@$(TOOLS) cmake --install $(BUILD) --prefix . --component module > /dev/null
-	@echo 'Run from the repository root: $(BIN)/python -m pytest, $(BIN)/python -m jaxcomm.demo'
+	@echo 'Run from the repository root: $(BIN)/python -m pytest'
 
 cpptest: $(INSTALLED) ## C++ tests, built from the objects of the installed extension
 	@$(TOOLS) cmake -S . -B $(BUILD) -DJAXCOMM_BUILD_TESTS=ON > $(BUILD)/cpptest.log 2>&1 \
@@ -104,7 +104,7 @@ sanitize: $(BUILD_REQUIRES) ## C++ tests under ThreadSanitizer, then Address- an
 	done
 
 soak: $(INSTALLED) ## 100,000 mixed collectives between processes, every result checked
-	@$(RUN) -m jaxcomm.soak $(ARGS)
+	@PYTHONPATH="$(CURDIR)/tests" $(RUN) -m stress $(ARGS)
 
 lint: $(VENV)/.extra-dev $(NVRTC)/.installed ## ruff, pyright, clang-format, stripped notebooks, PTX as compiled, locks
 	$(BIN)/ruff check .
@@ -132,10 +132,10 @@ ptx: $(NVRTC)/.installed ## compile the GPU kernels to the PTX that is checked i
 	@$(BIN)/python tools/make_ptx.py
 
 bench: $(VENV)/.extra-bench ## measure against jax.lax: make bench ARGS="collectives --devices 8"
-	@$(RUN) -m jaxcomm.bench $(ARGS)
+	@PYTHONPATH="$(CURDIR)/benchmarks" $(RUN) -m bench $(ARGS)
 
 notebooks: $(VENV)/.extra-notebooks ## open the notebooks in Jupyter
-	@PYTHONSAFEPATH=1 $(BIN)/jupyter lab notebooks $(ARGS)
+	@PYTHONSAFEPATH=1 PYTHONPATH="$(CURDIR)/examples" $(BIN)/jupyter lab notebooks $(ARGS)
 
 # In an environment of pip's own, with the oldest jaxlib's headers: see pyproject.toml.
 wheel: $(VENV_MADE) ## build dist/jaxcomm-*.whl, which serves every supported jaxlib
@@ -149,7 +149,7 @@ bazel-test: $(VENV)/.extra-test ## build and test with Bazel (apt install bazel-
 clean: ## remove .venv and everything built
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis
 	rm -f jaxcomm/_ffi*.so
-	find jaxcomm tests -name __pycache__ -prune -exec rm -rf {} +
+	find jaxcomm tests benchmarks examples -name __pycache__ -prune -exec rm -rf {} +
 
 # ---- how .venv comes about; one stamp file a step -------------------------------------
 

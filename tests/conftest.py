@@ -4,6 +4,7 @@ import dataclasses
 import gc
 import importlib.metadata
 import os
+import pathlib
 import signal
 import tempfile
 
@@ -40,6 +41,19 @@ from fault_suite import report
 import jaxcomm
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+# Processes that tests start import the jaxcomm under test: the tree or the installed
+# one. They also find what the tests import beside it.
+_ROOT = pathlib.Path(__file__).parents[1]
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    dict.fromkeys(
+        [
+            str(pathlib.Path(jaxcomm.__file__).parents[1]),
+            *(str(_ROOT / each) for each in ("benchmarks", "examples", "tests")),
+            *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)),
+        ]
+    )
+)
 
 
 def pytest_collection_finish():

@@ -222,8 +222,8 @@ void BorrowNccl(int64_t key, std::string axes, std::string lane, std::string pla
       BorrowedCommunicator::Wanted{std::move(places), communication_id},
       ParseOnFailure(on_failure));
   ThrowIfFailed(made->Prepare());
+  ThrowIfFailed(Watch(made));
   ThrowIfFailed(Registry::Get().Add(made));
-  Watch(made);
 }
 
 std::shared_ptr<NcclCommunicator> FindNccl(int64_t key) {

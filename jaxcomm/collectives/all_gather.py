@@ -5,7 +5,9 @@ import math
 import jax
 import jax.numpy as jnp
 
-from jaxcomm import _jax_compat, _primitive, mesh_groups
+from jaxcomm import compat
+from jaxcomm.communicator import replica_groups
+from jaxcomm.primitives import define
 
 
 def all_gather(
@@ -49,10 +51,10 @@ def all_gather(
 
 def gather_all(
     name: str, x, axis_name, axis_index_groups, axis, tiled, to, lane, backend,
-    bind=_primitive.bind,
+    bind=define.bind,
 ):  # fmt: skip
     """Checks an all-gather and hands it to ``bind``, for the function ``name``."""
-    axes = mesh_groups.canonical_axes(axis_name)
+    axes = replica_groups.canonical_axes(axis_name)
     if to not in ("varying", "invarying"):
         raise ValueError(
             f"{name} over {axes}: to={to!r}; jaxcomm knows 'varying' and "
@@ -65,22 +67,22 @@ def gather_all(
         )
     if not axes:
         return x
-    tiled = _primitive.flag(tiled, f"{name} over {axes}: tiled")
-    x = _primitive.as_arrays(x, axes, name)
-    index_groups = _primitive.index_groups_of(axes, axis_index_groups, name)
-    _primitive.group_size(axes, index_groups)
+    tiled = define.flag(tiled, f"{name} over {axes}: tiled")
+    x = define.as_arrays(x, axes, name)
+    index_groups = define.index_groups_of(axes, axis_index_groups, name)
+    define.group_size(axes, index_groups)
     dimensions = tuple(
-        _primitive.canonical_dimension(axis, jnp.ndim(leaf) + (not tiled), name, "axis")
+        define.canonical_dimension(axis, jnp.ndim(leaf) + (not tiled), name, "axis")
         for leaf in jax.tree.leaves(x)
     )
     return bind(
         all_gather_impl, x, axes, name=name, index_groups=index_groups,
-        invariant=to == "invarying" and _jax_compat.checks_varying_axes(),
+        invariant=to == "invarying" and compat.checks_varying_axes(),
         lane=lane, backend=backend, dimensions=dimensions, tiled=tiled,
     )  # fmt: skip
 
 
-class AllGather(_primitive.Collective):
+class AllGather(define.Collective):
     """Parameters: dimensions, one for each leaf; tiled."""
 
     name = "all_gather"
@@ -122,7 +124,7 @@ class AllGather(_primitive.Collective):
             return super().transpose(cts, **params)
         dimensions, tiled, axes = params["dimensions"], params["tiled"], params["axes"]
         # One cotangent for all: each rank takes the part that belongs to its operand.
-        size, rank = _primitive.group_size(axes), jax.lax.axis_index(axes)
+        size, rank = define.group_size(axes), jax.lax.axis_index(axes)
         parts = []
         for ct, d in zip(cts, dimensions, strict=True):
             width = ct.shape[d] // size
@@ -132,4 +134,4 @@ class AllGather(_primitive.Collective):
 
 
 all_gather_impl = AllGather()
-all_gather_p = _primitive.define(all_gather_impl)
+all_gather_p = define.define(all_gather_impl)

@@ -5,7 +5,9 @@ import math
 import jax
 import jax.numpy as jnp
 
-from jaxcomm import _jax_compat, _primitive, mesh_groups
+from jaxcomm import compat
+from jaxcomm.communicator import replica_groups
+from jaxcomm.primitives import define
 
 REDUCERS = {"sum": jnp.sum, "prod": jnp.prod, "max": jnp.max, "min": jnp.min}
 
@@ -41,7 +43,7 @@ def psum(x, axis_name, *, axis_index_groups=None, lane=None, backend=None):
       ...               out_specs=jax.P())(jnp.arange(4.))  # doctest: +SKIP
       Array([6.], dtype=float32)
     """
-    x = _primitive.count_bools(x)
+    x = define.count_bools(x)
     return reduce_all("psum", "sum", x, axis_name, axis_index_groups, lane, backend)
 
 
@@ -57,7 +59,7 @@ def pmean(x, axis_name, *, axis_index_groups=None, lane=None, backend=None):
       >>> jaxcomm.pmean(x, "i")  # doctest: +SKIP
       Array([1.5], dtype=float32)
     """
-    x = _primitive.count_bools(x)
+    x = define.count_bools(x)
     if axis_index_groups is None and _is_averaged(x, axis_name):
         return reduce_all("pmean", "mean", x, axis_name, None, lane, backend)
     total = reduce_all("pmean", "sum", x, axis_name, axis_index_groups, lane, backend)
@@ -106,25 +108,25 @@ def pprod(x, axis_name, *, axis_index_groups=None, lane=None, backend=None):
       >>> jaxcomm.pprod(x, "i")  # doctest: +SKIP
       Array([24.], dtype=float32)
     """
-    x = _primitive.count_bools(x)
+    x = define.count_bools(x)
     return reduce_all("pprod", "prod", x, axis_name, axis_index_groups, lane, backend)
 
 
 def _is_averaged(x, axis_name):
     """Says whether averaging is an operation of its own: NCCL has it."""
-    axes = mesh_groups.canonical_axes(axis_name)
+    axes = replica_groups.canonical_axes(axis_name)
     leaves = jax.tree.leaves(x)
     return not any(isinstance(axis, int) for axis in axes) and all(
-        _jax_compat.is_tracer(leaf) and leaf.dtype in (jnp.float32, jnp.float64)
+        compat.is_tracer(leaf) and leaf.dtype in (jnp.float32, jnp.float64)
         for leaf in leaves
     )
 
 
 def reduce_all(
-    name: str, op, x, axis_name, axis_index_groups, lane, backend, bind=_primitive.bind
+    name: str, op, x, axis_name, axis_index_groups, lane, backend, bind=define.bind
 ):
     """Checks an all-reduce and hands it to ``bind``, for the function ``name``."""
-    given = mesh_groups.canonical_axes(axis_name)
+    given = replica_groups.canonical_axes(axis_name)
     if any(isinstance(axis, bool) for axis in given):
         raise TypeError(f"{name}: an axis is a name or an integer, got {given}")
     axes = tuple(axis for axis in given if not isinstance(axis, int))
@@ -137,22 +139,22 @@ def reduce_all(
         x = jax.tree.map(lambda leaf: REDUCERS[op](leaf, axis=positional), x)
     if not axes:
         return x
-    _jax_compat.check_axes_bound(axes, name)
-    _primitive.check_leaves(x, axes, name)
-    index_groups = _primitive.index_groups_of(axes, axis_index_groups, name)
+    compat.check_axes_bound(axes, name)
+    define.check_leaves(x, axes, name)
+    index_groups = define.index_groups_of(axes, axis_index_groups, name)
     leaves = jax.tree.leaves(x)
-    if op == "sum" and not any(_jax_compat.is_tracer(leaf) for leaf in leaves):
+    if op == "sum" and not any(compat.is_tracer(leaf) for leaf in leaves):
         # A constant is summed without communication; psum(1, axis) is the idiom for
         # the axis size and stays a Python number.
         return jax.lax.psum(x, axes, axis_index_groups=axis_index_groups)
     return bind(
         all_reduce, x, axes, name=name, index_groups=index_groups,
-        invariant=_jax_compat.checks_varying_axes() and index_groups is None,
+        invariant=compat.checks_varying_axes() and index_groups is None,
         lane=lane, backend=backend, op=op,
     )  # fmt: skip
 
 
-class AllReduce(_primitive.Collective):
+class AllReduce(define.Collective):
     """Every rank gets the reduction of all operands. Parameter: op."""
 
     name = "all_reduce"
@@ -195,13 +197,13 @@ class AllReduce(_primitive.Collective):
         return None if params["invariant"] else (self, params)
 
     def transpose(self, cts, **params):
-        from jaxcomm.collectives.vary import pvary
+        from jaxcomm.collectives.pvary import pvary
 
         if not params["invariant"]:
             return super().transpose(cts, **params)
         lane, backend = params["lane"], params["backend"]
         if params["op"] == "mean":
-            size = _primitive.group_size(params["axes"])
+            size = define.group_size(params["axes"])
             cts = [ct / size for ct in cts]
         return pvary(cts, params["axes"], lane=lane, backend=backend)
 
@@ -262,10 +264,10 @@ def gathered_jvp(collective, primals, tangents, *, axes, index_groups, invariant
         *primals, axes=axes, index_groups=index_groups, invariant=invariant, name=name,
         lane=lane, backend=backend, **own,
     )  # fmt: skip
-    size = math.prod(_jax_compat.axis_size(axis) for axis in axes)
+    size = math.prod(compat.axis_size(axis) for axis in axes)
 
     def emulate(*stacked):
-        return _primitive.emulate_groups(collective, stacked, size, index_groups, **own)
+        return define.emulate_groups(collective, stacked, size, index_groups, **own)
 
     _, rows = jax.jvp(
         emulate, tuple(gather(list(primals))), tuple(gather(list(tangents)))
@@ -279,4 +281,4 @@ def gathered_jvp(collective, primals, tangents, *, axes, index_groups, invariant
 
 
 all_reduce = AllReduce()
-all_reduce_p = _primitive.define(all_reduce)
+all_reduce_p = define.define(all_reduce)

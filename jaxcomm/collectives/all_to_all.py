@@ -5,7 +5,8 @@ import math
 import jax
 import jax.numpy as jnp
 
-from jaxcomm import _primitive, mesh_groups
+from jaxcomm.communicator import replica_groups
+from jaxcomm.primitives import define
 
 
 def all_to_all(
@@ -66,25 +67,25 @@ def pswapaxes(x, axis_name, axis, *, axis_index_groups=None, lane=None, backend=
 
 def exchange(
     name: str, x, axis_name, split_axis, concat_axis, axis_index_groups, tiled, lane,
-    backend, bind=_primitive.bind, called=("split_axis", "concat_axis"),
+    backend, bind=define.bind, called=("split_axis", "concat_axis"),
 ):  # fmt: skip
     """Checks an all-to-all and hands it to ``bind``, for the function ``name``.
 
     ``called``: what it calls the two axes.
     """
-    axes = mesh_groups.canonical_axes(axis_name)
+    axes = replica_groups.canonical_axes(axis_name)
     if not axes:
         return x
-    tiled = _primitive.flag(tiled, f"{name} over {axes}: tiled")
-    x = _primitive.as_arrays(x, axes, name)
-    index_groups = _primitive.index_groups_of(axes, axis_index_groups, name)
-    size = _primitive.group_size(axes, index_groups)
+    tiled = define.flag(tiled, f"{name} over {axes}: tiled")
+    x = define.as_arrays(x, axes, name)
+    index_groups = define.index_groups_of(axes, axis_index_groups, name)
+    size = define.group_size(axes, index_groups)
     leaves, tree = jax.tree.flatten(x)
     split_axes, concat_axes, inserted = [], [], []
     for i, leaf in enumerate(leaves):
         ndim = jnp.ndim(leaf)
-        split = _primitive.canonical_dimension(split_axis, ndim, name, called[0])
-        concat = _primitive.canonical_dimension(concat_axis, ndim, name, called[1])
+        split = define.canonical_dimension(split_axis, ndim, name, called[0])
+        concat = define.canonical_dimension(concat_axis, ndim, name, called[1])
         extent = jnp.shape(leaf)[split]
         if tiled and extent % size != 0:
             raise ValueError(
@@ -124,7 +125,7 @@ def exchange(
     )  # fmt: skip
 
 
-class AllToAll(_primitive.Collective):
+class AllToAll(define.Collective):
     """Tiled exchange. Parameters: split_axes and concat_axes, one for each leaf."""
 
     name = "all_to_all"
@@ -169,4 +170,4 @@ class AllToAll(_primitive.Collective):
 
 
 all_to_all_impl = AllToAll()
-all_to_all_p = _primitive.define(all_to_all_impl)
+all_to_all_p = define.define(all_to_all_impl)

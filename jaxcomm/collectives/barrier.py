@@ -2,7 +2,8 @@
 
 import jax
 
-from jaxcomm import _primitive, mesh_groups
+from jaxcomm.communicator import replica_groups
+from jaxcomm.primitives import define
 
 
 def barrier(x, axis_name, *, lane=None, backend=None):
@@ -27,13 +28,13 @@ def barrier(x, axis_name, *, lane=None, backend=None):
     Example:
       >>> x = jaxcomm.barrier(x, "i")  # doctest: +SKIP
     """
-    axes = mesh_groups.canonical_axes(axis_name)
-    return _primitive.bind(
+    axes = replica_groups.canonical_axes(axis_name)
+    return define.bind(
         barrier_impl, x, axes, name="barrier", lane=lane, backend=backend
     )
 
 
-class Barrier(_primitive.Collective):
+class Barrier(define.Collective):
     """Each result is the operand's own buffer."""
 
     name = "barrier"
@@ -53,4 +54,4 @@ class Barrier(_primitive.Collective):
 
 
 barrier_impl = Barrier()
-barrier_p = _primitive.define(barrier_impl)
+barrier_p = define.define(barrier_impl)

@@ -3,7 +3,9 @@
 import jax
 import jax.numpy as jnp
 
-from jaxcomm import _jax_compat, _primitive, mesh_groups
+from jaxcomm import compat
+from jaxcomm.communicator import replica_groups
+from jaxcomm.primitives import define
 
 
 def broadcast(x, axis_name, root=0, *, lane=None, backend=None):
@@ -46,8 +48,8 @@ def pbroadcast(x, axis_name, source, *, lane=None, backend=None):
 
 
 def _broadcast(name, called, x, axis_name, root, lane, backend):
-    axes = mesh_groups.canonical_axes(axis_name)
-    return _primitive.bind(
+    axes = replica_groups.canonical_axes(axis_name)
+    return define.bind(
         broadcast_impl, x, axes, name=name, lane=lane, backend=backend,
         root=root_index(root, axes, name, called),
     )  # fmt: skip
@@ -58,9 +60,9 @@ def root_index(root, axes, name: str, called: str = "root") -> int:
 
     ``called``: what the function ``name`` calls it.
     """
-    _jax_compat.check_axes_bound(axes, name)
-    size = _primitive.group_size(axes)
-    root = _primitive.integer(root, f"{name} over {axes}: {called}")
+    compat.check_axes_bound(axes, name)
+    size = define.group_size(axes)
+    root = define.integer(root, f"{name} over {axes}: {called}")
     if not 0 <= root < size:
         raise ValueError(
             f"{name} over {axes}: {called} {root} is not among the {size} indices "
@@ -69,7 +71,7 @@ def root_index(root, axes, name: str, called: str = "root") -> int:
     return root
 
 
-class Broadcast(_primitive.Collective):
+class Broadcast(define.Collective):
     """Parameter: root."""
 
     name = "broadcast"
@@ -97,4 +99,4 @@ class Broadcast(_primitive.Collective):
 
 
 broadcast_impl = Broadcast()
-broadcast_p = _primitive.define(broadcast_impl)
+broadcast_p = define.define(broadcast_impl)

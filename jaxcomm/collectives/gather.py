@@ -5,9 +5,10 @@ import math
 import jax
 import jax.numpy as jnp
 
-from jaxcomm import _primitive, mesh_groups
 from jaxcomm.collectives.all_gather import AllGather
 from jaxcomm.collectives.broadcast import root_index
+from jaxcomm.communicator import replica_groups
+from jaxcomm.primitives import define
 
 
 def gather(x, axis_name, root=0, *, axis=0, tiled=False, lane=None, backend=None):
@@ -37,23 +38,21 @@ def gather(x, axis_name, root=0, *, axis=0, tiled=False, lane=None, backend=None
 
       >>> jaxcomm.gather(x, "i", root=1)  # [0, 0], [7, 8]  # doctest: +SKIP
     """
-    axes = mesh_groups.canonical_axes(axis_name)
-    tiled = _primitive.flag(tiled, f"gather over {axes}: tiled")
-    x = _primitive.as_arrays(x, axes, "gather")
+    axes = replica_groups.canonical_axes(axis_name)
+    tiled = define.flag(tiled, f"gather over {axes}: tiled")
+    x = define.as_arrays(x, axes, "gather")
     root = root_index(root, axes, "gather")
     dimensions = tuple(
-        _primitive.canonical_dimension(
-            axis, jnp.ndim(leaf) + (not tiled), "gather", "axis"
-        )
+        define.canonical_dimension(axis, jnp.ndim(leaf) + (not tiled), "gather", "axis")
         for leaf in jax.tree.leaves(x)
     )
-    return _primitive.bind(
+    return define.bind(
         gather_impl, x, axes, name="gather", lane=lane, backend=backend, root=root,
         dimensions=dimensions, tiled=tiled,
     )  # fmt: skip
 
 
-class Gather(_primitive.Collective):
+class Gather(define.Collective):
     """Parameters: root; dimensions, one for each leaf; tiled."""
 
     name = "gather"
@@ -77,4 +76,4 @@ class Gather(_primitive.Collective):
 
 
 gather_impl = Gather()
-gather_p = _primitive.define(gather_impl)
+gather_p = define.define(gather_impl)

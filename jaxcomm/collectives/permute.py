@@ -4,7 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxcomm import _jax_compat, _primitive, mesh_groups
+from jaxcomm import compat
+from jaxcomm.communicator import replica_groups
+from jaxcomm.primitives import define
 
 
 def ppermute(x, axis_name, perm, *, lane=None, backend=None):
@@ -62,15 +64,15 @@ def pshuffle(x, axis_name, perm, *, lane=None, backend=None):
 
       >>> jaxcomm.pshuffle(x, "i", [3, 2, 1, 0])  # 3, 2, 1, 0  # doctest: +SKIP
     """
-    axes = mesh_groups.canonical_axes(axis_name)
-    perm = _primitive.indices(perm, axes, "pshuffle")
+    axes = replica_groups.canonical_axes(axis_name)
+    perm = define.indices(perm, axes, "pshuffle")
     if sorted(perm) != list(range(len(perm))):
         raise ValueError(f"pshuffle: perm must be a permutation of indices, got {perm}")
-    _jax_compat.check_axes_bound(axes, "pshuffle")
-    if len(perm) != _primitive.group_size(axes):
+    compat.check_axes_bound(axes, "pshuffle")
+    if len(perm) != define.group_size(axes):
         raise ValueError(
             f"pshuffle over {axes}: perm must be a permutation of all "
-            f"{_primitive.group_size(axes)} indices, got {perm}"
+            f"{define.group_size(axes)} indices, got {perm}"
         )
     pairs = [(source, target) for target, source in enumerate(perm)]
     return permute_by(pairs, "pshuffle", x, axis_name, lane, backend)
@@ -110,11 +112,11 @@ def ring_pairs(axis_name, shift: int, name: str) -> list[tuple[int, int]]:
 
     It is for :func:`permute_by`, which numbers ranks in the mesh's order.
     """
-    axes = mesh_groups.canonical_axes(axis_name)
-    _jax_compat.check_axes_bound(axes, name)
-    shift = _primitive.integer(shift, f"{name} over {axes}: shift")
-    sizes = [_primitive.group_size((axis,)) for axis in axes]
-    ranks = mesh_groups.ranks_in_mesh_order(axes, sizes, _mesh_axes())
+    axes = replica_groups.canonical_axes(axis_name)
+    compat.check_axes_bound(axes, name)
+    shift = define.integer(shift, f"{name} over {axes}: shift")
+    sizes = [define.group_size((axis,)) for axis in axes]
+    ranks = replica_groups.ranks_in_mesh_order(axes, sizes, _mesh_axes())
     return [(rank, ranks[(r + shift) % len(ranks)]) for r, rank in enumerate(ranks)]
 
 
@@ -122,14 +124,14 @@ def _mesh_axes() -> tuple[str, ...]:
     return jax.sharding.get_abstract_mesh().axis_names
 
 
-def permute_by(perm, name: str, x, axis_name, lane, backend, bind=_primitive.bind):
+def permute_by(perm, name: str, x, axis_name, lane, backend, bind=define.bind):
     """Checks a permutation and hands it to ``bind``, for the function ``name``."""
-    axes = mesh_groups.in_mesh_order(
-        mesh_groups.canonical_axes(axis_name), _mesh_axes()
+    axes = replica_groups.in_mesh_order(
+        replica_groups.canonical_axes(axis_name), _mesh_axes()
     )
-    _jax_compat.check_axes_bound(axes, name)
-    size = _primitive.group_size(axes)
-    perm = _primitive.index_pairs(perm, axes, name)
+    compat.check_axes_bound(axes, name)
+    size = define.group_size(axes)
+    perm = define.index_pairs(perm, axes, name)
     for what, indices in (
         ("source", [source for source, _ in perm]),
         ("destination", [target for _, target in perm]),
@@ -148,7 +150,7 @@ def permute_by(perm, name: str, x, axis_name, lane, backend, bind=_primitive.bin
     return bind(permute, x, axes, name=name, lane=lane, backend=backend, perm=perm)
 
 
-class Permute(_primitive.Collective):
+class Permute(define.Collective):
     """Parameter: perm, pairs (source, destination)."""
 
     name = "permute"
@@ -172,4 +174,4 @@ class Permute(_primitive.Collective):
 
 
 permute = Permute()
-permute_p = _primitive.define(permute)
+permute_p = define.define(permute)

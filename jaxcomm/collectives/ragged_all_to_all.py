@@ -4,7 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxcomm import _jax_compat, _primitive, mesh_groups
+from jaxcomm import compat
+from jaxcomm.communicator import replica_groups
+from jaxcomm.primitives import define
 
 
 def ragged_all_to_all(
@@ -44,12 +46,10 @@ def ragged_all_to_all(
     Example:
       See ``jax.lax.ragged_all_to_all``; arguments and result are the same.
     """
-    axes = mesh_groups.canonical_axes(axis_name)
-    _jax_compat.check_axes_bound(axes, "ragged_all_to_all")
-    index_groups = _primitive.index_groups_of(
-        axes, axis_index_groups, "ragged_all_to_all"
-    )
-    size = _primitive.group_size(axes, index_groups)
+    axes = replica_groups.canonical_axes(axis_name)
+    compat.check_axes_bound(axes, "ragged_all_to_all")
+    index_groups = define.index_groups_of(axes, axis_index_groups, "ragged_all_to_all")
+    size = define.group_size(axes, index_groups)
     indices = {
         "input_offsets": input_offsets,
         "send_sizes": send_sizes,
@@ -83,7 +83,7 @@ def ragged_all_to_all(
             f"ragged_all_to_all: operand has dtype {jnp.result_type(operand)}, output "
             f"{jnp.result_type(output)}; they must be equal"
         )
-    operands = _primitive.prepare(
+    operands = define.prepare(
         (operand, output, *_of_one_type(indices.values())), axes, "ragged_all_to_all",
         lane=lane, backend=backend,
     )  # fmt: skip
@@ -104,7 +104,7 @@ def _of_one_type(indices):
     return [index.astype(wide) for index in indices]
 
 
-class RaggedAllToAll(_primitive.Collective):
+class RaggedAllToAll(define.Collective):
     """Operands: operand, output, then the four arrays of offsets and sizes."""
 
     name = "ragged_all_to_all"
@@ -147,7 +147,7 @@ class RaggedAllToAll(_primitive.Collective):
             backend=params["backend"],
         )  # fmt: skip
         shape = operands[0].aval.shape if _is_linear(operands[0]) else operands[0].shape
-        zero = _primitive.prepare(
+        zero = define.prepare(
             (jnp.zeros(shape, ct.dtype),), params["axes"], params["name"]
         )[0]
         (operand_ct,) = self.primitive.bind(
@@ -170,7 +170,7 @@ class RaggedAllToAll(_primitive.Collective):
             for x, d in zip(operands, dims, strict=True)
         ]
         if axis_data.name in axes:
-            return _primitive.batch_own_axis(
+            return define.batch_own_axis(
                 self, axis_data, xs, [0] * len(xs), axes=axes, **params
             )
         # The batch becomes more slices: (B, K) indices as K x B, device-major.
@@ -196,8 +196,8 @@ class RaggedAllToAll(_primitive.Collective):
 
 
 def _is_linear(x):
-    return _jax_compat.ad.is_undefined_primal(x)
+    return compat.ad.is_undefined_primal(x)
 
 
 ragged_all_to_all_impl = RaggedAllToAll()
-ragged_all_to_all_p = _primitive.define(ragged_all_to_all_impl)
+ragged_all_to_all_p = define.define(ragged_all_to_all_impl)

@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 
-from jaxcomm import _primitive, mesh_groups
 from jaxcomm.collectives.all_reduce import (
     REDUCERS,
     all_reduce,
@@ -11,6 +10,8 @@ from jaxcomm.collectives.all_reduce import (
     reduce_stacked,
 )
 from jaxcomm.collectives.broadcast import root_index
+from jaxcomm.communicator import replica_groups
+from jaxcomm.primitives import define
 
 
 def reduce(x, axis_name, root=0, *, op="sum", lane=None, backend=None):
@@ -40,16 +41,16 @@ def reduce(x, axis_name, root=0, *, op="sum", lane=None, backend=None):
     """
     if not isinstance(op, str) or op not in REDUCERS:
         raise ValueError(f"reduce: op must be one of {tuple(REDUCERS)}, got {op!r}")
-    axes = mesh_groups.canonical_axes(axis_name)
+    axes = replica_groups.canonical_axes(axis_name)
     if op in ("sum", "prod"):
-        x = _primitive.count_bools(x)
-    return _primitive.bind(
+        x = define.count_bools(x)
+    return define.bind(
         reduce_impl, x, axes, name="reduce", lane=lane, backend=backend,
         root=root_index(root, axes, "reduce"), op=op,
     )  # fmt: skip
 
 
-class Reduce(_primitive.Collective):
+class Reduce(define.Collective):
     """Parameters: root, op."""
 
     name = "reduce"
@@ -77,4 +78,4 @@ class Reduce(_primitive.Collective):
 
 
 reduce_impl = Reduce()
-reduce_p = _primitive.define(reduce_impl)
+reduce_p = define.define(reduce_impl)

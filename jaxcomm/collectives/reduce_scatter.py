@@ -5,8 +5,9 @@ import math
 import jax
 import jax.numpy as jnp
 
-from jaxcomm import _primitive, mesh_groups
 from jaxcomm.collectives.all_reduce import reduce_stacked, widen
+from jaxcomm.communicator import replica_groups
+from jaxcomm.primitives import define
 
 
 def psum_scatter(
@@ -50,19 +51,19 @@ def psum_scatter(
 
 def scatter_sum(
     name: str, x, axis_name, scatter_dimension, axis_index_groups, tiled, lane, backend,
-    bind=_primitive.bind,
+    bind=define.bind,
 ):  # fmt: skip
     """Checks a reduce-scatter and hands it to ``bind``, for the function ``name``."""
-    axes = mesh_groups.canonical_axes(axis_name)
+    axes = replica_groups.canonical_axes(axis_name)
     if not axes:
         return x
-    tiled = _primitive.flag(tiled, f"{name} over {axes}: tiled")
-    x = _primitive.as_arrays(x, axes, name)
-    index_groups = _primitive.index_groups_of(axes, axis_index_groups, name)
-    size = _primitive.group_size(axes, index_groups)
+    tiled = define.flag(tiled, f"{name} over {axes}: tiled")
+    x = define.as_arrays(x, axes, name)
+    index_groups = define.index_groups_of(axes, axis_index_groups, name)
+    size = define.group_size(axes, index_groups)
     dimensions = []
     for leaf in jax.tree.leaves(x):
-        d = _primitive.canonical_dimension(
+        d = define.canonical_dimension(
             scatter_dimension, jnp.ndim(leaf), name, "scatter_dimension"
         )
         extent = jnp.shape(leaf)[d]
@@ -79,13 +80,13 @@ def scatter_sum(
             )
         dimensions.append(d)
     return bind(
-        reduce_scatter, _primitive.count_bools(x), axes, name=name,
+        reduce_scatter, define.count_bools(x), axes, name=name,
         index_groups=index_groups, lane=lane, backend=backend,
         dimensions=tuple(dimensions), tiled=tiled,
     )  # fmt: skip
 
 
-class ReduceScatter(_primitive.Collective):
+class ReduceScatter(define.Collective):
     """Parameters: dimensions, one for each leaf; tiled."""
 
     name = "reduce_scatter"
@@ -124,4 +125,4 @@ class ReduceScatter(_primitive.Collective):
 
 
 reduce_scatter = ReduceScatter()
-reduce_scatter_p = _primitive.define(reduce_scatter)
+reduce_scatter_p = define.define(reduce_scatter)

@@ -4,8 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxcomm import _primitive, mesh_groups
 from jaxcomm.collectives.all_reduce import REDUCERS, gathered_jvp, reduce_stacked
+from jaxcomm.communicator import replica_groups
+from jaxcomm.primitives import define
 
 
 def scan(
@@ -42,22 +43,22 @@ def scan(
     if not isinstance(op, str) or op not in REDUCERS:
         raise ValueError(f"scan: op must be one of {tuple(REDUCERS)}, got {op!r}")
     if op in ("sum", "prod"):
-        x = _primitive.count_bools(x)
-    axes = mesh_groups.canonical_axes(axis_name)
-    exclusive = _primitive.flag(exclusive, f"scan over {axes}: exclusive")
-    reverse = _primitive.flag(reverse, f"scan over {axes}: reverse")
-    out = _primitive.bind(
+        x = define.count_bools(x)
+    axes = replica_groups.canonical_axes(axis_name)
+    exclusive = define.flag(exclusive, f"scan over {axes}: exclusive")
+    reverse = define.flag(reverse, f"scan over {axes}: reverse")
+    out = define.bind(
         scan_impl, x, axes, name="scan", lane=lane, backend=backend, op=op,
         exclusive=exclusive, reverse=reverse,
     )  # fmt: skip
     if not exclusive or op in ("sum", "prod"):
         return out
-    first = _primitive.group_size(axes) - 1 if reverse else 0
+    first = define.group_size(axes) - 1 if reverse else 0
     is_first = jax.lax.axis_index(axes) == first
 
     def with_identity(leaf):
         # A type that travelled in a wider one has extremes of its own.
-        if not _primitive.has_carrier(leaf.dtype):
+        if not define.has_carrier(leaf.dtype):
             return leaf
         return jnp.where(
             is_first, jnp.asarray(identity(op, leaf.dtype), leaf.dtype), leaf
@@ -66,7 +67,7 @@ def scan(
     return jax.tree.map(with_identity, out)
 
 
-class Scan(_primitive.Collective):
+class Scan(define.Collective):
     """Parameters: op, exclusive, reverse."""
 
     name = "scan"
@@ -118,4 +119,4 @@ def identity(op: str, dtype):
 
 
 scan_impl = Scan()
-scan_p = _primitive.define(scan_impl)
+scan_p = define.define(scan_impl)

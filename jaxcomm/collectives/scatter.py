@@ -5,9 +5,10 @@ import math
 import jax
 import jax.numpy as jnp
 
-from jaxcomm import _primitive, mesh_groups
 from jaxcomm.collectives.broadcast import root_index
 from jaxcomm.collectives.reduce_scatter import ReduceScatter
+from jaxcomm.communicator import replica_groups
+from jaxcomm.primitives import define
 
 
 def scatter(x, axis_name, root=0, *, axis=0, tiled=False, lane=None, backend=None):
@@ -38,13 +39,13 @@ def scatter(x, axis_name, root=0, *, axis=0, tiled=False, lane=None, backend=Non
 
       >>> jaxcomm.scatter(x, "i", root=0)  # 7, 8  # doctest: +SKIP
     """
-    axes = mesh_groups.canonical_axes(axis_name)
-    x = _primitive.as_arrays(x, axes, "scatter")
+    axes = replica_groups.canonical_axes(axis_name)
+    x = define.as_arrays(x, axes, "scatter")
     root = root_index(root, axes, "scatter")
-    size = _primitive.group_size(axes)
+    size = define.group_size(axes)
     dimensions = []
     for leaf in jax.tree.leaves(x):
-        d = _primitive.canonical_dimension(axis, jnp.ndim(leaf), "scatter", "axis")
+        d = define.canonical_dimension(axis, jnp.ndim(leaf), "scatter", "axis")
         extent = jnp.shape(leaf)[d]
         if (extent % size if tiled else extent != size) != 0:
             raise ValueError(
@@ -53,13 +54,13 @@ def scatter(x, axis_name, root=0, *, axis=0, tiled=False, lane=None, backend=Non
                 f"devices of axes {axes}"
             )
         dimensions.append(d)
-    return _primitive.bind(
+    return define.bind(
         scatter_impl, x, axes, name="scatter", lane=lane, backend=backend, root=root,
         dimensions=tuple(dimensions), tiled=tiled,
     )  # fmt: skip
 
 
-class Scatter(_primitive.Collective):
+class Scatter(define.Collective):
     """Parameters: root; dimensions, one for each leaf; tiled."""
 
     name = "scatter"
@@ -84,4 +85,4 @@ class Scatter(_primitive.Collective):
 
 
 scatter_impl = Scatter()
-scatter_p = _primitive.define(scatter_impl)
+scatter_p = define.define(scatter_impl)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from jaxcomm import _ffi
-from jaxcomm.communicator import Communicator
+from jaxcomm.communicator.communicator import Communicator
 from jaxcomm.diagnostics import record, table
 from jaxcomm.errors import CommunicatorError
 

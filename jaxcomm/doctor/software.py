@@ -11,11 +11,11 @@ import jax
 import jaxlib.version
 
 import jaxcomm
-from jaxcomm import _jax_compat, config
-from jaxcomm.attention import support
-from jaxcomm.backends import NAMES
+from jaxcomm import compat, config
+from jaxcomm.attention.kernels import cudnn_support
+from jaxcomm.communicator.backends import NAMES
+from jaxcomm.communicator.backends.nccl import library
 from jaxcomm.doctor.rows import Row
-from jaxcomm.nccl import library
 
 # They change what JAX finds and how it runs.
 _OTHERS = ("JAX_", "XLA_FLAGS", "NCCL_")
@@ -35,7 +35,7 @@ def devices() -> Iterator[Row]:
     """Yields what JAX finds; starts its backends."""
     try:
         found = jax.devices()
-    except _jax_compat.NO_DEVICES as error:
+    except compat.NO_DEVICES as error:
         nothing = "no platform of those that JAX_PLATFORMS names"
         reason = str(error).splitlines()[0] if str(error) else nothing
         yield Row("default", f"JAX finds none: {reason}", [], False)
@@ -45,7 +45,7 @@ def devices() -> Iterator[Row]:
         # They are there beside an accelerator, unless JAX_PLATFORMS says otherwise.
         try:
             yield _devices("cpu", jax.devices("cpu"))
-        except _jax_compat.NO_DEVICES:
+        except compat.NO_DEVICES:
             yield Row("cpu", "none: see JAX_PLATFORMS", [])
     yield Row(
         "process",
@@ -64,14 +64,14 @@ def backends() -> Iterator[Row]:
     """Yields which backends can be chosen, and why one cannot."""
     try:
         jax.devices("cpu")
-    except _jax_compat.NO_DEVICES:
+    except compat.NO_DEVICES:
         text = "unavailable: JAX has no CPU devices; see JAX_PLATFORMS"
         yield Row("host", text, {"available": False, "reason": text}, False)
     else:
         yield Row("host", "available, for CPU devices", {"available": True}, True)
     yield Row("xla", "available, XLA's own collectives", {"available": True}, True)
     yield _nccl()
-    reason = support.fused_attention_reason()
+    reason = cudnn_support.fused_attention_reason()
     yield Row(
         "cuDNN attention",
         f"unavailable: {reason}" if reason else "available, for bfloat16 and float16",

@@ -85,7 +85,7 @@ def join() -> None:
     """
     import jax
 
-    from jaxcomm import _jax_compat
+    from jaxcomm import compat
 
     ours = place()
     process = os.getpid()
@@ -105,7 +105,7 @@ def join() -> None:
             initialize_here()
 
     jax.distributed.initialize = initialize_here
-    _jax_compat.before_devices_start(initialize_if_needed)
+    compat.before_devices_start(initialize_if_needed)
 
 
 def script(path: str) -> tuple:

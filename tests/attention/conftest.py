@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxcomm.attention.layout import reorder, restore
-from jaxcomm.attention.ring import ring_attention
+from jaxcomm.attention.sequence import reorder, restore
+from jaxcomm.attention.strategies.ring import ring_attention
 
 SPLIT = jax.P(None, "context")
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxcomm.attention import arguments
-from jaxcomm.attention.ring import ring_attention
+from jaxcomm.attention.strategies.ring import ring_attention
 
 SPLIT = jax.P(None, "context")
 

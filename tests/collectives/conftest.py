@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import jaxcomm
-from jaxcomm.nccl import library
+from jaxcomm.communicator.backends.nccl import library
 
 UFUNCS = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}
 NARROW_FLOATS = ("bfloat16", "float16", "float8_", "float6_", "float4_")

@@ -394,3 +394,36 @@ def test_a_custom_vjp_may_use_collectives_both_ways(stacked, near, mesh, x):
     found = stacked(mesh, jax.grad(lambda x: _loss(shift(x))), x)
     expected = stacked(mesh, jax.grad(lambda x: _loss(jaxcomm.ring_shift(x, "i"))), x)
     near(found, expected, 0)  # the same instructions
+
+
+def test_leaves_of_different_rank_are_scattered_back_each_by_its_own_dimension(
+    stacked, mesh
+):
+    """The last dimension is another one for each leaf; jax.lax takes leaves alone."""
+    cube = np.arange(4 * 2 * 8 * 8, dtype=np.float32).reshape(4, 2, 8, 8)
+    x = {"cube": cube, "flat": cube.ravel()[:32].reshape(4, 8)}
+
+    def ours(x):
+        return jaxcomm.psum_scatter(x, "i", scatter_dimension=-1, tiled=True)
+
+    def each(x):
+        return {
+            name: jax.lax.psum_scatter(
+                leaf, "i", scatter_dimension=leaf.ndim - 1, tiled=True
+            )
+            for name, leaf in x.items()
+        }
+
+    def gradient(scatter):
+        def loss(x):
+            weighed = (
+                (jnp.sin(part) * jnp.arange(1.0, part.size + 1).reshape(part.shape))
+                for part in scatter(x).values()
+            )
+            return sum(part.sum() for part in weighed)
+
+        return jax.grad(loss)
+
+    found, expected = (stacked(mesh, gradient(each_), x) for each_ in (ours, each))
+    for name in x:
+        np.testing.assert_allclose(found[name], expected[name], rtol=1e-4, atol=1e-3)

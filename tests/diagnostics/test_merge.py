@@ -72,6 +72,13 @@ def test_ranks_that_wait_for_each_other_in_two_places(job):
     assert found.kind == "mismatch"
 
 
+def test_of_parties_of_equal_size_the_later_one_is_blamed(job):
+    job.did([0, 1], "psum(float32[4])", "started", site="b")
+    job.did([2, 3], "pmax(float32[4])", "started", site="c")
+    (found,) = job.merged().findings
+    assert found.ranks == (2, 3)
+
+
 def test_the_same_call_at_another_place_or_launch_or_with_other_parameters(make_job):
     place = make_job().did([0, 1, 2], "psum(float32[4])", "started", site="b")
     place.did(3, "psum(float32[4])", "started", site="c")

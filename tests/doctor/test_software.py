@@ -1,8 +1,8 @@
 import jax
 import pytest
 
+from jaxcomm.communicator.backends.nccl import library
 from jaxcomm.doctor import software
-from jaxcomm.nccl import library
 
 
 def by_name(rows):

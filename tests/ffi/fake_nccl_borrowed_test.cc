@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #include "ffi/backends/nccl/borrowed_communicator.h"
-#include "ffi/backends/nccl/last_resort.h"
+#include "ffi/core/last_resort.h"
 #include "ffi/flight/flight_recorder.h"
 #include "tests/ffi/check.h"
 #include "tests/ffi/fake_library.h"

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "ffi/backends/nccl/device_stop.h"
-#include "ffi/backends/nccl/last_resort.h"
 #include "ffi/backends/nccl/nccl_communicator.h"
+#include "ffi/core/last_resort.h"
 #include "tests/ffi/check.h"
 #include "tests/ffi/fake_library.h"
 #include "tests/ffi/fake_nccl.h"

@@ -55,7 +55,7 @@ Leaf LeafOf(DataType dtype, std::vector<int64_t> dims, size_t bytes) {
   return Leaf{dtype, std::move(dims), elements, bytes};
 }
 
-// Contiguous pieces, as jaxcomm/nccl/lowering.py makes them.
+// Contiguous pieces, as jaxcomm/primitives/nccl_rewrites.py makes them.
 std::vector<Case> Cases(int ranks, int leaves) {
   const auto repeat = [&](std::vector<int64_t> first, std::vector<int64_t> each) {
     for (int leaf = 0; leaf < leaves; ++leaf) {

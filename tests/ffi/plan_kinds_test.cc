@@ -444,7 +444,7 @@ TEST(moves_do_what_collectives_are_defined_to_do) {
 TEST(what_nccl_is_asked_does_what_collectives_are_defined_to_do) {
   for (Natives natives : {Natives::kNone, Natives::kOf218, Natives::kOf228}) {
     ForEachProblem([natives](const Problem& problem, const Plan& plan) {
-      // See jaxcomm/nccl/lowering.py for what becomes of these.
+      // See jaxcomm/primitives/nccl_rewrites.py for what becomes of these.
       if (plan.kind == Plan::Kind::kScan || problem.site->plan_reads_operands()) return;
       std::vector<Steps> steps(problem.size);
       for (int rank = 0; rank < problem.size; ++rank) {

@@ -17,13 +17,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxcomm.attention import support
-from jaxcomm.attention.hop import HopConfig
-from jaxcomm.attention.hop_primitive import hop_backward, hop_forward
+from jaxcomm.attention.kernels import cudnn_support
+from jaxcomm.attention.kernels.primitive import hop_backward, hop_forward
+from jaxcomm.attention.kernels.xla import HopConfig
+from jaxcomm.attention.mask import Visibility
 from jaxcomm.attention.merge import merge
-from jaxcomm.attention.ring import ring_attention
 from jaxcomm.attention.schedules.registry import SCHEDULES
-from jaxcomm.attention.visibility import Visibility
+from jaxcomm.attention.strategies.ring import ring_attention
 
 pytestmark = pytest.mark.gpu
 
@@ -146,7 +146,7 @@ def through_hops(case, arrays, grads):
         query_segments=case.dealer.segments(tokens),
         key_segments=case.dealer.segments(keys),
         implementation="cudnn",
-        blocks=support.fused_blocks(
+        blocks=cudnn_support.fused_blocks(
             *("cudnn", arrays[0][:, :tokens], arrays[1][:, :keys]),
             schedule=case.dealer,
             visibility=visibility,
@@ -281,7 +281,7 @@ def why_not():
     """Say why nothing can be shown here, or None."""
     if jax.default_backend() != "gpu":
         return "no NVIDIA GPU"
-    return support.fused_attention_reason()
+    return cudnn_support.fused_attention_reason()
 
 
 def rings():

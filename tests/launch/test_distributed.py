@@ -183,12 +183,12 @@ def test_what_fails_before_the_devices_start_is_tried_again(launch):
     status, out, err = launch(
         """
 import jax
-from jaxcomm import _jax_compat
+from jaxcomm import compat
 calls = []
 def act():
     calls.append(1)
     if len(calls) == 1: raise RuntimeError("not yet")
-_jax_compat.before_devices_start(act)
+compat.before_devices_start(act)
 for _ in range(3):
     try: print("process", jax.process_count(), calls)
     except RuntimeError as error: print("process", error)

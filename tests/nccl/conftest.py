@@ -11,7 +11,7 @@ import sys
 import pytest
 
 import jaxcomm
-from jaxcomm.nccl import library
+from jaxcomm.communicator.backends.nccl import library
 
 TESTS = pathlib.Path(__file__).parents[1]
 PROGRAM = pathlib.Path(__file__).with_name("program.py")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import jaxcomm
-from jaxcomm import _handle
+from jaxcomm.primitives import handle
 
 # Of the backend's own thread, which looks whether operations are done.
 POLLS = {"cuEventQuery", "ncclCommGetAsyncError", "cuStreamQuery", "cuCtxGetCurrent"}
@@ -251,7 +251,7 @@ def send_two(mesh, lanes):
 def test_independent_sends_in_one_lane_are_warned_of_once(
     stand_in, make_mesh, monkeypatch
 ):
-    monkeypatch.setattr(_handle, "_told", set())
+    monkeypatch.setattr(handle, "_told", set())
     mesh = make_mesh(i=2)
     x = jnp.arange(2.0)
     jaxcomm.init(mesh, "i", lanes=("default", "other"))
@@ -269,7 +269,7 @@ def test_independent_sends_in_one_lane_are_warned_of_once(
 def test_sends_in_two_lanes_or_over_the_host_are_not_warned_of(
     stand_in, make_mesh, monkeypatch
 ):
-    monkeypatch.setattr(_handle, "_told", set())
+    monkeypatch.setattr(handle, "_told", set())
     mesh = make_mesh(i=2)
     x = jnp.arange(2.0)
     jaxcomm.init(mesh, "i", lanes=("default", "other"))

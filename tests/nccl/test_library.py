@@ -3,7 +3,7 @@
 import pytest
 
 import jaxcomm
-from jaxcomm.nccl import library
+from jaxcomm.communicator.backends.nccl import library
 
 OPTIONAL = {
     "ncclMemAlloc", "ncclMemFree", "ncclCommRegister", "ncclCommDeregister",
@@ -64,7 +64,7 @@ tell({
     "wrong": [n for n in calls if not np.array_equal(found[n], expected[n])],
     "all to all": len(trace("ncclAlltoAll")),
     "device bytes": jaxcomm.memory_report()[0].device_bytes,
-    "missing": jaxcomm.nccl.library.load().missing,
+    "missing": jaxcomm.communicator.backends.nccl.library.load().missing,
     "config": trace("ncclCommSplit")[0]["config"],
 })
 """
@@ -87,7 +87,7 @@ def test_older_versions_do_with_sends_what_they_lack(told, code, text, missing):
 
 def test_settings_that_a_version_does_not_know_are_refused_by_name(told):
     code = """
-from jaxcomm.nccl.policy import CommPolicy
+from jaxcomm.communicator.backends.nccl.policy import CommPolicy
 fields = dict(max_ctas=8, min_ctas=2, cga_cluster_size=1, traffic_class=3, name="mine",
               max_p2p_peers=5)
 tell({
@@ -125,7 +125,7 @@ def test_what_is_no_nccl_is_refused_with_a_reason(told, tmp_path):
     code = f"""
 def error_with(path):
     os.environ["JAXCOMM_NCCL_LIBRARY"] = path
-    jaxcomm.nccl.library.load.cache_clear()
+    jaxcomm.communicator.backends.nccl.library.load.cache_clear()
     return error_of(lambda: len(jaxcomm.init(mesh_of(2))))
 
 tell([error_with(path) for path in [*{named!r}, stand_in._name]])

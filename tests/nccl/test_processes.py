@@ -8,7 +8,7 @@ import jax
 import pytest
 
 import jaxcomm
-from jaxcomm import bootstrap
+from jaxcomm.communicator import rendezvous
 
 pytestmark = pytest.mark.multiprocess
 
@@ -56,7 +56,7 @@ def test_axes_within_and_across_processes(team):
 
 
 def watched(here):
-    others = bootstrap.peers((0, 1), jax.process_index())
+    others = rendezvous.peers((0, 1), jax.process_index())
     return [
         (process, pathlib.Path(f"/proc/{pid}/task/{thread}").exists())
         for pid, _, process, thread in others

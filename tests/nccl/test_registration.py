@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import jaxcomm
-from jaxcomm.nccl import registration
+from jaxcomm.communicator.backends.nccl import registration
 
 REGISTER = ("ncclCommWindowRegister", "ncclCommRegister")
 

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxcomm import _jax_compat
+from jaxcomm import compat
 
 TESTS = pathlib.Path(__file__).parents[1]
 
@@ -82,7 +82,7 @@ class Here:
 
     def meet(self, name, processes=None):
         """Returns when some processes, all if None, are here; a name serves once."""
-        _jax_compat.key_value_store().wait_at_barrier(name, 60_000, processes)
+        compat.key_value_store().wait_at_barrier(name, 60_000, processes)
 
     def put(self, mesh, stacked):
         """Returns the stacked tree, each device's row on it."""

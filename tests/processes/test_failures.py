@@ -10,7 +10,8 @@ import jax
 import pytest
 
 import jaxcomm
-from jaxcomm import _ffi, _jax_compat, failures
+from jaxcomm import _ffi, compat
+from jaxcomm.communicator import failures
 from jaxcomm.launch import port
 
 pytestmark = pytest.mark.multiprocess
@@ -32,7 +33,7 @@ class World:
 
     def watch(self, name):
         watch = failures.FailureWatch(
-            _jax_compat.key_value_store(),
+            compat.key_value_store(),
             jax.process_index(),
             lambda: self.own,
             self.fail_worlds,
@@ -50,7 +51,7 @@ def until(condition, what, seconds=SECONDS):
 
 def published(name):
     """Returns which processes published a failure of a world."""
-    found = _jax_compat.key_value_store().key_value_dir_get(f"jaxcomm/failures/{name}/")
+    found = compat.key_value_store().key_value_dir_get(f"jaxcomm/failures/{name}/")
     return sorted(int(key.rpartition("/")[2]) for key, _ in found)
 
 
@@ -147,7 +148,7 @@ time.sleep(600)
 CUT_OFF = """
 import sys, time
 from jaxlib import _jax
-from jaxcomm import failures
+from jaxcomm.communicator import failures
 client = _jax.get_distributed_runtime_client(sys.argv[1], 0)
 client.connect()
 received = []

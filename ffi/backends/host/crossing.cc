@@ -201,7 +201,9 @@ void LocalCommunicator::ContinueCrossing(Group& group, const Call& call,
     return CrossingText(group, *meeting, processes, died);
   };
   // Keeps the communicator, were it closed meanwhile.
-  pending.done = [self = shared_from_this(), &group, call, meeting] {
+  pending.done = [self =
+                      std::static_pointer_cast<LocalCommunicator>(shared_from_this()),
+                  &group, call, meeting] {
     Status status;
     if (!self->NextTransfer(group, call, meeting, &status)) {
       self->ContinueCrossing(group, call, meeting);

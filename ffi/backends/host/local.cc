@@ -8,7 +8,6 @@
 #include "ffi/backends/host/continuer.h"
 #include "ffi/backends/host/execute.h"
 #include "ffi/backends/host/huge_pages.h"
-#include "ffi/backends/host/watchdog.h"
 #include "ffi/flight/flight_dump.h"
 #include "ffi/os/cores.h"
 
@@ -297,11 +296,13 @@ CommunicatorStats LocalCommunicator::stats() const {
 }
 
 std::shared_ptr<Communicator> MakeLocalCommunicator(CommunicatorSpec spec) {
-  const double timeout_seconds = spec.timeout_seconds;
+  // A timeout is noticed at most a tenth of its length late.
+  const double period = std::clamp(spec.timeout_seconds / 10, 0.01, 1.0);
   auto communicator = std::make_shared<LocalCommunicator>(std::move(spec));
   Status status = StartContinuing();
-  if (status.success()) status = WatchDeadlines(communicator, timeout_seconds);
+  if (status.success()) status = Watch(communicator, period);
   if (status.failure()) communicator->Abort(status);
+  WakeWatchdog();
   return communicator;
 }
 

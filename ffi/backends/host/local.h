@@ -21,11 +21,11 @@
 #include "ffi/backends/host/process_set.h"
 #include "ffi/backends/host/transfer.h"
 #include "ffi/core/communicator.h"
+#include "ffi/core/watchdog.h"
 
 namespace jaxcomm {
 
-class LocalCommunicator final : public Communicator,
-                                public std::enable_shared_from_this<LocalCommunicator> {
+class LocalCommunicator final : public Communicator, public Watched {
  public:
   explicit LocalCommunicator(CommunicatorSpec spec);
   ~LocalCommunicator() override;
@@ -35,8 +35,8 @@ class LocalCommunicator final : public Communicator,
   std::vector<int64_t> FailedRuns() const override;
   CommunicatorStats stats() const override;
 
-  // Fails what has waited past its deadline at `now`.
-  void ExpireBefore(std::chrono::steady_clock::time_point now);
+  // Watched: fails what has waited past its deadline.
+  bool Poll() override;
 
  private:
   using Clock = std::chrono::steady_clock;

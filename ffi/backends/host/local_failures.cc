@@ -185,7 +185,8 @@ bool LocalCommunicator::HasWaiting(const Meeting& meeting) {
   return meeting.arrived > done;
 }
 
-void LocalCommunicator::ExpireBefore(Clock::time_point now) {
+bool LocalCommunicator::Poll() {
+  const Clock::time_point now = Clock::now();
   WarnIfThreadsMayLack(now);
   const auto timeout = std::chrono::duration_cast<Clock::duration>(
       std::chrono::duration<double>(spec().timeout_seconds));
@@ -239,6 +240,7 @@ void LocalCommunicator::ExpireBefore(Clock::time_point now) {
     }
     Continue(std::move(failures), std::make_shared<Gap>());
   }
+  return true;
 }
 
 void LocalCommunicator::Abort(const Status& reason) {

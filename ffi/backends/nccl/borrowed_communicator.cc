@@ -5,9 +5,9 @@
 #include <string>
 #include <utility>
 
-#include "ffi/backends/nccl/last_resort.h"
 #include "ffi/backends/nccl/run_steps.h"
 #include "ffi/backends/nccl/world.h"
+#include "ffi/core/last_resort.h"
 #include "ffi/flight/flight_dump.h"
 
 namespace jaxcomm {
@@ -133,7 +133,7 @@ Status BorrowedCommunicator::Enqueue(const Call& call, void* stream) {
     return told;
   }
   rank.counts.Add(*call.site);
-  WakeWatch();
+  WakeWatchdog();
   return OkStatus();
 }
 

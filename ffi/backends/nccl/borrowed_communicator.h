@@ -14,8 +14,8 @@
 #include "ffi/backends/nccl/device_stop.h"
 #include "ffi/backends/nccl/in_flight.h"
 #include "ffi/backends/nccl/library.h"
-#include "ffi/backends/nccl/watch.h"
 #include "ffi/core/communicator.h"
+#include "ffi/core/watchdog.h"
 
 namespace jaxcomm {
 
@@ -45,6 +45,7 @@ class BorrowedCommunicator final : public Communicator, public Watched {
   // Watched:
   bool Poll() override;
   double poll_seconds() const override { return spec().timeout_seconds + 10; }
+  const char* stuck_text() const override { return kDriverStuck; }
 
  private:
   struct Rank {

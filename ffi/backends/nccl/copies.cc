@@ -57,7 +57,7 @@ Status NcclCommunicator::StartCopies(const Call& call,
     return FailedCopies(call, rank, status);
   }
   rank.counts.Add(*call.site, CallCounts::Kind::kCopied);
-  WakeWatch();
+  WakeWatchdog();
   return OkStatus();
 }
 

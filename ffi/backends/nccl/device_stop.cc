@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "ffi/backends/nccl/kernels/device_kernels.h"
-#include "ffi/backends/nccl/last_resort.h"
+#include "ffi/core/last_resort.h"
 #include "ffi/os/start_thread.h"
 
 namespace jaxcomm {

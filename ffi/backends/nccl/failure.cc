@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
-#include "ffi/backends/nccl/last_resort.h"
 #include "ffi/backends/nccl/nccl_communicator.h"
+#include "ffi/core/last_resort.h"
 #include "ffi/flight/flight_dump.h"
 
 namespace jaxcomm {
@@ -43,11 +43,11 @@ Status WithMeaning(const Status& reason, const char* meaning) {
 
 }  // namespace
 
-void NcclCommunicator::BeWatched() {
+Status NcclCommunicator::BeWatched() {
   const auto self =
       std::static_pointer_cast<NcclCommunicator>(Watched::shared_from_this());
   if (shares_memory()) how_.world->AddSharer(self);
-  Watch(self);
+  return Watch(self);
 }
 
 std::string NcclCommunicator::FirstOperation() {

@@ -74,7 +74,7 @@ Status NcclCommunicator::Give(const Call& call, Rank& rank, cuda::Stream stream,
                  StrCat("rank ", rank.rank, " of ", rank.size, " (device ", rank.device,
                         "): ", status.message()));
   }
-  WakeWatch();
+  WakeWatchdog();
   return OkStatus();
 }
 

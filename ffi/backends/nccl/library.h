@@ -13,6 +13,12 @@
 
 namespace jaxcomm {
 
+// Of Watched: why a poll can take long. It calls nothing that waits, but the driver
+// makes every caller wait while one waits for a device.
+inline constexpr char kDriverStuck[] =
+    "the thread that watches over collectives does not get an answer of the CUDA "
+    "driver, and cannot end what hangs";
+
 struct NcclLibrary {
   nccl::Api nccl;
   cuda::Api cuda;

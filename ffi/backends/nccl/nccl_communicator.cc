@@ -213,7 +213,7 @@ Status MakeNcclCommunicator(CommunicatorSpec spec, NcclSpec how,
   if (Status status = made->Make(); status.failure()) {
     return WithCircumstances(library, status, made->any_context());
   }
-  made->BeWatched();
+  RETURN_IF_ERROR(made->BeWatched());
   *communicator = std::move(made);
   return OkStatus();
 }

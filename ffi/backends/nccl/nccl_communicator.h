@@ -28,9 +28,9 @@
 #include "ffi/backends/nccl/peer_copies.h"
 #include "ffi/backends/nccl/steps.h"
 #include "ffi/backends/nccl/symmetric_memory.h"
-#include "ffi/backends/nccl/watch.h"
 #include "ffi/backends/nccl/world.h"
 #include "ffi/core/communicator.h"
+#include "ffi/core/watchdog.h"
 
 namespace jaxcomm {
 
@@ -101,13 +101,14 @@ class NcclCommunicator final : public Communicator,
   // Watched:
   bool Poll() override;
   double poll_seconds() const override;
+  const char* stuck_text() const override { return kDriverStuck; }
   // NcclWorld::Sharer:
   void FailToo(const Status& reason) override { SetFailure(reason, /*names=*/false); }
   bool is_busy() override;
   std::string FirstOperation() override;
 
   // To be called once it is made.
-  void BeWatched();
+  Status BeWatched();
   // SymmetricMemory::Registrar:
   void Deregister(uint64_t segment) override;
 

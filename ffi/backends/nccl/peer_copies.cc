@@ -21,77 +21,81 @@ Status PeerCopies::Create(const NcclLibrary& library, FlightRecorder& recorder,
   std::unique_ptr<PeerCopies> made(new PeerCopies(library, recorder));
   for (const Member& member : members) {
     CurrentContext current(library.cuda, member.context);
-    made->lanes_.push_back(std::make_unique<Lane>(library, recorder, member));
-    Lane& lane = *made->lanes_.back();
+    made->devices_.push_back(std::make_unique<Device>(library, recorder, member));
+    Device& device = *made->devices_.back();
     RETURN_IF_ERROR(library.Check(library.cuda.StreamCreateWithPriority(
-                                      &lane.stream, cuda::kStreamNonBlocking, -1),
+                                      &device.stream, cuda::kStreamNonBlocking, -1),
                                   "cuStreamCreateWithPriority"));
-    RETURN_IF_ERROR(lane.in_flight.Prepare());
+    RETURN_IF_ERROR(device.in_flight.Prepare());
+    const auto groups = static_cast<size_t>(member.group) + 1;
+    if (made->groups_.size() < groups) made->groups_.resize(groups);
   }
   *copies = std::move(made);
   return OkStatus();
 }
 
-PeerCopies::~PeerCopies() {
-  for (auto* meetings : {&open_, &spare_}) {
-    for (auto& meeting : *meetings) {
-      for (Seat& seat : meeting->seats) {
-        for (cuda::Event event : {seat.ready, seat.left}) {
-          if (event != nullptr) library_.cuda.EventDestroy(event);
-        }
-      }
+void PeerCopies::DestroyEvents(const Round& round) {
+  for (const Participant& participant : round.participants) {
+    for (cuda::Event event : {participant.ready, participant.left}) {
+      if (event != nullptr) library_.cuda.EventDestroy(event);
     }
-  }
-  for (auto& lane : lanes_) {
-    CurrentContext current(library_.cuda, lane->member.context);
-    lane->in_flight.Release();
-    if (lane->stream != nullptr) library_.cuda.StreamDestroy(lane->stream);
   }
 }
 
-Status PeerCopies::Open(const Call& call, const Member& member, Meeting** opened) {
-  for (auto& meeting : open_) {
-    if (meeting->run_id == call.run_id && meeting->tag == call.tag &&
-        meeting->group == member.group && !meeting->seats[member.rank].is_here) {
-      *opened = meeting.get();
-      return OkStatus();
+PeerCopies::~PeerCopies() {
+  for (const Rendezvous<Round>& group : groups_) {
+    for (const auto* rounds : {&group.open(), &group.spare()}) {
+      for (const auto& round : *rounds) DestroyEvents(*round);
     }
   }
-  auto spare = std::find_if(spare_.begin(), spare_.end(), [&](const auto& meeting) {
-    return meeting->group == member.group;
-  });
-  if (spare == spare_.end()) {
-    auto made = std::make_unique<Meeting>();
-    made->group = member.group;
-    made->seats.resize(static_cast<size_t>(member.size));
-    spare = spare_.insert(spare_.end(), std::move(made));
-    for (size_t i = 0; i < lanes_.size(); ++i) {
-      const Member& each = lanes_[i]->member;
-      if (each.group != member.group) continue;
-      Seat& seat = (*spare)->seats[each.rank];
-      seat.lane = i;
-      CurrentContext current(library_.cuda, each.context);
-      for (cuda::Event* event : {&seat.ready, &seat.left}) {
-        RETURN_IF_ERROR(
-            library_.Check(library_.cuda.EventCreate(event, cuda::kEventDisableTiming),
-                           "cuEventCreate"));
-      }
-    }
+  for (auto& device : devices_) {
+    CurrentContext current(library_.cuda, device->member.context);
+    device->in_flight.Release();
+    if (device->stream != nullptr) library_.cuda.StreamDestroy(device->stream);
   }
-  *opened = spare->get();
-  (*opened)->run_id = call.run_id;
-  (*opened)->tag = call.tag;
-  open_.push_back(std::move(*spare));
-  spare_.erase(spare);
+}
+
+Status PeerCopies::Join(const Call& call, const Member& member, Round** joined) {
+  Rendezvous<Round>& group = groups_[static_cast<size_t>(member.group)];
+  *joined = group.Find(call.run_id, call.tag, member.rank);
+  if (*joined != nullptr) return OkStatus();
+  std::unique_ptr<Round> round = group.TakeSpare();
+  if (round == nullptr) RETURN_IF_ERROR(MakeRound(member, &round));
+  *joined = group.Open(std::move(round), call.run_id, call.tag);
   return OkStatus();
 }
 
-PeerCopies::Meeting* PeerCopies::Find(const void* mark, const Member& member) {
-  for (size_t i = open_.size(); i-- > 0;) {
-    const Seat& seat = open_[i]->seats[member.rank];
-    if (open_[i]->group == member.group && seat.is_here && !seat.is_over &&
-        seat.mark == mark) {
-      return open_[i].get();
+Status PeerCopies::MakeRound(const Member& member, std::unique_ptr<Round>* round) {
+  auto made = std::make_unique<Round>();
+  made->group = member.group;
+  made->participants.resize(static_cast<size_t>(member.size));
+  Status status;
+  for (size_t i = 0; i < devices_.size(); ++i) {
+    const Member& each = devices_[i]->member;
+    if (each.group != member.group) continue;
+    Participant& participant = made->participants[each.rank];
+    participant.device = i;
+    CurrentContext current(library_.cuda, each.context);
+    for (cuda::Event* event : {&participant.ready, &participant.left}) {
+      if (status.failure()) break;
+      status = library_.Check(
+          library_.cuda.EventCreate(event, cuda::kEventDisableTiming), "cuEventCreate");
+    }
+  }
+  if (status.failure()) {
+    DestroyEvents(*made);
+    return status;
+  }
+  *round = std::move(made);
+  return OkStatus();
+}
+
+PeerCopies::Round* PeerCopies::FindBegun(const void* mark, const Member& member) {
+  const auto& open = groups_[static_cast<size_t>(member.group)].open();
+  for (size_t i = open.size(); i-- > 0;) {
+    const Participant& participant = open[i]->participants[member.rank];
+    if (participant.is_here && !participant.is_over && participant.mark == mark) {
+      return open[i].get();
     }
   }
   return nullptr;
@@ -100,53 +104,55 @@ PeerCopies::Meeting* PeerCopies::Find(const void* mark, const Member& member) {
 Status PeerCopies::Start(const Call& call, std::shared_ptr<const PeerPlan> plan,
                          size_t member, cuda::Stream ready, cuda::Stream on,
                          const InFlight::Named& named) {
-  Lane& lane = *lanes_[member];
-  const int rank = lane.member.rank;
+  Device& device = *devices_[member];
+  const int rank = device.member.rank;
   std::lock_guard<std::mutex> lock(mutex_);
   if (failure_.failure()) return failure_;
   const void* const mark = MarkOf(call);
-  RETURN_IF_ERROR(ForgetLocked(mark, lane, ready));
-  Meeting* meeting = nullptr;
-  RETURN_IF_ERROR(Open(call, lane.member, &meeting));
-  meeting->plan = std::move(plan);
-  Seat& seat = meeting->seats[rank];
-  seat.is_here = true;
-  seat.mark = mark;
-  seat.operands.assign(call.operands, call.operands + call.site->operands().size());
-  seat.results.assign(call.results, call.results + call.site->results().size());
-  seat.stream = on == nullptr ? lane.stream : on;
-  seat.named = named;
-  if (Status gone = CheckPeers(*meeting, rank); gone.failure()) {
-    Status owed = FailIfOwed(*meeting, rank);
-    Leave(*meeting, rank);
+  RETURN_IF_ERROR(ForgetLocked(mark, device, ready));
+  Round* round = nullptr;
+  RETURN_IF_ERROR(Join(call, device.member, &round));
+  round->plan = std::move(plan);
+  Participant& participant = round->participants[rank];
+  participant.is_here = true;
+  participant.mark = mark;
+  participant.operands.assign(call.operands,
+                              call.operands + call.site->operands().size());
+  participant.results.assign(call.results, call.results + call.site->results().size());
+  participant.stream = on == nullptr ? device.stream : on;
+  participant.named = named;
+  if (Status gone = CheckPeers(*round, rank); gone.failure()) {
+    Status owed = FailIfOwed(*round, rank);
+    Leave(*round, rank);
     return owed.failure() ? owed : gone;
   }
-  Status status =
-      library_.Check(library_.cuda.EventRecord(seat.ready, ready), "cuEventRecord");
-  if (status.success()) status = SendIfAllAreHere(*meeting, rank);
-  for (int source : meeting->plan->parts[rank].sources) {
-    if (status.success()) status = SendIfAllAreHere(*meeting, source);
+  Status status = library_.Check(library_.cuda.EventRecord(participant.ready, ready),
+                                 "cuEventRecord");
+  if (status.success()) status = SendIfAllAreHere(*round, rank);
+  for (int source : round->plan->parts[rank].sources) {
+    if (status.success()) status = SendIfAllAreHere(*round, source);
   }
   if (status.failure()) {
     // Before anybody takes what was not sent for sent. Whoever is told of it gives
     // memory back that copies may be on their way to.
     FailLocked(status);
-    WaitForCopies(*meeting, rank, ready);
+    WaitForCopies(*round, rank, ready);
   }
   changed_.notify_all();
   return status;
 }
 
-Status PeerCopies::SendIfAllAreHere(Meeting& meeting, int rank) {
-  Seat& seat = meeting.seats[rank];
-  if (!seat.is_here || seat.is_over || seat.is_decided()) return OkStatus();
-  for (int target : meeting.plan->parts[rank].targets) {
-    if (!meeting.seats[target].is_here || meeting.seats[target].is_over) {
+Status PeerCopies::SendIfAllAreHere(Round& round, int rank) {
+  Participant& participant = round.participants[rank];
+  if (!participant.is_here || participant.is_over || participant.is_decided())
+    return OkStatus();
+  for (int target : round.plan->parts[rank].targets) {
+    if (!round.participants[target].is_here || round.participants[target].is_over) {
       return OkStatus();
     }
   }
-  Status status = Send(meeting, rank);
-  if (status.success()) seat.sends = Seat::Sends::kCopied;
+  Status status = Send(round, rank);
+  if (status.success()) participant.sends = Participant::Sends::kCopied;
   return status;
 }
 
@@ -155,51 +161,54 @@ Status PeerCopies::WaitFor(cuda::Stream stream, cuda::Event event) {
                         "cuStreamWaitEvent");
 }
 
-Status PeerCopies::Send(Meeting& meeting, int rank) {
-  Seat& seat = meeting.seats[rank];
-  const PeerPlan::Part& part = meeting.plan->parts[rank];
-  Lane& lane = *lanes_[seat.lane];
-  CurrentContext current(library_.cuda, lane.member.context);
-  Status status = WaitFor(seat.stream, seat.ready);
+Status PeerCopies::Send(Round& round, int rank) {
+  Participant& participant = round.participants[rank];
+  const PeerPlan::Part& part = round.plan->parts[rank];
+  Device& device = *devices_[participant.device];
+  CurrentContext current(library_.cuda, device.member.context);
+  Status status = WaitFor(participant.stream, participant.ready);
   for (int target : part.targets) {
-    if (status.success()) status = WaitFor(seat.stream, meeting.seats[target].ready);
+    if (status.success())
+      status = WaitFor(participant.stream, round.participants[target].ready);
   }
-  lane.in_flight.Begin(seat.stream, /*may_be_captured=*/false, InFlight::Clock::now());
+  device.in_flight.Begin(participant.stream, /*may_be_captured=*/false,
+                         InFlight::Clock::now());
   for (const Step& step : part.local) {
     if (status.success()) {
-      status = RunLocalStep(library_, step, seat.operands.data(), seat.results.data(),
-                            seat.stream);
+      status = RunLocalStep(library_, step, participant.operands.data(),
+                            participant.results.data(), participant.stream);
     }
   }
   for (const PeerPlan::Copy& copy : part.copies) {
     if (status.failure()) break;
-    const char* from = static_cast<const char*>(seat.operands[copy.leaf]) + copy.from;
-    char* to =
-        static_cast<char*>(meeting.seats[copy.target].results[copy.leaf]) + copy.to;
+    const char* from =
+        static_cast<const char*>(participant.operands[copy.leaf]) + copy.from;
+    char* to = static_cast<char*>(round.participants[copy.target].results[copy.leaf]) +
+               copy.to;
     status = library_.Check(
         library_.cuda.MemcpyDtoDAsync(reinterpret_cast<cuda::Pointer>(to),
                                       reinterpret_cast<cuda::Pointer>(from), copy.bytes,
-                                      seat.stream),
+                                      participant.stream),
         "cuMemcpyDtoDAsync");
   }
   if (status.success()) {
-    lane.in_flight.End(seat.stream, seat.named, InFlight::Clock::now());
+    device.in_flight.End(participant.stream, participant.named, InFlight::Clock::now());
   }
   // Also after a failure: some copies may be on their way.
-  Status left = library_.Check(library_.cuda.EventRecord(seat.left, seat.stream),
-                               "cuEventRecord");
-  seat.has_left = left.success();
+  Status left = library_.Check(
+      library_.cuda.EventRecord(participant.left, participant.stream), "cuEventRecord");
+  participant.has_left = left.success();
   return status.failure() ? status : left;
 }
 
-Status PeerCopies::WaitForCopies(const Meeting& meeting, int rank,
-                                 cuda::Stream stream) {
-  const Seat& own = meeting.seats[rank];
+Status PeerCopies::WaitForCopies(const Round& round, int rank, cuda::Stream stream) {
+  const Participant& own = round.participants[rank];
   Status status = OkStatus();
   if (own.has_left && own.stream != stream) status = WaitFor(stream, own.left);
-  for (int source : meeting.plan->parts[rank].sources) {
-    const Seat& seat = meeting.seats[source];
-    if (seat.has_left && status.success()) status = WaitFor(stream, seat.left);
+  for (int source : round.plan->parts[rank].sources) {
+    const Participant& participant = round.participants[source];
+    if (participant.has_left && status.success())
+      status = WaitFor(stream, participant.left);
   }
   return status;
 }

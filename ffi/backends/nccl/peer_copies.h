@@ -14,6 +14,7 @@
 
 #include <condition_variable>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -25,6 +26,7 @@
 #include "ffi/backends/nccl/peer_plan.h"
 #include "ffi/backends/nccl/steps.h"
 #include "ffi/core/communicator.h"
+#include "ffi/core/rendezvous.h"
 #include "ffi/flight/flight_recorder.h"
 
 namespace jaxcomm {
@@ -75,11 +77,11 @@ class PeerCopies {
   void Fail(const Status& reason);
 
   // What is given to the member's streams.
-  InFlight& in_flight(size_t member) { return lanes_[member]->in_flight; }
+  InFlight& in_flight(size_t member) { return devices_[member]->in_flight; }
 
  private:
-  struct Lane {
-    Lane(const NcclLibrary& library, FlightRecorder& recorder, const Member& of)
+  struct Device {
+    Device(const NcclLibrary& library, FlightRecorder& recorder, const Member& of)
         : member(of), in_flight(library, recorder) {}
     const Member member;
     cuda::Stream stream = nullptr;
@@ -88,12 +90,12 @@ class PeerCopies {
     std::optional<int64_t> late_run;
   };
 
-  // A rank's part of a meeting.
-  struct Seat {
+  // A rank's part in a round.
+  struct Participant {
     // What becomes of what the rank sends: once it is one, it never is another.
     enum class Sends { kUndecided, kCopied, kLeftToNccl };
 
-    size_t lane = 0;
+    size_t device = 0;
     bool is_here = false, is_over = false;
     Sends sends = Sends::kUndecided;
     bool has_left = false;  // `left` was recorded: copies are, or may be, on their way
@@ -105,50 +107,51 @@ class PeerCopies {
     cuda::Event left = nullptr;   // what it sends has arrived
     InFlight::Named named;
 
+    bool has_come() const { return is_here; }
     bool is_decided() const { return sends != Sends::kUndecided; }
   };
 
-  // One operation of one group. Kept to be used again.
-  struct Meeting {
-    int64_t run_id = 0;
-    uint64_t tag = 0;
+  // One operation of one group.
+  struct Round : RoundOf<Participant> {
     int group = 0;
     std::shared_ptr<const PeerPlan> plan;
-    std::vector<Seat> seats;  // by rank
   };
 
   PeerCopies(const NcclLibrary& library, FlightRecorder& recorder)
       : library_(library), recorder_(recorder) {}
 
-  Status Open(const Call& call, const Member& member, Meeting** meeting);
-  // The last that has this mark; null if there is none.
-  Meeting* Find(const void* mark, const Member& member);
-  Status SendIfAllAreHere(Meeting& meeting, int rank);
-  Status Send(Meeting& meeting, int rank);
+  // The round that a rank comes to.
+  Status Join(const Call& call, const Member& member, Round** round);
+  void DestroyEvents(const Round& round);
+  Status MakeRound(const Member& member, std::unique_ptr<Round>* round);
+  // The last that the member began with this mark; null if there is none.
+  Round* FindBegun(const void* mark, const Member& member);
+  Status SendIfAllAreHere(Round& round, int rank);
+  Status Send(Round& round, int rank);
   Status WaitFor(cuda::Stream stream, cuda::Event event);
   // Has `stream` wait for all copies from and to the rank that were enqueued.
-  Status WaitForCopies(const Meeting& meeting, int rank, cuda::Stream stream);
+  Status WaitForCopies(const Round& round, int rank, cuda::Stream stream);
   // Whether it is known how all that the rank sends and receives goes.
-  static bool IsDecided(const Meeting& meeting, int rank);
+  static bool IsDecided(const Round& round, int rank);
   // FAILED_PRECONDITION if a rank went on that this one sends to or receives from: its
   // program failed between a collective's beginning and its end.
-  static Status CheckPeers(const Meeting& meeting, int rank);
+  static Status CheckPeers(const Round& round, int rank);
   // Ends all if others have given NCCL their part of what this rank drops.
-  Status FailIfOwed(const Meeting& meeting, int rank);
-  static Rest RestOf(const Meeting& meeting, int rank);
+  Status FailIfOwed(const Round& round, int rank);
+  static Rest RestOf(const Round& round, int rank);
   // Tells the recorder; what is sent is watched.
-  void FailUnlessDecided(const Seat& seat);
-  void Leave(Meeting& meeting, int rank);
-  Status ForgetLocked(const void* mark, const Lane& lane, cuda::Stream stream);
+  void FailUnlessDecided(const Participant& participant);
+  void Leave(Round& round, int rank);
+  Status ForgetLocked(const void* mark, const Device& device, cuda::Stream stream);
   void FailLocked(const Status& reason);
 
   const NcclLibrary& library_;
   FlightRecorder& recorder_;
-  std::vector<std::unique_ptr<Lane>> lanes_;
+  std::vector<std::unique_ptr<Device>> devices_;
   std::mutex mutex_;
   std::condition_variable changed_;
   Status failure_ = OkStatus();
-  std::vector<std::unique_ptr<Meeting>> open_, spare_;
+  std::deque<Rendezvous<Round>> groups_;
 };
 
 }  // namespace jaxcomm

@@ -14,34 +14,35 @@ constexpr double kPatienceSeconds = 2;
 
 }  // namespace
 
-bool PeerCopies::IsDecided(const Meeting& meeting, int rank) {
-  const std::vector<int>& sources = meeting.plan->parts[rank].sources;
-  return meeting.seats[rank].is_decided() &&
-         std::all_of(sources.begin(), sources.end(),
-                     [&](int source) { return meeting.seats[source].is_decided(); });
+bool PeerCopies::IsDecided(const Round& round, int rank) {
+  const std::vector<int>& sources = round.plan->parts[rank].sources;
+  return round.participants[rank].is_decided() &&
+         std::all_of(sources.begin(), sources.end(), [&](int source) {
+           return round.participants[source].is_decided();
+         });
 }
 
-Status PeerCopies::CheckPeers(const Meeting& meeting, int rank) {
-  const PeerPlan::Part& part = meeting.plan->parts[rank];
-  const Seat& own = meeting.seats[rank];
+Status PeerCopies::CheckPeers(const Round& round, int rank) {
+  const PeerPlan::Part& part = round.plan->parts[rank];
+  const Participant& own = round.participants[rank];
   int gone = -1;
   for (int target : part.targets) {
-    if (!own.is_decided() && meeting.seats[target].is_over) gone = target;
+    if (!own.is_decided() && round.participants[target].is_over) gone = target;
   }
   for (int source : part.sources) {
-    const Seat& seat = meeting.seats[source];
-    if (!seat.is_decided() && seat.is_over) gone = source;
+    const Participant& participant = round.participants[source];
+    if (!participant.is_decided() && participant.is_over) gone = source;
   }
   if (gone < 0) return OkStatus();
   return FailedPrecondition("rank ", gone,
                             ", whose program failed, went on without it");
 }
 
-PeerCopies::Rest PeerCopies::RestOf(const Meeting& meeting, int rank) {
-  const Seat& own = meeting.seats[rank];
-  const std::vector<PeerPlan::Part>& parts = meeting.plan->parts;
+PeerCopies::Rest PeerCopies::RestOf(const Round& round, int rank) {
+  const Participant& own = round.participants[rank];
+  const std::vector<PeerPlan::Part>& parts = round.plan->parts;
   Rest rest;
-  if (own.sends == Seat::Sends::kLeftToNccl) {
+  if (own.sends == Participant::Sends::kLeftToNccl) {
     rest.steps.local = parts[rank].local;
     for (const PeerPlan::Copy& copy : parts[rank].copies) {
       Step send;
@@ -54,7 +55,7 @@ PeerCopies::Rest PeerCopies::RestOf(const Meeting& meeting, int rank) {
     }
   }
   for (int source : parts[rank].sources) {
-    if (meeting.seats[source].sends != Seat::Sends::kLeftToNccl) continue;
+    if (round.participants[source].sends != Participant::Sends::kLeftToNccl) continue;
     for (const PeerPlan::Copy& copy : parts[source].copies) {
       if (copy.target != rank) continue;
       Step receive;
@@ -75,67 +76,68 @@ PeerCopies::Rest PeerCopies::RestOf(const Meeting& meeting, int rank) {
 
 Status PeerCopies::Done(const void* mark, size_t member, cuda::Stream stream,
                         double timeout_seconds, bool* is_begun, Rest* rest) {
-  Lane& lane = *lanes_[member];
-  const int rank = lane.member.rank;
+  Device& device = *devices_[member];
+  const int rank = device.member.rank;
   std::unique_lock<std::mutex> lock(mutex_);
-  Meeting* const meeting = Find(mark, lane.member);
-  *is_begun = meeting != nullptr;
-  if (meeting == nullptr) return OkStatus();
+  Round* const round = FindBegun(mark, device.member);
+  *is_begun = round != nullptr;
+  if (round == nullptr) return OkStatus();
   const std::chrono::duration<double> patience(
-      lane.late_run == meeting->run_id ? 0
+      device.late_run == round->run_id ? 0
                                        : std::min(timeout_seconds, kPatienceSeconds));
   changed_.wait_for(lock, patience, [&] {
-    return failure_.failure() || IsDecided(*meeting, rank) ||
-           CheckPeers(*meeting, rank).failure();
+    return failure_.failure() || IsDecided(*round, rank) ||
+           CheckPeers(*round, rank).failure();
   });
-  CurrentContext current(library_.cuda, lane.member.context);
+  CurrentContext current(library_.cuda, device.member.context);
   // Also after a failure: whoever is told of it gives the memory back.
-  Status status = WaitForCopies(*meeting, rank, stream);
+  Status status = WaitForCopies(*round, rank, stream);
   if (failure_.failure()) return failure_;
-  const Status gone = CheckPeers(*meeting, rank);
-  if (gone.success() && !IsDecided(*meeting, rank)) {
+  const Status gone = CheckPeers(*round, rank);
+  if (gone.success() && !IsDecided(*round, rank)) {
     const auto leave_to_nccl = [&](int each) {
-      Seat& seat = meeting->seats[each];
-      if (!seat.is_decided()) seat.sends = Seat::Sends::kLeftToNccl;
+      Participant& participant = round->participants[each];
+      if (!participant.is_decided())
+        participant.sends = Participant::Sends::kLeftToNccl;
     };
     leave_to_nccl(rank);
-    for (int source : meeting->plan->parts[rank].sources) leave_to_nccl(source);
-    lane.late_run = meeting->run_id;
+    for (int source : round->plan->parts[rank].sources) leave_to_nccl(source);
+    device.late_run = round->run_id;
   }
-  if (gone.success()) *rest = RestOf(*meeting, rank);
+  if (gone.success()) *rest = RestOf(*round, rank);
   if (status.success() && !rest->is_empty()) {
-    status = WaitFor(stream, meeting->seats[rank].ready);
+    status = WaitFor(stream, round->participants[rank].ready);
   }
   if (status.success() && gone.failure()) {
-    status = FailIfOwed(*meeting, rank);
+    status = FailIfOwed(*round, rank);
     if (status.success()) status = gone;
   }
-  Leave(*meeting, rank);
+  Leave(*round, rank);
   return status;
 }
 
 Status PeerCopies::Forget(const void* mark, size_t member, cuda::Stream stream) {
-  const Lane& lane = *lanes_[member];
+  const Device& device = *devices_[member];
   std::lock_guard<std::mutex> lock(mutex_);
-  CurrentContext current(library_.cuda, lane.member.context);
-  return ForgetLocked(mark, lane, stream);
+  CurrentContext current(library_.cuda, device.member.context);
+  return ForgetLocked(mark, device, stream);
 }
 
-Status PeerCopies::ForgetLocked(const void* mark, const Lane& lane,
+Status PeerCopies::ForgetLocked(const void* mark, const Device& device,
                                 cuda::Stream stream) {
   Status status = OkStatus();
-  while (Meeting* begun = Find(mark, lane.member)) {
-    WaitForCopies(*begun, lane.member.rank, stream);
-    if (Status owed = FailIfOwed(*begun, lane.member.rank); owed.failure()) {
+  while (Round* begun = FindBegun(mark, device.member)) {
+    WaitForCopies(*begun, device.member.rank, stream);
+    if (Status owed = FailIfOwed(*begun, device.member.rank); owed.failure()) {
       status = std::move(owed);
     }
-    Leave(*begun, lane.member.rank);
+    Leave(*begun, device.member.rank);
   }
   return status;
 }
 
-Status PeerCopies::FailIfOwed(const Meeting& meeting, int rank) {
-  if (RestOf(meeting, rank).is_empty()) return OkStatus();
+Status PeerCopies::FailIfOwed(const Round& round, int rank) {
+  if (RestOf(round, rank).is_empty()) return OkStatus();
   Status status(ErrorCode::kInternal,
                 StrCat("rank ", rank,
                        ", whose program failed between a collective's "
@@ -145,27 +147,24 @@ Status PeerCopies::FailIfOwed(const Meeting& meeting, int rank) {
   return status;
 }
 
-void PeerCopies::FailUnlessDecided(const Seat& seat) {
-  if (!seat.is_here || seat.is_decided()) return;
-  recorder_.Finish(seat.named.ticket, FlightRecorder::State::kFailed);
+void PeerCopies::FailUnlessDecided(const Participant& participant) {
+  if (!participant.is_here || participant.is_decided()) return;
+  recorder_.Finish(participant.named.ticket, FlightRecorder::State::kFailed);
 }
 
-void PeerCopies::Leave(Meeting& meeting, int rank) {
-  FailUnlessDecided(meeting.seats[rank]);
-  meeting.seats[rank].is_over = true;
+void PeerCopies::Leave(Round& round, int rank) {
+  FailUnlessDecided(round.participants[rank]);
+  round.participants[rank].is_over = true;
   changed_.notify_all();
-  for (const Seat& seat : meeting.seats) {
-    if (!seat.is_over) return;
+  for (const Participant& participant : round.participants) {
+    if (!participant.is_over) return;
   }
-  for (Seat& seat : meeting.seats) {
-    seat.is_here = seat.is_over = seat.has_left = false;
-    seat.sends = Seat::Sends::kUndecided;
+  for (Participant& participant : round.participants) {
+    participant.is_here = participant.is_over = participant.has_left = false;
+    participant.sends = Participant::Sends::kUndecided;
   }
-  const auto found = std::find_if(open_.begin(), open_.end(), [&](const auto& open) {
-    return open.get() == &meeting;
-  });
-  spare_.push_back(std::move(*found));
-  open_.erase(found);
+  Rendezvous<Round>& group = groups_[static_cast<size_t>(round.group)];
+  group.Keep(group.Close(&round));
 }
 
 void PeerCopies::Fail(const Status& reason) {
@@ -175,8 +174,12 @@ void PeerCopies::Fail(const Status& reason) {
 
 void PeerCopies::FailLocked(const Status& reason) {
   if (failure_.success()) failure_ = reason;
-  for (const auto& meeting : open_) {
-    for (const Seat& seat : meeting->seats) FailUnlessDecided(seat);
+  for (const Rendezvous<Round>& group : groups_) {
+    for (const auto& round : group.open()) {
+      for (const Participant& participant : round->participants) {
+        FailUnlessDecided(participant);
+      }
+    }
   }
   changed_.notify_all();
 }

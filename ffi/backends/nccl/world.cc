@@ -12,8 +12,8 @@
 #include <thread>
 
 #include "ffi/backends/nccl/device_stop.h"
-#include "ffi/backends/nccl/watch.h"
 #include "ffi/core/registry.h"
+#include "ffi/core/watchdog.h"
 #include "ffi/os/forked.h"
 
 extern char** environ;
@@ -232,7 +232,7 @@ Status NcclWorld::Create(const NcclLibrary& library, int size,
             self->gone_.push_back(peers[place].process_index);
           }
           self->any_gone_.store(true, std::memory_order_release);
-          WakeWatch();
+          WakeWatchdog();
         });
   }
   *world = std::move(made);

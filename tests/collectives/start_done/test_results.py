@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jaxcomm
-from jaxcomm import _jax_compat
+from jaxcomm import compat
 
 RING = [(0, 1), (1, 2), (2, 3), (3, 0)]
 # In groups, over a tuple of axes, of a pytree with an empty leaf and integers.
@@ -94,8 +94,8 @@ def test_eager_calls_are_programs_by_themselves(stacked, values, mesh):
     staged = []
 
     def program(x):
-        staged.append(_jax_compat.is_staging())
-        jax.grad(lambda x: staged.append(_jax_compat.is_staging()) or x.sum())(x)
+        staged.append(compat.is_staging())
+        jax.grad(lambda x: staged.append(compat.is_staging()) or x.sum())(x)
         return x
 
     for jit in (True, False):

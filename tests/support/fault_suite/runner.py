@@ -6,7 +6,7 @@ import os
 import pathlib
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from fault_suite import outcomes
 from fault_suite.cases import DEADLINE_SECONDS, LATE_SECONDS, Case
@@ -108,29 +108,34 @@ def starter(
     return Starter(environment, folder, ahead)
 
 
-def run(
-    cases: Sequence[Case],
-    hardware: Hardware,
-    folder: pathlib.Path,
-    starts: Starter,
-    hang_seconds: float = HANG_SECONDS,
-) -> list[Report]:
-    """Runs cases of the same number of processes, one after the other in the same.
+class Begun:
+    """The processes of some cases, on their way to the first fault.
 
-    Args:
-      cases: what to run; each but the last must leave its processes fit for the next.
-      hardware: where.
-      folder: for flight records.
-      starts: the processes.
-      hang_seconds: after which what has not ended hangs.
-
-    Returns:
-      A report for each case.
+    Processes of several cases may get ready at the same time.
     """
-    count = cases[0].processes
-    with contextlib.ExitStack() as stack:
+
+    def __init__(
+        self,
+        cases: Sequence[Case],
+        hardware: Hardware,
+        folder: pathlib.Path,
+        starts: Starter,
+    ):
+        """Starts them.
+
+        Args:
+          cases: of the same number of processes, which run them one after the other.
+            Each case but the last must leave its processes fit for the next.
+          hardware: where.
+          folder: for flight records.
+          starts: the processes.
+        """
+        self._cases = cases
+        self._folder = folder
+        self._stack = contextlib.ExitStack()
+        count = cases[0].processes
         # Keeps the port from others. The coordinator can bind it: gRPC shares ports.
-        keeper = stack.enter_context(socket.socket())
+        keeper = self._stack.enter_context(socket.socket())
         keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         keeper.bind(("127.0.0.1", 0))
         plan = {
@@ -141,18 +146,48 @@ def run(
             "is_gpu": hardware.is_gpu,
             "variables": _variables(cases[0], folder),
         }
-        processes = []
+        self._processes = []
         for index in range(count):
-            processes.append(starts.take())
-            stack.callback(processes[-1].stop)
-            processes[-1].begin(plan | {"process": index})
-        reports = [_run(case, processes, hang_seconds) for case in cases]
-        _end(reports[-1], processes, folder, hang_seconds)
-    ours = tuple(f"jaxcomm-{process.popen.pid}-" for process in processes)
-    reports[-1].left = [
-        name for name in os.listdir("/dev/shm") if name.startswith(ours)
-    ]
-    return reports
+            self._processes.append(starts.take())
+            self._stack.callback(self._processes[-1].stop)
+            self._processes[-1].begin(plan | {"process": index})
+
+    def finish(
+        self,
+        hang_seconds: float = HANG_SECONDS,
+        then: Callable[[], object] = lambda: None,
+    ) -> list[Report]:
+        """Injects the faults, ends the processes and returns a report for each case.
+
+        Args:
+          hang_seconds: after which what has not ended hangs.
+          then: is called when the processes have only to end.
+        """
+        processes = self._processes
+        with self._stack:
+            reports = [_run(case, processes, hang_seconds) for case in self._cases]
+            then()
+            _end(reports[-1], processes, self._folder, hang_seconds)
+        ours = tuple(f"jaxcomm-{process.popen.pid}-" for process in processes)
+        reports[-1].left = [
+            name for name in os.listdir("/dev/shm") if name.startswith(ours)
+        ]
+        return reports
+
+    def stop(self) -> None:
+        """Ends the processes, where nobody injects the faults."""
+        self._stack.close()
+
+
+def run(
+    cases: Sequence[Case],
+    hardware: Hardware,
+    folder: pathlib.Path,
+    starts: Starter,
+    hang_seconds: float = HANG_SECONDS,
+) -> list[Report]:
+    """Runs cases from start to end; see :class:`Begun`."""
+    return Begun(cases, hardware, folder, starts).finish(hang_seconds)
 
 
 def _variables(case, folder):
@@ -236,7 +271,11 @@ def _rows(process, case, fault):
 
 def _end(report, processes, folder, hang_seconds):
     """Has all leave, and fills in how they ended."""
-    # The coordinator, in process 0, last: JAX ends the others when they lose it.
+    # The coordinator, in process 0, last: JAX ends the others when they lose it. But
+    # JAX keeps a process that leaves in order until all leave.
+    if report.case.fault == "exits":
+        for process in processes:
+            process.tell("leave")
     for process in reversed(processes):
         told = time.monotonic()
         process.tell("leave")

@@ -1,0 +1,1 @@
+"""Measure jaxcomm against jax.lax: ``python -m bench --help``."""

@@ -1,0 +1,1 @@
+"""``python -m bench gpu``: NCCL on the GPUs of a process, checked and timed."""

@@ -1,0 +1,119 @@
+"""Ring attention in bfloat16 against its rivals, forward and backward."""
+
+from collections.abc import Iterator
+
+import jax
+
+import jaxcomm
+from bench.gpu.rows import Figure, Finding
+from bench.gpu.standstill import standstill
+from bench.gpu.timer import Timer, thunk
+from jaxcomm.attention.kernels import cudnn_support
+
+_SPLIT = jax.P(None, "i")
+# Within 1.15 of one attention.
+_LEAST_OF_ONE = 1 / 1.15
+
+
+def rows(timer: Timer) -> Iterator[Figure | Finding]:
+    """Yields figures for each length: causal, then without a mask.
+
+    All compute with the same kernel. A causal all-gather has no fused form in JAX:
+    cuDNN's causal mask begins at the first key, where the queries of a later rank do
+    not, and a bias would be as large as all scores. Without a mask it has one.
+    """
+    kernel = "xla" if timer.mesh.devices.flat[0].platform == "cpu" else "cudnn"
+    reason = cudnn_support.fused_attention_reason(timer.sizes.heads[2])
+    if kernel == "cudnn" and reason:
+        yield timer.finding("attention", f"not measured: {reason}")
+        return
+    jaxcomm.init(timer.mesh, "i")
+    for tokens in timer.sizes.tokens:
+        yield from _of_length(timer, tokens, kernel)
+
+
+def _of_length(timer, tokens, kernel):
+    heads, key_heads, size = timer.sizes.heads
+    shapes = [(1, tokens, n, size) for n in (heads, key_heads, key_heads)]
+    block = [timer.random(shape, "bfloat16", _SPLIT) for shape in shapes]
+    # The first process alone times these.
+    alone = [
+        timer.random_alone(shape, "bfloat16")
+        for shape in shapes
+        if jax.process_index() == 0
+    ]
+    # As layers follow one another; the first waits for the host.
+    calls = 10 if tokens <= 1 << 16 else 3
+    length = f"{tokens // 1024}k" if tokens >= 1024 else str(tokens)
+
+    def ring(transform, backend=None, is_causal=True):
+        def attend(q, k, v):
+            return jaxcomm.ring_attention(
+                q, k, v, axis_name="i", is_causal=is_causal, backend=backend
+            )
+
+        return thunk(transform(timer.program(attend, _SPLIT)), *block)
+
+    def compare(name, transform, ours, peer, theirs, *, is_causal, least):
+        """Compares a ring with a peer, then what it would be without its sends."""
+        yield timer.compare(name, ours, peer, theirs, calls=calls, least=least)
+        with standstill() as backend:
+            alone = ring(transform, backend, is_causal)
+            name += ", sending nothing (the limit)"
+            yield timer.compare(name, alone, peer, theirs, calls=calls)
+
+    for what, transform in (
+        ("forward", lambda f: f),
+        ("forward and backward", forward_and_backward),
+    ):
+        causal = f"causal ring attention {length}, {what}"
+        ours = ring(transform)
+        yield from compare(
+            causal, transform, ours, f"the same over jax.lax.ppermute ({kernel})",
+            ring(transform, "xla"), is_causal=True, least=1.05,
+        )  # fmt: skip
+        # On one GPU the ranks take as long as it does alone; each on its own, a part.
+        parts = 1 if timer.shares_gpu else timer.size
+        part = "" if parts == 1 else f", divided by {parts}"
+        yield timer.compare(
+            causal, ours, f"one {kernel} kernel over the whole sequence{part}",
+            thunk(transform(jax.jit(whole(kernel, is_causal=True))), *alone),
+            calls=calls, alone=True, share=1 / parts, least=_LEAST_OF_ONE,
+        )  # fmt: skip
+        yield from compare(
+            f"ring attention without mask {length}, {what}", transform,
+            ring(transform, is_causal=False),
+            f"jax.lax.all_gather of keys and values, then one {kernel} kernel",
+            thunk(transform(timer.program(gathered(kernel), _SPLIT)), *block),
+            is_causal=False, least=1.0,
+        )  # fmt: skip
+
+
+def whole(kernel, *, is_causal):
+    """Returns attention as one kernel."""
+
+    def attend(q, k, v):
+        return jax.nn.dot_product_attention(
+            q, k, v, is_causal=is_causal, implementation=kernel
+        )
+
+    return attend
+
+
+def gathered(kernel):
+    """Returns attention of a rank's queries to the keys and values of all."""
+
+    def attend(q, k, v):
+        k, v = jax.lax.all_gather((k, v), "i", axis=1, tiled=True)
+        return whole(kernel, is_causal=False)(q, k, v)
+
+    return attend
+
+
+def forward_and_backward(function):
+    """Returns the sum of what a function returns, with its gradients."""
+
+    def loss(*x):
+        return function(*x).astype("float32").sum()
+
+    return jax.jit(jax.value_and_grad(loss, (0, 1, 2)))

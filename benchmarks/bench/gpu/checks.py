@@ -1,0 +1,259 @@
+"""Whether every collective gives over NCCL what it gives over XLA's own."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jaxcomm
+from bench.gpu.rows import Finding
+from bench.gpu.timer import Timer, local
+
+_MOST_TOLD = 8
+# Lanes: whose small sums go by no kernel of ours, and which XLA records in graphs.
+_BY_NCCL = "nccl"
+_RECORDED = "recorded"
+_POLICIES = {
+    _BY_NCCL: jaxcomm.CommPolicy(lanes=3, one_shot=False),
+    _RECORDED: jaxcomm.CommPolicy(lanes=3, command_buffers=True),
+}
+_X64 = "float64", "int64", "uint64", "complex128"
+# NCCL's own, or the stand-in's.
+_LIBRARY = re.compile(r"/lib\w*nccl\.so")
+
+
+def calls(size: int):
+    """Returns collectives of x by name; x is (4 size, 8 size, 3) on each device."""
+    ring = [(rank, (rank + 1) % size) for rank in range(size)]
+    backwards = {"axis_index_groups": [list(range(size))[::-1]]}
+    by_nccl = {"lane": _BY_NCCL}
+
+    def at(backend):
+        at = {"axis_name": "i", "backend": backend}
+
+        def ragged(x):
+            """Sends four rows to each rank, in the other order."""
+            rank = jax.lax.axis_index("i")
+            every = jnp.arange(size, dtype="int32")
+            four = jnp.full(size, 4, "int32")
+            return jaxcomm.ragged_all_to_all(
+                x, jnp.zeros_like(x), 4 * every[::-1], four,
+                jnp.full(size, 4 * rank), four, **at,
+            )  # fmt: skip
+
+        return {
+            "psum": lambda x: jaxcomm.psum(x, **at),
+            "pmean": lambda x: jaxcomm.pmean(x, **at),
+            "psum, by NCCL": lambda x: jaxcomm.psum(x, **at, **by_nccl),
+            "pmean, by NCCL": lambda x: jaxcomm.pmean(x, **at, **by_nccl),
+            "pmax": lambda x: jaxcomm.pmax(x, **at),
+            "pmin": lambda x: jaxcomm.pmin(x, **at),
+            "pprod": lambda x: jaxcomm.pprod(x, **at),
+            "ppermute": lambda x: jaxcomm.ppermute(x, perm=ring, **at),
+            "ppermute, one pair": lambda x: jaxcomm.ppermute(
+                x, perm=[(0, size - 1)], **at
+            ),
+            "all_gather": lambda x: jaxcomm.all_gather(x, **at),
+            "all_gather, axis 1": lambda x: jaxcomm.all_gather(
+                x, axis=1, tiled=True, **at
+            ),
+            "psum_scatter": lambda x: jaxcomm.psum_scatter(
+                x, scatter_dimension=1, tiled=True, **at
+            ),
+            "all_to_all": lambda x: jaxcomm.all_to_all(
+                x, split_axis=0, concat_axis=1, tiled=True, **at
+            ),
+            "broadcast": lambda x: jaxcomm.broadcast(x, root=size - 1, **at),
+            "reduce": lambda x: jaxcomm.reduce(x, root=size - 1, **at),
+            "gather": lambda x: jaxcomm.gather(x, root=size - 1, **at),
+            "scatter": lambda x: jaxcomm.scatter(
+                x.reshape(size, -1), root=size - 1, **at
+            ),
+            "scan": lambda x: jaxcomm.scan(x, **at),
+            "barrier": lambda x: jaxcomm.barrier(x, **at),
+            "two leaves": lambda x: jaxcomm.psum([x, x], **at)[1],
+            "ragged_all_to_all": ragged,
+            "all_gather, in groups": lambda x: jaxcomm.all_gather(x, **backwards, **at),
+            "ring_shift, in halves": lambda x: jaxcomm.ring_shift_done(
+                jaxcomm.ring_shift_start(x, **at)
+            ),
+            "psum, in halves": lambda x: jaxcomm.psum_done(jaxcomm.psum_start(x, **at)),
+            "all_gather, in halves": lambda x: jaxcomm.all_gather_done(
+                jaxcomm.all_gather_start(x, **at)
+            ),
+            "psum_scatter, in halves": lambda x: jaxcomm.psum_scatter_done(
+                jaxcomm.psum_scatter_start(x, scatter_dimension=1, tiled=True, **at)
+            ),
+            "all_to_all, in halves": lambda x: jaxcomm.all_to_all_done(
+                jaxcomm.all_to_all_start(
+                    x, split_axis=0, concat_axis=1, tiled=True, **at
+                )
+            ),
+        }
+
+    return at("nccl"), at("xla")
+
+
+def on_gpus(size: int):
+    """Returns such calls that need a GPU's streams, or its graphs."""
+    ring = [(rank, (rank + 1) % size) for rank in range(size)]
+
+    def at(backend):
+        at: dict[str, Any] = {"axis_name": "i", "backend": backend}
+        recorded: dict[str, Any] = at | {"lane": _RECORDED}
+
+        def beside_native(x):
+            """Three at a time: two lanes of ours and XLA's own."""
+            arriving = jaxcomm.ppermute_start(x, perm=ring, lane=_BY_NCCL, **at)
+            native = arriving.then(x)
+            if _is_narrow(x.dtype.name):  # XLA does not send all of them
+                native = jax.lax.bitcast_convert_type(native, "uint8")
+            native = jax.lax.ppermute(native, "i", ring)
+            if _is_narrow(x.dtype.name):
+                native = jax.lax.bitcast_convert_type(native, x.dtype)
+            own = jaxcomm.ppermute(x, perm=ring[::-1], **at)
+            return jnp.stack([native, own, jaxcomm.ppermute_done(arriving)])
+
+        def several(x):
+            # Nothing here was among what made the communicator ready.
+            x = jaxcomm.all_to_all(
+                x, split_axis=0, concat_axis=0, tiled=True, **recorded
+            )
+            x = jaxcomm.ppermute(x, perm=[(b, a) for a, b in ring], **recorded)
+            last = jaxcomm.broadcast(x, root=size - 1, **recorded)
+            return jaxcomm.all_gather(jnp.stack([x, last]), **recorded)
+
+        return {"beside XLA's own": beside_native, "several, recorded": several}
+
+    return at("nccl"), at("xla")
+
+
+def init(timer: Timer) -> None:
+    """Makes the communicators that the calls use."""
+    jaxcomm.init(timer.mesh, "i")
+    for lane, policy in _POLICIES.items():
+        jaxcomm.init(timer.mesh, "i", lanes=lane, policy=policy)
+
+
+def rows(timer: Timer) -> Iterator[Finding]:
+    """Yields whether all are right, and which libnccl did it."""
+    init(timer)
+    dtypes = timer.sizes.dtypes
+    wrong = list(_failures(timer, dtypes))
+    total = len(dtypes) * len(_calls(timer)[0])
+    told = wrong[:_MOST_TOLD]
+    if len(wrong) > len(told):
+        told.append(f"and {len(wrong) - len(told)} more")
+    yield timer.finding(
+        "collectives and types right",
+        "; ".join([f"{total - len(wrong)} of {total}", *told]),
+        not wrong,
+        right=total - len(wrong),
+        total=total,
+    )
+    loaded = _libraries()
+    yield timer.finding("libnccl in this process", ", ".join(loaded), len(loaded) == 1)
+
+
+def _calls(timer):
+    """Returns ours and XLA's, all that the devices can do."""
+    ours, theirs = calls(timer.size)
+    if not _is_cpu(timer):
+        more, more_of_theirs = on_gpus(timer.size)
+        ours, theirs = ours | more, theirs | more_of_theirs
+    return ours, theirs
+
+
+def _failures(timer, dtypes):
+    """Yields what differs, for every collective and dtype."""
+    ours, theirs = _calls(timer)
+    for dtype in dtypes:
+        with jax.enable_x64(dtype in _X64):
+            x = timer.spread(_values(dtype, timer.size))
+            results = _results(timer, ours, x)
+            is_narrow = _is_narrow(dtype)
+            expected = _results(timer, theirs, x.astype("float32") if is_narrow else x)
+        for name, found in results.items():
+            if isinstance(found, Exception):
+                yield f"{name} of {dtype}: {str(found)[:200]}"
+                continue
+            right = expected[name]
+            if isinstance(right, Exception):
+                yield f"{name} of {dtype}, XLA's own: {str(right)[:200]}"
+                continue
+            if is_narrow:
+                right = right.astype(dtype)
+            wide = [np.asarray(y).astype(np.complex128) for y in (found, right)]
+            tolerance = _tolerance(dtype)
+            if found.dtype != right.dtype or not np.allclose(
+                *wide, rtol=tolerance, atol=tolerance * 8, equal_nan=True
+            ):
+                yield f"{name} of {dtype}: other values than XLA's"
+
+
+def _is_narrow(dtype):
+    """Whether XLA reduces it in its own type, if at all."""
+    return dtype.startswith("float8")
+
+
+def _results(timer, functions, x):
+    """Returns what each gives of x, or how it fails."""
+    if not _is_cpu(timer):
+        # All in one program, which takes less time to compile.
+        try:
+            return _twice(timer, functions, x)
+        except Exception:
+            pass  # one of them
+    results = {}
+    for name, function in functions.items():
+        try:
+            results |= _twice(timer, {name: function}, x)
+        except Exception as error:
+            results[name] = error
+    return results
+
+
+def _twice(timer, functions, x):
+    """Returns the results of a second call: XLA may have recorded the first."""
+
+    def all_of_them(x):
+        return {name: function(x) for name, function in functions.items()}
+
+    program = timer.program(all_of_them)
+    jax.block_until_ready(program(x))
+    return {name: local(result) for name, result in program(x).items()}
+
+
+def _is_cpu(timer):
+    return timer.mesh.devices.flat[0].platform == "cpu"
+
+
+def _libraries():
+    with open("/proc/self/maps") as maps:
+        paths = {line.split()[-1] for line in maps if _LIBRARY.search(line)}
+    return sorted(paths)
+
+
+def _tolerance(dtype):
+    # XLA adds in another order, and narrow floats in their own type.
+    if dtype.startswith("float8"):
+        return 0.25
+    return {
+        "bfloat16": 2e-2, "float16": 2e-3, "float32": 1e-6, "complex64": 1e-6,
+        "float64": 1e-14, "complex128": 1e-14,
+    }.get(dtype, 0.0)  # fmt: skip
+
+
+def _values(dtype, size):
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(size * 4 * size, 8 * size, 3))
+    if dtype == "bool":
+        return x > 0
+    if "complex" in dtype:
+        return (x + 1j * generator.normal(size=x.shape)).astype(dtype)
+    if "int" in dtype:
+        return (np.abs(x) * 4).astype(dtype)
+    return np.asarray(jnp.asarray(x, dtype))

@@ -1,0 +1,127 @@
+"""The flags of ``python -m bench gpu``."""
+
+import argparse
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from bench.gpu.parts import PARTS
+from bench.gpu.sizes import Sizes
+from bench.options import UsageError, check_writable
+
+_DESCRIPTION = """\
+Collectives over NCCL on the GPUs of this machine: checked against XLA's own first, then
+timed against them, taking turns in one run. Each row is printed to stderr when it is
+there, a table last. The status is 0, also where a time is not what was asked; 1 if
+something is wrong or fails; 2 for what cannot be done.
+
+With JAXCOMM_NCCL_LIBRARY naming the tests' stand-in for NCCL, CPU devices serve as the
+GPUs and all sizes are tiny: that shows that everything works, not how fast it is."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What was asked for.
+
+    Attributes:
+      ranks: GPUs, or processes that share one.
+      processes: how many to start; 1 starts none.
+      one_gpu: whether all processes use GPU 0.
+      only: keys of ``PARTS``, in their order.
+      tokens, soak: as in ``Sizes``; if None, those of the sizes.
+      json: file to write. If None, none.
+    """
+
+    ranks: int
+    processes: int
+    one_gpu: bool
+    only: tuple[str, ...]
+    tokens: tuple[int, ...] | None = None
+    soak: int | None = None
+    json: str | None = None
+
+    def sizes(self, usual: Sizes) -> Sizes:
+        """Returns the usual sizes but for what was asked."""
+        piece = 2 * self.ranks
+        # Rounded up to what can be dealt to the ranks.
+        dealt = tuple(-(-tokens // piece) * piece for tokens in usual.tokens)
+        given = {"tokens": self.tokens or dealt, "soak": self.soak}
+        asked = {name: value for name, value in given.items() if value is not None}
+        return dataclasses.replace(usual, **asked)
+
+
+def parse(words: Sequence[str]) -> Options:
+    """Reads a command line; ends the process for help, and for what is no number.
+
+    Raises:
+      UsageError: something in it cannot be done.
+    """
+    given = vars(_parser().parse_args(words))
+    only = given["only"] or tuple(PARTS)
+    for name in only:
+        if name not in PARTS:
+            raise UsageError(
+                f"--only: there is no part {name!r}; choose from {', '.join(PARTS)}"
+            )
+    given["only"] = tuple(name for name in PARTS if name in only)
+    if given["json"]:
+        check_writable("json", given["json"])
+    ranks = given["ranks"]
+    if ranks < 2:
+        raise UsageError("--ranks: one rank has nobody to talk to; give 2 or more")
+    if given["processes"] is None:
+        given["processes"] = ranks if given["one_gpu"] else 1
+    processes = given["processes"]
+    if processes < 1 or ranks % processes:
+        raise UsageError(
+            f"--processes: {ranks} ranks cannot be split evenly over {processes} "
+            "processes"
+        )
+    if given["one_gpu"] and processes != ranks:
+        raise UsageError(
+            f"--one-gpu: a process has one rank on a GPU, and {processes} processes "
+            f"were asked for {ranks} ranks"
+        )
+    for tokens in given["tokens"] or ():
+        if tokens < 1 or tokens % (2 * ranks):
+            raise UsageError(
+                f"--tokens: {tokens} cannot be dealt to {ranks} ranks; give a multiple "
+                f"of {2 * ranks}"
+            )
+    return Options(**given)
+
+
+def _parser():
+    parser = argparse.ArgumentParser(
+        prog="python -m bench gpu",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    for name, kind, metavar, about in (
+        ("ranks", int, "N", "GPUs to use (2)"),
+        ("processes", int, "N", "start that many processes, which have as many GPUs "
+         "each as make --ranks together (1: this one)"),
+        ("only", _several(str), "PART,PART", f"some of {', '.join(PARTS)} (all)"),
+        ("tokens", _several(int), "N,N", "lengths of ring attention (32768)"),
+        ("soak", int, "N", "operations of the soak (2000)"),
+        ("json", str, "FILE", "file to write all rows to, anew after each part"),
+    ):  # fmt: skip
+        default = 2 if name == "ranks" else None
+        parser.add_argument(
+            f"--{name}", type=kind, default=default, metavar=metavar, help=about
+        )
+    parser.add_argument(
+        "--one-gpu",
+        action="store_true",
+        help="a process for each rank, all on GPU 0: NCCL 2.30.3 or newer, and for "
+        "speed a daemon of MPS",
+    )
+    return parser
+
+
+def _several(kind: Callable):
+    def read(text):
+        # In the order given, each once.
+        return tuple(dict.fromkeys(kind(word.strip()) for word in text.split(",")))
+
+    return read

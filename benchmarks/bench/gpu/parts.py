@@ -1,0 +1,34 @@
+"""The parts of ``bench gpu``, in the order in which they run."""
+
+from collections.abc import Callable, Iterable
+
+from bench.gpu import (
+    attention,
+    borrowed,
+    checks,
+    collectives,
+    lanes,
+    lengths,
+    memory,
+    overlap,
+    soak,
+    steady,
+    symmetric,
+)
+from bench.gpu.rows import Figure, Finding
+from bench.gpu.timer import Timer
+
+# Each makes the communicators it needs; all processes run all of it.
+PARTS: dict[str, Callable[[Timer], Iterable[Figure | Finding]]] = {
+    "checks": checks.rows,
+    "memory": memory.rows,
+    "collectives": collectives.rows,
+    "overlap": overlap.rows,
+    "lanes": lanes.rows,
+    "symmetric": symmetric.rows,
+    "borrowed": borrowed.rows,
+    "attention": attention.rows,
+    "lengths": lengths.rows,
+    "soak": soak.rows,
+    "steady": steady.rows,
+}

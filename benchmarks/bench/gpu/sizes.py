@@ -1,0 +1,67 @@
+"""How much the parts of ``bench gpu`` do."""
+
+import dataclasses
+
+from bench.targets import KIB, MIB
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """Sizes that fill a GPU, unless said otherwise.
+
+    Attributes:
+      dtypes: of the checks.
+      small, large: bytes of each rank's operand, where latency and where bandwidth is
+        measured.
+      sent, matrix: bytes to send, and rows of the matrices to multiply beside that.
+      heads: query heads, key and value heads, and their size.
+      tokens: of whole sequences.
+      lengths, step: how many lengths of a sequence, and tokens from one to the next.
+      steps: gradients of one length in a row.
+      soak, payloads: operations, and bytes of each rank's operand in them.
+      in_a_row: broadcasts in one program.
+      steady: calls of each collective.
+      rounds, calls: of each comparison, and calls in a round.
+    """
+
+    dtypes: tuple[str, ...] = (
+        "float32", "bfloat16", "float16", "int8", "uint8", "int16", "uint16", "int32",
+        "uint32", "bool", "complex64", "float8_e4m3fn", "float8_e5m2", "float8_e3m4",
+        "float8_e4m3", "float8_e4m3b11fnuz", "float8_e4m3fnuz", "float8_e5m2fnuz",
+        "float64", "int64", "uint64", "complex128",
+    )  # fmt: skip
+    small: int = KIB
+    large: int = 256 * MIB
+    sent: int = 128 * MIB
+    matrix: int = 6144
+    heads: tuple[int, int, int] = (32, 8, 128)
+    tokens: tuple[int, ...] = (32768,)
+    lengths: int = 20
+    step: int = 1024
+    steps: int = 50
+    soak: int = 2000
+    payloads: tuple[int, ...] = (256, 64 * KIB, 4 * MIB)
+    in_a_row: int = 1000
+    steady: int = 1000
+    rounds: int = 9
+    calls: int = 30
+
+
+# That all of it works, on the CPU devices of a stand-in for NCCL.
+TINY = Sizes(
+    dtypes=("bfloat16", "int8"),
+    large=4 * KIB,
+    sent=4 * KIB,
+    matrix=8,
+    heads=(2, 1, 8),
+    tokens=(64,),
+    lengths=3,
+    step=16,
+    steps=3,
+    soak=160,
+    payloads=(256,),
+    in_a_row=100,
+    steady=5,
+    rounds=2,
+    calls=2,
+)

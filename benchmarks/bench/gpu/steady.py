@@ -1,0 +1,114 @@
+"""Once warm, nothing is allocated and nobody waits (requirement C10)."""
+
+import collections
+import ctypes
+import json
+import time
+from collections.abc import Iterator
+
+import jax
+
+import jaxcomm
+from bench import units
+from bench.gpu import checks, device_memory, driver_calls
+from bench.gpu.rows import Finding
+from bench.gpu.timer import Timer, thunk
+from jaxcomm.communicator.backends.nccl import library
+
+_SUMS = 20
+# What a call must not ask of NCCL and CUDA.
+_FORBIDDEN = {
+    "cuMemAlloc_v2", "cuMemFree_v2", "ncclMemAlloc", "ncclMemFree", "cuEventCreate",
+    "cuEventDestroy_v2", "cuStreamCreateWithPriority", "cuStreamDestroy_v2",
+    "ncclCommInitRankConfig", "ncclCommSplit", "ncclCommRegister",
+    "ncclCommWindowRegister", "ncclCommDestroy", "cuStreamSynchronize",
+    "cuCtxSynchronize",
+}  # fmt: skip
+
+
+def rows(timer: Timer) -> Iterator[Finding]:
+    """Yields what calls of every collective took, and when a call returns."""
+    checks.init(timer)
+    x = timer.random((timer.size * 4 * timer.size, 8 * timer.size, 3))
+    ours, _ = checks.calls(timer.size)
+    programs = {name: timer.program(call) for name, call in ours.items()}
+    for program in programs.values():
+        for _ in range(3):
+            jax.block_until_ready(program(x))
+    trace = _Trace()
+    held = device_memory.communicators_bytes()
+    first = device_memory.left_bytes()
+    changes = {}
+    for name, program in programs.items():
+        before = device_memory.left_bytes()
+        for _ in range(timer.sizes.steady):
+            jax.block_until_ready(program(x))
+        if change := before - device_memory.left_bytes():
+            changes[name] = change
+    taken = first - device_memory.left_bytes()
+    grown = device_memory.communicators_bytes() - held
+    by = f", by {changes}" if changes else ""
+    yield timer.finding(
+        f"device memory after {timer.sizes.steady} calls of each of {len(programs)} "
+        "collectives",
+        f"{taken} B less left by all but JAX's pool{by}; communicators hold "
+        f"{grown} B more",
+        not changes and grown == 0,
+        taken_bytes=taken,
+        grown_bytes=grown,
+    )
+    if trace.is_there:
+        used = trace.counts()
+        found = {name: used[name] for name in _FORBIDDEN & set(used)}
+        yield timer.finding(
+            "calls of NCCL and CUDA that allocate or wait, meanwhile",
+            f"{found or 'none'}, of {sum(used.values())}",
+            bool(used["ncclAllReduce"]) and not found,
+        )
+    else:
+        yield driver_calls.finding(timer, programs, x)
+    yield _returns_early(timer)
+
+
+def _returns_early(timer):
+    """A call that waited for its operations would return when they are done."""
+    x = timer.random((timer.size, timer.sizes.large // 4))
+
+    def sums(x):
+        for _ in range(_SUMS):
+            x = jaxcomm.psum(x, "i") * 0.5
+        return x
+
+    call = thunk(timer.program(sums), x)
+    jax.block_until_ready(call())
+    timer.agree(None)
+    begun = time.perf_counter()
+    out = call()
+    returned = time.perf_counter() - begun
+    jax.block_until_ready(out)
+    done = time.perf_counter() - begun
+    return timer.finding(
+        f"a call of {_SUMS} sums of {units.size(timer.sizes.large)}",
+        f"returns after {units.seconds(returned)}; they are done after "
+        f"{units.seconds(done)}",
+        returned=returned,
+        done=done,
+    )
+
+
+class _Trace:
+    """The calls that a stand-in for NCCL was asked for since it was made."""
+
+    def __init__(self):
+        found = library.load()
+        self.is_there = False
+        if not isinstance(found, str) and found.is_stand_in:
+            self.is_there = True
+            self._library = ctypes.CDLL(found.path)
+            self._library.jaxcommFakeTrace.restype = ctypes.c_char_p
+            self._library.jaxcommFakeClearTrace()
+
+    def counts(self):
+        """Returns how many there were, by name."""
+        lines = self._library.jaxcommFakeTrace().decode().splitlines()
+        return collections.Counter(json.loads(line)["name"] for line in lines)

@@ -1,0 +1,154 @@
+"""The rows a benchmark gives: what one case measured, ready for a table or for JSON."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import ClassVar
+
+from bench.targets import Target
+from bench.timing import Spread
+
+OURS = "jaxcomm"
+LAX = "jax.lax"
+GLOO = "gloo"
+MPI4JAX = "mpi4jax"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Row:
+    """What every row says.
+
+    Attributes:
+      suite: the subcommand that measures it.
+      name: of the case, unique among those of its suite, devices and payload.
+      devices: how many took part.
+      detail: the shape of the problem, in words.
+      target: what the issue demands. If None, it demands nothing.
+    """
+
+    kind: ClassVar[str]
+    suite: str
+    name: str
+    devices: int
+    detail: str = ""
+    target: Target | None = None
+
+    @property
+    def value(self) -> float | None:
+        """The measure that the target bounds, None if the row has none."""
+        return None
+
+    @property
+    def is_met(self) -> bool | None:
+        """Whether the target is met, None without one."""
+        if self.target is None or self.value is None:
+            return None
+        return self.target.is_met(self.value)
+
+    def to_json(self) -> dict:
+        """Return the row in types that the json module writes."""
+        fields = dataclasses.asdict(self)
+        if self.target is not None:
+            fields["target"] |= {"met": self.is_met}
+        return {"kind": self.kind, **fields}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TimedRow(Row):
+    """Variants timed against each other.
+
+    Attributes:
+      dtype: of the payload.
+      payload_bytes: of each device's operand. If None, detail says what there is.
+      seconds: by variant, ours first, per call.
+      ratios: by variant, its time over ours.
+      unit: of the work, ``"bytes"`` or ``"FLOP"``.
+      work: how many of these one call does on all devices together.
+      rates: by variant, work per second at the median.
+      roofline: what the shares are shares of.
+      roofline_rate: work per second that it reached in between.
+      shares: by variant, its rate over that of the roofline.
+      calls: in one sample.
+      rounds: samples of each variant.
+    """
+
+    kind = "timed"
+    dtype: str
+    payload_bytes: int | None
+    seconds: Mapping[str, Spread]
+    ratios: Mapping[str, float]
+    unit: str
+    work: float
+    rates: Mapping[str, float]
+    roofline: str
+    roofline_rate: float
+    shares: Mapping[str, float]
+    calls: int
+    rounds: int
+
+    @property
+    def value(self) -> float | None:
+        measures = {"ratio": self.ratios.get(LAX), "share": self.shares.get(OURS)}
+        return measures.get(self.target.measure) if self.target else None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ProcessesRow(TimedRow):
+    """An operation between processes, each sample the time of the slowest of them.
+
+    ``calls`` are those of ours, 0 where ours was not measured.
+
+    Attributes:
+      payload_bytes: of each process's operand.
+      calls_of: in one sample, by variant.
+      targets: bounds on the ratio, by variant; ``target`` is None.
+      absent: by variant that was not measured, why not.
+    """
+
+    kind = "processes"
+    payload_bytes: int
+    calls_of: Mapping[str, int]
+    targets: Mapping[str, Target]
+    absent: Mapping[str, str]
+
+    def is_met_by(self, variant: str) -> bool | None:
+        """Return whether the bound on a variant's ratio is met, None without both."""
+        if variant not in self.targets or variant not in self.ratios:
+            return None
+        return self.targets[variant].is_met(self.ratios[variant])
+
+    def to_json(self) -> dict:
+        fields = super().to_json()
+        for variant, target in fields["targets"].items():
+            target["met"] = self.is_met_by(variant)
+        return fields
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MemoryRow(Row):
+    """What compiled programs hold besides arguments and results.
+
+    Attributes:
+      temp_bytes: by variant, ``temp_size_in_bytes`` of one device's program.
+      growth: by variant, against the row with the fewest devices; 0.05 is 5 %. Empty
+        in that row itself.
+    """
+
+    kind = "memory"
+    temp_bytes: Mapping[str, int]
+    growth: Mapping[str, float]
+
+    @property
+    def value(self) -> float | None:
+        return self.growth.get(OURS)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FailedRow(Row):
+    """A case that raised.
+
+    Attributes:
+      error: type and message, in one line.
+    """
+
+    kind = "failed"
+    error: str

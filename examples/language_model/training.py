@@ -1,0 +1,141 @@
+"""A training run: its text, its program on the mesh, and how far it has come."""
+
+import jax
+import numpy as np
+
+import jaxcomm
+from language_model import data, generate, model, processes, reference, step
+from language_model.checkpoint import Checkpoints, Progress, fingerprint
+from language_model.devices import make_mesh
+from language_model.settings import DemoError, Settings
+
+_VALIDATION_BATCHES = 4
+_PROMPT_BYTES = 64
+_GENERATED_BYTES = 256
+
+
+class Training:
+    """Everything between the flags and the results.
+
+    Args:
+      settings: what was asked for.
+      text: to learn.
+
+    Attributes:
+      checkpoints: where progress is saved.
+      losses: of each step so far, those of resumed runs included.
+      start: the state that this run began with, numpy arrays.
+      state: the present state, on the mesh.
+
+    Raises:
+      DemoError: devices, backend or checkpoint do not serve.
+    """
+
+    def __init__(self, settings: Settings, text: data.Text):
+        self.settings, self.text = settings, text
+        self.mesh = make_mesh(settings.data, settings.context, settings.backend)
+        try:
+            jaxcomm.init(self.mesh, ["context", step.AXES], backend=settings.backend)
+        except (ValueError, jaxcomm.CommunicatorError) as error:
+            raise DemoError(str(error)) from error
+        self._optimizer = step.make_optimizer(settings.learning_rate)
+        self._program = step.MeshProgram(
+            self.mesh, settings.sequence, settings.schedule, self._optimizer
+        )
+        config = model.ModelConfig(settings.layers, settings.width)
+        progress = Progress(step.init_state(settings.seed, config, self._optimizer), [])
+        self.checkpoints = Checkpoints(
+            settings.checkpoint_folder, fingerprint(settings, text.digest)
+        )
+        if settings.resume:
+            progress = self.checkpoints.restore(progress.state)
+            if len(progress.losses) > settings.steps:
+                raise DemoError(
+                    f"--resume: the checkpoint has {len(progress.losses)} steps, so "
+                    f"--steps={settings.steps} leaves nothing to do; pass more --steps"
+                )
+        self.losses = progress.losses
+        self.start = jax.tree.map(np.asarray, progress.state)
+        self.state = processes.put(self.start, self._program.replicated)
+        self._compiled = None
+
+    def describe(self) -> str:
+        """Say what is trained, on what and how."""
+        settings, text = self.settings, self.text
+        platform = self.mesh.devices.flat[0].platform
+        count = processes.count()
+        where = f" in {count} processes" if count > 1 else ""
+        resumed = f"; goes on after step {len(self.losses)}" if self.losses else ""
+        return (
+            f"text   {text.source}: {text.train.size:,} bytes to train on, "
+            f"{text.validation.size:,} held out\n"
+            f"model  {model.count_params(self.start.params):,} parameters in "
+            f"{settings.layers} layers of width {settings.width}{resumed}\n"
+            f"mesh   data={settings.data} x context={settings.context} {platform} "
+            f"devices{where}, sequences of {settings.sequence:,} bytes in "
+            f"{settings.schedule} order"
+        )
+
+    def compile(self) -> str:
+        """Compile the step; returns the text of the compiled program."""
+        shapes = self._program.batch_shape()
+        self._compiled = self._program.train.lower(self.state, *shapes).compile()
+        return self._compiled.as_text() or ""
+
+    def advance(self) -> float:
+        """Take the next step, compiled if it was not yet; returns its loss."""
+        if self._compiled is None:
+            self.compile()
+        step = self._compiled
+        assert step is not None  # compile() made it
+        batch = self._batch(self.text.train, len(self.losses))
+        self.state, loss = step(self.state, *self._program.deal(batch))
+        self.losses.append(float(loss))
+        return self.losses[-1]
+
+    def reference_losses(self, count: int) -> list[float]:
+        """Take the next ``count`` steps on one device, with ordinary attention."""
+        train = reference.make_train(self._optimizer)
+        # The mesh's first device may be another process's.
+        own = jax.local_devices(backend=self.mesh.devices.flat[0].platform)[0]
+        state = jax.device_put(self.start, own)
+        losses = []
+        for number in range(len(self.losses), len(self.losses) + count):
+            state, loss = train(state, self._batch(self.text.train, number))
+            losses.append(float(loss))
+        return losses
+
+    def agree(self, flag: bool) -> bool:
+        """Say whether the flag is set in any process; every process must ask."""
+        return self._program.in_any_process(flag)
+
+    def save(self) -> None:
+        """Save a checkpoint of the present state."""
+        self.checkpoints.save(self.state, self.losses)
+
+    def validate(self) -> float:
+        """Return the mean loss over a few batches of the text held out."""
+        losses = []
+        for number in range(_VALIDATION_BATCHES):
+            batch = self._program.deal(self._batch(self.text.validation, number))
+            losses.append(float(self._program.evaluate(self.state, *batch)))
+        return float(np.mean(losses))
+
+    def write(self) -> tuple[bytes, bytes]:
+        """Return the beginning of the text held out, and how the model goes on."""
+        prompt = self.text.validation[:_PROMPT_BYTES].tobytes()
+        params = jax.device_get(self.state.params)
+        written = generate.generate(
+            params, prompt, _GENERATED_BYTES, seed=self.settings.seed
+        )
+        return prompt, written
+
+    def _batch(self, text: np.ndarray, number: int):
+        settings = self.settings
+        return data.draw_batch(
+            text,
+            number,
+            rows=settings.data,
+            sequence=settings.sequence,
+            seed=settings.seed,
+        )

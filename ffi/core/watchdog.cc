@@ -1,0 +1,155 @@
+#include "ffi/core/watchdog.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <condition_variable>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include "ffi/core/last_resort.h"
+#include "ffi/os/start_thread.h"
+
+namespace jaxcomm {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// Between two passes over all. A call that finds the watchdog awake need not wake it.
+constexpr auto kPause = std::chrono::milliseconds(5);
+
+constexpr auto kMostSleep = std::chrono::seconds(1);
+
+// How long Unwatch() waits for a poll in progress.
+constexpr auto kPatience = std::chrono::seconds(10);
+
+class Watchdog {
+ public:
+  // Never destroyed: its thread runs as long as the process.
+  static Watchdog& Get() {
+    static Watchdog* const watchdog = new Watchdog;
+    return *watchdog;
+  }
+
+  Status Add(const std::shared_ptr<Watched>& watched, double period_seconds) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!started_) {
+      std::thread thread;
+      RETURN_IF_ERROR(StartThread([this] { Run(); }, &thread));
+      thread.detach();
+      started_ = true;
+    }
+    items_.push_back({watched.get(), watched,
+                      std::chrono::duration_cast<Clock::duration>(
+                          std::chrono::duration<double>(period_seconds))});
+    return OkStatus();
+  }
+
+  void Remove(const Watched* watched) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    items_.erase(
+        std::remove_if(items_.begin(), items_.end(),
+                       [&](const Item& item) { return item.which == watched; }),
+        items_.end());
+    polled_.wait_for(lock, kPatience, [&] { return polling_ != watched; });
+  }
+
+  void Wake() {
+    // Nearly always it is awake, and this is all.
+    if (awake_.load(std::memory_order_seq_cst)) return;
+    std::lock_guard<std::mutex> lock(mutex_);
+    awake_.store(true);
+    wake_.notify_one();
+  }
+
+ private:
+  struct Item {
+    const Watched* which;
+    std::weak_ptr<Watched> watched;
+    Clock::duration period;
+    bool is_active = false;  // else only Wake() makes it due
+    Clock::time_point due{};
+  };
+
+  void Run() {
+    while (true) {
+      {
+        std::unique_lock<std::mutex> lock(mutex_);
+        Clock::duration sleep = kMostSleep;
+        for (const Item& item : items_) {
+          if (item.is_active) sleep = std::min(sleep, item.due - Clock::now());
+        }
+        // By the system's clock: ThreadSanitizer does not see waits by another.
+        wake_.wait_until(lock, std::chrono::system_clock::now() + sleep,
+                         [this] { return awake_.load(); });
+        const Clock::time_point now = Clock::now();
+        if (awake_.exchange(false)) {
+          for (Item& item : items_) {
+            if (item.is_active) continue;
+            item.is_active = true;
+            item.due = now;
+          }
+        }
+        PollDue(&lock, now);
+      }
+      std::this_thread::sleep_for(kPause);
+    }
+  }
+
+  // Requires `mutex_`, which it releases around each poll. Items may be added and
+  // removed meanwhile; one that is skipped for that stays due.
+  void PollDue(std::unique_lock<std::mutex>* lock, Clock::time_point now) {
+    for (size_t i = 0; i < items_.size(); ++i) {
+      if (!items_[i].is_active || items_[i].due > now) continue;
+      std::shared_ptr<Watched> watched = items_[i].watched.lock();
+      if (watched == nullptr) {
+        items_.erase(items_.begin() + static_cast<ptrdiff_t>(i--));
+        continue;
+      }
+      items_[i].due = now + items_[i].period;
+      // Before the poll: a wake in its course is not lost.
+      items_[i].is_active = false;
+      polling_ = watched.get();
+      lock->unlock();
+      bool again;
+      {
+        std::optional<LastResort> end;
+        const double limit = watched->poll_seconds();
+        if (std::isfinite(limit)) end.emplace(limit, watched->stuck_text());
+        again = watched->Poll();
+      }
+      // Outside the lock: this may be the last reference.
+      watched = nullptr;
+      lock->lock();
+      if (again) {
+        for (Item& item : items_) {
+          if (item.which == polling_) item.is_active = true;
+        }
+      }
+      polling_ = nullptr;
+      polled_.notify_all();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable wake_, polled_;
+  std::atomic<bool> awake_{false};
+  bool started_ = false;
+  std::vector<Item> items_;
+  const Watched* polling_ = nullptr;
+};
+
+}  // namespace
+
+Status Watch(const std::shared_ptr<Watched>& watched, double period_seconds) {
+  return Watchdog::Get().Add(watched, period_seconds);
+}
+
+void Unwatch(const Watched& watched) { Watchdog::Get().Remove(&watched); }
+
+void WakeWatchdog() { Watchdog::Get().Wake(); }
+
+}  // namespace jaxcomm

@@ -1,0 +1,218 @@
+"""Whether cuDNN's fused attention can compute a ring's hops, and why not.
+
+The first half is known when a program is traced, the second when it is compiled for a
+platform.
+"""
+
+import jax
+
+from jaxcomm import compat
+from jaxcomm.attention.kernels.tile_select import common_tiling
+from jaxcomm.attention.mask import Visibility
+from jaxcomm.attention.schedules.block import Block, Blocks
+from jaxcomm.attention.schedules.schedule import Schedule
+
+# cuDNN's limits, as jax.nn.dot_product_attention states them.
+_DTYPES = ("bfloat16", "float16")
+_HEAD_SIZE_STEP = 8
+LARGEST_HEAD_SIZE = 256
+_LARGEST_HEAD_SIZE_BEFORE_HOPPER = 128
+_HOPPER = (9, 0)
+_OLDEST_GPU = (8, 0)
+_OLDEST_CUDNN = 90000
+# The GPUs that need a younger cuDNN.
+_YOUNGER_CUDNN: dict[tuple[int, ...], int] = {(10, 3): 91100}
+
+
+def check_implementation(implementation: str | None) -> None:
+    """Raise ValueError unless it is None, ``"xla"`` or ``"cudnn"``."""
+    if implementation not in (None, "xla", "cudnn"):
+        raise ValueError(
+            f"ring_attention: implementation={implementation!r} is not known. Pass "
+            "'cudnn', 'xla', or None for cuDNN where it can be had."
+        )
+
+
+def is_fused(implementation: str | None, reason: str | None) -> bool:
+    """Say whether to use cuDNN, given why it cannot be had, or None if it can.
+
+    Raises:
+      ValueError: cuDNN was asked for by name and cannot be had.
+    """
+    if implementation == "cudnn" and reason is not None:
+        raise ValueError(
+            f"ring_attention: implementation='cudnn' was asked for, but {reason}. Pass "
+            "implementation=None to compute with XLA where cuDNN cannot be had."
+        )
+    return implementation != "xla" and reason is None
+
+
+def fused_blocks(
+    implementation: str | None,
+    query,
+    key,
+    *,
+    schedule: Schedule,
+    visibility: Visibility,
+    size: int,
+) -> Blocks | None:
+    """Return what of each hop cuDNN computes, or None if it computes nothing.
+
+    Args:
+      implementation: as given to ``ring_attention``.
+      query, key: (B, T, N, D) and (B, S, K, D), the local blocks.
+      schedule, visibility: the ring's.
+      size: number of ranks.
+
+    Raises:
+      ValueError: the implementation is not known; or it is cuDNN's, which cannot
+        compute this.
+    """
+    check_implementation(implementation)
+    reason = _why_not_traced(query, key, visibility, size)
+    blocks = None
+    if reason is None:
+        queries, keys = query.shape[1], key.shape[1]
+        if not visibility.is_causal:
+            whole = Block((0, queries), (0, keys))
+            blocks = Blocks(whole, whole, whole)
+        else:
+            blocks = schedule.blocks(queries)
+        if blocks is None:
+            reason = (
+                f"the schedule {schedule.name!r} does not say which blocks a causal "
+                "ring computes"
+            )
+        elif size == 1:
+            blocks = Blocks(blocks.same, blocks.same, blocks.same)
+    return blocks if is_fused(implementation, reason) else None
+
+
+def is_for_gpus(blocks: Blocks | None) -> bool:
+    """Say whether GPUs of this machine can compute a ring's hops.
+
+    It starts no backends: before they are, a program is traced for another machine.
+
+    Args:
+      blocks: what cuDNN computes of each hop, if it does.
+    """
+    if blocks is None or not compat.backends_are_started():
+        return False
+    return bool(_local_gpus())
+
+
+def parts_of_queries(blocks: Blocks | None, queries: int, keys: int) -> int:
+    """Return in how many equal parts cuDNN computes the queries of most hops.
+
+    Args:
+      blocks: what cuDNN computes of each hop, if it does.
+      queries, keys: local lengths.
+    """
+    if blocks is None or blocks.earlier == blocks.later:
+        return 1
+    tiling = common_tiling(blocks.earlier, blocks.later, queries, keys)
+    return 1 if tiling is None else queries // tiling.queries.size
+
+
+def _why_not_traced(query, key, visibility: Visibility, size: int) -> str | None:
+    if query.dtype.name not in _DTYPES:
+        return f"it computes in {' and '.join(_DTYPES)}, and query is {query.dtype}"
+    head_size = query.shape[3]
+    if head_size > LARGEST_HEAD_SIZE or head_size % _HEAD_SIZE_STEP:
+        return (
+            f"the head size is {head_size}, and it takes multiples of "
+            f"{_HEAD_SIZE_STEP} up to {LARGEST_HEAD_SIZE}"
+        )
+    if not query.size or not key.size:
+        return f"there is nothing to compute (query {query.shape}, key {key.shape})"
+    held = size * query.shape[1], size * key.shape[1]
+    if (visibility.query_length, visibility.key_length) != held:
+        return (
+            f"the {size} ranks hold {held[0]} queries and {held[1]} keys, of which "
+            f"{visibility.query_length} and {visibility.key_length} are no padding, "
+            "and it masks no padding"
+        )
+    return compat.cudnn_attention_mismatch()
+
+
+def fused_attention_reason(head_size: int = 64) -> str | None:
+    """Say why ``ring_attention`` does not use cuDNN on this machine's GPUs.
+
+    Starts JAX's backends.
+
+    Args:
+      head_size: that of the attention.
+
+    Returns:
+      None where it does, given inputs that cuDNN takes.
+
+    >>> fused_attention_reason()  # on a machine without a GPU
+    'JAX finds no NVIDIA GPU'
+    """
+    reason = compat.cudnn_attention_mismatch()
+    return reason or _why_not_on(_local_gpus(), head_size)
+
+
+def why_not_compiled(
+    ctx, platform: str | None, implementation: str | None, head_size: int
+) -> str | None:
+    """Say why a program that is being lowered cannot use cuDNN.
+
+    Args:
+      ctx: the lowering context.
+      platform: ``"cuda"``, or None for any other.
+      implementation: asked for by name, it is used without a GPU to ask: the program
+        may be compiled for another machine.
+      head_size: of the attention to compute.
+    """
+    if platform != "cuda":
+        return "the program is compiled for a platform that is not CUDA"
+    if head_size > LARGEST_HEAD_SIZE:
+        return (
+            f"return_residual=True makes the head size {head_size} in the backward "
+            f"pass, and it takes {LARGEST_HEAD_SIZE} at most"
+        )
+    axes = compat.automatic_axes(ctx)
+    if axes:
+        return (
+            f"shard_map leaves the mesh axes {tuple(sorted(axes))} to XLA, and cuDNN "
+            "is used where all are manual"
+        )
+    gpus = _local_gpus()
+    if implementation == "cudnn" and not gpus:
+        return None
+    return _why_not_on(gpus, head_size)
+
+
+def _local_gpus() -> list:
+    try:
+        return jax.local_devices(backend="cuda")
+    except compat.NO_DEVICES:
+        return []
+
+
+def _why_not_on(gpus: list, head_size: int) -> str | None:
+    if not gpus:
+        return "JAX finds no NVIDIA GPU"
+    version = compat.cudnn_version()
+    if version is None:
+        return "JAX finds no cuDNN"
+    found = {
+        tuple(int(part) for part in gpu.compute_capability.split(".")) for gpu in gpus
+    }
+    oldest = min(found)
+    if oldest < _OLDEST_GPU:
+        return f"a GPU has compute capability {_dotted(oldest)}, and it needs 8.0"
+    needed = max([_OLDEST_CUDNN, *(_YOUNGER_CUDNN.get(gpu, 0) for gpu in found)])
+    if version < needed:
+        return f"the cuDNN found has version {version}, and {needed} is needed"
+    if oldest < _HOPPER and head_size > _LARGEST_HEAD_SIZE_BEFORE_HOPPER:
+        return (
+            f"the head size is {head_size}, and on a GPU of compute capability "
+            f"{_dotted(oldest)} it takes {_LARGEST_HEAD_SIZE_BEFORE_HOPPER} at most"
+        )
+    return None
+
+
+def _dotted(capability: tuple[int, ...]) -> str:
+    return ".".join(map(str, capability))

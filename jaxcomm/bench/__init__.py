@@ -1,1 +1,0 @@
-"""Measure jaxcomm against jax.lax: ``python -m jaxcomm.bench --help``."""

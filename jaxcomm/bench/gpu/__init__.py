@@ -1,1 +1,0 @@
-"""``python -m jaxcomm.bench gpu``: NCCL on the GPUs of a process, checked and timed."""

@@ -1,0 +1,253 @@
+"""Failures that cross hosts, through the key-value store of ``jax.distributed``.
+
+On its own host a process sees another one end. Of other hosts it sees nothing: its
+collectives would wait until they time out, with "not done" for a cause. Instead one
+thread of each process publishes the process's first failure in the store, and looks
+there for failures of others.
+
+A world is a communicator of a whole mesh. Its name, here NCCL's unique id, is new for
+each one that is made and the same on all of its processes. An entry belongs to one
+world, ``jaxcomm/failures/<world>/<process>``. So processes that share no world do not
+fail each other, and old failures do not reach a world that is made anew.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+_FOLDER = "jaxcomm/failures"
+# A look into this process takes a microsecond.
+_TICK_SECONDS = 0.1
+# A look into the store is one message of every process to the coordinator.
+_POLL_SECONDS = 1.0
+# A store that does not answer for so long is gone. XLA then ends the process itself.
+_GIVE_UP_SECONDS = 10.0
+# The store answers within milliseconds. The end of the process must not wait for a
+# coordinator that has ended.
+_JOIN_SECONDS = 2.0
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Failure:
+    """The first failure of a process.
+
+    Attributes:
+      order: the how many-th of the job it is; the store counts.
+      process: where it happened, as JAX numbers processes.
+      text: what happened.
+    """
+
+    order: int
+    process: int
+    text: str
+
+
+class FailureWatch:
+    """Tells other processes of this one's first failure, and this one of theirs.
+
+    Args:
+      store: has ``key_value_set(key, text, allow_overwrite)``,
+        ``key_value_dir_get(folder)``, which returns pairs of key and text, and
+        ``key_value_increment(key, by)``, which returns the sum.
+      process: this process, as JAX numbers them.
+      first_failure: returns the text of the first failure of the worlds that this
+        process has now, ``""`` if none failed.
+      fail_worlds: is called once, with the first cause, when another process that
+        shares a world failed and this one did not. It must not raise.
+      tick: seconds between looks into this process.
+      interval: seconds between looks into the store.
+      give_up: seconds after which a store that does not answer is gone.
+    """
+
+    def __init__(
+        self,
+        store: Any,
+        process: int,
+        first_failure: Callable[[], str],
+        fail_worlds: Callable[[str], object],
+        *,
+        tick: float = _TICK_SECONDS,
+        interval: float = _POLL_SECONDS,
+        give_up: float = _GIVE_UP_SECONDS,
+    ):
+        self.store = store
+        self._process = process
+        self._first_failure = first_failure
+        self._fail_worlds = fail_worlds
+        self._tick = tick
+        self._interval = interval
+        self._give_up = give_up
+        self._changed = threading.Condition()
+        # What follows requires _changed. No call of the store is made under its lock.
+        self._worlds: dict[str, Callable[[], object]] = {}
+        # A failure that older worlds had; that of a new one differs, or comes after "".
+        self._known = ""
+        self._stopping = False
+        self._thread: threading.Thread | None = None
+
+    def watch(self, world: str, alive: Callable[[], object] = lambda: True) -> None:
+        """Watch one more world.
+
+        Args:
+          world: its name, the same on all of its processes and on no other world.
+          alive: returns None once the world is gone, as a weak reference does.
+        """
+        with self._changed:
+            self._prune()
+            if not self._worlds:
+                self._known = self._first_failure()
+            self._worlds[world] = alive
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, name="jaxcomm-failures", daemon=True
+                )
+                self._thread.start()
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        """End the thread. What this process has to tell, it tells first."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+            thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(_JOIN_SECONDS)
+
+    def is_running(self) -> bool:
+        """Return whether the thread is there."""
+        with self._changed:
+            return self._thread is not None
+
+    def _run(self):
+        polled = float("-inf")
+        silent_since = None
+        while True:
+            with self._changed:
+                # Nobody asks the store while there is no world.
+                if not self._stopping:
+                    self._changed.wait(self._tick if self._worlds else None)
+                now = time.monotonic()
+                is_gone = (
+                    silent_since is not None and now - silent_since > self._give_up
+                )
+                is_last = self._stopping or is_gone
+                if is_last:
+                    # A later watch() starts another thread.
+                    self._thread = None
+                news = self._news()
+                # Before worlds that are gone leave the list: they may have failed.
+                worlds = list(self._worlds)
+                self._prune()
+            polls = not news and not is_last and now - polled >= self._interval
+            if worlds and (news or polls):
+                try:
+                    if news:
+                        self._publish(worlds, news)
+                    else:
+                        polled = now
+                        self._hear(worlds)
+                    silent_since = None
+                except Exception:
+                    # The store goes with the job, at any time. XLA reports that.
+                    silent_since = now if silent_since is None else silent_since
+            if is_last:
+                return
+
+    def _news(self) -> str:
+        """Return a failure that others have not been told of. Requires ``_changed``."""
+        text = self._first_failure()
+        if not text:
+            self._known = ""
+        return text if text != self._known else ""
+
+    def _publish(self, worlds, text):
+        """Tell the other processes of some worlds, and watch these worlds no more."""
+        order = int(self.store.key_value_increment(f"{_FOLDER}-count", 1))
+        failure = json.dumps(dataclasses.asdict(Failure(order, self._process, text)))
+        for world in worlds:
+            key = f"{_FOLDER}/{world}/{self._process}"
+            self.store.key_value_set(key, failure, allow_overwrite=True)
+        self._forget(worlds)
+        with self._changed:
+            self._known = text
+
+    def _hear(self, worlds):
+        """Fail the worlds of this process if another process failed in one of them.
+
+        That is a failure of this process, too: processes that share a world with this
+        one, but not with the other, are told in turn.
+        """
+        found = []
+        for key, text in self.store.key_value_dir_get(f"{_FOLDER}/"):
+            world, _, publisher = key.removeprefix(f"{_FOLDER}/").rpartition("/")
+            if world in worlds and publisher != str(self._process):
+                found.append((Failure(**json.loads(text)), world))
+        if found:
+            first = min(found)[0]
+            self._forget(world for _, world in found)
+            self._fail_worlds(f"process {first.process} failed first: {first.text}")
+
+    def _forget(self, worlds):
+        with self._changed:
+            for world in worlds:
+                self._worlds.pop(world, None)
+
+    def _prune(self):
+        """Drop worlds that are gone. Requires ``_changed``."""
+        for world in [w for w, alive in self._worlds.items() if alive() is None]:
+            del self._worlds[world]
+
+
+_lock = threading.Lock()
+_watch: FailureWatch | None = None
+
+
+def watch(unique_id: str, world: object) -> None:
+    """Watch a world that several processes share, until it is collected.
+
+    Args:
+      unique_id: of NCCL, in hexadecimal digits.
+      world: the communicator of the whole mesh.
+    """
+    # Not above: the extension needs no JAX, and whoever tests this needs neither.
+    import jax
+
+    from jaxcomm import _ffi, compat
+
+    global _watch
+    store = compat.key_value_store()
+    if store is None:
+        return  # The process is alone.
+    with _lock:
+        if _watch is None or _watch.store is not store:
+            _watch = FailureWatch(
+                store, jax.process_index(), _ffi.first_failure, _ffi.fail_worlds
+            )
+        name = hashlib.sha256(unique_id.encode()).hexdigest()[:32]
+        _watch.watch(name, weakref.ref(world))
+
+
+def stop() -> None:
+    """Stop watching; the next :func:`watch` starts anew."""
+    global _watch
+    with _lock:
+        stopped, _watch = _watch, None
+    if stopped is not None:
+        stopped.stop()
+
+
+def _leave_to_parent():
+    # A child of os.fork() has no thread, and perhaps a lock that the thread held.
+    global _lock, _watch
+    _lock, _watch = threading.Lock(), None
+
+
+with contextlib.suppress(AttributeError):  # no fork on this system
+    os.register_at_fork(after_in_child=_leave_to_parent)

@@ -1,0 +1,69 @@
+"""Waiting, at the end of a process, for the programs that nobody waits for."""
+
+import contextlib
+import sys
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import jax
+
+if TYPE_CHECKING:
+    from jaxcomm.communicator.communicator import Communicator
+
+# A process that ends early takes its collectives from the others, which then report a
+# failure. One that hangs must not hold the end up: hence bounds, on the time without a
+# collective that ends, and on all of it.
+_MOST_SECONDS = 2.0
+_MOST_SECONDS_OF_PROGRESS = 30.0
+_LOOK_SECONDS = 0.005
+# In a row: between two collectives of a program nobody waits for a moment, which is
+# longer where cores are shared.
+_QUIET_LOOKS = 10
+
+
+def wait_for_work(
+    members: "Iterable[Communicator]", most_seconds: float = _MOST_SECONDS
+) -> bool:
+    """Wait until this process does nothing that other processes wait for.
+
+    An array that is not yet computed tells of a program; one whose results nobody keeps
+    is seen by its collectives alone, so that it is missed where it computes for long
+    before the next one.
+
+    Args:
+      members: the live communicators; those within the process are passed over.
+      most_seconds: how long to wait for what goes on no further.
+
+    Returns:
+      Whether all is done. False at once after an exception that nobody caught: the
+      others may never come.
+    """
+    members = [member for member in members if member.neighbors is not None]
+    if not members:
+        return True
+    if getattr(sys, "last_value", None) is not None:
+        return False
+    now = time.monotonic()
+    deadline, last = now + most_seconds, now + _MOST_SECONDS_OF_PROGRESS
+    seen, quiet = None, 0
+    while quiet < _QUIET_LOOKS:
+        now = time.monotonic()
+        if now > min(deadline, last):
+            return False
+        stats = [member.stats() for member in members]
+        calls = [each["calls"] for each in stats]
+        is_busy = calls != seen or any(each["in_flight"] for each in stats)
+        quiet = 0 if is_busy or _is_computing() else quiet + 1
+        if calls != seen:
+            deadline = now + most_seconds
+        seen = calls
+        time.sleep(_LOOK_SECONDS)
+    return True
+
+
+def _is_computing() -> bool:
+    # An array may be deleted or have failed meanwhile.
+    with contextlib.suppress(RuntimeError, ValueError):
+        return not all(array.is_ready() for array in jax.live_arrays("cpu"))
+    return False

@@ -1,0 +1,289 @@
+"""Arrays in memory that the other GPUs of a mesh can reach directly."""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxcomm import _ffi, compat
+from jaxcomm.communicator import cache
+from jaxcomm.communicator.backends.nccl import communicators, registration
+from jaxcomm.communicator.communicator import Communicator
+from jaxcomm.errors import CommunicatorError
+
+# DLPack's type codes, by numpy's kind; bfloat16 has its own.
+_CODES = {"b": 6, "i": 0, "u": 1, "f": 2, "c": 5}
+_BFLOAT16 = 4
+
+
+class SymmetricPool:
+    """Memory of equal size on every GPU of a mesh, for arrays that NCCL need not copy.
+
+    It is allocated with ``ncclMemAlloc`` and registered as a window with every
+    communicator of the ``nccl`` backend on these devices, now and whenever one is
+    made; once for each, never by a call. Where NCCL refuses, collectives work as
+    without it, and :meth:`registrations` says why.
+
+    A collective uses it when its operand and its result both lie in it. XLA puts
+    results elsewhere, unless they take the place of an array that the program is given
+    to keep: donate a second array of the pool, as below, and let the two change roles.
+    ``Communicator.stats()["symmetric_calls"]`` counts the calls that used it. Where one
+    of the two lies in it and the other does not, sends (``ppermute``, ``all_to_all``,
+    ``gather``, ``scatter``) are refused, unless copy engines do them and no rank is
+    late for these: NCCL may hang there. Give every process arrays of the pool, or none:
+    NCCL assumes that what one rank holds in a window, all do. (CPU devices, which a
+    stand-in for NCCL serves in tests, copy what is donated: there no result lies in a
+    pool.)
+
+    Every process of the mesh makes the same pools, and takes the same arrays from
+    them, in the same order. Memory of arrays that are gone is taken back by
+    :meth:`reset`, all at once.
+
+    Args:
+      mesh: a ``jax.sharding.Mesh`` of NVIDIA GPUs.
+      bytes_per_device: how much to allocate on each device.
+
+    Raises:
+      TypeError: if mesh is not a concrete mesh.
+      ValueError: if the size is not a positive integer.
+      CommunicatorError: if NCCL cannot serve the devices or cannot allocate so much, or
+        the processes do not agree.
+
+    Source: NCCL's user guide, "Window registration" and "Zero-copy".
+
+    Example:
+      >>> pool = jaxcomm.SymmetricPool(mesh, 64 << 20)  # doctest: +SKIP
+      >>> x, spare = pool.device_put(x), pool.device_put(x)  # doctest: +SKIP
+      >>> def hop(spare, x):
+      ...     return jaxcomm.ring_shift(x, "i")
+      >>> hop = jax.jit(
+      ...     jax.shard_map(hop, mesh=mesh, in_specs=jax.P("i"), out_specs=jax.P("i")),
+      ...     donate_argnums=0,
+      ...     keep_unused=True,
+      ... )  # doctest: +SKIP
+      >>> x, spare = hop(spare, x), x  # doctest: +SKIP
+      >>> pool.registrations()  # doctest: +SKIP
+      {<Communicator axes=('i',) ...>: 'window'}
+    """
+
+    def __init__(self, mesh: jax.sharding.Mesh, bytes_per_device: int):
+        """Allocates the memory and registers it with the live communicators."""
+        if not isinstance(mesh, jax.sharding.Mesh):
+            raise TypeError(
+                f"SymmetricPool: mesh must be a jax.sharding.Mesh, got "
+                f"{type(mesh).__name__}"
+            )
+        is_integer = isinstance(bytes_per_device, int | np.integer)
+        if (
+            not is_integer
+            or isinstance(bytes_per_device, bool)
+            or not (0 < bytes_per_device < 1 << 62)
+        ):
+            raise ValueError(
+                f"SymmetricPool: bytes_per_device must be a positive integer, got "
+                f"{bytes_per_device!r}"
+            )
+        refusal = communicators.refusal(mesh)
+        if refusal is not None:
+            raise CommunicatorError(f"SymmetricPool: {refusal}")
+        self.mesh = mesh
+        self.closed = False
+        self._how: dict[Communicator, str] = {}
+        ordinals = [communicators.ordinal(device) for device in mesh.local_devices]
+        refused = None
+        try:
+            self.memory = _ffi.symmetric_memory(ordinals, int(bytes_per_device))
+        except RuntimeError as error:
+            refused = str(error)
+        communicators.agree(mesh, "SymmetricPool", refused)
+        self.number = registration.add(self)
+        try:
+            self._register(
+                member for member in cache.communicators() if self._is_for(member)
+            )
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def bytes(self) -> int:
+        """Its size on each device."""
+        return self.memory.bytes
+
+    @property
+    def used_bytes(self) -> int:
+        """What arrays took of that, since the last :meth:`reset`."""
+        return self.memory.used_bytes
+
+    @property
+    def local_bytes(self) -> int:
+        """Its size on all devices of this process."""
+        return self.bytes * len(self.mesh.local_devices)
+
+    def is_registered_with(self, member) -> bool:
+        """Says whether a communicator's collectives may use it."""
+        how = self._how.get(member, "")
+        return how == "window" or how.startswith("buffer")
+
+    def registrations(self) -> dict:
+        """Returns how it is registered with each live communicator on its devices.
+
+        ``"window"``: NCCL's symmetric memory; ``"buffer: ..."``: by
+        ``ncclCommRegister``, and why not as a window; else why it is not registered.
+        """
+        return {
+            member: self._how.get(member, "CommPolicy(symmetric=False)")
+            for member in cache.communicators()
+            if not self.closed and member.world is not None
+            if self._has_devices_of(member)
+        }
+
+    def zeros(self, shape, dtype="float32", spec=None) -> jax.Array:
+        """Returns an array of zeros that lies in the pool.
+
+        Args:
+          shape: of the whole array.
+          dtype: its type.
+          spec: a ``jax.P`` that says how it is split over the mesh; replicated if None.
+
+        Raises:
+          TypeError: if ``spec`` is no ``jax.P``.
+          ValueError: if DLPack has no such type (it has bool, integers and floats of 8
+            to 64 bits, bfloat16 and complex numbers; no float8, nothing of 2 or 4
+            bits), the shape does not divide, or the pool is closed or has too little
+            left.
+
+        Example:
+          >>> pool.zeros((8, 1024), "bfloat16", jax.P("i")).shape  # doctest: +SKIP
+          (8, 1024)
+        """
+        spec = jax.P() if spec is None else spec
+        if not isinstance(spec, jax.P):
+            raise TypeError(
+                f"SymmetricPool.zeros: spec must be a jax.P or None, got {spec!r}"
+            )
+        sizes = shape if isinstance(shape, list | tuple) else (shape,)
+        if not all(isinstance(size, int | np.integer) and size >= 0 for size in sizes):
+            raise ValueError(
+                f"SymmetricPool.zeros: shape must be of integers that are not "
+                f"negative, got {shape!r}"
+            )
+        return self._array(
+            tuple(map(int, sizes)),
+            jax.dtypes.canonicalize_dtype(dtype),
+            spec,
+            lambda device: 0,
+        )
+
+    def device_put(self, x: jax.Array) -> jax.Array:
+        """Returns a copy of an array that lies in the pool, split alike.
+
+        Args:
+          x: a ``jax.Array`` with a ``NamedSharding`` on the pool's devices.
+
+        Raises:
+          TypeError: if it is not.
+          ValueError: as for :meth:`zeros`.
+
+        Example:
+          >>> x = pool.device_put(x)  # doctest: +SKIP
+        """
+        sharding = getattr(x, "sharding", None)
+        if (
+            not isinstance(sharding, jax.sharding.NamedSharding)
+            or not isinstance(sharding.mesh, jax.sharding.Mesh)
+            or list(sharding.mesh.devices.flat) != list(self.mesh.devices.flat)
+        ):
+            raise TypeError(
+                f"SymmetricPool.device_put: x must be a jax.Array with a NamedSharding "
+                f"on the devices of the pool, {list(self.mesh.devices.flat)}; got "
+                f"{sharding or type(x).__name__}. Call jax.device_put(x, "
+                f"jax.NamedSharding(mesh, spec)) first"
+            )
+        jax.block_until_ready(x)
+        parts = {part.device: part.data for part in x.addressable_shards}
+        return self._array(
+            x.shape, x.dtype, sharding.spec,
+            lambda device: parts[device].unsafe_buffer_pointer(),
+        )  # fmt: skip
+
+    def reset(self) -> None:
+        """Takes the memory of all arrays back; every process calls it.
+
+        Raises:
+          ValueError: if some of them still exist.
+        """
+        self._check_open()
+        try:
+            self.memory.reset()
+        except RuntimeError as error:
+            raise ValueError(f"SymmetricPool.reset: {error}; delete them") from None
+
+    def close(self) -> None:
+        """Deregisters and frees the memory. Closing twice is harmless.
+
+        Raises:
+          ValueError: if some of its arrays still exist.
+        """
+        if self.closed:
+            return
+        try:
+            self.memory.close()
+        except RuntimeError as error:
+            raise ValueError(f"SymmetricPool.close: {error}; delete them") from None
+        self.closed = True
+        self._how.clear()
+
+    def __repr__(self) -> str:
+        """Says in one line how much there is and what is used."""
+        state = "closed" if self.closed else f"{self.used_bytes} used"
+        return f"<SymmetricPool {self.bytes} bytes on each device, {state}>"
+
+    def register_with(self, member) -> None:
+        """Registers it with a communicator; called when that is made."""
+        self._register([member])
+
+    def _register(self, members):
+        self._how |= registration.register(self, list(members))
+
+    def _has_devices_of(self, member):
+        ids = tuple(sorted(device for group in member.groups for device in group))
+        return ids == registration.device_ids(self.mesh)
+
+    def _is_for(self, member):
+        return registration.is_wanted(member) and self._has_devices_of(member)
+
+    def _check_open(self):
+        if self.closed:
+            raise ValueError("the SymmetricPool is closed; make another")
+
+    def _array(self, shape, dtype, spec, source_of):
+        self._check_open()
+        kind = getattr(dtype, "kind", "")
+        code = _BFLOAT16 if dtype == jnp.bfloat16 else _CODES.get(kind)
+        if code is None:
+            raise ValueError(
+                f"SymmetricPool: arrays of {dtype} cannot be made, since DLPack has no "
+                f"such type; make one of integers of that size and use "
+                f"jax.lax.bitcast_convert_type"
+            )
+        sharding = jax.NamedSharding(self.mesh, spec)
+        part = sharding.shard_shape(shape)
+        bytes_of_part = math.prod(part) * dtype.itemsize
+        try:
+            offset = self.memory.take(bytes_of_part)
+        except RuntimeError as error:
+            raise ValueError(f"SymmetricPool: {error}") from None
+        made = functools.partial(
+            _ffi.symmetric_block, self.memory, offset=offset, shape=part,
+            dtype_code=code, dtype_bits=8 * dtype.itemsize,
+        )  # fmt: skip
+        parts = []
+        for device in self.mesh.local_devices:
+            ordinal = communicators.ordinal(device)
+            if bytes_of_part:
+                self.memory.fill(ordinal, offset, source_of(device), bytes_of_part)
+            parts.append(compat.from_dlpack(made(ordinal=ordinal), device))
+        return jax.make_array_from_single_device_arrays(shape, sharding, parts)

@@ -1,0 +1,392 @@
+"""The only file that imports private parts of JAX or depends on its version.
+
+Each name says on which versions it was checked. When a new JAX moves one, this is
+the file to mend.
+"""
+
+import contextlib
+import functools
+import inspect
+import os
+import re
+import threading
+from typing import Any
+
+import jax
+
+# Checked on 0.10.2, 0.11.2, 0.12.0.1.
+from jax._src import config as _config
+from jax._src import core as _core
+from jax._src import dispatch as _dispatch
+from jax._src import distributed as _distributed
+from jax._src import xla_bridge as _xla_bridge
+from jax._src.interpreters import ad as ad
+from jax._src.interpreters import batching as batching
+from jax._src.interpreters import mlir as mlir
+from jax._src.interpreters import partial_eval as _pe
+
+from jaxcomm.communicator import replica_groups
+
+
+def checks_varying_axes() -> bool:
+    """Says whether this trace is under ``shard_map(..., check_vma=True)``."""
+    return _config._check_vma.value
+
+
+@contextlib.contextmanager
+def without_varying_axes_check():
+    """Traces as under ``check_vma=False``; for lowerings, whose types are settled."""
+    with _config._check_vma(False):
+        yield
+
+
+def varying_axes(x) -> frozenset:
+    """Returns the mesh axes over which ``x`` may differ between devices."""
+    return jax.typeof(x).mat.varying
+
+
+def with_varying_axes(aval, axes):
+    """Returns ``aval`` varying over exactly ``axes`` of the current mesh."""
+    # Constants come without the mesh, which the type needs.
+    mesh = jax.sharding.get_abstract_mesh()
+    aval = aval.update(sharding=aval.sharding.update(mesh=mesh))
+    return aval.update(manual_axis_type=aval.mat.update(varying=frozenset(axes)))
+
+
+def zero_tangent(primal):
+    """Returns the symbolic zero that is the tangent of ``primal``."""
+    return ad.Zero(jax.typeof(primal).to_tangent_aval())
+
+
+def is_zero_tangent(tangent) -> bool:
+    """Says whether a tangent or cotangent is a symbolic zero."""
+    return type(tangent) is ad.Zero
+
+
+def axis_size(axis) -> int:
+    """Returns the extent of an axis, as ``jax.lax.axis_size`` does.
+
+    It also knows the one of a ``jax.vmap`` while the backward pass of a
+    ``jax.custom_vjp`` is traced, which JAX (0.10.2, 0.11.2, 0.12.0.1) names there to
+    the rules for batching alone.
+
+    Raises:
+      NameError: if no mapping binds the axis.
+    """
+    env = _core.get_axis_env()
+    if env.axis_exists(axis):
+        return env.axis_size(axis)
+    trace = _core.trace_ctx.trace
+    while trace is not None:
+        mapped = getattr(trace, "axis_data", None)
+        if mapped is not None and mapped.name == axis:
+            return mapped.size
+        trace = getattr(trace, "parent_trace", None)
+    raise NameError(f"unbound axis name: {axis}")
+
+
+def check_axes_bound(axes, name: str) -> None:
+    """Raises NameError, as JAX does, if an axis is not bound by a mapping."""
+    for axis in axes:
+        try:
+            axis_size(axis)
+        except NameError as error:
+            raise NameError(
+                f"{error}. Call jaxcomm.{name} inside jax.shard_map "
+                f"over a mesh with that axis, or jax.vmap(..., axis_name={axis!r})."
+            ) from None
+
+
+def check_not_unreduced(aval, axes, name: str) -> None:
+    """Raises ValueError for the unreduced types that only jax.lax handles."""
+    both = (aval.mat.unreduced | aval.mat.reduced) & frozenset(axes)
+    if both:
+        raise ValueError(
+            f"{name} over {tuple(axes)}: the operand is unreduced or reduced over "
+            f"{tuple(both)}, which jaxcomm does not handle; use the jax.lax collective."
+        )
+
+
+def named_axis_effects(axes):
+    """Returns the effects by which JAX knows what axes a jaxpr needs bound."""
+    return {_core.NamedAxisEffect(axis) for axis in axes}
+
+
+def require_devices_during_lowering(primitive) -> None:
+    """Keeps JAX from reusing a lowering of ``primitive`` on other devices.
+
+    Without it a jitted function called under two meshes of equal shape, with the
+    devices in another order, runs with the first one's groups.
+    """
+    _dispatch.prim_requires_devices_during_lowering.add(primitive)
+
+
+def register_lowering(primitive, rule, platform: str | None = None) -> None:
+    """Registers a lowering rule; without a platform, for all that have none."""
+    mlir.register_lowering(primitive, rule, platform=platform)
+
+
+def lower_as(function, ctx, *operands, **params):
+    """Lowers a call as the JAX function ``function(*operands, **params)``."""
+    rule = mlir.lower_fun(function, multiple_results=True)
+    with without_varying_axes_check():
+        return rule(ctx, *operands, **params)
+
+
+def has_tangent(x) -> bool:
+    """Says whether ``x`` is of a type that can be differentiated by."""
+    return jax.numpy.issubdtype(x.dtype, jax.numpy.inexact)
+
+
+def current_trace():
+    """Returns what is tracing now: another object in each traced function."""
+    return _core.trace_ctx.trace
+
+
+def is_staging() -> bool:
+    """Says whether calls go into a program; otherwise each is one by itself."""
+    trace = current_trace()
+    while trace is not None and not isinstance(trace, _pe.DynamicJaxprTrace):
+        trace = getattr(trace, "parent_trace", None)
+    return trace is not None
+
+
+def is_tracer(x) -> bool:
+    """Says whether ``x`` is being traced rather than a concrete value."""
+    return isinstance(x, _core.Tracer)
+
+
+def concrete_mesh(ctx):
+    """Returns the ``jax.sharding.Mesh`` a program is being lowered for, or None.
+
+    None outside shard_map, and where only an abstract mesh is known.
+    """
+    mesh = getattr(ctx.module_context.axis_context, "mesh", None)
+    return mesh if isinstance(mesh, jax.sharding.Mesh) else None
+
+
+def program_text(ctx) -> str:
+    """Returns what a program being lowered is called, with its arguments' types.
+
+    Known before the program's body is lowered, and the same on every process.
+    """
+    module = ctx.module_context.module
+    name = str(module.operation.attributes["sym_name"])
+    for operation in module.body.operations:
+        attributes = operation.attributes
+        if "sym_name" in attributes and str(attributes["sym_name"]) == '"main"':
+            return f"{name} {attributes['function_type']}"
+    return name
+
+
+def key_value_store() -> Any:
+    """Returns the client of ``jax.distributed``'s key-value store, None if none runs.
+
+    It has ``key_value_set(key, text, allow_overwrite)``,
+    ``blocking_key_value_get(key, milliseconds)`` and ``key_value_dir_get(folder)``,
+    which returns the keys and texts of all entries below a folder at one moment.
+    """
+    return _distributed.global_state.client
+
+
+def device_grid(mesh) -> replica_groups.DeviceGrid:
+    """Returns the device grid of a concrete mesh."""
+    return replica_groups.grid_of(mesh)
+
+
+def before_devices_start(action) -> None:
+    """Calls ``action()`` once, when this process first asks JAX for its devices.
+
+    If it raises, so does whatever asked, and the next one calls it again.
+    """
+    start = _xla_bridge.backends
+    acting = threading.RLock()
+    waiting = [action]
+
+    def act_then_start():
+        with acting:
+            if waiting:
+                waiting[0]()
+                waiting.clear()
+                if _xla_bridge.backends is act_then_start:
+                    _xla_bridge.backends = start
+        return start()
+
+    _xla_bridge.backends = act_then_start
+
+
+def make_cpu_client_inside(context) -> bool:
+    """Has JAX make its CPU client inside ``context()``, now and whenever it is anew.
+
+    Returns:
+      False if this JAX makes it in a way that is not known here.
+    """
+    # Checked on 0.10.2, 0.11.2, 0.12.0.1.
+    try:
+        registration = _xla_bridge._backend_factories["cpu"]
+        make = registration.factory
+
+        @functools.wraps(make)
+        def make_inside(*arguments, **options):
+            with context():
+                return make(*arguments, **options)
+
+        registration.factory = make_inside
+    except (AttributeError, KeyError):
+        return False
+    return True
+
+
+def requested_cpu_devices() -> int:
+    """Returns how many CPU devices a client that is made now will have here."""
+    # Checked on 0.10.2, 0.11.2, 0.12.0.1.
+    configured = _xla_bridge.num_cpu_devices.value
+    if configured >= 0:
+        return configured
+    flags = os.environ.get("XLA_FLAGS", "")
+    if flags and not flags.lstrip().startswith("-"):
+        # XLA takes it for the name of a file that holds the flags.
+        with contextlib.suppress(OSError), open(flags) as file:
+            flags = file.read()
+    # Of several the last one holds.
+    found = re.findall(r"--xla_force_host_platform_device_count=[\"']?(\d+)", flags)
+    return int(found[-1]) if found else 1
+
+
+def automatic_axes(ctx) -> frozenset:
+    """Returns the mesh axes of several devices that shard_map left to XLA."""
+    axis_context = ctx.module_context.axis_context
+    manual = getattr(axis_context, "manual_axes", None)
+    if manual is None:
+        return frozenset()
+    sizes = axis_context.mesh.shape
+    return frozenset(axis for axis in sizes if sizes[axis] > 1) - frozenset(manual)
+
+
+# cuDNN's attention. All of it was checked on 0.10.2 and 0.11.2, whose functions take
+# these, and on 0.12.0.1, where score_mod joined them. They are below JAX's rules for
+# partitioning, which need to know the devices, and vmap: jaxcomm has its own.
+_CUDNN_OPERANDS = (
+    *("query", "key", "value", "bias", "q_seqlen", "kv_seqlen", "q_offsets"),
+    *("kv_offsets", "page_table_k", "page_table_v"),
+)
+_CUDNN_SAVED = ("activation", "fwd_output", "grad_output")
+_CUDNN_PARAMETERS = (
+    *("scale", "seed", "dropout_rate", "variadic_args", "mask_type", "layout"),
+    "sliding_window_length",
+)
+
+
+def _cudnn():
+    # Not above: a JAX that keeps it elsewhere is a JAX without it, not an error.
+    from jax._src.cudnn import fused_attention_stablehlo
+
+    return fused_attention_stablehlo
+
+
+def _cudnn_signatures(*score_mod: str):
+    """Returns the arguments that are known, of the forward and the backward pass."""
+    parameters = (*(f"{name}_args" for name in score_mod), *_CUDNN_PARAMETERS)
+    return (
+        (*_CUDNN_OPERANDS, *parameters, *score_mod, "is_training"),
+        (*_CUDNN_OPERANDS, *_CUDNN_SAVED, *parameters, *score_mod),
+    )
+
+
+def _cudnn_passes():
+    cudnn = _cudnn()
+    return cudnn._dot_product_attention_fwd_impl, cudnn._dot_product_attention_bwd_impl
+
+
+def _cudnn_signatures_found():
+    return tuple(tuple(inspect.signature(each).parameters) for each in _cudnn_passes())
+
+
+# What JAX raises where it finds no device. It asserts that there is a platform of those
+# that JAX_PLATFORMS names. Checked on 0.10.2, 0.12.0.1.
+NO_DEVICES = (RuntimeError, AssertionError)
+
+
+def backends_are_started() -> bool:
+    """Says whether JAX has asked the machine for its devices."""
+    # Checked on 0.10.2, 0.11.2, 0.12.0.1.
+    return _xla_bridge.backends_are_initialized()
+
+
+@functools.cache
+def cudnn_attention_mismatch() -> str | None:
+    """Says why JAX's calls of cuDNN's attention cannot be used; None if they can."""
+    try:
+        cudnn = _cudnn()
+        _ = cudnn.MaskType.NO_MASK, cudnn.MaskType.CAUSAL, cudnn.AttentionLayout.BTNH
+        found = _cudnn_signatures_found()
+    except (ImportError, AttributeError) as error:
+        return f"jax {jax.__version__} keeps cuDNN's attention elsewhere ({error})"
+    if found not in (_cudnn_signatures(), _cudnn_signatures("score_mod")):
+        return (
+            f"jax {jax.__version__} calls cuDNN's attention in a way that this jaxcomm "
+            "does not know"
+        )
+    return None
+
+
+def call_cudnn_attention(
+    query, key, value, *saved, scale: float, is_causal: bool, is_backward: bool
+):
+    """Calls cuDNN's attention; can be lowered for CUDA only.
+
+    Args:
+      query, key, value: (B, tokens, heads, D) bfloat16 or float16.
+      saved: if backward, the log-sum-exp, the output, and its gradient.
+      scale: factor on the scores.
+      is_causal: whether query i sees only keys 0 to i.
+      is_backward: whether to compute gradients.
+
+    Returns:
+      The output, and float32 (B, heads, tokens); if backward, the three gradients.
+    """
+    cudnn = _cudnn()
+    more = {} if is_backward else {"is_training": True}
+    if _cudnn_signatures_found() == _cudnn_signatures("score_mod"):
+        more |= {"score_mod_args": (), "score_mod": None}
+    unused = [jax.numpy.zeros(0, query.dtype)] * (len(_CUDNN_OPERANDS) - 3)
+    return _cudnn_passes()[is_backward](
+        *(query, key, value, *unused, *saved),
+        scale=scale,
+        seed=0,
+        dropout_rate=0.0,
+        variadic_args=(False, False),  # No bias, so no gradient of one.
+        mask_type=cudnn.MaskType.CAUSAL if is_causal else cudnn.MaskType.NO_MASK,
+        layout=cudnn.AttentionLayout.BTNH.value,
+        sliding_window_length=None,
+        **more,
+    )
+
+
+def from_dlpack(capsule, device) -> jax.Array:
+    """Returns the array of a DLPack capsule, on the device whose memory it is in.
+
+    ``jax.dlpack.from_dlpack`` takes all CPU memory to belong to the first CPU device.
+
+    Args:
+      capsule: as ``__dlpack__()`` returns it.
+      device: whose memory it is.
+    """
+    # Checked on 0.10.2, 0.11.2, 0.12.0.1.
+    from jax._src.lib import _jax
+
+    stream = None
+    if device.platform != "cpu":
+        stream = device.get_stream_for_external_ready_events()
+    return _jax.dlpack_managed_tensor_to_buffer(capsule, device, stream, None)
+
+
+def cudnn_version() -> int | None:
+    """Returns cuDNN's version, as 91300 for 9.13.0, or None where JAX has none."""
+    # Checked on 0.10.2, 0.11.2, 0.12.0.1.
+    try:
+        from jax._src.lib import cuda_versions
+
+        return None if cuda_versions is None else cuda_versions.cudnn_get_version()
+    except (ImportError, AttributeError, RuntimeError):
+        return None

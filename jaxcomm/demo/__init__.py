@@ -1,1 +1,0 @@
-"""``python -m jaxcomm.demo``: train a small language model over a ring of devices."""

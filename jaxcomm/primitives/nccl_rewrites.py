@@ -1,0 +1,270 @@
+"""What is asked of NCCL instead of collectives, types and layouts that it has not.
+
+NCCL sends contiguous pieces of any type, and reduces numbers of 8, 32 and 64 bits,
+float16 and bfloat16, over all ranks. The rest becomes, when a program is lowered, what
+it has: XLA converts and transposes around it.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+from jaxcomm import compat
+from jaxcomm.collectives.all_gather import all_gather_p
+from jaxcomm.collectives.all_to_all import all_to_all_p
+from jaxcomm.collectives.reduce_scatter import reduce_scatter_p
+from jaxcomm.collectives.scatter import scatter_p
+from jaxcomm.primitives import batching
+
+# Above this a sum of 16-bit floats is taken apart, so that no more bytes travel than
+# without float32 sums; below it that would cost a second trip.
+_TWO_PHASE_BYTES = 1 << 20
+
+
+def instead(collective, avals, size: int, **own):
+    """Returns a ``function(bind, *xs) -> outs`` to use instead, None if none is needed.
+
+    Args:
+      collective: which.
+      avals: of its operands on one rank.
+      size: ranks of a group.
+      **own: the collective's own parameters.
+    """
+    if any(aval.dtype == jax.dtypes.float0 for aval in avals):
+        return _with_bytes(collective, **own)
+    rule = _RULES.get(collective.name)
+    return None if rule is None else rule(collective, avals, size, **own)
+
+
+def _with_bytes(collective, **own):
+    """For the tangents of integers, which hold nothing."""
+
+    def of_bytes(bind, *xs):
+        empty = [x.dtype == jax.dtypes.float0 for x in xs]
+        outs = bind(
+            collective.primitive,
+            [
+                jnp.zeros(x.shape, jnp.int8) if is_empty else x
+                for x, is_empty in zip(xs, empty, strict=True)
+            ],
+            **own,
+        )
+        return [
+            out.astype(bool) if is_empty else out
+            for out, is_empty in zip(outs, empty, strict=True)
+        ]
+
+    return of_bytes
+
+
+def _wire_type(dtype, op, size):
+    """Returns the type a reduction travels in; None if NCCL has none that serves."""
+    if dtype.name == "float8_e8m0fnu":
+        return None  # it has no zero, which takes care of its own
+    if dtype.name.startswith("float8"):
+        return jnp.dtype("float32")
+    if dtype in (jnp.bfloat16, jnp.float16):
+        # Of two numbers the sum is rounded once in either type.
+        exact = op in ("max", "min") or (op == "sum" and size == 2)
+        return dtype if exact else jnp.dtype("float32")
+    if dtype in (jnp.int16, jnp.uint16):
+        return jnp.dtype("int32" if dtype == jnp.int16 else "uint32")
+    if jnp.issubdtype(dtype, jnp.complexfloating):
+        return dtype if op == "sum" else None
+    if dtype == jnp.bool_:
+        return dtype if op in ("max", "min") else None
+    return dtype
+
+
+def _reduction(collective, avals, size, *, op, **own):
+    """For all_reduce and reduce."""
+    wires = [_wire_type(aval.dtype, op, size) for aval in avals]
+    pairs = zip(wires, avals, strict=True)
+    if all(wire is not None and wire == aval.dtype for wire, aval in pairs):
+        return None
+
+    def in_wire_types(bind, *xs):
+        outs = {}
+        alone = [i for i, wire in enumerate(wires) if wire is None]
+        if alone:
+            gather = _gathered(collective, avals, size, op=op, **own)
+            outs |= zip(alone, gather(bind, *[xs[i] for i in alone]), strict=True)
+        for i, x in enumerate(xs):
+            if (
+                collective.name == "all_reduce" and op == "sum"
+                and x.dtype.itemsize == 2 and x.nbytes > _TWO_PHASE_BYTES
+                and wires[i] == jnp.float32 and bind.index_groups is None
+            ):  # fmt: skip
+                outs[i] = _two_phase_sum(bind, x, size)
+        rest = [i for i in range(len(xs)) if i not in outs]
+        if rest:
+            wide = [xs[i].astype(wires[i]) for i in rest]
+            sums = bind(collective.primitive, wide, op=op, **own)
+            for i, total in zip(rest, sums, strict=True):
+                outs[i] = total.astype(xs[i].dtype)
+        return [outs[i] for i in range(len(xs))]
+
+    return in_wire_types
+
+
+def _two_phase_sum(bind, x, size):
+    """All-reduces as reduce-scatter and all-gather, with sums in float32."""
+    flat = x.reshape(-1)
+    flat = jnp.pad(flat, (0, -flat.size % size))
+    (mine,) = _scattered_sum(bind, [flat.reshape(size, -1)])
+    (every,) = bind(all_gather_p, [mine], dimensions=(0,), tiled=False)
+    return every.reshape(-1)[: x.size].reshape(x.shape)
+
+
+def _scattered_sum(bind, xs):
+    """(size, ...) to this rank's row of the sum, accumulated in float32."""
+    zeros = (0,) * len(xs)
+    rows = bind(all_to_all_p, xs, split_axes=zeros, concat_axes=zeros)
+    return [row.astype(jnp.float32).sum(0).astype(row.dtype) for row in rows]
+
+
+def _reduce_scatter(collective, avals, size, *, dimensions, tiled):
+    wires = [_wire_type(aval.dtype, "sum", size) for aval in avals]
+    same = all(wire == aval.dtype for wire, aval in zip(wires, avals, strict=True))
+    if same and _is_contiguous(avals, dimensions):
+        return None
+
+    def of_rows(bind, *xs):
+        rows = [
+            _rows_first(x, size, d) for x, d in zip(xs, dimensions, strict=True)
+        ]  # (size, rows of one rank, ...)
+        outs: list = [None] * len(xs)
+        narrow = [i for i, x in enumerate(rows) if wires[i] == jnp.float32 != x.dtype]
+        if narrow:
+            for i, out in zip(
+                narrow, _scattered_sum(bind, [rows[i] for i in narrow]), strict=True
+            ):
+                outs[i] = out
+        rest = [i for i in range(len(xs)) if i not in narrow]
+        if rest:
+            wide = [rows[i].astype(wires[i]) for i in rest]
+            sums = bind(
+                reduce_scatter_p, wide, dimensions=(0,) * len(rest), tiled=False
+            )
+            for i, out in zip(rest, sums, strict=True):
+                outs[i] = out.astype(xs[i].dtype)
+        return [
+            _row_back(out, d, tiled) for out, d in zip(outs, dimensions, strict=True)
+        ]
+
+    return of_rows
+
+
+def _rows_first(x, size, d):
+    """Splits dimension ``d`` into (size, rest) and brings size to the front."""
+    x = x.reshape(*x.shape[:d], size, x.shape[d] // size, *x.shape[d + 1 :])
+    return jnp.moveaxis(x, d, 0)
+
+
+def _row_back(row, d, tiled):
+    # Untiled, dimension ``d`` is of length 1 now, and goes.
+    return row if tiled else jnp.squeeze(row, d)
+
+
+def _is_contiguous(avals, dimensions):
+    """Says whether what belongs to a rank lies in one piece, for every leaf."""
+    pairs = zip(avals, dimensions, strict=True)
+    return all(math.prod(aval.shape[:d]) <= 1 for aval, d in pairs)
+
+
+def _gathering(collective, avals, size, *, dimensions, tiled, **root):
+    """For all_gather and gather."""
+    if _is_contiguous(avals, dimensions):
+        return None
+
+    def to_front(bind, *xs):
+        zeros = (0,) * len(xs)
+        every = bind(collective.primitive, xs, dimensions=zeros, tiled=False, **root)
+        return [
+            _from_front(x, d, tiled) for x, d in zip(every, dimensions, strict=True)
+        ]
+
+    return to_front
+
+
+def _from_front(x, d, tiled):
+    x = jnp.moveaxis(x, 0, d)
+    if not tiled:
+        return x
+    return x.reshape(*x.shape[:d], x.shape[d] * x.shape[d + 1], *x.shape[d + 2 :])
+
+
+def _scatter(collective, avals, size, *, root, dimensions, tiled):
+    if _is_contiguous(avals, dimensions):
+        return None
+
+    def of_rows(bind, *xs):
+        rows = [_rows_first(x, size, d) for x, d in zip(xs, dimensions, strict=True)]
+        zeros = (0,) * len(xs)
+        outs = bind(scatter_p, rows, root=root, dimensions=zeros, tiled=False)
+        return [
+            _row_back(out, d, tiled) for out, d in zip(outs, dimensions, strict=True)
+        ]
+
+    return of_rows
+
+
+def _all_to_all(collective, avals, size, *, split_axes, concat_axes):
+    if not any(
+        split or concat for split, concat in zip(split_axes, concat_axes, strict=True)
+    ):
+        return None
+
+    def to_front(bind, *xs):
+        zeros = (0,) * len(xs)
+        rows = [_rows_first(x, size, d) for x, d in zip(xs, split_axes, strict=True)]
+        moved = bind(all_to_all_p, rows, split_axes=zeros, concat_axes=zeros)
+        return [
+            _from_front(x, d, tiled=True)
+            for x, d in zip(moved, concat_axes, strict=True)
+        ]
+
+    return to_front
+
+
+def _ragged_all_to_all(collective, avals, size):
+    """Its offsets are on the device, where the host cannot see them without waiting."""
+
+    def of_everybody(bind, operand, output, *indices):
+        indices = [x.astype(jnp.arange(0).dtype) for x in indices]
+        gather = _gathered(collective, avals, size)
+        return gather(bind, operand, output, *indices)
+
+    return of_everybody
+
+
+def _gathered(collective, avals, size, **own):
+    """For what must be computed from everybody's operands."""
+
+    def of_everybody(bind, *xs):
+        total = math.prod(compat.axis_size(axis) for axis in bind.axes)
+        zeros = (0,) * len(xs)
+        stacked = bind(
+            all_gather_p, xs, index_groups=None, dimensions=zeros, tiled=False
+        )
+        outs = batching.emulate_groups(
+            collective, stacked, total, bind.index_groups, **own
+        )
+        rank = jax.lax.axis_index(bind.axes)
+        return [jax.lax.dynamic_index_in_dim(out, rank, 0, False) for out in outs]
+
+    return of_everybody
+
+
+_RULES = {
+    "all_gather": _gathering,
+    "all_reduce": _reduction,
+    "all_to_all": _all_to_all,
+    "gather": _gathering,
+    "ragged_all_to_all": _ragged_all_to_all,
+    "reduce": _reduction,
+    "reduce_scatter": _reduce_scatter,
+    "scan": _gathered,
+    "scatter": _scatter,
+}

@@ -1,0 +1,139 @@
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxcomm.attention.kernels import xla
+from jaxcomm.attention.kernels.xla import HopConfig, hop_backward, hop_forward
+from jaxcomm.attention.mask import Visibility
+
+
+@pytest.fixture
+def small_tiles(monkeypatch):
+    """Tiles of at most 4 queries and 4 keys, so that little shapes have many."""
+    monkeypatch.setattr(xla, "_ROWS", 4)
+    monkeypatch.setattr(xla, "_KEYS", 4)
+    monkeypatch.setattr(xla, "_FEWEST_QUERIES", 4)
+
+
+def _config(query, key, is_causal=False, **lengths):
+    tokens = {"query_length": query.shape[1], "key_length": key.shape[1]} | lengths
+    return HopConfig(
+        scale=query.shape[3] ** -0.5,
+        visibility=Visibility(is_causal, **tokens),
+        query_segments=(query.shape[1],),
+        key_segments=(key.shape[1],),
+    )
+
+
+def _both(query, key, value, grads, config, positions=None):
+    """Run forward, then backward with the lse of this one block."""
+    if positions is None:
+        positions = [jnp.arange(x.shape[1], dtype=jnp.int32) for x in (query, key)]
+
+    @jax.jit
+    def run(query, key, value, positions, grads):
+        block = (query, key, value, *positions)
+        out, lse = hop_forward(*block, config=config)
+        delta = (grads[0].astype(out.dtype) * out).sum(-1) - grads[1]
+        return out, lse, *hop_backward(*block, grads[0], lse, delta, config=config)
+
+    return run(query, key, value, positions, grads)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("group", [1, 4, 8])
+@pytest.mark.usefixtures("small_tiles")
+def test_one_block_is_dense_attention(inputs, dense, assert_close, is_causal, group):
+    query, key, value, grads = inputs((2, 11, 8, 8), (2, 11, 8 // group, 8))
+    found = _both(query, key, value, grads, _config(query, key, is_causal))
+    expected = dense(query, key, value, is_causal=is_causal, grads=grads)
+    assert_close(found, expected, 1e-5)
+
+
+@pytest.mark.parametrize("lengths", [(1, 9), (9, 1), (24, 16), (5, 4)])
+@pytest.mark.usefixtures("small_tiles")
+def test_queries_and_keys_may_differ_in_length(inputs, dense, assert_close, lengths):
+    queries, keys = lengths
+    query, key, value, grads = inputs((1, queries, 2, 8), (1, keys, 2, 8))
+    found = _both(query, key, value, grads, _config(query, key))
+    assert_close(found, dense(query, key, value, grads=grads), 1e-5)
+
+
+@pytest.mark.usefixtures("small_tiles")
+def test_segments_and_shuffled_positions_give_the_same(inputs, dense, assert_close):
+    query, key, value, grads = inputs((1, 13, 2, 8))
+    config = _config(query, key, is_causal=True)
+    config = dataclasses.replace(config, query_segments=(7, 6), key_segments=(3, 10))
+    order = np.random.default_rng(0).permutation(13).astype(np.int32)
+    shuffled = [x[:, order] for x in (query, key, value)]
+    shuffled_grads = tuple(x[:, order] for x in grads)
+    held = jnp.asarray(order)
+    found = _both(*shuffled, shuffled_grads, config, (held, held))
+    back = np.argsort(order)
+    expected = dense(query, key, value, is_causal=True, grads=grads)
+    assert_close([x[:, back] for x in found], expected, 1e-5)
+
+
+@pytest.mark.usefixtures("small_tiles")
+def test_rows_that_see_no_key_are_exactly_zero_in_value_and_gradient(inputs):
+    query, key, value, grads = inputs((1, 12, 2, 8))
+    config = _config(query, key, is_causal=True, query_length=6)
+    ahead = jnp.arange(12, dtype=jnp.int32) + 2
+    positions = (jnp.arange(12, dtype=jnp.int32), ahead)
+    config = dataclasses.replace(
+        config, visibility=dataclasses.replace(config.visibility, key_length=14)
+    )
+    out, lse, *gradients = _both(query, key, value, grads, config, positions)
+    empty = np.array([0, 1, 6, 7, 8, 9, 10, 11])
+    assert (out[:, empty] == 0).all()
+    assert jnp.isneginf(lse[:, empty]).all()
+    assert (gradients[0][:, empty] == 0).all()
+    assert (gradients[1][:, 4:] == 0).all()
+    assert (gradients[2][:, 4:] == 0).all()
+    assert all(jnp.isfinite(x).all() for x in (out, *gradients))
+    assert jnp.isfinite(lse[:, 2:6]).all()
+
+
+@pytest.mark.usefixtures("small_tiles")
+def test_skipped_tiles_are_not_computed(inputs):
+    query, key, value, grads = inputs((1, 8, 1, 8))
+    # Were the tile above the diagonal computed, 0 times NaN would spread.
+    poison = jnp.where(jnp.arange(8) < 4, 0, jnp.nan)[None, :, None, None]
+    config = _config(query, key, is_causal=True)
+    out, lse, *gradients = _both(query, key + poison, value + poison, grads, config)
+    assert jnp.isfinite(out[:, :4]).all()
+    assert jnp.isfinite(lse[:, :4]).all()
+    assert jnp.isfinite(gradients[0][:, :4]).all()
+    assert jnp.isnan(out[:, 4:]).any()
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
+def test_results_are_float32_whatever_the_inputs(inputs, dtype):
+    query, key, value, grads = inputs((1, 5, 2, 8), dtype=dtype)
+    found = _both(query, key, value, grads, _config(query, key))
+    assert {x.dtype for x in found} == {jnp.dtype("float32")}
+
+
+@pytest.mark.parametrize("shape", [(0, 4, 2, 8), (1, 0, 2, 8)])
+def test_no_tokens_and_no_batch_give_empty_results(inputs, shape):
+    query, key, value, grads = inputs(shape)
+    found = _both(query, key, value, grads, _config(query, key))
+    assert [x.shape for x in found] == [shape, shape[:3], shape, shape, shape]
+
+
+@pytest.mark.parametrize("found", ["forward", "backward"])
+@pytest.mark.usefixtures("small_tiles")
+def test_sums_over_tiles_of_bfloat16_stay_float32(inputs, assert_close, found):
+    """Sums that are rounded between tiles differ from those of float32 copies."""
+    query, key, value, grads = inputs((1, 32, 2, 8), dtype=jnp.bfloat16)
+    part = slice(0, 2) if found == "forward" else slice(2, None)
+    config = _config(query, key)
+    wide = [x.astype(jnp.float32) for x in (query, key, value)]
+    wide_grads = tuple(x.astype(jnp.float32) for x in grads)
+    narrow = _both(query, key, value, grads, config)[part]
+    for one, other in zip(narrow, _both(*wide, wide_grads, config)[part], strict=True):
+        assert one.dtype == jnp.float32
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)

@@ -1,0 +1,96 @@
+"""The command as a user runs it, in one process and in several."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+FEW = ("--only", "lanes,soak", "--soak", "80")
+
+
+def test_rows_come_as_they_are_found_and_a_table_last(bench_gpu):
+    done = bench_gpu(*FEW, "--ranks", "3")
+    assert done.returncode == 0, done.stderr
+    first, second = done.stdout.splitlines()[:2]
+    assert first.startswith("3 ranks on cpu, processes: 1, jax ")
+    assert second.startswith("NCCL 2.32.3 (")
+    assert "two exchanges of 4 KiB on two lanes" in done.stdout
+    lines = done.stderr.splitlines()
+    assert [line.partition(":")[0] for line in lines] == ["lanes"] * 2 + ["soak"] * 3
+    rows = done.report["rows"]
+    assert [row["part"] for row in rows] == ["lanes"] * 2 + ["soak"] * 3
+    assert all(row["met"] for row in rows[2:])
+    assert set(done.report["seconds"]) == {"lanes", "soak"}
+    assert done.report["command"][3:5] == ["gpu", "--only"]
+
+
+def test_a_part_that_fails_says_so_and_the_next_begins(bench_gpu):
+    faults = {"JAXCOMM_FAKE_FAULTS": "ncclSend:0:2"}
+    done = bench_gpu(*FEW, **faults)
+    assert done.returncode == 1, done.stderr
+    failed, *rest = done.report["rows"]
+    assert failed["met"] is False
+    assert "ncclSend" in failed["found"]
+    assert [row["part"] for row in rest] == ["soak"] * 3
+    assert all(row["met"] for row in rest)
+
+
+@pytest.mark.multiprocess
+def test_several_processes_are_one_run(bench_gpu):
+    words = "--only", "checks,soak", "--soak", "80"
+    done = bench_gpu(*words, "--ranks", "4", "--processes", "2")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("4 ranks on cpu, processes: 2, jax ")
+    # The others say nothing.
+    assert done.stdout.count("broadcasts in a row") == 1
+    assert all(row["met"] is not False for row in done.report["rows"])
+    assert len(done.report["rows"]) == 2 + 3
+
+
+@pytest.mark.multiprocess
+def test_a_part_that_fails_in_one_process_ends_all(bench_gpu):
+    faults = {"JAXCOMM_FAKE_FAULTS": "ncclBroadcast:0:2"}
+    done = bench_gpu(*FEW, "--processes", "2", JAXCOMM_TIMEOUT="10", **faults)
+    assert done.returncode == 1
+    assert "ncclBroadcast" in done.stderr
+    # What was found before is told all the same.
+    assert "two exchanges" in done.stdout
+    assert [row["part"] for row in done.report["rows"]] == ["lanes"] * 2
+
+
+ONE_GPU = {"JAXCOMM_FAKE_ONE_GPU": "1"}
+
+
+@pytest.mark.multiprocess
+def test_processes_share_a_gpu_without_mps(bench_gpu):
+    done = bench_gpu("--one-gpu", "--only", "lanes", **ONE_GPU, PATH=os.defpath)
+    assert done.returncode == 0, done.stderr
+    told = "all ranks share one GPU: without MPS (nvidia-cuda-mps-control is not"
+    assert told in done.stdout
+    assert {row["part"] for row in done.report["rows"]} == {"lanes"}
+
+
+def test_an_nccl_that_refuses_to_share_a_gpu_is_named(bench_gpu, stand_in_path):
+    done = bench_gpu("--one-gpu", JAXCOMM_FAKE_NCCL_VERSION="22809", **ONE_GPU)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr == (
+        "bench gpu: --one-gpu: ranks share a GPU from NCCL 2.30.3 on, and "
+        f"{stand_in_path} is 2.28.9. Name a newer one in LD_PRELOAD, by the path of "
+        "its libnccl.so.2. See --help.\n"
+    )
+
+
+def test_without_gpus_it_says_what_is_needed():
+    done = subprocess.run(
+        [sys.executable, "-m", "bench", "gpu"],
+        env=os.environ | {"JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert "2 ranks were asked for and JAX finds 0 GPUs" in done.stderr

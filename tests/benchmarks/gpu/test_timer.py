@@ -1,0 +1,102 @@
+"""What the timer makes of times and of what several processes found."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from bench.gpu import timer as timer_module
+from bench.gpu.timer import Timer, local
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Gives ``clock(seconds, slow=0)``: a thunk that takes as long; counts its calls.
+
+    The first of them, as many as are slow, take ten times as long.
+    """
+    now = [0.0]
+    monkeypatch.setattr(timer_module.time, "perf_counter", lambda: now[0])
+
+    def takes(seconds, slow=0):
+        def call():
+            call.count += 1
+            now[0] += seconds * (10 if call.count <= slow else 1)
+            return np.zeros(1)
+
+        call.count = 0
+        return call
+
+    return takes
+
+
+@pytest.fixture
+def pair(timer):
+    """A timer with more rounds."""
+    sizes = dataclasses.replace(timer.sizes, rounds=3, calls=4)
+    return dataclasses.replace(timer, sizes=sizes)
+
+
+def test_a_ratio_is_of_theirs_to_ours(clock, pair):
+    figure = pair.compare("x", clock(2.0), "y", clock(3.0), least=1.2)
+    assert (figure.ours, figure.theirs, figure.ratio) == (2.0, 3.0, 1.5)
+    assert figure.is_met is True
+
+
+def test_every_round_begins_with_a_call_that_is_not_timed(clock, pair):
+    ours, theirs = clock(2.0), clock(3.0)
+    pair.compare("x", ours, "y", theirs)
+    # Three rounds, and one to warm up, of four calls and one before.
+    assert (ours.count, theirs.count) == (4 * 5, 4 * 5)
+    pair.compare("x", ours, "y", theirs, calls=2)
+    assert ours.count == 4 * 5 + 4 * 3
+
+
+def test_the_first_round_warms_up(clock, timer):
+    # One call, and the two of a round.
+    figure = timer.compare("x", clock(2.0, slow=3), "y", clock(3.0, slow=3))
+    assert (figure.ours, figure.theirs) == (2.0, 3.0)
+
+
+def test_a_part_of_their_time_is_compared(clock, pair):
+    figure = pair.compare("x", clock(2.0), "y", clock(3.0), share=1 / 2, least=1.0)
+    assert (figure.theirs, figure.ratio, figure.is_met) == (1.5, 0.75, False)
+
+
+def test_what_the_first_process_does_alone_the_others_wait_for(
+    clock, pair, monkeypatch
+):
+    monkeypatch.setattr(jax, "process_index", lambda: 1)
+    ours, theirs = clock(2.0), clock(3.0)
+    pair.compare("x", ours, "y", theirs, alone=True)
+    assert (ours.count, theirs.count) == (4 * 5, 0)
+
+
+@pytest.mark.parametrize(
+    ("answers", "expected"),
+    [
+        ([["fine", True], ["as well", True]], ("fine", True)),
+        ([["fine", True], ["2 lost", False]], ("process 1: 2 lost", False)),
+        ([["1 lost", False], ["2 lost", False]], ("1 lost", False)),
+        ([["so", None], ["so so", None]], ("so", None)),
+    ],
+)
+def test_what_is_wrong_in_one_process_is_wrong(answers, expected, timer, monkeypatch):
+    monkeypatch.setattr(Timer, "agree", lambda self, value: answers)
+    finding = timer.finding("x", *answers[0], number=3)
+    assert (finding.found, finding.is_right) == expected
+    assert finding.values == {"number": 3}
+
+
+def test_numbers_go_to_their_ranks(timer):
+    values = np.arange(6, dtype=np.int32).reshape(2, 3)
+    np.testing.assert_array_equal(local(timer.spread(values)), values[:, None])
+
+
+def test_random_numbers_differ_between_ranks(timer):
+    first, second = local(timer.random((2, 8)))
+    assert not np.array_equal(first, second)
+    assert timer.random_alone((3,), "bfloat16").sharding.device_set == {
+        jax.local_devices()[0]
+    }

@@ -1,0 +1,129 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+TINY = ("--quick", "--repeats", "2")
+SUITES = {
+    "collectives": ("--devices", "2,3", "--sizes", "64", "--ops", "psum,all_gather"),
+    "chain": ("--devices", "2"),
+    "scan": ("--devices", "2"),
+    "attention": ("--devices", "2", "--sequence", "64"),
+    "memory": ("--devices", "2"),
+}
+ROW = {"kind", "suite", "name", "devices", "detail", "target"}
+TIMED = ROW | {
+    "dtype", "payload_bytes", "seconds", "ratios", "unit", "work", "rates", "roofline",
+    "roofline_rate", "shares", "calls", "rounds",
+}  # fmt: skip
+MEMORY = ROW | {"temp_bytes", "growth"}
+
+
+@pytest.mark.parametrize("suite", SUITES)
+def test_a_quick_run_prints_a_table_and_writes_json_and_a_picture(
+    suite, command, tmp_path
+):
+    report, picture = tmp_path / "bench.json", tmp_path / "bench.png"
+    files = ("--json", str(report), "--plot", str(picture))
+    done = command(suite, *TINY, *SUITES[suite], *files)
+    assert done.returncode == 0, done.stderr
+    # No progress bar in a pipe.
+    assert done.stderr == ""
+    assert "jaxcomm" in done.stdout
+    assert "…" not in done.stdout
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    check_report(json.loads(report.read_text()), suite)
+
+
+def check_report(report, suite):
+    assert set(report) == {
+        "schema", "command", "started", "seconds", "interrupted", "machine",
+        "load_average_at_end", "versions", "environment", "effort", "rooflines", "rows",
+    }  # fmt: skip
+    assert report["schema"] == 1
+    assert report["command"][:4] == ["python", "-m", "bench", suite]
+    assert report["interrupted"] is False
+    assert report["machine"]["cpu"]
+    assert report["machine"]["cores"] >= 1
+    assert set(report["versions"]) == {"python", "jaxcomm", "jax", "jaxlib", "numpy"}
+    assert {roofline["unit"] for roofline in report["rooflines"]} == {"bytes", "FLOP"}
+    assert all(roofline["rate"] > 0 for roofline in report["rooflines"])
+    assert report["rows"]
+    for row in report["rows"]:
+        assert row["suite"] == suite
+        assert row["devices"] in (2, 3, 4)
+        assert set(row) == {"timed": TIMED, "memory": MEMORY}[row["kind"]]
+        if row["target"] is not None:
+            assert set(row["target"]) == {"measure", "bound", "met"}
+        for spread in row.get("seconds", {}).values():
+            assert 0 < spread["min"] <= spread["median"] <= spread["max"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("nope",), "subcommand 'nope' is unknown"),
+        (("chain", "--bogus"), "Unknown command line flag 'bogus'"),
+        (("chain", "--plot", "x.nope"), "is no picture format; try .png"),
+    ],
+)
+def test_a_bad_command_line_ends_with_status_two(arguments, text, command):
+    done = command(*arguments)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert text in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("flag", "text"),
+    [
+        ("--help", "usage: python -m bench"),
+        ("--helpshort", "usage: python -m bench"),
+        ("-?", "usage: python -m bench"),
+        ("--helpxml", "<name>devices</name>"),
+    ],
+)
+def test_help_is_not_an_error(flag, text, command):
+    done = command(flag)
+    assert done.returncode == 0
+    assert done.stderr == ""
+    assert text in done.stdout
+
+
+def _interrupt(process):
+    """Presses Ctrl-C, again if Python dropped it in a destructor or a callback."""
+    try:
+        for _ in range(6):
+            process.send_signal(signal.SIGINT)
+            try:
+                return process.communicate(timeout=10)
+            except subprocess.TimeoutExpired:
+                continue
+        raise AssertionError("the command goes on after six interrupts")
+    finally:
+        process.kill()
+
+
+def test_an_interrupt_prints_and_writes_what_was_measured(tmp_path):
+    report = tmp_path / "bench.json"
+    # Far more rounds than the test waits for: only the interrupt can end it.
+    arguments = ("chain", "--quick", "--devices", "2", "--repeats", "1000000")
+    with subprocess.Popen(
+        [sys.executable, "-m", "bench", *arguments, "--json", str(report)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"XLA_FLAGS": os.environ["QUICK_XLA_FLAGS"]},
+    ) as process:
+        # The rooflines are printed when they are known; the rows come next.
+        while "split over" not in process.stdout.readline():
+            assert process.poll() is None
+        out, err = _interrupt(process)
+    assert process.returncode == 130, err
+    assert "Interrupted; 0 rows were measured." in out
+    assert "Traceback" not in err
+    assert json.loads(report.read_text())["interrupted"] is True

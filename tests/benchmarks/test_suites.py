@@ -1,0 +1,140 @@
+import re
+
+import jax
+import numpy as np
+import pytest
+
+import jaxcomm
+from bench import attention, chain, collectives, devices, memory, scan
+from bench.gathered_attention import gathered_attention
+
+OURS_IN_HLO = r"custom_call_target=\"jaxcomm\."
+
+
+def compiled_text(variant):
+    """The optimized program of a variant, a partial of a jitted function."""
+    return variant.func.lower(*variant.args).compile().as_text()
+
+
+@pytest.mark.parametrize("name", collectives.OPS)
+@pytest.mark.parametrize("count", [2, 3])
+def test_every_collective_agrees_with_its_twin(name, count, session):
+    (_, case) = collectives.cases([count], [100], [name])
+    (row,) = case.measure(session)
+    assert set(row.seconds) == {"jaxcomm", "jax.lax"}
+    assert row.payload_bytes % (4 * count) == 0
+    assert row.payload_bytes >= 100
+
+
+def test_the_floor_is_a_row_of_its_own(session):
+    floor, *ops = collectives.cases([2, 8], [256, 4096], ["psum"])
+    (row,) = floor.measure(session)
+    assert row.name == "dispatch floor"
+    assert set(row.seconds) == {"x + 1"}
+    assert len(ops) == 7
+
+
+@pytest.mark.parametrize(
+    ("name", "growth"), [("psum", 1), ("all_gather", 8), ("psum_scatter", 1 / 8)]
+)
+def test_the_work_is_what_must_be_read_and_written(name, growth):
+    (_, case) = collectives.cases([8], [256], [name])
+    assert case.work == 8 * 256 * (1 + growth)
+
+
+def test_the_chain_communicates_fifty_times_on_either_side():
+    (case,) = chain.cases([2])
+    variants = case.build()
+    # Compiled away or merged, a step would not be measured.
+    ours, lax = compiled_text(variants["jaxcomm"]), compiled_text(variants["jax.lax"])
+    assert len(re.findall(OURS_IN_HLO, ours)) == 50
+    assert len(re.findall(r" all-reduce\(", lax)) == 50
+    assert not re.findall(OURS_IN_HLO, lax)
+
+
+def test_a_step_of_the_chain_computes_nothing_but_its_share():
+    (case,) = chain.cases([2])
+    for variant in case.build().values():
+        # XLA fused all earlier sums into a step that used what came before the last.
+        fusions = re.findall(
+            r"^ +%?\S*fusion\S* = .* fusion\((.*?)\)", compiled_text(variant), re.M
+        )
+        assert fusions
+        assert {operands.count("%") for operands in fusions} == {2}
+
+
+@pytest.mark.parametrize("suite", [chain, scan])
+def test_programs_agree_with_their_twins(suite, session):
+    for case in suite.cases([3]):
+        (row,) = case.measure(session)
+        assert row.target is None
+        assert set(row.ratios) == {"jax.lax"}
+
+
+def test_only_the_problem_of_the_issue_is_judged():
+    bounds = [case.target.bound for case in attention.cases([8])]
+    assert bounds == [0.5, 0.4]
+    assert all(case.target is None for case in attention.cases([4]))
+
+
+def test_causal_operations_are_counted_once_for_each_visible_key():
+    problem = attention.Problem(16384)
+    assert problem.forward_flops == pytest.approx(4 * 4 * 64 * 16384**2 / 2, rel=1e-4)
+
+
+def test_the_rival_ring_uses_the_collective_of_xla():
+    mesh = devices.mesh_of(2)
+    x = np.zeros(attention.Problem(64).shape, np.float32)
+
+    def text(backend):
+        run = jax.jit(attention.program(attention.attend(backend), mesh, False))
+        return run.lower(x, x, x, x).compile().as_text()
+
+    assert "collective-permute" in text("xla")
+    assert not re.findall(OURS_IN_HLO, text("xla"))
+    assert re.findall(OURS_IN_HLO, text(None))
+    assert "collective-permute" not in text(None)
+
+
+def test_gathered_attention_is_exact():
+    schedule = "zigzag"
+    mesh = devices.mesh_of(4)
+    query, key, value, grad = (devices.normal((2, 24, 4, 8), i) for i in range(4))
+    split = jax.P(None, devices.AXIS)
+
+    def gathered(query, key, value):
+        dealt = jaxcomm.reorder((query, key, value), 4, schedule=schedule)
+        out = jax.shard_map(
+            lambda *of: gathered_attention(*of, axis_name="ring", schedule=schedule),
+            mesh=mesh,
+            in_specs=split,
+            out_specs=split,
+        )(*dealt)
+        return jaxcomm.restore(out, 4, schedule=schedule)
+
+    def dense(query, key, value):
+        return jax.nn.dot_product_attention(query, key, value, is_causal=True)
+
+    for attend in (gathered, dense):
+        out, transpose = jax.vjp(jax.jit(attend), query, key, value)
+        found = out, *transpose(grad)
+        if attend is gathered:
+            results = found
+    for a, b in zip(results, found, strict=True):
+        # Float32 in another order of summation.
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_memory_is_compared_to_the_smallest_ring(session, monkeypatch):
+    def temp_bytes(local, problem, count):
+        return 1000 + count
+
+    monkeypatch.setattr(memory, "temp_bytes", temp_bytes)
+    (case,) = memory.cases([4, 2], tokens=16)
+    first, second = case.measure(session)
+    assert (first.devices, second.devices) == (2, 4)
+    assert first.growth == {}
+    assert first.target is None
+    assert set(second.growth) == set(second.temp_bytes) == set(first.temp_bytes)
+    assert second.value == pytest.approx(2 / 1002)
+    assert second.is_met

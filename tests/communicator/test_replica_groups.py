@@ -1,0 +1,143 @@
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from jaxcomm.communicator import replica_groups
+from jaxcomm.communicator.replica_groups import (
+    DeviceGrid,
+    canonical_index_groups,
+    in_mesh_order,
+    partition,
+)
+
+CUBE = DeviceGrid(("a", "b", "c"), (2, 3, 2), tuple(range(100, 112)))
+
+
+@pytest.mark.parametrize(
+    ("axes", "groups"),
+    [
+        (("a",), 6),
+        (("b",), 4),
+        (("c",), 6),
+        (("a", "b"), 2),
+        (("b", "a"), 2),
+        (("c", "a"), 3),
+        (("a", "b", "c"), 1),
+        (("c", "b", "a"), 1),
+    ],
+)
+def test_ranks_count_row_major_in_the_order_of_the_axes(axes, groups):
+    part = partition(CUBE, axes)
+    assert part.axes == axes
+    assert len(part.groups) == groups
+    extents = dict(zip(CUBE.axis_names, CUBE.shape, strict=True))
+    for group in part.groups:
+        fixed = None
+        for rank, device in enumerate(group):
+            at = dict(
+                zip(
+                    CUBE.axis_names,
+                    np.unravel_index(device - 100, (2, 3, 2)),
+                    strict=True,
+                )
+            )
+            index = 0
+            for axis in axes:
+                index = index * extents[axis] + at[axis]
+            assert index == rank
+            others = tuple(at[axis] for axis in CUBE.axis_names if axis not in axes)
+            assert fixed in (None, others)
+            fixed = others
+    assert sorted(sum(part.groups, ())) == list(CUBE.device_ids)
+
+
+def test_ranks_are_those_of_axis_index(make_mesh):
+    """jax.lax.axis_index of a tuple is the oracle."""
+    mesh = make_mesh(a=2, b=2, c=2)
+    for axes in (("a",), ("c", "a"), ("b", "c", "a")):
+        program = jax.shard_map(
+            lambda x: x * 0 + jax.lax.axis_index(axes),  # noqa: B023
+            mesh=mesh,
+            in_specs=jax.P(("a", "b", "c")),
+            out_specs=jax.P(("a", "b", "c")),
+        )
+        ranks = np.asarray(jax.jit(program)(np.zeros(8, np.int32)))
+        part = partition(replica_groups.grid_of(mesh), axes)
+        for group in part.groups:
+            assert [ranks[device] for device in group] == list(range(len(group)))
+
+
+def test_index_groups_divide_every_group_further():
+    part = partition(CUBE, ("b",), ((2, 0), (1,)))
+    assert part.index_groups == ((2, 0), (1,))
+    assert part.groups[:2] == ((104, 100), (102,))
+    assert part.sizes == (2, 1) * 4
+
+
+@pytest.mark.parametrize(
+    ("axes", "message"),
+    [
+        (("d",), r"axis 'd' is not an axis of the mesh, which has \('a', 'b', 'c'\)"),
+        (("a", "a"), r"axes \('a', 'a'\) name an axis twice"),
+    ],
+)
+def test_axes_that_are_not_the_meshs_are_refused(axes, message):
+    with pytest.raises(ValueError, match=message):
+        partition(CUBE, axes)
+
+
+@pytest.mark.parametrize("groups", [[[0, 1]], [[0, 1], [1, 2]], [[0], [1], [2], [3]]])
+def test_index_groups_hold_every_index_once(groups):
+    with pytest.raises(ValueError, match="cover all indices exactly once"):
+        canonical_index_groups(groups, 3)
+
+
+def _key(grid=CUBE, axes=("a",), groups=None, lane="default", backend="host"):
+    return replica_groups.key(grid, partition(grid, axes, groups), lane, backend)
+
+
+def test_the_key_tells_apart_all_that_matters():
+    swapped = DeviceGrid(CUBE.axis_names, CUBE.shape, CUBE.device_ids[::-1])
+    reshaped = DeviceGrid(CUBE.axis_names, (3, 2, 2), CUBE.device_ids)
+    renamed = DeviceGrid(("x", "b", "c"), CUBE.shape, CUBE.device_ids)
+    keys = [
+        _key(),
+        _key(axes=("b",)),
+        _key(axes=("a", "b")),
+        _key(axes=("b", "a")),
+        _key(groups=((0,), (1,))),
+        _key(groups=((1,), (0,))),
+        _key(lane="other"),
+        _key(backend="xla"),
+        _key(grid=swapped),
+        _key(grid=reshaped),
+        _key(grid=renamed, axes=("x",)),
+    ]
+    assert len(set(keys)) == len(keys)
+    assert all(-(2**63) <= key < 2**63 for key in keys)
+
+
+def test_the_key_is_the_same_in_another_process():
+    code = (
+        "from jaxcomm.communicator import replica_groups as m; "
+        "grid = m.DeviceGrid(('a', 'b', 'c'), (2, 3, 2), tuple(range(100, 112))); "
+        "print(m.key(grid, m.partition(grid, ('a',)), 'default', 'host'))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+    assert int(run.stdout) == _key()
+
+
+def test_axes_are_put_in_the_order_of_the_mesh_around_those_of_vmap():
+    assert in_mesh_order(("c", "a"), CUBE.axis_names) == ("a", "c")
+    assert in_mesh_order(("b", "v", "a"), CUBE.axis_names) == ("a", "v", "b")
+    with pytest.raises(ValueError, match=r"axes \('a', 'a'\) name an axis twice"):
+        in_mesh_order(("a", "a"), CUBE.axis_names)
+
+
+def test_a_grid_lists_devices_in_the_order_of_the_mesh():
+    devices = np.array(jax.devices()[:4])[[2, 0, 3, 1]].reshape(2, 2)
+    grid = replica_groups.grid_of(jax.sharding.Mesh(devices, ("a", "b")))
+    assert grid == DeviceGrid(("a", "b"), (2, 2), (2, 0, 3, 1))

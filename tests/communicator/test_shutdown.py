@@ -1,0 +1,131 @@
+"""A process ends when nobody needs it any more, or soon."""
+
+import itertools
+import os
+import subprocess
+import sys
+import time
+import types
+
+import pytest
+
+from jaxcomm.communicator import shutdown
+
+
+def member(neighbors=(), looks=(), ends=True):
+    """Stands for a communicator with so many calls in flight, look by look.
+
+    If -1, none, but one has come and gone since the last look. Unless it ``ends`` none,
+    each look sees others than the one before.
+    """
+    looks = iter(looks)
+    made = types.SimpleNamespace(neighbors=neighbors, looked=0)
+    calls = {"all_reduce": 0}
+
+    def stats():
+        made.looked += 1
+        in_flight = next(looks, 0)
+        calls["all_reduce"] += ends and abs(in_flight)
+        return {"calls": dict(calls), "in_flight": max(in_flight, 0)}
+
+    made.stats = stats
+    return made
+
+
+def test_it_waits_for_collectives_also_between_two_of_them():
+    looks = [1, 0, 1, 0, 0, 2, 0, 0, -1]
+    found = member(looks=looks)
+    assert shutdown.wait_for_work([member(), found], 30)
+    assert found.looked == len(looks) + shutdown._QUIET_LOOKS
+
+
+def test_it_does_not_wait_for_ever():
+    begin = time.monotonic()
+    hangs = member(looks=itertools.repeat(1), ends=False)
+    assert not shutdown.wait_for_work([hangs], 0.05)
+    assert time.monotonic() - begin < 2
+
+
+def test_it_waits_longer_for_what_goes_on_but_not_for_ever(monkeypatch):
+    begin = time.monotonic()
+    # On a loaded machine, of which the system takes more than a moment.
+    looks = [1] * 300
+    found = member(looks=looks)
+    assert shutdown.wait_for_work([found], 1)
+    assert found.looked == len(looks) + shutdown._QUIET_LOOKS
+    assert time.monotonic() - begin > 1.2
+    monkeypatch.setattr(shutdown, "_MOST_SECONDS_OF_PROGRESS", 0.3)
+    begin = time.monotonic()
+    assert not shutdown.wait_for_work([member(looks=itertools.repeat(1))], 30)
+    assert 0.3 < time.monotonic() - begin < 2
+
+
+def test_it_waits_for_arrays_that_are_not_computed(monkeypatch):
+    looks = iter([False, True, False])
+    array = types.SimpleNamespace(is_ready=lambda: next(looks, True))
+    monkeypatch.setattr(shutdown.jax, "live_arrays", lambda platform: [array])
+    found = member()
+    assert shutdown.wait_for_work([found], 30)
+    # Nothing is known at the first look, so that it counts for none.
+    assert found.looked == 1 + 3 + shutdown._QUIET_LOOKS
+
+
+def test_a_deleted_array_is_nothing_to_wait_for(monkeypatch):
+    def deleted():
+        raise RuntimeError("Array has been deleted")
+
+    array = types.SimpleNamespace(is_ready=deleted)
+    monkeypatch.setattr(shutdown.jax, "live_arrays", lambda platform: [array])
+    assert shutdown.wait_for_work([member()], 30)
+
+
+def test_what_stays_in_the_process_is_nobody_else_s():
+    found = member(neighbors=None, looks=itertools.repeat(1))
+    assert shutdown.wait_for_work([found], 30)
+    assert found.looked == 0
+
+
+def test_after_an_exception_nobody_is_waited_for(monkeypatch):
+    monkeypatch.setattr(sys, "last_value", KeyError("mine"), raising=False)
+    found = member(looks=itertools.repeat(1))
+    assert not shutdown.wait_for_work([found], 30)
+    assert found.looked == 0
+
+
+PROGRAM = """
+import time
+import jax, jaxcomm, numpy as np
+mesh = jax.make_mesh((8,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
+x = jax.make_array_from_callback(
+    (8,), jax.NamedSharding(mesh, jax.P("i")), lambda index: np.ones(1, np.float32)
+)
+
+def chain(x):
+    return jax.lax.fori_loop(0, 2000, lambda _, x: jaxcomm.psum(x, "i") / 8 + 0 * x, x)
+
+program = jax.jit(
+    jax.shard_map(chain, mesh=mesh, in_specs=jax.P("i"), out_specs=jax.P("i"))
+)
+jax.block_until_ready(program(x))
+# The other has come to its end by then.
+if jax.process_index() == 1: time.sleep(0.5)
+"""
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("last", ["out = program(x)", "program(x)"])
+def test_the_last_program_may_be_left_to_itself(last, tmp_path):
+    script = tmp_path / "program.py"
+    script.write_text(PROGRAM + last)
+    done = subprocess.run(
+        [
+            sys.executable, "-m", "jaxcomm.launch", "-n", "2",
+            "--devices-per-process", "4", "--timeout", "100", script,
+        ],
+        env=os.environ | {"TMPDIR": str(tmp_path), "XLA_FLAGS": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert os.listdir(tmp_path) == ["program.py"]

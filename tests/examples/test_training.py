@@ -1,0 +1,123 @@
+import dataclasses
+import re
+import shutil
+
+import jax
+import numpy as np
+import pytest
+
+from language_model import data
+from language_model.devices import make_mesh
+from language_model.settings import DemoError, Settings
+from language_model.training import Training
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("demo")
+    path = folder / "text.txt"
+    path.write_text("".join(f"{i} squared is {i * i}\n" for i in range(999)))
+    return Settings(
+        data=2, context=2, sequence=64, steps=4, text=path, output=folder / "output",
+        layers=1, width=16,
+    )  # fmt: skip
+
+
+def begin(settings, **changes):
+    settings = dataclasses.replace(settings, **changes)
+    return Training(settings, data.load(settings.text, settings.sequence))
+
+
+@pytest.fixture(scope="module")
+def finished(settings):
+    """Four steps with a checkpoint after the second; the losses and last state."""
+    training = begin(settings)
+    training.compile()
+    for _ in range(2):
+        training.advance()
+    training.save()
+    for _ in range(2):
+        training.advance()
+    training.checkpoints.close()
+    return training.losses, jax.device_get(training.state)
+
+
+def test_resumes_to_the_same_bits(settings, finished):
+    losses, state = finished
+    training = begin(settings, resume=True)
+    assert training.losses == losses[:2]
+    training.compile()
+    while len(training.losses) < 4:
+        training.advance()
+    training.checkpoints.close()
+    assert training.losses == losses
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(training.state), state)
+
+
+def test_resumes_on_another_ring(settings, finished):
+    training = begin(settings, context=4, schedule="striped", resume=True)
+    training.checkpoints.close()
+    assert training.losses == finished[0][:2]
+    assert len(training.state.params["norm"].addressable_shards) == 8
+
+
+@pytest.mark.usefixtures("finished")
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"width": 32}, "was made with width 16, now 32. Pass what"),
+        ({"layers": 2, "seed": 3}, "made with layers 1, now 2; seed 0, now 3."),
+        ({"data": 1}, "was made with data 2, now 1."),
+        ({"sequence": 65}, "was made with sequence 64, now 65."),
+        ({"steps": 1}, "has 2 steps, so --steps=1 leaves nothing to do"),
+    ],
+)
+def test_refuses_the_checkpoint_of_another_run(settings, changes, message):
+    with pytest.raises(DemoError, match=re.escape(message)):
+        begin(settings, resume=True, **changes)
+
+
+@pytest.mark.usefixtures("finished")
+@pytest.mark.parametrize("lost", ["state", "about", "about/metadata", "*"])
+def test_a_damaged_checkpoint_is_told(settings, tmp_path, lost):
+    shutil.copytree(settings.output, tmp_path, dirs_exist_ok=True)
+    (saved,) = (tmp_path / "checkpoints").glob("2")
+    for path in saved.rglob("*") if lost == "*" else [saved / lost]:
+        if lost != "*" and path.is_dir():
+            shutil.rmtree(path)
+        elif path.is_file():
+            path.write_bytes(b"")
+    with pytest.raises(DemoError, match=r"checkpoint in .* cannot be read: .*Make"):
+        begin(settings, resume=True, output=tmp_path)
+
+
+def test_a_checkpoint_that_cannot_be_written_is_told(settings, tmp_path):
+    training = begin(settings, output=tmp_path)
+    (tmp_path / "checkpoints").touch()
+    training.advance()
+    with pytest.raises(DemoError, match=r"checkpoint in .* cannot be written: "):
+        training.save()
+
+
+def test_refuses_to_resume_without_a_checkpoint(settings, tmp_path):
+    with pytest.raises(DemoError, match="--resume: no checkpoint in"):
+        begin(settings, resume=True, output=tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_fresh_run_replaces_the_checkpoints_of_an_older_one(settings, tmp_path):
+    for steps in ([5.0] * 9, [5.0] * 3):
+        training = begin(settings, output=tmp_path)
+        training.losses = steps
+        training.save()
+        training.checkpoints.close()
+    training = begin(settings, output=tmp_path, resume=True)
+    training.checkpoints.close()
+    assert training.losses == [5.0] * 3
+
+
+def test_refuses_more_devices_than_jax_has():
+    with pytest.raises(
+        DemoError, match="16 devices were asked for, but jax runs with 8"
+    ):
+        make_mesh(4, 4)

@@ -1,0 +1,136 @@
+"""One process of a soak; started by ``python -m stress``."""
+
+import argparse
+import dataclasses
+import os
+import statistics
+import sys
+import time
+
+import jax
+import numpy as np
+
+import jaxcomm
+from stress import programs
+
+# Calls on their way at once.
+_MOST_AT_ONCE = 4
+_PROGRESS_SECONDS = 10.0
+# Memory is looked at so often over the run; the last quarter is compared with the
+# second, before which everything is compiled and the allocator has its arenas.
+_SAMPLES = 40
+# XLA's pools and the allocator's arenas breathe; 350 bytes an operation in a full run.
+_GROWTH_BYTES = 32 << 20
+
+
+@dataclasses.dataclass
+class Memory:
+    """What this process held over the run, in bytes.
+
+    Attributes:
+      resident: all of it.
+      shared: of that, of the memory that the processes share.
+    """
+
+    resident: list[int] = dataclasses.field(default_factory=list)
+    shared: list[int] = dataclasses.field(default_factory=list)
+
+    def sample(self) -> None:
+        """Looks now."""
+        with open("/proc/self/statm") as statm:
+            pages = int(statm.read().split()[1])
+        self.resident.append(pages * os.sysconf("SC_PAGE_SIZE"))
+        self.shared.append(max(r.shared_bytes for r in jaxcomm.memory_report()))
+
+    def growth(self) -> int:
+        """Returns by how much the rest grew from the second to the last quarter."""
+        own = [r - s for r, s in zip(self.resident, self.shared, strict=True)]
+        quarter = max(len(own) // 4, 1)
+        return int(
+            statistics.median(own[-quarter:])
+            - statistics.median(own[quarter : 2 * quarter] or own)
+        )
+
+
+def main() -> int:
+    """Calls collectives until one is wrong or all are done; returns the status."""
+    given = _arguments()
+    here, processes = jax.process_index(), jax.process_count()
+    devices = np.array(jax.devices()).reshape(processes, -1)
+    mesh = jax.sharding.Mesh(
+        devices, programs.AXES, axis_types=(jax.sharding.AxisType.Auto,) * 2
+    )
+    rng = np.random.default_rng(given.seed)
+    numbers = programs.numbers(rng)
+    pool = programs.pool(mesh, given.programs, rng)
+    members = jaxcomm.init(mesh, lanes=programs.LANES, backend="host")
+
+    def say(text):
+        if here == 0:
+            print(text, flush=True)
+
+    what = (
+        f"{given.operations} operations of {len(pool)} programs, {processes} processes "
+        f"of {devices.shape[1]} devices, seed {given.seed}"
+    )
+    say(f"{what}, through {members[-1].transport}")
+    memory = Memory()
+    begin = told = time.monotonic()
+    done = 0
+    while done < given.operations:
+        at_once = min(int(rng.integers(1, _MOST_AT_ONCE + 1)), given.operations - done)
+        # Each of them once, to begin with: then all are compiled.
+        chosen = pool[done : done + at_once] or [
+            pool[rng.integers(len(pool))] for _ in range(at_once)
+        ]
+        calls = [
+            (program, program.call(numbers, int(rng.integers(1 << 40))))
+            for program in chosen
+        ]
+        for program, call in calls:
+            if wrong := call.difference():
+                print(f"process {here}: operation {done} of seed {given.seed}, "
+                      f"{program.text}, {wrong}", file=sys.stderr)  # fmt: skip
+                return 1
+            done += 1
+        if done * _SAMPLES >= len(memory.resident) * given.operations:
+            memory.sample()
+        if time.monotonic() - told > _PROGRESS_SECONDS:
+            told = time.monotonic()
+            say(f"{done} operations, {done / (told - begin):.0f} a second, "
+                f"{memory.resident[-1] / 1e6:.0f} MB resident, "
+                f"{memory.shared[-1] / 1e6:.0f} MB shared")  # fmt: skip
+    # Of all processes: once all agree, none has anything left to find fault with.
+    growth = _largest(mesh, memory.growth())
+    grown = f"memory grew by {growth / 1e6:.1f} MB at most"
+    if growth > _GROWTH_BYTES:
+        say(f"soak: {what}: results right, but {grown}")
+        return 1
+    say(f"soak: {what}: all right in {time.monotonic() - begin:.0f} s; {grown}")
+    return 0
+
+
+def _largest(mesh, value):
+    """Returns the largest of the processes' values."""
+    spec = jax.P(programs.AXES)
+    mine = jax.make_array_from_callback(
+        (mesh.devices.size,),
+        jax.NamedSharding(mesh, spec),
+        lambda _: np.full(1, value, np.int32),
+    )
+    most = jax.shard_map(
+        lambda x: jaxcomm.pmax(x, programs.AXES), mesh=mesh, in_specs=spec,
+        out_specs=spec,
+    )  # fmt: skip
+    return int(np.asarray(jax.jit(most)(mine).addressable_shards[0].data)[0])
+
+
+def _arguments():
+    parser = argparse.ArgumentParser()
+    for name in ("--operations", "--programs", "--seed"):
+        parser.add_argument(name, type=int, required=True)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
