@@ -123,6 +123,7 @@ lint: $(VENV)/.extra-dev $(NVRTC)/.installed ## ruff, pyright, clang-format, str
 	$(if $(NOTEBOOKS),$(BIN)/nbstripout --verify --keep-id $(NOTEBOOKS))
 	$(BIN)/pyright --pythonpath $(abspath $(BIN))/python
 	$(BIN)/python tools/make_ptx.py --check
+	$(BIN)/python tools/prose.py
 	@if ! command -v $(CLANGXX) > /dev/null; then echo 'no $(CLANGXX): the thread-safety analysis is skipped'; else \
 	  echo '$(CLANGXX): thread-safety analysis'; \
 	  find ffi -name '*.cc' | xargs -P "$$(nproc)" -n 8 $(CLANGXX) -std=c++17 -fsyntax-only -pthread \
