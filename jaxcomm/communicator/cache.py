@@ -21,7 +21,7 @@ from jaxcomm.communicator import (
     backends,
     ffi_targets,
     flight_dumps,
-    rendezvous,
+    neighbors,
     replica_groups,
     shutdown,
 )
@@ -224,7 +224,7 @@ def finalize() -> None:
         for member in list(_live.values()):
             _drop(member)
         _chosen.clear()
-        rendezvous.forget()
+        neighbors.forget()
         for backend in backends.BACKENDS.values():
             backend.forget()
 

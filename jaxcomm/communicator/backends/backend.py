@@ -5,7 +5,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from jaxcomm import _ffi
-from jaxcomm.communicator import rendezvous
+from jaxcomm.communicator.neighbors import Neighbors
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,7 +30,7 @@ class Choice:
 
     backend: "Backend"
     transport: str
-    neighbors: rendezvous.Neighbors | None = None
+    neighbors: Neighbors | None = None
     processes: tuple[tuple[int, ...], ...] = ()
 
 
