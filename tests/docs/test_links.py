@@ -1,4 +1,4 @@
-"""Links between pages lead to files and headings that exist."""
+"""Links between pages, and files that pages name, exist."""
 
 import re
 from pathlib import Path
@@ -7,6 +7,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+SOURCES = ["ffi", "jaxcomm", "tests", "benchmarks", "examples", "tools", "docs"]
+FILES = {path.name for folder in SOURCES for path in (ROOT / folder).rglob("*.*")}
 FENCE = re.compile(r"^```.*?^```", re.M | re.S)
 
 
@@ -37,6 +39,27 @@ def broken(page):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page):
     assert broken(page) == []
+
+
+def missing(page):
+    """Return the source files that a page names and that do not exist."""
+    text = FENCE.sub("", page.read_text())
+    paths = re.findall(rf"`((?:{'|'.join(SOURCES)})/[\w./-]+)`", text)
+    names = re.findall(r"`(\w+\.(?:cc|h|cu|py))`", text)
+    return [path for path in paths if not (ROOT / path).exists()] + [
+        name for name in names if name not in FILES
+    ]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_that_a_page_names_exist(page):
+    assert missing(page) == []
+
+
+def test_missing_files_are_found(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("`ffi/core/plan.h` `ffi/no.h` `plan.h` `no.cc` `tools/no`")
+    assert missing(page) == ["ffi/no.h", "tools/no", "no.cc"]
 
 
 def test_every_page_is_linked():
