@@ -37,7 +37,7 @@ int64_t ReadIndex(const Leaf& leaf, const void* data, int64_t i) {
       return static_cast<int64_t>(std::min<uint64_t>(value, INT64_MAX));
     }
     default:
-      return -1;  // refused: see CheckShapes
+      return -1;  // CheckShapes refuses it
   }
 }
 
@@ -139,7 +139,7 @@ Status MakePlan(const Problem& problem, const void* const* const* operands_of,
                                target, ", which expects ", expected,
                                "; recv_sizes must be all_to_all(send_sizes)");
       }
-      // Without sums, which may overflow.
+      // No sums: they may overflow.
       if (rows < 0 || from < 0 || to < 0 || rows > data_rows || rows > output_rows ||
           from > data_rows - rows || to > output_rows - rows) {
         return InvalidArgument("slice ", slice, " of rank ", source, " takes ", rows,

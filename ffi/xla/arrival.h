@@ -26,7 +26,7 @@ inline Leaf LeafOf(const xla::ffi::AnyBuffer& buffer) {
               ElementBytes(buffer.element_type())};
 }
 
-// Buffer pointers of one call: on the stack for the usual handful of leaves.
+// Buffer pointers of one call, on the stack for up to 16 leaves.
 template <typename Pointer>
 class Pointers {
  public:

@@ -336,7 +336,7 @@ class _Store:
             "pid": pid,
             "start": _ffi.process_start_time(pid),
             "pid_namespace": _pid_namespace(),
-            "thread": _ffi.life_thread(),
+            "thread": _ffi.sentinel_thread(),
             "what": self.purpose.what,
             "key": self.purpose.key,
             "number": self.purpose.number,
