@@ -122,9 +122,11 @@ void CallSite::SetShapes(std::vector<Leaf> operands, std::vector<Leaf> results) 
   text += "->";
   AppendLeaves(results_, &text);
   signature_ = Fnv1a(text);  // the same on all processes
-  description_ = attributes_.name + "(";
-  AppendLeaves(operands_, &description_);
-  description_ += ")";
+  std::string shapes;
+  AppendLeaves(operands_, &shapes);
+  label_ =
+      std::make_shared<const std::string>(StrCat(attributes_.name, "(", shapes, ")"));
+  description_ = *label_;
   // Two permutations differ only in their parameters.
   if (!attributes_.params.empty() && attributes_.params.size() <= kMostParams) {
     description_ += " with parameters [";
@@ -134,21 +136,15 @@ void CallSite::SetShapes(std::vector<Leaf> operands, std::vector<Leaf> results) 
     description_ += "]";
   }
   description_ += " over axes " + attributes_.axes;
-  std::string shapes;
-  AppendLeaves(operands_, &shapes);
   operation_ = OperationTable::Get().Intern(
       {std::string(collective_.name()), attributes_.name, shapes,
        operands_.empty() ? "" : std::string(DataTypeName(operands_[0].dtype)),
        operand_bytes_, signature_});
-  label_ =
-      std::make_shared<const std::string>(StrCat(attributes_.name, "(", shapes, ")"));
   has_shapes_.store(true, std::memory_order_release);
 }
 
 std::string CallSite::ToString() const {
-  std::string text = attributes_.name + "(";
-  if (has_shapes()) AppendLeaves(operands_, &text);
-  return text + ")";
+  return has_shapes() ? *label_ : attributes_.name + "()";
 }
 
 Status CallSite::MakePlan(int size, const void* const* const* operands_of,

@@ -156,15 +156,14 @@ class FlightLog {
 
   void Prepare(ProcessDescription process, std::string folder) {
     MutexLock lock(mutex_);
-    has_written_ =
-        has_written_ && folder == folder_ && process.process == process_.process;
-    process_ = std::move(process);
-    folder_ = std::move(folder);
+    target_.has_written = target_.has_written && folder == target_.folder &&
+                          process.process == target_.process.process;
+    target_.process = std::move(process);
+    target_.folder = std::move(folder);
   }
 
   std::string Json(std::optional<int64_t> key, std::string_view reason) {
-    const std::vector<CommunicatorFlight> flights = Flights(key);
-    return FlightRecordJson(process(), reason, flights);
+    return FlightRecordJson(target().process, reason, Flights(key));
   }
 
   void Failed(std::string_view reason) {
@@ -174,9 +173,10 @@ class FlightLog {
 
   void Asked() {
     const std::vector<CommunicatorFlight> flights = Flights(std::nullopt);
-    if (!folder().empty()) {
+    const Target to = target();
+    if (!to.folder.empty()) {
       // Keep the earlier dump: an empty one would say less.
-      if (has_written() && !HasEntries(flights)) return;
+      if (to.has_written && !HasEntries(flights)) return;
       WriteFile("signal", flights, Who());
     } else {
       const std::string lines = FlightRecordLines(flights);
@@ -203,7 +203,7 @@ class FlightLog {
     const std::string what = reason == kExit
                                  ? Who() + "it ends by an exception"
                                  : StrCat(Who(), "a collective failed (", reason, ")");
-    if (!folder().empty()) {
+    if (!target().folder.empty()) {
       WriteFile(reason, flights, what + "; ");
     } else if (!advised_) {
       advised_ = true;
@@ -217,19 +217,15 @@ class FlightLog {
     writer_.Add([text = std::move(text)] { Say(text); });
   }
 
-  bool has_written() {
+  // Where records go, and whether one is there.
+  struct Target {
+    ProcessDescription process;
+    std::string folder;
+    bool has_written = false;
+  };
+  Target target() {
     MutexLock lock(mutex_);
-    return has_written_;
-  }
-
-  ProcessDescription process() {
-    MutexLock lock(mutex_);
-    return process_;
-  }
-
-  std::string folder() {
-    MutexLock lock(mutex_);
-    return folder_;
+    return target_;
   }
 
   std::vector<CommunicatorFlight> Flights(std::optional<int64_t> key) {
@@ -272,7 +268,7 @@ class FlightLog {
   }
 
   std::string Who() {
-    const ProcessDescription own = process();
+    const ProcessDescription own = target().process;
     return StrCat("jaxcomm: process ", own.process, " of ", own.processes, ": ");
   }
 
@@ -280,17 +276,16 @@ class FlightLog {
   void WriteFile(std::string_view reason,
                  const std::vector<CommunicatorFlight>& flights,
                  const std::string& beginning) {
-    const ProcessDescription own = process();
-    const std::string in = folder();
+    const Target to = target();
     const std::string path =
-        in + "/flight-record-" + std::to_string(own.process) + ".json";
+        StrCat(to.folder, "/flight-record-", to.process.process, ".json");
     const std::string advice =
-        own.processes > 1
-            ? StrCat("; compare all with python -m jaxcomm.doctor --merge ", in,
+        to.process.processes > 1
+            ? StrCat("; compare all with python -m jaxcomm.doctor --merge ", to.folder,
                      "/flight-record-*.json\n")
             : StrCat("; explained by python -m jaxcomm.doctor --merge ", path, "\n");
-    writer_.Add([this, path, in, advice, beginning, process = own.process,
-                 text = FlightRecordJson(own, reason, flights)] {
+    writer_.Add([this, path, to, advice, beginning,
+                 text = FlightRecordJson(to.process, reason, flights)] {
       const std::string problem = WriteWhole(path, text);
       if (!problem.empty()) {
         Say(StrCat(beginning, "cannot write the flight record to ", path, ": ", problem,
@@ -299,7 +294,8 @@ class FlightLog {
       }
       {
         MutexLock lock(mutex_);
-        has_written_ = has_written_ || (folder_ == in && process_.process == process);
+        target_.has_written |= target_.folder == to.folder &&
+                               target_.process.process == to.process.process;
       }
       Say(StrCat(beginning, "flight record: ", path, advice));
     });
@@ -307,9 +303,7 @@ class FlightLog {
 
   Mutex mutex_;
   std::vector<Followed> followed_ GUARDED_BY(mutex_);
-  ProcessDescription process_ GUARDED_BY(mutex_);
-  std::string folder_ GUARDED_BY(mutex_);
-  bool has_written_ GUARDED_BY(mutex_) = false;
+  Target target_ GUARDED_BY(mutex_);
 
   Mutex reporting_;  // never held while a file is written
   std::optional<double> last_failure_ GUARDED_BY(reporting_);

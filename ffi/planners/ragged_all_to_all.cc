@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cstdint>
+#include <iterator>
 
 #include "ffi/planners/collectives.h"
 
@@ -42,19 +43,10 @@ int64_t ReadIndex(const Leaf& leaf, const void* data, int64_t i) {
 }
 
 bool IsIndex(DataType dtype) {
-  switch (dtype) {
-    case DataType::S8:
-    case DataType::S16:
-    case DataType::S32:
-    case DataType::S64:
-    case DataType::U8:
-    case DataType::U16:
-    case DataType::U32:
-    case DataType::U64:
-      return true;
-    default:
-      return false;
-  }
+  constexpr DataType kIndices[] = {DataType::S8,  DataType::S16, DataType::S32,
+                                   DataType::S64, DataType::U8,  DataType::U16,
+                                   DataType::U32, DataType::U64};
+  return std::count(std::begin(kIndices), std::end(kIndices), dtype) > 0;
 }
 
 int64_t RowsOf(const Leaf& leaf) { return leaf.dims[0]; }
