@@ -14,7 +14,7 @@ def create_host(key: int, axes: str, lane: str, platform: str, timeout_seconds: 
 
 def begin_program(program: int) -> None:
     """
-    Says that the calls instantiated next under this number are of a new program.
+    Calls instantiated after this under the number belong to a new program.
     """
 
 class Segment:
@@ -33,10 +33,12 @@ class ProcessSet:
     """Processes that share a segment."""
 
 def create_segment(processes: int, named: bool) -> Segment:
-    """Makes and formats the segment of so many processes."""
+    """Makes and formats a segment for a number of processes."""
 
 def attach_segment(path: str, bytes: int, nonce: int, processes: int) -> Segment:
-    """Attaches to another process's segment, made for so many."""
+    """
+    Attaches to a segment that another process made for this number of processes.
+    """
 
 def shared_memory_layout() -> int:
     """A number that processes must agree on before they share a segment."""
@@ -44,11 +46,15 @@ def shared_memory_layout() -> int:
 def process_set(segment: Segment, peers: Sequence[tuple[int, int, int]], self: int) -> ProcessSet:
     """Joins the processes (pid, start time, index) of a segment."""
 
-def life_thread() -> int:
-    """The id of a thread of this process that ends as the process begins to."""
+def sentinel_thread() -> int:
+    """
+    The id of an idle thread that ends as soon as this process begins to end.
+    """
 
 def process_start_time(pid: int) -> int:
-    """When a process began, in clock ticks after boot; 0 if there is none."""
+    """
+    When a process started, in clock ticks after boot; 0 if there is no such process.
+    """
 
 def load_nccl(paths: Sequence[str]) -> dict:
     """Loads NCCL and the CUDA driver, and says what was found."""
@@ -145,7 +151,7 @@ def register_memory(key: int, memory: SymmetricMemory) -> str:
     """Registers it with a communicator; returns how, or why not."""
 
 def destroy(key: int) -> None:
-    """Ends a communicator; whoever waits in it gets an error."""
+    """Ends a communicator; calls that wait in it raise."""
 
 def stats(key: int) -> dict:
     """Calls and bytes of a communicator, empty if there is none."""
@@ -158,8 +164,8 @@ def flight_record(key: int | None, reason: str) -> str:
 
 def prepare_flight_dumps(process: int, processes: int, devices: Sequence[tuple[str, Sequence[int]]], folder: str) -> bool:
     """
-    Says who this process is and where its flight records go; returns whether it answers SIGUSR1.
+    Sets the identity of this process and the folder of its flight records; returns whether it answers SIGUSR1.
     """
 
 def dump_flight_records(reason: str) -> None:
-    """Writes the flight records, for something failed."""
+    """Writes the flight records after a failure."""

@@ -17,8 +17,7 @@ using ErrorCode = xla::ffi::ErrorCode;
 
 inline Status OkStatus() { return Status::Success(); }
 
-// What StrCat() can put into a text. Numbers as printf("%d") and printf("%g") write
-// them.
+// Appends a part of StrCat(). Numbers look as printf("%d") and printf("%g") write them.
 inline void AppendTo(std::string* out, std::string_view text) { out->append(text); }
 template <typename Number, std::enable_if_t<std::is_arithmetic_v<Number>, int> = 0>
 void AppendTo(std::string* out, Number number) {

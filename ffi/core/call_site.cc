@@ -15,8 +15,8 @@ namespace {
 
 std::atomic<uint64_t> next_serial{1};
 
-// The programs being instantiated: their sizes, by number and by the thread that does
-// it, for two programs of one number may be compiled at a time.
+// The sizes of the programs being instantiated, by number and by thread: two programs
+// of one number may be compiled at a time.
 class Programs {
  public:
   static Programs& Get() {
@@ -24,8 +24,8 @@ class Programs {
     return *programs;
   }
 
-  // Called by the thread that lowers. From jaxlib 0.12 on the same thread instantiates;
-  // before, one of XLA's own does, and we cannot tell whose.
+  // Called by the thread that lowers. From jaxlib 0.12 on it also instantiates. Earlier
+  // a thread of XLA does, which we cannot tell apart.
   void Begin(int64_t program) {
     const std::thread::id self = std::this_thread::get_id();
     MutexLock lock(mutex_);
@@ -93,7 +93,7 @@ CallSite::CallSite(Attributes attributes, const Collective& collective)
 void BeginProgram(int64_t program) { Programs::Get().Begin(program); }
 
 uint64_t CallSite::program_tag() const {
-  // The size too: ranks that count differently must not meet by accident.
+  // With the size: ranks that count differently must not meet by accident.
   return Mix(Mix(1, static_cast<uint64_t>(attributes_.program)), program_size_->load());
 }
 
@@ -101,7 +101,7 @@ uint64_t CallSite::shared_tag() {
   uint64_t tag = shared_tag_.load(std::memory_order_relaxed);
   if (tag != 0) return tag;
   tag = Mix(program_tag(), ordinal_) | 1;
-  // The first answer stands.
+  // Another thread may have been first; its answer stands.
   uint64_t none = 0;
   return shared_tag_.compare_exchange_strong(none, tag) ? tag : none;
 }
@@ -121,11 +121,13 @@ void CallSite::SetShapes(std::vector<Leaf> operands, std::vector<Leaf> results) 
   AppendLeaves(operands_, &text);
   text += "->";
   AppendLeaves(results_, &text);
-  signature_ = Fnv1a(text);  // processes compare it
-  description_ = attributes_.name + "(";
-  AppendLeaves(operands_, &description_);
-  description_ += ")";
-  // Two permutations look the same but for this.
+  signature_ = Fnv1a(text);  // the same on all processes
+  std::string shapes;
+  AppendLeaves(operands_, &shapes);
+  label_ =
+      std::make_shared<const std::string>(StrCat(attributes_.name, "(", shapes, ")"));
+  description_ = *label_;
+  // Two permutations differ only in their parameters.
   if (!attributes_.params.empty() && attributes_.params.size() <= kMostParams) {
     description_ += " with parameters [";
     for (size_t i = 0; i < attributes_.params.size(); ++i) {
@@ -134,21 +136,15 @@ void CallSite::SetShapes(std::vector<Leaf> operands, std::vector<Leaf> results) 
     description_ += "]";
   }
   description_ += " over axes " + attributes_.axes;
-  std::string shapes;
-  AppendLeaves(operands_, &shapes);
   operation_ = OperationTable::Get().Intern(
       {std::string(collective_.name()), attributes_.name, shapes,
        operands_.empty() ? "" : std::string(DataTypeName(operands_[0].dtype)),
        operand_bytes_, signature_});
-  label_ =
-      std::make_shared<const std::string>(StrCat(attributes_.name, "(", shapes, ")"));
   has_shapes_.store(true, std::memory_order_release);
 }
 
 std::string CallSite::ToString() const {
-  std::string text = attributes_.name + "(";
-  if (has_shapes()) AppendLeaves(operands_, &text);
-  return text + ")";
+  return has_shapes() ? *label_ : attributes_.name + "()";
 }
 
 Status CallSite::MakePlan(int size, const void* const* const* operands_of,

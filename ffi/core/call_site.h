@@ -18,14 +18,15 @@
 
 namespace jaxcomm {
 
-// What was seen of the programs behind a call site, from the completion of its call to
-// their next wait, and beside it. Shared with ranks that outlive the site.
+// Statistics on what a program does between the completion of this call and its next
+// wait. They steer how ranks wait. Shared with ranks that outlive the site.
 struct Gap {
-  std::atomic<bool> stalls{false};    // some blocked, or ran for milliseconds
-  std::atomic<int> long_runs{0};      // above 0: some took longer than waking a thread
+  std::atomic<bool> stalls{false};    // a program blocked, or ran for milliseconds
+  std::atomic<int> long_runs{0};      // above 0: longer than waking a thread takes
   std::atomic<bool> overlaps{false};  // a rank began another call before this was done
   std::atomic<uint64_t> meetings{0};
-  std::atomic<int> rest{0};  // meetings in which nobody sleeps: somebody did in vain
+  std::atomic<int> rest{
+      0};  // meetings without sleep, after a sleep that gained nothing
 };
 
 class CallSite {
@@ -53,15 +54,15 @@ class CallSite {
   // equal attributes do not mean the same place in the program.
   uint64_t serial() const { return serial_; }
 
-  // The same for this place of the program on every process. XLA instantiates the
-  // call sites of a program one after the other, in an order that depends on the
-  // program alone; if processes yet disagree on what belongs to a program, no two tags
-  // are equal. To be asked for once the program is complete: when it runs.
+  // The same for this place of the program on every process. XLA instantiates the call
+  // sites of a program one after the other, in an order that depends on the program
+  // alone. If processes disagree on the size of the program, no two tags are equal.
+  // Requires that the program is complete: call this when it runs.
   uint64_t shared_tag();
-  // Likewise for its program as a whole.
+  // The same for the program as a whole on every process.
   uint64_t program_tag() const;
 
-  // Fixes the shapes at the first execution; XLA does not know them earlier.
+  // Fixes the shapes, at the first execution: XLA does not say them earlier.
   bool has_shapes() const { return has_shapes_.load(std::memory_order_acquire); }
   void SetShapes(std::vector<Leaf> operands, std::vector<Leaf> results);
   const std::vector<Leaf>& operands() const { return operands_; }
@@ -75,22 +76,21 @@ class CallSite {
   uint32_t operation() const { return operation_; }
   // "psum(float32[4,8], int32[])"
   std::string ToString() const;
-  // The same, for messages about a call that may outlive its program. Made when the
-  // shapes are set.
+  // ToString(), for messages about a call that may outlive its program. Null without
+  // shapes.
   const std::shared_ptr<const std::string>& label() const { return label_; }
-  // "psum(float32[4,8], int32[]) over axes ('i',)", made when the shapes are set.
+  // "psum(float32[4,8], int32[]) over axes ('i',)"; empty without shapes.
   const std::string& description() const { return description_; }
 
-  // The plan for a group of `size` ranks. `operands_of`: null unless the plan reads
-  // operands, see Planner.
+  // Makes the plan for a group of `size` ranks. `operands_of`: null unless the plan
+  // reads operands, see Planner.
   Status MakePlan(int size, const void* const* const* operands_of, Plan* plan) const;
   bool plan_reads_operands() const { return plan_reads_operands_from() >= 0; }
   int plan_reads_operands_from() const { return collective_.plan_reads_operands_from; }
 
-  // What a backend made of this call site under a key of its choice; keys of different
-  // types are different. Made once and kept as long as the site. Null where `make()`,
-  // which returns a std::shared_ptr<const T>, returned null; it is asked again then.
-  // Found without writing to memory that ranks share: they ask at the same time.
+  // Returns what `make()`, a std::shared_ptr<const T>, returned for this type and key,
+  // and keeps it as long as the site. A null is returned, but not kept: the next call
+  // makes it again. Ranks ask at the same time, so a look-up writes no shared memory.
   template <typename T, typename Make>
   const std::shared_ptr<const T>& Derived(uint64_t key, const Make& make);
 
@@ -116,8 +116,7 @@ class CallSite {
   std::shared_ptr<const std::string> label_;
   uint32_t operation_ = 0;
 
-  // An entry of a list that only grows: complete, and never changed, once a reader can
-  // find it.
+  // An entry of a list that only grows. It is complete before a reader can find it.
   struct Derivation {
     virtual ~Derivation() = default;
     const void* type = nullptr;
@@ -128,7 +127,7 @@ class CallSite {
   struct DerivationOf final : Derivation {
     std::shared_ptr<const T> made;
   };
-  // Its address stands for the type.
+  // Its address identifies the type.
   template <typename T>
   static inline char type_tag = 0;
 
@@ -165,7 +164,8 @@ const std::shared_ptr<const T>& CallSite::Derived(uint64_t key, const Make& make
   return found->made;
 }
 
-// Says that the call sites instantiated next under this number are of a new program.
+// Call sites instantiated after this under the number `program` belong to a new
+// program.
 void BeginProgram(int64_t program);
 
 }  // namespace jaxcomm

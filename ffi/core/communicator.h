@@ -1,5 +1,5 @@
-// The interface a backend implements. A communicator is one partition of
-// devices made live: this process's ranks of every group, under one key.
+// The interface that a backend implements. A communicator holds one partition of
+// devices: this process's ranks of every group, under one key.
 #ifndef JAXCOMM_FFI_CORE_COMMUNICATOR_H_
 #define JAXCOMM_FFI_CORE_COMMUNICATOR_H_
 
@@ -19,8 +19,8 @@
 
 namespace jaxcomm {
 
-// Runs a task on another thread. Handed down from XLA's thread pool, which is
-// only valid while a handler is on the stack; tests hand in their own.
+// Runs tasks on other threads. XLA's thread pool is valid only while a handler is on
+// the stack. Tests have their own.
 class Scheduler {
  public:
   virtual ~Scheduler() = default;
@@ -32,13 +32,13 @@ class Scheduler {
 struct Call {
   CallSite* site = nullptr;
   int64_t run_id = 0;                     // the same on every rank of one launch
-  uint64_t tag = 0;                       // the same where ranks of one run are to meet
-  uint64_t shared_tag = 0;                // the same on other processes too
-  int64_t device_id = 0;                  // global; local where there is a stream
+  uint64_t tag = 0;                       // ranks of one run meet by it
+  uint64_t shared_tag = 0;                // likewise, ranks of several processes
+  int64_t device_id = 0;                  // global; local for devices with streams
   const void* const* operands = nullptr;  // one per site->operands()
   void* const* results = nullptr;         // one per site->results()
   Scheduler* scheduler = nullptr;
-  void* borrowed = nullptr;      // XLA's ncclComm_t, where the communicator has none
+  void* borrowed = nullptr;      // XLA's ncclComm_t, see Communicator::borrowed()
   bool may_be_captured = false;  // in a CUDA graph
 };
 
@@ -46,36 +46,37 @@ class ProcessSet;
 
 // What a communicator is made of.
 struct CommunicatorSpec : CommunicatorSummary {
-  // Where groups span processes: the process of each rank, as an index into the set, or
-  // JAX's index where there is none; and how many communicators of this key there were
-  // before on these processes.
+  // For groups that span processes. `processes`: of each rank, as an index into the
+  // set, or as JAX's index if there is no set. `generation`: how many communicators of
+  // this key there were before on these processes.
   std::shared_ptr<ProcessSet> process_set;
   std::vector<std::vector<int>> processes;
   uint64_t generation = 0;
 
-  // Of CPU devices: why ranks of this process may be unable to come, and what to do
+  // For CPU devices: why ranks of this process may be unable to come, and what to do
   // about it. Empty if no reason is known.
   std::string hint_if_late;
 };
 
 struct CommunicatorStats {
   int64_t bytes = 0;            // handed in by this process's ranks
-  int64_t host_bytes = 0;       // held by the communicator itself
-  int64_t device_bytes = 0;     // likewise, on all devices of this process
-  int64_t in_flight = 0;        // calls that some rank waits in
-  int64_t symmetric_calls = 0;  // whose buffers all lay in symmetric memory
-  int64_t copied_calls = 0;     // that copy engines did
-  int64_t one_shot_calls = 0;   // that a kernel of ours did in NCCL's place
+  int64_t host_bytes = 0;       // held by the communicator, on the host
+  int64_t device_bytes = 0;     // held by it on all devices of this process
+  int64_t in_flight = 0;        // calls in which a rank waits
+  int64_t symmetric_calls = 0;  // with all buffers in symmetric memory
+  int64_t copied_calls = 0;     // done by copy engines
+  int64_t one_shot_calls = 0;   // done by our kernel instead of NCCL
   bool is_suspended = false;
-  // Of NCCL's backend: whether that kernel does small sums, "yes" or "no: " and why.
+  // NCCL: whether that kernel does small sums, "yes" or "no: " and why.
   std::string one_shot;
   // Completed calls of one group, by collective.
   std::vector<std::pair<std::string, int64_t>> calls;
 };
 
-// A communicator that XLA is asked to lend: places among a program's devices, group by
-// group, and a number that tells communicators of the same devices apart.
-struct WantedCommunicator {
+// What XLA is to be asked for, where it lends a communicator for each call: places of a
+// program's devices, group by group, and a number that tells its communicators of the
+// same devices apart.
+struct Borrowed {
   std::vector<std::vector<int64_t>> groups;
   int64_t communication_id = 0;
 };
@@ -85,44 +86,43 @@ class Communicator {
   explicit Communicator(CommunicatorSpec spec);
   virtual ~Communicator() = default;
 
-  // For CPU devices. Takes part in a collective for one rank. The buffers of `call`
-  // stay valid, and belong to the communicator, until the future completes; no copy of
-  // them is made. Never blocks on another rank. Every rank's future completes, with an
-  // error if a rank is missing when the deadline passes.
+  // For CPU devices: takes part in a collective for one rank. The buffers of `call`
+  // stay valid, and belong to the communicator, until the future completes. Makes no
+  // copy of them, and never blocks on another rank. Every rank's future completes, with
+  // an error if a rank is missing at the timeout.
   virtual xla::ffi::Future Execute(const Call& call);
 
-  // The same for a device with streams: gives `stream` the work and returns at once.
-  // Errors that come later end the communicator, and its next call says which.
-  virtual Status Enqueue(const Call& call, void* stream);
-
-  // The same by halves: `stream` goes on while the results arrive, and waits for them
-  // at EnqueueDone, whose results are the same buffers.
-  virtual Status EnqueueStart(const Call& call, void* stream);
-  virtual Status EnqueueDone(const Call& call, void* stream);
-
-  // The two halves of a collective. Start begins it and fills the results; Done, whose
-  // operands are those of the start, its results, and arrays that nobody reads, ends
-  // when they are filled, and hands them on. On CPU devices a start's future may stay
-  // pending until then: XLA meanwhile computes what does not need the results, and
-  // lets go of no buffer, also when the program fails in between.
+  // The split-phase collective. Start begins to fill its results. Done takes the
+  // operands and results of Start, and arrays that it does not read; its results are
+  // those of Start, filled. On CPU devices the future of Start may stay pending until
+  // then: XLA computes what does not need the results, and frees no buffer, not even if
+  // the program fails in between.
   virtual xla::ffi::Future Start(const Call& call) { return Execute(call); }
   virtual xla::ffi::Future Done(const Call& call);
 
-  // The communicator that XLA must lend for each call, as `Call::borrowed`. Null if
-  // this one needs none.
-  virtual const WantedCommunicator* wanted() const { return nullptr; }
+  // For devices with streams: enqueues the collective on `stream` and returns at once.
+  // A later error ends the communicator, and its next call returns that error.
+  virtual Status Enqueue(const Call& call, void* stream);
+
+  // The split-phase collective. `stream` goes on while the results arrive, and waits
+  // for them at EnqueueDone, whose results are the same buffers.
+  virtual Status EnqueueStart(const Call& call, void* stream);
+  virtual Status EnqueueDone(const Call& call, void* stream);
 
   // Ends every pending call, and every later one, with `reason`.
   virtual void Abort(const Status& reason) = 0;
 
-  // Runs that failed here and in which some rank has not come yet.
+  // Returns the failed runs in which a rank has not come yet.
   virtual std::vector<int64_t> FailedRuns() const { return {}; }
 
   virtual CommunicatorStats stats() const = 0;
 
+  // What XLA is to lend for each call; null if the communicator has what it needs.
+  virtual const Borrowed* borrowed() const { return nullptr; }
+
   const CommunicatorSpec& spec() const { return spec_; }
 
-  // A backend records here what each of its ranks takes part in, and how it ended.
+  // The backend records here each operation of its ranks, and how it ended.
   FlightRecorder& recorder() { return *recorder_; }
   const FlightRecorder& recorder() const { return *recorder_; }
 
@@ -131,7 +131,7 @@ class Communicator {
   const std::shared_ptr<FlightRecorder> recorder_;
 };
 
-// A future that has already failed.
+// Returns a future that has already failed.
 xla::ffi::Future FailedFuture(Status status);
 
 }  // namespace jaxcomm

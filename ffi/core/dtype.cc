@@ -1,105 +1,68 @@
 #include "ffi/core/dtype.h"
 
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
 namespace jaxcomm {
+namespace {
+
+constexpr std::pair<ReduceOp, std::string_view> kReduceOps[] = {
+    {ReduceOp::kSum, "sum"}, {ReduceOp::kProduct, "prod"}, {ReduceOp::kMax, "max"},
+    {ReduceOp::kMin, "min"}, {ReduceOp::kMean, "mean"},
+};
+
+constexpr std::pair<DataType, std::string_view> kDataTypes[] = {
+    {DataType::PRED, "bool"},
+    {DataType::S8, "int8"},
+    {DataType::S16, "int16"},
+    {DataType::S32, "int32"},
+    {DataType::S64, "int64"},
+    {DataType::U8, "uint8"},
+    {DataType::U16, "uint16"},
+    {DataType::U32, "uint32"},
+    {DataType::U64, "uint64"},
+    {DataType::F32, "float32"},
+    {DataType::F64, "float64"},
+    {DataType::C64, "complex64"},
+    {DataType::C128, "complex128"},
+    // The types from here on accumulate in float32.
+    {DataType::F16, "float16"},
+    {DataType::BF16, "bfloat16"},
+    {DataType::F8E5M2, "float8_e5m2"},
+    {DataType::F8E4M3, "float8_e4m3"},
+    {DataType::F8E4M3FN, "float8_e4m3fn"},
+    {DataType::F8E4M3B11FNUZ, "float8_e4m3b11fnuz"},
+    {DataType::F8E5M2FNUZ, "float8_e5m2fnuz"},
+    {DataType::F8E4M3FNUZ, "float8_e4m3fnuz"},
+    {DataType::F8E3M4, "float8_e3m4"},
+    {DataType::F8E8M0FNU, "float8_e8m0fnu"},
+};
+
+const auto* Find(DataType dtype) {
+  return std::find_if(std::begin(kDataTypes), std::end(kDataTypes),
+                      [&](const auto& known) { return known.first == dtype; });
+}
+
+}  // namespace
 
 std::optional<ReduceOp> ParseReduceOp(std::string_view name) {
-  if (name == "sum") return ReduceOp::kSum;
-  if (name == "prod") return ReduceOp::kProduct;
-  if (name == "max") return ReduceOp::kMax;
-  if (name == "min") return ReduceOp::kMin;
-  if (name == "mean") return ReduceOp::kMean;
+  for (const auto& [op, known] : kReduceOps) {
+    if (known == name) return op;
+  }
   return std::nullopt;
 }
 
 std::string_view ReduceOpName(ReduceOp op) {
-  switch (op) {
-    case ReduceOp::kSum:
-      return "sum";
-    case ReduceOp::kProduct:
-      return "prod";
-    case ReduceOp::kMax:
-      return "max";
-    case ReduceOp::kMin:
-      return "min";
-    case ReduceOp::kMean:
-      return "mean";
-  }
-  return "?";
+  return kReduceOps[static_cast<int>(op)].second;
 }
 
 std::string_view DataTypeName(DataType dtype) {
-  switch (dtype) {
-    case DataType::PRED:
-      return "bool";
-    case DataType::S8:
-      return "int8";
-    case DataType::S16:
-      return "int16";
-    case DataType::S32:
-      return "int32";
-    case DataType::S64:
-      return "int64";
-    case DataType::U8:
-      return "uint8";
-    case DataType::U16:
-      return "uint16";
-    case DataType::U32:
-      return "uint32";
-    case DataType::U64:
-      return "uint64";
-    case DataType::F16:
-      return "float16";
-    case DataType::F32:
-      return "float32";
-    case DataType::F64:
-      return "float64";
-    case DataType::BF16:
-      return "bfloat16";
-    case DataType::C64:
-      return "complex64";
-    case DataType::C128:
-      return "complex128";
-    case DataType::F8E5M2:
-      return "float8_e5m2";
-    case DataType::F8E4M3:
-      return "float8_e4m3";
-    case DataType::F8E4M3FN:
-      return "float8_e4m3fn";
-    case DataType::F8E4M3B11FNUZ:
-      return "float8_e4m3b11fnuz";
-    case DataType::F8E5M2FNUZ:
-      return "float8_e5m2fnuz";
-    case DataType::F8E4M3FNUZ:
-      return "float8_e4m3fnuz";
-    case DataType::F8E3M4:
-      return "float8_e3m4";
-    case DataType::F8E8M0FNU:
-      return "float8_e8m0fnu";
-    default:
-      return "unsupported";
-  }
+  const auto* const known = Find(dtype);
+  return known == std::end(kDataTypes) ? "unsupported" : known->second;
 }
 
-bool AccumulatesInItself(DataType dtype) {
-  switch (dtype) {
-    case DataType::PRED:
-    case DataType::S8:
-    case DataType::S16:
-    case DataType::S32:
-    case DataType::S64:
-    case DataType::U8:
-    case DataType::U16:
-    case DataType::U32:
-    case DataType::U64:
-    case DataType::F32:
-    case DataType::F64:
-    case DataType::C64:
-    case DataType::C128:
-      return true;
-    default:
-      return false;
-  }
-}
+bool AccumulatesInItself(DataType dtype) { return Find(dtype) < Find(DataType::F16); }
 
 size_t ElementBytes(DataType dtype) { return xla::ffi::ByteWidth(dtype); }
 

@@ -24,8 +24,8 @@ std::string_view DataTypeName(DataType dtype);
 // Bytes of one element as XLA:CPU lays it out: packed types take a whole byte.
 size_t ElementBytes(DataType dtype);
 
-// Whether partial results of a reduction can be kept in the type without loss; those
-// of narrow floats are kept in float32.
+// Whether partial results of a reduction are kept in the type itself. Narrow floats
+// would lose precision: theirs are kept in float32.
 bool AccumulatesInItself(DataType dtype);
 
 }  // namespace jaxcomm

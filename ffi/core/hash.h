@@ -1,5 +1,4 @@
-// Hashes that processes compare: the same for every compiler, library and machine,
-// which std::hash is not.
+// Hashes that processes compare. std::hash differs between libraries; these do not.
 #ifndef JAXCOMM_FFI_CORE_HASH_H_
 #define JAXCOMM_FFI_CORE_HASH_H_
 

@@ -1,10 +1,10 @@
-// What a collective does, said once for every backend: which collective it is, with
-// its parameters (Plan), and from that, on demand, a list of strided moves between the
-// ranks of a group. A backend that can carry out moves can carry out every collective;
-// one that knows a faster way for some of them (ncclAllReduce, say) looks at the kind.
+// What a collective does, for every backend. A Plan says which collective it is, with
+// its parameters. It expands on demand into strided moves between the ranks of a group.
+// A backend that can carry out moves can carry out every collective. A backend with a
+// faster way for some of them, such as ncclAllReduce, looks at the kind.
 //
-// A plan has a few numbers for each leaf. It may have size * size moves for each: a
-// backend expands those that it needs.
+// A plan holds a few numbers per leaf, but may expand into size * size moves per leaf:
+// backends expand only the moves that they need.
 #ifndef JAXCOMM_FFI_CORE_PLAN_H_
 #define JAXCOMM_FFI_CORE_PLAN_H_
 
@@ -37,7 +37,7 @@ struct Strides {
   int64_t middle = 0;
 };
 
-// Ranks of a group in some order. Takes no memory beside itself.
+// Ranks of a group in some order. Allocates nothing.
 class Ranks {
  public:
   class Iterator {
@@ -66,11 +66,11 @@ class Ranks {
   Ranks() = default;  // none
   static Ranks One(int rank) { return {rank, 1, 1}; }
   static Ranks All(int size) { return {0, size, 1}; }
-  // first, first + step, ...: `count` of them; step is 1 or -1.
+  // `count` ranks: first, first + step, ... The step is 1 or -1.
   static Ranks Range(int first, int count, int step = 1) {
     return {first, count, step};
   }
-  // Refers to the list, which must live longer.
+  // `list` must live longer.
   static Ranks Of(const std::vector<int>& list) {
     Ranks ranks{0, static_cast<int>(list.size()), 1};
     ranks.list_ = list.data();
@@ -141,24 +141,24 @@ struct Plan {
     kScatter,
   };
   static constexpr int kKinds = static_cast<int>(Kind::kScatter) + 1;
-  // In the place of a rank: the moves of all.
+  // Instead of a rank: the moves of all ranks.
   static constexpr int kEveryRank = -1;
 
-  // How one leaf is divided: into outer x middle rows of `inner` elements for a rank.
+  // How one leaf is divided: a rank has outer x middle rows of `inner` elements.
   struct Division {
     int64_t outer = 1;
     int64_t middle = 1;
     int64_t inner = 0;
     bool split_first = false;  // of kAllToAll
   };
-  // One of kRaggedAllToAll, in elements.
+  // A slice of kRaggedAllToAll, in elements.
   struct Slice {
     int source, target;
     int64_t from, to, elements;
   };
 
-  // Passes on the moves of one leaf: all those in which `rank` takes part, perhaps
-  // others as well, in an order that does not depend on `rank`.
+  // Visits the moves of one leaf in which `rank` takes part, and perhaps others. Their
+  // order does not depend on `rank`.
   using Expansion = void (*)(const Plan& plan, int leaf, int rank,
                              const MoveVisitor& visit);
 
@@ -173,7 +173,7 @@ struct Plan {
   std::vector<int> source_of;  // kPermute: by target, -1 for none
   std::vector<Slice> slices;   // kRaggedAllToAll
 
-  // Whether all that a rank sends or receives of a leaf lies in one piece.
+  // Whether a rank's part of the leaf is contiguous.
   bool IsContiguous(int leaf) const {
     return leaves[leaf].outer * leaves[leaf].middle == 1;
   }
@@ -186,7 +186,7 @@ struct Plan {
 // The name of a collective, "all_gather".
 std::string_view KindName(Plan::Kind kind);
 
-// What a planner is asked.
+// What a planner plans.
 struct Problem {
   int size;                           // ranks of the group
   const std::vector<Leaf>& operands;  // the same on every rank
@@ -194,10 +194,9 @@ struct Problem {
   const std::vector<int64_t>& params;  // meaning: see the collective's file
 };
 
-// Makes the plan of a collective, or refuses parameters and shapes that do not fit
+// Fills the plan of a collective. Refuses parameters and shapes that do not fit
 // together: a program may come from elsewhere. `operands_of`, indexed by
-// [rank][operand], is given to the planners of a collective whose moves depend on the
-// values of its operands and is null otherwise.
+// [rank][operand], is null unless the moves depend on the values of the operands.
 using Planner = Status (*)(const Problem& problem,
                            const void* const* const* operands_of, Plan* plan);
 

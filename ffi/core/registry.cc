@@ -80,7 +80,7 @@ Status Registry::Remove(int64_t key) {
     ++counters_.destroyed;
     --counters_.live;
   }
-  // Outside the lock: completing the waiting ranks runs their programs on.
+  // Outside the lock: the programs of the waiting ranks continue on this thread.
   removed->Abort(FailedPrecondition("the communicator over axes ", removed->spec().axes,
                                     " (lane '", removed->spec().lane,
                                     "') was closed while a rank waited in it"));

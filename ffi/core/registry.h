@@ -1,5 +1,4 @@
-// The communicators of this process. Creation, look-up and destruction are
-// separate calls; execution only looks up.
+// The communicators of this process. Execution looks them up and never creates one.
 #ifndef JAXCOMM_FFI_CORE_REGISTRY_H_
 #define JAXCOMM_FFI_CORE_REGISTRY_H_
 
@@ -29,22 +28,22 @@ class Registry {
   // Adds `communicator` under its key. Fails if the key is taken.
   Status Add(std::shared_ptr<Communicator> communicator);
 
-  // Null if there is no communicator under `key`.
+  // Returns null if there is no communicator under `key`.
   std::shared_ptr<Communicator> Find(int64_t key) const;
 
-  // The communicator for an execution of `site`. A run that failed for want of one, or
-  // in one that was closed, does not get the next: of its ranks some are gone, and the
+  // Finds the communicator for an execution of `site`. Fails for a run that found none
+  // before, or that failed in one that was closed: some of its ranks are gone, and the
   // late ones would wait for them, on devices that the next run needs.
   Status Find(const CallSite& site, int64_t run_id,
               std::shared_ptr<Communicator>* found);
 
-  // Takes the communicator out and aborts what is pending on it.
+  // Removes the communicator and aborts its pending calls.
   Status Remove(int64_t key);
 
   std::vector<std::shared_ptr<Communicator>> List() const;
   RegistryCounters counters() const;
 
-  // Why an execution that found nothing under `site`'s key failed.
+  // The error of an execution that found no communicator.
   Status MissingError(const CallSite& site) const;
 
  private:

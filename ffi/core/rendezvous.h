@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "ffi/core/status.h"
+#include "ffi/base/status.h"
 
 namespace jaxcomm {
 

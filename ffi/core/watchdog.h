@@ -6,7 +6,7 @@
 #include <limits>
 #include <memory>
 
-#include "ffi/core/status.h"
+#include "ffi/base/status.h"
 
 namespace jaxcomm {
 

@@ -15,18 +15,18 @@
 namespace jaxcomm {
 namespace {
 
-// Set before the handler is, and never changed.
+// Set before the handler is installed, then never changed.
 std::atomic<int> write_end{-1};
 std::atomic<pid_t> owner{0};
 
-// Only what signal-safety(7) allows.
+// Calls only what signal-safety(7) allows.
 void OnSignal(int number) {
   const int problem = errno;
   if (getpid() == owner.load()) {
-    // A full pipe holds requests enough.
+    // A full pipe already holds a request.
     [[maybe_unused]] const ssize_t written = write(write_end.load(), "", 1);
   } else {
-    // A forked child has no thread to answer: the signal means what it did before.
+    // A forked child has no thread to answer: take the default action.
     signal(number, SIG_DFL);
     sigset_t only;
     sigemptyset(&only);
@@ -57,11 +57,11 @@ bool Install() {
   fcntl(ends[1], F_SETFL, O_NONBLOCK);
   write_end = ends[1];
   owner = getpid();
-  // No signal is to be handled in this thread: Python expects some in its main thread.
+  // This thread handles no signals: Python expects some in its main thread.
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
-  // Never joined: it touches nothing that the end of the process tears down.
+  // Never joined: it uses nothing that is destroyed when the process ends.
   std::thread(Answer, ends[0]).detach();
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
   struct sigaction ours = {};

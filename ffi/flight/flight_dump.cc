@@ -21,18 +21,18 @@
 namespace jaxcomm {
 namespace {
 
-// The one reason that is no collective's.
+// The only reason that is not a collective.
 constexpr std::string_view kExit = "exit after failure";
 
 // One write, so that lines of several processes do not mix.
 void Say(const std::string& text) {
-  // Nobody is left to be told that stderr is gone.
+  // If stderr is gone, there is nowhere to report it.
   [[maybe_unused]] const ssize_t written =
       write(STDERR_FILENO, text.data(), text.size());
 }
 
-// Opens a new file for writing. In a folder that others may write to, a file or a link
-// of that name is not ours to follow: it is removed.
+// Opens a new file for writing. Others may write to the folder: an existing file or
+// link of that name is removed, never followed.
 int OpenNew(const std::string& path) {
   constexpr int kFlags = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
   const int fd = open(path.c_str(), kFlags, 0666);
@@ -40,8 +40,8 @@ int OpenNew(const std::string& path) {
   return open(path.c_str(), kFlags, 0666);
 }
 
-// Renames a temporary file, so that no reader sees half of it. Returns what went wrong,
-// or "".
+// Writes a temporary file and renames it: no reader sees half of it. Returns the
+// problem, or "".
 std::string WriteWhole(const std::string& path, const std::string& text) {
   const std::string unfinished = path + ".part";
   const int fd = OpenNew(unfinished);
@@ -63,14 +63,14 @@ std::string WriteWhole(const std::string& path, const std::string& text) {
 }
 
 // A thread that writes files and lines. A network file system, or a pipe that nobody
-// reads, may block it for ever; the threads that fail collectives must go on.
+// reads, may block it forever. The threads that fail collectives must go on.
 class Writer {
  public:
-  // How long callers wait for what they have had written, so that the file is there
-  // when a program ends with the error. A local disk takes milliseconds.
+  // How long callers wait for the writer, so that the file is there when the program
+  // ends with the error. A local disk takes milliseconds.
   static constexpr auto kPatience = std::chrono::seconds(1);
 
-  // Has `job` done after those before it, unless they block.
+  // Queues `job`.
   void Add(std::function<void()> job) {
     MutexLock lock(mutex_);
     // A forked child has none of its parent's threads.
@@ -86,7 +86,7 @@ class Writer {
       job();
       return;
     }
-    // What piles up while the thread is blocked is dropped, the oldest first.
+    // While the thread is blocked, the oldest jobs are dropped.
     if (jobs_.size() >= kMostJobs) {
       jobs_.pop_front();
       ++done_;
@@ -97,8 +97,8 @@ class Writer {
     changed_.NotifyAll();
   }
 
-  // Waits until all that was added is done, at most kPatience after the last of it was
-  // added. So a blocked thread holds up its callers once, however many they are.
+  // Waits until all added jobs are done, at most kPatience after the last was added. So
+  // a blocked thread delays all of its callers together by kPatience.
   void Wait() {
     if (IsForked()) return;
     MutexLock lock(mutex_);
@@ -136,8 +136,7 @@ class Writer {
 
 class FlightLog {
  public:
-  // Never destroyed: the thread that answers signals may be in it when the process
-  // ends.
+  // Never destroyed: the thread that answers signals may use it when the process ends.
   static FlightLog& Get() {
     static FlightLog* const log = new FlightLog;
     return *log;
@@ -147,7 +146,7 @@ class FlightLog {
               std::weak_ptr<FlightRecorder> recorder) {
     MutexLock lock(mutex_);
     for (size_t i = followed_.size(); i-- > 0;) {
-      // Also one that was closed and lives on only in a call.
+      // The same key: it was closed, and lives only until its last call returns.
       if (followed_[i].recorder.expired() || followed_[i].of.key == communicator.key) {
         followed_.erase(followed_.begin() + static_cast<int64_t>(i));
       }
@@ -157,27 +156,27 @@ class FlightLog {
 
   void Prepare(ProcessDescription process, std::string folder) {
     MutexLock lock(mutex_);
-    has_written_ =
-        has_written_ && folder == folder_ && process.process == process_.process;
-    process_ = std::move(process);
-    folder_ = std::move(folder);
+    target_.has_written = target_.has_written && folder == target_.folder &&
+                          process.process == target_.process.process;
+    target_.process = std::move(process);
+    target_.folder = std::move(folder);
   }
 
   std::string Json(std::optional<int64_t> key, std::string_view reason) {
-    const std::vector<CommunicatorFlight> flights = Flights(key);
-    return FlightRecordJson(process(), reason, flights);
+    return FlightRecordJson(target().process, reason, Flights(key));
   }
 
   void Failed(std::string_view reason) {
     Report(reason);
-    writer_.Wait();  // also for what another thread reports of the same failure
+    writer_.Wait();  // also if another thread reported the same failure
   }
 
   void Asked() {
     const std::vector<CommunicatorFlight> flights = Flights(std::nullopt);
-    if (!folder().empty()) {
+    const Target to = target();
+    if (!to.folder.empty()) {
       // Keep the earlier dump: an empty one would say less.
-      if (has_written() && !HasEntries(flights)) return;
+      if (to.has_written && !HasEntries(flights)) return;
       WriteFile("signal", flights, Who());
     } else {
       const std::string lines = FlightRecordLines(flights);
@@ -204,7 +203,7 @@ class FlightLog {
     const std::string what = reason == kExit
                                  ? Who() + "it ends by an exception"
                                  : StrCat(Who(), "a collective failed (", reason, ")");
-    if (!folder().empty()) {
+    if (!target().folder.empty()) {
       WriteFile(reason, flights, what + "; ");
     } else if (!advised_) {
       advised_ = true;
@@ -218,19 +217,15 @@ class FlightLog {
     writer_.Add([text = std::move(text)] { Say(text); });
   }
 
-  bool has_written() {
+  // Where records go, and whether one is there.
+  struct Target {
+    ProcessDescription process;
+    std::string folder;
+    bool has_written = false;
+  };
+  Target target() {
     MutexLock lock(mutex_);
-    return has_written_;
-  }
-
-  ProcessDescription process() {
-    MutexLock lock(mutex_);
-    return process_;
-  }
-
-  std::string folder() {
-    MutexLock lock(mutex_);
-    return folder_;
+    return target_;
   }
 
   std::vector<CommunicatorFlight> Flights(std::optional<int64_t> key) {
@@ -273,25 +268,24 @@ class FlightLog {
   }
 
   std::string Who() {
-    const ProcessDescription own = process();
+    const ProcessDescription own = target().process;
     return StrCat("jaxcomm: process ", own.process, " of ", own.processes, ": ");
   }
 
-  // Makes the record now, and has it written.
+  // Makes the record now; the writer thread writes it.
   void WriteFile(std::string_view reason,
                  const std::vector<CommunicatorFlight>& flights,
                  const std::string& beginning) {
-    const ProcessDescription own = process();
-    const std::string in = folder();
+    const Target to = target();
     const std::string path =
-        in + "/flight-record-" + std::to_string(own.process) + ".json";
+        StrCat(to.folder, "/flight-record-", to.process.process, ".json");
     const std::string advice =
-        own.processes > 1
-            ? StrCat("; compare all with python -m jaxcomm.doctor --merge ", in,
+        to.process.processes > 1
+            ? StrCat("; compare all with python -m jaxcomm.doctor --merge ", to.folder,
                      "/flight-record-*.json\n")
             : StrCat("; explained by python -m jaxcomm.doctor --merge ", path, "\n");
-    writer_.Add([this, path, in, advice, beginning, process = own.process,
-                 text = FlightRecordJson(own, reason, flights)] {
+    writer_.Add([this, path, to, advice, beginning,
+                 text = FlightRecordJson(to.process, reason, flights)] {
       const std::string problem = WriteWhole(path, text);
       if (!problem.empty()) {
         Say(StrCat(beginning, "cannot write the flight record to ", path, ": ", problem,
@@ -300,7 +294,8 @@ class FlightLog {
       }
       {
         MutexLock lock(mutex_);
-        has_written_ = has_written_ || (folder_ == in && process_.process == process);
+        target_.has_written |= target_.folder == to.folder &&
+                               target_.process.process == to.process.process;
       }
       Say(StrCat(beginning, "flight record: ", path, advice));
     });
@@ -308,9 +303,7 @@ class FlightLog {
 
   Mutex mutex_;
   std::vector<Followed> followed_ GUARDED_BY(mutex_);
-  ProcessDescription process_ GUARDED_BY(mutex_);
-  std::string folder_ GUARDED_BY(mutex_);
-  bool has_written_ GUARDED_BY(mutex_) = false;
+  Target target_ GUARDED_BY(mutex_);
 
   Mutex reporting_;  // never held while a file is written
   std::optional<double> last_failure_ GUARDED_BY(reporting_);

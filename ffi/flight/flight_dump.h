@@ -1,5 +1,4 @@
-// The flight records of this process: all its recorders, and when and where they are
-// written.
+// The flight records of this process: when and where they are written.
 #ifndef JAXCOMM_FFI_FLIGHT_FLIGHT_DUMP_H_
 #define JAXCOMM_FFI_FLIGHT_FLIGHT_DUMP_H_
 
@@ -17,22 +16,21 @@ namespace jaxcomm {
 void FollowFlight(CommunicatorSummary communicator,
                   std::weak_ptr<FlightRecorder> recorder);
 
-// Says who this process is, and the folder for files; empty: none are written.
+// Sets the identity of this process and the folder for files. Empty: write no files.
 void PrepareFlightDumps(ProcessDescription process, std::string folder);
 
-// The record of one communicator, or of all, as JSON.
+// Returns the record of one communicator, or of all, as JSON.
 std::string FlightRecordOf(std::optional<int64_t> key, std::string_view reason);
 
-// Call this when an operation failed, before the ranks of this process are told, so
-// that the file is there when a program ends with the error. `reason`: "timeout",
-// "mismatch"
-// ... Writes <folder>/flight-record-<process>.json and one line to stderr, once for all
-// failures until an operation that began later completes. A thread of its own does the
-// writing; the caller waits for it, but at most a second.
+// Writes <folder>/flight-record-<process>.json and one line to stderr. Call this when
+// an operation failed, before its ranks return the error: the file is then there when
+// the program ends. `reason`: "timeout", "mismatch", ... Writes once for all failures,
+// until an operation that began later completes. A writer thread does the work; the
+// caller waits for it, but at most a second.
 void DumpFlightRecords(std::string_view reason);
 
-// Writes the file however often it is called, with the same patience; without a folder,
-// lines to stderr.
+// Writes the file at every call, or lines to stderr if there is no folder. Waits at
+// most a second.
 void AnswerFlightRequest();
 
 }  // namespace jaxcomm

@@ -26,7 +26,7 @@ const char* StateName(State state) {
   return "unknown";
 }
 
-// In no locale of the user's, which may write 1.000,5.
+// Ignores the locale, which may write 1.000,5.
 std::string Fixed(double value, int digits) {
   double scale = 1;
   for (int i = 0; i < digits; ++i) scale *= 10;
@@ -107,7 +107,8 @@ std::string CommunicatorJson(const CommunicatorFlight& flight) {
                 ", \"entries\": [\n", Joined(flight.entries, ",\n", EntryJson), "]}");
 }
 
-// When this process loaded us: no record of its job is older, unless others ran ahead.
+// When this process loaded the package. Only processes that loaded it earlier have
+// older records.
 const double kBegan = UnixSeconds();
 
 std::string HostName() {
@@ -143,7 +144,7 @@ std::string FlightRecordLines(const std::vector<CommunicatorFlight>& communicato
   std::string lines;
   for (const CommunicatorFlight& flight : communicators) {
     const CommunicatorSummary& of = flight.of;
-    // What has not ended, else the last; entries come oldest first.
+    // Pending operations, else the last one. Entries come oldest first.
     std::map<std::pair<int, int>, std::vector<const Entry*>> shown;
     for (const Entry& entry : flight.entries) {
       auto& of_rank = shown[{entry.group, entry.rank}];

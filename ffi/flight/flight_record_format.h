@@ -12,11 +12,11 @@
 
 namespace jaxcomm {
 
-// Which of the processes of a job this is.
+// Identifies this process in its job.
 struct ProcessDescription {
   int process = 0;
   int processes = 1;
-  // Global ids of its devices, by platform: they tell whose a silent rank is.
+  // Global ids of its devices, by platform.
   std::vector<std::pair<std::string, std::vector<int64_t>>> devices;
 };
 
@@ -43,7 +43,7 @@ double UnixSeconds();
 std::string FlightRecordJson(const ProcessDescription& process, std::string_view reason,
                              const std::vector<CommunicatorFlight>& communicators);
 
-// What each rank waits in, or did last: a line each.
+// One line per rank: the operation that it waits in, or its last one.
 std::string FlightRecordLines(const std::vector<CommunicatorFlight>& communicators);
 
 }  // namespace jaxcomm

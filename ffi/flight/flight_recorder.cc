@@ -12,7 +12,7 @@ constexpr uint64_t kStateMask = (uint64_t{1} << kStateBits) - 1;
 // years of 100,000 operations a second).
 constexpr int kSequenceBits = 44;
 constexpr uint64_t kSequenceMask = (uint64_t{1} << kSequenceBits) - 1;
-// Of an entry that was not made. Sequence numbers begin with 1.
+// The entry was not made. Sequence numbers begin with 1.
 constexpr FlightRecorder::Ticket kNoTicket = 0;
 
 uint64_t Outcome(uint64_t ticks_or_sequence, FlightRecorder::State state) {
@@ -48,7 +48,7 @@ FlightRecorder::~FlightRecorder() {
 FlightRecorder::Slot* FlightRecorder::MakeSlots(Ring& ring) {
   auto made = std::make_unique<Slot[]>(mask_ + 1);
   Slot* current = nullptr;
-  // Whoever loses the race takes the winner's.
+  // Another thread may have been first: use its slots.
   if (ring.slots.compare_exchange_strong(current, made.get())) return made.release();
   return current;
 }
@@ -61,8 +61,8 @@ FlightRecorder::Ticket FlightRecorder::Start(uint32_t operation, int64_t run_id,
   Slot* slots = ring.slots.load(std::memory_order_acquire);
   if (slots == nullptr) slots = MakeSlots(ring);
   Slot& slot = slots[sequence & mask_];
-  // A thread that was held up here for a whole turn of the ring gives way to the
-  // others: an entry may be missing, but none is ever of two operations.
+  // A thread that was delayed here for a whole turn of the ring writes nothing: an
+  // entry may be missing, but never mixes two operations.
   uint64_t version = slot.version.load(std::memory_order_relaxed);
   if (version % 2 == 1 || version > 2 * sequence ||
       !slot.version.compare_exchange_strong(version, 2 * sequence - 1,
@@ -85,8 +85,8 @@ void FlightRecorder::SetRun(Ticket ticket, int64_t run_id) {
   const uint64_t sequence = ticket & kSequenceMask;
   const Ring& ring = rings_[ticket >> kSequenceBits];
   Slot& slot = ring.slots.load(std::memory_order_acquire)[sequence & mask_];
-  // The rank that holds the ticket has not gone on, so that nobody else writes here
-  // unless the ring is as short as the number of its operations in flight.
+  // The rank is still in this operation, so only a ring as short as the number of its
+  // operations in flight could be overwritten here.
   if (slot.version.load(std::memory_order_acquire) == 2 * sequence) {
     slot.run_id.store(run_id, std::memory_order_release);
   }

@@ -1,8 +1,8 @@
-// The last operations of a communicator, for whoever asks why a program hangs.
+// The last operations of a communicator. They show why a program hangs.
 //
-// Every rank has a ring of its own, so that a rank that goes on (in another group,
-// say) never overwrites what one that hangs did last. A slot is a seqlock: `version`
-// is odd while the slot is written; see Boehm, "Can seqlocks get along with programming
+// Every rank has its own ring: a rank that goes on, in another group say, never
+// overwrites the last operations of a rank that hangs. A slot is a seqlock: `version`
+// is odd while the slot is written. See Boehm, "Can seqlocks get along with programming
 // language memory models?", MSPC 2012.
 #ifndef JAXCOMM_FFI_FLIGHT_FLIGHT_RECORDER_H_
 #define JAXCOMM_FFI_FLIGHT_FLIGHT_RECORDER_H_
@@ -19,14 +19,14 @@ namespace jaxcomm {
 
 class FlightRecorder {
  public:
-  // Of all ranks of the communicator together, but at least kLeastEntries each.
+  // Entries of all ranks of the communicator together, but at least kLeastEntries each.
   static constexpr int kEntries = 1024;
   static constexpr int kLeastEntries = 64;
 
-  // Started: some rank is missing, or bytes are moving.
+  // kStarted: a rank is missing, or bytes are moving.
   enum class State : uint8_t { kStarted, kCompleted, kFailed };
 
-  // Names an entry for as long as it is in the ring.
+  // Identifies an entry while it is in the ring.
   using Ticket = uint64_t;
 
   struct Entry {
@@ -48,40 +48,40 @@ class FlightRecorder {
   FlightRecorder(const FlightRecorder&) = delete;
   FlightRecorder& operator=(const FlightRecorder&) = delete;
 
-  // Records that a rank takes part in an operation. Lock-free and, after a rank's
-  // first, without allocation. `operation`: in the OperationTable.
+  // Records that a rank takes part in an operation of the OperationTable. Lock-free,
+  // and without allocation after a rank's first operation.
   Ticket Start(uint32_t operation, int64_t run_id, uint64_t tag, int group, int rank);
 
-  // Records by which number all processes know the run, in place of XLA's id, which
-  // differs between them where the program's source lies elsewhere or was compiled
-  // before. Without effect if the ring has overwritten the entry.
+  // Replaces XLA's id of the run by a number that is the same on all processes. XLA's
+  // id differs between processes if the program's source lies elsewhere, or was
+  // compiled before. Does nothing if the ring has overwritten the entry.
   void SetRun(Ticket ticket, int64_t run_id);
 
-  // Records how it ended. Without effect if the ring has overwritten the entry, or it
-  // has ended before.
+  // Records how the operation ended. Does nothing if it has already ended, or if the
+  // ring has overwritten the entry.
   void Finish(Ticket ticket, State state);
 
-  // Oldest first. Entries being written are left out.
+  // Returns the entries, oldest first, without those that are being written.
   std::vector<Entry> Snapshot() const;
 
   int entries_per_rank() const { return static_cast<int>(mask_) + 1; }
   int64_t host_bytes() const;
 
  private:
-  // All fields are atomic, for a reader may look on; none costs more than a plain
-  // access on x86.
+  // Readers run concurrently, so all fields are atomic. On x86 they cost no more than
+  // plain fields.
   struct Slot {
     std::atomic<uint64_t> version{0};  // 2 * sequence, less 1 while being written
     std::atomic<int64_t> run_id{0};
     std::atomic<uint64_t> tag{0};
     std::atomic<uint64_t> started{0};  // ticks
-    // kStarted and the sequence, which no other entry of the slot ever holds; or how it
-    // ended and the ticks at which it did. The state is in the lowest bits.
+    // The state is in the lowest bits. Above it is the sequence, unique to this entry,
+    // if the operation has only started, else the ticks at which it ended.
     std::atomic<uint64_t> outcome{0};
     std::atomic<uint32_t> operation{0};
   };
 
-  // On a cache line of its own: ranks count at the same time.
+  // Aligned to a cache line: ranks count at the same time.
   struct alignas(64) Ring {
     std::atomic<uint64_t> count{0};
     std::atomic<Slot*> slots{nullptr};  // made by the rank's first operation

@@ -1,4 +1,4 @@
-// What the call sites of this process do, kept after their programs are gone.
+// The operations of the call sites of this process. They outlive their programs.
 #ifndef JAXCOMM_FFI_FLIGHT_OPERATION_TABLE_H_
 #define JAXCOMM_FFI_FLIGHT_OPERATION_TABLE_H_
 
@@ -20,20 +20,19 @@ struct Operation {
   uint64_t signature = 0;  // CallSite::signature()
 };
 
-// Append-only, one entry for each distinct operation: compiling a program again adds
-// none.
+// Append-only, one entry per distinct operation: compiling a program again adds none.
 class OperationTable {
  public:
-  // Never destroyed: it is read while the process exits.
+  // Never destroyed: threads read it while the process exits.
   static OperationTable& Get();
 
   uint32_t Intern(const Operation& operation);
-  // Stays valid.
+  // The reference stays valid.
   const Operation& At(uint32_t index) const;
 
  private:
   mutable Mutex mutex_;
-  // 0: of a call site without shapes
+  // Entry 0 is for call sites without shapes.
   std::deque<Operation> operations_ GUARDED_BY(mutex_){1};
   std::unordered_map<std::string, uint32_t> index_of_ GUARDED_BY(mutex_);
 };

@@ -27,8 +27,9 @@ inline uint64_t Ticks() {
                                std::chrono::nanoseconds(1));
 }
 
-// Says what ticks are in seconds. Made when the first tick is taken; what lies
-// between then and now is interpolated, so a short life costs no precision.
+// Converts ticks to seconds. Construct it before the first tick is taken: it
+// interpolates between its construction and the reading, so even a short life is
+// precise.
 class TickScale {
  public:
   TickScale();

@@ -6,7 +6,6 @@
 #include <sstream>
 #include <string>
 
-#include "ffi/base/status.h"
 #include "ffi/os/system_file.h"
 
 namespace jaxcomm {
@@ -14,8 +13,8 @@ namespace {
 
 constexpr double kNoQuota = std::numeric_limits<double>::infinity();
 
-// Cores' worth of time in each period; none if either number is missing or not
-// positive.
+// How many cores a quota of each period is worth. No quota if a number is missing or
+// not positive.
 double Quota(const std::string& quota, const std::string& period) {
   const double time = std::strtod(quota.c_str(), nullptr);
   const double of = std::strtod(period.c_str(), nullptr);
@@ -38,8 +37,8 @@ double QuotaUpwards(const std::string& mount, std::string cgroup) {
   while (true) {
     while (!cgroup.empty() && cgroup.back() == '/') cgroup.pop_back();
     quota = std::min(quota, QuotaOf(mount + cgroup));
-    // In a container, /proc may name a cgroup that the container does not see. Its own
-    // is mounted at the top then.
+    // In a container, /proc may name a cgroup that the container does not see. The
+    // container's own cgroup is then mounted at the top.
     const size_t slash = cgroup.rfind('/');
     if (slash == std::string::npos) return quota;
     cgroup.resize(slash);
@@ -72,7 +71,7 @@ double CpuQuota(const std::string& root) {
 }
 
 int UsableCores(int processors, double quota) {
-  // Half a core is none to spin on.
+  // Rounds down: nobody should spin on half a core.
   return std::max(1, quota < processors ? static_cast<int>(quota) : processors);
 }
 

@@ -6,19 +6,19 @@
 
 namespace jaxcomm {
 
-// The cores that this process may keep busy: the processors it may run on, or fewer
-// where its container has a quota of their time. Read once: the system takes longer to
-// answer than a small collective takes.
+// The number of cores that this process may keep busy: the processors that it may run
+// on, or fewer if its container has a quota of their time. Read once: the system takes
+// longer to answer than a small collective takes.
 int Cores();
 
-// Cores' worth of time that the cgroups of this process allow it, infinity if they set
-// no limit. `root` is prepended to the paths of Linux, for tests.
+// How many cores the cgroups of this process allow it; infinity if they set no limit.
+// Tests prepend `root` to the paths of Linux.
 double CpuQuota(const std::string& root = "");
 
-// How many of the processors are worth to keep busy under a quota: at least one.
+// How many of the processors to keep busy under a quota: at least one.
 int UsableCores(int processors, double quota);
 
-// Lets the core rest between two looks at a flag.
+// Rests the core between two looks at a flag.
 inline void Pause() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();

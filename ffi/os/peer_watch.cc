@@ -87,7 +87,7 @@ int OpenPeer(const Peer& peer) {
 
 }  // namespace
 
-int64_t LifeThread() {
+int64_t SentinelThread() {
   static auto& mutex = *new Mutex;
   static pid_t pid GUARDED_BY(mutex) = 0;
   static int64_t thread GUARDED_BY(mutex) = 0;
@@ -96,7 +96,7 @@ int64_t LifeThread() {
   if (pid == getpid()) return thread;
   thread = 0;
   auto id = std::make_shared<std::promise<int64_t>>();
-  // Signals are for others.
+  // Other threads handle the signals.
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -130,7 +130,7 @@ struct PeerWatch::State {
   std::vector<Peer> peers;
   std::function<void(size_t)> ended;
   std::atomic<bool> stopping{false};
-  int stop_fd = -1;  // wakes the thread; without one the thread looks now and then
+  int stop_fd = -1;  // wakes the thread; without it the thread polls
   std::thread thread;
 
   ~State() {
@@ -139,7 +139,7 @@ struct PeerWatch::State {
   void Run();
 };
 
-PeerWatch::PeerWatch(std::vector<Peer> peers, std::function<void(size_t place)> ended)
+PeerWatch::PeerWatch(std::vector<Peer> peers, std::function<void(size_t index)> ended)
     : state_(std::make_shared<State>()) {
   state_->peers = std::move(peers);
   state_->ended = std::move(ended);
@@ -156,7 +156,7 @@ PeerWatch::PeerWatch(std::vector<Peer> peers, std::function<void(size_t place)> 
 }
 
 PeerWatch::~PeerWatch() {
-  // It would wake the parent's thread, and wait for its own, which it has not.
+  // A forked child would wake the parent's thread, and join a thread that it lacks.
   if (IsForked() || !state_->thread.joinable()) return;
   state_->stopping.store(true, std::memory_order_release);
   const uint64_t one = 1;
@@ -172,8 +172,8 @@ void PeerWatch::State::Run() {
   std::vector<pollfd> fds(peers.size() + 1, pollfd{-1, POLLIN, 0});
   fds.back().fd = stop_fd;
   std::vector<bool> is_over(peers.size(), false);
-  // Whether the process that is polled is known to be the peer, and not a later one of
-  // the same id.
+  // Whether the polled process is known to be the peer, and not a later process of the
+  // same id.
   std::vector<bool> is_verified(peers.size(), false);
   for (size_t i = 0; i < peers.size(); ++i) {
     is_over[i] = peers[i].pid == 0;
@@ -187,12 +187,12 @@ void PeerWatch::State::Run() {
   };
   bool can_poll = true;
   while (!stopping.load(std::memory_order_acquire)) {
-    // Without a descriptor of its own the thread must look for the end of its watch.
+    // Without a descriptor to wake it, the thread must look whether to stop.
     bool must_look = stop_fd < 0 || !can_poll;
     for (size_t i = 0; i < peers.size(); ++i) {
       if (is_over[i]) continue;
-      // There is none before Linux 5.3, in some sandboxes, and while this process has
-      // all the descriptors that it may have.
+      // Fails before Linux 5.3, in some sandboxes, and while this process has no
+      // descriptors left.
       if (fds[i].fd < 0) fds[i].fd = OpenPeer(peers[i]);
       if (fds[i].fd >= 0 && is_verified[i] && can_poll) continue;
       const Life life = Look(peers[i]);
@@ -207,7 +207,7 @@ void PeerWatch::State::Run() {
     const int ready = poll(fds.data(), fds.size(), must_look ? kPollMilliseconds : -1);
     if (ready >= 0) can_poll = true;
     if (ready < 0 && errno != EINTR) {
-      // EINVAL where there are more peers than descriptors are allowed, or ENOMEM.
+      // EINVAL if there are more peers than descriptors allowed, or ENOMEM.
       can_poll = false;
       std::this_thread::sleep_for(std::chrono::milliseconds(kPollMilliseconds));
     }

@@ -10,8 +10,8 @@
 
 namespace jaxcomm {
 
-// Starts a thread. A refusal is a value here: std::thread throws, and the frames of XLA
-// above us let no exception pass.
+// Starts a thread. Returns a refusal as a value: std::thread throws, and XLA's frames
+// above us pass no exception.
 template <typename Body>
 Status StartThread(Body body, std::thread* thread) {
   try {

@@ -1,4 +1,4 @@
-// What Linux tells of itself in files.
+// The files in which Linux describes itself.
 #ifndef JAXCOMM_FFI_OS_SYSTEM_FILE_H_
 #define JAXCOMM_FFI_OS_SYSTEM_FILE_H_
 
@@ -10,8 +10,8 @@
 
 namespace jaxcomm {
 
-// Returns the beginning of a file of /proc or /sys, by one read(2). Returns "" if it
-// cannot be read.
+// Returns the beginning of a file of /proc or /sys, by one read(2), or "" if it cannot
+// be read.
 inline std::string ReadSystemFile(const std::string& path) {
   const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (fd < 0) return "";

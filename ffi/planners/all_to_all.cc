@@ -7,7 +7,7 @@ void Moves(const Plan& plan, int leaf, int rank, const MoveVisitor& visit) {
   const int size = plan.size;
   const Plan::Division& division = plan.leaves[leaf];
   const int64_t middle = division.middle, inner = division.inner;
-  // The two ways a buffer can hold the marked axis.
+  // The two ways in which a buffer can hold the marked axis.
   const auto before_middle = [&](int place) {
     return Strides{place * middle * inner, size * middle * inner, inner};
   };

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cstdint>
+#include <iterator>
 
 #include "ffi/planners/collectives.h"
 
@@ -37,24 +38,15 @@ int64_t ReadIndex(const Leaf& leaf, const void* data, int64_t i) {
       return static_cast<int64_t>(std::min<uint64_t>(value, INT64_MAX));
     }
     default:
-      return -1;  // refused: see CheckShapes
+      return -1;  // CheckShapes refuses it
   }
 }
 
 bool IsIndex(DataType dtype) {
-  switch (dtype) {
-    case DataType::S8:
-    case DataType::S16:
-    case DataType::S32:
-    case DataType::S64:
-    case DataType::U8:
-    case DataType::U16:
-    case DataType::U32:
-    case DataType::U64:
-      return true;
-    default:
-      return false;
-  }
+  constexpr DataType kIndices[] = {DataType::S8,  DataType::S16, DataType::S32,
+                                   DataType::S64, DataType::U8,  DataType::U16,
+                                   DataType::U32, DataType::U64};
+  return std::count(std::begin(kIndices), std::end(kIndices), dtype) > 0;
 }
 
 int64_t RowsOf(const Leaf& leaf) { return leaf.dims[0]; }
@@ -139,7 +131,7 @@ Status MakePlan(const Problem& problem, const void* const* const* operands_of,
                                target, ", which expects ", expected,
                                "; recv_sizes must be all_to_all(send_sizes)");
       }
-      // Without sums, which may overflow.
+      // No sums: they may overflow.
       if (rows < 0 || from < 0 || to < 0 || rows > data_rows || rows > output_rows ||
           from > data_rows - rows || to > output_rows - rows) {
         return InvalidArgument("slice ", slice, " of rank ", source, " takes ", rows,

@@ -1,5 +1,5 @@
-// What Python sees: handlers and the calls that set up communicators. Those for NCCL
-// are in module_nccl.cc; no other file sees Python.
+// The extension module: handlers, and the calls that set up communicators. The part for
+// NCCL is in module_nccl.cc.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
@@ -44,7 +44,7 @@ nb::dict Targets(bool has_streams) {
   return targets;
 }
 
-// What jax.ffi.register_ffi_type needs for the handlers' state.
+// For jax.ffi.register_ffi_type: the type of the handlers' state.
 nb::dict CallSiteType() {
   static xla::ffi::TypeInfo info = xla::ffi::MakeTypeInfo<CallSite>();
   nb::dict type;
@@ -79,7 +79,7 @@ std::shared_ptr<Segment> CreateSegment(int processes, bool named) {
   return segment;
 }
 
-// A segment of another size would be used beyond its end.
+// Refuses a segment of another size: it would be used beyond its end.
 void CheckSize(int64_t bytes, size_t processes) {
   if (processes >= 1 && processes <= kMaxProcesses &&
       bytes == Arena::Bytes(static_cast<int>(processes))) {
@@ -119,7 +119,7 @@ std::shared_ptr<ProcessSet> MakeProcessSet(
 }
 
 void Destroy(int64_t key) {
-  // Waiting ranks fail, and their programs run on: they may need the GIL.
+  // The programs of the waiting ranks continue on this thread and may need the GIL.
   nb::gil_scoped_release release;
   ThrowIfFailed(Registry::Get().Remove(key));
 }
@@ -154,7 +154,7 @@ nb::dict Counters() {
 }
 
 std::string FlightRecord(std::optional<int64_t> key, std::string_view reason) {
-  // Which lets them see what devices have finished.
+  // stats() polls the devices, so that finished operations are recorded as finished.
   for (const auto& communicator : Registry::Get().List()) communicator->stats();
   return FlightRecordOf(key, reason);
 }
@@ -170,7 +170,7 @@ bool PrepareDumps(int process, int processes,
 }  // namespace
 
 NB_MODULE(_ffi, m) {
-  // A communicator that is part of a CUDA graph keeps its world to the end, on purpose.
+  // A communicator that is part of a CUDA graph keeps its world alive on purpose.
   nb::set_leak_warnings(false);
   m.doc() = "XLA FFI handlers of jaxcomm and the registry of its communicators.";
   m.def("registrations", &Targets, nb::arg("has_streams"),
@@ -183,45 +183,47 @@ NB_MODULE(_ffi, m) {
         nb::arg("processes") = std::vector<std::vector<int>>{},
         nb::arg("generation") = 0, nb::arg("hint_if_late") = "",
         "Makes a communicator of the host backend under a key.");
-  m.def(
-      "begin_program", &BeginProgram, nb::arg("program"),
-      "Says that the calls instantiated next under this number are of a new program.");
+  m.def("begin_program", &BeginProgram, nb::arg("program"),
+        "Calls instantiated after this under the number belong to a new program.");
   nb::class_<Segment>(m, "Segment", "A piece of memory that processes share.")
       .def("address", &AddressOf, "Path, bytes and nonce, for others to attach.")
       .def("forget", &Segment::Forget, "Removes its name, once all have attached.")
       .def("resident_bytes", &Segment::resident_bytes, "Bytes of touched pages.");
   nb::class_<ProcessSet>(m, "ProcessSet", "Processes that share a segment.");
   m.def("create_segment", &CreateSegment, nb::arg("processes"), nb::arg("named"),
-        "Makes and formats the segment of so many processes.");
-  m.def("attach_segment", &AttachSegment, nb::arg("path"), nb::arg("bytes"),
-        nb::arg("nonce"), nb::arg("processes"),
-        "Attaches to another process's segment, made for so many.");
+        "Makes and formats a segment for a number of processes.");
+  m.def(
+      "attach_segment", &AttachSegment, nb::arg("path"), nb::arg("bytes"),
+      nb::arg("nonce"), nb::arg("processes"),
+      "Attaches to a segment that another process made for this number of processes.");
   m.def("shared_memory_layout", &ArenaMemory::LayoutHash,
         "A number that processes must agree on before they share a segment.");
   m.def("process_set", &MakeProcessSet, nb::arg("segment"), nb::arg("peers"),
         nb::arg("self"), "Joins the processes (pid, start time, index) of a segment.");
-  m.def("life_thread", &LifeThread,
-        "The id of a thread of this process that ends as the process begins to.");
+  m.def("sentinel_thread", &SentinelThread,
+        "The id of an idle thread that ends as soon as this process begins to end.");
   m.def(
       "process_start_time", [](int64_t pid) { return PeerOf(pid, 0).start_time; },
       nb::arg("pid"),
-      "When a process began, in clock ticks after boot; 0 if there is none.");
+      "When a process started, in clock ticks after boot; 0 if there is no such "
+      "process.");
   BindNccl(m);
   m.def("destroy", &Destroy, nb::arg("key"),
-        "Ends a communicator; whoever waits in it gets an error.");
+        "Ends a communicator; calls that wait in it raise.");
   m.def("stats", &Stats, nb::arg("key"),
         "Calls and bytes of a communicator, empty if there is none.");
   m.def("counters", &Counters, "Communicators created, destroyed and live.");
   m.def("flight_record", &FlightRecord, nb::arg("key").none(), nb::arg("reason"),
         nb::call_guard<nb::gil_scoped_release>(),
         "The last operations of a communicator, or of all, as JSON.");
-  m.def("prepare_flight_dumps", &PrepareDumps, nb::arg("process"), nb::arg("processes"),
-        nb::arg("devices"), nb::arg("folder"),
-        "Says who this process is and where its flight records go; returns whether it "
-        "answers SIGUSR1.");
+  m.def(
+      "prepare_flight_dumps", &PrepareDumps, nb::arg("process"), nb::arg("processes"),
+      nb::arg("devices"), nb::arg("folder"),
+      "Sets the identity of this process and the folder of its flight records; returns "
+      "whether it answers SIGUSR1.");
   m.def("dump_flight_records", &DumpFlightRecords, nb::arg("reason"),
         nb::call_guard<nb::gil_scoped_release>(),
-        "Writes the flight records, for something failed.");
+        "Writes the flight records after a failure.");
 }
 
 }  // namespace jaxcomm

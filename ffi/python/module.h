@@ -1,8 +1,8 @@
-// What the files of the extension module share.
+// Shared by the files of the extension module.
 //
-// What Python hands in as a shared_ptr inherits std::enable_shared_from_this: else
-// nanobind would have the last owner take the GIL, and a thread of ours that does so
-// while the interpreter ends takes the process down.
+// Classes that Python passes as a shared_ptr inherit std::enable_shared_from_this.
+// Otherwise the last owner takes the GIL, and a thread of ours that does so while the
+// interpreter ends would crash the process.
 #ifndef JAXCOMM_FFI_PYTHON_MODULE_H_
 #define JAXCOMM_FFI_PYTHON_MODULE_H_
 
@@ -23,7 +23,7 @@ inline void ThrowIfFailed(const Status& status) {
   if (status.failure()) throw std::runtime_error(status.message());
 }
 
-// What all communicators are named by.
+// The part of a spec that all backends have.
 inline CommunicatorSpec SpecOf(int64_t key, std::string axes, std::string lane,
                                std::string backend, std::string platform,
                                double timeout_seconds,
@@ -39,7 +39,7 @@ inline CommunicatorSpec SpecOf(int64_t key, std::string axes, std::string lane,
   return spec;
 }
 
-// The part of the module that is about NCCL.
+// Binds the part of the module for NCCL.
 void BindNccl(nanobind::module_& m);
 
 }  // namespace jaxcomm

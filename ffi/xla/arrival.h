@@ -26,24 +26,6 @@ inline Leaf LeafOf(const xla::ffi::AnyBuffer& buffer) {
               ElementBytes(buffer.element_type())};
 }
 
-// Buffer pointers of one call: on the stack for the usual handful of leaves.
-template <typename Pointer>
-class Pointers {
- public:
-  explicit Pointers(size_t count) {
-    if (count > kInline) heap_.resize(count);
-    data_ = count > kInline ? heap_.data() : inline_;
-  }
-  Pointer& operator[](size_t i) { return data_[i]; }
-  Pointer* data() { return data_; }
-
- private:
-  static constexpr size_t kInline = 16;
-  Pointer inline_[kInline];
-  std::vector<Pointer> heap_;
-  Pointer* data_;
-};
-
 // One rank's arrival at a call site: its buffers are read and its communicator is
 // found.
 class Arrival {
@@ -68,6 +50,24 @@ class Arrival {
   Call call;
 
  private:
+  // Buffer pointers of one call, on the stack for up to 16 leaves.
+  template <typename Pointer>
+  class Pointers {
+   public:
+    explicit Pointers(size_t count) {
+      if (count > kInline) heap_.resize(count);
+      data_ = count > kInline ? heap_.data() : inline_;
+    }
+    Pointer& operator[](size_t i) { return data_[i]; }
+    Pointer* data() { return data_; }
+
+   private:
+    static constexpr size_t kInline = 16;
+    Pointer inline_[kInline];
+    std::vector<Pointer> heap_;
+    Pointer* data_;
+  };
+
   // Fixes the shapes of the call site at its first call.
   Status Read(const xla::ffi::RemainingArgs& operands,
               const xla::ffi::RemainingRets& results) {

@@ -19,11 +19,11 @@ using XlaCommunicators =
     ffi::internal::CommunicatorContextBase<ffi::internal::ErrorPolicy>;
 
 struct Collectives : ffi::internal::CollectivesExtensionBase<XlaCommunicators> {
-  // What we use has been there from the first.
+  // We use only what every version of the extension has.
   static bool Support(int32_t major, int32_t) { return major == 0; }
 };
 
-Status RefuseUnlessLent(const CallSite& site, const WantedCommunicator* wanted) {
+Status RefuseUnlessLent(const CallSite& site, const Borrowed* wanted) {
   if (wanted != nullptr) return OkStatus();
   return FailedPrecondition(site.ToString(), " over axes ", site.attributes().axes,
                             ": its communicator is not one that XLA lends");
@@ -33,7 +33,7 @@ Status Prepare(CallSite* site, XlaCommunicators collectives, ffi::RemainingArgs,
                ffi::RemainingRets) {
   const auto communicator = Registry::Get().Find(site->attributes().key);
   if (communicator == nullptr) return Registry::Get().MissingError(*site);
-  const WantedCommunicator* const wanted = communicator->wanted();
+  const Borrowed* const wanted = communicator->borrowed();
   RETURN_IF_ERROR(RefuseUnlessLent(*site, wanted));
   return collectives.RequestCommunicator(ffi::GroupMode::kFlattenedId, wanted->groups,
                                          wanted->communication_id);
@@ -44,7 +44,7 @@ Status Enqueue(void* stream, CallSite* site, XlaCommunicators collectives,
                ffi::RemainingRets results) {
   Arrival arrival(site, run_id.run_id, ordinal, operands, results);
   RETURN_IF_ERROR(arrival.status);
-  const WantedCommunicator* const wanted = arrival.communicator->wanted();
+  const Borrowed* const wanted = arrival.communicator->borrowed();
   RETURN_IF_ERROR(RefuseUnlessLent(*site, wanted));
   auto lent = collectives.GetCommunicator(ffi::GroupMode::kFlattenedId, wanted->groups,
                                           wanted->communication_id);

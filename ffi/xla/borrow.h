@@ -6,11 +6,11 @@
 
 namespace jaxcomm {
 
-// Null where the FFI this was built with has no extension for collectives, which jaxlib
-// has from 0.11.2 on.
+// Null if this was built with a jaxlib before 0.11.2, whose FFI has no extension for
+// collectives.
 struct BorrowHandlers {
-  XLA_FFI_Handler* prepare = nullptr;  // says which communicator it will need
-  XLA_FFI_Handler* execute = nullptr;  // gives a device's stream the work
+  XLA_FFI_Handler* prepare = nullptr;  // requests the communicator
+  XLA_FFI_Handler* execute = nullptr;  // enqueues the collective
 };
 BorrowHandlers GetBorrowHandlers();
 

@@ -50,7 +50,7 @@ def of_this_process() -> PeerInfo:
         pid=pid,
         start=_ffi.process_start_time(pid),
         pid_namespace=_pid_namespace(),
-        thread=_ffi.life_thread(),
+        thread=_ffi.sentinel_thread(),
     )
 
 

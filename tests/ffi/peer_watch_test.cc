@@ -35,7 +35,7 @@ struct Child {
         char byte;
         (void)!read(asked[0], &byte, 1);
       }).detach();
-      const int64_t ids[] = {LifeThread(), other.get_future().get()};
+      const int64_t ids[] = {SentinelThread(), other.get_future().get()};
       (void)!write(told[1], ids, sizeof(ids));
       while (true) pause();
     }
@@ -197,9 +197,9 @@ TEST(a_thread_of_somebody_else_s_is_not_watched) {
   CHECK_TRUE(Comes([&] { return ended.load() == 1; }));
 }
 
-TEST(the_life_thread_is_one_and_takes_no_signals) {
-  const int64_t thread = LifeThread();
-  CHECK_EQ(LifeThread(), thread);
+TEST(the_sentinel_thread_is_one_and_takes_no_signals) {
+  const int64_t thread = SentinelThread();
+  CHECK_EQ(SentinelThread(), thread);
   CHECK_TRUE(thread != getpid());
   std::ifstream status("/proc/self/task/" + std::to_string(thread) + "/status");
   std::string line, blocked;
@@ -210,7 +210,7 @@ TEST(the_life_thread_is_one_and_takes_no_signals) {
   CHECK_CONTAINS(blocked, "fffffffe");
 #ifndef __SANITIZE_THREAD__  // it ends a forked child that begins a thread
   const pid_t child = fork();
-  if (child == 0) _exit(LifeThread() == thread ? 1 : 0);
+  if (child == 0) _exit(SentinelThread() == thread ? 1 : 0);
   int result = -1;
   CHECK_EQ(waitpid(child, &result, 0), child);
   CHECK_EQ(result, 0);

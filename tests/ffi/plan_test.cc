@@ -1,6 +1,7 @@
 #include "ffi/core/plan.h"
 
 #include <map>
+#include <random>
 #include <string>
 #include <utility>
 #include <vector>
@@ -172,6 +173,71 @@ TEST(ragged_slices_that_are_not_shared_out_evenly_are_refused) {
     CHECK_CONTAINS(Refusal("ragged_all_to_all", {},
                            {data, FloatLeaf(9), three, three, three, three}, {result}),
                    "not rows of one kind");
+  }
+}
+
+TEST(a_barrier_with_parameters_or_other_results_is_refused) {
+  CHECK_EQ(Refusal("barrier", {}, {FloatLeaf(4)}, {FloatLeaf(4)}), "");
+  CHECK_CONTAINS(Refusal("barrier", {1}, {}, {}), "1 parameters, not 0");
+  CHECK_CONTAINS(Refusal("barrier", {}, {FloatLeaf(4)}, {}),
+                 "1 operands and 0 results");
+  CHECK_CONTAINS(Refusal("barrier", {}, {FloatLeaf(4)}, {FloatLeaf(5)}),
+                 "leaf 0: an operand of 4");
+}
+
+// Whether the rows of a move lie in a buffer of so many elements.
+bool LiesIn(const Move& move, const Strides& strides, int64_t elements) {
+  if (move.rows() == 0 || move.inner == 0) return true;
+  const int64_t last = strides.offset + (move.outer - 1) * strides.outer +
+                       (move.middle - 1) * strides.middle + move.inner;
+  return strides.offset >= 0 && strides.outer >= 0 && strides.middle >= 0 &&
+         move.outer > 0 && move.middle > 0 && move.inner > 0 && last <= elements;
+}
+
+// Programs come from elsewhere: their parameters and shapes may be anything.
+TEST(a_plan_that_is_not_refused_stays_inside_the_buffers) {
+  std::mt19937_64 random(7);
+  const auto pick = [&](const std::vector<int64_t>& from) {
+    return from[random() % from.size()];
+  };
+  const std::vector<int64_t> counts = {0, 1, 2, 3, 4, 6, 8, 9, 12, 18, 24, 36};
+  const std::vector<int64_t> values = {
+      0, 1, 2, 3, 4, 6, -1, -2, 1 << 30, INT64_MAX, INT64_MIN, int64_t{1} << 62};
+  for (const Collective* collective : kCollectives) {
+    if (collective->plan_reads_operands_from >= 0) continue;
+    int accepted = 0, refused = 0;
+    for (int trial = 0; trial < 20000; ++trial) {
+      const int size = static_cast<int>(random() % 4) + 1;
+      std::vector<Leaf> operands, results;
+      for (uint64_t i = random() % 3; i-- > 0;) {
+        operands.push_back(FloatLeaf(pick(counts)));
+        const int64_t same = operands.back().elements;
+        results.push_back(FloatLeaf(pick({same, same * size, same / size, 5})));
+      }
+      std::vector<int64_t> params(random() % 7);
+      for (int64_t& param : params) {
+        // Mostly small, or next to none would be accepted.
+        param = random() % 4 != 0 ? static_cast<int64_t>(random() % 3) : pick(values);
+      }
+      auto site = MakeSite(std::string(collective->name()), params, operands, results);
+      Plan plan;
+      if (site->MakePlan(size, nullptr, &plan).failure()) {
+        ++refused;
+        continue;
+      }
+      ++accepted;
+      for (int leaf = 0; leaf < static_cast<int>(plan.leaves.size()); ++leaf) {
+        plan.ForEachMove(leaf, Plan::kEveryRank, [&](const Move& move) {
+          for (const Ranks& ranks : {move.sources, move.targets}) {
+            for (int rank : ranks) CHECK_TRUE(rank >= 0 && rank < size);
+          }
+          CHECK_TRUE(move.sources.empty() ||
+                     LiesIn(move, move.from, operands[leaf].elements));
+          CHECK_TRUE(LiesIn(move, move.to, results[leaf].elements));
+        });
+      }
+    }
+    CHECK_TRUE(accepted >= 100 && refused >= 100);
   }
 }
 

@@ -114,10 +114,10 @@ TEST(processes_are_not_watched_without_a_thread) {
   std::atomic<int> ended{0};
   {
     auto refused = std::make_unique<NoThreads>();
-    CHECK_EQ(LifeThread(), 0);
+    CHECK_EQ(SentinelThread(), 0);
     PeerWatch watch({peer}, [&](size_t) { ++ended; });
     refused.reset();
-    CHECK_TRUE(LifeThread() != 0);
+    CHECK_TRUE(SentinelThread() != 0);
     kill(child, SIGKILL);
     waitpid(child, nullptr, 0);
   }

@@ -26,7 +26,7 @@ class BorrowedCommunicator final : public Communicator, public Watched {
     int ordinal = 0;
   };
 
-  using Wanted = WantedCommunicator;
+  using Wanted = Borrowed;
 
   BorrowedCommunicator(CommunicatorSpec spec, const NcclLibrary& library,
                        const std::vector<Device>& devices, Wanted wanted,
@@ -36,7 +36,7 @@ class BorrowedCommunicator final : public Communicator, public Watched {
   // Makes what it needs of the devices. Someone is to Watch() it.
   Status Prepare();
 
-  const Wanted* wanted() const override { return &wanted_; }
+  const Borrowed* borrowed() const override { return &wanted_; }
 
   // `call.borrowed` is XLA's.
   Status Enqueue(const Call& call, void* stream) override;
