@@ -1,4 +1,4 @@
-"""Once warm, nothing is allocated and nobody waits (requirement C10)."""
+"""Once warm, nothing is allocated and nobody waits."""
 
 import collections
 import ctypes
