@@ -4,8 +4,6 @@ import datetime
 import importlib.util
 import sys
 
-from absl import app, flags
-
 from bench import devices, options
 
 _WRONG_USE = 2
@@ -75,23 +73,19 @@ def _roofline(roofline):
     return f"{roofline.name}: {units.rate(roofline.rate, roofline.unit)}"
 
 
-def _parse(argv):
+def _parse(words):
     """Read the command line, or end the process with help or a line of advice."""
-    if {"-h", "-?", "-help", "--help", "--helpshort", "--helpfull"} & set(argv[1:]):
+    if {"-h", "--help"} & set(words):
         print(options.usage())
         sys.exit(0)
-    options.define(flags.FLAGS)
     try:
-        asked = options.read(flags.FLAGS, argv)
+        asked = options.read(words)
         _check_installed("rich")
         if asked.plot:
             _check_plot(asked.plot)
     except options.UsageError as error:
         print(f"bench: {error}. See --help.", file=sys.stderr)
         sys.exit(_WRONG_USE)
-    except SystemExit:
-        # absl's --helpxml ends the parsing so, and calls that a failure.
-        sys.exit(0)
     return asked
 
 
@@ -117,4 +111,4 @@ if __name__ == "__main__":
         from bench.gpu import command
 
         sys.exit(command.main(sys.argv[2:]))
-    app.run(main, flags_parser=_parse)
+    sys.exit(main(_parse(sys.argv[1:])))

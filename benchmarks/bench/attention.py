@@ -31,7 +31,7 @@ _TOLERANCE = 1e-4
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """The shape of the attention; B, H, D as the issue fixes them.
+    """The shape of the attention; B, H and D are fixed.
 
     Attributes:
       sequence: tokens of the whole sequence.

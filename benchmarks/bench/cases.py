@@ -53,7 +53,7 @@ class Case:
       name: of the row.
       devices: how many take part.
       detail: the shape of the problem, in words.
-      target: what the issue demands. If None, nothing.
+      target: the ratio to reach. If None, there is no target.
     """
 
     suite: str

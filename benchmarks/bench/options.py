@@ -1,13 +1,12 @@
 """The command line: flags, their bounds, and errors of one line each."""
 
+import argparse
 import dataclasses
 import os
 import re
 import textwrap
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
-
-from absl import flags
+from typing import TypeVar
 
 from bench import attention, chain, collectives, memory, processes, scan
 
@@ -129,21 +128,23 @@ _FLAGS = {
     "plot": "picture to write, such as bench.png",
 }
 
-_SHORT = {"processes": "n"}
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message):
+        raise UsageError(message)
 
 
-def define(values: flags.FlagValues) -> None:
-    """Define the flags."""
-    for name, about in _FLAGS.items():
+def _parser():
+    parser = _Parser(add_help=False, allow_abbrev=False)
+    parser.add_argument("words", nargs="*")
+    for name in _FLAGS:
+        short = ("-n",) if name == "processes" else ()
         if name == "quick":
-            flags.DEFINE_bool(name, False, about, flag_values=values)
+            parser.add_argument("--quick", action="store_const", const=True)
         else:
-            # Strings, so that every bad value gets a message of our own.
-            flags.DEFINE_string(
-                name, None, about, flag_values=values, short_name=_SHORT.get(name)
-            )
-    # A flag may come after the subcommand.
-    values.set_gnu_getopt(True)
+            # Texts, so that every bad value gets a message of our own.
+            parser.add_argument(f"--{name}", *short)
+    return parser
 
 
 def usage() -> str:
@@ -168,24 +169,19 @@ def usage() -> str:
     return "\n".join(lines)
 
 
-def read(values: flags.FlagValues, argv: Sequence[str]) -> Options:
+def read(words: Sequence[str]) -> Options:
     """Read and check a command line.
 
     Args:
-      values: with the flags of :func:`define`.
-      argv: the program's name, then what was typed.
+      words: what was typed after the program's name.
 
     Raises:
       UsageError: something in it cannot be done.
     """
-    try:
-        _, *words = values(argv)
-    except flags.Error as error:
-        raise UsageError(" ".join(str(error).split())) from None
+    typed = vars(_parser().parse_intermixed_args(words))
+    words = typed.pop("words")
     suites = _suites(words)
-    given: dict[str, Any] = {
-        name: values[name].value for name in _FLAGS if values[name].present
-    }
+    given = {name: value for name, value in typed.items() if value is not None}
     for name in given:
         takers = [suite for suite in SUITES if name in SUITES[suite].flags]
         if takers and not set(takers) & set(suites):

@@ -22,7 +22,7 @@ class Row:
       name: of the case, unique among those of its suite, devices and payload.
       devices: how many took part.
       detail: the shape of the problem, in words.
-      target: what the issue demands. If None, it demands nothing.
+      target: the ratio to reach. If None, there is no target.
     """
 
     kind: ClassVar[str]

@@ -1,4 +1,4 @@
-"""What must come out on two cores, as the issues of this project demand it."""
+"""The ratios to reach on two cores."""
 
 import dataclasses
 
@@ -55,7 +55,7 @@ MEMORY_GROWTH = Target("growth", 0.05)
 
 
 def for_collective(op: str, payload_bytes: int, devices: int) -> Target | None:
-    """Return the bound on one op, None for a size or mesh the issue does not name.
+    """Return the bound on one op, None for a size or mesh without a target.
 
     >>> str(for_collective("psum", 256, 8)), str(for_collective("psum", 4096, 8))
     ('>= 1.1', '>= 0.95')

@@ -1,30 +1,10 @@
 """Numbers as people read them."""
 
+from jaxcomm.diagnostics.table import digits
+from jaxcomm.diagnostics.table import duration as seconds
+from jaxcomm.diagnostics.table import size as size
 
-def seconds(value: float) -> str:
-    """Return a time with its unit, three digits.
-
-    >>> seconds(71.3e-6), seconds(0.00179), seconds(2.5)
-    ('71.3 us', '1.79 ms', '2.5 s')
-    """
-    for unit, factor in (("us", 1e6), ("ms", 1e3)):
-        if value * factor < 999.5:
-            return f"{_digits(value * factor)} {unit}"
-    return f"{_digits(value)} s"
-
-
-def size(count: int) -> str:
-    """Return a number of bytes in powers of 1024.
-
-    >>> size(256), size(65536), size(16 << 20)
-    ('256 B', '64 KiB', '16 MiB')
-    """
-    value: float = count
-    for unit in ("B", "KiB", "MiB"):
-        if value < 1024:
-            return f"{_digits(value)} {unit}"
-        value /= 1024
-    return f"{_digits(value)} GiB"
+__all__ = ["percent", "rate", "seconds", "size"]
 
 
 def rate(per_second: float, unit: str) -> str:
@@ -36,8 +16,8 @@ def rate(per_second: float, unit: str) -> str:
     symbol = "B" if unit == "bytes" else unit
     for prefix, factor in (("k", 1e3), ("M", 1e6)):
         if per_second < 999.5 * factor:
-            return f"{_digits(per_second / factor)} {prefix}{symbol}/s"
-    return f"{_digits(per_second / 1e9)} G{symbol}/s"
+            return f"{digits(per_second / factor)} {prefix}{symbol}/s"
+    return f"{digits(per_second / 1e9)} G{symbol}/s"
 
 
 def percent(share: float) -> str:
@@ -49,10 +29,3 @@ def percent(share: float) -> str:
     if abs(share) < 0.0005:
         return "< 0.1 %" if share > 0 else "0.0 %"
     return f"{100 * share:.1f} %" if abs(share) < 0.0995 else f"{100 * share:.0f} %"
-
-
-def _digits(value):
-    """Return three significant digits, without an exponent where there is room."""
-    if value >= 100:
-        return f"{value:.0f}"
-    return f"{value:.3g}"

@@ -42,8 +42,8 @@ def duration(seconds: float) -> str:
     """
     for unit, factor in (("us", 1e6), ("ms", 1e3)):
         if seconds * factor < 999.5:
-            return f"{_digits(seconds * factor)} {unit}"
-    return f"{_digits(seconds)} s"
+            return f"{digits(seconds * factor)} {unit}"
+    return f"{digits(seconds)} s"
 
 
 def size(count: int) -> str:
@@ -55,9 +55,9 @@ def size(count: int) -> str:
     value: float = count
     for unit in ("B", "KiB", "MiB"):
         if value < 1024:
-            return f"{_digits(value)} {unit}"
+            return f"{digits(value)} {unit}"
         value /= 1024
-    return f"{_digits(value)} GiB"
+    return f"{digits(value)} GiB"
 
 
 def clock(unix_seconds: float) -> str:
@@ -85,5 +85,10 @@ def numbers(values: Iterable[int]) -> str:
     )
 
 
-def _digits(value):
+def digits(value: float) -> str:
+    """Return three significant digits.
+
+    >>> digits(0.5), digits(12.34), digits(1234.5)
+    ('0.5', '12.3', '1234')
+    """
     return f"{value:.0f}" if value >= 99.95 else f"{value:.3g}"

@@ -17,7 +17,7 @@ from jaxcomm.launch.signals import Signals
 
 # As timeout(1) has it.
 TIMED_OUT = 124
-# A process that waits for a dead one says so within 0.2 s (requirement C15), in a
+# A process that waits for a dead one says so within 0.2 s, in a
 # traceback that is worth more than the fact that it was stopped.
 _LAST_WORDS_SECONDS = 1.0
 # To write a flight record takes some milliseconds.

@@ -1,4 +1,4 @@
-"""The command line. Not absl's: what follows the script is not ours to parse."""
+"""The command line; the words after the script belong to the script."""
 
 import argparse
 import dataclasses

@@ -1,15 +1,16 @@
 """The extension that Bazel built loads and moves bytes between two devices."""
 
+import unittest
+
 import jax
 import numpy as np
-from absl.testing import absltest
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import jaxcomm
 
 
-class PsumTest(absltest.TestCase):
+class PsumTest(unittest.TestCase):
     def test_sums_over_two_devices(self):
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", 2)
@@ -30,4 +31,4 @@ class PsumTest(absltest.TestCase):
 
 
 if __name__ == "__main__":
-    absltest.main()
+    unittest.main()

@@ -67,7 +67,7 @@ def check_report(report, suite):
     ("arguments", "text"),
     [
         (("nope",), "subcommand 'nope' is unknown"),
-        (("chain", "--bogus"), "Unknown command line flag 'bogus'"),
+        (("chain", "--bogus"), "unrecognized arguments: --bogus"),
         (("chain", "--plot", "x.nope"), "is no picture format; try .png"),
     ],
 )
@@ -83,9 +83,7 @@ def test_a_bad_command_line_ends_with_status_two(arguments, text, command):
     ("flag", "text"),
     [
         ("--help", "usage: python -m bench"),
-        ("--helpshort", "usage: python -m bench"),
-        ("-?", "usage: python -m bench"),
-        ("--helpxml", "<name>devices</name>"),
+        ("-h", "usage: python -m bench"),
     ],
 )
 def test_help_is_not_an_error(flag, text, command):

@@ -6,7 +6,6 @@ import signal
 import threading
 
 import pytest
-from absl import flags
 
 from bench import options, plan, run
 from bench.own_process import Processes
@@ -14,10 +13,8 @@ from bench.own_process import Processes
 
 @pytest.fixture
 def asked():
-    values = flags.FlagValues()
-    options.define(values)
-    line = ("bench", "all", "--quick", "--repeats", "2", "--devices", "2")
-    return options.read(values, line)
+    line = ("all", "--quick", "--repeats", "2", "--devices", "2")
+    return options.read(line)
 
 
 @pytest.fixture

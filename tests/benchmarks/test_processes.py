@@ -3,7 +3,6 @@ import io
 import json
 
 import pytest
-from absl import flags
 from rich.console import Console
 
 from bench import options, plan, processes, table, targets
@@ -14,9 +13,7 @@ NOT_HOST = "its backend here is 'xla', not 'host'"
 
 
 def read(*words):
-    values = flags.FlagValues()
-    options.define(values)
-    return options.read(values, ["bench", *words])
+    return options.read(words)
 
 
 def cases(*words):

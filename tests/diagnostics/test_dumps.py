@@ -1,4 +1,4 @@
-"""U4: records are written on a failure, on SIGUSR1, and when a program breaks off."""
+"""Records are written on a failure, on SIGUSR1, and when a program breaks off."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""U4: the last operations of every communicator, on demand."""
+"""The last operations of every communicator, on demand."""
 
 import html.parser
 import json
@@ -225,7 +225,7 @@ def test_a_notebook_shows_a_table(run):
 
 
 def test_operations_that_differ_in_name_alone_keep_their_names(make_mesh):
-    """U4: the plan of both is the same."""
+    """The plan of both is the same."""
     mesh = make_mesh(i=2)
     for call in (
         lambda x: jaxcomm.ppermute(x, "i", [(0, 1), (1, 0)]),

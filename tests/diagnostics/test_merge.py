@@ -1,4 +1,4 @@
-"""U4: the records of all processes together say who is behind, and at what."""
+"""The records of all processes together say who is behind, and at what."""
 
 import json
 

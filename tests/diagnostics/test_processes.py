@@ -1,4 +1,4 @@
-"""U4: the records of two real processes, one of which is held up or killed."""
+"""The records of two real processes, one of which is held up or killed."""
 
 import contextlib
 import os

@@ -1,9 +1,14 @@
 """What tests on NVIDIA GPUs share."""
 
+import os
+
 import jax
 import pytest
 
 import jaxcomm
+
+# NCCL needs memory beside JAX's pool.
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""U6: one program, whoever starts its processes."""
+"""One program, whoever starts its processes."""
 
 import importlib.util
 import os

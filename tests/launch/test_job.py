@@ -1,4 +1,4 @@
-"""U6, C3: the status of a run, and that nothing of it stays."""
+"""The status of a run, and that nothing of it stays."""
 
 import os
 import pathlib

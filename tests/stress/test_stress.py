@@ -1,4 +1,4 @@
-"""C14: mixed operations, all results checked, memory flat; here a short one."""
+"""Mixed operations, all results checked, memory flat; here a short one."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""Two independent exchanges on one lane and on two (requirement P3)."""
+"""Two independent exchanges on one lane and on two."""
 
 import warnings
 from collections.abc import Iterator

@@ -9,10 +9,10 @@ from bench.gpu.sizes import Sizes
 from bench.options import UsageError, check_writable
 
 _DESCRIPTION = """\
-Collectives over NCCL on the GPUs of this machine: checked against XLA's own first, then
-timed against them, taking turns in one run. Each row is printed to stderr when it is
-there, a table last. The status is 0, also where a time is not what was asked; 1 if
-something is wrong or fails; 2 for what cannot be done.
+Collectives over NCCL on the GPUs of this machine, timed against XLA's own, taking turns
+in one run. `python -m pytest tests/gpu` checks that they are right. Each row is printed
+to stderr when it is there, a table last. The status is 0, also where a time is not what
+was asked; 1 if something is wrong or fails; 2 for what cannot be done.
 
 With JAXCOMM_NCCL_LIBRARY naming the tests' stand-in for NCCL, CPU devices serve as the
 GPUs and all sizes are tiny: that shows that everything works, not how fast it is."""
@@ -27,7 +27,7 @@ class Options:
       processes: how many to start; 1 starts none.
       one_gpu: whether all processes use GPU 0.
       only: keys of ``PARTS``, in their order.
-      tokens, soak: as in ``Sizes``; if None, those of the sizes.
+      tokens: as in ``Sizes``; if None, the usual ones.
       json: file to write. If None, none.
     """
 
@@ -36,7 +36,6 @@ class Options:
     one_gpu: bool
     only: tuple[str, ...]
     tokens: tuple[int, ...] | None = None
-    soak: int | None = None
     json: str | None = None
 
     def sizes(self, usual: Sizes) -> Sizes:
@@ -44,9 +43,7 @@ class Options:
         piece = 2 * self.ranks
         # Rounded up to what can be dealt to the ranks.
         dealt = tuple(-(-tokens // piece) * piece for tokens in usual.tokens)
-        given = {"tokens": self.tokens or dealt, "soak": self.soak}
-        asked = {name: value for name, value in given.items() if value is not None}
-        return dataclasses.replace(usual, **asked)
+        return dataclasses.replace(usual, tokens=self.tokens or dealt)
 
 
 def parse(words: Sequence[str]) -> Options:
@@ -103,7 +100,6 @@ def _parser():
          "each as make --ranks together (1: this one)"),
         ("only", _several(str), "PART,PART", f"some of {', '.join(PARTS)} (all)"),
         ("tokens", _several(int), "N,N", "lengths of ring attention (32768)"),
-        ("soak", int, "N", "operations of the soak (2000)"),
         ("json", str, "FILE", "file to write all rows to, anew after each part"),
     ):  # fmt: skip
         default = 2 if name == "ranks" else None

@@ -5,14 +5,10 @@ from collections.abc import Callable, Iterable
 from bench.gpu import (
     attention,
     borrowed,
-    checks,
     collectives,
     lanes,
-    lengths,
     memory,
     overlap,
-    soak,
-    steady,
     symmetric,
 )
 from bench.gpu.rows import Figure, Finding
@@ -20,7 +16,6 @@ from bench.gpu.timer import Timer
 
 # Each makes the communicators it needs; all processes run all of it.
 PARTS: dict[str, Callable[[Timer], Iterable[Figure | Finding]]] = {
-    "checks": checks.rows,
     "memory": memory.rows,
     "collectives": collectives.rows,
     "overlap": overlap.rows,
@@ -28,7 +23,4 @@ PARTS: dict[str, Callable[[Timer], Iterable[Figure | Finding]]] = {
     "symmetric": symmetric.rows,
     "borrowed": borrowed.rows,
     "attention": attention.rows,
-    "lengths": lengths.rows,
-    "soak": soak.rows,
-    "steady": steady.rows,
 }

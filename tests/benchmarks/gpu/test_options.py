@@ -15,21 +15,20 @@ def test_two_gpus_and_everything_unless_told_otherwise():
 
 def test_all_flags_are_read(tmp_path):
     words = shlex.split(
-        "--ranks 4 --processes=2 --only soak,checks,soak --tokens 32768,131072 "
-        f"--soak 7 --json {tmp_path}/x.json"
+        "--ranks 4 --processes=2 --only overlap,memory,overlap --tokens 32768,131072 "
+        f"--json {tmp_path}/x.json"
     )
     asked = options.parse(words)
     assert asked == options.Options(
         ranks=4,
         processes=2,
         one_gpu=False,
-        only=("checks", "soak"),
+        only=("memory", "overlap"),
         tokens=(32768, 131072),
-        soak=7,
         json=f"{tmp_path}/x.json",
     )
     changed = asked.sizes(sizes.TINY)
-    assert (changed.tokens, changed.soak) == ((32768, 131072), 7)
+    assert changed.tokens == (32768, 131072)
     assert changed.large == sizes.TINY.large
 
 
@@ -44,7 +43,7 @@ def test_on_one_gpu_every_rank_is_a_process():
 @pytest.mark.parametrize(
     ("words", "advice"),
     [
-        ("--only checks,nope", "no part 'nope'; choose from checks, memory"),
+        ("--only lanes,nope", "no part 'nope'; choose from memory, collectives"),
         ("--ranks 1", "one rank has nobody to talk to"),
         ("--ranks 3 --processes 2", "3 ranks cannot be split evenly over 2"),
         ("--processes 0", "2 ranks cannot be split evenly over 0"),

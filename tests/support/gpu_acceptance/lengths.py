@@ -1,7 +1,4 @@
-"""Sequences of many lengths, over communicators made once (requirement N2).
-
-And of one length many times, without more memory at any time (requirement S1).
-"""
+"""Many lengths of a sequence over one communicator; one length without more memory."""
 
 from collections.abc import Iterator
 

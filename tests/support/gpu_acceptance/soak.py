@@ -129,7 +129,7 @@ def _held():
 
 
 def _in_a_row(timer):
-    """One communicator, one program, many broadcasts (requirement C8)."""
+    """One communicator, one program, many broadcasts."""
     count = timer.sizes.in_a_row
 
     def program(x):

@@ -1,0 +1,161 @@
+"""Each part of the acceptance over the stand-in: all is well, and faults are found."""
+
+import collections
+import itertools
+
+import pytest
+from gpu_acceptance import PARTS, checks, driver_calls, soak, steady
+from stand_in_timer import grows
+from stand_in_timer import timer as timer
+from stand_in_timer import trace as trace
+
+import jaxcomm
+
+
+def run(name, timer):
+    return list(PARTS[name](timer))
+
+
+def test_checks_find_all_right_and_one_libnccl(timer, stand_in_path):
+    right, loaded = run("checks", timer)
+    assert (right.found, right.is_right) == ("27 of 27", True)
+    assert (loaded.found, loaded.is_right) == (stand_in_path, True)
+
+
+def test_checks_name_what_is_wrong_and_what_fails(timer, monkeypatch):
+    def fails(x):
+        raise RuntimeError("no scan today")
+
+    ours, theirs = checks.calls(2)
+    broken = ours | {"psum": lambda x: x, "scan": fails}
+    monkeypatch.setattr(checks, "calls", lambda size: (broken, theirs))
+    right, _ = run("checks", timer)
+    assert right.is_right is False
+    assert right.found == (
+        "25 of 27; psum of int8: other values than XLA's; scan of int8: no scan today"
+    )
+
+
+def test_lengths_make_no_communicator(timer):
+    row, steps = run("lengths", timer)
+    assert row.is_right is True
+    assert row.values["made"] == row.values["grown_bytes"] == 0
+    assert row.values["taken_bytes"] == 0
+    assert row.values["held_bytes"] > 0
+    assert steps.is_right is True
+
+
+@pytest.mark.parametrize("function", ["left_bytes", "peak_of_jax"])
+def test_lengths_that_take_memory_are_wrong(function, timer, monkeypatch):
+    grows(monkeypatch, function, -8 if function == "left_bytes" else 8)
+    rows = run("lengths", timer)
+    assert [row.is_right for row in rows] == [
+        function != "left_bytes",
+        function != "peak_of_jax",
+    ]
+
+
+def test_lengths_that_make_communicators_are_wrong(timer, monkeypatch):
+    ring_attention = jaxcomm.ring_attention
+    lanes = itertools.cycle("01")
+
+    def with_a_lane(*x, **options):
+        return ring_attention(*x, lane=next(lanes), **options)
+
+    monkeypatch.setattr(jaxcomm, "ring_attention", with_a_lane)
+    row, _ = run("lengths", timer)
+    assert row.is_right is False
+    assert row.values["made"] == 1
+    assert row.values["grown_bytes"] > 0
+
+
+def test_the_soak_is_right_and_flat(timer, trace):
+    mixed, memory, in_a_row = run("soak", timer)
+    assert [row.is_right for row in (mixed, memory, in_a_row)] == [True] * 3
+    # Four programs to warm up, then as many operations as were asked for.
+    assert mixed.values["operations"] == (4 + 1) * 80
+    assert memory.values["communicators"] == 0
+    assert in_a_row.name == "100 broadcasts in a row"
+    # On each of two ranks: one a turn, then those in a row.
+    assert len(trace("ncclBroadcast")) == 2 * ((4 + 1) * 10 + 100)
+    used = [m.stats()["calls"] for m in jaxcomm.communicators() if m.backend == "nccl"]
+    # Two meshes of two lanes; one of these has the broadcasts in a row too.
+    assert sorted(calls["broadcast"] for calls in used) == [10, 10, 20, 110]
+
+
+def test_a_wrong_result_is_seen_in_the_soak(timer, monkeypatch):
+    ppermute = jaxcomm.ppermute
+
+    def stays(x, *arguments, backend, lane):
+        moved = ppermute(x, *arguments, backend=backend, lane=lane)
+        return moved if backend == "xla" else x
+
+    monkeypatch.setattr(jaxcomm, "ppermute", stays)
+    mixed, *_ = run("soak", timer)
+    assert mixed.is_right is False
+    assert mixed.values["wrong"] == 4 + 1
+
+
+def test_a_lost_broadcast_is_seen(timer, monkeypatch):
+    monkeypatch.setattr(jaxcomm, "broadcast", lambda x, *_, **at: x)
+    assert soak._in_a_row(timer).is_right is False
+
+
+@pytest.mark.parametrize("function", ["free_bytes", "communicators_bytes"])
+def test_memory_that_grows_in_the_soak_is_wrong(function, timer, monkeypatch):
+    grows(monkeypatch, function, -(4 << 20) if function == "free_bytes" else 1)
+    mixed, memory, _ = run("soak", timer)
+    assert mixed.is_right is True
+    assert memory.is_right is False
+
+
+def test_steady_calls_allocate_nothing(timer):
+    memory, calls, returns = run("steady", timer)
+    assert memory.is_right is True
+    assert memory.found == (
+        "0 B less left by all but JAX's pool; communicators hold 0 B more"
+    )
+    assert calls.is_right is True
+    assert 0 < returns.values["returned"] <= returns.values["done"]
+
+
+def test_calls_that_allocate_are_named(timer, monkeypatch):
+    grows(monkeypatch, "free_bytes", -8)
+    # As if a sum were an allocation.
+    monkeypatch.setattr(steady, "_FORBIDDEN", {"ncclAllReduce", "cuMemAlloc_v2"})
+    memory, calls, _ = run("steady", timer)
+    assert memory.is_right is False
+    assert "'psum': 8" in memory.found
+    assert calls.is_right is False
+    assert "'ncclAllReduce': " in calls.found
+    assert "cuMemAlloc_v2" not in calls.found
+
+
+@pytest.mark.parametrize(
+    ("control", "in_calls", "found", "is_right"),
+    [
+        (driver_calls._CONTROLS, [], "none", True),
+        (
+            driver_calls._CONTROLS, ["cuStreamSynchronize"] * 2,
+            "{'cuStreamSynchronize': 2}", False,
+        ),
+        (["cuMemAlloc_v2"], [], "not known: of ('cuMemAlloc_v2', 'cuMemFree_v2'", None),
+    ],
+)  # fmt: skip
+def test_driver_calls_of_collectives_are_told(
+    timer, monkeypatch, control, in_calls, found, is_right
+):
+    told = iter([control, in_calls])
+    monkeypatch.setattr(
+        driver_calls, "counts", lambda run: collections.Counter(next(told))
+    )
+    row = driver_calls.finding(timer, {"psum": lambda x: x}, 1.0)
+    assert found in row.found
+    assert row.is_right is is_right
+
+
+def test_without_cupti_nothing_is_known_of_the_driver(timer, monkeypatch):
+    monkeypatch.setattr(driver_calls, "_library", lambda: "libcupti-of-nobody.so")
+    row = driver_calls.finding(timer, {}, 1.0)
+    assert "not known: libcupti-of-nobody.so: cannot open" in row.found
+    assert row.is_right is None
