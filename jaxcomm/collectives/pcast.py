@@ -60,7 +60,8 @@ def pcast(
     arguments.check_leaves(x, call)
     if to not in ("varying", "reduced", "unreduced"):
         raise ValueError(
-            f"{call}: to={to!r}; choose one of 'varying', 'reduced' and 'unreduced'"
+            f"{call.where}: to={to!r}; choose one of 'varying', 'reduced' and "
+            "'unreduced'"
         )
     if not compat.checks_varying_axes():
         return x
@@ -81,5 +82,7 @@ def pcast(
             # Each is the other's transpose: nothing ever moves.
             leaves[i] = jax.lax.pcast(leaves[i], call.axes, to=to)
         elif kind != "invarying" or to == "unreduced":
-            raise ValueError(f"{call}: x is {kind}; jaxcomm has no cast to {to!r}")
+            raise ValueError(
+                f"{call.where}: x is {kind}; jaxcomm has no cast to {to!r}"
+            )
     return jax.tree.unflatten(tree, leaves)

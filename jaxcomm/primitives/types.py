@@ -40,14 +40,15 @@ def _check(aval, call: Call) -> None:
     if call.given == "unreduced":
         if not axes <= aval.mat.unreduced:
             raise ValueError(
-                f"{call}: the operand must be unreduced over all of these axes, got "
-                f"{aval.str_short(True)}"
+                f"{call.where}: the operand must be unreduced over all of these axes, "
+                f"got {aval.str_short(True)}"
             )
         return
     both = (aval.mat.unreduced | aval.mat.reduced) & axes
     if both:
         raise ValueError(
-            f"{call}: the operand is unreduced or reduced over {tuple(sorted(both))}, "
-            f"got {aval.str_short(True)}. Sum unreduced operands by jaxcomm.psum or "
-            f"jaxcomm.psum_scatter; type reduced ones as varying by jaxcomm.pcast."
+            f"{call.where}: the operand is unreduced or reduced over "
+            f"{tuple(sorted(both))}, got {aval.str_short(True)}. Sum unreduced "
+            f"operands by jaxcomm.psum or jaxcomm.psum_scatter; type reduced ones as "
+            "varying by jaxcomm.pcast."
         )
