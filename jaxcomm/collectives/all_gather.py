@@ -107,6 +107,11 @@ def gathering(
     )
     if compat.checks_varying_axes():
         call = call.replace(to=to)
+    elif to == "reduced":
+        raise ValueError(
+            f"{call.where}: to='reduced' is a type, which values have only inside "
+            f"jax.shard_map(..., check_vma=True)"
+        )
     return Request(ALL_GATHER, x, call, dimensions=dimensions, tiled=tiled)
 
 

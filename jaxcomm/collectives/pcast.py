@@ -64,6 +64,11 @@ def pcast(
             "'unreduced'"
         )
     if not compat.checks_varying_axes():
+        if to == "unreduced":
+            raise ValueError(
+                f"{call.where}: to='unreduced' is a type, which values have only "
+                f"inside jax.shard_map(..., check_vma=True)"
+            )
         return x
     leaves, tree = jax.tree.flatten(arguments.as_arrays(x, call))
     manual = jax.sharding.get_abstract_mesh().manual_axes

@@ -8,6 +8,7 @@ import numpy as np
 
 from jaxcomm import compat
 from jaxcomm.communicator import replica_groups
+from jaxcomm.errors import OutOfRangeError
 from jaxcomm.primitives import arguments
 from jaxcomm.primitives.arguments import AxisName, PyTree
 from jaxcomm.primitives.collective import Collective
@@ -182,7 +183,7 @@ def permutation(
     ):
         outside = [index for index in indices if not 0 <= index < size]
         if outside:
-            raise ValueError(
+            raise OutOfRangeError(
                 f"{call.where}: {what} {outside[0]} is not among the {size} "
                 f"indices 0 .. {size - 1}; perm is {perm}"
             )

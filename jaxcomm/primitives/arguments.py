@@ -12,6 +12,7 @@ import numpy as np
 from jaxcomm import compat, config
 from jaxcomm.communicator import cache, replica_groups
 from jaxcomm.communicator.communicator import check_lane
+from jaxcomm.errors import OutOfRangeError
 from jaxcomm.primitives.call import Call
 from jaxcomm.primitives.scope import current_scope
 
@@ -282,7 +283,7 @@ def canonical_dimension(dimension: int, ndim: int, name: str, what: str) -> int:
     """
     dimension = integer(dimension, f"{name}: {what}")
     if not -ndim <= dimension < ndim:
-        raise ValueError(
+        raise OutOfRangeError(
             f"{name}: {what} {dimension} is out of range for an array of {ndim} "
             f"dimensions"
         )

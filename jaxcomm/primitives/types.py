@@ -19,7 +19,7 @@ def typed(avals: Sequence, outs: Sequence, call: Call) -> list:
     """
     axes = frozenset(call.axes)
     for aval in avals:
-        _check(aval, call)
+        check_kind(aval, call)
     varying = frozenset().union(*(aval.mat.varying for aval in avals))
     found = []
     for i, out in enumerate(outs):
@@ -35,7 +35,8 @@ def typed(avals: Sequence, outs: Sequence, call: Call) -> list:
     return found
 
 
-def _check(aval, call: Call) -> None:
+def check_kind(aval, call: Call) -> None:
+    """Raise ValueError if an operand is typed otherwise than ``call`` takes it."""
     axes = frozenset(call.axes)
     if call.given == "unreduced":
         if not axes <= aval.mat.unreduced:
