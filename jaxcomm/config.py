@@ -1,6 +1,7 @@
 """The environment variables this package reads, all of them.
 
-None changes a result. Each is read when a communicator is created.
+None changes a result. ``JAXCOMM_BACKEND`` is read when the package is imported, the
+others when a communicator is created.
 
 ``JAXCOMM_BACKEND``
     Backend of communicators nobody chose one for, ``host``, ``nccl`` or ``xla``.
@@ -26,13 +27,16 @@ None changes a result. Each is read when a communicator is created.
 
 import os
 
+# Read once: programs that are traced must not depend on when.
+BACKEND = os.environ.get("JAXCOMM_BACKEND") or None
+
 DEFAULT_TIMEOUT_SECONDS = 300.0
 DEFAULT_MAX_COMMUNICATORS = 256
 
 
 def backend() -> str | None:
     """Returns the backend asked for, None if the platform is to choose."""
-    return os.environ.get("JAXCOMM_BACKEND") or None
+    return BACKEND
 
 
 def timeout_seconds() -> float:

@@ -1,6 +1,10 @@
 """The exceptions of this package that are not plain ValueError or TypeError."""
 
 
+class OutOfRangeError(ValueError, IndexError):
+    """An index or a dimension that does not exist; jax.lax raises either type."""
+
+
 class CommunicatorError(RuntimeError):
     """A communicator is missing, closed, of another mesh, or cannot be made.
 

@@ -1,3 +1,7 @@
+import os
+import subprocess
+import sys
+
 import jax
 import numpy as np
 import pytest
@@ -24,28 +28,39 @@ def test_a_bound_that_is_no_number_is_refused_by_name(monkeypatch, make_mesh, te
 
 
 def test_unset_and_empty_variables_mean_the_defaults(monkeypatch):
-    for name in ("JAXCOMM_TIMEOUT", "JAXCOMM_MAX_COMMUNICATORS", "JAXCOMM_BACKEND"):
+    for name in ("JAXCOMM_TIMEOUT", "JAXCOMM_MAX_COMMUNICATORS"):
         monkeypatch.setenv(name, "")
     assert config.timeout_seconds() == 300.0
     assert config.max_communicators() == 256
-    assert config.backend() is None
-    for name in ("JAXCOMM_TIMEOUT", "JAXCOMM_MAX_COMMUNICATORS", "JAXCOMM_BACKEND"):
+    for name in ("JAXCOMM_TIMEOUT", "JAXCOMM_MAX_COMMUNICATORS"):
         monkeypatch.delenv(name)
     assert config.timeout_seconds() == 300.0
     assert config.max_communicators() == 256
-    assert config.backend() is None
 
 
 def test_values_are_read_when_a_communicator_is_made(monkeypatch, make_mesh):
     monkeypatch.setenv("JAXCOMM_TIMEOUT", "7.5")
     assert config.timeout_seconds() == 7.5
-    monkeypatch.setenv("JAXCOMM_BACKEND", "xla")
     (member,) = jaxcomm.init(make_mesh(i=2))
-    assert member.backend == "xla"
-    jaxcomm.finalize()
-    monkeypatch.setenv("JAXCOMM_BACKEND", "host")
-    (member,) = jaxcomm.init(make_mesh(i=2))
-    assert member.backend == "host"
+    assert member.timeout == 7.5
+
+
+@pytest.mark.parametrize("text", ["", "xla"])
+def test_the_backend_is_read_once_when_the_package_is_imported(text):
+    code = """
+import os, jaxcomm
+os.environ["JAXCOMM_BACKEND"] = "nccl"
+print(jaxcomm.config.backend())
+"""
+    env = os.environ | {"JAXCOMM_BACKEND": text}
+    run = subprocess.run(
+        [sys.executable, "-c", code],
+        env=env,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert run.stdout.strip() == (text or "None")
 
 
 def test_the_backend_variable_changes_no_result(monkeypatch, make_mesh):
@@ -63,13 +78,13 @@ def test_the_backend_variable_changes_no_result(monkeypatch, make_mesh):
 
     host = run()
     jaxcomm.finalize()
-    monkeypatch.setenv("JAXCOMM_BACKEND", "xla")
+    monkeypatch.setattr("jaxcomm.config.BACKEND", "xla")
     found = run()
     assert [c.backend for c in jaxcomm.communicators()] == ["xla"]
     jax.tree.map(np.testing.assert_array_equal, found, host)
 
 
 def test_an_unknown_backend_variable_is_refused(monkeypatch, make_mesh):
-    monkeypatch.setenv("JAXCOMM_BACKEND", "smoke")
+    monkeypatch.setattr("jaxcomm.config.BACKEND", "smoke")
     with pytest.raises(ValueError, match="backend 'smoke' is unknown"):
         jaxcomm.init(make_mesh(i=2))

@@ -147,7 +147,7 @@ def test_derivatives_are_exported_for_an_abstract_mesh(make_mesh, monkeypatch, b
     expected = jax.tree.map(np.asarray, over(mesh, twin)(X))
     jaxcomm.finalize()
     if by == "variable":
-        monkeypatch.setenv("JAXCOMM_BACKEND", "xla")
+        monkeypatch.setattr("jaxcomm.config.BACKEND", "xla")
     found = call(export_abstract(mesh, program, X), mesh, X)
     for name, value in expected.items():
         np.testing.assert_allclose(found[name], value, ROUNDING, ROUNDING, err_msg=name)
@@ -173,7 +173,7 @@ def test_the_variable_exports_programs_that_name_no_backend(make_mesh, monkeypat
     program = over(mesh, training_step, STEP["specs"], jax.P())
     expected = jax.tree.map(np.asarray, program(w, X))  # done before finalize
     jaxcomm.finalize()
-    monkeypatch.setenv("JAXCOMM_BACKEND", "xla")
+    monkeypatch.setattr("jaxcomm.config.BACKEND", "xla")
     exported = export_abstract(mesh, training_step, w, X, **STEP, out_specs=jax.P())
     found = call(exported, mesh, w, X, **STEP)
     for one, other in zip(found, expected, strict=True):
@@ -181,7 +181,7 @@ def test_the_variable_exports_programs_that_name_no_backend(make_mesh, monkeypat
 
 
 def test_what_init_chose_goes_before_the_variable(make_mesh, monkeypatch):
-    monkeypatch.setenv("JAXCOMM_BACKEND", "xla")
+    monkeypatch.setattr("jaxcomm.config.BACKEND", "xla")
     mesh = make_mesh(i=4)
     jaxcomm.init(mesh, backend="host")
     lowered = over(mesh, lambda x: jaxcomm.ring_shift(x, "i")).lower(X)

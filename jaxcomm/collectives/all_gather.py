@@ -88,16 +88,17 @@ def gathering(
     call = arguments.call_of(name, axis_name, **options)
     if to not in ("varying", "invarying", "reduced"):
         raise ValueError(
-            f"{call}: to={to!r}; choose one of 'varying', 'invarying' and 'reduced'"
+            f"{call.where}: to={to!r}; choose one of 'varying', 'invarying' and "
+            "'reduced'"
         )
     if to != "varying" and call.index_groups is not None:
         raise NotImplementedError(
-            f"{call}: with axis_index_groups the result differs between groups; use "
-            f"to='varying'"
+            f"{call.where}: with axis_index_groups the result differs between groups; "
+            f"use to='varying'"
         )
     if not call.axes:
         return Ready(call, x)
-    tiled = arguments.flag(tiled, f"{call}: tiled")
+    tiled = arguments.flag(tiled, f"{call.where}: tiled")
     x = arguments.as_arrays(x, call)
     _ = call.group_size  # groups are of one size
     dimensions = tuple(
@@ -106,6 +107,11 @@ def gathering(
     )
     if compat.checks_varying_axes():
         call = call.replace(to=to)
+    elif to == "reduced":
+        raise ValueError(
+            f"{call.where}: to='reduced' is a type, which values have only inside "
+            f"jax.shard_map(..., check_vma=True)"
+        )
     return Request(ALL_GATHER, x, call, dimensions=dimensions, tiled=tiled)
 
 

@@ -119,7 +119,7 @@ def exchange(
     call = arguments.call_of(name, axis_name, **options)
     if not call.axes:
         return Ready(call, x)
-    tiled = arguments.flag(tiled, f"{call}: tiled")
+    tiled = arguments.flag(tiled, f"{call.where}: tiled")
     x = arguments.as_arrays(x, call)
     leaves, tree = jax.tree.flatten(x)
     split_axes, concat_axes, inserted = [], [], []

@@ -54,7 +54,7 @@ def pgather(
              [0, 1, 2, 3]], dtype=int32)
     """
     call = arguments.call_of("pgather", axis_name, lane=lane, backend=backend)
-    tiled = arguments.flag(tiled, f"{call}: tiled")
+    tiled = arguments.flag(tiled, f"{call.where}: tiled")
     x = arguments.as_arrays(x, call)
     root = arguments.root(root, call)
     dimensions = tuple(

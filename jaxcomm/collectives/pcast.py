@@ -60,9 +60,15 @@ def pcast(
     arguments.check_leaves(x, call)
     if to not in ("varying", "reduced", "unreduced"):
         raise ValueError(
-            f"{call}: to={to!r}; choose one of 'varying', 'reduced' and 'unreduced'"
+            f"{call.where}: to={to!r}; choose one of 'varying', 'reduced' and "
+            "'unreduced'"
         )
     if not compat.checks_varying_axes():
+        if to == "unreduced":
+            raise ValueError(
+                f"{call.where}: to='unreduced' is a type, which values have only "
+                f"inside jax.shard_map(..., check_vma=True)"
+            )
         return x
     leaves, tree = jax.tree.flatten(arguments.as_arrays(x, call))
     manual = jax.sharding.get_abstract_mesh().manual_axes
@@ -81,5 +87,7 @@ def pcast(
             # Each is the other's transpose: nothing ever moves.
             leaves[i] = jax.lax.pcast(leaves[i], call.axes, to=to)
         elif kind != "invarying" or to == "unreduced":
-            raise ValueError(f"{call}: x is {kind}; jaxcomm has no cast to {to!r}")
+            raise ValueError(
+                f"{call.where}: x is {kind}; jaxcomm has no cast to {to!r}"
+            )
     return jax.tree.unflatten(tree, leaves)

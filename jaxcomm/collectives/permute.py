@@ -8,6 +8,7 @@ import numpy as np
 
 from jaxcomm import compat
 from jaxcomm.communicator import replica_groups
+from jaxcomm.errors import OutOfRangeError
 from jaxcomm.primitives import arguments
 from jaxcomm.primitives.arguments import AxisName, PyTree
 from jaxcomm.primitives.collective import Collective
@@ -97,7 +98,7 @@ def pshuffle(
         raise ValueError(f"pshuffle: perm must be a permutation of indices, got {perm}")
     if len(perm) != call.group_size:
         raise ValueError(
-            f"{call}: perm must be a permutation of all "
+            f"{call.where}: perm must be a permutation of all "
             f"{call.group_size} indices, got {perm}"
         )
     pairs = [(source, target) for target, source in enumerate(perm)]
@@ -150,7 +151,7 @@ def rotation(
 ) -> Request:
     """Check a shift round the ring, for the function ``name``; see `ring_shift`."""
     call = arguments.call_of(name, axis_name)
-    shift = arguments.integer(shift, f"{call}: shift")
+    shift = arguments.integer(shift, f"{call.where}: shift")
     sizes = [compat.axis_size(axis) for axis in call.axes]
     ranks = replica_groups.ranks_in_mesh_order(call.axes, sizes, _mesh_axes())
     pairs = [(rank, ranks[(r + shift) % len(ranks)]) for r, rank in enumerate(ranks)]
@@ -182,13 +183,13 @@ def permutation(
     ):
         outside = [index for index in indices if not 0 <= index < size]
         if outside:
-            raise ValueError(
-                f"{call}: {what} {outside[0]} is not among the {size} "
+            raise OutOfRangeError(
+                f"{call.where}: {what} {outside[0]} is not among the {size} "
                 f"indices 0 .. {size - 1}; perm is {perm}"
             )
         if len(set(indices)) != len(indices):
             raise ValueError(
-                f"{call}: sources and destinations must be unique, got {perm}"
+                f"{call.where}: sources and destinations must be unique, got {perm}"
             )
     return Request(PERMUTE, arguments.as_arrays(x, call), call, perm=perm)
 

@@ -80,7 +80,7 @@ def scattering(
     call = arguments.call_of(name, axis_name, **options)
     if not call.axes:
         return Ready(call, x)
-    tiled = arguments.flag(tiled, f"{call}: tiled")
+    tiled = arguments.flag(tiled, f"{call.where}: tiled")
     x = arguments.as_arrays(x, call)
     size = call.group_size
     dimensions = []

@@ -55,8 +55,8 @@ def pscan(
     call = arguments.call_of("pscan", axis_name, lane=lane, backend=backend)
     if op in ("sum", "prod"):
         x = arguments.count_bools(x)
-    exclusive = arguments.flag(exclusive, f"{call}: exclusive")
-    reverse = arguments.flag(reverse, f"{call}: reverse")
+    exclusive = arguments.flag(exclusive, f"{call.where}: exclusive")
+    reverse = arguments.flag(reverse, f"{call.where}: reverse")
     x = arguments.as_arrays(x, call)
     out = Request(SCAN, x, call, op=op, exclusive=exclusive, reverse=reverse).run()
     if not exclusive or op in ("sum", "prod"):

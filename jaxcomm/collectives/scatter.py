@@ -55,7 +55,7 @@ def pscatter(
       Array([4, 5, 6, 7], dtype=int32)
     """
     call = arguments.call_of("pscatter", axis_name, lane=lane, backend=backend)
-    tiled = arguments.flag(tiled, f"{call}: tiled")
+    tiled = arguments.flag(tiled, f"{call.where}: tiled")
     x = arguments.as_arrays(x, call)
     root = arguments.root(root, call)
     size = call.group_size

@@ -77,7 +77,7 @@ class FlightRecord:
         return what
 
 
-def flight_record(communicator=None) -> FlightRecord:
+def flight_record(communicator: Communicator | None = None) -> FlightRecord:
     """Returns the last operations of this process's ranks, 1024 for each communicator.
 
     Recording is always on and costs some ten nanoseconds an operation. The same record

@@ -12,6 +12,7 @@ import numpy as np
 from jaxcomm import compat, config
 from jaxcomm.communicator import cache, replica_groups
 from jaxcomm.communicator.communicator import check_lane
+from jaxcomm.errors import OutOfRangeError
 from jaxcomm.primitives.call import Call
 from jaxcomm.primitives.scope import current_scope
 
@@ -81,7 +82,7 @@ def _index_groups(axis_index_groups, call: Call) -> replica_groups.IndexGroups:
         groups = [[_index(index) for index in group] for group in axis_index_groups]
     except TypeError:
         raise TypeError(
-            f"{call}: axis_index_groups must be sequences of integers "
+            f"{call.where}: axis_index_groups must be sequences of integers "
             f"known when the program is traced, such as [[0, 1], [2, 3]], got "
             f"{axis_index_groups!r}"
         ) from None
@@ -95,7 +96,8 @@ def check_leaves(x, call: Call) -> None:
             leaf, (jax.Array, np.ndarray, np.generic, int, float, complex)
         ):
             raise TypeError(
-                f"{call}: every leaf of x must be an array, got {type(leaf).__name__}"
+                f"{call.where}: every leaf of x must be an array, got "
+                f"{type(leaf).__name__}"
             )
 
 
@@ -111,13 +113,13 @@ def as_arrays(x, call: Call):
         leaf = jnp.asarray(leaf)
         if jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
             raise TypeError(
-                f"{call}: x has dtype {leaf.dtype}; send "
+                f"{call.where}: x has dtype {leaf.dtype}; send "
                 f"jax.random.key_data(x) and wrap what arrives in "
                 f"jax.random.wrap_key_data"
             )
         if leaf.dtype.name.startswith("float6_"):
             raise TypeError(
-                f"{call}: x has dtype {leaf.dtype}, which XLA cannot hand "
+                f"{call.where}: x has dtype {leaf.dtype}, which XLA cannot hand "
                 f"to a custom call; cast it first, to bfloat16 without loss"
             )
         return leaf
@@ -140,13 +142,13 @@ def summed(x: PyTree, call: Call) -> Call:
         return call
     if call.index_groups is not None:
         raise NotImplementedError(
-            f"{call}: x is unreduced, which axis_index_groups cannot divide; leave "
-            f"them out"
+            f"{call.where}: x is unreduced, which axis_index_groups cannot divide; "
+            f"leave them out"
         )
     if False in found:
         raise ValueError(
-            f"{call}: some leaves of x are unreduced and others are not; make one call "
-            f"for each kind"
+            f"{call.where}: some leaves of x are unreduced and others are not; make "
+            f"one call for each kind"
         )
     return call.replace(given="unreduced")
 
@@ -171,8 +173,8 @@ def kind_of(x: jax.Array, call: Call) -> str:
     kinds = {kind(axis) for axis in call.axes}
     if len(kinds) > 1:
         raise ValueError(
-            f"{call}: x is {' and '.join(sorted(kinds))} over different axes; make one "
-            f"call for each kind. Its type is {jax.typeof(x)}."
+            f"{call.where}: x is {' and '.join(sorted(kinds))} over different axes; "
+            f"make one call for each kind. Its type is {jax.typeof(x)}."
         )
     return kinds.pop()
 
@@ -184,10 +186,11 @@ def root(value, call: Call, what: str = "root") -> int:
       TypeError: if it is no integer.
       ValueError: if it is out of range.
     """
-    index, size = integer(value, f"{call}: {what}"), call.axes_size
+    index, size = integer(value, f"{call.where}: {what}"), call.axes_size
     if not 0 <= index < size:
         raise ValueError(
-            f"{call}: {what} {index} is not among the {size} indices 0 .. {size - 1}"
+            f"{call.where}: {what} {index} is not among the {size} indices "
+            f"0 .. {size - 1}"
         )
     return index
 
@@ -224,7 +227,7 @@ def indices(perm, call: Call) -> list[int]:
         return [_index(index) for index in perm]
     except TypeError:
         raise TypeError(
-            f"{call}: perm must be a sequence of integers known when the "
+            f"{call.where}: perm must be a sequence of integers known when the "
             f"program is traced, the source of each index along the axis, got "
             f"{perm!r}. Pairs (source, destination) go to jaxcomm.ppermute."
         ) from None
@@ -238,7 +241,7 @@ def index_pairs(perm, call: Call) -> tuple[tuple[int, int], ...]:
       ValueError: if an entry is not of length two.
     """
     wrong = (
-        f"{call}: perm must be pairs (source, destination) of integers "
+        f"{call.where}: perm must be pairs (source, destination) of integers "
         f"known when the program is traced, got {perm!r}"
     )
     if isinstance(perm, Mapping):
@@ -280,7 +283,7 @@ def canonical_dimension(dimension: int, ndim: int, name: str, what: str) -> int:
     """
     dimension = integer(dimension, f"{name}: {what}")
     if not -ndim <= dimension < ndim:
-        raise ValueError(
+        raise OutOfRangeError(
             f"{name}: {what} {dimension} is out of range for an array of {ndim} "
             f"dimensions"
         )

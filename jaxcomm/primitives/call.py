@@ -32,8 +32,9 @@ class Call:
     lane: str | None = None
     backend: str | None = None
 
-    def __str__(self) -> str:
-        """Name the call in a message, as ``psum over ('i',)``."""
+    @property
+    def where(self) -> str:
+        """What messages call it, as ``psum over ('i',)``."""
         return f"{self.name} over {self.axes}"
 
     @property

@@ -139,7 +139,7 @@ def _transport(collective, ctx, avals, call: Call, own) -> Communicator | InJax:
         return _with_lax(collective, call, own)
     if mesh is None:
         raise ValueError(
-            f"{call}: this program is lowered for an abstract mesh, which "
+            f"{call.where}: this program is lowered for an abstract mesh, which "
             f"has no devices to communicate between. Give jax.shard_map a mesh of "
             f"devices; of a shard_map within another, set it with jax.set_mesh(mesh); "
             f"or choose XLA's collectives with backend='xla'."

@@ -11,6 +11,7 @@ from jax.interpreters import ad, batching
 
 from jaxcomm import compat
 from jaxcomm.primitives.call import Call
+from jaxcomm.primitives.types import check_kind
 
 
 def vary(xs: Sequence, call: Call) -> list:
@@ -25,6 +26,7 @@ def vary(xs: Sequence, call: Call) -> list:
     manual = jax.sharding.get_abstract_mesh().manual_axes
     missing: dict[tuple[str, ...], list[int]] = {}
     for i, x in enumerate(xs):
+        check_kind(jax.typeof(x), call)
         varying = compat.varying_axes(x)
         lacks = tuple(a for a in call.axes if a in manual and a not in varying)
         if lacks:

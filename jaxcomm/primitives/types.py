@@ -19,7 +19,7 @@ def typed(avals: Sequence, outs: Sequence, call: Call) -> list:
     """
     axes = frozenset(call.axes)
     for aval in avals:
-        _check(aval, call)
+        check_kind(aval, call)
     varying = frozenset().union(*(aval.mat.varying for aval in avals))
     found = []
     for i, out in enumerate(outs):
@@ -35,19 +35,21 @@ def typed(avals: Sequence, outs: Sequence, call: Call) -> list:
     return found
 
 
-def _check(aval, call: Call) -> None:
+def check_kind(aval, call: Call) -> None:
+    """Raise ValueError if an operand is typed otherwise than ``call`` takes it."""
     axes = frozenset(call.axes)
     if call.given == "unreduced":
         if not axes <= aval.mat.unreduced:
             raise ValueError(
-                f"{call}: the operand must be unreduced over all of these axes, got "
-                f"{aval.str_short(True)}"
+                f"{call.where}: the operand must be unreduced over all of these axes, "
+                f"got {aval.str_short(True)}"
             )
         return
     both = (aval.mat.unreduced | aval.mat.reduced) & axes
     if both:
         raise ValueError(
-            f"{call}: the operand is unreduced or reduced over {tuple(sorted(both))}, "
-            f"got {aval.str_short(True)}. Sum unreduced operands by jaxcomm.psum or "
-            f"jaxcomm.psum_scatter; type reduced ones as varying by jaxcomm.pcast."
+            f"{call.where}: the operand is unreduced or reduced over "
+            f"{tuple(sorted(both))}, got {aval.str_short(True)}. Sum unreduced "
+            f"operands by jaxcomm.psum or jaxcomm.psum_scatter; type reduced ones as "
+            "varying by jaxcomm.pcast."
         )

@@ -19,7 +19,7 @@ def test_ours_comes_first_and_the_copy_last(name):
 
 
 def test_ours_is_measured_over_its_own_transport_alone(monkeypatch):
-    monkeypatch.setenv("JAXCOMM_BACKEND", "xla")
+    monkeypatch.setattr("jaxcomm.config.BACKEND", "xla")
     calls, absent = build()
     assert "jaxcomm" not in calls
     assert absent["jaxcomm"] == "its backend here is 'xla', not 'host'"

@@ -258,6 +258,7 @@ def default_backend(request, monkeypatch):
         path = request.getfixturevalue("stand_in_path")
         monkeypatch.setenv("JAXCOMM_NCCL_LIBRARY", path)
         monkeypatch.setenv("JAXCOMM_BACKEND", "nccl")
+        monkeypatch.setattr("jaxcomm.config.BACKEND", "nccl")
         library.load.cache_clear()
     yield request.param
     if request.param == "nccl":

@@ -170,7 +170,7 @@ LINEAR = tuple(name for name in BEYOND if name not in MAXIMA + PRODUCTS)
 def test_derivatives_are_those_of_the_same_on_one_device(
     monkeypatch, stacked, near, values, mesh, x, names, check_vma, backend
 ):
-    monkeypatch.setenv("JAXCOMM_BACKEND", backend)
+    monkeypatch.setattr("jaxcomm.config.BACKEND", backend)
     direction = values("float32", x.shape, 1)
 
     def program(x, direction):

@@ -28,7 +28,7 @@ def mesh_of(platform):
 @pytest.fixture
 def choose(monkeypatch):
     """Gives ``choose(platform, backend)``: what serves two devices beside NCCL."""
-    monkeypatch.delenv("JAXCOMM_BACKEND", raising=False)
+    monkeypatch.setattr("jaxcomm.config.BACKEND", None)
     monkeypatch.setattr(library, "load", lambda: THERE)
 
     def run(platform, backend=None):
@@ -56,7 +56,7 @@ def test_the_platform_chooses_unless_somebody_does(choose, platform, backend, fo
 
 
 def test_the_variable_chooses_where_the_call_does_not(choose, monkeypatch):
-    monkeypatch.setenv("JAXCOMM_BACKEND", "xla")
+    monkeypatch.setattr("jaxcomm.config.BACKEND", "xla")
     assert choose("cpu") == ("xla", "xla")
     assert choose("cpu", "host") == ("host", "memory")
 

@@ -97,7 +97,7 @@ def test_a_wrong_result_is_seen_in_the_soak(timer, monkeypatch):
 
 
 def test_a_lost_broadcast_is_seen(timer, monkeypatch):
-    monkeypatch.setattr(jaxcomm, "broadcast", lambda x, *_, **at: x)
+    monkeypatch.setattr(jaxcomm, "pbroadcast", lambda x, *_, **at: x)
     assert soak._in_a_row(timer).is_right is False
 
 

@@ -70,6 +70,7 @@ def stand_in(stand_in_path, monkeypatch):
     """The stand-in in place of NCCL, its trace empty, in this process."""
     monkeypatch.setenv("JAXCOMM_NCCL_LIBRARY", stand_in_path)
     monkeypatch.setenv("JAXCOMM_BACKEND", "nccl")
+    monkeypatch.setattr("jaxcomm.config.BACKEND", "nccl")
     monkeypatch.setenv("JAXCOMM_TIMEOUT", "60")
     library.load.cache_clear()
     controls = StandIn(stand_in_path)

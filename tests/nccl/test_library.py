@@ -35,7 +35,7 @@ def test_cpu_devices_are_served_only_by_a_library_that_is_named(stand_in, monkey
 def test_cpu_devices_choose_host_even_where_there_is_a_stand_in(
     stand_in, make_mesh, monkeypatch
 ):
-    monkeypatch.delenv("JAXCOMM_BACKEND")
+    monkeypatch.setattr("jaxcomm.config.BACKEND", None)
     (member,) = jaxcomm.init(make_mesh(i=2))
     assert member.backend == "host"
 
@@ -55,7 +55,7 @@ calls = {
 }
 def of(backend):
     run = jitted(lambda x: {n: f(x) for n, f in calls.items()}, mesh)
-    os.environ["JAXCOMM_BACKEND"] = backend
+    jaxcomm.config.BACKEND = backend
     return jax.tree.map(np.asarray, run(x))
 found, expected = of("nccl"), of("host")
 (member, *_) = jaxcomm.communicators()

@@ -23,6 +23,7 @@ def timer(stand_in_path, monkeypatch):
     """Two ranks over the stand-in, in this process."""
     monkeypatch.setenv("JAXCOMM_NCCL_LIBRARY", stand_in_path)
     monkeypatch.setenv("JAXCOMM_BACKEND", "nccl")
+    monkeypatch.setattr("jaxcomm.config.BACKEND", "nccl")
     library.load.cache_clear()
     auto = (jax.sharding.AxisType.Auto,)
     mesh = jax.make_mesh((2,), ("i",), auto, devices=jax.devices()[:2])

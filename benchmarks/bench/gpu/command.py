@@ -27,7 +27,7 @@ def main(words: Sequence[str]) -> int:
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
         if stand_in:
             # Or CPU devices would be served by the host backend.
-            os.environ["JAXCOMM_BACKEND"] = "nccl"
+            os.environ["JAXCOMM_BACKEND"] = config.BACKEND = "nccl"
         if asked.processes > 1 and not processes.are_started():
             return processes.start(words, asked, "cpu" if stand_in else "cuda")
         return _run(asked, stand_in)

@@ -36,7 +36,7 @@ def shapes(x):
 def test_gives_what_the_whole_collective_gives(
     monkeypatch, stacked, identical, values, mesh_of, after, backend, by_halves
 ):
-    monkeypatch.setenv("JAXCOMM_BACKEND", backend)
+    monkeypatch.setattr("jaxcomm.config.BACKEND", backend)
     mesh = mesh_of((2, 2), ("i", "j"))
     waits = functools.partial if after else lambda call, **_: call
 

@@ -1,0 +1,165 @@
+"""Types over mesh axes, in explicit meshes: as jax.lax has them, results and errors."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxcomm
+
+P = jax.P
+X = np.arange(16, dtype=np.float32)
+
+
+@pytest.fixture
+def explicit():
+    devices = jax.devices()[:4]
+    kinds = (jax.sharding.AxisType.Explicit,)
+    with jax.set_mesh(jax.make_mesh((4,), ("i",), axis_types=kinds, devices=devices)):
+        yield
+
+
+def over(function, *specs, out=None, check_vma=True):
+    split = P("i")
+    return jax.shard_map(
+        function,
+        in_specs=specs or split,
+        out_specs=split if out is None else out,
+        check_vma=check_vma,
+    )
+
+
+def _weights():
+    return 1 + jax.lax.axis_index("i").astype(jnp.float32)
+
+
+def gathered(lax, x):
+    def local(x):
+        every = lax.all_gather(x, "i", tiled=True, to="reduced")
+        every = lax.pcast(every, "i", to="varying")
+        return lax.psum((every**2 * _weights()).sum(), "i")
+
+    return over(local, out=P())(x)
+
+
+def unreduced(lax, x):
+    def local(x):
+        terms = lax.pcast(x * _weights(), "i", to="unreduced")
+        return lax.psum(terms, "i"), lax.psum_scatter(terms, "i", tiled=True)
+
+    total, parts = over(local, out=(P(), P("i")))(x)
+    return (total**3).sum() + (parts**2 * jnp.arange(4.0)).sum()
+
+
+def reduced(lax, x):
+    def local(w, x):
+        w = lax.pcast(lax.pcast(w, "i", to="reduced"), "i", to="varying")
+        return lax.psum((w * x * _weights()).sum() ** 2, "i")
+
+    return over(local, P(), P("i"), out=P())(jnp.arange(4.0), x)
+
+
+def reduced_from_outside(lax, x):
+    def local(w, x):
+        return lax.psum((lax.pcast(w, "i", to="varying") * x).sum() ** 2, "i")
+
+    w = jax.reshard(jnp.arange(4.0), P(reduced={"i"}))
+    return over(local, P(reduced={"i"}), P("i"), out=P())(w, x)
+
+
+PROGRAMS = (gathered, unreduced, reduced, reduced_from_outside)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_values_and_gradients_are_those_of_jax_lax(explicit, program):
+    x = jax.reshard(jnp.asarray(X), P("i"))
+    found, expected = (
+        [
+            jax.jit(lambda x, t=twin: program(t, x))(x),
+            jax.jit(jax.grad(lambda x, t=twin: program(t, x)))(x),
+            jax.grad(lambda x, t=twin: program(t, x))(x),
+        ]
+        for twin in (jaxcomm, jax.lax)
+    )
+    for one, other in zip(found, expected, strict=True):
+        assert jax.typeof(one) == jax.typeof(other)
+        # Integers of less than 2^24, and their sums.
+        np.testing.assert_allclose(one, other, 1e-6)
+
+
+def test_the_gradient_of_a_reduced_gather_is_our_reduce_scatter(explicit):
+    x = jax.reshard(jnp.asarray(X), P("i"))
+    gradient = jax.jit(jax.grad(lambda x: gathered(jaxcomm, x)))
+    found = jaxcomm.collectives_of(gradient.lower(x).compile())
+    assert found.ours.get("reduce_scatter") == 1
+    assert found.xla == {}
+
+
+def test_types_leave_shard_map_as_those_of_jax_lax_do(explicit):
+    x = jax.reshard(jnp.asarray(X), P("i"))
+    for call, out in (
+        (lambda t, x: t.pcast(x, "i", to="unreduced"), P(unreduced={"i"})),
+        (lambda t, x: t.all_gather(x, "i", to="reduced"), P(reduced={"i"})),
+    ):
+        ours, theirs = (
+            jax.typeof(jax.jit(over(lambda x, t=t, c=call: c(t, x), out=out))(x))
+            for t in (jaxcomm, jax.lax)
+        )
+        assert ours == theirs
+
+
+MISTAKES = {
+    "varying to varying": lambda t, x: t.pcast(x, "i", to="varying"),
+    "an unknown type": lambda t, x: t.pcast(x, "i", to="nothing"),
+    "axes that are a set": lambda t, x: t.psum(x, {"i"}),
+    "casting over a set": lambda t, x: t.pcast(x, {"i"}, to="varying"),
+    "a sum of what is reduced": lambda t, x: t.psum(
+        t.all_gather(x, "i", to="reduced"), "i"
+    ),
+    "a gather of what is reduced": lambda t, x: t.all_gather(
+        t.all_gather(x, "i", to="reduced"), "i", to="reduced"
+    ),
+    "sending what is unreduced": lambda t, x: t.ppermute(
+        t.pcast(x, "i", to="unreduced"), "i", [(0, 1)]
+    ),
+    "two sources of one": lambda t, x: t.ppermute(x, "i", [(0, 1), (2, 1)]),
+    "an index out of range": lambda t, x: t.ppermute(x, "i", [(0, 9)]),
+    "triples": lambda t, x: t.ppermute(x, "i", [(0, 1, 2)]),
+    "no pairs": lambda t, x: t.ppermute(x, "i", 3),
+    "no permutation": lambda t, x: t.pshuffle(x, "i", [0, 0, 1, 2]),
+    "an axis twice": lambda t, x: t.psum(x, ("i", "i")),
+    "a gathered axis twice": lambda t, x: t.all_gather(x, ("i", "i")),
+    "a missing dimension": lambda t, x: t.all_gather(x, "i", axis=7),
+    "a missing scatter dimension": lambda t, x: t.psum_scatter(
+        x, "i", scatter_dimension=4
+    ),
+    "a dimension of another size": lambda t, x: t.all_to_all(x[:3], "i", 0, 0),
+    "what does not divide": lambda t, x: t.psum_scatter(x[:3], "i", tiled=True),
+    "text": lambda t, x: t.psum("text", "i"),
+    "groups of two sizes": lambda t, x: t.all_gather(
+        x, "i", axis_index_groups=[[0, 1, 3], [2]]
+    ),
+}
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_the_same_mistake_is_an_exception_of_the_same_type(
+    explicit, mistake, check_vma
+):
+    x = jax.reshard(jnp.asarray(X), P("i"))
+
+    def raised(twin):
+        call = over(lambda x: MISTAKES[mistake](twin, x), check_vma=check_vma)
+        try:
+            jax.jit(call).lower(x)
+        except Exception as error:
+            return error
+        return None
+
+    ours, theirs = raised(jaxcomm), raised(jax.lax)
+    if theirs is None:
+        assert ours is None
+        return
+    assert isinstance(ours, type(theirs)), (ours, theirs)
+    assert str(ours)

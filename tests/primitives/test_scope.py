@@ -1,0 +1,167 @@
+"""What a program becomes: by arguments and scopes, by nothing that ran before."""
+
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxcomm
+
+X = np.arange(8, dtype=np.float32)
+
+
+@pytest.fixture
+def mesh(make_mesh):
+    return make_mesh(i=4)
+
+
+def over(mesh, call):
+    split = jax.P("i")
+    return jax.jit(jax.shard_map(call, mesh=mesh, in_specs=split, out_specs=split))
+
+
+def targets(program):
+    text = program.lower(X).as_text()
+    return "@jaxcomm" in text
+
+
+def scaled(x):
+    return jaxcomm.ring_shift(x, "i") * 2
+
+
+def test_one_jitted_function_is_two_programs_inside_and_outside_of_a_scope(mesh):
+    program = over(mesh, scaled)
+    expected = np.roll(X.reshape(4, 2), 1, 0).reshape(-1) * 2
+    np.testing.assert_array_equal(program(X), expected)
+    before = jaxcomm.communicators()[0].stats()["calls"]["permute"]
+    with jaxcomm.using(backend="xla"):
+        np.testing.assert_array_equal(program(X), expected)
+        assert not targets(program)
+    # XLA's did it: ours counts nothing.
+    assert jaxcomm.communicators()[0].stats()["calls"]["permute"] == before
+    np.testing.assert_array_equal(program(X), expected)
+    assert jaxcomm.communicators()[0].stats()["calls"]["permute"] == before + 1
+    assert targets(program)
+
+
+def test_what_is_traced_within_is_not_taken_from_a_cache_of_outside(mesh):
+    """Loops, checkpoints and gradients have traces that JAX keeps."""
+
+    @jax.checkpoint
+    def inner(x):
+        return jaxcomm.psum(jnp.sin(x), "i")
+
+    @jax.custom_vjp
+    def moved(x):
+        return jaxcomm.ring_shift(x, "i")
+
+    moved.defvjp(
+        lambda x: (moved(x), None), lambda _, ct: (jaxcomm.ring_shift(ct, "i", -1),)
+    )
+
+    @jax.jit
+    def nested(x):
+        return jaxcomm.all_gather(x, "i", tiled=True).sum()
+
+    def loss(x):
+        x = jax.lax.fori_loop(0, 2, lambda _, x: moved(x), x)
+        return (inner(x) * x).sum() + nested(x)
+
+    program = over(mesh, jax.grad(loss))
+    assert targets(program)
+    with jaxcomm.using(backend="xla"):
+        assert not targets(program)
+        assert not targets(over(mesh, jax.grad(loss)))
+    assert targets(program)
+
+
+def test_an_eager_call_follows_the_scope_too(mesh):
+    split = jax.P("i")
+    program = jax.shard_map(scaled, mesh=mesh, in_specs=split, out_specs=split)
+    program(X)
+    assert {c.backend for c in jaxcomm.communicators()} == {"host"}
+    jaxcomm.finalize()
+    with jaxcomm.using(backend="xla"):
+        program(X)
+    assert "host" not in {c.backend for c in jaxcomm.communicators()}
+
+
+def test_what_a_call_says_comes_first_and_the_innermost_scope_second(mesh):
+    with jaxcomm.using(backend="xla", lane="far"):
+        with jaxcomm.using(lane="near"):
+            over(mesh, lambda x: jaxcomm.ring_shift(x, "i", backend="host")).lower(X)
+        over(
+            mesh, lambda x: jaxcomm.psum(x, "i", lane="own", backend="host")[None]
+        ).lower(X)
+    assert {c.lane for c in jaxcomm.communicators()} == {"near", "own"}
+
+
+def test_gradients_stay_with_the_scope_that_their_calls_were_made_in(mesh):
+    def of(x):
+        with jaxcomm.using(backend="xla"):
+            y, pull = jax.vjp(lambda x: jaxcomm.ring_shift(x, "i"), x)
+        return pull(y)[0]
+
+    assert not targets(over(mesh, of))
+
+
+def test_a_scope_ends_with_its_block_and_is_its_thread_s_own(mesh):
+    program = over(mesh, scaled)
+    with pytest.raises(KeyError), jaxcomm.using(backend="xla"):
+        raise KeyError
+    assert targets(program)
+    found = []
+    with jaxcomm.using(backend="xla"):
+        thread = threading.Thread(target=lambda: found.append(targets(program)))
+        thread.start()
+        thread.join()
+    assert found == [True]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"backend": "mpi"},
+            r"using: backend 'mpi' is unknown; choose one of \('host'",
+        ),
+        ({"lane": ""}, r"using: lane must be a non-empty string, got ''"),
+        ({"lane": 3}, r"using: lane must be a non-empty string, got 3"),
+    ],
+)
+def test_a_scope_of_nothing_that_exists_is_refused(options, message):
+    with pytest.raises(ValueError, match=message), jaxcomm.using(**options):
+        pass
+
+
+def test_tracing_asks_neither_the_environment_nor_what_ran_before(mesh, monkeypatch):
+    def text():
+        call = lambda x: jaxcomm.psum(jaxcomm.ring_shift(x, "i"), "i")  # noqa: E731
+        program = jax.shard_map(call, mesh=mesh, in_specs=jax.P("i"), out_specs=jax.P())
+        return str(jax.make_jaxpr(program)(X))
+
+    first = text()
+    monkeypatch.setenv("JAXCOMM_BACKEND", "xla")
+    monkeypatch.setenv("JAXCOMM_TIMEOUT", "7")
+    assert text() == first
+    over(mesh, lambda x: jaxcomm.ring_shift(x, "i", lane="other"))(X)
+    over(mesh, lambda x: jaxcomm.ring_shift(x, "i", backend="xla"))(X)
+    assert text() == first
+
+
+def test_what_ran_before_does_not_unsettle_xla_s_collectives(mesh, monkeypatch):
+    """Where the variable says xla, a program is portable until init says otherwise."""
+    monkeypatch.setattr("jaxcomm.config.BACKEND", "xla")
+    over(mesh, lambda x: jaxcomm.ring_shift(x, "i", backend="host"))(X)
+    assert {c.backend for c in jaxcomm.communicators()} == {"host"}
+    abstract = jax.sharding.AbstractMesh((4,), ("i",))
+    split = jax.P("i")
+    program = jax.shard_map(
+        lambda x: jaxcomm.ring_shift(x, "i"),
+        mesh=abstract,
+        in_specs=split,
+        out_specs=split,
+    )
+    assert "backend='xla'" in str(jax.make_jaxpr(program)(X))

@@ -1,0 +1,114 @@
+"""The public names and their signatures: what users may depend on.
+
+They are pinned in ``public_api.txt``. ``python tests/test_public_api.py`` prints them.
+"""
+
+import inspect
+import pathlib
+
+import jax
+import pytest
+
+import jaxcomm
+
+PINNED = pathlib.Path(__file__).with_name("public_api.txt")
+# What users make themselves; of other classes they get objects.
+MADE_BY_USERS = {"CommPolicy", "SymmetricPool"}
+TWINS = {
+    "all_gather",
+    "all_to_all",
+    "axis_index",
+    "axis_size",
+    "pbroadcast",
+    "pcast",
+    "pmax",
+    "pmean",
+    "pmin",
+    "ppermute",
+    "pshuffle",
+    "psum",
+    "psum_scatter",
+    "pswapaxes",
+    "ragged_all_to_all",
+}
+
+
+def plain(function) -> str:
+    """Returns the parameters of a function without their types."""
+    signature = inspect.signature(function)
+    bare = [
+        parameter.replace(annotation=inspect.Parameter.empty)
+        for parameter in signature.parameters.values()
+    ]
+    return str(inspect.Signature(bare))
+
+
+def described() -> str:
+    lines = []
+    for name in sorted(jaxcomm.__all__):
+        found = getattr(jaxcomm, name)
+        if not inspect.isclass(found):
+            lines.append(f"{name}{plain(found)}")
+            continue
+        lines.append(f"class {name}{plain(found) if name in MADE_BY_USERS else ''}")
+        for member, value in inspect.getmembers(found):
+            own = any(member in vars(c) for c in found.__mro__ if c.__module__ != "abc")
+            if member.startswith("_") or not own or issubclass(found, Exception):
+                continue
+            if name in MADE_BY_USERS and not callable(value):
+                continue
+            text = plain(value) if inspect.isroutine(value) else ""
+            lines.append(f"    {member}{text}")
+    return "\n".join(lines) + "\n"
+
+
+def test_names_and_signatures_are_the_pinned_ones():
+    assert described() == PINNED.read_text(), (
+        "the public API changed. If it is meant to: python tests/test_public_api.py "
+        "> tests/public_api.txt, and a line in CHANGELOG.md"
+    )
+
+
+def test_inner_names_do_not_show():
+    assert set(dir(jaxcomm)) == {*jaxcomm.__all__, "__version__"}
+    assert list(jaxcomm.__all__) == sorted(jaxcomm.__all__)
+
+
+@pytest.mark.parametrize("name", sorted(jaxcomm.__all__))
+def test_everything_public_has_types_and_words(name):
+    found = getattr(jaxcomm, name)
+    assert inspect.getdoc(found)
+    if inspect.isclass(found) or name in {"axis_index", "axis_size"}:
+        return
+    signature = inspect.signature(found)
+    if found.__module__.startswith("jaxcomm.attention"):
+        return  # Annotated with the layout of sequences.
+    for parameter in signature.parameters.values():
+        assert parameter.annotation is not inspect.Parameter.empty, parameter
+    assert signature.return_annotation is not inspect.Signature.empty
+
+
+def test_no_name_is_one_of_jax_lax_with_another_meaning():
+    shared = {name for name in jaxcomm.__all__ if hasattr(jax.lax, name)}
+    assert shared == TWINS
+
+
+@pytest.mark.parametrize("name", sorted(TWINS))
+def test_a_twin_takes_what_jax_lax_takes(name):
+    """Under the same names, in the same order, with the same defaults."""
+    theirs = inspect.signature(getattr(jax.lax, name)).parameters
+    ours = dict(inspect.signature(getattr(jaxcomm, name)).parameters)
+    for extra in ("lane", "backend"):
+        ours.pop(extra, None)
+
+    def said(parameters):
+        # Of parameters by name the order says nothing.
+        found = [(p.name, p.kind, p.default) for p in parameters.values()]
+        by_name = [p for p in found if p[1] is inspect.Parameter.KEYWORD_ONLY]
+        return [p for p in found if p not in by_name], sorted(by_name, key=str)
+
+    assert said(ours) == said(theirs)
+
+
+if __name__ == "__main__":
+    print(described(), end="")
