@@ -6,7 +6,7 @@
 namespace jaxcomm {
 namespace {
 
-// Each step of a collective is a crossing of its own: see MeetingPlace().
+// Each step of a collective is a crossing of its own: see RoundCarrier::RequestOf().
 uint64_t GroupOf(const Crossing* crossing) {
   return crossing->group.load(std::memory_order_relaxed) / 2;
 }

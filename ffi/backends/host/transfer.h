@@ -19,7 +19,7 @@ namespace jaxcomm {
 class Transfer {
  public:
   // Whom to meet, and where.
-  struct Meeting {
+  struct Request {
     CrossingKey key;
     uint64_t members = 0;  // mask of processes
     uint64_t signature = 0;
@@ -36,7 +36,7 @@ class Transfer {
     GroupBuffers buffers = {};
   };
 
-  void Begin(Arena* arena, const Meeting& meeting, const Work& work);
+  void Begin(Arena* arena, const Request& request, const Work& work);
 
   enum class Outcome { kIdle, kMoved, kDone };
   // Does what can be done now. One thread at a time.
@@ -46,7 +46,7 @@ class Transfer {
 
   // How it ended.
   const Status& status() const { return status_; }
-  const Meeting& meeting() const { return meeting_; }
+  const Request& request() const { return request_; }
 
   // Whether it was another process that failed it; status() is then in its words.
   bool failed_by_peer() const { return failed_by_peer_; }
@@ -77,7 +77,7 @@ class Transfer {
   const char* At(const Source& source, const Piece& piece) const;
 
   Arena* arena_ = nullptr;
-  Meeting meeting_;
+  Request request_;
   Work work_;
   State state_ = State::kDone;
   Status status_;
