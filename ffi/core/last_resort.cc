@@ -3,15 +3,14 @@
 #include <unistd.h>
 
 #include <chrono>
-#include <condition_variable>
 #include <map>
-#include <mutex>
 #include <system_error>
 #include <thread>
 #include <utility>
 
 #include "ffi/core/status.h"
 #include "ffi/flight/flight_dump.h"
+#include "ffi/os/mutex.h"
 #include "ffi/os/start_thread.h"
 
 namespace jaxcomm {
@@ -31,22 +30,22 @@ class Deadlines {
   }
 
   bool Start() {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     return StartLocked();
   }
 
   uint64_t Add(double seconds, std::string text) {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     if (!StartLocked()) return 0;
     const auto end = Clock::now() + std::chrono::duration_cast<Clock::duration>(
                                         std::chrono::duration<double>(seconds));
     pending_[++last_] = {end, std::move(text)};
-    if (end < wakes_at_) changed_.notify_one();
+    if (end < wakes_at_) changed_.NotifyOne();
     return last_;
   }
 
   void Remove(uint64_t number) {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     pending_.erase(number);
   }
 
@@ -56,7 +55,7 @@ class Deadlines {
     std::string text;
   };
 
-  bool StartLocked() {
+  bool StartLocked() REQUIRES(mutex_) {
     if (started_) return true;
     std::thread thread;
     started_ = StartThread([this] { Run(); }, &thread).success();
@@ -65,7 +64,7 @@ class Deadlines {
   }
 
   void Run() {
-    std::unique_lock<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     while (true) {
       const Clock::time_point now = Clock::now();
       wakes_at_ = now + std::chrono::hours(1);
@@ -74,16 +73,16 @@ class Deadlines {
         wakes_at_ = std::min(wakes_at_, pending.end);
       }
       // By the system's clock: ThreadSanitizer does not see waits by another.
-      changed_.wait_until(lock, std::chrono::system_clock::now() + (wakes_at_ - now));
+      changed_.WaitUntil(mutex_, std::chrono::system_clock::now() + (wakes_at_ - now));
     }
   }
 
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::map<uint64_t, Pending> pending_;
-  Clock::time_point wakes_at_ = Clock::time_point::max();
-  uint64_t last_ = 0;
-  bool started_ = false;
+  Mutex mutex_;
+  ConditionVariable changed_;
+  std::map<uint64_t, Pending> pending_ GUARDED_BY(mutex_);
+  Clock::time_point wakes_at_ GUARDED_BY(mutex_) = Clock::time_point::max();
+  uint64_t last_ GUARDED_BY(mutex_) = 0;
+  bool started_ GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace
@@ -93,21 +92,21 @@ void EndProcess(const std::string& text) {
   [[maybe_unused]] ssize_t written = write(STDERR_FILENO, line.data(), line.size());
   // Shared with a thread that may outlive this function's frame by a moment.
   struct Dump {
-    std::mutex mutex;
-    std::condition_variable done;
-    bool is_done = false;
+    Mutex mutex;
+    ConditionVariable done;
+    bool is_done GUARDED_BY(mutex) = false;
   };
   static auto& dump = *new Dump;
   try {
     std::thread([] {
       DumpFlightRecords("process ended");
-      std::lock_guard<std::mutex> lock(dump.mutex);
+      MutexLock lock(dump.mutex);
       dump.is_done = true;
-      dump.done.notify_all();
+      dump.done.NotifyAll();
     }).detach();
-    std::unique_lock<std::mutex> lock(dump.mutex);
-    dump.done.wait_until(lock, std::chrono::system_clock::now() + kDumpPatience,
-                         [] { return dump.is_done; });
+    MutexLock lock(dump.mutex);
+    dump.done.WaitUntil(dump.mutex, std::chrono::system_clock::now() + kDumpPatience,
+                        []() REQUIRES(dump.mutex) { return dump.is_done; });
   } catch (const std::system_error&) {
     // No thread can be had: the records stay unwritten.
   }

@@ -4,13 +4,13 @@
 #include <atomic>
 #include <chrono>
 #include <cmath>
-#include <condition_variable>
-#include <mutex>
+#include <memory>
 #include <optional>
 #include <thread>
 #include <vector>
 
 #include "ffi/core/last_resort.h"
+#include "ffi/os/mutex.h"
 #include "ffi/os/start_thread.h"
 
 namespace jaxcomm {
@@ -35,7 +35,7 @@ class Watchdog {
   }
 
   Status Add(const std::shared_ptr<Watched>& watched, double period_seconds) {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     if (!started_) {
       std::thread thread;
       RETURN_IF_ERROR(StartThread([this] { Run(); }, &thread));
@@ -49,20 +49,21 @@ class Watchdog {
   }
 
   void Remove(const Watched* watched) {
-    std::unique_lock<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     items_.erase(
         std::remove_if(items_.begin(), items_.end(),
                        [&](const Item& item) { return item.which == watched; }),
         items_.end());
-    polled_.wait_for(lock, kPatience, [&] { return polling_ != watched; });
+    polled_.WaitFor(mutex_, kPatience,
+                    [&]() REQUIRES(mutex_) { return polling_ != watched; });
   }
 
   void Wake() {
     // Nearly always it is awake, and this is all.
     if (awake_.load(std::memory_order_seq_cst)) return;
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     awake_.store(true);
-    wake_.notify_one();
+    wake_.NotifyOne();
   }
 
  private:
@@ -77,14 +78,14 @@ class Watchdog {
   void Run() {
     while (true) {
       {
-        std::unique_lock<std::mutex> lock(mutex_);
+        MutexLock lock(mutex_);
         Clock::duration sleep = kMostSleep;
         for (const Item& item : items_) {
           if (item.is_active) sleep = std::min(sleep, item.due - Clock::now());
         }
         // By the system's clock: ThreadSanitizer does not see waits by another.
-        wake_.wait_until(lock, std::chrono::system_clock::now() + sleep,
-                         [this] { return awake_.load(); });
+        wake_.WaitUntil(mutex_, std::chrono::system_clock::now() + sleep,
+                        [this] { return awake_.load(); });
         const Clock::time_point now = Clock::now();
         if (awake_.exchange(false)) {
           for (Item& item : items_) {
@@ -93,15 +94,15 @@ class Watchdog {
             item.due = now;
           }
         }
-        PollDue(&lock, now);
+        PollDue(now);
       }
       std::this_thread::sleep_for(kPause);
     }
   }
 
-  // Requires `mutex_`, which it releases around each poll. Items may be added and
-  // removed meanwhile; one that is skipped for that stays due.
-  void PollDue(std::unique_lock<std::mutex>* lock, Clock::time_point now) {
+  // Unlocks around each poll. Items may be added and removed meanwhile; one that is
+  // skipped for that stays due.
+  void PollDue(Clock::time_point now) REQUIRES(mutex_) {
     for (size_t i = 0; i < items_.size(); ++i) {
       if (!items_[i].is_active || items_[i].due > now) continue;
       std::shared_ptr<Watched> watched = items_[i].watched.lock();
@@ -113,7 +114,7 @@ class Watchdog {
       // Before the poll: a wake in its course is not lost.
       items_[i].is_active = false;
       polling_ = watched.get();
-      lock->unlock();
+      mutex_.unlock();
       bool again;
       {
         std::optional<LastResort> end;
@@ -123,23 +124,23 @@ class Watchdog {
       }
       // Outside the lock: this may be the last reference.
       watched = nullptr;
-      lock->lock();
+      mutex_.lock();
       if (again) {
         for (Item& item : items_) {
           if (item.which == polling_) item.is_active = true;
         }
       }
       polling_ = nullptr;
-      polled_.notify_all();
+      polled_.NotifyAll();
     }
   }
 
-  std::mutex mutex_;
-  std::condition_variable wake_, polled_;
+  Mutex mutex_;
+  ConditionVariable wake_, polled_;
   std::atomic<bool> awake_{false};
-  bool started_ = false;
-  std::vector<Item> items_;
-  const Watched* polling_ = nullptr;
+  bool started_ GUARDED_BY(mutex_) = false;
+  std::vector<Item> items_ GUARDED_BY(mutex_);
+  const Watched* polling_ GUARDED_BY(mutex_) = nullptr;
 };
 
 }  // namespace

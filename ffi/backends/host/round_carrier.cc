@@ -26,10 +26,10 @@ RoundCarrier::RoundCarrier(const HostContext& context, const GroupMembers& membe
       failure_(context.spec, members),
       complete_(std::move(complete)) {}
 
-Transfer::Request RoundCarrier::RequestOf(const Passage& passage, uint64_t step) const {
+CrossingRequest RoundCarrier::RequestOf(const Passage& passage, uint64_t step) const {
   const CommunicatorSpec& spec = context_.spec;
   const LocalRound& round = *passage.round;
-  Transfer::Request request;
+  CrossingRequest request;
   request.key.communicator =
       static_cast<uint64_t>(spec.key) + spec.generation * 0x9e3779b97f4a7c15;
   request.key.group = members_.index * 2 + step;

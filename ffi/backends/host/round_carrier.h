@@ -10,6 +10,7 @@
 #include <functional>
 #include <memory>
 
+#include "ffi/backends/host/arena.h"
 #include "ffi/backends/host/group_members.h"
 #include "ffi/backends/host/local_round.h"
 #include "ffi/backends/host/peer_failure.h"
@@ -48,7 +49,7 @@ class RoundCarrier {
   bool Advance(Passage& passage, Status* status);
   // Hands the passage to the process set's thread.
   void Continue(std::shared_ptr<Passage> passage);
-  Transfer::Request RequestOf(const Passage& passage, uint64_t step) const;
+  CrossingRequest RequestOf(const Passage& passage, uint64_t step) const;
 
   const HostContext& context_;
   const GroupMembers& members_;

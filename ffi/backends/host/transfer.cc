@@ -15,7 +15,7 @@ constexpr int kPiecesAStep = 16;
 
 }  // namespace
 
-void Transfer::Begin(Arena* arena, const Request& request, const Work& work) {
+void Transfer::Begin(Arena* arena, const CrossingRequest& request, const Work& work) {
   arena_ = arena;
   request_ = request;
   work_ = work;
@@ -49,7 +49,7 @@ void Transfer::Fail(const Status& error) {
 
 Transfer::Outcome Transfer::FinishWithPeersError() {
   failed_by_peer_ = true;
-  arena_->Heard(crossing_);
+  arena_->ForgetLateFailure(crossing_);
   const auto code =
       static_cast<ErrorCode>(crossing_->error.load(std::memory_order_acquire));
   return Finish(Status(code, crossing_->failure.Load()));
@@ -93,8 +93,7 @@ void Transfer::Abandon(uint64_t gone) {
 Transfer::Outcome Transfer::Step() {
   if (state_ == State::kDone) return Outcome::kDone;
   if (state_ == State::kJoining) {
-    crossing_ = arena_->Join(request_.key, request_.members, request_.signature,
-                             request_.call, request_.number, !work_.stream->is_inline);
+    crossing_ = arena_->Join(request_, !work_.stream->is_inline);
     if (crossing_ == nullptr) {
       Status broken = arena_->status();
       return broken.failure() ? Finish(std::move(broken)) : Outcome::kIdle;
