@@ -47,7 +47,10 @@ SHELL := bash
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
 
-.PHONY: help demo test install develop cpptest planbench sanitize soak lint format stubs ptx bench \
+# C++ tests of `make check`: planning, one process, several processes, sums, NCCL.
+CHECK_CPP := plan_test|local_test|crossing_test|reduce_test|fake_nccl_test
+
+.PHONY: help demo test check install develop cpptest cppbuild planbench sanitize soak lint format stubs ptx bench \
   notebooks wheel clean bazel-test FORCE
 
 help: ## list the targets
@@ -76,11 +79,18 @@ develop: $(VENV)/.extra-$(EXTRAS) ## put the extension into jaxcomm/, to work in
 	@$(TOOLS) cmake --install $(BUILD) --prefix . --component module > /dev/null
 	@echo 'Run from the repository root: $(BIN)/python -m pytest'
 
-cpptest: $(INSTALLED) ## C++ tests, built from the objects of the installed extension
+# What breaks most things breaks one of these.
+check: $(VENV)/.extra-test lint cppbuild ## lint, types and one test of each file, in under 90 seconds
+	@$(TOOLS) ctest --test-dir $(BUILD) --output-on-failure --no-tests=error -R '^($(CHECK_CPP))$$'
+	@JAXCOMM_TEST_FAKE_NCCL="$(abspath $(BUILD))/libjaxcomm_fake_nccl.so" $(RUN) -m pytest -n $(TEST_WORKERS) --dist worksteal --one-of-each $(ARGS)
+
+cpptest: cppbuild ## C++ tests, built from the objects of the installed extension
+	@$(TOOLS) ctest --test-dir $(BUILD) --output-on-failure --no-tests=error
+
+cppbuild: $(INSTALLED)
 	@$(TOOLS) cmake -S . -B $(BUILD) -DJAXCOMM_BUILD_TESTS=ON > $(BUILD)/cpptest.log 2>&1 \
 	  && $(TOOLS) cmake --build $(BUILD) >> $(BUILD)/cpptest.log 2>&1 \
 	  || { cat $(BUILD)/cpptest.log >&2; exit 1; }
-	@$(TOOLS) ctest --test-dir $(BUILD) --output-on-failure --no-tests=error
 
 planbench: $(INSTALLED) ## time and memory of planning on one rank of 1,024, without devices
 	@$(TOOLS) cmake -S . -B $(BUILD) -DJAXCOMM_BUILD_TESTS=ON > /dev/null
@@ -110,9 +120,10 @@ lint: $(VENV)/.extra-dev $(NVRTC)/.installed ## ruff, pyright, clang-format, str
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
-	$(if $(NOTEBOOKS),$(BIN)/nbstripout --verify $(NOTEBOOKS))
-	$(BIN)/pyright
+	$(if $(NOTEBOOKS),$(BIN)/nbstripout --verify --keep-id $(NOTEBOOKS))
+	$(BIN)/pyright --pythonpath $(abspath $(BIN))/python
 	$(BIN)/python tools/make_ptx.py --check
+	$(BIN)/python tools/prose.py
 	@if ! command -v $(CLANGXX) > /dev/null; then echo 'no $(CLANGXX): the thread-safety analysis is skipped'; else \
 	  echo '$(CLANGXX): thread-safety analysis'; \
 	  find ffi -name '*.cc' | xargs -P "$$(nproc)" -n 8 $(CLANGXX) -std=c++17 -fsyntax-only -pthread \
@@ -122,7 +133,7 @@ format: $(VENV)/.extra-dev ## rewrite Python, C++ and notebooks in the project's
 	$(BIN)/ruff check --fix-only --quiet .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CXX_FILES)
-	$(if $(NOTEBOOKS),$(BIN)/nbstripout $(NOTEBOOKS))
+	$(if $(NOTEBOOKS),$(BIN)/nbstripout --keep-id $(NOTEBOOKS))
 
 stubs: $(INSTALLED) ## write jaxcomm/_ffi.pyi from the built extension
 	@$(TOOLS) cmake --install $(BUILD) --prefix . --component stub > /dev/null

@@ -8,57 +8,106 @@ and ``jax.shard_map``, with gradients. See the README for the two-minute tour.
 from importlib.metadata import PackageNotFoundError as _PackageNotFoundError
 from importlib.metadata import version as _version
 
+from jax.lax import axis_index, axis_size
+
 from jaxcomm import _built as _built
-from jaxcomm.attention.sequence import positions as positions
-from jaxcomm.attention.sequence import reorder as reorder
-from jaxcomm.attention.sequence import restore as restore
-from jaxcomm.attention.strategies.ring import ring_attention as ring_attention
-from jaxcomm.collectives.all_gather import all_gather as all_gather
-from jaxcomm.collectives.all_reduce import pmax as pmax
-from jaxcomm.collectives.all_reduce import pmean as pmean
-from jaxcomm.collectives.all_reduce import pmin as pmin
-from jaxcomm.collectives.all_reduce import pprod as pprod
-from jaxcomm.collectives.all_reduce import psum as psum
-from jaxcomm.collectives.all_to_all import all_to_all as all_to_all
-from jaxcomm.collectives.all_to_all import pswapaxes as pswapaxes
-from jaxcomm.collectives.barrier import barrier as barrier
-from jaxcomm.collectives.broadcast import broadcast as broadcast
-from jaxcomm.collectives.broadcast import pbroadcast as pbroadcast
-from jaxcomm.collectives.gather import gather as gather
-from jaxcomm.collectives.permute import ppermute as ppermute
-from jaxcomm.collectives.permute import pshuffle as pshuffle
-from jaxcomm.collectives.permute import ring_shift as ring_shift
-from jaxcomm.collectives.pvary import pvary as pvary
-from jaxcomm.collectives.ragged_all_to_all import ragged_all_to_all as ragged_all_to_all
-from jaxcomm.collectives.reduce import reduce as reduce
-from jaxcomm.collectives.reduce_scatter import psum_scatter as psum_scatter
-from jaxcomm.collectives.scan import scan as scan
-from jaxcomm.collectives.scatter import scatter as scatter
-from jaxcomm.collectives.split_phase import all_gather_done as all_gather_done
-from jaxcomm.collectives.split_phase import all_gather_start as all_gather_start
-from jaxcomm.collectives.split_phase import all_to_all_done as all_to_all_done
-from jaxcomm.collectives.split_phase import all_to_all_start as all_to_all_start
-from jaxcomm.collectives.split_phase import ppermute_done as ppermute_done
-from jaxcomm.collectives.split_phase import ppermute_start as ppermute_start
-from jaxcomm.collectives.split_phase import psum_done as psum_done
-from jaxcomm.collectives.split_phase import psum_scatter_done as psum_scatter_done
-from jaxcomm.collectives.split_phase import psum_scatter_start as psum_scatter_start
-from jaxcomm.collectives.split_phase import psum_start as psum_start
-from jaxcomm.collectives.split_phase import ring_shift_done as ring_shift_done
-from jaxcomm.collectives.split_phase import ring_shift_start as ring_shift_start
+from jaxcomm.attention.schedules.schedule import Schedule
+from jaxcomm.attention.sequence import positions, reorder, restore
+from jaxcomm.attention.strategies.ring import ring_attention
+from jaxcomm.collectives import transposes as _transposes  # noqa: F401 -- registers
+from jaxcomm.collectives.all_gather import all_gather
+from jaxcomm.collectives.all_reduce import pmax, pmean, pmin, pprod, psum
+from jaxcomm.collectives.all_to_all import all_to_all, pswapaxes
+from jaxcomm.collectives.barrier import pbarrier
+from jaxcomm.collectives.broadcast import pbroadcast
+from jaxcomm.collectives.gather import pgather
+from jaxcomm.collectives.pcast import pcast
+from jaxcomm.collectives.permute import ppermute, pshuffle, ring_shift
+from jaxcomm.collectives.ragged_all_to_all import ragged_all_to_all
+from jaxcomm.collectives.reduce import preduce
+from jaxcomm.collectives.reduce_scatter import psum_scatter
+from jaxcomm.collectives.scan import pscan
+from jaxcomm.collectives.scatter import pscatter
+from jaxcomm.collectives.split_phase import (
+    all_gather_start,
+    all_to_all_start,
+    ppermute_start,
+    psum_scatter_start,
+    psum_start,
+    ring_shift_start,
+)
 from jaxcomm.communicator import cpu_threads as _cpu_threads
-from jaxcomm.communicator.backends.nccl.policy import CommPolicy as CommPolicy
-from jaxcomm.communicator.cache import Communicators as Communicators
-from jaxcomm.communicator.cache import communicators as communicators
-from jaxcomm.communicator.cache import counters as counters
-from jaxcomm.communicator.cache import finalize as finalize
-from jaxcomm.communicator.cache import init as init
-from jaxcomm.communicator.cache import memory_report as memory_report
-from jaxcomm.communicator.communicator import Communicator as Communicator
-from jaxcomm.communicator.symmetric_pool import SymmetricPool as SymmetricPool
-from jaxcomm.diagnostics.flight_record import FlightRecord as FlightRecord
-from jaxcomm.diagnostics.flight_record import flight_record as flight_record
-from jaxcomm.errors import CommunicatorError as CommunicatorError
+from jaxcomm.communicator.backends.nccl.policy import CommPolicy
+from jaxcomm.communicator.cache import (
+    communicators,
+    counters,
+    finalize,
+    init,
+    memory_report,
+)
+from jaxcomm.communicator.communicator import Communicator
+from jaxcomm.communicator.stats import Counters, MemoryRow
+from jaxcomm.communicator.symmetric_pool import SymmetricPool
+from jaxcomm.communicator.table import Communicators
+from jaxcomm.diagnostics.compiled import CollectiveCounts, collectives_of
+from jaxcomm.diagnostics.flight_record import FlightRecord, flight_record
+from jaxcomm.errors import CommunicatorError
+from jaxcomm.primitives.handle import Handle
+from jaxcomm.primitives.scope import using
+
+__all__ = [
+    "CollectiveCounts",
+    "CommPolicy",
+    "Communicator",
+    "CommunicatorError",
+    "Communicators",
+    "Counters",
+    "FlightRecord",
+    "Handle",
+    "MemoryRow",
+    "Schedule",
+    "SymmetricPool",
+    "all_gather",
+    "all_gather_start",
+    "all_to_all",
+    "all_to_all_start",
+    "axis_index",
+    "axis_size",
+    "collectives_of",
+    "communicators",
+    "counters",
+    "finalize",
+    "flight_record",
+    "init",
+    "memory_report",
+    "pbarrier",
+    "pbroadcast",
+    "pcast",
+    "pgather",
+    "pmax",
+    "pmean",
+    "pmin",
+    "positions",
+    "ppermute",
+    "ppermute_start",
+    "pprod",
+    "preduce",
+    "pscan",
+    "pscatter",
+    "pshuffle",
+    "psum",
+    "psum_scatter",
+    "psum_scatter_start",
+    "psum_start",
+    "pswapaxes",
+    "ragged_all_to_all",
+    "reorder",
+    "restore",
+    "ring_attention",
+    "ring_shift",
+    "ring_shift_start",
+    "using",
+]
 
 # Before anything makes JAX's CPU client.
 _cpu_threads.prepare()
@@ -67,3 +116,8 @@ try:
     __version__ = _version("jaxcomm")
 except _PackageNotFoundError:  # run from the source tree
     __version__ = "0+unknown"
+
+
+def __dir__() -> list[str]:
+    """Show the public names alone."""
+    return [*__all__, "__version__"]

@@ -20,51 +20,59 @@ from jax._src import core as _core
 from jax._src import dispatch as _dispatch
 from jax._src import distributed as _distributed
 from jax._src import xla_bridge as _xla_bridge
-from jax._src.interpreters import ad as ad
-from jax._src.interpreters import batching as batching
-from jax._src.interpreters import mlir as mlir
 from jax._src.interpreters import partial_eval as _pe
-
-from jaxcomm.communicator import replica_groups
+from jax.interpreters import ad as ad
+from jax.interpreters import batching as batching
+from jax.interpreters import mlir as _mlir
 
 
 def checks_varying_axes() -> bool:
-    """Says whether this trace is under ``shard_map(..., check_vma=True)``."""
+    """Say whether this trace is under ``shard_map(..., check_vma=True)``."""
     return _config._check_vma.value
 
 
 @contextlib.contextmanager
 def without_varying_axes_check():
-    """Traces as under ``check_vma=False``; for lowerings, whose types are settled."""
+    """Trace as under ``check_vma=False``; for lowerings, whose types are settled."""
     with _config._check_vma(False):
         yield
 
 
 def varying_axes(x) -> frozenset:
-    """Returns the mesh axes over which ``x`` may differ between devices."""
+    """Return the mesh axes over which ``x`` may differ between devices."""
     return jax.typeof(x).mat.varying
 
 
-def with_varying_axes(aval, axes):
-    """Returns ``aval`` varying over exactly ``axes`` of the current mesh."""
+def with_manual_axes(aval, **kinds: frozenset):
+    """Return ``aval`` with other axes over which it is of some kinds.
+
+    Args:
+      aval: a type.
+      **kinds: the mesh axes over which it is ``varying``, ``unreduced`` or ``reduced``.
+    """
     # Constants come without the mesh, which the type needs.
     mesh = jax.sharding.get_abstract_mesh()
     aval = aval.update(sharding=aval.sharding.update(mesh=mesh))
-    return aval.update(manual_axis_type=aval.mat.update(varying=frozenset(axes)))
+    return aval.update(manual_axis_type=aval.mat.update(**kinds))
+
+
+def with_varying_axes(aval, axes):
+    """Return ``aval`` varying over exactly ``axes`` of the current mesh."""
+    return with_manual_axes(aval, varying=frozenset(axes))
 
 
 def zero_tangent(primal):
-    """Returns the symbolic zero that is the tangent of ``primal``."""
+    """Return the symbolic zero that is the tangent of ``primal``."""
     return ad.Zero(jax.typeof(primal).to_tangent_aval())
 
 
 def is_zero_tangent(tangent) -> bool:
-    """Says whether a tangent or cotangent is a symbolic zero."""
+    """Say whether a tangent or cotangent is a symbolic zero."""
     return type(tangent) is ad.Zero
 
 
 def axis_size(axis) -> int:
-    """Returns the extent of an axis, as ``jax.lax.axis_size`` does.
+    """Return the extent of an axis, as ``jax.lax.axis_size`` does.
 
     It also knows the one of a ``jax.vmap`` while the backward pass of a
     ``jax.custom_vjp`` is traced, which JAX (0.10.2, 0.11.2, 0.12.0.1) names there to
@@ -86,7 +94,7 @@ def axis_size(axis) -> int:
 
 
 def check_axes_bound(axes, name: str) -> None:
-    """Raises NameError, as JAX does, if an axis is not bound by a mapping."""
+    """Raise NameError, as JAX does, if an axis is not bound by a mapping."""
     for axis in axes:
         try:
             axis_size(axis)
@@ -97,23 +105,13 @@ def check_axes_bound(axes, name: str) -> None:
             ) from None
 
 
-def check_not_unreduced(aval, axes, name: str) -> None:
-    """Raises ValueError for the unreduced types that only jax.lax handles."""
-    both = (aval.mat.unreduced | aval.mat.reduced) & frozenset(axes)
-    if both:
-        raise ValueError(
-            f"{name} over {tuple(axes)}: the operand is unreduced or reduced over "
-            f"{tuple(both)}, which jaxcomm does not handle; use the jax.lax collective."
-        )
-
-
 def named_axis_effects(axes):
-    """Returns the effects by which JAX knows what axes a jaxpr needs bound."""
+    """Return the effects by which JAX knows what axes a jaxpr needs bound."""
     return {_core.NamedAxisEffect(axis) for axis in axes}
 
 
 def require_devices_during_lowering(primitive) -> None:
-    """Keeps JAX from reusing a lowering of ``primitive`` on other devices.
+    """Keep JAX from reusing a lowering of ``primitive`` on other devices.
 
     Without it a jitted function called under two meshes of equal shape, with the
     devices in another order, runs with the first one's groups.
@@ -122,29 +120,29 @@ def require_devices_during_lowering(primitive) -> None:
 
 
 def register_lowering(primitive, rule, platform: str | None = None) -> None:
-    """Registers a lowering rule; without a platform, for all that have none."""
-    mlir.register_lowering(primitive, rule, platform=platform)
+    """Register a lowering rule; without a platform, for all that have none."""
+    _mlir.register_lowering(primitive, rule, platform=platform)
 
 
 def lower_as(function, ctx, *operands, **params):
-    """Lowers a call as the JAX function ``function(*operands, **params)``."""
-    rule = mlir.lower_fun(function, multiple_results=True)
+    """Lower a call as the JAX function ``function(*operands, **params)``."""
+    rule = _mlir.lower_fun(function, multiple_results=True)
     with without_varying_axes_check():
         return rule(ctx, *operands, **params)
 
 
 def has_tangent(x) -> bool:
-    """Says whether ``x`` is of a type that can be differentiated by."""
+    """Say whether ``x`` is of a type that can be differentiated by."""
     return jax.numpy.issubdtype(x.dtype, jax.numpy.inexact)
 
 
 def current_trace():
-    """Returns what is tracing now: another object in each traced function."""
+    """Return what is tracing now: another object in each traced function."""
     return _core.trace_ctx.trace
 
 
 def is_staging() -> bool:
-    """Says whether calls go into a program; otherwise each is one by itself."""
+    """Say whether calls go into a program; otherwise each is one by itself."""
     trace = current_trace()
     while trace is not None and not isinstance(trace, _pe.DynamicJaxprTrace):
         trace = getattr(trace, "parent_trace", None)
@@ -152,12 +150,12 @@ def is_staging() -> bool:
 
 
 def is_tracer(x) -> bool:
-    """Says whether ``x`` is being traced rather than a concrete value."""
+    """Say whether ``x`` is being traced rather than a concrete value."""
     return isinstance(x, _core.Tracer)
 
 
 def concrete_mesh(ctx):
-    """Returns the ``jax.sharding.Mesh`` a program is being lowered for, or None.
+    """Return the ``jax.sharding.Mesh`` a program is being lowered for, or None.
 
     None outside shard_map, and where only an abstract mesh is known.
     """
@@ -166,7 +164,7 @@ def concrete_mesh(ctx):
 
 
 def program_text(ctx) -> str:
-    """Returns what a program being lowered is called, with its arguments' types.
+    """Return what a program being lowered is called, with its arguments' types.
 
     Known before the program's body is lowered, and the same on every process.
     """
@@ -180,7 +178,7 @@ def program_text(ctx) -> str:
 
 
 def key_value_store() -> Any:
-    """Returns the client of ``jax.distributed``'s key-value store, None if none runs.
+    """Return the client of ``jax.distributed``'s key-value store, None if none runs.
 
     It has ``key_value_set(key, text, allow_overwrite)``,
     ``blocking_key_value_get(key, milliseconds)`` and ``key_value_dir_get(folder)``,
@@ -189,13 +187,8 @@ def key_value_store() -> Any:
     return _distributed.global_state.client
 
 
-def device_grid(mesh) -> replica_groups.DeviceGrid:
-    """Returns the device grid of a concrete mesh."""
-    return replica_groups.grid_of(mesh)
-
-
 def before_devices_start(action) -> None:
-    """Calls ``action()`` once, when this process first asks JAX for its devices.
+    """Call ``action()`` once, when this process first asks JAX for its devices.
 
     If it raises, so does whatever asked, and the next one calls it again.
     """
@@ -216,7 +209,7 @@ def before_devices_start(action) -> None:
 
 
 def make_cpu_client_inside(context) -> bool:
-    """Has JAX make its CPU client inside ``context()``, now and whenever it is anew.
+    """Have JAX make its CPU client inside ``context()``, now and whenever it is anew.
 
     Returns:
       False if this JAX makes it in a way that is not known here.
@@ -238,7 +231,7 @@ def make_cpu_client_inside(context) -> bool:
 
 
 def requested_cpu_devices() -> int:
-    """Returns how many CPU devices a client that is made now will have here."""
+    """Return how many CPU devices a client that is made now will have here."""
     # Checked on 0.10.2, 0.11.2, 0.12.0.1.
     configured = _xla_bridge.num_cpu_devices.value
     if configured >= 0:
@@ -254,7 +247,7 @@ def requested_cpu_devices() -> int:
 
 
 def automatic_axes(ctx) -> frozenset:
-    """Returns the mesh axes of several devices that shard_map left to XLA."""
+    """Return the mesh axes of several devices that shard_map left to XLA."""
     axis_context = ctx.module_context.axis_context
     manual = getattr(axis_context, "manual_axes", None)
     if manual is None:
@@ -285,7 +278,7 @@ def _cudnn():
 
 
 def _cudnn_signatures(*score_mod: str):
-    """Returns the arguments that are known, of the forward and the backward pass."""
+    """Return the arguments that are known, of the forward and the backward pass."""
     parameters = (*(f"{name}_args" for name in score_mod), *_CUDNN_PARAMETERS)
     return (
         (*_CUDNN_OPERANDS, *parameters, *score_mod, "is_training"),
@@ -308,14 +301,14 @@ NO_DEVICES = (RuntimeError, AssertionError)
 
 
 def backends_are_started() -> bool:
-    """Says whether JAX has asked the machine for its devices."""
+    """Say whether JAX has asked the machine for its devices."""
     # Checked on 0.10.2, 0.11.2, 0.12.0.1.
     return _xla_bridge.backends_are_initialized()
 
 
 @functools.cache
 def cudnn_attention_mismatch() -> str | None:
-    """Says why JAX's calls of cuDNN's attention cannot be used; None if they can."""
+    """Say why JAX's calls of cuDNN's attention cannot be used; None if they can."""
     try:
         cudnn = _cudnn()
         _ = cudnn.MaskType.NO_MASK, cudnn.MaskType.CAUSAL, cudnn.AttentionLayout.BTNH
@@ -333,7 +326,7 @@ def cudnn_attention_mismatch() -> str | None:
 def call_cudnn_attention(
     query, key, value, *saved, scale: float, is_causal: bool, is_backward: bool
 ):
-    """Calls cuDNN's attention; can be lowered for CUDA only.
+    """Call cuDNN's attention; can be lowered for CUDA only.
 
     Args:
       query, key, value: (B, tokens, heads, D) bfloat16 or float16.
@@ -364,7 +357,7 @@ def call_cudnn_attention(
 
 
 def from_dlpack(capsule, device) -> jax.Array:
-    """Returns the array of a DLPack capsule, on the device whose memory it is in.
+    """Return the array of a DLPack capsule, on the device whose memory it is in.
 
     ``jax.dlpack.from_dlpack`` takes all CPU memory to belong to the first CPU device.
 
@@ -382,7 +375,7 @@ def from_dlpack(capsule, device) -> jax.Array:
 
 
 def cudnn_version() -> int | None:
-    """Returns cuDNN's version, as 91300 for 9.13.0, or None where JAX has none."""
+    """Return cuDNN's version, as 91300 for 9.13.0, or None where JAX has none."""
     # Checked on 0.10.2, 0.11.2, 0.12.0.1.
     try:
         from jax._src.lib import cuda_versions

@@ -56,6 +56,26 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 )
 
 
+def pytest_addoption(parser):
+    parser.addoption(
+        "--one-of-each",
+        action="store_true",
+        help="run one test of each file, and none that is slow (`make check`)",
+    )
+
+
+def pytest_collection_modifyitems(config, items):
+    if not config.getoption("--one-of-each"):
+        return
+    first_of = {}
+    for item in items:
+        if not any(map(item.get_closest_marker, ("slow", "notebook"))):
+            first_of.setdefault(item.path, item)
+    chosen = set(first_of.values())
+    config.hook.pytest_deselected(items=[i for i in items if i not in chosen])
+    items[:] = [item for item in items if item in chosen]
+
+
 def pytest_collection_finish():
     """Has Python look for garbage among what tests make, and less often.
 

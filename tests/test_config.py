@@ -54,7 +54,7 @@ def test_the_backend_variable_changes_no_result(monkeypatch, make_mesh):
 
     def run():
         program = jax.shard_map(
-            lambda x: (jaxcomm.psum(x, "i"), jaxcomm.scan(x, "i")),
+            lambda x: (jaxcomm.psum(x, "i"), jaxcomm.pscan(x, "i")),
             mesh=mesh,
             in_specs=jax.P("i"),
             out_specs=jax.P("i"),

@@ -31,7 +31,7 @@ def test_four_threads_dispatch_collectives_at_once(make_mesh, mesh_pair):
                 lambda x: np.roll(x, 1, 0),
             ),
             (
-                over(mesh, lambda x: jaxcomm.scan(x, ("a", "b"))),
+                over(mesh, lambda x: jaxcomm.pscan(x, ("a", "b"))),
                 lambda x: np.cumsum(x, 0),
             ),
         ]
@@ -106,7 +106,7 @@ def test_a_thousand_broadcasts_in_one_program(make_mesh):
     def call(x):
         def step(carry, root_value):
             # What each step sends depends on the last: none can be dropped.
-            carry = jaxcomm.broadcast(carry + jax.lax.axis_index("i"), "i", 3)
+            carry = jaxcomm.pbroadcast(carry + jax.lax.axis_index("i"), "i", 3)
             return carry, carry[0]
 
         return jax.lax.scan(step, x, length=1000)

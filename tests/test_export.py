@@ -73,12 +73,12 @@ EVERY = {
     "pswapaxes": lambda x, b: jaxcomm.pswapaxes(x, "i", 0, backend=b),
     "pbroadcast": lambda x, b: jaxcomm.pbroadcast(x, "i", 2, backend=b),
     "ragged_all_to_all": ragged,
-    "broadcast": lambda x, b: jaxcomm.broadcast(x, "i", 1, backend=b),
-    "reduce": lambda x, b: jaxcomm.reduce(x, "i", root=3, backend=b),
-    "gather": lambda x, b: jaxcomm.gather(x, "i", backend=b),
-    "scatter": lambda x, b: jaxcomm.scatter(x, "i", backend=b),
-    "scan": lambda x, b: jaxcomm.scan(x, "i", exclusive=True, backend=b),
-    "barrier": lambda x, b: jaxcomm.barrier(x, "i", backend=b),
+    "broadcast": lambda x, b: jaxcomm.pbroadcast(x, "i", 1, backend=b),
+    "reduce": lambda x, b: jaxcomm.preduce(x, "i", root=3, backend=b),
+    "gather": lambda x, b: jaxcomm.pgather(x, "i", backend=b),
+    "scatter": lambda x, b: jaxcomm.pscatter(x, "i", backend=b),
+    "scan": lambda x, b: jaxcomm.pscan(x, "i", exclusive=True, backend=b),
+    "barrier": lambda x, b: jaxcomm.pbarrier(x, "i", backend=b),
     "ring_shift": lambda x, b: jaxcomm.ring_shift(x, "i", -1, backend=b),
 }
 
@@ -87,7 +87,12 @@ def every(backend):
     def local(x):
         outs = {name: function(x, backend) for name, function in EVERY.items()}
         # Results that are equal on all devices leave as the others do.
-        return jaxcomm.pvary(outs, "i")
+        return {
+            name: out
+            if jax.typeof(out).mat.varying
+            else jaxcomm.pcast(out, "i", to="varying")
+            for name, out in outs.items()
+        }
 
     return local
 
@@ -114,7 +119,7 @@ def derivatives(backend, most):
         return (scattered * x * most(x)).sum()
 
     def scan(x):
-        return jaxcomm.scan(x, ("v", "i"), backend=backend)
+        return jaxcomm.pscan(x, ("v", "i"), backend=backend)
 
     def local(x):
         first = jax.grad(loss)
@@ -152,7 +157,7 @@ def training_step(w, x):
     """What the variable must reach: sums that no call of the user's names."""
 
     def loss(w):
-        w = jaxcomm.pvary(w, "i")
+        w = jaxcomm.pcast(w, "i", to="varying")
         return jaxcomm.pmean((jnp.sin(x @ w) ** 2).sum(), "i")
 
     gradient = jax.grad(loss)(w)
@@ -215,7 +220,7 @@ def test_an_exported_program_serves_devices_in_any_order(make_mesh):
     )
 
     def local(x):
-        return jaxcomm.scan(x, "i", backend="xla")
+        return jaxcomm.pscan(x, "i", backend="xla")
 
     one, other = (over(m, local).lower(X).as_text() for m in (mesh, crossed))
     assert one == other
@@ -228,7 +233,7 @@ def test_an_exported_program_serves_devices_in_any_order(make_mesh):
 def test_an_abstract_mesh_is_lowered_for_the_devices_of_the_arguments(make_mesh):
     mesh = make_mesh(i=4)
     placed = jax.device_put(X, jax.NamedSharding(mesh, SPEC))
-    found = over(abstract(mesh), lambda x: jaxcomm.scan(x, "i", backend="xla"))(placed)
+    found = over(abstract(mesh), lambda x: jaxcomm.pscan(x, "i", backend="xla"))(placed)
     expected = np.cumsum(X.reshape(4, 4, 4), 0, dtype=np.float32).reshape(X.shape)
     np.testing.assert_allclose(found, expected, 1e-6, 1e-6)
 
@@ -244,14 +249,14 @@ def test_our_own_backend_refuses_an_abstract_mesh(make_mesh):
         over(abstract(mesh), lambda x: jaxcomm.psum(x, "i"), out_specs=jax.P())(placed)
     # Where no argument has devices either, JAX speaks first.
     with pytest.raises(ValueError, match="AbstractMesh cannot be used when"):
-        export_abstract(mesh, lambda x: jaxcomm.scan(x, "i"), X)
+        export_abstract(mesh, lambda x: jaxcomm.pscan(x, "i"), X)
 
 
 # our own custom calls
 
 
 def ours(x):
-    return jaxcomm.scan(x, "i"), jaxcomm.ring_shift(x, "i")
+    return jaxcomm.pscan(x, "i"), jaxcomm.ring_shift(x, "i")
 
 
 OPT_OUT = [

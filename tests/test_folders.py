@@ -18,9 +18,7 @@ ORDER = [
 LEVELS = {folder: level for level, folders in enumerate(ORDER) for folder in folders}
 
 # Edges that are still to be removed: (file, header). Add none.
-KNOWN = {
-    ("ffi/xla/borrow.cc", "ffi/backends/nccl/borrowed_communicator.h"),
-}
+KNOWN = set()
 
 
 def _sources():

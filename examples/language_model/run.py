@@ -3,7 +3,7 @@
 import errno
 
 import jaxcomm
-from language_model import data, generate, plot, processes, report, step
+from language_model import data, generate, plot, processes, report
 from language_model.interrupt import Interrupted, deferred_interrupt, kept_interrupt
 from language_model.settings import DemoError, Settings
 from language_model.training import Training
@@ -35,8 +35,8 @@ def run(settings: Settings) -> None:
         training = Training(settings, text)
     _say(training.describe())
     with timings.phase("compile"), kept_interrupt():
-        ours, of_xla = step.count_collectives(training.compile())
-    _say(f"step   {ours} calls of jaxcomm, {of_xla} collectives of XLA\n")
+        collectives = jaxcomm.collectives_of(training.compile())
+    _say(f"step   {collectives}\n")
     try:
         expected = _reference(training, timings)
         _train(training, expected, timings)

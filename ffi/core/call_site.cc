@@ -83,12 +83,9 @@ void AppendLeaves(const std::vector<Leaf>& leaves, std::string* out) {
 
 xla::ffi::TypeId CallSite::id = {};
 
-CallSite::CallSite(Attributes attributes, int collective_index, Planner planner,
-                   int plan_reads_operands_from)
+CallSite::CallSite(Attributes attributes, const Collective& collective)
     : attributes_(std::move(attributes)),
-      collective_index_(collective_index),
-      planner_(planner),
-      plan_reads_operands_from_(plan_reads_operands_from),
+      collective_(collective),
       serial_(next_serial.fetch_add(1, std::memory_order_relaxed)),
       program_size_(Programs::Get().Find(attributes_.program)),
       ordinal_(program_size_->fetch_add(1)) {}
@@ -119,7 +116,7 @@ void CallSite::SetShapes(std::vector<Leaf> operands, std::vector<Leaf> results) 
     operand_bytes_ += leaf.bytes();
   }
   std::string text =
-      StrCat(attributes_.collective, "/", ReduceOpName(attributes_.reduce), "/");
+      StrCat(collective_.name(), "/", ReduceOpName(attributes_.reduce), "/");
   for (int64_t param : attributes_.params) text += StrCat(param, ",");
   AppendLeaves(operands_, &text);
   text += "->";
@@ -140,7 +137,7 @@ void CallSite::SetShapes(std::vector<Leaf> operands, std::vector<Leaf> results) 
   std::string shapes;
   AppendLeaves(operands_, &shapes);
   operation_ = OperationTable::Get().Intern(
-      {attributes_.collective, attributes_.name, shapes,
+      {std::string(collective_.name()), attributes_.name, shapes,
        operands_.empty() ? "" : std::string(DataTypeName(operands_[0].dtype)),
        operand_bytes_, signature_});
   label_ =
@@ -162,8 +159,11 @@ Status CallSite::MakePlan(int size, const void* const* const* operands_of,
                            "which this backend cannot read");
   }
   plan->size = size;
+  plan->kind = collective_.kind;
+  plan->expansion = collective_.moves;
+  plan->pairwise = collective_.pairwise;
   const Problem problem{size, operands_, results_, attributes_.params};
-  Status status = planner_(problem, operands_of, plan);
+  Status status = collective_.planner(problem, operands_of, plan);
   if (status.success()) return status;
   return Status(*status.errc(), StrCat(description_, ": ", status.message()));
 }

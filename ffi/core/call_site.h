@@ -24,20 +24,20 @@ class CallSite {
   static xla::ffi::TypeId id;
 
   struct Attributes {
-    std::string collective;  // which planner: "all_gather"
-    std::string name;        // what the user called: "psum"
-    std::string axes;        // for messages: "('data', 'context')"
-    int64_t key = 0;         // of the communicator
-    int64_t program = 0;     // the same for all call sites of one program
+    std::string name;     // what the user called: "psum"
+    std::string axes;     // for messages: "('data', 'context')"
+    int64_t key = 0;      // of the communicator
+    int64_t program = 0;  // the same for all call sites of one program
     ReduceOp reduce = ReduceOp::kSum;
     std::vector<int64_t> params;
   };
 
-  CallSite(Attributes attributes, int collective_index, Planner planner,
-           int plan_reads_operands_from);
+  // `collective` must live longer.
+  CallSite(Attributes attributes, const Collective& collective);
 
   const Attributes& attributes() const { return attributes_; }
-  int collective_index() const { return collective_index_; }
+  const Collective& collective() const { return collective_; }
+  Plan::Kind kind() const { return collective_.kind; }
 
   // Unique in this process: a program inlines a function once per call, so
   // equal attributes do not mean the same place in the program.
@@ -74,8 +74,8 @@ class CallSite {
   // The plan for a group of `size` ranks. `operands_of`: null unless the plan reads
   // operands, see Planner.
   Status MakePlan(int size, const void* const* const* operands_of, Plan* plan) const;
-  bool plan_reads_operands() const { return plan_reads_operands_from_ >= 0; }
-  int plan_reads_operands_from() const { return plan_reads_operands_from_; }
+  bool plan_reads_operands() const { return plan_reads_operands_from() >= 0; }
+  int plan_reads_operands_from() const { return collective_.plan_reads_operands_from; }
 
   // What a backend made of this call site under a key of its choice; keys of different
   // types are different. Made once and kept as long as the site. Null where `make()`,
@@ -90,9 +90,7 @@ class CallSite {
 
  private:
   const Attributes attributes_;
-  const int collective_index_;
-  const Planner planner_;
-  const int plan_reads_operands_from_;
+  const Collective& collective_;
   const uint64_t serial_;
   // Call sites of the program so far; this one is number ordinal_.
   const std::shared_ptr<std::atomic<uint64_t>> program_size_;

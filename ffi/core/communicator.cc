@@ -10,6 +10,12 @@ Communicator::Communicator(CommunicatorSpec spec)
   FollowFlight(spec_, recorder_);
 }
 
+xla::ffi::Future Communicator::Execute(const Call& call) {
+  return FailedFuture(FailedPrecondition(call.site->description(), ": the ",
+                                         spec_.backend,
+                                         " backend serves only devices with streams"));
+}
+
 Status Communicator::Enqueue(const Call& call, void*) {
   return FailedPrecondition(call.site->description(), ": the ", spec_.backend,
                             " backend does not serve devices with streams");

@@ -73,16 +73,23 @@ struct CommunicatorStats {
   std::vector<std::pair<std::string, int64_t>> calls;
 };
 
+// A communicator that XLA is asked to lend: places among a program's devices, group by
+// group, and a number that tells communicators of the same devices apart.
+struct WantedCommunicator {
+  std::vector<std::vector<int64_t>> groups;
+  int64_t communication_id = 0;
+};
+
 class Communicator {
  public:
   explicit Communicator(CommunicatorSpec spec);
   virtual ~Communicator() = default;
 
-  // Takes part in a collective for one rank. The buffers of `call` stay valid,
-  // and belong to the communicator, until the future completes; no copy of them
-  // is made. Never blocks on another rank. Every rank's future completes, with
-  // an error if a rank is missing when the deadline passes.
-  virtual xla::ffi::Future Execute(const Call& call) = 0;
+  // For CPU devices. Takes part in a collective for one rank. The buffers of `call`
+  // stay valid, and belong to the communicator, until the future completes; no copy of
+  // them is made. Never blocks on another rank. Every rank's future completes, with an
+  // error if a rank is missing when the deadline passes.
+  virtual xla::ffi::Future Execute(const Call& call);
 
   // The same for a device with streams: gives `stream` the work and returns at once.
   // Errors that come later end the communicator, and its next call says which.
@@ -100,6 +107,10 @@ class Communicator {
   // lets go of no buffer, also when the program fails in between.
   virtual xla::ffi::Future Start(const Call& call) { return Execute(call); }
   virtual xla::ffi::Future Done(const Call& call);
+
+  // The communicator that XLA must lend for each call, as `Call::borrowed`. Null if
+  // this one needs none.
+  virtual const WantedCommunicator* wanted() const { return nullptr; }
 
   // Ends every pending call, and every later one, with `reason`.
   virtual void Abort(const Status& reason) = 0;

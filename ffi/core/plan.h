@@ -11,7 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <string>
+#include <string_view>
 #include <vector>
 
 #include "ffi/base/status.h"
@@ -125,12 +125,12 @@ struct Move {
 using MoveVisitor = std::function<void(const Move&)>;
 
 struct Plan {
-  // What each of them does stands at its planner, in ffi/handlers.
+  // Which collective. ffi/planners says what each does.
   enum class Kind {
-    kNothing,  // but that all ranks arrive
     kAllGather,
     kAllReduce,
     kAllToAll,
+    kBarrier,
     kBroadcast,
     kGather,
     kPermute,
@@ -140,6 +140,7 @@ struct Plan {
     kScan,
     kScatter,
   };
+  static constexpr int kKinds = static_cast<int>(Kind::kScatter) + 1;
   // In the place of a rank: the moves of all.
   static constexpr int kEveryRank = -1;
 
@@ -161,11 +162,9 @@ struct Plan {
   using Expansion = void (*)(const Plan& plan, int leaf, int rank,
                              const MoveVisitor& visit);
 
-  // Moves that have one source and one target, or none and one, and of which each is
-  // run as soon as its own ranks are there: a rank is done when its moves are.
-  bool pairwise = false;
-  Kind kind = Kind::kNothing;
-  Expansion expansion = nullptr;  // by the planner, beside the kind that it spells out
+  Kind kind = Kind::kBarrier;
+  Expansion expansion = nullptr;  // see Collective
+  bool pairwise = false;          // likewise
   int size = 0;                   // ranks of the group
   std::vector<Division> leaves;
   int root = 0;                // of kBroadcast, kGather, kReduce and kScatter
@@ -184,6 +183,9 @@ struct Plan {
   void ForEachMove(int leaf, int rank, const MoveVisitor& visit) const;
 };
 
+// The name of a collective, "all_gather".
+std::string_view KindName(Plan::Kind kind);
+
 // What a planner is asked.
 struct Problem {
   int size;                           // ranks of the group
@@ -199,18 +201,21 @@ struct Problem {
 using Planner = Status (*)(const Problem& problem,
                            const void* const* const* operands_of, Plan* plan);
 
-// For planners. Fails unless the collective has so many parameters, and as many
-// operands as results, of the same types.
-Status CheckProblem(const Problem& problem, size_t params);
-// Fails unless parameter `index` is a rank of the group, which it returns.
-Status ReadRank(const Problem& problem, size_t index, int* rank);
-// Divides every leaf, with outer numbers from parameter `first` on: a rank's part is
-// [outer, inner]. `operand_parts` and `result_parts` say how many of them lie in an
-// operand and in a result.
-Status DivideLeaves(const Problem& problem, size_t first, int operand_parts,
-                    int result_parts, Plan* plan);
-// Likewise for leaves that stay whole.
-Status KeepLeavesWhole(const Problem& problem, Plan* plan);
+// A collective, as its planner's file defines it. All of them:
+// ffi/planners/collectives.h
+struct Collective {
+  Plan::Kind kind;
+  Planner planner;
+  Plan::Expansion moves;  // null: nothing moves
+  // Every move has one source and one target, or none and one. Each is run as soon as
+  // its own ranks are there: a rank is done when its moves are.
+  bool pairwise = false;
+  // The plan depends on the values of the operands from this one on, and is made anew
+  // each time. -1: it does not.
+  int plan_reads_operands_from = -1;
+
+  std::string_view name() const { return KindName(kind); }
+};
 
 }  // namespace jaxcomm
 

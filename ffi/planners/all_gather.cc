@@ -18,15 +18,15 @@ void Moves(const Plan& plan, int leaf, int, const MoveVisitor& visit) {
   }
 }
 
-}  // namespace
-
 // Every rank receives every operand. Operands are [outer, inner], results
 // [outer, size, inner]. Parameters: {outer of each leaf}.
-Status PlanAllGather(const Problem& problem, const void* const* const*, Plan* plan) {
-  plan->kind = Plan::Kind::kAllGather;
-  plan->expansion = Moves;
+Status MakePlan(const Problem& problem, const void* const* const*, Plan* plan) {
   RETURN_IF_ERROR(CheckProblem(problem, problem.operands.size()));
   return DivideLeaves(problem, 0, 1, problem.size, plan);
 }
+
+}  // namespace
+
+const Collective kAllGather = {Plan::Kind::kAllGather, MakePlan, Moves};
 
 }  // namespace jaxcomm

@@ -12,14 +12,14 @@ void Moves(const Plan& plan, int leaf, int, const MoveVisitor& visit) {
   visit(move);
 }
 
-}  // namespace
-
 // result = reduction of every rank's operand. No parameters.
-Status PlanAllReduce(const Problem& problem, const void* const* const*, Plan* plan) {
-  plan->kind = Plan::Kind::kAllReduce;
-  plan->expansion = Moves;
+Status MakePlan(const Problem& problem, const void* const* const*, Plan* plan) {
   RETURN_IF_ERROR(CheckProblem(problem, 0));
   return KeepLeavesWhole(problem, plan);
 }
+
+}  // namespace
+
+const Collective kAllReduce = {Plan::Kind::kAllReduce, MakePlan, Moves};
 
 }  // namespace jaxcomm

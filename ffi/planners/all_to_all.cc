@@ -35,15 +35,11 @@ void Moves(const Plan& plan, int leaf, int rank, const MoveVisitor& visit) {
   }
 }
 
-}  // namespace
-
 // Rank s's slice r goes to rank r's place s. Parameters: three numbers a leaf,
 // {outer, middle, split_first}, with r and s counting along the marked axis of
 //   split_first = 1   operand [outer, r, middle, inner] -> [outer, middle, s, inner]
 //   split_first = 0   operand [outer, middle, r, inner] -> [outer, s, middle, inner]
-Status PlanAllToAll(const Problem& problem, const void* const* const*, Plan* plan) {
-  plan->kind = Plan::Kind::kAllToAll;
-  plan->expansion = Moves;
+Status MakePlan(const Problem& problem, const void* const* const*, Plan* plan) {
   const size_t leaves = problem.operands.size();
   RETURN_IF_ERROR(CheckProblem(problem, 3 * leaves));
   plan->leaves.reserve(leaves);
@@ -71,5 +67,9 @@ Status PlanAllToAll(const Problem& problem, const void* const* const*, Plan* pla
   }
   return OkStatus();
 }
+
+}  // namespace
+
+const Collective kAllToAll = {Plan::Kind::kAllToAll, MakePlan, Moves};
 
 }  // namespace jaxcomm

@@ -14,16 +14,16 @@ void Moves(const Plan& plan, int leaf, int, const MoveVisitor& visit) {
   }
 }
 
-}  // namespace
-
 // Every rank receives the root's operand. Parameters: {root}.
-Status PlanBroadcast(const Problem& problem, const void* const* const*, Plan* plan) {
-  plan->kind = Plan::Kind::kBroadcast;
-  plan->expansion = Moves;
-  plan->pairwise = true;
+Status MakePlan(const Problem& problem, const void* const* const*, Plan* plan) {
   RETURN_IF_ERROR(CheckProblem(problem, 1));
   RETURN_IF_ERROR(ReadRank(problem, 0, &plan->root));
   return KeepLeavesWhole(problem, plan);
 }
+
+}  // namespace
+
+const Collective kBroadcast = {Plan::Kind::kBroadcast, MakePlan, Moves,
+                               /*pairwise=*/true};
 
 }  // namespace jaxcomm

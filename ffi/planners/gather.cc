@@ -24,18 +24,17 @@ void Moves(const Plan& plan, int leaf, int, const MoveVisitor& visit) {
   }
 }
 
-}  // namespace
-
 // The root receives every operand, the others zeros. Operands are
 // [outer, inner], results [outer, size, inner]. Parameters: {root, outer of
 // each leaf}.
-Status PlanGather(const Problem& problem, const void* const* const*, Plan* plan) {
-  plan->kind = Plan::Kind::kGather;
-  plan->expansion = Moves;
-  plan->pairwise = true;
+Status MakePlan(const Problem& problem, const void* const* const*, Plan* plan) {
   RETURN_IF_ERROR(CheckProblem(problem, 1 + problem.operands.size()));
   RETURN_IF_ERROR(ReadRank(problem, 0, &plan->root));
   return DivideLeaves(problem, 1, 1, problem.size, plan);
 }
+
+}  // namespace
+
+const Collective kGather = {Plan::Kind::kGather, MakePlan, Moves, /*pairwise=*/true};
 
 }  // namespace jaxcomm

@@ -15,14 +15,9 @@ void Moves(const Plan& plan, int leaf, int, const MoveVisitor& visit) {
   }
 }
 
-}  // namespace
-
 // Each rank receives the operand of one other, or zeros. Parameters: {source of
 // each rank, -1 for none}.
-Status PlanPermute(const Problem& problem, const void* const* const*, Plan* plan) {
-  plan->kind = Plan::Kind::kPermute;
-  plan->expansion = Moves;
-  plan->pairwise = true;
+Status MakePlan(const Problem& problem, const void* const* const*, Plan* plan) {
   const size_t ranks = problem.params.size();
   if (static_cast<int64_t>(ranks) != problem.size) {
     return InvalidArgument("a permutation of ", ranks,
@@ -36,5 +31,9 @@ Status PlanPermute(const Problem& problem, const void* const* const*, Plan* plan
   }
   return KeepLeavesWhole(problem, plan);
 }
+
+}  // namespace
+
+const Collective kPermute = {Plan::Kind::kPermute, MakePlan, Moves, /*pairwise=*/true};
 
 }  // namespace jaxcomm

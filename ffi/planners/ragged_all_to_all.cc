@@ -109,15 +109,11 @@ void Moves(const Plan& plan, int leaf, int rank, const MoveVisitor& visit) {
   }
 }
 
-}  // namespace
-
 // Slice i of rank s, operand[input_offsets[i] :][: send_sizes[i]], goes to rank
 // i / (K / size), to result[output_offsets[i] :]. The result is the operand
 // `output` updated in place. No parameters.
-Status PlanRaggedAllToAll(const Problem& problem, const void* const* const* operands_of,
-                          Plan* plan) {
-  plan->kind = Plan::Kind::kRaggedAllToAll;
-  plan->expansion = Moves;
+Status MakePlan(const Problem& problem, const void* const* const* operands_of,
+                Plan* plan) {
   RETURN_IF_ERROR(CheckShapes(problem));
   plan->leaves.resize(1);  // divided by the slices alone
   const auto& leaves = problem.operands;
@@ -157,5 +153,10 @@ Status PlanRaggedAllToAll(const Problem& problem, const void* const* const* oper
   }
   return OkStatus();
 }
+
+}  // namespace
+
+const Collective kRaggedAllToAll = {Plan::Kind::kRaggedAllToAll, MakePlan, Moves,
+                                    /*pairwise=*/false, /*plan_reads_operands_from=*/2};
 
 }  // namespace jaxcomm

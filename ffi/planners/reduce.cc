@@ -21,16 +21,16 @@ void Moves(const Plan& plan, int leaf, int, const MoveVisitor& visit) {
   }
 }
 
-}  // namespace
-
 // result = reduction of every rank's operand on the root, zero elsewhere.
 // Parameters: {root}.
-Status PlanReduce(const Problem& problem, const void* const* const*, Plan* plan) {
-  plan->kind = Plan::Kind::kReduce;
-  plan->expansion = Moves;
+Status MakePlan(const Problem& problem, const void* const* const*, Plan* plan) {
   RETURN_IF_ERROR(CheckProblem(problem, 1));
   RETURN_IF_ERROR(ReadRank(problem, 0, &plan->root));
   return KeepLeavesWhole(problem, plan);
 }
+
+}  // namespace
+
+const Collective kReduce = {Plan::Kind::kReduce, MakePlan, Moves};
 
 }  // namespace jaxcomm

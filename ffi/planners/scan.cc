@@ -23,18 +23,18 @@ void Moves(const Plan& plan, int leaf, int, const MoveVisitor& visit) {
   if (!move.sources.empty()) visit(move);
 }
 
-}  // namespace
-
 // Rank r receives the reduction of the operands of ranks 0 .. r; exclusive:
 // 0 .. r-1, and the first rank the identity. Reversed, ranks count from the
 // last. Parameters: {exclusive, reverse}.
-Status PlanScan(const Problem& problem, const void* const* const*, Plan* plan) {
-  plan->kind = Plan::Kind::kScan;
-  plan->expansion = Moves;
+Status MakePlan(const Problem& problem, const void* const* const*, Plan* plan) {
   RETURN_IF_ERROR(CheckProblem(problem, 2));
   plan->exclusive = problem.params[0] != 0;
   plan->reverse = problem.params[1] != 0;
   return KeepLeavesWhole(problem, plan);
 }
+
+}  // namespace
+
+const Collective kScan = {Plan::Kind::kScan, MakePlan, Moves};
 
 }  // namespace jaxcomm

@@ -22,9 +22,7 @@
 #include "ffi/core/registry.h"
 #include "ffi/flight/dump_signal.h"
 #include "ffi/flight/flight_dump.h"
-#include "ffi/planners/collectives.h"
 #include "ffi/python/module.h"
-#include "ffi/xla/borrow.h"
 #include "ffi/xla/handler.h"
 #include "xla/ffi/api/ffi.h"
 
@@ -34,29 +32,15 @@ namespace jaxcomm {
 namespace {
 
 // {target: {stage: handler}} for jax.ffi.register_ffi_target.
-nb::dict Registrations(bool has_streams) {
+nb::dict Targets(bool has_streams) {
   nb::dict targets;
-  const auto add = [&](const std::string& target, XLA_FFI_Handler* execute) {
+  for (const Registration& registration : Registrations(has_streams)) {
     nb::dict stages;
-    stages["instantiate"] = nb::capsule(reinterpret_cast<void*>(&InstantiateHandler));
-    stages["execute"] = nb::capsule(reinterpret_cast<void*>(execute));
-    targets[target.c_str()] = stages;
-  };
-  for (const Collective& collective : kCollectives) {
-    const std::string target = StrCat("jaxcomm.", collective.name);
-    add(target, has_streams ? &EnqueueHandler : &ExecuteHandler);
-    if (has_streams) add(target + ".capturable", &EnqueueCapturableHandler);
-    add(target + ".start", has_streams ? &EnqueueStartHandler : &StartHandler);
+    for (const auto& [stage, handler] : registration.stages) {
+      stages[stage] = nb::capsule(reinterpret_cast<void*>(handler));
+    }
+    targets[registration.target.c_str()] = stages;
   }
-  const BorrowHandlers borrow = GetBorrowHandlers();
-  for (const Collective& collective : kCollectives) {
-    if (!has_streams || borrow.execute == nullptr) break;
-    const std::string target = StrCat("jaxcomm.", collective.name, ".borrowed");
-    add(target, borrow.execute);
-    targets[target.c_str()]["prepare"] =
-        nb::capsule(reinterpret_cast<void*>(borrow.prepare));
-  }
-  add("jaxcomm.done", has_streams ? &EnqueueDoneHandler : &DoneHandler);
   return targets;
 }
 
@@ -189,7 +173,7 @@ NB_MODULE(_ffi, m) {
   // A communicator that is part of a CUDA graph keeps its world to the end, on purpose.
   nb::set_leak_warnings(false);
   m.doc() = "XLA FFI handlers of jaxcomm and the registry of its communicators.";
-  m.def("registrations", &Registrations, nb::arg("has_streams"),
+  m.def("registrations", &Targets, nb::arg("has_streams"),
         "Custom-call targets and their handlers, by stage.");
   m.def("call_site_type", &CallSiteType,
         "The type registration of the handlers' state.");

@@ -2,12 +2,10 @@
 
 #if __has_include("xla/ffi/api/collectives_api.h")
 
-#include <memory>
-
-#include "ffi/backends/nccl/borrowed_communicator.h"
 #include "ffi/core/call_site.h"
+#include "ffi/core/communicator.h"
 #include "ffi/core/registry.h"
-#include "ffi/xla/buffers.h"
+#include "ffi/xla/arrival.h"
 #include "xla/ffi/api/ffi.h"
 //
 #include "xla/ffi/api/collectives_api.h"
@@ -25,45 +23,43 @@ struct Collectives : ffi::internal::CollectivesExtensionBase<XlaCommunicators> {
   static bool Support(int32_t major, int32_t) { return major == 0; }
 };
 
-Status Find(CallSite* site, std::shared_ptr<BorrowedCommunicator>* communicator) {
-  *communicator = std::dynamic_pointer_cast<BorrowedCommunicator>(
-      Registry::Get().Find(site->attributes().key));
-  return *communicator == nullptr ? Registry::Get().MissingError(*site) : OkStatus();
+Status RefuseUnlessLent(const CallSite& site, const WantedCommunicator* wanted) {
+  if (wanted != nullptr) return OkStatus();
+  return FailedPrecondition(site.ToString(), " over axes ", site.attributes().axes,
+                            ": its communicator is not one that XLA lends");
 }
 
 Status Prepare(CallSite* site, XlaCommunicators collectives, ffi::RemainingArgs,
                ffi::RemainingRets) {
-  std::shared_ptr<BorrowedCommunicator> communicator;
-  RETURN_IF_ERROR(Find(site, &communicator));
-  const auto& wanted = communicator->wanted();
-  return collectives.RequestCommunicator(ffi::GroupMode::kFlattenedId, wanted.groups,
-                                         wanted.communication_id);
+  const auto communicator = Registry::Get().Find(site->attributes().key);
+  if (communicator == nullptr) return Registry::Get().MissingError(*site);
+  const WantedCommunicator* const wanted = communicator->wanted();
+  RETURN_IF_ERROR(RefuseUnlessLent(*site, wanted));
+  return collectives.RequestCommunicator(ffi::GroupMode::kFlattenedId, wanted->groups,
+                                         wanted->communication_id);
 }
 
 Status Enqueue(void* stream, CallSite* site, XlaCommunicators collectives,
                ffi::RunId run_id, int32_t ordinal, ffi::RemainingArgs operands,
                ffi::RemainingRets results) {
-  Buffers buffers(operands, results);
-  RETURN_IF_ERROR(buffers.Read(site, operands, results));
-  std::shared_ptr<BorrowedCommunicator> communicator;
-  RETURN_IF_ERROR(Find(site, &communicator));
-  const auto& wanted = communicator->wanted();
-  auto lent = collectives.GetCommunicator(ffi::GroupMode::kFlattenedId, wanted.groups,
-                                          wanted.communication_id);
+  Arrival arrival(site, run_id.run_id, ordinal, operands, results);
+  RETURN_IF_ERROR(arrival.status);
+  const WantedCommunicator* const wanted = arrival.communicator->wanted();
+  RETURN_IF_ERROR(RefuseUnlessLent(*site, wanted));
+  auto lent = collectives.GetCommunicator(ffi::GroupMode::kFlattenedId, wanted->groups,
+                                          wanted->communication_id);
   if (!lent) return lent.error();
-  Call call{site,    run_id.run_id,      site->serial(),    site->shared_tag(),
-            ordinal, buffers.operands(), buffers.results(), nullptr};
-  call.borrowed = *lent;
-  return communicator->Enqueue(call, stream);
+  arrival.call.borrowed = *lent;
+  return arrival.communicator->Enqueue(arrival.call, stream);
 }
 
-XLA_FFI_DEFINE_HANDLER(PrepareImpl, Prepare,
+XLA_FFI_DEFINE_HANDLER(kPrepare, Prepare,
                        ffi::Ffi::BindPrepare()
                            .Ctx<ffi::State<CallSite>>()
                            .Ctx<ffi::Extension<Collectives>>()
                            .RemainingArgs()
                            .RemainingRets());
-XLA_FFI_DEFINE_HANDLER(EnqueueImpl, Enqueue,
+XLA_FFI_DEFINE_HANDLER(kEnqueue, Enqueue,
                        ffi::Ffi::Bind()
                            .Ctx<ffi::PlatformStream<void*>>()
                            .Ctx<ffi::State<CallSite>>()
@@ -75,10 +71,7 @@ XLA_FFI_DEFINE_HANDLER(EnqueueImpl, Enqueue,
 
 }  // namespace
 
-BorrowHandlers GetBorrowHandlers() {
-  return {[](XLA_FFI_CallFrame* frame) { return PrepareImpl(frame); },
-          [](XLA_FFI_CallFrame* frame) { return EnqueueImpl(frame); }};
-}
+BorrowHandlers GetBorrowHandlers() { return {kPrepare, kEnqueue}; }
 
 }  // namespace jaxcomm
 

@@ -1,4 +1,4 @@
-// Collectives on communicators that XLA lends: "jaxcomm.<name>.borrowed".
+// Collectives on communicators that XLA lends.
 #ifndef JAXCOMM_FFI_XLA_BORROW_H_
 #define JAXCOMM_FFI_XLA_BORROW_H_
 

@@ -1,15 +1,18 @@
 #include "ffi/xla/handler.h"
 
+#include <functional>
 #include <memory>
+#include <optional>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include "ffi/core/call_site.h"
 #include "ffi/core/communicator.h"
-#include "ffi/core/registry.h"
 #include "ffi/planners/collectives.h"
-#include "ffi/xla/buffers.h"
+#include "ffi/xla/arrival.h"
+#include "ffi/xla/borrow.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace jaxcomm {
@@ -39,67 +42,41 @@ ffi::ErrorOr<std::unique_ptr<CallSite>> Instantiate(std::string_view collective,
   if (!op.has_value()) {
     return ffi::Unexpected(InvalidArgument("unknown reduction '", reduce, "'"));
   }
-  for (int index = 0; index < kNumCollectives; ++index) {
-    const Collective& known = kCollectives[index];
-    if (known.name != collective) continue;
-    CallSite::Attributes attributes{std::string(collective),
-                                    std::string(name),
-                                    std::string(axes),
-                                    key,
-                                    program,
-                                    *op,
-                                    {params.begin(), params.end()}};
-    return std::make_unique<CallSite>(std::move(attributes), index, known.planner,
-                                      known.plan_reads_operands_from);
+  const Collective* const known = FindCollective(collective);
+  if (known == nullptr) {
+    return ffi::Unexpected(InvalidArgument("unknown collective '", collective, "'"));
   }
-  return ffi::Unexpected(InvalidArgument("unknown collective '", collective, "'"));
+  return std::make_unique<CallSite>(
+      CallSite::Attributes{std::string(name),
+                           std::string(axes),
+                           key,
+                           program,
+                           *op,
+                           {params.begin(), params.end()}},
+      *known);
 }
 
-// What a communicator is asked for: Execute, Start or Done.
-using Method = ffi::Future (Communicator::*)(const Call&);
-
-template <Method method>
+// `method`: of Communicator; Execute, Start or Done.
+template <auto method>
 ffi::Future Execute(CallSite* site, ffi::RunId run_id, int32_t device_id,
                     ffi::ThreadPool pool, ffi::RemainingArgs operands,
                     ffi::RemainingRets results) {
-  Buffers buffers(operands, results);
-  if (Status status = buffers.Read(site, operands, results); status.failure()) {
-    return FailedFuture(std::move(status));
-  }
-  std::shared_ptr<Communicator> communicator;
-  if (Status status = Registry::Get().Find(*site, run_id.run_id, &communicator);
-      status.failure()) {
-    return FailedFuture(std::move(status));
-  }
+  Arrival arrival(site, run_id.run_id, device_id, operands, results);
+  if (arrival.status.failure()) return FailedFuture(std::move(arrival.status));
   XlaScheduler scheduler(std::move(pool));
-  return (communicator.get()->*method)(
-      Call{site, run_id.run_id, site->serial(), site->shared_tag(), device_id,
-           buffers.operands(), buffers.results(), &scheduler});
+  arrival.call.scheduler = &scheduler;
+  return ((*arrival.communicator).*method)(arrival.call);
 }
 
-// One of the ways of giving a stream work.
-template <Status (Communicator::*kGive)(const Call&, void*), bool may_be_captured>
-Status Give(void* stream, CallSite* site, ffi::RunId run_id, int32_t ordinal,
-            ffi::RemainingArgs operands, ffi::RemainingRets results) {
-  Buffers buffers(operands, results);
-  RETURN_IF_ERROR(buffers.Read(site, operands, results));
-  std::shared_ptr<Communicator> communicator;
-  RETURN_IF_ERROR(Registry::Get().Find(*site, run_id.run_id, &communicator));
-  return (communicator.get()->*kGive)(
-      Call{site, run_id.run_id, site->serial(), site->shared_tag(), ordinal,
-           buffers.operands(), buffers.results(), nullptr, nullptr, may_be_captured},
-      stream);
+// `method`: Enqueue, EnqueueStart or EnqueueDone.
+template <auto method, bool may_be_captured = false>
+Status Enqueue(void* stream, CallSite* site, ffi::RunId run_id, int32_t ordinal,
+               ffi::RemainingArgs operands, ffi::RemainingRets results) {
+  Arrival arrival(site, run_id.run_id, ordinal, operands, results);
+  RETURN_IF_ERROR(arrival.status);
+  arrival.call.may_be_captured = may_be_captured;
+  return ((*arrival.communicator).*method)(arrival.call, stream);
 }
-
-XLA_FFI_DEFINE_HANDLER(InstantiateImpl, Instantiate,
-                       ffi::Ffi::BindInstantiate()
-                           .Attr<std::string_view>("collective")
-                           .Attr<std::string_view>("name")
-                           .Attr<std::string_view>("axes")
-                           .Attr<int64_t>("key")
-                           .Attr<int64_t>("program")
-                           .Attr<std::string_view>("reduce")
-                           .Attr<ffi::Span<const int64_t>>("params"));
 
 auto BindExecute() {
   return ffi::Ffi::Bind()
@@ -111,10 +88,6 @@ auto BindExecute() {
       .RemainingRets();
 }
 
-XLA_FFI_DEFINE_HANDLER(ExecuteImpl, Execute<&Communicator::Execute>, BindExecute());
-XLA_FFI_DEFINE_HANDLER(StartImpl, Execute<&Communicator::Start>, BindExecute());
-XLA_FFI_DEFINE_HANDLER(DoneImpl, Execute<&Communicator::Done>, BindExecute());
-
 auto BindStream() {
   return ffi::Ffi::Bind()
       .Ctx<ffi::PlatformStream<void*>>()
@@ -125,47 +98,47 @@ auto BindStream() {
       .RemainingRets();
 }
 
-XLA_FFI_DEFINE_HANDLER(EnqueueImpl, (Give<&Communicator::Enqueue, false>),
-                       BindStream());
-XLA_FFI_DEFINE_HANDLER(EnqueueCapturableImpl, (Give<&Communicator::Enqueue, true>),
+XLA_FFI_DEFINE_HANDLER(kInstantiate, Instantiate,
+                       ffi::Ffi::BindInstantiate()
+                           .Attr<std::string_view>("collective")
+                           .Attr<std::string_view>("name")
+                           .Attr<std::string_view>("axes")
+                           .Attr<int64_t>("key")
+                           .Attr<int64_t>("program")
+                           .Attr<std::string_view>("reduce")
+                           .Attr<ffi::Span<const int64_t>>("params"));
+
+XLA_FFI_DEFINE_HANDLER(kExecute, Execute<&Communicator::Execute>, BindExecute());
+XLA_FFI_DEFINE_HANDLER(kStart, Execute<&Communicator::Start>, BindExecute());
+XLA_FFI_DEFINE_HANDLER(kDone, Execute<&Communicator::Done>, BindExecute());
+
+XLA_FFI_DEFINE_HANDLER(kEnqueue, Enqueue<&Communicator::Enqueue>, BindStream());
+XLA_FFI_DEFINE_HANDLER(kEnqueueCapturable, (Enqueue<&Communicator::Enqueue, true>),
                        BindStream(), {ffi::Traits::kCmdBufferCompatible});
-XLA_FFI_DEFINE_HANDLER(EnqueueStartImpl, (Give<&Communicator::EnqueueStart, false>),
+XLA_FFI_DEFINE_HANDLER(kEnqueueStart, Enqueue<&Communicator::EnqueueStart>,
                        BindStream());
-XLA_FFI_DEFINE_HANDLER(EnqueueDoneImpl, (Give<&Communicator::EnqueueDone, false>),
-                       BindStream());
+XLA_FFI_DEFINE_HANDLER(kEnqueueDone, Enqueue<&Communicator::EnqueueDone>, BindStream());
 
 }  // namespace
 
-XLA_FFI_Error* InstantiateHandler(XLA_FFI_CallFrame* call_frame) {
-  return InstantiateImpl(call_frame);
-}
-
-XLA_FFI_Error* ExecuteHandler(XLA_FFI_CallFrame* call_frame) {
-  return ExecuteImpl(call_frame);
-}
-
-XLA_FFI_Error* StartHandler(XLA_FFI_CallFrame* call_frame) {
-  return StartImpl(call_frame);
-}
-
-XLA_FFI_Error* DoneHandler(XLA_FFI_CallFrame* call_frame) {
-  return DoneImpl(call_frame);
-}
-
-XLA_FFI_Error* EnqueueHandler(XLA_FFI_CallFrame* call_frame) {
-  return EnqueueImpl(call_frame);
-}
-
-XLA_FFI_Error* EnqueueCapturableHandler(XLA_FFI_CallFrame* call_frame) {
-  return EnqueueCapturableImpl(call_frame);
-}
-
-XLA_FFI_Error* EnqueueStartHandler(XLA_FFI_CallFrame* call_frame) {
-  return EnqueueStartImpl(call_frame);
-}
-
-XLA_FFI_Error* EnqueueDoneHandler(XLA_FFI_CallFrame* call_frame) {
-  return EnqueueDoneImpl(call_frame);
+std::vector<Registration> Registrations(bool has_streams) {
+  std::vector<Registration> all;
+  const auto add = [&](const std::string& target, XLA_FFI_Handler* execute) {
+    all.push_back({target, {{"instantiate", kInstantiate}, {"execute", execute}}});
+  };
+  const BorrowHandlers borrow = GetBorrowHandlers();
+  for (const Collective* collective : kCollectives) {
+    const std::string target = StrCat("jaxcomm.", collective->name());
+    add(target, has_streams ? kEnqueue : kExecute);
+    add(target + ".start", has_streams ? kEnqueueStart : kStart);
+    if (!has_streams) continue;
+    add(target + ".capturable", kEnqueueCapturable);
+    if (borrow.execute == nullptr) continue;
+    add(target + ".borrowed", borrow.execute);
+    all.back().stages.emplace_back("prepare", borrow.prepare);
+  }
+  add("jaxcomm.done", has_streams ? kEnqueueDone : kDone);
+  return all;
 }
 
 }  // namespace jaxcomm

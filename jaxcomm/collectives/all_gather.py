@@ -1,20 +1,33 @@
 """All-gather."""
 
 import math
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 
 from jaxcomm import compat
-from jaxcomm.communicator import replica_groups
-from jaxcomm.primitives import define
+from jaxcomm.primitives import arguments
+from jaxcomm.primitives.arguments import AxisIndexGroups, AxisName, PyTree
+from jaxcomm.primitives.collective import Collective
+from jaxcomm.primitives.define import define
+from jaxcomm.primitives.request import Ready, Request
+
+To = Literal["varying", "invarying", "reduced"]
 
 
 def all_gather(
-    x, axis_name, *, axis_index_groups=None, axis=0, tiled=False, to="varying",
-    lane=None, backend=None,
-):  # fmt: skip
-    """Collects ``x`` from all devices of a mesh axis; a twin of ``jax.lax.all_gather``.
+    x: PyTree,
+    axis_name: AxisName,
+    *,
+    axis_index_groups: AxisIndexGroups = None,
+    axis: int = 0,
+    tiled: bool = False,
+    to: To = "varying",
+    lane: str | None = None,
+    backend: str | None = None,
+) -> PyTree:
+    """Collect ``x`` from all devices of a mesh axis; a twin of ``jax.lax.all_gather``.
 
     Args:
       x: a pytree of arrays of any shape and dtype. Its leaves travel in one call.
@@ -22,11 +35,11 @@ def all_gather(
       axis_index_groups: groups, of one size, to gather within instead. If None, all.
       axis: where in the result the ranks are laid out.
       tiled: concatenate along ``axis`` instead of stacking along a new one.
-      to: ``"varying"``, or ``"invarying"`` for a result typed as equal on all devices
-        of the axis (its gradient is then not summed over them).
-      lane: the lane to go through. If None, the default one.
-      backend: ``"host"``, ``"nccl"`` or ``"xla"``. If None, what :func:`jaxcomm.init`
-        chose for these axes, else the platform's own.
+      to: how the result is typed over the axis. ``"invarying"`` and ``"reduced"``:
+        equal on all devices. The gradient of an ``"invarying"`` result is not summed;
+        that of a ``"reduced"`` result is unreduced, and summed by a reduce-scatter.
+      lane: the lane to use; see :func:`jaxcomm.init` and :func:`jaxcomm.using`.
+      backend: the backend to use; see the same functions.
 
     Returns:
       A pytree of arrays with a new dimension of the size of the axis at ``axis``, or,
@@ -34,55 +47,84 @@ def all_gather(
 
     Raises:
       NameError: if the axis is not bound.
+      NotImplementedError: if groups are given and ``to`` is not ``"varying"``.
       TypeError: if tiled is not True or False.
       ValueError: if ``axis`` is out of range, groups are of unequal sizes, or ``to``
         is none of the above.
 
     Example:
-      On a mesh of 4 devices along ``"i"``, with ``x`` 0, 1, 2, 3 on them:
-
-      >>> jaxcomm.all_gather(x, "i")  # doctest: +SKIP
+      >>> f = jax.shard_map(
+      ...     lambda x: jaxcomm.all_gather(x, "i", tiled=True, to="invarying"),
+      ...     in_specs=jax.P("i"),
+      ...     out_specs=jax.P(),
+      ... )
+      >>> f(jnp.arange(4))
       Array([0, 1, 2, 3], dtype=int32)
     """
-    return gather_all(
-        "all_gather", x, axis_name, axis_index_groups, axis, tiled, to, lane, backend
-    )
+    return gathering(
+        "all_gather",
+        x,
+        axis_name,
+        axis=axis,
+        tiled=tiled,
+        to=to,
+        axis_index_groups=axis_index_groups,
+        lane=lane,
+        backend=backend,
+    ).run()
 
 
-def gather_all(
-    name: str, x, axis_name, axis_index_groups, axis, tiled, to, lane, backend,
-    bind=define.bind,
-):  # fmt: skip
-    """Checks an all-gather and hands it to ``bind``, for the function ``name``."""
-    axes = replica_groups.canonical_axes(axis_name)
-    if to not in ("varying", "invarying"):
+def gathering(
+    name: str,
+    x: PyTree,
+    axis_name: AxisName,
+    *,
+    axis: int,
+    tiled: bool,
+    to: To,
+    **options,
+) -> Request | Ready:
+    """Check an all-gather, for the function ``name``; see :func:`all_gather`."""
+    call = arguments.call_of(name, axis_name, **options)
+    if to not in ("varying", "invarying", "reduced"):
         raise ValueError(
-            f"{name} over {axes}: to={to!r}; jaxcomm knows 'varying' and "
-            f"'invarying'. For 'reduced' use jax.lax.all_gather."
+            f"{call}: to={to!r}; choose one of 'varying', 'invarying' and 'reduced'"
         )
-    if to == "invarying" and axis_index_groups is not None:
-        raise ValueError(
-            f"{name} over {axes}: with axis_index_groups the result differs "
-            f"between groups; use to='varying'"
+    if to != "varying" and call.index_groups is not None:
+        raise NotImplementedError(
+            f"{call}: with axis_index_groups the result differs between groups; use "
+            f"to='varying'"
         )
-    if not axes:
-        return x
-    tiled = define.flag(tiled, f"{name} over {axes}: tiled")
-    x = define.as_arrays(x, axes, name)
-    index_groups = define.index_groups_of(axes, axis_index_groups, name)
-    define.group_size(axes, index_groups)
+    if not call.axes:
+        return Ready(call, x)
+    tiled = arguments.flag(tiled, f"{call}: tiled")
+    x = arguments.as_arrays(x, call)
+    _ = call.group_size  # groups are of one size
     dimensions = tuple(
-        define.canonical_dimension(axis, jnp.ndim(leaf) + (not tiled), name, "axis")
+        arguments.canonical_dimension(axis, jnp.ndim(leaf) + (not tiled), name, "axis")
         for leaf in jax.tree.leaves(x)
     )
-    return bind(
-        all_gather_impl, x, axes, name=name, index_groups=index_groups,
-        invariant=to == "invarying" and compat.checks_varying_axes(),
-        lane=lane, backend=backend, dimensions=dimensions, tiled=tiled,
-    )  # fmt: skip
+    if compat.checks_varying_axes():
+        call = call.replace(to=to)
+    return Request(ALL_GATHER, x, call, dimensions=dimensions, tiled=tiled)
 
 
-class AllGather(define.Collective):
+def gathered_shape(shape, size, dimension, tiled):
+    """Return the shape of what a rank gets from ``size`` ranks."""
+    if tiled:
+        return (*shape[:dimension], shape[dimension] * size, *shape[dimension + 1 :])
+    return (*shape[:dimension], size, *shape[dimension:])
+
+
+def gather_stacked(x, dimension, tiled):
+    """Return what every rank gets of operands stacked along axis 0."""
+    size, *shape = x.shape
+    out = jnp.moveaxis(x, 0, dimension)
+    out = out.reshape(gathered_shape(tuple(shape), size, dimension, tiled))
+    return jnp.broadcast_to(out, (size, *out.shape))
+
+
+class AllGather(Collective):
     """Parameters: dimensions, one for each leaf; tiled."""
 
     name = "all_gather"
@@ -90,10 +132,7 @@ class AllGather(define.Collective):
     dimension_params = ("dimensions",)
 
     def shape(self, shape, size, i, *, dimensions, tiled):
-        d = dimensions[i]
-        if tiled:
-            return (*shape[:d], shape[d] * size, *shape[d + 1 :])
-        return (*shape[:d], size, *shape[d:])
+        return gathered_shape(shape, size, dimensions[i], tiled)
 
     def planner_params(self, avals, size, *, dimensions, **_):
         return [
@@ -101,37 +140,16 @@ class AllGather(define.Collective):
         ]
 
     def emulate(self, x, i, *, dimensions, tiled):
-        out = jnp.moveaxis(x, 0, dimensions[i])
-        out = out.reshape(self.shape(x.shape[1:], x.shape[0], i,
-                                     dimensions=dimensions, tiled=tiled))  # fmt: skip
-        return jnp.broadcast_to(out, (x.shape[0], *out.shape))
+        return gather_stacked(x, dimensions[i], tiled)
 
-    def xla(self, xs, axes, index_groups, *, dimensions, tiled):
+    def xla(self, xs, call, *, dimensions, tiled):
         return [
             jax.lax.all_gather(
-                x, axes, axis_index_groups=index_groups, axis=d, tiled=tiled
+                x, call.axes, axis_index_groups=call.index_groups, axis=d, tiled=tiled
             )
             for x, d in zip(xs, dimensions, strict=True)
         ]
 
-    def dual(self, **params):
-        from jaxcomm.collectives.reduce_scatter import reduce_scatter
 
-        return None if params["invariant"] else (reduce_scatter, params)
-
-    def transpose(self, cts, **params):
-        if not params["invariant"]:
-            return super().transpose(cts, **params)
-        dimensions, tiled, axes = params["dimensions"], params["tiled"], params["axes"]
-        # One cotangent for all: each rank takes the part that belongs to its operand.
-        size, rank = define.group_size(axes), jax.lax.axis_index(axes)
-        parts = []
-        for ct, d in zip(cts, dimensions, strict=True):
-            width = ct.shape[d] // size
-            part = jax.lax.dynamic_slice_in_dim(ct, rank * width, width, d)
-            parts.append(part if tiled else jnp.squeeze(part, d))
-        return parts
-
-
-all_gather_impl = AllGather()
-all_gather_p = define.define(all_gather_impl)
+ALL_GATHER = AllGather()
+define(ALL_GATHER)

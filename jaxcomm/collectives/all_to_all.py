@@ -5,15 +5,25 @@ import math
 import jax
 import jax.numpy as jnp
 
-from jaxcomm.communicator import replica_groups
-from jaxcomm.primitives import define
+from jaxcomm.primitives import arguments
+from jaxcomm.primitives.arguments import AxisIndexGroups, AxisName, PyTree
+from jaxcomm.primitives.collective import Collective
+from jaxcomm.primitives.define import define
+from jaxcomm.primitives.request import Ready, Request
 
 
 def all_to_all(
-    x, axis_name, split_axis, concat_axis, *, axis_index_groups=None, tiled=False,
-    lane=None, backend=None,
-):  # fmt: skip
-    """Gives slice r to device r and lays out what arrives; a twin of jax.lax's.
+    x: PyTree,
+    axis_name: AxisName,
+    split_axis: int,
+    concat_axis: int,
+    *,
+    axis_index_groups: AxisIndexGroups = None,
+    tiled: bool = False,
+    lane: str | None = None,
+    backend: str | None = None,
+) -> PyTree:
+    """Give slice r to device r; a twin of ``jax.lax.all_to_all``.
 
     Args:
       x: a pytree of arrays of any shape and dtype. Its leaves travel in one call.
@@ -25,9 +35,8 @@ def all_to_all(
       tiled: keep both dimensions: ``split_axis`` is divided by the axis size and
         ``concat_axis`` multiplied. Otherwise ``split_axis``, of the size of the axis,
         goes away and a dimension of that size comes in at ``concat_axis``.
-      lane: the lane to go through. If None, the default one.
-      backend: ``"host"``, ``"nccl"`` or ``"xla"``. If None, what :func:`jaxcomm.init`
-        chose for these axes, else the platform's own.
+      lane: the lane to use; see :func:`jaxcomm.init` and :func:`jaxcomm.using`.
+      backend: the backend to use; see the same functions.
 
     Returns:
       A pytree of arrays.
@@ -38,67 +47,87 @@ def all_to_all(
       ValueError: if the size of ``split_axis`` does not fit the axis size.
 
     Example:
-      On a mesh of 2 devices along ``"i"``, with [0, 1] and [2, 3] on them:
-
-      >>> jaxcomm.all_to_all(x, "i", 0, 0, tiled=True)  # doctest: +SKIP
-      Array([0, 2], dtype=int32)  # on the first, [1, 3] on the second
+      >>> f = jax.shard_map(
+      ...     lambda x: jaxcomm.all_to_all(x, "i", 0, 0, tiled=True),
+      ...     in_specs=jax.P("i"),
+      ...     out_specs=jax.P("i"),
+      ... )
+      >>> f(jnp.arange(16))[:8]
+      Array([ 0,  4,  8, 12,  1,  5,  9, 13], dtype=int32)
     """
     return exchange(
-        "all_to_all", x, axis_name, split_axis, concat_axis, axis_index_groups, tiled,
-        lane, backend,
-    )  # fmt: skip
+        "all_to_all",
+        x,
+        axis_name,
+        split_axis,
+        concat_axis,
+        tiled=tiled,
+        axis_index_groups=axis_index_groups,
+        lane=lane,
+        backend=backend,
+    ).run()
 
 
-def pswapaxes(x, axis_name, axis, *, axis_index_groups=None, lane=None, backend=None):
-    """Swaps a mesh axis with a dimension of ``x``; a twin of ``jax.lax.pswapaxes``.
+def pswapaxes(
+    x: PyTree,
+    axis_name: AxisName,
+    axis: int,
+    *,
+    axis_index_groups: AxisIndexGroups = None,
+    lane: str | None = None,
+    backend: str | None = None,
+) -> PyTree:
+    """Swap a mesh axis with a dimension of ``x``; a twin of ``jax.lax.pswapaxes``.
 
     The same as ``all_to_all(x, axis_name, axis, axis)``.
 
     Example:
-      On a mesh of 2 devices along ``"i"``, with [0, 1] and [2, 3] on them:
-
-      >>> jaxcomm.pswapaxes(x, "i", 0)  # [0, 2], [1, 3]  # doctest: +SKIP
+      >>> f = jax.shard_map(
+      ...     lambda x: jaxcomm.pswapaxes(x, "i", 0),
+      ...     in_specs=jax.P("i"),
+      ...     out_specs=jax.P("i"),
+      ... )
+      >>> f(jnp.arange(16))[:8]
+      Array([ 0,  4,  8, 12,  1,  5,  9, 13], dtype=int32)
     """
     return exchange(
-        "pswapaxes", x, axis_name, axis, axis, axis_index_groups, False, lane, backend,
+        "pswapaxes",
+        x,
+        axis_name,
+        axis,
+        axis,
+        tiled=False,
         called=("axis", "axis"),
-    )  # fmt: skip
+        axis_index_groups=axis_index_groups,
+        lane=lane,
+        backend=backend,
+    ).run()
 
 
 def exchange(
-    name: str, x, axis_name, split_axis, concat_axis, axis_index_groups, tiled, lane,
-    backend, bind=define.bind, called=("split_axis", "concat_axis"),
-):  # fmt: skip
-    """Checks an all-to-all and hands it to ``bind``, for the function ``name``.
-
-    ``called``: what it calls the two axes.
-    """
-    axes = replica_groups.canonical_axes(axis_name)
-    if not axes:
-        return x
-    tiled = define.flag(tiled, f"{name} over {axes}: tiled")
-    x = define.as_arrays(x, axes, name)
-    index_groups = define.index_groups_of(axes, axis_index_groups, name)
-    size = define.group_size(axes, index_groups)
+    name: str,
+    x: PyTree,
+    axis_name: AxisName,
+    split_axis: int,
+    concat_axis: int,
+    *,
+    tiled: bool,
+    called: tuple[str, str] = ("split_axis", "concat_axis"),
+    **options,
+) -> Request | Ready:
+    """Check an all-to-all, for the function ``name``, which has ``called`` the axes."""
+    call = arguments.call_of(name, axis_name, **options)
+    if not call.axes:
+        return Ready(call, x)
+    tiled = arguments.flag(tiled, f"{call}: tiled")
+    x = arguments.as_arrays(x, call)
     leaves, tree = jax.tree.flatten(x)
     split_axes, concat_axes, inserted = [], [], []
     for i, leaf in enumerate(leaves):
         ndim = jnp.ndim(leaf)
-        split = define.canonical_dimension(split_axis, ndim, name, called[0])
-        concat = define.canonical_dimension(concat_axis, ndim, name, called[1])
-        extent = jnp.shape(leaf)[split]
-        if tiled and extent % size != 0:
-            raise ValueError(
-                f"{name}: dimension {split} of x has size {extent}, not divisible by "
-                f"the {size} devices of axes {axes}. Pad x or choose another "
-                f"split_axis."
-            )
-        if not tiled and extent != size:
-            raise ValueError(
-                f"{name}: dimension {split} of x has size {extent}, but axes {axes} "
-                f"have {size} devices. They must be equal, or pass tiled=True"
-                f"{' to all_to_all' if name == 'pswapaxes' else ''}."
-            )
+        split = arguments.canonical_dimension(split_axis, ndim, name, called[0])
+        concat = arguments.canonical_dimension(concat_axis, ndim, name, called[1])
+        _check_extent(call, jnp.shape(leaf)[split], split, tiled)
         squeeze = None
         if not tiled and split != concat:
             # concat_axis counts in the result, where split_axis is gone: it becomes a
@@ -118,14 +147,33 @@ def exchange(
         ]
         return jax.tree.unflatten(tree, outs)
 
-    return bind(
-        all_to_all_impl, leaves, axes, name=name, index_groups=index_groups, lane=lane,
-        backend=backend, split_axes=tuple(split_axes), concat_axes=tuple(concat_axes),
+    return Request(
+        ALL_TO_ALL,
+        leaves,
+        call,
         finish=finish,
-    )  # fmt: skip
+        split_axes=tuple(split_axes),
+        concat_axes=tuple(concat_axes),
+    )
 
 
-class AllToAll(define.Collective):
+def _check_extent(call, extent, dimension, tiled):
+    size = call.group_size
+    if tiled and extent % size != 0:
+        raise ValueError(
+            f"{call.name}: dimension {dimension} of x has size {extent}, not divisible "
+            f"by the {size} devices of axes {call.axes}. Pad x or choose another "
+            f"split_axis."
+        )
+    if not tiled and extent != size:
+        raise ValueError(
+            f"{call.name}: dimension {dimension} of x has size {extent}, but axes "
+            f"{call.axes} have {size} devices. They must be equal, or pass tiled=True"
+            f"{' to all_to_all' if call.name == 'pswapaxes' else ''}."
+        )
+
+
+class AllToAll(Collective):
     """Tiled exchange. Parameters: split_axes and concat_axes, one for each leaf."""
 
     name = "all_to_all"
@@ -157,17 +205,15 @@ class AllToAll(define.Collective):
         shape[concat] *= size
         return moved.reshape(shape)
 
-    def xla(self, xs, axes, index_groups, *, split_axes, concat_axes):
+    def xla(self, xs, call, *, split_axes, concat_axes):
+        groups = call.index_groups
         return [
             jax.lax.all_to_all(
-                x, axes, split, concat, axis_index_groups=index_groups, tiled=True
+                x, call.axes, split, concat, axis_index_groups=groups, tiled=True
             )
             for x, split, concat in zip(xs, split_axes, concat_axes, strict=True)
         ]
 
-    def dual(self, *, split_axes, concat_axes, **params):
-        return self, {"split_axes": concat_axes, "concat_axes": split_axes, **params}
 
-
-all_to_all_impl = AllToAll()
-all_to_all_p = define.define(all_to_all_impl)
+ALL_TO_ALL = AllToAll()
+define(ALL_TO_ALL)

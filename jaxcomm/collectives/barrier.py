@@ -1,23 +1,32 @@
 """Barrier."""
 
 import jax
+import jax.numpy as jnp
 
-from jaxcomm.communicator import replica_groups
-from jaxcomm.primitives import define
+from jaxcomm.primitives import arguments
+from jaxcomm.primitives.arguments import AxisName, PyTree
+from jaxcomm.primitives.collective import Collective
+from jaxcomm.primitives.define import define
+from jaxcomm.primitives.request import Request
 
 
-def barrier(x, axis_name, *, lane=None, backend=None):
-    """Returns ``x`` once every device of a mesh axis has got here.
+def pbarrier(
+    x: PyTree,
+    axis_name: AxisName,
+    *,
+    lane: str | None = None,
+    backend: str | None = None,
+) -> PyTree:
+    """Return ``x`` once every device of a mesh axis has got here.
 
-    What is computed from the result happens after every device has computed ``x``.
-    Copies nothing where XLA can hand the buffers on.
+    Computations on the result run after every device has computed ``x``. Nothing is
+    copied where XLA can hand the buffers on.
 
     Args:
       x: a pytree of arrays of any shape and dtype.
       axis_name: an axis name or a tuple of names.
-      lane: the lane to go through. If None, the default one.
-      backend: ``"host"``, ``"nccl"`` or ``"xla"``. If None, what :func:`jaxcomm.init`
-        chose for these axes, else the platform's own.
+      lane: the lane to use; see :func:`jaxcomm.init` and :func:`jaxcomm.using`.
+      backend: the backend to use; see the same functions.
 
     Returns:
       ``x``. Its gradient passes through a barrier as well.
@@ -26,15 +35,19 @@ def barrier(x, axis_name, *, lane=None, backend=None):
       NameError: if the axis is not bound.
 
     Example:
-      >>> x = jaxcomm.barrier(x, "i")  # doctest: +SKIP
+      >>> f = jax.shard_map(
+      ...     lambda x: jaxcomm.pbarrier(x, "i"),
+      ...     in_specs=jax.P("i"),
+      ...     out_specs=jax.P("i"),
+      ... )
+      >>> f(jnp.arange(4))
+      Array([0, 1, 2, 3], dtype=int32)
     """
-    axes = replica_groups.canonical_axes(axis_name)
-    return define.bind(
-        barrier_impl, x, axes, name="barrier", lane=lane, backend=backend
-    )
+    call = arguments.call_of("pbarrier", axis_name, lane=lane, backend=backend)
+    return Request(BARRIER, arguments.as_arrays(x, call), call).run()
 
 
-class Barrier(define.Collective):
+class Barrier(Collective):
     """Each result is the operand's own buffer."""
 
     name = "barrier"
@@ -45,13 +58,10 @@ class Barrier(define.Collective):
     def emulate(self, x, i):
         return x
 
-    def xla(self, xs, axes, index_groups):
-        everyone = jax.lax.psum(jax.numpy.int32(1), axes)
+    def xla(self, xs, call):
+        everyone = jax.lax.psum(jnp.int32(1), call.axes)
         return list(jax.lax.optimization_barrier((*xs, everyone))[:-1])
 
-    def transpose(self, cts, **params):
-        return self.primitive.bind(*cts, **params)
 
-
-barrier_impl = Barrier()
-barrier_p = define.define(barrier_impl)
+BARRIER = Barrier()
+define(BARRIER)

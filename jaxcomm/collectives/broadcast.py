@@ -1,77 +1,56 @@
-"""Broadcast: broadcast, pbroadcast."""
+"""Broadcast from a source: pbroadcast."""
 
 import jax
 import jax.numpy as jnp
 
-from jaxcomm import compat
-from jaxcomm.communicator import replica_groups
-from jaxcomm.primitives import define
+from jaxcomm.primitives import arguments
+from jaxcomm.primitives.arguments import AxisName, PyTree
+from jaxcomm.primitives.collective import Collective
+from jaxcomm.primitives.define import define
+from jaxcomm.primitives.request import Request
 
 
-def broadcast(x, axis_name, root=0, *, lane=None, backend=None):
-    """Gives every device of a mesh axis the root's ``x``.
+def pbroadcast(
+    x: PyTree,
+    axis_name: AxisName,
+    source: int,
+    *,
+    lane: str | None = None,
+    backend: str | None = None,
+) -> PyTree:
+    """Copy ``x`` from the ``source`` device; a twin of ``jax.lax.pbroadcast``.
+
+    Works on CPU, where ``jax.lax.pbroadcast`` is not implemented.
 
     Args:
       x: a pytree of arrays of any shape and dtype. Its leaves travel in one call.
       axis_name: an axis name, or a tuple of names that number the ranks row-major.
-      root: the index along the axis of the device whose ``x`` all receive.
-      lane: the lane to go through. If None, the default one.
-      backend: ``"host"``, ``"nccl"`` or ``"xla"``. If None, what :func:`jaxcomm.init`
-        chose for these axes, else the platform's own.
+      source: the index along the axis of the device whose ``x`` all receive.
+      lane: the lane to use; see :func:`jaxcomm.init` and :func:`jaxcomm.using`.
+      backend: the backend to use; see the same functions.
 
     Returns:
-      A pytree like ``x``. Its gradient is summed on the root, zero elsewhere.
+      A pytree like ``x``. Its gradient is summed on the source, zero elsewhere.
 
     Raises:
       NameError: if the axis is not bound.
-      ValueError: if root is not an index along the axis.
+      ValueError: if ``source`` is not an index along the axis.
 
     Example:
-      On a mesh of 4 devices along ``"i"``, with ``x`` 0, 1, 2, 3 on them:
-
-      >>> jaxcomm.broadcast(x, "i", root=2)  # 2, 2, 2, 2  # doctest: +SKIP
+      >>> f = jax.shard_map(
+      ...     lambda x: jaxcomm.pbroadcast(x, "i", 2),
+      ...     in_specs=jax.P("i"),
+      ...     out_specs=jax.P("i"),
+      ... )
+      >>> f(jnp.arange(4))
+      Array([2, 2, 2, 2], dtype=int32)
     """
-    return _broadcast("broadcast", "root", x, axis_name, root, lane, backend)
+    call = arguments.call_of("pbroadcast", axis_name, lane=lane, backend=backend)
+    source = arguments.root(source, call, "source")
+    return Request(BROADCAST, arguments.as_arrays(x, call), call, root=source).run()
 
 
-def pbroadcast(x, axis_name, source, *, lane=None, backend=None):
-    """Copies ``x`` from the ``source`` device; a twin of ``jax.lax.pbroadcast``.
-
-    See :func:`broadcast`. Works on CPU, where jax.lax's is not implemented.
-
-    Example:
-      On a mesh of 4 devices along ``"i"``, with ``x`` 0, 1, 2, 3 on them:
-
-      >>> jaxcomm.pbroadcast(x, "i", 2)  # 2, 2, 2, 2  # doctest: +SKIP
-    """
-    return _broadcast("pbroadcast", "source", x, axis_name, source, lane, backend)
-
-
-def _broadcast(name, called, x, axis_name, root, lane, backend):
-    axes = replica_groups.canonical_axes(axis_name)
-    return define.bind(
-        broadcast_impl, x, axes, name=name, lane=lane, backend=backend,
-        root=root_index(root, axes, name, called),
-    )  # fmt: skip
-
-
-def root_index(root, axes, name: str, called: str = "root") -> int:
-    """Returns the root, checked to be an index along the axes.
-
-    ``called``: what the function ``name`` calls it.
-    """
-    compat.check_axes_bound(axes, name)
-    size = define.group_size(axes)
-    root = define.integer(root, f"{name} over {axes}: {called}")
-    if not 0 <= root < size:
-        raise ValueError(
-            f"{name} over {axes}: {called} {root} is not among the {size} indices "
-            f"0 .. {size - 1}"
-        )
-    return root
-
-
-class Broadcast(define.Collective):
+class Broadcast(Collective):
     """Parameter: root."""
 
     name = "broadcast"
@@ -83,20 +62,13 @@ class Broadcast(define.Collective):
     def emulate(self, x, i, *, root):
         return jnp.broadcast_to(x[root], x.shape)
 
-    def xla(self, xs, axes, index_groups, *, root):
+    def xla(self, xs, call, *, root):
         # jax.lax.pbroadcast is not implemented on every platform. The zeros of the
         # other ranks leave the root's value as it is; -0.0 alone becomes 0.0.
-        is_root = jax.lax.axis_index(axes) == root
-        return [
-            jax.lax.psum(jnp.where(is_root, x, jnp.zeros_like(x)), axes).astype(x.dtype)
-            for x in xs
-        ]
-
-    def transpose(self, cts, **params):
-        from jaxcomm.collectives.reduce import reduce_p
-
-        return reduce_p.bind(*cts, op="sum", **params)
+        is_root = jax.lax.axis_index(call.axes) == root
+        masked = [jnp.where(is_root, x, jnp.zeros_like(x)) for x in xs]
+        return [jax.lax.psum(x, call.axes).astype(x.dtype) for x in masked]
 
 
-broadcast_impl = Broadcast()
-broadcast_p = define.define(broadcast_impl)
+BROADCAST = Broadcast()
+define(BROADCAST)

@@ -1,18 +1,29 @@
-"""Gather to a root."""
+"""Gather to a root: pgather."""
 
 import math
 
 import jax
 import jax.numpy as jnp
 
-from jaxcomm.collectives.all_gather import AllGather
-from jaxcomm.collectives.broadcast import root_index
-from jaxcomm.communicator import replica_groups
-from jaxcomm.primitives import define
+from jaxcomm.collectives.all_gather import gather_stacked, gathered_shape
+from jaxcomm.primitives import arguments
+from jaxcomm.primitives.arguments import AxisName, PyTree
+from jaxcomm.primitives.collective import Collective
+from jaxcomm.primitives.define import define
+from jaxcomm.primitives.request import Request
 
 
-def gather(x, axis_name, root=0, *, axis=0, tiled=False, lane=None, backend=None):
-    """Collects ``x`` from all devices of a mesh axis on one of them.
+def pgather(
+    x: PyTree,
+    axis_name: AxisName,
+    root: int = 0,
+    *,
+    axis: int = 0,
+    tiled: bool = False,
+    lane: str | None = None,
+    backend: str | None = None,
+) -> PyTree:
+    """Collect ``x`` from all devices of a mesh axis on one of them.
 
     Args:
       x: a pytree of arrays of any shape and dtype. Its leaves travel in one call.
@@ -20,9 +31,8 @@ def gather(x, axis_name, root=0, *, axis=0, tiled=False, lane=None, backend=None
       root: the index along the axis of the device that receives.
       axis: where in the result the ranks are laid out.
       tiled: concatenate along ``axis`` instead of stacking along a new one.
-      lane: the lane to go through. If None, the default one.
-      backend: ``"host"``, ``"nccl"`` or ``"xla"``. If None, what :func:`jaxcomm.init`
-        chose for these axes, else the platform's own.
+      lane: the lane to use; see :func:`jaxcomm.init` and :func:`jaxcomm.using`.
+      backend: the backend to use; see the same functions.
 
     Returns:
       A pytree of arrays shaped as by :func:`jaxcomm.all_gather`: everything on the
@@ -34,46 +44,45 @@ def gather(x, axis_name, root=0, *, axis=0, tiled=False, lane=None, backend=None
       ValueError: if root or axis is out of range.
 
     Example:
-      On a mesh of 2 devices along ``"i"``, with ``x`` 7, 8 on them:
-
-      >>> jaxcomm.gather(x, "i", root=1)  # [0, 0], [7, 8]  # doctest: +SKIP
+      >>> f = jax.shard_map(
+      ...     lambda x: jaxcomm.pgather(x, "i", root=1, tiled=True)[None],
+      ...     in_specs=jax.P("i"),
+      ...     out_specs=jax.P("i"),
+      ... )
+      >>> f(jnp.arange(4))[:2]
+      Array([[0, 0, 0, 0],
+             [0, 1, 2, 3]], dtype=int32)
     """
-    axes = replica_groups.canonical_axes(axis_name)
-    tiled = define.flag(tiled, f"gather over {axes}: tiled")
-    x = define.as_arrays(x, axes, "gather")
-    root = root_index(root, axes, "gather")
+    call = arguments.call_of("pgather", axis_name, lane=lane, backend=backend)
+    tiled = arguments.flag(tiled, f"{call}: tiled")
+    x = arguments.as_arrays(x, call)
+    root = arguments.root(root, call)
     dimensions = tuple(
-        define.canonical_dimension(axis, jnp.ndim(leaf) + (not tiled), "gather", "axis")
+        arguments.canonical_dimension(
+            axis, jnp.ndim(leaf) + (not tiled), "pgather", "axis"
+        )
         for leaf in jax.tree.leaves(x)
     )
-    return define.bind(
-        gather_impl, x, axes, name="gather", lane=lane, backend=backend, root=root,
-        dimensions=dimensions, tiled=tiled,
-    )  # fmt: skip
+    return Request(GATHER, x, call, root=root, dimensions=dimensions, tiled=tiled).run()
 
 
-class Gather(define.Collective):
+class Gather(Collective):
     """Parameters: root; dimensions, one for each leaf; tiled."""
 
     name = "gather"
     dimension_params = ("dimensions",)
 
-    def shape(self, shape, size, i, *, root, **params):
-        return AllGather().shape(shape, size, i, **params)
+    def shape(self, shape, size, i, *, root, dimensions, tiled):
+        return gathered_shape(shape, size, dimensions[i], tiled)
 
     def planner_params(self, avals, size, *, root, dimensions, **_):
         outer = [math.prod(a.shape[:d]) for a, d in zip(avals, dimensions, strict=True)]
         return [root, *outer]
 
-    def emulate(self, x, i, *, root, **params):
-        every = AllGather().emulate(x, i, **params)
+    def emulate(self, x, i, *, root, dimensions, tiled):
+        every = gather_stacked(x, dimensions[i], tiled)
         return jnp.zeros_like(every).at[root].set(every[root])
 
-    def transpose(self, cts, **params):
-        from jaxcomm.collectives.scatter import scatter_p
 
-        return scatter_p.bind(*cts, **params)
-
-
-gather_impl = Gather()
-gather_p = define.define(gather_impl)
+GATHER = Gather()
+define(GATHER)

@@ -1,16 +1,29 @@
 """Permutations: ppermute, pshuffle, ring_shift."""
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxcomm import compat
 from jaxcomm.communicator import replica_groups
-from jaxcomm.primitives import define
+from jaxcomm.primitives import arguments
+from jaxcomm.primitives.arguments import AxisName, PyTree
+from jaxcomm.primitives.collective import Collective
+from jaxcomm.primitives.define import define
+from jaxcomm.primitives.request import Request
 
 
-def ppermute(x, axis_name, perm, *, lane=None, backend=None):
-    """Sends ``x`` from device to device; a twin of ``jax.lax.ppermute``.
+def ppermute(
+    x: PyTree,
+    axis_name: AxisName,
+    perm: Sequence[tuple[int, int]],
+    *,
+    lane: str | None = None,
+    backend: str | None = None,
+) -> PyTree:
+    """Send ``x`` from device to device; a twin of ``jax.lax.ppermute``.
 
     A device's result is there as soon as the one it receives from has arrived; it
     does not wait for the rest.
@@ -21,9 +34,8 @@ def ppermute(x, axis_name, perm, *, lane=None, backend=None):
         order of axes.
       perm: pairs (source, destination) of indices along the axis. No index may be a
         source twice, nor a destination. Where nothing arrives the result is zero.
-      lane: the lane to go through. If None, the default one.
-      backend: ``"host"``, ``"nccl"`` or ``"xla"``. If None, what :func:`jaxcomm.init`
-        chose for these axes, else the platform's own.
+      lane: the lane to use; see :func:`jaxcomm.init` and :func:`jaxcomm.using`.
+      backend: the backend to use; see the same functions.
 
     Returns:
       A pytree like ``x``.
@@ -34,15 +46,26 @@ def ppermute(x, axis_name, perm, *, lane=None, backend=None):
       ValueError: if an index is out of range or stands twice on one side.
 
     Example:
-      On a mesh of 4 devices along ``"i"``, with ``x`` 0, 1, 2, 3 on them:
-
-      >>> jaxcomm.ppermute(x, "i", [(0, 1), (1, 0)])  # 1, 0, 0, 0  # doctest: +SKIP
+      >>> f = jax.shard_map(
+      ...     lambda x: jaxcomm.ppermute(x, "i", [(0, 1), (1, 0)]),
+      ...     in_specs=jax.P("i"),
+      ...     out_specs=jax.P("i"),
+      ... )
+      >>> f(jnp.arange(4))
+      Array([1, 0, 0, 0], dtype=int32)
     """
-    return permute_by(perm, "ppermute", x, axis_name, lane, backend)
+    return permutation("ppermute", x, axis_name, perm, lane=lane, backend=backend).run()
 
 
-def pshuffle(x, axis_name, perm, *, lane=None, backend=None):
-    """Permutes devices; a twin of ``jax.lax.pshuffle``.
+def pshuffle(
+    x: PyTree,
+    axis_name: AxisName,
+    perm: Sequence[int],
+    *,
+    lane: str | None = None,
+    backend: str | None = None,
+) -> PyTree:
+    """Permute devices; a twin of ``jax.lax.pshuffle``.
 
     Args:
       x: as in :func:`ppermute`.
@@ -60,26 +83,38 @@ def pshuffle(x, axis_name, perm, *, lane=None, backend=None):
       ValueError: if ``perm`` is not a permutation of all indices.
 
     Example:
-      On a mesh of 4 devices along ``"i"``, with ``x`` 0, 1, 2, 3 on them:
-
-      >>> jaxcomm.pshuffle(x, "i", [3, 2, 1, 0])  # 3, 2, 1, 0  # doctest: +SKIP
+      >>> f = jax.shard_map(
+      ...     lambda x: jaxcomm.pshuffle(x, "i", [3, 2, 1, 0]),
+      ...     in_specs=jax.P("i"),
+      ...     out_specs=jax.P("i"),
+      ... )
+      >>> f(jnp.arange(4))
+      Array([3, 2, 1, 0], dtype=int32)
     """
-    axes = replica_groups.canonical_axes(axis_name)
-    perm = define.indices(perm, axes, "pshuffle")
+    call = arguments.call_of("pshuffle", axis_name)
+    perm = arguments.indices(perm, call)
     if sorted(perm) != list(range(len(perm))):
         raise ValueError(f"pshuffle: perm must be a permutation of indices, got {perm}")
-    compat.check_axes_bound(axes, "pshuffle")
-    if len(perm) != define.group_size(axes):
+    if len(perm) != call.group_size:
         raise ValueError(
-            f"pshuffle over {axes}: perm must be a permutation of all "
-            f"{define.group_size(axes)} indices, got {perm}"
+            f"{call}: perm must be a permutation of all "
+            f"{call.group_size} indices, got {perm}"
         )
     pairs = [(source, target) for target, source in enumerate(perm)]
-    return permute_by(pairs, "pshuffle", x, axis_name, lane, backend)
+    return permutation(
+        "pshuffle", x, axis_name, pairs, lane=lane, backend=backend
+    ).run()
 
 
-def ring_shift(x, axis_name, shift=1, *, lane=None, backend=None):
-    """Sends ``x`` round the ring: what device r has goes to r + shift, modulo size.
+def ring_shift(
+    x: PyTree,
+    axis_name: AxisName,
+    shift: int = 1,
+    *,
+    lane: str | None = None,
+    backend: str | None = None,
+) -> PyTree:
+    """Send ``x`` round the ring: what device r has goes to r + shift, modulo size.
 
     One hop of a ring algorithm; K and V as one pytree are one call.
 
@@ -99,39 +134,48 @@ def ring_shift(x, axis_name, shift=1, *, lane=None, backend=None):
       TypeError: if ``shift`` is no integer.
 
     Example:
-      On a mesh of 4 devices along ``"i"``, with ``x`` 0, 1, 2, 3 on them:
-
-      >>> jaxcomm.ring_shift(x, "i")  # 3, 0, 1, 2  # doctest: +SKIP
+      >>> f = jax.shard_map(
+      ...     lambda x: jaxcomm.ring_shift(x, "i"),
+      ...     in_specs=jax.P("i"),
+      ...     out_specs=jax.P("i"),
+      ... )
+      >>> f(jnp.arange(4))
+      Array([3, 0, 1, 2], dtype=int32)
     """
-    pairs = ring_pairs(axis_name, shift, "ring_shift")
-    return permute_by(pairs, "ring_shift", x, axis_name, lane, backend)
+    return rotation("ring_shift", x, axis_name, shift, lane=lane, backend=backend).run()
 
 
-def ring_pairs(axis_name, shift: int, name: str) -> list[tuple[int, int]]:
-    """Returns the permutation that sends rank r's to r + shift, modulo size.
-
-    It is for :func:`permute_by`, which numbers ranks in the mesh's order.
-    """
-    axes = replica_groups.canonical_axes(axis_name)
-    compat.check_axes_bound(axes, name)
-    shift = define.integer(shift, f"{name} over {axes}: shift")
-    sizes = [define.group_size((axis,)) for axis in axes]
-    ranks = replica_groups.ranks_in_mesh_order(axes, sizes, _mesh_axes())
-    return [(rank, ranks[(r + shift) % len(ranks)]) for r, rank in enumerate(ranks)]
+def rotation(
+    name: str, x: PyTree, axis_name: AxisName, shift: int, **options
+) -> Request:
+    """Check a shift round the ring, for the function ``name``; see `ring_shift`."""
+    call = arguments.call_of(name, axis_name)
+    shift = arguments.integer(shift, f"{call}: shift")
+    sizes = [compat.axis_size(axis) for axis in call.axes]
+    ranks = replica_groups.ranks_in_mesh_order(call.axes, sizes, _mesh_axes())
+    pairs = [(rank, ranks[(r + shift) % len(ranks)]) for r, rank in enumerate(ranks)]
+    return permutation(name, x, axis_name, pairs, **options)
 
 
 def _mesh_axes() -> tuple[str, ...]:
     return jax.sharding.get_abstract_mesh().axis_names
 
 
-def permute_by(perm, name: str, x, axis_name, lane, backend, bind=define.bind):
-    """Checks a permutation and hands it to ``bind``, for the function ``name``."""
-    axes = replica_groups.in_mesh_order(
-        replica_groups.canonical_axes(axis_name), _mesh_axes()
-    )
-    compat.check_axes_bound(axes, name)
-    size = define.group_size(axes)
-    perm = define.index_pairs(perm, axes, name)
+def permutation(
+    name: str,
+    x: PyTree,
+    axis_name: AxisName,
+    perm: Sequence[tuple[int, int]],
+    **options,
+) -> Request:
+    """Check a permutation, for the function ``name``.
+
+    It numbers ranks in the mesh's order of axes.
+    """
+    call = arguments.call_of(name, axis_name, **options)
+    call = call.replace(axes=replica_groups.in_mesh_order(call.axes, _mesh_axes()))
+    size = call.group_size
+    perm = arguments.index_pairs(perm, call)
     for what, indices in (
         ("source", [source for source, _ in perm]),
         ("destination", [target for _, target in perm]),
@@ -139,18 +183,17 @@ def permute_by(perm, name: str, x, axis_name, lane, backend, bind=define.bind):
         outside = [index for index in indices if not 0 <= index < size]
         if outside:
             raise ValueError(
-                f"{name} over {axes}: {what} {outside[0]} is not among the {size} "
+                f"{call}: {what} {outside[0]} is not among the {size} "
                 f"indices 0 .. {size - 1}; perm is {perm}"
             )
         if len(set(indices)) != len(indices):
             raise ValueError(
-                f"{name} over {axes}: sources and destinations must be unique, "
-                f"got {perm}"
+                f"{call}: sources and destinations must be unique, got {perm}"
             )
-    return bind(permute, x, axes, name=name, lane=lane, backend=backend, perm=perm)
+    return Request(PERMUTE, arguments.as_arrays(x, call), call, perm=perm)
 
 
-class Permute(define.Collective):
+class Permute(Collective):
     """Parameter: perm, pairs (source, destination)."""
 
     name = "permute"
@@ -165,13 +208,9 @@ class Permute(define.Collective):
         sources, targets = np.array(perm).T
         return jnp.zeros_like(x).at[targets].set(x[sources])
 
-    def xla(self, xs, axes, index_groups, *, perm):
-        return [jax.lax.ppermute(x, axes, perm) for x in xs]
-
-    def dual(self, *, perm, **params):
-        inverse = tuple((target, source) for source, target in perm)
-        return self, {"perm": inverse, **params}
+    def xla(self, xs, call, *, perm):
+        return [jax.lax.ppermute(x, call.axes, perm) for x in xs]
 
 
-permute = Permute()
-permute_p = define.define(permute)
+PERMUTE = Permute()
+define(PERMUTE)

@@ -3,17 +3,29 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
-from jaxcomm import compat
-from jaxcomm.communicator import replica_groups
-from jaxcomm.primitives import define
+from jaxcomm.primitives import arguments, batching
+from jaxcomm.primitives.arguments import AxisIndexGroups, AxisName
+from jaxcomm.primitives.collective import Collective
+from jaxcomm.primitives.define import define
+from jaxcomm.primitives.request import Request
 
 
 def ragged_all_to_all(
-    operand, output, input_offsets, send_sizes, output_offsets, recv_sizes, *,
-    axis_name, axis_index_groups=None, lane=None, backend=None,
-):  # fmt: skip
-    """Sends slices of different lengths; a twin of ``jax.lax.ragged_all_to_all``.
+    operand: ArrayLike,
+    output: ArrayLike,
+    input_offsets: ArrayLike,
+    send_sizes: ArrayLike,
+    output_offsets: ArrayLike,
+    recv_sizes: ArrayLike,
+    *,
+    axis_name: AxisName,
+    axis_index_groups: AxisIndexGroups = None,
+    lane: str | None = None,
+    backend: str | None = None,
+) -> jax.Array:
+    """Send slices of different lengths; a twin of ``jax.lax.ragged_all_to_all``.
 
     Slice i, ``operand[input_offsets[i]:][:send_sizes[i]]``, goes to device
     ``i // (K / size)`` and is written there at ``output_offsets[i]``. The ``host``
@@ -31,9 +43,8 @@ def ragged_all_to_all(
       recv_sizes: (K,) integers, ``all_to_all`` of ``send_sizes``.
       axis_name: an axis name, or a tuple of names that number the ranks row-major.
       axis_index_groups: groups, of one size, to exchange within. If None, all.
-      lane: the lane to go through. If None, the default one.
-      backend: ``"host"``, ``"nccl"`` or ``"xla"``. If None, what :func:`jaxcomm.init`
-        chose for these axes, else the platform's own.
+      lane: the lane to use; see :func:`jaxcomm.init` and :func:`jaxcomm.using`.
+      backend: the backend to use; see the same functions.
 
     Returns:
       (M, ...) array.
@@ -46,10 +57,14 @@ def ragged_all_to_all(
     Example:
       See ``jax.lax.ragged_all_to_all``; arguments and result are the same.
     """
-    axes = replica_groups.canonical_axes(axis_name)
-    compat.check_axes_bound(axes, "ragged_all_to_all")
-    index_groups = define.index_groups_of(axes, axis_index_groups, "ragged_all_to_all")
-    size = define.group_size(axes, index_groups)
+    call = arguments.call_of(
+        "ragged_all_to_all",
+        axis_name,
+        axis_index_groups=axis_index_groups,
+        lane=lane,
+        backend=backend,
+    )
+    size = call.group_size
     indices = {
         "input_offsets": input_offsets,
         "send_sizes": send_sizes,
@@ -71,7 +86,7 @@ def ragged_all_to_all(
     if length[0] % size != 0:
         raise ValueError(
             f"ragged_all_to_all: {length[0]} slices are not divisible by the {size} "
-            f"devices of axes {axes}"
+            f"devices of axes {call.axes}"
         )
     if jnp.ndim(operand) < 1 or jnp.shape(operand)[1:] != jnp.shape(output)[1:]:
         raise ValueError(
@@ -83,19 +98,21 @@ def ragged_all_to_all(
             f"ragged_all_to_all: operand has dtype {jnp.result_type(operand)}, output "
             f"{jnp.result_type(output)}; they must be equal"
         )
-    operands = define.prepare(
-        (operand, output, *_of_one_type(indices.values())), axes, "ragged_all_to_all",
-        lane=lane, backend=backend,
-    )  # fmt: skip
-    (out,) = ragged_all_to_all_p.bind(
-        *operands, axes=axes, index_groups=index_groups, invariant=False, lane=lane,
-        backend=backend, name="ragged_all_to_all",
-    )  # fmt: skip
-    return out
+    operands = [operand, output, *_of_one_type(indices.values())]
+    operands = arguments.as_arrays(operands, call)
+    return _Exchange(RAGGED_ALL_TO_ALL, operands, call).run()
+
+
+class _Exchange(Request):
+    """Several operands, one result: of the type of ``output``, the second."""
+
+    def _unpack(self, outs):
+        (out,) = outs
+        return out.astype(self._dtypes[1])
 
 
 def _of_one_type(indices):
-    """Makes offsets and sizes of one type, whose sums fit into 32 bits at least."""
+    """Make offsets and sizes of one type, whose sums fit into 32 bits at least."""
     indices = [jnp.asarray(index) for index in indices]
     wide = np.result_type(
         *(i.dtype if i.dtype.itemsize >= 4 else np.int32 for i in indices)
@@ -104,7 +121,7 @@ def _of_one_type(indices):
     return [index.astype(wide) for index in indices]
 
 
-class RaggedAllToAll(define.Collective):
+class RaggedAllToAll(Collective):
     """Operands: operand, output, then the four arrays of offsets and sizes."""
 
     name = "ragged_all_to_all"
@@ -136,43 +153,19 @@ class RaggedAllToAll(define.Collective):
         outs = self.primitive.bind(*primals, **params)
         return outs, self.primitive.bind(*tangents[:2], *primals[2:], **params)
 
-    def transpose_with(self, cts, operands, **params):
-        (ct,) = cts
-        _, _, input_offsets, send_sizes, output_offsets, recv_sizes = operands
-        from jaxcomm.collectives.all_to_all import all_to_all
-
-        where, there = all_to_all(
-            [output_offsets, input_offsets], params["axes"], 0, 0, tiled=True,
-            axis_index_groups=params["index_groups"], lane=params["lane"],
-            backend=params["backend"],
-        )  # fmt: skip
-        shape = operands[0].aval.shape if _is_linear(operands[0]) else operands[0].shape
-        zero = define.prepare(
-            (jnp.zeros(shape, ct.dtype),), params["axes"], params["name"]
-        )[0]
-        (operand_ct,) = self.primitive.bind(
-            ct, zero, where, recv_sizes, there, send_sizes, **params
-        )
-        rows = jnp.arange(ct.shape[0], dtype=where.dtype)[:, None]
-        received = ((rows >= where) & (rows < where + recv_sizes)).any(axis=1)
-        received = received.reshape(-1, *(1,) * (ct.ndim - 1))
-        output_ct = jnp.where(received, jnp.zeros_like(ct), ct)
-        return [operand_ct, output_ct, None, None, None, None]
-
-    def batch(self, axis_data, operands, dims, *, axes, **params):
+    def batch(self, axis_data, operands, dims, *, call):
         size = axis_data.size
-        if axis_data.name not in axes and all(dim is None for dim in dims):
-            return self.primitive.bind(*operands, axes=axes, **params), [None]
+        if axis_data.name not in call.axes and all(dim is None for dim in dims):
+            return self.primitive.bind(*operands, call=call), [None]
         xs = [
             jnp.broadcast_to(x, (size, *x.shape))
             if d is None
             else jnp.moveaxis(x, d, 0)
             for x, d in zip(operands, dims, strict=True)
         ]
-        if axis_data.name in axes:
-            return define.batch_own_axis(
-                self, axis_data, xs, [0] * len(xs), axes=axes, **params
-            )
+        if axis_data.name in call.axes:
+            zeros = [0] * len(xs)
+            return batching.batch_own_axis(self, axis_data, xs, zeros, call=call)
         # The batch becomes more slices: (B, K) indices as K x B, device-major.
         operand, output, input_offsets, send_sizes, output_offsets, recv_sizes = xs
         batch = jnp.arange(size)[:, None]
@@ -189,15 +182,10 @@ class RaggedAllToAll(define.Collective):
                 x.T.reshape(-1)
                 for x in (input_offsets, send_sizes, output_offsets, recv_sizes)
             ),
-            axes=axes,
-            **params,
+            call=call,
         )
         return [out.reshape(output.shape)], [0]
 
 
-def _is_linear(x):
-    return compat.ad.is_undefined_primal(x)
-
-
-ragged_all_to_all_impl = RaggedAllToAll()
-ragged_all_to_all_p = define.define(ragged_all_to_all_impl)
+RAGGED_ALL_TO_ALL = RaggedAllToAll()
+define(RAGGED_ALL_TO_ALL)

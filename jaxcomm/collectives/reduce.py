@@ -1,21 +1,35 @@
-"""Reduce to a root."""
+"""Reduce to a root: preduce."""
+
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 
 from jaxcomm.collectives.all_reduce import (
+    ALL_REDUCE,
     REDUCERS,
-    all_reduce,
     gathered_jvp,
     reduce_stacked,
 )
-from jaxcomm.collectives.broadcast import root_index
-from jaxcomm.communicator import replica_groups
-from jaxcomm.primitives import define
+from jaxcomm.primitives import arguments
+from jaxcomm.primitives.arguments import AxisName, PyTree
+from jaxcomm.primitives.collective import Collective
+from jaxcomm.primitives.define import define
+from jaxcomm.primitives.request import Request
+
+Op = Literal["sum", "prod", "max", "min"]
 
 
-def reduce(x, axis_name, root=0, *, op="sum", lane=None, backend=None):
-    """Reduces ``x`` over a mesh axis onto one device.
+def preduce(
+    x: PyTree,
+    axis_name: AxisName,
+    root: int = 0,
+    *,
+    op: Op = "sum",
+    lane: str | None = None,
+    backend: str | None = None,
+) -> PyTree:
+    """Reduce ``x`` over a mesh axis onto one device.
 
     Args:
       x: a pytree of arrays of any shape and dtype. Its leaves travel in one call.
@@ -23,9 +37,8 @@ def reduce(x, axis_name, root=0, *, op="sum", lane=None, backend=None):
       root: the index along the axis of the device that receives the result.
       op: ``"sum"``, ``"prod"``, ``"max"`` or ``"min"``; bfloat16, float16 and float8
         accumulate in float32, bool in sums and products counts in int32.
-      lane: the lane to go through. If None, the default one.
-      backend: ``"host"``, ``"nccl"`` or ``"xla"``. If None, what :func:`jaxcomm.init`
-        chose for these axes, else the platform's own.
+      lane: the lane to use; see :func:`jaxcomm.init` and :func:`jaxcomm.using`.
+      backend: the backend to use; see the same functions.
 
     Returns:
       A pytree like ``x``: the reduction on the root, zeros elsewhere.
@@ -35,22 +48,29 @@ def reduce(x, axis_name, root=0, *, op="sum", lane=None, backend=None):
       ValueError: if root is not an index along the axis, or op is none of the four.
 
     Example:
-      On a mesh of 4 devices along ``"i"``, with ``x`` 0, 1, 2, 3 on them:
-
-      >>> jaxcomm.reduce(x, "i", root=1)  # 0, 6, 0, 0  # doctest: +SKIP
+      >>> f = jax.shard_map(
+      ...     lambda x: jaxcomm.preduce(x, "i", root=1),
+      ...     in_specs=jax.P("i"),
+      ...     out_specs=jax.P("i"),
+      ... )
+      >>> f(jnp.arange(4))
+      Array([0, 6, 0, 0], dtype=int32)
     """
-    if not isinstance(op, str) or op not in REDUCERS:
-        raise ValueError(f"reduce: op must be one of {tuple(REDUCERS)}, got {op!r}")
-    axes = replica_groups.canonical_axes(axis_name)
+    check_op("preduce", op)
+    call = arguments.call_of("preduce", axis_name, lane=lane, backend=backend)
     if op in ("sum", "prod"):
-        x = define.count_bools(x)
-    return define.bind(
-        reduce_impl, x, axes, name="reduce", lane=lane, backend=backend,
-        root=root_index(root, axes, "reduce"), op=op,
-    )  # fmt: skip
+        x = arguments.count_bools(x)
+    root = arguments.root(root, call)
+    return Request(REDUCE, arguments.as_arrays(x, call), call, root=root, op=op).run()
 
 
-class Reduce(define.Collective):
+def check_op(name: str, op) -> None:
+    """Raise ValueError unless ``op`` is the name of a reduction."""
+    if not isinstance(op, str) or op not in REDUCERS:
+        raise ValueError(f"{name}: op must be one of {tuple(REDUCERS)}, got {op!r}")
+
+
+class Reduce(Collective):
     """Parameters: root, op."""
 
     name = "reduce"
@@ -61,15 +81,10 @@ class Reduce(define.Collective):
     def emulate(self, x, i, *, root, op):
         return jnp.zeros_like(x).at[root].set(reduce_stacked(x, op))
 
-    def xla(self, xs, axes, index_groups, *, root, op):
-        is_root = jax.lax.axis_index(axes) == root
-        totals = all_reduce.xla(xs, axes, index_groups, op=op)
+    def xla(self, xs, call, *, root, op):
+        is_root = jax.lax.axis_index(call.axes) == root
+        totals = ALL_REDUCE.xla(xs, call, op=op)
         return [jnp.where(is_root, total, jnp.zeros_like(total)) for total in totals]
-
-    def transpose(self, cts, *, op, **params):
-        from jaxcomm.collectives.broadcast import broadcast_p
-
-        return broadcast_p.bind(*cts, **params)
 
     def jvp(self, primals, tangents, **params):
         if params["op"] == "sum":
@@ -77,5 +92,5 @@ class Reduce(define.Collective):
         return gathered_jvp(self, primals, tangents, **params)
 
 
-reduce_impl = Reduce()
-reduce_p = define.define(reduce_impl)
+REDUCE = Reduce()
+define(REDUCE)

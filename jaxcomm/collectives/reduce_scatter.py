@@ -6,15 +6,24 @@ import jax
 import jax.numpy as jnp
 
 from jaxcomm.collectives.all_reduce import reduce_stacked, widen
-from jaxcomm.communicator import replica_groups
-from jaxcomm.primitives import define
+from jaxcomm.primitives import arguments
+from jaxcomm.primitives.arguments import AxisIndexGroups, AxisName, PyTree
+from jaxcomm.primitives.collective import Collective
+from jaxcomm.primitives.define import define
+from jaxcomm.primitives.request import Ready, Request
 
 
 def psum_scatter(
-    x, axis_name, *, scatter_dimension=0, axis_index_groups=None, tiled=False,
-    lane=None, backend=None,
-):  # fmt: skip
-    """Sums over a mesh axis and leaves each device its slice of the sum.
+    x: PyTree,
+    axis_name: AxisName,
+    *,
+    scatter_dimension: int = 0,
+    axis_index_groups: AxisIndexGroups = None,
+    tiled: bool = False,
+    lane: str | None = None,
+    backend: str | None = None,
+) -> PyTree:
+    """Sum over a mesh axis and leave each device its slice of the sum.
 
     A twin of ``jax.lax.psum_scatter``. bfloat16, float16 and float8 accumulate in
     float32.
@@ -26,9 +35,8 @@ def psum_scatter(
       axis_index_groups: groups, of one size, to sum within instead. If None, all.
       tiled: keep ``scatter_dimension``, divided by the axis size, which must divide
         it. Otherwise its size must be the axis size, and it goes away.
-      lane: the lane to go through. If None, the default one.
-      backend: ``"host"``, ``"nccl"`` or ``"xla"``. If None, what :func:`jaxcomm.init`
-        chose for these axes, else the platform's own.
+      lane: the lane to use; see :func:`jaxcomm.init` and :func:`jaxcomm.using`.
+      backend: the backend to use; see the same functions.
 
     Returns:
       A pytree of arrays.
@@ -39,63 +47,83 @@ def psum_scatter(
       ValueError: if ``scatter_dimension`` does not fit the axis size.
 
     Example:
-      On a mesh of 4 devices along ``"i"``, with ``x`` = [0, 1, 2, 3] on each:
-
-      >>> jaxcomm.psum_scatter(x, "i")  # 0, 4, 8, 12 on the devices  # doctest: +SKIP
+      >>> f = jax.shard_map(
+      ...     lambda x: jaxcomm.psum_scatter(x, "i", tiled=True),
+      ...     in_specs=jax.P(),
+      ...     out_specs=jax.P("i"),
+      ... )
+      >>> f(jnp.arange(4.0))
+      Array([ 0.,  4.,  8., 12.], dtype=float32)
     """
-    return scatter_sum(
-        "psum_scatter", x, axis_name, scatter_dimension, axis_index_groups, tiled, lane,
-        backend,
-    )  # fmt: skip
+    return scattering(
+        "psum_scatter",
+        x,
+        axis_name,
+        scatter_dimension=scatter_dimension,
+        tiled=tiled,
+        axis_index_groups=axis_index_groups,
+        lane=lane,
+        backend=backend,
+    ).run()
 
 
-def scatter_sum(
-    name: str, x, axis_name, scatter_dimension, axis_index_groups, tiled, lane, backend,
-    bind=define.bind,
-):  # fmt: skip
-    """Checks a reduce-scatter and hands it to ``bind``, for the function ``name``."""
-    axes = replica_groups.canonical_axes(axis_name)
-    if not axes:
-        return x
-    tiled = define.flag(tiled, f"{name} over {axes}: tiled")
-    x = define.as_arrays(x, axes, name)
-    index_groups = define.index_groups_of(axes, axis_index_groups, name)
-    size = define.group_size(axes, index_groups)
+def scattering(
+    name: str,
+    x: PyTree,
+    axis_name: AxisName,
+    *,
+    scatter_dimension: int,
+    tiled: bool,
+    **options,
+) -> Request | Ready:
+    """Check a reduce-scatter, for the function ``name``; see :func:`psum_scatter`."""
+    call = arguments.call_of(name, axis_name, **options)
+    if not call.axes:
+        return Ready(call, x)
+    tiled = arguments.flag(tiled, f"{call}: tiled")
+    x = arguments.as_arrays(x, call)
+    size = call.group_size
     dimensions = []
     for leaf in jax.tree.leaves(x):
-        d = define.canonical_dimension(
+        d = arguments.canonical_dimension(
             scatter_dimension, jnp.ndim(leaf), name, "scatter_dimension"
         )
         extent = jnp.shape(leaf)[d]
         if tiled and extent % size != 0:
             raise ValueError(
                 f"{name}: dimension {d} of x has size {extent}, not divisible by "
-                f"the {size} devices of axes {axes}. Pad x or choose another "
+                f"the {size} devices of axes {call.axes}. Pad x or choose another "
                 f"scatter_dimension."
             )
         if not tiled and extent != size:
             raise ValueError(
-                f"{name}: dimension {d} of x has size {extent}, but axes {axes} "
+                f"{name}: dimension {d} of x has size {extent}, but axes {call.axes} "
                 f"have {size} devices. They must be equal, or pass tiled=True."
             )
         dimensions.append(d)
-    return bind(
-        reduce_scatter, define.count_bools(x), axes, name=name,
-        index_groups=index_groups, lane=lane, backend=backend,
-        dimensions=tuple(dimensions), tiled=tiled,
-    )  # fmt: skip
+    return Request(
+        REDUCE_SCATTER,
+        arguments.count_bools(x),
+        arguments.summed(x, call),
+        dimensions=tuple(dimensions),
+        tiled=tiled,
+    )
 
 
-class ReduceScatter(define.Collective):
+def scattered_shape(shape, size, dimension, tiled):
+    """Return the shape of what each of ``size`` ranks gets."""
+    kept = (shape[dimension] // size,) if tiled else ()
+    return (*shape[:dimension], *kept, *shape[dimension + 1 :])
+
+
+class ReduceScatter(Collective):
     """Parameters: dimensions, one for each leaf; tiled."""
 
     name = "reduce_scatter"
     dimension_params = ("dimensions",)
 
     def shape(self, shape, size, i, *, dimensions, tiled):
-        d = dimensions[i]
-        kept = (shape[d] // size,) if tiled else ()
-        return (*shape[:d], *kept, *shape[d + 1 :])
+        return scattered_shape(shape, size, dimensions[i], tiled)
 
     def planner_params(self, avals, size, *, dimensions, **_):
         return [
@@ -109,20 +137,18 @@ class ReduceScatter(define.Collective):
         parts = jnp.moveaxis(parts, d, 0)
         return parts if tiled else jnp.squeeze(parts, d + 1)
 
-    def xla(self, xs, axes, index_groups, *, dimensions, tiled):
-        return [
-            jax.lax.psum_scatter(
-                widen(x), axes, scatter_dimension=d, axis_index_groups=index_groups,
+    def xla(self, xs, call, *, dimensions, tiled):
+        def scatter(x, d):
+            return jax.lax.psum_scatter(
+                widen(x),
+                call.axes,
+                scatter_dimension=d,
+                axis_index_groups=call.index_groups,
                 tiled=tiled,
             ).astype(x.dtype)
-            for x, d in zip(xs, dimensions, strict=True)
-        ]  # fmt: skip
 
-    def dual(self, **params):
-        from jaxcomm.collectives.all_gather import all_gather_impl
-
-        return all_gather_impl, params
+        return list(map(scatter, xs, dimensions))
 
 
-reduce_scatter = ReduceScatter()
-reduce_scatter_p = define.define(reduce_scatter)
+REDUCE_SCATTER = ReduceScatter()
+define(REDUCE_SCATTER)

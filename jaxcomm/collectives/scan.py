@@ -1,18 +1,29 @@
-"""Prefix reductions over ranks."""
+"""Prefix reductions over ranks: pscan."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxcomm.collectives.all_reduce import REDUCERS, gathered_jvp, reduce_stacked
-from jaxcomm.communicator import replica_groups
-from jaxcomm.primitives import define
+from jaxcomm.collectives.all_reduce import gathered_jvp, reduce_stacked
+from jaxcomm.collectives.reduce import Op, check_op
+from jaxcomm.primitives import arguments
+from jaxcomm.primitives.arguments import AxisName, PyTree
+from jaxcomm.primitives.collective import Collective
+from jaxcomm.primitives.define import define
+from jaxcomm.primitives.request import Request
 
 
-def scan(
-    x, axis_name, *, op="sum", exclusive=False, reverse=False, lane=None, backend=None
-):
-    """Reduces ``x`` over the devices up to and including each; MPI's scan and exscan.
+def pscan(
+    x: PyTree,
+    axis_name: AxisName,
+    *,
+    op: Op = "sum",
+    exclusive: bool = False,
+    reverse: bool = False,
+    lane: str | None = None,
+    backend: str | None = None,
+) -> PyTree:
+    """Reduce ``x`` over the devices up to and including each; MPI's scan and exscan.
 
     Args:
       x: a pytree of arrays of any shape and dtype. Its leaves travel in one call.
@@ -22,9 +33,8 @@ def scan(
       exclusive: leave out the device's own value. The first device then gets the
         identity of ``op``: 0, 1, or the least or greatest value of the type.
       reverse: count from the last device.
-      lane: the lane to go through. If None, the default one.
-      backend: ``"host"``, ``"nccl"`` or ``"xla"``. If None, what :func:`jaxcomm.init`
-        chose for these axes, else the platform's own.
+      lane: the lane to use; see :func:`jaxcomm.init` and :func:`jaxcomm.using`.
+      backend: the backend to use; see the same functions.
 
     Returns:
       A pytree like ``x``.
@@ -35,30 +45,28 @@ def scan(
       ValueError: if op is none of the four.
 
     Example:
-      On a mesh of 4 devices along ``"i"``, with ``x`` 1, 2, 3, 4 on them:
-
-      >>> jaxcomm.scan(x, "i")  # 1, 3, 6, 10  # doctest: +SKIP
-      >>> jaxcomm.scan(x, "i", exclusive=True)  # 0, 1, 3, 6  # doctest: +SKIP
+      >>> f = jax.shard_map(
+      ...     lambda x: jaxcomm.pscan(x, "i"), in_specs=jax.P("i"), out_specs=jax.P("i")
+      ... )
+      >>> f(jnp.arange(1, 5))
+      Array([ 1,  3,  6, 10], dtype=int32)
     """
-    if not isinstance(op, str) or op not in REDUCERS:
-        raise ValueError(f"scan: op must be one of {tuple(REDUCERS)}, got {op!r}")
+    check_op("pscan", op)
+    call = arguments.call_of("pscan", axis_name, lane=lane, backend=backend)
     if op in ("sum", "prod"):
-        x = define.count_bools(x)
-    axes = replica_groups.canonical_axes(axis_name)
-    exclusive = define.flag(exclusive, f"scan over {axes}: exclusive")
-    reverse = define.flag(reverse, f"scan over {axes}: reverse")
-    out = define.bind(
-        scan_impl, x, axes, name="scan", lane=lane, backend=backend, op=op,
-        exclusive=exclusive, reverse=reverse,
-    )  # fmt: skip
+        x = arguments.count_bools(x)
+    exclusive = arguments.flag(exclusive, f"{call}: exclusive")
+    reverse = arguments.flag(reverse, f"{call}: reverse")
+    x = arguments.as_arrays(x, call)
+    out = Request(SCAN, x, call, op=op, exclusive=exclusive, reverse=reverse).run()
     if not exclusive or op in ("sum", "prod"):
         return out
-    first = define.group_size(axes) - 1 if reverse else 0
-    is_first = jax.lax.axis_index(axes) == first
+    first = call.group_size - 1 if reverse else 0
+    is_first = jax.lax.axis_index(call.axes) == first
 
     def with_identity(leaf):
         # A type that travelled in a wider one has extremes of its own.
-        if not define.has_carrier(leaf.dtype):
+        if not arguments.has_carrier(leaf.dtype):
             return leaf
         return jnp.where(
             is_first, jnp.asarray(identity(op, leaf.dtype), leaf.dtype), leaf
@@ -67,7 +75,7 @@ def scan(
     return jax.tree.map(with_identity, out)
 
 
-class Scan(define.Collective):
+class Scan(Collective):
     """Parameters: op, exclusive, reverse."""
 
     name = "scan"
@@ -91,9 +99,6 @@ class Scan(define.Collective):
                 seen.append(x[rank])
         return jnp.stack([outs[rank] for rank in range(size)])
 
-    def transpose(self, cts, *, reverse, **params):
-        return self.primitive.bind(*cts, reverse=not reverse, **params)
-
     def jvp(self, primals, tangents, **params):
         if params["op"] == "sum":
             return super().jvp(primals, tangents, **params)
@@ -101,7 +106,7 @@ class Scan(define.Collective):
 
 
 def identity(op: str, dtype):
-    """Returns the value that changes nothing under ``op``."""
+    """Return the value that changes nothing under ``op``."""
     if op in ("sum", "prod"):
         return 0 if op == "sum" else 1
     sign = -1 if op == "max" else 1
@@ -118,5 +123,5 @@ def identity(op: str, dtype):
     return info.min if op == "max" else info.max
 
 
-scan_impl = Scan()
-scan_p = define.define(scan_impl)
+SCAN = Scan()
+define(SCAN)

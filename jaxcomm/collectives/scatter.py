@@ -1,18 +1,29 @@
-"""Scatter from a root."""
+"""Scatter from a root: pscatter."""
 
 import math
 
 import jax
 import jax.numpy as jnp
 
-from jaxcomm.collectives.broadcast import root_index
-from jaxcomm.collectives.reduce_scatter import ReduceScatter
-from jaxcomm.communicator import replica_groups
-from jaxcomm.primitives import define
+from jaxcomm.collectives.reduce_scatter import scattered_shape
+from jaxcomm.primitives import arguments
+from jaxcomm.primitives.arguments import AxisName, PyTree
+from jaxcomm.primitives.collective import Collective
+from jaxcomm.primitives.define import define
+from jaxcomm.primitives.request import Request
 
 
-def scatter(x, axis_name, root=0, *, axis=0, tiled=False, lane=None, backend=None):
-    """Gives each device of a mesh axis its slice of the root's ``x``.
+def pscatter(
+    x: PyTree,
+    axis_name: AxisName,
+    root: int = 0,
+    *,
+    axis: int = 0,
+    tiled: bool = False,
+    lane: str | None = None,
+    backend: str | None = None,
+) -> PyTree:
+    """Give each device of a mesh axis its slice of the root's ``x``.
 
     Args:
       x: a pytree of arrays of any shape and dtype, of one shape on all devices; only
@@ -22,52 +33,56 @@ def scatter(x, axis_name, root=0, *, axis=0, tiled=False, lane=None, backend=Non
       axis: the dimension of ``x`` that is cut into one slice a device.
       tiled: keep ``axis``, divided by the axis size, which must divide it. Otherwise
         its size must be the axis size, and it goes away.
-      lane: the lane to go through. If None, the default one.
-      backend: ``"host"``, ``"nccl"`` or ``"xla"``. If None, what :func:`jaxcomm.init`
-        chose for these axes, else the platform's own.
+      lane: the lane to use; see :func:`jaxcomm.init` and :func:`jaxcomm.using`.
+      backend: the backend to use; see the same functions.
 
     Returns:
       A pytree of arrays.
 
     Raises:
       NameError: if the axis is not bound.
+      TypeError: if tiled is not True or False.
       ValueError: if root is not an index along the axis, or the size of ``axis`` does
         not fit.
 
     Example:
-      On a mesh of 2 devices along ``"i"``, with [7, 8] and [0, 0] on them:
-
-      >>> jaxcomm.scatter(x, "i", root=0)  # 7, 8  # doctest: +SKIP
+      >>> f = jax.shard_map(
+      ...     lambda x: jaxcomm.pscatter(x, "i", root=1, tiled=True),
+      ...     in_specs=jax.P("i"),
+      ...     out_specs=jax.P("i"),
+      ... )
+      >>> f(jnp.arange(16))
+      Array([4, 5, 6, 7], dtype=int32)
     """
-    axes = replica_groups.canonical_axes(axis_name)
-    x = define.as_arrays(x, axes, "scatter")
-    root = root_index(root, axes, "scatter")
-    size = define.group_size(axes)
+    call = arguments.call_of("pscatter", axis_name, lane=lane, backend=backend)
+    tiled = arguments.flag(tiled, f"{call}: tiled")
+    x = arguments.as_arrays(x, call)
+    root = arguments.root(root, call)
+    size = call.group_size
     dimensions = []
     for leaf in jax.tree.leaves(x):
-        d = define.canonical_dimension(axis, jnp.ndim(leaf), "scatter", "axis")
+        d = arguments.canonical_dimension(axis, jnp.ndim(leaf), "pscatter", "axis")
         extent = jnp.shape(leaf)[d]
         if (extent % size if tiled else extent != size) != 0:
             raise ValueError(
-                f"scatter: dimension {d} of x has size {extent}, which "
+                f"pscatter: dimension {d} of x has size {extent}, which "
                 f"{'is not divisible by' if tiled else 'must be'} the {size} "
-                f"devices of axes {axes}"
+                f"devices of axes {call.axes}"
             )
         dimensions.append(d)
-    return define.bind(
-        scatter_impl, x, axes, name="scatter", lane=lane, backend=backend, root=root,
-        dimensions=tuple(dimensions), tiled=tiled,
-    )  # fmt: skip
+    return Request(
+        SCATTER, x, call, root=root, dimensions=tuple(dimensions), tiled=tiled
+    ).run()
 
 
-class Scatter(define.Collective):
+class Scatter(Collective):
     """Parameters: root; dimensions, one for each leaf; tiled."""
 
     name = "scatter"
     dimension_params = ("dimensions",)
 
-    def shape(self, shape, size, i, *, root, **params):
-        return ReduceScatter().shape(shape, size, i, **params)
+    def shape(self, shape, size, i, *, root, dimensions, tiled):
+        return scattered_shape(shape, size, dimensions[i], tiled)
 
     def planner_params(self, avals, size, *, root, dimensions, **_):
         outer = [math.prod(a.shape[:d]) for a, d in zip(avals, dimensions, strict=True)]
@@ -78,11 +93,6 @@ class Scatter(define.Collective):
         parts = jnp.stack(jnp.split(x[root], x.shape[0], axis=d))
         return parts if tiled else jnp.squeeze(parts, d + 1)
 
-    def transpose(self, cts, **params):
-        from jaxcomm.collectives.gather import gather_p
 
-        return gather_p.bind(*cts, **params)
-
-
-scatter_impl = Scatter()
-scatter_p = define.define(scatter_impl)
+SCATTER = Scatter()
+define(SCATTER)

@@ -21,16 +21,15 @@ from jaxcomm.communicator import (
     backends,
     ffi_targets,
     flight_dumps,
-    rendezvous,
+    neighbors,
     replica_groups,
     shutdown,
 )
 from jaxcomm.communicator.backends.nccl.policy import CommPolicy
-from jaxcomm.communicator.communicator import DEFAULT_LANE, Communicator
+from jaxcomm.communicator.communicator import DEFAULT_LANE, Communicator, check_lane
 from jaxcomm.communicator.stats import Counters, MemoryRow, memory_row
 from jaxcomm.communicator.table import Communicators
 from jaxcomm.errors import CommunicatorError
-from jaxcomm.primitives import arguments
 
 _lock = threading.RLock()
 _live: dict[int, Communicator] = {}
@@ -144,7 +143,7 @@ def for_lowering(
     part = replica_groups.partition(grid, axes, index_groups)
     with _lock:
         chosen_backend, policy, seconds = _choice(grid, part, lane)
-        arguments.check_lane(lane, "lane")
+        check_lane(lane, "lane")
         backend = chosen_backend if backend is None else backend
         choice = backends.choose(mesh, part, lane, backend)
         member = _described(grid, part, lane, mesh, choice, policy, seconds)
@@ -163,6 +162,12 @@ def _choice(grid, part, lane) -> tuple[str | None, CommPolicy, float | None]:
             if chosen is not None:
                 return chosen
     return None, CommPolicy(), None
+
+
+def chosen_backends() -> set[str]:
+    """Return the names of the backends that init() chose."""
+    with _lock:
+        return {backend for backend, _, _ in _chosen.values()}
 
 
 def communicators() -> Communicators:
@@ -219,7 +224,7 @@ def finalize() -> None:
         for member in list(_live.values()):
             _drop(member)
         _chosen.clear()
-        rendezvous.forget()
+        neighbors.forget()
         for backend in backends.BACKENDS.values():
             backend.forget()
 
@@ -255,7 +260,7 @@ def _lane_names(lanes) -> tuple[str, ...]:
         )
     names = tuple(names)
     for name in names:
-        arguments.check_lane(name, "lane")
+        check_lane(name, "lane")
     return names
 
 

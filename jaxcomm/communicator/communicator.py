@@ -9,6 +9,12 @@ from jaxcomm.errors import CommunicatorError
 DEFAULT_LANE = "default"
 
 
+def check_lane(lane, what: str) -> None:
+    """Raise ValueError, which calls it ``what``, unless it is a name."""
+    if not isinstance(lane, str) or not lane:
+        raise ValueError(f"{what} must be a non-empty string, got {lane!r}")
+
+
 class Communicator:
     """One partition of a mesh's devices, ready to communicate.
 

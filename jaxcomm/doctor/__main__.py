@@ -1,15 +1,19 @@
 """Run ``python -m jaxcomm.doctor``: see ``--help``."""
 
+import dataclasses
 import json
+import logging
 import os
 import signal
 import sys
+from collections.abc import Sequence
 
-from absl import app, flags, logging
+import jax
 
+from jaxcomm import compat
 from jaxcomm.diagnostics.merge import merge_files
 from jaxcomm.diagnostics.record import RecordError
-from jaxcomm.doctor import machine, options, page, rows, sharing, software
+from jaxcomm.doctor import check, machine, options, page, rows, sharing, software
 
 _PROBLEM = 1
 _WRONG_USE = 2
@@ -17,14 +21,17 @@ _UNREAD = 128 + signal.SIGPIPE
 
 
 def main(asked: options.Options) -> int:
-    """Examine, or compare records; return the exit status.
+    """Examine the machine, check collectives or compare records; return the status.
 
-    0, or 1 if the examination found a problem, or 2 if a record cannot be read.
+    0; 1 if there is a problem or a wrong result; 2 if a record cannot be read or there
+    is nothing to check.
     """
+    # JAX logs which backends it tried in vain.
+    logging.getLogger("jax").setLevel(logging.WARNING)
     if asked.merge:
         return _merge(asked)
-    # Which backends JAX tried in vain is no news.
-    logging.set_verbosity(logging.WARNING)
+    if asked.check:
+        return _check(asked)
     found = {
         "versions": list(software.versions()),
         "devices": list(software.devices()),
@@ -44,23 +51,59 @@ def _merge(asked):
     try:
         merged = merge_files(asked.merge)
     except RecordError as error:
-        print(f"jaxcomm.doctor: {error}", file=sys.stderr)
-        return _WRONG_USE
+        return _refuse(error)
     print(json.dumps(merged.to_json(), indent=1) if asked.json else merged)
     return 0
 
 
-def _parse(argv):
-    """Read the command line, or end the process with help or a line of advice."""
-    if {"-h", "-help", "--help", "--helpfull"} & set(argv[1:]):
-        print(options.usage())
-        sys.exit(0)
-    options.define(flags.FLAGS)
+def _check(asked):
+    if asked.devices:
+        check.use_virtual_devices(asked.devices)
     try:
-        return options.read(flags.FLAGS, argv)
+        mesh = check.mesh_of_all()
+    except (check.CheckError, *compat.NO_DEVICES) as error:
+        return _refuse(str(error).partition("\n")[0])
+    backend = check.backend_of(mesh)
+    device = mesh.devices.flat[0]
+    results = list(check.run(mesh))
+    wrong = [result for result in results if result.problem is not None]
+    if jax.process_index() == 0:
+        _show(asked, results, len(wrong), backend, f"{mesh.size} x {device.platform}")
+    for result in wrong:
+        print(
+            f"jaxcomm.doctor: {result.collective} of {result.bytes} bytes: "
+            f"{result.problem}",
+            file=sys.stderr,
+        )
+    return _PROBLEM if wrong else 0
+
+
+def _show(asked, results: Sequence[check.Result], wrong: int, backend, devices):
+    if asked.json:
+        listed = [dataclasses.asdict(result) for result in results]
+        found = {"backend": backend, "devices": devices, "results": listed}
+        print(json.dumps(found, indent=1))
+        return
+    served = f"served by the backend {backend!r}"
+    if backend == "xla":
+        served += ": XLA's own collectives are compared with themselves"
+    print(f"{devices}, {served}\n")
+    print(check.text(results))
+    right = len(results) - wrong
+    print(f"\n{right} of {len(results)} right" + (f", {wrong} WRONG" if wrong else ""))
+
+
+def _refuse(reason):
+    print(f"jaxcomm.doctor: {reason}", file=sys.stderr)
+    return _WRONG_USE
+
+
+def _parse(words):
+    """Read the command line, or end the process with help or a line of advice."""
+    try:
+        return options.read(words)
     except options.UsageError as error:
-        print(f"jaxcomm.doctor: {error}. See --help.", file=sys.stderr)
-        sys.exit(_WRONG_USE)
+        sys.exit(_refuse(f"{error}. See --help."))
 
 
 def _until_nobody_reads(asked):
@@ -75,4 +118,4 @@ def _until_nobody_reads(asked):
 
 
 if __name__ == "__main__":
-    app.run(_until_nobody_reads, flags_parser=_parse)
+    sys.exit(_until_nobody_reads(_parse(sys.argv[1:])))

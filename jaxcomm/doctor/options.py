@@ -1,14 +1,28 @@
 """The command line."""
 
+import argparse
 import dataclasses
-import textwrap
 from collections.abc import Sequence
 
-from absl import flags
+_EPILOG = """\
+Without --check and --merge: versions, devices, backends, the machine, what its
+processes may do with each other, and the variables that jaxcomm reads. The exit status
+is 1 if there is a problem.
+
+--check runs every collective over all devices and compares the results with XLA's own.
+Time is that of one call. GB/s (bytes / time) and bus GB/s are defined as in NVIDIA's
+nccl-tests; bytes are those of the larger of operand and result on one device. The exit
+status is 1 if a result is wrong.
+
+Flight records are written where JAXCOMM_DUMP_DIR says, when a collective fails and on
+SIGUSR1, and by jaxcomm.flight_record().save(file).
+"""
+# More are a slip of the finger.
+_MOST_DEVICES = 256
 
 
 class UsageError(ValueError):
-    """What was typed cannot be done; the text says what can."""
+    """The command line cannot be carried out; the text says what can."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,68 +30,74 @@ class Options:
     """What was asked for.
 
     Attributes:
-      merge: flight records to compare. If empty, the machine is examined.
+      check: whether to run the collectives.
+      devices: number of virtual CPU devices. If None, the devices that JAX finds.
+      merge: flight records to compare.
       json: whether to print JSON instead of tables.
     """
 
+    check: bool = False
+    devices: int | None = None
     merge: tuple[str, ...] = ()
     json: bool = False
 
 
-_FLAGS = {
-    "merge": "compare the flight records that follow, one file of each process of a "
-    "job, and say which rank is behind, at which operation",
-    "json": "print JSON",
-}
+class _Parser(argparse.ArgumentParser):
+    def error(self, message):
+        raise UsageError(message)
 
 
-def define(values: flags.FlagValues) -> None:
-    """Defines the flags."""
-    for name, about in _FLAGS.items():
-        flags.DEFINE_bool(name, False, about, flag_values=values)
-    # A flag may come after the files.
-    values.set_gnu_getopt(True)
-
-
-def usage() -> str:
-    """Returns the help text."""
-    lines = [
-        "usage: python -m jaxcomm.doctor [--json]",
-        "       python -m jaxcomm.doctor --merge FILE... [--json]",
-        "",
-        "Without --merge: versions, devices, backends, the machine, what its processes",
-        "may do with each other, and the variables that jaxcomm reads; the exit status",
-        "is 1 if there is a problem.",
-        "",
-    ]
-    for name, about in _FLAGS.items():
-        folded = textwrap.wrap(about, 70)
-        lines.append(f"  --{name:7} {folded[0]}")
-        lines += [" " * 12 + line for line in folded[1:]]
-    lines += [
-        "",
-        "Flight records are written where JAXCOMM_DUMP_DIR says, when a collective",
-        "fails and on SIGUSR1, and by jaxcomm.flight_record().save(file).",
-    ]
-    return "\n".join(lines)
-
-
-def read(values: flags.FlagValues, argv: Sequence[str]) -> Options:
-    """Reads and checks a command line.
+def read(words: Sequence[str]) -> Options:
+    """Read and check a command line.
 
     Args:
-      values: with the flags of :func:`define`.
-      argv: the program's name, then what was typed.
+      words: what was typed after the program's name.
 
     Raises:
-      UsageError: something in it cannot be done.
+      SystemExit: with status 0, after printing the help.
+      UsageError: the command line cannot be carried out.
     """
-    try:
-        _, *files = values(argv)
-    except flags.Error as error:
-        raise UsageError(" ".join(str(error).split())) from None
-    if values.merge and not files:
+    parser = _Parser(
+        prog="python -m jaxcomm.doctor",
+        usage="python -m jaxcomm.doctor [--json]\n"
+        "       python -m jaxcomm.doctor --check [--devices N] [--json]\n"
+        "       python -m jaxcomm.doctor --merge FILE... [--json]",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("files", nargs="*", metavar="FILE", help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--check", action="store_true", help="run and time every collective"
+    )
+    parser.add_argument(
+        "--devices",
+        type=_count,
+        metavar="N",
+        help="check N virtual CPU devices, not the devices that JAX finds",
+    )
+    parser.add_argument(
+        "--merge",
+        action="store_true",
+        help="compare the flight records of a job, one file a process, and say which "
+        "rank is behind, at which operation",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    given = parser.parse_intermixed_args(words)
+    if given.check and given.merge:
+        raise UsageError("--check and --merge exclude each other; give one of them")
+    if given.merge and not given.files:
         raise UsageError("--merge: no file was given; name one of each process")
-    if files and not values.merge:
-        raise UsageError(f"{files[0]!r} goes with --merge")
-    return Options(merge=tuple(files), json=values.json)
+    if given.files and not given.merge:
+        raise UsageError(f"{given.files[0]!r} goes with --merge")
+    if given.devices and not given.check:
+        raise UsageError("--devices goes with --check")
+    return Options(given.check, given.devices, tuple(given.files), given.json)
+
+
+def _count(text):
+    if not text.isdecimal() or not 2 <= int(text) <= _MOST_DEVICES:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a number from 2 to {_MOST_DEVICES}"
+        )
+    return int(text)

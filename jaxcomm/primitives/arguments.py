@@ -1,16 +1,24 @@
-"""What users hand to a collective, checked and made ready to travel."""
+"""Check what users hand to a collective. Nothing below checks it again."""
 
-import math
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
-from jaxcomm import compat
-from jaxcomm.communicator import replica_groups
+from jaxcomm import compat, config
+from jaxcomm.communicator import cache, replica_groups
+from jaxcomm.communicator.communicator import check_lane
+from jaxcomm.primitives.call import Call
+from jaxcomm.primitives.scope import current_scope
+
+# A mesh axis, or several that number the ranks row-major.
+AxisName = Hashable | Sequence[Hashable]
+AxisIndexGroups = Sequence[Sequence[int]] | None
+PyTree = Any
 
 # Types with several elements to a byte travel as the next wider type, which holds
 # every value of theirs.
@@ -25,42 +33,91 @@ _CARRIERS = {
 }
 
 
-def prepare(
-    leaves: Sequence,
-    axes: tuple[str, ...],
+def call_of(
     name: str,
+    axis_name: AxisName,
     *,
+    axis_index_groups: AxisIndexGroups = None,
     lane: str | None = None,
     backend: str | None = None,
-) -> list[jax.Array]:
-    """Makes arrays of the leaves, varying over the axes, or says what is wrong."""
-    from jaxcomm.collectives.pvary import pvary  # its transpose is a collective
-
-    arrays = as_arrays(list(leaves), axes, name)
-    return pvary(arrays, axes, lane=lane, backend=backend) if arrays else arrays
-
-
-def as_arrays(x, axes: tuple[str, ...], name: str):
-    """Returns the pytree with arrays for leaves.
+) -> Call:
+    """Check the arguments that all collectives share, for the function ``name``.
 
     Raises:
       NameError: if an axis is not bound.
+      TypeError: if groups are not sequences of integers.
+      ValueError: if groups do not hold every index exactly once, or the lane is no
+        name.
+    """
+    axes = replica_groups.canonical_axes(axis_name)
+    compat.check_axes_bound(axes, name)
+    if lane is not None:
+        check_lane(lane, f"{name} over {axes}: lane")
+    scope = current_scope()
+    call = Call(
+        name,
+        axes,
+        lane=scope.lane if lane is None else lane,
+        backend=_backend(scope.backend if backend is None else backend),
+    )
+    if axis_index_groups is None:
+        return call
+    return call.replace(index_groups=_index_groups(axis_index_groups, call))
+
+
+def _backend(backend: str | None) -> str | None:
+    """Return the backend as far as it is known without devices.
+
+    ``JAXCOMM_BACKEND=xla`` settles it, unless :func:`jaxcomm.init` chose otherwise for
+    some mesh.
+    """
+    if backend is not None or config.backend() != "xla":
+        return backend
+    return None if cache.chosen_backends() - {"xla"} else "xla"
+
+
+def _index_groups(axis_index_groups, call: Call) -> replica_groups.IndexGroups:
+    try:
+        groups = [[_index(index) for index in group] for group in axis_index_groups]
+    except TypeError:
+        raise TypeError(
+            f"{call}: axis_index_groups must be sequences of integers "
+            f"known when the program is traced, such as [[0, 1], [2, 3]], got "
+            f"{axis_index_groups!r}"
+        ) from None
+    return replica_groups.canonical_index_groups(groups, call.axes_size)
+
+
+def check_leaves(x, call: Call) -> None:
+    """Raise TypeError if a leaf of the pytree is neither an array nor a number."""
+    for leaf in jax.tree.leaves(x):
+        if not isinstance(
+            leaf, (jax.Array, np.ndarray, np.generic, int, float, complex)
+        ):
+            raise TypeError(
+                f"{call}: every leaf of x must be an array, got {type(leaf).__name__}"
+            )
+
+
+def as_arrays(x, call: Call):
+    """Return the pytree with arrays for leaves.
+
+    Raises:
       TypeError: if a leaf is not an array of a type that can travel.
     """
-    compat.check_axes_bound(axes, name)
-    check_leaves(x, axes, name)
+    check_leaves(x, call)
 
     def as_array(leaf):
         leaf = jnp.asarray(leaf)
         if jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
             raise TypeError(
-                f"{name} over {axes}: x has dtype {leaf.dtype}; send "
+                f"{call}: x has dtype {leaf.dtype}; send "
                 f"jax.random.key_data(x) and wrap what arrives in "
                 f"jax.random.wrap_key_data"
             )
         if leaf.dtype.name.startswith("float6_"):
             raise TypeError(
-                f"{name} over {axes}: x has dtype {leaf.dtype}, which XLA cannot hand "
+                f"{call}: x has dtype {leaf.dtype}, which XLA cannot hand "
                 f"to a custom call; cast it first, to bfloat16 without loss"
             )
         return leaf
@@ -68,58 +125,75 @@ def as_arrays(x, axes: tuple[str, ...], name: str):
     return jax.tree.map(as_array, x)
 
 
-def check_leaves(x, axes: tuple[str, ...], name: str) -> None:
-    """Raises TypeError if a leaf of the pytree is neither an array nor a number."""
-    for leaf in jax.tree.leaves(x):
-        if not isinstance(
-            leaf, (jax.Array, np.ndarray, np.generic, int, float, complex)
-        ):
-            raise TypeError(
-                f"{name} over {axes}: every leaf of x must be an array, got "
-                f"{type(leaf).__name__}"
-            )
-
-
-def group_size(axes, index_groups=None) -> int:
-    """Returns the number of devices of a group.
+def summed(x: PyTree, call: Call) -> Call:
+    """Return the call of a sum, which also takes operands that are unreduced.
 
     Raises:
-      ValueError: if ``axis_index_groups`` are malformed or of unequal sizes.
+      NotImplementedError: if unreduced operands are to be summed within groups.
+      ValueError: if some leaves are unreduced over the axes and others are not.
     """
-    size = math.prod(compat.axis_size(axis) for axis in axes)
-    if index_groups is None:
-        return size
-    sizes = {len(group) for group in index_groups}
-    if len(sizes) > 1:
-        raise ValueError(
-            f"axis_index_groups must all be of one size here, got {index_groups}"
+    if not compat.checks_varying_axes():
+        return call
+    axes = frozenset(call.axes)
+    found = {bool(jax.typeof(leaf).mat.unreduced & axes) for leaf in jax.tree.leaves(x)}
+    if True not in found:
+        return call
+    if call.index_groups is not None:
+        raise NotImplementedError(
+            f"{call}: x is unreduced, which axis_index_groups cannot divide; leave "
+            f"them out"
         )
-    return sizes.pop()
+    if False in found:
+        raise ValueError(
+            f"{call}: some leaves of x are unreduced and others are not; make one call "
+            f"for each kind"
+        )
+    return call.replace(given="unreduced")
 
 
-def index_groups_of(axes, axis_index_groups, name: str):
-    """Returns ``axis_index_groups`` checked against the axes they divide.
+def kind_of(x: jax.Array, call: Call) -> str:
+    """Return how an array is typed over the axes of a call.
+
+    Returns:
+      ``"varying"``, ``"unreduced"``, ``"reduced"`` or ``"invarying"``.
 
     Raises:
-      TypeError: if they are not sequences of integers.
-      ValueError: if they do not hold every index exactly once.
+      ValueError: if it is typed otherwise over one of the axes than over another.
     """
-    if axis_index_groups is None:
-        return None
-    try:
-        groups = [[_index(index) for index in group] for group in axis_index_groups]
-    except TypeError:
-        raise TypeError(
-            f"{name} over {axes}: axis_index_groups must be sequences of integers "
-            f"known when the program is traced, such as [[0, 1], [2, 3]], got "
-            f"{axis_index_groups!r}"
-        ) from None
-    size = math.prod(compat.axis_size(axis) for axis in axes)
-    return replica_groups.canonical_index_groups(groups, size)
+    found = jax.typeof(x).mat
+
+    def kind(axis):
+        for each in ("varying", "unreduced", "reduced"):
+            if axis in getattr(found, each):
+                return each
+        return "invarying"
+
+    kinds = {kind(axis) for axis in call.axes}
+    if len(kinds) > 1:
+        raise ValueError(
+            f"{call}: x is {' and '.join(sorted(kinds))} over different axes; make one "
+            f"call for each kind. Its type is {jax.typeof(x)}."
+        )
+    return kinds.pop()
+
+
+def root(value, call: Call, what: str = "root") -> int:
+    """Return a root, called ``what``, checked to be an index along the axes.
+
+    Raises:
+      TypeError: if it is no integer.
+      ValueError: if it is out of range.
+    """
+    index, size = integer(value, f"{call}: {what}"), call.axes_size
+    if not 0 <= index < size:
+        raise ValueError(
+            f"{call}: {what} {index} is not among the {size} indices 0 .. {size - 1}"
+        )
+    return index
 
 
 def integer(value, what: str) -> int:
-    """Returns the integer, or raises TypeError, which calls it ``what``."""
+    """Return the integer, or raises TypeError, which calls it ``what``."""
     try:
         return _index(value)
     except TypeError:
@@ -129,7 +203,7 @@ def integer(value, what: str) -> int:
 
 
 def flag(value, what: str) -> bool:
-    """Returns True or False, or raises TypeError, which calls it ``what``.
+    """Return True or False, or raises TypeError, which calls it ``what``.
 
     jax.lax takes whatever is true or false, the text "False" too.
     """
@@ -140,14 +214,8 @@ def flag(value, what: str) -> bool:
     )
 
 
-def check_lane(lane, what: str) -> None:
-    """Raises ValueError, which calls it ``what``, unless it is a name."""
-    if not isinstance(lane, str) or not lane:
-        raise ValueError(f"{what} must be a non-empty string, got {lane!r}")
-
-
-def indices(perm, axes, name: str) -> list[int]:
-    """Returns what ``pshuffle`` takes.
+def indices(perm, call: Call) -> list[int]:
+    """Return what ``pshuffle`` takes.
 
     Raises:
       TypeError: if it is something else.
@@ -156,21 +224,21 @@ def indices(perm, axes, name: str) -> list[int]:
         return [_index(index) for index in perm]
     except TypeError:
         raise TypeError(
-            f"{name} over {axes}: perm must be a sequence of integers known when the "
+            f"{call}: perm must be a sequence of integers known when the "
             f"program is traced, the source of each index along the axis, got "
             f"{perm!r}. Pairs (source, destination) go to jaxcomm.ppermute."
         ) from None
 
 
-def index_pairs(perm, axes, name: str) -> tuple[tuple[int, int], ...]:
-    """Returns what ``ppermute`` takes.
+def index_pairs(perm, call: Call) -> tuple[tuple[int, int], ...]:
+    """Return what ``ppermute`` takes.
 
     Raises:
       TypeError: if it is something else.
       ValueError: if an entry is not of length two.
     """
     wrong = (
-        f"{name} over {axes}: perm must be pairs (source, destination) of integers "
+        f"{call}: perm must be pairs (source, destination) of integers "
         f"known when the program is traced, got {perm!r}"
     )
     if isinstance(perm, Mapping):
@@ -194,7 +262,7 @@ def _index(value) -> int:
 
 
 def count_bools(x):
-    """Returns the pytree with bools as int32, the type jax.lax counts them in."""
+    """Return the pytree with bools as int32, the type jax.lax counts them in."""
 
     def count(leaf):
         is_bool = getattr(leaf, "dtype", None) == jnp.bool_ or isinstance(leaf, bool)
@@ -204,7 +272,7 @@ def count_bools(x):
 
 
 def canonical_dimension(dimension: int, ndim: int, name: str, what: str) -> int:
-    """Returns a dimension counted from the front.
+    """Return a dimension counted from the front.
 
     Raises:
       TypeError: if it is not an integer.
@@ -220,11 +288,11 @@ def canonical_dimension(dimension: int, ndim: int, name: str, what: str) -> int:
 
 
 def has_carrier(dtype) -> bool:
-    """Says whether arrays of this type travel as a wider one."""
+    """Say whether arrays of this type travel as a wider one."""
     return dtype.name in _CARRIERS
 
 
 def to_carrier(leaf):
-    """Returns the array in the type it travels as."""
+    """Return the array in the type it travels as."""
     carrier = _CARRIERS.get(leaf.dtype.name)
     return leaf if carrier is None else leaf.astype(carrier)

@@ -2,8 +2,8 @@
 
 What that means for ``jax.export``:
 
-* A program whose collectives have ``backend="xla"``, or are traced with
-  ``JAXCOMM_BACKEND=xla``, holds no custom call of ours. It can be exported for a
+* A program whose collectives have ``backend="xla"``, or are traced where
+  ``JAXCOMM_BACKEND`` is ``xla``, holds no custom call of ours. It can be exported for a
   ``jax.sharding.AbstractMesh``, and called on any devices, in any order.
 * The ``host`` backend needs a mesh of devices, and JAX wants to be told that nobody
   vouches for its custom calls tomorrow: ``jax.export.export(program, disabled_checks=
@@ -14,201 +14,200 @@ What that means for ``jax.export``:
   ``jaxcomm.init(mesh)`` first.
 """
 
+import dataclasses
 import functools
 import hashlib
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
 
-from jaxcomm import _ffi, compat, config
+from jaxcomm import _ffi, compat
 from jaxcomm.communicator import cache, replica_groups
-from jaxcomm.communicator.backends import BACKENDS
-from jaxcomm.primitives.binder import Binder
+from jaxcomm.communicator.communicator import Communicator
+from jaxcomm.primitives import nccl_rewrites
+from jaxcomm.primitives.call import Call
+from jaxcomm.primitives.rewrite import ANY, Bind, Rule, mean_as_sum
 
-# What the halves of a collective are called.
+_PLATFORMS = ("cpu", "cuda")
+# The targets of a split-phase collective: its own with this suffix, and one for all.
 _START = ".start"
 _DONE = "jaxcomm.done"
 
+# What replaces a collective over a backend, by both names.
+REWRITES: dict[tuple[str, str], Rule] = {
+    ("host", "all_reduce"): mean_as_sum,
+    **{("nccl", name): rule for name, rule in nccl_rewrites.RULES.items()},
+}
 
-def settled_backend(backend: str | None) -> str | None:
-    """Returns the backend of a call as far as it is known without devices.
-
-    Where ``JAXCOMM_BACKEND`` is ``xla``, that is ``"xla"``, unless a live communicator
-    of another backend says that :func:`jaxcomm.init` may have chosen otherwise.
-    """
-    if backend is not None or config.backend() != "xla":
-        return backend
-    live = cache.communicators()
-    return None if any(member.is_ours for member in live) else "xla"
+# A collective in terms of JAX functions: from operands to results.
+InJax = Callable[[Sequence], Sequence]
 
 
 def register(collective) -> None:
-    """Registers how a collective's primitives are lowered on every platform."""
-    primitive = collective.primitive
+    """Register how a collective's primitives are lowered on every platform."""
 
-    def with_ours(ctx, *operands, **params):
-        return _lower(collective, ctx, *operands, **params)
+    def with_ours(ctx, *operands, call, **own):
+        return _lower(collective, ctx, operands, call, own)
 
-    def elsewhere(ctx, *operands, axes, index_groups, name, **params):
-        return _lower_to_xla(collective, ctx, *operands, axes=axes,
-                             index_groups=index_groups, **_own(params))  # fmt: skip
+    def fallback(ctx, *operands, call, **own):
+        return _in_jax(_with_lax(collective, call, own), ctx, operands)
 
-    # The portable one needs none: XLA numbers the ranks along whatever mesh there is.
-    compat.require_devices_during_lowering(primitive)
-    for each in (primitive, primitive.portable):
-        for platform in ("cpu", "cuda"):
-            compat.register_lowering(each, with_ours, platform=platform)
-        compat.register_lowering(each, elsewhere)
+    _register(collective.primitive, with_ours, fallback)
 
 
 def register_pair(collective) -> None:
-    """Registers how the two halves of a collective are lowered on every platform.
+    """Register how a split-phase collective is lowered on every platform.
 
-    Where the transport is not ours, the first does everything.
+    Where XLA communicates, the start does everything.
     """
 
-    def start(ctx, *operands, paired, **params):
-        half = _START if paired else ""
+    def start(ctx, *operands, paired, call, **own):
         of_results = ctx.replace(avals_out=ctx.avals_out[len(operands) :])
-        return [
-            *operands,
-            *_lower(collective, of_results, *operands, half=half, **params),
-        ]
-
-    def start_elsewhere(ctx, *operands, axes, index_groups, name, paired, **params):
-        of_results = ctx.replace(avals_out=ctx.avals_out[len(operands) :])
-        results = _lower_to_xla(collective, of_results, *operands, axes=axes,
-                                index_groups=index_groups, **_own(params))  # fmt: skip
+        results = _lower(collective, of_results, operands, call, own, is_start=paired)
         return [*operands, *results]
 
-    def done(ctx, *operands, leaves, paired, **params):
+    def start_fallback(ctx, *operands, paired, call, **own):
+        of_results = ctx.replace(avals_out=ctx.avals_out[len(operands) :])
+        lax = _with_lax(collective, call, own)
+        return [*operands, *_in_jax(lax, of_results, operands)]
+
+    def done(ctx, *operands, leaves, paired, call, **own):
         results = operands[leaves : 2 * leaves]
         if not paired:
             return results
         avals = ctx.avals_in[:leaves]
-        comm, size, instead = _transport(collective, ctx, avals, **params)
-        if instead is not None or not _has_halves(ctx, comm):
+        found = _transport(collective, ctx, avals, call, own)
+        if not isinstance(found, Communicator) or not _can_split(ctx, found):
             return results
-        params["name"] = params["name"].removesuffix("_start") + "_done"
-        aliases = {leaves + i: i for i in range(leaves)}
-        return _call(
-            _DONE, aliases, collective, comm, size, ctx, operands, avals,
-            **params,
-        )  # fmt: skip
+        call = call.replace(name=call.name.removesuffix("_start") + "_done")
+        return _custom_call(
+            _Target(_DONE, {leaves + i: i for i in range(leaves)}, True),
+            collective,
+            found,
+            ctx,
+            operands,
+            avals,
+            call,
+            own,
+        )
 
-    def done_elsewhere(ctx, *operands, leaves, **_):
+    def done_fallback(ctx, *operands, leaves, **_):
         return operands[leaves : 2 * leaves]
 
-    for half, ours, other in (
-        (collective.pair.start, start, start_elsewhere),
-        (collective.pair.done, done, done_elsewhere),
-    ):
-        compat.require_devices_during_lowering(half)
-        for each in (half, half.portable):
-            for platform in ("cpu", "cuda"):
-                compat.register_lowering(each, ours, platform=platform)
-            compat.register_lowering(each, other)
+    _register(collective.pair.start, start, start_fallback)
+    _register(collective.pair.done, done, done_fallback)
 
 
-def _has_halves(ctx, comm):
-    """Says whether a communicator's transport can begin a collective, then end it.
-
-    Not where shard_map leaves axes to XLA: it does not replicate what has effects, and
-    without them would merge two starts.
-    """
-    return not comm.borrows and not compat.automatic_axes(ctx)
-
-
-def _own(params):
-    common = ("lane", "backend", "invariant", "name")
-    return {key: value for key, value in params.items() if key not in common}
+def _register(primitive, ours, fallback) -> None:
+    # The portable twin needs no devices: XLA numbers the ranks along any mesh.
+    compat.require_devices_during_lowering(primitive)
+    for each in (primitive, primitive.portable):
+        for platform in _PLATFORMS:
+            compat.register_lowering(each, ours, platform=platform)
+        compat.register_lowering(each, fallback)
 
 
-def _lower(collective, ctx, *operands, half="", **params):
-    comm, size, instead = _transport(collective, ctx, ctx.avals_in, **params)
-    if instead is not None:
-        return instead(ctx, *operands)
-    target = f"jaxcomm.{collective.name}"
-    if half and _has_halves(ctx, comm):
-        target += half
-    else:
-        target += BACKENDS[comm.backend].variant(comm)
-    aliases = collective.aliases(len(operands))
-    return _call(
-        target, aliases, collective, comm, size, ctx, operands, ctx.avals_in, **params
-    )
+@dataclasses.dataclass(frozen=True)
+class _Target:
+    """A custom call target, and what XLA must know of calls to it."""
+
+    name: str
+    aliases: dict[int, int]
+    # Without a side effect XLA would merge equal starts, or hoist one out of a loop
+    # while its done stays.
+    has_side_effect: bool = False
 
 
-def _call(
-    target, aliases, collective, comm, size, ctx, operands, avals, *, axes, name,
-    **params,
-):  # fmt: skip
-    """Emits a custom call that is for a communicator; avals are of what it sends."""
-    own = _own(params)
-    del own["index_groups"]
-    rule = jax.ffi.ffi_lowering(
-        target,
-        operand_output_aliases=aliases or None,
-        # XLA makes one of two equal starts, or moves one out of a loop, and not their
-        # ends, which differ in what they wait for.
-        has_side_effect=target == _DONE or target.endswith(_START),
-    )
-    return rule(
-        ctx,
-        *operands,
-        collective=collective.name,
-        name=name,
-        axes=str(axes),
-        key=np.int64(comm.key),
-        program=_program(ctx, comm.key),
-        reduce=own.get("op", "sum"),
-        params=np.asarray(
-            collective.planner_params(avals, size, **own), dtype=np.int64
-        ),
-    )
+def _lower(collective, ctx, operands, call: Call, own, *, is_start=False):
+    """Lower a call: to a custom call of ours, or to JAX functions in its place."""
+    avals = ctx.avals_in
+    found = _transport(collective, ctx, avals, call, own)
+    if not isinstance(found, Communicator):
+        return _in_jax(found, ctx, operands)
+    is_start = is_start and _can_split(ctx, found)
+    name = f"jaxcomm.{collective.planner}"
+    name += _START if is_start else _target_suffix(found)
+    target = _Target(name, collective.aliases(len(operands)), is_start)
+    return _custom_call(target, collective, found, ctx, operands, avals, call, own)
 
 
-def _transport(
-    collective, ctx, avals, *, axes, index_groups, name, lane, backend, **params
-) -> tuple[Any, Any, Any]:
-    """Finds what carries a call.
-
-    Returns:
-      The communicator and the size of its groups; or, last, a lowering rule that takes
-      the place of a call of ours.
-    """
+def _transport(collective, ctx, avals, call: Call, own) -> Communicator | InJax:
+    """Return the communicator that carries a call, or what replaces the call."""
     mesh = compat.concrete_mesh(ctx)
-    own = _own(params)
-    to_xla = functools.partial(
-        _lower_to_xla, collective, axes=axes, index_groups=index_groups, **own
-    )
-    if mesh is None and backend == "xla":
-        return None, None, to_xla
+    if mesh is None and call.backend == "xla":
+        return _with_lax(collective, call, own)
     if mesh is None:
         raise ValueError(
-            f"{name} over {axes}: this program is lowered for an abstract mesh, which "
+            f"{call}: this program is lowered for an abstract mesh, which "
             f"has no devices to communicate between. Give jax.shard_map a mesh of "
             f"devices; of a shard_map within another, set it with jax.set_mesh(mesh); "
             f"or choose XLA's collectives with backend='xla'."
         )
-    grid = compat.device_grid(mesh)
-    part = replica_groups.partition(grid, axes, index_groups)
-    if max(part.sizes) == 1:
-        return None, 1, functools.partial(_lower_alone, collective, **own)
-    comm = cache.for_lowering(mesh, axes, index_groups, lane, backend)
+    grid = replica_groups.grid_of(mesh)
+    sizes = replica_groups.partition(grid, call.axes, call.index_groups).sizes
+    if max(sizes) == 1:
+        return functools.partial(_alone, collective, own)
+    comm = cache.for_lowering(
+        mesh, call.axes, call.index_groups, call.lane, call.backend
+    )
     if not comm.is_ours:
-        return comm, part.sizes[0], to_xla
-    instead = BACKENDS[comm.backend].instead(collective, avals, part.sizes[0], **own)
-    if instead is not None:
-        bind = Binder(axes, index_groups, lane, comm.backend, name)
-        rule = functools.partial(compat.lower_as, functools.partial(instead, bind))
-        return comm, part.sizes[0], rule
-    return comm, part.sizes[0], None
+        return _with_lax(collective, call, own)
+    for name in (ANY, collective.name):
+        rule = REWRITES.get((comm.backend, name))
+        replacement = rule and rule(collective, avals, sizes[0], **own)
+        if replacement is not None:
+            call = call.replace(backend=comm.backend, given="varying", to="varying")
+            return functools.partial(replacement, Bind(call))
+    return comm
 
 
-def _program(ctx, key):
-    """Returns a number for what a program being lowered does in a communicator.
+def _custom_call(
+    target: _Target, collective, comm, ctx, operands, avals, call: Call, own
+):
+    """Emit a custom call that is for a communicator; avals are of what it sends."""
+    rule = jax.ffi.ffi_lowering(
+        target.name,
+        operand_output_aliases=target.aliases or None,
+        has_side_effect=target.has_side_effect,
+    )
+    params = collective.planner_params(avals, len(comm.groups[0]), **own)
+    return rule(
+        ctx,
+        *operands,
+        collective=collective.planner,
+        name=call.name,
+        axes=str(call.axes),
+        key=np.int64(comm.key),
+        program=_program(ctx, comm.key),
+        reduce=own.get("op", "sum"),
+        params=np.asarray(params, dtype=np.int64),
+    )
+
+
+def _target_suffix(comm: Communicator) -> str:
+    """Return the suffix of the handlers for a communicator.
+
+    Communicators that XLA lends have their own. So do those whose calls XLA may record
+    in command buffers; a stand-in for NCCL serves the CPU, where XLA records nothing.
+    """
+    if comm.borrows:
+        return ".borrowed"
+    is_recorded = comm.policy is not None and comm.policy.command_buffers
+    return ".capturable" if is_recorded and comm.platform != "cpu" else ""
+
+
+def _can_split(ctx, comm: Communicator) -> bool:
+    """Say whether a communicator can begin a collective, then end it.
+
+    Not where shard_map leaves axes to XLA: it does not replicate what has effects, and
+    without effects would merge two starts.
+    """
+    return not comm.borrows and not compat.automatic_axes(ctx)
+
+
+def _program(ctx, key: int):
+    """Return a number for what a program being lowered does in a communicator.
 
     The same on every process.
     """
@@ -219,18 +218,15 @@ def _program(ctx, key):
     return program
 
 
-def _lower_to_xla(collective, ctx, *operands, axes, index_groups, **own):
-    def with_lax(*xs):
-        return collective.xla(xs, axes, index_groups, **own)
-
-    return compat.lower_as(with_lax, ctx, *operands)
+def _with_lax(collective, call: Call, own) -> InJax:
+    return functools.partial(collective.xla, call=call, **own)
 
 
-def _lower_alone(collective, ctx, *operands, **own):
+def _alone(collective, own, xs):
     """A group of one device exchanges nothing: no communicator is made for it."""
+    outs = collective.emulate_all([x[None] for x in xs], 1, **own)
+    return [out[0] for out in outs]
 
-    def alone(*xs):
-        outs = collective.emulate_all([x[None] for x in xs], 1, **own)
-        return [out[0] for out in outs]
 
-    return compat.lower_as(alone, ctx, *operands)
+def _in_jax(function: InJax, ctx, operands):
+    return compat.lower_as(lambda *xs: function(xs), ctx, *operands)

@@ -1,8 +1,11 @@
-"""What is asked of NCCL instead of collectives, types and layouts that it has not.
+"""Rewrite collectives, dtypes and layouts that NCCL does not support into ones it does.
 
-NCCL sends contiguous pieces of any type, and reduces numbers of 8, 32 and 64 bits,
-float16 and bfloat16, over all ranks. The rest becomes, when a program is lowered, what
-it has: XLA converts and transposes around it.
+NCCL sends contiguous pieces of any type. It reduces numbers of 8, 32 and 64 bits,
+float16 and bfloat16, over all ranks. XLA converts and transposes around it.
+
+A rule is given the collective, its operands' types on one rank, the ranks of a group
+and the collective's own parameters. It returns a ``function(bind, xs) -> outs``, or
+None where NCCL does the collective as it is.
 """
 
 import math
@@ -10,40 +13,23 @@ import math
 import jax
 import jax.numpy as jnp
 
-from jaxcomm import compat
-from jaxcomm.collectives.all_gather import all_gather_p
-from jaxcomm.collectives.all_to_all import all_to_all_p
-from jaxcomm.collectives.reduce_scatter import reduce_scatter_p
-from jaxcomm.collectives.scatter import scatter_p
-from jaxcomm.primitives import batching
+from jaxcomm.primitives import gathered
+from jaxcomm.primitives.rewrite import ANY, Rule
 
 # Above this a sum of 16-bit floats is taken apart, so that no more bytes travel than
 # without float32 sums; below it that would cost a second trip.
 _TWO_PHASE_BYTES = 1 << 20
 
 
-def instead(collective, avals, size: int, **own):
-    """Returns a ``function(bind, *xs) -> outs`` to use instead, None if none is needed.
+def _with_bytes(collective, avals, size, **own):
+    """Send the tangents of integers, which hold nothing, as bytes."""
+    if not any(aval.dtype == jax.dtypes.float0 for aval in avals):
+        return None
 
-    Args:
-      collective: which.
-      avals: of its operands on one rank.
-      size: ranks of a group.
-      **own: the collective's own parameters.
-    """
-    if any(aval.dtype == jax.dtypes.float0 for aval in avals):
-        return _with_bytes(collective, **own)
-    rule = _RULES.get(collective.name)
-    return None if rule is None else rule(collective, avals, size, **own)
-
-
-def _with_bytes(collective, **own):
-    """For the tangents of integers, which hold nothing."""
-
-    def of_bytes(bind, *xs):
+    def of_bytes(bind, xs):
         empty = [x.dtype == jax.dtypes.float0 for x in xs]
         outs = bind(
-            collective.primitive,
+            collective.name,
             [
                 jnp.zeros(x.shape, jnp.int8) if is_empty else x
                 for x, is_empty in zip(xs, empty, strict=True)
@@ -59,9 +45,10 @@ def _with_bytes(collective, **own):
 
 
 def _wire_type(dtype, op, size):
-    """Returns the type a reduction travels in; None if NCCL has none that serves."""
+    """Return the type a reduction travels in; None if NCCL has none that serves."""
     if dtype.name == "float8_e8m0fnu":
-        return None  # it has no zero, which takes care of its own
+        # float8_e8m0fnu has no zero; reduce it by gathering (see _gathered).
+        return None
     if dtype.name.startswith("float8"):
         return jnp.dtype("float32")
     if dtype in (jnp.bfloat16, jnp.float16):
@@ -78,29 +65,28 @@ def _wire_type(dtype, op, size):
 
 
 def _reduction(collective, avals, size, *, op, **own):
-    """For all_reduce and reduce."""
+    """Reduce in a type that NCCL reduces well; all_reduce and reduce."""
     wires = [_wire_type(aval.dtype, op, size) for aval in avals]
     pairs = zip(wires, avals, strict=True)
     if all(wire is not None and wire == aval.dtype for wire, aval in pairs):
         return None
 
-    def in_wire_types(bind, *xs):
+    def in_wire_types(bind, xs):
         outs = {}
+        may_part = (collective.name, op) == ("all_reduce", "sum")
+        may_part &= bind.call.index_groups is None
         alone = [i for i, wire in enumerate(wires) if wire is None]
         if alone:
             gather = _gathered(collective, avals, size, op=op, **own)
-            outs |= zip(alone, gather(bind, *[xs[i] for i in alone]), strict=True)
+            outs |= zip(alone, gather(bind, [xs[i] for i in alone]), strict=True)
         for i, x in enumerate(xs):
-            if (
-                collective.name == "all_reduce" and op == "sum"
-                and x.dtype.itemsize == 2 and x.nbytes > _TWO_PHASE_BYTES
-                and wires[i] == jnp.float32 and bind.index_groups is None
-            ):  # fmt: skip
+            is_long = x.dtype.itemsize == 2 and x.nbytes > _TWO_PHASE_BYTES
+            if may_part and is_long and wires[i] == jnp.float32:
                 outs[i] = _two_phase_sum(bind, x, size)
         rest = [i for i in range(len(xs)) if i not in outs]
         if rest:
             wide = [xs[i].astype(wires[i]) for i in rest]
-            sums = bind(collective.primitive, wide, op=op, **own)
+            sums = bind(collective.name, wide, op=op, **own)
             for i, total in zip(rest, sums, strict=True):
                 outs[i] = total.astype(xs[i].dtype)
         return [outs[i] for i in range(len(xs))]
@@ -109,18 +95,18 @@ def _reduction(collective, avals, size, *, op, **own):
 
 
 def _two_phase_sum(bind, x, size):
-    """All-reduces as reduce-scatter and all-gather, with sums in float32."""
+    """All-reduce as reduce-scatter and all-gather, with sums in float32."""
     flat = x.reshape(-1)
     flat = jnp.pad(flat, (0, -flat.size % size))
     (mine,) = _scattered_sum(bind, [flat.reshape(size, -1)])
-    (every,) = bind(all_gather_p, [mine], dimensions=(0,), tiled=False)
+    (every,) = bind("all_gather", [mine], dimensions=(0,), tiled=False)
     return every.reshape(-1)[: x.size].reshape(x.shape)
 
 
 def _scattered_sum(bind, xs):
     """(size, ...) to this rank's row of the sum, accumulated in float32."""
     zeros = (0,) * len(xs)
-    rows = bind(all_to_all_p, xs, split_axes=zeros, concat_axes=zeros)
+    rows = bind("all_to_all", xs, split_axes=zeros, concat_axes=zeros)
     return [row.astype(jnp.float32).sum(0).astype(row.dtype) for row in rows]
 
 
@@ -130,7 +116,7 @@ def _reduce_scatter(collective, avals, size, *, dimensions, tiled):
     if same and _is_contiguous(avals, dimensions):
         return None
 
-    def of_rows(bind, *xs):
+    def of_rows(bind, xs):
         rows = [
             _rows_first(x, size, d) for x, d in zip(xs, dimensions, strict=True)
         ]  # (size, rows of one rank, ...)
@@ -145,7 +131,7 @@ def _reduce_scatter(collective, avals, size, *, dimensions, tiled):
         if rest:
             wide = [rows[i].astype(wires[i]) for i in rest]
             sums = bind(
-                reduce_scatter_p, wide, dimensions=(0,) * len(rest), tiled=False
+                "reduce_scatter", wide, dimensions=(0,) * len(rest), tiled=False
             )
             for i, out in zip(rest, sums, strict=True):
                 outs[i] = out.astype(xs[i].dtype)
@@ -157,7 +143,7 @@ def _reduce_scatter(collective, avals, size, *, dimensions, tiled):
 
 
 def _rows_first(x, size, d):
-    """Splits dimension ``d`` into (size, rest) and brings size to the front."""
+    """Split dimension ``d`` into (size, rest) and bring size to the front."""
     x = x.reshape(*x.shape[:d], size, x.shape[d] // size, *x.shape[d + 1 :])
     return jnp.moveaxis(x, d, 0)
 
@@ -168,19 +154,19 @@ def _row_back(row, d, tiled):
 
 
 def _is_contiguous(avals, dimensions):
-    """Says whether what belongs to a rank lies in one piece, for every leaf."""
+    """Say whether the part of each rank is contiguous, for every leaf."""
     pairs = zip(avals, dimensions, strict=True)
     return all(math.prod(aval.shape[:d]) <= 1 for aval, d in pairs)
 
 
 def _gathering(collective, avals, size, *, dimensions, tiled, **root):
-    """For all_gather and gather."""
+    """Gather and all-gather along the first dimension; XLA transposes."""
     if _is_contiguous(avals, dimensions):
         return None
 
-    def to_front(bind, *xs):
+    def to_front(bind, xs):
         zeros = (0,) * len(xs)
-        every = bind(collective.primitive, xs, dimensions=zeros, tiled=False, **root)
+        every = bind(collective.name, xs, dimensions=zeros, tiled=False, **root)
         return [
             _from_front(x, d, tiled) for x, d in zip(every, dimensions, strict=True)
         ]
@@ -199,10 +185,10 @@ def _scatter(collective, avals, size, *, root, dimensions, tiled):
     if _is_contiguous(avals, dimensions):
         return None
 
-    def of_rows(bind, *xs):
+    def of_rows(bind, xs):
         rows = [_rows_first(x, size, d) for x, d in zip(xs, dimensions, strict=True)]
         zeros = (0,) * len(xs)
-        outs = bind(scatter_p, rows, root=root, dimensions=zeros, tiled=False)
+        outs = bind("scatter", rows, root=root, dimensions=zeros, tiled=False)
         return [
             _row_back(out, d, tiled) for out, d in zip(outs, dimensions, strict=True)
         ]
@@ -216,10 +202,10 @@ def _all_to_all(collective, avals, size, *, split_axes, concat_axes):
     ):
         return None
 
-    def to_front(bind, *xs):
+    def to_front(bind, xs):
         zeros = (0,) * len(xs)
         rows = [_rows_first(x, size, d) for x, d in zip(xs, split_axes, strict=True)]
-        moved = bind(all_to_all_p, rows, split_axes=zeros, concat_axes=zeros)
+        moved = bind("all_to_all", rows, split_axes=zeros, concat_axes=zeros)
         return [
             _from_front(x, d, tiled=True)
             for x, d in zip(moved, concat_axes, strict=True)
@@ -229,35 +215,39 @@ def _all_to_all(collective, avals, size, *, split_axes, concat_axes):
 
 
 def _ragged_all_to_all(collective, avals, size):
-    """Its offsets are on the device, where the host cannot see them without waiting."""
+    """Gather: the offsets are on the device, where the host cannot read them."""
 
-    def of_everybody(bind, operand, output, *indices):
+    def of_everybody(bind, xs):
+        operand, output, *indices = xs
         indices = [x.astype(jnp.arange(0).dtype) for x in indices]
         gather = _gathered(collective, avals, size)
-        return gather(bind, operand, output, *indices)
+        return gather(bind, [operand, output, *indices])
 
     return of_everybody
 
 
 def _gathered(collective, avals, size, **own):
-    """For what must be computed from everybody's operands."""
+    """Compute the collective on every rank from the operands of all ranks."""
 
-    def of_everybody(bind, *xs):
-        total = math.prod(compat.axis_size(axis) for axis in bind.axes)
-        zeros = (0,) * len(xs)
-        stacked = bind(
-            all_gather_p, xs, index_groups=None, dimensions=zeros, tiled=False
-        )
-        outs = batching.emulate_groups(
-            collective, stacked, total, bind.index_groups, **own
-        )
-        rank = jax.lax.axis_index(bind.axes)
-        return [jax.lax.dynamic_index_in_dim(out, rank, 0, False) for out in outs]
+    def of_everybody(bind, xs):
+        call = bind.call
+
+        def compute(stacked):
+            return gathered.emulate_groups(
+                collective, stacked, call.axes_size, call.index_groups, **own
+            )
+
+        def gather(xs):
+            whole = bind.over_all_groups()
+            return whole("all_gather", xs, dimensions=(0,) * len(xs), tiled=False)
+
+        return gathered.gathered(compute, gather, xs, call.axes)
 
     return of_everybody
 
 
-_RULES = {
+RULES: dict[str, Rule] = {
+    ANY: _with_bytes,
     "all_gather": _gathering,
     "all_reduce": _reduction,
     "all_to_all": _all_to_all,

@@ -1,20 +1,22 @@
 """An optimization barrier whose results are as replicated as its operands.
 
-In jax 0.10 those of ``jax.lax.optimization_barrier`` vary over all axes over which any
-operand does, and so lose what ``shard_map`` knows of a sum.
+In jax 0.10 the results of ``jax.lax.optimization_barrier`` vary over all axes over
+which any operand does. ``shard_map`` then forgets that a sum is equal on all devices.
 """
 
 import jax
 import jax.extend
+from jax.interpreters import ad, batching
 
 from jaxcomm import compat
 
-barrier_p = jax.extend.core.Primitive("jaxcomm_barrier")
+# Not "jaxcomm_barrier", which is the collective.
+barrier_p = jax.extend.core.Primitive("jaxcomm_optimization_barrier")
 barrier_p.multiple_results = True
 
 
 def barrier(xs):
-    """Return a pytree of arrays, each of which is there only when all are."""
+    """Return the pytree ``xs``; each of its arrays is available once all are."""
     leaves, tree = jax.tree.flatten(xs)
     return jax.tree.unflatten(tree, barrier_p.bind(*leaves))
 
@@ -46,9 +48,9 @@ def _lower(ctx, *operands):
 
 barrier_p.def_impl(jax.jit(barrier_p.bind))
 barrier_p.def_abstract_eval(lambda *avals: list(avals))
-compat.ad.primitive_jvps[barrier_p] = _jvp
-compat.ad.primitive_transposes[barrier_p] = _transpose
-compat.batching.primitive_batchers[barrier_p] = lambda operands, dims: (
+ad.primitive_jvps[barrier_p] = _jvp
+ad.primitive_transposes[barrier_p] = _transpose
+batching.primitive_batchers[barrier_p] = lambda operands, dims: (
     barrier_p.bind(*operands),
     dims,
 )

@@ -1,72 +1,72 @@
-"""How a collective is bound in two halves: ``start`` begins it, ``done`` ends it.
+"""Split-phase collectives: ``start`` begins one, ``done`` ends it.
 
-``start`` takes the operands and gives (held, arriving): the operands again, and the
-results, which are not to be looked at yet. ``done`` takes both, and any arrays it is to
-wait for, and gives the results. So every buffer lives exactly until ``done``, ``done``
-needs its ``start``, and ``start`` serves nothing but its ``done``: a program holds both
-or neither.
+``start`` takes the operands and returns (held, arriving): the operands again, and the
+results, which nothing may read yet. ``done`` takes both, and any arrays to wait for,
+and returns the results. So every buffer lives exactly until ``done``. ``done`` needs
+its ``start``, and nothing else uses ``start``: a program holds both or neither.
 
-The transpose of a pair is a pair. Of ``done``: the start of the transpose, with
-(arriving, held) as cotangents of (held, arriving). Of ``start``: its done.
+The transpose of a pair is a pair. The transpose of ``done`` is the start of the
+transposed collective, with (arriving, held) as cotangents of (held, arriving). The
+transpose of ``start`` is its done.
 
-Beside those of the collective both primitives have the parameter ``paired``: both
-halves are in one program. If not, ``start`` does everything.
+Both primitives have the collective's parameters, and ``paired``: both are in one
+program. If not, ``start`` does everything.
 """
 
+from typing import Any
+
+from jax.interpreters import ad
+
 from jaxcomm import compat
-from jaxcomm.primitives import define as _primitive
 from jaxcomm.primitives import lowering
 from jaxcomm.primitives.batching import moved_to_front
-from jaxcomm.primitives.collective import Collective
+from jaxcomm.primitives.collective import Bound, Collective
+from jaxcomm.primitives.define import CollectivePrimitive, abstract_eval_of, register
 
 
-def define(collective: Collective) -> None:
-    """Makes the two primitives of a collective and registers their rules."""
+def define_pair(collective: Collective) -> None:
+    """Make the two primitives of a collective and register their rules."""
     pair = _Pair(collective)
     collective.pair = pair
-    _register(
-        pair.start, pair.start_abstract, pair.start_jvp, pair.start_transpose,
+    register(
+        pair.start,
+        pair.start_abstract,
+        pair.start_jvp,
+        pair.start_transpose,
         pair.start_batch,
-    )  # fmt: skip
-    _register(
-        pair.done, pair.done_abstract, pair.done_jvp, pair.done_transpose,
+    )
+    register(
+        pair.done,
+        pair.done_abstract,
+        pair.done_jvp,
+        pair.done_transpose,
         pair.done_batch,
-    )  # fmt: skip
+    )
     lowering.register_pair(collective)
 
 
-def _register(primitive, abstract_eval, jvp, transpose, batch):
-    for each in (primitive, primitive.portable):
-        each.def_impl(_primitive.refuse_unbound)
-        each.def_effectful_abstract_eval(abstract_eval)
-        compat.ad.primitive_jvps[each] = jvp
-        compat.ad.primitive_transposes[each] = transpose
-        compat.batching.fancy_primitive_batchers[each] = batch
-
-
 class _Pair:
-    """The halves of one collective.
+    """The two primitives of one collective.
 
     Attributes:
-      start: takes operands; gives as many held, then the results. Held is the operands.
-      done: takes held, results, and what to wait for; gives the results. Its parameter
-        ``leaves`` is the number of operands.
+      start: takes operands; returns as many held, then the results. Held is the
+        operands.
+      done: takes held, results, and what to wait for; returns the results. Its
+        parameter ``leaves`` is the number of operands.
     """
 
     def __init__(self, collective):
         self.collective = collective
         name = f"jaxcomm_{collective.name}"
-        self.start = _primitive.CollectivePrimitive(f"{name}_start")
-        self.done = _primitive.CollectivePrimitive(f"{name}_done")
+        self.start = CollectivePrimitive(f"{name}_start")
+        self.done = CollectivePrimitive(f"{name}_done")
 
     def start_abstract(self, *avals, paired, **params):
-        arriving, effects = _primitive.abstract_eval_of(
-            self.collective, avals, **params
-        )
+        arriving, effects = abstract_eval_of(self.collective, avals, **params)
         return [*avals, *arriving], effects
 
-    def done_abstract(self, *avals, leaves, axes, **_):
-        return list(avals[leaves : 2 * leaves]), compat.named_axis_effects(axes)
+    def done_abstract(self, *avals, leaves, call, **_):
+        return list(avals[leaves : 2 * leaves]), compat.named_axis_effects(call.axes)
 
     def start_jvp(self, primals, tangents, **params):
         outs = self.start.bind(*primals, **params)
@@ -74,7 +74,7 @@ class _Pair:
         # Integers have none. If one leaf has a tangent, those of all the rest travel.
         which = [i for i, x in enumerate(primals) if compat.has_tangent(x)]
         if any(not compat.is_zero_tangent(tangents[i]) for i in which):
-            moving = [compat.ad.instantiate_zeros(tangents[i]) for i in which]
+            moving = [ad.instantiate_zeros(tangents[i]) for i in which]
             moved = self.start.bind(*moving, **self._of_leaves(params, which))
             for k, i in enumerate(which):
                 out_tangents[i] = moved[k]
@@ -100,30 +100,29 @@ class _Pair:
         return outs, out_tangents
 
     def start_transpose(self, cts, *operands, paired, **params):
-        cts = [compat.ad.instantiate_zeros(ct) for ct in cts]
+        cts = [ad.instantiate_zeros(ct) for ct in cts]
         held, arriving = cts[: len(operands)], cts[len(operands) :]
-        dual = self.collective.dual(**params)
-        if dual is None:
+        transposed = self.collective.transposed(**params)
+        if not isinstance(transposed, Bound):
             return held
-        collective, params = dual
-        return collective.pair.done.bind(
-            *arriving, *held, leaves=len(held), paired=paired, **params
+        return transposed.collective.pair.done.bind(
+            *arriving, *held, leaves=len(held), paired=paired, **transposed.params
         )
 
     def done_transpose(self, cts, *operands, leaves, paired, **params):
-        cts = [compat.ad.instantiate_zeros(ct) for ct in cts]
-        dual = self.collective.dual(**params)
-        if dual is None:
-            # Nothing to overlap: what start's transpose is to give goes there as it is.
-            arriving, held = cts, self.collective.transpose(cts, **params)
-        else:
-            collective, params = dual
-            outs = collective.pair.start.bind(*cts, paired=paired, **params)
+        cts = [ad.instantiate_zeros(ct) for ct in cts]
+        transposed = self.collective.transposed(**params)
+        if isinstance(transposed, Bound):
+            start = transposed.collective.pair.start
+            outs = start.bind(*cts, paired=paired, **transposed.params)
             arriving, held = outs[:leaves], outs[leaves:]
+        else:
+            # Nothing to overlap: start's transpose returns what arrives there.
+            arriving, held = cts, transposed(cts, ())
         return [*held, *arriving, *map(_no_cotangent, operands[2 * leaves :])]
 
     def start_batch(self, axis_data, operands, dims, *, paired, **params):
-        if axis_data.name in params["axes"]:
+        if axis_data.name in params["call"].axes:
             outs, out_dims = self.collective.batch(axis_data, operands, dims, **params)
             return [*operands, *outs], [*dims, *out_dims]
         operands, params = moved_to_front(self.collective, operands, dims, params)
@@ -132,7 +131,7 @@ class _Pair:
 
     def done_batch(self, axis_data, operands, dims, *, leaves, **params):
         arriving, after = operands[leaves : 2 * leaves], operands[2 * leaves :]
-        if axis_data.name in params["axes"]:
+        if axis_data.name in params["call"].axes:
             return arriving, dims[leaves : 2 * leaves]
         held, params = moved_to_front(
             self.collective, operands[:leaves], dims[:leaves], params
@@ -140,8 +139,8 @@ class _Pair:
         outs = self.done.bind(*held, *arriving, *after, leaves=leaves, **params)
         return outs, dims[leaves : 2 * leaves]
 
-    def _of_leaves(self, params, which):
-        """Returns the parameters of some of the leaves alone."""
+    def _of_leaves(self, params, which) -> dict[str, Any]:
+        """Return the parameters of some of the leaves alone."""
         own = {
             name: tuple(params[name][i] for i in which)
             for name in self.collective.dimension_params
@@ -150,6 +149,6 @@ class _Pair:
 
 
 def _no_cotangent(operand):
-    if not compat.ad.is_undefined_primal(operand):
+    if not ad.is_undefined_primal(operand):
         return None
-    return compat.ad.Zero(operand.aval)
+    return ad.Zero(operand.aval)

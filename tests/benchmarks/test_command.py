@@ -22,6 +22,7 @@ TIMED = ROW | {
 MEMORY = ROW | {"temp_bytes", "growth"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suite", SUITES)
 def test_a_quick_run_prints_a_table_and_writes_json_and_a_picture(
     suite, command, tmp_path

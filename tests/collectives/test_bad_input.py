@@ -24,14 +24,13 @@ AXIS_CALLS = {
     "ppermute": lambda x, a: jaxcomm.ppermute(x, a, [(0, 1)]),
     "pshuffle": lambda x, a: jaxcomm.pshuffle(x, a, [0]),
     "ring_shift": lambda x, a: jaxcomm.ring_shift(x, a),
-    "broadcast": lambda x, a: jaxcomm.broadcast(x, a),
     "pbroadcast": lambda x, a: jaxcomm.pbroadcast(x, a, 0),
-    "reduce": lambda x, a: jaxcomm.reduce(x, a),
-    "gather": lambda x, a: jaxcomm.gather(x, a),
-    "scatter": lambda x, a: jaxcomm.scatter(x, a),
-    "scan": lambda x, a: jaxcomm.scan(x, a),
-    "barrier": lambda x, a: jaxcomm.barrier(x, a),
-    "pvary": lambda x, a: jaxcomm.pvary(x, a),
+    "preduce": lambda x, a: jaxcomm.preduce(x, a),
+    "pgather": lambda x, a: jaxcomm.pgather(x, a),
+    "pscatter": lambda x, a: jaxcomm.pscatter(x, a),
+    "pscan": lambda x, a: jaxcomm.pscan(x, a),
+    "pbarrier": lambda x, a: jaxcomm.pbarrier(x, a),
+    "pcast": lambda x, a: jaxcomm.pcast(x, a, to="varying"),
 }
 
 
@@ -102,7 +101,7 @@ def test_outside_of_shard_map_the_error_says_where_to_call_it(name):
 
 
 @pytest.mark.parametrize(
-    "name", ["all_gather", "ppermute", "psum", "broadcast", "scan"]
+    "name", ["all_gather", "ppermute", "psum", "pbroadcast", "pscan"]
 )
 def test_random_keys_are_refused_with_the_way_round(trace, name):
     keys = jax.random.split(jax.random.key(0), 4)

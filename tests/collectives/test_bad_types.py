@@ -56,21 +56,21 @@ BAD_TYPES = {
         r"^pbroadcast over \('i',\): source must be an integer known when",
     ),
     "a fractional root": (
-        lambda x: jaxcomm.broadcast(x, "i", 1.5),
-        r"^broadcast over \('i',\): root must be an integer known when the program is "
-        r"traced, got 1.5",
+        lambda x: jaxcomm.pbroadcast(x, "i", 1.5),
+        r"^pbroadcast over \('i',\): source must be an integer known when the program "
+        r"is traced, got 1.5",
     ),
     "a truth value for an axis": (
         lambda x: jaxcomm.psum(x, ("i", True)),
         r"^psum: an axis is a name or an integer, got \('i', True\)",
     ),
     "a traced root": (
-        lambda x: jaxcomm.broadcast(x, "i", x[0].astype(int)),
-        r"^broadcast over \('i',\): root must be an integer known when",
+        lambda x: jaxcomm.pbroadcast(x, "i", x[0].astype(int)),
+        r"^pbroadcast over \('i',\): source must be an integer known when",
     ),
     "a root that is true": (
-        lambda x: jaxcomm.broadcast(x, "i", True),
-        r"^broadcast over \('i',\): root must be an integer .* got True",
+        lambda x: jaxcomm.pbroadcast(x, "i", True),
+        r"^pbroadcast over \('i',\): source must be an integer .* got True",
     ),
     "pairs that are a number": (
         lambda x: jaxcomm.ppermute(x, "i", 3),
@@ -98,7 +98,7 @@ BAD_TYPES = {
         PAIRS + r"got \[\(0, 1.5\)\]",
     ),
     "pairs of the first half": (
-        lambda x: jaxcomm.ppermute_done(jaxcomm.ppermute_start(x, "i", 3)),
+        lambda x: jaxcomm.ppermute_start(x, "i", 3).done(),
         r"^ppermute_start over \('i',\): perm must be pairs .* got 3",
     ),
     "a shuffle that is a number": (
@@ -122,7 +122,7 @@ BAD_TYPES = {
         r"^ring_shift over \('i',\): shift must be an integer known when",
     ),
     "the shift of a first half": (
-        lambda x: jaxcomm.ring_shift_done(jaxcomm.ring_shift_start(x, "i", "1")),
+        lambda x: jaxcomm.ring_shift_start(x, "i", "1").done(),
         r"^ring_shift_start over \('i',\): shift must be an integer .* got '1'",
     ),
     "groups that are a string": (
@@ -163,18 +163,18 @@ def test_a_flag_is_true_or_false(trace, flag):
         "all_gather over ('i',): tiled": lambda x: jaxcomm.all_gather(
             x, "i", tiled=flag
         ),
-        "all_gather_start over ('i',): tiled": lambda x: jaxcomm.all_gather_done(
-            jaxcomm.all_gather_start(x, "i", tiled=flag)
-        ),
+        "all_gather_start over ('i',): tiled": lambda x: jaxcomm.all_gather_start(
+            x, "i", tiled=flag
+        ).done(),
         "psum_scatter over ('i',): tiled": lambda x: jaxcomm.psum_scatter(
             x, "i", tiled=flag
         ),
         "all_to_all over ('i',): tiled": lambda x: jaxcomm.all_to_all(
             x, "i", 0, 0, tiled=flag
         ),
-        "gather over ('i',): tiled": lambda x: jaxcomm.gather(x, "i", tiled=flag),
-        "scan over ('i',): exclusive": lambda x: jaxcomm.scan(x, "i", exclusive=flag),
-        "scan over ('i',): reverse": lambda x: jaxcomm.scan(x, "i", reverse=flag),
+        "pgather over ('i',): tiled": lambda x: jaxcomm.pgather(x, "i", tiled=flag),
+        "pscan over ('i',): exclusive": lambda x: jaxcomm.pscan(x, "i", exclusive=flag),
+        "pscan over ('i',): reverse": lambda x: jaxcomm.pscan(x, "i", reverse=flag),
     }
     for what, call in calls.items():
         message = f"{what} must be True or False, known when the program is traced, got"

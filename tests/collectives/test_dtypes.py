@@ -39,10 +39,10 @@ def _moving(x, backend=None):
         "all_gather": jaxcomm.all_gather(x, "i", axis=1, **at),
         "all_to_all": jaxcomm.all_to_all(x, "i", 0, 1, tiled=True, **at),
         "ppermute": jaxcomm.ppermute(x, "i", [(0, 3), (3, 1), (5, 0)], **at),
-        "broadcast": jaxcomm.broadcast(x, "i", 3, **at),
-        "gather": jaxcomm.gather(x, "i", 6, axis=0, tiled=True, **at),
-        "scatter": jaxcomm.scatter(x, "i", 2, **at),
-        "barrier": jaxcomm.barrier(x, "i", **at),
+        "broadcast": jaxcomm.pbroadcast(x, "i", 3, **at),
+        "gather": jaxcomm.pgather(x, "i", 6, axis=0, tiled=True, **at),
+        "scatter": jaxcomm.pscatter(x, "i", 2, **at),
+        "barrier": jaxcomm.pbarrier(x, "i", **at),
     }
 
 
@@ -88,11 +88,11 @@ def test_reductions_of_every_dtype_add_in_rank_order_and_round_once(
             "max": jaxcomm.pmax(x, "i"),
             "min": jaxcomm.pmin(x, "i"),
             "scatter": jaxcomm.psum_scatter(x, "i"),
-            "reduce": jaxcomm.reduce(x, "i", 7),
-            "scan": jaxcomm.scan(x, "i"),
-            "scan_min": jaxcomm.scan(x, "i", op="min", exclusive=True),
-            "scan_max": jaxcomm.scan(x, "i", op="max", exclusive=True, reverse=True),
-            "scan_prod": jaxcomm.scan(x, "i", op="prod", exclusive=True),
+            "reduce": jaxcomm.preduce(x, "i", 7),
+            "scan": jaxcomm.pscan(x, "i"),
+            "scan_min": jaxcomm.pscan(x, "i", op="min", exclusive=True),
+            "scan_max": jaxcomm.pscan(x, "i", op="max", exclusive=True, reverse=True),
+            "scan_prod": jaxcomm.pscan(x, "i", op="prod", exclusive=True),
         }
 
     models = {op: model.all_reduce(op) for op in OPS} | {
@@ -149,8 +149,8 @@ def test_both_backends_move_and_reduce_every_dtype_alike(
                 | {
                     "all_gather": jaxcomm.all_gather(x, "i", **at),
                     "all_to_all": jaxcomm.all_to_all(x, "i", 0, 1, tiled=True, **at),
-                    "broadcast": jaxcomm.broadcast(x, "i", 3, **at),
-                    "gather": jaxcomm.gather(x, "i", 2, **at),
+                    "broadcast": jaxcomm.pbroadcast(x, "i", 3, **at),
+                    "gather": jaxcomm.pgather(x, "i", 2, **at),
                 },
                 {
                     "psum": jaxcomm.psum(x, "i", **at),

@@ -53,12 +53,12 @@ def test_operands_may_be_donated(mesh, x):
 
     def local(x):
         x = jaxcomm.ring_shift(x + 1, "i")
-        return jaxcomm.barrier(jaxcomm.scan(x, "i"), "i")
+        return jaxcomm.pbarrier(jaxcomm.pscan(x, "i"), "i")
 
     program = jax.shard_map(local, mesh=mesh, in_specs=spec, out_specs=spec)
     for call in (
         local,
-        lambda x: jaxcomm.barrier(x, "i"),
+        lambda x: jaxcomm.pbarrier(x, "i"),
         lambda x: jaxcomm.psum(x, "i"),
     ):
         program = jax.shard_map(call, mesh=mesh, in_specs=spec, out_specs=spec)
@@ -73,9 +73,9 @@ def test_an_operand_that_is_used_again_keeps_its_value(stacked, mesh, x):
     """barrier hands its operand's buffer on: what else reads it must not notice."""
 
     def program(x):
-        waited = jaxcomm.barrier(x, "i")
+        waited = jaxcomm.pbarrier(x, "i")
         changed = waited.at[0].set(100.0)
-        return changed, x, jaxcomm.barrier(waited, "i")
+        return changed, x, jaxcomm.pbarrier(waited, "i")
 
     changed, kept, waited = stacked(mesh, program, x)
     np.testing.assert_array_equal(kept, x)

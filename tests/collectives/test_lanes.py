@@ -28,22 +28,18 @@ CALLS = {
     "all_to_all": lambda x, **o: jaxcomm.all_to_all(x, "i", 0, 0, **o),
     "ragged": ragged,
     "ppermute": lambda x, **o: jaxcomm.ppermute(x, "i", PAIRS, **o),
-    "broadcast": lambda x, **o: jaxcomm.broadcast(x, "i", 1, **o),
-    "reduce": lambda x, **o: jaxcomm.reduce(x, "i", 1, **o),
-    "reduce max": lambda x, **o: jaxcomm.reduce(x, "i", 1, op="max", **o),
-    "gather": lambda x, **o: jaxcomm.gather(x, "i", 1, **o),
-    "scatter": lambda x, **o: jaxcomm.scatter(x, "i", 1, **o),
-    "scan": lambda x, **o: jaxcomm.scan(x, "i", **o),
-    "scan prod": lambda x, **o: jaxcomm.scan(x, "i", op="prod", **o),
-    "barrier": lambda x, **o: jaxcomm.barrier(x, "i", **o),
-    "pvary": lambda x, **o: jaxcomm.pvary(x, "i", **o),
-    "ppermute_start": lambda x, **o: jaxcomm.ppermute_done(
-        jaxcomm.ppermute_start(x, "i", PAIRS, **o)
-    ),
-    "psum_start": lambda x, **o: jaxcomm.psum_done(jaxcomm.psum_start(x, "i", **o)),
-    "all_gather_start": lambda x, **o: jaxcomm.all_gather_done(
-        jaxcomm.all_gather_start(x, "i", **o)
-    ),
+    "broadcast": lambda x, **o: jaxcomm.pbroadcast(x, "i", 1, **o),
+    "reduce": lambda x, **o: jaxcomm.preduce(x, "i", 1, **o),
+    "reduce max": lambda x, **o: jaxcomm.preduce(x, "i", 1, op="max", **o),
+    "gather": lambda x, **o: jaxcomm.pgather(x, "i", 1, **o),
+    "scatter": lambda x, **o: jaxcomm.pscatter(x, "i", 1, **o),
+    "scan": lambda x, **o: jaxcomm.pscan(x, "i", **o),
+    "scan prod": lambda x, **o: jaxcomm.pscan(x, "i", op="prod", **o),
+    "barrier": lambda x, **o: jaxcomm.pbarrier(x, "i", **o),
+    "pcast": lambda x, **o: jaxcomm.pcast(x, "i", to="varying", **o),
+    "ppermute_start": lambda x, **o: jaxcomm.ppermute_start(x, "i", PAIRS, **o).done(),
+    "psum_start": lambda x, **o: jaxcomm.psum_start(x, "i", **o).done(),
+    "all_gather_start": lambda x, **o: jaxcomm.all_gather_start(x, "i", **o).done(),
 }
 
 
@@ -55,8 +51,8 @@ def test_derivatives_go_through_the_lane_of_the_call(make_mesh, name, check_vma)
     def local(w, x):
         # Of parameters that all ranks share, too, marked in that lane.
         def of(w, x):
-            w = jaxcomm.pvary(w, "i", **LANE)
-            return (w * x if name == "pvary" else jnp.sin(call(w * x))).sum()
+            w = jaxcomm.pcast(w, "i", to="varying", **LANE)
+            return (w * x if name == "pcast" else jnp.sin(call(w * x))).sum()
 
         def call(x):
             return CALLS[name](x, **LANE)
@@ -92,7 +88,7 @@ def test_vmap_over_one_of_two_axes_keeps_the_lane(make_mesh, name):
         "psum": lambda x: jaxcomm.psum(x, ("i", "v"), **LANE),
         "all_gather": lambda x: jaxcomm.all_gather(x, ("i", "v"), **LANE),
         "ppermute": lambda x: jaxcomm.ppermute(x, ("i", "v"), PAIRS, **LANE),
-        "scan": lambda x: jaxcomm.scan(x, ("i", "v"), **LANE),
+        "scan": lambda x: jaxcomm.pscan(x, ("i", "v"), **LANE),
         "psum_scatter": lambda x: jaxcomm.psum_scatter(x, ("i", "v"), **LANE),
     }
     f = jax.shard_map(
@@ -112,8 +108,8 @@ def test_derivatives_stay_with_the_backend_of_the_call(make_mesh, name):
 
     def local(w, x):
         def of(w, x):
-            w = jaxcomm.pvary(w, "i", backend="xla")
-            if name == "pvary":
+            w = jaxcomm.pcast(w, "i", to="varying", backend="xla")
+            if name == "pcast":
                 return (w * x).sum()
             return jnp.sin(CALLS[name](w * x, backend="xla")).sum()
 

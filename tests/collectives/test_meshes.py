@@ -70,27 +70,27 @@ def _beyond(axes, size, backend):
     options = {"backend": backend}
     return {
         "pprod": lambda x, tiles: jaxcomm.pprod(x, axes, **options),
-        "broadcast": lambda x, tiles: jaxcomm.broadcast(x, axes, root, **options),
+        "broadcast": lambda x, tiles: jaxcomm.pbroadcast(x, axes, root, **options),
         "pbroadcast": lambda x, tiles: jaxcomm.pbroadcast(x, axes, 0, **options),
-        "reduce": lambda x, tiles: jaxcomm.reduce(x, axes, root, **options),
-        "reduce_max": lambda x, tiles: jaxcomm.reduce(x, axes, 0, op="max", **options),
-        "gather": lambda x, tiles: jaxcomm.gather(x, axes, root, axis=1, **options),
-        "gather_tiled": lambda x, tiles: jaxcomm.gather(
+        "reduce": lambda x, tiles: jaxcomm.preduce(x, axes, root, **options),
+        "reduce_max": lambda x, tiles: jaxcomm.preduce(x, axes, 0, op="max", **options),
+        "gather": lambda x, tiles: jaxcomm.pgather(x, axes, root, axis=1, **options),
+        "gather_tiled": lambda x, tiles: jaxcomm.pgather(
             tiles, axes, axis=1, tiled=True, **options
         ),
-        "scatter": lambda x, tiles: jaxcomm.scatter(x, axes, root, **options),
-        "scatter_tiled": lambda x, tiles: jaxcomm.scatter(
+        "scatter": lambda x, tiles: jaxcomm.pscatter(x, axes, root, **options),
+        "scatter_tiled": lambda x, tiles: jaxcomm.pscatter(
             tiles, axes, tiled=True, **options
         ),
-        "scan": lambda x, tiles: jaxcomm.scan(x, axes, **options),
-        "scan_exclusive": lambda x, tiles: jaxcomm.scan(
+        "scan": lambda x, tiles: jaxcomm.pscan(x, axes, **options),
+        "scan_exclusive": lambda x, tiles: jaxcomm.pscan(
             x, axes, exclusive=True, **options
         ),
-        "scan_min_reverse": lambda x, tiles: jaxcomm.scan(
+        "scan_min_reverse": lambda x, tiles: jaxcomm.pscan(
             x, axes, op="min", exclusive=True, reverse=True, **options
         ),
         "ring_shift": lambda x, tiles: jaxcomm.ring_shift(x, axes, -3, **options),
-        "barrier": lambda x, tiles: jaxcomm.barrier(x, axes, **options),
+        "barrier": lambda x, tiles: jaxcomm.pbarrier(x, axes, **options),
     }
 
 
@@ -275,9 +275,9 @@ def test_trees_of_any_form_keep_it(stacked, mesh_of):
             jaxcomm.psum(tree, "i"),
             jaxcomm.all_gather(tree, "i", axis=-1),
             jaxcomm.ring_shift(tree, "i"),
-            jaxcomm.scan(tree, "i"),
-            jaxcomm.barrier(tree, "i"),
-            jaxcomm.broadcast(tree, "i"),
+            jaxcomm.pscan(tree, "i"),
+            jaxcomm.pbarrier(tree, "i"),
+            jaxcomm.pbroadcast(tree, "i", 0),
         ]
         for result in results:
             assert jax.tree.structure(result) == jax.tree.structure(tree)
@@ -296,7 +296,7 @@ def test_an_empty_tree_comes_back_and_makes_no_communicator(stacked, mesh_of):
             assert jaxcomm.psum(empty, "i") == empty
             assert jaxcomm.all_gather(empty, "i") == empty
             assert jaxcomm.ppermute(empty, "i", [(0, 1)]) == empty
-            assert jaxcomm.barrier(empty, "i") == empty
+            assert jaxcomm.pbarrier(empty, "i") == empty
         return x
 
     stacked(mesh, program, np.zeros((4, 1), np.float32))

@@ -46,10 +46,10 @@ def test_any_tree_moves_whole(
     def program(x):
         return (
             jaxcomm.ppermute(x, "i", perm),
-            jaxcomm.broadcast(x, "i", root),
+            jaxcomm.pbroadcast(x, "i", root),
             jaxcomm.all_gather(x, "i", axis=-1),
-            jaxcomm.gather(x, "i", root),
-            jaxcomm.barrier(x, "i"),
+            jaxcomm.pgather(x, "i", root),
+            jaxcomm.pbarrier(x, "i"),
         )
 
     rules = (
@@ -82,8 +82,8 @@ def test_any_tree_reduces_in_rank_order(
     def program(x):
         return (
             call(x, "i"),
-            jaxcomm.reduce(x, "i", root, op=op),
-            jaxcomm.scan(x, "i", op=op, exclusive=exclusive, reverse=reverse),
+            jaxcomm.preduce(x, "i", root, op=op),
+            jaxcomm.pscan(x, "i", op=op, exclusive=exclusive, reverse=reverse),
         )
 
     rules = (
@@ -116,7 +116,7 @@ def test_any_dimensions_can_be_cut_and_joined(
         return (
             jaxcomm.all_to_all(x, "i", split, concat, tiled=tiled),
             jaxcomm.psum_scatter(x, "i", scatter_dimension=split, tiled=tiled),
-            jaxcomm.scatter(x, "i", 1, axis=split, tiled=tiled),
+            jaxcomm.pscatter(x, "i", 1, axis=split, tiled=tiled),
             jaxcomm.all_gather(x, "i", axis=concat, tiled=tiled),
         )
 
@@ -151,7 +151,7 @@ def test_any_mesh_and_any_axes_of_it(
         return (
             jaxcomm.psum(x, axes),
             jaxcomm.all_gather(x, axes),
-            jaxcomm.scan(x, axes, exclusive=True),
+            jaxcomm.pscan(x, axes, exclusive=True),
             jaxcomm.ring_shift(x, axes),
         )
 

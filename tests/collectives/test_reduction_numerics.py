@@ -116,8 +116,8 @@ def test_many_small_summands_do_not_stall_in_the_narrow_type(stacked, mesh_of):
     def program(x):
         return (
             jaxcomm.psum(x, "i"),
-            jaxcomm.reduce(x, "i"),
-            jaxcomm.scan(x, "i", reverse=True),
+            jaxcomm.preduce(x, "i"),
+            jaxcomm.pscan(x, "i", reverse=True),
             jaxcomm.psum_scatter(jax.tree.map(lambda v: jnp.full(8, v), x), "i"),
         )
 
@@ -211,7 +211,7 @@ def test_float32_sums_are_within_the_bound_of_sequential_summation(
     x = values("float32", (8, 10_007))
 
     def program(x):
-        return jaxcomm.psum(x, "i"), jaxcomm.scan(x, "i")[None]
+        return jaxcomm.psum(x, "i"), jaxcomm.pscan(x, "i")[None]
 
     total, prefix = stacked(mesh, program, x)
     exact = x.astype(np.float64).sum(0)

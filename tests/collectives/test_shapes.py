@@ -29,13 +29,13 @@ def test_scalars_odd_lengths_and_empty_arrays(
             "psum": jaxcomm.psum(x, "i"),
             "pmax": jaxcomm.pmax(x, "i"),
             "all_gather": jaxcomm.all_gather(x, "i"),
-            "gather": jaxcomm.gather(x, "i", 1),
+            "gather": jaxcomm.pgather(x, "i", 1),
             "ppermute": jaxcomm.ppermute(x, "i", [(3, 0), (0, 2)]),
-            "broadcast": jaxcomm.broadcast(x, "i", 2),
-            "reduce": jaxcomm.reduce(x, "i", 2),
-            "scan": jaxcomm.scan(x, "i"),
-            "scan_exclusive": jaxcomm.scan(x, "i", exclusive=True, reverse=True),
-            "barrier": jaxcomm.barrier(x, "i"),
+            "broadcast": jaxcomm.pbroadcast(x, "i", 2),
+            "reduce": jaxcomm.preduce(x, "i", 2),
+            "scan": jaxcomm.pscan(x, "i"),
+            "scan_exclusive": jaxcomm.pscan(x, "i", exclusive=True, reverse=True),
+            "barrier": jaxcomm.pbarrier(x, "i"),
         }
 
     models = {
@@ -66,7 +66,7 @@ def test_empty_dimensions_can_be_cut_and_joined(
             "psum_scatter": jaxcomm.psum_scatter(x, "i", tiled=True),
             "all_to_all": jaxcomm.all_to_all(x, "i", 0, 1, tiled=True),
             "all_gather": jaxcomm.all_gather(x, "i", axis=1, tiled=True),
-            "scatter": jaxcomm.scatter(square, "i"),
+            "scatter": jaxcomm.pscatter(square, "i"),
             "pswapaxes": jaxcomm.pswapaxes(square, "i", 0),
         }
 
@@ -120,7 +120,7 @@ def test_sums_and_scatters_along_every_dimension(
     scatters = stacked(
         mesh,
         lambda x: [
-            jaxcomm.scatter(x, "i", 1, axis=d, tiled=True) for d in range(-3, 3)
+            jaxcomm.pscatter(x, "i", 1, axis=d, tiled=True) for d in range(-3, 3)
         ],
         tiles,
     )
@@ -203,11 +203,11 @@ def test_megabytes_are_shared_out_between_threads(
             "all_to_all": jaxcomm.all_to_all(x, "i", 0, 1, tiled=True),
             "all_to_all_2": jaxcomm.all_to_all(x, "i", 0, 2, tiled=True),
             "ppermute": jaxcomm.ppermute(x, "i", [(0, 1), (1, 2), (2, 0)]),
-            "broadcast": jaxcomm.broadcast(x, "i", 3),
-            "reduce": jaxcomm.reduce(x, "i", 3),
-            "root_gather": jaxcomm.gather(x, "i", 2, axis=1),
-            "scatter": jaxcomm.scatter(x, "i", 3, tiled=True),
-            "scan": jaxcomm.scan(x, "i", exclusive=True),
+            "broadcast": jaxcomm.pbroadcast(x, "i", 3),
+            "reduce": jaxcomm.preduce(x, "i", 3),
+            "root_gather": jaxcomm.pgather(x, "i", 2, axis=1),
+            "scatter": jaxcomm.pscatter(x, "i", 3, tiled=True),
+            "scan": jaxcomm.pscan(x, "i", exclusive=True),
         }
 
     models = {
@@ -240,7 +240,7 @@ def test_scatter_along_strided_dimensions_of_megabytes(
     def program(x):
         return (
             jaxcomm.psum_scatter(x, "i", scatter_dimension=1, tiled=True),
-            jaxcomm.scatter(x, "i", 1, axis=1, tiled=True),
+            jaxcomm.pscatter(x, "i", 1, axis=1, tiled=True),
             jaxcomm.all_to_all(x, "i", 1, 0, tiled=True),
             jaxcomm.all_to_all(x, "i", 1, 2, tiled=True),
         )

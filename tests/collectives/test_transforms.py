@@ -57,44 +57,44 @@ BEYOND = {
         lambda s: jnp.broadcast_to(s.prod(0), s.shape),
     ),
     "broadcast": (
-        lambda x: jaxcomm.broadcast(x, "i", ROOT),
+        lambda x: jaxcomm.pbroadcast(x, "i", ROOT),
         lambda s: jnp.broadcast_to(s[ROOT], s.shape),
     ),
-    "reduce": (lambda x: jaxcomm.reduce(x, "i", ROOT), lambda s: _only(s, s.sum(0))),
+    "reduce": (lambda x: jaxcomm.preduce(x, "i", ROOT), lambda s: _only(s, s.sum(0))),
     "reduce_prod": (
-        lambda x: jaxcomm.reduce(x, "i", ROOT, op="prod"),
+        lambda x: jaxcomm.preduce(x, "i", ROOT, op="prod"),
         lambda s: _only(s, s.prod(0)),
     ),
     "reduce_max": (
-        lambda x: jaxcomm.reduce(x, "i", ROOT, op="max"),
+        lambda x: jaxcomm.preduce(x, "i", ROOT, op="max"),
         lambda s: _only(s, s.max(0)),
     ),
     "gather": (
-        lambda x: jaxcomm.gather(x, "i", ROOT, axis=1),
+        lambda x: jaxcomm.pgather(x, "i", ROOT, axis=1),
         lambda s: _only(s, jnp.moveaxis(s, 0, 1)),
     ),
     "scatter": (
-        lambda x: jaxcomm.scatter(x, "i", ROOT),
+        lambda x: jaxcomm.pscatter(x, "i", ROOT),
         lambda s: s[ROOT],
     ),
     "scatter_tiled": (
-        lambda x: jaxcomm.scatter(x, "i", ROOT, axis=1, tiled=True),
+        lambda x: jaxcomm.pscatter(x, "i", ROOT, axis=1, tiled=True),
         lambda s: jnp.stack(jnp.split(s[ROOT], 4, axis=1)),
     ),
-    "scan": (lambda x: jaxcomm.scan(x, "i"), lambda s: jnp.cumsum(s, 0)),
+    "scan": (lambda x: jaxcomm.pscan(x, "i"), lambda s: jnp.cumsum(s, 0)),
     "scan_reverse_exclusive": (
-        lambda x: jaxcomm.scan(x, "i", reverse=True, exclusive=True),
+        lambda x: jaxcomm.pscan(x, "i", reverse=True, exclusive=True),
         lambda s: jnp.cumsum(s[::-1], 0)[::-1] - s,
     ),
     "scan_prod": (
-        lambda x: jaxcomm.scan(x, "i", op="prod"),
+        lambda x: jaxcomm.pscan(x, "i", op="prod"),
         lambda s: jnp.cumprod(s, 0),
     ),
     "ring_shift": (
         lambda x: jaxcomm.ring_shift(x, "i", 3),
         lambda s: jnp.roll(s, 3, 0),
     ),
-    "barrier": (lambda x: jaxcomm.barrier(x, "i"), lambda s: s),
+    "barrier": (lambda x: jaxcomm.pbarrier(x, "i"), lambda s: s),
 }
 
 
@@ -313,7 +313,7 @@ def test_integer_leaves_travel_beside_differentiated_ones(stacked, mesh, x):
                 lambda t: jaxcomm.ring_shift(t, "i"),
                 lambda t: jaxcomm.all_gather(t, "i"),
                 lambda t: jaxcomm.psum_scatter(t, "i"),
-                lambda t: jaxcomm.scan(t, "i"),
+                lambda t: jaxcomm.pscan(t, "i"),
                 lambda t: jaxcomm.pmax(t, "i"),
             ):
                 tree = step(tree)

@@ -15,7 +15,7 @@ def test_gradients_of_replicated_inputs_go_where_their_call_went(make_mesh, back
 
     def local(w, x):
         def loss(w):
-            total = jaxcomm.scan(w, "i", lane="grads", backend=backend)
+            total = jaxcomm.pscan(w, "i", lane="grads", backend=backend)
             return (total * x[0]).sum()
 
         return jax.grad(loss)(w)

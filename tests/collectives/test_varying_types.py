@@ -32,12 +32,12 @@ def test_equal_results_may_leave_unsplit_and_varying_ones_may_not(mesh_of):
         "ring_shift": lambda x: jaxcomm.ring_shift(x, both),
         "psum_scatter": lambda x: jaxcomm.psum_scatter(x, "a"),
         "all_to_all": lambda x: jaxcomm.all_to_all(x, "a", 0, 0),
-        "broadcast": lambda x: jaxcomm.broadcast(x, both),
-        "reduce": lambda x: jaxcomm.reduce(x, both),
-        "gather": lambda x: jaxcomm.gather(x, both),
-        "scatter": lambda x: jaxcomm.scatter(x, "b"),
-        "scan": lambda x: jaxcomm.scan(x, both),
-        "barrier": lambda x: jaxcomm.barrier(x, both),
+        "broadcast": lambda x: jaxcomm.pbroadcast(x, both, 0),
+        "reduce": lambda x: jaxcomm.preduce(x, both),
+        "gather": lambda x: jaxcomm.pgather(x, both),
+        "scatter": lambda x: jaxcomm.pscatter(x, "b"),
+        "scan": lambda x: jaxcomm.pscan(x, both),
+        "barrier": lambda x: jaxcomm.pbarrier(x, both),
         "psum in groups": lambda x: jaxcomm.psum(
             x, both, axis_index_groups=[[0, 1], [2, 3]]
         ),

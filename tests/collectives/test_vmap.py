@@ -54,10 +54,13 @@ def test_vmap_over_the_axis_of_the_collective_needs_no_mesh(identical, near, val
         expected[target] = x[source]
     identical(permuted, expected)
     stacks = {
-        "scan": (jaxcomm.scan, np.cumsum(x, 0)),
+        "scan": (jaxcomm.pscan, np.cumsum(x, 0)),
         "ring_shift": (jaxcomm.ring_shift, np.roll(x, 1, 0)),
-        "broadcast": (jaxcomm.broadcast, np.stack([x[0]] * 4)),
-        "barrier": (jaxcomm.barrier, x),
+        "broadcast": (
+            lambda x, axis: jaxcomm.pbroadcast(x, axis, 0),
+            np.stack([x[0]] * 4),
+        ),
+        "barrier": (jaxcomm.pbarrier, x),
     }
     for name, (call, expected) in stacks.items():
         found = jax.vmap(lambda x, c=call: c(x, "v"), axis_name="v")(x)
@@ -94,9 +97,9 @@ def test_vmap_over_one_axis_of_several(stacked, near, mesh, values, order):
             name: jax.vmap(lambda x, c=call: c(jaxcomm, x, order), axis_name="v")(x)
             for name, call in AXIS_CALLS.items()
         } | {
-            "scan": jax.vmap(lambda x: jaxcomm.scan(x, order), axis_name="v")(x),
+            "scan": jax.vmap(lambda x: jaxcomm.pscan(x, order), axis_name="v")(x),
             "broadcast": jax.vmap(
-                lambda x: jaxcomm.broadcast(x, order, 5), axis_name="v"
+                lambda x: jaxcomm.pbroadcast(x, order, 5), axis_name="v"
             )(x),
         }
 
@@ -139,9 +142,13 @@ def test_a_permutation_over_a_vmapped_axis_and_a_mesh_axis(
     identical(found, np.moveaxis(moved, [0, 1], [places[a] for a in order]))
 
 
+def _first(x, axis):
+    return jaxcomm.pbroadcast(x, axis, 0)
+
+
 def test_vmap_of_a_shared_result_may_say_out_axes_none(values):
     x = values("float32", (4, 8))
-    for call in (jaxcomm.psum, jaxcomm.pmax, jaxcomm.all_gather, jaxcomm.broadcast):
+    for call in (jaxcomm.psum, jaxcomm.pmax, jaxcomm.all_gather, _first):
         shared = jax.vmap(lambda x, c=call: c(x, "v"), axis_name="v", out_axes=None)(x)
         every = jax.vmap(lambda x, c=call: c(x, "v"), axis_name="v")(x)
         np.testing.assert_array_equal(shared, every[3])

@@ -99,7 +99,7 @@ def test_every_kind_of_call_shares_one_communicator(make_mesh, counted):
         for hop in range(1, 4):
             x = jaxcomm.ring_shift(x, "i", hop)
         x = jaxcomm.ppermute(x, "i", [(0, 3)])
-        return jaxcomm.psum(x, "i"), jaxcomm.all_gather(x, "i"), jaxcomm.scan(x, "i")
+        return jaxcomm.psum(x, "i"), jaxcomm.all_gather(x, "i"), jaxcomm.pscan(x, "i")
 
     spec = jax.P("i")
     program = jax.jit(jax.shard_map(program, mesh=mesh, in_specs=spec, out_specs=spec))
@@ -141,7 +141,7 @@ def test_one_function_under_two_orders_of_devices_is_right_under_both(
             lambda x: (
                 jaxcomm.psum(x, "a"),
                 jaxcomm.all_gather(x, "b", tiled=True),
-                jaxcomm.scan(x, ("b", "a")),
+                jaxcomm.pscan(x, ("b", "a")),
             ),
             in_specs=jax.P(("a", "b")),
             out_specs=jax.P(("a", "b")),

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from jaxcomm import _ffi, compat
-from jaxcomm.communicator import rendezvous
+from jaxcomm.communicator import peer_info, rendezvous, rounds
 from jaxcomm.errors import CommunicatorError
 
 # Of a meeting, beside one for each process: what it writes and reads in any case, and
@@ -90,7 +90,7 @@ class Processes:
 def store(monkeypatch):
     made = Store()
     monkeypatch.setattr(compat, "key_value_store", lambda: made)
-    monkeypatch.setattr(rendezvous, "_meetings", {})
+    monkeypatch.setattr(rounds, "finished", {})
     monkeypatch.setenv("JAXCOMM_TIMEOUT", "60")
     return made
 
@@ -155,7 +155,7 @@ def test_messages_stay_few_where_processes_come_one_after_the_other(processes, o
 
 def test_each_sees_the_thread_of_those_on_its_host(processes, monkeypatch):
     hosts = threading.local()
-    monkeypatch.setattr(rendezvous, "_boot_id", lambda: hosts.name)
+    monkeypatch.setattr(peer_info, "_boot_id", lambda: hosts.name)
 
     def comes(process):
         hosts.name = "one" if process < 2 else "two"

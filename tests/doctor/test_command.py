@@ -1,4 +1,4 @@
-"""U2: ``python -m jaxcomm.doctor``."""
+"""``python -m jaxcomm.doctor``."""
 
 import json
 import os
@@ -104,12 +104,32 @@ def test_records_are_merged(command, tmp_path):
     assert json.loads(done.stdout)["missing"] == [1]
 
 
+def test_collectives_are_checked_and_timed(command):
+    done = command("--check", "--devices", "3")
+    assert (done.returncode, done.stderr) == (0, "")
+    first, _, head, _, *lines, _, last = done.stdout.splitlines()
+    assert first == "3 x cpu, served by the backend 'host'"
+    assert head.split("  ")[0] == "collective"
+    assert len(lines) == 2 * 17
+    assert all(line.split()[3] == "right" for line in lines)
+    assert last == "34 of 34 right"
+
+
+def test_the_check_of_xla_says_that_it_is_xlas(command):
+    done = command("--check", "--devices", "2", "--json", JAXCOMM_BACKEND="xla")
+    assert (done.returncode, done.stderr) == (0, "")
+    found = json.loads(done.stdout)
+    assert (found["backend"], found["devices"]) == ("xla", "2 x cpu")
+    assert {result["problem"] for result in found["results"]} == {None}
+
+
 def test_help_is_help(command):
     done = command("--help")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("usage: python -m jaxcomm.doctor [--json]\n")
     assert "--merge" in done.stdout
-    assert "the exit status\nis 1 if there is a problem" in done.stdout
+    assert "--check" in done.stdout
+    assert "is 1 if there is a problem" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -117,7 +137,11 @@ def test_help_is_help(command):
     [
         (("--merge",), "--merge: no file was given"),
         (("record.json",), "'record.json' goes with --merge"),
-        (("--bogus",), "Unknown command line flag 'bogus'"),
+        (("--bogus",), "unrecognized arguments: --bogus"),
+        (("--check",), "JAX finds one device (cpu), and collectives need two"),
+        (("--check", "--devices", "1"), "'1' is not a number from 2 to 256"),
+        (("--check", "--merge", "x.json"), "--check and --merge exclude each other"),
+        (("--devices", "4"), "--devices goes with --check"),
         (("--merge", "no/such.json"), "no/such.json: No such file or directory"),
         (("--merge", __file__), "test_command.py: not JSON"),
     ],

@@ -53,6 +53,7 @@ def start(*arguments, cwd, **variables):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.multiprocess
 def test_trains_checks_saves_draws_and_writes(text, tmp_path, compiled_once):
     arguments = (*SMALL, "--steps=4", f"--text={text}")

@@ -68,6 +68,7 @@ def losses(out):
     return [float(loss) for loss in re.findall(r"step \d+/\d+  loss ([\d.]+)", out)]
 
 
+@pytest.mark.slow
 def test_trains_as_in_one_process(after_one):
     folder, losses_of_one = after_one
     # The same settings and seed.
@@ -84,6 +85,7 @@ def test_trains_as_in_one_process(after_one):
     assert losses(out) == pytest.approx(losses_of_one, abs=TOLERANCE)
 
 
+@pytest.mark.slow
 def test_resumes_what_one_process_saved(after_one):
     folder, _ = after_one
     words = (*DEMO, *MESH, "--nocheck", "--steps=4", "--output=one", "--resume")
@@ -94,6 +96,7 @@ def test_resumes_what_one_process_saved(after_one):
     assert len(losses(out)) == 1
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_all_after_the_same_step(start, tmp_path):
     process = start(*LAUNCHER, *DEMO, "--data=2", "--nocheck", "--steps=1000000")
     lines = iter(process.stdout.readline, "")

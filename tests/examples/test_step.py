@@ -36,7 +36,7 @@ def test_takes_the_steps_of_one_device(make_mesh, schedule, length, extents):
     # The gradients of all parameters travel in one call and the loss in another; a
     # layer sends N - 1 times forward and N times backward, in loops over the
     # layers and over the hops.
-    ours, of_xla = step.count_collectives(compiled.as_text())
+    ours, of_xla = jaxcomm.collectives_of(compiled).totals
     assert of_xla == 0
     assert ours > 2
 
@@ -69,7 +69,7 @@ def test_evaluates_alike_on_every_backend(make_mesh):
         dealt = program.deal(batch(0, 2, 32))
         compiled = program.evaluate.lower(state, *dealt).compile()
         losses.append(float(compiled(state, *dealt)))
-        collectives.append(step.count_collectives(compiled.as_text()))
+        collectives.append(jaxcomm.collectives_of(compiled).totals)
     assert abs(losses[0] - losses[1]) < TOLERANCE
     (ours, none), (no_more, of_xla) = collectives
     assert ours > 0
@@ -118,4 +118,4 @@ def test_counts_the_collectives_of_xla(make_mesh):
             out_specs=jax.P() if name == "all-reduce" else jax.P("i"),
         )
         text = jax.jit(mapped).lower(np.ones(4, np.float32)).compile().as_text()
-        assert step.count_collectives(text) == (0, 1), name
+        assert jaxcomm.collectives_of(text).totals == (0, 1), name

@@ -106,16 +106,11 @@ class RaggedOperands {
 
 // `natives`: which functions for whole collectives the library has.
 void Measure(const Case& test, int ranks, int rank, Natives natives) {
-  const Collective* collective = nullptr;
-  int index = 0;
-  for (int i = 0; i < kNumCollectives; ++i) {
-    if (kCollectives[i].name == test.collective) collective = &kCollectives[index = i];
-  }
-  const RaggedOperands ragged(collective->plan_reads_operands_from >= 0 ? ranks : 0);
-  const bool reads_operands = collective->plan_reads_operands_from >= 0;
-  CallSite site(CallSite::Attributes{test.collective, test.collective, "('i',)", 1, 0,
-                                     ReduceOp::kSum, test.params},
-                index, collective->planner, collective->plan_reads_operands_from);
+  CallSite site(CallSite::Attributes{test.collective, "('i',)", 1, 0, ReduceOp::kSum,
+                                     test.params},
+                *FindCollective(test.collective));
+  const bool reads_operands = site.plan_reads_operands();
+  const RaggedOperands ragged(reads_operands ? ranks : 0);
   site.SetShapes(test.operands, test.results);
   const int64_t before = bytes_now;
   bytes_peak = bytes_now;

@@ -407,12 +407,13 @@ constexpr int kTrials = 12;
 
 template <typename Check>
 void ForEachProblem(const Check& check) {
-  for (const Collective& collective : kCollectives) {
+  for (const Collective* collective : kCollectives) {
     for (int size = 1; size <= kMostRanks; ++size) {
       for (uint32_t trial = 0; trial < kTrials; ++trial) {
         const int before = Failures();
         const uint32_t seed = trial * 100 + static_cast<uint32_t>(size);
-        const Problem problem = Maker(std::string(collective.name), size, seed).Make();
+        const Problem problem =
+            Maker(std::string(collective->name()), size, seed).Make();
         Plan plan;
         const Status status = PlanOf(problem, &plan);
         CHECK_EQ(status.success() ? "" : status.message(), "");

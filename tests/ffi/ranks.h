@@ -73,16 +73,11 @@ inline std::unique_ptr<CallSite> MakeSite(const std::string& collective,
                                           std::vector<Leaf> operands,
                                           std::vector<Leaf> results,
                                           ReduceOp op = ReduceOp::kSum) {
-  for (int i = 0; i < kNumCollectives; ++i) {
-    if (kCollectives[i].name != collective) continue;
-    auto site = std::make_unique<CallSite>(
-        CallSite::Attributes{collective, collective, "('x',)", 1, 0, op,
-                             std::move(params)},
-        i, kCollectives[i].planner, kCollectives[i].plan_reads_operands_from);
-    site->SetShapes(std::move(operands), std::move(results));
-    return site;
-  }
-  return nullptr;
+  auto site = std::make_unique<CallSite>(
+      CallSite::Attributes{collective, "('x',)", 1, 0, op, std::move(params)},
+      *FindCollective(collective));
+  site->SetShapes(std::move(operands), std::move(results));
+  return site;
 }
 
 inline CommunicatorSpec Spec(std::vector<std::vector<int64_t>> groups,

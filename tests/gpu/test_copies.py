@@ -69,9 +69,7 @@ def test_halves_in_a_loop_beside_computation_and_their_gradient(ring):
         return jax.lax.fori_loop(0, ring.size + 1, turn, (x, jnp.zeros_like(x)))[1]
 
     def ours(x):
-        return turns(
-            x, lambda x: jaxcomm.ring_shift_start(x, "i"), jaxcomm.ring_shift_done
-        )
+        return turns(x, lambda x: jaxcomm.ring_shift_start(x, "i"), jaxcomm.Handle.done)
 
     def theirs(x):
         to_next = [(i, (i + 1) % ring.size) for i in range(ring.size)]

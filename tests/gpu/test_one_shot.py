@@ -89,7 +89,7 @@ def test_gradients_and_pairs(ring):
         return lambda x: jax.grad(lambda x: (total(jnp.sin(x)) ** 2).sum())(x)
 
     def pair(x):
-        return jaxcomm.psum_done(jaxcomm.psum_start(x, "i"))
+        return jaxcomm.psum_start(x, "i").done()
 
     theirs = outs(ring, of(lambda x: jax.lax.psum(x, "i")), x)
     for ours in (pair, lambda x: jaxcomm.psum(x, "i")):

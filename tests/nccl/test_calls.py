@@ -135,7 +135,7 @@ def test_a_thousand_broadcasts_on_one_communicator(stand_in, make_mesh):
 
     def thousand(x):
         def one(i, x):
-            return jaxcomm.broadcast(x + 1, "i", 1)
+            return jaxcomm.pbroadcast(x + 1, "i", 1)
 
         return jax.lax.fori_loop(0, 1000, one, x)
 
@@ -242,7 +242,7 @@ def send_two(mesh, lanes):
             jaxcomm.ppermute_start(x + n, "i", pairs, lane=lane)
             for n, lane in enumerate(lanes)
         )
-        return jaxcomm.ppermute_done(one) + jaxcomm.ppermute_done(two)
+        return one.done() + two.done()
 
     split = jax.P("i")
     return jax.jit(jax.shard_map(both, mesh=mesh, in_specs=split, out_specs=split))
@@ -251,7 +251,7 @@ def send_two(mesh, lanes):
 def test_independent_sends_in_one_lane_are_warned_of_once(
     stand_in, make_mesh, monkeypatch
 ):
-    monkeypatch.setattr(handle, "_told", set())
+    monkeypatch.setattr(handle, "_warned", set())
     mesh = make_mesh(i=2)
     x = jnp.arange(2.0)
     jaxcomm.init(mesh, "i", lanes=("default", "other"))
@@ -269,7 +269,7 @@ def test_independent_sends_in_one_lane_are_warned_of_once(
 def test_sends_in_two_lanes_or_over_the_host_are_not_warned_of(
     stand_in, make_mesh, monkeypatch
 ):
-    monkeypatch.setattr(handle, "_told", set())
+    monkeypatch.setattr(handle, "_warned", set())
     mesh = make_mesh(i=2)
     x = jnp.arange(2.0)
     jaxcomm.init(mesh, "i", lanes=("default", "other"))

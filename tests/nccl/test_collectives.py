@@ -105,7 +105,7 @@ def test_one_array_is_sent_twice_beside_other_things(stand_in, make_mesh):
         for function in jnp.sin, jnp.cos:
             arriving = jaxcomm.ring_shift_start(x, "i")
             other = function(arriving.then(x)) @ x.T
-            moved.append(jaxcomm.ring_shift_done(arriving, after=other) + other.sum())
+            moved.append(arriving.done(after=other) + other.sum())
         return moved[0] - moved[1] / 2
 
     mesh = make_mesh(i=2)

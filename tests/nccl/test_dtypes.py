@@ -28,11 +28,11 @@ def test_every_dtype_reduces_and_travels(models, make_mesh, dtype):
                 models.reduce_scatter(),
             ),
             "reduce": (
-                lambda x: jaxcomm.reduce(x, "i", 1, op="max"),
+                lambda x: jaxcomm.preduce(x, "i", 1, op="max"),
                 models.only_on(1, models.all_reduce("max")),
             ),
             "scan": (
-                lambda x: jaxcomm.scan(x, "i", op="min", exclusive=True),
+                lambda x: jaxcomm.pscan(x, "i", op="min", exclusive=True),
                 models.scan("min", exclusive=True),
             ),
             "all_gather": (lambda x: jaxcomm.all_gather(x, "i"), models.all_gather()),

@@ -49,8 +49,8 @@ calls = {
     "all_gather": lambda x: jaxcomm.all_gather(x, "i", axis=1),
     "all_to_all": lambda x: jaxcomm.all_to_all(x, "i", 0, 1, tiled=True),
     "psum_scatter": lambda x: jaxcomm.psum_scatter(x, "i", tiled=True),
-    "gather": lambda x: jaxcomm.gather(x, "i", 1),
-    "scatter": lambda x: jaxcomm.scatter(x, "i", 2),
+    "gather": lambda x: jaxcomm.pgather(x, "i", 1),
+    "scatter": lambda x: jaxcomm.pscatter(x, "i", 2),
     "ppermute": lambda x: jaxcomm.ppermute(x, "i", [(0, 2)]),
 }
 def of(backend):

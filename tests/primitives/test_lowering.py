@@ -38,14 +38,14 @@ CALLS = {
     ),
     "ppermute": (lambda x: jaxcomm.ppermute(x, "i", [(0, 1)]), "permute"),
     "ring_shift": (lambda x: jaxcomm.ring_shift(x, "i"), "permute"),
-    "broadcast": (lambda x: jaxcomm.broadcast(x, "i"), "broadcast"),
-    "reduce": (lambda x: jaxcomm.reduce(x, "i"), "reduce"),
-    "gather": (lambda x: jaxcomm.gather(x, "i"), "gather"),
-    "scatter": (
-        lambda x: jaxcomm.scatter(x, "i", axis=-1, tiled=True), "scatter",
+    "pbroadcast": (lambda x: jaxcomm.pbroadcast(x, "i", 0), "broadcast"),
+    "preduce": (lambda x: jaxcomm.preduce(x, "i"), "reduce"),
+    "pgather": (lambda x: jaxcomm.pgather(x, "i"), "gather"),
+    "pscatter": (
+        lambda x: jaxcomm.pscatter(x, "i", axis=-1, tiled=True), "scatter",
     ),
-    "scan": (lambda x: jaxcomm.scan(x, "i"), "scan"),
-    "barrier": (lambda x: jaxcomm.barrier(x, "i"), "barrier"),
+    "pscan": (lambda x: jaxcomm.pscan(x, "i"), "scan"),
+    "pbarrier": (lambda x: jaxcomm.pbarrier(x, "i"), "barrier"),
 }  # fmt: skip
 
 
@@ -74,7 +74,7 @@ def test_no_xla_collective_is_left_beside_ours(make_mesh):
     def program(x):
         def loss(x):
             # Without our pvary the product would insert JAX's, and with it XLA's psum.
-            mean = jaxcomm.pvary(jaxcomm.pmean(x, "i"), "i")
+            mean = jaxcomm.pcast(jaxcomm.pmean(x, "i"), "i", to="varying")
             return (jaxcomm.all_gather(mean * x, "i") ** 2).sum()
 
         return jax.grad(loss)(x)
@@ -91,7 +91,7 @@ def test_the_gradient_of_shared_parameters_is_one_call_for_all_leaves(make_mesh)
 
     def local(w, x):
         def loss(w):
-            w = jaxcomm.pvary(w, "i")
+            w = jaxcomm.pcast(w, "i", to="varying")
             return (jnp.sin(x @ w["a"]) * w["b"]).sum()
 
         return jax.grad(loss)(w)
@@ -129,7 +129,7 @@ mesh = jax.make_mesh((2, 4), ("a", "b"), axis_types=(jax.sharding.AxisType.Auto,
 
 def call(x):
     tree = jaxcomm.psum({"x": x, "n": x.astype("int32")}, ("b", "a"))
-    return tree["x"] + jaxcomm.ring_shift(x, "b"), jaxcomm.scan(x, "a", lane="other")
+    return tree["x"] + jaxcomm.ring_shift(x, "b"), jaxcomm.pscan(x, "a", lane="other")
 
 
 def lowered():
@@ -214,7 +214,7 @@ def test_barrier_hands_its_operands_buffer_on(make_mesh, as_users_compile):
     spec = jax.P("i")
     program = jax.jit(
         jax.shard_map(
-            lambda x: jaxcomm.barrier(x + 1, "i"),
+            lambda x: jaxcomm.pbarrier(x + 1, "i"),
             mesh=mesh,
             in_specs=spec,
             out_specs=spec,

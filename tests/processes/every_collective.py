@@ -27,19 +27,21 @@ def calls(x, axes, size, lane=None, backend=None):
         "ppermute_some": jaxcomm.ppermute(x, axes, some(size), **at),
         "pshuffle": jaxcomm.pshuffle(x, axes, [last, *range(last)], **at),
         "ring_shift": jaxcomm.ring_shift(x, axes, -1, **at),
-        "broadcast": jaxcomm.broadcast(x, axes, last, **at),
-        "gather": jaxcomm.gather(x, axes, last, axis=0, tiled=True, **at),
-        "scatter": jaxcomm.scatter(x, axes, 1, **at),
-        "barrier": jaxcomm.barrier(x, axes, **at),
+        "broadcast": jaxcomm.pbroadcast(x, axes, last, **at),
+        "gather": jaxcomm.pgather(x, axes, last, axis=0, tiled=True, **at),
+        "scatter": jaxcomm.pscatter(x, axes, 1, **at),
+        "barrier": jaxcomm.pbarrier(x, axes, **at),
         "pmax": jaxcomm.pmax(x, axes, **at),
         "pmin": jaxcomm.pmin(x, axes, **at),
-        "scan_max": jaxcomm.scan(x, axes, op="max", exclusive=True, reverse=True, **at),
+        "scan_max": jaxcomm.pscan(
+            x, axes, op="max", exclusive=True, reverse=True, **at
+        ),
         "psum": jaxcomm.psum(x, axes, **at),
         "psum_scatter": jaxcomm.psum_scatter(x, axes, **at),
-        "reduce": jaxcomm.reduce(x, axes, last, **at),
-        "scan": jaxcomm.scan(x, axes, **at),
+        "reduce": jaxcomm.preduce(x, axes, last, **at),
+        "scan": jaxcomm.pscan(x, axes, **at),
         "pprod": jaxcomm.pprod(x, axes, **at),
-        "scan_prod": jaxcomm.scan(x, axes, op="prod", exclusive=True, **at),
+        "scan_prod": jaxcomm.pscan(x, axes, op="prod", exclusive=True, **at),
     }
 
 

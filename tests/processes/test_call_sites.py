@@ -120,7 +120,7 @@ def one_process_ahead(here, collective):
     steps = 300
     calls = {
         "ppermute": lambda x: jaxcomm.ppermute(x, "i", [(0, 1)]),
-        "broadcast": lambda x: jaxcomm.broadcast(jnp.full((20_000,), x), "i", 0)[-1],
+        "broadcast": lambda x: jaxcomm.pbroadcast(jnp.full((20_000,), x), "i", 0)[-1],
     }
 
     def program(x):

@@ -44,7 +44,7 @@ def two_orders_of_devices(here):
     @jax.jit
     def program(x):
         def local(x):
-            return jaxcomm.ring_shift(x, "i"), jaxcomm.scan(x, "i")
+            return jaxcomm.ring_shift(x, "i"), jaxcomm.pscan(x, "i")
 
         return jax.shard_map(local, in_specs=spec, out_specs=spec)(x)
 

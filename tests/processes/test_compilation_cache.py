@@ -17,7 +17,7 @@ def everything(x):
     tree = jaxcomm.psum({"x": x, "n": x.astype("int32")}, ("b", "a"))
     return (
         tree["x"] + jaxcomm.ring_shift(x, ("a", "b")),
-        jaxcomm.scan(x, "a", lane="other"),
+        jaxcomm.pscan(x, "a", lane="other"),
         jaxcomm.all_gather(tree["n"], "b", axis=1),
     )
 

@@ -43,7 +43,7 @@ def along_every_axis(here, processes, devices, width):
                 plain[1],
             ),
             f"gather {place} tiled": (
-                lambda x, place=place: jaxcomm.gather(
+                lambda x, place=place: jaxcomm.pgather(
                     x, "i", 1, axis=place, tiled=True
                 ),
                 model.only_on(1, model.all_gather(place, tiled=True)),
@@ -64,7 +64,7 @@ def along_every_axis(here, processes, devices, width):
                 tiles[place],
             ),
             f"scatter {place} tiled": (
-                lambda x, place=place: jaxcomm.scatter(
+                lambda x, place=place: jaxcomm.pscatter(
                     x, "i", 1, axis=place, tiled=True
                 ),
                 model.scatter(1, place, tiled=True),

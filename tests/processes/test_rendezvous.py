@@ -7,7 +7,7 @@ import pytest
 
 import jaxcomm
 from jaxcomm import _ffi
-from jaxcomm.communicator import rendezvous
+from jaxcomm.communicator import peer_info
 
 pytestmark = pytest.mark.multiprocess
 
@@ -149,7 +149,7 @@ def on_two_hosts(here):
     mesh = here.mesh(4, 2, (2, 4), ("hosts", "devices"))
     with pytest.MonkeyPatch.context() as patch:
         if here.process >= 2:
-            patch.setattr(rendezvous, "_boot_id", lambda: "another")
+            patch.setattr(peer_info, "_boot_id", lambda: "another")
         jaxcomm.init(mesh, ["devices", "hosts"])
         with pytest.raises(jaxcomm.CommunicatorError) as caught:
             jaxcomm.init(mesh, "hosts", lanes="other", backend="host")
@@ -173,7 +173,7 @@ def with_two_layouts(here):
         return None
     with pytest.MonkeyPatch.context() as patch:
         if here.process == 1:
-            patch.setattr(rendezvous, "_LAYOUT", -1)
+            patch.setattr(peer_info, "_LAYOUT", -1)
         with pytest.raises(jaxcomm.CommunicatorError) as caught:
             jaxcomm.init(mesh)
     return str(caught.value)

@@ -57,18 +57,18 @@ def every_size(here, processes, devices, most):
         "psum": (lambda x: jaxcomm.psum(x, "i"), model.all_reduce("sum"), whole),
         "psum bf16": (lambda x: jaxcomm.psum(x, "i"), model.all_reduce("sum"), halves),
         "reduce": (
-            lambda x: jaxcomm.reduce(x, "i", 1),
+            lambda x: jaxcomm.preduce(x, "i", 1),
             model.only_on(1, model.all_reduce("sum")),
             whole,
         ),
-        "scan": (lambda x: jaxcomm.scan(x, "i"), model.scan(), halves),
+        "scan": (lambda x: jaxcomm.pscan(x, "i"), model.scan(), halves),
         "ring_shift": (
             lambda x: jaxcomm.ring_shift(x, "i"),
             model.permute(lambda n: [(r, (r + 1) % n) for r in range(n)]),
             octets,
         ),
         "broadcast": (
-            lambda x: jaxcomm.broadcast(x, "i", 1),
+            lambda x: jaxcomm.pbroadcast(x, "i", 1),
             model.broadcast(1),
             octets,
         ),
@@ -78,7 +78,7 @@ def every_size(here, processes, devices, most):
             octets[:-2],
         ),
         "gather": (
-            lambda x: jaxcomm.gather(x, "i", size - 1),
+            lambda x: jaxcomm.pgather(x, "i", size - 1),
             model.only_on(size - 1, model.all_gather()),
             octets[:-2],
         ),
@@ -92,7 +92,7 @@ def every_size(here, processes, devices, most):
             model.all_to_all(0, 0, tiled=True),
             rows,
         ),
-        "scatter": (lambda x: jaxcomm.scatter(x, "i", 1), model.scatter(1), rows),
+        "scatter": (lambda x: jaxcomm.pscatter(x, "i", 1), model.scatter(1), rows),
     }
 
     def program(operands):
@@ -142,7 +142,7 @@ def leaves_of_all_sizes(here, processes, devices):
             "all_gather": jaxcomm.all_gather(x, "i", axis=1),
             "psum_scatter": jaxcomm.psum_scatter(x, "i"),
             "all_to_all": jaxcomm.all_to_all(x, "i", 0, 0, tiled=True),
-            "broadcast": jaxcomm.broadcast(x, "i", size - 1),
+            "broadcast": jaxcomm.pbroadcast(x, "i", size - 1),
         }
 
     models = {

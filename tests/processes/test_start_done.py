@@ -37,7 +37,7 @@ def every_pair(here, processes, devices, count):
         # Some processes come to their dones late, and others to their next starts.
         meanwhile = busy(x[0], turns)
         return {
-            name: getattr(jaxcomm, f"{name}_done")(handle, after=meanwhile)
+            name: handle.done(after=meanwhile)
             for name, handle in reversed(handles.items())
         }
 
@@ -83,7 +83,7 @@ def a_chain_with_gradient(here):
     def by_halves(block):
         handle = jaxcomm.ring_shift_start(block, "i")
         meanwhile = jnp.sin(block)
-        return jaxcomm.ring_shift_done(handle, after=meanwhile) + meanwhile
+        return handle.done(after=meanwhile) + meanwhile
 
     def whole(block):
         return jaxcomm.ring_shift(block, "i") + jnp.sin(block)
@@ -106,7 +106,7 @@ def a_process_that_stays_away(here):
 
     def program(x):
         handle = jaxcomm.psum_start(x, "i")
-        return jaxcomm.psum_done(handle, after=jnp.sin(x))
+        return handle.done(after=jnp.sin(x))
 
     x = here.put(mesh, np.ones((2, 3), np.float32))
     run = here.program(mesh, program).lower(x).compile()

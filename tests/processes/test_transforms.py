@@ -24,7 +24,7 @@ def calls(size, backend):
         "psum_scatter": lambda x: jaxcomm.psum_scatter(x, "i", **at),
         "all_to_all": lambda x: jaxcomm.all_to_all(x, "i", 0, 1, tiled=True, **at),
         "ppermute": lambda x: jaxcomm.ppermute(x, "i", ring[1:], **at),
-        "scan": lambda x: jaxcomm.scan(x, "i", **at),
+        "scan": lambda x: jaxcomm.pscan(x, "i", **at),
     }
 
 
@@ -106,8 +106,8 @@ def control_flow(here):
         counted = jax.lax.while_loop(lambda state: state[0] < 7, turn, (0, x))[1]
         chosen = jax.lax.cond(
             jaxcomm.psum(x, "i")[0] > 0,
-            lambda x: jaxcomm.scan(x, "i"),
-            lambda x: jaxcomm.broadcast(x, "i", 3),
+            lambda x: jaxcomm.pscan(x, "i"),
+            lambda x: jaxcomm.pbroadcast(x, "i", 3),
             x,
         )
         return *looped, counted, chosen

@@ -112,23 +112,23 @@ def operations(size: int, rng: np.random.Generator) -> dict[str, Operation]:
             _moved(ring),
         ),
         "broadcast": (
-            lambda x, axes, **to: jaxcomm.broadcast(x, axes, root, **to),
+            lambda x, axes, **to: jaxcomm.pbroadcast(x, axes, root, **to),
             _on_all(lambda x: x[root]),
         ),
         "reduce": (
-            lambda x, axes, **to: jaxcomm.reduce(x, axes, root, **to),
+            lambda x, axes, **to: jaxcomm.preduce(x, axes, root, **to),
             _on_one(root, _sum),
         ),
         "gather": (
-            lambda x, axes, **to: jaxcomm.gather(x, axes, root, tiled=True, **to),
+            lambda x, axes, **to: jaxcomm.pgather(x, axes, root, tiled=True, **to),
             _on_one(root, _gathered),
         ),
         "scatter": (
-            lambda x, axes, **to: jaxcomm.scatter(x, axes, root, **to),
+            lambda x, axes, **to: jaxcomm.pscatter(x, axes, root, **to),
             lambda x: x[root],
         ),
-        "scan": (jaxcomm.scan, lambda x: x.cumsum(0, dtype=x.dtype)),
-        "barrier": (jaxcomm.barrier, lambda x: x),
+        "scan": (jaxcomm.pscan, lambda x: x.cumsum(0, dtype=x.dtype)),
+        "barrier": (jaxcomm.pbarrier, lambda x: x),
         "ragged_all_to_all": (ragged, ragged_model),
     }
     return {name: Operation(call, model) for name, (call, model) in made.items()}

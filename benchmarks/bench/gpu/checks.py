@@ -29,7 +29,7 @@ def calls(size: int):
     """Returns collectives of x by name; x is (4 size, 8 size, 3) on each device."""
     ring = [(rank, (rank + 1) % size) for rank in range(size)]
     backwards = {"axis_index_groups": [list(range(size))[::-1]]}
-    by_nccl = {"lane": _BY_NCCL}
+    by_nccl: dict[str, Any] = {"lane": _BY_NCCL}
 
     def at(backend):
         at = {"axis_name": "i", "backend": backend}
@@ -66,32 +66,26 @@ def calls(size: int):
             "all_to_all": lambda x: jaxcomm.all_to_all(
                 x, split_axis=0, concat_axis=1, tiled=True, **at
             ),
-            "broadcast": lambda x: jaxcomm.broadcast(x, root=size - 1, **at),
-            "reduce": lambda x: jaxcomm.reduce(x, root=size - 1, **at),
-            "gather": lambda x: jaxcomm.gather(x, root=size - 1, **at),
-            "scatter": lambda x: jaxcomm.scatter(
+            "broadcast": lambda x: jaxcomm.pbroadcast(x, source=size - 1, **at),
+            "reduce": lambda x: jaxcomm.preduce(x, root=size - 1, **at),
+            "gather": lambda x: jaxcomm.pgather(x, root=size - 1, **at),
+            "scatter": lambda x: jaxcomm.pscatter(
                 x.reshape(size, -1), root=size - 1, **at
             ),
-            "scan": lambda x: jaxcomm.scan(x, **at),
-            "barrier": lambda x: jaxcomm.barrier(x, **at),
+            "scan": lambda x: jaxcomm.pscan(x, **at),
+            "barrier": lambda x: jaxcomm.pbarrier(x, **at),
             "two leaves": lambda x: jaxcomm.psum([x, x], **at)[1],
             "ragged_all_to_all": ragged,
             "all_gather, in groups": lambda x: jaxcomm.all_gather(x, **backwards, **at),
-            "ring_shift, in halves": lambda x: jaxcomm.ring_shift_done(
-                jaxcomm.ring_shift_start(x, **at)
-            ),
-            "psum, in halves": lambda x: jaxcomm.psum_done(jaxcomm.psum_start(x, **at)),
-            "all_gather, in halves": lambda x: jaxcomm.all_gather_done(
-                jaxcomm.all_gather_start(x, **at)
-            ),
-            "psum_scatter, in halves": lambda x: jaxcomm.psum_scatter_done(
-                jaxcomm.psum_scatter_start(x, scatter_dimension=1, tiled=True, **at)
-            ),
-            "all_to_all, in halves": lambda x: jaxcomm.all_to_all_done(
-                jaxcomm.all_to_all_start(
-                    x, split_axis=0, concat_axis=1, tiled=True, **at
-                )
-            ),
+            "ring_shift, in halves": lambda x: jaxcomm.ring_shift_start(x, **at).done(),
+            "psum, in halves": lambda x: jaxcomm.psum_start(x, **at).done(),
+            "all_gather, in halves": lambda x: jaxcomm.all_gather_start(x, **at).done(),
+            "psum_scatter, in halves": lambda x: jaxcomm.psum_scatter_start(
+                x, scatter_dimension=1, tiled=True, **at
+            ).done(),
+            "all_to_all, in halves": lambda x: jaxcomm.all_to_all_start(
+                x, split_axis=0, concat_axis=1, tiled=True, **at
+            ).done(),
         }
 
     return at("nccl"), at("xla")
@@ -115,7 +109,7 @@ def on_gpus(size: int):
             if _is_narrow(x.dtype.name):
                 native = jax.lax.bitcast_convert_type(native, x.dtype)
             own = jaxcomm.ppermute(x, perm=ring[::-1], **at)
-            return jnp.stack([native, own, jaxcomm.ppermute_done(arriving)])
+            return jnp.stack([native, own, arriving.done()])
 
         def several(x):
             # Nothing here was among what made the communicator ready.
@@ -123,7 +117,7 @@ def on_gpus(size: int):
                 x, split_axis=0, concat_axis=0, tiled=True, **recorded
             )
             x = jaxcomm.ppermute(x, perm=[(b, a) for a, b in ring], **recorded)
-            last = jaxcomm.broadcast(x, root=size - 1, **recorded)
+            last = jaxcomm.pbroadcast(x, source=size - 1, **recorded)
             return jaxcomm.all_gather(jnp.stack([x, last]), **recorded)
 
         return {"beside XLA's own": beside_native, "several, recorded": several}

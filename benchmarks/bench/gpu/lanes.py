@@ -27,7 +27,7 @@ def rows(timer: Timer) -> Iterator[Figure]:
                     jaxcomm.ppermute_start(each, "i", timer.ring, lane=lane)
                     for each, lane in ((x, first), (y, second))
                 ]
-            return [jaxcomm.ppermute_done(each) for each in begun]
+            return [each.done() for each in begun]
 
         return timer.program(exchange)
 

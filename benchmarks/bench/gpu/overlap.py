@@ -33,7 +33,7 @@ def rows(timer: Timer) -> Iterator[Figure]:
     def halves(x, y, weights):
         arriving = jaxcomm.ppermute_start(x, "i", timer.ring, lane="side")
         y = compute(arriving.then(y), weights)
-        return jaxcomm.ppermute_done(arriving, after=y), y
+        return arriving.done(after=y), y
 
     def whole(send):
         return timer.program(

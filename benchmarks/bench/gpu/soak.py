@@ -104,13 +104,13 @@ def _turns(timer, backend, lane, side):
         gathered = m.all_gather(x, "i", tiled=True, **at)
         x = small(m.psum_scatter(gathered, "i", tiled=True, **at) + rank)
         x = m.all_to_all(x.reshape(size, -1), "i", 0, 0, **at).reshape(-1)
-        x = small(x + m.broadcast(x, "i", root=size - 1, **at))
+        x = small(x + m.pbroadcast(x, "i", source=size - 1, **at))
         shifting = m.ring_shift_start(x, "i", **beside)
         doubled = small(shifting.then(x) * 2)
-        x = small(doubled + m.ring_shift_done(shifting, after=doubled))
+        x = small(doubled + shifting.done(after=doubled))
         adding = m.psum_start(x, "i", **beside)
         more = small(adding.then(x) + rank)
-        return small(more + m.psum_done(adding, after=more))
+        return small(more + adding.done(after=more))
 
     def program(x, number):
         x = (x + number.astype(x.dtype)) % jnp.asarray(_MODULUS, x.dtype)
@@ -134,7 +134,7 @@ def _in_a_row(timer):
 
     def program(x):
         def one(_, x):
-            return jaxcomm.broadcast(x + 1, "i", timer.size - 1)
+            return jaxcomm.pbroadcast(x + 1, "i", timer.size - 1)
 
         return jax.lax.fori_loop(0, count, one, x)
 

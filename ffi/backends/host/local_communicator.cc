@@ -9,7 +9,6 @@
 #include "ffi/backends/host/continuer.h"
 #include "ffi/backends/host/process_set.h"
 #include "ffi/backends/host/store.h"
-#include "ffi/planners/collectives.h"
 
 namespace jaxcomm {
 namespace {
@@ -98,10 +97,10 @@ std::vector<int64_t> LocalCommunicator::FailedRuns() const {
 CommunicatorStats LocalCommunicator::stats() const {
   CommunicatorStats stats;
   stats.host_bytes = sizeof(*this);
-  std::vector<int64_t> calls(kNumCollectives, 0);
+  std::vector<int64_t> calls(Plan::kKinds, 0);
   for (const auto& group : groups_) group->AddStats(&stats, &calls);
-  for (int i = 0; i < kNumCollectives; ++i) {
-    if (calls[i] > 0) stats.calls.emplace_back(kCollectives[i].name, calls[i]);
+  for (int i = 0; i < Plan::kKinds; ++i) {
+    if (calls[i] > 0) stats.calls.emplace_back(KindName(Plan::Kind(i)), calls[i]);
   }
   return stats;
 }

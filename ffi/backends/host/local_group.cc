@@ -8,7 +8,6 @@
 #include "ffi/backends/host/local_wait.h"
 #include "ffi/flight/flight_dump.h"
 #include "ffi/os/cores.h"
-#include "ffi/planners/collectives.h"
 
 namespace jaxcomm {
 
@@ -32,7 +31,7 @@ LocalGroup::LocalGroup(const HostContext& context, GroupMembers members)
                  Complete(std::move(round), rank, std::move(status));
                }),
       timeout_(context.spec, members_, rounds_),
-      calls_(kNumCollectives, 0) {}
+      calls_(Plan::kKinds, 0) {}
 
 ffi::Future LocalGroup::Execute(int rank, const Call& call) {
   const FlightRecorder::Ticket ticket =
@@ -57,7 +56,7 @@ ffi::Future LocalGroup::Execute(int rank, const Call& call) {
       WaitBriefly(rank, round, &mine);
     } else {
       complete = rounds_.Close(round);
-      ++calls_[call.site->collective_index()];
+      ++calls_[static_cast<int>(call.site->kind())];
       helpers = round->in_handlers;
     }
   }
@@ -191,7 +190,7 @@ void LocalGroup::MovePairs(int rank, const Call& call, LocalRound* round,
     Fail(round, {closed_, {}}, &others);
     waits = false;
   } else if (round->unfinished == 0) {
-    ++calls_[call.site->collective_index()];
+    ++calls_[static_cast<int>(call.site->kind())];
     Recycle(rounds_.Close(round));
   }
   Continue(std::move(others), call.site->stalls());
@@ -360,7 +359,7 @@ void LocalGroup::AddStats(CommunicatorStats* stats, std::vector<int64_t>* calls)
   stats->host_bytes += static_cast<int64_t>(
       sizeof(*this) + rounds * (sizeof(LocalRound) +
                                 members_.devices.size() * sizeof(LocalParticipant)));
-  for (int i = 0; i < kNumCollectives; ++i) {
+  for (int i = 0; i < Plan::kKinds; ++i) {
     (*calls)[i] = std::max((*calls)[i], calls_[i]);
   }
 }

@@ -64,11 +64,6 @@ Status BorrowedCommunicator::Prepare() {
   return OkStatus();
 }
 
-xla::ffi::Future BorrowedCommunicator::Execute(const Call& call) {
-  return FailedFuture(FailedPrecondition(call.site->description(),
-                                         ": XLA lends communicators of GPUs only"));
-}
-
 Status BorrowedCommunicator::Settle(nccl::Result result, nccl::Comm comm,
                                     const char* what) {
   if (result != nccl::kInProgress) return library_.Check(result, what, comm);
@@ -91,7 +86,7 @@ Status BorrowedCommunicator::Run(const Call& call, Rank& rank, void* stream) {
   if (comm == nullptr && rank.size > 1) {
     return Status(ErrorCode::kInternal, "XLA lent no communicator for this operation");
   }
-  if (call.site->attributes().collective == "barrier" && rank.size > 1) {
+  if (call.site->kind() == Plan::Kind::kBarrier && rank.size > 1) {
     return Barrier(call, rank, stream);
   }
   const Steps* steps = nullptr;

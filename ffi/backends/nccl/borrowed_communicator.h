@@ -26,12 +26,7 @@ class BorrowedCommunicator final : public Communicator, public Watched {
     int ordinal = 0;
   };
 
-  // What XLA is to be asked for: places of a program's devices, group by group, and a
-  // number that tells its communicators of the same devices apart.
-  struct Wanted {
-    std::vector<std::vector<int64_t>> groups;
-    int64_t communication_id = 0;
-  };
+  using Wanted = WantedCommunicator;
 
   BorrowedCommunicator(CommunicatorSpec spec, const NcclLibrary& library,
                        const std::vector<Device>& devices, Wanted wanted,
@@ -41,9 +36,8 @@ class BorrowedCommunicator final : public Communicator, public Watched {
   // Makes what it needs of the devices. Someone is to Watch() it.
   Status Prepare();
 
-  const Wanted& wanted() const { return wanted_; }
+  const Wanted* wanted() const override { return &wanted_; }
 
-  xla::ffi::Future Execute(const Call& call) override;
   // `call.borrowed` is XLA's.
   Status Enqueue(const Call& call, void* stream) override;
   void Abort(const Status& reason) override;

@@ -8,7 +8,6 @@
 
 #include "ffi/core/call_site.h"
 #include "ffi/core/communicator.h"
-#include "ffi/planners/collectives.h"
 
 namespace jaxcomm {
 
@@ -18,7 +17,7 @@ class alignas(64) CallCounts {
   enum class Kind { kOrdinary, kSymmetric, kCopied, kOneShot };
 
   void Add(const CallSite& site, Kind kind = Kind::kOrdinary) {
-    Increase(calls_[site.collective_index()], 1);
+    Increase(calls_[static_cast<int>(site.kind())], 1);
     Increase(bytes_, site.operand_bytes());
     if (kind == Kind::kSymmetric) Increase(symmetric_, 1);
     if (kind == Kind::kCopied) Increase(copied_, 1);
@@ -32,9 +31,9 @@ class alignas(64) CallCounts {
     stats->symmetric_calls = symmetric_.load(std::memory_order_relaxed);
     stats->copied_calls = copied_.load(std::memory_order_relaxed);
     stats->one_shot_calls = one_shot_.load(std::memory_order_relaxed);
-    for (int i = 0; i < kNumCollectives; ++i) {
+    for (int i = 0; i < Plan::kKinds; ++i) {
       const int64_t count = calls_[i].load(std::memory_order_relaxed);
-      if (count > 0) stats->calls.emplace_back(kCollectives[i].name, count);
+      if (count > 0) stats->calls.emplace_back(KindName(Plan::Kind(i)), count);
     }
   }
 
@@ -44,7 +43,7 @@ class alignas(64) CallCounts {
   }
 
   std::atomic<int64_t> bytes_{0};
-  std::atomic<int64_t> calls_[kNumCollectives] = {};
+  std::atomic<int64_t> calls_[Plan::kKinds] = {};
   std::atomic<int64_t> symmetric_{0};
   std::atomic<int64_t> copied_{0};
   std::atomic<int64_t> one_shot_{0};

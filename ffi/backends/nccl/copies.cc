@@ -18,7 +18,7 @@ std::shared_ptr<const PeerPlan> NcclCommunicator::CopiesFor(const Call& call,
   auto plan = FindPeerPlan(*call.site, number_, rank.size);
   if (plan->parts.empty()) return nullptr;
   // NCCL has kernels of its own for symmetric memory, but none that sends along pairs.
-  if (call.site->attributes().collective == "permute") return plan;
+  if (call.site->kind() == Plan::Kind::kPermute) return plan;
   std::lock_guard<std::timed_mutex> lock(rank.launching);
   return IsSymmetric(call, rank) ? nullptr : plan;
 }

@@ -95,7 +95,7 @@ Status NcclCommunicator::Launch(const Call& call, Rank& rank, cuda::Stream strea
       return one_shot_->Launch(*steps, call, rank.place, stream);
     }
     if (IsSymmetric(call, rank)) kind = CallCounts::Kind::kSymmetric;
-    const bool is_barrier = call.site->attributes().collective == "barrier";
+    const bool is_barrier = call.site->kind() == Plan::Kind::kBarrier;
     return is_barrier && rank.size > 1 ? Barrier(rank, stream)
                                        : Run(*steps, call, rank, stream);
   });

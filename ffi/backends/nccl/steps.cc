@@ -140,7 +140,7 @@ class Maker {
         if (!Has(Natives::kOf228)) return false;
         AddGrouped(Kind::kScatter, part, plan_.root);
         return true;
-      case Plan::Kind::kNothing:
+      case Plan::Kind::kBarrier:
       case Plan::Kind::kPermute:
       case Plan::Kind::kRaggedAllToAll:
       case Plan::Kind::kScan:

@@ -16,9 +16,11 @@ from jaxcomm.attention.schedules.block import Blocks
 from jaxcomm.attention.schedules.registry import get_schedule
 from jaxcomm.attention.schedules.schedule import Schedule
 from jaxcomm.collectives.permute import ring_shift
-from jaxcomm.collectives.pvary import pvary, varying_axes
-from jaxcomm.collectives.split_phase import ring_shift_done, ring_shift_start
+from jaxcomm.collectives.split_phase import ring_shift_start
+from jaxcomm.compat import varying_axes
 from jaxcomm.primitives import arguments as _arguments
+from jaxcomm.primitives.call import Call
+from jaxcomm.primitives.pvary import vary
 
 # Whether hops travel while their predecessors are computed. Tests compare.
 _OVERLAPS = True
@@ -139,15 +141,14 @@ def ring_attention(
         visibility=visibility,
         size=size,
     )
-    if lane is not None:
-        _arguments.check_lane(lane, "ring_attention: lane")
+    call = _arguments.call_of("ring_attention", axis_name, lane=lane, backend=backend)
     unrolls = size <= _UNROLLED_RANKS and cudnn_support.is_for_gpus(blocks)
     ring = _Ring(
         axis_name=axis_name,
         size=size,
         schedule=dealer,
-        lane=lane,
-        backend=backend,
+        lane=call.lane,
+        backend=call.backend,
         overlaps=_OVERLAPS,
         unrolls=unrolls,
         parts=cudnn_support.parts_of_queries(blocks, queries, keys) if unrolls else 1,
@@ -177,7 +178,10 @@ def _vary_alike(arrays, ring):
     if not ring_axes:
         return arrays
     axes = ring_axes.union(*map(varying_axes, arrays))
-    return pvary(arrays, tuple(sorted(axes)), lane=ring.lane, backend=ring.backend)
+    call = Call(
+        "ring_attention", tuple(sorted(axes)), lane=ring.lane, backend=ring.backend
+    )
+    return vary(arrays, call)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -230,7 +234,7 @@ class _Ring:
         """Return what was begun to be sent here, once ``after`` is computed."""
         if not self.overlaps:
             return arriving
-        return ring_shift_done(arriving, after=after)
+        return arriving.done(after=after)
 
     def positions(self, hop, query, key):
         """Return the positions of the query and of the keys held at ``hop``."""

@@ -1,14 +1,14 @@
-"""What every backend offers: its communicators, and how calls over them are lowered."""
+"""What every backend offers."""
 
 import abc
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from jaxcomm import _ffi
-from jaxcomm.communicator import rendezvous
+from jaxcomm.communicator.neighbors import Neighbors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     import jax
 
@@ -30,12 +30,12 @@ class Choice:
 
     backend: "Backend"
     transport: str
-    neighbors: rendezvous.Neighbors | None = None
+    neighbors: Neighbors | None = None
     processes: tuple[tuple[int, ...], ...] = ()
 
 
 class Backend(abc.ABC):
-    """Makes communicators, ends them, and says how calls over them are lowered.
+    """Makes communicators and ends them.
 
     Attributes:
       name: as users write it.
@@ -97,21 +97,3 @@ class Backend(abc.ABC):
         Those that :meth:`jaxcomm.Communicator.stats` tells are not among them.
         """
         return {}
-
-    def variant(self, member: "Communicator") -> str:
-        """Returns what the names of its custom calls end in, as ``".borrowed"``."""
-        return ""
-
-    def instead(self, collective, avals, size: int, **own) -> "Callable | None":
-        """Returns what stands in for a collective that it does not have.
-
-        Args:
-          collective: which.
-          avals: of its operands on one rank.
-          size: ranks of a group.
-          **own: the collective's own parameters.
-
-        Returns:
-          A ``function(bind, *xs) -> outs``, None if the collective is called as it is.
-        """
-        return None

@@ -5,7 +5,7 @@ from typing import Any
 import jax
 
 from jaxcomm import _ffi
-from jaxcomm.communicator import cpu_threads, rendezvous
+from jaxcomm.communicator import cpu_threads, neighbors
 from jaxcomm.communicator.backends.backend import Backend, Choice
 
 
@@ -30,17 +30,17 @@ class HostBackend(Backend):
         if all(len(processes) == 1 for processes in spans):
             return Choice(self, "memory")
         everyone = tuple(sorted(set(process_of.values())))
-        neighbors = rendezvous.neighbors(everyone, jax.process_index())
-        refusals = [neighbors.refusal(processes) for processes in spans]
+        found = neighbors.find(everyone, jax.process_index())
+        refusals = [found.refusal(processes) for processes in spans]
         refusal = next((text for text in refusals if text), None)
         if refusal is not None:
             return refusal
-        index = {process: i for i, process in enumerate(neighbors.members)}
+        index = {process: i for i, process in enumerate(found.members)}
         processes = tuple(
             tuple(index.get(process_of[device], -1) for device in group)
             for group in part.groups
         )
-        return Choice(self, "shared memory", neighbors, processes)
+        return Choice(self, "shared memory", found, processes)
 
     def make(self, member, mesh, part, choice, live) -> dict[str, int]:
         """Makes it in the extension; in the memory its processes share, if several."""
@@ -81,7 +81,3 @@ class HostBackend(Backend):
                 for other in live
             ),
         }
-
-    def instead(self, collective, avals, size, **own):
-        """Means become sums: the division is XLA's."""
-        return collective.without_mean(size, **own)

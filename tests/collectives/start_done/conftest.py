@@ -7,15 +7,15 @@ import pytest
 import jaxcomm
 
 
-def between(start, done):
-    """Returns the two halves with a computation between them, as one function."""
+def between(start):
+    """Returns start and done with a computation between them, as one function."""
 
     def call(x, *args, after=True, **options):
         handle = start(x, *args, **options)
         meanwhile = jax.tree.map(
             lambda leaf: jnp.sin(leaf) if leaf.dtype == jnp.float32 else leaf == leaf, x
         )
-        return done(handle, after=meanwhile if after else None)
+        return handle.done(after=meanwhile if after else None)
 
     return call
 
@@ -23,17 +23,11 @@ def between(start, done):
 class ByHalves:
     """The names of jax.lax, each as a start and a done."""
 
-    ppermute = staticmethod(between(jaxcomm.ppermute_start, jaxcomm.ppermute_done))
-    psum = staticmethod(between(jaxcomm.psum_start, jaxcomm.psum_done))
-    all_gather = staticmethod(
-        between(jaxcomm.all_gather_start, jaxcomm.all_gather_done)
-    )
-    psum_scatter = staticmethod(
-        between(jaxcomm.psum_scatter_start, jaxcomm.psum_scatter_done)
-    )
-    all_to_all = staticmethod(
-        between(jaxcomm.all_to_all_start, jaxcomm.all_to_all_done)
-    )
+    ppermute = staticmethod(between(jaxcomm.ppermute_start))
+    psum = staticmethod(between(jaxcomm.psum_start))
+    all_gather = staticmethod(between(jaxcomm.all_gather_start))
+    psum_scatter = staticmethod(between(jaxcomm.psum_scatter_start))
+    all_to_all = staticmethod(between(jaxcomm.all_to_all_start))
 
 
 @pytest.fixture(scope="session")

@@ -38,7 +38,7 @@ def test_unused_results_take_both_halves_with_them(compiled):
     def call(x):
         handle = _start(x)
         y = x * 2
-        jaxcomm.ppermute_done(handle, after=y)
+        handle.done(after=y)
         return y
 
     assert _targets(compiled(call, jnp.arange(4.0)).as_text()) == []
@@ -48,7 +48,7 @@ def test_used_results_keep_both_halves(compiled):
     def call(x):
         handle = jaxcomm.ppermute_start((x, x + 1), "i", RING)
         y = jnp.sin(x)
-        return jaxcomm.ppermute_done(handle, after=y)[1]
+        return handle.done(after=y)[1]
 
     text = compiled(call, jnp.arange(4.0)).as_text()
     assert _targets(text) == ["jaxcomm.permute.start", "jaxcomm.done"]
@@ -58,10 +58,10 @@ def test_equal_starts_stay_two(compiled):
     def call(x, y):
         first = _start(x)
         y = jnp.sin(y) @ y.T
-        moved = jaxcomm.ppermute_done(first, after=y)
+        moved = first.done(after=y)
         second = _start(x)
         y = jnp.cos(y) @ y.T
-        return moved + jaxcomm.ppermute_done(second, after=y) + y.sum()
+        return moved + second.done(after=y) + y.sum()
 
     program = compiled(call, jnp.arange(8.0), jnp.ones((16, 4)))
     pair = ["jaxcomm.permute.start", "jaxcomm.done"]
@@ -73,7 +73,7 @@ def test_a_start_of_what_a_loop_does_not_change_stays_in_it(compiled):
         def step(_, y):
             handle = _start(x)
             y = jnp.sin(y) @ y.T
-            return y + jaxcomm.ppermute_done(handle, after=y).sum()
+            return y + handle.done(after=y).sum()
 
         return jax.lax.fori_loop(0, 3, step, y)
 
@@ -89,7 +89,7 @@ def test_done_takes_operands_and_results_without_a_copy(compiled, in_a_loop):
     def step(x):
         handle = _start(x)
         y = jnp.sin(x) @ x.T
-        return jaxcomm.ppermute_done(handle, after=y) + y.sum()
+        return handle.done(after=y) + y.sum()
 
     def call(x):
         x = x @ x.T
@@ -119,7 +119,7 @@ def test_memory_is_that_of_operand_and_result(compiled):
         return compiled(call, jnp.ones(4 * count)).memory_analysis()
 
     whole = program(lambda x: jaxcomm.ppermute(x, "i", RING), lambda x, _: x)
-    halves = program(_start, lambda h, after: jaxcomm.ppermute_done(h, after=after))
+    halves = program(_start, lambda h, after: h.done(after=after))
     slack = 1024  # scalars and their alignment
     assert halves.temp_size_in_bytes <= whole.temp_size_in_bytes + 4 * count + slack
 
@@ -128,7 +128,7 @@ def test_nothing_is_held_when_the_program_is_over(mesh):
     def call(x):
         handle = _start(x)
         seen.append(weakref.ref(handle))
-        return jaxcomm.ppermute_done(handle, after=jnp.sin(x))
+        return handle.done(after=jnp.sin(x))
 
     seen: list = []
     program = jax.jit(

@@ -17,7 +17,7 @@ def test_xla_drops_no_done_whose_results_it_finds_unused(mesh, as_users_compile)
     def call(x):
         handle = jaxcomm.ppermute_start(x, "i", RING)
         y = jnp.sin(x) @ x.T
-        moved = jaxcomm.ppermute_done(handle, after=y)
+        moved = handle.done(after=y)
         # JAX does not see that nothing is left of it; XLA does.
         return y.sum() + jax.lax.select(jnp.zeros(moved.shape, bool), moved, x)
 
@@ -46,7 +46,7 @@ def test_halves_under_two_orders_of_devices(make_mesh):
     def program(x):
         def local(x):
             handle = jaxcomm.ring_shift_start(x, "i")
-            return jaxcomm.ring_shift_done(handle, after=x * 2)
+            return handle.done(after=x * 2)
 
         return jax.shard_map(local, in_specs=jax.P("i"), out_specs=jax.P("i"))(x)
 

@@ -80,8 +80,8 @@ def test_eager_calls_and_lanes_and_ring_shift(stacked, identical, values, mesh):
     def program(x):
         near = jaxcomm.ring_shift_start(x, "i", lane="near")
         far = jaxcomm.ring_shift_start(x, "i", 2, lane="far")
-        far = jaxcomm.ring_shift_done(far)
-        return jaxcomm.ring_shift_done(near, after=far), far
+        far = far.done()
+        return near.done(after=far), far
 
     for jit in (True, False):
         found = stacked(mesh, program, x, jit=jit)
@@ -119,8 +119,8 @@ def test_a_chain_of_pairs_in_a_scan(stacked, identical, values, mesh):
             total = jaxcomm.psum_start(carry, "i")
             here = carry * k
             return (
-                jaxcomm.ppermute_done(handle, after=here) + here,
-                jaxcomm.psum_done(total, after=here),
+                handle.done(after=here) + here,
+                total.done(after=here),
             )
 
         return jax.lax.scan(step, x, jnp.arange(5))
@@ -179,6 +179,6 @@ def test_after_takes_any_arrays(stacked, identical, values, mesh):
             "numpy": np.ones(2),
             "none": None,
         }
-        return jaxcomm.ppermute_done(handle, after=after)
+        return handle.done(after=after)
 
     identical(stacked(mesh, program, x), np.roll(x, 1, 0))

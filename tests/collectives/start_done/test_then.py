@@ -12,7 +12,7 @@ def by_halves(x):
     arriving = jaxcomm.ring_shift_start(x, "i")
     x, twice = arriving.then((x, x * 2))
     y = jnp.sin(x) * twice
-    return jaxcomm.ring_shift_done(arriving, after=y) + y
+    return arriving.done(after=y) + y
 
 
 def whole(x):
@@ -57,13 +57,13 @@ def test_the_start_comes_first_in_the_program(mesh_of):
 
 def sum_by_halves(x):
     arriving = jaxcomm.psum_start(x, "i")
-    return jaxcomm.psum_done(arriving, after=jnp.tanh(arriving.then(x)))
+    return arriving.done(after=jnp.tanh(arriving.then(x)))
 
 
 def gather_by_halves(x):
     arriving = jaxcomm.all_gather_start(x, "i", tiled=True, to="invarying")
     y = jnp.tanh(arriving.then(x))
-    return jaxcomm.all_gather_done(arriving, after=y).sum(keepdims=True)
+    return arriving.done(after=y).sum(keepdims=True)
 
 
 @pytest.mark.parametrize("function", [sum_by_halves, gather_by_halves])
@@ -90,7 +90,7 @@ def test_what_is_replicated_comes_back_so(mesh_of):
     def function(x, scale):
         arriving = jaxcomm.psum_start(x, "i")
         scale = arriving.then(scale)
-        return jaxcomm.psum_done(arriving), scale * 2
+        return arriving.done(), scale * 2
 
     program = jax.jit(
         jax.shard_map(
@@ -107,7 +107,7 @@ def test_what_is_replicated_comes_back_so(mesh_of):
 def test_a_finished_handle_is_refused(mesh_of):
     def late(x):
         arriving = jaxcomm.ring_shift_start(x, "i")
-        y = jaxcomm.ring_shift_done(arriving)
+        y = arriving.done()
         return arriving.then(y)
 
     mesh = mesh_of((4,), ("i",))

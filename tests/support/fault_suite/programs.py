@@ -78,7 +78,7 @@ def _ppermute(x, lane):
 
 
 def _pair(x, lane):
-    return jaxcomm.psum_done(jaxcomm.psum_start(x, AXIS, lane=lane))
+    return jaxcomm.psum_start(x, AXIS, lane=lane).done()
 
 
 def _weights(module):

@@ -66,22 +66,6 @@ class NcclBackend(Backend):
             "shared": member.borrows or _shares(member),
         }
 
-    def variant(self, member) -> str:
-        """Borrowed ones have handlers of their own, and those that XLA may record."""
-        if member.borrows:
-            return ".borrowed"
-        assert member.policy is not None  # it takes one
-        # A stand-in serves the CPU, where XLA records nothing.
-        is_recorded = member.policy.command_buffers and member.platform != "cpu"
-        return ".capturable" if is_recorded else ""
-
-    def instead(self, collective, avals, size, **own):
-        """Has what NCCL lacks done around it by XLA."""
-        # Not above: it needs the collectives, whose lowering needs the backends.
-        from jaxcomm.primitives import nccl_rewrites
-
-        return nccl_rewrites.instead(collective, avals, size, **own)
-
 
 def _shares(member):
     return member.policy.shares(member.lane == DEFAULT_LANE)

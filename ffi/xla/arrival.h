@@ -1,16 +1,19 @@
-// The operands and results of one custom call, as XLA hands them over.
-#ifndef JAXCOMM_FFI_XLA_BUFFERS_H_
-#define JAXCOMM_FFI_XLA_BUFFERS_H_
+// What every handler does first: check, and find.
+#ifndef JAXCOMM_FFI_XLA_ARRIVAL_H_
+#define JAXCOMM_FFI_XLA_ARRIVAL_H_
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <utility>
 #include <vector>
 
 #include "ffi/base/status.h"
 #include "ffi/core/call_site.h"
+#include "ffi/core/communicator.h"
 #include "ffi/core/dtype.h"
 #include "ffi/core/plan.h"
+#include "ffi/core/registry.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace jaxcomm {
@@ -41,17 +44,34 @@ class Pointers {
   Pointer* data_;
 };
 
-// The buffers of one call.
-class Buffers {
+// One rank's arrival at a call site: its buffers are read and its communicator is
+// found.
+class Arrival {
  public:
-  Buffers(const xla::ffi::RemainingArgs& operands,
+  Arrival(CallSite* site, int64_t run_id, int64_t device_id,
+          const xla::ffi::RemainingArgs& operands,
           const xla::ffi::RemainingRets& results)
-      : operands_(operands.size()), results_(results.size()) {}
+      : operands_(operands.size()), results_(results.size()) {
+    call.site = site;
+    call.run_id = run_id;
+    call.device_id = device_id;
+    status = Read(operands, results);
+    if (status.success()) status = Registry::Get().Find(*site, run_id, &communicator);
+    call.tag = site->serial();
+    call.shared_tag = site->shared_tag();
+    call.operands = operands_.data();
+    call.results = results_.data();
+  }
 
-  // Takes them down, and fixes the shapes of the call site at its first call.
-  Status Read(CallSite* site, const xla::ffi::RemainingArgs& operands,
+  Status status;  // why the rank cannot take part
+  std::shared_ptr<Communicator> communicator;
+  Call call;
+
+ private:
+  // Fixes the shapes of the call site at its first call.
+  Status Read(const xla::ffi::RemainingArgs& operands,
               const xla::ffi::RemainingRets& results) {
-    const bool first = !site->has_shapes();
+    const bool first = !call.site->has_shapes();
     std::vector<Leaf> operand_leaves, result_leaves;
     for (size_t i = 0; i < operands.size(); ++i) {
       auto buffer = operands.get<xla::ffi::AnyBuffer>(i);
@@ -65,18 +85,16 @@ class Buffers {
       results_[i] = (*buffer)->untyped_data();
       if (first) result_leaves.push_back(LeafOf(**buffer));
     }
-    if (first) site->SetShapes(std::move(operand_leaves), std::move(result_leaves));
+    if (first) {
+      call.site->SetShapes(std::move(operand_leaves), std::move(result_leaves));
+    }
     return OkStatus();
   }
 
-  const void* const* operands() { return operands_.data(); }
-  void* const* results() { return results_.data(); }
-
- private:
   Pointers<const void*> operands_;
   Pointers<void*> results_;
 };
 
 }  // namespace jaxcomm
 
-#endif  // JAXCOMM_FFI_XLA_BUFFERS_H_
+#endif  // JAXCOMM_FFI_XLA_ARRIVAL_H_

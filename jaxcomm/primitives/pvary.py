@@ -1,0 +1,74 @@
+"""Typing values as varying, or as reduced, over mesh axes, without moving anything.
+
+The transpose is our own sum: see ``collectives/transposes.py``.
+"""
+
+from collections.abc import Sequence
+
+import jax
+import jax.extend
+from jax.interpreters import ad, batching
+
+from jaxcomm import compat
+from jaxcomm.primitives.call import Call
+
+
+def vary(xs: Sequence, call: Call) -> list:
+    """Type arrays as ``call.given`` wants them over ``call.axes``.
+
+    Arrays that vary over an axis already stay as they are. So do all arrays outside of
+    ``jax.shard_map(..., check_vma=True)``, where values have no such type.
+    """
+    xs = list(xs)
+    if call.given != "varying" or not compat.checks_varying_axes():
+        return xs
+    manual = jax.sharding.get_abstract_mesh().manual_axes
+    missing: dict[tuple[str, ...], list[int]] = {}
+    for i, x in enumerate(xs):
+        varying = compat.varying_axes(x)
+        lacks = tuple(a for a in call.axes if a in manual and a not in varying)
+        if lacks:
+            missing.setdefault(lacks, []).append(i)
+    for lacks, indices in missing.items():
+        outs = cast([xs[i] for i in indices], call.plain("pcast").replace(axes=lacks))
+        for i, out in zip(indices, outs, strict=True):
+            xs[i] = out
+    return xs
+
+
+def cast(xs: Sequence, call: Call) -> list:
+    """Type equal arrays as ``call.to``, ``"varying"`` or ``"reduced"``."""
+    return pvary_p.bind(*xs, call=call)
+
+
+def _abstract_eval(*avals, call: Call):
+    axes = frozenset(call.axes)
+    if call.to == "reduced":
+        return [
+            compat.with_manual_axes(aval, reduced=aval.mat.reduced | axes)
+            for aval in avals
+        ]
+    return [
+        compat.with_manual_axes(aval, varying=aval.mat.varying | axes) for aval in avals
+    ]
+
+
+def _jvp(primals, tangents, *, call: Call):
+    outs = pvary_p.bind(*primals, call=call)
+    if all(map(compat.is_zero_tangent, tangents)):
+        return outs, [compat.zero_tangent(out) for out in outs]
+    tangents = [ad.instantiate_zeros(t) for t in tangents]
+    return outs, pvary_p.bind(*tangents, call=call)
+
+
+def _batch(axis_data, operands, dims, *, call: Call):
+    return pvary_p.bind(*operands, call=call), dims
+
+
+pvary_p = jax.extend.core.Primitive("jaxcomm_pvary")
+pvary_p.multiple_results = True
+pvary_p.def_impl(lambda *operands, **_: list(operands))
+pvary_p.def_abstract_eval(_abstract_eval)
+ad.primitive_jvps[pvary_p] = _jvp
+batching.fancy_primitive_batchers[pvary_p] = _batch
+compat.register_lowering(pvary_p, lambda ctx, *operands, **_: list(operands))
