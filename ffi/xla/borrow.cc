@@ -4,8 +4,8 @@
 
 #include <memory>
 
-#include "ffi/backends/nccl/borrowed_communicator.h"
 #include "ffi/core/call_site.h"
+#include "ffi/core/communicator.h"
 #include "ffi/core/registry.h"
 #include "ffi/xla/buffers.h"
 #include "xla/ffi/api/ffi.h"
@@ -25,17 +25,18 @@ struct Collectives : ffi::internal::CollectivesExtensionBase<XlaCommunicators> {
   static bool Support(int32_t major, int32_t) { return major == 0; }
 };
 
-Status Find(CallSite* site, std::shared_ptr<BorrowedCommunicator>* communicator) {
-  *communicator = std::dynamic_pointer_cast<BorrowedCommunicator>(
-      Registry::Get().Find(site->attributes().key));
-  return *communicator == nullptr ? Registry::Get().MissingError(*site) : OkStatus();
+Status Find(CallSite* site, std::shared_ptr<Communicator>* communicator) {
+  *communicator = Registry::Get().Find(site->attributes().key);
+  const bool borrows =
+      *communicator != nullptr && (*communicator)->borrowed() != nullptr;
+  return borrows ? OkStatus() : Registry::Get().MissingError(*site);
 }
 
 Status Prepare(CallSite* site, XlaCommunicators collectives, ffi::RemainingArgs,
                ffi::RemainingRets) {
-  std::shared_ptr<BorrowedCommunicator> communicator;
+  std::shared_ptr<Communicator> communicator;
   RETURN_IF_ERROR(Find(site, &communicator));
-  const auto& wanted = communicator->wanted();
+  const Borrowed& wanted = *communicator->borrowed();
   return collectives.RequestCommunicator(ffi::GroupMode::kFlattenedId, wanted.groups,
                                          wanted.communication_id);
 }
@@ -45,9 +46,9 @@ Status Enqueue(void* stream, CallSite* site, XlaCommunicators collectives,
                ffi::RemainingRets results) {
   Buffers buffers(operands, results);
   RETURN_IF_ERROR(buffers.Read(site, operands, results));
-  std::shared_ptr<BorrowedCommunicator> communicator;
+  std::shared_ptr<Communicator> communicator;
   RETURN_IF_ERROR(Find(site, &communicator));
-  const auto& wanted = communicator->wanted();
+  const Borrowed& wanted = *communicator->borrowed();
   auto lent = collectives.GetCommunicator(ffi::GroupMode::kFlattenedId, wanted.groups,
                                           wanted.communication_id);
   if (!lent) return lent.error();

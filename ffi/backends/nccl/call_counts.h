@@ -8,7 +8,6 @@
 
 #include "ffi/core/call_site.h"
 #include "ffi/core/communicator.h"
-#include "ffi/planners/collectives.h"
 
 namespace jaxcomm {
 
@@ -17,8 +16,16 @@ class alignas(64) CallCounts {
  public:
   enum class Kind { kOrdinary, kSymmetric, kCopied, kOneShot };
 
-  void Add(const CallSite& site, Kind kind = Kind::kOrdinary) {
-    Increase(calls_[site.collective_index()], 1);
+  ~CallCounts() {
+    for (Collective& each : collectives_) delete each.name.load();
+  }
+
+  void Add(const CallSite& site, Kind kind) {
+    Collective& collective = collectives_[site.collective_index() % kMostCollectives];
+    if (collective.name.load(std::memory_order_acquire) == nullptr) {
+      Name(collective, site.attributes().collective);
+    }
+    Increase(collective.calls, 1);
     Increase(bytes_, site.operand_bytes());
     if (kind == Kind::kSymmetric) Increase(symmetric_, 1);
     if (kind == Kind::kCopied) Increase(copied_, 1);
@@ -27,24 +34,36 @@ class alignas(64) CallCounts {
 
   int64_t bytes() const { return bytes_.load(std::memory_order_relaxed); }
 
-  // All but the bytes, which are of all ranks.
-  void Tell(CommunicatorStats* stats) const {
+  // Adds all but the bytes to the stats of a communicator.
+  void AddTo(CommunicatorStats* stats) const {
     stats->symmetric_calls = symmetric_.load(std::memory_order_relaxed);
     stats->copied_calls = copied_.load(std::memory_order_relaxed);
     stats->one_shot_calls = one_shot_.load(std::memory_order_relaxed);
-    for (int i = 0; i < kNumCollectives; ++i) {
-      const int64_t count = calls_[i].load(std::memory_order_relaxed);
-      if (count > 0) stats->calls.emplace_back(kCollectives[i].name, count);
+    for (const Collective& each : collectives_) {
+      const int64_t calls = each.calls.load(std::memory_order_relaxed);
+      if (calls > 0) stats->calls.emplace_back(*each.name.load(), calls);
     }
   }
 
  private:
+  static constexpr int kMostCollectives = 32;
+
+  struct Collective {
+    std::atomic<const std::string*> name{nullptr};  // set at its first call
+    std::atomic<int64_t> calls{0};
+  };
+
   static void Increase(std::atomic<int64_t>& count, int64_t by) {
     count.fetch_add(by, std::memory_order_relaxed);
   }
+  static void Name(Collective& collective, const std::string& name) {
+    const auto* const made = new std::string(name);
+    const std::string* none = nullptr;
+    if (!collective.name.compare_exchange_strong(none, made)) delete made;
+  }
 
   std::atomic<int64_t> bytes_{0};
-  std::atomic<int64_t> calls_[kNumCollectives] = {};
+  Collective collectives_[kMostCollectives];
   std::atomic<int64_t> symmetric_{0};
   std::atomic<int64_t> copied_{0};
   std::atomic<int64_t> one_shot_{0};
