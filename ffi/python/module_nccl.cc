@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "ffi/backends/nccl/borrowed_communicator.h"
+#include "ffi/backends/nccl/circumstances.h"
 #include "ffi/backends/nccl/nccl_communicator.h"
 #include "ffi/backends/nccl/symmetric_memory.h"
 #include "ffi/backends/nccl/world.h"
@@ -218,12 +219,11 @@ void BorrowNccl(int64_t key, std::string axes, std::string lane, std::string pla
   std::vector<BorrowedCommunicator::Device> local;
   for (const auto& [id, ordinal] : devices) local.push_back({id, ordinal});
   auto made = std::make_shared<BorrowedCommunicator>(
-      std::move(spec), Nccl(), local,
-      BorrowedCommunicator::Wanted{std::move(places), communication_id},
+      std::move(spec), Nccl(), local, Borrowed{std::move(places), communication_id},
       ParseOnFailure(on_failure));
   ThrowIfFailed(made->Prepare());
-  ThrowIfFailed(Watch(made));
   ThrowIfFailed(Registry::Get().Add(made));
+  ThrowIfFailed(made->BeWatched());
 }
 
 std::shared_ptr<NcclCommunicator> FindNccl(int64_t key) {

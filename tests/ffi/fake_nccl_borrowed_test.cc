@@ -26,7 +26,7 @@ std::shared_ptr<BorrowedCommunicator> Make(double timeout_seconds,
   auto made = std::make_shared<BorrowedCommunicator>(
       Spec({{100, 101}}, timeout_seconds), library,
       std::vector<BorrowedCommunicator::Device>{{100, 0}, {101, 1}},
-      BorrowedCommunicator::Wanted{{{0, 1}}, 0}, on_failure);
+      Borrowed{{{0, 1}}, 0}, on_failure);
   CHECK_TRUE(made->Prepare().success());
   return made;
 }

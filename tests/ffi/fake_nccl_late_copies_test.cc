@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "ffi/backends/nccl/nccl_communicator.h"
-#include "ffi/backends/nccl/run_steps.h"
+#include "ffi/backends/nccl/recipe.h"
 #include "tests/ffi/check.h"
 #include "tests/ffi/copies.h"
 #include "tests/ffi/fake_library.h"

@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "ffi/backends/nccl/run_steps.h"
+#include "ffi/backends/nccl/recipe.h"
 #include "ffi/backends/nccl/steps.h"
 #include "ffi/core/plan.h"
 #include "tests/ffi/check.h"
@@ -308,10 +308,10 @@ TEST(a_plan_that_reads_operands_is_refused_by_name) {
                        {FloatLeaf(9), FloatLeaf(9), index, index, index, index},
                        {FloatLeaf(9)});
   const NcclLibrary library{};
-  const Steps* steps = nullptr;
+  const Recipe* recipe = nullptr;
   for (int call = 0; call < 2; ++call) {
-    const Status status = FindSteps(library, *site, 1, kSize, 0, &steps);
-    CHECK_TRUE(steps == nullptr);
+    const Status status = FindRecipe(library, *site, {1, kSize, 0}, &recipe);
+    CHECK_TRUE(recipe == nullptr);
     CHECK_TRUE(status.errc() == ErrorCode::kInvalidArgument);
     CHECK_CONTAINS(status.message(), "ragged_all_to_all(float32[9], ");
     CHECK_CONTAINS(status.message(), "depends on the values of its operands");
@@ -322,11 +322,11 @@ TEST(a_plan_that_reads_operands_is_refused_by_name) {
 TEST(steps_are_made_once_for_each_rank_of_each_communicator) {
   auto site = MakeSite("broadcast", {1}, {FloatLeaf(2)}, {FloatLeaf(2)});
   const NcclLibrary library{};
-  const Steps *first = nullptr, *again = nullptr, *other = nullptr, *newer = nullptr;
-  CHECK_TRUE(FindSteps(library, *site, 1, kSize, 0, &first).success());
-  CHECK_TRUE(FindSteps(library, *site, 1, kSize, 1, &other).success());
-  CHECK_TRUE(FindSteps(library, *site, 2, kSize, 0, &newer).success());
-  CHECK_TRUE(FindSteps(library, *site, 1, kSize, 0, &again).success());
+  const Recipe *first = nullptr, *again = nullptr, *other = nullptr, *newer = nullptr;
+  CHECK_TRUE(FindRecipe(library, *site, {1, kSize, 0}, &first).success());
+  CHECK_TRUE(FindRecipe(library, *site, {1, kSize, 1}, &other).success());
+  CHECK_TRUE(FindRecipe(library, *site, {2, kSize, 0}, &newer).success());
+  CHECK_TRUE(FindRecipe(library, *site, {1, kSize, 0}, &again).success());
   CHECK_TRUE(first == again && first != other && first != newer);
 }
 

@@ -4,7 +4,6 @@
 
 #include <atomic>
 #include <cstdint>
-#include <string>
 
 #include "ffi/core/call_site.h"
 #include "ffi/core/communicator.h"
@@ -26,8 +25,8 @@ class alignas(64) CallCounts {
 
   int64_t bytes() const { return bytes_.load(std::memory_order_relaxed); }
 
-  // All but the bytes, which are of all ranks.
-  void Tell(CommunicatorStats* stats) const {
+  // Adds all but the bytes to the stats of a communicator.
+  void AddTo(CommunicatorStats* stats) const {
     stats->symmetric_calls = symmetric_.load(std::memory_order_relaxed);
     stats->copied_calls = copied_.load(std::memory_order_relaxed);
     stats->one_shot_calls = one_shot_.load(std::memory_order_relaxed);

@@ -175,11 +175,11 @@ void InFlight::Fail() {
 }
 
 std::string Describe(const InFlight::Overdue& operation, const CommunicatorSpec& spec,
-                     int rank, int size, int64_t device) {
+                     const RankFacts& rank) {
   const Operation& named = OperationTable::Get().At(operation.operation);
   return StrCat(named.name, "(", named.operands, ") over axes ", spec.axes, " (lane '",
-                spec.lane, "', operation ", operation.sequence, "), rank ", rank,
-                " of ", size, " (device ", device, "): ");
+                spec.lane, "', operation ", operation.sequence, "), ", rank.ToString(),
+                ": ");
 }
 
 std::string DescribeLate(const CommunicatorSpec& spec) {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "ffi/backends/nccl/library.h"
+#include "ffi/backends/nccl/rank_facts.h"
 #include "ffi/core/communicator.h"
 #include "ffi/flight/flight_recorder.h"
 
@@ -108,7 +109,7 @@ class InFlight {
 // "psum(float32[2]) over axes ('i',) (lane 'default', operation 3), rank 0 of 2
 // (device 0): ".
 std::string Describe(const InFlight::Overdue& operation, const CommunicatorSpec& spec,
-                     int rank, int size, int64_t device);
+                     const RankFacts& rank);
 
 // "not done after 300 s. Other ranks may ...".
 std::string DescribeLate(const CommunicatorSpec& spec);

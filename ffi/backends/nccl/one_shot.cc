@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
-#include <functional>
 #include <mutex>
 #include <optional>
 #include <random>
@@ -26,9 +25,6 @@ constexpr unsigned kThreads = 256;
 // different orders, none would come to its end: with so many, four to a multiprocessor,
 // a GPU of 40 has room for two lanes.
 constexpr unsigned kMostBlocks = 64;
-// More of them are a group of NCCL's.
-constexpr size_t kMostSteps = 4;
-constexpr uint32_t kLastFlag = 0xffffffff;
 // What sums that are given to streams are granted at the end.
 constexpr auto kGrace = std::chrono::seconds(10);
 
@@ -51,20 +47,21 @@ uint64_t ThisProcess() {
 }  // namespace
 
 struct OneShot::Shared {
-  static constexpr int kCards = 1 + OneShotArguments::kMostRanks;
+  static constexpr int kInfos = 1 + OneShotArguments::kMostRanks;
 
   uint32_t stop = 0;
   // Of each member: its own, and those it receives.
-  Card cards[];
+  PeerInfo infos[];
 };
 
-Status OneShot::LoadKernels(Lane& lane) {
+Status OneShot::LoadKernels(RankState& state) {
   std::shared_ptr<const DeviceKernels> kernels;
-  RETURN_IF_ERROR(DeviceKernels::Load(library_, lane.member.context, &kernels));
+  RETURN_IF_ERROR(DeviceKernels::Load(library_, state.facts.context, &kernels));
   for (int word = 0; word < kNumOneShotWords; ++word) {
-    RETURN_IF_ERROR(kernels->FindSum(static_cast<OneShotWord>(word), &lane.sums[word]));
+    RETURN_IF_ERROR(
+        kernels->FindSum(static_cast<OneShotWord>(word), &state.sums[word]));
   }
-  lane.kernels = std::move(kernels);
+  state.kernels = std::move(kernels);
   return OkStatus();
 }
 
@@ -73,92 +70,94 @@ void OneShot::CannotTakePart(std::string reason) {
 }
 
 Status OneShot::Create(const NcclLibrary& library,
-                       const std::vector<PeerMember>& members,
+                       const std::vector<RankFacts>& members,
                        const std::vector<cuda::Stream>& streams,
                        std::unique_ptr<OneShot>* one_shot, uint32_t flag) {
   std::unique_ptr<OneShot> made(new OneShot(library));
   const bool reach_each_other = CanReachPeers(library, members);
-  for (const PeerMember& member : members) {
-    Lane& lane = made->lanes_.emplace_back();
-    lane.member = member;
-    lane.arguments.flag = flag;
+  for (const RankFacts& member : members) {
+    RankState& state = made->ranks_.emplace_back();
+    state.facts = member;
+    state.index = made->ranks_.size() - 1;
+    state.flag = flag;
     if (member.size < 2) continue;
     if (member.size > OneShotArguments::kMostRanks) {
       made->CannotTakePart(
           StrCat("more than ", OneShotArguments::kMostRanks, " ranks"));
     } else if (!reach_each_other) {
       made->CannotTakePart("a device cannot reach the memory of another");
-    } else if (Status status = made->LoadKernels(lane); status.failure()) {
+    } else if (Status status = made->LoadKernels(state); status.failure()) {
       made->CannotTakePart(std::string(status.message()));
     }
   }
-  for (Lane& lane : made->lanes_) {
-    RETURN_IF_ERROR(made->Allocate(lane));
+  for (RankState& state : made->ranks_) {
+    RETURN_IF_ERROR(made->Allocate(state));
   }
   for (size_t i = 0; i < members.size(); ++i) {
-    Lane& lane = made->lanes_[i];
-    if (!made->NeedsCards(i)) lane.takes_part = made->FindInboxes(lane);
-    if (lane.inbox == 0) continue;
+    RankState& state = made->ranks_[i];
+    if (!made->NeedsPeerInfo(i)) state.takes_part = made->FindInboxes(state);
+    if (state.inbox == 0) continue;
     // Flags count from 1.
-    CurrentContext current(library.cuda, lane.member.context);
+    CurrentContext current(library.cuda, state.facts.context);
     RETURN_IF_ERROR(
         library.Check(library.cuda.MemsetD8Async(
-                          lane.inbox, 0, OneShotArguments::kInboxBytes, streams[i]),
+                          state.inbox, 0, OneShotArguments::kInboxBytes, streams[i]),
                       "cuMemsetD8Async"));
   }
   *one_shot = std::move(made);
   return OkStatus();
 }
 
-Status OneShot::Allocate(Lane& lane) {
-  CurrentContext current(library_.cuda, lane.member.context);
+Status OneShot::Allocate(RankState& state) {
+  CurrentContext current(library_.cuda, state.facts.context);
   if (shared_ == nullptr) {
-    const size_t bytes = sizeof(Shared) + lanes_.size() * Shared::kCards * sizeof(Card);
+    const size_t bytes =
+        sizeof(Shared) + ranks_.size() * Shared::kInfos * sizeof(PeerInfo);
     void* memory = nullptr;
     RETURN_IF_ERROR(
         library_.Check(library_.cuda.MemAllocHost(&memory, bytes), "cuMemAllocHost"));
     shared_ = static_cast<Shared*>(memory);
     std::memset(memory, 0, bytes);
   }
-  lane.cards = shared_->cards + (&lane - lanes_.data()) * Shared::kCards;
-  lane.cards[0].host = ThisHost();
-  lane.cards[0].process = ThisProcess();
-  if (lane.kernels == nullptr) return OkStatus();
+  state.infos = shared_->infos + (state.index) * Shared::kInfos;
+  state.infos[0].host = ThisHost();
+  state.infos[0].process = ThisProcess();
+  if (state.kernels == nullptr) return OkStatus();
   Status status =
-      library_.Check(library_.cuda.EventCreate(&lane.last, cuda::kEventDisableTiming),
+      library_.Check(library_.cuda.EventCreate(&state.last, cuda::kEventDisableTiming),
                      "cuEventCreate");
   if (status.success()) {
     status = library_.Check(
-        library_.cuda.MemAlloc(&lane.inbox, OneShotArguments::kInboxBytes),
+        library_.cuda.MemAlloc(&state.inbox, OneShotArguments::kInboxBytes),
         "cuMemAlloc");
   }
   if (status.failure()) {
     // Other processes are told, who would wait for one that gives up.
     CannotTakePart(std::string(status.message()));
-    lane.kernels = nullptr;
+    state.kernels = nullptr;
     return OkStatus();
   }
-  if (NeedsCards(&lane - lanes_.data())) {
-    const Status shown =
-        library_.Check(library_.cuda.IpcGetMemHandle(&lane.cards[0].inbox, lane.inbox),
-                       "cuIpcGetMemHandle");
-    lane.cards[0].is_able = shown.success();
+  if (NeedsPeerInfo(state.index)) {
+    const Status shown = library_.Check(
+        library_.cuda.IpcGetMemHandle(&state.infos[0].inbox, state.inbox),
+        "cuIpcGetMemHandle");
+    state.infos[0].is_able = shown.success();
     if (shown.failure()) CannotTakePart(std::string(shown.message()));
   }
-  lane.arguments.stop = reinterpret_cast<uint64_t>(&shared_->stop);
-  lane.arguments.rank = static_cast<uint32_t>(lane.member.rank);
-  lane.arguments.ranks = static_cast<uint32_t>(lane.member.size);
-  lane.arguments.capacity = OneShotArguments::Capacity(lane.member.size);
+  state.arguments.stop = reinterpret_cast<uint64_t>(&shared_->stop);
+  state.arguments.rank = static_cast<uint32_t>(state.facts.rank);
+  state.arguments.ranks = static_cast<uint32_t>(state.facts.size);
+  state.arguments.capacity = OneShotArguments::Capacity(state.facts.size);
   return OkStatus();
 }
 
 bool OneShot::IsIdleSoon() {
   const auto end = std::chrono::steady_clock::now() + kGrace;
-  for (Lane& lane : lanes_) {
-    CurrentContext current(library_.cuda, lane.member.context);
-    if (lane.is_lost) return false;
-    while (lane.stream != nullptr &&
-           library_.cuda.EventQuery(lane.last) == cuda::kNotReady) {
+  for (RankState& state : ranks_) {
+    CurrentContext current(library_.cuda, state.facts.context);
+    if (state.is_lost) return false;
+    while (state.stream != nullptr &&
+           library_.cuda.EventQuery(state.last) == cuda::kNotReady) {
       if (std::chrono::steady_clock::now() > end) return false;
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
@@ -179,92 +178,92 @@ void OneShot::Leave() {
   // A sum that is yet to run would write to what is closed, and freed.
   is_idle_ = IsIdleSoon();
   if (!*is_idle_) return;
-  for (Lane& lane : lanes_) {
-    CurrentContext current(library_.cuda, lane.member.context);
-    for (cuda::Pointer opened : lane.opened) library_.cuda.IpcCloseMemHandle(opened);
+  for (RankState& state : ranks_) {
+    CurrentContext current(library_.cuda, state.facts.context);
+    for (cuda::Pointer opened : state.opened) library_.cuda.IpcCloseMemHandle(opened);
   }
 }
 
 OneShot::~OneShot() {
   Leave();
   if (!*is_idle_) {
-    new std::vector<Lane>(std::move(lanes_));  // for good
+    new std::deque<RankState>(std::move(ranks_));  // for good
     return;
   }
-  for (Lane& lane : lanes_) {
-    CurrentContext current(library_.cuda, lane.member.context);
-    if (lane.last != nullptr) library_.cuda.EventDestroy(lane.last);
-    const bool others_write = keeps_inboxes_ && !lane.opened.empty();
-    if (lane.inbox != 0 && !others_write) library_.cuda.MemFree(lane.inbox);
+  for (RankState& state : ranks_) {
+    CurrentContext current(library_.cuda, state.facts.context);
+    if (state.last != nullptr) library_.cuda.EventDestroy(state.last);
+    const bool others_write = keeps_inboxes_ && !state.opened.empty();
+    if (state.inbox != 0 && !others_write) library_.cuda.MemFree(state.inbox);
   }
   if (shared_ == nullptr) return;
-  CurrentContext current(library_.cuda, lanes_[0].member.context);
+  CurrentContext current(library_.cuda, ranks_[0].facts.context);
   library_.cuda.MemFreeHost(shared_);
 }
 
 int64_t OneShot::device_bytes() const {
   int64_t bytes = 0;
-  for (const Lane& lane : lanes_) {
-    if (lane.inbox != 0) bytes += static_cast<int64_t>(OneShotArguments::kInboxBytes);
+  for (const RankState& state : ranks_) {
+    if (state.inbox != 0) bytes += static_cast<int64_t>(OneShotArguments::kInboxBytes);
   }
   return bytes;
 }
 
-bool OneShot::NeedsCards(size_t member) const {
-  const PeerMember& one = lanes_[member].member;
-  const auto here = std::count_if(lanes_.begin(), lanes_.end(), [&](const Lane& lane) {
-    return lane.member.group == one.group;
-  });
+bool OneShot::NeedsPeerInfo(size_t member) const {
+  const RankFacts& one = ranks_[member].facts;
+  const auto here = std::count_if(
+      ranks_.begin(), ranks_.end(),
+      [&](const RankState& state) { return state.facts.group == one.group; });
   return here < one.size && one.size <= OneShotArguments::kMostRanks;
 }
 
-bool OneShot::FindInboxes(Lane& lane) {
-  if (lane.kernels == nullptr) return false;
-  for (const Lane& peer : lanes_) {
-    if (peer.member.group != lane.member.group) continue;
-    lane.arguments.inboxes[peer.member.rank] = peer.inbox;
+bool OneShot::FindInboxes(RankState& state) {
+  if (state.kernels == nullptr) return false;
+  for (const RankState& peer : ranks_) {
+    if (peer.facts.group != state.facts.group) continue;
+    state.arguments.inboxes[peer.facts.rank] = peer.inbox;
   }
-  for (int rank = 0; rank < lane.member.size; ++rank) {
-    if (lane.arguments.inboxes[rank] == 0) return false;
+  for (int rank = 0; rank < state.facts.size; ++rank) {
+    if (state.arguments.inboxes[rank] == 0) return false;
   }
   return true;
 }
 
 void OneShot::Open(size_t member) {
-  Lane& lane = lanes_[member];
-  CurrentContext current(library_.cuda, lane.member.context);
-  Card& own = lane.cards[0];
-  own.is_able = AreAble(lane);
-  for (int rank = 0; rank < lane.member.size && own.is_able != 0; ++rank) {
-    const Card& card = received_cards(member)[rank];
-    if (card.process == own.process) continue;
+  RankState& state = ranks_[member];
+  CurrentContext current(library_.cuda, state.facts.context);
+  PeerInfo& own = state.infos[0];
+  own.is_able = AreAble(state);
+  for (int rank = 0; rank < state.facts.size && own.is_able != 0; ++rank) {
+    const PeerInfo& info = received_infos(member)[rank];
+    if (info.process == own.process) continue;
     cuda::Pointer inbox = 0;
     const Status opened = library_.Check(
-        library_.cuda.IpcOpenMemHandle(&inbox, card.inbox, cuda::kIpcEnablePeerAccess),
+        library_.cuda.IpcOpenMemHandle(&inbox, info.inbox, cuda::kIpcEnablePeerAccess),
         "cuIpcOpenMemHandle");
     own.is_able = opened.success();
     if (opened.failure()) {
       CannotTakePart(std::string(opened.message()));
       return;
     }
-    lane.opened.push_back(inbox);
-    lane.arguments.inboxes[rank] = inbox;
+    state.opened.push_back(inbox);
+    state.arguments.inboxes[rank] = inbox;
   }
-  if (own.is_able != 0 && !FindInboxes(lane)) own.is_able = 0;
+  if (own.is_able != 0 && !FindInboxes(state)) own.is_able = 0;
 }
 
 void OneShot::Agree(size_t member) {
-  lanes_[member].takes_part = AreAble(lanes_[member]);
+  ranks_[member].takes_part = AreAble(ranks_[member]);
 }
 
-bool OneShot::AreAble(const Lane& lane) {
-  for (int rank = 0; rank < lane.member.size; ++rank) {
-    const Card& card = lane.cards[1 + rank];
-    if (card.host != lane.cards[0].host) {
+bool OneShot::AreAble(const RankState& state) {
+  for (int rank = 0; rank < state.facts.size; ++rank) {
+    const PeerInfo& info = state.infos[1 + rank];
+    if (info.host != state.infos[0].host) {
       CannotTakePart(StrCat("rank ", rank, " is on another host"));
       return false;
     }
-    if (card.is_able == 0) {
+    if (info.is_able == 0) {
       CannotTakePart(StrCat("rank ", rank, " cannot"));
       return false;
     }
@@ -272,50 +271,39 @@ bool OneShot::AreAble(const Lane& lane) {
   return true;
 }
 
-bool OneShot::Takes(const Steps& steps, size_t member) const {
-  const Lane& lane = lanes_[member];
-  if (!lane.takes_part || steps.grouped.empty() || !steps.local.empty() ||
-      steps.grouped.size() > kMostSteps ||
-      lane.arguments.flag > kLastFlag - kMostSteps) {
-    return false;
-  }
-  return std::all_of(steps.grouped.begin(), steps.grouped.end(), [&](const Step& step) {
-    return SumOf(step, lane.member.size).has_value();
-  });
-}
-
 Status OneShot::Launch(const Steps& steps, const Call& call, size_t member,
                        cuda::Stream stream) {
-  Lane& lane = lanes_[member];
-  if (lane.stream != stream && lane.stream != nullptr) {
-    RETURN_IF_ERROR(library_.Check(library_.cuda.StreamWaitEvent(stream, lane.last, 0),
+  RankState& state = ranks_[member];
+  if (state.stream != stream && state.stream != nullptr) {
+    RETURN_IF_ERROR(library_.Check(library_.cuda.StreamWaitEvent(stream, state.last, 0),
                                    "cuStreamWaitEvent"));
   }
   Status status = OkStatus();
   for (const Step& step : steps.grouped) {
     if (status.failure()) break;
-    const std::optional<OneShotSum> sum = SumOf(step, lane.member.size);
-    OneShotArguments& arguments = lane.arguments;
+    const std::optional<OneShotSum> sum = SumOf(step, state.facts.size);
+    OneShotArguments& arguments = state.arguments;
     arguments.operand =
         reinterpret_cast<uint64_t>(call.operands[step.leaf]) + step.from;
     arguments.result = reinterpret_cast<uint64_t>(call.results[step.leaf]) + step.to;
-    arguments.words = sum->words;
+    arguments.words = static_cast<uint32_t>(sum->words);
     arguments.factor = sum->factor;
-    ++arguments.flag;
+    arguments.flag = ++state.flag;
     void* parameters[] = {&arguments};
     const unsigned blocks =
-        std::min<unsigned>(kMostBlocks, (sum->words + kThreads - 1) / kThreads);
-    const unsigned threads = std::min<unsigned>(kThreads, (sum->words + 31) / 32 * 32);
+        std::min<unsigned>(kMostBlocks, (arguments.words + kThreads - 1) / kThreads);
+    const unsigned threads =
+        std::min<unsigned>(kThreads, (arguments.words + 31) / 32 * 32);
     status = library_.Check(
-        library_.cuda.LaunchKernel(lane.sums[static_cast<int>(sum->word)], blocks, 1, 1,
-                                   threads, 1, 1, 0, stream, parameters, nullptr),
+        library_.cuda.LaunchKernel(state.sums[static_cast<int>(sum->word)], blocks, 1,
+                                   1, threads, 1, 1, 0, stream, parameters, nullptr),
         "cuLaunchKernel");
   }
-  lane.stream = stream;
+  state.stream = stream;
   // Also behind those before one that failed.
   const Status recorded =
-      library_.Check(library_.cuda.EventRecord(lane.last, stream), "cuEventRecord");
-  lane.is_lost |= recorded.failure();
+      library_.Check(library_.cuda.EventRecord(state.last, stream), "cuEventRecord");
+  state.is_lost |= recorded.failure();
   return status.failure() ? status : recorded;
 }
 

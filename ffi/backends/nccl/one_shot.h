@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <string>
@@ -26,7 +27,7 @@ namespace jaxcomm {
 class OneShot {
  public:
   // What the ranks of a group tell each other.
-  struct Card {
+  struct PeerInfo {
     uint64_t host = 0, process = 0;
     uint64_t is_able = 0;  // so far
     cuda::IpcHandle inbox = {};
@@ -36,7 +37,7 @@ class OneShot {
   // have come to their ends, and its groups have agreed. `flag`: of the sum before the
   // first.
   static Status Create(const NcclLibrary& library,
-                       const std::vector<PeerMember>& members,
+                       const std::vector<RankFacts>& members,
                        const std::vector<cuda::Stream>& streams,
                        std::unique_ptr<OneShot>* one_shot, uint32_t flag = 0);
   ~OneShot();
@@ -46,20 +47,22 @@ class OneShot {
   void Leave();
 
   // A group takes part if all of its ranks can: then all do, or none. Where they are of
-  // one process that is known; others send all their cards twice, to open what they
+  // one process that is known; others send all their infos twice, to open what they
   // find on them in between. Cards lie in memory that devices reach.
-  bool NeedsCards(size_t member) const;
-  Card* card(size_t member) { return lanes_[member].cards; }
+  bool NeedsPeerInfo(size_t member) const;
+  PeerInfo* own_info(size_t member) { return ranks_[member].infos; }
   // By rank.
-  Card* received_cards(size_t member) { return lanes_[member].cards + 1; }
+  PeerInfo* received_infos(size_t member) { return ranks_[member].infos + 1; }
   void Open(size_t member);
   void Agree(size_t member);
 
-  // Whether the steps are sums for it: the same for every rank of a group. Those after
-  // four thousand million are not, since flags are not used again.
-  bool Takes(const Steps& steps, size_t member) const;
+  // Whether all ranks of a member's group do, and how many sums they have left: flags
+  // are not used again.
+  bool takes_part(size_t member) const { return ranks_[member].takes_part; }
+  uint32_t sums_left(size_t member) const { return ~ranks_[member].flag.load(); }
 
-  // Gives `stream` the sums. By one thread at a time for each member.
+  // Gives `stream` the sums of steps that are nothing else, each of MostWordsOfSum() at
+  // most. Requires that one thread at a time calls it for each member.
   Status Launch(const Steps& steps, const Call& call, size_t member,
                 cuda::Stream stream);
 
@@ -74,30 +77,32 @@ class OneShot {
   // What devices reach of the host's memory.
   struct Shared;
 
-  struct Lane {
-    PeerMember member;
+  struct RankState {
+    RankFacts facts;
+    size_t index = 0;
     std::shared_ptr<const DeviceKernels> kernels;  // null: the rank cannot take part
     cuda::Function sums[kNumOneShotWords] = {};
     cuda::Pointer inbox = 0;
     std::vector<cuda::Pointer> opened;
-    Card* cards = nullptr;
+    PeerInfo* infos = nullptr;
     bool takes_part = false;
     // The last sum, and the stream it was given to: sums keep their order.
     cuda::Event last = nullptr;
     cuda::Stream stream = nullptr;
     bool is_lost = false;  // `last` does not stand for the last sum
     OneShotArguments arguments;
+    std::atomic<uint32_t> flag{0};  // of the last sum
   };
 
   explicit OneShot(const NcclLibrary& library) : library_(library) {}
 
-  Status LoadKernels(Lane& lane);
+  Status LoadKernels(RankState& state);
   void CannotTakePart(std::string reason);
-  Status Allocate(Lane& lane);
-  // Whether all ranks can take part so far, by the cards received.
-  bool AreAble(const Lane& lane);
+  Status Allocate(RankState& state);
+  // Whether all ranks can take part so far, by the infos received.
+  bool AreAble(const RankState& state);
   // Whether it has a place for every rank's inbox now.
-  bool FindInboxes(Lane& lane);
+  bool FindInboxes(RankState& state);
   // Whether all sums have run, in some seconds.
   bool IsIdleSoon();
 
@@ -107,7 +112,7 @@ class OneShot {
   bool keeps_inboxes_ = false;
   std::optional<bool> is_idle_;  // known once it has left
   std::string reason_;
-  std::vector<Lane> lanes_;
+  std::deque<RankState> ranks_;
 };
 
 }  // namespace jaxcomm

@@ -1,4 +1,4 @@
-// Which of NCCL's sums the kernels of small sums can do.
+// Which of NCCL's sums our kernels can do.
 #ifndef JAXCOMM_FFI_BACKENDS_NCCL_ONE_SHOT_SUM_H_
 #define JAXCOMM_FFI_BACKENDS_NCCL_ONE_SHOT_SUM_H_
 
@@ -13,11 +13,12 @@ namespace jaxcomm {
 // A sum as the kernels know it.
 struct OneShotSum {
   OneShotWord word;
-  uint32_t words;
+  int64_t words;
   float factor = 1;
 };
 
-// None if it is not for them: too large, not of words, or not of a type they add.
+// Returns none if the kernels cannot add it: it is no sum, not of whole words, or not
+// of a type they add. Of any length: see MostWordsOfSum().
 std::optional<OneShotSum> SumOf(const Step& step, int size);
 
 }  // namespace jaxcomm

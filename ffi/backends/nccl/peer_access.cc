@@ -3,8 +3,7 @@
 namespace jaxcomm {
 namespace {
 
-bool CanReach(const NcclLibrary& library, const PeerMember& from,
-              const PeerMember& to) {
+bool CanReach(const NcclLibrary& library, const RankFacts& from, const RankFacts& to) {
   int can = 0;
   if (library.cuda.DeviceCanAccessPeer(&can, from.ordinal, to.ordinal) !=
           cuda::kSuccess ||
@@ -18,9 +17,9 @@ bool CanReach(const NcclLibrary& library, const PeerMember& from,
 
 }  // namespace
 
-bool CanReachPeers(const NcclLibrary& library, const std::vector<PeerMember>& members) {
-  for (const PeerMember& from : members) {
-    for (const PeerMember& to : members) {
+bool CanReachPeers(const NcclLibrary& library, const std::vector<RankFacts>& ranks) {
+  for (const RankFacts& from : ranks) {
+    for (const RankFacts& to : ranks) {
       if (to.group == from.group && to.ordinal != from.ordinal &&
           !CanReach(library, from, to)) {
         return false;

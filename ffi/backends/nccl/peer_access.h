@@ -5,18 +5,13 @@
 #include <vector>
 
 #include "ffi/backends/nccl/library.h"
+#include "ffi/backends/nccl/rank_facts.h"
 
 namespace jaxcomm {
 
-struct PeerMember {
-  int group = 0, rank = 0, size = 0;
-  int ordinal = 0;
-  cuda::Context context = nullptr;
-};
-
 // Whether every device reaches the memory of the others of its group; from now on, if
 // they can.
-bool CanReachPeers(const NcclLibrary& library, const std::vector<PeerMember>& members);
+bool CanReachPeers(const NcclLibrary& library, const std::vector<RankFacts>& ranks);
 
 }  // namespace jaxcomm
 

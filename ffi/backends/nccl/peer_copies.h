@@ -37,7 +37,7 @@ const void* MarkOf(const Call& call);
 
 class PeerCopies {
  public:
-  using Member = PeerMember;
+  using Member = RankFacts;
 
   // Members: all ranks of all groups. Null where a device cannot reach another's
   // memory.

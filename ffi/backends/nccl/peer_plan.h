@@ -27,14 +27,16 @@ struct PeerPlan {
     std::vector<int> targets, sources;  // without the rank, each once
   };
 
+  // What the rank with the most sends, and how many copies another has at most.
+  int64_t bytes_sent = 0, copies = 0;
   std::vector<Part> parts;  // by rank; empty where NCCL is to do it
 };
 
-// Whether there may be a plan, which most calls are too small for.
-bool MayBeCopied(const CallSite& site, int size);
+// Whether a collective of this kind moves bytes and reduces nothing.
+bool OnlyMoves(Plan::Kind kind);
 
-// The same on every rank. Empty where something is reduced, or there is too little to
-// move for what a copy costs to start.
+// Makes the plan, the same on every rank. It has no parts if a step is no move, or if
+// copying is not worth it: see IsWorthCopying().
 PeerPlan MakePeerPlan(const CallSite& site, const Plan& plan);
 
 }  // namespace jaxcomm

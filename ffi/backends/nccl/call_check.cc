@@ -1,0 +1,142 @@
+#include "ffi/backends/nccl/call_check.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
+
+namespace jaxcomm {
+
+struct CallCheck::Card {
+  uint64_t number = 0;  // counts the rank's calls
+  uint64_t signature = 0;
+  char text[240] = {};
+};
+
+Status CallCheck::Create(const NcclLibrary& library, const CommunicatorSpec& spec,
+                         Health& health, const LocalRanks& ranks, const Comms& comms,
+                         std::unique_ptr<CallCheck>* check) {
+  check->reset(new CallCheck(library, spec, health, comms, ranks.size()));
+  for (const auto& rank : ranks) {
+    if (rank->facts.size < 2) continue;
+    RankState& state = (*check)->states_[rank->facts.place];
+    const size_t bytes = static_cast<size_t>(1 + rank->facts.size) * sizeof(Card);
+    CurrentContext current(library.cuda, rank->facts.context);
+    void* host = nullptr;
+    RETURN_IF_ERROR(
+        library.Check(library.cuda.MemAllocHost(&host, bytes), "cuMemAllocHost"));
+    state.cards = static_cast<Card*>(host);
+    RETURN_IF_ERROR(
+        library.Check(library.cuda.MemAlloc(&state.on_device, bytes), "cuMemAlloc"));
+  }
+  return OkStatus();
+}
+
+void CallCheck::Release(const LocalRanks& ranks) {
+  for (const auto& rank : ranks) {
+    const RankState& state = states_[rank->facts.place];
+    CurrentContext current(library_.cuda, rank->facts.context);
+    if (state.on_device != 0) library_.cuda.MemFree(state.on_device);
+    if (state.cards != nullptr) library_.cuda.MemFreeHost(state.cards);
+  }
+}
+
+Status CallCheck::Compare(const Call& call, LocalRank& rank) {
+  if (states_[rank.facts.place].cards == nullptr) return OkStatus();
+  Status status = OkStatus();
+  {
+    const LaunchQueue::Counted counted(rank.queue.giving);
+    std::lock_guard<std::timed_mutex> lock(rank.queue.launching);
+    status = health_.Refusal();
+    if (status.failure() && !health_.failed()) {
+      return health_.FailCall(call, rank.facts, status);
+    }
+    if (status.success()) {
+      CurrentContext current(library_.cuda, rank.facts.context);
+      status = Exchange(call, rank);
+    }
+  }
+  if (status.success()) status = FindOddRanks(rank.facts);
+  if (status.success()) return status;
+  return health_.FailBy(
+      call, rank.facts,
+      Status(ErrorCode::kInvalidArgument, std::string(status.message())));
+}
+
+Status CallCheck::Exchange(const Call& call, LocalRank& rank) {
+  RankState& state = states_[rank.facts.place];
+  Card& own = state.cards[0];
+  own = Card();
+  own.number = ++state.compared;
+  own.signature = call.site->signature();
+  const std::string& text = call.site->description();
+  std::memcpy(own.text, text.data(), std::min(text.size(), sizeof(own.text) - 1));
+  const cuda::Pointer from = state.on_device, to = state.on_device + sizeof(own);
+  const cuda::Stream stream = rank.split_phase.stream();
+  const nccl::Comm comm = comms_.comm(rank.facts.place);
+  RETURN_IF_ERROR(
+      library_.Check(library_.cuda.MemcpyHtoDAsync(from, &own, sizeof(own), stream),
+                     "cuMemcpyHtoDAsync"));
+  const nccl::Result result = library_.nccl.AllGather(
+      reinterpret_cast<void*>(from), reinterpret_cast<void*>(to), sizeof(own),
+      nccl::Type::kInt8, comm, stream);
+  RETURN_IF_ERROR(library_.Check(result, "ncclAllGather", comm));
+  if (result == nccl::kInProgress) {
+    const auto interrupted = [this] { return health_.failed(); };
+    RETURN_IF_ERROR(WaitUntilReady(
+        library_, {comm}, {spec_.timeout_seconds, interrupted}, "ncclAllGather"));
+  }
+  RETURN_IF_ERROR(library_.Check(
+      library_.cuda.MemcpyDtoHAsync(state.cards + 1, to,
+                                    static_cast<size_t>(rank.facts.size) * sizeof(own),
+                                    stream),
+      "cuMemcpyDtoHAsync"));
+  return Wait(rank);
+}
+
+Status CallCheck::Wait(const LocalRank& rank) const {
+  const auto begin = std::chrono::steady_clock::now();
+  const std::chrono::duration<double> timeout(spec_.timeout_seconds);
+  while (true) {
+    const cuda::Result result = library_.cuda.StreamQuery(rank.split_phase.stream());
+    if (result == cuda::kSuccess) return OkStatus();
+    if (result != cuda::kNotReady) return library_.Check(result, "JAXCOMM_CHECK");
+    if (health_.failed()) return health_.failure();
+    if (std::chrono::steady_clock::now() - begin > timeout) {
+      return Status(ErrorCode::kDeadlineExceeded,
+                    StrCat("JAXCOMM_CHECK: other ranks did not say what they call; ",
+                           DescribeLate(spec_)));
+    }
+    std::this_thread::yield();
+  }
+}
+
+Status CallCheck::FindOddRanks(const RankFacts& facts) const {
+  const Card* const cards = states_[facts.place].cards + 1;
+  std::map<std::pair<uint64_t, uint64_t>, int> votes;
+  const auto vote = [](const Card& card) {
+    return std::make_pair(card.number, card.signature);
+  };
+  for (int rank = 0; rank < facts.size; ++rank) ++votes[vote(cards[rank])];
+  if (votes.size() == 1) return OkStatus();
+  // The call of most ranks is right; that of rank 0 if there is no majority.
+  auto most = votes.find(vote(cards[0]));
+  for (auto each = votes.begin(); each != votes.end(); ++each) {
+    if (each->second > most->second) most = each;
+  }
+  std::string odd, others;
+  for (int rank = 0; rank < facts.size; ++rank) {
+    const bool is_odd = vote(cards[rank]) != most->first;
+    std::string& text = is_odd ? odd : others;
+    if (!is_odd && !text.empty()) continue;
+    text += StrCat(text.empty() ? "" : "; ", "rank ", rank, " calls ", cards[rank].text,
+                   " as its call ", cards[rank].number);
+  }
+  return InvalidArgument("JAXCOMM_CHECK: ranks disagree: ", odd, ", where ", others);
+}
+
+}  // namespace jaxcomm

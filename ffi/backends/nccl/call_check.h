@@ -1,0 +1,61 @@
+// JAXCOMM_CHECK: ranks compare what they are about to do, since NCCL does not.
+#ifndef JAXCOMM_FFI_BACKENDS_NCCL_CALL_CHECK_H_
+#define JAXCOMM_FFI_BACKENDS_NCCL_CALL_CHECK_H_
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "ffi/backends/nccl/comms.h"
+#include "ffi/backends/nccl/local_rank.h"
+#include "ffi/core/communicator.h"
+#include "ffi/core/status.h"
+
+namespace jaxcomm {
+
+class CallCheck {
+ public:
+  // `comms` are the ranks' communicators, once they are made.
+  static Status Create(const NcclLibrary& library, const CommunicatorSpec& spec,
+                       Health& health, const LocalRanks& ranks, const Comms& comms,
+                       std::unique_ptr<CallCheck>* check);
+
+  // Waits until all ranks of the group have come to a call. Fails on all of them, and
+  // ends the communicator, if it is not the same call.
+  Status Compare(const Call& call, LocalRank& rank);
+
+  // Frees the memory.
+  void Release(const LocalRanks& ranks);
+
+ private:
+  // What a rank says of its call.
+  struct Card;
+
+  struct RankState {
+    Card* cards = nullptr;  // this rank's, then everybody's; null in a group of one
+    cuda::Pointer on_device = 0;
+    uint64_t compared = 0;
+  };
+
+  CallCheck(const NcclLibrary& library, const CommunicatorSpec& spec, Health& health,
+            const Comms& comms, size_t ranks)
+      : library_(library),
+        spec_(spec),
+        health_(health),
+        comms_(comms),
+        states_(ranks) {}
+
+  Status Exchange(const Call& call, LocalRank& rank);
+  Status Wait(const LocalRank& rank) const;
+  Status FindOddRanks(const RankFacts& facts) const;
+
+  const NcclLibrary& library_;
+  const CommunicatorSpec& spec_;
+  Health& health_;
+  const Comms& comms_;
+  std::vector<RankState> states_;  // by place
+};
+
+}  // namespace jaxcomm
+
+#endif  // JAXCOMM_FFI_BACKENDS_NCCL_CALL_CHECK_H_

@@ -1,0 +1,232 @@
+#include "ffi/backends/nccl/comms.h"
+
+#include <algorithm>
+#include <chrono>
+#include <future>
+#include <memory>
+#include <thread>
+#include <utility>
+
+#include "ffi/backends/nccl/device_stop.h"
+#include "ffi/os/start_thread.h"
+
+namespace jaxcomm {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr auto kPoll = std::chrono::microseconds(200);
+// How long the end of a communicator may take before it is ended by force.
+constexpr double kGraceSeconds = 10;
+// How long an abort waits for a thread that launches. One that takes longer is inside
+// NCCL, and only the abort lets it go.
+constexpr auto kLaunchPatience = std::chrono::milliseconds(100);
+
+void FinalizeAll(const NcclLibrary& library, const std::vector<nccl::Comm>& comms) {
+  library.nccl.GroupStart();
+  for (nccl::Comm comm : comms) {
+    if (comm != nullptr) library.nccl.CommFinalize(comm);
+  }
+  library.nccl.GroupEnd();
+  NcclPatience patience;
+  patience.seconds = kGraceSeconds;
+  WaitUntilReady(library, comms, patience, "ncclCommFinalize");
+}
+
+}  // namespace
+
+int64_t FreeDeviceBytes(const NcclLibrary& library, cuda::Context context) {
+  CurrentContext current(library.cuda, context);
+  size_t free = 0, total = 0;
+  library.cuda.MemGetInfo(&free, &total);
+  return static_cast<int64_t>(free);
+}
+
+bool AddDeviceBytes(const NcclLibrary& library, nccl::Comm comm, nccl::MemStat stat,
+                    int64_t* bytes) {
+  uint64_t held = 0;
+  if (comm == nullptr || library.nccl.CommMemStats == nullptr ||
+      library.nccl.CommMemStats(comm, stat, &held) != nccl::kSuccess) {
+    return false;
+  }
+  *bytes += static_cast<int64_t>(held);
+  return true;
+}
+
+Status WaitUntilReady(const NcclLibrary& library, const std::vector<nccl::Comm>& comms,
+                      const NcclPatience& patience, const char* what) {
+  const auto deadline =
+      Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                         std::chrono::duration<double>(patience.seconds));
+  for (nccl::Comm comm : comms) {
+    if (comm == nullptr) continue;
+    while (true) {
+      nccl::Result state = nccl::kSuccess;
+      RETURN_IF_ERROR(
+          library.Check(library.nccl.CommGetAsyncError(comm, &state), what));
+      if (state == nccl::kSuccess) break;
+      if (state != nccl::kInProgress) return library.Check(state, what, comm);
+      if (patience.interrupted()) return Status(ErrorCode::kCancelled, "interrupted");
+      if (Clock::now() > deadline) {
+        return Status(ErrorCode::kDeadlineExceeded,
+                      StrCat(what, ": not done after ", patience.seconds,
+                             " s; other processes may not have come to it"));
+      }
+      std::this_thread::sleep_for(kPoll);
+    }
+  }
+  return OkStatus();
+}
+
+void EndComms(const NcclLibrary& library, const std::vector<nccl::Comm>& comms,
+              bool abort) {
+  // NCCL would ask the driver, which answers nothing any more.
+  if (DevicesAreStopped()) return;
+  if (std::all_of(comms.begin(), comms.end(),
+                  [](nccl::Comm comm) { return comm == nullptr; })) {
+    return;
+  }
+  // NCCL waits for the other ranks here, which may never come, or for the device: on a
+  // thread that can be left alone.
+  const auto ended = std::make_shared<std::promise<void>>();
+  std::future<void> end = ended->get_future();
+  const auto run = [&library, comms, abort, ended] {
+    if (!abort) FinalizeAll(library, comms);
+    for (nccl::Comm comm : comms) {
+      if (abort && comm != nullptr) library.nccl.CommAbort(comm);
+    }
+    ended->set_value();
+  };
+  std::thread thread;
+  if (StartThread(run, &thread).failure()) return;  // they stay until the process ends
+  thread.detach();
+  const bool is_over = end.wait_for(std::chrono::duration<double>(kGraceSeconds)) ==
+                       std::future_status::ready;
+  if (!is_over || abort) return;
+  const KeptContext kept(library.cuda);
+  for (nccl::Comm comm : comms) {
+    if (comm != nullptr) library.nccl.CommDestroy(comm);
+  }
+}
+
+Comms::Comms(const NcclLibrary& library, const Health& health, const LocalRanks& ranks,
+             NcclPatience patience)
+    : library_(library),
+      health_(health),
+      ranks_(ranks),
+      patience_(std::move(patience)),
+      items_(ranks.size()) {}
+
+Status Comms::Prepare() {
+  for (const auto& rank : ranks_) {
+    CurrentContext current(library_.cuda, rank->facts.context);
+    RETURN_IF_ERROR(library_.Check(
+        library_.cuda.MemAlloc(&items_[rank->facts.place].scratch, kScratchBytes),
+        "cuMemAlloc"));
+  }
+  return OkStatus();
+}
+
+void Comms::Release() {
+  for (const auto& rank : ranks_) {
+    const cuda::Pointer scratch = items_[rank->facts.place].scratch;
+    CurrentContext current(library_.cuda, rank->facts.context);
+    if (scratch != 0) library_.cuda.MemFree(scratch);
+  }
+}
+
+void Comms::Set(const std::vector<nccl::Comm>& comms) {
+  for (size_t i = 0; i < comms.size(); ++i) items_[i].comm = comms[i];
+}
+
+Status Comms::InGroup(const char* what, const NcclPatience& patience,
+                      const std::function<nccl::Result(LocalRank&, nccl::Comm)>& call) {
+  std::vector<nccl::Comm> comms;
+  Status status = OkStatus();
+  library_.nccl.GroupStart();
+  for (const auto& rank : ranks_) {
+    comms.push_back(comm(rank->facts.place));
+    if (comms.back() == nullptr || status.failure()) continue;
+    CurrentContext current(library_.cuda, rank->facts.context);
+    status = library_.Check(call(*rank, comms.back()), what, comms.back());
+  }
+  Status ended = library_.Check(library_.nccl.GroupEnd(), what);
+  RETURN_IF_ERROR(status);
+  RETURN_IF_ERROR(ended);
+  const auto interrupted = [&] { return health_.failed() || patience.interrupted(); };
+  return WaitUntilReady(library_, comms, {patience.seconds, interrupted}, what);
+}
+
+Status Comms::WaitForStreams() {
+  for (const auto& rank : ranks_) {
+    while (true) {
+      CurrentContext current(library_.cuda, rank->facts.context);
+      const cuda::Result result = library_.cuda.StreamQuery(rank->split_phase.stream());
+      if (result == cuda::kSuccess) break;
+      if (result != cuda::kNotReady) return library_.Check(result, "first use");
+      if (health_.failed()) return health_.failure();
+      if (patience_.interrupted()) return Status(ErrorCode::kCancelled, "interrupted");
+      std::this_thread::sleep_for(kPoll);
+    }
+  }
+  return OkStatus();
+}
+
+Status Comms::Connect() {
+  const nccl::Api& api = library_.nccl;
+  RETURN_IF_ERROR(
+      InGroup("first use", patience_, [&](LocalRank& rank, nccl::Comm comm) {
+        const RankFacts& facts = rank.facts;
+        const cuda::Stream stream = rank.split_phase.stream();
+        void* const bytes = reinterpret_cast<void*>(scratch(facts.place));
+        void* const more = reinterpret_cast<void*>(scratch(facts.place) + 64);
+        const int next = (facts.rank + 1) % facts.size;
+        const int last = (facts.rank + facts.size - 1) % facts.size;
+        api.Send(bytes, 4, nccl::Type::kInt8, next, comm, stream);
+        return api.Recv(more, 4, nccl::Type::kInt8, last, comm, stream);
+      }));
+  RETURN_IF_ERROR(
+      InGroup("first use", patience_, [&](LocalRank& rank, nccl::Comm comm) {
+        void* const bytes = reinterpret_cast<void*>(scratch(rank.facts.place));
+        return api.AllReduce(bytes, bytes, 1, nccl::Type::kFloat32, nccl::RedOp::kSum,
+                             comm, rank.split_phase.stream());
+      }));
+  return WaitForStreams();
+}
+
+Status Comms::AsyncError(LocalRank& rank) {
+  if (rank.queue.given() == 0 || comm(rank.facts.place) == nullptr) return OkStatus();
+  const std::unique_lock<std::timed_mutex> lock(rank.queue.launching, std::try_to_lock);
+  const nccl::Comm own = comm(rank.facts.place);
+  nccl::Result state = nccl::kSuccess;
+  if (!lock || own == nullptr ||
+      library_.nccl.CommGetAsyncError(own, &state) != nccl::kSuccess) {
+    return OkStatus();
+  }
+  return library_.Check(state, "NCCL", own);
+}
+
+void Comms::Abort(LocalRank& rank) {
+  nccl::Comm own = nullptr;
+  {
+    // By the system's clock: ThreadSanitizer does not see waits by another.
+    const std::unique_lock<std::timed_mutex> lock(
+        rank.queue.launching, std::chrono::system_clock::now() + kLaunchPatience);
+    own = items_[rank.facts.place].comm.exchange(nullptr);
+  }
+  if (own != nullptr) library_.nccl.CommAbort(own);
+}
+
+void Comms::End(bool by_force) {
+  std::vector<nccl::Comm> comms;
+  for (Item& item : items_) comms.push_back(item.comm.exchange(nullptr));
+  EndComms(library_, comms, by_force);
+}
+
+bool Comms::AddBytes(LocalRank& rank, nccl::MemStat stat, int64_t* bytes) const {
+  // An abort takes the lock as well: the communicator stays while it is held.
+  const std::unique_lock<std::timed_mutex> lock(rank.queue.launching, std::try_to_lock);
+  return lock && AddDeviceBytes(library_, comm(rank.facts.place), stat, bytes);
+}
+
+}  // namespace jaxcomm

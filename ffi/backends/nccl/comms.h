@@ -1,0 +1,97 @@
+// NCCL's communicators of the ranks of this process.
+#ifndef JAXCOMM_FFI_BACKENDS_NCCL_COMMS_H_
+#define JAXCOMM_FFI_BACKENDS_NCCL_COMMS_H_
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <vector>
+
+#include "ffi/backends/nccl/library.h"
+#include "ffi/backends/nccl/local_rank.h"
+#include "ffi/core/status.h"
+
+namespace jaxcomm {
+
+// How long to wait for the other processes, and what else ends the wait (Ctrl-C).
+struct NcclPatience {
+  double seconds = 300;
+  std::function<bool()> interrupted = [] { return false; };
+};
+
+// Waits until no operation on the communicators is in progress.
+Status WaitUntilReady(const NcclLibrary& library, const std::vector<nccl::Comm>& comms,
+                      const NcclPatience& patience, const char* what);
+
+// Ends communicators in order with those of the other processes, or by force, for ten
+// seconds at most, after which they are left as they are. NCCL frees memory here and
+// waits for the device: the caller is not a thread that others depend on.
+void EndComms(const NcclLibrary& library, const std::vector<nccl::Comm>& comms,
+              bool abort);
+
+// Returns the free bytes of a device.
+int64_t FreeDeviceBytes(const NcclLibrary& library, cuda::Context context);
+
+// Adds the device memory that NCCL accounts to a communicator. Returns false if NCCL
+// says nothing.
+bool AddDeviceBytes(const NcclLibrary& library, nccl::Comm comm, nccl::MemStat stat,
+                    int64_t* bytes);
+
+// One for each rank, in the order of their places.
+class Comms {
+ public:
+  static constexpr size_t kScratchBytes = 4096;
+
+  Comms(const NcclLibrary& library, const Health& health, const LocalRanks& ranks,
+        NcclPatience patience);
+
+  // Makes and frees the scratch memory.
+  Status Prepare();
+  void Release();
+
+  // Null in a group of one, and once it was aborted.
+  nccl::Comm comm(size_t place) const { return items_[place].comm; }
+  // Some device memory of a rank, for whoever has its launch lock.
+  cuda::Pointer scratch(size_t place) const { return items_[place].scratch; }
+
+  void Set(const std::vector<nccl::Comm>& comms);
+  // Connects neighbors of the ring, and returns once all ranks did: a rank that
+  // allocates while the kernel of another waits for it may wait for that kernel.
+  Status Connect();
+  // Has NCCL do something on each rank that has a communicator, as a group, and waits
+  // until it is done.
+  Status InGroup(const char* what, const NcclPatience& patience,
+                 const std::function<nccl::Result(LocalRank&, nccl::Comm)>& call);
+  // Waits for the ranks' own streams.
+  Status WaitForStreams();
+  const NcclPatience& patience() const { return patience_; }
+
+  // What NCCL says has failed, if the rank has something in flight and nobody is
+  // launching.
+  Status AsyncError(LocalRank& rank);
+  // Aborts a rank's communicator, which waits for the device. The rank has none then.
+  void Abort(LocalRank& rank);
+  // Ends all, see EndComms().
+  void End(bool by_force);
+
+  // Adds the device memory of a rank; false if NCCL says nothing, or a thread is
+  // launching.
+  bool AddBytes(LocalRank& rank, nccl::MemStat stat, int64_t* bytes) const;
+
+ private:
+  struct Item {
+    std::atomic<nccl::Comm> comm{nullptr};  // load it once and check
+    cuda::Pointer scratch = 0;
+  };
+
+  const NcclLibrary& library_;
+  const Health& health_;
+  const LocalRanks& ranks_;
+  const NcclPatience patience_;
+  std::deque<Item> items_;
+};
+
+}  // namespace jaxcomm
+
+#endif  // JAXCOMM_FFI_BACKENDS_NCCL_COMMS_H_

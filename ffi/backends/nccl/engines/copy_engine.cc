@@ -1,0 +1,72 @@
+#include "ffi/backends/nccl/engines/copy_engine.h"
+
+#include <utility>
+
+namespace jaxcomm {
+
+CopyEngine::CopyEngine(const NcclLibrary& library, const CommunicatorSpec& spec,
+                       Health& health, std::unique_ptr<PeerCopies> copies,
+                       NcclEngine& nccl)
+    : library_(library),
+      spec_(spec),
+      health_(health),
+      copies_(std::move(copies)),
+      nccl_(nccl) {}
+
+Status CopyEngine::Enqueue(const Call& call, const Recipe& recipe, LocalRank& rank,
+                           cuda::Stream stream) {
+  const LaunchQueue::Counted counted(rank.queue.waiting);
+  RETURN_IF_ERROR(StartOn(call, recipe, rank, stream, stream));
+  bool is_begun = false;
+  return End(call, rank, stream, &is_begun);
+}
+
+Status CopyEngine::Start(const Call& call, const Recipe& recipe, LocalRank& rank,
+                         cuda::Stream stream) {
+  const LaunchQueue::Counted counted(rank.queue.waiting);
+  return StartOn(call, recipe, rank, stream, /*on=*/nullptr);
+}
+
+Status CopyEngine::Done(const Call& call, LocalRank& rank, cuda::Stream stream,
+                        bool* is_begun) {
+  const LaunchQueue::Counted counted(rank.queue.waiting);
+  return End(call, rank, stream, is_begun);
+}
+
+Status CopyEngine::StartOn(const Call& call, const Recipe& recipe, LocalRank& rank,
+                           cuda::Stream ready, cuda::Stream on) {
+  InFlight::Named named = rank.queue.Record(call);
+  Status status = health_.Refusal();
+  if (status.success()) {
+    named.sequence = rank.queue.NextNumber();
+    CurrentContext current(library_.cuda, rank.facts.context);
+    status = copies_->Start(call, recipe.copies, rank.facts.place, ready, on, named);
+  }
+  if (status.failure()) return rank.queue.Failed(call, named, status);
+  rank.queue.counts().Add(*call.site, CallCounts::Kind::kCopied);
+  WakeWatchdog();
+  return OkStatus();
+}
+
+Status CopyEngine::End(const Call& call, LocalRank& rank, cuda::Stream stream,
+                       bool* is_begun) {
+  PeerCopies::Rest late;
+  if (Status status = copies_->Done(MarkOf(call), rank.facts.place, stream,
+                                    spec_.timeout_seconds, is_begun, &late);
+      status.failure()) {
+    return health_.FailCall(call, rank.facts, status);
+  }
+  if (late.is_empty()) return OkStatus();
+  Call left = call;
+  left.operands = late.operands.data();
+  left.results = late.results.data();
+  return rank.queue.Give(call, stream, late.named,
+                         [&] { return nccl_.Run(late.steps, left, rank, stream); });
+}
+
+Status CopyEngine::Forget(const Call& call, LocalRank& rank, cuda::Stream stream) {
+  const Status status = copies_->Forget(MarkOf(call), rank.facts.place, stream);
+  return status.success() ? status : health_.FailCall(call, rank.facts, status);
+}
+
+}  // namespace jaxcomm

@@ -1,0 +1,47 @@
+// Large collectives that only move bytes, by the GPUs' copy engines (peer_copies.h).
+#ifndef JAXCOMM_FFI_BACKENDS_NCCL_ENGINES_COPY_ENGINE_H_
+#define JAXCOMM_FFI_BACKENDS_NCCL_ENGINES_COPY_ENGINE_H_
+
+#include <memory>
+
+#include "ffi/backends/nccl/engines/engine.h"
+#include "ffi/backends/nccl/engines/nccl_engine.h"
+#include "ffi/backends/nccl/peer_copies.h"
+
+namespace jaxcomm {
+
+class CopyEngine final : public Engine {
+ public:
+  // `nccl` does what comes too late for copies.
+  CopyEngine(const NcclLibrary& library, const CommunicatorSpec& spec, Health& health,
+             std::unique_ptr<PeerCopies> copies, NcclEngine& nccl);
+
+  Status Enqueue(const Call& call, const Recipe& recipe, LocalRank& rank,
+                 cuda::Stream stream) override;
+  Status Start(const Call& call, const Recipe& recipe, LocalRank& rank,
+               cuda::Stream stream) override;
+  Status Done(const Call& call, LocalRank& rank, cuda::Stream stream,
+              bool* is_begun) override;
+  void Refuse(const Status& reason) override { copies_->Fail(reason); }
+
+  // Drops what was started into the results of a call, since its program failed before
+  // its end. To be called when another engine starts the call.
+  Status Forget(const Call& call, LocalRank& rank, cuda::Stream stream);
+
+ private:
+  // Gives `on`, or a stream of the copies' own if that is null, the copies of a rank.
+  Status StartOn(const Call& call, const Recipe& recipe, LocalRank& rank,
+                 cuda::Stream ready, cuda::Stream on);
+  // Waits for the other ranks, and leaves to NCCL what they come too late for.
+  Status End(const Call& call, LocalRank& rank, cuda::Stream stream, bool* is_begun);
+
+  const NcclLibrary& library_;
+  const CommunicatorSpec& spec_;
+  Health& health_;
+  const std::unique_ptr<PeerCopies> copies_;
+  NcclEngine& nccl_;
+};
+
+}  // namespace jaxcomm
+
+#endif  // JAXCOMM_FFI_BACKENDS_NCCL_ENGINES_COPY_ENGINE_H_

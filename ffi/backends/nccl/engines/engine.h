@@ -1,0 +1,54 @@
+// A way to carry out collectives on GPUs. engine_choice.h says which one does a call.
+#ifndef JAXCOMM_FFI_BACKENDS_NCCL_ENGINES_ENGINE_H_
+#define JAXCOMM_FFI_BACKENDS_NCCL_ENGINES_ENGINE_H_
+
+#include <cstdint>
+
+#include "ffi/backends/nccl/local_rank.h"
+#include "ffi/backends/nccl/recipe.h"
+#include "ffi/core/communicator.h"
+#include "ffi/core/status.h"
+
+namespace jaxcomm {
+
+// Of one communicator, for its ranks of this process. Calls of different ranks may come
+// at the same time.
+class Engine {
+ public:
+  virtual ~Engine() = default;
+
+  // Gives `stream` the rank's part of a call, by the rank's launch queue.
+  virtual Status Enqueue(const Call& call, const Recipe& recipe, LocalRank& rank,
+                         cuda::Stream stream) = 0;
+
+  // The same as a split-phase collective: `stream` goes on while the results arrive,
+  // and waits for them at Done(). `*is_begun`: whether this engine started the call.
+  // By default on a stream of the rank's own.
+  virtual Status Start(const Call& call, const Recipe& recipe, LocalRank& rank,
+                       cuda::Stream stream) {
+    return rank.split_phase.Start(call, stream, [&] {
+      return Enqueue(call, recipe, rank, rank.split_phase.stream());
+    });
+  }
+  virtual Status Done(const Call& call, LocalRank& rank, cuda::Stream stream,
+                      bool* is_begun) {
+    return rank.split_phase.Done(call, stream, is_begun);
+  }
+
+  // Lets kernels of ours go that wait for other ranks, without results. Requires that
+  // the results are poisoned.
+  virtual void Stop() {}
+  // Ends all waits on the host, and refuses every call from now on.
+  virtual void Refuse(const Status&) {}
+  // What the library says has failed in the background.
+  virtual Status AsyncError(LocalRank&) { return OkStatus(); }
+  // Has the library leave what a rank's device is at. It may wait for the device.
+  virtual void Abort(LocalRank&) {}
+
+  // Device memory that it holds, on all devices of this process.
+  virtual int64_t device_bytes() const { return 0; }
+};
+
+}  // namespace jaxcomm
+
+#endif  // JAXCOMM_FFI_BACKENDS_NCCL_ENGINES_ENGINE_H_

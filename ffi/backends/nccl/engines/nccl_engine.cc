@@ -1,0 +1,177 @@
+#include "ffi/backends/nccl/engines/nccl_engine.h"
+
+#include <utility>
+#include <vector>
+
+#include "ffi/backends/nccl/run_steps.h"
+
+namespace jaxcomm {
+namespace {
+
+bool IsSent(const Step& step) {
+  return step.kind == Step::Kind::kSend || step.kind == Step::Kind::kRecv ||
+         step.kind == Step::Kind::kAllToAll || step.kind == Step::Kind::kGather ||
+         step.kind == Step::Kind::kScatter;
+}
+
+}  // namespace
+
+NcclEngine::NcclEngine(const NcclLibrary& library, const CommunicatorSpec& spec,
+                       Health& health, const LocalRanks& ranks, Comms& comms,
+                       bool is_borrowed)
+    : library_(library),
+      spec_(spec),
+      health_(health),
+      ranks_(ranks),
+      comms_(comms),
+      is_borrowed_(is_borrowed),
+      registered_(ranks.size()) {}
+
+Status NcclEngine::Finish(nccl::Result result, nccl::Comm comm,
+                          const char* what) const {
+  if (result == nccl::kSuccess) return OkStatus();
+  if (result != nccl::kInProgress) return library_.Check(result, what, comm);
+  const auto interrupted = [this] { return health_.failed(); };
+  return WaitUntilReady(library_, {comm}, {spec_.timeout_seconds, interrupted}, what);
+}
+
+Status NcclEngine::Barrier(const LocalRank& rank, nccl::Comm comm,
+                           cuda::Stream stream) {
+  void* const bytes = reinterpret_cast<void*>(comms_.scratch(rank.facts.place));
+  return Finish(library_.nccl.AllReduce(bytes, bytes, 1, nccl::Type::kFloat32,
+                                        nccl::RedOp::kSum, comm, stream),
+                comm, "ncclAllReduce");
+}
+
+Status NcclEngine::Run(const Steps& steps, const Call& call, LocalRank& rank,
+                       cuda::Stream stream) {
+  const nccl::Comm comm = is_borrowed_ ? static_cast<nccl::Comm>(call.borrowed)
+                                       : comms_.comm(rank.facts.place);
+  const bool is_barrier = call.site->kind() == Plan::Kind::kBarrier;
+  if (comm == nullptr && rank.facts.size > 1) {
+    return is_borrowed_ ? Status(ErrorCode::kInternal,
+                                 "XLA lent no communicator for this operation")
+                        : health_.failure();
+  }
+  if (is_barrier && rank.facts.size > 1) return Barrier(rank, comm, stream);
+  RETURN_IF_ERROR(CheckPlaces(steps, call, rank));
+  return RunSteps(library_, steps, call, comm, stream,
+                  [this, comm](nccl::Result result, const char* what) {
+                    return Finish(result, comm, what);
+                  });
+}
+
+Status NcclEngine::Enqueue(const Call& call, const Recipe& recipe, LocalRank& rank,
+                           cuda::Stream stream) {
+  auto kind = CallCounts::Kind::kOrdinary;
+  RETURN_IF_ERROR(rank.queue.Give(call, stream, rank.queue.Record(call), [&] {
+    if (IsSymmetricLocked(call, rank)) kind = CallCounts::Kind::kSymmetric;
+    return Run(recipe.steps, call, rank, stream);
+  }));
+  rank.queue.counts().Add(*call.site, kind);
+  return OkStatus();
+}
+
+Status NcclEngine::Register(SymmetricMemory& memory, const NcclPatience& patience,
+                            std::string* how) {
+  const uint64_t segment = memory.segment();
+  std::vector<LocalRank*> asking;
+  std::vector<nccl::Comm> comms;
+  for (const auto& rank : ranks_) {
+    const nccl::Comm comm = comms_.comm(rank->facts.place);
+    if (comm == nullptr) continue;
+    const Windows& windows = registered_[rank->facts.place].windows;
+    if (windows.Has(segment)) {
+      *how = windows.How(segment);
+      continue;
+    }
+    asking.push_back(rank.get());
+    comms.push_back(comm);
+  }
+  if (asking.empty()) return OkStatus();
+  Status status = OkStatus();
+  library_.nccl.GroupStart();
+  for (size_t i = 0; i < asking.size(); ++i) {
+    const RankFacts& facts = asking[i]->facts;
+    CurrentContext current(library_.cuda, facts.context);
+    Status begun = registered_[facts.place].windows.Begin(
+        library_, comms[i], memory.data(facts.ordinal), memory.bytes(), segment);
+    if (status.success()) status = std::move(begun);
+  }
+  Status ended = library_.Check(library_.nccl.GroupEnd(), "ncclCommWindowRegister");
+  if (status.success()) status = std::move(ended);
+  if (status.success()) {
+    const auto interrupted = [this] { return health_.failed(); };
+    status = WaitUntilReady(library_, comms, {patience.seconds, interrupted},
+                            "ncclCommWindowRegister");
+  }
+  for (size_t i = 0; i < asking.size(); ++i) {
+    Registered& registered = registered_[asking[i]->facts.place];
+    CurrentContext current(library_.cuda, asking[i]->facts.context);
+    *how = registered.windows.Finish(library_, comms[i], segment, status);
+    registered.any = !registered.windows.empty();
+  }
+  return OkStatus();
+}
+
+void NcclEngine::Deregister(uint64_t segment) {
+  for (const auto& rank : ranks_) {
+    std::lock_guard<std::timed_mutex> lock(rank->queue.launching);
+    if (DevicesAreStopped()) return;
+    Registered& registered = registered_[rank->facts.place];
+    CurrentContext current(library_.cuda, rank->facts.context);
+    registered.windows.Remove(library_, comms_.comm(rank->facts.place), segment);
+    registered.any = !registered.windows.empty();
+  }
+}
+
+void NcclEngine::ReleaseWindows() {
+  for (const auto& rank : ranks_) {
+    CurrentContext current(library_.cuda, rank->facts.context);
+    registered_[rank->facts.place].windows.RemoveAll(library_,
+                                                     comms_.comm(rank->facts.place));
+  }
+}
+
+Status NcclEngine::CheckPlaces(const Steps& steps, const Call& call,
+                               const LocalRank& rank) const {
+  const Windows& windows = registered_[rank.facts.place].windows;
+  // No result of a CPU device lies in a pool.
+  if (windows.empty() || library_.test_double != nullptr) return OkStatus();
+  for (const Step& step : steps.grouped) {
+    if (!IsSent(step)) continue;
+    const bool from = windows.Cover(call.operands[step.leaf],
+                                    call.site->operands()[step.leaf].bytes());
+    const bool to =
+        windows.Cover(call.results[step.leaf], call.site->results()[step.leaf].bytes());
+    if (from == to) continue;
+    return FailedPrecondition(
+        "its ", from ? "operand" : "result", " lies in a SymmetricPool and its ",
+        from ? "result" : "operand", " does not, between which NCCL cannot send: ",
+        from ? "donate an array of the pool for the result, or hand in one that is not "
+               "of the pool"
+             : "hand in an array of the pool, or donate none of it");
+  }
+  return OkStatus();
+}
+
+bool NcclEngine::IsSymmetric(const Call& call, LocalRank& rank) {
+  if (!registered_[rank.facts.place].any) return false;
+  std::lock_guard<std::timed_mutex> lock(rank.queue.launching);
+  return IsSymmetricLocked(call, rank);
+}
+
+bool NcclEngine::IsSymmetricLocked(const Call& call, const LocalRank& rank) const {
+  const Windows& windows = registered_[rank.facts.place].windows;
+  if (windows.empty()) return false;
+  const auto all_in = [&](const auto* buffers, const std::vector<Leaf>& leaves) {
+    for (size_t i = 0; i < leaves.size(); ++i) {
+      if (!windows.Cover(buffers[i], leaves[i].bytes())) return false;
+    }
+    return true;
+  };
+  return all_in(call.operands, call.site->operands()) &&
+         all_in(call.results, call.site->results());
+}
+
+}  // namespace jaxcomm

@@ -1,0 +1,73 @@
+// Collectives by NCCL: on communicators of our own, or on one that XLA lends for a
+// call.
+#ifndef JAXCOMM_FFI_BACKENDS_NCCL_ENGINES_NCCL_ENGINE_H_
+#define JAXCOMM_FFI_BACKENDS_NCCL_ENGINES_NCCL_ENGINE_H_
+
+#include <atomic>
+#include <deque>
+#include <memory>
+#include <string>
+
+#include "ffi/backends/nccl/comms.h"
+#include "ffi/backends/nccl/engines/engine.h"
+#include "ffi/backends/nccl/symmetric_memory.h"
+
+namespace jaxcomm {
+
+class NcclEngine final : public Engine, public SymmetricMemory::Registrar {
+ public:
+  // With `is_borrowed`, XLA lends a communicator for each call, and `comms` has none.
+  NcclEngine(const NcclLibrary& library, const CommunicatorSpec& spec, Health& health,
+             const LocalRanks& ranks, Comms& comms, bool is_borrowed = false);
+
+  Status Enqueue(const Call& call, const Recipe& recipe, LocalRank& rank,
+                 cuda::Stream stream) override;
+  // Gives `stream` steps. Requires the rank's launch lock.
+  Status Run(const Steps& steps, const Call& call, LocalRank& rank,
+             cuda::Stream stream);
+
+  Status AsyncError(LocalRank& rank) override { return comms_.AsyncError(rank); }
+  void Abort(LocalRank& rank) override { comms_.Abort(rank); }
+
+  // Registers a segment with NCCL, once. Requires the launch locks of all ranks, and
+  // every process of the communicator calls it. `*how` says how it is registered, or
+  // why NCCL refused, which is no error.
+  Status Register(SymmetricMemory& memory, const NcclPatience& patience,
+                  std::string* how);
+  // SymmetricMemory::Registrar:
+  void Deregister(uint64_t segment) override;
+  // Deregisters all. Requires that nobody calls.
+  void ReleaseWindows();
+
+  // Whether all operands and results lie in registered memory.
+  bool IsSymmetric(const Call& call, LocalRank& rank);
+
+ private:
+  struct Registered {
+    Windows windows;  // under the rank's launch lock
+    // Whether there is one: most communicators have none, and take no lock to know it.
+    std::atomic<bool> any{false};
+  };
+
+  // The same. Requires the rank's launch lock.
+  bool IsSymmetricLocked(const Call& call, const LocalRank& rank) const;
+  // Whether NCCL can send between the places of operands and results: both ends of a
+  // send must be registered, or none. Says why not.
+  Status CheckPlaces(const Steps& steps, const Call& call, const LocalRank& rank) const;
+  Status Barrier(const LocalRank& rank, nccl::Comm comm, cuda::Stream stream);
+  // Waits until a call of NCCL's that is in progress is over: NCCL connects to a rank
+  // at the first use, which needs that rank's process.
+  Status Finish(nccl::Result result, nccl::Comm comm, const char* what) const;
+
+  const NcclLibrary& library_;
+  const CommunicatorSpec& spec_;
+  Health& health_;
+  const LocalRanks& ranks_;
+  Comms& comms_;
+  const bool is_borrowed_;
+  std::deque<Registered> registered_;  // by place
+};
+
+}  // namespace jaxcomm
+
+#endif  // JAXCOMM_FFI_BACKENDS_NCCL_ENGINES_NCCL_ENGINE_H_

@@ -1,0 +1,39 @@
+// Small sums by a kernel of ours (one_shot.h).
+#ifndef JAXCOMM_FFI_BACKENDS_NCCL_ENGINES_ONE_SHOT_ENGINE_H_
+#define JAXCOMM_FFI_BACKENDS_NCCL_ENGINES_ONE_SHOT_ENGINE_H_
+
+#include <memory>
+#include <utility>
+
+#include "ffi/backends/nccl/comms.h"
+#include "ffi/backends/nccl/engines/engine.h"
+#include "ffi/backends/nccl/one_shot.h"
+
+namespace jaxcomm {
+
+class OneShotEngine final : public Engine {
+ public:
+  OneShotEngine(const NcclLibrary& library, std::unique_ptr<OneShot> sums)
+      : library_(library), sums_(std::move(sums)) {}
+
+  // Shows the ranks of a group each other's inboxes, where they are of several
+  // processes; every process calls it.
+  Status ShareInboxes(Comms& comms, const LocalRanks& ranks);
+
+  Status Enqueue(const Call& call, const Recipe& recipe, LocalRank& rank,
+                 cuda::Stream stream) override;
+  void Stop() override { sums_->Stop(); }
+  int64_t device_bytes() const override { return sums_->device_bytes(); }
+
+  OneShot& sums() { return *sums_; }
+
+ private:
+  Status ExchangeInfo(Comms& comms, const LocalRanks& ranks);
+
+  const NcclLibrary& library_;
+  const std::unique_ptr<OneShot> sums_;
+};
+
+}  // namespace jaxcomm
+
+#endif  // JAXCOMM_FFI_BACKENDS_NCCL_ENGINES_ONE_SHOT_ENGINE_H_

@@ -1,0 +1,181 @@
+// The health of a communicator: whether it takes calls, why not, and how it ends.
+//
+// Nothing is aborted while a device is at it, unless its results are poisoned first:
+// XLA takes what an aborted operation leaves in memory for its result. So there is one
+// way to end, for a communicator and all that share resources with it:
+//   1. wait a moment for what is about to end;
+//   2. refuse every call from now on, and set the poison word, if there is one;
+//   3. if a device is at an operation, do what the policy says: stop the GPUs of this
+//      process (device_stop.h), end the process, or abort the poisoned operations, on
+//      threads of their own, since an abort waits for the device;
+//   4. a last resort (last_resort.h) ends the process if a step does not end.
+#ifndef JAXCOMM_FFI_BACKENDS_NCCL_HEALTH_H_
+#define JAXCOMM_FFI_BACKENDS_NCCL_HEALTH_H_
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "ffi/backends/nccl/device_stop.h"
+#include "ffi/backends/nccl/in_flight.h"
+#include "ffi/backends/nccl/library.h"
+#include "ffi/backends/nccl/poison.h"
+#include "ffi/backends/nccl/rank_facts.h"
+#include "ffi/backends/nccl/world_health.h"
+#include "ffi/core/communicator.h"
+#include "ffi/core/watchdog.h"
+
+namespace jaxcomm {
+
+class Engine;
+struct LocalRank;
+struct NcclPatience;
+
+class Health final : public Watched {
+ public:
+  enum class State {
+    kLive,
+    kSuspended,  // NCCL gave its memory back: refuses calls until it is live again
+    kStopping,   // closed: refuses calls, and NCCL's part ends in order
+    kFailed,     // refuses calls, and NCCL's part cannot end in order
+  };
+
+  struct Policy {
+    std::shared_ptr<WorldHealth> world;  // null: the communicators are XLA's
+    bool shares = false;                 // resources with others of the world
+    OnFailure on_failure = OnFailure::kRaise;
+  };
+
+  // `spec` and `library` must outlive it.
+  Health(const CommunicatorSpec& spec, const NcclLibrary& library, Policy policy);
+  ~Health() override;
+
+  // What it looks after. To be called before anything can fail.
+  void Add(LocalRank& rank) { ranks_.push_back(&rank); }
+  void Add(Engine& engine) { engines_.push_back(&engine); }
+  void Add(std::unique_ptr<Poison> poison) { poison_ = std::move(poison); }
+  // Leaves it to graphs, which may read the word for as long as the process.
+  void KeepForever() { (void)poison_.release(); }
+
+  // `owner`: of this, which is kept while it is polled or aborted.
+  void SetOwner(const std::shared_ptr<void>& owner) { owner_ = owner; }
+  // Has the watch poll it, once it is made.
+  Status BeWatched();
+  // How many of this process are watched.
+  static int64_t num_watched() { return num_watched_.load(); }
+
+  State state() const { return state_.load(std::memory_order_acquire); }
+  // Whether it refuses every call from now on.
+  bool failed() const { return state() >= State::kStopping; }
+  Status failure() const;
+  // Why a call is refused now; OkStatus() if it is not.
+  Status Refusal() const;
+  void SetSuspended(bool is_suspended);
+
+  // Gives `stream` what poisons the results of a call, if that is the policy.
+  Status GivePoison(const Call& call, const RankFacts& rank,
+                    cuda::Stream stream) const {
+    return poison_ == nullptr ? OkStatus() : poison_->Give(call, rank.place, stream);
+  }
+
+  // Says what the caller of a call is told that could not be given to a stream. Fails
+  // the communicator, unless the reason is of this call alone.
+  Status FailCall(const Call& call, const RankFacts& rank, const Status& status);
+  // Likewise, and always fails the communicator.
+  Status FailBy(const Call& call, const RankFacts& rank, const Status& status);
+  // Fails it because of what hangs in NCCL before a program uses it, and aborts that.
+  void FailStuck(const Status& reason);
+  // Fails it because another process says that something failed there.
+  void FailElsewhere(const std::string& reason);
+  // Fails it because one failed that it shares resources with.
+  void FailToo(const Status& reason) { SetFailed(reason, /*names_a_call=*/false); }
+  // Refuses calls, and waits for those in flight. What does not end fails.
+  void Close(const Status& reason);
+
+  // Runs what waits for the other processes in NCCL on a thread of its own, until the
+  // patience or Ctrl-C ends the communicator.
+  Status RunPatiently(const char* what, const NcclPatience& patience,
+                      std::function<Status()> call);
+  // Acquires the launch locks of all ranks, without blocking while it holds one: NCCL
+  // may need one rank to go on before another. With `wait_until_idle`, nothing is in
+  // flight then. Returns fewer locks if the communicator fails.
+  std::vector<std::unique_lock<std::timed_mutex>> LockAll(bool wait_until_idle);
+
+  // Whether a device may be at an operation of it. What a graph runs is not seen.
+  bool is_busy() const { return has_work() || was_captured(); }
+  // Whether a graph of XLA's has an operation of it.
+  bool was_captured() const;
+  int64_t in_flight() const;
+  // Whether something is in flight, or about to be.
+  bool has_work() const;
+  // Names the first operation that a device is at, as a message begins; "" if none.
+  std::string FirstOperation();
+
+  // Lets calls that a test double holds back see the failure.
+  void Abandon();
+
+  // Watched:
+  bool Poll() override;
+  double poll_seconds() const override;
+  const char* stuck_text() const override { return kDriverStuck; }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  // Whether it, or one that shares resources with it, is busy.
+  bool AnyBusy() const;
+  // Waits some milliseconds until nothing is in flight; false if something still is.
+  bool IsIdleSoon();
+  // Fails it if a process that it needs has ended. True if it did, or is about to.
+  bool LosePeers();
+  // The ended processes that it needs: "process 1 (rank 1)".
+  std::string LostPeers() const;
+  // Looks at one rank: true if the communicator failed, or is about to.
+  bool PollRank(LocalRank& rank);
+  // Refuses calls from now on. `names_a_call`: whether the reason does, as the text of
+  // an error must. Returns false if it refused them before.
+  bool Refuse(State state, const Status& reason, bool names_a_call);
+  bool SetFailed(const Status& reason, bool names_a_call);
+  // Fails it as written above. `dump`: the reason of the flight record that is written
+  // if something was in flight; null: none.
+  void Fail(const Status& reason, bool names_a_call = true,
+            const char* dump = nullptr) {
+    Fail(reason, names_a_call, dump, policy_.on_failure);
+  }
+  void Fail(const Status& reason, bool names_a_call, const char* dump, OnFailure how);
+  // Why it failed, as the caller of a call is told.
+  Status FailureOf(const Call& call, const RankFacts& rank) const;
+  void AbortElsewhere();
+  void AbortRank(LocalRank& rank);
+  std::string Describe(const LocalRank& rank, const InFlight::Overdue& operation) const;
+  // "the communicator over axes ('i',) (lane 'default')"
+  std::string Name() const;
+
+  static inline std::atomic<int64_t> num_watched_{0};
+
+  const CommunicatorSpec& spec_;
+  const NcclLibrary& library_;
+  const Policy policy_;
+  std::weak_ptr<void> owner_;
+  bool is_watched_ = false;
+  std::vector<LocalRank*> ranks_;
+  std::vector<Engine*> engines_;
+  std::unique_ptr<Poison> poison_;
+
+  std::atomic<State> state_{State::kLive};
+  mutable std::mutex mutex_;
+  Status failure_ = OkStatus();     // under `mutex_`
+  bool failure_names_call_ = true;  // likewise
+  std::mutex polling_;
+  // When a process was first seen to be gone, and an error of NCCL's, which may have
+  // that cause. Under `polling_`.
+  Clock::time_point peer_lost_, error_seen_;
+};
+
+}  // namespace jaxcomm
+
+#endif  // JAXCOMM_FFI_BACKENDS_NCCL_HEALTH_H_

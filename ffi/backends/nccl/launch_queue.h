@@ -1,0 +1,133 @@
+// What a rank of this process is asked to do: who may ask now, what it was given, and
+// how far its device is.
+#ifndef JAXCOMM_FFI_BACKENDS_NCCL_LAUNCH_QUEUE_H_
+#define JAXCOMM_FFI_BACKENDS_NCCL_LAUNCH_QUEUE_H_
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+
+#include "ffi/backends/nccl/call_counts.h"
+#include "ffi/backends/nccl/health.h"
+#include "ffi/backends/nccl/in_flight.h"
+#include "ffi/backends/nccl/rank_facts.h"
+#include "ffi/core/communicator.h"
+#include "ffi/core/watchdog.h"
+#include "ffi/flight/flight_recorder.h"
+
+namespace jaxcomm {
+
+class LaunchQueue {
+ public:
+  // Counts a thread of a call while this lives.
+  class Counted {
+   public:
+    explicit Counted(std::atomic<int>& count) : count_(count) { count_.fetch_add(1); }
+    ~Counted() { count_.fetch_sub(1); }
+    Counted(const Counted&) = delete;
+    Counted& operator=(const Counted&) = delete;
+
+   private:
+    std::atomic<int>& count_;
+  };
+
+  LaunchQueue(const NcclLibrary& library, const RankFacts& facts,
+              FlightRecorder& recorder, Health& health)
+      : library_(library),
+        facts_(facts),
+        recorder_(recorder),
+        health_(health),
+        in_flight_(library, recorder) {}
+
+  // Makes and frees the events. Requires the device's context.
+  Status Prepare() { return in_flight_.Prepare(); }
+  void Release() { in_flight_.Release(); }
+  // Follows what an engine gives to streams by itself, too.
+  void Follow(InFlight& more) { more_ = &more; }
+
+  // Writes a call into the flight record. Give() numbers it, unless the caller takes
+  // the next number.
+  InFlight::Named Record(const Call& call) {
+    return {recorder_.Start(call.site->operation(), call.run_id, call.tag, facts_.group,
+                            facts_.rank),
+            call.site->operation(), 0};
+  }
+  // Writes a call that nobody can do into the flight record.
+  void Refuse(const Call& call) {
+    recorder_.Finish(Record(call).ticket, FlightRecorder::State::kFailed);
+  }
+  uint64_t NextNumber() { return ++operations_; }
+  // Writes down that a recorded call failed, and says what its caller is told.
+  Status Failed(const Call& call, const InFlight::Named& named, const Status& status) {
+    recorder_.Finish(named.ticket, FlightRecorder::State::kFailed);
+    return health_.FailCall(call, facts_, status);
+  }
+
+  // Has give() give `stream` an operation, and the watch follow it. Fails if the
+  // communicator takes no calls; ends it if give() fails for more than this call.
+  template <typename GiveTo>
+  Status Give(const Call& call, cuda::Stream stream, InFlight::Named named,
+              const GiveTo& give) {
+    Status status = OkStatus();
+    {
+      const Counted counted(giving);
+      std::lock_guard<std::timed_mutex> lock(launching);
+      status = health_.Refusal();
+      if (status.success()) {
+        CurrentContext current(library_.cuda, facts_.context);
+        in_flight_.Begin(stream, call.may_be_captured, InFlight::Clock::now());
+        status = give();
+        if (status.success()) status = health_.GivePoison(call, facts_, stream);
+        if (status.success()) {
+          if (named.sequence == 0) named.sequence = NextNumber();
+          in_flight_.End(stream, named, InFlight::Clock::now());
+        }
+      }
+    }
+    if (status.failure()) return Failed(call, named, status);
+    WakeWatchdog();
+    return OkStatus();
+  }
+
+  // Tell the recorder what is done, and pass on what InFlight finds.
+  void Refresh();
+  InFlight::Overdue Poll(InFlight::Clock::duration patience);
+  InFlight::Overdue First();
+  // Tells the recorder that all the rest failed.
+  void Fail();
+
+  // Operations that streams have, and those in flight: also calls that wait for other
+  // ranks, to give each other's streams something.
+  int given() const { return in_flight_.size(); }
+  int64_t size() const {
+    return given() + (more_ ? more_->size() : 0) + waiting.load();
+  }
+  // Likewise, or a stream is about to be given an operation.
+  bool has_work() const { return size() > 0 || giving.load() > 0; }
+  bool was_captured() const { return in_flight_.was_captured(); }
+
+  CallCounts& counts() { return counts_; }
+  const CallCounts& counts() const { return counts_; }
+
+  // Held while the communicator is given work: NCCL wants one thread at a time.
+  std::timed_mutex launching;
+  // Threads that give a stream an operation, from before they know that nothing failed:
+  // whatever fails meanwhile takes theirs for an operation in flight.
+  std::atomic<int> giving{0};
+  // Threads that may wait for other ranks.
+  std::atomic<int> waiting{0};
+
+ private:
+  const NcclLibrary& library_;
+  const RankFacts& facts_;
+  FlightRecorder& recorder_;
+  Health& health_;
+  InFlight in_flight_;
+  InFlight* more_ = nullptr;
+  std::atomic<uint64_t> operations_{0};
+  CallCounts counts_;
+};
+
+}  // namespace jaxcomm
+
+#endif  // JAXCOMM_FFI_BACKENDS_NCCL_LAUNCH_QUEUE_H_

@@ -1,0 +1,82 @@
+#include "ffi/backends/nccl/split_phase.h"
+
+#include "ffi/backends/nccl/peer_copies.h"
+
+namespace jaxcomm {
+
+Status SplitPhase::Prepare() {
+  return library_.Check(
+      library_.cuda.StreamCreateWithPriority(&stream_, cuda::kStreamNonBlocking, -1),
+      "cuStreamCreateWithPriority");
+}
+
+void SplitPhase::Release() {
+  for (const Begun& begun : begun_) spare_.push_back(begun.event);
+  for (cuda::Event event : spare_) library_.cuda.EventDestroy(event);
+  if (stream_ != nullptr) library_.cuda.StreamDestroy(stream_);
+}
+
+Status SplitPhase::TakeEvent(const void* mark, cuda::Event* event) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  // The program of an earlier start into these results failed before its end.
+  for (size_t i = begun_.size(); mark != nullptr && i-- > 0;) {
+    if (begun_[i].mark != mark) continue;
+    spare_.push_back(begun_[i].event);
+    begun_.erase(begun_.begin() + static_cast<ptrdiff_t>(i));
+  }
+  if (spare_.empty()) {
+    return library_.Check(library_.cuda.EventCreate(event, cuda::kEventDisableTiming),
+                          "cuEventCreate");
+  }
+  *event = spare_.back();
+  spare_.pop_back();
+  return OkStatus();
+}
+
+Status SplitPhase::Start(const Call& call, cuda::Stream stream,
+                         const std::function<Status()>& give) {
+  const void* const mark = MarkOf(call);
+  cuda::Event event = nullptr;
+  RETURN_IF_ERROR(TakeEvent(mark, &event));
+  const auto record = [&](cuda::Stream on) {
+    return library_.Check(library_.cuda.EventRecord(event, on), "cuEventRecord");
+  };
+  // The operands are there once `stream` has come so far, and the results once the
+  // rank's own stream has come to the end of the operation.
+  Status status = record(stream);
+  if (status.success()) {
+    status = library_.Check(library_.cuda.StreamWaitEvent(stream_, event, 0),
+                            "cuStreamWaitEvent");
+  }
+  if (status.success()) status = give();
+  if (status.success()) status = record(stream_);
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (status.success()) {
+    begun_.push_back({mark, event});
+  } else {
+    spare_.push_back(event);
+  }
+  return status;
+}
+
+Status SplitPhase::Done(const Call& call, cuda::Stream stream, bool* is_begun) {
+  const void* const mark = MarkOf(call);
+  cuda::Event event = nullptr;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (size_t i = begun_.size(); i-- > 0 && event == nullptr;) {
+      if (begun_[i].mark != mark) continue;
+      event = begun_[i].event;
+      begun_.erase(begun_.begin() + static_cast<ptrdiff_t>(i));
+    }
+  }
+  *is_begun = event != nullptr;
+  if (event == nullptr) return OkStatus();
+  const Status status = library_.Check(library_.cuda.StreamWaitEvent(stream, event, 0),
+                                       "cuStreamWaitEvent");
+  std::lock_guard<std::mutex> lock(mutex_);
+  spare_.push_back(event);
+  return status;
+}
+
+}  // namespace jaxcomm
