@@ -47,21 +47,25 @@ from jaxcomm.collectives.split_phase import psum_start as psum_start
 from jaxcomm.collectives.split_phase import ring_shift_done as ring_shift_done
 from jaxcomm.collectives.split_phase import ring_shift_start as ring_shift_start
 from jaxcomm.communicator import cpu_threads as _cpu_threads
-from jaxcomm.communicator.backends.nccl.policy import CommPolicy as CommPolicy
-from jaxcomm.communicator.cache import Communicators as Communicators
+from jaxcomm.communicator import shutdown as _shutdown
 from jaxcomm.communicator.cache import communicators as communicators
-from jaxcomm.communicator.cache import counters as counters
 from jaxcomm.communicator.cache import finalize as finalize
-from jaxcomm.communicator.cache import init as init
-from jaxcomm.communicator.cache import memory_report as memory_report
 from jaxcomm.communicator.communicator import Communicator as Communicator
+from jaxcomm.communicator.init import init as init
+from jaxcomm.communicator.policy import CommPolicy as CommPolicy
+from jaxcomm.communicator.stats import Counters as Counters
+from jaxcomm.communicator.stats import MemoryRow as MemoryRow
+from jaxcomm.communicator.stats import counters as counters
+from jaxcomm.communicator.stats import memory_report as memory_report
 from jaxcomm.communicator.symmetric_pool import SymmetricPool as SymmetricPool
+from jaxcomm.communicator.table import Communicators as Communicators
 from jaxcomm.diagnostics.flight_record import FlightRecord as FlightRecord
 from jaxcomm.diagnostics.flight_record import flight_record as flight_record
 from jaxcomm.errors import CommunicatorError as CommunicatorError
 
 # Before anything makes JAX's CPU client.
 _cpu_threads.prepare()
+_shutdown.prepare()
 
 try:
     __version__ = _version("jaxcomm")

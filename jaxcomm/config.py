@@ -97,6 +97,15 @@ def dump_dir() -> str | None:
     )
 
 
+def is_in_range(value: float) -> bool:
+    """Return whether a timeout or a bound is positive and finite: every wait ends.
+
+    >>> is_in_range(300), is_in_range(0), is_in_range(float("nan"))
+    (True, False, False)
+    """
+    return 0 < value < 1e9  # also refuses NaN, which compares false
+
+
 def _positive(name, default, kind, unit):
     text = os.environ.get(name)
     if not text:
@@ -105,8 +114,7 @@ def _positive(name, default, kind, unit):
         value = kind(text)
     except ValueError:
         value = 0
-    # Also refuses NaN, which compares false, and infinity: every wait ends.
-    if not 0 < value < 1e9:
+    if not is_in_range(value):
         raise ValueError(
             f"{name} is {text!r}; it must be a positive number of {unit}. "
             f"Unset it for the default, {default}."

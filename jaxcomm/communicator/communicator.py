@@ -3,10 +3,8 @@
 from collections.abc import Callable
 
 from jaxcomm import _ffi
-from jaxcomm.communicator import replica_groups
+from jaxcomm.communicator.backends.backend import CommunicatorSpec, Connection
 from jaxcomm.errors import CommunicatorError
-
-DEFAULT_LANE = "default"
 
 
 class Communicator:
@@ -32,31 +30,29 @@ class Communicator:
     """
 
     def __init__(
-        self, grid, part, lane, platform, choice, policy, timeout: float, end: Callable
+        self,
+        spec: CommunicatorSpec,
+        connection: Connection,
+        end: Callable[["Communicator"], object],
     ):
-        """Describes the communicator; :func:`init` also makes it live.
-
-        ``end`` is called with it when it is closed.
-        """
-        self.grid = grid
-        self.axes = part.axes
-        self.index_groups = part.index_groups
-        self.lane = lane
-        self.backend = choice.backend.name
-        self.is_ours = choice.backend.is_ours
-        self.platform = platform
-        self.transport = choice.transport
-        self.neighbors = choice.neighbors
-        self.groups = part.groups
-        self.policy = policy if choice.backend.takes_policy else None
-        self.timeout = timeout
-        self.closed = True
+        """Show what a backend made; closing it calls ``end`` with it."""
+        self.spec = spec
+        self.connection = connection
+        self.axes = spec.partition.axes
+        self.index_groups = spec.partition.index_groups
+        self.groups = spec.partition.groups
+        self.lane = spec.lane
+        self.backend = spec.backend.name
+        self.is_ours = spec.backend.is_ours
+        self.orders_lanes = spec.backend.orders_lanes
+        self.platform = spec.platform
+        self.transport = connection.transport
+        self.neighbors = connection.neighbors
+        self.policy = spec.policy
+        self.timeout = spec.timeout
+        self.key = spec.key
+        self.closed = False
         self._end = end
-        self.key = replica_groups.key(
-            grid, part, lane, self.backend, repr(self.policy) if self.policy else ""
-        )
-        # What it was split off, which lives as long as this.
-        self.world: _ffi.NcclWorld | None = None
 
     def __reduce__(self):
         """Refuses: a copy would be another object with the same communicator."""
@@ -68,13 +64,22 @@ class Communicator:
     @property
     def size(self) -> int:
         """The number of devices of its largest group."""
-        return max(len(group) for group in self.groups)
+        return self.spec.size
+
+    @property
+    def world(self) -> _ffi.NcclWorld | None:
+        """NCCL's communicator of the whole mesh, which this one was split off."""
+        return self.connection.world
 
     @property
     def borrows(self) -> bool:
         """Whether XLA lends NCCL's communicator: ``CommPolicy(source="xla")``."""
-        is_one = self.policy is not None and self.policy.source == "xla"
-        return is_one and self.size > 1
+        return self.spec.backend.borrows(self.spec)
+
+    @property
+    def target_suffix(self) -> str:
+        """What the names of its custom calls end in."""
+        return self.spec.backend.variant(self.spec)
 
     def stats(self) -> dict:
         """Returns what it did so far.
@@ -143,12 +148,11 @@ class Communicator:
         """
         self._suspend(False)
 
-    def _suspend(self, suspend):
+    def _suspend(self, suspend: bool) -> None:
         what = "suspend" if suspend else "resume"
-        if self.closed or self.world is None:
-            state = "closed" if self.closed else f"of the {self.backend!r} backend"
-            if not self.closed and self.backend == "nccl":
-                state = "XLA's own, or of groups of one"
+        backend = self.spec.backend
+        state = "closed" if self.closed else backend.suspension_refusal(self.connection)
+        if state is not None:
             raise CommunicatorError(
                 f"{what}: the communicator over axes {self.axes} (lane {self.lane!r}) "
                 f"is {state}; live ones of the 'nccl' backend can be suspended"

@@ -1,15 +1,16 @@
-"""Waiting, at the end of a process, for the programs that nobody waits for."""
+"""At exit, wait briefly for programs that still communicate, then close all."""
 
+import atexit
 import contextlib
+import os
 import sys
 import time
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 import jax
 
-if TYPE_CHECKING:
-    from jaxcomm.communicator.communicator import Communicator
+from jaxcomm.communicator import cache
+from jaxcomm.communicator.communicator import Communicator
 
 # A process that ends early takes its collectives from the others, which then report a
 # failure. One that hangs must not hold the end up: hence bounds, on the time without a
@@ -23,7 +24,7 @@ _QUIET_LOOKS = 10
 
 
 def wait_for_work(
-    members: "Iterable[Communicator]", most_seconds: float = _MOST_SECONDS
+    members: Iterable[Communicator], most_seconds: float = _MOST_SECONDS
 ) -> bool:
     """Wait until this process does nothing that other processes wait for.
 
@@ -67,3 +68,18 @@ def _is_computing() -> bool:
     with contextlib.suppress(RuntimeError, ValueError):
         return not all(array.is_ready() for array in jax.live_arrays("cpu"))
     return False
+
+
+def _at_exit() -> None:
+    try:
+        with contextlib.suppress(Exception):  # nobody is left to handle it
+            wait_for_work(cache.communicators())
+    finally:
+        # Ranks still waiting raise instead of holding the process up.
+        cache.finalize()
+
+
+def prepare() -> None:
+    """Have this process end its communicators at exit; its forks need not."""
+    atexit.register(_at_exit)
+    os.register_at_fork(after_in_child=lambda: atexit.unregister(_at_exit))

@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxcomm import _ffi, compat
 from jaxcomm.communicator import cache
-from jaxcomm.communicator.backends.nccl import communicators, registration
+from jaxcomm.communicator.backends.nccl import agreement, registration
 from jaxcomm.communicator.communicator import Communicator
 from jaxcomm.errors import CommunicatorError
 
@@ -85,23 +85,29 @@ class SymmetricPool:
                 f"SymmetricPool: bytes_per_device must be a positive integer, got "
                 f"{bytes_per_device!r}"
             )
-        refusal = communicators.refusal(mesh)
+        refusal = agreement.refusal(mesh)
         if refusal is not None:
             raise CommunicatorError(f"SymmetricPool: {refusal}")
         self.mesh = mesh
         self.closed = False
-        self._how: dict[Communicator, str] = {}
-        ordinals = [communicators.ordinal(device) for device in mesh.local_devices]
+        # By the key of the communicator.
+        self._how: dict[int, str] = {}
+        ordinals = [device.local_hardware_id for device in mesh.local_devices]
         refused = None
         try:
             self.memory = _ffi.symmetric_memory(ordinals, int(bytes_per_device))
         except RuntimeError as error:
             refused = str(error)
-        communicators.agree(mesh, "SymmetricPool", refused)
+        agreement.check_none_refused(mesh, "SymmetricPool", refused)
         self.number = registration.add(self)
         try:
             self._register(
-                member for member in cache.communicators() if self._is_for(member)
+                [
+                    member.key
+                    for member in cache.communicators()
+                    if self._is_beside(member)
+                    if member.policy is not None and member.policy.symmetric
+                ]
             )
         except BaseException:
             self.close()
@@ -122,22 +128,21 @@ class SymmetricPool:
         """Its size on all devices of this process."""
         return self.bytes * len(self.mesh.local_devices)
 
-    def is_registered_with(self, member) -> bool:
-        """Says whether a communicator's collectives may use it."""
-        how = self._how.get(member, "")
+    def is_registered_with(self, key: int) -> bool:
+        """Return whether the collectives of a communicator's key may use it."""
+        how = self._how.get(key, "")
         return how == "window" or how.startswith("buffer")
 
-    def registrations(self) -> dict:
+    def registrations(self) -> dict[Communicator, str]:
         """Returns how it is registered with each live communicator on its devices.
 
         ``"window"``: NCCL's symmetric memory; ``"buffer: ..."``: by
         ``ncclCommRegister``, and why not as a window; else why it is not registered.
         """
         return {
-            member: self._how.get(member, "CommPolicy(symmetric=False)")
+            member: self._how.get(member.key, "CommPolicy(symmetric=False)")
             for member in cache.communicators()
-            if not self.closed and member.world is not None
-            if self._has_devices_of(member)
+            if not self.closed and self._is_beside(member)
         }
 
     def zeros(self, shape, dtype="float32", spec=None) -> jax.Array:
@@ -241,19 +246,18 @@ class SymmetricPool:
         state = "closed" if self.closed else f"{self.used_bytes} used"
         return f"<SymmetricPool {self.bytes} bytes on each device, {state}>"
 
-    def register_with(self, member) -> None:
-        """Registers it with a communicator; called when that is made."""
-        self._register([member])
+    def register_with(self, key: int) -> None:
+        """Register it with a communicator; called when that is made."""
+        self._register([key])
 
-    def _register(self, members):
-        self._how |= registration.register(self, list(members))
+    def _register(self, keys: list[int]) -> None:
+        self._how |= registration.register(self, keys)
 
-    def _has_devices_of(self, member):
+    def _is_beside(self, member: Communicator) -> bool:
+        """Return whether a communicator of NCCL's joins the pool's devices."""
         ids = tuple(sorted(device for group in member.groups for device in group))
-        return ids == registration.device_ids(self.mesh)
-
-    def _is_for(self, member):
-        return registration.is_wanted(member) and self._has_devices_of(member)
+        is_made = member.world is not None
+        return is_made and ids == registration.device_ids(self.mesh)
 
     def _check_open(self):
         if self.closed:
@@ -282,7 +286,7 @@ class SymmetricPool:
         )  # fmt: skip
         parts = []
         for device in self.mesh.local_devices:
-            ordinal = communicators.ordinal(device)
+            ordinal = device.local_hardware_id
             if bytes_of_part:
                 self.memory.fill(ordinal, offset, source_of(device), bytes_of_part)
             parts.append(compat.from_dlpack(made(ordinal=ordinal), device))

@@ -2,10 +2,9 @@
 
 import html
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, overload
+from typing import overload
 
-if TYPE_CHECKING:
-    from jaxcomm.communicator.communicator import Communicator
+from jaxcomm.communicator.communicator import Communicator
 
 _COLUMNS = (
     "mesh axes",
@@ -20,15 +19,15 @@ _COLUMNS = (
 )
 
 
-class Communicators(Sequence["Communicator"]):
+class Communicators(Sequence[Communicator]):
     """Communicators that print as a table, in a notebook as HTML."""
 
-    def __init__(self, members: "Iterable[Communicator]"):
+    def __init__(self, members: Iterable[Communicator]):
         """Holds the communicators in the order given."""
         self._members = tuple(members)
 
     @overload
-    def __getitem__(self, index: int) -> "Communicator": ...
+    def __getitem__(self, index: int) -> Communicator: ...
     @overload
     def __getitem__(self, index: slice) -> "Communicators": ...
     def __getitem__(self, index):

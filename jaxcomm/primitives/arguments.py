@@ -11,6 +11,7 @@ import numpy as np
 
 from jaxcomm import compat
 from jaxcomm.communicator import replica_groups
+from jaxcomm.communicator.lane import check_lane as check_lane
 
 # Types with several elements to a byte travel as the next wider type, which holds
 # every value of theirs.
@@ -138,12 +139,6 @@ def flag(value, what: str) -> bool:
     raise TypeError(
         f"{what} must be True or False, known when the program is traced, got {value!r}"
     )
-
-
-def check_lane(lane, what: str) -> None:
-    """Raises ValueError, which calls it ``what``, unless it is a name."""
-    if not isinstance(lane, str) or not lane:
-        raise ValueError(f"{what} must be a non-empty string, got {lane!r}")
 
 
 def indices(perm, axes, name: str) -> list[int]:

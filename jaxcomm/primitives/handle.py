@@ -8,8 +8,7 @@ import jax.numpy as jnp
 
 from jaxcomm import compat
 from jaxcomm.communicator import cache, replica_groups
-from jaxcomm.communicator.backends import BACKENDS
-from jaxcomm.communicator.communicator import DEFAULT_LANE
+from jaxcomm.communicator.lane import DEFAULT_LANE
 from jaxcomm.primitives import arguments, define
 from jaxcomm.primitives.collective import Collective
 from jaxcomm.primitives.optimization_barrier import barrier
@@ -189,7 +188,7 @@ def _warn_of_sends_abreast(text, axes, lane):
     ):
         return
     if not any(
-        BACKENDS[member.backend].orders_lanes and (member.axes, member.lane) == way
+        member.orders_lanes and (member.axes, member.lane) == way
         for member in cache.communicators()
     ):
         return

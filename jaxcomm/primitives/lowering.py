@@ -22,8 +22,7 @@ import jax
 import numpy as np
 
 from jaxcomm import _ffi, compat, config
-from jaxcomm.communicator import cache, replica_groups
-from jaxcomm.communicator.backends import BACKENDS
+from jaxcomm.communicator import backends, cache, replica_groups
 from jaxcomm.primitives.binder import Binder
 
 # What the halves of a collective are called.
@@ -57,7 +56,7 @@ def register(collective) -> None:
     # The portable one needs none: XLA numbers the ranks along whatever mesh there is.
     compat.require_devices_during_lowering(primitive)
     for each in (primitive, primitive.portable):
-        for platform in ("cpu", "cuda"):
+        for platform in backends.lowering_platforms():
             compat.register_lowering(each, with_ours, platform=platform)
         compat.register_lowering(each, elsewhere)
 
@@ -106,7 +105,7 @@ def register_pair(collective) -> None:
     ):
         compat.require_devices_during_lowering(half)
         for each in (half, half.portable):
-            for platform in ("cpu", "cuda"):
+            for platform in backends.lowering_platforms():
                 compat.register_lowering(each, ours, platform=platform)
             compat.register_lowering(each, other)
 
@@ -133,7 +132,7 @@ def _lower(collective, ctx, *operands, half="", **params):
     if half and _has_halves(ctx, comm):
         target += half
     else:
-        target += BACKENDS[comm.backend].variant(comm)
+        target += comm.target_suffix
     aliases = collective.aliases(len(operands))
     return _call(
         target, aliases, collective, comm, size, ctx, operands, ctx.avals_in, **params
@@ -199,7 +198,7 @@ def _transport(
     comm = cache.for_lowering(mesh, axes, index_groups, lane, backend)
     if not comm.is_ours:
         return comm, part.sizes[0], to_xla
-    instead = BACKENDS[comm.backend].instead(collective, avals, part.sizes[0], **own)
+    instead = comm.spec.backend.instead(collective, avals, part.sizes[0], **own)
     if instead is not None:
         bind = Binder(axes, index_groups, lane, comm.backend, name)
         rule = functools.partial(compat.lower_as, functools.partial(instead, bind))

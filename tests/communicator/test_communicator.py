@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import jaxcomm
-from jaxcomm.communicator.communicator import DEFAULT_LANE
+from jaxcomm.communicator.lane import DEFAULT_LANE
 
 
 def permuted(mesh, order):

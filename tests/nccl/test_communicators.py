@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jaxcomm
-from jaxcomm.communicator.backends.nccl.policy import CommPolicy
+from jaxcomm.communicator.policy import CommPolicy
 
 pytestmark = pytest.mark.usefixtures("stand_in")
 

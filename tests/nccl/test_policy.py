@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from jaxcomm.communicator.backends.nccl.policy import CommPolicy
+from jaxcomm.communicator.policy import CommPolicy
 
 MOST = 2**31 - 1
 LEAST = {
