@@ -63,6 +63,7 @@ def for_lowering(
     grid = replica_groups.grid_of(mesh)
     partition = replica_groups.partition(grid, axes, index_groups)
     with _lock:
+        _choices.check_lane(grid, lane)
         chosen = _choices.find(grid, partition, lane)
         if backend is not None:
             chosen = Choice(backend, chosen.policy, chosen.timeout)

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from jaxcomm import config
-from jaxcomm.communicator import cache, replica_groups
+from jaxcomm.communicator import backends, cache, replica_groups
 from jaxcomm.communicator.choices import Choice
 from jaxcomm.communicator.lane import DEFAULT_LANE, check_lane
 from jaxcomm.communicator.policy import CommPolicy
@@ -35,13 +35,16 @@ def init(
         axis, and one over all axes if there are several.
       lanes: names of lanes, one communicator each. ``host``: a lane is only a label;
         operations overlap anyway. ``nccl``: operations of one lane run in order, and
-        lanes with resources of their own may overlap. ``xla`` ignores it.
+        lanes with resources of their own may overlap. ``xla`` ignores it. Once a mesh
+        has lanes, a call in a lane that it does not have raises. It always has
+        ``"default"``, and calling this again adds lanes.
       backend: ``"host"``, ``"nccl"``, ``"xla"``, or None: the ``JAXCOMM_BACKEND``
         variable, else ``"nccl"`` for NVIDIA GPUs where NCCL can be loaded, ``"host"``
         for CPU devices whose groups lie on one host, ``"xla"`` for the rest.
         Programs compiled later use the choice; one compiled earlier keeps the
         communicator it was compiled for.
-      policy: how NCCL makes them; other backends ignore it.
+      policy: how NCCL makes them. A backend that the platform chooses may take no
+        policy, and leaves it aside; ``backend=`` must name one that does.
       timeout: seconds (or a ``datetime.timedelta``) that a rank waits for the others in
         one operation before it raises. If None, the ``JAXCOMM_TIMEOUT`` variable, else
         300 s. ``xla`` has timeouts of its own. ``JAXCOMM_TIMEOUT`` alone bounds the
@@ -53,8 +56,8 @@ def init(
     Raises:
       TypeError: if mesh is not a concrete mesh, lanes are no names, policy is no
         :class:`CommPolicy`, or timeout is no number.
-      ValueError: if an axis is not one of the mesh's, the backend is unknown, or the
-        timeout is not positive.
+      ValueError: if an axis is not one of the mesh's, the backend is unknown or takes
+        no policy, or the timeout is not positive.
       CommunicatorError: if the backend cannot serve these devices or failed to, the
         bound on live communicators is reached, or one that is live has another timeout
         than the one asked for.
@@ -78,6 +81,7 @@ def init(
             f"init: policy must be a jaxcomm.CommPolicy or None, got {policy!r}. Pass "
             f"its fields by name, as in jaxcomm.CommPolicy(max_ctas=8)."
         )
+    backends.check_policy(backend, policy)
     choice = Choice(backend, policy, _seconds(timeout))
     grid = replica_groups.grid_of(mesh)
     partitions = [

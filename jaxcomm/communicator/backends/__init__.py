@@ -14,6 +14,7 @@ from jaxcomm.communicator.backends.backend import Connection as Connection
 from jaxcomm.communicator.backends.host import HostBackend
 from jaxcomm.communicator.backends.nccl.backend import NcclBackend
 from jaxcomm.communicator.backends.xla import XlaBackend
+from jaxcomm.communicator.policy import CommPolicy
 from jaxcomm.communicator.replica_groups import Partition
 from jaxcomm.errors import CommunicatorError
 
@@ -82,6 +83,21 @@ def named(name: str) -> Backend:
             f"let the platform choose"
         )
     return BACKENDS[name]
+
+
+def check_policy(backend: str | None, policy: CommPolicy | None) -> None:
+    """Raise ValueError if somebody chose a policy and a backend that takes none.
+
+    If the platform chooses the backend, it may leave the policy aside: one program
+    serves GPUs and CPU devices.
+    """
+    if backend is None or policy is None or named(backend).takes_policy:
+        return
+    takers = " or ".join(repr(b.name) for b in BACKENDS.values() if b.takes_policy)
+    raise ValueError(
+        f"init: backend {backend!r} takes no policy, got {policy}. Leave the policy "
+        f"out, or choose backend={takers}, or None to let the platform choose"
+    )
 
 
 def orders_lanes(name: str) -> bool:
