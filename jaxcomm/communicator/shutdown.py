@@ -13,13 +13,13 @@ from jaxcomm.communicator import cache
 from jaxcomm.communicator.communicator import Communicator
 
 # A process that ends early takes its collectives from the others, which then report a
-# failure. One that hangs must not hold the end up: hence bounds, on the time without a
-# collective that ends, and on all of it.
+# failure. A collective that hangs must not delay the end. So there are two bounds: on
+# the time in which no collective ends, and on all of it.
 _MOST_SECONDS = 2.0
 _MOST_SECONDS_OF_PROGRESS = 30.0
 _LOOK_SECONDS = 0.005
-# In a row: between two collectives of a program nobody waits for a moment, which is
-# longer where cores are shared.
+# In a row: between two collectives a program is quiet for a moment, which is longer on
+# shared cores.
 _QUIET_LOOKS = 10
 
 
@@ -28,17 +28,17 @@ def wait_for_work(
 ) -> bool:
     """Wait until this process does nothing that other processes wait for.
 
-    An array that is not yet computed tells of a program; one whose results nobody keeps
-    is seen by its collectives alone, so that it is missed where it computes for long
-    before the next one.
+    An array that is not yet computed shows that a program runs. If nobody keeps its
+    results, only its collectives show it. Then this misses a program that computes for
+    long before its next collective.
 
     Args:
-      members: the live communicators; those within the process are passed over.
-      most_seconds: how long to wait for what goes on no further.
+      members: the live communicators. Those within the process are skipped.
+      most_seconds: how long to wait while no collective ends.
 
     Returns:
       Whether all is done. False at once after an exception that nobody caught: the
-      others may never come.
+      other processes may never come.
     """
     members = [member for member in members if member.neighbors is not None]
     if not members:

@@ -21,25 +21,25 @@ _BFLOAT16 = 4
 class SymmetricPool:
     """Memory of equal size on every GPU of a mesh, for arrays that NCCL need not copy.
 
-    It is allocated with ``ncclMemAlloc`` and registered as a window with every
-    communicator of the ``nccl`` backend on these devices, now and whenever one is
-    made; once for each, never by a call. Where NCCL refuses, collectives work as
+    jaxcomm allocates it with ``ncclMemAlloc`` and registers it as a window with every
+    communicator of the ``nccl`` backend on these devices, now and whenever one is made.
+    It registers once for each, never in a call. If NCCL refuses, collectives work as
     without it, and :meth:`registrations` says why.
 
-    A collective uses it when its operand and its result both lie in it. XLA puts
-    results elsewhere, unless they take the place of an array that the program is given
-    to keep: donate a second array of the pool, as below, and let the two change roles.
-    ``Communicator.stats()["symmetric_calls"]`` counts the calls that used it. Where one
-    of the two lies in it and the other does not, sends (``ppermute``, ``all_to_all``,
-    ``gather``, ``scatter``) are refused, unless copy engines do them and no rank is
-    late for these: NCCL may hang there. Give every process arrays of the pool, or none:
-    NCCL assumes that what one rank holds in a window, all do. (CPU devices, which a
-    stand-in for NCCL serves in tests, copy what is donated: there no result lies in a
-    pool.)
+    A collective uses the pool if its operand and its result both lie in it. XLA puts a
+    result there only in place of a donated array. So donate a second array of the pool,
+    as below, and let the two change roles.
+    ``Communicator.stats()["symmetric_calls"]`` counts the calls that used it.
+
+    If only one of operand and result lies in the pool, sends (``ppermute``,
+    ``all_to_all``, ``gather``, ``scatter``) raise, because NCCL may hang. Sends that
+    copy engines do are allowed, unless a rank is late for them. Give every process
+    arrays of the pool, or none: NCCL assumes that all ranks hold an array in a window
+    if one does. CPU devices copy donated arrays. There, with the stand-in for NCCL of
+    the tests, no result lies in a pool.
 
     Every process of the mesh makes the same pools, and takes the same arrays from
-    them, in the same order. Memory of arrays that are gone is taken back by
-    :meth:`reset`, all at once.
+    them, in the same order. :meth:`reset` takes back the memory of all arrays at once.
 
     Args:
       mesh: a ``jax.sharding.Mesh`` of NVIDIA GPUs.
@@ -69,7 +69,7 @@ class SymmetricPool:
     """
 
     def __init__(self, mesh: jax.sharding.Mesh, bytes_per_device: int):
-        """Allocates the memory and registers it with the live communicators."""
+        """Allocate the memory and register it with the live communicators."""
         if not isinstance(mesh, jax.sharding.Mesh):
             raise TypeError(
                 f"SymmetricPool: mesh must be a jax.sharding.Mesh, got "
@@ -120,7 +120,7 @@ class SymmetricPool:
 
     @property
     def used_bytes(self) -> int:
-        """What arrays took of that, since the last :meth:`reset`."""
+        """What arrays took of :attr:`bytes` since the last :meth:`reset`."""
         return self.memory.used_bytes
 
     @property
@@ -134,7 +134,7 @@ class SymmetricPool:
         return how == "window" or how.startswith("buffer")
 
     def registrations(self) -> dict[Communicator, str]:
-        """Returns how it is registered with each live communicator on its devices.
+        """Return how it is registered with each live communicator on its devices.
 
         ``"window"``: NCCL's symmetric memory; ``"buffer: ..."``: by
         ``ncclCommRegister``, and why not as a window; else why it is not registered.
@@ -146,7 +146,7 @@ class SymmetricPool:
         }
 
     def zeros(self, shape, dtype="float32", spec=None) -> jax.Array:
-        """Returns an array of zeros that lies in the pool.
+        """Return an array of zeros that lies in the pool.
 
         Args:
           shape: of the whole array.
@@ -183,7 +183,7 @@ class SymmetricPool:
         )
 
     def device_put(self, x: jax.Array) -> jax.Array:
-        """Returns a copy of an array that lies in the pool, split alike.
+        """Return a copy of an array that lies in the pool, split alike.
 
         Args:
           x: a ``jax.Array`` with a ``NamedSharding`` on the pool's devices.
@@ -215,7 +215,7 @@ class SymmetricPool:
         )  # fmt: skip
 
     def reset(self) -> None:
-        """Takes the memory of all arrays back; every process calls it.
+        """Take the memory of all arrays back; every process calls it.
 
         Raises:
           ValueError: if some of them still exist.
@@ -227,7 +227,7 @@ class SymmetricPool:
             raise ValueError(f"SymmetricPool.reset: {error}; delete them") from None
 
     def close(self) -> None:
-        """Deregisters and frees the memory. Closing twice is harmless.
+        """Deregister and free the memory. Closing twice is harmless.
 
         Raises:
           ValueError: if some of its arrays still exist.
@@ -242,7 +242,7 @@ class SymmetricPool:
         self._how.clear()
 
     def __repr__(self) -> str:
-        """Says in one line how much there is and what is used."""
+        """Say in one line how much there is and what is used."""
         state = "closed" if self.closed else f"{self.used_bytes} used"
         return f"<SymmetricPool {self.bytes} bytes on each device, {state}>"
 

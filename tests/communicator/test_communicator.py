@@ -288,8 +288,8 @@ def test_a_lane_that_nobody_declared_is_refused(make_mesh, counted, psum_over):
     with pytest.raises(
         jaxcomm.CommunicatorError,
         match=r"lane 'vaules' is not declared for this mesh of axes \('i',\): its "
-        r"lanes are 'default', 'keys', 'values'\. Use one of them, or declare it on every "
-        r"process: jaxcomm\.init\(mesh, lanes=\('vaules',\)\)",
+        r"lanes are 'default', 'keys', 'values'\. Use one of them, or declare it on "
+        r"every process: jaxcomm\.init\(mesh, lanes=\('vaules',\)\)",
     ):
         psum_over(mesh, lane="vaules")(X)
     assert counted() == {"created": 2, "live": 2}
