@@ -105,11 +105,13 @@ class Status:
     Attributes:
       is_available: whether it can.
       text: a line about it, or why not.
+      is_fine: False if that is a problem of this process; None if nobody may want it.
       details: what else there is to know, of JSON's types.
     """
 
     is_available: bool
     text: str
+    is_fine: bool | None = True
     details: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 

@@ -87,7 +87,7 @@ class HostBackend(Backend):
             jax.devices("cpu")
         except compat.NO_DEVICES:
             text = "unavailable: JAX has no CPU devices; see JAX_PLATFORMS"
-            return Status(False, text, {"reason": text})
+            return Status(False, text, False, {"reason": text})
         return Status(True, "available, for CPU devices")
 
     def memory(

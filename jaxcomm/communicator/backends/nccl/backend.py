@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 
+from jaxcomm import config
 from jaxcomm.communicator import failures
 from jaxcomm.communicator.backends.backend import (
     Backend,
@@ -90,7 +91,10 @@ class NcclBackend(Backend):
         """Serve where NCCL can be loaded."""
         found = library.load()
         if isinstance(found, str):
-            return Status(False, f"unavailable: {found}", {"reason": found})
+            # A problem if somebody named the library; others may not want any.
+            is_fine = False if config.nccl_library() else None
+            text = f"unavailable: {found}"
+            return Status(False, text, is_fine, {"reason": found})
         shares = found.version_code >= _MANY_RANKS_ON_A_GPU
         text = (
             f"NCCL {found.version} from {found.path}, for NVIDIA GPUs (CUDA "
@@ -99,7 +103,7 @@ class NcclBackend(Backend):
         )
         if found.missing:
             text += f"; it lacks {', '.join(found.missing)}"
-        return Status(True, text, dataclasses.asdict(found))
+        return Status(True, text, True, dataclasses.asdict(found))
 
     def memory(
         self,
