@@ -37,16 +37,12 @@ from jaxcomm.collectives.split_phase import (
     ring_shift_start,
 )
 from jaxcomm.communicator import cpu_threads as _cpu_threads
-from jaxcomm.communicator.backends.nccl.policy import CommPolicy
-from jaxcomm.communicator.cache import (
-    communicators,
-    counters,
-    finalize,
-    init,
-    memory_report,
-)
+from jaxcomm.communicator import shutdown as _shutdown  # noqa: F401 -- registers
+from jaxcomm.communicator.cache import communicators, finalize
 from jaxcomm.communicator.communicator import Communicator
-from jaxcomm.communicator.stats import Counters, MemoryRow
+from jaxcomm.communicator.init import init
+from jaxcomm.communicator.policy import CommPolicy
+from jaxcomm.communicator.stats import Counters, MemoryRow, counters, memory_report
 from jaxcomm.communicator.symmetric_pool import SymmetricPool
 from jaxcomm.communicator.table import Communicators
 from jaxcomm.diagnostics.compiled import CollectiveCounts, collectives_of
@@ -111,6 +107,7 @@ __all__ = [
 
 # Before anything makes JAX's CPU client.
 _cpu_threads.prepare()
+_shutdown.prepare()
 
 try:
     __version__ = _version("jaxcomm")

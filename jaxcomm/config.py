@@ -4,25 +4,25 @@ None changes a result. ``JAXCOMM_BACKEND`` is read when the package is imported,
 others when a communicator is created.
 
 ``JAXCOMM_BACKEND``
-    Backend of communicators nobody chose one for, ``host``, ``nccl`` or ``xla``.
+    Backend of communicators for which nobody chose one: ``host``, ``nccl``, ``xla``.
     Default: by platform.
 ``JAXCOMM_TIMEOUT``
     Seconds a rank waits for the others before it raises. Default: 300.
 ``JAXCOMM_NCCL_LIBRARY``
     Path of the libnccl to load. Default: the one XLA uses. A stand-in that works on
-    host memory also serves CPU devices, where ``backend="nccl"`` is asked for.
+    host memory also serves CPU devices, if you ask for ``backend="nccl"``.
 ``JAXCOMM_MAX_COMMUNICATORS``
-    Live communicators at which creating another is an error. Default: 256.
+    The most live communicators. Creating another raises. Default: 256.
 ``JAXCOMM_CHECK``
-    1: before each call of the ``nccl`` backend ranks compare what they call, wait for
-    one another on the host, and raise on all where they differ, naming the odd rank.
-    NCCL compares nothing. It is for finding such a mistake: every call waits for all
-    that its device was given before. The same on all processes. Default: 0.
+    1: ranks compare what they call before each call of the ``nccl`` backend. They wait
+    for one another on the host. If they differ, all raise and name the odd rank. NCCL
+    compares nothing. Use it to find such a mistake: every call waits for all earlier
+    work of its device. Set it alike on all processes. Default: 0.
 ``JAXCOMM_DUMP_DIR``
     Folder for flight records, made if it is missing. Process ``i`` writes
     ``flight-record-<i>.json`` there when a collective fails, when the program ends by
-    an exception, and on SIGUSR1, over what it wrote before. Default: no files; SIGUSR1
-    then prints to stderr.
+    an exception, and on SIGUSR1. It overwrites an older one. Default: no files, and
+    SIGUSR1 prints to stderr.
 """
 
 import os
@@ -40,7 +40,7 @@ def backend() -> str | None:
 
 
 def timeout_seconds() -> float:
-    """Returns how long a rank waits for the others, in seconds.
+    """Return how long a rank waits for the others, in seconds.
 
     Raises:
       ValueError: if ``JAXCOMM_TIMEOUT`` is not a positive number.
@@ -49,7 +49,7 @@ def timeout_seconds() -> float:
 
 
 def max_communicators() -> int:
-    """Returns the largest number of live communicators.
+    """Return the largest number of live communicators.
 
     Raises:
       ValueError: if ``JAXCOMM_MAX_COMMUNICATORS`` is not a positive integer.
@@ -60,7 +60,7 @@ def max_communicators() -> int:
 
 
 def check() -> bool:
-    """Returns whether ranks compare their calls over NCCL.
+    """Return whether ranks compare their calls over NCCL.
 
     Raises:
       ValueError: if ``JAXCOMM_CHECK`` is neither 0 nor 1.
@@ -72,12 +72,12 @@ def check() -> bool:
 
 
 def nccl_library() -> str | None:
-    """Returns the path of the libnccl to load, None for the one XLA uses."""
+    """Return the path of the libnccl to load, None for the one XLA uses."""
     return os.environ.get("JAXCOMM_NCCL_LIBRARY") or None
 
 
 def dump_dir() -> str | None:
-    """Returns the absolute path of the folder for flight records, None for none.
+    """Return the absolute path of the folder for flight records, None for none.
 
     Raises:
       ValueError: if ``JAXCOMM_DUMP_DIR`` names no folder that can be written to.
@@ -101,6 +101,15 @@ def dump_dir() -> str | None:
     )
 
 
+def is_in_range(value: float) -> bool:
+    """Return whether a timeout or a bound is positive and finite: every wait ends.
+
+    >>> is_in_range(300), is_in_range(0), is_in_range(float("nan"))
+    (True, False, False)
+    """
+    return 0 < value < 1e9  # also refuses NaN, which compares false
+
+
 def _positive(name, default, kind, unit):
     text = os.environ.get(name)
     if not text:
@@ -109,8 +118,7 @@ def _positive(name, default, kind, unit):
         value = kind(text)
     except ValueError:
         value = 0
-    # Also refuses NaN, which compares false, and infinity: every wait ends.
-    if not 0 < value < 1e9:
+    if not is_in_range(value):
         raise ValueError(
             f"{name} is {text!r}; it must be a positive number of {unit}. "
             f"Unset it for the default, {default}."

@@ -8,8 +8,7 @@ class OutOfRangeError(ValueError, IndexError):
 class CommunicatorError(RuntimeError):
     """A communicator is missing, closed, of another mesh, or cannot be made.
 
-    The text says which call puts it right. Errors met while a program runs come
-    from XLA instead, with the same text: as ``jax.errors.JaxRuntimeError``, or as
-    ``ValueError`` where JAX meets them while it converts an array, as it may with one
-    device per process.
+    The text names the call that puts it right. While a program runs, XLA raises with
+    the same text: ``jax.errors.JaxRuntimeError``, or ``ValueError`` if JAX meets the
+    error while it converts an array, as it may with one device per process.
     """

@@ -7,7 +7,7 @@ import time
 import rich.progress
 
 import jaxcomm
-from jaxcomm.communicator.table import bytes_text
+from jaxcomm.communicator import text_table
 
 
 class Timings:
@@ -138,4 +138,4 @@ def traffic(communicators: jaxcomm.Communicators) -> str:
     stats = [member.stats() for member in communicators]
     calls = sum(sum(each["calls"].values()) for each in stats)
     moved = sum(each["bytes"] for each in stats)
-    return f"{calls:,} collective calls were handed {bytes_text(moved)}"
+    return f"{calls:,} collective calls were handed {text_table.size(moved)}"

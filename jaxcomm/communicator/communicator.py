@@ -1,12 +1,11 @@
 """One communicator: what it joins, what it did, and how it ends."""
 
 from collections.abc import Callable
+from typing import Any
 
 from jaxcomm import _ffi
-from jaxcomm.communicator import replica_groups
+from jaxcomm.communicator.backends.backend import CommunicatorSpec, Connection
 from jaxcomm.errors import CommunicatorError
-
-DEFAULT_LANE = "default"
 
 
 def check_lane(lane, what: str) -> None:
@@ -21,51 +20,53 @@ class Communicator:
     Attributes:
       axes: the mesh axes it joins.
       index_groups: the ``axis_index_groups`` it is divided by, or None.
-      lane: its lane; operations of one lane are ordered, those of different lanes
-        may overlap.
-      backend: ``"host"`` (our own transport), ``"nccl"`` or ``"xla"`` (XLA's
-        collectives).
+      lane: its lane. Operations of different lanes may overlap.
+      backend: name of its backend: ``"host"`` (our own transport), ``"nccl"`` or
+        ``"xla"`` (XLA's collectives).
       is_ours: whether its operations are custom calls of this package, which counts
-        and records them; those of the ``xla`` backend run inside XLA.
+        and records them. Operations of the ``xla`` backend run inside XLA.
+      orders_lanes: whether operations of its lane run one after the other.
+      platform: of its devices, as JAX names it.
       transport: how its bytes travel: ``"memory"``, ``"shared memory"``, ``"NCCL "``
         and its version, ``"xla"``, or ``"xla: "`` and why it is not one of the others.
+      neighbors: the processes that share memory, if its groups span several.
       policy: how NCCL was asked to make it; None for other backends.
       timeout: seconds a rank waits for the others before it raises. The ``xla``
-        backend has deadlines of its own.
+        backend has timeouts of its own.
       groups: global device ids of each group, in rank order.
       key: the content hash by which compiled programs name it.
       closed: whether :meth:`close` or :func:`finalize` ended it.
+      spec: what it was made from.
+      connection: what its backend made.
     """
 
     def __init__(
-        self, grid, part, lane, platform, choice, policy, timeout: float, end: Callable
+        self,
+        spec: CommunicatorSpec,
+        connection: Connection,
+        end: Callable[["Communicator"], object],
     ):
-        """Describes the communicator; :func:`init` also makes it live.
-
-        ``end`` is called with it when it is closed.
-        """
-        self.grid = grid
-        self.axes = part.axes
-        self.index_groups = part.index_groups
-        self.lane = lane
-        self.backend = choice.backend.name
-        self.is_ours = choice.backend.is_ours
-        self.platform = platform
-        self.transport = choice.transport
-        self.neighbors = choice.neighbors
-        self.groups = part.groups
-        self.policy = policy if choice.backend.takes_policy else None
-        self.timeout = timeout
-        self.closed = True
+        """Show what a backend made; closing it calls ``end`` with it."""
+        self.spec = spec
+        self.connection = connection
+        self.axes = spec.partition.axes
+        self.index_groups = spec.partition.index_groups
+        self.groups = spec.partition.groups
+        self.lane = spec.lane
+        self.backend = spec.backend.name
+        self.is_ours = spec.backend.is_ours
+        self.orders_lanes = spec.backend.orders_lanes
+        self.platform = spec.platform
+        self.transport = connection.transport
+        self.neighbors = connection.neighbors
+        self.policy = spec.policy
+        self.timeout = spec.timeout
+        self.key = spec.key
+        self.closed = False
         self._end = end
-        self.key = replica_groups.key(
-            grid, part, lane, self.backend, repr(self.policy) if self.policy else ""
-        )
-        # What it was split off, which lives as long as this.
-        self.world: _ffi.NcclWorld | None = None
 
     def __reduce__(self):
-        """Refuses: a copy would be another object with the same communicator."""
+        """Refuse: a copy would be another object with the same communicator."""
         raise TypeError(
             "a communicator cannot be copied or pickled: it belongs to this process. "
             "Get it anew from jaxcomm.init or jaxcomm.communicators()"
@@ -74,32 +75,47 @@ class Communicator:
     @property
     def size(self) -> int:
         """The number of devices of its largest group."""
-        return max(len(group) for group in self.groups)
+        return self.spec.size
+
+    @property
+    def world(self) -> _ffi.NcclWorld | None:
+        """NCCL's communicator of the whole mesh, which this one was split off."""
+        return self.connection.world
 
     @property
     def borrows(self) -> bool:
         """Whether XLA lends NCCL's communicator: ``CommPolicy(source="xla")``."""
-        is_one = self.policy is not None and self.policy.source == "xla"
-        return is_one and self.size > 1
+        return self.spec.backend.borrows(self.spec)
 
-    def stats(self) -> dict:
-        """Returns what it did so far.
+    @property
+    def target_suffix(self) -> str:
+        """What the names of its custom calls end in."""
+        return self.spec.backend.variant(self.spec)
+
+    def stats(self) -> dict[str, Any]:
+        """Return what it did so far.
 
         Returns:
-          ``calls``: completed collectives by name, as one group counts them;
-          ``bytes``: handed in by the ranks of this process; ``host_bytes``: held by
-          the communicator itself, ``device_bytes`` likewise on devices;
-          ``in_flight``: collectives some rank waits in; ``symmetric_calls``: of the
-          ``nccl`` backend, those whose arrays all lay in a :class:`SymmetricPool`;
-          ``copied_calls``: those that copy engines did; ``one_shot_calls``: small sums
-          that a kernel of this package did; ``one_shot``: of the ``nccl`` backend,
-          whether there is one, ``"yes"`` or ``"no: "`` and why;
-          ``is_suspended``.
-          All zero for the ``xla`` backend, whose collectives run inside XLA.
+          A dictionary. All is zero for the ``xla`` backend, whose collectives run
+          inside XLA.
+
+          * ``calls``: completed collectives by name, as one group counts them;
+          * ``bytes``: handed in by the ranks of this process;
+          * ``host_bytes``: held by the communicator itself;
+          * ``device_bytes``: likewise on devices;
+          * ``in_flight``: collectives some rank waits in;
+          * ``symmetric_calls``: calls of the ``nccl`` backend whose arrays all lay in a
+            :class:`SymmetricPool`;
+          * ``copied_calls``: calls that copy engines did;
+          * ``one_shot_calls``: small sums that a kernel of this package did;
+          * ``one_shot``: whether the ``nccl`` backend has that kernel here, ``"yes"``
+            or ``"no: "`` and why;
+          * ``is_suspended``: whether :meth:`suspend` gave its device memory back.
 
         Example:
-          >>> communicator.stats()["calls"]  # doctest: +SKIP
-          {'psum': 20, 'ppermute': 3}
+          >>> (communicator,) = jaxcomm.init(mesh, "context")
+          >>> communicator.stats()["calls"]
+          {}
         """
         found = _ffi.stats(self.key) if self.is_ours and not self.closed else {}
         return {
@@ -109,7 +125,7 @@ class Communicator:
         }  # fmt: skip
 
     def close(self) -> None:
-        """Ends it; whoever waits in it gets an error. Closing twice is harmless.
+        """End it. Ranks that wait in it raise. Closing twice is harmless.
 
         Programs compiled for it raise until :func:`init` makes it anew.
         """
@@ -121,11 +137,12 @@ class Communicator:
         return bool(self.stats()["is_suspended"])
 
     def suspend(self) -> None:
-        """Gives its device memory back until :meth:`resume`; every process calls it.
+        """Give its device memory back until :meth:`resume`; every process calls it.
 
-        Call ``jax.block_until_ready`` on what programs gave first: it waits for the
-        operations on their way, but those that come when there are none fail, also of a
-        program that was called before and has yet to run. Suspending twice is harmless.
+        Call ``jax.block_until_ready`` on the results of programs first. Suspending
+        waits for operations under way. Operations that begin later fail, also those of
+        a program that was called before and has yet to run. Suspending twice is
+        harmless.
 
         Raises:
           CommunicatorError: if it is closed, not of the ``nccl`` backend, shares its
@@ -134,27 +151,26 @@ class Communicator:
             ``timeout`` seconds, which ends the communicator.
 
         Example:
-          >>> jax.block_until_ready(state)  # doctest: +SKIP
-          >>> communicator.suspend()  # doctest: +SKIP
-          >>> communicator.suspended  # doctest: +SKIP
-          True
+          >>> (communicator,) = jaxcomm.init(mesh, "context", backend="host")
+          >>> communicator.suspend()
+          Traceback (most recent call last):
+          jaxcomm.errors.CommunicatorError: suspend: ... is of the 'host' backend; ...
         """
         self._suspend(True)
 
     def resume(self) -> None:
-        """Takes the memory that :meth:`suspend` gave back; every process calls it.
+        """Take the memory that :meth:`suspend` gave back; every process calls it.
 
         Raises:
           CommunicatorError: as :meth:`suspend` does.
         """
         self._suspend(False)
 
-    def _suspend(self, suspend):
+    def _suspend(self, suspend: bool) -> None:
         what = "suspend" if suspend else "resume"
-        if self.closed or self.world is None:
-            state = "closed" if self.closed else f"of the {self.backend!r} backend"
-            if not self.closed and self.backend == "nccl":
-                state = "XLA's own, or of groups of one"
+        backend = self.spec.backend
+        state = "closed" if self.closed else backend.suspension_refusal(self.connection)
+        if state is not None:
             raise CommunicatorError(
                 f"{what}: the communicator over axes {self.axes} (lane {self.lane!r}) "
                 f"is {state}; live ones of the 'nccl' backend can be suspended"
@@ -165,15 +181,15 @@ class Communicator:
             raise CommunicatorError(f"{what}: {error}") from None
 
     def __enter__(self) -> "Communicator":
-        """Returns itself; the end of the ``with`` block closes it."""
+        """Return itself; the end of the ``with`` block closes it."""
         return self
 
     def __exit__(self, *exc_info) -> None:
-        """Closes it."""
+        """Close it."""
         self.close()
 
     def __repr__(self) -> str:
-        """Says in one line what it joins."""
+        """Say in one line what it joins."""
         state = "closed" if self.closed else "live"
         return (
             f"<Communicator axes={self.axes} lane={self.lane!r} backend={self.backend} "

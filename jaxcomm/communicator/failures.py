@@ -22,6 +22,10 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import jax
+
+from jaxcomm import _ffi, compat
+
 _FOLDER = "jaxcomm/failures"
 # A look into this process takes a microsecond.
 _TICK_SECONDS = 0.1
@@ -39,7 +43,7 @@ class Failure:
     """The first failure of a process.
 
     Attributes:
-      order: the how many-th of the job it is; the store counts.
+      order: 1-based position among the failures of the job; the store counts.
       process: where it happened, as JAX numbers processes.
       text: what happened.
     """
@@ -216,11 +220,6 @@ def watch(unique_id: str, world: object) -> None:
       unique_id: of NCCL, in hexadecimal digits.
       world: the communicator of the whole mesh.
     """
-    # Not above: the extension needs no JAX, and whoever tests this needs neither.
-    import jax
-
-    from jaxcomm import _ffi, compat
-
     global _watch
     store = compat.key_value_store()
     if store is None:

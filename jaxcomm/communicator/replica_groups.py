@@ -9,7 +9,9 @@ import hashlib
 import json
 import math
 from collections.abc import Sequence
+from typing import Any
 
+import jax
 import numpy as np
 
 IndexGroups = tuple[tuple[int, ...], ...] | None
@@ -50,8 +52,8 @@ class Partition:
         return tuple(len(group) for group in self.groups)
 
 
-def grid_of(mesh) -> DeviceGrid:
-    """Returns the device grid of a ``jax.sharding.Mesh``."""
+def grid_of(mesh: jax.sharding.Mesh) -> DeviceGrid:
+    """Return the device grid of a ``jax.sharding.Mesh``."""
     return DeviceGrid(
         axis_names=tuple(mesh.axis_names),
         shape=tuple(mesh.devices.shape),
@@ -59,8 +61,8 @@ def grid_of(mesh) -> DeviceGrid:
     )
 
 
-def canonical_axes(axis_name) -> tuple[str, ...]:
-    """Returns the axis names as a tuple, from a name or a sequence of names."""
+def canonical_axes(axis_name: Any) -> tuple[str, ...]:
+    """Return the axis names as a tuple, from a name or a sequence of names."""
     if isinstance(axis_name, (tuple, list)):
         return tuple(axis_name)
     return (axis_name,)
@@ -69,7 +71,7 @@ def canonical_axes(axis_name) -> tuple[str, ...]:
 def canonical_index_groups(
     index_groups: Sequence[Sequence[int]] | None, axis_size: int | None = None
 ) -> IndexGroups:
-    """Returns ``axis_index_groups`` as nested tuples, checked.
+    """Return ``axis_index_groups`` as nested tuples, checked.
 
     Raises:
       ValueError: if the groups do not hold every index exactly once, or one is empty.
@@ -94,10 +96,13 @@ def canonical_index_groups(
 def partition(
     grid: DeviceGrid, axes: Sequence[str], index_groups: IndexGroups = None
 ) -> Partition:
-    """Divides the devices of a grid into the groups of a collective.
+    """Divide the devices of a grid into the groups of a collective.
 
     Ranks count in row-major order of ``axes``, in the order given, as
     ``jax.lax.axis_index(axes)`` does.
+
+    Raises:
+      ValueError: if an axis is not the grid's, or is named twice.
 
     Example:
       >>> grid = DeviceGrid(("data", "context"), (2, 2), (0, 1, 2, 3))
@@ -128,9 +133,9 @@ def partition(
 
 
 def key(
-    grid: DeviceGrid, part: Partition, lane: str, backend: str, policy: str = ""
+    grid: DeviceGrid, partition: Partition, lane: str, backend: str, policy: str = ""
 ) -> int:
-    """Returns the content hash that names a communicator, a signed 64-bit integer.
+    """Return the content hash that names a communicator, a signed 64-bit integer.
 
     It goes into the compiled program, so it holds nothing of this process: no
     pointer, handle, process id or rank.
@@ -141,8 +146,8 @@ def key(
             grid.axis_names,
             grid.shape,
             grid.device_ids,
-            part.axes,
-            part.index_groups,
+            partition.axes,
+            partition.index_groups,
             lane,
             backend,
             *([policy] if policy else []),
@@ -153,7 +158,7 @@ def key(
 
 
 def in_mesh_order(axes: Sequence[str], mesh_axes: Sequence[str]) -> tuple[str, ...]:
-    """Returns the axes with those of the mesh in the mesh's order.
+    """Return the axes with those of the mesh in the mesh's order.
 
     ``jax.lax.ppermute`` counts devices in that order, however its axes are named. Axes
     that are not the mesh's (``jax.vmap``'s) keep their places.
@@ -170,7 +175,7 @@ def in_mesh_order(axes: Sequence[str], mesh_axes: Sequence[str]) -> tuple[str, .
 def ranks_in_mesh_order(
     axes: Sequence[str], sizes: Sequence[int], mesh_axes: Sequence[str]
 ) -> list[int]:
-    """Returns for each rank along the axes as given its rank in the mesh's order.
+    """Return for each rank along the axes as given its rank in the mesh's order.
 
     Args:
       axes: names, in an order of the caller's, in which ``jax.lax.axis_index`` counts.

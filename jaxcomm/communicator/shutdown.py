@@ -1,43 +1,44 @@
-"""Waiting, at the end of a process, for the programs that nobody waits for."""
+"""At exit, wait briefly for programs that still communicate, then close all."""
 
+import atexit
 import contextlib
+import os
 import sys
 import time
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 import jax
 
-if TYPE_CHECKING:
-    from jaxcomm.communicator.communicator import Communicator
+from jaxcomm.communicator import cache
+from jaxcomm.communicator.communicator import Communicator
 
 # A process that ends early takes its collectives from the others, which then report a
-# failure. One that hangs must not hold the end up: hence bounds, on the time without a
-# collective that ends, and on all of it.
+# failure. A collective that hangs must not delay the end. So there are two bounds: on
+# the time in which no collective ends, and on all of it.
 _MOST_SECONDS = 2.0
 _MOST_SECONDS_OF_PROGRESS = 30.0
 _LOOK_SECONDS = 0.005
-# In a row: between two collectives of a program nobody waits for a moment, which is
-# longer where cores are shared.
+# In a row: between two collectives a program is quiet for a moment, which is longer on
+# shared cores.
 _QUIET_LOOKS = 10
 
 
 def wait_for_work(
-    members: "Iterable[Communicator]", most_seconds: float = _MOST_SECONDS
+    members: Iterable[Communicator], most_seconds: float = _MOST_SECONDS
 ) -> bool:
     """Wait until this process does nothing that other processes wait for.
 
-    An array that is not yet computed tells of a program; one whose results nobody keeps
-    is seen by its collectives alone, so that it is missed where it computes for long
-    before the next one.
+    An array that is not yet computed shows that a program runs. If nobody keeps its
+    results, only its collectives show it. Then this misses a program that computes for
+    long before its next collective.
 
     Args:
-      members: the live communicators; those within the process are passed over.
-      most_seconds: how long to wait for what goes on no further.
+      members: the live communicators. Those within the process are skipped.
+      most_seconds: how long to wait while no collective ends.
 
     Returns:
       Whether all is done. False at once after an exception that nobody caught: the
-      others may never come.
+      other processes may never come.
     """
     members = [member for member in members if member.neighbors is not None]
     if not members:
@@ -67,3 +68,18 @@ def _is_computing() -> bool:
     with contextlib.suppress(RuntimeError, ValueError):
         return not all(array.is_ready() for array in jax.live_arrays("cpu"))
     return False
+
+
+def _at_exit() -> None:
+    try:
+        with contextlib.suppress(Exception):  # nobody is left to handle it
+            wait_for_work(cache.communicators())
+    finally:
+        # Ranks still waiting raise instead of holding the process up.
+        cache.finalize()
+
+
+def prepare() -> None:
+    """Have this process end its communicators at exit; its forks need not."""
+    atexit.register(_at_exit)
+    os.register_at_fork(after_in_child=lambda: atexit.unregister(_at_exit))

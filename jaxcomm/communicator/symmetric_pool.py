@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxcomm import _ffi, compat
 from jaxcomm.communicator import cache
-from jaxcomm.communicator.backends.nccl import communicators, registration
+from jaxcomm.communicator.backends.nccl import agreement, registration
 from jaxcomm.communicator.communicator import Communicator
 from jaxcomm.errors import CommunicatorError
 
@@ -21,25 +21,25 @@ _BFLOAT16 = 4
 class SymmetricPool:
     """Memory of equal size on every GPU of a mesh, for arrays that NCCL need not copy.
 
-    It is allocated with ``ncclMemAlloc`` and registered as a window with every
-    communicator of the ``nccl`` backend on these devices, now and whenever one is
-    made; once for each, never by a call. Where NCCL refuses, collectives work as
+    jaxcomm allocates it with ``ncclMemAlloc`` and registers it as a window with every
+    communicator of the ``nccl`` backend on these devices, now and whenever one is made.
+    It registers once for each, never in a call. If NCCL refuses, collectives work as
     without it, and :meth:`registrations` says why.
 
-    A collective uses it when its operand and its result both lie in it. XLA puts
-    results elsewhere, unless they take the place of an array that the program is given
-    to keep: donate a second array of the pool, as below, and let the two change roles.
-    ``Communicator.stats()["symmetric_calls"]`` counts the calls that used it. Where one
-    of the two lies in it and the other does not, sends (``ppermute``, ``all_to_all``,
-    ``gather``, ``scatter``) are refused, unless copy engines do them and no rank is
-    late for these: NCCL may hang there. Give every process arrays of the pool, or none:
-    NCCL assumes that what one rank holds in a window, all do. (CPU devices, which a
-    stand-in for NCCL serves in tests, copy what is donated: there no result lies in a
-    pool.)
+    A collective uses the pool if its operand and its result both lie in it. XLA puts a
+    result there only in place of a donated array. So donate a second array of the pool,
+    as below, and let the two change roles.
+    ``Communicator.stats()["symmetric_calls"]`` counts the calls that used it.
+
+    If only one of operand and result lies in the pool, sends (``ppermute``,
+    ``all_to_all``, ``gather``, ``scatter``) raise, because NCCL may hang. Sends that
+    copy engines do are allowed, unless a rank is late for them. Give every process
+    arrays of the pool, or none: NCCL assumes that all ranks hold an array in a window
+    if one does. CPU devices copy donated arrays. There, with the stand-in for NCCL of
+    the tests, no result lies in a pool.
 
     Every process of the mesh makes the same pools, and takes the same arrays from
-    them, in the same order. Memory of arrays that are gone is taken back by
-    :meth:`reset`, all at once.
+    them, in the same order. :meth:`reset` takes back the memory of all arrays at once.
 
     Args:
       mesh: a ``jax.sharding.Mesh`` of NVIDIA GPUs.
@@ -69,7 +69,7 @@ class SymmetricPool:
     """
 
     def __init__(self, mesh: jax.sharding.Mesh, bytes_per_device: int):
-        """Allocates the memory and registers it with the live communicators."""
+        """Allocate the memory and register it with the live communicators."""
         if not isinstance(mesh, jax.sharding.Mesh):
             raise TypeError(
                 f"SymmetricPool: mesh must be a jax.sharding.Mesh, got "
@@ -85,23 +85,29 @@ class SymmetricPool:
                 f"SymmetricPool: bytes_per_device must be a positive integer, got "
                 f"{bytes_per_device!r}"
             )
-        refusal = communicators.refusal(mesh)
+        refusal = agreement.refusal(mesh)
         if refusal is not None:
             raise CommunicatorError(f"SymmetricPool: {refusal}")
         self.mesh = mesh
         self.closed = False
-        self._how: dict[Communicator, str] = {}
-        ordinals = [communicators.ordinal(device) for device in mesh.local_devices]
+        # By the key of the communicator.
+        self._how: dict[int, str] = {}
+        ordinals = [device.local_hardware_id for device in mesh.local_devices]
         refused = None
         try:
             self.memory = _ffi.symmetric_memory(ordinals, int(bytes_per_device))
         except RuntimeError as error:
             refused = str(error)
-        communicators.agree(mesh, "SymmetricPool", refused)
+        agreement.check_none_refused(mesh, "SymmetricPool", refused)
         self.number = registration.add(self)
         try:
             self._register(
-                member for member in cache.communicators() if self._is_for(member)
+                [
+                    member.key
+                    for member in cache.communicators()
+                    if self._is_beside(member)
+                    if member.policy is not None and member.policy.symmetric
+                ]
             )
         except BaseException:
             self.close()
@@ -114,7 +120,7 @@ class SymmetricPool:
 
     @property
     def used_bytes(self) -> int:
-        """What arrays took of that, since the last :meth:`reset`."""
+        """What arrays took of :attr:`bytes` since the last :meth:`reset`."""
         return self.memory.used_bytes
 
     @property
@@ -122,26 +128,25 @@ class SymmetricPool:
         """Its size on all devices of this process."""
         return self.bytes * len(self.mesh.local_devices)
 
-    def is_registered_with(self, member) -> bool:
-        """Says whether a communicator's collectives may use it."""
-        how = self._how.get(member, "")
+    def is_registered_with(self, key: int) -> bool:
+        """Return whether the collectives of a communicator's key may use it."""
+        how = self._how.get(key, "")
         return how == "window" or how.startswith("buffer")
 
-    def registrations(self) -> dict:
-        """Returns how it is registered with each live communicator on its devices.
+    def registrations(self) -> dict[Communicator, str]:
+        """Return how it is registered with each live communicator on its devices.
 
         ``"window"``: NCCL's symmetric memory; ``"buffer: ..."``: by
         ``ncclCommRegister``, and why not as a window; else why it is not registered.
         """
         return {
-            member: self._how.get(member, "CommPolicy(symmetric=False)")
+            member: self._how.get(member.key, "CommPolicy(symmetric=False)")
             for member in cache.communicators()
-            if not self.closed and member.world is not None
-            if self._has_devices_of(member)
+            if not self.closed and self._is_beside(member)
         }
 
     def zeros(self, shape, dtype="float32", spec=None) -> jax.Array:
-        """Returns an array of zeros that lies in the pool.
+        """Return an array of zeros that lies in the pool.
 
         Args:
           shape: of the whole array.
@@ -178,7 +183,7 @@ class SymmetricPool:
         )
 
     def device_put(self, x: jax.Array) -> jax.Array:
-        """Returns a copy of an array that lies in the pool, split alike.
+        """Return a copy of an array that lies in the pool, split alike.
 
         Args:
           x: a ``jax.Array`` with a ``NamedSharding`` on the pool's devices.
@@ -210,7 +215,7 @@ class SymmetricPool:
         )  # fmt: skip
 
     def reset(self) -> None:
-        """Takes the memory of all arrays back; every process calls it.
+        """Take the memory of all arrays back; every process calls it.
 
         Raises:
           ValueError: if some of them still exist.
@@ -222,7 +227,7 @@ class SymmetricPool:
             raise ValueError(f"SymmetricPool.reset: {error}; delete them") from None
 
     def close(self) -> None:
-        """Deregisters and frees the memory. Closing twice is harmless.
+        """Deregister and free the memory. Closing twice is harmless.
 
         Raises:
           ValueError: if some of its arrays still exist.
@@ -237,23 +242,22 @@ class SymmetricPool:
         self._how.clear()
 
     def __repr__(self) -> str:
-        """Says in one line how much there is and what is used."""
+        """Say in one line how much there is and what is used."""
         state = "closed" if self.closed else f"{self.used_bytes} used"
         return f"<SymmetricPool {self.bytes} bytes on each device, {state}>"
 
-    def register_with(self, member) -> None:
-        """Registers it with a communicator; called when that is made."""
-        self._register([member])
+    def register_with(self, key: int) -> None:
+        """Register it with a communicator; called when that is made."""
+        self._register([key])
 
-    def _register(self, members):
-        self._how |= registration.register(self, list(members))
+    def _register(self, keys: list[int]) -> None:
+        self._how |= registration.register(self, keys)
 
-    def _has_devices_of(self, member):
+    def _is_beside(self, member: Communicator) -> bool:
+        """Return whether a communicator of NCCL's joins the pool's devices."""
         ids = tuple(sorted(device for group in member.groups for device in group))
-        return ids == registration.device_ids(self.mesh)
-
-    def _is_for(self, member):
-        return registration.is_wanted(member) and self._has_devices_of(member)
+        is_made = member.world is not None
+        return is_made and ids == registration.device_ids(self.mesh)
 
     def _check_open(self):
         if self.closed:
@@ -282,7 +286,7 @@ class SymmetricPool:
         )  # fmt: skip
         parts = []
         for device in self.mesh.local_devices:
-            ordinal = communicators.ordinal(device)
+            ordinal = device.local_hardware_id
             if bytes_of_part:
                 self.memory.fill(ordinal, offset, source_of(device), bytes_of_part)
             parts.append(compat.from_dlpack(made(ordinal=ordinal), device))

@@ -10,6 +10,7 @@ import collections
 import dataclasses
 from collections.abc import Mapping, Sequence, Set
 
+from jaxcomm.communicator import backends
 from jaxcomm.diagnostics.record import (
     COMPLETED,
     FAILED,
@@ -66,7 +67,7 @@ class Group:
 def meetings(group: Group) -> dict[Meeting, dict[int, Entry]]:
     """Returns the entries of each meeting by rank, in the order they started."""
     first_counted = _first_counted(group)
-    is_ordered = group.communicator.backend == "nccl"
+    is_ordered = backends.orders_lanes(group.communicator.backend)
     found: dict[Meeting, dict[int, Entry]] = {}
     for rank, entries in group.entries.items():
         times: collections.Counter = collections.Counter()

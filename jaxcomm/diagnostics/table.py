@@ -1,37 +1,12 @@
 """Rows as text for a terminal and as HTML for a notebook."""
 
-import html
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
-
-def text(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Draws a table with a rule under its head.
-
-    >>> print(text(("rank", "state"), [("0", "started")]))
-    rank  state
-    ----  -------
-    0     started
-    """
-    cells = [tuple(columns), *map(tuple, rows)]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(columns))]
-    cells.insert(1, tuple("-" * width for width in widths))
-    lines = (
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        for row in cells
-    )
-    return "\n".join(line.rstrip() for line in lines)
-
-
-def as_html(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Returns a table element."""
-
-    def row(cells, tag):
-        inner = "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells)
-        return f"<tr>{inner}</tr>"
-
-    body = "".join(row(cells, "td") for cells in rows)
-    return f"<table><thead>{row(columns, 'th')}</thead><tbody>{body}</tbody></table>"
+from jaxcomm.communicator.text_table import as_html as as_html
+from jaxcomm.communicator.text_table import digits
+from jaxcomm.communicator.text_table import size as size
+from jaxcomm.communicator.text_table import text as text
 
 
 def duration(seconds: float) -> str:
@@ -44,20 +19,6 @@ def duration(seconds: float) -> str:
         if seconds * factor < 999.5:
             return f"{digits(seconds * factor)} {unit}"
     return f"{digits(seconds)} s"
-
-
-def size(count: int) -> str:
-    """Returns a number of bytes in powers of 1024.
-
-    >>> size(16), size(1 << 20)
-    ('16 B', '1 MiB')
-    """
-    value: float = count
-    for unit in ("B", "KiB", "MiB"):
-        if value < 1024:
-            return f"{digits(value)} {unit}"
-        value /= 1024
-    return f"{digits(value)} GiB"
 
 
 def clock(unix_seconds: float) -> str:
@@ -83,12 +44,3 @@ def numbers(values: Iterable[int]) -> str:
         f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run))
         for run in runs
     )
-
-
-def digits(value: float) -> str:
-    """Return three significant digits.
-
-    >>> digits(0.5), digits(12.34), digits(1234.5)
-    ('0.5', '12.3', '1234')
-    """
-    return f"{value:.0f}" if value >= 99.95 else f"{value:.3g}"

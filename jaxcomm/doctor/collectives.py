@@ -107,26 +107,26 @@ def every(size: int) -> dict[str, Collective]:
             lambda x: gathered(x)[_ROOT],
             whole,
         ),
-        "reduce": Collective(
-            lambda x: jaxcomm.reduce(x, AXIS, root=_ROOT),
+        "preduce": Collective(
+            lambda x: jaxcomm.preduce(x, AXIS, root=_ROOT),
             lambda x: on_root(jax.lax.psum(x, AXIS)),
             whole,
         ),
-        "gather": Collective(
-            lambda x: jaxcomm.gather(x, AXIS, root=_ROOT, tiled=True),
+        "pgather": Collective(
+            lambda x: jaxcomm.pgather(x, AXIS, root=_ROOT, tiled=True),
             lambda x: on_root(jax.lax.all_gather(x, AXIS, tiled=True)),
             once,
             shares=True,
         ),
-        "scatter": Collective(
-            lambda x: jaxcomm.scatter(x.reshape(size, -1), AXIS, root=_ROOT),
+        "pscatter": Collective(
+            lambda x: jaxcomm.pscatter(x.reshape(size, -1), AXIS, root=_ROOT),
             lambda x: part_of(gathered(x)[_ROOT].reshape(size, -1), mine()),
             once,
         ),
-        "scan": Collective(
-            lambda x: jaxcomm.scan(x, AXIS),
+        "pscan": Collective(
+            lambda x: jaxcomm.pscan(x, AXIS),
             lambda x: part_of(jnp.cumsum(gathered(x), 0), mine()),
             None,
         ),
-        "barrier": Collective(lambda x: jaxcomm.barrier(x, AXIS), lambda x: x, None),
+        "pbarrier": Collective(lambda x: jaxcomm.pbarrier(x, AXIS), lambda x: x, None),
     }

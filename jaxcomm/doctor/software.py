@@ -1,6 +1,5 @@
 """Versions, devices, backends and variables."""
 
-import dataclasses
 import os
 import platform
 import re
@@ -13,14 +12,11 @@ import jaxlib.version
 import jaxcomm
 from jaxcomm import compat, config
 from jaxcomm.attention.kernels import cudnn_support
-from jaxcomm.communicator.backends import NAMES
-from jaxcomm.communicator.backends.nccl import library
+from jaxcomm.communicator.backends import BACKENDS, NAMES
 from jaxcomm.doctor.rows import Row
 
 # They change what JAX finds and how it runs.
 _OTHERS = ("JAX_", "XLA_FLAGS", "NCCL_")
-# The version code from which NCCL_MULTI_RANK_GPU_ENABLE=1 is heard.
-_MANY_RANKS_ON_A_GPU = 23003
 
 
 def versions() -> Iterator[Row]:
@@ -62,38 +58,16 @@ def _devices(name, found):
 
 def backends() -> Iterator[Row]:
     """Yields which backends can be chosen, and why one cannot."""
-    try:
-        jax.devices("cpu")
-    except compat.NO_DEVICES:
-        text = "unavailable: JAX has no CPU devices; see JAX_PLATFORMS"
-        yield Row("host", text, {"available": False, "reason": text}, False)
-    else:
-        yield Row("host", "available, for CPU devices", {"available": True}, True)
-    yield Row("xla", "available, XLA's own collectives", {"available": True}, True)
-    yield _nccl()
+    for backend in BACKENDS.values():
+        status = backend.status()
+        value = {"available": status.is_available, **status.details}
+        yield Row(backend.name, status.text, value, status.is_fine)
     reason = cudnn_support.fused_attention_reason()
     yield Row(
         "cuDNN attention",
         f"unavailable: {reason}" if reason else "available, for bfloat16 and float16",
         {"available": not reason, "reason": reason},
     )
-
-
-def _nccl():
-    found = library.load()
-    if isinstance(found, str):
-        # A problem for whoever named the library; others may not want any.
-        is_fine = False if config.nccl_library() else None
-        value = {"available": False, "reason": found}
-        return Row("nccl", f"unavailable: {found}", value, is_fine)
-    text = (
-        f"NCCL {found.version} from {found.path}, for NVIDIA GPUs (CUDA "
-        f"{found.driver_version}); several ranks on one GPU: "
-        f"{'yes' if found.version_code >= _MANY_RANKS_ON_A_GPU else 'no, from 2.30.3'}"
-    )
-    if found.missing:
-        text += f"; it lacks {', '.join(found.missing)}"
-    return Row("nccl", text, {"available": True, **dataclasses.asdict(found)}, True)
 
 
 def variables(environment: Mapping[str, str] = os.environ) -> Iterator[Row]:

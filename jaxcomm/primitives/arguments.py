@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxcomm import compat, config
 from jaxcomm.communicator import cache, replica_groups
-from jaxcomm.communicator.communicator import check_lane
+from jaxcomm.communicator.lane import check_lane
 from jaxcomm.errors import OutOfRangeError
 from jaxcomm.primitives.call import Call
 from jaxcomm.primitives.scope import current_scope

@@ -10,8 +10,7 @@ import jax.numpy as jnp
 
 from jaxcomm import compat
 from jaxcomm.communicator import cache
-from jaxcomm.communicator.backends import BACKENDS
-from jaxcomm.communicator.communicator import DEFAULT_LANE
+from jaxcomm.communicator.lane import DEFAULT_LANE
 from jaxcomm.primitives import arguments
 from jaxcomm.primitives.call import Call
 from jaxcomm.primitives.optimization_barrier import barrier
@@ -163,7 +162,7 @@ def _warn_if_lane_busy(text: str, channel: tuple[tuple, str]) -> None:
     ):
         return
     if not any(
-        BACKENDS[member.backend].orders_lanes and (member.axes, member.lane) == channel
+        member.orders_lanes and (member.axes, member.lane) == channel
         for member in cache.communicators()
     ):
         return

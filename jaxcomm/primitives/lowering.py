@@ -23,13 +23,12 @@ import jax
 import numpy as np
 
 from jaxcomm import _ffi, compat
-from jaxcomm.communicator import cache, replica_groups
+from jaxcomm.communicator import backends, cache, replica_groups
 from jaxcomm.communicator.communicator import Communicator
 from jaxcomm.primitives import nccl_rewrites
 from jaxcomm.primitives.call import Call
 from jaxcomm.primitives.rewrite import ANY, Bind, Rule, mean_as_sum
 
-_PLATFORMS = ("cpu", "cuda")
 # The targets of a split-phase collective: its own with this suffix, and one for all.
 _START = ".start"
 _DONE = "jaxcomm.done"
@@ -103,7 +102,7 @@ def _register(primitive, ours, fallback) -> None:
     # The portable twin needs no devices: XLA numbers the ranks along any mesh.
     compat.require_devices_during_lowering(primitive)
     for each in (primitive, primitive.portable):
-        for platform in _PLATFORMS:
+        for platform in backends.lowering_platforms():
             compat.register_lowering(each, ours, platform=platform)
         compat.register_lowering(each, fallback)
 
@@ -127,7 +126,7 @@ def _lower(collective, ctx, operands, call: Call, own, *, is_start=False):
         return _in_jax(found, ctx, operands)
     is_start = is_start and _can_split(ctx, found)
     name = f"jaxcomm.{collective.planner}"
-    name += _START if is_start else _target_suffix(found)
+    name += _START if is_start else found.target_suffix
     target = _Target(name, collective.aliases(len(operands)), is_start)
     return _custom_call(target, collective, found, ctx, operands, avals, call, own)
 
@@ -183,18 +182,6 @@ def _custom_call(
         reduce=own.get("op", "sum"),
         params=np.asarray(params, dtype=np.int64),
     )
-
-
-def _target_suffix(comm: Communicator) -> str:
-    """Return the suffix of the handlers for a communicator.
-
-    Communicators that XLA lends have their own. So do those whose calls XLA may record
-    in command buffers; a stand-in for NCCL serves the CPU, where XLA records nothing.
-    """
-    if comm.borrows:
-        return ".borrowed"
-    is_recorded = comm.policy is not None and comm.policy.command_buffers
-    return ".capturable" if is_recorded and comm.platform != "cpu" else ""
 
 
 def _can_split(ctx, comm: Communicator) -> bool:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import jaxcomm
-from jaxcomm.communicator.communicator import DEFAULT_LANE
+from jaxcomm.communicator.lane import DEFAULT_LANE
 
 
 def permuted(mesh, order):
@@ -264,6 +264,7 @@ def test_a_choice_that_was_refused_is_not_in_force(make_mesh, monkeypatch, psum_
     with pytest.raises(jaxcomm.CommunicatorError, match="the bound set by"):
         jaxcomm.init(mesh, timeout=5, lanes="other")
     monkeypatch.delenv("JAXCOMM_MAX_COMMUNICATORS")
+    jaxcomm.init(mesh, lanes="other")
     psum_over(mesh, lane="other")(X)
     assert [member.timeout for member in jaxcomm.communicators()] == [300, 300]
 
@@ -279,6 +280,49 @@ def test_a_choice_holds_for_permutes_which_order_axes_as_the_mesh_does(make_mesh
     split = jax.P(axes)
     jax.jit(jax.shard_map(exchange, mesh=mesh, in_specs=split, out_specs=split))(X)
     assert {member.timeout for member in jaxcomm.communicators()} == {7}
+
+
+def test_a_lane_that_nobody_declared_is_refused(make_mesh, counted, psum_over):
+    mesh = make_mesh(i=4)
+    jaxcomm.init(mesh, lanes=("keys", "values"))
+    with pytest.raises(
+        jaxcomm.CommunicatorError,
+        match=r"lane 'vaules' is not declared for this mesh of axes \('i',\): its "
+        r"lanes are 'default', 'keys', 'values'\. Use one of them, or declare it on "
+        r"every process: jaxcomm\.init\(mesh, lanes=\('vaules',\)\)",
+    ):
+        psum_over(mesh, lane="vaules")(X)
+    assert counted() == {"created": 2, "live": 2}
+    jaxcomm.init(mesh, lanes="vaules")
+    psum_over(mesh, lane="vaules")(X)
+    psum_over(mesh)(X)
+    assert [c.lane for c in jaxcomm.communicators()] == [
+        "keys", "values", "vaules", DEFAULT_LANE,
+    ]  # fmt: skip
+
+
+def test_lanes_are_free_on_a_mesh_that_nobody_gave_to_init(make_mesh, psum_over):
+    jaxcomm.init(make_mesh(i=4), lanes="keys")
+    psum_over(make_mesh(i=8), lane="other")(X)
+    assert [c.lane for c in jaxcomm.communicators()] == ["keys", "other"]
+    jaxcomm.finalize()
+    psum_over(make_mesh(i=4), lane="other")(X)
+    assert [c.lane for c in jaxcomm.communicators()] == ["other"]
+
+
+@pytest.mark.parametrize("backend", ["host", "xla"])
+def test_a_policy_for_a_backend_that_takes_none_is_refused(make_mesh, backend):
+    policy = jaxcomm.CommPolicy(max_ctas=8)
+    with pytest.raises(
+        ValueError,
+        match=f"init: backend '{backend}' takes no policy, got CommPolicy.*choose "
+        f"backend='nccl', or None",
+    ):
+        jaxcomm.init(make_mesh(i=2), backend=backend, policy=policy)
+    assert len(jaxcomm.communicators()) == 0
+    # A program for GPUs may run on CPU devices.
+    (member,) = jaxcomm.init(make_mesh(i=2), policy=policy)
+    assert member.policy is None
 
 
 @pytest.mark.parametrize("how", [copy.copy, copy.deepcopy, pickle.dumps])

@@ -35,7 +35,7 @@ def test_the_table_counts_calls_and_bytes(make_mesh):
     ]
     assert [row["mesh axes"] for row in rows] == ["data", "data x context"]
     # Three calls of 4,000 bytes from each of eight ranks.
-    assert (rows[0]["calls"], rows[0]["bytes"]) == ("3", "96.0 kB")
+    assert (rows[0]["calls"], rows[0]["bytes"]) == ("3", "93.8 KiB")
     assert (rows[1]["calls"], rows[1]["bytes"]) == ("0", "0 B")
     assert [row["size"] + "x" + row["groups"] for row in rows] == ["2x4", "8x1"]
     assert {row["state"] for row in rows} == {"live"}

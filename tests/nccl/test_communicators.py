@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jaxcomm
-from jaxcomm.communicator.backends.nccl.policy import CommPolicy
+from jaxcomm.communicator.policy import CommPolicy
 
 pytestmark = pytest.mark.usefixtures("stand_in")
 
@@ -127,8 +127,8 @@ def test_the_memory_report_tells_own_and_shared_bytes(stand_in, make_mesh, monke
     assert jaxcomm.memory_report()[0].pinned_bytes == 2 * 4096
     # And where one looks first: the devices', and a little of the host's.
     memory = [row[7] for row in jaxcomm.communicators().rows()]
-    assert [float(text.removesuffix(" MB")) for text in memory] == [
-        pytest.approx(2 * bytes_ / 1e6, abs=0.2) for bytes_ in (SHARED_BYTES, OWN_BYTES)
+    assert [float(text.removesuffix(" MiB")) for text in memory] == [
+        pytest.approx(2 * bytes_ / MIB, abs=0.2) for bytes_ in (SHARED_BYTES, OWN_BYTES)
     ]
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 import jaxcomm
-from jaxcomm.communicator.backends.nccl import library
+from jaxcomm.communicator.backends.nccl import devices, library
 
 OPTIONAL = {
     "ncclMemAlloc", "ncclMemFree", "ncclCommRegister", "ncclCommDeregister",
@@ -23,13 +23,13 @@ def test_the_library_tells_what_it_is(stand_in, stand_in_path):
         path=stand_in_path, version="2.32.3", version_code=23203,
         driver_version="13.0", missing=(), is_stand_in=True,
     )  # fmt: skip
-    assert library.refusal("cpu") is None
-    assert library.refusal("tpu") == "NCCL serves NVIDIA GPUs, not tpu devices"
+    assert devices.refusal("cpu") is None
+    assert devices.refusal("tpu") == "NCCL serves NVIDIA GPUs, not tpu devices"
 
 
 def test_cpu_devices_are_served_only_by_a_library_that_is_named(stand_in, monkeypatch):
     monkeypatch.delenv("JAXCOMM_NCCL_LIBRARY")
-    assert library.refusal("cpu") == "NCCL serves NVIDIA GPUs, not cpu devices"
+    assert devices.refusal("cpu") == "NCCL serves NVIDIA GPUs, not cpu devices"
 
 
 def test_cpu_devices_choose_host_even_where_there_is_a_stand_in(
@@ -87,7 +87,7 @@ def test_older_versions_do_with_sends_what_they_lack(told, code, text, missing):
 
 def test_settings_that_a_version_does_not_know_are_refused_by_name(told):
     code = """
-from jaxcomm.communicator.backends.nccl.policy import CommPolicy
+from jaxcomm.communicator.policy import CommPolicy
 fields = dict(max_ctas=8, min_ctas=2, cga_cluster_size=1, traffic_class=3, name="mine",
               max_p2p_peers=5)
 tell({

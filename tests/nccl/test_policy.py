@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from jaxcomm.communicator.backends.nccl.policy import CommPolicy
+from jaxcomm.communicator.policy import CommPolicy
 
 MOST = 2**31 - 1
 LEAST = {
@@ -81,6 +81,35 @@ def test_there_are_three_ends_of_a_failure(value):
 def test_what_xla_lends_is_not_poisoned():
     with pytest.raises(ValueError, match="'poison' does not go with source='xla'"):
         CommPolicy(on_failure="poison", source="xla")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("share", False),
+        ("lanes", 3),
+        ("max_ctas", 8),
+        ("name", "mine"),
+        ("blocking", True),
+        ("command_buffers", True),
+        ("copy_engines", False),
+        ("one_shot", True),
+        ("symmetric", False),
+        ("max_p2p_peers", 2),
+    ],
+)
+def test_what_xla_lends_has_no_settings_of_ours(field, value):
+    with pytest.raises(ValueError, match=f"source='xla' leaves {field} to XLA; leave"):
+        CommPolicy(source="xla", **{field: value})
+
+
+def test_several_settings_that_xla_decides_are_named():
+    with pytest.raises(ValueError, match="leaves share, min_ctas to XLA; leave them"):
+        CommPolicy(source="xla", min_ctas=1, share=True)
+
+
+def test_what_xla_lends_may_fail_as_one_chooses():
+    assert CommPolicy(source="xla", on_failure="exit", lanes=2).on_failure == "exit"
 
 
 def test_small_sums_go_by_kernels_unless_programs_are_recorded():

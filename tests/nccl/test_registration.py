@@ -18,7 +18,7 @@ def test_registering_again_registers_nothing(stand_in, make_mesh):
     pool = jaxcomm.SymmetricPool(mesh, 1 << 18)
     stand_in.clear()
     for _ in range(3):
-        pool.register_with(member)
+        pool.register_with(member.key)
     assert not stand_in.trace(*REGISTER)
     assert pool.registrations() == {member: "window"}
     stand_in.clear()
@@ -65,13 +65,13 @@ def differ(here, what):
         mesh, "i", lanes=("a", "b"), policy=jaxcomm.CommPolicy(symmetric=False)
     )
     one, two = (jaxcomm.SymmetricPool(mesh, 1 << 16) for _ in range(2))
-    pool, members = {
-        "order": (one, [a, b] if here.process else [b, a]),
-        "communicator": (one, [a] if here.process else [b]),
-        "pool": (one if here.process else two, [a]),
+    pool, keys = {
+        "order": (one, [a.key, b.key] if here.process else [b.key, a.key]),
+        "communicator": (one, [a.key] if here.process else [b.key]),
+        "pool": (one if here.process else two, [a.key]),
     }[what]
     with pytest.raises(jaxcomm.CommunicatorError) as caught:
-        registration.register(pool, members)
+        registration.register(pool, keys)
     one.close(), two.close()
     jaxcomm.finalize()
     return str(caught.value)
@@ -108,7 +108,7 @@ def test_one_that_symmetric_memory_cannot_be_registered_with_is_not_made(
     mesh = make_mesh(i=2)
     pool = jaxcomm.SymmetricPool(mesh, 1 << 18)
 
-    def refuse(pool, members):
+    def refuse(pool, keys):
         raise jaxcomm.CommunicatorError("the processes differ")
 
     with monkeypatch.context() as patch:

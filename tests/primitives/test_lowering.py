@@ -152,7 +152,8 @@ def test_the_hlo_is_the_same_again_and_in_another_process():
     assert scope["digest"]() == first
     # Another process, whose addresses and counters differ.
     other = (
-        PRINT_HLO + "junk = [jaxcomm.init(mesh), bytearray(1 << 20)]\nprint(digest())"
+        PRINT_HLO + "lanes = 'default', 'other'\n"
+        "junk = [jaxcomm.init(mesh, lanes=lanes), bytearray(1 << 20)]\nprint(digest())"
     )
     run = subprocess.run(
         [sys.executable, "-c", other], capture_output=True, text=True, check=True

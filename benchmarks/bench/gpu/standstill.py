@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import jaxcomm
 from jaxcomm.communicator.backends import BACKENDS
-from jaxcomm.communicator.backends.backend import Backend, Choice
+from jaxcomm.communicator.backends.backend import Backend, Connection
 from jaxcomm.primitives.lowering import REWRITES
 from jaxcomm.primitives.rewrite import ANY
 
@@ -17,15 +17,14 @@ class _Standstill(Backend):
 
     name = NAME
 
-    def choice(self, mesh, part) -> Choice:
+    def refusal(self, mesh, partition) -> None:
         """Serves everything."""
-        return Choice(self, "nothing")
 
-    def make(self, member, mesh, part, choice, live) -> dict[str, int]:
+    def make(self, spec, live) -> Connection:
         """Makes nothing."""
-        return {}
+        return Connection("nothing")
 
-    def end(self, member) -> None:
+    def end(self, spec, connection) -> None:
         """Ends nothing."""
 
 

@@ -13,7 +13,7 @@ from bench import timing
 from bench.gpu.rows import Figure, Finding
 from bench.gpu.sizes import Sizes
 from jaxcomm.communicator import rendezvous
-from jaxcomm.communicator.backends.nccl import communicators
+from jaxcomm.communicator.backends.backend import processes_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Timer:
 
     def agree(self, value, what="bench") -> list:
         """Returns what each process gave, of JSON's types, once all have come."""
-        processes = communicators.processes_of(self.mesh)
+        processes = processes_of(self.mesh)
         if len(processes) == 1:
             return [value]
         found = rendezvous.exchange(processes, jax.process_index(), what, value)

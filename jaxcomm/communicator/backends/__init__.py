@@ -1,30 +1,58 @@
-"""Which backend serves a partition, and over which transport.
+"""The backends, and which of them serves a partition.
 
-A decision that differed between processes would be a deadlock: it depends on the
-arguments, on the environment, which is to be the same everywhere, and on what all
-processes of the mesh told each other.
+A decision that differed between processes would be a deadlock. So it depends on the
+arguments, on the environment, which must be the same everywhere, and on what all
+processes of the mesh published.
 """
+
+import jax
 
 from jaxcomm import config
 from jaxcomm.communicator.backends.backend import Backend as Backend
-from jaxcomm.communicator.backends.backend import Choice as Choice
+from jaxcomm.communicator.backends.backend import CommunicatorSpec as CommunicatorSpec
+from jaxcomm.communicator.backends.backend import Connection as Connection
 from jaxcomm.communicator.backends.host import HostBackend
 from jaxcomm.communicator.backends.nccl.backend import NcclBackend
 from jaxcomm.communicator.backends.xla import XlaBackend
+from jaxcomm.communicator.policy import CommPolicy
+from jaxcomm.communicator.replica_groups import Partition
 from jaxcomm.errors import CommunicatorError
 
+# In this order they are asked whether they serve a platform.
+BACKENDS: dict[str, Backend] = {}
+
+
+def register(backend: Backend) -> None:
+    """Add a backend that users can choose by its name.
+
+    Its platforms must be known before the collectives are imported: lowering is
+    registered for the platforms that backends have then.
+
+    Raises:
+      ValueError: if the name is taken.
+    """
+    if backend.name in BACKENDS:
+        raise ValueError(f"there is a backend {backend.name!r} already")
+    BACKENDS[backend.name] = backend
+
+
+register(HostBackend())
+register(NcclBackend())
 _XLA = XlaBackend()
-BACKENDS: dict[str, Backend] = {
-    each.name: each for each in (HostBackend(), NcclBackend(), _XLA)
-}
+register(_XLA)
 NAMES = tuple(BACKENDS)
 
 
-def choose(mesh, part, lane: str, backend: str | None) -> Choice:
-    """Returns what serves the partition of a mesh.
+def choose(
+    mesh: jax.sharding.Mesh, partition: Partition, lane: str, backend: str | None
+) -> tuple[Backend, str]:
+    """Return what serves the partition of a mesh.
 
-    Where nobody chose a backend and that of the platform cannot, XLA does. Processes
-    may have to meet first: each of those of the mesh must ask.
+    If nobody chose a backend and the platform's own cannot serve, XLA does. Processes
+    may have to meet first: each process of the mesh must ask.
+
+    Returns:
+      The backend; and why it is XLA in place of the platform's own, else "".
 
     Raises:
       ValueError: if there is no such backend.
@@ -32,25 +60,81 @@ def choose(mesh, part, lane: str, backend: str | None) -> Choice:
     """
     backend = config.backend() if backend is None else backend
     if backend is None:
-        return _by_platform(mesh, part)
-    if backend not in BACKENDS:
-        raise ValueError(
-            f"backend {backend!r} is unknown; choose one of {NAMES}, or None to let "
-            f"the platform choose"
-        )
-    found = BACKENDS[backend].choice(mesh, part)
-    if isinstance(found, Choice):
-        return found
+        return _by_platform(mesh, partition)
+    found = named(backend)
+    refusal = found.refusal(mesh, partition)
+    if refusal is None:
+        return found, ""
     raise CommunicatorError(
-        f"backend {backend!r} cannot join the groups of axes {part.axes} (lane "
-        f"{lane!r}): {found}. Use backend='xla', or None to let the platform choose."
+        f"backend {backend!r} cannot join the groups of axes {partition.axes} (lane "
+        f"{lane!r}): {refusal}. Use backend='xla', or None to let the platform choose."
     )
 
 
-def _by_platform(mesh, part):
+def named(name: str) -> Backend:
+    """Return the backend of a name.
+
+    Raises:
+      ValueError: if there is none.
+    """
+    if name not in BACKENDS:
+        raise ValueError(
+            f"backend {name!r} is unknown; choose one of {tuple(BACKENDS)}, or None to "
+            f"let the platform choose"
+        )
+    return BACKENDS[name]
+
+
+def check_policy(backend: str | None, policy: CommPolicy | None) -> None:
+    """Raise ValueError if somebody chose a policy and a backend that takes none.
+
+    If the platform chooses the backend, it may leave the policy aside: one program
+    serves GPUs and CPU devices.
+    """
+    if backend is None or policy is None or named(backend).takes_policy:
+        return
+    takers = " or ".join(repr(b.name) for b in BACKENDS.values() if b.takes_policy)
+    raise ValueError(
+        f"init: backend {backend!r} takes no policy, got {policy}. Leave the policy "
+        f"out, or choose backend={takers}, or None to let the platform choose"
+    )
+
+
+def orders_lanes(name: str) -> bool:
+    """Return whether a backend runs operations of one lane one after the other.
+
+    Args:
+      name: as a flight record has it; it may be of another version of this package.
+    """
+    return name in BACKENDS and named(name).orders_lanes
+
+
+def ffi_platform(platform: str) -> str:
+    """Return the name by which ``jax.ffi`` knows a platform of devices.
+
+    >>> ffi_platform("cpu"), ffi_platform("gpu")
+    ('cpu', 'CUDA')
+    """
+    for each in BACKENDS.values():
+        if platform in each.platforms:
+            return each.ffi_platform
+    return platform
+
+
+def lowering_platforms() -> tuple[str, ...]:
+    """Return the platforms for which custom calls are lowered.
+
+    >>> lowering_platforms()
+    ('cpu', 'cuda')
+    """
+    found = (each.ffi_platform.lower() for each in BACKENDS.values() if each.is_ours)
+    return tuple(dict.fromkeys(name for name in found if name))
+
+
+def _by_platform(mesh: jax.sharding.Mesh, partition: Partition) -> tuple[Backend, str]:
     platform = mesh.devices.flat[0].platform
     for each in BACKENDS.values():
         if platform in each.platforms:
-            found = each.choice(mesh, part)
-            return Choice(_XLA, f"xla: {found}") if isinstance(found, str) else found
-    return _XLA.choice(mesh, part)
+            refusal = each.refusal(mesh, partition)
+            return (each, "") if refusal is None else (_XLA, refusal)
+    return _XLA, ""

@@ -1,37 +1,118 @@
-"""What every backend offers."""
+"""What a backend is asked for, what it gives, and what every backend offers."""
 
 import abc
 import dataclasses
-from typing import TYPE_CHECKING, Any
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
 
 from jaxcomm import _ffi
+from jaxcomm.communicator import replica_groups
+from jaxcomm.communicator.lane import DEFAULT_LANE
 from jaxcomm.communicator.neighbors import Neighbors
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import jax
-
-    from jaxcomm.communicator import replica_groups
-    from jaxcomm.communicator.communicator import Communicator
+from jaxcomm.communicator.policy import CommPolicy
+from jaxcomm.communicator.replica_groups import DeviceGrid, Partition
 
 
 @dataclasses.dataclass(frozen=True)
-class Choice:
-    """What serves a partition.
+class CommunicatorSpec:
+    """A communicator to find or to make.
 
     Attributes:
-      backend: makes its communicator.
-      transport: how bytes travel, as :class:`jaxcomm.Communicator` tells it.
-      neighbors: the processes that share memory, where groups span several.
-      processes: by group and rank, the index of the rank's process among
-        ``neighbors.members``, -1 for processes of other hosts.
+      mesh: whose devices it joins.
+      partition: the groups it divides them into.
+      lane: its name among the communicators of the partition.
+      backend: what makes it.
+      policy: how NCCL makes it; None if the backend takes no policy.
+      timeout: seconds a rank waits for the others.
+      refusal: why XLA serves it in place of the platform's own backend; else "".
     """
 
+    mesh: jax.sharding.Mesh
+    partition: Partition
+    lane: str
     backend: "Backend"
+    policy: CommPolicy | None
+    timeout: float
+    refusal: str = ""
+
+    @functools.cached_property
+    def grid(self) -> DeviceGrid:
+        """The devices of the mesh, in order."""
+        return replica_groups.grid_of(self.mesh)
+
+    @functools.cached_property
+    def key(self) -> int:
+        """The content hash by which compiled programs name the communicator."""
+        policy = "" if self.policy is None else repr(self.policy)
+        return replica_groups.key(
+            self.grid, self.partition, self.lane, self.backend.name, policy
+        )
+
+    @property
+    def platform(self) -> str:
+        """The platform of its devices, as JAX names it."""
+        return self.mesh.devices.flat[0].platform
+
+    @property
+    def size(self) -> int:
+        """The number of devices of its largest group."""
+        return max(self.partition.sizes)
+
+    @property
+    def is_default_lane(self) -> bool:
+        """Whether calls without a lane use it."""
+        return self.lane == DEFAULT_LANE
+
+    @property
+    def processes(self) -> tuple[int, ...]:
+        """The processes that have devices in the mesh, in order."""
+        return processes_of(self.mesh)
+
+    def __str__(self) -> str:
+        """Name it in a message."""
+        return f"axes {self.partition.axes} (lane {self.lane!r})"
+
+
+def processes_of(mesh: jax.sharding.Mesh) -> tuple[int, ...]:
+    """Return the processes that have devices in a mesh, in order."""
+    return tuple(sorted({device.process_index for device in mesh.devices.flat}))
+
+
+@dataclasses.dataclass
+class Connection:
+    """What a backend made for a communicator, and keeps until its end.
+
+    Attributes:
+      transport: how bytes travel, as :attr:`jaxcomm.Communicator.transport` says it.
+      counted: what to add to :class:`jaxcomm.Counters`.
+      neighbors: the processes that share memory, if groups span several.
+      world: NCCL's communicator of the whole mesh, which this one was split off.
+    """
+
     transport: str
+    counted: Mapping[str, int] = dataclasses.field(default_factory=dict)
     neighbors: Neighbors | None = None
-    processes: tuple[tuple[int, ...], ...] = ()
+    world: _ffi.NcclWorld | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Status:
+    """Whether a backend can be used in this process.
+
+    Attributes:
+      is_available: whether it can.
+      text: a line about it, or why not.
+      is_fine: False if that is a problem of this process; None if nobody may want it.
+      details: what else there is to know, of JSON's types.
+    """
+
+    is_available: bool
+    text: str
+    is_fine: bool | None = True
+    details: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 class Backend(abc.ABC):
@@ -39,24 +120,24 @@ class Backend(abc.ABC):
 
     Attributes:
       name: as users write it.
-      platforms: those whose devices it serves where nobody chose a backend.
-      is_ours: whether operations are custom calls of ours, which count and record what
-        they do, and not XLA's own.
+      platforms: platforms whose devices it serves if nobody chose a backend.
+      ffi_platform: the name by which ``jax.ffi`` knows these platforms.
+      is_ours: whether its operations are custom calls of this package, which counts
+        and records them, and not XLA's own.
       takes_policy: whether a :class:`jaxcomm.CommPolicy` says how it makes them.
       orders_lanes: whether operations of one lane run one after the other.
     """
 
     name: str
     platforms: tuple[str, ...] = ()
+    ffi_platform: str = ""
     is_ours: bool = True
     takes_policy: bool = False
     orders_lanes: bool = False
 
     @abc.abstractmethod
-    def choice(
-        self, mesh: "jax.sharding.Mesh", part: "replica_groups.Partition"
-    ) -> Choice | str:
-        """Returns how it serves a partition of a mesh, or why it cannot.
+    def refusal(self, mesh: jax.sharding.Mesh, partition: Partition) -> str | None:
+        """Return why it cannot serve a partition of a mesh, None if it can.
 
         The same on every process of the mesh, each of which asks.
 
@@ -66,34 +147,48 @@ class Backend(abc.ABC):
 
     @abc.abstractmethod
     def make(
-        self,
-        member: "Communicator",
-        mesh: "jax.sharding.Mesh",
-        part: "replica_groups.Partition",
-        choice: Choice,
-        live: "Sequence[Communicator]",
-    ) -> dict[str, int]:
-        """Makes a communicator that is described so far; ``live`` are there already.
-
-        Returns:
-          What is to be added to :class:`jaxcomm.communicator.stats.Counters`.
+        self, spec: CommunicatorSpec, live: Sequence[CommunicatorSpec]
+    ) -> Connection:
+        """Make a communicator; ``live`` are there already.
 
         Raises:
           CommunicatorError: if it could not; nothing is left of it then.
         """
 
-    def end(self, member: "Communicator") -> None:
-        """Ends one that :meth:`make` made; whoever waits in it gets an error."""
-        _ffi.destroy(member.key)
+    def end(self, spec: CommunicatorSpec, connection: Connection) -> None:
+        """End what :meth:`make` made. Ranks that wait in it raise."""
+        _ffi.destroy(spec.key)
 
     def forget(self) -> None:  # noqa: B027 -- most remember nothing
-        """Drops what it remembers beside live communicators: there are none left."""
+        """Drop what it remembers beside live communicators: there are none left."""
+
+    def check_usable(self) -> None:  # noqa: B027 -- most stay usable
+        """Raise CommunicatorError if an earlier failure forbids further use."""
+
+    def status(self) -> Status:
+        """Return whether it can be used in this process; starts JAX's devices."""
+        return Status(True, "available")
 
     def memory(
-        self, member: "Communicator", live: "Sequence[Communicator]"
+        self,
+        spec: CommunicatorSpec,
+        connection: Connection,
+        live: Sequence[Connection],
     ) -> dict[str, Any]:
-        """Returns fields of :class:`stats.MemoryRow` that are not 0.
+        """Return fields of :class:`jaxcomm.MemoryRow` that are not 0.
 
-        Those that :meth:`jaxcomm.Communicator.stats` tells are not among them.
+        Fields that :meth:`jaxcomm.Communicator.stats` reports are not among them.
         """
         return {}
+
+    def borrows(self, spec: CommunicatorSpec) -> bool:
+        """Return whether XLA lends the communicator for each operation."""
+        return False
+
+    def suspension_refusal(self, connection: Connection) -> str | None:
+        """Return what a communicator is that cannot be suspended, None if it can."""
+        return f"of the {self.name!r} backend"
+
+    def variant(self, spec: CommunicatorSpec) -> str:
+        """Return the suffix of its custom calls' names, such as ``".borrowed"``."""
+        return ""

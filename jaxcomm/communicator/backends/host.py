@@ -1,12 +1,21 @@
 """CPU devices of one host: of one process, or of several that share memory."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 
-from jaxcomm import _ffi
+from jaxcomm import _ffi, compat
 from jaxcomm.communicator import cpu_threads, neighbors
-from jaxcomm.communicator.backends.backend import Backend, Choice
+from jaxcomm.communicator.backends.backend import (
+    Backend,
+    CommunicatorSpec,
+    Connection,
+    Status,
+    processes_of,
+)
+from jaxcomm.communicator.neighbors import Neighbors
+from jaxcomm.communicator.replica_groups import Partition
 
 
 class HostBackend(Backend):
@@ -14,70 +23,100 @@ class HostBackend(Backend):
 
     name = "host"
     platforms = ("cpu",)
+    ffi_platform = "cpu"
 
     def __init__(self):
-        # Communicators of each key since finalize(), after which processes meet in
-        # memory of its own: one made anew never meets its predecessor.
+        # How many communicators of each key were made since finalize(). Processes meet
+        # in memory of that number: a communicator never meets its predecessor.
         self._generations: dict[int, int] = {}
 
-    def choice(self, mesh, part) -> Choice | str:
-        """Serves CPU devices, if the processes of each group share memory."""
+    def refusal(self, mesh: jax.sharding.Mesh, partition: Partition) -> str | None:
+        """Serve CPU devices, if the processes of each group share memory."""
         platform = mesh.devices.flat[0].platform
-        if platform != "cpu":
+        if platform not in self.platforms:
             return f"it moves bytes of CPU devices, and these are {platform} devices"
-        process_of = {device.id: device.process_index for device in mesh.devices.flat}
-        spans = [{process_of[device] for device in group} for group in part.groups]
-        if all(len(processes) == 1 for processes in spans):
-            return Choice(self, "memory")
-        everyone = tuple(sorted(set(process_of.values())))
-        found = neighbors.find(everyone, jax.process_index())
-        refusals = [found.refusal(processes) for processes in spans]
-        refusal = next((text for text in refusals if text), None)
-        if refusal is not None:
-            return refusal
-        index = {process: i for i, process in enumerate(found.members)}
-        processes = tuple(
-            tuple(index.get(process_of[device], -1) for device in group)
-            for group in part.groups
-        )
-        return Choice(self, "shared memory", found, processes)
+        found = _neighbors(mesh, partition)
+        if found is None:
+            return None
+        refusals = (found.refusal(set(ranks)) for ranks in _processes(mesh, partition))
+        return next((text for text in refusals if text), None)
 
-    def make(self, member, mesh, part, choice, live) -> dict[str, int]:
-        """Makes it in the extension; in the memory its processes share, if several."""
-        shared = {}
-        if choice.neighbors is not None:
-            generation = self._generations.get(member.key, 0)
-            self._generations[member.key] = generation + 1
+    def make(
+        self, spec: CommunicatorSpec, live: Sequence[CommunicatorSpec]
+    ) -> Connection:
+        """Make it in the extension; in the memory its processes share, if several."""
+        shared: dict[str, Any] = {}
+        found = _neighbors(spec.mesh, spec.partition)
+        if found is not None:
+            index = {process: i for i, process in enumerate(found.members)}
+            generation = self._generations.get(spec.key, 0)
+            self._generations[spec.key] = generation + 1
             shared = {
-                "process_set": choice.neighbors.process_set,
-                "processes": [list(ranks) for ranks in choice.processes],
+                "process_set": found.process_set,
+                # -1: a process of another host.
+                "processes": [
+                    [index.get(process, -1) for process in ranks]
+                    for ranks in _processes(spec.mesh, spec.partition)
+                ],
                 "generation": generation,
             }
         _ffi.create_host(
-            key=member.key,
-            axes=str(part.axes),
-            lane=member.lane,
-            platform=member.platform,
-            timeout_seconds=member.timeout,
-            groups=[list(group) for group in part.groups],
+            key=spec.key,
+            axes=str(spec.partition.axes),
+            lane=spec.lane,
+            platform=spec.platform,
+            timeout_seconds=spec.timeout,
+            groups=[list(group) for group in spec.partition.groups],
             hint_if_late=cpu_threads.shortage(),
             **shared,
         )
-        return {"created": 1}
+        transport = "memory" if found is None else "shared memory"
+        return Connection(transport, {"created": 1}, neighbors=found)
 
     def forget(self) -> None:
-        """Processes that made some a different number of times are in step again."""
-        self._generations.clear()
+        """Let go of shared memory.
 
-    def memory(self, member, live) -> dict[str, Any]:
-        """Tells of the shared memory, which all between the same processes share."""
-        if member.neighbors is None:
+        Processes that made communicators a different number of times are in step again.
+        """
+        self._generations.clear()
+        neighbors.forget()
+
+    def status(self) -> Status:
+        """Serve where JAX has CPU devices."""
+        try:
+            jax.devices("cpu")
+        except compat.NO_DEVICES:
+            text = "unavailable: JAX has no CPU devices; see JAX_PLATFORMS"
+            return Status(False, text, False, {"reason": text})
+        return Status(True, "available, for CPU devices")
+
+    def memory(
+        self,
+        spec: CommunicatorSpec,
+        connection: Connection,
+        live: Sequence[Connection],
+    ) -> dict[str, Any]:
+        """Report the memory that all communicators of the same processes share."""
+        if connection.neighbors is None:
             return {}
-        segment = member.neighbors.segment
+        segment = connection.neighbors.segment
         return {
             "shared_bytes": 0 if segment is None else segment.resident_bytes(),
             "shared": any(
-                other is not member and other.neighbors is member.neighbors
+                other is not connection and other.neighbors is connection.neighbors
                 for other in live
             ),
         }
+
+
+def _processes(mesh: jax.sharding.Mesh, partition: Partition) -> list[list[int]]:
+    """Return the process of each rank, by group."""
+    process_of = {device.id: device.process_index for device in mesh.devices.flat}
+    return [[process_of[device] for device in group] for group in partition.groups]
+
+
+def _neighbors(mesh: jax.sharding.Mesh, partition: Partition) -> Neighbors | None:
+    """Return None if each group lies within a process; else every process asks."""
+    if all(len(set(ranks)) == 1 for ranks in _processes(mesh, partition)):
+        return None
+    return neighbors.find(processes_of(mesh), jax.process_index())

@@ -1,6 +1,16 @@
 """XLA's own collectives: for every platform, and to compare with."""
 
-from jaxcomm.communicator.backends.backend import Backend, Choice
+from collections.abc import Sequence
+
+import jax
+
+from jaxcomm.communicator.backends.backend import (
+    Backend,
+    CommunicatorSpec,
+    Connection,
+    Status,
+)
+from jaxcomm.communicator.replica_groups import Partition
 
 
 class XlaBackend(Backend):
@@ -9,13 +19,19 @@ class XlaBackend(Backend):
     name = "xla"
     is_ours = False
 
-    def choice(self, mesh, part) -> Choice:
-        """Serves everything."""
-        return Choice(self, "xla")
+    def refusal(self, mesh: jax.sharding.Mesh, partition: Partition) -> None:
+        """Serve everything."""
 
-    def make(self, member, mesh, part, choice, live) -> dict[str, int]:
-        """Makes nothing: XLA has communicators of its own."""
-        return {"borrowed": 1}
+    def make(
+        self, spec: CommunicatorSpec, live: Sequence[CommunicatorSpec]
+    ) -> Connection:
+        """Make nothing: XLA has communicators of its own."""
+        transport = f"xla: {spec.refusal}" if spec.refusal else "xla"
+        return Connection(transport, {"borrowed": 1})
 
-    def end(self, member) -> None:
-        """Ends nothing."""
+    def end(self, spec: CommunicatorSpec, connection: Connection) -> None:
+        """End nothing."""
+
+    def status(self) -> Status:
+        """Serve always."""
+        return Status(True, "available, XLA's own collectives")

@@ -1,12 +1,31 @@
 """NVIDIA GPUs: communicators of NCCL, our own or XLA's."""
 
+import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
+import jax
+
+from jaxcomm import config
 from jaxcomm.communicator import failures
-from jaxcomm.communicator.backends.backend import Backend, Choice
-from jaxcomm.communicator.backends.nccl import communicators, library, registration
-from jaxcomm.communicator.communicator import DEFAULT_LANE
+from jaxcomm.communicator.backends.backend import (
+    Backend,
+    CommunicatorSpec,
+    Connection,
+    Status,
+)
+from jaxcomm.communicator.backends.nccl import (
+    agreement,
+    communicators,
+    devices,
+    library,
+    registration,
+)
+from jaxcomm.communicator.replica_groups import Partition
 from jaxcomm.errors import CommunicatorError
+
+# The version code from which NCCL accepts NCCL_MULTI_RANK_GPU_ENABLE=1.
+_MANY_RANKS_ON_A_GPU = 23003
 
 
 class NcclBackend(Backend):
@@ -14,73 +33,122 @@ class NcclBackend(Backend):
 
     name = "nccl"
     platforms = ("gpu",)
+    ffi_platform = "CUDA"
     takes_policy = True
     orders_lanes = True
 
-    def choice(self, mesh, part) -> Choice | str:
-        """Serves NVIDIA GPUs, if every process of the mesh can load NCCL."""
-        refusal = communicators.refusal(mesh)
-        if refusal is not None:
-            return refusal
+    def refusal(self, mesh: jax.sharding.Mesh, partition: Partition) -> str | None:
+        """Serve NVIDIA GPUs, if every process of the mesh can load NCCL."""
+        return agreement.refusal(mesh)
+
+    def make(
+        self, spec: CommunicatorSpec, live: Sequence[CommunicatorSpec]
+    ) -> Connection:
+        """Split it off the mesh's own, and register symmetric memory with it."""
         found = library.load()
-        assert not isinstance(found, str)  # which would be a refusal
-        return Choice(self, f"NCCL {found.version}")
+        assert not isinstance(found, str)  # a refusal
+        connection = Connection(f"NCCL {found.version}")
+        if self.borrows(spec):
+            communicators.borrow(spec)
+            connection.counted = {"borrowed": 1}
+        elif spec.size > 1:
+            _check_lanes(spec, live)
+            connection.world, is_new = communicators.create(spec)
+            connection.counted = {"created": int(is_new), "split": 1}
+            self._register_pools(spec, connection)
+        return connection
 
-    def make(self, member, mesh, part, choice, live) -> dict[str, int]:
-        """Splits it off the mesh's own, and registers symmetric memory with it."""
-        if member.borrows:
-            communicators.borrow(mesh, part, member)
-            return {"borrowed": 1}
-        if member.size == 1:
-            return {}
-        _check_lanes(member, live)
-        member.world, is_new = communicators.create(
-            mesh, part, member, member.policy, _shares(member)
-        )
-        if registration.is_wanted(member):
-            try:
-                for pool in registration.pools(mesh):
-                    pool.register_with(member)
-            except BaseException:
-                self.end(member)
-                raise
-        return {"created": int(is_new), "split": 1}
+    def _register_pools(self, spec: CommunicatorSpec, connection: Connection) -> None:
+        if not communicators.policy_of(spec).symmetric:
+            return
+        try:
+            for pool in registration.pools(spec.mesh):
+                pool.register_with(spec.key)
+        except BaseException:
+            self.end(spec, connection)
+            raise
 
-    def end(self, member) -> None:
-        """Destroys it; the mesh's own goes with the last that was split off it."""
-        if member.world is not None or member.borrows:
-            super().end(member)
-        member.world = None
+    def end(self, spec: CommunicatorSpec, connection: Connection) -> None:
+        """Destroy it; the mesh's own goes with the last that was split off it."""
+        if connection.world is not None or self.borrows(spec):
+            super().end(spec, connection)
+        connection.world = None
 
     def forget(self) -> None:
-        """Makes communicators of whole meshes anew, too."""
+        """Make communicators of whole meshes anew, too."""
         failures.stop()
         communicators.forget()
+        agreement.forget()
 
-    def memory(self, member, live) -> dict[str, Any]:
-        """Tells of the mesh's own, of queues, and of registered pools."""
+    def check_usable(self) -> None:
+        """Refuse once the GPUs of this process were stopped.
+
+        At once, before other processes are waited for: they may have ended.
+        """
+        agreement.check_not_stopped()
+
+    def status(self) -> Status:
+        """Serve where NCCL can be loaded."""
+        found = library.load()
+        if isinstance(found, str):
+            # A problem if somebody named the library; others may not want any.
+            is_fine = False if config.nccl_library() else None
+            text = f"unavailable: {found}"
+            return Status(False, text, is_fine, {"reason": found})
+        shares = found.version_code >= _MANY_RANKS_ON_A_GPU
+        text = (
+            f"NCCL {found.version} from {found.path}, for NVIDIA GPUs (CUDA "
+            f"{found.driver_version}); several ranks on one GPU: "
+            f"{'yes' if shares else 'no, from 2.30.3'}"
+        )
+        if found.missing:
+            text += f"; it lacks {', '.join(found.missing)}"
+        return Status(True, text, True, dataclasses.asdict(found))
+
+    def memory(
+        self,
+        spec: CommunicatorSpec,
+        connection: Connection,
+        live: Sequence[Connection],
+    ) -> dict[str, Any]:
+        """Report the mesh's own, queues, and registered pools."""
+        world = connection.world
         return {
-            "parent_bytes": member.world.device_bytes if member.world else 0,
-            "pinned_bytes": communicators.pinned_bytes(member),
-            "symmetric_bytes": registration.bytes_with(member),
-            "shared": member.borrows or _shares(member),
+            "parent_bytes": world.device_bytes if world else 0,
+            "pinned_bytes": communicators.pinned_bytes(spec) if world else 0,
+            "symmetric_bytes": registration.bytes_with(spec.key),
+            "shared": self.borrows(spec) or communicators.shares(spec),
         }
 
+    def borrows(self, spec: CommunicatorSpec) -> bool:
+        """Return whether ``CommPolicy(source="xla")`` holds, unless ranks are alone."""
+        return communicators.policy_of(spec).source == "xla" and spec.size > 1
 
-def _shares(member):
-    return member.policy.shares(member.lane == DEFAULT_LANE)
+    def suspension_refusal(self, connection: Connection) -> str | None:
+        """Suspend what was split off by this package."""
+        if connection.world is None:
+            return "XLA's own, or of groups of one"
+        return None
+
+    def variant(self, spec: CommunicatorSpec) -> str:
+        """Lent ones have handlers of their own, and those that XLA may record."""
+        if self.borrows(spec):
+            return ".borrowed"
+        is_recorded = communicators.policy_of(spec).command_buffers
+        return ".capturable" if is_recorded and devices.are_gpus(spec.platform) else ""
 
 
-def _check_lanes(made, live):
+def _check_lanes(spec: CommunicatorSpec, live: Sequence[CommunicatorSpec]) -> None:
     lanes = {
-        member.lane
-        for member in live
-        if (member.grid, member.axes, member.index_groups, member.backend)
-        == (made.grid, made.axes, made.index_groups, made.backend)
+        other.lane
+        for other in live
+        if (other.grid, other.partition, other.backend)
+        == (spec.grid, spec.partition, spec.backend)
     }
-    if len(lanes) >= made.policy.lanes:
+    most = communicators.policy_of(spec).lanes
+    if len(lanes) >= most:
         raise CommunicatorError(
-            f"axes {made.axes} have lanes {sorted(lanes)} already, as many as "
-            f"CommPolicy(lanes={made.policy.lanes}) allows; close one, or raise the "
-            f"bound before making lane {made.lane!r}"
+            f"axes {spec.partition.axes} have lanes {sorted(lanes)} already, as many "
+            f"as CommPolicy(lanes={most}) allows; close one, or raise the bound before "
+            f"making lane {spec.lane!r}"
         )

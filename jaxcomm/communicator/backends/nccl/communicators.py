@@ -8,31 +8,30 @@ import hashlib
 import os
 import warnings
 import weakref
-from typing import TYPE_CHECKING
+from typing import Any
 
 import jax
 
 from jaxcomm import _ffi, config
 from jaxcomm.communicator import failures, rendezvous
-from jaxcomm.communicator.backends.nccl import library
+from jaxcomm.communicator.backends.backend import CommunicatorSpec
+from jaxcomm.communicator.backends.nccl import devices
+from jaxcomm.communicator.policy import CommPolicy
 from jaxcomm.errors import CommunicatorError
 
-if TYPE_CHECKING:
-    from jaxcomm.communicator.communicator import Communicator
-
-# Variables that say how much memory a communicator takes, and NCCL's own choices.
+# Variables that set how much memory a communicator takes, and NCCL's own choices.
 _FIFO = "NCCL_WORK_FIFO_BYTES"
 _BUFFERS = {_FIFO: 1 << 20, "NCCL_WORK_FIFO_DEPTH": 1 << 16, "NCCL_BUFFSIZE": 4 << 20}
 # By the devices of the mesh, in order of their ids, and what its policy sets.
-_worlds: weakref.WeakValueDictionary = weakref.WeakValueDictionary()
-# Why NCCL cannot serve devices of a platform, by the processes that agreed on it.
-_refusals: dict[tuple, str | None] = {}
+_worlds: weakref.WeakValueDictionary[tuple, _ffi.NcclWorld] = (
+    weakref.WeakValueDictionary()
+)
 # How many communicators this process began to make with others, by the processes.
 _begun: dict[tuple[int, ...], int] = {}
 
 
-def create(mesh, part, member: "Communicator", policy, shares: bool):
-    """Makes a communicator and the mesh's own, if that is not there yet.
+def create(spec: CommunicatorSpec) -> tuple[_ffi.NcclWorld, bool]:
+    """Make a communicator and the mesh's own, if that is not there yet.
 
     Every process of the mesh must call this, in the same order.
 
@@ -45,27 +44,29 @@ def create(mesh, part, member: "Communicator", policy, shares: bool):
         another communicator.
     """
     _warn_of_large_buffers()
-    process_of = {device.id: device.process_index for device in mesh.devices.flat}
-    world, unique_id, peers = _agree_on_world(mesh, part, member, policy, shares)
+    policy = policy_of(spec)
+    process_of = {device.id: device.process_index for device in spec.mesh.devices.flat}
+    groups = spec.partition.groups
+    world, unique_id, peers = _agree_on_world(spec)
     is_new = world is None
     try:
         if world is None:
             unique_id = unique_id or _ffi.nccl_unique_id().hex()
-            world = _new_world(mesh, policy, shares, unique_id, peers)
+            world = _new_world(spec, unique_id, peers)
         _ffi.create_nccl(
             world=world,
-            key=member.key,
-            axes=str(part.axes),
-            lane=member.lane,
-            platform=member.platform,
-            timeout_seconds=member.timeout,
-            groups=[list(group) for group in part.groups],
-            processes=[[process_of[id_] for id_ in group] for group in part.groups],
-            numbers=_numbers(policy, shares),
+            key=spec.key,
+            axes=str(spec.partition.axes),
+            lane=spec.lane,
+            platform=spec.platform,
+            timeout_seconds=spec.timeout,
+            groups=[list(group) for group in groups],
+            processes=[[process_of[id_] for id_ in group] for group in groups],
+            numbers=_config(spec),
             name=policy.name or "",
             copy_engines=policy.uses_copy_engines,
             one_shot=policy.uses_one_shot,
-            on_failure=_on_failure(mesh, policy),
+            on_failure=_on_failure(spec),
             check=config.check(),
         )
     except BaseException as error:
@@ -75,141 +76,97 @@ def create(mesh, part, member: "Communicator", policy, shares: bool):
         if not isinstance(error, RuntimeError):
             raise
         raise CommunicatorError(
-            f"NCCL did not make a communicator over axes {part.axes} (lane "
-            f"{member.lane!r}) of {mesh.devices.size} devices: {error}"
+            f"NCCL did not make a communicator over {spec} of "
+            f"{spec.mesh.devices.size} devices: {error}"
         ) from None
     return world, is_new
 
 
-def borrow(mesh, part, member: "Communicator") -> None:
-    """Makes a communicator that borrows XLA's for each of its operations.
+def borrow(spec: CommunicatorSpec) -> None:
+    """Make a communicator that borrows XLA's for each of its operations.
 
     Raises:
       CommunicatorError: where XLA lends none.
     """
-    if member.platform == "cpu" or not _ffi.can_borrow():
+    if not devices.are_gpus(spec.platform) or not _ffi.can_borrow():
         found = (
-            "these are CPU devices"
-            if member.platform == "cpu"
-            else "this package was built with an older one"
+            "this package was built with an older one"
+            if devices.are_gpus(spec.platform)
+            else f"these are {spec.platform.upper()} devices"
         )
         raise CommunicatorError(
-            f"CommPolicy(source='xla') for axes {part.axes} (lane {member.lane!r}): "
+            f"CommPolicy(source='xla') for {spec}: "
             f"XLA lends communicators of NVIDIA GPUs from jaxlib 0.11.2 on, and "
             f"{found}. Use source='own'"
         )
+    mesh, groups = spec.mesh, spec.partition.groups
     place_of = {device.id: place for place, device in enumerate(mesh.devices.flat)}
     # 0 and 1 are XLA's collectives and sends.
-    digest = hashlib.sha256(member.lane.encode()).digest()
+    digest = hashlib.sha256(spec.lane.encode()).digest()
     communication_id = 16 + int.from_bytes(digest[:3], "little")
     _ffi.borrow_nccl(
-        key=member.key,
-        axes=str(part.axes),
-        lane=member.lane,
-        platform=member.platform,
-        timeout_seconds=member.timeout,
-        groups=[list(group) for group in part.groups],
-        devices=[(device.id, ordinal(device)) for device in mesh.local_devices],
-        places=[[place_of[id_] for id_ in group] for group in part.groups],
+        key=spec.key,
+        axes=str(spec.partition.axes),
+        lane=spec.lane,
+        platform=spec.platform,
+        timeout_seconds=spec.timeout,
+        groups=[list(group) for group in groups],
+        devices=[(d.id, d.local_hardware_id) for d in mesh.local_devices],
+        places=[[place_of[id_] for id_ in group] for group in groups],
         communication_id=communication_id,
-        on_failure=_on_failure(mesh, member.policy),
+        on_failure=_on_failure(spec),
     )
 
 
 def forget() -> None:
-    """Lets go of the communicators of whole meshes; the next are new ones."""
+    """Let go of the communicators of whole meshes; the next are new ones."""
     _worlds.clear()
-    _refusals.clear()
     _ffi.forget_failures()
 
 
-def pinned_bytes(member: "Communicator") -> int:
-    """Returns the page-locked memory in which NCCL queues work for a communicator."""
-    if member.world is None:
-        return 0
-    here = {device.id for device in jax.local_devices(backend=member.platform)}
-    ranks = sum(
-        id_ in here for group in member.groups if len(group) > 1 for id_ in group
-    )
+def policy_of(spec: CommunicatorSpec) -> CommPolicy:
+    """Return how a communicator is made; the backend takes a policy."""
+    assert spec.policy is not None
+    return spec.policy
+
+
+def shares(spec: CommunicatorSpec) -> bool:
+    """Return whether a communicator uses the buffers of the mesh's."""
+    return policy_of(spec).shares(spec.is_default_lane)
+
+
+def pinned_bytes(spec: CommunicatorSpec) -> int:
+    """Return the page-locked memory in which NCCL queues work for a communicator."""
+    here = {device.id for device in jax.local_devices(backend=spec.platform)}
+    groups = [group for group in spec.partition.groups if len(group) > 1]
+    ranks = sum(id_ in here for group in groups for id_ in group)
     text = os.environ.get(_FIFO, "")
     return ranks * (int(text) if text.isdigit() else _BUFFERS[_FIFO])
 
 
-def processes_of(mesh) -> tuple[int, ...]:
-    """Returns the processes that have devices in the mesh, in order."""
-    return tuple(sorted({device.process_index for device in mesh.devices.flat}))
+def _config(spec: CommunicatorSpec) -> dict[str, int]:
+    """Return the fields of ``ncclConfig_t`` that are not left to NCCL."""
+    return {**policy_of(spec).settings(), "splitShare": int(shares(spec))}
 
 
-def refusal(mesh) -> str | None:
-    """Returns why NCCL cannot serve the mesh, None if it can; alike on all processes.
-
-    Every process of the mesh must call this.
-    """
-    platform = mesh.devices.flat[0].platform
-    try:
-        # Before others are waited for, who may have ended.
-        _ffi.refuse_if_stopped()
-    except RuntimeError as error:
-        raise CommunicatorError(str(error)) from None
-    mine = library.refusal(platform)
-    processes = processes_of(mesh)
-    if len(processes) == 1:
-        return mine
-    if (processes, platform) not in _refusals:
-        answers = exchange(mesh, "nccl", mine)
-        refused = (f"process {p}: {text}" for p, text in answers.items() if text)
-        _refusals[processes, platform] = next(refused, None)
-    return _refusals[processes, platform]
+def _on_failure(spec: CommunicatorSpec) -> str:
+    chosen = policy_of(spec).on_failure
+    if chosen is not None:
+        return chosen
+    return "raise" if len(spec.processes) == 1 else "exit"
 
 
-def exchange(mesh, what: str, value) -> dict:
-    """Returns what each process of a mesh gave; all of them call this.
-
-    Arguments and errors are those of :func:`jaxcomm.communicator.rendezvous.exchange`.
-    """
-    processes, here = processes_of(mesh), jax.process_index()
-    if len(processes) == 1:
-        return {here: value}
-    return rendezvous.exchange(processes, here, what, value)
+def _world_name(spec: CommunicatorSpec) -> tuple:
+    ids = tuple(sorted(spec.grid.device_ids))
+    # Children share with a parent as the parent's config says. Those that share fail
+    # together, in one way.
+    return ids, tuple(_config(spec).items()), policy_of(spec).on_failure
 
 
-def agree(mesh, what: str, refused: str | None) -> None:
-    """Raises on every process of a mesh if one of them was refused something.
-
-    Args:
-      mesh: whose processes all call this.
-      what: was asked for.
-      refused: why this process did not get it, None if it did.
-
-    Raises:
-      CommunicatorError: if one was refused, or did not come.
-    """
-    answers = exchange(mesh, what, refused)
-    for process, text in answers.items():
-        if text is not None:
-            who = f" (process {process})" if len(answers) > 1 else ""
-            raise CommunicatorError(f"{what}{who}: {text}")
-
-
-def _numbers(policy, shares):
-    return {**policy.settings(), "splitShare": int(shares)}
-
-
-def _on_failure(mesh, policy) -> str:
-    if policy.on_failure is not None:
-        return policy.on_failure
-    return "raise" if len(processes_of(mesh)) == 1 else "exit"
-
-
-def _world_name(mesh, policy, shares):
-    ids = tuple(sorted(device.id for device in mesh.devices.flat))
-    # NCCL goes by what the parent says of sharing with its children, and those that
-    # share fail together, in one way.
-    return ids, tuple(_numbers(policy, shares).items()), policy.on_failure
-
-
-def _agree_on_world(mesh, part, member, policy, shares):
-    """Meets the other processes of the mesh: all are to make the same communicator.
+def _agree_on_world(
+    spec: CommunicatorSpec,
+) -> tuple[_ffi.NcclWorld | None, str | None, list[tuple[int, int, int, int]]]:
+    """Meet the other processes of the mesh: all are to make the same communicator.
 
     NCCL would hang where they are not.
 
@@ -217,18 +174,18 @@ def _agree_on_world(mesh, part, member, policy, shares):
       The mesh's own communicator, None if a new one is to be made; then also its id,
       if others must have it too, and the processes to watch.
     """
-    world = _worlds.get(_world_name(mesh, policy, shares))
+    world = _worlds.get(_world_name(spec))
     if world is not None and world.is_broken:
         world = None
-    processes, here = processes_of(mesh), jax.process_index()
+    processes, here = spec.processes, jax.process_index()
     if len(processes) == 1:
         return world, None, []
     _begun[processes] = _begun.get(processes, 0) + 1
     purpose = rendezvous.Purpose(
-        f"make a communicator over axes {part.axes}, lane {member.lane!r}, with "
-        f"{_numbers(policy, shares)}, {_on_failure(mesh, policy)} on failure"
+        f"make a communicator over axes {spec.partition.axes}, lane {spec.lane!r}, "
+        f"with {_config(spec)}, {_on_failure(spec)} on failure"
         f"{', checked' if config.check() else ''}",
-        member.key,
+        spec.key,
         _begun[processes],
     )
     unique_id = refused = None
@@ -237,11 +194,13 @@ def _agree_on_world(mesh, part, member, policy, shares):
             unique_id = _ffi.nccl_unique_id().hex()
         except RuntimeError as error:
             refused = str(error)
-    card = {"id": unique_id, "refused": refused, "has_world": world is not None}
-    met = rendezvous.meet(processes, here, purpose, card)
+    mine: dict[str, Any] = {
+        "id": unique_id, "refused": refused, "has_world": world is not None,
+    }  # fmt: skip
+    met = rendezvous.meet(processes, here, purpose, mine)
     if refused := met.values[processes[0]]["refused"]:
         raise CommunicatorError(f"process {processes[0]}: {refused}")
-    if all(card["has_world"] for card in met.values.values()):
+    if all(value["has_world"] for value in met.values.values()):
         return world, None, []
     unique_id = met.values[processes[0]]["id"]
     if unique_id is None:
@@ -252,40 +211,35 @@ def _agree_on_world(mesh, part, member, policy, shares):
     return None, unique_id, met.peers
 
 
-def _new_world(mesh, policy, shares, unique_id, peers):
-    devices = sorted(mesh.devices.flat, key=lambda device: device.id)
+def _new_world(
+    spec: CommunicatorSpec, unique_id: str, peers: list[tuple[int, int, int, int]]
+) -> _ffi.NcclWorld:
+    in_order = sorted(spec.mesh.devices.flat, key=lambda device: device.id)
     world = _ffi.nccl_world(
-        size=len(devices),
+        size=len(in_order),
         devices=[
-            (device.id, ordinal(device), rank)
-            for rank, device in enumerate(devices)
+            (device.id, device.local_hardware_id, rank)
+            for rank, device in enumerate(in_order)
             if device.process_index == jax.process_index()
         ],
         unique_id=bytes.fromhex(unique_id),
-        numbers=_numbers(policy, shares),
-        name=policy.name or "",
+        numbers=_config(spec),
+        name=policy_of(spec).name or "",
         timeout_seconds=config.timeout_seconds(),
         peers=peers,
     )
-    if len(processes_of(mesh)) > 1:
+    if len(spec.processes) > 1:
         failures.watch(unique_id, world)
-    _worlds[_world_name(mesh, policy, shares)] = world
+    _worlds[_world_name(spec)] = world
     return world
 
 
-def ordinal(device) -> int:
-    """Returns the number by which CUDA knows a device of this process."""
-    if device.platform == "cpu":
-        return [d.id for d in jax.local_devices(backend="cpu")].index(device.id)
-    return device.local_hardware_id
-
-
-def _warn_of_large_buffers():
+def _warn_of_large_buffers() -> None:
     for name, default in _BUFFERS.items():
         text = os.environ.get(name, "")
         if text.isdigit() and int(text) > default:
             warnings.warn(
                 f"{name}={text} is more than NCCL's {default}: every communicator "
                 f"takes that much more memory, for each of its channels and peers",
-                stacklevel=5,
+                stacklevel=7,  # who called jaxcomm.init
             )

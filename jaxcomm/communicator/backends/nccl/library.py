@@ -18,7 +18,7 @@ class Library:
       version: such as ``"2.28.9"``.
       version_code: such as 22809.
       driver_version: of CUDA that the driver serves, such as ``"13.0"``.
-      missing: optional functions that this version has not.
+      missing: optional functions that this version lacks.
       is_stand_in: whether it is named by ``JAXCOMM_NCCL_LIBRARY`` and moves bytes of
         CPU devices.
     """
@@ -33,7 +33,7 @@ class Library:
 
 @functools.cache
 def load() -> Library | str:
-    """Returns the library, or why there is none."""
+    """Return the library, or why there is none."""
     try:
         found = _ffi.load_nccl(_candidates())
     except RuntimeError as error:
@@ -48,21 +48,7 @@ def load() -> Library | str:
     )
 
 
-def refusal(platform: str) -> str | None:
-    """Returns why NCCL cannot serve devices of a platform, None if it can."""
-    if platform not in ("gpu", "cuda", "cpu"):
-        return f"NCCL serves NVIDIA GPUs, not {platform} devices"
-    if platform == "cpu" and not config.nccl_library():
-        return "NCCL serves NVIDIA GPUs, not cpu devices"
-    library = load()
-    if isinstance(library, str):
-        return library
-    if platform == "cpu" and not library.is_stand_in:
-        return f"{library.path} is NCCL itself, which serves no cpu devices"
-    return None
-
-
-def _candidates():
+def _candidates() -> list[str]:
     named = config.nccl_library()
     if named:
         return [named]

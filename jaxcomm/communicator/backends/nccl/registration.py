@@ -1,17 +1,19 @@
 """Which symmetric memory is registered with which communicator.
 
-NCCL registers memory collectively, and hangs where one process registers and another
-does not, or another segment. So it is done where every process comes by in any case,
-when a pool or a communicator is made, and the processes compare first what each is
-about to register.
+NCCL registers memory collectively. It hangs if one process registers a segment and
+another does not, or registers another. So processes register when they make a pool or a
+communicator, which they all do, and first compare what each is about to register.
 """
 
 import hashlib
 import json
 import weakref
+from collections.abc import Sequence
+
+import jax
 
 from jaxcomm import _ffi
-from jaxcomm.communicator.backends.nccl import communicators
+from jaxcomm.communicator.backends.nccl import agreement
 from jaxcomm.errors import CommunicatorError
 
 # Live pools, oldest first, and how many there ever were on the same devices: by that
@@ -20,21 +22,21 @@ _pools: list[weakref.ref] = []
 _made: dict[tuple[int, ...], int] = {}
 
 
-def device_ids(mesh) -> tuple[int, ...]:
-    """Returns the ids of a mesh's devices, in order."""
+def device_ids(mesh: jax.sharding.Mesh) -> tuple[int, ...]:
+    """Return the ids of a mesh's devices, in order."""
     return tuple(sorted(device.id for device in mesh.devices.flat))
 
 
 def add(pool) -> int:
-    """Remembers a pool as long as it lives; returns its number on its devices."""
+    """Remember a pool as long as it lives; return its number on its devices."""
     _pools.append(weakref.ref(pool))
     ids = device_ids(pool.mesh)
     _made[ids] = _made.get(ids, 0) + 1
     return _made[ids]
 
 
-def pools(mesh=None) -> list:
-    """Returns the live pools, those on the devices of a mesh or all, oldest first."""
+def pools(mesh: jax.sharding.Mesh | None = None) -> list:
+    """Return the live pools, those on the devices of a mesh or all, oldest first."""
     _pools[:] = [ref for ref in _pools if ref() is not None]
     found = [ref() for ref in _pools]
     return [
@@ -46,33 +48,28 @@ def pools(mesh=None) -> list:
     ]
 
 
-def is_wanted(member) -> bool:
-    """Says whether pools on its devices are registered with a communicator."""
-    return member.world is not None and member.policy.symmetric
+def bytes_with(key: int) -> int:
+    """Return the bytes, on local devices, of pools registered with a communicator."""
+    return sum(pool.local_bytes for pool in pools() if pool.is_registered_with(key))
 
 
-def bytes_with(member) -> int:
-    """Returns the bytes, on local devices, of pools registered with a communicator."""
-    return sum(pool.local_bytes for pool in pools() if pool.is_registered_with(member))
-
-
-def register(pool, members) -> dict:
-    """Registers a pool with communicators; every process of its mesh calls this.
+def register(pool, keys: Sequence[int]) -> dict[int, str]:
+    """Register a pool with communicators; every process of its mesh calls this.
 
     Args:
       pool: the pool.
-      members: the communicators, in an order that all processes have.
+      keys: of the communicators, in an order that all processes have.
 
     Returns:
-      How it is registered with each, or why it is not.
+      How it is registered with each, or why it is not, by key.
 
     Raises:
       CommunicatorError: if the processes are about to register different things, or one
         did not come.
     """
-    what = [(pool.number, pool.bytes, member.key) for member in members]
+    what = [(pool.number, pool.bytes, key) for key in keys]
     mine = [len(what), hashlib.sha256(json.dumps(what).encode()).hexdigest()]
-    answers = communicators.exchange(pool.mesh, "symmetric", mine)
+    answers = agreement.exchange(pool.mesh, "symmetric", mine)
     if len({tuple(answer) for answer in answers.values()}) > 1:
         counts = ", ".join(
             f"process {process}: {count} registrations, hash {digest[:8]}"
@@ -83,4 +80,4 @@ def register(pool, members) -> dict:
             f"different order ({counts}). Make the same SymmetricPool objects and "
             f"communicators on every process, in the same order; nothing was registered"
         )
-    return {member: _ffi.register_memory(member.key, pool.memory) for member in members}
+    return {key: _ffi.register_memory(key, pool.memory) for key in keys}

@@ -1,4 +1,4 @@
-"""What a user may choose about NCCL's communicators."""
+"""How a user has NCCL make communicators."""
 
 import dataclasses
 import operator
@@ -31,9 +31,8 @@ _ON_FAILURE = None, "raise", "poison", "exit"
 class CommPolicy:
     """How the communicators of the ``nccl`` backend are made.
 
-    Give every process the same. Other backends ignore it. What is None is NCCL's own
-    choice, unless said otherwise; a setting that the installed NCCL does not know is an
-    error.
+    Give every process the same. None leaves a field to NCCL, unless said otherwise.
+    jaxcomm refuses a setting that the installed NCCL does not know.
 
     Source: ``ncclConfig_t`` of NCCL 2.18 to 2.32, and NCCL's user guide.
 
@@ -42,57 +41,55 @@ class CommPolicy:
         the mesh's communicator, cost next to nothing, and NCCL runs their operations
         one after the other. False gives each its own, which may run beside others. If
         None, the default lane shares and other lanes do not.
-      lanes: the most lanes over the same axes, 2 unless set: NCCL is known to hang
-        where many communicators of a device run at once.
-      max_ctas: the most thread blocks, and so channels, of an operation; NCCL's choice
+      lanes: the most lanes over the same axes, 2 unless set. NCCL is known to hang if
+        many communicators of a device run at once.
+      max_ctas: the most thread blocks, and so channels, of an operation. NCCL's choice
         is up to 32. Fewer leave more of the GPU to computation and take less memory.
-      min_ctas: the fewest; NCCL's choice is 1.
-      cga_cluster_size: thread blocks to a cluster, 0 to 8; NCCL takes 4 on Hopper.
-      traffic_class: of network packets (2.27 and newer); NCCL leaves it to the
+      min_ctas: the fewest. NCCL's choice is 1.
+      cga_cluster_size: thread blocks to a cluster, 0 to 8. NCCL takes 4 on Hopper.
+      traffic_class: of network packets (2.27 and newer). NCCL leaves it to the
         network's plugin.
-      name: stands in NCCL's logs (2.27 and newer); NCCL gives none.
+      name: stands in NCCL's logs (2.27 and newer).
       blocking: False makes every call to NCCL return at once, at the cost of 300 us for
-        each operation. If None, the mesh's communicator is made so, in order that the
-        deadline and Ctrl-C end it, and operations block, as in NCCL; True lets NCCL
-        block in the making, too.
-      command_buffers: True lets XLA record operations in CUDA graphs, which it replays
-        with fewer launches where the addresses of operands stay the same, and records
-        anew where they do not. What it replays is not counted, nor in flight records,
-        and has no deadline. A communicator that is part of a graph is freed when the
-        process ends, not by closing it. Collectives in halves, and so ring attention,
+        each operation. True lets NCCL block, also while it makes the mesh's
+        communicator. If None, only operations block: the timeout and Ctrl-C can end
+        the making.
+      command_buffers: True lets XLA record operations in CUDA graphs. It replays a
+        graph with fewer launches while the addresses of operands stay the same, and
+        records it anew when they change. Counters and flight records miss replayed
+        operations, which have no timeout. A communicator in a graph is freed when the
+        process ends, not by closing it. Split-phase collectives, and so ring attention,
         are not recorded.
       copy_engines: whether the GPUs' copy engines move the bytes of collectives that
-        reduce nothing, where a rank sends 32 MiB or more, all ranks are of one process
-        and reach each other's memory, and arrays do not lie in symmetric memory, which
-        is no matter to ``ppermute``. It is faster, and leaves thread blocks to
-        computation; each rank waits on the host until those it sends to and receives
-        from have come, for two seconds at most and once in a run of a program: what
-        comes later is left to NCCL. False leaves all to it. If None, True, unless with
+        only move data. It is faster, and leaves thread blocks to computation. It
+        applies if a rank sends 32 MiB or more, and all ranks share a process with peer
+        access. Except for ``ppermute``, arrays must not lie in symmetric memory. Each
+        rank waits on the host for its peers, for 2 s at most and once in a run of a
+        program; NCCL takes over from then on. If None, True unless
         ``command_buffers``, which cannot record it.
       one_shot: whether a kernel of this package adds small arrays in NCCL's place, in
         one step: every GPU writes to all others, and adds in the order of the ranks.
         It takes ``psum`` and ``pmean`` of float32, complex64, 32-bit integers, and an
-        even number of bfloat16 or float16 (added in float32, rounded once), of up to
-        512 KiB divided by the ranks, of which there are 8 at most, all on one host and
-        in reach of each other's memory. Launching it costs the host less than
-        NCCL's call. A communicator has 2 MiB of each GPU for it. False leaves all to
-        NCCL. If None, True, unless with ``command_buffers``: each sum has a number,
-        which a recorded one would repeat.
-      source: ``"own"``: made by this package. ``"xla"``: for each operation XLA lends
-        the communicator of its own collectives, which it makes, orders and ends: none
-        of the fields above applies, and collectives in halves are whole. What is not
-        done at the deadline ends as ``on_failure`` says. Each lane is one of XLA's
-        communicators. NVIDIA GPUs only, with jaxlib 0.11.2 or newer here and
+        even number of bfloat16 or float16 (added in float32, rounded once). Arrays have
+        512 KiB divided by the ranks at most. There are 8 ranks at most, on one host and
+        in reach of each other's memory. A launch costs the host less than NCCL's call.
+        A communicator takes 2 MiB of each GPU for it. If None, True unless
+        ``command_buffers``: each sum has a number, which a recorded one would repeat.
+      source: ``"own"``: made by this package. ``"xla"``: XLA lends the communicator of
+        its own collectives for each operation. XLA makes, orders and ends it. So no
+        other field but ``on_failure`` may be set, and split-phase collectives run
+        whole. An operation that times out ends as ``on_failure`` says. Each lane is one
+        of XLA's communicators. NVIDIA GPUs only, with jaxlib 0.11.2 or newer here and
         where the package was built.
       symmetric: False keeps a :class:`jaxcomm.SymmetricPool` from being registered with
         these communicators.
-      on_failure: what happens when an operation fails while a GPU is at it, because a
-        process ended, a deadline passed or NCCL failed. XLA takes what an aborted
-        operation leaves in memory for its result, so nothing is aborted before it is
-        certain that nobody reads that.
+      on_failure: what happens when an operation fails while a GPU is at it: a process
+        ended, it timed out, or NCCL failed. XLA takes what an aborted operation leaves
+        in memory for its result. So jaxcomm aborts nothing before it is certain that
+        nobody reads that.
 
-        ``"raise"``: a fault of ours stops the GPUs of this process. What is not
-        computed yet raises, and so does every later use of a GPU, also without
+        ``"raise"``: jaxcomm stops the GPUs of this process. Results that are not
+        computed yet raise, and so does every later use of a GPU, also without
         collectives: end the process and start it anew. stderr says why at once. XLA
         looks whether a GPU failed every five seconds, so that it raises up to five
         seconds later (jaxlib 0.11.2, two H200s). A ``jax.pure_callback`` that runs
@@ -109,21 +106,25 @@ class CommPolicy:
         ``"exit"``: the process ends with a message and status 70, after it wrote its
         flight record.
 
-        If None, ``"exit"`` where devices of several processes take part: the GPUs are
-        lost in any case, and whoever started the processes hears of it at once. Else
-        ``"raise"``, which keeps a notebook's arrays on the host.
+        If None, ``"exit"`` if devices of several processes take part: the GPUs are
+        lost in any case, and whoever started the processes hears of it at once.
+        Otherwise ``"raise"``, which keeps a notebook's arrays on the host.
 
-        Without an operation on its way nothing is stopped: the next call raises.
-      max_p2p_peers: how many peers a rank will send to at a time, which bounds what is
-        kept for them (2.30.3 and newer); NCCL's choice is all.
+        If no operation is under way, nothing is stopped: the next call raises.
+      max_p2p_peers: how many peers a rank will send to at a time, which bounds the
+        memory kept for them (2.30.3 and newer). NCCL's choice is all.
 
     Raises:
       ValueError: if a field is of another type or out of range, or two do not go
         together.
 
     Example:
-      >>> policy = jaxcomm.CommPolicy(max_ctas=8)  # doctest: +SKIP
-      >>> jaxcomm.init(mesh, "context", policy=policy)  # doctest: +SKIP
+      >>> policy = jaxcomm.CommPolicy(max_ctas=8)
+      >>> policy.max_ctas, policy.lanes
+      (8, 2)
+      >>> jaxcomm.CommPolicy(source="xla", max_ctas=8)
+      Traceback (most recent call last):
+      ValueError: CommPolicy: source='xla' leaves max_ctas to XLA; leave it out
     """
 
     share: bool | None = None
@@ -162,6 +163,19 @@ class CommPolicy:
                 )
             # A plain one also where it was numpy's; the class is frozen.
             object.__setattr__(self, name, operator.index(value))
+        if self.source not in ("own", "xla"):
+            raise ValueError(
+                f"CommPolicy: source must be 'own' or 'xla', got {self.source!r}"
+            )
+        if self.on_failure not in _ON_FAILURE:
+            raise ValueError(
+                f"CommPolicy: on_failure must be 'raise', 'poison', 'exit' or None, "
+                f"got {self.on_failure!r}"
+            )
+        self._check_together()
+
+    def _check_together(self) -> None:
+        """Raise ValueError if two fields do not go together."""
         if self.copy_engines and self.command_buffers:
             raise ValueError(
                 "CommPolicy: copy_engines=True does not go with command_buffers=True: "
@@ -172,28 +186,32 @@ class CommPolicy:
                 "CommPolicy: one_shot=True does not go with command_buffers=True: each "
                 "sum has a number, which a recorded one would repeat"
             )
-        if self.source not in ("own", "xla"):
-            raise ValueError(
-                f"CommPolicy: source must be 'own' or 'xla', got {self.source!r}"
-            )
-        if self.on_failure not in _ON_FAILURE:
-            raise ValueError(
-                f"CommPolicy: on_failure must be 'raise', 'poison', 'exit' or None, "
-                f"got {self.on_failure!r}"
-            )
-        if self.on_failure == "poison" and self.source == "xla":
-            raise ValueError(
-                "CommPolicy: on_failure='poison' does not go with source='xla': what "
-                "XLA lends cannot be aborted here. Choose 'raise' or 'exit'"
-            )
         if self.min_ctas and self.max_ctas and self.min_ctas > self.max_ctas:
             raise ValueError(
                 f"CommPolicy: min_ctas={self.min_ctas} is more than "
                 f"max_ctas={self.max_ctas}"
             )
+        if self.source == "own":
+            return
+        if self.on_failure == "poison":
+            raise ValueError(
+                "CommPolicy: on_failure='poison' does not go with source='xla': what "
+                "XLA lends cannot be aborted here. Choose 'raise' or 'exit'"
+            )
+        mine = [
+            field.name
+            for field in dataclasses.fields(self)
+            if field.name not in ("source", "on_failure")
+            and getattr(self, field.name) != field.default
+        ]
+        if mine:
+            raise ValueError(
+                f"CommPolicy: source='xla' leaves {', '.join(mine)} to XLA; leave "
+                f"{'them' if len(mine) > 1 else 'it'} out"
+            )
 
     def shares(self, is_default_lane: bool) -> bool:
-        """Returns whether a communicator uses the buffers of the mesh's."""
+        """Return whether a communicator uses the buffers of the mesh's."""
         return is_default_lane if self.share is None else self.share
 
     @property
@@ -210,7 +228,7 @@ class CommPolicy:
         return not self.command_buffers if choice is None else choice
 
     def settings(self) -> dict[str, int]:
-        """Returns the fields of ``ncclConfig_t`` that are not left to NCCL."""
+        """Return the fields of ``ncclConfig_t`` that are not left to NCCL."""
         fields = {
             "maxCTAs": self.max_ctas,
             "minCTAs": self.min_ctas,

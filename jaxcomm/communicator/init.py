@@ -1,0 +1,129 @@
+""":func:`jaxcomm.init`: makes the communicators of a mesh ahead of its programs."""
+
+import datetime
+from collections.abc import Iterable, Sequence
+
+import jax
+import numpy as np
+
+from jaxcomm import config
+from jaxcomm.communicator import backends, cache, replica_groups
+from jaxcomm.communicator.choices import Choice
+from jaxcomm.communicator.lane import DEFAULT_LANE, check_lane
+from jaxcomm.communicator.policy import CommPolicy
+from jaxcomm.communicator.table import Communicators
+
+
+def init(
+    mesh: jax.sharding.Mesh,
+    axes: str | Sequence | None = None,
+    *,
+    lanes: str | Sequence[str] = (DEFAULT_LANE,),
+    backend: str | None = None,
+    policy: CommPolicy | None = None,
+    timeout: float | datetime.timedelta | None = None,
+) -> Communicators:
+    """Make the communicators of a mesh ahead of the first program that needs them.
+
+    Call it with the same arguments on every process. It keeps communicators that are
+    live already, so calling it again costs nothing.
+
+    Args:
+      mesh: a ``jax.sharding.Mesh``.
+      axes: an axis name or a tuple of names makes one communicator over those axes
+        together; a list makes one for each of its entries. If None, one for each
+        axis, and one over all axes if there are several.
+      lanes: names of lanes, one communicator each. ``host``: a lane is only a label;
+        operations overlap anyway. ``nccl``: operations of one lane run in order, and
+        lanes with resources of their own may overlap. ``xla`` ignores it. Once a mesh
+        has lanes, a call in a lane that it does not have raises. It always has
+        ``"default"``, and calling this again adds lanes.
+      backend: ``"host"``, ``"nccl"``, ``"xla"``, or None: the ``JAXCOMM_BACKEND``
+        variable, else ``"nccl"`` for NVIDIA GPUs where NCCL can be loaded, ``"host"``
+        for CPU devices whose groups lie on one host, ``"xla"`` for the rest.
+        Programs compiled later use the choice; one compiled earlier keeps the
+        communicator it was compiled for.
+      policy: how NCCL makes them. A backend that the platform chooses may take no
+        policy, and leaves it aside; ``backend=`` must name one that does.
+      timeout: seconds (or a ``datetime.timedelta``) that a rank waits for the others in
+        one operation before it raises. If None, the ``JAXCOMM_TIMEOUT`` variable, else
+        300 s. ``xla`` has timeouts of its own. ``JAXCOMM_TIMEOUT`` alone bounds the
+        making of a communicator.
+
+    Returns:
+      The communicators, a sequence that prints as a table.
+
+    Raises:
+      TypeError: if mesh is not a concrete mesh, lanes are no names, policy is no
+        :class:`CommPolicy`, or timeout is no number.
+      ValueError: if an axis is not one of the mesh's, the backend is unknown or takes
+        no policy, or the timeout is not positive.
+      CommunicatorError: if the backend cannot serve these devices or failed to, the
+        bound on live communicators is reached, or one that is live has another timeout
+        than the one asked for.
+
+    Example:
+      >>> mesh = jax.make_mesh((2, 4), ("data", "context"))
+      >>> made = jaxcomm.init(mesh, ["data", ("data", "context")])
+      >>> [(each.axes, each.backend, each.size) for each in made]
+      [(('data',), 'host', 2), (('data', 'context'), 'host', 8)]
+    """
+    if not isinstance(mesh, jax.sharding.Mesh):
+        raise TypeError(
+            f"init: mesh must be a jax.sharding.Mesh, got {type(mesh).__name__}. An "
+            f"abstract mesh has no devices to make communicators for."
+        )
+    names = _lane_names(lanes)
+    if not isinstance(policy, CommPolicy | None):
+        raise TypeError(
+            f"init: policy must be a jaxcomm.CommPolicy or None, got {policy!r}. Pass "
+            f"its fields by name, as in jaxcomm.CommPolicy(max_ctas=8)."
+        )
+    backends.check_policy(backend, policy)
+    choice = Choice(backend, policy, _seconds(timeout))
+    grid = replica_groups.grid_of(mesh)
+    partitions = [
+        replica_groups.partition(grid, each) for each in _wanted_axes(mesh, axes)
+    ]
+    return cache.make_all(mesh, partitions, names, choice)
+
+
+def _wanted_axes(mesh: jax.sharding.Mesh, axes) -> list[tuple[str, ...]]:
+    if isinstance(axes, list):
+        return [replica_groups.canonical_axes(entry) for entry in axes]
+    if axes is not None:
+        return [replica_groups.canonical_axes(axes)]
+    each = [(name,) for name in mesh.axis_names]
+    return [*each, tuple(mesh.axis_names)] if len(each) > 1 else each
+
+
+def _lane_names(lanes) -> tuple[str, ...]:
+    names = (lanes,) if isinstance(lanes, str) else lanes
+    if not isinstance(names, Iterable):
+        raise TypeError(
+            f"init: lanes must be names, got {lanes!r}. Pass one for each lane, as in "
+            f"lanes=('keys', 'values'); how many there may be is CommPolicy(lanes=...)."
+        )
+    names = tuple(names)
+    for name in names:
+        check_lane(name, "lane")
+    return names
+
+
+def _seconds(timeout) -> float | None:
+    if timeout is None:
+        return None
+    if isinstance(timeout, datetime.timedelta):
+        timeout = timeout.total_seconds()
+    numbers = int | float | np.integer | np.floating
+    if isinstance(timeout, bool) or not isinstance(timeout, numbers):
+        raise TypeError(
+            f"init: timeout must be a number of seconds, a datetime.timedelta or None, "
+            f"got {timeout!r}"
+        )
+    if not config.is_in_range(timeout):
+        raise ValueError(
+            f"init: timeout must be a positive number of seconds, got {timeout!r}; "
+            f"pass many, such as 86400, for a wait that nearly never ends"
+        )
+    return float(timeout)

@@ -1,0 +1,59 @@
+"""Rows as text for a terminal and as HTML for a notebook."""
+
+import html
+from collections.abc import Iterable, Sequence
+
+
+def text(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Draw a table with a rule under its head.
+
+    >>> print(text(("rank", "state"), [("0", "started")]))
+    rank  state
+    ----  -------
+    0     started
+    """
+    cells = [tuple(columns), *map(tuple, rows)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(columns))]
+    cells.insert(1, tuple("-" * width for width in widths))
+    lines = (
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        for row in cells
+    )
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def as_html(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table element.
+
+    >>> "<tr><td>&lt;b&gt;</td></tr>" in as_html(("lane",), [("<b>",)])
+    True
+    """
+
+    def row(cells: Iterable[str], tag: str) -> str:
+        inner = "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells)
+        return f"<tr>{inner}</tr>"
+
+    body = "".join(row(cells, "td") for cells in rows)
+    return f"<table><thead>{row(columns, 'th')}</thead><tbody>{body}</tbody></table>"
+
+
+def size(count: float) -> str:
+    """Return a number of bytes in powers of 1024, three digits.
+
+    >>> size(16), size(1 << 20), size(3 << 39)
+    ('16 B', '1 MiB', '1.5 TiB')
+    """
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{digits(count)} {unit}"
+        count /= 1024
+    return f"{digits(count)} TiB"
+
+
+def digits(value: float) -> str:
+    """Return a number with three digits, or all of a larger integer part.
+
+    >>> digits(0.1234), digits(12), digits(1234.5)
+    ('0.123', '12', '1234')
+    """
+    return f"{value:.0f}" if value >= 99.95 else f"{value:.3g}"
