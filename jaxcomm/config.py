@@ -35,12 +35,12 @@ DEFAULT_MAX_COMMUNICATORS = 256
 
 
 def backend() -> str | None:
-    """Returns the backend asked for, None if the platform is to choose."""
+    """Return the backend asked for, None if the platform is to choose."""
     return BACKEND
 
 
 def timeout_seconds() -> float:
-    """Returns how long a rank waits for the others, in seconds.
+    """Return how long a rank waits for the others, in seconds.
 
     Raises:
       ValueError: if ``JAXCOMM_TIMEOUT`` is not a positive number.
@@ -49,7 +49,7 @@ def timeout_seconds() -> float:
 
 
 def max_communicators() -> int:
-    """Returns the largest number of live communicators.
+    """Return the largest number of live communicators.
 
     Raises:
       ValueError: if ``JAXCOMM_MAX_COMMUNICATORS`` is not a positive integer.
@@ -60,7 +60,7 @@ def max_communicators() -> int:
 
 
 def check() -> bool:
-    """Returns whether ranks compare their calls over NCCL.
+    """Return whether ranks compare their calls over NCCL.
 
     Raises:
       ValueError: if ``JAXCOMM_CHECK`` is neither 0 nor 1.
@@ -72,12 +72,12 @@ def check() -> bool:
 
 
 def nccl_library() -> str | None:
-    """Returns the path of the libnccl to load, None for the one XLA uses."""
+    """Return the path of the libnccl to load, None for the one XLA uses."""
     return os.environ.get("JAXCOMM_NCCL_LIBRARY") or None
 
 
 def dump_dir() -> str | None:
-    """Returns the absolute path of the folder for flight records, None for none.
+    """Return the absolute path of the folder for flight records, None for none.
 
     Raises:
       ValueError: if ``JAXCOMM_DUMP_DIR`` names no folder that can be written to.
