@@ -37,7 +37,7 @@ from jaxcomm.collectives.split_phase import (
     ring_shift_start,
 )
 from jaxcomm.communicator import cpu_threads as _cpu_threads
-from jaxcomm.communicator import shutdown as _shutdown  # noqa: F401 -- registers
+from jaxcomm.communicator import shutdown as _shutdown
 from jaxcomm.communicator.cache import communicators, finalize
 from jaxcomm.communicator.communicator import Communicator
 from jaxcomm.communicator.init import init

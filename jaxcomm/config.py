@@ -35,7 +35,7 @@ DEFAULT_MAX_COMMUNICATORS = 256
 
 
 def backend() -> str | None:
-    """Returns the backend asked for, None if the platform is to choose."""
+    """Return the backend asked for, None if the platform is to choose."""
     return BACKEND
 
 

@@ -105,13 +105,12 @@ def gathering(
         arguments.canonical_dimension(axis, jnp.ndim(leaf) + (not tiled), name, "axis")
         for leaf in jax.tree.leaves(x)
     )
-    if compat.checks_varying_axes():
-        call = call.replace(to=to)
-    elif to == "reduced":
+    if to == "reduced" and not compat.checks_varying_axes():
         raise ValueError(
             f"{call.where}: to='reduced' is a type, which values have only inside "
             f"jax.shard_map(..., check_vma=True)"
         )
+    call = call.replace(to=to)
     return Request(ALL_GATHER, x, call, dimensions=dimensions, tiled=tiled)
 
 

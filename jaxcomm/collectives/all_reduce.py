@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxcomm import compat
+from jaxcomm.collectives.reducing import REDUCERS, reduce_stacked, widen
 from jaxcomm.communicator import replica_groups
 from jaxcomm.primitives import arguments
 from jaxcomm.primitives.arguments import AxisIndexGroups, AxisName, PyTree
@@ -11,8 +12,6 @@ from jaxcomm.primitives.collective import Collective
 from jaxcomm.primitives.define import define
 from jaxcomm.primitives.gathered import all_gather, emulate_groups, gathered
 from jaxcomm.primitives.request import Ready, Request
-
-REDUCERS = {"sum": jnp.sum, "prod": jnp.prod, "max": jnp.max, "min": jnp.min}
 
 
 def psum(
@@ -287,33 +286,6 @@ class AllReduce(Collective):
         shares = (t * hit for t, hit in zip(tangents, is_extreme, strict=True))
         totals = self.primitive.bind(*shares, op="sum", **params)
         return outs, [total / n for total, n in zip(totals, counts, strict=True)]
-
-
-def widen(x):
-    """Return ``x`` in the type its reduction accumulates in."""
-    narrow = x.dtype in (jnp.bfloat16, jnp.float16) or x.dtype.name.startswith("float8")
-    return x.astype(jnp.float32) if narrow else x
-
-
-def reduce_stacked(x, op, keepdims=False):
-    """Reduce over axis 0 as the collective does: accumulated wide, dtype kept."""
-    if jnp.issubdtype(x.dtype, jnp.complexfloating) and op in ("max", "min"):
-        return _lexicographic(x, op, keepdims)
-    if x.dtype == jnp.bool_:
-        # max and min of bools; sums and products were turned into int32's before.
-        return REDUCERS[op](x.astype(jnp.int8), axis=0, keepdims=keepdims).astype(bool)
-    reducer = jnp.mean if op == "mean" else REDUCERS[op]
-    return reducer(widen(x), axis=0, keepdims=keepdims).astype(x.dtype)
-
-
-def _lexicographic(x, op, keepdims):
-    pick = jax.lax.max if op == "max" else jax.lax.min
-    out = x[0]
-    for other in x[1:]:
-        # XLA's takes a NaN for a number that is not the one looked for.
-        picked = jnp.where(jnp.isnan(other), other, pick(out, other))
-        out = jnp.where(jnp.isnan(out), out, picked)
-    return out[None] if keepdims else out
 
 
 def gathered_jvp(collective, primals, tangents, *, call, **own):

@@ -5,12 +5,8 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from jaxcomm.collectives.all_reduce import (
-    ALL_REDUCE,
-    REDUCERS,
-    gathered_jvp,
-    reduce_stacked,
-)
+from jaxcomm.collectives.all_reduce import ALL_REDUCE, gathered_jvp
+from jaxcomm.collectives.reducing import REDUCERS, reduce_stacked
 from jaxcomm.primitives import arguments
 from jaxcomm.primitives.arguments import AxisName, PyTree
 from jaxcomm.primitives.collective import Collective

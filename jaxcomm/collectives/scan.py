@@ -4,8 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxcomm.collectives.all_reduce import gathered_jvp, reduce_stacked
+from jaxcomm.collectives.all_reduce import gathered_jvp
 from jaxcomm.collectives.reduce import Op, check_op
+from jaxcomm.collectives.reducing import reduce_stacked
 from jaxcomm.primitives import arguments
 from jaxcomm.primitives.arguments import AxisName, PyTree
 from jaxcomm.primitives.collective import Collective

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import Literal
+from typing import Any, Literal
 
 from jaxcomm import compat
 from jaxcomm.communicator.replica_groups import IndexGroups
@@ -72,7 +72,7 @@ class Call:
             return None
         return self.group_size
 
-    def replace(self, **changes) -> "Call":
+    def replace(self, **changes: Any) -> "Call":
         """Return a copy with some attributes changed.
 
         >>> Call("psum", ("i",)).replace(lane="other").lane

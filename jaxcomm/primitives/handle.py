@@ -3,7 +3,7 @@
 import warnings
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +34,7 @@ class Handle:
         self,
         text: str,
         travelling: Any,
-        finish: Callable[[Any, list], Any],
+        finish: Callable[[Any, list[Any]], Any],
         *,
         sends_for: Call | None = None,
     ):
@@ -42,7 +42,7 @@ class Handle:
 
         ``sends_for`` is the call of a send, which may have to wait for other sends.
         """
-        self.channel: tuple[tuple, str] | None = None
+        self.channel: tuple[tuple[str, ...], str] | None = None
         self._text = text
         self._travelling = travelling
         self._finish = finish
@@ -131,7 +131,7 @@ class Handle:
         self._travelling, leaves = barrier((tuple(self._travelling), tuple(leaves)))
         return jax.tree.unflatten(tree, leaves)
 
-    def tree_flatten(self):
+    def tree_flatten(self) -> NoReturn:
         """Refuse: whoever flattens a handle is about to take it elsewhere."""
         self._open = False
         raise ValueError(
@@ -140,11 +140,11 @@ class Handle:
         )
 
     @classmethod
-    def tree_unflatten(cls, aux, leaves):
+    def tree_unflatten(cls, aux: Any, leaves: Any) -> NoReturn:
         """Never called: no handle is ever flattened."""
         raise NotImplementedError
 
-    def __del__(self):
+    def __del__(self) -> None:
         """Warn of a start without a done, as Python does of a forgotten coroutine."""
         if getattr(self, "_open", False):
             warnings.warn(

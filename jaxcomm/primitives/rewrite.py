@@ -12,7 +12,7 @@ ANY = "*"
 
 @dataclasses.dataclass(frozen=True)
 class Bind:
-    """Applies collectives, by name, in place of the call that is being lowered.
+    """What applies collectives, by name, in place of a call that is being lowered.
 
     Attributes:
       call: the axes, groups, lane and backend to use.

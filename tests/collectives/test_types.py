@@ -163,3 +163,27 @@ def test_the_same_mistake_is_an_exception_of_the_same_type(
         return
     assert isinstance(ours, type(theirs)), (ours, theirs)
     assert str(ours)
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda t, x: t.all_gather(x, "i", tiled=True),
+        lambda t, x: t.all_gather(x, "i", tiled=True, to="invarying"),
+        lambda t, x: t.psum(x, "i"),
+        lambda t, x: t.psum_scatter(x, "i", tiled=True),
+        lambda t, x: t.pmean(x, "i"),
+    ],
+    ids=["gather", "gather as equal", "sum", "scatter", "mean"],
+)
+def test_gradients_agree_with_and_without_the_types(explicit, call, check_vma):
+    x = jax.reshard(jnp.asarray(X), P("i"))
+
+    def gradient(twin):
+        def local(x):
+            return jax.grad(lambda x: (call(twin, x) ** 2).sum())(x)
+
+        return jax.jit(over(local, check_vma=check_vma))(x)
+
+    np.testing.assert_allclose(gradient(jaxcomm), gradient(jax.lax), 1e-6)

@@ -81,7 +81,7 @@ def test_a_wrong_result_is_status_one(monkeypatch, make_mesh, capsys, json_too):
 
 @pytest.mark.parametrize(
     ("name", "factor"),
-    [("psum", 1.5), ("all_gather", 0.75), ("ppermute", 1), ("gather", 0.75)],
+    [("psum", 1.5), ("all_gather", 0.75), ("ppermute", 1), ("pgather", 0.75)],
 )
 def test_bus_bandwidth_is_that_of_nccl_tests(make_mesh, name, factor):
     found = results_of(make_mesh(i=4), 1 << 16)[name]
