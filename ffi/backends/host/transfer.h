@@ -64,9 +64,11 @@ class Transfer {
   void WriteChunk(const Stage& stage);
   void Write(const Stage& stage, char* to, const Store& into) const;
   void ReadChunks(const Read& read);
-  int64_t Bytes(const Piece& piece) const;
+  int64_t Bytes(const Block& piece) const;
   void Perform(const Read& read) const;
-  const char* At(const Source& source, const Piece& piece) const;
+  const char* OperandAt(int rank, const Block& piece, int64_t row) const;
+  char* ResultAt(int rank, const Block& piece, int64_t row) const;
+  const char* At(const Source& source, const Block& piece) const;
 
   Arena* arena_ = nullptr;
   CrossingRequest request_;
