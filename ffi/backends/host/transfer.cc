@@ -10,7 +10,7 @@
 namespace jaxcomm {
 namespace {
 
-// A step ends after so many pieces, so that other transfers get their turn.
+// A step ends after so many pieces: other transfers need their turn.
 constexpr int kPiecesAStep = 16;
 
 }  // namespace
@@ -76,7 +76,7 @@ uint64_t Transfer::Needs(uint64_t gone) const {
     const int process = __builtin_ctzll(mask);
     const uint32_t state =
         arena_->seat(crossing_, process).state.load(std::memory_order_acquire);
-    // What is ready stays there to be read.
+    // Ready operands stay in the crossing to be read.
     if (state == Seat::kLeft || state == Seat::kReady) continue;
     needed |= uint64_t{1} << process;
   }
