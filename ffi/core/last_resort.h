@@ -1,4 +1,4 @@
-// What ends the process when nothing else can be trusted to end.
+// Ends the process when nothing else can be trusted to end.
 #ifndef JAXCOMM_FFI_CORE_LAST_RESORT_H_
 #define JAXCOMM_FFI_CORE_LAST_RESORT_H_
 

@@ -19,7 +19,7 @@
 
 namespace jaxcomm {
 
-// What a round derives from. A participant has `bool has_come() const`.
+// The base of a round. A participant has `bool has_come() const`.
 template <typename Participant>
 struct RoundOf {
   int64_t run_id = 0;

@@ -5,7 +5,7 @@
 namespace jaxcomm {
 namespace {
 
-// Crossings of one key are looked for in so many places after its own.
+// How many places of the table a key may be in.
 constexpr int kProbes = 16;
 // Channels that only crossings with all members present may take.
 constexpr int kReservedChannels = 4;
@@ -172,8 +172,8 @@ bool Arena::CleanUpLocked(Crossing* crossing) {
   return true;
 }
 
-// One atomic operation says that the process has left. So a kill before or after it
-// leaves a count that is true, and leaving twice does no harm.
+// One atomic operation says that the process has left. So a kill leaves a true count,
+// and leaving twice does no harm.
 void Arena::LeaveSeat(Crossing* crossing, int process) {
   const uint64_t members = crossing->members.load(std::memory_order_relaxed);
   seat(crossing, process).state.store(Seat::kLeft, std::memory_order_release);
@@ -202,8 +202,8 @@ std::vector<std::string> Arena::CallsOf(int process) const {
 }
 
 void Arena::Abandon(Crossing* crossing, int process) {
-  // Several survivors may try. Leaving twice does no harm, but leaving another crossing
-  // would, which has the slot by now: an ended process has come to none of later.
+  // Several survivors may try. Leaving twice does no harm. If another crossing has the
+  // slot by now, the ended process is not seated in it.
   if (IsSeated(crossing, process)) {
     LeaveSeat(crossing, process);
   }
@@ -232,8 +232,7 @@ void Arena::ReleaseHoldings(uint64_t ended) {
       }
       if (is_incomplete && (seated & ~ended) == 0) {
         // Nobody waits in it. A process that comes later opens another one, finds that
-        // a member has ended, and says more about it than can be said here. So do the
-        // processes that wait in an incomplete crossing.
+        // a member has ended, and reports that with more detail than we have here.
         ReturnChannelLocked(open);
         open->state.store(Crossing::kFree, relaxed);
       }

@@ -50,16 +50,16 @@ class Arena : public CrossingFailures {
   // Fails the crossing if the signatures differ. Leave a failed crossing.
   // `wants_channel`: its operands are to be streamed.
   Crossing* Join(const CrossingRequest& request, bool wants_channel);
-  // Gives an open crossing a channel, when all its members are here or channels
-  // abound; then it surely ends, and gives the channel back. If none is free, try again
-  // when the doorbell rings.
+  // Gives an open crossing a channel if all its members are here, or if many channels
+  // are free: then it is sure to end and to return the channel. If none is free, try
+  // again when the doorbell rings.
   void TryAssignChannel(Crossing* crossing);
-  // Gives this process's seat back; the crossing is free once all have.
+  // Frees this process's seat. The crossing is free once all members have left.
   void Leave(Crossing* crossing);
-  // Gives back the seat of a process that has ended, in a failed crossing.
+  // Frees the seat of a process that has ended, in a failed crossing.
   void Abandon(Crossing* crossing, int process);
-  // Gives back the seats, places and channels that processes held when they ended, but
-  // for those that others wait for: they fail and then abandon.
+  // Frees the seats, crossings and channels that processes held when they ended. If a
+  // process waits in such a crossing, that process fails it and then abandons it.
   void ReleaseHoldings(uint64_t ended);
 
   // How this process writes its chunks.
@@ -73,13 +73,13 @@ class Arena : public CrossingFailures {
   struct Places {
     Crossing* found = nullptr;  // open, and this process has not been there
     Crossing* free = nullptr;
-    Crossing* stale = nullptr;  // failed and empty, kept for those who come late
+    Crossing* stale = nullptr;  // failed and empty, kept for processes that come late
   };
   Places FindLocked(const CrossingKey& key) const;
   void OpenLocked(Crossing* crossing, const CrossingRequest& request);
   void AssignChannelLocked(Crossing* crossing);
   void ReturnChannelLocked(Crossing* crossing);
-  // Has this process rung when a place in the table, or a channel, is returned.
+  // Asks for a ring when a crossing of the table, or a channel, is returned.
   void AskToBeRungLocked();
   void LeaveSeat(Crossing* crossing, int process);
   void CleanUp(Crossing* crossing);

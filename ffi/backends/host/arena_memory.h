@@ -1,4 +1,4 @@
-// What lies in the shared memory of a set of processes, and where.
+// The layout of the shared memory of a set of processes.
 //
 // Counters are written by one process each and lie on cache lines of their own.
 #ifndef JAXCOMM_FFI_BACKENDS_HOST_ARENA_MEMORY_H_
@@ -42,14 +42,14 @@ struct alignas(kLine) Crossing {
   std::atomic<uint64_t> signature;
   std::atomic<int32_t> channel;  // -1: none yet
   std::atomic<uint64_t> here;    // mask of the members that have come
-  std::atomic<uint64_t> left;    // of them, those that are done with it
+  std::atomic<uint64_t> left;    // mask of the members that are done with it
   std::atomic<uint32_t> error;   // an ErrorCode, 0 while all is well
   std::atomic<uint64_t> opened;  // counts crossings: the oldest failed goes first
   SharedText<256> call;          // of the first to come: "psum(float32[4])"
   SharedText<1024> failure;
 };
 
-// What a process last did, for the messages of others.
+// The last call of a process, for the messages of others.
 struct alignas(kLine) ProcessState {
   enum Presence : uint32_t { kAttached, kLeft };
   std::atomic<uint32_t> presence;
@@ -78,19 +78,19 @@ class ArenaMemory {
   const Segment& segment() const { return *segment_; }
 
   Seat& seat(const Crossing* crossing, int process) const;
-  // Chunks of `writer` that `reader` has read or needs not.
+  // Chunks of `writer` that `reader` has read or does not need.
   std::atomic<uint64_t>& passed(const Crossing* crossing, int reader, int writer) const;
   char* inline_data(const Crossing* crossing, int process) const;
   char* slot(int channel, int process, uint64_t chunk) const;
   ProcessState& process(int index) const;
 
-  // Success unless the lock has failed. Nothing can be done in the arena then.
+  // Fails once the lock has failed. The arena is of no use then.
   Status status() const;
 
  protected:
-  // Held for a few hundred nanoseconds, by a process that changes more than its own
-  // seat. If a process is killed while it holds the lock, the next one repairs what it
-  // left half done. False if the lock has failed.
+  // A process that changes more than its own seat holds the lock, for a few hundred
+  // nanoseconds. If it is killed meanwhile, the next process repairs what was half
+  // done. False if the lock has failed.
   class Lock {
    public:
     explicit Lock(const ArenaMemory& memory);
@@ -111,8 +111,8 @@ class ArenaMemory {
   Crossing* crossing(int index) const;
   std::atomic<uint32_t>& channels() const;  // mask of those in use
   std::atomic<uint64_t>& opened() const;    // crossings so far
-  // Mask of processes that found the table full, or no channel free. Whoever returns
-  // either must ring them. Requires the lock.
+  // Mask of processes that found the table full, or no channel free. A process that
+  // returns either must ring them. Requires the lock.
   std::atomic<uint64_t>& starved() const;
 
  private:

@@ -15,14 +15,14 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// An idle thread looks out for work this long before it sleeps: being woken takes
-// as long as a small collective.
+// An idle thread spins this long before it sleeps: being woken takes as long as a small
+// collective.
 constexpr auto kSpin = std::chrono::microseconds(30);
 // After a program that ran this long before its next wait, a second thread shares the
 // rest.
 constexpr auto kLong = std::chrono::microseconds(40);
-// A thread that has not come back after this long may be blocked: what is queued
-// behind it goes to others.
+// A thread whose program runs this long may be blocked. Other threads take the programs
+// that are queued behind it.
 constexpr auto kStalled = std::chrono::milliseconds(2);
 // How long after the last work the watch for stalled threads goes on.
 constexpr auto kWatch = std::chrono::seconds(1);
@@ -71,10 +71,10 @@ class Continuer {
     StallFlag stalls;  // of what it runs
   };
 
-  // Sees to it that up to `count` of the queued programs find a thread. A thread that
-  // was woken or started but has not run yet counts: with the cores taken by others it
-  // may be long on its way, and a second one would be no faster. So there are never
-  // more threads than ranks that wait. If the system refuses a thread,
+  // Wakes or starts threads for up to `count` of the queued programs. A thread that was
+  // woken but has not run yet counts: if other programs have the cores, a second thread
+  // would be no faster. So there are never more threads than waiting ranks. If the
+  // system refuses a thread,
   // WatchForStalls() tries again.
   void Recruit(int count) REQUIRES(mutex_) {
     const int wanted = std::min(count, static_cast<int>(queue_.size()));

@@ -1,4 +1,4 @@
-// Threads on which ranks that waited in a collective go on.
+// Threads on which ranks continue that waited in a collective.
 //
 // Completing a promise runs the waiting rank's program on, in the completing
 // thread, until its next wait. The last rank to arrive must not do that in its own

@@ -116,8 +116,8 @@ void CrossingFailures::RingAll(uint64_t mask) const {
 }
 
 void CrossingFailures::Ring(uint64_t mask) const {
-  // What was published must be visible before we look who sleeps; the sleeper does it
-  // the other way round.
+  // Publish first, then look who sleeps. The sleeper announces its sleep first, then
+  // looks for work.
   std::atomic_thread_fence(std::memory_order_seq_cst);
   for (mask &= ~(uint64_t{1} << self_); mask != 0; mask &= mask - 1) {
     process(__builtin_ctzll(mask)).doorbell.Ring();

@@ -15,7 +15,7 @@ class Doorbell {
   // Times it was rung.
   uint32_t rings() const { return rings_.load(std::memory_order_acquire); }
 
-  // What the sleeper says. Idle, it is woken by its own process only.
+  // The sleeper announces its sleep. If it is idle, only its own process wakes it.
   void FallAsleep(bool is_idle);
   void WakeUp() { asleep_.store(kAwake, std::memory_order_relaxed); }
 

@@ -31,10 +31,10 @@ class SharedBlocks {
 // Where a call in progress shows its blocks to threads that wait for it.
 using Offer = std::atomic<SharedBlocks*>;
 
-// Runs the given moves of `plan` to the end. Large moves are shared with whoever
-// looks at `offer`, of whom there are `waiting`, and with `scheduler`'s threads. Waits
-// only for blocks that another thread is already moving. Returns what was offered,
-// which is to live as long as anyone may look at it.
+// Runs the given moves of `plan` to the end. Shares large moves with `waiting` threads
+// that look at `offer`, and with `scheduler`'s threads. Waits only for blocks that
+// another thread is already moving. Keep the offered blocks that it returns for as long
+// as a thread may look at `offer`.
 std::shared_ptr<SharedBlocks> RunMoves(const CallSite& site, const HostPlan& plan,
                                        const std::vector<int>& moves,
                                        const GroupBuffers& buffers,

@@ -12,7 +12,7 @@
 
 namespace jaxcomm {
 
-// What the groups of a communicator have in common. It outlives them.
+// The context that the groups of a communicator share. It outlives them.
 struct HostContext {
   const CommunicatorSpec& spec;
   FlightRecorder& recorder;

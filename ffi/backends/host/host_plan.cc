@@ -37,21 +37,8 @@ void Cut(const std::vector<Leaf>& leaves, HostPlan* plan) {
                      static_cast<int64_t>(move.sources.size() + move.targets.size());
     const int64_t block_bytes =
         BlockBytes(plan->pairwise ? rows * row_bytes : all_bytes);
-    if (row_bytes >= 2 * block_bytes) {
-      const int64_t step =
-          block_bytes / static_cast<int64_t>(leaves[move.leaf].element_bytes);
-      for (int64_t row = 0; row < rows; ++row) {
-        for (int64_t begin = 0; begin < move.inner; begin += step) {
-          plan->blocks.push_back(
-              {index, row, row + 1, begin, std::min(begin + step, move.inner)});
-        }
-      }
-    } else {
-      const int64_t step = std::max<int64_t>(1, block_bytes / row_bytes);
-      for (int64_t row = 0; row < rows; row += step) {
-        plan->blocks.push_back({index, row, std::min(row + step, rows), 0, move.inner});
-      }
-    }
+    CutMove(move, index, static_cast<int64_t>(leaves[move.leaf].element_bytes),
+            block_bytes, 2 * block_bytes - 1, &plan->blocks);
   }
   plan->first_block.push_back(static_cast<int>(plan->blocks.size()));
 }
@@ -82,6 +69,25 @@ Status CheckReducible(const CallSite& site, const HostPlan& plan) {
 }
 
 }  // namespace
+
+void CutMove(const Move& move, int index, int64_t width, int64_t bytes,
+             int64_t whole_bytes, std::vector<Block>* blocks) {
+  const int64_t rows = move.rows(), row_bytes = move.inner * width;
+  if (row_bytes <= whole_bytes) {
+    const int64_t step = std::max<int64_t>(1, bytes / row_bytes);
+    for (int64_t row = 0; row < rows; row += step) {
+      blocks->push_back({index, row, std::min(row + step, rows), 0, move.inner});
+    }
+    return;
+  }
+  const int64_t step = std::max<int64_t>(1, bytes / width);
+  for (int64_t row = 0; row < rows; ++row) {
+    for (int64_t begin = 0; begin < move.inner; begin += step) {
+      blocks->push_back(
+          {index, row, row + 1, begin, std::min(begin + step, move.inner)});
+    }
+  }
+}
 
 Status MakeHostPlan(const CallSite& site, int size,
                     const void* const* const* operands_of, HostPlan* plan) {

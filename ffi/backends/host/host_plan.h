@@ -16,10 +16,18 @@ namespace jaxcomm {
 // to stream: rows [row_begin, row_end) of outer x middle, elements [inner_begin,
 // inner_end) of each.
 struct Block {
-  int move;
-  int64_t row_begin, row_end;
-  int64_t inner_begin, inner_end;
+  int move = 0;
+  int64_t row_begin = 0, row_end = 0;
+  int64_t inner_begin = 0, inner_end = 0;
+
+  int64_t rows() const { return row_end - row_begin; }
+  int64_t width() const { return inner_end - inner_begin; }
 };
+
+// Adds the blocks of `move`, number `index`, to `blocks`: of about `bytes` each, in
+// elements of `width` bytes. A row of `whole_bytes` or less is not cut.
+void CutMove(const Move& move, int index, int64_t width, int64_t bytes,
+             int64_t whole_bytes, std::vector<Block>* blocks);
 
 struct HostPlan {
   int size = 0;           // ranks of the group

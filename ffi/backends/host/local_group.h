@@ -72,7 +72,7 @@ class LocalGroup {
   // Ends a rank's wait: hands its promise to `out`, or lets it leave its handler.
   void CompleteParticipant(LocalParticipant& participant, Status status,
                            Continuations* out) REQUIRES(mutex_);
-  // Fails an open round: its ranks that wait, and those that come later.
+  // Fails the ranks that wait in an open round, and the ranks that come later.
   void Fail(LocalRound* round, const LocalFailure& failure, Continuations* out)
       REQUIRES(mutex_);
   // Keeps a closed round for another execution, once no rank is in its handler.

@@ -19,13 +19,13 @@ class PeerFailure {
 
   // That the processes of a mask have not come in time, or have ended.
   std::string TextOf(const LocalRound& round, uint64_t processes, bool ended) const;
-  // What another process failed, as this process sees it.
+  // The failure of a transfer by another process, as this process sees it.
   Status StatusOf(const LocalRound& round, const Transfer& transfer) const;
 
  private:
   std::string Caller(const LocalRound& round) const;
   std::string NameOf(int process) const;
-  // What a process is in, or was in last.
+  // The call that a process is in, or was in last.
   std::string LastCallOf(int process, bool ended) const;
   std::string AdviceAfterEnd(uint64_t processes) const;
 

@@ -49,7 +49,7 @@ bool IsAnonymous(std::string_view path) {
          IsNumber(path.substr(fd + kFd.size()));
 }
 
-// The size must not change: who touches memory beyond the end of its file is killed.
+// The size must not change: touching memory beyond the end of its file kills a process.
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW;
 
 }  // namespace
@@ -104,7 +104,7 @@ Status Segment::Attach(const SegmentAddress& address, std::shared_ptr<Segment>* 
   std::shared_ptr<Segment> segment(new Segment);
   segment->address_ = address;
   const int flags = O_RDWR | O_CLOEXEC | O_NONBLOCK | O_NOCTTY;
-  // What /proc shows is a link by nature.
+  // The files in /proc are links.
   segment->fd_ = open(address.path.c_str(), is_anonymous ? flags : flags | O_NOFOLLOW);
   if (segment->fd_ < 0) return SystemError(StrCat("cannot open ", address.path), errno);
   struct stat info;

@@ -28,14 +28,14 @@ class PointerList {
 class Store {
  public:
   // For a result of `result_bytes` of an operation that reads and writes `touched`
-  // bytes in all. What will not stay in the caches is written past them: a store into
-  // a cache reads the line first that it overwrites. On two cores with 32 MiB of
+  // bytes in all. Data that will not stay in the caches is written past them: a store
+  // into a cache first reads the line that it overwrites. On two cores with 32 MiB of
   // shared cache a copy that touches 256 MiB moves 49 instead of 31 GB/s; one that
   // touches 16 MiB moves 48 instead of 88. Fresh memory comes from the system through
   // the caches and is there already.
   Store(int64_t touched, int64_t result_bytes);
 
-  // For what is read again at once.
+  // For data that is read again at once.
   static Store IntoCaches() { return Store(false); }
   static Store PastCaches() { return Store(true); }
 

@@ -11,8 +11,10 @@ namespace jaxcomm {
 // another part of the processor or another socket, each line is asked for one at a
 // time, and chunks that went to memory arrive sooner: 16 MiB each way between two
 // processes took 2.4 ms through a shared cache and 2.8 through memory, but 8 without a
-// shared one and 2.1. What the system says of caches does not help, for a virtual
-// machine's cores move while it runs. So both ways are timed, one of them seldom.
+// shared one and 2.1. The system's description of the
+// caches does not help: a virtual machine's cores move while it runs. So both ways are
+// timed, the slower one seldom. This machine's cores shared a cache at a later test;
+// then neither way was measurably faster.
 class StoreTuner {
  public:
   enum Step { kWrite, kRead };

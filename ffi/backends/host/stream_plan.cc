@@ -87,9 +87,15 @@ class StreamPlanner {
       const int64_t share = bytes / static_cast<int64_t>(members_.size()) + 64;
       piece_bytes = std::min(piece_bytes, (share + 63) / 64 * 64);
     }
-    const std::vector<Piece> pieces = Cut(index, piece_bytes);
+    std::vector<Block> pieces;
+    if (chunk_bytes_ == 0) {
+      pieces.push_back({index, 0, rows, 0, move.inner});
+    } else {
+      CutMove(move, index, static_cast<int64_t>(leaf.element_bytes), piece_bytes,
+              piece_bytes, &pieces);
+    }
     if (!two_phase) {
-      for (const Piece& piece : pieces) AddPiece(piece, move, combines, targets);
+      for (const Block& piece : pieces) AddPiece(piece, move, combines, targets);
       return;
     }
     const size_t owners = members_.size();
@@ -107,40 +113,13 @@ class StreamPlanner {
     }
   }
 
-  std::vector<Piece> Cut(int index, int64_t piece_bytes) const {
-    const Move& move = plan_.moves[index];
-    const auto width = static_cast<int64_t>(leaves_[move.leaf].element_bytes);
-    const int64_t rows = move.outer * move.middle;
-    std::vector<Piece> pieces;
-    if (chunk_bytes_ == 0) {
-      pieces.push_back({index, 0, rows, 0, move.inner});
-      return pieces;
-    }
-    const int64_t row_bytes = move.inner * width;
-    if (row_bytes > piece_bytes) {
-      const int64_t step = std::max<int64_t>(1, piece_bytes / width);
-      for (int64_t row = 0; row < rows; ++row) {
-        for (int64_t begin = 0; begin < move.inner; begin += step) {
-          pieces.push_back(
-              {index, row, row + 1, begin, std::min(begin + step, move.inner)});
-        }
-      }
-    } else {
-      const int64_t step = std::max<int64_t>(1, piece_bytes / row_bytes);
-      for (int64_t row = 0; row < rows; row += step) {
-        pieces.push_back({index, row, std::min(row + step, rows), 0, move.inner});
-      }
-    }
-    return pieces;
-  }
-
-  int64_t BytesOf(const Piece& piece) const {
+  int64_t BytesOf(const Block& piece) const {
     const Leaf& leaf = leaves_[plan_.moves[piece.move].leaf];
     return piece.rows() * piece.width() * static_cast<int64_t>(leaf.element_bytes);
   }
 
   // Gives the next chunk of a process to a piece of so many parts.
-  Chunk NextChunk(int process, const Piece& piece, int64_t parts) {
+  Chunk NextChunk(int process, const Block& piece, int64_t parts) {
     const Chunk chunk{process, chunks_[process]++, bytes_[process]};
     // Aligned for the reduction kernels.
     bytes_[process] += (parts * BytesOf(piece) + 63) / 64 * 64;
@@ -148,7 +127,7 @@ class StreamPlanner {
   }
 
   // Takes a piece from all its sources to those of its targets in `targets`.
-  void AddPiece(const Piece& piece, const Move& move, bool combines, uint64_t targets) {
+  void AddPiece(const Block& piece, const Move& move, bool combines, uint64_t targets) {
     const bool reduces = move.running || move.sources.size() > 1;
     const bool one_target = (targets & (targets - 1)) == 0;
     Read read;
@@ -215,7 +194,7 @@ class StreamPlanner {
   }
 
   // Takes a reduced piece from its owner's result to everybody else's.
-  void AddResult(const Piece& piece, const Move& move, int owner, int64_t read_index) {
+  void AddResult(const Block& piece, const Move& move, int owner, int64_t read_index) {
     const Chunk chunk = NextChunk(owner, piece, 1);
     if (owner == self_) {
       out_.reads[read_index - 1].staged = true;

@@ -27,16 +27,6 @@ struct Chunk {
   int64_t offset = 0;
 };
 
-// A piece of a move, in elements; see Block.
-struct Piece {
-  int move = 0;
-  int64_t row_begin = 0, row_end = 0;
-  int64_t inner_begin = 0, inner_end = 0;
-
-  int64_t rows() const { return row_end - row_begin; }
-  int64_t width() const { return inner_end - inner_begin; }
-};
-
 // One chunk this process writes.
 struct Stage {
   enum What {
@@ -45,7 +35,7 @@ struct Stage {
     kResult,  // of what read `after` - 1 put into the result of ranks[0]
   };
   What what = kCopy;
-  Piece piece;
+  Block piece;
   std::vector<int> ranks;
   std::vector<int> local_targets;  // of this process; copied to on the way
   uint64_t readers = 0;            // mask of processes
@@ -62,7 +52,7 @@ struct Source {
 
 // One piece this process writes into its results.
 struct Read {
-  Piece piece;
+  Block piece;
   std::vector<Source> sources;  // in the order in which they are combined; none: a fill
   std::vector<int> targets;     // ranks of this process
   bool staged = false;          // a kResult stage follows

@@ -10,7 +10,7 @@
 namespace jaxcomm {
 namespace {
 
-// A step ends after so many pieces, so that other transfers get their turn.
+// A step ends after so many pieces: other transfers need their turn.
 constexpr int kPiecesAStep = 16;
 
 }  // namespace
@@ -76,7 +76,7 @@ uint64_t Transfer::Needs(uint64_t gone) const {
     const int process = __builtin_ctzll(mask);
     const uint32_t state =
         arena_->seat(crossing_, process).state.load(std::memory_order_acquire);
-    // What is ready stays there to be read.
+    // Ready operands stay in the crossing to be read.
     if (state == Seat::kLeft || state == Seat::kReady) continue;
     needed |= uint64_t{1} << process;
   }
@@ -216,7 +216,7 @@ void Transfer::ReadChunks(const Read& read) {
   }
 }
 
-int64_t Transfer::Bytes(const Piece& piece) const {
+int64_t Transfer::Bytes(const Block& piece) const {
   const Leaf& leaf = (*work_.leaves)[work_.plan->moves[piece.move].leaf];
   return piece.rows() * piece.width() * static_cast<int64_t>(leaf.element_bytes);
 }
@@ -249,27 +249,33 @@ bool Transfer::IsReady(const Read& read) const {
   return true;
 }
 
+const char* Transfer::OperandAt(int rank, const Block& piece, int64_t row) const {
+  const Move& move = work_.plan->moves[piece.move];
+  const size_t width = (*work_.leaves)[move.leaf].element_bytes;
+  return static_cast<const char*>(work_.buffers.operands[rank][move.leaf]) +
+         (move.RowAt(move.from, row) + piece.inner_begin) * width;
+}
+
+char* Transfer::ResultAt(int rank, const Block& piece, int64_t row) const {
+  const Move& move = work_.plan->moves[piece.move];
+  const size_t width = (*work_.leaves)[move.leaf].element_bytes;
+  return static_cast<char*>(work_.buffers.results[rank][move.leaf]) +
+         (move.RowAt(move.to, row) + piece.inner_begin) * width;
+}
+
 void Transfer::Write(const Stage& stage, char* to, const Store& into) const {
-  const Piece& piece = stage.piece;
+  const Block& piece = stage.piece;
   const Move& move = work_.plan->moves[piece.move];
   const Leaf& leaf = (*work_.leaves)[move.leaf];
   const auto width = static_cast<int64_t>(leaf.element_bytes);
   const int64_t bytes = piece.width() * width;
-  const auto source = [&](int rank, int64_t row) {
-    return static_cast<const char*>(work_.buffers.operands[rank][move.leaf]) +
-           (move.RowAt(move.from, row) + piece.inner_begin) * width;
-  };
-  const auto target = [&](int rank, int64_t row) {
-    return static_cast<char*>(work_.buffers.results[rank][move.leaf]) +
-           (move.RowAt(move.to, row) + piece.inner_begin) * width;
-  };
   const auto copy = [bytes](const Store& store, char* to, const char* from) {
     void* const targets[] = {to};
     store.Copy(targets, 1, from, bytes);
   };
   if (stage.what == Stage::kResult) {
     for (int64_t row = piece.row_begin; row < piece.row_end; ++row, to += bytes) {
-      copy(into, to, target(stage.ranks[0], row));
+      copy(into, to, ResultAt(stage.ranks[0], piece, row));
     }
     return;
   }
@@ -278,7 +284,8 @@ void Transfer::Write(const Stage& stage, char* to, const Store& into) const {
     const int num_sources = static_cast<int>(stage.ranks.size());
     PointerList<const void> sources(num_sources);
     for (int64_t row = piece.row_begin; row < piece.row_end; ++row, to += bytes) {
-      for (int i = 0; i < num_sources; ++i) sources[i] = source(stage.ranks[i], row);
+      for (int i = 0; i < num_sources; ++i)
+        sources[i] = OperandAt(stage.ranks[i], piece, row);
       void* targets[] = {to};
       into.Reduce(kernels, targets, 1, sources.data(), num_sources, piece.width(),
                   width);
@@ -288,14 +295,15 @@ void Transfer::Write(const Stage& stage, char* to, const Store& into) const {
   const Store local_store(work_.plan->touched, leaf.bytes());
   for (int rank : stage.ranks) {
     for (int64_t row = piece.row_begin; row < piece.row_end; ++row, to += bytes) {
-      const char* const from = source(rank, row);
+      const char* const from = OperandAt(rank, piece, row);
       copy(into, to, from);
-      for (int local : stage.local_targets) copy(local_store, target(local, row), from);
+      for (int local : stage.local_targets)
+        copy(local_store, ResultAt(local, piece, row), from);
     }
   }
 }
 
-const char* Transfer::At(const Source& source, const Piece& piece) const {
+const char* Transfer::At(const Source& source, const Block& piece) const {
   const int process = source.chunk.process;
   const Move& move = work_.plan->moves[piece.move];
   const auto width = static_cast<int64_t>((*work_.leaves)[move.leaf].element_bytes);
@@ -307,15 +315,11 @@ const char* Transfer::At(const Source& source, const Piece& piece) const {
 }
 
 void Transfer::Perform(const Read& read) const {
-  const Piece& piece = read.piece;
+  const Block& piece = read.piece;
   const Move& move = work_.plan->moves[piece.move];
   const Leaf& leaf = (*work_.leaves)[move.leaf];
   const auto width = static_cast<int64_t>(leaf.element_bytes);
   const int64_t bytes = piece.width() * width;
-  const auto target = [&](int rank, int64_t row) {
-    return static_cast<char*>(work_.buffers.results[rank][move.leaf]) +
-           (move.RowAt(move.to, row) + piece.inner_begin) * width;
-  };
   const Store store =
       read.staged ? Store::IntoCaches() : Store(work_.plan->touched, leaf.bytes());
   const ReduceKernels kernels = FindReduceKernels(leaf.dtype, work_.reduce);
@@ -327,14 +331,13 @@ void Transfer::Perform(const Read& read) const {
     for (int i = 0; i < num_sources; ++i) {
       const Source& source = read.sources[i];
       if (source.rank >= 0) {
-        sources[i] =
-            static_cast<const char*>(work_.buffers.operands[source.rank][move.leaf]) +
-            (move.RowAt(move.from, row) + piece.inner_begin) * width;
+        sources[i] = OperandAt(source.rank, piece, row);
       } else {
         sources[i] = At(source, piece) + (row - piece.row_begin) * bytes;
       }
     }
-    for (int i = 0; i < num_targets; ++i) targets[i] = target(read.targets[i], row);
+    for (int i = 0; i < num_targets; ++i)
+      targets[i] = ResultAt(read.targets[i], piece, row);
     if (read.running) {
       for (int i = 0; i < num_targets; ++i) {
         kernels.reduce(targets[i], sources.data(), read.prefix[i], piece.width());

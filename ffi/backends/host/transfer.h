@@ -1,4 +1,4 @@
-// One process's part in one crossing: a state machine that never blocks.
+// The part of this process in one crossing: a state machine that never blocks.
 #ifndef JAXCOMM_FFI_BACKENDS_HOST_TRANSFER_H_
 #define JAXCOMM_FFI_BACKENDS_HOST_TRANSFER_H_
 
@@ -18,8 +18,8 @@ namespace jaxcomm {
 
 class Transfer {
  public:
-  // What to move, between buffers indexed by [rank][leaf]; those of ranks of other
-  // processes are not looked at.
+  // The moves, between buffers indexed by [rank][leaf]. Buffers of other processes'
+  // ranks are not used.
   struct Work {
     const HostPlan* plan = nullptr;
     const StreamPlan* stream = nullptr;
@@ -31,25 +31,25 @@ class Transfer {
   void Begin(Arena* arena, const CrossingRequest& request, const Work& work);
 
   enum class Outcome { kIdle, kMoved, kDone };
-  // Does what can be done now. One thread at a time.
+  // Moves all that can move now. One thread at a time.
   Outcome Step();
-  // Ends the crossing for all its members; only between steps.
+  // Fails the crossing for all its members. Only between steps.
   void Fail(const Status& error);
 
   // How it ended.
   const Status& status() const { return status_; }
   const CrossingRequest& request() const { return request_; }
 
-  // Whether it was another process that failed it; status() is then in its words.
+  // Whether another process failed it. Its text is then in status().
   bool failed_by_peer() const { return failed_by_peer_; }
-  // And before this process came.
+  // Whether it had failed before this process came.
   bool came_late() const { return came_late_; }
 
-  // The members that have not come, as a mask; once it is done, those that had not.
+  // Mask of the members that have not come, or had not come when it ended.
   uint64_t absent() const;
-  // Of the processes in `gone`, those without which this cannot end.
+  // Mask of the processes in `gone` without which this cannot end.
   uint64_t Needs(uint64_t gone) const;
-  // Gives back the seats of processes that are no more.
+  // Frees the seats of processes that have ended.
   void Abandon(uint64_t gone);
 
  private:
@@ -64,9 +64,11 @@ class Transfer {
   void WriteChunk(const Stage& stage);
   void Write(const Stage& stage, char* to, const Store& into) const;
   void ReadChunks(const Read& read);
-  int64_t Bytes(const Piece& piece) const;
+  int64_t Bytes(const Block& piece) const;
   void Perform(const Read& read) const;
-  const char* At(const Source& source, const Piece& piece) const;
+  const char* OperandAt(int rank, const Block& piece, int64_t row) const;
+  char* ResultAt(int rank, const Block& piece, int64_t row) const;
+  const char* At(const Source& source, const Block& piece) const;
 
   Arena* arena_ = nullptr;
   CrossingRequest request_;
