@@ -6,9 +6,12 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cstdint>
+#include <iterator>
 #include <map>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <tuple>
@@ -22,6 +25,7 @@
 #include "ffi/backends/nccl/world.h"
 #include "ffi/core/communicator.h"
 #include "ffi/core/registry.h"
+#include "ffi/planners/collectives.h"
 #include "ffi/python/module.h"
 #include "ffi/xla/borrow.h"
 
@@ -235,6 +239,46 @@ std::shared_ptr<NcclCommunicator> FindNccl(int64_t key) {
   return communicator;
 }
 
+// Leaves: (dtype, shape).
+using Leaves = std::vector<std::tuple<std::string, std::vector<int64_t>>>;
+
+std::vector<Leaf> ParseLeaves(const Leaves& leaves) {
+  std::vector<Leaf> parsed;
+  for (const auto& [name, dims] : leaves) {
+    constexpr int kMostTypes = 64;
+    int type = 0;
+    while (type < kMostTypes && DataTypeName(static_cast<DataType>(type)) != name) {
+      ++type;
+    }
+    if (type == kMostTypes) throw std::runtime_error(StrCat("unknown dtype ", name));
+    const auto dtype = static_cast<DataType>(type);
+    int64_t elements = 1;
+    for (int64_t dim : dims) elements *= dim;
+    parsed.push_back({dtype, dims, elements, ElementBytes(dtype)});
+  }
+  return parsed;
+}
+
+std::tuple<std::string, std::string> ExplainEngine(
+    int64_t key, const std::string& collective, const std::string& reduce,
+    std::vector<int64_t> params, const Leaves& operands, const Leaves& results) {
+  const auto* const known =
+      std::find_if(std::begin(kCollectives), std::end(kCollectives),
+                   [&](const Collective& each) { return each.name == collective; });
+  const std::optional<ReduceOp> op = ParseReduceOp(reduce);
+  if (known == std::end(kCollectives) || !op.has_value()) {
+    throw std::runtime_error(
+        StrCat("unknown collective '", collective, "' or reduction '", reduce, "'"));
+  }
+  CallSite site({collective, collective, "", key, 0, *op, std::move(params)},
+                static_cast<int>(known - std::begin(kCollectives)), known->planner,
+                known->plan_reads_operands_from);
+  site.SetShapes(ParseLeaves(operands), ParseLeaves(results));
+  EngineChoice choice;
+  ThrowIfFailed(FindNccl(key)->Explain(site, &choice));
+  return {EngineName(choice.kind), choice.reason};
+}
+
 std::string RegisterMemory(int64_t key,
                            const std::shared_ptr<SymmetricMemory>& memory) {
   std::string how;
@@ -333,6 +377,10 @@ void BindNccl(nb::module_& m) {
         "Fails the communicators of NCCL that span processes: another process failed.");
   m.def("suspend", &Suspend, nb::arg("key"), nb::arg("suspend"),
         "Has NCCL give a communicator's device memory back, or take it again.");
+  m.def("explain_engine", &ExplainEngine, nb::arg("key"), nb::arg("collective"),
+        nb::arg("reduce"), nb::arg("params"), nb::arg("operands"), nb::arg("results"),
+        "Says which engine of a communicator does such a call, and why: operands and "
+        "results are (dtype, shape) each.");
   m.def("register_memory", &RegisterMemory, nb::arg("key"), nb::arg("memory"),
         "Registers it with a communicator; returns how, or why not.");
 }

@@ -3,6 +3,7 @@
 #ifndef JAXCOMM_FFI_BACKENDS_NCCL_SPLIT_PHASE_H_
 #define JAXCOMM_FFI_BACKENDS_NCCL_SPLIT_PHASE_H_
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <mutex>
@@ -30,19 +31,26 @@ class SplitPhase {
   // was given so far.
   Status Start(const Call& call, cuda::Stream stream,
                const std::function<Status()>& give);
+  // At the first call of another run, has `stream`, which is XLA's, wait for all that
+  // earlier runs started and did not end. Their programs failed, so XLA hands out the
+  // memory of results that are still to be written.
+  Status WaitForEarlierRuns(const Call& call, cuda::Stream stream);
   // Has `stream` wait for the results. `*is_begun`: whether the call was started.
   Status Done(const Call& call, cuda::Stream stream, bool* is_begun);
 
  private:
   struct Begun {
     const void* mark = nullptr;  // MarkOf() its call
+    int64_t run = 0;
     cuda::Event event = nullptr;
+    bool is_waited_for = false;  // by a later run
   };
 
   Status TakeEvent(const void* mark, cuda::Event* event);
 
   const NcclLibrary& library_;
   cuda::Stream stream_ = nullptr;
+  std::atomic<int64_t> last_run_{0};
   std::mutex mutex_;
   std::vector<Begun> begun_;
   std::vector<cuda::Event> spare_;
