@@ -138,7 +138,7 @@ void CreateNccl(std::shared_ptr<NcclWorld> world, int64_t key, std::string axes,
   ThrowIfFailedOrInterrupted(status);
 }
 
-// What a DLPack capsule named "dltensor" points to. Made by hand, since nanobind's
+// The tensor that a DLPack capsule named "dltensor" points to. Made by hand, since nanobind's
 // takes the GIL when it ends, in whichever of XLA's threads that is.
 struct ManagedTensor {
   nb::dlpack::dltensor tensor;
@@ -177,7 +177,7 @@ nb::object BlockOf(std::shared_ptr<SymmetricMemory> memory, int ordinal, int64_t
   memory->Hold();
   made->memory = std::move(memory);
   PyObject* const capsule = PyCapsule_New(made, kUnused, [](PyObject* of) {
-    // Whoever takes the tensor renames the capsule.
+    // The taker of the tensor renames the capsule.
     if (PyCapsule_IsValid(of, kUnused) == 0) return;
     auto* tensor = static_cast<ManagedTensor*>(PyCapsule_GetPointer(of, kUnused));
     tensor->deleter(tensor);

@@ -1,4 +1,4 @@
-// What one wants to know when a communicator cannot be made.
+// The facts that help to find out why a communicator cannot be made.
 #ifndef JAXCOMM_FFI_BACKENDS_NCCL_CIRCUMSTANCES_H_
 #define JAXCOMM_FFI_BACKENDS_NCCL_CIRCUMSTANCES_H_
 

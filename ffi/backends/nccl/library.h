@@ -33,7 +33,7 @@ struct NcclLibrary {
 // has already: two copies of NCCL corrupt each other. Once loaded it stays.
 Status LoadNccl(const std::vector<std::string>& paths, const NcclLibrary** library);
 
-// What LoadNccl loaded; null before.
+// Returns the library that LoadNccl loaded; null before.
 const NcclLibrary* LoadedNccl();
 
 // Makes a device's context current, and the caller's again at the end.

@@ -236,9 +236,11 @@ Status NcclCommunicator::FindRank(const Call& call, cuda::Stream stream,
                                   LocalRank** rank) {
   *rank = FindByOrdinal(ranks_, call.device_id);
   if (*rank == nullptr) return NotOfCommunicator(call);
-  if (DevicesAreStopped()) return OkStatus();  // refused by all engines
+  SplitPhase& split_phase = (*rank)->split_phase;
+  // Every engine refuses calls once the devices are stopped.
+  if (!split_phase.IsOfNewRun(call) || DevicesAreStopped()) return OkStatus();
   CurrentContext current(library_.cuda, (*rank)->facts.context);
-  return (*rank)->split_phase.WaitForEarlierRuns(call, stream);
+  return split_phase.WaitForEarlierRuns(call, stream);
 }
 
 Status NcclCommunicator::FindEngine(const Call& call, bool may_wait, Request* request) {

@@ -60,8 +60,6 @@ Status SplitPhase::Start(const Call& call, cuda::Stream stream,
 }
 
 Status SplitPhase::WaitForEarlierRuns(const Call& call, cuda::Stream stream) {
-  // A stream that is being captured may not wait for an event of another.
-  if (call.may_be_captured || last_run_.load() == call.run_id) return OkStatus();
   last_run_ = call.run_id;
   std::lock_guard<std::mutex> lock(mutex_);
   for (Begun& begun : begun_) {

@@ -31,9 +31,14 @@ class SplitPhase {
   // was given so far.
   Status Start(const Call& call, cuda::Stream stream,
                const std::function<Status()>& give);
-  // At the first call of another run, has `stream`, which is XLA's, wait for all that
-  // earlier runs started and did not end. Their programs failed, so XLA hands out the
-  // memory of results that are still to be written.
+  // Whether a call is the first of another run.
+  bool IsOfNewRun(const Call& call) const {
+    // A stream that is being captured may not wait for an event of another.
+    return !call.may_be_captured && last_run_.load() != call.run_id;
+  }
+  // To be called for the first call of another run. Has `stream`, which is XLA's, wait
+  // for all that earlier runs started and did not end. Their programs failed, so XLA
+  // hands out the memory of results that are still to be written.
   Status WaitForEarlierRuns(const Call& call, cuda::Stream stream);
   // Has `stream` wait for the results. `*is_begun`: whether the call was started.
   Status Done(const Call& call, cuda::Stream stream, bool* is_begun);

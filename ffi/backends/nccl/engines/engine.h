@@ -11,8 +11,8 @@
 
 namespace jaxcomm {
 
-// Of one communicator, for its ranks of this process. Calls of different ranks may come
-// at the same time.
+// Serves the ranks of one communicator in this process. Calls of different ranks may
+// come at the same time.
 class Engine {
  public:
   virtual ~Engine() = default;
@@ -40,7 +40,7 @@ class Engine {
   virtual void Stop() {}
   // Ends all waits on the host, and refuses every call from now on.
   virtual void Refuse(const Status&) {}
-  // What the library says has failed in the background.
+  // Returns the error that the library reports in the background.
   virtual Status AsyncError(LocalRank&) { return OkStatus(); }
   // Has the library leave what a rank's device is at. It may wait for the device.
   virtual void Abort(LocalRank&) {}
