@@ -1,4 +1,4 @@
-// A collective in two halves on devices with streams, as XLA:GPU asks for it.
+// Split-phase collectives on devices with streams, as XLA:GPU asks for them.
 #include <atomic>
 #include <chrono>
 #include <memory>
@@ -78,7 +78,7 @@ TEST(a_start_waits_for_its_operands_and_a_done_for_the_results) {
   CHECK_EQ(second.result, 1.0f);
 }
 
-TEST(halves_make_no_event_once_warm) {
+TEST(split_phase_calls_make_no_event_once_warm) {
   auto communicator = Make();
   Swap first(0), second(1);
   for (int round = 0; round < 20; ++round) {
@@ -112,8 +112,8 @@ TEST(halves_make_no_event_once_warm) {
   TheFake().clear_trace();
   communicator->Abort(FailedPrecondition("closed"));
   communicator.reset();
-  // 64 operations in flight, of two events each, and the one of halves. The watch, if
-  // it is just looking, is the last that holds it.
+  // 64 operations in flight, of two events each, and the one of the split-phase call.
+  // If the watch is polling it, the watch is the last that holds it.
   CHECK_TRUE(Comes([] { return Count("cuEventDestroy_v2") >= 2 * (2 * 64 + 1); }));
   CHECK_EQ(Count("cuEventDestroy_v2"), 2 * (2 * 64 + 1));
 }
