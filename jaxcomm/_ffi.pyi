@@ -147,6 +147,11 @@ def fail_worlds(reason: str) -> None:
 def suspend(key: int, suspend: bool) -> None:
     """Has NCCL give a communicator's device memory back, or take it again."""
 
+def explain_engine(key: int, collective: str, reduce: str, params: Sequence[int], operands: Sequence[tuple[str, Sequence[int]]], results: Sequence[tuple[str, Sequence[int]]]) -> tuple[str, str]:
+    """
+    Says which engine of a communicator does such a call, and why: operands and results are (dtype, shape) each.
+    """
+
 def register_memory(key: int, memory: SymmetricMemory) -> str:
     """Registers it with a communicator; returns how, or why not."""
 

@@ -6,9 +6,12 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cstdint>
+#include <iterator>
 #include <map>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <tuple>
@@ -22,6 +25,7 @@
 #include "ffi/backends/nccl/world.h"
 #include "ffi/core/communicator.h"
 #include "ffi/core/registry.h"
+#include "ffi/planners/collectives.h"
 #include "ffi/python/module.h"
 #include "ffi/xla/borrow.h"
 
@@ -134,8 +138,8 @@ void CreateNccl(std::shared_ptr<NcclWorld> world, int64_t key, std::string axes,
   ThrowIfFailedOrInterrupted(status);
 }
 
-// What a DLPack capsule named "dltensor" points to. Made by hand, since nanobind's
-// takes the GIL when it ends, in whichever of XLA's threads that is.
+// The tensor that a DLPack capsule named "dltensor" points to. Made by hand, since
+// nanobind's takes the GIL when it ends, in whichever of XLA's threads that is.
 struct ManagedTensor {
   nb::dlpack::dltensor tensor;
   void* context = nullptr;
@@ -173,7 +177,7 @@ nb::object BlockOf(std::shared_ptr<SymmetricMemory> memory, int ordinal, int64_t
   memory->Hold();
   made->memory = std::move(memory);
   PyObject* const capsule = PyCapsule_New(made, kUnused, [](PyObject* of) {
-    // Whoever takes the tensor renames the capsule.
+    // The taker of the tensor renames the capsule.
     if (PyCapsule_IsValid(of, kUnused) == 0) return;
     auto* tensor = static_cast<ManagedTensor*>(PyCapsule_GetPointer(of, kUnused));
     tensor->deleter(tensor);
@@ -233,6 +237,42 @@ std::shared_ptr<NcclCommunicator> FindNccl(int64_t key) {
     throw std::runtime_error("there is no live communicator of NCCL with this key");
   }
   return communicator;
+}
+
+// Leaves: (dtype, shape).
+using Leaves = std::vector<std::tuple<std::string, std::vector<int64_t>>>;
+
+std::vector<Leaf> ParseLeaves(const Leaves& leaves) {
+  std::vector<Leaf> parsed;
+  for (const auto& [name, dims] : leaves) {
+    constexpr int kMostTypes = 64;
+    int type = 0;
+    while (type < kMostTypes && DataTypeName(static_cast<DataType>(type)) != name) {
+      ++type;
+    }
+    if (type == kMostTypes) throw std::runtime_error(StrCat("unknown dtype ", name));
+    const auto dtype = static_cast<DataType>(type);
+    int64_t elements = 1;
+    for (int64_t dim : dims) elements *= dim;
+    parsed.push_back({dtype, dims, elements, ElementBytes(dtype)});
+  }
+  return parsed;
+}
+
+std::tuple<std::string, std::string> ExplainEngine(
+    int64_t key, const std::string& collective, const std::string& reduce,
+    std::vector<int64_t> params, const Leaves& operands, const Leaves& results) {
+  const Collective* const known = FindCollective(collective);
+  const std::optional<ReduceOp> op = ParseReduceOp(reduce);
+  if (known == nullptr || !op.has_value()) {
+    throw std::runtime_error(
+        StrCat("unknown collective '", collective, "' or reduction '", reduce, "'"));
+  }
+  CallSite site({collective, "", key, 0, *op, std::move(params)}, *known);
+  site.SetShapes(ParseLeaves(operands), ParseLeaves(results));
+  EngineChoice choice;
+  ThrowIfFailed(FindNccl(key)->Explain(site, &choice));
+  return {EngineName(choice.kind), choice.reason};
 }
 
 std::string RegisterMemory(int64_t key,
@@ -333,6 +373,10 @@ void BindNccl(nb::module_& m) {
         "Fails the communicators of NCCL that span processes: another process failed.");
   m.def("suspend", &Suspend, nb::arg("key"), nb::arg("suspend"),
         "Has NCCL give a communicator's device memory back, or take it again.");
+  m.def("explain_engine", &ExplainEngine, nb::arg("key"), nb::arg("collective"),
+        nb::arg("reduce"), nb::arg("params"), nb::arg("operands"), nb::arg("results"),
+        "Says which engine of a communicator does such a call, and why: operands and "
+        "results are (dtype, shape) each.");
   m.def("register_memory", &RegisterMemory, nb::arg("key"), nb::arg("memory"),
         "Registers it with a communicator; returns how, or why not.");
 }

@@ -20,7 +20,7 @@ namespace {
 TEST(what_a_late_rank_sends_and_receives_is_left_to_nccl) {
   auto communicator = Make(3);
   std::vector<std::unique_ptr<Part>> parts;
-  for (const bool in_halves : {false, true}) {
+  for (const bool split_phase : {false, true}) {
     TheFake().clear_trace();
     const auto gather = Site("all_gather", {1}, 3 * kMany);
     ForAll(
@@ -32,8 +32,8 @@ TEST(what_a_late_rank_sends_and_receives_is_left_to_nccl) {
               CHECK_TRUE(Comes([&] { return Count("ncclRecv") >= 6 * turn + 4; }));
             }
             part.operand[0] = static_cast<float>(10 * turn + part.device);
-            const Call call = part.CallOf(in_halves ? 2 : 1);
-            if (in_halves) {
+            const Call call = part.CallOf(split_phase ? 2 : 1);
+            if (split_phase) {
               CHECK_TRUE(communicator->EnqueueStart(call, part.on.stream).success());
               CHECK_TRUE(communicator->EnqueueDone(call, part.on.stream).success());
             } else {

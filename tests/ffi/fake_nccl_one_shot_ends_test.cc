@@ -110,7 +110,7 @@ TEST(sums_on_several_streams_keep_their_order) {
   }
 }
 
-TEST(halves_are_sums_too) {
+TEST(split_phase_sums_are_sums_too) {
   auto communicator = MakeOneShot(2);
   const auto site = SumSite(2);
   std::vector<std::unique_ptr<Part>> parts;

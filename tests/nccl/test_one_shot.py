@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import jaxcomm
+from jaxcomm import _ffi
 
 INBOX = 2 * 2**20  # bytes of each device
 
@@ -152,3 +153,39 @@ def test_memory_and_the_report_of_it(with_kernels, make_mesh):
         jax.block_until_ready(program(x))
     one.resume()
     np.testing.assert_allclose(program(x), x[:4] + x[4:])
+
+
+def test_the_engine_of_a_call_can_be_asked_for(with_kernels, make_mesh):
+    mesh = make_mesh(i=2)
+    policies = [jaxcomm.CommPolicy(), jaxcomm.CommPolicy(one_shot=False)]
+    small, large = ("float32", [8]), ("float32", [1 << 20])
+    explained = []
+    for policy in policies:
+        (one,) = jaxcomm.init(mesh, "i", policy=policy)
+        explained += [
+            _ffi.explain_engine(
+                key=one.key,
+                collective="all_reduce",
+                reduce="sum",
+                params=[],
+                operands=[leaf],
+                results=[leaf],
+            )
+            for leaf in (small, large)
+        ]
+        jaxcomm.finalize()
+    assert explained == [
+        ("one_shot", "a small sum"),
+        ("nccl", "a sum of more than 512 KiB divided by the ranks"),
+        ("nccl", "the policy rules out the kernel of small sums"),
+        ("nccl", "the policy rules out the kernel of small sums"),
+    ]
+    with pytest.raises(RuntimeError, match="no live communicator"):
+        _ffi.explain_engine(
+            key=0,
+            collective="all_reduce",
+            reduce="sum",
+            params=[],
+            operands=[small],
+            results=[small],
+        )

@@ -11,7 +11,7 @@
 
 namespace jaxcomm {
 
-struct CallCheck::Card {
+struct CallCheck::Announcement {
   uint64_t number = 0;  // counts the rank's calls
   uint64_t signature = 0;
   char text[240] = {};
@@ -24,12 +24,13 @@ Status CallCheck::Create(const NcclLibrary& library, const CommunicatorSpec& spe
   for (const auto& rank : ranks) {
     if (rank->facts.size < 2) continue;
     RankState& state = (*check)->states_[rank->facts.place];
-    const size_t bytes = static_cast<size_t>(1 + rank->facts.size) * sizeof(Card);
+    const size_t bytes =
+        static_cast<size_t>(1 + rank->facts.size) * sizeof(Announcement);
     CurrentContext current(library.cuda, rank->facts.context);
     void* host = nullptr;
     RETURN_IF_ERROR(
         library.Check(library.cuda.MemAllocHost(&host, bytes), "cuMemAllocHost"));
-    state.cards = static_cast<Card*>(host);
+    state.announced = static_cast<Announcement*>(host);
     RETURN_IF_ERROR(
         library.Check(library.cuda.MemAlloc(&state.on_device, bytes), "cuMemAlloc"));
   }
@@ -41,12 +42,12 @@ void CallCheck::Release(const LocalRanks& ranks) {
     const RankState& state = states_[rank->facts.place];
     CurrentContext current(library_.cuda, rank->facts.context);
     if (state.on_device != 0) library_.cuda.MemFree(state.on_device);
-    if (state.cards != nullptr) library_.cuda.MemFreeHost(state.cards);
+    if (state.announced != nullptr) library_.cuda.MemFreeHost(state.announced);
   }
 }
 
 Status CallCheck::Compare(const Call& call, LocalRank& rank) {
-  if (states_[rank.facts.place].cards == nullptr) return OkStatus();
+  if (states_[rank.facts.place].announced == nullptr) return OkStatus();
   Status status = OkStatus();
   {
     const LaunchQueue::Counted counted(rank.queue.giving);
@@ -69,8 +70,8 @@ Status CallCheck::Compare(const Call& call, LocalRank& rank) {
 
 Status CallCheck::Exchange(const Call& call, LocalRank& rank) {
   RankState& state = states_[rank.facts.place];
-  Card& own = state.cards[0];
-  own = Card();
+  Announcement& own = state.announced[0];
+  own = Announcement();
   own.number = ++state.compared;
   own.signature = call.site->signature();
   const std::string& text = call.site->description();
@@ -91,7 +92,7 @@ Status CallCheck::Exchange(const Call& call, LocalRank& rank) {
         library_, {comm}, {spec_.timeout_seconds, interrupted}, "ncclAllGather"));
   }
   RETURN_IF_ERROR(library_.Check(
-      library_.cuda.MemcpyDtoHAsync(state.cards + 1, to,
+      library_.cuda.MemcpyDtoHAsync(state.announced + 1, to,
                                     static_cast<size_t>(rank.facts.size) * sizeof(own),
                                     stream),
       "cuMemcpyDtoHAsync"));
@@ -116,25 +117,25 @@ Status CallCheck::Wait(const LocalRank& rank) const {
 }
 
 Status CallCheck::FindOddRanks(const RankFacts& facts) const {
-  const Card* const cards = states_[facts.place].cards + 1;
+  const Announcement* const announced = states_[facts.place].announced + 1;
   std::map<std::pair<uint64_t, uint64_t>, int> votes;
-  const auto vote = [](const Card& card) {
-    return std::make_pair(card.number, card.signature);
+  const auto vote = [](const Announcement& of) {
+    return std::make_pair(of.number, of.signature);
   };
-  for (int rank = 0; rank < facts.size; ++rank) ++votes[vote(cards[rank])];
+  for (int rank = 0; rank < facts.size; ++rank) ++votes[vote(announced[rank])];
   if (votes.size() == 1) return OkStatus();
   // The call of most ranks is right; that of rank 0 if there is no majority.
-  auto most = votes.find(vote(cards[0]));
+  auto most = votes.find(vote(announced[0]));
   for (auto each = votes.begin(); each != votes.end(); ++each) {
     if (each->second > most->second) most = each;
   }
   std::string odd, others;
   for (int rank = 0; rank < facts.size; ++rank) {
-    const bool is_odd = vote(cards[rank]) != most->first;
+    const bool is_odd = vote(announced[rank]) != most->first;
     std::string& text = is_odd ? odd : others;
     if (!is_odd && !text.empty()) continue;
-    text += StrCat(text.empty() ? "" : "; ", "rank ", rank, " calls ", cards[rank].text,
-                   " as its call ", cards[rank].number);
+    text += StrCat(text.empty() ? "" : "; ", "rank ", rank, " calls ",
+                   announced[rank].text, " as its call ", announced[rank].number);
   }
   return InvalidArgument("JAXCOMM_CHECK: ranks disagree: ", odd, ", where ", others);
 }

@@ -8,8 +8,8 @@
 
 #include "ffi/backends/nccl/comms.h"
 #include "ffi/backends/nccl/local_rank.h"
+#include "ffi/base/status.h"
 #include "ffi/core/communicator.h"
-#include "ffi/core/status.h"
 
 namespace jaxcomm {
 
@@ -28,11 +28,12 @@ class CallCheck {
   void Release(const LocalRanks& ranks);
 
  private:
-  // What a rank says of its call.
-  struct Card;
+  // A rank's description of its call, which all ranks of the group receive.
+  struct Announcement;
 
   struct RankState {
-    Card* cards = nullptr;  // this rank's, then everybody's; null in a group of one
+    // This rank's, then those of all ranks; null in a group of one.
+    Announcement* announced = nullptr;
     cuda::Pointer on_device = 0;
     uint64_t compared = 0;
   };

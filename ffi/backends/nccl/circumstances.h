@@ -1,9 +1,9 @@
-// What one wants to know when a communicator cannot be made.
+// The facts that help to find out why a communicator cannot be made.
 #ifndef JAXCOMM_FFI_BACKENDS_NCCL_CIRCUMSTANCES_H_
 #define JAXCOMM_FFI_BACKENDS_NCCL_CIRCUMSTANCES_H_
 
 #include "ffi/backends/nccl/library.h"
-#include "ffi/core/status.h"
+#include "ffi/base/status.h"
 
 namespace jaxcomm {
 

@@ -10,7 +10,7 @@
 
 #include "ffi/backends/nccl/library.h"
 #include "ffi/backends/nccl/local_rank.h"
-#include "ffi/core/status.h"
+#include "ffi/base/status.h"
 
 namespace jaxcomm {
 
@@ -67,8 +67,8 @@ class Comms {
   Status WaitForStreams();
   const NcclPatience& patience() const { return patience_; }
 
-  // What NCCL says has failed, if the rank has something in flight and nobody is
-  // launching.
+  // Returns the error that NCCL reports in the background. It is not asked while the
+  // rank has nothing in flight, or a thread is launching.
   Status AsyncError(LocalRank& rank);
   // Aborts a rank's communicator, which waits for the device. The rank has none then.
   void Abort(LocalRank& rank);

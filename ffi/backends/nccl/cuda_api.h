@@ -23,7 +23,7 @@ using Event = struct EventHandle*;
 using Module = struct ModuleHandle*;
 using Function = struct FunctionHandle*;
 
-// What another process knows memory by.
+// Names memory to another process.
 struct IpcHandle {
   char reserved[64];
 };

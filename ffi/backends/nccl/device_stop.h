@@ -3,9 +3,9 @@
 //
 // A collective that waits for a rank which never comes can be ended in two ways.
 // ncclCommAbort has its kernel leave: the stream goes on, XLA marks the results ready,
-// and the program reads what was in memory. It also tells peers that steps are done
-// whose bytes were never written. The other way is a fault: a kernel on a stream of
-// ours makes a misaligned access. CUDA then ends all work of the process's GPUs, and
+// and the program reads what was in memory. It also marks steps as done for
+// peers whose bytes were never written. The other way is a fault: a kernel on a stream
+// of ours makes a misaligned access. CUDA then ends all work of the process's GPUs, and
 // every wait for it and every later use of them returns an error, so that XLA raises.
 // Nothing is read, and operations cost nothing while all is well. The price: the GPUs
 // are lost to this process, which has to be started anew.
@@ -21,11 +21,11 @@
 #include <string>
 
 #include "ffi/backends/nccl/library.h"
-#include "ffi/core/status.h"
+#include "ffi/base/status.h"
 
 namespace jaxcomm {
 
-// What a collective that fails while it is on its way does to the process.
+// What happens to the process when a collective fails while a device is at it.
 enum class OnFailure {
   kRaise,   // the GPUs are stopped: every use of them raises
   kPoison,  // results have every bit set; all ranks have to be of this process
@@ -43,7 +43,7 @@ void StopDevices(const std::string& why);
 // Whether StopDevices() was called: no CUDA or NCCL call makes sense any more.
 bool DevicesAreStopped();
 
-// What every operation is refused with from then on.
+// Returns the error of every operation from then on.
 Status DevicesStoppedError();
 
 // The first failure of a collective in this process since the last ForgetFailures(),

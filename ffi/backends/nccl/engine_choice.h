@@ -1,4 +1,4 @@
-// Which engine does a call: one pure function, and all numbers that it goes by.
+// The choice of an engine for a call: one pure function and all its thresholds.
 //
 // Every rank of a group must choose alike. So the facts of a call, the policy and the
 // topology are the same on all ranks of the group.
@@ -51,13 +51,13 @@ struct CallFacts {
   // A collective that is nothing but sums which our kernel can do, whatever their size.
   int sums = 0;
   int64_t words_of_largest_sum = 0;
-  // Of this call.
+  // These differ from call to call.
   bool is_symmetric = false;     // all operands and results lie in symmetric memory
   bool may_be_captured = false;  // in a CUDA graph
   bool may_wait = true;          // its thread may wait for the calls of other ranks
 };
 
-// What the user leaves to jaxcomm: CommPolicy.
+// The engines that the user's CommPolicy allows.
 struct EnginePolicy {
   bool copy_engines = false;
   bool one_shot = false;

@@ -54,7 +54,7 @@ class Health final : public Watched {
   Health(const CommunicatorSpec& spec, const NcclLibrary& library, Policy policy);
   ~Health() override;
 
-  // What it looks after. To be called before anything can fail.
+  // Adds a part that it looks after. Requires that nothing can fail yet.
   void Add(LocalRank& rank) { ranks_.push_back(&rank); }
   void Add(Engine& engine) { engines_.push_back(&engine); }
   void Add(std::unique_ptr<Poison> poison) { poison_ = std::move(poison); }
@@ -82,8 +82,8 @@ class Health final : public Watched {
     return poison_ == nullptr ? OkStatus() : poison_->Give(call, rank.place, stream);
   }
 
-  // Says what the caller of a call is told that could not be given to a stream. Fails
-  // the communicator, unless the reason is of this call alone.
+  // Returns the error of a call that could not be given to a stream. Fails the
+  // communicator, unless the reason concerns this call alone.
   Status FailCall(const Call& call, const RankFacts& rank, const Status& status);
   // Likewise, and always fails the communicator.
   Status FailBy(const Call& call, const RankFacts& rank, const Status& status);
@@ -147,7 +147,7 @@ class Health final : public Watched {
     Fail(reason, names_a_call, dump, policy_.on_failure);
   }
   void Fail(const Status& reason, bool names_a_call, const char* dump, OnFailure how);
-  // Why it failed, as the caller of a call is told.
+  // Returns the error of a call to a communicator that has failed.
   Status FailureOf(const Call& call, const RankFacts& rank) const;
   void AbortElsewhere();
   void AbortRank(LocalRank& rank);

@@ -38,7 +38,7 @@ void InFlight::Begin(cuda::Stream stream, bool may_be_captured, Clock::time_poin
   if (size() == kEntries) Retire();
   is_begun_ = size() < kEntries;
   if (!is_begun_) return;
-  // Whoever polls takes entries off the front, and leaves this place the next one.
+  // A concurrent Poll() only pops the front, so this index stays valid after unlocking.
   Entry& entry = entries_[(first_ + size()) % kEntries];
   entry.is_running = false;
   entry.is_right_behind = size() > 0 && now - last_given_ < kRightBehind &&

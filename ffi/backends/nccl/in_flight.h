@@ -20,7 +20,7 @@ class InFlight {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // What an operation is known by.
+  // Identifies an operation.
   struct Named {
     FlightRecorder::Ticket ticket = 0;
     uint32_t operation = 0;  // in the OperationTable
@@ -41,22 +41,21 @@ class InFlight {
   Status Prepare();
   void Release();
 
-  // To be called around giving `stream` an operation, at these times, by one thread at
-  // a time. Without allocation; a stream that is being captured runs nothing now, and
-  // is not followed. The driver may make them wait, if the stream has been given a
-  // thousand things behind one that hangs: Poll() finds that out, and waits for
-  // nothing.
+  // Call Begin() before and End() after enqueueing on `stream`, from one thread at a
+  // time. They allocate nothing. They do not follow a stream that is being captured: it
+  // runs nothing now. They may block in the driver when the launch queue of the stream
+  // is full; Poll() never does.
   void Begin(cuda::Stream stream, bool may_be_captured, Clock::time_point now);
   void End(cuda::Stream stream, const Named& named, Clock::time_point now);
 
-  // Tells the recorder what is done, and returns the first that failed or runs for
-  // longer than `patience`: what waits for other work on its stream is not late.
+  // Records what is done, and returns the first operation that failed or runs for
+  // longer than `patience`. An operation that waits for its stream is not late.
   Overdue Poll(Clock::time_point now, Clock::duration patience);
-  // The first that is not known to be done; not found if there is none.
+  // Returns the first operation that is not known to be done.
   Overdue First();
-  // Tells the recorder what is done.
+  // Records what is done.
   void Refresh();
-  // Tells the recorder that all the rest failed.
+  // Records that all others failed.
   void Fail();
 
   // Whether a stream was being captured when it was given an operation.
@@ -85,7 +84,7 @@ class InFlight {
   };
 
   void Finish(Entry& entry, FlightRecorder::State state);
-  // Of the first entries, in order, how many are known to be done.
+  // Counts the first entries, in order, that are known to be done.
   int CountDone() const;
   bool IsDone(int index) const;
   void Retire();

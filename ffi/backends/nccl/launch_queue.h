@@ -1,5 +1,5 @@
-// What a rank of this process is asked to do: who may ask now, what it was given, and
-// how far its device is.
+// The calls of one rank of this process: gives them to streams, counts and records
+// them, and knows how far the device is.
 #ifndef JAXCOMM_FFI_BACKENDS_NCCL_LAUNCH_QUEUE_H_
 #define JAXCOMM_FFI_BACKENDS_NCCL_LAUNCH_QUEUE_H_
 
@@ -57,7 +57,7 @@ class LaunchQueue {
     recorder_.Finish(Record(call).ticket, FlightRecorder::State::kFailed);
   }
   uint64_t NextNumber() { return ++operations_; }
-  // Writes down that a recorded call failed, and says what its caller is told.
+  // Records that a call failed, and returns its error.
   Status Failed(const Call& call, const InFlight::Named& named, const Status& status) {
     recorder_.Finish(named.ticket, FlightRecorder::State::kFailed);
     return health_.FailCall(call, facts_, status);
@@ -89,11 +89,10 @@ class LaunchQueue {
     return OkStatus();
   }
 
-  // Tell the recorder what is done, and pass on what InFlight finds.
+  // See InFlight.
   void Refresh();
   InFlight::Overdue Poll(InFlight::Clock::duration patience);
   InFlight::Overdue First();
-  // Tells the recorder that all the rest failed.
   void Fail();
 
   // Operations that streams have, and those in flight: also calls that wait for other

@@ -9,7 +9,7 @@
 #include "ffi/backends/nccl/cuda_api.h"
 #include "ffi/backends/nccl/nccl_api.h"
 #include "ffi/backends/nccl/test_double.h"
-#include "ffi/core/status.h"
+#include "ffi/base/status.h"
 
 namespace jaxcomm {
 
@@ -39,7 +39,7 @@ struct NcclLibrary {
 // has already: two copies of NCCL corrupt each other. Once loaded it stays.
 Status LoadNccl(const std::vector<std::string>& paths, const NcclLibrary** library);
 
-// What LoadNccl loaded; null before.
+// Returns the library that LoadNccl loaded; null before.
 const NcclLibrary* LoadedNccl();
 
 // Makes a device's context current, and the caller's again at the end.

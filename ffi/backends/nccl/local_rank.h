@@ -32,13 +32,13 @@ inline LocalRank* FindByOrdinal(const LocalRanks& ranks, int64_t ordinal) {
   return nullptr;
 }
 
-// What a call is refused with whose device has no rank here.
+// Returns the error of a call from a device that has no rank here.
 inline Status NotOfCommunicator(const Call& call) {
   return FailedPrecondition(call.site->description(), ": device ", call.device_id,
                             " is not in the communicator it was compiled for");
 }
 
-// Fills in what all backends of NCCL's kind tell of their ranks.
+// Returns the figures that come from the ranks alone.
 CommunicatorStats StatsOf(const LocalRanks& ranks);
 
 }  // namespace jaxcomm

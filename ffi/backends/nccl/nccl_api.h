@@ -79,7 +79,7 @@ struct Config {
   int graph_stream_ordering = kUndefined;
 };
 
-// What ncclCommMemStats tells, in bytes.
+// The figures of ncclCommMemStats, in bytes.
 enum class MemStat : int { kSuspend = 0, kSuspended = 1, kPersist = 2, kTotal = 3 };
 
 inline constexpr int kWindowSymmetric = 1;
@@ -107,7 +107,7 @@ inline constexpr int kSuspendMemory = 1;
   F(Send, Result, (const void*, size_t, Type, int, Comm, Stream))                   \
   F(Recv, Result, (void*, size_t, Type, int, Comm, Stream))
 
-// Those that some have.
+// Functions that only some versions have.
 #define JAXCOMM_NCCL_OPTIONAL(F)                                                       \
   F(MemAlloc, Result, (void**, size_t))                                     /* 2.19 */ \
   F(MemFree, Result, (void*))                                               /* 2.19 */ \

@@ -232,8 +232,23 @@ EngineChoice NcclCommunicator::ChooseFor(const CallFacts& facts, size_t place) c
   return Choose(facts, {how_.copy_engines, how_.one_shot}, topology);
 }
 
-Status NcclCommunicator::Find(const Call& call, bool may_wait, Request* request) {
+Status NcclCommunicator::FindRank(const Call& call, cuda::Stream stream,
+                                  LocalRank** rank) {
+  *rank = FindByOrdinal(ranks_, call.device_id);
+  if (*rank == nullptr) return NotOfCommunicator(call);
+  SplitPhase& split_phase = (*rank)->split_phase;
+  // Every engine refuses calls once the devices are stopped.
+  if (!split_phase.IsOfNewRun(call) || DevicesAreStopped()) return OkStatus();
+  CurrentContext current(library_.cuda, (*rank)->facts.context);
+  return split_phase.WaitForEarlierRuns(call, stream);
+}
+
+Status NcclCommunicator::FindEngine(const Call& call, bool may_wait, Request* request) {
   LocalRank& rank = *request->rank;
+  // One thread issues the calls of several CPU devices, and may not wait in the first.
+  if (check_ != nullptr && (may_wait || ranks_.size() == 1)) {
+    RETURN_IF_ERROR(check_->Compare(call, rank));
+  }
   if (Status status =
           FindRecipe(library_, *call.site, RecipeFor(rank.facts), &request->recipe);
       status.failure()) {
@@ -259,18 +274,16 @@ Status NcclCommunicator::Find(const Call& call, bool may_wait, Request* request)
 }
 
 Status NcclCommunicator::Enqueue(const Call& call, void* stream) {
-  Request request{FindByOrdinal(ranks_, call.device_id)};
-  if (request.rank == nullptr) return NotOfCommunicator(call);
-  if (check_ != nullptr) RETURN_IF_ERROR(check_->Compare(call, *request.rank));
-  RETURN_IF_ERROR(Find(call, /*may_wait=*/true, &request));
+  Request request;
+  RETURN_IF_ERROR(FindRank(call, stream, &request.rank));
+  RETURN_IF_ERROR(FindEngine(call, /*may_wait=*/true, &request));
   return request.engine->Enqueue(call, *request.recipe, *request.rank, stream);
 }
 
 Status NcclCommunicator::EnqueueStart(const Call& call, void* stream) {
-  Request request{FindByOrdinal(ranks_, call.device_id)};
-  if (request.rank == nullptr) return NotOfCommunicator(call);
-  if (check_ != nullptr) RETURN_IF_ERROR(check_->Compare(call, *request.rank));
-  RETURN_IF_ERROR(Find(call, /*may_wait=*/true, &request));
+  Request request;
+  RETURN_IF_ERROR(FindRank(call, stream, &request.rank));
+  RETURN_IF_ERROR(FindEngine(call, /*may_wait=*/true, &request));
   CurrentContext current(library_.cuda, request.rank->facts.context);
   if (copy_ != nullptr && request.engine != copy_.get()) {
     RETURN_IF_ERROR(copy_->Forget(call, *request.rank, stream));
@@ -279,8 +292,8 @@ Status NcclCommunicator::EnqueueStart(const Call& call, void* stream) {
 }
 
 Status NcclCommunicator::EnqueueDone(const Call& call, void* stream) {
-  LocalRank* const rank = FindByOrdinal(ranks_, call.device_id);
-  if (rank == nullptr) return NotOfCommunicator(call);
+  LocalRank* rank = nullptr;
+  RETURN_IF_ERROR(FindRank(call, stream, &rank));
   bool is_begun = false;
   if (copy_ != nullptr) {
     Status status = copy_->Done(call, *rank, stream, &is_begun);
@@ -310,12 +323,8 @@ xla::ffi::Future NcclCommunicator::Execute(const Call& call) {
       {how_.world->health().get(), &health_, rank->facts.place, stream,
        shared_from_this()},
       call, [this, rank, stream](const Call& issued) {
-        // A double issues the calls of several devices one after the other.
-        if (check_ != nullptr && ranks_.size() == 1) {
-          RETURN_IF_ERROR(check_->Compare(issued, *rank));
-        }
         Request request{rank};
-        RETURN_IF_ERROR(Find(issued, /*may_wait=*/false, &request));
+        RETURN_IF_ERROR(FindEngine(issued, /*may_wait=*/false, &request));
         return request.engine->Enqueue(issued, *request.recipe, *rank, stream);
       });
   if (health_.failed()) health_.Abandon();

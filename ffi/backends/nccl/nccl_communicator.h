@@ -79,9 +79,11 @@ class NcclCommunicator final : public Communicator,
 
   Status MakeEngines();
   Status WarmUp();
-  // Finds the rank of a call, and the engine that does it. `may_wait`: whether the
-  // call's thread may wait for the calls of other ranks.
-  Status Find(const Call& call, bool may_wait, Request* request);
+  // Finds the rank of a call that came for `stream`.
+  Status FindRank(const Call& call, cuda::Stream stream, LocalRank** rank);
+  // Finds the engine that does a call, once the rank may make it. `may_wait`: whether
+  // the call's thread may wait for the calls of other ranks.
+  Status FindEngine(const Call& call, bool may_wait, Request* request);
   EngineChoice ChooseFor(const CallFacts& facts, size_t place) const;
   RecipeOf RecipeFor(const RankFacts& facts) const;
   Status SuspendOrResume(bool suspend);

@@ -25,7 +25,7 @@ constexpr unsigned kThreads = 256;
 // different orders, none would come to its end: with so many, four to a multiprocessor,
 // a GPU of 40 has room for two lanes.
 constexpr unsigned kMostBlocks = 64;
-// What sums that are given to streams are granted at the end.
+// How long the end waits for sums that streams have.
 constexpr auto kGrace = std::chrono::seconds(10);
 
 uint64_t ThisHost() { return Fnv1a(ReadSystemFile("/proc/sys/kernel/random/boot_id")); }
@@ -50,7 +50,7 @@ struct OneShot::Shared {
   static constexpr int kInfos = 1 + OneShotArguments::kMostRanks;
 
   uint32_t stop = 0;
-  // Of each member: its own, and those it receives.
+  // For each member: its own, then the received ones.
   PeerInfo infos[];
 };
 
@@ -132,7 +132,7 @@ Status OneShot::Allocate(RankState& state) {
         "cuMemAlloc");
   }
   if (status.failure()) {
-    // Other processes are told, who would wait for one that gives up.
+    // Not an error: the other processes would wait for this one. They learn of it.
     CannotTakePart(std::string(status.message()));
     state.kernels = nullptr;
     return OkStatus();
@@ -168,7 +168,7 @@ bool OneShot::IsIdleSoon() {
 void OneShot::Leave() {
   if (is_idle_.has_value()) return;
   if (DevicesAreStopped()) {
-    // What waits is not let go: it would leave without a sum before the device stops.
+    // Kernels that wait stay: they would leave without a sum before the device stops.
     is_idle_ = false;
     return;
   }

@@ -19,14 +19,14 @@
 #include "ffi/backends/nccl/library.h"
 #include "ffi/backends/nccl/peer_access.h"
 #include "ffi/backends/nccl/steps.h"
+#include "ffi/base/status.h"
 #include "ffi/core/communicator.h"
-#include "ffi/core/status.h"
 
 namespace jaxcomm {
 
 class OneShot {
  public:
-  // What the ranks of a group tell each other.
+  // One rank's part of what the ranks of a group exchange.
   struct PeerInfo {
     uint64_t host = 0, process = 0;
     uint64_t is_able = 0;  // so far
@@ -46,9 +46,9 @@ class OneShot {
   // these free them, if they do so at about the same time.
   void Leave();
 
-  // A group takes part if all of its ranks can: then all do, or none. Where they are of
-  // one process that is known; others send all their infos twice, to open what they
-  // find on them in between. Cards lie in memory that devices reach.
+  // A group takes part if all of its ranks can: then all do, or none. Ranks of one
+  // process know it at once. Others exchange infos twice, and open each other's inboxes
+  // in between. They lie in memory that devices reach.
   bool NeedsPeerInfo(size_t member) const;
   PeerInfo* own_info(size_t member) { return ranks_[member].infos; }
   // By rank.
@@ -66,7 +66,7 @@ class OneShot {
   Status Launch(const Steps& steps, const Call& call, size_t member,
                 cuda::Stream stream);
 
-  // Ends what waits for other ranks, without a result, now and from now on.
+  // Lets kernels leave that wait for other ranks, without a result, from now on.
   void Stop();
 
   int64_t device_bytes() const;
@@ -74,7 +74,7 @@ class OneShot {
   const std::string& reason() const { return reason_; }
 
  private:
-  // What devices reach of the host's memory.
+  // The part of the host's memory that devices reach.
   struct Shared;
 
   struct RankState {

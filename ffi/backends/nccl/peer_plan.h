@@ -27,7 +27,7 @@ struct PeerPlan {
     std::vector<int> targets, sources;  // without the rank, each once
   };
 
-  // What the rank with the most sends, and how many copies another has at most.
+  // The bytes of the rank that sends most, and the most copies of a rank.
   int64_t bytes_sent = 0, copies = 0;
   std::vector<Part> parts;  // by rank; empty where NCCL is to do it
 };

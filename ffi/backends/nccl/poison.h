@@ -8,8 +8,8 @@
 
 #include "ffi/backends/nccl/kernels/device_kernels.h"
 #include "ffi/backends/nccl/library.h"
+#include "ffi/base/status.h"
 #include "ffi/core/communicator.h"
-#include "ffi/core/status.h"
 
 namespace jaxcomm {
 

@@ -1,4 +1,4 @@
-// Who a rank of this process is: plain data that never changes.
+// The identity of a rank of this process: plain data that never changes.
 #ifndef JAXCOMM_FFI_BACKENDS_NCCL_RANK_FACTS_H_
 #define JAXCOMM_FFI_BACKENDS_NCCL_RANK_FACTS_H_
 
@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "ffi/backends/nccl/cuda_api.h"
-#include "ffi/core/status.h"
+#include "ffi/base/status.h"
 
 namespace jaxcomm {
 

@@ -1,4 +1,4 @@
-// What the ranks of a communicator keep for a call site: made at a rank's first call.
+// A call site as a rank carries it out: made at its first call, and kept.
 #ifndef JAXCOMM_FFI_BACKENDS_NCCL_RECIPE_H_
 #define JAXCOMM_FFI_BACKENDS_NCCL_RECIPE_H_
 
@@ -9,8 +9,8 @@
 #include "ffi/backends/nccl/library.h"
 #include "ffi/backends/nccl/peer_plan.h"
 #include "ffi/backends/nccl/steps.h"
+#include "ffi/base/status.h"
 #include "ffi/core/call_site.h"
-#include "ffi/core/status.h"
 
 namespace jaxcomm {
 

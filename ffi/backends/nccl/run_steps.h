@@ -6,8 +6,8 @@
 
 #include "ffi/backends/nccl/library.h"
 #include "ffi/backends/nccl/steps.h"
+#include "ffi/base/status.h"
 #include "ffi/core/communicator.h"
-#include "ffi/core/status.h"
 
 namespace jaxcomm {
 

@@ -52,11 +52,23 @@ Status SplitPhase::Start(const Call& call, cuda::Stream stream,
   if (status.success()) status = record(stream_);
   std::lock_guard<std::mutex> lock(mutex_);
   if (status.success()) {
-    begun_.push_back({mark, event});
+    begun_.push_back({mark, call.run_id, event});
   } else {
     spare_.push_back(event);
   }
   return status;
+}
+
+Status SplitPhase::WaitForEarlierRuns(const Call& call, cuda::Stream stream) {
+  last_run_ = call.run_id;
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (Begun& begun : begun_) {
+    if (begun.run == call.run_id || begun.is_waited_for) continue;
+    RETURN_IF_ERROR(library_.Check(
+        library_.cuda.StreamWaitEvent(stream, begun.event, 0), "cuStreamWaitEvent"));
+    begun.is_waited_for = true;
+  }
+  return OkStatus();
 }
 
 Status SplitPhase::Done(const Call& call, cuda::Stream stream, bool* is_begun) {

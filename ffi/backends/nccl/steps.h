@@ -1,4 +1,4 @@
-// What one rank asks of NCCL to carry out a plan.
+// The NCCL calls by which one rank carries out a plan.
 #ifndef JAXCOMM_FFI_BACKENDS_NCCL_STEPS_H_
 #define JAXCOMM_FFI_BACKENDS_NCCL_STEPS_H_
 
@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "ffi/backends/nccl/nccl_api.h"
+#include "ffi/base/status.h"
 #include "ffi/core/call_site.h"
 #include "ffi/core/plan.h"
-#include "ffi/core/status.h"
 
 namespace jaxcomm {
 

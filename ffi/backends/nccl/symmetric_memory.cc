@@ -8,7 +8,7 @@
 namespace jaxcomm {
 namespace {
 
-// What CUDA's own allocator aligns to.
+// The alignment of CUDA's own allocator.
 constexpr int64_t kAlignment = 512;
 
 std::atomic<uint64_t> next_segment{1};

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "ffi/backends/nccl/library.h"
-#include "ffi/core/status.h"
+#include "ffi/base/status.h"
 
 namespace jaxcomm {
 
@@ -21,7 +21,7 @@ namespace jaxcomm {
 // different times.
 class SymmetricMemory : public std::enable_shared_from_this<SymmetricMemory> {
  public:
-  // By whom it was registered: whoever wants it gone from there asks here.
+  // A communicator that has registered it, and can deregister it.
   class Registrar {
    public:
     virtual ~Registrar() = default;
@@ -80,7 +80,7 @@ class SymmetricMemory : public std::enable_shared_from_this<SymmetricMemory> {
   std::vector<std::weak_ptr<Registrar>> registrars_;
 };
 
-// What one rank's communicator has registered. Not thread-safe.
+// The segments that one rank's communicator has registered. Not thread-safe.
 class Windows {
  public:
   // Begins to register a segment, in a group of NCCL's with the other local ranks.

@@ -1,5 +1,5 @@
-// What a stand-in for NCCL, which serves CPU devices in tests, offers beyond NCCL. This
-// is all that production code knows of it: no real library exports it.
+// The functions that a stand-in for NCCL, which serves CPU devices in tests, has beyond
+// NCCL's. Production code knows nothing else of it. No real library exports them.
 #ifndef JAXCOMM_FFI_BACKENDS_NCCL_TEST_DOUBLE_H_
 #define JAXCOMM_FFI_BACKENDS_NCCL_TEST_DOUBLE_H_
 
@@ -26,7 +26,7 @@ struct TestDouble {
   void (*when_done)(void* stream, void (*done)(void*, int), void* argument);
 };
 
-// What the stand-in exports under this name.
+// The stand-in exports a function of this type and name.
 using FindTestDouble = const TestDouble* (*)();
 inline constexpr const char* kFindTestDouble = "jaxcommTestDouble";
 

@@ -138,8 +138,8 @@ Status NcclWorld::Split(const std::vector<int>& colors, const std::vector<int>& 
       sharer->FailToo(status);
       is_busy = is_busy || sharer->is_busy();
     }
-    // An abort would end what is on its way in those that share, without a result. So
-    // these wait for the end of the world.
+    // An abort would end operations of the communicators that share, without a result.
+    // So if one is busy, the new ones wait for the end of the world.
     if (!is_busy) {
       std::vector<nccl::Comm> there;
       for (nccl::Comm& comm : *made) {

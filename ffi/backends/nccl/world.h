@@ -11,7 +11,7 @@
 #include "ffi/backends/nccl/comms.h"
 #include "ffi/backends/nccl/library.h"
 #include "ffi/backends/nccl/world_health.h"
-#include "ffi/core/status.h"
+#include "ffi/base/status.h"
 #include "ffi/os/peer_watch.h"
 
 namespace jaxcomm {
@@ -53,7 +53,7 @@ class NcclWorld : public std::enable_shared_from_this<NcclWorld> {
                const NcclSettings& settings, const NcclPatience& patience,
                std::vector<nccl::Comm>* children);
 
-  // What its communicators fail of together.
+  // Shared by its communicators, which fail together.
   const std::shared_ptr<WorldHealth>& health() const { return health_; }
   bool is_broken() const { return health_->is_broken(); }
   const NcclLibrary& library() const { return library_; }
@@ -73,8 +73,8 @@ class NcclWorld : public std::enable_shared_from_this<NcclWorld> {
   const std::vector<NcclDevice> devices_;
   std::vector<cuda::Context> contexts_;
   std::vector<nccl::Comm> comms_;
-  // Of splits that failed: NCCL may still put communicators here, until those that they
-  // are split off end.
+  // The targets of splits that failed: NCCL may still write communicators here, until
+  // the world's own end.
   std::vector<std::unique_ptr<std::vector<nccl::Comm>>> abandoned_;
   int64_t device_bytes_ = 0;
   const std::shared_ptr<WorldHealth> health_ = std::make_shared<WorldHealth>();

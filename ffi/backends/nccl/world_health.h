@@ -1,4 +1,4 @@
-// What the communicators of a world fail of together.
+// The reasons for which the communicators of a world fail together.
 #ifndef JAXCOMM_FFI_BACKENDS_NCCL_WORLD_HEALTH_H_
 #define JAXCOMM_FFI_BACKENDS_NCCL_WORLD_HEALTH_H_
 
@@ -15,7 +15,7 @@ class Health;
 class WorldHealth {
  public:
   // The communicators that share NCCL's resources. NCCL has one abort flag for all of
-  // them and tells none that it was set: they fail together.
+  // them and reports to none that it was set: they fail together.
   void Add(std::weak_ptr<Health> sharer);
   std::vector<std::shared_ptr<Health>> sharers() const;
 

@@ -12,7 +12,7 @@ import sys
 import pytest
 
 pytestmark = pytest.mark.host_only(
-    reason="over NCCL a stream waits: tests/ffi/fake_nccl_halves_test.cc"
+    reason="over NCCL a stream waits: tests/ffi/fake_nccl_split_phase_test.cc"
 )
 
 PROGRAM = r"""

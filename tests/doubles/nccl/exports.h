@@ -30,7 +30,6 @@ inline constexpr Result kNotInitialized = static_cast<Result>(3);
 inline constexpr Result kInvalidDevice = static_cast<Result>(101);
 inline constexpr Result kInvalidContext = static_cast<Result>(201);
 inline constexpr Result kInvalidPtx = static_cast<Result>(218);
-inline constexpr Result kUnsupportedPtx = static_cast<Result>(222);
 inline constexpr Result kInvalidHandle = static_cast<Result>(400);
 inline constexpr Result kNotFound = static_cast<Result>(500);
 inline constexpr Result kNotPermitted = static_cast<Result>(800);

@@ -6,13 +6,13 @@
 
 #include "ffi/backends/nccl/local_rank.h"
 #include "ffi/backends/nccl/recipe.h"
+#include "ffi/base/status.h"
 #include "ffi/core/communicator.h"
-#include "ffi/core/status.h"
 
 namespace jaxcomm {
 
-// Of one communicator, for its ranks of this process. Calls of different ranks may come
-// at the same time.
+// Serves the ranks of one communicator in this process. Calls of different ranks may
+// come at the same time.
 class Engine {
  public:
   virtual ~Engine() = default;
@@ -40,7 +40,7 @@ class Engine {
   virtual void Stop() {}
   // Ends all waits on the host, and refuses every call from now on.
   virtual void Refuse(const Status&) {}
-  // What the library says has failed in the background.
+  // Returns the error that the library reports in the background.
   virtual Status AsyncError(LocalRank&) { return OkStatus(); }
   // Has the library leave what a rank's device is at. It may wait for the device.
   virtual void Abort(LocalRank&) {}

@@ -7,7 +7,7 @@
 
 #include "ffi/backends/nccl/kernels/kernels.h"
 #include "ffi/backends/nccl/library.h"
-#include "ffi/core/status.h"
+#include "ffi/base/status.h"
 
 namespace jaxcomm {
 

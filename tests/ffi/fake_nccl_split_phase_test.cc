@@ -1,4 +1,4 @@
-// A collective in two halves on devices with streams, as XLA:GPU asks for it.
+// Split-phase collectives on devices with streams, as XLA:GPU asks for them.
 #include <atomic>
 #include <chrono>
 #include <memory>
@@ -78,7 +78,7 @@ TEST(a_start_waits_for_its_operands_and_a_done_for_the_results) {
   CHECK_EQ(second.result, 1.0f);
 }
 
-TEST(halves_make_no_event_once_warm) {
+TEST(split_phase_calls_make_no_event_once_warm) {
   auto communicator = Make();
   Swap first(0), second(1);
   for (int round = 0; round < 20; ++round) {
@@ -112,10 +112,43 @@ TEST(halves_make_no_event_once_warm) {
   TheFake().clear_trace();
   communicator->Abort(FailedPrecondition("closed"));
   communicator.reset();
-  // 64 operations in flight, of two events each, and the one of halves. The watch, if
-  // it is just looking, is the last that holds it.
+  // 64 operations in flight, of two events each, and the one of the split-phase call.
+  // If the watch is polling it, the watch is the last that holds it.
   CHECK_TRUE(Comes([] { return Count("cuEventDestroy_v2") >= 2 * (2 * 64 + 1); }));
   CHECK_EQ(Count("cuEventDestroy_v2"), 2 * (2 * 64 + 1));
+}
+
+TEST(a_later_run_waits_for_what_a_failed_one_started) {
+  auto communicator = Make();
+  Swap first(0), second(1);
+  first.operand = 1;
+  second.operand = 2;
+  // The second is late, and the program of the first fails before the done.
+  CHECK_TRUE(communicator->EnqueueStart(first.CallOf(), first.on.stream).success());
+  // Nobody sends: it needs nothing of NCCL, and would be over at once.
+  const auto zeros = MakeSite("permute", {-1, -1}, {FloatLeaf(1)}, {FloatLeaf(1)});
+  float operand = 7, result = 7;
+  const void* operands[] = {&operand};
+  void* results[] = {&result};
+  const auto run = [&](int number) {
+    const Call call{zeros.get(), number, 1, 1, 0, operands, results, nullptr};
+    CHECK_TRUE(communicator->Enqueue(call, first.on.stream).success());
+  };
+  run(1);
+  first.on.Synchronize();
+  CHECK_EQ(result, 0.0f);
+  result = 7;
+  TheFake().clear_trace();
+  run(2);
+  run(2);
+  CHECK_EQ(Count("cuStreamWaitEvent"), 1);
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  CHECK_EQ(first.result, -1.0f);
+  CHECK_EQ(result, 7.0f);
+  CHECK_TRUE(communicator->EnqueueStart(second.CallOf(), second.on.stream).success());
+  first.on.Synchronize();
+  CHECK_EQ(first.result, 2.0f);
+  CHECK_EQ(result, 0.0f);
 }
 
 TEST(what_a_graph_records_is_not_followed_and_outlives_the_communicator) {
