@@ -9,10 +9,9 @@ from importlib.metadata import PackageNotFoundError as _PackageNotFoundError
 from importlib.metadata import version as _version
 
 from jaxcomm import _built as _built
-from jaxcomm.attention.sequence import positions as positions
-from jaxcomm.attention.sequence import reorder as reorder
-from jaxcomm.attention.sequence import restore as restore
-from jaxcomm.attention.strategies.ring import ring_attention as ring_attention
+from jaxcomm import attention as attention
+from jaxcomm.attention.layout import Layout as Layout
+from jaxcomm.attention.ring_attention import ring_attention as ring_attention
 from jaxcomm.collectives.all_gather import all_gather as all_gather
 from jaxcomm.collectives.all_reduce import pmax as pmax
 from jaxcomm.collectives.all_reduce import pmean as pmean
