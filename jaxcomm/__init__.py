@@ -10,6 +10,9 @@ from importlib.metadata import version as _version
 
 from jaxcomm import _built as _built
 from jaxcomm import attention as attention
+from jaxcomm.attention.dot_product_attention import (
+    dot_product_attention as dot_product_attention,
+)
 from jaxcomm.attention.layout import Layout as Layout
 from jaxcomm.attention.ring_attention import ring_attention as ring_attention
 from jaxcomm.collectives.all_gather import all_gather as all_gather

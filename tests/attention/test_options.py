@@ -4,11 +4,14 @@ import dataclasses
 import zlib
 
 import dense
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import split
 
+import jaxcomm
+from jaxcomm.attention import plan
 from jaxcomm.attention.kernels import tiling
 from jaxcomm.attention.schedules.registry import SCHEDULES
 from jaxcomm.attention.strategies.registry import STRATEGIES
@@ -167,3 +170,67 @@ def test_the_catalogue_meets_every_size_and_schedule_with_every_strategy():
         of = [case for case in cases if case.strategy == strategy]
         assert {case.schedule for case in of} == set(SCHEDULES), strategy
     assert {case.size for case in cases} == set(SIZES)
+
+
+@pytest.mark.parametrize("strategy", ["ring", "all_gather", "ulysses"])
+def test_rows_of_padding_are_zero_and_minus_infinity(mesh_of, strategy):
+    """On the ranks, before anything is cut off."""
+    layout = jaxcomm.Layout("contiguous", 4, 13)
+    x = layout.reorder(np.asarray(_normal(1, 13, 4, 8))) + 1
+
+    def local(x):
+        return jaxcomm.ring_attention(
+            x,
+            x,
+            x,
+            axis_name="context",
+            layout=layout,
+            strategy=strategy,
+            return_residual=True,
+        )
+
+    whole = jax.shard_map(
+        local, mesh=mesh_of(4), in_specs=split.SPLIT, out_specs=split.SPLIT
+    )
+    out, lse = jax.jit(whole)(x)
+    assert (out[:, 13:] == 0).all()
+    assert jnp.isneginf(lse[:, 13:]).all()
+    assert jnp.isfinite(lse[:, :13]).all()
+
+
+@pytest.mark.parametrize(
+    ("schedule", "options", "sends"),
+    [
+        # 64 tokens on 8 ranks; zigzag has chunks of 4.
+        ("contiguous", {"is_causal": True, "local_window_size": (8, 0)}, 1),
+        ("contiguous", {"is_causal": True, "local_window_size": (9, 0)}, 2),
+        ("contiguous", {"local_window_size": (3, 3)}, 2),
+        ("zigzag", {"is_causal": True, "local_window_size": (3, 0)}, 2),
+        ("zigzag", {"is_causal": True}, 7),
+    ],
+)
+def test_hops_that_no_rank_sees_are_not_sent(mesh_of, schedule, options, sends):
+    layout = jaxcomm.Layout(schedule, 8, 64)
+
+    def attend(strategy):
+        def local(x):
+            return jaxcomm.ring_attention(
+                x, x, x, axis_name="context", layout=layout, strategy=strategy,
+                **options,
+            )  # fmt: skip
+
+        return jax.shard_map(
+            local, mesh=mesh_of(8), in_specs=split.SPLIT, out_specs=split.SPLIT
+        )
+
+    problem = plan(layout, heads=2, head_size=8, dtype="float32", **options)
+    assert problem.rows["ring"].sends == sends
+    x = jnp.ones((1, 64, 2, 8))
+    jax.block_until_ready(jax.jit(attend("ring"))(x))
+    (found,) = jaxcomm.communicators()
+    assert found.stats()["calls"] == {"permute": sends}
+    if options.get("local_window_size") and schedule == "contiguous":
+        jaxcomm.finalize()
+        jax.block_until_ready(jax.jit(attend("halo"))(x))
+        (found,) = jaxcomm.communicators()
+        assert found.stats()["bytes"] == 8 * problem.rows["halo"].forward_bytes
