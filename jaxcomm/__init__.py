@@ -11,9 +11,11 @@ from importlib.metadata import version as _version
 from jax.lax import axis_index, axis_size
 
 from jaxcomm import _built as _built
+from jaxcomm import attention
+from jaxcomm.attention.dot_product_attention import dot_product_attention
+from jaxcomm.attention.layout import Layout
+from jaxcomm.attention.ring_attention import ring_attention
 from jaxcomm.attention.schedules.schedule import Schedule
-from jaxcomm.attention.sequence import positions, reorder, restore
-from jaxcomm.attention.strategies.ring import ring_attention
 from jaxcomm.collectives import transposes as _transposes  # noqa: F401 -- registers
 from jaxcomm.collectives.all_gather import all_gather
 from jaxcomm.collectives.all_reduce import pmax, pmean, pmin, pprod, psum
@@ -60,6 +62,7 @@ __all__ = [
     "Counters",
     "FlightRecord",
     "Handle",
+    "Layout",
     "MemoryRow",
     "Schedule",
     "SymmetricPool",
@@ -67,11 +70,13 @@ __all__ = [
     "all_gather_start",
     "all_to_all",
     "all_to_all_start",
+    "attention",
     "axis_index",
     "axis_size",
     "collectives_of",
     "communicators",
     "counters",
+    "dot_product_attention",
     "finalize",
     "flight_record",
     "init",
@@ -83,7 +88,6 @@ __all__ = [
     "pmax",
     "pmean",
     "pmin",
-    "positions",
     "ppermute",
     "ppermute_start",
     "pprod",
@@ -97,8 +101,6 @@ __all__ = [
     "psum_start",
     "pswapaxes",
     "ragged_all_to_all",
-    "reorder",
-    "restore",
     "ring_attention",
     "ring_shift",
     "ring_shift_start",

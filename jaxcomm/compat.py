@@ -26,6 +26,28 @@ from jax.interpreters import batching as batching
 from jax.interpreters import mlir as _mlir
 
 
+def explicit_sharding(x):
+    """Return the sharding of ``x`` where its type has one, or None.
+
+    Types have one on meshes with explicit axes, outside of ``jax.shard_map``.
+    """
+    sharding = jax.typeof(x).sharding
+    mesh = sharding.mesh
+    if mesh.empty or jax.sharding.AxisType.Explicit not in mesh.axis_types:
+        return None
+    return sharding
+
+
+def mesh_platform() -> str | None:
+    """Return the platform of the mesh that a program is traced for, or None.
+
+    None outside of a mesh, and of an abstract mesh that names no device.
+    """
+    # Checked on 0.10.2: an AbstractDevice has device_kind and platform.
+    device = getattr(jax.sharding.get_abstract_mesh(), "abstract_device", None)
+    return getattr(device, "platform", None)
+
+
 def checks_varying_axes() -> bool:
     """Say whether this trace is under ``shard_map(..., check_vma=True)``."""
     return _config._check_vma.value

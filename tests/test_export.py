@@ -197,7 +197,11 @@ def test_ring_attention_is_exported_for_an_abstract_mesh(make_mesh):
     def local(backend):
         def loss(*qkv):
             out = jaxcomm.ring_attention(
-                *qkv, axis_name="i", is_causal=True, backend=backend
+                *qkv,
+                axis_name="i",
+                is_causal=True,
+                backend=backend,
+                layout=jaxcomm.Layout("zigzag", 4, 64),
             )
             return (out**2).sum()
 

@@ -93,13 +93,20 @@ def cases(
 
 def attend(backend: str | None) -> Callable:
     """Return ring attention over the ring axis by that backend."""
-    return functools.partial(
-        jaxcomm.ring_attention,
-        axis_name=on.AXIS,
-        is_causal=True,
-        schedule=_SCHEDULE,
-        backend=backend,
-    )
+
+    def local(query, key, value):
+        size = jax.lax.axis_size(on.AXIS)
+        return jaxcomm.ring_attention(
+            query,
+            key,
+            value,
+            axis_name=on.AXIS,
+            layout=jaxcomm.Layout(_SCHEDULE, size, size * query.shape[1]),
+            is_causal=True,
+            backend=backend,
+        )
+
+    return local
 
 
 def program(local: Callable, mesh: jax.sharding.Mesh, with_backward: bool) -> Callable:
@@ -124,7 +131,9 @@ def program(local: Callable, mesh: jax.sharding.Mesh, with_backward: bool) -> Ca
 
 def _deal(x, count):
     """Put the tokens of numpy arrays into the order of a ring."""
-    return jax.tree.map(np.asarray, jaxcomm.reorder(x, count, schedule=_SCHEDULE))
+    length = jax.tree.leaves(x)[0].shape[1]
+    layout = jaxcomm.Layout(_SCHEDULE, count, length)
+    return layout.reorder(jax.tree.map(np.asarray, x))
 
 
 def _align(count, name, result):

@@ -64,7 +64,7 @@ class MeshProgram:
         self.schedule = schedule
         self.replicated = jax.NamedSharding(mesh, jax.P())
         self._split = jax.NamedSharding(mesh, jax.P(*AXES))
-        self._ring = mesh.shape["context"]
+        self._layout = jaxcomm.Layout(schedule, mesh.shape["context"], length)
 
         def train(state, tokens, targets):
             loss, grads = jax.value_and_grad(self._loss)(state.params, tokens, targets)
@@ -99,8 +99,7 @@ class MeshProgram:
         Returns:
           The same two, int32 (data, length padded to the ring), split over the mesh.
         """
-        dealt = jaxcomm.reorder(batch, self._ring, schedule=self.schedule)
-        return processes.put(dealt, self._split)
+        return processes.put(self._layout.reorder(batch), self._split)
 
     def in_any_process(self, flag: bool) -> bool:
         """Say whether the flag is set in any process; every process must ask."""
@@ -112,7 +111,7 @@ class MeshProgram:
     def batch_shape(self):
         """Return the shapes of what :meth:`deal` returns."""
         rows = self.mesh.shape["data"]
-        padded = -(-self.length // self._ring) * self._ring
+        padded = self._layout.size * self._layout.local_length
         return (
             jax.ShapeDtypeStruct((rows, padded), jnp.int32, sharding=self._split),
         ) * 2
@@ -122,16 +121,12 @@ class MeshProgram:
         # Typed as different on every device, the parameters get different gradients;
         # the transpose of this line is one jaxcomm.psum of all their leaves.
         params = jaxcomm.pcast(params, AXES, to="varying")
-        rank = jax.lax.axis_index("context")
-        positions = jaxcomm.positions(
-            rank, self._ring, self.length, schedule=self.schedule
-        )
+        positions = self._layout.positions("context")
         attend = functools.partial(
             jaxcomm.ring_attention,
             axis_name="context",
+            layout=self._layout,
             is_causal=True,
-            schedule=self.schedule,
-            length=self.length,
         )
         losses = model.next_token_losses(params, tokens, targets, positions, attend)
         # What reorder padded the sequence with does not count.

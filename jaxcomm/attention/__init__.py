@@ -1,1 +1,14 @@
-"""Attention over a sequence that is split across a ring of devices."""
+"""Attention over a sequence that is split across devices."""
+
+from jaxcomm.attention.combine import combine as combine
+from jaxcomm.attention.documents import document_layout as document_layout
+from jaxcomm.attention.documents import document_work as document_work
+from jaxcomm.attention.documents import segment_ids as segment_ids
+from jaxcomm.attention.plan import Plan as Plan
+from jaxcomm.attention.plan import plan as plan
+from jaxcomm.attention.relayout import relayout as relayout
+from jaxcomm.attention.schedules.schedule import Schedule as Schedule
+from jaxcomm.attention.strategies.choice import Machine as Machine
+from jaxcomm.attention.strategies.strategy import Strategy as Strategy
+from jaxcomm.attention.strategies.ulysses import Ulysses as Ulysses
+from jaxcomm.attention.strategies.usp import Usp as Usp

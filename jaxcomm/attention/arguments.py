@@ -1,103 +1,50 @@
 """Check what ring_attention was asked for, and say what to do where it cannot."""
 
-import difflib
-import functools
-import inspect
-from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+import math
+import operator
 
+import jax
 import jax.numpy as jnp
 
-_Arguments = ParamSpec("_Arguments")
-_Result = TypeVar("_Result")
+from jaxcomm.attention.layout import Layout
+from jaxcomm.attention.mask import PADDING, Mask
 
-_ADVICE = {
-    "bias": "Leave it out, or gather K and V and call jax.nn.dot_product_attention",
-    "mask": "Use is_causal, length and key_length, or gather K and V and call "
-    "jax.nn.dot_product_attention",
-    "query_seq_lengths": "Pad the sequences of the batch to one length and pass length",
-    "key_value_seq_lengths": "Pad the sequences of the batch to one length and pass "
-    "key_length",
-    "local_window_size": "Leave it out, or gather K and V and call "
-    "jax.nn.dot_product_attention",
-    "dropout_rate": "Leave it out, or apply dropout to the output",
-    "sinks": "Leave it out, or merge the sinks by hand from return_residual=True",
-    "logits_soft_cap": "Leave it out, or gather K and V and compute attention locally",
-    "segment_ids": "Leave it out, or gather K and V and call "
-    "jax.nn.dot_product_attention with a mask of equal segments",
-}
-# What other packages call an argument, by what it is called here or in _ADVICE.
-_ELSEWHERE = {
-    "axis_name": ("axis", "axis_names", "mesh_axis", "cp_axis", "sp_axis"),
-    "bias": ("ab", "attn_bias", "attention_bias", "alibi_slopes"),
-    "dropout_rate": ("dropout", "dropout_p", "dropout_rng", "dropout_probability"),
-    "implementation": ("impl",),
-    "is_causal": ("causal",),
-    "key_value_seq_lengths": ("kv_seq_lengths", "kv_seqlen", "cu_seqlens_k"),
-    "local_window_size": ("window", "window_size", "sliding_window", "left_window"),
-    "logits_soft_cap": ("soft_cap", "softcap", "logit_cap", "attn_logits_soft_cap"),
-    "mask": ("attn_mask", "attention_mask", "mask_type"),
-    "query_seq_lengths": ("q_seq_lengths", "q_seqlen", "cu_seqlens", "cu_seqlens_q"),
-    "return_residual": ("return_lse", "save_residuals", "return_softmax_stats"),
-    "scale": ("sm_scale", "softmax_scale", "scaling_factor", "scale_factor"),
-    "segment_ids": ("q_segment_ids", "kv_segment_ids", "decoder_segment_ids"),
-    "sinks": ("sink", "attention_sinks", "attn_sink", "softmax_offset"),
-}
-_CALLED_HERE = {
-    theirs: ours for ours, all_of in _ELSEWHERE.items() for theirs in all_of
-}
+_NAME = "ring_attention"
 
 
-def refuses_unknown(
-    function: Callable[_Arguments, _Result],
-) -> Callable[_Arguments, _Result]:
-    """Make a function say what to do where it is given an argument it does not have.
+def batched(arrays: dict, name: str = _NAME) -> tuple[bool, dict]:
+    """Give the arrays a batch dimension if they have none.
 
-    Its signature stays as it is, for type checkers as well.
+    Args:
+      arrays: query, key and value.
+      name: of the function that was called.
+
+    Returns:
+      (had_batch, arrays): whether they had one, and the arrays in 4 dimensions.
+
+    Raises:
+      ValueError: they have neither 4 nor 3 dimensions, or not all the same.
     """
-    known = inspect.signature(function).parameters
-
-    @functools.wraps(function)
-    def checked(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
-        for name in kwargs:
-            if name not in known:
-                raise TypeError(_unknown(name, list(known)))
-        return function(*args, **kwargs)
-
-    return checked
-
-
-def _unknown(name, known) -> str:
-    found = f"ring_attention: it has no argument {name!r}"
-    ours = _CALLED_HERE.get(name, name)
-    if ours in _ADVICE:
-        return f"{found}, and the ring does not support that yet. {_ADVICE[ours]}."
-    if ours == name:
-        ours = next(iter(difflib.get_close_matches(name, known, 1)), None)
-    if ours is None:
-        return f"{found}. Leave it out; it takes {', '.join(known)}."
-    return f"{found}. Did you mean {ours!r}?"
+    arrays = {key: jnp.asarray(x) for key, x in arrays.items()}
+    found = {x.ndim for x in arrays.values()}
+    if found == {4}:
+        return True, arrays
+    if found == {3}:
+        return False, {key: x[None] for key, x in arrays.items()}
+    shapes = ", ".join(f"{key} {x.shape}" for key, x in arrays.items())
+    raise ValueError(
+        f"{name}: {shapes}. Pass 4 dimensions each (batch, tokens, heads, head size), "
+        "or 3 each, without the batch."
+    )
 
 
-def refuse_unsupported(**asked) -> None:
-    """Raise ValueError for the first argument that is not None.
-
-    >>> refuse_unsupported(bias=None, sinks=None)
-    """
-    for name, found in asked.items():
-        if found is not None:
-            raise ValueError(
-                f"ring_attention: {name} was given ({type(found).__name__}), and the "
-                f"ring does not support it yet. {_ADVICE[name]}."
-            )
-
-
-def check_arrays(query, key, value, is_causal: bool) -> None:
+def check_arrays(query, key, value) -> None:
     """Check shapes and dtypes of the local blocks.
 
     Args:
       query: (B, T, N, D) floating.
-      key, value: (B, S, K, D) of the same dtype; K divides N, and S is T if causal.
+      key: (B, S, K, D) of the same dtype; K divides N.
+      value: (B, S, K, V) of the same dtype.
 
     Raises:
       TypeError: a dtype is not floating, or dtypes differ.
@@ -108,43 +55,58 @@ def check_arrays(query, key, value, is_causal: bool) -> None:
     for name, x in named.items():
         if not jnp.issubdtype(x.dtype, jnp.floating):
             raise TypeError(
-                f"ring_attention: {name} has dtype {x.dtype}. Pass a floating dtype."
+                f"{_NAME}: {name} has dtype {x.dtype}. Pass a floating dtype."
             )
-        if x.ndim != 4:
-            raise ValueError(
-                f"ring_attention: {name} has shape {x.shape}. Pass 4 dimensions: "
-                "batch, tokens, heads, head size."
-            )
-    if not query.shape[3]:
+    if not query.shape[3] or not value.shape[3]:
         raise ValueError(
-            f"ring_attention: the head size is 0 ({found}). Pass heads of one or more."
+            f"{_NAME}: the head size is 0 ({found}). Pass heads of one or more."
         )
     if not query.dtype == key.dtype == value.dtype:
-        raise TypeError(
-            f"ring_attention: dtypes differ ({found}). Cast them to one dtype."
-        )
-    if key.shape != value.shape:
+        raise TypeError(f"{_NAME}: dtypes differ ({found}). Cast them to one dtype.")
+    if key.shape[:3] != value.shape[:3]:
         raise ValueError(
-            f"ring_attention: key and value differ in shape ({found}). They travel "
-            "together: give them one shape."
+            f"{_NAME}: key and value differ in shape ({found}). Only their head sizes "
+            "may differ."
         )
     if query.shape[0] != key.shape[0] or query.shape[3] != key.shape[3]:
         raise ValueError(
-            f"ring_attention: batch or head size differ ({found}). Dimensions 0 and 3 "
-            "must be equal."
+            f"{_NAME}: batch or head size differ ({found}). Dimensions 0 and 3 of "
+            "query and key must be equal."
         )
     heads, key_heads = query.shape[2], key.shape[2]
     if key_heads == 0 or heads % key_heads:
         raise ValueError(
-            f"ring_attention: {heads} query heads are not a multiple of {key_heads} "
+            f"{_NAME}: {heads} query heads are not a multiple of {key_heads} "
             f"key heads ({found}). Each key head serves an equal group of query heads."
         )
-    if is_causal and query.shape[1] != key.shape[1]:
-        raise ValueError(
-            f"ring_attention: is_causal=True with {query.shape[1]} queries and "
-            f"{key.shape[1]} keys per rank. Causal attention needs one sequence: give "
-            "them equal lengths, or pass is_causal=False."
+
+
+def check_layout(layout, tokens: int, what: str, argument: str) -> Layout:
+    """Return the layout if a rank's tokens are as many as it says.
+
+    Args:
+      layout: as given.
+      tokens: how many the rank has.
+      what: whose they are, ``"query"`` or ``"key"``.
+      argument: what the layout is called.
+
+    Raises:
+      TypeError: it is no layout.
+      ValueError: the numbers differ.
+    """
+    if not isinstance(layout, Layout):
+        raise TypeError(
+            f"{_NAME}: {argument}={layout!r} is no layout. Pass jaxcomm.Layout("
+            "schedule, size, length), with which the sequence was reordered."
         )
+    if tokens != layout.local_length:
+        raise ValueError(
+            f"{_NAME}: {what} has {tokens} tokens on this rank, and {argument} gives "
+            f"each of its {layout.size} ranks {layout.local_length} of {layout.length}."
+            f" Reorder {what} with the layout that is passed as {argument}; or check "
+            "that dimension 1 counts tokens and is split over the axis alone."
+        )
+    return layout
 
 
 def check_scale(scale: float | None, head_size: int) -> float:
@@ -155,68 +117,195 @@ def check_scale(scale: float | None, head_size: int) -> float:
     """
     if scale is None:
         return head_size**-0.5
-    try:
-        if isinstance(scale, (str, bytes, bool)):  # of which float() makes a number
-            raise TypeError
-        return float(scale)
-    except (TypeError, ValueError) as error:
-        raise TypeError(
-            f"ring_attention: scale={scale!r} is not a Python number. Pass a float, or "
-            "scale=1.0 and multiply query by the traced scale."
-        ) from error
+    return check_number(
+        scale, "scale", "Pass a float, or scale=1.0 and multiply query by the scale."
+    )
 
 
-def check_lengths(
-    length: int | None,
-    key_length: int | None,
-    query_tokens: int,
-    key_tokens: int,
-    size: int,
-) -> tuple[int, int]:
-    """Return how many query and key tokens of the whole sequence are real.
-
-    Args:
-      length, key_length: as given to ``ring_attention``.
-      query_tokens, key_tokens: tokens of each rank, padding included.
-      size: number of ranks.
+def check_number(found, what: str, advice: str = "Pass a float.") -> float:
+    """Return a Python float.
 
     Raises:
-      TypeError: a length is not an int.
-      ValueError: a length is negative or beyond what the ranks hold, or only
-        ``length`` is given though query and key differ in length.
+      TypeError: it is traced or is not a number.
+      ValueError: it is not finite.
     """
-    if length is not None and key_length is None:
-        if query_tokens != key_tokens:
-            raise ValueError(
-                f"ring_attention: length={length} was given, but ranks hold "
-                f"{query_tokens} queries and {key_tokens} keys. Pass key_length too."
-            )
-        key_length = length
-    lengths = []
-    for name, asked, tokens in (
-        ("length", length, query_tokens),
-        ("key_length", key_length, key_tokens),
+    try:
+        if isinstance(found, (str, bytes, bool)):  # of which float() makes a number
+            raise TypeError
+        number = float(found)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"{_NAME}: {what}={found!r} is not a Python number. {advice}"
+        ) from error
+    if not math.isfinite(number):
+        raise ValueError(f"{_NAME}: {what}={number} is not finite. {advice}")
+    return number
+
+
+def check_soft_cap(cap: float | None) -> float | None:
+    """Return the bound on the scores, positive or None."""
+    if cap is None:
+        return None
+    cap = check_number(cap, "logits_soft_cap")
+    if cap <= 0:
+        raise ValueError(
+            f"{_NAME}: logits_soft_cap={cap}. Pass a positive number, or None."
+        )
+    return cap
+
+
+def check_dropout(rate: float, key) -> float:
+    """Return the dropout rate, for which there must be a key."""
+    rate = check_number(rate, "dropout_rate")
+    if not 0 <= rate < 1:
+        raise ValueError(f"{_NAME}: dropout_rate={rate}. Pass 0 or more, below 1.")
+    if rate and key is None:
+        raise ValueError(
+            f"{_NAME}: dropout_rate={rate} without a dropout_key. Pass a key of "
+            "jax.random, the same on all ranks that share a sequence."
+        )
+    return rate
+
+
+def window_of(local_window_size, is_causal: bool) -> tuple[int | None, int | None]:
+    """Return how far a query sees to the left and to the right; None if all the way.
+
+    Args:
+      local_window_size: None, an int for both, or a pair, as in ``jax.nn``.
+      is_causal: whether it sees nothing to the right.
+
+    Raises:
+      TypeError: it is none of these.
+      ValueError: a number is negative.
+
+    >>> window_of((3, 2), is_causal=False)
+    (3, 2)
+    """
+    right = 0 if is_causal else None
+    if local_window_size is None:
+        return None, right
+    pair = local_window_size
+    try:
+        if isinstance(pair, bool):
+            raise TypeError
+        left, right = pair if isinstance(pair, (tuple, list)) else (pair, pair)
+        left, right = operator.index(left), operator.index(right)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"{_NAME}: local_window_size={pair!r}. Pass an int, or a pair (left, "
+            "right) of ints known when the program is traced."
+        ) from error
+    if left < 0 or right < 0:
+        raise ValueError(
+            f"{_NAME}: local_window_size={pair!r}. Pass how many tokens are seen on "
+            "each side, zero or more."
+        )
+    # Beyond the sequence a window is none; and sums of positions fit into 32 bits.
+    return min(left, 2**30), (0 if is_causal else min(right, 2**30))
+
+
+def mask_of(layout: Layout, key_layout: Layout, window) -> Mask:
+    """Return the mask of a call."""
+    left, right = window
+    left = None if left is None or left >= layout.length else left
+    right = None if right is None or right >= key_layout.length else right
+    return Mask(left, right, layout.length, key_layout.length)
+
+
+def segment_ids_of(ids, lengths, positions, shape, name: str, argument: str):
+    """Return the segment ids of a rank's tokens, or None if there is nothing to say.
+
+    Args:
+      ids: int (B, T) or None, as given.
+      lengths: int (B,) or None: tokens at this position or later are padding.
+      positions: int32 (T,), of the tokens.
+      shape: (B, T).
+      name: ``"query"`` or ``"key_value"``.
+      argument: the function that was called.
+
+    Raises:
+      TypeError: they are no integers.
+      ValueError: they are of another shape.
+    """
+    for what, found, expected in (
+        (f"{name}_segment_ids", ids, shape),
+        (f"{name}_seq_lengths", lengths, shape[:1]),
     ):
-        held = size * tokens
-        if asked is None:
-            lengths.append(held)
+        if found is None:
             continue
-        if isinstance(asked, bool) or not hasattr(asked, "__index__"):
+        found = jnp.asarray(found)
+        if not jnp.issubdtype(found.dtype, jnp.integer):
             raise TypeError(
-                f"ring_attention: {name}={asked!r} is not an int. Pass the number of "
-                "tokens of the whole sequence, known when tracing."
+                f"{argument}: {what} has dtype {found.dtype}. Pass integers."
             )
-        try:
-            count = asked.__index__()
-        except TypeError as error:
-            raise TypeError(
-                f"ring_attention: {name}={asked!r} is traced. Pass the number of "
-                "tokens of the whole sequence as a Python int."
-            ) from error
-        if not 0 <= count <= held:
+        if found.shape != expected:
             raise ValueError(
-                f"ring_attention: {name}={count} tokens, but {size} ranks with "
-                f"{tokens} tokens each hold {held}. Pass the length before padding."
+                f"{argument}: {what} has shape {found.shape} on this rank, and "
+                f"{expected} is expected. Split segment ids as the tokens are; pass "
+                "one length for each sequence of the batch."
             )
-        lengths.append(count)
-    return lengths[0], lengths[1]
+    if ids is None and lengths is None:
+        return None
+    ids = jnp.zeros(shape, jnp.int32) if ids is None else jnp.asarray(ids, jnp.int32)
+    if lengths is not None:
+        lengths = jnp.asarray(lengths).astype(jnp.int32)
+        ids = jnp.where(positions[None] < lengths[:, None], ids, PADDING)
+    return ids
+
+
+def bias_of(bias, mask, shape, key_layout: Layout):
+    """Return bias and mask as one bias with its columns in rank order, or None.
+
+    Args:
+      bias: floating, 4 dimensions, or None.
+      mask: bool, 4 dimensions, or None: what is not seen.
+      shape: (B, N, T, S): S counts all keys, in natural order and without padding.
+      key_layout: of the keys.
+
+    Raises:
+      TypeError: a dtype is another.
+      ValueError: a shape does not broadcast.
+    """
+    for what, found, kind in (("bias", bias, jnp.floating), ("mask", mask, jnp.bool_)):
+        if found is None:
+            continue
+        if not jnp.issubdtype(found.dtype, kind):
+            raise TypeError(
+                f"{_NAME}: {what} has dtype {found.dtype}. Pass "
+                f"{'a floating dtype' if what == 'bias' else 'bool'}."
+            )
+        if found.ndim != 4 or any(
+            a not in (1, b) for a, b in zip(found.shape, shape, strict=True)
+        ):
+            raise ValueError(
+                f"{_NAME}: {what} has shape {found.shape} on this rank, and does not "
+                f"broadcast to {shape}: batch, heads, this rank's queries, and all "
+                "keys in natural order without padding."
+            )
+    if mask is not None:
+        nothing = jnp.zeros((), jnp.float32) if bias is None else bias
+        bias = jnp.where(mask, nothing, -jnp.inf)
+    if bias is None:
+        return None
+    bias = jnp.broadcast_to(bias, (*bias.shape[:3], shape[3]))
+    with jax.named_scope("bias_in_rank_order"):
+        return take_positions(bias, key_layout.all_positions(), 3)
+
+
+def take_positions(x, positions, axis: int):
+    """Return tokens of a whole sequence at positions; zeros for padding."""
+    index = (slice(None),) * axis + (jnp.asarray(positions),)
+    return x.at[index].get(mode="fill", fill_value=0, unique_indices=True)
+
+
+def check_heads(x, heads: int, what: str):
+    """Return one floating number for each query head, (N,)."""
+    x = jnp.asarray(x)
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        raise TypeError(f"{_NAME}: {what} has dtype {x.dtype}. Pass a floating dtype.")
+    if x.shape != (heads,):
+        raise ValueError(
+            f"{_NAME}: {what} has shape {x.shape}. Pass one number for each of the "
+            f"{heads} query heads."
+        )
+    return x

@@ -1,58 +1,115 @@
-"""Which keys a query sees, and what that means for a whole tile."""
+"""Which keys a query sees, as a function of two sets of tokens."""
 
 import dataclasses
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 # What a tile needs. The numbers index the branches of jax.lax.switch.
-SKIP, FULL, MASKED = 0, 1, 2
+SKIP, FULL, PARTIAL = 0, 1, 2
+
+# Of a token that sees nothing and is not seen. So does every negative number.
+PADDING = -1
+
+
+class Tokens(NamedTuple):
+    """What a mask knows of the queries or of the keys of a block.
+
+    Attributes:
+      positions: int32 (T,) or (B, T), places in the whole sequence.
+      segment_ids: int32 (B, T), the document of each token, or negative for padding.
+        If None, all tokens are of one document.
+    """
+
+    positions: Any
+    segment_ids: Any = None
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether all sequences of the batch have the same tokens."""
+        return self.segment_ids is None and self.positions.ndim == 1
 
 
 @dataclasses.dataclass(frozen=True)
-class Visibility:
-    """The rule by which a query sees a key, from their global positions.
+class Mask:
+    """The rule by which a query sees a key. A causal mask is ``right=0``.
 
     Attributes:
-      is_causal: whether a query sees only keys at its own position or before.
+      left: how many positions before its own a query sees. If None, all of them.
+      right: how many positions after its own a query sees. If None, all of them.
       query_length: queries at this position or later see nothing.
       key_length: keys at this position or later are not seen.
     """
 
-    is_causal: bool
+    left: int | None
+    right: int | None
     query_length: int
     key_length: int
 
-    def allowed(self, query_positions, key_positions) -> jax.Array:
+    @property
+    def is_causal(self) -> bool:
+        """Whether it is the causal mask without a window."""
+        return self.left is None and self.right == 0
+
+    @property
+    def is_everything(self) -> bool:
+        """Whether every query sees every key, padding apart."""
+        return self.left is None and self.right is None
+
+    def allowed(self, queries: Tokens, keys: Tokens) -> jax.Array:
         """Return which keys each query sees, as bool.
 
         Args:
-          query_positions, key_positions: int32, of shapes that broadcast together.
+          queries, keys: tokens whose arrays broadcast together.
         """
-        seen = (query_positions < self.query_length) & (key_positions < self.key_length)
-        if self.is_causal:
-            seen &= query_positions >= key_positions
+        seen = queries.positions < self.query_length
+        seen &= keys.positions < self.key_length
+        if self.right == 0:
+            seen &= queries.positions >= keys.positions
+        elif self.right is not None:
+            seen &= queries.positions - keys.positions >= -self.right
+        if self.left is not None:
+            seen &= queries.positions - keys.positions <= self.left
+        if queries.segment_ids is not None:
+            seen &= queries.segment_ids == keys.segment_ids
+            seen &= queries.segment_ids >= 0
         return seen
 
-    def kinds(self, query_tiles, key_tiles) -> jax.Array:
+    def modes(self, query_tiles: Tokens, key_tiles: Tokens) -> jax.Array:
         """Say for each pair of tiles whether to skip it, take it whole, or mask it.
 
         Args:
-          query_tiles: int32 (tiles, tokens of a tile), positions of the queries.
-          key_tiles: int32 (tiles, tokens of a tile), positions of the keys.
+          query_tiles: arrays of shape (..., query tiles, tokens of a tile).
+          key_tiles: arrays of shape (..., key tiles, tokens of a tile).
 
         Returns:
-          int32 (query tiles, key tiles) of SKIP, FULL and MASKED.
+          int32 (..., query tiles, key tiles) of SKIP, FULL and PARTIAL. A tile that is
+          not SKIP may still have nothing visible.
         """
-        first_query, last_query = (
-            query_tiles.min(1)[:, None],
-            query_tiles.max(1)[:, None],
-        )
-        first_key, last_key = key_tiles.min(1), key_tiles.max(1)
+        first_query, last_query = _ends(query_tiles.positions, -1)
+        first_key, last_key = _ends(key_tiles.positions, -2)
         any_seen = (first_query < self.query_length) & (first_key < self.key_length)
         all_seen = (last_query < self.query_length) & (last_key < self.key_length)
-        if self.is_causal:
-            any_seen &= last_query >= first_key
-            all_seen &= first_query >= last_key
-        kinds = jnp.where(all_seen, FULL, jnp.where(any_seen, MASKED, SKIP))
-        return kinds.astype(jnp.int32)
+        if self.right is not None:
+            any_seen &= last_query - first_key >= -self.right
+            all_seen &= first_query - last_key >= -self.right
+        if self.left is not None:
+            any_seen &= first_query - last_key <= self.left
+            all_seen &= last_query - first_key <= self.left
+        if query_tiles.segment_ids is not None:
+            first, last = _ends(query_tiles.segment_ids, -1)
+            first_of_keys, last_of_keys = _ends(key_tiles.segment_ids, -2)
+            any_seen &= (last >= 0) & (last_of_keys >= first) & (last >= first_of_keys)
+            is_one = (first == last) & (first_of_keys == last_of_keys)
+            all_seen &= (first >= 0) & is_one & (first == first_of_keys)
+        modes = jnp.where(all_seen & any_seen, FULL, jnp.where(any_seen, PARTIAL, SKIP))
+        return modes.astype(jnp.int32)
+
+
+def _ends(tiles, axis: int):
+    """Return the smallest and the largest number of each tile, one axis added."""
+    return (
+        jnp.expand_dims(tiles.min(-1), axis),
+        jnp.expand_dims(tiles.max(-1), axis),
+    )

@@ -103,14 +103,15 @@ def test_gathered_attention_is_exact():
     split = jax.P(None, devices.AXIS)
 
     def gathered(query, key, value):
-        dealt = jaxcomm.reorder((query, key, value), 4, schedule=schedule)
+        layout = jaxcomm.Layout(schedule, 4, 24)
+        dealt = layout.reorder((query, key, value))
         out = jax.shard_map(
             lambda *of: gathered_attention(*of, axis_name="ring", schedule=schedule),
             mesh=mesh,
             in_specs=split,
             out_specs=split,
         )(*dealt)
-        return jaxcomm.restore(out, 4, schedule=schedule)
+        return layout.restore(out)
 
     def dense(query, key, value):
         return jax.nn.dot_product_attention(query, key, value, is_causal=True)

@@ -134,9 +134,11 @@ def test_the_gradient_of_what_all_ranks_share_goes_through_the_ring_s_lane(make_
     def local(w, x):
         def loss(w, x):
             q = jnp.broadcast_to(w, (1, 4, 2, 8))  # the same on all ranks
-            return (
-                jaxcomm.ring_attention(q, x, x, axis_name="i", lane="other") ** 2
-            ).sum()
+            layout = jaxcomm.Layout("zigzag", 4, 16)
+            out = jaxcomm.ring_attention(
+                q, x, x, axis_name="i", layout=layout, lane="other"
+            )
+            return (out**2).sum()
 
         return jax.grad(loss)(w, x)
 

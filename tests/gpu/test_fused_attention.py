@@ -18,12 +18,13 @@ import numpy as np
 import pytest
 
 from jaxcomm.attention.kernels import cudnn_support
+from jaxcomm.attention.kernels.operands import HopConfig, Operands
 from jaxcomm.attention.kernels.primitive import hop_backward, hop_forward
-from jaxcomm.attention.kernels.xla import HopConfig
-from jaxcomm.attention.mask import Visibility
+from jaxcomm.attention.layout import Layout
+from jaxcomm.attention.mask import Mask, Tokens
 from jaxcomm.attention.merge import merge
+from jaxcomm.attention.ring_attention import ring_attention
 from jaxcomm.attention.schedules.registry import SCHEDULES
-from jaxcomm.attention.strategies.ring import ring_attention
 
 pytestmark = pytest.mark.gpu
 
@@ -139,19 +140,18 @@ def through_hops(case, arrays, grads):
     """Compute all of NAMES with the ring's hops, every rank on this device."""
     size, tokens = case.size, case.tokens
     keys = case.key_tokens or tokens
-    visibility = Visibility(case.is_causal, size * tokens, size * keys)
+    layouts = tuple(Layout(case.dealer, size, size * n) for n in (tokens, keys))
+    mask = Mask(None, 0 if case.is_causal else None, size * tokens, size * keys)
+    of_rank = arrays[0][:, :tokens], *(x[:, :keys] for x in arrays[1:])
     config = HopConfig(
         scale=case.head_size**-0.5,
-        visibility=visibility,
+        mask=mask,
         query_segments=case.dealer.segments(tokens),
         key_segments=case.dealer.segments(keys),
         implementation="cudnn",
-        blocks=cudnn_support.fused_blocks(
-            *("cudnn", arrays[0][:, :tokens], arrays[1][:, :keys]),
-            schedule=case.dealer,
-            visibility=visibility,
-            size=size,
-        ),
+        blocks=cudnn_support.fusion(
+            "cudnn", *of_rank, layouts=layouts, mask=mask
+        ).blocks,
         has_residual=case.residual,
     )
     deal = functools.partial(_deal, case.dealer, size)
@@ -160,26 +160,21 @@ def through_hops(case, arrays, grads):
         deal(arrays[1:], keys),
     )
 
+    def tokens_of(rank, source):
+        queries = case.dealer.positions(rank, size, tokens)
+        return Tokens(queries), Tokens(case.dealer.positions(source, size, keys))
+
     # One program for all ranks and hops, as in a ring.
     @jax.jit
     def forward(rank, source, merged, query, key, value):
-        positions = (
-            case.dealer.positions(rank, size, tokens),
-            case.dealer.positions(source, size, keys),
-        )
-        return merge(
-            *merged, *hop_forward(query, key, value, *positions, config=config)
-        )
+        operands = Operands(query, key, value, *tokens_of(rank, source))
+        return merge(*merged, *hop_forward(operands, config=config))
 
     @jax.jit
     def backward(rank, source, query, key, value, grad_out, lse, delta, out):
-        positions = (
-            case.dealer.positions(rank, size, tokens),
-            case.dealer.positions(source, size, keys),
-        )
-        return hop_backward(
-            *(query, key, value, *positions, grad_out, lse, delta, out), config=config
-        )
+        operands = Operands(query, key, value, *tokens_of(rank, source))
+        grads = hop_backward(operands, grad_out, lse, delta, out, config=config)
+        return grads[:3]
 
     found = {name: [] for name in NAMES[:3]}
     grad_keys = [jnp.zeros(key[0].shape)] * size
@@ -227,11 +222,15 @@ def through_ring(case, arrays, grads):
     """
     mesh = jax.make_mesh((case.size,), ("context",), devices=jax.devices()[: case.size])
     split = jax.P(None, "context")
+    layout, key_layout = (
+        Layout(case.dealer, case.size, x.shape[1]) for x in arrays[:2]
+    )
     local = functools.partial(
         ring_attention,
         axis_name="context",
+        layout=layout,
+        key_layout=None if key_layout == layout else key_layout,
         is_causal=case.is_causal,
-        schedule=case.dealer,
         return_residual=case.residual,
         backend="xla",
     )
@@ -313,7 +312,10 @@ def test_rings_of_one_and_of_all_devices_equal_float64(case):
 def test_inputs_that_cudnn_does_not_take_are_computed_by_xla():
     case = Case(size=1, dtype="float32")
     mesh = jax.make_mesh((1,), ("context",), devices=jax.devices()[:1])
-    local = functools.partial(ring_attention, axis_name="context", is_causal=True)
+    layout = Layout("zigzag", 1, case.tokens)
+    local = functools.partial(
+        ring_attention, axis_name="context", layout=layout, is_causal=True
+    )
     split = jax.P(None, "context")
     whole = jax.jit(jax.shard_map(local, mesh=mesh, in_specs=split, out_specs=split))
     arrays, _ = inputs_of(case)

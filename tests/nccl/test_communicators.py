@@ -35,7 +35,10 @@ def test_a_ring_of_attention_makes_one_communicator(stand_in, make_mesh):
 
     def loss(q, k, v):
         out = jax.shard_map(
-            lambda q, k, v: jaxcomm.ring_attention(q, k, v, axis_name="context"),
+            lambda q, k, v: jaxcomm.ring_attention(
+                q, k, v, axis_name="context",
+                layout=jaxcomm.Layout("zigzag", 4, 16),
+            ),
             mesh=mesh, in_specs=spec, out_specs=spec,
         )(q, k, v)  # fmt: skip
         return (out**2).sum()

@@ -48,8 +48,16 @@ def _of_length(timer, tokens, kernel):
 
     def ring(transform, backend=None, is_causal=True):
         def attend(q, k, v):
+            size = jax.lax.axis_size("i")
+            layout = jaxcomm.Layout("zigzag", size, size * q.shape[1])
             return jaxcomm.ring_attention(
-                q, k, v, axis_name="i", is_causal=is_causal, backend=backend
+                q,
+                k,
+                v,
+                axis_name="i",
+                layout=layout,
+                is_causal=is_causal,
+                backend=backend,
             )
 
         return thunk(transform(timer.program(attend, _SPLIT)), *block)

@@ -4,13 +4,17 @@ The first half is known when a program is traced, the second when it is compiled
 platform.
 """
 
+import functools
+import warnings
+from typing import NamedTuple
+
 import jax
 
 from jaxcomm import compat
 from jaxcomm.attention.kernels.tile_select import common_tiling
-from jaxcomm.attention.mask import Visibility
+from jaxcomm.attention.layout import Layout
+from jaxcomm.attention.mask import Mask
 from jaxcomm.attention.schedules.block import Block, Blocks
-from jaxcomm.attention.schedules.schedule import Schedule
 
 # cuDNN's limits, as jax.nn.dot_product_attention states them.
 _DTYPES = ("bfloat16", "float16")
@@ -47,58 +51,88 @@ def is_fused(implementation: str | None, reason: str | None) -> bool:
     return implementation != "xla" and reason is None
 
 
-def fused_blocks(
+class Fusion(NamedTuple):
+    """Whether cuDNN may compute the hops of a call.
+
+    Attributes:
+      blocks: what of each hop it computes, or None if it computes nothing.
+      reason: why it computes nothing, in words, or None.
+    """
+
+    blocks: Blocks | None
+    reason: str | None
+
+
+def fusion(
     implementation: str | None,
     query,
     key,
+    value,
     *,
-    schedule: Schedule,
-    visibility: Visibility,
-    size: int,
-) -> Blocks | None:
-    """Return what of each hop cuDNN computes, or None if it computes nothing.
+    layouts: tuple[Layout, Layout],
+    mask: Mask,
+    other: str | None = None,
+) -> Fusion:
+    """Say what of each hop cuDNN computes.
 
     Args:
       implementation: as given to ``ring_attention``.
-      query, key: (B, T, N, D) and (B, S, K, D), the local blocks.
-      schedule, visibility: the ring's.
-      size: number of ranks.
+      query, key, value: (B, T, N, D), (B, S, K, D) and (B, S, K, V), the local blocks.
+      layouts: of the queries and of the keys.
+      mask: the call's.
+      other: what else keeps cuDNN from it, in words, or None.
 
     Raises:
-      ValueError: the implementation is not known; or it is cuDNN's, which cannot
-        compute this.
+      ValueError: cuDNN was asked for by name and cannot compute this.
     """
-    check_implementation(implementation)
-    reason = _why_not_traced(query, key, visibility, size)
+    reason = other or _why_not_traced(query, key, value, mask, layouts)
     blocks = None
     if reason is None:
         queries, keys = query.shape[1], key.shape[1]
-        if not visibility.is_causal:
+        layout = layouts[0]
+        if mask.is_everything:
             whole = Block((0, queries), (0, keys))
             blocks = Blocks(whole, whole, whole)
-        else:
-            blocks = schedule.blocks(queries)
+        elif layout == layouts[1]:
+            blocks = layout.schedule.blocks(queries)
         if blocks is None:
             reason = (
-                f"the schedule {schedule.name!r} does not say which blocks a causal "
-                "ring computes"
+                f"the schedule {layout.schedule.name!r} does not say which blocks a "
+                "causal ring computes"
             )
-        elif size == 1:
+        elif layout.size == 1:
             blocks = Blocks(blocks.same, blocks.same, blocks.same)
-    return blocks if is_fused(implementation, reason) else None
+    fused = is_fused(implementation, reason)
+    return Fusion(blocks if fused else None, reason)
+
+
+def warn_of_tiles(reason: str | None) -> None:
+    """Warn, once for each reason, that XLA computes what cuDNN computes much faster.
+
+    Args:
+      reason: why not cuDNN, or None if nobody wants it.
+    """
+    if reason is not None and _local_gpus():
+        _warn_once(reason)
+
+
+@functools.cache
+def _warn_once(reason: str) -> None:
+    warnings.warn(
+        f"ring_attention: XLA computes this tile by tile, several times slower than "
+        f"cuDNN, because {reason}. Pass implementation='xla' if that is meant.",
+        RuntimeWarning,
+        stacklevel=2,
+    )
 
 
 def is_for_gpus(blocks: Blocks | None) -> bool:
-    """Say whether GPUs of this machine can compute a ring's hops.
-
-    It starts no backends: before they are, a program is traced for another machine.
+    """Say whether a ring whose hops cuDNN can compute is traced for a mesh of GPUs.
 
     Args:
       blocks: what cuDNN computes of each hop, if it does.
     """
-    if blocks is None or not compat.backends_are_started():
-        return False
-    return bool(_local_gpus())
+    return blocks is not None and compat.mesh_platform() in ("gpu", "cuda")
 
 
 def parts_of_queries(blocks: Blocks | None, queries: int, keys: int) -> int:
@@ -114,7 +148,9 @@ def parts_of_queries(blocks: Blocks | None, queries: int, keys: int) -> int:
     return 1 if tiling is None else queries // tiling.queries.size
 
 
-def _why_not_traced(query, key, visibility: Visibility, size: int) -> str | None:
+def _why_not_traced(query, key, value, mask: Mask, layouts) -> str | None:
+    if not all(layout.is_static for layout in layouts):
+        return "the layout is data, and cuDNN's masks are rules"
     if query.dtype.name not in _DTYPES:
         return f"it computes in {' and '.join(_DTYPES)}, and query is {query.dtype}"
     head_size = query.shape[3]
@@ -123,16 +159,23 @@ def _why_not_traced(query, key, visibility: Visibility, size: int) -> str | None
             f"the head size is {head_size}, and it takes multiples of "
             f"{_HEAD_SIZE_STEP} up to {LARGEST_HEAD_SIZE}"
         )
+    if value.shape[3] != head_size:
+        return (
+            f"heads of keys have size {head_size} and those of values {value.shape[3]}"
+        )
+    if not (mask.is_causal or mask.is_everything):
+        return "it is used without a window"
     if not query.size or not key.size:
         return f"there is nothing to compute (query {query.shape}, key {key.shape})"
-    held = size * query.shape[1], size * key.shape[1]
-    if (visibility.query_length, visibility.key_length) != held:
+    size = layouts[0].size
+    held = tuple(layout.size * layout.local_length for layout in layouts)
+    if (mask.query_length, mask.key_length) != held:
         return (
             f"the {size} ranks hold {held[0]} queries and {held[1]} keys, of which "
-            f"{visibility.query_length} and {visibility.key_length} are no padding, "
-            "and it masks no padding"
+            f"{mask.query_length} and {mask.key_length} are no padding, and it masks "
+            "no padding"
         )
-    return compat.cudnn_attention_mismatch()
+    return None
 
 
 def fused_attention_reason(head_size: int = 64) -> str | None:

@@ -1,6 +1,6 @@
 """Attention of the local queries against one block, computed by cuDNN.
 
-The functions of ``hop.py`` for programs on CUDA. cuDNN has no masks from positions, so
+The functions of ``xla.py`` for programs on CUDA. cuDNN has no masks from positions, so
 a hop computes one of three rectangles, as the schedule says and the positions choose.
 
 Source: Dao, FlashAttention-2, 2023, for what the kernel computes.
@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxcomm.attention.kernels import cudnn
+from jaxcomm.attention.kernels.operands import Grads, HopConfig, Operands, sum_dtype
 from jaxcomm.attention.kernels.tile_select import Choice, common_tiling
-from jaxcomm.attention.kernels.xla import HopConfig, sum_dtype
 from jaxcomm.attention.schedules.block import Block
 
 # Head sizes are multiples of it.
@@ -25,14 +25,14 @@ def backward_head_size(head_size: int, config: HopConfig) -> int:
     return head_size + _COLUMNS if config.has_residual else head_size
 
 
-def hop_forward(
-    query, key, value, query_positions, key_positions, *, config: HopConfig
-):
+def hop_forward(operands: Operands, *, config: HopConfig):
     """Compute what :func:`jaxcomm.attention.kernels.xla.hop_forward` does, with cuDNN.
 
     Query, key and value are bfloat16 or float16, and the output is rounded to that
     dtype before it is returned as float32; the log-sum-exp is not.
     """
+    query, key, value = operands[:3]
+    query_positions, key_positions = operands.queries.positions, operands.keys.positions
     # Else XLA would cut the tiles of all hops before the first, and keep them.
     key, key_positions = jax.lax.optimization_barrier((key, key_positions))
 
@@ -70,26 +70,16 @@ def hop_forward(
 
 
 def hop_backward(
-    query,
-    key,
-    value,
-    query_positions,
-    key_positions,
-    grad_out,
-    lse,
-    delta,
-    out,
-    *,
-    config: HopConfig,
-):
+    operands: Operands, grad_out, lse, delta, out, *, config: HopConfig
+) -> Grads:
     """Compute what :func:`jaxcomm.attention.kernels.xla.hop_backward` does, with cuDNN.
 
     Args:
-      query, key, value, query_positions, key_positions, grad_out, lse, delta, config:
-        as there, in bfloat16 or float16.
+      operands, grad_out, lse, delta, config: as there, in bfloat16 or float16.
       out: (B, T, N, D), the output over all keys. cuDNN computes ``delta`` of it, which
         is right if ``lse`` has no gradient.
     """
+    query, key, value = operands[:3]
     head_size = query.shape[3]
     if config.has_residual:
         query, key, value, out, grad_out = _with_delta(
@@ -132,10 +122,10 @@ def hop_backward(
     def skip():
         return tuple(jnp.zeros_like(x[..., :head_size]) for x in (query, key, value))
 
-    positions = query_positions, key_positions
+    positions = operands.queries.positions, operands.keys.positions
     # Tiles would cost more here than the branch: cuDNN sums their gradients apart.
     grads = _choose(config, positions, compute, skip)
-    return tuple(grad.astype(lse.dtype) for grad in grads)
+    return Grads(*(grad.astype(lse.dtype) for grad in grads))
 
 
 def _choose(config: HopConfig, positions, compute, skip, compute_either=None):

@@ -20,128 +20,133 @@ from jaxcomm import compat
 from jaxcomm.attention.kernels import cudnn_support
 from jaxcomm.attention.kernels import fused as fused_hop
 from jaxcomm.attention.kernels import xla as hop
-from jaxcomm.attention.kernels.xla import HopConfig, sum_dtype
+from jaxcomm.attention.kernels.operands import Grads, HopConfig, Operands, sum_dtype
+from jaxcomm.attention.mask import Tokens
 
-# Which operands are positions, without a batch dimension.
-_POSITIONS = (3, 4)
+_UNMAPPED = -1
 
 
-def hop_forward(
-    query, key, value, query_positions, key_positions, *, config: HopConfig
-):
+def hop_forward(operands: Operands, *, config: HopConfig):
     """Compute attention over one block, as :func:`xla.hop_forward`.
 
     Raises:
       ValueError: when lowered, if ``config.implementation`` cannot be had there.
     """
-    operands = (query, key, value, query_positions, key_positions)
-    return tuple(hop_forward_p.bind(*operands, config=config))
+    leaves, tree = jax.tree.flatten((operands,))
+    return tuple(hop_forward_p.bind(*leaves, tree=tree, config=config))
 
 
 def hop_backward(
-    query,
-    key,
-    value,
-    query_positions,
-    key_positions,
-    grad_out,
-    lse,
-    delta,
-    out,
-    *,
-    config: HopConfig,
-):
+    operands: Operands, grad_out, lse, delta, out, *, config: HopConfig
+) -> Grads:
     """Compute the gradients as :func:`jaxcomm.attention.kernels.xla.hop_backward` does.
 
     Args:
-      query, key, value, query_positions, key_positions, grad_out, lse, delta, config:
-        as there.
-      out: (B, T, N, D), the output over all keys, in the dtype of ``query``.
+      operands, grad_out, lse, delta, config: as there.
+      out: (B, T, N, V), the output over all keys, in the dtype of ``query``.
 
     Raises:
       ValueError: when lowered, if ``config.implementation`` cannot be had there.
     """
-    operands = (query, key, value, query_positions, key_positions)
-    operands += (grad_out, lse, delta, out)
-    return tuple(hop_backward_p.bind(*operands, config=config))
+    leaves, tree = jax.tree.flatten((operands, grad_out, lse, delta, out))
+    found = list(hop_backward_p.bind(*leaves, tree=tree, config=config))
+    terms = operands.terms
+    given = (*operands[:3], terms.bias, terms.slopes)
+    return Grads(*(None if x is None else found.pop(0) for x in given))
 
 
-def _xla_backward(*operands, config):
-    return hop.hop_backward(*operands[:-1], config=config)
-
-
-def _forward_avals(query, key, value, *others, config):
+def _forward_avals(operands: Operands):
+    query, value = operands.query, operands.value
     dtype = sum_dtype(query.dtype)
-    return [(query.shape, dtype), (query.shape[:3], dtype)]
+    return [((*query.shape[:3], value.shape[3]), dtype), (query.shape[:3], dtype)]
 
 
-def _backward_avals(query, key, value, *others, config):
-    return [(x.shape, sum_dtype(x.dtype)) for x in (query, key, value)]
+def _backward_avals(operands: Operands, *others):
+    given = (*operands[:3], operands.terms.bias, operands.terms.slopes)
+    dtype = sum_dtype(operands.query.dtype)
+    return [(x.shape, dtype) for x in given if x is not None]
 
 
-def _define(name, *, xla, fused, avals, head_size):
+def _backward_by_xla(*args, config):
+    return hop.hop_backward(*args[:-1], config=config)
+
+
+def _define(name, *, xla, fused, avals, head_size, is_backward):
     """Make a primitive and register its rules.
 
     Args:
       name: what it is called in jaxprs.
-      xla, fused: functions of the operands and ``config``.
-      avals: as those, but returns (shape, dtype) pairs.
+      xla, fused: functions of a tree, the operands and what else there is, and
+        ``config``.
+      avals: of the tree: returns (shape, dtype) pairs.
       head_size: given that of the query and ``config``, the one that cuDNN sees.
+      is_backward: whether a bias has a gradient among the results.
     """
     primitive = jax.extend.core.Primitive(name)
     primitive.multiple_results = True
 
-    def abstract_eval(*operands, config):
-        outs = [jax.core.ShapedArray(*aval) for aval in avals(*operands, config=config)]
+    def flat(function):
+        def of_leaves(*leaves, tree, config):
+            args = jax.tree.unflatten(tree, leaves)
+            return jax.tree.leaves(function(*args, config=config))
+
+        return of_leaves
+
+    flat_xla, flat_fused = flat(xla), flat(fused)
+
+    def abstract_eval(*leaves, tree, config):
+        found = avals(*jax.tree.unflatten(tree, leaves))
+        outs = [jax.core.ShapedArray(*aval) for aval in found]
         if not compat.checks_varying_axes():
             return outs
-        axes = frozenset().union(*(aval.mat.varying for aval in operands))
+        axes = frozenset().union(*(aval.mat.varying for aval in leaves))
         return [compat.with_varying_axes(out, axes) for out in outs]
 
-    def lower(platform, ctx, *operands, config):
-        if config.blocks is None:
-            return compat.lower_as(xla, ctx, *operands, config=config)
-        size = head_size(ctx.avals_in[0].shape[3], config)
-        reason = cudnn_support.why_not_compiled(
-            ctx, platform, config.implementation, size
-        )
-        chosen = fused if cudnn_support.is_fused(config.implementation, reason) else xla
-        return compat.lower_as(chosen, ctx, *operands, config=config)
+    def lower(platform, ctx, *leaves, tree, config):
+        chosen = flat_xla
+        operands, *_ = jax.tree.unflatten(tree, ctx.avals_in)
+        if config.blocks is not None:
+            size = head_size(operands.query.shape[3], config)
+            reason = cudnn_support.why_not_compiled(
+                ctx, platform, config.implementation, size
+            )
+            if not operands.has_shared_tokens:
+                reason = "the sequences of the batch differ in their positions"
+            if cudnn_support.is_fused(config.implementation, reason):
+                chosen = flat_fused
+        else:
+            reason = config.not_fused
+        if platform == "cuda" and chosen is flat_xla:
+            cudnn_support.warn_of_tiles(reason)
+        return compat.lower_as(chosen, ctx, *leaves, tree=tree, config=config)
 
-    def jvp(primals, tangents, *, config):
-        moving = [i for i in range(len(primals)) if i not in _POSITIONS]
+    def jvp(primals, tangents, *, tree, config):
+        moving = [i for i, x in enumerate(primals) if compat.has_tangent(x)]
 
         def of_moving(*moved):
-            operands = list(primals)
-            for i, operand in zip(moving, moved, strict=True):
-                operands[i] = operand
-            return list(xla(*operands, config=config))
+            leaves = list(primals)
+            for i, leaf in zip(moving, moved, strict=True):
+                leaves[i] = leaf
+            return flat_xla(*leaves, tree=tree, config=config)
 
         moved = [compat.ad.instantiate_zeros(tangents[i]) for i in moving]
         return jax.jvp(of_moving, [primals[i] for i in moving], moved)
 
-    def batch(operands, dims, *, config):
-        if any(dims[i] is not None for i in _POSITIONS):
-            # vmap over the ring's own axis: ranks differ in what they compute.
-            reason = "jax.vmap gives ring_attention its axis"
-            cudnn_support.is_fused(config.implementation, reason)
-            each = jax.vmap(functools.partial(xla, config=config), in_axes=dims)
-            outs = list(each(*operands))
-            return outs, [0] * len(outs)
-        pairs = list(zip(operands, dims, strict=True))
-        count = next(x.shape[dim] for x, dim in pairs if dim is not None)
-        sizes = list(operands[0].shape)
-        if dims[0] is not None:
-            del sizes[dims[0]]
-        folded = [
-            x if i in _POSITIONS else _fold(x, dim, count)
-            for i, (x, dim) in enumerate(pairs)
-        ]
-        outs = primitive.bind(*folded, config=config)
-        outs = [out.reshape(count, sizes[0], *out.shape[1:]) for out in outs]
-        return outs, [0] * len(outs)
+    def batch(leaves, dims, *, tree, config):
+        dims = [_UNMAPPED if dim is None else dim for dim in dims]
+        count = next(
+            x.shape[dim]
+            for x, dim in zip(leaves, dims, strict=True)
+            if dim != _UNMAPPED
+        )
+        args, dims = (jax.tree.unflatten(tree, x) for x in (leaves, dims))
+        outs = avals(*jax.tree.map(_one_of, args, dims))
+        leaves, tree = jax.tree.flatten(_fold(args, dims, count, is_backward))
+        found = primitive.bind(*leaves, tree=tree, config=config)
+        pairs = zip(found, outs, strict=True)
+        return [_unfold(x, count, shape) for x, (shape, _) in pairs], [0] * len(outs)
 
-    primitive.def_impl(jax.jit(primitive.bind, static_argnames="config"))
+    primitive.def_impl(jax.jit(primitive.bind, static_argnames=("tree", "config")))
     primitive.def_abstract_eval(abstract_eval)
     compat.ad.primitive_jvps[primitive] = jvp
     compat.batching.primitive_batchers[primitive] = batch
@@ -151,13 +156,73 @@ def _define(name, *, xla, fused, avals, head_size):
     return primitive
 
 
-def _fold(x, dim: int | None, count: int):
-    """Make a vmapped dimension part of the batch."""
-    if dim is None:
-        x = jnp.broadcast_to(x[None], (count, *x.shape))
-    else:
-        x = jnp.moveaxis(x, dim, 0)
-    return x.reshape(count * x.shape[1], *x.shape[2:])
+def _one_of(x, dim):
+    """Return the shape of one of the mapped arrays."""
+    shape = list(x.shape)
+    if dim != _UNMAPPED:
+        del shape[dim]
+    return jax.ShapeDtypeStruct(shape, x.dtype)
+
+
+def _fold(args, dims, count: int, is_backward: bool):
+    """Make a mapped dimension part of the batch.
+
+    Args:
+      args: a tree of the operands and what else there is.
+      dims: a tree like it: which dimension of each leaf is mapped, or ``_UNMAPPED``.
+      count: extent of the mapped dimension.
+      is_backward: whether a bias has a gradient, which then is one of each.
+    """
+    batch = _one_of(args[0].query, dims[0].query).shape[0]
+
+    def stack(x, dim):
+        if dim == _UNMAPPED:
+            return jnp.broadcast_to(x, (count, *x.shape))
+        return jnp.moveaxis(x, dim, 0)
+
+    def fold(x, dim):
+        x = stack(x, dim)
+        x = jnp.broadcast_to(x, (count, batch, *x.shape[2:]))
+        return x.reshape(count * batch, *x.shape[2:])
+
+    def fold_tokens(tokens, dims):
+        at, dim = tokens.positions, dims.positions
+        if at.ndim == 1 and dim == _UNMAPPED:  # The same for all of a larger batch.
+            ids = jax.tree.map(fold, tokens.segment_ids, dims.segment_ids)
+            return Tokens(at, ids)
+        if at.ndim - (dim != _UNMAPPED) == 1:
+            at, dim = stack(at, dim)[:, None], 0
+            tokens, dims = tokens._replace(positions=at), dims._replace(positions=dim)
+        return jax.tree.map(fold, tokens, dims)
+
+    operands, *others = args
+    of_operands, *of_others = dims
+    folded = jax.tree.map(
+        fold,
+        operands._replace(queries=None, keys=None, terms=None),
+        of_operands._replace(queries=None, keys=None, terms=None),
+    )
+    terms, of_terms = operands.terms, of_operands.terms
+    bias = terms.bias
+    is_shared = bias is not None and of_terms.bias == _UNMAPPED and bias.shape[0] == 1
+    if is_shared and not is_backward:  # It serves a larger batch as it is.
+        of_terms, terms = of_terms._replace(bias=None), terms._replace(bias=None)
+    folded_terms = jax.tree.map(fold, terms, of_terms)
+    if terms.bias is None:
+        folded_terms = folded_terms._replace(bias=bias)
+    folded = folded._replace(
+        queries=fold_tokens(operands.queries, of_operands.queries),
+        keys=fold_tokens(operands.keys, of_operands.keys),
+        terms=folded_terms,
+    )
+    return (folded, *jax.tree.map(fold, tuple(others), tuple(of_others)))
+
+
+def _unfold(x, count: int, shape):
+    """Undo the folding of a result that has a shape of its own."""
+    x = x.reshape(count, -1, *shape[1:])
+    # A bias with one batch: its gradient is the sum over the batch.
+    return x if x.shape[1] == shape[0] else x.sum(1, keepdims=True)
 
 
 hop_forward_p = _define(
@@ -166,11 +231,13 @@ hop_forward_p = _define(
     fused=fused_hop.hop_forward,
     avals=_forward_avals,
     head_size=lambda head_size, config: head_size,
+    is_backward=False,
 )
 hop_backward_p = _define(
     "jaxcomm_hop_backward",
-    xla=_xla_backward,
+    xla=_backward_by_xla,
     fused=fused_hop.hop_backward,
     avals=_backward_avals,
     head_size=fused_hop.backward_head_size,
+    is_backward=True,
 )

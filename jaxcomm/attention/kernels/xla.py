@@ -1,274 +1,313 @@
 """Attention of the local queries against one block of keys and values, by XLA.
 
-Both functions take the public layout and global positions, and know nothing of the
-ring; ``fused_hop.py`` has them for cuDNN. Inside, tiles are heads-major, so that a
-tile's scores stay in the L2 cache, and the query heads that share a key head are rows
-of one matrix.
+Both functions take the public order of dimensions and global positions, and know
+nothing of the ring; ``fused.py`` has them for cuDNN. Inside, tiles are heads-major, so
+that a tile's scores stay in the L2 cache, and the query heads that share a key head are
+rows of one matrix.
 
 Source: Dao, FlashAttention-2, 2023.
 """
 
-import dataclasses
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jaxcomm.attention.kernels.tiles import Tiles
-from jaxcomm.attention.mask import Visibility
+from jaxcomm.attention.kernels.bias import BiasTiles
+from jaxcomm.attention.kernels.operands import Grads, HopConfig, Operands
+from jaxcomm.attention.kernels.scores import Tile
+from jaxcomm.attention.kernels.tiling import Tiling
+from jaxcomm.attention.mask import Tokens
 from jaxcomm.attention.merge import at_least_half
-from jaxcomm.attention.schedules.block import Blocks
-
-# A tile's scores are 512 x 512 float32, 1 MiB: half to all of the L2 cache of current
-# cores. Measured flat within 3 % from 256 x 1024 to 1024 x 512; small wins at the mask.
-_ROWS = 512
-_KEYS = 512
-# With many query heads per key head a tile keeps at least so many queries.
-_FEWEST_QUERIES = 64
 
 
-@dataclasses.dataclass(frozen=True)
-class HopConfig:
-    """What is the same for every hop of a ring.
-
-    Attributes:
-      scale: factor on the scores.
-      visibility: which keys a query sees.
-      query_segments: parts of the local queries that a tile should not straddle.
-      key_segments: the same for the keys.
-      implementation: ``"cudnn"`` if a program without it shall be refused.
-      blocks: what a fused kernel computes of a hop. If None, there is none.
-      has_residual: whether the log-sum-exp may have a gradient.
-    """
-
-    scale: float
-    visibility: Visibility
-    query_segments: tuple[int, ...]
-    key_segments: tuple[int, ...]
-    implementation: str | None = None
-    blocks: Blocks | None = None
-    has_residual: bool = False
-
-
-def sum_dtype(dtype):
-    """Return the dtype of sums: float64 for float64 inputs, else float32.
-
-    Not ``jnp.promote_types``, which strict promotion forbids.
-    """
-    return jnp.dtype("float64" if jnp.finfo(dtype).bits == 64 else "float32")
-
-
-class _Layout:
-    """Translates between the public layout and tiles for one hop's shapes."""
-
-    def __init__(self, query, key, config: HopConfig):
-        self.batch, self.length, self.query_heads, _ = query.shape
-        self.heads = key.shape[2]
-        self.group = self.query_heads // self.heads
-        self.dtype = sum_dtype(query.dtype)
-        queries = max(_FEWEST_QUERIES, _ROWS // self.group)
-        self.queries = Tiles.fit(config.query_segments, queries)
-        self.keys = Tiles.fit(config.key_segments, _KEYS)
-
-    def split_queries(self, x, fill: float = 0):
-        """(B, T, N[, D]) to (B K, tiles, rows[, D]); rows count group, then token."""
-        heads = (self.heads, self.group)
-        x = x.reshape(self.batch, self.length, *heads, *x.shape[3:])
-        x = self.queries.split(jnp.moveaxis(x, 1, 3), 3, fill)
-        x = jnp.moveaxis(x, 3, 2).astype(self.dtype)
-        rows = self.group * self.queries.size
-        all_heads = self.batch * self.heads
-        return x.reshape(all_heads, self.queries.count, rows, *x.shape[5:])
-
-    def join_queries(self, x):
-        """Undo :meth:`split_queries`."""
-        shape = (self.batch, self.heads, self.queries.count, self.group)
-        x = x.reshape(*shape, self.queries.size, *x.shape[3:])
-        x = self.queries.join(jnp.moveaxis(x, 2, 3), 3)
-        x = jnp.moveaxis(x, 3, 1)
-        return x.reshape(self.batch, self.length, self.query_heads, *x.shape[4:])
-
-    def split_keys(self, x):
-        """(B, S, K, D) to (B K, tiles, keys, D), in the dtype of ``x``."""
-        x = self.keys.split(jnp.moveaxis(x, 1, 2), 2)
-        return x.reshape(self.batch * self.heads, *x.shape[2:])
-
-    def join_keys(self, x):
-        """Undo :meth:`split_keys`."""
-        x = x.reshape(self.batch, self.heads, *x.shape[1:])
-        return jnp.moveaxis(self.keys.join(x, 2), 2, 1)
-
-    def split_positions(self, query_positions, key_positions):
-        """Return (tiles, rows), (tiles, keys) of int32; padding keys are beyond all."""
-        beyond = jnp.iinfo(jnp.int32).max
-        # Padding queries repeat a real position: they must not change a tile's kind.
-        queries = self.queries.split(query_positions, 0, "edge")
-        return queries, self.keys.split(key_positions, 0, beyond)
-
-
-def hop_forward(
-    query, key, value, query_positions, key_positions, *, config: HopConfig
-):
+def hop_forward(operands: Operands, *, config: HopConfig):
     """Compute attention over one block of keys.
 
     Args:
-      query: (B, T, N, D) floating.
-      key, value: (B, S, K, D) floating; K divides N.
-      query_positions: int32 (T,), global.
-      key_positions: int32 (S,), global.
-      config: scale, visibility and segments.
+      operands: the arrays.
+      config: what is known before.
 
     Returns:
-      (out, lse): (B, T, N, D) and (B, T, N), float32 (float64 for float64 inputs). Rows
+      (out, lse): (B, T, N, V) and (B, T, N), float32 (float64 for float64 inputs). Rows
       that see no key give 0 and -inf.
     """
-    layout = _Layout(query, key, config)
-    queries = layout.split_queries(query) * config.scale
-    keys, values = layout.split_keys(key), layout.split_keys(value)
-    positions = layout.split_positions(query_positions, key_positions)
-    kinds = config.visibility.kinds(*positions)
+    tiling = Tiling(operands, config)
+    work = _Work(operands, tiling, config)
+    queries = tiling.split_queries(operands.query) * config.scale
+    keys, values = map(tiling.split_keys, (operands.key, operands.value))
 
     def of_head(of):
-        query_tiles, key_tiles, value_tiles = of
+        query_tiles, key_tiles, value_tiles, head = of
+        head = work.of_head(head)
 
         def of_queries(of):
-            rows, row_positions, kinds_of_row = of
+            rows, row, modes = of
 
             def of_keys(carry, of):
-                columns, values, column_positions, kind = of
+                columns, values, column, mode = of
 
-                def whole(carry):
-                    return _forward_tile(carry, rows, columns, values, None)
+                def compute(is_masked):
+                    def of_carry(carry):
+                        tile = work.tile(head, row, column, is_masked)
+                        return _forward_tile(carry, rows, columns, values, tile)
 
-                def masked(carry):
-                    allowed = config.visibility.allowed(
-                        jnp.tile(row_positions, layout.group)[:, None], column_positions
-                    )
-                    return _forward_tile(carry, rows, columns, values, allowed)
+                    return of_carry
 
-                branches = (lambda carry: carry, whole, masked)
-                return jax.lax.switch(kind, branches, carry), None
+                branches = (lambda carry: carry, compute(False), compute(True))
+                return jax.lax.switch(mode, branches, carry), None
 
             top = jnp.full_like(rows[:, 0], -jnp.inf)
-            start = (top, jnp.zeros_like(top), jnp.zeros_like(rows))
-            of_all = (key_tiles, value_tiles, positions[1], kinds_of_row)
+            out = jnp.zeros_like(rows, shape=(rows.shape[0], value_tiles.shape[2]))
+            start = (top, jnp.zeros_like(top), out)
+            of_all = (key_tiles, value_tiles, work.columns(head), modes)
             (top, total, out), _ = jax.lax.scan(of_keys, start, of_all)
             # A row that saw no key has out 0 and top -inf.
             total = at_least_half(total)
             share = 1 / total
             return out * share[:, None], top + jnp.log(total)
 
-        return jax.lax.map(of_queries, (query_tiles, positions[0], kinds))
+        return jax.lax.map(of_queries, (query_tiles, work.rows(head), head.modes))
 
-    out, lse = jax.lax.map(of_head, (queries, keys, values))
-    return layout.join_queries(out), layout.join_queries(lse)
+    out, lse = jax.lax.map(of_head, (queries, keys, values, work.heads))
+    return tiling.join_queries(out), tiling.join_queries(lse)
 
 
-def _forward_tile(carry, rows, columns, values, allowed):
+class _Head(NamedTuple):
+    """What a key head needs; None or () where it is the same for all, or not given."""
+
+    queries: Any
+    keys: Any
+    modes: Any
+    index: Any
+    slopes: Any
+    seeds: Any
+
+
+class _Place(NamedTuple):
+    """The tokens of a tile of queries or of keys, and which tile it is."""
+
+    tokens: Tokens
+    index: Any
+
+
+class _Work:
+    """What is computed of each tile: the tokens, the modes and the terms of a hop."""
+
+    def __init__(self, operands: Operands, tiling: Tiling, config: HopConfig):
+        self.config, self.tiling = config, tiling
+        queries, keys = tiling.split_tokens(operands.queries, operands.keys)
+        modes = config.mask.modes(queries, keys)
+        terms = operands.terms
+        self._shared = queries, keys, modes
+        per_head: Any = (None, None, None)
+        if not operands.has_shared_tokens:
+            per_head = jax.tree.map(tiling.of_each_head, self._shared)
+        self.bias = None if terms.bias is None else BiasTiles(terms.bias, tiling)
+
+        def rows_of(x):
+            return None if x is None else tiling.split_heads(x)
+
+        # What lax.map hands to each head.
+        self.heads = _Head(
+            *per_head,
+            index=None if self.bias is None else jnp.arange(tiling.all_heads),
+            slopes=rows_of(terms.slopes),
+            seeds=rows_of(terms.seeds),
+        )
+
+    def of_head(self, head: _Head) -> _Head:
+        """Fill in what all heads share."""
+        if head.modes is None:
+            queries, keys, modes = self._shared
+            return head._replace(queries=queries, keys=keys, modes=modes)
+        return head
+
+    def rows(self, head: _Head) -> _Place:
+        """Return the query tiles of a head, for a loop over them."""
+        return self._places(head.queries, self.tiling.queries.count)
+
+    def columns(self, head: _Head) -> _Place:
+        """Return the key tiles of a head, for a loop over them."""
+        return self._places(head.keys, self.tiling.keys.count)
+
+    def _places(self, tokens, count):
+        return _Place(tokens, None if self.bias is None else jnp.arange(count))
+
+    def tile(
+        self, head: _Head, row: _Place, column: _Place, is_masked: bool, across=False
+    ) -> Tile:
+        """Return a tile for scores (rows, keys), or (keys, rows) if ``across``."""
+
+        def of_rows(x):
+            return x if x is None else (x[None] if across else x[:, None])
+
+        def of_keys(x):
+            return x if x is None else (x[:, None] if across else x)
+
+        def of_tokens(x):
+            # Rows count group, then token.
+            return of_rows(None if x is None else jnp.tile(x, self.tiling.group))
+
+        bias = None
+        if self.bias is not None:
+            bias = self.bias.rows(self.bias_place(head, row, column))
+            bias = bias.T if across else bias
+        return Tile(
+            config=self.config,
+            rows=Tokens(*map(of_tokens, row.tokens)),
+            keys=Tokens(*map(of_keys, column.tokens)),
+            is_masked=is_masked,
+            bias=bias,
+            slopes=of_rows(head.slopes),
+            seeds=of_rows(head.seeds),
+        )
+
+    def bias_place(self, head: _Head, row: _Place, column: _Place):
+        """Return where a tile's bias is."""
+        assert self.bias is not None
+        return self.bias.place(head.index, row.index, column.index)
+
+
+def _forward_tile(carry, rows, columns, values, tile: Tile):
     """Add one tile to (running maximum, running sum, unnormalized output)."""
     top, total, out = carry
-    scores = rows @ columns.astype(rows.dtype).T
-    if allowed is not None:
-        scores = jnp.where(allowed, scores, -jnp.inf)
+    scores, _ = tile.bend(rows @ columns.astype(rows.dtype).T)
     new_top = jnp.maximum(top, scores.max(1))
     finite_top = jnp.where(jnp.isneginf(new_top), 0, new_top)
     weights = jnp.exp(scores - finite_top[:, None])
     decay = jnp.exp(top - finite_top)
     total = total * decay + weights.sum(1)
-    out = out * decay[:, None] + weights @ values.astype(rows.dtype)
+    out = out * decay[:, None] + tile.thin(weights) @ values.astype(rows.dtype)
     return new_top, total, out
 
 
-def hop_backward(
-    query,
-    key,
-    value,
-    query_positions,
-    key_positions,
-    grad_out,
-    lse,
-    delta,
-    *,
-    config: HopConfig,
-):
+def hop_backward(operands: Operands, grad_out, lse, delta, *, config: HopConfig):
     """Compute what one block of keys adds to the gradients.
 
     Args:
-      query, key, value, query_positions, key_positions, config: as in
-        :func:`hop_forward`.
-      grad_out: (B, T, N, D), gradient of the output over all keys.
+      operands, config: as in :func:`hop_forward`.
+      grad_out: (B, T, N, V), gradient of the output over all keys.
       lse: (B, T, N) float32, over all keys; -inf for rows that see none.
-      delta: (B, T, N) float32, sum of ``grad_out * out`` over D, less the gradient of
+      delta: (B, T, N) float32, sum of ``grad_out * out`` over V, less the gradient of
         ``lse``.
 
     Returns:
-      (grad_query, grad_key, grad_value): like query, key and value, but float32
-      (float64 for float64 inputs).
+      Gradients shaped as the operands, in float32 (float64 for float64 inputs).
     """
-    layout = _Layout(query, key, config)
-    queries = layout.split_queries(query) * config.scale
-    keys, values = layout.split_keys(key), layout.split_keys(value)
-    positions = layout.split_positions(query_positions, key_positions)
-    kinds = config.visibility.kinds(*positions)
+    tiling = Tiling(operands, config)
+    work = _Work(operands, tiling, config)
+    queries = tiling.split_queries(operands.query) * config.scale
+    keys, values = map(tiling.split_keys, (operands.key, operands.value))
     # exp(score - inf) is 0: rows that see no key, and padding, give no gradient.
-    lse = layout.split_queries(jnp.where(jnp.isneginf(lse), jnp.inf, lse), jnp.inf)
-    grads = layout.split_queries(grad_out)
-    delta = layout.split_queries(delta)
+    lse = tiling.split_queries(jnp.where(jnp.isneginf(lse), jnp.inf, lse), jnp.inf)
+    grads = tiling.split_queries(grad_out)
+    delta = tiling.split_queries(delta)
 
-    def of_head(of):
-        query_tiles, grad_tiles, lse_tiles, delta_tiles, key_tiles, value_tiles = of
+    def of_head(grad_bias, of):
+        of_head_queries, key_tiles, value_tiles, head = of
+        query_tiles = of_head_queries[0]
+        head = work.of_head(head)
 
-        def of_keys(grad_queries, of):
-            columns, values, column_positions, kinds_of_column = of
-            columns, values = columns.astype(layout.dtype), values.astype(layout.dtype)
+        def of_keys(carry, of):
+            columns, values, column, modes = of
+            columns, values = columns.astype(tiling.dtype), values.astype(tiling.dtype)
 
             def of_queries(carry, of):
-                rows, grads, lse, delta, row_positions, kind = of
-                tile = (rows, grads, lse, delta, columns, values)
+                given, row, mode = of
 
-                def whole():
-                    return _backward_tile(*tile, None)
+                def compute(is_masked):
+                    def of_none():
+                        tile = work.tile(head, row, column, is_masked, across=True)
+                        return _backward_tile(given, columns, values, tile)
 
-                def masked():
-                    allowed = config.visibility.allowed(
-                        jnp.tile(row_positions, layout.group), column_positions[:, None]
-                    )
-                    return _backward_tile(*tile, allowed)
+                    return of_none
 
                 def skip():
-                    return tuple(map(jnp.zeros_like, (rows, columns, values)))
+                    rows = given[0]
+                    added = map(jnp.zeros_like, (columns, values))
+                    slopes = scores = None
+                    if head.slopes is not None:
+                        slopes = jnp.zeros_like(head.slopes, tiling.dtype)
+                    if work.bias is not None:
+                        shape = columns.shape[0], rows.shape[0]
+                        scores = jnp.zeros_like(columns, shape=shape)
+                    return _TileGrads(jnp.zeros_like(rows), (*added, slopes), scores)
 
-                added = jax.lax.switch(kind, (skip, whole, masked))
-                carry = jax.tree.map(jnp.add, carry, added[1:])
-                return carry, added[0]
+                added = jax.lax.switch(mode, (skip, compute(False), compute(True)))
+                summed, grad_bias = carry
+                if work.bias is not None:
+                    place = work.bias_place(head, row, column)
+                    grad_bias = work.bias.add(grad_bias, place, added.scores.T)
+                summed = jax.tree.map(jnp.add, summed, added.summed)
+                return (summed, grad_bias), added.rows
 
-            start = (jnp.zeros_like(columns), jnp.zeros_like(values))
-            of_all = (*of_head_queries, positions[0], kinds_of_column)
-            grads_of_keys, added = jax.lax.scan(of_queries, start, of_all)
-            return grad_queries + added, grads_of_keys
+            grad_queries, grad_slopes, grad_bias = carry
+            slopes = None if head.slopes is None else jnp.zeros_like(grad_slopes)
+            summed = (jnp.zeros_like(columns), jnp.zeros_like(values), slopes)
+            of_all = (of_head_queries, work.rows(head), modes)
+            (summed, grad_bias), added = jax.lax.scan(
+                of_queries, (summed, grad_bias), of_all
+            )
+            *grads_of_keys, slopes = summed
+            if slopes is not None:
+                slopes += grad_slopes
+            return (grad_queries + added, slopes, grad_bias), grads_of_keys
 
-        of_head_queries = (query_tiles, grad_tiles, lse_tiles, delta_tiles)
-        of_all = (key_tiles, value_tiles, positions[1], kinds.T)
-        grad_queries, grads = jax.lax.scan(of_keys, jnp.zeros_like(query_tiles), of_all)
-        return grad_queries, *grads
+        slopes = None
+        if head.slopes is not None:
+            slopes = jnp.zeros_like(head.slopes, tiling.dtype)
+        carry = jnp.zeros_like(query_tiles), slopes, grad_bias
+        of_all = (key_tiles, value_tiles, work.columns(head), head.modes.T)
+        (grad_queries, slopes, grad_bias), summed = jax.lax.scan(of_keys, carry, of_all)
+        return grad_bias, (grad_queries, *summed, slopes)
 
-    of_all = (queries, grads, lse, delta, keys, values)
-    grad_query, grad_key, grad_value = jax.lax.map(of_head, of_all)
-    return (
-        layout.join_queries(grad_query) * config.scale,
-        layout.join_keys(grad_key),
-        layout.join_keys(grad_value),
+    grad_bias = None
+    if work.bias is not None:
+        grad_bias = jnp.zeros_like(work.bias.tiles, tiling.dtype)
+    of_all = ((queries, grads, lse, delta), keys, values, work.heads)
+    grad_bias, outs = jax.lax.scan(of_head, grad_bias, of_all)
+    grad_query, grad_key, grad_value, grad_slopes = outs
+    return Grads(
+        tiling.join_queries(grad_query) * config.scale,
+        tiling.join_keys(grad_key),
+        tiling.join_keys(grad_value),
+        None if work.bias is None else work.bias.join(grad_bias),
+        None if grad_slopes is None else tiling.join_heads(grad_slopes),
     )
 
 
-def _backward_tile(rows, grads, lse, delta, columns, values, allowed):
-    """Return one tile's part of the gradients of (rows, columns, values).
+class _TileGrads(NamedTuple):
+    """What a tile adds.
+
+    Attributes:
+      rows: to the gradient of the queries.
+      summed: to those of keys, values and slopes; the last None if not given.
+      scores: the gradient of the scores, (keys, rows), if there is a bias; else None.
+    """
+
+    rows: Any
+    summed: tuple
+    scores: Any
+
+
+def _backward_tile(given, columns, values, tile: Tile) -> _TileGrads:
+    """Compute one tile's part of the gradients.
 
     Scores are held transposed, (keys, queries): two of the three products that consume
     them then read them in storage order, a quarter faster than the other way round.
     """
-    scores = columns @ rows.T
-    if allowed is not None:
-        scores = jnp.where(allowed, scores, -jnp.inf)
+    rows, grads, lse, delta = given
+    scores, derivative = tile.bend(columns @ rows.T)
     weights = jnp.exp(scores - lse)
-    grad_scores = weights * (values @ grads.T - delta)
-    return grad_scores.T @ columns, grad_scores @ rows, weights @ grads
+    grad_scores = weights * (tile.thin(values @ grads.T) - delta)
+    if derivative is not None:
+        grad_scores *= derivative
+    slopes = None
+    if tile.slopes is not None:
+        slopes = -(grad_scores * tile.distances(grad_scores.dtype)).sum(0)
+    return _TileGrads(
+        grad_scores.T @ columns,
+        (grad_scores @ rows, tile.thin(weights) @ grads, slopes),
+        None if tile.bias is None else grad_scores,
+    )

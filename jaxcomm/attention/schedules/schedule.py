@@ -12,11 +12,21 @@ from jaxcomm.attention.schedules.block import Blocks
 class Schedule(abc.ABC):
     """How a sequence of ``size * length`` positions is dealt to ``size`` ranks.
 
-    A subclass is stateless and never communicates. Masks, skipped blocks, the order of
-    ``reorder`` and the inputs of RoPE are all derived from :meth:`positions`.
+    A subclass never communicates, and two of equal attributes are equal. Masks, skipped
+    blocks, the order of ``Layout.reorder`` and the inputs of RoPE are all derived from
+    :meth:`positions`.
     """
 
     name: ClassVar[str]
+
+    def __eq__(self, other):
+        return type(self) is type(other) and vars(self) == vars(other)
+
+    def __hash__(self):
+        return hash((type(self), tuple(sorted(vars(self).items()))))
+
+    def __repr__(self):
+        return repr(self.name)
 
     @abc.abstractmethod
     def positions(self, rank, size: int, length: int) -> np.ndarray | jax.Array:

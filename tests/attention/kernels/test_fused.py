@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from jaxcomm.attention.kernels import cudnn, fused, primitive, xla
-from jaxcomm.attention.kernels.xla import HopConfig
-from jaxcomm.attention.mask import Visibility
+from jaxcomm.attention.kernels.operands import HopConfig, Operands
+from jaxcomm.attention.mask import Mask, Tokens
 from jaxcomm.attention.schedules.block import Block
 from jaxcomm.attention.schedules.registry import SCHEDULES
 
@@ -61,19 +61,19 @@ def striped(monkeypatch):
     monkeypatch.setattr(cudnn, "backward", backward)
     config = HopConfig(
         scale=1.0,
-        visibility=Visibility(True, 8, 8),
+        mask=Mask(None, 0, 8, 8),
         query_segments=(4,),
         key_segments=(4,),
         blocks=SCHEDULES["striped"].blocks(4),
     )
     query = jnp.full((1, 4, 2, 8), 3, jnp.bfloat16)
     positions = jnp.array([0, 2, 4, 6]), jnp.array([1, 3, 5, 7])
-    return (query, query, query, *positions), config
+    return Operands(query, query, query, *map(Tokens, positions)), config
 
 
 def test_rows_without_a_key_give_zero_and_minus_infinity(striped):
     operands, config = striped
-    out, lse = fused.hop_forward(*operands, config=config)
+    out, lse = fused.hop_forward(operands, config=config)
     assert out.dtype == lse.dtype == jnp.float32
     assert out[0, :, 0, 0].tolist() == [0, 1, 1, 1]
     assert lse[0, :, 0].tolist() == [-jnp.inf, 1, 1, 1]
@@ -83,8 +83,8 @@ def test_rows_and_keys_outside_the_block_have_no_gradient(striped):
     operands, config = striped
     lse = jnp.zeros((1, 4, 2)).at[:, 0].set(-jnp.inf)
     grads = fused.hop_backward(
-        *operands, operands[0], lse, lse, out=operands[0], config=config
-    )
+        operands, operands[0], lse, lse, operands[0], config=config
+    )[:3]
     assert {grad.dtype.name for grad in grads} == {"float32"}
     assert [grad[0, :, 0, 0].tolist() for grad in grads] == [
         [0, 1, 1, 1],
@@ -131,13 +131,13 @@ def test_rows_that_see_no_key_at_all_get_no_gradient(striped, monkeypatch):
 
     monkeypatch.setattr(cudnn, "backward", backward)
     lse = jnp.zeros((1, 4, 2)).at[:, 2].set(-jnp.inf)
-    fused.hop_backward(*operands, operands[0], lse, lse, out=operands[0], config=config)
+    fused.hop_backward(operands, operands[0], lse, lse, operands[0], config=config)
     # exp(score - lse) is then 0, and never infinite.
     assert seen[0][0, 0].tolist() == [0, 0, jnp.inf, 0]
 
 
 def test_derivatives_of_a_hop_are_those_of_xla(striped):
-    (_, _, _, queries, keys), config = striped
+    (_, _, _, queries, keys, _), config = striped
     rng = np.random.default_rng(0)
 
     def normal(dtype=jnp.bfloat16, shape=(1, 4, 2, 8)):
@@ -145,10 +145,10 @@ def test_derivatives_of_a_hop_are_those_of_xla(striped):
 
     def both(choice):
         def run(query, key, value, grad, lse, delta, out):
-            block = (query, key, value, queries, keys)
-            forward = choice.hop_forward(*block, config=config)
+            block = Operands(query, key, value, queries, keys)
+            forward = choice.hop_forward(block, config=config)
             others = (grad, lse, delta) + (out,) * (choice is primitive)
-            return forward, choice.hop_backward(*block, *others, config=config)
+            return forward, choice.hop_backward(block, *others, config=config)
 
         return run
 

@@ -11,14 +11,15 @@ import pytest
 
 from jaxcomm import compat
 from jaxcomm.attention.kernels import cudnn_support
+from jaxcomm.attention.kernels.operands import HopConfig, Operands
 from jaxcomm.attention.kernels.primitive import hop_forward
-from jaxcomm.attention.kernels.xla import HopConfig
-from jaxcomm.attention.mask import Visibility
+from jaxcomm.attention.layout import Layout
+from jaxcomm.attention.mask import Mask, Tokens
+from jaxcomm.attention.ring_attention import ring_attention
 from jaxcomm.attention.schedules.block import Block, Blocks
 from jaxcomm.attention.schedules.registry import SCHEDULES
 from jaxcomm.attention.schedules.zigzag import Zigzag
-from jaxcomm.attention.strategies import ring as ring_module
-from jaxcomm.attention.strategies.ring import ring_attention
+from jaxcomm.attention.strategies.ring import Ring
 
 SPLIT = jax.P(None, "context")
 # Theirs lowers for any platform on any machine.
@@ -37,7 +38,9 @@ def lower(mesh_of):
         dtype = options.pop("dtype", jnp.bfloat16)
         mesh = options.pop("mesh", None) or mesh_of(4)
         mapping = {"axis_names": options.pop("axis_names", set(mesh.axis_names))}
-        local = functools.partial(attend, **options)
+        length = options.pop("length", shape[1])
+        layout = Layout(options.pop("schedule", "zigzag"), 4, length)
+        local = functools.partial(attend, layout=layout, **options)
         specs = {"in_specs": SPLIT, "out_specs": SPLIT}
         run = jax.shard_map(local, mesh=mesh, **specs, **mapping)
         if grads:
@@ -87,20 +90,26 @@ def test_zigzag_of_an_even_length_has_no_branch_for_a_gpu_to_wait_at(lower):
     assert "stablehlo.case" in striped
 
 
-@pytest.mark.parametrize("options", [{"is_causal": False}, {}, {"schedule": "striped"}])
-def test_small_rings_are_no_loop_where_there_are_gpus(monkeypatch, lower, options):
-    def has_loop(**more):
-        text = lower(("cuda",), implementation="cudnn", **options, **more)
-        return "stablehlo.while" in text
+def _abstract_mesh(platform=None):
+    """A mesh of four devices that need not be here."""
+    kinds = (jax.sharding.AxisType.Auto,)
+    device = platform and jax.sharding.AbstractDevice("a GPU", None, platform)
+    return jax.sharding.AbstractMesh((4,), ("context",), kinds, abstract_device=device)
 
-    assert has_loop()
-    assert has_loop(grads=True)
-    monkeypatch.setattr(cudnn_support, "_local_gpus", lambda: ["a GPU"])
-    monkeypatch.setattr(cudnn_support, "_why_not_on", lambda gpus, head_size: None)
-    assert not has_loop()
-    assert not has_loop(grads=True)
-    monkeypatch.setattr(ring_module, "_UNROLLED_RANKS", 3)
-    assert has_loop()
+
+@pytest.mark.parametrize("options", [{"is_causal": False}, {}, {"schedule": "striped"}])
+def test_small_rings_are_no_loop_on_a_mesh_of_gpus(lower, options):
+    def has_loop(platform, **more):
+        mesh = _abstract_mesh(platform)
+        more |= {"implementation": "cudnn", "mesh": mesh, **options}
+        return "stablehlo.while" in lower(("cuda",), **more)
+
+    assert has_loop(None)
+    assert has_loop("cpu", grads=True)
+    # Whatever devices this process has, and whoever has asked for them.
+    assert not has_loop("gpu")
+    assert not has_loop("gpu", grads=True)
+    assert has_loop("gpu", strategy=Ring(unrolled_ranks=3))
 
 
 def test_tracing_starts_no_backends():
@@ -114,7 +123,8 @@ kind = (jax.sharding.AxisType.Auto,)
 mesh = jax.sharding.AbstractMesh((2,), ("context",), kind)
 split = jax.P(None, "context")
 ring = jax.shard_map(
-    lambda *x: jaxcomm.ring_attention(*x, axis_name="context", is_causal=True),
+    lambda *x: jaxcomm.ring_attention(
+        *x, axis_name="context", is_causal=True, layout=jaxcomm.Layout("zigzag", 2, 8)),
     mesh=mesh, in_specs=split, out_specs=split)
 x = jax.ShapeDtypeStruct((1, 8, 2, 8), jnp.bfloat16)
 assert jax.eval_shape(ring, x, x, x).shape == x.shape
@@ -159,14 +169,15 @@ def test_a_hop_needs_no_mesh_and_no_devices():
     whole = Block((0, 8), (0, 8))
     config = HopConfig(
         scale=1.0,
-        visibility=Visibility(False, 8, 8),
+        mask=Mask(None, None, 8, 8),
         query_segments=(8,),
         key_segments=(8,),
         implementation="cudnn",
         blocks=Blocks(whole, whole, whole),
     )
+    tokens = Tokens(positions)
     run = jax.jit(functools.partial(hop_forward, config=config))
-    traced = run.trace(query, query, query, positions, positions)
+    traced = run.trace(Operands(query, query, query, tokens, tokens))
     text = traced.lower(lowering_platforms=("cuda",)).as_text()
     assert len(_cudnn_calls(text)) == 1
     # One kind of block, so no branches, which a GPU waits at.
@@ -174,8 +185,7 @@ def test_a_hop_needs_no_mesh_and_no_devices():
 
 
 def test_an_abstract_mesh_is_enough(lower):
-    kinds = (jax.sharding.AxisType.Auto,)
-    mesh = jax.sharding.AbstractMesh((4,), ("context",), kinds)
+    mesh = _abstract_mesh()
     assert _cudnn_calls(lower(("cuda",), implementation="cudnn", mesh=mesh))
 
 

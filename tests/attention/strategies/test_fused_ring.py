@@ -11,20 +11,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from split import on_ranks
 
 from jaxcomm.attention.kernels import cudnn, cudnn_support
-from jaxcomm.attention.kernels.xla import sum_dtype
+from jaxcomm.attention.kernels.operands import sum_dtype
 from jaxcomm.attention.schedules.registry import SCHEDULES
 from jaxcomm.attention.schedules.zigzag import Zigzag
-from jaxcomm.attention.strategies import ring as ring_module
-from jaxcomm.attention.strategies.ring import ring_attention
+from jaxcomm.attention.strategies.ring import Ring
 
 SPLIT = jax.P(None, "context")
 every_schedule = pytest.mark.parametrize("schedule", sorted(SCHEDULES))
 # In natural order: nothing to deal.
-attend = functools.partial(
-    ring_attention, axis_name="context", is_causal=True, schedule="contiguous"
-)
+attend = functools.partial(on_ranks, is_causal=True)
 
 
 def _wide(*arrays):
@@ -75,6 +73,8 @@ def model_backward(query, key, value, lse, out, grad_out, *, scale, is_causal):
 def calls(monkeypatch):
     """Have CPU programs call the model, in any dtype, and list what it is asked."""
     asked = []
+    # What is patched here is not part of what a program is traced from.
+    jax.clear_caches()
 
     def listed(function, what):
         def call(query, key, *others, is_causal, **options):
@@ -91,9 +91,10 @@ def calls(monkeypatch):
     dtypes = ("float64", "float32", "bfloat16")
     monkeypatch.setattr(cudnn_support, "_DTYPES", dtypes)
     monkeypatch.setattr(cudnn_support, "why_not_compiled", lambda *_: None)
-    # As on a machine with GPUs.
-    monkeypatch.setattr(cudnn_support, "_local_gpus", jax.local_devices)
-    return asked
+    # As on a mesh of GPUs.
+    monkeypatch.setattr(cudnn_support, "is_for_gpus", lambda blocks: blocks is not None)
+    yield asked
+    jax.clear_caches()
 
 
 @pytest.fixture
@@ -125,12 +126,12 @@ def test_causal_equals_dense_with_gradients_of_output_and_residual(
 
 @pytest.mark.parametrize("tokens", [6, 7])
 def test_a_ring_that_is_a_loop_equals_dense_too(
-    calls, ring, dense, inputs64, assert_close, monkeypatch, tokens
+    calls, ring, dense, inputs64, assert_close, tokens
 ):
-    monkeypatch.setattr(ring_module, "_UNROLLED_RANKS", 1)
     query, key, value, grads = inputs64((1, 4 * tokens, 2, 8))
     options = {"is_causal": True, "grads": grads}
-    found = ring(query, key, value, size=4, **options)
+    loop = Ring(unrolled_ranks=1)
+    found = ring(query, key, value, size=4, strategy=loop, **options)
     assert calls
     assert_close(found, dense(query, key, value, **options), 1e-13)
 
@@ -259,7 +260,7 @@ def test_the_error_in_bfloat16_does_not_grow_with_the_ring(calls, ring, dense, i
         found = ring(query, key, value, size=size, is_causal=True, grads=grads)
         return {
             name: float(np.sqrt(np.mean((np.asarray(a, np.float64) - b) ** 2)))
-            for name, a, b in zip(found._fields, found, expected, strict=True)
+            for name, a, b in zip(found._fields[:5], found, expected, strict=False)
         }
 
     of_two, of_eight = errors(2), errors(8)

@@ -7,6 +7,7 @@ import re
 import jax
 import jax.numpy as jnp
 import pytest
+from split import on_ranks
 
 from jaxcomm.attention.strategies import ring as ring_module
 
@@ -28,9 +29,9 @@ def _watch_sends(monkeypatch, before):
         monkeypatch.setattr(ring_module, name, watched)
 
 
-def _whole(size, mesh_of):
+def _whole(size, mesh_of, **options):
     attend = functools.partial(
-        ring_module.ring_attention, axis_name="context", is_causal=True
+        on_ranks, **{"schedule": "zigzag", "is_causal": True} | options
     )
     return jax.shard_map(attend, mesh=mesh_of(size), in_specs=SPLIT, out_specs=SPLIT)
 
@@ -125,7 +126,7 @@ def temporary_bytes(mesh_of, as_users_compile):
 
     @functools.cache
     def compile(size, backward, dtype="float32", overlaps=True):
-        whole = _whole(size, mesh_of)
+        whole = _whole(size, mesh_of, strategy=ring_module.Ring(overlaps=overlaps))
         function = whole
         if backward:
             function = jax.grad(lambda *x: (whole(*x) ** 2).sum(), (0, 1, 2))
@@ -134,9 +135,7 @@ def temporary_bytes(mesh_of, as_users_compile):
             dtype,
             sharding=jax.NamedSharding(mesh_of(size), SPLIT),
         )
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(ring_module, "_OVERLAPS", overlaps)
-            lowered = jax.jit(function).lower(array, array, array)
+        lowered = jax.jit(function).lower(array, array, array)
         compiled = lowered.compile(compiler_options=as_users_compile)
         return compiled.memory_analysis().temp_size_in_bytes
 
@@ -183,17 +182,16 @@ def test_every_send_has_a_block_to_be_computed_meanwhile(mesh_of, inputs, size):
     assert count(jax.grad(lambda *x: whole(*x).sum(), (0, 1, 2))) == [4, 4, 0]
 
 
-def test_overlap_changes_no_bit(monkeypatch, mesh_of, inputs):
+def test_overlap_changes_no_bit(mesh_of, inputs):
     query, key, value, _ = inputs((2, 96, 4, 8), (2, 96, 2, 8), dtype=jnp.bfloat16)
 
-    def run():
-        whole = _whole(4, mesh_of)
+    def run(overlaps):
+        strategy = ring_module.Ring(overlaps=overlaps)
+        whole = _whole(4, mesh_of, strategy=strategy)
         out, transpose = jax.vjp(jax.jit(whole), query, key, value)
         return out, *transpose(out)
 
-    overlapped = run()
-    monkeypatch.setattr(ring_module, "_OVERLAPS", False)
-    for ours, blocking in zip(overlapped, run(), strict=True):
+    for ours, blocking in zip(run(True), run(False), strict=True):
         assert bool((ours == blocking).all())
 
 
@@ -204,9 +202,7 @@ def test_lane_and_backend_reach_every_send(monkeypatch, mesh_of, inputs):
         seen.append((lane, backend))
 
     _watch_sends(monkeypatch, watch)
-    attend = functools.partial(
-        ring_module.ring_attention, axis_name="context", lane="kv", backend="xla"
-    )
+    attend = functools.partial(on_ranks, lane="kv", backend="xla")
     whole = jax.shard_map(attend, mesh=mesh_of(4), in_specs=SPLIT, out_specs=SPLIT)
     query, key, value, _ = inputs((1, 16, 2, 8))
     jax.eval_shape(jax.grad(lambda *x: whole(*x).sum()), query, key, value)
@@ -221,9 +217,7 @@ def test_layers_that_are_scanned_need_memory_linear_in_the_length(
     mesh = mesh_of(4)
 
     def layer(x, scale):
-        out = ring_module.ring_attention(
-            x * scale, x, x, axis_name="context", is_causal=True
-        )
+        out = on_ranks(x * scale, x, x, schedule="zigzag", is_causal=True)
         return x + out, None
 
     def layers(x, scales):

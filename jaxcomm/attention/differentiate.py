@@ -1,0 +1,71 @@
+"""What all strategies share: sinks, casts, and the derivative as one function."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from jaxcomm.attention.kernels.operands import Terms
+from jaxcomm.attention.merge import merge
+from jaxcomm.attention.strategies.strategy import Call, Inputs, Saved
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attend(call: Call, inputs: Inputs, sinks):
+    """Attend by the strategy of the call.
+
+    Args:
+      call: what is known before.
+      inputs: the arrays of this rank.
+      sinks: (N,) in the dtype of sums, or None.
+
+    Returns:
+      (out, lse): (B, T, N, V) in the dtype of the query, (B, T, N) in that of sums.
+    """
+    return _forward(call, inputs, sinks)[0]
+
+
+def _forward(call: Call, inputs: Inputs, sinks):
+    (out, lse), kept = call.strategy.forward(call, inputs)
+    if sinks is not None:
+        # A sink is a key that every row sees, with a value of zeros.
+        of_sinks = jnp.broadcast_to(sinks, lse.shape)
+        out, lse = merge(out.astype(lse.dtype), lse, jnp.zeros_like(out), of_sinks)
+    out = out.astype(inputs.query.dtype)
+    return (out, lse), (kept, out, lse, sinks)
+
+
+def _backward(call: Call, residuals, grads):
+    kept, out, lse, sinks = residuals
+    grad_out, grad_lse = grads
+    # Once, not per hop. A score moves lse by its weight, hence the second term.
+    delta = (grad_out.astype(lse.dtype) * out.astype(lse.dtype)).sum(-1) - grad_lse
+    found = call.strategy.backward(call, kept, Saved(grad_out, out, lse, delta))
+    grad_sinks = None
+    if sinks is not None:
+        # Where both are -inf the row saw nothing, not even a sink.
+        weights = jnp.where(jnp.isneginf(lse), 0, jnp.exp(sinks - lse))
+        grad_sinks = -(weights * delta).sum((0, 1))
+    dtype = out.dtype
+    bias = found.bias
+    if bias is not None:
+        bias = bias.astype(call.bias_dtype)
+    return (
+        Inputs(
+            query=found.query.astype(dtype),
+            key=found.key.astype(dtype),
+            value=found.value.astype(dtype),
+            query_ids=None,
+            key_ids=None,
+            terms=Terms(bias, found.slopes),
+            query_layout=None,  # pyright: ignore[reportArgumentType]
+            key_layout=None,  # pyright: ignore[reportArgumentType]
+        ),
+        grad_sinks,
+    )
+
+
+_attend.defvjp(_forward, _backward)
+# Where the caller compiles nothing, JAX compiles every operation by itself, and loops
+# anew at each call: this makes one of all.
+attend = jax.jit(_attend, static_argnums=0)

@@ -1,0 +1,188 @@
+"""A layout for packed documents, balanced by what a causal mask computes."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from jaxcomm.attention.layout import Layout
+from jaxcomm.attention.mask import PADDING
+from jaxcomm.attention.schedules.schedule import Schedule
+from jaxcomm.primitives import arguments
+
+# The busiest rank may compute this much more than the mean before more documents are
+# cut.
+_BALANCED = 1.05
+
+
+class Documents(Schedule):
+    """The schedule of a layout that is data: it has no rule."""
+
+    name = "documents"
+
+    def positions(self, rank, size, length):
+        raise TypeError(
+            "The schedule 'documents' has no rule for positions. Use the layout that "
+            "jaxcomm.attention.document_layout returned."
+        )
+
+
+def document_layout(lengths: Sequence[int], size: int) -> Layout:
+    """Deal packed documents: whole ones to one rank, long ones in zigzag to all.
+
+    Every rank gets as many tokens, and about as much work of a causal mask within
+    documents: as few of the longest documents are cut as that takes. The layout is
+    data: pass it to a compiled program as an argument, and other documents of the same
+    total length do not compile anew.
+
+    Source: FlashCP, 2026; PyTorch, per-document head-tail load balancing, 2025.
+
+    Args:
+      lengths: tokens of each document, in the order in which they are packed.
+      size: number of ranks.
+
+    Returns:
+      A layout of ``sum(lengths)`` tokens. Its ``order`` is a numpy array.
+
+    Raises:
+      ValueError: ``size`` is below one, or a length is negative.
+      TypeError: a number is no integer.
+
+    >>> document_layout([4, 2, 2], 2).order
+    array([[0, 1, 2, 3],
+           [4, 5, 6, 7]], dtype=int32)
+    """
+    counts = _counts(lengths)
+    size = arguments.integer(size, "document_layout: size")
+    layout = Layout(Documents(), size, int(counts.sum()))  # checks the size
+    longest = np.argsort(-counts, kind="stable")
+    best, least = None, np.inf
+    for cut in _counts_to_try(len(counts)):
+        order = _deal(counts, size, set(longest[:cut].tolist()))
+        dealt = Layout(layout.schedule, size, layout.length, order)
+        work = document_work(dealt, counts.tolist())
+        imbalance = work.max() / max(work.mean(), 1)
+        if imbalance < least:
+            best, least = order, imbalance
+        if imbalance <= _BALANCED:
+            break
+    return Layout(layout.schedule, size, layout.length, best)
+
+
+def document_work(layout: Layout, lengths: Sequence[int]) -> np.ndarray:
+    """Count the keys that the queries of each rank see under a causal mask.
+
+    Args:
+      layout: of ``sum(lengths)`` tokens.
+      lengths: tokens of each document.
+
+    Returns:
+      int64 (size,).
+
+    >>> document_work(Layout("contiguous", 2, 8), [4, 4])
+    array([10, 10])
+    """
+    counts = _counts(lengths)
+    within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    held = np.asarray(layout.all_positions()).reshape(layout.size, -1)
+    work = np.append(within + 1, np.zeros(held.size, np.int64))
+    return work[held].sum(1)
+
+
+def segment_ids(lengths: Sequence[int], length: int | None = None) -> np.ndarray:
+    """Return the segment ids of packed documents in natural order.
+
+    Args:
+      lengths: tokens of each document: ``np.diff`` of what other libraries call
+        ``cu_seqlens``.
+      length: tokens of the sequence. What is behind the documents is padding. If None,
+        nothing is.
+
+    Returns:
+      int32 (length,), for ``Layout.reorder`` and ``query_segment_ids``.
+
+    Raises:
+      ValueError: a length is negative, or the documents are longer than the sequence.
+
+    >>> segment_ids([2, 3], 7)
+    array([ 0,  0,  1,  1,  1, -1, -1], dtype=int32)
+    """
+    counts = _counts(lengths)
+    total = int(counts.sum())
+    length = total if length is None else length
+    if length < total:
+        raise ValueError(
+            f"segment_ids: documents of {total} tokens in a sequence of {length}."
+        )
+    ids = np.full(length, PADDING, np.int32)
+    ids[:total] = np.repeat(np.arange(len(counts)), counts)
+    return ids
+
+
+def _counts(lengths) -> np.ndarray:
+    counts = np.asarray(lengths)
+    if counts.size == 0:
+        counts = np.zeros(0, np.int64)
+    if not np.issubdtype(counts.dtype, np.integer) or counts.ndim != 1:
+        raise TypeError(
+            f"lengths={lengths!r}: pass a sequence of integers, the tokens of each "
+            "document."
+        )
+    if (counts < 0).any():
+        raise ValueError(f"lengths={lengths!r}: a document has no negative length.")
+    return counts.astype(np.int64)
+
+
+def _counts_to_try(documents: int):
+    """Yield how many documents to cut: few, then many, at last all."""
+    yield from range(min(documents, 16))
+    count = 16
+    while count < documents:
+        yield count
+        count += max(1, count // 4)
+    yield documents
+
+
+def _deal(counts: np.ndarray, size: int, cut: set[int]) -> np.ndarray:
+    """Return the positions of each rank, (size, local length), if these are cut."""
+    length = int(counts.sum())
+    local = -(-length // size)
+    starts = np.cumsum(counts) - counts
+    free = np.full(size, local)
+    work = np.zeros(size)
+    held: list[list[tuple[int, int]]] = [[] for _ in range(size)]
+
+    def place(rank: int, document: int, start: int, stop: int):
+        """Give a piece to a rank, and what it has no room for to the emptiest."""
+        while start < stop:
+            if not free[rank]:
+                rank = int(np.argmax(free))
+            end = start + min(stop - start, int(free[rank]))
+            held[rank].append((starts[document] + start, starts[document] + end))
+            free[rank] -= end - start
+            work[rank] += (end * (end + 1) - start * (start + 1)) / 2
+            start = end
+
+    for turn, document in enumerate(sorted(cut)):
+        edges = counts[document] * np.arange(2 * size + 1) // (2 * size)
+        for rank in range(size):
+            # Another rank is first each time: chunks differ by a token.
+            to = (rank + turn) % size
+            for chunk in (rank, 2 * size - 1 - rank):
+                place(to, document, int(edges[chunk]), int(edges[chunk + 1]))
+    for document in np.argsort(-counts, kind="stable").tolist():
+        if document in cut:
+            continue
+        fits = free >= counts[document]
+        if fits.any():
+            rank = int(np.argmin(np.where(fits, work, np.inf)))
+        else:
+            rank = int(np.argmax(free))
+        place(rank, document, 0, int(counts[document]))
+    order = np.zeros((size, local), np.int32)
+    padding = length
+    for rank, pieces in enumerate(held):
+        at = [np.arange(start, stop) for start, stop in sorted(pieces)]
+        at.append(np.arange(padding, padding + free[rank]))
+        padding += int(free[rank])
+        order[rank] = np.concatenate(at)
+    return order

@@ -1,0 +1,218 @@
+"""Attention for plain jit: arrays in natural order, split over a mesh by JAX."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from jaxcomm import compat
+from jaxcomm.attention.layout import Layout
+from jaxcomm.attention.relayout import relayout
+from jaxcomm.attention.ring_attention import ring_attention
+from jaxcomm.attention.strategies.strategy import Strategy
+
+
+def dot_product_attention(
+    query,
+    key,
+    value,
+    bias=None,
+    mask=None,
+    *,
+    axis_name,
+    mesh=None,
+    is_causal: bool = False,
+    query_segment_ids=None,
+    key_value_segment_ids=None,
+    query_seq_lengths=None,
+    key_value_seq_lengths=None,
+    strategy: str | Strategy = "auto",
+    schedule: str | None = None,
+    return_residual: bool = False,
+    **options,
+):
+    """Compute ``jax.nn.dot_product_attention`` over a mesh, in plain jit code.
+
+    A twin for global arrays in their natural order. It splits the sequence over the
+    axis, calls :func:`ring_attention` inside ``jax.shard_map``, and leaves the other
+    axes of the mesh to JAX. A causal ring moves tokens into zigzag and back, an
+    all-to-all each: a model that reorders its tokens once and calls ``ring_attention``
+    itself saves them.
+
+    Args:
+      query: (B, T, N, H) or (T, N, H) floating.
+      key: (B, S, K, H) or (S, K, H), same dtype; K divides N.
+      value: (B, S, K, V) or (S, K, V), same dtype.
+      bias, mask: broadcast to (B, N, T, S).
+      axis_name: the mesh axis, or tuple of axes, to split the sequence over.
+      mesh: the mesh. If None, that of ``jax.set_mesh``.
+      is_causal: whether a token sees only positions up to its own.
+      query_segment_ids, key_value_segment_ids: int (B, T) and (B, S).
+      query_seq_lengths, key_value_seq_lengths: int (B,).
+      strategy: as in ``ring_attention``.
+      schedule: of the split sequence. If None, ``"zigzag"`` for a causal mask without
+        a window, else ``"contiguous"``.
+      return_residual: whether to return the log-sum-exp as well.
+      options: the other options of ``ring_attention``, such as ``local_window_size``,
+        ``sinks``, ``logits_soft_cap`` or ``scale``.
+
+    Returns:
+      (B, T, N, V) or (T, N, V), or a tuple of that and (B, T, N) or (T, N).
+
+    Raises:
+      ValueError: there is no mesh; or as ``ring_attention``.
+
+    >>> x = jnp.ones((2, 512, 4, 64))
+    >>> with jax.set_mesh(jax.make_mesh((8,), ("context",))):
+    ...     out = dot_product_attention(x, x, x, axis_name="context", is_causal=True)
+    >>> out.shape
+    (2, 512, 4, 64)
+    """
+    query, key, value = (jnp.asarray(x) for x in (query, key, value))
+    mesh = jax.sharding.get_abstract_mesh() if mesh is None else mesh
+    axes = tuple(axis_name) if isinstance(axis_name, (tuple, list)) else (axis_name,)
+    if not set(axes) <= set(mesh.axis_names):
+        raise ValueError(
+            f"dot_product_attention: axis {axis_name!r} is not in the mesh "
+            f"{dict(mesh.shape)}. Pass mesh=, or call it under jax.set_mesh."
+        )
+    size = 1
+    for axis in axes:
+        size *= mesh.shape[axis]
+    tokens = query.ndim - 3
+    window = options.get("local_window_size")
+    if schedule is None:
+        is_balanced = is_causal and window is None
+        schedule = "zigzag" if is_balanced else "contiguous"
+    layouts = {}
+    for name, x in (("query", query), ("key", key)):
+        length = x.shape[tokens]
+        layouts[name] = (Layout("contiguous", size, length),
+                         Layout(schedule, size, length))  # fmt: skip
+    trained = {"sinks": options.pop("sinks", None),
+               "alibi_slopes": options.pop("alibi_slopes", None),
+               "dropout_key": options.pop("dropout_key", None)}  # fmt: skip
+
+    def spec(axis: int):
+        return jax.P(*[None] * axis, axes)
+
+    def local(arrays, of_queries, whole, lengths, trained):
+        query, key, value, key_ids = arrays
+        ids, bias, mask = of_queries
+
+        def deal(x, name, axis):
+            natural, split = layouts[name]
+            return relayout(x, natural, split, axes, axis=axis)
+
+        rows = query.ndim - 2
+        found = ring_attention(
+            deal(query, "query", tokens),
+            deal(key, "key", tokens),
+            deal(value, "key", tokens),
+            _rows(deal, bias, whole[0], rows),
+            _rows(deal, mask, whole[1], rows),
+            axis_name=axes,
+            layout=layouts["query"][1],
+            key_layout=layouts["key"][1],
+            is_causal=is_causal,
+            query_segment_ids=None if ids is None else deal(ids, "query", tokens),
+            key_value_segment_ids=(
+                None if key_ids is None else deal(key_ids, "key", tokens)
+            ),
+            query_seq_lengths=lengths[0],
+            key_value_seq_lengths=lengths[1],
+            strategy=strategy,
+            return_residual=True,
+            **trained,
+            **options,
+        )
+        natural, split = layouts["query"]
+        return relayout(found, split, natural, axes, axis=tokens)
+
+    def pad(x, axis: int):
+        """Fill up to what the ranks hold."""
+        if x is None:
+            return None
+        x = jnp.asarray(x)
+        padding = [(0, 0)] * x.ndim
+        padding[axis] = (0, -x.shape[axis] % size)
+        return jnp.pad(x, padding) if padding[axis][1] else x
+
+    if query_segment_ids is not None and key_value_segment_ids is None:
+        key_value_segment_ids = query_segment_ids
+    rows = query.ndim - 2
+    split, whole = [], []
+    for x in (bias, mask):
+        x = None if x is None else jnp.asarray(x)
+        has_rows = x is not None and x.shape[rows] > 1
+        split.append(pad(x, rows) if has_rows else None)
+        whole.append(None if has_rows else x)
+    arrays = (
+        *(pad(x, tokens) for x in (query, key, value)),
+        pad(key_value_segment_ids, tokens),
+    )
+    of_queries = (pad(query_segment_ids, tokens), *split)
+    specs = (
+        spec(tokens),
+        (spec(tokens), spec(rows), spec(rows)),
+        jax.P(),
+        jax.P(),
+        jax.P(),
+    )
+    given = (
+        arrays,
+        of_queries,
+        tuple(whole),
+        (query_seq_lengths, key_value_seq_lengths),
+        trained,
+    )
+    of_each = ((tokens,) * 4, (tokens, rows, rows), None, None, None)
+    place = functools.partial(_placed, axes=axes)
+    given = tuple(
+        jax.tree.map(lambda leaf: place(leaf, axis=None), x)
+        if axis is None
+        else tuple(place(leaf, axis=at) for leaf, at in zip(x, axis, strict=True))
+        for x, axis in zip(given, of_each, strict=True)
+    )
+    out, lse = jax.shard_map(
+        local,
+        mesh=mesh,
+        in_specs=specs,
+        out_specs=spec(tokens),
+        axis_names=set(axes),
+    )(*given)
+    length = query.shape[tokens]
+    out, lse = (_cut(x, length, tokens) for x in (out, lse))
+    return (out, lse) if return_residual else out
+
+
+def _rows(deal, split, whole, axis: int):
+    """Return a bias or mask with its rows dealt, or as it is if it has no rows."""
+    return whole if split is None else deal(split, "query", axis)
+
+
+def _placed(x, *, axes, axis: int | None):
+    """Split a dimension over the axes, where types say how arrays are split."""
+    if x is None:
+        return None
+    sharding = compat.explicit_sharding(x)
+    if sharding is None:
+        return x
+    spec = [None] * x.ndim
+    for i, names in enumerate(sharding.spec):
+        names = names if isinstance(names, tuple) or names is None else (names,)
+        spec[i] = tuple(n for n in names or () if n not in axes) or None
+    if axis is not None:
+        spec[axis] = axes
+    return jax.reshard(x, sharding.update(spec=jax.P(*spec)))
+
+
+def _cut(x, length: int, axis: int):
+    if x.shape[axis] == length:
+        return x
+    sharding = compat.explicit_sharding(x)
+    if sharding is not None:
+        # What is left cannot be split evenly.
+        spec = [None if i == axis else n for i, n in enumerate(sharding.spec)]
+        x = jax.reshard(x, sharding.update(spec=jax.P(*spec)))
+    return jax.lax.slice_in_dim(x, 0, length, axis=axis)

@@ -1,0 +1,88 @@
+"""What happens to the scores of a tile between the product and the softmax."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxcomm.attention.kernels.operands import HopConfig
+from jaxcomm.attention.mask import Tokens
+
+
+@dataclasses.dataclass(frozen=True)
+class Tile:
+    """Tokens and terms of a tile, whose arrays broadcast to the tile's scores.
+
+    The scores are (rows, keys), or (keys, rows): nothing here depends on which.
+
+    Attributes:
+      config: the hop's.
+      rows: tokens of the queries, one for each row.
+      keys: tokens of the keys.
+      is_masked: whether the mask leaves anything out.
+      bias, slopes, seeds: as in ``Terms``, of each row; None if not given.
+    """
+
+    config: HopConfig
+    rows: Tokens
+    keys: Tokens
+    is_masked: bool
+    bias: Any = None
+    slopes: Any = None
+    seeds: Any = None
+
+    def bend(self, scores):
+        """Return the scores with bias, ALiBi, cap and mask; and the cap's derivative.
+
+        The derivative is None if it is 1.
+        """
+        if self.bias is not None:
+            scores += self.bias.astype(scores.dtype)
+        if self.slopes is not None:
+            scores -= self.slopes * self.distances(scores.dtype)
+        derivative, cap = None, self.config.soft_cap
+        if cap is not None:
+            bounded = jnp.tanh(scores / cap)
+            scores, derivative = cap * bounded, 1 - bounded * bounded
+        if self.is_masked:
+            allowed = self.config.mask.allowed(self.rows, self.keys)
+            scores = jnp.where(allowed, scores, -jnp.inf)
+        return scores, derivative
+
+    def distances(self, dtype):
+        """Return how far each query is from each key."""
+        # Padding keys are at the largest int32: the difference does not overflow.
+        return abs(self.rows.positions - self.keys.positions).astype(dtype)
+
+    def thin(self, weights):
+        """Leave out what dropout leaves out, and scale the rest; linear."""
+        rate = self.config.dropout_rate
+        if not rate:
+            return weights
+        bits = random_bits(self.seeds, self.rows.positions, self.keys.positions)
+        kept = bits >= jnp.uint32(min(round(rate * 2**32), 2**32 - 1))
+        return jnp.where(kept, weights / (1 - rate), 0)
+
+
+def random_bits(seeds, query_positions, key_positions) -> jax.Array:
+    """Return 32 random bits for each pair, from the positions in the whole sequence.
+
+    So they do not depend on how the sequence is split, nor on what computes a tile.
+
+    Args:
+      seeds: uint32.
+      query_positions, key_positions: int32; all three broadcast together.
+    """
+    row = _mix(seeds ^ _mix(query_positions.astype(jnp.uint32)))
+    column = _mix(key_positions.astype(jnp.uint32) ^ jnp.uint32(0x9E3779B9))
+    return _mix(_mix(row ^ column) + row)
+
+
+def _mix(x):
+    """Scramble 32 bits. Source: Wellons, hash prospector, "lowbias32", 2018."""
+    x ^= x >> 16
+    x *= jnp.uint32(0x7FEB352D)
+    x ^= x >> 15
+    x *= jnp.uint32(0x846CA68B)
+    return x ^ (x >> 16)

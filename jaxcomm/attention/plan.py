@@ -1,0 +1,113 @@
+"""What attention over a split sequence would cost, without any device."""
+
+import dataclasses
+
+import numpy as np
+
+from jaxcomm.attention import arguments
+from jaxcomm.attention.layout import Layout
+from jaxcomm.attention.problem import Problem
+from jaxcomm.attention.strategies.choice import (
+    MACHINES,
+    Estimate,
+    Machine,
+    choose,
+    estimates,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Every strategy for one call; prints as a table.
+
+    Attributes:
+      chosen: what ``strategy="auto"`` takes.
+      rows: by name.
+      machine: whose numbers the times are made of.
+    """
+
+    chosen: str
+    rows: dict[str, Estimate]
+    machine: Machine
+
+    def __str__(self) -> str:
+        lines = [
+            f"{'':2}{'strategy':12}{'sends':>6}{'sent forward':>14}{'backward':>12}"
+            f"{'K and V':>12}{'GFLOP':>10}{'balance':>9}{'forward':>11}{'backward':>11}"
+        ]
+        for name, row in self.rows.items():
+            if row.why_not is not None:
+                lines.append(f"  {name:12}not possible: {row.why_not}")
+                continue
+            mark = "> " if name == self.chosen else "  "
+            lines.append(
+                f"{mark}{name:12}{row.sends:6}{_mib(row.forward_bytes):>14}"
+                f"{_mib(row.backward_bytes):>12}{_mib(row.memory):>12}"
+                f"{row.flops / 1e9:10.4g}{row.balance:9.2f}"
+                f"{1e3 * row.forward_seconds:8.3g} ms{1e3 * row.backward_seconds:8.3g} "
+                "ms"
+            )
+        lines.append(
+            "Per rank. Bytes by formula. Times by formula from "
+            f"{self.machine.source}: {self.machine.flops:.3g} FLOP/s, "
+            f"{self.machine.bytes_per_second:.3g} B/s, {self.machine.latency:.2g} s a "
+            "send."
+        )
+        return "\n".join(lines)
+
+
+def plan(
+    layout: Layout,
+    *,
+    heads: int,
+    head_size: int,
+    key_heads: int | None = None,
+    value_size: int | None = None,
+    batch: int = 1,
+    dtype="bfloat16",
+    key_layout: Layout | None = None,
+    is_causal: bool = False,
+    local_window_size: int | tuple[int, int] | None = None,
+    axis_sizes: tuple[int, ...] | None = None,
+    machine: str | Machine = "gpu",
+) -> Plan:
+    """Say what each strategy would send, hold and take, and which is chosen.
+
+    Needs no device. Documents and padding of a batch are not known to it.
+
+    Args:
+      layout: of the sequence.
+      heads, key_heads: query heads, and key heads; the same if None.
+      head_size, value_size: of keys, and of values; the same if None.
+      batch: sequences of a rank.
+      dtype: of the arrays.
+      key_layout: of the keys, if they are another sequence.
+      is_causal, local_window_size: as in ``ring_attention``.
+      axis_sizes: of the mesh axes that split the sequence, if they are several.
+      machine: ``"gpu"``, ``"cpu"`` or a ``Machine`` with measured numbers.
+
+    >>> layout = Layout("zigzag", 8, 32768)
+    >>> plan(layout, heads=32, key_heads=8, head_size=128, is_causal=True).chosen
+    'ring'
+    """
+    key_layout = key_layout or layout
+    window = arguments.window_of(local_window_size, is_causal)
+    problem = Problem(
+        query_layout=layout,
+        key_layout=key_layout,
+        mask=arguments.mask_of(layout, key_layout, window),
+        batch=batch,
+        heads=heads,
+        key_heads=key_heads or heads,
+        head_size=head_size,
+        value_size=value_size or head_size,
+        itemsize=2 if str(dtype) == "bfloat16" else np.dtype(dtype).itemsize,
+        axis_sizes=axis_sizes or (layout.size,),
+    )
+    machine = MACHINES[machine] if isinstance(machine, str) else machine
+    rows = estimates(problem, machine)
+    return Plan(choose(problem, machine).name, rows, machine)
+
+
+def _mib(count: float) -> str:
+    return f"{count / 2**20:.4g} MiB"

@@ -1,0 +1,118 @@
+"""Move a split sequence from one layout to another."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from jaxcomm.attention.layout import Layout
+from jaxcomm.collectives.ragged_all_to_all import ragged_all_to_all
+
+
+def relayout(
+    x, source: Layout, target: Layout, axis_name, *, axis: int = 1, lane=None,
+    backend=None,
+):  # fmt: skip
+    """Give every rank the tokens that another layout says it holds.
+
+    For use inside ``jax.shard_map``: around a layer that wants contiguous tokens, such
+    as a state-space layer, a convolution, or a loss on shifted tokens. One ragged
+    all-to-all for each array of the tree; its transpose is the way back.
+
+    Args:
+      x: pytree of arrays whose dimension ``axis`` holds this rank's tokens.
+      source: the layout that ``x`` has.
+      target: the layout that the result has; of the same length and ranks.
+      axis_name: the mesh axis, or tuple of axes, that splits the sequence.
+      axis: the dimension that counts tokens.
+      lane: which communicator carries the bytes. If None, the default lane.
+      backend: what moves the bytes. If None, the backend of the platform.
+
+    Returns:
+      A pytree like ``x``. Padding is 0.
+
+    Raises:
+      ValueError: the layouts differ in length or ranks, or do not fit ``x`` or axis.
+      NameError: the axis is not bound.
+
+    >>> def convolve(x, layout):
+    ...     plain = Layout("contiguous", layout.size, layout.length)
+    ...     y = relayout(x, layout, plain, "context")
+    ...     return relayout(jnp.cumsum(y, 1), plain, layout, "context")
+    """
+    if (source.size, source.length) != (target.size, target.length):
+        raise ValueError(
+            f"relayout: from {source.length} tokens on {source.size} ranks to "
+            f"{target.length} on {target.size}. Pass layouts of one sequence."
+        )
+    source.check_axis(axis_name, "attention.relayout")
+
+    def one(leaf):
+        leaf = jnp.asarray(leaf)
+        if leaf.shape[axis] != source.local_length:
+            raise ValueError(
+                f"relayout: dimension {axis} of x has {leaf.shape[axis]} tokens on this"
+                f" rank, and the layout it comes from {source.local_length}."
+            )
+        rows = jnp.moveaxis(leaf, axis, 0)
+        via = (axis_name, lane, backend)
+        return jnp.moveaxis(_move(via, rows, source, target), 0, axis)
+
+    return x if source == target else jax.tree.map(one, x)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _move(via, rows, source: Layout, target: Layout):
+    axis_name, lane, backend = via
+    size, length = source.size, source.length
+    rank = jax.lax.axis_index(axis_name)
+    mine, theirs = _places(source, target, rank), _places(target, source, rank)
+    # Padding goes nowhere: behind all tokens, to no rank.
+    at = jnp.asarray(source.positions_of(rank))
+    to = jnp.where(at < length, mine // target.local_length, size)
+    order = jnp.argsort(jnp.where(at < length, mine, size * target.local_length))
+    sent = jnp.bincount(to, length=size + 1)[:size]
+    wanted = jnp.asarray(target.positions_of(rank))
+    of = jnp.where(wanted < length, theirs // source.local_length, size)
+    received = jnp.bincount(of, length=size + 1)[:size]
+    # Where this rank's tokens start among those that each rank receives: all ranks know
+    # both layouts.
+    everyone = jnp.arange(size)
+    offsets = jax.vmap(lambda other: _received_before(source, target, other, rank))(
+        everyone
+    )
+    starts = jnp.cumsum(sent) - sent
+    output = jnp.zeros((target.local_length, *rows.shape[1:]), rows.dtype)
+    arrived = ragged_all_to_all(
+        rows[order], output, *(x.astype(jnp.int32) for x in (starts, sent, offsets,
+        received)), axis_name=axis_name, lane=lane, backend=backend,
+    )  # fmt: skip
+    # They arrive by source rank, and from one rank in the order of this rank's places.
+    back = jnp.argsort(jnp.argsort(of, stable=True))
+    return arrived[back]
+
+
+def _places(source: Layout, target: Layout, rank):
+    """Return where the tokens of a rank are in the other layout, in its rank order."""
+    places = jnp.asarray(target.places())
+    at = jnp.asarray(source.positions_of(rank))
+    return places[jnp.minimum(at, places.shape[0] - 1)]
+
+
+def _received_before(source: Layout, target: Layout, rank, sender):
+    """Return how many tokens a rank receives from the ranks before the sender."""
+    of = _places(target, source, rank) // source.local_length
+    is_real = jnp.asarray(target.positions_of(rank)) < source.length
+    return jnp.sum(is_real & (of < sender))
+
+
+def _forward(via, rows, source, target):
+    return _move(via, rows, source, target), (source, target)
+
+
+def _backward(via, layouts, grad):
+    source, target = layouts
+    return _move(via, grad, target, source), None, None
+
+
+_move.defvjp(_forward, _backward)

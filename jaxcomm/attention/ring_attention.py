@@ -1,0 +1,265 @@
+"""Exact attention over a sequence that is split across devices."""
+
+import jax
+import jax.numpy as jnp
+
+from jaxcomm import compat
+from jaxcomm.attention import arguments
+from jaxcomm.attention.differentiate import attend
+from jaxcomm.attention.kernels import cudnn_support
+from jaxcomm.attention.kernels.operands import Terms, sum_dtype
+from jaxcomm.attention.layout import Layout
+from jaxcomm.attention.problem import Problem
+from jaxcomm.attention.strategies.choice import MACHINES, choose
+from jaxcomm.attention.strategies.registry import get_strategy
+from jaxcomm.attention.strategies.strategy import Call, Inputs, Strategy
+from jaxcomm.communicator.lane import check_lane
+from jaxcomm.compat import varying_axes
+from jaxcomm.primitives import arguments as _arguments
+from jaxcomm.primitives.call import Call as CollectiveCall
+from jaxcomm.primitives.pvary import vary
+
+
+def ring_attention(
+    query,
+    key,
+    value,
+    bias=None,
+    mask=None,
+    *,
+    axis_name,
+    layout: Layout,
+    key_layout: Layout | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    query_segment_ids=None,
+    key_value_segment_ids=None,
+    query_seq_lengths=None,
+    key_value_seq_lengths=None,
+    local_window_size: int | tuple[int, int] | None = None,
+    sinks=None,
+    logits_soft_cap: float | None = None,
+    alibi_slopes=None,
+    dropout_rate: float = 0.0,
+    dropout_key=None,
+    strategy: str | Strategy = "ring",
+    return_residual: bool = False,
+    implementation: str | None = None,
+    lane: str | None = None,
+    backend: str | None = None,
+):
+    """Compute ``jax.nn.dot_product_attention`` over a sequence split across devices.
+
+    For use inside ``jax.shard_map``. ``layout`` says which tokens each rank holds:
+    reorder the tokens with it in the data pipeline. A call refuses arrays and axes that
+    do not fit the layout. It cannot see whether the tokens were reordered: with
+    ``"contiguous"`` they need not be.
+
+    Sums are float32 throughout, so the error does not grow with the number of ranks.
+    Keys and values with fewer heads travel as they are. The score of a query and a key
+    is ``cap(scale * query . key + bias + alibi)``; then comes the mask. A row that sees
+    no key gives 0, and its gradients are 0.
+
+    Args:
+      query: (B, T, N, H) or (T, N, H) floating, the tokens of this rank.
+      key: (B, S, K, H) or (S, K, H), same dtype; K divides N.
+      value: (B, S, K, V) or (S, K, V), same dtype.
+      bias: floating, broadcasts to (B, N, T, all keys): rows are this rank's queries,
+        columns all keys in natural order, without padding. Has a gradient.
+      mask: bool of such a shape, False for what is not seen.
+      axis_name: the mesh axis (or tuple of axes) over which the sequence is split.
+      layout: of the sequence.
+      key_layout: of the keys and values, if they are another sequence.
+      is_causal: whether a token sees only positions up to its own.
+      scale: Python number that multiplies the scores. If None, ``1 / sqrt(H)``.
+      query_segment_ids: int (B, T) or (T,), the document of each token. Tokens see
+        those of their document alone. A negative id is padding.
+      key_value_segment_ids: int (B, S) or (S,). If None, those of the queries.
+      query_seq_lengths, key_value_seq_lengths: int (B,). Tokens at this position or
+        later are padding.
+      local_window_size: how many positions a query sees to its left and right: a pair
+        of ints, or an int for both.
+      sinks: (N,) floating, a score without a value that joins each row's softmax.
+      logits_soft_cap: Python number c: scores become ``c * tanh(score / c)``.
+      alibi_slopes: (N,) floating; ``-slope * abs(distance)`` is added to the scores.
+      dropout_rate: Python number, the share of the weights that is left out. Which ones
+        follows from ``dropout_key``, the row of the batch, the head and both positions,
+        whatever the strategy and the number of ranks.
+      dropout_key: of ``jax.random``. Equal on the ranks of a sequence; fold the index
+        of a data axis into it.
+      strategy: what travels: ``"ring"``, ``"all_gather"``, ``"ulysses"``, ``"usp"``,
+        ``"halo"``, ``"auto"`` or a ``Strategy``. See ``jaxcomm.attention.plan``.
+      return_residual: whether to return the log-sum-exp of the scores as well, sinks
+        included.
+      implementation: what computes. ``"cudnn"``: cuDNN's fused attention, on CUDA, an
+        error where it cannot be had. ``"xla"``: XLA, tile by tile. If None, cuDNN
+        where it can be had and XLA elsewhere.
+      lane: which communicator carries the bytes. If None, the default lane.
+      backend: what moves the bytes. If None, the backend of the platform.
+
+    Returns:
+      (B, T, N, V) or (T, N, V) in the dtype of ``query``. With ``return_residual`` a
+      tuple of that and float32 (B, T, N) or (T, N), which is differentiable: -inf for
+      rows that see no key. Float64 inputs are summed and have their residual in
+      float64.
+
+    Raises:
+      ValueError: shapes, layout and axis do not fit together, a name is unknown, or the
+        strategy or implementation cannot do this; the latter also when compiled.
+      TypeError: a dtype or the type of an option is another.
+      NameError: ``axis_name`` is not bound; call inside ``jax.shard_map``.
+
+    >>> layout = Layout("zigzag", size=8, length=4096)
+    >>> def attend(q, k, v):
+    ...     return ring_attention(
+    ...         q, k, v, axis_name="context", layout=layout, is_causal=True)
+    >>> split = jax.P(None, "context")
+    >>> x = layout.reorder(jnp.ones((1, 4096, 4, 64)))
+    >>> jax.jit(jax.shard_map(attend, in_specs=split, out_specs=split))(x, x, x).shape
+    (1, 4096, 4, 64)
+    """
+    if isinstance(axis_name, list):
+        axis_name = tuple(axis_name)
+    axes = axis_name if isinstance(axis_name, tuple) else (axis_name,)
+    compat.check_axes_bound(axes, "ring_attention")
+    is_causal = _arguments.flag(is_causal, "ring_attention: is_causal")
+    return_residual = _arguments.flag(
+        return_residual, "ring_attention: return_residual"
+    )
+    if lane is not None:
+        check_lane(lane, "ring_attention: lane")
+    has_batch, named = arguments.batched({"query": query, "key": key, "value": value})
+    query, key, value = named.values()
+    arguments.check_arrays(query, key, value)
+    batch, queries, heads, head_size = query.shape
+    keys = key.shape[1]
+    layout = arguments.check_layout(layout, queries, "query", "layout")
+    name = "layout" if key_layout is None else "key_layout"
+    is_one_sequence = key_layout is None
+    key_layout = layout if key_layout is None else key_layout
+    key_layout = arguments.check_layout(key_layout, keys, "key", name)
+    size = layout.check_axis(axis_name, "ring_attention")
+    key_layout.check_axis(axis_name, "ring_attention")
+    window = arguments.window_of(local_window_size, is_causal)
+    seen = arguments.mask_of(layout, key_layout, window)
+    rank = jax.lax.axis_index(axis_name)
+
+    def with_batch(x, dimensions):
+        if x is None:
+            return None
+        x = jnp.asarray(x)
+        return x[None] if not has_batch and x.ndim == dimensions - 1 else x
+
+    ids = with_batch(query_segment_ids, 2)
+    key_ids = with_batch(key_value_segment_ids, 2)
+    lengths = with_batch(query_seq_lengths, 1)
+    key_lengths = with_batch(key_value_seq_lengths, 1)
+    if (ids is None) != (key_ids is None):
+        if not is_one_sequence or ids is None:
+            raise ValueError(
+                "ring_attention: segment ids were given for "
+                f"{'the keys' if ids is None else 'the queries'} alone. Pass both "
+                "query_segment_ids and key_value_segment_ids."
+            )
+        key_ids = ids
+    ids = arguments.segment_ids_of(
+        ids, lengths, layout.positions_of(rank), (batch, queries), "query",
+        "ring_attention",
+    )  # fmt: skip
+    key_ids = arguments.segment_ids_of(
+        key_ids, key_lengths, key_layout.positions_of(rank), (batch, keys),
+        "key_value", "ring_attention",
+    )  # fmt: skip
+    if ids is not None and key_ids is None:
+        key_ids = jnp.zeros((batch, keys), jnp.int32)
+    if key_ids is not None and ids is None:
+        ids = jnp.zeros((batch, queries), jnp.int32)
+
+    dropout_rate = arguments.check_dropout(dropout_rate, dropout_key)
+    of_sums = sum_dtype(query.dtype)
+    if sinks is not None:
+        sinks = arguments.check_heads(sinks, heads, "sinks").astype(of_sums)
+    slopes = None
+    if alibi_slopes is not None:
+        slopes = arguments.check_heads(alibi_slopes, heads, "alibi_slopes")
+        slopes = jnp.broadcast_to(slopes.astype(of_sums), (batch, heads))
+    seeds = None
+    if dropout_rate and dropout_key is not None:
+        seeds = jax.random.bits(dropout_key, (batch, heads), jnp.uint32)
+    bias = arguments.bias_of(
+        with_batch(bias, 4), with_batch(mask, 4),
+        (batch, heads, queries, key_layout.length), key_layout,
+    )  # fmt: skip
+    problem = Problem(
+        query_layout=layout,
+        key_layout=key_layout,
+        mask=seen,
+        batch=batch,
+        heads=heads,
+        key_heads=key.shape[2],
+        head_size=head_size,
+        value_size=value.shape[3],
+        itemsize=query.dtype.itemsize,
+        axis_sizes=tuple(jax.lax.axis_size(axis) for axis in axes),
+    )
+    soft_cap = arguments.check_soft_cap(logits_soft_cap)
+    cudnn_support.check_implementation(implementation)
+    call = Call(
+        axis_name=axis_name,
+        size=size,
+        mask=seen,
+        scale=arguments.check_scale(scale, head_size),
+        strategy=_strategy_of(strategy, problem),
+        soft_cap=soft_cap,
+        dropout_rate=dropout_rate,
+        implementation=implementation,
+        has_residual=return_residual,
+        lane=lane,
+        backend=backend,
+        bias_dtype=None if bias is None else bias.dtype.name,
+        not_fused=_beyond_cudnn(
+            {
+                "segment ids or sequence lengths": ids,
+                "a bias or mask": bias,
+                "alibi_slopes": slopes,
+                "dropout": seeds,
+                "logits_soft_cap": soft_cap,
+            }
+        ),
+    )
+    terms = Terms(bias, slopes, seeds)
+    inputs = Inputs(query, key, value, ids, key_ids, terms, layout, key_layout)
+    out, residual = attend(call, *_vary_alike((inputs, sinks), call))
+    if not has_batch:
+        out, residual = out[0], residual[0]
+    return (out, residual) if return_residual else out
+
+
+def _strategy_of(strategy: str | Strategy, problem: Problem) -> Strategy:
+    if strategy == "auto":
+        platform = "cpu" if compat.mesh_platform() == "cpu" else "gpu"
+        return choose(problem, MACHINES[platform])
+    return get_strategy(strategy, problem)
+
+
+def _beyond_cudnn(given) -> str | None:
+    for what, found in given.items():
+        if found is not None:
+            return f"it is used without {what}"
+    return compat.cudnn_attention_mismatch()
+
+
+def _vary_alike(tree, call: Call):
+    """Mark all arrays as varying over the ring and over each other's axes.
+
+    The loop's carries need one type; and the transpose of this mark is what sums the
+    gradients of an input that is replicated over one of the axes.
+    """
+    ring_axes = varying_axes(jax.lax.axis_index(call.axis_name))
+    # Under check_vma=False nothing is marked, and shard_map itself sums the gradients.
+    if not ring_axes:
+        return tree
+    axes = ring_axes.union(*map(varying_axes, jax.tree.leaves(tree)))
+    leaves, structure = jax.tree.flatten(tree)
+    named = CollectiveCall("ring_attention", tuple(sorted(axes)), **call.via)
+    return structure.unflatten(vary(leaves, named))

@@ -1,0 +1,298 @@
+"""Ulysses: ranks exchange tokens for heads, and each attends with its own heads."""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxcomm.attention.kernels.operands import Grads
+from jaxcomm.attention.layout import Layout
+from jaxcomm.attention.strategies.ring import Ring
+from jaxcomm.attention.strategies.strategy import (
+    Call,
+    Cost,
+    Inputs,
+    Saved,
+    Strategy,
+)
+from jaxcomm.collectives.all_gather import all_gather
+from jaxcomm.collectives.all_to_all import all_to_all
+from jaxcomm.collectives.reduce_scatter import psum_scatter
+
+
+@dataclasses.dataclass(frozen=True)
+class Ulysses(Strategy):
+    """All-to-all among ``width`` neighbouring ranks, around a ring of what is left.
+
+    Each rank gets the tokens of its neighbours and a part of the heads. Key heads that
+    the width does not divide are repeated first; then their gradients are still to be
+    summed, and travel in float32. With ``width`` equal to the size of the axis there is
+    no ring left.
+
+    Sources: Jacobs et al., DeepSpeed Ulysses, 2023; Fang and Zhao, USP, 2024.
+
+    Attributes:
+      width: how many ranks exchange heads.
+    """
+
+    width: int
+    name = "ulysses"
+
+    def why_not(self, problem):
+        if problem.size % self.width:
+            return f"{problem.size} ranks are not divisible into groups of {self.width}"
+        needed = math.lcm(problem.key_heads, self.width)
+        if problem.heads % needed:
+            return (
+                f"{self.width} ranks share {problem.heads} query heads and "
+                f"{problem.key_heads} key heads, and only multiples of {needed} query "
+                "heads can be shared so"
+            )
+        return None
+
+    def cost(self, problem):
+        away = (self.width - 1) / self.width
+        repeats = math.lcm(problem.key_heads, self.width) / problem.key_heads
+        rows = problem.batch * problem.query_layout.local_length * problem.heads
+        keys = repeats * problem.key_bytes
+        grads = keys if repeats == 1 else repeats * problem.key_grad_bytes
+        # Each rank has 1 / width of the heads, of width as many tokens.
+        ring = Ring(self.width).cost(problem)
+        share = repeats / self.width
+        return Cost(
+            2 + ring.sends,
+            away * (problem.query_bytes + keys + 4 * rows) + share * ring.forward_bytes,
+            away * (2 * problem.query_bytes + 2 * keys + grads + 8 * rows)
+            + share * ring.backward_bytes,
+            share * ring.memory,
+            width=self.width,
+        )
+
+    def forward(self, call, inputs):
+        exchange = _Exchange(call, self.width, inputs.query.shape[2])
+        key, value = (
+            exchange.repeat(x, inputs.key.shape[2]) for x in (inputs.key, inputs.value)
+        )
+        query, key, value = exchange.to_heads((inputs.query, key, value))
+        there = inputs._replace(
+            query=query,
+            key=key,
+            value=value,
+            query_ids=exchange.gather(inputs.query_ids),
+            key_ids=exchange.gather(inputs.key_ids),
+            terms=exchange.terms(inputs.terms, inputs.query.shape[1]),
+        )
+        group = _Group(call, self.width, there)
+        (out, lse), kept = group.ring.forward(group.call, group.sort(there))
+        out, lse = group.sort_back((out, lse))
+        # The same rounding as at the end: it happens before the way home.
+        out = out.astype(inputs.query.dtype)
+        attended = exchange.to_tokens((out, lse))
+        heads = (inputs.query.shape[2], inputs.key.shape[2])
+        static = _Static(heads, _shape_of(inputs.terms.bias), group)
+        return attended, (kept, static)
+
+    def backward(self, call, kept, saved):
+        kept, static = kept
+        heads, key_heads = static.heads
+        group = static.group
+        exchange = _Exchange(call, self.width, heads)
+        saved_there = Saved(*group.sort_tokens(exchange.to_heads(saved)))
+        found = group.sort_grads_back(
+            group.ring.backward(group.call, kept, saved_there)
+        )
+        dtype = saved.grad_out.dtype
+        block = (found.key, found.value)
+        if not exchange.repeats(key_heads):
+            block = jax.tree.map(lambda x: x.astype(dtype), block)
+        query, key, value = exchange.to_tokens((found.query.astype(dtype), *block))
+        key, value = (exchange.sum_repeated(x, key_heads) for x in (key, value))
+        return Grads(
+            query,
+            key,
+            value,
+            exchange.bias_back(found.bias, static.bias),
+            exchange.heads_back(found.slopes),
+        )
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Static:
+    """What the backward pass knows of the inputs' shapes."""
+
+    heads: tuple[int, int]
+    bias: tuple[int, ...] | None
+    group: "_Group"
+
+
+class _Group:
+    """What is computed after the exchange: a ring of groups, or all in one hop.
+
+    If one group is all ranks, and cuDNN can compute the whole sequence in its natural
+    order, the tokens are put into it.
+
+    Attributes:
+      ring: of groups.
+      call: for the ring.
+    """
+
+    def __init__(self, call: Call, width: int, there: Inputs):
+        self.ring, self.call, self._places = Ring(width), call, None
+        layouts = there.query_layout, there.key_layout
+        if width < call.size or not all(layout.is_static for layout in layouts):
+            return
+        whole = tuple(
+            Layout("contiguous", 1, layout.size * layout.local_length)
+            for layout in layouts
+        )
+        alone = dataclasses.replace(call, size=1)
+        natural = there._replace(query_layout=whole[0], key_layout=whole[1])
+        if alone.fusion(natural).blocks is not None:
+            self.ring, self.call = Ring(), alone
+            self._layouts, self._places = whole, [x.places() for x in layouts]
+            self._back = [x.all_positions() for x in layouts]
+
+    def sort(self, inputs: Inputs) -> Inputs:
+        """Put tokens from rank order into the one in which they are computed."""
+        if self._places is None:
+            return inputs
+        queries, keys = self._places
+        # What cuDNN computes has neither segment ids nor terms.
+        return inputs._replace(
+            query=_take(inputs.query, queries),
+            key=_take(inputs.key, keys),
+            value=_take(inputs.value, keys),
+            query_layout=self._layouts[0],
+            key_layout=self._layouts[1],
+        )
+
+    def sort_tokens(self, tree):
+        """Do so with arrays of the queries."""
+        if self._places is None:
+            return tree
+        return [_take(x, self._places[0]) for x in tree]
+
+    def sort_back(self, tree):
+        """Undo :meth:`sort_tokens`."""
+        if self._places is None:
+            return tree
+        return [_take(x, self._back[0]) for x in tree]
+
+    def sort_grads_back(self, grads: Grads) -> Grads:
+        """Undo :meth:`sort`, of gradients."""
+        if self._places is None:
+            return grads
+        queries, keys = self._back
+        return grads._replace(
+            query=_take(grads.query, queries),
+            key=_take(grads.key, keys),
+            value=_take(grads.value, keys),
+        )
+
+
+def _take(x, places):
+    if np.array_equal(places, np.arange(len(places))):
+        return x
+    return jnp.take(x, places, axis=1, unique_indices=True, mode="clip")
+
+
+def _shape_of(x):
+    return None if x is None else x.shape
+
+
+class _Exchange:
+    """The exchange of tokens for heads among groups of neighbouring ranks."""
+
+    def __init__(self, call, width: int, heads: int):
+        self.call, self.width, self.heads = call, width, heads
+        self.options = dict(call.via)
+        if width < call.size:
+            self.options["axis_index_groups"] = [
+                list(range(start, start + width))
+                for start in range(0, call.size, width)
+            ]
+
+    def _all_to_all(self, tree, split_axis, concat_axis):
+        return all_to_all(
+            tree, self.call.axis_name, split_axis, concat_axis, tiled=True,
+            **self.options,
+        )  # fmt: skip
+
+    def to_heads(self, tree):
+        """(B, T, N, ...) to (B, width T, N / width, ...)."""
+        return self._all_to_all(tree, 2, 1)
+
+    def to_tokens(self, tree):
+        """Undo :meth:`to_heads`."""
+        return self._all_to_all(tree, 1, 2)
+
+    def gather(self, ids):
+        """(B, T) to (B, width T)."""
+        if ids is None:
+            return None
+        return all_gather(ids, self.call.axis_name, axis=1, tiled=True, **self.options)
+
+    def repeats(self, key_heads: int) -> int:
+        """Return how many of each key head are sent beyond the first."""
+        return math.lcm(key_heads, self.width) // key_heads - 1
+
+    def repeat(self, x, key_heads: int):
+        """Repeat key heads so that the width divides them."""
+        count = self.repeats(key_heads) + 1
+        return jnp.repeat(x, count, axis=2) if count > 1 else x
+
+    def sum_repeated(self, x, key_heads: int):
+        """Undo :meth:`repeat`, of gradients."""
+        if not self.repeats(key_heads):
+            return x
+        return x.reshape(*x.shape[:2], key_heads, -1, x.shape[3]).sum(3)
+
+    def _mine(self, x):
+        """Return this rank's part of the heads of (B, N)."""
+        count = self.heads // self.width
+        start = self.call.rank() % self.width * count
+        return jax.lax.dynamic_slice_in_dim(x, start, count, axis=1)
+
+    def heads_back(self, x):
+        """Put the gradient of this rank's heads, (B, N / width), among zeros."""
+        if x is None:
+            return None
+        count = self.heads // self.width
+        whole = jnp.zeros_like(x, shape=(x.shape[0], self.heads))
+        start = self.call.rank() % self.width * count
+        return jax.lax.dynamic_update_slice_in_dim(whole, x, start, axis=1)
+
+    def terms(self, terms, queries: int):
+        """Return the terms of this rank's heads and of all tokens of the group.
+
+        Args:
+          terms: of all heads and of this rank's tokens.
+          queries: how many tokens that are.
+        """
+        bias = terms.bias
+        if bias is not None:
+            bias = jnp.broadcast_to(bias, (*bias.shape[:2], queries, bias.shape[3]))
+        if bias is not None and bias.shape[1] > 1:
+            bias = self._all_to_all(bias, 1, 2)
+        elif bias is not None:
+            bias = all_gather(
+                bias, self.call.axis_name, axis=2, tiled=True, **self.options
+            )
+        slopes, seeds = (
+            None if x is None else self._mine(x) for x in (terms.slopes, terms.seeds)
+        )
+        return terms._replace(bias=bias, slopes=slopes, seeds=seeds)
+
+    def bias_back(self, grad, shape):
+        """Undo :meth:`terms`, of the gradient of a bias of that shape."""
+        if grad is None:
+            return None
+        if shape[1] > 1:
+            grad = self._all_to_all(grad, 2, 1)
+        else:
+            options = {"scatter_dimension": 2, "tiled": True, **self.options}
+            grad = psum_scatter(grad, self.call.axis_name, **options)
+        return grad.sum(2, keepdims=True) if shape[2] == 1 else grad

@@ -1,0 +1,71 @@
+import dense
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import split
+
+from jaxcomm.attention import combine
+
+
+@pytest.mark.parametrize("scatter", [None, 0, 1, 2])
+def test_attention_to_parts_of_a_cache_is_attention_to_all_of_it(scatter):
+    shape, keys = (4, 4, 4, 8), (4, 40, 2, 8)
+    query, key, value, (grad_out, grad_lse) = split.random_inputs(shape, keys)
+    sees = np.array([7, 40, 0, 23])  # The cache is filled so far; one is empty.
+    mesh = split.ring_over(4)
+
+    def local(query, key, value):
+        rank = jax.lax.axis_index("context")
+        key, value = (jnp.repeat(x, 2, 2) for x in (key, value))
+        scores = jnp.einsum("btnh,bsnh->btns", query, key) * 8**-0.5
+        at = rank * key.shape[1] + jnp.arange(key.shape[1])
+        scores = jnp.where(at < sees[:, None, None, None], scores, -jnp.inf)
+        lse = jax.nn.logsumexp(scores, -1)
+        safe = jnp.where(jnp.isneginf(lse), 0, lse)
+        out = jnp.einsum("btns,bsnh->btnh", jnp.exp(scores - safe[..., None]), value)
+        return combine(out, lse, "context", scatter=scatter)
+
+    spec = jax.P(*[None] * (scatter or 0), "context") if scatter is not None else None
+    split_keys = jax.P(None, "context")
+    whole = jax.shard_map(
+        local,
+        mesh=mesh,
+        in_specs=(jax.P(), split_keys, split_keys),
+        out_specs=jax.P() if spec is None else spec,
+        check_vma=False,
+    )
+    options = dense.Options(key_lengths=sees)
+    expected = dense.attention(query, key, value, options)
+    found = jax.jit(whole)(query, key, value)
+    split.assert_close(found, expected[:2], 1e-5)
+    if scatter is not None:
+
+        def loss(key, value):
+            out, lse = whole(query, key, value)
+            real = jnp.asarray(sees > 0)[:, None, None]
+            lse = jnp.where(real, lse, 0)
+            return (out * grad_out).sum() + (lse * grad_lse).sum()
+
+        grads = jax.jit(jax.grad(loss, (0, 1)))(key, value)
+        expected = dense.attention(query, key, value, options, (grad_out, grad_lse))
+        for ours, theirs in zip(grads, expected[3:5], strict=True):
+            np.testing.assert_allclose(ours, theirs, atol=1e-5)
+
+
+def test_what_cannot_be_divided_is_refused():
+    mesh = split.ring_over(4)
+
+    def call(**options):
+        def local():
+            return combine(
+                jnp.ones((1, 3, 2, 4)), jnp.ones((1, 3, 2)), "context", **options
+            )
+
+        run = jax.shard_map(local, mesh=mesh, in_specs=(), out_specs=jax.P())
+        return jax.eval_shape(run)
+
+    with pytest.raises(ValueError, match=r"combine: scatter=1 of out .* over 4 ranks"):
+        call(scatter=1)
+    with pytest.raises(NameError, match=r"Call jaxcomm\.attention\.combine inside"):
+        combine(jnp.ones((1, 3, 2, 4)), jnp.ones((1, 3, 2)), "context")

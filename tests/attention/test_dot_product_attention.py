@@ -1,0 +1,49 @@
+"""The twin of jax.nn.dot_product_attention for plain jit, in natural order."""
+
+import dense
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import split
+
+import jaxcomm
+
+
+@pytest.mark.parametrize("tokens", [32, 29])
+@pytest.mark.parametrize("has_documents", [False, True])
+def test_natural_order_in_and_out_with_gradients(make_mesh, tokens, has_documents):
+    mesh = make_mesh(data=2, context=4)
+    *arrays, grads = split.random_inputs((2, tokens, 4, 8), (2, tokens, 2, 8))
+    rng = np.random.default_rng(0)
+    bias = jnp.asarray(rng.standard_normal((1, 4, tokens, tokens)), jnp.float32)
+    ids = np.sort(rng.integers(0, 3, (2, tokens)), 1) if has_documents else None
+
+    def attend(query, key, value, bias):
+        return jaxcomm.dot_product_attention(
+            query, key, value, bias, mesh=mesh, axis_name="context", is_causal=True,
+            query_segment_ids=ids, return_residual=True,
+        )  # fmt: skip
+
+    (out, lse), transpose = jax.vjp(jax.jit(attend), *arrays, bias)
+    options = dense.Options(is_causal=True, bias=bias, query_ids=ids)
+    expected = dense.attention(*arrays, options, grads)
+    split.assert_close((out, lse, *transpose(grads)), expected, 1e-5)
+
+
+def test_meshes_of_explicit_axes_and_a_window():
+    x = jax.random.normal(jax.random.key(0), (2, 61, 4, 8))
+    expected = jax.nn.dot_product_attention(
+        x, x, x, is_causal=True, local_window_size=(7, 0)
+    )
+    with jax.set_mesh(jax.make_mesh((8,), ("context",))):
+        found = jaxcomm.dot_product_attention(
+            x, x, x, axis_name="context", is_causal=True, local_window_size=(7, 0)
+        )
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_without_a_mesh_the_error_says_what_to_do():
+    x = jnp.ones((1, 8, 2, 4))
+    with pytest.raises(ValueError, match=r"is not in the mesh .*under jax\.set_mesh"):
+        jaxcomm.dot_product_attention(x, x, x, axis_name="context")

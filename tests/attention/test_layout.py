@@ -1,0 +1,158 @@
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxcomm.attention.layout import Layout
+from jaxcomm.attention.schedules.registry import SCHEDULES
+from jaxcomm.attention.schedules.zigzag import Zigzag
+
+every_schedule = pytest.mark.parametrize("schedule", sorted(SCHEDULES))
+
+
+@every_schedule
+@pytest.mark.parametrize("size", [1, 2, 3, 8])
+@pytest.mark.parametrize("length", [0, 1, 8, 31])
+@pytest.mark.parametrize("arrays", [np, jnp])
+def test_restore_undoes_reorder(schedule, size, length, arrays):
+    x = arrays.arange(2 * length * 3).reshape(2, length, 3)
+    layout = Layout(schedule, size, length)
+    ordered = layout.reorder(x)
+    assert ordered.shape == (2, -(-length // size) * size, 3)
+    assert type(ordered) is type(x)
+    np.testing.assert_array_equal(layout.restore(ordered), x)
+
+
+@every_schedule
+def test_each_rank_gets_the_tokens_at_its_positions_and_zeros(schedule):
+    x = np.arange(1, 32)
+    layout = Layout(schedule, 4, 31)
+    blocks = layout.reorder(x, axis=0).reshape(4, -1)
+    padded = np.append(x, 0)
+    for rank, block in enumerate(blocks):
+        np.testing.assert_array_equal(block, padded[layout.positions_of(rank)])
+
+
+def test_trees_are_reordered_leaf_by_leaf_with_a_negative_axis_too():
+    tree = {"tokens": jnp.arange(8), "mask": jnp.arange(16).reshape(2, 8) > 3}
+    layout = Layout("zigzag", 2, 8)
+    ordered = layout.reorder(tree, axis=-1)
+    assert ordered["tokens"].tolist() == [0, 1, 6, 7, 2, 3, 4, 5]
+    assert ordered["mask"].dtype == bool
+    restored = layout.restore(ordered, axis=-1)
+    assert jax.tree.all(jax.tree.map(jnp.array_equal, restored, tree))
+
+
+def test_the_gradient_of_reorder_is_restore():
+    layout = Layout("zigzag", 2, 7)
+    x = jnp.arange(7.0)
+    _, transpose = jax.vjp(lambda x: layout.reorder(x, axis=0), x)
+    np.testing.assert_array_equal(transpose(layout.reorder(x + 5, axis=0))[0], x + 5)
+
+
+def test_positions_inside_shard_map_are_those_of_the_rank(mesh_of):
+    layout = Layout("zigzag", 2, 7)
+    found = jax.jit(
+        jax.shard_map(
+            lambda: layout.positions("context"),
+            mesh=mesh_of(2),
+            in_specs=(),
+            out_specs=jax.P("context"),
+        )
+    )()
+    assert found.tolist() == [0, 1, 6, 7, 2, 3, 4, 5]
+    assert found.dtype == jnp.int32
+
+
+def test_layouts_are_values():
+    one, other = Layout("zigzag", 2, 7), Layout(Zigzag(), 2, 7)
+    assert one == other
+    assert hash(one) == hash(other)
+    assert one != Layout("striped", 2, 7)
+    assert one != Layout("zigzag", 4, 7)
+    assert one != Layout("zigzag", 2, 8)
+    assert jax.tree.leaves(one) == []
+    assert jax.jit(lambda layout: layout)(one) == one
+
+
+@pytest.mark.parametrize("length", [16, 13])
+def test_arrays_stay_sharded_on_a_mesh_of_explicit_axes(length):
+    mesh = jax.make_mesh((2, 4), ("data", "context"))
+    layout = Layout("zigzag", 4, length)
+    x = np.arange(4.0 * length).reshape(2, length, 2)
+    with jax.set_mesh(mesh):
+        # 13 tokens cannot be split in their natural order.
+        spec = ("data", "context" if length == 16 else None)
+        given = jax.device_put(x, jax.NamedSharding(mesh, jax.P(*spec)))
+        dealt = layout.reorder(given)
+        assert dealt.sharding.spec[:2] == spec
+        np.testing.assert_array_equal(dealt, layout.reorder(x))
+        split = jax.device_put(
+            layout.reorder(x), jax.NamedSharding(mesh, jax.P("data", "context"))
+        )
+        for restore in (layout.restore, jax.jit(layout.restore)):
+            back = restore(split)
+            np.testing.assert_array_equal(back, x)
+            assert back.sharding.spec[:2] == spec
+        gradient = jax.jit(jax.grad(lambda x: (layout.restore(x) ** 2).sum()))(split)
+        np.testing.assert_array_equal(gradient, 2 * np.asarray(split))
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda: Layout("zigzag", 0, 8), "Layout: size=0 ranks. Pass the size of the"),
+        (lambda: Layout("zigzag", 2, -1), "Layout: length=-1 tokens. Pass zero or"),
+        (lambda: Layout("spiral", 2, 8), "schedule='spiral' is not known"),
+        (
+            lambda: Layout("zigzag", 2, 4).reorder(jnp.ones(4)),
+            r"Layout.reorder: axis=1 was asked for, but x has shape \(4,\). Pass",
+        ),
+        (
+            lambda: Layout("zigzag", 2, 4).reorder(jnp.ones(5), axis=0),
+            "Layout.reorder: dimension 0 of x has 5 tokens, and the layout is of 4",
+        ),
+        (
+            lambda: Layout("zigzag", 2, 7).reorder(jnp.ones(8), axis=0),
+            "Layout.reorder: dimension 0 of x has 8 tokens, and the layout is of 7",
+        ),
+        (
+            lambda: Layout("zigzag", 2, 7).restore(jnp.ones(7), axis=0),
+            "Layout.restore: dimension 0 of x has 7 tokens, and the 2 ranks of the lay"
+            "out hold 8",
+        ),
+    ],
+)
+def test_bad_values_say_what_was_asked_and_found(call, text):
+    with pytest.raises(ValueError, match=text):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("call", "what"),
+    [
+        (lambda: Layout("zigzag", 2.0, 4), "Layout: size must be an integer"),
+        (lambda: Layout("zigzag", 2, 4.5), "Layout: length must be an integer"),
+        (lambda: Layout(2, 2, 4), "schedule=2 is of type int"),
+        (
+            lambda: Layout("zigzag", 2, 4).reorder(jnp.ones((1, 4)), axis=1.0),
+            "Layout.reorder: axis must be an integer",
+        ),
+    ],
+)
+def test_what_counts_is_an_integer(call, what):
+    with pytest.raises(TypeError, match=what):
+        call()
+
+
+def test_positions_refuse_an_axis_of_another_size_or_none(mesh_of):
+    positions = functools.partial(Layout("zigzag", 2, 7).positions, "context")
+    with pytest.raises(NameError, match=r"context.*inside jax\.shard_map"):
+        positions()
+    whole = jax.shard_map(
+        positions, mesh=mesh_of(4), in_specs=(), out_specs=jax.P("context")
+    )
+    with pytest.raises(ValueError, match="layout is of 2 ranks, and axis 'context' ha"):
+        jax.eval_shape(whole)
