@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from jaxcomm.attention.kernels.operands import Terms
 from jaxcomm.attention.merge import merge
+from jaxcomm.attention.names import keep
 from jaxcomm.attention.strategies.strategy import Call, Inputs, Saved
 
 
@@ -31,7 +32,7 @@ def _forward(call: Call, inputs: Inputs, sinks):
         # A sink is a key that every row sees, with a value of zeros.
         of_sinks = jnp.broadcast_to(sinks, lse.shape)
         out, lse = merge(out.astype(lse.dtype), lse, jnp.zeros_like(out), of_sinks)
-    out = out.astype(inputs.query.dtype)
+    out, lse = keep((out.astype(inputs.query.dtype), lse))
     return (out, lse), (kept, out, lse, sinks)
 
 

@@ -47,7 +47,7 @@ def document_layout(lengths: Sequence[int], size: int) -> Layout:
       ValueError: ``size`` is below one, or a length is negative.
       TypeError: a number is no integer.
 
-    >>> document_layout([4, 2, 2], 2).order
+    >>> document_layout([4, 4], 2).order
     array([[0, 1, 2, 3],
            [4, 5, 6, 7]], dtype=int32)
     """

@@ -167,7 +167,7 @@ def dot_product_attention(
         trained,
     )
     of_each = ((tokens,) * 4, (tokens, rows, rows), None, None, None)
-    place = functools.partial(_placed, axes=axes)
+    place = functools.partial(_placed, mesh=mesh, axes=axes)
     given = tuple(
         jax.tree.map(lambda leaf: place(leaf, axis=None), x)
         if axis is None
@@ -191,20 +191,20 @@ def _rows(deal, split, whole, axis: int):
     return whole if split is None else deal(split, "query", axis)
 
 
-def _placed(x, *, axes, axis: int | None):
+def _placed(x, *, mesh, axes, axis: int | None):
     """Split a dimension over the axes, where types say how arrays are split."""
     if x is None:
         return None
-    sharding = compat.explicit_sharding(x)
-    if sharding is None:
+    if jax.sharding.AxisType.Explicit not in mesh.axis_types:
         return x
     spec = [None] * x.ndim
-    for i, names in enumerate(sharding.spec):
+    sharding = compat.explicit_sharding(x)
+    for i, names in enumerate(() if sharding is None else sharding.spec):
         names = names if isinstance(names, tuple) or names is None else (names,)
         spec[i] = tuple(n for n in names or () if n not in axes) or None
     if axis is not None:
         spec[axis] = axes
-    return jax.reshard(x, sharding.update(spec=jax.P(*spec)))
+    return jax.reshard(x, jax.NamedSharding(mesh, jax.P(*spec)))
 
 
 def _cut(x, length: int, axis: int):

@@ -64,16 +64,16 @@ class Mask:
           queries, keys: tokens whose arrays broadcast together.
         """
         seen = queries.positions < self.query_length
-        seen &= keys.positions < self.key_length
+        seen = seen & (keys.positions < self.key_length)
         if self.right == 0:
-            seen &= queries.positions >= keys.positions
+            seen = seen & (queries.positions >= keys.positions)
         elif self.right is not None:
-            seen &= queries.positions - keys.positions >= -self.right
+            seen = seen & (queries.positions - keys.positions >= -self.right)
         if self.left is not None:
-            seen &= queries.positions - keys.positions <= self.left
+            seen = seen & (queries.positions - keys.positions <= self.left)
         if queries.segment_ids is not None:
-            seen &= queries.segment_ids == keys.segment_ids
-            seen &= queries.segment_ids >= 0
+            seen = seen & (queries.segment_ids == keys.segment_ids)
+            seen = seen & (queries.segment_ids >= 0)
         return seen
 
     def modes(self, query_tiles: Tokens, key_tiles: Tokens) -> jax.Array:

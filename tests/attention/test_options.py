@@ -234,3 +234,33 @@ def test_hops_that_no_rank_sees_are_not_sent(mesh_of, schedule, options, sends):
         jax.block_until_ready(jax.jit(attend("halo"))(x))
         (found,) = jaxcomm.communicators()
         assert found.stats()["bytes"] == 8 * problem.rows["halo"].forward_bytes
+
+
+@pytest.mark.parametrize("strategy", ["ring", "all_gather", "ulysses", "usp"])
+def test_the_error_in_bfloat16_is_that_of_one_device(strategy):
+    """One key head: Ulysses repeats it, and sums its gradients."""
+    *arrays, grads = split.random_inputs(
+        (1, 256, 8, 16), (1, 256, 1, 16), dtype=jnp.bfloat16
+    )
+    options = dense.Options(is_causal=True)
+    expected = dense.attention(*arrays, options, grads)
+
+    def errors(size, strategy):
+        found = split.attend(*arrays, options, grads, size=size, strategy=strategy)
+        pairs = zip(found[:5], expected[:5], strict=True)
+        return np.array(
+            [
+                np.sqrt(np.mean((np.asarray(a, np.float64) - b) ** 2) / np.mean(b**2))
+                for a, b in pairs
+            ]
+        )
+
+    alone = errors(1, "ring")
+    few = errors(
+        4 if strategy == "usp" else 2, Usp(2) if strategy == "usp" else strategy
+    )
+    many = errors(8, Usp(4) if strategy == "usp" else strategy)
+    assert (many <= 2.5 * alone + 2e-3).all(), (alone, many)
+    # The residual is float32 already; its error is all rounding noise.
+    ratios = np.delete(many / few, 1)
+    assert ratios.max() <= 1.2, ratios

@@ -10,6 +10,9 @@ from jaxcomm.attention.mask import Tokens
 # cores. Measured flat within 3 % from 256 x 1024 to 1024 x 512; small wins at the mask.
 _ROWS = 512
 _KEYS = 512
+# Within documents small tiles skip more, and less of them needs the mask: 16 documents
+# of 1,024 tokens took a fifth less time.
+_OF_DOCUMENTS = 256
 # With many query heads per key head a tile keeps at least so many queries.
 _FEWEST_QUERIES = 64
 # The position of keys that fill up a tile: beyond all.
@@ -33,9 +36,12 @@ class Tiling:
         self.all_heads = self.batch * self.heads
         self.group = self.query_heads // self.heads
         self.dtype = sum_dtype(query.dtype)
-        queries = max(_FEWEST_QUERIES, _ROWS // self.group)
+        rows, keys = _ROWS, _KEYS
+        if operands.queries.segment_ids is not None:
+            rows, keys = min(rows, _OF_DOCUMENTS), min(keys, _OF_DOCUMENTS)
+        queries = max(_FEWEST_QUERIES, rows // self.group)
         self.queries = Tiles.fit(config.query_segments, queries)
-        self.keys = Tiles.fit(config.key_segments, _KEYS)
+        self.keys = Tiles.fit(config.key_segments, keys)
 
     def split_queries(self, x, fill: float = 0):
         """(B, T, N[, D]) to (B K, tiles, rows[, D]); rows count group, then token."""

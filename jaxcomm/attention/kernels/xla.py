@@ -17,7 +17,7 @@ from jaxcomm.attention.kernels.bias import BiasTiles
 from jaxcomm.attention.kernels.operands import Grads, HopConfig, Operands
 from jaxcomm.attention.kernels.scores import Tile
 from jaxcomm.attention.kernels.tiling import Tiling
-from jaxcomm.attention.mask import Tokens
+from jaxcomm.attention.mask import SKIP, Tokens
 from jaxcomm.attention.merge import at_least_half
 
 
@@ -34,7 +34,17 @@ def hop_forward(operands: Operands, *, config: HopConfig):
     """
     tiling = Tiling(operands, config)
     work = _Work(operands, tiling, config)
-    queries = tiling.split_queries(operands.query) * config.scale
+
+    def nothing():
+        shape = (*operands.query.shape[:3], operands.value.shape[3])
+        out = jnp.zeros_like(operands.query, tiling.dtype, shape=shape)
+        return out, jnp.full_like(out[..., 0], -jnp.inf)
+
+    return work.if_visible(lambda: _forward(operands, tiling, work), nothing)
+
+
+def _forward(operands: Operands, tiling: Tiling, work: "_Work"):
+    queries = tiling.split_queries(operands.query) * work.config.scale
     keys, values = map(tiling.split_keys, (operands.key, operands.value))
 
     def of_head(of):
@@ -96,6 +106,7 @@ class _Work:
 
     def __init__(self, operands: Operands, tiling: Tiling, config: HopConfig):
         self.config, self.tiling = config, tiling
+        self.has_documents = operands.queries.segment_ids is not None
         queries, keys = tiling.split_tokens(operands.queries, operands.keys)
         modes = config.mask.modes(queries, keys)
         terms = operands.terms
@@ -115,6 +126,13 @@ class _Work:
             slopes=rows_of(terms.slopes),
             seeds=rows_of(terms.seeds),
         )
+
+    def if_visible(self, compute, nothing):
+        """Compute the hop, or nothing where its documents have nothing in common."""
+        modes = self._shared[2]
+        if not self.has_documents:
+            return compute()
+        return jax.lax.cond((modes != SKIP).any(), compute, nothing)
 
     def of_head(self, head: _Head) -> _Head:
         """Fill in what all heads share."""
@@ -197,7 +215,24 @@ def hop_backward(operands: Operands, grad_out, lse, delta, *, config: HopConfig)
     """
     tiling = Tiling(operands, config)
     work = _Work(operands, tiling, config)
-    queries = tiling.split_queries(operands.query) * config.scale
+    terms = operands.terms
+    given = (*operands[:3], terms.bias, terms.slopes)
+
+    def nothing():
+        return Grads(
+            *(None if x is None else jnp.zeros_like(x, tiling.dtype) for x in given)
+        )
+
+    def compute():
+        return _backward(operands, grad_out, lse, delta, tiling, work)
+
+    return work.if_visible(compute, nothing)
+
+
+def _backward(
+    operands: Operands, grad_out, lse, delta, tiling: Tiling, work: "_Work"
+) -> Grads:
+    queries = tiling.split_queries(operands.query) * work.config.scale
     keys, values = map(tiling.split_keys, (operands.key, operands.value))
     # exp(score - inf) is 0: rows that see no key, and padding, give no gradient.
     lse = tiling.split_queries(jnp.where(jnp.isneginf(lse), jnp.inf, lse), jnp.inf)
@@ -269,7 +304,7 @@ def hop_backward(operands: Operands, grad_out, lse, delta, *, config: HopConfig)
     grad_bias, outs = jax.lax.scan(of_head, grad_bias, of_all)
     grad_query, grad_key, grad_value, grad_slopes = outs
     return Grads(
-        tiling.join_queries(grad_query) * config.scale,
+        tiling.join_queries(grad_query) * work.config.scale,
         tiling.join_keys(grad_key),
         tiling.join_keys(grad_value),
         None if work.bias is None else work.bias.join(grad_bias),

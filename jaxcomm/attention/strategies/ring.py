@@ -11,6 +11,7 @@ from jaxcomm.attention.kernels.operands import Grads, Operands, sum_dtype
 from jaxcomm.attention.kernels.primitive import hop_backward, hop_forward
 from jaxcomm.attention.mask import Mask
 from jaxcomm.attention.merge import merge
+from jaxcomm.attention.names import keep
 from jaxcomm.attention.problem import Problem
 from jaxcomm.attention.schedules.block import Blocks
 from jaxcomm.attention.strategies.strategy import (
@@ -246,7 +247,7 @@ class _Loop:
 
     def kept(self, block: Block) -> Inputs:
         """Return what the backward pass needs: the inputs, with the last block."""
-        key, value, ids = block
+        key, value, ids = keep(block) if len(self.hops) > 1 else block
         return self.inputs._replace(key=key, value=value, key_ids=ids)
 
     def shift(self, turn: int) -> int:

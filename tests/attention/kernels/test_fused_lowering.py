@@ -334,3 +334,32 @@ def test_a_jax_that_has_moved_cudnn_is_left_alone(unlike_any_known, lower, error
 def test_this_jax_is_as_jaxcomm_knows_it():
     assert compat.cudnn_attention_mismatch() is None
     assert set(SCHEDULES) == {"contiguous", "striped", "zigzag"}
+
+
+def test_a_program_for_gpus_that_uses_tiles_says_why_once(monkeypatch, lower):
+    monkeypatch.setattr(cudnn_support, "_local_gpus", lambda: ["a GPU"])
+    monkeypatch.setattr(cudnn_support, "_why_not_on", lambda gpus, head_size: None)
+    cudnn_support._warn_once.cache_clear()
+    options = {"local_window_size": (3, 0)}
+    with pytest.warns(RuntimeWarning, match="because it is used without a window"):
+        lower(("cuda",), **options)
+    lower(("cuda",), **options)  # Once: a second warning would be an error here.
+    cudnn_support._warn_once.cache_clear()
+    lower(("cpu",), **options)
+    lower(("cuda",))
+    with pytest.raises(ValueError, match="was asked for, but it is used without a win"):
+        lower(("cuda",), implementation="cudnn", **options)
+
+
+def test_ulysses_calls_cudnn_with_the_whole_sequence_in_its_order(lower):
+    options = {"strategy": "ulysses", "key_heads": 4, "implementation": "cudnn"}
+    text = lower(("cuda",), grads=True, **options)
+    assert {types.count("<2x24x1x64xbf16>") for _, types in _cudnn_calls(text)} == {
+        3,
+        5,
+    }
+    assert set(re.findall(r"mask_type\\22: \\22(\w+)\\22", text)) == {"CAUSAL"}
+    halo = {"strategy": "all_gather", "implementation": "cudnn"}
+    with pytest.raises(ValueError, match="'all_gather' masks by positions"):
+        lower(("cuda",), **halo)
+    assert _cudnn_calls(lower(("cuda",), is_causal=False, **halo))
