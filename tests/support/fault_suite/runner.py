@@ -144,7 +144,7 @@ class Begun:
             "devices": 2 // count,
             "address": f"127.0.0.1:{keeper.getsockname()[1]}",
             "is_gpu": hardware.is_gpu,
-            "variables": _variables(cases[0], folder),
+            "variables": _variables(cases[0], folder, hardware),
         }
         self._processes = []
         for index in range(count):
@@ -190,9 +190,12 @@ def run(
     return Begun(cases, hardware, folder, starts).finish(hang_seconds)
 
 
-def _variables(case, folder):
+def _variables(case, folder, hardware):
     deadline = _NO_DEADLINE_SECONDS
-    if case.fault in ("late", "refused", "async_error"):
+    # With jax 0.11 a process that leaves in order stays until all leave, so its end is
+    # not what ends the wait.
+    stays = case.fault == "exits" and hardware.is_gpu
+    if stays or case.fault in ("late", "refused", "async_error"):
         deadline = DEADLINE_SECONDS
     return {"JAXCOMM_TIMEOUT": str(deadline), "JAXCOMM_DUMP_DIR": str(folder / "dumps")}
 

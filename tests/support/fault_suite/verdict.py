@@ -17,7 +17,7 @@ _OF_NCCL = ("refused", "async_error")
 _CAUSES = {
     "killed": r"\b(process|rank) 1\b",
     "killed_in_loop": r"\b(process|rank) 1\b",
-    "exits": r"\b(process|rank) 1\b",
+    "exits": rf"\b(process|rank) 1\b|\b{DEADLINE_SECONDS:g} s\b",
     "late": rf"\b{DEADLINE_SECONDS:g} s\b",
     # The rank without the error may know no more than that the other did not come.
     "refused": rf"nccl|\b{DEADLINE_SECONDS:g} s\b",
