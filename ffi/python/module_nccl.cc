@@ -138,8 +138,8 @@ void CreateNccl(std::shared_ptr<NcclWorld> world, int64_t key, std::string axes,
   ThrowIfFailedOrInterrupted(status);
 }
 
-// The tensor that a DLPack capsule named "dltensor" points to. Made by hand, since nanobind's
-// takes the GIL when it ends, in whichever of XLA's threads that is.
+// The tensor that a DLPack capsule named "dltensor" points to. Made by hand, since
+// nanobind's takes the GIL when it ends, in whichever of XLA's threads that is.
 struct ManagedTensor {
   nb::dlpack::dltensor tensor;
   void* context = nullptr;
