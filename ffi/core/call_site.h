@@ -18,17 +18,6 @@
 
 namespace jaxcomm {
 
-// Statistics on what a program does between the completion of this call and its next
-// wait. They steer how ranks wait. Shared with ranks that outlive the site.
-struct Gap {
-  std::atomic<bool> stalls{false};    // a program blocked, or ran for milliseconds
-  std::atomic<int> long_runs{0};      // above 0: longer than waking a thread takes
-  std::atomic<bool> overlaps{false};  // a rank began another call before this was done
-  std::atomic<uint64_t> meetings{0};
-  std::atomic<int> rest{
-      0};  // meetings without sleep, after a sleep that gained nothing
-};
-
 class CallSite {
  public:
   // XLA sets the id when the type is registered as a handler's state.
@@ -94,7 +83,9 @@ class CallSite {
   template <typename T, typename Make>
   const std::shared_ptr<const T>& Derived(uint64_t key, const Make& make);
 
-  const std::shared_ptr<Gap>& gap() const { return gap_; }
+  // Whether a program that went on after a call of this site was seen to block. Shared
+  // with ranks that outlive the site.
+  const std::shared_ptr<std::atomic<bool>>& stalls() const { return stalls_; }
 
  private:
   const Attributes attributes_;
@@ -104,7 +95,8 @@ class CallSite {
   const std::shared_ptr<std::atomic<uint64_t>> program_size_;
   const uint64_t ordinal_;
   std::atomic<uint64_t> shared_tag_{0};
-  const std::shared_ptr<Gap> gap_ = std::make_shared<Gap>();
+  const std::shared_ptr<std::atomic<bool>> stalls_ =
+      std::make_shared<std::atomic<bool>>(false);
 
   Mutex mutex_;
   std::atomic<bool> has_shapes_{false};

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <chrono>
 #include <cmath>
+#include <memory>
 #include <optional>
 #include <thread>
 #include <vector>
@@ -99,8 +100,8 @@ class Watchdog {
     }
   }
 
-  // Releases `mutex_` around each poll. Items may be added and removed meanwhile; one
-  // that is skipped for that stays due.
+  // Unlocks around each poll. Items may be added and removed meanwhile; one that is
+  // skipped for that stays due.
   void PollDue(Clock::time_point now) REQUIRES(mutex_) {
     for (size_t i = 0; i < items_.size(); ++i) {
       if (!items_[i].is_active || items_[i].due > now) continue;

@@ -14,7 +14,7 @@
 #include <tuple>
 #include <utility>
 
-#include "ffi/backends/host/local.h"
+#include "ffi/backends/host/local_communicator.h"
 #include "ffi/backends/host/process_set.h"
 #include "ffi/backends/host/segment.h"
 #include "ffi/core/call_site.h"

@@ -56,7 +56,7 @@ struct TwoGroups {
     const CrossingKey key{7, 0, 1, tag};
     std::vector<Crossing*> found;
     for (const auto& arena : arenas) {
-      Crossing* const joined = arena->Join(key, 0b11, 1, "held", 1, channel);
+      Crossing* const joined = arena->Join({key, 0b11, 1, 1, "held"}, channel);
       if (joined == nullptr) return false;
       found.push_back(joined);
     }
@@ -185,8 +185,8 @@ TEST(processes_killed_at_any_time_lose_nothing) {
     DieIn(
         [&] {
           for (uint64_t tag = 0;; ++tag) {
-            Crossing* const alone = ended.Join({7, 0, 1, tag}, 0b1, 1, "", 1, true);
-            Crossing* const shared = ended.Join({7, 0, 2, tag}, 0b11, 1, "", 1, true);
+            Crossing* const alone = ended.Join({{7, 0, 1, tag}, 0b1, 1, 1, ""}, true);
+            Crossing* const shared = ended.Join({{7, 0, 2, tag}, 0b11, 1, 1, ""}, true);
             if (shared != nullptr) {
               ended.Fail(shared, FailedPrecondition("by the test"));
               ended.Leave(shared);
@@ -219,7 +219,7 @@ TEST(a_process_that_dies_alone_in_a_call_is_named_to_those_who_come_later) {
   const auto communicator = MakeLocalCommunicator(spec);
   // A view of the same crossings; the destructor would say that the process has left.
   static auto& dead = *new OpenArena(segment, {0, 1}, 0);
-  Crossing* const alone = dead.Join({7, 0, 1, 1}, 0b11, 1, "all_reduce", 1, true);
+  Crossing* const alone = dead.Join({{7, 0, 1, 1}, 0b11, 1, 1, "all_reduce"}, true);
   kill(child, SIGKILL);
   waitpid(child, nullptr, 0);
   CHECK_TRUE(Comes([&] { return alone->state.load() == Crossing::kFree; }));

@@ -3,7 +3,7 @@
 #include <deque>
 #include <vector>
 
-#include "ffi/backends/host/local.h"
+#include "ffi/backends/host/local_communicator.h"
 #include "tests/ffi/check.h"
 #include "tests/ffi/ranks.h"
 

@@ -1,11 +1,13 @@
-#include "ffi/backends/host/local.h"
+#include "ffi/backends/host/local_communicator.h"
 
 #include <atomic>
 #include <chrono>
 #include <deque>
+#include <string>
 #include <thread>
 #include <vector>
 
+#include "ffi/backends/host/local_wait.h"
 #include "ffi/os/cores.h"
 #include "tests/ffi/check.h"
 #include "tests/ffi/ranks.h"
@@ -184,7 +186,7 @@ TEST(the_time_of_a_pair_begins_when_it_comes) {
   };
   arrive(0), arrive(1);
   for (int r : {0, 1}) CHECK_EQ(outcomes[r].Wait(), "");
-  // The meeting is most of its time old when rank 2 comes.
+  // The round is most of its time old when rank 2 comes.
   std::this_thread::sleep_for(std::chrono::milliseconds(700));
   const auto begin = std::chrono::steady_clock::now();
   arrive(2);
@@ -207,25 +209,6 @@ TEST(a_timeout_says_where_the_missing_rank_waits_instead) {
   CHECK_TRUE(
       one_outcome.Wait().find("Rank 0 waits in all_reduce(float32[2]) instead.") !=
       std::string::npos);
-}
-
-TEST(a_mismatch_on_one_tag_fails_everyone_at_once_with_both_signatures) {
-  auto communicator = MakeLocalCommunicator(Spec(OneGroup(3)));
-  auto sum = MakeSite("all_reduce", {}, {FloatLeaf(2)}, {FloatLeaf(2)});
-  auto longer = MakeSite("all_reduce", {}, {FloatLeaf(3)}, {FloatLeaf(3)});
-  RankBuffers zero(2, 2, 1), one(3, 3, 1), two(2, 2, 1);
-  Outcome outcomes[3];
-  zero.Arrive(*communicator, sum.get(), 1, 100, nullptr, &outcomes[0]);
-  one.Arrive(*communicator, longer.get(), 1, 101, nullptr, &outcomes[1]);
-  const std::string expected =
-      "over axes ('x',): rank 1 of 3 (cpu:101) called all_reduce(float32[3]) where "
-      "the ranks before it called all_reduce(float32[2]); every rank must run the "
-      "same collectives in the same order";
-  CHECK_EQ(outcomes[0].Wait(), expected);
-  CHECK_EQ(outcomes[1].Wait(), expected);
-  two.Arrive(*communicator, sum.get(), 1, 102, nullptr, &outcomes[2]);
-  CHECK_EQ(outcomes[2].Wait(), expected);
-  CHECK_EQ(communicator->stats().in_flight, 0);
 }
 
 TEST(closing_fails_whoever_waits_and_whoever_comes) {
@@ -315,52 +298,29 @@ TEST(a_rank_whose_program_blocks_holds_nobody_else_up) {
   CHECK_EQ(released.load(), kRanks);
 }
 
-// Of all ends of the first of `sites`, begun one after the other by every rank in every
-// round, the part that was there when its handler returned.
-double PartThatStayed(const std::vector<CallSite*>& sites, int size, int64_t elements) {
-  constexpr int kRounds = 20;
-  auto communicator = MakeLocalCommunicator(Spec(OneGroup(size)));
-  std::atomic<int> stayed{0}, wrong{0};
-  std::vector<std::thread> threads;
-  for (int r = 0; r < size; ++r) {
-    threads.emplace_back([&, r] {
-      std::vector<RankBuffers> buffers(sites.size(), {elements, elements, 1.0f});
-      for (int round = 0; round < kRounds; ++round) {
-        std::deque<Outcome> outcomes(sites.size());
-        for (size_t i = 0; i < sites.size(); ++i) {
-          const uint64_t tag = i + 1;
-          buffers[i].Arrive(*communicator, sites[i], round, 100 + r, nullptr,
-                            &outcomes[i], tag);
-          stayed += i == 0 && outcomes[i].done();
-        }
-        for (size_t i = 0; i < sites.size(); ++i) {
-          wrong += !outcomes[i].Wait().empty();
-          wrong += buffers[i].result.back() != static_cast<float>(size);
-        }
-      }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  CHECK_EQ(wrong.load(), 0);
-  return static_cast<double>(stayed) / (kRounds * size);
-}
-
-TEST(among_many_ranks_only_a_large_collective_with_nothing_beside_it_holds_a_thread) {
-  const int size = 2 * Cores() + 1;
-  const auto site = [](int64_t elements) {
-    return MakeSite("all_reduce", {}, {FloatLeaf(elements)}, {FloatLeaf(elements)});
+TEST(a_rank_spins_where_the_missing_ones_have_cores) {
+  const int cores = Cores();
+  const auto spins = [](const char* collective, int64_t elements, int ranks, int come) {
+    std::vector<int64_t> params;
+    if (collective == std::string("permute")) {
+      for (int rank = 0; rank < ranks; ++rank) params.push_back((rank + 1) % ranks);
+    }
+    auto site =
+        MakeSite(collective, params, {FloatLeaf(elements)}, {FloatLeaf(elements)});
+    LocalRound round(static_cast<size_t>(ranks));
+    round.Reset(site.get(), 1);
+    round.come = come;
+    CHECK_TRUE(FindHostPlan(*site, ranks, &round.plan).success());
+    return ShouldSpin(round, ranks);
   };
-  const int64_t large = (64 << 10) / size + 1;  // 256 KiB of all
-  const auto first = site(large), second = site(large);
-  // A rank that slept in vain, as beside other programs of the machine, makes the site
-  // rest: a new one in each attempt.
-  double stayed = 0;
-  for (int attempt = 0; attempt < 10 && stayed <= 0.5; ++attempt) {
-    stayed = PartThatStayed({site(large).get()}, size, large);
-  }
-  CHECK_TRUE(stayed > 0.5);
-  CHECK_TRUE(PartThatStayed({first.get(), second.get()}, size, large) < 0.5);
-  CHECK_TRUE(PartThatStayed({site(8).get()}, size, 8) < 0.5);
+  constexpr int64_t kSmall = 8, kLarge = 64 << 10;
+  CHECK_TRUE(spins("all_reduce", kSmall, cores, 1));
+  // Among more ranks than cores, only pairs help each other to move.
+  CHECK_TRUE(!spins("all_reduce", kSmall, cores + 1, 2));
+  CHECK_TRUE(!spins("all_reduce", kLarge, cores + 1, 2));
+  CHECK_TRUE(!spins("permute", kSmall, cores + 1, 2));
+  CHECK_TRUE(spins("permute", kLarge, cores + 1, 2));
+  CHECK_TRUE(!spins("permute", kLarge, cores + 1, 1));
 }
 
 TEST(deadlines_and_arrivals_race_without_losing_anyone) {

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "ffi/backends/host/arena.h"
-#include "ffi/backends/host/local.h"
+#include "ffi/backends/host/local_communicator.h"
 #include "ffi/backends/host/process_set.h"
 #include "tests/ffi/check.h"
 #include "tests/ffi/ranks.h"

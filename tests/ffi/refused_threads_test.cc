@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "ffi/backends/host/local.h"
+#include "ffi/backends/host/local_communicator.h"
 #include "ffi/backends/host/process_set.h"
 #include "ffi/os/peer_watch.h"
 #include "tests/ffi/check.h"

@@ -22,40 +22,37 @@ uint64_t CrossingKey::Hash() const {
 }
 
 Arena::Arena(std::shared_ptr<Segment> segment, std::vector<int> names, int self)
-    : ArenaMemory(std::move(segment), static_cast<int>(names.size())),
-      names_(std::move(names)),
-      self_(self) {}
+    : CrossingFailures(std::move(segment), std::move(names), self) {}
 
 Arena::~Arena() {
-  process(self_).presence.store(ProcessState::kLeft, std::memory_order_release);
+  process(self()).presence.store(ProcessState::kLeft, std::memory_order_release);
   uint64_t everyone = 0;
   for (int i = 0; i < processes(); ++i) everyone |= uint64_t{1} << i;
   Ring(everyone);
 }
 
-Crossing* Arena::Join(const CrossingKey& key, uint64_t members, uint64_t signature,
-                      std::string_view call, uint64_t number, bool wants_channel) {
+Crossing* Arena::Join(const CrossingRequest& request, bool wants_channel) {
   const auto relaxed = std::memory_order_relaxed;
-  ProcessState& me = process(self_);
-  me.last.Store(call);
-  me.last_number.store(number, relaxed);
+  ProcessState& me = process(self());
+  me.last.Store(request.call);
+  me.last_number.store(request.number, relaxed);
   Lock lock(*this);
   if (!lock) return nullptr;
-  const Places places = FindLocked(key);
+  const Places places = FindLocked(request.key);
   Crossing* joined = places.found;
   if (joined != nullptr) {
-    FailIfCallsDifferLocked(joined, signature, call);
+    FailIfCallsDifferLocked(joined, request.signature, request.call);
   } else {
     joined = places.free != nullptr ? places.free : places.stale;
     if (joined == nullptr) {
       AskToBeRungLocked();
       return nullptr;
     }
-    OpenLocked(joined, key, members, signature, call);
+    OpenLocked(joined, request);
   }
-  FailIfUnheardLocked(joined);
-  seat(joined, self_).state.store(Seat::kHere, relaxed);
-  joined->here.fetch_or(uint64_t{1} << self_, std::memory_order_acq_rel);
+  FailIfLateFailureLocked(joined);
+  seat(joined, self()).state.store(Seat::kHere, relaxed);
+  joined->here.fetch_or(uint64_t{1} << self(), std::memory_order_acq_rel);
   if (wants_channel && joined->error.load(relaxed) == 0) AssignChannelLocked(joined);
   return joined;
 }
@@ -75,7 +72,7 @@ Arena::Places Arena::FindLocked(const CrossingKey& key) const {
                candidate->group.load(relaxed) == key.group &&
                candidate->run.load(relaxed) == key.run &&
                candidate->tag.load(relaxed) == key.tag &&
-               seat(candidate, self_).state.load(relaxed) == Seat::kAbsent) {
+               seat(candidate, self()).state.load(relaxed) == Seat::kAbsent) {
       // A process that waits for nobody may be several executions ahead: the oldest.
       if (is_older(candidate, places.found)) places.found = candidate;
     } else if (candidate->error.load(relaxed) != 0 &&
@@ -87,8 +84,7 @@ Arena::Places Arena::FindLocked(const CrossingKey& key) const {
   return places;
 }
 
-void Arena::OpenLocked(Crossing* crossing, const CrossingKey& key, uint64_t members,
-                       uint64_t signature, std::string_view call) {
+void Arena::OpenLocked(Crossing* crossing, const CrossingRequest& request) {
   const auto relaxed = std::memory_order_relaxed;
   if (crossing->state.load(relaxed) != Crossing::kFree) {
     // A stale one may still have a channel.
@@ -97,18 +93,18 @@ void Arena::OpenLocked(Crossing* crossing, const CrossingKey& key, uint64_t memb
     crossing->state.store(Crossing::kFree, relaxed);
     std::atomic_signal_fence(std::memory_order_seq_cst);
   }
-  crossing->communicator.store(key.communicator, relaxed);
-  crossing->group.store(key.group, relaxed);
-  crossing->run.store(key.run, relaxed);
-  crossing->tag.store(key.tag, relaxed);
-  crossing->members.store(members, relaxed);
-  crossing->signature.store(signature, relaxed);
+  crossing->communicator.store(request.key.communicator, relaxed);
+  crossing->group.store(request.key.group, relaxed);
+  crossing->run.store(request.key.run, relaxed);
+  crossing->tag.store(request.key.tag, relaxed);
+  crossing->members.store(request.members, relaxed);
+  crossing->signature.store(request.signature, relaxed);
   crossing->channel.store(-1, relaxed);
   crossing->here.store(0, relaxed);
   crossing->left.store(0, relaxed);
   crossing->error.store(0, relaxed);
   crossing->opened.store(opened().fetch_add(1, relaxed), relaxed);
-  crossing->call.Store(call);
+  crossing->call.Store(request.call);
   for (int i = 0; i < processes(); ++i) {
     seat(crossing, i).state.store(Seat::kAbsent, relaxed);
     seat(crossing, i).written.store(0, relaxed);
@@ -140,7 +136,7 @@ void Arena::AssignChannelLocked(Crossing* crossing) {
 }
 
 void Arena::AskToBeRungLocked() {
-  starved().fetch_or(uint64_t{1} << self_, std::memory_order_relaxed);
+  starved().fetch_or(uint64_t{1} << self(), std::memory_order_relaxed);
 }
 
 void Arena::TryAssignChannel(Crossing* crossing) {
@@ -189,8 +185,8 @@ void Arena::LeaveSeat(Crossing* crossing, int process) {
 }
 
 void Arena::Leave(Crossing* crossing) {
-  LeaveSeat(crossing, self_);
-  process(self_).finished.fetch_add(1, std::memory_order_relaxed);
+  LeaveSeat(crossing, self());
+  process(self()).finished.fetch_add(1, std::memory_order_relaxed);
 }
 
 std::vector<std::string> Arena::CallsOf(int process) const {
@@ -200,27 +196,52 @@ std::vector<std::string> Arena::CallsOf(int process) const {
   for (int i = 0; i < kCrossings; ++i) {
     const Crossing* const open = crossing(i);
     if (open->state.load(std::memory_order_relaxed) == Crossing::kFree) continue;
-    const uint32_t state = seat(open, process).state.load(std::memory_order_relaxed);
-    if (state == Seat::kHere || state == Seat::kReady) {
-      calls.push_back(open->call.Load());
-    }
+    if (IsSeated(open, process)) calls.push_back(open->call.Load());
   }
   return calls;
 }
 
-void Arena::RingAll(uint64_t mask) const {
-  Ring(mask);
-  // A handler of this process may have returned what its progress thread waits for.
-  if ((mask >> self_ & 1) != 0) RingSelf();
+void Arena::Abandon(Crossing* crossing, int process) {
+  // Several survivors may try. Leaving twice does no harm, but leaving another crossing
+  // would, which has the slot by now: an ended process has come to none of later.
+  if (IsSeated(crossing, process)) {
+    LeaveSeat(crossing, process);
+  }
 }
 
-void Arena::Ring(uint64_t mask) const {
-  // What was published must be visible before we look who sleeps; the sleeper does it
-  // the other way round.
-  std::atomic_thread_fence(std::memory_order_seq_cst);
-  for (mask &= ~(uint64_t{1} << self_); mask != 0; mask &= mask - 1) {
-    process(__builtin_ctzll(mask)).doorbell.Ring();
+void Arena::ReleaseHoldings(uint64_t ended) {
+  const auto relaxed = std::memory_order_relaxed;
+  uint64_t waiting = 0;
+  {
+    Lock lock(*this);
+    if (!lock) return;
+    for (int i = 0; i < kCrossings; ++i) {
+      Crossing* const open = crossing(i);
+      if (open->state.load(relaxed) == Crossing::kFree) continue;
+      const uint64_t seated = open->here.load(relaxed) & ~open->left.load(relaxed);
+      bool is_incomplete = false;
+      for (uint64_t mask = seated & ended; mask != 0; mask &= mask - 1) {
+        const int process = __builtin_ctzll(mask);
+        std::atomic<uint32_t>& state = seat(open, process).state;
+        if (state.load(relaxed) == Seat::kHere && open->error.load(relaxed) == 0) {
+          is_incomplete = true;  // its bytes will never come
+          continue;
+        }
+        state.store(Seat::kLeft, std::memory_order_release);
+        open->left.fetch_or(uint64_t{1} << process, std::memory_order_acq_rel);
+      }
+      if (is_incomplete && (seated & ~ended) == 0) {
+        // Nobody waits in it. A process that comes later opens another one, finds that
+        // a member has ended, and says more about it than can be said here. So do the
+        // processes that wait in an incomplete crossing.
+        ReturnChannelLocked(open);
+        open->state.store(Crossing::kFree, relaxed);
+      }
+      CleanUpLocked(open);
+    }
+    waiting = starved().exchange(0, relaxed);
   }
+  RingAll(waiting);
 }
 
 }  // namespace jaxcomm

@@ -14,7 +14,7 @@
 #include <string_view>
 #include <vector>
 
-#include "ffi/backends/host/arena_memory.h"
+#include "ffi/backends/host/crossing_failures.h"
 #include "ffi/backends/host/store_tuner.h"
 #include "ffi/core/status.h"
 
@@ -29,32 +29,33 @@ struct CrossingKey {
   uint64_t Hash() const;
 };
 
-class Arena : public ArenaMemory {
+// Whom a process wants to meet, and where.
+struct CrossingRequest {
+  CrossingKey key;
+  uint64_t members = 0;  // mask of processes
+  uint64_t signature = 0;
+  uint64_t number = 0;    // of the round in its group, for messages
+  std::string_view call;  // for messages: "psum(float32[4]) over axes ('i',)"
+};
+
+class Arena : public CrossingFailures {
  public:
-  // A view of the segment for one of its processes, of which messages speak by `names`.
+  // A view of the segment for one of its processes. Messages call them by `names`.
   Arena(std::shared_ptr<Segment> segment, std::vector<int> names, int self);
   ~Arena();
 
-  int self() const { return self_; }
-
-  // Takes this process's seat in the crossing of that key at which it has not been,
-  // opening it if there is none. Null if the table is full of others: try again when
-  // the doorbell rings. Null, too, if status() is a failure.
-  // It may have failed, and does if the signatures differ; then leave it.
-  // `number`: how many-th call of the group; `wants_channel`: its operands are to be
-  // streamed.
-  Crossing* Join(const CrossingKey& key, uint64_t members, uint64_t signature,
-                 std::string_view call, uint64_t number, bool wants_channel);
+  // Takes this process's seat in the oldest crossing of that key at which it has not
+  // been, and opens one if there is none. Returns null if the table is full of others:
+  // try again when the doorbell rings. Returns null, too, if status() is a failure.
+  // Fails the crossing if the signatures differ. Leave a failed crossing.
+  // `wants_channel`: its operands are to be streamed.
+  Crossing* Join(const CrossingRequest& request, bool wants_channel);
   // Gives an open crossing a channel, when all its members are here or channels
   // abound; then it surely ends, and gives the channel back. If none is free, try again
   // when the doorbell rings.
   void TryAssignChannel(Crossing* crossing);
   // Gives this process's seat back; the crossing is free once all have.
   void Leave(Crossing* crossing);
-  // To be called with a crossing whose failure this process has seen.
-  void Heard(const Crossing* crossing);
-  // Fails the crossing for all its members. The first failure stands.
-  void Fail(Crossing* crossing, const Status& error);
   // Gives back the seat of a process that has ended, in a failed crossing.
   void Abandon(Crossing* crossing, int process);
   // Gives back the seats, places and channels that processes held when they ended, but
@@ -67,11 +68,6 @@ class Arena : public ArenaMemory {
   // Open crossings in which `process` is seated, "psum(float32[4])" each.
   std::vector<std::string> CallsOf(int process) const;
 
-  // Wakes the other processes of the mask that sleep while they wait for others.
-  void Ring(uint64_t mask) const;
-  // Wakes this process's own thread.
-  void RingSelf() const { process(self_).doorbell.RingOwn(); }
-
  private:
   // Places for a key.
   struct Places {
@@ -80,34 +76,16 @@ class Arena : public ArenaMemory {
     Crossing* stale = nullptr;  // failed and empty, kept for those who come late
   };
   Places FindLocked(const CrossingKey& key) const;
-  void OpenLocked(Crossing* crossing, const CrossingKey& key, uint64_t members,
-                  uint64_t signature, std::string_view call);
+  void OpenLocked(Crossing* crossing, const CrossingRequest& request);
   void AssignChannelLocked(Crossing* crossing);
   void ReturnChannelLocked(Crossing* crossing);
   // Has this process rung when a place in the table, or a channel, is returned.
   void AskToBeRungLocked();
-  // Rings the processes of a mask, this one included.
-  void RingAll(uint64_t mask) const;
   void LeaveSeat(Crossing* crossing, int process);
   void CleanUp(Crossing* crossing);
   // Returns whether there was anything to free.
   bool CleanUpLocked(Crossing* crossing);
 
-  // Failures, and who hears of them: arena_failures.cc.
-  void FailLocked(Crossing* crossing, ErrorCode code, std::string_view text);
-  void FailIfCallsDifferLocked(Crossing* crossing, uint64_t signature,
-                               std::string_view call);
-  // Of what the others failed in when this process had finished it.
-  void FailIfUnheardLocked(Crossing* crossing);
-  // Has the members that were done with it fail in what their group is in, or begins
-  // next.
-  void TellThoseWhoLeftLocked(const Crossing* crossing, const std::string& text);
-  // The oldest crossing of the group of that one, not failed, in which a process waits.
-  Crossing* OldestOfGroupLocked(const Crossing* like, int process) const;
-  bool IsUnheard(const Crossing* crossing) const;
-
-  const std::vector<int> names_;
-  const int self_;
   StoreTuner tuner_;
 };
 

@@ -134,8 +134,9 @@ uint64_t ArenaMemory::LayoutHash() {
   add({sizeof(ProcessState), offsetof(ProcessState, presence),
        offsetof(ProcessState, doorbell), offsetof(ProcessState, finished),
        offsetof(ProcessState, last), offsetof(ProcessState, last_number),
-       offsetof(ProcessState, unheard_of), offsetof(ProcessState, unheard_of_group),
-       offsetof(ProcessState, unheard)});
+       offsetof(ProcessState, late_failure_communicator),
+       offsetof(ProcessState, late_failure_group),
+       offsetof(ProcessState, late_failure)});
   add({sizeof(Crossing), offsetof(Crossing, state), offsetof(Crossing, communicator),
        offsetof(Crossing, group), offsetof(Crossing, run), offsetof(Crossing, tag),
        offsetof(Crossing, members), offsetof(Crossing, signature),

@@ -57,10 +57,10 @@ struct alignas(kLine) ProcessState {
   std::atomic<uint64_t> finished;     // crossings left
   SharedText<256> last;               // the last one entered
   std::atomic<uint64_t> last_number;  // how many-th of its group
-  // A communicator, and a group of it, of which it has yet to hear that others failed
-  // in what it had finished; and how. 0: nothing.
-  std::atomic<uint64_t> unheard_of, unheard_of_group;
-  SharedText<1024> unheard;
+  // A peer failed a collective that this process had already completed. The process
+  // reports that at its next call in this group. Communicator 0: nothing to report.
+  std::atomic<uint64_t> late_failure_communicator, late_failure_group;
+  SharedText<1024> late_failure;
 };
 
 class ArenaMemory {

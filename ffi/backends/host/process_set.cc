@@ -3,13 +3,13 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
-#include <mutex>
 #include <thread>
 #include <utility>
 
 #include "ffi/flight/flight_dump.h"
 #include "ffi/os/cores.h"
 #include "ffi/os/forked.h"
+#include "ffi/os/mutex.h"
 #include "ffi/os/start_thread.h"
 
 namespace jaxcomm {
@@ -17,14 +17,15 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// A handler stays with its transfer this long after it last moved, where every
-// process has a core.
+// Where every process has a core, a handler steps its transfer for this long after it
+// last moved.
 constexpr auto kHandlerSpin = std::chrono::microseconds(100);
-// With fewer cores than processes it lets the others run so many times instead.
+// With fewer cores than processes, the handler yields so many times instead.
 constexpr int kHandlerYields = 8;
-// The progress thread looks out this long before it sleeps on the doorbell.
+// The progress thread spins this long before it sleeps on the doorbell.
 constexpr auto kProgressSpin = std::chrono::microseconds(50);
 constexpr double kWarnSeconds = 30;
+constexpr double kMostSleepSeconds = 60;
 
 std::vector<int> Names(const std::vector<Peer>& peers) {
   std::vector<int> names;
@@ -39,22 +40,30 @@ struct ProcessSet::State {
       : peers(std::move(peers_of)), arena(std::move(segment), Names(peers), self) {}
 
   void Progress();
-  uint64_t Gone() const;
-  // Fails it if a member is gone or the deadline has passed. True if it was failed.
+  // The steps of Progress(), on its thread. Returns whether anything moved.
+  bool StepAll();
+  // Returns whether there was anything to take.
+  bool TakeIncoming();
+  // Fails transfers that cannot end. Returns whether it failed any, and for how long
+  // the thread may sleep.
+  bool CheckAll(Clock::time_point now, double* seconds);
+  // Fails a transfer if a member is gone or its timeout has passed. True if it did.
   bool Check(PendingTransfer& pending, Clock::time_point now);
+  uint64_t Gone() const;
 
   const std::vector<Peer> peers;
   Arena arena;
   std::atomic<uint64_t> dead{0};  // mask of processes that have ended
   std::atomic<bool> stopping{false};
 
-  std::mutex mutex;
-  std::vector<PendingTransfer> incoming;
-  std::vector<std::pair<uint64_t, Status>> aborts;
+  Mutex mutex;
+  std::vector<PendingTransfer> incoming GUARDED_BY(mutex);
+  std::vector<std::pair<uint64_t, Status>> aborts GUARDED_BY(mutex);  // by owner
   std::atomic<bool> has_incoming{false};
   std::atomic<int64_t> pending{0};
+  std::vector<PendingTransfer> active;  // of Progress() alone
 
-  std::thread progress;
+  std::thread progress;  // started under the lock, joined by the destructor
   std::unique_ptr<PeerWatch> watch;
 };
 
@@ -62,8 +71,8 @@ ProcessSet::ProcessSet(std::shared_ptr<Segment> segment, std::vector<Peer> peers
                        int self)
     : state_(std::make_shared<State>(std::move(segment), std::move(peers), self)) {
   {
-    std::lock_guard<std::mutex> lock(state_->mutex);
-    (void)StartProgressLocked();  // if refused, Continue() tries again
+    MutexLock lock(state_->mutex);
+    (void)StartProgress(state_);  // if refused, Continue() tries again
   }
   std::vector<Peer> others = state_->peers;
   others[self] = Peer{};
@@ -78,10 +87,10 @@ ProcessSet::ProcessSet(std::shared_ptr<Segment> segment, std::vector<Peer> peers
       });
 }
 
-Status ProcessSet::StartProgressLocked() {
-  if (state_->progress.joinable()) return OkStatus();
-  // The thread shares the state: it may be the one that destroys the set.
-  return StartThread([state = state_] { state->Progress(); }, &state_->progress);
+// The thread shares the state: it may be the one that destroys the set.
+Status ProcessSet::StartProgress(const std::shared_ptr<State>& state) {
+  if (state->progress.joinable()) return OkStatus();
+  return StartThread([state] { state->Progress(); }, &state->progress);
 }
 
 ProcessSet::~ProcessSet() {
@@ -132,8 +141,8 @@ bool ProcessSet::RunBriefly(Transfer* transfer) const {
 void ProcessSet::Continue(PendingTransfer pending) {
   Status status;
   {
-    std::lock_guard<std::mutex> lock(state_->mutex);
-    status = StartProgressLocked();
+    MutexLock lock(state_->mutex);
+    status = StartProgress(state_);
     if (status.success()) {
       state_->incoming.push_back(std::move(pending));
       state_->has_incoming.store(true, std::memory_order_release);
@@ -150,7 +159,7 @@ void ProcessSet::Continue(PendingTransfer pending) {
 
 void ProcessSet::Abort(uint64_t owner, const Status& reason) {
   {
-    std::lock_guard<std::mutex> lock(state_->mutex);
+    MutexLock lock(state_->mutex);
     state_->aborts.emplace_back(owner, reason);
     state_->has_incoming.store(true, std::memory_order_release);
   }
@@ -172,7 +181,7 @@ bool ProcessSet::State::Check(PendingTransfer& pending, Clock::time_point now) {
   Transfer& transfer = *pending.transfer;
   const uint64_t gone = Gone();
   if (const uint64_t needed = transfer.Needs(gone); needed != 0) {
-    // The peers first: a dump may take a second.
+    // Tell the peers first: a dump may take a second.
     transfer.Fail(Status(ErrorCode::kAborted, pending.describe(needed, true)));
     transfer.Abandon(gone);
     DumpFlightRecords("peer gone");
@@ -188,76 +197,84 @@ bool ProcessSet::State::Check(PendingTransfer& pending, Clock::time_point now) {
   return false;
 }
 
+bool ProcessSet::State::StepAll() {
+  bool moved = false;
+  for (size_t i = 0; i < active.size();) {
+    const Transfer::Outcome outcome = active[i].transfer->Step();
+    moved |= outcome != Transfer::Outcome::kIdle;
+    if (outcome != Transfer::Outcome::kDone) {
+      ++i;
+      continue;
+    }
+    // Off the list before done(), which may start another one.
+    PendingTransfer over = std::move(active[i]);
+    active.erase(active.begin() + static_cast<int64_t>(i));
+    pending.fetch_sub(1);
+    over.done();
+  }
+  return moved;
+}
+
+bool ProcessSet::State::TakeIncoming() {
+  if (!has_incoming.load(std::memory_order_acquire)) return false;
+  MutexLock lock(mutex);
+  has_incoming.store(false, std::memory_order_relaxed);
+  for (PendingTransfer& transfer : incoming) active.push_back(std::move(transfer));
+  incoming.clear();
+  for (const auto& [owner, reason] : aborts) {
+    for (PendingTransfer& mine : active) {
+      if (mine.owner == owner) mine.transfer->Fail(reason);
+    }
+  }
+  aborts.clear();
+  return true;
+}
+
+bool ProcessSet::State::CheckAll(Clock::time_point now, double* seconds) {
+  bool failed = false;
+  *seconds = kMostSleepSeconds;
+  for (PendingTransfer& mine : active) {
+    failed |= Check(mine, now);
+    const double waited = std::chrono::duration<double>(now - mine.begin).count();
+    *seconds = std::min(*seconds, mine.timeout_seconds - waited + 0.001);
+    if (mine.warns && waited > kWarnSeconds) {
+      mine.warns = false;
+      std::fprintf(stderr, "jaxcomm: still waiting: %s\n",
+                   mine.describe(mine.transfer->absent(), false).c_str());
+    }
+    if (mine.warns) *seconds = std::min(*seconds, kWarnSeconds - waited + 0.001);
+  }
+  *seconds = std::max(*seconds, 0.0);
+  return failed;
+}
+
 void ProcessSet::State::Progress() {
-  std::vector<PendingTransfer> active;
   Clock::time_point last_moved = Clock::now();
   Doorbell& doorbell = arena.process(arena.self()).doorbell;
   const bool cores_for_all = static_cast<int>(peers.size()) <= Cores();
-  for (int round = 0; !stopping.load(std::memory_order_acquire); ++round) {
+  for (int turn = 0; !stopping.load(std::memory_order_acquire); ++turn) {
     const uint32_t seen = doorbell.rings();
-    if (has_incoming.load(std::memory_order_acquire)) {
-      std::lock_guard<std::mutex> lock(mutex);
-      has_incoming.store(false, std::memory_order_relaxed);
-      for (PendingTransfer& pending_transfer : incoming) {
-        active.push_back(std::move(pending_transfer));
-      }
-      incoming.clear();
-      for (const auto& [owner, reason] : aborts) {
-        for (PendingTransfer& mine : active) {
-          if (mine.owner == owner) mine.transfer->Fail(reason);
-        }
-      }
-      aborts.clear();
-      last_moved = Clock::now();
-    }
-    bool moved = false;
-    const auto step_all = [&] {
-      for (size_t i = 0; i < active.size();) {
-        const Transfer::Outcome outcome = active[i].transfer->Step();
-        moved |= outcome != Transfer::Outcome::kIdle;
-        if (outcome != Transfer::Outcome::kDone) {
-          ++i;
-          continue;
-        }
-        // Out of the list before its end is told: it may start another one.
-        PendingTransfer over = std::move(active[i]);
-        active.erase(active.begin() + static_cast<int64_t>(i));
-        pending.fetch_sub(1);
-        over.done();
-      }
-    };
-    step_all();
-    if (moved) {
+    if (TakeIncoming()) last_moved = Clock::now();
+    if (StepAll()) {
       last_moved = Clock::now();
       continue;
     }
     const Clock::time_point now = Clock::now();
     if (!active.empty() && cores_for_all && now - last_moved < kProgressSpin) {
       Pause();
-      if (round % 64 == 0) std::this_thread::yield();
+      if (turn % 64 == 0) std::this_thread::yield();
       continue;
     }
-    // Once more after saying that we sleep: whoever published before looked does not
-    // ring.
-    // Who is idle is not to be woken by others: its handlers look out for themselves.
+    // Peers ring no idle process: its handlers look for work themselves.
     doorbell.FallAsleep(/*is_idle=*/active.empty());
-    step_all();
-    bool failed = false;
-    double rest = 60;
-    for (PendingTransfer& mine : active) {
-      failed |= Check(mine, now);
-      const double waited = std::chrono::duration<double>(now - mine.begin).count();
-      rest = std::min(rest, mine.timeout_seconds - waited + 0.001);
-      if (mine.warns && waited > kWarnSeconds) {
-        mine.warns = false;
-        std::fprintf(stderr, "jaxcomm: still waiting: %s\n",
-                     mine.describe(mine.transfer->absent(), false).c_str());
-      }
-      if (mine.warns) rest = std::min(rest, kWarnSeconds - waited + 0.001);
-    }
+    // Step again after announcing that we sleep: a peer that published before it saw
+    // the announcement does not ring.
+    const bool moved = StepAll();
+    double seconds = 0;
+    const bool failed = CheckAll(now, &seconds);
     if (!moved && !failed && !has_incoming.load(std::memory_order_acquire) &&
         !stopping.load(std::memory_order_acquire)) {
-      doorbell.Sleep(seen, std::max(rest, 0.0));
+      doorbell.Sleep(seen, seconds);
     }
     doorbell.WakeUp();
   }

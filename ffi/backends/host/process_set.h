@@ -1,6 +1,6 @@
-// Processes of one host that communicate through an arena: this process's end of it,
-// with one thread that carries on the transfers whose handlers have returned, and one
-// that learns at once of the end of a peer.
+// Processes of one host that communicate through an arena: this process's end of it.
+// One thread continues the transfers whose handlers have returned, and another learns
+// at once that a peer has ended.
 #ifndef JAXCOMM_FFI_BACKENDS_HOST_PROCESS_SET_H_
 #define JAXCOMM_FFI_BACKENDS_HOST_PROCESS_SET_H_
 
@@ -18,32 +18,32 @@
 
 namespace jaxcomm {
 
-// A transfer, what it belongs to, and what is to happen when it ends.
+// A transfer for ProcessSet::Continue().
 struct PendingTransfer {
   Transfer* transfer = nullptr;
   std::chrono::steady_clock::time_point begin;
   double timeout_seconds = 300;
-  // Text for "psum(...) over axes ...: " + what went wrong, for members in a mask.
-  std::function<std::string(uint64_t processes, bool died)> describe;
-  std::function<void()> done;
-  uint64_t owner = 0;  // for Abort: a number, for an address may be had twice
-  bool warns = true;   // once, when it has waited for long
+  // The message that the processes of a mask have not come in time, or have ended.
+  std::function<std::string(uint64_t processes, bool ended)> describe;
+  std::function<void()> done;  // called when it ends
+  uint64_t owner = 0;          // for Abort(): a number, since addresses are used again
+  bool warns = true;           // once, when it has waited for long
 };
 
 class ProcessSet : public std::enable_shared_from_this<ProcessSet> {
  public:
-  // `peers` are in the order of the arena's processes, this one included; those of
-  // pid 0 are not watched.
+  // `peers` are in the order of the arena's processes, this one included. A peer with
+  // pid 0 is not watched.
   ProcessSet(std::shared_ptr<Segment> segment, std::vector<Peer> peers, int self);
   ~ProcessSet();
 
   Arena& arena() const;
   const std::vector<Peer>& peers() const;
 
-  // Steps the transfer for a moment, on this thread. True if it is done. Else it is
-  // to be handed to Continue().
+  // Steps the transfer for a moment, on this thread. True if it is done; otherwise the
+  // caller hands it to Continue().
   bool RunBriefly(Transfer* transfer) const;
-  // Has a thread of ours carry it on; `done` is called from there. If the system
+  // Continues the transfer on a thread of ours, which then calls `done`. If the system
   // refuses the thread, the transfer fails and `done` is called at once.
   void Continue(PendingTransfer pending);
   // Fails the transfers of an owner, soon.
@@ -59,7 +59,7 @@ class ProcessSet : public std::enable_shared_from_this<ProcessSet> {
   struct State;
 
   // Starts the thread if it does not run yet. Requires the state's mutex.
-  Status StartProgressLocked();
+  static Status StartProgress(const std::shared_ptr<State>& state);
 
   const std::shared_ptr<State> state_;
 };

@@ -1,11 +1,12 @@
 #include "ffi/backends/host/store.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <string>
 
-#include "ffi/backends/host/huge_pages.h"
 #include "ffi/os/system_file.h"
 
 #if defined(__SSE2__)
@@ -14,6 +15,14 @@
 
 namespace jaxcomm {
 namespace {
+
+// glibc takes allocations from this size on from the system each time and gives them
+// back when freed.
+constexpr int64_t kAlwaysFreshBytes = 32 << 20;
+
+// It often gives back what was freed from this size on, too. Smaller results are used
+// again, their pages already there.
+constexpr int64_t kOftenFreshBytes = 8 << 20;
 
 // Rows shorter than this are not worth the wait for the stores at their end.
 constexpr int64_t kMinStreamBytes = 4 << 10;
@@ -117,6 +126,21 @@ void Store::Reduce(const ReduceKernels& kernels, void** targets, int num_targets
     }
   }
   Order();
+}
+
+void AdviseHugePages(void* data, int64_t bytes) {
+#ifdef MADV_HUGEPAGE
+  if (bytes < kOftenFreshBytes) return;
+  // To the edges of the pages: the results of two ranks often lie back to back, and
+  // then one huge page serves the end of one and the beginning of the other.
+  constexpr uintptr_t kPage = 4096;
+  const auto begin = reinterpret_cast<uintptr_t>(data);
+  const uintptr_t first = begin & ~(kPage - 1);
+  const uintptr_t last = (begin + bytes + kPage - 1) & ~(kPage - 1);
+  (void)madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
+#else
+  (void)data, (void)bytes;
+#endif
 }
 
 }  // namespace jaxcomm

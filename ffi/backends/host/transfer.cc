@@ -15,9 +15,9 @@ constexpr int kPiecesAStep = 16;
 
 }  // namespace
 
-void Transfer::Begin(Arena* arena, const Meeting& meeting, const Work& work) {
+void Transfer::Begin(Arena* arena, const CrossingRequest& request, const Work& work) {
   arena_ = arena;
-  meeting_ = meeting;
+  request_ = request;
   work_ = work;
   state_ = State::kJoining;
   status_ = OkStatus();
@@ -49,7 +49,7 @@ void Transfer::Fail(const Status& error) {
 
 Transfer::Outcome Transfer::FinishWithPeersError() {
   failed_by_peer_ = true;
-  arena_->Heard(crossing_);
+  arena_->ForgetLateFailure(crossing_);
   const auto code =
       static_cast<ErrorCode>(crossing_->error.load(std::memory_order_acquire));
   return Finish(Status(code, crossing_->failure.Load()));
@@ -59,7 +59,7 @@ uint64_t Transfer::absent() const {
   if (state_ == State::kDone) return absent_at_end_;
   if (crossing_ == nullptr) return 0;
   uint64_t absent = 0;
-  for (uint64_t mask = meeting_.members; mask != 0; mask &= mask - 1) {
+  for (uint64_t mask = request_.members; mask != 0; mask &= mask - 1) {
     const int process = __builtin_ctzll(mask);
     if (arena_->seat(crossing_, process).state.load(std::memory_order_acquire) ==
         Seat::kAbsent) {
@@ -70,9 +70,9 @@ uint64_t Transfer::absent() const {
 }
 
 uint64_t Transfer::Needs(uint64_t gone) const {
-  if (crossing_ == nullptr) return gone & meeting_.members;
+  if (crossing_ == nullptr) return gone & request_.members;
   uint64_t needed = 0;
-  for (uint64_t mask = gone & meeting_.members; mask != 0; mask &= mask - 1) {
+  for (uint64_t mask = gone & request_.members; mask != 0; mask &= mask - 1) {
     const int process = __builtin_ctzll(mask);
     const uint32_t state =
         arena_->seat(crossing_, process).state.load(std::memory_order_acquire);
@@ -85,7 +85,7 @@ uint64_t Transfer::Needs(uint64_t gone) const {
 
 void Transfer::Abandon(uint64_t gone) {
   if (crossing_ == nullptr) return;
-  for (uint64_t mask = gone & meeting_.members; mask != 0; mask &= mask - 1) {
+  for (uint64_t mask = gone & request_.members; mask != 0; mask &= mask - 1) {
     arena_->Abandon(crossing_, __builtin_ctzll(mask));
   }
 }
@@ -93,14 +93,13 @@ void Transfer::Abandon(uint64_t gone) {
 Transfer::Outcome Transfer::Step() {
   if (state_ == State::kDone) return Outcome::kDone;
   if (state_ == State::kJoining) {
-    crossing_ = arena_->Join(meeting_.key, meeting_.members, meeting_.signature,
-                             meeting_.call, meeting_.number, !work_.stream->is_inline);
+    crossing_ = arena_->Join(request_, !work_.stream->is_inline);
     if (crossing_ == nullptr) {
       Status broken = arena_->status();
       return broken.failure() ? Finish(std::move(broken)) : Outcome::kIdle;
     }
     if (crossing_->error.load(std::memory_order_acquire) != 0) {
-      arena_->Ring(meeting_.members);
+      arena_->Ring(request_.members);
       came_late_ = true;
       return FinishWithPeersError();
     }
@@ -113,7 +112,7 @@ Transfer::Outcome Transfer::Step() {
       arena_->seat(crossing_, arena_->self())
           .state.store(Seat::kReady, std::memory_order_release);
     }
-    arena_->Ring(meeting_.members);
+    arena_->Ring(request_.members);
   }
   if (crossing_->error.load(std::memory_order_acquire) != 0) {
     return FinishWithPeersError();
@@ -130,7 +129,7 @@ Transfer::Outcome Transfer::StepInline() {
       if (!IsReady(read)) return Outcome::kIdle;
     }
   } else {
-    for (uint64_t mask = meeting_.members; mask != 0; mask &= mask - 1) {
+    for (uint64_t mask = request_.members; mask != 0; mask &= mask - 1) {
       const uint32_t state = arena_->seat(crossing_, __builtin_ctzll(mask))
                                  .state.load(std::memory_order_acquire);
       if (state < Seat::kReady) return Outcome::kIdle;
@@ -277,7 +276,7 @@ void Transfer::Write(const Stage& stage, char* to, const Store& into) const {
   if (stage.what == Stage::kReduce) {
     const ReduceKernels kernels = FindReduceKernels(leaf.dtype, work_.reduce);
     const int num_sources = static_cast<int>(stage.ranks.size());
-    Pointers<const void> sources(num_sources);
+    PointerList<const void> sources(num_sources);
     for (int64_t row = piece.row_begin; row < piece.row_end; ++row, to += bytes) {
       for (int i = 0; i < num_sources; ++i) sources[i] = source(stage.ranks[i], row);
       void* targets[] = {to};
@@ -322,8 +321,8 @@ void Transfer::Perform(const Read& read) const {
   const ReduceKernels kernels = FindReduceKernels(leaf.dtype, work_.reduce);
   const int num_sources = static_cast<int>(read.sources.size());
   const int num_targets = static_cast<int>(read.targets.size());
-  Pointers<const void> sources(num_sources);
-  Pointers<void> targets(num_targets);
+  PointerList<const void> sources(num_sources);
+  PointerList<void> targets(num_targets);
   for (int64_t row = piece.row_begin; row < piece.row_end; ++row) {
     for (int i = 0; i < num_sources; ++i) {
       const Source& source = read.sources[i];

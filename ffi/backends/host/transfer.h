@@ -18,14 +18,6 @@ namespace jaxcomm {
 
 class Transfer {
  public:
-  // Whom to meet, and where.
-  struct Meeting {
-    CrossingKey key;
-    uint64_t members = 0;  // mask of processes
-    uint64_t signature = 0;
-    uint64_t number = 0;    // how many-th of the group, for messages
-    std::string_view call;  // for messages: "psum(float32[4]) over axes ('i',)"
-  };
   // What to move, between buffers indexed by [rank][leaf]; those of ranks of other
   // processes are not looked at.
   struct Work {
@@ -36,7 +28,7 @@ class Transfer {
     GroupBuffers buffers = {};
   };
 
-  void Begin(Arena* arena, const Meeting& meeting, const Work& work);
+  void Begin(Arena* arena, const CrossingRequest& request, const Work& work);
 
   enum class Outcome { kIdle, kMoved, kDone };
   // Does what can be done now. One thread at a time.
@@ -46,7 +38,7 @@ class Transfer {
 
   // How it ended.
   const Status& status() const { return status_; }
-  const Meeting& meeting() const { return meeting_; }
+  const CrossingRequest& request() const { return request_; }
 
   // Whether it was another process that failed it; status() is then in its words.
   bool failed_by_peer() const { return failed_by_peer_; }
@@ -77,7 +69,7 @@ class Transfer {
   const char* At(const Source& source, const Piece& piece) const;
 
   Arena* arena_ = nullptr;
-  Meeting meeting_;
+  CrossingRequest request_;
   Work work_;
   State state_ = State::kDone;
   Status status_;
