@@ -1,4 +1,4 @@
-// For the backends, until they name ffi/base/status.h.
+// For backends/nccl, until it names ffi/base/status.h.
 #ifndef JAXCOMM_FFI_CORE_STATUS_H_
 #define JAXCOMM_FFI_CORE_STATUS_H_
 

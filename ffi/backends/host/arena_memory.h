@@ -14,7 +14,7 @@
 #include "ffi/backends/host/doorbell.h"
 #include "ffi/backends/host/segment.h"
 #include "ffi/backends/host/shared_text.h"
-#include "ffi/core/status.h"
+#include "ffi/base/status.h"
 
 namespace jaxcomm {
 

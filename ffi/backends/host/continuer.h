@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "ffi/core/status.h"
+#include "ffi/base/status.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace jaxcomm {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "ffi/backends/host/arena_memory.h"
-#include "ffi/core/status.h"
+#include "ffi/base/status.h"
 
 namespace jaxcomm {
 

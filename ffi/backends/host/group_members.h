@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "ffi/base/status.h"
 #include "ffi/core/communicator.h"
-#include "ffi/core/status.h"
 #include "ffi/core/watchdog.h"
 
 namespace jaxcomm {

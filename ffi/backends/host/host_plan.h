@@ -6,9 +6,9 @@
 #include <memory>
 #include <vector>
 
+#include "ffi/base/status.h"
 #include "ffi/core/call_site.h"
 #include "ffi/core/plan.h"
-#include "ffi/core/status.h"
 
 namespace jaxcomm {
 

@@ -11,9 +11,9 @@
 
 #include "ffi/backends/host/execute.h"
 #include "ffi/backends/host/host_plan.h"
+#include "ffi/base/status.h"
 #include "ffi/core/call_site.h"
 #include "ffi/core/rendezvous.h"
-#include "ffi/core/status.h"
 #include "ffi/flight/flight_recorder.h"
 #include "xla/ffi/api/ffi.h"
 

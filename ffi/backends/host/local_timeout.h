@@ -7,8 +7,8 @@
 
 #include "ffi/backends/host/group_members.h"
 #include "ffi/backends/host/local_round.h"
+#include "ffi/base/status.h"
 #include "ffi/core/rendezvous.h"
-#include "ffi/core/status.h"
 
 namespace jaxcomm {
 

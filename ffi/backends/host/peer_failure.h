@@ -8,7 +8,7 @@
 #include "ffi/backends/host/group_members.h"
 #include "ffi/backends/host/local_round.h"
 #include "ffi/backends/host/transfer.h"
-#include "ffi/core/status.h"
+#include "ffi/base/status.h"
 
 namespace jaxcomm {
 

@@ -13,7 +13,7 @@
 
 #include "ffi/backends/host/arena.h"
 #include "ffi/backends/host/transfer.h"
-#include "ffi/core/status.h"
+#include "ffi/base/status.h"
 #include "ffi/os/peer_watch.h"
 
 namespace jaxcomm {

@@ -14,8 +14,8 @@
 #include "ffi/backends/host/group_members.h"
 #include "ffi/backends/host/local_round.h"
 #include "ffi/backends/host/peer_failure.h"
+#include "ffi/base/status.h"
 #include "ffi/core/communicator.h"
-#include "ffi/core/status.h"
 #include "ffi/os/mutex.h"
 
 namespace jaxcomm {

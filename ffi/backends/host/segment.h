@@ -6,7 +6,7 @@
 #include <memory>
 #include <string>
 
-#include "ffi/core/status.h"
+#include "ffi/base/status.h"
 
 namespace jaxcomm {
 

@@ -12,7 +12,7 @@
 #include "ffi/backends/host/host_plan.h"
 #include "ffi/backends/host/store.h"
 #include "ffi/backends/host/stream_plan.h"
-#include "ffi/core/status.h"
+#include "ffi/base/status.h"
 
 namespace jaxcomm {
 
