@@ -26,10 +26,7 @@
 #define CAPABILITY(name) JAXCOMM_THREAD_SAFETY(capability(name))
 #define SCOPED_CAPABILITY JAXCOMM_THREAD_SAFETY(scoped_lockable)
 #define GUARDED_BY(mutex) JAXCOMM_THREAD_SAFETY(guarded_by(mutex))
-#define PT_GUARDED_BY(mutex) JAXCOMM_THREAD_SAFETY(pt_guarded_by(mutex))
 #define REQUIRES(...) JAXCOMM_THREAD_SAFETY(requires_capability(__VA_ARGS__))
-#define REQUIRES_SHARED(...) \
-  JAXCOMM_THREAD_SAFETY(requires_shared_capability(__VA_ARGS__))
 #define EXCLUDES(...) JAXCOMM_THREAD_SAFETY(locks_excluded(__VA_ARGS__))
 #define ACQUIRE(...) JAXCOMM_THREAD_SAFETY(acquire_capability(__VA_ARGS__))
 #define ACQUIRE_SHARED(...) \
@@ -38,9 +35,6 @@
 #define RELEASE_SHARED(...) \
   JAXCOMM_THREAD_SAFETY(release_shared_capability(__VA_ARGS__))
 #define TRY_ACQUIRE(...) JAXCOMM_THREAD_SAFETY(try_acquire_capability(__VA_ARGS__))
-#define ASSERT_CAPABILITY(mutex) JAXCOMM_THREAD_SAFETY(assert_capability(mutex))
-#define RETURN_CAPABILITY(mutex) JAXCOMM_THREAD_SAFETY(lock_returned(mutex))
-#define NO_THREAD_SAFETY_ANALYSIS JAXCOMM_THREAD_SAFETY(no_thread_safety_analysis)
 
 namespace jaxcomm {
 
@@ -67,9 +61,6 @@ class CAPABILITY("mutex") BasicMutex {
   bool try_lock_for(const std::chrono::duration<Rep, Period>& time) TRY_ACQUIRE(true) {
     return native_.try_lock_for(time);
   }
-
-  // For a function that is called with the lock held where Clang cannot see it.
-  void AssertHeld() const ASSERT_CAPABILITY(this) {}
 
  private:
   friend class ConditionVariable;
