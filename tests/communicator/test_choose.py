@@ -181,7 +181,7 @@ def test_a_new_backend_is_a_class_and_a_line(make_mesh, toy, counted):
 
 
 def test_the_variable_names_a_new_backend_too(make_mesh, toy, monkeypatch):
-    monkeypatch.setenv("JAXCOMM_BACKEND", "toy")
+    monkeypatch.setattr("jaxcomm.config.BACKEND", "toy")
     mesh = make_mesh(i=2, j=2)
     np.testing.assert_array_equal(psum_over_j(mesh)(X), X[:, :2] + X[:, 2:])
     assert [member.backend for member in jaxcomm.communicators()] == ["toy"]
