@@ -66,7 +66,7 @@ def outcomes():
 
 def comparable(printed):
     """Drop the memory that a communicator takes, which each build changes a little."""
-    return re.sub(r"\S+ k?B +live", "# live", printed).strip()
+    return re.sub(r"\S+ (?:Ki)?B +live", "# live", printed).strip()
 
 
 @pytest.mark.parametrize(("page", "i"), CASES)
