@@ -70,11 +70,12 @@ class CommPolicy:
       one_shot: whether a kernel of this package adds small arrays in NCCL's place, in
         one step: every GPU writes to all others, and adds in the order of the ranks.
         It takes ``psum`` and ``pmean`` of float32, complex64, 32-bit integers, and an
-        even number of bfloat16 or float16 (added in float32, rounded once). Arrays have
-        512 KiB divided by the ranks at most. There are 8 ranks at most, on one host and
-        in reach of each other's memory. A launch costs the host less than NCCL's call.
-        A communicator takes 2 MiB of each GPU for it. If None, True unless
-        ``command_buffers``: each sum has a number, which a recorded one would repeat.
+        even number of bfloat16 or float16 (added in float32, rounded once). On two
+        ranks arrays have 1 MiB at most, and a communicator takes 8 MiB of each GPU. On
+        more, arrays have 512 KiB divided by the ranks, and it takes 2 MiB. There are 8
+        ranks at most, on one host and in reach of each other's memory. A launch costs
+        the host less than NCCL's call. If None, True unless ``command_buffers``: each
+        sum has a number, which a recorded one would repeat.
       source: ``"own"``: made by this package. ``"xla"``: XLA lends the communicator of
         its own collectives for each operation. XLA makes, orders and ends it. So no
         other field but ``on_failure`` may be set, and split-phase collectives run

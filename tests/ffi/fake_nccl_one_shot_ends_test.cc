@@ -264,7 +264,7 @@ TEST(all_memory_is_given_back) {
     plain = nullptr;
     auto communicator = MakeOneShot(2);
     CHECK_EQ(communicator->stats().device_bytes - by_nccl,
-             static_cast<int64_t>(2 * OneShotArguments::kInboxBytes));
+             static_cast<int64_t>(2 * OneShotArguments::InboxBytes(2)));
     communicator->Abort(Status(ErrorCode::kCancelled, "closed"));
   }
   CHECK_EQ(used(), before);

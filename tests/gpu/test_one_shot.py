@@ -9,8 +9,8 @@ import jaxcomm
 
 pytestmark = pytest.mark.gpu
 
-# On two GPUs a kernel takes 65536 words, on eight 16384.
-SIZES = [1, 2, 3, 31, 32, 33, 256, 257, 1000, 4096, 16384, 65536, 65537]
+# On two GPUs a kernel takes 262144 words, on eight 16384.
+SIZES = [1, 2, 3, 31, 32, 33, 256, 257, 1000, 4096, 16384, 65537, 262144, 262145]
 
 
 def outs(mesh, function, x):

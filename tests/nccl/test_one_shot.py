@@ -10,7 +10,7 @@ import pytest
 import jaxcomm
 from jaxcomm import _ffi
 
-INBOX = 2 * 2**20  # bytes of each device
+INBOX = 8 * 2**20  # bytes of each device
 
 
 @pytest.fixture
@@ -176,7 +176,11 @@ def test_the_engine_of_a_call_can_be_asked_for(with_kernels, make_mesh):
         jaxcomm.finalize()
     assert explained == [
         ("one_shot", "a small sum"),
-        ("nccl", "a sum of more than 512 KiB divided by the ranks"),
+        (
+            "nccl",
+            "a sum of more bytes than an inbox takes: 1 MiB on two ranks, else 512 KiB "
+            "divided by the ranks",
+        ),
         ("nccl", "the policy rules out the kernel of small sums"),
         ("nccl", "the policy rules out the kernel of small sums"),
     ]

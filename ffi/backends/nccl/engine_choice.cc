@@ -30,7 +30,9 @@ EngineChoice ChooseForSums(const CallFacts& call, const EnginePolicy& policy,
   if (!topology.can_add) return Nccl("not all ranks can take part in small sums");
   if (call.sums > kMostSums) return Nccl("sums of more than 4 arrays");
   if (call.words_of_largest_sum > MostWordsOfSum(call.size)) {
-    return Nccl("a sum of more than 512 KiB divided by the ranks");
+    return Nccl(
+        "a sum of more bytes than an inbox takes: 1 MiB on two ranks, else 512 KiB "
+        "divided by the ranks");
   }
   if (topology.sums_left < kMostSums) return Nccl("all numbers of sums are used up");
   return {EngineKind::kOneShot, "a small sum"};

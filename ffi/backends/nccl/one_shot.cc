@@ -99,10 +99,10 @@ Status OneShot::Create(const NcclLibrary& library,
     if (state.inbox == 0) continue;
     // Flags count from 1.
     CurrentContext current(library.cuda, state.facts.context);
-    RETURN_IF_ERROR(
-        library.Check(library.cuda.MemsetD8Async(
-                          state.inbox, 0, OneShotArguments::kInboxBytes, streams[i]),
-                      "cuMemsetD8Async"));
+    RETURN_IF_ERROR(library.Check(
+        library.cuda.MemsetD8Async(
+            state.inbox, 0, OneShotArguments::InboxBytes(state.facts.size), streams[i]),
+        "cuMemsetD8Async"));
   }
   *one_shot = std::move(made);
   return OkStatus();
@@ -128,7 +128,8 @@ Status OneShot::Allocate(RankState& state) {
                      "cuEventCreate");
   if (status.success()) {
     status = library_.Check(
-        library_.cuda.MemAlloc(&state.inbox, OneShotArguments::kInboxBytes),
+        library_.cuda.MemAlloc(&state.inbox,
+                               OneShotArguments::InboxBytes(state.facts.size)),
         "cuMemAlloc");
   }
   if (status.failure()) {
@@ -204,7 +205,8 @@ OneShot::~OneShot() {
 int64_t OneShot::device_bytes() const {
   int64_t bytes = 0;
   for (const RankState& state : ranks_) {
-    if (state.inbox != 0) bytes += static_cast<int64_t>(OneShotArguments::kInboxBytes);
+    if (state.inbox != 0)
+      bytes += static_cast<int64_t>(OneShotArguments::InboxBytes(state.facts.size));
   }
   return bytes;
 }
