@@ -110,7 +110,7 @@ def test_one_wrong_number_is_seen(hardware, starts, tmp_path):
         1: "right",
     }
     (problem,) = verdict.problems(found, hardware)
-    assert "1 of 262144 numbers differ" in problem
+    assert "1 of 524288 numbers differ" in problem
 
 
 @pytest.mark.multiprocess

@@ -42,8 +42,8 @@ class Sizes:
 # 16 MiB and 1 KiB. Such a product takes an H200 about 5 ms in float32, and all of them
 # fit into a stream's queue, which holds 1024.
 GPU_SIZES = Sizes(large=1 << 22, small=256, rows=2048, side=8192, turns=600)
-# Over 256 KiB, up to which our kernel adds on two ranks.
-CPU_SIZES = Sizes(large=1 << 18, small=256, rows=256, side=256, turns=3000)
+# Over 1 MiB, up to which our kernel adds on two ranks.
+CPU_SIZES = Sizes(large=1 << 19, small=256, rows=256, side=256, turns=3000)
 
 
 @dataclasses.dataclass(frozen=True)
