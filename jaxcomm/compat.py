@@ -378,6 +378,29 @@ def call_cudnn_attention(
     )
 
 
+@functools.cache
+def triton_mismatch() -> str | None:
+    """Say why Pallas cannot make kernels with Triton here; None if it can."""
+    # Checked on 0.10.2, 0.11.2, 0.12.0.1. Deprecated since 0.11.
+    try:
+        _triton_parameters()
+    except (ImportError, AttributeError) as error:
+        return f"jax {jax.__version__} makes no kernels with Triton ({error})"
+    return None
+
+
+def triton_parameters(*, warps: int, stages: int):
+    """Return ``compiler_params`` of ``pallas_call`` for a kernel by Triton."""
+    return _triton_parameters()(num_warps=warps, num_stages=stages)
+
+
+def _triton_parameters():
+    # Not above: it takes a quarter of a second, and few programs need it.
+    from jax.experimental.pallas import triton
+
+    return triton.CompilerParams
+
+
 def from_dlpack(capsule, device) -> jax.Array:
     """Return the array of a DLPack capsule, on the device whose memory it is in.
 

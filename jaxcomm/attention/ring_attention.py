@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jaxcomm import compat
 from jaxcomm.attention import arguments
 from jaxcomm.attention.differentiate import attend
-from jaxcomm.attention.kernels import cudnn_support
+from jaxcomm.attention.kernels import selection
 from jaxcomm.attention.kernels.operands import Terms, sum_dtype
 from jaxcomm.attention.layout import Layout
 from jaxcomm.attention.problem import Problem
@@ -92,8 +92,8 @@ def ring_attention(
       return_residual: whether to return the log-sum-exp of the scores as well, sinks
         included.
       implementation: what computes. ``"cudnn"``: cuDNN's fused attention, on CUDA, an
-        error where it cannot be had. ``"xla"``: XLA, tile by tile. If None, cuDNN
-        where it can be had and XLA elsewhere.
+        error where it cannot be had. ``"pallas"``: jaxcomm's kernels, likewise.
+        ``"xla"``: XLA, tile by tile. If None, the first of these that can be had.
       lane: which communicator carries the bytes. If None, the default lane.
       backend: what moves the bytes. If None, the backend of the platform.
 
@@ -203,7 +203,7 @@ def ring_attention(
         axis_sizes=tuple(jax.lax.axis_size(axis) for axis in axes),
     )
     soft_cap = arguments.check_soft_cap(logits_soft_cap)
-    cudnn_support.check_implementation(implementation)
+    selection.check_implementation(implementation)
     call = Call(
         axis_name=axis_name,
         size=size,

@@ -4,13 +4,10 @@ The first half is known when a program is traced, the second when it is compiled
 platform.
 """
 
-import functools
-import warnings
 from typing import NamedTuple
 
-import jax
-
 from jaxcomm import compat
+from jaxcomm.attention.kernels import gpus
 from jaxcomm.attention.kernels.tile_select import common_tiling
 from jaxcomm.attention.layout import Layout
 from jaxcomm.attention.mask import Mask
@@ -22,19 +19,9 @@ _HEAD_SIZE_STEP = 8
 LARGEST_HEAD_SIZE = 256
 _LARGEST_HEAD_SIZE_BEFORE_HOPPER = 128
 _HOPPER = (9, 0)
-_OLDEST_GPU = (8, 0)
 _OLDEST_CUDNN = 90000
 # The GPUs that need a younger cuDNN.
 _YOUNGER_CUDNN: dict[tuple[int, ...], int] = {(10, 3): 91100}
-
-
-def check_implementation(implementation: str | None) -> None:
-    """Raise ValueError unless it is None, ``"xla"`` or ``"cudnn"``."""
-    if implementation not in (None, "xla", "cudnn"):
-        raise ValueError(
-            f"ring_attention: implementation={implementation!r} is not known. Pass "
-            "'cudnn', 'xla', or None for cuDNN where it can be had."
-        )
 
 
 def is_fused(implementation: str | None, reason: str | None) -> bool:
@@ -46,9 +33,9 @@ def is_fused(implementation: str | None, reason: str | None) -> bool:
     if implementation == "cudnn" and reason is not None:
         raise ValueError(
             f"ring_attention: implementation='cudnn' was asked for, but {reason}. Pass "
-            "implementation=None to compute with XLA where cuDNN cannot be had."
+            "implementation=None for what can be had where cuDNN cannot."
         )
-    return implementation != "xla" and reason is None
+    return implementation in (None, "cudnn") and reason is None
 
 
 class Fusion(NamedTuple):
@@ -104,35 +91,6 @@ def fusion(
             blocks = Blocks(blocks.same, blocks.same, blocks.same)
     fused = is_fused(implementation, reason)
     return Fusion(blocks if fused else None, reason)
-
-
-def warn_of_tiles(reason: str | None) -> None:
-    """Warn, once for each reason, that XLA computes what cuDNN computes much faster.
-
-    Args:
-      reason: why not cuDNN, or None if nobody wants it.
-    """
-    if reason is not None and _local_gpus():
-        _warn_once(reason)
-
-
-@functools.cache
-def _warn_once(reason: str) -> None:
-    warnings.warn(
-        f"ring_attention: XLA computes this tile by tile, several times slower than "
-        f"cuDNN, because {reason}. Pass implementation='xla' if that is meant.",
-        RuntimeWarning,
-        stacklevel=2,
-    )
-
-
-def is_for_gpus(blocks: Blocks | None) -> bool:
-    """Say whether a ring whose hops cuDNN can compute is traced for a mesh of GPUs.
-
-    Args:
-      blocks: what cuDNN computes of each hop, if it does.
-    """
-    return blocks is not None and compat.mesh_platform() in ("gpu", "cuda")
 
 
 def parts_of_queries(blocks: Blocks | None, queries: int, keys: int) -> int:
@@ -193,7 +151,7 @@ def fused_attention_reason(head_size: int = 64) -> str | None:
     'JAX finds no NVIDIA GPU'
     """
     reason = compat.cudnn_attention_mismatch()
-    return reason or _why_not_on(_local_gpus(), head_size)
+    return reason or _why_not_on(gpus.local(), head_size)
 
 
 def why_not_compiled(
@@ -208,45 +166,28 @@ def why_not_compiled(
         may be compiled for another machine.
       head_size: of the attention to compute.
     """
-    if platform != "cuda":
-        return "the program is compiled for a platform that is not CUDA"
     if head_size > LARGEST_HEAD_SIZE:
         return (
             f"return_residual=True makes the head size {head_size} in the backward "
             f"pass, and it takes {LARGEST_HEAD_SIZE} at most"
         )
-    axes = compat.automatic_axes(ctx)
-    if axes:
-        return (
-            f"shard_map leaves the mesh axes {tuple(sorted(axes))} to XLA, and cuDNN "
-            "is used where all are manual"
-        )
-    gpus = _local_gpus()
-    if implementation == "cudnn" and not gpus:
-        return None
-    return _why_not_on(gpus, head_size)
+    reason = gpus.why_not_compiled(ctx, platform)
+    found = gpus.local() if reason is None else []
+    if reason is not None or (implementation == "cudnn" and not found):
+        return reason
+    return _why_not_on(found, head_size)
 
 
-def _local_gpus() -> list:
-    try:
-        return jax.local_devices(backend="cuda")
-    except compat.NO_DEVICES:
-        return []
-
-
-def _why_not_on(gpus: list, head_size: int) -> str | None:
-    if not gpus:
-        return "JAX finds no NVIDIA GPU"
+def _why_not_on(found: list, head_size: int) -> str | None:
+    reason = gpus.why_none_serves(found)
+    if reason is not None:
+        return reason
     version = compat.cudnn_version()
     if version is None:
         return "JAX finds no cuDNN"
-    found = {
-        tuple(int(part) for part in gpu.compute_capability.split(".")) for gpu in gpus
-    }
-    oldest = min(found)
-    if oldest < _OLDEST_GPU:
-        return f"a GPU has compute capability {_dotted(oldest)}, and it needs 8.0"
-    needed = max([_OLDEST_CUDNN, *(_YOUNGER_CUDNN.get(gpu, 0) for gpu in found)])
+    capabilities = gpus.capabilities(found)
+    oldest = min(capabilities)
+    needed = max([_OLDEST_CUDNN, *(_YOUNGER_CUDNN.get(x, 0) for x in capabilities)])
     if version < needed:
         return f"the cuDNN found has version {version}, and {needed} is needed"
     if oldest < _HOPPER and head_size > _LARGEST_HEAD_SIZE_BEFORE_HOPPER:

@@ -1,4 +1,4 @@
-"""A hop that cuDNN computes on CUDA, and XLA elsewhere.
+"""A hop that a kernel computes on CUDA, and XLA elsewhere.
 
 Which one is chosen when a program is lowered for a platform, so one traced or exported
 program serves them all. Second derivatives are always XLA's.
@@ -17,10 +17,11 @@ import jax.extend
 import jax.numpy as jnp
 
 from jaxcomm import compat
-from jaxcomm.attention.kernels import cudnn_support
 from jaxcomm.attention.kernels import fused as fused_hop
+from jaxcomm.attention.kernels import pallas
 from jaxcomm.attention.kernels import xla as hop
 from jaxcomm.attention.kernels.operands import Grads, HopConfig, Operands, sum_dtype
+from jaxcomm.attention.kernels.selection import select
 from jaxcomm.attention.mask import Tokens
 
 _UNMAPPED = -1
@@ -71,12 +72,12 @@ def _backward_by_xla(*args, config):
     return hop.hop_backward(*args[:-1], config=config)
 
 
-def _define(name, *, xla, fused, avals, head_size, is_backward):
+def _define(name, functions, *, avals, head_size, is_backward):
     """Make a primitive and register its rules.
 
     Args:
       name: what it is called in jaxprs.
-      xla, fused: functions of a tree, the operands and what else there is, and
+      functions: by implementation, of a tree, the operands and what else there is, and
         ``config``.
       avals: of the tree: returns (shape, dtype) pairs.
       head_size: given that of the query and ``config``, the one that cuDNN sees.
@@ -85,14 +86,14 @@ def _define(name, *, xla, fused, avals, head_size, is_backward):
     primitive = jax.extend.core.Primitive(name)
     primitive.multiple_results = True
 
-    def flat(function):
+    def flatten(function):
         def of_leaves(*leaves, tree, config):
             args = jax.tree.unflatten(tree, leaves)
             return jax.tree.leaves(function(*args, config=config))
 
         return of_leaves
 
-    flat_xla, flat_fused = flat(xla), flat(fused)
+    flat = {name: flatten(function) for name, function in functions.items()}
 
     def abstract_eval(*leaves, tree, config):
         found = avals(*jax.tree.unflatten(tree, leaves))
@@ -103,21 +104,9 @@ def _define(name, *, xla, fused, avals, head_size, is_backward):
         return [compat.with_varying_axes(out, axes) for out in outs]
 
     def lower(platform, ctx, *leaves, tree, config):
-        chosen = flat_xla
         operands, *_ = jax.tree.unflatten(tree, ctx.avals_in)
-        if config.blocks is not None:
-            size = head_size(operands.query.shape[3], config)
-            reason = cudnn_support.why_not_compiled(
-                ctx, platform, config.implementation, size
-            )
-            if not operands.has_shared_tokens:
-                reason = "the sequences of the batch differ in their positions"
-            if cudnn_support.is_fused(config.implementation, reason):
-                chosen = flat_fused
-        else:
-            reason = config.not_fused
-        if platform == "cuda" and chosen is flat_xla:
-            cudnn_support.warn_of_tiles(reason)
+        size = head_size(operands.query.shape[3], config)
+        chosen = flat[select(ctx, platform, operands, config, size)]
         return compat.lower_as(chosen, ctx, *leaves, tree=tree, config=config)
 
     def jvp(primals, tangents, *, tree, config):
@@ -127,7 +116,7 @@ def _define(name, *, xla, fused, avals, head_size, is_backward):
             leaves = list(primals)
             for i, leaf in zip(moving, moved, strict=True):
                 leaves[i] = leaf
-            return flat_xla(*leaves, tree=tree, config=config)
+            return flat["xla"](*leaves, tree=tree, config=config)
 
         moved = [compat.ad.instantiate_zeros(tangents[i]) for i in moving]
         return jax.jvp(of_moving, [primals[i] for i in moving], moved)
@@ -227,16 +216,22 @@ def _unfold(x, count: int, shape):
 
 hop_forward_p = _define(
     "jaxcomm_hop_forward",
-    xla=hop.hop_forward,
-    fused=fused_hop.hop_forward,
+    {
+        "xla": hop.hop_forward,
+        "pallas": pallas.hop_forward,
+        "cudnn": fused_hop.hop_forward,
+    },
     avals=_forward_avals,
     head_size=lambda head_size, config: head_size,
     is_backward=False,
 )
 hop_backward_p = _define(
     "jaxcomm_hop_backward",
-    xla=_backward_by_xla,
-    fused=fused_hop.hop_backward,
+    {
+        "xla": _backward_by_xla,
+        "pallas": pallas.hop_backward,
+        "cudnn": fused_hop.hop_backward,
+    },
     avals=_backward_avals,
     head_size=fused_hop.backward_head_size,
     is_backward=True,

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxcomm.attention.kernels import cudnn_support
 from jaxcomm.attention.kernels.operands import Grads, Operands, sum_dtype
 from jaxcomm.attention.kernels.primitive import hop_backward, hop_forward
+from jaxcomm.attention.kernels.selection import may_be_kernel
 from jaxcomm.attention.mask import Mask
 from jaxcomm.attention.merge import merge
 from jaxcomm.attention.names import keep
@@ -212,10 +213,12 @@ class _Loop:
         )
         self.blocks = self.fusion.blocks
         queries, keys = inputs.query.shape[1], inputs.key.shape[1]
-        self.unrolls = (
-            self.members <= strategy.unrolled_ranks
-            and cudnn_support.is_for_gpus(self.blocks)
+        is_kernel = may_be_kernel(
+            *(*inputs[:3], inputs.terms),
+            implementation=call.implementation,
+            blocks=self.blocks,
         )
+        self.unrolls = is_kernel and self.members <= strategy.unrolled_ranks
         self.parts = 1
         if self.unrolls:
             self.parts = cudnn_support.parts_of_queries(self.blocks, queries, keys)
@@ -223,8 +226,8 @@ class _Loop:
 
     @property
     def may_be_fused(self):
-        """Whether cuDNN may compute the hops, where the program is for CUDA."""
-        return self.blocks is not None
+        """Whether a kernel may compute the hops, where the program is for CUDA."""
+        return self.blocks is not None or self.unrolls
 
     @property
     def first_hop(self):

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxcomm import compat
-from jaxcomm.attention.kernels import cudnn_support
+from jaxcomm.attention.kernels import cudnn_support, gpus
 from jaxcomm.attention.kernels.operands import HopConfig, Operands
 from jaxcomm.attention.kernels.primitive import hop_forward
 from jaxcomm.attention.layout import Layout
@@ -285,8 +285,8 @@ class Gpu:
     ],
 )
 def test_reasons_of_a_machine(monkeypatch, capabilities, version, head_size, reason):
-    gpus = [Gpu(capability) for capability in capabilities]
-    monkeypatch.setattr(cudnn_support, "_local_gpus", lambda: gpus)
+    found = [Gpu(capability) for capability in capabilities]
+    monkeypatch.setattr(gpus, "local", lambda: found)
     monkeypatch.setattr(compat, "cudnn_version", lambda: version)
     found = cudnn_support.fused_attention_reason(head_size)
     assert (found or "").startswith(reason or "")
@@ -334,21 +334,6 @@ def test_a_jax_that_has_moved_cudnn_is_left_alone(unlike_any_known, lower, error
 def test_this_jax_is_as_jaxcomm_knows_it():
     assert compat.cudnn_attention_mismatch() is None
     assert set(SCHEDULES) == {"contiguous", "striped", "zigzag"}
-
-
-def test_a_program_for_gpus_that_uses_tiles_says_why_once(monkeypatch, lower):
-    monkeypatch.setattr(cudnn_support, "_local_gpus", lambda: ["a GPU"])
-    monkeypatch.setattr(cudnn_support, "_why_not_on", lambda gpus, head_size: None)
-    cudnn_support._warn_once.cache_clear()
-    options = {"local_window_size": (3, 0)}
-    with pytest.warns(RuntimeWarning, match="because it is used without a window"):
-        lower(("cuda",), **options)
-    lower(("cuda",), **options)  # Once: a second warning would be an error here.
-    cudnn_support._warn_once.cache_clear()
-    lower(("cpu",), **options)
-    lower(("cuda",))
-    with pytest.raises(ValueError, match="was asked for, but it is used without a win"):
-        lower(("cuda",), implementation="cudnn", **options)
 
 
 def test_ulysses_calls_cudnn_with_the_whole_sequence_in_its_order(lower):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from split import on_ranks
 
-from jaxcomm.attention.kernels import cudnn, cudnn_support
+from jaxcomm.attention.kernels import cudnn, cudnn_support, gpus
 from jaxcomm.attention.kernels.operands import sum_dtype
 from jaxcomm.attention.schedules.registry import SCHEDULES
 from jaxcomm.attention.schedules.zigzag import Zigzag
@@ -92,7 +92,7 @@ def calls(monkeypatch):
     monkeypatch.setattr(cudnn_support, "_DTYPES", dtypes)
     monkeypatch.setattr(cudnn_support, "why_not_compiled", lambda *_: None)
     # As on a mesh of GPUs.
-    monkeypatch.setattr(cudnn_support, "is_for_gpus", lambda blocks: blocks is not None)
+    monkeypatch.setattr(gpus, "are_of_mesh", lambda: True)
     yield asked
     jax.clear_caches()
 

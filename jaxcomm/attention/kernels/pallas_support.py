@@ -1,0 +1,44 @@
+"""Whether the kernels of ``pallas.py`` can compute a hop, and why not."""
+
+from jaxcomm import compat
+from jaxcomm.attention.kernels import gpus
+from jaxcomm.attention.kernels.operands import Terms
+
+_DTYPES = ("bfloat16", "float16")
+_LARGEST_HEAD_SIZE = 256
+
+
+def why_not_traced(query, key, value, terms: Terms) -> str | None:
+    """Say why they cannot compute it whatever the machine, or None if they can.
+
+    Args:
+      query, key, value, terms: as in ``Operands``, or what has their shapes and dtypes.
+    """
+    if query.dtype.name not in _DTYPES:
+        return f"they compute in {' and '.join(_DTYPES)}, and query is {query.dtype}"
+    if terms.bias is not None:
+        return "they have no bias and no mask that is an array"
+    size = max(query.shape[3], value.shape[3])
+    if size > _LARGEST_HEAD_SIZE:
+        return f"the head size is {size}, and they take {_LARGEST_HEAD_SIZE} at most"
+    if not all(x.size for x in (query, key, value)):
+        return f"there is nothing to compute (query {query.shape}, key {key.shape})"
+    return compat.triton_mismatch()
+
+
+def why_not_compiled(
+    ctx, platform: str | None, implementation: str | None
+) -> str | None:
+    """Say why a program that is being lowered cannot use them, or None.
+
+    Args:
+      ctx: the lowering context.
+      platform: ``"cuda"``, or None for any other.
+      implementation: asked for by name, they are used without a GPU to ask: the program
+        may be compiled for another machine.
+    """
+    reason = gpus.why_not_compiled(ctx, platform)
+    found = gpus.local() if reason is None else []
+    if reason is not None or (implementation == "pallas" and not found):
+        return reason
+    return gpus.why_none_serves(found)

@@ -1,0 +1,194 @@
+"""The work of a Pallas kernel: which tiles it visits, and the arrays it reads.
+
+A program of the kernel owns a tile of rows and walks over tiles of columns. The list of
+those that the mask leaves it is computed before, from the tokens: first the tiles that
+are visible as a whole, then those that need the mask.
+
+Source: He et al., FlexAttention, 2024, for the lists.
+"""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+
+from jaxcomm.attention.kernels.operands import HopConfig, Operands
+from jaxcomm.attention.kernels.scores import Tile
+from jaxcomm.attention.mask import FULL, PARTIAL, SKIP, Tokens
+
+LOG2_E = 1.4426950408889634
+# The position of keys that fill up a tile: beyond all.
+_BEYOND = jnp.iinfo(jnp.int32).max
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """How a kernel cuts its work.
+
+    Attributes:
+      queries, keys: tokens of a tile, powers of two.
+      warps: of a program.
+      stages: tiles on their way at once.
+    """
+
+    queries: int
+    keys: int
+    warps: int
+    stages: int
+
+
+class Visits(NamedTuple):
+    """The tiles that a tile visits.
+
+    Attributes:
+      order: int32 (1 or B, tiles, n), tiles: the whole ones, the masked, the others.
+      counts: int32 (1 or B, tiles, 2), how many are whole, and how many are visible.
+    """
+
+    order: Any
+    counts: Any
+
+
+class Work:
+    """The operands of a hop, padded to whole tiles, and what each program reads.
+
+    Attributes:
+      query, key, value: (B, T, N, D), (B, S, K, D), (B, S, K, V), padded: tokens to
+        whole tiles, heads to powers of two.
+      queries, keys: their tokens, all (1 or B, T) and (1 or B, S).
+      slopes, seeds: (B, N), or None.
+      group: query heads of a key head.
+      unit: factor on the scores that are the exponents of 2.
+    """
+
+    def __init__(self, operands: Operands, config: HopConfig, sizes: Sizes):
+        self.config, self.sizes = config, sizes
+        self.batch, self.length, self.heads, self.head_size = operands.query.shape
+        self.value_size = operands.value.shape[3]
+        self.group = self.heads // operands.key.shape[2]
+        self.query = self.pad_rows(operands.query)
+        self.key, self.value = map(self._pad_columns, (operands.key, operands.value))
+        batch = 1 if operands.has_shared_tokens else self.batch
+        self.queries, self.keys = (
+            Tokens(
+                _pad_tokens(tokens.positions, batch, size, fill),
+                _pad_tokens(tokens.segment_ids, batch, size, None),
+            )
+            for tokens, size, fill in (
+                (operands.queries, sizes.queries, None),
+                (operands.keys, sizes.keys, _BEYOND),
+            )
+        )
+        self.slopes, self.seeds = operands.terms.slopes, operands.terms.seeds
+        # Then no tile computes the factor between natural and binary logarithms.
+        is_plain = self.slopes is None and config.soft_cap is None
+        self.unit = LOG2_E if is_plain else 1.0
+
+    @property
+    def tiles(self) -> tuple[int, int]:
+        """How many tiles of queries there are, and how many of keys."""
+        queries, keys = self.query.shape[1], self.key.shape[1]
+        return queries // self.sizes.queries, keys // self.sizes.keys
+
+    def visits(self) -> tuple[Visits, Visits]:
+        """Return which tiles of keys each tile of queries visits, and the reverse."""
+
+        def cut(tokens: Tokens, size: int):
+            return Tokens(
+                *(None if x is None else x.reshape(len(x), -1, size) for x in tokens)
+            )
+
+        modes = self.config.mask.modes(
+            cut(self.queries, self.sizes.queries), cut(self.keys, self.sizes.keys)
+        )
+        return _visits(modes), _visits(jnp.swapaxes(modes, 1, 2))
+
+    def pad_rows(self, x):
+        """Pad (B, T, N, size) to whole tiles, and heads to a power of two."""
+        return _pad(x, self.sizes.queries)
+
+    def pad_of_rows(self, x):
+        """(B, T, N) to (B, N, T), padded to whole tiles of queries."""
+        x = jnp.moveaxis(x, 2, 1)
+        return jnp.pad(x, [(0, 0), (0, 0), (0, -x.shape[2] % self.sizes.queries)])
+
+    def crop_rows(self, x, size: int):
+        """Undo :meth:`pad_rows`."""
+        return x[:, : self.length, :, :size]
+
+    def _pad_columns(self, x):
+        return _pad(x, self.sizes.keys)
+
+    def scores(self, tile: Tile, products):
+        """Return exponents of 2 for products of queries and keys, and the cap's slope.
+
+        See ``Tile.bend``.
+        """
+        scores, derivative = tile.bend(products * (self.config.scale * self.unit))
+        return scores * (LOG2_E / self.unit), derivative
+
+    def tile(self, rows: Tokens, keys: Tokens, slope, seed, *, is_masked, across):
+        """Return a tile for scores (rows, keys), or (keys, rows) if ``across``."""
+
+        def spread(tokens: Tokens, axis: int):
+            return Tokens(
+                *(None if x is None else jnp.expand_dims(x, axis) for x in tokens)
+            )
+
+        return Tile(
+            config=self.config,
+            rows=spread(rows, 0 if across else 1),
+            keys=spread(keys, 1 if across else 0),
+            is_masked=is_masked,
+            slopes=slope,
+            seeds=seed,
+        )
+
+    def of_batch(self, x):
+        """Return a function from a batch to where ``x``, of 1 or B of them, has it."""
+        return (lambda b: b) if x.shape[0] > 1 else (lambda b: 0)
+
+    def token_specs(self, tokens: Tokens, block: int | None, place):
+        """Return the blocks of tokens: all of them, or those of a program's tile.
+
+        Args:
+          tokens: those of the queries or of the keys.
+          block: tokens of a block, or None for all.
+          place: from a program's indices to (batch, block).
+        """
+
+        def spec(x):
+            batch = self.of_batch(x)
+
+            def index(*ids):
+                b, i = place(*ids)
+                return batch(b), i
+
+            return pl.BlockSpec((None, block or x.shape[1]), index)
+
+        return Tokens(*(None if x is None else spec(x) for x in tokens))
+
+
+def _visits(modes) -> Visits:
+    rank = jnp.where(modes == FULL, 0, jnp.where(modes == PARTIAL, 1, 2))
+    order = jnp.argsort(rank, axis=-1, stable=True).astype(jnp.int32)
+    counts = [(modes == FULL).sum(-1), (modes != SKIP).sum(-1)]
+    return Visits(order, jnp.stack(counts, -1).astype(jnp.int32))
+
+
+def _pad(x, tokens: int):
+    size = pl.next_power_of_2(max(x.shape[3], 16))
+    padding = [(0, 0), (0, -x.shape[1] % tokens), (0, 0), (0, size - x.shape[3])]
+    return jnp.pad(x, padding) if any(map(any, padding)) else x
+
+
+def _pad_tokens(x, batch: int, size: int, fill: int | None):
+    """(T,) or (B, T) to (batch, whole tiles); ``fill`` None repeats the last token."""
+    if x is None:
+        return None
+    x = jnp.broadcast_to(x, (batch, x.shape[-1]))
+    padding = [(0, 0), (0, -x.shape[1] % size)]
+    if fill is None:
+        return jnp.pad(x, padding, mode="edge")
+    return jnp.pad(x, padding, constant_values=fill)

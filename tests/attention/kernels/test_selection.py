@@ -1,0 +1,158 @@
+"""Which kernel a program for CUDA has, and what is said where it has none."""
+
+import functools
+import warnings
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxcomm import compat
+from jaxcomm.attention.kernels import gpus, pallas_support, selection
+from jaxcomm.attention.kernels.operands import Terms
+from jaxcomm.attention.layout import Layout
+from jaxcomm.attention.ring_attention import ring_attention
+
+SHAPE = (1, 64, 4, 32)
+OPTIONS = {
+    "window": {"local_window_size": (8, 0)},
+    "cap": {"logits_soft_cap": 5.0},
+    "slopes": {"alibi_slopes": jnp.ones(4)},
+}
+
+
+class Gpu:
+    compute_capability = "9.0"
+
+
+@pytest.fixture
+def hopper(monkeypatch):
+    """A machine with one GPU and a cuDNN that serves it; no warning was given yet."""
+    monkeypatch.setattr(gpus, "local", lambda: [Gpu()])
+    monkeypatch.setattr(compat, "cudnn_version", lambda: 91300)
+    selection._warn_once.cache_clear()
+    yield
+    selection._warn_once.cache_clear()
+
+
+@pytest.fixture
+def lower(mesh_of):
+    """Lower attention of 2 devices, or its gradients, for CUDA; return StableHLO."""
+
+    def text_of(
+        dtype=jnp.bfloat16, has_grads=False, platform="cuda", ids=False, **more
+    ):
+        layout = Layout("zigzag", 2, SHAPE[1])
+        attend = functools.partial(
+            ring_attention,
+            axis_name="context",
+            layout=layout,
+            is_causal=True,
+            backend="xla",
+            **more,
+        )
+
+        def local(x, segments):
+            given = {"query_segment_ids": segments, "key_value_segment_ids": segments}
+            return attend(x, x, x, **(given if ids else {}))
+
+        split = jax.P(None, "context")
+        run = jax.shard_map(local, mesh=mesh_of(2), in_specs=split, out_specs=split)
+        if has_grads:
+            run = jax.grad(lambda x, ids, f=run: f(x, ids).astype("float32").sum())
+        x = jax.ShapeDtypeStruct(SHAPE, dtype)
+        tokens = jax.ShapeDtypeStruct(SHAPE[:2], jnp.int32)
+        traced = jax.jit(run).trace(x, tokens)
+        return traced.lower(lowering_platforms=(platform,)).as_text()
+
+    return text_of
+
+
+def kernels_in(text):
+    names = ("forward", "grad_queries", "grad_keys")
+    return {name for name in names if f"jaxcomm_attention_{name}" in text}
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("options", [*OPTIONS.values(), {"ids": True}], ids=str)
+def test_what_cudnn_cannot_do_our_kernels_do(lower, options):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        text = lower(has_grads=True, **options)
+    assert kernels_in(text) == {"forward", "grad_queries", "grad_keys"}
+    assert "cudnn" not in text
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("strategy", ["all_gather", "halo", "ulysses", "ring"])
+def test_every_strategy_uses_them(lower, strategy):
+    assert kernels_in(lower(strategy=strategy, local_window_size=(8, 0)))
+
+
+@pytest.mark.usefixtures("hopper")
+def test_plain_causal_attention_is_cudnns_unless_asked_otherwise(lower):
+    assert "cudnn" in lower()
+    assert not kernels_in(lower())
+    by_name = lower(implementation="pallas")
+    assert kernels_in(by_name)
+    assert "cudnn" not in by_name
+    tiles = lower(implementation="xla", local_window_size=(8, 0))
+    assert not kernels_in(tiles)
+    assert not kernels_in(lower(platform="cpu", local_window_size=(8, 0)))
+
+
+@pytest.mark.usefixtures("hopper")
+def test_a_program_that_uses_tiles_says_why_once(lower):
+    why = "Not cuDNN: it computes in bfloat16 and float16, and query is float32."
+    with pytest.warns(RuntimeWarning, match=why):
+        lower(jnp.float32)
+    lower(jnp.float32)  # Once: a second warning would be an error here.
+    selection._warn_once.cache_clear()
+    lower(jnp.float32, platform="cpu")
+    lower(jnp.float32, implementation="xla")
+
+
+def test_a_kernel_asked_for_by_name_is_had_or_refused(lower):
+    # Without a GPU to ask: the program may be for another machine.
+    assert kernels_in(lower(implementation="pallas"))
+    with pytest.raises(ValueError, match=r"'pallas' was asked for.*query is float32"):
+        lower(jnp.float32, implementation="pallas")
+    with pytest.raises(ValueError, match="for a platform that is not CUDA"):
+        lower(implementation="pallas", platform="cpu")
+    with pytest.raises(ValueError, match="was asked for, but it is used without a win"):
+        lower(implementation="cudnn", local_window_size=(8, 0))
+
+
+@pytest.mark.parametrize(
+    ("capability", "reason"),
+    [("7.5", "a GPU has compute capability 7.5"), ("8.0", None)],
+)
+def test_reasons_of_a_machine(monkeypatch, capability, reason):
+    gpu = Gpu()
+    gpu.compute_capability = capability
+    found = gpus.why_none_serves([gpu])
+    assert (found or "").startswith(reason or "")
+    assert bool(found) == bool(reason)
+
+
+def test_reasons_of_operands():
+    x = jax.ShapeDtypeStruct((1, 8, 2, 16), jnp.bfloat16)
+    large = jax.ShapeDtypeStruct((1, 8, 2, 264), jnp.bfloat16)
+    none = jax.ShapeDtypeStruct((1, 0, 2, 16), jnp.bfloat16)
+    bias = Terms(jax.ShapeDtypeStruct((1, 1, 8, 8), jnp.bfloat16))
+    reason = pallas_support.why_not_traced
+    assert reason(x, x, x, Terms()) is None
+    assert "no bias" in (reason(x, x, x, bias) or "")
+    assert "264" in (reason(x, x, large, Terms()) or "")
+    assert "nothing to compute" in (reason(none, x, x, Terms()) or "")
+
+
+def test_a_jax_without_triton_is_left_alone(monkeypatch, lower):
+    def gone():
+        raise ImportError("No module")
+
+    compat.triton_mismatch.cache_clear()
+    monkeypatch.setattr(compat, "_triton_parameters", gone)
+    with pytest.raises(ValueError, match="makes no kernels with Triton"):
+        lower(implementation="pallas")
+    compat.triton_mismatch.cache_clear()

@@ -1,0 +1,101 @@
+"""Hops with every option, for kernels to be compared with each other."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxcomm.attention.kernels.operands import HopConfig, Operands, Terms
+from jaxcomm.attention.mask import Mask, Tokens
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A hop; ``documents`` are drawn for each sequence of the batch."""
+
+    batch: int = 1
+    queries: int = 48
+    keys: int = 48
+    heads: int = 2
+    key_heads: int = 2
+    head_size: int = 16
+    value_size: int = 16
+    left: int | None = None
+    right: int | None = None
+    padding: int = 0
+    documents: int = 0
+    has_slopes: bool = False
+    soft_cap: float | None = None
+    dropout_rate: float = 0.0
+    dtype: str = "bfloat16"
+
+
+CASES = (
+    Case(),
+    Case(right=0, key_heads=1),
+    Case(batch=2, queries=50, keys=70, head_size=24, value_size=40, left=20, right=0),
+    Case(left=5, right=3, padding=9),
+    Case(batch=2, queries=50, keys=70, right=0, documents=4, dtype="float16"),
+    Case(right=0, has_slopes=True, soft_cap=5.0),
+    Case(batch=2, heads=4, right=0, documents=3, has_slopes=True, dropout_rate=0.3),
+    Case(queries=16, keys=64, left=10, right=10, soft_cap=2.0, dropout_rate=0.1),
+)
+
+
+def arrays_of(case: Case):
+    """Return operands, config and the gradient of the output."""
+    random = np.random.default_rng(7)
+
+    def normal(*shape):
+        return jnp.asarray(random.normal(size=shape), case.dtype)
+
+    def ids(length):
+        if not case.documents:
+            return None
+        drawn = random.integers(-1, case.documents, (case.batch, length))
+        return jnp.asarray(np.sort(drawn, 1), jnp.int32)
+
+    of_heads = case.batch, case.heads
+    terms = Terms(
+        None,
+        jnp.asarray(random.random(of_heads), "float32") if case.has_slopes else None,
+        jnp.asarray(random.integers(0, 2**32, of_heads), "uint32")
+        if case.dropout_rate
+        else None,
+    )
+    operands = Operands(
+        normal(case.batch, case.queries, case.heads, case.head_size),
+        normal(case.batch, case.keys, case.key_heads, case.head_size),
+        normal(case.batch, case.keys, case.key_heads, case.value_size),
+        Tokens(jnp.arange(case.queries, dtype=jnp.int32) + 3, ids(case.queries)),
+        Tokens(jnp.arange(case.keys, dtype=jnp.int32), ids(case.keys)),
+        terms,
+    )
+    lengths = case.queries + 3 - case.padding, case.keys - case.padding
+    config = HopConfig(
+        scale=case.head_size**-0.5,
+        mask=Mask(case.left, case.right, *lengths),
+        query_segments=(case.queries,),
+        key_segments=(case.keys,),
+        soft_cap=case.soft_cap,
+        dropout_rate=case.dropout_rate,
+    )
+    grad = normal(case.batch, case.queries, case.heads, case.value_size)
+    return operands, config, grad
+
+
+def run(forward, backward, case: Case, dtype=None):
+    """Return output, residual and gradients, computed with inputs cast to a dtype."""
+    operands, config, grad = arrays_of(case)
+    if dtype is not None:
+        query, key, value, grad = (x.astype(dtype) for x in (*operands[:3], grad))
+        operands = operands._replace(query=query, key=key, value=value)
+
+    @jax.jit
+    def both(operands, grad):
+        out, lse = forward(operands, config=config)
+        delta = (grad.astype(out.dtype) * out).sum(-1) - 0.25
+        return out, lse, backward(operands, grad, lse, delta, config=config)
+
+    return both(operands, grad)
