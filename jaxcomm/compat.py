@@ -10,6 +10,7 @@ import inspect
 import os
 import re
 import threading
+import warnings
 from typing import Any
 
 import jax
@@ -392,6 +393,15 @@ def triton_mismatch() -> str | None:
 def triton_parameters(*, warps: int, stages: int):
     """Return ``compiler_params`` of ``pallas_call`` for a kernel by Triton."""
     return _triton_parameters()(num_warps=warps, num_stages=stages)
+
+
+@contextlib.contextmanager
+def without_triton_warning():
+    """Keep JAX from saying in every program that Pallas for Triton is deprecated."""
+    message = "The Pallas Triton backend is deprecated"
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message, DeprecationWarning)
+        yield
 
 
 def _triton_parameters():

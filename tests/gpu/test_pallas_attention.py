@@ -9,7 +9,11 @@ from hops import CASES, Case, run
 
 from jaxcomm.attention.kernels import gpus, pallas, xla
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    # Programs of ring_attention do not say so.
+    pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated"),
+]
 
 # Root mean square, relative: weights are rounded to the inputs' dtype.
 LIMIT = 4e-3

@@ -41,6 +41,7 @@ def backward_sizes(head_size: int) -> tuple[Sizes, Sizes]:
 
 def hop_forward(
     operands: Operands,
+    merged=None,
     *,
     config: HopConfig,
     sizes: Sizes | None = None,
@@ -50,6 +51,7 @@ def hop_forward(
 
     Args:
       operands: in bfloat16 or float16, without a bias.
+      merged: as in :func:`jaxcomm.attention.kernels.primitive.hop_forward`.
       config: what is known before.
       sizes: of the tiles.
       interpret: whether to run the kernel on a CPU, slowly.
@@ -60,7 +62,8 @@ def hop_forward(
     visits, _ = work.visits()
     columns = work.value.shape[3]
 
-    def kernel(visits, queries, keys, slope, seed, query, key, value, out, lse):
+    def kernel(visits, queries, keys, slope, seed, query, key, value, merged, *outs):
+        out, lse = outs
         rows = _read(queries)
         query = query[...]
         slope, seed = _read((slope, seed))
@@ -86,18 +89,30 @@ def hop_forward(
 
             return step
 
-        carry = (
-            jnp.full((sizes.queries,), -jnp.inf, jnp.float32),
-            jnp.zeros((sizes.queries,), jnp.float32),
-            jnp.zeros((sizes.queries, columns), jnp.float32),
-        )
-        top, total, summed = _walk(visits, visit, carry)
-        total = at_least_half(total)
-        out[...] = summed / total[:, None]
-        lse[...] = (top + jnp.log2(total)) * _LN_2
+        def attend(top, total, summed):
+            top, total, summed = _walk(visits, visit, (top, total, summed))
+            total = at_least_half(total)
+            out[...] = summed / total[:, None]
+            lse[...] = (top + jnp.log2(total)) * _LN_2
+
+        if merged is None:
+            nothing = jnp.zeros((sizes.queries,), jnp.float32)
+            attend(nothing - jnp.inf, nothing, jnp.zeros(out.shape, jnp.float32))
+            return
+
+        @pl.when(visits.counts[1] > 0)
+        def _():
+            summed, top = _read(merged)
+            # Of rows that saw no key the sum is 0, as their output.
+            total = jnp.where(top == -jnp.inf, 0.0, 1.0)
+            attend(top * LOG2_E, total, summed)
 
     rows, whole = _row_specs(work), functools.partial(_columns_spec, work)
     of_rows = pl.BlockSpec((None, None, sizes.queries), lambda i, h, b: (b, h, i))
+    if merged is not None:
+        merged = work.pad_rows(merged[0]), work.pad_of_rows(merged[1])
+    given = (visits, work.queries, work.keys, work.slopes, work.seeds, *_qkv(work))
+    first = len(jax.tree.leaves(given))
     out, lse = _call(
         kernel,
         name="jaxcomm_attention_forward",
@@ -105,15 +120,18 @@ def hop_forward(
         in_specs=(
             *_common_specs(work, visits),
             *(rows(work.query), whole(work.key), whole(work.value)),
+            None if merged is None else (rows(merged[0]), of_rows),
         ),
         out_specs=(rows(work.value), of_rows),
         out_shape=(
             _float32(work.batch, work.query.shape[1], work.heads, columns),
             _float32(work.batch, work.heads, work.query.shape[1]),
         ),
+        # Then a tile that sees nothing need not be written.
+        input_output_aliases={} if merged is None else {first: 0, first + 1: 1},
         sizes=sizes,
         interpret=interpret,
-    )(visits, work.queries, work.keys, work.slopes, work.seeds, *_qkv(work))
+    )(*given, merged)
     lse = jnp.moveaxis(lse[:, :, : work.length], 1, 2)
     return work.crop_rows(out, work.value_size), lse
 
@@ -124,6 +142,7 @@ def hop_backward(
     lse,
     delta,
     out=None,
+    total=None,
     *,
     config: HopConfig,
     sizes: tuple[Sizes, Sizes] | None = None,
@@ -135,6 +154,7 @@ def hop_backward(
       operands, config, interpret: as in :func:`hop_forward`.
       grad_out, lse, delta: as there.
       out: not used: ``delta`` has what is needed of it.
+      total: as in :func:`jaxcomm.attention.kernels.primitive.hop_backward`.
       sizes: of the tiles, for the queries and for keys and values.
     """
     head_size = max(operands.query.shape[3], operands.value.shape[3])
@@ -142,18 +162,18 @@ def hop_backward(
     # exp(score - inf) is 0: rows that see no key give no gradient.
     lse = jnp.where(jnp.isneginf(lse), jnp.inf, lse) * LOG2_E
     saved = grad_out, lse, delta
-    query, slopes = _grad_queries(operands, saved, config, of_queries, interpret)
+    query, slopes = _grad_queries(operands, saved, total, config, of_queries, interpret)
     key, value = _grad_keys(operands, saved, config, of_keys, interpret)
     return Grads(query, key, value, None, slopes)
 
 
-def _grad_queries(operands: Operands, saved, config, sizes: Sizes, interpret):
+def _grad_queries(operands: Operands, saved, total, config, sizes: Sizes, interpret):
     work = Work(operands, config, sizes)
     visits, _ = work.visits()
     has_slopes = work.slopes is not None
 
     def kernel(visits, queries, keys, slope, seed, query, key, value, *others):
-        grad_out, lse, delta, grad_query, *grad_slope = others
+        grad_out, lse, delta, total, grad_query, *grad_slope = others
         rows = _read(queries)
         query, grad_out, lse, delta = (x[...] for x in (query, grad_out, lse, delta))
         slope, seed = _read((slope, seed))
@@ -180,17 +200,31 @@ def _grad_queries(operands: Operands, saved, config, sizes: Sizes, interpret):
 
             return step
 
-        zeros = jnp.zeros(query.shape, jnp.float32), jnp.zeros_like(lse)
-        summed, of_slope = _walk(visits, visit, zeros)
-        grad_query[...] = summed * config.scale
-        if has_slopes:
-            grad_slope[0][...] = of_slope
+        def sum_up():
+            zeros = jnp.zeros(query.shape, jnp.float32), jnp.zeros_like(lse)
+            summed, of_slope = _walk(visits, visit, zeros)
+            summed *= config.scale
+            grad_query[...] = summed if total is None else total[...] + summed
+            if has_slopes:
+                grad_slope[0][...] = of_slope
+
+        if total is None or has_slopes:
+            sum_up()
+        else:
+            pl.when(visits.counts[1] > 0)(sum_up)
 
     rows, whole = _row_specs(work), functools.partial(_columns_spec, work)
     of_rows = pl.BlockSpec((None, None, sizes.queries), lambda i, h, b: (b, h, i))
     per_row = _float32(work.batch, work.heads, work.query.shape[1])
     grad_out, lse, delta = saved
     grads = work.pad_rows(grad_out.astype(operands.query.dtype))
+    if total is not None:
+        total = work.pad_rows(total)
+    given = (
+        *(visits, work.queries, work.keys, work.slopes, work.seeds, *_qkv(work)),
+        *(grads, work.pad_of_rows(lse), work.pad_of_rows(delta)),
+    )
+    aliases = {} if total is None else {len(jax.tree.leaves(given)): 0}
     found = _call(
         kernel,
         name="jaxcomm_attention_grad_queries",
@@ -199,15 +233,14 @@ def _grad_queries(operands: Operands, saved, config, sizes: Sizes, interpret):
             *_common_specs(work, visits),
             *(rows(work.query), whole(work.key), whole(work.value)),
             *(rows(grads), of_rows, of_rows),
+            None if total is None else rows(total),
         ),
         out_specs=(rows(work.query), *[of_rows] * has_slopes),
         out_shape=(_float32(*work.query.shape), *[per_row] * has_slopes),
+        input_output_aliases=aliases,
         sizes=sizes,
         interpret=interpret,
-    )(
-        *(visits, work.queries, work.keys, work.slopes, work.seeds, *_qkv(work)),
-        *(grads, work.pad_of_rows(lse), work.pad_of_rows(delta)),
-    )
+    )(*given, total)
     slopes = found[1].sum(2) if has_slopes else None
     return work.crop_rows(found[0], work.head_size), slopes
 

@@ -23,40 +23,46 @@ from jaxcomm.attention.kernels import xla as hop
 from jaxcomm.attention.kernels.operands import Grads, HopConfig, Operands, sum_dtype
 from jaxcomm.attention.kernels.selection import select
 from jaxcomm.attention.mask import Tokens
+from jaxcomm.attention.merge import merge
 
 _UNMAPPED = -1
 
 
-def hop_forward(operands: Operands, *, config: HopConfig):
+def hop_forward(operands: Operands, merged=None, *, config: HopConfig):
     """Compute attention over one block, as :func:`xla.hop_forward`.
+
+    Args:
+      operands, config: as there.
+      merged: (out, lse) of the same queries over other keys, to merge with; or None.
 
     Raises:
       ValueError: when lowered, if ``config.implementation`` cannot be had there.
     """
-    leaves, tree = jax.tree.flatten((operands,))
+    leaves, tree = jax.tree.flatten((operands, merged))
     return tuple(hop_forward_p.bind(*leaves, tree=tree, config=config))
 
 
 def hop_backward(
-    operands: Operands, grad_out, lse, delta, out, *, config: HopConfig
+    operands: Operands, grad_out, lse, delta, out, total=None, *, config: HopConfig
 ) -> Grads:
     """Compute the gradients as :func:`jaxcomm.attention.kernels.xla.hop_backward` does.
 
     Args:
       operands, grad_out, lse, delta, config: as there.
       out: (B, T, N, V), the output over all keys, in the dtype of ``query``.
+      total: gradient of the queries by other keys, to add to; or None.
 
     Raises:
       ValueError: when lowered, if ``config.implementation`` cannot be had there.
     """
-    leaves, tree = jax.tree.flatten((operands, grad_out, lse, delta, out))
+    leaves, tree = jax.tree.flatten((operands, grad_out, lse, delta, out, total))
     found = list(hop_backward_p.bind(*leaves, tree=tree, config=config))
     terms = operands.terms
     given = (*operands[:3], terms.bias, terms.slopes)
     return Grads(*(None if x is None else found.pop(0) for x in given))
 
 
-def _forward_avals(operands: Operands):
+def _forward_avals(operands: Operands, merged):
     query, value = operands.query, operands.value
     dtype = sum_dtype(query.dtype)
     return [((*query.shape[:3], value.shape[3]), dtype), (query.shape[:3], dtype)]
@@ -66,6 +72,29 @@ def _backward_avals(operands: Operands, *others):
     given = (*operands[:3], operands.terms.bias, operands.terms.slopes)
     dtype = sum_dtype(operands.query.dtype)
     return [(x.shape, dtype) for x in given if x is not None]
+
+
+def _then_merge(forward):
+    """Return a function that merges what ``forward`` computes."""
+
+    def compute(operands: Operands, merged, *, config):
+        found = forward(operands, config=config)
+        return found if merged is None else merge(*merged, *found)
+
+    return compute
+
+
+def _then_add(backward):
+    """Return a function that adds to what ``backward`` computes."""
+
+    def compute(*args, config):
+        *args, total = args
+        found = backward(*args, config=config)
+        if total is None:
+            return found
+        return found._replace(query=total + found.query)
+
+    return compute
 
 
 def _backward_by_xla(*args, config):
@@ -107,7 +136,8 @@ def _define(name, functions, *, avals, head_size, is_backward):
         operands, *_ = jax.tree.unflatten(tree, ctx.avals_in)
         size = head_size(operands.query.shape[3], config)
         chosen = flat[select(ctx, platform, operands, config, size)]
-        return compat.lower_as(chosen, ctx, *leaves, tree=tree, config=config)
+        with compat.without_triton_warning():
+            return compat.lower_as(chosen, ctx, *leaves, tree=tree, config=config)
 
     def jvp(primals, tangents, *, tree, config):
         moving = [i for i, x in enumerate(primals) if compat.has_tangent(x)]
@@ -217,9 +247,9 @@ def _unfold(x, count: int, shape):
 hop_forward_p = _define(
     "jaxcomm_hop_forward",
     {
-        "xla": hop.hop_forward,
+        "xla": _then_merge(hop.hop_forward),
         "pallas": pallas.hop_forward,
-        "cudnn": fused_hop.hop_forward,
+        "cudnn": _then_merge(fused_hop.hop_forward),
     },
     avals=_forward_avals,
     head_size=lambda head_size, config: head_size,
@@ -228,9 +258,9 @@ hop_forward_p = _define(
 hop_backward_p = _define(
     "jaxcomm_hop_backward",
     {
-        "xla": _backward_by_xla,
+        "xla": _then_add(_backward_by_xla),
         "pallas": pallas.hop_backward,
-        "cudnn": fused_hop.hop_backward,
+        "cudnn": _then_add(fused_hop.hop_backward),
     },
     avals=_backward_avals,
     head_size=fused_hop.backward_head_size,

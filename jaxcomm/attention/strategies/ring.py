@@ -79,14 +79,16 @@ class Ring(Strategy):
     def forward(self, call, inputs):
         ring = _Loop(self, call, inputs)
 
-        def attend(block, hop, config):
-            return hop_forward(ring.operands(block, hop), config=config)
+        def attend(block, hop, config, merged=None):
+            return hop_forward(ring.operands(block, hop), merged, config=config)
 
         def in_parts(attended):
             parts = (jnp.split(x, ring.parts, axis=1) for x in attended)
             return list(zip(*parts, strict=True))
 
         def attend_and_merge(merged, block, hop):
+            if ring.parts == 1:
+                return [attend(block, hop, ring.other_hops, *merged)]
             attended = in_parts(attend(block, hop, ring.other_hops))
             return [merge(*a, *b) for a, b in zip(merged, attended, strict=True)]
 
@@ -134,11 +136,14 @@ class Ring(Strategy):
 
         def gradients(block, hop, config, total):
             operands = ring.operands(block, hop)
-            found = hop_backward(operands, grad_out, lse, delta, out, config=config)
+            so_far = None if total is None else total.query
+            found = hop_backward(
+                operands, grad_out, lse, delta, out, so_far, config=config
+            )
             of_rank = _OfRank(found.query, ring.columns(found.bias, hop), found.slopes)
             if total is not None:
                 of_rank = _OfRank(
-                    total.query + of_rank.query,
+                    found.query,
                     ring.add_columns(total.bias, found.bias, hop),
                     None if found.slopes is None else total.slopes + found.slopes,
                 )

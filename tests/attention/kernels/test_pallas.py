@@ -1,5 +1,6 @@
 """The kernels for CUDA, interpreted on a CPU, against XLA's tiles."""
 
+import dataclasses
 import functools
 
 import jax
@@ -11,6 +12,7 @@ from hops import CASES, Case, arrays_of, run
 from jaxcomm.attention.kernels import pallas, xla
 from jaxcomm.attention.kernels.pallas_work import Sizes, Work
 from jaxcomm.attention.mask import Tokens
+from jaxcomm.attention.merge import merge
 
 SMALL = Sizes(queries=16, keys=16, warps=4, stages=2)
 
@@ -64,3 +66,42 @@ def test_visits_list_whole_tiles_first_and_count_what_is_seen():
     assert by_query.order[0, 3, :3].tolist() == [2, 1, 3]
     assert by_key.counts[0].tolist() == [[1, 3], [1, 3], [1, 2], [0, 1]]
     assert by_key.order[0, 0, :3].tolist() == [1, 0, 2]
+
+
+@pytest.mark.parametrize("shift", [0, 10, 1000], ids=["seen", "partly", "unseen"])
+def test_kernels_go_on_from_what_other_keys_gave(shift):
+    """Keys that are ``shift`` positions further on, after keys at the beginning."""
+    case = Case(batch=2, queries=50, keys=40, heads=4, right=0, has_slopes=shift == 0)
+    operands, config, grad = arrays_of(case)
+    further = operands.keys._replace(positions=operands.keys.positions + shift)
+    second = operands._replace(key=operands.key[:, ::-1], keys=further)
+    mask = dataclasses.replace(config.mask, key_length=2000)
+    config = dataclasses.replace(config, mask=mask)
+    forward = functools.partial(pallas.hop_forward, sizes=SMALL, interpret=True)
+    sizes = (SMALL, SMALL)
+    backward = functools.partial(pallas.hop_backward, sizes=sizes, interpret=True)
+
+    @jax.jit
+    def run(operands, second, grad):
+        first = forward(operands, config=config)
+        both = forward(second, first, config=config)
+        delta = jnp.zeros_like(first[1])
+        saved = (grad, both[1], delta)
+        total = jnp.ones(operands.query.shape, jnp.float32)
+        grads = backward(second, *saved, None, config=config)
+        onto = backward(second, *saved, None, total, config=config)
+        apart = merge(*first, *forward(second, config=config))
+        return first, both, apart, grads, onto
+
+    first, both, apart, grads, onto = run(operands, second, grad)
+    for found, expected in zip(both, apart, strict=True):
+        # Weights are rounded relative to another maximum.
+        found, expected = (jnp.where(jnp.isneginf(x), 0, x) for x in (found, expected))
+        assert jnp.linalg.norm(found - expected) <= 3e-3 * jnp.linalg.norm(expected)
+    if shift == 1000:
+        assert all((x == y).all() for x, y in zip(both, first, strict=True))
+        assert (onto.query == 1).all()
+    np.testing.assert_allclose(onto.query, grads.query + 1, rtol=1e-6)
+    for found, expected in zip(onto[1:], grads[1:], strict=True):
+        assert (found is None) == (expected is None)
+        assert found is None or (found == expected).all()
