@@ -150,8 +150,13 @@ def register_lowering(primitive, rule, platform: str | None = None) -> None:
 def lower_as(function, ctx, *operands, **params):
     """Lower a call as the JAX function ``function(*operands, **params)``."""
     rule = _mlir.lower_fun(function, multiple_results=True)
+    # Else what a kernel reads of an operand varies, and what it computes does not.
+    plain = [
+        aval.update(manual_axis_type=aval.mat.update(varying=frozenset()))
+        for aval in ctx.avals_in
+    ]
     with without_varying_axes_check():
-        return rule(ctx, *operands, **params)
+        return rule(ctx.replace(avals_in=plain), *operands, **params)
 
 
 def has_tangent(x) -> bool:
@@ -388,6 +393,20 @@ def triton_mismatch() -> str | None:
     except (ImportError, AttributeError) as error:
         return f"jax {jax.__version__} makes no kernels with Triton ({error})"
     return None
+
+
+def why_no_triton_for(device_kind: str) -> str | None:
+    """Say why Triton makes no kernels for a kind of GPU, or None."""
+    # Since 0.12 JAX has a list of those it knows. Checked on 0.12.0.1.
+    try:
+        from jax._src.pallas.triton import gpu_info
+
+        known = gpu_info.gpu_version_from_device_kind
+    except (ImportError, AttributeError):
+        return None
+    if known(device_kind) is not None:
+        return None
+    return f"jax {jax.__version__} makes no kernels for {device_kind!r}"
 
 
 def triton_parameters(*, warps: int, stages: int):

@@ -26,19 +26,17 @@ def why_not_traced(query, key, value, terms: Terms) -> str | None:
     return compat.triton_mismatch()
 
 
-def why_not_compiled(
-    ctx, platform: str | None, implementation: str | None
-) -> str | None:
+def why_not_compiled(ctx, platform: str | None) -> str | None:
     """Say why a program that is being lowered cannot use them, or None.
+
+    They are compiled for the GPUs at hand.
 
     Args:
       ctx: the lowering context.
       platform: ``"cuda"``, or None for any other.
-      implementation: asked for by name, they are used without a GPU to ask: the program
-        may be compiled for another machine.
     """
     reason = gpus.why_not_compiled(ctx, platform)
-    found = gpus.local() if reason is None else []
-    if reason is not None or (implementation == "pallas" and not found):
+    if reason is not None:
         return reason
-    return gpus.why_none_serves(found)
+    found = gpus.local()
+    return gpus.why_none_serves(found) or compat.why_no_triton_for(found[0].device_kind)

@@ -46,7 +46,7 @@ def select(
         return asked
     reason = pallas_support.why_not_traced(*operands[:3], operands.terms)
     if reason is None:
-        reason = pallas_support.why_not_compiled(ctx, platform, asked)
+        reason = pallas_support.why_not_compiled(ctx, platform)
     if reason is None:
         return "pallas"
     if asked == "pallas":
