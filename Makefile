@@ -114,7 +114,7 @@ sanitize: $(BUILD_REQUIRES) ## C++ tests under ThreadSanitizer, then Address- an
 	done
 
 soak: $(INSTALLED) ## 100,000 mixed collectives between processes, every result checked
-	@PYTHONPATH="$(CURDIR)/tests" $(RUN) -m stress $(ARGS)
+	@PYTHONPATH="$(CURDIR)/tests:$(CURDIR)/tests/support" $(RUN) -m stress $(ARGS)
 
 lint: $(VENV)/.extra-dev $(NVRTC)/.installed ## ruff, pyright, clang-format, stripped notebooks, PTX as compiled, locks
 	$(BIN)/ruff check .

@@ -65,6 +65,7 @@ def ragged_all_to_all(
         backend=backend,
     )
     size = call.group_size
+    operand, output = arguments.as_arrays((operand, output), call)
     indices = {
         "input_offsets": input_offsets,
         "send_sizes": send_sizes,
@@ -88,18 +89,17 @@ def ragged_all_to_all(
             f"ragged_all_to_all: {length[0]} slices are not divisible by the {size} "
             f"devices of axes {call.axes}"
         )
-    if jnp.ndim(operand) < 1 or jnp.shape(operand)[1:] != jnp.shape(output)[1:]:
+    if operand.ndim < 1 or operand.shape[1:] != output.shape[1:]:
         raise ValueError(
             f"ragged_all_to_all: operand and output must agree in all dimensions but "
-            f"the first, got {jnp.shape(operand)} and {jnp.shape(output)}"
+            f"the first, got {operand.shape} and {output.shape}"
         )
-    if jnp.result_type(operand) != jnp.result_type(output):
+    if operand.dtype != output.dtype:
         raise TypeError(
-            f"ragged_all_to_all: operand has dtype {jnp.result_type(operand)}, output "
-            f"{jnp.result_type(output)}; they must be equal"
+            f"ragged_all_to_all: operand has dtype {operand.dtype}, output "
+            f"{output.dtype}; they must be equal"
         )
     operands = [operand, output, *_of_one_type(indices.values())]
-    operands = arguments.as_arrays(operands, call)
     return _Exchange(RAGGED_ALL_TO_ALL, operands, call).run()
 
 

@@ -42,7 +42,8 @@ def pscan(
 
     Raises:
       NameError: if the axis is not bound.
-      TypeError: if exclusive or reverse is not True or False.
+      TypeError: if exclusive or reverse is not True or False, or an exclusive sum is of
+        a type without zero.
       ValueError: if op is none of the four.
 
     Example:
@@ -59,6 +60,8 @@ def pscan(
     exclusive = arguments.flag(exclusive, f"{call.where}: exclusive")
     reverse = arguments.flag(reverse, f"{call.where}: reverse")
     x = arguments.as_arrays(x, call)
+    if exclusive and op == "sum":
+        _check_zero(x, call)
     out = Request(SCAN, x, call, op=op, exclusive=exclusive, reverse=reverse).run()
     if not exclusive or op in ("sum", "prod"):
         return out
@@ -74,6 +77,16 @@ def pscan(
         )
 
     return jax.tree.map(with_identity, out)
+
+
+def _check_zero(x, call):
+    """Raise TypeError if a leaf is of a type without zero: the sum of nothing."""
+    for leaf in jax.tree.leaves(x):
+        if leaf.dtype.name == "float8_e8m0fnu":
+            raise TypeError(
+                f"{call.where}: x has dtype {leaf.dtype}, which has no zero for the "
+                f"rank with nothing before it; cast x to bfloat16 first"
+            )
 
 
 class Scan(Collective):
