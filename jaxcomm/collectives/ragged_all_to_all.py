@@ -5,10 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from jaxcomm.primitives import arguments, batching
-from jaxcomm.primitives.arguments import AxisIndexGroups, AxisName
-from jaxcomm.primitives.collective import Collective
-from jaxcomm.primitives.define import define
+from jaxcomm.primitives import batching, request
+from jaxcomm.primitives.call import AxisIndexGroups, AxisName, call_of
+from jaxcomm.primitives.collective import Collective, define
 from jaxcomm.primitives.request import Request
 
 
@@ -57,7 +56,7 @@ def ragged_all_to_all(
     Example:
       See ``jax.lax.ragged_all_to_all``; arguments and result are the same.
     """
-    call = arguments.call_of(
+    call = call_of(
         "ragged_all_to_all",
         axis_name,
         axis_index_groups=axis_index_groups,
@@ -65,7 +64,7 @@ def ragged_all_to_all(
         backend=backend,
     )
     size = call.group_size
-    operand, output = arguments.as_arrays((operand, output), call)
+    rows, result = request.as_arrays((operand, output), call)
     indices = {
         "input_offsets": input_offsets,
         "send_sizes": send_sizes,
@@ -89,17 +88,17 @@ def ragged_all_to_all(
             f"ragged_all_to_all: {length[0]} slices are not divisible by the {size} "
             f"devices of axes {call.axes}"
         )
-    if operand.ndim < 1 or operand.shape[1:] != output.shape[1:]:
+    if rows.ndim < 1 or rows.shape[1:] != result.shape[1:]:
         raise ValueError(
             f"ragged_all_to_all: operand and output must agree in all dimensions but "
-            f"the first, got {operand.shape} and {output.shape}"
+            f"the first, got {rows.shape} and {result.shape}"
         )
-    if operand.dtype != output.dtype:
+    if rows.dtype != result.dtype:
         raise TypeError(
-            f"ragged_all_to_all: operand has dtype {operand.dtype}, output "
-            f"{output.dtype}; they must be equal"
+            f"ragged_all_to_all: operand has dtype {rows.dtype}, output "
+            f"{result.dtype}; they must be equal"
         )
-    operands = [operand, output, *_of_one_type(indices.values())]
+    operands = [rows, result, *_of_one_type(indices.values())]
     return _Exchange(RAGGED_ALL_TO_ALL, operands, call).run()
 
 

@@ -40,7 +40,7 @@ from jaxcomm.collectives.all_reduce import ALL_REDUCE, reduction
 from jaxcomm.collectives.all_to_all import ALL_TO_ALL, exchange
 from jaxcomm.collectives.permute import PERMUTE, permutation, rotation
 from jaxcomm.collectives.reduce_scatter import REDUCE_SCATTER, scattering
-from jaxcomm.primitives.arguments import AxisIndexGroups, AxisName, PyTree
+from jaxcomm.primitives.call import AxisIndexGroups, AxisName, PyTree
 from jaxcomm.primitives.handle import Handle
 from jaxcomm.primitives.split_phase import define_pair
 
