@@ -173,7 +173,13 @@ def test_no_axes_mean_no_communication(stacked, mesh_of):
     x = np.arange(4.0, dtype=np.float32)
 
     def program(x):
-        return jaxcomm.psum(x, ()), jaxcomm.pmax(x, ()), jaxcomm.all_gather(x, ())
+        return (
+            jaxcomm.psum(x, ()),
+            jaxcomm.pmax(x, ()),
+            jaxcomm.all_gather(x, ()),
+            jaxcomm.psum_scatter(x, ()),
+            jaxcomm.all_to_all(x, (), 0, 0),
+        )
 
     for found in stacked(mesh, program, x):
         np.testing.assert_array_equal(found, x)

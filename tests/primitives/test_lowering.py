@@ -261,3 +261,26 @@ def test_a_shard_map_within_another_finds_the_mesh_that_was_set(make_mesh):
         program(x)
     with jax.set_mesh(mesh):
         np.testing.assert_array_equal(program(x), [22, 6])
+
+
+def test_where_xla_communicates_it_reduces_by_its_own_reductions(make_mesh):
+    mesh = make_mesh(i=4)
+    for name in ("psum", "pmax", "pmin"):
+        call = getattr(jaxcomm, name)
+        text = (
+            program_over(mesh, lambda x, c=call: c(x, "i", backend="xla"))
+            .lower(X)
+            .as_text()
+        )
+        assert "stablehlo.all_reduce" in text, name
+        assert "stablehlo.all_gather" not in text, name
+
+
+def test_a_ragged_exchange_writes_into_its_output(make_mesh):
+    case = catalogue.CASES["ragged_all_to_all"]
+
+    def program(x):
+        return case(jaxcomm, x, "i", catalogue.fixed(4))
+
+    text = compiled_text(make_mesh(i=4), program, np.ones((16, 8), np.float32))
+    assert "output_to_operand_aliasing={{}: (1, {})}" in text
