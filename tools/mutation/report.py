@@ -12,10 +12,10 @@ _EQUIVALENT = pathlib.Path(__file__).with_name("equivalent.toml")
 _HEAD = """# Defects that the tests catch
 
 `make mutation` wrote this page. It puts {count} small defects into copies of the
-package, one at a time, drawn by seed {seed}. For each it runs the tests that execute the
-line, until one fails. Results stay in `build/mutation`: a later run tries survivors and
-changed lines alone. A defect is *equivalent* if no result can show it. The reasons come
-from `tools/mutation/equivalent.toml`.
+package, one at a time, drawn by seed {seed}. For each it runs the tests that execute
+the line, until one fails. Results stay in `build/mutation`: a later run tries survivors
+and changed lines alone. A defect is *equivalent* if no result can show it. The reasons
+come from `tools/mutation/equivalent.toml`.
 
 **{caught} of {real} defects that are not equivalent were caught: {share:.1%}.** {hung}
 """
