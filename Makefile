@@ -50,7 +50,7 @@ SHELL := bash
 # C++ tests of `make check`: planning, one process, several processes, sums, NCCL.
 CHECK_CPP := plan_test|local_test|crossing_test|reduce_test|fake_nccl_test
 
-.PHONY: help demo test check install develop cpptest cppbuild planbench sanitize soak lint format stubs ptx bench \
+.PHONY: help demo test check mutation install develop cpptest cppbuild planbench sanitize soak lint format stubs ptx bench \
   notebooks wheel clean bazel-test FORCE
 
 help: ## list the targets
@@ -113,8 +113,11 @@ sanitize: $(BUILD_REQUIRES) ## C++ tests under ThreadSanitizer, then Address- an
 	  $(TOOLS) $$norandom ctest --test-dir $$folder --output-on-failure --no-tests=error; \
 	done
 
+mutation: develop $(VENV)/.extra-test cpptest ## run tests on 200 defects, and write docs/mutation.md (hours)
+	@JAXCOMM_TEST_FAKE_NCCL="$(abspath $(BUILD))/libjaxcomm_fake_nccl.so" PYTHONPATH="$(CURDIR)/tools" $(BIN)/python -m mutation $(ARGS)
+
 soak: $(INSTALLED) ## 100,000 mixed collectives between processes, every result checked
-	@PYTHONPATH="$(CURDIR)/tests" $(RUN) -m stress $(ARGS)
+	@PYTHONPATH="$(CURDIR)/tests:$(CURDIR)/tests/support" $(RUN) -m stress $(ARGS)
 
 lint: $(VENV)/.extra-dev $(NVRTC)/.installed ## ruff, pyright, clang-format, stripped notebooks, PTX as compiled, locks
 	$(BIN)/ruff check .

@@ -6,9 +6,8 @@ the file to mend.
 
 import contextlib
 import functools
+import importlib
 import inspect
-import os
-import re
 import threading
 import warnings
 from typing import Any
@@ -52,13 +51,6 @@ def mesh_platform() -> str | None:
 def checks_varying_axes() -> bool:
     """Say whether this trace is under ``shard_map(..., check_vma=True)``."""
     return _config._check_vma.value
-
-
-@contextlib.contextmanager
-def without_varying_axes_check():
-    """Trace as under ``check_vma=False``; for lowerings, whose types are settled."""
-    with _config._check_vma(False):
-        yield
 
 
 def varying_axes(x) -> frozenset:
@@ -155,7 +147,8 @@ def lower_as(function, ctx, *operands, **params):
         aval.update(manual_axis_type=aval.mat.update(varying=frozenset()))
         for aval in ctx.avals_in
     ]
-    with without_varying_axes_check():
+    # As under check_vma=False: in a lowering, types are settled.
+    with _config._check_vma(False):
         return rule(ctx.replace(avals_in=plain), *operands, **params)
 
 
@@ -258,20 +251,11 @@ def make_cpu_client_inside(context) -> bool:
     return True
 
 
-def requested_cpu_devices() -> int:
-    """Return how many CPU devices a client that is made now will have here."""
+def configured_cpu_devices() -> int | None:
+    """Return how many CPU devices JAX was configured to have, None if it was not."""
     # Checked on 0.10.2, 0.11.2, 0.12.0.1.
     configured = _xla_bridge.num_cpu_devices.value
-    if configured >= 0:
-        return configured
-    flags = os.environ.get("XLA_FLAGS", "")
-    if flags and not flags.lstrip().startswith("-"):
-        # XLA takes it for the name of a file that holds the flags.
-        with contextlib.suppress(OSError), open(flags) as file:
-            flags = file.read()
-    # Of several the last one holds.
-    found = re.findall(r"--xla_force_host_platform_device_count=[\"']?(\d+)", flags)
-    return int(found[-1]) if found else 1
+    return configured if configured >= 0 else None
 
 
 def automatic_axes(ctx) -> frozenset:
@@ -326,12 +310,6 @@ def _cudnn_signatures_found():
 # What JAX raises where it finds no device. It asserts that there is a platform of those
 # that JAX_PLATFORMS names. Checked on 0.10.2, 0.12.0.1.
 NO_DEVICES = (RuntimeError, AssertionError)
-
-
-def backends_are_started() -> bool:
-    """Say whether JAX has asked the machine for its devices."""
-    # Checked on 0.10.2, 0.11.2, 0.12.0.1.
-    return _xla_bridge.backends_are_initialized()
 
 
 @functools.cache
@@ -399,8 +377,7 @@ def why_no_triton_for(device_kind: str) -> str | None:
     """Say why Triton makes no kernels for a kind of GPU, or None."""
     # Since 0.12 JAX has a list of those it knows. Checked on 0.12.0.1.
     try:
-        from jax._src.pallas.triton import gpu_info
-
+        gpu_info = importlib.import_module("jax._src.pallas.triton.gpu_info")
         known = gpu_info.gpu_version_from_device_kind
     except (ImportError, AttributeError):
         return None

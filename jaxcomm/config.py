@@ -27,16 +27,12 @@ others when a communicator is created.
 
 import os
 
-# Read once: programs that are traced must not depend on when.
+# The backend asked for, None if the platform is to choose. Read once: programs that are
+# traced must not depend on when.
 BACKEND = os.environ.get("JAXCOMM_BACKEND") or None
 
 DEFAULT_TIMEOUT_SECONDS = 300.0
 DEFAULT_MAX_COMMUNICATORS = 256
-
-
-def backend() -> str | None:
-    """Return the backend asked for, None if the platform is to choose."""
-    return BACKEND
 
 
 def timeout_seconds() -> float:

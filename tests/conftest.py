@@ -45,11 +45,15 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 # Processes that tests start import the jaxcomm under test: the tree or the installed
 # one. They also find what the tests import beside it.
 _ROOT = pathlib.Path(__file__).parents[1]
+_FOLDERS = "benchmarks", "examples", "tests", "tests/support"
 os.environ["PYTHONPATH"] = os.pathsep.join(
     dict.fromkeys(
         [
             str(pathlib.Path(jaxcomm.__file__).parents[1]),
-            *(str(_ROOT / each) for each in ("benchmarks", "examples", "tests")),
+            *(
+                str(_ROOT / each)
+                for each in ("benchmarks", "examples", "tests", "tests/support")
+            ),
             *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)),
         ]
     )

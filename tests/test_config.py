@@ -50,7 +50,7 @@ def test_the_backend_is_read_once_when_the_package_is_imported(text):
     code = """
 import os, jaxcomm
 os.environ["JAXCOMM_BACKEND"] = "nccl"
-print(jaxcomm.config.backend())
+print(jaxcomm.config.BACKEND)
 """
     env = os.environ | {"JAXCOMM_BACKEND": text}
     run = subprocess.run(

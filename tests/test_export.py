@@ -1,5 +1,6 @@
 """J6: programs lowered or exported for devices that are not there, or elsewhere."""
 
+import catalogue
 import jax
 import jax.export
 import jax.numpy as jnp
@@ -48,44 +49,16 @@ def call(exported, mesh, *arrays, specs=None):
     return jax.jit(exported.call)(*placed)
 
 
-def ragged(x, backend):
-    ones = jnp.ones(4, jnp.int32)
-    rows, places = jnp.arange(4, dtype=jnp.int32), jnp.zeros(4, jnp.int32)
-    return jaxcomm.ragged_all_to_all(
-        x, jnp.zeros_like(x), rows, ones, places, ones, axis_name="i", backend=backend
-    )
-
-
-EVERY = {
-    "psum": lambda x, b: jaxcomm.psum(x, "i", backend=b),
-    "psum in groups": lambda x, b: jaxcomm.psum(
-        x, "i", axis_index_groups=[[0, 3], [1, 2]], backend=b
-    ),
-    "pmean": lambda x, b: jaxcomm.pmean(x, "i", backend=b),
-    "pmax": lambda x, b: jaxcomm.pmax(x, "i", backend=b),
-    "pmin": lambda x, b: jaxcomm.pmin(x, "i", backend=b),
-    "pprod": lambda x, b: jaxcomm.pprod(x, "i", backend=b),
-    "all_gather": lambda x, b: jaxcomm.all_gather(x, "i", tiled=True, backend=b),
-    "psum_scatter": lambda x, b: jaxcomm.psum_scatter(x, "i", tiled=True, backend=b),
-    "all_to_all": lambda x, b: jaxcomm.all_to_all(x, "i", 1, 0, tiled=True, backend=b),
-    "ppermute": lambda x, b: jaxcomm.ppermute(x, "i", [(0, 2), (2, 1)], backend=b),
-    "pshuffle": lambda x, b: jaxcomm.pshuffle(x, "i", [2, 0, 1, 3], backend=b),
-    "pswapaxes": lambda x, b: jaxcomm.pswapaxes(x, "i", 0, backend=b),
-    "pbroadcast": lambda x, b: jaxcomm.pbroadcast(x, "i", 2, backend=b),
-    "ragged_all_to_all": ragged,
-    "broadcast": lambda x, b: jaxcomm.pbroadcast(x, "i", 1, backend=b),
-    "reduce": lambda x, b: jaxcomm.preduce(x, "i", root=3, backend=b),
-    "gather": lambda x, b: jaxcomm.pgather(x, "i", backend=b),
-    "scatter": lambda x, b: jaxcomm.pscatter(x, "i", backend=b),
-    "scan": lambda x, b: jaxcomm.pscan(x, "i", exclusive=True, backend=b),
-    "barrier": lambda x, b: jaxcomm.pbarrier(x, "i", backend=b),
-    "ring_shift": lambda x, b: jaxcomm.ring_shift(x, "i", -1, backend=b),
-}
-
-
 def every(backend):
     def local(x):
-        outs = {name: function(x, backend) for name, function in EVERY.items()}
+        choice = catalogue.fixed(4)
+        outs = {
+            name: case(jaxcomm, x, "i", choice, backend=backend)
+            for name, case in catalogue.CASES.items()
+        }
+        outs["psum in groups"] = jaxcomm.psum(
+            x, "i", axis_index_groups=[[0, 3], [1, 2]], backend=backend
+        )
         # Results that are equal on all devices leave as the others do.
         return {
             name: out

@@ -7,10 +7,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxcomm import compat
-from jaxcomm.primitives import arguments
-from jaxcomm.primitives.arguments import AxisIndexGroups, AxisName, PyTree
-from jaxcomm.primitives.collective import Collective
-from jaxcomm.primitives.define import define
+from jaxcomm.primitives import arguments, request
+from jaxcomm.primitives.call import AxisIndexGroups, AxisName, PyTree, call_of
+from jaxcomm.primitives.collective import Collective, define
 from jaxcomm.primitives.request import Ready, Request
 
 To = Literal["varying", "invarying", "reduced"]
@@ -85,7 +84,7 @@ def gathering(
     **options,
 ) -> Request | Ready:
     """Check an all-gather, for the function ``name``; see :func:`all_gather`."""
-    call = arguments.call_of(name, axis_name, **options)
+    call = call_of(name, axis_name, **options)
     if to not in ("varying", "invarying", "reduced"):
         raise ValueError(
             f"{call.where}: to={to!r}; choose one of 'varying', 'invarying' and "
@@ -99,7 +98,7 @@ def gathering(
     if not call.axes:
         return Ready(call, x)
     tiled = arguments.flag(tiled, f"{call.where}: tiled")
-    x = arguments.as_arrays(x, call)
+    x = request.as_arrays(x, call)
     _ = call.group_size  # groups are of one size
     dimensions = tuple(
         arguments.canonical_dimension(axis, jnp.ndim(leaf) + (not tiled), name, "axis")

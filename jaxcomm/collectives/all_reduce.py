@@ -6,10 +6,9 @@ import jax.numpy as jnp
 from jaxcomm import compat
 from jaxcomm.collectives.reducing import REDUCERS, reduce_stacked, widen
 from jaxcomm.communicator import replica_groups
-from jaxcomm.primitives import arguments
-from jaxcomm.primitives.arguments import AxisIndexGroups, AxisName, PyTree
-from jaxcomm.primitives.collective import Collective
-from jaxcomm.primitives.define import define
+from jaxcomm.primitives import request
+from jaxcomm.primitives.call import AxisIndexGroups, AxisName, PyTree, call_of
+from jaxcomm.primitives.collective import Collective, define
 from jaxcomm.primitives.gathered import all_gather, emulate_groups, gathered
 from jaxcomm.primitives.request import Ready, Request
 
@@ -84,7 +83,7 @@ def pmean(
       Array([1.5], dtype=float32)
     """
     options = {"lane": lane, "backend": backend}
-    x = arguments.count_bools(x)
+    x = request.count_bools(x)
     if axis_index_groups is None and _is_averaged(x, axis_name):
         return reduction("pmean", "mean", x, axis_name, **options).run()
     total = reduction(
@@ -211,7 +210,7 @@ def reduction(
       **options: groups, lane and backend, as of :func:`psum`.
     """
     if op in ("sum", "prod"):
-        x = arguments.count_bools(x)
+        x = request.count_bools(x)
     given = replica_groups.canonical_axes(axis_name)
     if any(isinstance(axis, bool) for axis in given):
         raise TypeError(f"{name}: an axis is a name or an integer, got {given}")
@@ -224,19 +223,19 @@ def reduction(
     if positional:
         x = jax.tree.map(lambda leaf: REDUCERS[op](leaf, axis=positional), x)
     axes = tuple(axis for axis in given if not isinstance(axis, int))
-    call = arguments.call_of(name, axes, **options)
+    call = call_of(name, axes, **options)
     if not axes:
         return Ready(call, x)
-    arguments.check_leaves(x, call)
+    request.check_leaves(x, call)
     if op == "sum" and not any(map(compat.is_tracer, jax.tree.leaves(x))):
         # A constant is summed without communication; psum(1, axis) is the idiom for
         # the axis size and stays a Python number.
         return Ready(call, jax.lax.psum(x, axes, axis_index_groups=groups))
     if call.index_groups is None and compat.checks_varying_axes():
         call = call.replace(to="invarying")
-    x = arguments.as_arrays(x, call)
+    x = request.as_arrays(x, call)
     if op == "sum":
-        call = arguments.summed(x, call)
+        call = request.summed(x, call)
     return Request(ALL_REDUCE, x, call, op=op)
 
 

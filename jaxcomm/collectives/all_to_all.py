@@ -5,10 +5,9 @@ import math
 import jax
 import jax.numpy as jnp
 
-from jaxcomm.primitives import arguments
-from jaxcomm.primitives.arguments import AxisIndexGroups, AxisName, PyTree
-from jaxcomm.primitives.collective import Collective
-from jaxcomm.primitives.define import define
+from jaxcomm.primitives import arguments, request
+from jaxcomm.primitives.call import AxisIndexGroups, AxisName, PyTree, call_of
+from jaxcomm.primitives.collective import Collective, define
 from jaxcomm.primitives.request import Ready, Request
 
 
@@ -116,11 +115,11 @@ def exchange(
     **options,
 ) -> Request | Ready:
     """Check an all-to-all, for the function ``name``, which has ``called`` the axes."""
-    call = arguments.call_of(name, axis_name, **options)
+    call = call_of(name, axis_name, **options)
     if not call.axes:
         return Ready(call, x)
     tiled = arguments.flag(tiled, f"{call.where}: tiled")
-    x = arguments.as_arrays(x, call)
+    x = request.as_arrays(x, call)
     leaves, tree = jax.tree.flatten(x)
     split_axes, concat_axes, inserted = [], [], []
     for i, leaf in enumerate(leaves):

@@ -3,10 +3,9 @@
 import jax
 import jax.numpy as jnp
 
-from jaxcomm.primitives import arguments
-from jaxcomm.primitives.arguments import AxisName, PyTree
-from jaxcomm.primitives.collective import Collective
-from jaxcomm.primitives.define import define
+from jaxcomm.primitives import request
+from jaxcomm.primitives.call import AxisName, PyTree, call_of
+from jaxcomm.primitives.collective import Collective, define
 from jaxcomm.primitives.request import Request
 
 
@@ -43,8 +42,8 @@ def pbarrier(
       >>> f(jnp.arange(4))
       Array([0, 1, 2, 3], dtype=int32)
     """
-    call = arguments.call_of("pbarrier", axis_name, lane=lane, backend=backend)
-    return Request(BARRIER, arguments.as_arrays(x, call), call).run()
+    call = call_of("pbarrier", axis_name, lane=lane, backend=backend)
+    return Request(BARRIER, request.as_arrays(x, call), call).run()
 
 
 class Barrier(Collective):

@@ -3,10 +3,9 @@
 import jax
 import jax.numpy as jnp
 
-from jaxcomm.primitives import arguments
-from jaxcomm.primitives.arguments import AxisName, PyTree
-from jaxcomm.primitives.collective import Collective
-from jaxcomm.primitives.define import define
+from jaxcomm.primitives import arguments, request
+from jaxcomm.primitives.call import AxisName, PyTree, call_of
+from jaxcomm.primitives.collective import Collective, define
 from jaxcomm.primitives.request import Request
 
 
@@ -45,9 +44,9 @@ def pbroadcast(
       >>> f(jnp.arange(4))
       Array([2, 2, 2, 2], dtype=int32)
     """
-    call = arguments.call_of("pbroadcast", axis_name, lane=lane, backend=backend)
+    call = call_of("pbroadcast", axis_name, lane=lane, backend=backend)
     source = arguments.root(source, call, "source")
-    return Request(BROADCAST, arguments.as_arrays(x, call), call, root=source).run()
+    return Request(BROADCAST, request.as_arrays(x, call), call, root=source).run()
 
 
 class Broadcast(Collective):

@@ -6,10 +6,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxcomm.collectives.all_gather import gather_stacked, gathered_shape
-from jaxcomm.primitives import arguments
-from jaxcomm.primitives.arguments import AxisName, PyTree
-from jaxcomm.primitives.collective import Collective
-from jaxcomm.primitives.define import define
+from jaxcomm.primitives import arguments, request
+from jaxcomm.primitives.call import AxisName, PyTree, call_of
+from jaxcomm.primitives.collective import Collective, define
 from jaxcomm.primitives.request import Request
 
 
@@ -53,9 +52,9 @@ def pgather(
       Array([[0, 0, 0, 0],
              [0, 1, 2, 3]], dtype=int32)
     """
-    call = arguments.call_of("pgather", axis_name, lane=lane, backend=backend)
+    call = call_of("pgather", axis_name, lane=lane, backend=backend)
     tiled = arguments.flag(tiled, f"{call.where}: tiled")
-    x = arguments.as_arrays(x, call)
+    x = request.as_arrays(x, call)
     root = arguments.root(root, call)
     dimensions = tuple(
         arguments.canonical_dimension(

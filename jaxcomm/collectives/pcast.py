@@ -5,8 +5,8 @@ from typing import Literal
 import jax
 
 from jaxcomm import compat
-from jaxcomm.primitives import arguments
-from jaxcomm.primitives.arguments import AxisName, PyTree
+from jaxcomm.primitives import request
+from jaxcomm.primitives.call import AxisName, PyTree, call_of
 from jaxcomm.primitives.pvary import cast
 
 
@@ -56,8 +56,8 @@ def pcast(
     """
     if isinstance(axis_name, (set, frozenset)):
         raise TypeError(f"pcast: axes must be a name or a tuple, got {axis_name!r}")
-    call = arguments.call_of("pcast", axis_name, lane=lane, backend=backend)
-    arguments.check_leaves(x, call)
+    call = call_of("pcast", axis_name, lane=lane, backend=backend)
+    request.check_leaves(x, call)
     if to not in ("varying", "reduced", "unreduced"):
         raise ValueError(
             f"{call.where}: to={to!r}; choose one of 'varying', 'reduced' and "
@@ -70,13 +70,13 @@ def pcast(
                 f"inside jax.shard_map(..., check_vma=True)"
             )
         return x
-    leaves, tree = jax.tree.flatten(arguments.as_arrays(x, call))
+    leaves, tree = jax.tree.flatten(request.as_arrays(x, call))
     manual = jax.sharding.get_abstract_mesh().manual_axes
     # The axis of a jax.vmap is in no type.
     call = call.replace(axes=tuple(axis for axis in call.axes if axis in manual))
     if not leaves or not call.axes:
         return x
-    kinds = [arguments.kind_of(leaf, call) for leaf in leaves]
+    kinds = [request.kind_of(leaf, call) for leaf in leaves]
     equal = [i for i, kind in enumerate(kinds) if kind == "invarying"]
     if to != "unreduced" and equal:
         outs = cast([leaves[i] for i in equal], call.replace(to=to))

@@ -9,10 +9,9 @@ import numpy as np
 from jaxcomm import compat
 from jaxcomm.communicator import replica_groups
 from jaxcomm.errors import OutOfRangeError
-from jaxcomm.primitives import arguments
-from jaxcomm.primitives.arguments import AxisName, PyTree
-from jaxcomm.primitives.collective import Collective
-from jaxcomm.primitives.define import define
+from jaxcomm.primitives import arguments, request
+from jaxcomm.primitives.call import AxisName, PyTree, call_of
+from jaxcomm.primitives.collective import Collective, define
 from jaxcomm.primitives.request import Request
 
 
@@ -92,7 +91,7 @@ def pshuffle(
       >>> f(jnp.arange(4))
       Array([3, 2, 1, 0], dtype=int32)
     """
-    call = arguments.call_of("pshuffle", axis_name)
+    call = call_of("pshuffle", axis_name)
     perm = arguments.indices(perm, call)
     if sorted(perm) != list(range(len(perm))):
         raise ValueError(f"pshuffle: perm must be a permutation of indices, got {perm}")
@@ -150,7 +149,7 @@ def rotation(
     name: str, x: PyTree, axis_name: AxisName, shift: int, **options
 ) -> Request:
     """Check a shift round the ring, for the function ``name``; see `ring_shift`."""
-    call = arguments.call_of(name, axis_name)
+    call = call_of(name, axis_name)
     shift = arguments.integer(shift, f"{call.where}: shift")
     sizes = [compat.axis_size(axis) for axis in call.axes]
     ranks = replica_groups.ranks_in_mesh_order(call.axes, sizes, _mesh_axes())
@@ -173,7 +172,7 @@ def permutation(
 
     It numbers ranks in the mesh's order of axes.
     """
-    call = arguments.call_of(name, axis_name, **options)
+    call = call_of(name, axis_name, **options)
     call = call.replace(axes=replica_groups.in_mesh_order(call.axes, _mesh_axes()))
     size = call.group_size
     perm = arguments.index_pairs(perm, call)
@@ -191,7 +190,7 @@ def permutation(
             raise ValueError(
                 f"{call.where}: sources and destinations must be unique, got {perm}"
             )
-    return Request(PERMUTE, arguments.as_arrays(x, call), call, perm=perm)
+    return Request(PERMUTE, request.as_arrays(x, call), call, perm=perm)
 
 
 class Permute(Collective):

@@ -5,10 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from jaxcomm.primitives import arguments, batching
-from jaxcomm.primitives.arguments import AxisIndexGroups, AxisName
-from jaxcomm.primitives.collective import Collective
-from jaxcomm.primitives.define import define
+from jaxcomm.primitives import batching, request
+from jaxcomm.primitives.call import AxisIndexGroups, AxisName, call_of
+from jaxcomm.primitives.collective import Collective, define
 from jaxcomm.primitives.request import Request
 
 
@@ -57,7 +56,7 @@ def ragged_all_to_all(
     Example:
       See ``jax.lax.ragged_all_to_all``; arguments and result are the same.
     """
-    call = arguments.call_of(
+    call = call_of(
         "ragged_all_to_all",
         axis_name,
         axis_index_groups=axis_index_groups,
@@ -65,6 +64,7 @@ def ragged_all_to_all(
         backend=backend,
     )
     size = call.group_size
+    rows, result = request.as_arrays((operand, output), call)
     indices = {
         "input_offsets": input_offsets,
         "send_sizes": send_sizes,
@@ -88,18 +88,17 @@ def ragged_all_to_all(
             f"ragged_all_to_all: {length[0]} slices are not divisible by the {size} "
             f"devices of axes {call.axes}"
         )
-    if jnp.ndim(operand) < 1 or jnp.shape(operand)[1:] != jnp.shape(output)[1:]:
+    if rows.ndim < 1 or rows.shape[1:] != result.shape[1:]:
         raise ValueError(
             f"ragged_all_to_all: operand and output must agree in all dimensions but "
-            f"the first, got {jnp.shape(operand)} and {jnp.shape(output)}"
+            f"the first, got {rows.shape} and {result.shape}"
         )
-    if jnp.result_type(operand) != jnp.result_type(output):
+    if rows.dtype != result.dtype:
         raise TypeError(
-            f"ragged_all_to_all: operand has dtype {jnp.result_type(operand)}, output "
-            f"{jnp.result_type(output)}; they must be equal"
+            f"ragged_all_to_all: operand has dtype {rows.dtype}, output "
+            f"{result.dtype}; they must be equal"
         )
-    operands = [operand, output, *_of_one_type(indices.values())]
-    operands = arguments.as_arrays(operands, call)
+    operands = [rows, result, *_of_one_type(indices.values())]
     return _Exchange(RAGGED_ALL_TO_ALL, operands, call).run()
 
 

@@ -7,10 +7,9 @@ import jax.numpy as jnp
 
 from jaxcomm.collectives.all_reduce import ALL_REDUCE, gathered_jvp
 from jaxcomm.collectives.reducing import REDUCERS, reduce_stacked
-from jaxcomm.primitives import arguments
-from jaxcomm.primitives.arguments import AxisName, PyTree
-from jaxcomm.primitives.collective import Collective
-from jaxcomm.primitives.define import define
+from jaxcomm.primitives import arguments, request
+from jaxcomm.primitives.call import AxisName, PyTree, call_of
+from jaxcomm.primitives.collective import Collective, define
 from jaxcomm.primitives.request import Request
 
 Op = Literal["sum", "prod", "max", "min"]
@@ -53,11 +52,11 @@ def preduce(
       Array([0, 6, 0, 0], dtype=int32)
     """
     check_op("preduce", op)
-    call = arguments.call_of("preduce", axis_name, lane=lane, backend=backend)
+    call = call_of("preduce", axis_name, lane=lane, backend=backend)
     if op in ("sum", "prod"):
-        x = arguments.count_bools(x)
+        x = request.count_bools(x)
     root = arguments.root(root, call)
-    return Request(REDUCE, arguments.as_arrays(x, call), call, root=root, op=op).run()
+    return Request(REDUCE, request.as_arrays(x, call), call, root=root, op=op).run()
 
 
 def check_op(name: str, op) -> None:

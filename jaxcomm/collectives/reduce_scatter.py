@@ -6,10 +6,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxcomm.collectives.reducing import reduce_stacked, widen
-from jaxcomm.primitives import arguments
-from jaxcomm.primitives.arguments import AxisIndexGroups, AxisName, PyTree
-from jaxcomm.primitives.collective import Collective
-from jaxcomm.primitives.define import define
+from jaxcomm.primitives import arguments, request
+from jaxcomm.primitives.call import AxisIndexGroups, AxisName, PyTree, call_of
+from jaxcomm.primitives.collective import Collective, define
 from jaxcomm.primitives.request import Ready, Request
 
 
@@ -77,11 +76,11 @@ def scattering(
     **options,
 ) -> Request | Ready:
     """Check a reduce-scatter, for the function ``name``; see :func:`psum_scatter`."""
-    call = arguments.call_of(name, axis_name, **options)
+    call = call_of(name, axis_name, **options)
     if not call.axes:
         return Ready(call, x)
     tiled = arguments.flag(tiled, f"{call.where}: tiled")
-    x = arguments.as_arrays(x, call)
+    x = request.as_arrays(x, call)
     size = call.group_size
     dimensions = []
     for leaf in jax.tree.leaves(x):
@@ -103,8 +102,8 @@ def scattering(
         dimensions.append(d)
     return Request(
         REDUCE_SCATTER,
-        arguments.count_bools(x),
-        arguments.summed(x, call),
+        request.count_bools(x),
+        request.summed(x, call),
         dimensions=tuple(dimensions),
         tiled=tiled,
     )

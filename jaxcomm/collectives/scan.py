@@ -7,10 +7,9 @@ import numpy as np
 from jaxcomm.collectives.all_reduce import gathered_jvp
 from jaxcomm.collectives.reduce import Op, check_op
 from jaxcomm.collectives.reducing import reduce_stacked
-from jaxcomm.primitives import arguments
-from jaxcomm.primitives.arguments import AxisName, PyTree
-from jaxcomm.primitives.collective import Collective
-from jaxcomm.primitives.define import define
+from jaxcomm.primitives import arguments, request
+from jaxcomm.primitives.call import AxisName, PyTree, call_of
+from jaxcomm.primitives.collective import Collective, define
 from jaxcomm.primitives.request import Request
 
 
@@ -42,7 +41,8 @@ def pscan(
 
     Raises:
       NameError: if the axis is not bound.
-      TypeError: if exclusive or reverse is not True or False.
+      TypeError: if exclusive or reverse is not True or False, or an exclusive sum is of
+        a type without zero.
       ValueError: if op is none of the four.
 
     Example:
@@ -53,12 +53,14 @@ def pscan(
       Array([ 1,  3,  6, 10], dtype=int32)
     """
     check_op("pscan", op)
-    call = arguments.call_of("pscan", axis_name, lane=lane, backend=backend)
+    call = call_of("pscan", axis_name, lane=lane, backend=backend)
     if op in ("sum", "prod"):
-        x = arguments.count_bools(x)
+        x = request.count_bools(x)
     exclusive = arguments.flag(exclusive, f"{call.where}: exclusive")
     reverse = arguments.flag(reverse, f"{call.where}: reverse")
-    x = arguments.as_arrays(x, call)
+    x = request.as_arrays(x, call)
+    if exclusive and op == "sum":
+        _check_zero(x, call)
     out = Request(SCAN, x, call, op=op, exclusive=exclusive, reverse=reverse).run()
     if not exclusive or op in ("sum", "prod"):
         return out
@@ -67,13 +69,23 @@ def pscan(
 
     def with_identity(leaf):
         # A type that travelled in a wider one has extremes of its own.
-        if not arguments.has_carrier(leaf.dtype):
+        if not request.has_carrier(leaf.dtype):
             return leaf
         return jnp.where(
             is_first, jnp.asarray(identity(op, leaf.dtype), leaf.dtype), leaf
         )
 
     return jax.tree.map(with_identity, out)
+
+
+def _check_zero(x, call):
+    """Raise TypeError if a leaf is of a type without zero: the sum of nothing."""
+    for leaf in jax.tree.leaves(x):
+        if leaf.dtype.name == "float8_e8m0fnu":
+            raise TypeError(
+                f"{call.where}: x has dtype {leaf.dtype}, which has no zero for the "
+                f"rank with nothing before it; cast x to bfloat16 first"
+            )
 
 
 class Scan(Collective):

@@ -6,10 +6,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxcomm.collectives.reduce_scatter import scattered_shape
-from jaxcomm.primitives import arguments
-from jaxcomm.primitives.arguments import AxisName, PyTree
-from jaxcomm.primitives.collective import Collective
-from jaxcomm.primitives.define import define
+from jaxcomm.primitives import arguments, request
+from jaxcomm.primitives.call import AxisName, PyTree, call_of
+from jaxcomm.primitives.collective import Collective, define
 from jaxcomm.primitives.request import Request
 
 
@@ -54,9 +53,9 @@ def pscatter(
       >>> f(jnp.arange(16))
       Array([4, 5, 6, 7], dtype=int32)
     """
-    call = arguments.call_of("pscatter", axis_name, lane=lane, backend=backend)
+    call = call_of("pscatter", axis_name, lane=lane, backend=backend)
     tiled = arguments.flag(tiled, f"{call.where}: tiled")
-    x = arguments.as_arrays(x, call)
+    x = request.as_arrays(x, call)
     root = arguments.root(root, call)
     size = call.group_size
     dimensions = []

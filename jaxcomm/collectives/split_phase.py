@@ -33,226 +33,89 @@ Devices that are alone in their group, and eager calls outside of jit, do the wh
 collective in ``start``.
 """
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable
+from typing import Any, ParamSpec
 
-from jaxcomm.collectives.all_gather import ALL_GATHER, To, gathering
-from jaxcomm.collectives.all_reduce import ALL_REDUCE, reduction
-from jaxcomm.collectives.all_to_all import ALL_TO_ALL, exchange
-from jaxcomm.collectives.permute import PERMUTE, permutation, rotation
-from jaxcomm.collectives.reduce_scatter import REDUCE_SCATTER, scattering
-from jaxcomm.primitives.arguments import AxisIndexGroups, AxisName, PyTree
+from jaxcomm.collectives.all_gather import ALL_GATHER, all_gather, gathering
+from jaxcomm.collectives.all_reduce import ALL_REDUCE, psum, reduction
+from jaxcomm.collectives.all_to_all import ALL_TO_ALL, all_to_all, exchange
+from jaxcomm.collectives.permute import (
+    PERMUTE,
+    permutation,
+    ppermute,
+    ring_shift,
+    rotation,
+)
+from jaxcomm.collectives.reduce_scatter import REDUCE_SCATTER, psum_scatter, scattering
 from jaxcomm.primitives.handle import Handle
 from jaxcomm.primitives.split_phase import define_pair
 
+P = ParamSpec("P")
 
-def ppermute_start(
-    x: PyTree,
-    axis_name: AxisName,
-    perm: Sequence[tuple[int, int]],
-    *,
-    lane: str | None = None,
-    backend: str | None = None,
-) -> Handle:
-    """Begin :func:`jaxcomm.ppermute`, of the same arguments and errors.
+_DOC = """Begin :func:`jaxcomm.{name}`, of the same arguments and errors.
 
-    Returns:
-      A handle whose ``done`` returns the result, in the same traced function.
+Returns:
+  A handle whose ``done`` returns the result, in the same traced function.
 
-    Example:
-      >>> def overlapped(x):
-      ...     handle = jaxcomm.ppermute_start(x, "i", [(0, 1), (1, 0)])
-      ...     out = jnp.sin(handle.then(x))
-      ...     return handle.done(after=out) + out.sum()
-      >>> f = jax.shard_map(overlapped, in_specs=jax.P("i"), out_specs=jax.P("i"))
-      >>> jax.jit(f)(jnp.zeros(4)).shape
-      (4,)
+Example:
+  >>> def overlapped(x):
+  ...     handle = jaxcomm.{name}_start({example})
+  ...     out = jnp.sin(handle.then(x))
+  ...     return handle.done(after=out) + out.sum()
+  >>> f = jax.shard_map(overlapped, in_specs=jax.P("i"), out_specs=jax.P("i"))
+  >>> jax.jit(f)(jnp.zeros({given})).shape
+  ({got},)
+"""
+
+
+def _start_of(
+    whole: Callable[P, Any],
+    check: Callable[..., Any],
+    example: str,
+    given: int = 4,
+    got: int = 4,
+) -> Callable[P, Handle]:
+    """Make the start of a collective, with the signature of the whole one.
+
+    Args:
+      whole: the function that does all of it.
+      check: takes a name and the same arguments; returns a ``Request``.
+      example: arguments for the docstring.
+      given: the length of its operand, over four devices.
+      got: the length of its result.
     """
-    return permutation(
-        "ppermute_start",
-        x,
-        axis_name,
-        perm,
-        lane=lane,
-        backend=backend,
-    ).start()
+    name = f"{whole.__name__}_start"
+    signature = inspect.signature(whole)
+
+    def start(*args: P.args, **options: P.kwargs) -> Handle:
+        try:
+            bound = signature.bind(*args, **options)
+        except TypeError as error:
+            raise TypeError(f"{name}() {error}") from None
+        bound.apply_defaults()
+        return check(name, *bound.args, **bound.kwargs).start()
+
+    start.__name__ = start.__qualname__ = name
+    start.__doc__ = _DOC.format(
+        name=whole.__name__, example=example, given=given, got=got
+    )
+    start.__signature__ = signature.replace(return_annotation=Handle)
+    return start
 
 
-def ring_shift_start(
-    x: PyTree,
-    axis_name: AxisName,
-    shift: int = 1,
-    *,
-    lane: str | None = None,
-    backend: str | None = None,
-) -> Handle:
-    """Begin :func:`jaxcomm.ring_shift`, of the same arguments and errors.
-
-    Returns:
-      A handle whose ``done`` returns the result, in the same traced function.
-
-    Example:
-      >>> def overlapped(x):
-      ...     handle = jaxcomm.ring_shift_start(x, "i")
-      ...     out = jnp.sin(handle.then(x))
-      ...     return handle.done(after=out) + out.sum()
-      >>> f = jax.shard_map(overlapped, in_specs=jax.P("i"), out_specs=jax.P("i"))
-      >>> jax.jit(f)(jnp.zeros(4)).shape
-      (4,)
-    """
-    return rotation(
-        "ring_shift_start",
-        x,
-        axis_name,
-        shift,
-        lane=lane,
-        backend=backend,
-    ).start()
+def _summing(name: str, *args, **options):
+    return reduction(name, "sum", *args, **options)
 
 
-def psum_start(
-    x: PyTree,
-    axis_name: AxisName,
-    *,
-    axis_index_groups: AxisIndexGroups = None,
-    lane: str | None = None,
-    backend: str | None = None,
-) -> Handle:
-    """Begin :func:`jaxcomm.psum`, of the same arguments and errors.
-
-    Returns:
-      A handle whose ``done`` returns the result, in the same traced function.
-
-    Example:
-      >>> def overlapped(x):
-      ...     handle = jaxcomm.psum_start(x, "i")
-      ...     out = jnp.sin(handle.then(x))
-      ...     return handle.done(after=out) + out.sum()
-      >>> f = jax.shard_map(overlapped, in_specs=jax.P("i"), out_specs=jax.P("i"))
-      >>> jax.jit(f)(jnp.zeros(4)).shape
-      (4,)
-    """
-    return reduction(
-        "psum_start",
-        "sum",
-        x,
-        axis_name,
-        axis_index_groups=axis_index_groups,
-        lane=lane,
-        backend=backend,
-    ).start()
-
-
-def all_gather_start(
-    x: PyTree,
-    axis_name: AxisName,
-    *,
-    axis_index_groups: AxisIndexGroups = None,
-    axis: int = 0,
-    tiled: bool = False,
-    to: To = "varying",
-    lane: str | None = None,
-    backend: str | None = None,
-) -> Handle:
-    """Begin :func:`jaxcomm.all_gather`, of the same arguments and errors.
-
-    Returns:
-      A handle whose ``done`` returns the result, in the same traced function.
-
-    Example:
-      >>> def overlapped(x):
-      ...     handle = jaxcomm.all_gather_start(x, "i", tiled=True)
-      ...     out = jnp.sin(handle.then(x))
-      ...     return handle.done(after=out) + out.sum()
-      >>> f = jax.shard_map(overlapped, in_specs=jax.P("i"), out_specs=jax.P("i"))
-      >>> jax.jit(f)(jnp.zeros(4)).shape
-      (16,)
-    """
-    return gathering(
-        "all_gather_start",
-        x,
-        axis_name,
-        axis=axis,
-        tiled=tiled,
-        to=to,
-        axis_index_groups=axis_index_groups,
-        lane=lane,
-        backend=backend,
-    ).start()
-
-
-def psum_scatter_start(
-    x: PyTree,
-    axis_name: AxisName,
-    *,
-    scatter_dimension: int = 0,
-    axis_index_groups: AxisIndexGroups = None,
-    tiled: bool = False,
-    lane: str | None = None,
-    backend: str | None = None,
-) -> Handle:
-    """Begin :func:`jaxcomm.psum_scatter`, of the same arguments and errors.
-
-    Returns:
-      A handle whose ``done`` returns the result, in the same traced function.
-
-    Example:
-      >>> def overlapped(x):
-      ...     handle = jaxcomm.psum_scatter_start(x, "i", tiled=True)
-      ...     out = jnp.sin(handle.then(x))
-      ...     return handle.done(after=out) + out.sum()
-      >>> f = jax.shard_map(overlapped, in_specs=jax.P("i"), out_specs=jax.P("i"))
-      >>> jax.jit(f)(jnp.zeros(16)).shape
-      (4,)
-    """
-    return scattering(
-        "psum_scatter_start",
-        x,
-        axis_name,
-        scatter_dimension=scatter_dimension,
-        tiled=tiled,
-        axis_index_groups=axis_index_groups,
-        lane=lane,
-        backend=backend,
-    ).start()
-
-
-def all_to_all_start(
-    x: PyTree,
-    axis_name: AxisName,
-    split_axis: int,
-    concat_axis: int,
-    *,
-    axis_index_groups: AxisIndexGroups = None,
-    tiled: bool = False,
-    lane: str | None = None,
-    backend: str | None = None,
-) -> Handle:
-    """Begin :func:`jaxcomm.all_to_all`, of the same arguments and errors.
-
-    Returns:
-      A handle whose ``done`` returns the result, in the same traced function.
-
-    Example:
-      >>> def overlapped(x):
-      ...     handle = jaxcomm.all_to_all_start(x, "i", 0, 0, tiled=True)
-      ...     out = jnp.sin(handle.then(x))
-      ...     return handle.done(after=out) + out.sum()
-      >>> f = jax.shard_map(overlapped, in_specs=jax.P("i"), out_specs=jax.P("i"))
-      >>> jax.jit(f)(jnp.zeros(16)).shape
-      (16,)
-    """
-    return exchange(
-        "all_to_all_start",
-        x,
-        axis_name,
-        split_axis,
-        concat_axis,
-        tiled=tiled,
-        axis_index_groups=axis_index_groups,
-        lane=lane,
-        backend=backend,
-    ).start()
-
+ppermute_start = _start_of(ppermute, permutation, 'x, "i", [(0, 1), (1, 0)]')
+ring_shift_start = _start_of(ring_shift, rotation, 'x, "i"')
+psum_start = _start_of(psum, _summing, 'x, "i"')
+all_gather_start = _start_of(all_gather, gathering, 'x, "i", tiled=True', got=16)
+psum_scatter_start = _start_of(psum_scatter, scattering, 'x, "i", tiled=True', given=16)
+all_to_all_start = _start_of(
+    all_to_all, exchange, 'x, "i", 0, 0, tiled=True', given=16, got=16
+)
 
 for _collective in (PERMUTE, ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL):
     define_pair(_collective)

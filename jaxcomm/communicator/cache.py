@@ -5,6 +5,7 @@ some of its axes. :func:`jaxcomm.init` makes it, or the lowering of a program th
 it. Running a program never makes one.
 """
 
+import dataclasses
 import os
 import threading
 from collections.abc import Sequence
@@ -14,13 +15,83 @@ import jax
 from jaxcomm import config
 from jaxcomm.communicator import backends, extension, replica_groups
 from jaxcomm.communicator.backends.backend import CommunicatorSpec
-from jaxcomm.communicator.choices import Choice, Choices
 from jaxcomm.communicator.communicator import Communicator
-from jaxcomm.communicator.lane import DEFAULT_LANE, check_lane
+from jaxcomm.communicator.lane import DEFAULT_LANE
 from jaxcomm.communicator.policy import CommPolicy
-from jaxcomm.communicator.replica_groups import IndexGroups, Partition
+from jaxcomm.communicator.replica_groups import DeviceGrid, Partition
 from jaxcomm.communicator.table import Communicators
 from jaxcomm.errors import CommunicatorError
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """What somebody chose about a communicator; None where nobody did.
+
+    Attributes:
+      backend: name of its backend.
+      policy: how NCCL makes it.
+      timeout: seconds a rank waits for the others.
+    """
+
+    backend: str | None = None
+    policy: CommPolicy | None = None
+    timeout: float | None = None
+
+
+class Choices:
+    """Choices by mesh, axes and lane; and the lanes declared, by mesh."""
+
+    def __init__(self):
+        self._chosen: dict[tuple, Choice] = {}
+        self._lanes: dict[DeviceGrid, set[str]] = {}
+
+    def record(
+        self, grid: DeviceGrid, partition: Partition, lane: str, choice: Choice
+    ) -> None:
+        """Remember a choice for a partition."""
+        for axes in (partition.axes, frozenset(partition.axes)):
+            self._chosen[grid, axes, partition.index_groups, lane] = choice
+        self._lanes.setdefault(grid, {DEFAULT_LANE}).add(lane)
+
+    def check_lane(self, grid: DeviceGrid, lane: str) -> None:
+        """Raise CommunicatorError if ``init`` declared lanes of a mesh, but not this.
+
+        Without ``init`` there is no list to compare with, and every lane is good: a
+        first program needs no setup.
+        """
+        declared = self._lanes.get(grid)
+        if declared is None or lane in declared:
+            return
+        names = ", ".join(map(repr, sorted(declared)))
+        raise CommunicatorError(
+            f"lane {lane!r} is not declared for this mesh of axes {grid.axis_names}: "
+            f"its lanes are {names}. Use one of them, or declare it on every process: "
+            f"jaxcomm.init(mesh, lanes=({lane!r},))"
+        )
+
+    def find(self, grid: DeviceGrid, partition: Partition, lane: str) -> Choice:
+        """Return the choice for a partition.
+
+        A choice for axes holds for index groups within them, and for the same axes in
+        another order: permutes count ranks in the mesh's order of axes, whatever order
+        ``init`` was given.
+        """
+        for index_groups in (partition.index_groups, None):
+            for axes in (partition.axes, frozenset(partition.axes)):
+                found = self._chosen.get((grid, axes, index_groups, lane))
+                if found is not None:
+                    return found
+        return Choice()
+
+    def backends(self) -> set[str]:
+        """Return the names of all backends that were chosen."""
+        return {each.backend for each in self._chosen.values() if each.backend}
+
+    def clear(self) -> None:
+        """Forget all choices."""
+        self._chosen.clear()
+        self._lanes.clear()
+
 
 # All below require it.
 _lock = threading.RLock()
@@ -52,16 +123,13 @@ def make_all(
 
 def for_lowering(
     mesh: jax.sharding.Mesh,
-    axes: tuple[str, ...],
-    index_groups: IndexGroups,
+    partition: Partition,
     lane: str | None,
     backend: str | None,
 ) -> Communicator:
     """Return the communicator that a program being lowered needs, made if missing."""
     lane = DEFAULT_LANE if lane is None else lane
-    check_lane(lane, "lane")
     grid = replica_groups.grid_of(mesh)
-    partition = replica_groups.partition(grid, axes, index_groups)
     with _lock:
         _choices.check_lane(grid, lane)
         chosen = _choices.find(grid, partition, lane)
@@ -78,7 +146,8 @@ def get(spec: CommunicatorSpec) -> Communicator:
         failed to make it, or is unusable since a failure.
     """
     with _lock:
-        spec.backend.check_usable()
+        if spec.backend.can_stop:
+            spec.backend.check_usable()
         found = _live.get(spec.key)
         if found is not None:
             return found
@@ -141,7 +210,7 @@ def _spec(
 ) -> CommunicatorSpec:
     """Return what to find or make. Chooses a backend if nothing live serves."""
     grid = replica_groups.grid_of(mesh)
-    request = grid, partition, lane, choice, config.backend()
+    request = grid, partition, lane, choice, config.BACKEND
     spec = _specs.get(request)
     if spec is None or spec.key not in _live:
         backend, refusal = backends.choose(mesh, partition, lane, choice.backend)

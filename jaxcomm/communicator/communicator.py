@@ -8,12 +8,6 @@ from jaxcomm.communicator.backends.backend import CommunicatorSpec, Connection
 from jaxcomm.errors import CommunicatorError
 
 
-def check_lane(lane, what: str) -> None:
-    """Raise ValueError, which calls it ``what``, unless it is a name."""
-    if not isinstance(lane, str) or not lane:
-        raise ValueError(f"{what} must be a non-empty string, got {lane!r}")
-
-
 class Communicator:
     """One partition of a mesh's devices, ready to communicate.
 
@@ -36,6 +30,8 @@ class Communicator:
       groups: global device ids of each group, in rank order.
       key: the content hash by which compiled programs name it.
       closed: whether :meth:`close` or :func:`finalize` ended it.
+      borrows: whether XLA lends NCCL's communicator: ``CommPolicy(source="xla")``.
+      target_suffix: what the names of its custom calls end in.
       spec: what it was made from.
       connection: what its backend made.
     """
@@ -63,6 +59,8 @@ class Communicator:
         self.timeout = spec.timeout
         self.key = spec.key
         self.closed = False
+        self.borrows = spec.backend.borrows(spec)
+        self.target_suffix = spec.backend.variant(spec)
         self._end = end
 
     def __reduce__(self):
@@ -81,16 +79,6 @@ class Communicator:
     def world(self) -> _ffi.NcclWorld | None:
         """NCCL's communicator of the whole mesh, which this one was split off."""
         return self.connection.world
-
-    @property
-    def borrows(self) -> bool:
-        """Whether XLA lends NCCL's communicator: ``CommPolicy(source="xla")``."""
-        return self.spec.backend.borrows(self.spec)
-
-    @property
-    def target_suffix(self) -> str:
-        """What the names of its custom calls end in."""
-        return self.spec.backend.variant(self.spec)
 
     def stats(self) -> dict[str, Any]:
         """Return what it did so far.

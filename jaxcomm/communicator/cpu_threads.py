@@ -17,6 +17,7 @@ The client reads the number of threads from PJRT_NPROC, else NPROC, when it is m
 
 import contextlib
 import os
+import re
 
 import jax
 import jaxlib.version
@@ -80,7 +81,7 @@ def shortage() -> str:
 def _enough_threads():
     """Make the client inside; what the user set in PJRT_NPROC stays."""
     global _threads
-    devices = compat.requested_cpu_devices()
+    devices = _requested_devices()
     threads = max(_by_environment(), devices)
     is_ours = not os.environ.get(_VARIABLE) and threads < wanted(devices)
     if is_ours:
@@ -93,6 +94,21 @@ def _enough_threads():
         # The client has read it. Processes that this one starts are not to.
         if is_ours:
             os.environ.pop(_VARIABLE, None)
+
+
+def _requested_devices() -> int:
+    """Return how many CPU devices a client that is made now will have here."""
+    configured = compat.configured_cpu_devices()
+    if configured is not None:
+        return configured
+    flags = os.environ.get("XLA_FLAGS", "")
+    if flags and not flags.lstrip().startswith("-"):
+        # XLA takes it for the name of a file that holds the flags.
+        with contextlib.suppress(OSError), open(flags) as file:
+            flags = file.read()
+    # Of several the last one holds.
+    found = re.findall(r"--xla_force_host_platform_device_count=[\"']?(\d+)", flags)
+    return int(found[-1]) if found else 1
 
 
 def _by_environment() -> int:

@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxcomm import config
 from jaxcomm.communicator import backends, cache, replica_groups
-from jaxcomm.communicator.choices import Choice
+from jaxcomm.communicator.cache import Choice
 from jaxcomm.communicator.lane import DEFAULT_LANE, check_lane
 from jaxcomm.communicator.policy import CommPolicy
 from jaxcomm.communicator.table import Communicators

@@ -1,11 +1,34 @@
-"""The parameters that all collectives share, as one value."""
+"""The parameters that all collectives share, checked, as one value."""
 
 import dataclasses
 import math
+import operator
+from collections.abc import Hashable, Sequence
 from typing import Any, Literal
 
-from jaxcomm import compat
+import jax
+
+from jaxcomm import compat, config
+from jaxcomm.communicator import cache, replica_groups
+from jaxcomm.communicator.lane import check_lane
 from jaxcomm.communicator.replica_groups import IndexGroups
+
+# A mesh axis, or several that number the ranks row-major.
+AxisName = Hashable | Sequence[Hashable]
+AxisIndexGroups = Sequence[Sequence[int]] | None
+PyTree = Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Scope:
+    """What :func:`jaxcomm.using` chooses; None for what it leaves open."""
+
+    backend: str | None = None
+    lane: str | None = None
+
+
+# Part of the keys of jit's caches.
+SCOPE = jax.make_user_context(Scope())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,3 +106,119 @@ class Call:
     def plain(self, name: str) -> "Call":
         """Return a call of this package in place of this one, or as a part of it."""
         return self.replace(name=name, index_groups=None, given="varying", to="varying")
+
+    def lacking(self, x: jax.Array) -> tuple[str, ...]:
+        """Return the axes over which an operand is still to be typed as varying."""
+        if self.given != "varying" or not compat.checks_varying_axes():
+            return ()
+        varying = compat.varying_axes(x)
+        manual = jax.sharding.get_abstract_mesh().manual_axes
+        return tuple(a for a in self.axes if a in manual and a not in varying)
+
+    def typed(self, avals: Sequence, outs: Sequence) -> list:
+        """Return the results' types, over the axes of the call and over all others.
+
+        Args:
+          avals: the operands' types.
+          outs: the results' types so far, as many as operands or fewer.
+
+        Raises:
+          ValueError: if an operand has a type that the call does not take.
+        """
+        axes = frozenset(self.axes)
+        for aval in avals:
+            self.check_kind(aval)
+        varying = frozenset().union(*(aval.mat.varying for aval in avals))
+        found = []
+        for i, out in enumerate(outs):
+            mine = avals[i].mat.varying if len(outs) == len(avals) else varying
+            changes = {"varying": mine - axes if self.to != "varying" else mine}
+            if self.given == "unreduced":
+                changes["unreduced"] = out.mat.unreduced - axes
+                if self.to == "varying":
+                    changes["varying"] |= axes
+            if self.to == "reduced":
+                changes["reduced"] = out.mat.reduced | axes
+            found.append(compat.with_manual_axes(out, **changes))
+        return found
+
+    def check_kind(self, aval) -> None:
+        """Raise ValueError if an operand is typed otherwise than the call takes it."""
+        axes = frozenset(self.axes)
+        if self.given == "unreduced":
+            if not axes <= aval.mat.unreduced:
+                raise ValueError(
+                    f"{self.where}: the operand must be unreduced over all of these "
+                    f"axes, got {aval.str_short(True)}"
+                )
+            return
+        both = (aval.mat.unreduced | aval.mat.reduced) & axes
+        if both:
+            raise ValueError(
+                f"{self.where}: the operand is unreduced or reduced over "
+                f"{tuple(sorted(both))}, got {aval.str_short(True)}. Sum unreduced "
+                f"operands by jaxcomm.psum or jaxcomm.psum_scatter; type reduced ones "
+                f"as varying by jaxcomm.pcast."
+            )
+
+
+def call_of(
+    name: str,
+    axis_name: AxisName,
+    *,
+    axis_index_groups: AxisIndexGroups = None,
+    lane: str | None = None,
+    backend: str | None = None,
+) -> Call:
+    """Check the arguments that all collectives share, for the function ``name``.
+
+    Raises:
+      NameError: if an axis is not bound.
+      TypeError: if groups are not sequences of integers.
+      ValueError: if groups do not hold every index exactly once, or the lane is no
+        name.
+    """
+    axes = replica_groups.canonical_axes(axis_name)
+    compat.check_axes_bound(axes, name)
+    if lane is not None:
+        check_lane(lane, f"{name} over {axes}: lane")
+    scope = SCOPE.value
+    call = Call(
+        name,
+        axes,
+        lane=scope.lane if lane is None else lane,
+        backend=_backend(scope.backend if backend is None else backend),
+    )
+    if axis_index_groups is None:
+        return call
+    return call.replace(index_groups=_index_groups(axis_index_groups, call))
+
+
+def _backend(backend: str | None) -> str | None:
+    """Return the backend as far as it is known without devices.
+
+    ``JAXCOMM_BACKEND=xla`` settles it, unless :func:`jaxcomm.init` chose otherwise for
+    some mesh.
+    """
+    if backend is not None or config.BACKEND != "xla":
+        return backend
+    return None if cache.chosen_backends() - {"xla"} else "xla"
+
+
+def _index_groups(axis_index_groups, call: Call) -> replica_groups.IndexGroups:
+    try:
+        groups = [[as_index(index) for index in group] for group in axis_index_groups]
+    except TypeError:
+        raise TypeError(
+            f"{call.where}: axis_index_groups must be sequences of integers "
+            f"known when the program is traced, such as [[0, 1], [2, 3]], got "
+            f"{axis_index_groups!r}"
+        ) from None
+    return replica_groups.canonical_index_groups(groups, call.axes_size)
+
+
+def as_index(value) -> int:
+    """Return an integer, or raises TypeError, for a truth value too."""
+    if isinstance(value, bool):
+        raise TypeError
+    return operator.index(value)

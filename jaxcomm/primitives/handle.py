@@ -11,7 +11,6 @@ import jax.numpy as jnp
 from jaxcomm import compat
 from jaxcomm.communicator import cache
 from jaxcomm.communicator.lane import DEFAULT_LANE
-from jaxcomm.primitives import arguments
 from jaxcomm.primitives.call import Call
 from jaxcomm.primitives.optimization_barrier import barrier
 
@@ -188,4 +187,4 @@ def _awaited(leaf, text: str):
     leaf = jnp.asarray(leaf)
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         leaf = jax.random.key_data(leaf)
-    return arguments.to_carrier(leaf)
+    return leaf

@@ -27,15 +27,27 @@ from jaxcomm.communicator import backends, cache, replica_groups
 from jaxcomm.communicator.communicator import Communicator
 from jaxcomm.primitives import nccl_rewrites
 from jaxcomm.primitives.call import Call
-from jaxcomm.primitives.rewrite import ANY, Bind, Rule, mean_as_sum
+from jaxcomm.primitives.rewrite import ANY, Bind, Replacement, Rule
 
 # The targets of a split-phase collective: its own with this suffix, and one for all.
 _START = ".start"
 _DONE = "jaxcomm.done"
 
+
+def _mean_as_sum(collective, avals, size: int, *, op: str) -> Replacement | None:
+    """Divide sums, for backends that do not average."""
+    if op != "mean":
+        return None
+
+    def divide(bind, xs):
+        return [total / size for total in bind(collective.name, xs, op="sum")]
+
+    return divide
+
+
 # What replaces a collective over a backend, by both names.
 REWRITES: dict[tuple[str, str], Rule] = {
-    ("host", "all_reduce"): mean_as_sum,
+    ("host", "all_reduce"): _mean_as_sum,
     **{("nccl", name): rule for name, rule in nccl_rewrites.RULES.items()},
 }
 
@@ -144,17 +156,15 @@ def _transport(collective, ctx, avals, call: Call, own) -> Communicator | InJax:
             f"or choose XLA's collectives with backend='xla'."
         )
     grid = replica_groups.grid_of(mesh)
-    sizes = replica_groups.partition(grid, call.axes, call.index_groups).sizes
-    if max(sizes) == 1:
+    partition = replica_groups.partition(grid, call.axes, call.index_groups)
+    if max(partition.sizes) == 1:
         return functools.partial(_alone, collective, own)
-    comm = cache.for_lowering(
-        mesh, call.axes, call.index_groups, call.lane, call.backend
-    )
+    comm = cache.for_lowering(mesh, partition, call.lane, call.backend)
     if not comm.is_ours:
         return _with_lax(collective, call, own)
     for name in (ANY, collective.name):
         rule = REWRITES.get((comm.backend, name))
-        replacement = rule and rule(collective, avals, sizes[0], **own)
+        replacement = rule and rule(collective, avals, partition.sizes[0], **own)
         if replacement is not None:
             call = call.replace(backend=comm.backend, given="varying", to="varying")
             return functools.partial(replacement, Bind(call))

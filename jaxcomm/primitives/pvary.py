@@ -11,7 +11,6 @@ from jax.interpreters import ad, batching
 
 from jaxcomm import compat
 from jaxcomm.primitives.call import Call
-from jaxcomm.primitives.types import check_kind
 
 
 def vary(xs: Sequence, call: Call) -> list:
@@ -21,15 +20,11 @@ def vary(xs: Sequence, call: Call) -> list:
     ``jax.shard_map(..., check_vma=True)``, where values have no such type.
     """
     xs = list(xs)
-    if call.given != "varying" or not compat.checks_varying_axes():
-        return xs
-    manual = jax.sharding.get_abstract_mesh().manual_axes
     missing: dict[tuple[str, ...], list[int]] = {}
     for i, x in enumerate(xs):
-        check_kind(jax.typeof(x), call)
-        varying = compat.varying_axes(x)
-        lacks = tuple(a for a in call.axes if a in manual and a not in varying)
+        lacks = call.lacking(x)
         if lacks:
+            call.check_kind(jax.typeof(x))
             missing.setdefault(lacks, []).append(i)
     for lacks, indices in missing.items():
         outs = cast([xs[i] for i in indices], call.plain("pcast").replace(axes=lacks))

@@ -1,17 +1,146 @@
-"""A collective that is checked and ready to be run, whole or split-phase."""
+"""A collective whose operands are checked, ready to be run, whole or split-phase."""
 
 import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
 
 from jaxcomm import compat
-from jaxcomm.primitives import arguments
-from jaxcomm.primitives.call import Call
+from jaxcomm.primitives.call import Call, PyTree
 from jaxcomm.primitives.collective import Collective
 from jaxcomm.primitives.handle import Handle
 from jaxcomm.primitives.pvary import vary
+
+# Types with several elements to a byte travel as the next wider type, which holds
+# every value of theirs.
+_CARRIERS = {
+    "int1": np.int8,
+    "uint1": np.uint8,
+    "int2": np.int8,
+    "uint2": np.uint8,
+    "int4": np.int8,
+    "uint4": np.uint8,
+    "float4_e2m1fn": ml_dtypes.bfloat16,
+}
+
+
+def check_leaves(x, call: Call) -> None:
+    """Raise TypeError if a leaf of the pytree is neither an array nor a number."""
+    for leaf in jax.tree.leaves(x):
+        if not isinstance(
+            leaf, (jax.Array, np.ndarray, np.generic, int, float, complex)
+        ):
+            raise TypeError(
+                f"{call.where}: every leaf of x must be an array, got "
+                f"{type(leaf).__name__}"
+            )
+
+
+def as_arrays(x, call: Call):
+    """Return the pytree with arrays for leaves.
+
+    Raises:
+      TypeError: if a leaf is not an array of a type that can travel.
+    """
+    check_leaves(x, call)
+
+    def as_array(leaf):
+        leaf = jnp.asarray(leaf)
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
+            raise TypeError(
+                f"{call.where}: x has dtype {leaf.dtype}; send "
+                f"jax.random.key_data(x) and wrap what arrives in "
+                f"jax.random.wrap_key_data"
+            )
+        if leaf.dtype.name.startswith("float6_"):
+            raise TypeError(
+                f"{call.where}: x has dtype {leaf.dtype}, which XLA cannot hand "
+                f"to a custom call; cast it first, to bfloat16 without loss"
+            )
+        return leaf
+
+    return jax.tree.map(as_array, x)
+
+
+def summed(x: PyTree, call: Call) -> Call:
+    """Return the call of a sum, which also takes operands that are unreduced.
+
+    Raises:
+      NotImplementedError: if unreduced operands are to be summed within groups.
+      ValueError: if some leaves are unreduced over the axes and others are not.
+    """
+    if not compat.checks_varying_axes():
+        return call
+    axes = frozenset(call.axes)
+    found = {bool(jax.typeof(leaf).mat.unreduced & axes) for leaf in jax.tree.leaves(x)}
+    if True not in found:
+        return call
+    if call.index_groups is not None:
+        raise NotImplementedError(
+            f"{call.where}: x is unreduced, which axis_index_groups cannot divide; "
+            f"leave them out"
+        )
+    if False in found:
+        raise ValueError(
+            f"{call.where}: some leaves of x are unreduced and others are not; make "
+            f"one call for each kind"
+        )
+    return call.replace(given="unreduced")
+
+
+def kind_of(x: jax.Array, call: Call) -> str:
+    """Return how an array is typed over the axes of a call.
+
+    Returns:
+      ``"varying"``, ``"unreduced"``, ``"reduced"`` or ``"invarying"``.
+
+    Raises:
+      ValueError: if it is typed otherwise over one of the axes than over another.
+    """
+    found = jax.typeof(x).mat
+
+    def kind(axis):
+        for each in ("varying", "unreduced", "reduced"):
+            if axis in getattr(found, each):
+                return each
+        return "invarying"
+
+    kinds = {kind(axis) for axis in call.axes}
+    if len(kinds) > 1:
+        raise ValueError(
+            f"{call.where}: x is {' and '.join(sorted(kinds))} over different axes; "
+            f"make one call for each kind. Its type is {jax.typeof(x)}."
+        )
+    return kinds.pop()
+
+
+def count_bools(x):
+    """Return the pytree with bools as int32, the type jax.lax counts them in."""
+
+    def count(leaf):
+        is_bool = getattr(leaf, "dtype", None) == jnp.bool_ or isinstance(leaf, bool)
+        return jnp.asarray(leaf, jnp.int32) if is_bool else leaf
+
+    return jax.tree.map(count, x)
+
+
+def has_carrier(dtype) -> bool:
+    """Say whether arrays of this type travel as a wider one."""
+    return dtype.name in _CARRIERS
+
+
+def to_carrier(leaf):
+    """Return the array in the type it travels as."""
+    carrier = _CARRIERS.get(leaf.dtype.name)
+    return leaf if carrier is None else leaf.astype(carrier)
+
+
+def _ready(operands, call: Call) -> list:
+    return vary(operands, call) if any(map(call.lacking, operands)) else operands
 
 
 def _same(results):
@@ -39,7 +168,7 @@ class Request:
         """
         leaves, self._tree = jax.tree.flatten(x)
         self._dtypes = [leaf.dtype for leaf in leaves]
-        self._operands = vary([arguments.to_carrier(leaf) for leaf in leaves], call)
+        self._operands = _ready([to_carrier(leaf) for leaf in leaves], call)
         self._collective, self._call, self._finish = collective, call, finish
         self._params = {"call": call, **params}
 
@@ -60,6 +189,7 @@ class Request:
         operands, pair = self._operands, self._collective.pair
 
         def finish(travelling, waits_for):
+            waits_for = map(to_carrier, waits_for)
             outs = pair.done.bind(
                 *travelling, *waits_for, leaves=len(operands), **params
             )
@@ -75,7 +205,7 @@ class Request:
 
     def _unpack(self, outs):
         outs = [
-            out.astype(dtype) if arguments.has_carrier(dtype) else out
+            out.astype(dtype) if has_carrier(dtype) else out
             for out, dtype in zip(outs, self._dtypes, strict=True)
         ]
         return self._finish(jax.tree.unflatten(self._tree, outs))

@@ -33,14 +33,3 @@ Replacement = Callable[[Bind, Sequence], Sequence]
 # From the collective, its operands' types on one rank, the size of a group, and its own
 # parameters by name, to what replaces it; None if the backend does it as it is.
 Rule = Callable[..., Replacement | None]
-
-
-def mean_as_sum(collective, avals, size: int, *, op: str) -> Replacement | None:
-    """Divide sums, for backends that do not average."""
-    if op != "mean":
-        return None
-
-    def divide(bind, xs):
-        return [total / size for total in bind(collective.name, xs, op="sum")]
-
-    return divide

@@ -5,31 +5,11 @@ that is called inside and outside of a scope is two programs.
 """
 
 import contextlib
-import dataclasses
 from collections.abc import Iterator
 
-import jax
-
 from jaxcomm.communicator.backends import NAMES
-from jaxcomm.communicator.communicator import check_lane
-
-
-@dataclasses.dataclass(frozen=True)
-class Scope:
-    """What a scope chooses; None for what it leaves open."""
-
-    backend: str | None = None
-    lane: str | None = None
-
-
-_NOTHING = Scope()
-# Part of the keys of jit's caches.
-_context = jax.make_user_context(_NOTHING)
-
-
-def current_scope() -> Scope:
-    """Return the scope that is in force in this thread."""
-    return _context.value
+from jaxcomm.communicator.lane import check_lane
+from jaxcomm.primitives.call import SCOPE, Scope
 
 
 @contextlib.contextmanager
@@ -62,10 +42,10 @@ def using(*, backend: str | None = None, lane: str | None = None) -> Iterator[No
         )
     if lane is not None:
         check_lane(lane, "using: lane")
-    outer = current_scope()
+    outer = SCOPE.value
     scope = Scope(
         outer.backend if backend is None else backend,
         outer.lane if lane is None else lane,
     )
-    with _context(scope):
+    with SCOPE(scope):
         yield

@@ -20,8 +20,13 @@ from jax.interpreters import ad
 from jaxcomm import compat
 from jaxcomm.primitives import lowering
 from jaxcomm.primitives.batching import moved_to_front
-from jaxcomm.primitives.collective import Bound, Collective
-from jaxcomm.primitives.define import CollectivePrimitive, abstract_eval_of, register
+from jaxcomm.primitives.collective import (
+    Bound,
+    Collective,
+    CollectivePrimitive,
+    abstract_eval_of,
+    register,
+)
 
 
 def define_pair(collective: Collective) -> None:

@@ -1,5 +1,6 @@
 """Axes, lanes, backends and random keys that are refused while tracing."""
 
+import catalogue
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,53 +12,30 @@ pytestmark = pytest.mark.host_only(
     reason="refused when traced, before there is a backend"
 )
 
-AXIS_CALLS = {
-    "psum": lambda x, a: jaxcomm.psum(x, a),
-    "pmean": lambda x, a: jaxcomm.pmean(x, a),
-    "pmax": lambda x, a: jaxcomm.pmax(x, a),
-    "pmin": lambda x, a: jaxcomm.pmin(x, a),
-    "pprod": lambda x, a: jaxcomm.pprod(x, a),
-    "all_gather": lambda x, a: jaxcomm.all_gather(x, a),
-    "psum_scatter": lambda x, a: jaxcomm.psum_scatter(x, a, tiled=True),
-    "all_to_all": lambda x, a: jaxcomm.all_to_all(x, a, 0, 0, tiled=True),
-    "pswapaxes": lambda x, a: jaxcomm.pswapaxes(x, a, 0),
-    "ppermute": lambda x, a: jaxcomm.ppermute(x, a, [(0, 1)]),
-    "pshuffle": lambda x, a: jaxcomm.pshuffle(x, a, [0]),
-    "ring_shift": lambda x, a: jaxcomm.ring_shift(x, a),
-    "pbroadcast": lambda x, a: jaxcomm.pbroadcast(x, a, 0),
-    "preduce": lambda x, a: jaxcomm.preduce(x, a),
-    "pgather": lambda x, a: jaxcomm.pgather(x, a),
-    "pscatter": lambda x, a: jaxcomm.pscatter(x, a),
-    "pscan": lambda x, a: jaxcomm.pscan(x, a),
-    "pbarrier": lambda x, a: jaxcomm.pbarrier(x, a),
-    "pcast": lambda x, a: jaxcomm.pcast(x, a, to="varying"),
-}
+
+def call(name, x, axes):
+    return catalogue.FUNCTIONS[name](jaxcomm, x, axes, catalogue.fixed(4))
 
 
-@pytest.mark.parametrize("name", AXIS_CALLS)
+@pytest.mark.parametrize("name", catalogue.FUNCTIONS)
 def test_an_unbound_axis_is_a_name_error(trace, name):
     with pytest.raises(NameError, match=r"unbound axis name: nowhere"):
-        trace(lambda x: AXIS_CALLS[name](x, "nowhere"))
+        trace(lambda x: call(name, x, "nowhere"))
     with pytest.raises(NameError, match=r"unbound axis name: nowhere"):
-        trace(lambda x: AXIS_CALLS[name](x, ("i", "nowhere")))
+        trace(lambda x: call(name, x, ("i", "nowhere")))
     with pytest.raises(NameError, match=r"unbound axis name: nowhere"):
-        trace(lambda x: AXIS_CALLS[name](x, "nowhere"), check_vma=False)
+        trace(lambda x: call(name, x, "nowhere"), check_vma=False)
 
 
-@pytest.mark.parametrize("name", AXIS_CALLS)
+@pytest.mark.parametrize("name", catalogue.FUNCTIONS)
 def test_every_function_calls_itself_by_its_own_name(trace, name):
     with pytest.raises(NameError, match=rf"Call jaxcomm\.{name} inside"):
-        trace(lambda x: AXIS_CALLS[name](x, "nowhere"))
-
-    def call(x):
-        if name == "pshuffle":  # the permutation above fits one device
-            return jaxcomm.pshuffle((x, "text"), "i", [1, 2, 3, 0])[0]
-        return AXIS_CALLS[name]((x, "text"), "i")[0]
+        trace(lambda x: call(name, x, "nowhere"))
 
     with pytest.raises(
         TypeError, match=rf"^{name} over \('i',\): every leaf of x must"
     ):
-        trace(call)
+        trace(lambda x: call(name, (x, "text"), "i")[0])
 
 
 @pytest.mark.parametrize(
@@ -92,12 +70,12 @@ def test_init_makes_nothing_if_one_lane_is_no_name(mesh_of):
     assert len(jaxcomm.communicators()) == 0
 
 
-@pytest.mark.parametrize("name", AXIS_CALLS)
+@pytest.mark.parametrize("name", catalogue.FUNCTIONS)
 def test_outside_of_shard_map_the_error_says_where_to_call_it(name):
     with pytest.raises(NameError, match="shard_map"):
-        AXIS_CALLS[name](jnp.ones(4), "i")
+        call(name, jnp.ones(4), "i")
     with pytest.raises(NameError, match="shard_map"):
-        jax.jit(lambda x: AXIS_CALLS[name](x, "i"))(jnp.ones(4))
+        jax.jit(lambda x: call(name, x, "i"))(jnp.ones(4))
 
 
 @pytest.mark.parametrize(
@@ -106,7 +84,7 @@ def test_outside_of_shard_map_the_error_says_where_to_call_it(name):
 def test_random_keys_are_refused_with_the_way_round(trace, name):
     keys = jax.random.split(jax.random.key(0), 4)
     with pytest.raises(TypeError, match=rf"{name} over .*jax\.random\.key_data\(x\)"):
-        trace(lambda x: AXIS_CALLS[name](x, "i"), keys)
+        trace(lambda x: call(name, x, "i"), keys)
 
 
 def test_key_data_travels(stacked, mesh_of):

@@ -117,6 +117,10 @@ BAD_TYPES = {
         lambda x: jaxcomm.pshuffle(x, "i", x[:4].astype(int)),
         SOURCES + r"got .*int32\[4\]",
     ),
+    "an exclusive sum without a zero": (
+        lambda x: jaxcomm.pscan(x.astype(jnp.float8_e8m0fnu), "i", exclusive=True),
+        r"^pscan over \('i',\): x has dtype float8_e8m0fnu, which has no zero",
+    ),
     "a shift that is traced": (
         lambda x: jaxcomm.ring_shift(x, "i", x[0].astype(int)),
         r"^ring_shift over \('i',\): shift must be an integer known when",

@@ -2,6 +2,7 @@
 
 import contextlib
 
+import catalogue
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,7 +17,6 @@ PLAIN = [
     "bfloat16", "float16", "float32", "complex64", *FLOAT8,
 ]  # fmt: skip
 X64 = ["int64", "uint64", "float64", "complex128"]
-OPS = ("sum", "prod", "max", "min")
 
 
 @pytest.fixture
@@ -32,46 +32,38 @@ def operands(values):
     return make
 
 
-def _moving(x, backend=None):
-    """The collectives that only move: by name, x has shape (8, 2)."""
-    at = {"backend": backend}
-    return {
-        "all_gather": jaxcomm.all_gather(x, "i", axis=1, **at),
-        "all_to_all": jaxcomm.all_to_all(x, "i", 0, 1, tiled=True, **at),
-        "ppermute": jaxcomm.ppermute(x, "i", [(0, 3), (3, 1), (5, 0)], **at),
-        "broadcast": jaxcomm.pbroadcast(x, "i", 3, **at),
-        "gather": jaxcomm.pgather(x, "i", 6, axis=0, tiled=True, **at),
-        "scatter": jaxcomm.pscatter(x, "i", 2, **at),
-        "barrier": jaxcomm.pbarrier(x, "i", **at),
+CHOICE = catalogue.fixed(8)
+MOVING = {n: c for n, c in catalogue.KINDS.items() if c.kind == "move"}
+REDUCING = {
+    n: c
+    for n, c in catalogue.CASES.items()
+    if c.kind in ("sum", "product", "extreme") and not c.cuts_columns
+}
+
+
+def _all_of(cases):
+    return lambda x: {
+        n: c(jaxcomm, c.of_types(x), "i", CHOICE) for n, c in cases.items()
     }
 
 
 @pytest.mark.parametrize("names", [PLAIN, X64, NARROW], ids=["plain", "x64", "narrow"])
 def test_moving_changes_no_bit_of_any_dtype(
-    stacked, by_group, identical, model, mesh_of, operands, names
+    stacked, by_group, identical, mesh_of, operands, names
 ):
     mesh = mesh_of((8,), ("i",))
     x = operands(names, (8, 8, 2))
-    models = {
-        "all_gather": model.all_gather(1),
-        "all_to_all": model.all_to_all(0, 1, tiled=True),
-        "ppermute": model.permute([(0, 3), (3, 1), (5, 0)]),
-        "broadcast": model.broadcast(3),
-        "gather": model.only_on(6, model.all_gather(0, tiled=True)),
-        "scatter": model.scatter(2),
-        "barrier": lambda group: group,
-    }
     with jax.enable_x64(True) if names is X64 else contextlib.nullcontext():
-        found = jax.tree.map(np.asarray, stacked(mesh, _moving, x))
-    for name, group_model in models.items():
+        found = jax.tree.map(np.asarray, stacked(mesh, _all_of(MOVING), x))
+    for name, case in MOVING.items():
         for dtype, leaf in x.items():
-            expected = by_group(mesh, ("i",), group_model, leaf)
+            expected = by_group(mesh, ("i",), case.model(CHOICE), leaf)
             identical(found[name][dtype], expected, f"{name} of {dtype}")
 
 
 @pytest.mark.parametrize("names", [PLAIN, X64, NARROW], ids=["plain", "x64", "narrow"])
 def test_reductions_of_every_dtype_add_in_rank_order_and_round_once(
-    stacked, by_group, identical, model, mesh_of, operands, names, as_users_compile,
+    stacked, by_group, identical, mesh_of, operands, names, as_users_compile,
     default_backend,
 ):  # fmt: skip
     mesh = mesh_of((8,), ("i",))
@@ -81,49 +73,23 @@ def test_reductions_of_every_dtype_add_in_rank_order_and_round_once(
         # Reduced by XLA on CPU, which takes its least number, 2**-127, for 0: a NaN.
         x.pop("float8_e8m0fnu", None)
 
-    def program(x):
-        return {
-            "sum": jaxcomm.psum(x, "i"),
-            "prod": jaxcomm.pprod(x, "i"),
-            "max": jaxcomm.pmax(x, "i"),
-            "min": jaxcomm.pmin(x, "i"),
-            "scatter": jaxcomm.psum_scatter(x, "i"),
-            "reduce": jaxcomm.preduce(x, "i", 7),
-            "scan": jaxcomm.pscan(x, "i"),
-            "scan_min": jaxcomm.pscan(x, "i", op="min", exclusive=True),
-            "scan_max": jaxcomm.pscan(x, "i", op="max", exclusive=True, reverse=True),
-            "scan_prod": jaxcomm.pscan(x, "i", op="prod", exclusive=True),
-        }
-
-    models = {op: model.all_reduce(op) for op in OPS} | {
-        "scatter": model.reduce_scatter(),
-        "reduce": model.only_on(7, model.all_reduce("sum")),
-        "scan": model.scan(),
-        "scan_min": model.scan("min", exclusive=True),
-        "scan_max": model.scan("max", exclusive=True, reverse=True),
-        "scan_prod": model.scan("prod", exclusive=True),
-    }
     with jax.enable_x64(True) if names is X64 else contextlib.nullcontext():
         # Over NCCL it is XLA that rounds, which without its fusions makes NaN of small
         # negative numbers in three of the float8 types.
         options = as_users_compile if over_nccl else None
-        found = stacked(mesh, program, x, options=options)
+        found = stacked(mesh, _all_of(REDUCING), x, options=options)
         found = jax.tree.map(np.asarray, found)
     # Complex products and sums of two may differ by the use of fused multiply-adds.
     fused = {"complex64": 1e-5, "complex128": 1e-13}
-    for name, group_model in models.items():
-        for dtype, leaf in x.items():
-            expected = by_group(mesh, ("i",), group_model, leaf)
-            if dtype in fused and "prod" in name:
+    for name, case in REDUCING.items():
+        for dtype, leaf in case.of_types(x).items():
+            expected = by_group(mesh, ("i",), case.model(CHOICE), leaf)
+            if dtype in fused and case.kind == "product":
                 np.testing.assert_allclose(
                     found[name][dtype], expected, fused[dtype], fused[dtype]
                 )
                 continue
-            if (
-                over_nccl
-                and dtype == "float4_e2m1fn"
-                and ("min" in name or "max" in name)
-            ):
+            if over_nccl and dtype == "float4_e2m1fn" and case.kind == "extreme":
                 np.testing.assert_array_equal(found[name][dtype], expected)  # -0 is 0
                 continue
             identical(found[name][dtype], expected, f"{name} of {dtype}")

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import jaxcomm
-from jaxcomm.primitives import arguments, lowering, registry
-from jaxcomm.primitives.collective import Collective, bound
-from jaxcomm.primitives.define import define
-from jaxcomm.primitives.request import Request
+from jaxcomm.primitives import lowering, registry
+from jaxcomm.primitives.call import call_of
+from jaxcomm.primitives.collective import Collective, bound, define
+from jaxcomm.primitives.request import Request, as_arrays
 from jaxcomm.primitives.split_phase import define_pair
 
 
@@ -70,10 +70,8 @@ def toys():
 
 
 def request(name, x, axis_name, **options):
-    call = arguments.call_of(name, axis_name, **options)
-    return Request(
-        registry.COLLECTIVES[f"toy_{name}"], arguments.as_arrays(x, call), call
-    )
+    call = call_of(name, axis_name, **options)
+    return Request(registry.COLLECTIVES[f"toy_{name}"], as_arrays(x, call), call)
 
 
 def mirror(x, axis_name, **options):

@@ -1,5 +1,6 @@
 """Groups hold in derivatives, under vmap, and where XLA stands in."""
 
+import catalogue
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,50 +11,20 @@ import jaxcomm
 GROUPS = [[2, 0], [1, 3]]
 
 
-def each(stack, of_group):
-    """(4, ...) -> results of each rank, group by group."""
-    out = [None] * 4
-    for group in GROUPS:
-        rows = of_group(stack[np.array(group)])
-        for place, rank in enumerate(group):
-            out[rank] = rows[place]
-    return jnp.stack(out)
+CHOICE = catalogue.fixed(2)
+CALLS = {n: case for n, case in catalogue.KINDS.items() if case.takes_groups}
 
 
-def everyone(f):
-    return lambda s: each(s, lambda g: [f(g)] * len(g))
+def in_groups(model):
+    """Return the model of all four ranks, each in its group."""
 
+    def run(stack):
+        rows = {}
+        for group in GROUPS:
+            rows |= dict(zip(group, model(stack[np.array(group)]), strict=True))
+        return jnp.stack([rows[rank] for rank in range(4)])
 
-CALLS = {
-    "psum": (
-        lambda x: jaxcomm.psum(x, "i", axis_index_groups=GROUPS),
-        everyone(lambda g: g.sum(0)),
-    ),
-    "pmean": (
-        lambda x: jaxcomm.pmean(x, "i", axis_index_groups=GROUPS),
-        everyone(lambda g: g.mean(0)),
-    ),
-    "pmax": (
-        lambda x: jaxcomm.pmax(x, "i", axis_index_groups=GROUPS),
-        everyone(lambda g: g.max(0)),
-    ),
-    "pprod": (
-        lambda x: jaxcomm.pprod(x, "i", axis_index_groups=GROUPS),
-        everyone(lambda g: g.prod(0)),
-    ),
-    "all_gather": (
-        lambda x: jaxcomm.all_gather(x, "i", axis_index_groups=GROUPS),
-        everyone(lambda g: g),
-    ),
-    "psum_scatter": (
-        lambda x: jaxcomm.psum_scatter(x, "i", axis_index_groups=GROUPS),
-        lambda s: each(s, lambda g: g.sum(0)),
-    ),
-    "all_to_all": (
-        lambda x: jaxcomm.all_to_all(x, "i", 0, 0, axis_index_groups=GROUPS),
-        lambda s: each(s, lambda g: jnp.swapaxes(g, 0, 1)),
-    ),
-}
+    return run
 
 
 @pytest.mark.parametrize("check_vma", [True, False])
@@ -61,7 +32,10 @@ CALLS = {
 def test_derivatives_in_groups(stacked, near, values, mesh_of, name, check_vma):
     mesh = mesh_of((4,), ("i",))
     x, d = values("float32", (4, 2, 3)), values("float32", (4, 2, 3), 1)
-    call, dense = CALLS[name]
+    dense = in_groups(CALLS[name].model(CHOICE))
+
+    def call(x):
+        return CALLS[name](jaxcomm, x, "i", CHOICE, axis_index_groups=GROUPS)
 
     def loss(y):
         return (

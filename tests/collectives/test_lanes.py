@@ -1,5 +1,6 @@
 """Derivatives and batches go through the lane and backend of the call."""
 
+import catalogue
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,39 +9,23 @@ import pytest
 import jaxcomm
 
 LANE = {"lane": "other"}
-PAIRS = [(0, 1), (1, 2), (2, 3), (3, 0)]
-
-
-def ragged(x, **o):
-    idx = jnp.arange(4)
-    one = jnp.ones(4, jnp.int32)
-    where = jax.lax.axis_index("i") * one
-    return jaxcomm.ragged_all_to_all(x, x * 2, idx, one, where, one, axis_name="i", **o)
-
-
+CHOICE = catalogue.fixed(4)
+PAIRS = CHOICE.ring
+# Each with the library to call it by.
 CALLS = {
-    "psum": lambda x, **o: jaxcomm.psum(x, "i", **o),
-    "pmean": lambda x, **o: jaxcomm.pmean(x, "i", **o),
-    "pmax": lambda x, **o: jaxcomm.pmax(x, "i", **o),
-    "pprod": lambda x, **o: jaxcomm.pprod(x, "i", **o),
-    "all_gather": lambda x, **o: jaxcomm.all_gather(x, "i", **o),
-    "psum_scatter": lambda x, **o: jaxcomm.psum_scatter(x, "i", **o),
-    "all_to_all": lambda x, **o: jaxcomm.all_to_all(x, "i", 0, 0, **o),
-    "ragged": ragged,
-    "ppermute": lambda x, **o: jaxcomm.ppermute(x, "i", PAIRS, **o),
-    "broadcast": lambda x, **o: jaxcomm.pbroadcast(x, "i", 1, **o),
-    "reduce": lambda x, **o: jaxcomm.preduce(x, "i", 1, **o),
-    "reduce max": lambda x, **o: jaxcomm.preduce(x, "i", 1, op="max", **o),
-    "gather": lambda x, **o: jaxcomm.pgather(x, "i", 1, **o),
-    "scatter": lambda x, **o: jaxcomm.pscatter(x, "i", 1, **o),
-    "scan": lambda x, **o: jaxcomm.pscan(x, "i", **o),
-    "scan prod": lambda x, **o: jaxcomm.pscan(x, "i", op="prod", **o),
-    "barrier": lambda x, **o: jaxcomm.pbarrier(x, "i", **o),
-    "pcast": lambda x, **o: jaxcomm.pcast(x, "i", to="varying", **o),
-    "ppermute_start": lambda x, **o: jaxcomm.ppermute_start(x, "i", PAIRS, **o).done(),
-    "psum_start": lambda x, **o: jaxcomm.psum_start(x, "i", **o).done(),
-    "all_gather_start": lambda x, **o: jaxcomm.all_gather_start(x, "i", **o).done(),
+    n: (jaxcomm, case)
+    for n, case in [*catalogue.KINDS.items(), ("pcast", catalogue.PCAST)]
 }
+CALLS |= {
+    f"{n}_start": (catalogue.SPLIT_PHASE, case)
+    for n, case in catalogue.FUNCTIONS.items()
+    if case.starts
+}
+
+
+def apply(name, x, **options):
+    lib, case = CALLS[name]
+    return case(lib, x, "i", CHOICE, **options)
 
 
 @pytest.mark.parametrize("check_vma", [True, False])
@@ -55,7 +40,7 @@ def test_derivatives_go_through_the_lane_of_the_call(make_mesh, name, check_vma)
             return (w * x if name == "pcast" else jnp.sin(call(w * x))).sum()
 
         def call(x):
-            return CALLS[name](x, **LANE)
+            return apply(name, x, **LANE)
 
         grads = jax.grad(of, (0, 1))(w, x)
         second = jax.grad(lambda x: (jax.grad(of, 1)(w, x) ** 2).sum())(x)
@@ -71,7 +56,7 @@ def test_derivatives_go_through_the_lane_of_the_call(make_mesh, name, check_vma)
     )
     text = (
         jax.jit(program)
-        .lower(np.ones(4, np.float32), np.ones(16, np.float32))
+        .lower(np.ones(8, np.float32), np.ones((16, 8), np.float32))
         .as_text()
     )
     assert {c.lane for c in jaxcomm.communicators()} <= {"other"}
@@ -80,25 +65,22 @@ def test_derivatives_go_through_the_lane_of_the_call(make_mesh, name, check_vma)
 
 
 @pytest.mark.parametrize(
-    "name", ["psum", "all_gather", "ppermute", "scan", "psum_scatter"]
+    "name", ["psum", "all_gather", "ppermute", "pscan", "psum_scatter"]
 )
 def test_vmap_over_one_of_two_axes_keeps_the_lane(make_mesh, name):
-    mesh = make_mesh(i=2)
-    calls = {
-        "psum": lambda x: jaxcomm.psum(x, ("i", "v"), **LANE),
-        "all_gather": lambda x: jaxcomm.all_gather(x, ("i", "v"), **LANE),
-        "ppermute": lambda x: jaxcomm.ppermute(x, ("i", "v"), PAIRS, **LANE),
-        "scan": lambda x: jaxcomm.pscan(x, ("i", "v"), **LANE),
-        "psum_scatter": lambda x: jaxcomm.psum_scatter(x, ("i", "v"), **LANE),
-    }
+    case = catalogue.CASES[name]
+
+    def call(x):
+        return case(jaxcomm, x, ("i", "v"), CHOICE, **LANE)
+
     f = jax.shard_map(
-        lambda x: jax.vmap(calls[name], axis_name="v")(x),
-        mesh=mesh,
+        lambda x: jax.vmap(call, axis_name="v")(x),
+        mesh=make_mesh(i=2),
         in_specs=jax.P("i"),
         out_specs=jax.P("i"),
         check_vma=False,
     )
-    jax.jit(f).lower(np.ones((4, 4), np.float32))
+    jax.jit(f).lower(np.ones((4, 4, 8), np.float32))
     assert {c.lane for c in jaxcomm.communicators()} == {"other"}
 
 
@@ -111,7 +93,7 @@ def test_derivatives_stay_with_the_backend_of_the_call(make_mesh, name):
             w = jaxcomm.pcast(w, "i", to="varying", backend="xla")
             if name == "pcast":
                 return (w * x).sum()
-            return jnp.sin(CALLS[name](w * x, backend="xla")).sum()
+            return jnp.sin(apply(name, w * x, backend="xla")).sum()
 
         return jax.grad(of, (0, 1))(w, x)
 
@@ -121,7 +103,7 @@ def test_derivatives_stay_with_the_backend_of_the_call(make_mesh, name):
     )
     text = (
         jax.jit(program)
-        .lower(np.ones(4, np.float32), np.ones(16, np.float32))
+        .lower(np.ones(8, np.float32), np.ones((16, 8), np.float32))
         .as_text()
     )
     assert "@jaxcomm" not in text

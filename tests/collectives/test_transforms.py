@@ -1,5 +1,6 @@
 """Every collective under every transformation, against jax.lax or one device."""
 
+import catalogue
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,91 +12,10 @@ import jaxcomm
 ROUNDING = 2e-5
 
 
-RING = [(0, 1), (1, 2), (2, 3), (3, 0)]
-SOME = [(0, 2), (3, 1)]
-
-# Functions of one (4, 8) array on each of 4 devices.
-TWINS = {
-    "psum": lambda lib, x: lib.psum(x, "i"),
-    "pmean": lambda lib, x: lib.pmean(x, "i"),
-    "all_gather": lambda lib, x: lib.all_gather(x, "i", axis=1),
-    "all_gather_tiled": lambda lib, x: lib.all_gather(x, "i", axis=1, tiled=True),
-    "psum_scatter": lambda lib, x: lib.psum_scatter(x, "i"),
-    "psum_scatter_tiled": lambda lib, x: lib.psum_scatter(
-        x, "i", scatter_dimension=1, tiled=True
-    ),
-    "all_to_all_tiled": lambda lib, x: lib.all_to_all(x, "i", 1, 0, tiled=True),
-    "pswapaxes": lambda lib, x: lib.pswapaxes(x, "i", 0),
-    "ppermute": lambda lib, x: lib.ppermute(x, "i", RING),
-    "ppermute_some": lambda lib, x: lib.ppermute(x, "i", SOME),
-}
-
-# What jax.lax cannot differentiate or has not: each with the same on one device, a
-# function of the (4, 4, 8) stack to the stack of results.
-ROOT = 2
-
-
-def _only(stack, value):
-    return jnp.zeros((4, *value.shape), value.dtype).at[ROOT].set(value)
-
-
-BEYOND = {
-    "all_to_all": (  # jax.lax's has a gradient of the wrong shape
-        lambda x: jaxcomm.all_to_all(x, "i", 0, 1),
-        lambda s: jnp.transpose(s, (1, 2, 0)),
-    ),
-    "pmax": (
-        lambda x: jaxcomm.pmax(x, "i"),
-        lambda s: jnp.broadcast_to(s.max(0), s.shape),
-    ),
-    "pmin": (
-        lambda x: jaxcomm.pmin(x, "i"),
-        lambda s: jnp.broadcast_to(s.min(0), s.shape),
-    ),
-    "pprod": (
-        lambda x: jaxcomm.pprod(x, "i"),
-        lambda s: jnp.broadcast_to(s.prod(0), s.shape),
-    ),
-    "broadcast": (
-        lambda x: jaxcomm.pbroadcast(x, "i", ROOT),
-        lambda s: jnp.broadcast_to(s[ROOT], s.shape),
-    ),
-    "reduce": (lambda x: jaxcomm.preduce(x, "i", ROOT), lambda s: _only(s, s.sum(0))),
-    "reduce_prod": (
-        lambda x: jaxcomm.preduce(x, "i", ROOT, op="prod"),
-        lambda s: _only(s, s.prod(0)),
-    ),
-    "reduce_max": (
-        lambda x: jaxcomm.preduce(x, "i", ROOT, op="max"),
-        lambda s: _only(s, s.max(0)),
-    ),
-    "gather": (
-        lambda x: jaxcomm.pgather(x, "i", ROOT, axis=1),
-        lambda s: _only(s, jnp.moveaxis(s, 0, 1)),
-    ),
-    "scatter": (
-        lambda x: jaxcomm.pscatter(x, "i", ROOT),
-        lambda s: s[ROOT],
-    ),
-    "scatter_tiled": (
-        lambda x: jaxcomm.pscatter(x, "i", ROOT, axis=1, tiled=True),
-        lambda s: jnp.stack(jnp.split(s[ROOT], 4, axis=1)),
-    ),
-    "scan": (lambda x: jaxcomm.pscan(x, "i"), lambda s: jnp.cumsum(s, 0)),
-    "scan_reverse_exclusive": (
-        lambda x: jaxcomm.pscan(x, "i", reverse=True, exclusive=True),
-        lambda s: jnp.cumsum(s[::-1], 0)[::-1] - s,
-    ),
-    "scan_prod": (
-        lambda x: jaxcomm.pscan(x, "i", op="prod"),
-        lambda s: jnp.cumprod(s, 0),
-    ),
-    "ring_shift": (
-        lambda x: jaxcomm.ring_shift(x, "i", 3),
-        lambda s: jnp.roll(s, 3, 0),
-    ),
-    "barrier": (lambda x: jaxcomm.pbarrier(x, "i"), lambda s: s),
-}
+CHOICE = catalogue.fixed(4)
+TWINS = {n: case for n, case in catalogue.CASES.items() if case.lax_grad}
+# What jax.lax cannot differentiate or has not.
+BEYOND = {n: case for n, case in catalogue.CASES.items() if not case.lax_grad}
 
 
 def _loss(result):
@@ -136,8 +56,8 @@ def test_derivatives_are_those_of_jax_lax(stacked, near, values, mesh, x, check_
     def program(lib):
         def run(x, direction):
             return {
-                name: _derivatives(lambda x: twin(lib, x))(x, direction)  # noqa: B023
-                for name, twin in TWINS.items()
+                name: _derivatives(lambda x: case(lib, x, "i", CHOICE))(x, direction)  # noqa: B023
+                for name, case in TWINS.items()
             }
 
         return run
@@ -151,9 +71,11 @@ def test_derivatives_are_those_of_jax_lax(stacked, near, values, mesh, x, check_
             )
 
 
-MAXIMA = ("pmax", "pmin", "reduce_max")
-PRODUCTS = ("pprod", "reduce_prod", "scan_prod")
-LINEAR = tuple(name for name in BEYOND if name not in MAXIMA + PRODUCTS)
+def _of(*kinds):
+    return [name for name, case in BEYOND.items() if case.kind in kinds]
+
+
+MAXIMA, PRODUCTS, LINEAR = _of("extreme"), _of("product"), _of("move", "sum")
 
 
 @pytest.mark.parametrize(
@@ -174,7 +96,12 @@ def test_derivatives_are_those_of_the_same_on_one_device(
     direction = values("float32", x.shape, 1)
 
     def program(x, direction):
-        return {name: _derivatives(BEYOND[name][0])(x, direction) for name in names}
+        return {
+            name: _derivatives(
+                lambda x: BEYOND[name](jaxcomm, x, "i", CHOICE)  # noqa: B023
+            )(x, direction)
+            for name in names
+        }
 
     found = stacked(mesh, program, x, direction, check_vma=check_vma)
 
@@ -196,13 +123,15 @@ def test_derivatives_are_those_of_the_same_on_one_device(
         return run
 
     expected_of = jax.jit(
-        lambda *operands: {n: on_one_device(BEYOND[n][1])(*operands) for n in names}
+        lambda *operands: {
+            n: on_one_device(BEYOND[n].model(CHOICE))(*operands) for n in names
+        }
     )(x, direction)
     for name, expected in expected_of.items():
         for what in expected:
             # What is typed as equal on all devices is one loss, not one on each: that
             # is the next test.
-            if check_vma and name in ("pmax", "pmin", "pprod") and what != "jvp":
+            if check_vma and BEYOND[name].shared and what != "jvp":
                 continue
             got = found[name][what]
             near(got, expected[what], ROUNDING, f"{name}: {what}", ROUNDING)
@@ -330,13 +259,11 @@ def test_integer_leaves_travel_beside_differentiated_ones(stacked, mesh, x):
 @pytest.mark.parametrize("family", ["twins", "maxima", "others"])
 def test_vmap_over_data_is_a_loop_over_examples(stacked, near, mesh, values, family):
     x = values("float32", (4, 4, 8, 3))  # the examples last
-    calls = {n: (lambda x, t=t: t(jaxcomm, x)) for n, t in TWINS.items()}
-    if family != "twins":
-        calls = {
-            name: call
-            for name, (call, _) in BEYOND.items()
-            if (name in MAXIMA) == (family == "maxima")
-        }
+    cases = {"twins": TWINS, "maxima": MAXIMA, "others": {*PRODUCTS, *LINEAR}}[family]
+    calls = {
+        name: lambda x, case=catalogue.CASES[name]: case(jaxcomm, x, "i", CHOICE)
+        for name in cases
+    }
 
     def program(x):
         results = {}
@@ -374,8 +301,9 @@ def test_gradients_pass_through_vmapped_axes(near, values):
 
 def test_eager_shard_map_runs_every_collective(stacked, near, mesh, x):
     def program(x):
-        return {n: twin(jaxcomm, x) for n, twin in TWINS.items()} | {
-            n: call(x) for n, (call, _) in BEYOND.items()
+        return {
+            name: case(jaxcomm, x, "i", CHOICE)
+            for name, case in catalogue.CASES.items()
         }
 
     eager = stacked(mesh, program, x, jit=False)

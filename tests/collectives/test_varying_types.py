@@ -1,5 +1,6 @@
 """What varies over which axes, under check_vma=True."""
 
+import catalogue
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,32 +16,28 @@ def test_equal_results_may_leave_unsplit_and_varying_ones_may_not(mesh_of):
         program = jax.shard_map(
             call, mesh=mesh, in_specs=jax.P("a", "b"), out_specs=out_specs
         )
-        return jax.eval_shape(program, jax.ShapeDtypeStruct((4, 4), np.float32)).shape
+        return jax.eval_shape(program, jax.ShapeDtypeStruct((8, 16), np.float32)).shape
 
-    both = ("a", "b")
-    for name in ("psum", "pmean", "pmax", "pmin", "pprod"):
-        call = getattr(jaxcomm, name)
-        assert shape_of(lambda x: call(x, both), jax.P()) == (2, 2)  # noqa: B023
-        assert shape_of(lambda x: call(x, "a"), jax.P(None, "b")) == (2, 4)  # noqa: B023
+    both, choice = ("a", "b"), catalogue.fixed(4)
+    cases = [case for case in catalogue.CASES.values() if case.shared]
+    for case in cases:
+        call = getattr(jaxcomm, case.function)
+        assert shape_of(lambda x: call(x, both), jax.P()) == (4, 8)  # noqa: B023
+        assert shape_of(lambda x: call(x, "a"), jax.P(None, "b")) == (4, 16)  # noqa: B023
         with pytest.raises(ValueError, match="out_specs"):
             shape_of(lambda x: call(x, "a"), jax.P())  # noqa: B023
     equal = lambda x: jaxcomm.all_gather(x, both, to="invarying")  # noqa: E731
-    assert shape_of(equal, jax.P()) == (4, 2, 2)
+    assert shape_of(equal, jax.P()) == (4, 4, 8)
     varying = {
-        "all_gather": lambda x: jaxcomm.all_gather(x, both),
-        "ppermute": lambda x: jaxcomm.ppermute(x, both, [(0, 1)]),
-        "ring_shift": lambda x: jaxcomm.ring_shift(x, both),
-        "psum_scatter": lambda x: jaxcomm.psum_scatter(x, "a"),
-        "all_to_all": lambda x: jaxcomm.all_to_all(x, "a", 0, 0),
-        "broadcast": lambda x: jaxcomm.pbroadcast(x, both, 0),
-        "reduce": lambda x: jaxcomm.preduce(x, both),
-        "gather": lambda x: jaxcomm.pgather(x, both),
-        "scatter": lambda x: jaxcomm.pscatter(x, "b"),
-        "scan": lambda x: jaxcomm.pscan(x, both),
-        "barrier": lambda x: jaxcomm.pbarrier(x, both),
-        "psum in groups": lambda x: jaxcomm.psum(
-            x, both, axis_index_groups=[[0, 1], [2, 3]]
-        ),
+        name: lambda x, case=case: case(jaxcomm, x, both, choice)
+        for name, case in catalogue.CASES.items()
+        if not case.shared
+    }
+    varying |= {
+        f"{case.name} in groups": lambda x, case=case: case(
+            jaxcomm, x, both, choice, axis_index_groups=[[0, 1], [2, 3]]
+        )
+        for case in cases
     }
     refusals = {}
     for name, call in varying.items():

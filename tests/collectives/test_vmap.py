@@ -1,5 +1,6 @@
 """Collectives under vmap, also over the axis that they communicate along."""
 
+import catalogue
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -26,45 +27,17 @@ def test_vmap_with_some_leaves_unbatched(stacked, identical, mesh, x):
     identical(sums[0], sums[1])
 
 
-AXIS_CALLS = {
-    "psum": lambda lib, x, a: lib.psum(x, a),
-    "pmean": lambda lib, x, a: lib.pmean(x, a),
-    "pmax": lambda lib, x, a: lib.pmax(x, a),
-    "all_gather": lambda lib, x, a: lib.all_gather(x, a),
-    "all_gather_tiled": lambda lib, x, a: lib.all_gather(x, a, axis=1, tiled=True),
-    "psum_scatter": lambda lib, x, a: lib.psum_scatter(x, a, tiled=True),
-    "all_to_all": lambda lib, x, a: lib.all_to_all(x, a, 0, 1, tiled=True),
-}
+def mapped(case, x, axes, choice):
+    return jax.vmap(lambda x: case(jaxcomm, x, axes, choice), axis_name="v")(x)
 
 
-def test_vmap_over_the_axis_of_the_collective_needs_no_mesh(identical, near, values):
-    x = values("float32", (4, 8, 3))
-
-    def run(lib):
-        return {
-            name: jax.vmap(lambda x, c=call: c(lib, x, "v"), axis_name="v")(x)
-            for name, call in AXIS_CALLS.items()
-        }
-
-    ours, lax = jax.jit(lambda: run(jaxcomm))(), jax.jit(lambda: run(jax.lax))()
-    near(ours, lax, ROUNDING, "", ROUNDING)
-    permuted = jax.vmap(lambda x: jaxcomm.ppermute(x, "v", SOME), axis_name="v")(x)
-    expected = np.zeros_like(x)  # jax.lax wants full permutations here
-    for source, target in SOME:
-        expected[target] = x[source]
-    identical(permuted, expected)
-    stacks = {
-        "scan": (jaxcomm.pscan, np.cumsum(x, 0)),
-        "ring_shift": (jaxcomm.ring_shift, np.roll(x, 1, 0)),
-        "broadcast": (
-            lambda x, axis: jaxcomm.pbroadcast(x, axis, 0),
-            np.stack([x[0]] * 4),
-        ),
-        "barrier": (jaxcomm.pbarrier, x),
-    }
-    for name, (call, expected) in stacks.items():
-        found = jax.vmap(lambda x, c=call: c(x, "v"), axis_name="v")(x)
-        near(found, expected, ROUNDING, name, ROUNDING)
+def test_vmap_over_the_axis_of_the_collective_needs_no_mesh(near, values):
+    x, choice = values("float32", (4, 4, 8)), catalogue.fixed(4)
+    found = jax.jit(
+        lambda x: {n: mapped(c, x, "v", choice) for n, c in catalogue.CASES.items()}
+    )(x)
+    for name, case in catalogue.CASES.items():
+        near(found[name], case.model(choice)(x), ROUNDING, name, ROUNDING)
     assert len(jaxcomm.communicators()) == 0
 
 
@@ -90,31 +63,19 @@ def test_vmap_over_one_axis_of_several(stacked, near, mesh, values, order):
     """The ranks are those of a mesh on which the vmapped axis is a real one."""
     x = values("float32", (4, 2, 8, 16))  # device, vmapped, data
     places = {"i": 0, "v": 1}
+    choice = catalogue.fixed(8)
+    # ragged_all_to_all is not batched over one of several axes.
+    cases = {n: c for n, c in catalogue.KINDS.items() if n != "ragged_all_to_all"}
     sequence = np.moveaxis(x, [places[a] for a in order], [0, 1]).reshape(8, 8, 16)
 
     def program(x):
-        return {
-            name: jax.vmap(lambda x, c=call: c(jaxcomm, x, order), axis_name="v")(x)
-            for name, call in AXIS_CALLS.items()
-        } | {
-            "scan": jax.vmap(lambda x: jaxcomm.pscan(x, order), axis_name="v")(x),
-            "broadcast": jax.vmap(
-                lambda x: jaxcomm.pbroadcast(x, order, 5), axis_name="v"
-            )(x),
-        }
+        return {n: mapped(case, x, order, choice) for n, case in cases.items()}
 
     found = stacked(mesh, program, x)
-    expected = {
-        name: jax.vmap(lambda x, c=call: c(jax.lax, x, "w"), axis_name="w")(sequence)
-        for name, call in AXIS_CALLS.items()
-    }
-    expected |= {
-        "scan": np.cumsum(sequence, 0),
-        "broadcast": np.stack([sequence[5]] * 8),
-    }
-    for name, results in expected.items():
+    for name, case in cases.items():
+        results = case.model(choice)(sequence)
         shape = [x.shape[places[a]] for a in order]
-        results = np.asarray(results).reshape(*shape, *results.shape[1:])
+        results = results.reshape(*shape, *results.shape[1:])
         results = np.moveaxis(results, [0, 1], [places[a] for a in order])
         near(found[name], results, ROUNDING, name, ROUNDING)
 

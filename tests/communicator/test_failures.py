@@ -263,3 +263,13 @@ def test_ten_rounds_leave_no_thread(store, start):
         process = start(0, f"w{turn}")
         process.watch.stop()
     until(lambda: threading.active_count() == before, "threads are left")
+
+
+def test_between_looks_the_thread_sleeps(start):
+    looks = []
+    process = start(0, tick=0.05)
+    process.watch._first_failure = lambda: looks.append(time.monotonic()) or ""
+    process.watch.watch("w")
+    until(lambda: len(looks) >= 6, "it does not look")
+    # Two looks beside the ticks: one by watch(), one of a thread that just began.
+    assert len(looks) <= (looks[-1] - looks[0]) / 0.05 + 3

@@ -127,18 +127,6 @@ def load_test():
     return load
 
 
-@pytest.fixture(scope="session")
-def models():
-    """The numpy models and programs of tests/collectives, by name."""
-    return load("collectives/conftest.py")
-
-
-@pytest.fixture(scope="session")
-def every():
-    """Every collective with its model: tests/processes/every_collective.py."""
-    return load("processes/every_collective.py")
-
-
 @pytest.fixture(scope="module")
 def team(environment, tmp_path_factory):
     """Two processes of two devices each, as in tests/processes, over NCCL."""

@@ -24,8 +24,8 @@ def collectives(here, order):
         "bfloat16": here.values("bfloat16", (4, 4, 2, 3), 0),
         "int32": here.values("int32", (4, 4, 2, 3), 1),
     }
-    found = here.run(mesh, lambda x: here.every.calls(x, "i", 4), x)
-    for name, model in here.every.models(here.model, 4).items():
+    found = here.run(mesh, lambda x: here.every(x, "i", 4), x)
+    for name, (_, model) in here.models(4).items():
         for dtype, leaf in x.items():
             expected = here.by_group(mesh, ("i",), model, leaf)
             here.identical(mesh, found[name][dtype], expected, f"{name} of {dtype}")

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import models
 import numpy as np
 import pytest
 
@@ -31,7 +32,7 @@ def test_registering_again_registers_nothing(stand_in, make_mesh):
 GROUPS = [[2, 0], [1, 3]]
 
 
-def test_what_is_gathered_instead_stays_within_its_groups(stand_in, models, make_mesh):
+def test_what_is_gathered_instead_stays_within_its_groups(stand_in, make_mesh):
     mesh = make_mesh(i=4)
     x = models.random_values(jnp.dtype("complex64"), (4, 5), 0)
     found = models.run_stacked(

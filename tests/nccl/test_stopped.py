@@ -77,6 +77,7 @@ tell({
     "seconds": seconds,
     "next": error_of(run),
     "first failure": jaxcomm._ffi.first_failure(),
+    "init of what is live": error_of(lambda: len(jaxcomm.init(mesh, policy=policy))),
     "init": error_of(lambda: len(jaxcomm.init(mesh, lanes="other", policy=policy))),
     "finalize": error_of(jaxcomm.finalize),
     "init again": error_of(lambda: len(jaxcomm.init(mesh, policy=policy))),
@@ -138,7 +139,7 @@ def test_all_that_uses_the_gpus_raises(told_by, fault, policy):
     # As XLA raises what CUDA gives; the rank whose own call failed says why.
     assert "CUDA error 716" in told["first"] or cause in told["first"], told
     assert told["next"].startswith("JaxRuntimeError"), told
-    for later in ("init", "init again"):
+    for later in ("init of what is live", "init", "init again"):
         assert told[later].startswith(f"CommunicatorError: {STOPPED}"), told
         assert cause in told[later]
     assert told["finalize"] == ""

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 
+import catalogue
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -25,45 +26,26 @@ def compiled_text(mesh, call, x=X):
     return program_over(mesh, call).lower(x).compile().as_text()
 
 
-CALLS = {
-    "psum": (lambda x: jaxcomm.psum(x, "i"), "all_reduce"),
-    "pmax": (lambda x: jaxcomm.pmax(x, "i"), "all_reduce"),
-    "all_gather": (lambda x: jaxcomm.all_gather(x, "i"), "all_gather"),
-    "psum_scatter": (
-        lambda x: jaxcomm.psum_scatter(x, "i", scatter_dimension=-1, tiled=True),
-        "reduce_scatter",
-    ),
-    "all_to_all": (
-        lambda x: jaxcomm.all_to_all(x, "i", 1, 0, tiled=True), "all_to_all",
-    ),
-    "ppermute": (lambda x: jaxcomm.ppermute(x, "i", [(0, 1)]), "permute"),
-    "ring_shift": (lambda x: jaxcomm.ring_shift(x, "i"), "permute"),
-    "pbroadcast": (lambda x: jaxcomm.pbroadcast(x, "i", 0), "broadcast"),
-    "preduce": (lambda x: jaxcomm.preduce(x, "i"), "reduce"),
-    "pgather": (lambda x: jaxcomm.pgather(x, "i"), "gather"),
-    "pscatter": (
-        lambda x: jaxcomm.pscatter(x, "i", axis=-1, tiled=True), "scatter",
-    ),
-    "pscan": (lambda x: jaxcomm.pscan(x, "i"), "scan"),
-    "pbarrier": (lambda x: jaxcomm.pbarrier(x, "i"), "barrier"),
-}  # fmt: skip
+CALLS = {n: case for n, case in catalogue.FUNCTIONS.items() if case.target}
+CALLS.pop("ragged_all_to_all")  # It takes no leaves.
 
 
 @pytest.mark.parametrize("name", CALLS)
 def test_many_leaves_travel_in_one_custom_call_with_a_readable_name(make_mesh, name):
     """J7: profilers show the target and the op_name."""
     mesh = make_mesh(i=4)
-    call, target = CALLS[name]
+    case = CALLS[name]
 
     def program(x):
         # Products in between keep XLA from seeing one leaf in another.
-        return call([x, x * 2, (x * 3).astype(jnp.bfloat16), x[:, :4] - 1])
+        leaves = [x, x * 2, (x * 3).astype(jnp.bfloat16), x[:, :4] - 1]
+        return case(jaxcomm, leaves, "i", catalogue.fixed(4))
 
-    text = compiled_text(mesh, program)
+    text = compiled_text(mesh, program, np.ones((16, 8), np.float32))
     calls = re.findall(r'custom-call\(.*custom_call_target="([^"]+)"', text)
-    assert calls == [f"jaxcomm.{target}"]
+    assert calls == [f"jaxcomm.{case.target}"]
     (line,) = [line for line in text.splitlines() if "custom_call_target" in line]
-    assert re.search(rf'op_name="[^"]*jaxcomm_{target}', line)
+    assert re.search(rf'op_name="[^"]*jaxcomm_{case.target}', line)
     assert f'name = "{name}"' in line
     assert "('i',)" in line
 
@@ -279,3 +261,26 @@ def test_a_shard_map_within_another_finds_the_mesh_that_was_set(make_mesh):
         program(x)
     with jax.set_mesh(mesh):
         np.testing.assert_array_equal(program(x), [22, 6])
+
+
+def test_where_xla_communicates_it_reduces_by_its_own_reductions(make_mesh):
+    mesh = make_mesh(i=4)
+    for name in ("psum", "pmax", "pmin"):
+        call = getattr(jaxcomm, name)
+        text = (
+            program_over(mesh, lambda x, c=call: c(x, "i", backend="xla"))
+            .lower(X)
+            .as_text()
+        )
+        assert "stablehlo.all_reduce" in text, name
+        assert "stablehlo.all_gather" not in text, name
+
+
+def test_a_ragged_exchange_writes_into_its_output(make_mesh):
+    case = catalogue.CASES["ragged_all_to_all"]
+
+    def program(x):
+        return case(jaxcomm, x, "i", catalogue.fixed(4))
+
+    text = compiled_text(make_mesh(i=4), program, np.ones((16, 8), np.float32))
+    assert "output_to_operand_aliasing={{}: (1, {})}" in text

@@ -10,11 +10,13 @@ import importlib.util
 import pathlib
 from typing import Any
 
-import every_collective
+import catalogue
 import jax
 import jax.numpy as jnp
+import models
 import numpy as np
 
+import jaxcomm
 from jaxcomm import compat
 
 TESTS = pathlib.Path(__file__).parents[1]
@@ -37,15 +39,19 @@ class Here:
 
     Attributes:
       process, processes: its index and their number.
-      model: the numpy models of tests/collectives, by name.
-      every: every_collective.py.
+      model: support/models.py.
+      cases: those of support/catalogue.py that leave columns whole.
     """
 
     def __init__(self):
         self.process = jax.process_index()
         self.processes = jax.process_count()
-        self.model = self.load("collectives/conftest.py")
-        self.every = every_collective
+        self.model = models
+        self.cases = {
+            name: case
+            for name, case in catalogue.CASES.items()
+            if case.kind != "mean" and not case.cuts_columns
+        }
         self.by_group = self.model.apply_by_group
         self.values = self.model.random_values
 
@@ -113,6 +119,21 @@ class Here:
             # XLA would give every device all of a result that has no elements.
             out_shardings=jax.NamedSharding(mesh, everywhere),
         )
+
+    def every(self, x, axes, size, *, by_type=False, **options):
+        """Return the results of all cases, by name; ``x`` may be arrays by dtype."""
+        choice = catalogue.fixed(size)
+        return {
+            name: case(
+                jaxcomm, case.of_types(x) if by_type else x, axes, choice, **options
+            )
+            for name, case in self.cases.items()
+        }
+
+    def models(self, size):
+        """Return each case with its model, by name."""
+        choice = catalogue.fixed(size)
+        return {name: (c, c.model(choice)) for name, c in self.cases.items()}
 
     def run(self, mesh, function, *stacked, check_vma=True):
         """Runs ``function`` on every device's row; returns :meth:`mine` of it."""

@@ -35,15 +35,15 @@ def collectives_of_every_dtype(here, processes, devices, family):
         for seed, name in enumerate(DTYPES[family])
     }
     with jax.enable_x64(True) if family == "x64" else contextlib.nullcontext():
-        found = here.run(mesh, lambda x: here.every.calls(x, "i", size), x)
-    for name, group_model in here.every.models(here.model, size).items():
-        for dtype, leaf in x.items():
+        found = here.run(mesh, lambda x: here.every(x, "i", size, by_type=True), x)
+    for name, (case, group_model) in here.models(size).items():
+        for dtype, leaf in case.of_types(x).items():
             what = f"{name} of {dtype}"
             expected = here.by_group(mesh, ("i",), group_model, leaf)
-            if name in here.every.SUMS and dtype in REORDERED:
+            if case.kind == "sum" and case.target != "scan" and dtype in REORDERED:
                 terms = here.by_group(mesh, ("i",), group_model, np.abs(leaf))
                 here.summed(mesh, found[name][dtype], expected, terms, what)
-            elif "prod" in name and dtype in REORDERED:
+            elif case.kind == "product" and dtype in REORDERED:
                 # Complex products may use fused multiply-adds, besides.
                 near, rows = REORDERED[dtype], here.rows(mesh)
                 np.testing.assert_allclose(

@@ -52,10 +52,9 @@ def collectives_on_a_mesh(here, processes, devices, shape, names, order, axes):
         "int32": here.values("int32", shape, 0),
         "bfloat16": floats.astype(jnp.bfloat16),
     }
-    found = here.run(mesh, lambda x: here.every.calls(x, axes, size), x)
-    for name, group_model in here.every.models(here.model, size).items():
-        permutes = name in here.every.PERMUTES
-        ranked = sorted(axes, key=names.index) if permutes else axes
+    found = here.run(mesh, lambda x: here.every(x, axes, size), x)
+    for name, (case, group_model) in here.models(size).items():
+        ranked = sorted(axes, key=names.index) if case.in_mesh_order else axes
         for dtype, leaf in x.items():
             expected = here.by_group(mesh, ranked, group_model, leaf)
             here.identical(mesh, found[name][dtype], expected, f"{name} of {dtype}")
@@ -126,7 +125,7 @@ def collectives_in_lanes(here):
     def program(x, large):
         return [
             (
-                here.every.calls(x, "i", 6, lane=lane),
+                here.every(x, "i", 6, lane=lane),
                 jaxcomm.psum(large, "i", lane=lane),
             )
             for lane in lanes
@@ -135,7 +134,7 @@ def collectives_in_lanes(here):
     for _ in range(3):
         found = here.run(mesh, program, x, large)
         for small, total in found:
-            for name, group_model in here.every.models(here.model, 6).items():
+            for name, (_, group_model) in here.models(6).items():
                 expected = here.by_group(mesh, ("i",), group_model, x)
                 here.identical(mesh, small[name], expected, name)
             sums = here.by_group(mesh, ("i",), here.model.all_reduce("sum"), large)
@@ -154,8 +153,8 @@ def collectives_over_two_meshes_at_once(here):
     line = [0, 1, 2, 3] if first else [4, 5, 6, 7]
     mesh = here.mesh(4, 2, (4,), ("i",), line)
     x = here.values("int32", (4, 4, 2 if first else 50_000), 2 + first)
-    found = here.run(mesh, lambda x: here.every.calls(x, "i", 4), x)
-    for name, group_model in here.every.models(here.model, 4).items():
+    found = here.run(mesh, lambda x: here.every(x, "i", 4), x)
+    for name, (_, group_model) in here.models(4).items():
         expected = here.by_group(mesh, ("i",), group_model, x)
         here.identical(mesh, found[name], expected, name)
     return [list(group) for group in jaxcomm.communicators()[0].groups]

@@ -1,5 +1,6 @@
 """Derivatives, vmap and control flow across processes, against XLA's collectives."""
 
+import catalogue
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,19 +14,11 @@ pytestmark = pytest.mark.multiprocess
 ROUNDING = 2e-5
 
 
-def calls(size, backend):
-    """Functions of a (size, 8) array on each device, one for each kind of transpose."""
-    at = {"backend": backend}
-    ring = [(rank, (rank + 1) % size) for rank in range(size)]
-    return {
-        "psum": lambda x: jaxcomm.psum(x, "i", **at),
-        "pmax": lambda x: jaxcomm.pmax(x, "i", **at),
-        "all_gather": lambda x: jaxcomm.all_gather(x, "i", axis=1, **at),
-        "psum_scatter": lambda x: jaxcomm.psum_scatter(x, "i", **at),
-        "all_to_all": lambda x: jaxcomm.all_to_all(x, "i", 0, 1, tiled=True, **at),
-        "ppermute": lambda x: jaxcomm.ppermute(x, "i", ring[1:], **at),
-        "scan": lambda x: jaxcomm.pscan(x, "i", **at),
-    }
+# One for each kind of transpose.
+NAMES = (
+    "psum", "pmax", "all_gather", "psum_scatter", "all_to_all_tiled", "ppermute_some",
+    "pscan",
+)  # fmt: skip
 
 
 def loss(result):
@@ -65,13 +58,16 @@ def both_backends(here, processes, devices, transform):
     mesh = here.mesh(processes, devices)
     if mesh is None:
         return
-    size = mesh.size
-    x = here.values("float32", (size, size, 8), 0)
+    choice = catalogue.fixed(mesh.size)
+    x = here.values("float32", (mesh.size, mesh.size, 8), 0)
     transform = {"derivatives": derivatives, "batched": batched}[transform]
 
     def program(backend):
-        each = calls(size, backend)
-        return lambda x: {name: transform(call)(x) for name, call in each.items()}
+        def call(name):
+            case = catalogue.CASES[name]
+            return lambda x: case(jaxcomm, x, "i", choice, backend=backend)
+
+        return lambda x: {name: transform(call(name))(x) for name in NAMES}
 
     found = here.run(mesh, program("host"), x)
     expected = here.run(mesh, program("xla"), x)

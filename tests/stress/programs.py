@@ -155,7 +155,7 @@ def pool(
 
     Args:
       mesh: over ``AXES``.
-      count: how many; from 15 on, every operation is there.
+      count: how many; from 24 on, every operation is there.
       rng: chooses the rest.
     """
     axes_of = [AXES, AXES[:1], AXES[1:]] if mesh.shape["device"] > 1 else [AXES]

@@ -73,9 +73,9 @@ def test_every_operation_is_in_the_pool_and_right(mesh):
 def test_calls_of_a_program_get_other_numbers_each_time_and_on_each_rank(mesh):
     rng = np.random.default_rng(0)
     numbers = programs.numbers(rng)
-    operation = operations.operations(8, rng)["barrier"]
+    operation = operations.operations(8, rng)["pbarrier"]
     program = programs.Program(
-        mesh, "barrier", operation, programs.AXES, "default", np.dtype(np.float32), 50
+        mesh, "pbarrier", operation, programs.AXES, "default", np.dtype(np.float32), 50
     )
     seen = [np.asarray(program.call(numbers, offset).result) for offset in (0, 1000)]
     rows = np.concatenate(seen)
@@ -93,7 +93,7 @@ def test_a_wrong_result_ends_it_with_status_1_and_is_described(
         return made | {"ring_shift": wrong}
 
     monkeypatch.setattr(operations, "operations", with_one_wrong)
-    arguments(programs=15)
+    arguments(programs=24)
     assert worker.main() == 1
     said = capsys.readouterr()
     assert re.search(r"process 0: operation \d+ of seed 3, ring_shift\(", said.err)

@@ -58,7 +58,7 @@ def choose(
       ValueError: if there is no such backend.
       CommunicatorError: if it cannot serve these devices, or processes did not come.
     """
-    backend = config.backend() if backend is None else backend
+    backend = config.BACKEND if backend is None else backend
     if backend is None:
         return _by_platform(mesh, partition)
     found = named(backend)

@@ -126,6 +126,7 @@ class Backend(abc.ABC):
         and records them, and not XLA's own.
       takes_policy: whether a :class:`jaxcomm.CommPolicy` says how it makes them.
       orders_lanes: whether operations of one lane run one after the other.
+      can_stop: whether a failure may forbid further use: see :meth:`check_usable`.
     """
 
     name: str
@@ -134,6 +135,7 @@ class Backend(abc.ABC):
     is_ours: bool = True
     takes_policy: bool = False
     orders_lanes: bool = False
+    can_stop: bool = False
 
     @abc.abstractmethod
     def refusal(self, mesh: jax.sharding.Mesh, partition: Partition) -> str | None:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import catalogue
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -26,67 +27,30 @@ _LIBRARY = re.compile(r"/lib\w*nccl\.so")
 
 
 def calls(size: int):
-    """Returns collectives of x by name; x is (4 size, 8 size, 3) on each device."""
-    ring = [(rank, (rank + 1) % size) for rank in range(size)]
+    """Return collectives of x by name; x is (size, 32 size, 3) on each device."""
+    choice = catalogue.fixed(size)
     backwards = {"axis_index_groups": [list(range(size))[::-1]]}
-    by_nccl: dict[str, Any] = {"lane": _BY_NCCL}
+    cases = [
+        *((name, case, jaxcomm, {}) for name, case in catalogue.CASES.items()),
+        *(
+            (f"{name}, split-phase", case, catalogue.SPLIT_PHASE, {})
+            for name, case in catalogue.FUNCTIONS.items()
+            if case.starts
+        ),
+        *(
+            (f"{name}, by NCCL", catalogue.CASES[name], jaxcomm, {"lane": _BY_NCCL})
+            for name in ("psum", "pmean")
+        ),
+        ("in groups", catalogue.CASES["all_gather"], jaxcomm, backwards),
+    ]
 
     def at(backend):
-        at = {"axis_name": "i", "backend": backend}
+        def bound(case, lib, options):
+            return lambda x: case(lib, x, "i", choice, backend=backend, **options)
 
-        def ragged(x):
-            """Sends four rows to each rank, in the other order."""
-            rank = jax.lax.axis_index("i")
-            every = jnp.arange(size, dtype="int32")
-            four = jnp.full(size, 4, "int32")
-            return jaxcomm.ragged_all_to_all(
-                x, jnp.zeros_like(x), 4 * every[::-1], four,
-                jnp.full(size, 4 * rank), four, **at,
-            )  # fmt: skip
-
-        return {
-            "psum": lambda x: jaxcomm.psum(x, **at),
-            "pmean": lambda x: jaxcomm.pmean(x, **at),
-            "psum, by NCCL": lambda x: jaxcomm.psum(x, **at, **by_nccl),
-            "pmean, by NCCL": lambda x: jaxcomm.pmean(x, **at, **by_nccl),
-            "pmax": lambda x: jaxcomm.pmax(x, **at),
-            "pmin": lambda x: jaxcomm.pmin(x, **at),
-            "pprod": lambda x: jaxcomm.pprod(x, **at),
-            "ppermute": lambda x: jaxcomm.ppermute(x, perm=ring, **at),
-            "ppermute, one pair": lambda x: jaxcomm.ppermute(
-                x, perm=[(0, size - 1)], **at
-            ),
-            "all_gather": lambda x: jaxcomm.all_gather(x, **at),
-            "all_gather, axis 1": lambda x: jaxcomm.all_gather(
-                x, axis=1, tiled=True, **at
-            ),
-            "psum_scatter": lambda x: jaxcomm.psum_scatter(
-                x, scatter_dimension=1, tiled=True, **at
-            ),
-            "all_to_all": lambda x: jaxcomm.all_to_all(
-                x, split_axis=0, concat_axis=1, tiled=True, **at
-            ),
-            "broadcast": lambda x: jaxcomm.pbroadcast(x, source=size - 1, **at),
-            "reduce": lambda x: jaxcomm.preduce(x, root=size - 1, **at),
-            "gather": lambda x: jaxcomm.pgather(x, root=size - 1, **at),
-            "scatter": lambda x: jaxcomm.pscatter(
-                x.reshape(size, -1), root=size - 1, **at
-            ),
-            "scan": lambda x: jaxcomm.pscan(x, **at),
-            "barrier": lambda x: jaxcomm.pbarrier(x, **at),
-            "two leaves": lambda x: jaxcomm.psum([x, x], **at)[1],
-            "ragged_all_to_all": ragged,
-            "all_gather, in groups": lambda x: jaxcomm.all_gather(x, **backwards, **at),
-            "ring_shift, in halves": lambda x: jaxcomm.ring_shift_start(x, **at).done(),
-            "psum, in halves": lambda x: jaxcomm.psum_start(x, **at).done(),
-            "all_gather, in halves": lambda x: jaxcomm.all_gather_start(x, **at).done(),
-            "psum_scatter, in halves": lambda x: jaxcomm.psum_scatter_start(
-                x, scatter_dimension=1, tiled=True, **at
-            ).done(),
-            "all_to_all, in halves": lambda x: jaxcomm.all_to_all_start(
-                x, split_axis=0, concat_axis=1, tiled=True, **at
-            ).done(),
-        }
+        of = {name: bound(case, lib, options) for name, case, lib, options in cases}
+        two = of["psum"]
+        return of | {"two leaves": lambda x: two([x, x])[1]}
 
     return at("nccl"), at("xla")
 
@@ -243,7 +207,7 @@ def _tolerance(dtype):
 
 def _values(dtype, size):
     generator = np.random.default_rng(0)
-    x = generator.normal(size=(size * 4 * size, 8 * size, 3))
+    x = generator.normal(size=(size * size, 32 * size, 3))
     if dtype == "bool":
         return x > 0
     if "complex" in dtype:

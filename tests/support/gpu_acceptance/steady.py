@@ -30,7 +30,7 @@ _FORBIDDEN = {
 def rows(timer: Timer) -> Iterator[Finding]:
     """Yields what calls of every collective took, and when a call returns."""
     checks.init(timer)
-    x = timer.random((timer.size * 4 * timer.size, 8 * timer.size, 3))
+    x = timer.random((timer.size * timer.size, 32 * timer.size, 3))
     ours, _ = checks.calls(timer.size)
     programs = {name: timer.program(call) for name, call in ours.items()}
     for program in programs.values():

@@ -36,6 +36,7 @@ class NcclBackend(Backend):
     ffi_platform = "CUDA"
     takes_policy = True
     orders_lanes = True
+    can_stop = True
 
     def refusal(self, mesh: jax.sharding.Mesh, partition: Partition) -> str | None:
         """Serve NVIDIA GPUs, if every process of the mesh can load NCCL."""

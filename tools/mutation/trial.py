@@ -1,0 +1,140 @@
+"""Which tests execute a line, and whether they notice a defect in it."""
+
+import contextlib
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+from mutation.defects import Defect
+
+# Tests of some files run them in processes of their own, where nobody records.
+IN_PROCESSES = {
+    "jaxcomm/communicator/backends/nccl/": ["tests/nccl/test_stopped.py"],
+    "jaxcomm/communicator/": [
+        "tests/processes/test_rendezvous.py",
+        "tests/processes/test_communicators.py",
+    ],
+}
+_COPIED = ("jaxcomm", "tests", "benchmarks", "examples", "docs", "README.md")
+
+
+class Tree:
+    """A private copy of the repository, in which one defect at a time is put."""
+
+    def __init__(self, root: pathlib.Path, folder: pathlib.Path):
+        """Copy what tests import and read."""
+        self.folder = folder
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        for name in (*_COPIED, "pyproject.toml"):
+            source = root / name
+            if source.is_dir():
+                ignored = shutil.ignore_patterns("__pycache__", "ffi", "notebooks")
+                shutil.copytree(source, folder / name, ignore=ignored)
+            else:
+                shutil.copy(source, folder / name)
+
+    def pytest(self, words, *, seconds: float, **environment: str) -> int | None:
+        """Run pytest there; return its exit status, or None if it took too long."""
+        cache = self.folder.parent / "compiled"
+        popen = subprocess.Popen(
+            [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *words],
+            cwd=self.folder,
+            env=os.environ
+            | {
+                "PYTHONPATH": str(self.folder),
+                # A defect must not be passed over for a file compiled without it.
+                "PYTHONDONTWRITEBYTECODE": "1",
+                "JAX_COMPILATION_CACHE_DIR": str(cache),
+                "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+            }
+            | environment,
+            stdout=(self.folder / "output.txt").open("w"),
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            return popen.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            # With whatever its tests started.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(popen.pid, signal.SIGKILL)
+            popen.wait()
+
+    def try_defect(self, defect: Defect, tests: list[str], seconds: float) -> dict:
+        """Put a defect in, run tests, and take it out again."""
+        path = self.folder / defect.file
+        text = path.read_text()
+        began = time.monotonic()
+        try:
+            path.write_text(defect.applied_to(text))
+            status = self.pytest(["-x", *tests], seconds=seconds)
+        finally:
+            path.write_text(text)
+        outcome = {0: "survived", None: "hung", 5: "no tests"}.get(status, "caught")
+        lines = (self.folder / "output.txt").read_text().splitlines()
+        failed = [each for each in lines if each.startswith(("FAILED", "ERROR"))]
+        return {
+            "outcome": outcome,
+            "seconds": round(time.monotonic() - began, 1),
+            "tests": len(tests),
+            "by": failed[0][:160] if failed and outcome == "caught" else "",
+        }
+
+
+class Records:
+    """Find the tests that execute a line, and how long they take."""
+
+    def __init__(self, paths: list[pathlib.Path]):
+        """Read what the plugin ``record`` wrote."""
+        self._tests = {}
+        for path in paths:
+            for test, record in json.loads(path.read_text()).items():
+                if "unusable" not in record:
+                    self._tests[test] = record
+
+    def __len__(self) -> int:
+        return len(self._tests)
+
+    def of(self, defect: Defect, budget: float) -> list[tuple[list[str], float]]:
+        """Return the tests that execute a line, in rounds of growing length.
+
+        Each function's first case comes first, the quickest function at the front.
+
+        Args:
+          defect: in the line.
+          budget: seconds of the first round. The second has five times as many.
+
+        Returns:
+          Rounds: ids of tests, and the seconds that they took when they were recorded.
+        """
+        found = [
+            (record["seconds"], test)
+            for test, record in self._tests.items()
+            if defect.shown_at in record["lines"].get(defect.file, ())
+        ]
+        cases: dict[str, int] = {}
+        ordered = []
+        for seconds, test in sorted(found):
+            function = test.partition("[")[0]
+            cases[function] = cases.get(function, -1) + 1
+            ordered.append((cases[function], seconds, test))
+        rounds: list[tuple[list[str], float]] = [([], 0.0), ([], 0.0)]
+        for _, seconds, test in sorted(ordered):
+            for number, longest in enumerate((budget, 5 * budget)):
+                chosen, total = rounds[number]
+                if not chosen or (total + seconds < longest and len(chosen) < 150):
+                    rounds[number] = [*chosen, test], total + seconds
+                    break
+        for folder, tests in IN_PROCESSES.items():
+            if defect.file.startswith(folder):
+                rounds.append((tests, 60.0))
+                break
+        return [each for each in rounds if each[0]]
