@@ -44,7 +44,11 @@ class Tile:
         derivative, cap = None, self.config.soft_cap
         if cap is not None:
             bounded = jnp.tanh(scores / cap)
-            scores, derivative = cap * bounded, 1 - bounded * bounded
+            capped, derivative = cap * bounded, 1 - bounded * bounded
+            if self.bias is not None:
+                # A mask that is an array comes as a bias of -inf: no cap bounds it.
+                capped = jnp.where(scores == -jnp.inf, scores, capped)
+            scores = capped
         if self.is_masked:
             allowed = self.config.mask.allowed(self.rows, self.keys)
             scores = jnp.where(allowed, scores, -jnp.inf)
