@@ -26,6 +26,7 @@ class Case:
     padding: int = 0
     documents: int = 0
     has_slopes: bool = False
+    bias: tuple[int, int, int] | None = None
     soft_cap: float | None = None
     dropout_rate: float = 0.0
     dtype: str = "bfloat16"
@@ -40,6 +41,10 @@ CASES = (
     Case(right=0, has_slopes=True, soft_cap=5.0),
     Case(batch=2, heads=4, right=0, documents=3, has_slopes=True, dropout_rate=0.3),
     Case(queries=16, keys=64, left=10, right=10, soft_cap=2.0, dropout_rate=0.1),
+    Case(heads=4, key_heads=2, right=0, bias=(1, 4, 48), dtype="float32"),
+    Case(batch=2, queries=50, keys=70, bias=(2, 1, 50), soft_cap=3.0, documents=3),
+    Case(batch=2, heads=4, key_heads=2, right=0, bias=(1, 4, 1), dropout_rate=0.2),
+    Case(queries=40, keys=64, bias=(1, 1, 40), has_slopes=True),
 )
 
 
@@ -58,7 +63,7 @@ def arrays_of(case: Case):
 
     of_heads = case.batch, case.heads
     terms = Terms(
-        None,
+        normal(*case.bias, case.keys) if case.bias else None,
         jnp.asarray(random.random(of_heads), "float32") if case.has_slopes else None,
         jnp.asarray(random.integers(0, 2**32, of_heads), "uint32")
         if case.dropout_rate

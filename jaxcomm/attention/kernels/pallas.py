@@ -7,6 +7,7 @@ Source: Dao, FlashAttention-2, 2023.
 """
 
 import functools
+import math
 from typing import Any
 
 import jax
@@ -16,23 +17,33 @@ from jax.experimental import pallas as pl
 from jaxcomm import compat
 from jaxcomm.attention.kernels.operands import Grads, HopConfig, Operands
 from jaxcomm.attention.kernels.pallas_work import LOG2_E, Sizes, Visits, Work
+from jaxcomm.attention.mask import SKIP
 from jaxcomm.attention.merge import at_least_half
 
 _LN_2 = 1 / LOG2_E
 
 
-def forward_sizes(head_size: int) -> Sizes:
-    """Return the tiles of :func:`hop_forward`: of eight on an H200 the fastest."""
+def forward_sizes(operands: Operands) -> Sizes:
+    """Return the tiles of :func:`hop_forward`.
+
+    In bfloat16 and up to a head size of 128, of eight on an H200 the fastest.
+    """
+    head_size = max(operands.query.shape[3], operands.value.shape[3])
+    if operands.query.dtype.itemsize > 2:
+        return Sizes(queries=64, keys=32, warps=4, stages=1)
     if head_size > 128:
         return Sizes(queries=128, keys=32, warps=8, stages=2)
     return Sizes(queries=128, keys=64, warps=4, stages=3 if head_size <= 64 else 2)
 
 
-def backward_sizes(head_size: int) -> tuple[Sizes, Sizes]:
+def backward_sizes(operands: Operands) -> tuple[Sizes, Sizes]:
     """Return the tiles of the gradients of queries, and of keys and values.
 
-    Up to a head size of 128, of eight each on an H200 the fastest.
+    In bfloat16 and up to a head size of 128, of eight each on an H200 the fastest.
     """
+    head_size = max(operands.query.shape[3], operands.value.shape[3])
+    if operands.query.dtype.itemsize > 2:
+        return Sizes(32, 32, 4, 1), Sizes(32, 32, 4, 1)
     if head_size > 128:
         return Sizes(64, 32, 4, 1), Sizes(32, 64, 4, 1)
     of_keys = Sizes(queries=64, keys=64, warps=4, stages=2)
@@ -50,20 +61,19 @@ def hop_forward(
     """Compute what :func:`jaxcomm.attention.kernels.xla.hop_forward` does.
 
     Args:
-      operands: in bfloat16 or float16, without a bias.
+      operands: in bfloat16, float16 or float32.
       merged: as in :func:`jaxcomm.attention.kernels.primitive.hop_forward`.
       config: what is known before.
       sizes: of the tiles.
       interpret: whether to run the kernel on a CPU, slowly.
     """
-    head_size = max(operands.query.shape[3], operands.value.shape[3])
-    sizes = sizes or forward_sizes(head_size)
+    sizes = sizes or forward_sizes(operands)
     work = Work(operands, config, sizes)
     visits, _ = work.visits()
     columns = work.value.shape[3]
 
-    def kernel(visits, queries, keys, slope, seed, query, key, value, merged, *outs):
-        out, lse = outs
+    def kernel(visits, queries, keys, *refs):
+        slope, seed, bias, query, key, value, merged, out, lse = refs
         rows = _read(queries)
         query = query[...]
         slope, seed = _read((slope, seed))
@@ -73,7 +83,7 @@ def hop_forward(
                 top, total, summed = carry
                 at = pl.ds(visits.order[turn] * sizes.keys, sizes.keys)
                 tile = work.tile(
-                    *(rows, _read(keys, at), slope, seed),
+                    *(rows, _read(keys, at), slope, seed, _read(bias, (..., at))),
                     is_masked=is_masked,
                     across=False,
                 )
@@ -111,7 +121,7 @@ def hop_forward(
     of_rows = pl.BlockSpec((None, None, sizes.queries), lambda i, h, b: (b, h, i))
     if merged is not None:
         merged = work.pad_rows(merged[0]), work.pad_of_rows(merged[1])
-    given = (visits, work.queries, work.keys, work.slopes, work.seeds, *_qkv(work))
+    given = _given(work, visits)
     first = len(jax.tree.leaves(given))
     out, lse = _call(
         kernel,
@@ -157,14 +167,16 @@ def hop_backward(
       total: as in :func:`jaxcomm.attention.kernels.primitive.hop_backward`.
       sizes: of the tiles, for the queries and for keys and values.
     """
-    head_size = max(operands.query.shape[3], operands.value.shape[3])
-    of_queries, of_keys = sizes or backward_sizes(head_size)
+    of_queries, of_keys = sizes or backward_sizes(operands)
     # exp(score - inf) is 0: rows that see no key give no gradient.
     lse = jnp.where(jnp.isneginf(lse), jnp.inf, lse) * LOG2_E
     saved = grad_out, lse, delta
     query, slopes = _grad_queries(operands, saved, total, config, of_queries, interpret)
     key, value = _grad_keys(operands, saved, config, of_keys, interpret)
-    return Grads(query, key, value, None, slopes)
+    bias = None
+    if operands.terms.bias is not None:
+        bias = grad_bias(operands, saved, config, of_keys, interpret)
+    return Grads(query, key, value, bias, slopes)
 
 
 def _grad_queries(operands: Operands, saved, total, config, sizes: Sizes, interpret):
@@ -172,7 +184,8 @@ def _grad_queries(operands: Operands, saved, total, config, sizes: Sizes, interp
     visits, _ = work.visits()
     has_slopes = work.slopes is not None
 
-    def kernel(visits, queries, keys, slope, seed, query, key, value, *others):
+    def kernel(visits, queries, keys, *refs):
+        slope, seed, bias, query, key, value, *others = refs
         grad_out, lse, delta, total, grad_query, *grad_slope = others
         rows = _read(queries)
         query, grad_out, lse, delta = (x[...] for x in (query, grad_out, lse, delta))
@@ -184,7 +197,7 @@ def _grad_queries(operands: Operands, saved, total, config, sizes: Sizes, interp
                 at = pl.ds(visits.order[turn] * sizes.keys, sizes.keys)
                 columns = key[at, :]
                 tile = work.tile(
-                    *(rows, _read(keys, at), slope, seed),
+                    *(rows, _read(keys, at), slope, seed, _read(bias, (..., at))),
                     is_masked=is_masked,
                     across=False,
                 )
@@ -220,10 +233,8 @@ def _grad_queries(operands: Operands, saved, total, config, sizes: Sizes, interp
     grads = work.pad_rows(grad_out.astype(operands.query.dtype))
     if total is not None:
         total = work.pad_rows(total)
-    given = (
-        *(visits, work.queries, work.keys, work.slopes, work.seeds, *_qkv(work)),
-        *(grads, work.pad_of_rows(lse), work.pad_of_rows(delta)),
-    )
+    of_saved = grads, work.pad_of_rows(lse), work.pad_of_rows(delta)
+    given = *_given(work, visits), *of_saved
     aliases = {} if total is None else {len(jax.tree.leaves(given)): 0}
     found = _call(
         kernel,
@@ -249,7 +260,8 @@ def _grad_keys(operands: Operands, saved, config, sizes: Sizes, interpret):
     work = Work(operands, config, sizes)
     _, visits = work.visits()
 
-    def kernel(visits, queries, keys, slopes, seeds, query, key, value, *others):
+    def kernel(visits, queries, keys, *refs):
+        slopes, seeds, bias, query, key, value, *others = refs
         grad_out, lse, delta, grad_key, grad_value = others
         columns, values, tokens = key[...], value[...], _read(keys)
 
@@ -260,8 +272,11 @@ def _grad_keys(operands: Operands, saved, config, sizes: Sizes, interpret):
                 def step(turn, carry):
                     grad_columns, grad_values = carry
                     at = pl.ds(visits.order[turn] * sizes.queries, sizes.queries)
+                    added = None
+                    if bias is not None:
+                        added = work.bias_at(bias, head, at, slice(None)).T
                     tile = work.tile(
-                        *(_read(queries, at), tokens, slope, seed),
+                        *(_read(queries, at), tokens, slope, seed, added),
                         is_masked=is_masked,
                         across=True,
                     )
@@ -315,6 +330,7 @@ def _grad_keys(operands: Operands, saved, config, sizes: Sizes, interpret):
             work.token_specs(work.queries, None, lambda j, k, b: (b, 0)),
             work.token_specs(work.keys, sizes.keys, lambda j, k, b: (b, j)),
             *(per_head(work.slopes), per_head(work.seeds)),
+            work.bias_spec(group, None, sizes.keys, lambda j, k, b: (b, k, 0, j)),
             *(of_group(work.query), of_tile(key), of_tile(value)),
             *(of_group(grads), of_rows, of_rows),
         ),
@@ -323,7 +339,7 @@ def _grad_keys(operands: Operands, saved, config, sizes: Sizes, interpret):
         sizes=sizes,
         interpret=interpret,
     )(
-        *(visits, work.queries, work.keys, work.slopes, work.seeds, *_qkv(work)),
+        *_given(work, visits),
         *(grads, work.pad_of_rows(lse), work.pad_of_rows(delta)),
     )
     keys = operands.key.shape[1]
@@ -339,7 +355,9 @@ def _walk(visits: Visits, visit, carry):
 
 
 def _dot(a, b):
-    return jax.lax.dot(a, b, preferred_element_type=jnp.float32)
+    # Else a GPU rounds float32 to 11 bits.
+    precision = "highest" if a.dtype == jnp.float32 else None
+    return jax.lax.dot(a, b, precision=precision, preferred_element_type=jnp.float32)
 
 
 def _read(refs, at: Any = ...):
@@ -347,8 +365,89 @@ def _read(refs, at: Any = ...):
     return jax.tree.map(lambda ref: ref[at], refs)
 
 
-def _qkv(work: Work):
-    return work.query, work.key, work.value
+def grad_bias(operands: Operands, saved, config, sizes: Sizes, interpret: bool):
+    """Compute the gradient of a bias, in its shape.
+
+    A program owns a tile of it and walks over all that it was broadcast to. What needs
+    no gradient costs nothing: XLA drops a kernel whose result is not used.
+
+    Args:
+      operands, config, sizes, interpret: as in :func:`hop_backward`.
+      saved: gradient of the output; log-sum-exp in units of log 2; delta.
+    """
+    work = Work(operands, config, sizes)
+    shape = operands.terms.bias.shape
+    rows = work.tiles[0]
+    # How many batches, heads and tiles of rows each tile serves.
+    pairs = zip((work.batch, work.heads, rows), shape[:3], strict=True)
+    shared = [count if held == 1 else 1 for count, held in pairs]
+    modes = work.modes()
+
+    def kernel(modes, queries, keys, *refs):
+        slopes, seeds, bias, query, key, value, grad_out, lse, delta, grad = refs
+        tile_of_rows, tile_of_keys, place = map(pl.program_id, range(3))
+        batch, head = place // shape[1], place % shape[1]
+        at_keys = pl.ds(tile_of_keys * sizes.keys, sizes.keys)
+
+        def add(turn, total):
+            b, rest = turn // (shared[1] * shared[2]), turn % (shared[1] * shared[2])
+            b, h = batch + b, head + rest // shared[2]
+            i = tile_of_rows + rest % shared[2]
+            at = pl.ds(i * sizes.queries, sizes.queries)
+            of_tokens = b if modes.shape[0] > 1 else 0
+
+            def compute():
+                tokens = (
+                    _read(queries, (of_tokens, at)),
+                    _read(keys, (of_tokens, at_keys)),
+                )
+                added = work.bias_at(bias.at[batch], head, at, at_keys)
+                tile = work.tile(
+                    *(*tokens, _read(slopes, (b, h)), _read(seeds, (b, h)), added),
+                    is_masked=True,
+                    across=False,
+                )
+                columns = key[b, at_keys, h // work.group, :]
+                values = value[b, at_keys, h // work.group, :]
+                products = _dot(query[b, at, h, :], columns.T)
+                scores, derivative = work.scores(tile, products)
+                weights = jnp.exp2(scores - lse[b, h, at][:, None])
+                grads = tile.thin(_dot(grad_out[b, at, h, :], values.T))
+                grads = weights * (grads - delta[b, h, at][:, None])
+                grads = grads if derivative is None else grads * derivative
+                return total + grads
+
+            is_seen = modes[of_tokens, i, tile_of_keys] != SKIP
+            return jax.lax.cond(is_seen, compute, lambda: total)
+
+        zeros = jnp.zeros((sizes.queries, sizes.keys), jnp.float32)
+        total = jax.lax.fori_loop(0, math.prod(shared), add, zeros)
+        grad[...] = total if shape[2] > 1 else total.sum(0, keepdims=True)
+
+    grad_out, lse, delta = saved
+    grads = work.pad_rows(grad_out.astype(operands.query.dtype))
+    block = (None, None, sizes.queries if shape[2] > 1 else 1, sizes.keys)
+    _, *given = _given(work, None)
+    found = _call(
+        kernel,
+        name="jaxcomm_attention_grad_bias",
+        grid=(rows // shared[2], work.tiles[1], shape[0] * shape[1]),
+        out_specs=pl.BlockSpec(
+            block, lambda i, j, n: (n // shape[1], n % shape[1], i, j)
+        ),
+        out_shape=_float32(*work.bias.shape),
+        sizes=sizes,
+        interpret=interpret,
+    )(modes, *given, grads, work.pad_of_rows(lse), work.pad_of_rows(delta))
+    return found[:, :, : shape[2], : shape[3]]
+
+
+def _given(work: Work, visits: Visits | None):
+    """Return the operands of all kernels."""
+    return (
+        *(visits, work.queries, work.keys, work.slopes, work.seeds, work.bias),
+        *(work.query, work.key, work.value),
+    )
 
 
 def _float32(*shape):
@@ -377,6 +476,7 @@ def _common_specs(work: Work, visits: Visits):
         work.token_specs(work.queries, work.sizes.queries, lambda i, h, b: (b, i)),
         work.token_specs(work.keys, None, lambda i, h, b: (b, 0)),
         *(per_head(work.slopes), per_head(work.seeds)),
+        work.bias_spec(None, work.sizes.queries, None, lambda i, h, b: (b, h, i, 0)),
     )
 
 

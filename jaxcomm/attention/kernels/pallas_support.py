@@ -2,22 +2,19 @@
 
 from jaxcomm import compat
 from jaxcomm.attention.kernels import gpus
-from jaxcomm.attention.kernels.operands import Terms
 
-_DTYPES = ("bfloat16", "float16")
+_DTYPES = ("bfloat16", "float16", "float32")
 _LARGEST_HEAD_SIZE = 256
 
 
-def why_not_traced(query, key, value, terms: Terms) -> str | None:
+def why_not_traced(query, key, value) -> str | None:
     """Say why they cannot compute it whatever the machine, or None if they can.
 
     Args:
-      query, key, value, terms: as in ``Operands``, or what has their shapes and dtypes.
+      query, key, value: as in ``Operands``, or what has their shapes and dtypes.
     """
     if query.dtype.name not in _DTYPES:
-        return f"they compute in {' and '.join(_DTYPES)}, and query is {query.dtype}"
-    if terms.bias is not None:
-        return "they have no bias and no mask that is an array"
+        return f"they compute in {', '.join(_DTYPES)}, and query is {query.dtype}"
     size = max(query.shape[3], value.shape[3])
     if size > _LARGEST_HEAD_SIZE:
         return f"the head size is {size}, and they take {_LARGEST_HEAD_SIZE} at most"

@@ -58,6 +58,7 @@ class Work:
         whole tiles, heads to powers of two.
       queries, keys: their tokens, all (1 or B, T) and (1 or B, S).
       slopes, seeds: (B, N), or None.
+      bias: (1 or B, 1 or N, 1 or T, S), padded, or None.
       group: query heads of a key head.
       unit: factor on the scores that are the exponents of 2.
     """
@@ -81,8 +82,14 @@ class Work:
             )
         )
         self.slopes, self.seeds = operands.terms.slopes, operands.terms.seeds
+        self.bias = operands.terms.bias
+        if self.bias is not None:
+            rows = -self.bias.shape[2] % sizes.queries if self.bias.shape[2] > 1 else 0
+            columns = -self.bias.shape[3] % sizes.keys
+            padding = [(0, 0), (0, 0), (0, rows), (0, columns)]
+            self.bias = jnp.pad(self.bias, padding)
         # Then no tile computes the factor between natural and binary logarithms.
-        is_plain = self.slopes is None and config.soft_cap is None
+        is_plain = config.soft_cap is None and self.slopes is self.bias is None
         self.unit = LOG2_E if is_plain else 1.0
 
     @property
@@ -93,16 +100,20 @@ class Work:
 
     def visits(self) -> tuple[Visits, Visits]:
         """Return which tiles of keys each tile of queries visits, and the reverse."""
+        modes = self.modes()
+        return _visits(modes), _visits(jnp.swapaxes(modes, 1, 2))
+
+    def modes(self):
+        """Return what each pair of tiles needs, int32 (1 or B, tiles, tiles)."""
 
         def cut(tokens: Tokens, size: int):
             return Tokens(
                 *(None if x is None else x.reshape(len(x), -1, size) for x in tokens)
             )
 
-        modes = self.config.mask.modes(
+        return self.config.mask.modes(
             cut(self.queries, self.sizes.queries), cut(self.keys, self.sizes.keys)
         )
-        return _visits(modes), _visits(jnp.swapaxes(modes, 1, 2))
 
     def pad_rows(self, x):
         """Pad (B, T, N, size) to whole tiles, and heads to a power of two."""
@@ -128,8 +139,15 @@ class Work:
         scores, derivative = tile.bend(products * (self.config.scale * self.unit))
         return scores * (LOG2_E / self.unit), derivative
 
-    def tile(self, rows: Tokens, keys: Tokens, slope, seed, *, is_masked, across):
-        """Return a tile for scores (rows, keys), or (keys, rows) if ``across``."""
+    def tile(self, rows: Tokens, keys: Tokens, *terms, is_masked, across):
+        """Return a tile for scores (rows, keys), or (keys, rows) if ``across``.
+
+        Args:
+          rows, keys: tokens of the tile.
+          terms: slope, seed and bias, the last in the order of the scores.
+          is_masked, across: as above.
+        """
+        slope, seed, bias = terms
 
         def spread(tokens: Tokens, axis: int):
             return Tokens(
@@ -141,9 +159,40 @@ class Work:
             rows=spread(rows, 0 if across else 1),
             keys=spread(keys, 1 if across else 0),
             is_masked=is_masked,
+            bias=bias,
             slopes=slope,
             seeds=seed,
         )
+
+    def bias_at(self, bias, head, rows, columns):
+        """Read a tile of the bias of a head from a ref (heads, T, S) or of ones."""
+        heads, length, _ = bias.shape
+        return bias[
+            head if heads > 1 else 0, rows if length > 1 else slice(0, 1), columns
+        ]
+
+    def bias_spec(
+        self, heads: int | None, rows: int | None, columns: int | None, place
+    ):
+        """Return the blocks of the bias, or None.
+
+        Args:
+          heads: of a block, or None for one that the block does not count.
+          rows, columns: of a block, or None for all.
+          place: from a program's indices to a block of each dimension.
+        """
+        if self.bias is None:
+            return None
+        shape = self.bias.shape
+
+        def index(*ids):
+            pairs = zip(place(*ids), shape, strict=True)
+            return tuple(i if held > 1 else 0 for i, held in pairs)
+
+        sizes = (rows or shape[2], columns or shape[3])
+        of_heads = heads if heads is None else min(heads, shape[1])
+        block = (None, of_heads, *map(min, sizes, shape[2:]))
+        return pl.BlockSpec(block, index)
 
     def of_batch(self, x):
         """Return a function from a batch to where ``x``, of 1 or B of them, has it."""

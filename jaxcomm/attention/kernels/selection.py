@@ -4,7 +4,7 @@ import functools
 import warnings
 
 from jaxcomm.attention.kernels import cudnn_support, gpus, pallas_support
-from jaxcomm.attention.kernels.operands import HopConfig, Operands, Terms
+from jaxcomm.attention.kernels.operands import HopConfig, Operands
 
 IMPLEMENTATIONS = ("cudnn", "pallas", "xla")
 
@@ -44,7 +44,7 @@ def select(
             return "cudnn"
     if asked == "xla":
         return asked
-    reason = pallas_support.why_not_traced(*operands[:3], operands.terms)
+    reason = pallas_support.why_not_traced(*operands[:3])
     if reason is None:
         reason = pallas_support.why_not_compiled(ctx, platform)
     if reason is None:
@@ -59,20 +59,18 @@ def select(
     return "xla"
 
 
-def may_be_kernel(
-    query, key, value, terms: Terms, *, implementation: str | None, blocks
-) -> bool:
+def may_be_kernel(query, key, value, *, implementation: str | None, blocks) -> bool:
     """Say whether hops are traced for a mesh of GPUs, and a kernel can compute them.
 
     Args:
-      query, key, value, terms: as in ``Operands``.
+      query, key, value: as in ``Operands``.
       implementation, blocks: as in ``HopConfig``.
     """
     if implementation == "xla" or not gpus.are_of_mesh():
         return False
     if blocks is not None:
         return True
-    return pallas_support.why_not_traced(query, key, value, terms) is None
+    return pallas_support.why_not_traced(query, key, value) is None
 
 
 def _warn_of_tiles(reason: str, not_cudnn: str | None) -> None:

@@ -219,7 +219,7 @@ class _Loop:
         self.blocks = self.fusion.blocks
         queries, keys = inputs.query.shape[1], inputs.key.shape[1]
         is_kernel = may_be_kernel(
-            *(*inputs[:3], inputs.terms),
+            *inputs[:3],
             implementation=call.implementation,
             blocks=self.blocks,
         )
