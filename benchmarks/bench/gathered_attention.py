@@ -23,12 +23,14 @@ def gathered_attention(query, key, value, *, axis_name, schedule):
       (B, T, N, D) in the dtype of ``query``.
     """
     size = jax.lax.axis_size(axis_name)
+    layout = jaxcomm.Layout(schedule, size, size * query.shape[1])
     return jaxcomm.ring_attention(
         query,
         key,
         value,
         axis_name=axis_name,
-        layout=jaxcomm.Layout(schedule, size, size * query.shape[1]),
+        layout=layout,
+        positions=layout.positions_of(jax.lax.axis_index(axis_name)),
         is_causal=True,
         strategy="all_gather",
         backend="xla",

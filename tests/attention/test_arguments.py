@@ -26,9 +26,11 @@ def call(mesh_of):
         value = key if value is None else value
 
         def local(query, key, value):
+            positions = jnp.arange(2) if layout is LAYOUT else None
             return ring_attention(
-                query, key, value, axis_name="context", layout=layout, **options
-            )
+                query, key, value, axis_name="context", layout=layout,
+                positions=positions, **options,
+            )  # fmt: skip
 
         split = SPLIT if query.ndim == 4 else jax.P("context")
         whole = jax.shard_map(local, mesh=mesh_of(4), in_specs=split, out_specs=split)
@@ -46,7 +48,9 @@ def test_three_dimensions_are_one_sequence(call):
 
 
 def test_a_list_of_axes_is_as_good_as_a_tuple(mesh_of):
-    attend = functools.partial(ring_attention, axis_name=["context"], layout=LAYOUT)
+    attend = functools.partial(
+        ring_attention, axis_name=["context"], layout=LAYOUT, positions=jnp.arange(2)
+    )
     whole = jax.shard_map(attend, mesh=mesh_of(4), in_specs=SPLIT, out_specs=SPLIT)
     assert jax.eval_shape(whole, *ONE * 3).shape == ONE[0].shape
 

@@ -56,6 +56,7 @@ def _of_length(timer, tokens, kernel):
                 v,
                 axis_name="i",
                 layout=layout,
+                positions=layout.positions_of(jax.lax.axis_index("i")),
                 is_causal=is_causal,
                 backend=backend,
             )
