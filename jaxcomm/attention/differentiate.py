@@ -36,7 +36,8 @@ def _forward(call: Call, inputs: Inputs, sinks, is_right):
     if sinks is not None:
         # A sink is a key that every row sees, with a value of zeros.
         of_sinks = jnp.broadcast_to(sinks, lse.shape)
-        out, lse = merge(out.astype(lse.dtype), lse, jnp.zeros_like(out), of_sinks)
+        out = out.astype(lse.dtype)
+        out, lse = merge(out, lse, jnp.zeros_like(out), of_sinks)
     attended = out.astype(inputs.query.dtype), lse
     out, lse = keep(poison_unless(is_right, attended))
     return (out, lse), (kept, out, lse, sinks, is_right)
