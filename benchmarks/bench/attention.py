@@ -12,6 +12,7 @@ from bench import devices as on
 from bench import roofline, targets
 from bench.cases import TimedCase
 from bench.gathered_attention import gathered_attention
+from bench.positions import positions_of
 from bench.rows import OURS
 
 SUITE = "attention"
@@ -103,7 +104,7 @@ def attend(backend: str | None) -> Callable:
             value,
             axis_name=on.AXIS,
             layout=layout,
-            positions=layout.positions_of(jax.lax.axis_index(on.AXIS)),
+            positions=positions_of(layout, on.AXIS),
             is_causal=True,
             backend=backend,
         )

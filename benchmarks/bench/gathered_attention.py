@@ -6,6 +6,7 @@ It has the compute tiles of the ring, so that the two differ in communication al
 import jax
 
 import jaxcomm
+from bench.positions import positions_of
 
 
 def gathered_attention(query, key, value, *, axis_name, schedule):
@@ -30,7 +31,7 @@ def gathered_attention(query, key, value, *, axis_name, schedule):
         value,
         axis_name=axis_name,
         layout=layout,
-        positions=layout.positions_of(jax.lax.axis_index(axis_name)),
+        positions=positions_of(layout, axis_name),
         is_causal=True,
         strategy="all_gather",
         backend="xla",
