@@ -13,6 +13,7 @@ import warnings
 from typing import Any
 
 import jax
+import numpy as np
 
 # Checked on 0.10.2, 0.11.2, 0.12.0.1.
 from jax._src import config as _config
@@ -173,6 +174,13 @@ def is_staging() -> bool:
 def is_tracer(x) -> bool:
     """Say whether ``x`` is being traced rather than a concrete value."""
     return isinstance(x, _core.Tracer)
+
+
+def known_value(x):
+    """Return an array as numpy where this process can read all of it now, or None."""
+    if is_tracer(x) or not getattr(x, "is_fully_addressable", True):
+        return None
+    return np.asarray(x)
 
 
 def concrete_mesh(ctx):

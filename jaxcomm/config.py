@@ -17,7 +17,9 @@ others when a communicator is created.
     1: ranks compare what they call before each call of the ``nccl`` backend. They wait
     for one another on the host. If they differ, all raise and name the odd rank. NCCL
     compares nothing. Use it to find such a mistake: every call waits for all earlier
-    work of its device. Set it alike on all processes. Default: 0.
+    work of its device. Attention raises on every backend if a rank does not hold the
+    tokens that its layout says, by a callback. Set it alike on all processes.
+    Default: 0.
 ``JAXCOMM_DUMP_DIR``
     Folder for flight records, made if it is missing. Process ``i`` writes
     ``flight-record-<i>.json`` there when a collective fails, when the program ends by

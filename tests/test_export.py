@@ -168,13 +168,16 @@ def test_ring_attention_is_exported_for_an_abstract_mesh(make_mesh):
     qkv = [rng.standard_normal((1, 64, n, 8), np.float32) for n in (4, 2, 2)]
 
     def local(backend):
+        layout = jaxcomm.Layout("zigzag", 4, 64)
+
         def loss(*qkv):
             out = jaxcomm.ring_attention(
                 *qkv,
                 axis_name="i",
                 is_causal=True,
                 backend=backend,
-                layout=jaxcomm.Layout("zigzag", 4, 64),
+                layout=layout,
+                positions=layout.positions_of(jax.lax.axis_index("i")),
             )
             return (out**2).sum()
 

@@ -12,6 +12,7 @@ from bench import devices as on
 from bench import roofline, targets
 from bench.cases import TimedCase
 from bench.gathered_attention import gathered_attention
+from bench.positions import positions_of
 from bench.rows import OURS
 
 SUITE = "attention"
@@ -96,12 +97,14 @@ def attend(backend: str | None) -> Callable:
 
     def local(query, key, value):
         size = jax.lax.axis_size(on.AXIS)
+        layout = jaxcomm.Layout(_SCHEDULE, size, size * query.shape[1])
         return jaxcomm.ring_attention(
             query,
             key,
             value,
             axis_name=on.AXIS,
-            layout=jaxcomm.Layout(_SCHEDULE, size, size * query.shape[1]),
+            layout=layout,
+            positions=positions_of(layout, on.AXIS),
             is_causal=True,
             backend=backend,
         )
@@ -133,7 +136,7 @@ def _deal(x, count):
     """Put the tokens of numpy arrays into the order of a ring."""
     length = jax.tree.leaves(x)[0].shape[1]
     layout = jaxcomm.Layout(_SCHEDULE, count, length)
-    return layout.reorder(jax.tree.map(np.asarray, x))
+    return layout.reorder(jax.tree.map(np.asarray, x))[0]
 
 
 def _align(count, name, result):

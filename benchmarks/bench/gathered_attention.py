@@ -6,6 +6,7 @@ It has the compute tiles of the ring, so that the two differ in communication al
 import jax
 
 import jaxcomm
+from bench.positions import positions_of
 
 
 def gathered_attention(query, key, value, *, axis_name, schedule):
@@ -23,12 +24,14 @@ def gathered_attention(query, key, value, *, axis_name, schedule):
       (B, T, N, D) in the dtype of ``query``.
     """
     size = jax.lax.axis_size(axis_name)
+    layout = jaxcomm.Layout(schedule, size, size * query.shape[1])
     return jaxcomm.ring_attention(
         query,
         key,
         value,
         axis_name=axis_name,
-        layout=jaxcomm.Layout(schedule, size, size * query.shape[1]),
+        layout=layout,
+        positions=positions_of(layout, axis_name),
         is_causal=True,
         strategy="all_gather",
         backend="xla",

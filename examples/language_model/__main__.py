@@ -66,6 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("layers", "of the model", positive)
     add("width", "of the model, a multiple of 8", _integer(8))
+    add("window", "tokens that each second layer sees", positive)
     add("learning_rate", "of AdamW", float)
     add("checkpoint_every", "steps between saves", positive)
     parser.add_argument(
@@ -81,7 +82,7 @@ def _parser() -> argparse.ArgumentParser:
             name: getattr(_DEFAULT, name)
             for name in (
                 "sequence", "steps", "schedule", "seed", "output", "layers", "width",
-                "learning_rate", "checkpoint_every",
+                "window", "learning_rate", "checkpoint_every",
             )
         },
         check=None,
@@ -137,6 +138,7 @@ def read(words: Sequence[str]) -> Settings:
         resume=given.resume,
         layers=given.layers,
         width=given.width,
+        window=given.window,
         learning_rate=given.learning_rate,
         checkpoint_every=given.checkpoint_every,
         check=given.check,

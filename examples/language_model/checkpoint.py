@@ -34,7 +34,7 @@ def fingerprint(settings: Settings, digest: str) -> dict[str, int | float | str]
 
     The shape of the ring, the schedule and the backend change roundings alone.
     """
-    names = ("layers", "width", "sequence", "data", "seed", "learning_rate")
+    names = ("layers", "width", "window", "sequence", "data", "seed", "learning_rate")
     return {name: getattr(settings, name) for name in names} | {"text": digest}
 
 

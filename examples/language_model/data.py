@@ -18,18 +18,37 @@ _SKIPPED_FOLDERS = frozenset(
 
 
 @dataclasses.dataclass(frozen=True)
+class Documents:
+    """Documents, one after the other.
+
+    Attributes:
+      content: uint8, all bytes; a newline is between two documents.
+      starts: int64, where each document begins; the first at 0.
+    """
+
+    content: np.ndarray
+    starts: np.ndarray
+
+    @property
+    def size(self) -> int:
+        """The number of bytes."""
+        return self.content.size
+
+
+@dataclasses.dataclass(frozen=True)
 class Text:
     """A text, split once for all runs.
 
     Attributes:
-      train: uint8, its first part.
-      validation: uint8, the rest, never trained on.
+      train: its first part.
+      validation: the rest, never trained on.
       source: where it comes from, for people.
-      digest: of all bytes and of where they are split; equal texts draw equal batches.
+      digest: of all documents and of where they are split; equal texts draw equal
+        batches.
     """
 
-    train: np.ndarray
-    validation: np.ndarray
+    train: Documents
+    validation: Documents
     source: str
     digest: str
 
@@ -50,13 +69,15 @@ def load(
     """
     if path is None:
         root = pathlib.Path(sysconfig.get_path("stdlib"))
-        content, files = _read_folder(root, "*.py", _SKIPPED_FOLDERS)
-        source = f"{files} source files of the Python standard library"
+        files = _read_folder(root, "*.py", _SKIPPED_FOLDERS)
+        source = f"{len(files)} source files of the Python standard library"
     elif _is_folder(path):
-        content, files = _read_folder(path, "*", without=without)
-        source = f"{files} files in {path}"
+        files = _read_folder(path, "*", without=without)
+        source = f"{len(files)} files in {path}"
     else:
-        content, source = _read_file(path), str(path)
+        files, source = [_read_file(path)], str(path)
+    content = b"\n".join(files)
+    starts = np.cumsum([0, *(len(file) + 1 for file in files)])[:-1]
     longest = len(content) // 2 - 1
     if longest < sequence:
         raise DemoError(
@@ -67,29 +88,61 @@ def load(
             else f"the text ({source}) has only {len(content)} bytes; pass a longer one"
         )
     held_out = max(round(len(content) * _VALIDATION_SHARE), sequence + 1)
-    digest = hashlib.sha256(content + held_out.to_bytes(8, "big")).hexdigest()[:16]
+    identity = content + starts.tobytes() + held_out.to_bytes(8, "big")
+    digest = hashlib.sha256(identity).hexdigest()[:16]
     array = np.frombuffer(content, np.uint8)
-    return Text(array[:-held_out], array[-held_out:], source, digest)
+    edge = len(content) - held_out
+    return Text(
+        Documents(array[:edge], starts[starts < edge]),
+        # It may begin within a document.
+        Documents(array[edge:], np.append(0, starts[starts > edge] - edge)),
+        source,
+        digest,
+    )
 
 
-def draw_batch(text: np.ndarray, step: int, *, rows: int, sequence: int, seed: int):
+def draw_batch(text: Documents, step: int, *, rows: int, sequence: int, seed: int):
     """Draw the batch of a step: the same for the same arguments, on any run.
 
+    A sequence is packed with pieces of documents: whole ones up to half a sequence, and
+    that much of longer ones.
+
     Args:
-      text: uint8, longer than ``sequence``.
+      text: longer than ``sequence``.
       step: counted from 0.
       rows: sequences in the batch.
       sequence: tokens of each.
       seed: of the random numbers.
 
     Returns:
-      Tokens and the targets that follow them, int32 (rows, sequence) each.
+      Tokens, the targets that follow them, and which document of the sequence each is
+      of, int32 (rows, sequence) each.
     """
     random = np.random.default_rng([seed, step])
-    starts = random.integers(0, len(text) - sequence, rows)
-    windows = np.stack([text[start : start + sequence + 1] for start in starts])
-    windows = windows.astype(np.int32)
-    return windows[:, :-1], windows[:, 1:]
+    packed = [_pack(text, sequence, random) for _ in range(rows)]
+    places, documents = (np.stack(of) for of in zip(*packed, strict=True))
+    tokens, targets = text.content[places], text.content[places + 1]
+    return tokens.astype(np.int32), targets.astype(np.int32), documents
+
+
+def _pack(text: Documents, sequence: int, random: np.random.Generator):
+    """Return which bytes a sequence has, and of which of its documents each is."""
+    # The newline behind a document, and the last byte of all, are targets alone.
+    ends = np.append(text.starts[1:], text.size) - 1
+    places = np.zeros(sequence, np.int64)
+    documents = np.zeros(sequence, np.int32)
+    filled = number = 0
+    while filled < sequence:
+        # By bytes: a long document is drawn more often than a short one.
+        at = int(random.integers(text.size - 1))
+        document = int(np.searchsorted(text.starts, at, "right")) - 1
+        first, end = int(text.starts[document]), int(ends[document])
+        count = min(end - first, -(-sequence // 2), sequence - filled)
+        start = min(max(first, at - count // 2), end - count)
+        places[filled : filled + count] = np.arange(start, start + count)
+        documents[filled : filled + count] = number
+        filled, number = filled + count, number + 1
+    return places, documents
 
 
 def _is_folder(path: pathlib.Path) -> bool:
@@ -119,8 +172,8 @@ def _read_folder(
     pattern: str,
     skipped: frozenset[str] = frozenset(),
     without: pathlib.Path | None = None,
-) -> tuple[bytes, int]:
-    """Join the text files below a folder, passing over those that are not text."""
+) -> list[bytes]:
+    """Return the text files below a folder, without those that are not text."""
     parts = []
     for file in sorted(
         root.rglob(pattern), key=lambda file: file.relative_to(root).parts
@@ -141,7 +194,7 @@ def _read_folder(
         raise DemoError(
             f"no text files below {root}; pass another file or folder as --text"
         )
-    return b"\n".join(parts), len(parts)
+    return parts
 
 
 def _is_text(content: bytes) -> bool:

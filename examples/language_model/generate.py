@@ -10,7 +10,7 @@ from language_model import model, reference
 
 
 def generate(
-    params, prompt: bytes, length: int, *, seed: int, temperature=0.7
+    params, prompt: bytes, length: int, *, seed: int, window: int, temperature=0.7
 ) -> bytes:
     """Continue a text on one device.
 
@@ -22,6 +22,7 @@ def generate(
       prompt: at least one byte.
       length: how many bytes to add.
       seed: of the random choice among the likely bytes.
+      window: tokens that each second layer sees.
       temperature: the lower, the likelier the chosen bytes.
 
     Returns:
@@ -29,7 +30,8 @@ def generate(
     """
     tokens = np.zeros(len(prompt) + length, np.int32)
     tokens[: len(prompt)] = np.frombuffer(prompt, np.uint8)
-    tokens = _continue(params, tokens, len(prompt), jax.random.key(seed), temperature)
+    key = jax.random.key(seed)
+    tokens = _continue(params, tokens, len(prompt), window, key, temperature)
     return np.asarray(tokens)[len(prompt) :].astype(np.uint8).tobytes()
 
 
@@ -45,15 +47,14 @@ def printable(text: bytes) -> str:
     )
 
 
-@functools.partial(jax.jit, static_argnums=2)
-def _continue(params, tokens, start, key, temperature):
+@functools.partial(jax.jit, static_argnums=(2, 3))
+def _continue(params, tokens, start, window, key, temperature):
     positions = jnp.arange(tokens.size, dtype=jnp.int32)
 
     def write(place, tokens):
         # Causal attention: the zeros that follow do not change what stands before.
-        logits = model.apply(
-            params, tokens[None], positions, reference.dense_attention
-        )[0, place - 1]
+        attend = functools.partial(reference.dense_attention, window=window)
+        logits = model.apply(params, tokens[None], positions, attend)[0, place - 1]
         draw = jax.random.fold_in(key, place)
         token = jax.random.categorical(draw, logits / temperature)
         return tokens.at[place].set(token.astype(jnp.int32))

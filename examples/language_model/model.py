@@ -93,12 +93,15 @@ def count_params(params) -> int:
 def apply(params, tokens, positions, attend):
     """Predict each token's successor.
 
+    Layers alternate: the first sees a window, the second everything, and so on.
+
     Args:
       params: as :func:`init_params` makes them.
       tokens: int32 (B, T), bytes.
-      positions: int32 (T,), where in the sequence they stand.
-      attend: function of (B, T, N, D) queries and (B, T, K, D) keys and values that
-        returns causal attention over the whole sequence, (B, T, N, D).
+      positions: int32 (T,) or (B, T), where in the sequence they stand.
+      attend: function of (B, T, N, D) queries, (B, T, K, D) keys and values, and
+        whether the layer has a window. It returns causal attention over the whole
+        sequence, (B, T, N, D).
 
     Returns:
       float32 (B, T, 256), the logits.
@@ -109,19 +112,32 @@ def apply(params, tokens, positions, attend):
         heads = weight.shape[1:]
         return (x @ weight.reshape(x.shape[1], -1)).reshape(*tokens.shape, *heads)
 
-    def block(x, weights):
+    def block(x, weights, is_windowed):
         y = _normalize(x, weights["attention_norm"])
         query, key, value = (project(y, weights[n]) for n in ("query", "key", "value"))
-        mixed = attend(_rotate(query, rotation), _rotate(key, rotation), value)
+        query, key = _rotate(query, rotation), _rotate(key, rotation)
+        mixed = attend(query, key, value, is_windowed)
         x = x + mixed.reshape(x.shape) @ weights["out"].reshape(-1, x.shape[1])
         y = _normalize(x, weights["mlp_norm"])
         y = jax.nn.silu(y @ weights["gate"]) * (y @ weights["up"])
-        return x + y @ weights["down"], None
+        return x + y @ weights["down"]
 
+    def pair(x, weights):
+        for layer in range(2):
+            x = block(x, jax.tree.map(lambda w, at=layer: w[at], weights), layer == 0)
+        return x, None
+
+    blocks = params["blocks"]
+    count = blocks["query"].shape[0]
+    pairs = jax.tree.map(
+        lambda w: w[: count // 2 * 2].reshape(count // 2, 2, *w.shape[1:]), blocks
+    )
     # (B T, width): gradients of one matrix product, where XLA:CPU is slow at those of
     # a product that batch and tokens are both summed over.
     x = params["embedding"][tokens.reshape(-1)]
-    x, _ = jax.lax.scan(block, x, params["blocks"])
+    x, _ = jax.lax.scan(pair, x, pairs)
+    if count % 2:
+        x = block(x, jax.tree.map(lambda w: w[-1], blocks), True)
     logits = _normalize(x, params["norm"]) @ params["head"]
     return logits.reshape(*tokens.shape, VOCABULARY)
 
@@ -139,9 +155,9 @@ def _normalize(x, weight):
 
 
 def _rotation(positions, head_size):
-    """Return the cosines and sines of RoPE, (T, 1, D/2). Source: Su et al., 2021."""
+    """Return cosines and sines of RoPE, (..., T, 1, D/2). Source: Su et al., 2021."""
     frequencies = _ROPE_BASE ** (-jnp.arange(0, head_size, 2) / head_size)
-    angles = positions[:, None, None].astype(jnp.float32) * frequencies
+    angles = positions[..., None, None].astype(jnp.float32) * frequencies
     return jnp.cos(angles), jnp.sin(angles)
 
 

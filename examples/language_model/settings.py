@@ -17,6 +17,7 @@ class Settings:
       context: devices that share a sequence: the size of the ring.
       text: file or folder. If None, the source files of the standard library.
       backend: ``"host"``, ``"nccl"`` or ``"xla"``. If None, the platform's own.
+      window: tokens that each second layer sees.
       check: whether to compare with the reference. If None, when dense attention of the
         sequence fits into memory.
     """
@@ -33,6 +34,7 @@ class Settings:
     resume: bool = False
     layers: int = 2
     width: int = 256
+    window: int = 1024
     learning_rate: float = 3e-3
     checkpoint_every: int = 12
     check: bool | None = None

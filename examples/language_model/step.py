@@ -1,6 +1,5 @@
 """The training step on a mesh: batch over ``data``, sequence over ``context``."""
 
-import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -55,24 +54,26 @@ class MeshProgram:
       mesh: with the axes ``data`` and ``context``.
       length: tokens of a sequence; need not divide by the ring.
       schedule: how the ring deals the sequence.
+      window: tokens that each second layer sees.
     """
 
-    def __init__(self, mesh, length: int, schedule: str, optimizer):
+    def __init__(self, mesh, length: int, schedule: str, optimizer, window: int):
         """Describes the program; nothing is compiled yet."""
         self.mesh = mesh
         self.length = length
         self.schedule = schedule
+        self.window = window
         self.replicated = jax.NamedSharding(mesh, jax.P())
         self._split = jax.NamedSharding(mesh, jax.P(*AXES))
         self._layout = jaxcomm.Layout(schedule, mesh.shape["context"], length)
 
-        def train(state, tokens, targets):
-            loss, grads = jax.value_and_grad(self._loss)(state.params, tokens, targets)
+        def train(state, *dealt):
+            loss, grads = jax.value_and_grad(self._loss)(state.params, *dealt)
             return update(state, grads, optimizer), loss
 
         self.train = self._on_mesh(train, (jax.P(), jax.P()), donate_argnums=0)
         self.evaluate = self._on_mesh(
-            lambda state, *batch: self._loss(state.params, *batch), jax.P()
+            lambda state, *dealt: self._loss(state.params, *dealt), jax.P()
         )
         self._largest = jax.jit(
             jax.shard_map(
@@ -84,7 +85,7 @@ class MeshProgram:
         )
 
     def _on_mesh(self, function, out_specs, **options):
-        in_specs = (jax.P(), jax.P(*AXES), jax.P(*AXES))
+        in_specs = (jax.P(), *[jax.P(*AXES)] * 4)
         sharded = jax.shard_map(
             function, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs
         )
@@ -94,12 +95,15 @@ class MeshProgram:
         """Put a batch on the mesh: each rank of the ring gets its tokens.
 
         Args:
-          batch: tokens and targets, int32 (data, length) each, in natural order.
+          batch: tokens, targets and documents, int32 (data, length) each, in natural
+            order.
 
         Returns:
-          The same two, int32 (data, length padded to the ring), split over the mesh.
+          The same three and the positions, int32 (data, length padded to the ring),
+          split over the mesh.
         """
-        return processes.put(self._layout.reorder(batch), self._split)
+        batch, positions = self._layout.reorder(batch)
+        return processes.put((*batch, positions), self._split)
 
     def in_any_process(self, flag: bool) -> bool:
         """Say whether the flag is set in any process; every process must ask."""
@@ -114,22 +118,29 @@ class MeshProgram:
         padded = self._layout.size * self._layout.local_length
         return (
             jax.ShapeDtypeStruct((rows, padded), jnp.int32, sharding=self._split),
-        ) * 2
+        ) * 4
 
-    def _loss(self, params, tokens, targets):
+    def _loss(self, params, tokens, targets, documents, positions):
         """Return the mean loss over the mesh; runs inside shard_map."""
         # Typed as different on every device, the parameters get different gradients;
         # the transpose of this line is one jaxcomm.psum of all their leaves.
         params = jaxcomm.pcast(params, AXES, to="varying")
-        positions = self._layout.positions("context")
-        attend = functools.partial(
-            jaxcomm.ring_attention,
-            axis_name="context",
-            layout=self._layout,
-            is_causal=True,
-        )
+
+        def attend(query, key, value, is_windowed):
+            return jaxcomm.ring_attention(
+                query,
+                key,
+                value,
+                axis_name="context",
+                layout=self._layout,
+                positions=positions,
+                is_causal=True,
+                query_segment_ids=documents,
+                local_window_size=(self.window - 1, 0) if is_windowed else None,
+            )
+
         losses = model.next_token_losses(params, tokens, targets, positions, attend)
         # What reorder padded the sequence with does not count.
-        total = jnp.sum(losses, where=positions < self.length)
+        total = jnp.sum(losses, where=positions >= 0)
         count = self.mesh.shape["data"] * self.length
         return jaxcomm.psum(total, AXES) / count

@@ -40,8 +40,9 @@ class Training:
             raise DemoError(str(error)) from error
         self._optimizer = step.make_optimizer(settings.learning_rate)
         self._program = step.MeshProgram(
-            self.mesh, settings.sequence, settings.schedule, self._optimizer
-        )
+            self.mesh, settings.sequence, settings.schedule, self._optimizer,
+            settings.window,
+        )  # fmt: skip
         config = model.ModelConfig(settings.layers, settings.width)
         progress = Progress(step.init_state(settings.seed, config, self._optimizer), [])
         self.checkpoints = Checkpoints(
@@ -95,7 +96,7 @@ class Training:
 
     def reference_losses(self, count: int) -> list[float]:
         """Take the next ``count`` steps on one device, with ordinary attention."""
-        train = reference.make_train(self._optimizer)
+        train = reference.make_train(self._optimizer, self.settings.window)
         # The mesh's first device may be another process's.
         own = jax.local_devices(backend=self.mesh.devices.flat[0].platform)[0]
         state = jax.device_put(self.start, own)
@@ -123,14 +124,15 @@ class Training:
 
     def write(self) -> tuple[bytes, bytes]:
         """Return the beginning of the text held out, and how the model goes on."""
-        prompt = self.text.validation[:_PROMPT_BYTES].tobytes()
+        prompt = self.text.validation.content[:_PROMPT_BYTES].tobytes()
         params = jax.device_get(self.state.params)
         written = generate.generate(
-            params, prompt, _GENERATED_BYTES, seed=self.settings.seed
-        )
+            params, prompt, _GENERATED_BYTES, seed=self.settings.seed,
+            window=self.settings.window,
+        )  # fmt: skip
         return prompt, written
 
-    def _batch(self, text: np.ndarray, number: int):
+    def _batch(self, text: data.Documents, number: int):
         settings = self.settings
         return data.draw_batch(
             text,

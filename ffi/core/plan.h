@@ -132,6 +132,7 @@ struct Plan {
     kAllToAll,
     kBarrier,
     kBroadcast,
+    kCheckPositions,
     kGather,
     kPermute,
     kRaggedAllToAll,

@@ -11,11 +11,13 @@
 namespace jaxcomm {
 
 extern const Collective kAllGather, kAllReduce, kAllToAll, kBarrier, kBroadcast,
-    kGather, kPermute, kRaggedAllToAll, kReduce, kReduceScatter, kScan, kScatter;
+    kCheckPositions, kGather, kPermute, kRaggedAllToAll, kReduce, kReduceScatter, kScan,
+    kScatter;
 
 inline constexpr const Collective* kCollectives[] = {
-    &kAllGather, &kAllReduce,      &kAllToAll, &kBarrier,       &kBroadcast, &kGather,
-    &kPermute,   &kRaggedAllToAll, &kReduce,   &kReduceScatter, &kScan,      &kScatter,
+    &kAllGather,      &kAllReduce, &kAllToAll, &kBarrier,        &kBroadcast,
+    &kCheckPositions, &kGather,    &kPermute,  &kRaggedAllToAll, &kReduce,
+    &kReduceScatter,  &kScan,      &kScatter,
 };
 static_assert(sizeof(kCollectives) / sizeof(kCollectives[0]) == Plan::kKinds);
 

@@ -1,6 +1,7 @@
 """Attention over a sequence that is split across devices."""
 
 from jaxcomm.attention.adapters import attention_fn as attention_fn
+from jaxcomm.attention.adapters import equinox_attention as equinox_attention
 from jaxcomm.attention.adapters import save_attention as save_attention
 from jaxcomm.attention.combine import combine as combine
 from jaxcomm.attention.documents import document_layout as document_layout

@@ -1,5 +1,7 @@
 """What other libraries' layers need to attend over a split sequence."""
 
+from typing import Any
+
 import jax
 
 from jaxcomm.attention.layout import Layout
@@ -10,16 +12,20 @@ from jaxcomm.attention.ring_attention import ring_attention
 save_attention = jax.checkpoint_policies.save_only_these_names(KEPT)
 
 
-def attention_fn(axis_name, layout: Layout, *, is_causal: bool = False, **options):
+def attention_fn(
+    axis_name, layout: Layout, *, positions=None, is_causal: bool = False, **options
+):
     """Return :func:`ring_attention` with the signature of flax's ``attention_fn``.
 
     For ``flax.nnx.MultiHeadAttention`` and ``flax.linen.MultiHeadDotProductAttention``,
-    inside ``jax.shard_map``. equinox and others that attend to one sequence call
-    ``ring_attention`` with 3 dimensions under ``jax.vmap``.
+    inside ``jax.shard_map``, where the positions are. All layers of an nnx model take
+    it by ``model.set_attributes(attention_fn=attention_fn(...))``.
 
     Args:
       axis_name: the mesh axis, or tuple of axes, that splits the sequence.
       layout: of the sequence.
+      positions: int32 (B, T) or (T,), of this rank's tokens, as ``Layout.reorder``
+        returned them. If None, the layout must be the natural order of the tokens.
       is_causal: whether a token sees only positions up to its own. A causal mask made
         of one rank's tokens would be wrong.
       options: of ``ring_attention``.
@@ -27,8 +33,11 @@ def attention_fn(axis_name, layout: Layout, *, is_causal: bool = False, **option
     Returns:
       A function of query, key and value, and of what flax passes.
 
-    >>> attend = attention_fn("context", Layout("zigzag", 8, 4096), is_causal=True)
-    >>> x = jnp.ones((1, 512, 4, 64))  # of one of 8 ranks
+    >>> layout = Layout("zigzag", 8, 4096)
+    >>> def apply(layer, params, x, positions):  # flax.linen, inside shard_map
+    ...     attend = attention_fn(
+    ...         "context", layout, positions=positions, is_causal=True)
+    ...     return layer.clone(attention_fn=attend).apply(params, x)
     """
     always = is_causal
 
@@ -66,6 +75,7 @@ def attention_fn(axis_name, layout: Layout, *, is_causal: bool = False, **option
             mask,
             axis_name=axis_name,
             layout=layout,
+            positions=positions,
             is_causal=always or is_causal,
             dropout_rate=dropout_rate if drops else 0.0,
             dropout_key=dropout_rng if drops else None,
@@ -73,3 +83,45 @@ def attention_fn(axis_name, layout: Layout, *, is_causal: bool = False, **option
         )
 
     return attend
+
+
+def equinox_attention(layer: Any, attend):
+    """Return an ``equinox.nn.MultiheadAttention`` that attends over a split sequence.
+
+    Args:
+      layer: the layer, whose projections and dropout it uses.
+      attend: as :func:`attention_fn` returns it.
+
+    Returns:
+      A function with the arguments of the layer: of one sequence, under ``jax.vmap``.
+
+    >>> def apply(layer, x, positions):  # inside shard_map; x is (T, width)
+    ...     attend = attention_fn("context", layout, positions=positions)
+    ...     return equinox_attention(layer, attend)(x, x, x)
+    """
+
+    def apply(
+        query, key_, value, mask=None, *, key=None, inference=None, process_heads=None
+    ):
+        def heads_of(project, x):
+            return jax.vmap(project)(x).reshape(x.shape[0], layer.num_heads, -1)
+
+        heads = (
+            heads_of(layer.query_proj, query),
+            heads_of(layer.key_proj, key_),
+            heads_of(layer.value_proj, value),
+        )
+        if process_heads is not None:
+            heads = process_heads(*heads)
+        inference = layer.dropout.inference if inference is None else inference
+        out = attend(
+            *heads,
+            mask=mask[None] if mask is not None and mask.ndim == 2 else mask,
+            broadcast_dropout=False,
+            dropout_rng=key,
+            dropout_rate=layer.dropout.p,
+            deterministic=inference,
+        )
+        return jax.vmap(layer.output_proj)(out.reshape(query.shape[0], -1))
+
+    return apply

@@ -81,12 +81,12 @@ def check_arrays(query, key, value) -> None:
         )
 
 
-def check_layout(layout, tokens: int, what: str, argument: str) -> Layout:
+def check_layout(layout, shape, what: str, argument: str) -> Layout:
     """Return the layout if a rank's tokens are as many as it says.
 
     Args:
       layout: as given.
-      tokens: how many the rank has.
+      shape: (B, T, ...), of what the rank has.
       what: whose they are, ``"query"`` or ``"key"``.
       argument: what the layout is called.
 
@@ -98,6 +98,13 @@ def check_layout(layout, tokens: int, what: str, argument: str) -> Layout:
         raise TypeError(
             f"{_NAME}: {argument}={layout!r} is no layout. Pass jaxcomm.Layout("
             "schedule, size, length), with which the sequence was reordered."
+        )
+    batch, tokens = shape[:2]
+    rows = None if layout.is_static else layout.order.shape[:-2]
+    if rows and rows[0] != batch:
+        raise ValueError(
+            f"{_NAME}: {what} has {batch} sequences on this rank, and {argument} is of "
+            f"{rows[0]}. Split the layout over the axis that splits the batch."
         )
     if tokens != layout.local_length:
         raise ValueError(
@@ -218,7 +225,7 @@ def segment_ids_of(ids, lengths, positions, shape, name: str, argument: str):
     Args:
       ids: int (B, T) or None, as given.
       lengths: int (B,) or None: tokens at this position or later are padding.
-      positions: int32 (T,), of the tokens.
+      positions: int32 (T,) or (B, T), of the tokens.
       shape: (B, T).
       name: ``"query"`` or ``"key_value"``.
       argument: the function that was called.
@@ -249,7 +256,7 @@ def segment_ids_of(ids, lengths, positions, shape, name: str, argument: str):
     ids = jnp.zeros(shape, jnp.int32) if ids is None else jnp.asarray(ids, jnp.int32)
     if lengths is not None:
         lengths = jnp.asarray(lengths).astype(jnp.int32)
-        ids = jnp.where(positions[None] < lengths[:, None], ids, PADDING)
+        ids = jnp.where(positions < lengths[:, None], ids, PADDING)
     return ids
 
 
@@ -293,7 +300,13 @@ def bias_of(bias, mask, shape, key_layout: Layout):
 
 
 def take_positions(x, positions, axis: int):
-    """Return tokens of a whole sequence at positions; zeros for padding."""
+    """Return tokens of a whole sequence at positions; zeros for padding.
+
+    Positions of two dimensions are of each row of ``x``.
+    """
+    if positions.ndim == 2:
+        x = jnp.broadcast_to(x, (len(positions), *x.shape[1:]))
+        return jax.vmap(lambda row, at: take_positions(row, at, axis - 1))(x, positions)
     index = (slice(None),) * axis + (jnp.asarray(positions),)
     return x.at[index].get(mode="fill", fill_value=0, unique_indices=True)
 

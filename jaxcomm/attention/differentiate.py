@@ -8,36 +8,43 @@ import jax.numpy as jnp
 from jaxcomm.attention.kernels.operands import Terms
 from jaxcomm.attention.merge import merge
 from jaxcomm.attention.names import keep
+from jaxcomm.attention.permutation import poison_unless
 from jaxcomm.attention.strategies.strategy import Call, Inputs, Saved
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(call: Call, inputs: Inputs, sinks):
+def _attend(call: Call, inputs: Inputs, sinks, is_right):
     """Attend by the strategy of the call.
 
     Args:
       call: what is known before.
       inputs: the arrays of this rank.
       sinks: (N,) in the dtype of sums, or None.
+      is_right: bool scalar, whether this rank holds the tokens that its layout says, or
+        None if it does. Otherwise results and gradients are NaN here, and on each rank
+        that sees a key of this one.
 
     Returns:
       (out, lse): (B, T, N, V) in the dtype of the query, (B, T, N) in that of sums.
     """
-    return _forward(call, inputs, sinks)[0]
+    return _forward(call, inputs, sinks, is_right)[0]
 
 
-def _forward(call: Call, inputs: Inputs, sinks):
+def _forward(call: Call, inputs: Inputs, sinks, is_right):
+    inputs = inputs._replace(key=poison_unless(is_right, inputs.key))
     (out, lse), kept = call.strategy.forward(call, inputs)
     if sinks is not None:
         # A sink is a key that every row sees, with a value of zeros.
         of_sinks = jnp.broadcast_to(sinks, lse.shape)
-        out, lse = merge(out.astype(lse.dtype), lse, jnp.zeros_like(out), of_sinks)
-    out, lse = keep((out.astype(inputs.query.dtype), lse))
-    return (out, lse), (kept, out, lse, sinks)
+        out = out.astype(lse.dtype)
+        out, lse = merge(out, lse, jnp.zeros_like(out), of_sinks)
+    attended = out.astype(inputs.query.dtype), lse
+    out, lse = keep(poison_unless(is_right, attended))
+    return (out, lse), (kept, out, lse, sinks, is_right)
 
 
 def _backward(call: Call, residuals, grads):
-    kept, out, lse, sinks = residuals
+    kept, out, lse, sinks, is_right = residuals
     grad_out, grad_lse = grads
     # Once, not per hop. A score moves lse by its weight, hence the second term.
     delta = (grad_out.astype(lse.dtype) * out.astype(lse.dtype)).sum(-1) - grad_lse
@@ -51,7 +58,7 @@ def _backward(call: Call, residuals, grads):
     bias = found.bias
     if bias is not None:
         bias = bias.astype(call.bias_dtype)
-    return (
+    grads = (
         Inputs(
             query=found.query.astype(dtype),
             key=found.key.astype(dtype),
@@ -64,6 +71,7 @@ def _backward(call: Call, residuals, grads):
         ),
         grad_sinks,
     )
+    return *poison_unless(is_right, grads), None
 
 
 _attend.defvjp(_forward, _backward)

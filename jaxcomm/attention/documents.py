@@ -26,7 +26,9 @@ class Documents(Schedule):
         )
 
 
-def document_layout(lengths: Sequence[int], size: int) -> Layout:
+def document_layout(
+    lengths: Sequence[int] | Sequence[Sequence[int]], size: int
+) -> Layout:
     """Deal packed documents: whole ones to one rank, long ones in zigzag to all.
 
     Every rank gets as many tokens, and about as much work of a causal mask within
@@ -37,22 +39,35 @@ def document_layout(lengths: Sequence[int], size: int) -> Layout:
     Source: FlashCP, 2026; PyTorch, per-document head-tail load balancing, 2025.
 
     Args:
-      lengths: tokens of each document, in the order in which they are packed.
+      lengths: tokens of each document, in the order in which they are packed. Or one
+        such sequence for each row of a batch, of equal sums.
       size: number of ranks.
 
     Returns:
-      A layout of ``sum(lengths)`` tokens. Its ``order`` is a numpy array.
+      A layout of ``sum(lengths)`` tokens. Its ``order`` is a numpy array, (size, local
+      length) or (B, size, local length). Split the latter as the batch is split.
 
     Raises:
-      ValueError: ``size`` is below one, or a length is negative.
+      ValueError: ``size`` is below one, a length is negative, or rows have different
+        sums.
       TypeError: a number is no integer.
 
     >>> document_layout([4, 4], 2).order
     array([[0, 1, 2, 3],
            [4, 5, 6, 7]], dtype=int32)
     """
-    counts = _counts(lengths)
     size = arguments.integer(size, "document_layout: size")
+    if _has_rows(lengths):
+        rows = [document_layout(row, size) for row in lengths]  # pyright: ignore
+        totals = sorted({row.length for row in rows})
+        if len(totals) > 1:
+            raise ValueError(
+                f"document_layout: the rows have {totals[0]} to {totals[-1]} tokens. "
+                "Pass rows of equal sums: count padding as a document."
+            )
+        orders = np.stack([row.order for row in rows])
+        return Layout(Documents(), size, totals[0], orders)
+    counts = _counts(lengths)
     layout = Layout(Documents(), size, int(counts.sum()))  # checks the size
     longest = np.argsort(-counts, kind="stable")
     best, least = None, np.inf
@@ -68,24 +83,35 @@ def document_layout(lengths: Sequence[int], size: int) -> Layout:
     return Layout(layout.schedule, size, layout.length, best)
 
 
-def document_work(layout: Layout, lengths: Sequence[int]) -> np.ndarray:
+def document_work(
+    layout: Layout, lengths: Sequence[int] | Sequence[Sequence[int]]
+) -> np.ndarray:
     """Count the keys that the queries of each rank see under a causal mask.
 
     Args:
       layout: of ``sum(lengths)`` tokens.
-      lengths: tokens of each document.
+      lengths: tokens of each document; or those of each row of a batch.
 
     Returns:
-      int64 (size,).
+      int64 (size,), summed over the rows.
 
     >>> document_work(Layout("contiguous", 2, 8), [4, 4])
     array([10, 10])
     """
+    if _has_rows(lengths):
+        held = np.asarray(layout.all_positions())
+        rows = np.broadcast_to(held, (len(lengths), held.shape[-1]))
+        work = [_work(layout.size, *row) for row in zip(rows, lengths, strict=True)]
+        return np.sum(work, 0)
+    return _work(layout.size, np.asarray(layout.all_positions()), lengths)
+
+
+def _work(size: int, held: np.ndarray, lengths) -> np.ndarray:
+    """Count the keys that queries of each rank see, of the positions in rank order."""
     counts = _counts(lengths)
     within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    held = np.asarray(layout.all_positions()).reshape(layout.size, -1)
     work = np.append(within + 1, np.zeros(held.size, np.int64))
-    return work[held].sum(1)
+    return work[held.reshape(size, -1)].sum(1)
 
 
 def segment_ids(lengths: Sequence[int], length: int | None = None) -> np.ndarray:
@@ -116,6 +142,11 @@ def segment_ids(lengths: Sequence[int], length: int | None = None) -> np.ndarray
     ids = np.full(length, PADDING, np.int32)
     ids[:total] = np.repeat(np.arange(len(counts)), counts)
     return ids
+
+
+def _has_rows(lengths) -> bool:
+    """Say whether there is a sequence of lengths for each row of a batch."""
+    return len(lengths) > 0 and all(np.ndim(row) == 1 for row in lengths)
 
 
 def _counts(lengths) -> np.ndarray:

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from jaxcomm import compat
 from jaxcomm.attention.layout import Layout
+from jaxcomm.attention.positions import TRUSTED
 from jaxcomm.attention.relayout import relayout
 from jaxcomm.attention.ring_attention import ring_attention
 from jaxcomm.attention.strategies.strategy import Strategy
@@ -102,7 +103,7 @@ def dot_product_attention(
 
         def deal(x, name, axis):
             natural, split = layouts[name]
-            return relayout(x, natural, split, axes, axis=axis)
+            return relayout(x, natural, split, axes, axis=axis, positions=TRUSTED)
 
         rows = query.ndim - 2
         found = ring_attention(
@@ -113,7 +114,9 @@ def dot_product_attention(
             _rows(deal, mask, whole[1], rows),
             axis_name=axes,
             layout=layouts["query"][1],
+            positions=TRUSTED,
             key_layout=layouts["key"][1],
+            key_positions=TRUSTED,
             is_causal=is_causal,
             query_segment_ids=None if ids is None else deal(ids, "query", tokens),
             key_value_segment_ids=(
@@ -127,7 +130,7 @@ def dot_product_attention(
             **options,
         )
         natural, split = layouts["query"]
-        return relayout(found, split, natural, axes, axis=tokens)
+        return relayout(found, split, natural, axes, axis=tokens, positions=TRUSTED)
 
     def pad(x, axis: int):
         """Fill up to what the ranks hold."""

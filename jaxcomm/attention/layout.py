@@ -9,6 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxcomm import compat
+from jaxcomm.attention.mask import PADDING
+from jaxcomm.attention.permutation import (
+    checked,
+    no_positions,
+    places_of,
+    take,
+    token_numbers,
+)
 from jaxcomm.attention.schedules.registry import get_schedule
 from jaxcomm.attention.schedules.schedule import Schedule
 from jaxcomm.communicator import replica_groups
@@ -24,9 +32,10 @@ from jaxcomm.primitives import arguments
 class Layout:
     """Which tokens of a sequence each of ``size`` ranks holds.
 
-    Make one, reorder the tokens with it in the data pipeline, and pass it to
-    ``ring_attention``. Masks, padding and positions follow from it, so the data and the
-    call cannot disagree about schedule, ring size or length.
+    Make one, reorder the batch with it in the data pipeline, and pass it to
+    ``ring_attention``, with the positions that :meth:`reorder` returns. Masks and
+    padding follow from the layout. The positions travel with the tokens, so the call
+    notices where tokens and layout disagree.
 
     A layout is a pytree. It has no leaves unless ``order`` is given: then pass it
     through ``jax.jit`` and ``jax.shard_map`` (with ``jax.P()``) like other data.
@@ -36,8 +45,9 @@ class Layout:
       size: number of ranks.
       length: tokens of the whole sequence, before padding.
       order: int32 (size, local length), the position of every token that each rank
-        holds, where it is data and not a rule: see :func:`document_layout`. If None,
-        the schedule says it.
+        holds, where it is data and not a rule: see :func:`document_layout`. Or (B,
+        size, local length) if the sequences of a batch differ. If None, the schedule
+        says it.
 
     Raises:
       ValueError: the schedule is unknown, ``size`` is below one, or ``length`` is
@@ -45,10 +55,12 @@ class Layout:
       TypeError: ``schedule``, ``size`` or ``length`` is of another type.
 
     >>> layout = Layout("zigzag", size=2, length=7)
-    >>> x = layout.reorder(jnp.arange(1, 8), axis=0)
+    >>> x, positions = layout.reorder(jnp.arange(1, 8), axis=0)
     >>> x
     Array([1, 2, 7, 0, 3, 4, 5, 6], dtype=int32)
-    >>> layout.restore(x, axis=0)
+    >>> positions
+    Array([ 0,  1,  6, -1,  2,  3,  4,  5], dtype=int32)
+    >>> layout.restore(x, positions, axis=0)
     Array([1, 2, 3, 4, 5, 6, 7], dtype=int32)
     """
 
@@ -81,13 +93,21 @@ class Layout:
     def local_length(self) -> int:
         """The number of tokens that each rank holds, padding included."""
         if self.order is not None:
-            return self.order.shape[1]
+            return self.order.shape[-1]
         return self.schedule.local_length(self.size, self.length)
 
     @property
     def is_static(self) -> bool:
         """Whether the positions are known when a program is traced."""
         return self.order is None
+
+    @property
+    def is_natural(self) -> bool:
+        """Whether tokens in their natural order need no reordering."""
+        if not self.is_static:
+            return False
+        held = self.all_positions()
+        return np.array_equal(held, np.arange(held.size))
 
     @property
     def segments(self) -> tuple[int, ...]:
@@ -117,40 +137,22 @@ class Layout:
           rank: int or traced int32 scalar.
 
         Returns:
-          int32 array (local length,). Padding has positions from ``length`` on. A numpy
-          array if ``rank`` is a Python int and the layout has no ``order``.
+          int32 array (local length,) or (B, local length). Padding has positions from
+          ``length`` on. A numpy array if ``rank`` is a Python int and the layout has no
+          ``order``.
         """
         if not self.is_static:
-            return jnp.asarray(self.order)[rank]
+            return jnp.asarray(self.order)[..., rank, :]
         return self.schedule.positions(rank, self.size, self.local_length)
 
-    def positions(self, axis_name) -> jax.Array:
-        """Return the positions of this rank's tokens, as RoPE needs them.
-
-        Call it inside ``jax.shard_map``.
-
-        Args:
-          axis_name: the mesh axis, or tuple of axes, that splits the sequence.
-
-        Returns:
-          int32 array (local length,). Padding has positions from ``length`` on.
-
-        Raises:
-          NameError: the axis is not bound.
-          ValueError: the axis has another size than the layout.
-        """
-        self.check_axis(axis_name, "Layout.positions")
-        rank = jax.lax.axis_index(axis_name)
-        return jnp.asarray(self.positions_of(rank), jnp.int32)
-
     def all_positions(self):
-        """Return the position of each token in rank order, (size * local length,)."""
+        """Return the positions in rank order: (size * local length,), or (B, ...)."""
         if not self.is_static:
-            return self.order.reshape(-1)
+            return self.order.reshape(*self.order.shape[:-2], -1)
         return self.schedule.shard(self.size, self.local_length)
 
     def reorder(self, x, axis: int = 1):
-        """Permute a sequence so that an even split gives every rank its tokens.
+        """Permute a batch so that an even split gives every rank its tokens.
 
         Padding is zeros. An array stays sharded as it is; numpy arrays stay numpy.
 
@@ -160,60 +162,92 @@ class Layout:
           axis: the dimension that counts tokens.
 
         Returns:
-          A pytree like ``x``; dimension ``axis`` has ``size * local_length`` tokens:
-          those of rank 0, then those of rank 1, and so on.
+          (x, positions). A pytree like ``x``, whose dimension ``axis`` has ``size *
+          local_length`` tokens: those of rank 0, then those of rank 1, and so on. And
+          int32, of the shape of the first array up to ``axis``: the position of each
+          token, -1 for padding. Split it as the tokens are, and hand it to all that
+          ask for positions: ``ring_attention``, RoPE, :meth:`restore`.
 
         Raises:
-          ValueError: ``axis`` is out of range, or has another length than the layout.
+          ValueError: ``axis`` is out of range, an array has another length than the
+            layout, or ``x`` has no array.
           TypeError: ``axis`` is no integer.
         """
+        what = "Layout.reorder"
         places = self.all_positions()
 
         def one(leaf):
-            leaf, axis_ = _checked(leaf, axis, "Layout.reorder")
-            if leaf.shape[axis_] != self.length:
+            leaf, at = checked(leaf, axis, what)
+            if leaf.shape[at] != self.length:
                 raise ValueError(
-                    f"Layout.reorder: dimension {axis_} of x has {leaf.shape[axis_]} "
-                    f"tokens, and the layout is of {self.length}. Pass a sequence of "
-                    "that length in its natural order, or make a layout for this one."
+                    f"{what}: dimension {at} of x has {leaf.shape[at]} tokens, and the "
+                    f"layout is of {self.length}. Pass a sequence of that length in "
+                    "its natural order, or make a layout for this one."
                 )
-            return _take(leaf, places, axis_)
+            self._check_rows(leaf, at, what)
+            return take(leaf, places, at)
 
-        return jax.tree.map(one, x)
+        out = jax.tree.map(one, x)
+        leaves = jax.tree.leaves(x)
+        if not leaves:
+            raise ValueError(f"{what}: x has no array. Pass one or more.")
+        first, at = checked(leaves[0], axis, what)
+        return out, take(token_numbers(first, at), places, at, fill=PADDING)
 
-    def restore(self, x, axis: int = 1):
+    def restore(self, x, positions=None, axis: int = 1):
         """Undo :meth:`reorder`: put the tokens of all ranks back into natural order.
+
+        The positions say where each token belongs, so no other layout can mix them up.
 
         Args:
           x: pytree of arrays whose dimension ``axis`` holds the tokens of rank 0, then
             those of rank 1, and so on.
+          positions: as :meth:`reorder` returned them: int32 of the shape of ``x`` up to
+            ``axis``, or (tokens,). If None, those of tokens that are in their natural
+            order: of a contiguous layout.
           axis: the dimension that counts tokens.
 
         Returns:
-          A pytree like ``x`` in natural order, without the padding.
+          A pytree like ``x`` in natural order, without the padding. Where the positions
+          are not those of one sequence of ``length`` tokens, all of it is NaN, or what
+          ``jax.numpy`` fills other dtypes with; outside of ``jax.jit`` it raises.
 
         Raises:
-          ValueError: ``axis`` is out of range, or has another length than ``reorder``
-            gave it.
-          TypeError: ``axis`` is no integer.
+          ValueError: ``axis`` is out of range; ``x`` or the positions have another
+            shape than ``reorder`` gave them, or are of another layout.
+          TypeError: ``axis`` is no integer; or positions are missing.
         """
+        what = "Layout.restore"
+        if positions is None:
+            if not self.is_natural:
+                raise TypeError(f"{what}: {no_positions(self.schedule)}")
+            positions = np.arange(self.size * self.local_length, dtype=np.int32)
+            positions = np.where(positions < self.length, positions, PADDING)
         held = self.size * self.local_length
-        places = self.places()[: self.length]
+        if positions.shape[-1] != held:
+            raise ValueError(
+                f"{what}: positions of shape {positions.shape}, and the {self.size} "
+                f"ranks of the layout hold {held} tokens. Pass what reorder returned, "
+                "padding included."
+            )
+        has_rows = not self.is_static and self.order.ndim == 3
+        places = places_of(positions, self.length, has_rows, what)
 
         def one(leaf):
-            leaf, axis_ = _checked(leaf, axis, "Layout.restore")
-            if leaf.shape[axis_] != held:
+            leaf, at = checked(leaf, axis, what)
+            if leaf.shape[at] != held:
                 raise ValueError(
-                    f"Layout.restore: dimension {axis_} of x has {leaf.shape[axis_]} "
-                    f"tokens, and the {self.size} ranks of the layout hold {held}. "
-                    "Pass what reorder returned, padding included."
+                    f"{what}: dimension {at} of x has {leaf.shape[at]} tokens, and the "
+                    f"{self.size} ranks of the layout hold {held}. Pass what reorder "
+                    "returned, padding included."
                 )
-            return _take(leaf, places, axis_)
+            self._check_rows(leaf, at, what)
+            return take(leaf, places, at, fill=None)
 
         return jax.tree.map(one, x)
 
     def places(self):
-        """Return where each position is in rank order, (size * local length,)."""
+        """Return where each position is in rank order, shaped as all positions are."""
         at = self.all_positions()
         if isinstance(at, np.ndarray):
             return np.argsort(at, kind="stable").astype(np.int32)
@@ -236,48 +270,14 @@ class Layout:
             )
         return size
 
-
-def _checked(leaf, axis, what):
-    leaf = leaf if isinstance(leaf, np.ndarray) else jnp.asarray(leaf)
-    arguments.integer(axis, f"{what}: axis")
-    if not -leaf.ndim <= axis < leaf.ndim:
-        raise ValueError(
-            f"{what}: axis={axis} was asked for, but x has shape {leaf.shape}. Pass "
-            "the axis that counts tokens."
-        )
-    return leaf, axis % leaf.ndim
-
-
-def _take(leaf, places, axis: int):
-    """Return the tokens at these places; zeros at places behind the end."""
-    count = leaf.shape[axis]
-    is_known = isinstance(places, np.ndarray)
-    if is_known and np.array_equal(places, np.arange(count)):
-        return leaf
-    if isinstance(leaf, np.ndarray) and is_known:
-        padding = [(0, 0)] * leaf.ndim
-        padding[axis] = (0, max(0, int(places.max(initial=-1)) + 1 - count))
-        return np.take(np.pad(leaf, padding), places, axis=axis)
-    leaf = jnp.asarray(leaf)
-    index = (slice(None),) * axis + (places,)
-    return leaf.at[index].get(
-        mode="fill",
-        fill_value=0,
-        unique_indices=True,
-        out_sharding=_sharding(leaf, axis, len(places)),
-    )
-
-
-def _sharding(leaf, axis: int, count: int):
-    """Return the sharding to keep on a mesh with explicit axes; None on others."""
-    sharding = compat.explicit_sharding(leaf)
-    if sharding is None:
-        return None
-    spec = list(sharding.spec) + [None] * (leaf.ndim - len(sharding.spec))
-    names = spec[axis]
-    if names is not None:
-        names = names if isinstance(names, tuple) else (names,)
-        parts = int(np.prod([sharding.mesh.shape[name] for name in names]))
-        if count % parts:
-            spec[axis] = None
-    return sharding.update(spec=jax.P(*spec))
+    def _check_rows(self, leaf, axis: int, what: str) -> None:
+        """Check that an array has the rows of a layout that differs by row."""
+        if self.is_static or self.order.ndim < 3:
+            return
+        rows = self.order.shape[0]
+        if axis < 1 or leaf.shape[0] != rows:
+            raise ValueError(
+                f"{what}: the layout is of a batch of {rows} sequences, and x has shape"
+                f" {leaf.shape} with tokens in dimension {axis}. Pass arrays whose "
+                f"dimension 0 has the {rows} sequences."
+            )

@@ -6,12 +6,14 @@ import jax
 import jax.numpy as jnp
 
 from jaxcomm.attention.layout import Layout
+from jaxcomm.attention.permutation import poison_unless
+from jaxcomm.attention.positions import are_right
 from jaxcomm.collectives.ragged_all_to_all import ragged_all_to_all
 
 
 def relayout(
-    x, source: Layout, target: Layout, axis_name, *, axis: int = 1, lane=None,
-    backend=None,
+    x, source: Layout, target: Layout, axis_name, *, positions=None, axis: int = 1,
+    lane=None, backend=None,
 ):  # fmt: skip
     """Give every rank the tokens that another layout says it holds.
 
@@ -24,6 +26,10 @@ def relayout(
       source: the layout that ``x`` has.
       target: the layout that the result has; of the same length and ranks.
       axis_name: the mesh axis, or tuple of axes, that splits the sequence.
+      positions: int32 (B, T) or (T,), of the tokens that ``x`` has, as
+        ``Layout.reorder`` returned them. If None, ``source`` must be the natural order.
+        Where they are not those of ``source``, this raises or returns NaN, as
+        ``ring_attention`` does.
       axis: the dimension that counts tokens.
       lane: which communicator carries the bytes. If None, the default lane.
       backend: what moves the bytes. If None, the backend of the platform.
@@ -32,12 +38,14 @@ def relayout(
       A pytree like ``x``. Padding is 0.
 
     Raises:
-      ValueError: the layouts differ in length or ranks, or do not fit ``x`` or axis.
+      ValueError: the layouts differ in length or ranks, or do not fit ``x`` or axis; or
+        a layout differs by sequence of the batch.
+      TypeError: positions are missing.
       NameError: the axis is not bound.
 
-    >>> def convolve(x, layout):
+    >>> def convolve(x, positions, layout):
     ...     plain = Layout("contiguous", layout.size, layout.length)
-    ...     y = relayout(x, layout, plain, "context")
+    ...     y = relayout(x, layout, plain, "context", positions=positions)
     ...     return relayout(jnp.cumsum(y, 1), plain, layout, "context")
     """
     if (source.size, source.length) != (target.size, target.length):
@@ -45,7 +53,16 @@ def relayout(
             f"relayout: from {source.length} tokens on {source.size} ranks to "
             f"{target.length} on {target.size}. Pass layouts of one sequence."
         )
+    for layout in (source, target):
+        if not layout.is_static and layout.order.ndim == 3:
+            raise ValueError(
+                "relayout: a layout differs by sequence of the batch, and all rows of "
+                "x move alike. Move each row by itself, with its own layout."
+            )
     source.check_axis(axis_name, "attention.relayout")
+    is_right = are_right(
+        positions, source, axis_name, "relayout", lane=lane, backend=backend
+    )
 
     def one(leaf):
         leaf = jnp.asarray(leaf)
@@ -54,11 +71,13 @@ def relayout(
                 f"relayout: dimension {axis} of x has {leaf.shape[axis]} tokens on this"
                 f" rank, and the layout it comes from {source.local_length}."
             )
-        rows = jnp.moveaxis(leaf, axis, 0)
+        rows = jnp.moveaxis(poison_unless(is_right, leaf), axis, 0)
         via = (axis_name, lane, backend)
         return jnp.moveaxis(_move(via, rows, source, target), 0, axis)
 
-    return x if source == target else jax.tree.map(one, x)
+    if source == target:
+        return poison_unless(is_right, x)
+    return jax.tree.map(one, x)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -9,6 +9,7 @@ from jaxcomm.attention.differentiate import attend
 from jaxcomm.attention.kernels import selection
 from jaxcomm.attention.kernels.operands import Terms, sum_dtype
 from jaxcomm.attention.layout import Layout
+from jaxcomm.attention.positions import both_are_right
 from jaxcomm.attention.problem import Problem
 from jaxcomm.attention.strategies.choice import MACHINES, choose
 from jaxcomm.attention.strategies.registry import get_strategy
@@ -29,7 +30,9 @@ def ring_attention(
     *,
     axis_name,
     layout: Layout,
+    positions=None,
     key_layout: Layout | None = None,
+    key_positions=None,
     is_causal: bool = False,
     scale: float | None = None,
     query_segment_ids=None,
@@ -51,9 +54,10 @@ def ring_attention(
     """Compute ``jax.nn.dot_product_attention`` over a sequence split across devices.
 
     For use inside ``jax.shard_map``. ``layout`` says which tokens each rank holds:
-    reorder the tokens with it in the data pipeline. A call refuses arrays and axes that
-    do not fit the layout. It cannot see whether the tokens were reordered: with
-    ``"contiguous"`` they need not be.
+    reorder the batch with it in the data pipeline, and pass this rank's ``positions``.
+    A call refuses arrays and axes that do not fit the layout, and it compares the
+    positions when it runs. Where they are not the layout's, the ``host`` backend
+    raises. Other backends return NaN on that rank and wherever its keys are seen.
 
     Sums are float32 throughout, so the error does not grow with the number of ranks.
     Keys and values with fewer heads travel as they are. The score of a query and a key
@@ -69,7 +73,10 @@ def ring_attention(
       mask: bool of such a shape, False for what is not seen.
       axis_name: the mesh axis (or tuple of axes) over which the sequence is split.
       layout: of the sequence.
+      positions: int32 (B, T) or (T,), of this rank's tokens, as ``Layout.reorder``
+        returned them. If None, the layout must be the natural order of the tokens.
       key_layout: of the keys and values, if they are another sequence.
+      key_positions: int32 (B, S) or (S,), of its tokens.
       is_causal: whether a token sees only positions up to its own.
       scale: Python number that multiplies the scores. If None, ``1 / sqrt(H)``.
       query_segment_ids: int (B, T) or (T,), the document of each token. Tokens see
@@ -106,16 +113,18 @@ def ring_attention(
     Raises:
       ValueError: shapes, layout and axis do not fit together, a name is unknown, or the
         strategy or implementation cannot do this; the latter also when compiled.
-      TypeError: a dtype or the type of an option is another.
+      TypeError: a dtype or the type of an option is another, or positions are missing.
       NameError: ``axis_name`` is not bound; call inside ``jax.shard_map``.
 
     >>> layout = Layout("zigzag", size=8, length=4096)
-    >>> def attend(q, k, v):
+    >>> def attend(x, positions):
     ...     return ring_attention(
-    ...         q, k, v, axis_name="context", layout=layout, is_causal=True)
+    ...         x, x, x, axis_name="context", layout=layout, positions=positions,
+    ...         is_causal=True)
     >>> split = jax.P(None, "context")
-    >>> x = layout.reorder(jnp.ones((1, 4096, 4, 64)))
-    >>> jax.jit(jax.shard_map(attend, in_specs=split, out_specs=split))(x, x, x).shape
+    >>> x, positions = layout.reorder(jnp.ones((1, 4096, 4, 64)))
+    >>> attend = jax.jit(jax.shard_map(attend, in_specs=split, out_specs=split))
+    >>> attend(x, positions).shape
     (1, 4096, 4, 64)
     """
     if isinstance(axis_name, list):
@@ -133,11 +142,11 @@ def ring_attention(
     arguments.check_arrays(query, key, value)
     batch, queries, heads, head_size = query.shape
     keys = key.shape[1]
-    layout = arguments.check_layout(layout, queries, "query", "layout")
+    layout = arguments.check_layout(layout, query.shape, "query", "layout")
     name = "layout" if key_layout is None else "key_layout"
     is_one_sequence = key_layout is None
     key_layout = layout if key_layout is None else key_layout
-    key_layout = arguments.check_layout(key_layout, keys, "key", name)
+    key_layout = arguments.check_layout(key_layout, key.shape, "key", name)
     size = layout.check_axis(axis_name, "ring_attention")
     key_layout.check_axis(axis_name, "ring_attention")
     window = arguments.window_of(local_window_size, is_causal)
@@ -229,7 +238,13 @@ def ring_attention(
     )
     terms = Terms(bias, slopes, seeds)
     inputs = Inputs(query, key, value, ids, key_ids, terms, layout, key_layout)
-    out, residual = attend(call, *_vary_alike((inputs, sinks), call))
+    is_right = both_are_right(
+        (positions, layout),
+        (key_positions, None if is_one_sequence else key_layout),
+        axis_name,
+        **call.via,
+    )
+    out, residual = attend(call, *_vary_alike((inputs, sinks, is_right), call))
     if not has_batch:
         out, residual = out[0], residual[0]
     return (out, residual) if return_residual else out

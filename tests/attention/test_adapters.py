@@ -6,10 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import split
 
 import jaxcomm
-from jaxcomm.attention import attention_fn, save_attention
+from jaxcomm.attention import attention_fn, equinox_attention, save_attention
 
 LENGTH, WIDTH = 24, 16
 LAYOUT = jaxcomm.Layout("zigzag", 4, LENGTH)
@@ -22,55 +21,121 @@ def _x():
 
 
 def _over_ranks(function, mesh, *trees):
-    """Apply a function of one rank's tokens to the whole sequence."""
+    """Apply a function of one rank's tokens and positions to the whole sequence."""
     whole = jax.shard_map(
-        function, mesh=mesh, in_specs=(SPLIT, *[jax.P()] * len(trees)), out_specs=SPLIT
+        function,
+        mesh=mesh,
+        in_specs=(SPLIT, SPLIT, *[jax.P()] * len(trees)),
+        out_specs=SPLIT,
     )
-    return LAYOUT.restore(np.asarray(jax.jit(whole)(LAYOUT.reorder(_x()), *trees)))
+    x, positions = LAYOUT.reorder(_x())
+    return LAYOUT.restore(np.asarray(jax.jit(whole)(x, positions, *trees)), positions)
+
+
+def _attend(positions):
+    return attention_fn("context", LAYOUT, positions=positions, is_causal=True)
 
 
 def test_flax_nnx_attends_as_on_one_device(mesh_of):
     nnx = pytest.importorskip("flax.nnx")
 
-    def layer(attend):
-        return nnx.MultiHeadAttention(
-            4, WIDTH, decode=False, rngs=nnx.Rngs(0), **attend
-        )
+    class Model(nnx.Module):
+        """Two layers, as deep in a model as those of users."""
 
-    graph, state = nnx.split(layer({}))
+        def __init__(self):
+            self.layers = nnx.List(
+                nnx.MultiHeadAttention(4, WIDTH, decode=False, rngs=nnx.Rngs(seed))
+                for seed in (0, 1)
+            )
+
+        def __call__(self, x, **options):
+            for layer in self.layers:
+                x = x + layer(x, **options)
+            return x
+
+    graph, state = nnx.split(Model())
     expected = nnx.merge(graph, state)(_x(), is_causal=True)
-    attend = attention_fn("context", LAYOUT, is_causal=True)
-    graph, _ = nnx.split(layer({"attention_fn": attend}))
-    found = _over_ranks(lambda x, s: nnx.merge(graph, s)(x), mesh_of(4), state)
+
+    def local(x, positions, state):
+        model = nnx.merge(graph, state)
+        model.set_attributes(attention_fn=_attend(positions))
+        return model(x)
+
+    found = _over_ranks(local, mesh_of(4), state)
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
 def test_flax_linen_attends_as_on_one_device(mesh_of):
     linen = pytest.importorskip("flax.linen")
-    plain = linen.MultiHeadDotProductAttention(4)
-    params = plain.init(jax.random.key(0), _x())
+    layer = linen.MultiHeadDotProductAttention(4)
+    params = layer.init(jax.random.key(0), _x())
     mask = linen.make_causal_mask(_x()[..., 0])
-    expected = plain.apply(params, _x(), mask=mask)
-    ours = linen.MultiHeadDotProductAttention(
-        4, attention_fn=attention_fn("context", LAYOUT, is_causal=True)
-    )
-    found = _over_ranks(lambda x, p: ours.apply(p, x), mesh_of(4), params)
+    expected = layer.apply(params, _x(), mask=mask)
+
+    def local(x, positions, params):
+        return layer.clone(attention_fn=_attend(positions)).apply(params, x)
+
+    found = _over_ranks(local, mesh_of(4), params)
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
-def test_a_layer_without_a_batch_attends_under_vmap(mesh_of):
-    """As layers of equinox do, which know one sequence."""
+@pytest.mark.parametrize("mask", [None, "distance"])
+def test_equinox_attends_as_on_one_device(mesh_of, mask):
+    equinox = pytest.importorskip("equinox")
+    layer = equinox.nn.MultiheadAttention(4, WIDTH, key=jax.random.key(0))
+    rotate = equinox.nn.RotaryPositionalEmbedding(WIDTH // 4)
+    at = jnp.arange(LENGTH)
+    causal = at[:, None] >= at
+    near = jnp.ones_like(causal) if mask is None else abs(at[:, None] - at) < 7
 
-    def one(x):
-        heads = x.reshape(x.shape[0], 4, 4)
-        return jaxcomm.ring_attention(
-            heads, heads, heads, axis_name="context", layout=LAYOUT, is_causal=True
-        ).reshape(x.shape)
+    def heads(positions):
+        """Rotate by the positions of the tokens."""
 
-    found = _over_ranks(jax.vmap(one), mesh_of(4))
-    heads = _x().reshape(2, LENGTH, 4, 4)
-    expected = jax.nn.dot_product_attention(heads, heads, heads, is_causal=True)
-    np.testing.assert_allclose(found, expected.reshape(_x().shape), atol=1e-5)
+        def turn(x):
+            table = jax.vmap(rotate, 1, 1)(jnp.ones((LENGTH, *x.shape[1:])))
+            return x * table[jnp.maximum(positions, 0)]
+
+        return lambda query, key, value: (turn(query), turn(key), value)
+
+    def whole(x):
+        return layer(x, x, x, causal & near, process_heads=heads(at))
+
+    arrays, static = equinox.partition(layer, equinox.is_array)
+
+    def local(x, positions, arrays):
+        layer = equinox.combine(arrays, static)
+
+        def one(x, positions):
+            attend = equinox_attention(layer, _attend(positions))
+            rows = None if mask is None else near[jnp.maximum(positions, 0)]
+            return attend(x, x, x, rows, process_heads=heads(positions))
+
+        return jax.vmap(one)(x, positions)
+
+    found = _over_ranks(local, mesh_of(4), arrays)
+    np.testing.assert_allclose(found, jax.vmap(whole)(_x()), atol=1e-5)
+
+
+def test_dropout_of_equinox_is_that_of_ring_attention(mesh_of):
+    equinox = pytest.importorskip("equinox")
+    layer = equinox.nn.MultiheadAttention(
+        4, WIDTH, dropout_p=0.5, key=jax.random.key(0)
+    )
+
+    def out(key, inference):
+        def local(x, positions):
+            def one(x, positions, key):
+                attend = equinox_attention(layer, _attend(positions))
+                return attend(x, x, x, key=key, inference=inference)
+
+            return jax.vmap(one)(x, positions, jax.random.split(jax.random.key(key), 2))
+
+        return _over_ranks(local, mesh_of(4))
+
+    dropped = out(0, None)
+    assert not np.allclose(dropped, out(1, None))
+    np.testing.assert_array_equal(dropped, out(0, None))
+    np.testing.assert_array_equal(out(0, True), out(1, True))
 
 
 def test_what_flax_may_ask_for_and_cannot_have_is_refused():
@@ -85,24 +150,34 @@ def test_what_flax_may_ask_for_and_cannot_have_is_refused():
             attend(x, x, x, **options)
 
 
-def test_a_rematerialised_layer_does_not_send_the_ring_twice(mesh_of):
-    def layer(x):
-        y = jnp.sin(x)
-        return y + split.on_ranks(y, y, y, schedule="zigzag", is_causal=True)
+def test_a_rematerialised_layer_runs_the_forward_ring_once(mesh_of):
+    """Layers in a scan, with the check of the positions, as users have them."""
+    layout = jaxcomm.Layout("zigzag", 4, 16)
 
-    def sends(**options):
-        whole = jax.shard_map(
-            jax.checkpoint(layer, **options),
-            mesh=mesh_of(4),
-            in_specs=SPLIT,
-            out_specs=SPLIT,
-        )
-        x = jnp.ones((1, 16, 2, 4))
-        text = str(jax.make_jaxpr(jax.grad(lambda x: whole(x).sum()))(x))
-        return text.count("jaxcomm_permute_start[")
+    def gradient(**options):
+        def local(x, positions):
+            def layer(x, _):
+                y = jnp.sin(x)
+                return y + jaxcomm.ring_attention(
+                    y, y, y, axis_name="context", layout=layout, positions=positions,
+                    is_causal=True,
+                ), None  # fmt: skip
 
-    # One start in the loop forward; three and the one in the loop backward.
-    assert sends(policy=save_attention) == sends(
-        policy=jax.checkpoint_policies.everything_saveable
-    )
-    assert sends() == sends(policy=save_attention) + 1
+            return jax.lax.scan(jax.checkpoint(layer, **options), x, length=3)[0]
+
+        whole = jax.shard_map(local, mesh=mesh_of(4), in_specs=SPLIT, out_specs=SPLIT)
+        return jax.jit(jax.grad(lambda *x: whole(*x).sum()))
+
+    def calls(**options):
+        jaxcomm.finalize()
+        batch = layout.reorder(jnp.ones((1, 16, 2, 4)))
+        jax.block_until_ready(gradient(**options)(*batch))
+        (found,) = jaxcomm.communicators()
+        return found.stats()["calls"]
+
+    # Three sends forward, four backward: of blocks and gradients, one behind the other.
+    # All layers have the same positions, which XLA compares once.
+    once = {"check_positions": 1, "permute": 3 * (3 + 4)}
+    assert calls(policy=save_attention) == once
+    assert calls(policy=jax.checkpoint_policies.everything_saveable) == once
+    assert calls()["permute"] == 3 * (3 + 3 + 4)

@@ -46,7 +46,7 @@ def test_whole_documents_stay_on_one_rank_where_that_is_balanced():
 def test_any_documents_will_do(lengths):
     layout = document_layout(lengths, 4)
     x = np.arange(2 * sum(lengths)).reshape(2, -1)
-    np.testing.assert_array_equal(layout.restore(layout.reorder(x)), x)
+    np.testing.assert_array_equal(layout.restore(*layout.reorder(x)), x)
     assert document_work(layout, lengths).sum() == sum(
         n * (n + 1) // 2 for n in lengths
     )
@@ -55,21 +55,21 @@ def test_any_documents_will_do(lengths):
 def test_other_documents_run_the_same_program_and_equal_dense_attention():
     mesh, traces = split.ring_over(4), []
 
-    def local(query, key, value, ids, layout):
+    def local(query, key, value, ids, positions, layout):
         traces.append(layout)
         return jaxcomm.ring_attention(
             query, key, value, axis_name="context", layout=layout, is_causal=True,
-            query_segment_ids=ids, return_residual=True,
+            positions=positions, query_segment_ids=ids, return_residual=True,
         )  # fmt: skip
 
     whole = jax.shard_map(
-        local, mesh=mesh, in_specs=(*[SPLIT] * 4, jax.P()), out_specs=SPLIT
+        local, mesh=mesh, in_specs=(*[SPLIT] * 5, jax.P()), out_specs=SPLIT
     )
 
     @jax.jit
-    def run(arrays, ids, layout, grads):
+    def run(arrays, ids, grads, positions, layout):
         result, transpose = jax.vjp(
-            lambda *arrays: whole(*arrays, ids, layout), *arrays
+            lambda *arrays: whole(*arrays, ids, positions, layout), *arrays
         )
         return *result, *transpose(grads)
 
@@ -77,16 +77,93 @@ def test_other_documents_run_the_same_program_and_equal_dense_attention():
     for lengths in ([30, 5, 6], [2, 20, 19]):
         layout = document_layout(lengths, 4)
         ids = segment_ids(lengths)[None]
-        dealt = jax.tree.map(
-            lambda x, layout=layout: layout.reorder(np.asarray(x)),
-            (tuple(arrays), ids, tuple(grads)),
-        )
-        found = run(*dealt[:2], layout, dealt[2])
+        batch = jax.tree.map(np.asarray, (tuple(arrays), ids, tuple(grads)))
+        dealt, positions = layout.reorder(batch)
+        found = run(*dealt, positions, layout)
         options = dense.Options(is_causal=True, query_ids=ids)
         expected = dense.attention(*arrays, options, grads)
-        found = [layout.restore(np.asarray(x)) for x in found]
+        found = [layout.restore(np.asarray(x), positions) for x in found]
         split.assert_close(found, expected, 1e-5)
     assert len(traces) == 1
+
+
+@pytest.mark.parametrize("strategy", ["ring", "all_gather", "ulysses"])
+def test_rows_of_a_batch_have_documents_of_their_own(strategy):
+    """The batch is split over an axis, and so is the layout."""
+    mesh = jax.make_mesh((2, 4), ("data", "context"), (jax.sharding.AxisType.Auto,) * 2)
+    lengths = [[30, 5, 6], [2, 20, 19], [41], [10, 10, 10, 11]]
+    layout = document_layout(lengths, 4)
+    assert layout.order.shape == (4, 4, 11)
+    assert document_work(layout, lengths).sum() == sum(
+        n * (n + 1) // 2 for row in lengths for n in row
+    )
+    both = jax.P("data", "context")
+
+    def local(query, key, value, ids, bias, positions, layout):
+        return jaxcomm.ring_attention(
+            query, key, value, bias, axis_name="context", layout=layout,
+            is_causal=True, positions=positions, query_segment_ids=ids,
+            query_seq_lengths=jnp.full(2, 40), key_value_seq_lengths=jnp.full(2, 40),
+            strategy=strategy, return_residual=True,
+        )  # fmt: skip
+
+    whole = jax.shard_map(
+        local, mesh=mesh, in_specs=(*[both] * 4, jax.P(), both, jax.P("data")),
+        out_specs=both,
+    )  # fmt: skip
+    *arrays, grads = split.random_inputs((4, 41, 4, 8), (4, 41, 4, 8))
+    bias = split.random_inputs((1, 4, 1, 41))[0]
+    ids = np.stack([segment_ids(row) for row in lengths])
+    batch = jax.tree.map(np.asarray, (tuple(arrays), ids, tuple(grads)))
+    (dealt, dealt_ids, dealt_grads), positions = layout.reorder(batch)
+
+    @jax.jit
+    def run(arrays, bias, grads):
+        result, transpose = jax.vjp(
+            lambda *of: whole(*of[:3], dealt_ids, of[3], positions, layout),
+            *arrays, bias,
+        )  # fmt: skip
+        return *result, *transpose(grads)
+
+    found = run(dealt, bias, dealt_grads)
+    of_bias = found[-1]
+    options = dense.Options(
+        is_causal=True, query_ids=ids, bias=bias, query_lengths=np.full(4, 40),
+        key_lengths=np.full(4, 40),
+    )  # fmt: skip
+    expected = dense.attention(*arrays, options, grads)
+    found = [layout.restore(np.asarray(x), positions) for x in found[:-1]]
+    split.assert_close([*found, of_bias], expected, 1e-5)
+    inside = jax.jit(layout.restore)(dealt[0], positions)
+    np.testing.assert_array_equal(inside, arrays[0])
+
+
+def test_what_differs_by_row_is_refused_where_it_cannot_be():
+    layout = document_layout([[4, 4], [2, 6]], 2)
+    with pytest.raises(
+        ValueError, match=r"a batch of 2 sequences, and x has shape \(3"
+    ):
+        layout.reorder(np.ones((3, 8)))
+    with pytest.raises(
+        ValueError, match=r"has shape \(8,\) with tokens in dimension 0"
+    ):
+        layout.reorder(np.ones(8), axis=0)
+    with pytest.raises(ValueError, match=r"the rows have 7 to 8 tokens\. Pass rows of"):
+        document_layout([[4, 4], [2, 5]], 2)
+    plain = Layout("contiguous", 2, 8)
+    with pytest.raises(ValueError, match="a layout differs by sequence of the batch"):
+        relayout(jnp.ones((2, 4)), layout, plain, "i")
+
+    def attend(x):
+        return jaxcomm.ring_attention(
+            x, x, x, axis_name="context", layout=layout, positions=jnp.arange(4)
+        )
+
+    whole = jax.shard_map(
+        attend, mesh=split.ring_over(2), in_specs=SPLIT, out_specs=SPLIT
+    )
+    with pytest.raises(ValueError, match="query has 3 sequences on this rank, and lay"):
+        jax.eval_shape(whole, jnp.ones((3, 8, 1, 4)))
 
 
 def test_segment_ids_are_those_of_the_lengths():
@@ -108,14 +185,16 @@ def test_relayout_moves_tokens_and_its_transpose_moves_them_back(names):
     x = {"a": np.arange(58.0).reshape(2, 29).astype(np.float32)}
     x["b"] = np.ones((2, 29, 3), np.float32) * x["a"][..., None]
 
-    def local(x):
-        return relayout(x, *layouts, "context")
+    def local(x, positions):
+        return relayout(x, *layouts, "context", positions=positions)
 
     whole = jax.shard_map(
         local, mesh=split.ring_over(4), in_specs=SPLIT, out_specs=SPLIT
     )
-    source, target = (layout.reorder(x) for layout in layouts)
-    out, transpose = jax.vjp(jax.jit(whole), jax.tree.map(jnp.asarray, source))
+    (source, positions), (target, _) = (layout.reorder(x) for layout in layouts)
+    out, transpose = jax.vjp(
+        lambda x: jax.jit(whole)(x, positions), jax.tree.map(jnp.asarray, source)
+    )
     jax.tree.map(np.testing.assert_array_equal, out, target)
     (back,) = transpose(out)
     jax.tree.map(np.testing.assert_array_equal, back, source)

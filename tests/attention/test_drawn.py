@@ -1,7 +1,6 @@
-"""Documents, lengths and options that hypothesis draws."""
+"""Documents, lengths and options that hypothesis draws, on every strategy."""
 
 import dense
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import split
@@ -9,46 +8,82 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxcomm.attention.kernels import tiling
+from jaxcomm.attention.schedules.registry import SCHEDULES
+from jaxcomm.attention.strategies.registry import STRATEGIES
+from jaxcomm.attention.strategies.usp import Usp
 
 pytestmark = pytest.mark.slow
 
+# Ranks, query heads and key heads of which each strategy is capable.
+_FOUR_HEADS = [(size, 4, key_heads) for size in (2, 4) for key_heads in (1, 2, 4)]
+_ANY = [(size, heads, 2) for size in (2, 3, 4) for heads in (2, 4)]
+_SHAPES = {
+    "ring": _ANY,
+    "all_gather": _ANY,
+    "halo": _ANY,
+    "ulysses": [*_FOUR_HEADS, (3, 6, 2), (3, 3, 1)],
+    "usp": [(4, 4, 2), (4, 2, 1)],
+}
+
 
 @st.composite
-def _cases(draw):
+def _cases(draw, strategy):
     tokens = draw(st.integers(1, 24))
     batch = draw(st.integers(1, 2))
+    size, heads, key_heads = draw(st.sampled_from(_SHAPES[strategy]))
     rows = st.lists(st.integers(-1, 2), min_size=tokens, max_size=tokens)
     ids = draw(st.none() | st.lists(rows, min_size=batch, max_size=batch))
     lengths = st.lists(st.integers(0, tokens), min_size=batch, max_size=batch)
     queries, keys = draw(st.none() | lengths), draw(st.none() | lengths)
-    sides = st.integers(0, tokens)
+    # As wide as the sequence, a window is none, and halo has nothing to send.
+    sides = st.integers(0, tokens - (strategy == "halo"))
+    window = st.tuples(sides, sides)
+    rng = np.random.default_rng(draw(st.integers(0, 9)))
+
+    def normal(*shape):
+        return rng.standard_normal(shape).astype(np.float32)
+
+    bias = draw(
+        st.sampled_from([None, (batch, heads, tokens, tokens), (1, 1, 1, tokens)])
+    )
     options = dense.Options(
         is_causal=draw(st.booleans()),
-        window=draw(st.none() | st.tuples(sides, sides)),
+        window=draw(window if strategy == "halo" else st.none() | window),
         query_ids=None if ids is None else np.array(ids, np.int32),
         query_lengths=None if queries is None else np.array(queries),
         key_lengths=None if keys is None else np.array(keys),
         cap=draw(st.sampled_from([None, 1.5])),
-        sinks=draw(st.sampled_from([None, jnp.array([0.5, -1.0], jnp.float32)])),
+        sinks=normal(heads) if draw(st.booleans()) else None,
+        slopes=normal(heads) if draw(st.booleans()) else None,
+        bias=None if bias is None else normal(*bias),
     )
-    legal = ["ring", "all_gather"] + ["halo"] * (options.window is not None)
     how = {
-        "size": draw(st.sampled_from([2, 3, 4])),
-        "schedule": draw(st.sampled_from(["contiguous", "striped", "zigzag"])),
-        "strategy": draw(st.sampled_from(legal)),
+        "size": size,
+        "schedule": draw(st.sampled_from(sorted(SCHEDULES))),
+        "strategy": Usp(2) if strategy == "usp" else strategy,
     }
-    return (batch, tokens, 2, 4), options, how
+    shapes = (batch, tokens, heads, 4), (batch, tokens, key_heads, 4)
+    value_size = draw(st.sampled_from([4, 6]))
+    return shapes, value_size, options, how
 
 
-@settings(max_examples=12, deadline=None, derandomize=True)
-@given(_cases())
-def test_whatever_is_drawn_equals_dense_attention(case):
-    shape, options, how = case
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tiling, "_ROWS", 4)
-        patch.setattr(tiling, "_KEYS", 2)
-        patch.setattr(tiling, "_FEWEST_QUERIES", 2)
-        *arrays, grads = split.random_inputs(shape)
-        found = split.attend(*arrays, options, grads, **how)
-    expected = dense.attention(*arrays, options, grads)
-    split.assert_close(found, expected, 1e-5)
+def test_every_strategy_is_drawn():
+    assert set(_SHAPES) == set(STRATEGIES)
+
+
+@pytest.mark.parametrize("strategy", sorted(_SHAPES))
+def test_whatever_is_drawn_equals_dense_attention(strategy):
+    @settings(max_examples=5, deadline=None, derandomize=True, database=None)
+    @given(_cases(strategy))
+    def check(case):
+        shapes, value_size, options, how = case
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(tiling, "_ROWS", 4)
+            patch.setattr(tiling, "_KEYS", 2)
+            patch.setattr(tiling, "_FEWEST_QUERIES", 2)
+            *arrays, grads = split.random_inputs(*shapes, value_size=value_size)
+            found = split.attend(*arrays, options, grads, **how)
+        expected = dense.attention(*arrays, options, grads)
+        split.assert_close(found, expected, 1e-5)
+
+    check()

@@ -1,5 +1,3 @@
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,51 +17,50 @@ every_schedule = pytest.mark.parametrize("schedule", sorted(SCHEDULES))
 def test_restore_undoes_reorder(schedule, size, length, arrays):
     x = arrays.arange(2 * length * 3).reshape(2, length, 3)
     layout = Layout(schedule, size, length)
-    ordered = layout.reorder(x)
+    ordered, positions = layout.reorder(x)
     assert ordered.shape == (2, -(-length // size) * size, 3)
-    assert type(ordered) is type(x)
-    np.testing.assert_array_equal(layout.restore(ordered), x)
+    assert positions.shape == ordered.shape[:2]
+    assert type(ordered) is type(positions) is type(x)
+    for held in (positions, positions[0]):
+        np.testing.assert_array_equal(layout.restore(ordered, held), x)
+
+
+def test_restore_undoes_reorder_inside_of_jit():
+    layout, x = Layout("zigzag", 3, 31), jnp.arange(62.0).reshape(2, 31)
+    back = jax.jit(lambda x: layout.restore(*layout.reorder(x)))(x)
+    np.testing.assert_array_equal(back, x)
 
 
 @every_schedule
 def test_each_rank_gets_the_tokens_at_its_positions_and_zeros(schedule):
     x = np.arange(1, 32)
     layout = Layout(schedule, 4, 31)
-    blocks = layout.reorder(x, axis=0).reshape(4, -1)
+    blocks, positions = (of.reshape(4, -1) for of in layout.reorder(x, axis=0))
     padded = np.append(x, 0)
     for rank, block in enumerate(blocks):
-        np.testing.assert_array_equal(block, padded[layout.positions_of(rank)])
+        held = layout.positions_of(rank)
+        np.testing.assert_array_equal(block, padded[held])
+        np.testing.assert_array_equal(positions[rank], np.where(held < 31, held, -1))
 
 
 def test_trees_are_reordered_leaf_by_leaf_with_a_negative_axis_too():
     tree = {"tokens": jnp.arange(8), "mask": jnp.arange(16).reshape(2, 8) > 3}
     layout = Layout("zigzag", 2, 8)
-    ordered = layout.reorder(tree, axis=-1)
+    ordered, positions = layout.reorder(tree, axis=-1)
     assert ordered["tokens"].tolist() == [0, 1, 6, 7, 2, 3, 4, 5]
     assert ordered["mask"].dtype == bool
-    restored = layout.restore(ordered, axis=-1)
+    restored = layout.restore(ordered, positions, axis=-1)
     assert jax.tree.all(jax.tree.map(jnp.array_equal, restored, tree))
 
 
 def test_the_gradient_of_reorder_is_restore():
     layout = Layout("zigzag", 2, 7)
     x = jnp.arange(7.0)
-    _, transpose = jax.vjp(lambda x: layout.reorder(x, axis=0), x)
-    np.testing.assert_array_equal(transpose(layout.reorder(x + 5, axis=0))[0], x + 5)
-
-
-def test_positions_inside_shard_map_are_those_of_the_rank(mesh_of):
-    layout = Layout("zigzag", 2, 7)
-    found = jax.jit(
-        jax.shard_map(
-            lambda: layout.positions("context"),
-            mesh=mesh_of(2),
-            in_specs=(),
-            out_specs=jax.P("context"),
-        )
-    )()
-    assert found.tolist() == [0, 1, 6, 7, 2, 3, 4, 5]
-    assert found.dtype == jnp.int32
+    dealt, transpose = jax.vjp(lambda x: layout.reorder(x, axis=0)[0], x)
+    moved, positions = layout.reorder(x + 5, axis=0)
+    np.testing.assert_array_equal(transpose(moved)[0], x + 5)
+    _, transpose = jax.vjp(lambda x: layout.restore(x, positions, axis=0), dealt)
+    np.testing.assert_array_equal(transpose(x + 5)[0], moved)
 
 
 def test_layouts_are_values():
@@ -86,17 +83,23 @@ def test_arrays_stay_sharded_on_a_mesh_of_explicit_axes(length):
         # 13 tokens cannot be split in their natural order.
         spec = ("data", "context" if length == 16 else None)
         given = jax.device_put(x, jax.NamedSharding(mesh, jax.P(*spec)))
-        dealt = layout.reorder(given)
+        dealt, positions = layout.reorder(given)
         assert dealt.sharding.spec[:2] == spec
-        np.testing.assert_array_equal(dealt, layout.reorder(x))
-        split = jax.device_put(
+        assert positions.sharding.spec[:2] == spec
+        np.testing.assert_array_equal(dealt, layout.reorder(x)[0])
+        np.testing.assert_array_equal(positions, layout.reorder(x)[1])
+        split, positions = jax.device_put(
             layout.reorder(x), jax.NamedSharding(mesh, jax.P("data", "context"))
         )
         for restore in (layout.restore, jax.jit(layout.restore)):
-            back = restore(split)
+            back = restore(split, positions)
             np.testing.assert_array_equal(back, x)
             assert back.sharding.spec[:2] == spec
-        gradient = jax.jit(jax.grad(lambda x: (layout.restore(x) ** 2).sum()))(split)
+
+        def loss(x):
+            return (layout.restore(x, positions) ** 2).sum()
+
+        gradient = jax.jit(jax.grad(loss))(split)
         np.testing.assert_array_equal(gradient, 2 * np.asarray(split))
 
 
@@ -119,9 +122,17 @@ def test_arrays_stay_sharded_on_a_mesh_of_explicit_axes(length):
             "Layout.reorder: dimension 0 of x has 8 tokens, and the layout is of 7",
         ),
         (
-            lambda: Layout("zigzag", 2, 7).restore(jnp.ones(7), axis=0),
+            lambda: Layout("contiguous", 2, 7).restore(jnp.ones(7), axis=0),
             "Layout.restore: dimension 0 of x has 7 tokens, and the 2 ranks of the lay"
             "out hold 8",
+        ),
+        (
+            lambda: Layout("zigzag", 2, 7).restore(jnp.ones(8), np.arange(7), axis=0),
+            r"positions of shape \(7,\), and the 2 ranks of the layout hold 8 tokens",
+        ),
+        (
+            lambda: Layout("zigzag", 2, 7).reorder({}),
+            "x has no array. Pass one or more",
         ),
     ],
 )
@@ -145,14 +156,3 @@ def test_bad_values_say_what_was_asked_and_found(call, text):
 def test_what_counts_is_an_integer(call, what):
     with pytest.raises(TypeError, match=what):
         call()
-
-
-def test_positions_refuse_an_axis_of_another_size_or_none(mesh_of):
-    positions = functools.partial(Layout("zigzag", 2, 7).positions, "context")
-    with pytest.raises(NameError, match=r"context.*inside jax\.shard_map"):
-        positions()
-    whole = jax.shard_map(
-        positions, mesh=mesh_of(4), in_specs=(), out_specs=jax.P("context")
-    )
-    with pytest.raises(ValueError, match="layout is of 2 ranks, and axis 'context' ha"):
-        jax.eval_shape(whole)

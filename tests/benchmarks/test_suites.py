@@ -104,14 +104,14 @@ def test_gathered_attention_is_exact():
 
     def gathered(query, key, value):
         layout = jaxcomm.Layout(schedule, 4, 24)
-        dealt = layout.reorder((query, key, value))
+        dealt, positions = layout.reorder((query, key, value))
         out = jax.shard_map(
             lambda *of: gathered_attention(*of, axis_name="ring", schedule=schedule),
             mesh=mesh,
             in_specs=split,
             out_specs=split,
         )(*dealt)
-        return layout.restore(out)
+        return layout.restore(out, positions)
 
     def dense(query, key, value):
         return jax.nn.dot_product_attention(query, key, value, is_causal=True)

@@ -117,8 +117,9 @@ def test_the_gradient_of_what_all_ranks_share_goes_through_the_ring_s_lane(make_
         def loss(w, x):
             q = jnp.broadcast_to(w, (1, 4, 2, 8))  # the same on all ranks
             layout = jaxcomm.Layout("zigzag", 4, 16)
+            held = layout.positions_of(jax.lax.axis_index("i"))
             out = jaxcomm.ring_attention(
-                q, x, x, axis_name="i", layout=layout, lane="other"
+                q, x, x, axis_name="i", layout=layout, positions=held, lane="other"
             )
             return (out**2).sum()
 

@@ -1,5 +1,6 @@
 import re
 
+import jax
 import numpy as np
 import pytest
 
@@ -21,12 +22,12 @@ def test_reads_the_standard_library_without_arguments():
     assert "Python standard library" in text.source
     again = data.load(None, 4096)
     assert again.digest == text.digest
-    np.testing.assert_array_equal(again.validation, text.validation)
+    np.testing.assert_array_equal(again.validation.content, text.validation.content)
 
 
 def test_holds_out_the_end_of_the_text(text_file):
     text = data.load(text_file, 100)
-    whole = np.concatenate((text.train, text.validation))
+    whole = np.concatenate((text.train.content, text.validation.content))
     assert whole.tobytes() == text_file.read_bytes()
     assert text.validation.size == 190
 
@@ -42,9 +43,10 @@ def test_reads_a_folder_by_name_and_passes_over_what_is_no_text(tmp_path):
     (tmp_path / "image.bin").write_bytes(b"\0\1")
     (tmp_path / ".hidden").write_text("hhhh")
     text = data.load(tmp_path, 4)
-    whole = np.concatenate((text.train, text.validation)).tobytes()
+    whole = np.concatenate((text.train.content, text.validation.content)).tobytes()
     assert whole == b"aaaa" * 9 + b"\n" + b"bbbb" * 9
     assert text.source == f"2 files in {tmp_path}"
+    assert text.train.starts.tolist() == [0, 37]
     # What the demo itself writes is none of it.
     (tmp_path / "output" / "checkpoints").mkdir(parents=True)
     (tmp_path / "output" / "checkpoints" / "about").write_text("{}" * 9)
@@ -60,22 +62,46 @@ def test_another_split_has_another_digest(text_file):
 def test_draws_the_same_batch_for_the_same_step(text_file):
     text = data.load(text_file, 100)
     options = {"rows": 3, "sequence": 100, "seed": 5}
-    tokens, targets = data.draw_batch(text.train, 7, **options)
-    assert tokens.shape == targets.shape == (3, 100)
-    assert tokens.dtype == targets.dtype == np.int32
-    np.testing.assert_array_equal(tokens[:, 1:], targets[:, :-1])
-    again, _ = data.draw_batch(text.train, 7, **options)
-    np.testing.assert_array_equal(again, tokens)
+    batch = data.draw_batch(text.train, 7, **options)
+    for of in batch:
+        assert of.shape == (3, 100)
+        assert of.dtype == np.int32
+    again = data.draw_batch(text.train, 7, **options)
+    jax.tree.map(np.testing.assert_array_equal, again, batch)
     for changed in ({"seed": 6}, {"step": 8}):
         other = {"step": 7, **options, **changed}
-        assert not np.array_equal(data.draw_batch(text.train, **other)[0], tokens)
+        assert not np.array_equal(data.draw_batch(text.train, **other)[0], batch[0])
+
+
+def test_packs_pieces_of_documents():
+    lengths = [7, 30, 1, 200, 12]
+    starts = np.cumsum([0, *(n + 1 for n in lengths)])
+    # Each byte says where it is.
+    content = np.arange(starts[-1] - 1, dtype=np.uint8)
+    text = data.Documents(content, starts[:-1])
+    seen = set()
+    for step in range(20):
+        batch = data.draw_batch(text, step, rows=2, sequence=40, seed=0)
+        for tokens, targets, documents in zip(*batch, strict=True):
+            np.testing.assert_array_equal(targets, tokens + 1)
+            assert documents[0] == 0
+            assert len(set(documents.tolist())) >= 2
+            for number in range(documents.max() + 1):
+                piece = tokens[documents == number]
+                np.testing.assert_array_equal(np.diff(piece), 1)
+                (which,) = set(np.searchsorted(starts, piece, "right").tolist())
+                # Nothing of the newline behind a document.
+                assert piece[-1] < starts[which] - 1
+                assert len(piece) <= 20
+                seen.add(which)
+    assert seen >= {2, 4, 5}
 
 
 def test_draws_from_a_text_that_just_fits():
-    text = np.arange(11, dtype=np.uint8)
-    tokens, targets = data.draw_batch(text, 0, rows=2, sequence=10, seed=0)
-    np.testing.assert_array_equal(tokens, [list(range(10))] * 2)
-    np.testing.assert_array_equal(targets, [list(range(1, 11))] * 2)
+    text = data.Documents(np.arange(11, dtype=np.uint8), np.array([0]))
+    tokens, targets, _ = data.draw_batch(text, 0, rows=2, sequence=10, seed=0)
+    np.testing.assert_array_equal(targets, tokens + 1)
+    assert targets.max() <= 10
 
 
 @pytest.mark.parametrize(

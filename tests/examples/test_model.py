@@ -50,6 +50,27 @@ def test_sees_no_later_token(params):
     assert not np.array_equal(before[3], after[3])
 
 
+def test_every_second_layer_sees_a_window_alone(params):
+    seen = []
+
+    def attend(query, key, value, is_windowed):
+        seen.append(is_windowed)
+        return reference.dense_attention(query, key, value, is_windowed, None, 2)
+
+    three = model.init_params(0, model.ModelConfig(layers=3, width=32))
+    tokens, positions = jnp.array([[1, 2, 3, 4, 5]]), jnp.arange(5)
+    found = model.apply(three, tokens, positions, attend)
+    assert seen == [True, False, True]
+    one = model.init_params(0, model.ModelConfig(layers=1, width=32))
+    # Of one layer with a window of 2, the last token's logits depend on two tokens.
+    before, after = (
+        model.apply(one, jnp.array([tokens]), positions, attend)[0, -1]
+        for tokens in ([1, 2, 3, 4, 5], [9, 9, 9, 4, 5])
+    )
+    np.testing.assert_array_equal(before, after)
+    assert found.shape == (1, 5, 256)
+
+
 def test_sees_distances_and_not_places(params):
     tokens = [1, 2, 3, 4, 5]
     shifted = logits(params, tokens, jnp.arange(5, dtype=jnp.int32) + 100)
@@ -60,17 +81,17 @@ def test_sees_distances_and_not_places(params):
 
 
 def test_writes_as_many_bytes_as_asked_and_the_same_again(params):
-    written = generate.generate(params, b"def ", 12, seed=0)
+    written = generate.generate(params, b"def ", 12, seed=0, window=4)
     assert len(written) == 12
-    assert generate.generate(params, b"def ", 12, seed=0) == written
-    assert generate.generate(params, b"def ", 12, seed=1) != written
+    assert generate.generate(params, b"def ", 12, seed=0, window=4) == written
+    assert generate.generate(params, b"def ", 12, seed=1, window=4) != written
 
 
 def test_writes_the_likeliest_bytes_when_cold(params):
     tokens = list(b"def ")
     for _ in range(3):
         tokens.append(int(logits(params, tokens)[-1].argmax()))
-    written = generate.generate(params, b"def ", 3, seed=0, temperature=1e-4)
+    written = generate.generate(params, b"def ", 3, seed=0, window=99, temperature=1e-4)
     assert list(written) == tokens[4:]
 
 

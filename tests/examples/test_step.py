@@ -9,7 +9,11 @@ from jaxcomm.communicator.backends.nccl import library
 from language_model import data, model, reference, step
 
 CONFIG = model.ModelConfig(layers=2, width=32)
-TEXT = np.frombuffer(b"for x in range(10): print(x, end='')\n" * 40, np.uint8)
+TEXT = data.Documents(
+    np.frombuffer(b"for x in range(10): print(x, end='')\n" * 40, np.uint8),
+    np.array([0, 100, 117, 800, 1200]),
+)
+WINDOW = 10
 # Losses are means of float32 sums in two orders; what Adam divides by is as small as
 # the gradients, so their rounding is all that differs.
 TOLERANCE = 1e-5
@@ -28,7 +32,7 @@ def test_takes_the_steps_of_one_device(make_mesh, schedule, length, extents):
     rows, ring = extents
     mesh = make_mesh(data=rows, context=ring)
     optimizer = step.make_optimizer(1e-2)
-    program = step.MeshProgram(mesh, length, schedule, optimizer)
+    program = step.MeshProgram(mesh, length, schedule, optimizer, WINDOW)
     start = jax.device_get(step.init_state(0, CONFIG, optimizer))
     state = jax.device_put(start, program.replicated)
     compiled = program.train.lower(state, *program.batch_shape()).compile()
@@ -40,7 +44,7 @@ def test_takes_the_steps_of_one_device(make_mesh, schedule, length, extents):
     assert of_xla == 0
     assert ours > 2
 
-    train = reference.make_train(optimizer)
+    train = reference.make_train(optimizer, WINDOW)
     expected = jax.device_put(start, jax.devices()[0])
     for number in range(3):
         drawn = batch(number, rows, length)
@@ -49,7 +53,9 @@ def test_takes_the_steps_of_one_device(make_mesh, schedule, length, extents):
         assert abs(float(loss) - float(expected_loss)) < TOLERANCE
     calls = {c.axes: c.stats()["calls"] for c in jaxcomm.communicators()}
     assert calls["data", "context"] == {"all_reduce": 2 * 3}
-    assert sum(calls["context",].values()) == 3 * CONFIG.layers * (2 * ring - 1)
+    # All layers have the same positions, which are compared once a step.
+    sends = 3 * CONFIG.layers * (2 * ring - 1)
+    assert calls["context",] == {"check_positions": 3, "permute": sends}
 
     for leaf in jax.tree.leaves(state):
         first, *others = (np.asarray(shard.data) for shard in leaf.addressable_shards)
@@ -63,7 +69,7 @@ def test_evaluates_alike_on_every_backend(make_mesh):
     losses, collectives = [], []
     for backend in ("host", "xla"):
         jaxcomm.init(mesh, ["context", step.AXES], backend=backend)
-        program = step.MeshProgram(mesh, 32, "zigzag", optimizer)
+        program = step.MeshProgram(mesh, 32, "zigzag", optimizer, WINDOW)
         state = step.init_state(0, CONFIG, optimizer)
         state = jax.device_put(state, program.replicated)
         dealt = program.deal(batch(0, 2, 32))
@@ -86,7 +92,7 @@ def test_trains_over_nccl_as_on_the_host(make_mesh, stand_in_path, monkeypatch):
     losses = {}
     for backend in ("host", "nccl"):
         jaxcomm.init(mesh, ["context", step.AXES], backend=backend)
-        program = step.MeshProgram(mesh, 32, "zigzag", optimizer)
+        program = step.MeshProgram(mesh, 32, "zigzag", optimizer, WINDOW)
         state = step.init_state(0, CONFIG, optimizer)
         state = jax.device_put(state, program.replicated)
         compiled = program.train.lower(state, *program.batch_shape()).compile()

@@ -176,6 +176,28 @@ TEST(ragged_slices_that_are_not_shared_out_evenly_are_refused) {
   }
 }
 
+TEST(a_token_out_of_place_is_refused_with_its_rank_and_positions) {
+  const Leaf leaf{DataType::S32, {3}, 3, 4};
+  auto site = MakeSite("check_positions", {}, {leaf}, {leaf});
+  const std::vector<int32_t> none = {-1, 0, 0}, wrong = {2, 5, 7};
+  const void* const right_operands[] = {none.data()};
+  const void* const wrong_operands[] = {wrong.data()};
+  const void* const* operands_of[] = {right_operands, right_operands};
+  Plan plan;
+  CHECK_TRUE(site->MakePlan(2, operands_of, &plan).success());
+  CHECK_TRUE(plan.leaves.empty());
+  operands_of[1] = wrong_operands;
+  Plan refused;
+  CHECK_CONTAINS(site->MakePlan(2, operands_of, &refused).message(),
+                 "rank 1 does not hold the tokens that its layout says: token 2 has "
+                 "position 5, and the layout says 7");
+}
+
+TEST(mistakes_of_another_form_are_refused) {
+  CHECK_CONTAINS(Refusal("check_positions", {}, {FloatLeaf(3)}, {FloatLeaf(3)}),
+                 "mistakes are rows of 3 int32");
+}
+
 TEST(a_barrier_with_parameters_or_other_results_is_refused) {
   CHECK_EQ(Refusal("barrier", {}, {FloatLeaf(4)}, {FloatLeaf(4)}), "");
   CHECK_CONTAINS(Refusal("barrier", {1}, {}, {}), "1 parameters, not 0");

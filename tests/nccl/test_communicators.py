@@ -33,11 +33,13 @@ def test_a_ring_of_attention_makes_one_communicator(stand_in, make_mesh):
     q = k = v = jnp.ones((1, 16, 2, 8), jnp.float32)
     before = jaxcomm.counters()
 
+    layout = jaxcomm.Layout("zigzag", 4, 16)
+
     def loss(q, k, v):
         out = jax.shard_map(
             lambda q, k, v: jaxcomm.ring_attention(
-                q, k, v, axis_name="context",
-                layout=jaxcomm.Layout("zigzag", 4, 16),
+                q, k, v, axis_name="context", layout=layout,
+                positions=layout.positions_of(jax.lax.axis_index("context")),
             ),
             mesh=mesh, in_specs=spec, out_specs=spec,
         )(q, k, v)  # fmt: skip

@@ -23,29 +23,38 @@ def attention_in_a_ring(here, processes, devices, order, schedule, is_causal):
     layout = jaxcomm.Layout(schedule, mesh.size, 45)
     split = jax.P(None, "context")
 
-    def local(query, key, value):
+    def local(query, key, value, positions):
         return jaxcomm.ring_attention(
             query, key, value, axis_name="context", layout=layout,
-            is_causal=is_causal, return_residual=True,
+            positions=positions, is_causal=is_causal, return_residual=True,
         )  # fmt: skip
 
     attend = jax.shard_map(local, mesh=mesh, in_specs=split, out_specs=split)
 
     @jax.jit
-    def run(arrays, grads):
-        result, transpose = jax.vjp(attend, *arrays)
+    def run(arrays, grads, positions):
+        result, transpose = jax.vjp(lambda *x: attend(*x, positions), *arrays)
         return *result, *transpose(grads)
 
     def deal(x):
-        return layout.reorder(np.asarray(x))
+        return layout.reorder(np.asarray(x))[0]
 
     def put(x):
         sharding = jax.NamedSharding(mesh, split)
         return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
 
-    found = run(*jax.tree.map(lambda x: put(deal(x)), (arrays, grads)))
+    positions = put(layout.reorder(np.zeros((2, 45)))[1])
+    dealt = jax.tree.map(lambda x: put(deal(x)), (arrays, grads))
+    found = run(*dealt, positions)
     options = dense.Options(is_causal=is_causal)
     expected = dense.attention(*arrays, options, grads)
+    # Tokens in their natural order, on ranks of several processes.
+    if schedule == "zigzag":
+        wrong = np.arange(layout.size * layout.local_length, dtype=np.int32)
+        wrong = put(np.stack([np.where(wrong < 45, wrong, -1)] * 2))
+        text = "does not hold the tokens that its layout says"
+        with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match=text):
+            jax.block_until_ready(run(*dealt, wrong))
     # The padding may hold anything.
     real = deal(np.ones((2, 45), bool))
     for name, ours, theirs in zip(expected._fields[:5], found, expected, strict=False):

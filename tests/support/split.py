@@ -9,6 +9,7 @@ from dense import Attention, Options
 
 import jaxcomm
 from jaxcomm.attention.layout import Layout
+from jaxcomm.attention.positions import TRUSTED
 
 SPLIT = jax.P(None, "context")
 _ROWS = jax.P(None, None, "context")
@@ -30,8 +31,9 @@ def on_ranks(
         Layout(schedule, size, size * x.shape[axis]) for x in (query, key)
     )
     return jaxcomm.ring_attention(
-        query, key, value, axis_name=axis_name, layout=layout,
-        key_layout=None if key_layout == layout else key_layout, **options,
+        query, key, value, axis_name=axis_name, layout=layout, positions=TRUSTED,
+        key_layout=None if key_layout == layout else key_layout,
+        key_positions=TRUSTED, **options,
     )  # fmt: skip
 
 
@@ -65,7 +67,9 @@ def attend(
     ids = options.query_ids, options.key_ids
     trained = options.bias, options.slopes, options.sinks
 
-    def local(query, key, value, trained, ids, lengths):
+    is_one_sequence = key_layout == layout
+
+    def local(query, key, value, trained, ids, lengths, positions):
         bias, slopes, sinks = trained
         return jaxcomm.ring_attention(
             query,
@@ -74,7 +78,9 @@ def attend(
             bias,
             axis_name="context",
             layout=layout,
-            key_layout=None if key_layout == layout else key_layout,
+            positions=positions[0],
+            key_layout=None if is_one_sequence else key_layout,
+            key_positions=None if is_one_sequence else positions[1],
             is_causal=options.is_causal,
             local_window_size=options.window,
             query_segment_ids=ids[0],
@@ -91,15 +97,15 @@ def attend(
     of_bias = None
     if options.bias is not None:
         of_bias = _ROWS if options.bias.shape[2] > 1 else jax.P()
-    specs = (*[SPLIT] * 3, (of_bias, jax.P(), jax.P()), SPLIT, jax.P())
+    specs = (*[SPLIT] * 3, (of_bias, jax.P(), jax.P()), SPLIT, jax.P(), SPLIT)
     whole = jax.shard_map(
         local, mesh=mesh, in_specs=specs, out_specs=SPLIT, check_vma=check_vma
     )
 
     @jax.jit
-    def run(arrays, trained, ids, lengths, grads):
+    def run(arrays, trained, ids, lengths, positions, grads):
         def function(*arrays):
-            return whole(*arrays, ids, lengths)
+            return whole(*arrays, ids, lengths, positions)
 
         if grads is None:
             return function(*arrays, trained), ()
@@ -107,7 +113,7 @@ def attend(
         return result, transpose(grads)
 
     def deal(x, of=layout, axis=1):
-        return None if x is None else of.reorder(np.asarray(x), axis=axis)
+        return None if x is None else of.reorder(np.asarray(x), axis=axis)[0]
 
     if of_bias == _ROWS:
         trained = (deal(options.bias, axis=2), *trained[1:])
@@ -117,10 +123,15 @@ def attend(
     dealt = put(arrays), trained, put((deal(ids[0]), deal(ids[1], key_layout)))
     grads = None if grads is None else put(tuple(deal(x) for x in grads))
     lengths = options.query_lengths, options.key_lengths
-    results, gradients = run(*dealt, lengths, grads)
+    positions = {
+        of: of.reorder(np.zeros(x.shape[:2]))[1]
+        for of, x in ((layout, query), (key_layout, key))
+    }
+    given = put((positions[layout], positions[key_layout]))
+    results, gradients = run(*dealt, lengths, given, grads)
 
     def back(x, of=layout, axis=1):
-        return of.restore(np.asarray(x), axis=axis)
+        return of.restore(np.asarray(x), positions[of][0], axis=axis)
 
     out, lse = (back(x) for x in results)
     if not gradients:

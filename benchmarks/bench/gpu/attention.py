@@ -8,6 +8,7 @@ import jaxcomm
 from bench.gpu.rows import Figure, Finding
 from bench.gpu.standstill import standstill
 from bench.gpu.timer import Timer, thunk
+from bench.positions import positions_of
 from jaxcomm.attention.kernels import cudnn_support
 
 _SPLIT = jax.P(None, "i")
@@ -56,6 +57,7 @@ def _of_length(timer, tokens, kernel):
                 v,
                 axis_name="i",
                 layout=layout,
+                positions=positions_of(layout, "i"),
                 is_causal=is_causal,
                 backend=backend,
             )

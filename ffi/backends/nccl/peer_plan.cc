@@ -39,6 +39,7 @@ void Pair(const Steps& from, const Steps& to, int source, int target,
 bool OnlyMoves(Plan::Kind kind) {
   switch (kind) {
     case Plan::Kind::kBarrier:
+    case Plan::Kind::kCheckPositions:
     case Plan::Kind::kAllReduce:
     case Plan::Kind::kReduce:
     case Plan::Kind::kReduceScatter:

@@ -141,6 +141,7 @@ class Maker {
         AddGrouped(Kind::kScatter, part, plan_.root);
         return true;
       case Plan::Kind::kBarrier:
+      case Plan::Kind::kCheckPositions:
       case Plan::Kind::kPermute:
       case Plan::Kind::kRaggedAllToAll:
       case Plan::Kind::kScan:

@@ -189,7 +189,7 @@ def tokens_of(layout: Layout, rank, width: int, ids=None) -> Tokens:
     if width == 1:
         return Tokens(layout.positions_of(rank), ids)
     held = [layout.positions_of(rank * width + i) for i in range(width)]
-    return Tokens(jnp.concatenate([jnp.asarray(x) for x in held]), ids)
+    return Tokens(jnp.concatenate([jnp.asarray(x) for x in held], -1), ids)
 
 
 def columns_of(terms: Terms, start, count: int) -> Terms:

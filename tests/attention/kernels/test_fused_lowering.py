@@ -15,6 +15,7 @@ from jaxcomm.attention.kernels.operands import HopConfig, Operands
 from jaxcomm.attention.kernels.primitive import hop_forward
 from jaxcomm.attention.layout import Layout
 from jaxcomm.attention.mask import Mask, Tokens
+from jaxcomm.attention.positions import TRUSTED
 from jaxcomm.attention.ring_attention import ring_attention
 from jaxcomm.attention.schedules.block import Block, Blocks
 from jaxcomm.attention.schedules.registry import SCHEDULES
@@ -24,7 +25,11 @@ from jaxcomm.attention.strategies.ring import Ring
 SPLIT = jax.P(None, "context")
 # Theirs lowers for any platform on any machine.
 attend = functools.partial(
-    ring_attention, axis_name="context", is_causal=True, backend="xla"
+    ring_attention,
+    axis_name="context",
+    is_causal=True,
+    backend="xla",
+    positions=TRUSTED,
 )
 
 
@@ -122,9 +127,11 @@ import jaxcomm
 kind = (jax.sharding.AxisType.Auto,)
 mesh = jax.sharding.AbstractMesh((2,), ("context",), kind)
 split = jax.P(None, "context")
+layout = jaxcomm.Layout("zigzag", 2, 8)
 ring = jax.shard_map(
     lambda *x: jaxcomm.ring_attention(
-        *x, axis_name="context", is_causal=True, layout=jaxcomm.Layout("zigzag", 2, 8)),
+        *x, axis_name="context", is_causal=True, layout=layout,
+        positions=layout.positions_of(jax.lax.axis_index("context"))),
     mesh=mesh, in_specs=split, out_specs=split)
 x = jax.ShapeDtypeStruct((1, 8, 2, 8), jnp.bfloat16)
 assert jax.eval_shape(ring, x, x, x).shape == x.shape

@@ -13,6 +13,7 @@ import pytest
 from jaxcomm import compat
 from jaxcomm.attention.kernels import gpus, pallas_support, selection
 from jaxcomm.attention.layout import Layout
+from jaxcomm.attention.positions import TRUSTED
 from jaxcomm.attention.ring_attention import ring_attention
 
 SHAPE = (1, 64, 4, 32)
@@ -62,6 +63,7 @@ def lower(mesh_of):
             layout=layout,
             is_causal=True,
             backend="xla",
+            positions=TRUSTED,
             **more,
         )
 

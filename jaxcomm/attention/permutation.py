@@ -1,0 +1,185 @@
+"""Permute the tokens of arrays, wherever they live."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxcomm import compat
+from jaxcomm.primitives import arguments
+
+
+def checked(leaf, axis, what: str):
+    """Return an array and the index of its dimension ``axis``.
+
+    Raises:
+      ValueError: ``axis`` is out of range.
+      TypeError: ``axis`` is no integer.
+    """
+    leaf = leaf if isinstance(leaf, np.ndarray) else jnp.asarray(leaf)
+    arguments.integer(axis, f"{what}: axis")
+    if not -leaf.ndim <= axis < leaf.ndim:
+        raise ValueError(
+            f"{what}: axis={axis} was asked for, but x has shape {leaf.shape}. Pass "
+            "the axis that counts tokens."
+        )
+    return leaf, axis % leaf.ndim
+
+
+def no_positions(schedule, argument: str = "positions") -> str:
+    """Say what to do about positions that a call did not get."""
+    return (
+        f"{argument}= is missing, and the layout {schedule!r} is not the natural order "
+        "of the tokens. Reorder the batch with `batch, positions = layout.reorder("
+        "batch)`, split the positions as the tokens are, and pass this rank's."
+    )
+
+
+def take(leaf, places, axis: int, *, fill: int | None = 0):
+    """Return the tokens at these places.
+
+    Args:
+      leaf: array whose dimension ``axis`` counts tokens.
+      places: int32 (tokens,), or (B, tokens) for each row of dimension 0.
+      axis: the dimension.
+      fill: value at places behind the end. If None, what no result should be: see
+        :func:`poison`.
+    """
+    if places.ndim == 2:
+        return _take_rows(leaf, places, axis, fill)
+    count = leaf.shape[axis]
+    filling = poison(leaf.dtype) if fill is None else fill
+    is_known = isinstance(places, np.ndarray)
+    if is_known and np.array_equal(places, np.arange(count)):
+        return leaf
+    if isinstance(leaf, np.ndarray) and is_known:
+        padding = [(0, 0)] * leaf.ndim
+        padding[axis] = (0, max(0, int(places.max(initial=-1)) + 1 - count))
+        padded = np.pad(leaf, padding, constant_values=filling)
+        return np.take(padded, places, axis=axis)
+    leaf = jnp.asarray(leaf)
+    index = (slice(None),) * axis + (places,)
+    return leaf.at[index].get(
+        mode="fill",
+        fill_value=filling,
+        # Places behind the end may be equal.
+        unique_indices=fill is not None,
+        out_sharding=_sharding(leaf, axis, len(places)),
+    )
+
+
+def _take_rows(leaf, places, axis: int, fill):
+    if isinstance(leaf, np.ndarray) and isinstance(places, np.ndarray):
+        rows = zip(leaf, places, strict=True)
+        return np.stack([take(row, at, axis - 1, fill=fill) for row, at in rows])
+    return jax.vmap(lambda row, at: take(row, at, axis - 1, fill=fill))(
+        jnp.asarray(leaf), jnp.asarray(places)
+    )
+
+
+def poison(dtype) -> float:
+    """Return the value of a dtype that says that a number is none.
+
+    NaN; the smallest number of signed integers, the largest of unsigned ones, and True:
+    as JAX fills what is out of bounds.
+    """
+    if jnp.issubdtype(dtype, jnp.inexact):
+        return float("nan")
+    if dtype == np.bool_:
+        return True
+    limits = jnp.iinfo(dtype)
+    is_signed = jnp.issubdtype(dtype, jnp.signedinteger)
+    return int(limits.min if is_signed else limits.max)
+
+
+def poison_unless(is_right, tree):
+    """Replace every number of a pytree by :func:`poison` where a flag is False.
+
+    Args:
+      is_right: bool scalar. If None, nothing is replaced.
+      tree: pytree of arrays.
+    """
+    if is_right is None:
+        return tree
+    return jax.tree.map(lambda x: jnp.where(is_right, x, poison(x.dtype)), tree)
+
+
+def token_numbers(leaf, axis: int):
+    """Return 0, 1, 2, ... along ``axis``: int32, of the array's shape up to there."""
+    shape = leaf.shape[: axis + 1]
+    if isinstance(leaf, np.ndarray):
+        return np.broadcast_to(np.arange(shape[axis], dtype=np.int32), shape)
+    sharding = compat.explicit_sharding(leaf)
+    if sharding is not None:
+        sharding = sharding.update(spec=jax.P(*sharding.spec[: axis + 1]))
+    return jax.lax.broadcasted_iota(jnp.int32, shape, axis, out_sharding=sharding)
+
+
+def places_of(positions, length: int, has_rows: bool, what: str):
+    """Return where each token of a sequence is, by the positions that are held.
+
+    Args:
+      positions: int32 (..., tokens), negative for padding.
+      length: of the sequence.
+      has_rows: whether rows may differ. Then there are two dimensions.
+      what: the name of the function that was called.
+
+    Returns:
+      int32 (length,), or (B, length); behind the end where the positions are not those
+      of one such sequence, each once.
+
+    Raises:
+      ValueError: they are not, and they are known.
+    """
+    if not jnp.issubdtype(positions.dtype, jnp.integer):
+        raise TypeError(f"{what}: positions have dtype {positions.dtype}. Pass int32.")
+    known = compat.known_value(positions)
+    positions = _whole(jnp.asarray(positions)) if known is None else known
+    xp = jnp if known is None else np
+    held = positions.shape[-1]
+    rows = positions.reshape(math.prod(positions.shape[:-1]), held)
+    found = [_places_of_row(xp, row, length) for row in rows] if has_rows else []
+    if not has_rows:
+        places, is_right = _places_of_row(xp, rows[0], length)
+        found = [(places, is_right & (rows == rows[:1]).all())]
+    if known is not None and not all(is_right for _, is_right in found):
+        raise ValueError(
+            f"{what}: the positions are not those of a sequence of {length} tokens, "
+            f"each once{'' if has_rows else ' and the same in all rows'}: "
+            f"{np.array2string(known, threshold=8)}. Pass those that reorder "
+            "returned with these tokens, of all ranks."
+        )
+    every = [xp.where(is_right, places, held) for places, is_right in found]
+    return (xp.stack(every) if has_rows else every[0]).astype(np.int32)
+
+
+def _places_of_row(xp, row, length: int):
+    """Return the places, and whether each position is there once and no other is."""
+    order = xp.argsort(xp.where(row < 0, length, row), stable=True)
+    places = order[:length]
+    is_right = (row[places] == xp.arange(length)).all() & (row < length).all()
+    return places, is_right
+
+
+def _whole(x):
+    """Return an array of which each device of an explicit mesh has all."""
+    sharding = compat.explicit_sharding(x)
+    if sharding is None:
+        return x
+    return jax.reshard(x, sharding.update(spec=jax.P(*[None] * x.ndim)))
+
+
+def _sharding(leaf, axis: int, count: int):
+    """Return the sharding to keep on a mesh with explicit axes; None on others."""
+    sharding = compat.explicit_sharding(leaf)
+    if sharding is None:
+        return None
+    spec = list(sharding.spec) + [None] * (leaf.ndim - len(sharding.spec))
+    names = spec[axis]
+    if names is not None:
+        names = names if isinstance(names, tuple) else (names,)
+        parts = int(np.prod([sharding.mesh.shape[name] for name in names]))
+        if count % parts:
+            spec[axis] = None
+    return sharding.update(spec=jax.P(*spec))

@@ -1,0 +1,161 @@
+"""Compare the tokens that a rank holds with those that its layout says."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from jaxcomm import config
+from jaxcomm.attention.layout import Layout
+from jaxcomm.attention.mask import PADDING
+from jaxcomm.attention.names import keep
+from jaxcomm.attention.permutation import no_positions
+from jaxcomm.collectives.all_gather import all_gather
+from jaxcomm.primitives import arguments
+from jaxcomm.primitives.collective import Collective
+from jaxcomm.primitives.define import define
+from jaxcomm.primitives.request import Request
+
+
+class Trusted:
+    """In place of positions: of tokens that jaxcomm itself put into the layout."""
+
+
+TRUSTED = Trusted()
+
+
+def are_right(
+    positions, layout: Layout, axis_name, what: str, *, argument="positions",
+    lane=None, backend=None,
+):  # fmt: skip
+    """Say whether this rank holds the tokens that the layout says.
+
+    The ``host`` backend raises on all ranks where one of them does not. No other can: a
+    GPU's host does not see what is on the device. With ``JAXCOMM_CHECK=1`` a callback
+    raises there too.
+
+    Args:
+      positions: int32 (T,) or (B, T), the position of each token, -1 for padding; None
+        if the layout is the natural order; or TRUSTED.
+      layout: who holds which positions.
+      axis_name: the axis that splits the sequence.
+      what: the name of the function that was called.
+      argument: what it calls the positions.
+      lane, backend: of the call.
+
+    Returns:
+      bool scalar, or None where there is nothing to compare.
+
+    Raises:
+      TypeError: positions are missing or no integers.
+      ValueError: they have another shape.
+    """
+    if positions is None and not layout.is_natural:
+        raise TypeError(f"{what}: {no_positions(layout.schedule, argument)}")
+    if positions is None or positions is TRUSTED:
+        return None
+    positions = jnp.asarray(positions)
+    if not jnp.issubdtype(positions.dtype, jnp.integer):
+        raise TypeError(
+            f"{what}: {argument} has dtype {positions.dtype}. Pass those that "
+            "layout.reorder returned, int32."
+        )
+    expected = jnp.asarray(layout.positions_of(jax.lax.axis_index(axis_name)))
+    expected = jnp.where(expected < layout.length, expected, PADDING)
+    shape = positions.shape
+    fits = len(shape) in (1, 2) and shape[-1:] == expected.shape[-1:]
+    if not fits or (expected.ndim == 2 and shape != expected.shape):
+        raise ValueError(
+            f"{what}: {argument} has shape {shape} on this rank, and {expected.shape} "
+            "is expected, or a row of it for each sequence. Split what layout.reorder "
+            "returned as the tokens are."
+        )
+    found = positions.astype(jnp.int32).reshape(-1)
+    expected = jnp.broadcast_to(expected, shape).reshape(-1)
+    mistake = _first_mistake(found, expected, shape[-1])
+    call = arguments.call_of(what, axis_name, lane=lane, backend=backend)
+    mistake = Request(CHECK_POSITIONS, mistake, call).run()
+    is_right = mistake[0] < 0
+    if config.check():
+        _raise_everywhere(what, mistake, axis_name, lane, backend)
+    return is_right
+
+
+def both_are_right(queries, keys, axis_name, **via):
+    """Say whether this rank holds the queries and the keys that their layouts say.
+
+    Args:
+      queries, keys: positions and layout of each. The layout of the keys is None if
+        they are the same sequence as the queries.
+      axis_name: the axis that splits the sequence.
+      via: lane and backend of the call.
+
+    Returns:
+      bool scalar, or None where there is nothing to compare. A policy of
+      ``jax.checkpoint`` can save it.
+
+    Raises:
+      As :func:`are_right`, for ``ring_attention``.
+    """
+    what = "ring_attention"
+    (positions, layout), (key_positions, key_layout) = queries, keys
+    found = [are_right(positions, layout, axis_name, what, **via)]
+    if key_layout is not None:
+        via["argument"] = "key_positions"
+        found += [are_right(key_positions, key_layout, axis_name, what, **via)]
+    elif key_positions is not None and key_positions is not TRUSTED:
+        raise ValueError(
+            f"{what}: key_positions= was given without key_layout=. Pass both for "
+            "another sequence of keys, or neither."
+        )
+    found = [is_right for is_right in found if is_right is not None]
+    return keep(functools.reduce(jnp.logical_and, found)) if found else None
+
+
+def _first_mistake(found, expected, tokens: int):
+    """Return int32 (3,): the first wrong token or -1, its position, the right one."""
+    if not found.size:
+        return jnp.array([-1, 0, 0], jnp.int32)
+    is_wrong = found != expected
+    at = jnp.argmax(is_wrong).astype(jnp.int32)
+    token = jnp.where(is_wrong[at], at % tokens, -1)
+    return jnp.stack([token, found[at], expected[at]])
+
+
+def _raise_everywhere(what: str, mistake, axis_name, lane, backend) -> None:
+    """Raise by a callback on all ranks: those that went on would wait for the rest."""
+    mistakes = all_gather(mistake, axis_name, lane=lane, backend=backend)
+    rank = jnp.argmax(mistakes[:, 0] >= 0)
+
+    def complain(rank, token, found, expected):
+        raise ValueError(
+            f"{what}: rank {rank} does not hold the tokens that its layout says: token "
+            f"{token} has position {found}, and the layout says {expected} (-1 is "
+            "padding). Reorder the batch with the layout that is passed, `batch, "
+            "positions = layout.reorder(batch)`."
+        )
+
+    def call(rank, mistake):
+        jax.debug.callback(complain, rank, *mistake)
+
+    is_wrong = mistakes[rank, 0] >= 0
+    jax.lax.cond(is_wrong, call, lambda *_: None, rank, mistakes[rank])
+
+
+class CheckPositions(Collective):
+    """Operand and result: int32 (3,), see :func:`_first_mistake`. Nothing moves."""
+
+    name = "check_positions"
+
+    def aliases(self, num_operands):
+        return {i: i for i in range(num_operands)}
+
+    def emulate(self, x, i):
+        return x
+
+    def xla(self, xs, call):
+        return list(xs)
+
+
+CHECK_POSITIONS = CheckPositions()
+define(CHECK_POSITIONS)

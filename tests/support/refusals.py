@@ -1,0 +1,321 @@
+"""Everything that attention refuses, as calls: what is asked, and what is raised.
+
+Calls are traced for four ranks of an abstract mesh, so no device is needed.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jaxcomm
+from jaxcomm.attention import (
+    Strategy,
+    attention_fn,
+    combine,
+    document_layout,
+    document_work,
+    relayout,
+    segment_ids,
+)
+from jaxcomm.attention.layout import Layout
+from jaxcomm.attention.ring_attention import ring_attention
+from jaxcomm.attention.schedules.block import Block
+
+SPLIT = jax.P(None, "context")
+ZIGZAG = Layout("zigzag", 4, 8)
+PLAIN = Layout("contiguous", 4, 8)
+ROWS = document_layout([[4, 4], [2, 6]], 4)
+
+
+@dataclasses.dataclass(frozen=True)
+class Refusal:
+    """One call that is refused.
+
+    Attributes:
+      of: the function that refuses.
+      asked: in words, or as code.
+      call: makes the call.
+      error: the type that is raised.
+    """
+
+    of: str
+    asked: str
+    call: Callable
+    error: type
+
+    def __str__(self):
+        return f"{self.of}: {self.asked}"
+
+    def raised(self) -> Exception | None:
+        """Return what the call raises, or None."""
+        try:
+            self.call()
+        except Exception as error:
+            return error
+        return None
+
+
+def x(*shape, dtype=jnp.float32):
+    return jnp.ones(shape, dtype)
+
+
+def on_four(function, *arrays, specs=None):
+    """Trace a function of arrays that are split over four ranks."""
+    auto = (jax.sharding.AxisType.Auto,)
+    mesh = jax.sharding.AbstractMesh((4,), ("context",), auto)
+    specs = specs or tuple(SPLIT if a.ndim != 3 else jax.P("context") for a in arrays)
+    whole = jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=specs[0])
+    return jax.eval_shape(whole, *arrays)
+
+
+def attend(query=None, key=None, value=None, *, layout=ZIGZAG, **options):
+    """Trace ring_attention; arrays among the options are on every rank."""
+    query = x(1, 8, 2, 4) if query is None else query
+    key = query if key is None else key
+    value = key if value is None else value
+    if layout is ZIGZAG:
+        options.setdefault("positions", jnp.arange(2))
+    options.setdefault("axis_name", "context")
+    return on_four(functools.partial(ring_attention, layout=layout, **options),
+                   query, key, value)  # fmt: skip
+
+
+def _of_attention():
+    values: list[tuple[str, dict | tuple]] = [
+        ("query and key of other dimensions", (x(8, 2, 4), x(4, 8, 2, 4))),
+        ("a head size of 0", (x(1, 8, 2, 0),)),
+        ("values of another shape", (x(1, 8, 2, 4), x(1, 8, 2, 4), x(1, 16, 2, 4))),
+        ("query and key of other batches", (x(1, 8, 2, 4), x(2, 8, 2, 4))),
+        ("4 query heads for 3 key heads", (x(1, 8, 4, 4), x(1, 8, 3, 4))),
+        ("heads before tokens", (x(1, 4, 8, 4),)),
+        ("longer keys without `key_layout`", (x(1, 8, 2, 4), x(1, 16, 2, 4))),
+        ("a layout of another length", {"layout": Layout("zigzag", 4, 13)}),
+        ("a layout of another ring size", {"layout": Layout("zigzag", 8, 16)}),
+        ("a layout of more rows than the batch", {"layout": ROWS}),
+        ("`local_window_size=(-1, 2)`", {"local_window_size": (-1, 2)}),
+        ("`logits_soft_cap=0`", {"logits_soft_cap": 0}),
+        ("`scale=nan`", {"scale": float("nan")}),
+        ("`dropout_rate=1.0`", {"dropout_rate": 1.0}),
+        ("`dropout_rate=0.5` without a key", {"dropout_rate": 0.5}),
+        ("`sinks` of another shape", {"sinks": x(3)}),
+        ("`alibi_slopes` of another shape", {"alibi_slopes": x(2, 1)}),
+        ("a `bias` with rows of all ranks", {"bias": x(1, 2, 8, 8)}),
+        (
+            "`query_segment_ids` that are not split",
+            {"query_segment_ids": jnp.zeros((1, 8), int)},
+        ),
+        (
+            "`key_value_segment_ids` alone",
+            {"key_value_segment_ids": jnp.zeros((1, 2), int)},
+        ),
+        (
+            "`key_value_seq_lengths` of another batch",
+            {"key_value_seq_lengths": jnp.ones(2, int)},
+        ),
+        ("positions of another length", {"positions": jnp.arange(5)}),
+        ("`key_positions` without `key_layout`", {"key_positions": jnp.arange(2)}),
+        ("`strategy='star'`", {"strategy": "star"}),
+        ("`strategy='halo'` without a window", {"strategy": "halo"}),
+        (
+            "`strategy='halo'` for a layout that is data",
+            {
+                "strategy": "halo",
+                "layout": document_layout([8], 4),
+                "positions": jnp.arange(2),
+                "local_window_size": 2,
+            },
+        ),
+        ("`strategy='ulysses'`, 2 heads on 4 ranks", {"strategy": "ulysses"}),
+        (
+            "`Ulysses(3)` on 4 ranks",
+            {"strategy": jaxcomm.attention.Ulysses(3)},
+        ),
+        ("`implementation='flash'`", {"implementation": "flash"}),
+    ]  # fmt: skip
+    types: list[tuple[str, dict | tuple]] = [
+        ("integer queries", (x(1, 8, 2, 4, dtype=jnp.int32),)),
+        ("keys of another dtype", (x(1, 8, 2, 4), x(1, 8, 2, 4, dtype=jnp.bfloat16))),
+        ("a schedule in place of a layout", {"layout": "zigzag"}),
+        ("no `positions`, layout not natural", {"positions": None}),
+        ("positions that are no integers", {"positions": x(2)}),
+        ("`strategy=2`", {"strategy": 2}),
+        ("`sinks` that are integers", {"sinks": jnp.ones(2, int)}),
+        ("a `bias` of integers", {"bias": jnp.ones((1, 1, 2, 8), int)}),
+        ("a `mask` of numbers", {"mask": x(1, 1, 2, 8)}),
+        ("segment ids that are no integers", {"query_segment_ids": x(1, 2)}),
+        ("`local_window_size=2.5`", {"local_window_size": 2.5}),
+        ("`local_window_size=True`", {"local_window_size": True}),
+        ("`local_window_size=(1, None)`", {"local_window_size": (1, None)}),
+        ("`local_window_size=(1, 2, 3)`", {"local_window_size": (1, 2, 3)}),
+        ("`is_causal='yes'`", {"is_causal": "yes"}),
+        ("`return_residual=2`", {"return_residual": 2}),
+        ("`scale='large'`", {"scale": "large"}),
+        ("`scale=True`", {"scale": True}),
+    ]
+    for error, cases in ((ValueError, values), (TypeError, types)):
+        for asked, given in cases:
+            call = (
+                functools.partial(attend, **given)
+                if isinstance(given, dict)
+                else functools.partial(attend, *given)
+            )
+            yield asked, call, error
+    yield (
+        "`strategy='usp'` with one key head on one axis",
+        lambda: attend(x(1, 8, 2, 4), x(1, 8, 1, 4), strategy="usp"),
+        ValueError,
+    )
+    yield (
+        "segment ids of queries alone, with `key_layout`",
+        lambda: attend(
+            x(1, 8, 2, 4), x(1, 16, 2, 4), key_layout=Layout("zigzag", 4, 16),
+            query_segment_ids=jnp.zeros((1, 2), int),
+        ),
+        ValueError,
+    )  # fmt: skip
+    yield (
+        "a call outside of `jax.shard_map`",
+        lambda: ring_attention(
+            *[x(1, 8, 2, 4)] * 3, axis_name="context", layout=ZIGZAG
+        ),
+        NameError,
+    )
+
+
+def _of_others():
+    def refusal(of, asked, call, error=ValueError):
+        return Refusal(of, asked, call, error)
+
+    one = x(1, 8, 2, 4)
+    dealt, positions = ZIGZAG.reorder(np.ones((1, 8)))
+    yield refusal("Layout", "no ranks", lambda: Layout("zigzag", 0, 8))
+    yield refusal("Layout", "a negative length", lambda: Layout("zigzag", 2, -1))
+    yield refusal("Layout", "`'spiral'`", lambda: Layout("spiral", 2, 8))
+    yield refusal("Layout", "`2` as a schedule", lambda: Layout(2, 2, 8), TypeError)
+    yield refusal(
+        "Layout.reorder", "an axis that is not there", lambda: ZIGZAG.reorder(x(8))
+    )
+    yield refusal(
+        "Layout.reorder", "another length", lambda: ZIGZAG.reorder(x(5), axis=0)
+    )
+    yield refusal("Layout.reorder", "no array", lambda: ZIGZAG.reorder({}))
+    yield refusal(
+        "Layout.reorder",
+        "a batch of other rows than the layout",
+        lambda: ROWS.reorder(x(3, 8)),
+    )
+    yield refusal(
+        "Layout.restore", "no positions", lambda: ZIGZAG.restore(dealt), TypeError
+    )
+    yield refusal(
+        "Layout.restore",
+        "positions that are no integers",
+        lambda: ZIGZAG.restore(dealt, x(1, 8)),
+        TypeError,
+    )
+    yield refusal(
+        "Layout.restore",
+        "positions of one rank",
+        lambda: ZIGZAG.restore(dealt, positions[:, :2]),
+    )
+    yield refusal(
+        "Layout.restore",
+        "an array of one rank",
+        lambda: ZIGZAG.restore(dealt[:, :2], positions),
+    )
+    yield refusal(
+        "Layout.restore",
+        "positions of another sequence",
+        lambda: Layout("zigzag", 4, 7).restore(dealt, positions),
+    )
+    yield refusal(
+        "document_layout", "a negative length", lambda: document_layout([1, -1], 2)
+    )
+    yield refusal(
+        "document_layout", "lengths of floats", lambda: document_layout([1.5], 2),
+        TypeError,
+    )  # fmt: skip
+    yield refusal(
+        "document_layout",
+        "rows of different sums",
+        lambda: document_layout([[4, 4], [2, 5]], 2),
+    )
+    yield refusal(
+        "document_layout",
+        "positions of its schedule without its order",
+        lambda: document_work(Layout(ROWS.schedule, 2, 8), [8]),
+        TypeError,
+    )
+    yield refusal(
+        "segment_ids", "documents beyond the sequence", lambda: segment_ids([3], 2)
+    )
+    yield refusal(
+        "relayout",
+        "layouts of two sequences",
+        lambda: relayout(x(1, 2), PLAIN, Layout("zigzag", 4, 9), "context"),
+    )
+    yield refusal(
+        "relayout",
+        "a layout that differs by row",
+        lambda: relayout(x(2, 2), PLAIN, ROWS, "context"),
+    )
+    yield refusal(
+        "relayout",
+        "an array of another length",
+        lambda: on_four(lambda a: relayout(a, PLAIN, ZIGZAG, "context"), x(1, 4)),
+    )
+
+    def combined(out, lse, **options):
+        return on_four(
+            lambda out, lse: combine(out, lse, "context", **options), out, lse,
+            specs=(SPLIT, SPLIT),
+        )  # fmt: skip
+
+    yield refusal(
+        "combine",
+        "integers",
+        lambda: combined(x(1, 8, 2, 4, dtype=jnp.int32), x(1, 8, 2)),
+        TypeError,
+    )
+    yield refusal("combine", "shapes that differ", lambda: combined(one, x(1, 8, 3)))
+    yield refusal(
+        "combine",
+        "`scatter` of what 4 does not divide",
+        lambda: combined(one, x(1, 8, 2), scatter=2),
+    )
+    yield refusal(
+        "dot_product_attention",
+        "an axis that the mesh does not have",
+        lambda: jaxcomm.dot_product_attention(one, one, one, axis_name="context"),
+    )
+    for asked, options in (
+        ("`precision`", {"precision": "highest"}),
+        ("`sow_weights`", {"module": object()}),
+        ("`broadcast_dropout`", {"dropout_rate": 0.5}),
+    ):
+        yield refusal(
+            "attention_fn",
+            asked,
+            functools.partial(attention_fn("context", PLAIN), one, one, one, **options),
+        )
+    yield refusal(
+        "Schedule.blocks", "a causal block that is no square",
+        lambda: Block((0, 2), (0, 3), is_causal=True),
+    )  # fmt: skip
+
+    class Silent(Strategy):
+        name = "silent"
+        forward = backward = None
+
+    yield refusal(
+        "plan", "a strategy that does not say its cost",
+        lambda: Silent().cost(None), NotImplementedError,
+    )  # fmt: skip
+
+
+REFUSALS = [Refusal("ring_attention", *case) for case in _of_attention()]
+REFUSALS += list(_of_others())

@@ -1,0 +1,151 @@
+"""The page of what attention supports and refuses, made of what the code says.
+
+``python tests/support/supported.py > docs/supported.md`` writes it.
+"""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+from refusals import REFUSALS, ZIGZAG, on_four, x
+
+from jaxcomm.attention import document_layout
+from jaxcomm.attention.layout import Layout
+from jaxcomm.attention.ring_attention import ring_attention
+from jaxcomm.attention.strategies.registry import STRATEGIES
+from jaxcomm.attention.strategies.usp import Usp
+
+_IDS = jnp.zeros((1, 2), jnp.int32)
+# Options of a call with four heads, on four ranks that hold two tokens each.
+_HELD = jnp.arange(2)
+_DATA = {"layout": document_layout([5, 3], 4), "positions": _HELD}
+OPTIONS = {
+    "nothing": {},
+    "`is_causal`": {"is_causal": True},
+    "`local_window_size`": {"local_window_size": (3, 3)},
+    "`is_causal` and `local_window_size`": {
+        "is_causal": True,
+        "local_window_size": (3, 0),
+    },
+    "segment ids": {"query_segment_ids": _IDS},
+    "sequence lengths": {"query_seq_lengths": jnp.array([5])},
+    "a length that does not divide": {
+        "layout": Layout("zigzag", 4, 7),
+        "positions": _HELD,
+    },
+    "`document_layout`": _DATA | {"query_segment_ids": _IDS},
+    "`document_layout` of rows": {
+        "layout": document_layout([[5, 3]], 4),
+        "positions": _HELD[None],
+        "query_segment_ids": _IDS,
+    },
+    "`bias`": {"bias": x(1, 4, 2, 8)},
+    "`mask`": {"mask": jnp.ones((1, 1, 2, 8), bool)},
+    "`sinks`": {"sinks": x(4)},
+    "`logits_soft_cap`": {"logits_soft_cap": 30.0},
+    "`alibi_slopes`": {"alibi_slopes": x(4)},
+    "`dropout_rate`": {"dropout_rate": 0.1, "dropout_key": jax.random.key(0)},
+    "`return_residual`": {"return_residual": True},
+    "`key_layout`": {
+        "arrays": [(1, 8, 4, 64), (1, 16, 4, 64)],
+        "key_layout": Layout("zigzag", 4, 16),
+        "key_positions": jnp.arange(4),
+    },
+    "one key head": {"arrays": [(1, 8, 4, 64), (1, 8, 1, 64)]},
+    "2 query heads on 4 ranks": {"arrays": [(1, 8, 2, 64)]},
+    "values of another size": {"arrays": [(1, 8, 4, 64), (1, 8, 4, 64), (1, 8, 4, 32)]},
+    "float32": {"dtype": jnp.float32},
+    "a head size of 36": {"arrays": [(1, 8, 4, 36)]},
+    "a head size of 512": {"arrays": [(1, 8, 4, 512)]},
+}
+
+
+def _answer(options, strategy, implementation=None) -> str | None:
+    """Return None if the call and its gradient can be traced, or why not."""
+    options = dict(options)
+    shapes = options.pop("arrays", [(1, 8, 4, 64)])
+    dtype = options.pop("dtype", jnp.bfloat16)
+    query, *others = (x(*shape, dtype=dtype) for shape in shapes)
+    key = others[0] if others else query
+    value = others[1] if len(others) > 1 else key
+    options = {"layout": ZIGZAG, "positions": _HELD} | options
+    how = {"strategy": strategy, "implementation": implementation}
+
+    def gradient(*arrays):
+        def loss(*arrays):
+            out = ring_attention(*arrays, axis_name="context", **options, **how)
+            return sum(leaf.sum().astype(jnp.float32) for leaf in jax.tree.leaves(out))
+
+        return jax.grad(loss)(*arrays)
+
+    try:
+        on_four(gradient, query, key, value)
+    except ValueError as error:
+        reason = re.search(r" was asked for, but (.*?)\. Pass ", str(error), re.S)
+        if reason is None:
+            raise
+        return reason.group(1)
+    return None
+
+
+def _table() -> list[str]:
+    strategies = {name: name for name in STRATEGIES} | {"usp": Usp(2)}
+    columns = [*(f'`"{name}"`' for name in strategies), "cuDNN, ring"]
+    lines = [f"| option | {' | '.join(columns)} |", "| --- " * (1 + len(columns)) + "|"]
+    reasons: dict[str, int] = {}
+
+    def cell(reason):
+        if reason is None:
+            return "yes"
+        return f"no ({reasons.setdefault(reason, len(reasons) + 1)})"
+
+    for name, options in OPTIONS.items():
+        windowed = {"local_window_size": (3, 3)} | options
+        cells = [
+            cell(_answer(windowed if how == "halo" else options, how))
+            for how in strategies.values()
+        ]
+        cells.append(cell(_answer(options, "ring", "cudnn")))
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    lines.append("")
+    lines += [f"{number}. `{reason}`" for reason, number in reasons.items()]
+    return lines
+
+
+@functools.cache
+def page() -> str:
+    lines = [
+        "# Supported and refused",
+        "",
+        "`python tests/support/supported.py > docs/supported.md` writes this page. It",
+        "makes each call and notes what the code says. See [attention](attention.md).",
+        "",
+        "## Options and strategies",
+        "",
+        "Four ranks, four heads of size 64, bfloat16, `zigzag`, forward and backward.",
+        '`"halo"` has a window in each row. The last column says whether cuDNN may',
+        "compute the hops of a ring on an NVIDIA GPU. Otherwise XLA does. Numbers are",
+        "those of the reasons below the table.",
+        "",
+        *_table(),
+        "",
+        "## Errors",
+        "",
+        "These calls on four ranks raise before anything runs.",
+        "",
+    ]
+    for of in dict.fromkeys(refusal.of for refusal in REFUSALS):
+        lines += [f"### `{of}`", "", "| asked | error |", "| --- | --- |"]
+        for refusal in REFUSALS:
+            if refusal.of == of:
+                error = refusal.raised()
+                text = re.sub(r"\s+", " ", str(error)).replace("|", "\\|")
+                kind = type(error).__name__
+                lines.append(f"| {refusal.asked} | ``{kind}: {text}`` |")
+        lines.append("")
+    return "\n".join(lines).rstrip() + "\n"
+
+
+if __name__ == "__main__":
+    print(page(), end="")
