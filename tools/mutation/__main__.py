@@ -88,7 +88,8 @@ def main() -> int:
             return
         result = {"outcome": "survived", "seconds": 0.0}
         for tests, seconds in records.of(defect, given.budget):
-            result = tree.try_defect(defect, tests, 60 + 4 * seconds)
+            confirms = "::" not in tests[0]
+            result = tree.try_defect(defect, tests, 60 + 4 * seconds, confirms)
             if result["outcome"] != "survived":
                 break
         print(
