@@ -123,11 +123,17 @@ class Records:
         Returns:
           Rounds: ids of tests, and the seconds that they took when they were recorded.
         """
-        found = [
-            (record["seconds"], test)
+        users = [
+            (record["seconds"], test, record["lines"][defect.file])
             for test, record in self._tests.items()
-            if defect.shown_at in record["lines"].get(defect.file, ())
+            if defect.file in record["lines"]
         ]
+        # A line that runs at import concerns all that use the file.
+        found = [
+            (seconds, test)
+            for seconds, test, lines in users
+            if defect.shown_at in lines
+        ] or [(seconds, test) for seconds, test, _ in users]
         cases: dict[str, int] = {}
         ordered = []
         for seconds, test in sorted(found):
