@@ -89,7 +89,7 @@ def main() -> int:
         result = {"outcome": "survived", "seconds": 0.0}
         for tests, seconds in records.of(defect, given.budget):
             confirms = "::" not in tests[0]
-            result = tree.try_defect(defect, tests, 60 + 4 * seconds, confirms)
+            result = tree.try_defect(defect, tests, 200 + 8 * seconds, confirms)
             if result["outcome"] != "survived":
                 break
         print(
