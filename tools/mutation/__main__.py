@@ -100,7 +100,7 @@ def main() -> int:
 
     trees.map(one, left)
     tried = [(each, results[each.name]) for each in defects if each.name in results]
-    page, is_enough = report.page(tried, given.seed)
+    page, is_enough = report.page(tried, len(defects), given.seed)
     given.report.write_text(page)
     print(page)
     return 0 if is_enough else 1
