@@ -13,9 +13,9 @@ _HEAD = """# Defects that the tests catch
 
 `make mutation` wrote this page. Seed {seed} draws {drawn} small defects, of which it
 put {count} into copies of the package before its time was over. For each it runs the
-tests that execute the line, until one fails. Results stay in `build/mutation`: a later run tries survivors
-and changed lines alone. A defect is *equivalent* if no result can show it. The reasons
-come from `tools/mutation/equivalent.toml`.
+tests that execute the line, until one fails. Results stay in `build/mutation`: a later
+run tries survivors and changed lines alone. A defect is *equivalent* if no result can
+show it. The reasons come from `tools/mutation/equivalent.toml`.
 
 **{caught} of {real} defects that are not equivalent were caught: {share:.1%}.** {hung}
 """
