@@ -80,7 +80,7 @@ develop: $(VENV)/.extra-$(EXTRAS) ## put the extension into jaxcomm/, to work in
 	@echo 'Run from the repository root: $(BIN)/python -m pytest'
 
 # What breaks most things breaks one of these.
-check: $(VENV)/.extra-test lint cppbuild ## lint, types and one test of each file, in under 90 seconds
+check: $(VENV)/.extra-test lint cppbuild ## lint, types and one test of each file: the inner loop
 	@$(TOOLS) ctest --test-dir $(BUILD) --output-on-failure --no-tests=error -R '^($(CHECK_CPP))$$'
 	@JAXCOMM_TEST_FAKE_NCCL="$(abspath $(BUILD))/libjaxcomm_fake_nccl.so" $(RUN) -m pytest -n $(TEST_WORKERS) --dist worksteal --one-of-each $(ARGS)
 

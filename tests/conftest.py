@@ -64,7 +64,8 @@ def pytest_addoption(parser):
     parser.addoption(
         "--one-of-each",
         action="store_true",
-        help="run one test of each file, and none that is slow (`make check`)",
+        help="run one test of each file, one of each folder that starts several "
+        "processes, and none that is slow (`make check`)",
     )
 
 
@@ -73,8 +74,11 @@ def pytest_collection_modifyitems(config, items):
         return
     first_of = {}
     for item in items:
-        if not any(map(item.get_closest_marker, ("slow", "notebook"))):
-            first_of.setdefault(item.path, item)
+        if any(map(item.get_closest_marker, ("slow", "notebook"))):
+            continue
+        # Processes take long to start: one such test of a folder will do.
+        starts = item.get_closest_marker("multiprocess")
+        first_of.setdefault(item.path.parent if starts else item.path, item)
     chosen = set(first_of.values())
     config.hook.pytest_deselected(items=[i for i in items if i not in chosen])
     items[:] = [item for item in items if item in chosen]

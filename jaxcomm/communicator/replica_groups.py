@@ -5,7 +5,6 @@ in every run: a decision that differed between ranks would be a deadlock.
 """
 
 import dataclasses
-import functools
 import hashlib
 import json
 import math
@@ -53,7 +52,6 @@ class Partition:
         return tuple(len(group) for group in self.groups)
 
 
-@functools.lru_cache(maxsize=64)
 def grid_of(mesh: jax.sharding.Mesh) -> DeviceGrid:
     """Return the device grid of a ``jax.sharding.Mesh``."""
     return DeviceGrid(

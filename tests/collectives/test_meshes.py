@@ -28,7 +28,7 @@ CASES = {
 
 # Without varying types, and through XLA, a few meshes show all there is to go wrong.
 ALSO_UNTYPED = ("eight, devices permuted", "2 x 4 column-major, permuted")
-ALSO_IN_XLA = ("eight in a row", "2 x 4 column-major, permuted")
+ALSO_IN_XLA = ("three devices", "2 x 4 column-major, permuted")
 
 
 @pytest.mark.parametrize(

@@ -22,42 +22,6 @@ def mesh_of(size, order=None):
     return jax.sharding.Mesh(devices, ("i",), axis_types=(jax.sharding.AxisType.Auto,))
 
 
-def test_every_collective_is_nccls(stand_in):
-    mesh = mesh_of(5, (3, 7, 0, 2, 6))
-    x = {
-        name: models.random_values(jnp.dtype(name), (5, 5, 2, 3), seed)
-        for seed, name in enumerate(DTYPES)
-    }
-    choice = catalogue.fixed(5)
-    # NCCL's own average is tested below, and columns are cut in tests/collectives.
-    cases = {
-        name: case
-        for name, case in catalogue.CASES.items()
-        if case.kind != "mean" and not case.cuts_columns
-    }
-
-    def program(x):
-        return {n: case(jaxcomm, x, "i", choice) for n, case in cases.items()}
-
-    found = models.run_stacked(mesh, program, x)
-    for name, case in cases.items():
-        for dtype, leaf in x.items():
-            what = f"{name} of {dtype}"
-            expected = models.apply_by_group(mesh, ("i",), case.model(choice), leaf)
-            if dtype == "complex64" and case.kind == "product":
-                # By the use of fused multiply-adds.
-                models.assert_near(found[name][dtype], expected, 1e-5, what, 1e-5)
-            else:
-                models.assert_identical(found[name][dtype], expected, what)
-    assert {member.backend for member in jaxcomm.communicators()} == {"nccl"}
-    used = {call["name"] for call in stand_in.trace()}
-    assert used >= {
-        "ncclAllGather", "ncclAllReduce", "ncclAlltoAll", "ncclBroadcast",
-        "ncclGather", "ncclRecv", "ncclReduce", "ncclReduceScatter", "ncclScatter",
-        "ncclSend",
-    }  # fmt: skip
-
-
 @pytest.mark.parametrize("elements", [600_001, 1])
 def test_sums_of_16_bit_floats_are_rounded_once(stand_in, elements):
     """Above 1 MiB in two phases, so that the wide sums do not travel."""
@@ -151,3 +115,39 @@ def test_means_within_groups_divide_by_what_jax_divides_by(stand_in, make_mesh):
     found = of(jaxcomm)(x)
     np.testing.assert_array_equal(found, of(jaxcomm, backend="host")(x))
     np.testing.assert_array_equal(found, [2, 3, 1, 1.5, 2, 3])
+
+
+def test_every_collective_is_nccls(stand_in):
+    mesh = mesh_of(5, (3, 7, 0, 2, 6))
+    x = {
+        name: models.random_values(jnp.dtype(name), (5, 5, 2, 3), seed)
+        for seed, name in enumerate(DTYPES)
+    }
+    choice = catalogue.fixed(5)
+    # NCCL's own average is tested below, and columns are cut in tests/collectives.
+    cases = {
+        name: case
+        for name, case in catalogue.CASES.items()
+        if case.kind != "mean" and not case.cuts_columns
+    }
+
+    def program(x):
+        return {n: case(jaxcomm, x, "i", choice) for n, case in cases.items()}
+
+    found = models.run_stacked(mesh, program, x)
+    for name, case in cases.items():
+        for dtype, leaf in x.items():
+            what = f"{name} of {dtype}"
+            expected = models.apply_by_group(mesh, ("i",), case.model(choice), leaf)
+            if dtype == "complex64" and case.kind == "product":
+                # By the use of fused multiply-adds.
+                models.assert_near(found[name][dtype], expected, 1e-5, what, 1e-5)
+            else:
+                models.assert_identical(found[name][dtype], expected, what)
+    assert {member.backend for member in jaxcomm.communicators()} == {"nccl"}
+    used = {call["name"] for call in stand_in.trace()}
+    assert used >= {
+        "ncclAllGather", "ncclAllReduce", "ncclAlltoAll", "ncclBroadcast",
+        "ncclGather", "ncclRecv", "ncclReduce", "ncclReduceScatter", "ncclScatter",
+        "ncclSend",
+    }  # fmt: skip

@@ -117,6 +117,12 @@ def test_a_policy_decides_whether_lanes_share(stand_in, make_mesh, share):
     assert [row.shared for row in jaxcomm.memory_report()] == [share] * 2
 
 
+def test_a_group_of_one_takes_no_device_memory(stand_in, make_mesh):
+    jaxcomm.init(make_mesh(i=1))
+    (row,) = jaxcomm.memory_report()
+    assert (row.parent_bytes, row.device_bytes, row.pinned_bytes) == (0, 0, 0)
+
+
 def test_the_memory_report_tells_own_and_shared_bytes(stand_in, make_mesh, monkeypatch):
     jaxcomm.init(make_mesh(i=2), lanes=("default", "other"))
     shared, own = jaxcomm.memory_report()

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import jaxcomm
+from jaxcomm import _ffi
 
 INTERNAL_ERROR, REMOTE_ERROR = 3, 6
 # Of what is to happen at once, for a machine that has more to do than these tests.
@@ -81,6 +82,8 @@ def works_again(make_mesh, monkeypatch):
     def check():
         monkeypatch.setenv("JAXCOMM_TIMEOUT", "60")
         jaxcomm.finalize()
+        # Communicators made from now on do not report an older one's failure.
+        assert _ffi.first_failure() == ""
         mesh = make_mesh(i=3)
         jaxcomm.init(mesh, policy=POISON)
         np.testing.assert_array_equal(summed(mesh)(jnp.arange(3.0)), [3, 3, 3])
@@ -116,6 +119,7 @@ def test_an_operation_that_hangs_is_named_at_its_deadline(
         assert "JAXCOMM_TIMEOUT" in error
         assert POISONED in error
     assert not stand_in.trace("ncclAllReduce")
+    assert "not done after 0.4 s" in _ffi.first_failure()
     record = json.loads((tmp_path / "flight-record-0.json").read_text())
     assert "psum" in json.dumps(record)
     assert "timeout" in json.dumps(record)

@@ -88,7 +88,8 @@ def main() -> int:
             return
         result = {"outcome": "survived", "seconds": 0.0}
         for tests, seconds in records.of(defect, given.budget):
-            result = tree.try_defect(defect, tests, 60 + 4 * seconds)
+            confirms = "::" not in tests[0]
+            result = tree.try_defect(defect, tests, 200 + 8 * seconds, confirms)
             if result["outcome"] != "survived":
                 break
         print(
@@ -99,7 +100,7 @@ def main() -> int:
 
     trees.map(one, left)
     tried = [(each, results[each.name]) for each in defects if each.name in results]
-    page, is_enough = report.page(tried, given.seed)
+    page, is_enough = report.page(tried, len(defects), given.seed)
     given.report.write_text(page)
     print(page)
     return 0 if is_enough else 1

@@ -11,17 +11,17 @@ _EQUIVALENT = pathlib.Path(__file__).with_name("equivalent.toml")
 
 _HEAD = """# Defects that the tests catch
 
-`make mutation` wrote this page. It puts {count} small defects into copies of the
-package, one at a time, drawn by seed {seed}. For each it runs the tests that execute
-the line, until one fails. Results stay in `build/mutation`: a later run tries survivors
-and changed lines alone. A defect is *equivalent* if no result can show it. The reasons
-come from `tools/mutation/equivalent.toml`.
+`make mutation` wrote this page. Seed {seed} draws {drawn} small defects, of which it
+put {count} into copies of the package before its time was over. For each it runs the
+tests that execute the line, until one fails. Results stay in `build/mutation`: a later
+run tries survivors and changed lines alone. A defect is *equivalent* if no result can
+show it. The reasons come from `tools/mutation/equivalent.toml`.
 
 **{caught} of {real} defects that are not equivalent were caught: {share:.1%}.** {hung}
 """
 
 
-def page(tried: list[tuple[Defect, dict]], seed: int) -> tuple[str, bool]:
+def page(tried: list[tuple[Defect, dict]], drawn: int, seed: int) -> tuple[str, bool]:
     """Return the page as Markdown, and whether enough was caught."""
     why = {
         each["name"]: each["why"]
@@ -47,6 +47,7 @@ def page(tried: list[tuple[Defect, dict]], seed: int) -> tuple[str, bool]:
         _HEAD.format(
             count=total["tried"],
             seed=seed,
+            drawn=drawn,
             caught=total["caught"],
             real=real,
             share=share,
