@@ -7,13 +7,9 @@ import numpy as np
 from jaxcomm.attention import arguments
 from jaxcomm.attention.layout import Layout
 from jaxcomm.attention.problem import Problem
-from jaxcomm.attention.strategies.choice import (
-    MACHINES,
-    Estimate,
-    Machine,
-    choose,
-    estimates,
-)
+from jaxcomm import machine as machines
+from jaxcomm.attention.strategies.choice import Estimate, choose, estimates
+from jaxcomm.machine import Machine
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +80,7 @@ def plan(
       key_layout: of the keys, if they are another sequence.
       is_causal, local_window_size: as in ``ring_attention``.
       axis_sizes: of the mesh axes that split the sequence, if they are several.
-      machine: ``"gpu"``, ``"cpu"`` or a ``Machine`` with measured numbers.
+      machine: a name, such as ``"h100"`` or ``"cpu"``, or a ``jaxcomm.Machine``.
 
     >>> layout = Layout("zigzag", 8, 32768)
     >>> plan(layout, heads=32, key_heads=8, head_size=128, is_causal=True).chosen
@@ -104,7 +100,7 @@ def plan(
         itemsize=2 if str(dtype) == "bfloat16" else np.dtype(dtype).itemsize,
         axis_sizes=axis_sizes or (layout.size,),
     )
-    machine = MACHINES[machine] if isinstance(machine, str) else machine
+    machine = machines.of(machine, "attention.plan")
     rows = estimates(problem, machine)
     return Plan(choose(problem, machine).name, rows, machine)
 
