@@ -168,6 +168,11 @@ def one_shot_bytes(size: int) -> int:
 def shared_memory_bytes(processes: int) -> int:
     """Bytes of the shared memory of so many processes."""
 
+def flight_record_bytes(ranks: int, used: int) -> int:
+    """
+    Host memory of the flight record of a communicator of so many ranks, of which some in this process have done something.
+    """
+
 MOST_SHARING_PROCESSES: int = 64
 
 def destroy(key: int) -> None:

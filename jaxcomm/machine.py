@@ -44,6 +44,8 @@ class Machine:
       network_bytes_per_second: of one device, one way, between domains.
       network_latency: seconds of a send between domains.
       memory: bytes of one device.
+      memory_bytes_per_second: that all CPU devices of a host read and write together.
+      cores: of a host, which CPU devices share; 0 if unknown.
       create_seconds: to make a communicator, for each of its ranks; 0 if unknown.
       store_seconds: of one message to the key-value store; 0 if unknown.
       samples: measured collectives, if ``python -m jaxcomm.doctor --calibrate`` wrote
@@ -67,12 +69,17 @@ class Machine:
     network_bytes_per_second: float = 50e9
     network_latency: float = 30e-6
     memory: float = 0
+    memory_bytes_per_second: float = 40e9
+    cores: int = 0
     create_seconds: float = 0
     store_seconds: float = 0
     samples: tuple[Sample, ...] = ()
 
     def __post_init__(self):
-        for name in ("flops", "bytes_per_second", "network_bytes_per_second"):
+        for name in (
+            *("flops", "bytes_per_second", "network_bytes_per_second"),
+            "memory_bytes_per_second",
+        ):
             _check(name, getattr(self, name), is_zero_fine=False)
         for name in (
             *("latency", "network_latency", "memory", "create_seconds"),
@@ -165,9 +172,7 @@ def _check(name: str, value: Any, *, is_zero_fine: bool) -> None:
         raise ValueError(f"Machine: {name} must be a positive number, got {value!r}")
 
 
-_H200 = Machine(
-    600e12, 350e9, 15e-6, "table: H200, bfloat16, NVLink", memory=141e9
-)
+_H200 = Machine(600e12, 350e9, 15e-6, "table: H200, bfloat16, NVLink", memory=141e9)
 # Rates are those of vendors' sheets, less what NCCL loses: NVLink 4 has 450 GB/s one
 # way, NVLink 5 900, a 400 Gb/s card 50. The FLOP/s of attention and NVLink's rate are
 # measured on two H200s; H100s have the same chip and links, B200s are scaled by 2.

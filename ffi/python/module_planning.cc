@@ -10,6 +10,7 @@
 
 #include "ffi/backends/host/arena_memory.h"
 #include "ffi/backends/nccl/engine_choice.h"
+#include "ffi/flight/flight_recorder.h"
 #include "ffi/python/module.h"
 
 namespace nb = nanobind;
@@ -58,6 +59,10 @@ void BindPlanning(nb::module_& m) {
       "Device memory for small sums of a group of so many ranks; 0 if it has none.");
   m.def("shared_memory_bytes", &ArenaMemory::Bytes, nb::arg("processes"),
         "Bytes of the shared memory of so many processes.");
+  m.def("flight_record_bytes", &FlightRecorder::HostBytes, nb::arg("ranks"),
+        nb::arg("used"),
+        "Host memory of the flight record of a communicator of so many ranks, of which "
+        "some in this process have done something.");
   m.attr("MOST_SHARING_PROCESSES") = kMaxProcesses;
 }
 

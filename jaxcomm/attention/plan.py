@@ -4,10 +4,10 @@ import dataclasses
 
 import numpy as np
 
+from jaxcomm import machine as machines
 from jaxcomm.attention import arguments
 from jaxcomm.attention.layout import Layout
 from jaxcomm.attention.problem import Problem
-from jaxcomm import machine as machines
 from jaxcomm.attention.strategies.choice import Estimate, choose, estimates
 from jaxcomm.machine import Machine
 

@@ -1,6 +1,7 @@
 """What each strategy costs, by closed forms, and which is chosen."""
 
 import dataclasses
+import functools
 
 import numpy as np
 
@@ -96,6 +97,7 @@ def choose(problem: Problem, machine: Machine) -> Strategy:
     return STRATEGIES[min(legal, key=lambda name: found[name].seconds)](problem)
 
 
+@functools.lru_cache(maxsize=64)
 def seen_keys(problem: Problem) -> np.ndarray:
     """Count the keys that the queries of each rank see, as float64 (ranks,)."""
     layout, mask = problem.query_layout, problem.mask
