@@ -9,6 +9,7 @@ from jaxcomm.attention import arguments
 from jaxcomm.attention.layout import Layout
 from jaxcomm.attention.problem import Problem
 from jaxcomm.attention.strategies.choice import Estimate, choose, estimates
+from jaxcomm.communicator import text_table
 from jaxcomm.machine import Machine
 
 
@@ -37,8 +38,8 @@ class Plan:
                 continue
             mark = "> " if name == self.chosen else "  "
             lines.append(
-                f"{mark}{name:12}{row.sends:6}{_mib(row.forward_bytes):>14}"
-                f"{_mib(row.backward_bytes):>12}{_mib(row.memory):>12}"
+                f"{mark}{name:12}{row.sends:6}{text_table.size(row.forward_bytes):>14}"
+                f"{text_table.size(row.backward_bytes):>12}{text_table.size(row.memory):>12}"
                 f"{row.flops / 1e9:10.4g}{row.balance:9.2f}"
                 f"{1e3 * row.forward_seconds:8.3g} ms{1e3 * row.backward_seconds:8.3g} "
                 "ms"
@@ -103,7 +104,3 @@ def plan(
     machine = machines.of(machine, "attention.plan")
     rows = estimates(problem, machine)
     return Plan(choose(problem, machine).name, rows, machine)
-
-
-def _mib(count: float) -> str:
-    return f"{count / 2**20:.4g} MiB"

@@ -294,7 +294,7 @@ def test_the_first_process_s_answer_is_everybody_s(processes):
 def test_a_round_that_ended_while_a_process_looked_elsewhere_is_no_newer_one(
     processes, store
 ):
-    """A wait times out, and before the next look the peer ends the round and goes on."""
+    """A wait times out, and before the next look the peer goes on."""
     everyone = (0, 1)
     wait = store.blocking_key_value_get
     waits = threading.Event()
