@@ -19,8 +19,9 @@ from jaxcomm.machine import MACHINES, Machine, Sample
 from jaxcomm.planning.closed_forms import touched_bytes
 
 AXIS = "i"
-# Operands of a rank, in bytes, and what all ranks' results may take together.
-_SIZES = 256, 16 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20
+# Operands of a rank, in bytes: closer together from 1 MiB on, where caches end.
+SIZES = 256, 16 << 10, 256 << 10, 1 << 20, 2 << 20, 4 << 20, 8 << 20, 16 << 20
+# What all ranks' results may take together.
 _MOST_BYTES = 256 << 20
 _CALLS, _LARGE_CALLS, _LARGE = 21, 11, 4 << 20
 # Causal attention of so many tokens a device, for FLOP/s.
@@ -96,7 +97,7 @@ def samples() -> Iterator[Sample]:
             devices=jax.devices()[:ranks],
         )
         for name, (function, results) in _collectives(ranks).items():
-            for size in _SIZES if name != "barrier" else _SIZES[:1]:
+            for size in SIZES if name != "barrier" else SIZES[:1]:
                 if ranks * results * size > _MOST_BYTES:
                     continue
                 seconds, transport = _measure(mesh, function, size)

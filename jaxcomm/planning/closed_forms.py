@@ -63,6 +63,19 @@ def form(collective: str, ranks: int, operand_bytes: float) -> Form:
     raise ValueError(f"plan: there is no closed form of {collective!r}")
 
 
+def result_bytes(collective: str, ranks: int, operand_bytes: float) -> float:
+    """Return the bytes of a rank's result.
+
+    >>> result_bytes("all_gather", 4, 100.0), result_bytes("psum", 4, 100.0)
+    (400.0, 100.0)
+    """
+    if collective in ("all_gather", "gather"):
+        return ranks * operand_bytes
+    if collective in ("reduce_scatter", "scatter"):
+        return operand_bytes / ranks
+    return operand_bytes
+
+
 def touched_bytes(collective: str, ranks: int, operand_bytes: float) -> float:
     """Return the bytes that all ranks read and write where they share memory.
 
@@ -70,13 +83,10 @@ def touched_bytes(collective: str, ranks: int, operand_bytes: float) -> float:
     2000.0
     """
     n, size = ranks, operand_bytes
-    results = {"all_gather": n, "reduce_scatter": 1 / n}.get(collective, 1)
-    written = n * results * size
-    if collective == "gather":
-        written = n * size  # on the root alone
-    if collective == "scatter":
-        written = size
     if collective == "barrier":
         return 0
+    # Of a gather, the root alone is written.
+    writers = 1 if collective == "gather" else n
+    written = writers * result_bytes(collective, n, size)
     read = size if collective in ("broadcast", "scatter") else n * size
     return read + written

@@ -7,7 +7,7 @@ from jaxcomm.communicator.policy import CommPolicy
 from jaxcomm.machine import Machine
 from jaxcomm.planning import nccl_tuning, samples
 from jaxcomm.planning.calls import Call, itemsize
-from jaxcomm.planning.closed_forms import form, touched_bytes
+from jaxcomm.planning.closed_forms import form, result_bytes, touched_bytes
 from jaxcomm.planning.communicators import can_add
 from jaxcomm.planning.figure import Figure
 from jaxcomm.planning.groups import Devices, GroupClass
@@ -16,6 +16,9 @@ _WORD = 4
 # What the kernel for small sums adds: engines/one_shot_sum.cc.
 _SUMS = {"float32", "complex64", "int32", "uint32"}
 _HALF_SUMS = {"float16", "bfloat16"}
+# glibc maps arrays of so many bytes anew each time (M_MMAP_THRESHOLD_MAX), and the
+# kernel clears each page.
+_MAPPED_BYTES = 32 << 20
 # A line of the kernel holds a word and its flag.
 _FLAGGED = 2
 
@@ -70,6 +73,8 @@ def _of_group(call, group: GroupClass, devices, machine, policy) -> Cost:
 
     figure = Figure(by_formula(group.size, at_once), "f")
     at = samples.nearest(machine, call.collective, transport, group.size)
+    if transport != "nccl":
+        at = _of_like_memory(at, call, group)
     if at:
         seconds, is_between = samples.interpolate(at, call.bytes)
         # What was measured was the only group of its host.
@@ -77,6 +82,21 @@ def _of_group(call, group: GroupClass, devices, machine, policy) -> Cost:
         is_scaled = not is_between or abs(ratio - 1) > 1e-9
         figure = Figure(seconds * ratio, "s" if is_scaled else "m")
     return Cost(figure, carrier, reason, of.bytes / figure.value, of.bytes)
+
+
+def _of_like_memory(at, call: Call, group: GroupClass) -> list:
+    """Return the samples whose results come from the same kind of memory as a call's.
+
+    All of them if none does.
+    """
+    here = result_bytes(call.collective, group.size, call.bytes) >= _MAPPED_BYTES
+    like = [
+        each
+        for each in at
+        if here
+        == (result_bytes(call.collective, each.ranks, each.bytes) >= _MAPPED_BYTES)
+    ]
+    return like or at
 
 
 def _transport(call: Call, group: GroupClass) -> tuple[str, str]:

@@ -32,13 +32,13 @@ def nearest(
 def interpolate(samples: Sequence[Sample], size: float) -> tuple[float, bool]:
     """Return the seconds at some bytes, and whether they lie between samples.
 
-    In between, on a line through the logarithms of both. Below the least it takes as
+    In between, on a straight line: a latency and a rate. Below the least it takes as
     long as the least. Above the most it takes in proportion.
 
     >>> at = [Sample("permute", "memory", 2, 1000, 1.0),
     ...       Sample("permute", "memory", 2, 4000, 2.0)]
     >>> interpolate(at, 2000)
-    (1.414..., True)
+    (1.333..., True)
     >>> interpolate(at, 8000), interpolate(at, 10)
     ((4.0, False), (1.0, False))
     """
@@ -49,8 +49,5 @@ def interpolate(samples: Sequence[Sample], size: float) -> tuple[float, bool]:
         return last.seconds * size / last.bytes, size == last.bytes
     above = next(i for i, each in enumerate(samples) if each.bytes >= size)
     low, high = samples[above - 1], samples[above]
-    if low.bytes == 0:
-        part = size / high.bytes
-        return low.seconds + part * (high.seconds - low.seconds), True
-    part = math.log(size / low.bytes) / math.log(high.bytes / low.bytes)
-    return low.seconds * (high.seconds / low.seconds) ** part, True
+    part = (size - low.bytes) / (high.bytes - low.bytes)
+    return low.seconds + part * (high.seconds - low.seconds), True

@@ -18,7 +18,7 @@ _MUCH = 0.1
 # Bytes that one coordinator sends in about a minute.
 _MUCH_TO_READ = 64 << 30
 # An order of axes is worth a word from here on.
-_BETTER = 0.95
+_BETTER = 0.99
 
 
 def of_memory(
@@ -151,8 +151,8 @@ def of_axes(
         if then < _BETTER * now:
             yield (
                 f"axis {name!r} crosses domains and need not: in the order "
-                f"{tuple(order)} a step's communication takes {table.duration(then)} "
-                f"and not {table.duration(now)}"
+                f"{tuple(order)} communication and attention of a step take "
+                f"{table.duration(then)} and not {table.duration(now)}"
             )
 
 

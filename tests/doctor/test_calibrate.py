@@ -13,7 +13,7 @@ from jaxcomm.machine import Machine, Sample
 @pytest.fixture
 def quick(monkeypatch):
     """Two sizes of a few collectives, three calls each."""
-    monkeypatch.setattr(calibrate, "_SIZES", (256, 64 << 10))
+    monkeypatch.setattr(calibrate, "SIZES", (256, 64 << 10))
     monkeypatch.setattr(calibrate, "_CALLS", 3)
     monkeypatch.setattr(calibrate, "_TOKENS", 32)
     every = calibrate._collectives
