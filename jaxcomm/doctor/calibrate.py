@@ -23,6 +23,8 @@ AXIS = "i"
 SIZES = 256, 16 << 10, 256 << 10, 1 << 20, 2 << 20, 4 << 20, 8 << 20, 16 << 20
 # What all ranks' results may take together.
 _MOST_BYTES = 256 << 20
+# What is measured in small groups, too.
+_COMMON = {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute"}
 _CALLS, _LARGE_CALLS, _LARGE = 21, 11, 4 << 20
 # Causal attention of so many tokens a device, for FLOP/s.
 _TOKENS, _HEADS, _HEAD_SIZE = 512, 4, 64
@@ -88,8 +90,8 @@ def samples() -> Iterator[Sample]:
     """Measure every collective at several sizes, in groups of several sizes."""
     count = jax.device_count()
     # Of several processes all take part in everything.
-    smaller = {2, count // 2} if jax.process_count() == 1 else set()
-    for ranks in sorted({n for n in smaller | {count} if n > 1}):
+    smaller = {2} if jax.process_count() == 1 else set()
+    for ranks in sorted(smaller | {count}):
         mesh = jax.make_mesh(
             (ranks,),
             (AXIS,),
@@ -97,6 +99,8 @@ def samples() -> Iterator[Sample]:
             devices=jax.devices()[:ranks],
         )
         for name, (function, results) in _collectives(ranks).items():
+            if ranks < count and name not in _COMMON:
+                continue
             for size in SIZES if name != "barrier" else SIZES[:1]:
                 if ranks * results * size > _MOST_BYTES:
                     continue

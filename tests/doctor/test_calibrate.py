@@ -28,7 +28,7 @@ def quick(monkeypatch):
 def test_a_calibration_answers_plans_and_keeps_what_it_did_not_measure(quick, tmp_path):
     made = calibrate.machine()
     assert (made.platform, made.store_seconds) == ("cpu", 0)
-    assert {each.ranks for each in made.samples} == {2, 4, 8}
+    assert {each.ranks for each in made.samples} == {2, 8}
     assert {each.transport for each in made.samples} == {"memory"}
     assert all(each.seconds > 0 for each in made.samples)
     assert made.flops > 1e6
