@@ -30,6 +30,8 @@ KNOWN = calibrate.SIZES
 _MOST_BYTES = 256 << 20
 # The record holds as many operations of a rank as of 14 sizes.
 _ROUNDS = 8
+# Calls of one sample on GPUs.
+_IN_A_ROW = 10
 _OF = {
     "psum": lambda x: jaxcomm.psum(x, "i"),
     "all_gather": lambda x: jaxcomm.all_gather(x, "i"),
@@ -83,7 +85,8 @@ def rows(machine: jaxcomm.Machine | None, groups: int, rounds: int = _ROUNDS):
                 for each in KNOWN
                 if each in found
             )
-            of = dataclasses.replace(MACHINES["cpu"], samples=samples)
+            table = MACHINES["cpu" if transport != "nccl" else "gpu"]
+            of = dataclasses.replace(table, samples=samples)
         for each in SIZES:
             if each in found:
                 x = jax.ShapeDtypeStruct((each // 4,), "float32")
@@ -96,6 +99,7 @@ def _measured(
     mesh, function: Callable, sizes: Sequence[int], rounds: int
 ) -> tuple[dict[int, float], str, str]:
     """Return the median seconds by size, what carries them, and the planner's name."""
+    is_host = mesh.devices.flat[0].platform == "cpu"
     every = jax.P(("groups", "i"))
     program = jax.jit(
         jax.shard_map(
@@ -112,19 +116,23 @@ def _measured(
         whole = np.ones((mesh.size * each // 4,), np.float32)
         x = jax.make_array_from_callback(whole.shape, sharding, whole.__getitem__)
         operands.append(x)
+    seconds: dict[int, list[float]] = {}
     for turn in range(rounds + 1):
         # Every second round in the opposite order.
         for x in operands[:: -1 if turn % 2 else 1]:
-            jax.block_until_ready(program(x))
+            took = calibrate.seconds_of_a_call(program, x, 1 if is_host else _IN_A_ROW)
+            seconds.setdefault(x.nbytes // mesh.size, []).append(took)
     (member,) = jaxcomm.communicators()
-    seconds: dict[int, list[float]] = {}
-    name = ""
-    for one in timed(calibrate.records(mesh)):
-        seconds.setdefault(one.entry.bytes, []).append(one.seconds)
-        name = one.entry.collective
+    records = list(timed(calibrate.records(mesh)))
+    if is_host:
+        seconds.clear()
+        for one in records:
+            seconds.setdefault(one.entry.bytes, []).append(one.seconds)
+    name = records[-1].entry.collective
+    transport = member.transport if is_host else member.backend
     jaxcomm.finalize()
     medians = {size: statistics.median(all_[1:]) for size, all_ in seconds.items()}
-    return medians, member.transport, name
+    return medians, transport, name
 
 
 def summary(found: Sequence[Row], least: float, below: float) -> str:

@@ -155,16 +155,24 @@ def _measure(mesh, function, size: int) -> tuple[float, str]:
     )
     jax.block_until_ready(program(x))
     calls = _CALLS if size < _LARGE else _LARGE_CALLS
-    began = time.perf_counter()
-    for _ in range(calls):
-        jax.block_until_ready(program(x))
-    each = (time.perf_counter() - began) / calls
     (member,) = jaxcomm.communicators()
     if member.backend != "host":
-        # A record of GPUs has the time at which somebody looked.
-        return each, member.backend
+        return seconds_of_a_call(program, x, calls), member.backend
+    for _ in range(calls):
+        jax.block_until_ready(program(x))
     found = [one for one in timed(records(mesh)) if one.seen == ranks]
     return statistics.median(one.seconds for one in found[-calls:]), member.transport
+
+
+def seconds_of_a_call(program: Callable, x, calls: int) -> float:
+    """Return the seconds of each of several calls in a row.
+
+    For GPUs: their flight record has the time at which somebody looked.
+    """
+    began = time.perf_counter()
+    results = [program(x) for _ in range(calls)]
+    jax.block_until_ready(results)
+    return (time.perf_counter() - began) / calls
 
 
 def records(mesh) -> list[record.ProcessRecord]:

@@ -36,7 +36,10 @@ def run(monkeypatch, extension, mesh, lanes):
     ("processes", "lanes"),
     [
         (128, ("default", "ring")),
-        pytest.param(1024, ("default",), marks=pytest.mark.slow),
+        # Every process reads what all wrote: a million infos a look.
+        pytest.param(
+            1024, ("default",), marks=[pytest.mark.slow, pytest.mark.timeout(1000)]
+        ),
     ],
 )
 def test_processes_meet_in_as_many_messages_as_planned(monkeypatch, processes, lanes):

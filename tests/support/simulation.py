@@ -19,7 +19,7 @@ from jaxcomm.communicator.backends import CommunicatorSpec
 from jaxcomm.communicator.backends.nccl import agreement, communicators
 from jaxcomm.communicator.policy import CommPolicy
 
-_SECONDS = 250
+_SECONDS = 900
 _STACK_BYTES = 512 << 10
 _here = threading.local()
 
