@@ -33,7 +33,7 @@ def plan(
     mesh: Any,
     work: Any = None,
     *args: Any,
-    machine: str | Machine = "gpu",
+    machine: str | Machine | None = None,
     policy: CommPolicy | None = None,
     lanes: str | Sequence[str] = (DEFAULT_LANE,),
     backend: str | None = None,
@@ -57,7 +57,8 @@ def plan(
         planned, as :func:`jaxcomm.init` makes them.
       *args: of the function, arrays or ``jax.ShapeDtypeStruct``.
       machine: a name, ``"h100"``, ``"h200"``, ``"gb200"`` or ``"cpu"``, or a
-        :class:`jaxcomm.Machine`.
+        :class:`jaxcomm.Machine`. If None, ``"cpu"`` for a mesh of CPU devices, else an
+        H200.
       policy: how NCCL makes communicators. If None, ``CommPolicy()``.
       lanes: of the communicators, if ``work`` is None.
       backend: as for :func:`jaxcomm.init`. If None, ``"nccl"`` for GPUs, ``"host"`` for
@@ -86,7 +87,7 @@ def plan(
       "axis 'data' crosses domains and need not: in the order ('model', 'data') ..."
     """
     axes = axes_of(mesh)
-    machine = machines.of(machine, "plan")
+    machine = machines.of(_platform(mesh) if machine is None else machine, "plan")
     policy = CommPolicy() if policy is None else policy
     if not isinstance(policy, CommPolicy):
         raise TypeError(f"plan: policy must be a jaxcomm.CommPolicy, got {policy!r}")
@@ -151,6 +152,13 @@ def plan(
         warnings=tuple(said),
         notes=(*notes, *sorted(reader.notes)),
     )
+
+
+def _platform(mesh) -> str:
+    """Return the name of a machine for the devices of a mesh, if it has devices."""
+    if not isinstance(mesh, jax.sharding.Mesh):
+        return "gpu"
+    return "cpu" if mesh.devices.flat[0].platform == "cpu" else "gpu"
 
 
 def _per_process(mesh, asked: int | None) -> tuple[int | None, tuple[str, ...]]:

@@ -30,7 +30,11 @@ def test_the_engine_is_that_of_the_communicator(
     (one,) = jaxcomm.init(mesh, "i")
     x = jax.ShapeDtypeStruct((size,), "float32")
     made = jaxcomm.plan(
-        mesh, lambda x: getattr(jaxcomm, name)(x, "i"), x, backend="nccl"
+        mesh,
+        lambda x: getattr(jaxcomm, name)(x, "i"),
+        x,
+        machine="gpu",
+        backend="nccl",
     )
     (row,) = made.calls
     result = [2, size] if collective == "all_gather" else [size]
@@ -58,7 +62,7 @@ def test_communicators_and_small_sums_memory_are_those_of_a_run(
         )
     )
     x = jnp.ones((8, 16))
-    made = jaxcomm.plan(mesh, program, x, backend="nccl")
+    made = jaxcomm.plan(mesh, program, x, machine="gpu", backend="nccl")
     jax.block_until_ready(program(x))
     live = jaxcomm.communicators()
     assert [(each.key.axes, each.key.backend) for each in made.communicators] == [

@@ -357,6 +357,18 @@ def test_memory_is_that_of_our_own_measurements():
     assert held(1, share=False, max_ctas=8) == 870 * mib / 4
 
 
+def test_a_mesh_of_cpu_devices_is_planned_for_cpus(make_mesh):
+    made = jaxcomm.plan(make_mesh(data=2, context=4))
+    assert made.machine.platform == "cpu"
+    assert {each.key.backend for each in made.communicators} == {"host"}
+    assert jaxcomm.plan(MESH).machine.platform == "gpu"
+
+
+def test_processes_of_a_mesh_are_those_of_its_devices(make_mesh):
+    assert jaxcomm.plan(make_mesh(data=2, context=4)).processes == 1
+    assert jaxcomm.plan(MESH, machine="cpu", devices_per_process=2).processes == 4
+
+
 def test_ranks_that_hold_the_same_are_one_row():
     machine = dataclasses.replace(jaxcomm.Machine.named("h200"), domain=4, host=4)
     made = jaxcomm.plan({"a": 2, "b": 3}, lanes="default", machine=machine)
