@@ -11,7 +11,7 @@ from importlib.metadata import version as _version
 from jax.lax import axis_index, axis_size
 
 from jaxcomm import _built as _built
-from jaxcomm import attention
+from jaxcomm import attention, planning
 from jaxcomm.attention.dot_product_attention import dot_product_attention
 from jaxcomm.attention.layout import Layout
 from jaxcomm.attention.ring_attention import ring_attention
@@ -50,6 +50,8 @@ from jaxcomm.communicator.table import Communicators
 from jaxcomm.diagnostics.compiled import CollectiveCounts, collectives_of
 from jaxcomm.diagnostics.flight_record import FlightRecord, flight_record
 from jaxcomm.errors import CommunicatorError
+from jaxcomm.machine import Machine
+from jaxcomm.planning.plan import plan
 from jaxcomm.primitives.handle import Handle
 from jaxcomm.primitives.scope import using
 
@@ -63,6 +65,7 @@ __all__ = [
     "FlightRecord",
     "Handle",
     "Layout",
+    "Machine",
     "MemoryRow",
     "Schedule",
     "SymmetricPool",
@@ -85,6 +88,8 @@ __all__ = [
     "pbroadcast",
     "pcast",
     "pgather",
+    "plan",
+    "planning",
     "pmax",
     "pmean",
     "pmin",

@@ -155,6 +155,26 @@ def explain_engine(key: int, collective: str, reduce: str, params: Sequence[int]
 def register_memory(key: int, memory: SymmetricMemory) -> str:
     """Registers it with a communicator; returns how, or why not."""
 
+def choose_engine(*, size: int, only_moves: bool, moves_along_pairs: bool, bytes_sent: int, copies: int, sums: int, words_of_largest_sum: int, copy_engines: bool, one_shot: bool, can_copy: bool, can_add: bool) -> tuple[str, str]:
+    """
+    Says which engine of the nccl backend would do a call, and why: the rule that communicators follow.
+    """
+
+def one_shot_bytes(size: int) -> int:
+    """
+    Device memory for small sums of a group of so many ranks; 0 if it has none.
+    """
+
+def shared_memory_bytes(processes: int) -> int:
+    """Bytes of the shared memory of so many processes."""
+
+def flight_record_bytes(ranks: int, used: int) -> int:
+    """
+    Host memory of the flight record of a communicator of so many ranks, of which some in this process have done something.
+    """
+
+MOST_SHARING_PROCESSES: int = 64
+
 def destroy(key: int) -> None:
     """Ends a communicator; calls that wait in it raise."""
 

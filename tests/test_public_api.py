@@ -13,7 +13,7 @@ import jaxcomm
 
 PINNED = pathlib.Path(__file__).with_name("public_api.txt")
 # What users make themselves; of other classes they get objects.
-MADE_BY_USERS = {"CommPolicy", "SymmetricPool"}
+MADE_BY_USERS = {"CommPolicy", "Machine", "SymmetricPool"}
 TWINS = {
     "all_gather",
     "all_to_all",

@@ -13,13 +13,14 @@ import jaxcomm
 PACKAGE = pathlib.Path(jaxcomm.__file__).parent
 # From below. Folders, and files beside them, of one line do not import each other.
 LAYERS = (
-    ("errors", "config", "_ffi", "_built"),
+    ("errors", "config", "_ffi", "_built", "machine"),
     ("compat",),
     ("communicator",),
     ("diagnostics",),
     ("primitives",),
     ("collectives",),
     ("attention",),
+    ("planning",),
     ("__init__",),
     ("launch", "doctor"),
 )

@@ -26,10 +26,7 @@ FlightRecorder::FlightRecorder(const std::vector<std::vector<int64_t>>& groups) 
     first_ring_.push_back(num_rings_);
     num_rings_ += static_cast<int>(devices.size());
   }
-  // A power of two, so that a mask finds the slot.
-  uint64_t entries = kEntries;
-  while (entries > kLeastEntries && entries * num_rings_ > kEntries) entries /= 2;
-  mask_ = entries - 1;
+  mask_ = EntriesOf(num_rings_) - 1;
   rings_ = std::make_unique<Ring[]>(num_rings_);
   for (size_t group = 0; group < groups.size(); ++group) {
     for (size_t rank = 0; rank < groups[group].size(); ++rank) {
@@ -143,14 +140,27 @@ std::vector<FlightRecorder::Entry> FlightRecorder::Snapshot() const {
   return entries;
 }
 
-int64_t FlightRecorder::host_bytes() const {
-  int64_t bytes = static_cast<int64_t>(sizeof(*this)) +
-                  num_rings_ * static_cast<int64_t>(sizeof(Ring));
-  for (int i = 0; i < num_rings_; ++i) {
-    if (rings_[i].slots.load(std::memory_order_relaxed) == nullptr) continue;
-    bytes += entries_per_rank() * static_cast<int64_t>(sizeof(Slot));
+uint64_t FlightRecorder::EntriesOf(int64_t ranks) {
+  // A power of two, so that a mask finds the slot.
+  uint64_t entries = kEntries;
+  while (entries > kLeastEntries && entries * static_cast<uint64_t>(ranks) > kEntries) {
+    entries /= 2;
   }
-  return bytes;
+  return entries;
+}
+
+int64_t FlightRecorder::HostBytes(int64_t ranks, int64_t used) {
+  return static_cast<int64_t>(sizeof(FlightRecorder)) +
+         ranks * static_cast<int64_t>(sizeof(Ring)) +
+         used * static_cast<int64_t>(EntriesOf(ranks) * sizeof(Slot));
+}
+
+int64_t FlightRecorder::host_bytes() const {
+  int64_t used = 0;
+  for (int i = 0; i < num_rings_; ++i) {
+    used += rings_[i].slots.load(std::memory_order_relaxed) != nullptr;
+  }
+  return HostBytes(num_rings_, used);
 }
 
 }  // namespace jaxcomm

@@ -66,6 +66,8 @@ class FlightRecorder {
 
   int entries_per_rank() const { return static_cast<int>(mask_) + 1; }
   int64_t host_bytes() const;
+  // The same for a communicator of so many ranks, of which `used` have done something.
+  static int64_t HostBytes(int64_t ranks, int64_t used);
 
  private:
   // Readers run concurrently, so all fields are atomic. On x86 they cost no more than
@@ -90,6 +92,7 @@ class FlightRecorder {
     int64_t device = 0;
   };
 
+  static uint64_t EntriesOf(int64_t ranks);
   Slot* MakeSlots(Ring& ring);
 
   const TickScale scale_;

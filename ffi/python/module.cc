@@ -1,5 +1,5 @@
 // The extension module: handlers, and the calls that set up communicators. The part for
-// NCCL is in module_nccl.cc.
+// NCCL is in module_nccl.cc, planning in module_planning.cc.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
@@ -208,6 +208,7 @@ NB_MODULE(_ffi, m) {
       "When a process started, in clock ticks after boot; 0 if there is no such "
       "process.");
   BindNccl(m);
+  BindPlanning(m);
   m.def("destroy", &Destroy, nb::arg("key"),
         "Ends a communicator; calls that wait in it raise.");
   m.def("stats", &Stats, nb::arg("key"),

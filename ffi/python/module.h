@@ -41,6 +41,8 @@ inline CommunicatorSpec SpecOf(int64_t key, std::string axes, std::string lane,
 
 // Binds the part of the module for NCCL.
 void BindNccl(nanobind::module_& m);
+// Binds the part of the module for planning.
+void BindPlanning(nanobind::module_& m);
 
 }  // namespace jaxcomm
 

@@ -11,7 +11,7 @@ from jaxcomm.attention.plan import Plan as Plan
 from jaxcomm.attention.plan import plan as plan
 from jaxcomm.attention.relayout import relayout as relayout
 from jaxcomm.attention.schedules.schedule import Schedule as Schedule
-from jaxcomm.attention.strategies.choice import Machine as Machine
 from jaxcomm.attention.strategies.strategy import Strategy as Strategy
 from jaxcomm.attention.strategies.ulysses import Ulysses as Ulysses
 from jaxcomm.attention.strategies.usp import Usp as Usp
+from jaxcomm.machine import Machine as Machine

@@ -4,16 +4,13 @@ import dataclasses
 
 import numpy as np
 
+from jaxcomm import machine as machines
 from jaxcomm.attention import arguments
 from jaxcomm.attention.layout import Layout
 from jaxcomm.attention.problem import Problem
-from jaxcomm.attention.strategies.choice import (
-    MACHINES,
-    Estimate,
-    Machine,
-    choose,
-    estimates,
-)
+from jaxcomm.attention.strategies.choice import Estimate, choose, estimates
+from jaxcomm.communicator import text_table
+from jaxcomm.machine import Machine
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,8 +38,8 @@ class Plan:
                 continue
             mark = "> " if name == self.chosen else "  "
             lines.append(
-                f"{mark}{name:12}{row.sends:6}{_mib(row.forward_bytes):>14}"
-                f"{_mib(row.backward_bytes):>12}{_mib(row.memory):>12}"
+                f"{mark}{name:12}{row.sends:6}{text_table.size(row.forward_bytes):>14}"
+                f"{text_table.size(row.backward_bytes):>12}{text_table.size(row.memory):>12}"
                 f"{row.flops / 1e9:10.4g}{row.balance:9.2f}"
                 f"{1e3 * row.forward_seconds:8.3g} ms{1e3 * row.backward_seconds:8.3g} "
                 "ms"
@@ -84,7 +81,7 @@ def plan(
       key_layout: of the keys, if they are another sequence.
       is_causal, local_window_size: as in ``ring_attention``.
       axis_sizes: of the mesh axes that split the sequence, if they are several.
-      machine: ``"gpu"``, ``"cpu"`` or a ``Machine`` with measured numbers.
+      machine: a name, such as ``"h100"`` or ``"cpu"``, or a ``jaxcomm.Machine``.
 
     >>> layout = Layout("zigzag", 8, 32768)
     >>> plan(layout, heads=32, key_heads=8, head_size=128, is_causal=True).chosen
@@ -104,10 +101,6 @@ def plan(
         itemsize=2 if str(dtype) == "bfloat16" else np.dtype(dtype).itemsize,
         axis_sizes=axis_sizes or (layout.size,),
     )
-    machine = MACHINES[machine] if isinstance(machine, str) else machine
+    machine = machines.of(machine, "attention.plan")
     rows = estimates(problem, machine)
     return Plan(choose(problem, machine).name, rows, machine)
-
-
-def _mib(count: float) -> str:
-    return f"{count / 2**20:.4g} MiB"

@@ -11,11 +11,12 @@ from jaxcomm.attention.kernels.operands import Terms, sum_dtype
 from jaxcomm.attention.layout import Layout
 from jaxcomm.attention.positions import both_are_right
 from jaxcomm.attention.problem import Problem
-from jaxcomm.attention.strategies.choice import MACHINES, choose
+from jaxcomm.attention.strategies.choice import choose
 from jaxcomm.attention.strategies.registry import get_strategy
 from jaxcomm.attention.strategies.strategy import Call, Inputs, Strategy
 from jaxcomm.communicator.lane import check_lane
 from jaxcomm.compat import varying_axes
+from jaxcomm.machine import MACHINES
 from jaxcomm.primitives import arguments as _arguments
 from jaxcomm.primitives.call import Call as CollectiveCall
 from jaxcomm.primitives.pvary import vary

@@ -144,6 +144,8 @@ class Round:
         """
         seconds = _FIRST_WAIT_SECONDS
         found: dict[int, Any] = {}
+        # Where missing processes were when a wait for one was over.
+        newest, last = self.number, None
         while True:
             new, left = self._look(what)
             found |= new
@@ -157,6 +159,14 @@ class Round:
                 return None
             if not missing:
                 return {process: found[process] for process in processes}
+            # Only now: what was missing may have come, ended this round and gone on
+            # before this process saw where it is.
+            if newest > self.number:
+                self._newest = newest
+                return None
+            if last is not None:
+                self._check_last_rounds(missing, last)
+                last = None
             # Wait for one at random: in whatever order they come, half of the others
             # have come before it. So the number of looks is logarithmic.
             one = random.choice(missing)
@@ -165,10 +175,9 @@ class Round:
                 raise self._late(missing)
             key = f"{self._folder}/{self.number}/{what}/{one}"
             if not self._store.wait(key, min(max(rest, 0.05), seconds)):
-                self._newest = max(self.number, self._round_of(missing))
-                if self._newest > self.number:
-                    return None
-                self._check_last_rounds(missing)
+                newest = max(self.number, self._round_of(missing))
+                if newest == self.number:
+                    last = self._store.by_process(_LAST)
                 seconds = min(2 * seconds, _LAST_WAIT_SECONDS)
 
     def _look(self, what: str) -> tuple[dict[int, Any], set[int]]:
@@ -190,9 +199,8 @@ class Round:
         at = self._store.by_process(f"{self._folder}/at")
         return max((at.get(process, 0) for process in missing), default=0)
 
-    def _check_last_rounds(self, missing: list[int]) -> None:
+    def _check_last_rounds(self, missing: list[int], last: dict[int, Any]) -> None:
         """Raise if a missing process waits for this one in a round of another set."""
-        last = self._store.by_process(_LAST)
         self._check_objections(last)
         for process in missing:
             other = last.get(process)

@@ -13,7 +13,16 @@ import jax
 from jaxcomm import compat
 from jaxcomm.diagnostics.merge import merge_files
 from jaxcomm.diagnostics.record import RecordError
-from jaxcomm.doctor import check, machine, options, page, rows, sharing, software
+from jaxcomm.doctor import (
+    calibrate,
+    check,
+    machine,
+    options,
+    page,
+    rows,
+    sharing,
+    software,
+)
 
 _PROBLEM = 1
 _WRONG_USE = 2
@@ -30,6 +39,8 @@ def main(asked: options.Options) -> int:
     logging.getLogger("jax").setLevel(logging.WARNING)
     if asked.merge:
         return _merge(asked)
+    if asked.calibrate:
+        return _calibrate(asked)
     if asked.check:
         return _check(asked)
     found = {
@@ -76,6 +87,27 @@ def _check(asked):
             file=sys.stderr,
         )
     return _PROBLEM if wrong else 0
+
+
+def _calibrate(asked):
+    if asked.devices:
+        check.use_virtual_devices(asked.devices)
+    try:
+        check.mesh_of_all()
+        found = calibrate.machine(calibrate.written(asked.calibrate))
+    except (check.CheckError, ValueError, OSError, *compat.NO_DEVICES) as error:
+        return _refuse(str(error).partition("\n")[0])
+    if jax.process_index() != 0:
+        return 0
+    found.save(asked.calibrate)
+    ranks = sorted({(each.transport, each.ranks) for each in found.samples})
+    print(
+        f"{asked.calibrate}: {found.source}, {len(found.samples)} collectives of "
+        f"{', '.join(f'{count} ranks ({transport})' for transport, count in ranks)}; "
+        f"{found.flops:.3g} FLOP/s of attention, {found.bytes_per_second:.3g} B/s, "
+        f"{found.latency:.2g} s a send"
+    )
+    return 0
 
 
 def _show(asked, results: Sequence[check.Result], wrong: int, backend, devices):

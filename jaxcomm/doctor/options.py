@@ -14,6 +14,11 @@ Time is that of one call. GB/s (bytes / time) and bus GB/s are defined as in NVI
 nccl-tests; bytes are those of the larger of operand and result on one device. The exit
 status is 1 if a result is wrong.
 
+--calibrate measures what jaxcomm.plan needs to know of this machine, and writes FILE,
+which jaxcomm.Machine.load(FILE) reads. What FILE holds and is not measured anew, it
+keeps. So calibrate one process first, and then several: `python -m jaxcomm.launch -n 2
+-m jaxcomm.doctor --calibrate FILE`.
+
 Flight records are written where JAXCOMM_DUMP_DIR says, when a collective fails and on
 SIGUSR1, and by jaxcomm.flight_record().save(file).
 """
@@ -34,12 +39,14 @@ class Options:
       devices: number of virtual CPU devices. If None, the devices that JAX finds.
       merge: flight records to compare.
       json: whether to print JSON instead of tables.
+      calibrate: file to write what a plan needs to know. If None, none.
     """
 
     check: bool = False
     devices: int | None = None
     merge: tuple[str, ...] = ()
     json: bool = False
+    calibrate: str | None = None
 
 
 class _Parser(argparse.ArgumentParser):
@@ -61,7 +68,8 @@ def read(words: Sequence[str]) -> Options:
         prog="python -m jaxcomm.doctor",
         usage="python -m jaxcomm.doctor [--json]\n"
         "       python -m jaxcomm.doctor --check [--devices N] [--json]\n"
-        "       python -m jaxcomm.doctor --merge FILE... [--json]",
+        "       python -m jaxcomm.doctor --merge FILE... [--json]\n"
+        "       python -m jaxcomm.doctor --calibrate FILE [--devices N]",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -74,7 +82,7 @@ def read(words: Sequence[str]) -> Options:
         "--devices",
         type=_count,
         metavar="N",
-        help="check N virtual CPU devices, not the devices that JAX finds",
+        help="use N virtual CPU devices, not the devices that JAX finds",
     )
     parser.add_argument(
         "--merge",
@@ -82,17 +90,24 @@ def read(words: Sequence[str]) -> Options:
         help="compare the flight records of a job, one file a process, and say which "
         "rank is behind, at which operation",
     )
+    parser.add_argument(
+        "--calibrate", metavar="FILE", help="measure this machine for jaxcomm.plan"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     given = parser.parse_intermixed_args(words)
-    if given.check and given.merge:
-        raise UsageError("--check and --merge exclude each other; give one of them")
+    modes = {"--check": given.check, "--merge": given.merge}
+    modes["--calibrate"] = given.calibrate
+    asked = [name for name, value in modes.items() if value]
+    if len(asked) > 1:
+        raise UsageError(f"{' and '.join(asked)} exclude each other; give one of them")
     if given.merge and not given.files:
         raise UsageError("--merge: no file was given; name one of each process")
     if given.files and not given.merge:
         raise UsageError(f"{given.files[0]!r} goes with --merge")
-    if given.devices and not given.check:
-        raise UsageError("--devices goes with --check")
-    return Options(given.check, given.devices, tuple(given.files), given.json)
+    if given.devices and not (given.check or given.calibrate):
+        raise UsageError("--devices goes with --check and --calibrate")
+    files = tuple(given.files)
+    return Options(given.check, given.devices, files, given.json, given.calibrate)
 
 
 def _count(text):

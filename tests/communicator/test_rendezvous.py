@@ -289,3 +289,34 @@ def test_the_first_process_s_answer_is_everybody_s(processes):
         )
     )
     assert made == {3: "of 3", 5: "of 3"}
+
+
+def test_a_round_that_ended_while_a_process_looked_elsewhere_is_no_newer_one(
+    processes, store
+):
+    """A wait times out, and before the next look the peer goes on."""
+    everyone = (0, 1)
+    wait = store.blocking_key_value_get
+    waits = threading.Event()
+
+    def times_out_late(key, milliseconds):
+        if "/0/card/1" not in key or waits.is_set():
+            return wait(key, milliseconds)
+        waits.set()
+        # Until the other is in the next round, of another purpose.
+        at = key.replace("/0/card/1", "/at/1")
+        with store.changed:
+            assert store.changed.wait_for(lambda: store.entries.get(at) == "1", 60)
+        time.sleep(milliseconds / 1e3)
+        raise RuntimeError(f"DEADLINE_EXCEEDED: {key}")
+
+    store.blocking_key_value_get = times_out_late
+
+    def meets_twice(process):
+        if process == 1:
+            assert waits.wait(60)
+        first = meets(everyone, "make A")(process)
+        return first.values, meets(everyone, "make B")(process).values
+
+    met, _ = processes.run(dict.fromkeys(everyone, meets_twice))
+    assert met[0] == met[1] == ({0: 0, 1: 10}, {0: 0, 1: 10})

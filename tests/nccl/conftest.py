@@ -81,6 +81,13 @@ def stand_in(stand_in_path, monkeypatch):
     library.load.cache_clear()
 
 
+@pytest.fixture
+def with_kernels(stand_in, monkeypatch):
+    """The stand-in, with the kernels of small sums."""
+    monkeypatch.setenv("JAXCOMM_FAKE_KERNELS", "1")
+    return stand_in
+
+
 @pytest.fixture(scope="session")
 def environment(stand_in_path):
     """Variables by which other processes take the stand-in for NCCL."""

@@ -13,12 +13,6 @@ from jaxcomm import _ffi
 INBOX = 8 * 2**20  # bytes of each device
 
 
-@pytest.fixture
-def with_kernels(stand_in, monkeypatch):
-    monkeypatch.setenv("JAXCOMM_FAKE_KERNELS", "1")
-    return stand_in
-
-
 def over(mesh, function, out=None):
     spec = jax.P("i")
     return jax.jit(

@@ -1,39 +1,17 @@
 """What each strategy costs, by closed forms, and which is chosen."""
 
 import dataclasses
+import functools
 
 import numpy as np
 
 from jaxcomm.attention.problem import Problem
 from jaxcomm.attention.strategies.registry import STRATEGIES
 from jaxcomm.attention.strategies.strategy import Strategy
+from jaxcomm.machine import Machine
 
 # Products of a backward pass for each one of the forward pass.
 _BACKWARD = 2.5
-
-
-@dataclasses.dataclass(frozen=True)
-class Machine:
-    """What a device and its links do.
-
-    Attributes:
-      flops: FLOP/s of attention.
-      bytes_per_second: of one device, one way.
-      latency: seconds of a send.
-      source: where the numbers are from.
-    """
-
-    flops: float
-    bytes_per_second: float
-    latency: float
-    source: str
-
-
-# A calibration replaces them: see Machine. The first is facts of H200 and NVLink.
-MACHINES = {
-    "gpu": Machine(600e12, 350e9, 15e-6, "table: H200, bfloat16, NVLink"),
-    "cpu": Machine(150e9, 5e9, 30e-6, "table: one core of a server, shared memory"),
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,6 +97,7 @@ def choose(problem: Problem, machine: Machine) -> Strategy:
     return STRATEGIES[min(legal, key=lambda name: found[name].seconds)](problem)
 
 
+@functools.lru_cache(maxsize=64)
 def seen_keys(problem: Problem) -> np.ndarray:
     """Count the keys that the queries of each rank see, as float64 (ranks,)."""
     layout, mask = problem.query_layout, problem.mask

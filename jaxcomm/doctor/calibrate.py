@@ -1,0 +1,260 @@
+"""``--calibrate``: measure what a plan needs to know of this machine."""
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType
+
+import jaxcomm
+from jaxcomm.communicator import rendezvous
+from jaxcomm.communicator.backends.backend import processes_of
+from jaxcomm.diagnostics import record
+from jaxcomm.diagnostics.timing import timed
+from jaxcomm.machine import MACHINES, Machine, Sample
+from jaxcomm.planning.closed_forms import touched_bytes
+
+AXIS = "i"
+# Operands of a rank, in bytes: closer together from 1 MiB on, where caches end.
+SIZES = 256, 16 << 10, 256 << 10, 1 << 20, 2 << 20, 4 << 20, 8 << 20, 16 << 20
+# What all ranks' results may take together.
+_MOST_BYTES = 256 << 20
+# What is measured in small groups, too.
+_COMMON = {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute"}
+_CALLS, _LARGE_CALLS, _LARGE = 21, 11, 4 << 20
+# Causal attention of so many tokens a device, for FLOP/s.
+_TOKENS, _HEADS, _HEAD_SIZE = 512, 4, 64
+_STORE_MESSAGES = 20
+
+
+def machine(kept: Machine | None = None) -> Machine:
+    """Measure collectives, attention and the store; every process calls this.
+
+    Args:
+      kept: an older calibration of this machine, whose samples stay where nothing is
+        measured anew: of one process, say, while several are measured.
+
+    Raises:
+      ValueError: if ``kept`` is of another platform.
+    """
+    platform = jax.devices()[0].platform
+    if kept is not None and kept.platform != platform:
+        raise ValueError(
+            f"the file holds a machine of {kept.platform!r} devices, and these are "
+            f"{platform!r} devices; name another file"
+        )
+    found = tuple(samples())
+    table = MACHINES["cpu" if platform == "cpu" else "gpu"]
+    latency, rate = _line(found)
+    ranks = max(each.ranks for each in found)
+    measured = {(each.collective, each.transport, each.ranks) for each in found}
+    older = () if kept is None else kept.samples
+    older = tuple(
+        each
+        for each in older
+        if (each.collective, each.transport, each.ranks) not in measured
+    )
+    store = _store_seconds() if jax.process_count() > 1 else 0.0
+    many = table.domain if platform == "cpu" else jax.device_count()
+    return Machine(
+        flops=_flops(),
+        bytes_per_second=rate,
+        latency=latency,
+        source=f"calibration of {jax.devices()[0].device_kind} devices",
+        platform=platform,
+        domain=many,
+        host=many,
+        network_bytes_per_second=table.network_bytes_per_second,
+        network_latency=table.network_latency,
+        memory=float(
+            (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", 0)
+        ),
+        memory_bytes_per_second=rate * touched_bytes("permute", ranks, 1),
+        cores=len(os.sched_getaffinity(0)),
+        create_seconds=_create_seconds(),
+        store_seconds=store or (0.0 if kept is None else kept.store_seconds),
+        samples=(*older, *found),
+    )
+
+
+def _memory() -> float:
+    """Return the bytes of a device; 0 where JAX does not say."""
+    return float((jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", 0))
+
+
+def samples() -> Iterator[Sample]:
+    """Measure every collective at several sizes, in groups of several sizes."""
+    count = jax.device_count()
+    # Of several processes all take part in everything.
+    smaller = {2} if jax.process_count() == 1 else set()
+    for ranks in sorted(smaller | {count}):
+        mesh = jax.make_mesh(
+            (ranks,),
+            (AXIS,),
+            axis_types=(AxisType.Auto,),
+            devices=jax.devices()[:ranks],
+        )
+        for name, (function, results) in _collectives(ranks).items():
+            if ranks < count and name not in _COMMON:
+                continue
+            for size in SIZES if name != "barrier" else SIZES[:1]:
+                if ranks * results * size > _MOST_BYTES:
+                    continue
+                seconds, transport = _measure(mesh, function, size)
+                yield Sample(name, transport, ranks, size, seconds)
+        jaxcomm.finalize()
+
+
+def _collectives(ranks: int) -> dict[str, tuple[Callable, float]]:
+    """Return each collective on a vector, and its result's size by its operand's."""
+
+    def ragged(x):
+        part = x.shape[0] // ranks
+        mine = jax.lax.axis_index(AXIS).astype(jnp.int32)
+        to = part * jnp.arange(ranks, dtype=jnp.int32)
+        sizes = jnp.full(ranks, part, jnp.int32)
+        at = jnp.full(ranks, part, jnp.int32) * mine
+        return jaxcomm.ragged_all_to_all(
+            x, jnp.zeros_like(x), to, sizes, at, sizes, axis_name=AXIS
+        )
+
+    return {
+        "all_reduce": (lambda x: jaxcomm.psum(x, AXIS), 1),
+        "all_gather": (lambda x: jaxcomm.all_gather(x, AXIS, tiled=True), ranks),
+        "reduce_scatter": (lambda x: jaxcomm.psum_scatter(x, AXIS, tiled=True), 1),
+        "all_to_all": (lambda x: jaxcomm.all_to_all(x, AXIS, 0, 0, tiled=True), 1),
+        "ragged_all_to_all": (ragged, 1),
+        "permute": (lambda x: jaxcomm.ring_shift(x, AXIS), 1),
+        "broadcast": (lambda x: jaxcomm.pbroadcast(x, AXIS, 0), 1),
+        "reduce": (lambda x: jaxcomm.preduce(x, AXIS), 1),
+        "gather": (lambda x: jaxcomm.pgather(x, AXIS, tiled=True), ranks),
+        "scatter": (lambda x: jaxcomm.pscatter(x.reshape(ranks, -1), AXIS), 1),
+        "scan": (lambda x: jaxcomm.pscan(x, AXIS), 1),
+        "barrier": (lambda x: jaxcomm.pbarrier(x, AXIS), 1),
+    }
+
+
+def _measure(mesh, function, size: int) -> tuple[float, str]:
+    """Return the median seconds of a collective, and what carries it."""
+    ranks = mesh.size
+    sharding = jax.NamedSharding(mesh, jax.P(AXIS))
+    whole = np.ones((ranks * size // 4,), np.float32)
+    x = jax.make_array_from_callback(whole.shape, sharding, lambda at: whole[at])
+    program = jax.jit(
+        jax.shard_map(
+            lambda x: function(x)[None],
+            mesh=mesh,
+            in_specs=jax.P(AXIS),
+            out_specs=jax.P(AXIS),
+            check_vma=False,
+        )
+    )
+    jax.block_until_ready(program(x))
+    calls = _CALLS if size < _LARGE else _LARGE_CALLS
+    (member,) = jaxcomm.communicators()
+    if member.backend != "host":
+        return seconds_of_a_call(program, x, calls), member.backend
+    for _ in range(calls):
+        jax.block_until_ready(program(x))
+    found = [one for one in timed(records(mesh)) if one.seen == ranks]
+    return statistics.median(one.seconds for one in found[-calls:]), member.transport
+
+
+def seconds_of_a_call(program: Callable, x, calls: int) -> float:
+    """Return the seconds of each of several calls in a row.
+
+    For GPUs: their flight record has the time at which somebody looked.
+    """
+    began = time.perf_counter()
+    results = [program(x) for _ in range(calls)]
+    jax.block_until_ready(results)
+    return (time.perf_counter() - began) / calls
+
+
+def records(mesh) -> list[record.ProcessRecord]:
+    """Return the flight records of all processes of a mesh; each must call this."""
+    mine = jaxcomm.flight_record().to_json()
+    processes = processes_of(mesh)
+    if len(processes) == 1:
+        return [record.parse(mine)]
+    every = rendezvous.exchange(processes, jax.process_index(), "flight records", mine)
+    return [record.parse(each) for each in every.values()]
+
+
+def _line(found: tuple[Sample, ...]) -> tuple[float, float]:
+    """Return latency and bytes per second, of a permutation of most ranks."""
+    sends = [each for each in found if each.collective == "permute"]
+    most = max(each.ranks for each in sends)
+    sends = sorted(
+        (each for each in sends if each.ranks == most), key=lambda each: each.bytes
+    )
+    first, last = sends[0], sends[-1]
+    return first.seconds, last.bytes / max(last.seconds - first.seconds, 1e-9)
+
+
+def _flops() -> float:
+    """Return the FLOP/s of causal attention, of one device while all of them work."""
+    size = jax.device_count()
+    mesh = jax.make_mesh((size,), (AXIS,), axis_types=(AxisType.Auto,))
+    layout = jaxcomm.Layout("zigzag", size, size * _TOKENS)
+    shape = (1, size * _TOKENS, _HEADS, _HEAD_SIZE)
+    sharding = jax.NamedSharding(mesh, jax.P(None, AXIS))
+    dtype = jnp.float32 if jax.devices()[0].platform == "cpu" else jnp.bfloat16
+    ones = np.ones(shape, dtype)
+    x = jax.make_array_from_callback(shape, sharding, lambda at: ones[at])
+    program = jax.jit(
+        jax.shard_map(
+            lambda x: jaxcomm.ring_attention(
+                x, x, x, axis_name=AXIS, layout=layout, is_causal=True
+            ),
+            mesh=mesh,
+            in_specs=jax.P(None, AXIS),
+            out_specs=jax.P(None, AXIS),
+        )
+    )
+    jax.block_until_ready(program(x))
+    times = []
+    for _ in range(3):
+        began = time.perf_counter()
+        jax.block_until_ready(program(x))
+        times.append(time.perf_counter() - began)
+    jaxcomm.finalize()
+    plan = jaxcomm.attention.plan(
+        layout, heads=_HEADS, head_size=_HEAD_SIZE, is_causal=True
+    )
+    return plan.rows["ring"].flops / min(times)
+
+
+def _create_seconds() -> float:
+    """Return the seconds to make a communicator, for each of its ranks."""
+    mesh = jax.make_mesh((jax.device_count(),), (AXIS,), axis_types=(AxisType.Auto,))
+    times = []
+    for _ in range(3):
+        began = time.perf_counter()
+        jaxcomm.init(mesh, AXIS)
+        times.append(time.perf_counter() - began)
+        jaxcomm.finalize()
+    return min(times) / mesh.size
+
+
+def _store_seconds() -> float:
+    """Return the seconds of a round of a rendezvous, by message."""
+    processes = tuple(range(jax.process_count()))
+    began = time.perf_counter()
+    for turn in range(_STORE_MESSAGES):
+        rendezvous.exchange(processes, jax.process_index(), f"turn {turn}", None)
+    # Three writes and two looks, with a wait in between.
+    return (time.perf_counter() - began) / _STORE_MESSAGES / 6
+
+
+def written(path: str) -> Machine | None:
+    """Return the calibration that a file holds; None if there is no file.
+
+    Raises:
+      ValueError: if it holds something else.
+    """
+    return Machine.load(path) if os.path.exists(path) else None

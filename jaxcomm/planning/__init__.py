@@ -1,0 +1,6 @@
+"""What a layout costs, before there is a device: see :func:`jaxcomm.plan`."""
+
+from jaxcomm.machine import MACHINES as MACHINES
+from jaxcomm.machine import Sample as Sample
+from jaxcomm.planning.attention import Attention as Attention
+from jaxcomm.planning.result import Plan as Plan

@@ -1,0 +1,274 @@
+"""Reads the collectives of a function, without any device.
+
+The function is traced for an abstract mesh. A ``scan`` counts its body as often as it
+runs. A ``cond`` counts the branch that takes longest. How often a ``while`` runs is not
+known: it counts once, and the plan says so.
+"""
+
+import collections
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.extend.core
+
+from jaxcomm.communicator.lane import DEFAULT_LANE
+from jaxcomm.communicator.replica_groups import canonical_axes
+from jaxcomm.planning.calls import Call, leaves_of
+from jaxcomm.primitives import lowering
+from jaxcomm.primitives.registry import COLLECTIVES
+from jaxcomm.primitives.rewrite import ANY, Bind
+
+# How often each collective runs.
+Counted = collections.Counter[Call]
+
+_OF_XLA = {
+    "psum": "all_reduce",
+    "psum2": "all_reduce",
+    "psum_invariant": "all_reduce",
+    "unreduced_psum": "all_reduce",
+    "pmax": "all_reduce",
+    "pmin": "all_reduce",
+    "all_gather": "all_gather",
+    "all_gather_invariant": "all_gather",
+    "all_gather_reduced": "all_gather",
+    "reduce_scatter": "reduce_scatter",
+    "unreduced_reduce_scatter": "reduce_scatter",
+    "all_to_all": "all_to_all",
+    "ppermute": "permute",
+    "ragged_all_to_all": "ragged_all_to_all",
+}
+# Collectives before one, of the same function, that are looked at for independence.
+_MOST_BESIDE = 64
+_IN_A_WHILE = (
+    "a while loop's collectives count once: how often it runs is not known before"
+)
+
+
+class Reader:
+    """Reads the collectives of jaxprs.
+
+    Attributes:
+      notes: what is not known of them, in words.
+      beside: pairs of which neither needs the other's result.
+    """
+
+    def __init__(
+        self,
+        sizes: dict[str, int],
+        backend_of: Callable[[tuple[str, ...], Any, str | None], str],
+        seconds_of: Callable[[Counted], float],
+    ):
+        """Read for a mesh of these axes.
+
+        Args:
+          sizes: of the axes.
+          backend_of: what serves axes and index groups, given what the user chose.
+          seconds_of: how long calls take; chooses between the branches of a ``cond``.
+        """
+        self.notes: set[str] = set()
+        self.beside: set[tuple[Call, Call]] = set()
+        self._sizes = sizes
+        types = (jax.sharding.AxisType.Auto,) * len(sizes)
+        self._mesh = jax.sharding.AbstractMesh(
+            tuple(sizes.values()), tuple(sizes), axis_types=types
+        )
+        self._backend_of, self._seconds_of = backend_of, seconds_of
+
+    def read(self, function: Callable, args: tuple) -> Counted:
+        """Trace a function and count its collectives.
+
+        It may be a program over global arrays that holds a ``jax.shard_map``, or what
+        one device does, with arguments of one device.
+
+        Raises:
+          ValueError: if a collective is over an axis that the mesh does not have.
+        """
+        try:
+            return self._of(jax.make_jaxpr(function)(*args).jaxpr)
+        except (NameError, ValueError) as error:
+            without_mesh = error
+        try:
+            with jax.sharding.use_abstract_mesh(self._mesh):
+                return self._of(jax.make_jaxpr(function)(*args).jaxpr)
+        except NameError:
+            return self._of_device(function, args)
+        except ValueError as error:
+            # It names a mesh of its own, and something else was wrong.
+            is_about_mesh = "context mesh" in str(error)
+            raise (without_mesh if is_about_mesh else error) from None
+
+    def _of_device(self, function: Callable, args: tuple) -> Counted:
+        """Count the collectives of what one device does."""
+        every = jax.P()
+        of_device = jax.shard_map(
+            function, in_specs=every, out_specs=every, check_vma=False
+        )
+        with jax.sharding.use_abstract_mesh(self._mesh):
+            return self._of(jax.make_jaxpr(of_device)(*args).jaxpr)
+
+    def _of(self, jaxpr) -> Counted:
+        found: Counted = collections.Counter()
+        # The collectives so far, and which of them each variable depends on, as bits.
+        earlier: list[Counted] = []
+        behind: dict[Any, int] = {}
+        for equation in jaxpr.eqns:
+            mine = self._of_equation(equation)
+            found.update(mine)
+            needs = 0
+            for each in equation.invars:
+                if not isinstance(each, jax.extend.core.Literal):
+                    needs |= behind.get(each, 0)
+            if mine:
+                for i, other in enumerate(earlier[-_MOST_BESIDE:]):
+                    at = max(0, len(earlier) - _MOST_BESIDE) + i
+                    if not needs >> at & 1:
+                        self.beside |= {(a, b) for a in other for b in mine}
+                needs |= 1 << len(earlier)
+                earlier.append(mine)
+            behind.update(dict.fromkeys(equation.outvars, needs))
+        return found
+
+    def _of_equation(self, equation) -> Counted:
+        name, params = equation.primitive.name, equation.params
+        if equation.primitive in _ours():
+            return self._of_ours(equation, *_ours()[equation.primitive])
+        if name in _OF_XLA:
+            return self._of_xla(equation)
+        if name == "scan":
+            return _times(self._of(params["jaxpr"].jaxpr), params["length"])
+        if name == "cond":
+            branches = [self._of(each.jaxpr) for each in params["branches"]]
+            return max(branches, key=self._seconds_of)
+        if name == "shard_map":
+            self._check_mesh(dict(params["mesh"].shape))
+        found: Counted = collections.Counter()
+        for inner in _inner(params):
+            found.update(self._of(inner))
+        if name == "while" and found:
+            self.notes.add(_IN_A_WHILE)
+        return found
+
+    def _of_ours(self, equation, collective, is_done) -> Counted:
+        if is_done:
+            return collections.Counter()
+        params = dict(equation.params)
+        call = params.pop("call")
+        params.pop("paired", None)
+        avals = [each.aval for each in equation.invars]
+        self._check(call.axes, call.name)
+        backend = self._backend_of(call.axes, call.index_groups, call.backend)
+        sizes = self._group_sizes(call)
+        if max(sizes) == 1:
+            return collections.Counter()
+        for key in (ANY, collective.name):
+            rule = lowering.REWRITES.get((backend, key))
+            replacement = rule and rule(collective, avals, sizes[0], **params)
+            if replacement is not None:
+                return self._of_replacement(replacement, call, backend, avals)
+        return collections.Counter(
+            {
+                Call(
+                    name=call.name.removesuffix("_start"),
+                    collective=collective.planner,
+                    axes=call.axes,
+                    index_groups=call.index_groups,
+                    lane=call.lane or DEFAULT_LANE,
+                    backend=backend,
+                    is_ours=backend != "xla",
+                    leaves=leaves_of(avals),
+                    op=params.get("op", "sum"),
+                    is_split=call.name.endswith("_start") or backend == "xla",
+                ): 1
+            }
+        )
+
+    def _of_replacement(self, replacement, call, backend, avals) -> Counted:
+        """Read what the lowering puts in the place of a collective."""
+        call = call.replace(backend=backend, given="varying", to="varying")
+        xs = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
+        return self._of_device(
+            lambda *xs: tuple(replacement(Bind(call), xs)), tuple(xs)
+        )
+
+    def _of_xla(self, equation) -> Counted:
+        params, name = equation.params, equation.primitive.name
+        axes = canonical_axes(params.get("axes", params.get("axis_name")))
+        axes = tuple(axis for axis in axes if isinstance(axis, str))
+        index_groups = params.get("axis_index_groups")
+        if index_groups is not None:
+            index_groups = tuple(map(tuple, index_groups))
+        self._check(axes, name)
+        if all(self._sizes[axis] == 1 for axis in axes):
+            return collections.Counter()
+        return collections.Counter(
+            {
+                Call(
+                    name=f"lax.{name}",
+                    collective=_OF_XLA[name],
+                    axes=axes,
+                    index_groups=index_groups,
+                    lane=DEFAULT_LANE,
+                    backend="xla",
+                    is_ours=False,
+                    leaves=leaves_of(each.aval for each in equation.invars),
+                    op=name.removeprefix("p") if name in ("pmax", "pmin") else "sum",
+                    is_split=True,
+                ): 1
+            }
+        )
+
+    def _group_sizes(self, call) -> list[int]:
+        if call.index_groups is not None:
+            return [len(group) for group in call.index_groups]
+        size = 1
+        for axis in call.axes:
+            size *= self._sizes[axis]
+        return [size]
+
+    def _check_mesh(self, found: dict[str, int]) -> None:
+        if any(self._sizes.get(axis) != size for axis, size in found.items()):
+            raise ValueError(
+                f"plan: the function's shard_map is over a mesh of {found}, and the "
+                f"plan is for {self._sizes}. Give plan the mesh of the function, or "
+                f"the function no mesh"
+            )
+
+    def _check(self, axes, name) -> None:
+        for axis in axes:
+            if axis not in self._sizes:
+                raise ValueError(
+                    f"plan: {name} over axis {axis!r}, which the mesh does not have: "
+                    f"its axes are {tuple(self._sizes)}"
+                )
+
+
+_known: dict[Any, tuple[Any, bool]] = {}
+
+
+def _ours() -> dict[Any, tuple[Any, bool]]:
+    """Return the collective of each primitive, and whether it is the done of a pair."""
+    if not _known:
+        for collective in COLLECTIVES.values():
+            pair = getattr(collective, "pair", None)
+            primitives = [(collective.primitive, False)]
+            if pair is not None:
+                primitives += [(pair.start, False), (pair.done, True)]
+            for primitive, is_done in primitives:
+                for each in (primitive, getattr(primitive, "portable")):  # noqa: B009
+                    _known[each] = collective, is_done
+    return _known
+
+
+def _times(found: Counted, times: int) -> Counted:
+    return collections.Counter({call: times * count for call, count in found.items()})
+
+
+def _inner(params: dict[str, Any]) -> Iterator:
+    """Yield the jaxprs in the parameters of an equation."""
+    for value in params.values():
+        for each in value if isinstance(value, tuple | list) else (value,):
+            if isinstance(each, jax.extend.core.ClosedJaxpr):
+                yield each.jaxpr
+            elif isinstance(each, jax.extend.core.Jaxpr):
+                yield each

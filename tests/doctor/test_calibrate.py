@@ -1,0 +1,91 @@
+"""``--calibrate``: what it writes, keeps and refuses."""
+
+import json
+
+import jax
+import pytest
+
+import jaxcomm
+from jaxcomm.doctor import calibrate, options
+from jaxcomm.machine import Machine, Sample
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Two sizes of a few collectives, three calls each."""
+    monkeypatch.setattr(calibrate, "SIZES", (256, 64 << 10))
+    monkeypatch.setattr(calibrate, "_CALLS", 3)
+    monkeypatch.setattr(calibrate, "_TOKENS", 32)
+    every = calibrate._collectives
+    some = {"all_reduce", "permute", "barrier", "scatter", "ragged_all_to_all"}
+    monkeypatch.setattr(
+        calibrate,
+        "_collectives",
+        lambda ranks: {n: f for n, f in every(ranks).items() if n in some},
+    )
+
+
+def test_a_calibration_answers_plans_and_keeps_what_it_did_not_measure(quick, tmp_path):
+    made = calibrate.machine()
+    assert (made.platform, made.store_seconds) == ("cpu", 0)
+    assert {each.ranks for each in made.samples} == {2, 8}
+    assert {each.transport for each in made.samples} == {"memory"}
+    assert all(each.seconds > 0 for each in made.samples)
+    assert made.flops > 1e6
+    assert jaxcomm.communicators().__len__() == 0
+    made.save(tmp_path / "here.json")
+    assert Machine.load(tmp_path / "here.json") == made
+
+    plan = jaxcomm.plan(
+        {"i": 8},
+        lambda x: jaxcomm.psum(x, "i"),
+        jax.ShapeDtypeStruct((64,), "float32"),
+        machine=made,
+    )
+    (sample,) = [
+        each
+        for each in made.samples
+        if (each.collective, each.ranks, each.bytes) == ("all_reduce", 8, 256)
+    ]
+    assert plan.calls[0].cost.seconds.value == sample.seconds
+    assert plan.calls[0].cost.seconds.origin == "m"
+
+    other = Sample("all_reduce", "shared memory", 2, 256, 1.0)
+    kept = Machine(**(vars(made) | {"samples": (other,), "store_seconds": 0.5}))
+    again = calibrate.machine(kept)
+    assert other in again.samples
+    assert again.store_seconds == 0.5
+    with pytest.raises(ValueError, match="holds a machine of 'gpu' devices"):
+        calibrate.machine(Machine.named("h200"))
+
+
+def test_a_file_that_holds_no_machine_is_refused(tmp_path):
+    path = tmp_path / "machine.json"
+    assert calibrate.written(str(path)) is None
+    for text in ("", "[]", '{"flops": 1}', json.dumps({"flops": -1})):
+        path.write_text(text)
+        with pytest.raises(ValueError, match="holds no machine of jaxcomm"):
+            calibrate.written(str(path))
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"flops": 0}, "flops must be a positive number"),
+        ({"latency": -1}, "latency must be a positive number"),
+        ({"memory": float("nan")}, "memory must be a positive number"),
+        ({"domain": 0}, "domain must be a number of devices"),
+        ({"host": 2.0}, "host must be a number of devices"),
+        ({"bytes_per_second": True}, "bytes_per_second must be a positive number"),
+    ],
+)
+def test_a_machine_has_possible_numbers(changes, text):
+    with pytest.raises(ValueError, match=text):
+        Machine(**(vars(Machine.named("cpu")) | changes))
+
+
+def test_the_command_line_names_a_file():
+    asked = options.read(["--calibrate", "here.json", "--devices", "4"])
+    assert (asked.calibrate, asked.devices, asked.check) == ("here.json", 4, False)
+    with pytest.raises(options.UsageError, match="--check and --calibrate exclude"):
+        options.read(["--check", "--calibrate", "here.json"])
