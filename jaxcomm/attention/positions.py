@@ -11,9 +11,8 @@ from jaxcomm.attention.mask import PADDING
 from jaxcomm.attention.names import keep
 from jaxcomm.attention.permutation import no_positions
 from jaxcomm.collectives.all_gather import all_gather
-from jaxcomm.primitives import arguments
-from jaxcomm.primitives.collective import Collective
-from jaxcomm.primitives.define import define
+from jaxcomm.primitives.call import call_of
+from jaxcomm.primitives.collective import Collective, define
 from jaxcomm.primitives.request import Request
 
 
@@ -73,7 +72,7 @@ def are_right(
     found = positions.astype(jnp.int32).reshape(-1)
     expected = jnp.broadcast_to(expected, shape).reshape(-1)
     mistake = _first_mistake(found, expected, shape[-1])
-    call = arguments.call_of(what, axis_name, lane=lane, backend=backend)
+    call = call_of(what, axis_name, lane=lane, backend=backend)
     mistake = Request(CHECK_POSITIONS, mistake, call).run()
     is_right = mistake[0] < 0
     if config.check():
