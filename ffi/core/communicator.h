@@ -56,7 +56,17 @@ struct CommunicatorSpec : CommunicatorSummary {
   // For CPU devices: why ranks of this process may be unable to come, and what to do
   // about it. Empty if no reason is known.
   std::string hint_if_late;
+
+  // Of all groups, in all processes.
+  size_t num_ranks() const {
+    size_t count = 0;
+    for (const auto& group : groups) count += group.size();
+    return count;
+  }
 };
+
+// "the communicator over axes ('i',) (lane 'default')".
+std::string NameOf(const CommunicatorSpec& spec);
 
 struct CommunicatorStats {
   int64_t bytes = 0;            // handed in by this process's ranks

@@ -97,7 +97,7 @@ std::shared_ptr<NcclWorld> MakeNcclWorld(
   for (const auto& [pid, start, index, thread] : peers) {
     watched.push_back({pid, start, index, thread});
   }
-  const NcclSettings settings{std::move(numbers), std::move(name), ""};
+  const NcclSettings settings{std::move(numbers), std::move(name)};
   std::shared_ptr<NcclWorld> world;
   Status status;
   {
@@ -122,10 +122,9 @@ void CreateNccl(std::shared_ptr<NcclWorld> world, int64_t key, std::string axes,
              timeout_seconds, std::move(groups));
   spec.processes = std::move(processes);
   NcclSpec how{std::move(world),
-               {std::move(numbers), std::move(name), ""},
+               {std::move(numbers), std::move(name)},
                {timeout_seconds, WasInterrupted},
-               copy_engines,
-               one_shot,
+               {copy_engines, one_shot},
                ParseOnFailure(on_failure),
                check};
   Status status;
@@ -220,7 +219,7 @@ void BorrowNccl(int64_t key, std::string axes, std::string lane, std::string pla
   CommunicatorSpec spec =
       SpecOf(key, std::move(axes), std::move(lane), "nccl", std::move(platform),
              timeout_seconds, std::move(groups));
-  std::vector<BorrowedCommunicator::Device> local;
+  std::vector<NcclDevice> local;
   for (const auto& [id, ordinal] : devices) local.push_back({id, ordinal});
   auto made = std::make_shared<BorrowedCommunicator>(
       std::move(spec), Nccl(), local, Borrowed{std::move(places), communication_id},

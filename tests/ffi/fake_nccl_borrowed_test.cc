@@ -25,8 +25,7 @@ std::shared_ptr<BorrowedCommunicator> Make(double timeout_seconds,
                                            OnFailure on_failure = OnFailure::kRaise) {
   auto made = std::make_shared<BorrowedCommunicator>(
       Spec({{100, 101}}, timeout_seconds), library,
-      std::vector<BorrowedCommunicator::Device>{{100, 0}, {101, 1}},
-      Borrowed{{{0, 1}}, 0}, on_failure);
+      std::vector<NcclDevice>{{100, 0}, {101, 1}}, Borrowed{{{0, 1}}, 0}, on_failure);
   CHECK_TRUE(made->Prepare().success());
   return made;
 }

@@ -179,7 +179,7 @@ TEST_ALONE(closing_lets_nobody_read_what_waits, EXIT_SUCCESS) {
 TEST(a_small_sum_ends_with_one_that_shares_its_resources) {
   setenv("JAXCOMM_FAKE_KERNELS", "1", 1);
   const nccl::UniqueId id = NewId();
-  const NcclSettings settings{{{"splitShare", 1}}, "", ""};
+  const NcclSettings settings{{{"splitShare", 1}}, ""};
   std::shared_ptr<NcclWorld> world;
   CHECK_TRUE(NcclWorld::Create(Library(), 2, {{100, 0, 0}, {101, 1, 1}},
                                {id.internal, sizeof(id.internal)}, settings, {30}, {},
