@@ -78,9 +78,7 @@ void EndComms(const NcclLibrary& library, const std::vector<nccl::Comm>& comms,
     }
     ended->set_value();
   };
-  std::thread thread;
-  if (StartThread(run, &thread).failure()) return;  // they stay until the process ends
-  thread.detach();
+  if (StartDetached(run).failure()) return;  // they stay until the process ends
   const bool is_over = end.wait_for(std::chrono::duration<double>(kGraceSeconds)) ==
                        std::future_status::ready;
   if (!is_over || abort) return;

@@ -272,15 +272,13 @@ void Health::Abandon() {
 void Health::AbortElsewhere() {
   const std::shared_ptr<void> owner = owner_.lock();
   if (owner == nullptr) return;  // it is being destroyed, which aborts
-  for (const auto& each : ranks_) {
-    std::thread thread;
+  for (const auto& rank : ranks_) {
     // The owner goes with the function, and may end there.
-    const auto abort = [this, owner, rank = each.get()] { AbortRank(*rank); };
-    if (StartThread(abort, &thread).failure()) {
-      EndProcess(StrCat("a collective failed, and no thread can be had to end it: ",
-                        failure().message()));
-    }
-    thread.detach();
+    const Status started =
+        StartDetached([this, owner, each = rank.get()] { AbortRank(*each); });
+    if (started.success()) continue;
+    EndProcess(StrCat("a collective failed, and no thread can be had to end it: ",
+                      failure().message()));
   }
 }
 
