@@ -10,6 +10,7 @@
 #include "tests/ffi/check.h"
 #include "tests/ffi/fake_library.h"
 #include "tests/ffi/fake_nccl.h"
+#include "tests/ffi/nccl_stats.h"
 #include "tests/ffi/ranks.h"
 
 namespace jaxcomm::testing {
@@ -67,7 +68,7 @@ TEST(a_start_waits_for_its_operands_and_a_done_for_the_results) {
   TheFake().cuda.LaunchHostFunc(
       second.on.stream,
       [](void* over) { *static_cast<std::atomic<bool>*>(over) = true; }, &is_over);
-  // Nobody waited here, and the second's stream waits for what the first will send.
+  // No thread waited here. The second's stream waits for the bytes of the first.
   CHECK_EQ(Count("cuStreamSynchronize"), 0);
   std::this_thread::sleep_for(std::chrono::milliseconds(50));
   CHECK_TRUE(!is_over);
@@ -125,7 +126,7 @@ TEST(a_later_run_waits_for_what_a_failed_one_started) {
   second.operand = 2;
   // The second is late, and the program of the first fails before the done.
   CHECK_TRUE(communicator->EnqueueStart(first.CallOf(), first.on.stream).success());
-  // Nobody sends: it needs nothing of NCCL, and would be over at once.
+  // No rank sends, so the call needs nothing of NCCL and would end at once.
   const auto zeros = MakeSite("permute", {-1, -1}, {FloatLeaf(1)}, {FloatLeaf(1)});
   float operand = 7, result = 7;
   const void* operands[] = {&operand};
@@ -223,7 +224,7 @@ TEST(closing_ends_what_a_rank_is_given_meanwhile_and_another_is_not) {
   CHECK_CONTAINS(
       std::string(communicator->Enqueue(second.CallOf(), second.on.stream).message()),
       "closed");
-  // Nobody sends what the first waits for.
+  // No rank sends the bytes that the first waits for.
   first.on.Synchronize();
 }
 
@@ -271,7 +272,7 @@ TEST(a_call_is_symmetric_if_operands_and_results_are) {
       }
       for (Swap* swap : {&first, &second}) swap->on.Synchronize();
       expected += in && out;
-      CHECK_EQ(communicator->stats().symmetric_calls, expected);
+      CHECK_EQ(NcclStatsOf(*communicator).symmetric_calls, expected);
     }
   }
 }

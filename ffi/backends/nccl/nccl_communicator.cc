@@ -177,13 +177,17 @@ void NcclCommunicator::Abort(const Status& reason) {
 
 CommunicatorStats NcclCommunicator::stats() const {
   CommunicatorStats stats = StatsOf(ranks_);
-  stats.one_shot = engines_.one_shot_text();
-  stats.is_suspended = health_.state() == Health::State::kSuspended;
   stats.device_bytes =
       engines_.device_bytes() +
-      (health_.failed() ? memory_.at_first() : memory_.Now(stats.is_suspended));
+      (health_.failed() ? memory_.at_first() : memory_.Now(is_suspended()));
   stats.host_bytes = recorder().host_bytes();
   return stats;
+}
+
+NcclStats NcclCommunicator::nccl_stats() const {
+  const CallCounts& counts = ranks_[0]->queue.counts();
+  return {counts.symmetric(), counts.copied(), counts.one_shot(), is_suspended(),
+          engines_.one_shot_text()};
 }
 
 Status NcclCommunicator::Register(const std::shared_ptr<SymmetricMemory>& memory,
@@ -230,7 +234,7 @@ Status NcclCommunicator::SuspendNow(bool suspend) {
   // Operations in flight come to their ends. Once there are none, none joins.
   const auto locks = LockAll(ranks_, health_, /*wait_until_idle=*/suspend);
   if (health_.failed()) return health_.failure();
-  if ((health_.state() == Health::State::kSuspended) == suspend) return OkStatus();
+  if (is_suspended() == suspend) return OkStatus();
   RETURN_IF_ERROR(comms_.Suspend(suspend));
   health_.SetSuspended(suspend);
   return OkStatus();

@@ -7,6 +7,7 @@
 #ifndef JAXCOMM_FFI_BACKENDS_NCCL_NCCL_COMMUNICATOR_H_
 #define JAXCOMM_FFI_BACKENDS_NCCL_NCCL_COMMUNICATOR_H_
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -33,6 +34,16 @@ struct NcclSpec {
   bool check = false;
 };
 
+// What this backend alone counts and knows.
+struct NcclStats {
+  int64_t symmetric_calls = 0;  // with all buffers in symmetric memory
+  int64_t copied_calls = 0;     // done by copy engines
+  int64_t one_shot_calls = 0;   // done by our kernel instead of NCCL
+  bool is_suspended = false;
+  // Whether that kernel does small sums, "yes" or "no: " and why.
+  std::string one_shot;
+};
+
 class NcclCommunicator final : public Communicator,
                                public std::enable_shared_from_this<NcclCommunicator> {
  public:
@@ -49,6 +60,7 @@ class NcclCommunicator final : public Communicator,
   xla::ffi::Future Execute(const Call& call) override;
   void Abort(const Status& reason) override;
   CommunicatorStats stats() const override;
+  NcclStats nccl_stats() const;
 
   // Registers a segment with NCCL, once; every process of the communicator calls it.
   // Says how it is registered, or why NCCL refused, which is no error.
@@ -76,7 +88,8 @@ class NcclCommunicator final : public Communicator,
   Status Compare(const Call& call, LocalRank& rank, bool may_wait);
   Status SuspendOrResume(bool suspend);
   Status SuspendNow(bool suspend);
-  // See RunPatiently().
+  bool is_suspended() const { return health_.state() == Health::State::kSuspended; }
+  // See patience.h.
   Status RunPatiently(const char* what, std::function<Status()> call);
 
   const NcclSpec how_;
