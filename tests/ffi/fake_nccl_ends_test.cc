@@ -1,4 +1,4 @@
-// What becomes of a process whose collectives fail while a device is at them.
+// Tests how a process ends whose collectives fail while a device runs them.
 #include <atomic>
 #include <chrono>
 #include <cmath>
