@@ -26,7 +26,7 @@ std::shared_ptr<Communicator> Make(const NcclLibrary& library = Library(),
                  .success());
   std::shared_ptr<Communicator> made;
   CHECK_TRUE(MakeNcclCommunicator(Spec({{100, 101}}, timeout_seconds),
-                                  {world, {}, {30}, false, false, on_failure}, &made)
+                                  {world, {}, {30}, {}, on_failure}, &made)
                  .success());
   return made;
 }
@@ -217,7 +217,8 @@ TEST(closing_ends_what_a_rank_is_given_meanwhile_and_another_is_not) {
   });
   while (!is_launching) std::this_thread::yield();
   std::thread closes([&] { communicator->Abort(FailedPrecondition("closed")); });
-  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  // Longer than closing waits for a thread that launches.
+  std::this_thread::sleep_for(std::chrono::milliseconds(1300));
   launched.open = true;
   launches.join();
   closes.join();
@@ -226,6 +227,37 @@ TEST(closing_ends_what_a_rank_is_given_meanwhile_and_another_is_not) {
       "closed");
   // No rank sends the bytes that the first waits for.
   first.on.Synchronize();
+}
+
+// A thread that is slow to launch is no reason to stop the devices.
+TEST(closing_waits_for_a_rank_that_is_about_to_launch) {
+  static NcclLibrary library = Library();
+  library.nccl.Send = [](const void* data, size_t count, nccl::Type type, int peer,
+                         nccl::Comm comm, nccl::Stream stream) {
+    is_launching = true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    return TheFake().nccl.Send(data, count, type, peer, comm, stream);
+  };
+  auto communicator = Make(library);
+  is_launching = false;
+  Swap first(0), second(1);
+  first.operand = 1, second.operand = 2;
+  std::thread launches([&] {
+    OnDevice on(0);
+    CHECK_TRUE(communicator->Enqueue(first.CallOf(), first.on.stream).success());
+  });
+  while (!is_launching) std::this_thread::yield();
+  std::thread closes([&] { communicator->Abort(FailedPrecondition("closed")); });
+  {
+    OnDevice on(1);
+    CHECK_TRUE(communicator->Enqueue(second.CallOf(), second.on.stream).success());
+  }
+  launches.join();
+  closes.join();
+  first.on.Synchronize();
+  second.on.Synchronize();
+  CHECK_EQ(first.result, second.operand);
+  CHECK_EQ(second.result, first.operand);
 }
 
 TEST(closing_ends_a_rank_that_waits_in_nccl_for_another) {

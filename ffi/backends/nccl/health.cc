@@ -21,6 +21,9 @@ constexpr double kAbortSeconds = 10;
 constexpr double kLookSeconds = 5;
 // How long Close() waits for operations in flight.
 constexpr double kCloseSeconds = 10;
+// How long it waits for a thread that is about to give a stream an operation. It may be
+// slow to run, or wait in NCCL for another rank.
+constexpr double kGiveSeconds = 1;
 
 constexpr char kStopped[] =
     ". No result of it is handed out: the GPUs of this process were stopped, and every "
@@ -244,9 +247,13 @@ Status Health::FailBy(const Call& call, const RankFacts& rank, const Status& sta
 }
 
 void Health::Close(const Status& reason) {
-  const auto end = Clock::now() + std::chrono::duration<double>(
-                                      std::min(kCloseSeconds, spec_.timeout_seconds));
-  while (!failed() && Poll() && Clock::now() < end) {
+  const auto begin = Clock::now();
+  const auto may_wait = [&](double seconds) {
+    const double limit = std::min(seconds, spec_.timeout_seconds);
+    return Clock::now() - begin < std::chrono::duration<double>(limit);
+  };
+  while (!failed() && (Poll() ? may_wait(kCloseSeconds)
+                              : HaveWork(ranks_) && may_wait(kGiveSeconds))) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   if (!failed() && HaveWork(ranks_)) {
