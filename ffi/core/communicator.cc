@@ -4,6 +4,10 @@
 
 namespace jaxcomm {
 
+std::string NameOf(const CommunicatorSpec& spec) {
+  return StrCat("the communicator over axes ", spec.axes, " (lane '", spec.lane, "')");
+}
+
 Communicator::Communicator(CommunicatorSpec spec)
     : spec_(std::move(spec)),
       recorder_(std::make_shared<FlightRecorder>(spec_.groups)) {

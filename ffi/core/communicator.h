@@ -56,19 +56,23 @@ struct CommunicatorSpec : CommunicatorSummary {
   // For CPU devices: why ranks of this process may be unable to come, and what to do
   // about it. Empty if no reason is known.
   std::string hint_if_late;
+
+  // Of all groups, in all processes.
+  size_t num_ranks() const {
+    size_t count = 0;
+    for (const auto& group : groups) count += group.size();
+    return count;
+  }
 };
 
+// "the communicator over axes ('i',) (lane 'default')".
+std::string NameOf(const CommunicatorSpec& spec);
+
 struct CommunicatorStats {
-  int64_t bytes = 0;            // handed in by this process's ranks
-  int64_t host_bytes = 0;       // held by the communicator, on the host
-  int64_t device_bytes = 0;     // held by it on all devices of this process
-  int64_t in_flight = 0;        // calls in which a rank waits
-  int64_t symmetric_calls = 0;  // with all buffers in symmetric memory
-  int64_t copied_calls = 0;     // done by copy engines
-  int64_t one_shot_calls = 0;   // done by our kernel instead of NCCL
-  bool is_suspended = false;
-  // NCCL: whether that kernel does small sums, "yes" or "no: " and why.
-  std::string one_shot;
+  int64_t bytes = 0;         // handed in by this process's ranks
+  int64_t host_bytes = 0;    // held by the communicator, on the host
+  int64_t device_bytes = 0;  // held by it on all devices of this process
+  int64_t in_flight = 0;     // calls in which a rank waits
   // Completed calls of one group, by collective.
   std::vector<std::pair<std::string, int64_t>> calls;
 };

@@ -4,8 +4,6 @@
 
 #include <chrono>
 #include <map>
-#include <system_error>
-#include <thread>
 #include <utility>
 
 #include "ffi/base/status.h"
@@ -56,11 +54,7 @@ class Deadlines {
   };
 
   bool StartLocked() REQUIRES(mutex_) {
-    if (started_) return true;
-    std::thread thread;
-    started_ = StartThread([this] { Run(); }, &thread).success();
-    if (started_) thread.detach();
-    return started_;
+    return thread_.Start([this] { Run(); }).success();
   }
 
   void Run() {
@@ -82,7 +76,7 @@ class Deadlines {
   std::map<uint64_t, Pending> pending_ GUARDED_BY(mutex_);
   Clock::time_point wakes_at_ GUARDED_BY(mutex_) = Clock::time_point::max();
   uint64_t last_ GUARDED_BY(mutex_) = 0;
-  bool started_ GUARDED_BY(mutex_) = false;
+  BackgroundThread thread_ GUARDED_BY(mutex_);
 };
 
 }  // namespace
@@ -97,18 +91,17 @@ void EndProcess(const std::string& text) {
     bool is_done GUARDED_BY(mutex) = false;
   };
   static auto& dump = *new Dump;
-  try {
-    std::thread([] {
-      DumpFlightRecords("process ended");
-      MutexLock lock(dump.mutex);
-      dump.is_done = true;
-      dump.done.NotifyAll();
-    }).detach();
+  const auto write_records = [] {
+    DumpFlightRecords("process ended");
+    MutexLock lock(dump.mutex);
+    dump.is_done = true;
+    dump.done.NotifyAll();
+  };
+  // If no thread can be had, the records stay unwritten.
+  if (StartDetached(write_records).success()) {
     MutexLock lock(dump.mutex);
     dump.done.WaitUntil(dump.mutex, std::chrono::system_clock::now() + kDumpPatience,
                         []() REQUIRES(dump.mutex) { return dump.is_done; });
-  } catch (const std::system_error&) {
-    // No thread can be had: the records stay unwritten.
   }
   _exit(kEndedStatus);
 }

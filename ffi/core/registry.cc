@@ -81,9 +81,8 @@ Status Registry::Remove(int64_t key) {
     --counters_.live;
   }
   // Outside the lock: the programs of the waiting ranks continue on this thread.
-  removed->Abort(FailedPrecondition("the communicator over axes ", removed->spec().axes,
-                                    " (lane '", removed->spec().lane,
-                                    "') was closed while a rank waited in it"));
+  removed->Abort(FailedPrecondition(NameOf(removed->spec()),
+                                    " was closed while a rank waited in it"));
   const std::vector<int64_t> failed = removed->FailedRuns();
   MutexLock lock(mutex_);
   for (int64_t run_id : failed) RememberFailedRun(key, run_id);

@@ -36,12 +36,7 @@ class Watchdog {
 
   Status Add(const std::shared_ptr<Watched>& watched, double period_seconds) {
     MutexLock lock(mutex_);
-    if (!started_) {
-      std::thread thread;
-      RETURN_IF_ERROR(StartThread([this] { Run(); }, &thread));
-      thread.detach();
-      started_ = true;
-    }
+    RETURN_IF_ERROR(thread_.Start([this] { Run(); }));
     items_.push_back({watched.get(), watched,
                       std::chrono::duration_cast<Clock::duration>(
                           std::chrono::duration<double>(period_seconds))});
@@ -138,7 +133,7 @@ class Watchdog {
   Mutex mutex_;
   ConditionVariable wake_, polled_;
   std::atomic<bool> awake_{false};
-  bool started_ GUARDED_BY(mutex_) = false;
+  BackgroundThread thread_ GUARDED_BY(mutex_);
   std::vector<Item> items_ GUARDED_BY(mutex_);
   const Watched* polling_ GUARDED_BY(mutex_) = nullptr;
 };

@@ -7,10 +7,10 @@
 
 #include <atomic>
 #include <cerrno>
-#include <thread>
 
 #include "ffi/flight/flight_dump.h"
 #include "ffi/os/mutex.h"
+#include "ffi/os/start_thread.h"
 
 namespace jaxcomm {
 namespace {
@@ -55,15 +55,20 @@ bool Install() {
   int ends[2];
   if (HandledByOthers() || pipe2(ends, O_CLOEXEC) != 0) return false;
   fcntl(ends[1], F_SETFL, O_NONBLOCK);
-  write_end = ends[1];
-  owner = getpid();
   // This thread handles no signals: Python expects some in its main thread.
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
-  // Never joined: it uses nothing that is destroyed when the process ends.
-  std::thread(Answer, ends[0]).detach();
+  // It uses nothing that is destroyed when the process ends.
+  const Status started = StartDetached([from = ends[0]] { Answer(from); });
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  if (started.failure()) {
+    close(ends[0]);
+    close(ends[1]);
+    return false;
+  }
+  write_end = ends[1];
+  owner = getpid();
   struct sigaction ours = {};
   ours.sa_handler = &OnSignal;
   ours.sa_flags = SA_RESTART;

@@ -9,7 +9,6 @@
 #include <cstring>
 #include <deque>
 #include <functional>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -74,14 +73,7 @@ class Writer {
   void Add(std::function<void()> job) {
     MutexLock lock(mutex_);
     // A forked child has none of its parent's threads.
-    if (!started_ && !IsForked()) {
-      std::thread thread;
-      if (StartThread([this] { Run(); }, &thread).success()) {
-        thread.detach();
-        started_ = true;
-      }
-    }
-    if (!started_ || IsForked()) {
+    if (IsForked() || thread_.Start([this] { Run(); }).failure()) {
       lock.Unlock();
       job();
       return;
@@ -131,7 +123,7 @@ class Writer {
   uint64_t added_ GUARDED_BY(mutex_) = 0;
   uint64_t done_ GUARDED_BY(mutex_) = 0;
   Clock::time_point last_added_ GUARDED_BY(mutex_){};
-  bool started_ GUARDED_BY(mutex_) = false;
+  BackgroundThread thread_ GUARDED_BY(mutex_);
 };
 
 class FlightLog {

@@ -25,6 +25,33 @@ Status StartThread(Body body, std::thread* thread) {
   return OkStatus();
 }
 
+// Starts a thread that nobody joins.
+template <typename Body>
+Status StartDetached(Body body) {
+  std::thread thread;
+  RETURN_IF_ERROR(StartThread(std::move(body), &thread));
+  thread.detach();
+  return OkStatus();
+}
+
+// A thread that runs as long as the process. The owner is never destroyed, and has a
+// lock.
+class BackgroundThread {
+ public:
+  // Starts it at the first call, and at each later one while the system refuses it.
+  template <typename Body>
+  Status Start(Body body) {
+    if (is_started_) return OkStatus();
+    RETURN_IF_ERROR(StartDetached(std::move(body)));
+    is_started_ = true;
+    return OkStatus();
+  }
+  bool is_started() const { return is_started_; }
+
+ private:
+  bool is_started_ = false;
+};
+
 }  // namespace jaxcomm
 
 #endif  // JAXCOMM_FFI_OS_START_THREAD_H_

@@ -63,6 +63,8 @@ Status MakePlan(const Problem& problem, const void* const* const*, Plan* plan) {
           problem.results[leaf].elements, " do not divide into ", division.outer, " x ",
           division.middle, " rows for each of ", problem.size, " ranks");
     }
+    // Any number of rows divides an empty leaf. It has none: products stay in range.
+    if (elements == 0) division.outer = division.middle = 0;
     plan->leaves.push_back(division);
   }
   return OkStatus();

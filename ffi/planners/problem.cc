@@ -47,8 +47,9 @@ Status DivideLeaves(const Problem& problem, size_t first, int operand_parts,
                              result_parts, " parts of ", outer, " rows");
     }
     Plan::Division division;
-    division.outer = outer;
-    division.inner = outer == 0 ? 0 : part / outer;
+    // Any number of rows divides an empty leaf. It has none: products stay in range.
+    division.outer = part == 0 ? 0 : outer;
+    division.inner = part == 0 ? 0 : part / outer;
     plan->leaves.push_back(division);
   }
   return OkStatus();

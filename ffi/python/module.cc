@@ -135,11 +135,7 @@ nb::dict Stats(int64_t key) {
   out["host_bytes"] = stats.host_bytes;
   out["device_bytes"] = stats.device_bytes;
   out["in_flight"] = stats.in_flight;
-  out["is_suspended"] = stats.is_suspended;
-  out["symmetric_calls"] = stats.symmetric_calls;
-  out["copied_calls"] = stats.copied_calls;
-  out["one_shot_calls"] = stats.one_shot_calls;
-  out["one_shot"] = stats.one_shot;
+  AddNcclStats(*communicator, out);
   out["calls"] = calls;
   return out;
 }

@@ -39,9 +39,18 @@ inline CommunicatorSpec SpecOf(int64_t key, std::string axes, std::string lane,
   return spec;
 }
 
-// Binds the part of the module for NCCL.
+struct NcclLibrary;
+
+// Returns the loaded library. Throws if there is none, or the devices are stopped.
+const NcclLibrary& Nccl();
+
+// Adds what only NCCL's communicators count, if this is one.
+void AddNcclStats(const Communicator& communicator, nanobind::dict& stats);
+
+// Bind the parts of the module for NCCL.
 void BindNccl(nanobind::module_& m);
-// Binds the part of the module for planning.
+void BindSymmetricMemory(nanobind::module_& m);
+// Binds the part for planning.
 void BindPlanning(nanobind::module_& m);
 
 }  // namespace jaxcomm

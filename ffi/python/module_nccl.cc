@@ -1,5 +1,4 @@
 #include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
@@ -69,14 +68,6 @@ OnFailure ParseOnFailure(const std::string& text) {
   throw std::runtime_error(StrCat("unknown on_failure '", text, "'"));
 }
 
-const NcclLibrary& Nccl() {
-  // No call of CUDA or NCCL makes sense any more.
-  if (DevicesAreStopped()) ThrowIfFailed(DevicesStoppedError());
-  const NcclLibrary* library = LoadedNccl();
-  if (library == nullptr) throw std::runtime_error("NCCL is not loaded");
-  return *library;
-}
-
 nb::bytes NcclUniqueId() {
   nccl::UniqueId id;
   const Status status = Nccl().Check(Nccl().nccl.GetUniqueId(&id), "ncclGetUniqueId");
@@ -97,7 +88,7 @@ std::shared_ptr<NcclWorld> MakeNcclWorld(
   for (const auto& [pid, start, index, thread] : peers) {
     watched.push_back({pid, start, index, thread});
   }
-  const NcclSettings settings{std::move(numbers), std::move(name), ""};
+  const NcclSettings settings{std::move(numbers), std::move(name)};
   std::shared_ptr<NcclWorld> world;
   Status status;
   {
@@ -122,10 +113,9 @@ void CreateNccl(std::shared_ptr<NcclWorld> world, int64_t key, std::string axes,
              timeout_seconds, std::move(groups));
   spec.processes = std::move(processes);
   NcclSpec how{std::move(world),
-               {std::move(numbers), std::move(name), ""},
+               {std::move(numbers), std::move(name)},
                {timeout_seconds, WasInterrupted},
-               copy_engines,
-               one_shot,
+               {copy_engines, one_shot},
                ParseOnFailure(on_failure),
                check};
   Status status;
@@ -138,79 +128,6 @@ void CreateNccl(std::shared_ptr<NcclWorld> world, int64_t key, std::string axes,
   ThrowIfFailedOrInterrupted(status);
 }
 
-// The tensor that a DLPack capsule named "dltensor" points to. Made by hand, since
-// nanobind's takes the GIL when it ends, in whichever of XLA's threads that is.
-struct ManagedTensor {
-  nb::dlpack::dltensor tensor;
-  void* context = nullptr;
-  void (*deleter)(ManagedTensor*) = nullptr;
-
-  std::shared_ptr<SymmetricMemory> memory;
-  std::vector<int64_t> shape;
-};
-
-constexpr char kUnused[] = "dltensor";
-
-// A DLPack capsule of one device's part of a block. It keeps the memory, and counts as
-// a holder until the array made of it is gone.
-nb::object BlockOf(std::shared_ptr<SymmetricMemory> memory, int ordinal, int64_t offset,
-                   std::vector<int64_t> shape, int dtype_code, int dtype_bits) {
-  void* const base = memory->data(ordinal);
-  if (base == nullptr) {
-    throw std::runtime_error(StrCat("device ", ordinal, " has no part of it"));
-  }
-  const bool on_host = Nccl().test_double != nullptr;
-  auto* made = new ManagedTensor;
-  made->shape = std::move(shape);
-  made->tensor.data = static_cast<char*>(base) + offset;
-  made->tensor.device.device_type =
-      on_host ? nb::device::cpu::value : nb::device::cuda::value;
-  made->tensor.device.device_id = on_host ? 0 : ordinal;
-  made->tensor.ndim = static_cast<int32_t>(made->shape.size());
-  made->tensor.dtype = {static_cast<uint8_t>(dtype_code),
-                        static_cast<uint8_t>(dtype_bits), 1};
-  made->tensor.shape = made->shape.data();
-  made->deleter = [](ManagedTensor* tensor) {
-    tensor->memory->LetGo();
-    delete tensor;
-  };
-  memory->Hold();
-  made->memory = std::move(memory);
-  PyObject* const capsule = PyCapsule_New(made, kUnused, [](PyObject* of) {
-    // The taker of the tensor renames the capsule.
-    if (PyCapsule_IsValid(of, kUnused) == 0) return;
-    auto* tensor = static_cast<ManagedTensor*>(PyCapsule_GetPointer(of, kUnused));
-    tensor->deleter(tensor);
-  });
-  if (capsule == nullptr) {
-    made->deleter(made);
-    throw nb::python_error();
-  }
-  return nb::steal(capsule);
-}
-
-std::shared_ptr<SymmetricMemory> MakeSymmetricMemory(const std::vector<int>& ordinals,
-                                                     int64_t bytes) {
-  std::shared_ptr<SymmetricMemory> memory;
-  nb::gil_scoped_release release;
-  ThrowIfFailed(SymmetricMemory::Create(Nccl(), ordinals, bytes, &memory));
-  return memory;
-}
-
-int64_t Take(SymmetricMemory& memory, int64_t bytes) {
-  int64_t offset = 0;
-  ThrowIfFailed(memory.Take(bytes, &offset));
-  return offset;
-}
-
-// From: an address on the device, 0 for zeros.
-void Fill(SymmetricMemory& memory, int ordinal, int64_t offset, uint64_t from,
-          int64_t bytes) {
-  nb::gil_scoped_release release;
-  ThrowIfFailed(
-      memory.Fill(ordinal, offset, reinterpret_cast<const void*>(from), bytes));
-}
-
 // Devices: (global id, local ordinal).
 void BorrowNccl(int64_t key, std::string axes, std::string lane, std::string platform,
                 double timeout_seconds, std::vector<std::vector<int64_t>> groups,
@@ -220,7 +137,7 @@ void BorrowNccl(int64_t key, std::string axes, std::string lane, std::string pla
   CommunicatorSpec spec =
       SpecOf(key, std::move(axes), std::move(lane), "nccl", std::move(platform),
              timeout_seconds, std::move(groups));
-  std::vector<BorrowedCommunicator::Device> local;
+  std::vector<NcclDevice> local;
   for (const auto& [id, ordinal] : devices) local.push_back({id, ordinal});
   auto made = std::make_shared<BorrowedCommunicator>(
       std::move(spec), Nccl(), local, Borrowed{std::move(places), communication_id},
@@ -307,6 +224,25 @@ void Suspend(int64_t key, bool suspend) {
 
 }  // namespace
 
+const NcclLibrary& Nccl() {
+  // No call of CUDA or NCCL makes sense any more.
+  if (DevicesAreStopped()) ThrowIfFailed(DevicesStoppedError());
+  const NcclLibrary* library = LoadedNccl();
+  if (library == nullptr) throw std::runtime_error("NCCL is not loaded");
+  return *library;
+}
+
+void AddNcclStats(const Communicator& communicator, nb::dict& stats) {
+  const auto* of_nccl = dynamic_cast<const NcclCommunicator*>(&communicator);
+  if (of_nccl == nullptr) return;
+  const NcclStats found = of_nccl->nccl_stats();
+  stats["symmetric_calls"] = found.symmetric_calls;
+  stats["copied_calls"] = found.copied_calls;
+  stats["one_shot_calls"] = found.one_shot_calls;
+  stats["is_suspended"] = found.is_suspended;
+  stats["one_shot"] = found.one_shot;
+}
+
 void BindNccl(nb::module_& m) {
   m.def("load_nccl", &LoadNcclFrom, nb::arg("paths"),
         "Loads NCCL and the CUDA driver, and says what was found.");
@@ -326,30 +262,7 @@ void BindNccl(nb::module_& m) {
         nb::arg("groups"), nb::arg("processes"), nb::arg("numbers"), nb::arg("name"),
         nb::arg("copy_engines"), nb::arg("one_shot"), nb::arg("on_failure"),
         nb::arg("check"), "Splits a communicator off a world, under a key.");
-  nb::class_<SymmetricMemory>(m, "SymmetricMemory",
-                              "A segment of memory on each local device.")
-      .def_prop_ro("segment", &SymmetricMemory::segment, "Its number in this process.")
-      .def_prop_ro("bytes", &SymmetricMemory::bytes, "Its size on each device.")
-      .def_prop_ro("used_bytes", &SymmetricMemory::used_bytes, "What is taken of them.")
-      .def_prop_ro("blocks", &SymmetricMemory::blocks, "Parts that arrays hold.")
-      .def("take", &Take, nb::arg("bytes"), "The offset of a new block.")
-      .def("fill", &Fill, nb::arg("ordinal"), nb::arg("offset"), nb::arg("source"),
-           nb::arg("bytes"), "Copies from an address of the device; 0 writes zeros.")
-      .def(
-          "reset", [](SymmetricMemory& memory) { ThrowIfFailed(memory.Reset()); },
-          "Takes all blocks back; refuses while arrays hold some.")
-      .def(
-          "close",
-          [](SymmetricMemory& memory) {
-            nb::gil_scoped_release release;
-            ThrowIfFailed(memory.Close());
-          },
-          "Deregisters and frees it; refuses while arrays hold blocks.");
-  m.def("symmetric_memory", &MakeSymmetricMemory, nb::arg("ordinals"), nb::arg("bytes"),
-        "Allocates so many bytes with ncclMemAlloc on each of these devices.");
-  m.def("symmetric_block", &BlockOf, nb::arg("memory"), nb::arg("ordinal"),
-        nb::arg("offset"), nb::arg("shape"), nb::arg("dtype_code"),
-        nb::arg("dtype_bits"), "One device's part of a block, for DLPack.");
+  BindSymmetricMemory(m);
   m.def(
       "can_borrow", [] { return GetBorrowHandlers().execute != nullptr; },
       "Whether this was built with an FFI through which XLA lends communicators.");

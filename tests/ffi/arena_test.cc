@@ -155,7 +155,8 @@ TEST(what_a_killed_process_left_half_done_is_repaired) {
   CHECK_TRUE(groups.NothingIsLost());
   DieIn([&] {
     pthread_mutex_lock(arena.mutex());
-    // As between the parts of handing out channels, and of opening crossings.
+    // The process may die between any two steps of assigning a channel or opening a
+    // crossing.
     arena.channels() = 0xffff;
     for (int i = 0; i < kCrossings; ++i) {
       arena.crossing(i)->members = 0b11;
@@ -166,7 +167,7 @@ TEST(what_a_killed_process_left_half_done_is_repaired) {
   CHECK_TRUE(groups.NothingIsLost());
   DieIn([&] {
     pthread_mutex_lock(arena.mutex());
-    // As between returning a channel and freeing its crossing.
+    // The process may die between returning a channel and freeing its crossing.
     for (int i = 0; i < kCrossings; ++i) {
       arena.crossing(i)->members = 0b11;
       arena.crossing(i)->here = 0b11;

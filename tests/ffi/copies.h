@@ -1,5 +1,5 @@
-// What tests of copy engines and of small sums share: a communicator that does without
-// NCCL, and its ranks.
+// Shared by the tests of copy engines and of small sums: a communicator that does
+// without NCCL, and its ranks.
 #ifndef JAXCOMM_TESTS_FFI_COPIES_H_
 #define JAXCOMM_TESTS_FFI_COPIES_H_
 
@@ -17,6 +17,7 @@
 #include "tests/ffi/check.h"
 #include "tests/ffi/fake_library.h"
 #include "tests/ffi/fake_nccl.h"
+#include "tests/ffi/nccl_stats.h"
 #include "tests/ffi/ranks.h"
 
 namespace jaxcomm::testing {
@@ -44,7 +45,7 @@ inline std::shared_ptr<Communicator> Make(int size, double timeout_seconds = 30,
   std::shared_ptr<Communicator> made;
   CHECK_TRUE(MakeNcclCommunicator(
                  Spec(groups, timeout_seconds),
-                 {world, {}, {30}, /*copy_engines=*/!one_shot, one_shot, on_failure},
+                 {world, {}, {30}, {/*copy_engines=*/!one_shot, one_shot}, on_failure},
                  &made)
                  .success());
   return made;

@@ -1,4 +1,4 @@
-// How many cores this process may use, in trees of files like those of Linux.
+// Tests how many cores this process may use, in copies of Linux's file trees.
 #include "ffi/os/cores.h"
 
 #include <cmath>
@@ -52,7 +52,7 @@ TEST(the_smallest_quota_of_the_cgroups_above_counts) {
 TEST(version_1_has_its_own_files) {
   Root root;
   root.Write("/proc/self/cgroup", "3:cpuset:/a\n2:cpu,cpuacct:/docker/id\n0::/\n");
-  // As a container sees it: mounted at the top, whatever /proc says.
+  // A container sees its own group mounted at the top, whatever /proc says.
   root.Write("/sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us", "-1\n");
   root.Write("/sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us", "50000\n");
   CHECK_TRUE(std::isinf(CpuQuota(root.path)));

@@ -1,4 +1,5 @@
-// What a failure gets those who share a crossing, and those who had gone on.
+// Tests which error a failure gives to the members of a crossing, also to members that
+// had gone on.
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -142,7 +143,7 @@ TEST(a_process_that_never_comes_is_named_at_the_deadline) {
   CHECK_CONTAINS(text, "waits in barrier() over axes ('x',) instead");
   CHECK_CONTAINS(text, "has called nothing yet");
   CHECK_CONTAINS(pair.outcome_b.Wait(), "barrier()");
-  // Who comes too late is told at once.
+  // A member that comes too late fails at once.
   Outcome late;
   RankBuffers buffers(4, 4, 1);
   buffers.Arrive(processes.of(2), site.of[2].get(), 1, 102, nullptr, &late);
@@ -198,7 +199,7 @@ TEST(a_forked_child_leaves_what_is_its_parent_s) {
   int status = 0;
   CHECK_EQ(waitpid(child, &status, 0), child);
   CHECK_EQ(status, 0);
-  // Nobody was told that this process has left, and no thread of it is kept busy.
+  // No other process sees that this one has left, and none of its threads stays busy.
   rusage begin, end;
   getrusage(RUSAGE_SELF, &begin);
   std::this_thread::sleep_for(std::chrono::milliseconds(400));

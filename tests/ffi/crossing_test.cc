@@ -1,5 +1,4 @@
-// What collectives give, in which order calls meet, and what they cost, where groups
-// span processes.
+// Tests groups that span processes: results, calls in different orders, and costs.
 #include <algorithm>
 #include <atomic>
 #include <deque>

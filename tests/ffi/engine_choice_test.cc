@@ -1,4 +1,4 @@
-// Which engine does a call: the whole table, and that the reason fits.
+// Tests the whole table of engines, and that each reason fits.
 #include "ffi/backends/nccl/engine_choice.h"
 
 #include <cstdint>
@@ -74,7 +74,7 @@ TEST(numbers_of_sums_are_not_used_again) {
 TEST(the_policy_overrides) {
   Expect(EngineKind::kNccl, "policy", Moves(), {false, true});
   Expect(EngineKind::kNccl, "policy", Sums(), {true, false});
-  // Each rules out its own engine alone.
+  // Each fact rules out one engine alone.
   Expect(EngineKind::kCopy, "only moves bytes", Moves(), {true, false});
   Expect(EngineKind::kOneShot, "a small sum", Sums(), {false, true});
 }

@@ -1,5 +1,4 @@
-// Operations on communicators that somebody else made: what becomes of those that do
-// not end.
+// Tests operations on communicators that XLA made, and how those end that hang.
 #include <chrono>
 #include <functional>
 #include <memory>
@@ -25,8 +24,7 @@ std::shared_ptr<BorrowedCommunicator> Make(double timeout_seconds,
                                            OnFailure on_failure = OnFailure::kRaise) {
   auto made = std::make_shared<BorrowedCommunicator>(
       Spec({{100, 101}}, timeout_seconds), library,
-      std::vector<BorrowedCommunicator::Device>{{100, 0}, {101, 1}},
-      Borrowed{{{0, 1}}, 0}, on_failure);
+      std::vector<NcclDevice>{{100, 0}, {101, 1}}, Borrowed{{{0, 1}}, 0}, on_failure);
   CHECK_TRUE(made->Prepare().success());
   return made;
 }
@@ -81,7 +79,7 @@ TEST(an_operation_is_done_when_its_device_is) {
   CHECK_EQ(CountOf(*communicator, FlightRecorder::State::kCompleted), 2);
 }
 
-// What a communicator that does not block has yet to give a stream.
+// A communicator that does not block has yet to give the stream this.
 thread_local std::function<nccl::Result()> pending;
 thread_local int polls_until_given = 0;
 

@@ -145,7 +145,7 @@ TEST(a_non_blocking_communicator_is_in_progress_until_all_have_come) {
   CHECK_TRUE(Comes([&] { return AsyncErrorOf(comm) != nccl::kInProgress; }));
   CHECK_EQ(Nccl().CommDestroy(comm), kSuccess);
 
-  // Nobody else comes: it can be aborted.
+  // No other rank comes, so the test can abort it.
   CHECK_EQ(Nccl().CommInitRankConfig(&comm, 2, NewId(), 0, &config), nccl::kInProgress);
   CHECK_EQ(Nccl().CommAbort(comm), kSuccess);
 }

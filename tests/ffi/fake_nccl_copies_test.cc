@@ -38,7 +38,7 @@ TEST(a_start_waits_for_operands_and_targets_and_a_done_for_copies) {
   CHECK_EQ(Count("cuStreamSynchronize"), 0);
   std::this_thread::sleep_for(std::chrono::milliseconds(50));
   CHECK_TRUE(!is_over);
-  // Nor is anything put into the first's result, which may still be in use.
+  // The program may still use the first's result: nothing was written there.
   CHECK_EQ(first.result[0], -1.0f);
   CHECK_EQ(communicator->stats().in_flight, 2);
   operand.open = true;
@@ -49,7 +49,7 @@ TEST(a_start_waits_for_operands_and_targets_and_a_done_for_copies) {
   CHECK_TRUE(Holds(first, 0, second, 0, kMany));
   CHECK_EQ(Count("cuMemcpyDtoDAsync_v2"), 2);
   CHECK_EQ(Count("ncclSend"), 0);
-  CHECK_EQ(communicator->stats().copied_calls, 1);
+  CHECK_EQ(NcclStatsOf(*communicator).copied_calls, 1);
   CHECK_EQ(communicator->stats().bytes, 2 * 4 * kMany);
   while (communicator->stats().in_flight > 0) std::this_thread::yield();
 }
@@ -90,17 +90,24 @@ TEST(what_moves_bytes_is_copied_as_nccl_would) {
           CHECK_TRUE(communicator->Enqueue(part.CallOf(), part.on.stream).success());
         },
         &parts);
-    CHECK_EQ(Count("ncclSend") + Count("ncclAllGather") + Count("ncclAlltoAll"), 0);
+    return Count("ncclSend") + Count("ncclAllGather") + Count("ncclAlltoAll");
+  };
+  // On a busy machine a rank may come too late for copies. NCCL does the call then, and
+  // the next one shows what this test is about.
+  const auto run_in_time = [&](CallSite* site) {
+    int by_nccl = run(site);
+    for (int again = 0; again < 5 && by_nccl > 0; ++again) by_nccl = run(site);
+    CHECK_EQ(by_nccl, 0);
   };
   // Rank 1 sends to 0 alone, and 2 keeps its own: nobody sends to 1.
   const auto permute = Site("permute", {1, -1, 2});
-  run(permute.get());
+  run_in_time(permute.get());
   CHECK_TRUE(Holds(*parts[0], 0, *parts[1], 0, kMany));
   CHECK_TRUE(parts[1]->result == std::vector<float>(kMany, 0.0f));
   CHECK_TRUE(Holds(*parts[2], 0, *parts[2], 0, kMany));
 
   const auto gather = Site("all_gather", {1}, 3 * kMany);
-  run(gather.get());
+  run_in_time(gather.get());
   for (int rank = 0; rank < 3; ++rank) {
     for (int of = 0; of < 3; ++of) {
       CHECK_TRUE(Holds(*parts[rank], of * kMany, *parts[of], 0, kMany));
@@ -108,13 +115,13 @@ TEST(what_moves_bytes_is_copied_as_nccl_would) {
   }
   const int64_t piece = kMany / 2;
   const auto exchange = Site("all_to_all", {1, 1, 0}, 3 * piece, 3 * piece);
-  run(exchange.get());
+  run_in_time(exchange.get());
   for (int rank = 0; rank < 3; ++rank) {
     for (int of = 0; of < 3; ++of) {
       CHECK_TRUE(Holds(*parts[rank], of * piece, *parts[of], rank * piece, piece));
     }
   }
-  CHECK_EQ(communicator->stats().copied_calls, 3);
+  CHECK_TRUE(NcclStatsOf(*communicator).copied_calls >= 3);
 }
 
 TEST(groups_meet_by_themselves) {
@@ -189,7 +196,7 @@ TEST(nccl_does_what_is_small_reduced_in_many_rows_or_out_of_reach) {
     ForAll(2, site, [&](Part& part) {
       CHECK_TRUE(communicator.Enqueue(part.CallOf(), part.on.stream).success());
     });
-    return communicator.stats().copied_calls;
+    return NcclStatsOf(communicator).copied_calls;
   };
   auto communicator = Make(2);
   CHECK_EQ(sends(*communicator, Site("permute", {1, 0}, 4096, 4096).get()), 0);
@@ -226,11 +233,11 @@ TEST(nccl_does_what_lies_in_symmetric_memory_but_sends_along_pairs) {
     });
   };
   in_pool(Site("all_gather", {1}, 2 * kMany).get());
-  CHECK_EQ(communicator->stats().copied_calls, 0);
-  CHECK_EQ(communicator->stats().symmetric_calls, 1);
+  CHECK_EQ(NcclStatsOf(*communicator).copied_calls, 0);
+  CHECK_EQ(NcclStatsOf(*communicator).symmetric_calls, 1);
   in_pool(Site("permute", {1, 0}).get());
-  CHECK_EQ(communicator->stats().copied_calls, 1);
-  CHECK_EQ(communicator->stats().symmetric_calls, 1);
+  CHECK_EQ(NcclStatsOf(*communicator).copied_calls, 1);
+  CHECK_EQ(NcclStatsOf(*communicator).symmetric_calls, 1);
   for (int rank = 0; rank < 2; ++rank) {
     const auto* const sent = static_cast<float*>(memory->data(rank)) + kMany;
     CHECK_EQ(sent[kMany - 1], 7.0f * (1 - rank));

@@ -1,4 +1,4 @@
-// What becomes of a process whose collectives fail while a device is at them.
+// Tests how a process ends whose collectives fail while a device runs them.
 #include <atomic>
 #include <chrono>
 #include <cmath>
@@ -25,7 +25,7 @@ struct Two {
   explicit Two(OnFailure on_failure, bool share, const NcclLibrary& library = Library(),
                double seconds_of_second = 0.2) {
     const nccl::UniqueId id = NewId();
-    const NcclSettings settings{{{"splitShare", share ? 1 : 0}}, "", ""};
+    const NcclSettings settings{{{"splitShare", share ? 1 : 0}}, ""};
     std::shared_ptr<NcclWorld> world;
     CHECK_TRUE(NcclWorld::Create(library, 2, {{100, 0, 0}, {101, 1, 1}},
                                  {id.internal, sizeof(id.internal)}, settings, {30}, {},
@@ -167,7 +167,7 @@ std::shared_ptr<Communicator> MakeChecked(double timeout_seconds = 30) {
   CHECK_TRUE(NcclWorld::Create(Library(), 3, {{100, 0, 0}, {101, 1, 1}, {102, 2, 2}},
                                {id.internal, sizeof(id.internal)}, {}, {30}, {}, &world)
                  .success());
-  NcclSpec how{world, {}, {30}, false, false, OnFailure::kPoison};
+  NcclSpec how{world, {}, {30}, {}, OnFailure::kPoison};
   how.check = true;
   std::shared_ptr<Communicator> made;
   CHECK_TRUE(MakeNcclCommunicator(Spec({{100, 101, 102}}, timeout_seconds), how, &made)

@@ -20,7 +20,7 @@ nccl::Result Sum(nccl::Comm comm, nccl::Stream stream, int32_t* value) {
   return Nccl().AllReduce(value, value, 1, Type::kInt32, RedOp::kSum, comm, stream);
 }
 
-// What every rank sees after `call` did not fit, and that only an abort helps.
+// Checks what every rank sees after `call` did not fit, and that only an abort helps.
 void CheckDisagreement(const std::function<nccl::Result(Rank, int32_t*)>& call,
                        const std::string& text) {
   RunRanks(3, [&](Rank r) {

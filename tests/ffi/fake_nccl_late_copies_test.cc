@@ -26,7 +26,7 @@ TEST(what_a_late_rank_sends_and_receives_is_left_to_nccl) {
     ForAll(
         3, gather.get(),
         [&](Part& part) {
-          // Of two operations of a run: the second waits no more.
+          // A run waits for a late rank once. Its second operation does not wait.
           for (int turn = 0; turn < 2; ++turn) {
             if (part.device == 2) {
               CHECK_TRUE(Comes([&] { return Count("ncclRecv") >= 6 * turn + 4; }));
@@ -140,7 +140,7 @@ TEST(a_rank_that_does_not_come_ends_the_communicator_at_the_deadline) {
   CHECK_TRUE(Comes([&] {
     const auto entries = communicator->recorder().Snapshot();
     return std::all_of(entries.begin(), entries.end(), [](const auto& entry) {
-      // What the first sent may have arrived.
+      // The bytes that the first rank sent may have arrived.
       return entry.state == FlightRecorder::State::kFailed ||
              (entry.rank == 0 && entry.state != FlightRecorder::State::kStarted);
     });
@@ -215,7 +215,8 @@ TEST(a_half_of_nccls_is_not_taken_for_one_of_copies_that_has_no_end) {
   for (Part* part : {&first, &second}) {
     CHECK_TRUE(communicator->EnqueueStart(part->CallOf(), part->on.stream).success());
   }
-  // Their program failed; another's result comes to lie where theirs did.
+  // The program of these ranks failed. XLA gives their result's memory to another
+  // program.
   CHECK_TRUE(Comes([&] { return communicator->stats().in_flight == 0; }));
   Gate gate;
   TheFake().cuda.LaunchHostFunc(first.on.stream, &Gate::Wait, &gate);
@@ -325,7 +326,7 @@ TEST(closing_ends_what_the_driver_makes_wait) {
   static NcclLibrary library = MakeLibrary();
   library.cuda.MemcpyDtoDAsync = [](cuda::Pointer to, cuda::Pointer from, size_t bytes,
                                     cuda::Stream stream) {
-    // As where the stream has been given too much, behind what hangs in NCCL.
+    // A stream whose launch queue is full, behind an operation that hangs, blocks so.
     if (queue_is_full) CHECK_TRUE(Comes([] { return Count("ncclCommAbort") > 0; }));
     return TheFake().cuda.MemcpyDtoDAsync(to, from, bytes, stream);
   };
@@ -414,12 +415,12 @@ TEST(nobody_takes_what_could_not_be_sent_for_sent) {
   CHECK_TRUE(start(second).failure());
   // Before the communicator learns of it.
   bool is_begun = false;
-  PeerCopies::Rest rest;
+  PeerCopies::LeftToNccl left;
   const Status status =
-      copies->Done(second.results[0], 1, second.on.stream, 30, &is_begun, &rest);
+      copies->Done(second.results[0], 1, second.on.stream, 30, &is_begun, &left);
   CHECK_TRUE(is_begun);
   CHECK_CONTAINS(std::string(status.message()), "cuMemcpyDtoDAsync");
-  copies->Done(first.results[0], 0, first.on.stream, 30, &is_begun, &rest);
+  copies->Done(first.results[0], 0, first.on.stream, 30, &is_begun, &left);
   for (Part* part : {&first, &second}) part->on.Synchronize();
   for (size_t member : {0, 1}) {
     CHECK_TRUE(Comes([&] {

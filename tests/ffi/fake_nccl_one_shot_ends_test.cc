@@ -32,7 +32,7 @@ struct Pair {
   std::vector<RankFacts> members;
 };
 
-// Of one 32-bit integer.
+// Sums one 32-bit integer.
 Steps OneSum() {
   Steps steps;
   steps.grouped.resize(1);
@@ -152,8 +152,8 @@ TEST(closing_lets_go_who_waits) {
 
 std::atomic<bool> stops_slowly{false};
 
-// What waits is not let go before the device is stopped: it would leave without a sum,
-// and the program would read what is in memory.
+// A kernel that waits stays until the device is stopped. If it left without a sum, the
+// program would read what is in memory.
 TEST_ALONE(closing_lets_nobody_read_what_waits, EXIT_SUCCESS) {
   setenv("JAXCOMM_FAKE_KERNELS", "1", 1);
   static NcclLibrary library = Library();
@@ -179,7 +179,7 @@ TEST_ALONE(closing_lets_nobody_read_what_waits, EXIT_SUCCESS) {
 TEST(a_small_sum_ends_with_one_that_shares_its_resources) {
   setenv("JAXCOMM_FAKE_KERNELS", "1", 1);
   const nccl::UniqueId id = NewId();
-  const NcclSettings settings{{{"splitShare", 1}}, "", ""};
+  const NcclSettings settings{{{"splitShare", 1}}, ""};
   std::shared_ptr<NcclWorld> world;
   CHECK_TRUE(NcclWorld::Create(Library(), 2, {{100, 0, 0}, {101, 1, 1}},
                                {id.internal, sizeof(id.internal)}, settings, {30}, {},

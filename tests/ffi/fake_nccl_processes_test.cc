@@ -155,7 +155,8 @@ TEST(devices_of_processes_can_be_one_gpu) {
   unsetenv("JAXCOMM_FAKE_ONE_GPU");
 }
 
-// As NCCL's kernels within a host: only an abort ends them, and nothing was written.
+// NCCL's kernels within a host behave so: only an abort ends them, and they wrote
+// nothing.
 TEST(nobody_is_told_of_a_dead_process_in_an_operation) {
   const std::vector<int> statuses = RunProcesses([](Rank r) {
     if (r.rank == 1) raise(SIGKILL);

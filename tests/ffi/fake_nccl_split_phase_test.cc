@@ -10,6 +10,7 @@
 #include "tests/ffi/check.h"
 #include "tests/ffi/fake_library.h"
 #include "tests/ffi/fake_nccl.h"
+#include "tests/ffi/nccl_stats.h"
 #include "tests/ffi/ranks.h"
 
 namespace jaxcomm::testing {
@@ -25,7 +26,7 @@ std::shared_ptr<Communicator> Make(const NcclLibrary& library = Library(),
                  .success());
   std::shared_ptr<Communicator> made;
   CHECK_TRUE(MakeNcclCommunicator(Spec({{100, 101}}, timeout_seconds),
-                                  {world, {}, {30}, false, false, on_failure}, &made)
+                                  {world, {}, {30}, {}, on_failure}, &made)
                  .success());
   return made;
 }
@@ -67,7 +68,7 @@ TEST(a_start_waits_for_its_operands_and_a_done_for_the_results) {
   TheFake().cuda.LaunchHostFunc(
       second.on.stream,
       [](void* over) { *static_cast<std::atomic<bool>*>(over) = true; }, &is_over);
-  // Nobody waited here, and the second's stream waits for what the first will send.
+  // No thread waited here. The second's stream waits for the bytes of the first.
   CHECK_EQ(Count("cuStreamSynchronize"), 0);
   std::this_thread::sleep_for(std::chrono::milliseconds(50));
   CHECK_TRUE(!is_over);
@@ -125,7 +126,7 @@ TEST(a_later_run_waits_for_what_a_failed_one_started) {
   second.operand = 2;
   // The second is late, and the program of the first fails before the done.
   CHECK_TRUE(communicator->EnqueueStart(first.CallOf(), first.on.stream).success());
-  // Nobody sends: it needs nothing of NCCL, and would be over at once.
+  // No rank sends, so the call needs nothing of NCCL and would end at once.
   const auto zeros = MakeSite("permute", {-1, -1}, {FloatLeaf(1)}, {FloatLeaf(1)});
   float operand = 7, result = 7;
   const void* operands[] = {&operand};
@@ -216,15 +217,47 @@ TEST(closing_ends_what_a_rank_is_given_meanwhile_and_another_is_not) {
   });
   while (!is_launching) std::this_thread::yield();
   std::thread closes([&] { communicator->Abort(FailedPrecondition("closed")); });
-  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  // Longer than closing waits for a thread that launches.
+  std::this_thread::sleep_for(std::chrono::milliseconds(1300));
   launched.open = true;
   launches.join();
   closes.join();
   CHECK_CONTAINS(
       std::string(communicator->Enqueue(second.CallOf(), second.on.stream).message()),
       "closed");
-  // Nobody sends what the first waits for.
+  // No rank sends the bytes that the first waits for.
   first.on.Synchronize();
+}
+
+// A thread that is slow to launch is no reason to stop the devices.
+TEST(closing_waits_for_a_rank_that_is_about_to_launch) {
+  static NcclLibrary library = Library();
+  library.nccl.Send = [](const void* data, size_t count, nccl::Type type, int peer,
+                         nccl::Comm comm, nccl::Stream stream) {
+    is_launching = true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    return TheFake().nccl.Send(data, count, type, peer, comm, stream);
+  };
+  auto communicator = Make(library);
+  is_launching = false;
+  Swap first(0), second(1);
+  first.operand = 1, second.operand = 2;
+  std::thread launches([&] {
+    OnDevice on(0);
+    CHECK_TRUE(communicator->Enqueue(first.CallOf(), first.on.stream).success());
+  });
+  while (!is_launching) std::this_thread::yield();
+  std::thread closes([&] { communicator->Abort(FailedPrecondition("closed")); });
+  {
+    OnDevice on(1);
+    CHECK_TRUE(communicator->Enqueue(second.CallOf(), second.on.stream).success());
+  }
+  launches.join();
+  closes.join();
+  first.on.Synchronize();
+  second.on.Synchronize();
+  CHECK_EQ(first.result, second.operand);
+  CHECK_EQ(second.result, first.operand);
 }
 
 TEST(closing_ends_a_rank_that_waits_in_nccl_for_another) {
@@ -271,7 +304,7 @@ TEST(a_call_is_symmetric_if_operands_and_results_are) {
       }
       for (Swap* swap : {&first, &second}) swap->on.Synchronize();
       expected += in && out;
-      CHECK_EQ(communicator->stats().symmetric_calls, expected);
+      CHECK_EQ(NcclStatsOf(*communicator).symmetric_calls, expected);
     }
   }
 }

@@ -27,7 +27,8 @@ TEST(a_split_that_others_do_not_come_to_ends_with_the_world) {
   join(0);
   other.join();
   {
-    // What NCCL was given to write to may not be on the caller's stack, nor here.
+    // NCCL may still write to its targets: they lie neither on the caller's stack nor
+    // here.
     std::vector<nccl::Comm> children(1);
     const Status status = worlds[0]->Split({0}, {0}, {}, {0.3}, &children);
     CHECK_CONTAINS(std::string(status.message()), "not done after 0.3 s");

@@ -211,7 +211,7 @@ TEST(a_dump_that_cannot_be_written_holds_up_nobody_for_long) {
   {
     BlockedStderr blocked;
     for (int i = 0; i < 5; ++i) {
-      // Each is the first of its failures, and is dumped.
+      // Each dump is the first for its reason, so it is written.
       recorder.Finish(recorder.Start(site->operation(), 10 + i, 1, 0, 0),
                       State::kCompleted);
       threads.emplace_back([&] {
@@ -219,11 +219,11 @@ TEST(a_dump_that_cannot_be_written_holds_up_nobody_for_long) {
         ++returned;
       });
     }
-    // Each waits a second; nothing would end if they waited for the pipe.
+    // Each waits for one second. If they waited for the pipe, none would end.
     CHECK_TRUE(Comes([&] { return returned == 5; }));
   }
   for (std::thread& thread : threads) thread.join();
-  // What comes later is written.
+  // A later dump is written.
   recorder.Finish(recorder.Start(site->operation(), 20, 1, 0, 0), State::kCompleted);
   DumpFlightRecords("mismatch");
   CHECK_TRUE(Holds(folder.Take(), "\"reason\": \"mismatch\""));

@@ -21,7 +21,7 @@ std::unique_ptr<CallSite> Sum(int64_t elements) {
   return MakeSite("all_reduce", {}, {FloatLeaf(elements)}, {FloatLeaf(elements)});
 }
 
-// Of ranks that have only kLeastEntries each: the shortest turn.
+// Ranks with kLeastEntries each have the shortest ring.
 std::vector<std::vector<int64_t>> ManyRanks() {
   return {std::vector<int64_t>(FlightRecorder::kEntries)};
 }
@@ -77,7 +77,7 @@ TEST(whoever_looks_while_many_threads_write_sees_whole_entries) {
   }
 }
 
-// What the handler of the timer writes: a turn of the ring and a little more.
+// The timer's handler writes a full ring and a little more.
 FlightRecorder* interrupted = nullptr;
 const CallSite* sites[2];
 volatile int64_t interrupting_run = 1;

@@ -37,7 +37,7 @@ std::unique_ptr<CallSite> Sum(int64_t elements) {
 
 std::vector<std::vector<int64_t>> OneRank() { return {std::vector<int64_t>{0}}; }
 
-// Of ranks that have only kLeastEntries each.
+// Each rank has only kLeastEntries.
 std::vector<std::vector<int64_t>> ManyRanks() {
   return {std::vector<int64_t>(FlightRecorder::kEntries)};
 }

@@ -12,7 +12,7 @@
 namespace jaxcomm::testing {
 namespace {
 
-// As of axis_index_groups=[[0, 1], [2, 3, 4], ...].
+// axis_index_groups=[[0, 1], [2, 3, 4], ...] gives such groups.
 constexpr int kSizes[] = {2, 3, 5, 8};
 constexpr int kSites = 300;
 

@@ -1,4 +1,4 @@
-// What a rank knows of the operations its device has yet to finish.
+// Tests what a rank knows of the operations that its device has yet to finish.
 #include "ffi/backends/nccl/in_flight.h"
 
 #include <chrono>
@@ -30,7 +30,7 @@ struct Device {
 };
 
 Device* device = nullptr;
-// What happens while the driver makes the caller of a record wait.
+// Runs while the driver makes the caller of cuEventRecord wait.
 std::function<void()> meanwhile;
 
 cuda::Stream StreamOf(int number) { return reinterpret_cast<cuda::Stream>(number); }

@@ -127,7 +127,7 @@ TEST(a_rank_that_never_arrives_is_named_to_those_who_wait) {
            "0.05 s for ranks 1, 3. They may have stopped or run a different program; "
            "see JAXCOMM_TIMEOUT.");
   CHECK_TRUE(third_outcome.Wait().find("rank 2 of 4 (cpu:102)") != std::string::npos);
-  // Whoever comes later learns at once that nobody waits any more.
+  // A rank that comes later fails at once: no rank waits for it any more.
   late.Arrive(*communicator, site.get(), 3, 101, nullptr, &late_outcome);
   CHECK_TRUE(late_outcome.Wait().find("stopped waiting") != std::string::npos);
   // The next run is not disturbed.
@@ -153,7 +153,7 @@ TEST(a_pairwise_call_may_outlive_its_program) {
   CHECK_EQ(communicator->stats().in_flight, 1);
   site.reset();
   CHECK_TRUE(Comes([&] { return communicator->stats().in_flight == 0; }));
-  // Nobody waited, so no run has failed.
+  // No rank waited, so no run has failed.
   CHECK_TRUE(communicator->FailedRuns().empty());
 }
 

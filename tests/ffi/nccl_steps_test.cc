@@ -1,4 +1,4 @@
-// Which NCCL functions a collective becomes on each rank.
+// Tests which NCCL functions each collective becomes on each rank.
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -67,14 +67,14 @@ Status Make(CallSite& site, int size, int rank, Steps* steps,
   return MakeSteps(site, plan, rank, natives, steps);
 }
 
-// What is asked of NCCL.
+// The steps that NCCL does.
 std::string Grouped(CallSite& site, int rank, Natives natives = Natives::kOf228) {
   Steps steps;
   const Status status = Make(site, kSize, rank, &steps, natives);
   return status.success() ? Text(steps.grouped) : status.message();
 }
 
-// What is done within the rank.
+// The steps within the rank.
 std::string Local(CallSite& site, int rank, Natives natives = Natives::kOf228) {
   Steps steps;
   const Status status = Make(site, kSize, rank, &steps, natives);
@@ -118,7 +118,7 @@ TEST(a_reduction_to_a_root_is_one_call_and_zeros_elsewhere) {
 }
 
 TEST(a_hop_sends_and_receives_in_one_group) {
-  // By target, who sends to it: nobody to 0.
+  // The source of each target. Rank 0 has none.
   auto site = MakeSite("permute", {-1, 0, 1}, {FloatLeaf(10)}, {FloatLeaf(10)});
   CHECK_EQ(Grouped(*site, 0), "send 40 from 0 to 0 peer 1");
   CHECK_EQ(Local(*site, 0), "zero 40 from 0 to 0 peer 0");

@@ -1,4 +1,4 @@
-// What the tests of small sums share.
+// Shared by the tests of small sums.
 #ifndef JAXCOMM_TESTS_FFI_ONE_SHOT_H_
 #define JAXCOMM_TESTS_FFI_ONE_SHOT_H_
 
@@ -34,7 +34,7 @@ inline std::unique_ptr<CallSite> SumSite(int64_t elements,
 }
 
 inline int64_t OneShotCalls(Communicator& communicator) {
-  return communicator.stats().one_shot_calls;
+  return NcclStatsOf(communicator).one_shot_calls;
 }
 
 }  // namespace jaxcomm::testing

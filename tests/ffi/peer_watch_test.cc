@@ -1,4 +1,4 @@
-// Who watches other processes is told of their end.
+// Tests that a PeerWatch reports the end of the processes that it watches.
 #include "ffi/os/peer_watch.h"
 
 #include <signal.h>
@@ -173,7 +173,7 @@ TEST(a_process_that_has_ended_is_told) {
   CHECK_TRUE(Comes([&] { return ended.load() == 1; }));
 }
 
-// That of the process would come later: its memory is given back first.
+// The process ends later, since the system frees its memory first.
 TEST(the_end_of_the_thread_is_what_counts) {
   if (!WatchesThreads()) return;
   Child child;

@@ -88,7 +88,7 @@ class RaggedOperands {
   explicit RaggedOperands(int ranks) : rows_(ranks), ones_(ranks, 1), mine_(ranks) {
     for (int i = 0; i < ranks; ++i) rows_[i] = i;
     for (int rank = 0; rank < ranks; ++rank) {
-      // Where its rows go on the others.
+      // Offsets in the results of the other ranks.
       mine_[rank].assign(ranks, rank);
       of_rank_.push_back({nullptr, nullptr, rows_.data(), ones_.data(),
                           mine_[rank].data(), ones_.data()});

@@ -354,7 +354,7 @@ class Nccl {
   Buffers& results_;
 };
 
-// What moves are documented to do.
+// Moves as they are documented.
 void RunMove(const Problem& problem, const Move& move, Buffers* results) {
   for (int64_t row = 0; row < move.rows(); ++row) {
     for (int64_t i = 0; i < move.inner; ++i) {

@@ -60,7 +60,7 @@ TEST(every_element_of_every_result_is_written_once) {
   }
 }
 
-// What is said of a call site that groups of three ranks cannot have.
+// The error of a call site that groups of three ranks cannot have.
 std::string Refusal(const std::string& collective, std::vector<int64_t> params,
                     std::vector<Leaf> operands, std::vector<Leaf> results) {
   auto site =

@@ -19,7 +19,7 @@
 
 namespace jaxcomm::testing {
 
-// What a rank's future completed with: empty for success.
+// The error that a rank's future completed with, empty for success.
 class Outcome {
  public:
   void Watch(xla::ffi::Future future) {

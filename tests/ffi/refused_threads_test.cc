@@ -15,6 +15,7 @@
 
 #include "ffi/backends/host/local_communicator.h"
 #include "ffi/backends/host/process_set.h"
+#include "ffi/flight/dump_signal.h"
 #include "ffi/os/peer_watch.h"
 #include "tests/ffi/check.h"
 #include "tests/ffi/processes.h"
@@ -103,6 +104,24 @@ TEST(a_crossing_that_no_thread_can_carry_on_fails) {
   Calls sum(*processes, "all_reduce", {}, 4, 2);
   sum.BeginAll();
   for (int rank : {0, 1}) CHECK_EQ(sum.End(rank), "");
+}
+
+TEST(a_signal_that_no_thread_can_answer_keeps_its_action) {
+  const auto action = [] {
+    struct sigaction current;
+    sigaction(SIGUSR1, nullptr, &current);
+    return current.sa_handler;
+  };
+  {
+    NoThreads refused;
+    CHECK_TRUE(!AnswerDumpSignal());
+  }
+  CHECK_TRUE(action() == SIG_DFL);
+  sigset_t blocked;
+  pthread_sigmask(SIG_SETMASK, nullptr, &blocked);
+  CHECK_EQ(sigismember(&blocked, SIGINT), 0);
+  CHECK_TRUE(AnswerDumpSignal());
+  CHECK_TRUE(action() != SIG_DFL);
 }
 
 TEST(processes_are_not_watched_without_a_thread) {

@@ -62,7 +62,7 @@ TEST(each_has_a_period_of_its_own) {
   WakeWatchdog();
   CHECK_TRUE(Comes([&] { return often->polls > 5; }));
   CHECK_EQ(rarely->polls.load(), 1);
-  // A wake does not hurry those that are polled anyway.
+  // A wake does not hurry communicators that are polled anyway.
   WakeWatchdog();
   CHECK_TRUE(Comes([&] { return often->polls > 10; }));
   CHECK_EQ(rarely->polls.load(), 1);

@@ -1,4 +1,4 @@
-// What a rank has registered with its communicator, and the look-up of each call.
+// Tests what a rank has registered with its communicator, and the look-up of a call.
 #include <chrono>
 #include <cstdint>
 #include <cstdio>

@@ -74,8 +74,7 @@ class Continuer {
   // Wakes or starts threads for up to `count` of the queued programs. A thread that was
   // woken but has not run yet counts: if other programs have the cores, a second thread
   // would be no faster. So there are never more threads than waiting ranks. If the
-  // system refuses a thread,
-  // WatchForStalls() tries again.
+  // system refuses a thread, WatchForStalls() tries again.
   void Recruit(int count) REQUIRES(mutex_) {
     const int wanted = std::min(count, static_cast<int>(queue_.size()));
     const int on_their_way =
@@ -92,21 +91,13 @@ class Continuer {
 
   Status StartWorker() REQUIRES(mutex_) {
     auto worker = std::make_unique<Worker>();
-    std::thread thread;
-    RETURN_IF_ERROR(
-        StartThread([this, worker = worker.get()] { Work(worker); }, &thread));
-    thread.detach();
+    RETURN_IF_ERROR(StartDetached([this, worker = worker.get()] { Work(worker); }));
     workers_.push_back(std::move(worker));
     return OkStatus();
   }
 
   Status StartLocked() REQUIRES(mutex_) {
-    if (!watch_started_) {
-      std::thread thread;
-      RETURN_IF_ERROR(StartThread([this] { WatchForStalls(); }, &thread));
-      thread.detach();
-      watch_started_ = true;
-    }
+    RETURN_IF_ERROR(watch_.Start([this] { WatchForStalls(); }));
     return workers_.empty() ? StartWorker() : OkStatus();
   }
 
@@ -221,7 +212,7 @@ class Continuer {
   std::vector<std::unique_ptr<Worker>> workers_ GUARDED_BY(mutex_);
 
   ConditionVariable watch_wake_;
-  bool watch_started_ GUARDED_BY(mutex_) = false;
+  BackgroundThread watch_ GUARDED_BY(mutex_);
   bool watching_ GUARDED_BY(mutex_) = false;
   Clock::time_point last_work_ GUARDED_BY(mutex_);
 };

@@ -138,6 +138,15 @@ void AdviseHugePages(void* data, int64_t bytes) {
   const uintptr_t first = begin & ~(kPage - 1);
   const uintptr_t last = (begin + bytes + kPage - 1) & ~(kPage - 1);
   (void)madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
+#ifdef MADV_POPULATE_WRITE
+  if (bytes < kAlwaysFreshBytes) return;
+  // The ends, which no huge page serves. Linux before 5.14 refuses.
+  constexpr uintptr_t kHugePage = 2 << 20;
+  const uintptr_t head = (first + kHugePage - 1) & ~(kHugePage - 1);
+  const uintptr_t tail = last & ~(kHugePage - 1);
+  (void)madvise(reinterpret_cast<void*>(first), head - first, MADV_POPULATE_WRITE);
+  (void)madvise(reinterpret_cast<void*>(tail), last - tail, MADV_POPULATE_WRITE);
+#endif
 #else
   (void)data, (void)bytes;
 #endif

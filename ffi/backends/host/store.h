@@ -58,7 +58,8 @@ class Store {
 // Asks for huge pages under a large result before it is first written. Touching fresh
 // memory 4 KiB at a time costs several times what the copy itself does: 64 MiB took
 // 37 ms, with huge pages 10.5. Advice ends with the allocation; where the system does
-// not take it, nothing is lost.
+// not take it, nothing is lost. The small pages at both ends of a fresh result come in
+// one go, not by a fault each: a copy of 32 MiB took 3.4 ms, and 3.0 so.
 void AdviseHugePages(void* data, int64_t bytes);
 
 }  // namespace jaxcomm

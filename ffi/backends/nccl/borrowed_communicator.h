@@ -4,14 +4,14 @@
 #ifndef JAXCOMM_FFI_BACKENDS_NCCL_BORROWED_COMMUNICATOR_H_
 #define JAXCOMM_FFI_BACKENDS_NCCL_BORROWED_COMMUNICATOR_H_
 
-#include <cstdint>
 #include <memory>
 #include <vector>
 
 #include "ffi/backends/nccl/comms.h"
-#include "ffi/backends/nccl/engines/nccl_engine.h"
+#include "ffi/backends/nccl/engines/engines.h"
 #include "ffi/backends/nccl/health.h"
 #include "ffi/backends/nccl/local_rank.h"
+#include "ffi/backends/nccl/primary_contexts.h"
 #include "ffi/core/communicator.h"
 
 namespace jaxcomm {
@@ -20,13 +20,8 @@ class BorrowedCommunicator final
     : public Communicator,
       public std::enable_shared_from_this<BorrowedCommunicator> {
  public:
-  struct Device {
-    int64_t id = 0;
-    int ordinal = 0;
-  };
-
   BorrowedCommunicator(CommunicatorSpec spec, const NcclLibrary& library,
-                       const std::vector<Device>& devices, Borrowed wanted,
+                       const std::vector<NcclDevice>& devices, Borrowed wanted,
                        OnFailure on_failure);
   ~BorrowedCommunicator() override;
 
@@ -38,7 +33,6 @@ class BorrowedCommunicator final
   bool Poll() { return health_.Poll(); }
 
   const Borrowed* borrowed() const override { return &wanted_; }
-  xla::ffi::Future Execute(const Call& call) override;
   // `call.borrowed` is XLA's.
   Status Enqueue(const Call& call, void* stream) override;
   // XLA ends what is in flight.
@@ -48,11 +42,11 @@ class BorrowedCommunicator final
  private:
   const NcclLibrary& library_;
   const Borrowed wanted_;
-  const uint64_t number_;
+  const PrimaryContexts contexts_;
   Health health_;
-  LocalRanks ranks_;
+  const LocalRanks ranks_;
   Comms comms_;  // none, but their scratch memory
-  NcclEngine nccl_;
+  Engines engines_;
 };
 
 }  // namespace jaxcomm

@@ -25,11 +25,12 @@ class alignas(64) CallCounts {
 
   int64_t bytes() const { return bytes_.load(std::memory_order_relaxed); }
 
-  // Adds all but the bytes to the stats of a communicator.
+  int64_t symmetric() const { return symmetric_.load(std::memory_order_relaxed); }
+  int64_t copied() const { return copied_.load(std::memory_order_relaxed); }
+  int64_t one_shot() const { return one_shot_.load(std::memory_order_relaxed); }
+
+  // Adds the calls of each collective to the stats of a communicator.
   void AddTo(CommunicatorStats* stats) const {
-    stats->symmetric_calls = symmetric_.load(std::memory_order_relaxed);
-    stats->copied_calls = copied_.load(std::memory_order_relaxed);
-    stats->one_shot_calls = one_shot_.load(std::memory_order_relaxed);
     for (int i = 0; i < Plan::kKinds; ++i) {
       const int64_t count = calls_[i].load(std::memory_order_relaxed);
       if (count > 0) stats->calls.emplace_back(KindName(Plan::Kind(i)), count);

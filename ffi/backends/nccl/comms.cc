@@ -7,6 +7,7 @@
 #include <thread>
 #include <utility>
 
+#include "ffi/backends/nccl/device_memory.h"
 #include "ffi/backends/nccl/device_stop.h"
 #include "ffi/os/start_thread.h"
 
@@ -35,24 +36,6 @@ void FinalizeAll(const NcclLibrary& library, const std::vector<nccl::Comm>& comm
 
 }  // namespace
 
-int64_t FreeDeviceBytes(const NcclLibrary& library, cuda::Context context) {
-  CurrentContext current(library.cuda, context);
-  size_t free = 0, total = 0;
-  library.cuda.MemGetInfo(&free, &total);
-  return static_cast<int64_t>(free);
-}
-
-bool AddDeviceBytes(const NcclLibrary& library, nccl::Comm comm, nccl::MemStat stat,
-                    int64_t* bytes) {
-  uint64_t held = 0;
-  if (comm == nullptr || library.nccl.CommMemStats == nullptr ||
-      library.nccl.CommMemStats(comm, stat, &held) != nccl::kSuccess) {
-    return false;
-  }
-  *bytes += static_cast<int64_t>(held);
-  return true;
-}
-
 Status WaitUntilReady(const NcclLibrary& library, const std::vector<nccl::Comm>& comms,
                       const NcclPatience& patience, const char* what) {
   const auto deadline =
@@ -68,9 +51,7 @@ Status WaitUntilReady(const NcclLibrary& library, const std::vector<nccl::Comm>&
       if (state != nccl::kInProgress) return library.Check(state, what, comm);
       if (patience.interrupted()) return Status(ErrorCode::kCancelled, "interrupted");
       if (Clock::now() > deadline) {
-        return Status(ErrorCode::kDeadlineExceeded,
-                      StrCat(what, ": not done after ", patience.seconds,
-                             " s; other processes may not have come to it"));
+        return patience.LateError(what);
       }
       std::this_thread::sleep_for(kPoll);
     }
@@ -97,9 +78,7 @@ void EndComms(const NcclLibrary& library, const std::vector<nccl::Comm>& comms,
     }
     ended->set_value();
   };
-  std::thread thread;
-  if (StartThread(run, &thread).failure()) return;  // they stay until the process ends
-  thread.detach();
+  if (StartDetached(run).failure()) return;  // they stay until the process ends
   const bool is_over = end.wait_for(std::chrono::duration<double>(kGraceSeconds)) ==
                        std::future_status::ready;
   if (!is_over || abort) return;
@@ -142,19 +121,31 @@ void Comms::Set(const std::vector<nccl::Comm>& comms) {
 Status Comms::InGroup(const char* what, const NcclPatience& patience,
                       const std::function<nccl::Result(LocalRank&, nccl::Comm)>& call) {
   std::vector<nccl::Comm> comms;
-  Status status = OkStatus();
-  library_.nccl.GroupStart();
-  for (const auto& rank : ranks_) {
-    comms.push_back(comm(rank->facts.place));
-    if (comms.back() == nullptr || status.failure()) continue;
-    CurrentContext current(library_.cuda, rank->facts.context);
-    status = library_.Check(call(*rank, comms.back()), what, comms.back());
-  }
-  Status ended = library_.Check(library_.nccl.GroupEnd(), what);
-  RETURN_IF_ERROR(status);
-  RETURN_IF_ERROR(ended);
+  for (const auto& rank : ranks_) comms.push_back(comm(rank->facts.place));
+  RETURN_IF_ERROR(library_.InGroup(what, comms.size(), [&](size_t i) {
+    if (comms[i] == nullptr) return OkStatus();
+    CurrentContext current(library_.cuda, ranks_[i]->facts.context);
+    return library_.Check(call(*ranks_[i], comms[i]), what, comms[i]);
+  }));
   const auto interrupted = [&] { return health_.failed() || patience.interrupted(); };
   return WaitUntilReady(library_, comms, {patience.seconds, interrupted}, what);
+}
+
+Status Comms::CanSuspend() const {
+  const nccl::Api& api = library_.nccl;
+  if (api.CommSuspend != nullptr && api.CommResume != nullptr) return OkStatus();
+  return FailedPrecondition("NCCL ", library_.VersionText(),
+                            " cannot suspend a communicator; 2.29.7 and newer can");
+}
+
+Status Comms::Suspend(bool suspend) {
+  const nccl::Api& api = library_.nccl;
+  // Ctrl-C is seen by the thread that waits for this one.
+  return InGroup(suspend ? "ncclCommSuspend" : "ncclCommResume", {patience_.seconds},
+                 [&](LocalRank&, nccl::Comm comm) {
+                   return suspend ? api.CommSuspend(comm, nccl::kSuspendMemory)
+                                  : api.CommResume(comm);
+                 });
 }
 
 Status Comms::WaitForStreams() {
@@ -223,10 +214,17 @@ void Comms::End(bool by_force) {
   EndComms(library_, comms, by_force);
 }
 
-bool Comms::AddBytes(LocalRank& rank, nccl::MemStat stat, int64_t* bytes) const {
-  // An abort takes the lock as well: the communicator stays while it is held.
-  const std::unique_lock<std::timed_mutex> lock(rank.queue.launching, std::try_to_lock);
-  return lock && AddDeviceBytes(library_, comm(rank.facts.place), stat, bytes);
+size_t Comms::AddBytes(nccl::MemStat stat, int64_t* bytes) const {
+  size_t accounted = 0;
+  for (const auto& rank : ranks_) {
+    // An abort takes the lock as well: the communicator stays while it is held.
+    const std::unique_lock<std::timed_mutex> lock(rank->queue.launching,
+                                                  std::try_to_lock);
+    if (lock && AddDeviceBytes(library_, comm(rank->facts.place), stat, bytes)) {
+      ++accounted;
+    }
+  }
+  return accounted;
 }
 
 }  // namespace jaxcomm

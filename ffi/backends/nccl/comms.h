@@ -10,15 +10,10 @@
 
 #include "ffi/backends/nccl/library.h"
 #include "ffi/backends/nccl/local_rank.h"
+#include "ffi/backends/nccl/patience.h"
 #include "ffi/base/status.h"
 
 namespace jaxcomm {
-
-// How long to wait for the other processes, and what else ends the wait (Ctrl-C).
-struct NcclPatience {
-  double seconds = 300;
-  std::function<bool()> interrupted = [] { return false; };
-};
 
 // Waits until no operation on the communicators is in progress.
 Status WaitUntilReady(const NcclLibrary& library, const std::vector<nccl::Comm>& comms,
@@ -29,14 +24,6 @@ Status WaitUntilReady(const NcclLibrary& library, const std::vector<nccl::Comm>&
 // waits for the device: the caller is not a thread that others depend on.
 void EndComms(const NcclLibrary& library, const std::vector<nccl::Comm>& comms,
               bool abort);
-
-// Returns the free bytes of a device.
-int64_t FreeDeviceBytes(const NcclLibrary& library, cuda::Context context);
-
-// Adds the device memory that NCCL accounts to a communicator. Returns false if NCCL
-// says nothing.
-bool AddDeviceBytes(const NcclLibrary& library, nccl::Comm comm, nccl::MemStat stat,
-                    int64_t* bytes);
 
 // One for each rank, in the order of their places.
 class Comms {
@@ -63,6 +50,10 @@ class Comms {
   // until it is done.
   Status InGroup(const char* what, const NcclPatience& patience,
                  const std::function<nccl::Result(LocalRank&, nccl::Comm)>& call);
+  // Has NCCL give device memory back, or take it again. Requires that NCCL can, that
+  // nothing is in flight, and that nobody launches.
+  Status CanSuspend() const;
+  Status Suspend(bool suspend);
   // Waits for the ranks' own streams.
   Status WaitForStreams();
   const NcclPatience& patience() const { return patience_; }
@@ -75,9 +66,10 @@ class Comms {
   // Ends all, see EndComms().
   void End(bool by_force);
 
-  // Adds the device memory of a rank; false if NCCL says nothing, or a thread is
-  // launching.
-  bool AddBytes(LocalRank& rank, nccl::MemStat stat, int64_t* bytes) const;
+  size_t size() const { return items_.size(); }
+  // Adds the device memory of the ranks. Returns how many it is of: a rank counts if
+  // NCCL knows its memory, and no thread is launching.
+  size_t AddBytes(nccl::MemStat stat, int64_t* bytes) const;
 
  private:
   struct Item {

@@ -35,7 +35,7 @@ class Stopper {
     for (const Device& device : devices_) {
       if (device.context == context) return OkStatus();
     }
-    if (!LastResort::Prepare() || !StartLocked()) {
+    if (!LastResort::Prepare() || thread_.Start([this] { Run(); }).failure()) {
       return Status(ErrorCode::kResourceExhausted,
                     "no thread can be had to watch over collectives");
     }
@@ -87,14 +87,6 @@ class Stopper {
     cuda::Pointer memory = 0;
   };
 
-  bool StartLocked() {
-    if (started_) return true;
-    std::thread thread;
-    started_ = StartThread([this] { Run(); }, &thread).success();
-    if (started_) thread.detach();
-    return started_;
-  }
-
   void Run() {
     std::vector<Device> devices;
     {
@@ -125,7 +117,7 @@ class Stopper {
   std::condition_variable stopping_;
   std::vector<Device> devices_;
   std::string why_;
-  bool started_ = false;
+  BackgroundThread thread_;
   std::atomic<bool> is_stopped_{false};
 };
 

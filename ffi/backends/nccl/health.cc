@@ -1,12 +1,11 @@
 #include "ffi/backends/nccl/health.h"
 
 #include <algorithm>
-#include <future>
+#include <chrono>
 #include <optional>
 #include <thread>
 #include <utility>
 
-#include "ffi/backends/nccl/comms.h"
 #include "ffi/backends/nccl/engines/engine.h"
 #include "ffi/backends/nccl/local_rank.h"
 #include "ffi/core/last_resort.h"
@@ -16,17 +15,15 @@
 namespace jaxcomm {
 namespace {
 
-// How long operations may take to end when a process that takes part in them has ended:
-// it may have done so in order, with its part in flight.
-constexpr auto kDrainAfterPeerExit = std::chrono::milliseconds(20);
-// How much earlier than the system NCCL may learn of that, on a machine that is busy.
-constexpr auto kWaitForPeerExitAfterNcclError = std::chrono::milliseconds(500);
 // For NCCL's kernels to leave after an abort, and for the watch to look at one
 // communicator once it knows that a process has ended.
 constexpr double kAbortSeconds = 10;
 constexpr double kLookSeconds = 5;
 // How long Close() waits for operations in flight.
 constexpr double kCloseSeconds = 10;
+// How long it waits for a thread that is about to give a stream an operation. It may be
+// slow to run, or wait in NCCL for another rank.
+constexpr double kGiveSeconds = 1;
 
 constexpr char kStopped[] =
     ". No result of it is handed out: the GPUs of this process were stopped, and every "
@@ -48,15 +45,17 @@ const char* MeaningOf(bool is_idle, OnFailure how, bool is_borrowed) {
   return how == OnFailure::kRaise ? kStopped : "";
 }
 
-std::chrono::steady_clock::duration Seconds(double seconds) {
-  return std::chrono::duration_cast<std::chrono::steady_clock::duration>(
-      std::chrono::duration<double>(seconds));
-}
+using Clock = std::chrono::steady_clock;
 
 }  // namespace
 
-Health::Health(const CommunicatorSpec& spec, const NcclLibrary& library, Policy policy)
-    : spec_(spec), library_(library), policy_(std::move(policy)) {}
+Health::Health(const CommunicatorSpec& spec, const NcclLibrary& library, Policy policy,
+               const LocalRanks& ranks)
+    : spec_(spec),
+      library_(library),
+      policy_(std::move(policy)),
+      ranks_(ranks),
+      detector_(spec, policy_.world.get(), policy_.shares, ranks, engines_) {}
 
 Health::~Health() {
   if (is_watched_) --num_watched_;
@@ -88,34 +87,9 @@ void Health::SetSuspended(bool is_suspended) {
   if (!failed()) state_ = is_suspended ? State::kSuspended : State::kLive;
 }
 
-std::string Health::Name() const {
-  return StrCat("the communicator over axes ", spec_.axes, " (lane '", spec_.lane,
-                "')");
-}
+bool Health::is_busy() const { return AreBusy(ranks_); }
 
-std::string Health::Describe(const LocalRank& rank,
-                             const InFlight::Overdue& operation) const {
-  return jaxcomm::Describe(operation, spec_, rank.facts);
-}
-
-// ---- what is in flight
-// ----------------------------------------------------------------
-
-int64_t Health::in_flight() const {
-  int64_t count = 0;
-  for (const LocalRank* rank : ranks_) count += rank->queue.size();
-  return count;
-}
-
-bool Health::has_work() const {
-  return std::any_of(ranks_.begin(), ranks_.end(),
-                     [](const LocalRank* rank) { return rank->queue.has_work(); });
-}
-
-bool Health::was_captured() const {
-  return std::any_of(ranks_.begin(), ranks_.end(),
-                     [](const LocalRank* rank) { return rank->queue.was_captured(); });
-}
+std::string Health::first_operation() const { return FirstOperation(ranks_, spec_); }
 
 bool Health::AnyBusy() const {
   if (is_busy()) return true;
@@ -126,40 +100,14 @@ bool Health::AnyBusy() const {
 }
 
 bool Health::IsIdleSoon() {
-  const auto end = Clock::now() + kDrainAfterPeerExit;
+  const auto end = Clock::now() + FailureDetector::kDrainAfterPeerExit;
   while (true) {
-    for (LocalRank* rank : ranks_) rank->queue.Refresh();
+    Refresh(ranks_);
     if (!AnyBusy()) return true;
     if (Clock::now() > end) return false;
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
 }
-
-std::string Health::FirstOperation() {
-  for (LocalRank* rank : ranks_) {
-    const InFlight::Overdue first = rank->queue.First();
-    if (first.found) return Describe(*rank, first);
-  }
-  return "";
-}
-
-std::vector<std::unique_lock<std::timed_mutex>> Health::LockAll(bool wait_until_idle) {
-  std::vector<std::unique_lock<std::timed_mutex>> locks;
-  while (true) {
-    bool has_all = true;
-    for (LocalRank* rank : ranks_) {
-      locks.emplace_back(rank->queue.launching, std::try_to_lock);
-      has_all = has_all && locks.back().owns_lock();
-      rank->queue.Refresh();
-    }
-    if (failed() || (has_all && (!wait_until_idle || in_flight() == 0))) return locks;
-    locks.clear();
-    std::this_thread::sleep_for(std::chrono::microseconds(200));
-  }
-}
-
-// ---- looking for failures
-// -------------------------------------------------------------
 
 double Health::poll_seconds() const {
   const bool any_gone = policy_.world != nullptr && policy_.world->any_gone();
@@ -173,85 +121,23 @@ bool Health::Poll() {
   if (DevicesAreStopped()) {
     SetFailed(DevicesStoppedError(), /*names_a_call=*/false);
     for (Engine* engine : engines_) engine->Refuse(failure());
-    for (LocalRank* rank : ranks_) rank->queue.Fail();
+    for (const auto& rank : ranks_) rank->queue.Fail();
     Abandon();
     return false;
   }
-  if (LosePeers()) return !failed();
-  for (LocalRank* rank : ranks_) {
-    if (failed()) return false;
-    if (PollRank(*rank)) return !failed();
+  const FailureDetector::Finding found = detector_.Look();
+  switch (found.what) {
+    case FailureDetector::Finding::What::kNothing:
+      return CountInFlight(ranks_) > 0;
+    case FailureDetector::Finding::What::kLookAgainSoon:
+      return true;
+    case FailureDetector::Finding::What::kFailure:
+      Fail(found.reason, found.names_a_call, found.dump);
+      Abandon();
+      return false;
   }
-  return in_flight() > 0;
+  return false;
 }
-
-bool Health::PollRank(LocalRank& rank) {
-  InFlight::Overdue overdue = rank.queue.Poll(Seconds(spec_.timeout_seconds));
-  for (Engine* engine : engines_) {
-    Status error = engine->AsyncError(rank);
-    if (error.success()) continue;
-    overdue = rank.queue.Poll(Seconds(spec_.timeout_seconds));
-    overdue.found = true;
-    overdue.status = std::move(error);
-  }
-  if (!overdue.found || DevicesAreStopped()) return false;
-  const bool is_late = overdue.status.success();
-  if (!is_late && policy_.world != nullptr && policy_.world->sees_peers()) {
-    // NCCL may be the first to notice that a process has ended; it does not say which.
-    if (error_seen_ == Clock::time_point()) error_seen_ = Clock::now();
-    if (Clock::now() - error_seen_ < kWaitForPeerExitAfterNcclError) return true;
-  }
-  std::string text = Describe(rank, overdue);
-  text += is_late ? DescribeLate(spec_) : overdue.status.message();
-  Fail(Status(is_late ? ErrorCode::kDeadlineExceeded : ErrorCode::kUnavailable,
-              std::move(text)),
-       /*names_a_call=*/true, is_late ? "timeout" : "error");
-  Abandon();
-  return true;
-}
-
-std::string Health::LostPeers() const {
-  std::string lost;
-  const std::vector<int> gone = policy_.world->gone();
-  for (const LocalRank* mine : ranks_) {
-    const std::vector<int>& processes = spec_.processes[mine->facts.group];
-    for (size_t rank = 0; rank < processes.size(); ++rank) {
-      if (std::find(gone.begin(), gone.end(), processes[rank]) == gone.end()) continue;
-      const std::string text =
-          StrCat("process ", processes[rank], " (rank ", rank, ")");
-      if (lost.find(text) != std::string::npos) continue;
-      lost += StrCat(lost.empty() ? "" : ", ", text);
-    }
-  }
-  return lost;
-}
-
-bool Health::LosePeers() {
-  if (policy_.world == nullptr || !policy_.world->any_gone() ||
-      spec_.processes.empty()) {
-    return false;
-  }
-  const std::string lost = LostPeers();
-  if (lost.empty()) return false;
-  if (peer_lost_ == Clock::time_point()) peer_lost_ = Clock::now();
-  if (in_flight() > 0 && Clock::now() - peer_lost_ < kDrainAfterPeerExit) return true;
-  std::string text = FirstOperation();
-  const bool names_a_call = !text.empty();
-  // What is in flight may be an operation of one that fails together with this one.
-  if (text.empty() && policy_.shares) {
-    for (const auto& sharer : policy_.world->sharers()) {
-      if (text.empty()) text = sharer->FirstOperation();
-    }
-  }
-  if (text.empty()) text = StrCat(Name(), ": ");
-  Fail(Status(ErrorCode::kAborted, StrCat(text, lost, " has ended")), names_a_call,
-       "peer gone");
-  Abandon();
-  return true;
-}
-
-// ---- failing
-// --------------------------------------------------------------------------
 
 bool Health::Refuse(State state, const Status& reason, bool names_a_call) {
   std::lock_guard<std::mutex> lock(mutex_);
@@ -292,7 +178,9 @@ void Health::Fail(const Status& reason, bool names_a_call, const char* dump,
     for (const auto& sharer : policy_.world->sharers()) sharer->FailToo(together);
   }
   if (!is_idle || AnyBusy()) {
-    const std::string text(failure.message());
+    // An operation may have been given to a device since the reason was found.
+    const std::string text =
+        StrCat(names_a_call ? "" : first_operation(), failure.message());
     if (how == OnFailure::kExit) EndProcess(text);
     if (how == OnFailure::kPoison) {
       AbortElsewhere();
@@ -300,7 +188,7 @@ void Health::Fail(const Status& reason, bool names_a_call, const char* dump,
       StopDevices(text);
     }
     if (dump != nullptr) DumpFlightRecords(dump);
-    for (LocalRank* rank : ranks_) rank->queue.Fail();
+    for (const auto& rank : ranks_) rank->queue.Fail();
   }
   for (Engine* engine : engines_) engine->Refuse(failure);
 }
@@ -317,7 +205,7 @@ void Health::FailElsewhere(const std::string& reason) {
                            [&](int process) { return process == of_group[0]; });
       });
   if (is_here || failed() || DevicesAreStopped()) return;
-  Fail(Status(ErrorCode::kAborted, StrCat(Name(), ": ", reason)),
+  Fail(Status(ErrorCode::kAborted, StrCat(NameOf(spec_), ": ", reason)),
        /*names_a_call=*/false);
   Abandon();
 }
@@ -359,12 +247,16 @@ Status Health::FailBy(const Call& call, const RankFacts& rank, const Status& sta
 }
 
 void Health::Close(const Status& reason) {
-  const auto end =
-      Clock::now() + Seconds(std::min(kCloseSeconds, spec_.timeout_seconds));
-  while (!failed() && Poll() && Clock::now() < end) {
+  const auto begin = Clock::now();
+  const auto may_wait = [&](double seconds) {
+    const double limit = std::min(seconds, spec_.timeout_seconds);
+    return Clock::now() - begin < std::chrono::duration<double>(limit);
+  };
+  while (!failed() && (Poll() ? may_wait(kCloseSeconds)
+                              : HaveWork(ranks_) && may_wait(kGiveSeconds))) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
-  if (!failed() && has_work()) {
+  if (!failed() && HaveWork(ranks_)) {
     // A process that ends by itself, and closes what it has, keeps its status.
     const bool exits = policy_.on_failure == OnFailure::kExit;
     Fail(reason, /*names_a_call=*/true, /*dump=*/nullptr,
@@ -384,20 +276,16 @@ void Health::Abandon() {
   library_.test_double->abandon(policy_.world.get(), this);
 }
 
-// ---- ending what hangs
-// ----------------------------------------------------------------
-
 void Health::AbortElsewhere() {
   const std::shared_ptr<void> owner = owner_.lock();
   if (owner == nullptr) return;  // it is being destroyed, which aborts
-  for (LocalRank* rank : ranks_) {
-    std::thread thread;
+  for (const auto& rank : ranks_) {
     // The owner goes with the function, and may end there.
-    if (StartThread([this, owner, rank] { AbortRank(*rank); }, &thread).failure()) {
-      EndProcess(StrCat("a collective failed, and no thread can be had to end it: ",
-                        failure().message()));
-    }
-    thread.detach();
+    const Status started =
+        StartDetached([this, owner, each = rank.get()] { AbortRank(*each); });
+    if (started.success()) continue;
+    EndProcess(StrCat("a collective failed, and no thread can be had to end it: ",
+                      failure().message()));
   }
 }
 
@@ -406,38 +294,10 @@ void Health::AbortRank(LocalRank& rank) {
   // which XLA keeps for as long as their programs.
   std::optional<LastResort> end;
   if (!rank.queue.was_captured()) {
-    end.emplace(kAbortSeconds,
-                StrCat("NCCL did not end ", Name(), " within ", kAbortSeconds, " s"));
+    end.emplace(kAbortSeconds, StrCat("NCCL did not end ", NameOf(spec_), " within ",
+                                      kAbortSeconds, " s"));
   }
   for (Engine* engine : engines_) engine->Abort(rank);
-}
-
-Status Health::RunPatiently(const char* what, const NcclPatience& patience,
-                            std::function<Status()> call) {
-  auto promise = std::make_shared<std::promise<Status>>();
-  auto answer = promise->get_future();
-  std::thread thread;
-  RETURN_IF_ERROR(StartThread([owner = owner_.lock(), promise,
-                               call = std::move(call)] { promise->set_value(call()); },
-                              &thread));
-  const auto end = Clock::now() + Seconds(patience.seconds);
-  while (answer.wait_for(std::chrono::milliseconds(1)) != std::future_status::ready) {
-    Status status = OkStatus();
-    if (patience.interrupted()) {
-      status = Status(ErrorCode::kCancelled, "interrupted");
-    } else if (Clock::now() > end) {
-      status =
-          Status(ErrorCode::kDeadlineExceeded,
-                 StrCat(what, " with ", Name(), " is not done after ", patience.seconds,
-                        " s; other processes may not have come to it"));
-    }
-    if (status.success()) continue;
-    thread.detach();
-    FailStuck(status);
-    return status;
-  }
-  thread.join();
-  return answer.get();
 }
 
 }  // namespace jaxcomm

@@ -13,27 +13,26 @@
 #define JAXCOMM_FFI_BACKENDS_NCCL_HEALTH_H_
 
 #include <atomic>
-#include <chrono>
-#include <functional>
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ffi/backends/nccl/device_stop.h"
-#include "ffi/backends/nccl/in_flight.h"
+#include "ffi/backends/nccl/failure_detector.h"
 #include "ffi/backends/nccl/library.h"
 #include "ffi/backends/nccl/poison.h"
 #include "ffi/backends/nccl/rank_facts.h"
 #include "ffi/backends/nccl/world_health.h"
+#include "ffi/base/keep_forever.h"
 #include "ffi/core/communicator.h"
 #include "ffi/core/watchdog.h"
 
 namespace jaxcomm {
 
 class Engine;
-struct LocalRank;
-struct NcclPatience;
 
 class Health final : public Watched {
  public:
@@ -50,16 +49,16 @@ class Health final : public Watched {
     OnFailure on_failure = OnFailure::kRaise;
   };
 
-  // `spec` and `library` must outlive it.
-  Health(const CommunicatorSpec& spec, const NcclLibrary& library, Policy policy);
+  // All must outlive it. `ranks` may be empty as yet.
+  Health(const CommunicatorSpec& spec, const NcclLibrary& library, Policy policy,
+         const LocalRanks& ranks);
   ~Health() override;
 
   // Adds a part that it looks after. Requires that nothing can fail yet.
-  void Add(LocalRank& rank) { ranks_.push_back(&rank); }
   void Add(Engine& engine) { engines_.push_back(&engine); }
   void Add(std::unique_ptr<Poison> poison) { poison_ = std::move(poison); }
-  // Leaves it to graphs, which may read the word for as long as the process.
-  void KeepForever() { (void)poison_.release(); }
+  // Leaves the poison to graphs, which may read its word as long as the process lives.
+  void KeepPoison() { KeepForever(std::move(poison_)); }
 
   // `owner`: of this, which is kept while it is polled or aborted.
   void SetOwner(const std::shared_ptr<void>& owner) { owner_ = owner; }
@@ -96,24 +95,10 @@ class Health final : public Watched {
   // Refuses calls, and waits for those in flight. What does not end fails.
   void Close(const Status& reason);
 
-  // Runs what waits for the other processes in NCCL on a thread of its own, until the
-  // patience or Ctrl-C ends the communicator.
-  Status RunPatiently(const char* what, const NcclPatience& patience,
-                      std::function<Status()> call);
-  // Acquires the launch locks of all ranks, without blocking while it holds one: NCCL
-  // may need one rank to go on before another. With `wait_until_idle`, nothing is in
-  // flight then. Returns fewer locks if the communicator fails.
-  std::vector<std::unique_lock<std::timed_mutex>> LockAll(bool wait_until_idle);
-
-  // Whether a device may be at an operation of it. What a graph runs is not seen.
-  bool is_busy() const { return has_work() || was_captured(); }
-  // Whether a graph of XLA's has an operation of it.
-  bool was_captured() const;
-  int64_t in_flight() const;
-  // Whether something is in flight, or about to be.
-  bool has_work() const;
-  // Names the first operation that a device is at, as a message begins; "" if none.
-  std::string FirstOperation();
+  // Whether a device may be at an operation of the communicator.
+  bool is_busy() const;
+  // See FirstOperation().
+  std::string first_operation() const;
 
   // Lets calls that a test double holds back see the failure.
   void Abandon();
@@ -124,18 +109,10 @@ class Health final : public Watched {
   const char* stuck_text() const override { return kDriverStuck; }
 
  private:
-  using Clock = std::chrono::steady_clock;
-
-  // Whether it, or one that shares resources with it, is busy.
+  // Whether the communicator, or one that shares resources with it, is busy.
   bool AnyBusy() const;
   // Waits some milliseconds until nothing is in flight; false if something still is.
   bool IsIdleSoon();
-  // Fails it if a process that it needs has ended. True if it did, or is about to.
-  bool LosePeers();
-  // The ended processes that it needs: "process 1 (rank 1)".
-  std::string LostPeers() const;
-  // Looks at one rank: true if the communicator failed, or is about to.
-  bool PollRank(LocalRank& rank);
   // Refuses calls from now on. `names_a_call`: whether the reason does, as the text of
   // an error must. Returns false if it refused them before.
   bool Refuse(State state, const Status& reason, bool names_a_call);
@@ -151,9 +128,6 @@ class Health final : public Watched {
   Status FailureOf(const Call& call, const RankFacts& rank) const;
   void AbortElsewhere();
   void AbortRank(LocalRank& rank);
-  std::string Describe(const LocalRank& rank, const InFlight::Overdue& operation) const;
-  // "the communicator over axes ('i',) (lane 'default')"
-  std::string Name() const;
 
   static inline std::atomic<int64_t> num_watched_{0};
 
@@ -162,8 +136,9 @@ class Health final : public Watched {
   const Policy policy_;
   std::weak_ptr<void> owner_;
   bool is_watched_ = false;
-  std::vector<LocalRank*> ranks_;
+  const LocalRanks& ranks_;
   std::vector<Engine*> engines_;
+  FailureDetector detector_;  // under `polling_`
   std::unique_ptr<Poison> poison_;
 
   std::atomic<State> state_{State::kLive};
@@ -171,9 +146,6 @@ class Health final : public Watched {
   Status failure_ = OkStatus();     // under `mutex_`
   bool failure_names_call_ = true;  // likewise
   std::mutex polling_;
-  // When a process was first seen to be gone, and an error of NCCL's, which may have
-  // that cause. Under `polling_`.
-  Clock::time_point peer_lost_, error_seen_;
 };
 
 }  // namespace jaxcomm

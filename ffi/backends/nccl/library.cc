@@ -134,6 +134,15 @@ Status NcclLibrary::Check(cuda::Result result, const char* what) const {
                        text == nullptr ? std::to_string(result) : ""));
 }
 
+Status NcclLibrary::InGroup(const char* what, size_t count,
+                            const std::function<Status(size_t)>& call) const {
+  nccl.GroupStart();
+  Status status = OkStatus();
+  for (size_t i = 0; i < count && status.success(); ++i) status = call(i);
+  Status ended = Check(nccl.GroupEnd(), what);
+  return status.failure() ? status : ended;
+}
+
 Status LoadNccl(const std::vector<std::string>& paths, const NcclLibrary** library) {
   std::lock_guard<std::mutex> lock(mutex);
   if (loaded == nullptr) {

@@ -3,6 +3,8 @@
 #ifndef JAXCOMM_FFI_BACKENDS_NCCL_LIBRARY_H_
 #define JAXCOMM_FFI_BACKENDS_NCCL_LIBRARY_H_
 
+#include <cstddef>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -33,6 +35,9 @@ struct NcclLibrary {
   // OkStatus(), or an error that says what was called and what went wrong.
   Status Check(nccl::Result result, const char* what, nccl::Comm comm = nullptr) const;
   Status Check(cuda::Result result, const char* what) const;
+  // Makes call(0), call(1) and so on, up to the first error, as one group of NCCL's.
+  Status InGroup(const char* what, size_t count,
+                 const std::function<Status(size_t)>& call) const;
 };
 
 // Loads NCCL from the first of `paths` that can be, or takes the copy that this process

@@ -1,24 +1,21 @@
 // A communicator of NVIDIA GPUs: the ranks of this process, and the engines that carry
 // out their calls.
 //
-// Its parts, each with a header: engine_choice says which engine does a call; engines/
-// are NCCL, copy engines and our own kernel of small sums; launch_queue gives a rank's
+// Its parts, each with a header: engines/ carry out calls; launch_queue gives a rank's
 // calls to streams and follows them; health says whether calls are taken, and ends the
 // communicator; comms has NCCL's communicators; call_check compares calls.
 #ifndef JAXCOMM_FFI_BACKENDS_NCCL_NCCL_COMMUNICATOR_H_
 #define JAXCOMM_FFI_BACKENDS_NCCL_NCCL_COMMUNICATOR_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
-#include <string_view>
 
 #include "ffi/backends/nccl/call_check.h"
 #include "ffi/backends/nccl/comms.h"
-#include "ffi/backends/nccl/engine_choice.h"
-#include "ffi/backends/nccl/engines/copy_engine.h"
-#include "ffi/backends/nccl/engines/nccl_engine.h"
-#include "ffi/backends/nccl/engines/one_shot_engine.h"
+#include "ffi/backends/nccl/device_memory.h"
+#include "ffi/backends/nccl/engines/engines.h"
 #include "ffi/backends/nccl/health.h"
 #include "ffi/backends/nccl/local_rank.h"
 #include "ffi/backends/nccl/symmetric_memory.h"
@@ -31,13 +28,20 @@ struct NcclSpec {
   std::shared_ptr<NcclWorld> world;
   NcclSettings settings;
   NcclPatience patience;
-  // Whether copy engines may move bytes, where all ranks are of this process.
-  bool copy_engines = false;
-  // Whether small sums may go by a kernel of ours, where all ranks are of this host.
-  bool one_shot = false;
+  EnginePolicy engines;
   OnFailure on_failure = OnFailure::kRaise;
   // Whether ranks compare what they call before each call.
   bool check = false;
+};
+
+// What this backend alone counts and knows.
+struct NcclStats {
+  int64_t symmetric_calls = 0;  // with all buffers in symmetric memory
+  int64_t copied_calls = 0;     // done by copy engines
+  int64_t one_shot_calls = 0;   // done by our kernel instead of NCCL
+  bool is_suspended = false;
+  // Whether that kernel does small sums, "yes" or "no: " and why.
+  std::string one_shot;
 };
 
 class NcclCommunicator final : public Communicator,
@@ -56,6 +60,7 @@ class NcclCommunicator final : public Communicator,
   xla::ffi::Future Execute(const Call& call) override;
   void Abort(const Status& reason) override;
   CommunicatorStats stats() const override;
+  NcclStats nccl_stats() const;
 
   // Registers a segment with NCCL, once; every process of the communicator calls it.
   // Says how it is registered, or why NCCL refused, which is no error.
@@ -68,40 +73,33 @@ class NcclCommunicator final : public Communicator,
   void FailElsewhere(const std::string& reason) { health_.FailElsewhere(reason); }
 
   // Which engine does such a call of the first local rank, and why.
-  Status Explain(CallSite& site, EngineChoice* choice);
+  Status Explain(CallSite& site, EngineChoice* choice) const {
+    return engines_.Explain(site, ranks_[0]->facts, choice);
+  }
 
  private:
-  struct Request {
-    LocalRank* rank = nullptr;
-    const Recipe* recipe = nullptr;
-    Engine* engine = nullptr;
-  };
-
-  Status MakeEngines();
-  Status WarmUp();
-  // Finds the rank of a call that came for `stream`.
+  Status PrepareRanks();
+  Status MakePoison();
+  // Has NCCL make the communicators of the ranks, and connects them.
+  Status Split();
+  Status Connect();
+  // Finds the rank of a call that came for `stream`, once the rank may make it.
   Status FindRank(const Call& call, cuda::Stream stream, LocalRank** rank);
-  // Finds the engine that does a call, once the rank may make it. `may_wait`: whether
-  // the call's thread may wait for the calls of other ranks.
-  Status FindEngine(const Call& call, bool may_wait, Request* request);
-  EngineChoice ChooseFor(const CallFacts& facts, size_t place) const;
-  RecipeOf RecipeFor(const RankFacts& facts) const;
+  Status Compare(const Call& call, LocalRank& rank, bool may_wait);
   Status SuspendOrResume(bool suspend);
   Status SuspendNow(bool suspend);
-  int64_t DeviceBytesNow() const;
-  bool shares_memory() const;
+  bool is_suspended() const { return health_.state() == Health::State::kSuspended; }
+  // See patience.h.
+  Status RunPatiently(const char* what, std::function<Status()> call);
 
   const NcclSpec how_;
   const NcclLibrary& library_;
-  const uint64_t number_;
   Health health_;
-  LocalRanks ranks_;
+  const LocalRanks ranks_;
   Comms comms_;
-  NcclEngine nccl_;
-  std::unique_ptr<CopyEngine> copy_;         // null where NCCL moves all
-  std::unique_ptr<OneShotEngine> one_shot_;  // null where NCCL adds all
-  std::unique_ptr<CallCheck> check_;         // null where ranks do not compare calls
-  int64_t device_bytes_ = 0;                 // that it took when it was made
+  Engines engines_;
+  DeviceMemory memory_;
+  std::unique_ptr<CallCheck> check_;  // null where ranks do not compare calls
 };
 
 // Makes a communicator: see NcclCommunicator::Make(). Groups of one get no communicator

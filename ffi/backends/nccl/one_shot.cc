@@ -14,6 +14,7 @@
 
 #include "ffi/backends/nccl/device_stop.h"
 #include "ffi/backends/nccl/one_shot_sum.h"
+#include "ffi/base/keep_forever.h"
 #include "ffi/core/hash.h"
 #include "ffi/os/system_file.h"
 
@@ -188,7 +189,7 @@ void OneShot::Leave() {
 OneShot::~OneShot() {
   Leave();
   if (!*is_idle_) {
-    new std::deque<RankState>(std::move(ranks_));  // for good
+    KeepForever(std::move(ranks_));
     return;
   }
   for (RankState& state : ranks_) {

@@ -53,7 +53,7 @@ class PeerCopies {
                cuda::Stream ready, cuda::Stream on, const InFlight::Named& named);
 
   // What of a rank's part is left to NCCL.
-  struct Rest {
+  struct LeftToNccl {
     Steps steps;
     std::vector<const void*> operands;
     std::vector<void*> results;
@@ -66,7 +66,7 @@ class PeerCopies {
   // started, or as long as it may, and has `stream` wait for the copies. `*is_begun`:
   // whether the member began what has this mark.
   Status Done(const void* mark, size_t member, cuda::Stream stream,
-              double timeout_seconds, bool* is_begun, Rest* rest);
+              double timeout_seconds, bool* is_begun, LeftToNccl* left);
 
   // Drops what has this mark and has no end any more: its program failed in between.
   // `stream`, which is to write there now, waits for the copies. Fails if NCCL has been
@@ -138,7 +138,7 @@ class PeerCopies {
   static Status CheckPeers(const Round& round, int rank);
   // Ends all if others have given NCCL their part of what this rank drops.
   Status FailIfOwed(const Round& round, int rank);
-  static Rest RestOf(const Round& round, int rank);
+  static LeftToNccl LeftOf(const Round& round, int rank);
   // Tells the recorder; what is sent is watched.
   void FailUnlessDecided(const Participant& participant);
   void Leave(Round& round, int rank);

@@ -38,12 +38,12 @@ Status PeerCopies::CheckPeers(const Round& round, int rank) {
                             ", whose program failed, went on without it");
 }
 
-PeerCopies::Rest PeerCopies::RestOf(const Round& round, int rank) {
+PeerCopies::LeftToNccl PeerCopies::LeftOf(const Round& round, int rank) {
   const Participant& own = round.participants[rank];
   const std::vector<PeerPlan::Part>& parts = round.plan->parts;
-  Rest rest;
+  LeftToNccl left;
   if (own.sends == Participant::Sends::kLeftToNccl) {
-    rest.steps.local = parts[rank].local;
+    left.steps.local = parts[rank].local;
     for (const PeerPlan::Copy& copy : parts[rank].copies) {
       Step send;
       send.kind = Step::Kind::kSend;
@@ -51,7 +51,7 @@ PeerCopies::Rest PeerCopies::RestOf(const Round& round, int rank) {
       send.from = copy.from;
       send.count = copy.bytes;
       send.peer = copy.target;
-      rest.steps.grouped.push_back(send);
+      left.steps.grouped.push_back(send);
     }
   }
   for (int source : parts[rank].sources) {
@@ -64,18 +64,18 @@ PeerCopies::Rest PeerCopies::RestOf(const Round& round, int rank) {
       receive.to = copy.to;
       receive.count = copy.bytes;
       receive.peer = source;
-      rest.steps.grouped.push_back(receive);
+      left.steps.grouped.push_back(receive);
     }
   }
-  if (rest.is_empty()) return rest;  // as nearly always: without allocation
-  rest.operands = own.operands;
-  rest.results = own.results;
-  rest.named = own.named;
-  return rest;
+  if (left.is_empty()) return left;  // as nearly always: without allocation
+  left.operands = own.operands;
+  left.results = own.results;
+  left.named = own.named;
+  return left;
 }
 
 Status PeerCopies::Done(const void* mark, size_t member, cuda::Stream stream,
-                        double timeout_seconds, bool* is_begun, Rest* rest) {
+                        double timeout_seconds, bool* is_begun, LeftToNccl* left) {
   Device& device = *devices_[member];
   const int rank = device.member.rank;
   std::unique_lock<std::mutex> lock(mutex_);
@@ -104,8 +104,8 @@ Status PeerCopies::Done(const void* mark, size_t member, cuda::Stream stream,
     for (int source : round->plan->parts[rank].sources) leave_to_nccl(source);
     device.late_run = round->run_id;
   }
-  if (gone.success()) *rest = RestOf(*round, rank);
-  if (status.success() && !rest->is_empty()) {
+  if (gone.success()) *left = LeftOf(*round, rank);
+  if (status.success() && !left->is_empty()) {
     status = WaitFor(stream, round->participants[rank].ready);
   }
   if (status.success() && gone.failure()) {
@@ -137,7 +137,7 @@ Status PeerCopies::ForgetLocked(const void* mark, const Device& device,
 }
 
 Status PeerCopies::FailIfOwed(const Round& round, int rank) {
-  if (RestOf(round, rank).is_empty()) return OkStatus();
+  if (LeftOf(round, rank).is_empty()) return OkStatus();
   Status status(ErrorCode::kInternal,
                 StrCat("rank ", rank,
                        ", whose program failed between a collective's "

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -12,6 +13,13 @@
 #include "ffi/base/status.h"
 
 namespace jaxcomm {
+
+// One device of this process.
+struct NcclDevice {
+  int64_t id = 0;   // global, as JAX numbers it
+  int ordinal = 0;  // local, as CUDA numbers it
+  int rank = 0;     // in the world
+};
 
 struct RankFacts {
   int group = 0, rank = 0, size = 0;  // size 0: in no group
@@ -25,6 +33,10 @@ struct RankFacts {
     return StrCat("rank ", rank, " of ", size, " (device ", device, ")");
   }
 };
+
+struct LocalRank;
+// The ranks of this process, by place.
+using LocalRanks = std::vector<std::unique_ptr<LocalRank>>;
 
 // Finds a device in the groups of a communicator.
 inline RankFacts FindRank(const std::vector<std::vector<int64_t>>& groups,

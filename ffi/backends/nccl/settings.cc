@@ -1,7 +1,6 @@
-// ncclConfig_t, whose length depends on the version of NCCL.
-#include <cstddef>
+#include "ffi/backends/nccl/settings.h"
 
-#include "ffi/backends/nccl/world.h"
+#include <cstddef>
 
 namespace jaxcomm {
 namespace {
@@ -32,7 +31,7 @@ constexpr Field kFields[] = {
 
 constexpr int kFirstWithName = 22700;
 
-// Length and version of the layout that a library knows; newer ones accept older.
+// Length and version of the layout that a library knows. Newer ones accept older.
 struct Layout {
   int since;
   size_t size;
@@ -49,6 +48,11 @@ constexpr Layout kLayouts[] = {
 
 }  // namespace
 
+bool NcclSettings::shares() const {
+  const auto found = numbers.find("splitShare");
+  return found != numbers.end() && found->second == 1;
+}
+
 nccl::Config NcclSettings::ConfigFor(const NcclLibrary& library) const {
   nccl::Config config;
   for (const Layout& layout : kLayouts) {
@@ -62,7 +66,6 @@ nccl::Config NcclSettings::ConfigFor(const NcclLibrary& library) const {
     if (found != numbers.end()) config.*field.member = found->second;
   }
   if (!name.empty()) config.comm_name = name.c_str();
-  if (!net_name.empty()) config.net_name = net_name.c_str();
   return config;
 }
 

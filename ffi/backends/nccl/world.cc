@@ -4,12 +4,13 @@
 #include <cstring>
 
 #include "ffi/backends/nccl/circumstances.h"
-#include "ffi/backends/nccl/device_stop.h"
+#include "ffi/backends/nccl/device_memory.h"
 #include "ffi/backends/nccl/health.h"
 #include "ffi/core/watchdog.h"
 #include "ffi/os/forked.h"
 
 namespace jaxcomm {
+
 bool NcclWorld::AddDeviceBytes(int64_t* bytes) const {
   bool is_known = false;
   for (nccl::Comm comm : comms_) {
@@ -31,50 +32,34 @@ Status NcclWorld::Create(const NcclLibrary& library, int size,
   std::memcpy(id.internal, unique_id.data(), sizeof(id.internal));
   const KeptContext kept(library.cuda);
   std::shared_ptr<NcclWorld> made(new NcclWorld(library, std::move(devices)));
+  const std::vector<cuda::Context>& contexts = made->contexts_.all();
+  if (made->contexts_.status().failure()) {
+    return WithCircumstances(library, made->contexts_.status(), contexts[0]);
+  }
   int64_t free_before = 0;
-  for (const NcclDevice& device : made->devices_) {
-    cuda::Device cuda_device = 0;
-    cuda::Context context = nullptr;
-    if (Status status = library.Check(
-            library.cuda.DeviceGet(&cuda_device, device.ordinal), "cuDeviceGet");
-        status.failure()) {
-      return WithCircumstances(library, status, nullptr);
-    }
-    if (Status status =
-            library.Check(library.cuda.DevicePrimaryCtxRetain(&context, cuda_device),
-                          "cuDevicePrimaryCtxRetain");
-        status.failure()) {
-      return WithCircumstances(library, status, nullptr);
-    }
-    made->contexts_.push_back(context);
-    if (Status status = PrepareDeviceStop(library, context); status.failure()) {
-      return WithCircumstances(library, status, context);
-    }
+  for (cuda::Context context : contexts) {
     free_before += FreeDeviceBytes(library, context);
   }
   nccl::Config config = settings.ConfigFor(library);
   if (config.blocking == nccl::kUndefined) config.blocking = 0;
   made->comms_.assign(made->devices_.size(), nullptr);
-  Status status = OkStatus();
-  library.nccl.GroupStart();
-  for (size_t i = 0; i < made->devices_.size() && status.success(); ++i) {
-    CurrentContext current(library.cuda, made->contexts_[i]);
-    status =
-        library.Check(library.nccl.CommInitRankConfig(&made->comms_[i], size, id,
-                                                      made->devices_[i].rank, &config),
-                      "ncclCommInitRankConfig");
-  }
-  Status ended = library.Check(library.nccl.GroupEnd(), "ncclCommInitRankConfig");
-  if (status.success()) status = std::move(ended);
+  Status status =
+      library.InGroup("ncclCommInitRankConfig", made->devices_.size(), [&](size_t i) {
+        CurrentContext current(library.cuda, contexts[i]);
+        return library.Check(
+            library.nccl.CommInitRankConfig(&made->comms_[i], size, id,
+                                            made->devices_[i].rank, &config),
+            "ncclCommInitRankConfig");
+      });
   if (status.success()) {
     status = WaitUntilReady(library, made->comms_, patience, "ncclCommInitRankConfig");
   }
   if (status.failure()) {
     EndComms(library, made->comms_, /*abort=*/true);
     made->comms_.clear();
-    return WithCircumstances(library, status, made->contexts_[0]);
+    return WithCircumstances(library, status, contexts[0]);
   }
-  for (cuda::Context context : made->contexts_) {
+  for (cuda::Context context : contexts) {
     free_before -= FreeDeviceBytes(library, context);
   }
   if (!made->AddDeviceBytes(&made->device_bytes_)) {
@@ -98,11 +83,6 @@ NcclWorld::~NcclWorld() {
   if (library_.test_double != nullptr) library_.test_double->forget(health_.get());
   EndComms(library_, comms_, /*abort=*/health_->is_broken() || health_->any_gone());
   for (const auto& children : abandoned_) EndComms(library_, *children, /*abort=*/true);
-  for (size_t i = 0; i < contexts_.size(); ++i) {
-    cuda::Device device = 0;
-    library_.cuda.DeviceGet(&device, devices_[i].ordinal);
-    library_.cuda.DevicePrimaryCtxRelease(device);
-  }
 }
 
 Status NcclWorld::Split(const std::vector<int>& colors, const std::vector<int>& keys,
@@ -115,16 +95,12 @@ Status NcclWorld::Split(const std::vector<int>& colors, const std::vector<int>& 
   children->clear();
   // NCCL keeps the addresses until it is done, whether or not we wait for that.
   auto made = std::make_unique<std::vector<nccl::Comm>>(devices_.size(), nullptr);
-  Status status = OkStatus();
-  library_.nccl.GroupStart();
-  for (size_t i = 0; i < devices_.size() && status.success(); ++i) {
+  Status status = library_.InGroup("ncclCommSplit", devices_.size(), [&](size_t i) {
     CurrentContext current(library_.cuda, contexts_[i]);
-    status = library_.Check(
+    return library_.Check(
         library_.nccl.CommSplit(comms_[i], colors[i], keys[i], &(*made)[i], &config),
         "ncclCommSplit");
-  }
-  Status ended = library_.Check(library_.nccl.GroupEnd(), "ncclCommSplit");
-  if (status.success()) status = std::move(ended);
+  });
   if (status.success()) {
     status = WaitUntilReady(library_, comms_, patience, "ncclCommSplit");
   }

@@ -3,38 +3,20 @@
 #define JAXCOMM_FFI_BACKENDS_NCCL_WORLD_H_
 
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "ffi/backends/nccl/comms.h"
 #include "ffi/backends/nccl/library.h"
+#include "ffi/backends/nccl/patience.h"
+#include "ffi/backends/nccl/primary_contexts.h"
+#include "ffi/backends/nccl/settings.h"
 #include "ffi/backends/nccl/world_health.h"
 #include "ffi/base/status.h"
 #include "ffi/os/peer_watch.h"
 
 namespace jaxcomm {
-
-// The fields of ncclConfig_t that a policy sets, by NCCL's names; what is not there is
-// NCCL's default.
-struct NcclSettings {
-  std::map<std::string, int> numbers;
-  std::string name;
-  std::string net_name;
-
-  // As the library's version lays it out. Points into this.
-  nccl::Config ConfigFor(const NcclLibrary& library) const;
-  // A field that this version does not know; empty if there is none.
-  std::string Unknown(const NcclLibrary& library) const;
-};
-
-// One device of this process.
-struct NcclDevice {
-  int64_t id = 0;   // global, as JAX numbers it
-  int ordinal = 0;  // local, as CUDA numbers it
-  int rank = 0;     // in the world
-};
 
 class NcclWorld : public std::enable_shared_from_this<NcclWorld> {
  public:
@@ -58,7 +40,7 @@ class NcclWorld : public std::enable_shared_from_this<NcclWorld> {
   bool is_broken() const { return health_->is_broken(); }
   const NcclLibrary& library() const { return library_; }
   const std::vector<NcclDevice>& devices() const { return devices_; }
-  cuda::Context context(size_t device) const { return contexts_[device]; }
+  const PrimaryContexts& contexts() const { return contexts_; }
   // Device memory that it took, in bytes, on all local devices.
   int64_t device_bytes() const { return device_bytes_; }
   // Adds what it and those that share with it hold now. Returns false if NCCL says
@@ -67,11 +49,11 @@ class NcclWorld : public std::enable_shared_from_this<NcclWorld> {
 
  private:
   NcclWorld(const NcclLibrary& library, std::vector<NcclDevice> devices)
-      : library_(library), devices_(std::move(devices)) {}
+      : library_(library), devices_(std::move(devices)), contexts_(library, devices_) {}
 
   const NcclLibrary& library_;
   const std::vector<NcclDevice> devices_;
-  std::vector<cuda::Context> contexts_;
+  const PrimaryContexts contexts_;
   std::vector<nccl::Comm> comms_;
   // The targets of splits that failed: NCCL may still write communicators here, until
   // the world's own end.

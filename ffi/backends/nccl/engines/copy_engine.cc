@@ -50,7 +50,7 @@ Status CopyEngine::StartOn(const Call& call, const Recipe& recipe, LocalRank& ra
 
 Status CopyEngine::End(const Call& call, LocalRank& rank, cuda::Stream stream,
                        bool* is_begun) {
-  PeerCopies::Rest late;
+  PeerCopies::LeftToNccl late;
   if (Status status = copies_->Done(MarkOf(call), rank.facts.place, stream,
                                     spec_.timeout_seconds, is_begun, &late);
       status.failure()) {

@@ -90,15 +90,15 @@ Status NcclEngine::Register(SymmetricMemory& memory, const NcclPatience& patienc
   }
   if (asking.empty()) return OkStatus();
   Status status = OkStatus();
-  library_.nccl.GroupStart();
-  for (size_t i = 0; i < asking.size(); ++i) {
-    const RankFacts& facts = asking[i]->facts;
-    CurrentContext current(library_.cuda, facts.context);
-    Status begun = registered_[facts.place].windows.Begin(
-        library_, comms[i], memory.data(facts.ordinal), memory.bytes(), segment);
-    if (status.success()) status = std::move(begun);
-  }
-  Status ended = library_.Check(library_.nccl.GroupEnd(), "ncclCommWindowRegister");
+  Status ended =
+      library_.InGroup("ncclCommWindowRegister", asking.size(), [&](size_t i) {
+        const RankFacts& facts = asking[i]->facts;
+        CurrentContext current(library_.cuda, facts.context);
+        Status begun = registered_[facts.place].windows.Begin(
+            library_, comms[i], memory.data(facts.ordinal), memory.bytes(), segment);
+        if (status.success()) status = std::move(begun);
+        return OkStatus();  // each rank begins what Finish() ends
+      });
   if (status.success()) status = std::move(ended);
   if (status.success()) {
     const auto interrupted = [this] { return health_.failed(); };

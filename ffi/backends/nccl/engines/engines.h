@@ -1,0 +1,72 @@
+// The engines of one communicator: makes them, and has the right one do a call.
+#ifndef JAXCOMM_FFI_BACKENDS_NCCL_ENGINES_ENGINES_H_
+#define JAXCOMM_FFI_BACKENDS_NCCL_ENGINES_ENGINES_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "ffi/backends/nccl/comms.h"
+#include "ffi/backends/nccl/engine_choice.h"
+#include "ffi/backends/nccl/engines/copy_engine.h"
+#include "ffi/backends/nccl/engines/nccl_engine.h"
+#include "ffi/backends/nccl/engines/one_shot_engine.h"
+#include "ffi/backends/nccl/health.h"
+#include "ffi/backends/nccl/local_rank.h"
+#include "ffi/backends/nccl/recipe.h"
+
+namespace jaxcomm {
+
+class Engines {
+ public:
+  // NCCL's alone. With `is_borrowed`, XLA lends a communicator for each call.
+  Engines(const NcclLibrary& library, const CommunicatorSpec& spec, Health& health,
+          const LocalRanks& ranks, Comms& comms, EnginePolicy policy,
+          bool is_borrowed = false);
+
+  // Makes the others that the policy allows and that can serve these ranks.
+  Status Make(FlightRecorder& recorder);
+  // Connects what needs the other processes: every process calls it.
+  Status Connect();
+
+  // See Engine. `may_wait`: whether the call's thread may wait for the calls of other
+  // ranks.
+  Status Enqueue(const Call& call, LocalRank& rank, cuda::Stream stream, bool may_wait);
+  Status Start(const Call& call, LocalRank& rank, cuda::Stream stream);
+  Status Done(const Call& call, LocalRank& rank, cuda::Stream stream);
+
+  // Which engine does such a call of a rank, and why.
+  Status Explain(CallSite& site, const RankFacts& rank, EngineChoice* choice) const;
+  // Whether our kernel does small sums: "yes" or "no: " and why.
+  std::string one_shot_text() const;
+  int64_t device_bytes() const;
+
+  NcclEngine& nccl() { return nccl_; }
+  // Ends our kernels, before the memory that they use.
+  void Leave();
+
+ private:
+  struct Chosen {
+    const Recipe* recipe = nullptr;
+    Engine* engine = nullptr;
+  };
+
+  Status Find(const Call& call, LocalRank& rank, bool may_wait, Chosen* chosen);
+  Status FindRecipe(CallSite& site, const RankFacts& rank, const Recipe** recipe) const;
+  EngineChoice ChooseFor(const CallFacts& facts, size_t place) const;
+
+  const NcclLibrary& library_;
+  const CommunicatorSpec& spec_;
+  Health& health_;
+  const LocalRanks& ranks_;
+  Comms& comms_;
+  const EnginePolicy policy_;
+  const uint64_t communicator_ = NextCommunicatorNumber();
+  NcclEngine nccl_;
+  std::unique_ptr<CopyEngine> copy_;         // null where NCCL moves all
+  std::unique_ptr<OneShotEngine> one_shot_;  // null where NCCL adds all
+};
+
+}  // namespace jaxcomm
+
+#endif  // JAXCOMM_FFI_BACKENDS_NCCL_ENGINES_ENGINES_H_
