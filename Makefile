@@ -63,7 +63,7 @@ help: ## list the targets
 	@echo '  PYTHON=...       interpreter that .venv is made with (now: $(PYTHON)); when its version'
 	@echo '                   changes, .venv is made anew. To keep both: VENV=.venv-3.13'
 	@echo '  EXTRAS=...       extras of `make install` (now: $(EXTRAS))'
-	@echo '  DOCS_NOTEBOOKS=off  leaves notebooks as they are (now: $(DOCS_NOTEBOOKS)); cache runs changed ones'
+	@echo '  DOCS_NOTEBOOKS=off  make docs does not run notebooks (now: $(DOCS_NOTEBOOKS)); cache: changed ones'
 	@echo '  TEST_WORKERS=... pytest processes (now: $(TEST_WORKERS)); each simulates 8 devices'
 
 demo: $(VENV)/.extra-demo ## train a small language model over a ring of virtual devices
@@ -155,7 +155,7 @@ notebooks: $(VENV)/.extra-notebooks ## open the notebooks in Jupyter
 
 # -E: every page anew, since a page of docs/api follows what the package exports.
 docs: $(VENV)/.extra-docs ## build the site into build/docs, notebooks executed (minutes)
-	@DOCS_NOTEBOOKS="$(DOCS_NOTEBOOKS)" PYTHONPATH="$(CURDIR)/examples" $(RUN) -m sphinx -q -E -n -W --keep-going -c docs $(ARGS) . build/docs
+	@DOCS_NOTEBOOKS="$(DOCS_NOTEBOOKS)" $(RUN) -m sphinx -q -E -n -W --keep-going -c docs $(ARGS) . build/docs
 	@echo 'Open build/docs/index.html'
 
 # In an environment of pip's own, with the oldest jaxlib's headers: see pyproject.toml.

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from typing import Any
 
-from _names import group_of, public_objects
+from _names import RETURNED, group_of, public_objects
 from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
@@ -30,7 +30,7 @@ class PublicNames(SphinxDirective):
         ]
         if not members:
             raise self.error(f"no public name is in the group {self.arguments[0]!r}")
-        lines = [".. autosummary::", ""]
+        lines = [".. highlight:: default", "", ".. autosummary::", ""]
         lines += [f"   ~{name}" for name, _ in members]
         for name, found in members:
             if inspect.isclass(found):
@@ -73,9 +73,17 @@ def _resolve(app: Sphinx, env: Any, node: Any, text: nodes.Node) -> nodes.Node |
     return None
 
 
+def _hide_parameters(app, what, name, found, options, signature, returns):
+    """Show a class without parameters if users do not make its objects."""
+    if what == "class" and name.removeprefix("jaxcomm.") in RETURNED:
+        return "", None
+    return None
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     """Add the directives."""
     app.add_directive("public-names", PublicNames)
     app.add_directive("command-help", CommandHelp)
     app.connect("missing-reference", _resolve)
+    app.connect("autodoc-process-signature", _hide_parameters)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -19,6 +19,18 @@ GROUPS = {
     "jaxcomm.diagnostics": "diagnostics",
 }
 
+# Classes of which users get objects: how to make one is not documented.
+RETURNED = {
+    "CollectiveCounts",
+    "Communicator",
+    "Communicators",
+    "Counters",
+    "FlightRecord",
+    "Handle",
+    "MemoryRow",
+    "attention.Plan",
+}
+
 
 def public_objects() -> Iterator[tuple[str, Any]]:
     """Yield each public name, as users write it, and its object, each object once."""
