@@ -7,6 +7,7 @@ EXTRAS ?= demo,bench
 TEST_WORKERS ?= 3
 BAZEL ?= bazel
 ARGS ?=
+DOCS_NOTEBOOKS ?= force
 
 # The interpreter's ABI, such as cpython-311-x86_64-linux-gnu. It names the virtual
 # environment's stamp and the build folder: another $(PYTHON) never meets old objects.
@@ -51,7 +52,7 @@ SHELL := bash
 CHECK_CPP := plan_test|local_test|crossing_test|reduce_test|fake_nccl_test
 
 .PHONY: help demo test check mutation install develop cpptest cppbuild planbench sanitize soak lint format stubs ptx bench \
-  notebooks wheel clean bazel-test FORCE
+  notebooks docs wheel clean bazel-test FORCE
 
 help: ## list the targets
 	@echo 'make TARGET [VARIABLE=value ...]'
@@ -62,6 +63,7 @@ help: ## list the targets
 	@echo '  PYTHON=...       interpreter that .venv is made with (now: $(PYTHON)); when its version'
 	@echo '                   changes, .venv is made anew. To keep both: VENV=.venv-3.13'
 	@echo '  EXTRAS=...       extras of `make install` (now: $(EXTRAS))'
+	@echo '  DOCS_NOTEBOOKS=off  make docs does not run notebooks (now: $(DOCS_NOTEBOOKS)); cache: changed ones'
 	@echo '  TEST_WORKERS=... pytest processes (now: $(TEST_WORKERS)); each simulates 8 devices'
 
 demo: $(VENV)/.extra-demo ## train a small language model over a ring of virtual devices
@@ -150,6 +152,11 @@ bench: $(VENV)/.extra-bench ## measure against jax.lax: make bench ARGS="collect
 
 notebooks: $(VENV)/.extra-notebooks ## open the notebooks in Jupyter
 	@PYTHONSAFEPATH=1 PYTHONPATH="$(CURDIR)/examples" $(BIN)/jupyter lab notebooks $(ARGS)
+
+# -E: every page anew, since a page of docs/api follows what the package exports.
+docs: $(VENV)/.extra-docs ## build the site into build/docs, notebooks executed (minutes)
+	@DOCS_NOTEBOOKS="$(DOCS_NOTEBOOKS)" $(RUN) -m sphinx -q -E -n -W --keep-going -c docs $(ARGS) . build/docs
+	@echo 'Open build/docs/index.html'
 
 # In an environment of pip's own, with the oldest jaxlib's headers: see pyproject.toml.
 wheel: $(VENV_MADE) ## build dist/jaxcomm-*.whl, which serves every supported jaxlib

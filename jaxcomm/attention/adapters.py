@@ -8,8 +8,15 @@ from jaxcomm.attention.layout import Layout
 from jaxcomm.attention.names import KEPT
 from jaxcomm.attention.ring_attention import ring_attention
 
-# For jax.checkpoint(policy=...): a layer that is computed anew does not attend anew.
-save_attention = jax.checkpoint_policies.save_only_these_names(KEPT)
+_keep = jax.checkpoint_policies.save_only_these_names(KEPT)
+
+
+def save_attention(prim, *_, **params):
+    """Decide what ``jax.checkpoint(policy=save_attention)`` keeps: the attention.
+
+    The backward pass computes the layer again, without its attention.
+    """
+    return _keep(prim, *_, **params)
 
 
 def attention_fn(

@@ -81,7 +81,7 @@ class Entry:
 
     @property
     def operation(self) -> str:
-        """What was called on what: ``"psum(float32[4])"``."""
+        """The call and its operands, such as ``"psum(float32[4])"``."""
         return f"{self.name}({self.operands})"
 
     @property

@@ -22,7 +22,7 @@ _warned: set[tuple] = set()
 
 @jax.tree_util.register_pytree_node_class
 class Handle:
-    """A collective that a ``*_start`` function began, to be finished by :meth:`done`.
+    """A collective that a ``*_start`` function began, to be finished by ``done``.
 
     Call ``done`` once, in the same traced function. A handle cannot be returned,
     carried by a loop or passed to a transformed function, and holds nothing to compute

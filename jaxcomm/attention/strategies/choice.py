@@ -22,11 +22,13 @@ class Estimate:
       strategy: its name.
       why_not: why it cannot compute this, or None; then the rest is 0.
       sends: collectives of a forward pass that follow one another.
-      forward_bytes, backward_bytes: that a rank sends.
+      forward_bytes: that a rank sends in the forward pass.
+      backward_bytes: that a rank sends in the backward pass.
       memory: bytes of keys and values that a rank holds at once, forward.
       flops: of the busiest rank, forward.
       balance: work of the busiest rank, over the mean.
-      forward_seconds, backward_seconds: by the machine's numbers.
+      forward_seconds: of the forward pass, by the machine's numbers.
+      backward_seconds: of the backward pass, likewise.
     """
 
     strategy: str
