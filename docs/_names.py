@@ -14,6 +14,8 @@ GROUPS = {
     "jaxcomm.primitives": "collectives",
     "jaxcomm.primitives.handle": "split-phase",
     "jaxcomm.attention": "attention",
+    "jaxcomm.planning": "planning",
+    "jaxcomm.machine": "planning",
     "jaxcomm.communicator": "communicators",
     "jaxcomm.errors": "communicators",
     "jaxcomm.diagnostics": "diagnostics",
@@ -29,6 +31,7 @@ RETURNED = {
     "Handle",
     "MemoryRow",
     "attention.Plan",
+    "planning.Plan",
 }
 
 

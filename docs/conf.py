@@ -51,11 +51,12 @@ autosummary_generate = False
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 napoleon_use_rtype = False
-# References must lead somewhere, those to other packages and to the extension aside.
+# References must lead somewhere, those to other packages and to inner classes of
+# annotations aside.
 nitpicky = True
 nitpick_ignore_regex = [
     ("py:.*", r"(collections|datetime|jax|json|numpy)\b.*"),
-    ("py:class", r"jaxcomm\._ffi\..*"),
+    ("py:class", r"jaxcomm\.\w+\..*"),
 ]
 
 

@@ -21,12 +21,15 @@ class Attention:
     Attributes:
       axes: mesh axis, or tuple of axes, that splits the sequence.
       tokens: of the whole sequence.
-      heads, key_heads: query heads, and key heads; the same if None.
-      head_size, value_size: of keys, and of values; the same if None.
+      heads: query heads.
+      head_size: of queries and keys.
+      key_heads: heads of keys and values. If None, as many as of queries.
+      value_size: head size of values. If None, that of keys.
       batch: sequences of a rank.
       dtype: of the arrays.
       schedule: ``"contiguous"``, ``"zigzag"`` or ``"striped"``.
-      is_causal, local_window_size: as in ``jaxcomm.ring_attention``.
+      is_causal: as in ``jaxcomm.ring_attention``.
+      local_window_size: as in ``jaxcomm.ring_attention``.
       times: layers of a step.
 
     Example:
