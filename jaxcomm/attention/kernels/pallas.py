@@ -360,6 +360,11 @@ def _dot(a, b):
     return jax.lax.dot(a, b, precision=precision, preferred_element_type=jnp.float32)
 
 
+def _divmod(number, by: int):
+    """Divide a number that is not negative; Triton has no ``%`` of both signs."""
+    return jax.lax.div(number, by), jax.lax.rem(number, by)
+
+
 def _read(refs, at: Any = ...):
     """Read the refs of a pytree."""
     return jax.tree.map(lambda ref: ref[at], refs)
@@ -386,13 +391,13 @@ def grad_bias(operands: Operands, saved, config, sizes: Sizes, interpret: bool):
     def kernel(modes, queries, keys, *refs):
         slopes, seeds, bias, query, key, value, grad_out, lse, delta, grad = refs
         tile_of_rows, tile_of_keys, place = map(pl.program_id, range(3))
-        batch, head = place // shape[1], place % shape[1]
+        batch, head = _divmod(place, shape[1])
         at_keys = pl.ds(tile_of_keys * sizes.keys, sizes.keys)
 
         def add(turn, total):
-            b, rest = turn // (shared[1] * shared[2]), turn % (shared[1] * shared[2])
-            b, h = batch + b, head + rest // shared[2]
-            i = tile_of_rows + rest % shared[2]
+            b, rest = _divmod(turn, shared[1] * shared[2])
+            h, i = _divmod(rest, shared[2])
+            b, h, i = batch + b, head + h, tile_of_rows + i
             at = pl.ds(i * sizes.queries, sizes.queries)
             of_tokens = b if modes.shape[0] > 1 else 0
 
@@ -401,9 +406,8 @@ def grad_bias(operands: Operands, saved, config, sizes: Sizes, interpret: bool):
                     _read(queries, (of_tokens, at)),
                     _read(keys, (of_tokens, at_keys)),
                 )
-                added = work.bias_at(bias.at[batch], head, at, at_keys)
                 tile = work.tile(
-                    *(*tokens, _read(slopes, (b, h)), _read(seeds, (b, h)), added),
+                    *(*tokens, _read(slopes, (b, h)), _read(seeds, (b, h)), bias[...]),
                     is_masked=True,
                     across=False,
                 )
@@ -427,18 +431,24 @@ def grad_bias(operands: Operands, saved, config, sizes: Sizes, interpret: bool):
     grad_out, lse, delta = saved
     grads = work.pad_rows(grad_out.astype(operands.query.dtype))
     block = (None, None, sizes.queries if shape[2] > 1 else 1, sizes.keys)
+    tile = pl.BlockSpec(
+        block, lambda i, j, n: (n // shape[1], jax.lax.rem(n, shape[1]), i, j)
+    )
     _, *given = _given(work, None)
+    given = modes, *given, grads, work.pad_of_rows(lse), work.pad_of_rows(delta)
+    whole = jax.tree.map(lambda _: pl.BlockSpec(), given)
     found = _call(
         kernel,
         name="jaxcomm_attention_grad_bias",
         grid=(rows // shared[2], work.tiles[1], shape[0] * shape[1]),
-        out_specs=pl.BlockSpec(
-            block, lambda i, j, n: (n // shape[1], n % shape[1], i, j)
+        in_specs=tuple(
+            tile if x is work.bias else y for x, y in zip(given, whole, strict=True)
         ),
+        out_specs=tile,
         out_shape=_float32(*work.bias.shape),
         sizes=sizes,
         interpret=interpret,
-    )(modes, *given, grads, work.pad_of_rows(lse), work.pad_of_rows(delta))
+    )(*given)
     return found[:, :, : shape[2], : shape[3]]
 
 

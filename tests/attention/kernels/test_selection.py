@@ -9,9 +9,10 @@ import warnings
 import jax
 import jax.numpy as jnp
 import pytest
+from hops import CASES, arrays_of
 
 from jaxcomm import compat
-from jaxcomm.attention.kernels import gpus, pallas_support, selection
+from jaxcomm.attention.kernels import gpus, pallas, pallas_support, selection
 from jaxcomm.attention.layout import Layout
 from jaxcomm.attention.positions import TRUSTED
 from jaxcomm.attention.ring_attention import ring_attention
@@ -98,6 +99,20 @@ def test_what_cudnn_cannot_do_our_kernels_do(lower, options):
         text = lower(has_grads=True, **options)
     assert kernels_in(text) == {"forward", "grad_queries", "grad_keys"}
     assert "cudnn" not in text
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated")
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_every_option_becomes_a_kernel(case):
+    operands, config, grad = arrays_of(case)
+    rows = jnp.zeros(operands.query.shape[:3])
+    for run, arrays in (
+        (pallas.hop_forward, (operands,)),
+        (pallas.hop_backward, (operands, grad, rows, rows)),
+    ):
+        traced = jax.jit(functools.partial(run, config=config)).trace(*arrays)
+        assert kernels_in(traced.lower(lowering_platforms=("cuda",)).as_text())
 
 
 @pytest.mark.usefixtures("hopper")
