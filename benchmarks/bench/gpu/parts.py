@@ -7,6 +7,7 @@ from bench.gpu import (
     borrowed,
     collectives,
     lanes,
+    masks,
     memory,
     overlap,
     symmetric,
@@ -23,4 +24,5 @@ PARTS: dict[str, Callable[[Timer], Iterable[Figure | Finding]]] = {
     "symmetric": symmetric.rows,
     "borrowed": borrowed.rows,
     "attention": attention.rows,
+    "masks": masks.rows,
 }

@@ -74,7 +74,13 @@ def usual_promotion():
 
 @pytest.mark.parametrize(
     ("name", "count", "asked"),
-    [("collectives", 15, 14), ("overlap", 2, 0), ("lanes", 2, 0), ("attention", 10, 6)],
+    [
+        ("collectives", 15, 14),
+        ("overlap", 2, 0),
+        ("lanes", 2, 0),
+        ("attention", 10, 6),
+        ("masks", 8, 8),
+    ],
 )
 def test_comparisons_say_what_with_what(name, count, asked, timer, usual_promotion):
     rows = run(name, timer)

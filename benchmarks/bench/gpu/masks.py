@@ -1,0 +1,87 @@
+"""Attention with documents and with a window, against the same kernels on one GPU."""
+
+import functools
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jaxcomm
+from bench.gpu.attention import forward_and_backward
+from bench.gpu.rows import Figure, Finding
+from bench.gpu.timer import Timer, thunk
+from bench.positions import positions_of
+
+_SPLIT = jax.P(None, "i")
+_DOCUMENTS = 16
+# Of 4,096 tokens in 128k.
+_WINDOW_SHARE = 32
+
+
+def rows(timer: Timer) -> Iterator[Figure | Finding]:
+    """Yields figures for each length: packed documents, then a window."""
+    jaxcomm.init(timer.mesh, "i")
+    for tokens in timer.sizes.tokens:
+        window = max(tokens // _WINDOW_SHARE, 1)
+        for name, strategies, options in (
+            (f"{_DOCUMENTS} documents", ("ring", "all_gather"), {"documents": True}),
+            (f"a window of {window}", ("ring", "halo"), {"window": window}),
+        ):
+            for strategy in strategies:
+                yield from _of_case(timer, tokens, name, strategy, options)
+
+
+def _of_case(timer, tokens, name, strategy, options):
+    heads, key_heads, size = timer.sizes.heads
+    shapes = [(1, tokens, n, size) for n in (heads, key_heads, key_heads)]
+    block = [timer.random(shape, "bfloat16", _SPLIT) for shape in shapes]
+    is_first = jax.process_index() == 0
+    alone = [timer.random_alone(s, "bfloat16") for s in shapes if is_first]
+    one = jax.sharding.Mesh(np.array(jax.local_devices()[:1]), ("i",))
+    ours, theirs = (
+        functools.partial(attend, strategy=s, **options) for s in (strategy, "ring")
+    )
+    parts = 1 if timer.shares_gpu else timer.size
+    part = "" if parts == 1 else f", divided by {parts}"
+    length = f"{tokens // 1024}k" if tokens >= 1024 else str(tokens)
+    for what, transform in (
+        ("forward", jax.jit),
+        ("forward and backward", forward_and_backward),
+    ):
+        whole = jax.shard_map(
+            theirs, mesh=one, in_specs=_SPLIT, out_specs=_SPLIT, check_vma=False
+        )
+        yield timer.compare(
+            f"{strategy} with {name} in {length}, {what}",
+            thunk(transform(timer.program(ours, _SPLIT)), *block),
+            f"the same on one GPU{part}",
+            thunk(transform(whole), *alone) if is_first else None,
+            calls=10 if tokens <= 1 << 16 else 3,
+            alone=True,
+            share=1 / parts,
+            least=0.8,
+        )
+
+
+def attend(q, k, v, *, strategy, documents=False, window=None):
+    """Attend over the axis "i", causally, to tokens in natural order.
+
+    Args:
+      q, k, v: (B, T, N, D), (B, T, K, D) and (B, T, K, D), of this rank.
+      strategy: of ``ring_attention``.
+      documents: whether the sequence is 16 documents of one length.
+      window: how many tokens a token sees, itself among them; or None.
+    """
+    size = jax.lax.axis_size("i")
+    layout = jaxcomm.Layout("contiguous", size, size * q.shape[1])
+    positions = positions_of(layout, "i")
+    ids = None
+    if documents:
+        ids = (positions * _DOCUMENTS // layout.length).astype(jnp.int32)
+        ids = jnp.broadcast_to(ids, q.shape[:2])
+    return jaxcomm.ring_attention(
+        q, k, v, axis_name="i", layout=layout, positions=positions, is_causal=True,
+        query_segment_ids=ids, key_value_segment_ids=ids, strategy=strategy,
+        local_window_size=None if window is None else (window - 1, 0),
+    )  # fmt: skip
