@@ -11,6 +11,7 @@ import numpy as np
 from jax.sharding import AxisType
 
 import jaxcomm
+from jaxcomm.attention.positions import TRUSTED
 from jaxcomm.communicator import rendezvous
 from jaxcomm.communicator.backends.backend import processes_of
 from jaxcomm.diagnostics import record
@@ -208,8 +209,13 @@ def _flops() -> float:
     x = jax.make_array_from_callback(shape, sharding, lambda at: ones[at])
     program = jax.jit(
         jax.shard_map(
+            # All tokens are alike.
             lambda x: jaxcomm.ring_attention(
-                x, x, x, axis_name=AXIS, layout=layout, is_causal=True
+                *(x, x, x),
+                axis_name=AXIS,
+                layout=layout,
+                positions=TRUSTED,
+                is_causal=True,
             ),
             mesh=mesh,
             in_specs=jax.P(None, AXIS),

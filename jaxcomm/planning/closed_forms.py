@@ -46,7 +46,8 @@ def form(collective: str, ranks: int, operand_bytes: float) -> Form:
         return Form(2 * (n - 1), 2 * part * size, False, True)
     if collective == "reduce_scatter":
         return Form(n - 1, part * size, False, True)
-    if collective == "all_gather":
+    # What each says of its positions, all others read.
+    if collective in ("all_gather", "check_positions"):
         return Form(n - 1, (n - 1) * size, True, True)
     if collective in ("broadcast", "reduce"):
         return Form(n - 1, size, collective == "broadcast", True)

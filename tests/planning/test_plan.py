@@ -1,5 +1,6 @@
 """What a plan reads in a program, says of it, and warns of."""
 
+import collections
 import dataclasses
 import json
 import time
@@ -172,19 +173,27 @@ def test_ring_attention_is_as_many_hops_as_a_run_makes(make_mesh):
     layout = jaxcomm.Layout("zigzag", 4, 64)
     spec = jax.P(None, "context")
     attend = jax.shard_map(
-        lambda q, k, v: jaxcomm.ring_attention(
-            q, k, v, axis_name="context", layout=layout, is_causal=True
+        lambda q, k, v, positions: jaxcomm.ring_attention(
+            *(q, k, v),
+            axis_name="context",
+            layout=layout,
+            positions=positions,
+            is_causal=True,
         ),
         mesh=mesh,
         in_specs=spec,
         out_specs=spec,
     )
     program = jax.jit(jax.grad(lambda *x: attend(*x).sum(), argnums=(0, 1, 2)))
-    x = jnp.ones((1, 64, 4, 8))
-    made = jaxcomm.plan(mesh, program, x, x, x, machine="cpu")
-    jax.block_until_ready(program(x, x, x))
+    x, positions = layout.reorder(jnp.ones((1, 64, 4, 8)))
+    made = jaxcomm.plan(mesh, program, x, x, x, positions, machine="cpu")
+    jax.block_until_ready(program(x, x, x, positions))
     (ring,) = jaxcomm.communicators()
-    assert ring.stats()["calls"] == {"permute": sum(row.times for row in made.calls)}
+    calls = collections.Counter()
+    for row in made.calls:
+        calls[row.call.collective] += row.times
+    assert ring.stats()["calls"] == calls
+    assert set(calls) == {"permute", "check_positions"}
     # Of one group, by the ranks of this process.
     assert ring.stats()["bytes"] == 4 * sum(
         row.times * row.call.bytes for row in made.calls
@@ -276,7 +285,7 @@ def test_no_device_is_started(alone):
         alone(
             """
             import jax, jaxcomm
-            from jaxcomm import compat
+            from jax._src import xla_bridge
             layers = jaxcomm.planning.Attention(
                 "context", 4096, heads=8, head_size=64, local_window_size=(256, 0)
             )
@@ -286,7 +295,7 @@ def test_no_device_is_started(alone):
                 [(lambda x: jaxcomm.psum(x, "data"), x), layers],
             )
             str(made), made.to_json(), made._repr_html_()
-            print(compat.backends_are_started())
+            print(xla_bridge.backends_are_initialized())
             """
         )
         == "False"
