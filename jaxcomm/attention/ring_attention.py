@@ -70,7 +70,8 @@ def ring_attention(
       key: (B, S, K, H) or (S, K, H), same dtype; K divides N.
       value: (B, S, K, V) or (S, K, V), same dtype.
       bias: floating, broadcasts to (B, N, T, all keys): rows are this rank's queries,
-        columns all keys in natural order, without padding. Has a gradient.
+        columns all keys in natural order, without padding. Has a gradient. -inf hides
+        a key, with ``logits_soft_cap`` too.
       mask: bool of such a shape, False for what is not seen.
       axis_name: the mesh axis (or tuple of axes) over which the sequence is split.
       layout: of the sequence.
@@ -117,7 +118,7 @@ def ring_attention(
       TypeError: a dtype or the type of an option is another, or positions are missing.
       NameError: ``axis_name`` is not bound; call inside ``jax.shard_map``.
 
-    >>> layout = Layout("zigzag", size=8, length=4096)
+    >>> layout = Layout("zigzag", size=4, length=4096)
     >>> def attend(x, positions):
     ...     return ring_attention(
     ...         x, x, x, axis_name="context", layout=layout, positions=positions,

@@ -55,7 +55,9 @@ def collectives_of(compiled: Any) -> CollectiveCounts:
 
     Example:
       >>> f = jax.shard_map(
-      ...     lambda x: jaxcomm.psum(x, "i"), in_specs=jax.P("i"), out_specs=jax.P()
+      ...     lambda x: jaxcomm.psum(x, "context"),
+      ...     in_specs=jax.P("context"),
+      ...     out_specs=jax.P(),
       ... )
       >>> compiled = jax.jit(f).lower(jnp.arange(4.0)).compile()
       >>> jaxcomm.collectives_of(compiled)

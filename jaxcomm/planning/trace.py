@@ -84,6 +84,11 @@ class Reader:
         Raises:
           ValueError: if a collective is over an axis that the mesh does not have.
         """
+        # The mesh that the user has set is not the one that is planned.
+        with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
+            return self._read(function, args)
+
+    def _read(self, function: Callable, args: tuple) -> Counted:
         try:
             return self._of(jax.make_jaxpr(function)(*args).jaxpr)
         except (NameError, ValueError) as error:

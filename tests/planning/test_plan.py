@@ -88,6 +88,19 @@ def test_a_program_over_global_arrays_has_local_operands():
     )
 
 
+def test_the_planned_mesh_holds_and_not_the_one_that_is_set(make_mesh):
+    def shrink(x):
+        return jaxcomm.psum_scatter(x, "data", tiled=True)
+
+    x = jax.ShapeDtypeStruct((32, 16), "float32")
+    spec = jax.P("data", "context")
+    for program in (jax.shard_map(shrink, in_specs=spec, out_specs=spec), shrink):
+        planned = [jaxcomm.plan({"data": 4, "context": 4}, program, x)]
+        with jax.set_mesh(make_mesh(data=2, context=4)):
+            planned.append(jaxcomm.plan({"data": 4, "context": 4}, program, x))
+        assert counts(planned[0]) == counts(planned[1])
+
+
 def test_a_program_with_a_mesh_of_its_own_is_read(make_mesh):
     mesh = make_mesh(data=2, context=4)
     spec = jax.P("data", "context")

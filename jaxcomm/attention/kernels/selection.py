@@ -81,8 +81,8 @@ def _warn_of_tiles(reason: str, not_cudnn: str | None) -> None:
 @functools.cache
 def _warn_once(reason: str, not_cudnn: str) -> None:
     warnings.warn(
-        "ring_attention: XLA computes this tile by tile, several times slower than a "
-        f"kernel. Not cuDNN: {not_cudnn}. Not jaxcomm's kernels: {reason}. Pass "
+        "ring_attention: XLA computes this tile by tile, many times slower than "
+        f"a kernel. Not cuDNN: {not_cudnn}. Not jaxcomm's kernels: {reason}. Pass "
         "implementation='xla' if that is meant.",
         RuntimeWarning,
         stacklevel=2,

@@ -1,0 +1,74 @@
+"""Every example in the docstrings of jaxcomm runs, and gives what it says."""
+
+import dataclasses
+import doctest
+import importlib
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jaxcomm
+
+PACKAGE = pathlib.Path(jaxcomm.__file__).parent
+MODULES = [
+    ".".join(
+        ("jaxcomm", *path.relative_to(PACKAGE).with_suffix("").parts)
+    ).removesuffix(".__init__")
+    for path in sorted(PACKAGE.rglob("*.py"))
+    if ">>> " in path.read_text()
+]
+# They need a GPU, files of several processes, and print times.
+SKIPPED = {
+    f"jaxcomm.{name}"
+    for name in (
+        "communicator.symmetric_pool",
+        "diagnostics.flight_record",
+        "diagnostics.merge",
+    )
+}
+# Public functions without an example: the same as their twins' in jax.lax.
+WITHOUT = {"ragged_all_to_all"}
+
+
+def examples_of(name, **known):
+    module = importlib.import_module(name)
+    names = {"jax": jax, "jnp": jnp, "jaxcomm": jaxcomm, "dataclasses": dataclasses}
+    return doctest.DocTestFinder().find(module, globs=vars(module) | names | known)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples_give_what_they_say(make_mesh, name):
+    wrong: list[str] = []
+    ran = 0
+    collective = name.startswith(("jaxcomm.collectives", "jaxcomm.primitives"))
+    mesh = make_mesh(i=4) if collective else make_mesh(data=2, context=4)
+    for example in examples_of(name, mesh=mesh):
+        skipped = any(doctest.SKIP in line.options for line in example.examples)
+        assert not skipped or name in SKIPPED
+        runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
+        with jax.set_mesh(mesh):
+            runner.run(example, out=wrong.append)
+        ran += runner.tries
+        jaxcomm.finalize()
+    assert not wrong, "".join(wrong)
+    assert ran or name in SKIPPED
+
+
+def test_every_public_collective_has_an_example():
+    public = {
+        name
+        for name in jaxcomm.__all__
+        if getattr(getattr(jaxcomm, name), "__module__", "").startswith(
+            "jaxcomm.collectives"
+        )
+    }
+    assert len(public) > 20
+    found = {
+        example.name.rpartition(".")[2]
+        for name in MODULES
+        for example in examples_of(name)
+        if example.examples
+    }
+    assert public - found == WITHOUT
