@@ -12,12 +12,9 @@ import pytest
 import jaxcomm
 
 PACKAGE = pathlib.Path(jaxcomm.__file__).parent
+FILES = [p for p in sorted(PACKAGE.rglob("*.py")) if ">>> " in p.read_text()]
 MODULES = [
-    ".".join(
-        ("jaxcomm", *path.relative_to(PACKAGE).with_suffix("").parts)
-    ).removesuffix(".__init__")
-    for path in sorted(PACKAGE.rglob("*.py"))
-    if ">>> " in path.read_text()
+    ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts) for path in FILES
 ]
 # They need a GPU, files of several processes, and print times.
 SKIPPED = {
