@@ -103,6 +103,9 @@ class Merged:
                     return older, newer
         return None, None
 
+    def _last_time(self):
+        return max(found.time for found in self.records.values())
+
     def _all_well(self):
         entries = [
             entry
@@ -129,7 +132,9 @@ class Merged:
                 now = f"{entry.state} {entry.operation} #{entry.sequence}"
                 until = entry.ended
                 if until is None:
-                    until = self.records[process].time
+                    # A record that names no platform does not say whose the rank is.
+                    known = self.records.get(process)
+                    until = known.time if known else self._last_time()
                 since = table.duration(max(until - entry.started, 0))
             yield (
                 str(group.index),

@@ -1,0 +1,115 @@
+"""Runs every collective with attributes that no lowering writes; a program.
+
+An exported program is data from elsewhere: whatever it says, a call gives a result or
+raises, and the communicators that were not part of it still work. A crash or a hang
+ends this process, which the test that started it sees; the last line names the call.
+"""
+
+import json
+import random
+import sys
+
+import catalogue
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jaxcomm
+from jaxcomm.primitives import lowering
+
+SIZE = 4
+NUMBERS = (
+    *(-1, 0, 1, 2, 3, 4, 5, 7, 8, 9, 63, 1 << 20),
+    *(1 << 31, -(1 << 31), (1 << 32) + 1, 1 << 62, -(1 << 62), (1 << 63) - 1),
+    -(1 << 63),
+)
+WORDS = ("", "sum", "max", "prod", "all_reduce", "permute", "x" * 5000, "\0", "ü")
+
+
+def mutated(attributes, draw):
+    """Attributes with one of them, or one number of ``params``, another."""
+    name = draw.choice(sorted(attributes))
+    if name == "params":
+        params = attributes[name].tolist()
+        what = draw.randrange(4)
+        if what == 0:
+            del params[draw.randrange(len(params) + 1) :]
+        elif what == 1:
+            params += [draw.choice(NUMBERS) for _ in range(draw.randrange(1, 9))]
+        elif params:
+            params[draw.randrange(len(params))] = draw.choice(NUMBERS)
+        value = np.asarray(params, np.int64)
+    elif isinstance(attributes[name], str):
+        value = draw.choice(WORDS)
+    else:
+        value = np.int64(draw.choice(NUMBERS))
+    return attributes | {name: value}
+
+
+def with_hostile_attributes(draw, found):
+    """Give ``jax.ffi.ffi_lowering`` whose calls' attributes are mutated."""
+    genuine = jax.ffi.ffi_lowering
+
+    def ffi_lowering(*args, **options):
+        rule = genuine(*args, **options)
+
+        def lower(ctx, *operands, **attributes):
+            changed = mutated(attributes, draw)
+            found.append({n: v for n, v in changed.items() if v is not attributes[n]})
+            return rule(ctx, *operands, **changed)
+
+        return lower
+
+    return genuine, ffi_lowering
+
+
+def main(seed, count):
+    """Run ``count`` mutated calls, drawn from ``seed``."""
+    draw = random.Random(seed)
+    mesh = jax.make_mesh(
+        (SIZE,), ("i",), axis_types=(jax.sharding.AxisType.Auto,),
+        devices=jax.devices()[:SIZE],
+    )  # fmt: skip
+    spec = jax.P("i")
+    x = jnp.arange(SIZE * SIZE * 8, dtype=jnp.float32).reshape(SIZE * SIZE, 8)
+    choice = catalogue.fixed(SIZE)
+    outcomes = {"ran": 0, "raised": 0}
+    for _ in range(count):
+        case = draw.choice(list(catalogue.CASES.values()))
+        found = []
+        genuine, hostile = with_hostile_attributes(draw, found)
+
+        def local(x, case=case):
+            return case(jaxcomm, x, "i", choice)
+
+        program = jax.shard_map(
+            local, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False
+        )
+        jax.ffi.ffi_lowering = hostile
+        try:
+            lowered = jax.jit(program).lower(x)
+        finally:
+            jax.ffi.ffi_lowering = genuine
+        print(case.name, str(found)[:300], end=" ", flush=True)
+        try:
+            jax.block_until_ready(lowered.compile()(x))
+            outcomes["ran"] += 1
+            print("ran", flush=True)
+        except jax.errors.JaxRuntimeError as error:
+            outcomes["raised"] += 1
+            print("raised", str(error).splitlines()[0][:160], flush=True)
+            jaxcomm.finalize()
+        right = jax.jit(
+            jax.shard_map(
+                lambda x: jaxcomm.psum(x, "i"), mesh=mesh, in_specs=spec, out_specs=spec
+            )
+        )
+        np.testing.assert_array_equal(
+            right(x)[:SIZE], np.asarray(x).reshape(SIZE, SIZE, 8).sum(0)
+        )
+    assert lowering.jax.ffi.ffi_lowering is genuine
+    print(json.dumps(outcomes))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))
