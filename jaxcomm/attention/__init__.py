@@ -7,6 +7,7 @@ from jaxcomm.attention.combine import combine as combine
 from jaxcomm.attention.documents import document_layout as document_layout
 from jaxcomm.attention.documents import document_work as document_work
 from jaxcomm.attention.documents import segment_ids as segment_ids
+from jaxcomm.attention.kernels_of import kernels_of as kernels_of
 from jaxcomm.attention.plan import Plan as Plan
 from jaxcomm.attention.plan import plan as plan
 from jaxcomm.attention.relayout import relayout as relayout

@@ -21,7 +21,7 @@ from jaxcomm.attention.kernels import fused as fused_hop
 from jaxcomm.attention.kernels import pallas
 from jaxcomm.attention.kernels import xla as hop
 from jaxcomm.attention.kernels.operands import Grads, HopConfig, Operands, sum_dtype
-from jaxcomm.attention.kernels.selection import select
+from jaxcomm.attention.kernels.selection import SCOPE, select
 from jaxcomm.attention.mask import Tokens
 from jaxcomm.attention.merge import merge
 
@@ -135,7 +135,8 @@ def _define(name, functions, *, avals, head_size, is_backward):
     def lower(platform, ctx, *leaves, tree, config):
         operands, *_ = jax.tree.unflatten(tree, ctx.avals_in)
         size = head_size(operands.query.shape[3], config)
-        chosen = flat[select(ctx, platform, operands, config, size)]
+        name = select(ctx, platform, operands, config, size)
+        chosen = jax.named_scope(f"{SCOPE}{name}")(flat[name])
         with compat.without_triton_warning():
             return compat.lower_as(chosen, ctx, *leaves, tree=tree, config=config)
 

@@ -7,6 +7,8 @@ from jaxcomm.attention.kernels import cudnn_support, gpus, pallas_support
 from jaxcomm.attention.kernels.operands import HopConfig, Operands
 
 IMPLEMENTATIONS = ("cudnn", "pallas", "xla")
+# Operations of a hop are named after it and the implementation: see kernels_of.py.
+SCOPE = "jaxcomm.attention."
 
 
 def check_implementation(implementation: str | None) -> None:

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import pytest
 from hops import CASES, arrays_of
 
-from jaxcomm import compat
+import jaxcomm
+from jaxcomm import attention, compat
 from jaxcomm.attention.kernels import gpus, pallas, pallas_support, selection
 from jaxcomm.attention.layout import Layout
 from jaxcomm.attention.positions import TRUSTED
@@ -55,7 +56,12 @@ def lower(mesh_of):
     """Lower attention of 2 devices, or its gradients, for CUDA; return StableHLO."""
 
     def text_of(
-        dtype=jnp.bfloat16, has_grads=False, platform="cuda", ids=False, **more
+        dtype=jnp.bfloat16,
+        has_grads=False,
+        platform="cuda",
+        ids=False,
+        as_text=True,
+        **more,
     ):
         layout = Layout("zigzag", 2, SHAPE[1])
         attend = functools.partial(
@@ -79,7 +85,8 @@ def lower(mesh_of):
         x = jax.ShapeDtypeStruct(SHAPE, dtype)
         tokens = jax.ShapeDtypeStruct(SHAPE[:2], jnp.int32)
         traced = jax.jit(run).trace(x, tokens)
-        return traced.lower(lowering_platforms=(platform,)).as_text()
+        program = traced.lower(lowering_platforms=(platform,))
+        return program.as_text() if as_text else program
 
     return text_of
 
@@ -87,6 +94,39 @@ def lower(mesh_of):
 def kernels_in(text):
     names = ("forward", "grad_queries", "grad_keys")
     return {name for name in names if f"jaxcomm_attention_{name}" in text}
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("has_grads", [False, True])
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ({}, {"cudnn"}),
+        ({"local_window_size": (8, 0)}, {"pallas"}),
+        ({"implementation": "xla"}, {"xla"}),
+        ({"platform": "cpu"}, {"xla"}),
+    ],
+    ids=str,
+)
+def test_a_program_says_what_computes_it(lower, options, names, has_grads):
+    program = lower(as_text=False, has_grads=has_grads, **options)
+    assert attention.kernels_of(program) == names
+    assert attention.kernels_of(program.as_text(debug_info=True)) == names
+
+
+def test_a_compiled_program_says_it_too():
+    x = jnp.ones((1, 16, 2, 8))
+    other = jax.jit(jnp.sin).lower(x)
+    attend = jax.jit(
+        lambda x: jaxcomm.dot_product_attention(x, x, x, axis_name="context")
+    )
+    mesh = jax.make_mesh((2,), ("context",), devices=jax.devices()[:2])
+    with jax.set_mesh(mesh):
+        compiled = attend.lower(x).compile()
+    assert attention.kernels_of(compiled) == {"xla"}
+    assert attention.kernels_of(other) == attention.kernels_of(other.compile()) == set()
+    with pytest.raises(TypeError, match="expected a lowered or compiled program"):
+        attention.kernels_of(attend)
 
 
 @pytest.mark.usefixtures("hopper")
