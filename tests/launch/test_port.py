@@ -1,3 +1,4 @@
+import itertools
 import socket
 
 import pytest
@@ -17,6 +18,21 @@ def test_nobody_else_is_given_a_reserved_port():
 def test_two_runs_get_two_ports():
     with port.reserved(0) as one, port.reserved(0) as another:
         assert one != another
+
+
+def test_each_attempt_has_another_port_than_the_one_before():
+    with port.Ports(0) as ports:
+        found = [ports.next() for _ in range(50)]
+    assert all(a != b for a, b in itertools.pairwise(found))
+
+
+def test_all_attempts_have_the_port_that_was_asked_for(free_port):
+    with port.Ports(free_port) as ports:
+        assert [ports.next() for _ in range(3)] == [free_port] * 3
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(("127.0.0.1", free_port))
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", free_port))
 
 
 def test_the_coordinator_can_serve_on_it():
