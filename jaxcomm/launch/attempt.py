@@ -64,6 +64,6 @@ def run(
         os.close(reports_read)
         os.close(reports_write)
         output.finish()
-    # One that came after the last process.
-    was_asked = outcome.was_asked or signals.are_left()
+    # By a signal that came after the last process, or by a reader such as head.
+    was_asked = outcome.was_asked or signals.are_left() or output.is_unread
     return dataclasses.replace(outcome, was_asked=was_asked)

@@ -50,7 +50,7 @@ class Outcome:
         end makes of it.
       failed: the process that failed first. If None, none did before the end was asked
         for.
-      was_asked: whether a signal or ``--timeout`` asked for the end.
+      was_asked: whether a signal, ``--timeout`` or a closed output asked for the end.
       was_up: whether all processes had started their devices.
     """
 

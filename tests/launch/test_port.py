@@ -1,4 +1,4 @@
-import itertools
+import contextlib
 import socket
 
 import pytest
@@ -20,10 +20,23 @@ def test_two_runs_get_two_ports():
         assert one != another
 
 
-def test_each_attempt_has_another_port_than_the_one_before():
+def test_a_port_is_held_until_the_next_attempt_has_another(monkeypatch):
+    reserved, events = port.reserved, []
+
+    @contextlib.contextmanager
+    def watched(asked):
+        with reserved(asked) as number:
+            events.append(("held", number))
+            yield number
+            events.append(("free", number))
+
+    monkeypatch.setattr(port, "reserved", watched)
     with port.Ports(0) as ports:
-        found = [ports.next() for _ in range(50)]
-    assert all(a != b for a, b in itertools.pairwise(found))
+        first, second = ports.next(), ports.next()
+    assert first != second
+    assert events == [
+        ("held", first), ("held", second), ("free", first), ("free", second),
+    ]  # fmt: skip
 
 
 def test_all_attempts_have_the_port_that_was_asked_for(free_port):
