@@ -36,7 +36,9 @@ def end(sessions: Collection[int]) -> None:
     # A process that is killed between making and unlinking it, see segment.cc.
     for pid in sessions:
         for path in _SHARED_MEMORY.glob(f"jaxcomm-{pid}-*"):
-            path.unlink(missing_ok=True)
+            # Another user's process may have had the same number.
+            with contextlib.suppress(OSError):
+                path.unlink()
 
 
 def _running() -> Iterator[tuple[int, int]]:
