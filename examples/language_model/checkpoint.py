@@ -15,6 +15,9 @@ from language_model.step import State
 # Orbax tells of every file it writes; what fails comes as an exception, too.
 logging.getLogger("absl").setLevel(logging.CRITICAL)
 
+# What orbax raises where files are missing or cannot be read.
+_DAMAGED = (OSError, ValueError, KeyError)
+
 
 @dataclasses.dataclass
 class Progress:
@@ -64,7 +67,11 @@ class Checkpoints:
         if step == self.saved_step or not processes.is_first():
             return
         # A copy: it is written later, when the next steps have lengthened the list.
-        about = {"identity": self._identity, "losses": list(losses)}
+        about = {
+            "identity": self._identity,
+            "run": processes.run_id(),
+            "losses": list(losses),
+        }
         with self._failures_told("written"):
             manager = self._open()
             if self.saved_step is None and not self._resumed:
@@ -90,19 +97,48 @@ class Checkpoints:
           DemoError: there is none, it is damaged, or it belongs to another run.
         """
         with self._failures_told("read"):
-            return self._restore(like)
+            step = processes.from_first(self._latest_step)
+            if step is None:
+                raise DemoError(
+                    f"--resume: no checkpoint in {self.folder}; run without --resume "
+                    "first, or name the folder of the earlier run by --output"
+                )
+            return self._restore(step, like)
 
-    def _restore(self, like):
-        if not self.folder.is_dir() or self._open().latest_step() is None:
-            raise DemoError(
-                f"--resume: no checkpoint in {self.folder}; run without --resume "
-                "first, or name the folder of the earlier run by --output"
-            )
-        manager = self._open()
-        step = manager.latest_step()
-        about = manager.restore(
-            step, args=ocp.args.Composite(about=ocp.args.JsonRestore())
-        )["about"]
+    def restore_own(self, like: State) -> Progress | None:
+        """Return the progress of the last checkpoint that an attempt of this run made.
+
+        Args:
+          like: a state of the shapes and dtypes to expect.
+
+        Returns:
+          None if there is none. Checkpoints of other runs do not count, nor one that
+          was not yet written when its process was killed.
+        """
+        with self._failures_told("read"):
+            step = processes.from_first(self._latest_own_step)
+            return None if step is None else self._restore(step, like)
+
+    def _latest_step(self):
+        return self._open().latest_step() if self.folder.is_dir() else None
+
+    def _latest_own_step(self):
+        steps = self._open().all_steps() if self.folder.is_dir() else []
+        return max((step for step in steps if self._is_own(step)), default=None)
+
+    def _is_own(self, step):
+        try:
+            return self._about(step).get("run") == processes.run_id()
+        except _DAMAGED:
+            # An older run's, whose deletion was interrupted; ours are whole.
+            return False
+
+    def _about(self, step):
+        wanted = ocp.args.Composite(about=ocp.args.JsonRestore())
+        return self._open().restore(step, args=wanted)["about"]
+
+    def _restore(self, step, like):
+        about = self._about(step)
         found = about["identity"]
         different = [
             f"{name} {found.get(name)}, now {value}"
@@ -115,7 +151,7 @@ class Checkpoints:
                 f"{'; '.join(different)}. Pass what it was made with, or run without "
                 "--resume"
             )
-        restored = manager.restore(
+        restored = self._open().restore(
             step, args=ocp.args.Composite(state=ocp.args.StandardRestore(like))
         )
         self._resumed = True
@@ -137,7 +173,7 @@ class Checkpoints:
     def _failures_told(self, done):
         try:
             yield
-        except (OSError, ValueError, KeyError) as error:
+        except _DAMAGED as error:
             # Orbax's reasons have many lines, of which the first says what happened.
             reason = str(error).strip().partition("\n")[0]
             raise DemoError(
@@ -155,7 +191,11 @@ class Checkpoints:
                 barrier_sync_key_prefix=f"process{jax.process_index()}",
             )
             options = ocp.CheckpointManagerOptions(
-                max_to_keep=2, create=False, multiprocessing_options=alone
+                max_to_keep=2,
+                create=False,
+                # Of a process that was killed while it wrote.
+                cleanup_tmp_directories=processes.is_first(),
+                multiprocessing_options=alone,
             )
             # Orbax makes it only where all processes take part.
             self.folder.mkdir(parents=True, exist_ok=True)

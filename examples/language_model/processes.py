@@ -36,6 +36,16 @@ def is_first() -> bool:
     return count() == 1 or jax.process_index() == 0
 
 
+def was_restarted() -> bool:
+    """Say whether the launcher started this run before, and it failed."""
+    return int(os.environ.get("JAXCOMM_RESTART_COUNT") or 0) > 0
+
+
+def run_id() -> str:
+    """Return what names the run of a launcher, all its attempts; empty without one."""
+    return os.environ.get("JAXCOMM_RUN_ID") or ""
+
+
 def from_first(compute: Callable[[], Answer]) -> Answer:
     """Return in every process what a function returns in the first; the others wait.
 

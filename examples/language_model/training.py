@@ -48,13 +48,18 @@ class Training:
         self.checkpoints = Checkpoints(
             settings.checkpoint_folder, fingerprint(settings, text.digest)
         )
-        if settings.resume:
+        own = None
+        if processes.was_restarted():
+            own = self.checkpoints.restore_own(progress.state)
+        if own:
+            progress = own
+        elif settings.resume:
             progress = self.checkpoints.restore(progress.state)
-            if len(progress.losses) > settings.steps:
-                raise DemoError(
-                    f"--resume: the checkpoint has {len(progress.losses)} steps, so "
-                    f"--steps={settings.steps} leaves nothing to do; pass more --steps"
-                )
+        if len(progress.losses) > settings.steps:
+            raise DemoError(
+                f"--resume: the checkpoint has {len(progress.losses)} steps, so "
+                f"--steps={settings.steps} leaves nothing to do; pass more --steps"
+            )
         self.losses = progress.losses
         self.start = jax.tree.map(np.asarray, progress.state)
         self.state = processes.put(self.start, self._program.replicated)

@@ -22,6 +22,8 @@ from typing import NoReturn
 
 _PR_SET_PDEATHSIG = 1
 _PLACE = {"JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"}
+# See job.py.
+_UP = "up"
 _USAGE = """\
 To start one process by hand, in a terminal or on a host of its own:
   JAX_COORDINATOR_ADDRESS=host:port JAX_NUM_PROCESSES=n JAX_PROCESS_ID=i \\
@@ -78,10 +80,11 @@ class AfterImport:
         return spec
 
 
-def join() -> None:
+def join(report) -> None:
     """Make jax.distributed.initialize() know its arguments, and call it if nobody does.
 
     Arguments that the program gives itself stay; how to detect a cluster is settled.
+    Reports when the devices have started.
     """
     import jax
 
@@ -105,7 +108,7 @@ def join() -> None:
             initialize_here()
 
     jax.distributed.initialize = initialize_here
-    compat.before_devices_start(initialize_if_needed)
+    compat.before_devices_start(initialize_if_needed, lambda: report(_UP))
 
 
 def script(path: str) -> tuple:
@@ -236,11 +239,11 @@ def main() -> None:
     # Now: the program may change the environment.
     number = os.environ["JAX_PROCESS_ID"]
 
-    def report(status):
+    def report(news):
         # Not for a copy of this process that the program has forked.
-        if status and "--reports" in given and os.getpid() == process:
+        if news and "--reports" in given and os.getpid() == process:
             with contextlib.suppress(BrokenPipeError):
-                line = f"{number} {status}\n"
+                line = f"{number} {news}\n"
                 os.write(given["--reports"], line.encode())
 
     if "--launcher" in given:
@@ -248,9 +251,10 @@ def main() -> None:
         os.set_inheritable(given["--reports"], False)
     if "jax" in sys.modules:
         # Started by hand with -m.
-        join()
+        join(report)
     else:
-        sys.meta_path.insert(0, AfterImport("jax", join))
+        join_here = functools.partial(join, report)
+        sys.meta_path.insert(0, AfterImport("jax", join_here))
     run(functools.partial(module if is_module else script, sys.argv[0]), report)
 
 

@@ -22,7 +22,9 @@ TIMED_OUT = 124
 _LAST_WORDS_SECONDS = 1.0
 # To write a flight record takes some milliseconds.
 _INSISTENT_SECONDS = 0.2
-_SIGNAL_BASE = 128
+SIGNAL_BASE = 128
+# What a process reports in place of a status, see child.py.
+UP = "up"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,13 +41,33 @@ def _steps(first: int, grace: float) -> list[Step]:
     return [*(Step(number, grace) for number in polite), Step(signal.SIGKILL, math.inf)]
 
 
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """How a job ended.
+
+    Attributes:
+      status: of the first process that failed. If none did, 0, or what the request to
+        end makes of it.
+      failed: the process that failed first. If None, none did before the end was asked
+        for.
+      was_asked: whether a signal, ``--timeout`` or a closed output asked for the end.
+      was_up: whether all processes had started their devices.
+    """
+
+    status: int
+    failed: int | None = None
+    was_asked: bool = False
+    was_up: bool = False
+
+
 class Job:
-    """The processes of a run.
+    """The processes of an attempt.
 
     Args:
       processes: just started.
-      reports: reading end of the pipe on which they tell of a failure.
+      reports: reading end of the pipe on which they report devices and failures.
       options: the times allowed.
+      end: ``time.monotonic()`` at which ``--timeout`` ends the run.
       signals: those that reach the launcher.
       output: for messages.
     """
@@ -55,9 +77,11 @@ class Job:
         processes: Sequence[Process],
         reports: int,
         options: Options,
+        end: float,
         signals: Signals,
         output: Output,
     ):
+        self._not_up = {process.number for process in processes}
         self._running = {process.number: process for process in processes}
         self._reports = reports
         self._grace = options.grace
@@ -65,14 +89,16 @@ class Job:
         self._signals = signals
         self._output = output
         self._steps: collections.deque[Step] = collections.deque()
-        self._deadline = time.monotonic() + (options.timeout or math.inf)
+        self._deadline = end
         self._stopping = False
         self._insisted = 0
         self._request = 0
+        self._failed: int | None = None
+        self._is_late = False
         self._status: int | None = None
 
-    def wait(self) -> int:
-        """Wait until all have ended; returns the status of the run."""
+    def wait(self) -> Outcome:
+        """Wait until all have ended."""
         with contextlib.ExitStack() as stack:
             selector = stack.enter_context(selectors.DefaultSelector())
             selector.register(self._signals, selectors.EVENT_READ, self._heed)
@@ -104,13 +130,20 @@ class Job:
                         self._collect(process)
                 if time.monotonic() >= self._deadline:
                     self._time_is_up()
-        return self._status or 0
+        self._read_reports()
+        return Outcome(
+            self._status or 0,
+            self._failed,
+            was_asked=bool(self._request) or self._is_late,
+            was_up=not self._not_up,
+        )
 
     def _heed(self):
         for number in self._signals.take():
             if number == signal.SIGUSR1:
                 self._ask_for_records()
                 continue
+            self._request = self._request or number
             if self._stopping:
                 self._insisted += 1
                 # Twice: whatever has been tried by now, there is no more to wait for.
@@ -120,7 +153,6 @@ class Job:
                 continue
             name = signal.Signals(number).name
             self._output.say(f"{name}: passed on to the processes; again, to insist")
-            self._request = number
             first, *rest = _steps(number, self._grace)
             # Whoever hangs says at what before anything worse comes.
             last_words = Step(signal.SIGUSR1, min(_LAST_WORDS_SECONDS, self._grace / 2))
@@ -140,8 +172,11 @@ class Job:
         except BlockingIOError:
             return
         for line in lines[:-1]:
-            number, status = map(int, line.split())
-            self._fail(number, status)
+            number, word = line.decode().split()
+            if word == UP:
+                self._not_up.discard(int(number))
+            else:
+                self._fail(int(number), int(word))
 
     def _fail(self, number, status):
         if self._status is not None:
@@ -149,8 +184,9 @@ class Job:
         self._status = status
         if self._stopping:
             return
+        self._failed = number
         others = "; stopping the others" if set(self._running) - {number} else ""
-        self._output.say(f"process {number} {_describe(status)}{others}")
+        self._output.say(f"process {number} {describe(status)}{others}")
         self._stop_after_failure()
 
     def _time_is_up(self):
@@ -158,6 +194,7 @@ class Job:
             self._next_step()
             return
         self._status = TIMED_OUT
+        self._is_late = True
         self._output.say(f"--timeout: not done after {self._timeout:g} s; stopping")
         self._stop_after_failure()
 
@@ -180,7 +217,7 @@ class Job:
         self._deadline = time.monotonic() + seconds
         if step.signal_number == signal.SIGKILL:
             if self._status is None:
-                self._status = _SIGNAL_BASE + self._request
+                self._status = SIGNAL_BASE + self._request
             who = ", ".join(map(str, sorted(self._running)))
             self._output.say(f"still running, now killed: {who}")
         if step.signal_number == signal.SIGUSR1:
@@ -197,10 +234,11 @@ class Job:
                 process.send(signal.SIGUSR1)
 
 
-def _describe(status):
-    if status > _SIGNAL_BASE:
+def describe(status: int) -> str:
+    """Say how a process ended, as a predicate of it."""
+    if status > SIGNAL_BASE:
         try:
-            return f"was ended by {signal.Signals(status - _SIGNAL_BASE).name}"
+            return f"was ended by {signal.Signals(status - SIGNAL_BASE).name}"
         except ValueError:
             pass
     return f"ended with status {status}"

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 # More on one host is a slip of the finger.
 _MOST_PROCESSES = 256
+_MOST_RESTARTS = 10_000
 _MOST_DEVICES = 128
 
 _EPILOG = """\
@@ -19,10 +20,19 @@ JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES, JAX_PROCESS_ID, JAX_PLATFORMS; and
 JAXCOMM_DUMP_DIR, a folder for flight records: yours if you set the variable, else a
 temporary one, which is deleted if no record was written.
 
-The status is that of the first process that failed, 128 + n where signal n ended it,
-124 after --timeout, 2 for a bad command line. If it is not 0, the flight records are
-compared at the end. Ctrl-C goes to all processes; a second one insists, with SIGTERM, a
-third with SIGKILL. SIGUSR1 asks all for their flight records, and ends nothing.
+With --max-restarts, a failure ends all processes and starts them again, with another
+coordinator port. The program goes on from its own checkpoint, or begins again. These
+are set: JAXCOMM_RESTART_COUNT, 0 in the first attempt; JAXCOMM_MAX_RESTARTS; and
+JAXCOMM_RUN_ID, the same in all attempts. Flight records of attempt i are in the folder
+attempt-<i> of JAXCOMM_DUMP_DIR. Nothing is started again after a signal to the launcher
+or --timeout, after status 2, by which programs refuse their arguments, and where a
+program ends with a status before all processes have devices in the first attempt.
+
+The status is that of the first process that failed, in the last attempt: 128 + n where
+signal n ended it, 124 after --timeout, 2 for a bad command line. If it is not 0, the
+flight records are compared at the end of the attempt. Ctrl-C goes to all processes; a
+second one insists, with SIGTERM, a third with SIGKILL. SIGUSR1 asks all for their
+flight records, and ends nothing.
 
 Process 0 reads what is typed. Lines appear when they end; its prompts, as of input()
 and pdb, at once if the output is a terminal.
@@ -44,6 +54,9 @@ class Options:
       prefix: whether lines say which process they are from.
       timeout: seconds for the whole run. If None, as long as it takes.
       grace: seconds a process that is asked to end may take.
+      max_restarts: how often the processes start again after a failure.
+      min_processes: how few may go on where a slot fails again and again. If None, no
+        fewer than ``processes``.
     """
 
     processes: int
@@ -56,6 +69,8 @@ class Options:
     prefix: bool = True
     timeout: float | None = None
     grace: float = 5.0
+    max_restarts: int = 0
+    min_processes: int | None = None
 
 
 def parse(words: Sequence[str]) -> Options:
@@ -70,6 +85,7 @@ def parse(words: Sequence[str]) -> Options:
         program = program[1:]
     if not program:
         parser.error("no script was given; name a file, or a module after -m")
+    _check_restarts(parser, given)
     _check_exists(parser, program[0], given.module)
     return Options(script=program[0], arguments=tuple(program[1:]), **vars(given))
 
@@ -143,6 +159,20 @@ def _parser():
         metavar="SECONDS",
         help="from asking a process to end to killing it (default: %(default)g)",
     )
+    add(
+        "--max-restarts",
+        type=_integer(0, _MOST_RESTARTS),
+        default=0,
+        metavar="N",
+        help="after a failure, start all processes again, N times at most (default: 0)",
+    )
+    add(
+        "--min-processes",
+        type=_integer(1, _MOST_PROCESSES),
+        metavar="M",
+        help="go on with fewer processes, M at least, without one that fails twice at "
+        "the start (default: as many as -n)",
+    )
     names = {
         name
         for action in actions
@@ -158,6 +188,22 @@ def _count_of_options(words, take_a_value) -> int:
     while index < len(words) and words[index].startswith("-") and words[index] != "--":
         index += 2 if words[index] in take_a_value else 1
     return min(index, len(words))
+
+
+def _check_restarts(parser, given):
+    fewest = given.min_processes
+    if fewest is None:
+        return
+    if fewest > given.processes:
+        parser.error(
+            f"--min-processes {fewest} is more than -n {given.processes}; pass "
+            f"{given.processes} or less"
+        )
+    if not given.max_restarts:
+        parser.error(
+            f"--min-processes {fewest} was given without --max-restarts, so nothing "
+            "starts again; pass both"
+        )
 
 
 def _check_exists(parser, script, is_module):

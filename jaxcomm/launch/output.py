@@ -66,6 +66,9 @@ class Pump(threading.Thread):
         they do not mix their lines.
       prompting: of the sources, those whose lines are shown before they end, once
         nothing more comes for a moment.
+
+    Attributes:
+      is_unread: whether nobody reads the stream any more.
     """
 
     def __init__(
@@ -76,6 +79,7 @@ class Pump(threading.Thread):
         prompting: Collection[int] = (),
     ):
         super().__init__(daemon=True)
+        self.is_unread = False
         self._lines = {source: Lines(prefix) for source, prefix in sources.items()}
         self._target = target
         self._writing = writing
@@ -95,7 +99,8 @@ class Pump(threading.Thread):
             self._copy()
         except OSError as error:
             # The processes get a broken pipe when they write on.
-            if error.errno != errno.EPIPE:
+            self.is_unread = error.errno == errno.EPIPE
+            if not self.is_unread:
                 text = f"output cannot be written: {error.strerror}\n"
                 with contextlib.suppress(OSError):
                     os.write(2, _OWN_PREFIX + text.encode())
@@ -153,10 +158,15 @@ class Output:
 
     Args:
       prefix: whether there are prefixes. If not, the processes inherit the streams.
+
+    Attributes:
+      is_unread: whether nobody reads a stream any more, as after ``head``; known once
+        it is finished, and with prefixes.
     """
 
     def __init__(self, prefix: bool):
         self.piped = prefix
+        self.is_unread = False
         self._pumps: list[Pump] = []
         self._own_write = -1
 
@@ -200,4 +210,6 @@ class Output:
         if self._pumps:
             os.close(self._own_write)
         while self._pumps:
-            self._pumps.pop().finish()
+            pump = self._pumps.pop()
+            pump.finish()
+            self.is_unread = self.is_unread or pump.is_unread

@@ -65,6 +65,11 @@ class Process:
             stream.close()
         return pipes[0], pipes[1]
 
+    @property
+    def pid(self) -> int:
+        """Also the number of its session."""
+        return self._popen.pid
+
     @contextlib.contextmanager
     def watched(self) -> Iterator[int | None]:
         """Yield a file descriptor that becomes readable when it ends, if there is one.

@@ -28,13 +28,30 @@ def folder() -> Iterator[pathlib.Path]:
     try:
         yield made
     finally:
-        if any(made.glob(_PATTERN)):
+        if any(made.rglob(_PATTERN)):
             _say(
                 f"{made} keeps the flight records; {VARIABLE} names another folder for "
                 "those of the next run"
             )
         else:
             shutil.rmtree(made, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def of_attempt(where: pathlib.Path, restarts: int) -> Iterator[pathlib.Path]:
+    """Yield a folder for the records of one attempt, which does not stay empty.
+
+    Args:
+      where: folder of the run.
+      restarts: attempts before this one.
+    """
+    made = where / f"attempt-{restarts}"
+    made.mkdir(parents=True, exist_ok=True)
+    try:
+        yield made
+    finally:
+        with contextlib.suppress(OSError):
+            made.rmdir()
 
 
 def print_merged(where: pathlib.Path, since: float):
@@ -58,7 +75,9 @@ def print_merged(where: pathlib.Path, since: float):
         # The status of the run matters more, and a dying process may write half a file.
         _say(f"cannot read the flight records: {error!r}")
         return
-    print(text, file=sys.stderr, flush=True)
+    # Nobody may read it any more, and the run go on all the same.
+    with contextlib.suppress(BrokenPipeError):
+        print(text, file=sys.stderr, flush=True)
 
 
 def _say(text):

@@ -52,6 +52,10 @@ class Signals:
         taken, self._requests = self._requests, []
         return taken
 
+    def are_left(self) -> bool:
+        """Say whether a request to end came that nobody took; also once it is left."""
+        return any(number in _REQUESTS for number in self._requests)
+
     def _note(self, number, frame):
         if number in _HEEDED:
             self._requests.append(number)

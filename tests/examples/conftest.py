@@ -1,3 +1,7 @@
+import os
+import subprocess
+import sys
+
 import jax
 import pytest
 
@@ -9,3 +13,56 @@ def standard_promotion():
     assert len(jax.devices()) == 8
     with jax.numpy_dtype_promotion("standard"):
         yield
+
+
+class Folder:
+    """A folder with a text, and the Pythons that run in it."""
+
+    def __init__(self, path, compiled_once):
+        self.path = path
+        lines = "".join(f"{i} squared is {i * i}\n" for i in range(999))
+        (path / "text.txt").write_text(lines)
+        # Its own number of devices.
+        self._environment = os.environ | {"XLA_FLAGS": os.environ["QUICK_XLA_FLAGS"]}
+        self._environment |= compiled_once
+        self._started = []
+
+    def start(self, *arguments, stderr=subprocess.PIPE):
+        self._started.append(
+            subprocess.Popen(
+                [sys.executable, *arguments, "--text=text.txt"],
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                text=True,
+                cwd=self.path,
+                env=self._environment,
+            )
+        )
+        return self._started[-1]
+
+    def stop(self):
+        for process in self._started:
+            process.kill()
+            process.communicate()
+
+
+@pytest.fixture(scope="module")
+def make_folder(tmp_path_factory, compiled_once):
+    """Returns a function that makes a folder; what was started there is stopped."""
+    made = []
+
+    def make():
+        made.append(Folder(tmp_path_factory.mktemp("demo"), compiled_once))
+        return made[-1]
+
+    yield make
+    for folder in made:
+        folder.stop()
+
+
+@pytest.fixture
+def start(tmp_path, compiled_once):
+    """Returns ``start(*arguments)``: a Python that runs in a folder with a text."""
+    folder = Folder(tmp_path, compiled_once)
+    yield folder.start
+    folder.stop()

@@ -1,8 +1,5 @@
-import os
 import re
 import signal
-import subprocess
-import sys
 
 import pytest
 
@@ -14,54 +11,14 @@ MESH = ("--data=2", "--context=2")
 TOLERANCE = 1e-4
 
 
-class Folder:
-    """A folder with a text, and the Pythons that run in it."""
-
-    def __init__(self, path, compiled_once):
-        self.path = path
-        lines = "".join(f"{i} squared is {i * i}\n" for i in range(999))
-        (path / "text.txt").write_text(lines)
-        # Its own number of devices.
-        self._environment = os.environ | {"XLA_FLAGS": os.environ["QUICK_XLA_FLAGS"]}
-        self._environment |= compiled_once
-        self._started = []
-
-    def start(self, *arguments):
-        self._started.append(
-            subprocess.Popen(
-                [sys.executable, *arguments, "--text=text.txt"],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-                cwd=self.path,
-                env=self._environment,
-            )
-        )
-        return self._started[-1]
-
-    def stop(self):
-        for process in self._started:
-            process.kill()
-            process.communicate()
-
-
-@pytest.fixture
-def start(tmp_path, compiled_once):
-    """Returns ``start(*arguments)``: a Python that runs in a folder with a text."""
-    folder = Folder(tmp_path, compiled_once)
-    yield folder.start
-    folder.stop()
-
-
 @pytest.fixture(scope="module")
-def after_one(tmp_path_factory, compiled_once):
+def after_one(make_folder):
     """The folder, and the losses, of three steps in one process."""
-    folder = Folder(tmp_path_factory.mktemp("demo"), compiled_once)
+    folder = make_folder()
     process = folder.start(*DEMO, *MESH, "--nocheck", "--steps=3", "--output=one")
     out, err = process.communicate(timeout=100)
     assert process.returncode == 0, err
-    yield folder, losses(out)
-    folder.stop()
+    return folder, losses(out)
 
 
 def losses(out):

@@ -116,6 +116,73 @@ def test_a_fresh_run_replaces_the_checkpoints_of_an_older_one(settings, tmp_path
     assert training.losses == [5.0] * 3
 
 
+@pytest.fixture
+def attempt(monkeypatch):
+    """Returns a function that says which attempt of which run the next one is."""
+
+    def enter(run_id, restarts):
+        monkeypatch.setenv("JAXCOMM_RUN_ID", run_id)
+        monkeypatch.setenv("JAXCOMM_RESTART_COUNT", str(restarts))
+
+    return enter
+
+
+def save(training, *losses):
+    training.losses = list(losses)
+    training.save()
+    training.checkpoints.close()
+
+
+def test_a_restarted_run_goes_on_from_its_own_checkpoint(settings, tmp_path, attempt):
+    attempt("mine", 0)
+    save(begin(settings, output=tmp_path), 5.0)
+    attempt("mine", 1)
+    training = begin(settings, output=tmp_path)
+    assert training.losses == [5.0]
+    save(training, 5.0, 4.0)
+    attempt("mine", 2)
+    assert begin(settings, output=tmp_path).losses == [5.0, 4.0]
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_a_restarted_run_does_not_take_the_checkpoint_of_another_run(
+    settings, tmp_path, attempt, is_damaged
+):
+    attempt("older", 0)
+    save(begin(settings, output=tmp_path), *[5.0] * 4)
+    if is_damaged:
+        # As when the run was killed while it deleted it.
+        shutil.rmtree(tmp_path / "checkpoints" / "4" / "about")
+    attempt("mine", 1)
+    training = begin(settings, output=tmp_path)
+    assert training.losses == []
+    save(training, 6.0)
+    attempt("mine", 2)
+    assert begin(settings, output=tmp_path).losses == [6.0]
+
+
+def test_a_resumed_run_may_be_restarted_before_it_saves(settings, tmp_path, attempt):
+    attempt("older", 0)
+    save(begin(settings, output=tmp_path), 5.0)
+    attempt("mine", 1)
+    training = begin(settings, output=tmp_path, resume=True)
+    assert training.losses == [5.0]
+    save(training, 5.0, 4.0)
+    attempt("mine", 2)
+    assert begin(settings, output=tmp_path, resume=True).losses == [5.0, 4.0]
+
+
+def test_what_was_half_written_is_not_taken(settings, tmp_path, attempt):
+    attempt("mine", 0)
+    save(begin(settings, output=tmp_path), 5.0)
+    checkpoints = tmp_path / "checkpoints"
+    half = checkpoints / "2.orbax-checkpoint-tmp"
+    shutil.copytree(checkpoints / "1", half)
+    attempt("mine", 1)
+    assert begin(settings, output=tmp_path).losses == [5.0]
+    assert not half.exists()
+
+
 def test_refuses_more_devices_than_jax_has():
     with pytest.raises(
         DemoError, match="16 devices were asked for, but jax runs with 8"

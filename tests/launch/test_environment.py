@@ -2,15 +2,17 @@ import pytest
 
 from jaxcomm.launch.environment import of_process
 from jaxcomm.launch.options import Options
+from jaxcomm.launch.restarts import Attempt
 
 
-def environment(process=1, inherited=None, **given):
+def environment(process=1, inherited=None, attempt=None, **given):
     asked = Options(processes=4, script="x", **given)
-    return of_process(process, asked, 1234, inherited or {})
+    return of_process(process, asked, 1234, inherited or {}, attempt)
 
 
 def test_it_names_the_place_of_the_process():
     found = environment(process=2, inherited={"HOME": "/"})
+    assert len(found.pop("JAXCOMM_RUN_ID")) == 32
     assert found == {
         "HOME": "/",
         "JAX_COORDINATOR_ADDRESS": "127.0.0.1:1234",
@@ -18,7 +20,20 @@ def test_it_names_the_place_of_the_process():
         "JAX_NUM_PROCESSES": "4",
         "JAX_PROCESS_ID": "2",
         "JAX_PLATFORMS": "cpu",
+        "JAXCOMM_RESTART_COUNT": "0",
+        "JAXCOMM_MAX_RESTARTS": "0",
     }
+
+
+def test_a_restarted_process_knows_which_attempt_it_is():
+    attempt = Attempt(restarts=3, slots=(0, 2), run_id="mine")
+    found = environment(process=1, attempt=attempt, max_restarts=9, platform="cuda")
+    assert found["JAX_NUM_PROCESSES"] == "2"
+    assert found["JAX_PROCESS_ID"] == "1"
+    assert found["JAX_LOCAL_DEVICE_IDS"] == "2"
+    assert found["JAXCOMM_RESTART_COUNT"] == "3"
+    assert found["JAXCOMM_MAX_RESTARTS"] == "9"
+    assert found["JAXCOMM_RUN_ID"] == "mine"
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from jaxcomm.launch import job, process, run
+from jaxcomm.launch import attempt, job, process
 
 pytestmark = pytest.mark.multiprocess
 
@@ -249,7 +249,7 @@ def test_no_process_stays_where_the_start_fails(launch, monkeypatch, assert_gone
         started.append(process.Process(*arguments))
         return started[0]
 
-    monkeypatch.setattr(run, "Process", start)
+    monkeypatch.setattr(attempt, "Process", start)
     with pytest.raises(OSError, match="no more processes"):
         launch(FOREVER)
     assert_gone([started[0]._popen.pid], seconds=0)

@@ -24,7 +24,8 @@ def test_what_follows_the_script_belongs_to_it(script):
 def test_all_options_are_read(script):
     words = shlex.split(
         "--processes=3 --devices-per-process 2 --platform cuda --coordinator-port 123 "
-        "--no-prefix --timeout 1.5 --grace 2 -- train.py --"
+        "--no-prefix --timeout 1.5 --grace 2 --max-restarts 7 --min-processes 2 "
+        "-- train.py --"
     )
     parsed = options.parse(words)
     assert parsed == Options(
@@ -37,6 +38,8 @@ def test_all_options_are_read(script):
         prefix=False,
         timeout=1.5,
         grace=2.0,
+        max_restarts=7,
+        min_processes=2,
     )
 
 
@@ -61,6 +64,16 @@ def test_a_module_is_named_as_in_python(script):
         ("-n 2 --coordinator-port 65536 train.py", "from 0 to 65535"),
         ("-n 2 --timeout 0 train.py", "'0' is not a positive number of seconds"),
         ("-n 2 --grace nan train.py", "'nan' is not a positive number of seconds"),
+        ("-n 2 --max-restarts -1 train.py", "'-1' is not a number from 0 to 10000"),
+        ("-n 2 --max-restarts 1 --min-processes 0 x", "'0' is not a number from 1"),
+        (
+            "-n 2 --max-restarts 1 --min-processes 3 train.py",
+            "--min-processes 3 is more than -n 2; pass 2 or less",
+        ),
+        (
+            "-n 2 --min-processes 1 train.py",
+            "--min-processes 1 was given without --max-restarts, so nothing starts",
+        ),
         ("-n 2 --device 2 train.py", "unrecognized arguments: --device"),
         ("-n 2 absent.py", "there is no file 'absent.py'"),
         ("-n 2 -m no_such_package.x", "there is no module 'no_such_package'"),

@@ -1,3 +1,4 @@
+import contextlib
 import socket
 
 import pytest
@@ -17,6 +18,34 @@ def test_nobody_else_is_given_a_reserved_port():
 def test_two_runs_get_two_ports():
     with port.reserved(0) as one, port.reserved(0) as another:
         assert one != another
+
+
+def test_a_port_is_held_until_the_next_attempt_has_another(monkeypatch):
+    reserved, events = port.reserved, []
+
+    @contextlib.contextmanager
+    def watched(asked):
+        with reserved(asked) as number:
+            events.append(("held", number))
+            yield number
+            events.append(("free", number))
+
+    monkeypatch.setattr(port, "reserved", watched)
+    with port.Ports(0) as ports:
+        first, second = ports.next(), ports.next()
+    assert first != second
+    assert events == [
+        ("held", first), ("held", second), ("free", first), ("free", second),
+    ]  # fmt: skip
+
+
+def test_all_attempts_have_the_port_that_was_asked_for(free_port):
+    with port.Ports(free_port) as ports:
+        assert [ports.next() for _ in range(3)] == [free_port] * 3
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(("127.0.0.1", free_port))
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", free_port))
 
 
 def test_the_coordinator_can_serve_on_it():

@@ -1,0 +1,307 @@
+"""Jobs that start again, from the first attempt to the last."""
+
+import itertools
+import json
+import os
+import re
+import signal
+
+import pytest
+
+from jaxcomm.launch import attempt, process
+
+pytestmark = pytest.mark.multiprocess
+
+# A process that is killed may be started again though it never asked for devices.
+DIE = "os.kill(os.getpid(), signal.SIGKILL)\n"
+NTH = "nth = int(os.environ['JAXCOMM_RESTART_COUNT'])\n"
+
+
+def said(err):
+    """Keeps what the launcher says about restarts."""
+    text = r"^jaxcomm.launch: ((?:restart|not restarted|done)\b.*)"
+    return re.findall(text, err, re.M)
+
+
+def test_a_job_that_always_dies_ends_after_the_restarts(launch):
+    names = ("RESTART_COUNT", "MAX_RESTARTS", "RUN_ID")
+    status, out, err = launch(
+        f"""
+print(*(os.environ["JAXCOMM_" + name] for name in {names}),
+      os.environ["JAX_COORDINATOR_ADDRESS"], flush=True)
+{DIE}""",
+        processes=1,
+        max_restarts=3,
+    )
+    assert status == 137
+    found = [line.split()[1:] for line in out.splitlines()]
+    assert [words[:2] for words in found] == [[str(i), "3"] for i in range(4)]
+    runs, addresses = ([words[i] for words in found] for i in (2, 3))
+    assert len(set(runs)) == 1
+    # A late packet for the process before must not reach the next one.
+    assert all(a != b for a, b in itertools.pairwise(addresses))
+    death = "process 0 was ended by SIGKILL"
+    assert said(err) == [
+        *(f"restart {i} of 3: {death}" for i in (1, 2, 3)),
+        f"not restarted: {death}, after all 3 restarts",
+    ]
+
+
+def test_the_status_is_that_of_the_last_failure(launch):
+    status, _, err = launch(
+        NTH + "os.kill(os.getpid(), [signal.SIGKILL, signal.SIGSEGV][nth])",
+        processes=1,
+        max_restarts=1,
+    )
+    assert status == 139
+    assert said(err) == [
+        "restart 1 of 1: process 0 was ended by SIGKILL",
+        "not restarted: process 0 was ended by SIGSEGV, after all 1 restarts",
+    ]
+
+
+def test_a_bug_at_the_start_is_not_run_again(launch):
+    status, _, err = launch("import no_such_module", max_restarts=1000, grace=0.3)
+    assert status == 1
+    assert "No module named 'no_such_module'" in err
+    (text,) = said(err)
+    assert re.match(r"not restarted: process [01] ended with status 1 before all", text)
+
+
+def test_without_the_option_nothing_starts_again(launch):
+    status, out, err = launch(f"print('started'); {DIE}", processes=1)
+    assert (status, out) == (137, "[0] started\n")
+    assert said(err) == []
+
+
+@pytest.mark.parametrize("has_port", [False, True])
+def test_whoever_dies_the_processes_find_each_other_again(
+    has_port, launch, sums_device_ids, free_port
+):
+    """First the one that serves the store dies, then another fails by itself."""
+    status, out, err = launch(
+        f"""{NTH}{sums_device_ids}
+if nth == 0 and i == 0: {DIE}
+if nth == 1 and i == 1: sys.exit(3)
+""",
+        coordinator_port=free_port if has_port else 0,
+        max_restarts=5,
+        grace=0.3,
+        timeout=200,
+    )
+    assert status == 0, err
+    assert len(re.findall("process . of 2 devices 1 of 2 right", out)) == 6
+    assert said(err) == [
+        "restart 1 of 5: process 0 was ended by SIGKILL",
+        "restart 2 of 5: process 1 ended with status 3",
+        "done after 2 restarts",
+    ]
+
+
+def test_one_that_hangs_is_a_failure_and_its_records_stay(
+    launch, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("JAXCOMM_TIMEOUT", "1")
+    monkeypatch.setenv("JAXCOMM_DUMP_DIR", str(tmp_path / "records"))
+    status, _, err = launch(
+        f"""{NTH}
+import jax, jaxcomm, numpy as np
+mesh = jax.make_mesh((2,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
+x = jax.make_array_from_callback(
+    (2,), jax.NamedSharding(mesh, jax.P("i")), lambda index: np.ones(1, np.float32)
+)
+jaxcomm.init(mesh)
+if nth < 2 and i == 1: time.sleep(1000)
+total = jax.jit(jax.shard_map(lambda x: jaxcomm.psum(x, "i"), mesh=mesh,
+                in_specs=jax.P("i"), out_specs=jax.P()))(x)
+assert int(total[0]) == 2
+""",
+        max_restarts=2,
+        grace=0.5,
+        timeout=200,
+    )
+    assert status == 0, err
+    assert said(err) == [
+        *(f"restart {i} of 2: process 0 ended with status 1" for i in (1, 2)),
+        "done after 2 restarts",
+    ]
+    assert err.count("flight records of") == 2
+    kept = sorted((tmp_path / "records").rglob("flight-record-0.json"))
+    assert [path.parent.name for path in kept] == ["attempt-0", "attempt-1"]
+    pids = [json.loads(path.read_text())["pid"] for path in kept]
+    assert pids[0] != pids[1]
+    # That of the last attempt would be empty.
+    assert len(list((tmp_path / "records").iterdir())) == 2
+
+
+def test_one_that_was_done_starts_again_with_the_others(launch):
+    status, out, err = launch(
+        f"""{NTH}
+if i == 0:
+    print("done", flush=True)
+    sys.exit(0)
+# Process 0 has ended, not only spoken.
+until(lambda: not os.path.exists(f"/proc/{{os.getppid()}}/task/{{os.getppid()}}"
+                                 "/children")
+      or len(open(f"/proc/{{os.getppid()}}/task/{{os.getppid()}}/children")
+             .read().split()) < 2)
+if nth == 0: {DIE}""",
+        max_restarts=1,
+        timeout=60,
+    )
+    assert status == 0, err
+    assert out == "[0] done\n" * 2
+
+
+def test_a_slot_that_fails_at_the_start_is_left_out_with_its_gpus(launch):
+    status, out, err = launch(
+        f"""
+ids = os.environ["JAX_LOCAL_DEVICE_IDS"]
+if ids == "2,3": {DIE}
+tell(ids)
+if int(os.environ["JAX_NUM_PROCESSES"]) == 3: time.sleep(1000)
+print(i, "has", ids)
+""",
+        processes=3,
+        max_restarts=5,
+        min_processes=2,
+        platform="cuda",
+        devices_per_process=2,
+        grace=0.2,
+        timeout=60,
+    )
+    assert status == 0, err
+    assert sorted(out.splitlines()) == ["[0] 0 has 0,1", "[1] 1 has 4,5"]
+    assert said(err) == [
+        "restart 1 of 5: process 1 was ended by SIGKILL",
+        "restart 2 of 5: process 1 was ended by SIGKILL. Slot 1 failed 2 times at the "
+        "start and is left out: 2 of 3 processes go on",
+        "done after 2 restarts",
+    ]
+
+
+def test_one_that_cannot_be_started_again_is_a_failure(
+    launch, monkeypatch, assert_gone
+):
+    started = []
+
+    def start(number, options, environment, *rest):
+        if environment["JAXCOMM_RESTART_COUNT"] == "1" and number == 1:
+            raise OSError(11, "Resource temporarily unavailable")
+        started.append(process.Process(number, options, environment, *rest))
+        return started[-1]
+
+    monkeypatch.setattr(attempt, "Process", start)
+    status, _, err = launch(
+        f"{NTH}if nth == 0: {DIE}\nif nth == 1: time.sleep(1000)",
+        max_restarts=2,
+        timeout=60,
+    )
+    assert status == 0, err
+    assert "process 1 cannot be started: [Errno 11] Resource temporarily" in err
+    assert said(err)[1] == "restart 2 of 2: process 1 ended with status 126"
+    assert len(started) == 5
+    assert_gone([each.pid for each in started], seconds=0)
+
+
+def test_nothing_of_an_attempt_is_left_when_the_next_begins(
+    launch, tmp_path, monkeypatch, is_running
+):
+    monkeypatch.setenv("JAXCOMM_DUMP_DIR", str(tmp_path))
+    status, out, err = launch(
+        f"""{NTH}
+pid_file, shared_file = "{tmp_path}/pid", "{tmp_path}/shared"
+if nth == 0:
+    # Of the session, but not of the group that is killed with the process.
+    child = subprocess.Popen(["sleep", "1000"], process_group=0)
+    shared = f"/dev/shm/jaxcomm-{{os.getpid()}}-1"
+    open(shared, "w").close()
+    with open(pid_file, "w") as file: file.write(str(child.pid))
+    with open(shared_file, "w") as file: file.write(shared)
+    {DIE}
+pid, shared = open(pid_file).read(), open(shared_file).read()
+print("shared memory", os.path.exists(shared))
+try:
+    with open(f"/proc/{{pid}}/stat") as file:
+        print("running", file.read().rpartition(")")[2].split()[0] not in "ZX")
+except FileNotFoundError:
+    print("running", False)
+""",
+        processes=1,
+        max_restarts=1,
+    )
+    assert status == 0, err
+    assert out == "[0] shared memory False\n[0] running False\n"
+
+
+def test_the_time_of_a_run_is_for_all_attempts(launch):
+    status, _, err = launch(
+        f"time.sleep(0.4)\n{DIE}",
+        processes=1,
+        max_restarts=20,
+        timeout=2.0,
+    )
+    assert status == 124
+    assert "--timeout: not done after 2 s" in err
+    assert 1 <= len(said(err)) < 5
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_after_a_signal_to_the_launcher_nothing_starts_again(
+    number, started, program, assert_gone
+):
+    launcher = started(
+        "-n", "2", "--max-restarts=9", "--grace=1",
+        program(
+            "open(f'/dev/shm/jaxcomm-{os.getpid()}-1', 'w').close()\n"
+            "print(f'pid={os.getpid()}', flush=True)\ntime.sleep(1000)"
+        ),
+    )  # fmt: skip
+    pids = [launcher.stdout.readline().split("pid=")[1].strip() for _ in range(2)]
+    launcher.send_signal(number)
+    out, err = launcher.communicate(timeout=30)
+    assert launcher.returncode == 128 + number
+    assert (out, said(err)) == ("", [])
+    assert_gone(pids, seconds=0)
+    left = {name for name in os.listdir("/dev/shm") if name.startswith("jaxcomm-")}
+    assert not left & {f"jaxcomm-{pid}-1" for pid in pids}
+
+
+def test_a_signal_while_failed_processes_stop_is_heeded(
+    started, program, assert_gone, tmp_path
+):
+    launcher = started(
+        "-n", "2", "--max-restarts=9", "--grace=1000",
+        program(
+            f"""
+if i == 1:
+    hear("ready")
+    {DIE}
+signal.signal(signal.SIGTERM, lambda *_: print("asked to end", flush=True))
+print(f"pid={{os.getpid()}}", flush=True)
+tell("ready")
+while True: time.sleep(1000)
+"""
+        ),
+    )  # fmt: skip
+    pid = launcher.stdout.readline().split("pid=")[1]
+    assert "asked to end" in launcher.stdout.readline()
+    launcher.send_signal(signal.SIGTERM)
+    _, err = launcher.communicate(timeout=30)
+    # As without restarts: the failure came first.
+    assert launcher.returncode == 137
+    assert said(err) == []
+    assert_gone([pid], seconds=0)
+
+
+def test_where_nobody_reads_the_output_nothing_starts_again(started, program):
+    launcher = started(
+        "-n", "1", "--max-restarts=3", "--grace=0.3",
+        program("while True:\n  print('more', flush=True)\n  time.sleep(0.01)"),
+    )  # fmt: skip
+    assert launcher.stdout.readline() == "[0] more\n"
+    launcher.stdout.close()
+    err = launcher.stderr.read()
+    assert launcher.wait(timeout=60) == 1
+    assert "BrokenPipeError" in err
+    assert said(err) == []
