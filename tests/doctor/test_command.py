@@ -104,6 +104,30 @@ def test_records_are_merged(command, tmp_path):
     assert json.loads(done.stdout)["missing"] == [1]
 
 
+def test_merged_records_are_written_for_viewers(command, tmp_path):
+    path = tmp_path / "flight-record-0.json"
+    path.write_text(json.dumps(RECORD))
+    trace, picture, folder = (
+        tmp_path / "trace.json",
+        tmp_path / "x.svg",
+        tmp_path / "fr",
+    )
+    files = "--trace", trace, "--plot", picture, "--fr-trace", folder
+    done = command("--merge", path, *files, MPLBACKEND="agg")
+    assert (done.returncode, done.stderr) == (0, "")
+    (event,) = [
+        event
+        for event in json.loads(trace.read_text())["traceEvents"]
+        if event["ph"] == "X"
+    ]
+    assert event["name"] == "psum (failed)"
+    assert picture.read_text().startswith("<?xml")
+    assert [file.name for file in folder.iterdir()] == ["jaxcomm_rank_0"]
+    done = command("--merge", path, "--trace", tmp_path / "no" / "trace.json")
+    assert done.returncode == 2
+    assert "No such file or directory" in done.stderr
+
+
 def test_collectives_are_checked_and_timed(command):
     done = command("--check", "--devices", "3")
     assert (done.returncode, done.stderr) == (0, "")
@@ -142,6 +166,8 @@ def test_help_is_help(command):
         (("--check", "--devices", "1"), "'1' is not a number from 2 to 256"),
         (("--check", "--merge", "x.json"), "--check and --merge exclude each other"),
         (("--devices", "4"), "--devices goes with --check"),
+        (("--trace", "x.json"), "--trace goes with --merge"),
+        (("--fr-trace", "x"), "--fr-trace goes with --merge"),
         (("--merge", "no/such.json"), "no/such.json: No such file or directory"),
         (("--merge", __file__), "test_command.py: not JSON"),
     ],
