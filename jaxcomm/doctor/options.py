@@ -5,9 +5,9 @@ import dataclasses
 from collections.abc import Sequence
 
 _EPILOG = """\
-Without --check and --merge: versions, devices, backends, the machine, what its
-processes may do with each other, and the variables that jaxcomm reads. The exit status
-is 1 if there is a problem.
+Without --check and --merge: versions, devices, backends, the NCCL job that runs here as
+NCCL's RAS reports it, the machine, what its processes may do with each other, and the
+variables that jaxcomm reads. The exit status is 1 if there is a problem.
 
 --check runs every collective over all devices and compares the results with XLA's own.
 Time is that of one call. GB/s (bytes / time) and bus GB/s are defined as in NVIDIA's

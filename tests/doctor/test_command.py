@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 
@@ -59,12 +60,17 @@ def test_what_jax_tried_in_vain_is_not_told(command):
 
 
 def test_json_is_json(command):
-    done = command("--json", JAXCOMM_TIMEOUT="never")
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        nobody = f"127.0.0.1:{other.getsockname()[1]}"
+    done = command("--json", JAXCOMM_TIMEOUT="never", NCCL_RAS_ADDR=nobody)
     assert (done.returncode, done.stderr) == (1, "")
     found = json.loads(done.stdout)
+    assert found["NCCL job"]["RAS"] == {
+        "available": False, "reason": "Connection refused",
+    }  # fmt: skip
     assert list(found) == [
-        "versions", "devices", "backends", "machine", "shared memory", "variables",
-        "problems",
+        "versions", "devices", "backends", "NCCL job", "machine", "shared memory",
+        "variables", "problems",
     ]  # fmt: skip
     assert found["devices"]["process"] == {"index": 0, "count": 1}
     assert any("JAXCOMM_TIMEOUT is 'never'" in problem for problem in found["problems"])
