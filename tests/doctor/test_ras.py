@@ -72,7 +72,6 @@ class Server:
                         while self.endless:  # until the client has gone
                             stream.write(" ")
                             stream.flush()
-                            time.sleep(0.01)
                         return  # RAS closes after a report.
                     stream.write(f"{self._answer(line.strip().upper())}\n")
                     stream.flush()
