@@ -2,8 +2,8 @@
 
 Since NCCL 2.24 a thread of each process of a job knows the whole job and listens at
 ``localhost:28028``, or where ``NCCL_RAS_ADDR`` says. It answers lines of text with
-lines of text, ``STATUS`` with a report, and closes. This is what ``src/ras`` of NCCL's
-source does; before 2.28 or so it has no JSON.
+lines of text, and ``STATUS`` with a report, after which it closes. This is what
+``src/ras`` of NCCL's source does. An older NCCL has text alone, and no JSON.
 """
 
 import json

@@ -219,7 +219,7 @@ def test_profiles_show_the_collectives_by_name(make_mesh, tmp_path):
         jax.block_until_ready(program(X))
     (profile,) = tmp_path.rglob("*.xplane.pb")
     content = profile.read_bytes()
-    assert b"jaxcomm.all_gather" in content
+    assert b"jaxcomm.all_gather i 32B" in content
 
 
 def test_the_digest_of_a_program_tells_devices_apart(make_mesh):
