@@ -41,8 +41,8 @@ def save(merged: Merged, folder: str | os.PathLike) -> None:
 
     Raises:
       OSError: if a file cannot be written.
-      ValueError: if no operation is on record, or if some are of CPUs and some of GPUs,
-        whose device ids are the same.
+      ValueError: if no operation is on record, if some are of CPUs and some of GPUs,
+        whose device ids are the same, or if the folder has files of other ranks.
     """
     found = timeline(merged)
     platforms = sorted({group.communicator.platform for group in merged.groups})
@@ -70,6 +70,13 @@ def save(merged: Merged, folder: str | os.PathLike) -> None:
                 configs[device][name] = config
     folder = pathlib.Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
+    names = {f"{PREFIX}{device}" for device in configs}
+    strange = sorted(path.name for path in folder.glob(f"{PREFIX}*"))
+    if strange := [name for name in strange if name not in names]:
+        raise ValueError(
+            f"fr_trace: {folder} has files of other ranks, {', '.join(strange)}, which "
+            f"torch's analyzer would take for ranks of this job. Name another folder."
+        )
     # Also of a rank that has done nothing: a missing file would be a missing record.
     for device, config in configs.items():
         dump = {

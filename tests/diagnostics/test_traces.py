@@ -239,6 +239,15 @@ def test_a_rank_that_did_nothing_has_a_file_and_a_lost_process_none(make_job, du
     assert {rank: len(dump["entries"]) for rank, dump in found.items()} == {0: 1, 1: 0}
 
 
+def test_a_folder_with_ranks_of_another_job_is_refused(make_job, dumps, tmp_path):
+    dumps(make_job(devices={0: [0, 1, 2]}).did([0], "psum(int32[])").merged())
+    job = make_job(devices={0: [0, 1]}).did([0, 1], "psum(int32[])")
+    with pytest.raises(ValueError, match=r"files of other ranks, jaxcomm_rank_2, whi"):
+        dumps(job.merged())
+    (tmp_path / "fr" / "jaxcomm_rank_2").unlink()
+    assert len(dumps(job.merged())) == 2
+
+
 @pytest.mark.skipif(
     importlib.util.find_spec("torch") is None,
     reason="needs PyTorch, whose analyzer is asked",
