@@ -42,12 +42,13 @@ def save(merged: Merged, path: str | os.PathLike) -> None:
 def _events(merged: Merged, found: Timeline) -> Iterator[dict[str, Any]]:
     for process, one in merged.records.items():
         name = f"process {process} (pid {one.pid}, {one.host})"
-        yield _named("process", name, _pid(process), 0)
+        yield _named("process", name, _pid(process), _pid(process))
     tracks = rows(
         found.bars, lambda bar: (bar.process, bar.device, bar.communicator.key)
     )
     track_of = {}
-    numbers = itertools.count(1)
+    # Perfetto names a thread by its number alone, and takes a process's for a thread's.
+    numbers = itertools.count(_pid(max(merged.records)) + 1)
     for levels in tracks.values():
         for level, bars in enumerate(levels):
             track = _pid(bars[0].process), next(numbers)

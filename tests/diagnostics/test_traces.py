@@ -167,6 +167,11 @@ def test_processes_of_several_hosts_are_on_one_clock(job, events):
     job.did(ALL, "all_reduce(float32[4])")
     found = events(job.merged())
     assert {e["ts"] for e in found["X"]} == {0}
+    # Perfetto tells threads apart by their numbers, whatever their process.
+    processes = {e["pid"] for e in found["X"]}
+    threads = {e["tid"] for e in found["X"]}
+    assert (len(processes), len(threads)) == (2, 4)
+    assert not processes & threads
     assert {e["args"]["name"] for e in found["M"] if e["name"] == "process_name"} == {
         "process 0 (pid 100, node7)", "process 1 (pid 101, node8)",
     }  # fmt: skip
