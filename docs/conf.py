@@ -55,7 +55,7 @@ napoleon_use_rtype = False
 # annotations aside.
 nitpicky = True
 nitpick_ignore_regex = [
-    ("py:.*", r"(collections|datetime|jax|json|numpy)\b.*"),
+    ("py:.*", r"(collections|datetime|jax|json|numpy|os)\b.*"),
     ("py:class", r"jaxcomm\.\w+\..*"),
 ]
 

@@ -192,6 +192,26 @@ def concrete_mesh(ctx):
     return mesh if isinstance(mesh, jax.sharding.Mesh) else None
 
 
+def operation_named(ctx, name: str):
+    """Return a context in which what is lowered has this name in profiles.
+
+    XLA names an instruction by the last part of its location, which JAX makes the name
+    of the primitive. The rest of the location stays: the scopes, and the source line.
+    """
+    # Checked on 0.10.2. Where locations are made otherwise, the names stay JAX's.
+    name = name.replace("/", "_")
+    kind = type(ctx.module_context.module.operation.location)
+
+    def renamed(location):
+        if not hasattr(location, "name_str"):
+            return location
+        text = location.name_str.replace(ctx.primitive.name, name)
+        inner = renamed(location.child_loc)
+        return kind.name(text, childLoc=inner)
+
+    return renamed(kind.current)
+
+
 def program_text(ctx) -> str:
     """Return what a program being lowered is called, with its arguments' types.
 

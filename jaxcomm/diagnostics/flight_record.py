@@ -4,11 +4,12 @@ import html
 import json
 import os
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 from jaxcomm import _ffi
 from jaxcomm.communicator.communicator import Communicator
-from jaxcomm.diagnostics import record, table
+from jaxcomm.diagnostics import fr_trace, perfetto, plot, record, table
+from jaxcomm.diagnostics.merge import merge
 from jaxcomm.errors import CommunicatorError
 
 # Of each communicator, beside what has not ended: a screen, not a log.
@@ -41,6 +42,73 @@ class FlightRecord:
         """Writes it as JSON, for ``python -m jaxcomm.doctor --merge``."""
         with open(path, "w", encoding="utf-8") as file:
             file.write(self._document)
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draw what the ranks did: a row for each rank, a bar for each operation.
+
+        Colors tell collectives apart. Bars are hatched if the operation has not ended
+        or has failed; those that have not ended reach to the time of this record. Rows
+        are devices: a rank's operations on all communicators are in one row, side by
+        side where they overlap. The title says what is wrong, else how much of the time
+        went into collectives.
+
+        Args:
+          ax: matplotlib axes to draw into. If None, those of a new figure.
+
+        Returns:
+          The axes. Their x axis begins when the first operation on record began.
+
+        Raises:
+          ModuleNotFoundError: if matplotlib is not installed.
+          ValueError: if no operation is on record.
+
+        Example:
+          >>> ax = jaxcomm.flight_record().plot()  # doctest: +SKIP
+          >>> ax.figure.savefig("timeline.png")  # doctest: +SKIP
+        """
+        return plot.plot(merge([self.process]), ax)
+
+    def save_trace(
+        self,
+        path: str | os.PathLike,
+        *,
+        format: Literal["perfetto", "fr_trace"] = "perfetto",
+    ) -> None:
+        """Write what the ranks did for a viewer or an analyzer.
+
+        ``"perfetto"`` is a file that https://ui.perfetto.dev opens, with a track for
+        each rank of each communicator. ``"fr_trace"`` is a folder with a file for each
+        rank, which torch's ``torchfrtrace`` reads; its ranks are global device ids. For
+        records of several processes see ``python -m jaxcomm.doctor --merge``.
+
+        Args:
+          path: the file, or the folder, which is made if there is none.
+          format: what to write.
+
+        Raises:
+          OSError: if it cannot be written.
+          ValueError: if the format is unknown, if no operation is on record, or if
+            ``"fr_trace"`` is asked of one process of several: that analyzer compares
+            all ranks.
+
+        Example:
+          >>> jaxcomm.flight_record().save_trace("trace.json")  # doctest: +SKIP
+        """
+        if format not in ("perfetto", "fr_trace"):
+            raise ValueError(
+                f"save_trace: format must be 'perfetto' or 'fr_trace', got {format!r}"
+            )
+        if format == "perfetto":
+            perfetto.save(merge([self.process]), path)
+            return
+        if self.process.processes > 1:
+            raise ValueError(
+                f"save_trace: format 'fr_trace' needs the ranks of all processes, and "
+                f"this record is of process {self.process.process} of "
+                f"{self.process.processes}. Call save(file) in each process, then "
+                f"python -m jaxcomm.doctor --merge FILE... --fr-trace FOLDER"
+            )
+        fr_trace.save(merge([self.process]), path)
 
     def __str__(self) -> str:
         """Draws a table for each communicator."""

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import jax
 
 from jaxcomm import compat
+from jaxcomm.diagnostics import fr_trace, perfetto, plot
 from jaxcomm.diagnostics.merge import merge_files
 from jaxcomm.diagnostics.record import RecordError
 from jaxcomm.doctor import (
@@ -19,6 +20,7 @@ from jaxcomm.doctor import (
     machine,
     options,
     page,
+    ras,
     rows,
     sharing,
     software,
@@ -47,6 +49,7 @@ def main(asked: options.Options) -> int:
         "versions": list(software.versions()),
         "devices": list(software.devices()),
         "backends": list(software.backends()),
+        "NCCL job": list(ras.jobs()),
         "machine": list(machine.machine()),
         "shared memory": [*machine.shared_memory(), *sharing.sharing()],
         "variables": list(software.variables()),
@@ -64,6 +67,15 @@ def _merge(asked):
     except RecordError as error:
         return _refuse(error)
     print(json.dumps(merged.to_json(), indent=1) if asked.json else merged)
+    try:
+        if asked.trace:
+            perfetto.save(merged, asked.trace)
+        if asked.fr_trace:
+            fr_trace.save(merged, asked.fr_trace)
+        if asked.plot:
+            plot.plot(merged).figure.savefig(asked.plot)
+    except (OSError, ValueError, ModuleNotFoundError) as error:
+        return _refuse(error)
     return 0
 
 

@@ -5,9 +5,9 @@ import dataclasses
 from collections.abc import Sequence
 
 _EPILOG = """\
-Without --check and --merge: versions, devices, backends, the machine, what its
-processes may do with each other, and the variables that jaxcomm reads. The exit status
-is 1 if there is a problem.
+Without --check and --merge: versions, devices, backends, the NCCL job that runs here as
+NCCL's RAS reports it, the machine, what its processes may do with each other, and the
+variables that jaxcomm reads. The exit status is 1 if there is a problem.
 
 --check runs every collective over all devices and compares the results with XLA's own.
 Time is that of one call. GB/s (bytes / time) and bus GB/s are defined as in NVIDIA's
@@ -40,6 +40,9 @@ class Options:
       merge: flight records to compare.
       json: whether to print JSON instead of tables.
       calibrate: file to write what a plan needs to know. If None, none.
+      trace: file for Perfetto, of the records to compare. If None, none.
+      fr_trace: folder for torch's analyzer, of the same. If None, none.
+      plot: file for a picture of the same. If None, none.
     """
 
     check: bool = False
@@ -47,6 +50,9 @@ class Options:
     merge: tuple[str, ...] = ()
     json: bool = False
     calibrate: str | None = None
+    trace: str | None = None
+    fr_trace: str | None = None
+    plot: str | None = None
 
 
 class _Parser(argparse.ArgumentParser):
@@ -68,7 +74,8 @@ def read(words: Sequence[str]) -> Options:
         prog="python -m jaxcomm.doctor",
         usage="python -m jaxcomm.doctor [--json]\n"
         "       python -m jaxcomm.doctor --check [--devices N] [--json]\n"
-        "       python -m jaxcomm.doctor --merge FILE... [--json]\n"
+        "       python -m jaxcomm.doctor --merge FILE... [--json] [--trace FILE]\n"
+        "                               [--plot FILE] [--fr-trace FOLDER]\n"
         "       python -m jaxcomm.doctor --calibrate FILE [--devices N]",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -91,6 +98,17 @@ def read(words: Sequence[str]) -> Options:
         "rank is behind, at which operation",
     )
     parser.add_argument(
+        "--trace", metavar="FILE", help="write the records for https://ui.perfetto.dev"
+    )
+    parser.add_argument(
+        "--plot", metavar="FILE", help="draw the records, as .png, .svg or .pdf"
+    )
+    parser.add_argument(
+        "--fr-trace",
+        metavar="FOLDER",
+        help="write the records for torch's analyzer, torchfrtrace",
+    )
+    parser.add_argument(
         "--calibrate", metavar="FILE", help="measure this machine for jaxcomm.plan"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -106,8 +124,19 @@ def read(words: Sequence[str]) -> Options:
         raise UsageError(f"{given.files[0]!r} goes with --merge")
     if given.devices and not (given.check or given.calibrate):
         raise UsageError("--devices goes with --check and --calibrate")
-    files = tuple(given.files)
-    return Options(given.check, given.devices, files, given.json, given.calibrate)
+    for name in ("trace", "plot", "fr_trace"):
+        if getattr(given, name) and not given.merge:
+            raise UsageError(f"--{name.replace('_', '-')} goes with --merge")
+    return Options(
+        check=given.check,
+        devices=given.devices,
+        merge=tuple(given.files),
+        json=given.json,
+        calibrate=given.calibrate,
+        trace=given.trace,
+        fr_trace=given.fr_trace,
+        plot=given.plot,
+    )
 
 
 def _count(text):

@@ -60,6 +60,23 @@ class Call:
         """What messages call it, as ``psum over ('i',)``."""
         return f"{self.name} over {self.axes}"
 
+    def in_profiles(self, avals: Sequence) -> str:
+        """Return what profiles call it: with its axes, and one rank's bytes.
+
+        XLA names the instruction by it, with ``_`` in place of all but letters and
+        digits. A gradient has the name of the call that it is the gradient of.
+
+        >>> x = jax.ShapeDtypeStruct((1024, 128), "float32")
+        >>> Call("psum", ("data", "context")).in_profiles([x])
+        'jaxcomm.psum data,context 512KiB'
+        """
+        size, unit = sum(aval.size * aval.dtype.itemsize for aval in avals), "B"
+        # A whole number: XLA would replace the point, too.
+        for larger in ("KiB", "MiB", "GiB"):
+            if size >= 10 << 10 or (size and size % 1024 == 0):
+                size, unit = round(size / 1024), larger
+        return f"jaxcomm.{self.name} {','.join(map(str, self.axes))} {size}{unit}"
+
     @property
     def invariant(self) -> bool:
         """Whether results are typed as equal on all ranks."""

@@ -181,17 +181,18 @@ def _custom_call(
         has_side_effect=target.has_side_effect,
     )
     params = collective.planner_params(avals, len(comm.groups[0]), **own)
-    return rule(
-        ctx,
-        *operands,
-        collective=collective.planner,
-        name=call.name,
-        axes=str(call.axes),
-        key=np.int64(comm.key),
-        program=_program(ctx, comm.key),
-        reduce=own.get("op", "sum"),
-        params=np.asarray(params, dtype=np.int64),
-    )
+    with compat.operation_named(ctx, call.in_profiles(avals)):
+        return rule(
+            ctx,
+            *operands,
+            collective=collective.planner,
+            name=call.name,
+            axes=str(call.axes),
+            key=np.int64(comm.key),
+            program=_program(ctx, comm.key),
+            reduce=own.get("op", "sum"),
+            params=np.asarray(params, dtype=np.int64),
+        )
 
 
 def _can_split(ctx, comm: Communicator) -> bool:

@@ -28,6 +28,9 @@ class Job:
         self.entries = collections.defaultdict(list)
         self.counts = collections.Counter()
         self.time = NOW
+        # By process: its host, and how far its clock is ahead.
+        self.hosts = {}
+        self.wrong = {}
 
     def did(
         self, ranks, operation, state="completed", *, site="a", run=1, group=0,
@@ -56,18 +59,21 @@ class Job:
 
     def document(self, process):
         """Returns the record of one process."""
+        ahead = self.wrong.get(process, 0)
         communicators = [
             {
                 "key": f"{hash(axes) % 2**64:016x}", "axes": axes, "lane": "default",
                 "backend": self.backend, "platform": platform, "groups": self.groups,
-                "timeout_seconds": 300.0, "entries": entries,
+                "timeout_seconds": 300.0,
+                "entries": [e | {"started": e["started"] + ahead} for e in entries],
             }
             for (owner, axes, platform), entries in self.entries.items()
             if owner == process
         ]  # fmt: skip
         return {
             "version": 1, "process": process, "processes": len(self.devices),
-            "pid": 100 + process, "host": "node7", "time": self.time,
+            "pid": 100 + process, "host": self.hosts.get(process, "node7"),
+            "time": self.time + ahead,
             "reason": "timeout", "devices": {"cpu": self.devices[process]},
             "communicators": communicators,
         }  # fmt: skip

@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 
@@ -59,12 +60,17 @@ def test_what_jax_tried_in_vain_is_not_told(command):
 
 
 def test_json_is_json(command):
-    done = command("--json", JAXCOMM_TIMEOUT="never")
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        nobody = f"127.0.0.1:{other.getsockname()[1]}"
+    done = command("--json", JAXCOMM_TIMEOUT="never", NCCL_RAS_ADDR=nobody)
     assert (done.returncode, done.stderr) == (1, "")
     found = json.loads(done.stdout)
+    assert found["NCCL job"]["RAS"] == {
+        "available": False, "reason": "Connection refused",
+    }  # fmt: skip
     assert list(found) == [
-        "versions", "devices", "backends", "machine", "shared memory", "variables",
-        "problems",
+        "versions", "devices", "backends", "NCCL job", "machine", "shared memory",
+        "variables", "problems",
     ]  # fmt: skip
     assert found["devices"]["process"] == {"index": 0, "count": 1}
     assert any("JAXCOMM_TIMEOUT is 'never'" in problem for problem in found["problems"])
@@ -102,6 +108,30 @@ def test_records_are_merged(command, tmp_path):
     assert [line for line in done.stdout.splitlines() if line != line.rstrip()] == []
     done = command("--merge", path, "--json")
     assert json.loads(done.stdout)["missing"] == [1]
+
+
+def test_merged_records_are_written_for_viewers(command, tmp_path):
+    path = tmp_path / "flight-record-0.json"
+    path.write_text(json.dumps(RECORD))
+    trace, picture, folder = (
+        tmp_path / "trace.json",
+        tmp_path / "x.svg",
+        tmp_path / "fr",
+    )
+    files = "--trace", trace, "--plot", picture, "--fr-trace", folder
+    done = command("--merge", path, *files, MPLBACKEND="agg")
+    assert (done.returncode, done.stderr) == (0, "")
+    (event,) = [
+        event
+        for event in json.loads(trace.read_text())["traceEvents"]
+        if event["ph"] == "X"
+    ]
+    assert event["name"] == "psum (failed)"
+    assert picture.read_text().startswith("<?xml")
+    assert [file.name for file in folder.iterdir()] == ["jaxcomm_rank_0"]
+    done = command("--merge", path, "--trace", tmp_path / "no" / "trace.json")
+    assert done.returncode == 2
+    assert "No such file or directory" in done.stderr
 
 
 def test_collectives_are_checked_and_timed(command):
@@ -142,6 +172,8 @@ def test_help_is_help(command):
         (("--check", "--devices", "1"), "'1' is not a number from 2 to 256"),
         (("--check", "--merge", "x.json"), "--check and --merge exclude each other"),
         (("--devices", "4"), "--devices goes with --check"),
+        (("--trace", "x.json"), "--trace goes with --merge"),
+        (("--fr-trace", "x"), "--fr-trace goes with --merge"),
         (("--merge", "no/such.json"), "no/such.json: No such file or directory"),
         (("--merge", __file__), "test_command.py: not JSON"),
     ],

@@ -39,6 +39,13 @@ SHOWN = {
         "flight record of process 0 of 1",
         "[6. 6. 6. 6.]",
     ],
+    "05_overlap": [
+        "same results: True",
+        "'name': 'ring_shift_start'",
+        "'axes': \"('ring',)\"",
+        "'jaxcomm_ring_shift_start_ring_1MiB'",
+        "'jaxcomm_ring_shift_done_ring_1MiB'",
+    ],
 }
 
 

@@ -1,0 +1,278 @@
+"""Flight records as traces for Perfetto and for torch's analyzer."""
+
+import importlib.util
+import itertools
+import json
+import pickle
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+import jaxcomm
+from jaxcomm.diagnostics import fr_trace, perfetto
+from jaxcomm.diagnostics.flight_record import FlightRecord
+
+ALL = range(4)
+
+
+@pytest.fixture
+def events(tmp_path):
+    """Returns ``events(merged)``: the events of its trace, by phase."""
+
+    def write(merged):
+        perfetto.save(merged, tmp_path / "trace.json")
+        document = json.loads((tmp_path / "trace.json").read_text())
+        found = {"M": [], "X": [], "s": [], "f": []}
+        for event in document["traceEvents"]:
+            found[event["ph"]].append(event)
+        return found
+
+    return write
+
+
+@pytest.fixture
+def dumps(tmp_path):
+    """Returns ``dumps(merged)``: what torch's analyzer reads, by rank."""
+
+    def write(merged):
+        folder = tmp_path / "fr"
+        fr_trace.save(merged, folder)
+        return {
+            int(path.name.removeprefix(fr_trace.PREFIX)): pickle.loads(
+                path.read_bytes()
+            )
+            for path in folder.iterdir()
+        }
+
+    return write
+
+
+def record_of(make_mesh):
+    """Returns the record of a program on eight devices."""
+    mesh = make_mesh(a=2, b=4)
+
+    def program(x):
+        handle = jaxcomm.ring_shift_start(x, "b")
+        total = jaxcomm.psum(x, ("a", "b"))
+        return handle.done(after=total) + jaxcomm.all_gather(x, "a").sum(0)
+
+    spec = jax.P(("a", "b"))
+    run = jax.jit(jax.shard_map(program, mesh=mesh, in_specs=spec, out_specs=spec))
+    jax.block_until_ready(run(np.ones((8, 16), np.float32)))
+    return jaxcomm.flight_record()
+
+
+def test_a_program_s_trace_has_a_track_for_each_rank(make_mesh, tmp_path):
+    found = record_of(make_mesh)
+    found.save_trace(tmp_path / "trace.json")
+    document = json.loads((tmp_path / "trace.json").read_text())
+    events = document["traceEvents"]
+    titles = {e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    assert {title for title in titles if "+" not in title} == {
+        f"rank {rank} over {axes} (cpu:{device})"
+        for device in range(8)
+        for rank, axes in (
+            (device // 4, "('a',)"), (device % 4, "('b',)"), (device, "('a', 'b')"),
+        )
+    }  # fmt: skip
+    bars = [e for e in events if e["ph"] == "X"]
+    assert len(bars) == 24
+    (psum,) = [e for e in bars if e["name"] == "psum" and e["args"]["rank"] == 5]
+    entry = next(
+        e
+        for c in found.process.communicators
+        for e in c.entries
+        if (e.name, e.rank) == ("psum", 5)
+    )
+    assert psum["args"] | {"run": 0, "site": ""} == {
+        "operands": "float32[1,16]", "dtype": "float32", "bytes": 64,
+        "axes": "('a', 'b')", "lane": "default", "backend": "host", "group": 0,
+        "rank": 5, "state": "completed", "sequence": 1, "run": 0, "site": "",
+    }  # fmt: skip
+    assert psum["dur"] == pytest.approx(entry.seconds * 1e6, abs=1.1)
+    origin = document["otherData"]["time 0, seconds since 1970"]
+    assert origin + psum["ts"] / 1e6 == pytest.approx(entry.started, abs=1e-6)
+    assert min(e["ts"] for e in bars) == 0
+
+
+def test_events_of_a_track_do_not_overlap(job, events):
+    # Perfetto does not show those that do.
+    job.did(ALL, "permute(float32[4])", seconds=2.5)
+    for site in "bcd":
+        job.did(ALL, "all_reduce(float32[4])", site=site)
+    found = events(job.merged())
+    tracks = {}
+    for event in found["X"]:
+        tracks.setdefault((event["pid"], event["tid"]), []).append(event)
+    assert sorted(len(track) for track in tracks.values()) == [2] * 8
+    for track in tracks.values():
+        for one, after in itertools.pairwise(track):
+            assert one["ts"] + one["dur"] <= after["ts"]
+    titles = [e["args"]["name"] for e in found["M"] if e["name"] == "thread_name"]
+    assert titles[:2] == [
+        "rank 0 over ('i',) (cpu:0)", "rank 0 over ('i',) (cpu:0) +1",
+    ]  # fmt: skip
+
+
+def test_events_that_touch_share_a_track(job, events):
+    # By rounding, an operation may seem to end after the next has begun.
+    for site in "abc":
+        job.did([0], "psum(float32[4])", site=site, seconds=1.0000007)
+    one, two, three = events(job.merged())["X"]
+    assert one["tid"] == two["tid"] == three["tid"]
+    assert one["dur"] == two["dur"] == 1e6
+    assert three["dur"] == pytest.approx(1e6 + 0.7, abs=0.3)
+
+
+def test_what_did_not_end_or_failed_is_seen(job, events):
+    job.did([0], "psum(float32[4])", "failed").did([1], "psum(float32[4])", "started")
+    job.did([2, 3], "pmax(float32[4])", site="b")
+    by_rank = {e["args"]["rank"]: e for e in events(job.merged())["X"]}
+    assert by_rank[0]["name"] == "psum (failed)"
+    assert by_rank[1]["name"] == "psum (not ended)"
+    assert by_rank[2]["name"] == "pmax"
+    # Until its record was written.
+    assert by_rank[1]["dur"] == 2e6
+    assert by_rank[1]["args"]["state"] == "started"
+
+
+def test_arrows_lead_from_the_last_to_come_to_those_that_waited(make_job, events):
+    job = make_job()
+    job.did([0, 1, 3], "all_reduce(float32[4])", seconds=3.0)
+    job.did([2], "all_reduce(float32[4])", seconds=2.0)
+    found = events(job.merged())
+    track_of = {
+        e["args"]["rank"]: (e["pid"], e["tid"], e["ts"], e["ts"] + e["dur"])
+        for e in found["X"]
+    }
+    ends = {e["id"]: e for e in found["f"]}
+    assert len(ends) == 3
+    reached = set()
+    for arrow in found["s"]:
+        to = ends[arrow["id"]]
+        assert (arrow["pid"], arrow["tid"]) == track_of[2][:2]
+        for rank, (pid, tid, start, end) in track_of.items():
+            if (to["pid"], to["tid"]) == (pid, tid):
+                assert start <= to["ts"] <= end
+                reached.add(rank)
+        assert track_of[2][2] <= arrow["ts"] <= track_of[2][3]
+    assert reached == {0, 1, 3}
+
+
+def test_processes_of_several_hosts_are_on_one_clock(job, events):
+    job.hosts, job.wrong = {0: "node7", 1: "node8"}, {1: 100}
+    job.did(ALL, "all_reduce(float32[4])")
+    found = events(job.merged())
+    assert {e["ts"] for e in found["X"]} == {0}
+    # Perfetto tells threads apart by their numbers, whatever their process.
+    processes = {e["pid"] for e in found["X"]}
+    threads = {e["tid"] for e in found["X"]}
+    assert (len(processes), len(threads)) == (2, 4)
+    assert not processes & threads
+    assert {e["args"]["name"] for e in found["M"] if e["name"] == "process_name"} == {
+        "process 0 (pid 100, node7)", "process 1 (pid 101, node8)",
+    }  # fmt: skip
+
+
+def test_a_record_without_operations_is_refused(job, tmp_path):
+    found = FlightRecord(json.dumps(job.document(0)))
+    for show in (found.plot, lambda: found.save_trace(tmp_path / "x")):
+        with pytest.raises(ValueError, match="no operation is on record"):
+            show()
+
+
+def test_an_unknown_format_is_refused(make_mesh, tmp_path):
+    with pytest.raises(ValueError, match="must be 'perfetto' or 'fr_trace', got 'csv'"):
+        record_of(make_mesh).save_trace(tmp_path / "x", format="csv")
+
+
+def test_one_process_of_several_is_no_trace_for_torch(job, tmp_path):
+    job.did(ALL, "psum(float32[4])")
+    with pytest.raises(ValueError, match=r"of process 1 of 2.*--merge FILE"):
+        FlightRecord(json.dumps(job.document(1))).save_trace(
+            tmp_path / "x", format="fr_trace"
+        )
+
+
+def test_devices_of_two_kinds_are_no_trace_for_torch(job, tmp_path):
+    job.did(ALL, "psum(float32[4])").did(ALL, "psum(int32[])", axes="j", platform="gpu")
+    with pytest.raises(ValueError, match=r"devices of \['cpu', 'gpu'\]"):
+        fr_trace.save(job.merged(), tmp_path / "x")
+
+
+def test_torch_s_analyzer_gets_groups_and_operations(job, dumps):
+    job.did(ALL, "all_gather(float32[4,2], int32[])", run=7)
+    job.did([0, 1, 3], "reduce_scatter(float32[8])", "started", site="b")
+    found = dumps(job.merged())
+    assert sorted(found) == [0, 1, 2048, 2049]
+    for dump in found.values():
+        ((name, group),) = dump["pg_config"].items()
+        assert group == {
+            "name": name, "desc": "axes ('i',), lane 'default'",
+            "ranks": "[0, 1, 2048, 2049]",
+        }  # fmt: skip
+        first, *rest = dump["entries"]
+        assert first["process_group"] == (name, group["desc"])
+        assert first["profiling_name"] == "nccl:_all_gather_base"
+        assert first["input_sizes"] == [[4, 2], []]
+        assert first["output_sizes"] == [[4, 4, 2], [4]]
+        assert first["input_dtypes"] == ["float32", "int32"]
+        assert (first["collective_seq_id"], first["state"]) == (1, "completed")
+        assert first["frames"][0]["name"] == "all_gather(float32[4,2], int32[])"
+        assert [entry["output_sizes"] for entry in rest] == [[[2]]] * len(rest)
+    assert [len(found[rank]["entries"]) for rank in sorted(found)] == [2, 2, 1, 2]
+
+
+def test_ranks_that_took_another_order_have_the_same_numbers(job, dumps):
+    job.did([0, 1], "psum(float32[4])", site="a").did([0, 1], "pmax(int32[])", site="b")
+    job.did([2, 3], "pmax(int32[])", site="b").did([2, 3], "psum(float32[4])", site="a")
+    for dump in dumps(job.merged()).values():
+        numbers = {
+            entry["frames"][0]["name"]: entry["collective_seq_id"]
+            for entry in dump["entries"]
+        }
+        assert numbers == {"psum(float32[4])": 1, "pmax(int32[])": 2}
+
+
+def test_a_rank_that_did_nothing_has_a_file_and_a_lost_process_none(make_job, dumps):
+    job = make_job(devices={0: [0, 1], 1: [2]})
+    job.did([0], "psum(float32[4])", "started")
+    found = dumps(job.merged(0))
+    assert {rank: len(dump["entries"]) for rank, dump in found.items()} == {0: 1, 1: 0}
+
+
+def test_a_folder_with_ranks_of_another_job_is_refused(make_job, dumps, tmp_path):
+    dumps(make_job(devices={0: [0, 1, 2]}).did([0], "psum(int32[])").merged())
+    job = make_job(devices={0: [0, 1]}).did([0, 1], "psum(int32[])")
+    with pytest.raises(ValueError, match=r"files of other ranks, jaxcomm_rank_2, whi"):
+        dumps(job.merged())
+    (tmp_path / "fr" / "jaxcomm_rank_2").unlink()
+    assert len(dumps(job.merged())) == 2
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("torch") is None,
+    reason="needs PyTorch, whose analyzer is asked",
+)
+def test_torch_s_analyzer_finds_what_is_wrong(make_mesh, job, tmp_path):
+    def analyze(folder):
+        module = "torch.distributed.flight_recorder.fr_trace"
+        done = subprocess.run(
+            [sys.executable, "-m", module, str(folder), "-o", str(tmp_path / "db")],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return done.stdout + done.stderr
+
+    record_of(make_mesh).save_trace(tmp_path / "fine", format="fr_trace")
+    found = analyze(tmp_path / "fine")
+    assert "error" not in found
+    assert "Not all ranks" not in found
+    job.did(ALL, "all_reduce(float32[4])")
+    job.did([0, 1, 3], "all_reduce(float32[8])", "started", site="b")
+    fr_trace.save(job.merged(), tmp_path / "behind")
+    assert "missing ranks: {2048}" in analyze(tmp_path / "behind")
