@@ -1,7 +1,7 @@
 """Draw docs/ring.svg: ``python docs/_ring.py``.
 
-Keys and values travel around a ring of four ranks. At each hop a rank computes the parts
-of causal attention that its block allows. A :class:`jaxcomm.Layout` says which they are.
+Keys and values travel around a ring of four ranks. At each hop a rank computes the
+parts of causal attention that its block allows, as a :class:`jaxcomm.Layout` says.
 """
 
 from collections.abc import Iterator
@@ -60,7 +60,7 @@ def _animate(kind, values, times):
 
 
 def _block(rank):
-    """Draw keys and values of a rank: a block that moves to the next rank at each hop."""
+    """Draw keys and values of a rank, which move to the next rank at each hop."""
     x, y = _PLACES[rank]
     values, times = [], []
     for hop in range(RANKS):
@@ -91,7 +91,8 @@ def _tile(hop, rank, query, key):
     start = (hop + 0.1) / RANKS
     shown = _animate("animate", ["0", "0", "1", "1"], [0, start, start + 0.05, 1])
     shown = shown.replace("<animate", '<animate attributeName="opacity"')
-    return f'<polygon points="{points}" fill="{COLORS[rank]}" stroke="#fff">{shown}</polygon>'
+    look = f'points="{points}" fill="{COLORS[rank]}" stroke="#fff"'
+    return f"<polygon {look}>{shown}</polygon>"
 
 
 def _hop(hop):
@@ -127,11 +128,12 @@ fill="{of}">rank {rank}</text>
 queries {chunks}</text>"""
 _FRAME = """<rect x="{x}" y="{y}" width="{side}" height="{side}" fill="none" \
 stroke="#8c959f"/>
-<text x="{middle}" y="{y}" dy="-10" text-anchor="middle" fill="#24292f">keys 0 to 7</text>
+<text x="{middle}" y="{y}" dy="-10" text-anchor="middle" \
+fill="#24292f">keys 0 to 7</text>
 <text transform="translate({x} {middle_y}) rotate(-90)" dy="-10" text-anchor="middle" \
 fill="#24292f">queries 0 to 7</text>
-<text x="20" y="336" fill="#24292f">Colors: the rank that computes a tile of the causal \
-square. At each hop all ranks do the same work.</text>"""
+<text x="20" y="336" fill="#24292f">Colors: the rank that computes a tile of the \
+causal square. At each hop all ranks do the same work.</text>"""
 
 if __name__ == "__main__":
     Path(__file__).with_name("ring.svg").write_text(picture())
