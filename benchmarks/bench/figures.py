@@ -16,7 +16,7 @@ import matplotlib
 
 from bench import pairs, plot, report, units
 from bench.collectives import FLOOR
-from bench.rows import OURS, Row, TimedRow, from_json
+from bench.rows import OURS, Row, TimedRow, from_json, is_slower
 
 # Letters as text: small files, and words that can be searched.
 _STYLE = {"svg.fonttype": "none", "svg.hashsalt": "jaxcomm"}
@@ -41,12 +41,18 @@ def main(folder: Path, page: Path) -> None:
             target = path.with_name(f"{path.stem}-{name}.svg")
             with matplotlib.rc_context(_STYLE):
                 found["draw"](str(target), rows, found["title"], found["caption"])
+            _shorten(target)
             print(f"wrote {target}")
     text = page.read_text()
     filled = _MARK.sub(lambda mark: _filled(mark, known), text)
     if filled != text:
         page.write_text(filled)
         print(f"wrote {page}")
+
+
+def _shorten(path):
+    """Leave out indentation, a third of the file."""
+    path.write_text(re.sub(r"\n +", "\n", path.read_text()))
 
 
 def read(path: Path) -> dict:
@@ -111,7 +117,7 @@ def _cell(row, rivals):
     ratios = [row.ratios.get(name) for name in rivals]
     texts = ["-" if of is None else f"{of:.2f}" for of in ratios]
     marked = [
-        f"*{text}*" if of is not None and of < 1 else text
+        f"*{text}*" if of is not None and is_slower(of) else text
         for text, of in zip(texts, ratios, strict=True)
     ]
     return ", ".join([units.seconds(row.seconds[OURS].median), *marked])

@@ -6,7 +6,7 @@ import matplotlib.ticker
 
 from bench import bandwidth, colors, units
 from bench.collectives import FLOOR, FLOOR_VARIANT
-from bench.rows import OURS, TimedRow
+from bench.rows import OURS, TimedRow, is_slower
 
 # Inches of one plot.
 _ACROSS, _DOWN = 2.3, 1.7
@@ -47,7 +47,7 @@ def draw(figure, rows: Sequence[TimedRow]) -> None:
     for ax in axes.flat:
         ax.minorticks_off()
         ax.grid(alpha=0.3)
-        ax.tick_params(labelsize="x-small")
+        ax.tick_params(labelsize="x-small", left=False, bottom=False)
     middle = axes[2, len(ops) // 2]
     middle.set_xlabel("operand of each device", fontsize="small")
     shown = {
@@ -65,7 +65,7 @@ def _times(ax, rows, floor):
     for variant in _variants(rows):
         of = [row for row in rows if variant in row.seconds]
         _curve(ax, of, [row.seconds[variant].median * 1e6 for row in of], variant)
-    slower = [row for row in rows if min(row.ratios.values(), default=1) < 1]
+    slower = [row for row in rows if any(map(is_slower, row.ratios.values()))]
     if slower:
         ours = [row.seconds[OURS].median * 1e6 for row in slower]
         sizes = [row.payload_bytes for row in slower]

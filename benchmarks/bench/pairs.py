@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import matplotlib.figure
 
 from bench import colors, units
-from bench.rows import OURS
+from bench.rows import OURS, is_slower
 
 
 def panels(rows: Sequence[Mapping]) -> dict[str, list[Mapping]]:
@@ -36,13 +36,14 @@ def save(path: str, rows: Sequence[Mapping], title: str, caption: str = "") -> N
     figure.supxlabel(caption, fontsize="x-small", x=0.01, ha="left")
     ax = figure.subplots()
     at = range(len(rows))
+    lost = [is_slower(row["ratio"]) for row in rows]
     ax.barh(
         [y - 0.2 for y in at], [row["ours"] * 1e3 for row in rows], 0.4,
         color=colors.of(OURS), label=OURS,
     )  # fmt: skip
     bars = ax.barh(
         [y + 0.2 for y in at], [row["theirs"] * 1e3 for row in rows], 0.4,
-        color=[colors.LOST if row["ratio"] < 1 else "tab:orange" for row in rows],
+        color=[colors.LOST if each else "tab:orange" for each in lost],
         label="the other; red: faster than jaxcomm",
     )  # fmt: skip
     texts = [

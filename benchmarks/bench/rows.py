@@ -13,6 +13,15 @@ GLOO = "gloo"
 MPI4JAX = "mpi4jax"
 
 
+def is_slower(ratio: float) -> bool:
+    """Return whether jaxcomm loses, by a ratio as it is printed.
+
+    >>> is_slower(0.99), is_slower(0.996), is_slower(1.2)
+    (True, False, False)
+    """
+    return round(ratio, 2) < 1
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Row:
     """What every row says.

@@ -7,7 +7,7 @@ import matplotlib.figure
 import pytest
 
 from bench import bandwidth, figures, lines, report
-from bench.rows import from_json
+from bench.rows import from_json, is_slower
 
 GPU_ROW = {
     "part": "collectives", "kind": "figure", "met": True, "name": "psum of 1 KiB",
@@ -121,6 +121,10 @@ def test_what_we_lose_is_crossed_out_and_nothing_else(timed_row):
     )
     assert list(crosses.get_xdata()) == [1024]
     assert list(crosses.get_ydata()) == [200.0]
+
+
+def test_what_is_printed_as_one_is_no_loss():
+    assert [is_slower(ratio) for ratio in (0.99, 0.996, 1.2)] == [True, False, False]
 
 
 def test_bus_bandwidth_is_that_of_nccl_tests(timed_row):
