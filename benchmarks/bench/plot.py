@@ -10,8 +10,9 @@ matplotlib.use("agg")
 import matplotlib.figure
 
 from bench import bandwidth, collectives, lines, units
+from bench.colors import LOST
 from bench.colors import of as color_of
-from bench.rows import MemoryRow, Row, TimedRow
+from bench.rows import MemoryRow, Row, TimedRow, is_slower
 from bench.targets import MIB
 
 # The names of the variants need as much room as their bars.
@@ -111,7 +112,9 @@ def _bars(figure, rows):
             capsize=2,
             color=[color_of(name) for name in values],
         )
-        ax.bar_label(bars, texts, padding=3, fontsize="small")
+        labels = ax.bar_label(bars, texts, padding=3, fontsize="small")
+        for label, name in zip(labels, values, strict=True):
+            label.set_color(LOST if _wins(row, name) else "black")
         ax.invert_yaxis()
         # Room for the texts to the right of the bars.
         ax.margins(x=0.5)
@@ -119,6 +122,11 @@ def _bars(figure, rows):
         ax.set_title(f"{row.name}, {row.devices} devices", fontsize="medium")
     for ax in axes.flat[len(rows) :]:
         ax.set_axis_off()
+
+
+def _wins(row, name):
+    """Return whether a variant is faster than ours."""
+    return isinstance(row, TimedRow) and is_slower(row.ratios.get(name, 1))
 
 
 def _time(row, name):
