@@ -52,7 +52,7 @@ SHELL := bash
 CHECK_CPP := plan_test|local_test|crossing_test|reduce_test|fake_nccl_test
 
 .PHONY: help demo test check mutation install develop cpptest cppbuild planbench sanitize soak lint format stubs ptx bench \
-  notebooks docs wheel clean bazel-test FORCE
+  bench-plots notebooks docs wheel clean bazel-test FORCE
 
 help: ## list the targets
 	@echo 'make TARGET [VARIABLE=value ...]'
@@ -149,6 +149,9 @@ ptx: $(NVRTC)/.installed ## compile the GPU kernels to the PTX that is checked i
 
 bench: $(VENV)/.extra-bench ## measure against jax.lax: make bench ARGS="collectives --devices 8"
 	@PYTHONPATH="$(CURDIR)/benchmarks" $(RUN) -m bench $(ARGS)
+
+bench-plots: $(VENV)/.extra-bench ## draw docs/figures/*.json, one a machine, for docs/performance.md
+	@PYTHONPATH="$(CURDIR)/benchmarks" $(RUN) -m bench.figures docs/figures docs/performance.md
 
 notebooks: $(VENV)/.extra-notebooks ## open the notebooks in Jupyter
 	@PYTHONSAFEPATH=1 PYTHONPATH="$(CURDIR)/examples" $(BIN)/jupyter lab notebooks $(ARGS)

@@ -13,7 +13,7 @@ from sphinx.application import Sphinx
 
 import jaxcomm
 
-sys.path.insert(0, os.path.dirname(__file__))  # for _directives and _names
+sys.path.insert(0, os.path.dirname(__file__))  # for _directives and others
 
 project = "jaxcomm"
 author = "the jaxcomm authors"
@@ -25,6 +25,7 @@ extensions = [
     "sphinx.ext.napoleon",
     "myst_nb",
     "_directives",
+    "_links",
 ]
 root_doc = "README"
 include_patterns = ["*.md", "docs/**.md", "notebooks/*.ipynb"]

@@ -149,7 +149,7 @@ def _parser():
 
 def usage() -> str:
     """Return the help text."""
-    lines = ["usage: python -m bench SUBCOMMAND [--flag value ...]", ""]
+    lines = ["usage: python -m bench SUBCOMMAND ... [--flag value ...]", ""]
     for name, suite in SUITES.items():
         lines.append(f"  {name:12} {suite.about}")
     lines += [
@@ -186,7 +186,7 @@ def read(words: Sequence[str]) -> Options:
         takers = [suite for suite in SUITES if name in SUITES[suite].flags]
         if takers and not set(takers) & set(suites):
             takers = " or ".join(takers)
-            raise UsageError(f"--{name} goes with {takers}, not with {words[0]}")
+            raise UsageError(f"--{name} goes with {takers}, not with {' '.join(words)}")
     options = Options(
         suites=suites,
         devices=_list(given, "devices", _device_count),
@@ -226,15 +226,16 @@ def _suites(words):
     known = f"one of {', '.join(SUITES)}, {ALL} or {GPU}"
     if not words:
         raise UsageError(f"no subcommand was given; choose {known}")
-    if len(words) > 1:
-        raise UsageError(f"one subcommand at a time, got {' '.join(words)}; or {ALL}")
-    if words[0] == ALL:
+    if words == [ALL]:
         return tuple(SUITES)
-    if words[0] == GPU:
+    if words == [GPU]:
         raise UsageError(f"{GPU} comes before its flags: {GPU} --flag value")
-    if words[0] not in SUITES:
-        raise UsageError(f"subcommand {words[0]!r} is unknown; choose {known}")
-    return (words[0],)
+    for word in words:
+        if word in (ALL, GPU):
+            raise UsageError(f"{word} goes with no other subcommand")
+        if word not in SUITES:
+            raise UsageError(f"subcommand {word!r} is unknown; choose {known}")
+    return tuple(suite for suite in SUITES if suite in words)
 
 
 def _list(

@@ -5,8 +5,10 @@ import datetime
 import json
 import os
 import platform
+import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import jax
 import jaxlib.version
@@ -18,6 +20,7 @@ from bench.rows import Row
 
 # Raised when a field changes its meaning or goes; new ones may come without.
 SCHEMA = 1
+COMMAND = ("python", "-m", "bench")
 
 
 def machine() -> dict:
@@ -51,6 +54,21 @@ def versions() -> dict[str, str]:
     }
 
 
+def commit() -> str | None:
+    """Return the commit that is checked out, None outside of a repository.
+
+    It ends in ``-dirty`` if a tracked file was changed since.
+    """
+    asked = ["git", "describe", "--always", "--abbrev=7", "--dirty", "--exclude=*"]
+    try:
+        found = subprocess.run(
+            asked, cwd=Path(__file__).parent, capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return found.stdout.strip()
+
+
 def document(
     rows: Sequence[Row],
     session: Session | None,
@@ -70,10 +88,11 @@ def document(
     """
     return {
         "schema": SCHEMA,
-        "command": ["python", "-m", "bench", *sys.argv[1:]],
+        "command": [*COMMAND, *sys.argv[1:]],
         "started": started.isoformat(timespec="seconds"),
         "seconds": (datetime.datetime.now(datetime.UTC) - started).total_seconds(),
         "interrupted": interrupted,
+        "commit": commit(),
         "machine": at_start,
         "load_average_at_end": machine()["load_average"],
         "versions": versions(),

@@ -5,12 +5,21 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from bench.targets import Target
-from bench.timing import Spread
+from bench.timing import Quartiles, Spread
 
 OURS = "jaxcomm"
 LAX = "jax.lax"
 GLOO = "gloo"
 MPI4JAX = "mpi4jax"
+
+
+def is_slower(ratio: float) -> bool:
+    """Return whether jaxcomm loses, by a ratio as it is printed.
+
+    >>> is_slower(0.99), is_slower(0.996), is_slower(1.2)
+    (True, False, False)
+    """
+    return round(ratio, 2) < 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -152,3 +161,35 @@ class FailedRow(Row):
 
     kind = "failed"
     error: str
+
+
+_KINDS = {row.kind: row for row in (TimedRow, ProcessesRow, MemoryRow, FailedRow)}
+
+
+def from_json(fields: Mapping) -> Row:
+    """Return the row of which :meth:`Row.to_json` made these fields.
+
+    Raises:
+      ValueError: the kind is unknown, or a field is missing or new.
+    """
+    given = dict(fields)
+    kind = given.pop("kind", None)
+    if kind not in _KINDS:
+        raise ValueError(f"{kind!r} is no kind of row; known are {', '.join(_KINDS)}")
+    if "seconds" in given:
+        given["seconds"] = {
+            name: (Quartiles if "lower" in of else Spread)(**of)
+            for name, of in given["seconds"].items()
+        }
+    if given.get("target"):
+        given["target"] = _target(given["target"])
+    if "targets" in given:
+        given["targets"] = {name: _target(of) for name, of in given["targets"].items()}
+    try:
+        return _KINDS[kind](**given)
+    except TypeError as error:
+        raise ValueError(f"a row of kind {kind!r}: {error}") from None
+
+
+def _target(fields):
+    return Target(fields["measure"], fields["bound"])

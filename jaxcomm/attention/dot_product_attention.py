@@ -63,9 +63,11 @@ def dot_product_attention(
     Raises:
       ValueError: there is no mesh; or as ``ring_attention``.
 
-    >>> x = jnp.ones((2, 512, 4, 64))
+    >>> @jax.jit
+    ... def attend(x):
+    ...     return dot_product_attention(x, x, x, axis_name="context", is_causal=True)
     >>> with jax.set_mesh(jax.make_mesh((8,), ("context",))):
-    ...     out = dot_product_attention(x, x, x, axis_name="context", is_causal=True)
+    ...     out = attend(jnp.ones((2, 512, 4, 64)))
     >>> out.shape
     (2, 512, 4, 64)
     """

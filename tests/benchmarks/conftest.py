@@ -34,6 +34,12 @@ def command():
     return run
 
 
+@pytest.fixture(name="timed_row")
+def timed_row_fixture():
+    """Returns :func:`timed_row`."""
+    return timed_row
+
+
 def timed_row(suite, name, seconds, target=None, payload_bytes=256):
     """A row whose numbers follow from the seconds; nothing is measured."""
     first = next(iter(seconds.values()))

@@ -38,7 +38,8 @@ def test_sizes_have_units():
         ((), "attention, memory, processes, all or gpu"),
         (("--quick", "gpu"), "gpu comes before its flags: gpu --flag value"),
         (("nope",), "subcommand 'nope' is unknown; choose one of collectives"),
-        (("chain", "scan"), "one subcommand at a time, got chain scan; or all"),
+        (("chain", "all"), "all goes with no other subcommand"),
+        (("chain", "scam"), "subcommand 'scam' is unknown"),
         (("chain", "--devices", "1"), "--devices: '1' is not a number of devices"),
         (("chain", "--devices", "2,x"), "--devices: 'x' is not a number of devices"),
         (("chain", "--devices", ""), "--devices: '' is not a number of devices"),
@@ -117,3 +118,7 @@ def test_every_row_of_the_issue_is_planned():
 def test_repeats_are_exact_when_given():
     effort = plan.effort(read("chain", "--repeats", "7"))
     assert (effort.rounds, effort.fewest_rounds) == (7, 7)
+
+
+def test_several_subcommands_run_in_their_order():
+    assert read("scan", "chain").suites == ("chain", "scan")

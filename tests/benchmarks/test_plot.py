@@ -1,3 +1,4 @@
+import matplotlib.figure
 import pytest
 
 from bench import plot
@@ -13,6 +14,14 @@ def test_nothing_measured_still_gives_a_picture(tmp_path):
     path = tmp_path / "bench.svg"
     plot.save(str(path), [], "a machine")
     assert "a machine" in path.read_text() or path.stat().st_size > 0
+
+
+def test_a_variant_that_is_faster_than_ours_is_red(timed_row):
+    times = {"jaxcomm": 2.0, "slow": 3.0, "fast": 1.0}
+    figure = matplotlib.figure.Figure()
+    plot._bars(figure, [timed_row("attention", "forward", times, None, None)])
+    red = [x.get_text() for x in figure.axes[0].texts if x.get_color() == "tab:red"]
+    assert red == ["1 s (0.50 x ours)"]
 
 
 @pytest.mark.parametrize(

@@ -18,15 +18,20 @@ def of_python(source):
     nodes = list(ast.walk(ast.parse(source)))
     docstrings = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
     for node in nodes:
-        if id(node) in docstrings:
-            continue
-        if isinstance(node, ast.JoinedStr):
-            yield "".join(
-                part.value if isinstance(part, ast.Constant) else VALUE
-                for part in node.values
-            )
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            yield node.value
+        text = text_of(node)
+        if id(node) not in docstrings and text is not None:
+            yield text
+
+
+def text_of(node):
+    """Return the text of a literal, without values; None if it is something else."""
+    if isinstance(node, ast.JoinedStr):
+        return "".join(
+            part.value if isinstance(part, ast.Constant) else VALUE
+            for part in node.values
+        )
+    is_text = isinstance(node, ast.Constant) and isinstance(node.value, str)
+    return node.value if is_text else None
 
 
 def of_cpp(source):
@@ -87,3 +92,61 @@ def test_messages_of_both_languages_are_read():
     assert f"a {VALUE} cd" in set(of_python(python))
     assert "No." not in set(of_python(python))
     assert list(of_cpp(cpp)) == [f"a {VALUE} cd"]
+
+
+# How a text says what to do instead.
+REMEDY = re.compile(
+    r"\b(must|pass|choose|give|use|call|leave|cast|make|split|delete|ask|write|set|send"
+    r"|move|expected|name|run|save|start|stack|takes|counts)\b",
+    re.I,
+)
+# Programming errors of whoever adds a file to jaxcomm, and texts made elsewhere.
+FOR_DEVELOPERS = (
+    "there is a backend",
+    "there is a collective named",
+    "has no transpose",
+    "does not say its cost",
+    "is none of",
+    "is not in groups",
+    "there is no closed form of",
+)
+
+
+def raised(source):
+    """Yield the texts of a Python file's `raise`, values left out.
+
+    Texts that begin with a value and hold little else are put together elsewhere.
+    """
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
+            for text in filter(None, map(text_of, node.exc.args[:1])):
+                if len(text.replace(VALUE, "").split()) > 2:
+                    yield text
+
+
+def unexplained(texts, rows):
+    """Return texts that neither a row explains nor say what to do themselves."""
+    return [
+        text
+        for text in texts
+        if not REMEDY.search(text)
+        and not any(is_said(row, [text]) for row in rows)
+        and not any(part in text for part in FOR_DEVELOPERS)
+    ]
+
+
+def test_every_error_is_on_the_page_or_says_what_to_do():
+    texts = [
+        text
+        for path in sorted((ROOT / "jaxcomm").rglob("*.py"))
+        for text in raised(path.read_text())
+    ]
+    assert len(texts) > 150
+    assert unexplained(texts, ROWS) == []
+
+
+def test_an_error_that_explains_nothing_is_found():
+    source = "raise ValueError(f'{x}: the size is {n}')\nraise E('Pass a size here')"
+    texts = list(raised(source))
+    assert unexplained(texts, []) == [f"{VALUE}: the size is {VALUE}"]
+    assert unexplained(texts, ["the size is ..."]) == []

@@ -8,6 +8,7 @@ import importlib.util
 import inspect
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -99,6 +100,46 @@ def test_the_command_lines_are_shown(site):
     text = (site / "docs" / "api" / "command-line.html").read_text()
     assert "usage: python -m jaxcomm.launch" in text
     assert "usage: python -m jaxcomm.doctor" in text
+
+
+@needs_sphinx
+def test_links_to_other_sites_are_listed(site):
+    lines = (site / "external-links.txt").read_text().splitlines()
+    links = [line.split()[0] for line in lines]
+    assert "https://semver.org" in links
+    assert links == sorted(set(links))
+
+
+@needs_sphinx
+def test_bad_links_are_warnings(tmp_path):
+    """A site of two pages, with the real settings."""
+    (tmp_path / "docs").mkdir()
+    for path in DOCS.glob("*.py"):
+        shutil.copy(path, tmp_path / "docs")
+    (tmp_path / "docs" / "contents.md").write_text("")
+    (tmp_path / "docs" / "page.md").write_text("# Page\n\n## CPU\n")
+    said_of = {
+        "docs/no.md": "'docs/no.md'",
+        "docs/page.md#no": "'no'",
+        "http://semver.org": "'http://semver.org': it does not begin with https",
+        "https://semver": "'https://semver': it has no host",
+    }
+    good = ["docs/page.md#cpu", "https://semver.org"]
+    text = " ".join(f"[x]({link})" for link in (*said_of, *good))
+    (tmp_path / "README.md").write_text(f"# Site\n\n{text} ![x](docs/no.svg)\n")
+    sphinx = [sys.executable, "-P", "-m", "sphinx", "-c", "docs", "-q", "-E", "-n"]
+    run = subprocess.run(
+        [*sphinx, ".", tmp_path / "site"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    warnings = [x for x in run.stderr.splitlines() if "toctree" not in x]
+    assert len(warnings) == len(said_of) + 1, run.stderr
+    for said in (*said_of.values(), "docs/no.svg"):
+        assert any(said in line for line in warnings), (said, run.stderr)
 
 
 @needs_sphinx

@@ -61,11 +61,13 @@ def page(tried: list[tuple[Defect, dict]], drawn: int, seed: int) -> tuple[str, 
         row = (f"`{file}`", c["tried"], c["caught"], c["equivalent"], left)
         lines.append("| " + " | ".join(map(str, row)) + " |")
     if survivors:
-        lines += ["", "## Survivors", "", *map(_line, sorted(survivors, key=_place))]
+        lines += ["", "## Survivors", ""]
+        for defect in sorted(survivors, key=_place):
+            lines += _bullets(defect)
     if equivalents:
         lines += ["", "## Equivalent", ""]
         for defect in sorted(equivalents, key=_place):
-            lines.append(f"{_line(defect)}. {why[defect.name]}")
+            lines += [*_bullets(defect), f"  * {why[defect.name]}"]
     return "\n".join(lines) + "\n", share >= ENOUGH
 
 
@@ -73,6 +75,11 @@ def _place(defect: Defect):
     return defect.file, defect.line
 
 
-def _line(defect: Defect) -> str:
+def _bullets(defect: Defect) -> list[str]:
+    """Return the file, and below it the line and what became of it."""
     old, new = (" ".join(text.split()) for text in (defect.old, defect.new))
-    return f"* `{defect.file}`, `{defect.source}`: `{old}` became `{new}`"
+    return [
+        f"* `{defect.file}`",
+        f"  * `{defect.source}`",
+        f"  * `{old}` became `{new}`",
+    ]

@@ -35,8 +35,9 @@ def run(names, timer: Timer, heading: str, json: str | None) -> int:
     made, status = [], 0
     document = {
         "schema": report.SCHEMA,
-        "command": ["python", "-m", "bench", *sys.argv[1:]],
+        "command": [*report.COMMAND, *sys.argv[1:]],
         "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "commit": report.commit(),
         "machine": report.machine(),
         "versions": report.versions(),
         "heading": heading.splitlines(),

@@ -1,0 +1,153 @@
+"""The pictures and tables of docs/performance.md, from what ``--json`` wrote.
+
+``python -m bench.figures FOLDER PAGE`` reads every JSON file of a folder, one for each
+machine. It writes ``MACHINE-PANEL.svg`` beside it, and the tables between the marks
+``<!-- MACHINE: PANEL -->`` and ``<!-- end -->`` of the page.
+"""
+
+import json
+import re
+import sys
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib
+
+from bench import pairs, plot, report, units
+from bench.collectives import FLOOR
+from bench.rows import OURS, Row, TimedRow, from_json, is_slower
+
+# Letters as text: small files, and words that can be searched.
+_STYLE = {"svg.fonttype": "none", "svg.hashsalt": "jaxcomm"}
+_MARK = re.compile(
+    r"(?P<begin><!-- (?P<machine>[\w-]+): (?P<panel>[\w-]+) -->\n)"
+    r".*?(?P<end><!-- end -->)",
+    re.S,
+)
+
+
+def main(folder: Path, page: Path) -> None:
+    """Draw all pictures of a folder and fill in the tables of a page.
+
+    Raises:
+      ValueError: a file is of another form, or the page asks for a panel that none has.
+    """
+    known = {}
+    for path in sorted(folder.glob("*.json")):
+        found = read(path)
+        known[path.stem] = found
+        for name, rows in found["panels"].items():
+            target = path.with_name(f"{path.stem}-{name}.svg")
+            with matplotlib.rc_context(_STYLE):
+                found["draw"](str(target), rows, found["title"], found["caption"])
+            _shorten(target)
+            print(f"wrote {target}")
+    text = page.read_text()
+    filled = _MARK.sub(lambda mark: _filled(mark, known), text)
+    if filled != text:
+        page.write_text(filled)
+        print(f"wrote {page}")
+
+
+def _shorten(path):
+    """Leave out indentation, a third of the file."""
+    path.write_text(re.sub(r"\n +", "\n", path.read_text()))
+
+
+def read(path: Path) -> dict:
+    """Return the panels of a file, what draws them, and title and caption.
+
+    Raises:
+      ValueError: it is of another schema, or a row is of an unknown form.
+    """
+    document = json.loads(path.read_text())
+    if document.get("schema") != report.SCHEMA:
+        raise ValueError(
+            f"{path} has schema {document.get('schema')!r} and not {report.SCHEMA}; "
+            f"write it anew: make bench ARGS='... --json {path}'"
+        )
+    is_gpu = "heading" in document
+    if is_gpu:
+        panels, draw = pairs.panels(document["rows"]), pairs.save
+    else:
+        rows = [from_json(row) for row in document["rows"]]
+        panels, draw = plot.panels(rows), plot.save
+    return {
+        "panels": panels,
+        "draw": draw,
+        "title": _title(document),
+        "caption": caption(document),
+    }
+
+
+def caption(document: dict) -> str:
+    """Return machine, software, command, commit, date and load, in a few lines."""
+    versions = ", ".join(f"{name} {of}" for name, of in document["versions"].items())
+    command = " ".join(_without_files(document["command"][len(report.COMMAND) :]))
+    load = document["machine"]["load_average"]
+    loads = [load, document.get("load_average_at_end")]
+    said = " to ".join(f"{each:.1f}" for each in loads if each is not None)
+    text = (
+        f"{versions}. Commit {document['commit'] or 'unknown'}, "
+        f"{document['started'][:10]}, load {said or 'unknown'}. "
+        f'make bench ARGS="{command}"'
+    )
+    return "\n".join(textwrap.wrap(text, 150))
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Return a panel of collectives as Markdown: time, and each rival's time over it.
+
+    Ratios below 1 are in italics.
+    """
+    timed = [row for row in rows if isinstance(row, TimedRow) and row.name != FLOOR]
+    sizes = sorted({row.payload_bytes for row in timed})
+    rivals = list(dict.fromkeys(name for row in timed for name in row.ratios))
+    head = ["collective", *(units.size(size) for size in sizes)]
+    lines = ["| " + " | ".join(head) + " |", "| --- " * len(head) + "|"]
+    for name in dict.fromkeys(row.name for row in timed):
+        of = {row.payload_bytes: row for row in timed if row.name == name}
+        cells = [_cell(of[size], rivals) if size in of else "" for size in sizes]
+        lines.append("| " + " | ".join([f"`{name}`", *cells]) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _cell(row, rivals):
+    ratios = [row.ratios.get(name) for name in rivals]
+    texts = ["-" if of is None else f"{of:.2f}" for of in ratios]
+    marked = [
+        f"*{text}*" if of is not None and is_slower(of) else text
+        for text, of in zip(texts, ratios, strict=True)
+    ]
+    return ", ".join([units.seconds(row.seconds[OURS].median), *marked])
+
+
+def _filled(mark, known):
+    machine, panel = mark["machine"], mark["panel"]
+    panels = known.get(machine, {}).get("panels", {})
+    if panel not in panels:
+        raise ValueError(f"the page asks for {machine}: {panel}, which no file has")
+    return f"{mark['begin']}{table(panels[panel])}{mark['end']}"
+
+
+def _without_files(words):
+    """Leave out where results were written to."""
+    kept, words = [], iter(words)
+    for word in words:
+        if word in ("--json", "--plot"):
+            next(words)
+        elif not word.startswith(("--json=", "--plot=")):
+            kept.append(word)
+    return kept
+
+
+def _title(document):
+    if "heading" in document:
+        return document["heading"][0]
+    machine = document["machine"]
+    return f"{machine['cpu']}, {machine['cores']} cores"
+
+
+if __name__ == "__main__":
+    main(*map(Path, sys.argv[1:]))
