@@ -60,6 +60,8 @@ def build(tag: str, interpreter: Path) -> Path:
         env=dict(
             os.environ,
             CXX=str(compiler()),
+            # nanobind 3.1 uses stderr, and leaves its header to the C++ library.
+            CXXFLAGS="-include cstdio",
             PATH=f"{python.parent}:{os.environ['PATH']}",
         ),
     )  # fmt: skip
