@@ -55,7 +55,7 @@ def use(python: Path) -> None:
             env.run([python, *command], env=clean, cwd=folder)
 
         outside("-c", "import jaxcomm; print(jaxcomm.__version__, jaxcomm.__file__)")
-        outside("-m", "jaxcomm.doctor", "--check")
+        outside("-m", "jaxcomm.doctor", "--check", "--devices", "8")
         Path(folder, "launched.py").write_text(LAUNCHED)
         outside("-m", "jaxcomm.launch", "-n", "2", "launched.py")
         for name in COPIED:
