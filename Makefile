@@ -21,6 +21,9 @@ RUN := PYTHONSAFEPATH=1 $(BIN)/python -P
 # cmake and ninja of the virtual environment first, those of the system second.
 TOOLS := PATH="$(abspath $(BIN)):$$PATH"
 PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(TOOLS) $(BIN)/python -m pip install --quiet
+FAKE_NCCL = JAXCOMM_TEST_FAKE_NCCL="$(abspath $(BUILD))/libjaxcomm_fake_nccl.so"
+PYTEST = -m pytest -n $(TEST_WORKERS) --dist worksteal
+RELEASE = PYTHONPATH="$(CURDIR)/tools" PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -P -m
 PIP_BUILD := $(PIP) --no-build-isolation --config-settings=build-dir=$(BUILD)
 
 VENV_MADE := $(VENV)/.python-$(ABI)
@@ -51,8 +54,8 @@ SHELL := bash
 # C++ tests of `make check`: planning, one process, several processes, sums, NCCL.
 CHECK_CPP := plan_test|local_test|crossing_test|reduce_test|fake_nccl_test
 
-.PHONY: help demo test check mutation install develop cpptest cppbuild planbench sanitize soak lint format stubs ptx bench \
-  bench-plots notebooks docs wheel clean bazel-test FORCE
+.PHONY: help demo test coverage check smoke mutation install develop cpptest cppbuild planbench sanitize soak lint format stubs ptx bench \
+  bench-plots notebooks docs wheel release-check clean bazel-test FORCE
 
 help: ## list the targets
 	@echo 'make TARGET [VARIABLE=value ...]'
@@ -71,7 +74,14 @@ demo: $(VENV)/.extra-demo ## train a small language model over a ring of virtual
 
 # worksteal: a worker has whole files, and with them what their tests share.
 test: $(VENV)/.extra-test cpptest ## C++ and Python tests against the installed package
-	@JAXCOMM_TEST_FAKE_NCCL="$(abspath $(BUILD))/libjaxcomm_fake_nccl.so" $(RUN) -m pytest -n $(TEST_WORKERS) --dist worksteal $(ARGS)
+	@$(FAKE_NCCL) $(RUN) $(PYTEST) $(ARGS)
+
+# coverage.py follows the processes that tests start, see [tool.coverage.run].
+coverage: $(VENV)/.extra-test cppbuild ## the Python tests, and the lines of jaxcomm/ that none of them runs
+	@rm -rf build/coverage; mkdir -p build/coverage
+	@$(FAKE_NCCL) $(RUN) -m coverage run $(PYTEST) $(ARGS)
+	@$(BIN)/python -m coverage combine --quiet
+	@$(BIN)/python -m coverage report
 
 install: $(VENV)/.extra-$(EXTRAS) ## make .venv and install jaxcomm into it
 	@echo 'jaxcomm is installed: source $(BIN)/activate'
@@ -84,7 +94,13 @@ develop: $(VENV)/.extra-$(EXTRAS) ## put the extension into jaxcomm/, to work in
 # What breaks most things breaks one of these.
 check: $(VENV)/.extra-test lint cppbuild ## lint, types and one test of each file: the inner loop
 	@$(TOOLS) ctest --test-dir $(BUILD) --output-on-failure --no-tests=error -R '^($(CHECK_CPP))$$'
-	@JAXCOMM_TEST_FAKE_NCCL="$(abspath $(BUILD))/libjaxcomm_fake_nccl.so" $(RUN) -m pytest -n $(TEST_WORKERS) --dist worksteal --one-of-each $(ARGS)
+	@$(FAKE_NCCL) $(RUN) $(PYTEST) --one-of-each $(ARGS)
+
+# For a second Python: make smoke PYTHON=python3.13 VENV=.venv-3.13
+smoke: $(VENV)/.extra-test ## one test of each file, without lint and C++ tests
+	@$(TOOLS) cmake -S . -B $(BUILD) -DJAXCOMM_BUILD_FAKE=ON > /dev/null
+	@$(TOOLS) cmake --build $(BUILD) --target jaxcomm_fake_nccl > /dev/null
+	@$(FAKE_NCCL) $(RUN) $(PYTEST) --one-of-each $(ARGS)
 
 cpptest: cppbuild ## C++ tests, built from the objects of the installed extension
 	@$(TOOLS) ctest --test-dir $(BUILD) --output-on-failure --no-tests=error
@@ -116,7 +132,7 @@ sanitize: $(BUILD_REQUIRES) ## C++ tests under ThreadSanitizer, then Address- an
 	done
 
 mutation: develop $(VENV)/.extra-test cpptest ## run tests on 200 defects, and write docs/mutation.md (hours)
-	@JAXCOMM_TEST_FAKE_NCCL="$(abspath $(BUILD))/libjaxcomm_fake_nccl.so" PYTHONPATH="$(CURDIR)/tools" $(BIN)/python -m mutation $(ARGS)
+	@$(FAKE_NCCL) PYTHONPATH="$(CURDIR)/tools" $(BIN)/python -m mutation $(ARGS)
 
 soak: $(INSTALLED) ## 100,000 mixed collectives between processes, every result checked
 	@PYTHONPATH="$(CURDIR)/tests:$(CURDIR)/tests/support" $(RUN) -m stress $(ARGS)
@@ -161,10 +177,12 @@ docs: $(VENV)/.extra-docs ## build the site into build/docs, notebooks executed 
 	@DOCS_NOTEBOOKS="$(DOCS_NOTEBOOKS)" $(RUN) -m sphinx -q -E -n -W --keep-going -c docs $(ARGS) . build/docs
 	@echo 'Open build/docs/index.html'
 
-# In an environment of pip's own, with the oldest jaxlib's headers: see pyproject.toml.
-wheel: $(VENV_MADE) ## build dist/jaxcomm-*.whl, which serves every supported jaxlib
-	@PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
-	@ls dist/*.whl
+# In environments of their own, with the oldest jaxlib's headers: see pyproject.toml.
+wheel: $(VENV_MADE) ## build dist/jaxcomm-*.whl for every Python and jaxlib; glibc 2.28 or newer
+	@$(RELEASE) release.wheels $(ARGS)
+
+release-check: $(VENV)/.extra-test $(VENV)/.extra-release ## all that a release must pass: ARGS="--only wheels,installed" (an hour)
+	@$(RELEASE) release $(ARGS)
 
 bazel-test: $(VENV)/.extra-test ## build and test with Bazel (apt install bazel-bootstrap), offline
 	@command -v $(BAZEL) > /dev/null || { echo 'make: no $(BAZEL). Debian: apt install bazel-bootstrap' >&2; exit 1; }

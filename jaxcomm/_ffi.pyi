@@ -118,11 +118,6 @@ def symmetric_memory(ordinals: Sequence[int], bytes: int) -> SymmetricMemory:
 def symmetric_block(memory: SymmetricMemory, ordinal: int, offset: int, shape: Sequence[int], dtype_code: int, dtype_bits: int) -> object:
     """One device's part of a block, for DLPack."""
 
-def can_borrow() -> bool:
-    """
-    Whether this was built with an FFI through which XLA lends communicators.
-    """
-
 def borrow_nccl(key: int, axes: str, lane: str, platform: str, timeout_seconds: float, groups: Sequence[Sequence[int]], devices: Sequence[tuple[int, int]], places: Sequence[Sequence[int]], communication_id: int, on_failure: str) -> None:
     """
     Makes a communicator under a key that borrows XLA's; places are those of the groups' devices in a program.

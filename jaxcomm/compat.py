@@ -54,6 +54,18 @@ def checks_varying_axes() -> bool:
     return _config._check_vma.value
 
 
+def type_of_gathered(to: str) -> str:
+    """Return how the result of an ``all_gather(to=to)`` is typed in this trace.
+
+    Without ``check_vma`` jax.lax takes every ``to`` for ``"varying"`` from 0.12 on. The
+    transpose of ``"varying"`` sums, and the one of ``"invarying"`` does not.
+    """
+    # Checked on 0.10.2, 0.11.2, 0.12.0.1.
+    if jax.__version_info__ >= (0, 12) and not checks_varying_axes():
+        return "varying"
+    return to
+
+
 def varying_axes(x) -> frozenset:
     """Return the mesh axes over which ``x`` may differ between devices."""
     return jax.typeof(x).mat.varying
@@ -69,7 +81,16 @@ def with_manual_axes(aval, **kinds: frozenset):
     # Constants come without the mesh, which the type needs.
     mesh = jax.sharding.get_abstract_mesh()
     aval = aval.update(sharding=aval.sharding.update(mesh=mesh))
-    return aval.update(manual_axis_type=aval.mat.update(**kinds))
+    mat: Any = aval.mat
+    # From jax 0.11 on a type also says how it is unreduced, but not without axes.
+    if hasattr(mat, "unreduced_kind") and not kinds.get("unreduced", mat.unreduced):
+        return aval.update(manual_axis_type=mat.update(**kinds, unreduced_kind=None))
+    return aval.update(manual_axis_type=mat.update(**kinds))
+
+
+def is_unreduced_sum(aval) -> bool:
+    """Say whether unreduced parts of an operand add up: newer jax has others."""
+    return getattr(getattr(aval.mat, "unreduced_kind", None), "name", "sum") == "sum"
 
 
 def with_varying_axes(aval, axes):

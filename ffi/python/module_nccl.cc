@@ -26,7 +26,6 @@
 #include "ffi/core/registry.h"
 #include "ffi/planners/collectives.h"
 #include "ffi/python/module.h"
-#include "ffi/xla/borrow.h"
 
 namespace nb = nanobind;
 
@@ -263,9 +262,6 @@ void BindNccl(nb::module_& m) {
         nb::arg("copy_engines"), nb::arg("one_shot"), nb::arg("on_failure"),
         nb::arg("check"), "Splits a communicator off a world, under a key.");
   BindSymmetricMemory(m);
-  m.def(
-      "can_borrow", [] { return GetBorrowHandlers().execute != nullptr; },
-      "Whether this was built with an FFI through which XLA lends communicators.");
   m.def("borrow_nccl", &BorrowNccl, nb::arg("key"), nb::arg("axes"), nb::arg("lane"),
         nb::arg("platform"), nb::arg("timeout_seconds"), nb::arg("groups"),
         nb::arg("devices"), nb::arg("places"), nb::arg("communication_id"),

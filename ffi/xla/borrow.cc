@@ -1,27 +1,16 @@
 #include "ffi/xla/borrow.h"
 
-#if __has_include("xla/ffi/api/collectives_api.h")
-
 #include "ffi/core/call_site.h"
 #include "ffi/core/communicator.h"
 #include "ffi/core/registry.h"
 #include "ffi/xla/arrival.h"
+#include "ffi/xla/lender.h"
 #include "xla/ffi/api/ffi.h"
-//
-#include "xla/ffi/api/collectives_api.h"
 
 namespace jaxcomm {
 namespace {
 
 namespace ffi = xla::ffi;
-
-using XlaCommunicators =
-    ffi::internal::CommunicatorContextBase<ffi::internal::ErrorPolicy>;
-
-struct Collectives : ffi::internal::CollectivesExtensionBase<XlaCommunicators> {
-  // We use only what every version of the extension has.
-  static bool Support(int32_t major, int32_t) { return major == 0; }
-};
 
 Status RefuseUnlessLent(const CallSite& site, const Borrowed* wanted) {
   if (wanted != nullptr) return OkStatus();
@@ -29,25 +18,25 @@ Status RefuseUnlessLent(const CallSite& site, const Borrowed* wanted) {
                             ": its communicator is not one that XLA lends");
 }
 
-Status Prepare(CallSite* site, XlaCommunicators collectives, ffi::RemainingArgs,
+Status Prepare(CallSite* site, const ffi::ErrorOr<Lender>& xla, ffi::RemainingArgs,
                ffi::RemainingRets) {
+  if (!xla) return xla.error();
   const auto communicator = Registry::Get().Find(site->attributes().key);
   if (communicator == nullptr) return Registry::Get().MissingError(*site);
   const Borrowed* const wanted = communicator->borrowed();
   RETURN_IF_ERROR(RefuseUnlessLent(*site, wanted));
-  return collectives.RequestCommunicator(ffi::GroupMode::kFlattenedId, wanted->groups,
-                                         wanted->communication_id);
+  return xla->Request(wanted->groups, wanted->communication_id);
 }
 
-Status Enqueue(void* stream, CallSite* site, XlaCommunicators collectives,
+Status Enqueue(void* stream, CallSite* site, const ffi::ErrorOr<Lender>& xla,
                ffi::RunId run_id, int32_t ordinal, ffi::RemainingArgs operands,
                ffi::RemainingRets results) {
+  if (!xla) return xla.error();
   Arrival arrival(site, run_id.run_id, ordinal, operands, results);
   RETURN_IF_ERROR(arrival.status);
   const Borrowed* const wanted = arrival.communicator->borrowed();
   RETURN_IF_ERROR(RefuseUnlessLent(*site, wanted));
-  auto lent = collectives.GetCommunicator(ffi::GroupMode::kFlattenedId, wanted->groups,
-                                          wanted->communication_id);
+  auto lent = xla->Get(wanted->groups, wanted->communication_id);
   if (!lent) return lent.error();
   arrival.call.borrowed = *lent;
   return arrival.communicator->Enqueue(arrival.call, stream);
@@ -56,14 +45,14 @@ Status Enqueue(void* stream, CallSite* site, XlaCommunicators collectives,
 XLA_FFI_DEFINE_HANDLER(kPrepare, Prepare,
                        ffi::Ffi::BindPrepare()
                            .Ctx<ffi::State<CallSite>>()
-                           .Ctx<ffi::Extension<Collectives>>()
+                           .Ctx<Lender>()
                            .RemainingArgs()
                            .RemainingRets());
 XLA_FFI_DEFINE_HANDLER(kEnqueue, Enqueue,
                        ffi::Ffi::Bind()
                            .Ctx<ffi::PlatformStream<void*>>()
                            .Ctx<ffi::State<CallSite>>()
-                           .Ctx<ffi::Extension<Collectives>>()
+                           .Ctx<Lender>()
                            .Ctx<ffi::RunId>()
                            .Ctx<ffi::DeviceOrdinal>()
                            .RemainingArgs()
@@ -74,13 +63,3 @@ XLA_FFI_DEFINE_HANDLER(kEnqueue, Enqueue,
 BorrowHandlers GetBorrowHandlers() { return {kPrepare, kEnqueue}; }
 
 }  // namespace jaxcomm
-
-#else
-
-namespace jaxcomm {
-
-BorrowHandlers GetBorrowHandlers() { return {}; }
-
-}  // namespace jaxcomm
-
-#endif

@@ -6,11 +6,10 @@
 
 namespace jaxcomm {
 
-// Null if this was built with a jaxlib before 0.11.2, whose FFI has no extension for
-// collectives.
+// They fail where XLA lends none, see lender.h.
 struct BorrowHandlers {
-  XLA_FFI_Handler* prepare = nullptr;  // requests the communicator
-  XLA_FFI_Handler* execute = nullptr;  // enqueues the collective
+  XLA_FFI_Handler* prepare;  // requests the communicator
+  XLA_FFI_Handler* execute;  // enqueues the collective
 };
 BorrowHandlers GetBorrowHandlers();
 

@@ -133,7 +133,6 @@ std::vector<Registration> Registrations(bool has_streams) {
     add(target + ".start", has_streams ? kEnqueueStart : kStart);
     if (!has_streams) continue;
     add(target + ".capturable", kEnqueueCapturable);
-    if (borrow.execute == nullptr) continue;
     add(target + ".borrowed", borrow.execute);
     all.back().stages.emplace_back("prepare", borrow.prepare);
   }

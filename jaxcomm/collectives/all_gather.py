@@ -37,6 +37,7 @@ def all_gather(
       to: how the result is typed over the axis. ``"invarying"`` and ``"reduced"``:
         equal on all devices. The gradient of an ``"invarying"`` result is not summed;
         that of a ``"reduced"`` result is unreduced, and summed by a reduce-scatter.
+        Without ``check_vma``, jax 0.12 takes both for ``"varying"``, and so do we.
       lane: the lane to use; see :func:`jaxcomm.init` and :func:`jaxcomm.using`.
       backend: the backend to use; see the same functions.
 
@@ -90,6 +91,7 @@ def gathering(
             f"{call.where}: to={to!r}; choose one of 'varying', 'invarying' and "
             "'reduced'"
         )
+    to = compat.type_of_gathered(to)
     if to != "varying" and call.index_groups is not None:
         raise NotImplementedError(
             f"{call.where}: with axis_index_groups the result differs between groups; "

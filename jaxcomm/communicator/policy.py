@@ -80,8 +80,7 @@ class CommPolicy:
         its own collectives for each operation. XLA makes, orders and ends it. So no
         other field but ``on_failure`` may be set, and split-phase collectives run
         whole. An operation that times out ends as ``on_failure`` says. Each lane is one
-        of XLA's communicators. NVIDIA GPUs only, with jaxlib 0.11.2 or newer here and
-        where the package was built.
+        of XLA's communicators. NVIDIA GPUs only, with jaxlib 0.11.2 or newer.
       symmetric: False keeps a :class:`jaxcomm.SymmetricPool` from being registered with
         these communicators.
       on_failure: what happens when an operation fails while a GPU is at it: a process

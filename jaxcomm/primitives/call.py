@@ -168,6 +168,11 @@ class Call:
                     f"{self.where}: the operand must be unreduced over all of these "
                     f"axes, got {aval.str_short(True)}"
                 )
+            if not compat.is_unreduced_sum(aval):
+                raise ValueError(
+                    f"{self.where}: jaxcomm adds unreduced operands, and this one is "
+                    f"unreduced in another way, got {aval.str_short(True)}. Use jax.lax"
+                )
             return
         both = (aval.mat.unreduced | aval.mat.reduced) & axes
         if both:

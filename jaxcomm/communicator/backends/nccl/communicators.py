@@ -11,6 +11,7 @@ import weakref
 from typing import Any
 
 import jax
+import jaxlib.version
 
 from jaxcomm import _ffi, config
 from jaxcomm.communicator import failures, rendezvous
@@ -88,12 +89,12 @@ def borrow(spec: CommunicatorSpec) -> None:
     Raises:
       CommunicatorError: where XLA lends none.
     """
-    if not devices.are_gpus(spec.platform) or not _ffi.can_borrow():
-        found = (
-            "this package was built with an older one"
-            if devices.are_gpus(spec.platform)
-            else f"these are {spec.platform.upper()} devices"
-        )
+    found = None
+    if not devices.are_gpus(spec.platform):
+        found = f"these are {spec.platform.upper()} devices"
+    elif jaxlib.version.__version_info__ < (0, 11, 2):
+        found = f"this is jaxlib {jaxlib.version.__version__}"
+    if found is not None:
         raise CommunicatorError(
             f"CommPolicy(source='xla') for {spec}: "
             f"XLA lends communicators of NVIDIA GPUs from jaxlib 0.11.2 on, and "

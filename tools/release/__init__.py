@@ -1,0 +1,1 @@
+"""What a release is built with and must pass: ``make release-check``."""
