@@ -16,7 +16,7 @@ def size(row: TimedRow) -> int:
     """Return the bytes that nccl-tests count: of the operand, or the gathered ones."""
     found = _collective(row)
     shares = found is not None and found.shares
-    return row.payload_bytes * (row.devices if shares else 1)
+    return (row.payload_bytes or 0) * (row.devices if shares else 1)
 
 
 def bus(row: TimedRow, seconds: float) -> float:
@@ -25,8 +25,14 @@ def bus(row: TimedRow, seconds: float) -> float:
     Args:
       row: of a collective.
       seconds: of one call.
+
+    Raises:
+      ValueError: the row is of something else.
     """
-    return factor(row) * size(row) / seconds
+    of_bus = factor(row)
+    if of_bus is None:
+        raise ValueError(f"{row.name!r} is no collective with a bus bandwidth")
+    return of_bus * size(row) / seconds
 
 
 def at_roofline(row: TimedRow) -> float:

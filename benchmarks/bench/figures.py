@@ -11,6 +11,7 @@ import sys
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 
@@ -19,7 +20,7 @@ from bench.collectives import FLOOR
 from bench.rows import OURS, Row, TimedRow, from_json, is_slower
 
 # Letters as text: small files, and words that can be searched.
-_STYLE = {"svg.fonttype": "none", "svg.hashsalt": "jaxcomm"}
+_STYLE: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "jaxcomm"}
 _MARK = re.compile(
     r"(?P<begin><!-- (?P<machine>[\w-]+): (?P<panel>[\w-]+) -->\n)"
     r".*?(?P<end><!-- end -->)",
@@ -102,7 +103,7 @@ def table(rows: Sequence[Row]) -> str:
     Ratios below 1 are in italics.
     """
     timed = [row for row in rows if isinstance(row, TimedRow) and row.name != FLOOR]
-    sizes = sorted({row.payload_bytes for row in timed})
+    sizes = sorted({row.payload_bytes or 0 for row in timed})
     rivals = list(dict.fromkeys(name for row in timed for name in row.ratios))
     head = ["collective", *(units.size(size) for size in sizes)]
     lines = ["| " + " | ".join(head) + " |", "| --- " * len(head) + "|"]

@@ -1,6 +1,7 @@
 """Pictures: lines over size for collectives, bars for everything else."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import matplotlib
 
@@ -27,13 +28,13 @@ def supports(path: str) -> bool:
     return path.rpartition(".")[2].lower() in known
 
 
-def panels(rows: Sequence[Row]) -> dict[str, list[Row]]:
+def panels(rows: Sequence[Row]) -> dict[str, list[Any]]:
     """Return the rows of each panel, by its name.
 
     Collectives have a panel for each number of devices, other suites have one. Failed
     rows are left out.
     """
-    found: dict[str, list[Row]] = {}
+    found: dict[str, list[Any]] = {}
     for row in rows:
         if _is_line(row):
             found.setdefault(f"{row.suite}-{row.devices}", []).append(row)

@@ -41,7 +41,7 @@ def test_a_quick_run_prints_a_table_and_writes_json_and_a_picture(
 
 def check_report(report, suite):
     assert set(report) == {
-        "schema", "command", "started", "seconds", "interrupted", "machine",
+        "schema", "command", "started", "seconds", "interrupted", "commit", "machine",
         "load_average_at_end", "versions", "environment", "effort", "rooflines", "rows",
     }  # fmt: skip
     assert report["schema"] == 1
