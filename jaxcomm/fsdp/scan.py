@@ -105,7 +105,7 @@ def fsdp_scan(
 
     layers = passes.Layers(compute, count, call, dimensions)
     consts = list(map(jnp.asarray, traced.consts))
-    out, ys = passes.run(layers, consts, xs, split, whole)
+    out, ys = passes.run(layers, consts, xs, split, whole)  # pyright: ignore[reportGeneralTypeIssues]
     return x_tree.unflatten(out), y_tree.unflatten(ys)
 
 
