@@ -83,7 +83,8 @@ def main():
         updates, state = optimizer.update(gradients, state, params)
         return optax.apply_updates(params, updates), state, loss
 
-    ours = alone = params, optimizer.init(params)
+    alone = params, optimizer.init(params)
+    ours = jax.device_put(alone, jax.NamedSharding(mesh, jax.P()))
     largest = 0.0
     for i in range(30):
         *ours, loss = step(*ours, x, y)

@@ -88,7 +88,7 @@ def main():
 
     step = jax.jit(jax.value_and_grad(make_loss(mesh, layout, static)))
     alone = jax.jit(jax.value_and_grad(on_one_device))
-    ours = theirs = params
+    theirs, ours = params, jax.device_put(params, jax.NamedSharding(mesh, jax.P()))
     for i in range(10):
         loss, gradients = step(ours, batch, wanted, positions)
         expected, expected_gradients = alone(theirs)

@@ -103,7 +103,8 @@ def main():
         updates, state = optimizer.update(gradients, state, params)
         return optax.apply_updates(params, updates), state, loss
 
-    ours = alone = params, optimizer.init(params)
+    alone = params, optimizer.init(params)
+    ours = jax.device_put(alone, jax.NamedSharding(mesh, jax.P()))
     for i in range(10):
         *ours, loss = step(*ours, batch, targets, positions)
         *alone, expected = step_of_one_device(*alone)
