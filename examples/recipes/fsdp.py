@@ -92,7 +92,7 @@ def main():
     shardings = jax.tree.map(lambda spec: jax.NamedSharding(mesh, spec), specs)
     ours = jax.jit(init, out_shardings=shardings)()  # whole on no device
     alone = jax.jit(init)()
-    step = make_step(mesh, *specs, optimizer)
+    step = make_step(mesh, specs[0], specs[1], optimizer)
     compiled = step.lower(*ours, x, y).compile()
     for i in range(20):
         *ours, loss = step(*ours, x, y)

@@ -27,7 +27,7 @@ Arrays = Sequence[jax.Array]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Layers:
-    """What is known of the layers when they are traced.
+    """A scan over layers, as known when it is traced.
 
     Attributes:
       compute: ``compute(consts, x, weights, whole)`` of one layer, each of them a list
@@ -80,7 +80,7 @@ def run(layers: Layers, consts: Arrays, init: Arrays, split: Arrays, whole: Arra
       whole: parameters (layers, ...) that each device holds.
 
     Returns:
-      What the last layer returns, and the outputs of all layers, stacked.
+      The ``x`` of the last layer, and the outputs of all layers, stacked.
     """
     out, (_, ys) = _forward(layers, consts, init, split, whole, keeps_inputs=False)
     return out, ys
@@ -90,7 +90,7 @@ def _forward(layers: Layers, consts, init, split, whole, *, keeps_inputs: bool):
     """Compute all layers.
 
     Returns:
-      What the last layer returns, then stacked inputs, or None, and outputs.
+      The ``x`` of the last layer, then stacked inputs, or None, and outputs.
     """
 
     def step(carry, given):

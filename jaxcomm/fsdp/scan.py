@@ -58,10 +58,10 @@ def fsdp_scan(
     Raises:
       NameError: if the axis is not bound.
       TypeError: if ``layer`` returns no pair, or an ``x`` of other types than it got.
-      ValueError: if ``params`` have no layers, or differ in their number; if ``specs``
-        do not fit ``params``, split nothing over the axis, or split the layers or a
-        dimension over several axes; or if a parameter is typed as equal on all devices
-        and has a spec that splits it.
+      ValueError: if ``params`` have no layers, or differ in their number. If ``specs``
+        do not fit ``params``, or split nothing over the axis. If they split the layers,
+        or a dimension over more axes. If a parameter that they split is typed as equal
+        on all devices.
 
     Example:
       >>> def layer(x, w):

@@ -191,6 +191,43 @@ def test_memory_is_a_layer_more_than_of_gathering_in_a_checkpoint():
     assert found["ours"] <= found["plain"] + 1
 
 
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_layers_may_have_keys_and_collectives_over_another_axis(make_mesh, check_vma):
+    mesh = make_mesh(i=2, j=2)
+    w = jnp.sin(jnp.arange(LAYERS * WIDTH * WIDTH)).reshape(LAYERS, WIDTH, WIDTH)
+    keys = jax.random.split(jax.random.key(0), LAYERS)
+    x = jnp.cos(jnp.arange(ROWS * WIDTH)).reshape(ROWS, WIDTH)
+
+    def layer(total):
+        def apply(x, p):
+            w, key = p
+            keeps = jax.random.bernoulli(key, 0.5, (WIDTH,)).astype(x.dtype)
+            y = total(jnp.tanh(x @ w) @ jnp.swapaxes(w, 0, 1))
+            return x + y * keeps / WIDTH, None
+
+        return apply
+
+    def program(w, keys, x):
+        specs = P(None, "i", "j"), P()
+        total = layer(lambda y: jaxcomm.psum(y, "j"))
+        return jaxcomm.fsdp_scan(total, x, (w, keys), "i", specs=specs)[0]
+
+    f = jax.shard_map(
+        program,
+        mesh=mesh,
+        in_specs=(P(None, "i", "j"), P(), P("i")),
+        out_specs=P("i"),
+        check_vma=check_vma,
+    )
+    found = jax.value_and_grad(lambda w: (jax.jit(f)(w, keys, x) ** 2).sum())(w)
+    want = jax.value_and_grad(
+        lambda w: (jax.lax.scan(layer(lambda y: y), x, (w, keys))[0] ** 2).sum()
+    )(w)
+    jax.tree.map(
+        functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4), found, want
+    )
+
+
 def product(x, w):
     return x @ w, None
 
