@@ -60,9 +60,8 @@ def batch_of(i):
 
 def train(folder, devices, on_step=lambda i: None):
     """Train from the last checkpoint, if there is one, and return the losses."""
-    mesh = jax.make_mesh(
-        (len(devices),), ("data",), (jax.sharding.AxisType.Auto,), devices=devices
-    )
+    automatic = (jax.sharding.AxisType.Auto,)
+    mesh = jax.make_mesh((len(devices),), ("data",), automatic, devices=devices)
     shapes = jax.eval_shape(init)
     specs = jax.tree.map(lambda leaf: SPLIT if leaf.ndim else jax.P(), shapes)
     shardings = jax.tree.map(lambda spec: jax.NamedSharding(mesh, spec), specs)
@@ -115,6 +114,7 @@ def main():
 
 if __name__ == "__main__":
     jax.config.update("jax_num_cpu_devices", 8)  # GPUs are as many as there are
+    jax.config.update("jax_default_matmul_precision", "highest")  # to compare
     if sys.argv[1:]:
         train(pathlib.Path(sys.argv[1]), jax.devices(), die)
     main()

@@ -81,9 +81,8 @@ def make_step(mesh, layout, graph, optimizer):
 def main():
     """Train on a ring and on one device, and compare losses."""
     size = len(jax.devices())
-    mesh = jax.make_mesh(
-        (size,), ("context",), axis_types=(jax.sharding.AxisType.Auto,)
-    )
+    automatic = (jax.sharding.AxisType.Auto,)
+    mesh = jax.make_mesh((size,), ("context",), axis_types=automatic)
     graph, params = nnx.split(Model(nnx.Rngs(0)))
     tokens = jax.random.randint(jax.random.key(1), (2, LENGTH), 0, VOCABULARY)
     labels = jnp.roll(tokens, -1, axis=1)
@@ -117,4 +116,5 @@ def main():
 
 if __name__ == "__main__":
     jax.config.update("jax_num_cpu_devices", 8)  # GPUs are as many as there are
+    jax.config.update("jax_default_matmul_precision", "highest")  # to compare
     main()

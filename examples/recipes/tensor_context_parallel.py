@@ -84,11 +84,8 @@ def main():
     """Train on a mesh and on one device, and compare losses."""
     size = len(jax.devices())
     model = 2 if size % 2 == 0 else 1
-    mesh = jax.make_mesh(
-        (model, size // model),
-        ("model", "context"),
-        axis_types=(jax.sharding.AxisType.Auto,) * 2,
-    )
+    shape, automatic = (model, size // model), (jax.sharding.AxisType.Auto,) * 2
+    mesh = jax.make_mesh(shape, ("model", "context"), axis_types=automatic)
     params, specs = make_params(jax.random.key(0))
     tokens = jax.random.randint(jax.random.key(1), (2, LENGTH), 0, VOCABULARY)
     labels = jnp.roll(tokens, -1, axis=1)
@@ -117,4 +114,5 @@ def main():
 
 if __name__ == "__main__":
     jax.config.update("jax_num_cpu_devices", 8)  # GPUs are as many as there are
+    jax.config.update("jax_default_matmul_precision", "highest")  # to compare
     main()

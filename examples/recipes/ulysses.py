@@ -89,4 +89,5 @@ def main():
 
 if __name__ == "__main__":
     jax.config.update("jax_num_cpu_devices", 8)  # GPUs are as many as there are
+    jax.config.update("jax_default_matmul_precision", "highest")  # to compare
     main()
