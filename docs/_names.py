@@ -14,6 +14,7 @@ GROUPS = {
     "jaxcomm.primitives": "collectives",
     "jaxcomm.primitives.handle": "split-phase",
     "jaxcomm.attention": "attention",
+    "jaxcomm.fsdp": "collectives",
     "jaxcomm.planning": "planning",
     "jaxcomm.machine": "planning",
     "jaxcomm.communicator": "communicators",

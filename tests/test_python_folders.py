@@ -19,7 +19,7 @@ LAYERS = (
     ("diagnostics",),
     ("primitives",),
     ("collectives",),
-    ("attention",),
+    ("attention", "fsdp"),
     ("planning",),
     ("__init__",),
     ("launch", "doctor"),

@@ -1,0 +1,1 @@
+"""Layers whose parameters are split over devices, gathered as they are needed."""
