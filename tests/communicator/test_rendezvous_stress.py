@@ -104,10 +104,11 @@ def processes_that_are_late(error):
     return set(map(int, found[1].split(", "))) if found else set()
 
 
-@pytest.mark.parametrize(
-    "seed",
-    [*range(3), *(pytest.param(i, marks=pytest.mark.slow) for i in range(3, 30))],
-)
+# Processes that time out again and again take long.
+_SLOW = [pytest.param(seed, marks=pytest.mark.slow) for seed in range(30) if seed != 2]
+
+
+@pytest.mark.parametrize("seed", [2, *_SLOW])
 def test_all_are_told_the_same_or_get_an_error_in_time(monkeypatch, seed):
     monkeypatch.setenv("JAXCOMM_TIMEOUT", str(_TIMEOUT))
     store = JobStore()
