@@ -4,8 +4,9 @@ import dataclasses
 from collections.abc import Iterable
 
 from jaxcomm import _ffi
-from jaxcomm.communicator import rendezvous
+from jaxcomm.communicator import peer_info, rendezvous
 from jaxcomm.communicator.peer_info import PeerInfo
+from jaxcomm.communicator.purpose import names
 from jaxcomm.communicator.rounds import Round
 from jaxcomm.errors import CommunicatorError
 
@@ -66,37 +67,29 @@ def forget() -> None:
     _known.clear()
 
 
-def _find(current: Round, processes: tuple[int, ...], me: int) -> Neighbors | None:
-    infos = current.collect_infos()
-    if infos is None:
-        return None
-    layouts = {info.layout for info in infos.values()}
+def _find(current: Round, processes: tuple[int, ...], me: int) -> Neighbors:
+    own = peer_info.of_this_process()
+    found = current.collect([own.layout, own.boot])
+    layouts = {layout for layout, _ in found.values()}
     if len(layouts) > 1:
-        current.has_verdict = True
         raise CommunicatorError(
-            f"processes {list(processes)} run versions of jaxcomm with different "
+            f"processes {names(processes)} run versions of jaxcomm with different "
             f"shared memory layouts {sorted(layouts)}; install one version for all"
         )
-    host_of = {
-        process: min(p for p in processes if infos[p].boot == infos[process].boot)
-        for process in processes
-    }
+    first: dict[str, int] = {}
+    host_of = {p: first.setdefault(boot, p) for p, (_, boot) in found.items()}
     members = tuple(p for p in processes if host_of[p] == host_of[me])
     # Anonymous memory first. Where a sandbox hides /proc/<pid>/fd, a file in /dev/shm.
     segment, refusals = None, dict.fromkeys(host_of.values(), "")
     for attempt in ("memfd", "dev-shm"):
         refusal = None
         if len(members) > 1 and host_of[me] in refusals:
-            shared = _share(current, attempt, members, me)
-            if shared is None:
-                return None
-            segment, refusal = shared
-        current.put(f"attached-{attempt}", refusal)
-        answers = current.collect(f"attached-{attempt}", processes)
-        if segment is not None:
-            segment.forget()
-        if answers is None:
-            return None
+            segment, refusal = _share(current, attempt, members, me)
+        try:
+            answers = current.collect(refusal)
+        finally:
+            if segment is not None:
+                segment.forget()
         refusals = {host_of[p]: text for p, text in answers.items() if text}
         if host_of[me] in refusals:
             segment = None
@@ -104,6 +97,7 @@ def _find(current: Round, processes: tuple[int, ...], me: int) -> Neighbors | No
             break
     process_set = None
     if segment is not None:
+        infos = current.infos_of_host()
         peers = [_watched(p, infos[p], infos[me]) for p in members]
         process_set = _ffi.process_set(segment, peers, members.index(me))
     return Neighbors(host_of, refusals, members, process_set, segment)
@@ -116,22 +110,20 @@ def _watched(process: int, info: PeerInfo, own: PeerInfo) -> tuple[int, int, int
 
 def _share(
     current: Round, attempt: str, members: tuple[int, ...], me: int
-) -> tuple[_ffi.Segment | None, str | None] | None:
+) -> tuple[_ffi.Segment | None, str | None]:
     """Make the host's segment or attach to it.
 
     Returns:
-      The segment, or None and why not; None alone if a newer round began.
+      The segment, or None and why not.
     """
     leader = members[0]
+    if me == leader:
+        return _create(current, attempt, members, me)
+    found = current.fetch(f"segment-{attempt}", leader)
+    if "error" in found:
+        return None, found["error"]
+    path, size, nonce = found["address"]
     try:
-        if me == leader:
-            return _create(current, attempt, members, me), None
-        found = current.collect(f"segment-{attempt}", (leader,))
-        if found is None:
-            return None
-        if "error" in found[leader]:
-            return None, found[leader]["error"]
-        path, size, nonce = found[leader]["address"]
         return _ffi.attach_segment(path, size, nonce, len(members)), None
     except RuntimeError as error:
         return None, f"process {me}: {error}"
@@ -141,7 +133,8 @@ def _create(current, attempt, members, me):
     try:
         segment = _ffi.create_segment(len(members), attempt == "dev-shm")
     except RuntimeError as error:
-        current.put(f"segment-{attempt}", {"error": f"process {me}: {error}"})
-        raise
+        refusal = f"process {me}: {error}"
+        current.put(f"segment-{attempt}", {"error": refusal})
+        return None, refusal
     current.put(f"segment-{attempt}", {"address": segment.address()})
-    return segment
+    return segment, None

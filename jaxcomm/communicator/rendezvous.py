@@ -2,7 +2,7 @@
 
 They meet in numbered rounds. Every round has a timeout, and its error names the
 processes that did not come. What jaxcomm decides from a round depends on what all
-processes published. So all decide alike.
+processes gave. So all decide alike.
 """
 
 import contextlib
@@ -10,9 +10,9 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from jaxcomm.communicator import peer_info, rounds
-from jaxcomm.communicator.rounds import Purpose as Purpose
-from jaxcomm.communicator.rounds import Round
+from jaxcomm.communicator import peer_info
+from jaxcomm.communicator.purpose import Purpose as Purpose
+from jaxcomm.communicator.rounds import NewerRound, Round
 from jaxcomm.communicator.store import of_job
 
 _T = TypeVar("_T")
@@ -24,13 +24,21 @@ class Met:
 
     Attributes:
       values: what each process gave.
-      peers: (pid, start time, process, thread) of the peers whose end this process can
-        see: they run on this host, in the same namespace of process ids. The thread
-        ends as soon as its process begins to end.
+      infos_of_host: reads the infos of the processes of this host from the store.
+      process: this one.
     """
 
     values: dict[int, Any]
-    peers: list[tuple[int, int, int, int]]
+    infos_of_host: Callable[[], dict[int, peer_info.PeerInfo]]
+    process: int
+
+    def peers(self) -> list[tuple[int, int, int, int]]:
+        """Return (pid, start time, process, thread) of the peers whose end we can see.
+
+        They run on this host, in the same namespace of process ids. The thread ends as
+        soon as its process begins to end.
+        """
+        return peer_info.visible_peers(self.infos_of_host(), self.process)
 
 
 def meet(
@@ -47,14 +55,12 @@ def meet(
     Raises:
       CommunicatorError: if some did not come in time, or came for another purpose.
     """
-
-    def tell(current: Round) -> Met | None:
-        infos = current.collect_infos(value)
-        if infos is None:
-            return None
-        return Met(current.values, peer_info.visible_peers(infos, self_index))
-
-    return agree(processes, self_index, purpose, tell)
+    return agree(
+        processes,
+        self_index,
+        purpose,
+        lambda current: Met(current.collect(value), current.infos_of_host, self_index),
+    )
 
 
 def exchange(
@@ -91,20 +97,20 @@ def broadcast(
 def peers(
     processes: tuple[int, ...], self_index: int
 ) -> list[tuple[int, int, int, int]]:
-    """Return :attr:`Met.peers` of a round that has no other purpose.
+    """Return :meth:`Met.peers` of a round that has no other purpose.
 
     Arguments and errors are those of :func:`exchange`.
     """
     if len(processes) == 1:
         return []
-    return meet(processes, self_index, Purpose("see each other"), None).peers
+    return meet(processes, self_index, Purpose("see each other"), None).peers()
 
 
 def agree(
     processes: tuple[int, ...],
     me: int,
     purpose: Purpose,
-    step: Callable[[Round], _T | None],
+    step: Callable[[Round], _T],
 ) -> _T:
     """Return what ``step(round)`` gives; each of the processes must call this.
 
@@ -112,27 +118,23 @@ def agree(
       processes: as for :func:`meet`.
       me: index of this process.
       purpose: why.
-      step: collects from the round. It returns None if the round does, because peers
-        are in a newer one. Then it is called again, in that one.
+      step: collects from the round. If that raises NewerRound, it is called again, in
+        that one.
 
     Raises:
       CommunicatorError: as for :func:`meet`.
     """
-    number = rounds.finished.get((processes, me), 0)
-    current = Round(of_job(processes), processes, me, purpose, number)
+    current = Round(of_job(processes), processes, me, purpose)
     try:
-        while (result := step(current)) is None:
-            current.go_on()
-        return result
+        while True:
+            try:
+                return step(current)
+            except NewerRound:
+                current.go_on()
     except BaseException:
-        # Also Ctrl-C: nobody is to count on what this process said so far. A verdict
-        # is the exception: the others have yet to reach it, from the same infos.
+        # Also Ctrl-C: nobody is to wait for this process in this round.
         with contextlib.suppress(Exception):  # the store itself may be gone
             current.leave()
-            if not current.has_verdict:
-                current.withdraw()
         raise
     finally:
-        # A process that failed never enters this round again. So nothing that was said
-        # in it is taken for an answer in another.
-        rounds.finished[processes, me] = current.number + 1
+        current.finish()

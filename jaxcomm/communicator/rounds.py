@@ -1,81 +1,59 @@
 """One round of a rendezvous, as a process sees it.
 
-A round costs a process three writes and a few reads if all come at about the same
-time, however many they are: one read returns what all have written. Processes that come
-for different purposes, such as to make different communicators, raise at once. The
-error names both purposes.
+Rounds are numbered, and each process counts its own. A process that failed where others
+did not is at another number. A round with a process that failed is over, and all go on
+to the next: so they meet in the latest.
+
+A round has phases, one for each :meth:`Round.collect`.
 """
 
 import dataclasses
 import hashlib
-import os
-import random
 import time
-from collections.abc import Iterable
-from typing import Any
+import weakref
+from typing import Any, NoReturn
 
 from jaxcomm import config
-from jaxcomm.communicator import peer_info
+from jaxcomm.communicator import elsewhere, peer_info, tree
+from jaxcomm.communicator import purpose as purposes
 from jaxcomm.communicator.peer_info import PeerInfo
+from jaxcomm.communicator.phase import Phase, Verdict
+from jaxcomm.communicator.purpose import Purpose
 from jaxcomm.communicator.store import Store
 from jaxcomm.errors import CommunicatorError
 
-# One blocking wait in the store; Ctrl-C is seen in between. Each takes twice as long as
-# the one before. So a thousand processes that wait for one do not flood the store.
-_FIRST_WAIT_SECONDS = 0.25
-_LAST_WAIT_SECONDS = 2.0
-# Folder of the store where each process says which round it entered last.
-_LAST = "jaxcomm/last"
+# A set of processes, and one of them.
+_Member = tuple[tuple[int, ...], int]
 
 
-@dataclasses.dataclass(frozen=True)
-class Purpose:
-    """Why a process enters a round: the same on all processes of the round.
+@dataclasses.dataclass
+class _Past:
+    """What processes remember of a job's rounds: this one, but in tests.
 
     Attributes:
-      what: as in "process 0 is to ...".
-      key: tells purposes apart whose words are the same.
-      number: 1-based count of this process's purposes of the kind. Only for messages.
+      finished: how many rounds of a set a process has finished, whatever came of them.
+      told: what a process told the others of a set about itself.
+      raised: errors of two rounds that a process raised: each once.
     """
 
-    what: str
-    key: int = 0
-    number: int | None = None
-
-    def __str__(self) -> str:
-        """Return the words of a message."""
-        count = "" if self.number is None else f", its number {self.number}"
-        return self.what + count
+    finished: dict[_Member, int] = dataclasses.field(default_factory=dict)
+    told: dict[_Member, PeerInfo] = dataclasses.field(default_factory=dict)
+    raised: set[tuple[int | str, ...]] = dataclasses.field(default_factory=set)
 
 
-# How many rounds of a set a process has finished, whatever came of them. By set and
-# process.
-finished: dict[tuple[tuple[int, ...], int], int] = {}
-# Objections of other processes that this process raised: each once.
-_raised: set[tuple[int, str]] = set()
+# By the job's store. Another job knows nothing of this one's rounds.
+_pasts: weakref.WeakKeyDictionary[Store, _Past] = weakref.WeakKeyDictionary()
+
+
+class NewerRound(Exception):
+    """Peers are in a newer round, or will be: :meth:`Round.go_on` enters it."""
 
 
 class Round:
-    """This process in one round of a set of processes.
-
-    Rounds are numbered, and each process counts its own. A process that failed where
-    others did not is at another number. All publish their number and go on to the
-    latest. Each process publishes its info on entry, and withdraws it if the round
-    fails.
-
-    Attributes:
-      number: of the round.
-      values: what each process gave, once :meth:`collect_infos` has returned.
-      has_verdict: whether all reach the same error from what was published.
-    """
+    """This process in one round of a set of processes."""
 
     def __init__(
-        self,
-        store: Store,
-        processes: tuple[int, ...],
-        me: int,
-        purpose: Purpose,
-        number: int,
+        self, store: Store, processes: tuple[int, ...], me: int, purpose: Purpose
     ):
         self._store = store
         self._processes, self._me, self._purpose = processes, me, purpose
@@ -83,182 +61,114 @@ class Round:
         self._folder = f"jaxcomm/{name}"
         self._timeout = config.timeout_seconds()
         self._deadline = time.monotonic() + self._timeout
-        # For peers in this round, or in one of another set.
-        self._objection: dict[str, Any] | None = None
-        self.values: dict[int, Any] = {}
-        self.has_verdict = False
-        self._enter(number)
+        self._past = _pasts.setdefault(store, _Past())
+        info = peer_info.of_this_process()
+        self._host = f"{self._folder}/host/{info.boot}"
+        if self._past.told.get((processes, me)) != info:
+            store.set(f"{self._host}/{me}", dataclasses.asdict(info))
+            self._past.told[processes, me] = info
+        self._enter(self._past.finished.get((processes, me), 0))
 
     def _enter(self, number: int) -> None:
-        self.number = self._newest = number
-        self._store.set(f"{self._folder}/at/{self._me}", number)
-        # Which round, of any set, this process entered last, and what for.
-        here = {
-            "processes": self._processes,
-            "number": number,
-            "purpose": str(self._purpose),
-        }
-        self._store.set(f"{_LAST}/{self._me}", here)
+        self._number = number
+        self._is_over = False
+        path = f"{self._folder}/{number}"
+        self._begin(path, 0)
+        elsewhere.enter(
+            self._store, self._me, path, self._processes, str(self._purpose)
+        )
+
+    def _begin(self, path: str, phase: int) -> None:
+        self._phase = Phase(
+            self._store,
+            self._processes,
+            self._me,
+            self._purpose,
+            self._deadline,
+            path,
+            phase,
+        )
 
     def go_on(self) -> None:
-        """Leave this round for the newer one that peers are in."""
-        self.withdraw()
-        self._enter(self._newest)
+        """Enter the next round."""
+        self._enter(self._number + 1)
+
+    def finish(self) -> None:
+        """Never enter this round again, whatever came of it.
+
+        So nothing that was said in it is taken for an answer in another.
+        """
+        self._past.finished[self._processes, self._me] = self._number + 1
 
     def leave(self) -> None:
-        """Say that this process waits for nobody. Not needed after a success."""
-        self._store.set(f"{_LAST}/{self._me}", self._objection)
+        """End the round for all, because this process failed."""
+        if self._is_over:
+            return
+        left = {"left": self._me}
+        if "all" in self._phase.decide(left):
+            # That phase came about. So the others go on to another.
+            self._begin(self._phase.round, self._phase.number + 1)
+            self._phase.decide(left)
 
-    def withdraw(self) -> None:
-        """Take back this process's info."""
-        self.put("card", None)
+    def collect(self, value: Any = None) -> dict[int, Any]:
+        """Return what each process gives, of JSON's types, by process.
+
+        Raises:
+          NewerRound: this round did not come about.
+          CommunicatorError: nor can a newer one in time.
+        """
+        verdict = self._phase.exchange(value)
+        if "all" not in verdict:
+            self._give_up(verdict)
+        self._begin(self._phase.round, self._phase.number + 1)
+        return tree.expand(verdict["all"], self._processes)
 
     def put(self, what: str, value: Any) -> None:
-        """Publish a value of this process."""
-        self._store.set(f"{self._folder}/{self.number}/{what}/{self._me}", [value])
+        """Publish a value of this process for the ones that :meth:`fetch` it."""
+        self._phase.put(what, value)
 
-    def collect_infos(self, value: Any = None) -> dict[int, PeerInfo] | None:
-        """Publish this process's info and a value; return the infos of all.
+    def fetch(self, what: str, process: int) -> Any:
+        """Return what a process put since the last :meth:`collect`.
 
-        Returns:
-          By process; None if a newer round began.
+        Raises:
+          NewerRound, CommunicatorError: as for :meth:`collect`.
         """
-        own = dataclasses.asdict(peer_info.of_this_process())
-        self.put("card", own | dataclasses.asdict(self._purpose) | {"value": value})
-        cards = self.collect("card", self._processes)
-        if cards is None:
-            return None
-        self.values = {process: card["value"] for process, card in cards.items()}
+        found, verdict = self._phase.fetch(what, process)
+        if verdict is not None:
+            self._give_up(verdict)
+        return found
+
+    def infos_of_host(self) -> dict[int, PeerInfo]:
+        """Return the infos of this host's processes of the set, once all have come."""
         return {
-            process: PeerInfo(**{name: card.get(name) for name in own})
-            for process, card in cards.items()
+            process: PeerInfo(**fields)
+            for process, fields in self._store.entries(self._host).items()
         }
 
-    def collect(self, what: str, processes: Iterable[int]) -> dict[int, Any] | None:
-        """Return what each of the processes put, as soon as they have.
+    def _give_up(self, verdict: Verdict) -> NoReturn:
+        """Raise what follows from a verdict that this round did not come about."""
+        self._is_over = True
+        if "error" in verdict:
+            # Of two rounds: who raised it in one may enter the other.
+            name = self._me, *verdict.get("rounds", [self._phase.round])
+            if name not in self._past.raised:
+                self._past.raised.add(name)
+                raise CommunicatorError(verdict["error"])
+        if "late" in verdict:
+            self._wait_for_late(verdict["late"])
+        raise NewerRound
 
-        At that moment all of the set are in this round, and none has left it.
+    def _wait_for_late(self, late: list[int]) -> None:
+        """Return once one of the late processes came.
 
-        Returns:
-          By process; None if a newer round began.
+        Until then a newer round would fail like this one. So the processes of this one
+        stay here, however many of them leave it at their own deadlines.
         """
-        seconds = _FIRST_WAIT_SECONDS
-        found: dict[int, Any] = {}
-        # Where missing processes were when a wait for one was over.
-        newest, last = self.number, None
-        while True:
-            new, left = self._look(what)
-            found |= new
-            missing = [process for process in processes if process not in found]
-            # A peer that timed out leaves. The error is to name the processes that it
-            # waited for, and not the peer: so a peer counts as left only where it is
-            # missing itself, or where nobody is.
-            if left.intersection(missing) or (left and not missing):
-                self._check_objections(self._store.by_process(_LAST))
-                self._newest = self.number + 1
-                return None
-            if not missing:
-                return {process: found[process] for process in processes}
-            # Only now: what was missing may have come, ended this round and gone on
-            # before this process saw where it is.
-            if newest > self.number:
-                self._newest = newest
-                return None
-            if last is not None:
-                self._check_last_rounds(missing, last)
-                last = None
-            # Wait for one at random: in whatever order they come, half of the others
-            # have come before it. So the number of looks is logarithmic.
-            one = random.choice(missing)
-            rest = self._deadline - time.monotonic()
-            if rest < 0:
-                raise self._late(missing)
-            key = f"{self._folder}/{self.number}/{what}/{one}"
-            if not self._store.wait(key, min(max(rest, 0.05), seconds)):
-                newest = max(self.number, self._round_of(missing))
-                if newest == self.number:
-                    last = self._store.by_process(_LAST)
-                seconds = min(2 * seconds, _LAST_WAIT_SECONDS)
-
-    def _look(self, what: str) -> tuple[dict[int, Any], set[int]]:
-        """Return what processes put in this round, and which have left it."""
-        found, cards = {}, {}
-        for key, (value,) in self._store.entries(f"{self._folder}/{self.number}"):
-            _, name, process = key.rsplit("/", 2)
-            if name == what:
-                found[int(process)] = value
-            if name == "card":
-                cards[int(process)] = value
-        left = {process for process, card in cards.items() if card is None}
-        for process in sorted(cards.keys() - left):
-            self._check_purpose(process, cards[process])
-        return {p: value for p, value in found.items() if p not in left}, left
-
-    def _round_of(self, missing: list[int]) -> int:
-        """Return the newest round that one of the missing processes is in."""
-        at = self._store.by_process(f"{self._folder}/at")
-        return max((at.get(process, 0) for process in missing), default=0)
-
-    def _check_last_rounds(self, missing: list[int], last: dict[int, Any]) -> None:
-        """Raise if a missing process waits for this one in a round of another set."""
-        self._check_objections(last)
-        for process in missing:
-            other = last.get(process)
-            if other is None or "objection" in other:
-                continue
-            processes, number = tuple(other["processes"]), other["number"]
-            if processes == self._processes or self._me not in processes:
-                continue
-            # This process was there already, and the other waits for it no more.
-            if number < finished.get((processes, self._me), 0):
-                continue
-            both = {self._me: str(self._purpose), process: other["purpose"]}
-            error = self._disagreement(both, f", with processes {list(processes)}")
-            self._objection = {
-                "objection": str(error),
-                "name": os.urandom(8).hex(),
-                "meetings": [(processes, number), (self._processes, self.number)],
-            }
-            raise error
-
-    def _check_objections(self, last: dict[int, Any]) -> None:
-        """Raise if another process has said that this round cannot come about."""
-        for process in self._processes:
-            other = last.get(process)
-            if other is None or "objection" not in other:
-                continue
-            name = self._me, other["name"]
-            here = [list(self._processes), self.number]
-            if here in other["meetings"] and name not in _raised:
-                _raised.add(name)
-                raise CommunicatorError(other["objection"])
-
-    def _check_purpose(self, process: int, card: dict[str, Any]) -> None:
-        mine = self._purpose
-        # An older version of this package publishes none. Its layout differs, too.
-        other = Purpose(
-            card.get("what", mine.what), card.get("key", mine.key), card.get("number")
-        )
-        if (other.what, other.key) != (mine.what, mine.key):
-            # All see the same infos, if not at once. So they stay published.
-            self.has_verdict = True
-            raise self._disagreement({self._me: str(mine), process: str(other)}, "")
-
-    def _disagreement(self, purposes: dict[int, str], where: str) -> CommunicatorError:
-        text = "; ".join(f"process {p} is to {t}" for p, t in sorted(purposes.items()))
-        return CommunicatorError(
-            f"processes {list(self._processes)} are out of step: {text}{where}. Every "
-            f"process must make the same communicators in the same order: call "
-            f"jaxcomm.init with the same arguments on all of them, before programs "
-            f"that only some of them run"
-        )
-
-    def _late(self, missing: list[int]) -> CommunicatorError:
-        return CommunicatorError(
-            f"waited {self._timeout:g} s for process"
-            f"{'es' if len(missing) > 1 else ''} "
-            f"{', '.join(map(str, missing))} of {list(self._processes)} to make "
-            f"communicators too. Every process of the mesh must call "
-            f"jaxcomm.init, or run the program that needs them; see "
-            f"JAXCOMM_TIMEOUT"
-        )
+        key = f"{self._folder}/{self._number + 1}/began"
+        if self._me in late:
+            self._store.set(key, True)
+            return
+        while time.monotonic() < self._deadline:
+            if self._phase.step(key) is not None:
+                return
+        raise CommunicatorError(purposes.late(self._processes, late, self._timeout))

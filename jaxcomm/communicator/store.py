@@ -1,6 +1,7 @@
 """The key-value store of ``jax.distributed``, with JSON for values."""
 
 import json
+import threading
 import time
 from typing import Any
 
@@ -9,46 +10,67 @@ from jaxcomm.errors import CommunicatorError
 
 
 class Store:
-    """Entries that all processes of a job read and write."""
+    """Entries that all processes of a job read and write. None of them is null.
+
+    Attributes:
+      client: of ``jax.distributed``.
+    """
 
     def __init__(self, client: Any):
-        self._client = client
+        self.client = client
 
     def set(self, key: str, value: Any) -> None:
         """Write an entry, over an older one."""
-        self._client.key_value_set(key, json.dumps(value), allow_overwrite=True)
+        self.client.key_value_set(key, json.dumps(value), allow_overwrite=True)
 
-    def entries(self, folder: str) -> list[tuple[str, Any]]:
-        """Return the keys and values below a folder, as they are at one moment."""
-        found = self._client.key_value_dir_get(folder)
-        return [(key, json.loads(text)) for key, text in found]
+    def set_once(self, key: str, value: Any) -> bool:
+        """Write an entry if there is none; return whether there was none."""
+        try:
+            self.client.key_value_set(key, json.dumps(value), allow_overwrite=False)
+        except Exception as error:
+            if "ALREADY_EXISTS" not in str(error):
+                raise
+            return False
+        return True
 
-    def by_process(self, folder: str) -> dict[int, Any]:
-        """Return the entries of a folder whose names are numbers of processes."""
-        return {
-            int(key.rsplit("/", 1)[1]): value for key, value in self.entries(folder)
-        }
+    def get(self, key: str) -> Any:
+        """Return the value of an entry, None if there is none."""
+        try:
+            return json.loads(self.client.key_value_try_get(key))
+        except Exception as error:
+            if "NOT_FOUND" not in str(error):
+                raise
+            return None
 
-    def wait(self, key: str, seconds: float) -> bool:
-        """Wait for an entry; return whether it came in time.
+    def entries(self, folder: str) -> dict[int, Any]:
+        """Return what is in a folder whose entries have numbers for names."""
+        found = self.client.key_value_dir_get(folder)
+        return {int(key.rsplit("/", 1)[1]): json.loads(text) for key, text in found}
+
+    def wait(self, key: str, seconds: float) -> Any:
+        """Wait for an entry; return its value, None if it does not come in time.
 
         The client raises one type for all its errors. An error before the time is over
         means that the store failed, and is raised. After it, the entry is late; if the
         store failed too, the next request raises.
         """
         begin = time.monotonic()
+        milliseconds = max(1, int(seconds * 1000))
         try:
-            self._client.blocking_key_value_get(key, max(1, int(seconds * 1000)))
+            return json.loads(self.client.blocking_key_value_get(key, milliseconds))
         except Exception:
             # The client's clock may run a little ahead of this one.
             if time.monotonic() - begin < 0.9 * seconds:
                 raise
-            return False
-        return True
+            return None
+
+
+_lock = threading.Lock()
+_of_job: Store | None = None
 
 
 def of_job(processes: tuple[int, ...]) -> Store:
-    """Return the store of this job.
+    """Return the store of this job, always the same one.
 
     Raises:
       CommunicatorError: ``jax.distributed`` was not initialized; the text names
@@ -60,4 +82,8 @@ def of_job(processes: tuple[int, ...]) -> Store:
             f"processes {list(processes)} cannot find each other: call "
             f"jax.distributed.initialize() in each of them first"
         )
-    return Store(client)
+    global _of_job
+    with _lock:
+        if _of_job is None or _of_job.client is not client:
+            _of_job = Store(client)
+        return _of_job

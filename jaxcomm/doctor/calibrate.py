@@ -18,6 +18,7 @@ from jaxcomm.diagnostics import record
 from jaxcomm.diagnostics.timing import timed
 from jaxcomm.machine import MACHINES, Machine, Sample
 from jaxcomm.planning.closed_forms import touched_bytes
+from jaxcomm.planning.startup import messages_of_round
 
 AXIS = "i"
 # Operands of a rank, in bytes: closer together from 1 MiB on, where caches end.
@@ -253,8 +254,8 @@ def _store_seconds() -> float:
     began = time.perf_counter()
     for turn in range(_STORE_MESSAGES):
         rendezvous.exchange(processes, jax.process_index(), f"turn {turn}", None)
-    # Three writes and two looks, with a wait in between.
-    return (time.perf_counter() - began) / _STORE_MESSAGES / 6
+    messages = _STORE_MESSAGES * messages_of_round(len(processes))
+    return (time.perf_counter() - began) / messages
 
 
 def written(path: str) -> Machine | None:

@@ -129,7 +129,6 @@ def plan(
 
     most = max((each.device_bytes.value for each in ranks), default=0)
     has_step = bool(counted or layers)
-    start = startup(found, devices, machine)
     said = [
         *warnings.of_memory(found, most, machine),
         *warnings.of_lanes(found, policy),
@@ -137,7 +136,6 @@ def plan(
         *warnings.of_axes(
             axes, devices, machine.domain, step_seconds if has_step else None
         ),
-        *warnings.of_start(start),
         *(each.warning for each in planned_layers if each.warning),
     ]
     return Plan(
@@ -148,7 +146,7 @@ def plan(
         calls=tuple(rows),
         attention=tuple(planned_layers),
         ranks=tuple(ranks),
-        startup=start,
+        startup=startup(found, devices, machine),
         warnings=tuple(said),
         notes=(*notes, *sorted(reader.notes)),
     )

@@ -219,7 +219,7 @@ def _facts(plan: "Plan") -> Iterator[str]:
     if start.rounds:
         yield (
             f"start: {start.rounds} rounds of {start.processes} processes, "
-            f"{start.messages.value:.0f} f messages of each, "
+            f"{start.messages.value:.0f} f messages of the first, "
             f"{_bytes(start.store_bytes)} from the store, {_seconds(start.seconds)}"
         )
 

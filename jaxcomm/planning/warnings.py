@@ -11,12 +11,9 @@ from jaxcomm.machine import Machine
 from jaxcomm.planning.calls import Call
 from jaxcomm.planning.communicators import PlannedCommunicator
 from jaxcomm.planning.groups import Devices
-from jaxcomm.planning.startup import Startup
 
 # Of a device's memory: models of today leave no more.
 _MUCH = 0.1
-# Bytes that one coordinator sends in about a minute.
-_MUCH_TO_READ = 64 << 30
 # An order of axes is worth a word from here on.
 _BETTER = 0.99
 
@@ -98,16 +95,6 @@ def of_cycles(
             f"{share}: devices that launch them in different orders could wait in a "
             f"circle. Make one depend on the other, use one lane, or set "
             f"NCCL_LAUNCH_ORDER_IMPLICIT=1 before NCCL loads"
-        )
-
-
-def of_start(start: Startup) -> Iterator[str]:
-    """Warn of processes that read too much before they begin."""
-    if start.store_bytes.value > _MUCH_TO_READ:
-        yield (
-            f"every process reads what all {start.processes} published: the key-value "
-            f"store sends {table.size(start.store_bytes.value)} before the first step. "
-            f"Use fewer processes of more devices"
         )
 
 

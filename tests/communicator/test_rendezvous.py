@@ -3,110 +3,19 @@
 Processes are threads here, and the store is a dictionary that counts what it is asked.
 """
 
-import collections
-import contextlib
 import threading
 import time
 
 import pytest
+from job_store import meets
 
-from jaxcomm import _ffi, compat
-from jaxcomm.communicator import peer_info, rendezvous, rounds
+from jaxcomm import _ffi
+from jaxcomm.communicator import peer_info, rendezvous
 from jaxcomm.errors import CommunicatorError
 
 # Of a meeting, beside one for each process: what it writes and reads in any case, and
 # its waits for processes that come late.
 FEW_MESSAGES = 24
-
-
-class Store:
-    """The key-value store of ``jax.distributed``, as its client shows it."""
-
-    def __init__(self):
-        self.changed = threading.Condition()
-        self.entries = {}
-        self.messages = collections.Counter()  # by thread
-        self.slow = set()  # threads whose waits take longer than they should
-
-    def key_value_set(self, key, text, allow_overwrite=False):
-        with self._asked():
-            assert allow_overwrite or key not in self.entries
-            self.entries[key] = text
-            self.changed.notify_all()
-
-    def key_value_dir_get(self, folder):
-        with self._asked():
-            return [e for e in self.entries.items() if e[0].startswith(folder + "/")]
-
-    def blocking_key_value_get(self, key, milliseconds):
-        with self._asked():
-            seconds = milliseconds / 1e3
-            if threading.get_ident() in self.slow:
-                seconds *= 8
-            if not self.changed.wait_for(lambda: key in self.entries, seconds):
-                raise RuntimeError(f"DEADLINE_EXCEEDED: {key}")
-            return self.entries[key]
-
-    @contextlib.contextmanager
-    def _asked(self):
-        with self.changed:
-            self.messages[threading.get_ident()] += 1
-            yield
-
-
-class Processes:
-    """Runs ``function(process)`` in a thread for each of several processes."""
-
-    def __init__(self, store):
-        self.store = store
-
-    def run(self, functions):
-        """Returns what each function returned or raised, and its messages."""
-        found = {}
-
-        def run(process, function):
-            before = self.store.messages[threading.get_ident()]
-            try:
-                value = function(process)
-            except Exception as error:
-                value = error
-            messages = self.store.messages[threading.get_ident()] - before
-            found[process] = value, messages
-
-        threads = [
-            threading.Thread(target=run, args=pair, daemon=True)
-            for pair in functions.items()
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(100)
-        assert found.keys() == functions.keys(), "some never came back"
-        values = {process: value for process, (value, _) in found.items()}
-        return values, {process: count for process, (_, count) in found.items()}
-
-
-@pytest.fixture
-def store(monkeypatch):
-    made = Store()
-    monkeypatch.setattr(compat, "key_value_store", lambda: made)
-    monkeypatch.setattr(rounds, "finished", {})
-    monkeypatch.setenv("JAXCOMM_TIMEOUT", "60")
-    return made
-
-
-@pytest.fixture
-def processes(store):
-    return Processes(store)
-
-
-def meets(everyone, what="make it", value=None, key=0, number=None):
-    def meet(process):
-        purpose = rendezvous.Purpose(what, key, number)
-        given = process * 10 if value is None else value
-        return rendezvous.meet(everyone, process, purpose, given)
-
-    return meet
 
 
 @pytest.mark.parametrize("size", [2, 9, 64])
@@ -162,9 +71,9 @@ def test_each_sees_the_thread_of_those_on_its_host(processes, monkeypatch):
         return meets((0, 1, 2))(process)
 
     met, _ = processes.run(dict.fromkeys((0, 1, 2), comes))
-    seen = {process: [peer[2] for peer in met[process].peers] for process in met}
+    seen = {process: [peer[2] for peer in met[process].peers()] for process in met}
     assert seen == {0: [1], 1: [0], 2: []}
-    (peer,) = met[0].peers
+    (peer,) = met[0].peers()
     assert peer[1] == _ffi.process_start_time(peer[0])
 
 
@@ -264,6 +173,7 @@ def test_who_does_not_come_is_named(processes, monkeypatch):
     for process in (0, 3):
         assert "waited 1 s for processes 1, 2 of [0, 1, 2, 3]" in str(met[process])
     assert max(messages.values()) <= FEW_MESSAGES
+    monkeypatch.setenv("JAXCOMM_TIMEOUT", "60")
     # What was said in it counts for nothing, and all meet the next time.
     met, _ = processes.run(dict.fromkeys(everyone, meets(everyone)))
     assert all(met[process].values == met[0].values for process in everyone)
@@ -300,23 +210,23 @@ def test_a_round_that_ended_while_a_process_looked_elsewhere_is_no_newer_one(
     waits = threading.Event()
 
     def times_out_late(key, milliseconds):
-        if "/0/card/1" not in key or waits.is_set():
+        if not key.endswith("/0/0/verdict") or waits.is_set():
             return wait(key, milliseconds)
         waits.set()
         # Until the other is in the next round, of another purpose.
-        at = key.replace("/0/card/1", "/at/1")
-        with store.changed:
-            assert store.changed.wait_for(lambda: store.entries.get(at) == "1", 60)
+        deadline = time.monotonic() + 60
+        while "make B" not in str(store.entry("jaxcomm/last/0/0")):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
         time.sleep(milliseconds / 1e3)
         raise RuntimeError(f"DEADLINE_EXCEEDED: {key}")
 
     store.blocking_key_value_get = times_out_late
 
     def meets_twice(process):
-        if process == 1:
-            assert waits.wait(60)
         first = meets(everyone, "make A")(process)
         return first.values, meets(everyone, "make B")(process).values
 
     met, _ = processes.run(dict.fromkeys(everyone, meets_twice))
     assert met[0] == met[1] == ({0: 0, 1: 10}, {0: 0, 1: 10})
+    assert waits.is_set()

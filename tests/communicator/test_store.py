@@ -19,7 +19,7 @@ class Client:
 
 
 def test_an_entry_that_does_not_come_in_time_is_late():
-    assert Store(Client(takes=0.05)).wait("key", 0.05) is False
+    assert Store(Client(takes=0.05)).wait("key", 0.05) is None
 
 
 def test_an_error_before_the_time_is_over_is_raised():

@@ -66,7 +66,7 @@ def test_an_interrupted_start_can_be_repeated(start):
     processes = start(2, timeout=20)
     processes.ask(SET_UP)
     first, _ = processes
-    first.tell("say_when(lambda: is_in('collect', missing=[1]))" + INIT)
+    first.tell("say_when(lambda: is_in('_gather', missing=[1]))" + INIT)
     assert first.hear() == "now"
     since = time.monotonic()
     first.send(signal.SIGINT)
@@ -98,7 +98,7 @@ say_when(lambda: is_in("attach_late"))
 {INIT}"""
     )
     # And process 0 waits for its word about that.
-    first.tell("say_when(lambda: is_in('collect', what='attached-memfd'))" + INIT)
+    first.tell("say_when(lambda: is_in('collect', value=None))" + INIT)
     assert [first.hear(), second.hear()] == ["now", "now"]
     first.send(signal.SIGINT)
     assert first.hear()[1] == "interrupted"

@@ -474,6 +474,11 @@ def test_a_window_that_wants_a_halo_is_warned_of():
     assert jaxcomm.plan({"context": 8}, asked, machine="h200").warnings == ()
 
 
-def test_a_store_that_all_processes_read_is_warned_of():
-    made = jaxcomm.plan({"a": 100_000}, devices_per_process=1)
-    assert any("Use fewer processes" in text for text in made.warnings)
+def test_many_processes_read_little_more_each_than_few():
+    few, many = (
+        jaxcomm.plan({"a": size}, devices_per_process=1).startup
+        for size in (1_000, 100_000)
+    )
+    each = [start.store_bytes.value / start.processes for start in (few, many)]
+    assert 0 < each[0] <= each[1] < 1.1 * each[0]
+    assert few.messages.value < many.messages.value < 2 * few.messages.value

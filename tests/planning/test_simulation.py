@@ -17,6 +17,10 @@ from jaxcomm.communicator.backends.nccl import library
 AXES = ("data",), ("model",)
 # A process on a loaded machine waits more often than the plan's average.
 SLACK = 2.5
+# Bytes that a process reads in a round, for each doubling of processes: on average, and
+# at most. A look of a leader is about 8 kB.
+BYTES_BY_LOG = 500
+BYTES_OF_A_LEADER = 10_000
 
 
 def planned(mesh, **options):
@@ -36,10 +40,7 @@ def run(monkeypatch, extension, mesh, lanes):
     ("processes", "lanes"),
     [
         (128, ("default", "ring")),
-        # Every process reads what all wrote: a million infos a look.
-        pytest.param(
-            1024, ("default",), marks=[pytest.mark.slow, pytest.mark.timeout(1000)]
-        ),
+        (1024, ("default",)),
     ],
 )
 def test_processes_meet_in_as_many_messages_as_planned(monkeypatch, processes, lanes):
@@ -55,17 +56,22 @@ def test_processes_meet_in_as_many_messages_as_planned(monkeypatch, processes, l
     ]
     assert [axes for _, axes in job.extension.made[0]] == of_plan
 
-    # A few messages of each: no process sends one for every other.
-    messages = job.store.messages
+    # No process sends a message for every other, and most send a few.
+    messages = job.store.messages.values()
     assert len(messages) == processes
-    of_round = made.startup.messages.value / made.startup.rounds
+    start = made.startup
     rounds = 1 + len(AXES) * len(lanes)
-    mean = statistics.mean(messages.values())
-    assert 4 * rounds <= mean <= SLACK * rounds * of_round
-    assert of_round < 4 + 2 * (math.log2(processes) + 1)
-    # All of them read what all wrote: that is what the plan warns of.
-    read = made.startup.store_bytes.value / made.startup.rounds * rounds
-    assert read / 4 <= job.store.sent_bytes <= SLACK * read
+    share = rounds / start.rounds
+    assert max(messages) <= SLACK * share * start.messages.value
+    assert start.messages.value / start.rounds < 4 + 4 * math.log2(processes)
+    assert 3 * rounds <= statistics.mean(messages) <= SLACK * 4 * rounds
+    # No process reads what all wrote.
+    sent = sum(job.store.sent_bytes.values())
+    planned_bytes = share * start.store_bytes.value
+    assert planned_bytes / 4 <= sent <= SLACK * planned_bytes
+    assert sent / processes <= rounds * BYTES_BY_LOG * math.log2(processes)
+    most = max(job.store.sent_bytes.values())
+    assert most <= rounds * BYTES_OF_A_LEADER * math.log2(processes)
 
 
 def test_64_processes_over_the_stand_in_hold_what_was_planned(

@@ -5,71 +5,25 @@ make communicators of NCCL. Nothing moves data.
 """
 
 import collections
-import json
 import threading
 import types
+import uuid
 from collections.abc import Callable, MutableMapping
 
 import jax
 import numpy as np
+from job_store import JobStore
 
-from jaxcomm import _ffi
-from jaxcomm.communicator import backends, failures, rendezvous, replica_groups
+from jaxcomm import _ffi, compat
+from jaxcomm.communicator import backends, failures, peer_info, replica_groups
 from jaxcomm.communicator.backends import CommunicatorSpec
 from jaxcomm.communicator.backends.nccl import agreement, communicators
 from jaxcomm.communicator.policy import CommPolicy
 
 _SECONDS = 900
 _STACK_BYTES = 512 << 10
+_OF_A_HOST = 8
 _here = threading.local()
-
-
-class Store:
-    """The store of a job, as ``jaxcomm.communicator.store.Store`` shows it.
-
-    Attributes:
-      messages: that each process sent.
-      sent_bytes: that it read.
-    """
-
-    def __init__(self):
-        self._lock = threading.Lock()
-        self._folders = collections.defaultdict(dict)
-        self._waits = collections.defaultdict(list)
-        self.messages = collections.Counter()
-        self.sent_bytes = 0
-
-    def set(self, key, value):
-        text = json.dumps(value)
-        with self._lock:
-            self.messages[_here.index] += 1
-            self._folders[key.rpartition("/")[0]][key] = json.loads(text), len(text)
-            for waiting in self._waits.pop(key, ()):
-                waiting.set()
-
-    def entries(self, folder):
-        with self._lock:
-            self.messages[_here.index] += 1
-            found = [
-                (key, *entry)
-                for name, entries in self._folders.items()
-                if name == folder or name.startswith(folder + "/")
-                for key, entry in entries.items()
-            ]
-            self.sent_bytes += sum(size for _, _, size in found)
-        return [(key, value) for key, value, _ in found]
-
-    def by_process(self, folder):
-        return {int(key.rpartition("/")[2]): v for key, v in self.entries(folder)}
-
-    def wait(self, key, seconds):
-        with self._lock:
-            self.messages[_here.index] += 1
-            if key in self._folders[key.rpartition("/")[0]]:
-                return True
-            came = threading.Event()
-            self._waits[key].append(came)
-        return came.wait(seconds)
 
 
 class World:
@@ -166,6 +120,10 @@ class _OfProcess(MutableMapping):
         return len(self._of[_here.index])
 
 
+def _boot_id():
+    return str(uuid.UUID(int=_here.index // _OF_A_HOST))
+
+
 class Mesh:
     """A mesh of devices that are not there, one in each process."""
 
@@ -191,12 +149,12 @@ class Job:
     """Processes that make the communicators of a mesh."""
 
     def __init__(self, monkeypatch, extension):
-        self.store = Store()
+        self.store = JobStore()
         self.extension = extension
         monkeypatch.setenv("JAXCOMM_TIMEOUT", str(_SECONDS))
-        monkeypatch.setattr(rendezvous, "of_job", lambda processes: self.store)
-        monkeypatch.setattr(rendezvous.rounds, "finished", {})
+        monkeypatch.setattr(compat, "key_value_store", lambda: self.store)
         monkeypatch.setattr(jax, "process_index", lambda: _here.index)
+        monkeypatch.setattr(peer_info, "_boot_id", _boot_id)
         monkeypatch.setattr(communicators, "_ffi", extension)
         monkeypatch.setattr(communicators, "_worlds", _OfProcess())
         monkeypatch.setattr(communicators, "_begun", _OfProcess())

@@ -209,7 +209,7 @@ def _agree_on_world(
         unique_id = rendezvous.broadcast(
             processes, here, "nccl", lambda: _ffi.nccl_unique_id().hex()
         )
-    return None, unique_id, met.peers
+    return None, unique_id, met.peers()
 
 
 def _new_world(
