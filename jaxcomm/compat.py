@@ -54,16 +54,14 @@ def checks_varying_axes() -> bool:
     return _config._check_vma.value
 
 
-def type_of_gathered(to: str) -> str:
-    """Return how the result of an ``all_gather(to=to)`` is typed in this trace.
+def types_gathered_values() -> bool:
+    """Say whether jax.lax regards ``all_gather(to=)`` in this trace.
 
-    Without ``check_vma`` jax.lax takes every ``to`` for ``"varying"`` from 0.12 on. The
+    Without ``check_vma`` it takes every ``to`` for ``"varying"`` from 0.12 on. The
     transpose of ``"varying"`` sums, and the one of ``"invarying"`` does not.
     """
     # Checked on 0.10.2, 0.11.2, 0.12.0.1.
-    if jax.__version_info__ >= (0, 12) and not checks_varying_axes():
-        return "varying"
-    return to
+    return jax.__version_info__ < (0, 12) or checks_varying_axes()
 
 
 def varying_axes(x) -> frozenset:

@@ -91,7 +91,8 @@ def gathering(
             f"{call.where}: to={to!r}; choose one of 'varying', 'invarying' and "
             "'reduced'"
         )
-    to = compat.type_of_gathered(to)
+    if not compat.types_gathered_values():
+        to = "varying"
     if to != "varying" and call.index_groups is not None:
         raise NotImplementedError(
             f"{call.where}: with axis_index_groups the result differs between groups; "
