@@ -51,7 +51,8 @@ def _dimension(spec, leaf, what: str, call: Call) -> int | None:
         raise TypeError(f"{what} is {type(spec).__name__}; pass a jax.P")
     if len(spec) > leaf.ndim:
         raise ValueError(
-            f"{what} has {len(spec)} entries, and the array {leaf.ndim} dimensions"
+            f"{what} has {len(spec)} entries, and the array {leaf.ndim} dimensions. "
+            "Pass one for each dimension, or fewer"
         )
     axes = set(call.axes)
     for i, entry in enumerate(spec):

@@ -12,7 +12,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 COMMAND = re.compile(
-    r"^```sh\n(?P<command>python -m .+)\n```\n\n```\n(?P<output>.*?)^```$", re.M | re.S
+    r"^```sh\n(?P<command>python -m [^\n]+)\n```\n\n```\n(?P<output>.*?)^```$",
+    re.M | re.S,
 )
 PYTHON = re.compile(r"^```python\n(.*?)^```$", re.M | re.S)
 
