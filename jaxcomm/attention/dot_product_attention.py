@@ -1,6 +1,8 @@
 """Attention for plain jit: arrays in natural order, split over a mesh by JAX."""
 
+import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +13,9 @@ from jaxcomm.attention.positions import TRUSTED
 from jaxcomm.attention.relayout import relayout
 from jaxcomm.attention.ring_attention import ring_attention
 from jaxcomm.attention.strategies.strategy import Strategy
+
+# Of the options of ring_attention, those that are arrays.
+_TRAINED = ("alibi_slopes", "dropout_key", "sinks")
 
 
 def dot_product_attention(
@@ -82,19 +87,77 @@ def dot_product_attention(
     size = 1
     for axis in axes:
         size *= mesh.shape[axis]
+    call = _Call(
+        mesh=mesh,
+        axes=axes,
+        size=size,
+        is_causal=is_causal,
+        strategy=strategy,
+        schedule=schedule,
+        return_residual=return_residual,
+        options=tuple(
+            (n, options.pop(n)) for n in sorted(options.keys() - set(_TRAINED))
+        ),
+    )
+    arrays = {
+        "query": query,
+        "key": key,
+        "value": value,
+        "bias": bias,
+        "mask": mask,
+        "query_segment_ids": query_segment_ids,
+        "key_value_segment_ids": key_value_segment_ids,
+        "query_seq_lengths": query_seq_lengths,
+        "key_value_seq_lengths": key_value_seq_lengths,
+        **options,
+    }
+    arrays = {n: None if x is None else jnp.asarray(x) for n, x in arrays.items()}
+    try:
+        hash(call)
+    except TypeError:
+        # An array where a Python value belongs: ring_attention says which.
+        return _attend(arrays, call)
+    return _attend_compiled(arrays, call)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Call:
+    """What a call is compiled for, besides its arrays' types.
+
+    Attributes:
+      mesh: to split over.
+      axes: of it, along which the sequence is split.
+      size: how many devices these are.
+      is_causal, strategy, schedule, return_residual: as in ``dot_product_attention``.
+      options: for ``ring_attention``, and no arrays.
+    """
+
+    mesh: Any
+    axes: tuple[str, ...]
+    size: int
+    is_causal: bool
+    strategy: str | Strategy
+    schedule: str | None
+    return_residual: bool
+    options: tuple[tuple[str, Any], ...]
+
+
+def _attend(arrays, call: _Call):
+    """Compute it; compiled, where the call can be a key."""
+    mesh, axes, size = call.mesh, call.axes, call.size
+    query, key, value = (arrays[name] for name in ("query", "key", "value"))
+    trained = {name: arrays.get(name) for name in _TRAINED}
+    options = dict(call.options)
     tokens = query.ndim - 3
-    window = options.get("local_window_size")
+    schedule = call.schedule
     if schedule is None:
-        is_balanced = is_causal and window is None
+        is_balanced = call.is_causal and options.get("local_window_size") is None
         schedule = "zigzag" if is_balanced else "contiguous"
     layouts = {}
     for name, x in (("query", query), ("key", key)):
         length = x.shape[tokens]
         layouts[name] = (Layout("contiguous", size, length),
                          Layout(schedule, size, length))  # fmt: skip
-    trained = {"sinks": options.pop("sinks", None),
-               "alibi_slopes": options.pop("alibi_slopes", None),
-               "dropout_key": options.pop("dropout_key", None)}  # fmt: skip
 
     def spec(axis: int):
         return jax.P(*[None] * axis, axes)
@@ -119,14 +182,14 @@ def dot_product_attention(
             positions=TRUSTED,
             key_layout=layouts["key"][1],
             key_positions=TRUSTED,
-            is_causal=is_causal,
+            is_causal=call.is_causal,
             query_segment_ids=None if ids is None else deal(ids, "query", tokens),
             key_value_segment_ids=(
                 None if key_ids is None else deal(key_ids, "key", tokens)
             ),
             query_seq_lengths=lengths[0],
             key_value_seq_lengths=lengths[1],
-            strategy=strategy,
+            strategy=call.strategy,
             return_residual=True,
             **trained,
             **options,
@@ -138,25 +201,25 @@ def dot_product_attention(
         """Fill up to what the ranks hold."""
         if x is None:
             return None
-        x = jnp.asarray(x)
         padding = [(0, 0)] * x.ndim
         padding[axis] = (0, -x.shape[axis] % size)
         return jnp.pad(x, padding) if padding[axis][1] else x
 
-    if query_segment_ids is not None and key_value_segment_ids is None:
-        key_value_segment_ids = query_segment_ids
+    lengths = arrays["query_seq_lengths"], arrays["key_value_seq_lengths"]
+    ids, key_ids = arrays["query_segment_ids"], arrays["key_value_segment_ids"]
+    if ids is not None and key_ids is None:
+        key_ids = ids
     rows = query.ndim - 2
     split, whole = [], []
-    for x in (bias, mask):
-        x = None if x is None else jnp.asarray(x)
+    for x in (arrays["bias"], arrays["mask"]):
         has_rows = x is not None and x.shape[rows] > 1
         split.append(pad(x, rows) if has_rows else None)
         whole.append(None if has_rows else x)
     arrays = (
         *(pad(x, tokens) for x in (query, key, value)),
-        pad(key_value_segment_ids, tokens),
+        pad(key_ids, tokens),
     )
-    of_queries = (pad(query_segment_ids, tokens), *split)
+    of_queries = (pad(ids, tokens), *split)
     specs = (
         spec(tokens),
         (spec(tokens), spec(rows), spec(rows)),
@@ -168,7 +231,7 @@ def dot_product_attention(
         arrays,
         of_queries,
         tuple(whole),
-        (query_seq_lengths, key_value_seq_lengths),
+        lengths,
         trained,
     )
     of_each = ((tokens,) * 4, (tokens, rows, rows), None, None, None)
@@ -188,7 +251,11 @@ def dot_product_attention(
     )(*given)
     length = query.shape[tokens]
     out, lse = (_cut(x, length, tokens) for x in (out, lse))
-    return (out, lse) if return_residual else out
+    return (out, lse) if call.return_residual else out
+
+
+# Called outside of jit, each of its operations would be compiled by itself.
+_attend_compiled = jax.jit(_attend, static_argnums=1)
 
 
 def _rows(deal, split, whole, axis: int):

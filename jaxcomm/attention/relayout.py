@@ -72,8 +72,9 @@ def relayout(
                 f" rank, and the layout it comes from {source.local_length}."
             )
         rows = jnp.moveaxis(poison_unless(is_right, leaf), axis, 0)
-        via = (axis_name, lane, backend)
-        return jnp.moveaxis(_move(via, rows, source, target), 0, axis)
+        axes = tuple(axis_name) if isinstance(axis_name, list) else axis_name
+        via = (axes, lane, backend)
+        return jnp.moveaxis(_move_compiled(via, rows, source, target), 0, axis)
 
     if source == target:
         return poison_unless(is_right, x)
@@ -135,3 +136,5 @@ def _backward(via, layouts, grad):
 
 
 _move.defvjp(_forward, _backward)
+# Called outside of jit, each of its operations would be compiled by itself.
+_move_compiled = jax.jit(_move, static_argnums=0)

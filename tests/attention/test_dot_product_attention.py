@@ -43,6 +43,36 @@ def test_meshes_of_explicit_axes_and_a_window():
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
+def test_outside_of_jit_it_is_one_program_compiled_once(make_mesh):
+    compiled = []
+
+    def listen(event, seconds, **_):
+        if event.endswith("backend_compile_duration"):
+            compiled.append(seconds)
+
+    mesh = make_mesh(context=2)
+    x = jax.random.normal(jax.random.key(0), (1, 12, 2, 8))
+    window = np.array([3, 0])  # No key of a cache: refused, or compiled in parts.
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        first, second = (
+            jaxcomm.dot_product_attention(
+                x, x, x, mesh=mesh, axis_name="context", is_causal=True
+            )
+            for _ in range(2)
+        )
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    assert 1 <= len(compiled) <= 3
+    np.testing.assert_array_equal(first, second)
+    expected = jax.nn.dot_product_attention(x, x, x, is_causal=True)
+    np.testing.assert_allclose(first, expected, atol=1e-5)
+    with pytest.raises(TypeError, match="local_window_size"):
+        jaxcomm.dot_product_attention(
+            x, x, x, mesh=mesh, axis_name="context", local_window_size=window
+        )
+
+
 def test_without_a_mesh_the_error_says_what_to_do():
     x = jnp.ones((1, 8, 2, 4))
     with pytest.raises(ValueError, match=r"is not in the mesh .*under jax\.set_mesh"):
