@@ -39,8 +39,9 @@ def examples_of(name, **known):
 def test_examples_give_what_they_say(make_mesh, name):
     wrong: list[str] = []
     ran = 0
-    collective = name.startswith(("jaxcomm.collectives", "jaxcomm.primitives"))
-    mesh = make_mesh(i=4) if collective else make_mesh(data=2, context=4)
+    one_axis = "jaxcomm.collectives", "jaxcomm.fsdp", "jaxcomm.primitives"
+    one = name.startswith(one_axis)
+    mesh = make_mesh(i=4) if one else make_mesh(data=2, context=4)
     for example in examples_of(name, mesh=mesh):
         skipped = any(doctest.SKIP in line.options for line in example.examples)
         assert not skipped or name in SKIPPED

@@ -2,6 +2,8 @@
 
 import functools
 import math
+import time
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +18,8 @@ from jaxcomm.errors import CommunicatorError
 # DLPack's type codes, by numpy's kind; bfloat16 has its own.
 _CODES = {"b": 6, "i": 0, "u": 1, "f": 2, "c": 5}
 _BFLOAT16 = 4
+# XLA lets go of a deleted array shortly after the program that used it.
+_RELEASE_SECONDS, _POLL_SECONDS = 1.0, 0.01
 
 
 class SymmetricPool:
@@ -218,26 +222,20 @@ class SymmetricPool:
         """Take the memory of all arrays back; every process calls it.
 
         Raises:
-          ValueError: if some of them still exist.
+          ValueError: if some of them still exist after a second.
         """
         self._check_open()
-        try:
-            self.memory.reset()
-        except RuntimeError as error:
-            raise ValueError(f"SymmetricPool.reset: {error}; delete them") from None
+        _once_empty("reset", self.memory.reset)
 
     def close(self) -> None:
         """Deregister and free the memory. Closing twice is harmless.
 
         Raises:
-          ValueError: if some of its arrays still exist.
+          ValueError: if some of its arrays still exist after a second.
         """
         if self.closed:
             return
-        try:
-            self.memory.close()
-        except RuntimeError as error:
-            raise ValueError(f"SymmetricPool.close: {error}; delete them") from None
+        _once_empty("close", self.memory.close)
         self.closed = True
         self._how.clear()
 
@@ -291,3 +289,18 @@ class SymmetricPool:
                 self.memory.fill(ordinal, offset, source_of(device), bytes_of_part)
             parts.append(compat.from_dlpack(made(ordinal=ordinal), device))
         return jax.make_array_from_single_device_arrays(shape, sharding, parts)
+
+
+def _once_empty(what: str, take_back: Callable[[], None]) -> None:
+    """Take memory back as soon as no array lies in it."""
+    deadline = time.monotonic() + _RELEASE_SECONDS
+    while True:
+        try:
+            return take_back()
+        except RuntimeError as error:
+            if time.monotonic() > deadline:
+                raise ValueError(
+                    f"SymmetricPool.{what}: {error}; delete them, and wait for the "
+                    f"programs that use them"
+                ) from None
+        time.sleep(_POLL_SECONDS)

@@ -1,6 +1,7 @@
 """Symmetric memory: registered once with each communicator, gone before it is freed."""
 
 import gc
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -177,6 +178,15 @@ def test_memory_comes_back_all_at_once_when_no_array_is_left(pool):
     assert pool.used_bytes == 4096
     pool.reset()
     assert pool.used_bytes == 0
+
+
+def test_an_array_that_is_let_go_of_a_little_later_is_waited_for(pool):
+    held = [pool.zeros((2, 1024), spec=jax.P("i"))]
+    timer = threading.Timer(0.2, held.clear)
+    timer.start()
+    pool.reset()
+    assert pool.used_bytes == 0
+    timer.join()
 
 
 def test_a_full_pool_says_what_is_left(pool):
