@@ -15,6 +15,7 @@ PAGE = pathlib.Path(__file__).parents[2] / "docs" / "supported.md"
 SOURCES = pathlib.Path(jaxcomm.__file__).parent / "attention"
 
 
+@pytest.mark.slow
 def test_the_page_is_current():
     assert PAGE.read_text() == page(), (
         "python tests/support/supported.py > docs/supported.md"

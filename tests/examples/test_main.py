@@ -93,6 +93,7 @@ def test_results_that_could_not_be_kept_are_refused_at_the_start(
     assert "cannot be written: File exists" in err
 
 
+@pytest.mark.slow
 @pytest.mark.multiprocess
 def test_ctrl_c_saves_a_checkpoint_and_says_how_to_go_on(text, tmp_path, compiled_once):
     arguments = (*SMALL, "--nocheck", "--steps=1000000", f"--text={text}")

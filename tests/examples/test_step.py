@@ -23,6 +23,7 @@ def batch(number, rows, length):
     return data.draw_batch(TEXT, number, rows=rows, sequence=length, seed=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("schedule", "length", "extents"),
     [("zigzag", 64, (2, 4)), ("striped", 61, (1, 3))],

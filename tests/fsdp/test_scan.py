@@ -169,6 +169,7 @@ def test_memory_does_not_grow_with_the_layers(as_users_compile):
     assert found["kept"] > found["plain"] + memory.LAYERS - 2
 
 
+@pytest.mark.slow
 @pytest.mark.multiprocess
 @pytest.mark.skipif(
     not importlib.metadata.version("jaxlib").startswith("0.10."),

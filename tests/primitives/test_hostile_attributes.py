@@ -12,6 +12,7 @@ PROGRAM = pathlib.Path(__file__).parents[1] / "support" / "hostile_attributes.py
 CALLS = 60
 
 
+@pytest.mark.slow
 @pytest.mark.multiprocess
 @pytest.mark.parametrize("backend", ["host", "nccl"])
 def test_no_attribute_crashes_hangs_or_harms_others(request, backend):
