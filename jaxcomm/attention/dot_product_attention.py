@@ -13,6 +13,7 @@ from jaxcomm.attention.positions import TRUSTED
 from jaxcomm.attention.relayout import relayout
 from jaxcomm.attention.ring_attention import ring_attention
 from jaxcomm.attention.strategies.strategy import Strategy
+from jaxcomm.communicator import cache
 
 # Of the options of ring_attention, those that are arrays.
 _TRAINED = ("alibi_slopes", "dropout_key", "sinks")
@@ -98,6 +99,7 @@ def dot_product_attention(
         options=tuple(
             (n, options.pop(n)) for n in sorted(options.keys() - set(_TRAINED))
         ),
+        closed=cache.counts()["destroyed"],
     )
     arrays = {
         "query": query,
@@ -130,6 +132,8 @@ class _Call:
       size: how many devices these are.
       is_causal, strategy, schedule, return_residual: as in ``dot_product_attention``.
       options: for ``ring_attention``, and no arrays.
+      closed: how many communicators this process has closed. A program compiled before
+        then may name one of them.
     """
 
     mesh: Any
@@ -140,6 +144,7 @@ class _Call:
     schedule: str | None
     return_residual: bool
     options: tuple[tuple[str, Any], ...]
+    closed: int
 
 
 def _attend(arrays, call: _Call):

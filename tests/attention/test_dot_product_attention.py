@@ -64,6 +64,13 @@ def test_outside_of_jit_it_is_one_program_compiled_once(make_mesh):
     finally:
         jax.monitoring.unregister_event_duration_listener(listen)
     assert 1 <= len(compiled) <= 3
+    jax.block_until_ready((first, second))
+    # It names a communicator that is closed then, and is compiled again.
+    jaxcomm.finalize()
+    third = jaxcomm.dot_product_attention(
+        x, x, x, mesh=mesh, axis_name="context", is_causal=True
+    )
+    np.testing.assert_array_equal(first, third)
     np.testing.assert_array_equal(first, second)
     expected = jax.nn.dot_product_attention(x, x, x, is_causal=True)
     np.testing.assert_allclose(first, expected, atol=1e-5)
