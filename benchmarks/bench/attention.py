@@ -24,6 +24,8 @@ SINGLE = "one device, our tiles"
 DENSE = "one device, jax.nn"
 _SCHEDULE = "zigzag"
 _SPLIT = jax.P(None, on.AXIS)
+# Seven products instead of two: the backward pass forms the scores anew.
+BACKWARD_WORK = 3.5
 # The scores of all heads at once; XLA holds several arrays of this size.
 _MOST_DENSE_BYTES = 1 << 30
 # Float32 softmax and sums over up to 16384 keys in another order.
@@ -75,8 +77,7 @@ def cases(
     for count in devices:
         for name, factor, target, with_backward in (
             ("forward", 1.0, targets.FORWARD, False),
-            # Seven products instead of two: the backward pass forms the scores anew.
-            ("forward + backward", 3.5, targets.FORWARD_AND_BACKWARD, True),
+            ("forward + backward", BACKWARD_WORK, targets.FORWARD_AND_BACKWARD, True),
         ):
             yield TimedCase(
                 suite=SUITE,

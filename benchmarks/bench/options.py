@@ -2,13 +2,14 @@
 
 import argparse
 import dataclasses
+import math
 import os
 import re
 import textwrap
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from bench import attention, chain, collectives, memory, processes, scan
+from bench import attention, chain, collectives, masks, memory, processes, scan
 
 # Each thread of a virtual device takes memory and time to start.
 _MOST_DEVICES = 128
@@ -50,6 +51,11 @@ SUITES = {
     attention.SUITE: Suite(
         "ring attention against three other ways, forward and backward",
         attention.DEVICES,
+        ("devices", "sequence"),
+    ),
+    masks.SUITE: Suite(
+        "attention with documents and with a window, against one device",
+        masks.DEVICES,
         ("devices", "sequence"),
     ),
     memory.SUITE: Suite(
@@ -119,7 +125,7 @@ _FLAGS = {
     "to 16 MiB",
     "ops": f"collectives, processes: some of {', '.join(collectives.OPS)}. Default: "
     f"all but pmin and pmean; for processes {', '.join(processes.OPS)}",
-    "sequence": "attention: tokens of the whole sequence. Default: "
+    "sequence": "attention, masks: tokens of the whole sequence. Default: "
     f"{attention.SEQUENCE}",
     "repeats": "samples of each variant. Default: 31, fewer (but 5) for a case that "
     "takes more than ten seconds",
@@ -295,12 +301,13 @@ def _positive(given, name, unit):
 
 
 def _check_sequence(options):
-    if attention.SUITE not in options.suites:
-        return
-    sequence = options.sequence or attention.SEQUENCE
-    for count in options.devices_of(attention.SUITE):
-        if sequence % count:
-            raise UsageError(
-                f"--sequence: {sequence} tokens cannot be split evenly over {count} "
-                f"devices; give a multiple of {count}"
-            )
+    parts_of = {attention.SUITE: 1, masks.SUITE: masks.PARTS}
+    for suite in set(parts_of) & set(options.suites):
+        sequence = options.sequence or attention.SEQUENCE
+        for count in options.devices_of(suite):
+            parts = math.lcm(count, parts_of[suite])
+            if sequence % parts:
+                raise UsageError(
+                    f"--sequence: {sequence} tokens cannot be split evenly over "
+                    f"{count} devices by {suite}; give a multiple of {parts}"
+                )

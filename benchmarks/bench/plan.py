@@ -6,6 +6,7 @@ from bench import (
     attention,
     chain,
     collectives,
+    masks,
     memory,
     processes,
     roofline,
@@ -55,9 +56,9 @@ def _collectives(options, devices):
     return collectives.cases(devices, options.sizes or default, ops)
 
 
-def _attention(options, devices):
+def _sequence(options):
     default = _QUICK_SEQUENCE if options.quick else attention.SEQUENCE
-    return attention.cases(devices, options.sequence or default)
+    return options.sequence or default
 
 
 def _memory(options, devices):
@@ -76,7 +77,10 @@ _OF_SUITE = {
     collectives.SUITE: _collectives,
     chain.SUITE: lambda options, devices: chain.cases(devices),
     scan.SUITE: lambda options, devices: scan.cases(devices),
-    attention.SUITE: _attention,
+    attention.SUITE: lambda options, devices: attention.cases(
+        devices, _sequence(options)
+    ),
+    masks.SUITE: lambda options, devices: masks.cases(devices, _sequence(options)),
     memory.SUITE: _memory,
     processes.SUITE: _processes,
 }

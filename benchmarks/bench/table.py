@@ -8,7 +8,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from bench import attention, roofline, units
+from bench import attention, masks, roofline, units
 from bench.rows import (
     GLOO,
     LAX,
@@ -46,7 +46,7 @@ def tables(rows: Sequence[Row], width: int) -> Iterator[RenderableType]:
             if isinstance(row, TimedRow) and not isinstance(row, ProcessesRow)
         ]
         held = [row for row in of_suite if isinstance(row, MemoryRow)]
-        if timed and suite == attention.SUITE:
+        if timed and suite in (attention.SUITE, masks.SUITE):
             yield _by_variant(timed, hidden)
         elif timed:
             yield _side_by_side(timed, hidden)

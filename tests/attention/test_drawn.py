@@ -7,7 +7,8 @@ import split
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxcomm.attention.kernels import tiling
+from jaxcomm.attention.kernels import tile_loops, tiling
+from jaxcomm.attention.kernels.tile_loops import TileLoop, over_visible
 from jaxcomm.attention.schedules.registry import SCHEDULES
 from jaxcomm.attention.strategies.registry import STRATEGIES
 from jaxcomm.attention.strategies.usp import Usp
@@ -78,8 +79,7 @@ def test_whatever_is_drawn_equals_dense_attention(strategy):
     def check(case):
         shapes, value_size, options, how = case
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(tiling, "_ROWS", 4)
-            patch.setattr(tiling, "_KEYS", 2)
+            patch.setattr(tile_loops, "ON_CPU", TileLoop(2, over_visible))
             patch.setattr(tiling, "_FEWEST_QUERIES", 2)
             *arrays, grads = split.random_inputs(*shapes, value_size=value_size)
             found = split.attend(*arrays, options, grads, **how)

@@ -12,7 +12,7 @@ import split
 
 import jaxcomm
 from jaxcomm.attention import plan
-from jaxcomm.attention.kernels import tiling
+from jaxcomm.attention.kernels import tile_loops, tiling
 from jaxcomm.attention.positions import TRUSTED
 from jaxcomm.attention.schedules.registry import SCHEDULES
 from jaxcomm.attention.strategies.registry import STRATEGIES
@@ -25,8 +25,8 @@ SIZES = (1, 2, 3, 4, 8)
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch):
     """Many tiles in few tokens."""
-    monkeypatch.setattr(tiling, "_ROWS", 8)
-    monkeypatch.setattr(tiling, "_KEYS", 4)
+    loop = tile_loops.TileLoop(4, tile_loops.over_visible)
+    monkeypatch.setattr(tile_loops, "ON_CPU", loop)
     monkeypatch.setattr(tiling, "_FEWEST_QUERIES", 4)
 
 

@@ -12,6 +12,7 @@ SUITES = {
     "chain": ("--devices", "2"),
     "scan": ("--devices", "2"),
     "attention": ("--devices", "2", "--sequence", "64"),
+    "masks": ("--devices", "2", "--sequence", "128"),
     "memory": ("--devices", "2"),
 }
 ROW = {"kind", "suite", "name", "devices", "detail", "target"}

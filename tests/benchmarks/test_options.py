@@ -11,10 +11,10 @@ def read(*words):
 def test_without_flags_each_suite_has_its_own_devices():
     asked = read("all")
     assert asked.suites == (
-        "collectives", "chain", "scan", "attention", "memory", "processes",
+        "collectives", "chain", "scan", "attention", "masks", "memory", "processes",
     )  # fmt: skip
     assert [asked.devices_of(suite) for suite in asked.suites] == [
-        (2, 4, 8), (2, 8), (2, 8), (8,), (2, 4, 8), (2,),
+        (2, 4, 8), (2, 8), (2, 8), (8,), (8,), (2, 4, 8), (2,),
     ]  # fmt: skip
     assert asked.most_devices == 8
 
@@ -35,7 +35,7 @@ def test_sizes_have_units():
     ("words", "text"),
     [
         ((), "no subcommand was given; choose one of collectives, chain"),
-        ((), "attention, memory, processes, all or gpu"),
+        ((), "attention, masks, memory, processes, all or gpu"),
         (("--quick", "gpu"), "gpu comes before its flags: gpu --flag value"),
         (("nope",), "subcommand 'nope' is unknown; choose one of collectives"),
         (("chain", "all"), "all goes with no other subcommand"),
@@ -55,9 +55,13 @@ def test_sizes_have_units():
             ("chain", "--ops", "psum"),
             "--ops goes with collectives or processes, not with chain",
         ),
-        (("scan", "--sequence", "64"), "--sequence goes with attention, not with scan"),
+        (
+            ("scan", "--sequence", "64"),
+            "--sequence goes with attention or masks, not with scan",
+        ),
         (("attention", "--sequence", "0"), "'0' is not a positive number of tokens"),
         (("attention", "--sequence", "100"), "cannot be split evenly over 8 devices"),
+        (("masks", "--sequence", "96"), "by masks; give a multiple of 64"),
         (("chain", "--repeats", "0"), "--repeats: '0' is not a positive number"),
         (("chain", "--repeats", "two"), "--repeats: 'two' is not a positive number"),
         (("chain", "--bogus"), "unrecognized arguments: --bogus"),

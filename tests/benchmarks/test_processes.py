@@ -36,7 +36,10 @@ def test_the_number_of_processes_is_an_option_with_a_short_name():
         (("-n", "1"), "--processes: '1' is not a number of processes; give 2 to 64"),
         (("-n", "two"), "--processes: 'two' is not a number of processes"),
         (("--devices", "2"), "--devices goes with collectives or chain or scan or"),
-        (("--sequence", "64"), "--sequence goes with attention, not with processes"),
+        (
+            ("--sequence", "64"),
+            "--sequence goes with attention or masks, not with processes",
+        ),
     ],
 )
 def test_what_does_not_go_with_processes_is_refused(words, text):

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import jaxcomm
-from bench import attention, chain, collectives, devices, memory, scan
+from bench import attention, chain, collectives, devices, masks, memory, scan
 from bench.gathered_attention import gathered_attention
 
 OURS_IN_HLO = r"custom_call_target=\"jaxcomm\."
@@ -80,6 +80,16 @@ def test_only_the_problem_of_the_issue_is_judged():
 def test_causal_operations_are_counted_once_for_each_visible_key():
     problem = attention.Problem(16384)
     assert problem.forward_flops == pytest.approx(4 * 4 * 64 * 16384**2 / 2, rel=1e-4)
+
+
+def test_masked_operations_are_counted_once_for_each_visible_key():
+    problem = attention.Problem(256)
+    of_all = masks.Masked(problem).forward_flops
+    assert of_all == problem.forward_flops
+    documents = masks.Masked(problem, documents=16).forward_flops
+    assert documents == 16 * attention.Problem(16).forward_flops
+    window = masks.Masked(problem, window=4).forward_flops
+    assert window == 4 * 4 * 64 * (4 * 256 - 6)
 
 
 def test_the_rival_ring_uses_the_collective_of_xla():

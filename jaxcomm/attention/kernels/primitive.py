@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from jaxcomm import compat
 from jaxcomm.attention.kernels import fused as fused_hop
-from jaxcomm.attention.kernels import pallas
+from jaxcomm.attention.kernels import pallas, tile_loops
 from jaxcomm.attention.kernels import xla as hop
 from jaxcomm.attention.kernels.operands import Grads, HopConfig, Operands, sum_dtype
 from jaxcomm.attention.kernels.selection import SCOPE, select
@@ -77,8 +77,8 @@ def _backward_avals(operands: Operands, *others):
 def _then_merge(forward):
     """Return a function that merges what ``forward`` computes."""
 
-    def compute(operands: Operands, merged, *, config):
-        found = forward(operands, config=config)
+    def compute(operands: Operands, merged, **known):
+        found = forward(operands, **known)
         return found if merged is None else merge(*merged, *found)
 
     return compute
@@ -87,9 +87,9 @@ def _then_merge(forward):
 def _then_add(backward):
     """Return a function that adds to what ``backward`` computes."""
 
-    def compute(*args, config):
+    def compute(*args, **known):
         *args, total = args
-        found = backward(*args, config=config)
+        found = backward(*args, **known)
         if total is None:
             return found
         return found._replace(query=total + found.query)
@@ -97,8 +97,8 @@ def _then_add(backward):
     return compute
 
 
-def _backward_by_xla(*args, config):
-    return hop.hop_backward(*args[:-1], config=config)
+def _backward_by_xla(*args, **known):
+    return hop.hop_backward(*args[:-1], **known)
 
 
 def _define(name, functions, *, avals, head_size, is_backward):
@@ -116,9 +116,9 @@ def _define(name, functions, *, avals, head_size, is_backward):
     primitive.multiple_results = True
 
     def flatten(function):
-        def of_leaves(*leaves, tree, config):
+        def of_leaves(*leaves, tree, **known):
             args = jax.tree.unflatten(tree, leaves)
-            return jax.tree.leaves(function(*args, config=config))
+            return jax.tree.leaves(function(*args, **known))
 
         return of_leaves
 
@@ -137,17 +137,21 @@ def _define(name, functions, *, avals, head_size, is_backward):
         size = head_size(operands.query.shape[3], config)
         name = select(ctx, platform, operands, config, size)
         chosen = jax.named_scope(f"{SCOPE}{name}")(flat[name])
+        known = {"tree": tree, "config": config}
+        if (platform, name) == ("cuda", "xla"):
+            known["loop"] = tile_loops.ON_GPU
         with compat.without_triton_warning():
-            return compat.lower_as(chosen, ctx, *leaves, tree=tree, config=config)
+            return compat.lower_as(chosen, ctx, *leaves, **known)
 
     def jvp(primals, tangents, *, tree, config):
         moving = [i for i, x in enumerate(primals) if compat.has_tangent(x)]
+        loop = tile_loops.DIFFERENTIABLE
 
         def of_moving(*moved):
             leaves = list(primals)
             for i, leaf in zip(moving, moved, strict=True):
                 leaves[i] = leaf
-            return flat["xla"](*leaves, tree=tree, config=config)
+            return flat["xla"](*leaves, tree=tree, config=config, loop=loop)
 
         moved = [compat.ad.instantiate_zeros(tangents[i]) for i in moving]
         return jax.jvp(of_moving, [primals[i] for i in moving], moved)

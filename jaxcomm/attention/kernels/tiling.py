@@ -6,13 +6,6 @@ from jaxcomm.attention.kernels.operands import HopConfig, Operands, sum_dtype
 from jaxcomm.attention.kernels.tiles import Tiles
 from jaxcomm.attention.mask import Tokens
 
-# A tile's scores are 512 x 512 float32, 1 MiB: half to all of the L2 cache of current
-# cores. Measured flat within 3 % from 256 x 1024 to 1024 x 512; small wins at the mask.
-_ROWS = 512
-_KEYS = 512
-# Within documents small tiles skip more, and less of them needs the mask: 16 documents
-# of 1,024 tokens took a fifth less time.
-_OF_DOCUMENTS = 256
 # With many query heads per key head a tile keeps at least so many queries.
 _FEWEST_QUERIES = 64
 # The position of keys that fill up a tile: beyond all.
@@ -22,6 +15,10 @@ _BEYOND = jnp.iinfo(jnp.int32).max
 class Tiling:
     """The tiles of one hop's shapes.
 
+    Args:
+      operands, config: the hop's.
+      tokens: the most rows of a tile, and the most keys.
+
     Attributes:
       heads: key heads; ``group`` query heads share each.
       all_heads: key heads of the whole batch.
@@ -29,19 +26,16 @@ class Tiling:
       queries, keys: how the tokens are cut.
     """
 
-    def __init__(self, operands: Operands, config: HopConfig):
+    def __init__(self, operands: Operands, config: HopConfig, tokens: int):
         query, key = operands.query, operands.key
         self.batch, self.length, self.query_heads, _ = query.shape
         self.heads = key.shape[2]
         self.all_heads = self.batch * self.heads
         self.group = self.query_heads // self.heads
         self.dtype = sum_dtype(query.dtype)
-        rows, keys = _ROWS, _KEYS
-        if operands.queries.segment_ids is not None:
-            rows, keys = min(rows, _OF_DOCUMENTS), min(keys, _OF_DOCUMENTS)
-        queries = max(_FEWEST_QUERIES, rows // self.group)
+        queries = max(_FEWEST_QUERIES, tokens // self.group)
         self.queries = Tiles.fit(config.query_segments, queries)
-        self.keys = Tiles.fit(config.key_segments, keys)
+        self.keys = Tiles.fit(config.key_segments, tokens)
 
     def split_queries(self, x, fill: float = 0):
         """(B, T, N[, D]) to (B K, tiles, rows[, D]); rows count group, then token."""

@@ -13,26 +13,30 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxcomm.attention.kernels import tile_loops
 from jaxcomm.attention.kernels.bias import BiasTiles
 from jaxcomm.attention.kernels.operands import Grads, HopConfig, Operands
 from jaxcomm.attention.kernels.scores import Tile
+from jaxcomm.attention.kernels.tile_loops import TileLoop
 from jaxcomm.attention.kernels.tiling import Tiling
 from jaxcomm.attention.mask import SKIP, Tokens
 from jaxcomm.attention.merge import at_least_half
 
 
-def hop_forward(operands: Operands, *, config: HopConfig):
+def hop_forward(operands: Operands, *, config: HopConfig, loop: TileLoop | None = None):
     """Compute attention over one block of keys.
 
     Args:
       operands: the arrays.
       config: what is known before.
+      loop: how to go through the tiles. If None, as on a CPU.
 
     Returns:
       (out, lse): (B, T, N, V) and (B, T, N), float32 (float64 for float64 inputs). Rows
       that see no key give 0 and -inf.
     """
-    tiling = Tiling(operands, config)
+    loop = loop or tile_loops.ON_CPU
+    tiling = Tiling(operands, config, loop.tokens)
     work = _Work(operands, tiling, config)
 
     def nothing():
@@ -40,10 +44,10 @@ def hop_forward(operands: Operands, *, config: HopConfig):
         out = jnp.zeros_like(operands.query, tiling.dtype, shape=shape)
         return out, jnp.full_like(out[..., 0], -jnp.inf)
 
-    return work.if_visible(lambda: _forward(operands, tiling, work), nothing)
+    return work.if_visible(lambda: _forward(operands, tiling, work, loop), nothing)
 
 
-def _forward(operands: Operands, tiling: Tiling, work: "_Work"):
+def _forward(operands: Operands, tiling: Tiling, work: "_Work", loop: TileLoop):
     queries = tiling.split_queries(operands.query) * work.config.scale
     keys, values = map(tiling.split_keys, (operands.key, operands.value))
 
@@ -54,24 +58,20 @@ def _forward(operands: Operands, tiling: Tiling, work: "_Work"):
         def of_queries(of):
             rows, row, modes = of
 
-            def of_keys(carry, of):
-                columns, values, column, mode = of
+            def of_keys(carry, of, choose):
+                columns, values, column = of
 
                 def compute(is_masked):
-                    def of_carry(carry):
-                        tile = work.tile(head, row, column, is_masked)
-                        return _forward_tile(carry, rows, columns, values, tile)
+                    tile = work.tile(head, row, column, is_masked)
+                    return _forward_tile(carry, rows, columns, values, tile)
 
-                    return of_carry
-
-                branches = (lambda carry: carry, compute(False), compute(True))
-                return jax.lax.switch(mode, branches, carry), None
+                return choose(compute)
 
             top = jnp.full_like(rows[:, 0], -jnp.inf)
             out = jnp.zeros_like(rows, shape=(rows.shape[0], value_tiles.shape[2]))
             start = (top, jnp.zeros_like(top), out)
-            of_all = (key_tiles, value_tiles, work.columns(head), modes)
-            (top, total, out), _ = jax.lax.scan(of_keys, start, of_all)
+            of_all = (key_tiles, value_tiles, work.columns(head))
+            top, total, out = loop.over(of_keys, start, of_all, modes)
             # A row that saw no key has out 0 and top -inf.
             total = at_least_half(total)
             share = 1 / total
@@ -200,11 +200,19 @@ def _forward_tile(carry, rows, columns, values, tile: Tile):
     return new_top, total, out
 
 
-def hop_backward(operands: Operands, grad_out, lse, delta, *, config: HopConfig):
+def hop_backward(
+    operands: Operands,
+    grad_out,
+    lse,
+    delta,
+    *,
+    config: HopConfig,
+    loop: TileLoop | None = None,
+):
     """Compute what one block of keys adds to the gradients.
 
     Args:
-      operands, config: as in :func:`hop_forward`.
+      operands, config, loop: as in :func:`hop_forward`.
       grad_out: (B, T, N, V), gradient of the output over all keys.
       lse: (B, T, N) float32, over all keys; -inf for rows that see none.
       delta: (B, T, N) float32, sum of ``grad_out * out`` over V, less the gradient of
@@ -213,7 +221,8 @@ def hop_backward(operands: Operands, grad_out, lse, delta, *, config: HopConfig)
     Returns:
       Gradients shaped as the operands, in float32 (float64 for float64 inputs).
     """
-    tiling = Tiling(operands, config)
+    loop = loop or tile_loops.ON_CPU
+    tiling = Tiling(operands, config, loop.tokens)
     work = _Work(operands, tiling, config)
     terms = operands.terms
     given = (*operands[:3], terms.bias, terms.slopes)
@@ -224,13 +233,19 @@ def hop_backward(operands: Operands, grad_out, lse, delta, *, config: HopConfig)
         )
 
     def compute():
-        return _backward(operands, grad_out, lse, delta, tiling, work)
+        return _backward(operands, grad_out, lse, delta, tiling, work, loop)
 
     return work.if_visible(compute, nothing)
 
 
 def _backward(
-    operands: Operands, grad_out, lse, delta, tiling: Tiling, work: "_Work"
+    operands: Operands,
+    grad_out,
+    lse,
+    delta,
+    tiling: Tiling,
+    work: "_Work",
+    loop: TileLoop,
 ) -> Grads:
     queries = tiling.split_queries(operands.query) * work.config.scale
     keys, values = map(tiling.split_keys, (operands.key, operands.value))
@@ -248,46 +263,38 @@ def _backward(
             columns, values, column, modes = of
             columns, values = columns.astype(tiling.dtype), values.astype(tiling.dtype)
 
-            def of_queries(carry, of):
-                given, row, mode = of
+            def of_queries(carry, of, choose):
+                given, row, at = of
 
                 def compute(is_masked):
-                    def of_none():
-                        tile = work.tile(head, row, column, is_masked, across=True)
-                        return _backward_tile(given, columns, values, tile)
+                    tile = work.tile(head, row, column, is_masked, across=True)
+                    return _backward_tile(given, columns, values, tile)
 
-                    return of_none
-
-                def skip():
-                    rows = given[0]
-                    added = map(jnp.zeros_like, (columns, values))
-                    slopes = scores = None
-                    if head.slopes is not None:
-                        slopes = jnp.zeros_like(head.slopes, tiling.dtype)
-                    if work.bias is not None:
-                        shape = columns.shape[0], rows.shape[0]
-                        scores = jnp.zeros_like(columns, shape=shape)
-                    return _TileGrads(jnp.zeros_like(rows), (*added, slopes), scores)
-
-                added = jax.lax.switch(mode, (skip, compute(False), compute(True)))
-                summed, grad_bias = carry
+                added = choose(compute)
+                grad_queries, summed, grad_bias = carry
                 if work.bias is not None:
                     place = work.bias_place(head, row, column)
                     grad_bias = work.bias.add(grad_bias, place, added.scores.T)
+                # As at[at].add, which XLA:CPU would make a loop over elements of.
+                sums = jax.lax.dynamic_index_in_dim(grad_queries, at, keepdims=False)
+                grad_queries = jax.lax.dynamic_update_index_in_dim(
+                    grad_queries, sums + added.rows, at, 0
+                )
                 summed = jax.tree.map(jnp.add, summed, added.summed)
-                return (summed, grad_bias), added.rows
+                return grad_queries, summed, grad_bias
 
-            grad_queries, grad_slopes, grad_bias = carry
-            slopes = None if head.slopes is None else jnp.zeros_like(grad_slopes)
-            summed = (jnp.zeros_like(columns), jnp.zeros_like(values), slopes)
-            of_all = (of_head_queries, work.rows(head), modes)
-            (summed, grad_bias), added = jax.lax.scan(
-                of_queries, (summed, grad_bias), of_all
+            grad_queries, slopes, grad_bias = carry
+            start = (
+                grad_queries,
+                (jnp.zeros_like(columns), jnp.zeros_like(values), slopes),
+                grad_bias,
+            )
+            of_all = (of_head_queries, work.rows(head), jnp.arange(len(query_tiles)))
+            grad_queries, summed, grad_bias = loop.over(
+                of_queries, start, of_all, modes
             )
             *grads_of_keys, slopes = summed
-            if slopes is not None:
-                slopes += grad_slopes
-            return (grad_queries + added, slopes, grad_bias), grads_of_keys
+            return (grad_queries, slopes, grad_bias), grads_of_keys
 
         slopes = None
         if head.slopes is not None:

@@ -5,17 +5,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxcomm.attention.kernels import tiling
+from jaxcomm.attention.kernels import tile_loops, tiling
 from jaxcomm.attention.kernels.operands import HopConfig, Operands
 from jaxcomm.attention.kernels.xla import hop_backward, hop_forward
 from jaxcomm.attention.mask import Mask, Tokens
 
 
-@pytest.fixture
-def small_tiles(monkeypatch):
+@pytest.fixture(params=[tile_loops.over_visible, tile_loops.over_all])
+def small_tiles(request, monkeypatch):
     """Tiles of at most 4 queries and 4 keys, so that little shapes have many."""
-    monkeypatch.setattr(tiling, "_ROWS", 4)
-    monkeypatch.setattr(tiling, "_KEYS", 4)
+    loop = tile_loops.TileLoop(4, request.param)
+    monkeypatch.setattr(tile_loops, "ON_CPU", loop)
     monkeypatch.setattr(tiling, "_FEWEST_QUERIES", 4)
 
 

@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxcomm.attention.kernels import tiling
+from jaxcomm.attention.kernels import tile_loops, tiling
 from jaxcomm.attention.schedules.registry import SCHEDULES
 
 every_schedule = pytest.mark.parametrize("schedule", sorted(SCHEDULES))
@@ -11,8 +11,8 @@ every_schedule = pytest.mark.parametrize("schedule", sorted(SCHEDULES))
 
 @pytest.fixture
 def small_tiles(monkeypatch):
-    monkeypatch.setattr(tiling, "_ROWS", 8)
-    monkeypatch.setattr(tiling, "_KEYS", 8)
+    loop = tile_loops.TileLoop(8, tile_loops.over_visible)
+    monkeypatch.setattr(tile_loops, "ON_CPU", loop)
     monkeypatch.setattr(tiling, "_FEWEST_QUERIES", 4)
 
 
