@@ -69,7 +69,7 @@ OnFailure ParseOnFailure(const std::string& text) {
 
 nb::bytes NcclUniqueId() {
   nccl::UniqueId id;
-  const Status status = Nccl().Check(Nccl().nccl.GetUniqueId(&id), "ncclGetUniqueId");
+  const Status status = Nccl().Try(Nccl().nccl.GetUniqueId, &id);
   if (status.failure()) ThrowIfFailed(WithCircumstances(Nccl(), status, nullptr));
   return nb::bytes(id.internal, sizeof(id.internal));
 }

@@ -28,11 +28,9 @@ Status CallCheck::Create(const NcclLibrary& library, const CommunicatorSpec& spe
         static_cast<size_t>(1 + rank->facts.size) * sizeof(Announcement);
     CurrentContext current(library.cuda, rank->facts.context);
     void* host = nullptr;
-    RETURN_IF_ERROR(
-        library.Check(library.cuda.MemAllocHost(&host, bytes), "cuMemAllocHost"));
+    RETURN_IF_ERROR(library.Try(library.cuda.MemAllocHost, &host, bytes));
     state.announced = static_cast<Announcement*>(host);
-    RETURN_IF_ERROR(
-        library.Check(library.cuda.MemAlloc(&state.on_device, bytes), "cuMemAlloc"));
+    RETURN_IF_ERROR(library.Try(library.cuda.MemAlloc, &state.on_device, bytes));
   }
   return OkStatus();
 }
@@ -80,8 +78,7 @@ Status CallCheck::Exchange(const Call& call, LocalRank& rank) {
   const cuda::Stream stream = rank.split_phase.stream();
   const nccl::Comm comm = comms_.comm(rank.facts.place);
   RETURN_IF_ERROR(
-      library_.Check(library_.cuda.MemcpyHtoDAsync(from, &own, sizeof(own), stream),
-                     "cuMemcpyHtoDAsync"));
+      library_.Try(library_.cuda.MemcpyHtoDAsync, from, &own, sizeof(own), stream));
   const nccl::Result result = library_.nccl.AllGather(
       reinterpret_cast<void*>(from), reinterpret_cast<void*>(to), sizeof(own),
       nccl::Type::kInt8, comm, stream);
@@ -91,11 +88,9 @@ Status CallCheck::Exchange(const Call& call, LocalRank& rank) {
     RETURN_IF_ERROR(WaitUntilReady(
         library_, {comm}, {spec_.timeout_seconds, interrupted}, "ncclAllGather"));
   }
-  RETURN_IF_ERROR(library_.Check(
-      library_.cuda.MemcpyDtoHAsync(state.announced + 1, to,
-                                    static_cast<size_t>(rank.facts.size) * sizeof(own),
-                                    stream),
-      "cuMemcpyDtoHAsync"));
+  RETURN_IF_ERROR(library_.Try(library_.cuda.MemcpyDtoHAsync, state.announced + 1, to,
+                               static_cast<size_t>(rank.facts.size) * sizeof(own),
+                               stream));
   return Wait(rank);
 }
 

@@ -99,9 +99,8 @@ Comms::Comms(const NcclLibrary& library, const Health& health, const LocalRanks&
 Status Comms::Prepare() {
   for (const auto& rank : ranks_) {
     CurrentContext current(library_.cuda, rank->facts.context);
-    RETURN_IF_ERROR(library_.Check(
-        library_.cuda.MemAlloc(&items_[rank->facts.place].scratch, kScratchBytes),
-        "cuMemAlloc"));
+    RETURN_IF_ERROR(library_.Try(library_.cuda.MemAlloc,
+                                 &items_[rank->facts.place].scratch, kScratchBytes));
   }
   return OkStatus();
 }

@@ -10,8 +10,7 @@ Status InFlight::Prepare() {
   for (Entry& entry : entries_) {
     for (cuda::Event* event : {&entry.began, &entry.ended}) {
       RETURN_IF_ERROR(
-          library_.Check(library_.cuda.EventCreate(event, cuda::kEventDisableTiming),
-                         "cuEventCreate"));
+          library_.Try(library_.cuda.EventCreate, event, cuda::kEventDisableTiming));
     }
   }
   return OkStatus();

@@ -35,6 +35,11 @@ struct NcclLibrary {
   // OkStatus(), or an error that says what was called and what went wrong.
   Status Check(nccl::Result result, const char* what, nccl::Comm comm = nullptr) const;
   Status Check(cuda::Result result, const char* what) const;
+  // Calls a function of either library.
+  template <typename Pointer, typename... Arguments>
+  Status Try(const LibraryFunction<Pointer>& function, Arguments... arguments) const {
+    return Check(function(arguments...), function.name);
+  }
   // Makes call(0), call(1) and so on, up to the first error, as one group of NCCL's.
   Status InGroup(const char* what, size_t count,
                  const std::function<Status(size_t)>& call) const;

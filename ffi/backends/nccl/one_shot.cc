@@ -100,10 +100,9 @@ Status OneShot::Create(const NcclLibrary& library,
     if (state.inbox == 0) continue;
     // Flags count from 1.
     CurrentContext current(library.cuda, state.facts.context);
-    RETURN_IF_ERROR(library.Check(
-        library.cuda.MemsetD8Async(
-            state.inbox, 0, OneShotArguments::InboxBytes(state.facts.size), streams[i]),
-        "cuMemsetD8Async"));
+    RETURN_IF_ERROR(library.Try(library.cuda.MemsetD8Async, state.inbox, 0,
+                                OneShotArguments::InboxBytes(state.facts.size),
+                                streams[i]));
   }
   *one_shot = std::move(made);
   return OkStatus();
@@ -115,8 +114,7 @@ Status OneShot::Allocate(RankState& state) {
     const size_t bytes =
         sizeof(Shared) + ranks_.size() * Shared::kInfos * sizeof(PeerInfo);
     void* memory = nullptr;
-    RETURN_IF_ERROR(
-        library_.Check(library_.cuda.MemAllocHost(&memory, bytes), "cuMemAllocHost"));
+    RETURN_IF_ERROR(library_.Try(library_.cuda.MemAllocHost, &memory, bytes));
     shared_ = static_cast<Shared*>(memory);
     std::memset(memory, 0, bytes);
   }
@@ -125,13 +123,10 @@ Status OneShot::Allocate(RankState& state) {
   state.infos[0].process = ThisProcess();
   if (state.kernels == nullptr) return OkStatus();
   Status status =
-      library_.Check(library_.cuda.EventCreate(&state.last, cuda::kEventDisableTiming),
-                     "cuEventCreate");
+      library_.Try(library_.cuda.EventCreate, &state.last, cuda::kEventDisableTiming);
   if (status.success()) {
-    status = library_.Check(
-        library_.cuda.MemAlloc(&state.inbox,
-                               OneShotArguments::InboxBytes(state.facts.size)),
-        "cuMemAlloc");
+    status = library_.Try(library_.cuda.MemAlloc, &state.inbox,
+                          OneShotArguments::InboxBytes(state.facts.size));
   }
   if (status.failure()) {
     // Not an error: the other processes would wait for this one. They learn of it.
@@ -140,9 +135,8 @@ Status OneShot::Allocate(RankState& state) {
     return OkStatus();
   }
   if (NeedsPeerInfo(state.index)) {
-    const Status shown = library_.Check(
-        library_.cuda.IpcGetMemHandle(&state.infos[0].inbox, state.inbox),
-        "cuIpcGetMemHandle");
+    const Status shown =
+        library_.Try(library_.cuda.IpcGetMemHandle, &state.infos[0].inbox, state.inbox);
     state.infos[0].is_able = shown.success();
     if (shown.failure()) CannotTakePart(std::string(shown.message()));
   }
@@ -241,9 +235,8 @@ void OneShot::Open(size_t member) {
     const PeerInfo& info = received_infos(member)[rank];
     if (info.process == own.process) continue;
     cuda::Pointer inbox = 0;
-    const Status opened = library_.Check(
-        library_.cuda.IpcOpenMemHandle(&inbox, info.inbox, cuda::kIpcEnablePeerAccess),
-        "cuIpcOpenMemHandle");
+    const Status opened = library_.Try(library_.cuda.IpcOpenMemHandle, &inbox,
+                                       info.inbox, cuda::kIpcEnablePeerAccess);
     own.is_able = opened.success();
     if (opened.failure()) {
       CannotTakePart(std::string(opened.message()));
@@ -278,8 +271,7 @@ Status OneShot::Launch(const Steps& steps, const Call& call, size_t member,
                        cuda::Stream stream) {
   RankState& state = ranks_[member];
   if (state.stream != stream && state.stream != nullptr) {
-    RETURN_IF_ERROR(library_.Check(library_.cuda.StreamWaitEvent(stream, state.last, 0),
-                                   "cuStreamWaitEvent"));
+    RETURN_IF_ERROR(library_.Try(library_.cuda.StreamWaitEvent, stream, state.last, 0));
   }
   Status status = OkStatus();
   for (const Step& step : steps.grouped) {
@@ -297,15 +289,13 @@ Status OneShot::Launch(const Steps& steps, const Call& call, size_t member,
         std::min<unsigned>(kMostBlocks, (arguments.words + kThreads - 1) / kThreads);
     const unsigned threads =
         std::min<unsigned>(kThreads, (arguments.words + 31) / 32 * 32);
-    status = library_.Check(
-        library_.cuda.LaunchKernel(state.sums[static_cast<int>(sum->word)], blocks, 1,
-                                   1, threads, 1, 1, 0, stream, parameters, nullptr),
-        "cuLaunchKernel");
+    status = library_.Try(library_.cuda.LaunchKernel,
+                          state.sums[static_cast<int>(sum->word)], blocks, 1, 1,
+                          threads, 1, 1, 0, stream, parameters, nullptr);
   }
   state.stream = stream;
   // Also behind those before one that failed.
-  const Status recorded =
-      library_.Check(library_.cuda.EventRecord(state.last, stream), "cuEventRecord");
+  const Status recorded = library_.Try(library_.cuda.EventRecord, state.last, stream);
   state.is_lost |= recorded.failure();
   return status.failure() ? status : recorded;
 }

@@ -23,9 +23,8 @@ Status PeerCopies::Create(const NcclLibrary& library, FlightRecorder& recorder,
     CurrentContext current(library.cuda, member.context);
     made->devices_.push_back(std::make_unique<Device>(library, recorder, member));
     Device& device = *made->devices_.back();
-    RETURN_IF_ERROR(library.Check(library.cuda.StreamCreateWithPriority(
-                                      &device.stream, cuda::kStreamNonBlocking, -1),
-                                  "cuStreamCreateWithPriority"));
+    RETURN_IF_ERROR(library.Try(library.cuda.StreamCreateWithPriority, &device.stream,
+                                cuda::kStreamNonBlocking, -1));
     RETURN_IF_ERROR(device.in_flight.Prepare());
     const auto groups = static_cast<size_t>(member.group) + 1;
     if (made->groups_.size() < groups) made->groups_.resize(groups);
@@ -78,8 +77,8 @@ Status PeerCopies::MakeRound(const Member& member, std::unique_ptr<Round>* round
     CurrentContext current(library_.cuda, each.context);
     for (cuda::Event* event : {&participant.ready, &participant.left}) {
       if (status.failure()) break;
-      status = library_.Check(
-          library_.cuda.EventCreate(event, cuda::kEventDisableTiming), "cuEventCreate");
+      status =
+          library_.Try(library_.cuda.EventCreate, event, cuda::kEventDisableTiming);
     }
   }
   if (status.failure()) {
@@ -126,8 +125,7 @@ Status PeerCopies::Start(const Call& call, std::shared_ptr<const PeerPlan> plan,
     Leave(*round, rank);
     return owed.failure() ? owed : gone;
   }
-  Status status = library_.Check(library_.cuda.EventRecord(participant.ready, ready),
-                                 "cuEventRecord");
+  Status status = library_.Try(library_.cuda.EventRecord, participant.ready, ready);
   if (status.success()) status = SendIfAllAreHere(*round, rank);
   for (int source : round->plan->parts[rank].sources) {
     if (status.success()) status = SendIfAllAreHere(*round, source);
@@ -157,8 +155,7 @@ Status PeerCopies::SendIfAllAreHere(Round& round, int rank) {
 }
 
 Status PeerCopies::WaitFor(cuda::Stream stream, cuda::Event event) {
-  return library_.Check(library_.cuda.StreamWaitEvent(stream, event, 0),
-                        "cuStreamWaitEvent");
+  return library_.Try(library_.cuda.StreamWaitEvent, stream, event, 0);
 }
 
 Status PeerCopies::Send(Round& round, int rank) {
@@ -185,18 +182,16 @@ Status PeerCopies::Send(Round& round, int rank) {
         static_cast<const char*>(participant.operands[copy.leaf]) + copy.from;
     char* to = static_cast<char*>(round.participants[copy.target].results[copy.leaf]) +
                copy.to;
-    status = library_.Check(
-        library_.cuda.MemcpyDtoDAsync(reinterpret_cast<cuda::Pointer>(to),
-                                      reinterpret_cast<cuda::Pointer>(from), copy.bytes,
-                                      participant.stream),
-        "cuMemcpyDtoDAsync");
+    status = library_.Try(
+        library_.cuda.MemcpyDtoDAsync, reinterpret_cast<cuda::Pointer>(to),
+        reinterpret_cast<cuda::Pointer>(from), copy.bytes, participant.stream);
   }
   if (status.success()) {
     device.in_flight.End(participant.stream, participant.named, InFlight::Clock::now());
   }
   // Also after a failure: some copies may be on their way.
-  Status left = library_.Check(
-      library_.cuda.EventRecord(participant.left, participant.stream), "cuEventRecord");
+  Status left =
+      library_.Try(library_.cuda.EventRecord, participant.left, participant.stream);
   participant.has_left = left.success();
   return status.failure() ? status : left;
 }

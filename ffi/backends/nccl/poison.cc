@@ -10,8 +10,7 @@ Status Poison::Create(const NcclLibrary& library,
   std::unique_ptr<Poison> made(new Poison(library, contexts[0]));
   CurrentContext current(library.cuda, contexts[0]);
   void* word = nullptr;
-  RETURN_IF_ERROR(library.Check(library.cuda.MemAllocHost(&word, sizeof(uint32_t)),
-                                "cuMemAllocHost"));
+  RETURN_IF_ERROR(library.Try(library.cuda.MemAllocHost, &word, sizeof(uint32_t)));
   made->word_ = static_cast<uint32_t*>(word);
   *made->word_ = 0;
   for (cuda::Context context : contexts) {

@@ -5,9 +5,8 @@
 namespace jaxcomm {
 
 Status SplitPhase::Prepare() {
-  return library_.Check(
-      library_.cuda.StreamCreateWithPriority(&stream_, cuda::kStreamNonBlocking, -1),
-      "cuStreamCreateWithPriority");
+  return library_.Try(library_.cuda.StreamCreateWithPriority, &stream_,
+                      cuda::kStreamNonBlocking, -1);
 }
 
 void SplitPhase::Release() {
@@ -25,8 +24,7 @@ Status SplitPhase::TakeEvent(const void* mark, cuda::Event* event) {
     begun_.erase(begun_.begin() + static_cast<ptrdiff_t>(i));
   }
   if (spare_.empty()) {
-    return library_.Check(library_.cuda.EventCreate(event, cuda::kEventDisableTiming),
-                          "cuEventCreate");
+    return library_.Try(library_.cuda.EventCreate, event, cuda::kEventDisableTiming);
   }
   *event = spare_.back();
   spare_.pop_back();
@@ -39,14 +37,13 @@ Status SplitPhase::Start(const Call& call, cuda::Stream stream,
   cuda::Event event = nullptr;
   RETURN_IF_ERROR(TakeEvent(mark, &event));
   const auto record = [&](cuda::Stream on) {
-    return library_.Check(library_.cuda.EventRecord(event, on), "cuEventRecord");
+    return library_.Try(library_.cuda.EventRecord, event, on);
   };
   // The operands are there once `stream` has come so far, and the results once the
   // rank's own stream has come to the end of the operation.
   Status status = record(stream);
   if (status.success()) {
-    status = library_.Check(library_.cuda.StreamWaitEvent(stream_, event, 0),
-                            "cuStreamWaitEvent");
+    status = library_.Try(library_.cuda.StreamWaitEvent, stream_, event, 0);
   }
   if (status.success()) status = give();
   if (status.success()) status = record(stream_);
@@ -64,8 +61,8 @@ Status SplitPhase::WaitForEarlierRuns(const Call& call, cuda::Stream stream) {
   std::lock_guard<std::mutex> lock(mutex_);
   for (Begun& begun : begun_) {
     if (begun.run == call.run_id || begun.is_waited_for) continue;
-    RETURN_IF_ERROR(library_.Check(
-        library_.cuda.StreamWaitEvent(stream, begun.event, 0), "cuStreamWaitEvent"));
+    RETURN_IF_ERROR(
+        library_.Try(library_.cuda.StreamWaitEvent, stream, begun.event, 0));
     begun.is_waited_for = true;
   }
   return OkStatus();
@@ -84,8 +81,7 @@ Status SplitPhase::Done(const Call& call, cuda::Stream stream, bool* is_begun) {
   }
   *is_begun = event != nullptr;
   if (event == nullptr) return OkStatus();
-  const Status status = library_.Check(library_.cuda.StreamWaitEvent(stream, event, 0),
-                                       "cuStreamWaitEvent");
+  const Status status = library_.Try(library_.cuda.StreamWaitEvent, stream, event, 0);
   std::lock_guard<std::mutex> lock(mutex_);
   spare_.push_back(event);
   return status;

@@ -30,25 +30,20 @@ Status SymmetricMemory::Create(const NcclLibrary& library,
     cuda::Device device = 0;
     Part part;
     part.ordinal = ordinal;
-    Status status =
-        library.Check(library.cuda.DeviceGet(&device, ordinal), "cuDeviceGet");
-    if (status.success()) {
-      status = library.Check(library.cuda.DevicePrimaryCtxRetain(&part.context, device),
-                             "cuDevicePrimaryCtxRetain");
-    }
-    if (status.failure()) return status;
+    RETURN_IF_ERROR(library.Try(library.cuda.DeviceGet, &device, ordinal));
+    RETURN_IF_ERROR(
+        library.Try(library.cuda.DevicePrimaryCtxRetain, &part.context, device));
     CurrentContext current(library.cuda, part.context);
-    status = library.Check(
-        library.nccl.MemAlloc(&part.data, static_cast<size_t>(bytes)), "ncclMemAlloc");
+    const Status status =
+        library.Try(library.nccl.MemAlloc, &part.data, static_cast<size_t>(bytes));
     made->parts_.push_back(part);
     if (status.failure()) {
       size_t free = 0, total = 0;
       library.cuda.MemGetInfo(&free, &total);
-      return Status(ErrorCode::kResourceExhausted,
-                    StrCat(status.message(), ". ", bytes,
-                           " bytes were asked for on "
-                           "device ",
-                           ordinal, ", which has ", free, " free"));
+      return Status(
+          ErrorCode::kResourceExhausted,
+          StrCat(status.message(), ". ", bytes, " bytes were asked for on device ",
+                 ordinal, ", which has ", free, " free"));
     }
   }
   *memory = std::move(made);

@@ -46,10 +46,8 @@ Status NcclWorld::Create(const NcclLibrary& library, int size,
   Status status =
       library.InGroup("ncclCommInitRankConfig", made->devices_.size(), [&](size_t i) {
         CurrentContext current(library.cuda, contexts[i]);
-        return library.Check(
-            library.nccl.CommInitRankConfig(&made->comms_[i], size, id,
-                                            made->devices_[i].rank, &config),
-            "ncclCommInitRankConfig");
+        return library.Try(library.nccl.CommInitRankConfig, &made->comms_[i], size, id,
+                           made->devices_[i].rank, &config);
       });
   if (status.success()) {
     status = WaitUntilReady(library, made->comms_, patience, "ncclCommInitRankConfig");
@@ -97,9 +95,8 @@ Status NcclWorld::Split(const std::vector<int>& colors, const std::vector<int>& 
   auto made = std::make_unique<std::vector<nccl::Comm>>(devices_.size(), nullptr);
   Status status = library_.InGroup("ncclCommSplit", devices_.size(), [&](size_t i) {
     CurrentContext current(library_.cuda, contexts_[i]);
-    return library_.Check(
-        library_.nccl.CommSplit(comms_[i], colors[i], keys[i], &(*made)[i], &config),
-        "ncclCommSplit");
+    return library_.Try(library_.nccl.CommSplit, comms_[i], colors[i], keys[i],
+                        &(*made)[i], &config);
   });
   if (status.success()) {
     status = WaitUntilReady(library_, comms_, patience, "ncclCommSplit");

@@ -36,8 +36,7 @@ DeviceKernels::~DeviceKernels() {
 
 Status DeviceKernels::LoadModule() {
   CurrentContext current(library_.cuda, context_);
-  if (Status status = library_.Check(
-          library_.cuda.ModuleLoadData(&module_, kKernelsPtx), "cuModuleLoadData");
+  if (Status status = library_.Try(library_.cuda.ModuleLoadData, &module_, kKernelsPtx);
       status.failure()) {
     module_ = nullptr;
     return status;
@@ -49,8 +48,7 @@ Status DeviceKernels::LoadModule() {
 }
 
 Status DeviceKernels::Find(const char* name, cuda::Function* function) const {
-  return library_.Check(library_.cuda.ModuleGetFunction(function, module_, name),
-                        "cuModuleGetFunction");
+  return library_.Try(library_.cuda.ModuleGetFunction, function, module_, name);
 }
 
 Status DeviceKernels::FindSum(OneShotWord word, cuda::Function* function) const {
@@ -61,18 +59,16 @@ Status DeviceKernels::FindSum(OneShotWord word, cuda::Function* function) const 
 Status DeviceKernels::Stop(uint64_t address, cuda::Stream stream) const {
   CurrentContext current(library_.cuda, context_);
   void* parameters[] = {&address};
-  return library_.Check(library_.cuda.LaunchKernel(stop_, 1, 1, 1, 1, 1, 1, 0, stream,
-                                                   parameters, nullptr),
-                        "cuLaunchKernel");
+  return library_.Try(library_.cuda.LaunchKernel, stop_, 1, 1, 1, 1, 1, 1, 0, stream,
+                      parameters, nullptr);
 }
 
 Status DeviceKernels::Poison(const PoisonArguments& arguments,
                              cuda::Stream stream) const {
   CurrentContext current(library_.cuda, context_);
   void* parameters[] = {const_cast<PoisonArguments*>(&arguments)};
-  return library_.Check(library_.cuda.LaunchKernel(poison_, 1, 1, 1, kPoisonThreads, 1,
-                                                   1, 0, stream, parameters, nullptr),
-                        "cuLaunchKernel");
+  return library_.Try(library_.cuda.LaunchKernel, poison_, 1, 1, 1, kPoisonThreads, 1,
+                      1, 0, stream, parameters, nullptr);
 }
 
 }  // namespace jaxcomm
