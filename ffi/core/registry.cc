@@ -36,8 +36,8 @@ std::shared_ptr<Communicator> Registry::Find(int64_t key) const {
   return found == communicators_.end() ? nullptr : found->second;
 }
 
-Status Registry::Find(const CallSite& site, int64_t run_id,
-                      std::shared_ptr<Communicator>* found) {
+ErrorOr<std::shared_ptr<Communicator>> Registry::Find(const CallSite& site,
+                                                      int64_t run_id) {
   const int64_t key = site.attributes().key;
   bool is_new = false;
   {
@@ -47,10 +47,7 @@ Status Registry::Find(const CallSite& site, int64_t run_id,
              std::find(failed->second.begin(), failed->second.end(), run_id) ==
                  failed->second.end();
     const auto live = communicators_.find(key);
-    if (is_new && live != communicators_.end()) {
-      *found = live->second;
-      return OkStatus();
-    }
+    if (is_new && live != communicators_.end()) return live->second;
   }
   if (is_new) {
     MutexLock lock(mutex_);

@@ -37,8 +37,7 @@ class Arrival {
     call.site = site;
     call.run_id = run_id;
     call.device_id = device_id;
-    status = Read(operands, results);
-    if (status.success()) status = Registry::Get().Find(*site, run_id, &communicator);
+    status = ReadAndFind(operands, results);
     call.tag = site->serial();
     call.shared_tag = site->shared_tag();
     call.operands = operands_.data();
@@ -69,8 +68,8 @@ class Arrival {
   };
 
   // Fixes the shapes of the call site at its first call.
-  Status Read(const xla::ffi::RemainingArgs& operands,
-              const xla::ffi::RemainingRets& results) {
+  Status ReadAndFind(const xla::ffi::RemainingArgs& operands,
+                     const xla::ffi::RemainingRets& results) {
     const bool first = !call.site->has_shapes();
     std::vector<Leaf> operand_leaves, result_leaves;
     for (size_t i = 0; i < operands.size(); ++i) {
@@ -88,6 +87,7 @@ class Arrival {
     if (first) {
       call.site->SetShapes(std::move(operand_leaves), std::move(result_leaves));
     }
+    ASSIGN_OR_RETURN(communicator, Registry::Get().Find(*call.site, call.run_id));
     return OkStatus();
   }
 

@@ -17,13 +17,15 @@ struct CallCheck::Announcement {
   char text[240] = {};
 };
 
-Status CallCheck::Create(const NcclLibrary& library, const CommunicatorSpec& spec,
-                         Health& health, const LocalRanks& ranks, const Comms& comms,
-                         std::unique_ptr<CallCheck>* check) {
-  check->reset(new CallCheck(library, spec, health, comms, ranks.size()));
+ErrorOr<std::unique_ptr<CallCheck>> CallCheck::Create(const NcclLibrary& library,
+                                                      const CommunicatorSpec& spec,
+                                                      Health& health,
+                                                      const LocalRanks& ranks,
+                                                      const Comms& comms) {
+  std::unique_ptr<CallCheck> check(new CallCheck(library, spec, health, ranks, comms));
   for (const auto& rank : ranks) {
     if (rank->facts.size < 2) continue;
-    RankState& state = (*check)->states_[rank->facts.place];
+    RankState& state = check->states_[rank->facts.place];
     const size_t bytes =
         static_cast<size_t>(1 + rank->facts.size) * sizeof(Announcement);
     CurrentContext current(library.cuda, rank->facts.context);
@@ -32,11 +34,11 @@ Status CallCheck::Create(const NcclLibrary& library, const CommunicatorSpec& spe
     state.announced = static_cast<Announcement*>(host);
     RETURN_IF_ERROR(library.Try(library.cuda.MemAlloc, &state.on_device, bytes));
   }
-  return OkStatus();
+  return check;
 }
 
-void CallCheck::Release(const LocalRanks& ranks) {
-  for (const auto& rank : ranks) {
+CallCheck::~CallCheck() {
+  for (const auto& rank : ranks_) {
     const RankState& state = states_[rank->facts.place];
     CurrentContext current(library_.cuda, rank->facts.context);
     if (state.on_device != 0) library_.cuda.MemFree(state.on_device);

@@ -43,7 +43,7 @@ class Stopper {
     device.library = &library;
     device.context = context;
     CurrentContext current(library.cuda, context);
-    RETURN_IF_ERROR(DeviceKernels::Load(library, context, &device.kernels));
+    ASSIGN_OR_RETURN(device.kernels, DeviceKernels::Load(library, context));
     // The highest priority there is: it is to overtake what waits.
     RETURN_IF_ERROR(library.Try(library.cuda.StreamCreateWithPriority, &device.stream,
                                 cuda::kStreamNonBlocking, cuda::kHighestPriority));

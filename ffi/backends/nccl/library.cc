@@ -135,15 +135,14 @@ Status NcclLibrary::InGroup(const char* what, size_t count,
   return status.failure() ? status : ended;
 }
 
-Status LoadNccl(const std::vector<std::string>& paths, const NcclLibrary** library) {
+ErrorOr<const NcclLibrary*> LoadNccl(const std::vector<std::string>& paths) {
   std::lock_guard<std::mutex> lock(mutex);
   if (loaded == nullptr) {
     auto found = std::make_unique<NcclLibrary>();
     RETURN_IF_ERROR(Load(paths, found.get()));
     loaded = found.release();
   }
-  *library = loaded;
-  return OkStatus();
+  return loaded;
 }
 
 const NcclLibrary* LoadedNccl() {

@@ -47,7 +47,7 @@ struct NcclLibrary {
 
 // Loads NCCL from the first of `paths` that can be, or takes the copy that this process
 // has already: two copies of NCCL corrupt each other. Once loaded it stays.
-Status LoadNccl(const std::vector<std::string>& paths, const NcclLibrary** library);
+ErrorOr<const NcclLibrary*> LoadNccl(const std::vector<std::string>& paths);
 
 // Returns the library that LoadNccl loaded; null before.
 const NcclLibrary* LoadedNccl();

@@ -56,11 +56,10 @@ struct OneShot::Shared {
 };
 
 Status OneShot::LoadKernels(RankState& state) {
-  std::shared_ptr<const DeviceKernels> kernels;
-  RETURN_IF_ERROR(DeviceKernels::Load(library_, state.facts.context, &kernels));
+  ASSIGN_OR_RETURN(auto kernels, DeviceKernels::Load(library_, state.facts.context));
   for (int word = 0; word < kNumOneShotWords; ++word) {
-    RETURN_IF_ERROR(
-        kernels->FindSum(static_cast<OneShotWord>(word), &state.sums[word]));
+    ASSIGN_OR_RETURN(state.sums[word],
+                     kernels->FindSum(static_cast<OneShotWord>(word)));
   }
   state.kernels = std::move(kernels);
   return OkStatus();
@@ -70,10 +69,9 @@ void OneShot::CannotTakePart(std::string reason) {
   if (reason_.empty()) reason_ = std::move(reason);
 }
 
-Status OneShot::Create(const NcclLibrary& library,
-                       const std::vector<RankFacts>& members,
-                       const std::vector<cuda::Stream>& streams,
-                       std::unique_ptr<OneShot>* one_shot, uint32_t flag) {
+ErrorOr<std::unique_ptr<OneShot>> OneShot::Create(
+    const NcclLibrary& library, const std::vector<RankFacts>& members,
+    const std::vector<cuda::Stream>& streams, uint32_t flag) {
   std::unique_ptr<OneShot> made(new OneShot(library));
   const bool reach_each_other = CanReachPeers(library, members);
   for (const RankFacts& member : members) {
@@ -104,8 +102,7 @@ Status OneShot::Create(const NcclLibrary& library,
                                 OneShotArguments::InboxBytes(state.facts.size),
                                 streams[i]));
   }
-  *one_shot = std::move(made);
-  return OkStatus();
+  return made;
 }
 
 Status OneShot::Allocate(RankState& state) {

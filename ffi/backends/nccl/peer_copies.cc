@@ -14,12 +14,12 @@ const void* MarkOf(const Call& call) {
   return nullptr;
 }
 
-Status PeerCopies::Create(const NcclLibrary& library, FlightRecorder& recorder,
-                          const std::vector<Member>& members,
-                          std::unique_ptr<PeerCopies>* copies) {
-  if (!CanReachPeers(library, members)) return OkStatus();
+ErrorOr<std::unique_ptr<PeerCopies>> PeerCopies::Create(
+    const NcclLibrary& library, FlightRecorder& recorder,
+    const std::vector<RankFacts>& members) {
+  if (!CanReachPeers(library, members)) return nullptr;
   std::unique_ptr<PeerCopies> made(new PeerCopies(library, recorder));
-  for (const Member& member : members) {
+  for (const RankFacts& member : members) {
     CurrentContext current(library.cuda, member.context);
     made->devices_.push_back(std::make_unique<Device>(library, recorder, member));
     Device& device = *made->devices_.back();
@@ -29,8 +29,7 @@ Status PeerCopies::Create(const NcclLibrary& library, FlightRecorder& recorder,
     const auto groups = static_cast<size_t>(member.group) + 1;
     if (made->groups_.size() < groups) made->groups_.resize(groups);
   }
-  *copies = std::move(made);
-  return OkStatus();
+  return made;
 }
 
 void PeerCopies::DestroyEvents(const Round& round) {
@@ -54,23 +53,26 @@ PeerCopies::~PeerCopies() {
   }
 }
 
-Status PeerCopies::Join(const Call& call, const Member& member, Round** joined) {
+ErrorOr<PeerCopies::Round*> PeerCopies::Join(const Call& call,
+                                             const RankFacts& member) {
   Rendezvous<Round>& group = groups_[static_cast<size_t>(member.group)];
-  *joined = group.Find(call.run_id, call.tag, member.rank);
-  if (*joined != nullptr) return OkStatus();
+  Round* const joined = group.Find(call.run_id, call.tag, member.rank);
+  if (joined != nullptr) return joined;
   std::unique_ptr<Round> round = group.TakeSpare();
-  if (round == nullptr) RETURN_IF_ERROR(MakeRound(member, &round));
-  *joined = group.Open(std::move(round), call.run_id, call.tag);
-  return OkStatus();
+  if (round == nullptr) {
+    ASSIGN_OR_RETURN(round, MakeRound(member));
+  }
+  return group.Open(std::move(round), call.run_id, call.tag);
 }
 
-Status PeerCopies::MakeRound(const Member& member, std::unique_ptr<Round>* round) {
+ErrorOr<std::unique_ptr<PeerCopies::Round>> PeerCopies::MakeRound(
+    const RankFacts& member) {
   auto made = std::make_unique<Round>();
   made->group = member.group;
   made->participants.resize(static_cast<size_t>(member.size));
   Status status;
   for (size_t i = 0; i < devices_.size(); ++i) {
-    const Member& each = devices_[i]->member;
+    const RankFacts& each = devices_[i]->member;
     if (each.group != member.group) continue;
     Participant& participant = made->participants[each.rank];
     participant.device = i;
@@ -85,11 +87,10 @@ Status PeerCopies::MakeRound(const Member& member, std::unique_ptr<Round>* round
     DestroyEvents(*made);
     return status;
   }
-  *round = std::move(made);
-  return OkStatus();
+  return made;
 }
 
-PeerCopies::Round* PeerCopies::FindBegun(const void* mark, const Member& member) {
+PeerCopies::Round* PeerCopies::FindBegun(const void* mark, const RankFacts& member) {
   const auto& open = groups_[static_cast<size_t>(member.group)].open();
   for (size_t i = open.size(); i-- > 0;) {
     const Participant& participant = open[i]->participants[member.rank];
@@ -109,8 +110,7 @@ Status PeerCopies::Start(const Call& call, std::shared_ptr<const PeerPlan> plan,
   if (failure_.failure()) return failure_;
   const void* const mark = MarkOf(call);
   RETURN_IF_ERROR(ForgetLocked(mark, device, ready));
-  Round* round = nullptr;
-  RETURN_IF_ERROR(Join(call, device.member, &round));
+  ASSIGN_OR_RETURN(Round* const round, Join(call, device.member));
   round->plan = std::move(plan);
   Participant& participant = round->participants[rank];
   participant.is_here = true;

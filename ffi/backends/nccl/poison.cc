@@ -4,9 +4,8 @@
 
 namespace jaxcomm {
 
-Status Poison::Create(const NcclLibrary& library,
-                      const std::vector<cuda::Context>& contexts,
-                      std::unique_ptr<Poison>* poison) {
+ErrorOr<std::unique_ptr<Poison>> Poison::Create(
+    const NcclLibrary& library, const std::vector<cuda::Context>& contexts) {
   std::unique_ptr<Poison> made(new Poison(library, contexts[0]));
   CurrentContext current(library.cuda, contexts[0]);
   void* word = nullptr;
@@ -14,11 +13,10 @@ Status Poison::Create(const NcclLibrary& library,
   made->word_ = static_cast<uint32_t*>(word);
   *made->word_ = 0;
   for (cuda::Context context : contexts) {
-    RETURN_IF_ERROR(
-        DeviceKernels::Load(library, context, &made->kernels_.emplace_back()));
+    ASSIGN_OR_RETURN(made->kernels_.emplace_back(),
+                     DeviceKernels::Load(library, context));
   }
-  *poison = std::move(made);
-  return OkStatus();
+  return made;
 }
 
 Poison::~Poison() {

@@ -18,9 +18,8 @@ namespace jaxcomm {
 class Poison {
  public:
   // Contexts: of the ranks of this process, by place.
-  static Status Create(const NcclLibrary& library,
-                       const std::vector<cuda::Context>& contexts,
-                       std::unique_ptr<Poison>* poison);
+  static ErrorOr<std::unique_ptr<Poison>> Create(
+      const NcclLibrary& library, const std::vector<cuda::Context>& contexts);
   // Requires that no kernel reads the word any more.
   ~Poison();
 

@@ -15,7 +15,7 @@ void SplitPhase::Release() {
   if (stream_ != nullptr) library_.cuda.StreamDestroy(stream_);
 }
 
-Status SplitPhase::TakeEvent(const void* mark, cuda::Event* event) {
+ErrorOr<cuda::Event> SplitPhase::TakeEvent(const void* mark) {
   std::lock_guard<std::mutex> lock(mutex_);
   // The program of an earlier start into these results failed before its end.
   for (size_t i = begun_.size(); mark != nullptr && i-- > 0;) {
@@ -23,19 +23,21 @@ Status SplitPhase::TakeEvent(const void* mark, cuda::Event* event) {
     spare_.push_back(begun_[i].event);
     begun_.erase(begun_.begin() + static_cast<ptrdiff_t>(i));
   }
+  cuda::Event event = nullptr;
   if (spare_.empty()) {
-    return library_.Try(library_.cuda.EventCreate, event, cuda::kEventDisableTiming);
+    RETURN_IF_ERROR(
+        library_.Try(library_.cuda.EventCreate, &event, cuda::kEventDisableTiming));
+  } else {
+    event = spare_.back();
+    spare_.pop_back();
   }
-  *event = spare_.back();
-  spare_.pop_back();
-  return OkStatus();
+  return event;
 }
 
 Status SplitPhase::Start(const Call& call, cuda::Stream stream,
                          const std::function<Status()>& give) {
   const void* const mark = MarkOf(call);
-  cuda::Event event = nullptr;
-  RETURN_IF_ERROR(TakeEvent(mark, &event));
+  ASSIGN_OR_RETURN(const cuda::Event event, TakeEvent(mark));
   const auto record = [&](cuda::Stream on) {
     return library_.Try(library_.cuda.EventRecord, event, on);
   };
@@ -68,7 +70,7 @@ Status SplitPhase::WaitForEarlierRuns(const Call& call, cuda::Stream stream) {
   return OkStatus();
 }
 
-Status SplitPhase::Done(const Call& call, cuda::Stream stream, bool* is_begun) {
+ErrorOr<bool> SplitPhase::Done(const Call& call, cuda::Stream stream) {
   const void* const mark = MarkOf(call);
   cuda::Event event = nullptr;
   {
@@ -79,12 +81,12 @@ Status SplitPhase::Done(const Call& call, cuda::Stream stream, bool* is_begun) {
       begun_.erase(begun_.begin() + static_cast<ptrdiff_t>(i));
     }
   }
-  *is_begun = event != nullptr;
-  if (event == nullptr) return OkStatus();
+  if (event == nullptr) return false;
   const Status status = library_.Try(library_.cuda.StreamWaitEvent, stream, event, 0);
   std::lock_guard<std::mutex> lock(mutex_);
   spare_.push_back(event);
-  return status;
+  if (status.failure()) return status;
+  return true;
 }
 
 }  // namespace jaxcomm

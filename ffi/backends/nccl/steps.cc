@@ -82,16 +82,18 @@ Move Joined(Move move) {
 
 class Maker {
  public:
-  Maker(const CallSite& site, const Plan& plan, int rank, Natives natives, Steps* steps)
-      : site_(site), plan_(plan), rank_(rank), natives_(natives), steps_(*steps) {}
+  Maker(const CallSite& site, const Plan& plan, int rank, Natives natives)
+      : site_(site), plan_(plan), rank_(rank), natives_(natives) {}
 
-  Status AddLeaf(int leaf) {
-    leaf_ = leaf;
-    element_bytes_ = static_cast<int64_t>(site_.results()[leaf].element_bytes);
-    if (!AddNative(plan_.leaves[leaf])) {
-      plan_.ForEachMove(leaf, rank_, [this](const Move& move) { AddMove(move); });
+  ErrorOr<Steps> Make() {
+    for (leaf_ = 0; leaf_ < static_cast<int>(plan_.leaves.size()); ++leaf_) {
+      element_bytes_ = static_cast<int64_t>(site_.results()[leaf_].element_bytes);
+      if (!AddNative(plan_.leaves[leaf_])) {
+        plan_.ForEachMove(leaf_, rank_, [this](const Move& move) { AddMove(move); });
+      }
+      RETURN_IF_ERROR(status_);
     }
-    return status_;
+    return std::move(steps_);
   }
 
  private:
@@ -240,7 +242,7 @@ class Maker {
   const Plan& plan_;
   const int rank_;
   const Natives natives_;
-  Steps& steps_;
+  Steps steps_;
   int leaf_ = 0;
   int64_t element_bytes_ = 0;
   Status status_ = OkStatus();
@@ -248,13 +250,9 @@ class Maker {
 
 }  // namespace
 
-Status MakeSteps(const CallSite& site, const Plan& plan, int rank, Natives natives,
-                 Steps* steps) {
-  Maker maker(site, plan, rank, natives, steps);
-  for (int leaf = 0; leaf < static_cast<int>(plan.leaves.size()); ++leaf) {
-    RETURN_IF_ERROR(maker.AddLeaf(leaf));
-  }
-  return OkStatus();
+ErrorOr<Steps> MakeSteps(const CallSite& site, const Plan& plan, int rank,
+                         Natives natives) {
+  return Maker(site, plan, rank, natives).Make();
 }
 
 }  // namespace jaxcomm

@@ -18,9 +18,8 @@ std::atomic<uint64_t> next_segment{1};
 SymmetricMemory::SymmetricMemory(const NcclLibrary& library, int64_t bytes)
     : library_(library), segment_(next_segment.fetch_add(1)), bytes_(bytes) {}
 
-Status SymmetricMemory::Create(const NcclLibrary& library,
-                               const std::vector<int>& ordinals, int64_t bytes,
-                               std::shared_ptr<SymmetricMemory>* memory) {
+ErrorOr<std::shared_ptr<SymmetricMemory>> SymmetricMemory::Create(
+    const NcclLibrary& library, const std::vector<int>& ordinals, int64_t bytes) {
   if (library.nccl.MemAlloc == nullptr || library.nccl.MemFree == nullptr) {
     return FailedPrecondition("NCCL ", library.VersionText(),
                               " has no ncclMemAlloc; 2.19 and newer have");
@@ -46,8 +45,7 @@ Status SymmetricMemory::Create(const NcclLibrary& library,
                  ordinal, ", which has ", free, " free"));
     }
   }
-  *memory = std::move(made);
-  return OkStatus();
+  return made;
 }
 
 SymmetricMemory::~SymmetricMemory() { Free(); }
@@ -80,7 +78,7 @@ void* SymmetricMemory::data(int ordinal) const {
   return nullptr;
 }
 
-Status SymmetricMemory::Take(int64_t bytes, int64_t* offset) {
+ErrorOr<int64_t> SymmetricMemory::Take(int64_t bytes) {
   if (bytes < 0) return InvalidArgument(bytes, " bytes were asked for");
   std::lock_guard<std::mutex> lock(mutex_);
   const int64_t taken = (bytes + kAlignment - 1) / kAlignment * kAlignment;
@@ -89,8 +87,7 @@ Status SymmetricMemory::Take(int64_t bytes, int64_t* offset) {
                   StrCat(bytes, " bytes a device were asked for, and ", bytes_ - used_,
                          " of ", bytes_, " are left"));
   }
-  *offset = used_.fetch_add(taken);
-  return OkStatus();
+  return used_.fetch_add(taken);
 }
 
 Status SymmetricMemory::Reset() {

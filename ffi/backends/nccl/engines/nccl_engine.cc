@@ -72,9 +72,10 @@ Status NcclEngine::Enqueue(const Call& call, const Recipe& recipe, LocalRank& ra
   return OkStatus();
 }
 
-Status NcclEngine::Register(SymmetricMemory& memory, const NcclPatience& patience,
-                            std::string* how) {
+std::string NcclEngine::Register(SymmetricMemory& memory,
+                                 const NcclPatience& patience) {
   const uint64_t segment = memory.segment();
+  std::string how;
   std::vector<LocalRank*> asking;
   std::vector<nccl::Comm> comms;
   for (const auto& rank : ranks_) {
@@ -82,13 +83,13 @@ Status NcclEngine::Register(SymmetricMemory& memory, const NcclPatience& patienc
     if (comm == nullptr) continue;
     const Windows& windows = registered_[rank->facts.place].windows;
     if (windows.Has(segment)) {
-      *how = windows.How(segment);
+      how = windows.How(segment);
       continue;
     }
     asking.push_back(rank.get());
     comms.push_back(comm);
   }
-  if (asking.empty()) return OkStatus();
+  if (asking.empty()) return how;
   Status status = OkStatus();
   Status ended =
       library_.InGroup("ncclCommWindowRegister", asking.size(), [&](size_t i) {
@@ -108,10 +109,10 @@ Status NcclEngine::Register(SymmetricMemory& memory, const NcclPatience& patienc
   for (size_t i = 0; i < asking.size(); ++i) {
     Registered& registered = registered_[asking[i]->facts.place];
     CurrentContext current(library_.cuda, asking[i]->facts.context);
-    *how = registered.windows.Finish(library_, comms[i], segment, status);
+    how = registered.windows.Finish(library_, comms[i], segment, status);
     registered.any = !registered.windows.empty();
   }
-  return OkStatus();
+  return how;
 }
 
 void NcclEngine::Deregister(uint64_t segment) {

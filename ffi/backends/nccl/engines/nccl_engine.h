@@ -30,10 +30,9 @@ class NcclEngine final : public Engine, public SymmetricMemory::Registrar {
   void Abort(LocalRank& rank) override { comms_.Abort(rank); }
 
   // Registers a segment with NCCL, once. Requires the launch locks of all ranks, and
-  // every process of the communicator calls it. `*how` says how it is registered, or
-  // why NCCL refused, which is no error.
-  Status Register(SymmetricMemory& memory, const NcclPatience& patience,
-                  std::string* how);
+  // every process of the communicator calls it. Returns how it is registered, or why
+  // NCCL refused, which is no error.
+  std::string Register(SymmetricMemory& memory, const NcclPatience& patience);
   // SymmetricMemory::Registrar:
   void Deregister(uint64_t segment) override;
   // Deregisters all. Requires that nobody calls.
