@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "ffi/base/pointer_list.h"
 #include "ffi/base/status.h"
 #include "ffi/core/call_site.h"
 #include "ffi/core/communicator.h"
@@ -49,24 +50,6 @@ class Arrival {
   Call call;
 
  private:
-  // Buffer pointers of one call, on the stack for up to 16 leaves.
-  template <typename Pointer>
-  class Pointers {
-   public:
-    explicit Pointers(size_t count) {
-      if (count > kInline) heap_.resize(count);
-      data_ = count > kInline ? heap_.data() : inline_;
-    }
-    Pointer& operator[](size_t i) { return data_[i]; }
-    Pointer* data() { return data_; }
-
-   private:
-    static constexpr size_t kInline = 16;
-    Pointer inline_[kInline];
-    std::vector<Pointer> heap_;
-    Pointer* data_;
-  };
-
   // Fixes the shapes of the call site at its first call.
   Status ReadAndFind(const xla::ffi::RemainingArgs& operands,
                      const xla::ffi::RemainingRets& results) {
@@ -91,8 +74,8 @@ class Arrival {
     return OkStatus();
   }
 
-  Pointers<const void*> operands_;
-  Pointers<void*> results_;
+  PointerList<const void, 16> operands_;
+  PointerList<void, 16> results_;
 };
 
 }  // namespace jaxcomm
