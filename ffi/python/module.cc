@@ -142,7 +142,7 @@ nb::dict Counters() {
   nb::dict out;
   out["created"] = counters.created;
   out["destroyed"] = counters.destroyed;
-  out["live"] = counters.live;
+  out["live"] = counters.created - counters.destroyed;
   return out;
 }
 

@@ -5,9 +5,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
-#include <algorithm>
 #include <cstdint>
-#include <iterator>
 #include <map>
 #include <memory>
 #include <optional>
@@ -204,10 +202,7 @@ void FailWorlds(const std::string& reason) {
 }
 
 void Suspend(int64_t key, bool suspend) {
-  WithoutGil([&] {
-    const auto communicator = FindNccl(key);
-    return suspend ? communicator->Suspend() : communicator->Resume();
-  });
+  WithoutGil([&] { return FindNccl(key)->SetSuspended(suspend); });
 }
 
 }  // namespace

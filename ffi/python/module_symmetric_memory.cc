@@ -9,7 +9,6 @@
 #include <utility>
 #include <vector>
 
-#include "ffi/backends/nccl/library.h"
 #include "ffi/backends/nccl/symmetric_memory.h"
 #include "ffi/python/module.h"
 

@@ -279,7 +279,7 @@ TEST(what_is_sent_lies_in_symmetric_memory_at_both_ends_or_none) {
 TEST(a_suspended_communicator_copies_nothing) {
   auto communicator = Make(2);
   auto& nccl = dynamic_cast<NcclCommunicator&>(*communicator);
-  CHECK_TRUE(nccl.Suspend().success());
+  CHECK_TRUE(nccl.SetSuspended(true).success());
   const auto site = Site("permute", {1, 0});
   Part first(0, site.get());
   CHECK_CONTAINS(

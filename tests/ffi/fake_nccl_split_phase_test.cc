@@ -315,7 +315,7 @@ TEST(suspending_waits_for_what_is_on_its_way) {
   }
   TheFake().clear_trace();
   Status status = OkStatus();
-  std::thread suspends([&] { status = nccl.Suspend(); });
+  std::thread suspends([&] { status = nccl.SetSuspended(true); });
   std::this_thread::sleep_for(std::chrono::milliseconds(50));
   CHECK_EQ(Count("ncclCommSuspend"), 0);
   gate.open = true;

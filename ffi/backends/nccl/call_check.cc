@@ -84,12 +84,7 @@ Status CallCheck::Exchange(const Call& call, LocalRank& rank) {
   const nccl::Result result = library_.nccl.AllGather(
       reinterpret_cast<void*>(from), reinterpret_cast<void*>(to), sizeof(own),
       nccl::Type::kInt8, comm, stream);
-  RETURN_IF_ERROR(library_.Check(result, "ncclAllGather", comm));
-  if (result == nccl::kInProgress) {
-    const auto interrupted = [this] { return health_.failed(); };
-    RETURN_IF_ERROR(WaitUntilReady(
-        library_, {comm}, {spec_.timeout_seconds, interrupted}, "ncclAllGather"));
-  }
+  RETURN_IF_ERROR(comms_.Finish(result, comm, "ncclAllGather", spec_.timeout_seconds));
   RETURN_IF_ERROR(library_.Try(library_.cuda.MemcpyDtoHAsync, state.announced + 1, to,
                                static_cast<size_t>(rank.facts.size) * sizeof(own),
                                stream));

@@ -46,7 +46,11 @@ Status NcclCommunicator::Make() {
   health_.SetOwner(shared_from_this());
   RETURN_IF_ERROR(PrepareRanks());
   RETURN_IF_ERROR(comms_.Prepare());
-  RETURN_IF_ERROR(MakePoison());
+  if (how_.on_failure == OnFailure::kPoison) {
+    ASSIGN_OR_RETURN(std::unique_ptr<Poison> poison,
+                     Poison::Create(library_, spec(), how_.world->contexts().all()));
+    health_.Add(std::move(poison));
+  }
   RETURN_IF_ERROR(engines_.Make(recorder()));
   if (how_.check) {
     ASSIGN_OR_RETURN(check_,
@@ -70,20 +74,6 @@ Status NcclCommunicator::PrepareRanks() {
     RETURN_IF_ERROR(rank->split_phase.Prepare());
     RETURN_IF_ERROR(rank->queue.Prepare());
   }
-  return OkStatus();
-}
-
-Status NcclCommunicator::MakePoison() {
-  if (how_.on_failure != OnFailure::kPoison) return OkStatus();
-  if (spec().num_ranks() != ranks_.size()) {
-    return InvalidArgument(
-        "CommPolicy(on_failure='poison') needs all devices of axes ", spec().axes,
-        " in this process: what an aborted operation has sent to another process is "
-        "computed with there. Choose 'raise' or 'exit'");
-  }
-  ASSIGN_OR_RETURN(std::unique_ptr<Poison> poison,
-                   Poison::Create(library_, how_.world->contexts().all()));
-  health_.Add(std::move(poison));
   return OkStatus();
 }
 
@@ -181,9 +171,10 @@ CommunicatorStats NcclCommunicator::stats() const {
 }
 
 NcclStats NcclCommunicator::nccl_stats() const {
+  using Kind = CallCounts::Kind;
   const CallCounts& counts = ranks_[0]->queue.counts();
-  return {counts.symmetric(), counts.copied(), counts.one_shot(), is_suspended(),
-          engines_.one_shot_text()};
+  return {counts.of(Kind::kSymmetric), counts.of(Kind::kCopied),
+          counts.of(Kind::kOneShot), is_suspended(), engines_.one_shot_text()};
 }
 
 ErrorOr<std::string> NcclCommunicator::Register(
@@ -213,26 +204,23 @@ Status NcclCommunicator::RunPatiently(const char* what, std::function<Status()> 
                                how_.patience, std::move(call));
 }
 
-Status NcclCommunicator::SuspendOrResume(bool suspend) {
-  return RunPatiently(suspend ? "suspending " : "resuming ",
-                      [this, suspend] { return SuspendNow(suspend); });
-}
-
-Status NcclCommunicator::SuspendNow(bool suspend) {
-  RETURN_IF_ERROR(comms_.CanSuspend());
-  if (how_.settings.shares()) {
-    return FailedPrecondition(
-        NameOf(spec()),
-        " shares its memory with the mesh's, which NCCL does not suspend; make it "
-        "with CommPolicy(share=False)");
-  }
-  // Operations in flight come to their ends. Once there are none, none joins.
-  const auto locks = LockAll(ranks_, health_, /*wait_until_idle=*/suspend);
-  if (health_.failed()) return health_.failure();
-  if (is_suspended() == suspend) return OkStatus();
-  RETURN_IF_ERROR(comms_.Suspend(suspend));
-  health_.SetSuspended(suspend);
-  return OkStatus();
+Status NcclCommunicator::SetSuspended(bool suspended) {
+  return RunPatiently(suspended ? "suspending " : "resuming ", [=]() -> Status {
+    RETURN_IF_ERROR(comms_.CanSuspend());
+    if (how_.settings.shares()) {
+      return FailedPrecondition(
+          NameOf(spec()),
+          " shares its memory with the mesh's, which NCCL does not suspend; make it "
+          "with CommPolicy(share=False)");
+    }
+    // Operations in flight come to their ends. Once there are none, none joins.
+    const auto locks = LockAll(ranks_, health_, /*wait_until_idle=*/suspended);
+    if (health_.failed()) return health_.failure();
+    if (is_suspended() == suspended) return OkStatus();
+    RETURN_IF_ERROR(comms_.Suspend(suspended));
+    health_.SetSuspended(suspended);
+    return OkStatus();
+  });
 }
 
 ErrorOr<std::shared_ptr<Communicator>> MakeNcclCommunicator(CommunicatorSpec spec,

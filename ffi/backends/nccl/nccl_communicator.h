@@ -65,10 +65,9 @@ class NcclCommunicator final : public Communicator,
   // Registers a segment with NCCL, once; every process of the communicator calls it.
   // Says how it is registered, or why NCCL refused, which is no error.
   ErrorOr<std::string> Register(const std::shared_ptr<SymmetricMemory>& memory);
-  // Gives device memory back until Resume(), where NCCL can; every process calls them.
-  // Operations in between fail.
-  Status Suspend() { return SuspendOrResume(true); }
-  Status Resume() { return SuspendOrResume(false); }
+  // Gives device memory back, or takes it again, where NCCL can; every process calls
+  // this. Operations in between fail.
+  Status SetSuspended(bool suspended);
   // Fails because something did elsewhere: another process says so.
   void FailElsewhere(const std::string& reason) { health_.FailElsewhere(reason); }
 
@@ -79,15 +78,12 @@ class NcclCommunicator final : public Communicator,
 
  private:
   Status PrepareRanks();
-  Status MakePoison();
   // Has NCCL make the communicators of the ranks, and connects them.
   Status Split();
   Status Connect();
   // Finds the rank of a call that came for `stream`, once the rank may make it.
   ErrorOr<LocalRank*> FindRank(const Call& call, cuda::Stream stream);
   Status Compare(const Call& call, LocalRank& rank, bool may_wait);
-  Status SuspendOrResume(bool suspend);
-  Status SuspendNow(bool suspend);
   bool is_suspended() const { return health_.state() == Health::State::kSuspended; }
   // See patience.h.
   Status RunPatiently(const char* what, std::function<Status()> call);

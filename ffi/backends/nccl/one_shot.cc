@@ -14,6 +14,7 @@
 
 #include "ffi/backends/nccl/device_stop.h"
 #include "ffi/backends/nccl/one_shot_sum.h"
+#include "ffi/backends/nccl/peer_access.h"
 #include "ffi/base/keep_forever.h"
 #include "ffi/core/hash.h"
 #include "ffi/os/system_file.h"

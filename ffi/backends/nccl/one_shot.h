@@ -17,7 +17,7 @@
 #include "ffi/backends/nccl/kernels/device_kernels.h"
 #include "ffi/backends/nccl/kernels/kernels.h"
 #include "ffi/backends/nccl/library.h"
-#include "ffi/backends/nccl/peer_access.h"
+#include "ffi/backends/nccl/rank_facts.h"
 #include "ffi/backends/nccl/steps.h"
 #include "ffi/base/status.h"
 #include "ffi/core/communicator.h"

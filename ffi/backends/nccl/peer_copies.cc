@@ -1,8 +1,8 @@
 #include "ffi/backends/nccl/peer_copies.h"
 
-#include <algorithm>
 #include <utility>
 
+#include "ffi/backends/nccl/peer_access.h"
 #include "ffi/backends/nccl/run_steps.h"
 
 namespace jaxcomm {

@@ -22,7 +22,6 @@
 
 #include "ffi/backends/nccl/in_flight.h"
 #include "ffi/backends/nccl/library.h"
-#include "ffi/backends/nccl/peer_access.h"
 #include "ffi/backends/nccl/peer_plan.h"
 #include "ffi/backends/nccl/steps.h"
 #include "ffi/core/communicator.h"

@@ -1,9 +1,7 @@
 #include "ffi/backends/nccl/recipe.h"
 
 #include <algorithm>
-#include <atomic>
 #include <optional>
-#include <utility>
 
 #include "ffi/backends/nccl/one_shot_sum.h"
 

@@ -173,18 +173,11 @@ std::string Windows::Finish(const NcclLibrary& library, nccl::Comm comm,
   return "";
 }
 
-bool Windows::Has(uint64_t segment) const {
+const std::string* Windows::How(uint64_t segment) const {
   for (const Entry& entry : entries_) {
-    if (entry.segment == segment) return true;
+    if (entry.segment == segment) return &entry.how;
   }
-  return false;
-}
-
-std::string Windows::How(uint64_t segment) const {
-  for (const Entry& entry : entries_) {
-    if (entry.segment == segment) return entry.how;
-  }
-  return "";
+  return nullptr;
 }
 
 void Windows::Release(const NcclLibrary& library, nccl::Comm comm, const Entry& entry) {

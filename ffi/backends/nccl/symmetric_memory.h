@@ -90,8 +90,8 @@ class Windows {
   // and why where ncclCommRegister had to do, or why the memory is not registered.
   std::string Finish(const NcclLibrary& library, nccl::Comm comm, uint64_t segment,
                      const Status& ended);
-  bool Has(uint64_t segment) const;
-  std::string How(uint64_t segment) const;
+  // How a segment is registered; null if it is not.
+  const std::string* How(uint64_t segment) const;
 
   // Whether all the bytes are in one registered segment.
   bool Cover(const void* data, int64_t bytes) const {

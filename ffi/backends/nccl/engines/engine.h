@@ -2,8 +2,6 @@
 #ifndef JAXCOMM_FFI_BACKENDS_NCCL_ENGINES_ENGINE_H_
 #define JAXCOMM_FFI_BACKENDS_NCCL_ENGINES_ENGINE_H_
 
-#include <cstdint>
-
 #include "ffi/backends/nccl/local_rank.h"
 #include "ffi/backends/nccl/recipe.h"
 #include "ffi/base/status.h"

@@ -5,7 +5,6 @@
 
 #include <atomic>
 #include <deque>
-#include <memory>
 #include <string>
 
 #include "ffi/backends/nccl/comms.h"
@@ -53,10 +52,6 @@ class NcclEngine final : public Engine, public SymmetricMemory::Registrar {
   // Whether NCCL can send between the places of operands and results: both ends of a
   // send must be registered, or none. Says why not.
   Status CheckPlaces(const Steps& steps, const Call& call, const LocalRank& rank) const;
-  Status Barrier(const LocalRank& rank, nccl::Comm comm, cuda::Stream stream);
-  // Waits until a call of NCCL's that is in progress is over: NCCL connects to a rank
-  // at the first use, which needs that rank's process.
-  Status Finish(nccl::Result result, nccl::Comm comm, const char* what) const;
 
   const NcclLibrary& library_;
   const CommunicatorSpec& spec_;

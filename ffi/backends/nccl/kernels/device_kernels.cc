@@ -2,7 +2,6 @@
 
 #include <map>
 #include <mutex>
-#include <utility>
 
 #include "ffi/backends/nccl/kernels/kernels_ptx.inc"
 
