@@ -1,9 +1,7 @@
 #include "ffi/core/call_site.h"
 
 #include <algorithm>
-#include <functional>
 #include <set>
-#include <string_view>
 #include <thread>
 #include <unordered_map>
 

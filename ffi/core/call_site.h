@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "ffi/base/status.h"
@@ -36,7 +35,6 @@ class CallSite {
   CallSite(Attributes attributes, const Collective& collective);
 
   const Attributes& attributes() const { return attributes_; }
-  const Collective& collective() const { return collective_; }
   Plan::Kind kind() const { return collective_.kind; }
 
   // Unique in this process: a program inlines a function once per call, so

@@ -26,7 +26,6 @@ Status Registry::Add(std::shared_ptr<Communicator> communicator) {
                               " is live; close it before creating it again");
   }
   ++counters_.created;
-  ++counters_.live;
   return OkStatus();
 }
 
@@ -75,7 +74,6 @@ Status Registry::Remove(int64_t key) {
     removed = std::move(found->second);
     communicators_.erase(found);
     ++counters_.destroyed;
-    --counters_.live;
   }
   // Outside the lock: the programs of the waiting ranks continue on this thread.
   removed->Abort(FailedPrecondition(NameOf(removed->spec()),

@@ -17,7 +17,6 @@ namespace jaxcomm {
 struct RegistryCounters {
   int64_t created = 0;
   int64_t destroyed = 0;
-  int64_t live = 0;
 };
 
 class Registry {

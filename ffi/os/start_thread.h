@@ -44,7 +44,6 @@ class BackgroundThread {
     is_started_ = true;
     return OkStatus();
   }
-  bool is_started() const { return is_started_; }
 
  private:
   bool is_started_ = false;

@@ -3,7 +3,6 @@
 #define JAXCOMM_FFI_BACKENDS_HOST_HOST_PLAN_H_
 
 #include <cstdint>
-#include <memory>
 #include <vector>
 
 #include "ffi/base/status.h"
