@@ -17,7 +17,7 @@ Status CopyEngine::Enqueue(const Call& call, const Recipe& recipe, LocalRank& ra
                            cuda::Stream stream) {
   const LaunchQueue::Counted counted(rank.queue.waiting);
   RETURN_IF_ERROR(StartOn(call, recipe, rank, stream, stream));
-  return Done(call, rank, stream).status();
+  return End(call, rank, stream).status();
 }
 
 Status CopyEngine::Start(const Call& call, const Recipe& recipe, LocalRank& rank,
@@ -41,9 +41,12 @@ Status CopyEngine::StartOn(const Call& call, const Recipe& recipe, LocalRank& ra
   return OkStatus();
 }
 
-// Waits for the other ranks, and leaves to NCCL what they come too late for.
 ErrorOr<bool> CopyEngine::Done(const Call& call, LocalRank& rank, cuda::Stream stream) {
   const LaunchQueue::Counted counted(rank.queue.waiting);
+  return End(call, rank, stream);
+}
+
+ErrorOr<bool> CopyEngine::End(const Call& call, LocalRank& rank, cuda::Stream stream) {
   PeerCopies::LeftToNccl late;
   bool is_begun = false;
   if (Status status = copies_->Done(MarkOf(call), rank.facts.place, stream,

@@ -31,6 +31,9 @@ class CopyEngine final : public Engine {
   // Gives `on`, or a stream of the copies' own if that is null, the copies of a rank.
   Status StartOn(const Call& call, const Recipe& recipe, LocalRank& rank,
                  cuda::Stream ready, cuda::Stream on);
+  // Waits for the other ranks, and leaves to NCCL what they come too late for.
+  ErrorOr<bool> End(const Call& call, LocalRank& rank, cuda::Stream stream);
+
   const NcclLibrary& library_;
   const CommunicatorSpec& spec_;
   Health& health_;
