@@ -5,6 +5,7 @@
 #include <string>
 #include <string_view>
 #include <type_traits>
+#include <utility>
 
 #include "xla/ffi/api/ffi.h"
 
@@ -16,6 +17,21 @@ using Status = xla::ffi::Error;
 using ErrorCode = xla::ffi::ErrorCode;
 
 inline Status OkStatus() { return Status::Success(); }
+
+// A value, or why there is none. Made of either; XLA's own wants errors wrapped.
+template <typename T>
+class ErrorOr : public xla::ffi::ErrorOr<T> {
+ public:
+  using Base = xla::ffi::ErrorOr<T>;
+  ErrorOr(Status error) : Base(xla::ffi::Unexpected(std::move(error))) {}
+  template <typename U, std::enable_if_t<std::is_convertible_v<U, T> &&
+                                             !std::is_base_of_v<Base, std::decay_t<U>>,
+                                         int> = 0>
+  ErrorOr(U&& value) : Base(T(std::forward<U>(value))) {}
+
+  // OkStatus() if there is a value.
+  Status status() const { return this->has_error() ? this->error() : OkStatus(); }
+};
 
 // Appends a part of StrCat(). Numbers look as printf("%d") and printf("%g") write them.
 inline void AppendTo(std::string* out, std::string_view text) { out->append(text); }
@@ -57,5 +73,17 @@ Status FailedPrecondition(const Parts&... parts) {
       return status_to_check;                                                          \
     }                                                                                  \
   } while (false)
+
+// Evaluates an expression, an ErrorOr, once. Returns its error from the calling
+// function if it has one; else gives its value to `variable`, which may be declared
+// here.
+#define ASSIGN_OR_RETURN(variable, ...) \
+  ASSIGN_OR_RETURN_BY(JAXCOMM_JOIN(error_or_, __LINE__), variable, __VA_ARGS__)
+#define ASSIGN_OR_RETURN_BY(error_or, variable, ...)            \
+  auto error_or = __VA_ARGS__;                                  \
+  if (error_or.has_error()) return std::move(error_or.error()); \
+  variable = std::move(*error_or)
+#define JAXCOMM_JOIN(a, b) JAXCOMM_JOIN_EXPANDED(a, b)
+#define JAXCOMM_JOIN_EXPANDED(a, b) a##b
 
 #endif  // JAXCOMM_FFI_BASE_STATUS_H_

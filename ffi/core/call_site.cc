@@ -1,9 +1,7 @@
 #include "ffi/core/call_site.h"
 
 #include <algorithm>
-#include <functional>
 #include <set>
-#include <string_view>
 #include <thread>
 #include <unordered_map>
 
@@ -147,20 +145,21 @@ std::string CallSite::ToString() const {
   return has_shapes() ? *label_ : attributes_.name + "()";
 }
 
-Status CallSite::MakePlan(int size, const void* const* const* operands_of,
-                          Plan* plan) const {
+ErrorOr<Plan> CallSite::MakePlan(int size,
+                                 const void* const* const* operands_of) const {
   if (plan_reads_operands() && operands_of == nullptr) {
     return InvalidArgument(description_,
                            ": what it moves depends on the values of its operands, "
                            "which this backend cannot read");
   }
-  plan->size = size;
-  plan->kind = collective_.kind;
-  plan->expansion = collective_.moves;
-  plan->pairwise = collective_.pairwise;
+  Plan plan;
+  plan.size = size;
+  plan.kind = collective_.kind;
+  plan.expansion = collective_.moves;
+  plan.pairwise = collective_.pairwise;
   const Problem problem{size, operands_, results_, attributes_.params};
-  Status status = collective_.planner(problem, operands_of, plan);
-  if (status.success()) return status;
+  Status status = collective_.planner(problem, operands_of, &plan);
+  if (status.success()) return plan;
   return Status(*status.errc(), StrCat(description_, ": ", status.message()));
 }
 

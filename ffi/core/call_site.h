@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "ffi/base/status.h"
@@ -36,7 +35,6 @@ class CallSite {
   CallSite(Attributes attributes, const Collective& collective);
 
   const Attributes& attributes() const { return attributes_; }
-  const Collective& collective() const { return collective_; }
   Plan::Kind kind() const { return collective_.kind; }
 
   // Unique in this process: a program inlines a function once per call, so
@@ -73,15 +71,12 @@ class CallSite {
 
   // Makes the plan for a group of `size` ranks. `operands_of`: null unless the plan
   // reads operands, see Planner.
-  Status MakePlan(int size, const void* const* const* operands_of, Plan* plan) const;
+  ErrorOr<Plan> MakePlan(int size, const void* const* const* operands_of) const;
   bool plan_reads_operands() const { return plan_reads_operands_from() >= 0; }
   int plan_reads_operands_from() const { return collective_.plan_reads_operands_from; }
 
-  // Returns what `make()`, a std::shared_ptr<const T>, returned for this type and key,
-  // and keeps it as long as the site. A null is returned, but not kept: the next call
-  // makes it again. Ranks ask at the same time, so a look-up writes no shared memory.
-  template <typename T, typename Make>
-  const std::shared_ptr<const T>& Derived(uint64_t key, const Make& make);
+  // Expires with the site.
+  std::weak_ptr<const void> life() const { return life_; }
 
   // Whether a program that went on after a call of this site was seen to block. Shared
   // with ranks that outlive the site.
@@ -95,6 +90,7 @@ class CallSite {
   const std::shared_ptr<std::atomic<uint64_t>> program_size_;
   const uint64_t ordinal_;
   std::atomic<uint64_t> shared_tag_{0};
+  const std::shared_ptr<const void> life_ = std::make_shared<char>();
   const std::shared_ptr<std::atomic<bool>> stalls_ =
       std::make_shared<std::atomic<bool>>(false);
 
@@ -107,54 +103,7 @@ class CallSite {
   std::string description_;
   std::shared_ptr<const std::string> label_;
   uint32_t operation_ = 0;
-
-  // An entry of a list that only grows. It is complete before a reader can find it.
-  struct Derivation {
-    virtual ~Derivation() = default;
-    const void* type = nullptr;
-    uint64_t key = 0;
-    const Derivation* earlier = nullptr;
-  };
-  template <typename T>
-  struct DerivationOf final : Derivation {
-    std::shared_ptr<const T> made;
-  };
-  // Its address identifies the type.
-  template <typename T>
-  static inline char type_tag = 0;
-
-  template <typename T>
-  const DerivationOf<T>* FindDerivation(uint64_t key) const {
-    const Derivation* known = last_derived_.load(std::memory_order_acquire);
-    while (known != nullptr && (known->key != key || known->type != &type_tag<T>)) {
-      known = known->earlier;
-    }
-    return static_cast<const DerivationOf<T>*>(known);
-  }
-
-  std::vector<std::unique_ptr<const Derivation>> derived_ GUARDED_BY(mutex_);
-  std::atomic<const Derivation*> last_derived_{nullptr};
 };
-
-template <typename T, typename Make>
-const std::shared_ptr<const T>& CallSite::Derived(uint64_t key, const Make& make) {
-  if (const auto* known = FindDerivation<T>(key)) return known->made;
-  MutexLock lock(mutex_);
-  if (const auto* known = FindDerivation<T>(key)) return known->made;
-  auto derivation = std::make_unique<DerivationOf<T>>();
-  derivation->made = make();
-  if (derivation->made == nullptr) {
-    static const std::shared_ptr<const T> none;
-    return none;
-  }
-  derivation->type = &type_tag<T>;
-  derivation->key = key;
-  derivation->earlier = last_derived_.load(std::memory_order_relaxed);
-  const DerivationOf<T>* const found = derivation.get();
-  derived_.push_back(std::move(derivation));
-  last_derived_.store(found, std::memory_order_release);
-  return found->made;
-}
 
 // Call sites instantiated after this under the number `program` belong to a new
 // program.

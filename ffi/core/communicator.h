@@ -3,7 +3,6 @@
 #ifndef JAXCOMM_FFI_CORE_COMMUNICATOR_H_
 #define JAXCOMM_FFI_CORE_COMMUNICATOR_H_
 
-#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>

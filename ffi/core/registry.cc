@@ -26,7 +26,6 @@ Status Registry::Add(std::shared_ptr<Communicator> communicator) {
                               " is live; close it before creating it again");
   }
   ++counters_.created;
-  ++counters_.live;
   return OkStatus();
 }
 
@@ -36,8 +35,8 @@ std::shared_ptr<Communicator> Registry::Find(int64_t key) const {
   return found == communicators_.end() ? nullptr : found->second;
 }
 
-Status Registry::Find(const CallSite& site, int64_t run_id,
-                      std::shared_ptr<Communicator>* found) {
+ErrorOr<std::shared_ptr<Communicator>> Registry::Find(const CallSite& site,
+                                                      int64_t run_id) {
   const int64_t key = site.attributes().key;
   bool is_new = false;
   {
@@ -47,10 +46,7 @@ Status Registry::Find(const CallSite& site, int64_t run_id,
              std::find(failed->second.begin(), failed->second.end(), run_id) ==
                  failed->second.end();
     const auto live = communicators_.find(key);
-    if (is_new && live != communicators_.end()) {
-      *found = live->second;
-      return OkStatus();
-    }
+    if (is_new && live != communicators_.end()) return live->second;
   }
   if (is_new) {
     MutexLock lock(mutex_);
@@ -78,7 +74,6 @@ Status Registry::Remove(int64_t key) {
     removed = std::move(found->second);
     communicators_.erase(found);
     ++counters_.destroyed;
-    --counters_.live;
   }
   // Outside the lock: the programs of the waiting ranks continue on this thread.
   removed->Abort(FailedPrecondition(NameOf(removed->spec()),

@@ -17,7 +17,6 @@ namespace jaxcomm {
 struct RegistryCounters {
   int64_t created = 0;
   int64_t destroyed = 0;
-  int64_t live = 0;
 };
 
 class Registry {
@@ -34,8 +33,7 @@ class Registry {
   // Finds the communicator for an execution of `site`. Fails for a run that found none
   // before, or that failed in one that was closed: some of its ranks are gone, and the
   // late ones would wait for them, on devices that the next run needs.
-  Status Find(const CallSite& site, int64_t run_id,
-              std::shared_ptr<Communicator>* found);
+  ErrorOr<std::shared_ptr<Communicator>> Find(const CallSite& site, int64_t run_id);
 
   // Removes the communicator and aborts its pending calls.
   Status Remove(int64_t key);

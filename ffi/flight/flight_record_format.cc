@@ -15,15 +15,8 @@ using Entry = FlightRecorder::Entry;
 using State = FlightRecorder::State;
 
 const char* StateName(State state) {
-  switch (state) {
-    case State::kStarted:
-      return "started";
-    case State::kCompleted:
-      return "completed";
-    case State::kFailed:
-      return "failed";
-  }
-  return "unknown";
+  constexpr const char* kNames[] = {"started", "completed", "failed"};
+  return kNames[static_cast<int>(state)];
 }
 
 // Ignores the locale, which may write 1.000,5.

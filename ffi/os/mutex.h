@@ -1,6 +1,6 @@
 // Locks that Clang checks. Clang's thread-safety analysis (-Wthread-safety, `make
 // lint`) reads the annotations; to other compilers they mean nothing. The locks are
-// std::mutex, std::shared_mutex and std::timed_mutex, and cost as much.
+// std::mutex and std::shared_mutex, and cost as much.
 //
 //   Mutex mutex_;
 //   ConditionVariable changed_;
@@ -12,7 +12,6 @@
 #ifndef JAXCOMM_FFI_OS_MUTEX_H_
 #define JAXCOMM_FFI_OS_MUTEX_H_
 
-#include <chrono>
 #include <condition_variable>
 #include <mutex>
 #include <shared_mutex>
@@ -34,7 +33,6 @@
 #define RELEASE(...) JAXCOMM_THREAD_SAFETY(release_capability(__VA_ARGS__))
 #define RELEASE_SHARED(...) \
   JAXCOMM_THREAD_SAFETY(release_shared_capability(__VA_ARGS__))
-#define TRY_ACQUIRE(...) JAXCOMM_THREAD_SAFETY(try_acquire_capability(__VA_ARGS__))
 
 namespace jaxcomm {
 
@@ -45,22 +43,10 @@ class CAPABILITY("mutex") BasicMutex {
  public:
   void lock() ACQUIRE() { native_.lock(); }
   void unlock() RELEASE() { native_.unlock(); }
-  bool try_lock() TRY_ACQUIRE(true) { return native_.try_lock(); }
 
   // Of SharedMutex.
   void lock_shared() ACQUIRE_SHARED() { native_.lock_shared(); }
   void unlock_shared() RELEASE_SHARED() { native_.unlock_shared(); }
-
-  // Of TimedMutex.
-  template <typename Clock, typename Duration>
-  bool try_lock_until(const std::chrono::time_point<Clock, Duration>& end)
-      TRY_ACQUIRE(true) {
-    return native_.try_lock_until(end);
-  }
-  template <typename Rep, typename Period>
-  bool try_lock_for(const std::chrono::duration<Rep, Period>& time) TRY_ACQUIRE(true) {
-    return native_.try_lock_for(time);
-  }
 
  private:
   friend class ConditionVariable;
@@ -68,16 +54,12 @@ class CAPABILITY("mutex") BasicMutex {
 };
 using Mutex = BasicMutex<std::mutex>;
 using SharedMutex = BasicMutex<std::shared_mutex>;
-using TimedMutex = BasicMutex<std::timed_mutex>;
 
 // Holds a lock until the end of the scope. May unlock and lock again in between.
 template <typename AnyMutex>
 class SCOPED_CAPABILITY MutexLock {
  public:
   explicit MutexLock(AnyMutex& mutex) ACQUIRE(mutex) : lock_(mutex) {}
-  // The caller has locked `mutex`, by try_lock() say.
-  MutexLock(AnyMutex& mutex, std::adopt_lock_t adopt) REQUIRES(mutex)
-      : lock_(mutex, adopt) {}
   ~MutexLock() RELEASE() {}
   MutexLock(const MutexLock&) = delete;
   MutexLock& operator=(const MutexLock&) = delete;

@@ -15,6 +15,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <future>
+#include <optional>
 #include <thread>
 #include <utility>
 
@@ -36,20 +37,21 @@ struct ProcessStat {
   uint64_t start_time = 0;  // in clock ticks after boot
 };
 
-// False if the file cannot be read. That may have other reasons than a process's end:
+// None if the file cannot be read. That may have other reasons than a process's end:
 // no file descriptors are left, or /proc is hidden.
-bool ReadStat(int64_t pid, ProcessStat* stat) {
+std::optional<ProcessStat> ReadStat(int64_t pid) {
   const std::string text = ReadSystemFile(StrCat("/proc/", pid, "/stat"));
   // The second field, in parentheses, may hold anything.
   const char* at = std::strrchr(text.c_str(), ')');
-  if (at == nullptr || at[1] == 0) return false;
-  stat->state = at[2];
+  if (at == nullptr || at[1] == 0) return std::nullopt;
+  ProcessStat stat;
+  stat.state = at[2];
   for (int field = 2; at != nullptr && field < 22; ++field) {
     at = std::strchr(at + 1, ' ');
   }
-  if (at == nullptr) return false;
-  stat->start_time = std::strtoull(at + 1, nullptr, 10);
-  return true;
+  if (at == nullptr) return std::nullopt;
+  stat.start_time = std::strtoull(at + 1, nullptr, 10);
+  return stat;
 }
 
 enum class Life { kAlive, kGone, kUnknown };
@@ -57,10 +59,9 @@ enum class Life { kAlive, kGone, kUnknown };
 // Only kGone is proof of an end. Collectives are aborted for it, so a process that
 // cannot be looked at must not count as gone.
 Life Look(const Peer& peer) {
-  ProcessStat stat;
-  if (ReadStat(peer.pid, &stat)) {
-    if (stat.state == 'Z' || stat.state == 'X') return Life::kGone;
-    const bool is_another = peer.start_time != 0 && stat.start_time != peer.start_time;
+  if (const auto stat = ReadStat(peer.pid)) {
+    if (stat->state == 'Z' || stat->state == 'X') return Life::kGone;
+    const bool is_another = peer.start_time != 0 && stat->start_time != peer.start_time;
     return is_another ? Life::kGone : Life::kAlive;
   }
   // Signal 0 asks whether the process exists, and needs no file descriptor.
@@ -100,17 +101,13 @@ int64_t SentinelThread() {
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
-  std::thread pausing;
-  const Status started = StartThread(
-      [id] {
-        id->set_value(syscall(SYS_gettid));
-        while (true) pause();
-      },
-      &pausing);
+  const Status started = StartDetached([id] {
+    id->set_value(syscall(SYS_gettid));
+    while (true) pause();
+  });
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
   if (started.failure()) return 0;
   pid = getpid();
-  pausing.detach();
   thread = id->get_future().get();
   return thread;
 }
@@ -119,9 +116,9 @@ Peer PeerOf(int64_t pid, int process_index) {
   Peer peer;
   peer.pid = pid;
   peer.process_index = process_index;
-  ProcessStat stat;
-  if (ReadStat(pid, &stat) && stat.state != 'Z' && stat.state != 'X') {
-    peer.start_time = stat.start_time;
+  if (const auto stat = ReadStat(pid);
+      stat && stat->state != 'Z' && stat->state != 'X') {
+    peer.start_time = stat->start_time;
   }
   return peer;
 }
@@ -145,13 +142,14 @@ PeerWatch::PeerWatch(std::vector<Peer> peers, std::function<void(size_t index)> 
   state_->ended = std::move(ended);
   state_->stop_fd = eventfd(0, EFD_CLOEXEC);
   // The thread shares the state: the watch may be destroyed by `ended`.
-  const Status started =
-      StartThread([state = state_] { state->Run(); }, &state_->thread);
-  if (started.failure()) {
+  auto started = StartThread([state = state_] { state->Run(); });
+  if (started) {
+    state_->thread = std::move(*started);
+  } else {
     std::fprintf(stderr,
                  "jaxcomm: %s. Without it nobody watches the other processes of this "
                  "host: if one ends, calls that wait for it fail at their timeout.\n",
-                 started.message().c_str());
+                 started.error().message().c_str());
   }
 }
 

@@ -13,23 +13,21 @@ namespace jaxcomm {
 // Starts a thread. Returns a refusal as a value: std::thread throws, and XLA's frames
 // above us pass no exception.
 template <typename Body>
-Status StartThread(Body body, std::thread* thread) {
+ErrorOr<std::thread> StartThread(Body body) {
   try {
-    *thread = std::thread(std::move(body));
+    return std::thread(std::move(body));
   } catch (const std::system_error& error) {
     return Status(ErrorCode::kResourceExhausted,
                   StrCat("cannot start a thread: ", error.code().message(),
                          ". Allow this process more threads or memory; see ulimit -u, "
                          "ulimit -v and the cgroup's pids.max"));
   }
-  return OkStatus();
 }
 
 // Starts a thread that nobody joins.
 template <typename Body>
 Status StartDetached(Body body) {
-  std::thread thread;
-  RETURN_IF_ERROR(StartThread(std::move(body), &thread));
+  ASSIGN_OR_RETURN(std::thread thread, StartThread(std::move(body)));
   thread.detach();
   return OkStatus();
 }
@@ -46,7 +44,6 @@ class BackgroundThread {
     is_started_ = true;
     return OkStatus();
   }
-  bool is_started() const { return is_started_; }
 
  private:
   bool is_started_ = false;

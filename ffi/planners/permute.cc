@@ -27,7 +27,7 @@ Status MakePlan(const Problem& problem, const void* const* const*, Plan* plan) {
   plan->source_of.assign(ranks, -1);
   for (size_t rank = 0; rank < ranks; ++rank) {
     if (problem.params[rank] == -1) continue;
-    RETURN_IF_ERROR(ReadRank(problem, rank, &plan->source_of[rank]));
+    ASSIGN_OR_RETURN(plan->source_of[rank], ReadRank(problem, rank));
   }
   return KeepLeavesWhole(problem, plan);
 }

@@ -22,13 +22,12 @@ Status CheckProblem(const Problem& problem, size_t params) {
   return OkStatus();
 }
 
-Status ReadRank(const Problem& problem, size_t index, int* rank) {
+ErrorOr<int> ReadRank(const Problem& problem, size_t index) {
   const int64_t found = problem.params[index];
   if (found < 0 || found >= problem.size) {
     return InvalidArgument("rank ", found, " is not one of the group's ", problem.size);
   }
-  *rank = static_cast<int>(found);
-  return OkStatus();
+  return static_cast<int>(found);
 }
 
 Status DivideLeaves(const Problem& problem, size_t first, int operand_parts,

@@ -12,8 +12,8 @@ namespace jaxcomm {
 // Fails unless the collective has so many parameters, and as many
 // operands as results, of the same types.
 Status CheckProblem(const Problem& problem, size_t params);
-// Fails unless parameter `index` is a rank of the group, which it returns.
-Status ReadRank(const Problem& problem, size_t index, int* rank);
+// Returns parameter `index`. Fails unless it is a rank of the group.
+ErrorOr<int> ReadRank(const Problem& problem, size_t index);
 // Divides every leaf into parts of [outer, inner], one for a rank. Parameter
 // `first` + i is the outer of leaf i. An operand holds `operand_parts` of the parts, a
 // result `result_parts`.

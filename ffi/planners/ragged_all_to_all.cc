@@ -1,6 +1,4 @@
-#include <algorithm>
 #include <cstdint>
-#include <iterator>
 
 #include "ffi/planners/collectives.h"
 
@@ -17,36 +15,32 @@ enum Operand {
   kNumOperands
 };
 
-int64_t ReadIndex(const Leaf& leaf, const void* data, int64_t i) {
-  switch (leaf.dtype) {
-    case DataType::S8:
-      return static_cast<const int8_t*>(data)[i];
-    case DataType::S16:
-      return static_cast<const int16_t*>(data)[i];
-    case DataType::S32:
-      return static_cast<const int32_t*>(data)[i];
-    case DataType::S64:
-      return static_cast<const int64_t*>(data)[i];
-    case DataType::U8:
-      return static_cast<const uint8_t*>(data)[i];
-    case DataType::U16:
-      return static_cast<const uint16_t*>(data)[i];
-    case DataType::U32:
-      return static_cast<const uint32_t*>(data)[i];
-    case DataType::U64: {
-      const uint64_t value = static_cast<const uint64_t*>(data)[i];
-      return static_cast<int64_t>(std::min<uint64_t>(value, INT64_MAX));
-    }
-    default:
-      return -1;  // CheckShapes refuses it
-  }
+template <typename T>
+int64_t At(const void* data, int64_t i) {
+  const T value = static_cast<const T*>(data)[i];
+  return value > T{0} && static_cast<uint64_t>(value) > uint64_t{INT64_MAX}
+             ? INT64_MAX
+             : static_cast<int64_t>(value);
 }
 
-bool IsIndex(DataType dtype) {
-  constexpr DataType kIndices[] = {DataType::S8,  DataType::S16, DataType::S32,
-                                   DataType::S64, DataType::U8,  DataType::U16,
-                                   DataType::U32, DataType::U64};
-  return std::count(std::begin(kIndices), std::end(kIndices), dtype) > 0;
+struct IndexType {
+  DataType dtype;
+  int64_t (*at)(const void* data, int64_t i);
+};
+
+constexpr IndexType kIndexTypes[] = {
+    {DataType::S8, At<int8_t>},    {DataType::S16, At<int16_t>},
+    {DataType::S32, At<int32_t>},  {DataType::S64, At<int64_t>},
+    {DataType::U8, At<uint8_t>},   {DataType::U16, At<uint16_t>},
+    {DataType::U32, At<uint32_t>}, {DataType::U64, At<uint64_t>},
+};
+
+// Null if the type is no integer.
+const IndexType* FindIndexType(DataType dtype) {
+  for (const IndexType& type : kIndexTypes) {
+    if (type.dtype == dtype) return &type;
+  }
+  return nullptr;
 }
 
 int64_t RowsOf(const Leaf& leaf) { return leaf.dims[0]; }
@@ -74,7 +68,8 @@ Status CheckShapes(const Problem& problem) {
   }
   const int64_t slices = leaves[kInputOffsets].elements;
   for (int operand = kInputOffsets; operand < kNumOperands; ++operand) {
-    if (!IsIndex(leaves[operand].dtype) || leaves[operand].elements != slices) {
+    if (FindIndexType(leaves[operand].dtype) == nullptr ||
+        leaves[operand].elements != slices) {
       return InvalidArgument("offsets and sizes are not ", slices, " integers each");
     }
   }
@@ -117,7 +112,7 @@ Status MakePlan(const Problem& problem, const void* const* const* operands_of,
   plan->slices.reserve(problem.size * slices);
   for (int source = 0; source < problem.size; ++source) {
     const auto index = [&](Operand operand, int rank, int64_t i) {
-      return ReadIndex(leaves[operand], operands_of[rank][operand], i);
+      return FindIndexType(leaves[operand].dtype)->at(operands_of[rank][operand], i);
     };
     for (int64_t slice = 0; slice < slices; ++slice) {
       const int target = static_cast<int>(slice / slices_per_rank);

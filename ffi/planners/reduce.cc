@@ -25,7 +25,7 @@ void Moves(const Plan& plan, int leaf, int, const MoveVisitor& visit) {
 // Parameters: {root}.
 Status MakePlan(const Problem& problem, const void* const* const*, Plan* plan) {
   RETURN_IF_ERROR(CheckProblem(problem, 1));
-  RETURN_IF_ERROR(ReadRank(problem, 0, &plan->root));
+  ASSIGN_OR_RETURN(plan->root, ReadRank(problem, 0));
   return KeepLeavesWhole(problem, plan);
 }
 

@@ -24,7 +24,7 @@ void Moves(const Plan& plan, int leaf, int, const MoveVisitor& visit) {
 // of each leaf}.
 Status PlanScatter(const Problem& problem, const void* const* const*, Plan* plan) {
   RETURN_IF_ERROR(CheckProblem(problem, 1 + problem.operands.size()));
-  RETURN_IF_ERROR(ReadRank(problem, 0, &plan->root));
+  ASSIGN_OR_RETURN(plan->root, ReadRank(problem, 0));
   return DivideLeaves(problem, 1, problem.size, 1, plan);
 }
 

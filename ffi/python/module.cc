@@ -73,8 +73,7 @@ std::shared_ptr<Segment> CreateSegment(int processes, bool named) {
     throw std::runtime_error(StrCat("shared memory joins at most ", kMaxProcesses,
                                     " processes of a host, not ", processes));
   }
-  std::shared_ptr<Segment> segment;
-  ThrowIfFailed(Segment::Create(Arena::Bytes(processes), named, &segment));
+  auto segment = ValueOf(Segment::Create(Arena::Bytes(processes), named));
   Arena::Format(*segment, processes);
   return segment;
 }
@@ -92,9 +91,7 @@ void CheckSize(int64_t bytes, size_t processes) {
 std::shared_ptr<Segment> AttachSegment(std::string path, int64_t bytes, uint64_t nonce,
                                        int processes) {
   CheckSize(bytes, static_cast<size_t>(processes));
-  std::shared_ptr<Segment> segment;
-  ThrowIfFailed(Segment::Attach({std::move(path), bytes, nonce}, &segment));
-  return segment;
+  return ValueOf(Segment::Attach({std::move(path), bytes, nonce}));
 }
 
 std::tuple<std::string, int64_t, uint64_t> AddressOf(const Segment& segment) {
@@ -145,7 +142,7 @@ nb::dict Counters() {
   nb::dict out;
   out["created"] = counters.created;
   out["destroyed"] = counters.destroyed;
-  out["live"] = counters.live;
+  out["live"] = counters.created - counters.destroyed;
   return out;
 }
 

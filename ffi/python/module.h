@@ -23,6 +23,12 @@ inline void ThrowIfFailed(const Status& status) {
   if (status.failure()) throw std::runtime_error(status.message());
 }
 
+template <typename T>
+T ValueOf(ErrorOr<T> value) {
+  ThrowIfFailed(value.status());
+  return std::move(*value);
+}
+
 // The part of a spec that all backends have.
 inline CommunicatorSpec SpecOf(int64_t key, std::string axes, std::string lane,
                                std::string backend, std::string platform,

@@ -5,9 +5,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
-#include <algorithm>
 #include <cstdint>
-#include <iterator>
 #include <map>
 #include <memory>
 #include <optional>
@@ -40,15 +38,24 @@ bool WasInterrupted() {
   return PyErr_CheckSignals() != 0;
 }
 
-// Throws what a signal handler raised, if that is why the call failed.
-void ThrowIfFailedOrInterrupted(const Status& status) {
+// Calls what may wait for other processes, without the GIL. Throws what a signal
+// handler raised, if that is why it failed.
+template <typename Body>
+auto WithoutGil(const Body& body) {
+  auto result = [&] {
+    nb::gil_scoped_release release;
+    return body();
+  }();
   if (PyErr_Occurred() != nullptr) throw nb::python_error();
-  ThrowIfFailed(status);
+  if constexpr (std::is_same_v<decltype(result), Status>) {
+    ThrowIfFailed(result);
+  } else {
+    return ValueOf(std::move(result));
+  }
 }
 
 nb::dict LoadNcclFrom(const std::vector<std::string>& paths) {
-  const NcclLibrary* library = nullptr;
-  ThrowIfFailed(LoadNccl(paths, &library));
+  const NcclLibrary* const library = ValueOf(LoadNccl(paths));
   nb::dict found;
   found["path"] = library->path;
   found["version"] = library->VersionText();
@@ -69,7 +76,7 @@ OnFailure ParseOnFailure(const std::string& text) {
 
 nb::bytes NcclUniqueId() {
   nccl::UniqueId id;
-  const Status status = Nccl().Check(Nccl().nccl.GetUniqueId(&id), "ncclGetUniqueId");
+  const Status status = Nccl().Try(Nccl().nccl.GetUniqueId, &id);
   if (status.failure()) ThrowIfFailed(WithCircumstances(Nccl(), status, nullptr));
   return nb::bytes(id.internal, sizeof(id.internal));
 }
@@ -88,17 +95,11 @@ std::shared_ptr<NcclWorld> MakeNcclWorld(
     watched.push_back({pid, start, index, thread});
   }
   const NcclSettings settings{std::move(numbers), std::move(name)};
-  std::shared_ptr<NcclWorld> world;
-  Status status;
-  {
-    const std::string id(unique_id.c_str(), unique_id.size());
-    nb::gil_scoped_release release;
-    status = NcclWorld::Create(Nccl(), size, std::move(local), id, settings,
-                               {timeout_seconds, WasInterrupted}, std::move(watched),
-                               &world);
-  }
-  ThrowIfFailedOrInterrupted(status);
-  return world;
+  const std::string id(unique_id.c_str(), unique_id.size());
+  return WithoutGil([&] {
+    return NcclWorld::Create(Nccl(), size, std::move(local), id, settings,
+                             {timeout_seconds, WasInterrupted}, std::move(watched));
+  });
 }
 
 void CreateNccl(std::shared_ptr<NcclWorld> world, int64_t key, std::string axes,
@@ -117,14 +118,11 @@ void CreateNccl(std::shared_ptr<NcclWorld> world, int64_t key, std::string axes,
                {copy_engines, one_shot},
                ParseOnFailure(on_failure),
                check};
-  Status status;
-  {
-    nb::gil_scoped_release release;
-    std::shared_ptr<Communicator> made;
-    status = MakeNcclCommunicator(std::move(spec), std::move(how), &made);
-    if (status.success()) status = Registry::Get().Add(std::move(made));
-  }
-  ThrowIfFailedOrInterrupted(status);
+  WithoutGil([&]() -> Status {
+    ASSIGN_OR_RETURN(std::shared_ptr<Communicator> made,
+                     MakeNcclCommunicator(std::move(spec), std::move(how)));
+    return Registry::Get().Add(std::move(made));
+  });
 }
 
 // Devices: (global id, local ordinal).
@@ -186,21 +184,13 @@ std::tuple<std::string, std::string> ExplainEngine(
   }
   CallSite site({collective, "", key, 0, *op, std::move(params)}, *known);
   site.SetShapes(ParseLeaves(operands), ParseLeaves(results));
-  EngineChoice choice;
-  ThrowIfFailed(FindNccl(key)->Explain(site, &choice));
+  const EngineChoice choice = ValueOf(FindNccl(key)->Explain(site));
   return {EngineName(choice.kind), choice.reason};
 }
 
 std::string RegisterMemory(int64_t key,
                            const std::shared_ptr<SymmetricMemory>& memory) {
-  std::string how;
-  Status status;
-  {
-    nb::gil_scoped_release release;
-    status = FindNccl(key)->Register(memory, &how);
-  }
-  ThrowIfFailedOrInterrupted(status);
-  return how;
+  return WithoutGil([&] { return FindNccl(key)->Register(memory); });
 }
 
 void FailWorlds(const std::string& reason) {
@@ -212,13 +202,7 @@ void FailWorlds(const std::string& reason) {
 }
 
 void Suspend(int64_t key, bool suspend) {
-  Status status;
-  {
-    nb::gil_scoped_release release;
-    const auto communicator = FindNccl(key);
-    status = suspend ? communicator->Suspend() : communicator->Resume();
-  }
-  ThrowIfFailedOrInterrupted(status);
+  WithoutGil([&] { return FindNccl(key)->SetSuspended(suspend); });
 }
 
 }  // namespace

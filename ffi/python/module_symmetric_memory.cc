@@ -9,7 +9,6 @@
 #include <utility>
 #include <vector>
 
-#include "ffi/backends/nccl/library.h"
 #include "ffi/backends/nccl/symmetric_memory.h"
 #include "ffi/python/module.h"
 
@@ -71,16 +70,8 @@ nb::object BlockOf(std::shared_ptr<SymmetricMemory> memory, int ordinal, int64_t
 
 std::shared_ptr<SymmetricMemory> MakeSymmetricMemory(const std::vector<int>& ordinals,
                                                      int64_t bytes) {
-  std::shared_ptr<SymmetricMemory> memory;
   nb::gil_scoped_release release;
-  ThrowIfFailed(SymmetricMemory::Create(Nccl(), ordinals, bytes, &memory));
-  return memory;
-}
-
-int64_t Take(SymmetricMemory& memory, int64_t bytes) {
-  int64_t offset = 0;
-  ThrowIfFailed(memory.Take(bytes, &offset));
-  return offset;
+  return ValueOf(SymmetricMemory::Create(Nccl(), ordinals, bytes));
 }
 
 // From: an address on the device, 0 for zeros.
@@ -100,7 +91,12 @@ void BindSymmetricMemory(nb::module_& m) {
       .def_prop_ro("bytes", &SymmetricMemory::bytes, "Its size on each device.")
       .def_prop_ro("used_bytes", &SymmetricMemory::used_bytes, "What is taken of them.")
       .def_prop_ro("blocks", &SymmetricMemory::blocks, "Parts that arrays hold.")
-      .def("take", &Take, nb::arg("bytes"), "The offset of a new block.")
+      .def(
+          "take",
+          [](SymmetricMemory& memory, int64_t bytes) {
+            return ValueOf(memory.Take(bytes));
+          },
+          nb::arg("bytes"), "The offset of a new block.")
       .def("fill", &Fill, nb::arg("ordinal"), nb::arg("offset"), nb::arg("source"),
            nb::arg("bytes"), "Copies from an address of the device; 0 writes zeros.")
       .def(

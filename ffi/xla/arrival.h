@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "ffi/base/pointer_list.h"
 #include "ffi/base/status.h"
 #include "ffi/core/call_site.h"
 #include "ffi/core/communicator.h"
@@ -37,8 +38,7 @@ class Arrival {
     call.site = site;
     call.run_id = run_id;
     call.device_id = device_id;
-    status = Read(operands, results);
-    if (status.success()) status = Registry::Get().Find(*site, run_id, &communicator);
+    status = ReadAndFind(operands, results);
     call.tag = site->serial();
     call.shared_tag = site->shared_tag();
     call.operands = operands_.data();
@@ -50,27 +50,9 @@ class Arrival {
   Call call;
 
  private:
-  // Buffer pointers of one call, on the stack for up to 16 leaves.
-  template <typename Pointer>
-  class Pointers {
-   public:
-    explicit Pointers(size_t count) {
-      if (count > kInline) heap_.resize(count);
-      data_ = count > kInline ? heap_.data() : inline_;
-    }
-    Pointer& operator[](size_t i) { return data_[i]; }
-    Pointer* data() { return data_; }
-
-   private:
-    static constexpr size_t kInline = 16;
-    Pointer inline_[kInline];
-    std::vector<Pointer> heap_;
-    Pointer* data_;
-  };
-
   // Fixes the shapes of the call site at its first call.
-  Status Read(const xla::ffi::RemainingArgs& operands,
-              const xla::ffi::RemainingRets& results) {
+  Status ReadAndFind(const xla::ffi::RemainingArgs& operands,
+                     const xla::ffi::RemainingRets& results) {
     const bool first = !call.site->has_shapes();
     std::vector<Leaf> operand_leaves, result_leaves;
     for (size_t i = 0; i < operands.size(); ++i) {
@@ -88,11 +70,12 @@ class Arrival {
     if (first) {
       call.site->SetShapes(std::move(operand_leaves), std::move(result_leaves));
     }
+    ASSIGN_OR_RETURN(communicator, Registry::Get().Find(*call.site, call.run_id));
     return OkStatus();
   }
 
-  Pointers<const void*> operands_;
-  Pointers<void*> results_;
+  PointerList<const void, 16> operands_;
+  PointerList<void, 16> results_;
 };
 
 }  // namespace jaxcomm

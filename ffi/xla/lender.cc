@@ -1,7 +1,6 @@
 #include "ffi/xla/lender.h"
 
 #include <cstring>
-#include <string>
 
 #if __has_include("xla/ffi/api/collectives_c_api.h")
 #include "xla/ffi/api/collectives_c_api.h"

@@ -36,7 +36,7 @@ struct OpenArena : Arena {
 // processes 0 and 1 itself, and so holds what it wants for as long as it wants.
 struct TwoGroups {
   TwoGroups() {
-    CHECK_TRUE(Segment::Create(Arena::Bytes(4), false, &segment).success());
+    segment = Must(Segment::Create(Arena::Bytes(4), false));
     Arena::Format(*segment, 4);
     const std::vector<int> names = {0, 1, 2, 3};
     for (int process : {0, 1}) {
@@ -210,8 +210,7 @@ TEST(a_process_that_dies_alone_in_a_call_is_named_to_those_who_come_later) {
   if (child == 0) {
     while (true) pause();
   }
-  std::shared_ptr<Segment> segment;
-  CHECK_TRUE(Segment::Create(Arena::Bytes(2), false, &segment).success());
+  const auto segment = Must(Segment::Create(Arena::Bytes(2), false));
   Arena::Format(*segment, 2);
   CommunicatorSpec spec = Spec({{100, 101}}, 60);
   const std::vector<Peer> peers = {PeerOf(child, 0), PeerOf(getpid(), 1)};

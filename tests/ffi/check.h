@@ -60,6 +60,14 @@ inline void CheckContains(const std::string& text, const std::string& part,
   ++Failures();
 }
 
+// The value of an ErrorOr. Without one the test cannot go on.
+template <typename Result>
+auto Must(Result result) {
+  if (result.has_value()) return std::move(*result);
+  std::fprintf(stderr, "%s\n", std::string(result.error().message()).c_str());
+  std::exit(EXIT_FAILURE);
+}
+
 // Waits for what another thread does in its own time, and returns whether it came.
 template <typename Condition>
 bool Comes(const Condition& condition) {

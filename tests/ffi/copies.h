@@ -38,17 +38,11 @@ inline std::shared_ptr<Communicator> Make(int size, double timeout_seconds = 30,
     all.push_back(100 + rank);
   }
   if (groups.empty()) groups = {all};
-  std::shared_ptr<NcclWorld> world;
-  CHECK_TRUE(NcclWorld::Create(library, size, devices,
-                               {id.internal, sizeof(id.internal)}, {}, {30}, {}, &world)
-                 .success());
-  std::shared_ptr<Communicator> made;
-  CHECK_TRUE(MakeNcclCommunicator(
-                 Spec(groups, timeout_seconds),
-                 {world, {}, {30}, {/*copy_engines=*/!one_shot, one_shot}, on_failure},
-                 &made)
-                 .success());
-  return made;
+  auto world = Must(NcclWorld::Create(
+      library, size, devices, {id.internal, sizeof(id.internal)}, {}, {30}, {}));
+  return Must(MakeNcclCommunicator(
+      Spec(groups, timeout_seconds),
+      {world, {}, {30}, {/*copy_engines=*/!one_shot, one_shot}, on_failure}));
 }
 
 // One rank of a collective: its buffers, and XLA's stream.

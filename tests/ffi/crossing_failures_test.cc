@@ -95,8 +95,7 @@ TEST(processes_that_wait_in_what_comes_next_hear_of_a_mismatch_at_once) {
 
 TEST(a_mismatch_in_one_group_is_nothing_to_another) {
   // Process 0 has a rank in two groups; process 1 calls something else in the first.
-  std::shared_ptr<Segment> segment;
-  CHECK_TRUE(Segment::Create(Arena::Bytes(3), false, &segment).success());
+  const auto segment = Must(Segment::Create(Arena::Bytes(3), false));
   Arena::Format(*segment, 3);
   const std::vector<Peer> peers = {{0, 0, 0}, {0, 0, 1}, {0, 0, 2}};
   std::vector<std::shared_ptr<Communicator>> of;

@@ -56,12 +56,12 @@ inline Fake LoadFake() {
   }
   Fake fake;
 #define JAXCOMM_TAKE(name, result, parameters) \
-  Take(library, "nccl" #name, &fake.nccl.name);
+  Take(library, "nccl" #name, &fake.nccl.name.found);
   JAXCOMM_NCCL_REQUIRED(JAXCOMM_TAKE)
   JAXCOMM_NCCL_OPTIONAL(JAXCOMM_TAKE)
 #undef JAXCOMM_TAKE
 #define JAXCOMM_TAKE(exported, name, parameters) \
-  Take(library, #exported, &fake.cuda.name);
+  Take(library, #exported, &fake.cuda.name.found);
   JAXCOMM_CUDA_FUNCTIONS(JAXCOMM_TAKE)
 #undef JAXCOMM_TAKE
   Take(library, "jaxcommFakeHas", &fake.has);

@@ -219,10 +219,8 @@ TEST(nccl_does_what_is_small_reduced_in_many_rows_or_out_of_reach) {
 TEST(nccl_does_what_lies_in_symmetric_memory_but_sends_along_pairs) {
   auto communicator = Make(2);
   auto& nccl = dynamic_cast<NcclCommunicator&>(*communicator);
-  std::shared_ptr<SymmetricMemory> memory;
-  CHECK_TRUE(SymmetricMemory::Create(Library(), {0, 1}, 12 * kMany, &memory).success());
-  std::string how;
-  CHECK_TRUE(nccl.Register(memory, &how).success());
+  const auto memory = Must(SymmetricMemory::Create(Library(), {0, 1}, 12 * kMany));
+  Must(nccl.Register(memory));
   const auto in_pool = [&](CallSite* site) {
     ForAll(2, site, [&](Part& part) {
       auto* const block = static_cast<float*>(memory->data(part.device));
@@ -250,10 +248,8 @@ TEST(what_is_sent_lies_in_symmetric_memory_at_both_ends_or_none) {
   library.test_double = nullptr;
   auto communicator = Make(2, 30, library);
   auto& nccl = dynamic_cast<NcclCommunicator&>(*communicator);
-  std::shared_ptr<SymmetricMemory> memory;
-  CHECK_TRUE(SymmetricMemory::Create(Library(), {0, 1}, 1 << 16, &memory).success());
-  std::string how;
-  CHECK_TRUE(nccl.Register(memory, &how).success());
+  const auto memory = Must(SymmetricMemory::Create(Library(), {0, 1}, 1 << 16));
+  Must(nccl.Register(memory));
   const auto sent = [&](CallSite* site, bool from_pool, bool to_pool) {
     std::string said;
     ForAll(2, site, [&](Part& part) {
@@ -283,7 +279,7 @@ TEST(what_is_sent_lies_in_symmetric_memory_at_both_ends_or_none) {
 TEST(a_suspended_communicator_copies_nothing) {
   auto communicator = Make(2);
   auto& nccl = dynamic_cast<NcclCommunicator&>(*communicator);
-  CHECK_TRUE(nccl.Suspend().success());
+  CHECK_TRUE(nccl.SetSuspended(true).success());
   const auto site = Site("permute", {1, 0});
   Part first(0, site.get());
   CHECK_CONTAINS(

@@ -26,17 +26,14 @@ struct Two {
                double seconds_of_second = 0.2) {
     const nccl::UniqueId id = NewId();
     const NcclSettings settings{{{"splitShare", share ? 1 : 0}}, ""};
-    std::shared_ptr<NcclWorld> world;
-    CHECK_TRUE(NcclWorld::Create(library, 2, {{100, 0, 0}, {101, 1, 1}},
-                                 {id.internal, sizeof(id.internal)}, settings, {30}, {},
-                                 &world)
-                   .success());
+    auto world =
+        Must(NcclWorld::Create(library, 2, {{100, 0, 0}, {101, 1, 1}},
+                               {id.internal, sizeof(id.internal)}, settings, {30}, {}));
     for (std::shared_ptr<Communicator>* each : {&first, &second}) {
       const double seconds = each == &first ? 0.2 : seconds_of_second;
-      CHECK_TRUE(MakeNcclCommunicator(Spec({{100, 101}}, seconds),
-                                      {world, settings, {30}, false, false, on_failure},
-                                      each)
-                     .success());
+      *each =
+          Must(MakeNcclCommunicator(Spec({{100, 101}}, seconds),
+                                    {world, settings, {30}, false, false, on_failure}));
     }
   }
   std::shared_ptr<Communicator> first, second;
@@ -163,16 +160,12 @@ TEST_ALONE(a_watch_that_the_driver_keeps_waiting_ends_the_process, kEndedStatus)
 // One that compares calls, of three devices.
 std::shared_ptr<Communicator> MakeChecked(double timeout_seconds = 30) {
   const nccl::UniqueId id = NewId();
-  std::shared_ptr<NcclWorld> world;
-  CHECK_TRUE(NcclWorld::Create(Library(), 3, {{100, 0, 0}, {101, 1, 1}, {102, 2, 2}},
-                               {id.internal, sizeof(id.internal)}, {}, {30}, {}, &world)
-                 .success());
+  auto world =
+      Must(NcclWorld::Create(Library(), 3, {{100, 0, 0}, {101, 1, 1}, {102, 2, 2}},
+                             {id.internal, sizeof(id.internal)}, {}, {30}, {}));
   NcclSpec how{world, {}, {30}, {}, OnFailure::kPoison};
   how.check = true;
-  std::shared_ptr<Communicator> made;
-  CHECK_TRUE(MakeNcclCommunicator(Spec({{100, 101, 102}}, timeout_seconds), how, &made)
-                 .success());
-  return made;
+  return Must(MakeNcclCommunicator(Spec({{100, 101, 102}}, timeout_seconds), how));
 }
 
 TEST(ranks_that_agree_are_let_through) {

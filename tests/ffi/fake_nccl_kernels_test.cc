@@ -25,10 +25,7 @@ struct Device {
 };
 
 std::shared_ptr<const DeviceKernels> Load(const Device& device) {
-  std::shared_ptr<const DeviceKernels> kernels;
-  const Status status = DeviceKernels::Load(Library(), device.context, &kernels);
-  CHECK_TRUE(status.success());
-  return kernels;
+  return Must(DeviceKernels::Load(Library(), device.context));
 }
 
 TEST(users_of_a_context_share_the_kernels) {
@@ -50,11 +47,8 @@ TEST(what_the_driver_refuses_is_told_and_tried_again) {
   const Device zero(0);
   for (const char* function : {"cuModuleLoadData", "cuModuleGetFunction"}) {
     TheFake().fail(function, 0, 222);
-    std::shared_ptr<const DeviceKernels> kernels;
-    CHECK_CONTAINS(
-        std::string(DeviceKernels::Load(Library(), zero.context, &kernels).message()),
-        function);
-    CHECK_TRUE(kernels == nullptr);
+    const auto kernels = DeviceKernels::Load(Library(), zero.context);
+    CHECK_CONTAINS(std::string(kernels.status().message()), function);
     CHECK_TRUE(Load(zero) != nullptr);
   }
 }
@@ -70,13 +64,11 @@ TEST(sums_are_there_where_the_driver_has_them) {
   const auto kernels = Load(zero);
   for (int i = 0; i < kNumOneShotWords; ++i) {
     const auto word = static_cast<OneShotWord>(i);
-    cuda::Function function = nullptr;
     setenv("JAXCOMM_FAKE_KERNELS", "0", 1);
-    CHECK_CONTAINS(std::string(kernels->FindSum(word, &function).message()),
+    CHECK_CONTAINS(std::string(kernels->FindSum(word).status().message()),
                    "cuModuleGetFunction");
     setenv("JAXCOMM_FAKE_KERNELS", "1", 1);
-    CHECK_TRUE(kernels->FindSum(word, &function).success());
-    CHECK_TRUE(function != nullptr);
+    CHECK_TRUE(Must(kernels->FindSum(word)) != nullptr);
   }
 }
 

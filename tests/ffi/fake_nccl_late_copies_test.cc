@@ -89,11 +89,8 @@ TEST(what_a_late_rank_leaves_to_nccl_lies_in_a_pool_at_both_ends_or_none) {
   static NcclLibrary library = MakeLibrary();
   library.test_double = nullptr;
   auto communicator = Make(2, 30, library);
-  std::shared_ptr<SymmetricMemory> memory;
-  CHECK_TRUE(SymmetricMemory::Create(library, {0, 1}, 4 * kMany, &memory).success());
-  std::string how;
-  CHECK_TRUE(
-      dynamic_cast<NcclCommunicator&>(*communicator).Register(memory, &how).success());
+  const auto memory = Must(SymmetricMemory::Create(library, {0, 1}, 4 * kMany));
+  Must(dynamic_cast<NcclCommunicator&>(*communicator).Register(memory));
   const auto site = Site("permute", {1, 0});
   std::atomic<bool> is_refused{false};
   ForAll(2, site.get(), [&](Part& part) {
@@ -395,16 +392,16 @@ TEST(a_copy_that_fails_ends_the_communicator) {
 
 TEST(nobody_takes_what_could_not_be_sent_for_sent) {
   FlightRecorder recorder({{100, 101}});
-  std::vector<PeerCopies::Member> members;
+  std::vector<RankFacts> members;
   for (int rank = 0; rank < 2; ++rank) {
     cuda::Context context = nullptr;
     TheFake().cuda.DevicePrimaryCtxRetain(&context, rank);
     members.push_back({0, rank, 2, rank, context});
   }
-  std::unique_ptr<PeerCopies> copies;
-  CHECK_TRUE(PeerCopies::Create(Library(), recorder, members, &copies).success());
+  const auto copies = Must(PeerCopies::Create(Library(), recorder, members));
   const auto site = Site("permute", {1, 0});
-  const auto plan = FindPeerPlan(*site, NextCommunicatorNumber(), 2);
+  const auto plan = std::make_shared<const PeerPlan>(
+      MakePeerPlan(*site, Must(site->MakePlan(2, /*operands_of=*/nullptr))));
   Part first(0, site.get()), second(1, site.get());
   const auto start = [&](Part& part) {
     CurrentContext current(Library().cuda, members[part.device].context);

@@ -180,17 +180,14 @@ TEST(a_small_sum_ends_with_one_that_shares_its_resources) {
   setenv("JAXCOMM_FAKE_KERNELS", "1", 1);
   const nccl::UniqueId id = NewId();
   const NcclSettings settings{{{"splitShare", 1}}, ""};
-  std::shared_ptr<NcclWorld> world;
-  CHECK_TRUE(NcclWorld::Create(Library(), 2, {{100, 0, 0}, {101, 1, 1}},
-                               {id.internal, sizeof(id.internal)}, settings, {30}, {},
-                               &world)
-                 .success());
+  auto world =
+      Must(NcclWorld::Create(Library(), 2, {{100, 0, 0}, {101, 1, 1}},
+                             {id.internal, sizeof(id.internal)}, settings, {30}, {}));
   std::shared_ptr<Communicator> first, second;
   for (auto* each : {&first, &second}) {
-    CHECK_TRUE(MakeNcclCommunicator(
-                   Spec({{100, 101}}, each == &first ? 0.2 : 30),
-                   {world, settings, {30}, false, true, OnFailure::kPoison}, each)
-                   .success());
+    *each = Must(
+        MakeNcclCommunicator(Spec({{100, 101}}, each == &first ? 0.2 : 30),
+                             {world, settings, {30}, false, true, OnFailure::kPoison}));
   }
   const auto site = SumSite(2);
   Part late(0, site.get()), beside(0, site.get());
@@ -273,15 +270,14 @@ TEST(all_memory_is_given_back) {
     const Pair pair;
     OnDevice first(0), second(1);
     TheFake().fail(function, 0, 2);
-    std::unique_ptr<OneShot> made;
-    const Status status =
-        OneShot::Create(Library(), pair.members, {first.stream, second.stream}, &made);
+    auto result =
+        OneShot::Create(Library(), pair.members, {first.stream, second.stream});
     if (std::string(function) == "cuMemAllocHost_v2") {
-      CHECK_TRUE(status.errc() == ErrorCode::kResourceExhausted);
+      CHECK_TRUE(result.status().errc() == ErrorCode::kResourceExhausted);
       continue;
     }
     // NCCL adds, on all ranks.
-    CHECK_TRUE(status.success());
+    const auto made = Must(std::move(result));
     CHECK_TRUE(!made->reason().empty());
     for (size_t rank = 0; rank < 2; ++rank) CHECK_TRUE(!made->takes_part(rank));
     first.Synchronize();
@@ -307,10 +303,8 @@ TEST(flags_are_not_used_again) {
   setenv("JAXCOMM_FAKE_KERNELS", "1", 1);
   const Pair pair;
   OnDevice first(0), second(1);
-  std::unique_ptr<OneShot> one_shot;
-  CHECK_TRUE(OneShot::Create(Library(), pair.members, {first.stream, second.stream},
-                             &one_shot, /*flag=*/0xfffffff8)
-                 .success());
+  const auto one_shot = Must(OneShot::Create(
+      Library(), pair.members, {first.stream, second.stream}, /*flag=*/0xfffffff8));
   first.Synchronize();
   second.Synchronize();
   const Steps steps = OneSum();

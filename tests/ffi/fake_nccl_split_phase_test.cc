@@ -20,15 +20,11 @@ std::shared_ptr<Communicator> Make(const NcclLibrary& library = Library(),
                                    double timeout_seconds = 30,
                                    OnFailure on_failure = OnFailure::kPoison) {
   const nccl::UniqueId id = NewId();
-  std::shared_ptr<NcclWorld> world;
-  CHECK_TRUE(NcclWorld::Create(library, 2, {{100, 0, 0}, {101, 1, 1}},
-                               {id.internal, sizeof(id.internal)}, {}, {30}, {}, &world)
-                 .success());
-  std::shared_ptr<Communicator> made;
-  CHECK_TRUE(MakeNcclCommunicator(Spec({{100, 101}}, timeout_seconds),
-                                  {world, {}, {30}, {}, on_failure}, &made)
-                 .success());
-  return made;
+  auto world =
+      Must(NcclWorld::Create(library, 2, {{100, 0, 0}, {101, 1, 1}},
+                             {id.internal, sizeof(id.internal)}, {}, {30}, {}));
+  return Must(MakeNcclCommunicator(Spec({{100, 101}}, timeout_seconds),
+                                   {world, {}, {30}, {}, on_failure}));
 }
 
 // One rank of a swap of two numbers, and XLA's stream of it.
@@ -289,11 +285,8 @@ TEST(bytes_are_what_the_local_ranks_hand_in) {
 TEST(a_call_is_symmetric_if_operands_and_results_are) {
   auto communicator = Make();
   auto& nccl = dynamic_cast<NcclCommunicator&>(*communicator);
-  std::shared_ptr<SymmetricMemory> memory;
-  CHECK_TRUE(SymmetricMemory::Create(Library(), {0, 1}, 1 << 16, &memory).success());
-  std::string how;
-  CHECK_TRUE(nccl.Register(memory, &how).success());
-  CHECK_EQ(how, std::string("window"));
+  const auto memory = Must(SymmetricMemory::Create(Library(), {0, 1}, 1 << 16));
+  CHECK_EQ(Must(nccl.Register(memory)), std::string("window"));
   Swap first(0), second(1);
   int expected = 0;
   for (const bool in : {false, true}) {
@@ -322,7 +315,7 @@ TEST(suspending_waits_for_what_is_on_its_way) {
   }
   TheFake().clear_trace();
   Status status = OkStatus();
-  std::thread suspends([&] { status = nccl.Suspend(); });
+  std::thread suspends([&] { status = nccl.SetSuspended(true); });
   std::this_thread::sleep_for(std::chrono::milliseconds(50));
   CHECK_EQ(Count("ncclCommSuspend"), 0);
   gate.open = true;

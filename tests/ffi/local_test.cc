@@ -310,7 +310,8 @@ TEST(a_rank_spins_where_the_missing_ones_have_cores) {
     LocalRound round(static_cast<size_t>(ranks));
     round.Reset(site.get(), 1);
     round.come = come;
-    CHECK_TRUE(FindHostPlan(*site, ranks, &round.plan).success());
+    round.own_plan = Must(MakeHostPlan(*site, ranks, /*operands_of=*/nullptr));
+    round.plan = &round.own_plan;
     return ShouldSpin(round, ranks);
   };
   constexpr int64_t kSmall = 8, kLarge = 64 << 10;

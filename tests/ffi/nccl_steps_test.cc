@@ -58,27 +58,31 @@ std::string Text(const std::vector<Step>& steps) {
   return text;
 }
 
-Status Make(CallSite& site, int size, int rank, Steps* steps,
-            Natives natives = Natives::kOf228) {
-  Plan plan;
-  if (Status status = site.MakePlan(size, nullptr, &plan); status.failure()) {
-    return status;
-  }
-  return MakeSteps(site, plan, rank, natives, steps);
+ErrorOr<Steps> Make(CallSite& site, int size, int rank,
+                    Natives natives = Natives::kOf228) {
+  ASSIGN_OR_RETURN(const Plan plan, site.MakePlan(size, nullptr));
+  return MakeSteps(site, plan, rank, natives);
+}
+
+// A rank of a group of kSize, at a place of the same number.
+RankFacts Rank(int rank) {
+  RankFacts facts;
+  facts.rank = rank;
+  facts.size = kSize;
+  facts.place = static_cast<size_t>(rank);
+  return facts;
 }
 
 // The steps that NCCL does.
 std::string Grouped(CallSite& site, int rank, Natives natives = Natives::kOf228) {
-  Steps steps;
-  const Status status = Make(site, kSize, rank, &steps, natives);
-  return status.success() ? Text(steps.grouped) : status.message();
+  const auto steps = Make(site, kSize, rank, natives);
+  return steps ? Text(steps->grouped) : steps.error().message();
 }
 
 // The steps within the rank.
 std::string Local(CallSite& site, int rank, Natives natives = Natives::kOf228) {
-  Steps steps;
-  const Status status = Make(site, kSize, rank, &steps, natives);
-  return status.success() ? Text(steps.local) : status.message();
+  const auto steps = Make(site, kSize, rank, natives);
+  return steps ? Text(steps->local) : steps.error().message();
 }
 
 Leaf LeafOf(DataType dtype, int64_t elements, size_t bytes) {
@@ -122,8 +126,7 @@ TEST(a_hop_sends_and_receives_in_one_group) {
   auto site = MakeSite("permute", {-1, 0, 1}, {FloatLeaf(10)}, {FloatLeaf(10)});
   CHECK_EQ(Grouped(*site, 0), "send 40 from 0 to 0 peer 1");
   CHECK_EQ(Local(*site, 0), "zero 40 from 0 to 0 peer 0");
-  Steps steps;
-  CHECK_TRUE(Make(*site, kSize, 1, &steps).success());
+  const Steps steps = Must(Make(*site, kSize, 1));
   CHECK_EQ(steps.grouped.size(), size_t{2});
   CHECK_CONTAINS(Text(steps.grouped), "recv 40 from 0 to 0 peer 0");
   CHECK_CONTAINS(Text(steps.grouped), "send 40 from 0 to 0 peer 2");
@@ -140,8 +143,7 @@ TEST(who_keeps_what_it_has_copies_it) {
 TEST(all_leaves_of_a_hop_go_in_one_group) {
   auto site = MakeSite("permute", {2, 0, 1}, {FloatLeaf(10), FloatLeaf(3)},
                        {FloatLeaf(10), FloatLeaf(3)});
-  Steps steps;
-  CHECK_TRUE(Make(*site, kSize, 0, &steps).success());
+  const Steps steps = Must(Make(*site, kSize, 0));
   CHECK_EQ(steps.grouped.size(), size_t{4});
   for (const char* expected :
        {"send 40 from 0 to 0 peer 1", "recv 40 from 0 to 0 peer 2",
@@ -260,14 +262,12 @@ TEST(numbers_keep_their_types_and_other_bytes_travel_as_bytes) {
   for (const Case& test : cases) {
     const Leaf leaf = LeafOf(test.dtype, 4, test.bytes);
     auto site = MakeSite("all_reduce", {}, {leaf}, {leaf}, test.op);
-    Steps steps;
-    CHECK_TRUE(Make(*site, kSize, 0, &steps).success());
+    const Steps steps = Must(Make(*site, kSize, 0));
     CHECK_EQ(steps.grouped.size(), size_t{1});
     CHECK_TRUE(steps.grouped[0].type == test.type);
     CHECK_EQ(steps.grouped[0].count, test.count);
     auto moved = MakeSite("broadcast", {1}, {leaf}, {leaf});
-    Steps moves;
-    CHECK_TRUE(Make(*moved, kSize, 0, &moves).success());
+    const Steps moves = Must(Make(*moved, kSize, 0));
     CHECK_TRUE(moves.grouped[0].type == nccl::Type::kInt8);
     CHECK_EQ(moves.grouped[0].count, 4 * test.bytes);
   }
@@ -282,8 +282,7 @@ TEST(reductions_keep_their_operations) {
   };
   for (const auto& [asked, expected] : ops) {
     auto site = MakeSite("all_reduce", {}, {FloatLeaf(1)}, {FloatLeaf(1)}, asked);
-    Steps steps;
-    CHECK_TRUE(Make(*site, kSize, 0, &steps).success());
+    const Steps steps = Must(Make(*site, kSize, 0));
     CHECK_TRUE(steps.grouped[0].op == expected);
   }
 }
@@ -308,26 +307,36 @@ TEST(a_plan_that_reads_operands_is_refused_by_name) {
                        {FloatLeaf(9), FloatLeaf(9), index, index, index, index},
                        {FloatLeaf(9)});
   const NcclLibrary library{};
-  const Recipe* recipe = nullptr;
+  Recipes recipes(library, 1);
   for (int call = 0; call < 2; ++call) {
-    const Status status = FindRecipe(library, *site, {1, kSize, 0}, &recipe);
-    CHECK_TRUE(recipe == nullptr);
+    const Status status = recipes.Find(*site, Rank(0), /*with_copies=*/true).status();
     CHECK_TRUE(status.errc() == ErrorCode::kInvalidArgument);
     CHECK_CONTAINS(status.message(), "ragged_all_to_all(float32[9], ");
     CHECK_CONTAINS(status.message(), "depends on the values of its operands");
   }
-  CHECK_TRUE(FindPeerPlan(*site, 1, kSize)->parts.empty());
 }
 
 TEST(steps_are_made_once_for_each_rank_of_each_communicator) {
   auto site = MakeSite("broadcast", {1}, {FloatLeaf(2)}, {FloatLeaf(2)});
   const NcclLibrary library{};
-  const Recipe *first = nullptr, *again = nullptr, *other = nullptr, *newer = nullptr;
-  CHECK_TRUE(FindRecipe(library, *site, {1, kSize, 0}, &first).success());
-  CHECK_TRUE(FindRecipe(library, *site, {1, kSize, 1}, &other).success());
-  CHECK_TRUE(FindRecipe(library, *site, {2, kSize, 0}, &newer).success());
-  CHECK_TRUE(FindRecipe(library, *site, {1, kSize, 0}, &again).success());
-  CHECK_TRUE(first == again && first != other && first != newer);
+  Recipes recipes(library, 2), newer(library, 2);
+  const auto find = [&](Recipes& of, int rank) {
+    return Must(of.Find(*site, Rank(rank), /*with_copies=*/false));
+  };
+  const Recipe* const first = find(recipes, 0);
+  CHECK_TRUE(first == find(recipes, 0));
+  CHECK_TRUE(first != find(recipes, 1) && first != find(newer, 0));
+}
+
+TEST(ranks_of_a_communicator_share_the_copies_of_a_call) {
+  const Leaf large = FloatLeaf(kLeastCopiedBytes / 4);
+  auto site = MakeSite("permute", {1, 2, 0}, {large}, {large});
+  const NcclLibrary library{};
+  Recipes recipes(library, 2);
+  const auto find = [&](int rank) {
+    return Must(recipes.Find(*site, Rank(rank), /*with_copies=*/true))->copies;
+  };
+  CHECK_TRUE(find(0) != nullptr && find(0) == find(1));
 }
 
 TEST(alone_in_a_group_all_is_copies) {
@@ -335,8 +344,7 @@ TEST(alone_in_a_group_all_is_copies) {
     std::vector<int64_t> params;
     if (std::string(collective) == "broadcast") params = {0};
     auto site = MakeSite(collective, params, {FloatLeaf(10)}, {FloatLeaf(10)});
-    Steps steps;
-    CHECK_TRUE(Make(*site, 1, 0, &steps).success());
+    const Steps steps = Must(Make(*site, 1, 0));
     CHECK_EQ(Text(steps.grouped), "");
     CHECK_EQ(Text(steps.local), "copy 40 from 0 to 0 peer 0");
   }

@@ -118,13 +118,13 @@ void Measure(const Case& test, int ranks, int rank, Natives natives) {
   Status status;
   size_t made = 0;
   {
-    Plan plan;
-    Steps steps;
-    status = site.MakePlan(ranks, reads_operands ? ragged.get() : nullptr, &plan);
-    if (status.success()) {
-      status = MakeSteps(site, plan, rank, natives, &steps);
+    const auto plan = site.MakePlan(ranks, reads_operands ? ragged.get() : nullptr);
+    status = plan.status();
+    if (plan) {
+      const auto steps = MakeSteps(site, *plan, rank, natives);
+      status = steps.status();
+      if (steps) made = steps->local.size() + steps->grouped.size();
     }
-    made = steps.local.size() + steps.grouped.size();
   }
   const std::chrono::duration<double, std::milli> took =
       std::chrono::steady_clock::now() - begin;

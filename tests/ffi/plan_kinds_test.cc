@@ -389,7 +389,7 @@ std::string Text(const Move& move) {
                        " to ", move.to.offset);
 }
 
-Status PlanOf(const Problem& problem, Plan* plan) {
+ErrorOr<Plan> PlanOf(const Problem& problem) {
   std::vector<std::vector<const void*>> pointers(problem.size);
   std::vector<const void* const*> operands_of;
   for (int rank = 0; rank < problem.size; ++rank) {
@@ -399,8 +399,7 @@ Status PlanOf(const Problem& problem, Plan* plan) {
     operands_of.push_back(pointers[rank].data());
   }
   const bool reads = problem.site->plan_reads_operands();
-  return problem.site->MakePlan(problem.size, reads ? operands_of.data() : nullptr,
-                                plan);
+  return problem.site->MakePlan(problem.size, reads ? operands_of.data() : nullptr);
 }
 
 constexpr int kTrials = 12;
@@ -414,10 +413,7 @@ void ForEachProblem(const Check& check) {
         const uint32_t seed = trial * 100 + static_cast<uint32_t>(size);
         const Problem problem =
             Maker(std::string(collective->name()), size, seed).Make();
-        Plan plan;
-        const Status status = PlanOf(problem, &plan);
-        CHECK_EQ(status.success() ? "" : status.message(), "");
-        if (status.success()) check(problem, plan);
+        check(problem, Must(PlanOf(problem)));
         if (Failures() > before) {
           std::fprintf(stderr, "  in %s over %d ranks, trial %u\n",
                        problem.site->description().c_str(), size, trial);
@@ -448,8 +444,7 @@ TEST(what_nccl_is_asked_does_what_collectives_are_defined_to_do) {
       if (plan.kind == Plan::Kind::kScan || problem.site->plan_reads_operands()) return;
       std::vector<Steps> steps(problem.size);
       for (int rank = 0; rank < problem.size; ++rank) {
-        CHECK_TRUE(
-            MakeSteps(*problem.site, plan, rank, natives, &steps[rank]).success());
+        steps[rank] = Must(MakeSteps(*problem.site, plan, rank, natives));
       }
       Buffers results = Unwritten(problem);
       Nccl(problem, steps, &results).Run();

@@ -50,9 +50,8 @@ TEST(every_element_of_every_result_is_written_once) {
   for (const Case& test : cases) {
     auto site = MakeSite(test.collective, test.params, {FloatLeaf(test.operand)},
                          {FloatLeaf(test.result)});
-    const HostPlan* plan = nullptr;
-    CHECK_TRUE(FindHostPlan(*site, kSize, &plan).success());
-    const auto writes = Writes(*plan);
+    const HostPlan plan = Must(MakeHostPlan(*site, kSize, /*operands_of=*/nullptr));
+    const auto writes = Writes(plan);
     CHECK_EQ(static_cast<int64_t>(writes.size()), kSize * test.result);
     bool once = true;
     for (const auto& [place, count] : writes) once = once && count == 1;
@@ -67,9 +66,9 @@ std::string Refusal(const std::string& collective, std::vector<int64_t> params,
       MakeSite(collective, std::move(params), std::move(operands), std::move(results));
   const std::vector<const void*> none(8, nullptr);
   const std::vector<const void* const*> operands_of(3, none.data());
-  Plan plan;
   const bool reads = site->plan_reads_operands();
-  Status status = site->MakePlan(3, reads ? operands_of.data() : nullptr, &plan);
+  const Status status =
+      site->MakePlan(3, reads ? operands_of.data() : nullptr).status();
   return status.success() ? "" : status.message();
 }
 
@@ -183,12 +182,9 @@ TEST(a_token_out_of_place_is_refused_with_its_rank_and_positions) {
   const void* const right_operands[] = {none.data()};
   const void* const wrong_operands[] = {wrong.data()};
   const void* const* operands_of[] = {right_operands, right_operands};
-  Plan plan;
-  CHECK_TRUE(site->MakePlan(2, operands_of, &plan).success());
-  CHECK_TRUE(plan.leaves.empty());
+  CHECK_TRUE(Must(site->MakePlan(2, operands_of)).leaves.empty());
   operands_of[1] = wrong_operands;
-  Plan refused;
-  CHECK_CONTAINS(site->MakePlan(2, operands_of, &refused).message(),
+  CHECK_CONTAINS(site->MakePlan(2, operands_of).status().message(),
                  "rank 1 does not hold the tokens that its layout says: token 2 has "
                  "position 5, and the layout says 7");
 }
@@ -242,11 +238,12 @@ TEST(a_plan_that_is_not_refused_stays_inside_the_buffers) {
         param = random() % 4 != 0 ? static_cast<int64_t>(random() % 3) : pick(values);
       }
       auto site = MakeSite(std::string(collective->name()), params, operands, results);
-      Plan plan;
-      if (site->MakePlan(size, nullptr, &plan).failure()) {
+      auto made = site->MakePlan(size, nullptr);
+      if (!made) {
         ++refused;
         continue;
       }
+      const Plan& plan = *made;
       ++accepted;
       for (int leaf = 0; leaf < static_cast<int>(plan.leaves.size()); ++leaf) {
         plan.ForEachMove(leaf, Plan::kEveryRank, [&](const Move& move) {
@@ -268,24 +265,10 @@ TEST(a_plan_that_reads_operands_says_so_where_there_are_none) {
   auto site = MakeSite("ragged_all_to_all", {},
                        {FloatLeaf(9), FloatLeaf(9), index, index, index, index},
                        {FloatLeaf(9)});
-  Plan plan;
-  const Status status = site->MakePlan(3, nullptr, &plan);
+  const Status status = site->MakePlan(3, nullptr).status();
   CHECK_TRUE(status.errc() == ErrorCode::kInvalidArgument);
   CHECK_CONTAINS(status.message(), "ragged_all_to_all(float32[9], ");
   CHECK_CONTAINS(status.message(), "depends on the values of its operands");
-}
-
-TEST(what_could_not_be_made_of_a_site_is_asked_for_again) {
-  auto site = MakeSite("all_reduce", {}, {FloatLeaf(1)}, {FloatLeaf(1)});
-  const auto fail = [] { return std::shared_ptr<const int>(); };
-  const auto seven = [] { return std::make_shared<const int>(7); };
-  const auto half = [] { return std::make_shared<const double>(0.5); };
-  CHECK_TRUE(site->Derived<int>(1, fail) == nullptr);
-  CHECK_EQ(*site->Derived<int>(1, seven), 7);
-  CHECK_EQ(*site->Derived<int>(1, fail), 7);
-  // A key of another type is another key.
-  CHECK_EQ(*site->Derived<double>(1, half), 0.5);
-  CHECK_EQ(*site->Derived<int>(1, fail), 7);
 }
 
 TEST(signatures_tell_shapes_parameters_and_reductions_apart) {

@@ -23,7 +23,7 @@ struct Processes {
                      std::vector<Peer> peers = {})
       : process_of(std::move(process_of)) {
     count = *std::max_element(this->process_of.begin(), this->process_of.end()) + 1;
-    CHECK_TRUE(Segment::Create(Arena::Bytes(count), false, &segment).success());
+    segment = Must(Segment::Create(Arena::Bytes(count), false));
     Arena::Format(*segment, count);
     if (peers.empty()) {
       for (int process = 0; process < count; ++process) {

@@ -22,8 +22,7 @@ constexpr int64_t kBytes = 4096;
 constexpr uint64_t kNonce = 0x1234567890abcdef;
 
 std::string Attach(const std::string& path) {
-  std::shared_ptr<Segment> segment;
-  const Status status = Segment::Attach({path, kBytes, kNonce}, &segment);
+  const Status status = Segment::Attach({path, kBytes, kNonce}).status();
   return status.success() ? "" : status.message();
 }
 
@@ -46,18 +45,15 @@ std::string Named(const std::string& name) {
 
 TEST(both_kinds_of_segments_are_attached_to) {
   for (const bool named : {false, true}) {
-    std::shared_ptr<Segment> made, found;
-    CHECK_TRUE(Segment::Create(kBytes, named, &made).success());
+    const auto made = Must(Segment::Create(kBytes, named));
     made->data()[100] = 'x';
-    const Status status = Segment::Attach(made->address(), &found);
-    CHECK_TRUE(status.success());
-    if (status.success()) CHECK_EQ(found->data()[100], 'x');
+    CHECK_EQ(Must(Segment::Attach(made->address()))->data()[100], 'x');
     SegmentAddress longer = made->address();
     longer.bytes *= 2;
-    CHECK_CONTAINS(Segment::Attach(longer, &found).message(), "not the segment");
+    CHECK_CONTAINS(Segment::Attach(longer).status().message(), "not the segment");
     SegmentAddress other = made->address();
     ++other.nonce;
-    CHECK_CONTAINS(Segment::Attach(other, &found).message(), "not the segment");
+    CHECK_CONTAINS(Segment::Attach(other).status().message(), "not the segment");
   }
 }
 
@@ -89,8 +85,7 @@ TEST(links_and_files_of_other_kinds_are_refused) {
 }
 
 TEST(nobody_can_change_the_size_of_anonymous_memory) {
-  std::shared_ptr<Segment> segment;
-  CHECK_TRUE(Segment::Create(kBytes, false, &segment).success());
+  const auto segment = Must(Segment::Create(kBytes, false));
   const int fd = open(segment->address().path.c_str(), O_RDWR);
   CHECK_TRUE(fd >= 0);
   for (const int64_t bytes : {int64_t{0}, 2 * kBytes}) {

@@ -16,7 +16,6 @@
 
 #include "ffi/backends/host/crossing_failures.h"
 #include "ffi/backends/host/store_tuner.h"
-#include "ffi/base/status.h"
 
 namespace jaxcomm {
 

@@ -11,7 +11,6 @@
 
 #include <atomic>
 #include <memory>
-#include <utility>
 #include <vector>
 
 #include "ffi/base/status.h"

@@ -58,8 +58,8 @@ class Mover {
       }
       return;
     }
-    PointerList<const void> sources(num_sources);
-    PointerList<void> targets(num_targets);
+    PointerPerRank<const void> sources(num_sources);
+    PointerPerRank<void> targets(num_targets);
     for (int i = 0; i < num_sources; ++i) sources[i] = From(move, i, from);
     for (int i = 0; i < num_targets; ++i) targets[i] = To(move, i, to);
     const Store store(plan_.touched, leaf.bytes());

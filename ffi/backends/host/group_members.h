@@ -25,8 +25,7 @@ struct GroupMembers {
   std::vector<int> here;         // ranks of this process
   std::vector<int> process_of;   // by rank; empty if all are here
   uint64_t processes = 0;        // mask
-  uint64_t id = 0;               // unique in this process
-  uint64_t index = 0;            // equal on all processes
+  uint64_t index = 0;            // of the group, equal on all processes
 
   int size() const { return static_cast<int>(devices.size()); }
   bool spans_processes() const { return !process_of.empty(); }

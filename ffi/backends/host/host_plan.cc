@@ -89,31 +89,20 @@ void CutMove(const Move& move, int index, int64_t width, int64_t bytes,
   }
 }
 
-Status MakeHostPlan(const CallSite& site, int size,
-                    const void* const* const* operands_of, HostPlan* plan) {
-  Plan made;
-  RETURN_IF_ERROR(site.MakePlan(size, operands_of, &made));
-  plan->size = size;
-  plan->pairwise = made.pairwise;
-  for (int leaf = 0; leaf < static_cast<int>(made.leaves.size()); ++leaf) {
-    made.ForEachMove(leaf, Plan::kEveryRank,
-                     [plan](const Move& move) { plan->moves.push_back(move); });
+ErrorOr<HostPlan> MakeHostPlan(const CallSite& site, int size,
+                               const void* const* const* operands_of) {
+  ASSIGN_OR_RETURN(const Plan plan, site.MakePlan(size, operands_of));
+  HostPlan made;
+  made.size = size;
+  made.pairwise = plan.pairwise;
+  for (int leaf = 0; leaf < static_cast<int>(plan.leaves.size()); ++leaf) {
+    plan.ForEachMove(leaf, Plan::kEveryRank,
+                     [&made](const Move& move) { made.moves.push_back(move); });
   }
-  RETURN_IF_ERROR(CheckReducible(site, *plan));
-  Cut(site.results(), plan);
-  if (plan->pairwise) IndexByRank(plan);
-  return OkStatus();
-}
-
-Status FindHostPlan(CallSite& site, int size, const HostPlan** plan) {
-  Status status = OkStatus();
-  const auto make = [&]() -> std::shared_ptr<const HostPlan> {
-    auto made = std::make_shared<HostPlan>();
-    status = MakeHostPlan(site, size, nullptr, made.get());
-    return status.success() ? made : nullptr;
-  };
-  *plan = site.Derived<HostPlan>(static_cast<uint64_t>(size), make).get();
-  return status;
+  RETURN_IF_ERROR(CheckReducible(site, made));
+  Cut(site.results(), &made);
+  if (made.pairwise) IndexByRank(&made);
+  return made;
 }
 
 }  // namespace jaxcomm

@@ -3,7 +3,6 @@
 #define JAXCOMM_FFI_BACKENDS_HOST_HOST_PLAN_H_
 
 #include <cstdint>
-#include <memory>
 #include <vector>
 
 #include "ffi/base/status.h"
@@ -41,12 +40,8 @@ struct HostPlan {
 
 // Makes it for a group of `size` ranks. Fails if it reduces a type that cannot be
 // reduced. `operands_of`: see Planner.
-Status MakeHostPlan(const CallSite& site, int size,
-                    const void* const* const* operands_of, HostPlan* plan);
-
-// The plan of a call site that does not read operands, made once for groups of `size`
-// ranks and kept as long as the site.
-Status FindHostPlan(CallSite& site, int size, const HostPlan** plan);
+ErrorOr<HostPlan> MakeHostPlan(const CallSite& site, int size,
+                               const void* const* const* operands_of);
 
 }  // namespace jaxcomm
 

@@ -19,7 +19,7 @@ namespace ffi = xla::ffi;
 // after half of a shorter timeout: it must come before the error.
 constexpr double kWarnSeconds = 30;
 
-// Numbers communicators and groups.
+// Numbers communicators.
 std::atomic<uint64_t> next_id{1};
 
 }  // namespace
@@ -42,7 +42,6 @@ GroupMembers LocalCommunicator::MembersOf(size_t index) const {
   GroupMembers members;
   members.devices = spec().groups[index];
   members.index = index;
-  members.id = next_id.fetch_add(1);
   const auto* const processes =
       spec().process_set == nullptr ? nullptr : &spec().processes[index];
   for (int rank = 0; rank < members.size(); ++rank) {

@@ -44,11 +44,12 @@ ffi::Future LocalGroup::Execute(int rank, const Call& call) {
   int helpers = 0;
   {
     MutexLock lock(mutex_);
-    LocalRound* round = nullptr;
-    if (Status status = Join(rank, call, &round); status.failure()) {
-      RecordOutcome(ticket, status);
-      return FailedFuture(std::move(status));
+    auto joined = Join(rank, call);
+    if (joined.has_error()) {
+      RecordOutcome(ticket, joined.error());
+      return FailedFuture(std::move(joined.error()));
     }
+    LocalRound* const round = *joined;
     Enter(rank, call, ticket, std::move(promise), round);
     if (IsPairwise(*round)) {
       MovePairs(rank, call, round, &mine);
@@ -65,19 +66,18 @@ ffi::Future LocalGroup::Execute(int rank, const Call& call) {
   return future;
 }
 
-Status LocalGroup::Join(int rank, const Call& call, LocalRound** round) {
+ErrorOr<LocalRound*> LocalGroup::Join(int rank, const Call& call) {
   RETURN_IF_ERROR(closed_);
   RETURN_IF_ERROR(rounds_.TakeRefusal(call.run_id, call.tag));
-  *round = rounds_.Find(call.run_id, call.tag, rank);
-  if (*round != nullptr) return OkStatus();
+  LocalRound* const round = rounds_.Find(call.run_id, call.tag, rank);
+  if (round != nullptr) return round;
   std::unique_ptr<LocalRound> opened = rounds_.TakeSpare();
   if (opened == nullptr) opened = std::make_unique<LocalRound>(members_.devices.size());
   if (Status status = Prepare(call, opened.get()); status.failure()) {
     rounds_.Keep(std::move(opened));
     return status;
   }
-  *round = rounds_.Open(std::move(opened), call.run_id, call.tag);
-  return OkStatus();
+  return rounds_.Open(std::move(opened), call.run_id, call.tag);
 }
 
 Status LocalGroup::Prepare(const Call& call, LocalRound* round) {
@@ -86,7 +86,9 @@ Status LocalGroup::Prepare(const Call& call, LocalRound* round) {
     round->run = runs_.NumberOf(call.site->program_tag(), call.run_id);
   }
   if (call.site->plan_reads_operands()) return OkStatus();  // once they are there
-  RETURN_IF_ERROR(FindHostPlan(*call.site, members_.size(), &round->plan));
+  ASSIGN_OR_RETURN(round->plan, plans_.Find(*call.site, [&] {
+    return MakeHostPlan(*call.site, members_.size(), /*operands_of=*/nullptr);
+  }));
   if (!IsPairwise(*round)) return OkStatus();
   const HostPlan& plan = *round->plan;
   round->ranks_missing.resize(plan.moves.size());
@@ -130,9 +132,9 @@ void LocalGroup::MoveAll(int rank, const Call& call, std::unique_ptr<LocalRound>
   }
   Status status;
   if (call.site->plan_reads_operands()) {
-    round->own_plan = HostPlan();
-    status = MakeHostPlan(*call.site, members_.size(), round->operands.data(),
-                          &round->own_plan);
+    auto made = MakeHostPlan(*call.site, members_.size(), round->operands.data());
+    status = made.status();
+    if (made) round->own_plan = std::move(*made);
     round->plan = &round->own_plan;
   }
   if (status.success()) {

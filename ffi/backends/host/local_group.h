@@ -9,7 +9,6 @@
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "ffi/backends/host/continuer.h"
@@ -19,6 +18,7 @@
 #include "ffi/backends/host/round_carrier.h"
 #include "ffi/backends/host/run_numbers.h"
 #include "ffi/core/communicator.h"
+#include "ffi/core/derived_cache.h"
 #include "ffi/core/rendezvous.h"
 #include "ffi/os/mutex.h"
 
@@ -49,7 +49,7 @@ class LocalGroup {
   using Continuations = std::vector<Continuation>;
 
   // The round that a rank comes to. Fails if the rank is refused.
-  Status Join(int rank, const Call& call, LocalRound** round) REQUIRES(mutex_);
+  ErrorOr<LocalRound*> Join(int rank, const Call& call) REQUIRES(mutex_);
   Status Prepare(const Call& call, LocalRound* round) REQUIRES(mutex_);
   void Enter(int rank, const Call& call, FlightRecorder::Ticket ticket,
              xla::ffi::Promise promise, LocalRound* round) REQUIRES(mutex_);
@@ -89,6 +89,8 @@ class LocalGroup {
 
   mutable Mutex mutex_;
   Rendezvous<LocalRound> rounds_ GUARDED_BY(mutex_);
+  // Of call sites whose plans do not depend on the values of operands.
+  DerivedCache<HostPlan> plans_ GUARDED_BY(mutex_);
   const LocalTimeout timeout_;
   // Rounds that are over, but for ranks that have not left their handlers.
   Rendezvous<LocalRound>::Rounds lingering_ GUARDED_BY(mutex_);

@@ -60,7 +60,6 @@ struct ProcessSet::State {
   std::vector<PendingTransfer> incoming GUARDED_BY(mutex);
   std::vector<std::pair<uint64_t, Status>> aborts GUARDED_BY(mutex);  // by owner
   std::atomic<bool> has_incoming{false};
-  std::atomic<int64_t> pending{0};
   std::vector<PendingTransfer> active;  // of Progress() alone
 
   std::thread progress;  // started under the lock, joined by the destructor
@@ -90,7 +89,8 @@ ProcessSet::ProcessSet(std::shared_ptr<Segment> segment, std::vector<Peer> peers
 // The thread shares the state: it may be the one that destroys the set.
 Status ProcessSet::StartProgress(const std::shared_ptr<State>& state) {
   if (state->progress.joinable()) return OkStatus();
-  return StartThread([state] { state->Progress(); }, &state->progress);
+  ASSIGN_OR_RETURN(state->progress, StartThread([state] { state->Progress(); }));
+  return OkStatus();
 }
 
 ProcessSet::~ProcessSet() {
@@ -108,7 +108,6 @@ ProcessSet::~ProcessSet() {
 Arena& ProcessSet::arena() const { return state_->arena; }
 const std::vector<Peer>& ProcessSet::peers() const { return state_->peers; }
 uint64_t ProcessSet::gone() const { return state_->Gone(); }
-int64_t ProcessSet::pending() const { return state_->pending.load(); }
 
 bool ProcessSet::RunBriefly(Transfer* transfer) const {
   const bool cores_for_all = static_cast<int>(state_->peers.size()) <= Cores();
@@ -153,7 +152,6 @@ void ProcessSet::Continue(PendingTransfer pending) {
     pending.done();
     return;
   }
-  state_->pending.fetch_add(1);
   state_->arena.RingSelf();
 }
 
@@ -209,7 +207,6 @@ bool ProcessSet::State::StepAll() {
     // Off the list before done(), which may start another one.
     PendingTransfer over = std::move(active[i]);
     active.erase(active.begin() + static_cast<int64_t>(i));
-    pending.fetch_sub(1);
     over.done();
   }
   return moved;

@@ -52,9 +52,6 @@ class ProcessSet : public std::enable_shared_from_this<ProcessSet> {
   // The processes that have ended or left, as a mask.
   uint64_t gone() const;
 
-  // Transfers in progress that Continue() was given.
-  int64_t pending() const;
-
  private:
   struct State;
 

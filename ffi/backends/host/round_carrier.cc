@@ -15,7 +15,8 @@ struct RoundCarrier::Passage {
   std::unique_ptr<LocalRound> round;
   uint64_t shared_tag = 0;
   Transfer transfer;
-  std::shared_ptr<const StreamPlan> stream;
+  const StreamPlan* stream = nullptr;
+  StreamPlan own_stream;                    // of a round with a plan of its own
   std::unique_ptr<ValueExchange> exchange;  // while it is under way
 };
 
@@ -44,15 +45,19 @@ CrossingRequest RoundCarrier::RequestOf(const Passage& passage, uint64_t step) c
 
 void RoundCarrier::BeginMoves(Passage& passage, Scheduler* scheduler, int helpers) {
   LocalRound& round = *passage.round;
-  CallSite& site = *round.call_site;
+  const CallSite& site = *round.call_site;
   Arena& arena = context_.spec.process_set->arena();
-  const auto make = [&] {
-    return std::make_shared<const StreamPlan>(
-        MakeStreamPlan(*round.plan, site.results(), members_.process_of, arena.self()));
+  const auto make = [&]() -> ErrorOr<StreamPlan> {
+    return MakeStreamPlan(*round.plan, site.results(), members_.process_of,
+                          arena.self());
   };
-  passage.stream = round.plan == &round.own_plan
-                       ? make()
-                       : site.Derived<StreamPlan>(members_.id, make);
+  if (round.plan == &round.own_plan) {
+    passage.own_stream = *make();
+    passage.stream = &passage.own_stream;
+  } else {
+    MutexLock lock(mutex_);
+    passage.stream = *streams_.Find(site, make);
+  }
   if (!passage.stream->local_moves.empty()) {
     auto offered = RunMoves(site, *round.plan, passage.stream->local_moves,
                             round.buffers(), scheduler, &round.offer, helpers);
@@ -60,7 +65,7 @@ void RoundCarrier::BeginMoves(Passage& passage, Scheduler* scheduler, int helper
   }
   Transfer::Work work;
   work.plan = round.plan;
-  work.stream = passage.stream.get();
+  work.stream = passage.stream;
   work.leaves = &site.results();
   work.reduce = site.attributes().reduce;
   work.buffers = round.buffers();
@@ -74,25 +79,22 @@ void RoundCarrier::BeginExchange(Passage& passage) {
   passage.transfer.Begin(&arena, RequestOf(passage, 1), passage.exchange->work());
 }
 
-bool RoundCarrier::Advance(Passage& passage, Status* status) {
+std::optional<Status> RoundCarrier::Advance(Passage& passage) {
   LocalRound& round = *passage.round;
-  *status = passage.transfer.status();
-  if (status->failure()) {
-    if (passage.transfer.failed_by_peer()) {
-      *status = failure_.StatusOf(round, passage.transfer);
-    }
+  const Transfer& transfer = passage.transfer;
+  if (transfer.status().failure()) {
+    Status status = transfer.failed_by_peer() ? failure_.StatusOf(round, transfer)
+                                              : transfer.status();
     DumpFlightRecords("failure of a peer");
-    return true;
+    return status;
   }
-  if (passage.exchange == nullptr) return true;
+  if (passage.exchange == nullptr) return OkStatus();
   const std::unique_ptr<ValueExchange> exchange = std::move(passage.exchange);
-  round.own_plan = HostPlan();
+  ASSIGN_OR_RETURN(round.own_plan, MakeHostPlan(*round.call_site, members_.size(),
+                                                exchange->operands_of()));
   round.plan = &round.own_plan;
-  *status = MakeHostPlan(*round.call_site, members_.size(), exchange->operands_of(),
-                         &round.own_plan);
-  if (status->failure()) return true;
   BeginMoves(passage, /*scheduler=*/nullptr, /*helpers=*/0);
-  return false;
+  return std::nullopt;
 }
 
 void RoundCarrier::Carry(int rank, const Call& call, std::unique_ptr<LocalRound> round,
@@ -105,11 +107,10 @@ void RoundCarrier::Carry(int rank, const Call& call, std::unique_ptr<LocalRound>
   } else {
     BeginMoves(*passage, call.scheduler, helpers);
   }
-  Status status;
   while (context_.spec.process_set->RunBriefly(&passage->transfer)) {
-    if (!Advance(*passage, &status)) continue;
-    complete_(std::move(passage->round), rank, std::move(status));
-    return;
+    if (auto ended = Advance(*passage)) {
+      return complete_(std::move(passage->round), rank, *std::move(ended));
+    }
   }
   {
     MutexLock lock(mutex_);
@@ -130,16 +131,13 @@ void RoundCarrier::Continue(std::shared_ptr<Passage> passage) {
   };
   // Keeps the communicator, were it closed meanwhile.
   pending.done = [this, passage, owner = context_.owner.shared_from_this()] {
-    Status status;
-    if (!Advance(*passage, &status)) {
-      Continue(passage);
-      return;
-    }
+    auto ended = Advance(*passage);
+    if (!ended) return Continue(passage);
     {
       MutexLock lock(mutex_);
       --pending_;
     }
-    complete_(std::move(passage->round), /*rank=*/-1, std::move(status));
+    complete_(std::move(passage->round), /*rank=*/-1, *std::move(ended));
   };
   set.Continue(std::move(pending));
   // Close() may have come between, and ProcessSet::Abort() before set.Continue(): it

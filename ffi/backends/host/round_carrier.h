@@ -9,13 +9,16 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 
 #include "ffi/backends/host/arena.h"
 #include "ffi/backends/host/group_members.h"
 #include "ffi/backends/host/local_round.h"
 #include "ffi/backends/host/peer_failure.h"
+#include "ffi/backends/host/stream_plan.h"
 #include "ffi/base/status.h"
 #include "ffi/core/communicator.h"
+#include "ffi/core/derived_cache.h"
 #include "ffi/os/mutex.h"
 
 namespace jaxcomm {
@@ -44,9 +47,9 @@ class RoundCarrier {
 
   void BeginMoves(Passage& passage, Scheduler* scheduler, int helpers);
   void BeginExchange(Passage& passage);
-  // After a transfer. True if the round is over, with how it ended; else the next
-  // transfer has begun.
-  bool Advance(Passage& passage, Status* status);
+  // After a transfer. Returns how the round ended, or none if the next transfer has
+  // begun.
+  std::optional<Status> Advance(Passage& passage);
   // Hands the passage to the process set's thread.
   void Continue(std::shared_ptr<Passage> passage);
   CrossingRequest RequestOf(const Passage& passage, uint64_t step) const;
@@ -57,6 +60,7 @@ class RoundCarrier {
   const Complete complete_;
 
   mutable Mutex mutex_;
+  DerivedCache<StreamPlan> streams_ GUARDED_BY(mutex_);
   int64_t pending_ GUARDED_BY(mutex_) = 0;
   Status closed_ GUARDED_BY(mutex_);
 };

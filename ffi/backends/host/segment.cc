@@ -17,14 +17,13 @@ Status SystemError(const std::string& what, int error) {
   return Status(ErrorCode::kUnavailable, StrCat(what, ": ", std::strerror(error)));
 }
 
-Status Map(int fd, int64_t bytes, char** data) {
+ErrorOr<char*> Map(int fd, int64_t bytes) {
   void* const mapped = mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE,
                             MAP_SHARED, fd, 0);
   if (mapped == MAP_FAILED) {
     return SystemError(StrCat("cannot map ", bytes, " bytes of shared memory"), errno);
   }
-  *data = static_cast<char*>(mapped);
-  return OkStatus();
+  return static_cast<char*>(mapped);
 }
 
 bool IsNumber(std::string_view text) {
@@ -54,7 +53,7 @@ constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW;
 
 }  // namespace
 
-Status Segment::Create(int64_t bytes, bool named, std::shared_ptr<Segment>* out) {
+ErrorOr<std::shared_ptr<Segment>> Segment::Create(int64_t bytes, bool named) {
   std::random_device random;
   const uint64_t nonce = (static_cast<uint64_t>(random()) << 32) | random() | 1;
   std::shared_ptr<Segment> segment(new Segment);
@@ -88,13 +87,12 @@ Status Segment::Create(int64_t bytes, bool named, std::shared_ptr<Segment>* out)
       return SystemError("cannot fix the size of a memfd", errno);
     }
   }
-  RETURN_IF_ERROR(Map(segment->fd_, bytes, &segment->data_));
+  ASSIGN_OR_RETURN(segment->data_, Map(segment->fd_, bytes));
   std::memcpy(segment->data_, &nonce, sizeof(nonce));
-  *out = std::move(segment);
-  return OkStatus();
+  return segment;
 }
 
-Status Segment::Attach(const SegmentAddress& address, std::shared_ptr<Segment>* out) {
+ErrorOr<std::shared_ptr<Segment>> Segment::Attach(const SegmentAddress& address) {
   // The address comes from the key-value store. Its path may lead anywhere: to another
   // process's file, where process ids mean something else, or to a device.
   const bool is_anonymous = IsAnonymous(address.path);
@@ -119,14 +117,13 @@ Status Segment::Attach(const SegmentAddress& address, std::shared_ptr<Segment>* 
   if (is_anonymous && (fcntl(segment->fd_, F_GET_SEALS) & kSeals) != kSeals) {
     return FailedPrecondition(address.path, " is memory whose size may change");
   }
-  RETURN_IF_ERROR(Map(segment->fd_, address.bytes, &segment->data_));
+  ASSIGN_OR_RETURN(segment->data_, Map(segment->fd_, address.bytes));
   uint64_t nonce = 0;
   std::memcpy(&nonce, segment->data_, sizeof(nonce));
   if (nonce != address.nonce) {
     return FailedPrecondition(address.path, " is not the segment that was announced");
   }
-  *out = std::move(segment);
-  return OkStatus();
+  return segment;
 }
 
 Segment::~Segment() {

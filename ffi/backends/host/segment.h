@@ -22,9 +22,9 @@ class Segment : public std::enable_shared_from_this<Segment> {
   // Makes zeroed memory. Anonymous memory (memfd) has no name and no size limit of
   // /dev/shm's, and is gone with the last process that maps it; `named` makes a file
   // in /dev/shm instead, where others may not look into our /proc folder.
-  static Status Create(int64_t bytes, bool named, std::shared_ptr<Segment>* out);
+  static ErrorOr<std::shared_ptr<Segment>> Create(int64_t bytes, bool named);
   // Attaches to a segment that another process of this user made; refuses all else.
-  static Status Attach(const SegmentAddress& address, std::shared_ptr<Segment>* out);
+  static ErrorOr<std::shared_ptr<Segment>> Attach(const SegmentAddress& address);
   ~Segment();
 
   Segment(const Segment&) = delete;

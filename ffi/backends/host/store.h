@@ -2,28 +2,16 @@
 #ifndef JAXCOMM_FFI_BACKENDS_HOST_STORE_H_
 #define JAXCOMM_FFI_BACKENDS_HOST_STORE_H_
 
-#include <array>
 #include <cstdint>
-#include <vector>
 
 #include "ffi/backends/host/reduce.h"
+#include "ffi/base/pointer_list.h"
 
 namespace jaxcomm {
 
-// `count` pointers; few of them need no allocation.
+// One pointer for each rank of a group.
 template <typename T>
-class PointerList {
- public:
-  explicit PointerList(int count) {
-    if (count > static_cast<int>(few_.size())) many_.resize(count);
-  }
-  T** data() { return many_.empty() ? few_.data() : many_.data(); }
-  T*& operator[](int index) { return data()[index]; }
-
- private:
-  std::array<T*, 64> few_;
-  std::vector<T*> many_;
-};
+using PointerPerRank = PointerList<T, 64>;
 
 class Store {
  public:

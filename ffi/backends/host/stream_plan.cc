@@ -2,8 +2,7 @@
 
 #include <algorithm>
 
-#include "ffi/backends/host/arena.h"
-#include "ffi/backends/host/reduce.h"
+#include "ffi/backends/host/arena_memory.h"
 #include "ffi/os/cores.h"
 
 namespace jaxcomm {

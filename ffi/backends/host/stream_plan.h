@@ -15,7 +15,6 @@
 #include <vector>
 
 #include "ffi/backends/host/host_plan.h"
-#include "ffi/core/dtype.h"
 #include "ffi/core/plan.h"
 
 namespace jaxcomm {

@@ -1,6 +1,5 @@
 #include "ffi/backends/host/transfer.h"
 
-#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -282,7 +281,7 @@ void Transfer::Write(const Stage& stage, char* to, const Store& into) const {
   if (stage.what == Stage::kReduce) {
     const ReduceKernels kernels = FindReduceKernels(leaf.dtype, work_.reduce);
     const int num_sources = static_cast<int>(stage.ranks.size());
-    PointerList<const void> sources(num_sources);
+    PointerPerRank<const void> sources(num_sources);
     for (int64_t row = piece.row_begin; row < piece.row_end; ++row, to += bytes) {
       for (int i = 0; i < num_sources; ++i)
         sources[i] = OperandAt(stage.ranks[i], piece, row);
@@ -325,8 +324,8 @@ void Transfer::Perform(const Read& read) const {
   const ReduceKernels kernels = FindReduceKernels(leaf.dtype, work_.reduce);
   const int num_sources = static_cast<int>(read.sources.size());
   const int num_targets = static_cast<int>(read.targets.size());
-  PointerList<const void> sources(num_sources);
-  PointerList<void> targets(num_targets);
+  PointerPerRank<const void> sources(num_sources);
+  PointerPerRank<void> targets(num_targets);
   for (int64_t row = piece.row_begin; row < piece.row_end; ++row) {
     for (int i = 0; i < num_sources; ++i) {
       const Source& source = read.sources[i];

@@ -3,8 +3,6 @@
 #define JAXCOMM_FFI_BACKENDS_HOST_TRANSFER_H_
 
 #include <cstdint>
-#include <string>
-#include <string_view>
 #include <vector>
 
 #include "ffi/backends/host/arena.h"
@@ -38,7 +36,6 @@ class Transfer {
 
   // How it ended.
   const Status& status() const { return status_; }
-  const CrossingRequest& request() const { return request_; }
 
   // Whether another process failed it. Its text is then in status().
   bool failed_by_peer() const { return failed_by_peer_; }

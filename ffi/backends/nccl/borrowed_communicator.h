@@ -10,7 +10,6 @@
 #include "ffi/backends/nccl/comms.h"
 #include "ffi/backends/nccl/engines/engines.h"
 #include "ffi/backends/nccl/health.h"
-#include "ffi/backends/nccl/local_rank.h"
 #include "ffi/backends/nccl/primary_contexts.h"
 #include "ffi/core/communicator.h"
 

@@ -17,28 +17,28 @@ struct CallCheck::Announcement {
   char text[240] = {};
 };
 
-Status CallCheck::Create(const NcclLibrary& library, const CommunicatorSpec& spec,
-                         Health& health, const LocalRanks& ranks, const Comms& comms,
-                         std::unique_ptr<CallCheck>* check) {
-  check->reset(new CallCheck(library, spec, health, comms, ranks.size()));
+ErrorOr<std::unique_ptr<CallCheck>> CallCheck::Create(const NcclLibrary& library,
+                                                      const CommunicatorSpec& spec,
+                                                      Health& health,
+                                                      const LocalRanks& ranks,
+                                                      const Comms& comms) {
+  std::unique_ptr<CallCheck> check(new CallCheck(library, spec, health, ranks, comms));
   for (const auto& rank : ranks) {
     if (rank->facts.size < 2) continue;
-    RankState& state = (*check)->states_[rank->facts.place];
+    RankState& state = check->states_[rank->facts.place];
     const size_t bytes =
         static_cast<size_t>(1 + rank->facts.size) * sizeof(Announcement);
     CurrentContext current(library.cuda, rank->facts.context);
     void* host = nullptr;
-    RETURN_IF_ERROR(
-        library.Check(library.cuda.MemAllocHost(&host, bytes), "cuMemAllocHost"));
+    RETURN_IF_ERROR(library.Try(library.cuda.MemAllocHost, &host, bytes));
     state.announced = static_cast<Announcement*>(host);
-    RETURN_IF_ERROR(
-        library.Check(library.cuda.MemAlloc(&state.on_device, bytes), "cuMemAlloc"));
+    RETURN_IF_ERROR(library.Try(library.cuda.MemAlloc, &state.on_device, bytes));
   }
-  return OkStatus();
+  return check;
 }
 
-void CallCheck::Release(const LocalRanks& ranks) {
-  for (const auto& rank : ranks) {
+CallCheck::~CallCheck() {
+  for (const auto& rank : ranks_) {
     const RankState& state = states_[rank->facts.place];
     CurrentContext current(library_.cuda, rank->facts.context);
     if (state.on_device != 0) library_.cuda.MemFree(state.on_device);
@@ -80,22 +80,14 @@ Status CallCheck::Exchange(const Call& call, LocalRank& rank) {
   const cuda::Stream stream = rank.split_phase.stream();
   const nccl::Comm comm = comms_.comm(rank.facts.place);
   RETURN_IF_ERROR(
-      library_.Check(library_.cuda.MemcpyHtoDAsync(from, &own, sizeof(own), stream),
-                     "cuMemcpyHtoDAsync"));
+      library_.Try(library_.cuda.MemcpyHtoDAsync, from, &own, sizeof(own), stream));
   const nccl::Result result = library_.nccl.AllGather(
       reinterpret_cast<void*>(from), reinterpret_cast<void*>(to), sizeof(own),
       nccl::Type::kInt8, comm, stream);
-  RETURN_IF_ERROR(library_.Check(result, "ncclAllGather", comm));
-  if (result == nccl::kInProgress) {
-    const auto interrupted = [this] { return health_.failed(); };
-    RETURN_IF_ERROR(WaitUntilReady(
-        library_, {comm}, {spec_.timeout_seconds, interrupted}, "ncclAllGather"));
-  }
-  RETURN_IF_ERROR(library_.Check(
-      library_.cuda.MemcpyDtoHAsync(state.announced + 1, to,
-                                    static_cast<size_t>(rank.facts.size) * sizeof(own),
-                                    stream),
-      "cuMemcpyDtoHAsync"));
+  RETURN_IF_ERROR(comms_.Finish(result, comm, "ncclAllGather", spec_.timeout_seconds));
+  RETURN_IF_ERROR(library_.Try(library_.cuda.MemcpyDtoHAsync, state.announced + 1, to,
+                               static_cast<size_t>(rank.facts.size) * sizeof(own),
+                               stream));
   return Wait(rank);
 }
 

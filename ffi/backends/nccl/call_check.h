@@ -16,16 +16,16 @@ namespace jaxcomm {
 class CallCheck {
  public:
   // `comms` are the ranks' communicators, once they are made.
-  static Status Create(const NcclLibrary& library, const CommunicatorSpec& spec,
-                       Health& health, const LocalRanks& ranks, const Comms& comms,
-                       std::unique_ptr<CallCheck>* check);
+  static ErrorOr<std::unique_ptr<CallCheck>> Create(const NcclLibrary& library,
+                                                    const CommunicatorSpec& spec,
+                                                    Health& health,
+                                                    const LocalRanks& ranks,
+                                                    const Comms& comms);
+  ~CallCheck();
 
   // Waits until all ranks of the group have come to a call. Fails on all of them, and
   // ends the communicator, if it is not the same call.
   Status Compare(const Call& call, LocalRank& rank);
-
-  // Frees the memory.
-  void Release(const LocalRanks& ranks);
 
  private:
   // A rank's description of its call, which all ranks of the group receive.
@@ -39,12 +39,13 @@ class CallCheck {
   };
 
   CallCheck(const NcclLibrary& library, const CommunicatorSpec& spec, Health& health,
-            const Comms& comms, size_t ranks)
+            const LocalRanks& ranks, const Comms& comms)
       : library_(library),
         spec_(spec),
         health_(health),
+        ranks_(ranks),
         comms_(comms),
-        states_(ranks) {}
+        states_(ranks.size()) {}
 
   Status Exchange(const Call& call, LocalRank& rank);
   Status Wait(const LocalRank& rank) const;
@@ -53,6 +54,7 @@ class CallCheck {
   const NcclLibrary& library_;
   const CommunicatorSpec& spec_;
   Health& health_;
+  const LocalRanks& ranks_;
   const Comms& comms_;
   std::vector<RankState> states_;  // by place
 };

@@ -18,16 +18,14 @@ class alignas(64) CallCounts {
   void Add(const CallSite& site, Kind kind = Kind::kOrdinary) {
     Increase(calls_[static_cast<int>(site.kind())], 1);
     Increase(bytes_, site.operand_bytes());
-    if (kind == Kind::kSymmetric) Increase(symmetric_, 1);
-    if (kind == Kind::kCopied) Increase(copied_, 1);
-    if (kind == Kind::kOneShot) Increase(one_shot_, 1);
+    Increase(of_kind_[static_cast<int>(kind)], 1);
   }
 
   int64_t bytes() const { return bytes_.load(std::memory_order_relaxed); }
 
-  int64_t symmetric() const { return symmetric_.load(std::memory_order_relaxed); }
-  int64_t copied() const { return copied_.load(std::memory_order_relaxed); }
-  int64_t one_shot() const { return one_shot_.load(std::memory_order_relaxed); }
+  int64_t of(Kind kind) const {
+    return of_kind_[static_cast<int>(kind)].load(std::memory_order_relaxed);
+  }
 
   // Adds the calls of each collective to the stats of a communicator.
   void AddTo(CommunicatorStats* stats) const {
@@ -44,9 +42,7 @@ class alignas(64) CallCounts {
 
   std::atomic<int64_t> bytes_{0};
   std::atomic<int64_t> calls_[Plan::kKinds] = {};
-  std::atomic<int64_t> symmetric_{0};
-  std::atomic<int64_t> copied_{0};
-  std::atomic<int64_t> one_shot_{0};
+  std::atomic<int64_t> of_kind_[4] = {};
 };
 
 }  // namespace jaxcomm

@@ -29,18 +29,14 @@ void FinalizeAll(const NcclLibrary& library, const std::vector<nccl::Comm>& comm
     if (comm != nullptr) library.nccl.CommFinalize(comm);
   }
   library.nccl.GroupEnd();
-  NcclPatience patience;
-  patience.seconds = kGraceSeconds;
-  WaitUntilReady(library, comms, patience, "ncclCommFinalize");
+  WaitUntilReady(library, comms, {kGraceSeconds}, "ncclCommFinalize");
 }
 
 }  // namespace
 
 Status WaitUntilReady(const NcclLibrary& library, const std::vector<nccl::Comm>& comms,
                       const NcclPatience& patience, const char* what) {
-  const auto deadline =
-      Clock::now() + std::chrono::duration_cast<Clock::duration>(
-                         std::chrono::duration<double>(patience.seconds));
+  const auto deadline = Clock::now() + std::chrono::duration<double>(patience.seconds);
   for (nccl::Comm comm : comms) {
     if (comm == nullptr) continue;
     while (true) {
@@ -50,9 +46,7 @@ Status WaitUntilReady(const NcclLibrary& library, const std::vector<nccl::Comm>&
       if (state == nccl::kSuccess) break;
       if (state != nccl::kInProgress) return library.Check(state, what, comm);
       if (patience.interrupted()) return Status(ErrorCode::kCancelled, "interrupted");
-      if (Clock::now() > deadline) {
-        return patience.LateError(what);
-      }
+      if (Clock::now() > deadline) return patience.LateError(what);
       std::this_thread::sleep_for(kPoll);
     }
   }
@@ -99,9 +93,8 @@ Comms::Comms(const NcclLibrary& library, const Health& health, const LocalRanks&
 Status Comms::Prepare() {
   for (const auto& rank : ranks_) {
     CurrentContext current(library_.cuda, rank->facts.context);
-    RETURN_IF_ERROR(library_.Check(
-        library_.cuda.MemAlloc(&items_[rank->facts.place].scratch, kScratchBytes),
-        "cuMemAlloc"));
+    RETURN_IF_ERROR(library_.Try(library_.cuda.MemAlloc,
+                                 &items_[rank->facts.place].scratch, kScratchBytes));
   }
   return OkStatus();
 }
@@ -129,6 +122,13 @@ Status Comms::InGroup(const char* what, const NcclPatience& patience,
   }));
   const auto interrupted = [&] { return health_.failed() || patience.interrupted(); };
   return WaitUntilReady(library_, comms, {patience.seconds, interrupted}, what);
+}
+
+Status Comms::Finish(nccl::Result result, nccl::Comm comm, const char* what,
+                     double seconds) const {
+  if (result != nccl::kInProgress) return library_.Check(result, what, comm);
+  const auto interrupted = [this] { return health_.failed(); };
+  return WaitUntilReady(library_, {comm}, {seconds, interrupted}, what);
 }
 
 Status Comms::CanSuspend() const {

@@ -50,6 +50,10 @@ class Comms {
   // until it is done.
   Status InGroup(const char* what, const NcclPatience& patience,
                  const std::function<nccl::Result(LocalRank&, nccl::Comm)>& call);
+  // Waits until a call that NCCL has in progress is over: it connects to a rank at the
+  // first use, which needs that rank's process.
+  Status Finish(nccl::Result result, nccl::Comm comm, const char* what,
+                double seconds) const;
   // Has NCCL give device memory back, or take it again. Requires that NCCL can, that
   // nothing is in flight, and that nobody launches.
   Status CanSuspend() const;

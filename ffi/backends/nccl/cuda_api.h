@@ -6,6 +6,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "ffi/backends/nccl/library_api.h"
+
 namespace jaxcomm::cuda {
 
 enum Result : int {
@@ -84,7 +86,8 @@ inline constexpr unsigned kIpcEnablePeerAccess = 1;
 // clang-format on
 
 struct Api {
-#define JAXCOMM_DECLARE(exported, name, parameters) Result(*name) parameters = nullptr;
+#define JAXCOMM_DECLARE(exported, name, parameters) \
+  LibraryFunction<Result(*) parameters> name{nullptr, "cu" #name};
   JAXCOMM_CUDA_FUNCTIONS(JAXCOMM_DECLARE)
 #undef JAXCOMM_DECLARE
 };

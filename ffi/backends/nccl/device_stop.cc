@@ -43,14 +43,11 @@ class Stopper {
     device.library = &library;
     device.context = context;
     CurrentContext current(library.cuda, context);
-    RETURN_IF_ERROR(DeviceKernels::Load(library, context, &device.kernels));
+    ASSIGN_OR_RETURN(device.kernels, DeviceKernels::Load(library, context));
     // The highest priority there is: it is to overtake what waits.
-    RETURN_IF_ERROR(library.Check(
-        library.cuda.StreamCreateWithPriority(&device.stream, cuda::kStreamNonBlocking,
-                                              cuda::kHighestPriority),
-        "cuStreamCreateWithPriority"));
-    if (Status status =
-            library.Check(library.cuda.MemAlloc(&device.memory, 64), "cuMemAlloc");
+    RETURN_IF_ERROR(library.Try(library.cuda.StreamCreateWithPriority, &device.stream,
+                                cuda::kStreamNonBlocking, cuda::kHighestPriority));
+    if (Status status = library.Try(library.cuda.MemAlloc, &device.memory, 64);
         status.failure()) {
       library.cuda.StreamDestroy(device.stream);
       return status;

@@ -41,15 +41,8 @@ EngineChoice ChooseForSums(const CallFacts& call, const EnginePolicy& policy,
 }  // namespace
 
 const char* EngineName(EngineKind kind) {
-  switch (kind) {
-    case EngineKind::kNccl:
-      return "nccl";
-    case EngineKind::kCopy:
-      return "copy";
-    case EngineKind::kOneShot:
-      return "one_shot";
-  }
-  return "";
+  constexpr const char* kNames[] = {"nccl", "copy", "one_shot"};
+  return kNames[static_cast<int>(kind)];
 }
 
 EngineChoice Choose(const CallFacts& call, const EnginePolicy& policy,

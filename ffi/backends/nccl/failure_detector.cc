@@ -28,8 +28,7 @@ FailureDetector::Finding FailureDetector::Look() {
 }
 
 FailureDetector::Finding FailureDetector::LookAt(LocalRank& rank) {
-  const auto timeout = std::chrono::duration_cast<Clock::duration>(
-      std::chrono::duration<double>(spec_.timeout_seconds));
+  const std::chrono::duration<double> timeout(spec_.timeout_seconds);
   InFlight::Overdue overdue = rank.queue.Poll(timeout);
   for (Engine* engine : engines_) {
     Status error = engine->AsyncError(rank);

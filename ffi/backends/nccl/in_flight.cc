@@ -10,8 +10,7 @@ Status InFlight::Prepare() {
   for (Entry& entry : entries_) {
     for (cuda::Event* event : {&entry.began, &entry.ended}) {
       RETURN_IF_ERROR(
-          library_.Check(library_.cuda.EventCreate(event, cuda::kEventDisableTiming),
-                         "cuEventCreate"));
+          library_.Try(library_.cuda.EventCreate, event, cuda::kEventDisableTiming));
     }
   }
   return OkStatus();
@@ -128,7 +127,8 @@ void InFlight::Retire() {
   }
 }
 
-InFlight::Overdue InFlight::Poll(Clock::time_point now, Clock::duration patience) {
+InFlight::Overdue InFlight::Poll(Clock::time_point now,
+                                 std::chrono::duration<double> patience) {
   std::lock_guard<std::mutex> lock(mutex_);
   Retire();
   Overdue overdue;
@@ -153,12 +153,8 @@ InFlight::Overdue InFlight::Poll(Clock::time_point now, Clock::duration patience
 InFlight::Overdue InFlight::First() {
   std::lock_guard<std::mutex> lock(mutex_);
   Retire();
-  Overdue first;
-  if (size() == 0) return first;
-  first.found = true;
-  first.operation = entries_[first_].operation;
-  first.sequence = entries_[first_].sequence;
-  return first;
+  if (size() == 0) return {};
+  return {true, entries_[first_].operation, entries_[first_].sequence};
 }
 
 void InFlight::Refresh() {

@@ -50,7 +50,7 @@ class InFlight {
 
   // Records what is done, and returns the first operation that failed or runs for
   // longer than `patience`. An operation that waits for its stream is not late.
-  Overdue Poll(Clock::time_point now, Clock::duration patience);
+  Overdue Poll(Clock::time_point now, std::chrono::duration<double> patience);
   // Returns the first operation that is not known to be done.
   Overdue First();
   // Records what is done.

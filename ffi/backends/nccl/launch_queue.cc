@@ -8,7 +8,7 @@ void LaunchQueue::Refresh() {
   if (more_ != nullptr) more_->Refresh();
 }
 
-InFlight::Overdue LaunchQueue::Poll(InFlight::Clock::duration patience) {
+InFlight::Overdue LaunchQueue::Poll(std::chrono::duration<double> patience) {
   CurrentContext current(library_.cuda, facts_.context);
   const auto now = InFlight::Clock::now();
   InFlight::Overdue overdue = in_flight_.Poll(now, patience);

@@ -91,7 +91,7 @@ class LaunchQueue {
 
   // See InFlight.
   void Refresh();
-  InFlight::Overdue Poll(InFlight::Clock::duration patience);
+  InFlight::Overdue Poll(std::chrono::duration<double> patience);
   InFlight::Overdue First();
   void Fail();
 

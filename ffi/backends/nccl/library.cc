@@ -19,23 +19,17 @@ std::string PathOf(void* function) {
                                                                    : "unknown";
 }
 
-// Functions by name, from libraries that stay open.
-class Symbols {
- public:
-  // A test double may pretend to be older than it is.
-  Symbols(void* handle, const TestDouble* test_double)
-      : handle_(handle), test_double_(test_double) {}
+// A library that stays open.
+struct Source {
+  void* handle;
+  const TestDouble* test_double;  // may pretend to be older than it is
 
-  template <typename Function>
-  bool Find(const char* name, Function* function) const {
-    if (test_double_ != nullptr && test_double_->has(name) == 0) return false;
-    *function = reinterpret_cast<Function>(dlsym(handle_, name));
-    return *function != nullptr;
+  template <typename Pointer>
+  bool Find(const char* exported, LibraryFunction<Pointer>* function) const {
+    if (test_double != nullptr && test_double->has(exported) == 0) return false;
+    function->found = reinterpret_cast<Pointer>(dlsym(handle, exported));
+    return function->found != nullptr;
   }
-
- private:
-  void* const handle_;
-  const TestDouble* const test_double_;
 };
 
 const TestDouble* TestDoubleIn(void* handle) {
@@ -52,14 +46,14 @@ Status LoadCuda(void* nccl_handle, NcclLibrary* library) {
       return FailedPrecondition("the CUDA driver cannot be loaded: ", LoaderError());
     }
   }
-  const Symbols symbols(handle, library->test_double);
+  const Source source{handle, library->test_double};
   std::string lacks;
 #define JAXCOMM_FIND(exported, name, parameters) \
-  if (!symbols.Find(#exported, &library->cuda.name)) lacks += " " #exported;
+  if (!source.Find(#exported, &library->cuda.name)) lacks += " " #exported;
   JAXCOMM_CUDA_FUNCTIONS(JAXCOMM_FIND)
 #undef JAXCOMM_FIND
   if (!lacks.empty()) return FailedPrecondition("the CUDA driver lacks", lacks);
-  RETURN_IF_ERROR(library->Check(library->cuda.Init(0), "cuInit"));
+  RETURN_IF_ERROR(library->Try(library->cuda.Init, 0));
   library->cuda.DriverGetVersion(&library->driver_version);
   return OkStatus();
 }
@@ -80,26 +74,24 @@ Status Load(const std::vector<std::string>& paths, NcclLibrary* library) {
                               "the library by JAXCOMM_NCCL_LIBRARY");
   }
   library->test_double = TestDoubleIn(handle);
-  const Symbols symbols(handle, library->test_double);
+  const Source source{handle, library->test_double};
   std::string lacks;
 #define JAXCOMM_FIND(name, result, parameters) \
-  if (!symbols.Find("nccl" #name, &library->nccl.name)) lacks += " nccl" #name;
+  if (!source.Find("nccl" #name, &library->nccl.name)) lacks += " nccl" #name;
   JAXCOMM_NCCL_REQUIRED(JAXCOMM_FIND)
 #undef JAXCOMM_FIND
   if (!lacks.empty()) {
     return FailedPrecondition("the NCCL library lacks", lacks,
                               "; version 2.18 or newer is needed");
   }
-#define JAXCOMM_FIND(name, result, parameters)                 \
-  if (!symbols.Find("nccl" #name, &library->nccl.name)) {      \
-    library->nccl.name = nullptr; /* not one pretended away */ \
-    library->missing.push_back("nccl" #name);                  \
+#define JAXCOMM_FIND(name, result, parameters)           \
+  if (!source.Find("nccl" #name, &library->nccl.name)) { \
+    library->missing.push_back("nccl" #name);            \
   }
   JAXCOMM_NCCL_OPTIONAL(JAXCOMM_FIND)
 #undef JAXCOMM_FIND
-  library->path = PathOf(reinterpret_cast<void*>(library->nccl.GetVersion));
-  RETURN_IF_ERROR(
-      library->Check(library->nccl.GetVersion(&library->version), "ncclGetVersion"));
+  library->path = PathOf(reinterpret_cast<void*>(library->nccl.GetVersion.found));
+  RETURN_IF_ERROR(library->Try(library->nccl.GetVersion, &library->version));
   return LoadCuda(handle, library);
 }
 
@@ -143,15 +135,14 @@ Status NcclLibrary::InGroup(const char* what, size_t count,
   return status.failure() ? status : ended;
 }
 
-Status LoadNccl(const std::vector<std::string>& paths, const NcclLibrary** library) {
+ErrorOr<const NcclLibrary*> LoadNccl(const std::vector<std::string>& paths) {
   std::lock_guard<std::mutex> lock(mutex);
   if (loaded == nullptr) {
     auto found = std::make_unique<NcclLibrary>();
     RETURN_IF_ERROR(Load(paths, found.get()));
     loaded = found.release();
   }
-  *library = loaded;
-  return OkStatus();
+  return loaded;
 }
 
 const NcclLibrary* LoadedNccl() {

@@ -35,6 +35,11 @@ struct NcclLibrary {
   // OkStatus(), or an error that says what was called and what went wrong.
   Status Check(nccl::Result result, const char* what, nccl::Comm comm = nullptr) const;
   Status Check(cuda::Result result, const char* what) const;
+  // Calls a function of either library.
+  template <typename Pointer, typename... Arguments>
+  Status Try(const LibraryFunction<Pointer>& function, Arguments... arguments) const {
+    return Check(function(arguments...), function.name);
+  }
   // Makes call(0), call(1) and so on, up to the first error, as one group of NCCL's.
   Status InGroup(const char* what, size_t count,
                  const std::function<Status(size_t)>& call) const;
@@ -42,7 +47,7 @@ struct NcclLibrary {
 
 // Loads NCCL from the first of `paths` that can be, or takes the copy that this process
 // has already: two copies of NCCL corrupt each other. Once loaded it stays.
-Status LoadNccl(const std::vector<std::string>& paths, const NcclLibrary** library);
+ErrorOr<const NcclLibrary*> LoadNccl(const std::vector<std::string>& paths);
 
 // Returns the library that LoadNccl loaded; null before.
 const NcclLibrary* LoadedNccl();

@@ -3,7 +3,6 @@
 #define JAXCOMM_FFI_BACKENDS_NCCL_LOCAL_RANK_H_
 
 #include <cstdint>
-#include <memory>
 #include <mutex>
 #include <string>
 #include <vector>

@@ -8,6 +8,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "ffi/backends/nccl/library_api.h"
+
 namespace jaxcomm::nccl {
 
 enum Result : int {
@@ -125,7 +127,8 @@ inline constexpr int kSuspendMemory = 1;
 
 // The functions of one library, "nccl" left out of their names.
 struct Api {
-#define JAXCOMM_DECLARE(name, result, parameters) result(*name) parameters = nullptr;
+#define JAXCOMM_DECLARE(name, result, parameters) \
+  LibraryFunction<result(*) parameters> name{nullptr, "nccl" #name};
   JAXCOMM_NCCL_REQUIRED(JAXCOMM_DECLARE)
   JAXCOMM_NCCL_OPTIONAL(JAXCOMM_DECLARE)
 #undef JAXCOMM_DECLARE

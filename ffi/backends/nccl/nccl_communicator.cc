@@ -29,6 +29,7 @@ NcclCommunicator::~NcclCommunicator() {
   if (WereCaptured(ranks_)) {
     health_.KeepPoison();
     KeepForever(how_.world);
+    KeepForever(std::move(check_));
     return;
   }
   engines_.Leave();
@@ -39,18 +40,21 @@ NcclCommunicator::~NcclCommunicator() {
     rank->split_phase.Release();
   }
   comms_.Release();
-  if (check_ != nullptr) check_->Release(ranks_);
 }
 
 Status NcclCommunicator::Make() {
   health_.SetOwner(shared_from_this());
   RETURN_IF_ERROR(PrepareRanks());
   RETURN_IF_ERROR(comms_.Prepare());
-  RETURN_IF_ERROR(MakePoison());
+  if (how_.on_failure == OnFailure::kPoison) {
+    ASSIGN_OR_RETURN(std::unique_ptr<Poison> poison,
+                     Poison::Create(library_, spec(), how_.world->contexts().all()));
+    health_.Add(std::move(poison));
+  }
   RETURN_IF_ERROR(engines_.Make(recorder()));
   if (how_.check) {
-    RETURN_IF_ERROR(
-        CallCheck::Create(library_, spec(), health_, ranks_, comms_, &check_));
+    ASSIGN_OR_RETURN(check_,
+                     CallCheck::Create(library_, spec(), health_, ranks_, comms_));
   }
   memory_.Begin();
   RETURN_IF_ERROR(Split());
@@ -73,20 +77,6 @@ Status NcclCommunicator::PrepareRanks() {
   return OkStatus();
 }
 
-Status NcclCommunicator::MakePoison() {
-  if (how_.on_failure != OnFailure::kPoison) return OkStatus();
-  if (spec().num_ranks() != ranks_.size()) {
-    return InvalidArgument(
-        "CommPolicy(on_failure='poison') needs all devices of axes ", spec().axes,
-        " in this process: what an aborted operation has sent to another process is "
-        "computed with there. Choose 'raise' or 'exit'");
-  }
-  std::unique_ptr<Poison> poison;
-  RETURN_IF_ERROR(Poison::Create(library_, how_.world->contexts().all(), &poison));
-  health_.Add(std::move(poison));
-  return OkStatus();
-}
-
 Status NcclCommunicator::Split() {
   std::vector<int> colors, keys;
   for (const auto& rank : ranks_) {
@@ -95,9 +85,8 @@ Status NcclCommunicator::Split() {
     colors.push_back(facts.size > 1 ? facts.group : nccl::kNoColor);
     keys.push_back(facts.rank);
   }
-  std::vector<nccl::Comm> comms;
-  RETURN_IF_ERROR(
-      how_.world->Split(colors, keys, how_.settings, how_.patience, &comms));
+  ASSIGN_OR_RETURN(const std::vector<nccl::Comm> comms,
+                   how_.world->Split(colors, keys, how_.settings, how_.patience));
   comms_.Set(comms);
   return OkStatus();
 }
@@ -114,15 +103,15 @@ Status NcclCommunicator::Connect() {
   });
 }
 
-Status NcclCommunicator::FindRank(const Call& call, cuda::Stream stream,
-                                  LocalRank** rank) {
-  *rank = FindByOrdinal(ranks_, call.device_id);
-  if (*rank == nullptr) return NotOfCommunicator(call);
-  SplitPhase& split_phase = (*rank)->split_phase;
+ErrorOr<LocalRank*> NcclCommunicator::FindRank(const Call& call, cuda::Stream stream) {
+  LocalRank* const rank = FindByOrdinal(ranks_, call.device_id);
+  if (rank == nullptr) return NotOfCommunicator(call);
   // Every engine refuses calls once the devices are stopped.
-  if (!split_phase.IsOfNewRun(call) || DevicesAreStopped()) return OkStatus();
-  CurrentContext current(library_.cuda, (*rank)->facts.context);
-  return split_phase.WaitForEarlierRuns(call, stream);
+  if (rank->split_phase.IsOfNewRun(call) && !DevicesAreStopped()) {
+    CurrentContext current(library_.cuda, rank->facts.context);
+    RETURN_IF_ERROR(rank->split_phase.WaitForEarlierRuns(call, stream));
+  }
+  return rank;
 }
 
 Status NcclCommunicator::Compare(const Call& call, LocalRank& rank, bool may_wait) {
@@ -132,22 +121,19 @@ Status NcclCommunicator::Compare(const Call& call, LocalRank& rank, bool may_wai
 }
 
 Status NcclCommunicator::Enqueue(const Call& call, void* stream) {
-  LocalRank* rank = nullptr;
-  RETURN_IF_ERROR(FindRank(call, stream, &rank));
+  ASSIGN_OR_RETURN(LocalRank* const rank, FindRank(call, stream));
   RETURN_IF_ERROR(Compare(call, *rank, /*may_wait=*/true));
   return engines_.Enqueue(call, *rank, stream, /*may_wait=*/true);
 }
 
 Status NcclCommunicator::EnqueueStart(const Call& call, void* stream) {
-  LocalRank* rank = nullptr;
-  RETURN_IF_ERROR(FindRank(call, stream, &rank));
+  ASSIGN_OR_RETURN(LocalRank* const rank, FindRank(call, stream));
   RETURN_IF_ERROR(Compare(call, *rank, /*may_wait=*/true));
   return engines_.Start(call, *rank, stream);
 }
 
 Status NcclCommunicator::EnqueueDone(const Call& call, void* stream) {
-  LocalRank* rank = nullptr;
-  RETURN_IF_ERROR(FindRank(call, stream, &rank));
+  ASSIGN_OR_RETURN(LocalRank* const rank, FindRank(call, stream));
   return engines_.Done(call, *rank, stream);
 }
 
@@ -185,13 +171,14 @@ CommunicatorStats NcclCommunicator::stats() const {
 }
 
 NcclStats NcclCommunicator::nccl_stats() const {
+  using Kind = CallCounts::Kind;
   const CallCounts& counts = ranks_[0]->queue.counts();
-  return {counts.symmetric(), counts.copied(), counts.one_shot(), is_suspended(),
-          engines_.one_shot_text()};
+  return {counts.of(Kind::kSymmetric), counts.of(Kind::kCopied),
+          counts.of(Kind::kOneShot), is_suspended(), engines_.one_shot_text()};
 }
 
-Status NcclCommunicator::Register(const std::shared_ptr<SymmetricMemory>& memory,
-                                  std::string* how) {
+ErrorOr<std::string> NcclCommunicator::Register(
+    const std::shared_ptr<SymmetricMemory>& memory) {
   for (const auto& rank : ranks_) {
     const RankFacts& facts = rank->facts;
     if (facts.size < 2 || memory->data(facts.ordinal) != nullptr) continue;
@@ -203,14 +190,13 @@ Status NcclCommunicator::Register(const std::shared_ptr<SymmetricMemory>& memory
   RETURN_IF_ERROR(
       RunPatiently("registering symmetric memory with ", [this, memory, found] {
         const auto locks = LockAll(ranks_, health_, /*wait_until_idle=*/false);
-        return health_.failed()
-                   ? health_.failure()
-                   : engines_.nccl().Register(*memory, how_.patience, found.get());
+        if (health_.failed()) return health_.failure();
+        *found = engines_.nccl().Register(*memory, how_.patience);
+        return OkStatus();
       }));
   memory->AddRegistrar(std::shared_ptr<SymmetricMemory::Registrar>(shared_from_this(),
                                                                    &engines_.nccl()));
-  *how = *found;
-  return OkStatus();
+  return *found;
 }
 
 Status NcclCommunicator::RunPatiently(const char* what, std::function<Status()> call) {
@@ -218,30 +204,27 @@ Status NcclCommunicator::RunPatiently(const char* what, std::function<Status()> 
                                how_.patience, std::move(call));
 }
 
-Status NcclCommunicator::SuspendOrResume(bool suspend) {
-  return RunPatiently(suspend ? "suspending " : "resuming ",
-                      [this, suspend] { return SuspendNow(suspend); });
+Status NcclCommunicator::SetSuspended(bool suspended) {
+  return RunPatiently(suspended ? "suspending " : "resuming ", [=]() -> Status {
+    RETURN_IF_ERROR(comms_.CanSuspend());
+    if (how_.settings.shares()) {
+      return FailedPrecondition(
+          NameOf(spec()),
+          " shares its memory with the mesh's, which NCCL does not suspend; make it "
+          "with CommPolicy(share=False)");
+    }
+    // Operations in flight come to their ends. Once there are none, none joins.
+    const auto locks = LockAll(ranks_, health_, /*wait_until_idle=*/suspended);
+    if (health_.failed()) return health_.failure();
+    if (is_suspended() == suspended) return OkStatus();
+    RETURN_IF_ERROR(comms_.Suspend(suspended));
+    health_.SetSuspended(suspended);
+    return OkStatus();
+  });
 }
 
-Status NcclCommunicator::SuspendNow(bool suspend) {
-  RETURN_IF_ERROR(comms_.CanSuspend());
-  if (how_.settings.shares()) {
-    return FailedPrecondition(
-        NameOf(spec()),
-        " shares its memory with the mesh's, which NCCL does not suspend; make it "
-        "with CommPolicy(share=False)");
-  }
-  // Operations in flight come to their ends. Once there are none, none joins.
-  const auto locks = LockAll(ranks_, health_, /*wait_until_idle=*/suspend);
-  if (health_.failed()) return health_.failure();
-  if (is_suspended() == suspend) return OkStatus();
-  RETURN_IF_ERROR(comms_.Suspend(suspend));
-  health_.SetSuspended(suspend);
-  return OkStatus();
-}
-
-Status MakeNcclCommunicator(CommunicatorSpec spec, NcclSpec how,
-                            std::shared_ptr<Communicator>* communicator) {
+ErrorOr<std::shared_ptr<Communicator>> MakeNcclCommunicator(CommunicatorSpec spec,
+                                                            NcclSpec how) {
   const std::shared_ptr<NcclWorld> world = how.world;
   const NcclLibrary& library = world->library();
   const KeptContext kept(library.cuda);
@@ -253,8 +236,7 @@ Status MakeNcclCommunicator(CommunicatorSpec spec, NcclSpec how,
   if (Status status = made->Make(); status.failure()) {
     return WithCircumstances(library, status, world->contexts()[0]);
   }
-  *communicator = std::move(made);
-  return OkStatus();
+  return made;
 }
 
 }  // namespace jaxcomm

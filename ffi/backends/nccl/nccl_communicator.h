@@ -64,30 +64,26 @@ class NcclCommunicator final : public Communicator,
 
   // Registers a segment with NCCL, once; every process of the communicator calls it.
   // Says how it is registered, or why NCCL refused, which is no error.
-  Status Register(const std::shared_ptr<SymmetricMemory>& memory, std::string* how);
-  // Gives device memory back until Resume(), where NCCL can; every process calls them.
-  // Operations in between fail.
-  Status Suspend() { return SuspendOrResume(true); }
-  Status Resume() { return SuspendOrResume(false); }
+  ErrorOr<std::string> Register(const std::shared_ptr<SymmetricMemory>& memory);
+  // Gives device memory back, or takes it again, where NCCL can; every process calls
+  // this. Operations in between fail.
+  Status SetSuspended(bool suspended);
   // Fails because something did elsewhere: another process says so.
   void FailElsewhere(const std::string& reason) { health_.FailElsewhere(reason); }
 
   // Which engine does such a call of the first local rank, and why.
-  Status Explain(CallSite& site, EngineChoice* choice) const {
-    return engines_.Explain(site, ranks_[0]->facts, choice);
+  ErrorOr<EngineChoice> Explain(const CallSite& site) {
+    return engines_.Explain(site, ranks_[0]->facts);
   }
 
  private:
   Status PrepareRanks();
-  Status MakePoison();
   // Has NCCL make the communicators of the ranks, and connects them.
   Status Split();
   Status Connect();
   // Finds the rank of a call that came for `stream`, once the rank may make it.
-  Status FindRank(const Call& call, cuda::Stream stream, LocalRank** rank);
+  ErrorOr<LocalRank*> FindRank(const Call& call, cuda::Stream stream);
   Status Compare(const Call& call, LocalRank& rank, bool may_wait);
-  Status SuspendOrResume(bool suspend);
-  Status SuspendNow(bool suspend);
   bool is_suspended() const { return health_.state() == Health::State::kSuspended; }
   // See patience.h.
   Status RunPatiently(const char* what, std::function<Status()> call);
@@ -104,8 +100,8 @@ class NcclCommunicator final : public Communicator,
 
 // Makes a communicator: see NcclCommunicator::Make(). Groups of one get no communicator
 // of NCCL's.
-Status MakeNcclCommunicator(CommunicatorSpec spec, NcclSpec how,
-                            std::shared_ptr<Communicator>* communicator);
+ErrorOr<std::shared_ptr<Communicator>> MakeNcclCommunicator(CommunicatorSpec spec,
+                                                            NcclSpec how);
 
 }  // namespace jaxcomm
 

@@ -14,6 +14,7 @@
 
 #include "ffi/backends/nccl/device_stop.h"
 #include "ffi/backends/nccl/one_shot_sum.h"
+#include "ffi/backends/nccl/peer_access.h"
 #include "ffi/base/keep_forever.h"
 #include "ffi/core/hash.h"
 #include "ffi/os/system_file.h"
@@ -56,11 +57,10 @@ struct OneShot::Shared {
 };
 
 Status OneShot::LoadKernels(RankState& state) {
-  std::shared_ptr<const DeviceKernels> kernels;
-  RETURN_IF_ERROR(DeviceKernels::Load(library_, state.facts.context, &kernels));
+  ASSIGN_OR_RETURN(auto kernels, DeviceKernels::Load(library_, state.facts.context));
   for (int word = 0; word < kNumOneShotWords; ++word) {
-    RETURN_IF_ERROR(
-        kernels->FindSum(static_cast<OneShotWord>(word), &state.sums[word]));
+    ASSIGN_OR_RETURN(state.sums[word],
+                     kernels->FindSum(static_cast<OneShotWord>(word)));
   }
   state.kernels = std::move(kernels);
   return OkStatus();
@@ -70,10 +70,9 @@ void OneShot::CannotTakePart(std::string reason) {
   if (reason_.empty()) reason_ = std::move(reason);
 }
 
-Status OneShot::Create(const NcclLibrary& library,
-                       const std::vector<RankFacts>& members,
-                       const std::vector<cuda::Stream>& streams,
-                       std::unique_ptr<OneShot>* one_shot, uint32_t flag) {
+ErrorOr<std::unique_ptr<OneShot>> OneShot::Create(
+    const NcclLibrary& library, const std::vector<RankFacts>& members,
+    const std::vector<cuda::Stream>& streams, uint32_t flag) {
   std::unique_ptr<OneShot> made(new OneShot(library));
   const bool reach_each_other = CanReachPeers(library, members);
   for (const RankFacts& member : members) {
@@ -100,13 +99,11 @@ Status OneShot::Create(const NcclLibrary& library,
     if (state.inbox == 0) continue;
     // Flags count from 1.
     CurrentContext current(library.cuda, state.facts.context);
-    RETURN_IF_ERROR(library.Check(
-        library.cuda.MemsetD8Async(
-            state.inbox, 0, OneShotArguments::InboxBytes(state.facts.size), streams[i]),
-        "cuMemsetD8Async"));
+    RETURN_IF_ERROR(library.Try(library.cuda.MemsetD8Async, state.inbox, 0,
+                                OneShotArguments::InboxBytes(state.facts.size),
+                                streams[i]));
   }
-  *one_shot = std::move(made);
-  return OkStatus();
+  return made;
 }
 
 Status OneShot::Allocate(RankState& state) {
@@ -115,8 +112,7 @@ Status OneShot::Allocate(RankState& state) {
     const size_t bytes =
         sizeof(Shared) + ranks_.size() * Shared::kInfos * sizeof(PeerInfo);
     void* memory = nullptr;
-    RETURN_IF_ERROR(
-        library_.Check(library_.cuda.MemAllocHost(&memory, bytes), "cuMemAllocHost"));
+    RETURN_IF_ERROR(library_.Try(library_.cuda.MemAllocHost, &memory, bytes));
     shared_ = static_cast<Shared*>(memory);
     std::memset(memory, 0, bytes);
   }
@@ -125,13 +121,10 @@ Status OneShot::Allocate(RankState& state) {
   state.infos[0].process = ThisProcess();
   if (state.kernels == nullptr) return OkStatus();
   Status status =
-      library_.Check(library_.cuda.EventCreate(&state.last, cuda::kEventDisableTiming),
-                     "cuEventCreate");
+      library_.Try(library_.cuda.EventCreate, &state.last, cuda::kEventDisableTiming);
   if (status.success()) {
-    status = library_.Check(
-        library_.cuda.MemAlloc(&state.inbox,
-                               OneShotArguments::InboxBytes(state.facts.size)),
-        "cuMemAlloc");
+    status = library_.Try(library_.cuda.MemAlloc, &state.inbox,
+                          OneShotArguments::InboxBytes(state.facts.size));
   }
   if (status.failure()) {
     // Not an error: the other processes would wait for this one. They learn of it.
@@ -140,9 +133,8 @@ Status OneShot::Allocate(RankState& state) {
     return OkStatus();
   }
   if (NeedsPeerInfo(state.index)) {
-    const Status shown = library_.Check(
-        library_.cuda.IpcGetMemHandle(&state.infos[0].inbox, state.inbox),
-        "cuIpcGetMemHandle");
+    const Status shown =
+        library_.Try(library_.cuda.IpcGetMemHandle, &state.infos[0].inbox, state.inbox);
     state.infos[0].is_able = shown.success();
     if (shown.failure()) CannotTakePart(std::string(shown.message()));
   }
@@ -241,9 +233,8 @@ void OneShot::Open(size_t member) {
     const PeerInfo& info = received_infos(member)[rank];
     if (info.process == own.process) continue;
     cuda::Pointer inbox = 0;
-    const Status opened = library_.Check(
-        library_.cuda.IpcOpenMemHandle(&inbox, info.inbox, cuda::kIpcEnablePeerAccess),
-        "cuIpcOpenMemHandle");
+    const Status opened = library_.Try(library_.cuda.IpcOpenMemHandle, &inbox,
+                                       info.inbox, cuda::kIpcEnablePeerAccess);
     own.is_able = opened.success();
     if (opened.failure()) {
       CannotTakePart(std::string(opened.message()));
@@ -278,8 +269,7 @@ Status OneShot::Launch(const Steps& steps, const Call& call, size_t member,
                        cuda::Stream stream) {
   RankState& state = ranks_[member];
   if (state.stream != stream && state.stream != nullptr) {
-    RETURN_IF_ERROR(library_.Check(library_.cuda.StreamWaitEvent(stream, state.last, 0),
-                                   "cuStreamWaitEvent"));
+    RETURN_IF_ERROR(library_.Try(library_.cuda.StreamWaitEvent, stream, state.last, 0));
   }
   Status status = OkStatus();
   for (const Step& step : steps.grouped) {
@@ -297,15 +287,13 @@ Status OneShot::Launch(const Steps& steps, const Call& call, size_t member,
         std::min<unsigned>(kMostBlocks, (arguments.words + kThreads - 1) / kThreads);
     const unsigned threads =
         std::min<unsigned>(kThreads, (arguments.words + 31) / 32 * 32);
-    status = library_.Check(
-        library_.cuda.LaunchKernel(state.sums[static_cast<int>(sum->word)], blocks, 1,
-                                   1, threads, 1, 1, 0, stream, parameters, nullptr),
-        "cuLaunchKernel");
+    status = library_.Try(library_.cuda.LaunchKernel,
+                          state.sums[static_cast<int>(sum->word)], blocks, 1, 1,
+                          threads, 1, 1, 0, stream, parameters, nullptr);
   }
   state.stream = stream;
   // Also behind those before one that failed.
-  const Status recorded =
-      library_.Check(library_.cuda.EventRecord(state.last, stream), "cuEventRecord");
+  const Status recorded = library_.Try(library_.cuda.EventRecord, state.last, stream);
   state.is_lost |= recorded.failure();
   return status.failure() ? status : recorded;
 }

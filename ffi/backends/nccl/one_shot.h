@@ -17,7 +17,7 @@
 #include "ffi/backends/nccl/kernels/device_kernels.h"
 #include "ffi/backends/nccl/kernels/kernels.h"
 #include "ffi/backends/nccl/library.h"
-#include "ffi/backends/nccl/peer_access.h"
+#include "ffi/backends/nccl/rank_facts.h"
 #include "ffi/backends/nccl/steps.h"
 #include "ffi/base/status.h"
 #include "ffi/core/communicator.h"
@@ -36,10 +36,9 @@ class OneShot {
   // Members: this process's ranks. To be used once the streams, one of each member,
   // have come to their ends, and its groups have agreed. `flag`: of the sum before the
   // first.
-  static Status Create(const NcclLibrary& library,
-                       const std::vector<RankFacts>& members,
-                       const std::vector<cuda::Stream>& streams,
-                       std::unique_ptr<OneShot>* one_shot, uint32_t flag = 0);
+  static ErrorOr<std::unique_ptr<OneShot>> Create(
+      const NcclLibrary& library, const std::vector<RankFacts>& members,
+      const std::vector<cuda::Stream>& streams, uint32_t flag = 0);
   ~OneShot();
 
   // Waits for what is given to streams, and closes other processes' inboxes: before

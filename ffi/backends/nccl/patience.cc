@@ -21,10 +21,10 @@ Status RunPatiently(Health& health, std::shared_ptr<void> owner,
                     std::function<Status()> call) {
   auto promise = std::make_shared<std::promise<Status>>();
   auto answer = promise->get_future();
-  std::thread thread;
-  RETURN_IF_ERROR(StartThread([owner = std::move(owner), promise,
-                               call = std::move(call)] { promise->set_value(call()); },
-                              &thread));
+  ASSIGN_OR_RETURN(std::thread thread, StartThread([owner = std::move(owner), promise,
+                                                    call = std::move(call)] {
+                     promise->set_value(call());
+                   }));
   const auto end = std::chrono::steady_clock::now() +
                    std::chrono::duration<double>(patience.seconds);
   while (answer.wait_for(std::chrono::milliseconds(1)) != std::future_status::ready) {
@@ -46,14 +46,11 @@ Status RunPatiently(Health& health, std::shared_ptr<void> owner,
 Status RunGuarded(Health& health, const std::string& what, const NcclPatience& patience,
                   const std::function<Status()>& call) {
   std::promise<void> done;
-  std::thread guard;
-  RETURN_IF_ERROR(StartThread(
-      [&, end = done.get_future()] {
-        const std::chrono::duration<double> seconds(patience.seconds);
-        if (end.wait_for(seconds) == std::future_status::ready) return;
-        health.FailStuck(patience.LateError(what));
-      },
-      &guard));
+  ASSIGN_OR_RETURN(std::thread guard, StartThread([&, end = done.get_future()] {
+                     const std::chrono::duration<double> seconds(patience.seconds);
+                     if (end.wait_for(seconds) == std::future_status::ready) return;
+                     health.FailStuck(patience.LateError(what));
+                   }));
   Status status = call();
   done.set_value();
   guard.join();

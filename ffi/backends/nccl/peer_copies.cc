@@ -1,8 +1,8 @@
 #include "ffi/backends/nccl/peer_copies.h"
 
-#include <algorithm>
 #include <utility>
 
+#include "ffi/backends/nccl/peer_access.h"
 #include "ffi/backends/nccl/run_steps.h"
 
 namespace jaxcomm {
@@ -14,24 +14,22 @@ const void* MarkOf(const Call& call) {
   return nullptr;
 }
 
-Status PeerCopies::Create(const NcclLibrary& library, FlightRecorder& recorder,
-                          const std::vector<Member>& members,
-                          std::unique_ptr<PeerCopies>* copies) {
-  if (!CanReachPeers(library, members)) return OkStatus();
+ErrorOr<std::unique_ptr<PeerCopies>> PeerCopies::Create(
+    const NcclLibrary& library, FlightRecorder& recorder,
+    const std::vector<RankFacts>& members) {
+  if (!CanReachPeers(library, members)) return nullptr;
   std::unique_ptr<PeerCopies> made(new PeerCopies(library, recorder));
-  for (const Member& member : members) {
+  for (const RankFacts& member : members) {
     CurrentContext current(library.cuda, member.context);
     made->devices_.push_back(std::make_unique<Device>(library, recorder, member));
     Device& device = *made->devices_.back();
-    RETURN_IF_ERROR(library.Check(library.cuda.StreamCreateWithPriority(
-                                      &device.stream, cuda::kStreamNonBlocking, -1),
-                                  "cuStreamCreateWithPriority"));
+    RETURN_IF_ERROR(library.Try(library.cuda.StreamCreateWithPriority, &device.stream,
+                                cuda::kStreamNonBlocking, -1));
     RETURN_IF_ERROR(device.in_flight.Prepare());
     const auto groups = static_cast<size_t>(member.group) + 1;
     if (made->groups_.size() < groups) made->groups_.resize(groups);
   }
-  *copies = std::move(made);
-  return OkStatus();
+  return made;
 }
 
 void PeerCopies::DestroyEvents(const Round& round) {
@@ -55,42 +53,44 @@ PeerCopies::~PeerCopies() {
   }
 }
 
-Status PeerCopies::Join(const Call& call, const Member& member, Round** joined) {
+ErrorOr<PeerCopies::Round*> PeerCopies::Join(const Call& call,
+                                             const RankFacts& member) {
   Rendezvous<Round>& group = groups_[static_cast<size_t>(member.group)];
-  *joined = group.Find(call.run_id, call.tag, member.rank);
-  if (*joined != nullptr) return OkStatus();
+  Round* const joined = group.Find(call.run_id, call.tag, member.rank);
+  if (joined != nullptr) return joined;
   std::unique_ptr<Round> round = group.TakeSpare();
-  if (round == nullptr) RETURN_IF_ERROR(MakeRound(member, &round));
-  *joined = group.Open(std::move(round), call.run_id, call.tag);
-  return OkStatus();
+  if (round == nullptr) {
+    ASSIGN_OR_RETURN(round, MakeRound(member));
+  }
+  return group.Open(std::move(round), call.run_id, call.tag);
 }
 
-Status PeerCopies::MakeRound(const Member& member, std::unique_ptr<Round>* round) {
+ErrorOr<std::unique_ptr<PeerCopies::Round>> PeerCopies::MakeRound(
+    const RankFacts& member) {
   auto made = std::make_unique<Round>();
   made->group = member.group;
   made->participants.resize(static_cast<size_t>(member.size));
   Status status;
   for (size_t i = 0; i < devices_.size(); ++i) {
-    const Member& each = devices_[i]->member;
+    const RankFacts& each = devices_[i]->member;
     if (each.group != member.group) continue;
     Participant& participant = made->participants[each.rank];
     participant.device = i;
     CurrentContext current(library_.cuda, each.context);
     for (cuda::Event* event : {&participant.ready, &participant.left}) {
       if (status.failure()) break;
-      status = library_.Check(
-          library_.cuda.EventCreate(event, cuda::kEventDisableTiming), "cuEventCreate");
+      status =
+          library_.Try(library_.cuda.EventCreate, event, cuda::kEventDisableTiming);
     }
   }
   if (status.failure()) {
     DestroyEvents(*made);
     return status;
   }
-  *round = std::move(made);
-  return OkStatus();
+  return made;
 }
 
-PeerCopies::Round* PeerCopies::FindBegun(const void* mark, const Member& member) {
+PeerCopies::Round* PeerCopies::FindBegun(const void* mark, const RankFacts& member) {
   const auto& open = groups_[static_cast<size_t>(member.group)].open();
   for (size_t i = open.size(); i-- > 0;) {
     const Participant& participant = open[i]->participants[member.rank];
@@ -110,8 +110,7 @@ Status PeerCopies::Start(const Call& call, std::shared_ptr<const PeerPlan> plan,
   if (failure_.failure()) return failure_;
   const void* const mark = MarkOf(call);
   RETURN_IF_ERROR(ForgetLocked(mark, device, ready));
-  Round* round = nullptr;
-  RETURN_IF_ERROR(Join(call, device.member, &round));
+  ASSIGN_OR_RETURN(Round* const round, Join(call, device.member));
   round->plan = std::move(plan);
   Participant& participant = round->participants[rank];
   participant.is_here = true;
@@ -126,8 +125,7 @@ Status PeerCopies::Start(const Call& call, std::shared_ptr<const PeerPlan> plan,
     Leave(*round, rank);
     return owed.failure() ? owed : gone;
   }
-  Status status = library_.Check(library_.cuda.EventRecord(participant.ready, ready),
-                                 "cuEventRecord");
+  Status status = library_.Try(library_.cuda.EventRecord, participant.ready, ready);
   if (status.success()) status = SendIfAllAreHere(*round, rank);
   for (int source : round->plan->parts[rank].sources) {
     if (status.success()) status = SendIfAllAreHere(*round, source);
@@ -157,8 +155,7 @@ Status PeerCopies::SendIfAllAreHere(Round& round, int rank) {
 }
 
 Status PeerCopies::WaitFor(cuda::Stream stream, cuda::Event event) {
-  return library_.Check(library_.cuda.StreamWaitEvent(stream, event, 0),
-                        "cuStreamWaitEvent");
+  return library_.Try(library_.cuda.StreamWaitEvent, stream, event, 0);
 }
 
 Status PeerCopies::Send(Round& round, int rank) {
@@ -185,18 +182,16 @@ Status PeerCopies::Send(Round& round, int rank) {
         static_cast<const char*>(participant.operands[copy.leaf]) + copy.from;
     char* to = static_cast<char*>(round.participants[copy.target].results[copy.leaf]) +
                copy.to;
-    status = library_.Check(
-        library_.cuda.MemcpyDtoDAsync(reinterpret_cast<cuda::Pointer>(to),
-                                      reinterpret_cast<cuda::Pointer>(from), copy.bytes,
-                                      participant.stream),
-        "cuMemcpyDtoDAsync");
+    status = library_.Try(
+        library_.cuda.MemcpyDtoDAsync, reinterpret_cast<cuda::Pointer>(to),
+        reinterpret_cast<cuda::Pointer>(from), copy.bytes, participant.stream);
   }
   if (status.success()) {
     device.in_flight.End(participant.stream, participant.named, InFlight::Clock::now());
   }
   // Also after a failure: some copies may be on their way.
-  Status left = library_.Check(
-      library_.cuda.EventRecord(participant.left, participant.stream), "cuEventRecord");
+  Status left =
+      library_.Try(library_.cuda.EventRecord, participant.left, participant.stream);
   participant.has_left = left.success();
   return status.failure() ? status : left;
 }

@@ -22,7 +22,6 @@
 
 #include "ffi/backends/nccl/in_flight.h"
 #include "ffi/backends/nccl/library.h"
-#include "ffi/backends/nccl/peer_access.h"
 #include "ffi/backends/nccl/peer_plan.h"
 #include "ffi/backends/nccl/steps.h"
 #include "ffi/core/communicator.h"
@@ -37,13 +36,11 @@ const void* MarkOf(const Call& call);
 
 class PeerCopies {
  public:
-  using Member = RankFacts;
-
   // Members: all ranks of all groups. Null where a device cannot reach another's
   // memory.
-  static Status Create(const NcclLibrary& library, FlightRecorder& recorder,
-                       const std::vector<Member>& members,
-                       std::unique_ptr<PeerCopies>* copies);
+  static ErrorOr<std::unique_ptr<PeerCopies>> Create(
+      const NcclLibrary& library, FlightRecorder& recorder,
+      const std::vector<RankFacts>& members);
   ~PeerCopies();
 
   // A rank's part, from when `ready` has come so far. Its copies are given to `on`, or
@@ -81,9 +78,9 @@ class PeerCopies {
 
  private:
   struct Device {
-    Device(const NcclLibrary& library, FlightRecorder& recorder, const Member& of)
+    Device(const NcclLibrary& library, FlightRecorder& recorder, const RankFacts& of)
         : member(of), in_flight(library, recorder) {}
-    const Member member;
+    const RankFacts member;
     cuda::Stream stream = nullptr;
     InFlight in_flight;
     // A run in which somebody was late: waiting again would add up.
@@ -121,11 +118,11 @@ class PeerCopies {
       : library_(library), recorder_(recorder) {}
 
   // The round that a rank comes to.
-  Status Join(const Call& call, const Member& member, Round** round);
+  ErrorOr<Round*> Join(const Call& call, const RankFacts& member);
   void DestroyEvents(const Round& round);
-  Status MakeRound(const Member& member, std::unique_ptr<Round>* round);
+  ErrorOr<std::unique_ptr<Round>> MakeRound(const RankFacts& member);
   // The last that the member began with this mark; null if there is none.
-  Round* FindBegun(const void* mark, const Member& member);
+  Round* FindBegun(const void* mark, const RankFacts& member);
   Status SendIfAllAreHere(Round& round, int rank);
   Status Send(Round& round, int rank);
   Status WaitFor(cuda::Stream stream, cuda::Event event);

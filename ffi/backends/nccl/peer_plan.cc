@@ -56,8 +56,9 @@ PeerPlan MakePeerPlan(const CallSite& site, const Plan& plan) {
   const int size = plan.size;
   std::vector<Steps> steps(static_cast<size_t>(size));
   for (int rank = 0; rank < size; ++rank) {
-    if (MakeSteps(site, plan, rank, Natives::kNone, &steps[rank]).failure()) return {};
-    const Steps& own = steps[rank];
+    auto made_steps = MakeSteps(site, plan, rank, Natives::kNone);
+    if (!made_steps) return {};
+    const Steps& own = steps[rank] = std::move(*made_steps);
     for (const Step& step : own.grouped) {
       if (step.kind != Step::Kind::kSend && step.kind != Step::Kind::kRecv) return {};
     }

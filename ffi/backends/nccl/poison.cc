@@ -1,25 +1,27 @@
 #include "ffi/backends/nccl/poison.h"
 
-#include <utility>
-
 namespace jaxcomm {
 
-Status Poison::Create(const NcclLibrary& library,
-                      const std::vector<cuda::Context>& contexts,
-                      std::unique_ptr<Poison>* poison) {
+ErrorOr<std::unique_ptr<Poison>> Poison::Create(
+    const NcclLibrary& library, const CommunicatorSpec& spec,
+    const std::vector<cuda::Context>& contexts) {
+  if (spec.num_ranks() != contexts.size()) {
+    return InvalidArgument(
+        "CommPolicy(on_failure='poison') needs all devices of axes ", spec.axes,
+        " in this process: what an aborted operation has sent to another process is "
+        "computed with there. Choose 'raise' or 'exit'");
+  }
   std::unique_ptr<Poison> made(new Poison(library, contexts[0]));
   CurrentContext current(library.cuda, contexts[0]);
   void* word = nullptr;
-  RETURN_IF_ERROR(library.Check(library.cuda.MemAllocHost(&word, sizeof(uint32_t)),
-                                "cuMemAllocHost"));
+  RETURN_IF_ERROR(library.Try(library.cuda.MemAllocHost, &word, sizeof(uint32_t)));
   made->word_ = static_cast<uint32_t*>(word);
   *made->word_ = 0;
   for (cuda::Context context : contexts) {
-    RETURN_IF_ERROR(
-        DeviceKernels::Load(library, context, &made->kernels_.emplace_back()));
+    ASSIGN_OR_RETURN(made->kernels_.emplace_back(),
+                     DeviceKernels::Load(library, context));
   }
-  *poison = std::move(made);
-  return OkStatus();
+  return made;
 }
 
 Poison::~Poison() {

@@ -16,11 +16,9 @@ PrimaryContexts::PrimaryContexts(const NcclLibrary& library,
 
 Status PrimaryContexts::Retain(int ordinal) {
   cuda::Device device = 0;
-  RETURN_IF_ERROR(
-      library_.Check(library_.cuda.DeviceGet(&device, ordinal), "cuDeviceGet"));
+  RETURN_IF_ERROR(library_.Try(library_.cuda.DeviceGet, &device, ordinal));
   cuda::Context context = nullptr;
-  RETURN_IF_ERROR(library_.Check(library_.cuda.DevicePrimaryCtxRetain(&context, device),
-                                 "cuDevicePrimaryCtxRetain"));
+  RETURN_IF_ERROR(library_.Try(library_.cuda.DevicePrimaryCtxRetain, &context, device));
   devices_.push_back(device);
   contexts_.push_back(context);
   return PrepareDeviceStop(library_, context);

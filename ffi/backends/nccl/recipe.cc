@@ -1,9 +1,7 @@
 #include "ffi/backends/nccl/recipe.h"
 
 #include <algorithm>
-#include <atomic>
 #include <optional>
-#include <utility>
 
 #include "ffi/backends/nccl/one_shot_sum.h"
 
@@ -45,48 +43,34 @@ Natives NativesOf(const nccl::Api& api) {
 
 }  // namespace
 
-uint64_t NextCommunicatorNumber() {
-  static std::atomic<uint64_t> next{1};
-  return next.fetch_add(1);
+ErrorOr<const Recipe*> Recipes::Find(const CallSite& site, const RankFacts& rank,
+                                     bool with_copies) {
+  OfRank& own = of_ranks_[rank.place];
+  std::lock_guard<std::mutex> lock(own.mutex);
+  return own.recipes.Find(site, [&] { return Make(site, rank, with_copies); });
 }
 
-Status FindRecipe(const NcclLibrary& library, CallSite& site, const RecipeOf& of,
-                  const Recipe** recipe) {
+ErrorOr<Recipe> Recipes::Make(const CallSite& site, const RankFacts& rank,
+                              bool with_copies) {
+  ASSIGN_OR_RETURN(const Plan plan, site.MakePlan(rank.size, /*operands_of=*/nullptr));
+  Recipe made;
+  ASSIGN_OR_RETURN(made.steps,
+                   MakeSteps(site, plan, rank.rank, NativesOf(library_.nccl)));
   // Most calls are too small for copies, and their copies are never counted.
-  std::shared_ptr<const PeerPlan> copies;
-  if (of.with_copies && site.operand_bytes() * (of.size - 1) >= kLeastCopiedBytes) {
-    copies = FindPeerPlan(site, of.communicator, of.size);
+  if (with_copies && site.operand_bytes() * (rank.size - 1) >= kLeastCopiedBytes) {
+    made.copies = CopiesOf(site, plan);
   }
-  Status status = OkStatus();
-  const uint64_t key = of.communicator << 40 | static_cast<uint64_t>(of.rank) << 20 |
-                       static_cast<uint64_t>(of.size);
-  const auto make = [&]() -> std::shared_ptr<const Recipe> {
-    Plan plan;
-    auto made = std::make_shared<Recipe>();
-    status = site.MakePlan(of.size, nullptr, &plan);
-    if (status.success()) {
-      status = MakeSteps(site, plan, of.rank, NativesOf(library.nccl), &made->steps);
-    }
-    if (status.failure()) return nullptr;
-    made->copies = std::move(copies);
-    made->facts = FactsOf(site, plan, *made);
-    return made;
-  };
-  *recipe = site.Derived<Recipe>(key, make).get();
-  return status;
+  made.facts = FactsOf(site, plan, made);
+  return made;
 }
 
-std::shared_ptr<const PeerPlan> FindPeerPlan(CallSite& site, uint64_t communicator,
-                                             int size) {
-  const uint64_t key = communicator << 40 | static_cast<uint64_t>(size);
-  const auto make = [&]() -> std::shared_ptr<const PeerPlan> {
-    Plan plan;
-    if (site.MakePlan(size, nullptr, &plan).failure()) {
-      return std::make_shared<PeerPlan>();
-    }
-    return std::make_shared<PeerPlan>(MakePeerPlan(site, plan));
-  };
-  return site.Derived<PeerPlan>(key, make);
+std::shared_ptr<const PeerPlan> Recipes::CopiesOf(const CallSite& site,
+                                                  const Plan& plan) {
+  using Copies = std::shared_ptr<const PeerPlan>;
+  std::lock_guard<std::mutex> lock(mutex_);
+  return **copies_[plan.size].Find(site, [&]() -> ErrorOr<Copies> {
+    return std::make_shared<const PeerPlan>(MakePeerPlan(site, plan));
+  });
 }
 
 }  // namespace jaxcomm

@@ -2,15 +2,20 @@
 #ifndef JAXCOMM_FFI_BACKENDS_NCCL_RECIPE_H_
 #define JAXCOMM_FFI_BACKENDS_NCCL_RECIPE_H_
 
-#include <cstdint>
+#include <cstddef>
+#include <deque>
+#include <map>
 #include <memory>
+#include <mutex>
 
 #include "ffi/backends/nccl/engine_choice.h"
 #include "ffi/backends/nccl/library.h"
 #include "ffi/backends/nccl/peer_plan.h"
+#include "ffi/backends/nccl/rank_facts.h"
 #include "ffi/backends/nccl/steps.h"
 #include "ffi/base/status.h"
 #include "ffi/core/call_site.h"
+#include "ffi/core/derived_cache.h"
 
 namespace jaxcomm {
 
@@ -21,25 +26,35 @@ struct Recipe {
   std::shared_ptr<const PeerPlan> copies;
 };
 
-// Whose recipe it is.
-struct RecipeOf {
-  uint64_t communicator = 0;  // its NextCommunicatorNumber()
-  int size = 0, rank = 0;
-  bool with_copies = false;  // whether copy engines may do it
+// The recipes of the ranks of one communicator in this process. Thread-safe.
+class Recipes {
+ public:
+  // `ranks`: how many there are.
+  Recipes(const NcclLibrary& library, size_t ranks)
+      : library_(library), of_ranks_(ranks) {}
+
+  // Finds the recipe of a rank at a call site. Fails if NCCL cannot do the call.
+  // `with_copies`: whether copy engines may do it.
+  ErrorOr<const Recipe*> Find(const CallSite& site, const RankFacts& rank,
+                              bool with_copies);
+
+ private:
+  // Ranks call at the same time: each has a lock of its own.
+  struct alignas(64) OfRank {
+    std::mutex mutex;
+    DerivedCache<Recipe> recipes;
+  };
+
+  ErrorOr<Recipe> Make(const CallSite& site, const RankFacts& rank, bool with_copies);
+  // The copies of all ranks of a group.
+  std::shared_ptr<const PeerPlan> CopiesOf(const CallSite& site, const Plan& plan);
+
+  const NcclLibrary& library_;
+  std::deque<OfRank> of_ranks_;  // by place
+  std::mutex mutex_;
+  // By the size of the group.
+  std::map<int, DerivedCache<std::shared_ptr<const PeerPlan>>> copies_;
 };
-
-// Tells communicators of this process apart.
-uint64_t NextCommunicatorNumber();
-
-// Finds the recipe of a rank at a call site, which is kept as long as the site. Fails
-// if NCCL cannot do the call.
-Status FindRecipe(const NcclLibrary& library, CallSite& site, const RecipeOf& of,
-                  const Recipe** recipe);
-
-// Finds the copies of all ranks of a group. Without parts where the site has no plan
-// that can be made in advance: FindRecipe() says why.
-std::shared_ptr<const PeerPlan> FindPeerPlan(CallSite& site, uint64_t communicator,
-                                             int size);
 
 }  // namespace jaxcomm
 

@@ -8,46 +8,33 @@ Status RunStep(const NcclLibrary& library, const Step& step, const Call& call,
   const char* from = static_cast<const char*>(call.operands[step.leaf]) + step.from;
   char* to = static_cast<char*>(call.results[step.leaf]) + step.to;
   const nccl::Api& api = library.nccl;
+  const auto run = [&](const auto& function, auto... arguments) {
+    return finish(function(arguments..., comm, stream), function.name);
+  };
   switch (step.kind) {
     case Step::Kind::kCopy:
     case Step::Kind::kZero:
       return RunLocalStep(library, step, call.operands, call.results, stream);
     case Step::Kind::kSend:
-      return finish(api.Send(from, step.count, step.type, step.peer, comm, stream),
-                    "ncclSend");
+      return run(api.Send, from, step.count, step.type, step.peer);
     case Step::Kind::kRecv:
-      return finish(api.Recv(to, step.count, step.type, step.peer, comm, stream),
-                    "ncclRecv");
+      return run(api.Recv, to, step.count, step.type, step.peer);
     case Step::Kind::kAllReduce:
-      return finish(
-          api.AllReduce(from, to, step.count, step.type, step.op, comm, stream),
-          "ncclAllReduce");
+      return run(api.AllReduce, from, to, step.count, step.type, step.op);
     case Step::Kind::kReduce:
-      return finish(
-          api.Reduce(from, to, step.count, step.type, step.op, step.peer, comm, stream),
-          "ncclReduce");
+      return run(api.Reduce, from, to, step.count, step.type, step.op, step.peer);
     case Step::Kind::kReduceScatter:
-      return finish(
-          api.ReduceScatter(from, to, step.count, step.type, step.op, comm, stream),
-          "ncclReduceScatter");
+      return run(api.ReduceScatter, from, to, step.count, step.type, step.op);
     case Step::Kind::kAllGather:
-      return finish(api.AllGather(from, to, step.count, step.type, comm, stream),
-                    "ncclAllGather");
+      return run(api.AllGather, from, to, step.count, step.type);
     case Step::Kind::kAllToAll:
-      return finish(api.AlltoAll(from, to, step.count, step.type, comm, stream),
-                    "ncclAlltoAll");
+      return run(api.AlltoAll, from, to, step.count, step.type);
     case Step::Kind::kBroadcast:
-      return finish(
-          api.Broadcast(from, to, step.count, step.type, step.peer, comm, stream),
-          "ncclBroadcast");
+      return run(api.Broadcast, from, to, step.count, step.type, step.peer);
     case Step::Kind::kGather:
-      return finish(
-          api.Gather(from, to, step.count, step.type, step.peer, comm, stream),
-          "ncclGather");
+      return run(api.Gather, from, to, step.count, step.type, step.peer);
     case Step::Kind::kScatter:
-      return finish(
-          api.Scatter(from, to, step.count, step.type, step.peer, comm, stream),
-          "ncclScatter");
+      return run(api.Scatter, from, to, step.count, step.type, step.peer);
   }
   return OkStatus();
 }
@@ -60,15 +47,12 @@ Status RunLocalStep(const NcclLibrary& library, const Step& step,
   const char* from = static_cast<const char*>(operands[step.leaf]) + step.from;
   char* to = static_cast<char*>(results[step.leaf]) + step.to;
   if (step.kind == Step::Kind::kZero) {
-    return library.Check(library.cuda.MemsetD8Async(reinterpret_cast<cuda::Pointer>(to),
-                                                    0, step.count, stream),
-                         "cuMemsetD8Async");
+    return library.Try(library.cuda.MemsetD8Async, reinterpret_cast<cuda::Pointer>(to),
+                       0, step.count, stream);
   }
   if (from == to) return OkStatus();
-  return library.Check(library.cuda.MemcpyDtoDAsync(
-                           reinterpret_cast<cuda::Pointer>(to),
-                           reinterpret_cast<cuda::Pointer>(from), step.count, stream),
-                       "cuMemcpyDtoDAsync");
+  return library.Try(library.cuda.MemcpyDtoDAsync, reinterpret_cast<cuda::Pointer>(to),
+                     reinterpret_cast<cuda::Pointer>(from), step.count, stream);
 }
 
 Status RunSteps(const NcclLibrary& library, const Steps& steps, const Call& call,
@@ -82,7 +66,7 @@ Status RunSteps(const NcclLibrary& library, const Steps& steps, const Call& call
   }
   if (status.failure() || steps.grouped.empty()) return status;
   if (steps.grouped.size() == 1) return run(steps.grouped[0]);
-  RETURN_IF_ERROR(library.Check(library.nccl.GroupStart(), "ncclGroupStart"));
+  RETURN_IF_ERROR(library.Try(library.nccl.GroupStart));
   for (const Step& step : steps.grouped) {
     if (status.success()) status = run(step);
   }

@@ -5,9 +5,8 @@
 namespace jaxcomm {
 
 Status SplitPhase::Prepare() {
-  return library_.Check(
-      library_.cuda.StreamCreateWithPriority(&stream_, cuda::kStreamNonBlocking, -1),
-      "cuStreamCreateWithPriority");
+  return library_.Try(library_.cuda.StreamCreateWithPriority, &stream_,
+                      cuda::kStreamNonBlocking, -1);
 }
 
 void SplitPhase::Release() {
@@ -16,7 +15,7 @@ void SplitPhase::Release() {
   if (stream_ != nullptr) library_.cuda.StreamDestroy(stream_);
 }
 
-Status SplitPhase::TakeEvent(const void* mark, cuda::Event* event) {
+ErrorOr<cuda::Event> SplitPhase::TakeEvent(const void* mark) {
   std::lock_guard<std::mutex> lock(mutex_);
   // The program of an earlier start into these results failed before its end.
   for (size_t i = begun_.size(); mark != nullptr && i-- > 0;) {
@@ -24,29 +23,29 @@ Status SplitPhase::TakeEvent(const void* mark, cuda::Event* event) {
     spare_.push_back(begun_[i].event);
     begun_.erase(begun_.begin() + static_cast<ptrdiff_t>(i));
   }
+  cuda::Event event = nullptr;
   if (spare_.empty()) {
-    return library_.Check(library_.cuda.EventCreate(event, cuda::kEventDisableTiming),
-                          "cuEventCreate");
+    RETURN_IF_ERROR(
+        library_.Try(library_.cuda.EventCreate, &event, cuda::kEventDisableTiming));
+  } else {
+    event = spare_.back();
+    spare_.pop_back();
   }
-  *event = spare_.back();
-  spare_.pop_back();
-  return OkStatus();
+  return event;
 }
 
 Status SplitPhase::Start(const Call& call, cuda::Stream stream,
                          const std::function<Status()>& give) {
   const void* const mark = MarkOf(call);
-  cuda::Event event = nullptr;
-  RETURN_IF_ERROR(TakeEvent(mark, &event));
+  ASSIGN_OR_RETURN(const cuda::Event event, TakeEvent(mark));
   const auto record = [&](cuda::Stream on) {
-    return library_.Check(library_.cuda.EventRecord(event, on), "cuEventRecord");
+    return library_.Try(library_.cuda.EventRecord, event, on);
   };
   // The operands are there once `stream` has come so far, and the results once the
   // rank's own stream has come to the end of the operation.
   Status status = record(stream);
   if (status.success()) {
-    status = library_.Check(library_.cuda.StreamWaitEvent(stream_, event, 0),
-                            "cuStreamWaitEvent");
+    status = library_.Try(library_.cuda.StreamWaitEvent, stream_, event, 0);
   }
   if (status.success()) status = give();
   if (status.success()) status = record(stream_);
@@ -64,14 +63,14 @@ Status SplitPhase::WaitForEarlierRuns(const Call& call, cuda::Stream stream) {
   std::lock_guard<std::mutex> lock(mutex_);
   for (Begun& begun : begun_) {
     if (begun.run == call.run_id || begun.is_waited_for) continue;
-    RETURN_IF_ERROR(library_.Check(
-        library_.cuda.StreamWaitEvent(stream, begun.event, 0), "cuStreamWaitEvent"));
+    RETURN_IF_ERROR(
+        library_.Try(library_.cuda.StreamWaitEvent, stream, begun.event, 0));
     begun.is_waited_for = true;
   }
   return OkStatus();
 }
 
-Status SplitPhase::Done(const Call& call, cuda::Stream stream, bool* is_begun) {
+ErrorOr<bool> SplitPhase::Done(const Call& call, cuda::Stream stream) {
   const void* const mark = MarkOf(call);
   cuda::Event event = nullptr;
   {
@@ -82,13 +81,12 @@ Status SplitPhase::Done(const Call& call, cuda::Stream stream, bool* is_begun) {
       begun_.erase(begun_.begin() + static_cast<ptrdiff_t>(i));
     }
   }
-  *is_begun = event != nullptr;
-  if (event == nullptr) return OkStatus();
-  const Status status = library_.Check(library_.cuda.StreamWaitEvent(stream, event, 0),
-                                       "cuStreamWaitEvent");
+  if (event == nullptr) return false;
+  const Status status = library_.Try(library_.cuda.StreamWaitEvent, stream, event, 0);
   std::lock_guard<std::mutex> lock(mutex_);
   spare_.push_back(event);
-  return status;
+  if (status.failure()) return status;
+  return true;
 }
 
 }  // namespace jaxcomm

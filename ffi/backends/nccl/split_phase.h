@@ -40,8 +40,8 @@ class SplitPhase {
   // for all that earlier runs started and did not end. Their programs failed, so XLA
   // hands out the memory of results that are still to be written.
   Status WaitForEarlierRuns(const Call& call, cuda::Stream stream);
-  // Has `stream` wait for the results. `*is_begun`: whether the call was started.
-  Status Done(const Call& call, cuda::Stream stream, bool* is_begun);
+  // Has `stream` wait for the results. Returns whether the call was started.
+  ErrorOr<bool> Done(const Call& call, cuda::Stream stream);
 
  private:
   struct Begun {
@@ -51,7 +51,7 @@ class SplitPhase {
     bool is_waited_for = false;  // by a later run
   };
 
-  Status TakeEvent(const void* mark, cuda::Event* event);
+  ErrorOr<cuda::Event> TakeEvent(const void* mark);
 
   const NcclLibrary& library_;
   cuda::Stream stream_ = nullptr;

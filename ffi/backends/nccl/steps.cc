@@ -1,6 +1,7 @@
 #include "ffi/backends/nccl/steps.h"
 
 #include <optional>
+#include <utility>
 
 namespace jaxcomm {
 namespace {
@@ -12,59 +13,30 @@ struct Number {
   int parts = 1;  // a complex number is two
 };
 
+constexpr std::pair<DataType, nccl::Type> kTypes[] = {
+    {DataType::S8, nccl::Type::kInt8},     {DataType::U8, nccl::Type::kUint8},
+    {DataType::S32, nccl::Type::kInt32},   {DataType::U32, nccl::Type::kUint32},
+    {DataType::S64, nccl::Type::kInt64},   {DataType::U64, nccl::Type::kUint64},
+    {DataType::F16, nccl::Type::kFloat16}, {DataType::BF16, nccl::Type::kBfloat16},
+    {DataType::F32, nccl::Type::kFloat32}, {DataType::F64, nccl::Type::kFloat64},
+};
+
+// By ReduceOp.
+constexpr nccl::RedOp kRedOps[] = {nccl::RedOp::kSum, nccl::RedOp::kProd,
+                                   nccl::RedOp::kMax, nccl::RedOp::kMin,
+                                   nccl::RedOp::kAvg};
+
 // The type NCCL reduces as which; none if it cannot.
 std::optional<Number> NumberOf(DataType dtype, ReduceOp op) {
-  switch (dtype) {
-    case DataType::S8:
-      return Number{nccl::Type::kInt8};
-    case DataType::U8:
-      return Number{nccl::Type::kUint8};
-    case DataType::S32:
-      return Number{nccl::Type::kInt32};
-    case DataType::U32:
-      return Number{nccl::Type::kUint32};
-    case DataType::S64:
-      return Number{nccl::Type::kInt64};
-    case DataType::U64:
-      return Number{nccl::Type::kUint64};
-    case DataType::F16:
-      return Number{nccl::Type::kFloat16};
-    case DataType::BF16:
-      return Number{nccl::Type::kBfloat16};
-    case DataType::F32:
-      return Number{nccl::Type::kFloat32};
-    case DataType::F64:
-      return Number{nccl::Type::kFloat64};
-    case DataType::PRED:
-      if (op == ReduceOp::kMax || op == ReduceOp::kMin) {
-        return Number{nccl::Type::kUint8};
-      }
-      return std::nullopt;
-    case DataType::C64:
-      if (op == ReduceOp::kSum) return Number{nccl::Type::kFloat32, 2};
-      return std::nullopt;
-    case DataType::C128:
-      if (op == ReduceOp::kSum) return Number{nccl::Type::kFloat64, 2};
-      return std::nullopt;
-    default:
-      return std::nullopt;
+  for (const auto& [known, type] : kTypes) {
+    if (known == dtype) return Number{type};
   }
-}
-
-nccl::RedOp RedOpOf(ReduceOp op) {
-  switch (op) {
-    case ReduceOp::kSum:
-      return nccl::RedOp::kSum;
-    case ReduceOp::kProduct:
-      return nccl::RedOp::kProd;
-    case ReduceOp::kMax:
-      return nccl::RedOp::kMax;
-    case ReduceOp::kMin:
-      return nccl::RedOp::kMin;
-    case ReduceOp::kMean:
-      return nccl::RedOp::kAvg;
-  }
-  return nccl::RedOp::kSum;
+  const bool picks = op == ReduceOp::kMax || op == ReduceOp::kMin;
+  if (dtype == DataType::PRED && picks) return Number{nccl::Type::kUint8};
+  if (op != ReduceOp::kSum) return std::nullopt;
+  if (dtype == DataType::C64) return Number{nccl::Type::kFloat32, 2};
+  if (dtype == DataType::C128) return Number{nccl::Type::kFloat64, 2};
+  return std::nullopt;
 }
 
 // Joins rows that lie one behind the other on both sides.
@@ -82,24 +54,24 @@ Move Joined(Move move) {
 
 class Maker {
  public:
-  Maker(const CallSite& site, const Plan& plan, int rank, Natives natives, Steps* steps)
-      : site_(site), plan_(plan), rank_(rank), natives_(natives), steps_(*steps) {}
+  Maker(const CallSite& site, const Plan& plan, int rank, Natives natives)
+      : site_(site), plan_(plan), rank_(rank), natives_(natives) {}
 
-  Status AddLeaf(int leaf) {
-    leaf_ = leaf;
-    element_bytes_ = static_cast<int64_t>(site_.results()[leaf].element_bytes);
-    if (!AddNative(plan_.leaves[leaf])) {
-      plan_.ForEachMove(leaf, rank_, [this](const Move& move) { AddMove(move); });
+  ErrorOr<Steps> Make() {
+    for (leaf_ = 0; leaf_ < static_cast<int>(plan_.leaves.size()); ++leaf_) {
+      element_bytes_ = static_cast<int64_t>(site_.results()[leaf_].element_bytes);
+      if (!AddNative(plan_.leaves[leaf_])) {
+        plan_.ForEachMove(leaf_, rank_, [this](const Move& move) { AddMove(move); });
+      }
+      RETURN_IF_ERROR(status_);
     }
-    return status_;
+    return std::move(steps_);
   }
 
  private:
   bool IsAll(const Ranks& ranks) const {
     return static_cast<int>(ranks.size()) == plan_.size;
   }
-
-  bool Has(Natives natives) const { return natives_ >= natives; }
 
   // Adds the one NCCL function that does what the plan does with a leaf, if there is
   // one: they take contiguous parts.
@@ -120,34 +92,27 @@ class Maker {
         if (rank_ != plan_.root) AddZeros(part);
         return true;
       case Plan::Kind::kAllGather:
-        if (!Has(Natives::kOf218)) return false;
-        AddGrouped(Kind::kAllGather, part);
-        return true;
+        return AddWhole(Natives::kOf218, Kind::kAllGather, part);
       case Plan::Kind::kBroadcast:
-        if (!Has(Natives::kOf218)) return false;
-        AddGrouped(Kind::kBroadcast, part, plan_.root);
-        return true;
+        return AddWhole(Natives::kOf218, Kind::kBroadcast, part, plan_.root);
       case Plan::Kind::kAllToAll:
-        if (!Has(Natives::kOf228)) return false;
-        AddGrouped(Kind::kAllToAll, part);
-        return true;
+        return AddWhole(Natives::kOf228, Kind::kAllToAll, part);
+      case Plan::Kind::kScatter:
+        return AddWhole(Natives::kOf228, Kind::kScatter, part, plan_.root);
       case Plan::Kind::kGather:
-        if (!Has(Natives::kOf228)) return false;
-        AddGrouped(Kind::kGather, part, plan_.root);
+        if (!AddWhole(Natives::kOf228, Kind::kGather, part, plan_.root)) return false;
         if (rank_ != plan_.root) AddZeros(plan_.size * part);
         return true;
-      case Plan::Kind::kScatter:
-        if (!Has(Natives::kOf228)) return false;
-        AddGrouped(Kind::kScatter, part, plan_.root);
-        return true;
-      case Plan::Kind::kBarrier:
-      case Plan::Kind::kCheckPositions:
-      case Plan::Kind::kPermute:
-      case Plan::Kind::kRaggedAllToAll:
-      case Plan::Kind::kScan:
+      default:
         return false;
     }
-    return false;
+  }
+
+  // Adds a function for a whole collective, if it may be used.
+  bool AddWhole(Natives since, Kind kind, int64_t elements, int root = 0) {
+    if (natives_ < since) return false;
+    AddGrouped(kind, 0, 0, elements, root);
+    return true;
   }
 
   Step StepOf(Kind kind, int64_t from, int64_t to, int64_t elements) const {
@@ -160,9 +125,6 @@ class Maker {
     return step;
   }
 
-  void AddGrouped(Kind kind, int64_t elements, int root = 0) {
-    AddGrouped(kind, 0, 0, elements, root);
-  }
   void AddGrouped(Kind kind, int64_t from, int64_t to, int64_t elements, int peer) {
     Step step = StepOf(kind, from, to, elements);
     step.peer = peer;
@@ -186,7 +148,7 @@ class Maker {
     Step step = StepOf(kind, from, to, 0);
     step.count = static_cast<size_t>(count * number->parts);
     step.type = number->type;
-    step.op = RedOpOf(op);
+    step.op = kRedOps[static_cast<int>(op)];
     step.peer = root;
     steps_.grouped.push_back(step);
   }
@@ -240,7 +202,7 @@ class Maker {
   const Plan& plan_;
   const int rank_;
   const Natives natives_;
-  Steps& steps_;
+  Steps steps_;
   int leaf_ = 0;
   int64_t element_bytes_ = 0;
   Status status_ = OkStatus();
@@ -248,13 +210,9 @@ class Maker {
 
 }  // namespace
 
-Status MakeSteps(const CallSite& site, const Plan& plan, int rank, Natives natives,
-                 Steps* steps) {
-  Maker maker(site, plan, rank, natives, steps);
-  for (int leaf = 0; leaf < static_cast<int>(plan.leaves.size()); ++leaf) {
-    RETURN_IF_ERROR(maker.AddLeaf(leaf));
-  }
-  return OkStatus();
+ErrorOr<Steps> MakeSteps(const CallSite& site, const Plan& plan, int rank,
+                         Natives natives) {
+  return Maker(site, plan, rank, natives).Make();
 }
 
 }  // namespace jaxcomm

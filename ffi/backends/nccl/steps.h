@@ -53,8 +53,8 @@ enum class Natives { kNone, kOf218, kOf228 };
 // theirs in the same order.
 // Fails for reductions that NCCL has not: the lowering is to have made something else
 // of them.
-Status MakeSteps(const CallSite& site, const Plan& plan, int rank, Natives natives,
-                 Steps* steps);
+ErrorOr<Steps> MakeSteps(const CallSite& site, const Plan& plan, int rank,
+                         Natives natives);
 
 }  // namespace jaxcomm
 

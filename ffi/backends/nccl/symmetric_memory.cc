@@ -18,9 +18,8 @@ std::atomic<uint64_t> next_segment{1};
 SymmetricMemory::SymmetricMemory(const NcclLibrary& library, int64_t bytes)
     : library_(library), segment_(next_segment.fetch_add(1)), bytes_(bytes) {}
 
-Status SymmetricMemory::Create(const NcclLibrary& library,
-                               const std::vector<int>& ordinals, int64_t bytes,
-                               std::shared_ptr<SymmetricMemory>* memory) {
+ErrorOr<std::shared_ptr<SymmetricMemory>> SymmetricMemory::Create(
+    const NcclLibrary& library, const std::vector<int>& ordinals, int64_t bytes) {
   if (library.nccl.MemAlloc == nullptr || library.nccl.MemFree == nullptr) {
     return FailedPrecondition("NCCL ", library.VersionText(),
                               " has no ncclMemAlloc; 2.19 and newer have");
@@ -30,29 +29,23 @@ Status SymmetricMemory::Create(const NcclLibrary& library,
     cuda::Device device = 0;
     Part part;
     part.ordinal = ordinal;
-    Status status =
-        library.Check(library.cuda.DeviceGet(&device, ordinal), "cuDeviceGet");
-    if (status.success()) {
-      status = library.Check(library.cuda.DevicePrimaryCtxRetain(&part.context, device),
-                             "cuDevicePrimaryCtxRetain");
-    }
-    if (status.failure()) return status;
+    RETURN_IF_ERROR(library.Try(library.cuda.DeviceGet, &device, ordinal));
+    RETURN_IF_ERROR(
+        library.Try(library.cuda.DevicePrimaryCtxRetain, &part.context, device));
     CurrentContext current(library.cuda, part.context);
-    status = library.Check(
-        library.nccl.MemAlloc(&part.data, static_cast<size_t>(bytes)), "ncclMemAlloc");
+    const Status status =
+        library.Try(library.nccl.MemAlloc, &part.data, static_cast<size_t>(bytes));
     made->parts_.push_back(part);
     if (status.failure()) {
       size_t free = 0, total = 0;
       library.cuda.MemGetInfo(&free, &total);
-      return Status(ErrorCode::kResourceExhausted,
-                    StrCat(status.message(), ". ", bytes,
-                           " bytes were asked for on "
-                           "device ",
-                           ordinal, ", which has ", free, " free"));
+      return Status(
+          ErrorCode::kResourceExhausted,
+          StrCat(status.message(), ". ", bytes, " bytes were asked for on device ",
+                 ordinal, ", which has ", free, " free"));
     }
   }
-  *memory = std::move(made);
-  return OkStatus();
+  return made;
 }
 
 SymmetricMemory::~SymmetricMemory() { Free(); }
@@ -85,7 +78,7 @@ void* SymmetricMemory::data(int ordinal) const {
   return nullptr;
 }
 
-Status SymmetricMemory::Take(int64_t bytes, int64_t* offset) {
+ErrorOr<int64_t> SymmetricMemory::Take(int64_t bytes) {
   if (bytes < 0) return InvalidArgument(bytes, " bytes were asked for");
   std::lock_guard<std::mutex> lock(mutex_);
   const int64_t taken = (bytes + kAlignment - 1) / kAlignment * kAlignment;
@@ -94,8 +87,7 @@ Status SymmetricMemory::Take(int64_t bytes, int64_t* offset) {
                   StrCat(bytes, " bytes a device were asked for, and ", bytes_ - used_,
                          " of ", bytes_, " are left"));
   }
-  *offset = used_.fetch_add(taken);
-  return OkStatus();
+  return used_.fetch_add(taken);
 }
 
 Status SymmetricMemory::Reset() {
@@ -181,18 +173,11 @@ std::string Windows::Finish(const NcclLibrary& library, nccl::Comm comm,
   return "";
 }
 
-bool Windows::Has(uint64_t segment) const {
+const std::string* Windows::How(uint64_t segment) const {
   for (const Entry& entry : entries_) {
-    if (entry.segment == segment) return true;
+    if (entry.segment == segment) return &entry.how;
   }
-  return false;
-}
-
-std::string Windows::How(uint64_t segment) const {
-  for (const Entry& entry : entries_) {
-    if (entry.segment == segment) return entry.how;
-  }
-  return "";
+  return nullptr;
 }
 
 void Windows::Release(const NcclLibrary& library, nccl::Comm comm, const Entry& entry) {

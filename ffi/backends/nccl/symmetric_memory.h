@@ -29,8 +29,8 @@ class SymmetricMemory : public std::enable_shared_from_this<SymmetricMemory> {
   };
 
   // Ordinals: of the local devices.
-  static Status Create(const NcclLibrary& library, const std::vector<int>& ordinals,
-                       int64_t bytes, std::shared_ptr<SymmetricMemory>* memory);
+  static ErrorOr<std::shared_ptr<SymmetricMemory>> Create(
+      const NcclLibrary& library, const std::vector<int>& ordinals, int64_t bytes);
   // Deregisters it first.
   ~SymmetricMemory();
 
@@ -44,7 +44,7 @@ class SymmetricMemory : public std::enable_shared_from_this<SymmetricMemory> {
   void* data(int ordinal) const;
 
   // The offset of a new block of this many bytes, the same on every device.
-  Status Take(int64_t bytes, int64_t* offset);
+  ErrorOr<int64_t> Take(int64_t bytes);
   // Fails while somebody holds a block.
   Status Reset();
   // To be called for each device's part of a block, when it is handed out and when it
@@ -90,8 +90,8 @@ class Windows {
   // and why where ncclCommRegister had to do, or why the memory is not registered.
   std::string Finish(const NcclLibrary& library, nccl::Comm comm, uint64_t segment,
                      const Status& ended);
-  bool Has(uint64_t segment) const;
-  std::string How(uint64_t segment) const;
+  // How a segment is registered; null if it is not.
+  const std::string* How(uint64_t segment) const;
 
   // Whether all the bytes are in one registered segment.
   bool Cover(const void* data, int64_t bytes) const {

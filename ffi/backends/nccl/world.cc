@@ -20,10 +20,10 @@ bool NcclWorld::AddDeviceBytes(int64_t* bytes) const {
   return is_known;
 }
 
-Status NcclWorld::Create(const NcclLibrary& library, int size,
-                         std::vector<NcclDevice> devices, const std::string& unique_id,
-                         const NcclSettings& settings, const NcclPatience& patience,
-                         std::vector<Peer> peers, std::shared_ptr<NcclWorld>* world) {
+ErrorOr<std::shared_ptr<NcclWorld>> NcclWorld::Create(
+    const NcclLibrary& library, int size, std::vector<NcclDevice> devices,
+    const std::string& unique_id, const NcclSettings& settings,
+    const NcclPatience& patience, std::vector<Peer> peers) {
   nccl::UniqueId id;
   if (unique_id.size() != sizeof(id.internal)) {
     return InvalidArgument("a unique id of NCCL has ", sizeof(id.internal),
@@ -46,10 +46,8 @@ Status NcclWorld::Create(const NcclLibrary& library, int size,
   Status status =
       library.InGroup("ncclCommInitRankConfig", made->devices_.size(), [&](size_t i) {
         CurrentContext current(library.cuda, contexts[i]);
-        return library.Check(
-            library.nccl.CommInitRankConfig(&made->comms_[i], size, id,
-                                            made->devices_[i].rank, &config),
-            "ncclCommInitRankConfig");
+        return library.Try(library.nccl.CommInitRankConfig, &made->comms_[i], size, id,
+                           made->devices_[i].rank, &config);
       });
   if (status.success()) {
     status = WaitUntilReady(library, made->comms_, patience, "ncclCommInitRankConfig");
@@ -73,8 +71,7 @@ Status NcclWorld::Create(const NcclLibrary& library, int size,
           WakeWatchdog();
         });
   }
-  *world = std::move(made);
-  return OkStatus();
+  return made;
 }
 
 NcclWorld::~NcclWorld() {
@@ -85,21 +82,20 @@ NcclWorld::~NcclWorld() {
   for (const auto& children : abandoned_) EndComms(library_, *children, /*abort=*/true);
 }
 
-Status NcclWorld::Split(const std::vector<int>& colors, const std::vector<int>& keys,
-                        const NcclSettings& settings, const NcclPatience& patience,
-                        std::vector<nccl::Comm>* children) {
+ErrorOr<std::vector<nccl::Comm>> NcclWorld::Split(const std::vector<int>& colors,
+                                                  const std::vector<int>& keys,
+                                                  const NcclSettings& settings,
+                                                  const NcclPatience& patience) {
   nccl::Config config = settings.ConfigFor(library_);
   // Unless it blocks, NCCL gives every operation to a thread of its own, which takes
   // 300 us. The split is polled all the same, as its parent is.
   if (config.blocking == nccl::kUndefined) config.blocking = 1;
-  children->clear();
   // NCCL keeps the addresses until it is done, whether or not we wait for that.
   auto made = std::make_unique<std::vector<nccl::Comm>>(devices_.size(), nullptr);
   Status status = library_.InGroup("ncclCommSplit", devices_.size(), [&](size_t i) {
     CurrentContext current(library_.cuda, contexts_[i]);
-    return library_.Check(
-        library_.nccl.CommSplit(comms_[i], colors[i], keys[i], &(*made)[i], &config),
-        "ncclCommSplit");
+    return library_.Try(library_.nccl.CommSplit, comms_[i], colors[i], keys[i],
+                        &(*made)[i], &config);
   });
   if (status.success()) {
     status = WaitUntilReady(library_, comms_, patience, "ncclCommSplit");
@@ -127,8 +123,7 @@ Status NcclWorld::Split(const std::vector<int>& colors, const std::vector<int>& 
     abandoned_.push_back(std::move(made));
     return status;
   }
-  *children = std::move(*made);
-  return OkStatus();
+  return std::move(*made);
 }
 
 }  // namespace jaxcomm

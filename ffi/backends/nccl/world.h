@@ -22,18 +22,19 @@ class NcclWorld : public std::enable_shared_from_this<NcclWorld> {
  public:
   // Joins the `size` ranks that know `unique_id`; every process calls it.
   // `peers`: those of the other processes whose end this one can see.
-  static Status Create(const NcclLibrary& library, int size,
-                       std::vector<NcclDevice> devices, const std::string& unique_id,
-                       const NcclSettings& settings, const NcclPatience& patience,
-                       std::vector<Peer> peers, std::shared_ptr<NcclWorld>* world);
+  static ErrorOr<std::shared_ptr<NcclWorld>> Create(
+      const NcclLibrary& library, int size, std::vector<NcclDevice> devices,
+      const std::string& unique_id, const NcclSettings& settings,
+      const NcclPatience& patience, std::vector<Peer> peers);
   ~NcclWorld();
 
   // Splits off communicators, one for each of the local devices: those of a color
   // belong together, in the order of their keys; null where the color is
   // nccl::kNoColor. Every process calls it.
-  Status Split(const std::vector<int>& colors, const std::vector<int>& keys,
-               const NcclSettings& settings, const NcclPatience& patience,
-               std::vector<nccl::Comm>* children);
+  ErrorOr<std::vector<nccl::Comm>> Split(const std::vector<int>& colors,
+                                         const std::vector<int>& keys,
+                                         const NcclSettings& settings,
+                                         const NcclPatience& patience);
 
   // Shared by its communicators, which fail together.
   const std::shared_ptr<WorldHealth>& health() const { return health_; }

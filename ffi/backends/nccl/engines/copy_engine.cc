@@ -17,20 +17,13 @@ Status CopyEngine::Enqueue(const Call& call, const Recipe& recipe, LocalRank& ra
                            cuda::Stream stream) {
   const LaunchQueue::Counted counted(rank.queue.waiting);
   RETURN_IF_ERROR(StartOn(call, recipe, rank, stream, stream));
-  bool is_begun = false;
-  return End(call, rank, stream, &is_begun);
+  return End(call, rank, stream).status();
 }
 
 Status CopyEngine::Start(const Call& call, const Recipe& recipe, LocalRank& rank,
                          cuda::Stream stream) {
   const LaunchQueue::Counted counted(rank.queue.waiting);
   return StartOn(call, recipe, rank, stream, /*on=*/nullptr);
-}
-
-Status CopyEngine::Done(const Call& call, LocalRank& rank, cuda::Stream stream,
-                        bool* is_begun) {
-  const LaunchQueue::Counted counted(rank.queue.waiting);
-  return End(call, rank, stream, is_begun);
 }
 
 Status CopyEngine::StartOn(const Call& call, const Recipe& recipe, LocalRank& rank,
@@ -48,20 +41,27 @@ Status CopyEngine::StartOn(const Call& call, const Recipe& recipe, LocalRank& ra
   return OkStatus();
 }
 
-Status CopyEngine::End(const Call& call, LocalRank& rank, cuda::Stream stream,
-                       bool* is_begun) {
+ErrorOr<bool> CopyEngine::Done(const Call& call, LocalRank& rank, cuda::Stream stream) {
+  const LaunchQueue::Counted counted(rank.queue.waiting);
+  return End(call, rank, stream);
+}
+
+ErrorOr<bool> CopyEngine::End(const Call& call, LocalRank& rank, cuda::Stream stream) {
   PeerCopies::LeftToNccl late;
+  bool is_begun = false;
   if (Status status = copies_->Done(MarkOf(call), rank.facts.place, stream,
-                                    spec_.timeout_seconds, is_begun, &late);
+                                    spec_.timeout_seconds, &is_begun, &late);
       status.failure()) {
     return health_.FailCall(call, rank.facts, status);
   }
-  if (late.is_empty()) return OkStatus();
+  if (late.is_empty()) return is_begun;
   Call left = call;
   left.operands = late.operands.data();
   left.results = late.results.data();
-  return rank.queue.Give(call, stream, late.named,
-                         [&] { return nccl_.Run(late.steps, left, rank, stream); });
+  RETURN_IF_ERROR(rank.queue.Give(call, stream, late.named, [&] {
+    return nccl_.Run(late.steps, left, rank, stream);
+  }));
+  return is_begun;
 }
 
 Status CopyEngine::Forget(const Call& call, LocalRank& rank, cuda::Stream stream) {

@@ -20,8 +20,7 @@ class CopyEngine final : public Engine {
                  cuda::Stream stream) override;
   Status Start(const Call& call, const Recipe& recipe, LocalRank& rank,
                cuda::Stream stream) override;
-  Status Done(const Call& call, LocalRank& rank, cuda::Stream stream,
-              bool* is_begun) override;
+  ErrorOr<bool> Done(const Call& call, LocalRank& rank, cuda::Stream stream) override;
   void Refuse(const Status& reason) override { copies_->Fail(reason); }
 
   // Drops what was started into the results of a call, since its program failed before
@@ -33,7 +32,7 @@ class CopyEngine final : public Engine {
   Status StartOn(const Call& call, const Recipe& recipe, LocalRank& rank,
                  cuda::Stream ready, cuda::Stream on);
   // Waits for the other ranks, and leaves to NCCL what they come too late for.
-  Status End(const Call& call, LocalRank& rank, cuda::Stream stream, bool* is_begun);
+  ErrorOr<bool> End(const Call& call, LocalRank& rank, cuda::Stream stream);
 
   const NcclLibrary& library_;
   const CommunicatorSpec& spec_;

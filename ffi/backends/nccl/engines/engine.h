@@ -2,8 +2,6 @@
 #ifndef JAXCOMM_FFI_BACKENDS_NCCL_ENGINES_ENGINE_H_
 #define JAXCOMM_FFI_BACKENDS_NCCL_ENGINES_ENGINE_H_
 
-#include <cstdint>
-
 #include "ffi/backends/nccl/local_rank.h"
 #include "ffi/backends/nccl/recipe.h"
 #include "ffi/base/status.h"
@@ -22,7 +20,7 @@ class Engine {
                          cuda::Stream stream) = 0;
 
   // The same as a split-phase collective: `stream` goes on while the results arrive,
-  // and waits for them at Done(). `*is_begun`: whether this engine started the call.
+  // and waits for them at Done(), which returns whether this engine started the call.
   // By default on a stream of the rank's own.
   virtual Status Start(const Call& call, const Recipe& recipe, LocalRank& rank,
                        cuda::Stream stream) {
@@ -30,9 +28,8 @@ class Engine {
       return Enqueue(call, recipe, rank, rank.split_phase.stream());
     });
   }
-  virtual Status Done(const Call& call, LocalRank& rank, cuda::Stream stream,
-                      bool* is_begun) {
-    return rank.split_phase.Done(call, stream, is_begun);
+  virtual ErrorOr<bool> Done(const Call& call, LocalRank& rank, cuda::Stream stream) {
+    return rank.split_phase.Done(call, stream);
   }
 
   // Lets kernels of ours go that wait for other ranks, without results. Requires that
@@ -44,9 +41,6 @@ class Engine {
   virtual Status AsyncError(LocalRank&) { return OkStatus(); }
   // Has the library leave what a rank's device is at. It may wait for the device.
   virtual void Abort(LocalRank&) {}
-
-  // Device memory that it holds, on all devices of this process.
-  virtual int64_t device_bytes() const { return 0; }
 };
 
 }  // namespace jaxcomm

@@ -14,6 +14,7 @@ Engines::Engines(const NcclLibrary& library, const CommunicatorSpec& spec,
       ranks_(ranks),
       comms_(comms),
       policy_(policy),
+      recipes_(library, ranks.size()),
       nccl_(library, spec, health, ranks, comms, is_borrowed) {
   // Whether XLA's communicators fail is XLA's to see.
   if (!is_borrowed) health_.Add(nccl_);
@@ -27,8 +28,8 @@ Status Engines::Make(FlightRecorder& recorder) {
     streams.push_back(rank->split_phase.stream());
   }
   if (policy_.copy_engines && spec_.num_ranks() == ranks_.size()) {
-    std::unique_ptr<PeerCopies> copies;
-    RETURN_IF_ERROR(PeerCopies::Create(library_, recorder, facts, &copies));
+    ASSIGN_OR_RETURN(std::unique_ptr<PeerCopies> copies,
+                     PeerCopies::Create(library_, recorder, facts));
     if (copies != nullptr) {
       for (const auto& rank : ranks_) {
         rank->queue.Follow(copies->in_flight(rank->facts.place));
@@ -39,8 +40,8 @@ Status Engines::Make(FlightRecorder& recorder) {
     }
   }
   if (policy_.one_shot) {
-    std::unique_ptr<OneShot> sums;
-    RETURN_IF_ERROR(OneShot::Create(library_, facts, streams, &sums));
+    ASSIGN_OR_RETURN(std::unique_ptr<OneShot> sums,
+                     OneShot::Create(library_, facts, streams));
     one_shot_ = std::make_unique<OneShotEngine>(library_, std::move(sums));
     health_.Add(*one_shot_);
   }
@@ -65,37 +66,30 @@ EngineChoice Engines::ChooseFor(const CallFacts& facts, size_t place) const {
   return Choose(facts, policy_, topology);
 }
 
-Status Engines::FindRecipe(CallSite& site, const RankFacts& rank,
-                           const Recipe** recipe) const {
-  return jaxcomm::FindRecipe(
-      library_, site, {communicator_, rank.size, rank.rank, copy_ != nullptr}, recipe);
-}
-
-Status Engines::Find(const Call& call, LocalRank& rank, bool may_wait, Chosen* chosen) {
-  if (Status status = FindRecipe(*call.site, rank.facts, &chosen->recipe);
-      status.failure()) {
+ErrorOr<Engines::Chosen> Engines::Find(const Call& call, LocalRank& rank,
+                                       bool may_wait) {
+  const auto recipe = recipes_.Find(*call.site, rank.facts, copy_ != nullptr);
+  if (recipe.has_error()) {
     rank.queue.Refuse(call);
-    return status;
+    return recipe.error();
   }
-  CallFacts facts = chosen->recipe->facts;
+  CallFacts facts = (*recipe)->facts;
   facts.may_be_captured = call.may_be_captured;
   facts.may_wait = may_wait;
   facts.is_symmetric = copy_ != nullptr && nccl_.IsSymmetric(call, rank);
   Engine* const engines[] = {&nccl_, copy_.get(), one_shot_.get()};
-  chosen->engine = engines[static_cast<int>(ChooseFor(facts, rank.facts.place).kind)];
-  return OkStatus();
+  const EngineChoice choice = ChooseFor(facts, rank.facts.place);
+  return Chosen{*recipe, engines[static_cast<int>(choice.kind)]};
 }
 
 Status Engines::Enqueue(const Call& call, LocalRank& rank, cuda::Stream stream,
                         bool may_wait) {
-  Chosen chosen;
-  RETURN_IF_ERROR(Find(call, rank, may_wait, &chosen));
+  ASSIGN_OR_RETURN(const Chosen chosen, Find(call, rank, may_wait));
   return chosen.engine->Enqueue(call, *chosen.recipe, rank, stream);
 }
 
 Status Engines::Start(const Call& call, LocalRank& rank, cuda::Stream stream) {
-  Chosen chosen;
-  RETURN_IF_ERROR(Find(call, rank, /*may_wait=*/true, &chosen));
+  ASSIGN_OR_RETURN(const Chosen chosen, Find(call, rank, /*may_wait=*/true));
   CurrentContext current(library_.cuda, rank.facts.context);
   if (copy_ != nullptr && chosen.engine != copy_.get()) {
     RETURN_IF_ERROR(copy_->Forget(call, rank, stream));
@@ -104,27 +98,24 @@ Status Engines::Start(const Call& call, LocalRank& rank, cuda::Stream stream) {
 }
 
 Status Engines::Done(const Call& call, LocalRank& rank, cuda::Stream stream) {
-  bool is_begun = false;
   if (copy_ != nullptr) {
-    Status status = copy_->Done(call, rank, stream, &is_begun);
-    if (is_begun) return status;
+    ASSIGN_OR_RETURN(const bool is_begun, copy_->Done(call, rank, stream));
+    if (is_begun) return OkStatus();
   }
   CurrentContext current(library_.cuda, rank.facts.context);
   // The other engines start calls on the rank's own stream, whichever they are.
-  Status status = nccl_.Done(call, rank, stream, &is_begun);
-  if (is_begun) return status;
+  ASSIGN_OR_RETURN(const bool is_begun, nccl_.Done(call, rank, stream));
+  if (is_begun) return OkStatus();
   return FailedPrecondition(
       call.site->description(),
       ": no collective was begun that gives its result here; XLA may have copied the "
       "buffer in between. Use the function without _start and _done");
 }
 
-Status Engines::Explain(CallSite& site, const RankFacts& rank,
-                        EngineChoice* choice) const {
-  const Recipe* recipe = nullptr;
-  RETURN_IF_ERROR(FindRecipe(site, rank, &recipe));
-  *choice = ChooseFor(recipe->facts, rank.place);
-  return OkStatus();
+ErrorOr<EngineChoice> Engines::Explain(const CallSite& site, const RankFacts& rank) {
+  ASSIGN_OR_RETURN(const Recipe* const recipe,
+                   recipes_.Find(site, rank, copy_ != nullptr));
+  return ChooseFor(recipe->facts, rank.place);
 }
 
 std::string Engines::one_shot_text() const {
@@ -134,7 +125,7 @@ std::string Engines::one_shot_text() const {
 }
 
 int64_t Engines::device_bytes() const {
-  return one_shot_ == nullptr ? 0 : one_shot_->device_bytes();
+  return one_shot_ == nullptr ? 0 : one_shot_->sums().device_bytes();
 }
 
 }  // namespace jaxcomm

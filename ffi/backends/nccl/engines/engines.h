@@ -36,7 +36,7 @@ class Engines {
   Status Done(const Call& call, LocalRank& rank, cuda::Stream stream);
 
   // Which engine does such a call of a rank, and why.
-  Status Explain(CallSite& site, const RankFacts& rank, EngineChoice* choice) const;
+  ErrorOr<EngineChoice> Explain(const CallSite& site, const RankFacts& rank);
   // Whether our kernel does small sums: "yes" or "no: " and why.
   std::string one_shot_text() const;
   int64_t device_bytes() const;
@@ -51,8 +51,7 @@ class Engines {
     Engine* engine = nullptr;
   };
 
-  Status Find(const Call& call, LocalRank& rank, bool may_wait, Chosen* chosen);
-  Status FindRecipe(CallSite& site, const RankFacts& rank, const Recipe** recipe) const;
+  ErrorOr<Chosen> Find(const Call& call, LocalRank& rank, bool may_wait);
   EngineChoice ChooseFor(const CallFacts& facts, size_t place) const;
 
   const NcclLibrary& library_;
@@ -61,7 +60,7 @@ class Engines {
   const LocalRanks& ranks_;
   Comms& comms_;
   const EnginePolicy policy_;
-  const uint64_t communicator_ = NextCommunicatorNumber();
+  Recipes recipes_;
   NcclEngine nccl_;
   std::unique_ptr<CopyEngine> copy_;         // null where NCCL moves all
   std::unique_ptr<OneShotEngine> one_shot_;  // null where NCCL adds all

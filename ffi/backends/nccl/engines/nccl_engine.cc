@@ -27,38 +27,26 @@ NcclEngine::NcclEngine(const NcclLibrary& library, const CommunicatorSpec& spec,
       is_borrowed_(is_borrowed),
       registered_(ranks.size()) {}
 
-Status NcclEngine::Finish(nccl::Result result, nccl::Comm comm,
-                          const char* what) const {
-  if (result == nccl::kSuccess) return OkStatus();
-  if (result != nccl::kInProgress) return library_.Check(result, what, comm);
-  const auto interrupted = [this] { return health_.failed(); };
-  return WaitUntilReady(library_, {comm}, {spec_.timeout_seconds, interrupted}, what);
-}
-
-Status NcclEngine::Barrier(const LocalRank& rank, nccl::Comm comm,
-                           cuda::Stream stream) {
-  void* const bytes = reinterpret_cast<void*>(comms_.scratch(rank.facts.place));
-  return Finish(library_.nccl.AllReduce(bytes, bytes, 1, nccl::Type::kFloat32,
-                                        nccl::RedOp::kSum, comm, stream),
-                comm, "ncclAllReduce");
-}
-
 Status NcclEngine::Run(const Steps& steps, const Call& call, LocalRank& rank,
                        cuda::Stream stream) {
   const nccl::Comm comm = is_borrowed_ ? static_cast<nccl::Comm>(call.borrowed)
                                        : comms_.comm(rank.facts.place);
-  const bool is_barrier = call.site->kind() == Plan::Kind::kBarrier;
   if (comm == nullptr && rank.facts.size > 1) {
     return is_borrowed_ ? Status(ErrorCode::kInternal,
                                  "XLA lent no communicator for this operation")
                         : health_.failure();
   }
-  if (is_barrier && rank.facts.size > 1) return Barrier(rank, comm, stream);
+  const auto finish = [this, comm](nccl::Result result, const char* what) {
+    return comms_.Finish(result, comm, what, spec_.timeout_seconds);
+  };
+  if (call.site->kind() == Plan::Kind::kBarrier && rank.facts.size > 1) {
+    void* const bytes = reinterpret_cast<void*>(comms_.scratch(rank.facts.place));
+    return finish(library_.nccl.AllReduce(bytes, bytes, 1, nccl::Type::kFloat32,
+                                          nccl::RedOp::kSum, comm, stream),
+                  "ncclAllReduce");
+  }
   RETURN_IF_ERROR(CheckPlaces(steps, call, rank));
-  return RunSteps(library_, steps, call, comm, stream,
-                  [this, comm](nccl::Result result, const char* what) {
-                    return Finish(result, comm, what);
-                  });
+  return RunSteps(library_, steps, call, comm, stream, finish);
 }
 
 Status NcclEngine::Enqueue(const Call& call, const Recipe& recipe, LocalRank& rank,
@@ -72,23 +60,23 @@ Status NcclEngine::Enqueue(const Call& call, const Recipe& recipe, LocalRank& ra
   return OkStatus();
 }
 
-Status NcclEngine::Register(SymmetricMemory& memory, const NcclPatience& patience,
-                            std::string* how) {
+std::string NcclEngine::Register(SymmetricMemory& memory,
+                                 const NcclPatience& patience) {
   const uint64_t segment = memory.segment();
+  std::string how;
   std::vector<LocalRank*> asking;
   std::vector<nccl::Comm> comms;
   for (const auto& rank : ranks_) {
     const nccl::Comm comm = comms_.comm(rank->facts.place);
     if (comm == nullptr) continue;
-    const Windows& windows = registered_[rank->facts.place].windows;
-    if (windows.Has(segment)) {
-      *how = windows.How(segment);
+    if (const auto* known = registered_[rank->facts.place].windows.How(segment)) {
+      how = *known;
       continue;
     }
     asking.push_back(rank.get());
     comms.push_back(comm);
   }
-  if (asking.empty()) return OkStatus();
+  if (asking.empty()) return how;
   Status status = OkStatus();
   Status ended =
       library_.InGroup("ncclCommWindowRegister", asking.size(), [&](size_t i) {
@@ -108,10 +96,10 @@ Status NcclEngine::Register(SymmetricMemory& memory, const NcclPatience& patienc
   for (size_t i = 0; i < asking.size(); ++i) {
     Registered& registered = registered_[asking[i]->facts.place];
     CurrentContext current(library_.cuda, asking[i]->facts.context);
-    *how = registered.windows.Finish(library_, comms[i], segment, status);
+    how = registered.windows.Finish(library_, comms[i], segment, status);
     registered.any = !registered.windows.empty();
   }
-  return OkStatus();
+  return how;
 }
 
 void NcclEngine::Deregister(uint64_t segment) {

@@ -5,7 +5,6 @@
 
 #include <atomic>
 #include <deque>
-#include <memory>
 #include <string>
 
 #include "ffi/backends/nccl/comms.h"
@@ -30,10 +29,9 @@ class NcclEngine final : public Engine, public SymmetricMemory::Registrar {
   void Abort(LocalRank& rank) override { comms_.Abort(rank); }
 
   // Registers a segment with NCCL, once. Requires the launch locks of all ranks, and
-  // every process of the communicator calls it. `*how` says how it is registered, or
-  // why NCCL refused, which is no error.
-  Status Register(SymmetricMemory& memory, const NcclPatience& patience,
-                  std::string* how);
+  // every process of the communicator calls it. Returns how it is registered, or why
+  // NCCL refused, which is no error.
+  std::string Register(SymmetricMemory& memory, const NcclPatience& patience);
   // SymmetricMemory::Registrar:
   void Deregister(uint64_t segment) override;
   // Deregisters all. Requires that nobody calls.
@@ -54,10 +52,6 @@ class NcclEngine final : public Engine, public SymmetricMemory::Registrar {
   // Whether NCCL can send between the places of operands and results: both ends of a
   // send must be registered, or none. Says why not.
   Status CheckPlaces(const Steps& steps, const Call& call, const LocalRank& rank) const;
-  Status Barrier(const LocalRank& rank, nccl::Comm comm, cuda::Stream stream);
-  // Waits until a call of NCCL's that is in progress is over: NCCL connects to a rank
-  // at the first use, which needs that rank's process.
-  Status Finish(nccl::Result result, nccl::Comm comm, const char* what) const;
 
   const NcclLibrary& library_;
   const CommunicatorSpec& spec_;

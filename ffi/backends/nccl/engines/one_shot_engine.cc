@@ -42,10 +42,9 @@ Status OneShotEngine::ExchangeInfo(Comms& comms, const LocalRanks& ranks) {
     const size_t place = rank->facts.place;
     if (!sums_->NeedsPeerInfo(place)) continue;
     CurrentContext current(library_.cuda, rank->facts.context);
-    RETURN_IF_ERROR(library_.Check(
-        library_.cuda.MemcpyHtoDAsync(comms.scratch(place), sums_->own_info(place),
-                                      kBytes, rank->split_phase.stream()),
-        "cuMemcpyHtoDAsync"));
+    RETURN_IF_ERROR(library_.Try(library_.cuda.MemcpyHtoDAsync, comms.scratch(place),
+                                 sums_->own_info(place), kBytes,
+                                 rank->split_phase.stream()));
   }
   RETURN_IF_ERROR(comms.InGroup(
       "first use", comms.patience(), [&](LocalRank& rank, nccl::Comm comm) {
@@ -60,11 +59,10 @@ Status OneShotEngine::ExchangeInfo(Comms& comms, const LocalRanks& ranks) {
     const size_t place = rank->facts.place;
     if (!sums_->NeedsPeerInfo(place)) continue;
     CurrentContext current(library_.cuda, rank->facts.context);
-    RETURN_IF_ERROR(library_.Check(
-        library_.cuda.MemcpyDtoHAsync(
-            sums_->received_infos(place), comms.scratch(place) + kArriveAt,
-            static_cast<size_t>(rank->facts.size) * kBytes, rank->split_phase.stream()),
-        "cuMemcpyDtoHAsync"));
+    RETURN_IF_ERROR(library_.Try(
+        library_.cuda.MemcpyDtoHAsync, sums_->received_infos(place),
+        comms.scratch(place) + kArriveAt,
+        static_cast<size_t>(rank->facts.size) * kBytes, rank->split_phase.stream()));
   }
   return comms.WaitForStreams();
 }

@@ -23,7 +23,6 @@ class OneShotEngine final : public Engine {
   Status Enqueue(const Call& call, const Recipe& recipe, LocalRank& rank,
                  cuda::Stream stream) override;
   void Stop() override { sums_->Stop(); }
-  int64_t device_bytes() const override { return sums_->device_bytes(); }
 
   OneShot& sums() { return *sums_; }
 

@@ -2,7 +2,6 @@
 
 #include <map>
 #include <mutex>
-#include <utility>
 
 #include "ffi/backends/nccl/kernels/kernels_ptx.inc"
 
@@ -14,19 +13,17 @@ constexpr unsigned kPoisonThreads = 256;
 
 }  // namespace
 
-Status DeviceKernels::Load(const NcclLibrary& library, cuda::Context context,
-                           std::shared_ptr<const DeviceKernels>* kernels) {
+ErrorOr<std::shared_ptr<const DeviceKernels>> DeviceKernels::Load(
+    const NcclLibrary& library, cuda::Context context) {
   static auto& mutex = *new std::mutex;
   static auto& loaded =
       *new std::map<cuda::Context, std::weak_ptr<const DeviceKernels>>;
   std::lock_guard<std::mutex> lock(mutex);
-  *kernels = loaded[context].lock();
-  if (*kernels != nullptr) return OkStatus();
+  if (auto kernels = loaded[context].lock()) return kernels;
   std::shared_ptr<DeviceKernels> made(new DeviceKernels(library, context));
   RETURN_IF_ERROR(made->LoadModule());
   loaded[context] = made;
-  *kernels = std::move(made);
-  return OkStatus();
+  return made;
 }
 
 DeviceKernels::~DeviceKernels() {
@@ -36,43 +33,43 @@ DeviceKernels::~DeviceKernels() {
 
 Status DeviceKernels::LoadModule() {
   CurrentContext current(library_.cuda, context_);
-  if (Status status = library_.Check(
-          library_.cuda.ModuleLoadData(&module_, kKernelsPtx), "cuModuleLoadData");
+  if (Status status = library_.Try(library_.cuda.ModuleLoadData, &module_, kKernelsPtx);
       status.failure()) {
     module_ = nullptr;
     return status;
   }
   // Now: CUDA puts a kernel on the device when it is first asked for, and that may wait
   // for the kernels that these two are to end.
-  RETURN_IF_ERROR(Find(kStopKernel, &stop_));
-  return Find(kPoisonKernel, &poison_);
+  ASSIGN_OR_RETURN(stop_, Find(kStopKernel));
+  ASSIGN_OR_RETURN(poison_, Find(kPoisonKernel));
+  return OkStatus();
 }
 
-Status DeviceKernels::Find(const char* name, cuda::Function* function) const {
-  return library_.Check(library_.cuda.ModuleGetFunction(function, module_, name),
-                        "cuModuleGetFunction");
+ErrorOr<cuda::Function> DeviceKernels::Find(const char* name) const {
+  cuda::Function function = nullptr;
+  RETURN_IF_ERROR(
+      library_.Try(library_.cuda.ModuleGetFunction, &function, module_, name));
+  return function;
 }
 
-Status DeviceKernels::FindSum(OneShotWord word, cuda::Function* function) const {
+ErrorOr<cuda::Function> DeviceKernels::FindSum(OneShotWord word) const {
   CurrentContext current(library_.cuda, context_);
-  return Find(kSumKernels[static_cast<int>(word)], function);
+  return Find(kSumKernels[static_cast<int>(word)]);
 }
 
 Status DeviceKernels::Stop(uint64_t address, cuda::Stream stream) const {
   CurrentContext current(library_.cuda, context_);
   void* parameters[] = {&address};
-  return library_.Check(library_.cuda.LaunchKernel(stop_, 1, 1, 1, 1, 1, 1, 0, stream,
-                                                   parameters, nullptr),
-                        "cuLaunchKernel");
+  return library_.Try(library_.cuda.LaunchKernel, stop_, 1, 1, 1, 1, 1, 1, 0, stream,
+                      parameters, nullptr);
 }
 
 Status DeviceKernels::Poison(const PoisonArguments& arguments,
                              cuda::Stream stream) const {
   CurrentContext current(library_.cuda, context_);
   void* parameters[] = {const_cast<PoisonArguments*>(&arguments)};
-  return library_.Check(library_.cuda.LaunchKernel(poison_, 1, 1, 1, kPoisonThreads, 1,
-                                                   1, 0, stream, parameters, nullptr),
-                        "cuLaunchKernel");
+  return library_.Try(library_.cuda.LaunchKernel, poison_, 1, 1, 1, kPoisonThreads, 1,
+                      1, 0, stream, parameters, nullptr);
 }
 
 }  // namespace jaxcomm

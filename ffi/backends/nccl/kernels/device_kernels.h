@@ -16,15 +16,15 @@ class DeviceKernels {
   // Returns the kernels of `context`, which all users of the context share. Loads them
   // if no user has them: the driver then compiles them for its GPU, which takes tens of
   // milliseconds and may wait for the device. `library` must outlive the result.
-  static Status Load(const NcclLibrary& library, cuda::Context context,
-                     std::shared_ptr<const DeviceKernels>* kernels);
+  static ErrorOr<std::shared_ptr<const DeviceKernels>> Load(const NcclLibrary& library,
+                                                            cuda::Context context);
   // Unloads them. Requires that no kernel is still to run.
   ~DeviceKernels();
   DeviceKernels(const DeviceKernels&) = delete;
   DeviceKernels& operator=(const DeviceKernels&) = delete;
 
   // Finds the kernel that adds such words. Fails if the driver refuses it.
-  Status FindSum(OneShotWord word, cuda::Function* function) const;
+  ErrorOr<cuda::Function> FindSum(OneShotWord word) const;
 
   // Enqueues the kernel that makes the device fault. `address`: see kStopKernel.
   Status Stop(uint64_t address, cuda::Stream stream) const;
@@ -36,7 +36,7 @@ class DeviceKernels {
   DeviceKernels(const NcclLibrary& library, cuda::Context context)
       : library_(library), context_(context) {}
   Status LoadModule();
-  Status Find(const char* name, cuda::Function* function) const;
+  ErrorOr<cuda::Function> Find(const char* name) const;
 
   const NcclLibrary& library_;
   const cuda::Context context_;
