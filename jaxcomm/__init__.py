@@ -5,9 +5,6 @@ over communicators that can be listed, counted and closed. They work in ``jax.ji
 and ``jax.shard_map``, with gradients. See the README for the two-minute tour.
 """
 
-from importlib.metadata import PackageNotFoundError as _PackageNotFoundError
-from importlib.metadata import version as _version
-
 from jax.lax import axis_index, axis_size
 
 from jaxcomm import _built as _built
@@ -118,10 +115,7 @@ __all__ = [
 _cpu_threads.prepare()
 _shutdown.prepare()
 
-try:
-    __version__ = _version("jaxcomm")
-except _PackageNotFoundError:  # run from the source tree
-    __version__ = "0+unknown"
+__version__ = _built.VERSION
 
 
 def __dir__() -> list[str]:

@@ -1,5 +1,6 @@
-"""Says what to do where the extension was not built: in the source tree."""
+"""Which jaxcomm this is, and what to do where the extension was not built."""
 
+import importlib.metadata
 import importlib.util
 import pathlib
 
@@ -9,3 +10,8 @@ if importlib.util.find_spec("jaxcomm._ffi") is None:
         f"clone of the sources, Python finds that folder before the installed package: "
         f"start Python in another folder, or run `make develop` once"
     )
+
+try:
+    VERSION = importlib.metadata.version("jaxcomm")
+except importlib.metadata.PackageNotFoundError:  # run from the source tree
+    VERSION = "0+unknown"

@@ -89,10 +89,33 @@ def test_an_unknown_check_is_refused(release, monkeypatch, capsys):
     assert "no check ['tests']" in capsys.readouterr().err
 
 
-def test_a_header_of_an_unknown_component_is_refused(monkeypatch):
+@pytest.fixture
+def tool(monkeypatch):
+    """Gives ``tool(name)``: a module of tools/release that needs its packages."""
     pytest.importorskip("ziglang", reason="needs jaxcomm[release]")
     monkeypatch.syspath_prepend(ROOT / "tools")
-    licences = importlib.import_module("release.licences")
+    return lambda name: importlib.import_module(f"release.{name}")
+
+
+@pytest.mark.parametrize(
+    ("tag", "versions"),
+    [
+        ("cp311-cp311-manylinux_2_27_x86_64.manylinux_2_28_x86_64", {"3.11"}),
+        ("cp312-abi3-manylinux_2_28_x86_64", {"3.12", "3.13", "3.14"}),
+        ("cp313-cp313-manylinux_2_28_x86_64", {"3.13"}),
+        ("cp312-abi3-manylinux_2_35_x86_64", set()),
+    ],
+)
+def test_a_wheel_s_tags_say_which_versions_of_python_take_it(tool, tag, versions):
+    wheel = f"jaxcomm-0.1.0-{tag}.whl"
+    supported = tool("environments").supported()
+    assert supported[-1] == "3.14"
+    taken = {v for v in supported if tool("wheels").is_for(wheel, v)}
+    assert taken == versions
+
+
+def test_a_header_of_an_unknown_component_is_refused(tool):
+    licences = tool("licences")
     site = "/venv/lib/python3.11/site-packages"
     assert licences.component(f"{site}/nanobind/include/nanobind/nanobind.h") == (
         "nanobind"

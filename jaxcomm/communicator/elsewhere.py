@@ -64,7 +64,7 @@ def enter(
 ) -> None:
     """Say which round this process is in."""
     here = {"path": path, "processes": _ranges(processes), "purpose": purpose}
-    store.set(_key(me), here)
+    store.set(_key(me), here, me)
 
 
 def find(

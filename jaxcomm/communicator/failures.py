@@ -14,8 +14,8 @@ fail each other, and old failures do not reach a world that is made anew.
 import contextlib
 import dataclasses
 import hashlib
-import json
 import os
+import sys
 import threading
 import time
 import weakref
@@ -25,6 +25,7 @@ from typing import Any
 import jax
 
 from jaxcomm import _ffi, compat
+from jaxcomm.communicator.sealed import EntryError, seal, unseal
 
 _FOLDER = "jaxcomm/failures"
 # A look into this process takes a microsecond.
@@ -174,10 +175,11 @@ class FailureWatch:
     def _publish(self, worlds, text):
         """Tell the other processes of some worlds, and watch these worlds no more."""
         order = int(self.store.key_value_increment(f"{_FOLDER}-count", 1))
-        failure = json.dumps(dataclasses.asdict(Failure(order, self._process, text)))
+        failure = dataclasses.asdict(Failure(order, self._process, text))
         for world in worlds:
             key = f"{_FOLDER}/{world}/{self._process}"
-            self.store.key_value_set(key, failure, allow_overwrite=True)
+            sealed = seal(key, self._process, failure)
+            self.store.key_value_set(key, sealed, allow_overwrite=True)
         self._forget(worlds)
         with self._changed:
             self._known = text
@@ -192,7 +194,7 @@ class FailureWatch:
         for key, text in self.store.key_value_dir_get(f"{_FOLDER}/"):
             world, _, publisher = key.removeprefix(f"{_FOLDER}/").rpartition("/")
             if world in worlds and publisher != str(self._process):
-                found.append((Failure(**json.loads(text)), world))
+                found.append((_failure(key, text), world))
         if found:
             first = min(found)[0]
             self._forget(world for _, world in found)
@@ -207,6 +209,17 @@ class FailureWatch:
         """Drop worlds that are gone. Requires ``_changed``."""
         for world in [w for w, alive in self._worlds.items() if alive() is None]:
             del self._worlds[world]
+
+
+def _failure(key: str, text: str) -> Failure:
+    """Return what a process wrote of its failure, or that this cannot be read."""
+    try:
+        return Failure(**unseal(key, text))
+    except EntryError as error:
+        # Processes write there only when they fail. One that says why counts first.
+        process = key.rpartition("/")[2]
+        last = sys.maxsize
+        return Failure(last, int(process) if process.isdecimal() else -1, str(error))
 
 
 _lock = threading.Lock()

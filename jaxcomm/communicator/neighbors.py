@@ -6,9 +6,7 @@ from collections.abc import Iterable
 from jaxcomm import _ffi
 from jaxcomm.communicator import peer_info, rendezvous
 from jaxcomm.communicator.peer_info import PeerInfo
-from jaxcomm.communicator.purpose import names
 from jaxcomm.communicator.rounds import Round
-from jaxcomm.errors import CommunicatorError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,16 +66,9 @@ def forget() -> None:
 
 
 def _find(current: Round, processes: tuple[int, ...], me: int) -> Neighbors:
-    own = peer_info.of_this_process()
-    found = current.collect([own.layout, own.boot])
-    layouts = {layout for layout, _ in found.values()}
-    if len(layouts) > 1:
-        raise CommunicatorError(
-            f"processes {names(processes)} run versions of jaxcomm with different "
-            f"shared memory layouts {sorted(layouts)}; install one version for all"
-        )
+    found = current.collect(peer_info.of_this_process().boot)
     first: dict[str, int] = {}
-    host_of = {p: first.setdefault(boot, p) for p, (_, boot) in found.items()}
+    host_of = {p: first.setdefault(boot, p) for p, boot in found.items()}
     members = tuple(p for p in processes if host_of[p] == host_of[me])
     # Anonymous memory first. Where a sandbox hides /proc/<pid>/fd, a file in /dev/shm.
     segment, refusals = None, dict.fromkeys(host_of.values(), "")

@@ -5,16 +5,12 @@ import os
 
 from jaxcomm import _ffi
 
-# Processes that share memory must agree on what lies where in it.
-_LAYOUT = _ffi.shared_memory_layout()
-
 
 @dataclasses.dataclass(frozen=True)
 class PeerInfo:
     """Where a process runs, and how others notice its end.
 
     Attributes:
-      layout: version of the layout of shared memory.
       boot: names the running system. Containers of one host share it.
       pid: process id.
       start: when the process started, to tell it from a later one of the same id.
@@ -22,7 +18,6 @@ class PeerInfo:
       thread: a thread that ends as soon as its process begins to end.
     """
 
-    layout: int
     boot: str
     pid: int
     start: int
@@ -45,7 +40,6 @@ def of_this_process() -> PeerInfo:
     """Return the info that this process publishes."""
     pid = os.getpid()
     return PeerInfo(
-        layout=_LAYOUT,
         boot=_boot_id(),
         pid=pid,
         start=_ffi.process_start_time(pid),

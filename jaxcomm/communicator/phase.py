@@ -19,6 +19,7 @@ from typing import Any
 from jaxcomm.communicator import elsewhere, tree
 from jaxcomm.communicator import purpose as purposes
 from jaxcomm.communicator.purpose import Purpose
+from jaxcomm.communicator.sealed import EntryError
 from jaxcomm.communicator.store import Store
 from jaxcomm.errors import CommunicatorError
 
@@ -66,6 +67,12 @@ class Phase:
 
     def exchange(self, value: Any) -> Verdict:
         """Give a value; return the verdict. Every process of the round calls this."""
+        try:
+            return self._exchange(value)
+        except EntryError as error:
+            return self._refuse(error)
+
+    def _exchange(self, value: Any) -> Verdict:
         verdict = self._climb(value)
         while verdict is None:
             verdict = self.step(self._verdict_key)
@@ -78,20 +85,23 @@ class Phase:
 
     def decide(self, verdict: Verdict) -> Verdict:
         """Write the verdict if there is none; return the one that counts."""
-        if self.store.set_once(self._verdict_key, verdict):
+        if self.store.set_once(self._verdict_key, verdict, self.me):
             return verdict
         return self.store.get(self._verdict_key)
 
     def put(self, what: str, value: Any) -> None:
         """Publish a value of this process for the ones that :meth:`fetch` it."""
-        self.store.set(self._key(what, self.me), value)
+        self.store.set(self._key(what, self.me), value, self.me)
 
     def fetch(self, what: str, process: int) -> tuple[Any, Verdict | None]:
         """Wait for what a process puts; return it, or the verdict if that comes."""
-        while (found := self.step(self._key(what, process))) is None:
-            self._look_around([process], lambda: [process])
-            if (verdict := self.store.get(self._verdict_key)) is not None:
-                return None, verdict
+        try:
+            while (found := self.step(self._key(what, process))) is None:
+                self._look_around([process], lambda: [process])
+                if (verdict := self.store.get(self._verdict_key)) is not None:
+                    return None, verdict
+        except EntryError as error:
+            return None, self._refuse(error)
         return found, None
 
     def step(self, key: str) -> Any:
@@ -101,6 +111,10 @@ class Phase:
         if found is None:
             self._patience = min(2 * self._patience, _LAST_WAIT_SECONDS)
         return found
+
+    def _refuse(self, error: EntryError) -> Verdict:
+        """Decide that all raise what this process found; raise it if they cannot."""
+        return self.decide({"error": f"process {self.me}: {error}"})
 
     def _key(self, *names: int | str) -> str:
         return "/".join(map(str, (self.round, self.number, *names)))
@@ -116,8 +130,8 @@ class Phase:
         }
         for stride in tree.strides(len(self.processes)):
             self._stride, self._leader = stride, tree.leader(self._place, stride)
-            key = self._key(stride, self._leader, self._place)
-            if not self.store.set_once(key, bundle):
+            key = self._key(stride, self._leader, self.me)
+            if not self.store.set_once(key, bundle, self.me):
                 everyone = purposes.names(self.processes)
                 raise CommunicatorError(
                     f"process {self.me} met processes {everyone} before: it was "
@@ -141,7 +155,7 @@ class Phase:
                 return [found[place] for place in sorted(found)]
             # Wait for one at random: in whatever order they come, half of the others
             # have come before it. So the number of looks is logarithmic.
-            one = random.choice(missing)
+            one = self.processes[random.choice(missing)]
             if self.step(self._key(self._stride, self._leader, one)) is None:
                 self._look_around([self.processes[place] for place in missing])
                 if self.store.get(self._verdict_key) is not None:
@@ -159,7 +173,7 @@ class Phase:
         Returns:
           None if there is a verdict, because they came for different purposes.
         """
-        found = self.store.entries(self._key(self._stride, self._leader))
+        found = self._told(self._stride, self._leader)
         error = purposes.disagreement(
             {place: bundle["purposes"] for place, bundle in found.items()},
             self.processes,
@@ -168,6 +182,13 @@ class Phase:
             self.decide({"error": error})
             return None
         return found, [place for place in self._block() if place not in found]
+
+    def _told(self, stride: int, leader: int) -> dict[int, _Bundle]:
+        """Return what the members of a block told its leader, by their places."""
+        found = self.store.entries(self._key(stride, leader))
+        block = tree.members(leader, stride, len(self.processes))
+        at = {self.processes[place]: place for place in block}
+        return {at[process]: bundle for process, bundle in found.items()}
 
     def _look_around(
         self, missing: list[int], late: Callable[[], list[int]] | None = None
@@ -186,13 +207,10 @@ class Phase:
             error = found.verdict(self.round, self.processes, str(self.purpose))
             # First here: the process that both wait for is in this round.
             if self.decide(error) == error:
-                self.store.set_once(elsewhere.verdict_key(found.path), error)
+                self.store.set_once(elsewhere.verdict_key(found.path), error, self.me)
 
     def _late(self) -> list[int]:
         """Return the first processes that did not come; one more than are named."""
-        places = tree.missing(
-            lambda stride, leader: self.store.entries(self._key(stride, leader)),
-            len(self.processes),
-        )
+        places = tree.missing(self._told, len(self.processes))
         first = itertools.islice(places, tree.FAN_IN + 1)
         return [self.processes[place] for place in first]

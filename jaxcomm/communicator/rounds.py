@@ -19,6 +19,7 @@ from jaxcomm.communicator import purpose as purposes
 from jaxcomm.communicator.peer_info import PeerInfo
 from jaxcomm.communicator.phase import Phase, Verdict
 from jaxcomm.communicator.purpose import Purpose
+from jaxcomm.communicator.sealed import EntryError
 from jaxcomm.communicator.store import Store
 from jaxcomm.errors import CommunicatorError
 
@@ -65,7 +66,7 @@ class Round:
         info = peer_info.of_this_process()
         self._host = f"{self._folder}/host/{info.boot}"
         if self._past.told.get((processes, me)) != info:
-            store.set(f"{self._host}/{me}", dataclasses.asdict(info))
+            store.set(f"{self._host}/{me}", dataclasses.asdict(info), me)
             self._past.told[processes, me] = info
         self._enter(self._past.finished.get((processes, me), 0))
 
@@ -105,8 +106,13 @@ class Round:
         if self._is_over:
             return
         left = {"left": self._me}
-        if "all" in self._phase.decide(left):
-            # That phase came about. So the others go on to another.
+        try:
+            came_about = "all" in self._phase.decide(left)
+        except EntryError:
+            # Its writer knows. It goes on, if nobody else does.
+            came_about = True
+        if came_about:
+            # The others go on to another phase.
             self._begin(self._phase.round, self._phase.number + 1)
             self._phase.decide(left)
 
@@ -166,7 +172,7 @@ class Round:
         """
         key = f"{self._folder}/{self._number + 1}/began"
         if self._me in late:
-            self._store.set(key, True)
+            self._store.set(key, True, self._me)
             return
         while time.monotonic() < self._deadline:
             if self._phase.step(key) is not None:

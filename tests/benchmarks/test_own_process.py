@@ -1,4 +1,5 @@
 import multiprocessing
+import multiprocessing.resource_tracker
 import multiprocessing.util
 import pathlib
 import re
@@ -72,6 +73,8 @@ def test_ctrl_c_is_kept_from_the_process(processes, chain_index):
 def test_an_interrupt_waits_until_the_process_is_started(
     processes, chain_index, monkeypatch
 ):
+    # Python starts its own process in the same way, if this test is the first.
+    multiprocessing.resource_tracker.ensure_running()
     spawn = multiprocessing.util.spawnv_passfds
 
     def press_ctrl_c():

@@ -139,6 +139,11 @@ def outcome(calls, mesh, check_vma, steps, x):
         return jax.jit(jax.value_and_grad(lambda x: jnp.sin(program(x)).sum()))(x)
     except (TypeError, ValueError, NotImplementedError, NameError) as error:
         return type(error)
+    except RuntimeError as error:
+        # jax.lax.ppermute up to 0.11, over axes in another order than the mesh's.
+        if "same order as the axis_names" not in str(error):
+            raise
+        return NotImplementedError
 
 
 @FEW

@@ -33,7 +33,7 @@ def test_a_process_of_neither_side_finds_the_two_that_wait_for_each_other(store)
 
 
 def test_a_round_that_is_over_keeps_nobody(store):
-    store.set("there/2/0/verdict", {"all": []})
+    store.set("there/2/0/verdict", {"all": []}, 1)
     assert elsewhere.find(store, "here/4", 0, HERE, [8, 9]) is None
 
 

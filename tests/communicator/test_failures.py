@@ -109,6 +109,16 @@ def test_others_hear_who_failed_and_why(store, start):
     assert (first.received, second.received, third.received) == (told, [], told)
 
 
+@pytest.mark.parametrize("text", ["", "{}", '{"order": 1, "process": 1, "text": "x"}'])
+def test_a_failure_that_cannot_be_read_is_one_too(store, start, text):
+    first = start(0, "w")
+    store.key_value_set("jaxcomm/failures/w/1", text)
+    until(lambda: first.received, "it did not hear")
+    (told,) = first.received
+    assert told.startswith("process 1 failed first: entry 'jaxcomm/failures/w/1' of")
+    assert f"holds {text!r}" in told
+
+
 def test_they_are_told_once(store, start):
     first, second = start(0, "w"), start(1, "w")
     bystander = start(2, "other")  # keeps looking

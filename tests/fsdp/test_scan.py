@@ -1,7 +1,6 @@
 """fsdp_scan against jax.lax.scan over whole parameters, on one device."""
 
 import functools
-import importlib.metadata
 import json
 import os
 import subprocess
@@ -163,18 +162,15 @@ def test_two_axes_split_a_dimension_together(make_mesh):
 
 def test_memory_does_not_grow_with_the_layers(as_users_compile):
     found = memory.measure(**as_users_compile)
-    # XLA:CPU computes at once what it can, and so has more alive than it must.
-    assert found["ours"] <= found["plain"] + 2
+    # XLA:CPU computes at once what it can, and so has more alive than it must: a second
+    # layer, and with jax 0.12 activations, of less than a 32nd of a layer.
+    assert found["ours"] <= found["plain"] + 2 + 1 / 32
     # The gradient of a scan keeps what it gathers, without jax.checkpoint.
     assert found["kept"] > found["plain"] + memory.LAYERS - 2
 
 
 @pytest.mark.slow
 @pytest.mark.multiprocess
-@pytest.mark.skipif(
-    not importlib.metadata.version("jaxlib").startswith("0.10."),
-    reason="XLA's flag for the order of programs may have another name in this jaxlib",
-)
 def test_memory_is_a_layer_more_than_of_gathering_in_a_checkpoint():
     flags = (
         "--xla_force_host_platform_device_count=8 "

@@ -156,7 +156,8 @@ def test_what_ran_before_does_not_unsettle_xla_s_collectives(mesh, monkeypatch):
     monkeypatch.setattr("jaxcomm.config.BACKEND", "xla")
     over(mesh, lambda x: jaxcomm.ring_shift(x, "i", backend="host"))(X)
     assert {c.backend for c in jaxcomm.communicators()} == {"host"}
-    abstract = jax.sharding.AbstractMesh((4,), ("i",))
+    auto = (jax.sharding.AxisType.Auto,)
+    abstract = jax.sharding.AbstractMesh((4,), ("i",), auto)
     split = jax.P("i")
     program = jax.shard_map(
         lambda x: jaxcomm.ring_shift(x, "i"),

@@ -7,7 +7,7 @@ import pytest
 
 import jaxcomm
 from jaxcomm import _ffi
-from jaxcomm.communicator import peer_info
+from jaxcomm.communicator import peer_info, sealed
 
 pytestmark = pytest.mark.multiprocess
 
@@ -167,19 +167,21 @@ def test_groups_on_two_hosts_go_through_xla_and_those_on_one_through_memory(team
         assert "backend 'host' cannot join" in refusal
 
 
-def with_two_layouts(here):
+def with_two_versions(here):
     mesh = here.mesh(2, 1)
     if mesh is None:
         return None
     with pytest.MonkeyPatch.context() as patch:
         if here.process == 1:
-            patch.setattr(peer_info, "_LAYOUT", -1)
+            patch.setattr(sealed, "VERSION", "9.9")
         with pytest.raises(jaxcomm.CommunicatorError) as caught:
             jaxcomm.init(mesh)
     return str(caught.value)
 
 
 def test_two_versions_of_the_package_refuse_each_other(team):
-    for text in team.call(with_two_layouts)[:2]:
-        assert "different shared memory layouts" in text
-        assert "install one version" in text
+    first, second = team.call(with_two_versions)[:2]
+    assert f"process 1 runs jaxcomm 9.9/{sealed.PROTOCOL}/" in first
+    assert f"process 0 runs jaxcomm {jaxcomm.__version__}/" in second
+    for text in first, second:
+        assert "Install the same version in all processes" in text

@@ -111,7 +111,7 @@ def main() -> None:
             if version in found:
                 check_wheel(version, found[version])
             else:
-                print(f"Python {version}: NOT RUN, this machine does not have it")
+                print(f"Python {version}: NOT RUN, this machine has no interpreter")
 
 
 if __name__ == "__main__":

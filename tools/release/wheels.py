@@ -11,6 +11,8 @@ import sys
 from pathlib import Path
 
 import ziglang
+from packaging.tags import cpython_tags
+from packaging.utils import parse_wheel_filename
 
 from release import environments as env
 
@@ -71,10 +73,23 @@ def build(tag: str, interpreter: Path) -> Path:
     env.run([*auditwheel, "repair", "--plat", PLATFORM, "-w", DIST, built])
     wheel = newest(tag)
     env.run([*auditwheel, "show", wheel])
+    claimed = [v for v in env.supported() if (v == "3.11") == (tag == "cp311")]
+    if refused := [version for version in claimed if not is_for(wheel.name, version)]:
+        raise SystemExit(f"pip would not install {wheel.name} for Python {refused}")
     if "abi3" in tag:
         # Whether newer versions of Python, here or not, have all that it calls.
         env.run([sys.executable, "-m", "abi3audit", "--strict", "--verbose", wheel])
     return wheel
+
+
+def is_for(wheel: str, version: str) -> bool:
+    """Return whether pip installs a wheel of this name for a version of Python.
+
+    It goes by tags alone: this machine need not have the version.
+    """
+    major, minor = map(int, version.split("."))
+    taken = cpython_tags((major, minor), platforms=[PLATFORM])
+    return not parse_wheel_filename(wheel)[-1].isdisjoint(taken)
 
 
 def newest(tag: str) -> Path:

@@ -1,0 +1,201 @@
+"""Texts in the job's store that this jaxcomm did not write.
+
+Another version of jaxcomm, or another program, writes for one of the processes. Every
+process ends with right values or a CommunicatorError, in time.
+"""
+
+import json
+import random
+import threading
+import time
+
+import pytest
+from job_store import JobStore, Processes, meets
+
+from jaxcomm import compat
+from jaxcomm.communicator import rendezvous, sealed
+from jaxcomm.errors import CommunicatorError
+
+_TIMEOUT = 1.0
+# Of threads that share two cores with other work.
+_SLACK = 25.0
+_JSON = ["null", "true", "0", '""', "[]", "{}", "[[1, null]]", '{"all": []}']
+_here = threading.local()
+
+
+class Mutated(JobStore):
+    """A store in which some of what one process writes is changed."""
+
+    def __init__(self, rng, process):
+        super().__init__()
+        self.rng, self.process = rng, process
+        # One of the first, or many.
+        self.turn, self.share = rng.randrange(6), rng.choice([0, 0, 0.3, 1])
+        self.written = []
+        self.changed = []
+
+    def key_value_set(self, key, text, allow_overwrite=False):
+        if _here.process == self.process:
+            is_turn = len(self.written) == self.turn
+            self.written.append(text)
+            if is_turn or self.rng.random() < self.share:
+                text = self.mutation(key, text)
+                self.changed.append((key, text))
+        super().key_value_set(key, text, allow_overwrite)
+
+    def mutation(self, key, text):
+        rng, at = self.rng, self.rng.randrange(len(text))
+        char = rng.choice([text[at - 1], chr(rng.randrange(128)), "\0", "é", "\ud800"])
+        digit = rng.choice([i for i, each in enumerate(text) if each.isdigit()])
+        value = text.split(" ", 3)[3]
+        return rng.choice(
+            [
+                lambda: text[:at],
+                lambda: text[:at] + text[at + 1 :],
+                lambda: text[:at] + char + text[at:],
+                lambda: text[:at] + char + text[at + 1 :],
+                lambda: text[:digit] + str(rng.randrange(10)) + text[digit + 1 :],
+                lambda: text.replace(value, rng.choice(_JSON)),
+                lambda: rng.choice(["", value, *_JSON]),
+                lambda: rng.choice(self.written),
+                lambda: _of_version(key, self.process, json.loads(value)),
+                lambda: _of_version(key, self.process, json.loads(rng.choice(_JSON))),
+            ]
+        )()
+
+
+def _of_version(key, process, value):
+    before = _here.version
+    _here.version = "9.9/7/abc"
+    try:
+        return sealed.seal(key, process, value)
+    finally:
+        _here.version = before
+
+
+@pytest.fixture
+def versions(monkeypatch):
+    """Lets each process say which version it runs: ``_here.version``."""
+    own = sealed.own_version()
+    monkeypatch.setattr(
+        sealed, "own_version", lambda: getattr(_here, "version", None) or own
+    )
+    return own
+
+
+def step(everyone, process):
+    """Returns a step that uses every kind of entry, and what it returns."""
+    first = {p: p % 3 for p in everyone}
+    second = {p: [p, {"of": everyone[0]}] for p in everyone}
+
+    def take(current):
+        values = current.collect(process % 3)
+        mine = {"of": process}
+        if process == everyone[0]:
+            current.put("card", mine)
+        else:
+            mine = current.fetch("card", everyone[0])
+        return (values, current.collect([process, mine]),
+                sorted(current.infos_of_host()))  # fmt: skip
+
+    return take, (first, second, sorted(everyone))
+
+
+def run(monkeypatch, seed):
+    rng = random.Random(seed)
+    size = rng.choice([2, 2, 3, 5, 40])
+    everyone = tuple(sorted(rng.sample(range(3 * size), size)))
+    culprit = rng.choice([everyone[0], everyone[-1], rng.choice(everyone)])
+    store = Mutated(rng, culprit)
+    monkeypatch.setattr(compat, "key_value_store", lambda: store)
+
+    def comes(process):
+        _here.process, _here.version = process, None
+        began = time.monotonic()
+        take, expected = step(everyone, process)
+        purpose = rendezvous.Purpose("take steps")
+        try:
+            for _ in range(2):
+                found = rendezvous.agree(everyone, process, purpose, take)
+                if found != expected:
+                    return f"wrong values {found}"
+        except CommunicatorError as error:
+            return (
+                str(error)
+                if time.monotonic() - began < 2 * _TIMEOUT + _SLACK
+                else "too late"
+            )
+        return None
+
+    ended, _ = Processes(store).run(dict.fromkeys(everyone, comes))
+    return store.changed, ended
+
+
+def explained(text):
+    return text is None or any(
+        part in text
+        for part in ("of the job's store holds", " runs jaxcomm ", "waited 1 s for")
+    )
+
+
+_SLOW = [pytest.param(n, marks=pytest.mark.slow) for n in range(1, 8)]
+
+
+@pytest.mark.parametrize("part", [0, *_SLOW])
+def test_each_process_has_right_values_or_an_error(monkeypatch, versions, part):
+    monkeypatch.setenv("JAXCOMM_TIMEOUT", str(_TIMEOUT))
+    told = 0
+    for seed in range(50 * part, 50 * part + 50):
+        changed, ended = run(monkeypatch, seed)
+        wrong = {p: text for p, text in ended.items() if not explained(text)}
+        assert not wrong, (seed, changed, wrong)
+        told += any(ended.values())
+    assert told > 15
+
+
+@pytest.mark.parametrize("text", ["", "{}", "0.1.0 1 00000000 {}"])
+def test_the_key_the_process_and_what_was_found_are_named(text):
+    key = "jaxcomm/a5/0/0/1/0/1"
+    with pytest.raises(CommunicatorError) as caught:
+        sealed.unseal(key, text)
+    assert f"entry '{key}' of the job's store holds {text!r}, " in str(caught.value)
+    assert "the jaxcomm of process 1 writes" in str(caught.value)
+    assert "Install the same version" in str(caught.value)
+
+
+def test_what_is_written_for_a_process_before_it_comes_is_told_to_all(
+    monkeypatch, store, processes
+):
+    """Another program writes where a process says in which round it is."""
+    monkeypatch.setenv("JAXCOMM_TIMEOUT", "20")
+    store.key_value_set("jaxcomm/last/0/2", "garbage")
+    met, _ = processes.run({p: meets((0, 1, 2)) for p in (0, 1)})
+    for process in (0, 1):
+        assert isinstance(met[process], CommunicatorError)
+        assert "'jaxcomm/last/0/2' of the job's store holds 'garbage'" in str(
+            met[process]
+        )
+
+
+@pytest.mark.parametrize(
+    ("size", "other"), [(2, 0), (2, 1), (40, 0), (40, 32), (40, 35)], ids=str
+)
+def test_another_version_is_named_in_all_processes(
+    store, processes, versions, size, other
+):
+    everyone = tuple(range(size))
+
+    def comes(process):
+        _here.version = "9.9/7/abc" if process == other else versions
+        return meets(everyone)(process)
+
+    met, messages = processes.run(dict.fromkeys(everyone, comes))
+    for process in everyone:
+        text = str(met[process])
+        assert isinstance(met[process], CommunicatorError), text
+        assert "jaxcomm 9.9/7/abc" in text, text
+        assert f"jaxcomm {versions}" in text
+        assert f"process {other}" in text or process == other
+        assert "Install the same version in all processes" in text
+    # No more than a meeting of processes that agree (test_rendezvous.py).
+    assert max(messages.values()) <= 24 + size
