@@ -127,7 +127,7 @@ class _Call:
     """What a call is compiled for, besides its arrays' types.
 
     Attributes:
-      mesh: to split over.
+      mesh: to split over. If None, that of the context.
       axes: of it, along which the sequence is split.
       size: how many devices these are.
       is_causal, strategy, schedule, return_residual: as in ``dot_product_attention``.
@@ -148,7 +148,21 @@ class _Call:
 
 
 def _attend(arrays, call: _Call):
-    """Compute it; compiled, where the call can be a key."""
+    """Compute it, and give the result the sharding of the queries.
+
+    Where types say how arrays are split, XLA splits what is not the sequence: the
+    kernels reshape arrays in ways that such types do not follow.
+    """
+    explicit = natural.explicit_axes(call.mesh)
+    if not explicit:
+        return _attend_over(arrays, call)
+    over = functools.partial(_attend_over, call=dataclasses.replace(call, mesh=None))
+    out, lse = natural.out_specs(arrays["query"], call.axes, call.size, explicit)
+    specs = (out, lse) if call.return_residual else out
+    return jax.sharding.auto_axes(over, axes=explicit, out_sharding=specs)(arrays)
+
+
+def _attend_over(arrays, call: _Call):
     mesh, axes, size = call.mesh, call.axes, call.size
     query, key, value = (arrays[name] for name in ("query", "key", "value"))
     trained = {name: arrays.get(name) for name in _TRAINED}
@@ -270,8 +284,8 @@ def _rows(deal, split, whole, axis: int):
 
 def _placed(x, *, mesh, axes, axis: int | None):
     """Split a dimension over the axes, where types say how arrays are split."""
-    if x is None:
-        return None
+    if x is None or mesh is None:
+        return x
     if jax.sharding.AxisType.Explicit not in mesh.axis_types:
         return x
     spec = [None] * x.ndim

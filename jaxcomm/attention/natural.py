@@ -2,6 +2,7 @@
 
 import jax
 
+from jaxcomm import compat
 from jaxcomm.attention import segments
 from jaxcomm.attention.arguments import with_dimensions
 
@@ -70,3 +71,33 @@ def pairs_of(x, what: str, query, key):
             f"Pass {'batch, ' * len(batch)}heads, queries and keys, or 1 for any."
         )
     return x
+
+
+def explicit_axes(mesh) -> tuple:
+    """Return the axes of the mesh by which types say how arrays are split.
+
+    None if it is not the mesh of the context: then no type does.
+    """
+    context = jax.sharding.get_abstract_mesh()
+    if isinstance(mesh, jax.sharding.Mesh):
+        mesh = mesh.abstract_mesh
+    if mesh != context:
+        return ()
+    named = zip(mesh.axis_names, mesh.axis_types, strict=True)
+    return tuple(n for n, kind in named if kind == jax.sharding.AxisType.Explicit)
+
+
+def out_specs(query, axes: tuple, size: int, explicit: tuple):
+    """Return how output and log-sum-exp are split: as the queries, tokens over axes.
+
+    Tokens that the axes cannot split evenly are whole on each device.
+    """
+    sharding = compat.explicit_sharding(query)
+    spec: list = [None] * query.ndim
+    for i, names in enumerate(() if sharding is None else sharding.spec):
+        names = names if isinstance(names, tuple) or names is None else (names,)
+        spec[i] = tuple(n for n in names or () if n not in axes) or None
+    tokens = query.ndim - 3
+    is_even = query.shape[tokens] % size == 0
+    spec[tokens] = tuple(n for n in axes if n in explicit and is_even) or None
+    return jax.P(*spec[:-1], None), jax.P(*spec[:-1])

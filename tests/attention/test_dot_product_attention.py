@@ -43,6 +43,27 @@ def test_meshes_of_explicit_axes_and_a_window():
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
+def test_batch_and_heads_split_over_explicit_axes_stay_split():
+    arrays = split.random_inputs((2, 6, 2, 4), (2, 6, 2, 4))[:3]
+
+    def loss(attend):
+        return lambda q, k, v: (attend(q, k, v) ** 2).sum()
+
+    def ours(q, k, v):
+        out = jaxcomm.dot_product_attention(
+            q, k, v, axis_name="context", strategy="all_gather"
+        )
+        assert jax.typeof(out).sharding.spec == jax.P("data", "context", "model", None)
+        return out
+
+    expected = jax.grad(loss(jax.nn.dot_product_attention), (0, 1, 2))(*arrays)
+    with jax.set_mesh(jax.make_mesh((2, 2, 2), ("data", "context", "model"))):
+        placed = [jax.reshard(x, jax.P("data", None, "model")) for x in arrays]
+        found = jax.jit(jax.grad(loss(ours), (0, 1, 2)))(*placed)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
+
+
 def test_outside_of_jit_it_is_one_program_compiled_once(make_mesh):
     compiled = []
 
