@@ -147,7 +147,7 @@ class _Call:
     closed: int
 
 
-def _attend(arrays, call: _Call):
+def _attend(arrays, call: _Call) -> Any:
     """Compute it, and give the result the sharding of the queries.
 
     Where types say how arrays are split, XLA splits what is not the sequence: the
