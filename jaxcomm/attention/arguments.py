@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxcomm.attention.layout import Layout
-from jaxcomm.attention.mask import PADDING, Mask
+from jaxcomm.attention.mask import Mask
 
 _NAME = "ring_attention"
 
@@ -219,53 +219,12 @@ def mask_of(layout: Layout, key_layout: Layout, window) -> Mask:
     return Mask(left, right, layout.length, key_layout.length)
 
 
-def segment_ids_of(ids, lengths, positions, shape, name: str, argument: str):
-    """Return the segment ids of a rank's tokens, or None if there is nothing to say.
-
-    Args:
-      ids: int (B, T) or None, as given.
-      lengths: int (B,) or None: tokens at this position or later are padding.
-      positions: int32 (T,) or (B, T), of the tokens.
-      shape: (B, T).
-      name: ``"query"`` or ``"key_value"``.
-      argument: the function that was called.
-
-    Raises:
-      TypeError: they are no integers.
-      ValueError: they are of another shape.
-    """
-    for what, found, expected in (
-        (f"{name}_segment_ids", ids, shape),
-        (f"{name}_seq_lengths", lengths, shape[:1]),
-    ):
-        if found is None:
-            continue
-        found = jnp.asarray(found)
-        if not jnp.issubdtype(found.dtype, jnp.integer):
-            raise TypeError(
-                f"{argument}: {what} has dtype {found.dtype}. Pass integers."
-            )
-        if found.shape != expected:
-            raise ValueError(
-                f"{argument}: {what} has shape {found.shape} on this rank, and "
-                f"{expected} is expected. Split segment ids as the tokens are; pass "
-                "one length for each sequence of the batch."
-            )
-    if ids is None and lengths is None:
-        return None
-    ids = jnp.zeros(shape, jnp.int32) if ids is None else jnp.asarray(ids, jnp.int32)
-    if lengths is not None:
-        lengths = jnp.asarray(lengths).astype(jnp.int32)
-        ids = jnp.where(positions < lengths[:, None], ids, PADDING)
-    return ids
-
-
 def bias_of(bias, mask, shape, key_layout: Layout):
     """Return bias and mask as one bias with its columns in rank order, or None.
 
     Args:
-      bias: floating, 4 dimensions, or None.
-      mask: bool, 4 dimensions, or None: what is not seen.
+      bias: floating, at most 4 dimensions, or None.
+      mask: bool, at most 4 dimensions, or None: what is not seen.
       shape: (B, N, T, S): S counts all keys, in natural order and without padding.
       key_layout: of the keys.
 
@@ -273,6 +232,7 @@ def bias_of(bias, mask, shape, key_layout: Layout):
       TypeError: a dtype is another.
       ValueError: a shape does not broadcast.
     """
+    bias, mask = (None if x is None else with_dimensions(x, 4) for x in (bias, mask))
     for what, found, kind in (("bias", bias, jnp.floating), ("mask", mask, jnp.bool_)):
         if found is None:
             continue
@@ -297,6 +257,12 @@ def bias_of(bias, mask, shape, key_layout: Layout):
     bias = jnp.broadcast_to(bias, (*bias.shape[:3], shape[3]))
     with jax.named_scope("bias_in_rank_order"):
         return take_positions(bias, key_layout.all_positions(), 3)
+
+
+def with_dimensions(x, count: int):
+    """Return an array with as many dimensions, as it broadcasts; more stay."""
+    x = jnp.asarray(x)
+    return x.reshape((1,) * (count - x.ndim) + x.shape)
 
 
 def take_positions(x, positions, axis: int):

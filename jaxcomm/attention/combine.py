@@ -19,12 +19,17 @@ def combine(
 
     For decoding with a split cache: every rank attends with the same queries to its own
     keys, and this is the attention to all of them. Output and log-sum-exp travel in one
-    collective, and the merge is in float32. Differentiable.
+    collective, and the merge is in float32. Differentiable, if ``lse`` is.
+
+    ``jax.nn.dot_product_attention(return_residual=True)`` stops the gradient of its
+    log-sum-exp, and rounds it to the dtype of the keys. Use it where you take no
+    gradient: those of queries and keys would be wrong without an error.
 
     Source: NVIDIA, Helix parallelism, 2025.
 
     Args:
-      out: (B, T, N, V) floating, this rank's attention.
+      out: (B, T, N, V) floating, this rank's attention. A row that saw no key may hold
+        anything, NaN too.
       lse: (B, T, N) float32, its log-sum-exp; -inf for rows that saw no key.
       axis_name: the mesh axis, or tuple of axes, that splits the keys.
       scatter: dimension of ``out``, 0 to 2, of which each rank keeps its part. If None,
@@ -42,8 +47,10 @@ def combine(
       NameError: the axis is not bound.
 
     >>> def decode(query, key, value):  # each rank has its part of the cache
-    ...     out, lse = jax.nn.dot_product_attention(
-    ...         query, key, value, return_residual=True)
+    ...     scores = jnp.einsum("btnh,bsnh->btns", query, key)
+    ...     scores *= key.shape[-1] ** -0.5
+    ...     lse = jax.nn.logsumexp(scores, -1)
+    ...     out = jnp.einsum("btns,bsnv->btnv", jax.nn.softmax(scores), value)
     ...     return combine(out, lse, "context", scatter=2)[0]
     """
     axes = replica_groups.canonical_axes(axis_name)
@@ -61,8 +68,10 @@ def combine(
         )
     size = jax.lax.axis_size(axes)
     dtype = sum_dtype(out.dtype)
+    # The softmax of no key is NaN, and 0 times NaN as well.
+    seen = jnp.where(jnp.isneginf(lse)[..., None], 0, out.astype(dtype))
     # One array: the log-sum-exp is a column more. The wide type keeps its bits.
-    packed = jnp.concatenate([out.astype(dtype), lse.astype(dtype)[..., None]], -1)
+    packed = jnp.concatenate([seen, lse.astype(dtype)[..., None]], -1)
     if scatter is None:
         parts = all_gather(packed, axis_name, lane=lane, backend=backend)
     else:

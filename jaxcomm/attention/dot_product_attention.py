@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxcomm import compat
+from jaxcomm.attention import natural, segments
 from jaxcomm.attention.layout import Layout
 from jaxcomm.attention.positions import TRUSTED
 from jaxcomm.attention.relayout import relayout
@@ -67,7 +68,10 @@ def dot_product_attention(
       (B, T, N, V) or (T, N, V), or a tuple of that and (B, T, N) or (T, N).
 
     Raises:
-      ValueError: there is no mesh; or as ``ring_attention``.
+      TypeError: ``mesh`` is no mesh, or an option says where tokens are; or as
+        ``ring_attention``.
+      ValueError: there is no mesh, or ``bias`` or ``mask`` do not broadcast; or as
+        ``ring_attention``.
 
     >>> @jax.jit
     ... def attend(x):
@@ -77,14 +81,10 @@ def dot_product_attention(
     >>> out.shape
     (2, 512, 4, 64)
     """
+    natural.check_options(options)
     query, key, value = (jnp.asarray(x) for x in (query, key, value))
-    mesh = jax.sharding.get_abstract_mesh() if mesh is None else mesh
     axes = tuple(axis_name) if isinstance(axis_name, (tuple, list)) else (axis_name,)
-    if not set(axes) <= set(mesh.axis_names):
-        raise ValueError(
-            f"dot_product_attention: axis {axis_name!r} is not in the mesh "
-            f"{dict(mesh.shape)}. Pass mesh=, or call it under jax.set_mesh."
-        )
+    mesh = natural.mesh_of(mesh, axes)
     size = 1
     for axis in axes:
         size *= mesh.shape[axis]
@@ -105,12 +105,12 @@ def dot_product_attention(
         "query": query,
         "key": key,
         "value": value,
-        "bias": bias,
-        "mask": mask,
-        "query_segment_ids": query_segment_ids,
-        "key_value_segment_ids": key_value_segment_ids,
-        "query_seq_lengths": query_seq_lengths,
-        "key_value_seq_lengths": key_value_seq_lengths,
+        "bias": natural.pairs_of(bias, "bias", query, key),
+        "mask": natural.pairs_of(mask, "mask", query, key),
+        "query_segment_ids": natural.ids_of(query_segment_ids, "query"),
+        "key_value_segment_ids": natural.ids_of(key_value_segment_ids, "key_value"),
+        "query_seq_lengths": segments.lengths_of(query_seq_lengths),
+        "key_value_seq_lengths": segments.lengths_of(key_value_seq_lengths),
         **options,
     }
     arrays = {n: None if x is None else jnp.asarray(x) for n, x in arrays.items()}
@@ -127,7 +127,7 @@ class _Call:
     """What a call is compiled for, besides its arrays' types.
 
     Attributes:
-      mesh: to split over.
+      mesh: to split over. If None, that of the context.
       axes: of it, along which the sequence is split.
       size: how many devices these are.
       is_causal, strategy, schedule, return_residual: as in ``dot_product_attention``.
@@ -147,8 +147,22 @@ class _Call:
     closed: int
 
 
-def _attend(arrays, call: _Call):
-    """Compute it; compiled, where the call can be a key."""
+def _attend(arrays, call: _Call) -> Any:
+    """Compute it, and give the result the sharding of the queries.
+
+    Where types say how arrays are split, XLA splits what is not the sequence: the
+    kernels reshape arrays in ways that such types do not follow.
+    """
+    explicit = natural.explicit_axes(call.mesh)
+    if not explicit:
+        return _attend_over(arrays, call)
+    over = functools.partial(_attend_over, call=dataclasses.replace(call, mesh=None))
+    out, lse = natural.out_specs(arrays["query"], call.axes, call.size, explicit)
+    specs = (out, lse) if call.return_residual else out
+    return jax.sharding.auto_axes(over, axes=explicit, out_sharding=specs)(arrays)
+
+
+def _attend_over(arrays, call: _Call):
     mesh, axes, size = call.mesh, call.axes, call.size
     query, key, value = (arrays[name] for name in ("query", "key", "value"))
     trained = {name: arrays.get(name) for name in _TRAINED}
@@ -270,8 +284,8 @@ def _rows(deal, split, whole, axis: int):
 
 def _placed(x, *, mesh, axes, axis: int | None):
     """Split a dimension over the axes, where types say how arrays are split."""
-    if x is None:
-        return None
+    if x is None or mesh is None:
+        return x
     if jax.sharding.AxisType.Explicit not in mesh.axis_types:
         return x
     spec = [None] * x.ndim

@@ -139,6 +139,8 @@ def places_of(positions, length: int, has_rows: bool, what: str):
     xp = jnp if known is None else np
     held = positions.shape[-1]
     rows = positions.reshape(math.prod(positions.shape[:-1]), held)
+    if not len(rows):  # of no sequence
+        return np.zeros((0, length) if has_rows else length, np.int32)
     found = [_places_of_row(xp, row, length) for row in rows] if has_rows else []
     if not has_rows:
         places, is_right = _places_of_row(xp, rows[0], length)

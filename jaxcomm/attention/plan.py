@@ -1,8 +1,9 @@
 """What attention over a split sequence would cost, without any device."""
 
 import dataclasses
+import math
 
-import numpy as np
+import jax.numpy as jnp
 
 from jaxcomm import machine as machines
 from jaxcomm.attention import arguments
@@ -11,6 +12,7 @@ from jaxcomm.attention.problem import Problem
 from jaxcomm.attention.strategies.choice import Estimate, choose, estimates
 from jaxcomm.communicator import text_table
 from jaxcomm.machine import Machine
+from jaxcomm.primitives.arguments import integer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,11 +85,33 @@ def plan(
       axis_sizes: of the mesh axes that split the sequence, if they are several.
       machine: a name, such as ``"h100"`` or ``"cpu"``, or a ``jaxcomm.Machine``.
 
+    Raises:
+      TypeError: a layout or a number is of another type.
+      ValueError: a number is below one, ``key_heads`` do not divide ``heads``, the
+        product of ``axis_sizes`` or the ranks of ``key_layout`` are not those of
+        ``layout``, or the machine is unknown.
+
     >>> layout = Layout("zigzag", 8, 32768)
     >>> plan(layout, heads=32, key_heads=8, head_size=128, is_causal=True).chosen
     'ring'
     """
-    key_layout = key_layout or layout
+    key_layout = layout if key_layout is None else key_layout
+    _check_layouts(layout, key_layout, axis_sizes)
+    heads, head_size, batch, key_heads, value_size = (
+        _positive(found, name)
+        for name, found in (
+            ("heads", heads),
+            ("head_size", head_size),
+            ("batch", batch),
+            ("key_heads", heads if key_heads is None else key_heads),
+            ("value_size", head_size if value_size is None else value_size),
+        )
+    )
+    if heads % key_heads:
+        raise ValueError(
+            f"attention.plan: key_heads={key_heads} do not divide heads={heads}. Pass "
+            "a divisor: each key head serves an equal group of query heads."
+        )
     window = arguments.window_of(local_window_size, is_causal)
     problem = Problem(
         query_layout=layout,
@@ -95,12 +119,35 @@ def plan(
         mask=arguments.mask_of(layout, key_layout, window),
         batch=batch,
         heads=heads,
-        key_heads=key_heads or heads,
+        key_heads=key_heads,
         head_size=head_size,
-        value_size=value_size or head_size,
-        itemsize=2 if str(dtype) == "bfloat16" else np.dtype(dtype).itemsize,
-        axis_sizes=axis_sizes or (layout.size,),
+        value_size=value_size,
+        itemsize=jnp.dtype(dtype).itemsize,
+        axis_sizes=(layout.size,) if axis_sizes is None else tuple(axis_sizes),
     )
     machine = machines.of(machine, "attention.plan")
     rows = estimates(problem, machine)
     return Plan(choose(problem, machine).name, rows, machine)
+
+
+def _check_layouts(layout, key_layout, axis_sizes) -> None:
+    for name, found in (("layout", layout), ("key_layout", key_layout)):
+        if not isinstance(found, Layout):
+            raise TypeError(
+                f"attention.plan: {name}={found!r} is no layout. Pass jaxcomm.Layout("
+                "schedule, size, length)."
+            )
+    ranks = layout.size if axis_sizes is None else math.prod(axis_sizes)
+    if layout.size != ranks or layout.size != key_layout.size:
+        raise ValueError(
+            f"attention.plan: the layout is of {layout.size} ranks, that of the keys of"
+            f" {key_layout.size}, and axis_sizes={axis_sizes}. All must be of the same "
+            "ranks."
+        )
+
+
+def _positive(found, name: str) -> int:
+    number = integer(found, f"attention.plan: {name}")
+    if number < 1:
+        raise ValueError(f"attention.plan: {name}={number}. Pass one or more.")
+    return number

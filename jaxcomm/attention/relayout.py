@@ -1,12 +1,10 @@
 """Move a split sequence from one layout to another."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 
 from jaxcomm.attention.layout import Layout
-from jaxcomm.attention.permutation import poison_unless
+from jaxcomm.attention.permutation import checked, poison_unless
 from jaxcomm.attention.positions import are_right
 from jaxcomm.collectives.ragged_all_to_all import ragged_all_to_all
 
@@ -19,7 +17,8 @@ def relayout(
 
     For use inside ``jax.shard_map``: around a layer that wants contiguous tokens, such
     as a state-space layer, a convolution, or a loss on shifted tokens. One ragged
-    all-to-all for each array of the tree; its transpose is the way back.
+    all-to-all for each array of the tree; its transpose is the way back. Differentiable
+    as ``ring_attention`` is: in reverse mode, and forward mode of that.
 
     Args:
       x: pytree of arrays whose dimension ``axis`` holds this rank's tokens.
@@ -40,7 +39,7 @@ def relayout(
     Raises:
       ValueError: the layouts differ in length or ranks, or do not fit ``x`` or axis; or
         a layout differs by sequence of the batch.
-      TypeError: positions are missing.
+      TypeError: positions are missing, or ``source`` or ``target`` is no layout.
       NameError: the axis is not bound.
 
     >>> def convolve(x, positions, layout):
@@ -48,6 +47,12 @@ def relayout(
     ...     y = relayout(x, layout, plain, "context", positions=positions)
     ...     return relayout(jnp.cumsum(y, 1), plain, layout, "context")
     """
+    for layout in (source, target):
+        if not isinstance(layout, Layout):
+            raise TypeError(
+                f"relayout: {layout!r} is no layout. Pass jaxcomm.Layout(schedule, "
+                "size, length)."
+            )
     if (source.size, source.length) != (target.size, target.length):
         raise ValueError(
             f"relayout: from {source.length} tokens on {source.size} ranks to "
@@ -65,24 +70,24 @@ def relayout(
     )
 
     def one(leaf):
-        leaf = jnp.asarray(leaf)
-        if leaf.shape[axis] != source.local_length:
+        leaf, at = checked(leaf, axis, "relayout")
+        if leaf.shape[at] != source.local_length:
             raise ValueError(
-                f"relayout: dimension {axis} of x has {leaf.shape[axis]} tokens on this"
-                f" rank, and the layout it comes from {source.local_length}."
+                f"relayout: dimension {at} of x has {leaf.shape[at]} tokens on this "
+                f"rank, and the layout it comes from {source.local_length}."
             )
-        rows = jnp.moveaxis(poison_unless(is_right, leaf), axis, 0)
+        leaf = poison_unless(is_right, jnp.asarray(leaf))
+        if source == target:
+            return leaf
+        rows = jnp.moveaxis(leaf, at, 0)
         axes = tuple(axis_name) if isinstance(axis_name, list) else axis_name
         via = (axes, lane, backend)
-        return jnp.moveaxis(_move_compiled(via, rows, source, target), 0, axis)
+        return jnp.moveaxis(_move_compiled(via, rows, source, target), 0, at)
 
-    if source == target:
-        return poison_unless(is_right, x)
     return jax.tree.map(one, x)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _move(via, rows, source: Layout, target: Layout):
+def _moved(via, rows, source: Layout, target: Layout):
     axis_name, lane, backend = via
     size, length = source.size, source.length
     rank = jax.lax.axis_index(axis_name)
@@ -126,13 +131,17 @@ def _received_before(source: Layout, target: Layout, rank, sender):
     return jnp.sum(is_real & (of < sender))
 
 
+_move = jax.custom_vjp(_moved, nondiff_argnums=(0,))
+
+
+# Not _move: forward mode cannot enter a custom_vjp, and derives these two instead.
 def _forward(via, rows, source, target):
-    return _move(via, rows, source, target), (source, target)
+    return _moved(via, rows, source, target), (source, target)
 
 
 def _backward(via, layouts, grad):
     source, target = layouts
-    return _move(via, grad, target, source), None, None
+    return _moved(via, grad, target, source), None, None
 
 
 _move.defvjp(_forward, _backward)

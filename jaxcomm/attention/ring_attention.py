@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxcomm import compat
-from jaxcomm.attention import arguments
+from jaxcomm.attention import arguments, segments
 from jaxcomm.attention.differentiate import attend
 from jaxcomm.attention.kernels import selection
 from jaxcomm.attention.kernels.operands import Terms, sum_dtype
@@ -161,10 +161,17 @@ def ring_attention(
         x = jnp.asarray(x)
         return x[None] if not has_batch and x.ndim == dimensions - 1 else x
 
-    ids = with_batch(query_segment_ids, 2)
-    key_ids = with_batch(key_value_segment_ids, 2)
-    lengths = with_batch(query_seq_lengths, 1)
-    key_lengths = with_batch(key_value_seq_lengths, 1)
+    ids, key_ids = (
+        with_batch(segments.ids_of(x, f"ring_attention: {whose}_segment_ids"), 2)
+        for whose, x in (
+            ("query", query_segment_ids),
+            ("key_value", key_value_segment_ids),
+        )
+    )
+    lengths, key_lengths = (
+        with_batch(segments.lengths_of(x), 1)
+        for x in (query_seq_lengths, key_value_seq_lengths)
+    )
     if (ids is None) != (key_ids is None):
         if not is_one_sequence or ids is None:
             raise ValueError(
@@ -173,11 +180,11 @@ def ring_attention(
                 "query_segment_ids and key_value_segment_ids."
             )
         key_ids = ids
-    ids = arguments.segment_ids_of(
+    ids = segments.segment_ids_of(
         ids, lengths, layout.positions_of(rank), (batch, queries), "query",
         "ring_attention",
     )  # fmt: skip
-    key_ids = arguments.segment_ids_of(
+    key_ids = segments.segment_ids_of(
         key_ids, key_lengths, key_layout.positions_of(rank), (batch, keys),
         "key_value", "ring_attention",
     )  # fmt: skip
@@ -198,9 +205,8 @@ def ring_attention(
     if dropout_rate and dropout_key is not None:
         seeds = jax.random.bits(dropout_key, (batch, heads), jnp.uint32)
     bias = arguments.bias_of(
-        with_batch(bias, 4), with_batch(mask, 4),
-        (batch, heads, queries, key_layout.length), key_layout,
-    )  # fmt: skip
+        bias, mask, (batch, heads, queries, key_layout.length), key_layout
+    )
     problem = Problem(
         query_layout=layout,
         key_layout=key_layout,

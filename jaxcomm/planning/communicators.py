@@ -3,6 +3,7 @@
 import dataclasses
 
 from jaxcomm import _ffi
+from jaxcomm.communicator import backends
 from jaxcomm.communicator.lane import DEFAULT_LANE
 from jaxcomm.communicator.policy import CommPolicy
 from jaxcomm.communicator.replica_groups import IndexGroups
@@ -81,9 +82,13 @@ class PlannedCommunicator:
 def backend_of(
     backend: str | None, machine: Machine, groups: tuple[GroupClass, ...]
 ) -> str:
-    """Return the backend that serves groups, as communicators choose it."""
+    """Return the backend that serves groups, as communicators choose it.
+
+    Raises:
+      ValueError: there is no backend of that name.
+    """
     if backend is not None:
-        return backend
+        return backends.named(backend).name
     if machine.platform in ("gpu", "cuda"):
         return "nccl"
     shares = all(

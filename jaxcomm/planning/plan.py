@@ -70,8 +70,8 @@ def plan(
 
     Raises:
       TypeError: if mesh is no mesh, or work is of another type.
-      ValueError: if the machine is unknown, or a collective is over an axis that the
-        mesh does not have.
+      ValueError: if the machine or a backend is unknown, or a collective is over an
+        axis that the mesh does not have.
 
     Example:
       >>> gradients = jax.ShapeDtypeStruct((1 << 20,), "float32")

@@ -24,6 +24,8 @@ def test_attention_to_parts_of_a_cache_is_attention_to_all_of_it(scatter):
         lse = jax.nn.logsumexp(scores, -1)
         safe = jnp.where(jnp.isneginf(lse), 0, lse)
         out = jnp.einsum("btns,bsnh->btnh", jnp.exp(scores - safe[..., None]), value)
+        # As the softmax of no key is.
+        out = jnp.where(jnp.isneginf(lse)[..., None], jnp.nan, out)
         return combine(out, lse, "context", scatter=scatter)
 
     spec = jax.P(*[None] * (scatter or 0), "context") if scatter is not None else None

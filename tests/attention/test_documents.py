@@ -203,3 +203,22 @@ def test_relayout_moves_tokens_and_its_transpose_moves_them_back(names):
 def test_relayout_refuses_another_sequence():
     with pytest.raises(ValueError, match=r"from 8 tokens on 2 ranks to 9 on 2\. Pass"):
         relayout(jnp.ones(4), Layout("zigzag", 2, 8), Layout("zigzag", 2, 9), "i")
+
+
+def test_hessian_vector_products_pass_through_relayout():
+    layouts = Layout("zigzag", 2, 5), Layout("contiguous", 2, 5)
+    x, positions = layouts[0].reorder(jnp.arange(1.0, 6), axis=0)
+
+    def cubes(x):
+        def local(x, positions):
+            return relayout(x, *layouts, "context", positions=positions, axis=0)
+
+        split_tokens = jax.P("context")
+        moved = jax.shard_map(
+            local, mesh=split.ring_over(2), in_specs=split_tokens,
+            out_specs=split_tokens,
+        )  # fmt: skip
+        return (moved(x, positions) ** 3).sum()
+
+    product = jax.jit(lambda x: jax.jvp(jax.grad(cubes), (x,), (jnp.ones_like(x),))[1])
+    np.testing.assert_allclose(product(x), 6 * x)

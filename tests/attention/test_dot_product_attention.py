@@ -43,6 +43,27 @@ def test_meshes_of_explicit_axes_and_a_window():
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
+def test_batch_and_heads_split_over_explicit_axes_stay_split():
+    arrays = split.random_inputs((2, 6, 2, 4), (2, 6, 2, 4))[:3]
+
+    def loss(attend):
+        return lambda q, k, v: (attend(q, k, v) ** 2).sum()
+
+    def ours(q, k, v):
+        out = jaxcomm.dot_product_attention(
+            q, k, v, axis_name="context", strategy="all_gather"
+        )
+        assert jax.typeof(out).sharding.spec == jax.P("data", "context", "model", None)
+        return out
+
+    expected = jax.grad(loss(jax.nn.dot_product_attention), (0, 1, 2))(*arrays)
+    with jax.set_mesh(jax.make_mesh((2, 2, 2), ("data", "context", "model"))):
+        placed = [jax.reshard(x, jax.P("data", None, "model")) for x in arrays]
+        found = jax.jit(jax.grad(loss(ours), (0, 1, 2)))(*placed)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
+
+
 def test_outside_of_jit_it_is_one_program_compiled_once(make_mesh):
     compiled = []
 
@@ -84,3 +105,40 @@ def test_without_a_mesh_the_error_says_what_to_do():
     x = jnp.ones((1, 8, 2, 4))
     with pytest.raises(ValueError, match=r"is not in the mesh .*under jax\.set_mesh"):
         jaxcomm.dot_product_attention(x, x, x, axis_name="context")
+
+
+def test_a_mask_and_a_bias_of_fewer_dimensions_broadcast_as_in_jax_nn(make_mesh):
+    mesh = make_mesh(context=2)
+    x = jax.random.normal(jax.random.key(0), (2, 5, 2, 4))
+    # Each token sees itself: where a row sees no key, jax.nn gives a mean.
+    sees = jax.random.bernoulli(jax.random.key(1), 0.5, (5, 5)) | jnp.eye(5, dtype=bool)
+    options = {"mask": sees, "bias": jnp.arange(5.0)}
+    found = jaxcomm.dot_product_attention(
+        x, x, x, mesh=mesh, axis_name="context", strategy="all_gather", **options
+    )
+    expected = jax.nn.dot_product_attention(x, x, x, **options)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_ids_and_lengths_of_any_integers_are_those_of_int32(make_mesh):
+    mesh = make_mesh(context=2)
+    x = jax.random.normal(jax.random.key(0), (1, 6, 2, 4))
+
+    def attend(**options):
+        return jaxcomm.dot_product_attention(
+            x, x, x, mesh=mesh, axis_name="context", strategy="all_gather", **options
+        )
+
+    # As "no limit", a length beyond int32 hid everything once.
+    everything = attend()
+    for dtype in (np.int64, np.uint32):
+        limit = np.array([np.iinfo(dtype).max], dtype)
+        np.testing.assert_array_equal(attend(key_value_seq_lengths=limit), everything)
+    ids = np.array([[0, 0, 1, 1, 2, 2]])
+    np.testing.assert_array_equal(
+        attend(query_segment_ids=ids.astype(np.uint32)),
+        attend(query_segment_ids=ids.astype(np.int32)),
+    )
+    # Of equal low 32 bits, two documents became one.
+    with pytest.raises(ValueError, match=r"has the number 8589934592, .* pass int32"):
+        attend(query_segment_ids=ids << 32)

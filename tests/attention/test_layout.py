@@ -156,3 +156,11 @@ def test_bad_values_say_what_was_asked_and_found(call, text):
 def test_what_counts_is_an_integer(call, what):
     with pytest.raises(TypeError, match=what):
         call()
+
+
+def test_a_batch_of_no_sequences_is_restored():
+    layout = Layout("zigzag", 2, 5)
+    x, positions = layout.reorder(np.ones((0, 5, 3)))
+    assert x.shape == (0, 6, 3)
+    for restore in (layout.restore, jax.jit(layout.restore)):
+        assert restore(x, positions).shape == (0, 5, 3)

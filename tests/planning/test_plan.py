@@ -269,6 +269,8 @@ def test_wrong_options_are_refused():
         jaxcomm.plan(MESH, devices_per_process=0)
     with pytest.raises(ValueError, match="plan: lane must be a non-empty string"):
         jaxcomm.plan(MESH, lanes=("",))
+    with pytest.raises(ValueError, match="backend 'gloo' is unknown; choose one of"):
+        jaxcomm.plan(MESH, backend="gloo")
     with pytest.raises(TypeError, match="but no function"):
         jaxcomm.plan(MESH, None, X)
 

@@ -18,6 +18,7 @@ from jaxcomm.attention import (
     combine,
     document_layout,
     document_work,
+    plan,
     relayout,
     segment_ids,
 )
@@ -135,6 +136,10 @@ def _of_attention():
             {"strategy": jaxcomm.attention.Ulysses(3)},
         ),
         ("`implementation='flash'`", {"implementation": "flash"}),
+        (
+            "segment ids that int32 does not hold",
+            {"query_segment_ids": np.full((1, 2), 2**31, np.uint32)},
+        ),
     ]  # fmt: skip
     types: list[tuple[str, dict | tuple]] = [
         ("integer queries", (x(1, 8, 2, 4, dtype=jnp.int32),)),
@@ -177,6 +182,15 @@ def _of_attention():
         ),
         ValueError,
     )  # fmt: skip
+
+    def of_wide_ids():
+        with jax.enable_x64(True):
+            ids = jnp.zeros((1, 8), jnp.int64)
+            on_four(lambda x, ids: ring_attention(
+                x, x, x, axis_name="context", layout=PLAIN, query_segment_ids=ids
+            ), x(1, 8, 2, 4), ids)  # fmt: skip
+
+    yield "traced segment ids of int64", of_wide_ids, TypeError
     yield (
         "a call outside of `jax.shard_map`",
         lambda: ring_attention(
@@ -260,6 +274,12 @@ def _of_others():
     )
     yield refusal(
         "relayout",
+        "a schedule in place of a layout",
+        lambda: relayout(x(1, 2), "zigzag", PLAIN, "context"),
+        TypeError,
+    )
+    yield refusal(
+        "relayout",
         "a layout that differs by row",
         lambda: relayout(x(2, 2), PLAIN, ROWS, "context"),
     )
@@ -287,11 +307,22 @@ def _of_others():
         "`scatter` of what 4 does not divide",
         lambda: combined(one, x(1, 8, 2), scatter=2),
     )
-    yield refusal(
-        "dot_product_attention",
-        "an axis that the mesh does not have",
-        lambda: jaxcomm.dot_product_attention(one, one, one, axis_name="context"),
-    )
+    for asked, options, error in (
+        ("an axis that the mesh does not have", {}, ValueError),
+        ("a name in place of a mesh", {"mesh": "context"}, TypeError),
+        ("`positions`", {"positions": positions}, TypeError),
+        ("a `mask` of other keys", {"mask": jnp.ones((8, 5), bool)}, ValueError),
+    ):
+        mesh = (
+            jax.sharding.AbstractMesh((4,), ("context",)) if "mask" in options else None
+        )
+        call = functools.partial(
+            jaxcomm.dot_product_attention,
+            *[one] * 3,
+            axis_name="context",
+            **({"mesh": mesh} | options),
+        )
+        yield refusal("dot_product_attention", asked, call, error)
     for asked, options in (
         ("`precision`", {"precision": "highest"}),
         ("`sow_weights`", {"module": object()}),
@@ -311,6 +342,15 @@ def _of_others():
         name = "silent"
         forward = backward = None
 
+    sizes = {"heads": 4, "head_size": 8}
+    for asked, layout, options, error in (
+        ("a schedule in place of a layout", "zigzag", {}, TypeError),
+        ("3 key heads for 4 heads", PLAIN, {"key_heads": 3}, ValueError),
+        ("no heads", PLAIN, {"heads": 0}, ValueError),
+        ("`axis_sizes` of other ranks", PLAIN, {"axis_sizes": (2, 3)}, ValueError),
+    ):
+        call = functools.partial(plan, layout, **(sizes | options))
+        yield refusal("plan", asked, call, error)
     yield refusal(
         "plan", "a strategy that does not say its cost",
         lambda: Silent().cost(None), NotImplementedError,
