@@ -17,7 +17,8 @@ BUILD := build/$(patsubst .%,%,$(notdir $(VENV)))-$(ABI)
 BIN := $(VENV)/bin
 # -P and PYTHONSAFEPATH (for child processes): what runs is the installed package. The
 # source folder jaxcomm/, which lacks the extension, would hide it from the repository root.
-RUN := PYTHONSAFEPATH=1 $(BIN)/python -P
+# Bytecode is kept, whatever the environment says: tests start hundreds of processes.
+RUN := PYTHONDONTWRITEBYTECODE= PYTHONSAFEPATH=1 $(BIN)/python -P
 # cmake and ninja of the virtual environment first, those of the system second.
 TOOLS := PATH="$(abspath $(BIN)):$$PATH"
 PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(TOOLS) $(BIN)/python -m pip install --quiet
