@@ -28,9 +28,9 @@ def _include_flags():
 
     jaxlib = importlib.util.find_spec("jaxlib")
     assert jaxlib is not None
-    (jaxlib_folder,) = jaxlib.submodule_search_locations or ()
+    assert jaxlib.origin is not None
     folders = (
-        f"{jaxlib_folder}/include",
+        str(pathlib.Path(jaxlib.origin).with_name("include")),
         nanobind.include_dir(),
         sysconfig.get_path("include"),
     )
