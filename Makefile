@@ -17,7 +17,8 @@ BUILD := build/$(patsubst .%,%,$(notdir $(VENV)))-$(ABI)
 BIN := $(VENV)/bin
 # -P and PYTHONSAFEPATH (for child processes): what runs is the installed package. The
 # source folder jaxcomm/, which lacks the extension, would hide it from the repository root.
-RUN := PYTHONSAFEPATH=1 $(BIN)/python -P
+# Bytecode is kept, whatever the environment says: tests start hundreds of processes.
+RUN := PYTHONDONTWRITEBYTECODE= PYTHONSAFEPATH=1 $(BIN)/python -P
 # cmake and ninja of the virtual environment first, those of the system second.
 TOOLS := PATH="$(abspath $(BIN)):$$PATH"
 PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(TOOLS) $(BIN)/python -m pip install --quiet
@@ -31,17 +32,12 @@ BUILD_REQUIRES := $(VENV)/.build-requires
 INSTALLED := $(VENV)/.installed
 SOURCES := $(shell find jaxcomm ffi -type f ! -path '*/__pycache__/*' ! -name '*.so' 2>/dev/null | LC_ALL=C sort)
 CXX_FILES = $(shell find ffi tests/ffi tests/doubles -name "*.cc" -o -name "*.h" -o -name "*.inc" -o -name "*.cu")
-# It reads the annotations of ffi/os/mutex.h; other compilers do not.
 CLANGXX ?= clang++
-define CXX_INCLUDES
-import importlib.util, nanobind, sysconfig
-jaxlib = importlib.util.find_spec("jaxlib").submodule_search_locations[0] + "/include"
-for folder in (jaxlib, nanobind.include_dir(), sysconfig.get_path("include")):
-    print("-isystem", folder)
-endef
-export CXX_INCLUDES
 # The compiler of the GPU kernels, beside .venv: jax[cuda12] needs a newer one there.
 NVRTC := build/nvrtc
+# Not $(MAKE) in a recipe: `make -n check` would run it.
+SUBMAKE := $(MAKE) --no-print-directory
+LINT_REQUIRES := $(VENV)/.extra-dev $(NVRTC)/.installed
 NOTEBOOKS = $(wildcard notebooks/*.ipynb)
 
 SHELL := bash
@@ -91,10 +87,13 @@ develop: $(VENV)/.extra-$(EXTRAS) ## put the extension into jaxcomm/, to work in
 	@$(TOOLS) cmake --install $(BUILD) --prefix . --component module > /dev/null
 	@echo 'Run from the repository root: $(BIN)/python -m pytest'
 
-# What breaks most things breaks one of these.
-check: $(VENV)/.extra-test lint cppbuild ## lint, types and one test of each file: the inner loop
-	@$(TOOLS) ctest --test-dir $(BUILD) --output-on-failure --no-tests=error -R '^($(CHECK_CPP))$$'
-	@$(FAKE_NCCL) $(RUN) $(PYTEST) --one-of-each $(ARGS)
+# What breaks most things breaks one of these. Most of lint has one thread: tests use the
+# other cores meanwhile.
+check: $(VENV)/.extra-test $(LINT_REQUIRES) cppbuild ## lint, types and one test of each file: the inner loop
+	@$(SUBMAKE) lint > $(BUILD)/lint.log 2>&1 & lint=$$!; trap 'kill $$lint 2> /dev/null || true' EXIT; status=0; \
+	$(TOOLS) ctest --test-dir $(BUILD) --output-on-failure --no-tests=error -R '^($(CHECK_CPP))$$' || status=$$?; \
+	$(FAKE_NCCL) $(RUN) $(PYTEST) --one-of-each $(ARGS) || status=$$?; \
+	wait $$lint || status=$$?; cat $(BUILD)/lint.log; exit $$status
 
 # For a second Python: make smoke PYTHON=python3.13 VENV=.venv-3.13
 smoke: $(VENV)/.extra-test ## one test of each file, without lint and C++ tests
@@ -137,7 +136,7 @@ mutation: develop $(VENV)/.extra-test cpptest ## run tests on 200 defects, and w
 soak: $(INSTALLED) ## 100,000 mixed collectives between processes, every result checked
 	@PYTHONPATH="$(CURDIR)/tests:$(CURDIR)/tests/support" $(RUN) -m stress $(ARGS)
 
-lint: $(VENV)/.extra-dev $(NVRTC)/.installed ## ruff, pyright, clang-format, stripped notebooks, PTX as compiled, locks
+lint: $(LINT_REQUIRES) ## ruff, pyright, clang-format, stripped notebooks, PTX as compiled, locks
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
@@ -145,10 +144,7 @@ lint: $(VENV)/.extra-dev $(NVRTC)/.installed ## ruff, pyright, clang-format, str
 	$(BIN)/pyright --pythonpath $(abspath $(BIN))/python
 	$(BIN)/python tools/make_ptx.py --check
 	$(BIN)/python tools/prose.py
-	@if ! command -v $(CLANGXX) > /dev/null; then echo 'no $(CLANGXX): the thread-safety analysis is skipped'; else \
-	  echo '$(CLANGXX): thread-safety analysis'; \
-	  find ffi -name '*.cc' | xargs -P "$$(nproc)" -n 8 $(CLANGXX) -std=c++17 -fsyntax-only -pthread \
-	    -Wthread-safety -Werror=thread-safety -I. $$($(BIN)/python -c "$$CXX_INCLUDES"); fi
+	@CLANGXX="$(CLANGXX)" $(BIN)/python tools/thread_safety.py $(BUILD)/thread-safety
 
 format: $(VENV)/.extra-dev ## rewrite Python, C++ and notebooks in the project's style
 	$(BIN)/ruff check --fix-only --quiet .

@@ -4,6 +4,7 @@ import pytest
 from job_store import JobStore, Processes
 
 from jaxcomm import compat
+from jaxcomm.communicator import phase
 
 
 @pytest.fixture
@@ -17,3 +18,10 @@ def store(monkeypatch):
 @pytest.fixture
 def processes(store):
     return Processes(store)
+
+
+@pytest.fixture
+def patient(monkeypatch):
+    """Has no wait end in vain on a busy machine: each of those costs messages."""
+    monkeypatch.setattr(phase, "_FIRST_WAIT_SECONDS", 60.0)
+    monkeypatch.setattr(phase, "_LAST_WAIT_SECONDS", 60.0)

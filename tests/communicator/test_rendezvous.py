@@ -13,11 +13,11 @@ from jaxcomm import _ffi
 from jaxcomm.communicator import peer_info, rendezvous
 from jaxcomm.errors import CommunicatorError
 
-# Of a meeting, beside one for each process: what it writes and reads in any case, and
-# its waits for processes that come late.
+# Of a meeting, beside one for each process: what it writes and reads in any case.
 FEW_MESSAGES = 24
 
 
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("size", [2, 9, 64])
 def test_a_meeting_is_a_few_messages_and_at_most_one_for_each_process(processes, size):
     """C8, F7."""
@@ -29,6 +29,7 @@ def test_a_meeting_is_a_few_messages_and_at_most_one_for_each_process(processes,
         assert max(messages.values()) <= FEW_MESSAGES + size
 
 
+@pytest.mark.usefixtures("patient")
 def test_messages_do_not_grow_with_processes_that_are_there_already(processes):
     for size in (8, 128):
         everyone = tuple(range(1000, 1000 + size))
@@ -48,6 +49,7 @@ def test_messages_do_not_grow_with_processes_that_are_there_already(processes):
         assert messages[everyone[-1]] <= 4 + FEW_MESSAGES // 2
 
 
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("order", ["rising", "falling"])
 def test_messages_stay_few_where_processes_come_one_after_the_other(processes, order):
     everyone = tuple(range(32))

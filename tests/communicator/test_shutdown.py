@@ -43,7 +43,7 @@ def test_it_does_not_wait_for_ever():
     begin = time.monotonic()
     hangs = member(looks=itertools.repeat(1), ends=False)
     assert not shutdown.wait_for_work([hangs], 0.05)
-    assert time.monotonic() - begin < 2
+    assert time.monotonic() - begin < 20
 
 
 def test_it_waits_longer_for_what_goes_on_but_not_for_ever(monkeypatch):
@@ -57,7 +57,7 @@ def test_it_waits_longer_for_what_goes_on_but_not_for_ever(monkeypatch):
     monkeypatch.setattr(shutdown, "_MOST_SECONDS_OF_PROGRESS", 0.3)
     begin = time.monotonic()
     assert not shutdown.wait_for_work([member(looks=itertools.repeat(1))], 30)
-    assert 0.3 < time.monotonic() - begin < 2
+    assert 0.3 < time.monotonic() - begin < 20
 
 
 def test_it_waits_for_arrays_that_are_not_computed(monkeypatch):

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 
+import forked
 import pytest
 
 import jaxcomm
@@ -91,7 +92,7 @@ def start(folder):
 
     def start(code, **environment):
         environment = {"JAXCOMM_DUMP_DIR": str(folder)} | environment
-        process = subprocess.Popen(
+        process = forked.Popen(
             [sys.executable, "-c", START + code],
             env=os.environ | {"JAXCOMM_TIMEOUT": "200"} | environment,
             stdin=subprocess.PIPE,

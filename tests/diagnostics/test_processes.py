@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 
+import forked
 import pytest
 
 from jaxcomm.diagnostics.merge import merge_files
@@ -88,7 +89,7 @@ def processes(folder):
         port = keeper.getsockname()[1]
         started = []
         for process in range(2):
-            popen = subprocess.Popen(
+            popen = forked.Popen(
                 [
                     sys.executable,
                     "-c",

@@ -3,9 +3,9 @@
 import json
 import os
 import socket
-import subprocess
 import sys
 
+import forked
 import pytest
 
 RECORD = {
@@ -29,7 +29,7 @@ def command():
     """Returns a function that runs ``python -m jaxcomm.doctor`` to its end."""
 
     def run(*arguments, **environment):
-        return subprocess.run(
+        return forked.run(
             [sys.executable, "-m", "jaxcomm.doctor", *map(str, arguments)],
             capture_output=True,
             text=True,

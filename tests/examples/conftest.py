@@ -2,6 +2,7 @@ import os
 import subprocess
 import sys
 
+import forked
 import jax
 import pytest
 
@@ -29,7 +30,7 @@ class Folder:
 
     def start(self, *arguments, stderr=subprocess.PIPE):
         self._started.append(
-            subprocess.Popen(
+            forked.Popen(
                 [sys.executable, *arguments, "--text=text.txt"],
                 stdout=subprocess.PIPE,
                 stderr=stderr,

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 
+import forked
 import pytest
 
 from language_model import __main__ as demo
@@ -34,7 +35,7 @@ def command_line(capsys):
 def start(*arguments, cwd, **variables):
     # Its own number of devices.
     environment = os.environ | {"XLA_FLAGS": os.environ["QUICK_XLA_FLAGS"]}
-    return subprocess.Popen(
+    return forked.Popen(
         [sys.executable, "-m", "language_model", *map(str, arguments)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -55,7 +55,9 @@ def test_resumes_what_one_process_saved(after_one):
 
 @pytest.mark.slow
 def test_ctrl_c_ends_all_after_the_same_step(start, tmp_path):
-    process = start(*LAUNCHER, *DEMO, "--data=2", "--nocheck", "--steps=1000000")
+    # To save a checkpoint takes longer than the usual grace on a busy machine.
+    words = (*LAUNCHER, "--grace=50", *DEMO, "--data=2", "--nocheck")
+    process = start(*words, "--steps=1000000")
     lines = iter(process.stdout.readline, "")
     assert any("step 1/" in line for line in lines)
     process.send_signal(signal.SIGINT)

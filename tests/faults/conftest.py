@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 
+import forked
 import pytest
 
 _WORKER = pathlib.Path(__file__).with_name("worker.py")
@@ -35,7 +36,7 @@ class Process:
         read, write = os.pipe()
         self._log = (folder / f"process-{index}.txt").open("w+b")
         arguments = [sys.executable, worker, index, count, port, write]
-        self.popen = subprocess.Popen(
+        self.popen = forked.Popen(
             list(map(str, arguments)),
             stdin=subprocess.PIPE,
             stdout=self._log,

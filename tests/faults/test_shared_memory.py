@@ -83,7 +83,7 @@ answer = [len(mapped), glob.glob(f"/dev/shm/jaxcomm-{os.getpid()}-*")]
         f"ranks 2, 3, gone with process 1 (pid {processes[1].pid})" in outcome["text"]
     )
     print(f"noticed after {outcome['end'] - since:.3f} s")
-    assert outcome["end"] - since < 5
+    assert outcome["end"] - since < 15
 
 
 def test_processes_of_another_pid_namespace_are_not_taken_for_dead(start):

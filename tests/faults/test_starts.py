@@ -73,7 +73,7 @@ def test_an_interrupted_start_can_be_repeated(start):
     end, how = first.hear()
     assert how == "interrupted"
     print(f"KeyboardInterrupt after {end - since:.2f} s")
-    assert end - since < 5
+    assert end - since < 15
     assert [how for _, how in processes.ask(INIT)] == ["made", "made"]
     assert processes.ask("answer = right()") == [True, True]
 

@@ -5,9 +5,9 @@ import importlib.util
 import json
 import os
 import pathlib
-import subprocess
 import sys
 
+import forked
 import pytest
 
 import jaxcomm
@@ -104,7 +104,7 @@ def alone(environment):
     }
 
     def run(code, **variables):
-        return subprocess.run(
+        return forked.run(
             [sys.executable, "-W", "error", PROGRAM, code],
             env=inherited | environment | {"JAXCOMM_TIMEOUT": "50"} | variables,
             capture_output=True,

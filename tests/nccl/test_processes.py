@@ -250,10 +250,10 @@ def test_who_waits_for_a_killed_process_is_told_at_once(start, kernels, policy):
     texts = MINE, "rank 0 of 2", "process 1 (rank 1) has ended"
     if policy is None:
         has_ended(processes[0], *texts)
-        assert time.monotonic() - since < 5
+        assert time.monotonic() - since < 15
         return
     outcome = processes[0].ask("answer = outcome()")
-    assert outcome["end"] - since < 5
+    assert outcome["end"] - since < 15
     is_stopped(processes[0], outcome, *texts)
 
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 
+import forked
 import pytest
 
 from jaxcomm.launch import port
@@ -34,7 +35,7 @@ class Team:
             for process, log in enumerate(self._logs):
                 words = [process, processes, devices, number]
                 with log.open("w") as stderr:
-                    popen = subprocess.Popen(
+                    popen = forked.Popen(
                         [sys.executable, "-W", "error", WORKER, *map(str, words)],
                         env=_environment(environment or {}),
                         stdin=subprocess.PIPE,

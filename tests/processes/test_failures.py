@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 
+import forked
 import jax
 import pytest
 
@@ -173,7 +174,7 @@ print("ended", flush=True)
 
 
 def start(program, address):
-    return subprocess.Popen(
+    return forked.Popen(
         [sys.executable, "-c", program, address],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

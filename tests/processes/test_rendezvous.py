@@ -30,7 +30,7 @@ def some_come_late(here, late, backend):
         with pytest.raises(jaxcomm.CommunicatorError) as caught:
             jaxcomm.init(mesh, backend=backend)
         text = str(caught.value)
-        assert 1 <= time.monotonic() - begin < 10
+        assert 1 <= time.monotonic() - begin < 60
         assert not jaxcomm.communicators()
     here.meet(f"late: {late}")
     jaxcomm.init(mesh, backend=backend)

@@ -9,6 +9,8 @@ import sys
 import threading
 import time
 
+import forked
+
 
 class Process:
     """A worker, and the lines it said so far."""
@@ -23,7 +25,7 @@ class Process:
         self.index = 0
         self._log = log
         with log.open("wb") as file:
-            self.popen = subprocess.Popen(
+            self.popen = forked.Popen(
                 [sys.executable, "-m", "fault_suite.worker", str(os.getpid())],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

@@ -97,9 +97,10 @@ def starter(
         and name != "XLA_FLAGS"
         and (hardware.is_gpu or not name.startswith("NCCL_"))
     }
-    path = [str(_SUPPORT), os.environ.get("PYTHONPATH", "")]
+    # As it is, if it has the folder: so the processes can be forked.
+    path = list(filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))
     environment = inherited | {
-        "PYTHONPATH": os.pathsep.join(filter(None, path)),
+        "PYTHONPATH": os.pathsep.join(dict.fromkeys([*path, str(_SUPPORT)])),
         # Else JAX ends the survivors.
         "JAX_ENABLE_RECOVERABILITY": "1",
         **hardware.variables,
