@@ -18,6 +18,7 @@ The client reads the number of threads from PJRT_NPROC, else NPROC, when it is m
 import contextlib
 import os
 import re
+import threading
 
 import jax
 import jaxlib.version
@@ -63,7 +64,7 @@ def shortage() -> str:
     threads = max(_by_environment(), devices) if _threads is None else _threads
     enough = wanted(devices)
     if threads >= enough:
-        return ""
+        return _for_several_launchers(threads, devices)
     remedy = (
         f"Set PJRT_NPROC={enough} or more, or unset it"
         if os.environ.get(_VARIABLE)
@@ -74,6 +75,18 @@ def shortage() -> str:
         f"XLA's CPU client has {threads} threads for {devices} devices. Launches that "
         f"wait for earlier ones may hold all of them, and leave none to the missing "
         f"ranks. {remedy}."
+    )
+
+
+def _for_several_launchers(threads: int, devices: int) -> str:
+    """Return how many threads would do if several Python threads launch programs."""
+    if devices == 1 or threading.active_count() == 1:
+        return ""
+    return (
+        f"XLA's CPU client has {threads} threads for {devices} devices. If k Python "
+        f"threads launch programs at a time, that is enough for k up to "
+        f"{threads // devices - 1}. Start the process with PJRT_NPROC=(k + 1) * "
+        f"{devices}."
     )
 
 

@@ -216,3 +216,20 @@ def test_with_enough_threads_a_late_rank_has_another_reason():
     assert "RAISED:" in output
     assert "PJRT_NPROC" not in output
     assert "still waiting" not in output
+
+
+@one_pool
+def test_several_threads_are_told_how_many_may_launch():
+    elsewhere = (
+        "import threading\n"
+        "threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+    )
+    output = run(
+        JAXCOMM_FIRST + elsewhere + LATE_RANK,
+        JAX_NUM_CPU_DEVICES="4",
+        JAXCOMM_TIMEOUT="2",
+    )
+    raised = output[output.index("RAISED:") :]
+    assert (
+        "that is enough for k up to 1. Start the process with PJRT_NPROC=(k +" in raised
+    )
