@@ -39,7 +39,7 @@ def combine(
 
     Returns:
       (out, lse) of the same dtypes; dimension ``scatter`` is divided by the number of
-      ranks.
+      ranks. Without ``scatter`` they are typed as equal on all ranks.
 
     Raises:
       ValueError: the shapes do not fit, or ``scatter`` is not divisible by the ranks.
@@ -73,7 +73,9 @@ def combine(
     # One array: the log-sum-exp is a column more. The wide type keeps its bits.
     packed = jnp.concatenate([seen, lse.astype(dtype)[..., None]], -1)
     if scatter is None:
-        parts = all_gather(packed, axis_name, lane=lane, backend=backend)
+        # The result is equal on all ranks, and typed so.
+        to = "invarying" if compat.checks_varying_axes() else "varying"
+        parts = all_gather(packed, axis_name, to=to, lane=lane, backend=backend)
     else:
         scatter = arguments.integer(scatter, "combine: scatter")
         if not 0 <= scatter <= 2 or out.shape[scatter] % size:

@@ -8,8 +8,9 @@ import split
 from jaxcomm.attention import combine
 
 
+@pytest.mark.parametrize("check_vma", [False, True])
 @pytest.mark.parametrize("scatter", [None, 0, 1, 2])
-def test_attention_to_parts_of_a_cache_is_attention_to_all_of_it(scatter):
+def test_attention_to_parts_of_a_cache_is_attention_to_all_of_it(scatter, check_vma):
     shape, keys = (4, 4, 4, 8), (4, 40, 2, 8)
     query, key, value, (grad_out, grad_lse) = split.random_inputs(shape, keys)
     sees = np.array([7, 40, 0, 23])  # The cache is filled so far; one is empty.
@@ -35,24 +36,23 @@ def test_attention_to_parts_of_a_cache_is_attention_to_all_of_it(scatter):
         mesh=mesh,
         in_specs=(jax.P(), split_keys, split_keys),
         out_specs=jax.P() if spec is None else spec,
-        check_vma=False,
+        check_vma=check_vma,
     )
     options = dense.Options(key_lengths=sees)
     expected = dense.attention(query, key, value, options)
     found = jax.jit(whole)(query, key, value)
     split.assert_close(found, expected[:2], 1e-5)
-    if scatter is not None:
 
-        def loss(key, value):
-            out, lse = whole(query, key, value)
-            real = jnp.asarray(sees > 0)[:, None, None]
-            lse = jnp.where(real, lse, 0)
-            return (out * grad_out).sum() + (lse * grad_lse).sum()
+    def loss(query, key, value):
+        out, lse = whole(query, key, value)
+        real = jnp.asarray(sees > 0)[:, None, None]
+        lse = jnp.where(real, lse, 0)
+        return (out * grad_out).sum() + (lse * grad_lse).sum()
 
-        grads = jax.jit(jax.grad(loss, (0, 1)))(key, value)
-        expected = dense.attention(query, key, value, options, (grad_out, grad_lse))
-        for ours, theirs in zip(grads, expected[3:5], strict=True):
-            np.testing.assert_allclose(ours, theirs, atol=1e-5)
+    grads = jax.jit(jax.grad(loss, (0, 1, 2)))(query, key, value)
+    expected = dense.attention(query, key, value, options, (grad_out, grad_lse))
+    for ours, theirs in zip(grads, expected[2:5], strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-5)
 
 
 def test_what_cannot_be_divided_is_refused():
