@@ -139,13 +139,14 @@ def test_one_that_was_done_starts_again_with_the_others(launch):
         f"""{NTH}
 if i == 0:
     print("done", flush=True)
+    with open(note("pid"), "w") as file: file.write(str(os.getpid()))
     sys.exit(0)
-# Process 0 has ended, not only spoken.
-until(lambda: not os.path.exists(f"/proc/{{os.getppid()}}/task/{{os.getppid()}}"
-                                 "/children")
-      or len(open(f"/proc/{{os.getppid()}}/task/{{os.getppid()}}/children")
-             .read().split()) < 2)
-if nth == 0: {DIE}""",
+if nth == 0:
+    until(lambda: os.path.exists(note("pid")) and open(note("pid")).read())
+    pid = open(note("pid")).read()
+    # Process 0 has ended, not only spoken.
+    until(lambda: not os.path.exists(f"/proc/{{pid}}"))
+    {DIE}""",
         max_restarts=1,
         timeout=60,
     )
