@@ -7,6 +7,7 @@ by ``python -m jaxcomm.launch``, every process takes part and the first prints.
 """
 
 import argparse
+import collections
 import dataclasses
 import math
 import os
@@ -30,6 +31,8 @@ KNOWN = calibrate.SIZES
 _MOST_BYTES = 256 << 20
 # The record holds as many operations of a rank as of 14 sizes.
 _ROUNDS = 8
+# A few slow rounds must not move a median, so programs run so many times.
+_PASSES = 5
 # Calls of one sample on GPUs.
 _IN_A_ROW = 10
 _OF = {
@@ -69,7 +72,12 @@ class Row:
         return low <= self.ratio <= high
 
 
-def rows(machine: jaxcomm.Machine | None, groups: int, rounds: int = _ROUNDS):
+def rows(
+    machine: jaxcomm.Machine | None,
+    groups: int,
+    rounds: int = _ROUNDS,
+    passes: int = _PASSES,
+):
     """Run every collective at every size; yield predicted beside measured."""
     size = jax.device_count() // groups
     auto = (AxisType.Auto,) * 2
@@ -77,7 +85,13 @@ def rows(machine: jaxcomm.Machine | None, groups: int, rounds: int = _ROUNDS):
     for name, function in _OF.items():
         results = size if name == "all_gather" else 1
         fits = [n for n in (*SIZES, *KNOWN) if mesh.size * results * n <= _MOST_BYTES]
-        found, transport, collective = _measured(mesh, function, fits, rounds)
+        seconds: dict[int, list[float]] = collections.defaultdict(list)
+        transport = collective = ""
+        for _ in range(passes):
+            took, transport, collective = _measured(mesh, function, fits, rounds)
+            for each, all_ in took.items():
+                seconds[each] += all_
+        found = {each: statistics.median(all_) for each, all_ in seconds.items()}
         of = machine
         if of is None:
             samples = tuple(
@@ -97,8 +111,8 @@ def rows(machine: jaxcomm.Machine | None, groups: int, rounds: int = _ROUNDS):
 
 def _measured(
     mesh, function: Callable, sizes: Sequence[int], rounds: int
-) -> tuple[dict[int, float], str, str]:
-    """Return the median seconds by size, what carries them, and the planner's name."""
+) -> tuple[dict[int, list[float]], str, str]:
+    """Return seconds by size, what carries them, and the planner's name."""
     is_host = mesh.devices.flat[0].platform == "cpu"
     every = jax.P(("groups", "i"))
     program = jax.jit(
@@ -131,8 +145,7 @@ def _measured(
     name = records[-1].entry.collective
     transport = member.transport if is_host else member.backend
     jaxcomm.finalize()
-    medians = {size: statistics.median(all_[1:]) for size, all_ in seconds.items()}
-    return medians, transport, name
+    return {size: all_[1:] for size, all_ in seconds.items()}, transport, name
 
 
 def summary(found: Sequence[Row], least: float, below: float) -> str:

@@ -11,7 +11,7 @@ from bench import planning
 def test_sizes_are_predicted_from_those_beside_them(monkeypatch):
     monkeypatch.setattr(planning, "SIZES", (2048,))
     monkeypatch.setattr(planning, "KNOWN", (1024, 4096))
-    found = list(planning.rows(None, 2, rounds=3))
+    found = list(planning.rows(None, 2, rounds=3, passes=2))
     assert [row.name for row in found] == list(planning._OF)
     assert {row.bytes for row in found} == {2048}
     assert all(0 < row.measured < 1 and 0 < row.predicted < 1 for row in found)
