@@ -76,7 +76,7 @@ def pairs_of(x, what: str, query, key):
 def explicit_axes(mesh) -> tuple:
     """Return the axes of the mesh by which types say how arrays are split.
 
-    None if it is not the mesh of the context: then no type does.
+    Empty if it is not the mesh of the context: then no type does.
     """
     context = jax.sharding.get_abstract_mesh()
     if isinstance(mesh, jax.sharding.Mesh):

@@ -275,7 +275,7 @@ def _backward(
                 if work.bias is not None:
                     place = work.bias_place(head, row, column)
                     grad_bias = work.bias.add(grad_bias, place, added.scores.T)
-                # As at[at].add, which XLA:CPU would make a loop over elements of.
+                # By slices: at[at].add would be a scatter.
                 sums = jax.lax.dynamic_index_in_dim(grad_queries, at, keepdims=False)
                 grad_queries = jax.lax.dynamic_update_index_in_dim(
                     grad_queries, sums + added.rows, at, 0

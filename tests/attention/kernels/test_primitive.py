@@ -1,4 +1,6 @@
-"""A hop under jax.vmap is the hops one by one, whichever operand is mapped."""
+"""The primitive of a hop: jax.vmap, and what it is on each platform."""
+
+import dataclasses
 
 import jax
 import jax.numpy as jnp
@@ -85,3 +87,18 @@ def test_vmap_is_one_by_one(unmapped):
         found,
         expected,
     )
+
+
+@pytest.mark.parametrize(("platform", "tokens"), [("cpu", 128), ("cuda", 512)])
+def test_a_platform_has_tiles_of_its_own_size(platform, tokens):
+    config = HopConfig(1.0, Mask(None, 0, 1024, 1024), (1024,), (1024,))
+    config = dataclasses.replace(config, implementation="xla")
+    x = jax.ShapeDtypeStruct((1, 1024, 1, 8), jnp.float32)
+    at = Tokens(jnp.arange(1024, dtype=jnp.int32))
+
+    def forward(x):
+        return hop_forward(Operands(x, x, x, at, at), config=config)
+
+    traced = jax.jit(forward).trace(x)
+    text = traced.lower(lowering_platforms=(platform,)).as_text()
+    assert f"tensor<{tokens}x{tokens}xf32>" in text
