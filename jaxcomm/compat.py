@@ -49,6 +49,13 @@ def mesh_platform() -> str | None:
     return getattr(device, "platform", None)
 
 
+def manual_axes() -> frozenset:
+    """Return the axes of several devices over which this trace's mesh is manual."""
+    # Checked on 0.10.2, 0.12.0.1.
+    mesh = jax.sharding.get_abstract_mesh()
+    return frozenset(axis for axis in mesh.manual_axes if mesh.shape[axis] > 1)
+
+
 def checks_varying_axes() -> bool:
     """Say whether this trace is under ``shard_map(..., check_vma=True)``."""
     return _config._check_vma.value
@@ -385,7 +392,7 @@ def cudnn_attention_mismatch() -> str | None:
 
 
 def call_cudnn_attention(
-    query, key, value, *saved, scale: float, is_causal: bool, is_backward: bool
+    query, key, value, *saved, scale: float, is_causal: bool, left, is_backward: bool
 ):
     """Call cuDNN's attention; can be lowered for CUDA only.
 
@@ -394,6 +401,7 @@ def call_cudnn_attention(
       saved: if backward, the log-sum-exp, the output, and its gradient.
       scale: factor on the scores.
       is_causal: whether query i sees only keys 0 to i.
+      left: if causal, how many keys before its own a query sees; None for all.
       is_backward: whether to compute gradients.
 
     Returns:
@@ -412,7 +420,8 @@ def call_cudnn_attention(
         variadic_args=(False, False),  # No bias, so no gradient of one.
         mask_type=cudnn.MaskType.CAUSAL if is_causal else cudnn.MaskType.NO_MASK,
         layout=cudnn.AttentionLayout.BTNH.value,
-        sliding_window_length=None,
+        # The query's own key counts.
+        sliding_window_length=None if left is None else left + 1,
         **more,
     )
 

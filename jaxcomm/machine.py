@@ -82,7 +82,7 @@ class Machine:
         ):
             _check(name, getattr(self, name), is_zero_fine=False)
         for name in (
-            *("latency", "network_latency", "memory", "create_seconds"),
+            *("latency", "network_latency", "memory", "cores", "create_seconds"),
             "store_seconds",
         ):
             _check(name, getattr(self, name), is_zero_fine=True)
@@ -92,6 +92,12 @@ class Machine:
                 raise ValueError(
                     f"Machine: {name} must be a number of devices, at least 1, got "
                     f"{value!r}"
+                )
+        for each in self.samples:
+            if not isinstance(each, Sample):
+                raise TypeError(
+                    f"Machine: samples must be jaxcomm.planning.Sample values, got "
+                    f"{each!r}"
                 )
 
     @classmethod
@@ -120,7 +126,7 @@ class Machine:
           OSError: the file cannot be read.
           ValueError: it does not hold a machine.
         """
-        with open(path, encoding="utf-8") as file:
+        with open(path, "rb") as file:
             text = file.read()
         try:
             document = json.loads(text)

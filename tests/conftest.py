@@ -41,6 +41,12 @@ from fault_suite import report
 import jaxcomm
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
+# Not by JAX's own variables: processes that tests start are killed, and would leave
+# parts of files.
+if _CACHE := os.environ.get("JAXCOMM_TEST_CACHE"):
+    jax.config.update("jax_compilation_cache_dir", _CACHE)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 # Processes that tests start import the jaxcomm under test: the tree or the installed
 # one. They also find what the tests import beside it.

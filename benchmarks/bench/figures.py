@@ -145,7 +145,8 @@ def _without_files(words):
 
 def _title(document):
     if "heading" in document:
-        return document["heading"][0]
+        ranks, *more = document["heading"]
+        return ", ".join([ranks, *more[1:]])  # Without the line of the software.
     machine = document["machine"]
     return f"{machine['cpu']}, {machine['cores']} cores"
 

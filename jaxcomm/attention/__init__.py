@@ -7,10 +7,14 @@ from jaxcomm.attention.combine import combine as combine
 from jaxcomm.attention.documents import document_layout as document_layout
 from jaxcomm.attention.documents import document_work as document_work
 from jaxcomm.attention.documents import segment_ids as segment_ids
+from jaxcomm.attention.dot_product_attention import (
+    dot_product_attention as dot_product_attention,
+)
 from jaxcomm.attention.kernels_of import kernels_of as kernels_of
 from jaxcomm.attention.plan import Plan as Plan
 from jaxcomm.attention.plan import plan as plan
 from jaxcomm.attention.relayout import relayout as relayout
+from jaxcomm.attention.ring_attention import ring_attention as ring_attention
 from jaxcomm.attention.schedules.schedule import Schedule as Schedule
 from jaxcomm.attention.strategies.strategy import Strategy as Strategy
 from jaxcomm.attention.strategies.ulysses import Ulysses as Ulysses

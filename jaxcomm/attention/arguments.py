@@ -6,6 +6,7 @@ import operator
 import jax
 import jax.numpy as jnp
 
+from jaxcomm import compat
 from jaxcomm.attention.layout import Layout
 from jaxcomm.attention.mask import Mask
 
@@ -38,45 +39,61 @@ def batched(arrays: dict, name: str = _NAME) -> tuple[bool, dict]:
     )
 
 
-def check_arrays(query, key, value) -> None:
-    """Check shapes and dtypes of the local blocks.
+def check_are_local(**arrays) -> None:
+    """Raise ValueError if types say that an array is split further.
+
+    They do not follow the reshapes of attention, nor of its gradient.
+    """
+    for name, x in arrays.items():
+        sharding = compat.explicit_sharding(x)
+        if sharding is not None and any(sharding.spec):
+            raise ValueError(
+                f"{_NAME}: {name} is {jax.typeof(x)}, split by Explicit axes that this "
+                "jax.shard_map leaves out. Name all axes of the mesh in axis_names of "
+                "the shard_map, or make the others Auto."
+            )
+
+
+def check_arrays(query, key, value, name: str = _NAME) -> None:
+    """Check shapes and dtypes of the arrays.
 
     Args:
       query: (B, T, N, D) floating.
       key: (B, S, K, D) of the same dtype; K divides N.
       value: (B, S, K, V) of the same dtype.
+      name: of the function that was called.
 
     Raises:
       TypeError: a dtype is not floating, or dtypes differ.
       ValueError: the shapes do not fit together.
     """
     named = {"query": query, "key": key, "value": value}
-    found = ", ".join(f"{name} {x.shape} {x.dtype}" for name, x in named.items())
-    for name, x in named.items():
+    found = ", ".join(f"{what} {x.shape} {x.dtype}" for what, x in named.items())
+    for argument, x in named.items():
         if not jnp.issubdtype(x.dtype, jnp.floating):
             raise TypeError(
-                f"{_NAME}: {name} has dtype {x.dtype}. Pass a floating dtype."
+                f"{name}: {argument} has dtype {x.dtype}. Pass a floating dtype."
             )
     if not query.shape[3] or not value.shape[3]:
         raise ValueError(
-            f"{_NAME}: the head size is 0 ({found}). Pass heads of one or more."
+            f"{name}: the head size is 0 ({found}). Pass heads of one or more."
         )
     if not query.dtype == key.dtype == value.dtype:
-        raise TypeError(f"{_NAME}: dtypes differ ({found}). Cast them to one dtype.")
+        raise TypeError(f"{name}: dtypes differ ({found}). Cast them to one dtype.")
     if key.shape[:3] != value.shape[:3]:
         raise ValueError(
-            f"{_NAME}: key and value differ in shape ({found}). Only their head sizes "
+            f"{name}: key and value differ in shape ({found}). Only their head sizes "
             "may differ."
         )
     if query.shape[0] != key.shape[0] or query.shape[3] != key.shape[3]:
         raise ValueError(
-            f"{_NAME}: batch or head size differ ({found}). Dimensions 0 and 3 of "
+            f"{name}: batch or head size differ ({found}). Dimensions 0 and 3 of "
             "query and key must be equal."
         )
     heads, key_heads = query.shape[2], key.shape[2]
-    if key_heads == 0 or heads % key_heads:
+    if heads == 0 or key_heads == 0 or heads % key_heads:
         raise ValueError(
-            f"{_NAME}: {heads} query heads are not a multiple of {key_heads} "
+            f"{name}: {heads} query heads are not a multiple of {key_heads} "
             f"key heads ({found}). Each key head serves an equal group of query heads."
         )
 
@@ -172,6 +189,30 @@ def check_dropout(rate: float, key) -> float:
             "jax.random, the same on all ranks that share a sequence."
         )
     return rate
+
+
+def seeds_of(key, shape):
+    """Return uint32 numbers of a shape, one for each row and head, from a key.
+
+    Raises:
+      TypeError: it is no key of ``jax.random``.
+      ValueError: it is several keys.
+    """
+    try:
+        data = jnp.asarray(key)
+        if not jnp.issubdtype(data.dtype, jax.dtypes.prng_key):
+            data = jax.random.wrap_key_data(data)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"{_NAME}: dropout_key={key!r} is no key. Pass one key of jax.random, the "
+            "same on all ranks that share a sequence."
+        ) from error
+    if data.ndim:
+        raise ValueError(
+            f"{_NAME}: dropout_key is an array of keys of shape {data.shape}. Pass one "
+            "key, the same on all ranks that share a sequence."
+        )
+    return jax.random.bits(data, shape, jnp.uint32)
 
 
 def window_of(local_window_size, is_causal: bool) -> tuple[int | None, int | None]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import jax
 import numpy as np
 
 from jaxcomm.attention.layout import Layout
@@ -95,23 +96,41 @@ def document_work(
     Returns:
       int64 (size,), summed over the rows.
 
+    Raises:
+      ValueError: the documents have another sum than the layout.
+      TypeError: a number is no integer, or ``layout`` is no layout.
+
     >>> document_work(Layout("contiguous", 2, 8), [4, 4])
     array([10, 10])
     """
-    if _has_rows(lengths):
-        held = np.asarray(layout.all_positions())
-        rows = np.broadcast_to(held, (len(lengths), held.shape[-1]))
-        work = [_work(layout.size, *row) for row in zip(rows, lengths, strict=True)]
-        return np.sum(work, 0)
-    return _work(layout.size, np.asarray(layout.all_positions()), lengths)
+    if not isinstance(layout, Layout):
+        raise TypeError(
+            f"document_work: layout={layout!r} is no layout. Pass jaxcomm.Layout("
+            "schedule, size, length)."
+        )
+    rows = lengths if _has_rows(lengths) else [lengths]
+    held = np.asarray(layout.all_positions())
+    if held.ndim == 2 and len(held) != len(rows):
+        raise ValueError(
+            f"document_work: the layout is of a batch of {len(held)} sequences, and "
+            f"lengths are of {len(rows)}. Pass those of each sequence."
+        )
+    held = np.broadcast_to(held, (len(rows), held.shape[-1]))
+    work = [_work(layout, *row) for row in zip(held, rows, strict=True)]
+    return np.sum(work, 0)
 
 
-def _work(size: int, held: np.ndarray, lengths) -> np.ndarray:
+def _work(layout: Layout, held: np.ndarray, lengths) -> np.ndarray:
     """Count the keys that queries of each rank see, of the positions in rank order."""
     counts = _counts(lengths)
+    if counts.sum() != layout.length:
+        raise ValueError(
+            f"document_work: the documents have {counts.sum()} tokens, and the layout "
+            f"{layout.length}. Pass its documents; count padding as one."
+        )
     within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     work = np.append(within + 1, np.zeros(held.size, np.int64))
-    return work[held.reshape(size, -1)].sum(1)
+    return work[held.reshape(layout.size, -1)].sum(1)
 
 
 def segment_ids(lengths: Sequence[int], length: int | None = None) -> np.ndarray:
@@ -128,13 +147,16 @@ def segment_ids(lengths: Sequence[int], length: int | None = None) -> np.ndarray
 
     Raises:
       ValueError: a length is negative, or the documents are longer than the sequence.
+      TypeError: a number is no integer.
 
     >>> segment_ids([2, 3], 7)
     array([ 0,  0,  1,  1,  1, -1, -1], dtype=int32)
     """
     counts = _counts(lengths)
     total = int(counts.sum())
-    length = total if length is None else length
+    if length is None:
+        length = total
+    length = arguments.integer(length, "segment_ids: length")
     if length < total:
         raise ValueError(
             f"segment_ids: documents of {total} tokens in a sequence of {length}."
@@ -146,11 +168,16 @@ def segment_ids(lengths: Sequence[int], length: int | None = None) -> np.ndarray
 
 def _has_rows(lengths) -> bool:
     """Say whether there is a sequence of lengths for each row of a batch."""
+    if not isinstance(lengths, (Sequence, np.ndarray, jax.Array)):
+        return False
     return len(lengths) > 0 and all(np.ndim(row) == 1 for row in lengths)
 
 
 def _counts(lengths) -> np.ndarray:
-    counts = np.asarray(lengths)
+    try:
+        counts = np.asarray(lengths)
+    except ValueError:  # numbers beside sequences
+        counts = np.array(None)
     if counts.size == 0:
         counts = np.zeros(0, np.int64)
     if not np.issubdtype(counts.dtype, np.integer) or counts.ndim != 1:

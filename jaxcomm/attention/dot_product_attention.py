@@ -15,6 +15,7 @@ from jaxcomm.attention.relayout import relayout
 from jaxcomm.attention.ring_attention import ring_attention
 from jaxcomm.attention.strategies.strategy import Strategy
 from jaxcomm.communicator import cache
+from jaxcomm.primitives.arguments import flag
 
 # Of the options of ring_attention, those that are arrays.
 _TRAINED = ("alibi_slopes", "dropout_key", "sinks")
@@ -82,7 +83,11 @@ def dot_product_attention(
     (2, 512, 4, 64)
     """
     natural.check_options(options)
+    is_causal = flag(is_causal, "dot_product_attention: is_causal")
+    return_residual = flag(return_residual, "dot_product_attention: return_residual")
     query, key, value = (jnp.asarray(x) for x in (query, key, value))
+    natural.check_shapes(query, key, value)
+    ids, key_ids = natural.ids_of(query_segment_ids, key_value_segment_ids, query, key)
     axes = tuple(axis_name) if isinstance(axis_name, (tuple, list)) else (axis_name,)
     mesh = natural.mesh_of(mesh, axes)
     size = 1
@@ -107,8 +112,8 @@ def dot_product_attention(
         "value": value,
         "bias": natural.pairs_of(bias, "bias", query, key),
         "mask": natural.pairs_of(mask, "mask", query, key),
-        "query_segment_ids": natural.ids_of(query_segment_ids, "query"),
-        "key_value_segment_ids": natural.ids_of(key_value_segment_ids, "key_value"),
+        "query_segment_ids": ids,
+        "key_value_segment_ids": key_ids,
         "query_seq_lengths": segments.lengths_of(query_seq_lengths),
         "key_value_seq_lengths": segments.lengths_of(key_value_seq_lengths),
         **options,
@@ -226,8 +231,6 @@ def _attend_over(arrays, call: _Call):
 
     lengths = arrays["query_seq_lengths"], arrays["key_value_seq_lengths"]
     ids, key_ids = arrays["query_segment_ids"], arrays["key_value_segment_ids"]
-    if ids is not None and key_ids is None:
-        key_ids = ids
     rows = query.ndim - 2
     split, whole = [], []
     for x in (arrays["bias"], arrays["mask"]):
@@ -283,18 +286,15 @@ def _rows(deal, split, whole, axis: int):
 
 
 def _placed(x, *, mesh, axes, axis: int | None):
-    """Split a dimension over the axes, where types say how arrays are split."""
+    """Split a dimension over the axes alone, where types say how arrays are split.
+
+    Types that say more do not follow the reshapes of attention.
+    """
     if x is None or mesh is None:
         return x
     if jax.sharding.AxisType.Explicit not in mesh.axis_types:
         return x
-    spec = [None] * x.ndim
-    sharding = compat.explicit_sharding(x)
-    for i, names in enumerate(() if sharding is None else sharding.spec):
-        names = names if isinstance(names, tuple) or names is None else (names,)
-        spec[i] = tuple(n for n in names or () if n not in axes) or None
-    if axis is not None:
-        spec[axis] = axes
+    spec = [axes if i == axis else None for i in range(x.ndim)]
     return jax.reshard(x, jax.NamedSharding(mesh, jax.P(*spec)))
 
 

@@ -1,7 +1,7 @@
 """A layout: which rank holds which tokens of a sequence, as one value."""
 
 import dataclasses
-import functools
+import math
 from typing import Any
 
 import jax
@@ -23,11 +23,6 @@ from jaxcomm.communicator import replica_groups
 from jaxcomm.primitives import arguments
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["order"],
-    meta_fields=["schedule", "size", "length"],
-)
 @dataclasses.dataclass(frozen=True, eq=False)
 class Layout:
     """Which tokens of a sequence each of ``size`` ranks holds.
@@ -46,13 +41,14 @@ class Layout:
       length: tokens of the whole sequence, before padding.
       order: int32 (size, local length), the position of every token that each rank
         holds, where it is data and not a rule: see :func:`document_layout`. Or (B,
-        size, local length) if the sequences of a batch differ. If None, the schedule
-        says it.
+        size, local length) if the sequences of a batch differ. Each number below
+        ``size * local_length`` is there once, and padding has those from ``length``
+        on. If None, the schedule says it.
 
     Raises:
-      ValueError: the schedule is unknown, ``size`` is below one, or ``length`` is
-        negative.
-      TypeError: ``schedule``, ``size`` or ``length`` is of another type.
+      ValueError: the schedule is unknown, ``size`` is below one, ``length`` is
+        negative, or ``order`` is of another shape or of other numbers.
+      TypeError: ``schedule``, ``size``, ``length`` or ``order`` is of another type.
 
     >>> layout = Layout("zigzag", size=2, length=7)
     >>> x, positions = layout.reorder(jnp.arange(1, 8), axis=0)
@@ -81,12 +77,12 @@ class Layout:
             )
         if length < 0:
             raise ValueError(f"Layout: length={length} tokens. Pass zero or more.")
-        for name, found in (
-            ("schedule", get_schedule(schedule)),
-            ("size", size),
-            ("length", length),
-            ("order", order),
-        ):
+        schedule = get_schedule(schedule)
+        self._set(schedule, size, length, _checked_order(order, size, length))
+
+    def _set(self, schedule, size, length, order):
+        names = ("schedule", "size", "length", "order")
+        for name, found in zip(names, (schedule, size, length, order), strict=True):
             object.__setattr__(self, name, found)
 
     @property
@@ -223,8 +219,10 @@ class Layout:
                 raise TypeError(f"{what}: {no_positions(self.schedule)}")
             positions = np.arange(self.size * self.local_length, dtype=np.int32)
             positions = np.where(positions < self.length, positions, PADDING)
+        elif not isinstance(positions, jax.Array):
+            positions = np.asarray(positions)
         held = self.size * self.local_length
-        if positions.shape[-1] != held:
+        if positions.shape[-1:] != (held,):
             raise ValueError(
                 f"{what}: positions of shape {positions.shape}, and the {self.size} "
                 f"ranks of the layout hold {held} tokens. Pass what reorder returned, "
@@ -281,3 +279,53 @@ class Layout:
                 f" {leaf.shape} with tokens in dimension {axis}. Pass arrays whose "
                 f"dimension 0 has the {rows} sequences."
             )
+
+
+def _flatten_with_keys(layout: Layout):
+    return ((jax.tree_util.GetAttrKey("order"), layout.order),), layout._key()
+
+
+def _unflatten(key, leaves) -> Layout:
+    """Return a layout of whatever stands for its order: JAX puts anything there."""
+    layout = object.__new__(Layout)
+    layout._set(*key, *leaves)
+    return layout
+
+
+jax.tree_util.register_pytree_with_keys(Layout, _flatten_with_keys, _unflatten)
+
+
+def _checked_order(order, size: int, length: int):
+    """Return the order of a layout as int32, if each token is there once.
+
+    Raises:
+      TypeError: it is no array of integers.
+      ValueError: it is of another shape, or its known numbers are others.
+    """
+    if order is None:
+        return None
+    if not compat.is_tracer(order) and not isinstance(order, jax.Array):
+        order = np.asarray(order)
+    if not jnp.issubdtype(order.dtype, jnp.integer):
+        raise TypeError(
+            f"Layout: order has dtype {order.dtype}. Pass the positions that each of "
+            f"the {size} ranks holds, int32."
+        )
+    shape = order.shape
+    if len(shape) not in (2, 3) or shape[-2] != size or size * shape[-1] < length:
+        raise ValueError(
+            f"Layout: order has shape {shape}, for {length} tokens on {size} ranks. "
+            "Pass (ranks, tokens of a rank), or (batch, ranks, tokens of a rank), with "
+            "room for all tokens."
+        )
+    known = compat.known_value(order)
+    if known is not None:
+        held = size * shape[-1]
+        for row in known.reshape(math.prod(shape[:-2]), held):
+            if not np.array_equal(np.sort(row), np.arange(held)):
+                raise ValueError(
+                    f"Layout: order has {np.array2string(row, threshold=8)}, and each "
+                    f"of 0 to {held - 1} is expected once. Pass the position of each "
+                    f"token that a rank holds; padding has those from {length} on."
+                )
+    return order if order.dtype == np.int32 else order.astype(np.int32)

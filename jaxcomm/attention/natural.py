@@ -1,10 +1,11 @@
 """Check what dot_product_attention was asked for: arrays in their natural order."""
 
 import jax
+import jax.numpy as jnp
 
 from jaxcomm import compat
 from jaxcomm.attention import segments
-from jaxcomm.attention.arguments import with_dimensions
+from jaxcomm.attention.arguments import batched, check_arrays, with_dimensions
 
 _NAME = "dot_product_attention"
 # Options of ring_attention that say where tokens are.
@@ -20,12 +21,18 @@ def check_options(options) -> None:
         )
 
 
+def check_shapes(query, key, value) -> None:
+    """Raise if whole arrays do not fit together: padding would hide it."""
+    _, arrays = batched({"query": query, "key": key, "value": value}, _NAME)
+    check_arrays(arrays["query"], arrays["key"], arrays["value"], _NAME)
+
+
 def mesh_of(mesh, axes: tuple):
     """Return the mesh, or that of ``jax.set_mesh``, if it has the axes.
 
     Raises:
       TypeError: it is no mesh.
-      ValueError: an axis is missing.
+      ValueError: an axis is missing, named twice, or split by a ``shard_map`` already.
     """
     mesh = jax.sharding.get_abstract_mesh() if mesh is None else mesh
     if not isinstance(mesh, (jax.sharding.Mesh, jax.sharding.AbstractMesh)):
@@ -39,12 +46,47 @@ def mesh_of(mesh, axes: tuple):
             f"dot_product_attention: axis {name!r} is not in the mesh "
             f"{dict(mesh.shape)}. Pass mesh=, or call it under jax.set_mesh."
         )
+    if len(set(axes)) < len(axes):
+        raise ValueError(
+            f"{_NAME}: axis_name={axes} names an axis twice. Pass each axis once."
+        )
+    for axis in axes:
+        if axis in jax.sharding.get_abstract_mesh().manual_axes:
+            raise ValueError(
+                f"{_NAME}: a jax.shard_map has split the arrays over axis {axis!r} "
+                "already. Call jaxcomm.ring_attention inside of it."
+            )
     return mesh
 
 
-def ids_of(x, whose: str):
-    """Return the segment ids of queries or keys as int32; see ``segments.ids_of``."""
-    return segments.ids_of(x, f"{_NAME}: {whose}_segment_ids")
+def ids_of(queries, keys, query, key):
+    """Return the segment ids of queries and of keys as int32, or None.
+
+    Args:
+      queries, keys: integers of the tokens, or None; see ``segments.ids_of``. The keys
+        have those of the queries if there are no others.
+      query, key: the arrays.
+
+    Raises:
+      TypeError, ValueError: as ``segments.ids_of``.
+      ValueError: they are of other tokens, or of the queries alone where the keys are
+        another sequence.
+    """
+    if keys is None:
+        keys = queries
+    found = []
+    for whose, of, x, ids in (
+        ("query", "query", query, queries), ("key_value", "key", key, keys)
+    ):  # fmt: skip
+        what = f"{_NAME}: {whose}_segment_ids"
+        ids = segments.ids_of(ids, what)
+        if ids is not None and jnp.shape(ids) != x.shape[:-2]:
+            raise ValueError(
+                f"{what} has shape {jnp.shape(ids)}, and {of} {x.shape}. Pass "
+                f"{x.shape[:-2]}, the document of each token."
+            )
+        found.append(ids)
+    return found
 
 
 def pairs_of(x, what: str, query, key):

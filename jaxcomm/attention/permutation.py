@@ -81,13 +81,23 @@ def _take_rows(leaf, places, axis: int, fill):
 def poison(dtype) -> float:
     """Return the value of a dtype that says that a number is none.
 
-    NaN; the smallest number of signed integers, the largest of unsigned ones, and True:
-    as JAX fills what is out of bounds.
+    NaN; the smallest number of signed integers and of floats without NaN, the largest
+    of unsigned integers, and True: as JAX fills what is out of bounds.
+
+    Raises:
+      TypeError: it is no dtype of numbers.
     """
     if jnp.issubdtype(dtype, jnp.inexact):
-        return float("nan")
+        has_nan = np.isnan(np.array(np.nan, dtype))
+        return float("nan") if has_nan else float(jnp.finfo(dtype).min)
     if dtype == np.bool_:
         return True
+    if not jnp.issubdtype(dtype, jnp.integer):
+        raise TypeError(
+            f"Positions are compared with tokens of dtype {dtype}, which has no value "
+            "for tokens that are in a wrong place. Pass numbers: of keys, "
+            "jax.random.key_data(x)."
+        )
     limits = jnp.iinfo(dtype)
     is_signed = jnp.issubdtype(dtype, jnp.signedinteger)
     return int(limits.min if is_signed else limits.max)

@@ -12,7 +12,7 @@ from jaxcomm.attention.problem import Problem
 from jaxcomm.attention.strategies.choice import Estimate, choose, estimates
 from jaxcomm.communicator import text_table
 from jaxcomm.machine import Machine
-from jaxcomm.primitives.arguments import integer
+from jaxcomm.primitives.arguments import flag, integer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,6 +96,9 @@ def plan(
     'ring'
     """
     key_layout = layout if key_layout is None else key_layout
+    if axis_sizes is not None:
+        sizes = axis_sizes if isinstance(axis_sizes, (tuple, list)) else (axis_sizes,)
+        axis_sizes = tuple(_positive(size, "axis_sizes") for size in sizes)
     _check_layouts(layout, key_layout, axis_sizes)
     heads, head_size, batch, key_heads, value_size = (
         _positive(found, name)
@@ -112,6 +115,7 @@ def plan(
             f"attention.plan: key_heads={key_heads} do not divide heads={heads}. Pass "
             "a divisor: each key head serves an equal group of query heads."
         )
+    is_causal = flag(is_causal, "attention.plan: is_causal")
     window = arguments.window_of(local_window_size, is_causal)
     problem = Problem(
         query_layout=layout,
@@ -123,7 +127,7 @@ def plan(
         head_size=head_size,
         value_size=value_size,
         itemsize=jnp.dtype(dtype).itemsize,
-        axis_sizes=(layout.size,) if axis_sizes is None else tuple(axis_sizes),
+        axis_sizes=(layout.size,) if axis_sizes is None else axis_sizes,
     )
     machine = machines.of(machine, "attention.plan")
     rows = estimates(problem, machine)

@@ -142,6 +142,7 @@ def ring_attention(
     has_batch, named = arguments.batched({"query": query, "key": key, "value": value})
     query, key, value = named.values()
     arguments.check_arrays(query, key, value)
+    arguments.check_are_local(query=query, key=key, value=value)
     batch, queries, heads, head_size = query.shape
     keys = key.shape[1]
     layout = arguments.check_layout(layout, query.shape, "query", "layout")
@@ -203,7 +204,7 @@ def ring_attention(
         slopes = jnp.broadcast_to(slopes.astype(of_sums), (batch, heads))
     seeds = None
     if dropout_rate and dropout_key is not None:
-        seeds = jax.random.bits(dropout_key, (batch, heads), jnp.uint32)
+        seeds = arguments.seeds_of(dropout_key, (batch, heads))
     bias = arguments.bias_of(
         bias, mask, (batch, heads, queries, key_layout.length), key_layout
     )

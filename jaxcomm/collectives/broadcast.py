@@ -65,8 +65,15 @@ class Broadcast(Collective):
         # jax.lax.pbroadcast is not implemented on every platform. The zeros of the
         # other ranks leave the root's value as it is; -0.0 alone becomes 0.0.
         is_root = jax.lax.axis_index(call.axes) == root
-        masked = [jnp.where(is_root, x, jnp.zeros_like(x)) for x in xs]
-        return [jax.lax.psum(x, call.axes).astype(x.dtype) for x in masked]
+
+        def send(x):
+            if x.dtype == jnp.float8_e8m0fnu:  # It has no zero, and its bits do.
+                bits = send(jax.lax.bitcast_convert_type(x, jnp.uint8))
+                return jax.lax.bitcast_convert_type(bits, x.dtype)
+            masked = jnp.where(is_root, x, jnp.zeros_like(x))
+            return jax.lax.psum(masked, call.axes).astype(x.dtype)
+
+        return list(map(send, xs))
 
 
 BROADCAST = Broadcast()

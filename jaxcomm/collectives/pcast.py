@@ -6,7 +6,7 @@ import jax
 
 from jaxcomm import compat
 from jaxcomm.primitives import request
-from jaxcomm.primitives.call import AxisName, PyTree, call_of
+from jaxcomm.primitives.call import AxisName, PyTree, call_of, check_array
 from jaxcomm.primitives.pvary import cast
 
 
@@ -57,7 +57,8 @@ def pcast(
     if isinstance(axis_name, (set, frozenset)):
         raise TypeError(f"pcast: axes must be a name or a tuple, got {axis_name!r}")
     call = call_of("pcast", axis_name, lane=lane, backend=backend)
-    request.check_leaves(x, call)
+    for leaf in jax.tree.leaves(x):
+        check_array(leaf, f"{call.where}: every leaf of x")
     if to not in ("varying", "reduced", "unreduced"):
         raise ValueError(
             f"{call.where}: to={to!r}; choose one of 'varying', 'reduced' and "

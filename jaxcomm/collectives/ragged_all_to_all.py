@@ -29,7 +29,8 @@ def ragged_all_to_all(
     Slice i, ``operand[input_offsets[i]:][:send_sizes[i]]``, goes to device
     ``i // (K / size)`` and is written there at ``output_offsets[i]``. The ``host``
     backend checks sizes and bounds when the program runs and raises on every device,
-    where jax.lax's behaviour is undefined.
+    where jax.lax's behaviour is undefined. Under a ``jax.vmap`` of the axis, the result
+    of a slice that does not fit is NaN, or what JAX fills other dtypes with.
 
     Args:
       operand: (N, ...) array of any dtype, the slices to send.
@@ -132,13 +133,16 @@ class RaggedAllToAll(Collective):
         return {1: 0}
 
     def emulate_all(self, xs, size):
-        operand, output, input_offsets, send_sizes, output_offsets, _ = xs
+        operand, output, input_offsets, send_sizes, output_offsets, recv_sizes = xs
         slices = input_offsets.shape[1]
+        each = slices // size
         rows = jnp.arange(operand.shape[1], dtype=input_offsets.dtype)
         outs = [output[rank] for rank in range(size)]
+        fits = _fits(input_offsets, send_sizes, operand.shape[1])
+        fits &= _fits(output_offsets, send_sizes, output.shape[1])
         for source in range(size):
             for i in range(slices):
-                target = i // (slices // size)
+                target = i // each
                 begin, count = input_offsets[source, i], send_sizes[source, i]
                 sent = (rows >= begin) & (rows < begin + count)
                 # Rows that are not sent go past the end, where they are dropped.
@@ -146,6 +150,12 @@ class RaggedAllToAll(Collective):
                     sent, rows - begin + output_offsets[source, i], output.shape[1]
                 )
                 outs[target] = outs[target].at[place].set(operand[source], mode="drop")
+                # Nothing can raise here: NaN, or what JAX fills other dtypes with.
+                expected = recv_sizes[target, source * each + i % each]
+                is_right = fits[source, i] & (count == expected)
+                beyond = jnp.full_like(place, output.shape[1], shape=(1,))
+                none = outs[target].at[beyond].get(mode="fill")
+                outs[target] = jnp.where(is_right, outs[target], none)
         return [jnp.stack(outs)]
 
     def jvp(self, primals, tangents, **params):
@@ -167,13 +177,8 @@ class RaggedAllToAll(Collective):
             return batching.batch_own_axis(self, axis_data, xs, zeros, call=call)
         # The batch becomes more slices: (B, K) indices as K x B, device-major.
         operand, output, input_offsets, send_sizes, output_offsets, recv_sizes = xs
-        batch = jnp.arange(size)[:, None]
-        input_offsets = input_offsets + (batch * operand.shape[1]).astype(
-            input_offsets.dtype
-        )
-        output_offsets = output_offsets + (batch * output.shape[1]).astype(
-            output_offsets.dtype
-        )
+        input_offsets = _within_batch(input_offsets, send_sizes, operand.shape[1])
+        output_offsets = _within_batch(output_offsets, send_sizes, output.shape[1])
         (out,) = self.primitive.bind(
             operand.reshape(-1, *operand.shape[2:]),
             output.reshape(-1, *output.shape[2:]),
@@ -184,6 +189,24 @@ class RaggedAllToAll(Collective):
             call=call,
         )
         return [out.reshape(output.shape)], [0]
+
+
+def _within_batch(offsets, sizes, rows: int):
+    """Return (B, K) offsets as ones into the B arrays of ``rows`` rows, joined.
+
+    Slices that leave their own array begin past the end of all, where the host backend
+    refuses them as it does without a batch. Else they would be rows of a neighbour.
+    """
+    count = offsets.shape[0]
+    start = (jnp.arange(count) * rows).astype(offsets.dtype)[:, None]
+    beyond = jnp.asarray(count * rows, offsets.dtype)
+    return jnp.where(_fits(offsets, sizes, rows), start + offsets, beyond)
+
+
+def _fits(offsets, sizes, rows: int):
+    """Say which slices lie within an array of ``rows`` rows."""
+    is_size = (sizes >= 0) & (sizes <= rows)
+    return (offsets >= 0) & is_size & (offsets <= rows - sizes)
 
 
 RAGGED_ALL_TO_ALL = RaggedAllToAll()

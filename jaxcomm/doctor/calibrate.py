@@ -262,6 +262,10 @@ def written(path: str) -> Machine | None:
     """Return the calibration that a file holds; None if there is no file.
 
     Raises:
+      OSError: if the file could not be written later.
       ValueError: if it holds something else.
     """
+    folder = os.path.dirname(os.path.abspath(path))
+    if not os.access(path if os.path.exists(path) else folder, os.W_OK):
+        raise OSError(f"{path}: cannot be written. Name a file in a folder of yours")
     return Machine.load(path) if os.path.exists(path) else None

@@ -1,5 +1,6 @@
 """``jax.lax.scan`` over layers whose parameters are split over devices."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -105,7 +106,9 @@ def fsdp_scan(
 
     layers = passes.Layers(compute, count, call, dimensions)
     consts = list(map(jnp.asarray, traced.consts))
-    out, ys = passes.run(layers, consts, xs, split, whole)  # pyright: ignore[reportGeneralTypeIssues]
+    # Where the caller compiles nothing, JAX cannot say that there is no forward mode.
+    run = jax.jit(functools.partial(passes.run, layers))
+    out, ys = run(consts, xs, split, whole)
     return x_tree.unflatten(out), y_tree.unflatten(ys)
 
 

@@ -153,9 +153,11 @@ def check(plan: "Plan", records: Iterable[Any] | None) -> Check:
     return Check(rows)
 
 
-def _read(records: Iterable[Any] | None) -> list[ProcessRecord]:
+def _read(records: Any) -> list[ProcessRecord]:
     if records is None:
         return [flight_record().process]
+    if isinstance(records, FlightRecord | ProcessRecord | str | os.PathLike):
+        records = [records]
     found = []
     for each in records:
         if isinstance(each, FlightRecord):
@@ -169,6 +171,11 @@ def _read(records: Iterable[Any] | None) -> list[ProcessRecord]:
                 f"check: records must be flight records or the names of files that "
                 f"hold them, got {each!r}"
             )
+    if not found:
+        raise ValueError(
+            "check: records is empty. Give one flight record of each process, or None "
+            "for that of this process"
+        )
     return found
 
 

@@ -110,14 +110,14 @@ class Plan:
 
         Args:
           records: of all processes: :class:`jaxcomm.FlightRecord` values, or files that
-            they were saved in. If None, of this process alone. Then the time of groups
-            that span processes includes waiting.
+            they were saved in; one may stand alone. If None, of this process alone.
+            Then the time of groups that span processes includes waiting.
 
         Returns:
           A sequence of rows, one for each collective, that prints as a table.
 
         Raises:
-          ValueError: if the plan was made without a function.
+          ValueError: if the plan was made without a function, or no record is given.
           TypeError: if a record is of another type.
 
         Example:

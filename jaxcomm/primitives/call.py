@@ -7,6 +7,7 @@ from collections.abc import Hashable, Sequence
 from typing import Any, Literal
 
 import jax
+import numpy as np
 
 from jaxcomm import compat, config
 from jaxcomm.communicator import cache, replica_groups
@@ -237,6 +238,23 @@ def _index_groups(axis_index_groups, call: Call) -> replica_groups.IndexGroups:
             f"{axis_index_groups!r}"
         ) from None
     return replica_groups.canonical_index_groups(groups, call.axes_size)
+
+
+def check_array(value, what: str) -> None:
+    """Raise TypeError, which calls it ``what``, if JAX takes it for no array.
+
+    JAX has arrays of numbers, truth values and random keys.
+    """
+    kinds = (jax.Array, np.ndarray, np.generic, int, float, complex)
+    found = type(value).__name__
+    if isinstance(value, kinds):
+        try:
+            jax.typeof(value)
+        except TypeError:
+            found = f"{found} of dtype {getattr(value, 'dtype', 'object')}"
+        else:
+            return
+    raise TypeError(f"{what} must be an array, got {found}")
 
 
 def as_index(value) -> int:

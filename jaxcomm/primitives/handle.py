@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxcomm import compat
 from jaxcomm.communicator import cache
 from jaxcomm.communicator.lane import DEFAULT_LANE
-from jaxcomm.primitives.call import Call
+from jaxcomm.primitives.call import Call, check_array
 from jaxcomm.primitives.optimization_barrier import barrier
 
 # Sends that are under way.
@@ -117,6 +117,7 @@ class Handle:
           A pytree like ``x``, of the same values.
 
         Raises:
+          TypeError: if a leaf of ``x`` is no array.
           ValueError: if the handle was finished, or is of another traced function.
         """
         if not self.is_under_way:
@@ -125,10 +126,16 @@ class Handle:
                 f"function; call it between the start and done"
             )
         leaves, tree = jax.tree.flatten(x)
+        for leaf in leaves:
+            check_array(leaf, f"then: {self._text}: every leaf of x")
         if not self._travelling or not leaves:
             return x
         self._travelling, leaves = barrier((tuple(self._travelling), tuple(leaves)))
         return jax.tree.unflatten(tree, leaves)
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        """Refuse ``copy``, ``deepcopy`` and ``pickle``: both could be finished."""
+        self.tree_flatten()
 
     def tree_flatten(self) -> NoReturn:
         """Refuse: whoever flattens a handle is about to take it elsewhere."""
@@ -177,13 +184,7 @@ def _warn_if_lane_busy(text: str, channel: tuple[tuple, str]) -> None:
 
 
 def _awaited(leaf, text: str):
-    if not isinstance(leaf, (jax.Array, int, float, complex)) and not hasattr(
-        leaf, "dtype"
-    ):
-        raise TypeError(
-            f"done: {text}: every leaf of after must be an array, got "
-            f"{type(leaf).__name__}"
-        )
+    check_array(leaf, f"done: {text}: every leaf of after")
     leaf = jnp.asarray(leaf)
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         leaf = jax.random.key_data(leaf)

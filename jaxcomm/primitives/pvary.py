@@ -52,10 +52,18 @@ def _abstract_eval(*avals, call: Call):
 
 def _jvp(primals, tangents, *, call: Call):
     outs = pvary_p.bind(*primals, call=call)
-    if all(map(compat.is_zero_tangent, tangents)):
-        return outs, [compat.zero_tangent(out) for out in outs]
-    tangents = [ad.instantiate_zeros(t) for t in tangents]
-    return outs, pvary_p.bind(*tangents, call=call)
+    out_tangents = [compat.zero_tangent(out) for out in outs]
+    # Zeros stay symbolic: the transpose could not sum those of integers, float0.
+    moving = [
+        i
+        for i, (x, t) in enumerate(zip(primals, tangents, strict=True))
+        if compat.has_tangent(x) and not compat.is_zero_tangent(t)
+    ]
+    if moving:
+        moved = pvary_p.bind(*[tangents[i] for i in moving], call=call)
+        for i, tangent in zip(moving, moved, strict=True):
+            out_tangents[i] = tangent
+    return outs, out_tangents
 
 
 def _batch(axis_data, operands, dims, *, call: Call):

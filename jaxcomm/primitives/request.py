@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from jaxcomm import compat
-from jaxcomm.primitives.call import Call, PyTree
+from jaxcomm.primitives.call import Call, PyTree, check_array
 from jaxcomm.primitives.collective import Collective
 from jaxcomm.primitives.handle import Handle
 from jaxcomm.primitives.pvary import vary
@@ -29,14 +29,15 @@ _CARRIERS = {
 
 
 def check_leaves(x, call: Call) -> None:
-    """Raise TypeError if a leaf of the pytree is neither an array nor a number."""
+    """Raise TypeError if a leaf of the pytree is no array of numbers, and no number."""
     for leaf in jax.tree.leaves(x):
-        if not isinstance(
-            leaf, (jax.Array, np.ndarray, np.generic, int, float, complex)
-        ):
+        check_array(leaf, f"{call.where}: every leaf of x")
+        dtype = getattr(leaf, "dtype", None)
+        if dtype is not None and jnp.issubdtype(dtype, jax.dtypes.extended):
             raise TypeError(
-                f"{call.where}: every leaf of x must be an array, got "
-                f"{type(leaf).__name__}"
+                f"{call.where}: x has dtype {dtype}; send "
+                f"jax.random.key_data(x) and wrap what arrives in "
+                f"jax.random.wrap_key_data"
             )
 
 
@@ -50,12 +51,6 @@ def as_arrays(x, call: Call):
 
     def as_array(leaf):
         leaf = jnp.asarray(leaf)
-        if jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
-            raise TypeError(
-                f"{call.where}: x has dtype {leaf.dtype}; send "
-                f"jax.random.key_data(x) and wrap what arrives in "
-                f"jax.random.wrap_key_data"
-            )
         if leaf.dtype.name.startswith("float6_"):
             raise TypeError(
                 f"{call.where}: x has dtype {leaf.dtype}, which XLA cannot hand "

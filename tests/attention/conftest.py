@@ -12,10 +12,19 @@ def dense_attention(query, key, value, *, is_causal=False, grads=None, **options
 
 
 def attend_in_ring(
-    query, key, value, *, size, is_causal=False, grads=None, schedule="zigzag", **others
+    query,
+    key,
+    value,
+    *,
+    size,
+    is_causal=False,
+    window=None,
+    grads=None,
+    schedule="zigzag",
+    **others,
 ):
     """Attend over ``size`` devices; see ``tests/support/split.py``."""
-    options = oracle.Options(is_causal=is_causal)
+    options = oracle.Options(is_causal=is_causal, window=window)
     return split.attend(
         query, key, value, options, grads, size=size, schedule=schedule, **others
     )

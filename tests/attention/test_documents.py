@@ -166,6 +166,20 @@ def test_what_differs_by_row_is_refused_where_it_cannot_be():
         jax.eval_shape(whole, jnp.ones((3, 8, 1, 4)))
 
 
+@pytest.mark.parametrize("lengths", [None, 8, (n for n in [4, 4]), "ab", [[4], 4]])
+@pytest.mark.parametrize(
+    "call",
+    [
+        segment_ids,
+        lambda lengths: document_layout(lengths, 2),
+        lambda lengths: document_work(Layout("zigzag", 2, 8), lengths),
+    ],
+)
+def test_lengths_are_a_sequence_of_integers(call, lengths):
+    with pytest.raises(TypeError, match="pass a sequence of integers"):
+        call(lengths)
+
+
 def test_segment_ids_are_those_of_the_lengths():
     assert segment_ids([2, 0, 1], 5).tolist() == [0, 0, 2, -1, -1]
     with pytest.raises(ValueError, match="documents of 3 tokens in a sequence of 2"):

@@ -64,6 +64,25 @@ def test_batch_and_heads_split_over_explicit_axes_stay_split():
         np.testing.assert_allclose(one, other, atol=1e-5)
 
 
+def test_without_a_mesh_in_the_context_other_explicit_axes_split_nothing():
+    mesh = jax.make_mesh((2, 4), ("data", "context"))
+    arrays = split.random_inputs((2, 8, 2, 4), (2, 8, 2, 4))[:3]
+
+    def loss(attend):
+        return lambda q, k, v: (attend(q, k, v) ** 2).sum()
+
+    def ours(q, k, v):
+        return jaxcomm.dot_product_attention(q, k, v, axis_name="context", mesh=mesh)
+
+    expected = jax.grad(loss(jax.nn.dot_product_attention), (0, 1, 2))(*arrays)
+    sharding = jax.NamedSharding(mesh, jax.P("data", "context"))
+    placed = [jax.device_put(x, sharding) for x in arrays]
+    found = jax.jit(jax.grad(loss(ours), (0, 1, 2)))(*placed)
+    for one, other in zip(found, expected, strict=True):
+        assert one.sharding.spec == jax.P("data", "context", None, None)
+        np.testing.assert_allclose(one, other, atol=1e-5)
+
+
 def test_outside_of_jit_it_is_one_program_compiled_once(make_mesh):
     compiled = []
 

@@ -1,3 +1,5 @@
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -72,6 +74,40 @@ def test_layouts_are_values():
     assert one != Layout("zigzag", 2, 8)
     assert jax.tree.leaves(one) == []
     assert jax.jit(lambda layout: layout)(one) == one
+
+
+def test_an_order_of_any_integers_is_that_of_int32():
+    held = [[3, 0, 5], [1, 2, 4]]
+    expected = Layout("zigzag", 2, 5, np.array(held, np.int32))
+    x = np.arange(1, 6)
+    for order in (held, np.array(held, np.uint64), jnp.array(held)):
+        layout = Layout("zigzag", 2, 5, order)
+        assert layout.order.dtype == np.int32
+        for found, of in zip(layout.reorder(x, 0), expected.reorder(x, 0), strict=True):
+            np.testing.assert_array_equal(found, of)
+    assert dataclasses.replace(expected, length=5) == expected
+
+
+def test_positions_may_be_a_list():
+    layout = Layout("zigzag", 2, 7)
+    x, positions = layout.reorder(np.arange(7), axis=0)
+    back = layout.restore(x, positions.tolist(), axis=0)
+    np.testing.assert_array_equal(back, np.arange(7))
+
+
+def test_a_float_without_nan_has_a_number_for_tokens_out_of_place():
+    x = jnp.ones((1, 4), jnp.float4_e2m1fn)
+    restore = jax.jit(Layout("zigzag", 2, 4).restore)
+    found = restore(x, jnp.zeros((1, 4), jnp.int32))
+    assert found.astype(jnp.float32).tolist() == [[-6.0] * 4]
+
+
+def test_jax_puts_anything_in_place_of_an_order():
+    layout = Layout("zigzag", 2, 4, np.arange(4).reshape(2, 2))
+    assert jax.tree.map(lambda x: "here", layout).order == "here"
+    assert jax.eval_shape(lambda of: of, layout).order.shape == (2, 2)
+    (path, _), *_ = jax.tree_util.tree_flatten_with_path(layout)[0]
+    assert jax.tree_util.keystr(path) == ".order"
 
 
 @pytest.mark.parametrize("length", [16, 13])

@@ -85,6 +85,8 @@ def test_random_keys_are_refused_with_the_way_round(trace, name):
     keys = jax.random.split(jax.random.key(0), 4)
     with pytest.raises(TypeError, match=rf"{name} over .*jax\.random\.key_data\(x\)"):
         trace(lambda x: call(name, x, "i"), keys)
+    with pytest.raises(TypeError, match=rf"{name} over .*jax\.random\.key_data\(x\)"):
+        trace(lambda x: call(name, keys, "i"))
 
 
 def test_key_data_travels(stacked, mesh_of):

@@ -29,6 +29,20 @@ BAD_TYPES = {
         lambda x: jaxcomm.all_gather((x, object()), "i")[0],
         r"all_gather.*must be an array, got object",
     ),
+    "an array of objects": (
+        lambda x: jaxcomm.ppermute((x, np.array([None])), "i", [(0, 1)])[0],
+        r"ppermute over \('i',\): every leaf of x must be an array, got ndarray of "
+        r"dtype object",
+    ),
+    "an array of texts alone": (
+        lambda x: jaxcomm.psum(np.array(["text"]), "i"),
+        r"psum over \('i',\): every leaf of x must be an array, got ndarray of dtype <",
+    ),
+    "a dtype that JAX lacks": (
+        lambda x: jaxcomm.pmean(np.zeros(2, np.longdouble), "i"),
+        r"pmean over \('i',\): every leaf of x must be an array, got ndarray of "
+        r"dtype float128",
+    ),
     "ragged float offsets": (
         lambda x: jaxcomm.ragged_all_to_all(
             x, x, jnp.zeros(4), *(jnp.zeros(4, jnp.int32) for _ in range(3)),

@@ -175,6 +175,16 @@ def test_means_have_the_dtypes_of_their_twin(stacked, identical, mesh_of, values
     identical(ours, stacked(mesh, lambda x: jax.lax.pmean(x, "i"), x))
 
 
+def test_a_type_without_zero_is_broadcast_through_xla(stacked, identical, mesh_of):
+    x = (2.0 ** np.arange(8).reshape(4, 2)).astype(jnp.float8_e8m0fnu)
+
+    def program(x):
+        return jaxcomm.pbroadcast(x, "i", 2, backend="xla")
+
+    found = stacked(mesh_of((4,), ("i",)), program, x)
+    identical(found, np.broadcast_to(x[2], x.shape))
+
+
 def test_complex_maxima_work_through_xla(stacked, identical, mesh_of, values):
     mesh = mesh_of((4,), ("i",))
     x = values("complex64", (4, 5))

@@ -160,6 +160,44 @@ def test_the_first_row_beyond_is_refused(mesh_of, io, message):
         )
 
 
+@pytest.mark.host_only(reason="over NCCL offsets stay on the device, unread")
+@pytest.mark.parametrize("which", [0, 2], ids=["input", "output"])
+@pytest.mark.parametrize("offset", [-1, 3, 4, 2**31 - 1])
+def test_under_vmap_no_slice_reaches_into_a_neighbour(mesh_of, which, offset):
+    x = np.zeros((6, 4), np.float32)  # three examples of four rows on each rank
+    # Two rows each, to and from row 0 and 2.
+    indices = [np.tile([0, 2], (6, 1)).astype(np.int32) for _ in range(4)]
+    indices[1][:] = indices[3][:] = 2
+    indices[2] = np.repeat([[0, 0], [2, 2]], 3, 0).astype(np.int32)
+    call = jax.vmap(lambda *a: jaxcomm.ragged_all_to_all(*a, axis_name="i"))
+    mesh = mesh_of((2,), ("i",))
+    over(mesh, call, x, x, *indices)
+    indices[which][1, 0] = offset
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"row 12 on of an o.*12 rows"):
+        over(mesh, call, x, x, *indices)
+
+
+@pytest.mark.parametrize(
+    ("which", "value"),
+    [(0, 3), (0, -1), (1, -1), (1, 5), (2, 3), (2, 2**31 - 1), (3, 1)],
+)
+def test_under_vmap_of_the_axis_what_does_not_fit_is_nan(which, value):
+    x = np.ones((2, 4), np.float32)
+    indices = [np.tile([0, 2], (2, 1)).astype(np.int32) for _ in range(4)]
+    indices[1][:] = indices[3][:] = 2
+    indices[2] = np.repeat([[0, 2]], 2, 0).T.astype(np.int32)
+    call = jax.vmap(
+        lambda *a: jaxcomm.ragged_all_to_all(*a, axis_name="i"), axis_name="i"
+    )
+    np.testing.assert_array_equal(call(x, x, *indices), x)
+    # Of rank 1, to or from rank 0.
+    indices[which][0 if which == 3 else 1, 1 if which == 3 else 0] = value
+    found = call(x, x, *indices)
+    assert np.isnan(found[0]).all()
+    np.testing.assert_array_equal(found[1], x[1])
+    assert (call(x.astype(int), x.astype(int), *indices)[0] < 0).all()
+
+
 def test_the_gradient_stays_within_its_groups(mesh_of):
     mesh, groups = mesh_of((4,), ("i",)), [[0, 3], [2, 1]]
     x = np.random.default_rng(0).standard_normal(8).astype(np.float32)

@@ -66,6 +66,16 @@ def test_a_file_that_holds_no_machine_is_refused(tmp_path):
         path.write_text(text)
         with pytest.raises(ValueError, match="holds no machine of jaxcomm"):
             calibrate.written(str(path))
+    path.write_bytes(b"\x7fELF\xd0")
+    with pytest.raises(ValueError, match="holds no machine of jaxcomm"):
+        calibrate.written(str(path))
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_the_measuring(tmp_path):
+    with pytest.raises(
+        OSError, match=r"machine\.json: cannot be written\. Name a file"
+    ):
+        calibrate.written(str(tmp_path / "missing" / "machine.json"))
 
 
 @pytest.mark.parametrize(
@@ -75,6 +85,7 @@ def test_a_file_that_holds_no_machine_is_refused(tmp_path):
         ({"latency": -1}, "latency must be a positive number"),
         ({"memory": float("nan")}, "memory must be a positive number"),
         ({"domain": 0}, "domain must be a number of devices"),
+        ({"cores": -1}, "cores must be a positive number"),
         ({"host": 2.0}, "host must be a number of devices"),
         ({"bytes_per_second": True}, "bytes_per_second must be a positive number"),
     ],
@@ -82,6 +93,11 @@ def test_a_file_that_holds_no_machine_is_refused(tmp_path):
 def test_a_machine_has_possible_numbers(changes, text):
     with pytest.raises(ValueError, match=text):
         Machine(**(vars(Machine.named("cpu")) | changes))
+
+
+def test_samples_are_samples():
+    with pytest.raises(TypeError, match=r"samples must be jaxcomm\.planning\.Sample"):
+        Machine(**(vars(Machine.named("cpu")) | {"samples": ("all_reduce",)}))
 
 
 def test_the_command_line_names_a_file():

@@ -293,3 +293,16 @@ def test_refuses_an_axis_that_is_not_bound():
         jaxcomm.fsdp_scan(
             product, jnp.ones(4), jnp.ones((2, 4)), "i", specs=P(None, "i")
         )
+
+
+@pytest.mark.parametrize("compiled", [jax.jit, lambda f: f])
+def test_there_is_no_forward_mode(mesh, compiled):
+    split = P(None, "i")
+
+    def scan(x, w):
+        return jaxcomm.fsdp_scan(product, x, w, "i", specs=split)[0]
+
+    f = jax.shard_map(scan, mesh=mesh, in_specs=(P("i"), split), out_specs=P("i"))
+    both = jnp.ones((4, 4)), jnp.ones((2, 4, 4))
+    with pytest.raises(TypeError, match="can't apply forward-mode autodiff"):
+        jax.jvp(compiled(f), both, both)

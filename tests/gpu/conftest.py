@@ -1,4 +1,7 @@
-"""What tests on NVIDIA GPUs share."""
+"""What tests on NVIDIA GPUs share.
+
+They also run in several processes, which pytest starts as ``test_acceptance.py`` says.
+"""
 
 import os
 

@@ -9,14 +9,19 @@ import jaxcomm
 
 pytestmark = pytest.mark.gpu
 
+SPLIT = jax.P("i")
 MANY = 10_000_001  # of float32: odd, and 38 MiB
 
 
 def outs(mesh, function, x):
-    spec = jax.P("i")
-    x = jax.device_put(x, jax.NamedSharding(mesh, spec))
-    whole = jax.shard_map(function, mesh=mesh, in_specs=spec, out_specs=spec)
-    return np.asarray(jax.jit(whole)(x))
+    """Return what the ranks of this process get."""
+    x = jax.device_put(x, jax.NamedSharding(mesh, SPLIT))
+    whole = jax.shard_map(function, mesh=mesh, in_specs=SPLIT, out_specs=SPLIT)
+    return of_process(jax.jit(whole)(x))
+
+
+def of_process(x):
+    return np.concatenate([np.asarray(shard.data) for shard in x.addressable_shards])
 
 
 def counted():
@@ -51,7 +56,8 @@ def test_a_policy_leaves_them_to_nccl(ring):
     jaxcomm.init(ring, "i", policy=jaxcomm.CommPolicy(copy_engines=False))
     x = operand(ring)
     shifted = outs(ring, lambda x: jaxcomm.ring_shift(x, "i"), x)
-    np.testing.assert_array_equal(shifted, np.roll(x, MANY))
+    expected = jax.device_put(np.roll(x, MANY), jax.NamedSharding(ring, SPLIT))
+    np.testing.assert_array_equal(shifted, of_process(expected))
     assert counted() == 0
 
 

@@ -1,5 +1,8 @@
 """Every fault in real programs on two GPUs: no number that is not right, and no hang.
 
+On one GPU two processes share it, where NCCL lets them: see ``bench gpu --one-gpu``.
+Cases of one process need two.
+
 A failure ends CUDA's context, and with it the process: each case has its own.
 """
 
@@ -7,6 +10,9 @@ import ctypes
 
 import pytest
 from fault_suite import cases, check, runner
+
+from bench.gpu import processes
+from bench.options import UsageError
 
 pytestmark = [pytest.mark.gpu, pytest.mark.multiprocess]
 
@@ -28,9 +34,20 @@ def _count_gpus():
 
 @pytest.fixture(scope="session")
 def hardware():
-    if _count_gpus() < 2:
+    count = _count_gpus()
+    if count > 1:
+        return runner.on_gpus()
+    if not count:
+        pytest.skip("needs an NVIDIA GPU")
+    try:
+        return runner.on_gpus(1, processes.for_one_gpu(2))
+    except UsageError as error:
+        pytest.skip(str(error))
+
+
+def _skip_unless(hardware, some):
+    if not all(map(hardware.takes, some)):
         pytest.skip("needs two NVIDIA GPUs")
-    return runner.on_gpus()
 
 
 @pytest.fixture(scope="session")
@@ -72,6 +89,7 @@ def line(request, hardware, starts, tmp_path_factory):
         for item in request.session.items
         if getattr(item, "originalname", "") == ONE_CASE.__name__
     ]
+    waiting = list(filter(hardware.takes, waiting))
 
     def begin(case):
         folder = tmp_path_factory.mktemp("case")
@@ -86,6 +104,7 @@ def line(request, hardware, starts, tmp_path_factory):
 def test_no_number_of_a_failed_collective_reaches_the_program(
     case, hardware, line, record_property
 ):
+    _skip_unless(hardware, [case])
     reports = line.finish(case)
     assert check.problems_of(reports, hardware, record_property) == {}
 
@@ -97,4 +116,5 @@ def test_a_process_with_all_ranks_goes_on_after_each_poisoned_result(
     hardware, starts, tmp_path, record_property
 ):
     some = cases.IN_TURN_IN_ONE_PROCESS
+    _skip_unless(hardware, some)
     assert check.problems(some, hardware, starts, tmp_path, record_property) == {}

@@ -46,6 +46,7 @@ class Case:
       tokens, key_tokens: of each rank.
       heads, key_heads, head_size: of the attention.
       residual: whether the residual has a gradient too.
+      left: how many tokens before its own a query sees, or None for all.
       dtype: of the inputs.
     """
 
@@ -57,6 +58,7 @@ class Case:
     key_heads: int = 4
     head_size: int = 64
     residual: bool = False
+    left: int | None = None
     dtype: str = "bfloat16"
 
     @property
@@ -94,6 +96,11 @@ RINGS = tuple(
     for residual in (False, True)
 )
 
+WINDOWS = tuple(
+    Case("contiguous", 1, 2500, key_heads=key_heads, head_size=size, left=left)
+    for key_heads, size, left in ((2, 128, 1023), (4, 64, 1500), (2, 128, 2499))
+)
+
 
 def inputs_of(case):
     """Return query, key, value and the gradients of output and residual."""
@@ -121,6 +128,9 @@ def dense(case, arrays, grads):
     scores = scale * query @ key.swapaxes(2, 3)
     if case.is_causal:
         scores[..., ~np.tri(*scores.shape[2:], dtype=bool)] = -np.inf
+    if case.left is not None:
+        hidden = np.tri(*scores.shape[2:], k=-case.left - 1, dtype=bool)
+        scores[..., hidden] = -np.inf
     top = scores.max(-1, keepdims=True)
     weights = np.exp(scores - top)
     total = weights.sum(-1, keepdims=True)
@@ -232,7 +242,9 @@ def through_ring(case, arrays, grads):
         layout=layout,
         key_layout=None if key_layout == layout else key_layout,
         is_causal=case.is_causal,
+        local_window_size=None if case.left is None else (case.left, 0),
         return_residual=case.residual,
+        implementation=None if case.left is None else "cudnn",
         backend="xla",
     )
     whole = jax.shard_map(local, mesh=mesh, in_specs=split, out_specs=split)
@@ -310,6 +322,12 @@ def test_rings_of_one_and_of_all_devices_equal_float64(case):
         assert not beyond(errors), errors
 
 
+@pytest.mark.parametrize("case", WINDOWS, ids=str)
+def test_windows_equal_float64(case):
+    errors = errors_of(case, through_ring)
+    assert not beyond(errors), errors
+
+
 def test_inputs_that_cudnn_does_not_take_are_computed_by_xla():
     case = Case(size=1, dtype="float32")
     mesh = jax.make_mesh((1,), ("context",), devices=jax.devices()[:1])
@@ -335,7 +353,7 @@ def main() -> int:
         return 1
     began, failed = time.monotonic(), 0
     cases = [("hops", through_hops, case) for case in HOPS]
-    cases += [("ring", through_ring, case) for case in rings()]
+    cases += [("ring", through_ring, case) for case in (*rings(), *WINDOWS)]
     print(" " * 6, *(f"{name:>10}" for name in NAMES), "seconds")
     for what, through, case in cases:
         start = time.monotonic()

@@ -157,3 +157,14 @@ def test_what_has_not_ended_on_all_ranks_has_no_time():
     assert list(timed(records)) == []
     records = [process(0, [entry(0, 10.0, 1.0)]), process(1, [])]
     assert [met.seen for met in timed(records)] == [1]
+
+
+def test_one_record_may_stand_alone(ran, tmp_path):
+    recorded = jaxcomm.flight_record()
+    recorded.save(tmp_path / "record.json")
+    for records in (recorded, tmp_path / "record.json", str(tmp_path / "record.json")):
+        assert [row.count for row in ran.check(records)] == [
+            row.count for row in ran.check([recorded])
+        ]
+    with pytest.raises(ValueError, match=r"^check: records is empty\. Give one"):
+        ran.check([])

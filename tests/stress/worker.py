@@ -1,7 +1,9 @@
 """One process of a soak; started by ``python -m stress``."""
 
 import argparse
+import ctypes
 import dataclasses
+import gc
 import os
 import statistics
 import sys
@@ -19,8 +21,9 @@ _PROGRESS_SECONDS = 10.0
 # Memory is looked at so often over the run; the last quarter is compared with the
 # second, before which everything is compiled and the allocator has its arenas.
 _SAMPLES = 40
-# XLA's pools and the allocator's arenas breathe; 350 bytes an operation in a full run.
+# XLA's pools breathe; 350 bytes an operation in a full run.
 _GROWTH_BYTES = 32 << 20
+_C = ctypes.CDLL(None)
 
 
 @dataclasses.dataclass
@@ -37,6 +40,9 @@ class Memory:
 
     def sample(self) -> None:
         """Looks now."""
+        # What is freed is not held: it goes back to the system first.
+        gc.collect()
+        _C.malloc_trim(0)
         with open("/proc/self/statm") as statm:
             pages = int(statm.read().split()[1])
         self.resident.append(pages * os.sysconf("SC_PAGE_SIZE"))

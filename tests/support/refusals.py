@@ -29,6 +29,7 @@ from jaxcomm.attention.schedules.block import Block
 SPLIT = jax.P(None, "context")
 ZIGZAG = Layout("zigzag", 4, 8)
 PLAIN = Layout("contiguous", 4, 8)
+KEY = jax.random.key(0)
 ROWS = document_layout([[4, 4], [2, 6]], 4)
 
 
@@ -91,6 +92,7 @@ def _of_attention():
         ("a head size of 0", (x(1, 8, 2, 0),)),
         ("values of another shape", (x(1, 8, 2, 4), x(1, 8, 2, 4), x(1, 16, 2, 4))),
         ("query and key of other batches", (x(1, 8, 2, 4), x(2, 8, 2, 4))),
+        ("no query heads", (x(1, 8, 0, 4), x(1, 8, 2, 4))),
         ("4 query heads for 3 key heads", (x(1, 8, 4, 4), x(1, 8, 3, 4))),
         ("heads before tokens", (x(1, 4, 8, 4),)),
         ("longer keys without `key_layout`", (x(1, 8, 2, 4), x(1, 16, 2, 4))),
@@ -102,6 +104,10 @@ def _of_attention():
         ("`scale=nan`", {"scale": float("nan")}),
         ("`dropout_rate=1.0`", {"dropout_rate": 1.0}),
         ("`dropout_rate=0.5` without a key", {"dropout_rate": 0.5}),
+        (
+            "two keys in `dropout_key`",
+            {"dropout_rate": 0.5, "dropout_key": jax.random.split(KEY)},
+        ),
         ("`sinks` of another shape", {"sinks": x(3)}),
         ("`alibi_slopes` of another shape", {"alibi_slopes": x(2, 1)}),
         ("a `bias` with rows of all ranks", {"bias": x(1, 2, 8, 8)}),
@@ -158,6 +164,7 @@ def _of_attention():
         ("`local_window_size=(1, 2, 3)`", {"local_window_size": (1, 2, 3)}),
         ("`is_causal='yes'`", {"is_causal": "yes"}),
         ("`return_residual=2`", {"return_residual": 2}),
+        ("`dropout_key=0`", {"dropout_rate": 0.5, "dropout_key": 0}),
         ("`scale='large'`", {"scale": "large"}),
         ("`scale=True`", {"scale": True}),
     ]
@@ -191,6 +198,28 @@ def _of_attention():
             ), x(1, 8, 2, 4), ids)  # fmt: skip
 
     yield "traced segment ids of int64", of_wide_ids, TypeError
+
+    def of_arrays_split_further():
+        explicit = (jax.sharding.AxisType.Explicit,) * 2
+        mesh = jax.sharding.AbstractMesh((2, 4), ("data", "context"), explicit)
+        split = jax.NamedSharding(mesh, jax.P("data", "context"))
+        program = jax.shard_map(
+            lambda x: ring_attention(
+                x, x, x, axis_name="context", layout=PLAIN, positions=None
+            ),
+            mesh=mesh,
+            in_specs=SPLIT,
+            out_specs=SPLIT,
+            axis_names={"context"},
+        )
+        given = jax.ShapeDtypeStruct((2, 8, 2, 4), jnp.float32, sharding=split)
+        jax.jit(program).trace(given)
+
+    yield (
+        "queries that `Explicit` axes beside those of the `shard_map` split",
+        of_arrays_split_further,
+        ValueError,
+    )
     yield (
         "a call outside of `jax.shard_map`",
         lambda: ring_attention(
@@ -210,6 +239,14 @@ def _of_others():
     yield refusal("Layout", "a negative length", lambda: Layout("zigzag", 2, -1))
     yield refusal("Layout", "`'spiral'`", lambda: Layout("spiral", 2, 8))
     yield refusal("Layout", "`2` as a schedule", lambda: Layout(2, 2, 8), TypeError)
+    held = np.arange(8).reshape(2, 4)
+    for asked, order, error in (
+        ("an `order` for other ranks", held.T, ValueError),
+        ("an `order` that holds a token twice", held % 7, ValueError),
+        ("an `order` of floats", held / 1, TypeError),
+    ):
+        call = functools.partial(Layout, "zigzag", 2, 8, order)
+        yield refusal("Layout", asked, call, error)
     yield refusal(
         "Layout.reorder", "an axis that is not there", lambda: ZIGZAG.reorder(x(8))
     )
@@ -247,11 +284,33 @@ def _of_others():
         lambda: Layout("zigzag", 4, 7).restore(dealt, positions),
     )
     yield refusal(
+        "Layout.restore",
+        "keys of `jax.random`",
+        lambda: ZIGZAG.restore(jax.random.split(KEY, (1, 8)), positions),
+        TypeError,
+    )
+    yield refusal(
         "document_layout", "a negative length", lambda: document_layout([1, -1], 2)
     )
     yield refusal(
         "document_layout", "lengths of floats", lambda: document_layout([1.5], 2),
         TypeError,
+    )  # fmt: skip
+    yield refusal(
+        "document_layout",
+        "a number beside a row",
+        lambda: document_layout([[4, 4], 8], 2),  # pyright: ignore
+        TypeError,
+    )
+    yield refusal(
+        "document_work", "documents of more tokens", lambda: document_work(PLAIN, [9])
+    )
+    yield refusal(
+        "document_work", "documents of other rows", lambda: document_work(ROWS, [8])
+    )
+    yield refusal(
+        "document_work", "a schedule in place of a layout",
+        lambda: document_work("zigzag", [8]), TypeError,
     )  # fmt: skip
     yield refusal(
         "document_layout",
@@ -307,22 +366,33 @@ def _of_others():
         "`scatter` of what 4 does not divide",
         lambda: combined(one, x(1, 8, 2), scatter=2),
     )
+    four = jax.sharding.AbstractMesh((4,), ("context",))
     for asked, options, error in (
-        ("an axis that the mesh does not have", {}, ValueError),
+        ("an axis that the mesh does not have", {"mesh": None}, ValueError),
+        ("an axis twice", {"axis_name": ("context",) * 2}, ValueError),
         ("a name in place of a mesh", {"mesh": "context"}, TypeError),
         ("`positions`", {"positions": positions}, TypeError),
         ("a `mask` of other keys", {"mask": jnp.ones((8, 5), bool)}, ValueError),
+        ("values of fewer tokens", {"value": one[:, 1:]}, ValueError),
+        (
+            "segment ids of fewer tokens",
+            {"query_segment_ids": jnp.zeros((1, 7), int)},
+            ValueError,
+        ),
+        ("`is_causal='yes'`", {"is_causal": "yes"}, TypeError),
+        ("`return_residual=2`", {"return_residual": 2}, TypeError),
     ):
-        mesh = (
-            jax.sharding.AbstractMesh((4,), ("context",)) if "mask" in options else None
-        )
+        given = {"query": one, "key": one, "value": one, "axis_name": "context"}
         call = functools.partial(
-            jaxcomm.dot_product_attention,
-            *[one] * 3,
-            axis_name="context",
-            **({"mesh": mesh} | options),
+            jaxcomm.dot_product_attention, **(given | {"mesh": four} | options)
         )
         yield refusal("dot_product_attention", asked, call, error)
+
+    def within():
+        on_four(lambda x: jaxcomm.dot_product_attention(x, x, x, axis_name="context"),
+                one)  # fmt: skip
+
+    yield refusal("dot_product_attention", "a call inside of `jax.shard_map`", within)
     for asked, options in (
         ("`precision`", {"precision": "highest"}),
         ("`sow_weights`", {"module": object()}),
@@ -337,6 +407,10 @@ def _of_others():
         "Schedule.blocks", "a causal block that is no square",
         lambda: Block((0, 2), (0, 3), is_causal=True),
     )  # fmt: skip
+    yield refusal(
+        "Schedule.blocks", "a window in a block that is not causal",
+        lambda: Block((0, 2), (0, 2), left=1),
+    )  # fmt: skip
 
     class Silent(Strategy):
         name = "silent"
@@ -348,6 +422,7 @@ def _of_others():
         ("3 key heads for 4 heads", PLAIN, {"key_heads": 3}, ValueError),
         ("no heads", PLAIN, {"heads": 0}, ValueError),
         ("`axis_sizes` of other ranks", PLAIN, {"axis_sizes": (2, 3)}, ValueError),
+        ("`is_causal='yes'`", PLAIN, {"is_causal": "yes"}, TypeError),
     ):
         call = functools.partial(plan, layout, **(sizes | options))
         yield refusal("plan", asked, call, error)

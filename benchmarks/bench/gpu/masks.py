@@ -39,6 +39,9 @@ def _of_case(timer, tokens, name, strategy, options):
     is_first = jax.process_index() == 0
     alone = [timer.random_alone(s, "bfloat16") for s in shapes if is_first]
     one = jax.sharding.Mesh(np.array(jax.local_devices()[:1]), ("i",))
+    # cuDNN has some of these masks on one GPU.
+    kernel = "xla" if timer.mesh.devices.flat[0].platform == "cpu" else "pallas"
+    options = options | {"implementation": kernel}
     ours, theirs = (
         functools.partial(attend, strategy=s, **options) for s in (strategy, "ring")
     )
@@ -64,12 +67,12 @@ def _of_case(timer, tokens, name, strategy, options):
         )
 
 
-def attend(q, k, v, *, strategy, documents=False, window=None):
+def attend(q, k, v, *, strategy, documents=False, window=None, implementation=None):
     """Attend over the axis "i", causally, to tokens in natural order.
 
     Args:
       q, k, v: (B, T, N, D), (B, T, K, D) and (B, T, K, D), of this rank.
-      strategy: of ``ring_attention``.
+      strategy, implementation: of ``ring_attention``.
       documents: whether the sequence is 16 documents of one length.
       window: how many tokens a token sees, itself among them; or None.
     """
@@ -83,5 +86,6 @@ def attend(q, k, v, *, strategy, documents=False, window=None):
     return jaxcomm.ring_attention(
         q, k, v, axis_name="i", layout=layout, positions=positions, is_causal=True,
         query_segment_ids=ids, key_value_segment_ids=ids, strategy=strategy,
+        implementation=implementation,
         local_window_size=None if window is None else (window - 1, 0),
     )  # fmt: skip

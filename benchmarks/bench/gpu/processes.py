@@ -38,7 +38,7 @@ def start(words: Sequence[str], asked: Options, platform: str) -> int:
       UsageError: NCCL does not let ranks share a GPU.
     """
     if asked.one_gpu:
-        os.environ |= _for_one_gpu(asked.ranks)
+        os.environ |= for_one_gpu(asked.ranks)
     shares = asked.one_gpu and platform != "cpu"
     return run.run(
         launch.Options(
@@ -54,7 +54,12 @@ def start(words: Sequence[str], asked: Options, platform: str) -> int:
     )
 
 
-def _for_one_gpu(ranks):
+def for_one_gpu(ranks: int) -> dict[str, str]:
+    """Returns environment variables for ranks that share GPU 0, a process each.
+
+    Raises:
+      UsageError: NCCL does not let them.
+    """
     found = library.load()
     if isinstance(found, str):
         raise UsageError(f"--one-gpu: {found}")

@@ -73,12 +73,16 @@ def fusion(
       ValueError: cuDNN was asked for by name and cannot compute this.
     """
     reason = other or _why_not_traced(query, key, value, mask, layouts)
+    if reason is None and mask.left is not None and implementation != "cudnn":
+        # Its call was right and fast on a GPU, but jaxcomm's way to it was not run.
+        reason = "it computes windows where implementation='cudnn' asks for that"
     blocks = None
     if reason is None:
         queries, keys = query.shape[1], key.shape[1]
         layout = layouts[0]
-        if mask.is_everything:
-            whole = Block((0, queries), (0, keys))
+        if mask.is_everything or mask.left is not None:
+            left = mask.left if (mask.left or 0) < keys - 1 else None
+            whole = Block((0, queries), (0, keys), mask.right == 0, left)
             blocks = Blocks(whole, whole, whole)
         elif layout == layouts[1]:
             blocks = layout.schedule.blocks(queries)
@@ -121,8 +125,10 @@ def _why_not_traced(query, key, value, mask: Mask, layouts) -> str | None:
         return (
             f"heads of keys have size {head_size} and those of values {value.shape[3]}"
         )
-    if not (mask.is_causal or mask.is_everything):
-        return "it is used without a window"
+    if mask.left is not None or mask.right not in (None, 0):
+        reason = _why_not_window(mask, layouts)
+        if reason is not None:
+            return reason
     if not query.size or not key.size:
         return f"there is nothing to compute (query {query.shape}, key {key.shape})"
     size = layouts[0].size
@@ -133,6 +139,14 @@ def _why_not_traced(query, key, value, mask: Mask, layouts) -> str | None:
             f"{mask.query_length} and {mask.key_length} are no padding, and it masks "
             "no padding"
         )
+    return None
+
+
+def _why_not_window(mask: Mask, layouts) -> str | None:
+    if mask.left is None or mask.right != 0:
+        return "its windows end at the query's own key"
+    if layouts[0] != layouts[1] or not layouts[0].is_natural or layouts[0].size > 1:
+        return "it takes a window where one rank holds all tokens in natural order"
     return None
 
 

@@ -44,6 +44,7 @@ def hop_forward(operands: Operands, *, config: HopConfig):
             value[:, columns],
             scale=config.scale,
             is_causal=block.is_causal,
+            left=block.left,
         )
         return (
             _embed(out, block.queries, query.shape[1]),
@@ -108,6 +109,7 @@ def hop_backward(
             *of_rows,
             scale=config.scale,
             is_causal=block.is_causal,
+            left=block.left,
         )
         return tuple(
             _embed(grad[..., :head_size], within, x.shape[1])

@@ -12,6 +12,7 @@ class Block:
       keys: the same for the keys.
       is_causal: whether query i of the rectangle sees only its keys 0 to i, as many
         queries as keys. Otherwise each query sees every key.
+      left: if causal, how many keys before its own a query sees. If None, all of them.
 
     >>> Block((2, 4), (0, 4)).is_empty
     False
@@ -20,6 +21,7 @@ class Block:
     queries: tuple[int, int]
     keys: tuple[int, int]
     is_causal: bool = False
+    left: int | None = None
 
     def __post_init__(self):
         rows, columns = (stop - start for start, stop in (self.queries, self.keys))
@@ -28,6 +30,11 @@ class Block:
                 f"Block: queries {self.queries} and keys {self.keys} with is_causal="
                 f"{self.is_causal}. Pass ranges that do not end before they start, of "
                 "equal length if causal."
+            )
+        if self.left is not None and not self.is_causal:
+            raise ValueError(
+                f"Block: left={self.left} without is_causal=True. Pass windows "
+                "with causal blocks only."
             )
 
     @property

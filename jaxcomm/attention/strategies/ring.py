@@ -1,11 +1,13 @@
 """Ring: each rank keeps its queries while keys and values travel from rank to rank."""
 
 import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from jaxcomm import compat
 from jaxcomm.attention.kernels import cudnn_support
 from jaxcomm.attention.kernels.operands import Grads, Operands, sum_dtype
 from jaxcomm.attention.kernels.primitive import hop_backward, hop_forward
@@ -15,6 +17,7 @@ from jaxcomm.attention.merge import merge
 from jaxcomm.attention.names import keep
 from jaxcomm.attention.problem import Problem
 from jaxcomm.attention.schedules.block import Blocks
+from jaxcomm.attention.strategies.seen_hops import last_seen_hop
 from jaxcomm.attention.strategies.strategy import (
     Call,
     Cost,
@@ -100,29 +103,34 @@ class Ring(Strategy):
             )
             return merged, ring.done(arriving, after=[lse for _, lse in merged])
 
-        block = Block(inputs.key, inputs.value, inputs.key_ids)
-        last = len(ring.hops) - 1
-        if not last:
-            return attend(block, 0, ring.first_hop), ring.kept(block)
-        if ring.may_be_fused:
-            # Outside the loop: there is nothing to merge with, and nothing to choose.
-            arriving = ring.start(block, ring.shift(0))
-            attended = attend(ring.then(arriving, block), 0, ring.first_hop)
-            block = ring.done(arriving, after=attended[1])
-            first = 1
-        else:
-            shape = (*inputs.query.shape[:3], inputs.value.shape[3])
-            dtype = sum_dtype(inputs.query.dtype)
-            out = jnp.zeros_like(inputs.query, dtype, shape=shape)
-            attended = out, jnp.full_like(out[..., 0], -jnp.inf)
-            first = 0
-        carry = in_parts(attended), block
-        merged, block = ring.for_hops(first, last, step, carry)
-        # The last hop is outside the loop: it computes and sends nothing.
-        merged = attend_and_merge(merged, block, ring.hop_at(last))
-        outs, lses = zip(*merged, strict=True)
-        attended = jnp.concatenate(outs, 1), jnp.concatenate(lses, 1)
-        return attended, ring.kept(block)
+        def own():
+            return attend(own_block, 0, ring.first_hop), own_block
+
+        def around(last):
+            block = own_block
+            if ring.may_be_fused:
+                # Outside the loop: there is nothing to merge with or to choose.
+                arriving = ring.start(block, ring.shift(0))
+                attended = attend(ring.then(arriving, block), 0, ring.first_hop)
+                block = ring.done(arriving, after=attended[1])
+                first = 1
+            else:
+                shape = (*inputs.query.shape[:3], inputs.value.shape[3])
+                dtype = sum_dtype(inputs.query.dtype)
+                out = jnp.zeros_like(inputs.query, dtype, shape=shape)
+                attended = out, jnp.full_like(out[..., 0], -jnp.inf)
+                first = 0
+            carry = in_parts(attended), block
+            merged, block = ring.for_hops(first, last, step, carry)
+            # The last hop is outside the loop: it computes and sends nothing.
+            merged = attend_and_merge(merged, block, ring.hop_at(last))
+            outs, lses = zip(*merged, strict=True)
+            return (jnp.concatenate(outs, 1), jnp.concatenate(lses, 1)), block
+
+        own_block = Block(inputs.key, inputs.value, inputs.key_ids)
+        seen = last_seen_hop(call, inputs) if ring.may_end_early else None
+        attended, block = ring.go(around, own, seen)
+        return attended, (ring.kept(block), seen)
 
     def backward(self, call, kept, saved):
         """Go through the hops from the last to the first, with the block that is here.
@@ -131,6 +139,7 @@ class Ring(Strategy):
 
         Source: NVIDIA, TransformerEngine, context parallelism, 2024.
         """
+        kept, seen = kept
         ring = _Loop(self, call, kept)
         grad_out, out, lse, delta = saved
 
@@ -149,7 +158,32 @@ class Ring(Strategy):
                 )
             return of_rank, (found.key, found.value)
 
-        def step(turn, carry, shift):
+        def own():
+            of_rank, grad_block = gradients(kept_block, 0, ring.first_hop, None)
+            return _grads(of_rank, grad_block)
+
+        def around(last):
+            arriving = ring.start(kept_block, -ring.shift(ring.last - 1))
+            of_rank, grad_block = gradients(
+                ring.then(arriving, kept_block),
+                ring.hop_at(last),
+                ring.other_hops,
+                None,
+            )
+            block = ring.done(arriving, after=_completion(grad_block))
+            carry = of_rank, grad_block, block
+            step = functools.partial(step_to, last)
+            carry = ring.for_hops(1, last, step, carry, is_backward=True)
+            of_rank, grad_block, block = carry
+            following = ring.start(grad_block, -ring.shift(0))
+            of_rank, added = gradients(
+                ring.then(following, block), 0, ring.first_hop, of_rank
+            )
+            following = ring.done(following, after=_completion(added))
+            grad_block = jax.tree.map(jnp.add, following, added)
+            return _grads(of_rank, grad_block)
+
+        def step_to(last, turn, carry, shift):
             of_rank, grad_block, block = carry
             # The gradients of a block follow the block one hop behind.
             arriving = ring.start_pair(block, grad_block, *(-by for by in shift))
@@ -162,28 +196,11 @@ class Ring(Strategy):
             block, following = ring.done(arriving, after=_completion(added))
             return of_rank, jax.tree.map(jnp.add, following, added), block
 
-        block = Block(kept.key, kept.value, kept.key_ids)
-        last = len(ring.hops) - 1
-        if not last:
-            of_rank, grad_block = gradients(block, 0, ring.first_hop, None)
-            return _grads(of_rank, grad_block)
-        # Not earlier: the sends of the way forward are still on their way.
-        block, lse = jax.lax.optimization_barrier((block, lse))
-        arriving = ring.start(block, -ring.shift(last - 1))
-        of_rank, grad_block = gradients(
-            ring.then(arriving, block), ring.hop_at(last), ring.other_hops, None
-        )
-        block = ring.done(arriving, after=_completion(grad_block))
-        carry = of_rank, grad_block, block
-        carry = ring.for_hops(1, last, step, carry, is_backward=True)
-        of_rank, grad_block, block = carry
-        following = ring.start(grad_block, -ring.shift(0))
-        of_rank, added = gradients(
-            ring.then(following, block), 0, ring.first_hop, of_rank
-        )
-        following = ring.done(following, after=_completion(added))
-        grad_block = jax.tree.map(jnp.add, following, added)
-        return _grads(of_rank, grad_block)
+        kept_block = Block(kept.key, kept.value, kept.key_ids)
+        if ring.last:
+            # Not earlier: the sends of the way forward are still on their way.
+            kept_block, lse = jax.lax.optimization_barrier((kept_block, lse))
+        return ring.go(around, own, seen)
 
 
 class _OfRank(NamedTuple):
@@ -204,6 +221,7 @@ class _Loop:
 
     Attributes:
       hops: which member's keys are here at each turn: those of member ``me - hop``.
+      last: the last turn, in which nothing is sent.
       unrolls: whether the hops are no loop of the program.
       parts: in how many parts the queries are merged.
     """
@@ -212,6 +230,7 @@ class _Loop:
         self.call, self.inputs, self.width = call, inputs, strategy.width
         self.members = call.size // strategy.width
         self.hops = _hops(inputs, call.mask, strategy.width)
+        self.last = len(self.hops) - 1
         self.is_uniform = self.hops == tuple(range(len(self.hops)))
         self.fusion = call.fusion(
             inputs, "ranks exchange heads around a ring" if self.width > 1 else None
@@ -233,6 +252,39 @@ class _Loop:
     def may_be_fused(self):
         """Whether a kernel may compute the hops, where the program is for CUDA."""
         return self.blocks is not None or self.unrolls
+
+    @property
+    def may_end_early(self):
+        """Whether the tokens may show that no rank needs the last blocks.
+
+        Not on GPUs: the host would have to wait for the tokens.
+        """
+        inputs, axes = self.inputs, self.call.axis_name
+        are_rules = inputs.query_layout.is_static and inputs.key_layout.is_static
+        return (
+            bool(self.last)
+            and self.is_uniform
+            and self.width == 1
+            and not (are_rules and inputs.key_ids is None)
+            and compat.mesh_platform() == "cpu"
+            # Else groups of ranks might disagree, which XLA's collectives wait for.
+            and compat.manual_axes()
+            <= set(axes if isinstance(axes, tuple) else (axes,))
+        )
+
+    def go(self, around, own, seen):
+        """Return ``around(last turn)``, or ``own()`` if a rank's own block is all.
+
+        Args:
+          around: takes the last turn, which may be traced.
+          own: needs no block of others.
+          seen: the last turn that some rank needs, traced; or None if it is ``last``.
+        """
+        if not self.last:
+            return own()
+        if seen is None:
+            return around(self.last)
+        return jax.lax.cond(seen > 0, lambda: around(seen), own)
 
     @property
     def first_hop(self):
@@ -269,8 +321,10 @@ class _Loop:
     def for_hops(self, first, last, step, carry, is_backward=False):
         """Run ``carry = step(turn, carry, shift)`` from turn ``first`` until ``last``.
 
-        Backward, turns are counted from the last hop, and ``shift`` is a pair: how far
-        the block goes, and how far its predecessor's gradients.
+        A ``last`` that is traced ends the turns, but not the loop: JAX differentiates
+        loops of a fixed length alone. Backward, turns are counted from the last hop,
+        and ``shift`` is a pair: how far the block goes, and how far its predecessor's
+        gradients.
         """
         one: Any = (1, 1) if is_backward else 1
         if not self.is_uniform:
@@ -292,8 +346,15 @@ class _Loop:
                     carry = jax.lax.optimization_barrier(carry)
             return carry
 
+        is_fixed = isinstance(last, int)
+        seen, last = last, last if is_fixed else self.last
+
         def body(hop, carry):
-            return step(hop, carry, one)
+            if is_fixed:
+                return step(hop, carry, one)
+            return jax.lax.cond(
+                hop < seen, lambda x: step(hop, x, one), lambda x: x, carry
+            )
 
         if last - first >= 2:
             return jax.lax.fori_loop(first, last, body, carry)

@@ -158,7 +158,15 @@ def test_every_option_becomes_a_kernel(case):
 @pytest.mark.usefixtures("hopper")
 @pytest.mark.parametrize("strategy", ["all_gather", "halo", "ulysses", "ring"])
 def test_every_strategy_uses_them(lower, strategy):
-    assert kernels_in(lower(strategy=strategy, local_window_size=(8, 0)))
+    options = {"local_window_size": (8, 0), "logits_soft_cap": 5.0}
+    assert kernels_in(lower(strategy=strategy, **options))
+
+
+@pytest.mark.usefixtures("hopper")
+def test_a_causal_window_over_whole_sequences_is_cudnns_if_asked(lower):
+    options = {"strategy": "ulysses", "local_window_size": (8, 0), "has_grads": True}
+    assert "cudnn" in lower(implementation="cudnn", **options)
+    assert kernels_in(lower(**options))
 
 
 @pytest.mark.usefixtures("hopper")
@@ -192,7 +200,7 @@ def test_a_kernel_asked_for_by_name_is_had_or_refused(lower, enable_x64):
         lower(jnp.float64, implementation="pallas")
     with pytest.raises(ValueError, match="for a platform that is not CUDA"):
         lower(implementation="pallas", platform="cpu")
-    with pytest.raises(ValueError, match="was asked for, but it is used without a win"):
+    with pytest.raises(ValueError, match="was asked for, but it takes a window where"):
         lower(implementation="cudnn", local_window_size=(8, 0))
 
 

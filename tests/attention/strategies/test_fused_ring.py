@@ -30,29 +30,36 @@ def _wide(*arrays):
     return [x.astype(sum_dtype(x.dtype)) for x in arrays]
 
 
-def _weights_of(query, key, scale, is_causal, lse=None):
+def _weights_of(query, key, scale, is_causal, left, lse=None):
     key = jnp.repeat(key, query.shape[2] // key.shape[2], 2)
     scores = scale * jnp.einsum("btnd,bsnd->bnts", query, key)
     if is_causal:
         assert query.shape[1] == key.shape[1]
-        scores = jnp.where(jnp.tri(*scores.shape[2:], dtype=bool), scores, -jnp.inf)
+        seen = jnp.tri(*scores.shape[2:], dtype=bool)
+        if left is not None:
+            seen &= ~jnp.tri(*scores.shape[2:], k=-left - 1, dtype=bool)
+        scores = jnp.where(seen, scores, -jnp.inf)
+    else:
+        assert left is None
     if lse is None:
         lse = jax.nn.logsumexp(scores, -1)
     return jnp.exp(scores - lse[..., None]), lse
 
 
-def model_forward(query, key, value, *, scale, is_causal):
+def model_forward(query, key, value, *, scale, is_causal, left=None):
     dtype = query.dtype
     query, key, value = _wide(query, key, value)
-    weights, lse = _weights_of(query, key, scale, is_causal)
+    weights, lse = _weights_of(query, key, scale, is_causal, left)
     value = jnp.repeat(value, query.shape[2] // value.shape[2], 2)
     return jnp.einsum("bnts,bsnd->btnd", weights, value).astype(dtype), lse
 
 
-def model_backward(query, key, value, lse, out, grad_out, *, scale, is_causal):
+def model_backward(
+    query, key, value, lse, out, grad_out, *, scale, is_causal, left=None
+):
     dtype = query.dtype
     query, key, value, out, grad_out = _wide(query, key, value, out, grad_out)
-    weights, _ = _weights_of(query, key, scale, is_causal, lse)
+    weights, _ = _weights_of(query, key, scale, is_causal, left, lse)
     group = query.shape[2] // key.shape[2]
     keys, values = (jnp.repeat(x, group, 2) for x in (key, value))
     delta = jnp.moveaxis((grad_out * out).sum(-1), 2, 1)[..., None]
@@ -134,6 +141,32 @@ def test_a_ring_that_is_a_loop_equals_dense_too(
     found = ring(query, key, value, size=4, strategy=loop, **options)
     assert calls
     assert_close(found, dense(query, key, value, **options), 1e-13)
+
+
+@pytest.mark.parametrize("left", [1, 5, 22, 23, 40])
+@pytest.mark.parametrize(("size", "strategy"), [(1, "ring"), (4, "ulysses")])
+def test_windows_where_one_rank_has_all_tokens(
+    calls, mesh_of, dense, inputs64, assert_close, left, size, strategy
+):
+    *arrays, (grad, grad_lse) = inputs64((2, 24, 4, 8), (2, 24, 4, 8))
+    options = {"implementation": "cudnn", "local_window_size": (left, 0)}
+    local = functools.partial(attend, strategy=strategy, **options)
+    out, *gradients = _results(_whole(mesh_of(size), local), arrays, grad)
+    assert {tuple(rest) for _, *rest in calls} == {(24, 24, True)}
+    options = {"window": (left, 0), "grads": (grad, jnp.zeros_like(grad_lse))}
+    expected = dense(*arrays, is_causal=True, **options)
+    assert_close((out, None, *gradients), expected._replace(lse=None), 1e-13)
+
+
+@pytest.mark.parametrize(("size", "window"), [(4, (5, 0)), (1, (5, 2)), (1, (5, 0))])
+def test_other_windows_are_not_cudnns(
+    calls, ring, dense, inputs, assert_close, size, window
+):
+    # With return_residual=True.
+    query, key, value, _ = inputs((1, 24, 2, 8))
+    found = ring(query, key, value, size=size, window=window)
+    assert not calls
+    assert_close(found, dense(query, key, value, window=window), 1e-5)
 
 
 def _results(function, arrays, grad):

@@ -1,7 +1,11 @@
 """What is refused while tracing: halves that are parted."""
 
+import copy
+import pickle
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import jaxcomm
@@ -98,6 +102,9 @@ PASSINGS = {
     "given to jit": lambda x: jax.jit(lambda x, h: x)(x, _start(x)),
     "returned from cond": lambda x: jax.lax.cond(x[0] > 0, _start, _start, x),
     "differentiated": lambda x: jax.grad(_start)(x[0]),
+    "copied": lambda x: copy.copy(_start(x)).done(),
+    "copied deeply": lambda x: copy.deepcopy([_start(x)])[0].done(),
+    "pickled": lambda x: pickle.loads(pickle.dumps(_start(x))).done(),
     "waited for": lambda x: _start(x).done(after=[_start(x)]),
 }
 
@@ -122,6 +129,10 @@ def test_a_handle_is_no_array_and_an_object_nothing_to_wait_for(trace):
         trace(lambda x: jnp.sin(_start(x)))
     with pytest.raises(TypeError, match=r"leaf of after must be an array, got str"):
         trace(lambda x: _start(x).done(after="x"))
+    with pytest.raises(TypeError, match=r"after must be an array, got ndarray of dtyp"):
+        trace(lambda x: _start(x).done(after=np.array([None])))
+    with pytest.raises(TypeError, match=r"^then: ppermute_start.*array, got str"):
+        trace(lambda x: _start(x).then("x"))
 
 
 def test_a_start_without_a_done_is_a_warning_and_sends_nothing(mesh):

@@ -104,7 +104,8 @@ def test_eager_calls_are_programs_by_themselves(stacked, values, mesh):
 
 
 def test_counts_and_names_its_calls(stacked, values, mesh, by_halves):
-    stacked(mesh, lambda x: by_halves.psum(x, "i"), values("float32", (4, 3)))
+    x = values("float32", (4, 3))
+    jax.block_until_ready(stacked(mesh, lambda x: by_halves.psum(x, "i"), x))
     (comm,) = jaxcomm.communicators()
     assert comm.stats()["calls"] == {"all_reduce": 1}
     assert "psum_start" in str(jaxcomm.flight_record())

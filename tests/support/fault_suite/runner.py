@@ -37,6 +37,7 @@ class Hardware:
         ended the wait.
       patience_seconds: for what has no such bound, and must not hang.
       raise_seconds: the same where ``"raise"`` stopped the GPUs.
+      count: of GPUs. One serves two processes, and no process with two ranks.
     """
 
     is_gpu: bool
@@ -44,10 +45,20 @@ class Hardware:
     notice_seconds: float
     patience_seconds: float
     raise_seconds: float
+    count: int = 2
+
+    def takes(self, case: Case) -> bool:
+        """Says whether a case can run there."""
+        return self.count > 1 or case.processes > 1
 
 
-def on_gpus() -> Hardware:
-    """Returns two GPUs."""
+def on_gpus(count: int = 2, more: dict[str, str] | None = None) -> Hardware:
+    """Returns two GPUs, or one.
+
+    Args:
+      count: 1 or 2.
+      more: environment variables.
+    """
     variables = {
         # Host callbacks need CPU devices, too.
         "JAX_PLATFORMS": "cuda,cpu",
@@ -56,7 +67,12 @@ def on_gpus() -> Hardware:
     }
     # XLA looks every five seconds whether a GPU failed (jaxlib 0.11.2).
     return Hardware(
-        True, variables, notice_seconds=0.2, patience_seconds=7.0, raise_seconds=7.0
+        True,
+        variables | (more or {}),
+        notice_seconds=0.2,
+        patience_seconds=7.0,
+        raise_seconds=7.0,
+        count=count,
     )
 
 
@@ -151,7 +167,8 @@ class Begun:
         for index in range(count):
             self._processes.append(starts.take())
             self._stack.callback(self._processes[-1].stop)
-            self._processes[-1].begin(plan | {"process": index})
+            place = {"process": index, "gpu": index % hardware.count}
+            self._processes[-1].begin(plan | place)
 
     def finish(
         self,
@@ -220,9 +237,10 @@ def _run(case, processes, hang_seconds):
         actors = [process for process in processes if process is not victim]
     else:
         actors = processes
+    # Before anybody goes: a call that is refused raises at once.
+    fault = time.monotonic()
     for actor in actors:
         actor.tell("go")
-    fault = time.monotonic()
     if victim is not None:
         for actor in actors:
             if actor.until("waiting", name, fault + hang_seconds) is None:
@@ -230,9 +248,10 @@ def _run(case, processes, hang_seconds):
         if case.fault == "killed_in_loop":
             time.sleep(_LOOP_SECONDS)
         if case.fault == "exits":
+            # Not from its end: NCCL 2.32 waits there for the rank that waits for it.
+            fault = time.monotonic()
             victim.tell("leave")
-            left = victim.until("left", name, fault + hang_seconds)
-            fault = fault if left is None else left["at"]
+            victim.until("left", name, fault + hang_seconds)
         else:
             fault = victim.kill()
     allowed = hang_seconds

@@ -55,7 +55,7 @@ def main():
         # The coordinator is to serve on the loopback interface only.
         jax.distributed.initialize(
             plan["address"], plan["processes"], plan["process"],
-            local_device_ids=[plan["process"]] if plan["is_gpu"] else None,
+            local_device_ids=[plan["gpu"]] if plan["is_gpu"] else None,
             coordinator_bind_address=plan["address"],
         )  # fmt: skip
     try:

@@ -1,0 +1,79 @@
+"""How far keys must travel around a ring, where only the tokens can tell."""
+
+import jax
+import jax.numpy as jnp
+
+from jaxcomm.attention.mask import PADDING, Mask, Tokens
+from jaxcomm.attention.strategies.strategy import Call, Inputs
+from jaxcomm.collectives.all_gather import all_gather
+from jaxcomm.collectives.all_reduce import pmax
+
+
+def last_seen_hop(call: Call, inputs: Inputs) -> jax.Array:
+    """Return the last hop at which some rank may see a key, the same on all ranks.
+
+    At hop h a rank has the keys of rank ``rank - h``. Costs an all-gather of the
+    segment ids, and a maximum.
+
+    Returns:
+      int32 scalar, from 0 to ``call.size - 1``.
+    """
+    rank, size = call.rank(), call.size
+    queries = Tokens(inputs.query_layout.positions_of(rank), inputs.query_ids)
+    ids = inputs.key_ids
+    if ids is not None:
+        ids = all_gather(ids, call.axis_name, **call.via)
+    held = [inputs.key_layout.positions_of(source) for source in range(size)]
+    keys = Tokens(jnp.stack([jnp.asarray(x) for x in held]), ids)
+    queries, keys = _in_rows(queries, 2), _in_rows(keys, 3)
+    is_seen = _sees(call.mask, *_of_one_batch(queries, keys))
+    hops = (rank - jnp.arange(size, dtype=jnp.int32)) % size
+    return pmax(jnp.where(is_seen, hops, 0).max(), call.axis_name, **call.via)
+
+
+def _in_rows(tokens: Tokens, ndim: int) -> Tokens:
+    """Give positions and segment ids the same shape, (..., B or 1, T)."""
+    positions, ids = jnp.asarray(tokens.positions), tokens.segment_ids
+    if positions.ndim < ndim:
+        positions = jnp.expand_dims(positions, -2)
+    ids = jnp.zeros_like(positions) if ids is None else ids
+    return Tokens(*jnp.broadcast_arrays(positions, ids))
+
+
+def _of_one_batch(queries: Tokens, keys: Tokens) -> list[Tokens]:
+    """Repeat tokens that are the same for all sequences, where the others differ."""
+    rows = [(tokens.positions.shape[-2],) for tokens in (queries, keys)]
+    (batch,) = jnp.broadcast_shapes(*rows)
+
+    def repeat(x):
+        return jnp.broadcast_to(x, (*x.shape[:-2], batch, x.shape[-1]))
+
+    return [Tokens(*map(repeat, tokens)) for tokens in (queries, keys)]
+
+
+def _sees(mask: Mask, queries: Tokens, keys: Tokens) -> jax.Array:
+    """Say of which ranks a query may see a key.
+
+    Args:
+      mask: of the call.
+      queries: arrays (B, T).
+      keys: arrays (size, B, S).
+
+    Returns:
+      bool (size,). Exact but for a window, of which each side is judged by itself.
+    """
+
+    def of_row(at, ids, key_at, key_ids):
+        ids = jnp.where(at < mask.query_length, ids, PADDING)
+        ids, at = jax.lax.sort((ids, at), num_keys=2)
+        # The last query of a key's document, then the first.
+        last = jnp.searchsorted(ids, key_ids, side="right") - 1
+        seen = (key_ids >= 0) & (key_at < mask.key_length) & (ids[last] == key_ids)
+        if mask.right is not None:
+            seen &= at[last] >= key_at - mask.right
+        if mask.left is not None:
+            seen &= at[jnp.searchsorted(ids, key_ids)] <= key_at + mask.left
+        return seen.any(-1)
+
+    rows = jax.vmap(of_row, in_axes=(0, 0, 1, 1))
+    return rows(*queries, *keys).any(0)
