@@ -7,21 +7,17 @@ by ``python -m jaxcomm.launch``, every process takes part and the first prints.
 """
 
 import argparse
-import collections
 import dataclasses
 import math
 import os
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 from jax.sharding import AxisType
 
 import jaxcomm
-from jaxcomm.diagnostics.timing import timed
-from jaxcomm.doctor import calibrate, check
+from jaxcomm.doctor import calibrate, check, in_turns
 from jaxcomm.planning import MACHINES, Sample
 
 # Bytes of an operand: those to predict, and those of a calibration.
@@ -33,8 +29,6 @@ _MOST_BYTES = 256 << 20
 _ROUNDS = 8
 # A few slow rounds must not move a median, so programs run so many times.
 _PASSES = 5
-# Calls of one sample on GPUs.
-_IN_A_ROW = 10
 _OF = {
     "psum": lambda x: jaxcomm.psum(x, "i"),
     "all_gather": lambda x: jaxcomm.all_gather(x, "i"),
@@ -85,21 +79,19 @@ def rows(
     for name, function in _OF.items():
         results = size if name == "all_gather" else 1
         fits = [n for n in (*SIZES, *KNOWN) if mesh.size * results * n <= _MOST_BYTES]
-        seconds: dict[int, list[float]] = collections.defaultdict(list)
-        transport = collective = ""
-        for _ in range(passes):
-            took, transport, collective = _measured(mesh, function, fits, rounds)
-            for each, all_ in took.items():
-                seconds[each] += all_
-        found = {each: statistics.median(all_) for each, all_ in seconds.items()}
+        took = [in_turns.measure(mesh, function, fits, rounds) for _ in range(passes)]
+        found = {
+            each: statistics.median(s for times in took for s in times.seconds[each])
+            for each in fits
+        }
         of = machine
         if of is None:
             samples = tuple(
-                Sample(collective, transport, size, each, found[each])
+                Sample(took[0].collective, took[0].transport, size, each, found[each])
                 for each in KNOWN
                 if each in found
             )
-            table = MACHINES["cpu" if transport != "nccl" else "gpu"]
+            table = MACHINES["cpu" if took[0].transport != "nccl" else "gpu"]
             of = dataclasses.replace(table, samples=samples)
         for each in SIZES:
             if each in found:
@@ -107,45 +99,6 @@ def rows(
                 plan = jaxcomm.plan(mesh, function, x, machine=of)
                 (row,) = plan.calls
                 yield Row(name, each, row.cost.seconds.value, found[each])
-
-
-def _measured(
-    mesh, function: Callable, sizes: Sequence[int], rounds: int
-) -> tuple[dict[int, list[float]], str, str]:
-    """Return seconds by size, what carries them, and the planner's name."""
-    is_host = mesh.devices.flat[0].platform == "cpu"
-    every = jax.P(("groups", "i"))
-    program = jax.jit(
-        jax.shard_map(
-            lambda x: jnp.sum(function(x)).reshape(1),
-            mesh=mesh,
-            in_specs=every,
-            out_specs=every,
-            check_vma=False,
-        )
-    )
-    sharding = jax.NamedSharding(mesh, every)
-    operands = []
-    for each in sizes:
-        whole = np.ones((mesh.size * each // 4,), np.float32)
-        x = jax.make_array_from_callback(whole.shape, sharding, whole.__getitem__)
-        operands.append(x)
-    seconds: dict[int, list[float]] = {}
-    for turn in range(rounds + 1):
-        # Every second round in the opposite order.
-        for x in operands[:: -1 if turn % 2 else 1]:
-            took = calibrate.seconds_of_a_call(program, x, 1 if is_host else _IN_A_ROW)
-            seconds.setdefault(x.nbytes // mesh.size, []).append(took)
-    (member,) = jaxcomm.communicators()
-    records = list(timed(calibrate.records(mesh)))
-    if is_host:
-        seconds.clear()
-        for one in records:
-            seconds.setdefault(one.entry.bytes, []).append(one.seconds)
-    name = records[-1].entry.collective
-    transport = member.transport if is_host else member.backend
-    jaxcomm.finalize()
-    return {size: all_[1:] for size, all_ in seconds.items()}, transport, name
 
 
 def summary(found: Sequence[Row], least: float, below: float) -> str:

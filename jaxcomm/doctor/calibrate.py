@@ -1,5 +1,6 @@
 """``--calibrate``: measure what a plan needs to know of this machine."""
 
+import collections
 import os
 import statistics
 import time
@@ -13,9 +14,7 @@ from jax.sharding import AxisType
 import jaxcomm
 from jaxcomm.attention.positions import TRUSTED
 from jaxcomm.communicator import rendezvous
-from jaxcomm.communicator.backends.backend import processes_of
-from jaxcomm.diagnostics import record
-from jaxcomm.diagnostics.timing import timed
+from jaxcomm.doctor import in_turns
 from jaxcomm.machine import MACHINES, Machine, Sample
 from jaxcomm.planning.closed_forms import touched_bytes
 from jaxcomm.planning.startup import messages_of_round
@@ -27,7 +26,8 @@ SIZES = 256, 16 << 10, 256 << 10, 1 << 20, 2 << 20, 4 << 20, 8 << 20, 16 << 20
 _MOST_BYTES = 256 << 20
 # What is measured in small groups, too.
 _COMMON = {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute"}
-_CALLS, _LARGE_CALLS, _LARGE = 21, 11, 4 << 20
+# What else a machine does comes and goes: passes lie apart.
+_PASSES, _ROUNDS = 5, 5
 # Causal attention of so many tokens a device, for FLOP/s.
 _TOKENS, _HEADS, _HEAD_SIZE = 512, 4, 64
 _STORE_MESSAGES = 20
@@ -91,24 +91,41 @@ def _memory() -> float:
 def samples() -> Iterator[Sample]:
     """Measure every collective at several sizes, in groups of several sizes."""
     count = jax.device_count()
-    # Of several processes all take part in everything.
-    smaller = {2} if jax.process_count() == 1 else set()
-    for ranks in sorted(smaller | {count}):
+    for ranks in _group_sizes(count):
+        # All groups at once, as those of a mesh's axis: they share the machine.
         mesh = jax.make_mesh(
-            (ranks,),
-            (AXIS,),
-            axis_types=(AxisType.Auto,),
-            devices=jax.devices()[:ranks],
+            (count // ranks, ranks), ("groups", AXIS), axis_types=(AxisType.Auto,) * 2
         )
-        for name, (function, results) in _collectives(ranks).items():
-            if ranks < count and name not in _COMMON:
-                continue
-            for size in SIZES if name != "barrier" else SIZES[:1]:
-                if ranks * results * size > _MOST_BYTES:
-                    continue
-                seconds, transport = _measure(mesh, function, size)
-                yield Sample(name, transport, ranks, size, seconds)
-        jaxcomm.finalize()
+        todo = {
+            name: (function, _fitting(name, count, results))
+            for name, (function, results) in _collectives(ranks).items()
+            if ranks == count or name in _COMMON
+        }
+        yield from _samples(mesh, ranks, todo)
+
+
+def _group_sizes(count: int) -> list[int]:
+    """Return 2, 4, 8 and so on, as far as they divide the devices, and all of them."""
+    sizes = (1 << exponent for exponent in range(1, count.bit_length()))
+    return sorted({count, *(ranks for ranks in sizes if count % ranks == 0)})
+
+
+def _fitting(name: str, devices: int, results: float) -> tuple[int, ...]:
+    """Return the sizes whose results fit into memory; a barrier has one."""
+    sizes = SIZES if name != "barrier" else SIZES[:1]
+    return tuple(n for n in sizes if devices * results * n <= _MOST_BYTES)
+
+
+def _samples(mesh, ranks: int, todo) -> Iterator[Sample]:
+    """Measure functions at sizes, all of them several times over."""
+    found: dict[tuple, list[float]] = collections.defaultdict(list)
+    for _ in range(_PASSES):
+        for name, (function, sizes) in todo.items():
+            took = in_turns.measure(mesh, function, sizes, _ROUNDS)
+            for size, seconds in took.seconds.items():
+                found[name, took.transport, size] += seconds
+    for (name, transport, size), seconds in found.items():
+        yield Sample(name, transport, ranks, size, statistics.median(seconds))
 
 
 def _collectives(ranks: int) -> dict[str, tuple[Callable, float]]:
@@ -138,53 +155,6 @@ def _collectives(ranks: int) -> dict[str, tuple[Callable, float]]:
         "scan": (lambda x: jaxcomm.pscan(x, AXIS), 1),
         "barrier": (lambda x: jaxcomm.pbarrier(x, AXIS), 1),
     }
-
-
-def _measure(mesh, function, size: int) -> tuple[float, str]:
-    """Return the median seconds of a collective, and what carries it."""
-    ranks = mesh.size
-    sharding = jax.NamedSharding(mesh, jax.P(AXIS))
-    whole = np.ones((ranks * size // 4,), np.float32)
-    x = jax.make_array_from_callback(whole.shape, sharding, lambda at: whole[at])
-    program = jax.jit(
-        jax.shard_map(
-            lambda x: function(x)[None],
-            mesh=mesh,
-            in_specs=jax.P(AXIS),
-            out_specs=jax.P(AXIS),
-            check_vma=False,
-        )
-    )
-    jax.block_until_ready(program(x))
-    calls = _CALLS if size < _LARGE else _LARGE_CALLS
-    (member,) = jaxcomm.communicators()
-    if member.backend != "host":
-        return seconds_of_a_call(program, x, calls), member.backend
-    for _ in range(calls):
-        jax.block_until_ready(program(x))
-    found = [one for one in timed(records(mesh)) if one.seen == ranks]
-    return statistics.median(one.seconds for one in found[-calls:]), member.transport
-
-
-def seconds_of_a_call(program: Callable, x, calls: int) -> float:
-    """Return the seconds of each of several calls in a row.
-
-    For GPUs: their flight record has the time at which somebody looked.
-    """
-    began = time.perf_counter()
-    results = [program(x) for _ in range(calls)]
-    jax.block_until_ready(results)
-    return (time.perf_counter() - began) / calls
-
-
-def records(mesh) -> list[record.ProcessRecord]:
-    """Return the flight records of all processes of a mesh; each must call this."""
-    mine = jaxcomm.flight_record().to_json()
-    processes = processes_of(mesh)
-    if len(processes) == 1:
-        return [record.parse(mine)]
-    every = rendezvous.exchange(processes, jax.process_index(), "flight records", mine)
-    return [record.parse(each) for each in every.values()]
 
 
 def _line(found: tuple[Sample, ...]) -> tuple[float, float]:

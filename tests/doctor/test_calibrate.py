@@ -12,9 +12,10 @@ from jaxcomm.machine import Machine, Sample
 
 @pytest.fixture
 def quick(monkeypatch):
-    """Two sizes of a few collectives, three calls each."""
+    """Two sizes of a few collectives, four calls each."""
     monkeypatch.setattr(calibrate, "SIZES", (256, 64 << 10))
-    monkeypatch.setattr(calibrate, "_CALLS", 3)
+    monkeypatch.setattr(calibrate, "_PASSES", 2)
+    monkeypatch.setattr(calibrate, "_ROUNDS", 2)
     monkeypatch.setattr(calibrate, "_TOKENS", 32)
     every = calibrate._collectives
     some = {"all_reduce", "permute", "barrier", "scatter", "ragged_all_to_all"}
@@ -28,7 +29,7 @@ def quick(monkeypatch):
 def test_a_calibration_answers_plans_and_keeps_what_it_did_not_measure(quick, tmp_path):
     made = calibrate.machine()
     assert (made.platform, made.store_seconds) == ("cpu", 0)
-    assert {each.ranks for each in made.samples} == {2, 8}
+    assert {each.ranks for each in made.samples} == {2, 4, 8}
     assert {each.transport for each in made.samples} == {"memory"}
     assert all(each.seconds > 0 for each in made.samples)
     assert made.flops > 1e6

@@ -28,6 +28,11 @@ def counted():
     return sum(one.stats()["copied_calls"] for one in jaxcomm.communicators())
 
 
+def of_engines(calls):
+    """Copy engines work within a process; between several NCCL does."""
+    return calls if jax.process_count() == 1 else 0
+
+
 def operand(mesh, rows=MANY):
     return np.random.default_rng(0).standard_normal(mesh.size * rows, np.float32)
 
@@ -49,7 +54,7 @@ def test_much_is_copied_as_jax_lax_has_it(ring, name):
     np.testing.assert_array_equal(
         outs(ring, of(jaxcomm), x), outs(ring, of(jax.lax), x)
     )
-    assert counted() == 1
+    assert counted() == of_engines(1)
 
 
 def test_a_policy_leaves_them_to_nccl(ring):
@@ -90,4 +95,4 @@ def test_halves_in_a_loop_beside_computation_and_their_gradient(ring):
         rtol=1e-6,
         atol=1e-6,
     )
-    assert counted() >= 2 * (ring.size + 1)
+    assert counted() >= of_engines(2 * (ring.size + 1))

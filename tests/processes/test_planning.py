@@ -4,7 +4,7 @@ import jax
 import pytest
 
 import jaxcomm
-from jaxcomm.doctor import calibrate
+from jaxcomm.doctor import in_turns
 
 pytestmark = pytest.mark.multiprocess
 
@@ -27,7 +27,7 @@ def planned_and_checked(here):
     made = jaxcomm.plan(mesh, program, x)
     for _ in range(3):
         jax.block_until_ready(program(x))
-    rows = made.check(calibrate.records(mesh))
+    rows = made.check(in_turns.records(mesh))
     (member,) = made.communicators
     (row,) = jaxcomm.memory_report()
     return {
