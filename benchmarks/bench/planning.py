@@ -79,7 +79,9 @@ def rows(
     for name, function in _OF.items():
         results = size if name == "all_gather" else 1
         fits = [n for n in (*SIZES, *KNOWN) if mesh.size * results * n <= _MOST_BYTES]
-        took = [in_turns.measure(mesh, function, fits, rounds) for _ in range(passes)]
+        timer = in_turns.InTurns(mesh, function, fits)
+        took = [timer.measure(rounds) for _ in range(passes)]
+        jaxcomm.finalize()
         found = {
             each: statistics.median(s for times in took for s in times.seconds[each])
             for each in fits

@@ -214,7 +214,7 @@ def _attend_over(arrays, call: _Call):
             query_seq_lengths=lengths[0],
             key_value_seq_lengths=lengths[1],
             strategy=call.strategy,
-            return_residual=True,
+            return_residual=call.return_residual,
             **trained,
             **options,
         )
@@ -264,7 +264,7 @@ def _attend_over(arrays, call: _Call):
         else tuple(place(leaf, axis=at) for leaf, at in zip(x, axis, strict=True))
         for x, axis in zip(given, of_each, strict=True)
     )
-    out, lse = jax.shard_map(
+    found = jax.shard_map(
         local,
         mesh=mesh,
         in_specs=specs,
@@ -272,8 +272,7 @@ def _attend_over(arrays, call: _Call):
         axis_names=set(axes),
     )(*given)
     length = query.shape[tokens]
-    out, lse = (_cut(x, length, tokens) for x in (out, lse))
-    return (out, lse) if call.return_residual else out
+    return jax.tree.map(lambda x: _cut(x, length, tokens), found)
 
 
 # Called outside of jit, each of its operations would be compiled by itself.

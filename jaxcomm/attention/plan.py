@@ -32,7 +32,7 @@ class Plan:
     def __str__(self) -> str:
         lines = [
             f"{'':2}{'strategy':12}{'sends':>6}{'sent forward':>14}{'backward':>12}"
-            f"{'K and V':>12}{'GFLOP':>10}{'balance':>9}{'forward':>11}{'backward':>11}"
+            f"{'K and V':>12}{'GFLOP':>10}{'balance':>9}{'forward':>12}{'backward':>12}"
         ]
         for name, row in self.rows.items():
             if row.why_not is not None:
@@ -43,7 +43,7 @@ class Plan:
                 f"{mark}{name:12}{row.sends:6}{text_table.size(row.forward_bytes):>14}"
                 f"{text_table.size(row.backward_bytes):>12}{text_table.size(row.memory):>12}"
                 f"{row.flops / 1e9:10.4g}{row.balance:9.2f}"
-                f"{1e3 * row.forward_seconds:8.3g} ms{1e3 * row.backward_seconds:8.3g} "
+                f"{1e3 * row.forward_seconds:9.3g} ms{1e3 * row.backward_seconds:9.3g} "
                 "ms"
             )
         lines.append(

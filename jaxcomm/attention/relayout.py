@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxcomm.attention.layout import Layout
 from jaxcomm.attention.permutation import checked, poison_unless
@@ -17,8 +18,9 @@ def relayout(
 
     For use inside ``jax.shard_map``: around a layer that wants contiguous tokens, such
     as a state-space layer, a convolution, or a loss on shifted tokens. One ragged
-    all-to-all for each array of the tree; its transpose is the way back. Differentiable
-    as ``ring_attention`` is: in reverse mode, and forward mode of that.
+    all-to-all for each array of the tree; its transpose is the way back. Nothing moves
+    where ranks hold the same tokens in both, as one rank does. Differentiable as
+    ``ring_attention`` is: in reverse mode, and forward mode of that.
 
     Args:
       x: pytree of arrays whose dimension ``axis`` holds this rank's tokens.
@@ -77,7 +79,7 @@ def relayout(
                 f"rank, and the layout it comes from {source.local_length}."
             )
         leaf = poison_unless(is_right, jnp.asarray(leaf))
-        if source == target:
+        if _are_alike(source, target):
             return leaf
         rows = jnp.moveaxis(leaf, at, 0)
         axes = tuple(axis_name) if isinstance(axis_name, list) else axis_name
@@ -85,6 +87,18 @@ def relayout(
         return jnp.moveaxis(_move_compiled(via, rows, source, target), 0, at)
 
     return jax.tree.map(one, x)
+
+
+def _are_alike(source: Layout, target: Layout) -> bool:
+    """Say whether every rank holds the same tokens at the same places.
+
+    On one rank all schedules do.
+    """
+    if source == target:
+        return True
+    if not (source.is_static and target.is_static):
+        return False
+    return np.array_equal(source.all_positions(), target.all_positions())
 
 
 def _moved(via, rows, source: Layout, target: Layout):
@@ -102,7 +116,7 @@ def _moved(via, rows, source: Layout, target: Layout):
     received = jnp.bincount(of, length=size + 1)[:size]
     # Where this rank's tokens start among those that each rank receives: all ranks know
     # both layouts.
-    everyone = jnp.arange(size)
+    everyone = jnp.arange(size, dtype=jnp.int32)
     offsets = jax.vmap(lambda other: _received_before(source, target, other, rank))(
         everyone
     )

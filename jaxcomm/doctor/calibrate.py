@@ -118,12 +118,14 @@ def _fitting(name: str, devices: int, results: float) -> tuple[int, ...]:
 
 def _samples(mesh, ranks: int, todo) -> Iterator[Sample]:
     """Measure functions at sizes, all of them several times over."""
+    timers = {name: in_turns.InTurns(mesh, *of) for name, of in todo.items()}
     found: dict[tuple, list[float]] = collections.defaultdict(list)
     for _ in range(_PASSES):
-        for name, (function, sizes) in todo.items():
-            took = in_turns.measure(mesh, function, sizes, _ROUNDS)
+        for name, timer in timers.items():
+            took = timer.measure(_ROUNDS)
             for size, seconds in took.seconds.items():
                 found[name, took.transport, size] += seconds
+    jaxcomm.finalize()
     for (name, transport, size), seconds in found.items():
         yield Sample(name, transport, ranks, size, statistics.median(seconds))
 

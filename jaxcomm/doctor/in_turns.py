@@ -33,53 +33,62 @@ class Times:
     collective: str
 
 
-def measure(mesh, function: Callable, sizes: Sequence[int], rounds: int) -> Times:
-    """Time a function of a float32 vector; every process of the mesh calls this.
+class InTurns:
+    """A function of a float32 vector, to time; all processes of its mesh do the same.
 
-    What else the machine does slows all sizes alike, since they take turns. The
-    communicators end with it.
+    What else a machine does slows all sizes alike, since they take turns.
 
     Args:
       mesh: whose devices are split along all axes.
       function: calls one collective.
       sizes: bytes of a rank's operand.
-      rounds: how often each size is timed.
     """
-    every = jax.P(mesh.axis_names)
-    program = jax.jit(
-        jax.shard_map(
-            lambda x: function(x)[None],
-            mesh=mesh,
-            in_specs=every,
-            out_specs=every,
-            check_vma=False,
+
+    def __init__(self, mesh, function: Callable, sizes: Sequence[int]):
+        self._mesh = mesh
+        self._sizes = sizes
+        self._spec = jax.P(mesh.axis_names)
+        # Compiled once, however often it is measured.
+        self._program = jax.jit(
+            jax.shard_map(
+                lambda x: function(x)[None],
+                mesh=mesh,
+                in_specs=self._spec,
+                out_specs=self._spec,
+                check_vma=False,
+            )
         )
-    )
-    operands = {size: _operand(mesh, every, size) for size in sizes}
-    is_host = mesh.devices.flat[0].platform == "cpu"
-    seconds = collections.defaultdict(list)
-    # The first round compiles.
-    for turn in range(rounds + 1):
-        # Every second round in the opposite order.
-        for size in list(operands)[:: -1 if turn % 2 else 1]:
-            calls = 1 if is_host else _IN_A_ROW
-            seconds[size].append(_seconds_of_a_call(program, operands[size], calls))
-    (member,) = jaxcomm.communicators()
-    found = list(timed(records(mesh)))
-    if is_host:
-        seconds = _by_size(found, sizes)
-    jaxcomm.finalize()
-    return Times(
-        {size: took[1:] for size, took in seconds.items()},
-        member.transport if is_host else member.backend,
-        found[-1].entry.collective,
-    )
 
+    def measure(self, rounds: int) -> Times:
+        """Time each size in as many rounds."""
+        operands = {size: self._operand(size) for size in self._sizes}
+        is_host = self._mesh.devices.flat[0].platform == "cpu"
+        seconds = collections.defaultdict(list)
+        # The first round may compile.
+        for turn in range(rounds + 1):
+            # Every second round in the opposite order.
+            for size in list(operands)[:: -1 if turn % 2 else 1]:
+                calls = 1 if is_host else _IN_A_ROW
+                took = _seconds_of_a_call(self._program, operands[size], calls)
+                seconds[size].append(took)
+        (member,) = jaxcomm.communicators()
+        found = list(timed(records(self._mesh)))
+        newest = max(one.entry.sequence for one in found)
+        name = next(o.entry.collective for o in found if o.entry.sequence == newest)
+        if is_host:
+            calls = (rounds + 1) * len(operands)
+            own = [one for one in found if one.entry.sequence > newest - calls]
+            seconds = _by_size(own, self._sizes)
+        return Times(
+            {size: took[1:] for size, took in seconds.items()},
+            member.transport if is_host else member.backend,
+            name,
+        )
 
-def _operand(mesh, spec, size: int):
-    whole = np.ones((mesh.size * size // 4,), np.float32)
-    sharding = jax.NamedSharding(mesh, spec)
-    return jax.make_array_from_callback(whole.shape, sharding, whole.__getitem__)
+    def _operand(self, size: int):
+        whole = np.ones((self._mesh.size * size // 4,), np.float32)
+        sharding = jax.NamedSharding(self._mesh, self._spec)
+        return jax.make_array_from_callback(whole.shape, sharding, whole.__getitem__)
 
 
 def _by_size(found, sizes) -> dict[int, list[float]]:

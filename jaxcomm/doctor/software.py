@@ -17,6 +17,8 @@ from jaxcomm.doctor.rows import Row
 
 # They change what JAX finds and how it runs.
 _OTHERS = ("JAX_", "XLA_FLAGS", "NCCL_")
+# What jaxcomm.launch tells a program; the package does not read them.
+_OF_LAUNCH = ("JAXCOMM_MAX_RESTARTS", "JAXCOMM_RESTART_COUNT", "JAXCOMM_RUN_ID")
 
 
 def versions() -> Iterator[Row]:
@@ -81,7 +83,9 @@ def variables(environment: Mapping[str, str] = os.environ) -> Iterator[Row]:
         else:
             yield Row(name, text or "not set", text or "")
     for name, text in sorted(environment.items()):
-        if name.startswith("JAXCOMM_") and name not in known:
+        if name in _OF_LAUNCH:
+            yield Row(name, text, text)
+        elif name.startswith("JAXCOMM_") and name not in known:
             yield Row(
                 name, f"{text!r}, but jaxcomm knows no such variable", text, False
             )

@@ -31,6 +31,27 @@ def test_natural_order_in_and_out_with_gradients(make_mesh, tokens, has_document
     split.assert_close((out, lse, *transpose(grads)), expected, 1e-5)
 
 
+def test_float64_without_implicit_promotion(make_mesh):
+    """The tests switch implicit promotion off; with x64 numbers are int64."""
+    mesh = make_mesh(context=4)
+    *arrays, _ = split.random_inputs((1, 16, 2, 4), (1, 16, 2, 4))
+    with jax.enable_x64(True):
+        arrays = [x.astype("float64") for x in arrays]
+
+        def attend(*arrays):
+            return jaxcomm.dot_product_attention(
+                *arrays, mesh=mesh, axis_name="context", is_causal=True
+            )
+
+        out, transpose = jax.vjp(attend, *arrays)
+        grads = out, jnp.zeros(out.shape[:3], "float64")
+        options = dense.Options(is_causal=True)
+        expected = dense.attention(*arrays, options, grads)
+        split.assert_close(
+            (out, None, *transpose(out)), expected._replace(lse=None), 1e-12
+        )
+
+
 def test_meshes_of_explicit_axes_and_a_window():
     x = jax.random.normal(jax.random.key(0), (2, 61, 4, 8))
     expected = jax.nn.dot_product_attention(

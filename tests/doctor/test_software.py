@@ -3,6 +3,8 @@ import pytest
 
 from jaxcomm.communicator.backends.nccl import library
 from jaxcomm.doctor import software
+from jaxcomm.launch.environment import of_process
+from jaxcomm.launch.options import Options
 
 
 def by_name(rows):
@@ -85,6 +87,13 @@ def test_a_misspelt_variable_is_a_problem():
     row = by_name(software.variables({"JAXCOMM_TIMOUT": "3"}))["JAXCOMM_TIMOUT"]
     assert row.is_fine is False
     assert row.text == "'3', but jaxcomm knows no such variable"
+
+
+def test_what_launch_sets_is_no_problem():
+    given = of_process(0, Options(processes=2, script="x"), 1234, {})
+    found = by_name(software.variables(given))
+    assert {name for name in given if name.startswith("JAXCOMM_")} <= set(found)
+    assert [row.text for row in found.values() if row.is_fine is False] == []
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,13 @@ from hops import CASES, arrays_of
 
 import jaxcomm
 from jaxcomm import attention, compat
-from jaxcomm.attention.kernels import gpus, pallas, pallas_support, selection
+from jaxcomm.attention.kernels import (
+    cudnn_support,
+    gpus,
+    pallas,
+    pallas_support,
+    selection,
+)
 from jaxcomm.attention.layout import Layout
 from jaxcomm.attention.positions import TRUSTED
 from jaxcomm.attention.ring_attention import ring_attention
@@ -163,10 +169,16 @@ def test_every_strategy_uses_them(lower, strategy):
 
 
 @pytest.mark.usefixtures("hopper")
-def test_a_causal_window_over_whole_sequences_is_cudnns_if_asked(lower):
+def test_a_causal_window_over_whole_sequences_is_cudnns_if_large_or_asked(
+    lower, monkeypatch
+):
     options = {"strategy": "ulysses", "local_window_size": (8, 0), "has_grads": True}
     assert "cudnn" in lower(implementation="cudnn", **options)
     assert kernels_in(lower(**options))
+    monkeypatch.setattr(cudnn_support, "_LEAST_WINDOW", 8)
+    jax.clear_caches()
+    assert "cudnn" in lower(**options)
+    assert kernels_in(lower(strategy="ring", local_window_size=(8, 0)))
 
 
 @pytest.mark.usefixtures("hopper")

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from split import on_ranks
 
+import jaxcomm
 from jaxcomm.attention.kernels import cudnn, cudnn_support, gpus
 from jaxcomm.attention.kernels.operands import sum_dtype
 from jaxcomm.attention.schedules.registry import SCHEDULES
@@ -167,6 +168,32 @@ def test_other_windows_are_not_cudnns(
     found = ring(query, key, value, size=size, window=window)
     assert not calls
     assert_close(found, dense(query, key, value, window=window), 1e-5)
+
+
+def test_natural_order_on_one_device_is_cudnns_alone(
+    calls, mesh_of, dense, inputs64, assert_close, monkeypatch
+):
+    """No token moves, and no head is longer for a log-sum-exp that nobody asked for."""
+    *arrays, (grad, grad_lse) = inputs64((2, 24, 4, 8), (2, 24, 2, 8))
+    heads = set()
+
+    def backward(query, *others, **options):
+        heads.add(query.shape[3])
+        return model_backward(query, *others, **options)
+
+    monkeypatch.setattr(cudnn, "backward", backward)
+    attend = functools.partial(
+        jaxcomm.dot_product_attention, mesh=mesh_of(1), axis_name="context",
+        is_causal=True,
+    )  # fmt: skip
+    program = str(jax.make_jaxpr(lambda x, y: _results(attend, x, y))(arrays, grad))
+    assert "sort" not in program
+    assert "gather" not in program
+    out, *gradients = _results(attend, arrays, grad)
+    assert calls
+    assert heads == {8}
+    expected = dense(*arrays, is_causal=True, grads=(grad, jnp.zeros_like(grad_lse)))
+    assert_close((out, None, *gradients), expected._replace(lse=None), 1e-13)
 
 
 def _results(function, arrays, grad):
