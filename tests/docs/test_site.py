@@ -53,7 +53,8 @@ def names():
 
 def test_every_page_is_in_the_contents():
     listed = set(re.findall(r"^docs/(.+)$", (DOCS / "contents.md").read_text(), re.M))
-    pages = {str(p.relative_to(DOCS).with_suffix("")) for p in DOCS.rglob("*.md")}
+    files = [*DOCS.rglob("*.md"), *DOCS.glob("*.ipynb")]
+    pages = {str(p.relative_to(DOCS).with_suffix("")) for p in files}
     assert listed == pages - {"contents"}
 
 
