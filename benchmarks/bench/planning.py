@@ -25,8 +25,8 @@ SIZES = 1 << 10, 48 << 10, 512 << 10, 3 << 19, 3 << 20, 6 << 20
 KNOWN = calibrate.SIZES
 # Bytes of all results together.
 _MOST_BYTES = 256 << 20
-# The record holds as many operations of a rank as of 14 sizes.
-_ROUNDS = 8
+# The record holds that many operations of 8 ranks, of all sizes.
+_ROUNDS = 6
 # A few slow rounds must not move a median, so programs run so many times.
 _PASSES = 5
 _OF = {

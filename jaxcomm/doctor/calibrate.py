@@ -21,11 +21,15 @@ from jaxcomm.planning.startup import messages_of_round
 
 AXIS = "i"
 # Operands of a rank, in bytes: closer together from 1 MiB on, where caches end.
-SIZES = 256, 16 << 10, 256 << 10, 1 << 20, 2 << 20, 4 << 20, 8 << 20, 16 << 20
+_LARGE = (eighths << shift for shift in range(17, 21) for eighths in (8, 11))
+SIZES = 256, 16 << 10, 256 << 10, *_LARGE, 16 << 20
 # What all ranks' results may take together.
 _MOST_BYTES = 256 << 20
 # What is measured in small groups, too.
-_COMMON = {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute"}
+_COMMON = {
+    *("all_reduce", "all_gather", "reduce_scatter", "all_to_all"),
+    *("permute", "broadcast"),
+}
 # What else a machine does comes and goes: passes lie apart.
 _PASSES, _ROUNDS = 5, 5
 # Causal attention of so many tokens a device, for FLOP/s.
