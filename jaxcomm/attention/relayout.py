@@ -1,5 +1,9 @@
 """Move a split sequence from one layout to another."""
 
+import functools
+import math
+from typing import Any, NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -103,10 +107,90 @@ def _are_alike(source: Layout, target: Layout) -> bool:
 
 def _moved(via, rows, source: Layout, target: Layout):
     axis_name, lane, backend = via
-    size, length = source.size, source.length
     rank = jax.lax.axis_index(axis_name)
-    mine, theirs = _places(source, target, rank), _places(target, source, rank)
+    if source.is_static and target.is_static:
+        route = jax.tree.map(lambda x: jnp.asarray(x)[rank], _known(source, target))
+    else:
+        route = _traced(source, target, rank)
+    output = jnp.zeros((target.local_length, *rows.shape[1:]), rows.dtype)
+    arrived = ragged_all_to_all(
+        _ordered(rows, route.order), output, route.starts, route.sent,
+        route.offsets, route.received, axis_name=axis_name, lane=lane, backend=backend,
+    )  # fmt: skip
+    return _ordered(arrived, route.back)
+
+
+class _Route(NamedTuple):
+    """How the tokens of a rank travel: int32, of each rank or of one.
+
+    Attributes:
+      order: the rank's tokens, or runs of them, in the order in which they are sent.
+      starts, sent, offsets, received: as ``ragged_all_to_all`` takes them.
+      back: where, among those that arrive, the rank's tokens or runs of them are.
+    """
+
+    order: Any
+    starts: Any
+    sent: Any
+    offsets: Any
+    received: Any
+    back: Any
+
+
+def _ordered(rows, runs):
+    """Return rows in the order of the runs they consist of."""
+    if len(runs) == 1:
+        return rows
+    return rows.reshape(len(runs), -1, *rows.shape[1:])[runs].reshape(rows.shape)
+
+
+@functools.lru_cache(maxsize=64)
+def _known(source: Layout, target: Layout) -> _Route:
+    """Return the route of all ranks, by rank, where no position is data."""
+    size, length = source.size, source.length
+    old, new = (x.all_positions().reshape(size, -1) for x in (source, target))
+    ranks = np.arange(size)[:, None]
     # Padding goes nowhere: behind all tokens, to no rank.
+    behind = size * target.local_length
+    places = np.append(target.places()[:length], behind)[np.minimum(old, length)]
+    of = source.places()[np.minimum(new, length - 1)] // source.local_length
+    of = np.where(new < length, of, size)
+    to = np.minimum(places // target.local_length, size)
+    pairs = np.bincount(
+        (ranks * (size + 1) + to).reshape(-1), minlength=size * (size + 1)
+    )
+    sent = pairs.reshape(size, size + 1)[:, :size]
+    # They arrive by source rank, and from one rank in the order of this rank's places.
+    back = np.argsort(np.argsort(of, axis=1, kind="stable"), axis=1)
+    route = _Route(
+        _runs(np.argsort(places, axis=1, kind="stable")),
+        np.cumsum(sent, axis=1) - sent,
+        sent,
+        np.cumsum(sent, axis=0) - sent,
+        sent.T,
+        _runs(back),
+    )
+    return jax.tree.map(lambda x: x.astype(np.int32), route)
+
+
+def _runs(order):
+    """Return each row as the longest equal runs of successive numbers it consists of.
+
+    So that a program holds a few numbers, and not one for each token.
+    """
+    count = order.shape[1]
+    breaks = np.flatnonzero((np.diff(order, axis=1) != 1).any(0)) + 1
+    length = math.gcd(count, *breaks.tolist())
+    starts = order[:, ::length]
+    # A run must begin at a multiple of its length.
+    length = math.gcd(length, *np.unique(starts).tolist())
+    return order[:, ::length] // length
+
+
+def _traced(source: Layout, target: Layout, rank) -> _Route:
+    """Return the route of one rank, where positions are data."""
+    size, length = source.size, source.length
+    mine, theirs = _places(source, target, rank), _places(target, source, rank)
     at = jnp.asarray(source.positions_of(rank))
     to = jnp.where(at < length, mine // target.local_length, size)
     order = jnp.argsort(jnp.where(at < length, mine, size * target.local_length))
@@ -120,15 +204,9 @@ def _moved(via, rows, source: Layout, target: Layout):
     offsets = jax.vmap(lambda other: _received_before(source, target, other, rank))(
         everyone
     )
-    starts = jnp.cumsum(sent) - sent
-    output = jnp.zeros((target.local_length, *rows.shape[1:]), rows.dtype)
-    arrived = ragged_all_to_all(
-        rows[order], output, *(x.astype(jnp.int32) for x in (starts, sent, offsets,
-        received)), axis_name=axis_name, lane=lane, backend=backend,
-    )  # fmt: skip
-    # They arrive by source rank, and from one rank in the order of this rank's places.
     back = jnp.argsort(jnp.argsort(of, stable=True))
-    return arrived[back]
+    route = _Route(order, jnp.cumsum(sent) - sent, sent, offsets, received, back)
+    return jax.tree.map(lambda x: x.astype(jnp.int32), route)
 
 
 def _places(source: Layout, target: Layout, rank):

@@ -190,14 +190,26 @@ def test_segment_ids_are_those_of_the_lengths():
         document_layout([1, -1], 2)
 
 
-@pytest.mark.parametrize("names", [("zigzag", "contiguous"), ("striped", "documents")])
-def test_relayout_moves_tokens_and_its_transpose_moves_them_back(names):
+@pytest.mark.parametrize("documents", [(9, 14, 6), (9, 14, 9)])
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("zigzag", "contiguous"),
+        ("contiguous", "striped"),
+        ("striped", "zigzag"),
+        ("striped", "documents"),
+    ],
+)
+def test_relayout_moves_tokens_and_its_transpose_moves_them_back(names, documents):
+    length = sum(documents)
     layouts = [
-        document_layout([9, 14, 6], 4) if name == "documents" else Layout(name, 4, 29)
+        document_layout(documents, 4)
+        if name == "documents"
+        else Layout(name, 4, length)
         for name in names
     ]
-    x = {"a": np.arange(58.0).reshape(2, 29).astype(np.float32)}
-    x["b"] = np.ones((2, 29, 3), np.float32) * x["a"][..., None]
+    x = {"a": np.arange(2.0 * length).reshape(2, length).astype(np.float32)}
+    x["b"] = np.ones((2, length, 3), np.float32) * x["a"][..., None]
 
     def local(x, positions):
         return relayout(x, *layouts, "context", positions=positions)
