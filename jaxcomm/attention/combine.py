@@ -6,12 +6,14 @@ import jax.numpy as jnp
 from jaxcomm import compat
 from jaxcomm.attention.kernels.operands import sum_dtype
 from jaxcomm.attention.merge import at_least_half
+from jaxcomm.attention.promotion import promotes_ranks
 from jaxcomm.collectives.all_gather import all_gather
 from jaxcomm.collectives.all_to_all import all_to_all
 from jaxcomm.communicator import replica_groups
 from jaxcomm.primitives import arguments
 
 
+@promotes_ranks
 def combine(
     out, lse, axis_name, *, scatter: int | None = None, lane=None, backend=None
 ):

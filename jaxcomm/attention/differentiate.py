@@ -9,6 +9,7 @@ from jaxcomm.attention.kernels.operands import Terms
 from jaxcomm.attention.merge import merge
 from jaxcomm.attention.names import keep
 from jaxcomm.attention.permutation import poison_unless
+from jaxcomm.attention.promotion import promotes_ranks
 from jaxcomm.attention.strategies.strategy import Call, Inputs, Saved
 
 
@@ -30,6 +31,7 @@ def _attend(call: Call, inputs: Inputs, sinks, is_right):
     return _forward(call, inputs, sinks, is_right)[0]
 
 
+@promotes_ranks
 def _forward(call: Call, inputs: Inputs, sinks, is_right):
     inputs = inputs._replace(key=poison_unless(is_right, inputs.key))
     (out, lse), kept = call.strategy.forward(call, inputs)
@@ -43,6 +45,7 @@ def _forward(call: Call, inputs: Inputs, sinks, is_right):
     return (out, lse), (kept, out, lse, sinks, is_right)
 
 
+@promotes_ranks
 def _backward(call: Call, residuals, grads):
     kept, out, lse, sinks, is_right = residuals
     grad_out, grad_lse = grads

@@ -11,6 +11,7 @@ from jaxcomm.attention.kernels.operands import Terms, sum_dtype
 from jaxcomm.attention.layout import Layout
 from jaxcomm.attention.positions import both_are_right
 from jaxcomm.attention.problem import Problem
+from jaxcomm.attention.promotion import promotes_ranks
 from jaxcomm.attention.strategies.choice import choose
 from jaxcomm.attention.strategies.registry import get_strategy
 from jaxcomm.attention.strategies.strategy import Call, Inputs, Strategy
@@ -22,6 +23,7 @@ from jaxcomm.primitives.call import Call as CollectiveCall
 from jaxcomm.primitives.pvary import vary
 
 
+@promotes_ranks
 def ring_attention(
     query,
     key,

@@ -24,6 +24,7 @@ from jaxcomm.attention.kernels.operands import Grads, HopConfig, Operands, sum_d
 from jaxcomm.attention.kernels.selection import SCOPE, select
 from jaxcomm.attention.mask import Tokens
 from jaxcomm.attention.merge import merge
+from jaxcomm.attention.promotion import promotes_ranks
 
 _UNMAPPED = -1
 
@@ -132,6 +133,7 @@ def _define(name, functions, *, avals, head_size, is_backward):
         axes = frozenset().union(*(aval.mat.varying for aval in leaves))
         return [compat.with_varying_axes(out, axes) for out in outs]
 
+    @promotes_ranks
     def lower(platform, ctx, *leaves, tree, config):
         operands, *_ = jax.tree.unflatten(tree, ctx.avals_in)
         size = head_size(operands.query.shape[3], config)
@@ -143,6 +145,7 @@ def _define(name, functions, *, avals, head_size, is_backward):
         with compat.without_triton_warning():
             return compat.lower_as(chosen, ctx, *leaves, **known)
 
+    @promotes_ranks
     def jvp(primals, tangents, *, tree, config):
         moving = [i for i, x in enumerate(primals) if compat.has_tangent(x)]
         loop = tile_loops.DIFFERENTIABLE
