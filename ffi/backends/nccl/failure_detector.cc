@@ -1,6 +1,7 @@
 #include "ffi/backends/nccl/failure_detector.h"
 
 #include <algorithm>
+#include <thread>
 #include <utility>
 
 #include "ffi/backends/nccl/device_stop.h"
@@ -66,6 +67,17 @@ std::string FailureDetector::LostPeers() const {
       if (lost.find(text) != std::string::npos) continue;
       lost += StrCat(lost.empty() ? "" : ", ", text);
     }
+  }
+  return lost;
+}
+
+std::string FailureDetector::LostPeersSoon() const {
+  if (world_ == nullptr || !world_->sees_peers() || spec_.processes.empty()) return "";
+  const auto end = Clock::now() + kWaitForPeerExitAfterNcclError;
+  std::string lost = LostPeers();
+  while (lost.empty() && Clock::now() < end) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    lost = LostPeers();
   }
   return lost;
 }

@@ -39,12 +39,15 @@ class FailureDetector {
   // One thread at a time.
   Finding Look();
 
+  // After an error of NCCL's, which does not say whose end it may come from: the ended
+  // processes that it needs, "process 1 (rank 1)". Waits a moment for there to be one.
+  std::string LostPeersSoon() const;
+
  private:
   using Clock = std::chrono::steady_clock;
 
   Finding LookForPeers();
   Finding LookAt(LocalRank& rank);
-  // The ended processes that it needs: "process 1 (rank 1)".
   std::string LostPeers() const;
 
   const CommunicatorSpec& spec_;

@@ -91,6 +91,15 @@ bool Health::is_busy() const { return AreBusy(ranks_); }
 
 std::string Health::first_operation() const { return FirstOperation(ranks_, spec_); }
 
+std::string Health::FirstOperationOfAny() const {
+  std::string text = first_operation();
+  if (!policy_.shares) return text;
+  for (const auto& sharer : policy_.world->sharers()) {
+    if (text.empty()) text = sharer->first_operation();
+  }
+  return text;
+}
+
 bool Health::AnyBusy() const {
   if (is_busy()) return true;
   if (!policy_.shares) return false;
@@ -180,7 +189,7 @@ void Health::Fail(const Status& reason, bool names_a_call, const char* dump,
   if (!is_idle || AnyBusy()) {
     // An operation may have been given to a device since the reason was found.
     const std::string text =
-        StrCat(names_a_call ? "" : first_operation(), failure.message());
+        StrCat(names_a_call ? "" : FirstOperationOfAny(), failure.message());
     if (how == OnFailure::kExit) EndProcess(text);
     if (how == OnFailure::kPoison) {
       AbortElsewhere();
@@ -227,10 +236,12 @@ Status Health::FailCall(const Call& call, const RankFacts& rank, const Status& s
                           // for as long.
                           (is_borrowed && !is_late);
   if (!is_of_call) {
+    const std::string lost = detector_.LostPeersSoon();
     return FailBy(
         call, rank,
         Status(is_borrowed ? ErrorCode::kDeadlineExceeded : ErrorCode::kInternal,
-               std::string(of_rank.message())));
+               StrCat(of_rank.message(), lost.empty() ? "" : ". ", lost,
+                      lost.empty() ? "" : " has ended")));
   }
   return Status(
       is_borrowed ? ErrorCode::kInternal : ErrorCode::kFailedPrecondition,

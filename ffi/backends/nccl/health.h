@@ -111,6 +111,8 @@ class Health final : public Watched {
  private:
   // Whether the communicator, or one that shares resources with it, is busy.
   bool AnyBusy() const;
+  // Its own, or one of those that fail together with it.
+  std::string FirstOperationOfAny() const;
   // Waits some milliseconds until nothing is in flight; false if something still is.
   bool IsIdleSoon();
   // Refuses calls from now on. `names_a_call`: whether the reason does, as the text of
