@@ -76,9 +76,7 @@ def machine(kept: Machine | None = None) -> Machine:
         host=many,
         network_bytes_per_second=table.network_bytes_per_second,
         network_latency=table.network_latency,
-        memory=float(
-            (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", 0)
-        ),
+        memory=_memory(),
         memory_bytes_per_second=rate * touched_bytes("permute", ranks, 1),
         cores=len(os.sched_getaffinity(0)),
         create_seconds=_create_seconds(),

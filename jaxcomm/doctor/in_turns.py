@@ -70,17 +70,18 @@ class InTurns:
             for size in list(operands)[:: -1 if turn % 2 else 1]:
                 calls = 1 if is_host else _IN_A_ROW
                 took = _seconds_of_a_call(self._program, operands[size], calls)
-                seconds[size].append(took)
+                if turn:
+                    seconds[size].append(took)
         (member,) = jaxcomm.communicators()
         found = list(timed(records(self._mesh)))
         newest = max(one.entry.sequence for one in found)
         name = next(o.entry.collective for o in found if o.entry.sequence == newest)
         if is_host:
-            calls = (rounds + 1) * len(operands)
-            own = [one for one in found if one.entry.sequence > newest - calls]
-            seconds = _by_size(own, self._sizes)
+            own = newest - rounds * len(operands)
+            found = [one for one in found if one.entry.sequence > own]
+            seconds = _by_size(found, self._sizes)
         return Times(
-            {size: took[1:] for size, took in seconds.items()},
+            dict(seconds),
             member.transport if is_host else member.backend,
             name,
         )

@@ -259,6 +259,20 @@ def test_who_waits_for_a_killed_process_is_told_at_once(start, kernels, policy):
     is_stopped(processes[0], outcome, *texts)
 
 
+def test_an_error_that_nccl_returns_names_the_process_that_ended(start):
+    """NCCL may notice before the watch does, and does not say which it was."""
+    processes = start(2, timeout=25, JAX_ENABLE_RECOVERABILITY="1")
+    assert processes.ask(PSUM) == RIGHT
+    # A remote error, of the next call.
+    processes[0].ask(f"{STAND_IN}; stand_in.jaxcommFakeFail(b'ncclAllReduce', 0, 6)")
+    processes[0].ask("begin(lambda: values(psum(x)))")
+    processes[1].kill()
+    outcome = processes[0].ask("answer = outcome()")
+    assert outcome.get("error") in RAISED, outcome
+    assert "process 1 (rank 1) has ended" in outcome["text"]
+    assert "Nothing was on its way" in outcome["text"]
+
+
 def test_small_sums_are_nccl_s_on_all_where_one_process_cannot_do_them(start):
     """Its GPU has not the kernel, or reaches no other's memory; and then it can."""
     processes = start(2, timeout=25, JAXCOMM_FAKE_KERNELS="1")

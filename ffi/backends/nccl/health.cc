@@ -236,12 +236,13 @@ Status Health::FailCall(const Call& call, const RankFacts& rank, const Status& s
                           // for as long.
                           (is_borrowed && !is_late);
   if (!is_of_call) {
-    const std::string lost = detector_.LostPeersSoon();
+    std::string text(of_rank.message());
+    const std::string lost = is_late ? "" : detector_.LostPeersSoon();
+    if (!lost.empty()) text += StrCat(". ", lost, " has ended");
     return FailBy(
         call, rank,
         Status(is_borrowed ? ErrorCode::kDeadlineExceeded : ErrorCode::kInternal,
-               StrCat(of_rank.message(), lost.empty() ? "" : ". ", lost,
-                      lost.empty() ? "" : " has ended")));
+               std::move(text)));
   }
   return Status(
       is_borrowed ? ErrorCode::kInternal : ErrorCode::kFailedPrecondition,
