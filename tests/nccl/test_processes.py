@@ -265,9 +265,12 @@ def test_an_error_that_nccl_returns_names_the_process_that_ended(start):
     assert processes.ask(PSUM) == RIGHT
     # A remote error, of the next call.
     processes[0].ask(f"{STAND_IN}; stand_in.jaxcommFakeFail(b'ncclAllReduce', 0, 6)")
-    processes[0].ask("begin(lambda: values(psum(x)))")
-    processes[1].kill()
-    outcome = processes[0].ask("answer = outcome()")
+    outcome = processes[0].ask(
+        "import signal, threading\n"
+        f"kill = {processes[1].popen.pid}, signal.SIGKILL\n"
+        "threading.Timer(0.05, os.kill, kill).start()\n"
+        "answer = attempt(lambda: values(psum(x)))"
+    )
     assert outcome.get("error") in RAISED, outcome
     assert "process 1 (rank 1) has ended" in outcome["text"]
     assert "Nothing was on its way" in outcome["text"]
