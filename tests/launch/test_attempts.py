@@ -81,6 +81,9 @@ def test_whoever_dies_the_processes_find_each_other_again(
     """First the one that serves the store dies, then another fails by itself."""
     status, out, err = launch(
         f"""{NTH}{sums_device_ids}
+# The other one has said its sum.
+tell(f"sum of {{i}} in {{nth}}")
+hear(f"sum of {{1 - i}} in {{nth}}")
 if nth == 0 and i == 0: {DIE}
 if nth == 1 and i == 1: sys.exit(3)
 """,

@@ -4,8 +4,9 @@ import dataclasses
 
 # Seconds a rank waits for the others, where a rank is late or one of two has failed.
 DEADLINE_SECONDS = 2.0
-# How long the late rank sleeps before its collective.
-LATE_SECONDS = 3.0
+# How long the late rank sleeps before its collective, once the other one waits in it.
+# Well over the deadline: on a loaded machine, the thread that watches wakes late.
+LATE_SECONDS = 4.0
 
 # The kill and the orderly exit need a second process; the rest needs two ranks.
 FAULTS = (

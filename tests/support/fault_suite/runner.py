@@ -144,7 +144,7 @@ class Begun:
           cases: of the same number of processes, which run them one after the other.
             Each case but the last must leave its processes fit for the next.
           hardware: where.
-          folder: for flight records.
+          folder: for flight records, and where the processes meet.
           starts: the processes.
         """
         self._cases = cases
@@ -161,6 +161,7 @@ class Begun:
             "devices": 2 // count,
             "address": f"127.0.0.1:{keeper.getsockname()[1]}",
             "is_gpu": hardware.is_gpu,
+            "folder": str(folder),
             "variables": _variables(cases[0], folder, hardware),
         }
         self._processes = []

@@ -18,6 +18,8 @@ from fault_suite.programs import AXIS, OPERATIONS, RANKS
 
 # More than any wait of a rank; the parent ends the process long before.
 _FOREVER_SECONDS = 600
+# How long a late rank waits for the other, which may have failed before it waited.
+_PATIENCE_SECONDS = 10
 _SMALL = OPERATIONS["psum_small"]
 _INTERNAL_ERROR, _REMOTE_ERROR = 3, 6
 # The first call of NCCL's that an operation makes.
@@ -38,10 +40,17 @@ def policy_of(case):
 class Delay:
     """What the last rank does before its collective: it sleeps as long as it is told.
 
-    In a callback of its program, so that it is late on its own device alone.
+    In a callback of its program, so that it is late on its own device alone. It counts
+    from when the other rank waits, however late a loaded machine brings that one.
     """
 
-    def __init__(self):
+    def __init__(self, waits):
+        """Makes one.
+
+        Args:
+          waits: a file that is there once the other rank waits.
+        """
+        self._waits = waits
         self.seconds = 0.0
 
     def __call__(self, x, rank):
@@ -55,22 +64,32 @@ class Delay:
         return x + zero.astype(x.dtype)
 
     def _sleep(self):
-        time.sleep(self.seconds)
+        if self.seconds:
+            _until(self._waits.exists, _PATIENCE_SECONDS)
+            time.sleep(self.seconds)
         return np.float32(0)
 
 
 class Trial:
     """A case in this process: made ready, run, and what comes after."""
 
-    def __init__(self, case, is_gpu, process):
-        """Makes the communicators and the programs, and sees that they work."""
+    def __init__(self, case, is_gpu, process, folder):
+        """Makes the communicators and the programs, and sees that they work.
+
+        Args:
+          case: what happens.
+          is_gpu: whether on GPUs.
+          process: which of the case's it is.
+          folder: where its processes meet.
+        """
         self.case = case
         self.process = process
         self.is_gpu = is_gpu
         self.sizes = programs.GPU_SIZES if is_gpu else programs.CPU_SIZES
         self.operation = OPERATIONS[case.operation]
         self.policy = policy_of(case)
-        self.delay = Delay()
+        self.waits = folder / f"{case}-waits"
+        self.delay = Delay(self.waits)
         self.devices = jax.devices()[:RANKS]
         self.mesh = _mesh(self.devices)
         self._make_communicators()
@@ -217,7 +236,8 @@ class Trial:
         thread.start()
         behind = None
         if case.fault != "killed_in_loop":
-            _until_in_flight(thread)
+            _until(lambda: not thread.is_alive() or _is_in_flight())
+            self.waits.touch()
             if case.around in ("small_behind", "small_behind_on_other_lane"):
                 behind = threading.Thread(target=self._small_behind)
             elif case.around == "compute_behind":
@@ -394,9 +414,10 @@ def _is_in_flight():
     return any(member.stats()["in_flight"] for member in jaxcomm.communicators())
 
 
-def _until_in_flight(thread):
-    """Waits until a rank waits in a collective, or the thread is done."""
-    while thread.is_alive() and not _is_in_flight():
+def _until(condition, seconds=_FOREVER_SECONDS):
+    """Waits for a condition, but not longer than some seconds."""
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
         time.sleep(0.002)
 
 
