@@ -133,30 +133,17 @@ class RaggedAllToAll(Collective):
         return {1: 0}
 
     def emulate_all(self, xs, size):
-        operand, output, input_offsets, send_sizes, output_offsets, recv_sizes = xs
-        slices = input_offsets.shape[1]
-        each = slices // size
-        rows = jnp.arange(operand.shape[1], dtype=input_offsets.dtype)
-        outs = [output[rank] for rank in range(size)]
-        fits = _fits(input_offsets, send_sizes, operand.shape[1])
-        fits &= _fits(output_offsets, send_sizes, output.shape[1])
-        for source in range(size):
-            for i in range(slices):
-                target = i // each
-                begin, count = input_offsets[source, i], send_sizes[source, i]
-                sent = (rows >= begin) & (rows < begin + count)
-                # Rows that are not sent go past the end, where they are dropped.
-                place = jnp.where(
-                    sent, rows - begin + output_offsets[source, i], output.shape[1]
-                )
-                outs[target] = outs[target].at[place].set(operand[source], mode="drop")
-                # Nothing can raise here: NaN, or what JAX fills other dtypes with.
-                expected = recv_sizes[target, source * each + i % each]
-                is_right = fits[source, i] & (count == expected)
-                beyond = jnp.full_like(place, output.shape[1], shape=(1,))
-                none = outs[target].at[beyond].get(mode="fill")
-                outs[target] = jnp.where(is_right, outs[target], none)
-        return [jnp.stack(outs)]
+        return [jax.vmap(lambda rank: _received(xs, rank))(jnp.arange(size))]
+
+    def emulate_here(self, stacked, call):
+        """Compute what this rank receives, and nothing of what the others do."""
+        rank = jax.lax.axis_index(call.axes)
+        if call.index_groups is not None:
+            groups = np.array(call.index_groups)
+            place = jnp.asarray(np.argsort(groups.ravel()))[rank]
+            group = jnp.asarray(groups)[place // call.group_size]
+            stacked, rank = [x[group] for x in stacked], place % call.group_size
+        return [_received(stacked, rank)]
 
     def jvp(self, primals, tangents, **params):
         outs = self.primitive.bind(*primals, **params)
@@ -189,6 +176,40 @@ class RaggedAllToAll(Collective):
             call=call,
         )
         return [out.reshape(output.shape)], [0]
+
+
+def _received(xs, target):
+    """Compute the result of one rank from the operands of all ranks, stacked."""
+    operand, output, input_offsets, send_sizes, output_offsets, recv_sizes = xs
+    size, count = operand.shape[:2]
+    each = input_offsets.shape[1] // size
+    output, expected = output[target], recv_sizes[target]
+    fits = _fits(input_offsets, send_sizes, count)
+    fits &= _fits(output_offsets, send_sizes, output.shape[0])
+
+    def to_target(x):
+        """From every rank the slices for the target, in the order of the ranks."""
+        return jax.lax.dynamic_slice_in_dim(x, target * each, each, 1).reshape(-1)
+
+    begins, lengths, places, fits = map(
+        to_target, (input_offsets, send_sizes, output_offsets, fits)
+    )
+    # Which slice ends up in each row: of several the last, as if written in order.
+    rows = jnp.arange(output.shape[0], dtype=places.dtype)
+    slices = jnp.arange(len(places), dtype=places.dtype)[:, None]
+    within = (rows >= places[:, None]) & (rows < (places + lengths)[:, None])
+    last = jnp.where(within, slices, 0).max(0)
+    out = output
+    if count > 0:
+        source = (last // each).astype(places.dtype)
+        row = source * count + begins[last] + rows - places[last]
+        sent = jnp.take(operand.reshape(-1, *operand.shape[2:]), row, 0, mode="clip")
+        is_written = within.any(0).reshape(-1, *[1] * (output.ndim - 1))
+        out = jnp.where(is_written, sent, output)
+    # Nothing can raise here: NaN, or what JAX fills other dtypes with.
+    beyond = jnp.full((1,), output.shape[0], rows.dtype)
+    none = output.at[beyond].get(mode="fill")
+    return jnp.where((fits & (lengths == expected)).all(), out, none)
 
 
 def _within_batch(offsets, sizes, rows: int):

@@ -26,7 +26,7 @@ from jax.interpreters import batching as jax_batching
 from jaxcomm import compat
 from jaxcomm.primitives import batching, lowering
 from jaxcomm.primitives.call import Call
-from jaxcomm.primitives.gathered import emulate_groups, gathered
+from jaxcomm.primitives.gathered import emulate_groups, own_rows
 from jaxcomm.primitives.registry import COLLECTIVES
 
 
@@ -98,22 +98,21 @@ class Collective:
         """Compute all leaves of all ranks at once; see :meth:`emulate`."""
         return [self.emulate(x, i, **params) for i, x in enumerate(xs)]
 
+    def emulate_here(self, stacked: Sequence, call: Call, **params) -> list:
+        """Compute this rank's results from the operands of all ranks, stacked."""
+        outs = emulate_groups(
+            self, stacked, call.axes_size, call.index_groups, **params
+        )
+        return own_rows(outs, call.axes)
+
     def fold(self, stacked: Sequence, **params) -> list | None:
         """Reduce the operands of ranks in one place to one operand, or return None."""
         return None
 
     def xla(self, xs: Sequence, call: Call, **params) -> list:
         """Compute the same with the collectives of jax.lax."""
-
-        def compute(stacked):
-            return emulate_groups(
-                self, stacked, call.axes_size, call.index_groups, **params
-            )
-
-        def gather(xs):
-            return [jax.lax.all_gather(x, call.axes) for x in xs]
-
-        return gathered(compute, gather, xs, call.axes)
+        stacked = [jax.lax.all_gather(x, call.axes) for x in xs]
+        return self.emulate_here(stacked, call, **params)
 
     def transposed(self, call: Call, **params) -> "Transposed":
         """Return the transpose. Those of this package are in one table.

@@ -27,7 +27,11 @@ def gathered(
       xs: the operands of this rank.
       axes: the axis names, in the order that numbers the ranks.
     """
-    outs = compute(gather(xs))
+    return own_rows(compute(gather(xs)), axes)
+
+
+def own_rows(outs: Sequence, axes: tuple[str, ...]) -> list[jax.Array]:
+    """Return this rank's rows of results that are stacked in rank order."""
     rank = jax.lax.axis_index(axes)
     return [jax.lax.dynamic_index_in_dim(out, rank, 0, False) for out in outs]
 

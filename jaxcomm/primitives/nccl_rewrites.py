@@ -13,7 +13,6 @@ import math
 import jax
 import jax.numpy as jnp
 
-from jaxcomm.primitives import gathered
 from jaxcomm.primitives.rewrite import ANY, Rule
 
 # Above this a sum of 16-bit floats is taken apart, so that no more bytes travel than
@@ -230,18 +229,10 @@ def _gathered(collective, avals, size, **own):
     """Compute the collective on every rank from the operands of all ranks."""
 
     def of_everybody(bind, xs):
-        call = bind.call
-
-        def compute(stacked):
-            return gathered.emulate_groups(
-                collective, stacked, call.axes_size, call.index_groups, **own
-            )
-
-        def gather(xs):
-            whole = bind.over_all_groups()
-            return whole("all_gather", xs, dimensions=(0,) * len(xs), tiled=False)
-
-        return gathered.gathered(compute, gather, xs, call.axes)
+        zeros = (0,) * len(xs)
+        whole = bind.over_all_groups()
+        every = whole("all_gather", xs, dimensions=zeros, tiled=False)
+        return collective.emulate_here(every, bind.call, **own)
 
     return of_everybody
 

@@ -233,3 +233,21 @@ def test_rows_beyond_all_integers_are_refused(stacked, mesh, name):
         x = np.zeros((SIZE, 4), np.float32)
         with pytest.raises(jax.errors.JaxRuntimeError, match=f"row {2**63 - 1} on of"):
             jax.block_until_ready(stacked(mesh, _exchange(), x, x, *indices.values()))
+
+
+def test_gathered_a_rank_computes_what_it_receives_alone(mesh_of, default_backend):
+    """A program that does not grow with the ranks: not by what the others receive."""
+    # The host's own exchange gathers nothing.
+    backend = "xla" if default_backend == "host" else default_backend
+    lines = []
+    for size in (2, 8):
+        mesh = mesh_of((size,), ("i",))
+        shapes = [(size * 24, 3), (size * 40, 3), *[(size * size,)] * 4]
+        dtypes = [np.float32] * 2 + [np.int32] * 4
+        program = jax.shard_map(
+            _exchange(backend), mesh=mesh, in_specs=jax.P("i"), out_specs=jax.P("i")
+        )
+        text = jax.jit(program).lower(*map(jax.ShapeDtypeStruct, shapes, dtypes))
+        lines.append(text.as_text().splitlines())
+        assert any(f"tensor<{size}x24x3xf32>" in line for line in lines[-1])
+    assert len(lines[0]) == len(lines[1])
