@@ -37,12 +37,12 @@ def test_values_of_all_come_back_to_all(processes):
 def test_those_that_did_not_come_are_named_and_not_the_ones_they_lead(
     processes, monkeypatch, absent
 ):
-    monkeypatch.setenv("JAXCOMM_TIMEOUT", "1")
+    monkeypatch.setenv("JAXCOMM_TIMEOUT", "3")
     met, messages = run_without(processes, absent, meets(EVERYONE))
     named = ", ".join(map(str, absent))
     word = "process" if len(absent) == 1 else "processes"
     for process, error in met.items():
-        assert f"waited 1 s for {word} {named} of [10, 11, 12, ..., 79] (70" in str(
+        assert f"waited 3 s for {word} {named} of [10, 11, 12, ..., 79] (70" in str(
             error
         ), process
     # A leader looks at its block in random order: 15 to 43 messages were seen.
@@ -53,10 +53,10 @@ def test_those_that_did_not_come_are_named_and_not_the_ones_they_lead(
 
 
 def test_of_very_many_some_are_named(processes, monkeypatch):
-    monkeypatch.setenv("JAXCOMM_TIMEOUT", "1")
+    monkeypatch.setenv("JAXCOMM_TIMEOUT", "3")
     met, _ = run_without(processes, set(EVERYONE[20:60]), meets(EVERYONE))
     for error in met.values():
-        assert "waited 1 s for processes 30, 31, 32, " in str(error)
+        assert "waited 3 s for processes 30, 31, 32, " in str(error)
         assert ", 62 and perhaps others of [10, 11, 12, ..., 79] (70" in str(error)
 
 
@@ -80,8 +80,8 @@ def test_one_that_comes_late_is_met_by_those_that_still_wait(processes, monkeypa
     met, _ = processes.run(functions)
     for process in EVERYONE:
         assert met[process].values == {p: 10 * p for p in EVERYONE}, met[process]
-    assert told
-    assert all("for process 79 of" in text for text in told)
+    # On a loaded machine some of the others may have been late, too.
+    assert any("for process 79 of" in text for text in told)
 
 
 def test_nobody_gives_up_because_another_does(processes, monkeypatch):
