@@ -33,7 +33,7 @@ struct Two {
       const double seconds = each == &first ? 0.2 : seconds_of_second;
       *each =
           Must(MakeNcclCommunicator(Spec({{100, 101}}, seconds),
-                                    {world, settings, {30}, false, false, on_failure}));
+                                    {world, settings, {30}, {}, on_failure}));
     }
   }
   std::shared_ptr<Communicator> first, second;

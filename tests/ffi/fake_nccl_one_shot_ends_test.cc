@@ -187,7 +187,7 @@ TEST(a_small_sum_ends_with_one_that_shares_its_resources) {
   for (auto* each : {&first, &second}) {
     *each = Must(
         MakeNcclCommunicator(Spec({{100, 101}}, each == &first ? 0.2 : 30),
-                             {world, settings, {30}, false, true, OnFailure::kPoison}));
+                             {world, settings, {30}, {false, true}, OnFailure::kPoison}));
   }
   const auto site = SumSite(2);
   Part late(0, site.get()), beside(0, site.get());
