@@ -137,11 +137,20 @@ TEST(who_waits_in_vain_is_let_go_at_the_deadline) {
   CHECK_TRUE(Comes([&] { return communicator->stats().in_flight == 0; }));
 }
 
-// In a process of its own, beside the others: closing waits for ten seconds.
-TEST_ALONE(closing_lets_go_who_waits, EXIT_SUCCESS) {
-  auto communicator = MakeOneShot(2);
+std::atomic<bool> tells{true};
+
+TEST(closing_lets_go_who_waits) {
+  setenv("JAXCOMM_FAKE_KERNELS", "1", 1);
+  static NcclLibrary library = Library();
+  library.cuda.EventQuery = [](cuda::Event event) {
+    return tells ? TheFake().cuda.EventQuery(event) : cuda::kNotReady;
+  };
+  // Closing waits for so long. No deadline passes meanwhile: it begins when the watch
+  // hears that the sum runs.
+  auto communicator = Make(2, 0.3, library, {}, /*one_shot=*/true);
   const auto site = SumSite(2);
   Part alone(0, site.get());
+  tells = false;
   CHECK_TRUE(communicator->Enqueue(alone.CallOf(), alone.on.stream).success());
   // The other will not come: it has been told of another error.
   std::thread closer(
@@ -149,6 +158,10 @@ TEST_ALONE(closing_lets_go_who_waits, EXIT_SUCCESS) {
   closer.join();
   alone.on.Synchronize();
   CHECK_TRUE(communicator->stats().in_flight == 0);
+  CHECK_CONTAINS(
+      std::string(communicator->Enqueue(alone.CallOf(2), alone.on.stream).message()),
+      "closed");
+  tells = true;  // for who frees it
 }
 
 std::atomic<bool> stops_late{false}, is_freeing{false}, goes_on{false};
