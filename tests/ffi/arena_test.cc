@@ -88,7 +88,7 @@ struct TwoGroups {
   // Looks as long as a woken process may take on a busy machine, and well below the
   // 30 s after which a process looks by itself.
   bool EndsSoon() {
-    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
     while (std::chrono::steady_clock::now() < end) {
       if (outcomes[0].done() && outcomes[1].done()) return true;
       std::this_thread::sleep_for(std::chrono::milliseconds(1));

@@ -25,11 +25,13 @@ namespace jaxcomm::testing {
 // 32 MiB, the least that a rank sends by copies.
 inline constexpr int64_t kMany = 8 << 20;
 
+// A rank that is merely slow is never late: ranks wait for it as long as they may.
 inline std::shared_ptr<Communicator> Make(int size, double timeout_seconds = 30,
                                           const NcclLibrary& library = Library(),
                                           std::vector<std::vector<int64_t>> groups = {},
                                           bool one_shot = false,
-                                          OnFailure on_failure = OnFailure::kPoison) {
+                                          OnFailure on_failure = OnFailure::kPoison,
+                                          double copy_patience_seconds = 60) {
   const nccl::UniqueId id = NewId();
   std::vector<NcclDevice> devices;
   std::vector<int64_t> all;
@@ -42,7 +44,11 @@ inline std::shared_ptr<Communicator> Make(int size, double timeout_seconds = 30,
       library, size, devices, {id.internal, sizeof(id.internal)}, {}, {30}, {}));
   return Must(MakeNcclCommunicator(
       Spec(groups, timeout_seconds),
-      {world, {}, {30}, {/*copy_engines=*/!one_shot, one_shot}, on_failure}));
+      {world,
+       {},
+       {30},
+       {/*copy_engines=*/!one_shot, one_shot, copy_patience_seconds},
+       on_failure}));
 }
 
 // One rank of a collective: its buffers, and XLA's stream.

@@ -5,7 +5,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <future>
 #include <memory>
 #include <string>
@@ -90,7 +92,7 @@ TEST(processes_that_wait_in_what_comes_next_hear_of_a_mismatch_at_once) {
   CHECK_CONTAINS(sum.End(1), "permute(float32[4])");
   for (int rank : {0, 1}) CHECK_CONTAINS(next.End(rank), kHadEnded);
   // They would look up by themselves after 30 s.
-  CHECK_TRUE(std::chrono::steady_clock::now() - begin < std::chrono::seconds(10));
+  CHECK_TRUE(std::chrono::steady_clock::now() - begin < std::chrono::seconds(20));
 }
 
 TEST(a_mismatch_in_one_group_is_nothing_to_another) {
@@ -133,15 +135,19 @@ TEST(a_process_that_never_comes_is_named_at_the_deadline) {
   Site site("all_reduce", {}, {FloatLeaf(4)}, {FloatLeaf(4)}, 3);
   Site other("barrier", {}, {}, {}, 1);
   Pair pair(4);
-  pair.a.Arrive(processes.of(0), site.of[0].get(), 1, 100, nullptr, &pair.outcome_a);
+  // It waits there before the time of the other begins.
   pair.b.Arrive(processes.of(1), other.of[0].get(), 1, 101, nullptr, &pair.outcome_b,
                 /*tag=*/2);
+  pair.a.Arrive(processes.of(0), site.of[0].get(), 1, 100, nullptr, &pair.outcome_a);
   const std::string text = pair.outcome_a.Wait();
   CHECK_CONTAINS(text, "all_reduce(float32[4]) over axes ('x',)");
-  CHECK_CONTAINS(text, "waited 0.3 s for ranks 1, 2");
+  // It says how long it really was.
+  const size_t waited = std::min(text.find("waited "), text.size());
+  CHECK_TRUE(std::strtod(text.c_str() + std::min(waited + 7, text.size()), nullptr) >=
+             0.3);
+  CHECK_CONTAINS(text, " s for ranks 1, 2. ");
   CHECK_CONTAINS(text, "waits in barrier() over axes ('x',) instead");
   CHECK_CONTAINS(text, "has called nothing yet");
-  CHECK_CONTAINS(pair.outcome_b.Wait(), "barrier()");
   // A member that comes too late fails at once.
   Outcome late;
   RankBuffers buffers(4, 4, 1);
@@ -149,7 +155,10 @@ TEST(a_process_that_never_comes_is_named_at_the_deadline) {
   const std::string told = late.Wait();
   CHECK_CONTAINS(told, "rank 2 of 3");
   CHECK_CONTAINS(told, "came when the others had stopped waiting");
-  CHECK_CONTAINS(told, "waited 0.3 s for ranks 1, 2");
+  CHECK_CONTAINS(told, text.substr(waited, text.find(" for ranks 1, 2") - waited));
+  CHECK_TRUE(!pair.outcome_b.done());
+  processes.of(1).Abort(FailedPrecondition("closed by the test"));
+  CHECK_CONTAINS(pair.outcome_b.Wait(), "closed by the test");
 }
 
 TEST(a_process_that_leaves_is_an_error_on_those_who_wait) {
@@ -184,7 +193,7 @@ TEST(a_process_that_is_killed_is_noticed_at_once) {
   CHECK_CONTAINS(text, "died");
   CHECK_CONTAINS(text, std::to_string(child));
   // The deadline is 60 s away; what counts is that nobody waits for it.
-  CHECK_TRUE(noticed - killed < std::chrono::seconds(10));
+  CHECK_TRUE(noticed - killed < std::chrono::seconds(30));
   waitpid(child, nullptr, 0);
 }
 
@@ -200,14 +209,17 @@ TEST(a_forked_child_leaves_what_is_its_parent_s) {
   CHECK_EQ(status, 0);
   // No other process sees that this one has left, and none of its threads stays busy.
   rusage begin, end;
+  const auto clock = std::chrono::steady_clock::now();
   getrusage(RUSAGE_SELF, &begin);
   std::this_thread::sleep_for(std::chrono::milliseconds(400));
   getrusage(RUSAGE_SELF, &end);
+  const auto slept = std::chrono::steady_clock::now() - clock;
   const auto micros = [](const rusage& of) {
     return of.ru_utime.tv_sec * 1000000 + of.ru_utime.tv_usec +
            of.ru_stime.tv_sec * 1000000 + of.ru_stime.tv_usec;
   };
-  CHECK_TRUE(micros(end) - micros(begin) < 100000);
+  // A busy thread has the time that it is given; others sleep for most of it.
+  CHECK_TRUE(std::chrono::microseconds(micros(end) - micros(begin)) < slept / 4);
   Calls sum(processes, "all_reduce", {}, 4, 1);
   sum.BeginAll();
   for (int rank : {0, 1}) CHECK_EQ(sum.End(rank), "");

@@ -6,6 +6,7 @@
 #include <dlfcn.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -113,7 +114,9 @@ class OnDevice {
 struct Gate {
   std::atomic<bool> open{false};
   static void Wait(void* gate) {
-    while (!static_cast<Gate*>(gate)->open) std::this_thread::yield();
+    while (!static_cast<Gate*>(gate)->open) {
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
+    }
   }
 };
 

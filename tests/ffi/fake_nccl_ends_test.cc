@@ -31,9 +31,8 @@ struct Two {
                                {id.internal, sizeof(id.internal)}, settings, {30}, {}));
     for (std::shared_ptr<Communicator>* each : {&first, &second}) {
       const double seconds = each == &first ? 0.2 : seconds_of_second;
-      *each =
-          Must(MakeNcclCommunicator(Spec({{100, 101}}, seconds),
-                                    {world, settings, {30}, false, false, on_failure}));
+      *each = Must(MakeNcclCommunicator(Spec({{100, 101}}, seconds),
+                                        {world, settings, {30}, {}, on_failure}));
     }
   }
   std::shared_ptr<Communicator> first, second;
@@ -94,14 +93,15 @@ TEST_ALONE(a_process_may_rather_end, kEndedStatus) {
 TEST_ALONE(devices_that_cannot_be_stopped_end_the_process, kEndedStatus) {
   Two two(OnFailure::kRaise, /*share=*/false);
   Sum waits(0);
-  CHECK_TRUE(waits.Enqueue(*two.first).success());
+  // Before the operation, which launches no kernel of ours: its deadline may pass soon.
   TheFake().fail("cuLaunchKernel", 0, 1);
   TheFake().fail("cuLaunchKernel", 1, 1);
+  CHECK_TRUE(waits.Enqueue(*two.first).success());
   std::this_thread::sleep_for(std::chrono::seconds(30));
 }
 
 TEST(results_of_what_failed_are_poisoned) {
-  Two two(OnFailure::kPoison, /*share=*/false);
+  Two two(OnFailure::kPoison, /*share=*/false, Library(), /*seconds_of_second=*/30);
   Sum waits(0), late(1);
   MissTheDeadline(*two.first, waits, cuda::kSuccess);
   CHECK_TRUE(std::isnan(waits.result));
@@ -120,9 +120,13 @@ TEST(results_of_what_failed_are_poisoned) {
 TEST(those_that_share_resources_fail_together_with_the_first_cause) {
   Two two(OnFailure::kPoison, /*share=*/true, Library(), /*seconds_of_second=*/30);
   Sum waits(0), behind(0), never(1);
+  // Until it is open nothing runs, and no time counts.
+  Gate gate;
+  TheFake().cuda.LaunchHostFunc(waits.on.stream, &Gate::Wait, &gate);
   CHECK_TRUE(waits.Enqueue(*two.first).success());
   // Given to its stream before anything failed: NCCL has it wait for its turn.
   CHECK_TRUE(behind.Enqueue(*two.second).success());
+  gate.open = true;
   CHECK_EQ(waits.on.Synchronize(), cuda::kSuccess);
   CHECK_EQ(behind.on.Synchronize(), cuda::kSuccess);
   CHECK_TRUE(std::isnan(waits.result));
@@ -136,8 +140,13 @@ TEST(those_that_share_resources_fail_together_with_the_first_cause) {
 TEST(one_that_is_aborted_holds_up_no_other) {
   Two two(OnFailure::kPoison, /*share=*/false);
   Sum first(0), second(0);
+  Gate gate;  // the time of both begins with it
+  for (const Sum* sum : {&first, &second}) {
+    TheFake().cuda.LaunchHostFunc(sum->on.stream, &Gate::Wait, &gate);
+  }
   CHECK_TRUE(first.Enqueue(*two.first).success());
   CHECK_TRUE(second.Enqueue(*two.second).success());
+  gate.open = true;
   CHECK_EQ(first.on.Synchronize(), cuda::kSuccess);
   CHECK_EQ(second.on.Synchronize(), cuda::kSuccess);
   CHECK_TRUE(std::isnan(first.result) && std::isnan(second.result));
@@ -152,8 +161,8 @@ TEST_ALONE(a_watch_that_the_driver_keeps_waiting_ends_the_process, kEndedStatus)
   };
   Two two(OnFailure::kRaise, /*share=*/false, library);
   Sum waits(0);
+  hangs = true;  // only the watch asks for events
   CHECK_TRUE(waits.Enqueue(*two.first).success());
-  hangs = true;
   std::this_thread::sleep_for(std::chrono::seconds(60));
 }
 

@@ -137,10 +137,20 @@ TEST(who_waits_in_vain_is_let_go_at_the_deadline) {
   CHECK_TRUE(Comes([&] { return communicator->stats().in_flight == 0; }));
 }
 
+std::atomic<bool> tells{true};
+
 TEST(closing_lets_go_who_waits) {
-  auto communicator = MakeOneShot(2);
+  setenv("JAXCOMM_FAKE_KERNELS", "1", 1);
+  static NcclLibrary library = Library();
+  library.cuda.EventQuery = [](cuda::Event event) {
+    return tells ? TheFake().cuda.EventQuery(event) : cuda::kNotReady;
+  };
+  // Closing waits for so long. No deadline passes meanwhile: it begins when the watch
+  // hears that the sum runs.
+  auto communicator = Make(2, 0.3, library, {}, /*one_shot=*/true);
   const auto site = SumSite(2);
   Part alone(0, site.get());
+  tells = false;
   CHECK_TRUE(communicator->Enqueue(alone.CallOf(), alone.on.stream).success());
   // The other will not come: it has been told of another error.
   std::thread closer(
@@ -148,9 +158,13 @@ TEST(closing_lets_go_who_waits) {
   closer.join();
   alone.on.Synchronize();
   CHECK_TRUE(communicator->stats().in_flight == 0);
+  CHECK_CONTAINS(
+      std::string(communicator->Enqueue(alone.CallOf(2), alone.on.stream).message()),
+      "closed");
+  tells = true;  // for who frees it
 }
 
-std::atomic<bool> stops_slowly{false};
+std::atomic<bool> stops_late{false}, is_freeing{false}, goes_on{false};
 
 // A kernel that waits stays until the device is stopped. If it left without a sum, the
 // program would read what is in memory.
@@ -161,19 +175,31 @@ TEST_ALONE(closing_lets_nobody_read_what_waits, EXIT_SUCCESS) {
                                  unsigned c, unsigned d, unsigned e, unsigned f,
                                  unsigned g, cuda::Stream stream, void** parameters,
                                  void** extra) {
-    if (stops_slowly) std::this_thread::sleep_for(std::chrono::milliseconds(500));
+    if (stops_late) {
+      // When the communicator frees what it has, with time for a kernel to leave.
+      CHECK_TRUE(Comes([] { return is_freeing.load(); }));
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    }
     return TheFake().cuda.LaunchKernel(function, a, b, c, d, e, f, g, stream,
                                        parameters, extra);
   };
-  auto communicator = Make(2, 1, library, {}, /*one_shot=*/true, OnFailure::kRaise);
+  library.cuda.MemFree = [](cuda::Pointer memory) {
+    is_freeing = true;
+    return TheFake().cuda.MemFree(memory);
+  };
+  auto communicator = Make(2, 0.3, library, {}, /*one_shot=*/true, OnFailure::kRaise);
   const auto site = SumSite(2);
   // Never freed: a kernel may still be reading when a stopped device gives an error.
   Part& alone = *new Part(0, site.get());
   CHECK_TRUE(communicator->Enqueue(alone.CallOf(), alone.on.stream).success());
-  stops_slowly = true;
+  TheFake().cuda.LaunchHostFunc(
+      alone.on.stream, [](void*) { goes_on = true; }, nullptr);
+  is_freeing = false;
+  stops_late = true;
   communicator->Abort(Status(ErrorCode::kCancelled, "closed"));
   communicator = nullptr;
   CHECK_EQ(alone.on.Synchronize(), static_cast<cuda::Result>(716));
+  CHECK_TRUE(!goes_on);
 }
 
 TEST(a_small_sum_ends_with_one_that_shares_its_resources) {
@@ -185,9 +211,9 @@ TEST(a_small_sum_ends_with_one_that_shares_its_resources) {
                              {id.internal, sizeof(id.internal)}, settings, {30}, {}));
   std::shared_ptr<Communicator> first, second;
   for (auto* each : {&first, &second}) {
-    *each = Must(
-        MakeNcclCommunicator(Spec({{100, 101}}, each == &first ? 0.2 : 30),
-                             {world, settings, {30}, false, true, OnFailure::kPoison}));
+    *each = Must(MakeNcclCommunicator(
+        Spec({{100, 101}}, each == &first ? 0.2 : 30),
+        {world, settings, {30}, {false, true}, OnFailure::kPoison}));
   }
   const auto site = SumSite(2);
   Part late(0, site.get()), beside(0, site.get());
@@ -246,13 +272,16 @@ TEST(memory_stays_while_what_was_given_before_a_failure_is_yet_to_run) {
   CheckFreedAfter(&gate, &communicator);
 }
 
-TEST(all_memory_is_given_back) {
+// In a process of its own: what other tests had may go while this one counts.
+TEST_ALONE(all_memory_is_given_back, EXIT_SUCCESS) {
   const auto used = [] {
     OnDevice on(1);
     size_t free = 0, total = 0;
     TheFake().cuda.MemGetInfo(&free, &total);
     return static_cast<int64_t>(total - free);
   };
+  // The first communicator makes what stops the devices, which stays.
+  Make(2)->Abort(Status(ErrorCode::kCancelled, "closed"));
   const int64_t before = used();
   {
     auto plain = Make(2);

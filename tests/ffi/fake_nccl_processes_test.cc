@@ -158,8 +158,17 @@ TEST(devices_of_processes_can_be_one_gpu) {
 // NCCL's kernels within a host behave so: only an abort ends them, and they wrote
 // nothing.
 TEST(nobody_is_told_of_a_dead_process_in_an_operation) {
-  const std::vector<int> statuses = RunProcesses([](Rank r) {
-    if (r.rank == 1) raise(SIGKILL);
+  int made[2];
+  CHECK_EQ(pipe(made), 0);
+  const std::vector<int> statuses = RunProcesses([&](Rank r) {
+    char byte = 0;
+    if (r.rank == 1) {
+      // Whoever still makes its communicator would be told.
+      for (int other = 0; other < kSize - 1; ++other)
+        CHECK_EQ(read(made[0], &byte, 1), 1);
+      raise(SIGKILL);
+    }
+    CHECK_EQ(write(made[1], &byte, 1), 1);
     int32_t value = 1;
     Nccl().AllReduce(&value, &value, 1, Type::kInt32, RedOp::kSum, r.comm, r.stream());
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
@@ -168,6 +177,7 @@ TEST(nobody_is_told_of_a_dead_process_in_an_operation) {
     CHECK_EQ(r.on->Synchronize(), cuda::kSuccess);
     CHECK_EQ(value, 1);
   });
+  for (const int end : made) close(end);
   CHECK_EQ(statuses[0], 0);
   CHECK_EQ(WTERMSIG(statuses[1]), SIGKILL);
   CHECK_EQ(statuses[2], 0);

@@ -6,6 +6,7 @@
 #include <thread>
 #include <vector>
 
+#include "ffi/backends/nccl/device_stop.h"
 #include "ffi/backends/nccl/nccl_communicator.h"
 #include "tests/ffi/check.h"
 #include "tests/ffi/fake_library.h"
@@ -215,8 +216,9 @@ TEST(closing_ends_what_a_rank_is_given_meanwhile_and_another_is_not) {
   });
   while (!is_launching) std::this_thread::yield();
   std::thread closes([&] { communicator->Abort(FailedPrecondition("closed")); });
-  // Longer than closing waits for a thread that launches.
-  std::this_thread::sleep_for(std::chrono::milliseconds(1300));
+  // This waits for the thread that launches as well, until closing has given it up.
+  auto& nccl = dynamic_cast<NcclCommunicator&>(*communicator);
+  CHECK_CONTAINS(std::string(nccl.SetSuspended(true).message()), "closed");
   launched.open = true;
   launches.join();
   closes.join();
@@ -227,17 +229,29 @@ TEST(closing_ends_what_a_rank_is_given_meanwhile_and_another_is_not) {
   first.on.Synchronize();
 }
 
+thread_local bool closes_here = false;
+std::atomic<int> looks{0};
+constexpr int kFewLooks = 8;  // two each time, one at each rank
+
 // A thread that is slow to launch is no reason to stop the devices.
 TEST(closing_waits_for_a_rank_that_is_about_to_launch) {
   static NcclLibrary library = Library();
   library.nccl.Send = [](const void* data, size_t count, nccl::Type type, int peer,
                          nccl::Comm comm, nccl::Stream stream) {
     is_launching = true;
-    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    CHECK_TRUE(Comes([] { return looks >= kFewLooks; }));
     return TheFake().nccl.Send(data, count, type, peer, comm, stream);
   };
+  // Called by whoever closes, in each of its looks at a rank.
+  library.cuda.CtxPushCurrent = [](cuda::Context context) {
+    looks += closes_here;
+    return TheFake().cuda.CtxPushCurrent(context);
+  };
+  looks = kFewLooks;  // while it is made
   auto communicator = Make(library);
+  looks = 0;
   is_launching = false;
+  ForgetFailures();
   Swap first(0), second(1);
   first.operand = 1, second.operand = 2;
   std::thread launches([&] {
@@ -245,7 +259,10 @@ TEST(closing_waits_for_a_rank_that_is_about_to_launch) {
     CHECK_TRUE(communicator->Enqueue(first.CallOf(), first.on.stream).success());
   });
   while (!is_launching) std::this_thread::yield();
-  std::thread closes([&] { communicator->Abort(FailedPrecondition("closed")); });
+  std::thread closes([&] {
+    closes_here = true;
+    communicator->Abort(FailedPrecondition("closed"));
+  });
   {
     OnDevice on(1);
     CHECK_TRUE(communicator->Enqueue(second.CallOf(), second.on.stream).success());
@@ -256,6 +273,7 @@ TEST(closing_waits_for_a_rank_that_is_about_to_launch) {
   second.on.Synchronize();
   CHECK_EQ(first.result, second.operand);
   CHECK_EQ(second.result, first.operand);
+  CHECK_EQ(FirstFailure(), "");
 }
 
 TEST(closing_ends_a_rank_that_waits_in_nccl_for_another) {

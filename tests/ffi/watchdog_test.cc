@@ -16,15 +16,17 @@ using std::chrono::milliseconds;
 class Counted final : public Watched {
  public:
   bool Poll() override {
+    is_polled = true;
     ++polls;
     while (hangs) std::this_thread::sleep_for(milliseconds(1));
+    is_polled = false;
     return has_work;
   }
   double poll_seconds() const override { return seconds; }
   const char* stuck_text() const override { return "it is stuck"; }
 
   std::atomic<int> polls{0};
-  std::atomic<bool> has_work{false}, hangs{false};
+  std::atomic<bool> has_work{false}, hangs{false}, is_polled{false};
   double seconds = 60;
 };
 
@@ -83,11 +85,16 @@ TEST(unwatch_waits_for_a_poll_in_progress) {
   slow->hangs = slow->has_work = true;
   WakeWatchdog();
   CHECK_TRUE(Comes([&] { return slow->polls == 1; }));
-  std::atomic<bool> unwatched{false};
+  std::atomic<bool> calls{false}, unwatched{false};
+  int polls = 0;
   std::thread other([&] {
+    calls = true;
     Unwatch(*slow);
+    CHECK_TRUE(!slow->is_polled);
+    polls = slow->polls;
     unwatched = true;
   });
+  CHECK_TRUE(Comes([&] { return calls.load(); }));
   std::this_thread::sleep_for(milliseconds(20));
   CHECK_TRUE(!unwatched);
   slow->hangs = false;
@@ -96,7 +103,7 @@ TEST(unwatch_waits_for_a_poll_in_progress) {
   CHECK_TRUE(Comes([&] { return slow.use_count() == 1; }));
   WakeWatchdog();
   std::this_thread::sleep_for(milliseconds(20));
-  CHECK_EQ(slow->polls.load(), 1);
+  CHECK_EQ(slow->polls.load(), polls);
 }
 
 TEST_ALONE(a_poll_that_hangs_ends_the_process, kEndedStatus) {

@@ -61,6 +61,9 @@ struct CallFacts {
 struct EnginePolicy {
   bool copy_engines = false;
   bool one_shot = false;
+  // How long a rank waits for another before NCCL is to do what they were to copy. XLA
+  // waits ten seconds for the launches of all devices once one of them has failed.
+  double copy_patience_seconds = 2;
 };
 
 struct EngineTopology {

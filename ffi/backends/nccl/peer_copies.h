@@ -63,7 +63,7 @@ class PeerCopies {
   // started, or as long as it may, and has `stream` wait for the copies. `*is_begun`:
   // whether the member began what has this mark.
   Status Done(const void* mark, size_t member, cuda::Stream stream,
-              double timeout_seconds, bool* is_begun, LeftToNccl* left);
+              double patience_seconds, bool* is_begun, LeftToNccl* left);
 
   // Drops what has this mark and has no end any more: its program failed in between.
   // `stream`, which is to write there now, waits for the copies. Fails if NCCL has been

@@ -6,13 +6,6 @@
 #include "ffi/backends/nccl/peer_copies.h"
 
 namespace jaxcomm {
-namespace {
-
-// How long a rank waits for another before NCCL is to do it. XLA waits ten seconds for
-// the launches of all devices once one of them has failed.
-constexpr double kPatienceSeconds = 2;
-
-}  // namespace
 
 bool PeerCopies::IsDecided(const Round& round, int rank) {
   const std::vector<int>& sources = round.plan->parts[rank].sources;
@@ -75,7 +68,7 @@ PeerCopies::LeftToNccl PeerCopies::LeftOf(const Round& round, int rank) {
 }
 
 Status PeerCopies::Done(const void* mark, size_t member, cuda::Stream stream,
-                        double timeout_seconds, bool* is_begun, LeftToNccl* left) {
+                        double patience_seconds, bool* is_begun, LeftToNccl* left) {
   Device& device = *devices_[member];
   const int rank = device.member.rank;
   std::unique_lock<std::mutex> lock(mutex_);
@@ -83,8 +76,7 @@ Status PeerCopies::Done(const void* mark, size_t member, cuda::Stream stream,
   *is_begun = round != nullptr;
   if (round == nullptr) return OkStatus();
   const std::chrono::duration<double> patience(
-      device.late_run == round->run_id ? 0
-                                       : std::min(timeout_seconds, kPatienceSeconds));
+      device.late_run == round->run_id ? 0 : patience_seconds);
   changed_.wait_for(lock, patience, [&] {
     return failure_.failure() || IsDecided(*round, rank) ||
            CheckPeers(*round, rank).failure();

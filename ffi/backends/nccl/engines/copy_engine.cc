@@ -1,16 +1,17 @@
 #include "ffi/backends/nccl/engines/copy_engine.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace jaxcomm {
 
 CopyEngine::CopyEngine(const NcclLibrary& library, const CommunicatorSpec& spec,
                        Health& health, std::unique_ptr<PeerCopies> copies,
-                       NcclEngine& nccl)
+                       double patience_seconds, NcclEngine& nccl)
     : library_(library),
-      spec_(spec),
       health_(health),
       copies_(std::move(copies)),
+      patience_seconds_(std::min(patience_seconds, spec.timeout_seconds)),
       nccl_(nccl) {}
 
 Status CopyEngine::Enqueue(const Call& call, const Recipe& recipe, LocalRank& rank,
@@ -50,7 +51,7 @@ ErrorOr<bool> CopyEngine::End(const Call& call, LocalRank& rank, cuda::Stream st
   PeerCopies::LeftToNccl late;
   bool is_begun = false;
   if (Status status = copies_->Done(MarkOf(call), rank.facts.place, stream,
-                                    spec_.timeout_seconds, &is_begun, &late);
+                                    patience_seconds_, &is_begun, &late);
       status.failure()) {
     return health_.FailCall(call, rank.facts, status);
   }

@@ -12,9 +12,10 @@ namespace jaxcomm {
 
 class CopyEngine final : public Engine {
  public:
-  // `nccl` does what comes too late for copies.
+  // `nccl` does what comes too late for copies, by more than the patience.
   CopyEngine(const NcclLibrary& library, const CommunicatorSpec& spec, Health& health,
-             std::unique_ptr<PeerCopies> copies, NcclEngine& nccl);
+             std::unique_ptr<PeerCopies> copies, double patience_seconds,
+             NcclEngine& nccl);
 
   Status Enqueue(const Call& call, const Recipe& recipe, LocalRank& rank,
                  cuda::Stream stream) override;
@@ -35,9 +36,9 @@ class CopyEngine final : public Engine {
   ErrorOr<bool> End(const Call& call, LocalRank& rank, cuda::Stream stream);
 
   const NcclLibrary& library_;
-  const CommunicatorSpec& spec_;
   Health& health_;
   const std::unique_ptr<PeerCopies> copies_;
+  const double patience_seconds_;
   NcclEngine& nccl_;
 };
 

@@ -35,7 +35,7 @@ Status Engines::Make(FlightRecorder& recorder) {
         rank->queue.Follow(copies->in_flight(rank->facts.place));
       }
       copy_ = std::make_unique<CopyEngine>(library_, spec_, health_, std::move(copies),
-                                           nccl_);
+                                           policy_.copy_patience_seconds, nccl_);
       health_.Add(*copy_);
     }
   }
