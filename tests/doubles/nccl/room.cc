@@ -170,8 +170,10 @@ void Room::Wait(Lock* lock, bool notices_death) {
   const timespec timeout{0, kPollNanoseconds};
   const long woken =
       syscall(SYS_futex, &board_->bell, FUTEX_WAIT, heard, &timeout, nullptr, 0);
-  const bool silence = woken != 0 && errno == ETIMEDOUT;
+  const bool timed_out = woken != 0 && errno == ETIMEDOUT;
   lock->Acquire();
+  // Meanwhile all may have come, and one of them may have died since.
+  const bool silence = timed_out && board_->bell.load() == heard;
   if (!silence || !notices_death) return;
   if (board_->joined < board_->size && !fake::IsAlive(board_->maker)) {
     Fail(nccl::kRemoteError, "The process that made the unique id died");
