@@ -1,10 +1,12 @@
 """The nccl backend over a stand-in for libnccl that works on host memory."""
 
 import ctypes
+import dataclasses
 import importlib.util
 import json
 import os
 import pathlib
+import subprocess
 import sys
 
 import forked
@@ -94,9 +96,24 @@ def environment(stand_in_path):
     return {"JAXCOMM_NCCL_LIBRARY": stand_in_path, "JAXCOMM_BACKEND": "nccl"}
 
 
+@dataclasses.dataclass
+class Done:
+    """What became of a process.
+
+    Attributes:
+      returncode, stdout, stderr: as subprocess has them.
+      left: its names in /dev/shm. Those of other tests come and go.
+    """
+
+    returncode: int
+    stdout: str
+    stderr: str
+    left: list[str]
+
+
 @pytest.fixture
 def alone(environment):
-    """Gives ``alone(code, **variables)``: what became of a process that ran code."""
+    """Gives ``alone(code, **variables)``: a Done of a process that ran code."""
     inherited = {
         name: value
         for name, value in os.environ.items()
@@ -104,14 +121,21 @@ def alone(environment):
     }
 
     def run(code, **variables):
-        return forked.run(
+        with forked.Popen(
             [sys.executable, "-W", "error", PROGRAM, code],
             env=inherited | environment | {"JAXCOMM_TIMEOUT": "50"} | variables,
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
-            timeout=100,
-            check=False,
-        )
+        ) as popen:
+            try:
+                said, errors = popen.communicate(timeout=100)
+            except BaseException:
+                popen.kill()
+                raise
+        ours = f"jaxcomm-{popen.pid}-"
+        left = [name for name in os.listdir("/dev/shm") if name.startswith(ours)]
+        return Done(popen.returncode, said, errors, left)
 
     return run
 

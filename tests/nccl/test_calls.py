@@ -14,6 +14,8 @@ import pytest
 import jaxcomm
 from jaxcomm.primitives import handle
 
+# Of what is to happen soon, for a machine that has more to do than these tests.
+PATIENCE_SECONDS = 60
 # Of the backend's own thread, which looks whether operations are done.
 POLLS = {"cuEventQuery", "ncclCommGetAsyncError", "cuStreamQuery", "cuCtxGetCurrent"}
 CONTEXTS = {"cuCtxGetCurrent", "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2"}
@@ -153,7 +155,7 @@ def test_a_thousand_broadcasts_on_one_communicator(stand_in, make_mesh):
     (member,) = jaxcomm.communicators()
     assert member.stats()["calls"] == {"broadcast": 1000}
     # The backend looks every few milliseconds.
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while member.stats()["in_flight"] > 0:
         assert time.monotonic() < deadline
     assert len(stand_in.trace("ncclBroadcast")) == 2000
@@ -186,7 +188,7 @@ def test_the_current_context_is_left_as_found(stand_in, make_mesh):
 
     # The thread that watches over communicators may be between the two. What CUDA's
     # runtime made current is popped, too.
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while threads("Push") - threads("Pop"):
         assert time.monotonic() < deadline
 

@@ -16,7 +16,7 @@ answer = values(psum(x))
 
 
 def test_processes_that_call_different_things_all_hear_who_is_odd(start):
-    processes = start(2, timeout=25, JAXCOMM_CHECK="1")
+    processes = start(2, timeout=60, JAXCOMM_CHECK="1")
     assert processes.ask(CALLS)
     for process, call in zip(processes, ("gather", "psum"), strict=True):
         process.tell(f"answer = attempt(lambda: values({call}(x)))")
@@ -27,7 +27,7 @@ def test_processes_that_call_different_things_all_hear_who_is_odd(start):
 
 
 def test_processes_that_do_not_all_check_are_told(start):
-    processes = start(2, timeout=25)
+    processes = start(2, timeout=60)
     processes[1].ask("import os; os.environ['JAXCOMM_CHECK'] = '1'")
     for outcome in processes.ask("answer = attempt(lambda: jaxcomm.init(mesh_of()))"):
         assert outcome.get("error") == "CommunicatorError", outcome

@@ -69,7 +69,8 @@ def test_a_failed_creation_tells_what_one_wants_to_know(
 def test_a_creation_that_nobody_else_comes_to_ends_at_its_deadline(
     stand_in, make_mesh, monkeypatch
 ):
-    monkeypatch.setenv("JAXCOMM_TIMEOUT", "0.3")
+    # Each creation does much before it hangs, and the process may be stopped meanwhile.
+    monkeypatch.setenv("JAXCOMM_TIMEOUT", "2")
     for function, after in [
         # Of a creation's groups the third one connects its ranks.
         ("ncclGroupEnd", 2),
@@ -78,9 +79,7 @@ def test_a_creation_that_nobody_else_comes_to_ends_at_its_deadline(
         ("ncclAllReduce", 0),
     ]:
         stand_in.hang(function, after)
-        with pytest.raises(
-            jaxcomm.CommunicatorError, match=r"not done after 0\.3"
-        ) as e:
+        with pytest.raises(jaxcomm.CommunicatorError, match="not done after 2 s") as e:
             jaxcomm.init(make_mesh(i=2))
         assert "NCCL 2.32.3 from" in str(e.value), function
     monkeypatch.setenv("JAXCOMM_TIMEOUT", "60")

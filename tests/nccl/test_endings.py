@@ -21,7 +21,12 @@ ENDINGS = {
     "with work in flight": ("outs = [program(x) for _ in range(50)]", 0, ""),
     "after an exception": ("raise KeyError('mine')", 1, "KeyError: 'mine'"),
     "with an operation that hangs": (
-        "stand_in.jaxcommFakeHang(b'ncclAllReduce', 0); out = program(x)", 0, "",
+        # It has as long to end.
+        "jaxcomm.finalize()\n"
+        "jaxcomm.init(mesh, lanes=('default', 'other'), timeout=2)\n"
+        "stand_in.jaxcommFakeHang(b'ncclAllReduce', 0); out = program(x)",
+        0,
+        "",
     ),
     "after an operation that failed": (
         "stand_in.jaxcommFakeFail(b'ncclAllReduce', 0, 3)\n"
@@ -41,19 +46,15 @@ ENDINGS = {
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_the_process_ends_with_its_own_status(alone, ending):
     code, status, message = ENDINGS[ending]
-    shared = set(os.listdir("/dev/shm"))
-    begin = time.monotonic()
-    done = alone(START + code, JAXCOMM_TIMEOUT="2")
+    done = alone(START + code)
     assert done.returncode == status, done.stderr[-3000:]
-    assert time.monotonic() - begin < 60
     assert message in done.stderr
     if status == 0 and "hangs" not in ending:
         # There JAX reports the operation that the end cut short.
         assert "Traceback" not in done.stderr
     assert "terminate called" not in done.stderr
     assert "leaked" not in done.stderr  # nanobind's own report
-    new = set(os.listdir("/dev/shm")) - shared
-    assert [name for name in new if "jaxcomm" in name] == []
+    assert done.left == []
 
 
 # What hangs, and how many calls of it there are then.
@@ -84,11 +85,11 @@ def test_ctrl_c_ends_a_creation_that_hangs(start_program, function):
     assert process.stdout.readline() == '"hangs"\n'
     begin = time.monotonic()
     process.send_signal(signal.SIGINT)
-    said, errors = process.communicate(timeout=60)
+    said, errors = process.communicate(timeout=90)
     assert said == '"interrupted"\n"made"\n', errors[-3000:]
     assert process.returncode == 0
     # Long before the deadline.
-    assert time.monotonic() - begin < 30
+    assert time.monotonic() - begin < 60
 
 
 @pytest.fixture
@@ -100,7 +101,7 @@ def start_program(environment):
     def start(code):
         process = subprocess.Popen(
             [sys.executable, program, code],
-            env=os.environ | environment | {"JAXCOMM_TIMEOUT": "50"},
+            env=os.environ | environment | {"JAXCOMM_TIMEOUT": "100"},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -112,7 +112,7 @@ def test_a_policy_leaves_all_to_nccl(with_kernels, make_mesh):
     assert calls() == 0
     assert jaxcomm.communicators()[0].stats()["one_shot"] == "no: not asked for"
     # The result is there when one of them has it.
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while len(with_kernels.trace("ncclAllReduce")) != 2:
         assert time.monotonic() < deadline
 

@@ -1,7 +1,8 @@
 """Symmetric memory: registered once with each communicator, gone before it is freed."""
 
 import gc
-import threading
+import time
+import types
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 import jaxcomm
+from jaxcomm.communicator import symmetric_pool
 
 KIB = 1 << 10
 SIZE = 256 * KIB
@@ -37,6 +39,12 @@ def names(stand_in, *wanted):
 
 def violations(stand_in):
     return [call["violation"] for call in stand_in.trace() if "violation" in call]
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch):
+    """What lets go of an array a little later may be stopped for a second meanwhile."""
+    monkeypatch.setattr(symmetric_pool, "_RELEASE_SECONDS", 60.0)
 
 
 @pytest.fixture
@@ -166,13 +174,16 @@ def test_a_second_pool_is_another_segment(stand_in, make_mesh):
     second.close()
 
 
-def test_memory_comes_back_all_at_once_when_no_array_is_left(pool):
+def test_memory_comes_back_all_at_once_when_no_array_is_left(pool, monkeypatch):
+    # Nobody lets go of them.
+    monkeypatch.setattr(symmetric_pool, "_RELEASE_SECONDS", 0.1)
     x = pool.zeros((2, 1024), spec=jax.P("i"))
     assert pool.used_bytes == 4096
     with pytest.raises(ValueError, match=r"reset: 2 arrays still lie in it; delete"):
         pool.reset()
     with pytest.raises(ValueError, match=r"close: 2 arrays still lie in it; delete"):
         pool.close()
+    monkeypatch.setattr(symmetric_pool, "_RELEASE_SECONDS", 60.0)
     del x
     gc.collect()
     assert pool.used_bytes == 4096
@@ -180,13 +191,21 @@ def test_memory_comes_back_all_at_once_when_no_array_is_left(pool):
     assert pool.used_bytes == 0
 
 
-def test_an_array_that_is_let_go_of_a_little_later_is_waited_for(pool):
+def test_an_array_that_is_let_go_of_a_little_later_is_waited_for(pool, monkeypatch):
     held = [pool.zeros((2, 1024), spec=jax.P("i"))]
-    timer = threading.Timer(0.2, held.clear)
-    timer.start()
+    slept = []
+
+    def sleep(seconds):
+        # It has looked, and looks again.
+        slept.append(seconds)
+        held.clear()
+        time.sleep(seconds)
+
+    clock = types.SimpleNamespace(monotonic=time.monotonic, sleep=sleep)
+    monkeypatch.setattr(symmetric_pool, "time", clock)
     pool.reset()
+    assert slept
     assert pool.used_bytes == 0
-    timer.join()
 
 
 def test_a_full_pool_says_what_is_left(pool):

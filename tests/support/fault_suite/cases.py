@@ -3,17 +3,19 @@
 import dataclasses
 
 # Seconds a rank waits for the others, where a rank is late or one of two has failed.
-DEADLINE_SECONDS = 2.0
-# How long the late rank sleeps before its collective, once the other one waits in it.
-# Well over the deadline: on a loaded machine, the thread that watches wakes late.
-LATE_SECONDS = 4.0
+# Both also make their communicators and first sums in less: a process may be stopped
+# for a second meanwhile.
+DEADLINE_SECONDS = 3.0
+# The late rank comes so long after its process knows that the other failed. A clock
+# alone would bring it too early where the machine is slow to notice the deadline.
+LATE_SECONDS = 0.5
 
 # The kill and the orderly exit need a second process; the rest needs two ranks.
 FAULTS = (
     "none",
     "killed",  # rank 1 never comes: SIGKILL while rank 0 waits
     "killed_in_loop",  # both ranks work without a pause, until SIGKILL
-    "late",  # rank 1 comes LATE_SECONDS after rank 0
+    "late",  # rank 1 comes when rank 0 has failed, and its process knows of that
     "exits",  # rank 1 never comes: its program ends in order
     "refused",  # NCCL refuses a call of rank 0 (stand-in only)
     "async_error",  # NCCL reports an error while rank 0 waits (stand-in only)

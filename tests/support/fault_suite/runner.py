@@ -14,11 +14,12 @@ from fault_suite.process import Starter
 from fault_suite.report import End, Report, Row
 
 # Within which everything ends after a fault, whatever happens.
-HANG_SECONDS = 30.0
+HANG_SECONDS = 60.0
 # Until a process has imported, met the others and compiled; not what is tested.
 _START_SECONDS = 120.0
-# How long a rank waits where a peer's end, not a deadline, is to end the wait.
-_NO_DEADLINE_SECONDS = 25.0
+# How long a rank waits where a peer's end, not a deadline, is to end the wait. Also how
+# long processes wait for each other to make communicators: one may start much later.
+_NO_DEADLINE_SECONDS = 100.0
 # Processes that work without a pause do so for a while before the kill.
 _LOOP_SECONDS = 0.5
 _SUPPORT = pathlib.Path(__file__).parents[1]
@@ -34,7 +35,7 @@ class Hardware:
       notice_seconds: how long a survivor may take to raise after a kill. The
         requirement is 0.2 s. A machine that has more to do than the tests is not to
         fail them where it is CPUs that work: there, only a deadline must not be what
-        ended the wait.
+        ended the wait, and that is much longer.
       patience_seconds: for what has no such bound, and must not hang.
       raise_seconds: the same where ``"raise"`` stopped the GPUs.
       count: of GPUs. One serves two processes, and no process with two ranks.
@@ -86,7 +87,7 @@ def over_stand_in(path: str) -> Hardware:
         "JAXCOMM_FAKE_KERNELS": "1",
     }
     return Hardware(
-        False, variables, notice_seconds=5.0, patience_seconds=10.0, raise_seconds=5.0
+        False, variables, notice_seconds=20.0, patience_seconds=20.0, raise_seconds=20.0
     )
 
 
@@ -161,8 +162,11 @@ class Begun:
             "devices": 2 // count,
             "address": f"127.0.0.1:{keeper.getsockname()[1]}",
             "is_gpu": hardware.is_gpu,
-            "folder": str(folder),
-            "variables": _variables(cases[0], folder, hardware),
+            "deadline": _deadline(cases[0], hardware),
+            "variables": {
+                "JAXCOMM_TIMEOUT": str(_NO_DEADLINE_SECONDS),
+                "JAXCOMM_DUMP_DIR": str(folder / "dumps"),
+            },
         }
         self._processes = []
         for index in range(count):
@@ -209,14 +213,14 @@ def run(
     return Begun(cases, hardware, folder, starts).finish(hang_seconds)
 
 
-def _variables(case, folder, hardware):
-    deadline = _NO_DEADLINE_SECONDS
+def _deadline(case, hardware):
+    """Returns how long a rank waits for the other in a collective."""
     # With jax 0.11 a process that leaves in order stays until all leave, so its end is
     # not what ends the wait.
     stays = case.fault == "exits" and hardware.is_gpu
     if stays or case.fault in ("late", "refused", "async_error"):
-        deadline = DEADLINE_SECONDS
-    return {"JAXCOMM_TIMEOUT": str(deadline), "JAXCOMM_DUMP_DIR": str(folder / "dumps")}
+        return DEADLINE_SECONDS
+    return _NO_DEADLINE_SECONDS
 
 
 def _run(case, processes, hang_seconds):

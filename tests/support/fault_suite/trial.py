@@ -15,11 +15,10 @@ from fault_suite import outcomes, programs
 from fault_suite.cases import LATE_SECONDS
 from fault_suite.lines import say
 from fault_suite.programs import AXIS, OPERATIONS, RANKS
+from jaxcomm.communicator import rendezvous
 
 # More than any wait of a rank; the parent ends the process long before.
 _FOREVER_SECONDS = 600
-# How long a late rank waits for the other, which may have failed before it waited.
-_PATIENCE_SECONDS = 10
 _SMALL = OPERATIONS["psum_small"]
 _INTERNAL_ERROR, _REMOTE_ERROR = 3, 6
 # The first call of NCCL's that an operation makes.
@@ -38,49 +37,41 @@ def policy_of(case):
 
 
 class Delay:
-    """What the last rank does before its collective: it sleeps as long as it is told.
+    """What keeps a rank from its collective: in a callback, on its own device alone.
 
-    In a callback of its program, so that it is late on its own device alone. It counts
-    from when the other rank waits, however late a loaded machine brings that one.
+    Attributes:
+      wait: returns when the rank may come.
     """
 
-    def __init__(self, waits):
-        """Makes one.
-
-        Args:
-          waits: a file that is there once the other rank waits.
-        """
-        self._waits = waits
-        self.seconds = 0.0
+    def __init__(self):
+        self.wait = lambda: None
 
     def __call__(self, x, rank):
-        """Returns x, on the rank once the time is over."""
+        """Returns x, on the rank once it may come."""
         scalar = jax.ShapeDtypeStruct((), np.float32)
         zero = jax.lax.cond(
             jax.lax.axis_index(AXIS) == rank,
-            lambda: jax.pure_callback(self._sleep, scalar),
+            lambda: jax.pure_callback(self._wait, scalar),
             lambda: jax.numpy.float32(0),
         )
         return x + zero.astype(x.dtype)
 
-    def _sleep(self):
-        if self.seconds:
-            _until(self._waits.exists, _PATIENCE_SECONDS)
-            time.sleep(self.seconds)
+    def _wait(self):
+        self.wait()
         return np.float32(0)
 
 
 class Trial:
     """A case in this process: made ready, run, and what comes after."""
 
-    def __init__(self, case, is_gpu, process, folder):
+    def __init__(self, case, is_gpu, process, deadline):
         """Makes the communicators and the programs, and sees that they work.
 
         Args:
           case: what happens.
           is_gpu: whether on GPUs.
           process: which of the case's it is.
-          folder: where its processes meet.
+          deadline: how long a rank waits for the other, in seconds.
         """
         self.case = case
         self.process = process
@@ -88,13 +79,14 @@ class Trial:
         self.sizes = programs.GPU_SIZES if is_gpu else programs.CPU_SIZES
         self.operation = OPERATIONS[case.operation]
         self.policy = policy_of(case)
-        self.waits = folder / f"{case}-waits"
-        self.delay = Delay(self.waits)
+        self.deadline = deadline
+        self.delay = Delay()
         self.devices = jax.devices()[:RANKS]
         self.mesh = _mesh(self.devices)
         self._make_communicators()
         self._make_programs()
         self._make_arrays()
+        self._compile()
         self._make_calm()
 
     def _make_calm(self):
@@ -106,10 +98,7 @@ class Trial:
         # Whether a reader would find STALE where nobody wrote.
         self.is_prefilled = _addresses(out) == at
         for lane, small in self.small.items():
-            rows = programs.spread(
-                self.mesh, programs.operands(_SMALL, self.sizes, _CALM)
-            )
-            out = small(self.small_stale.pop(), rows)
+            out = small(self.small_stale.pop(), self.small_calm)
             self._check(f"calm lane {lane}", out, self.small_expected[_CALM])
         if self.case.around == "lax_behind":
             # XLA makes its own communicators when a program of theirs first runs.
@@ -128,10 +117,11 @@ class Trial:
             "sibling": ("default", "other"),
             "eight_live": ("default", "other", "third", "fourth"),
         }.get(self.case.around, ("default",))
-        jaxcomm.init(self.mesh, AXIS, lanes=self.lanes, policy=self.policy)
+        how = {"lanes": self.lanes, "policy": self.policy, "timeout": self.deadline}
+        jaxcomm.init(self.mesh, AXIS, **how)
         if self.case.around == "eight_live":
             turned = _mesh(self.devices[::-1])
-            jaxcomm.init(turned, AXIS, lanes=self.lanes, policy=self.policy)
+            jaxcomm.init(turned, AXIS, **how)
             live = [each for each in jaxcomm.communicators() if each.size == RANKS]
             assert len(live) == 8, jaxcomm.communicators()
 
@@ -195,6 +185,23 @@ class Trial:
             self.mesh, self.small_expected[_CALM], len(self.lanes) + 2
         )
 
+    def _compile(self):
+        """Compiles what runs before the fault, and waits for the other process.
+
+        The deadline of the first sums would count what the other still compiles. Calls
+        find in JAX's caches what was compiled here.
+        """
+        first = self.stale[0], self.calm
+        self.program.lower(*first).compile()
+        if self.case.around == "lax_behind":
+            self.at_fault.lower(*first).compile()
+        rows = programs.operands(_SMALL, self.sizes, _CALM)
+        self.small_calm = programs.spread(self.mesh, rows)
+        for small in self.small.values():
+            small.lower(self.small_stale[0], self.small_calm).compile()
+        if self.case.processes > 1:
+            rendezvous.exchange((0, 1), self.process, "ready for the first sums", None)
+
     def _make_busy(self):
         """Makes what keeps a device busy; it is compiled, not run: it takes seconds."""
         rows = programs.busy_rows(self.sizes)
@@ -224,9 +231,9 @@ class Trial:
         """Starts the program, says when it waits, and judges what comes."""
         case = self.case
         if case.fault in ("late", "async_error"):
-            self.delay.seconds = LATE_SECONDS
+            self.delay.wait = self._be_late
         if case.fault == "stuck":
-            self.delay.seconds = _FOREVER_SECONDS
+            self.delay.wait = lambda: time.sleep(_FOREVER_SECONDS)
         if case.fault == "refused" and self.process == 0:
             call = _CALL_OF.get(self.operation.name, "ncclAllReduce")
             _stand_in().jaxcommFakeFail(call.encode(), 0, _INTERNAL_ERROR)
@@ -237,7 +244,6 @@ class Trial:
         behind = None
         if case.fault != "killed_in_loop":
             _until(lambda: not thread.is_alive() or _is_in_flight())
-            self.waits.touch()
             if case.around in ("small_behind", "small_behind_on_other_lane"):
                 behind = threading.Thread(target=self._small_behind)
             elif case.around == "compute_behind":
@@ -253,6 +259,14 @@ class Trial:
         thread.join()
         if behind is not None:
             behind.join()
+
+    def _be_late(self):
+        """Waits until the rank that waits for this one has failed, and a while longer.
+
+        Of a failure in the other process this one is told, or it sees the process end.
+        """
+        _until(_is_any_broken)
+        time.sleep(LATE_SECONDS)
 
     def _once(self):
         around = self.case.around
@@ -318,7 +332,7 @@ class Trial:
         case = self.case
         if case.fault in ("none", "spoilt"):
             return
-        self.delay.seconds = 0.0
+        self.delay.wait = lambda: None
         with self._judging("next"):
             again = self.program(self.stale.pop(), self.next)
             self._join("next", again, self.expected[_NEXT])
@@ -414,9 +428,15 @@ def _is_in_flight():
     return any(member.stats()["in_flight"] for member in jaxcomm.communicators())
 
 
-def _until(condition, seconds=_FOREVER_SECONDS):
-    """Waits for a condition, but not longer than some seconds."""
-    end = time.monotonic() + seconds
+def _is_any_broken():
+    """Says whether a communicator of this process has failed, for good."""
+    worlds = [member.world for member in jaxcomm.communicators()]
+    return any(world is not None and world.is_broken for world in worlds)
+
+
+def _until(condition):
+    """Waits for a condition, but not for ever."""
+    end = time.monotonic() + _FOREVER_SECONDS
     while not condition() and time.monotonic() < end:
         time.sleep(0.002)
 

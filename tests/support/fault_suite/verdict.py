@@ -182,12 +182,13 @@ def _late(case, row: Row, hardware):
         most = hardware.raise_seconds
         if case.on_failure == "exit":
             most = hardware.notice_seconds + _END_SECONDS
-    elif case.fault == "late":
-        is_late = row.rank == RANKS - 1
-        least = 0.0 if is_late else DEADLINE_SECONDS
-        most += DEADLINE_SECONDS + is_late * LATE_SECONDS
-    elif case.fault in _OF_NCCL:
-        most += DEADLINE_SECONDS + LATE_SECONDS
+    elif case.fault in ("late", *_OF_NCCL):
+        most += DEADLINE_SECONDS
+        if case.fault != "refused" and row.rank == RANKS - 1:
+            # It comes when the other has failed.
+            most += LATE_SECONDS + hardware.patience_seconds
+        elif case.fault == "late":
+            least = DEADLINE_SECONDS
     if case.around == "compute_beside" and case.on_failure == "poison":
         # The results of a program are there when all of them are.
         most += _BUSY_SECONDS
@@ -238,11 +239,15 @@ def _of_process(report, process, hardware):
     stopped = case.on_failure == "raise" and not _may_be_idle(case, process)
     if not (hardware.is_gpu and stopped):
         texts += [row.text for row in report.rows if _is_of(case, row, process)]
+    cause = _CAUSES[case.fault]
+    if process > 0 and 0 in results and results[0].outcome == EXITED:
+        # It may see no more than that the other has ended, for whatever cause.
+        cause += r"|\bprocess 0\b"
     wanted = (
         rf"\b{OPERATIONS[case.operation].name}",
         r"axes \('i',\)",
         r"\brank \d",
-        _CAUSES[case.fault],
+        cause,
     )
     if not any(
         all(re.search(part, text, re.IGNORECASE) for part in wanted) for text in texts

@@ -8,7 +8,6 @@ stdin. Times are those of the system's monotonic clock, which all processes shar
 import ctypes
 import json
 import os
-import pathlib
 import signal
 import sys
 import traceback
@@ -27,7 +26,7 @@ _PR_SET_PDEATHSIG = 1
 def _take_part(plan, cases):
     is_gpu = plan["is_gpu"]
     for case in cases:
-        trial = Trial(case, is_gpu, plan["process"], pathlib.Path(plan["folder"]))
+        trial = Trial(case, is_gpu, plan["process"], plan["deadline"])
         say("ready", case=str(case), is_prefilled=trial.is_prefilled)
         word = hear()
         if word == "leave":
