@@ -174,7 +174,7 @@ def by_hand(program):
             for command, environment in zip(commands, environments, strict=True)
         ]
         try:
-            done = [process.communicate(timeout=60) for process in processes]
+            done = [process.communicate(timeout=200) for process in processes]
         finally:
             for process in processes:
                 process.kill()

@@ -104,7 +104,8 @@ if nth == 1 and i == 1: sys.exit(3)
 def test_one_that_hangs_is_a_failure_and_its_records_stay(
     launch, tmp_path, monkeypatch
 ):
-    monkeypatch.setenv("JAXCOMM_TIMEOUT", "1")
+    # Of the two that meet in time, too: one of them may be a second late.
+    monkeypatch.setenv("JAXCOMM_TIMEOUT", "4")
     monkeypatch.setenv("JAXCOMM_DUMP_DIR", str(tmp_path / "records"))
     status, _, err = launch(
         f"""{NTH}
@@ -243,11 +244,11 @@ def test_the_time_of_a_run_is_for_all_attempts(launch):
         f"time.sleep(0.4)\n{DIE}",
         processes=1,
         max_restarts=20,
-        timeout=2.0,
+        timeout=4.0,
     )
     assert status == 124
-    assert "--timeout: not done after 2 s" in err
-    assert 1 <= len(said(err)) < 5
+    assert "--timeout: not done after 4 s" in err
+    assert 1 <= len(said(err)) < 10
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -87,9 +87,9 @@ def test_three_at_once_end_what_ignores_the_others(started, program, assert_gone
         ),
     )
     found = until_ready(launcher)
-    for _ in range(3):
-        launcher.send_signal(signal.SIGINT)
-        time.sleep(0.05)  # else the system makes one of them
+    # Of two of a kind that nobody has taken yet, the system makes one.
+    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
+        launcher.send_signal(number)
     launcher.communicate(timeout=30)
     assert launcher.returncode == 130
     assert_gone(found, seconds=0)
@@ -143,7 +143,7 @@ def test_of_one_that_hangs_the_records_are_compared(started, program):
     launcher.send_signal(signal.SIGINT)
     _, err = launcher.communicate(timeout=60)
     # SIGINT and SIGTERM have their time, and the launcher needs some on a loaded host.
-    assert time.monotonic() - begin < 2 * grace + 15
+    assert time.monotonic() - begin < 2 * grace + 40
     assert launcher.returncode == 130
     assert "flight records of 2 of 2 processes" in err
     assert "rank 0 (process 0, cpu:0) last completed psum(float32[1]) #1" in err

@@ -157,7 +157,8 @@ print(f"pid={{os.getpid()}}")
 tell("ready")
 while True: {FOREVER}
 """,
-        grace=0.5,
+        # To write that it was asked.
+        grace=2.0,
     )
     assert status == 4
     assert "[0] asked to end" in out
@@ -198,7 +199,8 @@ hear("ready1")
 os.kill(os.getppid(), signal.SIGINT)
 while True: {FOREVER}
 """,
-        grace=0.6,
+        # To write what they got, before the next signal.
+        grace=2.0,
     )
     assert status == 130
     assert sorted(out.splitlines()) == [
@@ -220,9 +222,9 @@ def test_what_the_processes_have_started_ends_too(launch, assert_gone):
 
 
 def test_the_run_may_be_given_a_time(launch, assert_gone):
-    status, out, err = launch(f"print(f'pid={{os.getpid()}}')\n{FOREVER}", timeout=1.0)
+    status, out, err = launch(f"print(f'pid={{os.getpid()}}')\n{FOREVER}", timeout=4.0)
     assert status == 124
-    assert "--timeout: not done after 1 s" in err
+    assert "--timeout: not done after 4 s" in err
     assert_gone(pids(out), seconds=0)
 
 
