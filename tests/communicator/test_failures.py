@@ -259,7 +259,7 @@ def test_nobody_asks_the_store_once_the_worlds_are_gone(store, start):
     del world
     until(lambda: not process.watch._worlds, "it is still watched")
     # One look may be under way.
-    time.sleep(0.05)
+    time.sleep(0.5)
     seen = store.looks
     time.sleep(0.2)
     assert store.looks == seen
