@@ -295,10 +295,12 @@ def _once_empty(what: str, take_back: Callable[[], None]) -> None:
     """Take memory back as soon as no array lies in it."""
     deadline = time.monotonic() + _RELEASE_SECONDS
     while True:
+        # Before the look: who was stopped meanwhile looks once more.
+        is_last = time.monotonic() > deadline
         try:
             return take_back()
         except RuntimeError as error:
-            if time.monotonic() > deadline:
+            if is_last:
                 raise ValueError(
                     f"SymmetricPool.{what}: {error}; delete them, and wait for the "
                     f"programs that use them"

@@ -77,9 +77,12 @@ class Team:
         statuses = [popen.returncode for popen in self._popens]
         if not self.broken and any(statuses):
             self._fail(f"they ended with {statuses}", [None] * len(self._popens))
+        assert not (left := self.shared_files()), f"left in /dev/shm: {left}"
+
+    def shared_files(self):
+        """Returns the names in /dev/shm that are of these processes."""
         pids = {str(popen.pid) for popen in self._popens}
-        left = [n for n in os.listdir("/dev/shm") if pids & set(n.split("-"))]
-        assert not left, f"left in /dev/shm: {left}"
+        return [n for n in os.listdir("/dev/shm") if pids & set(n.split("-"))]
 
     def _replies(self, seconds):
         replies = [None] * len(self._popens)
