@@ -11,7 +11,7 @@ import pytest
 
 from jaxcomm.communicator.failures import FailureWatch
 
-SECONDS = 20  # For a loaded machine; each wait takes some tens of milliseconds.
+SECONDS = 60  # For a loaded machine; each wait takes some tens of milliseconds.
 
 
 class Store:
