@@ -76,15 +76,11 @@ def module_exists(module: str) -> bool:
     return path.with_suffix(".py").exists() or (path / "__init__.py").exists()
 
 
-def edges(path: pathlib.Path, *, for_types: bool = False) -> list[tuple[str, bool]]:
-    """Returns the modules a file imports, and whether inside a function."""
+def edges(path: pathlib.Path) -> list[tuple[str, bool]]:
+    """Returns the modules a file imports, also for types, and whether in a function."""
     found: list[tuple[str, bool]] = []
 
     def visit(node, inside):
-        if isinstance(node, ast.If) and not for_types:
-            test = ast.unparse(node.test)
-            if test.endswith("TYPE_CHECKING"):
-                return
         inside = inside or isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
         found.extend((module, inside) for module in imported(node))
         for child in ast.iter_child_nodes(node):

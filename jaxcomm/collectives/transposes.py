@@ -26,7 +26,7 @@ from jaxcomm.collectives import (
 )
 from jaxcomm.primitives import registry
 from jaxcomm.primitives.call import Call
-from jaxcomm.primitives.collective import Transposed, bound
+from jaxcomm.primitives.collective import COLLECTIVES, Transposed, bound
 from jaxcomm.primitives.pvary import cast, pvary_p, vary
 from jaxcomm.primitives.request import Request
 
@@ -131,7 +131,7 @@ TRANSPOSES: dict[str, Callable[..., Transposed]] = {
 }
 
 for _name, _rule in TRANSPOSES.items():
-    registry.COLLECTIVES[_name].transposed = _rule
+    COLLECTIVES[_name].transposed = _rule
 
 
 def _pvary(cts, *operands, call: Call):

@@ -5,16 +5,14 @@ import dataclasses
 import os
 import statistics
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jaxcomm.diagnostics import table
 from jaxcomm.diagnostics.flight_record import FlightRecord, flight_record
 from jaxcomm.diagnostics.record import ProcessRecord, load
 from jaxcomm.diagnostics.timing import Timed, timed
+from jaxcomm.planning.contents import Contents, PlannedCall
 from jaxcomm.planning.figure import Figure
-
-if TYPE_CHECKING:
-    from jaxcomm.planning.result import Plan, PlannedCall
 
 # A prediction is good if predicted / measured lies within: from these bytes on, below.
 LARGE = 1 << 20
@@ -37,7 +35,7 @@ class CheckedCall:
       measured: median seconds, from the last arrival to the end; None if never.
     """
 
-    planned: "PlannedCall"
+    planned: PlannedCall
     count: int
     seen: int
     size: int
@@ -122,7 +120,7 @@ _BOUNDS = (
 )
 
 
-def check(plan: "Plan", records: Iterable[Any] | None) -> Check:
+def check(plan: Contents, records: Iterable[Any] | None) -> Check:
     """Return predicted beside measured; see :meth:`jaxcomm.planning.Plan.check`."""
     if not plan.calls:
         raise ValueError(

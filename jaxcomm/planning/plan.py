@@ -15,10 +15,11 @@ from jaxcomm.planning import attention as attentions
 from jaxcomm.planning import communicators as members
 from jaxcomm.planning import warnings
 from jaxcomm.planning.attention import Attention, PlannedAttention
+from jaxcomm.planning.contents import PlannedCall, RankClass
 from jaxcomm.planning.cost import cost
 from jaxcomm.planning.figure import NOTHING
 from jaxcomm.planning.groups import Devices, axes_of
-from jaxcomm.planning.result import Plan, PlannedCall, RankClass
+from jaxcomm.planning.result import Plan
 from jaxcomm.planning.startup import startup
 from jaxcomm.planning.trace import Counted, Reader
 

@@ -1,61 +1,16 @@
 """What :func:`jaxcomm.plan` returns: a value that prints as tables."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
-from jaxcomm.machine import Machine
 from jaxcomm.planning import text
-from jaxcomm.planning.attention import PlannedAttention
-from jaxcomm.planning.calls import Call
 from jaxcomm.planning.check import Check, check
-from jaxcomm.planning.communicators import PlannedCommunicator
-from jaxcomm.planning.cost import Cost
-from jaxcomm.planning.figure import Figure, total
-from jaxcomm.planning.startup import Startup
+from jaxcomm.planning.contents import Contents
 
 
 @dataclasses.dataclass(frozen=True)
-class PlannedCall:
-    """One collective of a step.
-
-    Attributes:
-      call: what is called, on what.
-      times: how often in a step.
-      cost: of one, in the group that takes longest.
-    """
-
-    call: Call
-    times: int
-    cost: Cost
-
-    @property
-    def seconds(self) -> Figure:
-        """Of all of them."""
-        return self.times * self.cost.seconds
-
-
-@dataclasses.dataclass(frozen=True)
-class RankClass:
-    """Ranks that hold the same.
-
-    Attributes:
-      count: how many there are.
-      example: the device of the first.
-      communicators: that such a rank takes part in.
-      device_bytes: of all of them, once used.
-      pinned_bytes: page-locked memory of the host.
-    """
-
-    count: int
-    example: int
-    communicators: int
-    device_bytes: Figure
-    pinned_bytes: Figure
-
-
-@dataclasses.dataclass(frozen=True)
-class Plan:
+class Plan(Contents):
     """What a layout costs; prints as tables, in a notebook as HTML.
 
     Attributes:
@@ -77,29 +32,6 @@ class Plan:
       >>> made.to_json()["communicators"][0]["axes"]
       ['data']
     """
-
-    axes: Mapping[str, int]
-    machine: Machine
-    processes: int
-    communicators: tuple[PlannedCommunicator, ...]
-    calls: tuple[PlannedCall, ...]
-    attention: tuple[PlannedAttention, ...]
-    ranks: tuple[RankClass, ...]
-    startup: Startup
-    warnings: tuple[str, ...]
-    notes: tuple[str, ...]
-
-    @property
-    def step_seconds(self) -> Figure:
-        """Communication of a step, one collective after the other; no attention."""
-        return total(row.seconds for row in self.calls)
-
-    @property
-    def device_bytes(self) -> Figure:
-        """Device memory of communicators, of the rank that has most."""
-        return max(
-            (each.device_bytes for each in self.ranks), key=lambda each: each.value
-        )
 
     def check(self, records: Iterable[Any] | None = None) -> Check:
         """Compare the times of the plan with those of a run.

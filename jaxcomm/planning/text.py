@@ -4,13 +4,11 @@ import dataclasses
 import html
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jaxcomm.diagnostics import table
+from jaxcomm.planning.contents import Contents
 from jaxcomm.planning.figure import ORIGINS, Figure
-
-if TYPE_CHECKING:
-    from jaxcomm.planning.result import Plan
 
 _COMMUNICATORS = (
     *("mesh axes", "lane", "backend", "groups", "domains", "buffers", "device memory"),
@@ -32,7 +30,7 @@ _ATTENTION = (
 )
 
 
-def draw(plan: "Plan") -> str:
+def draw(plan: Contents) -> str:
     """Draw a plan for a terminal."""
     lines = [_heading(plan)]
     for title, columns, rows in _tables(plan):
@@ -43,7 +41,7 @@ def draw(plan: "Plan") -> str:
     return "\n".join([*lines, _legend(plan)])
 
 
-def as_html(plan: "Plan") -> str:
+def as_html(plan: Contents) -> str:
     """Draw a plan for a notebook."""
     parts = [f"<p>{html.escape(_heading(plan))}</p>"]
     for title, columns, rows in _tables(plan):
@@ -56,7 +54,7 @@ def as_html(plan: "Plan") -> str:
     )
 
 
-def to_json(plan: "Plan") -> dict[str, Any]:
+def to_json(plan: Contents) -> dict[str, Any]:
     """Return a plan in types that json writes; figures as value and origin."""
     machine = dataclasses.asdict(plan.machine)
     del machine["samples"]
@@ -131,7 +129,7 @@ def _figure(figure: Figure) -> dict[str, Any]:
     return {"value": figure.value, "origin": ORIGINS[figure.origin]}
 
 
-def _heading(plan: "Plan") -> str:
+def _heading(plan: Contents) -> str:
     axes = " x ".join(f"{name} {size}" for name, size in plan.axes.items())
     machine = plan.machine
     return (
@@ -140,7 +138,7 @@ def _heading(plan: "Plan") -> str:
     )
 
 
-def _tables(plan: "Plan") -> Iterator[tuple[str, tuple[str, ...], list]]:
+def _tables(plan: Contents) -> Iterator[tuple[str, tuple[str, ...], list]]:
     if plan.communicators:
         rows = [_communicator(each) for each in plan.communicators]
         yield "communicators, as the rank with most sees them", _COMMUNICATORS, rows
@@ -209,7 +207,7 @@ def _attention(each):
     )
 
 
-def _facts(plan: "Plan") -> Iterator[str]:
+def _facts(plan: Contents) -> Iterator[str]:
     if plan.calls:
         yield f"communication of a step: {_seconds(plan.step_seconds)}"
     for each in plan.attention:
@@ -224,7 +222,7 @@ def _facts(plan: "Plan") -> Iterator[str]:
         )
 
 
-def _legend(plan: "Plan") -> str:
+def _legend(plan: Contents) -> str:
     return "; ".join(f"{letter}: {words}" for letter, words in ORIGINS.items())
 
 

@@ -16,7 +16,7 @@ from jaxcomm.communicator.lane import DEFAULT_LANE
 from jaxcomm.communicator.replica_groups import canonical_axes
 from jaxcomm.planning.calls import Call, leaves_of
 from jaxcomm.primitives import lowering
-from jaxcomm.primitives.registry import COLLECTIVES
+from jaxcomm.primitives.collective import COLLECTIVES
 from jaxcomm.primitives.rewrite import ANY, Bind
 
 # How often each collective runs.

@@ -27,7 +27,10 @@ from jaxcomm import compat
 from jaxcomm.primitives import batching, lowering
 from jaxcomm.primitives.call import Call
 from jaxcomm.primitives.gathered import emulate_groups, own_rows
-from jaxcomm.primitives.registry import COLLECTIVES
+from jaxcomm.primitives.registry import PRIMITIVES
+
+# By their planners' names.
+COLLECTIVES: "dict[str, Collective]" = {}
 
 
 class Collective:
@@ -185,7 +188,7 @@ def define(collective: Collective) -> None:
         raise ValueError(f"there is a collective named {collective.name!r} already")
     COLLECTIVES[collective.name] = collective
     primitive = CollectivePrimitive(f"jaxcomm_{collective.name}")
-    collective.primitive = primitive
+    collective.primitive = PRIMITIVES[collective.name] = primitive
 
     def abstract_eval(*avals, call, **params):
         return abstract_eval_of(collective, avals, call, **params)

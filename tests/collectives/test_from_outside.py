@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import jaxcomm
-from jaxcomm.primitives import lowering, registry
+from jaxcomm.primitives import lowering
 from jaxcomm.primitives.call import call_of
-from jaxcomm.primitives.collective import Collective, bound, define
+from jaxcomm.primitives.collective import COLLECTIVES, Collective, bound, define
 from jaxcomm.primitives.request import Request, as_arrays
 from jaxcomm.primitives.split_phase import define_pair
 
@@ -64,14 +64,14 @@ def toys():
         lowering.REWRITES[backend, "toy_spread"] = _by_sum
     yield found
     for name in found:
-        del registry.COLLECTIVES[name]
+        del COLLECTIVES[name]
     for backend in ("host", "nccl"):
         del lowering.REWRITES[backend, "toy_spread"]
 
 
 def request(name, x, axis_name, **options):
     call = call_of(name, axis_name, **options)
-    return Request(registry.COLLECTIVES[f"toy_{name}"], as_arrays(x, call), call)
+    return Request(COLLECTIVES[f"toy_{name}"], as_arrays(x, call), call)
 
 
 def mirror(x, axis_name, **options):
@@ -172,4 +172,4 @@ def test_a_collective_without_a_transpose_says_so(trace):
                 lambda x: jax.grad(lambda x: request("one_way", x, "i").run().sum())(x)
             )
     finally:
-        del registry.COLLECTIVES["toy_one_way"]
+        del COLLECTIVES["toy_one_way"]
