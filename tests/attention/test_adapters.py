@@ -36,6 +36,25 @@ def _attend(positions):
     return attention_fn("context", LAYOUT, positions=positions, is_causal=True)
 
 
+def test_the_maker_or_the_layer_says_that_it_is_causal(mesh_of):
+    """Whoever says so alone is heard; flax passes it where it makes no mask."""
+
+    def attended(by_maker, by_layer):
+        def local(x, positions):
+            attend = attention_fn(
+                "context", LAYOUT, positions=positions, is_causal=by_maker
+            )
+            x = x[:, :, None]
+            return attend(x, x, x, is_causal=by_layer)[:, :, 0]
+
+        return _over_ranks(local, mesh_of(4))
+
+    causal, all_seen = attended(True, True), attended(False, False)
+    assert not np.allclose(causal, all_seen, atol=1e-2)
+    np.testing.assert_array_equal(attended(True, False), causal)
+    np.testing.assert_array_equal(attended(False, True), causal)
+
+
 def test_flax_nnx_attends_as_on_one_device(mesh_of):
     nnx = pytest.importorskip("flax.nnx")
 

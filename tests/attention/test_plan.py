@@ -31,7 +31,10 @@ def test_a_window_sends_its_border():
     layout = jaxcomm.Layout("contiguous", 8, 65536)
     options = {"is_causal": True, "local_window_size": (4096, 0)}
     found = plan(layout, **options, **OF)
-    assert found.rows["halo"].forward_bytes == 2 * 4096 * 8 * 128 * 2
+    border = 2 * 4096 * 8 * 128 * 2
+    assert found.rows["halo"].forward_bytes == border
+    # A rank holds its own keys and values beside what arrives.
+    assert found.rows["halo"].memory == 2 * (65536 // 8) * 8 * 128 * 2 + border
     assert found.rows["ring"].sends == 1
     slow = Machine(600e12, 5e9, 15e-6, "slow links")
     assert plan(layout, **options, **OF, machine=slow).chosen == "halo"

@@ -2,6 +2,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from dense import Options, attention
+from split import assert_close, attend, random_inputs
 
 from jaxcomm.attention.kernels import tile_loops, tiling
 from jaxcomm.attention.schedules.registry import SCHEDULES
@@ -142,3 +144,12 @@ def test_float64_is_summed_in_float64(ring, dense, inputs, assert_close):
         found = ring(query, key, value, size=4, **options)
         assert {x.dtype for x in found[:5]} == {jnp.dtype("float64")}
         assert_close(found, dense(query, key, value, **options), 1e-13)
+
+
+@pytest.mark.parametrize(("schedule", "left"), [("contiguous", 9), ("zigzag", 4)])
+def test_blocks_pass_over_ranks_that_see_nothing_of_them(schedule, left):
+    """Of 8 ranks some see a block; it, and its gradients, go to those alone."""
+    *arrays, grads = random_inputs((1, 32, 2, 8), (1, 32, 2, 8))
+    options = Options(window=(left, 4))
+    found = attend(*arrays, options, grads, size=8, schedule=schedule, strategy="ring")
+    assert_close(found, attention(*arrays, options, grads), 2e-5)
