@@ -75,7 +75,7 @@ class Machine:
     store_seconds: float = 0
     samples: tuple[Sample, ...] = ()
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for name in (
             *("flops", "bytes_per_second", "network_bytes_per_second"),
             "memory_bytes_per_second",
@@ -119,7 +119,7 @@ class Machine:
         return MACHINES[name]
 
     @classmethod
-    def load(cls, path: str | os.PathLike) -> "Machine":
+    def load(cls, path: str | os.PathLike[str]) -> "Machine":
         """Read a machine that :meth:`save` or the doctor wrote.
 
         Raises:
@@ -138,7 +138,7 @@ class Machine:
                 f"`python -m jaxcomm.doctor --calibrate FILE`"
             ) from None
 
-    def save(self, path: str | os.PathLike) -> None:
+    def save(self, path: str | os.PathLike[str]) -> None:
         """Write it as JSON."""
         with open(path, "w", encoding="utf-8") as file:
             json.dump(dataclasses.asdict(self), file, indent=1)

@@ -10,6 +10,7 @@ import jax
 import pytest
 
 import jaxcomm
+from jaxcomm.attention import Strategy
 
 PINNED = pathlib.Path(__file__).with_name("public_api.txt")
 # What users make themselves; of other classes they get objects.
@@ -81,20 +82,42 @@ def test_inner_names_do_not_show():
     assert list(jaxcomm.__all__) == sorted(jaxcomm.__all__)
 
 
+def _is_annotated(function):
+    signature = inspect.signature(function)
+    parameters = [
+        each
+        for i, each in enumerate(signature.parameters.values())
+        if not (i == 0 and each.name in ("self", "cls"))
+    ]
+    found = [signature.return_annotation, *(each.annotation for each in parameters)]
+    return inspect.Parameter.empty not in found
+
+
 @pytest.mark.parametrize("name", sorted(jaxcomm.__all__))
 def test_everything_public_has_types_and_words(name):
+    """The functions and methods of users, those of a public module included."""
     found = getattr(jaxcomm, name)
     assert inspect.getdoc(found)
-    if inspect.isclass(found) or inspect.ismodule(found):
-        return
     if name in {"axis_index", "axis_size"}:
         return
-    signature = inspect.signature(found)
-    if found.__module__.startswith("jaxcomm.attention"):
-        return  # Annotated with the layout of sequences.
-    for parameter in signature.parameters.values():
-        assert parameter.annotation is not inspect.Parameter.empty, parameter
-    assert signature.return_annotation is not inspect.Signature.empty
+    objects = [found]
+    if inspect.ismodule(found):
+        objects = [
+            value
+            for key, value in vars(found).items()
+            if callable(value) and not key.startswith("_")
+        ]
+    # Who writes a strategy fills in methods that ``Strategy`` annotates.
+    classes = [each for each in objects if inspect.isclass(each)]
+    functions = [each for each in objects if each not in classes]
+    for each in classes:
+        if each is Strategy or not issubclass(each, Strategy):
+            functions += [
+                method
+                for key, method in inspect.getmembers(each, inspect.isroutine)
+                if not key.startswith("_") and key in vars(each)
+            ]
+    assert [each for each in functions if not _is_annotated(each)] == []
 
 
 def test_no_name_is_one_of_jax_lax_with_another_meaning():

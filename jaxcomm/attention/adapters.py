@@ -1,5 +1,6 @@
 """What other libraries' layers need to attend over a split sequence."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -7,11 +8,12 @@ import jax
 from jaxcomm.attention.layout import Layout
 from jaxcomm.attention.names import KEPT
 from jaxcomm.attention.ring_attention import ring_attention
+from jaxcomm.primitives.call import AxisName
 
 _keep = jax.checkpoint_policies.save_only_these_names(KEPT)
 
 
-def save_attention(prim, *_, **params):
+def save_attention(prim: Any, *_: Any, **params: Any) -> Any:
     """Decide what ``jax.checkpoint(policy=save_attention)`` keeps: the attention.
 
     The backward pass computes the layer again, without its attention.
@@ -20,8 +22,13 @@ def save_attention(prim, *_, **params):
 
 
 def attention_fn(
-    axis_name, layout: Layout, *, positions=None, is_causal: bool = False, **options
-):
+    axis_name: AxisName,
+    layout: Layout,
+    *,
+    positions: Any = None,
+    is_causal: bool = False,
+    **options: Any,
+) -> Callable[..., Any]:
     """Return :func:`ring_attention` with the signature of flax's ``attention_fn``.
 
     For ``flax.nnx.MultiHeadAttention`` and ``flax.linen.MultiHeadDotProductAttention``,
@@ -92,7 +99,7 @@ def attention_fn(
     return attend
 
 
-def equinox_attention(layer: Any, attend):
+def equinox_attention(layer: Any, attend: Callable[..., Any]) -> Callable[..., Any]:
     """Return an ``equinox.nn.MultiheadAttention`` that attends over a split sequence.
 
     Args:

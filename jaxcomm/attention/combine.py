@@ -1,7 +1,10 @@
 """Combine attentions of one set of queries over keys that are split across ranks."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxcomm import compat
 from jaxcomm.attention.kernels.operands import sum_dtype
@@ -11,12 +14,19 @@ from jaxcomm.collectives.all_gather import all_gather
 from jaxcomm.collectives.all_to_all import all_to_all
 from jaxcomm.communicator import replica_groups
 from jaxcomm.primitives import arguments
+from jaxcomm.primitives.call import AxisName
 
 
 @promotes_ranks
 def combine(
-    out, lse, axis_name, *, scatter: int | None = None, lane=None, backend=None
-):
+    out: jax.Array | np.ndarray,
+    lse: jax.Array | np.ndarray,
+    axis_name: AxisName,
+    *,
+    scatter: int | None = None,
+    lane: str | None = None,
+    backend: str | None = None,
+) -> Any:
     """Merge the attention of equal queries over each rank's part of the keys.
 
     For decoding with a split cache: every rank attends with the same queries to its own

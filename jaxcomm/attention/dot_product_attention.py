@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxcomm import compat
 from jaxcomm.attention import natural, segments
@@ -17,29 +18,30 @@ from jaxcomm.attention.strategies.strategy import Strategy
 from jaxcomm.communicator import cache
 from jaxcomm.primitives.arguments import flag
 
+Array = jax.Array | np.ndarray
 # Of the options of ring_attention, those that are arrays.
 _TRAINED = ("alibi_slopes", "dropout_key", "sinks")
 
 
 def dot_product_attention(
-    query,
-    key,
-    value,
-    bias=None,
-    mask=None,
+    query: Array,
+    key: Array,
+    value: Array,
+    bias: Array | None = None,
+    mask: Array | None = None,
     *,
-    axis_name,
-    mesh=None,
+    axis_name: str | tuple[str, ...],
+    mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh | None = None,
     is_causal: bool = False,
-    query_segment_ids=None,
-    key_value_segment_ids=None,
-    query_seq_lengths=None,
-    key_value_seq_lengths=None,
+    query_segment_ids: Array | None = None,
+    key_value_segment_ids: Array | None = None,
+    query_seq_lengths: Array | None = None,
+    key_value_seq_lengths: Array | None = None,
     strategy: str | Strategy = "auto",
     schedule: str | None = None,
     return_residual: bool = False,
-    **options,
-):
+    **options: Any,
+) -> Any:
     """Compute ``jax.nn.dot_product_attention`` over a mesh, in plain jit code.
 
     A twin for global arrays in their natural order. It splits the sequence over the

@@ -21,6 +21,7 @@ from jaxcomm.attention.schedules.registry import get_schedule
 from jaxcomm.attention.schedules.schedule import Schedule
 from jaxcomm.communicator import replica_groups
 from jaxcomm.primitives import arguments
+from jaxcomm.primitives.call import AxisName
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -115,18 +116,18 @@ class Layout:
             return (self.local_length,)
         return self.schedule.segments(self.local_length)
 
-    def __eq__(self, other):
+    def __eq__(self, other: object) -> bool:
         if not isinstance(other, Layout):
             return NotImplemented
         return self._key() == other._key() and self.order is other.order
 
-    def __hash__(self):
+    def __hash__(self) -> int:
         return hash(self._key())
 
     def _key(self):
         return self.schedule, self.size, self.length
 
-    def positions_of(self, rank):
+    def positions_of(self, rank: Any) -> Any:
         """Return the positions of the tokens that a rank holds.
 
         Args:
@@ -141,13 +142,13 @@ class Layout:
             return jnp.asarray(self.order)[..., rank, :]
         return self.schedule.positions(rank, self.size, self.local_length)
 
-    def all_positions(self):
+    def all_positions(self) -> Any:
         """Return the positions in rank order: (size * local length,), or (B, ...)."""
         if not self.is_static:
             return self.order.reshape(*self.order.shape[:-2], -1)
         return self.schedule.shard(self.size, self.local_length)
 
-    def reorder(self, x, axis: int = 1):
+    def reorder(self, x: Any, axis: int = 1) -> tuple[Any, Any]:
         """Permute a batch so that an even split gives every rank its tokens.
 
         Padding is zeros. An array stays sharded as it is; numpy arrays stay numpy.
@@ -190,7 +191,7 @@ class Layout:
         first, at = checked(leaves[0], axis, what)
         return out, take(token_numbers(first, at), places, at, fill=PADDING)
 
-    def restore(self, x, positions=None, axis: int = 1):
+    def restore(self, x: Any, positions: Any = None, axis: int = 1) -> Any:
         """Undo :meth:`reorder`: put the tokens of all ranks back into natural order.
 
         The positions say where each token belongs, so no other layout can mix them up.
@@ -244,14 +245,14 @@ class Layout:
 
         return jax.tree.map(one, x)
 
-    def places(self):
+    def places(self) -> Any:
         """Return where each position is in rank order, shaped as all positions are."""
         at = self.all_positions()
         if isinstance(at, np.ndarray):
             return np.argsort(at, kind="stable").astype(np.int32)
         return jnp.argsort(at)
 
-    def check_axis(self, axis_name, what: str) -> int:
+    def check_axis(self, axis_name: AxisName, what: str) -> int:
         """Return the size of an axis, or say that it is not the layout's.
 
         Raises:

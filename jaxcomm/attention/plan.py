@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from typing import Any
 
 import jax.numpy as jnp
 
@@ -63,7 +64,7 @@ def plan(
     key_heads: int | None = None,
     value_size: int | None = None,
     batch: int = 1,
-    dtype="bfloat16",
+    dtype: Any = "bfloat16",
     key_layout: Layout | None = None,
     is_causal: bool = False,
     local_window_size: int | tuple[int, int] | None = None,

@@ -12,12 +12,20 @@ from jaxcomm.attention.layout import Layout
 from jaxcomm.attention.permutation import checked, poison_unless
 from jaxcomm.attention.positions import are_right
 from jaxcomm.collectives.ragged_all_to_all import ragged_all_to_all
+from jaxcomm.primitives.call import AxisName
 
 
 def relayout(
-    x, source: Layout, target: Layout, axis_name, *, positions=None, axis: int = 1,
-    lane=None, backend=None,
-):  # fmt: skip
+    x: Any,
+    source: Layout,
+    target: Layout,
+    axis_name: AxisName,
+    *,
+    positions: Any = None,
+    axis: int = 1,
+    lane: str | None = None,
+    backend: str | None = None,
+) -> Any:
     """Give every rank the tokens that another layout says it holds.
 
     For use inside ``jax.shard_map``: around a layer that wants contiguous tokens, such

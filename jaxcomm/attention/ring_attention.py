@@ -1,7 +1,10 @@
 """Exact attention over a sequence that is split across devices."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxcomm import compat
 from jaxcomm.attention import arguments, segments
@@ -19,41 +22,44 @@ from jaxcomm.communicator.lane import check_lane
 from jaxcomm.compat import varying_axes
 from jaxcomm.machine import MACHINES
 from jaxcomm.primitives import arguments as _arguments
+from jaxcomm.primitives.call import AxisName
 from jaxcomm.primitives.call import Call as CollectiveCall
 from jaxcomm.primitives.pvary import vary
+
+Array = jax.Array | np.ndarray
 
 
 @promotes_ranks
 def ring_attention(
-    query,
-    key,
-    value,
-    bias=None,
-    mask=None,
+    query: Array,
+    key: Array,
+    value: Array,
+    bias: Array | None = None,
+    mask: Array | None = None,
     *,
-    axis_name,
+    axis_name: AxisName,
     layout: Layout,
-    positions=None,
+    positions: Any = None,
     key_layout: Layout | None = None,
-    key_positions=None,
+    key_positions: Any = None,
     is_causal: bool = False,
     scale: float | None = None,
-    query_segment_ids=None,
-    key_value_segment_ids=None,
-    query_seq_lengths=None,
-    key_value_seq_lengths=None,
+    query_segment_ids: Array | None = None,
+    key_value_segment_ids: Array | None = None,
+    query_seq_lengths: Array | None = None,
+    key_value_seq_lengths: Array | None = None,
     local_window_size: int | tuple[int, int] | None = None,
-    sinks=None,
+    sinks: Array | None = None,
     logits_soft_cap: float | None = None,
-    alibi_slopes=None,
+    alibi_slopes: Array | None = None,
     dropout_rate: float = 0.0,
-    dropout_key=None,
+    dropout_key: Array | None = None,
     strategy: str | Strategy = "ring",
     return_residual: bool = False,
     implementation: str | None = None,
     lane: str | None = None,
     backend: str | None = None,
-):
+) -> Any:
     """Compute ``jax.nn.dot_product_attention`` over a sequence split across devices.
 
     For use inside ``jax.shard_map``. ``layout`` says which tokens each rank holds:

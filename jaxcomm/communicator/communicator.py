@@ -1,7 +1,7 @@
 """One communicator: what it joins, what it did, and how it ends."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from jaxcomm import _ffi
 from jaxcomm.communicator.backends.backend import CommunicatorSpec, Connection
@@ -63,7 +63,7 @@ class Communicator:
         self.target_suffix = spec.backend.variant(spec)
         self._end = end
 
-    def __reduce__(self):
+    def __reduce__(self) -> NoReturn:
         """Refuse: a copy would be another object with the same communicator."""
         raise TypeError(
             "a communicator cannot be copied or pickled: it belongs to this process. "
@@ -172,7 +172,7 @@ class Communicator:
         """Return itself; the end of the ``with`` block closes it."""
         return self
 
-    def __exit__(self, *exc_info) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         """Close it."""
         self.close()
 

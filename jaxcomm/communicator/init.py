@@ -2,6 +2,7 @@
 
 import datetime
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -16,7 +17,7 @@ from jaxcomm.communicator.table import Communicators
 
 def init(
     mesh: jax.sharding.Mesh,
-    axes: str | Sequence | None = None,
+    axes: str | Sequence[Any] | None = None,
     *,
     lanes: str | Sequence[str] = (DEFAULT_LANE,),
     backend: str | None = None,

@@ -143,7 +143,7 @@ class CommPolicy:
     source: str = "own"
     on_failure: str | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for name, (types, wanted) in _CHOICES.items():
             value = getattr(self, name)
             if not isinstance(value, types):

@@ -4,6 +4,7 @@ import functools
 import math
 import time
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -149,7 +150,7 @@ class SymmetricPool:
             if not self.closed and self._is_beside(member)
         }
 
-    def zeros(self, shape, dtype="float32", spec=None) -> jax.Array:
+    def zeros(self, shape: Any, dtype: Any = "float32", spec: Any = None) -> jax.Array:
         """Return an array of zeros that lies in the pool.
 
         Args:

@@ -38,7 +38,7 @@ class FlightRecord:
         """
         return json.loads(self._document)
 
-    def save(self, path: str | os.PathLike) -> None:
+    def save(self, path: str | os.PathLike[str]) -> None:
         """Writes it as JSON, for ``python -m jaxcomm.doctor --merge``."""
         with open(path, "w", encoding="utf-8") as file:
             file.write(self._document)
@@ -70,7 +70,7 @@ class FlightRecord:
 
     def save_trace(
         self,
-        path: str | os.PathLike,
+        path: str | os.PathLike[str],
         *,
         format: Literal["perfetto", "fr_trace"] = "perfetto",
     ) -> None:

@@ -1,7 +1,7 @@
 """What a schedule must say: the positions a rank holds, and nothing else."""
 
 import abc
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
@@ -19,17 +19,17 @@ class Schedule(abc.ABC):
 
     name: ClassVar[str]
 
-    def __eq__(self, other):
+    def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and vars(self) == vars(other)
 
-    def __hash__(self):
+    def __hash__(self) -> int:
         return hash((type(self), tuple(sorted(vars(self).items()))))
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return repr(self.name)
 
     @abc.abstractmethod
-    def positions(self, rank, size: int, length: int) -> np.ndarray | jax.Array:
+    def positions(self, rank: Any, size: int, length: int) -> np.ndarray | jax.Array:
         """Return the global positions of the tokens that ``rank`` holds.
 
         Args:

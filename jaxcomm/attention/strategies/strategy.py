@@ -183,7 +183,7 @@ class Strategy(abc.ABC):
         """
 
     @abc.abstractmethod
-    def backward(self, call: Call, kept, saved: Saved) -> Grads:
+    def backward(self, call: Call, kept: Any, saved: Saved) -> Grads:
         """Return the gradients, shaped as the inputs, in the dtype of sums."""
 
 
