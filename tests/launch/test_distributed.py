@@ -50,7 +50,7 @@ import jaxcomm, jax
 assert not jax.distributed.is_initialized()
 print("process", jax.numpy.zeros(1).dtype, jax.device_count(), jax.process_count())
 """,
-        timeout=120,
+        timeout=200,
     )
     assert status == 0, err
     assert results(out) == ["process float64 6 2"] * 2
@@ -68,7 +68,7 @@ if copy == 0:
 os.wait()
 """,
         processes=1,
-        timeout=60,
+        timeout=200,
     )
     assert status == 0, err
     assert results(out) == ["process alone"]
@@ -84,7 +84,7 @@ if i == 1: raise ValueError("mine")
 time.sleep(1000)
 """,
         grace=0.5,
-        timeout=120,
+        timeout=200,
     )
     assert status == 1
     assert "[1] ValueError: mine" in err
@@ -194,7 +194,7 @@ for _ in range(3):
     except RuntimeError as error: print("process", error)
 """,
         processes=1,
-        timeout=60,
+        timeout=200,
     )
     assert status == 0, err
     assert results(out) == ["process 1 [1, 1]", "process 1 [1, 1]", "process not yet"]

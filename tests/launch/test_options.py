@@ -92,7 +92,7 @@ def test_help_ends_with_0():
         [sys.executable, "-m", "jaxcomm.launch", "--help"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")

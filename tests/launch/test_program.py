@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from jaxcomm.launch import options, run
+from jaxcomm.launch import job, options, run
 
 pytestmark = pytest.mark.multiprocess
 
@@ -31,10 +31,12 @@ def both(capfd, monkeypatch):
 
     def start(*words):
         monkeypatch.setenv("JAX_PROCESS_ID", "0")
+        # After a failure it ends by itself, however long that takes.
+        monkeypatch.setattr(job, "_LAST_WORDS_SECONDS", 100)
         by_hand = subprocess.run(
             [sys.executable, *words], capture_output=True, text=True, check=False
         )
-        status = run.run(options.parse(["-n", "1", *words]))
+        status = run.run(options.parse(["-n", "1", "--grace=100", *words]))
         out, err = capfd.readouterr()
         ours = [
             line.removeprefix("[0] ")
@@ -129,7 +131,7 @@ def test_options_of_the_interpreter_are_passed_on(program):
         [sys.executable, "-W", "error", "-m", "jaxcomm.launch", "-n", "1", path],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
         check=False,
     )
     assert done.returncode == 1

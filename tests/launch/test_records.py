@@ -68,7 +68,8 @@ def test_an_interrupted_run_ends_with_the_merged_records(merge, launch):
         WRITES
         + "tell(f'{i}'); hear('0'); hear('1')\n"
         + "if i == 0: os.kill(os.getppid(), signal.SIGINT)\n"
-        + "time.sleep(1000)"
+        + "time.sleep(1000)",
+        grace=100,
     )
     assert status == 130
     assert err.splitlines()[-2] == "merged 0 1"
