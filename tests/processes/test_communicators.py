@@ -241,7 +241,7 @@ def closed_after_a_failure(here):
     run = here.program(mesh, lambda x: jaxcomm.psum(x, "i"))
     (member,) = jaxcomm.init(mesh)
     if here.process == 0:
-        with pytest.raises(jax.errors.JaxRuntimeError, match="waited 1 s for rank 1"):
+        with pytest.raises(jax.errors.JaxRuntimeError, match="for rank 1"):
             here.mine(run(x))
     here.meet("one has failed", [0, 1])
     member.close()
@@ -252,4 +252,4 @@ def closed_after_a_failure(here):
 
 def test_a_communicator_made_anew_meets_nothing_of_the_one_that_failed(team):
     """C2."""
-    team.call(closed_after_a_failure, environment={"JAXCOMM_TIMEOUT": "1"})
+    team.call(closed_after_a_failure, environment={"JAXCOMM_TIMEOUT": "5"})
