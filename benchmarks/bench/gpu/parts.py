@@ -11,6 +11,7 @@ from bench.gpu import (
     memory,
     overlap,
     symmetric,
+    torch_peer,
 )
 from bench.gpu.rows import Figure, Finding
 from bench.gpu.timer import Timer
@@ -25,4 +26,5 @@ PARTS: dict[str, Callable[[Timer], Iterable[Figure | Finding]]] = {
     "borrowed": borrowed.rows,
     "attention": attention.rows,
     "masks": masks.rows,
+    "torch": torch_peer.rows,
 }
