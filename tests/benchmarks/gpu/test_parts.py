@@ -72,6 +72,12 @@ def test_what_xla_does_not_lend_is_said(timer):
     assert "XLA lends communicators of NVIDIA GPUs" in row.found
 
 
+def test_what_torch_cannot_do_is_said(timer):
+    (row,) = run("torch", timer)
+    assert row.is_right is None
+    assert row.found == "not measured: torch's NCCL needs GPUs"
+
+
 # Parts that compare.
 
 
