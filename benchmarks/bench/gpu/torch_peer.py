@@ -4,6 +4,8 @@ torch is no dependency. It makes communicators of its own, and needs a process f
 rank.
 """
 
+# pyright: reportMissingImports=false
+
 import contextlib
 import datetime
 from collections.abc import Iterator
