@@ -1,10 +1,12 @@
 """Ring attention in bfloat16 against its rivals, forward and backward."""
 
+import functools
 from collections.abc import Iterator
 
 import jax
 
 import jaxcomm
+from bench.gpu import sizes
 from bench.gpu.rows import Figure, Finding
 from bench.gpu.standstill import standstill
 from bench.gpu.timer import Timer, thunk
@@ -43,25 +45,12 @@ def _of_length(timer, tokens, kernel):
         for shape in shapes
         if jax.process_index() == 0
     ]
-    # As layers follow one another; the first waits for the host.
-    calls = 10 if tokens <= 1 << 16 else 3
-    length = f"{tokens // 1024}k" if tokens >= 1024 else str(tokens)
+    calls, length = sizes.calls_in_a_round(tokens), sizes.length(tokens)
 
     def ring(transform, backend=None, is_causal=True):
-        def attend(q, k, v):
-            size = jax.lax.axis_size("i")
-            layout = jaxcomm.Layout("zigzag", size, size * q.shape[1])
-            return jaxcomm.ring_attention(
-                q,
-                k,
-                v,
-                axis_name="i",
-                layout=layout,
-                positions=positions_of(layout, "i"),
-                is_causal=is_causal,
-                backend=backend,
-            )
-
+        attend = functools.partial(
+            attend_in_zigzag, backend=backend, is_causal=is_causal
+        )
         return thunk(transform(timer.program(attend, _SPLIT)), *block)
 
     def compare(name, transform, ours, peer, theirs, *, is_causal, least):
@@ -97,6 +86,16 @@ def _of_length(timer, tokens, kernel):
             thunk(transform(timer.program(gathered(kernel), _SPLIT)), *block),
             is_causal=False, least=1.0,
         )  # fmt: skip
+
+
+def attend_in_zigzag(q, k, v, *, is_causal=True, backend=None):
+    """Attends over the axis "i", to tokens dealt in zigzag."""
+    size = jax.lax.axis_size("i")
+    layout = jaxcomm.Layout("zigzag", size, size * q.shape[1])
+    return jaxcomm.ring_attention(
+        q, k, v, axis_name="i", layout=layout, positions=positions_of(layout, "i"),
+        is_causal=is_causal, backend=backend,
+    )  # fmt: skip
 
 
 def whole(kernel, *, is_causal):

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxcomm
+from bench.gpu import sizes
 from bench.gpu.attention import forward_and_backward
 from bench.gpu.rows import Figure, Finding
 from bench.gpu.timer import Timer, thunk
@@ -47,7 +48,6 @@ def _of_case(timer, tokens, name, strategy, options):
     )
     parts = 1 if timer.shares_gpu else timer.size
     part = "" if parts == 1 else f", divided by {parts}"
-    length = f"{tokens // 1024}k" if tokens >= 1024 else str(tokens)
     for what, transform in (
         ("forward", jax.jit),
         ("forward and backward", forward_and_backward),
@@ -56,11 +56,11 @@ def _of_case(timer, tokens, name, strategy, options):
             theirs, mesh=one, in_specs=_SPLIT, out_specs=_SPLIT, check_vma=False
         )
         yield timer.compare(
-            f"{strategy} with {name} in {length}, {what}",
+            f"{strategy} with {name} in {sizes.length(tokens)}, {what}",
             thunk(transform(timer.program(ours, _SPLIT)), *block),
             f"the same on one GPU{part}",
             thunk(transform(whole), *alone) if is_first else None,
-            calls=10 if tokens <= 1 << 16 else 3,
+            calls=sizes.calls_in_a_round(tokens),
             alone=True,
             share=1 / parts,
             least=0.8,

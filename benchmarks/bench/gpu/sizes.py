@@ -47,6 +47,23 @@ class Sizes:
     calls: int = 30
 
 
+def length(tokens: int) -> str:
+    """Returns how a row names a sequence of so many tokens.
+
+    >>> length(32768)
+    '32k'
+    """
+    return f"{tokens // 1024}k" if tokens >= 1024 else str(tokens)
+
+
+def calls_in_a_round(tokens: int) -> int:
+    """Returns how often to attend: as layers follow one another, but not for minutes.
+
+    The first waits for the host.
+    """
+    return 10 if tokens <= 1 << 16 else 3
+
+
 # That all of it works, on the CPU devices of a stand-in for NCCL.
 TINY = Sizes(
     dtypes=("bfloat16", "int8"),

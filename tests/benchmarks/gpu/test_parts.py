@@ -4,11 +4,12 @@ import dataclasses
 import time
 
 import jax
+import numpy as np
 import pytest
 from stand_in_timer import grows
 
 import jaxcomm
-from bench.gpu import device_memory
+from bench.gpu import device_memory, torch_peer
 from bench.gpu.parts import PARTS
 
 
@@ -76,6 +77,14 @@ def test_what_torch_cannot_do_is_said(timer):
     (row,) = run("torch", timer)
     assert row.is_right is None
     assert row.found == "not measured: torch's NCCL needs GPUs"
+
+
+def test_what_is_not_a_number_differs_wherever_it_is():
+    right, spoilt = np.ones(3), np.array([1, np.nan, 1])
+    assert torch_peer.largest_difference([right * 2, right], [right, right]) == 1
+    for ours, theirs in ((right, spoilt), (spoilt, right)):
+        found = torch_peer.largest_difference([right, ours], [right, theirs])
+        assert not found < 1
 
 
 # Parts that compare.
