@@ -243,8 +243,12 @@ def _of_process(report, process, hardware):
     if process > 0 and 0 in results and results[0].outcome == EXITED:
         # It may see no more than that the other has ended, for whatever cause.
         cause += r"|\bprocess 0\b"
+    named = OPERATIONS[case.operation].name
+    if case.around == "small_behind_on_other_lane":
+        # It waits for the same process, and may be the first that is looked at.
+        named = rf"({named}|{OPERATIONS['psum_small'].name})"
     wanted = (
-        rf"\b{OPERATIONS[case.operation].name}",
+        rf"\b{named}",
         r"axes \('i',\)",
         r"\brank \d",
         cause,
