@@ -5,10 +5,12 @@ import operator
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxcomm import compat
 from jaxcomm.attention.layout import Layout
 from jaxcomm.attention.mask import Mask
+from jaxcomm.attention.permutation import permute, take
 
 _NAME = "ring_attention"
 
@@ -297,25 +299,24 @@ def bias_of(bias, mask, shape, key_layout: Layout):
         return None
     bias = jnp.broadcast_to(bias, (*bias.shape[:3], shape[3]))
     with jax.named_scope("bias_in_rank_order"):
-        return take_positions(bias, key_layout.all_positions(), 3)
+        return _in_rank_order(bias, key_layout)
+
+
+def _in_rank_order(bias, layout: Layout):
+    """Return the columns of a bias as the ranks hold them; zeros for padding."""
+    positions = layout.all_positions()
+    if isinstance(positions, np.ndarray):
+        padding = [(0, 0)] * 3 + [(0, len(positions) - bias.shape[3])]
+        return permute(jnp.pad(bias, padding), positions, 3)
+    if positions.ndim == 2:  # of each sequence
+        bias = jnp.broadcast_to(bias, (len(positions), *bias.shape[1:]))
+    return take(bias, positions, 3)
 
 
 def with_dimensions(x, count: int):
     """Return an array with as many dimensions, as it broadcasts; more stay."""
     x = jnp.asarray(x)
     return x.reshape((1,) * (count - x.ndim) + x.shape)
-
-
-def take_positions(x, positions, axis: int):
-    """Return tokens of a whole sequence at positions; zeros for padding.
-
-    Positions of two dimensions are of each row of ``x``.
-    """
-    if positions.ndim == 2:
-        x = jnp.broadcast_to(x, (len(positions), *x.shape[1:]))
-        return jax.vmap(lambda row, at: take_positions(row, at, axis - 1))(x, positions)
-    index = (slice(None),) * axis + (jnp.asarray(positions),)
-    return x.at[index].get(mode="fill", fill_value=0, unique_indices=True)
 
 
 def check_heads(x, heads: int, what: str):

@@ -9,6 +9,9 @@ import numpy as np
 from jaxcomm import compat
 from jaxcomm.primitives import arguments
 
+# Of tokens that are copied by slices: of more, one gather compiles sooner.
+_MOST_RUNS = 256
+
 
 def checked(leaf, axis, what: str):
     """Return an array and the index of its dimension ``axis``.
@@ -76,6 +79,50 @@ def _take_rows(leaf, places, axis: int, fill):
     return jax.vmap(lambda row, at: take(row, at, axis - 1, fill=fill))(
         jnp.asarray(leaf), jnp.asarray(places)
     )
+
+
+def permute(x, places: np.ndarray, axis: int):
+    """Return the tokens at these places, each of which is named once.
+
+    Its gradient is a permutation too. That of a gather is a scatter, which is slow.
+
+    Args:
+      x: array whose dimension ``axis`` counts tokens.
+      places: int (tokens,), a permutation.
+      axis: the dimension.
+    """
+    if np.array_equal(places, np.arange(len(places))):
+        return x
+    back = np.argsort(places)
+
+    @jax.custom_vjp
+    def permuted(x):
+        return _permuted(x, places, axis)
+
+    permuted.defvjp(
+        lambda x: (_permuted(x, places, axis), None),
+        lambda _, grad: (_permuted(grad, back, axis),),
+    )
+    return permuted(x)
+
+
+def _permuted(x, places, axis: int):
+    """Permute by copies of whole runs of tokens where there are few."""
+    count, shape = len(places), x.shape
+    step = int(places[1] - places[0])
+    if step > 1 and count % step == 0:
+        rows = np.arange(count).reshape(-1, step)
+        if np.array_equal(places, rows.T.ravel()):  # dealt like cards, or collected
+            x = x.reshape(*shape[:axis], *rows.shape, *shape[axis + 1 :])
+            return jnp.swapaxes(x, axis, axis + 1).reshape(shape)
+    runs = np.split(places, np.flatnonzero(np.diff(places) != 1) + 1)
+    if len(runs) > _MOST_RUNS:
+        return jnp.take(x, places, axis=axis, unique_indices=True, mode="clip")
+    parts = [
+        jax.lax.slice_in_dim(x, int(run[0]), int(run[-1]) + 1, axis=axis)
+        for run in runs
+    ]
+    return jnp.concatenate(parts, axis)
 
 
 def poison(dtype) -> float:
