@@ -13,7 +13,7 @@ from bench.gpu.timer import Timer, thunk
 from bench.positions import positions_of
 from jaxcomm.attention.kernels import cudnn_support
 
-_SPLIT = jax.P(None, "i")
+SPLIT = jax.P(None, "i")
 # Within 1.15 of one attention.
 _LEAST_OF_ONE = 1 / 1.15
 
@@ -36,13 +36,11 @@ def rows(timer: Timer) -> Iterator[Figure | Finding]:
 
 
 def _of_length(timer, tokens, kernel):
-    heads, key_heads, size = timer.sizes.heads
-    shapes = [(1, tokens, n, size) for n in (heads, key_heads, key_heads)]
-    block = [timer.random(shape, "bfloat16", _SPLIT) for shape in shapes]
+    block = random_block(timer, tokens)
     # The first process alone times these.
     alone = [
-        timer.random_alone(shape, "bfloat16")
-        for shape in shapes
+        timer.random_alone(x.shape, "bfloat16")
+        for x in block
         if jax.process_index() == 0
     ]
     calls, length = sizes.calls_in_a_round(tokens), sizes.length(tokens)
@@ -51,7 +49,7 @@ def _of_length(timer, tokens, kernel):
         attend = functools.partial(
             attend_in_zigzag, backend=backend, is_causal=is_causal
         )
-        return thunk(transform(timer.program(attend, _SPLIT)), *block)
+        return thunk(transform(timer.program(attend, SPLIT)), *block)
 
     def compare(name, transform, ours, peer, theirs, *, is_causal, least):
         """Compares a ring with a peer, then what it would be without its sends."""
@@ -83,18 +81,25 @@ def _of_length(timer, tokens, kernel):
             f"ring attention without mask {length}, {what}", transform,
             ring(transform, is_causal=False),
             f"jax.lax.all_gather of keys and values, then one {kernel} kernel",
-            thunk(transform(timer.program(gathered(kernel), _SPLIT)), *block),
+            thunk(transform(timer.program(gathered(kernel), SPLIT)), *block),
             is_causal=False, least=1.0,
         )  # fmt: skip
 
 
-def attend_in_zigzag(q, k, v, *, is_causal=True, backend=None):
+def random_block(timer: Timer, tokens: int) -> list[jax.Array]:
+    """Returns query, key and value of a whole sequence, split over the ranks."""
+    heads, key_heads, size = timer.sizes.heads
+    shapes = [(1, tokens, n, size) for n in (heads, key_heads, key_heads)]
+    return [timer.random(shape, "bfloat16", SPLIT) for shape in shapes]
+
+
+def attend_in_zigzag(q, k, v, *, is_causal=True, backend=None, strategy="ring"):
     """Attends over the axis "i", to tokens dealt in zigzag."""
     size = jax.lax.axis_size("i")
     layout = jaxcomm.Layout("zigzag", size, size * q.shape[1])
     return jaxcomm.ring_attention(
         q, k, v, axis_name="i", layout=layout, positions=positions_of(layout, "i"),
-        is_causal=is_causal, backend=backend,
+        is_causal=is_causal, backend=backend, strategy=strategy,
     )  # fmt: skip
 
 

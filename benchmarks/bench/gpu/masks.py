@@ -9,12 +9,11 @@ import numpy as np
 
 import jaxcomm
 from bench.gpu import sizes
-from bench.gpu.attention import forward_and_backward
+from bench.gpu.attention import SPLIT, forward_and_backward, random_block
 from bench.gpu.rows import Figure, Finding
 from bench.gpu.timer import Timer, thunk
 from bench.positions import positions_of
 
-_SPLIT = jax.P(None, "i")
 _DOCUMENTS = 16
 # Of 4,096 tokens in 128k.
 _WINDOW_SHARE = 32
@@ -34,11 +33,9 @@ def rows(timer: Timer) -> Iterator[Figure | Finding]:
 
 
 def _of_case(timer, tokens, name, strategy, options):
-    heads, key_heads, size = timer.sizes.heads
-    shapes = [(1, tokens, n, size) for n in (heads, key_heads, key_heads)]
-    block = [timer.random(shape, "bfloat16", _SPLIT) for shape in shapes]
+    block = random_block(timer, tokens)
     is_first = jax.process_index() == 0
-    alone = [timer.random_alone(s, "bfloat16") for s in shapes if is_first]
+    alone = [timer.random_alone(x.shape, "bfloat16") for x in block if is_first]
     one = jax.sharding.Mesh(np.array(jax.local_devices()[:1]), ("i",))
     # cuDNN has some of these masks on one GPU.
     kernel = "xla" if timer.mesh.devices.flat[0].platform == "cpu" else "pallas"
@@ -53,11 +50,11 @@ def _of_case(timer, tokens, name, strategy, options):
         ("forward and backward", forward_and_backward),
     ):
         whole = jax.shard_map(
-            theirs, mesh=one, in_specs=_SPLIT, out_specs=_SPLIT, check_vma=False
+            theirs, mesh=one, in_specs=SPLIT, out_specs=SPLIT, check_vma=False
         )
         yield timer.compare(
             f"{strategy} with {name} in {sizes.length(tokens)}, {what}",
-            thunk(transform(timer.program(ours, _SPLIT)), *block),
+            thunk(transform(timer.program(ours, SPLIT)), *block),
             f"the same on one GPU{part}",
             thunk(transform(whole), *alone) if is_first else None,
             calls=sizes.calls_in_a_round(tokens),

@@ -10,6 +10,7 @@ from bench.gpu import (
     masks,
     memory,
     overlap,
+    strategies,
     symmetric,
     torch_peer,
 )
@@ -25,6 +26,7 @@ PARTS: dict[str, Callable[[Timer], Iterable[Figure | Finding]]] = {
     "symmetric": symmetric.rows,
     "borrowed": borrowed.rows,
     "attention": attention.rows,
+    "strategies": strategies.rows,
     "masks": masks.rows,
     "torch": torch_peer.rows,
 }

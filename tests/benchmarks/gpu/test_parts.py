@@ -1,6 +1,7 @@
 """Each part over the stand-in: that it finds all well, and finds what is not."""
 
 import dataclasses
+import functools
 import time
 
 import jax
@@ -9,7 +10,7 @@ import pytest
 from stand_in_timer import grows
 
 import jaxcomm
-from bench.gpu import device_memory, torch_peer
+from bench.gpu import device_memory, strategies, torch_peer
 from bench.gpu.parts import PARTS
 
 
@@ -104,6 +105,7 @@ def usual_promotion():
         ("overlap", 2, 0),
         ("lanes", 2, 0),
         ("attention", 10, 6),
+        ("strategies", 6, 2),
         ("masks", 8, 8),
     ],
 )
@@ -113,6 +115,22 @@ def test_comparisons_say_what_with_what(name, count, asked, timer, usual_promoti
     assert sum(row.least is not None for row in rows) == asked
     assert all(min(row.ours, row.theirs, row.ratio) > 0 for row in rows)
     assert len({(row.name, row.peer) for row in rows}) == count
+
+
+@pytest.mark.parametrize(
+    ("size", "key_heads", "expected"),
+    [
+        (2, 8, ["all_gather", "ulysses"]),
+        (8, 8, ["all_gather", "ulysses", "usp of 4 x 2", "usp of 2 x 4"]),
+        (8, 3, ["all_gather", "ulysses", "usp of 4 x 2", "usp of 2 x 4"]),
+        (3, 8, ["all_gather"]),
+    ],
+)
+def test_strategies_are_those_that_are_possible(size, key_heads, expected):
+    layout = jaxcomm.Layout("zigzag", size, 48 * size)
+    heads = {"heads": 8 * key_heads, "key_heads": key_heads, "head_size": 8}
+    plan = functools.partial(jaxcomm.attention.plan, layout, is_causal=True, **heads)
+    assert list(strategies.strategies_of(plan, size)) == expected
 
 
 def test_three_ranks_split_what_they_can(timer):
