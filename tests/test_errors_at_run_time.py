@@ -33,7 +33,15 @@ def run(call, x=x, mesh=mesh, axes="i"):
     return np.asarray(jax.jit(program)(x)).tolist()
 
 
+def failures():
+    return sum(entry.state == "failed"
+               for communicator in jaxcomm.flight_record().process.communicators
+               for entry in communicator.entries)
+
+
 def attempt(name, *args, **options):
+    global failures_before
+    failures_before = failures()
     begin = time.monotonic()
     try:
         report[name] = {"result": run(*args, **options)}
@@ -46,11 +54,18 @@ def attempt(name, *args, **options):
         c.stats()["in_flight"] for c in jaxcomm.communicators())
 
 
+def one_gave_up():
+    while failures() == failures_before:
+        time.sleep(0.005)
+    # Of several errors JAX shows the first: not this rank's own.
+    time.sleep(1)
+
+
 def late(rank, until, then):
     # Holds one rank up, as a rank does that computes something else.
     def wait(i):
         if int(i) == rank:
-            time.sleep(until) if isinstance(until, float) else until()
+            until()
         return np.float32(0)
 
     def call(x):
@@ -61,11 +76,11 @@ def late(rank, until, then):
     return call
 
 
-attempt("psum", late(2, 4.0, lambda x: jaxcomm.psum(x, "i")))
-attempt("all_gather", late(0, 4.0, lambda x: jaxcomm.all_gather(x, "i", tiled=True)))
-attempt("ppermute", late(3, 4.0, lambda x: jaxcomm.ppermute(
+attempt("psum", late(2, one_gave_up, lambda x: jaxcomm.psum(x, "i")))
+attempt("all_gather", late(
+    0, one_gave_up, lambda x: jaxcomm.all_gather(x, "i", tiled=True)))
+attempt("ppermute", late(3, one_gave_up, lambda x: jaxcomm.ppermute(
     x, "i", [(0, 1), (1, 0), (3, 2), (2, 3)])))
-attempt("in time", late(2, 0.1, lambda x: jaxcomm.psum(x, "i")))
 
 
 def branches(first, second):
@@ -99,7 +114,11 @@ attempt("a group of several", only_one_group, mesh=grid, axes=("a", "b"))
 # A deadline of its own.
 os.environ["JAXCOMM_TIMEOUT"] = "60"
 jaxcomm.init(mesh, "i", lanes="hasty", timeout=2)
-attempt("own deadline", late(2, 4.0, lambda x: jaxcomm.psum(x, "i", lane="hasty")))
+attempt("own deadline", late(
+    2, one_gave_up, lambda x: jaxcomm.psum(x, "i", lane="hasty")))
+jaxcomm.init(mesh, "i", lanes="patient")
+attempt("in time", late(
+    2, lambda: time.sleep(0.1), lambda x: jaxcomm.psum(x, "i", lane="patient")))
 
 # Closing while three ranks wait; the fourth comes when it is closed.
 closed = threading.Event()
@@ -216,9 +235,9 @@ def test_a_permutation_waits_for_its_own_source_alone(report):
 
 
 def test_the_error_comes_at_the_deadline(report):
-    """2 s, noticed a tenth late; the late rank itself returns after 4 s."""
+    """2 s; no rank is there whose own return would end the wait."""
     assert report["psum"]["seconds"] > 1.8
-    assert report["one branch without"]["seconds"] < 20
+    assert report["one branch without"]["seconds"] < 60
 
 
 def test_a_rank_that_is_late_but_in_time_spoils_nothing(report):

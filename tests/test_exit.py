@@ -32,6 +32,7 @@ jax.block_until_ready(program(x))
 
 def wait(i):
     if int(i) == 1:
+        others_wait.wait(60)
         time.sleep(WAIT)
     return np.float32(0)
 
@@ -45,7 +46,9 @@ def half_arrived(x):
 def until_waiting():
     while jaxcomm.communicators()[0].stats()["in_flight"] == 0:
         time.sleep(0.005)
+    others_wait.set()
 
+others_wait = threading.Event()
 WAIT = 1.0
 """
 

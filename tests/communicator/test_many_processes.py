@@ -1,11 +1,13 @@
 """Processes of a set that is larger than a block meet along a tree."""
 
+import collections
 import threading
+import types
 
 import pytest
 from job_store import meets
 
-from jaxcomm.communicator import rendezvous, rounds
+from jaxcomm.communicator import phase, rendezvous, rounds
 from jaxcomm.errors import CommunicatorError
 
 # Three levels would take a thousand threads; the simulation has them.
@@ -33,11 +35,39 @@ def test_values_of_all_come_back_to_all(processes):
     assert sorted(messages.values())[len(EVERYONE) // 2] <= 8
 
 
+@pytest.fixture
+def deadline_when_waiting(monkeypatch, store):
+    """Gives ``deadline_when_waiting(count)``: when so many wait for the fourth time.
+
+    As in three seconds, after which nobody can say whether all of many threads have
+    come. But whoever waits has come.
+    """
+
+    def pass_when(count):
+        wait, now = store.blocking_key_value_get, [0.0]
+        waits, lock = collections.Counter(), threading.Lock()
+
+        def wait_and_count(key, milliseconds):
+            with lock:
+                waits[threading.get_ident()] += 1
+                if sum(times >= 4 for times in waits.values()) == count:
+                    now[0] = 1000.0
+            return wait(key, milliseconds)
+
+        clock = types.SimpleNamespace(monotonic=lambda: now[0])
+        monkeypatch.setattr(store, "blocking_key_value_get", wait_and_count)
+        for module in (phase, rounds):
+            monkeypatch.setattr(module, "time", clock)
+
+    return pass_when
+
+
 @pytest.mark.parametrize("absent", [[10], [42], [79], [10, 42, 43]], ids=str)
 def test_those_that_did_not_come_are_named_and_not_the_ones_they_lead(
-    processes, monkeypatch, absent
+    processes, monkeypatch, absent, deadline_when_waiting
 ):
     monkeypatch.setenv("JAXCOMM_TIMEOUT", "3")
+    deadline_when_waiting(len(EVERYONE) - len(absent))
     met, messages = run_without(processes, absent, meets(EVERYONE))
     named = ", ".join(map(str, absent))
     word = "process" if len(absent) == 1 else "processes"
@@ -52,8 +82,9 @@ def test_those_that_did_not_come_are_named_and_not_the_ones_they_lead(
     assert all(met[p].values == met[10].values for p in EVERYONE)
 
 
-def test_of_very_many_some_are_named(processes, monkeypatch):
+def test_of_very_many_some_are_named(processes, monkeypatch, deadline_when_waiting):
     monkeypatch.setenv("JAXCOMM_TIMEOUT", "3")
+    deadline_when_waiting(len(EVERYONE) - 40)
     met, _ = run_without(processes, set(EVERYONE[20:60]), meets(EVERYONE))
     for error in met.values():
         assert "waited 3 s for processes 30, 31, 32, " in str(error)

@@ -45,17 +45,18 @@ def wait(i):
 
 def give_up(i):
     if int(i) == 1:
-        until_waiting(3)
-        until_waiting(0)
+        until_others_have("failed")
     return np.float32(0)
 
 
-def until_waiting(ranks):
-    waiting = -1
-    while waiting != ranks:
+def until_others_have(state):
+    others = []
+    while others != [0, 2, 3]:
         time.sleep(0.005)
         (communicator,) = jaxcomm.flight_record().process.communicators
-        waiting = sum(entry.state == "started" for entry in communicator.entries)
+        last = max((e.sequence for e in communicator.entries if e.rank == 1), default=0)
+        others = sorted(entry.rank for entry in communicator.entries
+                        if entry.sequence == last + 1 and entry.state == state)
 
 
 def held_up(by):
@@ -124,7 +125,7 @@ def finish(start):
 HANG = r"""
 jax.block_until_ready(program(x))
 out = held_up(wait)(x)
-until_waiting(3)
+until_others_have("started")
 print("hangs", flush=True)
 print(np.asarray(jax.block_until_ready(out))[:4])
 """

@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 
+import ports
 import pytest
 
 from jaxcomm.doctor import ras, rows
@@ -221,8 +222,7 @@ def test_a_report_without_end_is_not_waited_for(serve, monkeypatch):
 
 
 def test_without_a_job_one_row_says_so():
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        free = other.getsockname()[1]
+    free = ports.free()
     (row,) = ras.jobs({"NCCL_RAS_ADDR": f"[127.0.0.1]:{free}"})
     assert row.text == (
         f"no NCCL job answers at [127.0.0.1]:{free}: Connection refused"

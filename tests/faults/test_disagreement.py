@@ -11,7 +11,7 @@ pytestmark = pytest.mark.multiprocess
 
 # Of the processes, where a test is about a deadline. Whose is near comes last, so that
 # it waits for nobody who is only slow.
-DEADLINES = 1, 100, 5
+DEADLINES = 1, 100, 10
 # Elsewhere there is none that anybody could meet.
 TIMEOUT = 100
 # What tells that it was not waited for.

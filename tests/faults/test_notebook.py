@@ -2,8 +2,8 @@
 
 import contextlib
 import os
-import socket
 
+import ports
 import pytest
 
 jupyter_client = pytest.importorskip("jupyter_client")
@@ -119,18 +119,6 @@ def kernels():
         yield begin
 
 
-@pytest.fixture
-def free_port():
-    """Returns a function that finds a port which nobody serves on."""
-
-    def find():
-        with socket.socket() as server:
-            server.bind(("127.0.0.1", 0))
-            return server.getsockname()[1]
-
-    return find
-
-
 def assert_nothing_left(pids):
     for pid in pids:
         assert not os.path.exists(f"/proc/{pid}")
@@ -150,11 +138,11 @@ def test_a_kernel_is_restarted_while_a_rank_waits(kernels):
 
 
 @pytest.mark.slow
-def test_one_of_two_kernels_is_restarted_and_then_the_other(kernels, free_port):
+def test_one_of_two_kernels_is_restarted_and_then_the_other(kernels):
     both = kernels(2, devices=1)
 
     def join_and_show():
-        port = free_port()
+        port = ports.free()
         for index, kernel in enumerate(both):
             kernel.begin(JOIN.format(count=2, index=index, port=port) + SHOW)
         assert [kernel.end() for kernel in both] == ["[3.0]", "[3.0]"]

@@ -110,26 +110,31 @@ say_when(lambda: is_in("attach_late"))
 
 
 def test_a_process_that_dies_before_it_comes_is_named_at_the_deadline(start):
-    processes = start(3, timeout=3, JAX_ENABLE_RECOVERABILITY="1")
+    processes = start(3, timeout=100, JAX_ENABLE_RECOVERABILITY="1")
     processes.ask(SET_UP)
     processes[2].kill()
+    # By then the other one has come.
     for outcome in processes.ask(
-        "answer = attempt(lambda: jaxcomm.init(mesh))", [0, 1]
+        "os.environ['JAXCOMM_TIMEOUT'] = '5'\n"
+        "answer = attempt(lambda: jaxcomm.init(mesh))\n"
+        "os.environ['JAXCOMM_TIMEOUT'] = '100'",
+        [0, 1],
     ):
         assert outcome["error"] == "CommunicatorError"
-        assert "waited 3 s for process 2 of [0, 1, 2]" in outcome["text"]
+        assert "waited 5 s for process 2 of [0, 1, 2]" in outcome["text"]
         assert "JAXCOMM_TIMEOUT" in outcome["text"]
-        assert outcome["end"] - outcome["begin"] < 3 + 10
+        assert outcome["end"] - outcome["begin"] < 60
     rest = SET_UP.replace("mesh_of()", "mesh_of(of_processes(0, 1))")
     assert processes.ask(f"{rest}answer = right()", [0, 1]) == [True, True]
 
 
 def test_processes_may_run_one_program_from_several_folders(start):
     """XLA then numbers its runs differently on each; so it does in notebooks."""
-    processes = start(2, timeout=5, copies=True)
+    processes = start(2, timeout=100, copies=True)
     processes.ask(SET_UP)
     assert processes.ask("answer = right()") == [True, True]
     # Nor does it matter that one of them has run it alone.
+    processes.ask("jaxcomm.finalize(); jaxcomm.init(mesh, timeout=2)")
     (outcome,) = processes.ask("answer = attempt(right)", [0])
     assert "for rank 1" in outcome["text"]
     processes.ask("jaxcomm.finalize(); jaxcomm.init(mesh)")

@@ -1,15 +1,17 @@
 """Runs of the launcher: in this process, which is quick, or as a user starts it."""
 
 import os
+import selectors
 import subprocess
 import sys
 import tempfile
 import textwrap
 import time
 
+import ports
 import pytest
 
-from jaxcomm.launch import options, port, run
+from jaxcomm.launch import options, records, run
 
 _MINE = textwrap.dedent(
     """
@@ -22,8 +24,10 @@ _MINE = textwrap.dedent(
     def note(name):
         return os.environ["JAXCOMM_DUMP_DIR"] + "/" + name
 
-    def tell(name):
-        open(note(name), "w").close()
+    # Whole as soon as it is there.
+    def tell(name, text=""):
+        with open(note(name) + ".new", "w") as file: file.write(text)
+        os.rename(note(name) + ".new", note(name))
 
     def hear(name):
         until(lambda: os.path.exists(note(name)))
@@ -73,6 +77,51 @@ def launch(program, capfd):
 
 
 @pytest.fixture
+def notes(monkeypatch, tmp_path):
+    """Returns the folder in which the processes of a run leave notes."""
+    folder = tmp_path / "notes"
+    folder.mkdir()
+    monkeypatch.setenv(records.VARIABLE, str(folder))
+    return folder
+
+
+@pytest.fixture
+def time_passes_at(monkeypatch, notes):
+    """Returns a function by which the launcher's clock goes on when notes are there.
+
+    Of a process that is slow no test can say when it has done its part. So the launcher
+    waits, and has waited for long enough once all notes of a group are there: then it
+    goes on, and after it a note of that name and " passed" is there.
+    """
+    monotonic, select = time.monotonic, selectors.EpollSelector.select
+    groups, passed = [], [0.0]
+
+    def select_or_pass(self, timeout=None):
+        # Only the job's selector, while it waits for a time: those of the pumps have no
+        # data.
+        if timeout is None or not any(key.data for key in self.get_map().values()):
+            return select(self, timeout)
+        end = monotonic() + timeout
+        while True:
+            if groups and all((notes / name).exists() for name in groups[0][0]):
+                names, seconds = groups.pop(0)
+                passed[0] += seconds
+                (notes / f"{names[0]} passed").touch()
+                return []
+            left = max(end - monotonic(), 0)
+            found = select(self, min(left, 0.01))
+            if found or not left:
+                return found
+
+    def pass_at(*names, seconds=100_000):
+        groups.append((names, seconds))
+
+    monkeypatch.setattr(selectors.EpollSelector, "select", select_or_pass)
+    monkeypatch.setattr(time, "monotonic", lambda: monotonic() + passed[0])
+    return pass_at
+
+
+@pytest.fixture
 def started():
     """Returns a function that starts ``python -m jaxcomm.launch`` and returns it."""
     processes = []
@@ -112,7 +161,7 @@ def is_running():
 def assert_gone():
     """Returns a function that waits until no process of some ids is left."""
 
-    def check(pids, seconds=10):
+    def check(pids, seconds=30):
         pids = [int(pid) for pid in pids]
         assert pids
         deadline = time.monotonic() + seconds
@@ -153,9 +202,8 @@ def sums_device_ids():
 
 @pytest.fixture
 def free_port():
-    """Returns a loopback port that was free a moment ago."""
-    with port.reserved(0) as number:
-        return number
+    """Returns a loopback port that is free, and given to nobody who asks for any."""
+    return ports.free()
 
 
 @pytest.fixture

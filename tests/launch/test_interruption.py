@@ -1,13 +1,15 @@
 """Signals to the launcher, as a user starts it."""
 
+import glob
 import os
 import shlex
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
+
+from jaxcomm.launch import job
 
 pytestmark = pytest.mark.multiprocess
 
@@ -24,7 +26,7 @@ def until_ready(process, count=2):
     [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGQUIT, 131)],
 )
 def test_it_reaches_the_processes(number, status, started, program, assert_gone):
-    launcher = started("-n", "2", program(READY + "time.sleep(1000)"))
+    launcher = started("-n", "2", "--grace=60", program(READY + "time.sleep(1000)"))
     found = until_ready(launcher)
     launcher.send_signal(number)
     _, err = launcher.communicate(timeout=30)
@@ -40,6 +42,7 @@ def test_a_program_may_end_well_after_an_interruption(started, program):
     launcher = started(
         "-n",
         "2",
+        "--grace=60",
         program(
             f"try:\n  {READY}  time.sleep(1000)\n"
             "except KeyboardInterrupt: print('saved')"
@@ -113,7 +116,7 @@ def test_a_request_for_records_ends_nothing(started, program):
 
 
 # Each waits for the other in a lane of its own, which nobody else can know is a hang.
-HANGS = f"""
+HANGS = """
 import threading
 import jax, jaxcomm, numpy as np
 mesh = jax.make_mesh((2,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
@@ -127,24 +130,30 @@ programs = [
 ]
 for program in programs: jax.block_until_ready(program(x))
 
-def ready_once_it_waits():
+def tell_how_far_it_is():
     until(lambda: any(c.stats()["in_flight"] for c in jaxcomm.communicators()))
-    {READY}
-threading.Thread(target=ready_once_it_waits, daemon=True).start()
+    tell(f"{i} waits")
+    hear(f"{1 - i} waits")
+    if i == 0: os.kill(os.getppid(), signal.SIGINT)
+    hear(f"flight-record-{i}.json")
+    # It is written. The line that names it comes at once.
+    time.sleep(3)
+    tell(f"{i} has told")
+threading.Thread(target=tell_how_far_it_is, daemon=True).start()
 jax.block_until_ready(programs[i](x))
 """
 
 
-def test_of_one_that_hangs_the_records_are_compared(started, program):
-    grace = 2.0
-    launcher = started("-n", "2", f"--grace={grace}", program(HANGS))
-    until_ready(launcher)
-    begin = time.monotonic()
-    launcher.send_signal(signal.SIGINT)
-    _, err = launcher.communicate(timeout=60)
-    # SIGINT and SIGTERM have their time, and the launcher needs some on a loaded host.
-    assert time.monotonic() - begin < 2 * grace + 40
-    assert launcher.returncode == 130
+def test_of_one_that_hangs_the_records_are_compared(
+    launch, monkeypatch, time_passes_at
+):
+    monkeypatch.setattr(job, "_LAST_WORDS_SECONDS", 500)
+    # After SIGINT, after the request for records, after SIGTERM.
+    time_passes_at("0 waits", "1 waits")
+    time_passes_at("0 has told", "1 has told")
+    time_passes_at("0 has told", "1 has told")
+    status, _, err = launch(HANGS, grace=1000)
+    assert status == 130
     assert "flight records of 2 of 2 processes" in err
     assert "rank 0 (process 0, cpu:0) last completed psum(float32[1]) #1" in err
     assert "axes ('i',), lane 'b'" in err
@@ -157,7 +166,7 @@ def test_of_one_that_hangs_the_records_are_compared(started, program):
     python, *arguments = shlex.split(said)
     assert python == "python"
     folder = os.path.dirname(arguments.pop())
-    files = [os.path.join(folder, name) for name in os.listdir(folder)]
+    files = glob.glob(f"{folder}/flight-record-*.json")
     done = subprocess.run(
         [sys.executable, *arguments, *files],
         env=os.environ | {"JAX_PLATFORMS": "cpu"},

@@ -50,7 +50,7 @@ def test_the_first_failure_gives_the_status_and_stops_the_others(
     assert said in err
     assert "stopping the others" in err
     assert_gone(pids(out), seconds=0)
-    assert time.monotonic() - begin < 20
+    assert time.monotonic() - begin < 60
 
 
 def test_a_process_that_a_debugger_holds_when_it_ends(launch, monkeypatch):
@@ -146,19 +146,21 @@ print("process 1 is missing")
     assert (status, out) == (1, "[0] process 1 is missing\n")
 
 
-def test_one_that_ignores_sigterm_is_killed_after_the_grace(launch, assert_gone):
+def test_one_that_ignores_sigterm_is_killed_after_the_grace(
+    launch, assert_gone, time_passes_at
+):
+    time_passes_at("asked to end")
     status, out, err = launch(
         f"""
 if i == 1:
     hear("ready")
     sys.exit(4)
-signal.signal(signal.SIGTERM, lambda *_: print("asked to end"))
+signal.signal(signal.SIGTERM, lambda *_: (print("asked to end"), tell("asked to end")))
 print(f"pid={{os.getpid()}}")
 tell("ready")
 while True: {FOREVER}
 """,
-        # To write that it was asked.
-        grace=2.0,
+        grace=1000,
     )
     assert status == 4
     assert "[0] asked to end" in out
@@ -166,41 +168,56 @@ while True: {FOREVER}
     assert_gone(pids(out), seconds=0)
 
 
-def test_sigusr1_goes_only_to_those_that_know_it(launch):
+def test_sigusr1_goes_only_to_those_that_know_it(launch, monkeypatch, time_passes_at):
     # Where a flight record is dumped; one that does not know it would be ended by it.
+    monkeypatch.setattr(job, "_LAST_WORDS_SECONDS", 1000)
+    time_passes_at("dumped")
     status, out, _ = launch(
         f"""
 if i == 2:
     hear("ready0")
     hear("ready1")
     sys.exit(3)
-if i == 0: signal.signal(signal.SIGUSR1, lambda *_: print("dumped"))
+if i == 0: signal.signal(signal.SIGUSR1, lambda *_: (print("dumped"), tell("dumped")))
 signal.signal(signal.SIGTERM, lambda *_: (print("asked to end"), os._exit(0)))
 tell(f"ready{{i}}")
 while True: {FOREVER}
 """,
         processes=3,
+        grace=1000,
     )
     assert status == 3
     lines = sorted(out.splitlines())
     assert lines == ["[0] asked to end", "[0] dumped", "[1] asked to end"]
 
 
-def test_whoever_does_not_heed_an_interruption_is_asked_for_its_record(launch):
+def test_whoever_does_not_heed_an_interruption_is_asked_for_its_record(
+    launch, monkeypatch, time_passes_at
+):
+    monkeypatch.setattr(job, "_LAST_WORDS_SECONDS", 500)
+    for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGTERM):
+        time_passes_at(number.name)
     status, out, err = launch(
         f"""
 if i == 1:
     signal.signal(signal.SIGINT, lambda *_: (print("heeds"), os._exit(0)))
-    tell("ready1")
+    tell("ready", str(os.getpid()))
     while True: {FOREVER}
+
+def get(number, _):
+    name = signal.Signals(number).name
+    print("got", name)
+    if number == signal.SIGINT: until(lambda: not os.path.exists(f"/proc/{{other}}"))
+    tell(name)
+
 for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGTERM):
-    signal.signal(number, lambda got, _: print("got", signal.Signals(got).name))
-hear("ready1")
+    signal.signal(number, get)
+hear("ready")
+other = open(note("ready")).read()
 os.kill(os.getppid(), signal.SIGINT)
 while True: {FOREVER}
 """,
-        # To write what they got, before the next signal.
-        grace=2.0,
+        grace=1000,
     )
     assert status == 130
     assert sorted(out.splitlines()) == [
@@ -221,10 +238,14 @@ def test_what_the_processes_have_started_ends_too(launch, assert_gone):
     assert_gone(pids(out))
 
 
-def test_the_run_may_be_given_a_time(launch, assert_gone):
-    status, out, err = launch(f"print(f'pid={{os.getpid()}}')\n{FOREVER}", timeout=4.0)
+def test_the_run_may_be_given_a_time(launch, assert_gone, time_passes_at):
+    time_passes_at("0 runs", "1 runs", seconds=1000)
+    status, out, err = launch(
+        f"print(f'pid={{os.getpid()}}'); tell(f'{{i}} runs'); {FOREVER}", timeout=900.0
+    )
     assert status == 124
-    assert "--timeout: not done after 4 s" in err
+    assert "--timeout: not done after 900 s" in err
+    assert len(pids(out)) == 2
     assert_gone(pids(out), seconds=0)
 
 

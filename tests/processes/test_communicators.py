@@ -239,7 +239,7 @@ def closed_after_a_failure(here):
         return
     x = here.put(mesh, np.arange(6, dtype=np.float32).reshape(2, 3))
     run = here.program(mesh, lambda x: jaxcomm.psum(x, "i"))
-    (member,) = jaxcomm.init(mesh)
+    (member,) = jaxcomm.init(mesh, timeout=2)
     if here.process == 0:
         with pytest.raises(jax.errors.JaxRuntimeError, match="for rank 1"):
             here.mine(run(x))
@@ -252,4 +252,4 @@ def closed_after_a_failure(here):
 
 def test_a_communicator_made_anew_meets_nothing_of_the_one_that_failed(team):
     """C2."""
-    team.call(closed_after_a_failure, environment={"JAXCOMM_TIMEOUT": "5"})
+    team.call(closed_after_a_failure)

@@ -4,8 +4,8 @@ import dataclasses
 
 # Seconds a rank waits for the others, where a rank is late or one of two has failed.
 # Both also make their communicators and first sums in less: a process may be stopped
-# for a second meanwhile.
-DEADLINE_SECONDS = 3.0
+# for some seconds meanwhile.
+DEADLINE_SECONDS = 5.0
 # The late rank comes so long after its process knows that the other failed. A clock
 # alone would bring it too early where the machine is slow to notice the deadline.
 LATE_SECONDS = 0.5
