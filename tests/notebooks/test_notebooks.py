@@ -28,14 +28,14 @@ SHOWN = {
         "data x context",
     ],
     "04_diagnosing_a_hang": [
-        "process 2) waited 3 s for rank 1. Process 1 was last in psum",
+        "process 2) waited 8 s for rank 1. Process 1 was last in psum",
         "flight record of process 0 of 3",
         "[1] after finalize and init: [3.]",
         "rank 1 (process 1, cpu:2048) last completed psum(float32[1]) #2; rank 0 (",
         "which died. Process 1 was last in psum",
         "process 1 was ended by SIGKILL; stopping the others",
         "rank 1 (process 1, cpu:2048) left no record; rank 0 (",
-        "waited 2 s for rank 2",
+        "waited 3 s for rank 2",
         "flight record of process 0 of 1",
         "[6. 6. 6. 6.]",
     ],
@@ -241,7 +241,7 @@ def test_an_interrupted_or_abandoned_launch_leaves_no_process(make_client, tmp_p
     script = f"{tmp_path}/jaxcomm-hang-"
     original = defined.source
     # Left to themselves, the processes would go on for minutes.
-    slow = original.replace('"JAXCOMM_TIMEOUT": "3"', '"JAXCOMM_TIMEOUT": "200"')
+    slow = original.replace('"JAXCOMM_TIMEOUT": "8"', '"JAXCOMM_TIMEOUT": "200"')
     assert slow != original
 
     def define(source):
@@ -295,5 +295,5 @@ def test_the_end_of_the_hang_runs_again_in_the_same_kernel(make_client):
             for index in (i for i in code_cells(notebook) if i >= late):
                 client.execute_cell(notebook.cells[index], index)
                 client.execute_cell(notebook.cells[index], index)
-            assert "waited 2 s for rank 2" in text_of(notebook.cells[late])
+            assert "waited 3 s for rank 2" in text_of(notebook.cells[late])
             assert "[6. 6. 6. 6.]" in text_of(notebook.cells[index])
