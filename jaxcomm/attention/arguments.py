@@ -1,6 +1,5 @@
 """Check what ring_attention was asked for, and say what to do where it cannot."""
 
-import math
 import operator
 
 import jax
@@ -13,6 +12,9 @@ from jaxcomm.attention.mask import Mask
 from jaxcomm.attention.permutation import permute, take
 
 _NAME = "ring_attention"
+_LARGEST_NUMBER = float(np.finfo(np.float32).max)
+# Scores are divided by it, in float32.
+_LARGEST_CAP = 1e30
 
 
 def batched(arrays: dict, name: str = _NAME) -> tuple[bool, dict]:
@@ -39,6 +41,20 @@ def batched(arrays: dict, name: str = _NAME) -> tuple[bool, dict]:
         f"{name}: {shapes}. Pass 4 dimensions each (batch, tokens, heads, head size), "
         "or 3 each, without the batch."
     )
+
+
+def check_axes(axes: tuple) -> None:
+    """Raise ValueError if they are axes of a mesh and of ``jax.vmap``, and types count.
+
+    JAX's types name axes of the mesh alone.
+    """
+    of_mesh = set(axes) & set(jax.sharding.get_abstract_mesh().manual_axes)
+    if of_mesh and of_mesh != set(axes) and compat.checks_varying_axes():
+        raise ValueError(
+            f"{_NAME}: axis_name={axes} names axes of the mesh, {sorted(of_mesh)}, and "
+            "of jax.vmap, which JAX has no type for together. Pass check_vma=False to "
+            "jax.shard_map."
+        )
 
 
 def check_are_local(**arrays) -> None:
@@ -153,7 +169,7 @@ def check_number(found, what: str, advice: str = "Pass a float.") -> float:
 
     Raises:
       TypeError: it is traced or is not a number.
-      ValueError: it is not finite.
+      ValueError: it is not finite in float32.
     """
     try:
         if isinstance(found, (str, bytes, bool)):  # of which float() makes a number
@@ -163,8 +179,8 @@ def check_number(found, what: str, advice: str = "Pass a float.") -> float:
         raise TypeError(
             f"{_NAME}: {what}={found!r} is not a Python number. {advice}"
         ) from error
-    if not math.isfinite(number):
-        raise ValueError(f"{_NAME}: {what}={number} is not finite. {advice}")
+    if not abs(number) <= _LARGEST_NUMBER:
+        raise ValueError(f"{_NAME}: {what}={number} is not finite in float32. {advice}")
     return number
 
 
@@ -173,9 +189,10 @@ def check_soft_cap(cap: float | None) -> float | None:
     if cap is None:
         return None
     cap = check_number(cap, "logits_soft_cap")
-    if cap <= 0:
+    if not 0 < cap <= _LARGEST_CAP:
         raise ValueError(
-            f"{_NAME}: logits_soft_cap={cap}. Pass a positive number, or None."
+            f"{_NAME}: logits_soft_cap={cap}. Pass a positive number up to "
+            f"{_LARGEST_CAP:g}, or None."
         )
     return cap
 

@@ -54,7 +54,8 @@ def dot_product_attention(
       query: (B, T, N, H) or (T, N, H) floating.
       key: (B, S, K, H) or (S, K, H), same dtype; K divides N.
       value: (B, S, K, V) or (S, K, V), same dtype.
-      bias, mask: broadcast to (B, N, T, S).
+      bias, mask: broadcast to (B, N, T, S). What is below -50,000 in ``bias`` hides a
+        key, as in ``ring_attention``.
       axis_name: the mesh axis, or tuple of axes, to split the sequence over.
       mesh: the mesh. If None, that of ``jax.set_mesh``.
       is_causal: whether a token sees only positions up to its own.

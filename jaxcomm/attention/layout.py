@@ -260,6 +260,12 @@ class Layout:
           ValueError: it has another size.
         """
         axes = replica_groups.canonical_axes(axis_name)
+        if not axes or len(set(axes)) < len(axes):
+            raise ValueError(
+                f"{what}: axis_name={axis_name!r} names "
+                f"{'an axis twice' if axes else 'no axis'}. Pass each axis that splits "
+                "the sequence once."
+            )
         compat.check_axes_bound(axes, what)
         size = jax.lax.axis_size(axes)
         if size != self.size:

@@ -127,7 +127,7 @@ def plan(
         key_heads=key_heads,
         head_size=head_size,
         value_size=value_size,
-        itemsize=jnp.dtype(dtype).itemsize,
+        itemsize=_dtype_of(dtype).itemsize,
         axis_sizes=(layout.size,) if axis_sizes is None else axis_sizes,
     )
     machine = machines.of(machine, "attention.plan")
@@ -149,6 +149,19 @@ def _check_layouts(layout, key_layout, axis_sizes) -> None:
             f" {key_layout.size}, and axis_sizes={axis_sizes}. All must be of the same "
             "ranks."
         )
+
+
+def _dtype_of(dtype):
+    try:
+        found = None if dtype is None else jnp.dtype(dtype)
+    except TypeError:
+        found = None
+    if found is None or not jnp.issubdtype(found, jnp.floating):
+        raise TypeError(
+            f"attention.plan: dtype={dtype!r} is no floating dtype. Pass one, such as "
+            "'bfloat16'."
+        )
+    return found
 
 
 def _positive(found, name: str) -> int:

@@ -91,10 +91,10 @@ def relayout(
                 f"rank, and the layout it comes from {source.local_length}."
             )
         leaf = poison_unless(is_right, jnp.asarray(leaf))
-        if _are_alike(source, target):
-            return leaf
-        rows = jnp.moveaxis(leaf, at, 0)
         axes = tuple(axis_name) if isinstance(axis_name, list) else axis_name
+        if _are_alike(source, target):
+            return _without_padding(leaf, at, source, axes)
+        rows = jnp.moveaxis(leaf, at, 0)
         via = (axes, lane, backend)
         return jnp.moveaxis(_move_compiled(via, rows, source, target), 0, at)
 
@@ -111,6 +111,15 @@ def _are_alike(source: Layout, target: Layout) -> bool:
     if not (source.is_static and target.is_static):
         return False
     return np.array_equal(source.all_positions(), target.all_positions())
+
+
+def _without_padding(leaf, axis: int, layout: Layout, axis_name):
+    """Return the tokens of this rank, with zeros for padding."""
+    if layout.size * layout.local_length == layout.length:
+        return leaf
+    held = jnp.asarray(layout.positions_of(jax.lax.axis_index(axis_name)))
+    held = jnp.expand_dims(held, range(1, leaf.ndim - axis))
+    return jnp.where(held < layout.length, leaf, jnp.zeros((), leaf.dtype))
 
 
 def _moved(via, rows, source: Layout, target: Layout):

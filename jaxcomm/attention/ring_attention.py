@@ -19,6 +19,7 @@ from jaxcomm.attention.strategies.choice import choose
 from jaxcomm.attention.strategies.registry import get_strategy
 from jaxcomm.attention.strategies.strategy import Call, Inputs, Strategy
 from jaxcomm.communicator.lane import check_lane
+from jaxcomm.communicator.replica_groups import canonical_axes
 from jaxcomm.compat import varying_axes
 from jaxcomm.machine import MACHINES
 from jaxcomm.primitives import arguments as _arguments
@@ -78,8 +79,8 @@ def ring_attention(
       key: (B, S, K, H) or (S, K, H), same dtype; K divides N.
       value: (B, S, K, V) or (S, K, V), same dtype.
       bias: floating, broadcasts to (B, N, T, all keys): rows are this rank's queries,
-        columns all keys in natural order, without padding. Has a gradient. -inf hides
-        a key, with ``logits_soft_cap`` too.
+        columns all keys in natural order, without padding. Has a gradient. What is
+        below -50,000 hides a key as -inf does, with ``logits_soft_cap`` too.
       mask: bool of such a shape, False for what is not seen.
       axis_name: the mesh axis (or tuple of axes) over which the sequence is split.
       layout: of the sequence.
@@ -139,8 +140,9 @@ def ring_attention(
     """
     if isinstance(axis_name, list):
         axis_name = tuple(axis_name)
-    axes = axis_name if isinstance(axis_name, tuple) else (axis_name,)
+    axes = canonical_axes(axis_name)
     compat.check_axes_bound(axes, "ring_attention")
+    arguments.check_axes(axes)
     is_causal = _arguments.flag(is_causal, "ring_attention: is_causal")
     return_residual = _arguments.flag(
         return_residual, "ring_attention: return_residual"

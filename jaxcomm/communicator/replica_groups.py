@@ -62,7 +62,16 @@ def grid_of(mesh: jax.sharding.Mesh) -> DeviceGrid:
 
 
 def canonical_axes(axis_name: Any) -> tuple[str, ...]:
-    """Return the axis names as a tuple, from a name or a sequence of names."""
+    """Return the axis names as a tuple, from a name or a sequence of names.
+
+    Raises:
+      TypeError: they are a set, which has no order.
+    """
+    if isinstance(axis_name, (set, frozenset)):
+        raise TypeError(
+            f"axis_name={axis_name!r} is a set, which has no order. Pass a name, or a "
+            "tuple of names."
+        )
     if isinstance(axis_name, (tuple, list)):
         return tuple(axis_name)
     return (axis_name,)

@@ -117,7 +117,10 @@ def script(path: str) -> tuple:
     if pkgutil.get_importer(path) is not None:
         # A folder or an archive.
         _enter(path)
-        return _of(importlib.machinery.PathFinder.find_spec("__main__", [path]), path)
+        spec = importlib.machinery.PathFinder.find_spec("__main__", [path])
+        if spec is None:
+            _refuse(path, "a folder or archive is run by its __main__.py; it has none")
+        return _of(spec, path)
     _enter(os.path.dirname(os.path.realpath(path)))
     with io.open_code(path) as file:
         code = pkgutil.read_code(file)

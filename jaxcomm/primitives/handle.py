@@ -1,5 +1,6 @@
 """What a start returns: a handle, good for one done."""
 
+import sys
 import warnings
 import weakref
 from collections.abc import Callable
@@ -150,9 +151,12 @@ class Handle:
         """Never called: no handle is ever flattened."""
         raise NotImplementedError
 
-    def __del__(self) -> None:
-        """Warn of a start without a done, as Python does of a forgotten coroutine."""
-        if getattr(self, "_open", False):
+    def __del__(self, _ends: Callable[[], bool] = sys.is_finalizing) -> None:
+        """Warn of a start without a done, as Python does of a forgotten coroutine.
+
+        Not while Python ends: it has no modules then that could warn.
+        """
+        if getattr(self, "_open", False) and not _ends():
             warnings.warn(
                 f"{self._text} was never finished, so nothing is sent; call its done()",
                 RuntimeWarning,

@@ -248,3 +248,25 @@ def test_hessian_vector_products_pass_through_relayout():
 
     product = jax.jit(lambda x: jax.jvp(jax.grad(cubes), (x,), (jnp.ones_like(x),))[1])
     np.testing.assert_allclose(product(x), 6 * x)
+
+
+@pytest.mark.parametrize(
+    ("names", "length"),
+    [(("striped", "zigzag"), 6), (("striped",) * 2, 6), (("contiguous", "zigzag"), 2)],
+)
+def test_relayout_leaves_nothing_in_padding_and_gives_it_no_gradient(names, length):
+    source, target = (Layout(name, 4, length) for name in names)
+    _, positions = source.reorder(np.ones((2, length, 3), np.float32))
+
+    def local(x, positions):
+        return relayout(x, source, target, "context", positions=positions)
+
+    whole = jax.shard_map(
+        local, mesh=split.ring_over(4), in_specs=SPLIT, out_specs=SPLIT
+    )
+    x = jnp.ones((*positions.shape, 3))
+    out, transpose = jax.vjp(lambda x: whole(x, positions), x)
+    (grad,) = transpose(jnp.ones_like(out))
+    for found, layout in ((out, target), (grad, source)):
+        is_token = layout.all_positions() < length
+        np.testing.assert_array_equal(found, np.ones_like(x) * is_token[:, None])

@@ -109,6 +109,14 @@ def test_a_module_that_is_not_there_is_named(launch, capfd):
     assert "cannot run json.no_such: no such module" in capfd.readouterr().err
 
 
+def test_a_folder_without_a_main_file_is_refused(launch, capfd, tmp_path):
+    asked = options.Options(processes=1, script=str(tmp_path))
+    assert run.run(asked) == 1
+    assert f"cannot run {tmp_path}: a folder or archive is run by its __main__.py" in (
+        capfd.readouterr().err
+    )
+
+
 def test_a_process_that_the_program_starts_is_no_part_of_the_run(launch):
     status, out, _ = launch(
         """

@@ -101,7 +101,11 @@ def _of_attention():
         ("a layout of more rows than the batch", {"layout": ROWS}),
         ("`local_window_size=(-1, 2)`", {"local_window_size": (-1, 2)}),
         ("`logits_soft_cap=0`", {"logits_soft_cap": 0}),
+        ("`logits_soft_cap=1e38`", {"logits_soft_cap": 1e38}),
         ("`scale=nan`", {"scale": float("nan")}),
+        ("`scale=1e39`", {"scale": 1e39}),
+        ("an axis twice", {"axis_name": ("context", "context")}),
+        ("no axis", {"axis_name": ()}),
         ("`dropout_rate=1.0`", {"dropout_rate": 1.0}),
         ("`dropout_rate=0.5` without a key", {"dropout_rate": 0.5}),
         (
@@ -166,6 +170,7 @@ def _of_attention():
         ("`return_residual=2`", {"return_residual": 2}),
         ("`dropout_key=0`", {"dropout_rate": 0.5, "dropout_key": 0}),
         ("`scale='large'`", {"scale": "large"}),
+        ("a set of axes", {"axis_name": {"context"}}),
         ("`scale=True`", {"scale": True}),
     ]
     for error, cases in ((ValueError, values), (TypeError, types)):
@@ -198,6 +203,16 @@ def _of_attention():
             ), x(1, 8, 2, 4), ids)  # fmt: skip
 
     yield "traced segment ids of int64", of_wide_ids, TypeError
+
+    def over_vmap():
+        whole = Layout("contiguous", 8, 16)
+        one = functools.partial(
+            ring_attention, axis_name=("rows", "context"), layout=whole
+        )
+        on_four(jax.vmap(lambda x: one(x, x, x), axis_name="rows"),
+                x(2, 1, 8, 2, 4), specs=(jax.P(None, None, "context"),))  # fmt: skip
+
+    yield "axes of the mesh and of `jax.vmap`, under `check_vma`", over_vmap, ValueError
 
     def of_arrays_split_further():
         explicit = (jax.sharding.AxisType.Explicit,) * 2
@@ -416,7 +431,15 @@ def _of_others():
         name = "silent"
         forward = backward = None
 
+    yield refusal("Ulysses", "no ranks", lambda: jaxcomm.attention.Ulysses(0))
+    yield refusal(
+        "Usp", "`2.0` ranks", lambda: jaxcomm.attention.Usp(2.0),  # pyright: ignore
+        TypeError,
+    )  # fmt: skip
     sizes = {"heads": 4, "head_size": 8}
+    for asked in ("float7", None, "int32"):
+        call = functools.partial(plan, PLAIN, **sizes, dtype=asked)
+        yield refusal("plan", f"`dtype={asked!r}`", call, TypeError)
     for asked, layout, options, error in (
         ("a schedule in place of a layout", "zigzag", {}, TypeError),
         ("3 key heads for 4 heads", PLAIN, {"key_heads": 3}, ValueError),

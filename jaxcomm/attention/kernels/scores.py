@@ -9,6 +9,11 @@ import jax.numpy as jnp
 from jaxcomm.attention.kernels.operands import HopConfig
 from jaxcomm.attention.mask import Tokens
 
+# A bias below it hides its key, as -inf does. Float32 lacks digits there: a log-sum-exp
+# of about -1e9 does not tell how many keys a row saw. The least number of float16,
+# -65504, is often meant as a mask.
+LEAST_BIAS = -50_000
+
 
 @dataclasses.dataclass(frozen=True)
 class Tile:
@@ -38,7 +43,8 @@ class Tile:
         The derivative is None if it is 1.
         """
         if self.bias is not None:
-            scores += self.bias.astype(scores.dtype)
+            bias = self.bias.astype(scores.dtype)
+            scores = jnp.where(bias < LEAST_BIAS, -jnp.inf, scores + bias)
         if self.slopes is not None:
             scores -= self.slopes * self.distances(scores.dtype)
         derivative, cap = None, self.config.soft_cap
@@ -46,7 +52,7 @@ class Tile:
             bounded = jnp.tanh(scores / cap)
             capped, derivative = cap * bounded, 1 - bounded * bounded
             if self.bias is not None:
-                # A mask that is an array comes as a bias of -inf: no cap bounds it.
+                # What a bias hides, no cap shows.
                 capped = jnp.where(scores == -jnp.inf, scores, capped)
             scores = capped
         if self.is_masked:

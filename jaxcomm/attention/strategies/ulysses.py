@@ -20,6 +20,7 @@ from jaxcomm.attention.strategies.strategy import (
 from jaxcomm.collectives.all_gather import all_gather
 from jaxcomm.collectives.all_to_all import all_to_all
 from jaxcomm.collectives.reduce_scatter import psum_scatter
+from jaxcomm.primitives import arguments
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +40,13 @@ class Ulysses(Strategy):
 
     width: int
     name = "ulysses"
+
+    def __post_init__(self):
+        what = f"{type(self).__name__}: width"
+        width = arguments.integer(self.width, what)
+        if width < 1:
+            raise ValueError(f"{what}={width}. Pass one rank or more.")
+        object.__setattr__(self, "width", width)
 
     def why_not(self, problem):
         if problem.size % self.width:

@@ -1,7 +1,10 @@
 """What is refused while tracing: halves that are parted."""
 
 import copy
+import os
 import pickle
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -133,6 +136,25 @@ def test_a_handle_is_no_array_and_an_object_nothing_to_wait_for(trace):
         trace(lambda x: _start(x).done(after=np.array([None])))
     with pytest.raises(TypeError, match=r"^then: ppermute_start.*array, got str"):
         trace(lambda x: _start(x).then("x"))
+
+
+def test_a_handle_that_outlives_python_says_nothing(mesh):
+    program = """
+import jax, jax.numpy as jnp, jaxcomm
+def call(x):
+    handle = jaxcomm.ring_shift_start(x, "i")
+    raise RuntimeError("kept with its frames")
+mesh = jax.make_mesh((2,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
+split = jax.P("i")
+try: jax.shard_map(call, mesh=mesh, in_specs=split, out_specs=split)(jnp.ones(2))
+except RuntimeError as error: kept = error
+"""
+    flags = f"{os.environ['QUICK_XLA_FLAGS']} --xla_force_host_platform_device_count=2"
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=os.environ | {"XLA_FLAGS": flags},
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_start_without_a_done_is_a_warning_and_sends_nothing(mesh):
