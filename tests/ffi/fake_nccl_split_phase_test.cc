@@ -34,6 +34,8 @@ struct Swap {
       : on(device),
         device(device),
         site(MakeSite("permute", {1, 0}, {FloatLeaf(1)}, {FloatLeaf(1)})) {}
+  // The stream may still be at the two numbers, also of a call that has failed.
+  ~Swap() { on.Synchronize(); }
 
   Call CallOf() {
     return Call{site.get(), 1, 1, 1, device, operands, results, nullptr};
