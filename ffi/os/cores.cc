@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <limits>
+#include <sstream>
 #include <string>
 
 #include "ffi/os/system_file.h"
@@ -22,9 +23,10 @@ double Quota(const std::string& quota, const std::string& period) {
 
 // cpu.max of version 2 holds "<quota or max> <period>".
 double QuotaOf(const std::string& folder) {
-  const std::string max = ReadSystemFile(folder + "/cpu.max");
-  const size_t space = std::min(max.find(' '), max.size());
-  return std::min(Quota(max.substr(0, space), max.substr(space)),
+  std::istringstream text(ReadSystemFile(folder + "/cpu.max"));
+  std::string quota, period;
+  text >> quota >> period;
+  return std::min(Quota(quota, period),
                   Quota(ReadSystemFile(folder + "/cpu.cfs_quota_us"),
                         ReadSystemFile(folder + "/cpu.cfs_period_us")));
 }
@@ -48,10 +50,8 @@ double QuotaUpwards(const std::string& mount, std::string cgroup) {
 double CpuQuota(const std::string& root) {
   double quota = kNoQuota;
   // Lines "<number>:<controllers of version 1>:<path>".
-  const std::string lines = ReadSystemFile(root + "/proc/self/cgroup");
-  for (size_t begin = 0, end = 0; begin < lines.size(); begin = end + 1) {
-    end = std::min(lines.find('\n', begin), lines.size());
-    const std::string line = lines.substr(begin, end - begin);
+  std::istringstream lines(ReadSystemFile(root + "/proc/self/cgroup"));
+  for (std::string line; std::getline(lines, line);) {
     const size_t first = line.find(':');
     const size_t second =
         first == std::string::npos ? first : line.find(':', first + 1);

@@ -27,8 +27,9 @@ constexpr int64_t kLarge = 20000;  // elements: more than fits into a crossing
 // Shows what is not for the library's other files.
 struct OpenArena : Arena {
   using Arena::Arena;
+  using ArenaMemory::channels;
   using ArenaMemory::crossing;
-  using ArenaMemory::header;
+  using ArenaMemory::mutex;
 };
 
 // Four processes of one segment. A communicator joins processes 2 and 3; the test plays
@@ -36,7 +37,7 @@ struct OpenArena : Arena {
 struct TwoGroups {
   TwoGroups() {
     segment = Must(Segment::Create(Arena::Bytes(4), false));
-    Arena::Format(*segment);
+    Arena::Format(*segment, 4);
     const std::vector<int> names = {0, 1, 2, 3};
     for (int process : {0, 1}) {
       arenas.push_back(std::make_unique<OpenArena>(segment, names, process));
@@ -153,10 +154,10 @@ TEST(what_a_killed_process_left_half_done_is_repaired) {
   OpenArena& arena = *groups.arenas[0];
   CHECK_TRUE(groups.NothingIsLost());
   DieIn([&] {
-    pthread_mutex_lock(&arena.header().mutex);
+    pthread_mutex_lock(arena.mutex());
     // The process may die between any two steps of assigning a channel or opening a
     // crossing.
-    arena.header().channels = 0xffff;
+    arena.channels() = 0xffff;
     for (int i = 0; i < kCrossings; ++i) {
       arena.crossing(i)->members = 0b11;
       arena.crossing(i)->here = 0;
@@ -165,7 +166,7 @@ TEST(what_a_killed_process_left_half_done_is_repaired) {
   });
   CHECK_TRUE(groups.NothingIsLost());
   DieIn([&] {
-    pthread_mutex_lock(&arena.header().mutex);
+    pthread_mutex_lock(arena.mutex());
     // The process may die between returning a channel and freeing its crossing.
     for (int i = 0; i < kCrossings; ++i) {
       arena.crossing(i)->members = 0b11;
@@ -210,7 +211,7 @@ TEST(a_process_that_dies_alone_in_a_call_is_named_to_those_who_come_later) {
     while (true) pause();
   }
   const auto segment = Must(Segment::Create(Arena::Bytes(2), false));
-  Arena::Format(*segment);
+  Arena::Format(*segment, 2);
   CommunicatorSpec spec = Spec({{100, 101}}, 60);
   const std::vector<Peer> peers = {PeerOf(child, 0), PeerOf(getpid(), 1)};
   spec.process_set = std::make_shared<ProcessSet>(segment, peers, 1);
@@ -222,7 +223,7 @@ TEST(a_process_that_dies_alone_in_a_call_is_named_to_those_who_come_later) {
   kill(child, SIGKILL);
   waitpid(child, nullptr, 0);
   CHECK_TRUE(Comes([&] { return alone->state.load() == Crossing::kFree; }));
-  CHECK_TRUE(Comes([&] { return dead.header().channels.load() == 0; }));
+  CHECK_TRUE(Comes([&] { return dead.channels().load() == 0; }));
   Site site("all_reduce", {}, {FloatLeaf(4)}, {FloatLeaf(4)}, 1);
   RankBuffers buffers(4, 4, 1);
   Outcome outcome;
@@ -244,7 +245,7 @@ TEST(a_seat_given_up_for_a_living_process_is_left_once) {
 
 TEST(a_lock_that_fails_fails_the_calls) {
   TwoGroups groups;
-  pthread_mutex_t* const mutex = &groups.arenas[0]->header().mutex;
+  pthread_mutex_t* const mutex = groups.arenas[0]->mutex();
   DieIn([&] { pthread_mutex_lock(mutex); });
   CHECK_EQ(pthread_mutex_lock(mutex), EOWNERDEAD);
   pthread_mutex_unlock(mutex);  // not repaired: from now on nobody gets it

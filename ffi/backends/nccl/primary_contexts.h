@@ -1,5 +1,4 @@
-// The primary CUDA contexts of the devices of this process, and the access of one to
-// the memory of another.
+// The primary CUDA contexts of the devices of this process.
 #ifndef JAXCOMM_FFI_BACKENDS_NCCL_PRIMARY_CONTEXTS_H_
 #define JAXCOMM_FFI_BACKENDS_NCCL_PRIMARY_CONTEXTS_H_
 
@@ -34,10 +33,6 @@ class PrimaryContexts {
   std::vector<cuda::Context> contexts_;
   Status status_;
 };
-
-// Whether every device reaches the memory of the others of its group; from now on, if
-// they can.
-bool CanReachPeers(const NcclLibrary& library, const std::vector<RankFacts>& ranks);
 
 }  // namespace jaxcomm
 

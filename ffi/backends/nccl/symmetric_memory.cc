@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "ffi/backends/nccl/device_stop.h"
-#include "ffi/backends/nccl/engines/nccl_engine.h"
 #include "ffi/os/forked.h"
 
 namespace jaxcomm {
@@ -53,7 +52,7 @@ SymmetricMemory::~SymmetricMemory() { Free(); }
 
 void SymmetricMemory::Free() {
   if (IsForked()) return;
-  std::vector<std::weak_ptr<NcclEngine>> registrars;
+  std::vector<std::weak_ptr<Registrar>> registrars;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     registrars.swap(registrars_);
@@ -120,7 +119,7 @@ Status SymmetricMemory::Fill(int ordinal, int64_t offset, const void* from,
   return InvalidArgument("device ", ordinal, " has no part of this symmetric memory");
 }
 
-void SymmetricMemory::AddRegistrar(std::weak_ptr<NcclEngine> registrar) {
+void SymmetricMemory::AddRegistrar(std::weak_ptr<Registrar> registrar) {
   std::lock_guard<std::mutex> lock(mutex_);
   registrars_.push_back(std::move(registrar));
 }
