@@ -181,7 +181,21 @@ def with_two_versions(here):
             patch.setattr(sealed, "VERSION", "9.9")
         with pytest.raises(jaxcomm.CommunicatorError) as caught:
             jaxcomm.init(mesh)
+    # What process 1 wrote stays in the store until it writes anew, and whoever reads it
+    # first refuses it again. The tests that follow meet in the same processes.
+    end = time.monotonic() + 60
+    while not agrees(mesh):
+        assert time.monotonic() < end
     return str(caught.value)
+
+
+def agrees(mesh):
+    try:
+        jaxcomm.init(mesh)
+    except jaxcomm.CommunicatorError as error:
+        assert "runs jaxcomm 9.9/" in str(error), error
+        return False
+    return True
 
 
 def test_two_versions_of_the_package_refuse_each_other(team):
