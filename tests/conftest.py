@@ -29,6 +29,8 @@ os.environ["XLA_FLAGS"] = " ".join(
     ]
 )
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Where a process that a test starts crashes, its errors say where.
+os.environ.setdefault("PYTHONFAULTHANDLER", "1")
 
 # A script's background job ignores Ctrl-C, and so would what tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
