@@ -234,12 +234,15 @@ def seeds_of(key, shape):
     return jax.random.bits(data, shape, jnp.uint32)
 
 
-def window_of(local_window_size, is_causal: bool) -> tuple[int | None, int | None]:
+def window_of(
+    local_window_size, is_causal: bool, name: str = _NAME
+) -> tuple[int | None, int | None]:
     """Return how far a query sees to the left and to the right; None if all the way.
 
     Args:
       local_window_size: None, an int for both, or a pair, as in ``jax.nn``.
       is_causal: whether it sees nothing to the right.
+      name: of the function that was called.
 
     Raises:
       TypeError: it is none of these.
@@ -251,20 +254,20 @@ def window_of(local_window_size, is_causal: bool) -> tuple[int | None, int | Non
     right = 0 if is_causal else None
     if local_window_size is None:
         return None, right
-    pair = local_window_size
+    asked = local_window_size
+    pair = asked if isinstance(asked, (tuple, list)) else (asked, asked)
     try:
-        if isinstance(pair, bool):
+        if any(isinstance(each, bool) for each in pair):
             raise TypeError
-        left, right = pair if isinstance(pair, (tuple, list)) else (pair, pair)
-        left, right = operator.index(left), operator.index(right)
+        left, right = map(operator.index, pair)
     except (TypeError, ValueError) as error:
         raise TypeError(
-            f"{_NAME}: local_window_size={pair!r}. Pass an int, or a pair (left, "
+            f"{name}: local_window_size={asked!r}. Pass an int, or a pair (left, "
             "right) of ints known when the program is traced."
         ) from error
     if left < 0 or right < 0:
         raise ValueError(
-            f"{_NAME}: local_window_size={pair!r}. Pass how many tokens are seen on "
+            f"{name}: local_window_size={asked!r}. Pass how many tokens are seen on "
             "each side, zero or more."
         )
     # Beyond the sequence a window is none; and sums of positions fit into 32 bits.

@@ -117,7 +117,7 @@ def plan(
             "a divisor: each key head serves an equal group of query heads."
         )
     is_causal = flag(is_causal, "attention.plan: is_causal")
-    window = arguments.window_of(local_window_size, is_causal)
+    window = arguments.window_of(local_window_size, is_causal, "attention.plan")
     problem = Problem(
         query_layout=layout,
         key_layout=key_layout,

@@ -55,3 +55,11 @@ def test_unbalanced_schedules_show():
     found = plan(layout, is_causal=True, **OF).rows
     assert found["ring"].balance == pytest.approx(15 / 8, rel=1e-2)
     assert found["ulysses"].balance == pytest.approx(1)
+
+
+@pytest.mark.parametrize("window", [-1, (3, -1), True, (1, True), (1, 2, 3), 2.5])
+def test_a_window_that_is_none_is_refused_in_the_plans_name(window):
+    layout = jaxcomm.Layout("contiguous", 8, 8192)
+    refused = ValueError if window in (-1, (3, -1)) else TypeError
+    with pytest.raises(refused, match=r"^attention.plan: local_window_size="):
+        plan(layout, local_window_size=window, **OF)

@@ -164,6 +164,7 @@ def _of_attention():
         ("segment ids that are no integers", {"query_segment_ids": x(1, 2)}),
         ("`local_window_size=2.5`", {"local_window_size": 2.5}),
         ("`local_window_size=True`", {"local_window_size": True}),
+        ("`local_window_size=(1, True)`", {"local_window_size": (1, True)}),
         ("`local_window_size=(1, None)`", {"local_window_size": (1, None)}),
         ("`local_window_size=(1, 2, 3)`", {"local_window_size": (1, 2, 3)}),
         ("`is_causal='yes'`", {"is_causal": "yes"}),
