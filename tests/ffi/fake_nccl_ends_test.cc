@@ -83,6 +83,31 @@ TEST_ALONE(no_number_leaves_devices_that_are_stopped, EXIT_SUCCESS) {
   CHECK_EQ(Count("ncclCommAbort"), 0);
 }
 
+TEST_ALONE(nccl_says_that_the_devices_are_stopped, EXIT_SUCCESS) {
+  Two two(OnFailure::kRaise, /*share=*/false);
+  Sum waits(0);
+  MissTheDeadline(*two.first, waits, kMisaligned);
+  CHECK_EQ(TheFake().nccl.GroupStart(), nccl::kUnhandledCudaError);
+  CHECK_CONTAINS(std::string(TheFake().nccl.GetLastError(nullptr)), "Cuda failure 716");
+}
+
+// As closing does that began in time, and ran into the device.
+TEST_ALONE(what_ends_when_the_devices_stop_asks_nccl_for_nothing_more, EXIT_SUCCESS) {
+  Two two(OnFailure::kRaise, /*share=*/false);
+  // Its end waits for the device.
+  const nccl::UniqueId id = NewId();
+  auto world = Must(NcclWorld::Create(Library(), 2, {{100, 0, 0}, {101, 1, 1}},
+                                      {id.internal, sizeof(id.internal)}, {}, {30}, {}));
+  Sum waits(0);
+  CHECK_TRUE(waits.Enqueue(*two.first).success());
+  CHECK_TRUE(Comes([&] { return two.first->stats().in_flight == 1; }));
+  world = nullptr;
+  CHECK_TRUE(DevicesAreStopped());
+  CHECK_EQ(waits.on.Synchronize(), kMisaligned);
+  // That of the first rank, on whose device it waited, if it had begun.
+  CHECK_TRUE(Count("ncclCommDestroy") <= 1);
+}
+
 TEST_ALONE(a_process_may_rather_end, kEndedStatus) {
   Two two(OnFailure::kExit, /*share=*/false);
   Sum waits(0);
@@ -150,6 +175,21 @@ TEST(one_that_is_aborted_holds_up_no_other) {
   CHECK_EQ(first.on.Synchronize(), cuda::kSuccess);
   CHECK_EQ(second.on.Synchronize(), cuda::kSuccess);
   CHECK_TRUE(std::isnan(first.result) && std::isnan(second.result));
+}
+
+// Nor does one hold up the end of another for longer than that takes at most.
+TEST(one_that_hangs_holds_up_the_end_of_no_other) {
+  Two two(OnFailure::kPoison, /*share=*/false, Library(), /*seconds_of_second=*/60);
+  const nccl::UniqueId id = NewId();
+  auto world = Must(NcclWorld::Create(Library(), 2, {{100, 0, 0}, {101, 1, 1}},
+                                      {id.internal, sizeof(id.internal)}, {}, {30}, {}));
+  Sum hangs(0);
+  CHECK_TRUE(hangs.Enqueue(*two.second).success());
+  const auto begin = std::chrono::steady_clock::now();
+  world = nullptr;
+  CHECK_TRUE(std::chrono::steady_clock::now() - begin < std::chrono::seconds(40));
+  two.second->Abort(FailedPrecondition("closed"));
+  CHECK_EQ(hangs.on.Synchronize(), cuda::kSuccess);
 }
 
 TEST_ALONE(a_watch_that_the_driver_keeps_waiting_ends_the_process, kEndedStatus) {

@@ -1,6 +1,7 @@
 #include "ffi/backends/nccl/comms.h"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <future>
 #include <memory>
@@ -62,24 +63,23 @@ void EndComms(const NcclLibrary& library, const std::vector<nccl::Comm>& comms,
     return;
   }
   // NCCL waits for the other ranks here, which may never come, or for the device: on a
-  // thread that can be left alone.
+  // thread that can be left alone. What was left is not destroyed any more, and nothing
+  // ends on devices that are stopped.
+  const auto is_left = std::make_shared<std::atomic<bool>>(false);
   const auto ended = std::make_shared<std::promise<void>>();
   std::future<void> end = ended->get_future();
-  const auto run = [&library, comms, abort, ended] {
+  const auto run = [&library, comms, abort, is_left, ended] {
     if (!abort) FinalizeAll(library, comms);
     for (nccl::Comm comm : comms) {
-      if (abort && comm != nullptr) library.nccl.CommAbort(comm);
+      if (DevicesAreStopped() || (*is_left && !abort)) break;
+      if (comm == nullptr) continue;
+      abort ? library.nccl.CommAbort(comm) : library.nccl.CommDestroy(comm);
     }
     ended->set_value();
   };
   if (StartDetached(run).failure()) return;  // they stay until the process ends
-  const bool is_over = end.wait_for(std::chrono::duration<double>(kGraceSeconds)) ==
-                       std::future_status::ready;
-  if (!is_over || abort) return;
-  const KeptContext kept(library.cuda);
-  for (nccl::Comm comm : comms) {
-    if (comm != nullptr) library.nccl.CommDestroy(comm);
-  }
+  end.wait_for(std::chrono::duration<double>(kGraceSeconds));
+  *is_left = true;
 }
 
 Comms::Comms(const NcclLibrary& library, const Health& health, const LocalRanks& ranks,

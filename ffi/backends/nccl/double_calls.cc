@@ -26,8 +26,10 @@ struct Waiting {
   }
 
   void Complete(const Status& status) {
-    status.success() ? promise.SetAvailable() : promise.SetError(status);
+    xla::ffi::Promise told = std::move(promise);
+    // Lets go of the communicator first: who is told may close it, and has it end there.
     delete this;
+    status.success() ? told.SetAvailable() : told.SetError(status);
   }
 };
 

@@ -68,7 +68,7 @@ class Completer {
   void Run(std::function<void()> work) {
     std::lock_guard<std::mutex> lock(mutex_);
     queue_.push_back(std::move(work));
-    if (idle_ == 0) {
+    if (queue_.size() > idle_) {
       ++idle_;
       std::thread([this] { Loop(); }).detach();
     }
@@ -95,7 +95,7 @@ class Completer {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<std::function<void()>> queue_;
-  int idle_ = 0;
+  size_t idle_ = 0;  // threads that wait for work, or are about to
 };
 
 void WhenDone(void* stream, void (*done)(void*, int), void* argument) {

@@ -13,10 +13,12 @@ nccl::Result Failure(nccl::Result result, const std::string& text) {
 }
 
 nccl::Result CudaFailure(cuda::Result result) {
-  const char* text = "";
+  const char* text = nullptr;
+  // Leaves it null for a number that it does not know.
   cuda::cuGetErrorString(result, &text);
   return Failure(nccl::kUnhandledCudaError,
-                 "Cuda failure " + std::to_string(result) + " '" + text + "'");
+                 "Cuda failure " + std::to_string(result) + " '" +
+                     (text == nullptr ? "unrecognized error code" : text) + "'");
 }
 
 const std::string& LastFailure() { return last_failure; }
