@@ -57,11 +57,6 @@ class Programs {
 
 constexpr size_t kMostParams = 32;  // in a description
 
-uint64_t Mix(uint64_t hash, uint64_t value) {
-  hash = (hash ^ value) * 0xff51afd7ed558ccd;
-  return hash ^ (hash >> 32);
-}
-
 void AppendLeaves(const std::vector<Leaf>& leaves, std::string* out) {
   bool first = true;
   for (const Leaf& leaf : leaves) {

@@ -31,13 +31,6 @@ Status Communicator::EnqueueStart(const Call& call, void* stream) {
 
 Status Communicator::EnqueueDone(const Call&, void*) { return OkStatus(); }
 
-xla::ffi::Future Communicator::Done(const Call&) {
-  xla::ffi::Promise promise;
-  xla::ffi::Future future(promise);
-  promise.SetAvailable();
-  return future;
-}
-
 xla::ffi::Future FailedFuture(Status status) {
   xla::ffi::Promise promise;
   xla::ffi::Future future(promise);

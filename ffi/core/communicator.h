@@ -92,23 +92,19 @@ class Communicator {
   // For CPU devices: takes part in a collective for one rank. The buffers of `call`
   // stay valid, and belong to the communicator, until the future completes. Makes no
   // copy of them, and never blocks on another rank. Every rank's future completes, with
-  // an error if a rank is missing at the timeout.
+  // an error if a rank is missing at the timeout. The start of a split-phase collective
+  // is such a call, too, whose future may stay pending until its end: XLA computes what
+  // does not need the results, and frees no buffer, not even if the program fails in
+  // between.
   virtual xla::ffi::Future Execute(const Call& call);
-
-  // The split-phase collective. Start begins to fill its results. Done takes the
-  // operands and results of Start, and arrays that it does not read; its results are
-  // those of Start, filled. On CPU devices the future of Start may stay pending until
-  // then: XLA computes what does not need the results, and frees no buffer, not even if
-  // the program fails in between.
-  virtual xla::ffi::Future Start(const Call& call) { return Execute(call); }
-  virtual xla::ffi::Future Done(const Call& call);
 
   // For devices with streams: enqueues the collective on `stream` and returns at once.
   // A later error ends the communicator, and its next call returns that error.
   virtual Status Enqueue(const Call& call, void* stream);
 
   // The split-phase collective. `stream` goes on while the results arrive, and waits
-  // for them at EnqueueDone, whose results are the same buffers.
+  // for them at EnqueueDone, whose results are the same buffers, and whose operands are
+  // those of EnqueueStart, and arrays that it does not read.
   virtual Status EnqueueStart(const Call& call, void* stream);
   virtual Status EnqueueDone(const Call& call, void* stream);
 

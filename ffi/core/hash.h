@@ -16,6 +16,12 @@ constexpr uint64_t Fnv1a(std::string_view text) {
   return hash;
 }
 
+// Adds a value to a hash.
+constexpr uint64_t Mix(uint64_t hash, uint64_t value) {
+  hash = (hash ^ value) * 0xff51afd7ed558ccd;
+  return hash ^ (hash >> 32);
+}
+
 }  // namespace jaxcomm
 
 #endif  // JAXCOMM_FFI_CORE_HASH_H_

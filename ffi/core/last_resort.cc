@@ -3,7 +3,9 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <future>
 #include <map>
+#include <memory>
 #include <utility>
 
 #include "ffi/base/status.h"
@@ -85,24 +87,13 @@ void EndProcess(const std::string& text) {
   const std::string line = StrCat("jaxcomm: ", text, ". The process ends\n");
   [[maybe_unused]] ssize_t written = write(STDERR_FILENO, line.data(), line.size());
   // Shared with a thread that may outlive this function's frame by a moment.
-  struct Dump {
-    Mutex mutex;
-    ConditionVariable done;
-    bool is_done GUARDED_BY(mutex) = false;
-  };
-  static auto& dump = *new Dump;
-  const auto write_records = [] {
+  const auto dumped = std::make_shared<std::promise<void>>();
+  const auto dump = [dumped] {
     DumpFlightRecords("process ended");
-    MutexLock lock(dump.mutex);
-    dump.is_done = true;
-    dump.done.NotifyAll();
+    dumped->set_value();
   };
   // If no thread can be had, the records stay unwritten.
-  if (StartDetached(write_records).success()) {
-    MutexLock lock(dump.mutex);
-    dump.done.WaitUntil(dump.mutex, std::chrono::system_clock::now() + kDumpPatience,
-                        []() REQUIRES(dump.mutex) { return dump.is_done; });
-  }
+  if (StartDetached(dump).success()) dumped->get_future().wait_for(kDumpPatience);
   _exit(kEndedStatus);
 }
 

@@ -10,6 +10,15 @@ bool Ranks::Contains(int rank) const {
   return index >= 0 && index < count_;
 }
 
+std::vector<int> Move::Involved() const {
+  std::vector<int> involved;
+  for (int rank : targets) involved.push_back(rank);
+  for (int rank : sources) {
+    if (!targets.Contains(rank)) involved.push_back(rank);
+  }
+  return involved;
+}
+
 void Plan::ForEachMove(int leaf, int rank, const MoveVisitor& visit) const {
   if (rank == kEveryRank) {
     expansion(*this, leaf, rank, visit);

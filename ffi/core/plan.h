@@ -40,22 +40,14 @@ struct Strides {
 // Ranks of a group in some order. Allocates nothing.
 class Ranks {
  public:
-  class Iterator {
+  class Iterator {  // as much as range-based for takes
    public:
-    using iterator_category = std::forward_iterator_tag;
-    using value_type = int;
-    using difference_type = std::ptrdiff_t;
-    using pointer = const int*;
-    using reference = int;
-
     Iterator(const Ranks* ranks, size_t index) : ranks_(ranks), index_(index) {}
     int operator*() const { return (*ranks_)[index_]; }
     Iterator& operator++() {
       ++index_;
       return *this;
     }
-    Iterator operator++(int) { return Iterator(ranks_, index_++); }
-    bool operator==(const Iterator& other) const { return index_ == other.index_; }
     bool operator!=(const Iterator& other) const { return index_ != other.index_; }
 
    private:
@@ -115,6 +107,10 @@ struct Move {
   Strides to;
 
   int64_t rows() const { return outer * middle; }
+  // Its targets, then the sources that are none.
+  std::vector<int> Involved() const;
+  // Whether it takes arithmetic, and not copies alone.
+  bool needs_kernels() const { return running || identity || sources.size() > 1; }
   // Where a row of outer x middle begins, in elements.
   int64_t RowAt(const Strides& strides, int64_t row) const {
     return strides.offset + row / middle * strides.outer +

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstdlib>
 #include <limits>
-#include <sstream>
 #include <string>
 
 #include "ffi/os/system_file.h"
@@ -23,10 +22,9 @@ double Quota(const std::string& quota, const std::string& period) {
 
 // cpu.max of version 2 holds "<quota or max> <period>".
 double QuotaOf(const std::string& folder) {
-  std::istringstream text(ReadSystemFile(folder + "/cpu.max"));
-  std::string quota, period;
-  text >> quota >> period;
-  return std::min(Quota(quota, period),
+  const std::string max = ReadSystemFile(folder + "/cpu.max");
+  const size_t space = std::min(max.find(' '), max.size());
+  return std::min(Quota(max.substr(0, space), max.substr(space)),
                   Quota(ReadSystemFile(folder + "/cpu.cfs_quota_us"),
                         ReadSystemFile(folder + "/cpu.cfs_period_us")));
 }
@@ -50,8 +48,10 @@ double QuotaUpwards(const std::string& mount, std::string cgroup) {
 double CpuQuota(const std::string& root) {
   double quota = kNoQuota;
   // Lines "<number>:<controllers of version 1>:<path>".
-  std::istringstream lines(ReadSystemFile(root + "/proc/self/cgroup"));
-  for (std::string line; std::getline(lines, line);) {
+  const std::string lines = ReadSystemFile(root + "/proc/self/cgroup");
+  for (size_t begin = 0, end = 0; begin < lines.size(); begin = end + 1) {
+    end = std::min(lines.find('\n', begin), lines.size());
+    const std::string line = lines.substr(begin, end - begin);
     const size_t first = line.find(':');
     const size_t second =
         first == std::string::npos ? first : line.find(':', first + 1);

@@ -86,45 +86,29 @@ class SCOPED_CAPABILITY ReaderLock {
 };
 
 // std::condition_variable for a Mutex. Each wait unlocks the mutex and locks it again
-// before it returns.
+// before it returns. A condition, if there is one, comes last; waits for a time then
+// return whether it holds.
 class ConditionVariable {
  public:
   void NotifyOne() { native_.notify_one(); }
   void NotifyAll() { native_.notify_all(); }
 
-  void Wait(Mutex& mutex) REQUIRES(mutex) {
+  template <typename... Condition>
+  void Wait(Mutex& mutex, const Condition&... condition) REQUIRES(mutex) {
     Adopted lock(mutex);
-    native_.wait(lock.native);
+    native_.wait(lock.native, condition...);
   }
-  template <typename Condition>
-  void Wait(Mutex& mutex, Condition condition) REQUIRES(mutex) {
-    Adopted lock(mutex);
-    native_.wait(lock.native, condition);
-  }
-
-  template <typename TimePoint>
-  std::cv_status WaitUntil(Mutex& mutex, const TimePoint& end) REQUIRES(mutex) {
-    Adopted lock(mutex);
-    return native_.wait_until(lock.native, end);
-  }
-  // Returns whether the condition holds.
-  template <typename TimePoint, typename Condition>
-  bool WaitUntil(Mutex& mutex, const TimePoint& end, Condition condition)
+  template <typename TimePoint, typename... Condition>
+  auto WaitUntil(Mutex& mutex, const TimePoint& end, const Condition&... condition)
       REQUIRES(mutex) {
     Adopted lock(mutex);
-    return native_.wait_until(lock.native, end, condition);
+    return native_.wait_until(lock.native, end, condition...);
   }
-
-  template <typename Duration>
-  std::cv_status WaitFor(Mutex& mutex, const Duration& time) REQUIRES(mutex) {
-    Adopted lock(mutex);
-    return native_.wait_for(lock.native, time);
-  }
-  template <typename Duration, typename Condition>
-  bool WaitFor(Mutex& mutex, const Duration& time, Condition condition)
+  template <typename Duration, typename... Condition>
+  auto WaitFor(Mutex& mutex, const Duration& time, const Condition&... condition)
       REQUIRES(mutex) {
     Adopted lock(mutex);
-    return native_.wait_for(lock.native, time, condition);
+    return native_.wait_for(lock.native, time, condition...);
   }
 
  private:

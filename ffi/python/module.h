@@ -56,8 +56,6 @@ void AddNcclStats(const Communicator& communicator, nanobind::dict& stats);
 // Bind the parts of the module for NCCL.
 void BindNccl(nanobind::module_& m);
 void BindSymmetricMemory(nanobind::module_& m);
-// Binds the part for planning.
-void BindPlanning(nanobind::module_& m);
 
 }  // namespace jaxcomm
 

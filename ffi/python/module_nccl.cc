@@ -16,7 +16,6 @@
 #include <vector>
 
 #include "ffi/backends/nccl/borrowed_communicator.h"
-#include "ffi/backends/nccl/circumstances.h"
 #include "ffi/backends/nccl/nccl_communicator.h"
 #include "ffi/backends/nccl/symmetric_memory.h"
 #include "ffi/backends/nccl/world.h"

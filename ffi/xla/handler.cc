@@ -8,11 +8,13 @@
 #include <utility>
 #include <vector>
 
+#include "ffi/base/pointer_list.h"
 #include "ffi/core/call_site.h"
 #include "ffi/core/communicator.h"
+#include "ffi/core/dtype.h"
+#include "ffi/core/plan.h"
 #include "ffi/core/registry.h"
 #include "ffi/planners/collectives.h"
-#include "ffi/xla/arrival.h"
 #include "ffi/xla/lender.h"
 #include "xla/ffi/api/ffi.h"
 
@@ -31,6 +33,64 @@ class XlaScheduler final : public Scheduler {
 
  private:
   ffi::ThreadPool pool_;
+};
+
+Leaf LeafOf(const ffi::AnyBuffer& buffer) {
+  const auto dims = buffer.dimensions();
+  return Leaf{buffer.element_type(),
+              {dims.begin(), dims.end()},
+              static_cast<int64_t>(buffer.element_count()),
+              ElementBytes(buffer.element_type())};
+}
+
+// One rank's arrival at a call site: its buffers are read and its communicator is
+// found.
+class Arrival {
+ public:
+  Arrival(CallSite* site, int64_t run_id, int64_t device_id,
+          const ffi::RemainingArgs& operands, const ffi::RemainingRets& results)
+      : operands_(operands.size()), results_(results.size()) {
+    call.site = site;
+    call.run_id = run_id;
+    call.device_id = device_id;
+    status = ReadAndFind(operands, results);
+    call.tag = site->serial();
+    call.shared_tag = site->shared_tag();
+    call.operands = operands_.data();
+    call.results = results_.data();
+  }
+
+  Status status;  // why the rank cannot take part
+  std::shared_ptr<Communicator> communicator;
+  Call call;
+
+ private:
+  // Fixes the shapes of the call site at its first call.
+  Status ReadAndFind(const ffi::RemainingArgs& operands,
+                     const ffi::RemainingRets& results) {
+    const bool first = !call.site->has_shapes();
+    std::vector<Leaf> operand_leaves, result_leaves;
+    for (size_t i = 0; i < operands.size(); ++i) {
+      auto buffer = operands.get<ffi::AnyBuffer>(i);
+      if (!buffer) return buffer.error();
+      operands_[i] = buffer->untyped_data();
+      if (first) operand_leaves.push_back(LeafOf(*buffer));
+    }
+    for (size_t i = 0; i < results.size(); ++i) {
+      auto buffer = results.get<ffi::AnyBuffer>(i);
+      if (!buffer) return buffer.error();
+      results_[i] = (*buffer)->untyped_data();
+      if (first) result_leaves.push_back(LeafOf(**buffer));
+    }
+    if (first) {
+      call.site->SetShapes(std::move(operand_leaves), std::move(result_leaves));
+    }
+    ASSIGN_OR_RETURN(communicator, Registry::Get().Find(*call.site, call.run_id));
+    return OkStatus();
+  }
+
+  PointerList<const void, 16> operands_;
+  PointerList<void, 16> results_;
 };
 
 ffi::ErrorOr<std::unique_ptr<CallSite>> Instantiate(std::string_view collective,
@@ -57,8 +117,6 @@ ffi::ErrorOr<std::unique_ptr<CallSite>> Instantiate(std::string_view collective,
       *known);
 }
 
-// `method`: of Communicator; Execute, Start or Done.
-template <auto method>
 ffi::Future Execute(CallSite* site, ffi::RunId run_id, int32_t device_id,
                     ffi::ThreadPool pool, ffi::RemainingArgs operands,
                     ffi::RemainingRets results) {
@@ -66,7 +124,18 @@ ffi::Future Execute(CallSite* site, ffi::RunId run_id, int32_t device_id,
   if (arrival.status.failure()) return FailedFuture(std::move(arrival.status));
   XlaScheduler scheduler(std::move(pool));
   arrival.call.scheduler = &scheduler;
-  return ((*arrival.communicator).*method)(arrival.call);
+  return arrival.communicator->Execute(arrival.call);
+}
+
+// Ends a split-phase collective, whose start has completed with the results.
+ffi::Future Done(CallSite* site, ffi::RunId run_id, int32_t device_id, ffi::ThreadPool,
+                 ffi::RemainingArgs operands, ffi::RemainingRets results) {
+  Arrival arrival(site, run_id.run_id, device_id, operands, results);
+  if (arrival.status.failure()) return FailedFuture(std::move(arrival.status));
+  ffi::Promise promise;
+  ffi::Future future(promise);
+  promise.SetAvailable();
+  return future;
 }
 
 // `method`: Enqueue, EnqueueStart or EnqueueDone.
@@ -86,8 +155,8 @@ Status RefuseUnlessLent(const CallSite& site, const Borrowed* wanted) {
                             ": its communicator is not one that XLA lends");
 }
 
-Status PrepareBorrowed(CallSite* site, const ffi::ErrorOr<Lender>& xla,
-                       ffi::RemainingArgs, ffi::RemainingRets) {
+Status PrepareBorrowed(CallSite* site, const ErrorOr<Lender>& xla, ffi::RemainingArgs,
+                       ffi::RemainingRets) {
   if (!xla) return xla.error();
   const auto communicator = Registry::Get().Find(site->attributes().key);
   if (communicator == nullptr) return Registry::Get().MissingError(*site);
@@ -96,7 +165,7 @@ Status PrepareBorrowed(CallSite* site, const ffi::ErrorOr<Lender>& xla,
   return xla->Request(wanted->groups, wanted->communication_id);
 }
 
-Status EnqueueBorrowed(void* stream, CallSite* site, const ffi::ErrorOr<Lender>& xla,
+Status EnqueueBorrowed(void* stream, CallSite* site, const ErrorOr<Lender>& xla,
                        ffi::RunId run_id, int32_t ordinal, ffi::RemainingArgs operands,
                        ffi::RemainingRets results) {
   if (!xla) return xla.error();
@@ -140,9 +209,8 @@ XLA_FFI_DEFINE_HANDLER(kInstantiate, Instantiate,
                            .Attr<std::string_view>("reduce")
                            .Attr<ffi::Span<const int64_t>>("params"));
 
-XLA_FFI_DEFINE_HANDLER(kExecute, Execute<&Communicator::Execute>, BindExecute());
-XLA_FFI_DEFINE_HANDLER(kStart, Execute<&Communicator::Start>, BindExecute());
-XLA_FFI_DEFINE_HANDLER(kDone, Execute<&Communicator::Done>, BindExecute());
+XLA_FFI_DEFINE_HANDLER(kExecute, Execute, BindExecute());
+XLA_FFI_DEFINE_HANDLER(kDone, Done, BindExecute());
 
 XLA_FFI_DEFINE_HANDLER(kEnqueue, Enqueue<&Communicator::Enqueue>, BindStream());
 XLA_FFI_DEFINE_HANDLER(kEnqueueCapturable, (Enqueue<&Communicator::Enqueue, true>),
@@ -176,7 +244,7 @@ std::vector<Registration> Registrations(bool has_streams) {
   for (const Collective* collective : kCollectives) {
     const std::string target = StrCat("jaxcomm.", collective->name());
     add(target, has_streams ? kEnqueue : kExecute);
-    add(target + ".start", has_streams ? kEnqueueStart : kStart);
+    add(target + ".start", has_streams ? kEnqueueStart : kExecute);
     if (!has_streams) continue;
     add(target + ".capturable", kEnqueueCapturable);
     add(target + ".borrowed", kEnqueueBorrowed);

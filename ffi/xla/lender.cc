@@ -74,11 +74,11 @@ lending::FindExtension* FindExtensionOf(const XLA_FFI_Api* api) {
 
 }  // namespace
 
-ffi::ErrorOr<Lender> Lender::Find(const XLA_FFI_Api* api, void* context) {
+ErrorOr<Lender> Lender::Find(const XLA_FFI_Api* api, void* context) {
   constexpr char kRefused[] =
       "CommPolicy(source='xla'): XLA lends no communicator here: ";
   const auto refuse = [&](const auto&... why) {
-    return ffi::Unexpected(FailedPrecondition(kRefused, why..., ". Use source='own'"));
+    return FailedPrecondition(kRefused, why..., ". Use source='own'");
   };
   lending::FindExtension* const find = FindExtensionOf(api);
   if (find == nullptr) return refuse("its FFI is older than that of jaxlib 0.11.2");
@@ -86,7 +86,7 @@ ffi::ErrorOr<Lender> Lender::Find(const XLA_FFI_Api* api, void* context) {
   args.context = context;
   args.type = lending::kCollectives;
   if (XLA_FFI_Error* error = find(&args)) {
-    return ffi::Unexpected(Failure(api, error, kRefused));
+    return Failure(api, error, kRefused);
   }
   const lending::Extension* const found = args.extension;
   if (found == nullptr) return refuse("it has no collectives for these devices");
@@ -110,11 +110,11 @@ Status Lender::Request(const Groups& groups, int64_t communication_id) const {
   return Failure(api_, error, "XLA refused to lend a communicator");
 }
 
-ffi::ErrorOr<void*> Lender::Get(const Groups& groups, int64_t communication_id) const {
+ErrorOr<void*> Lender::Get(const Groups& groups, int64_t communication_id) const {
   const std::vector<lending::Group> raw = Raw(groups);
   auto args = ArgsOf<lending::GetArgs>(raw, communication_id);
   if (XLA_FFI_Error* error = collectives_->get_communicator(collectives_, &args)) {
-    return ffi::Unexpected(Failure(api_, error, "XLA did not lend the communicator"));
+    return Failure(api_, error, "XLA did not lend the communicator");
   }
   return args.communicator;
 }

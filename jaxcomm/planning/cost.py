@@ -13,7 +13,7 @@ from jaxcomm.planning.figure import Figure
 from jaxcomm.planning.groups import Devices, GroupClass
 
 _WORD = 4
-# What the kernel for small sums adds: engines/one_shot_sum.cc.
+# What the kernel for small sums adds: ffi/backends/nccl/one_shot.cc.
 _SUMS = {"float32", "complex64", "int32", "uint32"}
 _HALF_SUMS = {"float16", "bfloat16"}
 # glibc maps arrays of so many bytes anew each time (M_MMAP_THRESHOLD_MAX), and the

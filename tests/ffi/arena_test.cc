@@ -27,9 +27,8 @@ constexpr int64_t kLarge = 20000;  // elements: more than fits into a crossing
 // Shows what is not for the library's other files.
 struct OpenArena : Arena {
   using Arena::Arena;
-  using ArenaMemory::channels;
   using ArenaMemory::crossing;
-  using ArenaMemory::mutex;
+  using ArenaMemory::header;
 };
 
 // Four processes of one segment. A communicator joins processes 2 and 3; the test plays
@@ -37,7 +36,7 @@ struct OpenArena : Arena {
 struct TwoGroups {
   TwoGroups() {
     segment = Must(Segment::Create(Arena::Bytes(4), false));
-    Arena::Format(*segment, 4);
+    Arena::Format(*segment);
     const std::vector<int> names = {0, 1, 2, 3};
     for (int process : {0, 1}) {
       arenas.push_back(std::make_unique<OpenArena>(segment, names, process));
@@ -154,10 +153,10 @@ TEST(what_a_killed_process_left_half_done_is_repaired) {
   OpenArena& arena = *groups.arenas[0];
   CHECK_TRUE(groups.NothingIsLost());
   DieIn([&] {
-    pthread_mutex_lock(arena.mutex());
+    pthread_mutex_lock(&arena.header().mutex);
     // The process may die between any two steps of assigning a channel or opening a
     // crossing.
-    arena.channels() = 0xffff;
+    arena.header().channels = 0xffff;
     for (int i = 0; i < kCrossings; ++i) {
       arena.crossing(i)->members = 0b11;
       arena.crossing(i)->here = 0;
@@ -166,7 +165,7 @@ TEST(what_a_killed_process_left_half_done_is_repaired) {
   });
   CHECK_TRUE(groups.NothingIsLost());
   DieIn([&] {
-    pthread_mutex_lock(arena.mutex());
+    pthread_mutex_lock(&arena.header().mutex);
     // The process may die between returning a channel and freeing its crossing.
     for (int i = 0; i < kCrossings; ++i) {
       arena.crossing(i)->members = 0b11;
@@ -211,7 +210,7 @@ TEST(a_process_that_dies_alone_in_a_call_is_named_to_those_who_come_later) {
     while (true) pause();
   }
   const auto segment = Must(Segment::Create(Arena::Bytes(2), false));
-  Arena::Format(*segment, 2);
+  Arena::Format(*segment);
   CommunicatorSpec spec = Spec({{100, 101}}, 60);
   const std::vector<Peer> peers = {PeerOf(child, 0), PeerOf(getpid(), 1)};
   spec.process_set = std::make_shared<ProcessSet>(segment, peers, 1);
@@ -223,7 +222,7 @@ TEST(a_process_that_dies_alone_in_a_call_is_named_to_those_who_come_later) {
   kill(child, SIGKILL);
   waitpid(child, nullptr, 0);
   CHECK_TRUE(Comes([&] { return alone->state.load() == Crossing::kFree; }));
-  CHECK_TRUE(Comes([&] { return dead.channels().load() == 0; }));
+  CHECK_TRUE(Comes([&] { return dead.header().channels.load() == 0; }));
   Site site("all_reduce", {}, {FloatLeaf(4)}, {FloatLeaf(4)}, 1);
   RankBuffers buffers(4, 4, 1);
   Outcome outcome;
@@ -245,7 +244,7 @@ TEST(a_seat_given_up_for_a_living_process_is_left_once) {
 
 TEST(a_lock_that_fails_fails_the_calls) {
   TwoGroups groups;
-  pthread_mutex_t* const mutex = groups.arenas[0]->mutex();
+  pthread_mutex_t* const mutex = &groups.arenas[0]->header().mutex;
   DieIn([&] { pthread_mutex_lock(mutex); });
   CHECK_EQ(pthread_mutex_lock(mutex), EOWNERDEAD);
   pthread_mutex_unlock(mutex);  // not repaired: from now on nobody gets it

@@ -98,7 +98,7 @@ TEST(processes_that_wait_in_what_comes_next_hear_of_a_mismatch_at_once) {
 TEST(a_mismatch_in_one_group_is_nothing_to_another) {
   // Process 0 has a rank in two groups; process 1 calls something else in the first.
   const auto segment = Must(Segment::Create(Arena::Bytes(3), false));
-  Arena::Format(*segment, 3);
+  Arena::Format(*segment);
   const std::vector<Peer> peers = {{0, 0, 0}, {0, 0, 1}, {0, 0, 2}};
   std::vector<std::shared_ptr<Communicator>> of;
   for (int process = 0; process < 3; ++process) {

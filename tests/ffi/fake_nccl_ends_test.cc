@@ -96,8 +96,9 @@ TEST_ALONE(what_ends_when_the_devices_stop_asks_nccl_for_nothing_more, EXIT_SUCC
   Two two(OnFailure::kRaise, /*share=*/false);
   // Its end waits for the device.
   const nccl::UniqueId id = NewId();
-  auto world = Must(NcclWorld::Create(Library(), 2, {{100, 0, 0}, {101, 1, 1}},
-                                      {id.internal, sizeof(id.internal)}, {}, {30}, {}));
+  auto world =
+      Must(NcclWorld::Create(Library(), 2, {{100, 0, 0}, {101, 1, 1}},
+                             {id.internal, sizeof(id.internal)}, {}, {30}, {}));
   Sum waits(0);
   CHECK_TRUE(waits.Enqueue(*two.first).success());
   CHECK_TRUE(Comes([&] { return two.first->stats().in_flight == 1; }));
@@ -181,8 +182,9 @@ TEST(one_that_is_aborted_holds_up_no_other) {
 TEST(one_that_hangs_holds_up_the_end_of_no_other) {
   Two two(OnFailure::kPoison, /*share=*/false, Library(), /*seconds_of_second=*/60);
   const nccl::UniqueId id = NewId();
-  auto world = Must(NcclWorld::Create(Library(), 2, {{100, 0, 0}, {101, 1, 1}},
-                                      {id.internal, sizeof(id.internal)}, {}, {30}, {}));
+  auto world =
+      Must(NcclWorld::Create(Library(), 2, {{100, 0, 0}, {101, 1, 1}},
+                             {id.internal, sizeof(id.internal)}, {}, {30}, {}));
   Sum hangs(0);
   CHECK_TRUE(hangs.Enqueue(*two.second).success());
   const auto begin = std::chrono::steady_clock::now();

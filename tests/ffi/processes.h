@@ -24,7 +24,7 @@ struct Processes {
       : process_of(std::move(process_of)) {
     count = *std::max_element(this->process_of.begin(), this->process_of.end()) + 1;
     segment = Must(Segment::Create(Arena::Bytes(count), false));
-    Arena::Format(*segment, count);
+    Arena::Format(*segment);
     if (peers.empty()) {
       for (int process = 0; process < count; ++process) {
         peers.push_back({0, 0, process});  // of pid 0: not watched

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "ffi/core/hash.h"
+
 namespace jaxcomm {
 namespace {
 
@@ -10,19 +12,23 @@ constexpr int kProbes = 16;
 // Channels that only crossings with all members present may take.
 constexpr int kReservedChannels = 4;
 
+// Each step of a collective is a crossing of its own: see MeetingPlace().
+uint64_t GroupOf(const Crossing* crossing) {
+  return crossing->group.load(std::memory_order_relaxed) / 2;
+}
+
 }  // namespace
 
 uint64_t CrossingKey::Hash() const {
   uint64_t hash = 0x9e3779b97f4a7c15;
-  for (uint64_t part : {communicator, group, run, tag}) {
-    hash = (hash ^ part) * 0xff51afd7ed558ccd;
-    hash ^= hash >> 32;
-  }
+  for (uint64_t part : {communicator, group, run, tag}) hash = Mix(hash, part);
   return hash;
 }
 
 Arena::Arena(std::shared_ptr<Segment> segment, std::vector<int> names, int self)
-    : CrossingFailures(std::move(segment), std::move(names), self) {}
+    : ArenaMemory(std::move(segment), static_cast<int>(names.size())),
+      names_(std::move(names)),
+      self_(self) {}
 
 Arena::~Arena() {
   process(self()).presence.store(ProcessState::kLeft, std::memory_order_release);
@@ -41,7 +47,7 @@ Crossing* Arena::Join(const CrossingRequest& request, bool wants_channel) {
   const Places places = FindLocked(request.key);
   Crossing* joined = places.found;
   if (joined != nullptr) {
-    FailIfCallsDifferLocked(joined, request.signature, request.call);
+    FailIfCallsDifferLocked(joined, request);
   } else {
     joined = places.free != nullptr ? places.free : places.stale;
     if (joined == nullptr) {
@@ -103,7 +109,7 @@ void Arena::OpenLocked(Crossing* crossing, const CrossingRequest& request) {
   crossing->here.store(0, relaxed);
   crossing->left.store(0, relaxed);
   crossing->error.store(0, relaxed);
-  crossing->opened.store(opened().fetch_add(1, relaxed), relaxed);
+  crossing->opened.store(header().opened.fetch_add(1, relaxed), relaxed);
   crossing->call.Store(request.call);
   for (int i = 0; i < processes(); ++i) {
     seat(crossing, i).state.store(Seat::kAbsent, relaxed);
@@ -116,19 +122,19 @@ void Arena::OpenLocked(Crossing* crossing, const CrossingRequest& request) {
 void Arena::ReturnChannelLocked(Crossing* crossing) {
   const int channel = crossing->channel.exchange(-1, std::memory_order_relaxed);
   if (channel < 0) return;
-  channels().fetch_and(~(1u << channel), std::memory_order_relaxed);
+  header().channels.fetch_and(~(1u << channel), std::memory_order_relaxed);
 }
 
 void Arena::AssignChannelLocked(Crossing* crossing) {
   const auto relaxed = std::memory_order_relaxed;
   if (crossing->channel.load(relaxed) >= 0) return;
   const bool all_here = crossing->here.load(relaxed) == crossing->members.load(relaxed);
-  const uint32_t used = channels().load(relaxed);
+  const uint32_t used = header().channels.load(relaxed);
   const int limit = all_here ? kChannels : kChannels - kReservedChannels;
   // The lowest free one: its pages are there already.
   for (int channel = 0; channel < limit; ++channel) {
     if (used & (1u << channel)) continue;
-    channels().store(used | (1u << channel), relaxed);
+    header().channels.store(used | (1u << channel), relaxed);
     crossing->channel.store(channel, std::memory_order_release);
     return;
   }
@@ -136,7 +142,7 @@ void Arena::AssignChannelLocked(Crossing* crossing) {
 }
 
 void Arena::AskToBeRungLocked() {
-  starved().fetch_or(uint64_t{1} << self(), std::memory_order_relaxed);
+  header().starved.fetch_or(uint64_t{1} << self(), std::memory_order_relaxed);
 }
 
 void Arena::TryAssignChannel(Crossing* crossing) {
@@ -152,7 +158,7 @@ void Arena::CleanUp(Crossing* crossing) {
     // A process registers under the lock when it finds nothing free. So either it finds
     // what we return here, or we find it in the mask.
     if (lock && CleanUpLocked(crossing)) {
-      waiting = starved().exchange(0, std::memory_order_relaxed);
+      waiting = header().starved.exchange(0, std::memory_order_relaxed);
     }
   }
   if (waiting != 0) RingAll(waiting);
@@ -238,9 +244,112 @@ void Arena::ReleaseHoldings(uint64_t ended) {
       }
       CleanUpLocked(open);
     }
-    waiting = starved().exchange(0, relaxed);
+    waiting = header().starved.exchange(0, relaxed);
   }
   RingAll(waiting);
+}
+
+void Arena::Fail(Crossing* crossing, const Status& error) {
+  {
+    Lock lock(*this);
+    if (!lock || crossing->error.load(std::memory_order_relaxed) != 0) return;
+    FailLocked(crossing, *error.errc(), error.message());
+  }
+  Ring(crossing->members.load(std::memory_order_relaxed));
+}
+
+void Arena::FailLocked(Crossing* crossing, ErrorCode code, std::string_view text) {
+  crossing->failure.Store(text);
+  crossing->error.store(static_cast<uint32_t>(code), std::memory_order_release);
+}
+
+void Arena::FailIfCallsDifferLocked(Crossing* crossing,
+                                    const CrossingRequest& request) {
+  const auto relaxed = std::memory_order_relaxed;
+  if (crossing->error.load(relaxed) != 0 ||
+      crossing->signature.load(relaxed) == request.signature) {
+    return;
+  }
+  const std::string text =
+      StrCat("a rank of process ", names_[self_], " called ", request.call,
+             " where the ranks before it called ", crossing->call.Load(),
+             "; every rank must run the same collectives in the same order");
+  FailLocked(crossing, ErrorCode::kInvalidArgument, text);
+  FailThoseWhoLeftLocked(crossing, text);
+}
+
+void Arena::FailThoseWhoLeftLocked(const Crossing* crossing, const std::string& text) {
+  const auto relaxed = std::memory_order_relaxed;
+  for (uint64_t mask = crossing->members.load(relaxed); mask != 0; mask &= mask - 1) {
+    const int member = __builtin_ctzll(mask);
+    if (seat(crossing, member).state.load(relaxed) != Seat::kLeft) continue;
+    const std::string text_there = StrCat("an operation that had ended in process ",
+                                          names_[member], " failed in others: ", text);
+    ProcessState& state = process(member);
+    state.late_failure.Store(text_there);
+    state.late_failure_group.store(GroupOf(crossing), relaxed);
+    state.late_failure_communicator.store(crossing->communicator.load(relaxed),
+                                          relaxed);
+    Crossing* const next = OldestOfGroupLocked(crossing, member);
+    if (next == nullptr) continue;
+    FailLocked(next, ErrorCode::kInvalidArgument, text_there);
+    // This process may itself wait there, on a thread that sleeps.
+    RingAll(next->members.load(relaxed));
+  }
+}
+
+Crossing* Arena::OldestOfGroupLocked(const Crossing* like, int process) const {
+  const auto relaxed = std::memory_order_relaxed;
+  Crossing* oldest = nullptr;
+  for (int i = 0; i < kCrossings; ++i) {
+    Crossing* const open = crossing(i);
+    if (open->state.load(relaxed) != Crossing::kFree &&
+        open->communicator.load(relaxed) == like->communicator.load(relaxed) &&
+        GroupOf(open) == GroupOf(like) && IsSeated(open, process) &&
+        open->error.load(relaxed) == 0 &&
+        (oldest == nullptr ||
+         open->opened.load(relaxed) < oldest->opened.load(relaxed))) {
+      oldest = open;
+    }
+  }
+  return oldest;
+}
+
+bool Arena::HasLateFailure(const Crossing* crossing) const {
+  const auto relaxed = std::memory_order_relaxed;
+  const ProcessState& me = process(self_);
+  return me.late_failure_communicator.load(relaxed) ==
+             crossing->communicator.load(relaxed) &&
+         me.late_failure_group.load(relaxed) == GroupOf(crossing);
+}
+
+void Arena::FailIfLateFailureLocked(Crossing* crossing) {
+  if (crossing->error.load(std::memory_order_relaxed) != 0) return;
+  if (!HasLateFailure(crossing)) return;
+  FailLocked(crossing, ErrorCode::kInvalidArgument, process(self_).late_failure.Load());
+}
+
+void Arena::ForgetLateFailure(const Crossing* crossing) {
+  std::atomic<uint64_t>& communicator = process(self_).late_failure_communicator;
+  if (communicator.load(std::memory_order_relaxed) == 0) return;
+  Lock lock(*this);
+  if (lock && HasLateFailure(crossing))
+    communicator.store(0, std::memory_order_relaxed);
+}
+
+void Arena::RingAll(uint64_t mask) const {
+  Ring(mask);
+  // A handler of this process may have returned what its progress thread waits for.
+  if ((mask >> self_ & 1) != 0) RingSelf();
+}
+
+void Arena::Ring(uint64_t mask) const {
+  // Publish first, then look who sleeps. The sleeper announces its sleep first, then
+  // looks for work.
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  for (mask &= ~(uint64_t{1} << self_); mask != 0; mask &= mask - 1) {
+    process(__builtin_ctzll(mask)).doorbell.Ring();
+  }
 }
 
 }  // namespace jaxcomm

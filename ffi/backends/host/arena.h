@@ -14,8 +14,9 @@
 #include <string_view>
 #include <vector>
 
-#include "ffi/backends/host/crossing_failures.h"
+#include "ffi/backends/host/arena_memory.h"
 #include "ffi/backends/host/store_tuner.h"
+#include "ffi/base/status.h"
 
 namespace jaxcomm {
 
@@ -37,11 +38,14 @@ struct CrossingRequest {
   std::string_view call;  // for messages: "psum(float32[4]) over axes ('i',)"
 };
 
-class Arena : public CrossingFailures {
+// Functions named Locked require the lock of the memory.
+class Arena : public ArenaMemory {
  public:
   // A view of the segment for one of its processes. Messages call them by `names`.
   Arena(std::shared_ptr<Segment> segment, std::vector<int> names, int self);
   ~Arena();
+
+  int self() const { return self_; }
 
   // Takes this process's seat in the oldest crossing of that key at which it has not
   // been, and opens one if there is none. Returns null if the table is full of others:
@@ -60,6 +64,17 @@ class Arena : public CrossingFailures {
   // Frees the seats, crossings and channels that processes held when they ended. If a
   // process waits in such a crossing, that process fails it and then abandons it.
   void ReleaseHoldings(uint64_t ended);
+
+  // Fails the crossing for all its members. The first failure stands.
+  void Fail(Crossing* crossing, const Status& error);
+  // Call this with a crossing whose failure this process reports: a late failure of its
+  // group is then reported, too.
+  void ForgetLateFailure(const Crossing* crossing);
+
+  // Wakes the other processes of the mask that sleep while they wait for others.
+  void Ring(uint64_t mask) const;
+  // Wakes this process's own thread.
+  void RingSelf() const { process(self_).doorbell.RingOwn(); }
 
   // How this process writes its chunks.
   StoreTuner& tuner() { return tuner_; }
@@ -85,6 +100,26 @@ class Arena : public CrossingFailures {
   // Returns whether there was anything to free.
   bool CleanUpLocked(Crossing* crossing);
 
+  bool IsSeated(const Crossing* crossing, int process) const {
+    const uint32_t state =
+        seat(crossing, process).state.load(std::memory_order_acquire);
+    return state == Seat::kHere || state == Seat::kReady;
+  }
+  // Rings the processes of a mask, this one included.
+  void RingAll(uint64_t mask) const;
+
+  void FailLocked(Crossing* crossing, ErrorCode code, std::string_view text);
+  void FailIfCallsDifferLocked(Crossing* crossing, const CrossingRequest& request);
+  // Fails the call that each member which has left is in, or makes next in that group.
+  void FailThoseWhoLeftLocked(const Crossing* crossing, const std::string& text);
+  // The oldest crossing in the group of `like`, not failed, in which a process is.
+  Crossing* OldestOfGroupLocked(const Crossing* like, int process) const;
+  // Fails `crossing` if a late failure is pending for its group.
+  void FailIfLateFailureLocked(Crossing* crossing);
+  bool HasLateFailure(const Crossing* crossing) const;
+
+  const std::vector<int> names_;
+  const int self_;
   StoreTuner tuner_;
 };
 

@@ -54,16 +54,7 @@ struct Layout {
 
 }  // namespace
 
-struct ArenaMemory::Header {
-  uint64_t nonce;  // the segment's
-  pthread_mutex_t mutex;
-  std::atomic<uint32_t> channels;
-  std::atomic<uint64_t> opened;
-  std::atomic<uint64_t> starved;
-  ProcessState processes[kMaxProcesses];
-};
-
-ArenaMemory::Lock::Lock(const ArenaMemory& memory) : mutex_(memory.mutex()) {
+ArenaMemory::Lock::Lock(const ArenaMemory& memory) : mutex_(&memory.header().mutex) {
   // glibc's trylock keeps a mutex that it reports as not recoverable: never ask again.
   if (memory.lock_error_.load(std::memory_order_relaxed) != 0) return;
   int error = EBUSY;
@@ -104,7 +95,7 @@ void ArenaMemory::RepairLocked() const {
     const int channel = open->channel.load(relaxed);
     if (channel >= 0 && channel < kChannels) used |= 1u << channel;
   }
-  channels().store(used, relaxed);
+  header().channels.store(used, relaxed);
 }
 
 Status ArenaMemory::status() const {
@@ -155,7 +146,7 @@ uint64_t ArenaMemory::LayoutHash() {
   return Fnv1a(text);
 }
 
-void ArenaMemory::Format(const Segment& segment, int processes) {
+void ArenaMemory::Format(const Segment& segment) {
   // Fresh segments are zero: every crossing is free, every counter 0.
   auto* const header = reinterpret_cast<Header*>(segment.data());
   pthread_mutexattr_t attributes;
@@ -164,7 +155,6 @@ void ArenaMemory::Format(const Segment& segment, int processes) {
   pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST);
   pthread_mutex_init(&header->mutex, &attributes);
   pthread_mutexattr_destroy(&attributes);
-  (void)processes;
 }
 
 ArenaMemory::ArenaMemory(std::shared_ptr<Segment> segment, int processes)
@@ -176,10 +166,6 @@ ArenaMemory::ArenaMemory(std::shared_ptr<Segment> segment, int processes)
   crossings_ = segment_->data() + layout.crossings;
   inlines_ = segment_->data() + layout.inlines;
   slots_ = segment_->data() + layout.slots;
-}
-
-ArenaMemory::Header& ArenaMemory::header() const {
-  return *reinterpret_cast<Header*>(segment_->data());
 }
 
 Crossing* ArenaMemory::crossing(int index) const {
@@ -207,17 +193,5 @@ char* ArenaMemory::slot(int channel, int process, uint64_t chunk) const {
   const int64_t ring = static_cast<int64_t>(channel) * processes_ + process;
   return slots_ + (ring * kSlots + static_cast<int64_t>(chunk % kSlots)) * kSlotBytes;
 }
-
-pthread_mutex_t* ArenaMemory::mutex() const { return &header().mutex; }
-
-ProcessState& ArenaMemory::process(int index) const {
-  return header().processes[index];
-}
-
-std::atomic<uint32_t>& ArenaMemory::channels() const { return header().channels; }
-
-std::atomic<uint64_t>& ArenaMemory::opened() const { return header().opened; }
-
-std::atomic<uint64_t>& ArenaMemory::starved() const { return header().starved; }
 
 }  // namespace jaxcomm

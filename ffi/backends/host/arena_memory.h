@@ -6,14 +6,17 @@
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <memory>
+#include <string>
+#include <string_view>
 
 #include "ffi/backends/host/doorbell.h"
 #include "ffi/backends/host/segment.h"
-#include "ffi/backends/host/shared_text.h"
 #include "ffi/base/status.h"
 
 namespace jaxcomm {
@@ -25,6 +28,34 @@ inline constexpr int kSlots = 8;          // of one process in one channel
 inline constexpr int64_t kSlotBytes = 128 << 10;
 inline constexpr int64_t kInlineBytes = 4096;  // of one process in one crossing
 inline constexpr size_t kLine = 128;           // two cache lines are fetched together
+
+// Text that one process writes and others read for messages, whole or torn.
+template <size_t kBytes>
+class SharedText {
+ public:
+  void Store(std::string_view text) {
+    const size_t length = std::min(text.size(), kBytes - 1);
+    size_t word = 0;
+    for (size_t i = 0; i <= length; i += 8, ++word) {
+      uint64_t value = 0;
+      std::memcpy(&value, text.data() + i, std::min<size_t>(8, length - i));
+      words_[word].store(value, std::memory_order_relaxed);
+    }
+  }
+  std::string Load() const {
+    std::string text;
+    for (size_t i = 0; i < kBytes; ++i) {
+      const uint64_t word = words_[i / 8].load(std::memory_order_relaxed);
+      const char c = static_cast<char>(word >> (8 * (i % 8)));
+      if (c == 0) break;
+      text += c;
+    }
+    return text;
+  }
+
+ private:
+  std::atomic<uint64_t> words_[kBytes / 8];
+};
 
 struct alignas(kLine) Seat {
   enum State : uint32_t { kAbsent, kHere, kReady, kLeft };
@@ -70,7 +101,7 @@ class ArenaMemory {
   // Equal on processes that agree on where everything lies in a segment.
   static uint64_t LayoutHash();
   // The first process formats the segment; the others then attach to it.
-  static void Format(const Segment& segment, int processes);
+  static void Format(const Segment& segment);
 
   ArenaMemory(std::shared_ptr<Segment> segment, int processes);
 
@@ -82,7 +113,7 @@ class ArenaMemory {
   std::atomic<uint64_t>& passed(const Crossing* crossing, int reader, int writer) const;
   char* inline_data(const Crossing* crossing, int process) const;
   char* slot(int channel, int process, uint64_t chunk) const;
-  ProcessState& process(int index) const;
+  ProcessState& process(int index) const { return header().processes[index]; }
 
   // Fails once the lock has failed. The arena is of no use then.
   Status status() const;
@@ -107,18 +138,21 @@ class ArenaMemory {
     bool is_held_ = false;
   };
 
-  pthread_mutex_t* mutex() const;
+  struct Header {
+    uint64_t nonce;  // the segment's
+    pthread_mutex_t mutex;
+    std::atomic<uint32_t> channels;  // mask of those in use
+    std::atomic<uint64_t> opened;    // crossings so far
+    // Mask of processes that found the table full, or no channel free. A process that
+    // returns either must ring them. Requires the lock.
+    std::atomic<uint64_t> starved;
+    ProcessState processes[kMaxProcesses];
+  };
+
+  Header& header() const { return *reinterpret_cast<Header*>(segment_->data()); }
   Crossing* crossing(int index) const;
-  std::atomic<uint32_t>& channels() const;  // mask of those in use
-  std::atomic<uint64_t>& opened() const;    // crossings so far
-  // Mask of processes that found the table full, or no channel free. A process that
-  // returns either must ring them. Requires the lock.
-  std::atomic<uint64_t>& starved() const;
 
  private:
-  struct Header;
-
-  Header& header() const;
   // Frees the crossings and the channels that nobody uses. Requires the lock.
   void RepairLocked() const;
 

@@ -109,15 +109,6 @@ class Continuer {
     return item;
   }
 
-  // Runs the program that waits for the promise, up to its next wait.
-  static void Complete(Continuation continuation) {
-    if (continuation.status.success()) {
-      continuation.promise.SetAvailable();
-    } else {
-      continuation.promise.SetError(std::move(continuation.status));
-    }
-  }
-
   void Work(Worker* worker) {
     MutexLock lock(mutex_);
     while (true) {
@@ -129,7 +120,7 @@ class Continuer {
         worker->is_running = true;
         ++running_;
         lock.Unlock();
-        Complete(std::move(item.continuation));
+        CompleteHere(std::move(item.continuation));
         const bool was_long = Clock::now() - begin > kLong;
         lock.Lock();
         worker->is_running = false;
@@ -192,7 +183,7 @@ class Continuer {
           if (is_refused) {
             Item item = TakeItem();
             lock.Unlock();
-            Complete(std::move(item.continuation));
+            CompleteHere(std::move(item.continuation));
             lock.Lock();
           }
         }
@@ -218,6 +209,14 @@ class Continuer {
 };
 
 }  // namespace
+
+void CompleteHere(Continuation continuation) {
+  if (continuation.status.success()) {
+    continuation.promise.SetAvailable();
+  } else {
+    continuation.promise.SetError(std::move(continuation.status));
+  }
+}
 
 void Continue(std::vector<Continuation> continuations, StallFlag stalls) {
   Continuer::Get().Add(std::move(continuations), stalls);

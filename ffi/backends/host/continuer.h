@@ -23,6 +23,10 @@ struct Continuation {
   Status status;  // what the promise completes with
 };
 
+// Completes the promise on this thread: runs the program that waits for it, up to its
+// next wait.
+void CompleteHere(Continuation continuation);
+
 // Starts the threads that Continue() cannot do without, once for the process. Fails if
 // the system refuses them.
 Status StartContinuing();

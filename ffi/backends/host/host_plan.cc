@@ -29,6 +29,7 @@ void Cut(const std::vector<Leaf>& leaves, HostPlan* plan) {
     all_bytes += move.rows() * RowBytes(move, leaves);
   for (int index = 0; index < static_cast<int>(plan->moves.size()); ++index) {
     const Move& move = plan->moves[index];
+    plan->all_moves.push_back(index);
     plan->first_block.push_back(static_cast<int>(plan->blocks.size()));
     const int64_t rows = move.rows();
     const int64_t row_bytes = RowBytes(move, leaves);
@@ -46,19 +47,16 @@ void Cut(const std::vector<Leaf>& leaves, HostPlan* plan) {
 void IndexByRank(HostPlan* plan) {
   plan->moves_of.resize(static_cast<size_t>(plan->size));
   for (int index = 0; index < static_cast<int>(plan->moves.size()); ++index) {
-    const Move& move = plan->moves[index];
-    for (int rank : move.targets) plan->moves_of[rank].push_back(index);
-    for (int rank : move.sources) {
-      if (!move.targets.Contains(rank)) plan->moves_of[rank].push_back(index);
+    for (int rank : plan->moves[index].Involved()) {
+      plan->moves_of[rank].push_back(index);
     }
   }
 }
 
 Status CheckReducible(const CallSite& site, const HostPlan& plan) {
   for (const Move& move : plan.moves) {
-    const bool reduces = move.running || move.identity || move.sources.size() > 1;
     const DataType dtype = site.results()[move.leaf].dtype;
-    if (reduces &&
+    if (move.needs_kernels() &&
         FindReduceKernels(dtype, site.attributes().reduce).reduce == nullptr) {
       return Status(ErrorCode::kUnimplemented,
                     StrCat(site.ToString(), ": the host backend cannot reduce ",

@@ -32,6 +32,7 @@ struct HostPlan {
   int size = 0;           // ranks of the group
   bool pairwise = false;  // see Plan
   std::vector<Move> moves;
+  std::vector<int> all_moves;              // their indices
   std::vector<Block> blocks;               // grouped by move
   std::vector<int> first_block;            // of each move, plus one past the end
   std::vector<std::vector<int>> moves_of;  // by rank; only where `pairwise`

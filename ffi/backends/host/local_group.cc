@@ -13,16 +13,6 @@ namespace jaxcomm {
 
 namespace ffi = xla::ffi;
 
-void CompleteHere(std::vector<Continuation> continuations) {
-  for (Continuation& continuation : continuations) {
-    if (continuation.status.success()) {
-      continuation.promise.SetAvailable();
-    } else {
-      continuation.promise.SetError(std::move(continuation.status));
-    }
-  }
-}
-
 LocalGroup::LocalGroup(const HostContext& context, GroupMembers members)
     : context_(context),
       members_(std::move(members)),
@@ -62,7 +52,7 @@ ffi::Future LocalGroup::Execute(int rank, const Call& call) {
     }
   }
   if (complete != nullptr) MoveAll(rank, call, std::move(complete), helpers);
-  CompleteHere(std::move(mine));
+  for (Continuation& each : mine) CompleteHere(std::move(each));
   return future;
 }
 
@@ -138,12 +128,8 @@ void LocalGroup::MoveAll(int rank, const Call& call, std::unique_ptr<LocalRound>
     round->plan = &round->own_plan;
   }
   if (status.success()) {
-    round->all_moves.resize(round->plan->moves.size());
-    for (size_t i = 0; i < round->all_moves.size(); ++i) {
-      round->all_moves[i] = static_cast<int>(i);
-    }
-    auto offered = RunMoves(*call.site, *round->plan, round->all_moves,
-                            round->buffers(), call.scheduler, &round->offer, helpers);
+    auto offered = RunMoves(round->moves(), round->plan->all_moves, call.scheduler,
+                            &round->offer, helpers);
     if (offered != nullptr) round->offered.push_back(std::move(offered));
   }
   Complete(std::move(round), rank, std::move(status));
@@ -170,17 +156,12 @@ void LocalGroup::MovePairs(int rank, const Call& call, LocalRound* round,
     // With more ranks than cores the other cores are busy with moves of their own.
     Scheduler* const scheduler = members_.size() > Cores() ? nullptr : call.scheduler;
     mutex_.unlock();
-    auto offered = RunMoves(*call.site, plan, ready, round->buffers(), scheduler,
-                            &round->offer, helpers);
+    auto offered = RunMoves(round->moves(), ready, scheduler, &round->offer, helpers);
     mutex_.lock();
     if (offered != nullptr) round->offered.push_back(std::move(offered));
     --round->moving;
     for (int index : ready) {
-      const Move& move = plan.moves[index];
-      std::vector<int> involved(move.targets.begin(), move.targets.end());
-      for (int source : move.sources) {
-        if (!move.targets.Contains(source)) involved.push_back(source);
-      }
+      const std::vector<int> involved = plan.moves[index].Involved();
       for (int other : involved) --round->participants[other].moves_left;
       for (int other : involved) finish(other);
     }
@@ -212,7 +193,7 @@ void LocalGroup::Complete(std::unique_ptr<LocalRound> round, int rank, Status st
     Recycle(std::move(round));
   }
   Continue(std::move(others), stalls);
-  CompleteHere(std::move(mine));
+  for (Continuation& each : mine) CompleteHere(std::move(each));
 }
 
 void LocalGroup::WaitBriefly(int rank, LocalRound* round, Continuations* mine) {

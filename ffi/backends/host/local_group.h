@@ -6,9 +6,13 @@
 #ifndef JAXCOMM_FFI_BACKENDS_HOST_LOCAL_GROUP_H_
 #define JAXCOMM_FFI_BACKENDS_HOST_LOCAL_GROUP_H_
 
+#include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <string>
+#include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "ffi/backends/host/continuer.h"
@@ -16,13 +20,41 @@
 #include "ffi/backends/host/local_round.h"
 #include "ffi/backends/host/local_timeout.h"
 #include "ffi/backends/host/round_carrier.h"
-#include "ffi/backends/host/run_numbers.h"
 #include "ffi/core/communicator.h"
 #include "ffi/core/derived_cache.h"
 #include "ffi/core/rendezvous.h"
 #include "ffi/os/mutex.h"
 
 namespace jaxcomm {
+
+// The runs of programs that came to a group, numbered from the making of the
+// communicator. Between processes XLA's run ids do not serve: they depend on where the
+// source file lies, and stay apart for good once one process ran alone. Not
+// thread-safe: the owner has a lock.
+class RunNumbers {
+ public:
+  // How many runs of the program came before this one, and itself.
+  uint64_t NumberOf(uint64_t program, int64_t run_id) {
+    Runs& runs = runs_[program];
+    for (auto it = runs.recent.rbegin(); it != runs.recent.rend(); ++it) {
+      if (it->first == run_id) return it->second;
+    }
+    runs.recent.emplace_back(run_id, ++runs.count);
+    if (runs.recent.size() > kRecentRuns) runs.recent.pop_front();
+    return runs.count;
+  }
+
+ private:
+  // Runs of one program that may be under way at a time.
+  static constexpr size_t kRecentRuns = 64;
+
+  struct Runs {
+    uint64_t count = 0;
+    std::deque<std::pair<int64_t, uint64_t>> recent;  // run id, number
+  };
+
+  std::unordered_map<uint64_t, Runs> runs_;
+};
 
 class LocalGroup {
  public:
@@ -100,9 +132,6 @@ class LocalGroup {
   std::vector<int64_t> calls_ GUARDED_BY(mutex_);  // completed, by collective
   int64_t bytes_ GUARDED_BY(mutex_) = 0;
 };
-
-// Completes the promises on this thread.
-void CompleteHere(std::vector<Continuation> continuations);
 
 }  // namespace jaxcomm
 

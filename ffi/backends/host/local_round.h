@@ -55,7 +55,6 @@ struct LocalRound : RoundOf<LocalParticipant> {
   std::vector<const void* const*> operands;  // the participants' arrays, by rank
   std::vector<void* const*> results;
   std::vector<int> ranks_missing;  // pairwise: for each move
-  std::vector<int> all_moves;
   int in_handlers = 0;  // ranks that wait in their handlers, and can help to move
   Offer offer{nullptr};
   std::vector<std::shared_ptr<SharedBlocks>> offered;
@@ -90,7 +89,10 @@ struct LocalRound : RoundOf<LocalParticipant> {
   bool IsWaiting(int rank) const {
     return participants[rank].state == LocalParticipant::kWaiting;
   }
-  GroupBuffers buffers() const { return {operands.data(), results.data()}; }
+  CallMoves moves() const {
+    return {plan, &call_site->results(), call_site->attributes().reduce,
+            operands.data(), results.data()};
+  }
 };
 
 }  // namespace jaxcomm

@@ -3,7 +3,16 @@
 #ifndef JAXCOMM_FFI_BACKENDS_HOST_REDUCE_H_
 #define JAXCOMM_FFI_BACKENDS_HOST_REDUCE_H_
 
+// Most of these are for reduce_kernels.inc, which includes nothing itself.
+#include <algorithm>
+#include <array>
+#include <cfenv>
+#include <cmath>
+#include <complex>
 #include <cstdint>
+#include <cstring>
+#include <limits>
+#include <type_traits>
 
 #include "ffi/core/dtype.h"
 

@@ -1,12 +1,3 @@
-#include <algorithm>
-#include <cfenv>
-#include <cmath>
-#include <complex>
-#include <cstdint>
-#include <cstring>
-#include <limits>
-#include <type_traits>
-
 #include "ffi/backends/host/reduce.h"
 
 #if defined(__x86_64__)

@@ -1,14 +1,79 @@
 #include "ffi/backends/host/round_carrier.h"
 
 #include <utility>
+#include <vector>
 
 #include "ffi/backends/host/process_set.h"
 #include "ffi/backends/host/stream_plan.h"
 #include "ffi/backends/host/transfer.h"
-#include "ffi/backends/host/value_exchange.h"
 #include "ffi/flight/flight_dump.h"
 
 namespace jaxcomm {
+namespace {
+
+// The operands that a planner reads, brought to all processes of a group: an all-gather
+// of them to one rank of each process.
+class ValueExchange {
+ public:
+  ValueExchange(const LocalRound& round, const GroupMembers& members, int self);
+
+  CallMoves moves() const {
+    return {&plan_, &site_.operands(), ReduceOp::kSum, from_, results_of_.data()};
+  }
+  const StreamPlan& stream() const { return stream_; }
+  // The gathered operands by rank and operand, as planners want them.
+  const void* const* const* operands_of() const { return operands_of_.data(); }
+
+ private:
+  const CallSite& site_;
+  const void* const* const* const from_;
+  std::vector<int> targets_;  // a rank of each process
+  HostPlan plan_;
+  StreamPlan stream_;
+  std::vector<std::vector<char>> gathered_;  // by operand: those of all ranks in turn
+  std::vector<void*> results_;               // the same, as pointers
+  std::vector<void* const*> results_of_;
+  std::vector<const void*> operands_;
+  std::vector<const void* const*> operands_of_;
+};
+
+ValueExchange::ValueExchange(const LocalRound& round, const GroupMembers& members,
+                             int self)
+    : site_(*round.call_site), from_(round.operands.data()) {
+  const auto size = static_cast<size_t>(members.size());
+  const size_t leaves = site_.operands().size();
+  uint64_t seen = 0;
+  for (int rank = 0; rank < members.size(); ++rank) {
+    const uint64_t process = uint64_t{1} << members.process_of[rank];
+    if ((seen & process) == 0) targets_.push_back(rank);
+    seen |= process;
+  }
+  gathered_.resize(leaves);
+  results_.assign(leaves, nullptr);
+  operands_.assign(size * leaves, nullptr);
+  for (size_t leaf = site_.plan_reads_operands_from(); leaf < leaves; ++leaf) {
+    const auto bytes = static_cast<size_t>(site_.operands()[leaf].bytes());
+    gathered_[leaf].resize(size * bytes);
+    results_[leaf] = gathered_[leaf].data();
+    for (size_t rank = 0; rank < size; ++rank) {
+      operands_[rank * leaves + leaf] = gathered_[leaf].data() + rank * bytes;
+      Move move;
+      move.leaf = static_cast<int>(leaf);
+      move.sources = Ranks::One(static_cast<int>(rank));
+      move.targets = Ranks::Of(targets_);
+      move.inner = site_.operands()[leaf].elements;
+      move.to.offset = static_cast<int64_t>(rank) * move.inner;
+      plan_.moves.push_back(std::move(move));
+    }
+  }
+  results_of_.assign(size, results_.data());
+  for (size_t rank = 0; rank < size; ++rank) {
+    operands_of_.push_back(operands_.data() + rank * leaves);
+  }
+  stream_ = MakeStreamPlan(plan_, site_.operands(), members.process_of, self);
+}
+
+}  // namespace
 
 // A round on its way.
 struct RoundCarrier::Passage {
@@ -59,24 +124,19 @@ void RoundCarrier::BeginMoves(Passage& passage, Scheduler* scheduler, int helper
     passage.stream = *streams_.Find(site, make);
   }
   if (!passage.stream->local_moves.empty()) {
-    auto offered = RunMoves(site, *round.plan, passage.stream->local_moves,
-                            round.buffers(), scheduler, &round.offer, helpers);
+    auto offered = RunMoves(round.moves(), passage.stream->local_moves, scheduler,
+                            &round.offer, helpers);
     if (offered != nullptr) round.offered.push_back(std::move(offered));
   }
-  Transfer::Work work;
-  work.plan = round.plan;
-  work.stream = passage.stream;
-  work.leaves = &site.results();
-  work.reduce = site.attributes().reduce;
-  work.buffers = round.buffers();
-  passage.transfer.Begin(&arena, RequestOf(passage, 0), work);
+  passage.transfer.Begin(&arena, RequestOf(passage, 0), *passage.stream, round.moves());
 }
 
 void RoundCarrier::BeginExchange(Passage& passage) {
   Arena& arena = context_.spec.process_set->arena();
   passage.exchange =
       std::make_unique<ValueExchange>(*passage.round, members_, arena.self());
-  passage.transfer.Begin(&arena, RequestOf(passage, 1), passage.exchange->work());
+  passage.transfer.Begin(&arena, RequestOf(passage, 1), passage.exchange->stream(),
+                         passage.exchange->moves());
 }
 
 std::optional<Status> RoundCarrier::Advance(Passage& passage) {

@@ -38,6 +38,7 @@ class StreamPlanner {
     return std::move(out_);
   }
 
+  int num_processes() const { return static_cast<int>(members_.size()); }
   int64_t most_bytes() const { return *std::max_element(bytes_.begin(), bytes_.end()); }
 
  private:
@@ -51,7 +52,7 @@ class StreamPlanner {
 
   void AddMove(int index) {
     const Move& move = plan_.moves[index];
-    const int64_t rows = move.outer * move.middle;
+    const int64_t rows = move.rows();
     if (rows == 0 || move.inner == 0 || move.targets.empty()) return;
     uint64_t sources = 0, targets = 0;
     for (int rank : move.sources) sources |= Bit(process_of_[rank]);
@@ -239,11 +240,7 @@ StreamPlan MakeStreamPlan(const HostPlan& plan, const std::vector<Leaf>& leaves,
     return whole;
   }
   StreamPlan cut = planner.Make(kSlotBytes);
-  std::vector<int> processes = process_of;
-  std::sort(processes.begin(), processes.end());
-  const auto members =
-      std::unique(processes.begin(), processes.end()) - processes.begin();
-  cut.window = members > Cores() ? kSlots : kStreamWindow;
+  cut.window = planner.num_processes() > Cores() ? kSlots : kStreamWindow;
   return cut;
 }
 

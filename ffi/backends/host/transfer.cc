@@ -1,9 +1,7 @@
 #include "ffi/backends/host/transfer.h"
 
-#include <cstring>
 #include <utility>
 
-#include "ffi/backends/host/reduce.h"
 #include "ffi/flight/ticks.h"
 
 namespace jaxcomm {
@@ -14,10 +12,12 @@ constexpr int kPiecesAStep = 16;
 
 }  // namespace
 
-void Transfer::Begin(Arena* arena, const CrossingRequest& request, const Work& work) {
+void Transfer::Begin(Arena* arena, const CrossingRequest& request,
+                     const StreamPlan& stream, const CallMoves& moves) {
   arena_ = arena;
   request_ = request;
-  work_ = work;
+  stream_ = &stream;
+  moves_ = moves;
   state_ = State::kJoining;
   status_ = OkStatus();
   failed_by_peer_ = false;
@@ -92,7 +92,7 @@ void Transfer::Abandon(uint64_t gone) {
 Transfer::Outcome Transfer::Step() {
   if (state_ == State::kDone) return Outcome::kDone;
   if (state_ == State::kJoining) {
-    crossing_ = arena_->Join(request_, !work_.stream->is_inline);
+    crossing_ = arena_->Join(request_, !stream_->is_inline);
     if (crossing_ == nullptr) {
       Status broken = arena_->status();
       return broken.failure() ? Finish(std::move(broken)) : Outcome::kIdle;
@@ -103,9 +103,9 @@ Transfer::Outcome Transfer::Step() {
       return FinishWithPeersError();
     }
     state_ = State::kMoving;
-    if (work_.stream->is_inline) {
+    if (stream_->is_inline) {
       char* const data = arena_->inline_data(crossing_, arena_->self());
-      for (const Stage& stage : work_.stream->stages) {
+      for (const Stage& stage : stream_->stages) {
         Write(stage, data + stage.offset, Store::IntoCaches());
       }
       arena_->seat(crossing_, arena_->self())
@@ -119,12 +119,12 @@ Transfer::Outcome Transfer::Step() {
   if (Status broken = arena_->status(); broken.failure()) {
     return Finish(std::move(broken));
   }
-  return work_.stream->is_inline ? StepInline() : StepStreaming();
+  return stream_->is_inline ? StepInline() : StepStreaming();
 }
 
 Transfer::Outcome Transfer::StepInline() {
-  if (work_.plan->pairwise) {
-    for (const Read& read : work_.stream->reads) {
+  if (moves_.plan->pairwise) {
+    for (const Read& read : stream_->reads) {
       if (!IsReady(read)) return Outcome::kIdle;
     }
   } else {
@@ -134,12 +134,12 @@ Transfer::Outcome Transfer::StepInline() {
       if (state < Seat::kReady) return Outcome::kIdle;
     }
   }
-  for (const Read& read : work_.stream->reads) Perform(read);
+  for (const Read& read : stream_->reads) Perform(read);
   return Finish(OkStatus());
 }
 
 Transfer::Outcome Transfer::StepStreaming() {
-  const StreamPlan& stream = *work_.stream;
+  const StreamPlan& stream = *stream_;
   if (channel_ < 0) {
     channel_ = crossing_->channel.load(std::memory_order_acquire);
     if (channel_ < 0) {
@@ -185,7 +185,8 @@ void Transfer::WriteChunk(const Stage& stage) {
         past_caches ? Store::PastCaches() : Store::IntoCaches());
   const auto copies = stage.what == Stage::kCopy ? stage.ranks.size() : 1;
   tuner.Took(StoreTuner::kWrite, past_caches,
-             static_cast<int64_t>(copies) * Bytes(stage.piece), Ticks() - begin);
+             static_cast<int64_t>(copies) * BlockMover(moves_, stage.piece).bytes(),
+             Ticks() - begin);
   seat.written.store(++staged_, std::memory_order_release);
   arena_->Ring(stage.readers);
 }
@@ -210,22 +211,16 @@ void Transfer::ReadChunks(const Read& read) {
   }
   arena_->Ring(writers);
   if (past_caches == 0 || past_caches == chunks) {
-    arena_->tuner().Took(StoreTuner::kRead, past_caches > 0, chunks * Bytes(read.piece),
-                         ticks);
+    arena_->tuner().Took(StoreTuner::kRead, past_caches > 0,
+                         chunks * BlockMover(moves_, read.piece).bytes(), ticks);
   }
 }
 
-int64_t Transfer::Bytes(const Block& piece) const {
-  const Leaf& leaf = (*work_.leaves)[work_.plan->moves[piece.move].leaf];
-  return piece.rows() * piece.width() * static_cast<int64_t>(leaf.element_bytes);
-}
-
 bool Transfer::SlotIsFree(size_t chunk) const {
-  const StreamPlan& stream = *work_.stream;
-  const auto window = static_cast<size_t>(stream.window);
+  const auto window = static_cast<size_t>(stream_->window);
   if (chunk < window) return true;
   const uint64_t old = chunk - window;
-  for (uint64_t mask = stream.stages[old].readers; mask != 0; mask &= mask - 1) {
+  for (uint64_t mask = stream_->stages[old].readers; mask != 0; mask &= mask - 1) {
     if (arena_->passed(crossing_, __builtin_ctzll(mask), arena_->self())
             .load(std::memory_order_acquire) <= old) {
       return false;
@@ -238,7 +233,7 @@ bool Transfer::IsReady(const Read& read) const {
   for (const Source& source : read.sources) {
     if (source.rank >= 0) continue;
     const Seat& seat = arena_->seat(crossing_, source.chunk.process);
-    if (work_.stream->is_inline) {
+    if (stream_->is_inline) {
       if (seat.state.load(std::memory_order_acquire) < Seat::kReady) return false;
     } else if (seat.written.load(std::memory_order_acquire) <=
                static_cast<uint64_t>(source.chunk.chunk)) {
@@ -248,111 +243,82 @@ bool Transfer::IsReady(const Read& read) const {
   return true;
 }
 
-const char* Transfer::OperandAt(int rank, const Block& piece, int64_t row) const {
-  const Move& move = work_.plan->moves[piece.move];
-  const size_t width = (*work_.leaves)[move.leaf].element_bytes;
-  return static_cast<const char*>(work_.buffers.operands[rank][move.leaf]) +
-         (move.RowAt(move.from, row) + piece.inner_begin) * width;
-}
-
-char* Transfer::ResultAt(int rank, const Block& piece, int64_t row) const {
-  const Move& move = work_.plan->moves[piece.move];
-  const size_t width = (*work_.leaves)[move.leaf].element_bytes;
-  return static_cast<char*>(work_.buffers.results[rank][move.leaf]) +
-         (move.RowAt(move.to, row) + piece.inner_begin) * width;
-}
-
 void Transfer::Write(const Stage& stage, char* to, const Store& into) const {
   const Block& piece = stage.piece;
-  const Move& move = work_.plan->moves[piece.move];
-  const Leaf& leaf = (*work_.leaves)[move.leaf];
-  const auto width = static_cast<int64_t>(leaf.element_bytes);
-  const int64_t bytes = piece.width() * width;
+  const BlockMover mover(moves_, piece);
+  const int64_t bytes = mover.row_bytes();
   const auto copy = [bytes](const Store& store, char* to, const char* from) {
     void* const targets[] = {to};
     store.Copy(targets, 1, from, bytes);
   };
   if (stage.what == Stage::kResult) {
     for (int64_t row = piece.row_begin; row < piece.row_end; ++row, to += bytes) {
-      copy(into, to, ResultAt(stage.ranks[0], piece, row));
+      copy(into, to, mover.Result(stage.ranks[0]) + mover.To(row));
     }
     return;
   }
   if (stage.what == Stage::kReduce) {
-    const ReduceKernels kernels = FindReduceKernels(leaf.dtype, work_.reduce);
+    const ReduceKernels kernels = mover.kernels();
     const int num_sources = static_cast<int>(stage.ranks.size());
     PointerPerRank<const void> sources(num_sources);
     for (int64_t row = piece.row_begin; row < piece.row_end; ++row, to += bytes) {
-      for (int i = 0; i < num_sources; ++i)
-        sources[i] = OperandAt(stage.ranks[i], piece, row);
+      const int64_t from = mover.From(row);
+      for (int i = 0; i < num_sources; ++i) {
+        sources[i] = mover.Operand(stage.ranks[i]) + from;
+      }
       void* targets[] = {to};
-      into.Reduce(kernels, targets, 1, sources.data(), num_sources, piece.width(),
-                  width);
+      mover.MakeRow(kernels, into, sources.data(), num_sources, targets, 1);
     }
     return;
   }
-  const Store local_store(work_.plan->touched, leaf.bytes());
+  const Store local_store = mover.result_store();
   for (int rank : stage.ranks) {
     for (int64_t row = piece.row_begin; row < piece.row_end; ++row, to += bytes) {
-      const char* const from = OperandAt(rank, piece, row);
+      const char* const from = mover.Operand(rank) + mover.From(row);
       copy(into, to, from);
-      for (int local : stage.local_targets)
-        copy(local_store, ResultAt(local, piece, row), from);
+      for (int local : stage.local_targets) {
+        copy(local_store, mover.Result(local) + mover.To(row), from);
+      }
     }
   }
 }
 
-const char* Transfer::At(const Source& source, const Block& piece) const {
+const char* Transfer::At(const Source& source, int64_t piece_bytes) const {
   const int process = source.chunk.process;
-  const Move& move = work_.plan->moves[piece.move];
-  const auto width = static_cast<int64_t>((*work_.leaves)[move.leaf].element_bytes);
   const char* const base =
-      work_.stream->is_inline
+      stream_->is_inline
           ? arena_->inline_data(crossing_, process) + source.chunk.offset
           : arena_->slot(channel_, process, static_cast<uint64_t>(source.chunk.chunk));
-  return base + source.part * piece.rows() * piece.width() * width;
+  return base + source.part * piece_bytes;
 }
 
 void Transfer::Perform(const Read& read) const {
   const Block& piece = read.piece;
-  const Move& move = work_.plan->moves[piece.move];
-  const Leaf& leaf = (*work_.leaves)[move.leaf];
-  const auto width = static_cast<int64_t>(leaf.element_bytes);
-  const int64_t bytes = piece.width() * width;
-  const Store store =
-      read.staged ? Store::IntoCaches() : Store(work_.plan->touched, leaf.bytes());
-  const ReduceKernels kernels = FindReduceKernels(leaf.dtype, work_.reduce);
+  const BlockMover mover(moves_, piece);
+  const Store store = read.staged ? Store::IntoCaches() : mover.result_store();
+  const ReduceKernels kernels = mover.kernels();
   const int num_sources = static_cast<int>(read.sources.size());
   const int num_targets = static_cast<int>(read.targets.size());
   PointerPerRank<const void> sources(num_sources);
   PointerPerRank<void> targets(num_targets);
   for (int64_t row = piece.row_begin; row < piece.row_end; ++row) {
+    const int64_t from = mover.From(row), to = mover.To(row);
+    const int64_t in_chunk = (row - piece.row_begin) * mover.row_bytes();
     for (int i = 0; i < num_sources; ++i) {
       const Source& source = read.sources[i];
-      if (source.rank >= 0) {
-        sources[i] = OperandAt(source.rank, piece, row);
-      } else {
-        sources[i] = At(source, piece) + (row - piece.row_begin) * bytes;
-      }
+      sources[i] = source.rank >= 0 ? mover.Operand(source.rank) + from
+                                    : At(source, mover.bytes()) + in_chunk;
     }
-    for (int i = 0; i < num_targets; ++i)
-      targets[i] = ResultAt(read.targets[i], piece, row);
-    if (read.running) {
-      for (int i = 0; i < num_targets; ++i) {
-        kernels.reduce(targets[i], sources.data(), read.prefix[i], piece.width());
-      }
-    } else if (num_sources == 0) {
-      if (move.identity) {
-        kernels.identity(targets[0], piece.width());
-      } else {
-        std::memset(targets[0], 0, bytes);
-      }
-      store.Copy(targets.data() + 1, num_targets - 1, targets[0], bytes);
-    } else if (num_sources == 1) {
-      store.Copy(targets.data(), num_targets, sources[0], bytes);
-    } else {
-      store.Reduce(kernels, targets.data(), num_targets, sources.data(), num_sources,
-                   piece.width(), width);
+    for (int i = 0; i < num_targets; ++i) {
+      targets[i] = mover.Result(read.targets[i]) + to;
+    }
+    if (!read.running) {
+      mover.MakeRow(kernels, store, sources.data(), num_sources, targets.data(),
+                    num_targets);
+      continue;
+    }
+    for (int i = 0; i < num_targets; ++i) {
+      kernels.reduce(targets[i], sources.data(), read.prefix[i], piece.width());
     }
   }
 }

@@ -3,11 +3,9 @@
 #define JAXCOMM_FFI_BACKENDS_HOST_TRANSFER_H_
 
 #include <cstdint>
-#include <vector>
 
 #include "ffi/backends/host/arena.h"
 #include "ffi/backends/host/execute.h"
-#include "ffi/backends/host/host_plan.h"
 #include "ffi/backends/host/store.h"
 #include "ffi/backends/host/stream_plan.h"
 #include "ffi/base/status.h"
@@ -16,17 +14,9 @@ namespace jaxcomm {
 
 class Transfer {
  public:
-  // The moves, between buffers indexed by [rank][leaf]. Buffers of other processes'
-  // ranks are not used.
-  struct Work {
-    const HostPlan* plan = nullptr;
-    const StreamPlan* stream = nullptr;
-    const std::vector<Leaf>* leaves = nullptr;
-    ReduceOp reduce = ReduceOp::kSum;
-    GroupBuffers buffers = {};
-  };
-
-  void Begin(Arena* arena, const CrossingRequest& request, const Work& work);
+  // `stream` says how the moves cross. It must live longer.
+  void Begin(Arena* arena, const CrossingRequest& request, const StreamPlan& stream,
+             const CallMoves& moves);
 
   enum class Outcome { kIdle, kMoved, kDone };
   // Moves all that can move now. One thread at a time.
@@ -61,15 +51,13 @@ class Transfer {
   void WriteChunk(const Stage& stage);
   void Write(const Stage& stage, char* to, const Store& into) const;
   void ReadChunks(const Read& read);
-  int64_t Bytes(const Block& piece) const;
   void Perform(const Read& read) const;
-  const char* OperandAt(int rank, const Block& piece, int64_t row) const;
-  char* ResultAt(int rank, const Block& piece, int64_t row) const;
-  const char* At(const Source& source, const Block& piece) const;
+  const char* At(const Source& source, int64_t piece_bytes) const;
 
   Arena* arena_ = nullptr;
   CrossingRequest request_;
-  Work work_;
+  const StreamPlan* stream_ = nullptr;
+  CallMoves moves_;
   State state_ = State::kDone;
   Status status_;
   bool failed_by_peer_ = false;

@@ -27,24 +27,21 @@ class BorrowedCommunicator final
   // Makes what it needs of the devices.
   Status Prepare();
   // Has the watch poll it.
-  Status BeWatched() { return health_.BeWatched(); }
+  Status BeWatched() { return parts_.health.BeWatched(); }
   // Looks for what is done, has failed or is late; returns whether anything is left.
-  bool Poll() { return health_.Poll(); }
+  bool Poll() { return parts_.health.Poll(); }
 
   const Borrowed* borrowed() const override { return &wanted_; }
   // `call.borrowed` is XLA's.
   Status Enqueue(const Call& call, void* stream) override;
   // XLA ends what is in flight.
-  void Abort(const Status&) override { Unwatch(health_); }
+  void Abort(const Status&) override { Unwatch(parts_.health); }
   CommunicatorStats stats() const override;
 
  private:
-  const NcclLibrary& library_;
   const Borrowed wanted_;
   const PrimaryContexts contexts_;
-  Health health_;
-  const LocalRanks ranks_;
-  Comms comms_;  // none, but their scratch memory
+  NcclParts parts_;  // without communicators, but with their scratch memory
   Engines engines_;
 };
 

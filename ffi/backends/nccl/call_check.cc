@@ -17,13 +17,10 @@ struct CallCheck::Announcement {
   char text[240] = {};
 };
 
-ErrorOr<std::unique_ptr<CallCheck>> CallCheck::Create(const NcclLibrary& library,
-                                                      const CommunicatorSpec& spec,
-                                                      Health& health,
-                                                      const LocalRanks& ranks,
-                                                      const Comms& comms) {
-  std::unique_ptr<CallCheck> check(new CallCheck(library, spec, health, ranks, comms));
-  for (const auto& rank : ranks) {
+ErrorOr<std::unique_ptr<CallCheck>> CallCheck::Create(NcclParts& parts) {
+  std::unique_ptr<CallCheck> check(new CallCheck(parts));
+  const NcclLibrary& library = parts.library;
+  for (const auto& rank : parts.ranks) {
     if (rank->facts.size < 2) continue;
     RankState& state = check->states_[rank->facts.place];
     const size_t bytes =
@@ -38,11 +35,11 @@ ErrorOr<std::unique_ptr<CallCheck>> CallCheck::Create(const NcclLibrary& library
 }
 
 CallCheck::~CallCheck() {
-  for (const auto& rank : ranks_) {
+  for (const auto& rank : parts_.ranks) {
     const RankState& state = states_[rank->facts.place];
-    CurrentContext current(library_.cuda, rank->facts.context);
-    if (state.on_device != 0) library_.cuda.MemFree(state.on_device);
-    if (state.announced != nullptr) library_.cuda.MemFreeHost(state.announced);
+    CurrentContext current(parts_.library.cuda, rank->facts.context);
+    if (state.on_device != 0) parts_.library.cuda.MemFree(state.on_device);
+    if (state.announced != nullptr) parts_.library.cuda.MemFreeHost(state.announced);
   }
 }
 
@@ -52,18 +49,18 @@ Status CallCheck::Compare(const Call& call, LocalRank& rank) {
   {
     const LaunchQueue::Counted counted(rank.queue.giving);
     std::lock_guard<std::timed_mutex> lock(rank.queue.launching);
-    status = health_.Refusal();
-    if (status.failure() && !health_.failed()) {
-      return health_.FailCall(call, rank.facts, status);
+    status = parts_.health.Refusal();
+    if (status.failure() && !parts_.health.failed()) {
+      return parts_.health.FailCall(call, rank.facts, status);
     }
     if (status.success()) {
-      CurrentContext current(library_.cuda, rank.facts.context);
+      CurrentContext current(parts_.library.cuda, rank.facts.context);
       status = Exchange(call, rank);
     }
   }
   if (status.success()) status = FindOddRanks(rank.facts);
   if (status.success()) return status;
-  return health_.FailBy(
+  return parts_.health.FailBy(
       call, rank.facts,
       Status(ErrorCode::kInvalidArgument, std::string(status.message())));
 }
@@ -78,31 +75,33 @@ Status CallCheck::Exchange(const Call& call, LocalRank& rank) {
   std::memcpy(own.text, text.data(), std::min(text.size(), sizeof(own.text) - 1));
   const cuda::Pointer from = state.on_device, to = state.on_device + sizeof(own);
   const cuda::Stream stream = rank.split_phase.stream();
-  const nccl::Comm comm = comms_.comm(rank.facts.place);
-  RETURN_IF_ERROR(
-      library_.Try(library_.cuda.MemcpyHtoDAsync, from, &own, sizeof(own), stream));
-  const nccl::Result result = library_.nccl.AllGather(
+  const nccl::Comm comm = parts_.comms.comm(rank.facts.place);
+  RETURN_IF_ERROR(parts_.library.Try(parts_.library.cuda.MemcpyHtoDAsync, from, &own,
+                                     sizeof(own), stream));
+  const nccl::Result result = parts_.library.nccl.AllGather(
       reinterpret_cast<void*>(from), reinterpret_cast<void*>(to), sizeof(own),
       nccl::Type::kInt8, comm, stream);
-  RETURN_IF_ERROR(comms_.Finish(result, comm, "ncclAllGather", spec_.timeout_seconds));
-  RETURN_IF_ERROR(library_.Try(library_.cuda.MemcpyDtoHAsync, state.announced + 1, to,
-                               static_cast<size_t>(rank.facts.size) * sizeof(own),
-                               stream));
+  RETURN_IF_ERROR(
+      parts_.comms.Finish(result, comm, "ncclAllGather", parts_.spec.timeout_seconds));
+  RETURN_IF_ERROR(
+      parts_.library.Try(parts_.library.cuda.MemcpyDtoHAsync, state.announced + 1, to,
+                         static_cast<size_t>(rank.facts.size) * sizeof(own), stream));
   return Wait(rank);
 }
 
 Status CallCheck::Wait(const LocalRank& rank) const {
   const auto begin = std::chrono::steady_clock::now();
-  const std::chrono::duration<double> timeout(spec_.timeout_seconds);
+  const std::chrono::duration<double> timeout(parts_.spec.timeout_seconds);
   while (true) {
-    const cuda::Result result = library_.cuda.StreamQuery(rank.split_phase.stream());
+    const cuda::Result result =
+        parts_.library.cuda.StreamQuery(rank.split_phase.stream());
     if (result == cuda::kSuccess) return OkStatus();
-    if (result != cuda::kNotReady) return library_.Check(result, "JAXCOMM_CHECK");
-    if (health_.failed()) return health_.failure();
+    if (result != cuda::kNotReady) return parts_.library.Check(result, "JAXCOMM_CHECK");
+    if (parts_.health.failed()) return parts_.health.failure();
     if (std::chrono::steady_clock::now() - begin > timeout) {
       return Status(ErrorCode::kDeadlineExceeded,
                     StrCat("JAXCOMM_CHECK: other ranks did not say what they call; ",
-                           DescribeLate(spec_)));
+                           DescribeLate(parts_.spec)));
     }
     std::this_thread::yield();
   }

@@ -15,12 +15,8 @@ namespace jaxcomm {
 
 class CallCheck {
  public:
-  // `comms` are the ranks' communicators, once they are made.
-  static ErrorOr<std::unique_ptr<CallCheck>> Create(const NcclLibrary& library,
-                                                    const CommunicatorSpec& spec,
-                                                    Health& health,
-                                                    const LocalRanks& ranks,
-                                                    const Comms& comms);
+  // It needs communicators only once it compares.
+  static ErrorOr<std::unique_ptr<CallCheck>> Create(NcclParts& parts);
   ~CallCheck();
 
   // Waits until all ranks of the group have come to a call. Fails on all of them, and
@@ -38,24 +34,13 @@ class CallCheck {
     uint64_t compared = 0;
   };
 
-  CallCheck(const NcclLibrary& library, const CommunicatorSpec& spec, Health& health,
-            const LocalRanks& ranks, const Comms& comms)
-      : library_(library),
-        spec_(spec),
-        health_(health),
-        ranks_(ranks),
-        comms_(comms),
-        states_(ranks.size()) {}
+  explicit CallCheck(NcclParts& parts) : parts_(parts), states_(parts.ranks.size()) {}
 
   Status Exchange(const Call& call, LocalRank& rank);
   Status Wait(const LocalRank& rank) const;
   Status FindOddRanks(const RankFacts& facts) const;
 
-  const NcclLibrary& library_;
-  const CommunicatorSpec& spec_;
-  Health& health_;
-  const LocalRanks& ranks_;
-  const Comms& comms_;
+  NcclParts& parts_;
   std::vector<RankState> states_;  // by place
 };
 

@@ -6,8 +6,10 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <utility>
 #include <vector>
 
+#include "ffi/backends/nccl/health.h"
 #include "ffi/backends/nccl/library.h"
 #include "ffi/backends/nccl/local_rank.h"
 #include "ffi/backends/nccl/patience.h"
@@ -86,6 +88,26 @@ class Comms {
   const LocalRanks& ranks_;
   const NcclPatience patience_;
   std::deque<Item> items_;
+};
+
+// What the engines of a communicator work with. It outlives them.
+struct NcclParts {
+  // `spec` and `library` must outlive it.
+  NcclParts(const CommunicatorSpec& spec, const NcclLibrary& library,
+            Health::Policy policy, const std::vector<NcclDevice>& devices,
+            const PrimaryContexts& contexts, FlightRecorder& recorder,
+            NcclPatience patience)
+      : spec(spec),
+        library(library),
+        health(spec, library, std::move(policy), ranks),
+        ranks(MakeRanks(library, spec, devices, contexts, recorder, health)),
+        comms(library, health, ranks, std::move(patience)) {}
+
+  const CommunicatorSpec& spec;
+  const NcclLibrary& library;
+  Health health;
+  const LocalRanks ranks;
+  Comms comms;
 };
 
 }  // namespace jaxcomm

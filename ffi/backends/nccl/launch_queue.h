@@ -4,18 +4,55 @@
 #define JAXCOMM_FFI_BACKENDS_NCCL_LAUNCH_QUEUE_H_
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <mutex>
 
-#include "ffi/backends/nccl/call_counts.h"
 #include "ffi/backends/nccl/health.h"
 #include "ffi/backends/nccl/in_flight.h"
 #include "ffi/backends/nccl/rank_facts.h"
+#include "ffi/core/call_site.h"
 #include "ffi/core/communicator.h"
 #include "ffi/core/watchdog.h"
 #include "ffi/flight/flight_recorder.h"
 
 namespace jaxcomm {
+
+// How often a rank was called, and for how much. On cache lines of its own: ranks call
+// at the same time, each on a thread of its own.
+class alignas(64) CallCounts {
+ public:
+  enum class Kind { kOrdinary, kSymmetric, kCopied, kOneShot };
+
+  void Add(const CallSite& site, Kind kind = Kind::kOrdinary) {
+    Increase(calls_[static_cast<int>(site.kind())], 1);
+    Increase(bytes_, site.operand_bytes());
+    Increase(of_kind_[static_cast<int>(kind)], 1);
+  }
+
+  int64_t bytes() const { return bytes_.load(std::memory_order_relaxed); }
+
+  int64_t of(Kind kind) const {
+    return of_kind_[static_cast<int>(kind)].load(std::memory_order_relaxed);
+  }
+
+  // Adds the calls of each collective to the stats of a communicator.
+  void AddTo(CommunicatorStats* stats) const {
+    for (int i = 0; i < Plan::kKinds; ++i) {
+      const int64_t count = calls_[i].load(std::memory_order_relaxed);
+      if (count > 0) stats->calls.emplace_back(KindName(Plan::Kind(i)), count);
+    }
+  }
+
+ private:
+  static void Increase(std::atomic<int64_t>& count, int64_t by) {
+    count.fetch_add(by, std::memory_order_relaxed);
+  }
+
+  std::atomic<int64_t> bytes_{0};
+  std::atomic<int64_t> calls_[Plan::kKinds] = {};
+  std::atomic<int64_t> of_kind_[4] = {};
+};
 
 class LaunchQueue {
  public:
@@ -90,10 +127,29 @@ class LaunchQueue {
   }
 
   // See InFlight.
-  void Refresh();
-  InFlight::Overdue Poll(std::chrono::duration<double> patience);
-  InFlight::Overdue First();
-  void Fail();
+  void Refresh() {
+    CurrentContext current(library_.cuda, facts_.context);
+    in_flight_.Refresh();
+    if (more_ != nullptr) more_->Refresh();
+  }
+  InFlight::Overdue Poll(std::chrono::duration<double> patience) {
+    CurrentContext current(library_.cuda, facts_.context);
+    const auto now = InFlight::Clock::now();
+    InFlight::Overdue overdue = in_flight_.Poll(now, patience);
+    if (overdue.found || more_ == nullptr) return overdue;
+    const InFlight::Overdue more = more_->Poll(now, patience);
+    return more.found ? more : overdue;
+  }
+  InFlight::Overdue First() {
+    CurrentContext current(library_.cuda, facts_.context);
+    InFlight::Overdue first = in_flight_.First();
+    if (!first.found && more_ != nullptr) first = more_->First();
+    return first;
+  }
+  void Fail() {
+    in_flight_.Fail();
+    if (more_ != nullptr) more_->Fail();
+  }
 
   // Operations that streams have, and those in flight: also calls that wait for other
   // ranks, to give each other's streams something.

@@ -4,8 +4,6 @@
 #include <utility>
 #include <vector>
 
-#include "ffi/backends/nccl/circumstances.h"
-#include "ffi/backends/nccl/double_calls.h"
 #include "ffi/base/keep_forever.h"
 
 namespace jaxcomm {
@@ -13,64 +11,61 @@ namespace jaxcomm {
 NcclCommunicator::NcclCommunicator(CommunicatorSpec spec, NcclSpec how)
     : Communicator(std::move(spec)),
       how_(std::move(how)),
-      library_(how_.world->library()),
-      health_(this->spec(), library_,
-              {how_.world->health(), how_.settings.shares(), how_.on_failure}, ranks_),
-      ranks_(MakeRanks(library_, this->spec(), how_.world->devices(),
-                       how_.world->contexts(), recorder(), health_)),
-      comms_(library_, health_, ranks_, how_.patience),
-      engines_(library_, this->spec(), health_, ranks_, comms_, how_.engines),
-      memory_(*how_.world, comms_, how_.settings.shares()) {}
+      parts_(this->spec(), how_.world->library(),
+             {how_.world->health(), how_.settings.shares(), how_.on_failure},
+             how_.world->devices(), how_.world->contexts(), recorder(), how_.patience),
+      engines_(parts_, how_.engines),
+      memory_(*how_.world, parts_.comms, how_.settings.shares()) {}
 
 NcclCommunicator::~NcclCommunicator() {
   if (!DevicesAreStopped()) engines_.nccl().ReleaseWindows();
   // A graph that XLA keeps with a compiled program refers to what is freed below, and
   // NCCL would wait for the end of the graph. So would the world, whose child it is.
-  if (WereCaptured(ranks_)) {
-    health_.KeepPoison();
+  if (WereCaptured(parts_.ranks)) {
+    parts_.health.KeepPoison();
     KeepForever(how_.world);
     KeepForever(std::move(check_));
     return;
   }
   engines_.Leave();
-  comms_.End(/*by_force=*/health_.state() == Health::State::kFailed);
-  for (const auto& rank : ranks_) {
-    CurrentContext current(library_.cuda, rank->facts.context);
+  parts_.comms.End(/*by_force=*/parts_.health.state() == Health::State::kFailed);
+  for (const auto& rank : parts_.ranks) {
+    CurrentContext current(parts_.library.cuda, rank->facts.context);
     rank->queue.Release();
     rank->split_phase.Release();
   }
-  comms_.Release();
+  parts_.comms.Release();
 }
 
 Status NcclCommunicator::Make() {
-  health_.SetOwner(shared_from_this());
+  parts_.health.SetOwner(shared_from_this());
   RETURN_IF_ERROR(PrepareRanks());
-  RETURN_IF_ERROR(comms_.Prepare());
+  RETURN_IF_ERROR(parts_.comms.Prepare());
   if (how_.on_failure == OnFailure::kPoison) {
-    ASSIGN_OR_RETURN(std::unique_ptr<Poison> poison,
-                     Poison::Create(library_, spec(), how_.world->contexts().all()));
-    health_.Add(std::move(poison));
+    ASSIGN_OR_RETURN(
+        std::unique_ptr<Poison> poison,
+        Poison::Create(parts_.library, spec(), how_.world->contexts().all()));
+    parts_.health.Add(std::move(poison));
   }
   RETURN_IF_ERROR(engines_.Make(recorder()));
   if (how_.check) {
-    ASSIGN_OR_RETURN(check_,
-                     CallCheck::Create(library_, spec(), health_, ranks_, comms_));
+    ASSIGN_OR_RETURN(check_, CallCheck::Create(parts_));
   }
   memory_.Begin();
   RETURN_IF_ERROR(Split());
   RETURN_IF_ERROR(Connect());
   memory_.End();
-  return health_.BeWatched();
+  return parts_.health.BeWatched();
 }
 
 Status NcclCommunicator::PrepareRanks() {
   for (const NcclDevice& device : how_.world->devices()) {
-    if (FindByOrdinal(ranks_, device.ordinal) != nullptr) continue;
+    if (FindByOrdinal(parts_.ranks, device.ordinal) != nullptr) continue;
     return InvalidArgument("device ", device.id, " is in no group of axes ",
                            spec().axes);
   }
-  for (const auto& rank : ranks_) {
-    CurrentContext current(library_.cuda, rank->facts.context);
+  for (const auto& rank : parts_.ranks) {
+    CurrentContext current(parts_.library.cuda, rank->facts.context);
     RETURN_IF_ERROR(rank->split_phase.Prepare());
     RETURN_IF_ERROR(rank->queue.Prepare());
   }
@@ -79,7 +74,7 @@ Status NcclCommunicator::PrepareRanks() {
 
 Status NcclCommunicator::Split() {
   std::vector<int> colors, keys;
-  for (const auto& rank : ranks_) {
+  for (const auto& rank : parts_.ranks) {
     const RankFacts& facts = rank->facts;
     // A communicator of one rank would cost memory and do nothing.
     colors.push_back(facts.size > 1 ? facts.group : nccl::kNoColor);
@@ -87,7 +82,7 @@ Status NcclCommunicator::Split() {
   }
   ASSIGN_OR_RETURN(const std::vector<nccl::Comm> comms,
                    how_.world->Split(colors, keys, how_.settings, how_.patience));
-  comms_.Set(comms);
+  parts_.comms.Set(comms);
   return OkStatus();
 }
 
@@ -95,20 +90,22 @@ Status NcclCommunicator::Split() {
 // were connected on a thread of their own took 60 ms longer to end when a process was
 // killed (two and four H200s, NCCL 2.28.9).
 Status NcclCommunicator::Connect() {
-  return RunGuarded(health_, "the first use of " + NameOf(spec()), how_.patience, [&] {
-    // The guard aborts what is still in use, after the timeout and not before.
-    const auto locks = LockAll(ranks_, health_, /*wait_until_idle=*/false);
-    RETURN_IF_ERROR(comms_.Connect());
-    return engines_.Connect();
-  });
+  return RunGuarded(
+      parts_.health, "the first use of " + NameOf(spec()), how_.patience, [&] {
+        // The guard aborts what is still in use, after the timeout and not before.
+        const auto locks =
+            LockAll(parts_.ranks, parts_.health, /*wait_until_idle=*/false);
+        RETURN_IF_ERROR(parts_.comms.Connect());
+        return engines_.Connect();
+      });
 }
 
 ErrorOr<LocalRank*> NcclCommunicator::FindRank(const Call& call, cuda::Stream stream) {
-  LocalRank* const rank = FindByOrdinal(ranks_, call.device_id);
+  LocalRank* const rank = FindByOrdinal(parts_.ranks, call.device_id);
   if (rank == nullptr) return NotOfCommunicator(call);
   // Every engine refuses calls once the devices are stopped.
   if (rank->split_phase.IsOfNewRun(call) && !DevicesAreStopped()) {
-    CurrentContext current(library_.cuda, rank->facts.context);
+    CurrentContext current(parts_.library.cuda, rank->facts.context);
     RETURN_IF_ERROR(rank->split_phase.WaitForEarlierRuns(call, stream));
   }
   return rank;
@@ -116,7 +113,7 @@ ErrorOr<LocalRank*> NcclCommunicator::FindRank(const Call& call, cuda::Stream st
 
 Status NcclCommunicator::Compare(const Call& call, LocalRank& rank, bool may_wait) {
   // One thread issues the calls of several CPU devices, and may not wait in the first.
-  const bool can_compare = may_wait || ranks_.size() == 1;
+  const bool can_compare = may_wait || parts_.ranks.size() == 1;
   return check_ != nullptr && can_compare ? check_->Compare(call, rank) : OkStatus();
 }
 
@@ -137,49 +134,87 @@ Status NcclCommunicator::EnqueueDone(const Call& call, void* stream) {
   return engines_.Done(call, *rank, stream);
 }
 
+// A call of a CPU device, on its way through a test double (test_double.h).
+struct NcclCommunicator::CpuCall {
+  std::shared_ptr<NcclCommunicator> owner;
+  LocalRank& rank;
+  Call call;
+  // The caller's arrays of addresses end with its frame.
+  std::vector<const void*> operands;
+  std::vector<void*> results;
+  xla::ffi::Promise promise;
+
+  void Issue() {
+    const cuda::Stream stream = rank.split_phase.stream();
+    Status status = owner->Compare(call, rank, /*may_wait=*/false);
+    if (status.success()) {
+      status = owner->engines_.Enqueue(call, rank, stream, /*may_wait=*/false);
+    }
+    if (status.failure()) return Complete(status);
+    const auto done = [](void* argument, int error) {
+      auto* const self = static_cast<CpuCall*>(argument);
+      self->Complete(self->owner->parts_.library.Check(static_cast<cuda::Result>(error),
+                                                       "waiting for the stream"));
+    };
+    owner->parts_.library.test_double->when_done(stream, done, this);
+  }
+
+  void Complete(const Status& status) {
+    xla::ffi::Promise told = std::move(promise);
+    // Lets go of the owner first: who is told may close it, and has it end there.
+    delete this;
+    status.success() ? told.SetAvailable() : told.SetError(status);
+  }
+};
+
 xla::ffi::Future NcclCommunicator::Execute(const Call& call) {
-  const auto found = std::find_if(ranks_.begin(), ranks_.end(), [&](const auto& rank) {
-    return rank->facts.device == call.device_id;
-  });
-  if (library_.test_double == nullptr || found == ranks_.end()) {
+  const auto found = std::find_if(
+      parts_.ranks.begin(), parts_.ranks.end(),
+      [&](const auto& rank) { return rank->facts.device == call.device_id; });
+  const TestDouble* const test_double = parts_.library.test_double;
+  if (test_double == nullptr || found == parts_.ranks.end()) {
     return FailedFuture(NotOfCommunicator(call));
   }
-  LocalRank* const rank = found->get();
-  const cuda::Stream stream = rank->split_phase.stream();
-  const DoubleCall of{how_.world->health().get(), &health_, rank->facts.place, stream,
-                      shared_from_this()};
-  auto future = IssueInOrder(library_, of, call, [=](const Call& issued) {
-    RETURN_IF_ERROR(Compare(issued, *rank, /*may_wait=*/false));
-    return engines_.Enqueue(issued, *rank, stream, /*may_wait=*/false);
-  });
-  if (health_.failed()) health_.Abandon();
+  const CallSite& site = *call.site;
+  auto* const mine = new CpuCall{shared_from_this(), **found, call, {}, {}, {}};
+  mine->operands.assign(call.operands, call.operands + site.operands().size());
+  mine->results.assign(call.results, call.results + site.results().size());
+  mine->call.operands = mine->operands.data();
+  mine->call.results = mine->results.data();
+  xla::ffi::Future future(mine->promise);
+  // The double has it issued when it is the call's turn.
+  test_double->arrive(
+      how_.world->health().get(), mine->rank.facts.place, &parts_.health, call.run_id,
+      site.serial(), [](void* argument) { static_cast<CpuCall*>(argument)->Issue(); },
+      mine);
+  if (parts_.health.failed()) parts_.health.Abandon();
   return future;
 }
 
 void NcclCommunicator::Abort(const Status& reason) {
-  const KeptContext kept(library_.cuda);
-  health_.Close(reason);
+  const KeptContext kept(parts_.library.cuda);
+  parts_.health.Close(reason);
 }
 
 CommunicatorStats NcclCommunicator::stats() const {
-  CommunicatorStats stats = StatsOf(ranks_);
+  CommunicatorStats stats = StatsOf(parts_.ranks);
   stats.device_bytes =
       engines_.device_bytes() +
-      (health_.failed() ? memory_.at_first() : memory_.Now(is_suspended()));
+      (parts_.health.failed() ? memory_.at_first() : memory_.Now(is_suspended()));
   stats.host_bytes = recorder().host_bytes();
   return stats;
 }
 
 NcclStats NcclCommunicator::nccl_stats() const {
   using Kind = CallCounts::Kind;
-  const CallCounts& counts = ranks_[0]->queue.counts();
+  const CallCounts& counts = parts_.ranks[0]->queue.counts();
   return {counts.of(Kind::kSymmetric), counts.of(Kind::kCopied),
           counts.of(Kind::kOneShot), is_suspended(), engines_.one_shot_text()};
 }
 
 ErrorOr<std::string> NcclCommunicator::Register(
     const std::shared_ptr<SymmetricMemory>& memory) {
-  for (const auto& rank : ranks_) {
+  for (const auto& rank : parts_.ranks) {
     const RankFacts& facts = rank->facts;
     if (facts.size < 2 || memory->data(facts.ordinal) != nullptr) continue;
     return InvalidArgument("device ", facts.device, " of ", NameOf(spec()),
@@ -187,26 +222,26 @@ ErrorOr<std::string> NcclCommunicator::Register(
   }
   // Shared, since NCCL may come back after this function does.
   const auto found = std::make_shared<std::string>();
-  RETURN_IF_ERROR(
-      RunPatiently("registering symmetric memory with ", [this, memory, found] {
-        const auto locks = LockAll(ranks_, health_, /*wait_until_idle=*/false);
-        if (health_.failed()) return health_.failure();
-        *found = engines_.nccl().Register(*memory, how_.patience);
-        return OkStatus();
-      }));
-  memory->AddRegistrar(std::shared_ptr<SymmetricMemory::Registrar>(shared_from_this(),
-                                                                   &engines_.nccl()));
+  RETURN_IF_ERROR(RunPatiently("registering symmetric memory with ", [this, memory,
+                                                                      found] {
+    const auto locks = LockAll(parts_.ranks, parts_.health, /*wait_until_idle=*/false);
+    if (parts_.health.failed()) return parts_.health.failure();
+    *found = engines_.nccl().Register(*memory, how_.patience);
+    return OkStatus();
+  }));
+  memory->AddRegistrar(
+      std::shared_ptr<NcclEngine>(shared_from_this(), &engines_.nccl()));
   return *found;
 }
 
 Status NcclCommunicator::RunPatiently(const char* what, std::function<Status()> call) {
-  return jaxcomm::RunPatiently(health_, shared_from_this(), what + NameOf(spec()),
+  return jaxcomm::RunPatiently(parts_.health, shared_from_this(), what + NameOf(spec()),
                                how_.patience, std::move(call));
 }
 
 Status NcclCommunicator::SetSuspended(bool suspended) {
   return RunPatiently(suspended ? "suspending " : "resuming ", [=]() -> Status {
-    RETURN_IF_ERROR(comms_.CanSuspend());
+    RETURN_IF_ERROR(parts_.comms.CanSuspend());
     if (how_.settings.shares()) {
       return FailedPrecondition(
           NameOf(spec()),
@@ -214,11 +249,12 @@ Status NcclCommunicator::SetSuspended(bool suspended) {
           "with CommPolicy(share=False)");
     }
     // Operations in flight come to their ends. Once there are none, none joins.
-    const auto locks = LockAll(ranks_, health_, /*wait_until_idle=*/suspended);
-    if (health_.failed()) return health_.failure();
+    const auto locks =
+        LockAll(parts_.ranks, parts_.health, /*wait_until_idle=*/suspended);
+    if (parts_.health.failed()) return parts_.health.failure();
     if (is_suspended() == suspended) return OkStatus();
-    RETURN_IF_ERROR(comms_.Suspend(suspended));
-    health_.SetSuspended(suspended);
+    RETURN_IF_ERROR(parts_.comms.Suspend(suspended));
+    parts_.health.SetSuspended(suspended);
     return OkStatus();
   });
 }

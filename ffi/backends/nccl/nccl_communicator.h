@@ -69,14 +69,16 @@ class NcclCommunicator final : public Communicator,
   // this. Operations in between fail.
   Status SetSuspended(bool suspended);
   // Fails because something did elsewhere: another process says so.
-  void FailElsewhere(const std::string& reason) { health_.FailElsewhere(reason); }
+  void FailElsewhere(const std::string& reason) { parts_.health.FailElsewhere(reason); }
 
   // Which engine does such a call of the first local rank, and why.
   ErrorOr<EngineChoice> Explain(const CallSite& site) {
-    return engines_.Explain(site, ranks_[0]->facts);
+    return engines_.Explain(site, parts_.ranks[0]->facts);
   }
 
  private:
+  struct CpuCall;
+
   Status PrepareRanks();
   // Has NCCL make the communicators of the ranks, and connects them.
   Status Split();
@@ -84,15 +86,14 @@ class NcclCommunicator final : public Communicator,
   // Finds the rank of a call that came for `stream`, once the rank may make it.
   ErrorOr<LocalRank*> FindRank(const Call& call, cuda::Stream stream);
   Status Compare(const Call& call, LocalRank& rank, bool may_wait);
-  bool is_suspended() const { return health_.state() == Health::State::kSuspended; }
+  bool is_suspended() const {
+    return parts_.health.state() == Health::State::kSuspended;
+  }
   // See patience.h.
   Status RunPatiently(const char* what, std::function<Status()> call);
 
   const NcclSpec how_;
-  const NcclLibrary& library_;
-  Health health_;
-  const LocalRanks ranks_;
-  Comms comms_;
+  NcclParts parts_;
   Engines engines_;
   DeviceMemory memory_;
   std::unique_ptr<CallCheck> check_;  // null where ranks do not compare calls

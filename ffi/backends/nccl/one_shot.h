@@ -24,6 +24,17 @@
 
 namespace jaxcomm {
 
+// A sum as the kernels know it.
+struct OneShotSum {
+  OneShotWord word;
+  int64_t words;
+  float factor = 1;
+};
+
+// Returns none if the kernels cannot add it: it is no sum, not of whole words, or not
+// of a type they add. Of any length: see MostWordsOfSum().
+std::optional<OneShotSum> SumOf(const Step& step, int size);
+
 class OneShot {
  public:
   // One rank's part of what the ranks of a group exchange.

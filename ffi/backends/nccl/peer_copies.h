@@ -8,7 +8,7 @@
 // waits for what is not enqueued yet. Nor does a rank wait here for long: XLA ends the
 // process where one device's program could not be launched and another's launch does
 // not return. What a rank sends that is not sent by then is left to NCCL, by it and by
-// all that it sends to. peer_copies.cc begins, peer_copies_end.cc ends.
+// all that it sends to.
 #ifndef JAXCOMM_FFI_BACKENDS_NCCL_PEER_COPIES_H_
 #define JAXCOMM_FFI_BACKENDS_NCCL_PEER_COPIES_H_
 

@@ -4,6 +4,21 @@
 #include "ffi/os/forked.h"
 
 namespace jaxcomm {
+namespace {
+
+bool CanReach(const NcclLibrary& library, const RankFacts& from, const RankFacts& to) {
+  int can = 0;
+  if (library.cuda.DeviceCanAccessPeer(&can, from.ordinal, to.ordinal) !=
+          cuda::kSuccess ||
+      can == 0) {
+    return false;
+  }
+  CurrentContext current(library.cuda, from.context);
+  const cuda::Result enabled = library.cuda.CtxEnablePeerAccess(to.context, 0);
+  return enabled == cuda::kSuccess || enabled == cuda::kPeerAccessAlreadyEnabled;
+}
+
+}  // namespace
 
 PrimaryContexts::PrimaryContexts(const NcclLibrary& library,
                                  const std::vector<NcclDevice>& devices)
@@ -27,6 +42,18 @@ Status PrimaryContexts::Retain(int ordinal) {
 PrimaryContexts::~PrimaryContexts() {
   if (IsForked()) return;
   for (cuda::Device device : devices_) library_.cuda.DevicePrimaryCtxRelease(device);
+}
+
+bool CanReachPeers(const NcclLibrary& library, const std::vector<RankFacts>& ranks) {
+  for (const RankFacts& from : ranks) {
+    for (const RankFacts& to : ranks) {
+      if (to.group == from.group && to.ordinal != from.ordinal &&
+          !CanReach(library, from, to)) {
+        return false;
+      }
+    }
+  }
+  return true;
 }
 
 }  // namespace jaxcomm

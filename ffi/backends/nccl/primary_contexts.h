@@ -1,4 +1,5 @@
-// The primary CUDA contexts of the devices of this process.
+// The primary CUDA contexts of the devices of this process, and the access of one to
+// the memory of another.
 #ifndef JAXCOMM_FFI_BACKENDS_NCCL_PRIMARY_CONTEXTS_H_
 #define JAXCOMM_FFI_BACKENDS_NCCL_PRIMARY_CONTEXTS_H_
 
@@ -33,6 +34,10 @@ class PrimaryContexts {
   std::vector<cuda::Context> contexts_;
   Status status_;
 };
+
+// Whether every device reaches the memory of the others of its group; from now on, if
+// they can.
+bool CanReachPeers(const NcclLibrary& library, const std::vector<RankFacts>& ranks);
 
 }  // namespace jaxcomm
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <optional>
 
-#include "ffi/backends/nccl/one_shot_sum.h"
+#include "ffi/backends/nccl/one_shot.h"
 
 namespace jaxcomm {
 namespace {

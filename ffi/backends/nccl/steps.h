@@ -4,11 +4,13 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <vector>
 
-#include "ffi/backends/nccl/nccl_api.h"
+#include "ffi/backends/nccl/library.h"
 #include "ffi/base/status.h"
 #include "ffi/core/call_site.h"
+#include "ffi/core/communicator.h"
 #include "ffi/core/plan.h"
 
 namespace jaxcomm {
@@ -55,6 +57,20 @@ enum class Natives { kNone, kOf218, kOf228 };
 // of them.
 ErrorOr<Steps> MakeSteps(const CallSite& site, const Plan& plan, int rank,
                          Natives natives);
+
+// Gives `stream` a copy within the rank, or zeros.
+Status RunLocalStep(const NcclLibrary& library, const Step& step,
+                    const void* const* operands, void* const* results,
+                    cuda::Stream stream);
+
+// Given what NCCL's function of this name returned, waits until the call is over if it
+// is in progress, and returns how it ended.
+using FinishCall = std::function<Status(nccl::Result, const char*)>;
+
+// Gives `stream` the copies within the rank, then NCCL's calls: more than one as a
+// group.
+Status RunSteps(const NcclLibrary& library, const Steps& steps, const Call& call,
+                nccl::Comm comm, cuda::Stream stream, const FinishCall& finish);
 
 }  // namespace jaxcomm
 

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "ffi/backends/nccl/device_stop.h"
+#include "ffi/backends/nccl/engines/nccl_engine.h"
 #include "ffi/os/forked.h"
 
 namespace jaxcomm {
@@ -52,7 +53,7 @@ SymmetricMemory::~SymmetricMemory() { Free(); }
 
 void SymmetricMemory::Free() {
   if (IsForked()) return;
-  std::vector<std::weak_ptr<Registrar>> registrars;
+  std::vector<std::weak_ptr<NcclEngine>> registrars;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     registrars.swap(registrars_);
@@ -119,7 +120,7 @@ Status SymmetricMemory::Fill(int ordinal, int64_t offset, const void* from,
   return InvalidArgument("device ", ordinal, " has no part of this symmetric memory");
 }
 
-void SymmetricMemory::AddRegistrar(std::weak_ptr<Registrar> registrar) {
+void SymmetricMemory::AddRegistrar(std::weak_ptr<NcclEngine> registrar) {
   std::lock_guard<std::mutex> lock(mutex_);
   registrars_.push_back(std::move(registrar));
 }

@@ -15,19 +15,14 @@
 
 namespace jaxcomm {
 
+class NcclEngine;
+
 // One segment of equal size on each device of this process. Symmetric kernels want an
 // array at the same offset on every rank, also on those of other processes: blocks are
 // taken in one order and given back all at once, since processes lose arrays at
 // different times.
 class SymmetricMemory : public std::enable_shared_from_this<SymmetricMemory> {
  public:
-  // A communicator that has registered it, and can deregister it.
-  class Registrar {
-   public:
-    virtual ~Registrar() = default;
-    virtual void Deregister(uint64_t segment) = 0;
-  };
-
   // Ordinals: of the local devices.
   static ErrorOr<std::shared_ptr<SymmetricMemory>> Create(
       const NcclLibrary& library, const std::vector<int>& ordinals, int64_t bytes);
@@ -56,7 +51,8 @@ class SymmetricMemory : public std::enable_shared_from_this<SymmetricMemory> {
   // waits.
   Status Fill(int ordinal, int64_t offset, const void* from, int64_t bytes);
 
-  void AddRegistrar(std::weak_ptr<Registrar> registrar);
+  // Has it deregistered from an engine before it is freed.
+  void AddRegistrar(std::weak_ptr<NcclEngine> registrar);
   // Frees it; fails while somebody holds a block.
   Status Close();
 
@@ -77,7 +73,7 @@ class SymmetricMemory : public std::enable_shared_from_this<SymmetricMemory> {
   std::atomic<int64_t> used_{0};
   std::atomic<int64_t> blocks_{0};
   std::mutex mutex_;
-  std::vector<std::weak_ptr<Registrar>> registrars_;
+  std::vector<std::weak_ptr<NcclEngine>> registrars_;
 };
 
 // The segments that one rank's communicator has registered. Not thread-safe.

@@ -64,6 +64,11 @@ class NcclWorld : public std::enable_shared_from_this<NcclWorld> {
   std::unique_ptr<PeerWatch> peer_watch_;  // ends first
 };
 
+// Adds to an error of creation: which NCCL, its variables, live communicators and free
+// memory. `context`: of a device whose memory is of interest, or null.
+Status WithCircumstances(const NcclLibrary& library, const Status& status,
+                         cuda::Context context);
+
 }  // namespace jaxcomm
 
 #endif  // JAXCOMM_FFI_BACKENDS_NCCL_WORLD_H_

@@ -1,18 +1,6 @@
 #include "ffi/backends/nccl/engines/copy_engine.h"
 
-#include <algorithm>
-#include <utility>
-
 namespace jaxcomm {
-
-CopyEngine::CopyEngine(const NcclLibrary& library, const CommunicatorSpec& spec,
-                       Health& health, std::unique_ptr<PeerCopies> copies,
-                       double patience_seconds, NcclEngine& nccl)
-    : library_(library),
-      health_(health),
-      copies_(std::move(copies)),
-      patience_seconds_(std::min(patience_seconds, spec.timeout_seconds)),
-      nccl_(nccl) {}
 
 Status CopyEngine::Enqueue(const Call& call, const Recipe& recipe, LocalRank& rank,
                            cuda::Stream stream) {
@@ -30,10 +18,10 @@ Status CopyEngine::Start(const Call& call, const Recipe& recipe, LocalRank& rank
 Status CopyEngine::StartOn(const Call& call, const Recipe& recipe, LocalRank& rank,
                            cuda::Stream ready, cuda::Stream on) {
   InFlight::Named named = rank.queue.Record(call);
-  Status status = health_.Refusal();
+  Status status = parts_.health.Refusal();
   if (status.success()) {
     named.sequence = rank.queue.NextNumber();
-    CurrentContext current(library_.cuda, rank.facts.context);
+    CurrentContext current(parts_.library.cuda, rank.facts.context);
     status = copies_->Start(call, recipe.copies, rank.facts.place, ready, on, named);
   }
   if (status.failure()) return rank.queue.Failed(call, named, status);
@@ -53,7 +41,7 @@ ErrorOr<bool> CopyEngine::End(const Call& call, LocalRank& rank, cuda::Stream st
   if (Status status = copies_->Done(MarkOf(call), rank.facts.place, stream,
                                     patience_seconds_, &is_begun, &late);
       status.failure()) {
-    return health_.FailCall(call, rank.facts, status);
+    return parts_.health.FailCall(call, rank.facts, status);
   }
   if (late.is_empty()) return is_begun;
   Call left = call;
@@ -67,7 +55,7 @@ ErrorOr<bool> CopyEngine::End(const Call& call, LocalRank& rank, cuda::Stream st
 
 Status CopyEngine::Forget(const Call& call, LocalRank& rank, cuda::Stream stream) {
   const Status status = copies_->Forget(MarkOf(call), rank.facts.place, stream);
-  return status.success() ? status : health_.FailCall(call, rank.facts, status);
+  return status.success() ? status : parts_.health.FailCall(call, rank.facts, status);
 }
 
 }  // namespace jaxcomm

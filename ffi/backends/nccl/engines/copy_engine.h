@@ -2,7 +2,9 @@
 #ifndef JAXCOMM_FFI_BACKENDS_NCCL_ENGINES_COPY_ENGINE_H_
 #define JAXCOMM_FFI_BACKENDS_NCCL_ENGINES_COPY_ENGINE_H_
 
+#include <algorithm>
 #include <memory>
+#include <utility>
 
 #include "ffi/backends/nccl/engines/engine.h"
 #include "ffi/backends/nccl/engines/nccl_engine.h"
@@ -13,9 +15,12 @@ namespace jaxcomm {
 class CopyEngine final : public Engine {
  public:
   // `nccl` does what comes too late for copies, by more than the patience.
-  CopyEngine(const NcclLibrary& library, const CommunicatorSpec& spec, Health& health,
-             std::unique_ptr<PeerCopies> copies, double patience_seconds,
-             NcclEngine& nccl);
+  CopyEngine(NcclParts& parts, std::unique_ptr<PeerCopies> copies,
+             double patience_seconds, NcclEngine& nccl)
+      : parts_(parts),
+        copies_(std::move(copies)),
+        patience_seconds_(std::min(patience_seconds, parts.spec.timeout_seconds)),
+        nccl_(nccl) {}
 
   Status Enqueue(const Call& call, const Recipe& recipe, LocalRank& rank,
                  cuda::Stream stream) override;
@@ -35,8 +40,7 @@ class CopyEngine final : public Engine {
   // Waits for the other ranks, and leaves to NCCL what they come too late for.
   ErrorOr<bool> End(const Call& call, LocalRank& rank, cuda::Stream stream);
 
-  const NcclLibrary& library_;
-  Health& health_;
+  NcclParts& parts_;
   const std::unique_ptr<PeerCopies> copies_;
   const double patience_seconds_;
   NcclEngine& nccl_;

@@ -5,51 +5,45 @@
 
 namespace jaxcomm {
 
-Engines::Engines(const NcclLibrary& library, const CommunicatorSpec& spec,
-                 Health& health, const LocalRanks& ranks, Comms& comms,
-                 EnginePolicy policy, bool is_borrowed)
-    : library_(library),
-      spec_(spec),
-      health_(health),
-      ranks_(ranks),
-      comms_(comms),
+Engines::Engines(NcclParts& parts, EnginePolicy policy, bool is_borrowed)
+    : parts_(parts),
       policy_(policy),
-      recipes_(library, ranks.size()),
-      nccl_(library, spec, health, ranks, comms, is_borrowed) {
+      recipes_(parts.library, parts.ranks.size()),
+      nccl_(parts, is_borrowed) {
   // Whether XLA's communicators fail is XLA's to see.
-  if (!is_borrowed) health_.Add(nccl_);
+  if (!is_borrowed) parts_.health.Add(nccl_);
 }
 
 Status Engines::Make(FlightRecorder& recorder) {
   std::vector<RankFacts> facts;
   std::vector<cuda::Stream> streams;
-  for (const auto& rank : ranks_) {
+  for (const auto& rank : parts_.ranks) {
     facts.push_back(rank->facts);
     streams.push_back(rank->split_phase.stream());
   }
-  if (policy_.copy_engines && spec_.num_ranks() == ranks_.size()) {
+  if (policy_.copy_engines && parts_.spec.num_ranks() == parts_.ranks.size()) {
     ASSIGN_OR_RETURN(std::unique_ptr<PeerCopies> copies,
-                     PeerCopies::Create(library_, recorder, facts));
+                     PeerCopies::Create(parts_.library, recorder, facts));
     if (copies != nullptr) {
-      for (const auto& rank : ranks_) {
+      for (const auto& rank : parts_.ranks) {
         rank->queue.Follow(copies->in_flight(rank->facts.place));
       }
-      copy_ = std::make_unique<CopyEngine>(library_, spec_, health_, std::move(copies),
+      copy_ = std::make_unique<CopyEngine>(parts_, std::move(copies),
                                            policy_.copy_patience_seconds, nccl_);
-      health_.Add(*copy_);
+      parts_.health.Add(*copy_);
     }
   }
   if (policy_.one_shot) {
     ASSIGN_OR_RETURN(std::unique_ptr<OneShot> sums,
-                     OneShot::Create(library_, facts, streams));
-    one_shot_ = std::make_unique<OneShotEngine>(library_, std::move(sums));
-    health_.Add(*one_shot_);
+                     OneShot::Create(parts_.library, facts, streams));
+    one_shot_ = std::make_unique<OneShotEngine>(parts_, std::move(sums));
+    parts_.health.Add(*one_shot_);
   }
   return OkStatus();
 }
 
 Status Engines::Connect() {
-  return one_shot_ == nullptr ? OkStatus() : one_shot_->ShareInboxes(comms_, ranks_);
+  return one_shot_ == nullptr ? OkStatus() : one_shot_->ShareInboxes();
 }
 
 void Engines::Leave() {
@@ -90,7 +84,7 @@ Status Engines::Enqueue(const Call& call, LocalRank& rank, cuda::Stream stream,
 
 Status Engines::Start(const Call& call, LocalRank& rank, cuda::Stream stream) {
   ASSIGN_OR_RETURN(const Chosen chosen, Find(call, rank, /*may_wait=*/true));
-  CurrentContext current(library_.cuda, rank.facts.context);
+  CurrentContext current(parts_.library.cuda, rank.facts.context);
   if (copy_ != nullptr && chosen.engine != copy_.get()) {
     RETURN_IF_ERROR(copy_->Forget(call, rank, stream));
   }
@@ -102,7 +96,7 @@ Status Engines::Done(const Call& call, LocalRank& rank, cuda::Stream stream) {
     ASSIGN_OR_RETURN(const bool is_begun, copy_->Done(call, rank, stream));
     if (is_begun) return OkStatus();
   }
-  CurrentContext current(library_.cuda, rank.facts.context);
+  CurrentContext current(parts_.library.cuda, rank.facts.context);
   // The other engines start calls on the rank's own stream, whichever they are.
   ASSIGN_OR_RETURN(const bool is_begun, nccl_.Done(call, rank, stream));
   if (is_begun) return OkStatus();

@@ -20,9 +20,7 @@ namespace jaxcomm {
 class Engines {
  public:
   // NCCL's alone. With `is_borrowed`, XLA lends a communicator for each call.
-  Engines(const NcclLibrary& library, const CommunicatorSpec& spec, Health& health,
-          const LocalRanks& ranks, Comms& comms, EnginePolicy policy,
-          bool is_borrowed = false);
+  Engines(NcclParts& parts, EnginePolicy policy, bool is_borrowed = false);
 
   // Makes the others that the policy allows and that can serve these ranks.
   Status Make(FlightRecorder& recorder);
@@ -54,11 +52,7 @@ class Engines {
   ErrorOr<Chosen> Find(const Call& call, LocalRank& rank, bool may_wait);
   EngineChoice ChooseFor(const CallFacts& facts, size_t place) const;
 
-  const NcclLibrary& library_;
-  const CommunicatorSpec& spec_;
-  Health& health_;
-  const LocalRanks& ranks_;
-  Comms& comms_;
+  NcclParts& parts_;
   const EnginePolicy policy_;
   Recipes recipes_;
   NcclEngine nccl_;

@@ -3,8 +3,6 @@
 #include <utility>
 #include <vector>
 
-#include "ffi/backends/nccl/run_steps.h"
-
 namespace jaxcomm {
 namespace {
 
@@ -16,37 +14,26 @@ bool IsSent(const Step& step) {
 
 }  // namespace
 
-NcclEngine::NcclEngine(const NcclLibrary& library, const CommunicatorSpec& spec,
-                       Health& health, const LocalRanks& ranks, Comms& comms,
-                       bool is_borrowed)
-    : library_(library),
-      spec_(spec),
-      health_(health),
-      ranks_(ranks),
-      comms_(comms),
-      is_borrowed_(is_borrowed),
-      registered_(ranks.size()) {}
-
 Status NcclEngine::Run(const Steps& steps, const Call& call, LocalRank& rank,
                        cuda::Stream stream) {
   const nccl::Comm comm = is_borrowed_ ? static_cast<nccl::Comm>(call.borrowed)
-                                       : comms_.comm(rank.facts.place);
+                                       : parts_.comms.comm(rank.facts.place);
   if (comm == nullptr && rank.facts.size > 1) {
     return is_borrowed_ ? Status(ErrorCode::kInternal,
                                  "XLA lent no communicator for this operation")
-                        : health_.failure();
+                        : parts_.health.failure();
   }
   const auto finish = [this, comm](nccl::Result result, const char* what) {
-    return comms_.Finish(result, comm, what, spec_.timeout_seconds);
+    return parts_.comms.Finish(result, comm, what, parts_.spec.timeout_seconds);
   };
   if (call.site->kind() == Plan::Kind::kBarrier && rank.facts.size > 1) {
-    void* const bytes = reinterpret_cast<void*>(comms_.scratch(rank.facts.place));
-    return finish(library_.nccl.AllReduce(bytes, bytes, 1, nccl::Type::kFloat32,
-                                          nccl::RedOp::kSum, comm, stream),
+    void* const bytes = reinterpret_cast<void*>(parts_.comms.scratch(rank.facts.place));
+    return finish(parts_.library.nccl.AllReduce(bytes, bytes, 1, nccl::Type::kFloat32,
+                                                nccl::RedOp::kSum, comm, stream),
                   "ncclAllReduce");
   }
   RETURN_IF_ERROR(CheckPlaces(steps, call, rank));
-  return RunSteps(library_, steps, call, comm, stream, finish);
+  return RunSteps(parts_.library, steps, call, comm, stream, finish);
 }
 
 Status NcclEngine::Enqueue(const Call& call, const Recipe& recipe, LocalRank& rank,
@@ -66,8 +53,8 @@ std::string NcclEngine::Register(SymmetricMemory& memory,
   std::string how;
   std::vector<LocalRank*> asking;
   std::vector<nccl::Comm> comms;
-  for (const auto& rank : ranks_) {
-    const nccl::Comm comm = comms_.comm(rank->facts.place);
+  for (const auto& rank : parts_.ranks) {
+    const nccl::Comm comm = parts_.comms.comm(rank->facts.place);
     if (comm == nullptr) continue;
     if (const auto* known = registered_[rank->facts.place].windows.How(segment)) {
       how = *known;
@@ -79,45 +66,47 @@ std::string NcclEngine::Register(SymmetricMemory& memory,
   if (asking.empty()) return how;
   Status status = OkStatus();
   Status ended =
-      library_.InGroup("ncclCommWindowRegister", asking.size(), [&](size_t i) {
+      parts_.library.InGroup("ncclCommWindowRegister", asking.size(), [&](size_t i) {
         const RankFacts& facts = asking[i]->facts;
-        CurrentContext current(library_.cuda, facts.context);
+        CurrentContext current(parts_.library.cuda, facts.context);
         Status begun = registered_[facts.place].windows.Begin(
-            library_, comms[i], memory.data(facts.ordinal), memory.bytes(), segment);
+            parts_.library, comms[i], memory.data(facts.ordinal), memory.bytes(),
+            segment);
         if (status.success()) status = std::move(begun);
         return OkStatus();  // each rank begins what Finish() ends
       });
   if (status.success()) status = std::move(ended);
   if (status.success()) {
-    const auto interrupted = [this] { return health_.failed(); };
-    status = WaitUntilReady(library_, comms, {patience.seconds, interrupted},
+    const auto interrupted = [this] { return parts_.health.failed(); };
+    status = WaitUntilReady(parts_.library, comms, {patience.seconds, interrupted},
                             "ncclCommWindowRegister");
   }
   for (size_t i = 0; i < asking.size(); ++i) {
     Registered& registered = registered_[asking[i]->facts.place];
-    CurrentContext current(library_.cuda, asking[i]->facts.context);
-    how = registered.windows.Finish(library_, comms[i], segment, status);
+    CurrentContext current(parts_.library.cuda, asking[i]->facts.context);
+    how = registered.windows.Finish(parts_.library, comms[i], segment, status);
     registered.any = !registered.windows.empty();
   }
   return how;
 }
 
 void NcclEngine::Deregister(uint64_t segment) {
-  for (const auto& rank : ranks_) {
+  for (const auto& rank : parts_.ranks) {
     std::lock_guard<std::timed_mutex> lock(rank->queue.launching);
     if (DevicesAreStopped()) return;
     Registered& registered = registered_[rank->facts.place];
-    CurrentContext current(library_.cuda, rank->facts.context);
-    registered.windows.Remove(library_, comms_.comm(rank->facts.place), segment);
+    CurrentContext current(parts_.library.cuda, rank->facts.context);
+    registered.windows.Remove(parts_.library, parts_.comms.comm(rank->facts.place),
+                              segment);
     registered.any = !registered.windows.empty();
   }
 }
 
 void NcclEngine::ReleaseWindows() {
-  for (const auto& rank : ranks_) {
-    CurrentContext current(library_.cuda, rank->facts.context);
-    registered_[rank->facts.place].windows.RemoveAll(library_,
-                                                     comms_.comm(rank->facts.place));
+  for (const auto& rank : parts_.ranks) {
+    CurrentContext current(parts_.library.cuda, rank->facts.context);
+    registered_[rank->facts.place].windows.RemoveAll(
+        parts_.library, parts_.comms.comm(rank->facts.place));
   }
 }
 
@@ -125,7 +114,7 @@ Status NcclEngine::CheckPlaces(const Steps& steps, const Call& call,
                                const LocalRank& rank) const {
   const Windows& windows = registered_[rank.facts.place].windows;
   // No result of a CPU device lies in a pool.
-  if (windows.empty() || library_.test_double != nullptr) return OkStatus();
+  if (windows.empty() || parts_.library.test_double != nullptr) return OkStatus();
   for (const Step& step : steps.grouped) {
     if (!IsSent(step)) continue;
     const bool from = windows.Cover(call.operands[step.leaf],

@@ -13,11 +13,12 @@
 
 namespace jaxcomm {
 
-class NcclEngine final : public Engine, public SymmetricMemory::Registrar {
+class NcclEngine final : public Engine {
  public:
-  // With `is_borrowed`, XLA lends a communicator for each call, and `comms` has none.
-  NcclEngine(const NcclLibrary& library, const CommunicatorSpec& spec, Health& health,
-             const LocalRanks& ranks, Comms& comms, bool is_borrowed = false);
+  // With `is_borrowed`, XLA lends a communicator for each call, and the parts have
+  // none.
+  NcclEngine(NcclParts& parts, bool is_borrowed)
+      : parts_(parts), is_borrowed_(is_borrowed), registered_(parts.ranks.size()) {}
 
   Status Enqueue(const Call& call, const Recipe& recipe, LocalRank& rank,
                  cuda::Stream stream) override;
@@ -25,15 +26,14 @@ class NcclEngine final : public Engine, public SymmetricMemory::Registrar {
   Status Run(const Steps& steps, const Call& call, LocalRank& rank,
              cuda::Stream stream);
 
-  Status AsyncError(LocalRank& rank) override { return comms_.AsyncError(rank); }
-  void Abort(LocalRank& rank) override { comms_.Abort(rank); }
+  Status AsyncError(LocalRank& rank) override { return parts_.comms.AsyncError(rank); }
+  void Abort(LocalRank& rank) override { parts_.comms.Abort(rank); }
 
   // Registers a segment with NCCL, once. Requires the launch locks of all ranks, and
   // every process of the communicator calls it. Returns how it is registered, or why
   // NCCL refused, which is no error.
   std::string Register(SymmetricMemory& memory, const NcclPatience& patience);
-  // SymmetricMemory::Registrar:
-  void Deregister(uint64_t segment) override;
+  void Deregister(uint64_t segment);
   // Deregisters all. Requires that nobody calls.
   void ReleaseWindows();
 
@@ -53,11 +53,7 @@ class NcclEngine final : public Engine, public SymmetricMemory::Registrar {
   // send must be registered, or none. Says why not.
   Status CheckPlaces(const Steps& steps, const Call& call, const LocalRank& rank) const;
 
-  const NcclLibrary& library_;
-  const CommunicatorSpec& spec_;
-  Health& health_;
-  const LocalRanks& ranks_;
-  Comms& comms_;
+  NcclParts& parts_;
   const bool is_borrowed_;
   std::deque<Registered> registered_;  // by place
 };

@@ -19,48 +19,44 @@ Status OneShotEngine::Enqueue(const Call& call, const Recipe& recipe, LocalRank&
   return OkStatus();
 }
 
-Status OneShotEngine::ShareInboxes(Comms& comms, const LocalRanks& ranks) {
-  bool is_needed = false;
-  for (const auto& rank : ranks) {
-    is_needed = is_needed || sums_->NeedsPeerInfo(rank->facts.place);
+Status OneShotEngine::ShareInboxes() {
+  std::vector<LocalRank*> ranks;
+  for (const auto& rank : parts_.ranks) {
+    if (sums_->NeedsPeerInfo(rank->facts.place)) ranks.push_back(rank.get());
   }
-  if (!is_needed) return OkStatus();
-  RETURN_IF_ERROR(ExchangeInfo(comms, ranks));
-  for (const auto& rank : ranks) {
-    if (sums_->NeedsPeerInfo(rank->facts.place)) sums_->Open(rank->facts.place);
-  }
-  RETURN_IF_ERROR(ExchangeInfo(comms, ranks));
-  for (const auto& rank : ranks) {
-    if (sums_->NeedsPeerInfo(rank->facts.place)) sums_->Agree(rank->facts.place);
-  }
+  if (ranks.empty()) return OkStatus();
+  RETURN_IF_ERROR(ExchangeInfo(ranks));
+  for (const LocalRank* rank : ranks) sums_->Open(rank->facts.place);
+  RETURN_IF_ERROR(ExchangeInfo(ranks));
+  for (const LocalRank* rank : ranks) sums_->Agree(rank->facts.place);
   return OkStatus();
 }
 
-Status OneShotEngine::ExchangeInfo(Comms& comms, const LocalRanks& ranks) {
+Status OneShotEngine::ExchangeInfo(const std::vector<LocalRank*>& ranks) {
   constexpr size_t kBytes = sizeof(OneShot::PeerInfo);
-  for (const auto& rank : ranks) {
+  const NcclLibrary& library = parts_.library;
+  Comms& comms = parts_.comms;
+  for (const LocalRank* rank : ranks) {
     const size_t place = rank->facts.place;
-    if (!sums_->NeedsPeerInfo(place)) continue;
-    CurrentContext current(library_.cuda, rank->facts.context);
-    RETURN_IF_ERROR(library_.Try(library_.cuda.MemcpyHtoDAsync, comms.scratch(place),
-                                 sums_->own_info(place), kBytes,
-                                 rank->split_phase.stream()));
+    CurrentContext current(library.cuda, rank->facts.context);
+    RETURN_IF_ERROR(library.Try(library.cuda.MemcpyHtoDAsync, comms.scratch(place),
+                                sums_->own_info(place), kBytes,
+                                rank->split_phase.stream()));
   }
   RETURN_IF_ERROR(comms.InGroup(
       "first use", comms.patience(), [&](LocalRank& rank, nccl::Comm comm) {
         const size_t place = rank.facts.place;
         if (!sums_->NeedsPeerInfo(place)) return nccl::kSuccess;
-        return library_.nccl.AllGather(
+        return library.nccl.AllGather(
             reinterpret_cast<void*>(comms.scratch(place)),
             reinterpret_cast<void*>(comms.scratch(place) + kArriveAt), kBytes,
             nccl::Type::kInt8, comm, rank.split_phase.stream());
       }));
-  for (const auto& rank : ranks) {
+  for (const LocalRank* rank : ranks) {
     const size_t place = rank->facts.place;
-    if (!sums_->NeedsPeerInfo(place)) continue;
-    CurrentContext current(library_.cuda, rank->facts.context);
-    RETURN_IF_ERROR(library_.Try(
-        library_.cuda.MemcpyDtoHAsync, sums_->received_infos(place),
+    CurrentContext current(library.cuda, rank->facts.context);
+    RETURN_IF_ERROR(library.Try(
+        library.cuda.MemcpyDtoHAsync, sums_->received_infos(place),
         comms.scratch(place) + kArriveAt,
         static_cast<size_t>(rank->facts.size) * kBytes, rank->split_phase.stream()));
   }

@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "ffi/backends/nccl/comms.h"
 #include "ffi/backends/nccl/engines/engine.h"
@@ -13,12 +14,12 @@ namespace jaxcomm {
 
 class OneShotEngine final : public Engine {
  public:
-  OneShotEngine(const NcclLibrary& library, std::unique_ptr<OneShot> sums)
-      : library_(library), sums_(std::move(sums)) {}
+  OneShotEngine(NcclParts& parts, std::unique_ptr<OneShot> sums)
+      : parts_(parts), sums_(std::move(sums)) {}
 
   // Shows the ranks of a group each other's inboxes, where they are of several
   // processes; every process calls it.
-  Status ShareInboxes(Comms& comms, const LocalRanks& ranks);
+  Status ShareInboxes();
 
   Status Enqueue(const Call& call, const Recipe& recipe, LocalRank& rank,
                  cuda::Stream stream) override;
@@ -27,9 +28,9 @@ class OneShotEngine final : public Engine {
   OneShot& sums() { return *sums_; }
 
  private:
-  Status ExchangeInfo(Comms& comms, const LocalRanks& ranks);
+  Status ExchangeInfo(const std::vector<LocalRank*>& ranks);
 
-  const NcclLibrary& library_;
+  NcclParts& parts_;
   const std::unique_ptr<OneShot> sums_;
 };
 
