@@ -172,8 +172,10 @@ class Continuer {
           }
           stalled = true;
         }
-        // Also when nobody runs: a thread that was woken may have slept on.
         if (stalled || running_ == 0) {
+          // A thread that was woken may have slept on: before 2.41 glibc can lose a
+          // notification where several threads wait (its bug 25847).
+          if (waking_ > 0) wake_.NotifyOne();
           const size_t before = workers_.size();
           Recruit(static_cast<int>(queue_.size()));
           const bool is_refused = workers_.size() == before && sleeping_ == 0 &&
