@@ -12,8 +12,10 @@ import tempfile
 # be fast. In one part: of programs this small, parts for several threads cost a third
 # more. For the processes that tests start, too. jaxlib 0.12 does without the last flag,
 # and ends a process over one it does not know.
+# XLA ends a process whose devices do not meet in 40 s, as they may on a busy machine.
 os.environ["QUICK_XLA_FLAGS"] = (
     "--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1"
+    " --xla_cpu_collective_call_terminate_timeout_seconds=200"
 ) + (
     " --xla_cpu_use_fusion_emitters=false"
     if importlib.metadata.version("jaxlib").startswith("0.10.")
