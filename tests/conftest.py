@@ -12,7 +12,7 @@ import tempfile
 # be fast. In one part: of programs this small, parts for several threads cost a third
 # more. For the processes that tests start, too. jaxlib 0.12 does without the last flag,
 # and ends a process over one it does not know.
-# XLA ends a process whose devices do not meet in 40 s, as they may on a busy machine.
+# XLA ends a process whose devices do not meet in 40 s. On a busy machine they may not.
 os.environ["QUICK_XLA_FLAGS"] = (
     "--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1"
     " --xla_cpu_collective_call_terminate_timeout_seconds=200"

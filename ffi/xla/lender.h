@@ -40,8 +40,8 @@ inline constexpr size_t kFindExtensionOffset =
 
 inline constexpr int64_t kCollectives = 129;
 inline constexpr int32_t kMajorVersion = 0;
-inline constexpr int32_t kFlattenedId =
-    3;  // groups are places in the device assignment
+// Of groups that are places in the device assignment.
+inline constexpr int32_t kFlattenedId = 3;
 
 struct Group {
   const int64_t* places;

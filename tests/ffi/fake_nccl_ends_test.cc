@@ -20,15 +20,20 @@ namespace {
 
 constexpr auto kMisaligned = static_cast<cuda::Result>(716);
 
+std::shared_ptr<NcclWorld> MakeWorld(const NcclLibrary& library,
+                                     const NcclSettings& settings) {
+  const nccl::UniqueId id = NewId();
+  return Must(NcclWorld::Create(library, 2, {{100, 0, 0}, {101, 1, 1}},
+                                {id.internal, sizeof(id.internal)}, settings, {30},
+                                {}));
+}
+
 // Two communicators of two devices each: they share resources, or have their own.
 struct Two {
   explicit Two(OnFailure on_failure, bool share, const NcclLibrary& library = Library(),
                double seconds_of_second = 0.2) {
-    const nccl::UniqueId id = NewId();
     const NcclSettings settings{{{"splitShare", share ? 1 : 0}}, ""};
-    auto world =
-        Must(NcclWorld::Create(library, 2, {{100, 0, 0}, {101, 1, 1}},
-                               {id.internal, sizeof(id.internal)}, settings, {30}, {}));
+    const auto world = MakeWorld(library, settings);
     for (std::shared_ptr<Communicator>* each : {&first, &second}) {
       const double seconds = each == &first ? 0.2 : seconds_of_second;
       *each = Must(MakeNcclCommunicator(Spec({{100, 101}}, seconds),
@@ -91,14 +96,10 @@ TEST_ALONE(nccl_says_that_the_devices_are_stopped, EXIT_SUCCESS) {
   CHECK_CONTAINS(std::string(TheFake().nccl.GetLastError(nullptr)), "Cuda failure 716");
 }
 
-// As closing does that began in time, and ran into the device.
+// The end begins before the stop, and waits for the device.
 TEST_ALONE(what_ends_when_the_devices_stop_asks_nccl_for_nothing_more, EXIT_SUCCESS) {
   Two two(OnFailure::kRaise, /*share=*/false);
-  // Its end waits for the device.
-  const nccl::UniqueId id = NewId();
-  auto world =
-      Must(NcclWorld::Create(Library(), 2, {{100, 0, 0}, {101, 1, 1}},
-                             {id.internal, sizeof(id.internal)}, {}, {30}, {}));
+  auto world = MakeWorld(Library(), {});
   Sum waits(0);
   CHECK_TRUE(waits.Enqueue(*two.first).success());
   world = nullptr;
@@ -180,10 +181,7 @@ TEST(one_that_is_aborted_holds_up_no_other) {
 // Nor does one hold up the end of another for longer than that takes at most.
 TEST(one_that_hangs_holds_up_the_end_of_no_other) {
   Two two(OnFailure::kPoison, /*share=*/false, Library(), /*seconds_of_second=*/60);
-  const nccl::UniqueId id = NewId();
-  auto world =
-      Must(NcclWorld::Create(Library(), 2, {{100, 0, 0}, {101, 1, 1}},
-                             {id.internal, sizeof(id.internal)}, {}, {30}, {}));
+  auto world = MakeWorld(Library(), {});
   Sum hangs(0);
   CHECK_TRUE(hangs.Enqueue(*two.second).success());
   const auto begin = std::chrono::steady_clock::now();

@@ -63,7 +63,7 @@ void EndComms(const NcclLibrary& library, const std::vector<nccl::Comm>& comms,
     return;
   }
   // NCCL waits for the other ranks here, which may never come, or for the device: on a
-  // thread that can be left alone. What was left is not destroyed any more, and nothing
+  // thread that can be left alone. What was left is not destroyed any more. Nothing
   // ends on devices that are stopped.
   const auto is_left = std::make_shared<std::atomic<bool>>(false);
   const auto ended = std::make_shared<std::promise<void>>();
