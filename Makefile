@@ -6,6 +6,8 @@ VENV ?= .venv
 EXTRAS ?= demo,bench
 TEST_WORKERS ?= 3
 BAZEL ?= bazel
+# What `make gpu-test` installs into $(VENV) where $(PYTHON) lacks JAX for CUDA.
+GPU_EXTRA ?= cuda13
 ARGS ?=
 DOCS_NOTEBOOKS ?= force
 
@@ -26,6 +28,8 @@ FAKE_NCCL = JAXCOMM_TEST_FAKE_NCCL="$(abspath $(BUILD))/libjaxcomm_fake_nccl.so"
 # What XLA compiled for tests. 65 of attention and dtypes took 50 s of CPU time, and 23 s again.
 TEST_CACHE = JAXCOMM_TEST_CACHE="$(abspath $(BUILD))/compiled"
 PYTEST = -m pytest -n $(TEST_WORKERS) --dist worksteal
+# What became of each test, and its seconds: for tools/second_try.py and tests/times.toml.
+REPORT = -o junit_family=xunit1 --junitxml=$(BUILD)/pytest.xml
 RELEASE = PYTHONPATH="$(CURDIR)/tools" PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -P -m
 PIP_BUILD := $(PIP) --no-build-isolation --config-settings=build-dir=$(BUILD)
 
@@ -52,7 +56,7 @@ SHELL := bash
 # C++ tests of `make check`: planning, one process, several processes, sums, NCCL.
 CHECK_CPP := plan_test|local_test|crossing_test|reduce_test|fake_nccl_test
 
-.PHONY: help demo test coverage check smoke mutation install develop cpptest cppbuild planbench sanitize soak lint format stubs ptx bench \
+.PHONY: help demo test test-all pytest reports times gpu-test coverage check smoke mutation install develop cpptest cppbuild planbench sanitize soak lint format stubs ptx bench \
   bench-plots notebooks docs wheel release-check clean bazel-test FORCE
 
 help: ## list the targets
@@ -70,10 +74,27 @@ help: ## list the targets
 demo: $(VENV)/.extra-demo ## train a small language model over a ring of virtual devices
 	@PYTHONPATH="$(CURDIR)/examples" $(RUN) -m language_model $(ARGS)
 
-# worksteal: a worker has whole files, and with them what their tests share.
 test: $(VENV)/.extra-test cpptest ## C++ and Python tests against the installed package
+	@$(SUBMAKE) pytest
+
+# worksteal: a worker has whole files, and with them what their tests share.
+pytest: $(VENV)/.extra-test cppbuild
 	@find $(BUILD)/compiled -type f -atime +7 -delete 2> /dev/null || true
-	@$(FAKE_NCCL) $(TEST_CACHE) $(RUN) $(PYTEST) $(ARGS)
+	@$(FAKE_NCCL) $(TEST_CACHE) $(RUN) $(PYTEST) $(REPORT) $(ARGS)
+
+test-all: ## `make test` with what is thorough too: soaks, all restarts, all sizes, all notebooks
+	@$(SUBMAKE) test ARGS='--thorough $(ARGS)'
+
+reports:
+	@echo '$(abspath $(BUILD))'
+
+times: ## write what the last `make test` took, by folder, into tests/times.toml
+	@$(BIN)/python tools/test_times.py --write $(BUILD)/pytest.xml
+
+gpu-test: ## tests/gpu on a machine with NVIDIA GPUs
+	@if $(PYTHON) tools/gpu_test.py --serves; then exec $(PYTHON) tools/gpu_test.py $(ARGS); fi; \
+	$(SUBMAKE) $(VENV)/.extra-test $(VENV)/.extra-$(GPU_EXTRA); \
+	exec $(BIN)/python tools/gpu_test.py $(ARGS)
 
 # coverage.py follows the processes that tests start, see [tool.coverage.run].
 coverage: $(VENV)/.extra-test cppbuild ## the Python tests, and the lines of jaxcomm/ that none of them runs
@@ -105,7 +126,8 @@ smoke: $(VENV)/.extra-test ## one test of each file, without lint and C++ tests
 	@$(FAKE_NCCL) $(TEST_CACHE) $(RUN) $(PYTEST) --one-of-each $(ARGS)
 
 cpptest: cppbuild ## C++ tests, built from the objects of the installed extension
-	@$(TOOLS) ctest --test-dir $(BUILD) --output-on-failure --no-tests=error
+	@$(TOOLS) ctest --test-dir $(BUILD) --output-on-failure --no-tests=error \
+	  --output-junit $(abspath $(BUILD))/ctest.xml $(CTEST_ARGS)
 
 cppbuild: $(INSTALLED)
 	@$(TOOLS) cmake -S . -B $(BUILD) -DJAXCOMM_BUILD_TESTS=ON > $(BUILD)/cpptest.log 2>&1 \
@@ -139,7 +161,7 @@ mutation: develop $(VENV)/.extra-test cpptest ## run tests on 200 defects, and w
 soak: $(INSTALLED) ## 100,000 mixed collectives between processes, every result checked
 	@PYTHONPATH="$(CURDIR)/tests:$(CURDIR)/tests/support" $(RUN) -m stress $(ARGS)
 
-lint: $(LINT_REQUIRES) ## ruff, pyright, clang-format, stripped notebooks, PTX as compiled, locks
+lint: $(LINT_REQUIRES) ## ruff, pyright, clang-format, notebooks, PTX, prose, locks
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)

@@ -77,9 +77,20 @@ def pytest_addoption(parser):
         help="run one test of each file, one of each folder that starts several "
         "processes, and none that is slow (`make check`)",
     )
+    parser.addoption(
+        "--thorough",
+        action="store_true",
+        help="run what is marked thorough too (`make test-all`); a test that is named "
+        "with :: runs without it",
+    )
 
 
 def pytest_collection_modifyitems(config, items):
+    named = any("::" in each for each in config.args)
+    if not named and not config.getoption("--thorough"):
+        left_out = [item for item in items if item.get_closest_marker("thorough")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("thorough")]
     if not config.getoption("--one-of-each"):
         return
     first_of = {}
@@ -106,7 +117,29 @@ def pytest_collection_finish():
 
 
 def pytest_terminal_summary(terminalreporter):
-    """Shows what became of faults: a line, and a table where a file is asked for.
+    """Shows what the time went into, and what became of faults."""
+    _tell_times(terminalreporter)
+    _tell_faults(terminalreporter)
+
+
+def _tell_times(terminalreporter):
+    """Shows the seconds of each folder. Several folders run at a time."""
+    seconds = {}
+    for kind in terminalreporter.stats.values():
+        for each in kind:
+            if hasattr(each, "duration"):
+                parts = each.nodeid.split("::")[0].split("/")
+                folder = parts[1] if len(parts) > 2 else "*.py"
+                seconds[folder] = seconds.get(folder, 0.0) + each.duration
+    if len(seconds) > 1:
+        terminalreporter.write_sep("-", "seconds, by folder")
+        by_time = sorted(seconds, key=seconds.__getitem__, reverse=True)
+        told = [f"{name} {seconds[name]:.0f}" for name in by_time]
+        terminalreporter.write_line(", ".join(told))
+
+
+def _tell_faults(terminalreporter):
+    """Shows a line, and a table where a file is asked for.
 
     JAXCOMM_TEST_FAULT_REPORT names the file, which gets all of it as JSON. The tests
     ran in other processes, hence the detour by their properties.

@@ -1,4 +1,7 @@
-"""What tests on NVIDIA GPUs share.
+"""What tests on NVIDIA GPUs share, and the stand-in's devices where there is no GPU.
+
+`make gpu-test` runs them on GPUs. `make test` runs them in tiny sizes on CPU devices
+over the stand-in for NCCL, so that no change of the API breaks them unseen.
 
 They also run in several processes, which pytest starts as ``test_acceptance.py`` says.
 """
@@ -9,16 +12,38 @@ import jax
 import pytest
 
 import jaxcomm
+from jaxcomm.communicator.backends.nccl import library
 
 # NCCL needs memory beside JAX's pool.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 
+@pytest.fixture(scope="session")
+def gpus():
+    """All GPUs; none on a machine of CPUs alone."""
+    return [device for device in jax.devices() if device.platform == "gpu"]
+
+
 @pytest.fixture
-def ring():
-    """All GPUs as one axis; the communicators end with the test."""
-    gpus = [device for device in jax.devices() if device.platform == "gpu"]
-    if len(gpus) < 2:
+def ring(gpus, request):
+    """All GPUs as one axis, or two devices of the stand-in."""
+    if len(gpus) == 1:
         pytest.skip("needs two NVIDIA GPUs")
-    yield jax.make_mesh((len(gpus),), ("i",), devices=gpus)
+    if not gpus:
+        request.getfixturevalue("stand_in")
+    devices = gpus or jax.devices()[:2]
+    yield jax.make_mesh((len(devices),), ("i",), devices=devices)
     jaxcomm.finalize()
+
+
+@pytest.fixture
+def stand_in(stand_in_path, monkeypatch):
+    """The stand-in in place of NCCL, with the kernels of small sums."""
+    monkeypatch.setenv("JAXCOMM_NCCL_LIBRARY", stand_in_path)
+    monkeypatch.setattr("jaxcomm.config.BACKEND", "nccl")
+    monkeypatch.setenv("JAXCOMM_FAKE_KERNELS", "1")
+    library.load.cache_clear()
+    yield
+    # Before the library is out of sight again.
+    jaxcomm.finalize()
+    library.load.cache_clear()

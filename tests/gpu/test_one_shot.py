@@ -33,10 +33,10 @@ def counted():
 @pytest.mark.parametrize(
     "dtype", ["float32", "bfloat16", "float16", "int32", "uint32", "complex64"]
 )
-def test_sums_of_all_sizes_are_those_of_float64(ring, dtype):
+def test_sums_of_all_sizes_are_those_of_float64(ring, gpus, dtype):
     jaxcomm.init(ring, "i")
     random = np.random.default_rng(0)
-    for size in SIZES:
+    for size in SIZES if gpus else SIZES[:6:2]:
         values = random.normal(0, 10, (ring.size, size))
         if dtype == "complex64":
             values = values + 1j * values[::-1]
@@ -70,19 +70,20 @@ def test_special_values(ring):
         assert np.isinf(found.astype(np.float32)[5])
 
 
-def test_thousands_in_a_row(ring):
+def test_thousands_in_a_row(ring, gpus):
     """Each needs the one before; a line taken for another's would show."""
     jaxcomm.init(ring, "i")
+    count = 20_000 if gpus else 20
 
     def local(x):
         def turn(x, _):
             return jaxcomm.psum(x, "i") / ring.size + 1.0, x[0, 0]
 
-        return jax.lax.scan(turn, x, None, length=20_000)[0]
+        return jax.lax.scan(turn, x, None, length=count)[0]
 
     x = np.zeros((ring.size, 300), np.float32)
-    np.testing.assert_array_equal(outs(ring, local, x), 20_000.0)
-    assert counted() >= 20_000
+    np.testing.assert_array_equal(outs(ring, local, x), float(count))
+    assert counted() >= count
 
 
 def test_gradients_and_pairs(ring):

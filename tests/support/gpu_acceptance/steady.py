@@ -1,22 +1,18 @@
-"""Once warm, nothing is allocated and nobody waits."""
+"""Once warm, nothing is allocated."""
 
 import collections
 import ctypes
 import json
-import time
 from collections.abc import Iterator
 
 import jax
 
-import jaxcomm
-from bench import units
 from bench.gpu import device_memory
 from bench.gpu.rows import Finding
-from bench.gpu.timer import Timer, thunk
+from bench.gpu.timer import Timer
 from gpu_acceptance import checks, driver_calls
 from jaxcomm.communicator.backends.nccl import library
 
-_SUMS = 20
 # What a call must not ask of NCCL and CUDA.
 _FORBIDDEN = {
     "cuMemAlloc_v2", "cuMemFree_v2", "ncclMemAlloc", "ncclMemFree", "cuEventCreate",
@@ -28,7 +24,7 @@ _FORBIDDEN = {
 
 
 def rows(timer: Timer) -> Iterator[Finding]:
-    """Yields what calls of every collective took, and when a call returns."""
+    """Yields what calls of every collective took."""
     checks.init(timer)
     x = timer.random((timer.size * timer.size, 32 * timer.size, 3))
     ours, _ = checks.calls(timer.size)
@@ -68,33 +64,6 @@ def rows(timer: Timer) -> Iterator[Finding]:
         )
     else:
         yield driver_calls.finding(timer, programs, x)
-    yield _returns_early(timer)
-
-
-def _returns_early(timer):
-    """A call that waited for its operations would return when they are done."""
-    x = timer.random((timer.size, timer.sizes.large // 4))
-
-    def sums(x):
-        for _ in range(_SUMS):
-            x = jaxcomm.psum(x, "i") * 0.5
-        return x
-
-    call = thunk(timer.program(sums), x)
-    jax.block_until_ready(call())
-    timer.agree(None)
-    begun = time.perf_counter()
-    out = call()
-    returned = time.perf_counter() - begun
-    jax.block_until_ready(out)
-    done = time.perf_counter() - begun
-    return timer.finding(
-        f"a call of {_SUMS} sums of {units.size(timer.sizes.large)}",
-        f"returns after {units.seconds(returned)}; they are done after "
-        f"{units.seconds(done)}",
-        returned=returned,
-        done=done,
-    )
 
 
 class _Trace:

@@ -1,0 +1,108 @@
+"""What keeps the suite steady sees what it is to see: tools/ of lint and of CI."""
+
+import importlib.util
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+TOOLS = pathlib.Path(__file__).parents[1] / "tools"
+
+
+def load(name):
+    spec = importlib.util.spec_from_file_location(name, TOOLS / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def reported(tmp_path):
+    """Gives ``reported(text)``: the report of a run of a file of tests."""
+
+    def run(text):
+        (tmp_path / "tests").mkdir()
+        (tmp_path / "tests" / "test_it.py").write_text(text)
+        report = tmp_path / "report.xml"
+        subprocess.run(
+            [
+                *(sys.executable, "-m", "pytest", "-q", "-n", "1"),
+                *("-o", "junit_family=xunit1", "--junitxml", report, "tests"),
+            ],
+            cwd=tmp_path,
+            stdout=subprocess.DEVNULL,
+        )
+        return report
+
+    return run
+
+
+def test_what_failed_gets_a_second_try_by_its_id(reported):
+    report = reported(
+        """
+import pytest
+def test_passes(): pass
+@pytest.mark.parametrize("x", ["a b", "c"])
+def test_fails(x): assert x == "c"
+@pytest.fixture
+def broken(): raise ValueError
+def test_has_no_start(broken): pass
+"""
+    )
+    assert load("second_try").of_pytest(report) == [
+        "tests/test_it.py::test_fails[a b]",
+        "tests/test_it.py::test_has_no_start",
+    ]
+    assert load("test_times").by_folder(report).keys() == {"*.py"}
+
+
+@pytest.mark.parametrize(
+    "text", ["import os\ndef test_crashes(): os.abort()", "import nothing_there"]
+)
+def test_what_crashed_or_cannot_be_imported_gets_none(reported, text):
+    second_try = load("second_try")
+    with pytest.raises(second_try.NoSecondTry):
+        second_try.of_pytest(reported(text))
+
+
+def test_a_cpp_test_gets_a_second_try_unless_it_crashed(tmp_path):
+    second_try, report = load("second_try"), tmp_path / "report.xml"
+    # As ctest 4.4 writes it.
+    case = '<testcase name="{}" status="fail"><failure message="{}"/></testcase>'
+    failed = case.format("plan_test", "Failed")
+    report.write_text(f'<testsuite><testcase name="good"/>{failed}</testsuite>')
+    assert second_try.of_ctest(report) == ["plan_test"]
+    crashed = case.format("local_test", "SEGFAULT")
+    report.write_text(f"<testsuite>{failed}{crashed}</testsuite>")
+    with pytest.raises(second_try.NoSecondTry, match="local_test: SEGFAULT"):
+        second_try.of_ctest(report)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "    time.sle" "ep(3)", "started = time.mono" "tonic()", "import ti" "me",
+        "process.wait(time" "out=5)", "thread.jo" "in(10)", "done.wa" "it(2.5)",
+        'env = {"JAXCOMM_TIME' 'OUT": "4"}', 'Popen(["sle' 'ep", "60"])',
+        "std::this_thread::sle" "ep_for(kLong);",
+    ],
+)  # fmt: skip
+def test_lint_refuses_what_the_clock_decides(line, tmp_path, monkeypatch):
+    test_waits, path = load("test_waits"), tmp_path / "test_it.py"
+    monkeypatch.setattr(test_waits, "ROOT", tmp_path)
+    path.write_text(line)
+    assert len(test_waits.findings(path)) == 1
+    path.write_text("done.wait(waiting.HANG_SECONDS)\nprocess.wait(timeout=120)\n")
+    assert test_waits.findings(path) == []
+
+
+def test_a_folder_over_its_budget_is_named():
+    times = {"seconds": {"a": 3, "b": 2, "c": 1}, "budget": {"a": 3, "b": 1}}
+    assert load("test_times").over(times, {"a", "b", "d"}) == [
+        "tests/b takes 2 s; its budget is 1",
+        "tests/c takes 1 s; its budget is 0",
+        "tests/d has no budget",
+    ]
