@@ -1,13 +1,13 @@
-"""`python growth.py WHAT` does WHAT over and over and prints by how much memory grew.
+"""`python growth.py` repeats calls and prints by how much memory grew.
 
-A process of its own, whose heap no test before it has left full of holes. Prints three
+A process of its own, with nothing of other tests. For each kind of work it prints three
 numbers: the median growth of a round in bytes, what communicators held more at the end,
 and the threads of the process.
 """
 
+import ctypes
 import gc
 import os
-import sys
 
 import jax
 import numpy as np
@@ -16,6 +16,9 @@ import jaxcomm
 
 
 def resident_bytes():
+    # Of holes that work before has left: what leaks must not hide in them.
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
     with open("/proc/self/statm") as statm:
         return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
@@ -53,49 +56,48 @@ def calls():
 
 
 def dispatches():
-    """A round is 400 programs of one operation each."""
+    """A round is a thousand programs of one operation each."""
     program = over(lambda x: jaxcomm.psum(x, "i"), 2)
     x = np.ones((2, 4), np.float32)
 
     def turn():
-        for _ in range(400):
+        for _ in range(1000):
             jax.block_until_ready(program(x))
 
     return turn
 
 
 def communicators():
-    """A round makes and closes 300 communicators."""
+    """A round makes and closes 150 communicators."""
     mesh = jax.make_mesh(
         (2, 4), ("a", "b"), axis_types=(jax.sharding.AxisType.Auto,) * 2
     )
 
     def turn():
-        for _ in range(100):
+        for _ in range(50):
             jaxcomm.init(mesh)
             jaxcomm.finalize()
 
     return turn
 
 
-def measure(turn, rounds=11):
-    for _ in range(15):  # the allocator's arenas, one for each thread, fill
+def measure(turn, rounds=7):
+    for _ in range(10):  # the allocator's arenas, one for each thread, fill
         turn()
     held = [member.stats()["host_bytes"] for member in jaxcomm.communicators()]
     grown = []
     for _ in range(rounds):
-        gc.collect()
         before = resident_bytes()
         turn()
-        gc.collect()
         grown.append(resident_bytes() - before)
     stats = [member.stats() for member in jaxcomm.communicators()]
     assert all(each["in_flight"] == 0 for each in stats), stats
     more = sum(each["host_bytes"] for each in stats) - sum(held)
+    jaxcomm.finalize()
     # The median: a leak shows in each round, what an allocator takes once in one.
     return sorted(grown)[rounds // 2], more, len(os.listdir("/proc/self/task"))
 
 
 if __name__ == "__main__":
-    work = {each.__name__: each for each in (calls, dispatches, communicators)}
-    print(*measure(work[sys.argv[1]]()))
+    for work in (calls, dispatches, communicators):
+        print(work.__name__, *measure(work()))

@@ -1,40 +1,47 @@
-"""A clone in which nothing was built says so."""
+"""What a build leaves: the package that tests and the processes they start import."""
 
+import importlib.resources
 import pathlib
 import shutil
 import subprocess
 import sys
 
+import waiting
+
 import jaxcomm
 
+ROOT = pathlib.Path(__file__).parents[1]
 
-def test_the_sources_alone_say_what_to_do(tmp_path):
+
+def run_python(code, folder, **options):
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=waiting.HANG_SECONDS,
+        **options,
+    )
+
+
+def test_the_sources_alone_say_how_to_build(tmp_path):
     shutil.copytree(
         pathlib.Path(jaxcomm.__file__).parent,
         tmp_path / "jaxcomm",
         ignore=shutil.ignore_patterns("*.so", "__pycache__"),
     )
-    ran = subprocess.run(
-        [sys.executable, "-c", "import jaxcomm"],
-        cwd=tmp_path,
-        env={"PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    ran = run_python("import jaxcomm", tmp_path, env={"PYTHONPATH": str(tmp_path)})
     assert ran.returncode == 1
     assert f"extension is not in {tmp_path / 'jaxcomm'}. In a clone" in ran.stderr
     assert "make develop" in ran.stderr
 
 
 def test_processes_that_tests_start_import_the_package_under_test(tmp_path):
-    ran = subprocess.run(
-        [sys.executable, "-c", "import jaxcomm; print(jaxcomm.__file__)"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
+    ran = run_python("import jaxcomm; print(jaxcomm.__file__)", tmp_path, check=True)
     assert ran.stdout.strip() == jaxcomm.__file__
+
+
+def test_the_committed_stub_is_the_generated_one():
+    committed = ROOT / "jaxcomm" / "_ffi.pyi"
+    generated = importlib.resources.files("jaxcomm") / "_ffi.pyi"
+    assert committed.read_text() == generated.read_text(), "run `make stubs`"

@@ -4,16 +4,33 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
+import waiting
+
+pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
 
 START = r"""
-import os, sys, time, signal, threading
+import atexit, sys, threading
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+rank_1_comes = threading.Event()
+in_flight = lambda: 0
+
+
+def at_exit():
+    # Called after jaxcomm's own end, which wakes the ranks that wait for rank 1.
+    try:
+        waiting.until(lambda: not in_flight(), "the end of those that wait")
+    finally:
+        rank_1_comes.set()
+
+
+atexit.register(at_exit)
 import jaxcomm
+import waiting
 
 mesh = jax.make_mesh((4,), ("i",), axis_types=(jax.sharding.AxisType.Auto,),
                      devices=jax.devices()[:4])
@@ -32,8 +49,7 @@ jax.block_until_ready(program(x))
 
 def wait(i):
     if int(i) == 1:
-        others_wait.wait(60)
-        time.sleep(WAIT)
+        waiting.event(rank_1_comes)
     return np.float32(0)
 
 
@@ -43,59 +59,60 @@ def half_arrived(x):
     return jaxcomm.psum(x + late, "i")
 
 
-def until_waiting():
-    while jaxcomm.communicators()[0].stats()["in_flight"] == 0:
-        time.sleep(0.005)
-    others_wait.set()
-
-others_wait = threading.Event()
-WAIT = 1.0
+def begin_half_arrived():
+    global in_flight
+    (member,) = jaxcomm.communicators()
+    in_flight = lambda: member.stats()["in_flight"]
+    out = jitted(half_arrived)(x)
+    waiting.until(in_flight)
+    return out
 """
 
 ENDINGS = {
-    "without finalize": ("", 0, ""),
     "with work in flight": ("out = [program(x) for _ in range(50)]", 0, ""),
-    "after finalize": ("jaxcomm.finalize()", 0, ""),
     "after an exception": ("raise KeyError('mine')", 1, "KeyError: 'mine'"),
-    "by sys.exit": ("sys.exit(7)", 7, ""),
-    "in the middle of a collective": (
-        "out = jitted(half_arrived)(x); until_waiting()", 0, "",
-    ),
+    "in the middle of a collective": ("out = begin_half_arrived()", 0, ""),
     "by an exception in the middle of a collective": (
-        "out = jitted(half_arrived)(x); until_waiting(); raise KeyError('mine')",
-        1,
-        "KeyError: 'mine'",
+        "out = begin_half_arrived(); raise KeyError('mine')", 1, "KeyError: 'mine'"
     ),
-    "after a failed collective": (
+    "after finalize and a failed collective": (
         "jaxcomm.finalize()\n"
         "try: jax.block_until_ready(program(x))\n"
         "except jax.errors.JaxRuntimeError as e: assert 'jaxcomm.init' in str(e)\n"
-        "else: sys.exit(9)",
-        0,
+        "sys.exit(7)",
+        7,
         "",
     ),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("ending", ENDINGS)
-def test_the_process_ends_with_its_own_status(ending):
-    code, status, message = ENDINGS[ending]
-    process = subprocess.Popen(
-        [sys.executable, "-c", START + code],
-        env=os.environ | {"JAXCOMM_TIMEOUT": "100"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        _, err = process.communicate(timeout=90)
-    finally:
+@pytest.fixture
+def start(compiled_once):
+    started = []
+
+    def start(code):
+        started.append(
+            subprocess.Popen(
+                [sys.executable, "-c", START + code],
+                env=os.environ
+                | compiled_once
+                | {"JAXCOMM_TIMEOUT": str(waiting.HANG_SECONDS)},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+        return started[-1]
+
+    yield start
+    for process in started:
         process.kill()
-    assert process.returncode == status, err[-3000:]
-    assert message in err
-    if status == 0 and ending != "in the middle of a collective":
-        # There JAX reports the collective that its end cut short.
-        assert "Traceback" not in err
+        process.communicate()
+
+
+def assert_nothing_left(process, err):
+    assert "the end of those that wait" not in err, err
     assert "terminate called" not in err
     assert "leaked" not in err  # nanobind's own report
     # Those of other tests come and go meanwhile.
@@ -103,27 +120,30 @@ def test_the_process_ends_with_its_own_status(ending):
     assert [name for name in names if name.startswith(f"jaxcomm-{process.pid}-")] == []
 
 
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_the_process_ends_with_its_own_status(start, ending):
+    code, status, message = ENDINGS[ending]
+    process = start(code)
+    _, err = waiting.ended(process)
+    assert process.returncode == status, err[-3000:]
+    assert message in err
+    if "in the middle" not in ending and status != 1:
+        # There JAX reports the collective that its end cut short.
+        assert "Traceback" not in err
+    assert_nothing_left(process, err)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_it_though_a_rank_waits(number):
-    process = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            START + "WAIT = 2.0\nout = jitted(half_arrived)(x); until_waiting()\n"
-            "print('waiting', flush=True)\njax.block_until_ready(out)",
-        ],
-        env=os.environ | {"JAXCOMM_TIMEOUT": "50"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+def test_a_signal_ends_it_though_a_rank_waits(start, number):
+    process = start(
+        # Once its input ends, rank 1 comes: nobody can interrupt a callback.
+        "ends = lambda: (sys.stdin.read(), rank_1_comes.set())\n"
+        "threading.Thread(target=ends, daemon=True).start()\n"
+        "out = begin_half_arrived()\n"
+        "print('waiting', flush=True)\njax.block_until_ready(out)"
     )
-    try:
-        assert process.stdout.readline().strip() == "waiting"
-        begin = time.monotonic()
-        process.send_signal(number)
-        process.communicate(timeout=40)
-    finally:
-        process.kill()
+    assert process.stdout.readline().strip() == "waiting"
+    process.send_signal(number)
+    _, err = waiting.ended(process)
     assert process.returncode != 0
-    # Two seconds for the callback, which nobody can interrupt, and XLA's own end.
-    assert time.monotonic() - begin < 25
+    assert_nothing_left(process, err)

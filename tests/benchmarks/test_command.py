@@ -1,3 +1,5 @@
+"""The command as a user runs it."""
+
 import json
 import os
 import signal
@@ -6,15 +8,6 @@ import sys
 
 import pytest
 
-TINY = ("--quick", "--repeats", "2")
-SUITES = {
-    "collectives": ("--devices", "2,3", "--sizes", "64", "--ops", "psum,all_gather"),
-    "chain": ("--devices", "2"),
-    "scan": ("--devices", "2"),
-    "attention": ("--devices", "2", "--sequence", "64"),
-    "masks": ("--devices", "2", "--sequence", "128"),
-    "memory": ("--devices", "2"),
-}
 ROW = {"kind", "suite", "name", "devices", "detail", "target"}
 TIMED = ROW | {
     "dtype", "payload_bytes", "seconds", "ratios", "unit", "work", "rates", "roofline",
@@ -24,39 +17,51 @@ MEMORY = ROW | {"temp_bytes", "growth"}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("suite", SUITES)
+@pytest.mark.parametrize(
+    ("suites", "options"),
+    [
+        ("collectives", "--devices 2 --sizes 64 --ops psum"),
+        *(
+            pytest.param(suites, options, marks=pytest.mark.thorough)
+            for suites, options in (
+                ("collectives", "--devices 2,3 --sizes 64 --ops psum,all_gather"),
+                ("chain scan memory", "--devices 2"),
+                ("attention masks", "--devices 2 --sequence 128"),
+            )
+        ),
+    ],
+)
 def test_a_quick_run_prints_a_table_and_writes_json_and_a_picture(
-    suite, command, tmp_path
+    suites, options, command, tmp_path
 ):
     report, picture = tmp_path / "bench.json", tmp_path / "bench.png"
-    files = ("--json", str(report), "--plot", str(picture))
-    done = command(suite, *TINY, *SUITES[suite], *files)
+    files = f"--quick --repeats 2 --json {report} --plot {picture}"
+    done = command(*f"{suites} {options} {files}".split())
     assert done.returncode == 0, done.stderr
     # No progress bar in a pipe.
     assert done.stderr == ""
     assert "jaxcomm" in done.stdout
     assert "…" not in done.stdout
     assert picture.read_bytes().startswith(b"\x89PNG")
-    check_report(json.loads(report.read_text()), suite)
+    check_report(json.loads(report.read_text()), suites.split())
 
 
-def check_report(report, suite):
+def check_report(report, suites):
     assert set(report) == {
         "schema", "command", "started", "seconds", "interrupted", "commit", "machine",
         "load_average_at_end", "versions", "environment", "effort", "rooflines", "rows",
     }  # fmt: skip
     assert report["schema"] == 1
-    assert report["command"][:4] == ["python", "-m", "bench", suite]
+    assert report["command"][:4] == ["python", "-m", "bench", suites[0]]
     assert report["interrupted"] is False
     assert report["machine"]["cpu"]
     assert report["machine"]["cores"] >= 1
     assert set(report["versions"]) == {"python", "jaxcomm", "jax", "jaxlib", "numpy"}
     assert {roofline["unit"] for roofline in report["rooflines"]} == {"bytes", "FLOP"}
     assert all(roofline["rate"] > 0 for roofline in report["rooflines"])
-    assert report["rows"]
+    assert {row["suite"] for row in report["rows"]} == set(suites)
     for row in report["rows"]:
-        assert row["suite"] == suite
-        assert row["devices"] in (2, 3, 4)
+        assert row["devices"] in (2, 3)
         assert set(row) == {"timed": TIMED, "memory": MEMORY}[row["kind"]]
         if row["target"] is not None:
             assert set(row["target"]) == {"measure", "bound", "met"}
@@ -68,7 +73,6 @@ def check_report(report, suite):
     ("arguments", "text"),
     [
         (("nope",), "subcommand 'nope' is unknown"),
-        (("chain", "--bogus"), "unrecognized arguments: --bogus"),
         (("chain", "--plot", "x.nope"), "is no picture format; try .png"),
     ],
 )
@@ -80,34 +84,13 @@ def test_a_bad_command_line_ends_with_status_two(arguments, text, command):
     assert done.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    ("flag", "text"),
-    [
-        ("--help", "usage: python -m bench"),
-        ("-h", "usage: python -m bench"),
-    ],
-)
-def test_help_is_not_an_error(flag, text, command):
-    done = command(flag)
-    assert done.returncode == 0
-    assert done.stderr == ""
-    assert text in done.stdout
+def test_help_is_not_an_error(command):
+    done = command("--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "usage: python -m bench" in done.stdout
 
 
-def _interrupt(process):
-    """Presses Ctrl-C, again if Python dropped it in a destructor or a callback."""
-    try:
-        for _ in range(6):
-            process.send_signal(signal.SIGINT)
-            try:
-                return process.communicate(timeout=10)
-            except subprocess.TimeoutExpired:
-                continue
-        raise AssertionError("the command goes on after six interrupts")
-    finally:
-        process.kill()
-
-
+@pytest.mark.thorough
 def test_an_interrupt_prints_and_writes_what_was_measured(tmp_path):
     report = tmp_path / "bench.json"
     # Far more rounds than the test waits for: only the interrupt can end it.
@@ -122,8 +105,15 @@ def test_an_interrupt_prints_and_writes_what_was_measured(tmp_path):
         # The rooflines are printed when they are known; the rows come next.
         while "split over" not in process.stdout.readline():
             assert process.poll() is None
-        out, err = _interrupt(process)
+        process.send_signal(signal.SIGINT)
+        err = ""
+        for line in process.stderr:
+            err += line
+            # Python drops it in a destructor or a callback, and says so.
+            if line.startswith("Exception ignored"):
+                process.send_signal(signal.SIGINT)
+        out = process.stdout.read()
     assert process.returncode == 130, err
     assert "Interrupted; 0 rows were measured." in out
-    assert "Traceback" not in err
+    assert "\nTraceback" not in f"\n{err}"
     assert json.loads(report.read_text())["interrupted"] is True

@@ -17,64 +17,50 @@ def compiled_text(variant):
 
 
 @pytest.mark.parametrize("name", collectives.OPS)
-@pytest.mark.parametrize("count", [2, 3])
-def test_every_collective_agrees_with_its_twin(name, count, session):
-    (_, case) = collectives.cases([count], [100], [name])
+def test_every_collective_agrees_with_its_twin(name, session):
+    (_, case) = collectives.cases([3], [100], [name])
     (row,) = case.measure(session)
     assert set(row.seconds) == {"jaxcomm", "jax.lax"}
-    assert row.payload_bytes % (4 * count) == 0
-    assert row.payload_bytes >= 100
+    # Rounded up to an element of four bytes for each rank.
+    assert row.payload_bytes == 108
 
 
 def test_the_floor_is_a_row_of_its_own(session):
     floor, *ops = collectives.cases([2, 8], [256, 4096], ["psum"])
     (row,) = floor.measure(session)
-    assert row.name == "dispatch floor"
-    assert set(row.seconds) == {"x + 1"}
+    assert (row.name, set(row.seconds)) == ("dispatch floor", {"x + 1"})
     assert len(ops) == 7
 
 
-@pytest.mark.parametrize(
-    ("name", "growth"), [("psum", 1), ("all_gather", 8), ("psum_scatter", 1 / 8)]
-)
-def test_the_work_is_what_must_be_read_and_written(name, growth):
-    (_, case) = collectives.cases([8], [256], [name])
-    assert case.work == 8 * 256 * (1 + growth)
+def test_the_work_is_what_must_be_read_and_written():
+    for name, growth in (("psum", 1), ("all_gather", 8), ("psum_scatter", 1 / 8)):
+        (_, case) = collectives.cases([8], [256], [name])
+        assert case.work == 8 * 256 * (1 + growth)
 
 
-def test_the_chain_communicates_fifty_times_on_either_side():
+def test_a_step_of_the_chain_communicates_and_computes_nothing_but_its_share():
     (case,) = chain.cases([2])
     variants = case.build()
+    texts = {name: compiled_text(variant) for name, variant in variants.items()}
     # Compiled away or merged, a step would not be measured.
-    ours, lax = compiled_text(variants["jaxcomm"]), compiled_text(variants["jax.lax"])
-    assert len(re.findall(OURS_IN_HLO, ours)) == 50
-    assert len(re.findall(r" all-reduce\(", lax)) == 50
-    assert not re.findall(OURS_IN_HLO, lax)
-
-
-def test_a_step_of_the_chain_computes_nothing_but_its_share():
-    (case,) = chain.cases([2])
-    for variant in case.build().values():
+    assert len(re.findall(OURS_IN_HLO, texts["jaxcomm"])) == 50
+    assert len(re.findall(r" all-reduce\(", texts["jax.lax"])) == 50
+    assert not re.findall(OURS_IN_HLO, texts["jax.lax"])
+    for text in texts.values():
         # XLA fused all earlier sums into a step that used what came before the last.
-        fusions = re.findall(
-            r"^ +%?\S*fusion\S* = .* fusion\((.*?)\)", compiled_text(variant), re.M
-        )
+        fusions = re.findall(r"^ +%?\S*fusion\S* = .* fusion\((.*?)\)", text, re.M)
         assert fusions
         assert {operands.count("%") for operands in fusions} == {2}
 
 
-@pytest.mark.parametrize("suite", [chain, scan])
+@pytest.mark.parametrize(
+    "suite", [chain, pytest.param(scan, marks=pytest.mark.thorough)]
+)
 def test_programs_agree_with_their_twins(suite, session):
     for case in suite.cases([3]):
         (row,) = case.measure(session)
         assert row.target is None
         assert set(row.ratios) == {"jax.lax"}
-
-
-def test_only_the_problem_of_the_issue_is_judged():
-    bounds = [case.target.bound for case in attention.cases([8])]
-    assert bounds == [0.5, 0.4]
-    assert all(case.target is None for case in attention.cases([4]))
 
 
 def test_causal_operations_are_counted_once_for_each_visible_key():
@@ -92,18 +78,14 @@ def test_masked_operations_are_counted_once_for_each_visible_key():
     assert window == 4 * 4 * 64 * (4 * 256 - 6)
 
 
-def test_the_rival_ring_uses_the_collective_of_xla():
-    mesh = devices.mesh_of(2)
+@pytest.mark.parametrize("backend", [None, "xla"])
+def test_the_rival_ring_uses_the_collective_of_xla(backend):
     x = np.zeros(attention.Problem(64).shape, np.float32)
-
-    def text(backend):
-        run = jax.jit(attention.program(attention.attend(backend), mesh, False))
-        return run.lower(x, x, x, x).compile().as_text()
-
-    assert "collective-permute" in text("xla")
-    assert not re.findall(OURS_IN_HLO, text("xla"))
-    assert re.findall(OURS_IN_HLO, text(None))
-    assert "collective-permute" not in text(None)
+    attend = attention.attend(backend)
+    run = jax.jit(attention.program(attend, devices.mesh_of(2), False))
+    text = run.lower(x, x, x, x).as_text()
+    assert ("stablehlo.collective_permute" in text) == (backend == "xla")
+    assert ("@jaxcomm." in text) == (backend is None)
 
 
 def test_gathered_attention_is_exact():

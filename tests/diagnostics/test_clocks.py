@@ -37,10 +37,25 @@ def test_processes_of_one_host_have_one_clock(job, found):
     assert found(job, {0: "a", 1: "a"}, {0: 0, 1: 100}) == {"a": 0}
 
 
-@pytest.mark.parametrize("operation", ["permute(float32[4])", "broadcast(int32[])"])
-def test_operations_that_need_not_wait_say_nothing(job, found, operation):
-    job.did(ALL, operation)
-    assert found(job, {0: "a", 1: "b"}, {0: 0, 1: 100}) == {"a": 0, "b": 0}
+@pytest.mark.parametrize(
+    ("collective", "all_wait"),
+    [
+        ("all_gather", True),
+        ("all_to_all", True),
+        ("barrier", True),
+        ("reduce_scatter", True),
+        # A root may be done before others begin. So may who has an empty part, and of
+        # a scan, in which nobody waits for later ranks, the first.
+        *((name, False) for name in ("broadcast", "gather", "reduce", "scatter")),
+        *((name, False) for name in ("permute", "ragged_all_to_all", "scan")),
+    ],
+)
+def test_only_operations_in_which_all_wait_for_all_tell_of_clocks(
+    job, found, collective, all_wait
+):
+    job.did(ALL, f"{collective}(float32[4])")
+    wrong = found(job, {0: "a", 1: "b"}, {0: 0, 1: 100})["b"]
+    assert wrong == (-100 if all_wait else 0)
 
 
 @pytest.mark.parametrize("state", ["failed", "started"])
@@ -56,10 +71,22 @@ def test_the_correction_is_the_middle_of_what_is_possible(job, found):
     assert found(job, {0: "a", 1: "b"}, {}) == {"a": 0, "b": -1}
 
 
+def test_the_last_to_come_and_the_first_to_go_of_a_host_count(job, found):
+    # On a from 0 to 1.25 s and from 1 to 1.5 s, on b from 2 to 2.5 s: b's clock is
+    # between 0.75 and 1.5 s ahead.
+    for rank, seconds in ((0, 1.25), (1, 0.5), ([2, 3], 0.5)):
+        job.did(rank, "all_reduce(float32[4])", seconds=seconds)
+    assert found(job, {0: "a", 1: "b"}, {}) == {"a": 0, "b": -1.125}
+
+
 def test_hosts_are_joined_by_way_of_others(make_job, found):
-    job = make_job(devices={0: [0], 1: [1], 2: [2]}, groups=[[1], [0, 1], [1, 2]])
+    groups = [[1], [0, 1], [1, 2], [0, 2]]
+    job = make_job(devices={0: [0], 1: [1], 2: [2]}, groups=groups)
     job.did([0, 1], "all_reduce(int32[])", group=1)
     job.did([0, 1], "all_reduce(int32[])", group=2)
+    # What a and c did alone took long, and says less.
+    job.did(0, "all_reduce(int32[])", group=3, seconds=10.0)
+    job.did(1, "all_reduce(int32[])", group=3, seconds=9.0)
     assert found(job, {0: "a", 1: "b", 2: "c"}, {0: 0, 1: 10, 2: 30}) == {
         "a": 0, "b": -10, "c": -30,
     }  # fmt: skip

@@ -1,4 +1,8 @@
-"""Records are written on a failure, on SIGUSR1, and when a program breaks off."""
+"""Records are written on a failure, on SIGUSR1, and when a program breaks off.
+
+When one failure follows another, what is dumped, and what signal handlers stay: see
+tests/ffi/flight_dump_test.cc.
+"""
 
 import json
 import os
@@ -9,22 +13,25 @@ import sys
 
 import forked
 import pytest
+import waiting
 
 import jaxcomm
 from jaxcomm import config
 from jaxcomm.diagnostics.merge import merge_files
 
 # Rank 1 is held up: by wait() until a line arrives on stdin, by give_up() until the
-# others have stopped waiting.
+# others have stopped waiting. Nobody gives up but on lane "late".
 START = r"""
-import os, signal, sys, time
+import os, shutil, signal, sys
 import jax
 import jax.numpy as jnp
 import numpy as np
+import waiting
 import jaxcomm
 
 mesh = jax.make_mesh((4,), ("i",), axis_types=(jax.sharding.AxisType.Auto,),
                      devices=jax.devices()[:4])
+folder = os.environ["JAXCOMM_DUMP_DIR"]
 
 
 def jitted(call):
@@ -50,34 +57,40 @@ def give_up(i):
 
 
 def until_others_have(state):
-    others = []
-    while others != [0, 2, 3]:
-        time.sleep(0.005)
-        (communicator,) = jaxcomm.flight_record().process.communicators
-        last = max((e.sequence for e in communicator.entries if e.rank == 1), default=0)
-        others = sorted(entry.rank for entry in communicator.entries
-                        if entry.sequence == last + 1 and entry.state == state)
+    def are_there():
+        entries = jaxcomm.flight_record().process.communicators[-1].entries
+        last = max((e.sequence for e in entries if e.rank == 1), default=0)
+        there = {entry.rank for entry in entries
+                 if entry.sequence == last + 1 and entry.state == state}
+        return there == {0, 2, 3}
+
+    waiting.until(are_there)
 
 
-def held_up(by):
+def held_up(by, lane):
     def call(x):
         late = jax.pure_callback(by, jax.ShapeDtypeStruct((), np.float32),
                                  jax.lax.axis_index("i"))
-        return jaxcomm.all_gather(x + late, "i", tiled=True)
+        return jaxcomm.all_gather(x + late, "i", tiled=True, lane=lane)
 
     return jitted(call)
 
 
 def fail():
+    jax.block_until_ready(program(x))
+    os.environ["JAXCOMM_TIMEOUT"] = str(waiting.EXPIRES_SECONDS)
     try:
-        jax.block_until_ready(held_up(give_up)(x))
+        jax.block_until_ready(held_up(give_up, "late")(x))
     except jax.errors.JaxRuntimeError as error:
-        return str(error)
+        return "DEADLINE" in str(error)
 
-
-def dumps():
-    return sorted(os.listdir(os.environ["JAXCOMM_DUMP_DIR"]))
-
+"""
+HANG = r"""
+jax.block_until_ready(program(x))
+out = held_up(wait, None)(x)
+until_others_have("started")
+print("hangs", flush=True)
+print(np.asarray(jax.block_until_ready(out))[:4])
 """
 
 
@@ -91,11 +104,14 @@ def start(folder):
     """Returns ``start(code)``: a process with pipes, killed in the end."""
     started = []
 
-    def start(code, **environment):
-        environment = {"JAXCOMM_DUMP_DIR": str(folder)} | environment
+    def start(code, dump_dir=str(folder)):
         process = forked.Popen(
             [sys.executable, "-c", START + code],
-            env=os.environ | {"JAXCOMM_TIMEOUT": "200"} | environment,
+            env=os.environ
+            | {
+                "JAXCOMM_TIMEOUT": str(waiting.HANG_SECONDS),
+                "JAXCOMM_DUMP_DIR": dump_dir,
+            },
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -114,21 +130,16 @@ def start(folder):
 def finish(start):
     """Returns ``finish(code)``: runs it to its end; returns status, stdout, stderr."""
 
-    def finish(code, **environment):
-        process = start(code, **environment)
-        out, err = process.communicate(timeout=120)
+    def finish(code, **options):
+        process = start(code, **options)
+        out, err = waiting.ended(process)
         return process.returncode, out, err
 
     return finish
 
 
-HANG = r"""
-jax.block_until_ready(program(x))
-out = held_up(wait)(x)
-until_others_have("started")
-print("hangs", flush=True)
-print(np.asarray(jax.block_until_ready(out))[:4])
-"""
+def ours(err):
+    return [line for line in err.splitlines() if line.startswith("jaxcomm:")]
 
 
 def test_a_process_that_hangs_in_block_until_ready_answers_the_signal(start, folder):
@@ -149,12 +160,12 @@ def test_a_process_that_hangs_in_block_until_ready_answers_the_signal(start, fol
         "wait in all_gather(float32[1]) #2"
     ]
     # It goes on as if nothing had been.
-    out, err = process.communicate("\n", timeout=120)
+    out, err = waiting.ended(process, "\n")
     assert (process.returncode, out, err) == (0, "[0. 1. 2. 3.]\n", "")
 
 
 def test_without_a_folder_the_answer_is_a_line_for_each_rank(start, folder):
-    process = start(HANG, JAXCOMM_DUMP_DIR="")
+    process = start(HANG, dump_dir="")
     assert process.stdout.readline() == "hangs\n"
     process.send_signal(signal.SIGUSR1)
     lines = [process.stderr.readline() for _ in range(5)]
@@ -169,114 +180,69 @@ def test_without_a_folder_the_answer_is_a_line_for_each_rank(start, folder):
         assert re.fullmatch(
             where.format(rank, rank) + (done if rank == 1 else waits), line
         )
-    _, err = process.communicate("\n", timeout=120)
+    _, err = waiting.ended(process, "\n")
     assert (process.returncode, err) == (0, "")
     assert not folder.exists()
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_a_handler_of_the_program_stays_its_own(finish, when):
-    own = "signal.signal(signal.SIGUSR1, lambda *_: print('mine', flush=True))\n"
-    make = "jaxcomm.init(mesh)\n"
-    code = own + make if when == "before" else make + own
+def test_a_handler_of_the_program_stays_and_an_end_on_purpose_leaves_no_record(
+    finish, folder
+):
     status, out, err = finish(
-        code + "os.kill(os.getpid(), signal.SIGUSR1); print(dumps())"
-    )
-    assert (status, out, err) == (0, "mine\n[]\n", "")
-
-
-def test_a_timeout_is_dumped_once_before_the_program_is_told(finish, folder):
-    # Nothing went well between the first two: one and the same trouble.
-    status, out, err = finish(
-        "first = fail()\n"
-        "print(dumps())\n"
-        "os.remove(os.path.join(os.environ['JAXCOMM_DUMP_DIR'], dumps()[0]))\n"
-        "again = fail()\n"
-        "print('DEADLINE' in first, 'DEADLINE' in again, dumps())\n"
+        "signal.signal(signal.SIGUSR1, lambda *_: print('mine', flush=True))\n"
         "jax.block_until_ready(program(x))\n"
-        "fail()\n"
-        "print(dumps())",
-        JAXCOMM_TIMEOUT="2",
+        "os.kill(os.getpid(), signal.SIGUSR1); sys.exit(3)"
     )
-    assert status == 0, err
-    dumped = "['flight-record-0.json']"
-    assert out.splitlines() == [dumped, "True True []", dumped]
-    begin = "jaxcomm: process 0 of 1: a collective failed (timeout); flight record: "
-    ours = [line for line in err.splitlines() if line.startswith("jaxcomm:")]
-    assert [line.startswith(begin) for line in ours] == [True, True]
-    merged = merge_files([folder / "flight-record-0.json"])
+    assert (status, out, err) == (3, "mine\n", "")
+    assert list(folder.iterdir()) == []
+
+
+def test_a_failure_leaves_a_record_or_says_why_not(finish, folder):
+    status, out, err = finish(
+        "print(fail(), waiting.until(lambda: os.listdir(folder)))\n"
+        "os.rename(folder, folder + '-kept')\n"
+        "print(fail())"
+    )
+    assert (status, out) == (0, "True ['flight-record-0.json']\nTrue\n"), err
+    written, not_written = ours(err)
+    failed = "jaxcomm: process 0 of 1: a collective failed (timeout)"
+    assert written.startswith(f"{failed}; flight record: ")
+    assert not_written.startswith(failed)
+    assert (
+        f"cannot write the flight record to {folder}/flight-record-0.json: No such "
+        f"file or directory; see JAXCOMM_DUMP_DIR" in not_written
+    )
+    merged = merge_files([f"{folder}-kept/flight-record-0.json"])
     assert merged.records[0].reason == "timeout"
     (finding,) = merged.findings
     assert (finding.kind, finding.ranks) == ("behind", (1,))
-    assert finding.text.startswith(
-        "rank 1 (process 0, cpu:1) last completed psum(float32[1]) #3; ranks 0, 2, 3 "
-    )
     # Written before or after the operation was marked as failed.
-    assert re.search(r"(wait|gave up) in all_gather\(float32\[1\]\) #4$", finding.text)
+    assert re.search(r"(wait|gave up) in all_gather\(float32\[1\]\) #1$", finding.text)
 
 
-def test_without_a_folder_a_failure_says_once_how_to_get_a_record(finish):
-    status, _, err = finish(
-        "fail(); jax.block_until_ready(program(x)); fail()",
-        JAXCOMM_TIMEOUT="2",
-        JAXCOMM_DUMP_DIR="",
-    )
-    assert status == 0, err
-    ours = [line for line in err.splitlines() if line.startswith("jaxcomm:")]
-    assert ours == [
+def test_without_a_folder_a_failure_says_how_to_get_a_record(finish):
+    status, _, err = finish("fail(); fail(); raise KeyError('mine')", dump_dir="")
+    assert status == 1
+    assert ours(err) == [
         "jaxcomm: process 0 of 1: a collective failed (timeout). Set "
         "JAXCOMM_DUMP_DIR=<folder> to have every process write its last operations "
         "there when that happens."
     ]
 
 
-def test_a_record_that_cannot_be_written_is_told_in_a_line(finish, folder):
-    status, _, err = finish(
-        "jaxcomm.init(mesh); os.rmdir(os.environ['JAXCOMM_DUMP_DIR']); fail()",
-        JAXCOMM_TIMEOUT="2",
-    )
-    assert status == 0, err
-    assert (
-        f"cannot write the flight record to {folder}/flight-record-0.json: No such "
-        f"file or directory; see JAXCOMM_DUMP_DIR\n" in err
-    )
-
-
-@pytest.mark.parametrize(
-    ("ending", "status", "dumped"),
-    [
-        ("", 0, False),
-        ("sys.exit(3)", 3, False),
-        ("raise KeyError('mine')", 1, True),
-    ],
-)
-def test_a_program_that_breaks_off_leaves_its_record(
-    finish, folder, ending, status, dumped
-):
-    found, _, err = finish(f"jax.block_until_ready(program(x))\n{ending}")
-    assert found == status, err
-    paths = list(folder.iterdir())
-    assert [path.name for path in paths] == ["flight-record-0.json"] * dumped
-    if dumped:
-        document = json.loads(paths[0].read_text())
-        assert document["reason"] == "exit after failure"
-        assert "jaxcomm: process 0 of 1: it ends by an exception; flight reco" in err
-        (communicator,) = document["communicators"]
-        assert [entry["name"] for entry in communicator["entries"]] == ["psum"] * 4
-
-
-def test_a_broken_off_program_without_a_folder_says_nothing_of_records(finish):
-    status, _, err = finish(
-        "jaxcomm.init(mesh); raise KeyError('mine')", JAXCOMM_DUMP_DIR=""
-    )
+def test_a_program_that_breaks_off_leaves_its_record(finish, folder):
+    status, _, err = finish("jax.block_until_ready(program(x))\nraise KeyError('mine')")
     assert status == 1
-    assert "jaxcomm:" not in err
+    assert "jaxcomm: process 0 of 1: it ends by an exception; flight reco" in err
+    (path,) = folder.iterdir()
+    assert path.name == "flight-record-0.json"
+    document = json.loads(path.read_text())
+    assert document["reason"] == "exit after failure"
+    (communicator,) = document["communicators"]
+    assert [entry["name"] for entry in communicator["entries"]] == ["psum"] * 4
 
 
-# The variable
-
-
-def test_the_folder_is_made_and_its_path_absolute(monkeypatch, tmp_path, make_mesh):
+def test_the_folder_is_made_and_its_path_absolute(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("JAXCOMM_DUMP_DIR", "a/b")
     assert config.dump_dir() == str(tmp_path / "a" / "b")

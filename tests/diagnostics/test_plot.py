@@ -77,13 +77,6 @@ def test_operations_that_overlap_are_side_by_side(job):
     assert sum_bottom < 0.5
 
 
-def test_more_collectives_than_ten_have_colors_of_their_own(job):
-    for i in range(14):
-        job.did(ALL, f"call{i}(float32[4])", site=str(i))
-    ax = plot.plot(job.merged())
-    assert len({tuple(bars.get_facecolor()[0]) for bars in ax.collections}) == 14
-
-
 def test_it_draws_into_given_axes(job):
     job.did([0, 1], "psum(float32[4])")
     _, (one, other) = plt.subplots(2)
@@ -92,14 +85,14 @@ def test_it_draws_into_given_axes(job):
     assert len(other.collections) == 1
 
 
-def test_thousands_of_operations_and_many_ranks_stay_readable(make_job):
+def test_many_ranks_and_collectives_stay_readable(make_job):
     job = make_job(devices={0: list(range(64))})
-    for _ in range(100):
-        job.did(range(64), "psum(float32[4])")
+    for i in range(14):
+        job.did(range(64), f"call{i}(float32[4])", site=str(i))
     ax = plot.plot(job.merged())
-    ax.figure.canvas.draw()
-    assert len(bars_of(ax)["psum"]) == 6400
+    assert len(bars_of(ax)["call0"]) == 64
     assert len(ax.get_yticklabels()) == 32
+    assert len({tuple(bars.get_facecolor()[0]) for bars in ax.collections}) == 14
 
 
 def test_without_matplotlib_the_error_says_what_to_install(job, monkeypatch):

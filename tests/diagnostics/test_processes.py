@@ -1,4 +1,4 @@
-"""The records of two real processes, one of which is held up or killed."""
+"""The records of two real processes, one of which is held up, then killed."""
 
 import contextlib
 import os
@@ -9,17 +9,18 @@ import sys
 
 import forked
 import pytest
+import waiting
 
 from jaxcomm.diagnostics.merge import merge_files
 
 pytestmark = pytest.mark.multiprocess
 
-# Device 1 of process 1, rank 3, waits for a line on stdin before its second operation.
+# Device 1 of process 1, rank 3, waits for good before its second operation.
 PROGRAM = r"""
-import os, sys, time
+import sys
 import jax
-import jax.numpy as jnp
 import numpy as np
+import waiting
 
 port, process = sys.argv[1:]
 jax.distributed.initialize(f"127.0.0.1:{port}", 2, int(process),
@@ -39,7 +40,7 @@ def jitted(call):
 
 def wait(i):
     if int(i) == 3:
-        sys.stdin.readline()
+        waiting.forever()
     return np.float32(0)
 
 
@@ -49,17 +50,19 @@ def held_up(x):
     return jaxcomm.all_gather(x + late, "i", tiled=True)
 
 
+def others_wait():
+    (found,) = jaxcomm.flight_record().process.communicators
+    started = sum(entry.state == "started" for entry in found.entries)
+    return started == 2 - int(process)
+
+
 jax.block_until_ready(jitted(lambda x: jaxcomm.psum(x, "i"))(x))
 out = jitted(held_up)(x)
-waiting, (communicator,) = -1, jaxcomm.communicators()
+(communicator,) = jaxcomm.communicators()
 assert communicator.backend == "host", communicator.transport
-while waiting != 2 - int(process):
-    time.sleep(0.005)
-    (found,) = jaxcomm.flight_record().process.communicators
-    waiting = sum(entry.state == "started" for entry in found.entries)
+waiting.until(others_wait)
 print("waits", flush=True)
 jax.block_until_ready(out)
-print("done", flush=True)
 """
 
 
@@ -86,25 +89,18 @@ def processes(folder):
         keeper = stack.enter_context(socket.socket())
         keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         keeper.bind(("127.0.0.1", 0))
-        port = keeper.getsockname()[1]
+        port = str(keeper.getsockname()[1])
         started = []
         for process in range(2):
             popen = forked.Popen(
-                [
-                    sys.executable,
-                    "-c",
-                    of_another_path(process),
-                    str(port),
-                    str(process),
-                ],
+                [sys.executable, "-c", of_another_path(process), port, str(process)],
                 env=inherited
                 | {
                     "JAX_PLATFORMS": "cpu",
                     "JAX_NUM_CPU_DEVICES": "2",
-                    "JAXCOMM_TIMEOUT": "100",
+                    "JAXCOMM_TIMEOUT": str(waiting.HANG_SECONDS),
                     "JAXCOMM_DUMP_DIR": str(folder),
                 },
-                stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
@@ -126,7 +122,9 @@ def dumped(popen):
     raise AssertionError("it ended without")
 
 
-def test_the_rank_that_holds_up_the_others_is_named(processes, folder):
+def test_records_name_the_rank_that_holds_up_the_others_and_the_one_that_was_killed(
+    processes, folder
+):
     for popen in processes:
         popen.send_signal(signal.SIGUSR1)
     paths = [folder / f"flight-record-{process}.json" for process in range(2)]
@@ -151,23 +149,15 @@ def test_the_rank_that_holds_up_the_others_is_named(processes, folder):
         for entry in entries
     }
     assert len(sites) == 2
-    # Asking has not disturbed them.
-    processes[1].stdin.write("\n")
-    processes[1].stdin.flush()
-    for popen in processes:
-        assert popen.stdout.readline() == "done\n"
 
-
-def test_the_record_of_the_survivor_tells_of_the_killed(processes, folder):
     processes[1].kill()
     assert "process 0 of 2: a collective failed (" in dumped(processes[0])
-    merged = merge_files([folder / "flight-record-0.json"])
+    merged = merge_files(paths[:1])
     assert merged.missing == (1,)
     (finding,) = merged.findings
-    devices = merged.groups[finding.group].devices
     assert finding.text.startswith(
-        f"rank 2 (process 1, cpu:{devices[2]}) and rank 3 (process 1, "
-        f"cpu:{devices[3]}) left no record; rank 0 (process 0, cpu:0) and rank 1 "
+        f"rank 2 (process 1, cpu:{group.devices[2]}) and rank 3 (process 1, "
+        f"cpu:{group.devices[3]}) left no record; rank 0 (process 0, cpu:0) and rank 1 "
         f"(process 0, cpu:1) "
     )
     assert finding.text.endswith(" in all_gather(float32[1]) #2")

@@ -1,4 +1,8 @@
-"""Links between pages, and files that pages name, exist."""
+"""Links between pages, and files that pages name, exist.
+
+The site, which test_site.py builds, has its own look at links. This needs no Sphinx,
+and knows pages that are not on the site.
+"""
 
 import re
 from pathlib import Path
@@ -12,12 +16,6 @@ FILES = {path.name for folder in SOURCES for path in (ROOT / folder).rglob("*.*"
 FENCE = re.compile(r"^```.*?^```", re.M | re.S)
 
 
-def links(text):
-    """Return the targets of a page's links, those to other sites left out."""
-    targets = re.findall(r"\]\(([^)\s]+)\)", FENCE.sub("", text))
-    return [target for target in targets if not re.match(r"[a-z]+:", target)]
-
-
 def anchors(text):
     """Return the anchors that GitHub gives to the headings of a page."""
     headings = re.findall(r"^#+ +(.+?) *$", FENCE.sub("", text), re.M)
@@ -25,58 +23,37 @@ def anchors(text):
 
 
 def broken(page):
-    """Return the links of a page that lead nowhere."""
-    text = page.read_text()
+    """Return what a page links to or names, and that does not exist."""
+    text = FENCE.sub("", page.read_text())
+    targets = re.findall(r"\]\(([^)\s]+)\)", text)
     found = []
-    for target in links(text):
+    for target in (each for each in targets if not re.match(r"[a-z]+:", each)):
         path, _, anchor = target.partition("#")
         to = page.parent / path if path else page
         if not to.exists() or (anchor and anchor not in anchors(to.read_text())):
             found.append(target)
-    return found
+    paths = re.findall(rf"`((?:{'|'.join(SOURCES)})/[\w./-]+)`", text)
+    names = re.findall(r"`(\w+\.(?:cc|h|cu|py))`", text)
+    found += [path for path in paths if not (ROOT / path).exists()]
+    return found + [name for name in names if name not in FILES]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_lead_somewhere(page):
+def test_what_a_page_links_to_and_names_exists(page):
     assert broken(page) == []
 
 
-def missing(page):
-    """Return the source files that a page names and that do not exist."""
-    text = FENCE.sub("", page.read_text())
-    paths = re.findall(rf"`((?:{'|'.join(SOURCES)})/[\w./-]+)`", text)
-    names = re.findall(r"`(\w+\.(?:cc|h|cu|py))`", text)
-    return [path for path in paths if not (ROOT / path).exists()] + [
-        name for name in names if name not in FILES
-    ]
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_files_that_a_page_names_exist(page):
-    assert missing(page) == []
-
-
-def test_missing_files_are_found(tmp_path):
-    page = tmp_path / "page.md"
-    page.write_text("`ffi/core/plan.h` `ffi/no.h` `plan.h` `no.cc` `tools/no`")
-    assert missing(page) == ["ffi/no.h", "tools/no", "no.cc"]
-
-
-def test_every_page_is_linked():
-    linked = {
-        (page.parent / target.partition("#")[0]).resolve()
-        for page in PAGES
-        for target in links(page.read_text())
-    }
-    contents = (ROOT / "docs" / "contents.md").read_text()
-    linked |= {ROOT / f"{page}.md" for page in re.findall(r"^docs/\S+", contents, re.M)}
-    linked.add(ROOT / "docs" / "contents.md")
-    assert [p.name for p in PAGES if p not in linked and p.name != "README.md"] == []
-
-
-def test_broken_links_are_found(tmp_path):
+def test_what_does_not_exist_is_found(tmp_path):
     page = tmp_path / "page.md"
     page.write_text(
-        "# It's `a` title\n[1](#its-a-title) [2](#no) [3](no.md) [4](page.md#x)"
+        "# It's `a` title\n[1](#its-a-title) [2](#no) [3](no.md) [4](page.md#x)\n"
+        "`ffi/core/plan.h` `ffi/no.h` `plan.h` `no.cc` `tools/no`"
     )
-    assert broken(page) == ["#no", "no.md", "page.md#x"]
+    assert broken(page) == [
+        "#no",
+        "no.md",
+        "page.md#x",
+        "ffi/no.h",
+        "tools/no",
+        "no.cc",
+    ]

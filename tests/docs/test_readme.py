@@ -1,4 +1,8 @@
-"""Every Python block of the README and of the pages runs, and prints what it says."""
+"""Every Python block of the README and of the pages runs, and prints what it says.
+
+So does each command that is followed by its output. The Python block before the command
+is saved under the name that the command ends in.
+"""
 
 import json
 import os
@@ -7,13 +11,19 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import pytest
+import waiting
 
 ROOT = Path(__file__).parents[2]
 RUN_BLOCKS = Path(__file__).with_name("run_blocks.py")
 # A Python block, and the output that follows it, if one does.
 BLOCK = re.compile(
     r"^```python\n(?P<code>.*?)^```\n(?:\n```\n(?P<output>.*?)^```\n)?", re.M | re.S
+)
+COMMAND = re.compile(
+    r"^```sh\n(?P<command>python -m [^\n]+)\n```\n\n```\n(?P<output>.*?)^```$",
+    re.M | re.S,
 )
 
 
@@ -25,16 +35,28 @@ def blocks(page):
     ]
 
 
-PAGES = [
-    page
-    for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-    if blocks(page)
-]
+def commands(page):
+    """Yield the code, command and output of each such block of a page."""
+    text = page.read_text()
+    for match in COMMAND.finditer(text):
+        before = BLOCK.finditer(text[: match.start()])
+        yield [each["code"] for each in before][-1], match["command"], match["output"]
+
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 CASES = [
     pytest.param(page, i, id=f"{page.name}:{block['line'] + 1}")
     for page in PAGES
     for i, block in enumerate(blocks(page))
 ]
+COMMANDS = [
+    pytest.param(*found, id=page.name) for page in PAGES for found in commands(page)
+]
+
+
+def start(words, **options):
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    return forked.Popen([sys.executable, *words], text=True, **pipes, **options)
 
 
 @pytest.fixture(scope="module")
@@ -49,16 +71,10 @@ def outcomes():
             request = {"page": str(page), "blocks": [
                 {"line": b["line"], "code": b["code"]} for b in blocks(page)
             ]}  # fmt: skip
-            done = subprocess.run(
-                [sys.executable, RUN_BLOCKS],
-                input=json.dumps(request),
-                env=environment,
-                capture_output=True,
-                text=True,
-                timeout=250,
-            )
-            assert done.returncode == 0, done.stderr
-            known[page] = json.loads(done.stdout)
+            process = start([str(RUN_BLOCKS)], env=environment)
+            out, err = waiting.ended(process, json.dumps(request))
+            assert process.returncode == 0, err
+            known[page] = json.loads(out)
         return known[page]
 
     return of
@@ -70,18 +86,23 @@ def comparable(printed):
 
 
 @pytest.mark.parametrize(("page", "i"), CASES)
-def test_runs_as_printed(outcomes, page, i):
+def test_a_block_runs_and_prints_what_the_page_says(outcomes, page, i):
     outcome, block = outcomes(page)[i], blocks(page)[i]
     assert outcome["error"] is None, outcome["error"]
     if block["output"] is not None:
         assert comparable(outcome["printed"]) == comparable(block["output"])
 
 
-@pytest.mark.parametrize(
-    ("page", "most"), [("README.md", 150), ("CONTRIBUTING.md", 150)]
-)
-def test_a_page_is_short(page, most):
-    assert len((ROOT / page).read_text().splitlines()) <= most
+@pytest.mark.multiprocess
+@pytest.mark.parametrize(("code", "command", "output"), COMMANDS)
+def test_a_command_prints_what_the_page_says(code, command, output, tmp_path):
+    words = command.split()
+    (tmp_path / words[-1]).write_text(code)
+    process = start(words[1:], cwd=tmp_path)
+    out, err = waiting.ended(process)
+    assert process.returncode == 0, err
+    # Processes print in any order.
+    assert sorted(out.splitlines()) == sorted(output.splitlines())
 
 
 def test_an_output_that_follows_a_block_is_found(tmp_path):
@@ -91,3 +112,4 @@ def test_an_output_that_follows_a_block_is_found(tmp_path):
     )
     first, second = blocks(page)
     assert (first["line"], first["output"], second["output"]) == (1, "2\n", None)
+    assert COMMANDS

@@ -25,20 +25,22 @@ needs_sphinx = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(scope="session")
-def site(tmp_path_factory):
-    """Returns the folder of the site, built with warnings as errors."""
-    folder = tmp_path_factory.mktemp("site")
-    sphinx = [sys.executable, "-P", "-m", "sphinx", "-c", "docs", "-q", "-E"]
-    run = subprocess.run(
-        [*sphinx, "-n", "-W", "--keep-going", ".", folder],
-        cwd=ROOT,
+def build(root, *words):
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "sphinx", "-c", "docs", "-q", "-E", "-n", *words],
+        cwd=root,
         env=os.environ
         | {"DOCS_NOTEBOOKS": "off", "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
-        check=False,
     )
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory):
+    """Returns the folder of the site, built with warnings as errors."""
+    folder = tmp_path_factory.mktemp("site")
+    run = build(ROOT, "-W", "--keep-going", ".", folder)
     assert run.returncode == 0, run.stdout + run.stderr
     return folder
 
@@ -56,12 +58,6 @@ def test_every_page_is_in_the_contents():
     files = [*DOCS.rglob("*.md"), *DOCS.glob("*.ipynb")]
     pages = {str(p.relative_to(DOCS).with_suffix("")) for p in files}
     assert listed == pages - {"contents"}
-
-
-def test_every_public_name_has_a_page(names):
-    for name, found in names.public_objects():
-        page = DOCS / "api" / f"{names.group_of(name, found)}.md"
-        assert f"{{public-names}} {page.stem}" in page.read_text(), name
 
 
 def test_classes_that_users_receive_are_public(names):
@@ -97,14 +93,13 @@ def test_the_pages_document_every_public_name(site, names):
 
 
 @needs_sphinx
-def test_the_command_lines_are_shown(site):
+def test_the_site_shows_command_lines_notebooks_and_the_readme_first(site):
     text = (site / "docs" / "api" / "command-line.html").read_text()
     assert "usage: python -m jaxcomm.launch" in text
     assert "usage: python -m jaxcomm.doctor" in text
-
-
-@needs_sphinx
-def test_links_to_other_sites_are_listed(site):
+    text = (site / "index.html").read_text()
+    assert "docs/attention.html" in text
+    assert "notebooks/01_first_collective.html" in text
     lines = (site / "external-links.txt").read_text().splitlines()
     links = [line.split()[0] for line in lines]
     assert "https://semver.org" in links
@@ -128,26 +123,11 @@ def test_bad_links_are_warnings(tmp_path):
     good = ["docs/page.md#cpu", "https://semver.org"]
     text = " ".join(f"[x]({link})" for link in (*said_of, *good))
     (tmp_path / "README.md").write_text(f"# Site\n\n{text} ![x](docs/no.svg)\n")
-    sphinx = [sys.executable, "-P", "-m", "sphinx", "-c", "docs", "-q", "-E", "-n"]
-    run = subprocess.run(
-        [*sphinx, ".", tmp_path / "site"],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    run = build(tmp_path, ".", tmp_path / "site")
     warnings = [x for x in run.stderr.splitlines() if "toctree" not in x]
     assert len(warnings) == len(said_of) + 1, run.stderr
     for said in (*said_of.values(), "docs/no.svg"):
         assert any(said in line for line in warnings), (said, run.stderr)
-
-
-@needs_sphinx
-def test_the_first_page_is_the_readme(site):
-    text = (site / "index.html").read_text()
-    assert "docs/attention.html" in text
-    assert "notebooks/01_first_collective.html" in text
 
 
 @needs_sphinx

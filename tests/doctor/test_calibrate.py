@@ -1,7 +1,5 @@
 """``--calibrate``: what it writes, keeps and refuses."""
 
-import json
-
 import jax
 import pytest
 
@@ -18,7 +16,7 @@ def quick(monkeypatch):
     monkeypatch.setattr(calibrate, "_ROUNDS", 2)
     monkeypatch.setattr(calibrate, "_TOKENS", 32)
     every = calibrate._collectives
-    some = {"all_reduce", "permute", "barrier", "scatter", "ragged_all_to_all"}
+    some = {"all_reduce", "permute", "barrier"}
     monkeypatch.setattr(
         calibrate,
         "_collectives",
@@ -33,7 +31,7 @@ def test_a_calibration_answers_plans_and_keeps_what_it_did_not_measure(quick, tm
     assert {each.transport for each in made.samples} == {"memory"}
     assert all(each.seconds > 0 for each in made.samples)
     assert made.flops > 1e6
-    assert jaxcomm.communicators().__len__() == 0
+    assert len(jaxcomm.communicators()) == 0
     made.save(tmp_path / "here.json")
     assert Machine.load(tmp_path / "here.json") == made
 
@@ -63,13 +61,10 @@ def test_a_calibration_answers_plans_and_keeps_what_it_did_not_measure(quick, tm
 def test_a_file_that_holds_no_machine_is_refused(tmp_path):
     path = tmp_path / "machine.json"
     assert calibrate.written(str(path)) is None
-    for text in ("", "[]", '{"flops": 1}', json.dumps({"flops": -1})):
-        path.write_text(text)
+    for text in (b"", b"[]", b'{"flops": 1}', b'{"flops": -1}', b"\x7fELF\xd0"):
+        path.write_bytes(text)
         with pytest.raises(ValueError, match="holds no machine of jaxcomm"):
             calibrate.written(str(path))
-    path.write_bytes(b"\x7fELF\xd0")
-    with pytest.raises(ValueError, match="holds no machine of jaxcomm"):
-        calibrate.written(str(path))
 
 
 def test_a_file_that_cannot_be_written_is_refused_before_the_measuring(tmp_path):
@@ -104,5 +99,3 @@ def test_samples_are_samples():
 def test_the_command_line_names_a_file():
     asked = options.read(["--calibrate", "here.json", "--devices", "4"])
     assert (asked.calibrate, asked.devices, asked.check) == ("here.json", 4, False)
-    with pytest.raises(options.UsageError, match="--check and --calibrate exclude"):
-        options.read(["--check", "--calibrate", "here.json"])

@@ -1,3 +1,5 @@
+"""``--check``: every collective is run, compared with XLA's, and timed."""
+
 import json
 
 import jax
@@ -8,13 +10,23 @@ from jaxcomm.doctor import __main__ as doctor
 from jaxcomm.doctor import check, collectives, options
 
 
+@pytest.fixture
+def few(monkeypatch):
+    """Gives ``few(*names)``: has these collectives checked alone."""
+    every = collectives.every
+
+    def choose(*names):
+        monkeypatch.setattr(
+            collectives,
+            "every",
+            lambda size: {name: every(size)[name] for name in names},
+        )
+
+    return choose
+
+
 def results_of(mesh, size=256):
     return {each.collective: each for each in check.run(mesh, [size])}
-
-
-def off_by_one_on_the_last(x, axis_name):
-    rank = jax.lax.axis_index(axis_name)
-    return jax.lax.psum(x, axis_name) + (rank == 3).astype(x.dtype)
 
 
 def test_every_exported_collective_is_checked():
@@ -34,57 +46,77 @@ def test_every_exported_collective_is_checked():
     assert public - others == set(collectives.every(2))
 
 
-@pytest.mark.parametrize("size", [2, 3, 8])
+@pytest.mark.parametrize(
+    "size", [3, *(pytest.param(n, marks=pytest.mark.thorough) for n in (2, 8))]
+)
 def test_all_are_right(make_mesh, size):
     found = results_of(make_mesh(i=size))
     assert {name: each.problem for name, each in found.items() if each.problem} == {}
 
 
-def test_wrong_numbers_on_one_device_are_found(make_mesh, monkeypatch):
-    monkeypatch.setattr(jaxcomm, "psum", off_by_one_on_the_last)
+@pytest.mark.parametrize("wrong_by", [1e-5, 0.01, 1.0])
+def test_wrong_numbers_on_one_device_are_found(make_mesh, monkeypatch, few, wrong_by):
+    """A float32 has 24 bits, so a mean may be off by 6e-8, and no sum by anything."""
+
+    def psum(x, axis_name):
+        is_wrong = jax.lax.axis_index(axis_name) == 3
+        return jax.lax.psum(x, axis_name) * (1 + is_wrong.astype(x.dtype) * wrong_by)
+
+    monkeypatch.setattr(jaxcomm, "psum", psum)
+    few("psum", "pmean")
     found = results_of(make_mesh(i=4))
-    assert found.pop("psum").problem.startswith("other numbers than XLA's on 1 of 4")
-    assert {each.problem for each in found.values()} == {None}
+    assert found["psum"].problem.startswith("other numbers than XLA's on 1 of 4")
+    assert found["pmean"].problem is None
 
 
-def test_another_shape_is_wrong(make_mesh, monkeypatch):
-    monkeypatch.setattr(jaxcomm, "pmax", lambda x, axis_name: x[:1])
-    assert "4 of 4 devices" in results_of(make_mesh(i=4))["pmax"].problem
+def test_what_a_mean_rounds_is_right(make_mesh, monkeypatch, few):
+    def pmean(x, axis_name):
+        return jax.lax.pmean(x, axis_name) * (1 + 2**-23)
+
+    monkeypatch.setattr(jaxcomm, "pmean", pmean)
+    few("pmean")
+    assert results_of(make_mesh(i=3))["pmean"].problem is None
 
 
-def test_a_collective_that_raises_is_wrong_and_the_others_are_checked(
-    make_mesh, monkeypatch
+def test_a_collective_that_raises_or_has_another_shape_is_wrong(
+    make_mesh, monkeypatch, few
 ):
     def refuse(x, axis_name):
         raise ValueError("no\nmore")
 
     monkeypatch.setattr(jaxcomm, "pmin", refuse)
+    monkeypatch.setattr(jaxcomm, "pmax", lambda x, axis_name: x[:1])
+    few("pmin", "pmax", "pbarrier")
     found = results_of(make_mesh(i=2))
     assert found["pmin"].problem == "ValueError: no"
     assert found["pmin"].seconds is None
+    assert "2 of 2 devices" in found["pmax"].problem
     assert found["pbarrier"].problem is None
 
 
 @pytest.mark.parametrize("json_too", [False, True])
-def test_a_wrong_result_is_status_one(monkeypatch, make_mesh, capsys, json_too):
-    monkeypatch.setattr(jaxcomm, "psum", off_by_one_on_the_last)
-    monkeypatch.setattr(check, "mesh_of_all", lambda: make_mesh(i=4))
-    monkeypatch.setattr(check, "_LARGE_ON_CPU", 8192)
+def test_a_wrong_result_is_status_one(monkeypatch, make_mesh, capsys, few, json_too):
+    monkeypatch.setattr(jaxcomm, "psum", lambda x, axis_name: x)
+    monkeypatch.setattr(check, "mesh_of_all", lambda: make_mesh(i=2))
+    few("psum", "pmax")
     assert doctor.main(options.Options(check=True, json=json_too)) == 1
     out, err = capsys.readouterr()
     assert "jaxcomm.doctor: psum of 4096 bytes: other numbers than XLA's" in err
     if json_too:
-        assert len([r for r in json.loads(out)["results"] if r["problem"]]) == 2
+        found = json.loads(out)
+        assert (found["backend"], found["devices"]) == ("host", "2 x cpu")
+        assert [bool(each["problem"]) for each in found["results"]] == [
+            *(True, True, False, False)
+        ]
     else:
-        assert "32 of 34 right, 2 WRONG" in out
+        assert out.startswith("2 x cpu, served by the backend 'host'\n")
+        assert out.endswith("2 of 4 right, 2 WRONG\n")
 
 
-@pytest.mark.parametrize(
-    ("name", "factor"),
-    [("psum", 1.5), ("all_gather", 0.75), ("ppermute", 1), ("pgather", 0.75)],
-)
-def test_bus_bandwidth_is_that_of_nccl_tests(make_mesh, name, factor):
-    found = results_of(make_mesh(i=4), 1 << 16)[name]
-    assert found.bytes == 1 << 16
-    assert found.algorithm_rate == pytest.approx(found.bytes / found.seconds)
-    assert found.bus_rate == pytest.approx(factor * found.algorithm_rate)
+def test_bus_bandwidth_is_that_of_nccl_tests(make_mesh, few):
+    factors = {"psum": 1.5, "all_gather": 0.75, "ppermute": 1, "pgather": 0.75}
+    few(*factors)
+    for name, found in results_of(make_mesh(i=4), 1 << 16).items():
+        assert found.bytes == 1 << 16
+        assert found.algorithm_rate == pytest.approx(found.bytes / found.seconds)
+        assert found.bus_rate == pytest.approx(factors[name] * found.algorithm_rate)

@@ -1,4 +1,5 @@
 import os
+import types
 
 import pytest
 
@@ -66,14 +67,9 @@ def test_shared_memory_has_a_size_and_a_name():
     ]
 
 
-class Filesystem:
-    f_frsize = 4096
-    f_blocks = (64 << 20) // 4096
-    f_bavail = 256
-
-
 def test_a_small_dev_shm_comes_with_advice(monkeypatch):
-    monkeypatch.setattr(machine.os, "statvfs", lambda path: Filesystem)
+    found = types.SimpleNamespace(f_frsize=4096, f_blocks=16384, f_bavail=256)
+    monkeypatch.setattr(machine.os, "statvfs", lambda path: found)
     row = by_name(machine.shared_memory())["/dev/shm"]
     assert row.text.startswith("1 MiB free of 64 MiB; a container can be given more")
     assert row.value == {"bytes": 64 << 20, "free": 1 << 20}

@@ -5,6 +5,7 @@ import sys
 import forked
 import jax
 import pytest
+import waiting
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -28,18 +29,22 @@ class Folder:
         self._environment |= compiled_once
         self._started = []
 
-    def start(self, *arguments, stderr=subprocess.PIPE):
+    def start(self, *arguments, **variables):
         self._started.append(
             forked.Popen(
                 [sys.executable, *arguments, "--text=text.txt"],
                 stdout=subprocess.PIPE,
-                stderr=stderr,
+                stderr=subprocess.PIPE,
                 text=True,
                 cwd=self.path,
-                env=self._environment,
+                env=self._environment | variables,
             )
         )
         return self._started[-1]
+
+    def ended(self, process):
+        """Return what it printed; several processes compile on a few busy cores."""
+        return process.communicate(timeout=4 * waiting.HANG_SECONDS)
 
     def stop(self):
         for process in self._started:
@@ -48,22 +53,8 @@ class Folder:
 
 
 @pytest.fixture(scope="module")
-def make_folder(tmp_path_factory, compiled_once):
-    """Returns a function that makes a folder; what was started there is stopped."""
-    made = []
-
-    def make():
-        made.append(Folder(tmp_path_factory.mktemp("demo"), compiled_once))
-        return made[-1]
-
-    yield make
-    for folder in made:
-        folder.stop()
-
-
-@pytest.fixture
-def start(tmp_path, compiled_once):
-    """Returns ``start(*arguments)``: a Python that runs in a folder with a text."""
-    folder = Folder(tmp_path, compiled_once)
-    yield folder.start
-    folder.stop()
+def folder(tmp_path_factory, compiled_once):
+    """The folder of a module's tests; what they start there is stopped."""
+    made = Folder(tmp_path_factory.mktemp("demo"), compiled_once)
+    yield made
+    made.stop()

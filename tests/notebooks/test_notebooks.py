@@ -1,21 +1,22 @@
-"""The notebooks run from top to bottom, again, and after a restart or an interrupt."""
+"""The notebooks run from top to bottom, again, and after a restart or an interrupt.
+
+`make docs` runs them too, since the site shows what they print.
+"""
 
 import asyncio
 import contextlib
 import os
 import re
 import signal
-import time
 from pathlib import Path
 
 import nbclient
 import nbformat
 import pytest
+import waiting
 
+pytestmark = [pytest.mark.notebook, pytest.mark.slow, pytest.mark.multiprocess]
 FOLDER = Path(__file__).parents[2] / "notebooks"
-NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
-# Those that compute for longer than they compile.
-COMPUTING = ["03_long_sequence_training"]
 # What the reader is told to look at.
 SHOWN = {
     "01_first_collective": ["<table>", "data x context", "row means: [0. 0.]"],
@@ -49,8 +50,8 @@ SHOWN = {
 }
 
 
-def open_notebook(path):
-    return nbformat.read(path, as_version=4)
+def open_notebook(name):
+    return nbformat.read(FOLDER / f"{name}.ipynb", as_version=4)
 
 
 @pytest.fixture
@@ -60,22 +61,17 @@ def make_client(tmp_path, monkeypatch, compiled_once):
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("MPLBACKEND", "agg")
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    clients = []
+    # Without the tests' number of devices: the notebook asks for its own.
+    monkeypatch.setenv("XLA_FLAGS", os.environ["QUICK_XLA_FLAGS"])
 
-    def make(notebook, quick=True):
-        # Without the tests' number of devices: the notebook asks for its own.
-        flags = os.environ["QUICK_XLA_FLAGS"]
-        if not quick:
-            flags = flags.replace("optimization_level=0", "optimization_level=1")
-        monkeypatch.setenv("XLA_FLAGS", flags)
-        client = nbclient.NotebookClient(
+    def make(notebook):
+        return nbclient.NotebookClient(
             notebook,
-            timeout=240,
+            timeout=2 * waiting.HANG_SECONDS,
+            startup_timeout=waiting.HANG_SECONDS,
             kernel_name="python3",
             resources={"metadata": {"path": str(tmp_path)}},
         )
-        clients.append(client)
-        return client
 
     return make
 
@@ -88,16 +84,48 @@ def text_of(cell):
     return "".join(parts)
 
 
-def interrupt(client, cell, index, condition):
-    """Runs a cell, interrupts it when the condition holds; returns its exception."""
+def code_cells(notebook):
+    return [i for i, cell in enumerate(notebook.cells) if cell.cell_type == "code"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        # Training compiles for long; tests/examples show what it would.
+        pytest.param(
+            path.stem, marks=[pytest.mark.thorough] * ("training" in path.stem)
+        )
+        for path in sorted(FOLDER.glob("*.ipynb"))
+    ],
+)
+def test_runs_from_top_to_bottom(name, make_client):
+    notebook = open_notebook(name)
+    make_client(notebook).execute()
+    cells = [notebook.cells[i] for i in code_cells(notebook)]
+    assert cells[-1].outputs
+    shown = "\n".join(map(text_of, cells))
+    assert [text for text in SHOWN[name] if text not in shown] == []
+
+
+def interrupt(client, cell, index, *conditions, afterwards=lambda: None):
+    """Run a cell, interrupt it as the stop button does; return its exception.
+
+    Args:
+      conditions: the first says when to interrupt, the others when to do so again:
+        Python drops an interrupt that comes while it destroys an object.
+      afterwards: called after each.
+    """
+    ended = []
 
     async def press():
-        while not condition():
-            await asyncio.sleep(0.01)
-        while True:
+        for condition in conditions:
+            await asyncio.to_thread(
+                waiting.until, lambda condition=condition: ended or condition()
+            )
+            if ended:
+                return
             await client.km.interrupt_kernel()
-            # Python drops one that comes while it destroys an object.
-            await asyncio.sleep(20)
+            afterwards()
 
     async def run():
         pressing = asyncio.ensure_future(press())
@@ -106,10 +134,93 @@ def interrupt(client, cell, index, condition):
         except nbclient.exceptions.CellExecutionError as error:
             return str(error)
         finally:
-            pressing.cancel()
+            ended.append(True)
+            await pressing
         return ""
 
     return nbclient.util.run_sync(run)()
+
+
+@pytest.mark.thorough
+def test_cells_run_again_and_after_a_restart_and_an_interrupt(make_client, tmp_path):
+    notebook = open_notebook("01_first_collective")
+    client = make_client(notebook)
+    code = code_cells(notebook)
+    pids = []
+    with client.setup_kernel():
+        pids.append(client.km.provisioner.pid)
+        for index in code:  # in order, every cell twice
+            client.execute_cell(notebook.cells[index], index)
+            client.execute_cell(notebook.cells[index], index)
+        # One rank waits in a callback while the others wait in the collective.
+        stuck = nbformat.v4.new_code_cell(
+            "import pathlib, waiting\n"
+            "def late(x):\n"
+            "    def wait(rank, x):\n"
+            "        if rank == 0:\n"
+            "            pathlib.Path('waits').touch()\n"
+            "            waiting.until(pathlib.Path('interrupted').exists)\n"
+            "        return x\n"
+            "    x = jax.pure_callback(\n"
+            "        wait, jax.ShapeDtypeStruct(x.shape, x.dtype),\n"
+            "        jax.lax.axis_index(('data', 'context')), x)\n"
+            "    return jaxcomm.psum(x, ('data', 'context'))\n"
+            "jax.jit(jax.shard_map(late, mesh=mesh, in_specs=split,\n"
+            "                      out_specs=jax.P(), check_vma=False))(x)\n"
+        )
+        notebook.cells.append(stuck)
+        found = interrupt(
+            client, stuck, len(notebook.cells) - 1, (tmp_path / "waits").exists,
+            afterwards=(tmp_path / "interrupted").touch,
+        )  # fmt: skip
+        # JAX may hold the interrupt back until the collective is done.
+        assert "KeyboardInterrupt" in found or not found
+        again = nbformat.v4.new_code_cell("print(program(x))")
+        notebook.cells.append(again)
+        client.execute_cell(again, len(notebook.cells) - 1)
+        assert "12" in text_of(again)
+    # A restart: a new kernel after the old one was ended without finalize.
+    second = open_notebook("01_first_collective")
+    client = make_client(second)
+    with client.setup_kernel():
+        pids.append(client.km.provisioner.pid)
+        for index in code:
+            client.execute_cell(second.cells[index], index)
+    # Those of other tests come and go meanwhile.
+    ours = tuple(f"jaxcomm-{pid}-" for pid in pids)
+    assert not [name for name in os.listdir("/dev/shm") if name.startswith(ours)]
+
+
+@pytest.mark.thorough
+def test_interrupted_training_starts_again(make_client, tmp_path):
+    notebook = open_notebook("03_long_sequence_training")
+    client = make_client(notebook)
+    text = "state = jax.device_put(start, program"
+    (training,) = (
+        i for i in code_cells(notebook) if notebook.cells[i].source.startswith(text)
+    )
+    cell = notebook.cells[training]
+    original = cell.source
+    step = "losses.append(float(loss))"
+    # It says how long it trains, and does so until it is interrupted.
+    endless = original.replace("range(STEPS)", "iter(int, 1)")
+    endless = endless.replace(step, f"{step}; print(step, file=open('steps', 'a'))")
+    assert endless.count("iter(int, 1)") == endless.count("open('steps'") == 1
+    log = tmp_path / "steps"
+
+    def trained(steps):
+        return lambda: log.exists() and log.read_text().count("\n") >= steps
+
+    with client.setup_kernel():
+        for index in (i for i in code_cells(notebook) if i < training):
+            client.execute_cell(notebook.cells[index], index)
+        cell.source = endless
+        found = interrupt(client, cell, training, *map(trained, (1, 50, 100)))
+        assert "KeyboardInterrupt" in found
+        cell.source = original
+        client.execute_cell(cell, training)
+        # As if it had not been interrupted.
+        assert re.search(r"loss 5\.\d+ at step 1, [1-4]\.", text_of(cell))
 
 
 def processes_with(text):
@@ -122,126 +233,16 @@ def processes_with(text):
     return found
 
 
-def code_cells(notebook):
-    return [i for i, cell in enumerate(notebook.cells) if cell.cell_type == "code"]
-
-
-@pytest.mark.notebook
-@pytest.mark.slow
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_runs_from_top_to_bottom(path, make_client):
-    notebook = open_notebook(path)
-    make_client(notebook, quick=path.stem not in COMPUTING).execute()
-    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    assert cells[-1].outputs
-    shown = "\n".join(map(text_of, cells))
-    assert [text for text in SHOWN[path.stem] if text not in shown] == []
-
-
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_is_committed_without_outputs(path):
-    for cell in open_notebook(path).cells:
-        if cell.cell_type == "code":
-            assert not cell.outputs
-            assert cell.execution_count is None
-
-
-@pytest.mark.notebook
-@pytest.mark.slow
-def test_cells_run_again_and_after_a_restart_and_an_interrupt(make_client, tmp_path):
-    notebook = open_notebook(FOLDER / "01_first_collective.ipynb")
-    client = make_client(notebook)
-    code = code_cells(notebook)
-    pids = []
-    with client.setup_kernel():
-        pids.append(client.km.provisioner.pid)
-        for index in code:  # in order, every cell twice
-            client.execute_cell(notebook.cells[index], index)
-            client.execute_cell(notebook.cells[index], index)
-        # One rank sleeps in a callback while the others wait in the collective.
-        stuck = nbformat.v4.new_code_cell(
-            "import time\n"
-            "def late(x):\n"
-            "    def sleep(rank, x):\n"
-            "        if rank == 0:\n"
-            "            open('sleeps', 'w').close()\n"
-            "            time.sleep(2)\n"
-            "        return x\n"
-            "    x = jax.pure_callback(\n"
-            "        sleep, jax.ShapeDtypeStruct(x.shape, x.dtype),\n"
-            "        jax.lax.axis_index(('data', 'context')), x)\n"
-            "    return jaxcomm.psum(x, ('data', 'context'))\n"
-            "jax.jit(jax.shard_map(late, mesh=mesh, in_specs=split,\n"
-            "                      out_specs=jax.P(), check_vma=False))(x)\n"
-        )
-        notebook.cells.append(stuck)
-
-        # As the stop button does.
-        sleeps = (tmp_path / "sleeps").exists
-        interrupted = interrupt(client, stuck, len(notebook.cells) - 1, sleeps)
-        # JAX may hold the interrupt back until the collective is done.
-        assert "KeyboardInterrupt" in interrupted or not interrupted
-        again = nbformat.v4.new_code_cell("print(program(x))")
-        notebook.cells.append(again)
-        client.execute_cell(again, len(notebook.cells) - 1)
-        assert "12" in text_of(again)
-    # A restart: a new kernel after the old one was ended without finalize.
-    second = open_notebook(FOLDER / "01_first_collective.ipynb")
-    client = make_client(second)
-    with client.setup_kernel():
-        pids.append(client.km.provisioner.pid)
-        for index in code:
-            client.execute_cell(second.cells[index], index)
-    # Those of other tests come and go meanwhile.
-    ours = tuple(f"jaxcomm-{pid}-" for pid in pids)
-    assert not [name for name in os.listdir("/dev/shm") if name.startswith(ours)]
-
-
-def cell_that_begins(notebook, text):
-    (found,) = (
-        i for i in code_cells(notebook) if notebook.cells[i].source[: len(text)] == text
-    )
-    return found
-
-
-@pytest.mark.notebook
-@pytest.mark.slow
-def test_interrupted_training_starts_again(make_client, tmp_path):
-    notebook = open_notebook(FOLDER / "03_long_sequence_training.ipynb")
-    for some in notebook.cells:
-        some.source = some.source.replace("STEPS = 20", "STEPS = 12")
-    client = make_client(notebook, quick=False)
-    training = cell_that_begins(notebook, "state = jax.device_put(start, program")
-    cell = notebook.cells[training]
-    original = cell.source
-    step = "losses.append(float(loss))"
-    # It says that it trains, and does so until it is interrupted.
-    endless = original.replace("range(STEPS)", "iter(int, 1)")
-    endless = endless.replace(step, f"{step}; open('trains', 'w').close()")
-    assert endless.count("iter(int, 1)") == endless.count("open('trains'") == 1
-    with client.setup_kernel():
-        for index in (i for i in code_cells(notebook) if i < training):
-            client.execute_cell(notebook.cells[index], index)
-        cell.source = endless
-        trains = (tmp_path / "trains").exists
-        assert "KeyboardInterrupt" in interrupt(client, cell, training, trains)
-        cell.source = original
-        client.execute_cell(cell, training)
-        # As if it had not been interrupted.
-        assert re.search(r"loss 5\.\d+ at step 1, [1-4]\.", text_of(cell))
-
-
-@pytest.mark.notebook
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_an_interrupted_or_abandoned_launch_leaves_no_process(make_client, tmp_path):
-    notebook = open_notebook(FOLDER / "04_diagnosing_a_hang.ipynb")
+    notebook = open_notebook("04_diagnosing_a_hang")
     client = make_client(notebook)
-    imports, definitions, index, *_ = code_cells(notebook)
+    imports, definitions, index, *rest = code_cells(notebook)
     cell, defined = notebook.cells[index], notebook.cells[definitions]
     script = f"{tmp_path}/jaxcomm-hang-"
     original = defined.source
-    # Left to themselves, the processes would go on for minutes.
-    slow = original.replace('"JAXCOMM_TIMEOUT": "8"', '"JAXCOMM_TIMEOUT": "200"')
+    # Left to themselves, the processes would go on.
+    slow = re.sub(r'(JAXCOMM_TIMEOUT": )"8"', r'\1"200"', original)
     assert slow != original
 
     def define(source):
@@ -249,10 +250,7 @@ def test_an_interrupted_or_abandoned_launch_leaves_no_process(make_client, tmp_p
         client.execute_cell(defined, definitions)
 
     def all_gone():
-        deadline = time.monotonic() + 60
-        while left := processes_with(script):
-            assert time.monotonic() < deadline, f"still running: {left}"
-            time.sleep(0.05)
+        waiting.until(lambda: not processes_with(script), "the end of all processes")
 
     def started():
         # The launcher and three processes.
@@ -270,30 +268,14 @@ def test_an_interrupted_or_abandoned_launch_leaves_no_process(make_client, tmp_p
         assert "KeyboardInterrupt" in interrupt(client, cell, index, started)
         all_gone()
         define(original)
-        client.execute_cell(cell, index)
+        for each in (index, *rest, *rest[-3:]):
+            client.execute_cell(notebook.cells[each], each)
         assert "after finalize and init: [3.]" in text_of(cell)
+        assert "[6. 6. 6. 6.]" in text_of(notebook.cells[rest[-1]])
         all_gone()
         define(slow)
         # The kernel is restarted while the cell runs.
         client.kc.execute(cell.source)
-        while not started():
-            time.sleep(0.05)
+        waiting.until(started)
         nbclient.util.run_sync(client.km.restart_kernel)(now=True)
         all_gone()
-
-
-@pytest.mark.notebook
-@pytest.mark.slow
-def test_the_end_of_the_hang_runs_again_in_the_same_kernel(make_client):
-    notebook = open_notebook(FOLDER / "04_diagnosing_a_hang.ipynb")
-    client = make_client(notebook)
-    late = cell_that_begins(notebook, "import time")
-    imports, *_ = code_cells(notebook)
-    with client.setup_kernel():
-        client.execute_cell(notebook.cells[imports], imports)
-        for _ in range(2):
-            for index in (i for i in code_cells(notebook) if i >= late):
-                client.execute_cell(notebook.cells[index], index)
-                client.execute_cell(notebook.cells[index], index)
-            assert "waited 3 s for rank 2" in text_of(notebook.cells[late])
-            assert "[6. 6. 6. 6.]" in text_of(notebook.cells[index])

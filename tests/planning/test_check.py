@@ -9,12 +9,9 @@ import pytest
 
 import jaxcomm
 from jaxcomm.diagnostics import record
-from jaxcomm.diagnostics.timing import timed
 
 
-@pytest.fixture
-def ran(make_mesh):
-    """A plan of a program, and the program's record."""
+def test_a_run_is_held_to_its_plan(make_mesh, tmp_path):
     mesh = make_mesh(data=2, context=4)
 
     def step(x):
@@ -33,20 +30,19 @@ def ran(make_mesh):
     )
     x = jnp.ones((8, 16))
     made = jaxcomm.plan(mesh, program, x, machine="cpu")
+    unmeasured = made.check()
+    assert [row.count for row in unmeasured] == [0, 0, 0]
+    assert not unmeasured.is_good
+    assert "not in the record" in str(unmeasured)
     for _ in range(5):
         jax.block_until_ready(program(x))
-    return made
-
-
-def test_every_call_is_measured_by_group(ran):
-    rows = ran.check()
+    rows = made.check()
     by_name = {row.planned.call.name: row for row in rows}
     # Five runs of two groups of four, and of four groups of two.
     psum, shift = by_name["psum"], by_name["ring_shift"]
     assert (psum.count, psum.seen, psum.size) == (10, 4, 4)
     assert (shift.count, shift.seen, shift.size) == (20, 2, 2)
     assert psum.measured > 0
-    assert psum.ratio == psum.predicted.value / psum.measured
     # XLA's are not ours to measure.
     assert by_name["lax.psum"].measured is None
     assert by_name["lax.psum"].is_good is None
@@ -54,55 +50,17 @@ def test_every_call_is_measured_by_group(ran):
     assert "XLA keeps no record" in text
     assert "4 of 4" in text
     assert "<table>" in rows._repr_html_()
-    assert json.loads(json.dumps(rows.to_json()))[0]["collective"] == "psum"
-
-
-def predicted(row, ratio, size):
-    call = row.planned.call
-    leaves = (((size // 4,), "float32"),)
-    seconds = dataclasses.replace(row.predicted, value=ratio * row.measured)
-    planned = dataclasses.replace(
-        row.planned,
-        call=dataclasses.replace(call, leaves=leaves),
-        cost=dataclasses.replace(row.planned.cost, seconds=seconds),
-    )
-    return dataclasses.replace(row, planned=planned)
-
-
-@pytest.mark.parametrize(
-    ("size", "ratio", "is_good"),
-    [
-        (1 << 20, 1.0, True),
-        (1 << 20, 0.79, False),
-        (1 << 20, 1.26, False),
-        (1 << 10, 0.51, True),
-        (1 << 10, 1.99, True),
-        (1 << 10, 0.49, False),
-        (1 << 10, 2.1, False),
-    ],
-)
-def test_bounds_are_tighter_for_large_operands(ran, size, ratio, is_good):
-    row = predicted(ran.check()[0], ratio, size)
-    assert row.is_good is is_good
-    assert type(ran.check())([row]).is_good is is_good
-
-
-def test_nothing_measured_is_not_good(ran):
-    jaxcomm.finalize()
-    rows = ran.check()
-    assert [row.count for row in rows] == [0, 0, 0]
-    assert not rows.is_good
-    assert "not in the record" in str(rows)
-
-
-def test_records_may_come_from_files(ran, tmp_path):
-    saved = jaxcomm.flight_record()
-    saved.save(tmp_path / "record.json")
-    here = ran.check([saved]).to_json()
-    assert here[0]["count"] == 10
-    assert ran.check([tmp_path / "record.json"]).to_json() == here
+    # Records may come from files, and one may stand alone.
+    saved, path = jaxcomm.flight_record(), tmp_path / "record.json"
+    saved.save(path)
+    here = json.loads(json.dumps(made.check([saved]).to_json()))
+    assert (here[0]["collective"], here[0]["count"]) == ("psum", 10)
+    for records in ([path], saved, path, str(path)):
+        assert made.check(records).to_json() == here
     with pytest.raises(TypeError, match="records must be flight records"):
-        ran.check([3])
+        made.check([3])
+    with pytest.raises(ValueError, match=r"^check: records is empty\. Give one"):
+        made.check([])
 
 
 def test_a_plan_without_a_function_is_refused():
@@ -110,61 +68,92 @@ def test_a_plan_without_a_function_is_refused():
         jaxcomm.plan({"i": 2}).check()
 
 
-def entry(rank, started, seconds, **changes):
+def process(index, *entries):
+    """Return the record of one of four processes with a device each.
+
+    Each entry is the group, when it started, and how long it took, if it has ended.
+    """
     known = {
-        "sequence": 1, "rank": rank, "group": 0, "device": rank, "run_id": 7,
-        "site": "1f", "collective": "all_reduce", "name": "psum",
-        "operands": "float32[4]", "dtype": "float32", "bytes": 16,
-        "state": "completed", "started": started, "seconds": seconds,
+        "run_id": 7, "site": "1f", "collective": "all_reduce", "name": "psum",
+        "operands": "float32[4]", "dtype": "float32", "bytes": 16, "device": index,
+        "rank": index % 2,
     }  # fmt: skip
-    return known | changes
-
-
-def process(index, entries, processes=2):
+    communicator = {
+        "key": "c0", "axes": "('i',)", "lane": "default", "backend": "host",
+        "platform": "cpu", "groups": [[0, 1], [2, 3]], "timeout_seconds": 300.0,
+        "entries": [
+            known | {
+                "sequence": number, "group": index // 2, "started": started,
+                "seconds": took, "state": "started" if took is None else "completed",
+            }
+            for number, (started, took) in enumerate(entries, 1)
+        ],
+    }  # fmt: skip
     return record.parse(
         {
-            "version": 1, "process": index, "processes": processes, "pid": index,
+            "version": 1, "process": index, "processes": 4, "pid": index,
             "host": "here", "time": 100.0, "reason": "asked",
-            "devices": {"cpu": [index]},
-            "communicators": [
-                {
-                    "key": "c0", "axes": "('i',)", "lane": "default",
-                    "backend": "host", "platform": "cpu", "groups": [[0, 1]],
-                    "timeout_seconds": 300.0, "entries": entries,
-                }
-            ],
+            "devices": {"cpu": [index]}, "communicators": [communicator],
         }
     )  # fmt: skip
 
 
+def checked(*records, words=4):
+    """Return the row of the psum of a plan for two groups of two CPU devices."""
+    made = jaxcomm.plan(
+        {"d": 2, "i": 2},
+        lambda x: jaxcomm.psum(x, "i"),
+        jax.ShapeDtypeStruct((words,), "float32"),
+        machine="cpu",
+    )
+    (row,) = made.check(records)
+    return row
+
+
 def test_time_runs_from_the_last_arrival_to_the_last_end():
-    records = [
-        process(0, [entry(0, 10.0, 5.0)]),
-        process(1, [entry(1, 13.0, 2.25)]),
-    ]
-    (met,) = timed(records)
-    assert (met.seconds, met.seen) == (2.25, 2)
-    # Of one process alone, with what it waited.
-    (met,) = timed(records[:1])
-    assert (met.seconds, met.seen) == (5.0, 1)
+    # From 13 s to 15.25 s. Of one process alone, with what it waited.
+    first, second = process(0, (10.0, 5.0)), process(1, (13.0, 2.25))
+    both, alone = checked(first, second), checked(first)
+    assert (both.measured, both.seen, both.size, both.count) == (2.25, 2, 2, 1)
+    assert (alone.measured, alone.seen) == (5.0, 1)
+    # 30 us of latency, and what four floats of two ranks take at 40 GB/s, both ways.
+    assert both.ratio == pytest.approx((30e-6 + 64 / 40e9) / 2.25)
 
 
-def test_what_has_not_ended_on_all_ranks_has_no_time():
-    records = [
-        process(0, [entry(0, 10.0, None, state="started")]),
-        process(1, [entry(1, 13.0, 2.0)]),
-    ]
-    assert list(timed(records)) == []
-    records = [process(0, [entry(0, 10.0, 1.0)]), process(1, [])]
-    assert [met.seen for met in timed(records)] == [1]
+def test_the_median_is_measured():
+    row = checked(
+        process(0, (10.0, 1.0), (20.0, 2.0), (30.0, 9.0)),
+        process(1, (10.0, 1.0), (20.0, 2.0), (30.0, 9.0)),
+    )
+    assert (row.measured, row.count) == (2.0, 3)
 
 
-def test_one_record_may_stand_alone(ran, tmp_path):
-    recorded = jaxcomm.flight_record()
-    recorded.save(tmp_path / "record.json")
-    for records in (recorded, tmp_path / "record.json", str(tmp_path / "record.json")):
-        assert [row.count for row in ran.check(records)] == [
-            row.count for row in ran.check([recorded])
-        ]
-    with pytest.raises(ValueError, match=r"^check: records is empty\. Give one"):
-        ran.check([])
+def test_the_ranks_seen_are_those_of_the_group_that_is_seen_least():
+    row = checked(process(0, (10.0, 1.0)), process(1, (10.0, 1.0)), process(2, (8, 3)))
+    assert (row.seen, row.size, row.count) == (1, 2, 2)
+
+
+@pytest.mark.parametrize("other", [(), ((13.0, None),)])
+def test_what_has_not_ended_on_all_ranks_has_no_time(other):
+    others_first = process(1, (5.0, 1.0), *other)
+    row = checked(process(0, (5.0, 1.0), (10.0, 5.0)), others_first)
+    assert (row.measured, row.count) == (1.0, 1)
+
+
+@pytest.mark.parametrize(
+    ("words", "ratio", "is_good"),
+    [
+        (1 << 18, 0.81, True),
+        (1 << 18, 0.79, False),
+        (1 << 18, 1.24, True),
+        (1 << 18, 1.26, False),
+        ((1 << 18) - 1, 0.51, True),
+        ((1 << 18) - 1, 0.49, False),
+        ((1 << 18) - 1, 1.99, True),
+        ((1 << 18) - 1, 2.1, False),
+    ],
+)
+def test_bounds_are_tighter_from_a_mebibyte_on(words, ratio, is_good):
+    row = checked(process(0, (1.0, 1.0)), words=words)
+    row = dataclasses.replace(row, measured=row.predicted.value / ratio)
+    assert row.is_good is is_good

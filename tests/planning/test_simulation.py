@@ -41,7 +41,7 @@ def run(monkeypatch, extension, mesh, lanes):
     ("processes", "lanes"),
     [
         (128, ("default", "ring")),
-        (1024, ("default",)),
+        pytest.param(1024, ("default",), marks=pytest.mark.thorough),
     ],
 )
 def test_processes_meet_in_as_many_messages_as_planned(monkeypatch, processes, lanes):

@@ -2,14 +2,16 @@
 
 import os
 import re
-import subprocess
 import sys
 
+import forked
 import jax
 import numpy as np
 import pytest
+import waiting
 
-from stress import operations, programs, worker
+from stress import __main__ as command
+from stress import programs, worker
 
 
 @pytest.fixture
@@ -17,7 +19,7 @@ def arguments(monkeypatch):
     """Returns a function that sets the command line of a worker."""
 
     def set_to(**given):
-        given = {"operations": 30, "programs": 15, "seed": 3} | given
+        given = {"operations": 4, "programs": 1, "seed": 3} | given
         words = [f"--{name}={value}" for name, value in given.items()]
         monkeypatch.setattr(sys, "argv", ["worker", *words])
 
@@ -35,45 +37,59 @@ def mesh():
 
 
 @pytest.mark.multiprocess
-@pytest.mark.parametrize(("processes", "devices"), [(2, 1), (2, 2)])
-def test_three_hundred_operations_between_processes_are_right(processes, devices):
-    done = subprocess.run(
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("devices", "number", "calls"),
+    [
+        (1, 5, 16),
+        pytest.param(2, 30, 300, marks=pytest.mark.thorough),
+    ],
+)
+def test_operations_between_processes_are_right(devices, number, calls):
+    done = forked.run(
         [
-            *(sys.executable, "-m", "stress", "--operations=300"),
-            *(f"--processes={processes}", f"--devices-per-process={devices}"),
-            *("--programs=20", f"--seed={devices}"),
+            *(sys.executable, "-m", "stress", f"--operations={calls}"),
+            f"--devices-per-process={devices}",
+            *(f"--programs={number}", f"--seed={devices}"),
         ],
         env=os.environ
-        | {"XLA_FLAGS": os.environ["QUICK_XLA_FLAGS"], "JAXCOMM_TIMEOUT": "60"},
+        | {
+            "XLA_FLAGS": os.environ["QUICK_XLA_FLAGS"],
+            "JAXCOMM_TIMEOUT": str(waiting.HANG_SECONDS),
+        },
         capture_output=True,
         text=True,
-        timeout=200,
-        check=False,
+        timeout=2 * waiting.HANG_SECONDS,
     )
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     assert "through shared memory" in done.stdout
     (summary,) = [s for s in done.stdout.splitlines() if s.startswith("soak: ")]
-    assert re.search(r"300 operations of 20 programs, .*: all right in \d+ s", summary)
+    assert re.search(
+        rf"{calls} operations of {number} programs, .*: all right", summary
+    )
 
 
-def test_every_operation_is_in_the_pool_and_right(mesh):
+@pytest.mark.parametrize(
+    "called", [False, pytest.param(True, marks=pytest.mark.thorough)]
+)
+def test_every_operation_is_in_the_pool_and_right(mesh, called):
     """Over both axes and over either, with operands of nothing and of a few bytes."""
     rng = np.random.default_rng(0)
-    numbers = programs.numbers(rng)
     pool = programs.pool(mesh, 30, rng)
     names = {program.text.partition("(")[0] for program in pool}
-    assert names == set(operations.operations(2, rng))
+    assert names == set(programs.operations(2, rng))
     axes = {program.text.partition("over axes ")[2] for program in pool}
     for some in (programs.AXES, ("process",), ("device",)):
         assert any(text.startswith(f"{some}, ") for text in axes)
-    for program in pool:
+    numbers = programs.numbers(rng)
+    for program in pool if called else pool[:2]:
         assert program.call(numbers, int(rng.integers(1 << 40))).difference() is None
 
 
 def test_calls_of_a_program_get_other_numbers_each_time_and_on_each_rank(mesh):
     rng = np.random.default_rng(0)
     numbers = programs.numbers(rng)
-    operation = operations.operations(8, rng)["pbarrier"]
+    operation = programs.operations(8, rng)["pbarrier"]
     program = programs.Program(
         mesh, "pbarrier", operation, programs.AXES, "default", np.dtype(np.float32), 50
     )
@@ -85,18 +101,17 @@ def test_calls_of_a_program_get_other_numbers_each_time_and_on_each_rank(mesh):
 def test_a_wrong_result_ends_it_with_status_1_and_is_described(
     arguments, monkeypatch, capsys
 ):
-    real = operations.operations
+    real = programs.operations
 
-    def with_one_wrong(size, rng):
-        made = real(size, rng)
-        wrong = operations.Operation(made["ring_shift"].call, lambda x: x + 1)
-        return made | {"ring_shift": wrong}
+    def wrong(size, rng):
+        call = real(size, rng)["ring_shift"].call
+        return {"ring_shift": programs.Operation(call, lambda x: x + 1)}
 
-    monkeypatch.setattr(operations, "operations", with_one_wrong)
-    arguments(programs=24)
+    monkeypatch.setattr(programs, "operations", wrong)
+    arguments()
     assert worker.main() == 1
     said = capsys.readouterr()
-    assert re.search(r"process 0: operation \d+ of seed 3, ring_shift\(", said.err)
+    assert re.search(r"process 0: operation 0 of seed 3, ring_shift\(", said.err)
     assert "elements are wrong, the first at [0, 0]: " in said.err
     assert "all right" not in said.out
 
@@ -117,12 +132,9 @@ def test_growth_is_seen_in_the_steady_part_and_not_at_the_start():
 
 
 @pytest.mark.parametrize("wrong", ["--processes=0", "--operations=x", "--nothing"])
-def test_a_wrong_command_line_ends_with_status_2(wrong):
-    done = subprocess.run(
-        [sys.executable, "-m", "stress", wrong],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 2
-    assert "usage: python -m stress" in done.stderr
+def test_a_wrong_command_line_ends_with_status_2(monkeypatch, capsys, wrong):
+    monkeypatch.setattr(sys, "argv", ["stress", wrong])
+    with pytest.raises(SystemExit) as ended:
+        command.main()
+    assert ended.value.code == 2
+    assert "usage: python -m stress" in capsys.readouterr().err

@@ -65,9 +65,11 @@ CHECKS = {
     "bazel": Check("build and tests", ["make", "bazel-test"], needs="bazel"),
     "sanitizers": Check("C++ tests", ["make", "sanitize"]),
     "coverage": Check("the tests on the oldest jax", ["make", "coverage"]),
+    "all": Check("all tests and the soak, on the oldest jax", ["make", "test-all"]),
+    "mutation": Check("200 defects, 95 % of them caught", ["make", "mutation"]),
     "newest": Check(
-        "the tests on the newest jax",
-        ["make", "test", "VENV=.venv-3.13"],
+        "all tests and the soak, on the newest jax",
+        ["make", "test-all", "VENV=.venv-3.13"],
         python="3.13",
     ),
 }

@@ -6,6 +6,7 @@ import sys
 
 import forked
 import pytest
+import waiting
 from stand_in_timer import timer as timer
 from stand_in_timer import trace as trace
 
@@ -23,7 +24,7 @@ def bench_gpu(stand_in_path, tmp_path):
     def run(*words, **variables):
         asked = {
             "JAXCOMM_NCCL_LIBRARY": stand_in_path,
-            "JAXCOMM_TIMEOUT": "60",
+            "JAXCOMM_TIMEOUT": str(waiting.HANG_SECONDS),
             "XLA_FLAGS": os.environ["QUICK_XLA_FLAGS"],
         }
         done = forked.run(
@@ -32,7 +33,7 @@ def bench_gpu(stand_in_path, tmp_path):
             env=inherited | asked | variables,
             capture_output=True,
             text=True,
-            timeout=200,
+            timeout=waiting.HANG_SECONDS,
             check=False,
         )  # fmt: skip
         done.report = json.loads(report.read_text()) if report.exists() else None

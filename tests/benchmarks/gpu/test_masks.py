@@ -13,8 +13,15 @@ from bench.gpu import masks
 SPLIT = jax.P(None, "i")
 
 
-@pytest.mark.parametrize("strategy", ["ring", "all_gather"])
-@pytest.mark.parametrize("options", [{"documents": True}, {"window": 5}], ids=str)
+@pytest.mark.parametrize(
+    ("strategy", "options"),
+    [
+        ("all_gather", {"window": 5}),
+        ("all_gather", {"documents": True}),
+        pytest.param("ring", {"documents": True}, marks=pytest.mark.thorough),
+        pytest.param("ring", {"window": 5}, marks=pytest.mark.thorough),
+    ],
+)
 def test_it_equals_dense_attention(timer, strategy, options):
     random = np.random.default_rng(0)
     tokens = 32

@@ -1,5 +1,3 @@
-import shlex
-
 import pytest
 
 from bench.gpu import options, sizes
@@ -7,18 +5,25 @@ from bench.gpu.parts import PARTS
 from bench.options import UsageError
 
 
+def parse(words):
+    return options.parse(words.split())
+
+
 def test_two_gpus_and_everything_unless_told_otherwise():
-    asked = options.parse([])
+    asked = parse("")
     assert asked == options.Options(2, 1, False, tuple(PARTS))
     assert asked.sizes(sizes.TINY) == sizes.TINY
+    # The usual tokens are rounded up for odd numbers of ranks.
+    assert parse("--ranks 3").sizes(sizes.TINY).tokens == (66,)
+    # On one GPU every rank is a process.
+    assert parse("--one-gpu --ranks 3").processes == 3
 
 
 def test_all_flags_are_read(tmp_path):
-    words = shlex.split(
+    asked = parse(
         "--ranks 4 --processes=2 --only overlap,memory,overlap --tokens 32768,131072 "
         f"--json {tmp_path}/x.json"
     )
-    asked = options.parse(words)
     assert asked == options.Options(
         ranks=4,
         processes=2,
@@ -30,14 +35,6 @@ def test_all_flags_are_read(tmp_path):
     changed = asked.sizes(sizes.TINY)
     assert changed.tokens == (32768, 131072)
     assert changed.large == sizes.TINY.large
-
-
-def test_the_usual_tokens_are_rounded_up_for_odd_numbers_of_ranks():
-    assert options.parse(["--ranks", "3"]).sizes(sizes.TINY).tokens == (66,)
-
-
-def test_on_one_gpu_every_rank_is_a_process():
-    assert options.parse(["--one-gpu", "--ranks", "3"]).processes == 3
 
 
 @pytest.mark.parametrize(
@@ -54,12 +51,12 @@ def test_on_one_gpu_every_rank_is_a_process():
 )
 def test_what_cannot_be_done_is_refused_with_advice(words, advice):
     with pytest.raises(UsageError, match=advice):
-        options.parse(words.split())
+        parse(words)
 
 
 @pytest.mark.parametrize("words", ["--ranks x", "--tokens 1,y", "--rank 2"])
 def test_what_is_no_number_or_no_flag_ends_with_2(words, capsys):
     with pytest.raises(SystemExit) as raised:
-        options.parse(words.split())
+        parse(words)
     assert raised.value.code == 2
     assert "usage: python -m bench gpu" in capsys.readouterr().err

@@ -52,23 +52,13 @@ def test_processes_that_share_a_gpu_all_have_the_first(started):
         ("NCCL_MAX_CTAS", "2"),
     ):
         assert {each[name] for each in found} == {text}
-
-
-def test_each_has_a_thread_block_at_least(started):
+    # A thread block at least.
     assert started("--ranks 16 --one-gpu")[0]["NCCL_MAX_CTAS"] == "1"
 
 
 def test_with_the_stand_in_they_have_cpu_devices(started):
     found = started("--ranks 4 --processes 2", "cpu")
     assert {each["JAX_NUM_CPU_DEVICES"] for each in found} == {"2"}
-
-
-@pytest.mark.parametrize(("count", "are"), [(None, False), ("1", False), ("2", True)])
-def test_one_of_several_knows_it(count, are, monkeypatch):
-    monkeypatch.delenv("JAX_NUM_PROCESSES", raising=False)
-    if count is not None:
-        monkeypatch.setenv("JAX_NUM_PROCESSES", count)
-    assert processes.are_started() is are
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,15 @@
-"""Every text of docs/errors.md is one that the sources can still say."""
+"""Check docs/errors.md: the sources can still say its texts, and it has what they say.
+
+`make lint` runs it. Each error says what to do, or the page does.
+"""
 
 import ast
 import re
+import sys
 from pathlib import Path
 
-import pytest
-
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "errors.md"
 VALUE = "\0"  # where a message has a name or a number
 # Which of the page's rows, and of C++ the literals: those of one call, joined.
 ROW = re.compile(r"^\| `([^`]+)` \|", re.M)
@@ -44,54 +47,11 @@ def of_cpp(source):
         start = end
 
 
-@pytest.fixture(scope="module")
-def messages():
-    found = []
-    for path in (ROOT / "jaxcomm").rglob("*.py"):
-        found += of_python(path.read_text())
-    for path in (ROOT / "ffi").rglob("*.cc"):
-        found += of_cpp(path.read_text())
-    return [message for message in found if " " in message]
-
-
 def is_said(text, messages):
     """Return whether a message has the parts of a text, in order."""
     parts = [re.escape(part.strip()) for part in text.split("...") if part.strip()]
     pattern = re.compile(".*".join(parts), re.S)
     return any(pattern.search(message) for message in messages)
-
-
-ROWS = ROW.findall((ROOT / "docs" / "errors.md").read_text())
-
-
-def test_the_page_has_its_rows():
-    lines = (ROOT / "docs" / "errors.md").read_text().splitlines()
-    rows = [
-        x for x in lines if x.startswith("|") and not x.startswith(("| --", "| text"))
-    ]
-    assert len(ROWS) == len(rows) > 60
-    assert len(set(ROWS)) == len(ROWS)
-
-
-@pytest.mark.parametrize("text", ROWS)
-def test_a_documented_error_is_one_of_the_sources(messages, text):
-    assert len(text.replace("...", "")) >= 10, "too short to tell messages apart"
-    assert is_said(text, messages)
-
-
-@pytest.mark.parametrize(
-    "text", ["no such words", "is unknown; choose ... backend", "JAXCOMM_CHECK is 2"]
-)
-def test_a_text_that_no_source_says_is_found(messages, text):
-    assert not is_said(text, messages)
-
-
-def test_messages_of_both_languages_are_read():
-    python = 'def f():\n  """No."""\n  raise E(f"a {b} c" "d")'
-    cpp = '// "no"\nreturn f("a ", b,\n " c"\n   "d");\n'
-    assert f"a {VALUE} cd" in set(of_python(python))
-    assert "No." not in set(of_python(python))
-    assert list(of_cpp(cpp)) == [f"a {VALUE} cd"]
 
 
 # How a text says what to do instead.
@@ -135,18 +95,34 @@ def unexplained(texts, rows):
     ]
 
 
-def test_every_error_is_on_the_page_or_says_what_to_do():
-    texts = [
-        text
-        for path in sorted((ROOT / "jaxcomm").rglob("*.py"))
-        for text in raised(path.read_text())
-    ]
-    assert len(texts) > 150
-    assert unexplained(texts, ROWS) == []
+def faults():
+    """Yield what is wrong with the page."""
+    text = PAGE.read_text()
+    rows = ROW.findall(text)
+    lines = [x for x in text.splitlines() if x.startswith("|")]
+    lines = [x for x in lines if not x.startswith(("| --", "| text"))]
+    if len(rows) != len(lines) or len(set(rows)) != len(rows):
+        yield "a row does not begin with a text in backquotes, or is there twice"
+    sources = [path.read_text() for path in sorted((ROOT / "jaxcomm").rglob("*.py"))]
+    messages = [message for source in sources for message in of_python(source)]
+    for path in (ROOT / "ffi").rglob("*.cc"):
+        messages += of_cpp(path.read_text())
+    messages = [message for message in messages if " " in message]
+    for row in rows:
+        if len(row.replace("...", "")) < 10:
+            yield f"{row!r} is too short to tell messages apart"
+        if not is_said(row, messages):
+            yield f"no source says {row!r}"
+    for text in unexplained([t for source in sources for t in raised(source)], rows):
+        yield f"neither the page nor the error says what to do: {text!r}"
 
 
-def test_an_error_that_explains_nothing_is_found():
-    source = "raise ValueError(f'{x}: the size is {n}')\nraise E('Pass a size here')"
-    texts = list(raised(source))
-    assert unexplained(texts, []) == [f"{VALUE}: the size is {VALUE}"]
-    assert unexplained(texts, ["the size is ..."]) == []
+def main():
+    """Print all faults; return 1 if there are any."""
+    found = [f"{PAGE.relative_to(ROOT)}: {fault}" for fault in faults()]
+    print(*found, sep="\n", end="\n" if found else "")
+    return bool(found)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,101 @@
+"""What a plan warns of."""
+
+import dataclasses
+
+import jax
+import pytest
+
+import jaxcomm
+from jaxcomm.planning import Attention
+
+MESH = {"data": 2, "context": 4}
+
+
+@pytest.mark.parametrize(
+    ("gigabytes", "text"), [(0.8, "do not fit into"), (8, "take much of"), (10, None)]
+)
+def test_communicators_may_take_a_tenth_of_the_memory(gigabytes, text):
+    """One that shares nothing takes 870 MiB, 0.912 GB."""
+    machine = jaxcomm.Machine.named("h100")
+    made = jaxcomm.plan(
+        {"a": 2},
+        machine=dataclasses.replace(machine, memory=gigabytes * 1e9),
+        policy=jaxcomm.CommPolicy(share=False, one_shot=False),
+    )
+    assert len(made.warnings) == (text is not None)
+    assert text is None or text in made.warnings[0]
+    assert ("warning: " in str(made)) == (text is not None)
+
+
+def test_more_communicators_than_allowed_are_warned_of(monkeypatch):
+    assert jaxcomm.plan(MESH).warnings == ()
+    monkeypatch.setenv("JAXCOMM_MAX_COMMUNICATORS", "3")
+    assert jaxcomm.plan(MESH).warnings == ()
+    monkeypatch.setenv("JAXCOMM_MAX_COMMUNICATORS", "2")
+    (warning,) = jaxcomm.plan(MESH).warnings
+    assert "JAXCOMM_MAX_COMMUNICATORS" in warning
+
+
+def test_more_lanes_than_allowed_are_warned_of():
+    assert jaxcomm.plan({"a": 2}, lanes=("one", "two")).warnings == ()
+    (warning,) = jaxcomm.plan({"a": 2}, lanes=("one", "two", "three")).warnings
+    assert "init would raise" in warning
+
+
+def test_an_axis_that_crosses_domains_in_vain_is_warned_of():
+    def step(x):
+        for _ in range(8):
+            x = jaxcomm.psum(x, "model")
+        return jaxcomm.psum(x, "data")
+
+    heavy = jax.ShapeDtypeStruct((1 << 22,), "float32")
+    good = jaxcomm.plan({"data": 4, "model": 8}, step, heavy)
+    turned = jaxcomm.plan({"model": 8, "data": 4}, step, heavy)
+    (warning,) = turned.warnings
+    assert warning.startswith("axis 'model' crosses domains and need not: in the order")
+    assert good.warnings == ()
+    assert turned.step_seconds.value > good.step_seconds.value
+    # Without a step there is nothing to compare.
+    assert "would fit into one" in jaxcomm.plan({"data": 4, "model": 8}).warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("axes", "lane", "is_done_first", "text"),
+    [
+        (("data", "context"), "ring", False, "cross in one device"),
+        (("data", "data"), "ring", False, "share 2 devices"),
+        # NCCL runs what shares resources one after the other; a dependence is an order.
+        (("data", "context"), None, False, None),
+        (("data", "context"), "ring", True, None),
+    ],
+)
+def test_independent_operations_on_crossing_groups_are_warned_of(
+    axes, lane, is_done_first, text
+):
+    def step(x):
+        handle = jaxcomm.psum_start(x, axes[0])
+        if is_done_first:
+            x = handle.done()
+        other = jaxcomm.ring_shift_start(x, axes[1], lane=lane)
+        return (0 if is_done_first else handle.done()) + other.done()
+
+    made = jaxcomm.plan(MESH, step, jax.ShapeDtypeStruct((8, 16), "float32"))
+    found = [each for each in made.warnings if "circle" in each]
+    assert len(found) == (text is not None)
+    for each in found:
+        assert each.startswith(f"psum over ('data',) and ring_shift over ('{axes[1]}',")
+        assert text in each
+
+
+def test_a_window_that_wants_a_halo_is_warned_of():
+    asked = Attention(
+        *("context", 1 << 17),
+        heads=32,
+        head_size=128,
+        schedule="striped",
+        local_window_size=(1024, 0),
+    )
+    (warning,) = jaxcomm.plan({"context": 8}, asked, machine="h200").warnings
+    assert "schedule='contiguous' sends a border to the next rank" in warning
+    asked = dataclasses.replace(asked, schedule="contiguous")
+    assert jaxcomm.plan({"context": 8}, asked, machine="h200").warnings == ()
