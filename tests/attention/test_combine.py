@@ -8,13 +8,15 @@ import split
 from jaxcomm.attention import combine
 
 
-@pytest.mark.parametrize("check_vma", [False, True])
-@pytest.mark.parametrize("scatter", [None, 0, 1, 2])
-def test_attention_to_parts_of_a_cache_is_attention_to_all_of_it(scatter, check_vma):
+@pytest.mark.parametrize(
+    ("scatter", "check_vma"), [(None, False), (None, True), (0, True), (2, False)]
+)
+def test_attention_to_parts_of_a_cache_is_attention_to_all_of_it(
+    assert_close, sharded, scatter, check_vma
+):
     shape, keys = (4, 4, 4, 8), (4, 40, 2, 8)
     query, key, value, (grad_out, grad_lse) = split.random_inputs(shape, keys)
     sees = np.array([7, 40, 0, 23])  # The cache is filled so far; one is empty.
-    mesh = split.ring_over(4)
 
     def local(query, key, value):
         rank = jax.lax.axis_index("context")
@@ -29,19 +31,13 @@ def test_attention_to_parts_of_a_cache_is_attention_to_all_of_it(scatter, check_
         out = jnp.where(jnp.isneginf(lse)[..., None], jnp.nan, out)
         return combine(out, lse, "context", scatter=scatter)
 
-    spec = jax.P(*[None] * (scatter or 0), "context") if scatter is not None else None
-    split_keys = jax.P(None, "context")
-    whole = jax.shard_map(
-        local,
-        mesh=mesh,
-        in_specs=(jax.P(), split_keys, split_keys),
-        out_specs=jax.P() if spec is None else spec,
-        check_vma=check_vma,
-    )
+    spec = jax.P() if scatter is None else jax.P(*[None] * scatter, "context")
+    in_specs = (jax.P(), split.SPLIT, split.SPLIT)
+    whole = sharded(local, 4, in_specs, spec, check_vma=check_vma)
     options = dense.Options(key_lengths=sees)
     expected = dense.attention(query, key, value, options)
     found = jax.jit(whole)(query, key, value)
-    split.assert_close(found, expected[:2], 1e-5)
+    assert_close(found, expected[:2], 1e-5)
 
     def loss(query, key, value):
         out, lse = whole(query, key, value)
@@ -53,21 +49,3 @@ def test_attention_to_parts_of_a_cache_is_attention_to_all_of_it(scatter, check_
     expected = dense.attention(query, key, value, options, (grad_out, grad_lse))
     for ours, theirs in zip(grads, expected[2:5], strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-5)
-
-
-def test_what_cannot_be_divided_is_refused():
-    mesh = split.ring_over(4)
-
-    def call(**options):
-        def local():
-            return combine(
-                jnp.ones((1, 3, 2, 4)), jnp.ones((1, 3, 2)), "context", **options
-            )
-
-        run = jax.shard_map(local, mesh=mesh, in_specs=(), out_specs=jax.P())
-        return jax.eval_shape(run)
-
-    with pytest.raises(ValueError, match=r"combine: scatter=1 of out .* over 4 ranks"):
-        call(scatter=1)
-    with pytest.raises(NameError, match=r"Call jaxcomm\.attention\.combine inside"):
-        combine(jnp.ones((1, 3, 2, 4)), jnp.ones((1, 3, 2)), "context")

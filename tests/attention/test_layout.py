@@ -13,9 +13,10 @@ every_schedule = pytest.mark.parametrize("schedule", sorted(SCHEDULES))
 
 
 @every_schedule
-@pytest.mark.parametrize("size", [1, 2, 3, 8])
-@pytest.mark.parametrize("length", [0, 1, 8, 31])
-@pytest.mark.parametrize("arrays", [np, jnp])
+@pytest.mark.parametrize(
+    ("size", "length", "arrays"),
+    [(1, 8, jnp), (2, 0, np), (3, 31, np), (3, 31, jnp), (8, 1, jnp), (8, 31, np)],
+)
 def test_restore_undoes_reorder(schedule, size, length, arrays):
     x = arrays.arange(2 * length * 3).reshape(2, length, 3)
     layout = Layout(schedule, size, length)
@@ -25,12 +26,6 @@ def test_restore_undoes_reorder(schedule, size, length, arrays):
     assert type(ordered) is type(positions) is type(x)
     for held in (positions, positions[0]):
         np.testing.assert_array_equal(layout.restore(ordered, held), x)
-
-
-def test_restore_undoes_reorder_inside_of_jit():
-    layout, x = Layout("zigzag", 3, 31), jnp.arange(62.0).reshape(2, 31)
-    back = jax.jit(lambda x: layout.restore(*layout.reorder(x)))(x)
-    np.testing.assert_array_equal(back, x)
 
 
 @every_schedule
@@ -88,13 +83,6 @@ def test_an_order_of_any_integers_is_that_of_int32():
     assert dataclasses.replace(expected, length=5) == expected
 
 
-def test_positions_may_be_a_list():
-    layout = Layout("zigzag", 2, 7)
-    x, positions = layout.reorder(np.arange(7), axis=0)
-    back = layout.restore(x, positions.tolist(), axis=0)
-    np.testing.assert_array_equal(back, np.arange(7))
-
-
 def test_a_float_without_nan_has_a_number_for_tokens_out_of_place():
     x = jnp.ones((1, 4), jnp.float4_e2m1fn)
     restore = jax.jit(Layout("zigzag", 2, 4).restore)
@@ -112,86 +100,24 @@ def test_jax_puts_anything_in_place_of_an_order():
 
 @pytest.mark.parametrize("length", [16, 13])
 def test_arrays_stay_sharded_on_a_mesh_of_explicit_axes(length):
-    mesh = jax.make_mesh((2, 4), ("data", "context"))
     layout = Layout("zigzag", 4, length)
     x = np.arange(4.0 * length).reshape(2, length, 2)
-    with jax.set_mesh(mesh):
+    with jax.set_mesh(jax.make_mesh((2, 4), ("data", "context"))):
         # 13 tokens cannot be split in their natural order.
         spec = ("data", "context" if length == 16 else None)
-        given = jax.device_put(x, jax.NamedSharding(mesh, jax.P(*spec)))
-        dealt, positions = layout.reorder(given)
-        assert dealt.sharding.spec[:2] == spec
-        assert positions.sharding.spec[:2] == spec
-        np.testing.assert_array_equal(dealt, layout.reorder(x)[0])
-        np.testing.assert_array_equal(positions, layout.reorder(x)[1])
-        split, positions = jax.device_put(
-            layout.reorder(x), jax.NamedSharding(mesh, jax.P("data", "context"))
-        )
+        given = jax.device_put(x, jax.P(*spec))
+        for found, expected in zip(
+            layout.reorder(given), layout.reorder(x), strict=True
+        ):
+            assert found.sharding.spec[:2] == spec
+            np.testing.assert_array_equal(found, expected)
+        held, positions = jax.device_put(layout.reorder(x), jax.P("data", "context"))
         for restore in (layout.restore, jax.jit(layout.restore)):
-            back = restore(split, positions)
+            back = restore(held, positions)
             np.testing.assert_array_equal(back, x)
             assert back.sharding.spec[:2] == spec
-
-        def loss(x):
-            return (layout.restore(x, positions) ** 2).sum()
-
-        gradient = jax.jit(jax.grad(loss))(split)
-        np.testing.assert_array_equal(gradient, 2 * np.asarray(split))
-
-
-@pytest.mark.parametrize(
-    ("call", "text"),
-    [
-        (lambda: Layout("zigzag", 0, 8), "Layout: size=0 ranks. Pass the size of the"),
-        (lambda: Layout("zigzag", 2, -1), "Layout: length=-1 tokens. Pass zero or"),
-        (lambda: Layout("spiral", 2, 8), "schedule='spiral' is not known"),
-        (
-            lambda: Layout("zigzag", 2, 4).reorder(jnp.ones(4)),
-            r"Layout.reorder: axis=1 was asked for, but x has shape \(4,\). Pass",
-        ),
-        (
-            lambda: Layout("zigzag", 2, 4).reorder(jnp.ones(5), axis=0),
-            "Layout.reorder: dimension 0 of x has 5 tokens, and the layout is of 4",
-        ),
-        (
-            lambda: Layout("zigzag", 2, 7).reorder(jnp.ones(8), axis=0),
-            "Layout.reorder: dimension 0 of x has 8 tokens, and the layout is of 7",
-        ),
-        (
-            lambda: Layout("contiguous", 2, 7).restore(jnp.ones(7), axis=0),
-            "Layout.restore: dimension 0 of x has 7 tokens, and the 2 ranks of the lay"
-            "out hold 8",
-        ),
-        (
-            lambda: Layout("zigzag", 2, 7).restore(jnp.ones(8), np.arange(7), axis=0),
-            r"positions of shape \(7,\), and the 2 ranks of the layout hold 8 tokens",
-        ),
-        (
-            lambda: Layout("zigzag", 2, 7).reorder({}),
-            "x has no array. Pass one or more",
-        ),
-    ],
-)
-def test_bad_values_say_what_was_asked_and_found(call, text):
-    with pytest.raises(ValueError, match=text):
-        call()
-
-
-@pytest.mark.parametrize(
-    ("call", "what"),
-    [
-        (lambda: Layout("zigzag", 2.0, 4), "Layout: size must be an integer"),
-        (lambda: Layout("zigzag", 2, 4.5), "Layout: length must be an integer"),
-        (lambda: Layout(2, 2, 4), "schedule=2 is of type int"),
-        (
-            lambda: Layout("zigzag", 2, 4).reorder(jnp.ones((1, 4)), axis=1.0),
-            "Layout.reorder: axis must be an integer",
-        ),
-    ],
-)
-def test_what_counts_is_an_integer(call, what):
-    with pytest.raises(TypeError, match=what):
-        call()
+        loss = jax.jit(jax.grad(lambda x: (layout.restore(x, positions) ** 2).sum()))
+        np.testing.assert_array_equal(loss(held), 2 * np.asarray(held))
 
 
 def test_a_batch_of_no_sequences_is_restored():

@@ -1,10 +1,12 @@
+"""Which tiles are computed and masked; what they give is in ``test_options.py``."""
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxcomm.attention.kernels.tiles import Tiles
 from jaxcomm.attention.mask import FULL, PARTIAL, SKIP, Mask, Tokens
-from jaxcomm.attention.schedules.registry import SCHEDULES, get_schedule
+from jaxcomm.attention.schedules.registry import get_schedule
 
 
 def _work(schedule, size, length, tile):
@@ -23,68 +25,41 @@ def _work(schedule, size, length, tile):
     return computed, masked
 
 
-RULES = {
-    "nothing": (None, None),
-    "causal": (None, 0),
-    "window": (5, 2),
-    "causal window": (3, 0),
-    "itself": (0, 0),
-}
-
-
-@pytest.mark.parametrize("schedule", sorted(SCHEDULES))
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("has_documents", [False, True])
-@pytest.mark.parametrize("lengths", [(32, 32), (27, 30), (0, 5)])
-def test_modes_agree_with_the_mask_of_each_pair(schedule, rule, has_documents, lengths):
-    dealer = get_schedule(schedule)
-    sees = Mask(*RULES[rule], *lengths)
-    tiles = Tiles.fit(dealer.segments(8), 3)
-    documents = jnp.repeat(jnp.array([0, 1, 2, -1]), jnp.array([11, 4, 15, 2]))
-    modes_met = set()
-
-    def tokens(rank, fill):
-        held = jnp.asarray(dealer.positions(rank, 4, 8))
-        ids = tiles.split(documents[held], 0, "edge") if has_documents else None
-        return Tokens(tiles.split(held, 0, fill), ids)
-
-    for rank in range(4):
-        for source in range(4):
-            queries, keys = tokens(rank, "edge"), tokens(source, 1 << 30)
-            modes = sees.modes(queries, keys)
-            across = [
-                Tokens(*(None if x is None else x[at] for x in of))
-                for of, at in (
-                    (queries, np.s_[:, None, :, None]),
-                    (keys, np.s_[None, :, None, :]),
-                )
-            ]
-            allowed = sees.allowed(*across)
-            whole = allowed.all((2, 3))
-            # A tile may be called partial though nothing of it is visible.
-            assert (whole | (modes != FULL)).all()
-            assert not (allowed.any((2, 3)) & (modes == SKIP)).any()
-            if not has_documents:
-                assert (whole == (modes == FULL)).all()
-            modes_met |= set(np.unique(modes).tolist())
-    assert SKIP in modes_met or (rule == "nothing" and not has_documents)
-
-
-def test_under_zigzag_every_rank_computes_the_same_in_every_hop():
+def test_tiles_that_a_rank_computes_and_masks():
     computed, masked = _work("zigzag", 4, 64, 8)
-    # Hop 0: two causal squares of 4 x 4 tiles and the full square between them.
+    # Every rank does the same. Hop 0: two causal squares of 4 x 4 tiles and the full
+    # square between them. Only the diagonals of hop 0 need a mask.
     assert computed.tolist() == [[36] * 4] + [[32] * 4] * 3
-    # Only the diagonals of hop 0 need a mask.
     assert masked.tolist() == [[8] * 4] + [[0] * 4] * 3
-
-
-def test_under_contiguous_the_first_rank_idles_and_the_last_never_does():
+    # The first rank idles and the last never does.
     computed, _ = _work("contiguous", 4, 64, 8)
     assert computed[:, 0].tolist() == [36, 0, 0, 0]
     assert computed[:, 3].tolist() == [36, 64, 64, 64]
-
-
-def test_under_striped_every_hop_is_a_causal_square():
+    # Every hop is a causal square.
     computed, masked = _work("striped", 4, 64, 8)
     assert (computed == 36).all()
     assert (masked == 8).all()
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "lengths", "documents"),
+    [(None, None, (27, 30), None), (5, 7, (32, 27), None), (11, 0, (32, 32), None),
+     (None, 0, (27, 32), [11, 4, 15, 2]), (9, 9, (32, 32), [8, 8, 16])],
+)  # fmt: skip
+def test_tiles_are_whole_or_skipped_where_all_or_nothing_is_seen(
+    left, right, lengths, documents
+):
+    sees, at = Mask(left, right, *lengths), jnp.arange(32, dtype=jnp.int32)
+    ids = None
+    if documents:
+        ids = jnp.asarray(np.repeat(np.arange(len(documents)) - 1, documents))
+    of_tiles = Tokens(*(None if x is None else x.reshape(8, 4) for x in (at, ids)))
+    modes = sees.modes(of_tiles, of_tiles)
+    rows, columns = (
+        Tokens(*(None if x is None else jnp.expand_dims(x, axis) for x in (at, ids)))
+        for axis in (1, 0)
+    )
+    allowed = sees.allowed(rows, columns).reshape(8, 4, 8, 4)
+    np.testing.assert_array_equal(modes == FULL, allowed.all((1, 3)))
+    # A tile may be called partial though nothing of it is visible.
+    assert not (allowed.any((1, 3)) & (modes == SKIP)).any()

@@ -25,9 +25,9 @@ ORDERS = {
 }
 
 
-@pytest.mark.parametrize("places", ORDERS.values(), ids=ORDERS)
-@pytest.mark.parametrize("axis", [0, 1, 2])
-def test_it_is_what_numpy_takes_and_its_gradient_puts_back(places, axis):
+@pytest.mark.parametrize("name", ORDERS)
+def test_it_is_what_numpy_takes_and_its_gradient_puts_back(name):
+    axis, places = list(ORDERS).index(name) % 3, ORDERS[name]
     shape = [2, 3, 2]
     shape[axis] = len(places)
     x, weights = RANDOM.standard_normal((2, *shape)).astype(np.float32)
@@ -46,16 +46,3 @@ def test_orders_of_layouts_neither_gather_nor_scatter(name):
     x = jnp.ones((2, len(ORDERS[name])))
     text = str(jax.make_jaxpr(jax.grad(of_squares))(x))
     assert not re.search("gather|scatter", text), text
-
-
-def test_it_is_batched_and_differentiated_twice():
-    places = ORDERS["zigzag"]
-    x = RANDOM.standard_normal((3, len(places))).astype(np.float32)
-    factors = np.arange(len(places), dtype=np.float32)
-
-    def cubes(x):
-        return (permute(x, places, 0) ** 3 * factors).sum()
-
-    hessian = jax.jit(jax.vmap(jax.hessian(cubes)))(x)
-    diagonal = 6 * x * np.argsort(places)
-    np.testing.assert_allclose(hessian, [np.diag(row) for row in diagonal], rtol=1e-6)

@@ -1,3 +1,5 @@
+"""cuDNN's part of a hop; what a whole ring gives is in ``test_fused_ring.py``."""
+
 import dataclasses
 import functools
 
@@ -11,30 +13,6 @@ from jaxcomm.attention.kernels.operands import HopConfig, Operands
 from jaxcomm.attention.mask import Mask, Tokens
 from jaxcomm.attention.schedules.block import Block
 from jaxcomm.attention.schedules.registry import SCHEDULES
-
-
-def _mask(blocks, ours, theirs, length):
-    mask = np.zeros((length, length), bool)
-    if theirs[0] == ours[0]:
-        block = blocks.same
-    else:
-        block = blocks.earlier if theirs[0] < ours[0] else blocks.later
-    rows, columns = slice(*block.queries), slice(*block.keys)
-    part = mask[rows, columns]
-    part[...] = np.tri(*part.shape) if block.is_causal else True
-    return mask
-
-
-@pytest.mark.parametrize("schedule", sorted(SCHEDULES))
-@pytest.mark.parametrize("length", [1, 2, 5, 8])
-@pytest.mark.parametrize("size", [1, 2, 5])
-def test_blocks_are_what_the_positions_allow(schedule, size, length):
-    dealer = SCHEDULES[schedule]
-    held = [dealer.positions(rank, size, length) for rank in range(size)]
-    for ours in held:
-        for theirs in held:
-            found = _mask(dealer.blocks(length), ours, theirs, length)
-            np.testing.assert_array_equal(found, ours[:, None] >= theirs)
 
 
 def test_a_causal_block_must_be_a_square():
@@ -69,28 +47,6 @@ def striped(monkeypatch):
     query = jnp.full((1, 4, 2, 8), 3, jnp.bfloat16)
     positions = jnp.array([0, 2, 4, 6]), jnp.array([1, 3, 5, 7])
     return Operands(query, query, query, *map(Tokens, positions)), config
-
-
-def test_rows_without_a_key_give_zero_and_minus_infinity(striped):
-    operands, config = striped
-    out, lse = fused.hop_forward(operands, config=config)
-    assert out.dtype == lse.dtype == jnp.float32
-    assert out[0, :, 0, 0].tolist() == [0, 1, 1, 1]
-    assert lse[0, :, 0].tolist() == [-jnp.inf, 1, 1, 1]
-
-
-def test_rows_and_keys_outside_the_block_have_no_gradient(striped):
-    operands, config = striped
-    lse = jnp.zeros((1, 4, 2)).at[:, 0].set(-jnp.inf)
-    grads = fused.hop_backward(
-        operands, operands[0], lse, lse, operands[0], config=config
-    )[:3]
-    assert {grad.dtype.name for grad in grads} == {"float32"}
-    assert [grad[0, :, 0, 0].tolist() for grad in grads] == [
-        [0, 1, 1, 1],
-        [1, 1, 1, 0],
-        [1, 1, 1, 0],
-    ]
 
 
 # Of float32, and of what float16 cannot hold, above or below.

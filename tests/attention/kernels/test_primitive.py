@@ -1,76 +1,74 @@
 """The primitive of a hop: jax.vmap, and what it is on each platform."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hops import Case, arrays_of
 
-from jaxcomm.attention.kernels.operands import HopConfig, Operands, Terms
+from jaxcomm.attention.kernels.operands import HopConfig, Operands
 from jaxcomm.attention.kernels.primitive import hop_backward, hop_forward
 from jaxcomm.attention.mask import Mask, Tokens
 
-COUNT, BATCH, TOKENS = 3, 2, 6
-CONFIG = HopConfig(1.0, Mask(None, 0, 9, 9), (TOKENS,), (TOKENS,), dropout_rate=0.2)
+# All that a hop can have; the mapped dimension is COUNT such hops.
+COUNT = 3
+CASE = Case(
+    batch=2, queries=6, keys=6, heads=4, key_heads=2, head_size=8, right=0,
+    documents=2, has_slopes=True, bias=(1, 4, 6), dropout_rate=0.2, dtype="float32",
+)  # fmt: skip
 
 
 def _stacked():
     """Operands and what else the backward pass takes, each COUNT times."""
-    rng = np.random.default_rng(0)
+    operands, config, grad = arrays_of(CASE)
+    rows = grad[..., 0]
+    args = operands, grad, rows, rows / 2, grad
+    order = [0, 2, 1]  # Every one has other numbers.
 
-    def normal(*shape):
-        return jnp.asarray(rng.standard_normal((COUNT, *shape)), jnp.float32)
+    def stack(x):
+        rolled = [jnp.roll(x, shift, x.ndim - 1) for shift in order]
+        return jnp.stack(rolled)
 
-    def tokens():
-        at = jnp.asarray(rng.integers(0, 9, (COUNT, TOKENS)), jnp.int32)
-        ids = jnp.asarray(rng.integers(0, 2, (COUNT, BATCH, TOKENS)), jnp.int32)
-        return Tokens(at, ids)
-
-    terms = Terms(
-        normal(1, 4, TOKENS, TOKENS),
-        normal(BATCH, 4),
-        jnp.asarray(rng.integers(0, 99, (COUNT, BATCH, 4)), jnp.uint32),
-    )
-    query, grad, out = (normal(BATCH, TOKENS, 4, 8) for _ in range(3))
-    key, value = (normal(BATCH, TOKENS, 2, 8) for _ in range(2))
-    operands = Operands(query, key, value, tokens(), tokens(), terms)
-    rows = [normal(BATCH, TOKENS, 4) for _ in range(2)]
-    return operands, grad, *rows, out
+    return jax.tree.map(stack, args), config
 
 
-def _both(operands, *others):
-    forward = hop_forward(operands, config=CONFIG)
-    return forward, hop_backward(operands, *others, config=CONFIG)
+def _both(config, operands, *others):
+    forward = hop_forward(operands, config=config)
+    return forward, hop_backward(operands, *others, config=config)
 
 
-@pytest.mark.parametrize("unmapped", ["nothing", "keys", "bias", "positions", "query"])
+@pytest.mark.parametrize(
+    "unmapped", ["nothing", "keys and bias", "query and positions"]
+)
 def test_vmap_is_one_by_one(unmapped):
-    args = _stacked()
+    args, config = _stacked()
+    both = functools.partial(_both, config)
     dims = jax.tree.map(lambda x: 0, args)
     operands, of = args[0], dims[0]
-    if unmapped == "keys":
-        operands = operands._replace(key=operands.key[0], value=operands.value[0])
-        of = of._replace(key=None, value=None)
-    elif unmapped == "bias":
+    if unmapped == "keys and bias":
         terms = operands.terms._replace(bias=operands.terms.bias[0])
-        operands = operands._replace(terms=terms)
-        of = of._replace(terms=of.terms._replace(bias=None))
-    elif unmapped == "positions":
+        operands = operands._replace(
+            key=operands.key[0], value=operands.value[0], terms=terms
+        )
+        of = of._replace(key=None, value=None, terms=of.terms._replace(bias=None))
+    elif unmapped == "query and positions":
         queries, keys = (
             x._replace(positions=x.positions[0])
             for x in (operands.queries, operands.keys)
         )
-        operands = operands._replace(queries=queries, keys=keys)
+        operands = operands._replace(
+            query=operands.query[0], queries=queries, keys=keys
+        )
         of = of._replace(
+            query=None,
             queries=of.queries._replace(positions=None),
             keys=of.keys._replace(positions=None),
         )
-    elif unmapped == "query":
-        operands = operands._replace(query=operands.query[0])
-        of = of._replace(query=None)
     args, dims = (operands, *args[1:]), (of, *dims[1:])
-    found = jax.jit(jax.vmap(_both, in_axes=dims))(*args)
+    found = jax.jit(jax.vmap(both, in_axes=dims))(*args)
 
     def one(i):
         leaves, tree = jax.tree.flatten(args)
@@ -80,7 +78,7 @@ def test_vmap_is_one_by_one(unmapped):
             [x if dim is None else x[i] for x, dim in zip(leaves, mapped, strict=True)],
         )
 
-    expected = [jax.jit(_both)(*one(i)) for i in range(COUNT)]
+    expected = [jax.jit(both)(*one(i)) for i in range(COUNT)]
     expected = jax.tree.map(lambda *xs: jnp.stack(xs), *expected)
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5),

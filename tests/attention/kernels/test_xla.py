@@ -45,23 +45,13 @@ def _both(query, key, value, grads, config, positions=None):
     return run(query, key, value, positions, grads)
 
 
-@pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("group", [1, 4, 8])
+@pytest.mark.parametrize(("is_causal", "group"), [(False, 1), (True, 4)])
 @pytest.mark.usefixtures("small_tiles")
 def test_one_block_is_dense_attention(inputs, dense, assert_close, is_causal, group):
     query, key, value, grads = inputs((2, 11, 8, 8), (2, 11, 8 // group, 8))
     found = _both(query, key, value, grads, _config(query, key, is_causal))
     expected = dense(query, key, value, is_causal=is_causal, grads=grads)
     assert_close(found, expected, 1e-5)
-
-
-@pytest.mark.parametrize("lengths", [(1, 9), (9, 1), (24, 16), (5, 4)])
-@pytest.mark.usefixtures("small_tiles")
-def test_queries_and_keys_may_differ_in_length(inputs, dense, assert_close, lengths):
-    queries, keys = lengths
-    query, key, value, grads = inputs((1, queries, 2, 8), (1, keys, 2, 8))
-    found = _both(query, key, value, grads, _config(query, key))
-    assert_close(found, dense(query, key, value, grads=grads), 1e-5)
 
 
 @pytest.mark.usefixtures("small_tiles")
@@ -80,26 +70,6 @@ def test_segments_and_shuffled_positions_give_the_same(inputs, dense, assert_clo
 
 
 @pytest.mark.usefixtures("small_tiles")
-def test_rows_that_see_no_key_are_exactly_zero_in_value_and_gradient(inputs):
-    query, key, value, grads = inputs((1, 12, 2, 8))
-    config = _config(query, key, is_causal=True, query_length=6)
-    ahead = jnp.arange(12, dtype=jnp.int32) + 2
-    positions = (jnp.arange(12, dtype=jnp.int32), ahead)
-    config = dataclasses.replace(
-        config, mask=dataclasses.replace(config.mask, key_length=14)
-    )
-    out, lse, *gradients = _both(query, key, value, grads, config, positions)
-    empty = np.array([0, 1, 6, 7, 8, 9, 10, 11])
-    assert (out[:, empty] == 0).all()
-    assert jnp.isneginf(lse[:, empty]).all()
-    assert (gradients[0][:, empty] == 0).all()
-    assert (gradients[1][:, 4:] == 0).all()
-    assert (gradients[2][:, 4:] == 0).all()
-    assert all(jnp.isfinite(x).all() for x in (out, *gradients))
-    assert jnp.isfinite(lse[:, 2:6]).all()
-
-
-@pytest.mark.usefixtures("small_tiles")
 def test_skipped_tiles_are_not_computed(inputs):
     query, key, value, grads = inputs((1, 8, 1, 8))
     # Were the tile above the diagonal computed, 0 times NaN would spread.
@@ -110,13 +80,6 @@ def test_skipped_tiles_are_not_computed(inputs):
     assert jnp.isfinite(lse[:, :4]).all()
     assert jnp.isfinite(gradients[0][:, :4]).all()
     assert jnp.isnan(out[:, 4:]).any()
-
-
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
-def test_results_are_float32_whatever_the_inputs(inputs, dtype):
-    query, key, value, grads = inputs((1, 5, 2, 8), dtype=dtype)
-    found = _both(query, key, value, grads, _config(query, key))
-    assert {x.dtype for x in found} == {jnp.dtype("float32")}
 
 
 @pytest.mark.parametrize("shape", [(0, 4, 2, 8), (1, 0, 2, 8)])
@@ -135,4 +98,5 @@ def test_a_hop_in_bfloat16_is_a_float32_hop_of_the_same_numbers(inputs):
     found = _both(*arrays, grads, config)
     expected = _both(*wide, (grads[0].astype(jnp.float32), grads[1]), config)
     for ours, theirs in zip(found, expected, strict=True):
+        assert ours.dtype == jnp.float32
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)

@@ -1,3 +1,5 @@
+"""JAX's transforms of a ring, and meshes of several axes."""
+
 import functools
 
 import jax
@@ -23,63 +25,35 @@ def _value_and_grads(function, arrays, grad):
     return run(arrays, grad)
 
 
-@pytest.mark.parametrize("check_vma", [True, False])
-def test_values_and_gradients_hold_with_and_without_checked_types(
-    ring, dense, inputs, assert_close, check_vma
-):
-    query, key, value, grads = inputs((1, 26, 4, 8), (1, 26, 2, 8))
-    options = {"is_causal": True, "grads": grads}
-    found = ring(query, key, value, size=4, check_vma=check_vma, **options)
-    assert_close(found, dense(query, key, value, **options), 1e-5)
-
-
-@pytest.mark.parametrize("weights", [(1.0, 0.0), (0.0, 1.0)])
-def test_the_residual_alone_has_a_gradient_and_so_has_the_output(
-    ring, dense, inputs, assert_close, weights
-):
-    query, key, value, grads = inputs((1, 26, 4, 8), (1, 26, 2, 8))
-    options = {
-        "is_causal": True,
-        "grads": (grads[0] * weights[0], grads[1] * weights[1]),
-    }
-    found = ring(query, key, value, size=4, **options)
-    assert_close(found, dense(query, key, value, **options), 1e-5)
+def _mesh(**axes):
+    auto = (jax.sharding.AxisType.Auto,) * len(axes)
+    return jax.make_mesh(tuple(axes.values()), tuple(axes), auto)
 
 
 @pytest.mark.parametrize("check_vma", [True, False])
 def test_keys_replicated_over_a_data_axis_get_the_sum_of_its_gradients(
-    dense, inputs, assert_close, check_vma
+    sharded, dense, inputs, assert_close, check_vma
 ):
-    auto = (jax.sharding.AxisType.Auto,) * 2
-    mesh = jax.make_mesh((2, 4), ("data", "context"), auto)
     query, key, value, grads = inputs((2, 16, 4, 8), (1, 16, 2, 8))
     over_both = jax.P("data", "context")
-
-    whole = jax.shard_map(
-        attend,
-        mesh=mesh,
-        in_specs=(over_both, SPLIT, SPLIT),
-        out_specs=over_both,
+    whole = sharded(
+        attend, None, (over_both, SPLIT, SPLIT), over_both, _mesh(data=2, context=4),
         check_vma=check_vma,
-    )
-    found = _value_and_grads(whole, (query, key, value), grads[0])
+    )  # fmt: skip
+    out, *gradients = _value_and_grads(whole, (query, key, value), grads[0])
     twice = [jnp.concatenate([x, x]) for x in (key, value)]
     no_lse = (grads[0], jnp.zeros_like(grads[1]))
     expected = dense(query, *twice, is_causal=True, grads=no_lse)
     summed = [x.sum(0, keepdims=True) for x in expected[3:5]]
-    out, *gradients = found
     expected = (expected.out, None, expected.grad_query, *summed)
     assert_close((out, None, *gradients), expected, 1e-5)
 
 
 def test_a_query_replicated_over_the_ring_gets_the_sum_of_its_gradients(
-    mesh_of, dense, inputs, assert_close
+    sharded, dense, inputs
 ):
     query, key, value, grads = inputs((1, 4, 2, 8), (1, 16, 2, 8))
-    attend_all = on_ranks
-    whole = jax.shard_map(
-        attend_all, mesh=mesh_of(4), in_specs=(jax.P(), SPLIT, SPLIT), out_specs=SPLIT
-    )
+    whole = sharded(on_ranks, 4, (jax.P(), SPLIT, SPLIT))
     # Each rank computes the same rows from the same query; their gradients differ.
     grad = jnp.concatenate([grads[0] * rank for rank in range(4)], 1)
     _, found, _, _ = _value_and_grads(whole, (query, key, value), grad)
@@ -88,102 +62,63 @@ def test_a_query_replicated_over_the_ring_gets_the_sum_of_its_gradients(
     np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
-def _whole(mesh, local):
-    return jax.shard_map(local, mesh=mesh, in_specs=SPLIT, out_specs=SPLIT)
+def _vmap_outside(sharded):
+    whole = jax.vmap(sharded(attend))
+    return lambda *arrays: whole(*(x[:, None] for x in arrays))[:, 0]
 
 
-@pytest.fixture(scope="module")
-def plain(mesh_of, inputs):
-    """A mesh, inputs, a gradient, and the results without any transform."""
-    mesh = mesh_of(4)
-    query, key, value, grads = inputs((2, 16, 4, 8), (2, 16, 2, 8))
-    arrays = query, key, value
-    results = _value_and_grads(_whole(mesh, attend), arrays, grads[0])
-    # Done before the communicators are closed, which each test begins with.
-    return mesh, arrays, grads[0], jax.device_get(results)
+TRANSFORMED = {
+    "unchecked": lambda sharded: sharded(attend, check_vma=False),
+    "remat": lambda sharded: sharded(jax.checkpoint(attend)),
+    "vmap inside": lambda sharded: sharded(
+        jax.vmap(lambda *x: attend(*(y[None] for y in x))[0])
+    ),
+    "vmap outside": _vmap_outside,
+    "scan": lambda sharded: sharded(
+        lambda *x: jax.lax.scan(lambda c, _: (c, attend(*x)), 0, None, 1)[1][0]
+    ),
+}
 
 
-def _assert_same(found, expected):
-    # The same operations in another grouping: a few roundings apart.
-    jax.tree.map(
-        functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5),
-        found,
-        expected,
-    )
+@pytest.mark.parametrize("transformed", TRANSFORMED)
+def test_transforms_change_nothing(sharded, inputs, dense, assert_close, transformed):
+    *arrays, (grad, grad_lse) = inputs((2, 8, 4, 8), (2, 8, 2, 8))
+    whole = TRANSFORMED[transformed](sharded)
+    out, *gradients = _value_and_grads(whole, arrays, grad)
+    no_lse = (grad, jnp.zeros_like(grad_lse))
+    expected = dense(*arrays, is_causal=True, grads=no_lse)
+    assert_close((out, None, *gradients), expected._replace(lse=None), 1e-5)
 
 
-def test_remat_changes_nothing(plain):
-    mesh, arrays, grad, expected = plain
-    whole = _whole(mesh, jax.checkpoint(attend))
-    _assert_same(_value_and_grads(whole, arrays, grad), expected)
-
-
-def test_vmap_inside_and_outside_of_the_ring_change_nothing(plain):
-    mesh, arrays, grad, expected = plain
-
-    def one(query, key, value):
-        return attend(query[None], key[None], value[None])[0]
-
-    def outside(*arrays):
-        stacked = [x[:, None] for x in arrays]
-        return jax.vmap(_whole(mesh, attend))(*stacked)[:, 0]
-
-    for function in (_whole(mesh, jax.vmap(one)), outside):
-        _assert_same(_value_and_grads(function, arrays, grad), expected)
-
-
-def test_vmap_over_queries_only(mesh_of, inputs):
-    query, key, value, _ = inputs((1, 16, 2, 8))
-    queries = jnp.stack([query, 2 * query])
-
-    def local(queries, key, value):
-        return jax.vmap(attend, in_axes=(0, None, None))(queries, key, value)
-
+def test_vmap_over_queries_only(sharded, inputs, dense):
+    query, key, value, _ = inputs((2, 1, 16, 2, 8))
+    mapped = jax.vmap(attend, in_axes=(0, None, None))
     split = jax.P(None, None, "context")
-    found = jax.jit(
-        jax.shard_map(
-            local, mesh=mesh_of(4), in_specs=(split, SPLIT, SPLIT), out_specs=split
-        )
-    )(queries, key, value)
-    whole = jax.jit(_whole(mesh_of(4), attend))
-    _assert_same(found, jnp.stack([whole(q, key, value) for q in queries]))
+    whole = jax.jit(sharded(mapped, 4, (split, SPLIT, SPLIT), split))
+    for q, out in zip(query, whole(query, key[0], value[0]), strict=True):
+        expected = dense(q, key[0], value[0], is_causal=True).out
+        np.testing.assert_allclose(out, expected, atol=1e-5)
 
 
-def test_scan_over_layers_equals_the_layers_one_by_one(mesh_of, inputs):
-    x = inputs((1, 16, 2, 8))[0]
-    scales = jnp.array([0.5, 1.0, 1.5], jnp.float32)
-
-    def layer(x, scale):
-        return x + attend(scale * x, x, x)
-
-    def scanned(x):
-        return jax.lax.scan(lambda x, s: (layer(x, s), None), x, scales)[0]
-
-    def one_by_one(x):
-        for scale in scales:
-            x = layer(x, scale)
-        return x
-
-    def results(local):
-        return _value_and_grads(_whole(mesh_of(4), local), (x,), x)
-
-    _assert_same(results(scanned), results(one_by_one))
-
-
-@pytest.mark.parametrize("axes", [("host", "device"), ("device", "host")], ids=str)
-def test_a_tuple_of_axes_is_one_ring(inputs, dense, axes):
-    auto = (jax.sharding.AxisType.Auto,) * 2
-    mesh = jax.make_mesh((2, 4), ("host", "device"), auto)
-    query, key, value, _ = inputs((1, 32, 2, 8))
-    local = functools.partial(attend, axis_name=axes)
-    split = jax.P(None, axes)
-    found = jax.jit(jax.shard_map(local, mesh=mesh, in_specs=split, out_specs=split))
+@pytest.mark.parametrize(
+    ("mesh", "axes"),
+    [
+        # A ring of two axes, whose first is the mesh's last; an axis left to XLA.
+        ({"host": 2, "device": 4}, ("device", "host")),
+        ({"data": 2, "context": 4}, "context"),
+    ],
+    ids=str,
+)
+def test_meshes_of_several_axes(sharded, inputs, dense, mesh, axes):
+    query, key, value, _ = inputs((2, 32, 2, 8))
+    local, spec = functools.partial(attend, axis_name=axes), jax.P(None, axes)
+    names = {axes} if isinstance(axes, str) else set(axes)
+    whole = sharded(local, None, spec, spec, _mesh(**mesh), axis_names=names)
     expected = dense(query, key, value, is_causal=True).out
-    np.testing.assert_allclose(found(query, key, value), expected, atol=1e-5)
+    np.testing.assert_allclose(jax.jit(whole)(query, key, value), expected, atol=1e-5)
 
 
-def _second_derivatives(function, arrays):
-    """Return two of them: forward over reverse, and reverse over reverse."""
+def _second_derivatives(function, mode, arrays):
     along = tuple(jnp.cos(x) for x in arrays)
 
     def loss(arrays):
@@ -194,54 +129,42 @@ def _second_derivatives(function, arrays):
     def along_gradient(arrays):
         return sum(map(jnp.vdot, gradient(arrays), along))
 
-    forward = jax.jvp(gradient, (arrays,), (along,))[1]
-    return jax.tree.leaves((forward, jax.grad(along_gradient)(arrays)))
+    if mode == "forward over reverse":
+        return jax.jvp(gradient, (arrays,), (along,))[1]
+    return jax.grad(along_gradient)(arrays)
 
 
-@pytest.fixture(scope="module")
-def second_derivatives_of_dense(inputs):
-    """Inputs, and the second derivatives of dense attention there."""
+@pytest.mark.parametrize(
+    ("schedule", "mode"),
+    [
+        ("zigzag", "reverse over reverse"),
+        ("contiguous", "forward over reverse"),
+        pytest.param("striped", "reverse over reverse", marks=pytest.mark.thorough),
+        pytest.param("striped", "forward over reverse", marks=pytest.mark.thorough),
+    ],
+)
+def test_second_derivatives_are_those_of_dense_attention(
+    sharded, inputs, schedule, mode
+):
+    """Also where a row sees no key of a block."""
     arrays = inputs((1, 8, 2, 4))[:3]
     dense = functools.partial(jax.nn.dot_product_attention, is_causal=True)
-    return arrays, jax.jit(lambda arrays: _second_derivatives(dense, arrays))(arrays)
-
-
-@pytest.mark.parametrize("schedule", ["contiguous", "zigzag", "striped"])
-def test_second_derivatives_are_those_of_dense_attention(
-    mesh_of, second_derivatives_of_dense, schedule
-):
-    """Also forward over reverse, where a row sees no key of a block."""
-    arrays, expected = second_derivatives_of_dense
     local = functools.partial(attend, schedule=schedule)
 
     def of_ring(*arrays):
         layout = Layout(schedule, 4, arrays[0].shape[1])
         dealt, positions = layout.reorder(arrays)
-        return layout.restore(_whole(mesh_of(4), local)(*dealt), positions)
+        return layout.restore(sharded(local)(*dealt), positions)
 
-    found = jax.jit(lambda arrays: _second_derivatives(of_ring, arrays))(arrays)
+    found, expected = (
+        jax.jit(functools.partial(_second_derivatives, function, mode))(arrays)
+        for function in (of_ring, dense)
+    )
     for ours, theirs in zip(found, expected, strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-5)
 
 
-def test_axes_left_to_xla_change_nothing(inputs, dense):
-    auto = (jax.sharding.AxisType.Auto,) * 2
-    mesh = jax.make_mesh((2, 4), ("data", "context"), auto)
-    query, key, value, _ = inputs((2, 32, 2, 8))
-    found = jax.jit(
-        jax.shard_map(
-            attend,
-            mesh=mesh,
-            in_specs=SPLIT,
-            out_specs=SPLIT,
-            axis_names={"context"},
-        )
-    )
-    expected = dense(query, key, value, is_causal=True).out
-    np.testing.assert_allclose(found(query, key, value), expected, atol=1e-5)
-
-
-def test_eager_equals_jit(plain):
-    mesh, arrays, _, _ = plain
-    whole = _whole(mesh, attend)
-    _assert_same(whole(*arrays), jax.jit(whole)(*arrays))
+def test_eager_is_right(sharded, inputs, dense):
+    arrays = inputs((1, 8, 2, 4))[:3]
+    expected = dense(*arrays, is_causal=True).out
+    np.testing.assert_allclose(sharded(attend, 2)(*arrays), expected, atol=1e-5)

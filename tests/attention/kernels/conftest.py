@@ -1,0 +1,86 @@
+"""Programs for platforms that need not be here."""
+
+import functools
+import types
+
+import jax
+import jax.numpy as jnp
+import pytest
+import split
+
+from jaxcomm.attention.layout import Layout
+from jaxcomm.attention.positions import TRUSTED
+from jaxcomm.attention.ring_attention import ring_attention
+
+
+def _sum(tree):
+    return sum(x.astype(jnp.float32).sum() for x in jax.tree.leaves(tree))
+
+
+def lower_ring(
+    *platforms,
+    shape=(2, 24, 4, 64),
+    key_heads=2,
+    dtype=jnp.bfloat16,
+    schedule="zigzag",
+    length=None,
+    mesh=None,
+    axis_names=None,
+    ids=False,
+    grads=False,
+    **options,
+):
+    """Lower causal attention of four ranks, or its gradients; for CUDA by default.
+
+    Args:
+      platforms: of the program.
+      shape: of the queries.
+      key_heads: of keys and values.
+      dtype, schedule, length, mesh, axis_names: of the call.
+      ids: whether there are segment ids.
+      grads: whether gradients are computed.
+      options: of ring_attention, whose collectives are XLA's: those lower anywhere.
+    """
+    mesh = mesh or split.ring_over(4)
+    attend = functools.partial(
+        ring_attention,
+        axis_name="context",
+        layout=Layout(schedule, 4, length or shape[1]),
+        positions=TRUSTED,
+        **{"is_causal": True, "backend": "xla"} | options,
+    )
+
+    def local(query, key, value, segments):
+        given = {"query_segment_ids": segments, "key_value_segment_ids": segments}
+        return attend(query, key, value, **(given if ids else {}))
+
+    run = jax.shard_map(
+        local, mesh=mesh, in_specs=split.SPLIT, out_specs=split.SPLIT,
+        axis_names=axis_names or set(mesh.axis_names),
+    )  # fmt: skip
+    if grads:
+        run = jax.grad(lambda *x, f=run: _sum(f(*x)), (0, 1, 2))
+    query = jax.ShapeDtypeStruct(shape, dtype)
+    key = jax.ShapeDtypeStruct((*shape[:2], key_heads, shape[3]), dtype)
+    segments = jax.ShapeDtypeStruct(shape[:2], jnp.int32)
+    traced = jax.jit(run).trace(query, key, key, segments)
+    return traced.lower(lowering_platforms=platforms or ("cuda",))
+
+
+@pytest.fixture
+def lowered():
+    return lower_ring
+
+
+@pytest.fixture
+def lower():
+    """Gives the StableHLO of ``lowered``."""
+    return lambda *platforms, **options: lower_ring(*platforms, **options).as_text()
+
+
+@pytest.fixture
+def gpu():
+    """Make what is asked of a device."""
+    return lambda capability, kind="NVIDIA H200": types.SimpleNamespace(
+        compute_capability=capability, device_kind=kind
+    )
