@@ -15,10 +15,19 @@ from jaxcomm.communicator.backends.nccl import library
 
 
 def pytest_generate_tests(metafunc):
-    """Gives every test its backends; one marked ``host_only`` runs over one."""
-    alone = metafunc.definition.get_closest_marker("host_only")
-    backends = ["host"] if alone else ["host", "nccl"]
-    metafunc.parametrize("default_backend", backends, indirect=True)
+    """Gives every test its backends."""
+    metafunc.parametrize("default_backend", ["host", "nccl"], indirect=True)
+
+
+def pytest_collection_modifyitems(items):
+    """Leaves out what is marked ``host_only`` over NCCL: a test, or a case of it."""
+
+    def is_kept(item):
+        if not item.get_closest_marker("host_only"):
+            return True
+        return item.callspec.params["default_backend"] == "host"
+
+    items[:] = filter(is_kept, items)
 
 
 @pytest.fixture(autouse=True)
@@ -37,40 +46,17 @@ def default_backend(request, monkeypatch):
         library.load.cache_clear()
 
 
-@pytest.fixture(scope="session")
-def stacked():
-    """Gives ``stacked(mesh, function, *operands)``; see run_stacked."""
-    return models.run_stacked
+def _giving(value):
+    return pytest.fixture(scope="session")(lambda: value)
 
 
-@pytest.fixture(scope="session")
-def by_group():
-    """Gives ``by_group(mesh, axes, model, operands)``; see apply_by_group."""
-    return models.apply_by_group
-
-
-@pytest.fixture(scope="session")
-def model():
-    """The numpy models: support/models.py."""
-    return models
-
-
-@pytest.fixture(scope="session")
-def identical():
-    """Gives ``identical(found, expected)``; see assert_identical."""
-    return models.assert_identical
-
-
-@pytest.fixture(scope="session")
-def near():
-    """Gives ``near(found, expected, rtol)``; see assert_near."""
-    return models.assert_near
-
-
-@pytest.fixture(scope="session")
-def values():
-    """Gives ``values(dtype, shape, seed)``; see random_values."""
-    return models.random_values
+# What tests compare to and with; support/models.py describes each.
+model = _giving(models)
+stacked = _giving(models.run_stacked)
+by_group = _giving(models.apply_by_group)
+identical = _giving(models.assert_identical)
+near = _giving(models.assert_near)
+values = _giving(models.random_values)
 
 
 @pytest.fixture(scope="session")

@@ -16,21 +16,14 @@ from hypothesis import strategies as st
 
 import jaxcomm
 
-pytestmark = pytest.mark.host_only(
-    reason="long; the other files have these collectives over NCCL"
-)
+pytestmark = [
+    pytest.mark.thorough,
+    pytest.mark.host_only(reason="long; other files have these collectives over NCCL"),
+]
 
 # Two programs a step are compiled: few, the same in every run, without a deadline.
 FEW = settings(max_examples=40, deadline=None, derandomize=True, database=None)
 ROWS = 24  # what every group divides, and its square as well where it is cut twice
-
-
-def reduced(calls, x, axes, groups):
-    return x + calls.psum(jnp.sin(x), axes, **groups)
-
-
-def averaged(calls, x, axes, groups):
-    return x * calls.pmean(x, axes, **groups)
 
 
 def cut_and_joined(calls, x, axes, groups):
@@ -45,31 +38,18 @@ def turned(calls, x, axes, groups):
     return calls.ppermute(x, axes, [(i, (i + 1) % size) for i in range(size)])
 
 
-def exchanged(calls, x, axes, groups):
-    return calls.all_to_all(x, axes, split_axis=0, concat_axis=0, tiled=True, **groups)
-
-
-def largest(calls, x, axes, groups):
-    return x + calls.pmax(jax.lax.stop_gradient(x), axes, **groups)
-
-
-STEPS = reduced, averaged, cut_and_joined, turned, exchanged, largest
-
-
-def plain(function, x):
-    return function(x)
-
-
-def remat(function, x):
-    return jax.checkpoint(function)(x)
-
-
-def nested_jit(function, x):
-    return jax.jit(function)(x)
-
-
-def vmapped(function, x):
-    return jax.vmap(function, in_axes=1, out_axes=1)(x)
+STEPS = (
+    lambda calls, x, axes, groups: x + calls.psum(jnp.sin(x), axes, **groups),
+    lambda calls, x, axes, groups: x * calls.pmean(x, axes, **groups),
+    lambda calls, x, axes, groups: (
+        x + calls.pmax(jax.lax.stop_gradient(x), axes, **groups)
+    ),
+    lambda calls, x, axes, groups: calls.all_to_all(
+        x, axes, split_axis=0, concat_axis=0, tiled=True, **groups
+    ),
+    cut_and_joined,
+    turned,
+)
 
 
 def scanned(function, x):
@@ -80,21 +60,17 @@ def scanned(function, x):
     return jax.lax.scan(body, x, length=2)[0]
 
 
-def branched(function, x):
-    return jax.lax.cond(x.shape[0] > 0, function, lambda x: 2 * function(x), x)
-
-
-def tangent(function, x):
-    return jax.jvp(function, (x,), (jnp.cos(x),))[1]
-
-
-def gradient(function, x):
-    return jax.grad(lambda x: (function(x) ** 2).sum())(x)
-
-
 TRANSFORMS = (
-    *(plain, remat, nested_jit, vmapped),
-    *(scanned, branched, tangent, gradient),
+    lambda function, x: function(x),
+    lambda function, x: jax.checkpoint(function)(x),
+    lambda function, x: jax.jit(function)(x),
+    lambda function, x: jax.vmap(function, in_axes=1, out_axes=1)(x),
+    lambda function, x: jax.jvp(function, (x,), (jnp.cos(x),))[1],
+    lambda function, x: jax.grad(lambda x: (function(x) ** 2).sum())(x),
+    lambda function, x: jax.lax.cond(
+        x.shape[0] > 0, function, lambda x: 2 * function(x), x
+    ),
+    scanned,
 )
 
 

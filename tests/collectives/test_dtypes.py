@@ -1,10 +1,11 @@
 """Every dtype through every collective, all dtypes in one call."""
 
-import contextlib
+import dataclasses
 
 import catalogue
 import jax
 import jax.numpy as jnp
+import models
 import numpy as np
 import pytest
 
@@ -17,6 +18,14 @@ PLAIN = [
     "bfloat16", "float16", "float32", "complex64", *FLOAT8,
 ]  # fmt: skip
 X64 = ["int64", "uint64", "float64", "complex128"]
+EVERY = [*PLAIN, *NARROW, *X64]
+# Over NCCL types of a size travel alike, and XLA computes in the narrow ones.
+OF_NCCL = [
+    "bool", "int8", "uint16", "int32", "uint64", "bfloat16", "float16", "float32",
+    "float64", "complex64", "complex128", "float8_e4m3fn", "float8_e5m2",
+    "float8_e8m0fnu", "int4", "float4_e2m1fn",
+]  # fmt: skip
+on_host = pytest.mark.host_only(reason="names its backends, or is of the arguments")
 
 
 @pytest.fixture
@@ -32,13 +41,26 @@ def operands(values):
     return make
 
 
-CHOICE = catalogue.fixed(8)
+SIZE = 4
+CHOICE = catalogue.fixed(SIZE)
 MOVING = {n: c for n, c in catalogue.KINDS.items() if c.kind == "move"}
+# Each operation, and each way to reduce; cases of one planner differ in what they send.
 REDUCING = {
-    n: c
-    for n, c in catalogue.CASES.items()
-    if c.kind in ("sum", "product", "extreme") and not c.cuts_columns
-}
+    name: catalogue.CASES[name]
+    for name in (
+        "psum", "pmax", "pmin", "pprod", "preduce", "psum_scatter", "pscan_back",
+        "pscan_min",
+    )
+}  # fmt: skip
+
+
+LARGEST = {"op": "max", "exclusive": True, "reverse": True}
+REDUCING["pscan_max"] = dataclasses.replace(
+    REDUCING["pscan_min"],
+    name="pscan_max",
+    model=lambda c: models.scan(**LARGEST),
+    arguments=lambda c: LARGEST,
+)
 
 
 def _all_of(cases):
@@ -47,13 +69,11 @@ def _all_of(cases):
     }
 
 
-@pytest.mark.parametrize("names", [PLAIN, X64, NARROW], ids=["plain", "x64", "narrow"])
 def test_moving_changes_no_bit_of_any_dtype(
-    stacked, by_group, identical, mesh_of, operands, names
+    stacked, by_group, identical, mesh, operands, default_backend
 ):
-    mesh = mesh_of((8,), ("i",))
-    x = operands(names, (8, 8, 2))
-    with jax.enable_x64(True) if names is X64 else contextlib.nullcontext():
+    x = operands(OF_NCCL if default_backend == "nccl" else EVERY, (SIZE, SIZE, 2))
+    with jax.enable_x64(True):
         # A program of each: XLA takes longer for one of all of them.
         found = [stacked(mesh, _all_of({n: c}), x) for n, c in MOVING.items()]
         found = jax.tree.map(np.asarray, found)
@@ -63,24 +83,24 @@ def test_moving_changes_no_bit_of_any_dtype(
             identical(of_one[name][dtype], expected, f"{name} of {dtype}")
 
 
-@pytest.mark.parametrize("names", [PLAIN, X64, NARROW], ids=["plain", "x64", "narrow"])
 def test_reductions_of_every_dtype_add_in_rank_order_and_round_once(
-    stacked, by_group, identical, mesh_of, operands, names, as_users_compile,
-    default_backend,
-):  # fmt: skip
-    mesh = mesh_of((8,), ("i",))
+    stacked, by_group, identical, mesh, operands, as_users_compile, default_backend
+):
     over_nccl = default_backend == "nccl"
-    x = operands(names, (8, 8, 2))
+    x = operands(OF_NCCL if over_nccl else EVERY, (SIZE, SIZE, 2))
     if over_nccl:
         # Reduced by XLA on CPU, which takes its least number, 2**-127, for 0: a NaN.
         x.pop("float8_e8m0fnu", None)
 
-    with jax.enable_x64(True) if names is X64 else contextlib.nullcontext():
-        # Over NCCL it is XLA that rounds, which without its fusions makes NaN of small
-        # negative numbers in three of the float8 types.
-        options = as_users_compile if over_nccl else None
-        found = stacked(mesh, _all_of(REDUCING), x, options=options)
-        found = jax.tree.map(np.asarray, found)
+    # Over NCCL it is XLA that rounds, which without its fusions makes NaN of small
+    # negative numbers in three of the float8 types.
+    options = as_users_compile if over_nccl else None
+    with jax.enable_x64(True):
+        found = [
+            stacked(mesh, _all_of({n: c}), x, options=options)
+            for n, c in REDUCING.items()
+        ]
+        found = {n: jax.tree.map(np.asarray, each[n]) for each in found for n in each}
     # Complex products and sums of two may differ by the use of fused multiply-adds.
     fused = {"complex64": 1e-5, "complex128": 1e-13}
     for name, case in REDUCING.items():
@@ -97,11 +117,11 @@ def test_reductions_of_every_dtype_add_in_rank_order_and_round_once(
             identical(found[name][dtype], expected, f"{name} of {dtype}")
 
 
-def test_both_backends_move_and_reduce_every_dtype_alike(
-    stacked, identical, near, mesh_of, operands
+@on_host
+def test_xla_moves_and_reduces_every_dtype_as_the_host_does(
+    stacked, identical, near, mesh, operands
 ):
-    mesh = mesh_of((4,), ("i",))
-    # XLA's own all-reduce refuses the narrow types and complex maxima.
+    # XLA's own all-reduce refuses the narrow types.
     names = [name for name in PLAIN if name not in FLOAT8]
     x = operands([*names, "float8_e4m3fn", "float8_e5m2"], (4, 4, 2))
 
@@ -109,34 +129,24 @@ def test_both_backends_move_and_reduce_every_dtype_alike(
         def run(x):
             at = {"backend": backend}
             real = {name: x[name] for name in x if name != "complex64"}
-            return (
-                {
-                    "pmax": jaxcomm.pmax(real, "i", **at),
-                    "pmin": jaxcomm.pmin(real, "i", **at),
-                }
-                | {
-                    "all_gather": jaxcomm.all_gather(x, "i", **at),
-                    "all_to_all": jaxcomm.all_to_all(x, "i", 0, 1, tiled=True, **at),
-                    "broadcast": jaxcomm.pbroadcast(x, "i", 3, **at),
-                    "gather": jaxcomm.pgather(x, "i", 2, **at),
-                },
-                {
-                    "psum": jaxcomm.psum(x, "i", **at),
-                    "pprod": jaxcomm.pprod(x, "i", **at),
-                },
-            )
+            return {
+                "pmax": jaxcomm.pmax(real, "i", **at),
+                "pmin of complex": jaxcomm.pmin(
+                    {"complex64": x["complex64"]}, "i", **at
+                ),
+                "all_to_all": jaxcomm.all_to_all(x, "i", 0, 1, tiled=True, **at),
+                "broadcast": jaxcomm.pbroadcast(x, "i", 3, **at),
+                "psum": jaxcomm.psum(x, "i", **at),
+                "pprod": jaxcomm.pprod(x, "i", **at),
+            }
 
         return run
 
-    ours, ours_sums = stacked(mesh, program("host"), x)
-    xla, xla_sums = stacked(mesh, program("xla"), x)
+    ours, xla = (stacked(mesh, program(backend), x) for backend in ("host", "xla"))
     for name, results in ours.items():
-        for dtype in results:
-            identical(results[dtype], xla[name][dtype], f"{name} of {dtype}")
-    for name in ours_sums:
-        for dtype in x:
-            found, expected = ours_sums[name][dtype], xla_sums[name][dtype]
-            if jnp.issubdtype(found.dtype, jnp.inexact):
+        for dtype, found in results.items():
+            expected = xla[name][dtype]
+            if name in ("psum", "pprod") and jnp.issubdtype(found.dtype, jnp.inexact):
                 # The order of summation differs: one unit in the last place of the
                 # result's type, 2**-2 for the coarsest float8, times cancellation.
                 near(found, expected, 4 * float(jnp.finfo(found.dtype).eps), name, 1e-6)
@@ -144,28 +154,7 @@ def test_both_backends_move_and_reduce_every_dtype_alike(
                 identical(found, expected, f"{name} of {dtype}")
 
 
-@pytest.mark.parametrize("name", ["psum", "pprod"])
-def test_bools_count_and_logical_reductions_stay_bool(stacked, mesh_of, name):
-    mesh = mesh_of((4,), ("i",))
-    x = np.array([[1, 0, 1], [1, 0, 0], [1, 0, 1], [1, 0, 1]], bool)
-
-    def program(x):
-        return (
-            getattr(jaxcomm, name)(x, "i"),
-            jaxcomm.pmax(x, "i"),
-            jaxcomm.pmin(x, "i"),
-        )
-
-    count, any_, all_ = stacked(mesh, program, x)
-    assert count.dtype == np.int32
-    expected = {"psum": [4, 0, 3], "pprod": [1, 0, 0]}[name]
-    np.testing.assert_array_equal(count[2], expected)
-    np.testing.assert_array_equal(any_[2], [True, False, True])
-    np.testing.assert_array_equal(all_[2], [True, False, False])
-
-
-def test_means_have_the_dtypes_of_their_twin(stacked, identical, mesh_of, values):
-    mesh = mesh_of((4,), ("i",))
+def test_means_have_the_dtypes_of_their_twin(stacked, identical, mesh):
     names = ["int8", "int32", "uint16", "bool", "float32", "bfloat16", "complex64"]
     # Multiples of 4 that fit each type: exact means.
     x = {
@@ -175,31 +164,19 @@ def test_means_have_the_dtypes_of_their_twin(stacked, identical, mesh_of, values
     identical(ours, stacked(mesh, lambda x: jax.lax.pmean(x, "i"), x))
 
 
-def test_a_type_without_zero_is_broadcast_through_xla(stacked, identical, mesh_of):
+@on_host
+def test_a_type_without_zero_is_broadcast_through_xla(stacked, identical, mesh):
     x = (2.0 ** np.arange(8).reshape(4, 2)).astype(jnp.float8_e8m0fnu)
 
     def program(x):
         return jaxcomm.pbroadcast(x, "i", 2, backend="xla")
 
-    found = stacked(mesh_of((4,), ("i",)), program, x)
+    found = stacked(mesh, program, x)
     identical(found, np.broadcast_to(x[2], x.shape))
 
 
-def test_complex_maxima_work_through_xla(stacked, identical, mesh_of, values):
-    mesh = mesh_of((4,), ("i",))
-    x = values("complex64", (4, 5))
-
-    def program(backend):
-        return lambda x: (
-            jaxcomm.pmax(x, "i", backend=backend),
-            jaxcomm.pmin(x, "i", backend=backend),
-        )
-
-    identical(stacked(mesh, program("xla"), x), stacked(mesh, program("host"), x))
-
-
-def test_python_scalars_and_numpy_arrays_are_leaves(stacked, identical, mesh_of):
-    mesh = mesh_of((4,), ("i",))
+@on_host
+def test_python_scalars_and_numpy_arrays_are_leaves(stacked, identical, mesh):
 
     def program(x):
         constant = np.arange(3, dtype=np.int16)
@@ -226,22 +203,15 @@ def test_python_scalars_and_numpy_arrays_are_leaves(stacked, identical, mesh_of)
     )
 
 
+@on_host
 @pytest.mark.parametrize("name", ["float6_e2m3fn", "float6_e3m2fn"])
-def test_float6_is_refused_by_name(mesh_of, name):
+def test_float6_is_refused_by_name(trace, name):
     """XLA cannot hand it to a custom call, and on CPU hardly computes with it."""
     if not hasattr(jnp, name):
         pytest.skip(f"this jax has no {name}")
-    mesh = mesh_of((4,), ("i",))
     try:
         x = jnp.asarray(np.ones((4, 3), np.float32).astype(jnp.dtype(name)))
     except jax.errors.JaxRuntimeError:
         pytest.skip(f"this jaxlib makes no arrays of {name}")
-
-    def gather(x):
-        return jaxcomm.all_gather(x, "i", tiled=True)
-
-    program = jax.shard_map(
-        gather, mesh=mesh, in_specs=jax.P("i"), out_specs=jax.P("i")
-    )
     with pytest.raises(TypeError, match=f"all_gather.*{name}"):
-        jax.jit(program)(x)
+        trace(lambda x: jaxcomm.all_gather(x, "i", tiled=True), x).lower()

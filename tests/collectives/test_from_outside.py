@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import jaxcomm
-from jaxcomm.primitives import lowering
 from jaxcomm.primitives.call import call_of
 from jaxcomm.primitives.collective import COLLECTIVES, Collective, bound, define
 from jaxcomm.primitives.request import Request, as_arrays
@@ -33,40 +32,12 @@ class Mirror(Collective):
         return bound("toy_mirror", call)
 
 
-class Spread(Collective):
-    """Rank r gets the sum less its own operand; no backend does it as it is."""
-
-    name = "toy_spread"
-
-    def emulate(self, x, i):
-        return x.sum(0, x.dtype, keepdims=True) - x
-
-    def transposed(self, call):
-        return bound("toy_spread", call)
-
-
-def _by_sum(collective, avals, size):
-    def rewritten(bind, xs):
-        totals = bind("all_reduce", xs, op="sum")
-        return [total - x for total, x in zip(totals, xs, strict=True)]
-
-    return rewritten
-
-
 @pytest.fixture(scope="module", autouse=True)
-def toys():
-    found = {}
-    for toy in (Mirror(), Spread()):
-        define(toy)
-        define_pair(toy)
-        found[toy.name] = toy
-    for backend in ("host", "nccl"):
-        lowering.REWRITES[backend, "toy_spread"] = _by_sum
-    yield found
-    for name in found:
-        del COLLECTIVES[name]
-    for backend in ("host", "nccl"):
-        del lowering.REWRITES[backend, "toy_spread"]
+def toy():
+    define(Mirror())
+    define_pair(COLLECTIVES["toy_mirror"])
+    yield
+    del COLLECTIVES["toy_mirror"]
 
 
 def request(name, x, axis_name, **options):
@@ -78,85 +49,51 @@ def mirror(x, axis_name, **options):
     return request("mirror", x, axis_name, **options).run()
 
 
-def spread(x, axis_name, **options):
-    return request("spread", x, axis_name, **options).run()
-
-
-TOYS = {
-    "mirror": (mirror, lambda s: s[::-1]),
-    "spread": (spread, lambda s: s.sum(0, keepdims=True) - s),
-}
-
-
-@pytest.mark.parametrize("backend", [None, "xla"])
-@pytest.mark.parametrize("name", TOYS)
-def test_values_leaves_groups_and_batches(
-    mesh, stacked, by_group, x, name, backend, identical
+def test_values_leaves_groups_batches_and_gradients(
+    mesh, stacked, x, identical, near, default_backend
 ):
-    call, model = TOYS[name]
-    x = np.round(x * 8)  # sums are exact, also in int8
-    groups = [[0, 3], [1, 2]]
-
     def program(x):
-        own = jax.vmap(lambda x: call(x, ("v", "i"), backend=backend), axis_name="v")
         return {
-            "leaves": call([x, x.astype(jnp.int8)], "i", backend=backend),
-            "groups": call(x, "i", axis_index_groups=groups, backend=backend),
-            "vmap": jax.vmap(lambda x: call(x, "i", backend=backend), 1, 1)(x),
-            "own axis": own(x),
+            "leaves": mirror([x, x.astype(jnp.int8)], "i"),
+            "groups": mirror(x, "i", axis_index_groups=[[0, 2], [1, 3]]),
+            "vmap": jax.vmap(lambda x: mirror(x, "i"), 1, 1)(x),
+            "own axis": jax.vmap(lambda x: mirror(x, ("v", "i")), axis_name="v")(x),
+            "gradient": jax.grad(lambda x: jnp.sin(mirror(x, "i") * (x + 1)).sum())(x),
         }
 
-    found = stacked(mesh, program, x)
-    identical(found["leaves"], [model(x), model(x.astype(np.int8)).astype(np.int8)])
-    identical(found["groups"], by_group(mesh, ("i",), model, x, groups))
-    identical(found["vmap"], model(x))
-    # The mapped axis is the first of x, and the slower one of the two.
-    ranks = np.swapaxes(x, 0, 1)
-    expected = model(ranks.reshape(-1, *x.shape[2:])).reshape(ranks.shape)
-    identical(found["own axis"], np.swapaxes(expected, 0, 1))
-
-
-@pytest.mark.parametrize("name", TOYS)
-def test_gradients_are_those_of_the_model(mesh, stacked, x, name, near):
-    call, model = TOYS[name]
-
-    def local(x):
-        return jax.grad(lambda x: jnp.sin(call(x, "i")).sum())(x)
-
-    found = stacked(mesh, local, x)
-    expected = jax.grad(lambda s: jnp.sin(model(s)).sum())(jnp.asarray(x))
-    near(found, expected, 1e-5, atol=1e-5)  # sums of 4 in two orders
+    turned = x[::-1]
+    for backend in (None, "xla") if default_backend == "host" else (None,):
+        with jaxcomm.using(backend=backend):
+            found = stacked(mesh, program, x)
+        identical(found["leaves"], [turned, turned.astype(np.int8)])
+        identical(found["groups"], x[[2, 3, 0, 1]])
+        identical(found["vmap"], turned)
+        # The mapped axis is the first of x, and the slower one of the two.
+        identical(found["own axis"], turned[:, ::-1])
+        expected = np.cos(turned * (x + 1)) * turned
+        expected += (np.cos(turned * (x + 1)) * (x + 1))[::-1]
+        near(found["gradient"], expected, 1e-5, atol=1e-5)
 
 
 def test_split_phase(mesh, stacked, x, identical):
     def local(x):
         handle = request("mirror", x, "i").start()
-        out = jnp.sin(handle.then(x))
-        return handle.done(after=out), out
+        return handle.done(after=jnp.sin(handle.then(x)))
 
-    found, _ = stacked(mesh, local, x)
-    identical(found, x[::-1])
+    identical(stacked(mesh, local, x), x[::-1])
 
 
-def test_one_custom_call_of_the_planner_or_of_what_it_is_rewritten_to(mesh):
-    for call, target in ((mirror, "permute"), (spread, "all_reduce")):
-        split = jax.P("i")
-        program = jax.shard_map(
-            lambda x, c=call: c([x, x * 2], "i"),
-            mesh=mesh,
-            in_specs=split,
-            out_specs=split,
-        )
-        compiled = jax.jit(program).lower(np.ones((4, 8), np.float32)).compile()
-        assert jaxcomm.collectives_of(compiled).ours == {target: 1}
+@pytest.mark.host_only(reason="it is of the trace")
+def test_one_custom_call_of_the_planner(trace):
+    lowered = trace(lambda x: mirror([x, x * 2], "i")[1]).lower()
+    assert jaxcomm.collectives_of(lowered.compile()).ours == {"permute": 1}
 
 
-def test_a_name_is_one_collective_s():
+@pytest.mark.host_only(reason="it is of the trace")
+def test_a_name_taken_and_a_transpose_missing_are_told(trace):
     with pytest.raises(ValueError, match="a collective named 'toy_mirror' already"):
         define(Mirror())
 
-
-def test_a_collective_without_a_transpose_says_so(trace):
     class OneWay(Collective):
         name = "toy_one_way"
         planner = "barrier"
@@ -164,8 +101,7 @@ def test_a_collective_without_a_transpose_says_so(trace):
         def emulate(self, x, i):
             return x
 
-    toy = OneWay()
-    define(toy)
+    define(OneWay())
     try:
         with pytest.raises(NotImplementedError, match="one_way has no transpose"):
             trace(

@@ -8,6 +8,8 @@ import pytest
 import jaxcomm
 from jaxcomm.primitives.call import call_of
 
+pytestmark = pytest.mark.host_only(reason="types are of the trace, before a backend")
+
 P = jax.P
 X = np.arange(16, dtype=np.float32)
 
@@ -75,11 +77,7 @@ PROGRAMS = (gathered, unreduced, reduced, reduced_from_outside)
 def test_values_and_gradients_are_those_of_jax_lax(explicit, program):
     x = jax.reshard(jnp.asarray(X), P("i"))
     found, expected = (
-        [
-            jax.jit(lambda x, t=twin: program(t, x))(x),
-            jax.jit(jax.grad(lambda x, t=twin: program(t, x)))(x),
-            jax.grad(lambda x, t=twin: program(t, x))(x),
-        ]
+        jax.jit(jax.value_and_grad(lambda x, t=twin: program(t, x)))(x)
         for twin in (jaxcomm, jax.lax)
     )
     for one, other in zip(found, expected, strict=True):
@@ -123,34 +121,19 @@ MISTAKES = {
     "sending what is unreduced": lambda t, x: t.ppermute(
         t.pcast(x, "i", to="unreduced"), "i", [(0, 1)]
     ),
-    "two sources of one": lambda t, x: t.ppermute(x, "i", [(0, 1), (2, 1)]),
-    "an index out of range": lambda t, x: t.ppermute(x, "i", [(0, 9)]),
-    "triples": lambda t, x: t.ppermute(x, "i", [(0, 1, 2)]),
-    "no pairs": lambda t, x: t.ppermute(x, "i", 3),
-    "no permutation": lambda t, x: t.pshuffle(x, "i", [0, 0, 1, 2]),
     "an axis twice": lambda t, x: t.psum(x, ("i", "i")),
     "a gathered axis twice": lambda t, x: t.all_gather(x, ("i", "i")),
-    "a missing dimension": lambda t, x: t.all_gather(x, "i", axis=7),
-    "a missing scatter dimension": lambda t, x: t.psum_scatter(
-        x, "i", scatter_dimension=4
-    ),
-    "a dimension of another size": lambda t, x: t.all_to_all(x[:3], "i", 0, 0),
-    "what does not divide": lambda t, x: t.psum_scatter(x[:3], "i", tiled=True),
-    "text": lambda t, x: t.psum("text", "i"),
     "groups of two sizes": lambda t, x: t.all_gather(
         x, "i", axis_index_groups=[[0, 1, 3], [2]]
     ),
 }
 
 
-@pytest.mark.parametrize("check_vma", [True, False])
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_the_same_mistake_is_an_exception_of_the_same_type(
-    explicit, mistake, check_vma
-):
+def test_the_same_mistake_is_an_exception_of_the_same_type(explicit, mistake):
     x = jax.reshard(jnp.asarray(X), P("i"))
 
-    def raised(twin):
+    def raised(twin, check_vma):
         call = over(lambda x: MISTAKES[mistake](twin, x), check_vma=check_vma)
         try:
             jax.jit(call).lower(x)
@@ -158,37 +141,14 @@ def test_the_same_mistake_is_an_exception_of_the_same_type(
             return error
         return None
 
-    ours, theirs = raised(jaxcomm), raised(jax.lax)
-    if theirs is None:
-        # jax 0.12 takes the axis to be given once. It says nothing, and we do.
-        assert ours is None or "name an axis twice" in str(ours)
-        return
-    assert isinstance(ours, type(theirs)), (ours, theirs)
-    assert str(ours)
-
-
-@pytest.mark.parametrize("check_vma", [True, False])
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda t, x: t.all_gather(x, "i", tiled=True),
-        lambda t, x: t.all_gather(x, "i", tiled=True, to="invarying"),
-        lambda t, x: t.psum(x, "i"),
-        lambda t, x: t.psum_scatter(x, "i", tiled=True),
-        lambda t, x: t.pmean(x, "i"),
-    ],
-    ids=["gather", "gather as equal", "sum", "scatter", "mean"],
-)
-def test_gradients_agree_with_and_without_the_types(explicit, call, check_vma):
-    x = jax.reshard(jnp.asarray(X), P("i"))
-
-    def gradient(twin):
-        def local(x):
-            return jax.grad(lambda x: (call(twin, x) ** 2).sum())(x)
-
-        return jax.jit(over(local, check_vma=check_vma))(x)
-
-    np.testing.assert_allclose(gradient(jaxcomm), gradient(jax.lax), 1e-6)
+    for check_vma in (True, False):
+        ours, theirs = raised(jaxcomm, check_vma), raised(jax.lax, check_vma)
+        if theirs is None:
+            # jax 0.12 takes the axis to be given once. It says nothing, and we do.
+            assert ours is None or "name an axis twice" in str(ours)
+            continue
+        assert isinstance(ours, type(theirs)), (ours, theirs)
+        assert str(ours)
 
 
 @pytest.mark.skipif(

@@ -1,5 +1,7 @@
 """What varies over which axes, under check_vma=True."""
 
+import functools
+
 import catalogue
 import jax
 import jax.numpy as jnp
@@ -7,6 +9,8 @@ import numpy as np
 import pytest
 
 import jaxcomm
+
+pytestmark = pytest.mark.host_only(reason="types are of the trace, before a backend")
 
 
 def test_equal_results_may_leave_unsplit_and_varying_ones_may_not(mesh_of):
@@ -19,35 +23,27 @@ def test_equal_results_may_leave_unsplit_and_varying_ones_may_not(mesh_of):
         return jax.eval_shape(program, jax.ShapeDtypeStruct((8, 16), np.float32)).shape
 
     both, choice = ("a", "b"), catalogue.fixed(4)
-    cases = [case for case in catalogue.CASES.values() if case.shared]
-    for case in cases:
-        call = getattr(jaxcomm, case.function)
-        assert shape_of(lambda x: call(x, both), jax.P()) == (4, 8)  # noqa: B023
-        assert shape_of(lambda x: call(x, "a"), jax.P(None, "b")) == (4, 16)  # noqa: B023
-        with pytest.raises(ValueError, match="out_specs"):
-            shape_of(lambda x: call(x, "a"), jax.P())  # noqa: B023
     equal = lambda x: jaxcomm.all_gather(x, both, to="invarying")  # noqa: E731
     assert shape_of(equal, jax.P()) == (4, 4, 8)
-    varying = {
-        name: lambda x, case=case: case(jaxcomm, x, both, choice)
-        for name, case in catalogue.CASES.items()
-        if not case.shared
-    }
-    varying |= {
-        f"{case.name} in groups": lambda x, case=case: case(
-            jaxcomm, x, both, choice, axis_index_groups=[[0, 1], [2, 3]]
+    varying = {}
+    for name, case in catalogue.CASES.items():
+
+        def call(x, axes=both, case=case, **options):
+            return case(jaxcomm, x, axes, choice, **options)
+
+        if not case.shared:
+            varying[name] = call
+            continue
+        assert shape_of(call, jax.P()) == (4, 8)
+        over_one = functools.partial(call, axes="a")
+        assert shape_of(over_one, jax.P(None, "b")) == (4, 16)
+        varying[f"{name} over one axis"] = over_one
+        varying[f"{name} in groups"] = functools.partial(
+            call, axis_index_groups=[[0, 1], [2, 3]]
         )
-        for case in cases
-    }
-    refusals = {}
     for name, call in varying.items():
-        try:
-            shape = shape_of(call, jax.P())
-        except ValueError as error:
-            refusals[name] = str(error)
-        else:
-            refusals[name] = f"let through with shape {shape}"
-    assert {n: text for n, text in refusals.items() if "out_specs" not in text} == {}
+        with pytest.raises(ValueError, match="out_specs"):
+            pytest.fail(f"{name} let through: {shape_of(call, jax.P())}")
 
 
 def test_the_types_are_those_of_jax_lax(mesh_of):
@@ -89,39 +85,27 @@ def test_numbers_of_no_type_of_their_own_stay_so(mesh_of):
     """As with jax.lax: a rate that was averaged does not make float32 of bfloat16."""
 
     def types(twin):
-        def function(x, rate):
-            ring = [(0, 1), (1, 0)]
-            of_rate = (
-                twin.psum(rate, "i"),
-                twin.pmean(rate, "i"),
-                twin.pmax(rate, "i"),
+        def of_rate(x, rate):
+            results = [
+                *(call(rate, "i") for call in (twin.psum, twin.pmean, twin.pmax)),
                 twin.all_gather(rate, "i"),
-                twin.ppermute(rate, "i", ring),
-            )
-            return [(x * r).dtype.name for r in of_rate]
+                twin.ppermute(rate, "i", [(0, 1), (1, 0)]),
+            ]
+            return [x * result for result in results]
 
-        found = []
-
-        def traced(x, rate):
-            found.extend(function(x, rate))
-            return x
-
-        jax.jit(
-            jax.shard_map(
-                traced,
-                mesh=mesh_of((2,), ("i",)),
-                in_specs=(jax.P("i"), jax.P()),
-                out_specs=jax.P("i"),
-            )
-        )(jnp.ones(2, jnp.bfloat16), 0.5)
-        return found
+        mesh, split = mesh_of((2,), ("i",)), jax.P("i")
+        program = jax.shard_map(
+            of_rate, mesh=mesh, in_specs=(split, jax.P()), out_specs=split
+        )
+        results = jax.eval_shape(jax.jit(program), jnp.ones(2, jnp.bfloat16), 0.5)
+        return [each.dtype.name for each in results]
 
     with jax.numpy_dtype_promotion("standard"):
         assert types(jaxcomm) == types(jax.lax) == ["bfloat16"] * 5
 
 
 def test_a_ragged_exchange_varies_as_any_of_its_operands(mesh_of):
-    """J2: the result holds rows of `output`, which varies over b."""
+    """The result holds rows of `output`, which varies over b."""
     mesh = mesh_of((2, 2), ("a", "b"))
     index = jnp.arange(2)
 
@@ -136,3 +120,51 @@ def test_a_ragged_exchange_varies_as_any_of_its_operands(mesh_of):
     struct = jax.ShapeDtypeStruct((4, 4), np.float32)
     with pytest.raises(ValueError, match="out_specs"):
         jax.eval_shape(program, jax.ShapeDtypeStruct((4, 2), np.float32), struct)
+
+
+ROWS = np.ones((16, 4), np.float32)
+
+
+@pytest.mark.parametrize("backend", ["host", "xla"])
+def test_gradients_of_replicated_inputs_go_where_their_call_went(make_mesh, backend):
+    """The transpose of being typed as varying is a sum: in that lane, that backend."""
+
+    def local(w, x):
+        def loss(w):
+            total = jaxcomm.pscan(w, "i", lane="grads", backend=backend)
+            return (total * x[0]).sum()
+
+        return jax.grad(loss)(w)
+
+    program = jax.shard_map(
+        local, mesh=make_mesh(i=4), in_specs=(jax.P(), jax.P("i")), out_specs=jax.P()
+    )
+    jax.block_until_ready(jax.jit(program)(ROWS[0], ROWS))
+    assert {(c.lane, c.backend) for c in jaxcomm.communicators()} == {
+        ("grads", backend)
+    }
+
+
+@pytest.mark.parametrize("backend", ["host", "xla"])
+def test_integers_typed_along_with_a_float_have_no_gradient(make_mesh, backend):
+    """A custom_vjp gives integers cotangents of float0, which nothing can sum."""
+
+    @jax.custom_vjp
+    def scaled(x, i):
+        return x * i.astype(x.dtype)
+
+    def forward(x, i):
+        return scaled(x, i), i
+
+    scaled.defvjp(forward, lambda i, ct: (ct * i.astype(ct.dtype), None))
+
+    def local(x, i):
+        return jaxcomm.psum(scaled(*jaxcomm.pcast((x, i), "i", to="varying")), "i")
+
+    program = jax.shard_map(
+        local, mesh=make_mesh(i=2), in_specs=(jax.P(), jax.P()), out_specs=jax.P()
+    )
+    i = np.arange(4, dtype=np.int32)
+    with jaxcomm.using(backend=backend):
+        gradient = jax.jit(jax.grad(lambda x: program(x, i).sum()))(ROWS[0])
+    np.testing.assert_array_equal(gradient, 2 * i)

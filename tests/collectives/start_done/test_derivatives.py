@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from catalogue import SPLIT_PHASE as HALVES
 
 import jaxcomm
 
@@ -21,16 +22,11 @@ ROUNDING = 2e-5
 
 # Functions of one (4, 8) array on each of 4 devices.
 TWINS = {
-    "ppermute": lambda lib, x: lib.ppermute(x, "i", RING),
     "ppermute_some": lambda lib, x: lib.ppermute(x, "i", SOME),
     "psum": lambda lib, x: lib.psum(x, "i"),
     "all_gather": lambda lib, x: lib.all_gather(x, "i", axis=1),
     "all_gather_tiled": lambda lib, x: lib.all_gather(x, "i", axis=1, tiled=True),
     "psum_scatter": lambda lib, x: lib.psum_scatter(x, "i"),
-    "psum_scatter_tiled": lambda lib, x: lib.psum_scatter(
-        x, "i", scatter_dimension=1, tiled=True
-    ),
-    "all_to_all": lambda lib, x: lib.all_to_all(x, "i", 0, 0),
     "all_to_all_tiled": lambda lib, x: lib.all_to_all(x, "i", 1, 0, tiled=True),
 }
 
@@ -45,6 +41,18 @@ def _derivatives(call, x, direction):
     def local_loss(x):
         return _loss(call(x))
 
+    gradient, second = jax.jvp(jax.grad(local_loss), (x,), (direction,))
+    return {
+        "jvp": jax.jvp(call, (x,), (direction,)),
+        "grad": gradient,
+        "grad along a direction": second,
+        "grad of grad": jax.grad(lambda x: (jax.grad(local_loss)(x) * direction).sum())(
+            x
+        ),
+    }
+
+
+def _in_other_functions(call, x, direction):
     @jax.custom_vjp
     def custom(x):
         return call(x)
@@ -60,18 +68,12 @@ def _derivatives(call, x, direction):
     def in_a_loop(x):
         return jax.lax.fori_loop(0, 2, lambda k, c: c + _loss(call(c * x)), x.sum())
 
-    gradient, second = jax.jvp(jax.grad(local_loss), (x,), (direction,))
+    def checkpointed(x):
+        return _loss(jax.checkpoint(lambda x: jnp.cos(call(x * x)))(x))
+
     return {
-        "jvp": jax.jvp(call, (x,), (direction,)),
         "jvp of a loop": jax.jvp(in_a_loop, (x,), (direction,)),
-        "grad": gradient,
-        "grad along a direction": second,
-        "grad of grad": jax.grad(lambda x: (jax.grad(local_loss)(x) * direction).sum())(
-            x
-        ),
-        "checkpoint": jax.grad(
-            lambda x: _loss(jax.checkpoint(lambda x: jnp.cos(call(x * x)))(x))
-        )(x),
+        "checkpoint": jax.grad(checkpointed)(x),
         "custom_vjp": jax.grad(lambda x: _loss(custom(x)))(x),
         "scan": jax.grad(scanned)(x),
         "linearize": jax.linearize(call, x)[1](direction),
@@ -79,33 +81,40 @@ def _derivatives(call, x, direction):
     }
 
 
-@pytest.mark.parametrize("check_vma", [True, False])
-@pytest.mark.parametrize("name", TWINS)
+@pytest.mark.parametrize(
+    ("derivatives", "names", "check_vma"),
+    [
+        (_derivatives, TWINS, True),
+        (_derivatives, TWINS, False),
+        (_in_other_functions, ("psum", "all_gather_tiled"), True),
+    ],
+)
 def test_derivatives_are_those_of_jax_lax(
-    stacked, near, values, mesh, name, check_vma, by_halves
+    stacked, near, values, mesh, derivatives, names, check_vma
 ):
-    # The gradient of jax.lax's has the wrong shape.
-    oracle = jaxcomm if name == "all_to_all" else jax.lax
-    x, direction = values("float32", (4, 4, 8)), values("float32", (4, 4, 8), 1)
-    if check_vma:
-        x = x * 0.5  # scanned sums grow
+    x, direction = values("float32", (4, 4, 8)) * 0.5, values("float32", (4, 4, 8), 1)
 
     def program(lib):
-        return lambda x, direction: _derivatives(
-            lambda x: TWINS[name](lib, x), x, direction
-        )
+        def run(x, direction):
+            return {
+                name: derivatives(functools.partial(TWINS[name], lib), x, direction)
+                for name in names
+            }
+
+        return run
 
     def run(lib):
         return stacked(mesh, program(lib), x, direction, check_vma=check_vma)
 
-    found, expected = run(by_halves), run(oracle)
-    for what in expected:
-        near(found[what], expected[what], 1e-4, f"{name}: {what}", 1e-4)
+    found, expected = run(HALVES), run(jax.lax)
+    for name in names:
+        for what in expected[name]:
+            near(found[name][what], expected[name][what], 1e-4, f"{name}: {what}", 1e-4)
 
 
-def test_the_transpose_is_a_pair_on_every_level(mesh, by_halves):
+def test_the_transpose_is_a_pair_on_every_level(mesh):
     def loss(x):
-        return _loss(by_halves.all_gather(x, "i"))
+        return _loss(HALVES.all_gather(x, "i"))
 
     def count(function):
         everywhere = jax.P("i")
@@ -128,16 +137,14 @@ def test_the_transpose_is_a_pair_on_every_level(mesh, by_halves):
     assert rest[2:] == [0, 0]
 
 
-def test_integers_travel_beside_what_is_differentiated(
-    stacked, identical, mesh, by_halves
-):
+def test_integers_travel_beside_what_is_differentiated(stacked, identical, mesh):
     x = np.arange(8, dtype=np.float32).reshape(4, 2)
     n = np.arange(8, dtype=np.int32).reshape(4, 2)
 
     def program(x, n):
         def loss(x, n):
-            tree = by_halves.all_gather({"n": n, "x": x}, "i", axis=1)
-            tree = by_halves.ppermute(tree, "i", RING)
+            tree = HALVES.all_gather({"n": n, "x": x}, "i", axis=1)
+            tree = HALVES.ppermute(tree, "i", RING)
             return (tree["x"] ** 2).sum(), tree["n"]
 
         return jax.grad(loss, has_aux=True)(x, n)
@@ -147,9 +154,9 @@ def test_integers_travel_beside_what_is_differentiated(
     identical(counts, np.broadcast_to(n.T[None], (4, 2, 4)))
 
 
-def test_only_what_has_a_tangent_travels_again(mesh, by_halves):
+def test_only_what_has_a_tangent_travels_again(mesh):
     def call(x, n):
-        return by_halves.ppermute({"n": n, "x": x}, "i", RING)["x"]
+        return HALVES.ppermute({"n": n, "x": x}, "i", RING)["x"]
 
     def along(x, n):
         return jax.jvp(lambda x: call(x, n), (x,), (x,))
@@ -162,41 +169,36 @@ def test_only_what_has_a_tangent_travels_again(mesh, by_halves):
     assert [len(start.split()) for start in starts] == [4, 2]
 
 
-@pytest.mark.parametrize("name", TWINS)
-def test_vmap_over_another_axis_and_over_its_own(
-    stacked, near, values, mesh, name, by_halves
-):
+def test_vmap_over_another_axis_and_over_its_own(stacked, near, values, mesh):
     x = values("float32", (4, 3, 4, 8))
-    call = functools.partial(TWINS[name], by_halves)
-    whole = functools.partial(TWINS[name], jaxcomm)
 
-    def program(call):
-        def run(x):
+    def program(lib):
+        def run(call, x):
             last = jnp.moveaxis(x, 0, -1)
             return (
-                jax.vmap(call)(x),
                 jax.vmap(call, in_axes=-1, out_axes=-1)(last),
                 jax.vmap(jax.grad(lambda x: _loss(call(x))))(x),
                 jax.vmap(lambda y: call(x[0] * y), axis_size=3)(jnp.arange(3.0)),
             )
 
-        return run
+        return lambda x: [run(functools.partial(f, lib), x) for f in TWINS.values()]
 
-    near(stacked(mesh, program(call), x), stacked(mesh, program(whole), x), ROUNDING)
+    near(
+        stacked(mesh, program(HALVES), x), stacked(mesh, program(jaxcomm), x), ROUNDING
+    )
 
-    def own(call):
-        return jax.jit(
-            lambda x: (
-                jax.vmap(call, axis_name="i")(x),
-                jax.grad(lambda x: jax.vmap(call, axis_name="i")(x).sum())(x),
-                jax.vmap(jax.grad(lambda x: _loss(call(x))), axis_name="i")(x),
-            )
-        )(x[:, 0])
+    def own(lib):
+        def run(call, x):
+            mapped = jax.vmap(call, axis_name="i")
+            return mapped(x), jax.grad(lambda x: mapped(x).sum())(x)
 
-    near(own(call), own(whole), ROUNDING, name, ROUNDING)
+        calls = [functools.partial(f, lib) for f in TWINS.values()]
+        return jax.jit(lambda x: [run(call, x) for call in calls])(x[:, 0])
+
+    near(own(HALVES), own(jaxcomm), ROUNDING, "", ROUNDING)
 
 
-def test_vmap_over_one_of_several_axes(stacked, near, values, mesh, by_halves):
+def test_vmap_over_one_of_several_axes(stacked, near, values, mesh):
     x = values("float32", (4, 2, 3))
     pairs = [(k, (k + 3) % 8) for k in range(8)]
 
@@ -206,4 +208,4 @@ def test_vmap_over_one_of_several_axes(stacked, near, values, mesh, by_halves):
 
         return lambda x: jax.vmap(call, axis_name="v")(x)
 
-    near(stacked(mesh, program(by_halves), x), stacked(mesh, program(jaxcomm), x), 1e-5)
+    near(stacked(mesh, program(HALVES), x), stacked(mesh, program(jaxcomm), x), 1e-5)

@@ -1,164 +1,117 @@
-"""Overlap, and ranks that stay away or fail between the halves.
+"""Overlap, and ranks that stay away or fail between the halves."""
 
-The programs run in one process of their own, which a bug could leave hanging.
-"""
+import threading
 
-import json
-import os
-import re
-import subprocess
-import sys
-
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
+import waiting
+
+import jaxcomm
 
 pytestmark = pytest.mark.host_only(
     reason="over NCCL a stream waits: tests/ffi/fake_nccl_split_phase_test.cc"
 )
 
-PROGRAM = r"""
-import json, os, threading, time
 
-os.environ["JAXCOMM_TIMEOUT"] = "60"
-import jax
-import jax.numpy as jnp
-import numpy as np
-
-import jaxcomm
-
-mesh = jax.make_mesh((2,), ("i",), axis_types=(jax.sharding.AxisType.Auto,),
-                     devices=jax.devices()[:2])
-report = {"log": []}
-computed = threading.Event()
+@pytest.fixture
+def mesh(mesh_of):
+    return mesh_of((2,), ("i",))
 
 
-def slow(until):
-    def wait(rank):
-        if int(rank) == 1:
-            until()
-        return np.float32(0)
-
-    return lambda: jax.pure_callback(
-        wait, jax.ShapeDtypeStruct((), np.float32), jax.lax.axis_index("i"))
-
-
-def note(x):
-    def write(rank, x):
-        report["log"].append(int(rank))
-        computed.set()
-        return np.float32(x)
-
-    return jax.pure_callback(write, jax.ShapeDtypeStruct((), np.float32),
-                             jax.lax.axis_index("i"), x)
+def on_host(call, *operands):
+    """Call ``call(rank, *operands)`` in the program."""
+    return jax.pure_callback(
+        lambda rank, *given: np.float32(call(int(rank), *given) or 0),
+        jax.ShapeDtypeStruct((), np.float32),
+        jax.lax.axis_index("i"),
+        *operands,
+    )
 
 
-def fail(x):
-    def refuse(rank, x):
-        if int(rank) == 0:
-            raise RuntimeError("out of luck")
-        time.sleep(0.2)
-        return np.float32(x)
+def run(mesh, until=lambda: None, between=lambda rank, _: None, in_a_loop=False):
+    """Turn an array in halves: rank 1 comes when ``until()`` returns.
 
-    return jax.pure_callback(refuse, jax.ShapeDtypeStruct((), np.float32),
-                             jax.lax.axis_index("i"), x)
+    Calls ``between(rank, number)`` on both when they have computed.
+    """
 
-
-def run(late, between, in_a_loop=False):
     def step(x):
-        handle = jaxcomm.ppermute_start(x + late(), "i", [(0, 1), (1, 0)])
+        here = on_host(lambda rank: until() if rank == 1 else None)
+        handle = jaxcomm.ppermute_start(x + here, "i", [(0, 1), (1, 0)])
         y = jnp.cumsum(x @ x.T, 1) @ x
-        return handle.done(after=(y, between(y.sum())))
+        return handle.done(after=(y, on_host(between, y.sum())))
 
     def call(x):
         if in_a_loop:
             return jax.lax.fori_loop(0, 3, lambda k, x: step(x), x)
         return step(x)
 
-    spread = jax.NamedSharding(mesh, jax.P("i"))
-    x = jax.device_put(jnp.arange(64.0 * 16).reshape(64, 16) / 1000, spread)
-    program = jax.jit(jax.shard_map(call, mesh=mesh, in_specs=jax.P("i"),
-                                    out_specs=jax.P("i"), check_vma=False))
-    program = program.lower(x).compile()
-    report["log"].clear()
-    computed.clear()
+    split = jax.P("i")
+    program = jax.shard_map(
+        call, mesh=mesh, in_specs=split, out_specs=split, check_vma=False
+    )
+    x = jnp.arange(64.0 * 16).reshape(64, 16) / 1000
+    result = jax.jit(program)(jax.device_put(x, jax.NamedSharding(mesh, split)))
     try:
-        outcome = np.asarray(program(x)).tolist() == np.roll(x, 32, 0).tolist()
-    except Exception as error:
-        outcome = f"{type(error).__name__}: {error}"
-    return {"outcome": outcome, "log": list(report["log"]),
-            "in_flight": sum(c.stats()["in_flight"]
-                             for c in jaxcomm.communicators())}
+        np.testing.assert_array_equal(result, np.roll(x, 32, 0))
+    finally:
+        assert all(c.stats()["in_flight"] == 0 for c in jaxcomm.communicators())
 
 
-def failures():
-    return sum(entry.state == "failed"
-               for communicator in jaxcomm.flight_record().process.communicators
-               for entry in communicator.entries)
+def test_computes_while_the_other_rank_is_missing(mesh):
+    computed, order = threading.Event(), []
 
+    def note(rank, _):
+        order.append(rank)
+        computed.set()
 
-def other_gave_up():
-    # That of an earlier run does not count.
-    while failures() == failures_before:
-        time.sleep(0.005)
-    # Of two errors JAX shows the first: not this rank's own.
-    time.sleep(1)
-
-
-in_time = slow(lambda: None)
-report["first"] = run(in_time, note)
-report["overlap"] = run(slow(lambda: computed.wait(30)), note)
-jaxcomm.finalize()
-jaxcomm.init(mesh, "i", timeout=2)
-failures_before = failures()
-report["missing"] = run(slow(other_gave_up), note)
-report["then"] = run(in_time, note)
-report["raises"] = run(slow(lambda: time.sleep(0.2)), fail)
-# Longer than a rank waits.
-time.sleep(2.5)
-report["after that"] = run(in_time, note)
-failures_before = failures()
-report["in a loop"] = run(slow(other_gave_up), note, in_a_loop=True)
-report["at last"] = run(in_time, note)
-print("REPORT" + json.dumps(report))
-"""
-
-
-@pytest.fixture(scope="module")
-def report():
-    ended = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        env=os.environ | {"JAXCOMM_DUMP_DIR": ""},
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-    assert ended.returncode == 0, ended.stderr[-4000:]
-    return json.loads(ended.stdout.split("REPORT")[1])
-
-
-def test_computes_while_the_other_rank_is_missing(report):
-    assert report["overlap"]["outcome"] is True
+    jaxcomm.init(mesh, "i", timeout=waiting.HANG_SECONDS)
     # Rank 1 comes when rank 0 has computed, which does not wait for it before its done.
-    assert report["overlap"]["log"] == [0, 1]
+    run(mesh, lambda: waiting.event(computed), note)
+    assert order == [0, 1]
 
 
-@pytest.mark.parametrize("case", ["missing", "in a loop"])
-def test_a_rank_that_stays_away_is_an_error_on_the_others(report, case):
-    outcome = report[case]["outcome"]
-    assert "DEADLINE_EXCEEDED" in outcome
-    assert re.search(
-        r"ppermute_start\(float32\[32,16\]\) over axes \('i',\): rank 0 of 2 \(cpu:0\) "
-        r"waited 2 s for rank 1",
-        outcome,
+def test_an_error_between_the_halves_is_that_error(mesh):
+    refused = threading.Event()
+
+    def fail(rank, _):
+        if rank == 0:
+            refused.set()
+            raise RuntimeError("out of luck")
+
+    jaxcomm.init(mesh, "i", timeout=waiting.HANG_SECONDS)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="out of luck"):
+        run(mesh, lambda: waiting.event(refused), fail)
+    run(mesh)
+
+
+def test_a_rank_that_stays_away_is_an_error_on_the_others(mesh):
+    def failures():
+        return sum(
+            entry.state == "failed"
+            for communicator in jaxcomm.flight_record().process.communicators
+            for entry in communicator.entries
+        )
+
+    def works():
+        try:
+            run(mesh)
+        except jax.errors.JaxRuntimeError:
+            return False  # On a machine that stood still, within so short a timeout.
+        return True
+
+    def gave_up():
+        waiting.until(lambda: failures() > before, "rank 0 gives up")
+
+    jaxcomm.init(mesh, "i", timeout=waiting.EXPIRES_SECONDS)
+    before = failures()
+    # Of the errors of two ranks JAX raises one.
+    message = (
+        r"DEADLINE_EXCEEDED: ppermute_start\(float32\[32,16\]\) over axes \('i',\): "
+        rf"(rank 0 of 2 \(cpu:0\) waited {waiting.EXPIRES_SECONDS:g} s for rank 1|"
+        r"the other ranks stopped waiting)"
     )
-    assert report[case]["in_flight"] == 0
-
-
-def test_an_error_between_the_halves_is_that_error(report):
-    assert "out of luck" in report["raises"]["outcome"]
-    assert report["raises"]["in_flight"] == 0
-
-
-@pytest.mark.parametrize("case", ["first", "then", "after that", "at last"])
-def test_later_programs_run(report, case):
-    assert report[case]["outcome"] is True
-    assert report[case]["in_flight"] == 0
+    with pytest.raises(jax.errors.JaxRuntimeError, match=message):
+        run(mesh, gave_up, in_a_loop=True)
+    waiting.until(works, "a later program runs")
