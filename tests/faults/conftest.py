@@ -9,18 +9,12 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 
 import forked
 import pytest
+import waiting
 
 _WORKER = pathlib.Path(__file__).with_name("worker.py")
-# Of a reply, where nothing else is said. Well above every deadline of the workers.
-_PATIENCE = 90.0
-
-
-class Lost(AssertionError):
-    """A process ended, or fell silent, where it should have replied."""
 
 
 class Process:
@@ -31,7 +25,7 @@ class Process:
     """
 
     def __init__(self, index, count, port, environment, folder, worker):
-        """Starts it; :meth:`hear` is not needed before the first :meth:`tell`."""
+        """Start it; :meth:`hear` is not needed before the first :meth:`tell`."""
         self.index = index
         read, write = os.pipe()
         self._log = (folder / f"process-{index}.txt").open("w+b")
@@ -53,28 +47,25 @@ class Process:
         return self.popen.pid
 
     def tell(self, code):
-        """Has it execute Python; :meth:`hear` returns what it assigns to answer."""
+        """Have it execute Python; :meth:`hear` returns what it assigns to answer."""
         with contextlib.suppress(BrokenPipeError):
             self.popen.stdin.write(json.dumps(code).encode() + b"\n")
             self.popen.stdin.flush()
 
-    def hear(self, seconds=_PATIENCE):
-        """Returns the answer to the oldest question; raises Lost if there is none."""
-        deadline = time.monotonic() + seconds
+    def hear(self):
+        """Return the answer to the oldest question; fail if there is none."""
         while b"\n" not in self._heard:
-            rest = deadline - time.monotonic()
-            ready, _, _ = select.select([self._replies], [], [], max(rest, 0))
+            ready, _, _ = select.select([self._replies], [], [], waiting.HANG_SECONDS)
             if not ready:
-                raise Lost(
-                    f"process {self.index} answered nothing in {seconds:g} s; "
-                    f"it said: {self.said()[-3000:]}"
+                raise AssertionError(
+                    f"process {self.index} does not answer; it said: "
+                    f"{self.said()[-3000:]}"
                 )
             more = os.read(self._replies, 1 << 16)
             if not more:
-                self.popen.wait(10)
-                raise Lost(
-                    f"process {self.index} ended with {self.popen.returncode}; "
-                    f"it said: {self.said()[-3000:]}"
+                raise AssertionError(
+                    f"process {self.index} ended with {self.ends()}; it said: "
+                    f"{self.said()[-3000:]}"
                 )
             self._heard += more
         line, _, self._heard = self._heard.partition(b"\n")
@@ -83,30 +74,27 @@ class Process:
             raise AssertionError(f"process {self.index}: {reply['raised']}")
         return reply["answer"]
 
-    def ask(self, code, seconds=_PATIENCE):
+    def ask(self, code):
         self.tell(code)
-        return self.hear(seconds)
+        return self.hear()
 
     def send(self, number):
         self.popen.send_signal(number)
 
     def kill(self):
-        """Kills it at once; returns when, on the clock that workers use."""
-        at = time.monotonic()
         self.popen.kill()
-        return at
 
-    def ends(self, seconds=_PATIENCE):
-        """Waits until it has ended; returns its status."""
-        return self.popen.wait(seconds)
+    def ends(self):
+        """Wait until it has ended; return its status."""
+        return self.popen.wait(waiting.HANG_SECONDS)
 
     def said(self):
-        """Returns what it printed."""
+        """Return what it printed."""
         self._log.seek(0)
         return self._log.read().decode(errors="replace")
 
     def stop(self):
-        """Ends it, whatever it does, and lets go of its pipes."""
+        """End it, whatever it does, and let go of its pipes."""
         self.popen.kill()
         with contextlib.suppress(BrokenPipeError):
             self.popen.stdin.close()
@@ -120,14 +108,13 @@ class Process:
 class Set:
     """Processes of one jax.distributed job, by their indices there."""
 
-    def __init__(self, count, folder, *, devices=1, timeout=30, copies=False, **more):
-        """Starts them all.
+    def __init__(self, count, folder, *, devices=1, copies=False, **more):
+        """Start them all.
 
         Args:
           count: how many.
           folder: for what they print.
           devices: virtual devices of each.
-          timeout: their JAXCOMM_TIMEOUT in seconds.
           copies: whether each runs a file of its own.
           more: environment variables.
         """
@@ -145,7 +132,7 @@ class Set:
             "JAX_PLATFORMS": "cpu",
             "XLA_FLAGS": os.environ["QUICK_XLA_FLAGS"],
             "JAX_NUM_CPU_DEVICES": str(devices),
-            "JAXCOMM_TIMEOUT": str(timeout),
+            "JAXCOMM_TIMEOUT": str(waiting.HANG_SECONDS),
             **more,
         }
         self.processes = []
@@ -170,12 +157,12 @@ class Set:
     def __iter__(self):
         return iter(self.processes)
 
-    def ask(self, code, of=None, seconds=_PATIENCE):
-        """Has some of them, or all, execute Python; returns their answers in order."""
+    def ask(self, code, of=None):
+        """Have some of them, or all, execute Python; return their answers in order."""
         some = self.processes if of is None else [self.processes[i] for i in of]
         for process in some:
             process.tell(code)
-        return [process.hear(seconds) for process in some]
+        return [process.hear() for process in some]
 
     def stop(self):
         # Process 0 last: jax.distributed ends the others when they lose it.
@@ -186,29 +173,30 @@ class Set:
         assert [name for name in os.listdir("/dev/shm") if name.startswith(ours)] == []
 
 
-@pytest.fixture
-def start(tmp_path):
-    """Returns ``start(count, devices=1, timeout=30)``; stops what it has started."""
+@contextlib.contextmanager
+def starting(folder):
     sets = []
 
     def begin(count, **options):
-        sets.append(Set(count, tmp_path / f"set-{len(sets)}", **options))
+        sets.append(Set(count, folder / f"set-{len(sets)}", **options))
         return sets[-1]
 
-    yield begin
-    for one in sets:
-        one.stop()
+    try:
+        yield begin
+    finally:
+        for one in sets:
+            one.stop()
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Gives ``start(count, devices=1)``; stops what it has started."""
+    with starting(tmp_path) as begin:
+        yield begin
 
 
 @pytest.fixture(scope="module")
 def start_for_module(tmp_path_factory):
     """Does as ``start``, for sets that the tests of a file share."""
-    sets = []
-
-    def begin(count, **options):
-        sets.append(Set(count, tmp_path_factory.mktemp("set"), **options))
-        return sets[-1]
-
-    yield begin
-    for one in sets:
-        one.stop()
+    with starting(tmp_path_factory.mktemp("sets")) as begin:
+        yield begin

@@ -1,15 +1,10 @@
 """C3: a process may end as it likes; the others are told, and nothing stays behind."""
 
 import signal
-import time
 
 import pytest
 
 pytestmark = pytest.mark.multiprocess
-
-LATEST_SECONDS = 15.0
-# JAX's own farewell included; neither our deadline of 30 s nor one of JAX's, of 300 s.
-PROMPT_SECONDS = 20.0
 
 MEET = """
 jaxcomm.finalize()
@@ -48,7 +43,6 @@ def test_others_that_wait_are_told_at_once_who_ended_and_how(start):
         assert all(processes.ask(f"alive = {alive}{MEET}", alive))
         leaver = processes[alive.pop()]
         processes.ask("begin(lambda: values(psum(x)))", alive)
-        since = time.monotonic()
         leaver.tell(ending)
         outcomes = processes.ask("answer = outcome()", alive)
         for outcome in outcomes:
@@ -56,14 +50,11 @@ def test_others_that_wait_are_told_at_once_who_ended_and_how(start):
             assert "psum(float32[1,3]) over axes ('i',)" in text
             assert f"rank {leaver.index}, gone with process {leaver.index} " in text
             assert f"(pid {leaver.pid}), which {left}." in text
-        late = [outcome["end"] - since for outcome in outcomes]
-        print(f"{ending!r}: noticed after", *(f"{s:.3f}" for s in late), "s")
-        assert max(late) < LATEST_SECONDS
-        assert leaver.ends(PROMPT_SECONDS) == status, leaver.said()
+        assert leaver.ends() == status, leaver.said()
     assert "Mine: of my own" in processes[4].said()
     assert "KeyboardInterrupt" in processes[1].said()
     processes[0].popen.stdin.close()
-    assert processes[0].ends(PROMPT_SECONDS) == 0
+    assert processes[0].ends() == 0
 
 
 def test_an_exception_in_one_process_ends_both_with_their_own_status(start):
@@ -75,10 +66,8 @@ def test_an_exception_in_one_process_ends_both_with_their_own_status(start):
         "try: psum_of_ones(mesh, 3)\n"
         "except Exception as error: raise BaseException(str(error))"
     )
-    since = time.monotonic()
     processes[1].tell("raise BaseException('of my own')")
-    assert [process.ends(PROMPT_SECONDS) for process in processes] == [1, 1]
-    print(f"both ended after {time.monotonic() - since:.2f} s")
+    assert [process.ends() for process in processes] == [1, 1]
     assert "gone with process 1" in processes[0].said()
     assert "BaseException: of my own" in processes[1].said()
 
@@ -90,7 +79,7 @@ def test_processes_that_just_end_have_status_0(start):
     for process in processes:
         process.popen.stdin.close()
     for process in processes:
-        assert process.ends(PROMPT_SECONDS) == 0, process.said()
+        assert process.ends() == 0, process.said()
         assert "Traceback" not in process.said()
         assert "terminate called" not in process.said()
 
@@ -104,10 +93,8 @@ def test_signals_end_a_process_that_waits_in_a_collective(start):
     assert all(processes.ask(f"alive = [0, 1, 2]{MEET}"))
     processes[2].tell(waits)
     assert processes[2].hear() == "now"
-    since = time.monotonic()
     processes[2].send(signal.SIGTERM)
-    assert processes[2].ends(PROMPT_SECONDS) == -signal.SIGTERM
-    print(f"SIGTERM: {time.monotonic() - since:.3f} s")
+    assert processes[2].ends() == -signal.SIGTERM
 
     assert all(processes.ask(f"alive = [0, 1]{MEET}", [0, 1]))
     processes[1].tell(waits)
@@ -115,5 +102,5 @@ def test_signals_end_a_process_that_waits_in_a_collective(start):
     processes[1].send(signal.SIGINT)
     # Python hears of it when JAX comes back from the wait.
     processes[0].ask("answer = values(psum(x))")
-    assert processes[1].ends(PROMPT_SECONDS) == -signal.SIGINT
+    assert processes[1].ends() == -signal.SIGINT
     assert "KeyboardInterrupt" in processes[1].said()

@@ -10,10 +10,6 @@ import pytest
 
 pytestmark = pytest.mark.multiprocess
 
-# Errors should come within 0.2 s; how late they came is printed. A machine that has
-# more to do than these tests is not to fail them, if no deadline was waited for.
-LATEST_SECONDS = 15.0
-
 MEET = """
 jaxcomm.finalize()
 mesh = mesh_of(of_processes(*alive))
@@ -48,7 +44,7 @@ class Stages:
         """Returns the last of those that live, who is not to be among them any more."""
         return self.processes[self.alive.pop()]
 
-    def check(self, stage, victim, outcomes, since, op):
+    def check(self, victim, outcomes, op):
         """Checks what the others say about the one that died."""
         gone = (
             f"rank {victim.index}, gone with process {victim.index} (pid {victim.pid})"
@@ -59,9 +55,6 @@ class Stages:
             assert f"{op} over axes ('i',) (lane 'default', operation " in text
             assert f"{gone}, which died." in text
             assert "Call jaxcomm.finalize()" in text
-        late = [outcome["end"] - since for outcome in outcomes]
-        assert max(late) < LATEST_SECONDS
-        print(f"killed {stage}: noticed after", *(f"{s:.3f}" for s in late), "s")
 
 
 def test_survivors_of_a_kill_raise_at_once_and_go_on(start):
@@ -79,20 +72,14 @@ def test_survivors_of_a_kill_raise_at_once_and_go_on(start):
     stages.meet()
     # The last one is none the worse: its end is its own.
     processes[0].popen.stdin.close()
-    assert processes[0].ends(30) == 0
+    assert processes[0].ends() == 0
 
 
 def before_it_arrives(stages):
     victim = stages.loses()
     stages.ask("begin(lambda: values(psum(small)))")
-    since = victim.kill()
-    stages.check(
-        "before it arrives",
-        victim,
-        stages.ask("answer = outcome()"),
-        since,
-        "psum(float32[1,3])",
-    )
+    victim.kill()
+    stages.check(victim, stages.ask("answer = outcome()"), "psum(float32[1,3])")
 
 
 def while_it_waits(stages):
@@ -108,8 +95,7 @@ def while_it_waits(stages):
     assert all(found == total for found, total in told)
     assert first.ask("answer = outcome()")["value"] == told[0][1]
     outcomes = stages.ask("answer = attempt(lambda: values(psum(small)))")
-    since = max(outcome["begin"] for outcome in outcomes)
-    stages.check("while it waits", victim, outcomes, since, "psum(float32[1,3])")
+    stages.check(victim, outcomes, "psum(float32[1,3])")
 
 
 def with_its_operand_half_read(stages):
@@ -118,9 +104,9 @@ def with_its_operand_half_read(stages):
     victim.ask("begin(lambda: values(psum(large)))")
     victim.send(signal.SIGSTOP)
     stages.ask("begin(lambda: values(psum(large)))")
-    since = victim.kill()
+    victim.kill()
     outcomes = stages.ask("answer = outcome()")
-    stages.check("half read", victim, outcomes, since, "psum(float32[1,2097152])")
+    stages.check(victim, outcomes, "psum(float32[1,2097152])")
 
 
 def while_all_run(stages):
@@ -130,9 +116,9 @@ def while_all_run(stages):
         process.tell("begin(lambda: values(repeated(large)))")
     for process in (victim, *(stages.processes[i] for i in stages.alive)):
         process.hear()
-    since = victim.kill()
+    victim.kill()
     outcomes = stages.ask("answer = outcome()")
-    stages.check("while all run", victim, outcomes, since, "pmax(float32[1,2097152])")
+    stages.check(victim, outcomes, "pmax(float32[1,2097152])")
 
 
 def after_it_finished(stages):
@@ -143,15 +129,5 @@ def after_it_finished(stages):
     victim.kill()
     victim.ends()
     outcomes = stages.ask("answer = attempt(lambda: values(psum(large)))")
-    since = max(outcome["begin"] for outcome in outcomes)
     op = "psum(float32[1,2097152])"
-    stages.check("after it finished", victim, outcomes, since, op)
-
-
-def test_jax_ends_all_where_process_0_dies(start):
-    """No option of JAX 0.10.2 to 0.12 keeps it from that; should one come, say so."""
-    processes = start(2, JAX_ENABLE_RECOVERABILITY="1")
-    processes.ask("answer = psum_of_ones(mesh_of())")
-    processes[0].kill()
-    assert processes[1].ends(30) == -signal.SIGABRT
-    assert "JAX distributed service detected fatal errors" in processes[1].said()
+    stages.check(victim, outcomes, op)

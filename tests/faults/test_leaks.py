@@ -2,7 +2,7 @@
 
 import pytest
 
-pytestmark = pytest.mark.multiprocess
+pytestmark = [pytest.mark.multiprocess, pytest.mark.thorough]
 
 SET_UP = """
 mesh = mesh_of()

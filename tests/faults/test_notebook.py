@@ -5,6 +5,7 @@ import os
 
 import ports
 import pytest
+import waiting
 
 jupyter_client = pytest.importorskip("jupyter_client")
 pytest.importorskip("ipykernel")
@@ -30,18 +31,18 @@ print([float(np.asarray(s.data)[0]) for s in result.addressable_shards])
 """
 # Holds one rank up while the other waits for it.
 STUCK = """
-import time
+import waiting
 def late(x):
-    def sleep(rank):
-        time.sleep(100.0 * float(rank == 0))
+    def come(rank):
+        if rank == 0:
+            waiting.forever()
         return np.float32(0)
-    zero = jax.pure_callback(sleep, jax.ShapeDtypeStruct((), np.float32),
+    zero = jax.pure_callback(come, jax.ShapeDtypeStruct((), np.float32),
                              jax.lax.axis_index("i"))
     return jaxcomm.psum(x + zero, "i")
 stuck = jax.jit(jax.shard_map(late, mesh=mesh, in_specs=jax.P("i"),
                               out_specs=jax.P("i"), check_vma=False))(x)
-while jaxcomm.communicators()[0].stats()["in_flight"] == 0:
-    time.sleep(0.01)
+waiting.until(lambda: jaxcomm.communicators()[0].stats()["in_flight"] > 0)
 print("waiting")
 """
 
@@ -55,7 +56,7 @@ class Kernel:
             "JAX_PLATFORMS": "cpu",
             "XLA_FLAGS": os.environ["QUICK_XLA_FLAGS"],
             "JAX_NUM_CPU_DEVICES": str(devices),
-            "JAXCOMM_TIMEOUT": "15",
+            "JAXCOMM_TIMEOUT": str(waiting.HANG_SECONDS),
         }
         self._manager.start_kernel(env=self._environment)
         self._connect()
@@ -63,7 +64,7 @@ class Kernel:
     def _connect(self):
         self._client = self._manager.blocking_client()
         self._client.start_channels()
-        self._client.wait_for_ready(60)
+        self._client.wait_for_ready(waiting.HANG_SECONDS)
 
     @property
     def pid(self):
@@ -76,7 +77,7 @@ class Kernel:
         """Returns what the cell printed, or its exception."""
         said = []
         while True:
-            message = self._client.get_iopub_msg(timeout=60)
+            message = self._client.get_iopub_msg(timeout=waiting.HANG_SECONDS)
             if message["parent_header"].get("msg_id") != self._running:
                 continue
             content = message["content"]
@@ -137,7 +138,7 @@ def test_a_kernel_is_restarted_while_a_rank_waits(kernels):
     assert_nothing_left([before])
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_one_of_two_kernels_is_restarted_and_then_the_other(kernels):
     both = kernels(2, devices=1)
 

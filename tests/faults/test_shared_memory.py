@@ -2,8 +2,6 @@
 
 import pytest
 
-from jaxcomm import _ffi
-
 pytestmark = pytest.mark.multiprocess
 
 MEET = """
@@ -44,7 +42,7 @@ def test_where_no_shared_memory_is_to_be_had_xla_communicates(start):
 
 
 def test_files_in_dev_shm_serve_where_anonymous_memory_does_not(start):
-    processes = start(2, devices=2, timeout=20, JAX_ENABLE_RECOVERABILITY="1")
+    processes = start(2, devices=2, JAX_ENABLE_RECOVERABILITY="1")
     processes.ask("mesh = mesh_of()")
     # As where a sandbox hides /proc/<pid>/fd.
     processes.ask(
@@ -77,17 +75,15 @@ answer = [len(mapped), glob.glob(f"/dev/shm/jaxcomm-{os.getpid()}-*")]
 
     # Nobody watches for us; looking now and then must do.
     processes[0].ask("begin(lambda: values(psum(spread(mesh, 3))))")
-    since = processes[1].kill()
+    processes[1].kill()
     outcome = processes[0].ask("answer = outcome()")
     assert (
         f"ranks 2, 3, gone with process 1 (pid {processes[1].pid})" in outcome["text"]
     )
-    print(f"noticed after {outcome['end'] - since:.3f} s")
-    assert outcome["end"] - since < 15
 
 
 def test_processes_of_another_pid_namespace_are_not_taken_for_dead(start):
-    processes = start(2, timeout=20)
+    processes = start(2)
     # As in two containers that share /dev/shm: here nobody has the id that it hands in.
     processes[1].ask(
         """
@@ -100,15 +96,3 @@ jaxcomm._ffi.process_start_time = lambda pid: 12345
     )
     processes.ask("mesh = mesh_of()")
     assert processes.ask(MEET) == [["host", "shared memory", RIGHT]] * 2
-
-
-def test_memory_of_another_size_is_not_used():
-    segment = _ffi.create_segment(2, False)
-    with pytest.raises(RuntimeError, match="is not that of 3 processes"):
-        _ffi.attach_segment(*segment.address(), 3)
-    peers = [(0, 0, process) for process in range(3)]
-    with pytest.raises(RuntimeError, match="is not that of 3 processes"):
-        _ffi.process_set(segment, peers, 0)
-    with pytest.raises(RuntimeError, match="no process 2 among 2"):
-        _ffi.process_set(segment, peers[:2], 2)
-    assert _ffi.process_set(_ffi.attach_segment(*segment.address(), 2), peers[:2], 1)

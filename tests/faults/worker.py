@@ -12,7 +12,6 @@ import signal
 import struct
 import sys
 import threading
-import time
 import traceback
 
 _PR_SET_PDEATHSIG = 1
@@ -25,6 +24,7 @@ ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 import jax  # noqa: E402
 import numpy as np  # noqa: E402
+import waiting  # noqa: E402
 
 import jaxcomm  # noqa: E402
 
@@ -32,7 +32,7 @@ P = jax.P
 
 
 def join(**options):
-    """Enters jax.distributed, on the loopback interface only."""
+    """Enter jax.distributed, on the loopback interface only."""
     address = f"127.0.0.1:{port}"
     jax.distributed.initialize(
         address, count, index, coordinator_bind_address=address, **options
@@ -40,7 +40,7 @@ def join(**options):
 
 
 def mesh_of(devices=None, axis="i"):
-    """Returns a mesh over one axis; if None, of all devices of all processes."""
+    """Return a mesh over one axis; if None, of all devices of all processes."""
     devices = jax.devices() if devices is None else devices
     return jax.sharding.Mesh(
         np.array(devices), (axis,), axis_types=(jax.sharding.AxisType.Auto,)
@@ -48,12 +48,12 @@ def mesh_of(devices=None, axis="i"):
 
 
 def of_processes(*processes):
-    """Returns the devices of some processes."""
+    """Return the devices of some processes."""
     return [device for device in jax.devices() if device.process_index in processes]
 
 
 def jitted(call, mesh, axis="i"):
-    """Returns a program of one call, split and joined over the mesh."""
+    """Return a program of one call, split and joined over the mesh."""
     return jax.jit(
         jax.shard_map(
             call, mesh=mesh, in_specs=P(axis), out_specs=P(axis), check_vma=False
@@ -62,7 +62,7 @@ def jitted(call, mesh, axis="i"):
 
 
 def spread(mesh, width=1, dtype=np.float32, axis="i"):
-    """Returns an array with row k, full of k, on rank k."""
+    """Return an array with row k, full of k, on rank k."""
     size = mesh.devices.size
     rows = np.arange(size).astype(dtype)[:, None]
     return jax.make_array_from_callback(
@@ -73,61 +73,54 @@ def spread(mesh, width=1, dtype=np.float32, axis="i"):
 
 
 def values(array):
-    """Returns the first number of each of this process's rows."""
+    """Return the first number of each of this process's rows."""
     rows = [np.asarray(shard.data) for shard in array.addressable_shards]
     return [float(row.ravel()[0]) for row in rows]
 
 
 def attempt(action):
-    """Returns what an action returned or raised, and when on the common clock."""
-    begin = time.monotonic()
+    """Return what an action returned or raised."""
     try:
-        told = {"value": action()}
+        return {"value": action()}
     except Exception as error:
-        told = {"error": type(error).__name__, "text": str(error)}
-    return told | {"begin": begin, "end": time.monotonic()}
+        return {"error": type(error).__name__, "text": str(error)}
 
 
 def begin(action):
-    """Starts ``attempt(action)`` beside the main thread; returns once a rank waits."""
+    """Start ``attempt(action)`` beside the main thread; return once a rank waits."""
     global _begun
     told = []
     thread = threading.Thread(target=lambda: told.append(attempt(action)), daemon=True)
     _begun = thread, told
     thread.start()
-    until_in_flight()
+    waiting.until(lambda: has_begun() or not thread.is_alive())
 
 
-def outcome(seconds=60):
-    """Returns what became of the action begun last."""
+def outcome():
+    """Return what became of the action begun last."""
     thread, told = _begun
-    thread.join(seconds)
-    return told[0] if told else {"error": "hangs", "text": f"after {seconds} s"}
+    waiting.joined(thread)
+    return told[0]
 
 
-def say_when(condition, seconds=30):
-    """Sends an answer of its own as soon as ``condition()`` is true."""
+def say_when(condition):
+    """Send an answer of its own as soon as ``condition()`` is true."""
 
     def watch():
-        deadline = time.monotonic() + seconds
-        while not condition():
-            if time.monotonic() > deadline:
-                reply({"raised": f"it never came to what was waited for: {stack()}"})
-                return
-            time.sleep(0.001)
-        reply({"answer": "now"})
+        try:
+            waiting.until(condition)
+        except AssertionError:
+            frame = sys._current_frames()[threading.main_thread().ident]
+            stack = "".join(traceback.format_stack(frame))
+            reply({"raised": f"it never came to what was waited for: {stack}"})
+        else:
+            reply({"answer": "now"})
 
     threading.Thread(target=watch, daemon=True).start()
 
 
-def stack():
-    """Returns where the main thread is."""
-    frame = sys._current_frames()[threading.main_thread().ident]
-    return "".join(traceback.format_stack(frame))
-
-
 def is_in(name, **variables):
-    """Says whether the main thread is in a function, with some values of variables."""
+    """Return whether the main thread is in a function, with values of variables."""
     frame = sys._current_frames()[threading.main_thread().ident]
     while frame is not None:
         # From Python 3.13 on f_locals is no dict, and its items are no set.
@@ -139,7 +132,7 @@ def is_in(name, **variables):
 
 
 def forbid(*calls):
-    """Makes system calls fail in this thread and those it starts, as a sandbox may."""
+    """Make system calls fail in this thread and those it starts, as a sandbox may."""
     number = {
         "memfd_create": {"x86_64": 319, "aarch64": 279}[os.uname().machine],
         "pidfd_open": 434,
@@ -165,7 +158,7 @@ def forbid(*calls):
 
 
 def resources():
-    """Returns what a leak would show in: resident bytes, open files, threads."""
+    """Return what a leak would show in: resident bytes, open files, threads."""
     with open("/proc/self/statm") as statm:
         resident = int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     return (
@@ -176,7 +169,7 @@ def resources():
 
 
 def psum_of_ones(mesh, width=1):
-    """Returns the size of the mesh, if all is well."""
+    """Return the size of the mesh, if all is well."""
     (group,) = {
         float(value)
         for value in values(
@@ -189,12 +182,12 @@ def psum_of_ones(mesh, width=1):
 
 
 def in_flight():
-    """Returns how many collectives some rank of this process waits in."""
+    """Return how many collectives some rank of this process waits in."""
     return sum(member.stats()["in_flight"] for member in jaxcomm.communicators())
 
 
 def has_begun():
-    """Returns whether a rank of this process is in a collective.
+    """Return whether a rank of this process is in a collective.
 
     What a handler itself is moving is in the flight record alone.
     """
@@ -203,15 +196,6 @@ def has_begun():
         for record in jaxcomm.flight_record().process.communicators
         for entry in record.entries
     )
-
-
-def until_in_flight(seconds=30):
-    """Waits until a rank of this process is in a collective."""
-    deadline = time.monotonic() + seconds
-    while not has_begun():
-        if time.monotonic() > deadline:
-            raise TimeoutError("no rank of this process waits in a collective")
-        time.sleep(0.001)
 
 
 def reply(message):

@@ -1,7 +1,8 @@
-"""Every fault in real programs on two GPUs: no number that is not right, and no hang.
+"""Faults in real programs on two GPUs: no number that is not right, and no hang.
 
 On one GPU two processes share it, where NCCL lets them: see ``bench gpu --one-gpu``.
-Cases of one process need two.
+Cases of one process need two. A covering set runs; `make gpu-test ARGS=--thorough` runs
+all.
 
 A failure ends CUDA's context, and with it the process: each case has its own.
 """
@@ -100,7 +101,16 @@ def line(request, hardware, starts, tmp_path_factory):
     line.stop()
 
 
-@pytest.mark.parametrize("case", cases.ON_GPUS, ids=str)
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(
+            case, marks=[] if case in cases.COVERING else [pytest.mark.thorough]
+        )
+        for case in cases.ON_GPUS
+    ],
+    ids=str,
+)
 def test_no_number_of_a_failed_collective_reaches_the_program(
     case, hardware, line, record_property
 ):
@@ -112,9 +122,16 @@ def test_no_number_of_a_failed_collective_reaches_the_program(
 ONE_CASE = test_no_number_of_a_failed_collective_reaches_the_program
 
 
+@pytest.mark.parametrize(
+    "some",
+    [
+        [each for each in cases.FEW_IN_TURN if each in cases.IN_TURN_IN_ONE_PROCESS],
+        pytest.param(cases.IN_TURN_IN_ONE_PROCESS, marks=pytest.mark.thorough),
+    ],
+    ids=["few", "all"],
+)
 def test_a_process_with_all_ranks_goes_on_after_each_poisoned_result(
-    hardware, starts, tmp_path, record_property
+    some, hardware, starts, tmp_path, record_property
 ):
-    some = cases.IN_TURN_IN_ONE_PROCESS
     _skip_unless(hardware, some)
     assert check.problems(some, hardware, starts, tmp_path, record_property) == {}

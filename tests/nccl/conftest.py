@@ -11,12 +11,15 @@ import sys
 
 import forked
 import pytest
+import waiting
+from fault_suite import runner
 
 import jaxcomm
 from jaxcomm.communicator.backends.nccl import library
 
 TESTS = pathlib.Path(__file__).parents[1]
 PROGRAM = pathlib.Path(__file__).with_name("program.py")
+TIMEOUT = {"JAXCOMM_TIMEOUT": str(waiting.HANG_SECONDS)}
 
 
 def load(path):
@@ -73,7 +76,7 @@ def stand_in(stand_in_path, monkeypatch):
     monkeypatch.setenv("JAXCOMM_NCCL_LIBRARY", stand_in_path)
     monkeypatch.setenv("JAXCOMM_BACKEND", "nccl")
     monkeypatch.setattr("jaxcomm.config.BACKEND", "nccl")
-    monkeypatch.setenv("JAXCOMM_TIMEOUT", "60")
+    monkeypatch.setenv("JAXCOMM_TIMEOUT", str(waiting.HANG_SECONDS))
     library.load.cache_clear()
     controls = StandIn(stand_in_path)
     controls.clear()
@@ -123,16 +126,12 @@ def alone(environment):
     def run(code, **variables):
         with forked.Popen(
             [sys.executable, "-W", "error", PROGRAM, code],
-            env=inherited | environment | {"JAXCOMM_TIMEOUT": "50"} | variables,
+            env=inherited | environment | TIMEOUT | variables,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         ) as popen:
-            try:
-                said, errors = popen.communicate(timeout=100)
-            except BaseException:
-                popen.kill()
-                raise
+            said, errors = waiting.ended(popen)
         ours = f"jaxcomm-{popen.pid}-"
         left = [name for name in os.listdir("/dev/shm") if name.startswith(ours)]
         return Done(popen.returncode, said, errors, left)
@@ -150,6 +149,21 @@ def told(alone):
         return json.loads(done.stdout.splitlines()[-1])
 
     return run
+
+
+@pytest.fixture(scope="session")
+def hardware(stand_in_path):
+    """CPU devices over the stand-in, for cases of the fault suite."""
+    return runner.over_stand_in(stand_in_path)
+
+
+@pytest.fixture(scope="session")
+def starts(hardware, tmp_path_factory, compiled_once):
+    """What starts the processes of cases, two ahead, as on GPUs."""
+    folder = tmp_path_factory.mktemp("faults")
+    starter = runner.starter(hardware, folder, compiled_once, ahead=2)
+    yield starter
+    starter.stop()
 
 
 @pytest.fixture(scope="session")
@@ -171,15 +185,6 @@ def team(environment, tmp_path_factory):
 
 @pytest.fixture
 def start(environment, tmp_path):
-    """Gives ``start(count, devices=1, timeout=30)``, as in tests/faults, over NCCL."""
-    sets = []
-    make = load("faults/conftest.py").Set
-
-    def begin(count, **options):
-        folder = tmp_path / f"set-{len(sets)}"
-        sets.append(make(count, folder, **environment, **options))
-        return sets[-1]
-
-    yield begin
-    for one in sets:
-        one.stop()
+    """Gives ``start(count, devices=1)``, as in tests/faults, over NCCL."""
+    with load("faults/conftest.py").starting(tmp_path) as begin:
+        yield lambda count, **options: begin(count, **environment, **options)

@@ -1,4 +1,4 @@
-"""Runs the code it is given, in a process of its own: ``program.py CODE``."""
+"""Run the code it is given, in a process of its own: ``program.py CODE``."""
 # ruff: noqa: F401 -- the code uses them.
 
 import ctypes
@@ -7,12 +7,13 @@ import os
 import signal
 import sys
 import threading
-import time
 import warnings
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import waiting
+from fault_suite import impatient
 
 import jaxcomm
 
@@ -22,14 +23,14 @@ stand_in.jaxcommFakeTrace.restype = ctypes.c_char_p
 
 
 def mesh_of(count):
-    """Returns a mesh over one axis, "i"."""
+    """Return a mesh over one axis, "i"."""
     auto = (jax.sharding.AxisType.Auto,)
     devices = jax.devices()[:count]
     return jax.make_mesh((count,), ("i",), axis_types=auto, devices=devices)
 
 
 def jitted(call, mesh):
-    """Returns a program of one call, split and joined over the mesh."""
+    """Return a program of one call, split and joined over the mesh."""
     return jax.jit(
         jax.shard_map(
             call, mesh=mesh, in_specs=P("i"), out_specs=P("i"), check_vma=False
@@ -38,13 +39,18 @@ def jitted(call, mesh):
 
 
 def trace(*names):
-    """Returns the calls so far, of some functions or of all."""
+    """Return the calls so far, of some functions or of all."""
     lines = stand_in.jaxcommFakeTrace().decode().splitlines()
     return [c for c in map(json.loads, lines) if not names or c["name"] in names]
 
 
+def until_called(function, count):
+    """Wait for so many calls of a function of the stand-in."""
+    waiting.until(lambda: len(trace(function)) >= count, function)
+
+
 def error_of(action):
-    """Returns what an action raises, "" if nothing."""
+    """Return what an action raises, "" if nothing."""
     try:
         jax.block_until_ready(action())
     except Exception as error:
@@ -53,7 +59,7 @@ def error_of(action):
 
 
 def tell(value):
-    """Hands a value to the test."""
+    """Hand a value to the test."""
     print(json.dumps(value), flush=True)
 
 

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import waiting
 
 import jaxcomm
 
@@ -66,21 +67,24 @@ def test_a_failed_creation_tells_what_one_wants_to_know(
         assert int(amount) > 0, memory
 
 
-def test_a_creation_that_nobody_else_comes_to_ends_at_its_deadline(
-    stand_in, make_mesh, monkeypatch
-):
-    # Each creation does much before it hangs, and the process may be stopped meanwhile.
-    monkeypatch.setenv("JAXCOMM_TIMEOUT", "2")
-    for function, after in [
+@pytest.mark.parametrize(
+    ("function", "after"),
+    [
         # Of a creation's groups the third one connects its ranks.
-        ("ncclGroupEnd", 2),
-        ("ncclCommInitRankConfig", 0),
+        pytest.param("ncclGroupEnd", 2, marks=pytest.mark.thorough),
+        pytest.param("ncclCommInitRankConfig", 0, marks=pytest.mark.thorough),
         ("ncclCommSplit", 0),
         ("ncclAllReduce", 0),
-    ]:
-        stand_in.hang(function, after)
-        with pytest.raises(jaxcomm.CommunicatorError, match="not done after 2 s") as e:
-            jaxcomm.init(make_mesh(i=2))
-        assert "NCCL 2.32.3 from" in str(e.value), function
-    monkeypatch.setenv("JAXCOMM_TIMEOUT", "60")
+    ],
+)
+def test_a_creation_that_nobody_else_comes_to_times_out(
+    stand_in, make_mesh, monkeypatch, function, after
+):
+    monkeypatch.setenv("JAXCOMM_TIMEOUT", str(waiting.EXPIRES_SECONDS))
+    stand_in.hang(function, after)
+    late = f"not done after {waiting.EXPIRES_SECONDS:g} s"
+    with pytest.raises(jaxcomm.CommunicatorError, match=late) as caught:
+        jaxcomm.init(make_mesh(i=2))
+    assert "NCCL 2.32.3 from" in str(caught.value)
+    monkeypatch.undo()
     jaxcomm.init(make_mesh(i=2))

@@ -5,6 +5,7 @@ import re
 import numpy as np
 import pytest
 
+from jaxcomm import config
 from jaxcomm.communicator.policy import CommPolicy
 
 MOST = 2**31 - 1
@@ -45,8 +46,8 @@ def test_a_wrong_value_is_refused(field, value, wanted):
 
 def test_bounds_are_values_too():
     for name, least in LEAST.items():
-        assert getattr(CommPolicy(**{name: least}), name) == least
-        assert getattr(CommPolicy(**{name: MOST}), name) == MOST
+        for value in (least, MOST):
+            assert getattr(CommPolicy(**{name: value}), name) == value
     assert CommPolicy(cga_cluster_size=8).cga_cluster_size == 8
 
 
@@ -62,59 +63,47 @@ def test_the_fewest_are_not_more_than_the_most():
         CommPolicy(min_ctas=8, max_ctas=4)
 
 
-def test_copy_engines_are_used_unless_programs_are_recorded():
-    assert CommPolicy().uses_copy_engines
+def test_programs_that_are_recorded_do_without_copy_engines_and_small_kernels():
+    default, recorded = CommPolicy(), CommPolicy(command_buffers=True)
+    assert (default.uses_copy_engines, default.uses_one_shot) == (True, True)
+    assert (recorded.uses_copy_engines, recorded.uses_one_shot) == (False, False)
     assert not CommPolicy(copy_engines=False).uses_copy_engines
-    assert not CommPolicy(command_buffers=True).uses_copy_engines
-    with pytest.raises(ValueError, match="copy_engines=True does not go with"):
-        CommPolicy(copy_engines=True, command_buffers=True)
+    assert not CommPolicy(one_shot=False).uses_one_shot
+    for name in ("copy_engines", "one_shot"):
+        with pytest.raises(ValueError, match=f"{name}=True does not go with"):
+            CommPolicy(command_buffers=True, **{name: True})
 
 
-@pytest.mark.parametrize("value", ["abort", "", 1, True, "Raise"])
-def test_there_are_three_ends_of_a_failure(value):
+def test_there_are_three_ends_of_a_failure_and_two_sources():
     for known in ("raise", "poison", "exit", None):
         assert CommPolicy(on_failure=known).on_failure == known
-    with pytest.raises(ValueError, match="must be 'raise', 'poison', 'exit' or None"):
-        CommPolicy(on_failure=value)
+    for value in ("abort", "", 1, True, "Raise"):
+        with pytest.raises(ValueError, match="be 'raise', 'poison', 'exit' or None"):
+            CommPolicy(on_failure=value)
+    with pytest.raises(ValueError, match="source must be 'own' or 'xla', got 'mpi'"):
+        CommPolicy(source="mpi")
 
 
-def test_what_xla_lends_is_not_poisoned():
-    with pytest.raises(ValueError, match="'poison' does not go with source='xla'"):
-        CommPolicy(on_failure="poison", source="xla")
+OURS = {
+    "share": False, "max_ctas": 8, "name": "mine", "blocking": True, "one_shot": True,
+    "command_buffers": True, "copy_engines": False, "symmetric": False,
+    "max_p2p_peers": 2,
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("share", False),
-        ("lanes", 3),
-        ("max_ctas", 8),
-        ("name", "mine"),
-        ("blocking", True),
-        ("command_buffers", True),
-        ("copy_engines", False),
-        ("one_shot", True),
-        ("symmetric", False),
-        ("max_p2p_peers", 2),
-    ],
-)
-def test_what_xla_lends_has_no_settings_of_ours(field, value):
-    with pytest.raises(ValueError, match=f"source='xla' leaves {field} to XLA; leave"):
-        CommPolicy(source="xla", **{field: value})
-
-
-def test_several_settings_that_xla_decides_are_named():
+def test_what_xla_lends_has_no_settings_of_ours_but_what_becomes_of_a_failure():
+    for field, value in OURS.items():
+        wanted = f"source='xla' leaves {field} to XLA; leave"
+        with pytest.raises(ValueError, match=wanted):
+            CommPolicy(source="xla", **{field: value})
     with pytest.raises(ValueError, match="leaves share, min_ctas to XLA; leave them"):
         CommPolicy(source="xla", min_ctas=1, share=True)
-
-
-def test_what_xla_lends_may_fail_as_one_chooses():
+    with pytest.raises(ValueError, match="'poison' does not go with source='xla'"):
+        CommPolicy(on_failure="poison", source="xla")
     assert CommPolicy(source="xla", on_failure="exit", lanes=2).on_failure == "exit"
 
 
-def test_small_sums_go_by_kernels_unless_programs_are_recorded():
-    assert CommPolicy().uses_one_shot
-    assert not CommPolicy(one_shot=False).uses_one_shot
-    assert not CommPolicy(command_buffers=True).uses_one_shot
-    with pytest.raises(ValueError, match="one_shot=True does not go with"):
-        CommPolicy(one_shot=True, command_buffers=True)
+def test_another_value_of_jaxcomm_check_is_refused(monkeypatch):
+    monkeypatch.setenv("JAXCOMM_CHECK", "yes")
+    with pytest.raises(ValueError, match="JAXCOMM_CHECK must be 0 or 1, got 'yes'"):
+        config.check()

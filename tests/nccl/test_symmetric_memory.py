@@ -1,16 +1,17 @@
 """Symmetric memory: registered once with each communicator, gone before it is freed."""
 
 import gc
-import time
-import types
+import threading
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import waiting
 
 import jaxcomm
 from jaxcomm.communicator import symmetric_pool
+from jaxcomm.communicator.backends.nccl import registration
 
 KIB = 1 << 10
 SIZE = 256 * KIB
@@ -41,17 +42,40 @@ def violations(stand_in):
     return [call["violation"] for call in stand_in.trace() if "violation" in call]
 
 
+class Patient:
+    """A clock that stands still, so that nobody gives up while he sleeps.
+
+    What lets go of an array may be stopped meanwhile.
+
+    Attributes:
+      held: arrays that it lets go of when somebody sleeps.
+      slept: how often.
+    """
+
+    def __init__(self):
+        self.held, self.slept = [], 0
+
+    def monotonic(self):
+        return 0.0
+
+    def sleep(self, seconds):
+        self.slept += 1
+        self.held.clear()
+        threading.Event().wait(seconds)
+
+
 @pytest.fixture(autouse=True)
 def patient(monkeypatch):
-    """What lets go of an array a little later may be stopped for a second meanwhile."""
-    monkeypatch.setattr(symmetric_pool, "_RELEASE_SECONDS", 60.0)
+    made = Patient()
+    monkeypatch.setattr(symmetric_pool, "time", made)
+    return made
 
 
 @pytest.fixture
 def pool(stand_in, make_mesh):
     made = jaxcomm.SymmetricPool(make_mesh(i=2), SIZE)
     yield made
-    gc.collect()
+    gc.collect(1)
     made.close()
     assert not violations(stand_in)
 
@@ -75,9 +99,7 @@ def test_arrays_lie_in_the_pool_and_hold_what_they_should(pool):
     )
 
 
-@pytest.mark.parametrize(
-    "dtype", ["bool", "int8", "uint32", "int64", "float16", "float64", "complex64"]
-)
+@pytest.mark.parametrize("dtype", ["bool", "uint32", "int64", "float16", "complex64"])
 def test_every_type_of_dlpack_can_lie_in_it(pool, dtype):
     with jax.enable_x64(True):
         x = rows(pool.mesh, jnp.asarray([[1, 0], [2, 3]], dtype))
@@ -101,6 +123,9 @@ def test_a_pool_is_registered_with_what_there_is_and_with_what_comes(
     jaxcomm.init(mesh, "i", lanes=("b", "c"), policy=jaxcomm.CommPolicy(lanes=3))
     assert len(names(stand_in, *REGISTER)) == 6
     assert set(with_one.registrations().values()) == {"window"}
+    for member in jaxcomm.communicators():
+        with_one.register_with(member.key)
+    assert len(names(stand_in, *REGISTER)) == 6
     # One pool, however many communicators use it.
     assert len(names(stand_in, "ncclMemAlloc")) == 2
     report = jaxcomm.memory_report()
@@ -110,21 +135,6 @@ def test_a_pool_is_registered_with_what_there_is_and_with_what_comes(
     assert len(with_one.registrations()) == 3
     assert len(names(stand_in, *REGISTER)) == 6
     with_one.close()
-
-
-def test_a_thousand_calls_register_nothing(stand_in, pool):
-    mesh = pool.mesh
-    program = psum_of(mesh)
-    x = pool.device_put(rows(mesh, jnp.ones((2, 2))))
-    jax.block_until_ready(program(x))
-    assert len(names(stand_in, *REGISTER)) == 2
-    stand_in.clear()
-    for _ in range(1000):
-        program(x)
-    jax.block_until_ready(program(x))
-    assert not names(stand_in, *REGISTER, *MEMORY)
-    jaxcomm.init(mesh, "i")
-    assert not names(stand_in, *REGISTER)
 
 
 def test_it_is_deregistered_before_it_is_freed(stand_in, make_mesh):
@@ -160,51 +170,30 @@ def test_communicators_end_before_the_pool_and_new_ones_get_it_anew(
     assert not violations(stand_in)
 
 
-def test_a_second_pool_is_another_segment(stand_in, make_mesh):
-    mesh = make_mesh(i=2)
-    jaxcomm.init(mesh, "i")
-    first = jaxcomm.SymmetricPool(mesh, SIZE)
-    number = first.memory.segment
-    first.close()
-    # Where the first was, maybe: it is registered all the same.
-    stand_in.clear()
-    second = jaxcomm.SymmetricPool(mesh, SIZE)
-    assert second.memory.segment > number
-    assert len(names(stand_in, *REGISTER)) == 2
-    second.close()
-
-
 def test_memory_comes_back_all_at_once_when_no_array_is_left(pool, monkeypatch):
-    # Nobody lets go of them.
-    monkeypatch.setattr(symmetric_pool, "_RELEASE_SECONDS", 0.1)
     x = pool.zeros((2, 1024), spec=jax.P("i"))
     assert pool.used_bytes == 4096
-    with pytest.raises(ValueError, match=r"reset: 2 arrays still lie in it; delete"):
-        pool.reset()
-    with pytest.raises(ValueError, match=r"close: 2 arrays still lie in it; delete"):
-        pool.close()
-    monkeypatch.setattr(symmetric_pool, "_RELEASE_SECONDS", 60.0)
+    with monkeypatch.context() as patch:
+        clock = waiting.Clock()
+        patch.setattr(symmetric_pool, "time", clock)
+        for name in ("reset", "close"):
+            clock.slept.clear()
+            with pytest.raises(
+                ValueError, match=f"{name}: 2 arrays still lie in it; d"
+            ):
+                getattr(pool, name)()
+            assert 1 <= sum(clock.slept) < 2
     del x
-    gc.collect()
+    gc.collect(1)
     assert pool.used_bytes == 4096
     pool.reset()
     assert pool.used_bytes == 0
 
 
-def test_an_array_that_is_let_go_of_a_little_later_is_waited_for(pool, monkeypatch):
-    held = [pool.zeros((2, 1024), spec=jax.P("i"))]
-    slept = []
-
-    def sleep(seconds):
-        # It has looked, and looks again.
-        slept.append(seconds)
-        held.clear()
-        time.sleep(seconds)
-
-    clock = types.SimpleNamespace(monotonic=time.monotonic, sleep=sleep)
-    monkeypatch.setattr(symmetric_pool, "time", clock)
+def test_an_array_that_is_let_go_of_a_little_later_is_waited_for(pool, patient):
+    patient.held.append(pool.zeros((2, 1024), spec=jax.P("i")))
     pool.reset()
-    assert slept
+    assert patient.slept > 0
     assert pool.used_bytes == 0
 
 
@@ -233,8 +222,13 @@ def test_where_ncclcommwindowregister_refuses_it_goes_on_as_a_buffer(
     assert psum_of(mesh)(jnp.ones(2)) == 2
     stand_in.clear()
     pool.close()
+    pool.close()
     assert names(stand_in, *DEREGISTER) == ["ncclCommDeregister"] * 2
     assert not violations(stand_in)
+    assert repr(pool) == "<SymmetricPool 262144 bytes on each device, closed>"
+    for use in (pool.reset, lambda: pool.zeros((2,))):
+        with pytest.raises(ValueError, match="the SymmetricPool is closed"):
+            use()
 
 
 def test_where_all_refuse_the_report_says_so_and_collectives_work(stand_in, make_mesh):
@@ -249,7 +243,7 @@ def test_where_all_refuse_the_report_says_so_and_collectives_work(stand_in, make
     assert "ncclCommRegister" in told
     assert jaxcomm.memory_report()[0].symmetric_bytes == 0
     assert psum_of(mesh)(pool.zeros((2,), spec=jax.P("i")) + 1) == 2
-    gc.collect()
+    gc.collect(1)
     pool.close()
 
 
@@ -326,16 +320,6 @@ def test_other_devices_are_refused(make_mesh, monkeypatch):
         jaxcomm.SymmetricPool(make_mesh(i=2), SIZE)
 
 
-def test_a_closed_pool_says_so(stand_in, make_mesh):
-    pool = jaxcomm.SymmetricPool(make_mesh(i=2), SIZE)
-    pool.close()
-    pool.close()
-    assert repr(pool) == "<SymmetricPool 262144 bytes on each device, closed>"
-    for use in (pool.reset, lambda: pool.zeros((2,))):
-        with pytest.raises(ValueError, match="the SymmetricPool is closed"):
-            use()
-
-
 def between_processes(here):
     mesh = here.mesh(2, 2)
     jaxcomm.init(mesh, "i")
@@ -346,14 +330,15 @@ def between_processes(here):
     jaxcomm.init(mesh, "i", lanes="b")
     hows = list(pool.registrations().values())
     del x
-    gc.collect()
+    gc.collect(1)
     pool.close()
-    return hows
+    # The queues of its own ranks.
+    return [*hows, jaxcomm.memory_report()[0].pinned_bytes]
 
 
 @pytest.mark.multiprocess
 def test_several_processes_register_it_together(team):
-    assert team.call(between_processes) == [["window"] * 2] * 2
+    assert team.call(between_processes) == [["window", "window", 2 << 20]] * 2
 
 
 def of_two_minds(here):
@@ -373,3 +358,51 @@ def test_processes_that_differ_fail_together_and_go_on(team):
         assert "process 0: 1 registrations" in text
         assert "nothing was registered" in text
         assert total == 4
+
+
+def differ(here, what):
+    mesh = here.mesh(2, 2)
+    a, b = jaxcomm.init(
+        mesh, "i", lanes=("a", "b"), policy=jaxcomm.CommPolicy(symmetric=False)
+    )
+    one, two = (jaxcomm.SymmetricPool(mesh, 1 << 16) for _ in range(2))
+    pool, keys = {
+        "order": (one, [a.key, b.key] if here.process else [b.key, a.key]),
+        "communicator": (one, [a.key] if here.process else [b.key]),
+        "pool": (one if here.process else two, [a.key]),
+    }[what]
+    with pytest.raises(jaxcomm.CommunicatorError) as caught:
+        registration.register(pool, keys)
+    one.close(), two.close()
+    jaxcomm.finalize()
+    return str(caught.value)
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("what", ["order", "communicator", "pool"])
+def test_registrations_that_differ_fail_together(team, what):
+    """W2."""
+    for text in team.call(differ, what=what):
+        assert (
+            "about to register different symmetric memory, or in different order"
+            in text
+        )
+
+
+def test_one_that_symmetric_memory_cannot_be_registered_with_is_not_made(
+    stand_in, make_mesh, monkeypatch
+):
+    mesh = make_mesh(i=2)
+    pool = jaxcomm.SymmetricPool(mesh, 1 << 18)
+
+    def refuse(pool, keys):
+        raise jaxcomm.CommunicatorError("the processes differ")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(registration, "register", refuse)
+        with pytest.raises(jaxcomm.CommunicatorError, match="the processes differ"):
+            jaxcomm.init(mesh, "i")
+    assert not jaxcomm.communicators()
+    (member,) = jaxcomm.init(mesh, "i")
+    assert pool.registrations() == {member: "window"}
+    pool.close()

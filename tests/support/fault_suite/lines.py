@@ -4,19 +4,18 @@ import json
 import os
 import sys
 import threading
-import time
 
 _printing = threading.Lock()
 
 
 def say(event, **what):
-    """Prints a line for the parent."""
+    """Print a line for the parent."""
     with _printing:
-        print(json.dumps({"event": event, "at": time.monotonic(), **what}), flush=True)
+        print(json.dumps({"event": event, **what}), flush=True)
 
 
 def hear():
-    """Waits for a word of the parent's; ends with it."""
+    """Wait for a word of the parent's; end with it."""
     word = sys.stdin.readline().strip()
     if not word:
         os._exit(1)

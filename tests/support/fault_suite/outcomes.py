@@ -11,7 +11,7 @@ EXITED = "exited"
 
 
 def judge(found: np.ndarray, expected: np.ndarray) -> tuple[str, str]:
-    """Compares every number of a result.
+    """Compare every number of a result.
 
     Returns:
       RIGHT, POISONED (all NaN, or for integers all bits one) or WRONG; and in words

@@ -7,16 +7,16 @@ import pathlib
 import subprocess
 import sys
 import threading
-import time
 
 import forked
+import waiting
 
 
 class Process:
     """A worker, and the lines it said so far."""
 
     def __init__(self, environment, log):
-        """Starts it; it imports, then waits for its plan.
+        """Start it; it imports, then waits for its plan.
 
         Args:
           environment: its variables.
@@ -34,7 +34,7 @@ class Process:
             )
         self._lines = []
         self._changed = threading.Condition()
-        self.ended_at = None
+        self.has_ended = False
         self._reader = threading.Thread(target=self._listen, daemon=True)
         self._reader.start()
 
@@ -49,31 +49,24 @@ class Process:
         # The pipe is closed when the process ends, by whatever.
         self.popen.wait()
         with self._changed:
-            self.ended_at = time.monotonic()
+            self.has_ended = True
             self._changed.notify_all()
 
     def begin(self, plan):
-        """Tells it what to do."""
+        """Tell it what to do."""
         self.index = plan["process"]
         self.tell(json.dumps(plan))
 
-    def until(self, event, case, deadline) -> dict | None:
-        """Waits for an event; returns None if the process or the time ends first."""
-
-        def found():
-            for line in self._lines:
-                if line["event"] == event and line.get("case", case) == case:
-                    return line
-            return None
-
+    def until(self, event, case, seconds=waiting.HANG_SECONDS) -> dict | None:
+        """Wait for an event; return None if the process or the time ends first."""
         with self._changed:
             self._changed.wait_for(
-                lambda: found() is not None or self.ended_at is not None,
-                max(deadline - time.monotonic(), 0),
+                lambda: self.lines(event, case) or self.has_ended, seconds
             )
-            return found()
+            return next(iter(self.lines(event, case)), None)
 
     def lines(self, event, case):
+        """Return what it said of an event so far."""
         with self._changed:
             return [
                 line
@@ -86,18 +79,10 @@ class Process:
             self.popen.stdin.write(word.encode() + b"\n")
             self.popen.stdin.flush()
 
-    def kill(self) -> float:
-        """Kills it at once; returns when."""
-        at = time.monotonic()
-        self.popen.kill()
-        return at
-
-    def wait(self, deadline):
-        """Waits for its end; says whether it came by itself."""
+    def wait(self, seconds=waiting.HANG_SECONDS):
+        """Wait for its end; return whether it came."""
         with self._changed:
-            return self._changed.wait_for(
-                lambda: self.ended_at is not None, max(deadline - time.monotonic(), 0)
-            )
+            return self._changed.wait_for(lambda: self.has_ended, seconds)
 
     def stop(self):
         self.popen.kill()
@@ -114,7 +99,7 @@ class Starter:
     """Starts workers, if asked to before they are needed, while others work."""
 
     def __init__(self, environment: dict[str, str], folder: pathlib.Path, ahead=0):
-        """Starts as many ahead.
+        """Start as many ahead.
 
         Args:
           environment: of all workers.
@@ -128,12 +113,12 @@ class Starter:
         self._waiting = [self._start() for _ in range(ahead)]
 
     def take(self) -> Process:
-        """Returns a worker without a plan; the caller stops it."""
+        """Return a worker without a plan; the caller stops it."""
         self._waiting.append(self._start())
         return self._waiting.pop(0)
 
     def stop(self):
-        """Ends those that nobody took."""
+        """End those that nobody took."""
         for process in self._waiting:
             process.stop()
         self._waiting.clear()

@@ -43,7 +43,7 @@ class Sizes:
 # fit into a stream's queue, which holds 1024.
 GPU_SIZES = Sizes(large=1 << 22, small=256, rows=2048, side=8192, turns=600)
 # Over 1 MiB, up to which our kernel adds on two ranks.
-CPU_SIZES = Sizes(large=1 << 19, small=256, rows=256, side=256, turns=3000)
+CPU_SIZES = Sizes(large=1 << 19, small=256, rows=128, side=128, turns=1000)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,7 +113,7 @@ OPERATIONS = {
 
 
 def operands(operation: Operation, sizes: Sizes, seed: int) -> np.ndarray:
-    """Returns a row for each rank; different seeds give different results."""
+    """Return a row for each rank; different seeds give different results."""
     count = sizes.small if operation.small else sizes.large
     each = np.arange(count, dtype=np.int32) % 251
     rows = [(each * (rank + 2) + 17 * seed + rank) % 239 + 1 for rank in range(RANKS)]
@@ -121,7 +121,7 @@ def operands(operation: Operation, sizes: Sizes, seed: int) -> np.ndarray:
 
 
 def spread(mesh, rows: np.ndarray):
-    """Returns an array of which every rank has its part of the rows."""
+    """Return an array of which every rank has its part of the rows."""
     return jax.make_array_from_callback(
         rows.shape,
         jax.NamedSharding(mesh, jax.P(AXIS)),
@@ -130,7 +130,7 @@ def spread(mesh, rows: np.ndarray):
 
 
 def filled(mesh, like: np.ndarray, count: int) -> list:
-    """Returns arrays shaped as ``like`` and full of STALE.
+    """Return arrays shaped as ``like`` and full of STALE.
 
     Made by the devices: JAX on CPU would not overwrite memory that numpy may own.
     """
@@ -142,7 +142,7 @@ def filled(mesh, like: np.ndarray, count: int) -> list:
 
 
 def jitted(mesh, local, inputs: int, outputs: int = 1):
-    """Returns ``local`` of every rank as a program that overwrites what is given first.
+    """Return ``local`` of every rank as a program that overwrites what is given first.
 
     The first argument's memory becomes that of the first result: what it holds is what
     a reader finds if nobody writes the result.
@@ -167,7 +167,7 @@ def jitted(mesh, local, inputs: int, outputs: int = 1):
 
 
 def busy(y, turns: int):
-    """Keeps a device busy: as many exact products, each of which shifts columns."""
+    """Keep a device busy: as many exact products, each of which shifts columns."""
     side = y.shape[1]
     shift = jnp.roll(jnp.eye(side, dtype=y.dtype), 1, axis=1)
 
@@ -178,12 +178,12 @@ def busy(y, turns: int):
 
 
 def busy_rows(sizes: Sizes) -> np.ndarray:
-    """Returns what is to be shifted, for all ranks."""
+    """Return what is to be shifted, for all ranks."""
     one = np.arange(sizes.rows * sizes.side, dtype=np.int32) % 239 + 1
     rows = one.astype(np.float32).reshape(sizes.rows, sizes.side)
     return np.tile(rows, (RANKS, 1))
 
 
 def shifted(sizes: Sizes) -> np.ndarray:
-    """Returns what ``busy`` makes of ``busy_rows``."""
+    """Return what ``busy`` makes of ``busy_rows``."""
     return np.roll(busy_rows(sizes), sizes.turns, axis=1)

@@ -18,14 +18,12 @@ class Row:
         after finalize() and init().
       rank: the rank.
       outcome: one of those in ``outcomes``.
-      seconds: since the fault.
       text: what was raised, or what is wrong.
     """
 
     what: str
     rank: int
     outcome: str
-    seconds: float
     text: str = ""
 
 
@@ -35,13 +33,11 @@ class End:
 
     Attributes:
       status: as subprocess says it; None if it had to be killed by the runner.
-      seconds: from the word to leave, or from the fault if that ended it.
       said: what it printed on stderr.
       dumps: flight records it left.
     """
 
     status: int | None
-    seconds: float
     said: str = ""
     dumps: list[str] = dataclasses.field(default_factory=list)
 
@@ -68,19 +64,19 @@ class Report:
     left: list[str] = dataclasses.field(default_factory=list)
 
     def of(self, what: str) -> dict[int, Row]:
-        """Returns the rows of one thing, by rank."""
+        """Return the rows of one thing, by rank."""
         return {row.rank: row for row in self.rows if row.what == what}
 
     def to_json(self) -> dict:
-        """Returns the report as plain values."""
+        """Return the report as plain values."""
         return dataclasses.asdict(self) | {"id": str(self.case)}
 
 
 def table(reports: Sequence[dict]) -> str:
-    """Returns a Markdown table of reports that ``to_json`` gave."""
+    """Return a Markdown table of reports that ``to_json`` gave."""
     lines = [
-        "| case | rank | outcome | seconds | then |",
-        "| --- | --- | --- | --- | --- |",
+        "| case | rank | outcome | then |",
+        "| --- | --- | --- | --- |",
     ]
     for report in reports:
         rows = [row for row in report["rows"] if row["what"] == "result"]
@@ -91,14 +87,13 @@ def table(reports: Sequence[dict]) -> str:
                 if other["rank"] == row["rank"] and other["what"] != "result"
             )
             lines.append(
-                f"| {report['id']} | {row['rank']} | {row['outcome']} | "
-                f"{row['seconds']:.3f} | {then} |"
+                f"| {report['id']} | {row['rank']} | {row['outcome']} | {then} |"
             )
     return "\n".join(lines)
 
 
 def summary(reports: Sequence[dict]) -> str:
-    """Returns in a line how many results there were of each outcome."""
+    """Return in a line how many results there were of each outcome."""
     counts = collections.Counter(
         row["outcome"]
         for report in reports
@@ -110,6 +105,6 @@ def summary(reports: Sequence[dict]) -> str:
 
 
 def write(reports: Sequence[dict], path: str) -> None:
-    """Writes the reports to a file, as JSON."""
+    """Write the reports to a file, as JSON."""
     with open(path, "w") as file:
         json.dump(reports, file, indent=1)

@@ -5,23 +5,15 @@ import dataclasses
 import os
 import pathlib
 import socket
-import time
 from collections.abc import Callable, Sequence
 
+import waiting
+
 from fault_suite import outcomes
-from fault_suite.cases import DEADLINE_SECONDS, LATE_SECONDS, Case
+from fault_suite.cases import Case
 from fault_suite.process import Starter
 from fault_suite.report import End, Report, Row
 
-# Within which everything ends after a fault, whatever happens.
-HANG_SECONDS = 60.0
-# Until a process has imported, met the others and compiled; not what is tested.
-_START_SECONDS = 120.0
-# How long a rank waits where a peer's end, not a deadline, is to end the wait. Also how
-# long processes wait for each other to make communicators: one may start much later.
-_NO_DEADLINE_SECONDS = 100.0
-# Processes that work without a pause do so for a while before the kill.
-_LOOP_SECONDS = 0.5
 _SUPPORT = pathlib.Path(__file__).parents[1]
 
 
@@ -32,29 +24,20 @@ class Hardware:
     Attributes:
       is_gpu: on GPUs, or on CPU devices over the stand-in.
       variables: of the environment.
-      notice_seconds: how long a survivor may take to raise after a kill. The
-        requirement is 0.2 s. A machine that has more to do than the tests is not to
-        fail them where it is CPUs that work: there, only a deadline must not be what
-        ended the wait, and that is much longer.
-      patience_seconds: for what has no such bound, and must not hang.
-      raise_seconds: the same where ``"raise"`` stopped the GPUs.
       count: of GPUs. One serves two processes, and no process with two ranks.
     """
 
     is_gpu: bool
     variables: dict[str, str]
-    notice_seconds: float
-    patience_seconds: float
-    raise_seconds: float
     count: int = 2
 
     def takes(self, case: Case) -> bool:
-        """Says whether a case can run there."""
+        """Return whether a case can run there."""
         return self.count > 1 or case.processes > 1
 
 
 def on_gpus(count: int = 2, more: dict[str, str] | None = None) -> Hardware:
-    """Returns two GPUs, or one.
+    """Return two GPUs, or one.
 
     Args:
       count: 1 or 2.
@@ -66,19 +49,11 @@ def on_gpus(count: int = 2, more: dict[str, str] | None = None) -> Hardware:
         # The test process may hold GPU memory.
         "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
     }
-    # XLA looks every five seconds whether a GPU failed (jaxlib 0.11.2).
-    return Hardware(
-        True,
-        variables | (more or {}),
-        notice_seconds=0.2,
-        patience_seconds=7.0,
-        raise_seconds=7.0,
-        count=count,
-    )
+    return Hardware(True, variables | (more or {}), count)
 
 
 def over_stand_in(path: str) -> Hardware:
-    """Returns CPU devices over the stand-in for NCCL, which also runs our kernels."""
+    """Return CPU devices over the stand-in for NCCL, which also runs our kernels."""
     variables = {
         "JAX_PLATFORMS": "cpu",
         "XLA_FLAGS": os.environ.get("QUICK_XLA_FLAGS", ""),
@@ -86,9 +61,7 @@ def over_stand_in(path: str) -> Hardware:
         "JAXCOMM_BACKEND": "nccl",
         "JAXCOMM_FAKE_KERNELS": "1",
     }
-    return Hardware(
-        False, variables, notice_seconds=20.0, patience_seconds=20.0, raise_seconds=20.0
-    )
+    return Hardware(False, variables)
 
 
 def starter(
@@ -97,7 +70,7 @@ def starter(
     more: dict[str, str] | None = None,
     ahead: int = 0,
 ) -> Starter:
-    """Returns what starts the processes of any case.
+    """Return what starts the processes of any case.
 
     Args:
       hardware: where they run.
@@ -139,7 +112,7 @@ class Begun:
         folder: pathlib.Path,
         starts: Starter,
     ):
-        """Starts them.
+        """Start them.
 
         Args:
           cases: of the same number of processes, which run them one after the other.
@@ -162,9 +135,8 @@ class Begun:
             "devices": 2 // count,
             "address": f"127.0.0.1:{keeper.getsockname()[1]}",
             "is_gpu": hardware.is_gpu,
-            "deadline": _deadline(cases[0], hardware),
             "variables": {
-                "JAXCOMM_TIMEOUT": str(_NO_DEADLINE_SECONDS),
+                "JAXCOMM_TIMEOUT": str(waiting.HANG_SECONDS),
                 "JAXCOMM_DUMP_DIR": str(folder / "dumps"),
             },
         }
@@ -177,10 +149,10 @@ class Begun:
 
     def finish(
         self,
-        hang_seconds: float = HANG_SECONDS,
+        hang_seconds: float = waiting.HANG_SECONDS,
         then: Callable[[], object] = lambda: None,
     ) -> list[Report]:
-        """Injects the faults, ends the processes and returns a report for each case.
+        """Inject the faults, end the processes and return a report for each case.
 
         Args:
           hang_seconds: after which what has not ended hangs.
@@ -198,37 +170,15 @@ class Begun:
         return reports
 
     def stop(self) -> None:
-        """Ends the processes, where nobody injects the faults."""
+        """End the processes, where nobody injects the faults."""
         self._stack.close()
-
-
-def run(
-    cases: Sequence[Case],
-    hardware: Hardware,
-    folder: pathlib.Path,
-    starts: Starter,
-    hang_seconds: float = HANG_SECONDS,
-) -> list[Report]:
-    """Runs cases from start to end; see :class:`Begun`."""
-    return Begun(cases, hardware, folder, starts).finish(hang_seconds)
-
-
-def _deadline(case, hardware):
-    """Returns how long a rank waits for the other in a collective."""
-    # With jax 0.11 a process that leaves in order stays until all leave, so its end is
-    # not what ends the wait.
-    stays = case.fault == "exits" and hardware.is_gpu
-    if stays or case.fault in ("late", "refused", "async_error"):
-        return DEADLINE_SECONDS
-    return _NO_DEADLINE_SECONDS
 
 
 def _run(case, processes, hang_seconds):
     name = str(case)
-    start = time.monotonic() + _START_SECONDS
     is_prefilled = True
     for process in processes:
-        ready = process.until("ready", name, start)
+        ready = process.until("ready", name)
         if ready is not None:
             is_prefilled &= ready["is_prefilled"]
         else:
@@ -238,84 +188,61 @@ def _run(case, processes, hang_seconds):
                 case, trouble=f"process {process.index} did not become ready: {text}"
             )
     victim = None if case.victim is None else processes[case.victim]
-    if case.fault in ("killed", "exits"):
-        actors = [process for process in processes if process is not victim]
-    else:
-        actors = processes
-    # Before anybody goes: a call that is refused raises at once.
-    fault = time.monotonic()
-    for actor in actors:
-        actor.tell("go")
+    actors = [process for process in processes if process is not victim]
+    going = processes if case.fault == "killed_in_loop" else actors
+    for process in going:
+        process.tell("go")
     if victim is not None:
-        for actor in actors:
-            if actor.until("waiting", name, fault + hang_seconds) is None:
-                return Report(case, trouble=f"process {actor.index} never waited")
-        if case.fault == "killed_in_loop":
-            time.sleep(_LOOP_SECONDS)
+        for process in going:
+            if process.until("waiting", name) is None:
+                return Report(case, trouble=f"process {process.index} never waited")
         if case.fault == "exits":
             # Not from its end: NCCL 2.32 waits there for the rank that waits for it.
-            fault = time.monotonic()
             victim.tell("leave")
-            victim.until("left", name, fault + hang_seconds)
+            victim.until("left", name)
         else:
-            fault = victim.kill()
-    allowed = hang_seconds
-    if case.fault in ("late", "async_error"):
-        allowed += LATE_SECONDS
-    actors = [actor for actor in actors if actor is not victim]
-    for actor in actors:
-        actor.until("done", name, fault + allowed)
+            victim.popen.kill()
     report = Report(case, is_prefilled=is_prefilled)
     for actor in actors:
-        report.rows += _rows(actor, case, fault)
+        actor.until("done", name, hang_seconds)
+        report.rows += _rows(actor, case)
     return report
 
 
-def _rows(process, case, fault):
-    """Returns what the process said, and for what it did not say that it hung."""
+def _rows(process, case):
+    """Return what the process said, and for what it did not say that it hung."""
     rows = [
-        Row(
-            line["what"],
-            line["rank"],
-            line["outcome"],
-            line["at"] - fault,
-            line["text"],
-        )
+        Row(line["what"], line["rank"], line["outcome"], line["text"])
         for line in process.lines("row", str(case))
     ]
     ranks = range(2) if case.processes == 1 else [process.index]
     is_done = bool(process.lines("done", str(case)))
-    outcome, at = outcomes.HUNG, time.monotonic()
-    if process.ended_at is not None:
-        outcome, at = outcomes.EXITED, process.ended_at
+    outcome = outcomes.EXITED if process.has_ended else outcomes.HUNG
     for rank in ranks:
         had = {row.what for row in rows if row.rank == rank}
         if "result" not in had:
-            rows.append(Row("result", rank, outcome, at - fault))
+            rows.append(Row("result", rank, outcome))
         elif not is_done:
-            rows.append(Row("afterwards", rank, outcome, at - fault))
+            rows.append(Row("afterwards", rank, outcome))
     return rows
 
 
 def _end(report, processes, folder, hang_seconds):
-    """Has all leave, and fills in how they ended."""
+    """Have all leave, and fill in how they ended."""
     # The coordinator, in process 0, last: JAX ends the others when they lose it. But
     # JAX keeps a process that leaves in order until all leave.
     if report.case.fault == "exits":
         for process in processes:
             process.tell("leave")
     for process in reversed(processes):
-        told = time.monotonic()
         process.tell("leave")
-        by_itself = process.wait(told + hang_seconds)
+        by_itself = process.wait(hang_seconds)
         if not by_itself:
-            process.kill()
-            process.wait(time.monotonic() + hang_seconds)
-        dumps = folder / "dumps"
-        found = dumps.glob(f"flight-record-{process.index}.json")
+            process.popen.kill()
+            process.wait()
+        found = (folder / "dumps").glob(f"flight-record-{process.index}.json")
         report.ends[process.index] = End(
             process.popen.returncode if by_itself else None,
-            max((process.ended_at or time.monotonic()) - told, 0.0),
             process.said(),
             [str(path) for path in found],
         )

@@ -2,23 +2,22 @@
 
 import contextlib
 import ctypes
+import itertools
 import json
 import os
 import threading
-import time
 
 import jax
 import numpy as np
+import waiting
 
 import jaxcomm
 from fault_suite import outcomes, programs
-from fault_suite.cases import LATE_SECONDS
+from fault_suite.cases import timeout_seconds
 from fault_suite.lines import say
 from fault_suite.programs import AXIS, OPERATIONS, RANKS
 from jaxcomm.communicator import rendezvous
 
-# More than any wait of a rank; the parent ends the process long before.
-_FOREVER_SECONDS = 600
 _SMALL = OPERATIONS["psum_small"]
 _INTERNAL_ERROR, _REMOTE_ERROR = 3, 6
 # The first call of NCCL's that an operation makes.
@@ -28,7 +27,7 @@ _CALM, _FAULTY, _NEXT = 1, 2, 3
 
 
 def policy_of(case):
-    """Returns how the case's communicators are made."""
+    """Return how the case's communicators are made."""
     fields = {"share": True} if case.around == "sibling" else {}
     fields["on_failure"] = case.on_failure
     if case.around == "eight_live":
@@ -47,7 +46,7 @@ class Delay:
         self.wait = lambda: None
 
     def __call__(self, x, rank):
-        """Returns x, on the rank once it may come."""
+        """Return x, on the rank once it may come."""
         scalar = jax.ShapeDtypeStruct((), np.float32)
         zero = jax.lax.cond(
             jax.lax.axis_index(AXIS) == rank,
@@ -64,14 +63,13 @@ class Delay:
 class Trial:
     """A case in this process: made ready, run, and what comes after."""
 
-    def __init__(self, case, is_gpu, process, deadline):
-        """Makes the communicators and the programs, and sees that they work.
+    def __init__(self, case, is_gpu, process):
+        """Make the communicators and the programs, and see that they work.
 
         Args:
           case: what happens.
           is_gpu: whether on GPUs.
           process: which of the case's it is.
-          deadline: how long a rank waits for the other, in seconds.
         """
         self.case = case
         self.process = process
@@ -79,18 +77,19 @@ class Trial:
         self.sizes = programs.GPU_SIZES if is_gpu else programs.CPU_SIZES
         self.operation = OPERATIONS[case.operation]
         self.policy = policy_of(case)
-        self.deadline = deadline
         self.delay = Delay()
+        self.behind_is_enqueued = threading.Event()
         self.devices = jax.devices()[:RANKS]
         self.mesh = _mesh(self.devices)
         self._make_communicators()
         self._make_programs()
         self._make_arrays()
-        self._compile()
         self._make_calm()
+        if impatient := case.impatient_lanes(is_gpu):
+            self._make_impatient(impatient)
 
     def _make_calm(self):
-        """Runs all programs before there is a fault, and ends if one is not right."""
+        """Run all programs before there is a fault, and end if one is not right."""
         stale = self.stale.pop()
         at = _addresses(stale)
         out = self.program(stale, self.calm)
@@ -108,7 +107,7 @@ class Trial:
         if self.case.around.startswith("compute"):
             self._make_busy()
 
-    def _make_communicators(self):
+    def _make_communicators(self, impatient=()):
         jaxcomm.finalize()
         # What is shared is what the lanes have by themselves, unless the case asks.
         self.lanes = {
@@ -117,21 +116,41 @@ class Trial:
             "sibling": ("default", "other"),
             "eight_live": ("default", "other", "third", "fourth"),
         }.get(self.case.around, ("default",))
-        how = {"lanes": self.lanes, "policy": self.policy, "timeout": self.deadline}
-        jaxcomm.init(self.mesh, AXIS, **how)
+        how = {"policy": self.policy}
+        for lane in self.lanes:
+            timeout = timeout_seconds(self.is_gpu) if lane in impatient else None
+            jaxcomm.init(self.mesh, AXIS, lanes=lane, timeout=timeout, **how)
         if self.case.around == "eight_live":
-            turned = _mesh(self.devices[::-1])
-            jaxcomm.init(turned, AXIS, **how)
+            jaxcomm.init(_mesh(self.devices[::-1]), AXIS, lanes=self.lanes, **how)
             live = [each for each in jaxcomm.communicators() if each.size == RANKS]
             assert len(live) == 8, jaxcomm.communicators()
+
+    def _make_impatient(self, lanes):
+        """Make the communicators anew, such that waits in these lanes time out.
+
+        So does their creation, if a process is stopped meanwhile: then once more.
+        """
+        texts = {0: "not done after"}
+        while any(texts.values()):
+            text = ""
+            try:
+                self._make_communicators(lanes)
+            except jaxcomm.CommunicatorError as error:
+                text = str(error)
+            texts = self._exchange("whether it is made", text)
+            assert not any(texts.values()) or "not done after" in str(texts), texts
+
+    def _exchange(self, what, value):
+        if self.case.processes == 1:
+            return {0: value}
+        return rendezvous.exchange((0, 1), self.process, what, value)
 
     def _make_programs(self):
         run, around, fault = self.operation.run, self.case.around, self.case.fault
         delayed = fault in ("late", "async_error", "stuck")
-        late_rank = 0 if fault == "stuck" else RANKS - 1
 
         def late(x):
-            return self.delay(x, late_rank) if delayed else x
+            return self.delay(x, RANKS - 1) if delayed else x
 
         def local(x):
             return run(late(x), None)
@@ -162,7 +181,7 @@ class Trial:
         }
 
     def _make_arrays(self):
-        """Makes all that is read or overwritten later: the devices may be lost then."""
+        """Make all that is read or overwritten later: the devices may be lost then."""
         of = {
             seed: programs.operands(self.operation, self.sizes, seed)
             for seed in (_CALM, _FAULTY, _NEXT)
@@ -173,11 +192,15 @@ class Trial:
         self.expected = {
             seed: self.operation.expected(rows) for seed, rows in of.items()
         }
-        small = programs.operands(_SMALL, self.sizes, _FAULTY)
-        self.small_faulty = programs.spread(self.mesh, small)
-        self.small_expected = {
-            seed: _SMALL.expected(programs.operands(_SMALL, self.sizes, seed))
+        small = {
+            seed: programs.operands(_SMALL, self.sizes, seed)
             for seed in (_CALM, _FAULTY)
+        }
+        self.small_calm, self.small_faulty = (
+            programs.spread(self.mesh, rows) for rows in small.values()
+        )
+        self.small_expected = {
+            seed: _SMALL.expected(rows) for seed, rows in small.items()
         }
         self.stale = programs.filled(self.mesh, self.expected[_CALM], 4)
         # One for each lane, one behind, one for another lane afterwards.
@@ -185,25 +208,8 @@ class Trial:
             self.mesh, self.small_expected[_CALM], len(self.lanes) + 2
         )
 
-    def _compile(self):
-        """Compiles what runs before the fault, and waits for the other process.
-
-        The deadline of the first sums would count what the other still compiles. Calls
-        find in JAX's caches what was compiled here.
-        """
-        first = self.stale[0], self.calm
-        self.program.lower(*first).compile()
-        if self.case.around == "lax_behind":
-            self.at_fault.lower(*first).compile()
-        rows = programs.operands(_SMALL, self.sizes, _CALM)
-        self.small_calm = programs.spread(self.mesh, rows)
-        for small in self.small.values():
-            small.lower(self.small_stale[0], self.small_calm).compile()
-        if self.case.processes > 1:
-            rendezvous.exchange((0, 1), self.process, "ready for the first sums", None)
-
     def _make_busy(self):
-        """Makes what keeps a device busy; it is compiled, not run: it takes seconds."""
+        """Make what keeps a device busy; it is compiled, not run: it takes seconds."""
         rows = programs.busy_rows(self.sizes)
         self.busy = programs.spread(self.mesh, rows)
         self.busy_expected = programs.shifted(self.sizes)
@@ -228,12 +234,12 @@ class Trial:
     # -- while the fault strikes --------------------------------------------------
 
     def run(self):
-        """Starts the program, says when it waits, and judges what comes."""
+        """Start the program, say when it waits, and judge what comes."""
         case = self.case
         if case.fault in ("late", "async_error"):
-            self.delay.wait = self._be_late
+            self.delay.wait = _wait_for_failure
         if case.fault == "stuck":
-            self.delay.wait = lambda: time.sleep(_FOREVER_SECONDS)
+            self.delay.wait = waiting.forever
         if case.fault == "refused" and self.process == 0:
             call = _CALL_OF.get(self.operation.name, "ncclAllReduce")
             _stand_in().jaxcommFakeFail(call.encode(), 0, _INTERNAL_ERROR)
@@ -243,30 +249,18 @@ class Trial:
         thread.start()
         behind = None
         if case.fault != "killed_in_loop":
-            _until(lambda: not thread.is_alive() or _is_in_flight())
-            if case.around in ("small_behind", "small_behind_on_other_lane"):
-                behind = threading.Thread(target=self._small_behind)
-            elif case.around == "compute_behind":
-                behind = threading.Thread(target=self._compute_behind)
-            if behind is not None:
+            waiting.until(lambda: not thread.is_alive() or _is_in_flight())
+            if case.around.startswith(("small", "compute_behind")):
+                behind = threading.Thread(target=self._behind)
                 behind.start()
-            if self.is_gpu:
-                # What is enqueued is to be running.
-                time.sleep(0.2)
+                if self.is_gpu:
+                    waiting.event(self.behind_is_enqueued)
             say("waiting", case=str(case))
         if case.fault == "async_error" and self.process == 0:
             _report_async_error()
         thread.join()
         if behind is not None:
             behind.join()
-
-    def _be_late(self):
-        """Waits until the rank that waits for this one has failed, and a while longer.
-
-        Of a failure in the other process this one is told, or it sees the process end.
-        """
-        _until(_is_any_broken)
-        time.sleep(LATE_SECONDS)
 
     def _once(self):
         around = self.case.around
@@ -282,30 +276,28 @@ class Trial:
         with self._judging(*what):
             outs = self.at_fault(self.stale.pop(), self.faulty, *beside)
             outs = outs if len(what) > 1 else (outs,)
-            readers = [
-                reader
-                for each in zip(what, outs, expected, strict=True)
-                for reader in self._read(*each)
-            ]
-            for reader in readers:
+            readers = list(map(self._read, what, outs, expected))
+            for reader in itertools.chain(*readers):
                 reader.join()
 
-    # A call may wait for its results, as those on CPU devices do: these two have
-    # threads of their own, and come when the operation before them is under way.
+    def _behind(self):
+        """Queue what is to be behind, from a thread of its own.
 
-    def _small_behind(self):
+        On CPU devices the call may wait for the results of the operation before it.
+        """
         lane = "default" if self.case.around == "small_behind" else "other"
         with self._judging("behind"):
-            out = self.small[lane](self.small_stale.pop(), self.small_faulty)
-            self._join("behind", out, self.small_expected[_FAULTY])
-
-    def _compute_behind(self):
-        with self._judging("behind"):
-            out = self.busy_program(self.busy_stale, self.busy)
-            self._join("behind", out, self.busy_expected)
+            if self.case.around == "compute_behind":
+                out = self.busy_program(self.busy_stale, self.busy)
+                expected = self.busy_expected
+            else:
+                out = self.small[lane](self.small_stale.pop(), self.small_faulty)
+                expected = self.small_expected[_FAULTY]
+            self.behind_is_enqueued.set()
+            self._join("behind", out, expected)
 
     def _loop(self):
-        """Runs without a pause until something else than the right result comes."""
+        """Run without a pause until something else than the right result comes."""
         rows = [programs.operands(self.operation, self.sizes, seed) for seed in (7, 8)]
         operands = [programs.spread(self.mesh, each) for each in rows]
         expected = [self.operation.expected(each) for each in rows]
@@ -328,7 +320,7 @@ class Trial:
     # -- what comes after ---------------------------------------------------------
 
     def aftermath(self):
-        """Calls the communicator again, its siblings, and what is made anew."""
+        """Call the communicator again, its siblings, and what is made anew."""
         case = self.case
         if case.fault in ("none", "spoilt"):
             return
@@ -341,8 +333,6 @@ class Trial:
                 again = self.small["other"](self.small_stale.pop(), self.small_faulty)
                 self._join("other lane", again, self.small_expected[_FAULTY])
         if case.tries_init:
-            # For who is not refused, and waits for the process that has gone.
-            os.environ["JAXCOMM_TIMEOUT"] = "3"
             with self._judging("init"):
                 jaxcomm.finalize()
                 jaxcomm.init(self.mesh, AXIS, policy=self.policy)
@@ -353,7 +343,7 @@ class Trial:
                 self._anew()
 
     def _anew(self):
-        """Goes on with the devices of this process."""
+        """Go on with the devices of this process."""
         jaxcomm.finalize()
         mesh = _mesh(jax.local_devices()[:RANKS])
         jaxcomm.init(mesh, AXIS, policy=self.policy)
@@ -371,15 +361,15 @@ class Trial:
             reader.join()
 
     def _read(self, what, array, expected):
-        """Starts to read each rank's result beside the others'; returns the threads."""
-        readers = []
-        for shard in array.addressable_shards:
-            readers.append(
-                threading.Thread(
-                    target=self._judge, args=(what, shard, expected[shard.index])
-                )
+        """Start to read each rank's result beside the others'; returns the threads."""
+        readers = [
+            threading.Thread(
+                target=self._judge, args=(what, shard, expected[shard.index])
             )
-            readers[-1].start()
+            for shard in array.addressable_shards
+        ]
+        for reader in readers:
+            reader.start()
         return readers
 
     def _judge(self, what, shard, expected):
@@ -389,15 +379,14 @@ class Trial:
         except Exception as error:
             self._row(what, rank, outcomes.RAISED, _text(error))
             return
-        now = time.monotonic()
         if self.case.fault == "spoilt" and rank == 0:
             found = found.copy()
             found.flat[-1] += 1
-        self._row(what, rank, *outcomes.judge(found, expected), now)
+        self._row(what, rank, *outcomes.judge(found, expected))
 
     @contextlib.contextmanager
     def _judging(self, *whats):
-        """Says of a call that raises that all ranks of this process raised."""
+        """Say of a call that raises that all ranks of this process raised."""
         try:
             yield
         except Exception as error:
@@ -406,12 +395,9 @@ class Trial:
                     if device.process_index == jax.process_index():
                         self._row(what, rank, outcomes.RAISED, _text(error))
 
-    def _row(self, what, rank, outcome, text="", now=None):
-        at = time.monotonic() if now is None else now
-        say(
-            "row", case=str(self.case), what=what, rank=rank, outcome=outcome,
-            text=text, at=at,
-        )  # fmt: skip
+    def _row(self, what, rank, outcome, text=""):
+        case = str(self.case)
+        say("row", case=case, what=what, rank=rank, outcome=outcome, text=text)
 
 
 def _text(error):
@@ -429,16 +415,18 @@ def _is_in_flight():
 
 
 def _is_any_broken():
-    """Says whether a communicator of this process has failed, for good."""
+    """Say whether a communicator of this process has failed, for good."""
     worlds = [member.world for member in jaxcomm.communicators()]
     return any(world is not None and world.is_broken for world in worlds)
 
 
-def _until(condition):
-    """Waits for a condition, but not for ever."""
-    end = time.monotonic() + _FOREVER_SECONDS
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.002)
+def _wait_for_failure():
+    """Return once this process knows of a failure, be it one of the other process."""
+    try:
+        waiting.until(_is_any_broken)
+    except AssertionError:
+        # The runner is to see it hang.
+        waiting.forever()
 
 
 def _addresses(array):

@@ -2,7 +2,7 @@
 
 The first line on stdin is its plan, as JSON. It says on stdout, in lines of JSON, how
 far it has come and what became of every result; it takes the words "go" and "leave" on
-stdin. Times are those of the system's monotonic clock, which all processes share.
+stdin.
 """
 
 import ctypes
@@ -26,7 +26,7 @@ _PR_SET_PDEATHSIG = 1
 def _take_part(plan, cases):
     is_gpu = plan["is_gpu"]
     for case in cases:
-        trial = Trial(case, is_gpu, plan["process"], plan["deadline"])
+        trial = Trial(case, is_gpu, plan["process"])
         say("ready", case=str(case), is_prefilled=trial.is_prefilled)
         word = hear()
         if word == "leave":
@@ -41,7 +41,7 @@ def _take_part(plan, cases):
 
 
 def main():
-    """Takes part in the cases of a plan, then ends as any program does."""
+    """Take part in the cases of a plan, then end as any program does."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != int(sys.argv[1]):
         os._exit(1)
