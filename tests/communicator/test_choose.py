@@ -180,13 +180,6 @@ def test_a_new_backend_is_a_class_and_a_line(make_mesh, toy, counted):
         jaxcomm.init(mesh, backend="smoke")
 
 
-def test_the_variable_names_a_new_backend_too(make_mesh, toy, monkeypatch):
-    monkeypatch.setattr("jaxcomm.config.BACKEND", "toy")
-    mesh = make_mesh(i=2, j=2)
-    np.testing.assert_array_equal(psum_over_j(mesh)(X), X[:, :2] + X[:, 2:])
-    assert [member.backend for member in jaxcomm.communicators()] == ["toy"]
-
-
 def test_backends_are_asked_when_nothing_live_serves(make_mesh, monkeypatch):
     mesh = make_mesh(i=4)
     asked = []

@@ -10,6 +10,7 @@ import sys
 import forked
 import jaxlib.version
 import pytest
+import waiting
 
 # From 0.12 on XLA begins launches in threads that programs do not need.
 one_pool = pytest.mark.skipif(
@@ -60,36 +61,18 @@ assert len(results) == threads, results
 np.testing.assert_allclose(results, want, rtol=1e-5)
 """
 
-# Rank 1 comes when the others have stopped waiting.
-LATE_RANK = r"""
-import time
+# Rank 1 never comes.
+MISSING_RANK = """
 import numpy as np
 
 mesh = jax.make_mesh((4,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
 
 
-def wait(i):
-    if int(i) == 1:
-        while not has_failed():
-            time.sleep(0.005)
-        # Of several errors JAX shows the first: not this rank's own.
-        time.sleep(1)
-    return np.float32(0)
-
-
-def has_failed():
-    return any(entry.state == "failed"
-               for communicator in jaxcomm.flight_record().process.communicators
-               for entry in communicator.entries)
-
-
 @jax.jit
 @jax.shard_map(mesh=mesh, in_specs=jax.P("i"), out_specs=jax.P("i"), check_vma=False)
 def program(x):
-    late = jax.pure_callback(
-        wait, jax.ShapeDtypeStruct((), np.float32), jax.lax.axis_index("i")
-    )
-    return jaxcomm.psum(x + late, "i")
+    is_missing = jax.lax.axis_index("i") == 1
+    return jax.lax.cond(is_missing, lambda x: x, lambda x: jaxcomm.psum(x, "i"), x)
 
 
 try:
@@ -115,51 +98,38 @@ def run(program, *arguments, **environment):
         env=inherited | flags | environment,
         text=True,
         capture_output=True,
-        timeout=250,
+        timeout=waiting.HANG_SECONDS,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("devices", [2, 4, 8])
-def test_a_loop_that_reads_nothing_finishes(devices):
-    run(
-        JAXCOMM_FIRST + LOOP,
-        *(1000, 1),
-        JAX_NUM_CPU_DEVICES=str(devices),
-        JAXCOMM_TIMEOUT="60",
-    )
+UPDATE = "import jaxcomm\njax.config.update('jax_num_cpu_devices', 8)\n"
+ANEW = "import jax.extend\njax.extend.backend.clear_backends()\n"
+FLAG = {
+    "XLA_FLAGS": os.environ["QUICK_XLA_FLAGS"]
+    + " --xla_force_host_platform_device_count=8"
+}
+EIGHT = {"JAX_NUM_CPU_DEVICES": "8"}
 
 
-def test_loops_of_three_python_threads_do_with_four_threads_a_device():
-    run(
-        JAXCOMM_FIRST + LOOP,
-        *(300, 3),
-        JAX_NUM_CPU_DEVICES="4",
-        JAXCOMM_TIMEOUT="60",
-        PJRT_NPROC="16",
-    )
-
-
-def test_the_devices_may_be_asked_for_after_the_import():
-    update = "import jaxcomm\njax.config.update('jax_num_cpu_devices', 8)\n"
-    run(update + LOOP, 200, 1, JAXCOMM_TIMEOUT="60")
-
-
-def test_the_devices_may_be_asked_for_by_a_flag():
-    flags = os.environ["QUICK_XLA_FLAGS"]
-    flags += " --xla_force_host_platform_device_count=8"
-    run(JAXCOMM_FIRST + LOOP, 200, 1, XLA_FLAGS=flags, JAXCOMM_TIMEOUT="60")
-
-
-def test_a_client_that_is_made_anew_has_enough_threads_too():
-    anew = "import jax.extend\njax.extend.backend.clear_backends()\n"
-    run(
-        JAXCOMM_FIRST + anew + LOOP,
-        *(200, 1),
-        JAX_NUM_CPU_DEVICES="8",
-        JAXCOMM_TIMEOUT="60",
-    )
+# That there are enough threads is counted below, in less time.
+@pytest.mark.parametrize(
+    ("begin", "steps", "threads", "environment"),
+    [
+        (JAXCOMM_FIRST, 300, 1, EIGHT),
+        pytest.param(
+            *(JAXCOMM_FIRST, 300, 3, {"JAX_NUM_CPU_DEVICES": "4", "PJRT_NPROC": "16"}),
+            marks=pytest.mark.thorough,
+        ),
+        pytest.param(UPDATE, 300, 1, {}, marks=pytest.mark.thorough),
+        pytest.param(JAXCOMM_FIRST, 300, 1, FLAG, marks=pytest.mark.thorough),
+        pytest.param(JAXCOMM_FIRST + ANEW, 300, 1, EIGHT, marks=pytest.mark.thorough),
+    ],
+    ids=["by a variable", "three Python threads", "by a call", "by a flag", "anew"],
+)
+def test_a_loop_that_reads_nothing_finishes(begin, steps, threads, environment):
+    run(begin + LOOP, steps, threads, **environment)
 
 
 # One of XLA's two pools of this size names its threads so that they can be counted.
@@ -175,54 +145,60 @@ print("threads:", sum(name.startswith("tf_XLAEigen") for name in names),
 
 @one_pool
 @pytest.mark.parametrize(
-    ("environment", "said"),
+    ("begin", "environment", "said"),
     [
-        ({"JAX_NUM_CPU_DEVICES": "8"}, "threads: 16 left: None"),
-        ({"JAX_NUM_CPU_DEVICES": "1"}, "threads: 2 left: None"),
-        ({"JAX_NUM_CPU_DEVICES": "4", "NPROC": "5"}, "threads: 8 left: None"),
-        ({"JAX_NUM_CPU_DEVICES": "4", "NPROC": "20"}, "threads: 20 left: None"),
-        ({"JAX_NUM_CPU_DEVICES": "4", "PJRT_NPROC": "7"}, "threads: 7 left: 7"),
+        ("import jaxcomm\n", EIGHT, "threads: 16 left: None"),
+        ("import jaxcomm\n", FLAG, "threads: 16 left: None"),
+        (UPDATE, {}, "threads: 16 left: None"),
+        ("import jaxcomm\n", {"JAX_NUM_CPU_DEVICES": "1"}, "threads: 2 left: None"),
+        pytest.param(
+            *(UPDATE, {"NPROC": "20"}, "threads: 20 left: None"),
+            marks=pytest.mark.thorough,
+        ),
+        (UPDATE, {"PJRT_NPROC": "9"}, "threads: 9 left: 9"),
     ],
 )
-def test_how_many_threads_there_are(environment, said):
+def test_how_many_threads_there_are(begin, environment, said):
     """What the user set holds, and processes that this one starts get none of ours."""
-    assert said in run("import jaxcomm\n" + COUNT, **environment)
+    assert said in run(begin + COUNT, **environment)
+
+
+def missing_rank(begin, **environment):
+    """Returns what a program prints, all of it and from its exception on."""
+    output = run(
+        begin + MISSING_RANK,
+        JAX_NUM_CPU_DEVICES="4",
+        JAXCOMM_TIMEOUT=str(waiting.EXPIRES_SECONDS),
+        **environment,
+    )
+    return output, output[output.index("RAISED:") :]
 
 
 @one_pool
 def test_who_imports_too_late_is_told_what_to_do():
-    output = run(CLIENT_FIRST + LATE_RANK, JAX_NUM_CPU_DEVICES="4", JAXCOMM_TIMEOUT="2")
-    notice, raised = output.index("still waiting: psum(float32["), "RAISED:"
-    cause = "XLA's CPU client has 4 threads for 4 devices."
-    remedy = (
-        "Import jaxcomm before JAX's first use of a device, or start the process with "
-        "PJRT_NPROC=8."
-    )
-    for text in (output[notice:], output[output.index(raised) :]):
+    output, raised = missing_rank(CLIENT_FIRST)
+    notice = output[output.index("still waiting: psum(float32[") :]
+    for text in (notice, raised):
         line = text.splitlines()[0]
-        assert f"{cause} Launches" in line, output
-        assert line.endswith(remedy), output
+        cause = "XLA's CPU client has 4 threads for 4 devices. Launches"
+        assert cause in line, output
+        assert line.endswith(
+            "Import jaxcomm before JAX's first use of a device, or start the process "
+            "with PJRT_NPROC=8."
+        )
     assert output.count("still waiting") == 1, output
 
 
 @one_pool
+@pytest.mark.thorough
 def test_who_chose_too_few_threads_is_told_which_number_would_do():
-    output = run(
-        JAXCOMM_FIRST + LATE_RANK,
-        JAX_NUM_CPU_DEVICES="4",
-        JAXCOMM_TIMEOUT="2",
-        PJRT_NPROC="6",
-    )
-    raised = output[output.index("RAISED:") :]
+    _, raised = missing_rank(JAXCOMM_FIRST, PJRT_NPROC="6")
     assert "has 6 threads for 4 devices." in raised
     assert "Set PJRT_NPROC=8 or more, or unset it." in raised
 
 
-def test_with_enough_threads_a_late_rank_has_another_reason():
-    output = run(
-        JAXCOMM_FIRST + LATE_RANK, JAX_NUM_CPU_DEVICES="4", JAXCOMM_TIMEOUT="2"
-    )
-    assert "RAISED:" in output
+def test_with_enough_threads_a_missing_rank_has_another_reason():
+    output, _ = missing_rank(JAXCOMM_FIRST)
     assert "PJRT_NPROC" not in output
     assert "still waiting" not in output
 
@@ -233,12 +209,6 @@ def test_several_threads_are_told_how_many_may_launch():
         "import threading\n"
         "threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
     )
-    output = run(
-        JAXCOMM_FIRST + elsewhere + LATE_RANK,
-        JAX_NUM_CPU_DEVICES="4",
-        JAXCOMM_TIMEOUT="2",
-    )
-    raised = output[output.index("RAISED:") :]
-    assert (
-        "that is enough for k up to 1. Start the process with PJRT_NPROC=(k +" in raised
-    )
+    _, raised = missing_rank(JAXCOMM_FIRST + elsewhere)
+    enough = "that is enough for k up to 1. Start the process with PJRT_NPROC=(k +"
+    assert enough in raised

@@ -4,14 +4,13 @@ Here with a store in memory; tests/processes/test_failures.py has the real one.
 """
 
 import threading
-import time
+import types
 import weakref
 
 import pytest
+import waiting
 
-from jaxcomm.communicator.failures import FailureWatch
-
-SECONDS = 60  # For a loaded machine; each wait takes some tens of milliseconds.
+from jaxcomm.communicator import failures
 
 
 class Store:
@@ -47,6 +46,10 @@ class Store:
             self.entries[key] = str(int(self.entries.get(key, 0)) + by)
             return int(self.entries[key])
 
+    def has(self, name):
+        """Returns whether ``world/process`` has published a failure."""
+        return any(key.endswith(f"/{name}") for key in list(self.entries))
+
 
 class Process:
     """A process with worlds: its own first failure, and what others made it fail of."""
@@ -54,22 +57,24 @@ class Process:
     def __init__(self, index, store, **options):
         self.own = ""
         self.received = []
-        options = {"tick": 0.005, "interval": 0.01} | options
-        self.watch = FailureWatch(
-            store, index, lambda: self.own, self._fail_worlds, **options
+        self.looks = 0
+        options = {"tick": 0.002, "interval": 0.005} | options
+        self.watch = failures.FailureWatch(
+            store, index, self._first_failure, self._fail_worlds, **options
         )
+
+    def _first_failure(self):
+        self.looks += 1
+        return self.own
 
     def _fail_worlds(self, reason):
         self.received.append(reason)
         # The extension then reports that failure, if it has no earlier one.
         self.own = self.own or reason
 
-
-def until(condition, what):
-    deadline = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.002)
+    def hears(self, times=1):
+        waiting.until(lambda: len(self.received) >= times, "it hears")
+        return self.received
 
 
 @pytest.fixture
@@ -92,41 +97,35 @@ def start(store):
     for process in processes:
         process.watch.stop()
     for process in processes:
-        until(lambda process=process: not process.watch.is_running(), "a thread stays")
+        waiting.until(lambda process=process: not process.watch.is_running())
 
 
 def looked_again(store, times=3):
     """Waits for some more looks into the store, by which a failure would be heard."""
     seen = store.looks
-    until(lambda: store.looks >= seen + times, "nobody looks")
+    waiting.until(lambda: store.looks >= seen + times, "more looks")
 
 
-def test_others_hear_who_failed_and_why(store, start):
+def test_others_hear_once_who_failed_and_why_and_who_shares_no_world_does_not(
+    store, start
+):
     first, second, third = (start(index, "w") for index in range(3))
+    bystander = start(3, "other")
     second.own = "all_gather: rank 1 is gone"
-    until(lambda: first.received and third.received, "they did not hear")
     told = ["process 1 failed first: all_gather: rank 1 is gone"]
-    assert (first.received, second.received, third.received) == (told, [], told)
+    assert first.hears() == third.hears() == told
+    looked_again(store)
+    assert first.received == third.received == told
+    assert second.received == bystander.received == []
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"order": 1, "process": 1, "text": "x"}'])
 def test_a_failure_that_cannot_be_read_is_one_too(store, start, text):
     first = start(0, "w")
     store.key_value_set("jaxcomm/failures/w/1", text)
-    until(lambda: first.received, "it did not hear")
-    (told,) = first.received
+    (told,) = first.hears()
     assert told.startswith("process 1 failed first: entry 'jaxcomm/failures/w/1' of")
     assert f"holds {text!r}" in told
-
-
-def test_they_are_told_once(store, start):
-    first, second = start(0, "w"), start(1, "w")
-    bystander = start(2, "other")  # keeps looking
-    first.own = "broken"
-    until(lambda: second.received, "it did not hear")
-    looked_again(store)
-    assert second.received == ["process 0 failed first: broken"]
-    assert bystander.received == []
 
 
 def test_of_two_that_fail_both_keep_their_own_and_the_rest_hear_of_the_first(
@@ -134,112 +133,79 @@ def test_of_two_that_fail_both_keep_their_own_and_the_rest_hear_of_the_first(
 ):
     # They look into the store once, before anything failed.
     failed = [start(index, "w", interval=1000) for index in range(2)]
-    until(lambda: store.looks == 2, "they do not look")
-    failed[1].own = "the first"
-    until(lambda: any(key.endswith("/w/1") for key in store.entries), "not published")
-    failed[0].own = "the second"
-    until(lambda: any(key.endswith("/w/0") for key in store.entries), "not published")
+    waiting.until(lambda: store.looks == 2, "their looks")
+    for index, order in ((1, "the first"), (0, "the second")):
+        failed[index].own = order
+        waiting.until(lambda index=index: store.has(f"w/{index}"), "it is published")
     third = start(2, "w")
-    until(lambda: third.received, "it did not hear")
-    assert third.received == ["process 1 failed first: the first"]
+    assert third.hears() == ["process 1 failed first: the first"]
     assert [process.received for process in failed] == [[], []]
 
 
-def test_two_that_fail_at_the_same_time_keep_their_own(store, start, monkeypatch):
-    both, increment = threading.Barrier(2), store.key_value_increment
-
-    def increment_together(key, by):
-        both.wait(SECONDS)
-        return increment(key, by)
-
-    # Neither is published before both are about to be.
-    monkeypatch.setattr(store, "key_value_increment", increment_together)
-    failed = [start(index, "w", interval=0.2) for index in range(2)]
-    third = start(2, "w", interval=0.2)
-    for process in failed:
-        process.own = f"of process {process.watch._process}"
-    until(lambda: third.received, "it did not hear")
-    until(lambda: len([k for k in store.entries if "/w/" in k]) >= 2, "not published")
-    assert [process.received for process in failed] == [[], []]
-    assert [process.own for process in failed] == ["of process 0", "of process 1"]
-    assert third.received[0] in {
-        f"process {i} failed first: of process {i}" for i in range(2)
-    }
-
-
-def test_a_failure_reaches_processes_that_share_a_world_with_one_that_heard(
-    store, start
-):
+def test_a_failure_reaches_processes_that_share_a_world_with_one_that_heard(start):
     first = start(0, "left")
     middle = start(1, "left", "right")
     last = start(2, "right")
     first.own = "broken"
-    until(lambda: last.received, "it did not hear")
+    last.hears()
     assert middle.received == ["process 0 failed first: broken"]
     assert last.received == [f"process 1 failed first: {middle.received[0]}"]
 
 
-def test_who_shares_no_world_lives_on(store, start):
-    failed, other = start(0, "w"), start(1, "other")
-    failed.own = "broken"
-    until(lambda: any("/w/0" in key for key in store.entries), "not published")
-    looked_again(store)
-    assert other.received == []
-
-
-def test_worlds_made_anew_know_nothing_of_old_failures(store, start):
+@pytest.mark.parametrize("cleared", [True, False])
+def test_worlds_made_anew_know_nothing_of_old_failures(store, start, cleared):
     """Whether or not the extension still reports the old one."""
-    for cleared in (True, False):
-        first, second = start(0, f"old {cleared}"), start(1, f"old {cleared}")
-        first.own = "broken"
-        until(lambda second=second: second.received, "it did not hear")
-        if cleared:
-            first.own = second.own = ""
-        first.watch.watch(f"new {cleared}")
-        second.watch.watch(f"new {cleared}")
-        looked_again(store)
-        assert (first.received, len(second.received)) == ([], 1)
-        assert not any(f"/new {cleared}/" in key for key in store.entries)
-        first.own = "broken again"
-        until(lambda second=second: len(second.received) == 2, "it did not hear")
-        assert second.received[1] == "process 0 failed first: broken again"
+    first, second = start(0, "old"), start(1, "old")
+    first.own = "broken"
+    second.hears()
+    if cleared:
+        first.own = second.own = ""
+    for process in (first, second):
+        process.watch.watch("new")
+    looked_again(store)
+    assert (first.received, len(second.received)) == ([], 1)
+    assert not any("/new/" in key for key in store.entries)
+    first.own = "broken again"
+    assert second.hears(2)[1] == "process 0 failed first: broken again"
 
 
 def test_the_same_text_is_news_where_it_was_gone_in_between(store, start):
     first, second = start(0, "old"), start(1, "old")
     first.own = "broken"
-    until(lambda: second.received, "it did not hear")
+    second.hears()
     for process in (first, second):
         process.watch.watch("new")
     looked_again(store)
     first.own = second.own = ""
-    looked_again(store)
+    seen = first.looks
+    waiting.until(lambda: first.looks > seen + 1, "it looks at itself")
     first.own = "broken"
-    until(lambda: len(second.received) == 2, "it did not hear")
+    second.hears(2)
 
 
 def test_what_failed_is_told_before_the_end(store, start):
     process = start(0, "w", tick=1000)
     process.own = "broken"
     process.watch.stop()
-    assert any("/w/0" in key for key in store.entries)
+    assert store.has("w/0")
+
+
+def threads():
+    return [t for t in threading.enumerate() if t.name == "jaxcomm-failures"]
 
 
 def test_the_thread_ends_when_it_is_told_to_and_when_the_store_is_gone(store, start):
-    def threads():
-        return [t for t in threading.enumerate() if t.name == "jaxcomm-failures"]
-
     # Those of other tests have been told to end.
-    until(lambda: threads() == [], "others stay")
+    waiting.until(lambda: threads() == [], "others end")
     stopped = start(0, "w")
     looked_again(store)
     assert len(threads()) == 1
     stopped.watch.stop()
-    until(lambda: threads() == [], "it stays")
+    waiting.until(lambda: threads() == [], "it ends")
     cut_off = start(1, "w", give_up=0.05)
     looked_again(store)
     store.is_gone = True
-    until(lambda: threads() == [], "it stays")
+    waiting.until(lambda: threads() == [], "it ends")
     assert cut_off.received == []
     # A world that is made later, with a store that is back, is watched again.
     store.is_gone = False
@@ -249,15 +215,30 @@ def test_the_thread_ends_when_it_is_told_to_and_when_the_store_is_gone(store, st
 
 
 def test_a_store_that_is_gone_for_a_moment_loses_no_failure(store, start):
-    first, second = start(0, "w", give_up=SECONDS), start(1, "w", give_up=SECONDS)
+    first, second = (start(i, "w", give_up=waiting.HANG_SECONDS) for i in range(2))
     store.is_gone = True
     first.own = "broken"
     looked_again(store)
     store.is_gone = False
-    until(lambda: second.received, "it did not hear")
+    second.hears()
 
 
-def test_nobody_asks_the_store_once_the_worlds_are_gone(store, start):
+@pytest.fixture
+def waits(monkeypatch):
+    """For how long the threads wait between their looks."""
+    found = []
+
+    class Condition(threading.Condition):
+        def wait(self, timeout=None):
+            found.append(timeout)
+            return super().wait(timeout)
+
+    its = types.SimpleNamespace(**vars(threading) | {"Condition": Condition})
+    monkeypatch.setattr(failures, "threading", its)
+    return found
+
+
+def test_nobody_asks_the_store_once_the_worlds_are_gone(store, start, waits):
     class World:
         pass
 
@@ -265,34 +246,17 @@ def test_nobody_asks_the_store_once_the_worlds_are_gone(store, start):
     process = start(0)
     process.watch.watch("w", weakref.ref(world))
     looked_again(store)
+    assert None not in waits
     del world
-    until(lambda: not process.watch._worlds, "it is still watched")
-
-    def is_not_asked():
-        seen = store.looks
-        time.sleep(0.5)
-        return store.looks == seen
-
-    # One look may be under way.
-    until(is_not_asked, "it is asked all the same")
+    waiting.until(lambda: waits[-1] is None, "it waits for another world")
     process.watch.watch("another")
     looked_again(store)
 
 
-def test_ten_rounds_leave_no_thread(store, start):
-    before = threading.active_count()
-    for turn in range(10):
-        process = start(0, f"w{turn}")
-        process.watch.stop()
-    # Threads of others may end meanwhile.
-    until(lambda: threading.active_count() <= before, "threads are left")
-
-
-def test_between_looks_the_thread_sleeps(start):
-    looks = []
-    process = start(0, tick=0.05)
-    process.watch._first_failure = lambda: looks.append(time.monotonic()) or ""
-    process.watch.watch("w")
-    until(lambda: len(looks) >= 6, "it does not look")
-    # Two looks beside the ticks: one by watch(), one of a thread that just began.
-    assert len(looks) <= (looks[-1] - looks[0]) / 0.05 + 3
+def test_between_looks_the_thread_sleeps(start, waits):
+    process = start(0, "w", tick=0.005)
+    waiting.until(lambda: len(waits) >= 6, "it looks")
+    seen = process.looks
+    assert set(waits) == {0.005}
+    # One look more is by watch().
+    assert seen <= len(waits) + 1

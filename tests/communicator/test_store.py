@@ -1,32 +1,47 @@
 """The key-value store: what is late, and what failed."""
 
-import time
-
 import pytest
+import waiting
 from job_store import JobStore
 
+from jaxcomm.communicator import store as product
 from jaxcomm.communicator.store import Store
 from jaxcomm.errors import CommunicatorError
 
 
 class Client:
-    """Raises one type for all its errors, as that of ``jax.distributed``."""
+    """Answers after some time. It has one type of error, as ``jax.distributed``."""
 
-    def __init__(self, takes=0.0):
-        self.takes = takes
+    def __init__(self, clock, takes, text=None):
+        self.clock, self.takes, self.text = clock, takes, text
 
     def blocking_key_value_get(self, key, milliseconds):
-        time.sleep(min(self.takes, milliseconds / 1000))
-        raise RuntimeError("no entry, or no store")
+        self.clock.advance(min(self.takes, milliseconds / 1000))
+        if self.text is None:
+            raise RuntimeError("no entry, or no store")
+        return self.text
 
 
-def test_an_entry_that_does_not_come_in_time_is_late():
-    assert Store(Client(takes=0.05)).wait("key", 0.05) is None
+@pytest.fixture
+def clock(monkeypatch):
+    made = waiting.Clock()
+    monkeypatch.setattr(product, "time", made)
+    return made
 
 
-def test_an_error_before_the_time_is_over_is_raised():
+def test_an_entry_that_does_not_come_in_time_is_late(clock):
+    assert Store(Client(clock, takes=60)).wait("key", 60) is None
+
+
+def test_an_error_before_the_time_is_over_is_raised(clock):
     with pytest.raises(RuntimeError, match="no store"):
-        Store(Client()).wait("key", 60.0)
+        Store(Client(clock, takes=30)).wait("key", 60)
+
+
+def test_what_comes_late_and_is_nothing_of_ours_is_named(clock):
+    """And not taken for an entry that did not come."""
+    with pytest.raises(CommunicatorError, match=r"holds '\{\}'"):
+        Store(Client(clock, takes=60, text="{}")).wait("key", 60)
 
 
 class Bytes:
@@ -40,24 +55,12 @@ class Bytes:
 
 @pytest.mark.parametrize(
     "read",
-    [Store.get, Store.entries, lambda store, key: store.wait(key, 60.0)],
+    [Store.get, Store.entries, lambda store, key: store.wait(key, 60)],
     ids=["get", "entries", "wait"],
 )
 def test_bytes_that_are_no_text_are_named(read):
     with pytest.raises(CommunicatorError, match=r"entry 'a/7' .* holds b'\\xff\\xfe'"):
         read(Store(Bytes()), "a/7")
-
-
-def test_what_comes_late_and_is_nothing_of_ours_is_named():
-    """And not taken for an entry that did not come."""
-
-    class Late(Client):
-        def blocking_key_value_get(self, key, milliseconds):
-            time.sleep(milliseconds / 1000)
-            return "{}"
-
-    with pytest.raises(CommunicatorError, match=r"holds '\{\}'"):
-        Store(Late()).wait("key", 0.05)
 
 
 def test_a_name_that_is_no_process_is_named():

@@ -1,24 +1,24 @@
 """Runs of the launcher: in this process, which is quick, or as a user starts it."""
 
-import os
 import selectors
 import subprocess
 import sys
 import tempfile
 import textwrap
-import time
 
+import forked
 import ports
 import pytest
+import waiting
 
-from jaxcomm.launch import options, records, run
+from jaxcomm.launch import job, options, records, run
 
 _MINE = textwrap.dedent(
     """
-    i = int(os.environ["JAX_PROCESS_ID"])
+    import os, signal, subprocess, sys
+    from waiting import forever, until
 
-    def until(condition):
-        while not condition(): time.sleep(0.005)
+    i = int(os.environ["JAX_PROCESS_ID"])
 
     # Between the processes of a run.
     def note(name):
@@ -30,7 +30,8 @@ _MINE = textwrap.dedent(
         os.rename(note(name) + ".new", note(name))
 
     def hear(name):
-        until(lambda: os.path.exists(note(name)))
+        until(lambda: os.path.exists(note(name)), name)
+        return open(note(name)).read()
     """
 )
 
@@ -56,7 +57,7 @@ def program(tmp_path):
     def write(text, name="program.py"):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("import os, signal, subprocess, sys, time\n" + _MINE + text)
+        path.write_text(_MINE + text)
         return str(path)
 
     return write
@@ -89,35 +90,35 @@ def notes(monkeypatch, tmp_path):
 def time_passes_at(monkeypatch, notes):
     """Returns a function by which the launcher's clock goes on when notes are there.
 
-    Of a process that is slow no test can say when it has done its part. So the launcher
-    waits, and has waited for long enough once all notes of a group are there: then it
-    goes on, and after it a note of that name and " passed" is there.
+    It stands still otherwise. Of a process that is slow no test can say when it has
+    done its part. So the launcher waits for a time, and has waited for long enough once
+    all notes of a group are there: then time goes on, and after it a note of that name
+    and " passed" is there. Each such wait of the launcher needs a group.
     """
-    monotonic, select = time.monotonic, selectors.EpollSelector.select
-    groups, passed = [], [0.0]
+    clock, groups = waiting.Clock(), []
+    select = selectors.EpollSelector.select
+
+    def is_time():
+        return groups and all((notes / name).exists() for name in groups[0][0])
 
     def select_or_pass(self, timeout=None):
         # Only the job's selector, while it waits for a time: those of the pumps have no
         # data.
         if timeout is None or not any(key.data for key in self.get_map().values()):
             return select(self, timeout)
-        end = monotonic() + timeout
-        while True:
-            if groups and all((notes / name).exists() for name in groups[0][0]):
-                names, seconds = groups.pop(0)
-                passed[0] += seconds
-                (notes / f"{names[0]} passed").touch()
-                return []
-            left = max(end - monotonic(), 0)
-            found = select(self, min(left, 0.01))
-            if found or not left:
-                return found
+        waiting.until(lambda: is_time() or select(self, 0), "an event of the job")
+        if is_time():
+            names, seconds = groups.pop(0)
+            clock.advance(seconds)
+            (notes / f"{names[0]} passed").touch()
+        return select(self, 0)
 
     def pass_at(*names, seconds=100_000):
         groups.append((names, seconds))
 
     monkeypatch.setattr(selectors.EpollSelector, "select", select_or_pass)
-    monkeypatch.setattr(time, "monotonic", lambda: monotonic() + passed[0])
+    for module in (job, run):
+        monkeypatch.setattr(module, "time", clock)
     return pass_at
 
 
@@ -126,13 +127,12 @@ def started():
     """Returns a function that starts ``python -m jaxcomm.launch`` and returns it."""
     processes = []
 
-    def start(*arguments):
-        process = subprocess.Popen(
+    def start(*arguments, **options):
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        process = forked.Popen(
             [sys.executable, "-m", "jaxcomm.launch", *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
             text=True,
+            **pipes | options,
         )
         processes.append(process)
         return process
@@ -159,15 +159,12 @@ def is_running():
 
 @pytest.fixture
 def assert_gone():
-    """Returns a function that waits until no process of some ids is left."""
+    """Returns a function that asserts that no process of some ids is left."""
 
-    def check(pids, seconds=30):
-        pids = [int(pid) for pid in pids]
+    def check(pids):
         assert pids
-        deadline = time.monotonic() + seconds
-        while left := [pid for pid in pids if _is_running(pid)]:
-            assert time.monotonic() < deadline, f"still running: {left}"
-            time.sleep(0.01)
+        left = [pid for pid in pids if _is_running(pid)]
+        assert not left, f"still running: {left}"
 
     return check
 
@@ -179,13 +176,16 @@ def sums_device_ids():
         """
         import jax
         import numpy as np
-        if "initialize" in sys.argv:
+        style = dict(enumerate(sys.argv[1:])).get(i)
+        if style == "initialize":
             jax.distributed.initialize()
-        elif "mpi4py" in sys.argv:
+        elif style == "mpi4py":
             jax.distributed.initialize(cluster_detection_method="mpi4py")
-        elif "explicit" in sys.argv:
+        elif style == "explicit":
             address = os.environ["JAX_COORDINATOR_ADDRESS"]
-            jax.distributed.initialize(address, 2, process_id=i)
+            jax.distributed.initialize(address, len(sys.argv) - 1, process_id=i)
+        elif style == "alone":
+            jax.distributed.initialize(num_processes=1)
         mesh = jax.make_mesh((jax.device_count(),), ("i",),
                              axis_types=(jax.sharding.AxisType.Auto,))
         spec = jax.NamedSharding(mesh, jax.P("i"))
@@ -204,32 +204,3 @@ def sums_device_ids():
 def free_port():
     """Returns a loopback port that is free, and given to nobody who asks for any."""
     return ports.free()
-
-
-@pytest.fixture
-def by_hand(program):
-    """Returns a function that runs commands side by side; returns their stdouts."""
-
-    def run_all(commands, environments):
-        processes = [
-            subprocess.Popen(
-                command,
-                env=os.environ | environment,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for command, environment in zip(commands, environments, strict=True)
-        ]
-        try:
-            done = [process.communicate(timeout=200) for process in processes]
-        finally:
-            for process in processes:
-                process.kill()
-                process.wait()
-        assert [process.returncode for process in processes] == [0] * len(processes), (
-            done
-        )
-        return [out for out, _ in done]
-
-    return run_all

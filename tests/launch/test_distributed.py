@@ -1,21 +1,15 @@
 """One program, whoever starts its processes."""
 
-import importlib.util
 import os
-import pathlib
-import subprocess
 import sys
 
+import forked
 import pytest
+import waiting
+
+from jaxcomm.launch import child
 
 pytestmark = pytest.mark.multiprocess
-
-
-def expected(processes, devices):
-    return [
-        f"process {i} of {processes} devices {devices} of {processes * devices} right"
-        for i in range(processes)
-    ]
 
 
 def results(out):
@@ -27,17 +21,14 @@ def results(out):
     )
 
 
-# mpi4py need not be there: the launcher answers for the cluster, whatever is asked.
-@pytest.mark.parametrize("style", ["nothing", "initialize", "mpi4py", "explicit"])
-def test_the_processes_are_joined_however_the_program_asks(
-    style, launch, sums_device_ids
-):
-    devices = 2 if style == "initialize" else 1
+def test_the_processes_are_joined_however_each_asks(launch, sums_device_ids):
+    # mpi4py need not be there: the launcher answers for the cluster.
+    styles = "nothing", "initialize", "mpi4py", "explicit"
     status, out, err = launch(
-        sums_device_ids, style, devices_per_process=devices, timeout=120
+        sums_device_ids, *styles, processes=4, devices_per_process=2
     )
     assert status == 0, err
-    assert results(out) == expected(2, devices)
+    assert results(out) == [f"process {i} of 4 devices 2 of 8 right" for i in range(4)]
 
 
 def test_the_program_has_its_say_before_jax_is_imported(launch):
@@ -49,141 +40,25 @@ os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=3"
 import jaxcomm, jax
 assert not jax.distributed.is_initialized()
 print("process", jax.numpy.zeros(1).dtype, jax.device_count(), jax.process_count())
+assert jax.distributed.is_initialized()
 """,
-        timeout=200,
+        processes=1,
     )
     assert status == 0, err
-    assert results(out) == ["process float64 6 2"] * 2
+    assert results(out) == ["process float64 3 1"]
 
 
-def test_a_forked_copy_does_not_join(launch):
+def test_a_forked_copy_does_not_join_and_what_failed_is_tried_again(launch):
     status, out, err = launch(
         """
 import jax
+from jaxcomm import compat
 copy = os.fork()
 if copy == 0:
     jax.devices()
     print("process", "joined" if jax.distributed.is_initialized() else "alone")
     os._exit(0)
 os.wait()
-""",
-        processes=1,
-        timeout=200,
-    )
-    assert status == 0, err
-    assert results(out) == ["process alone"]
-
-
-def test_a_failure_under_jax_is_told_at_once(launch):
-    # JAX waits at the end of a process for the others, and takes SIGTERM for news.
-    status, _, err = launch(
-        """
-import jax
-jax.devices()
-if i == 1: raise ValueError("mine")
-time.sleep(1000)
-""",
-        grace=0.5,
-        timeout=200,
-    )
-    assert status == 1
-    assert "[1] ValueError: mine" in err
-    assert "process 1 ended with status 1; stopping the others" in err
-
-
-def test_by_hand(by_hand, program, sums_device_ids, free_port):
-    command = [sys.executable, "-m", "jaxcomm.launch.child", program(sums_device_ids)]
-    environments = [
-        {
-            "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{free_port}",
-            "JAX_COORDINATOR_BIND_ADDRESS": f"127.0.0.1:{free_port}",
-            "JAX_NUM_PROCESSES": "2",
-            "JAX_PROCESS_ID": str(i),
-        }
-        for i in range(2)
-    ]
-    out = by_hand([command] * 2, environments)
-    assert results("".join(out)) == expected(2, 1)
-
-
-@pytest.mark.parametrize(
-    ("words", "status"),
-    [(["x.py"], 1), (["--help"], 0), (["--bogus=x", "x.py"], 1), (["--a=3", "b"], 1)],
-)
-def test_by_hand_without_a_place_says_how(words, status):
-    done = subprocess.run(
-        [sys.executable, "-m", "jaxcomm.launch.child", *words],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == status
-    assert "Traceback" not in done.stderr
-    said = done.stderr if status else done.stdout
-    assert "JAX_COORDINATOR_ADDRESS=host:port JAX_NUM_PROCESSES=n" in said
-
-
-def test_a_place_that_is_no_number_is_named(program):
-    place = {"JAX_COORDINATOR_ADDRESS": "127.0.0.1:1", "JAX_PROCESS_ID": "0"}
-    done = subprocess.run(
-        [sys.executable, "-m", "jaxcomm.launch.child", program("import jax")],
-        env=os.environ | place | {"JAX_NUM_PROCESSES": "two"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 1
-    assert "Traceback" not in done.stderr
-    assert "JAX_NUM_PROCESSES='two' is no number." in done.stderr
-
-
-def test_under_slurm(by_hand, program, sums_device_ids, free_port):
-    """With Slurm's variables, since there is no Slurm here."""
-    command = [sys.executable, program(sums_device_ids), "initialize"]
-    environments = [
-        {
-            "SLURM_JOB_ID": "1",
-            "SLURM_STEP_NODELIST": "localhost",
-            "SLURM_NTASKS": "2",
-            "SLURM_PROCID": str(i),
-            "SLURM_LOCALID": str(i),
-            "JAX_COORDINATOR_PORT": str(free_port),
-            "JAX_COORDINATOR_BIND_ADDRESS": f"127.0.0.1:{free_port}",
-            # Only our own preamble of the program reads it.
-            "JAX_PROCESS_ID": str(i),
-        }
-        for i in range(2)
-    ]
-    out = by_hand([command] * 2, environments)
-    assert results("".join(out)) == expected(2, 1)
-
-
-def test_under_mpirun(by_hand, program, sums_device_ids, free_port):
-    mpirun = pathlib.Path(sys.executable).with_name("mpiexec")
-    if not mpirun.exists() or not importlib.util.find_spec("mpi4py"):
-        pytest.skip("needs mpiexec and mpi4py: pip install mpich mpi4py")
-    command = [
-        mpirun, "-n", "2", sys.executable, program(sums_device_ids), "mpi4py",
-    ]  # fmt: skip
-    address = f"127.0.0.1:{free_port}"
-    out = by_hand(
-        [command],
-        [
-            {
-                "JAX_COORDINATOR_ADDRESS": address,
-                "JAX_COORDINATOR_BIND_ADDRESS": address,
-                "JAX_PROCESS_ID": "0",
-            }
-        ],
-    )
-    assert results("".join(out)) == expected(2, 1)
-
-
-def test_what_fails_before_the_devices_start_is_tried_again(launch):
-    status, out, err = launch(
-        """
-import jax
-from jaxcomm import compat
 calls = []
 def act():
     calls.append(1)
@@ -194,7 +69,65 @@ for _ in range(3):
     except RuntimeError as error: print("process", error)
 """,
         processes=1,
-        timeout=200,
     )
     assert status == 0, err
-    assert results(out) == ["process 1 [1, 1]", "process 1 [1, 1]", "process not yet"]
+    assert results(out) == [
+        "process 1 [1, 1]", "process 1 [1, 1]", "process alone", "process not yet",
+    ]  # fmt: skip
+
+
+def test_a_failure_under_jax_is_told_at_once(launch):
+    # JAX waits at the end of a process for the others, and takes SIGTERM for news.
+    status, _, err = launch(
+        """
+import jax
+jax.devices()
+if i == 1: raise ValueError("mine")
+forever()
+""",
+        grace=0.5,
+    )
+    assert status == 1
+    assert "[1] ValueError: mine" in err
+    assert "process 1 ended with status 1; stopping the others" in err
+
+
+def test_by_hand(program, sums_device_ids, free_port):
+    address = f"127.0.0.1:{free_port}"
+    place = {
+        "JAX_COORDINATOR_ADDRESS": address,
+        "JAX_COORDINATOR_BIND_ADDRESS": address,
+        "JAX_NUM_PROCESSES": "2",
+        "JAX_NUM_CPU_DEVICES": "2",
+        "JAX_PROCESS_ID": "0",
+    }
+    path = program(sums_device_ids)
+    # What the program says itself holds.
+    done = forked.run(
+        [sys.executable, "-m", "jaxcomm.launch.child", path, "alone"],
+        env=os.environ | place,
+        capture_output=True,
+        text=True,
+        timeout=waiting.HANG_SECONDS,
+    )
+    assert done.returncode == 0, done.stderr
+    assert results(done.stdout) == ["process 0 of 1 devices 2 of 2 right"]
+
+
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [(["x.py"], 1), (["--help"], 0), (["--bogus=x", "x.py"], 1), (["--a=3", "b"], 1)],
+)
+def test_by_hand_without_a_place_says_how(words, status, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["child.py", *words])
+    with pytest.raises(SystemExit) as raised:
+        child.main()
+    said = capsys.readouterr().out or str(raised.value.code)
+    assert (raised.value.code == 0) == (status == 0)
+    assert "JAX_COORDINATOR_ADDRESS=host:port JAX_NUM_PROCESSES=n" in said
+
+
+def test_a_place_that_is_no_number_is_named(monkeypatch):
+    monkeypatch.setenv("JAX_NUM_PROCESSES", "two")
+    with pytest.raises(SystemExit, match="JAX_NUM_PROCESSES='two' is no number"):
+        child.place()

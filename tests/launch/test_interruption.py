@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+import waiting
 
 from jaxcomm.launch import job
 
@@ -26,12 +27,12 @@ def until_ready(process, count=2):
     [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGQUIT, 131)],
 )
 def test_it_reaches_the_processes(number, status, started, program, assert_gone):
-    launcher = started("-n", "2", "--grace=60", program(READY + "time.sleep(1000)"))
+    launcher = started("-n", "2", "--grace=60", program(READY + "forever()"))
     found = until_ready(launcher)
     launcher.send_signal(number)
-    _, err = launcher.communicate(timeout=30)
+    _, err = waiting.ended(launcher)
     assert launcher.returncode == status
-    assert_gone(found, seconds=0)
+    assert_gone(found)
     assert "passed on" in err
     assert ("KeyboardInterrupt" in err) == (number == signal.SIGINT)
     # They were told to; nothing has failed.
@@ -44,13 +45,12 @@ def test_a_program_may_end_well_after_an_interruption(started, program):
         "2",
         "--grace=60",
         program(
-            f"try:\n  {READY}  time.sleep(1000)\n"
-            "except KeyboardInterrupt: print('saved')"
+            f"try:\n  {READY}  forever()\nexcept KeyboardInterrupt: print('saved')"
         ),
     )
     until_ready(launcher)
     launcher.send_signal(signal.SIGINT)
-    out, _ = launcher.communicate(timeout=30)
+    out, _ = waiting.ended(launcher)
     assert sorted(out.splitlines()) == ["[0] saved", "[1] saved"]
     assert launcher.returncode == 0
 
@@ -63,7 +63,7 @@ def test_a_second_and_a_third_insist(started, program, assert_gone):
         program(
             "for number in (signal.SIGINT, signal.SIGTERM):\n"
             "  signal.signal(number, lambda got, _: print('got', got))\n"
-            f"{READY}while True: time.sleep(1000)"
+            f"{READY}forever()"
         ),
     )
     found = until_ready(launcher)
@@ -72,10 +72,10 @@ def test_a_second_and_a_third_insist(started, program, assert_gone):
         got = sorted(launcher.stdout.readline() for _ in range(2))
         assert got == [f"[{i}] got {number:d}\n" for i in range(2)]
     launcher.send_signal(signal.SIGINT)
-    _, err = launcher.communicate(timeout=30)
+    _, err = waiting.ended(launcher)
     assert launcher.returncode == 130
     assert "still running, now killed: 0, 1" in err
-    assert_gone(found, seconds=0)
+    assert_gone(found)
 
 
 def test_three_at_once_end_what_ignores_the_others(started, program, assert_gone):
@@ -86,16 +86,16 @@ def test_three_at_once_end_what_ignores_the_others(started, program, assert_gone
         program(
             "for number in (signal.SIGINT, signal.SIGTERM):\n"
             "  signal.signal(number, signal.SIG_IGN)\n"
-            f"{READY}while True: time.sleep(1000)"
+            f"{READY}forever()"
         ),
     )
     found = until_ready(launcher)
     # Of two of a kind that nobody has taken yet, the system makes one.
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
         launcher.send_signal(number)
-    launcher.communicate(timeout=30)
+    waiting.ended(launcher)
     assert launcher.returncode == 130
-    assert_gone(found, seconds=0)
+    assert_gone(found)
 
 
 def test_a_request_for_records_ends_nothing(started, program):
@@ -111,7 +111,7 @@ def test_a_request_for_records_ends_nothing(started, program):
     )
     until_ready(launcher)
     launcher.send_signal(signal.SIGUSR1)
-    _, err = launcher.communicate(timeout=30)
+    _, err = waiting.ended(launcher)
     assert (launcher.returncode, err) == (0, "")
 
 
@@ -135,11 +135,17 @@ def tell_how_far_it_is():
     tell(f"{i} waits")
     hear(f"{1 - i} waits")
     if i == 0: os.kill(os.getppid(), signal.SIGINT)
-    hear(f"flight-record-{i}.json")
-    # It is written. The line that names it comes at once.
-    time.sleep(3)
-    tell(f"{i} has told")
-threading.Thread(target=tell_how_far_it_is, daemon=True).start()
+
+shown, (read, write) = os.dup(2), os.pipe()
+os.dup2(write, 2)
+
+def tell_of_the_line_that_names_the_record():
+    for line in os.fdopen(read, "rb"):
+        os.write(shown, line)
+        if b"compare all with " in line: tell(f"{i} has told")
+
+for told in tell_how_far_it_is, tell_of_the_line_that_names_the_record:
+    threading.Thread(target=told, daemon=True).start()
 jax.block_until_ready(programs[i](x))
 """
 
@@ -178,11 +184,9 @@ def test_of_one_that_hangs_the_records_are_compared(
     assert done.stdout in err
 
 
-def test_the_processes_end_with_a_launcher_that_is_killed(
-    started, program, assert_gone
-):
-    launcher = started("-n", "2", program(READY + "time.sleep(1000)"))
+def test_the_processes_end_with_a_launcher_that_is_killed(started, program, is_running):
+    launcher = started("-n", "2", program(READY + "forever()"))
     found = until_ready(launcher)
     launcher.kill()
-    launcher.wait(timeout=30)
-    assert_gone(found)
+    launcher.wait(waiting.HANG_SECONDS)
+    waiting.until(lambda: not any(map(is_running, found)), "they end")

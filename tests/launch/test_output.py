@@ -7,6 +7,7 @@ import sys
 import threading
 
 import pytest
+import waiting
 
 from jaxcomm.launch.output import Lines, Pump, Writing
 
@@ -98,27 +99,14 @@ def test_finishing_does_not_wait_for_a_pipe_that_stays_open(tmp_path):
 
 @pytest.mark.multiprocess
 def test_output_goes_to_the_stream_it_was_written_to(launch):
-    status, out, err = launch("print('out', i); print('err', i, file=sys.stderr)")
+    status, out, err = launch(
+        "print('out', i); sys.stdout.write('no newline'); print(i, file=sys.stderr)"
+    )
     assert status == 0
-    assert sorted(out.splitlines()) == ["[0] out 0", "[1] out 1"]
-    assert sorted(err.splitlines()) == ["[0] err 0", "[1] err 1"]
-
-
-@pytest.mark.multiprocess
-def test_what_a_process_writes_appears_while_it_runs(started, program):
-    launcher = started(
-        "-n", "1", program("print('here'); sys.stdin.readline(); print('there')")
-    )
-    assert launcher.stdout.readline() == "[0] here\n"
-    out, _ = launcher.communicate("go on\n", timeout=200)
-    assert out == "[0] there\n"
-
-
-@pytest.mark.multiprocess
-def test_a_last_line_without_end_is_shown(launch):
-    assert (
-        launch("sys.stdout.write('no newline')", processes=1)[1] == "[0] no newline\n"
-    )
+    assert sorted(out.splitlines()) == [
+        "[0] no newline", "[0] out 0", "[1] no newline", "[1] out 1",
+    ]  # fmt: skip
+    assert sorted(err.splitlines()) == ["[0] 0", "[1] 1"]
 
 
 @pytest.mark.multiprocess
@@ -128,10 +116,20 @@ def test_without_prefix_nothing_stands_between(launch):
 
 
 @pytest.mark.multiprocess
-def test_only_process_0_reads_what_is_typed(started, program):
-    path = program("print(repr(sys.stdin.read()))")
-    out, _ = started("-n", "2", path).communicate("typed", timeout=200)
-    assert sorted(out.splitlines()) == ["[0] 'typed'", "[1] ''"]
+def test_what_a_process_writes_appears_while_it_runs_and_only_process_0_reads(
+    started, program
+):
+    launcher = started(
+        *("-n", "2"),
+        program(
+            "if i == 1: print(repr(sys.stdin.read())); tell('read'); sys.exit()\n"
+            "hear('read'); print('here'); print(sys.stdin.readline())"
+        ),
+    )
+    seen = [launcher.stdout.readline() for _ in range(2)]
+    assert sorted(seen) == ["[0] here\n", "[1] ''\n"]
+    out, _ = waiting.ended(launcher, "typed")
+    assert out == "[0] typed\n"
 
 
 @pytest.mark.multiprocess
@@ -156,7 +154,7 @@ def test_process_0_asks_at_a_terminal_before_its_line_ends(program):
             seen += os.read(terminal, 4096)
         launcher.stdin.write(b"Ann\n")
         launcher.stdin.flush()
-    launcher.communicate(timeout=100)
+    waiting.ended(launcher)
     with contextlib.suppress(OSError):  # the end of a terminal
         while more := os.read(terminal, 4096):
             seen += more
@@ -176,7 +174,7 @@ def test_what_cannot_be_written_ends_in_no_traceback(where, program):
     redirected = f">{where}" if where != "-" else ">&-"
     found = subprocess.run(
         ["sh", "-c", f'exec "$0" "$@" {redirected}', sys.executable, *words],
-        capture_output=True, text=True, timeout=100,
+        capture_output=True, text=True, timeout=waiting.HANG_SECONDS,
     )  # fmt: skip
     # Of the launcher's; the processes may have one of a broken pipe.
     assert "Exception in thread" not in found.stderr

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+import waiting
 
 from jaxcomm.launch import job, options, run
 
@@ -139,7 +140,7 @@ def test_options_of_the_interpreter_are_passed_on(program):
         [sys.executable, "-W", "error", "-m", "jaxcomm.launch", "-n", "1", path],
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=waiting.HANG_SECONDS,
         check=False,
     )
     assert done.returncode == 1

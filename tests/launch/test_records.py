@@ -68,7 +68,7 @@ def test_an_interrupted_run_ends_with_the_merged_records(merge, launch):
         WRITES
         + "tell(f'{i}'); hear('0'); hear('1')\n"
         + "if i == 0: os.kill(os.getppid(), signal.SIGINT)\n"
-        + "time.sleep(1000)",
+        + "forever()",
         grace=100,
     )
     assert status == 130

@@ -7,19 +7,17 @@ import pathlib
 import selectors
 import subprocess
 import sys
-import time
 
 import forked
 import pytest
+import waiting
 
 from jaxcomm.launch import port
 
 WORKER = pathlib.Path(__file__).with_name("worker.py")
 LOOPBACK = "127.0.0.1"
-# For a loaded machine; alone, four processes are up after five seconds.
-START_SECONDS = 120
-# More than a call gets: a process that is late ends itself and says where it was.
-GRACE_SECONDS = 5
+# More than a call gets: a process that hangs ends itself and says where it was.
+ANSWER_SECONDS = waiting.HANG_SECONDS + 30
 TAIL_BYTES = 6000
 
 
@@ -43,39 +41,40 @@ class Team:
                         stderr=stderr,
                     )
                 self._popens.append(popen)
-            self._replies(START_SECONDS)
+            self._replies()
 
-    def call(self, function, *, seconds=200, environment=None, **arguments):
+    def call(self, function, *, environment=None, **arguments):
         """Runs ``function(here, **arguments)`` in every process.
 
         Returns what it returned in each, which must be JSON. The test fails, with what
-        all of them have to say, if it raised in any or took too long.
+        all of them have to say, if it raised or hangs in any.
         """
         message = {
             "file": inspect.getfile(function),
             "function": function.__name__,
             "arguments": arguments,
             "environment": environment or {},
-            "seconds": seconds,
         }
         for popen in self._popens:
             popen.stdin.write(json.dumps(message).encode() + b"\n")
             popen.stdin.flush()
-        return self._replies(seconds + GRACE_SECONDS)
+        return self._replies()
 
     def stop(self):
         """Lets the processes end by themselves, and checks that they do so in order."""
+        if self.broken:
+            return
         for popen in self._popens:
             popen.stdin.close()
         try:
             for popen in self._popens:
-                popen.wait(30)
+                popen.wait(waiting.HANG_SECONDS)
         except subprocess.TimeoutExpired:
             self._fail("they do not end", [None] * len(self._popens))
         finally:
             self._kill()
         statuses = [popen.returncode for popen in self._popens]
-        if not self.broken and any(statuses):
+        if any(statuses):
             self._fail(f"they ended with {statuses}", [None] * len(self._popens))
         assert not (left := self.shared_files()), f"left in /dev/shm: {left}"
 
@@ -84,24 +83,23 @@ class Team:
         pids = {str(popen.pid) for popen in self._popens}
         return [n for n in os.listdir("/dev/shm") if pids & set(n.split("-"))]
 
-    def _replies(self, seconds):
+    def _replies(self):
         replies = [None] * len(self._popens)
-        deadline = time.monotonic() + seconds
+        seconds = ANSWER_SECONDS
         with selectors.DefaultSelector() as selector:
             for process, popen in enumerate(self._popens):
                 selector.register(popen.stdout, selectors.EVENT_READ, process)
             while selector.get_map():
-                left = deadline - time.monotonic()
-                ready = selector.select(max(left, 0)) if left > 0 else []
+                ready = selector.select(seconds)
                 if not ready:
-                    self._fail(f"no answer after {seconds} s", replies)
+                    self._fail("no answer", replies)
                 for key, _ in ready:
                     line = key.fileobj.readline()
                     selector.unregister(key.fileobj)
                     replies[key.data] = json.loads(line) if line else {}
                 if any("value" not in reply for reply in replies if reply is not None):
                     # The others may wait for it: they get a moment to say so.
-                    deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
+                    seconds = waiting.EXPIRES_SECONDS
         if any("value" not in reply for reply in replies):
             self._fail("an error", replies)
         return [reply["value"] for reply in replies]
@@ -146,43 +144,19 @@ def _environment(more):
 
 
 @pytest.fixture(scope="session")
-def teams(tmp_path_factory):
-    """Gives ``teams(processes, devices)``: a team, kept for the tests that follow."""
-    running = {}
-
-    def get(processes, devices):
-        shape = processes, devices
-        if shape in running and running[shape].broken:
-            del running[shape]
-        if shape not in running:
-            folder = tmp_path_factory.mktemp(f"team-{processes}x{devices}")
-            running[shape] = Team(processes, devices, folder)
-        return running[shape]
-
-    yield get
-    for team in running.values():
-        if not team.broken:
-            team.stop()
+def _teams():
+    running = []
+    yield running
+    for team in running:
+        team.stop()
 
 
 @pytest.fixture
-def team(teams):
-    """Four processes of two devices each; meshes take as many of them as they need."""
-    return teams(4, 2)
+def team(_teams, tmp_path_factory):
+    """Four processes of two devices each, kept for the tests that follow.
 
-
-@pytest.fixture
-def start_team(tmp_path):
-    """Gives ``start_team(processes, devices, environment)``: for this test alone."""
-    started = []
-
-    def start(processes, devices, environment=None):
-        folder = tmp_path / f"team-{len(started)}"
-        folder.mkdir()
-        started.append(Team(processes, devices, folder, environment))
-        return started[-1]
-
-    yield start
-    for team in started:
-        if not team.broken:
-            team.stop()
+    Meshes take as many of them as they need.
+    """
+    if not _teams or _teams[-1].broken:
+        _teams[:] = [Team(4, 2, tmp_path_factory.mktemp("team"))]
+    return _teams[-1]

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import models
 import numpy as np
+import waiting
 
 import jaxcomm
 from jaxcomm import compat
@@ -88,7 +89,8 @@ class Here:
 
     def meet(self, name, processes=None):
         """Returns when some processes, all if None, are here; a name serves once."""
-        compat.key_value_store().wait_at_barrier(name, 60_000, processes)
+        milliseconds = int(1000 * waiting.HANG_SECONDS)
+        compat.key_value_store().wait_at_barrier(name, milliseconds, processes)
 
     def put(self, mesh, stacked):
         """Returns the stacked tree, each device's row on it."""

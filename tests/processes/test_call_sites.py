@@ -1,9 +1,12 @@
 """The same place of the same run on every process, whatever the programs look like."""
 
+import concurrent.futures
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import waiting
 
 import jaxcomm
 
@@ -35,7 +38,7 @@ def equal_calls_on_independent_data(here, processes, devices):
 
     run = here.program(mesh, program)
     rng = np.random.default_rng(0)
-    for seed in range(60):
+    for seed in range(30):
         count = (3, 5000)[seed % 2]
         x = here.values("int32", (mesh.size, count), seed)
         y = here.values("int32", (mesh.size, count), seed + 1000)
@@ -66,7 +69,7 @@ def programs_of_one_name(here, same):
 
     factors = (3, 3) if same else (3, 5)
     programs = [make(factor) for factor in factors]
-    for start in range(0, 120, UNAWAITED):
+    for start in range(0, 60, UNAWAITED):
         x = [here.values("int32", (4, 6), start + k) % 1000 for k in range(UNAWAITED)]
         placed = [here.put(mesh, operand) for operand in x]
         # None is waited for: a process may be ahead of the others by several runs.
@@ -74,7 +77,7 @@ def programs_of_one_name(here, same):
         for k, operand in enumerate(x):
             scaled = operand * np.int32(factors[k % 3 // 2])
             expected = [
-                np.broadcast_to(scaled.sum(0, np.int32), scaled.shape),
+                sum_of(scaled),
                 np.roll(scaled, 1, 0),
             ]
             here.identical(mesh, here.mine(found[k]), expected, f"run {start + k}")
@@ -117,7 +120,7 @@ def one_process_ahead(here, collective):
     mesh = here.mesh(2, 1)
     if mesh is None:
         return
-    steps = 300
+    steps = 100
     calls = {
         "ppermute": lambda x: jaxcomm.ppermute(x, "i", [(0, 1)]),
         "broadcast": lambda x: jaxcomm.pbroadcast(jnp.full((20_000,), x), "i", 0)[-1],
@@ -142,27 +145,46 @@ def test_what_a_process_sends_ahead_arrives_in_order(team, collective):
     team.call(one_process_ahead, collective=collective)
 
 
-def programs_ahead(here):
-    """As above, by two programs of the same text, so that their runs look the same."""
+def two_functions_in_another_order(here):
     mesh = here.mesh(2, 1)
     if mesh is None:
         return
 
-    def make():
-        def send(x):
-            turns = jnp.where(jax.lax.axis_index("i") == 0, 0, 100_000)
-            return jaxcomm.ppermute(busy(x, turns), "i", [(0, 1)])
+    def first(x):
+        return jaxcomm.psum(x, "i")
 
-        return here.program(mesh, send)
+    def second(x):
+        return jaxcomm.psum(x, "i")
 
-    programs = make(), make()
-    for start in range(0, 60, UNAWAITED):
-        values = [np.array([start + k, 0], np.int32) for k in range(UNAWAITED)]
-        placed = [here.put(mesh, value) for value in values]
-        found = [programs[k % 2](operand) for k, operand in enumerate(placed)]
-        for value, result in zip(values, found, strict=True):
-            here.identical(mesh, here.mine(result), value[::-1])
+    split = jax.P("i")
+    programs = [  # by their own names
+        jax.jit(jax.shard_map(f, mesh=mesh, in_specs=split, out_specs=split))
+        for f in (first, second)
+    ]
+    for program in programs:  # compiled, in one order
+        here.mine(program(*here.put(mesh, [np.zeros((2, 3), np.int32)])))
+    (member,) = jaxcomm.communicators()
+
+    def run(n, operand):
+        placed = here.put(mesh, operand)
+        if n != here.process:
+            # The other one first: it waits for the other process, or is done.
+            waiting.until(lambda: begun[here.process] or member.stats()["in_flight"])
+        found = here.mine(programs[n](placed))
+        begun[n] = True
+        here.identical(mesh, found, sum_of(operand), f"function {n}")
+
+    with concurrent.futures.ThreadPoolExecutor(2) as threads:
+        for turn in range(5):
+            begun = [False, False]
+            operands = [here.values("int32", (2, 3), 2 * turn + n) for n in range(2)]
+            list(threads.map(run, range(2), operands))
 
 
-def test_what_two_equal_programs_send_ahead_arrives_in_order(team):
-    team.call(programs_ahead)
+def sum_of(x):
+    return np.broadcast_to(x.sum(0, np.int32), x.shape)
+
+
+def test_functions_of_different_names_are_told_apart(team):
+    """C7: two threads that dispatch them in another order on each process."""
+    team.call(two_functions_in_another_order)

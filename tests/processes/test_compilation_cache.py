@@ -12,6 +12,8 @@ import jaxcomm
 
 pytestmark = pytest.mark.multiprocess
 
+PREFIX = "/jax/compilation_cache/cache_"
+
 
 def everything(x):
     tree = jaxcomm.psum({"x": x, "n": x.astype("int32")}, ("b", "a"))
@@ -22,8 +24,8 @@ def everything(x):
     )
 
 
-def lowered_text(here, processes):
-    mesh = here.mesh(processes, 2, (processes, 2), ("a", "b"))
+def lowered_text(here):
+    mesh = here.mesh(3, 2, (3, 2), ("a", "b"))
     if mesh is None:
         return None
     # What differs between processes must not enter the program.
@@ -38,87 +40,73 @@ def lowered_text(here, processes):
 
 
 def test_every_process_lowers_the_same_text(team):
-    digests = team.call(lowered_text, processes=3)
+    digests = team.call(lowered_text)
     assert digests == [digests[0]] * 3 + [None]
 
 
-def run_everything(here, without=None, one_key=False):
+def run_everything(here, folder, without=None):
     """Returns what happened to the compilation cache on the way.
 
     Args:
       here: this process.
-      without: a process that does not use the cache.
-      one_key: whether all processes ask it for the same. On CPU JAX makes a process's
-        own devices a part of the key (0.10.2), so that only process 0, which alone
-        writes, ever finds anything.
+      folder: of the cache.
+      without: a process that does not use it.
     """
-    jax.clear_caches()
-    jax.config.update("jax_enable_compilation_cache", here.process != without)
-    # JAX asks once whether there is one.
-    compilation_cache.reset_cache()
-    with pytest.MonkeyPatch.context() as patch:
-        if one_key:
-            patch.setattr(cache_key, "_hash_accelerator_config", lambda *_: None)
-        return _run_everything(here)
-
-
-def _run_everything(here):
-    mesh = here.mesh(here.processes, 2, (here.processes, 2), ("a", "b"))
-    x = np.arange(mesh.size * 3, dtype=np.float32).reshape(mesh.size, 3)
-    operand = here.put(mesh, x)
-    events = []
-    jax.monitoring.register_event_listener(lambda event, **_: events.append(event))
-    program = here.program(mesh, everything)
-    for _ in range(2):
-        summed, scanned, gathered = here.mine(program(operand))
-        total = np.broadcast_to(x.sum(0), x.shape)
-        by_row = x.reshape(-1, 2, 3).cumsum(0).reshape(x.shape)
-        here.identical(mesh, summed, total + np.roll(x, 1, 0))
-        here.identical(mesh, scanned, by_row)
-        every = np.stack([total, total], 2).astype(np.int32)
-        here.identical(mesh, gathered, every)
-    jax.monitoring.clear_event_listeners()
-    prefix = "/jax/compilation_cache/cache_"
-    return {kind: events.count(prefix + kind) for kind in ("hits", "misses")}
-
-
-@pytest.fixture
-def start_with_cache(start_team, tmp_path):
-    """Gives ``start_with_cache()``: two processes with one and the same cache."""
-    environment = {
-        "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "cache"),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    mesh = here.mesh(2, 2, (2, 2), ("a", "b"))
+    if mesh is None:
+        return None
+    options = {
+        "jax_enable_compilation_cache": here.process != without,
+        "jax_compilation_cache_dir": folder,
+        "jax_persistent_cache_min_compile_time_secs": 0,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
     }
-    return lambda: start_team(2, 2, environment)
+    before = {name: getattr(jax.config, name) for name in options}
+    events = []
+    with pytest.MonkeyPatch.context() as patch:
+        # On CPU JAX makes a process's own devices a part of the key (0.10.2), so that
+        # only process 0, which alone writes, would ever find anything.
+        patch.setattr(cache_key, "_hash_accelerator_config", lambda *_: None)
+        jax.clear_caches()
+        # JAX asks once whether there is one.
+        compilation_cache.reset_cache()
+        jax.tree.map(jax.config.update, list(options), list(options.values()))
+        jax.monitoring.register_event_listener(lambda event, **_: events.append(event))
+        try:
+            check_everything(here, mesh)
+        finally:
+            jax.monitoring.clear_event_listeners()
+            jax.tree.map(jax.config.update, list(before), list(before.values()))
+            compilation_cache.reset_cache()
+    return {kind: events.count(PREFIX + kind) for kind in ("hits", "misses")}
 
 
-@pytest.fixture
-def stored(tmp_path):
-    """Gives ``stored()``: the names of what is in the cache."""
+def check_everything(here, mesh):
+    x = np.arange(mesh.size * 3, dtype=np.float32).reshape(mesh.size, 3)
+    summed, scanned, gathered = here.run(mesh, everything, x)
+    total = np.broadcast_to(x.sum(0), x.shape)
+    by_row = x.reshape(-1, 2, 3).cumsum(0).reshape(x.shape)
+    here.identical(mesh, summed, total + np.roll(x, 1, 0))
+    here.identical(mesh, scanned, by_row)
+    here.identical(mesh, gathered, np.stack([total, total], 2).astype(np.int32))
 
-    def names():
-        files = (tmp_path / "cache").iterdir()
-        return sorted(file.name for file in files if "atime" not in file.name)
 
-    return names
+def test_the_cache_serves_every_process(team, tmp_path):
+    def run(**options):
+        return team.call(run_everything, folder=str(tmp_path), **options)[:2]
 
+    def stored():
+        return {f.name for f in tmp_path.iterdir() if "atime" not in f.name}
 
-def test_the_cache_serves_every_process_of_the_next_run(start_with_cache, stored):
-    team = start_with_cache()
-    for one_key in (False, True):
-        assert team.call(run_everything, one_key=one_key)[0]["misses"] > 0
+    assert run()[0]["misses"] > 0
     written = stored()
     assert written
-    team = start_with_cache()
-    process_0, _ = team.call(run_everything)
-    assert process_0["hits"] > 0
     # Process 1 runs what process 0 compiled.
-    for counts in team.call(run_everything, one_key=True):
+    for counts in run():
         assert counts["hits"] > 0
         assert counts["misses"] == 0
     # Process 1 runs what it compiled, beside a process that reads the cache.
-    process_0, process_1 = team.call(run_everything, one_key=True, without=1)
+    process_0, process_1 = run(without=1)
     assert process_0["hits"] > 0
     assert process_1["hits"] == 0
     assert stored() == written

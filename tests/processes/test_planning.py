@@ -38,7 +38,7 @@ def planned_and_checked(here):
         "seen": [[each.seen, each.size] for each in rows],
         "alone": [[each.seen, each.size] for each in made.check()],
         "fits": row.shared_bytes <= member.host_bytes.value,
-        "measured": all(0 < each.measured < 10 for each in rows),
+        "measured": all(each.measured > 0 for each in rows),
     }
 
 

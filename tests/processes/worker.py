@@ -13,6 +13,7 @@ import sys
 import traceback
 
 import jax
+import waiting
 
 import jaxcomm
 
@@ -25,7 +26,7 @@ from here import Here, load
 
 def run(call, here):
     # The deadline holds inside C++ too, and when nobody reads the answer any more.
-    faulthandler.dump_traceback_later(call["seconds"], exit=True)
+    faulthandler.dump_traceback_later(waiting.HANG_SECONDS, exit=True)
     environment = dict(os.environ)
     try:
         os.environ.update(call["environment"])

@@ -1,37 +1,115 @@
-"""Processes that are threads, and a key-value store in which they meet."""
+"""Processes that are threads, and a key-value store in which they meet.
+
+The store has a clock, which jaxcomm looks at in its place of the system's. Time goes on
+only while all processes wait in the store: then to the end of the next wait. So a wait
+ends in vain only if no process can end it, however busy the machine is. And a test of a
+long timeout takes no time.
+"""
 
 import collections
+import heapq
+import itertools
+import math
 import threading
 
-from jaxcomm.communicator import rendezvous
+import waiting
+
+from jaxcomm import compat
+from jaxcomm.communicator import phase, rendezvous, rounds
+from jaxcomm.communicator import store as product
+
+_STACK_BYTES = 512 << 10
+_here = threading.local()
+
+
+class _Wait:
+    def __init__(self, key):
+        self.key = key
+        self.is_over = threading.Event()
 
 
 class JobStore:
     """What the client of ``jax.distributed`` shows of the store, and counts.
 
     Attributes:
-      messages: by the thread that sent them.
-      sent_bytes: keys and texts, by the thread that read them.
-      slow: threads whose waits take longer than they should.
+      now: what the clock shows, in seconds.
+      messages: by the process that sent them.
+      sent_bytes: keys and texts, by the process that read them.
+      slow: processes whose waits take longer than they should.
     """
 
     def __init__(self):
         self._lock = threading.Lock()
         self._folders = collections.defaultdict(dict)
         self._waits = collections.defaultdict(list)
+        self._ends = []
+        self._turns = itertools.count()
+        self._running = 0
+        self.now = 0.0
         self.messages = collections.Counter()
         self.sent_bytes = collections.Counter()
         self.slow = set()
 
+    def serve(self, monkeypatch):
+        """Be the store of the job, and the clock of those who wait in it."""
+        monkeypatch.setattr(compat, "key_value_store", lambda: self)
+        for module in (phase, rounds, product):
+            monkeypatch.setattr(module, "time", self)
+
+    def run(self, functions):
+        """Run ``function(process)`` in a thread for each of several processes.
+
+        Returns:
+          What each returned or raised, and how many messages it sent.
+        """
+        found, before = {}, self.messages.copy()
+
+        def run(process, function):
+            _here.process = process
+            try:
+                found[process] = function(process)
+            except Exception as error:
+                found[process] = error
+            with self._lock:
+                self._stop()
+
+        with self._lock:
+            self._running += len(functions)
+        usual = threading.stack_size(_STACK_BYTES)
+        threads = [
+            threading.Thread(target=run, args=pair, name=f"process {pair[0]}")
+            for pair in functions.items()
+        ]
+        for thread in threads:
+            thread.daemon = True
+            thread.start()
+        threading.stack_size(usual)
+        waiting.joined(*threads)
+        return found, {each: self.messages[each] - before[each] for each in functions}
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        """Wait while time goes on."""
+        self._wait(None, seconds)
+
+    def tell(self, event):
+        """Let an event happen, for those who :meth:`hear` it."""
+        with self._lock:
+            self._set(f"event/{event}", "")
+
+    def hear(self, event):
+        """Wait for an event, however long."""
+        self._wait(f"event/{event}", math.inf)
+        assert self.now < math.inf, f"nobody tells of {event}"
+
     def key_value_set(self, key, text, allow_overwrite=False):
         with self._lock:
             self._count()
-            folder = self._folders[key.rpartition("/")[0]]
-            if not allow_overwrite and key in folder:
+            if not allow_overwrite and self._get(key) is not None:
                 raise RuntimeError(f"ALREADY_EXISTS: {key}")
-            folder[key] = text
-            for came in self._waits.pop(key, ()):
-                came.set()
+            self._set(key, text)
 
     def key_value_dir_get(self, folder):
         """Folders of folders are not asked for: the store would search all of them."""
@@ -42,69 +120,65 @@ class JobStore:
 
     def key_value_try_get(self, key):
         with self._lock:
-            return self._read(key, f"NOT_FOUND: {key}")
+            return self._read(key, "NOT_FOUND")
 
     def blocking_key_value_get(self, key, milliseconds):
-        came = threading.Event()
+        is_slow = getattr(_here, "process", None) in self.slow
+        self._wait(key, milliseconds / 1e3 * (8 if is_slow else 1))
         with self._lock:
-            if key in self._folders[key.rpartition("/")[0]]:
-                return self._read(key)
-            self._waits[key].append(came)
-        seconds = milliseconds / 1e3
-        came.wait(8 * seconds if threading.get_ident() in self.slow else seconds)
-        with self._lock:
-            if not came.is_set():
-                self._waits[key].remove(came)
-            return self._read(key, f"DEADLINE_EXCEEDED: {key}")
+            return self._read(key, "DEADLINE_EXCEEDED")
 
     def entry(self, key):
         """Returns a text, None if there is none; counts nothing."""
         with self._lock:
-            return self._folders[key.rpartition("/")[0]].get(key)
+            return self._get(key)
 
-    def _read(self, key, error=None):
-        text = self._folders[key.rpartition("/")[0]].get(key)
+    # All that follows but _wait requires _lock.
+
+    def _wait(self, key, seconds):
+        wait = _Wait(key)
+        with self._lock:
+            if key is not None and self._get(key) is not None:
+                return
+            self._waits[key].append(wait)
+            heapq.heappush(self._ends, (self.now + seconds, next(self._turns), wait))
+            self._stop()
+        waiting.event(wait.is_over, f"{key} of the store")
+
+    def _stop(self):
+        """Count one that waits or has ended; of all that wait, let one go on."""
+        self._running -= 1
+        while self._running <= 0 and self._ends:
+            end, _, wait = heapq.heappop(self._ends)
+            if not wait.is_over.is_set():
+                self.now = end
+                self._waits[wait.key].remove(wait)
+                self._go_on(wait)
+
+    def _go_on(self, wait):
+        self._running += 1
+        wait.is_over.set()
+
+    def _set(self, key, text):
+        self._folders[key.rpartition("/")[0]][key] = text
+        for wait in self._waits.pop(key, ()):
+            self._go_on(wait)
+
+    def _get(self, key):
+        return self._folders[key.rpartition("/")[0]].get(key)
+
+    def _read(self, key, error):
+        text = self._get(key)
         if text is None:
             self._count()
-            raise RuntimeError(error)
+            raise RuntimeError(f"{error}: {key}")
         self._count(len(key) + len(text))
         return text
 
     def _count(self, read=0):
-        self.messages[threading.get_ident()] += 1
-        self.sent_bytes[threading.get_ident()] += read
-
-
-class Processes:
-    """Runs ``function(process)`` in a thread for each of several processes."""
-
-    def __init__(self, store):
-        self.store = store
-
-    def run(self, functions):
-        """Returns what each function returned or raised, and its messages."""
-        found = {}
-
-        def run(process, function):
-            before = self.store.messages[threading.get_ident()]
-            try:
-                value = function(process)
-            except Exception as error:
-                value = error
-            messages = self.store.messages[threading.get_ident()] - before
-            found[process] = value, messages
-
-        threads = [
-            threading.Thread(target=run, args=pair, daemon=True)
-            for pair in functions.items()
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(100)
-        assert found.keys() == functions.keys(), "some never came back"
-        values = {process: value for process, (value, _) in found.items()}
-        return values, {process: count for process, (_, count) in found.items()}
+        process = getattr(_here, "process", None)
+        self.messages[process] += 1
+        self.sent_bytes[process] += read
 
 
 def meets(everyone, what="make it", value=None, key=0, number=None):

@@ -12,16 +12,16 @@ from collections.abc import Callable, MutableMapping
 
 import jax
 import numpy as np
+import waiting
 from job_store import JobStore
 
-from jaxcomm import _ffi, compat
+from jaxcomm import _ffi
 from jaxcomm.communicator import backends, failures, peer_info, replica_groups
 from jaxcomm.communicator.backends import CommunicatorSpec
 from jaxcomm.communicator.backends.nccl import agreement, communicators
 from jaxcomm.communicator.policy import CommPolicy
 
 _SECONDS = 900
-_STACK_BYTES = 512 << 10
 _OF_A_HOST = 8
 _here = threading.local()
 
@@ -45,7 +45,7 @@ class World:
         turn = self._turn[_here.index]
         self._turn[_here.index] += 1
         self._asked[turn].add(what)
-        self._barrier.wait(_SECONDS)
+        self._barrier.wait(waiting.HANG_SECONDS)
         if len(self._asked[turn]) > 1:
             raise RuntimeError(f"ranks make different things: {self._asked[turn]}")
 
@@ -152,7 +152,7 @@ class Job:
         self.store = JobStore()
         self.extension = extension
         monkeypatch.setenv("JAXCOMM_TIMEOUT", str(_SECONDS))
-        monkeypatch.setattr(compat, "key_value_store", lambda: self.store)
+        self.store.serve(monkeypatch)
         monkeypatch.setattr(jax, "process_index", lambda: _here.index)
         monkeypatch.setattr(peer_info, "_boot_id", _boot_id)
         monkeypatch.setattr(communicators, "_ffi", extension)
@@ -165,26 +165,12 @@ class Job:
 
     def run(self, function: Callable, size: int) -> dict:
         """Return what ``function()`` returned, or raised, in each process."""
-        found = {}
 
         def run(index):
             _here.index = index
-            try:
-                found[index] = function()
-            except Exception as error:
-                found[index] = error
+            return function()
 
-        before = threading.stack_size(_STACK_BYTES)
-        threads = [
-            threading.Thread(target=run, args=(index,), daemon=True)
-            for index in range(size)
-        ]
-        for thread in threads:
-            thread.start()
-        threading.stack_size(before)
-        for thread in threads:
-            thread.join(_SECONDS)
-        assert len(found) == size, f"{size - len(found)} processes hang"
+        found, _ = self.store.run(dict.fromkeys(range(size), run))
         return found
 
 
