@@ -1,26 +1,115 @@
-// The table of crossings and the channels: how processes get and return them.
+// The shared memory of processes: whose memory a process attaches to, and how processes
+// get and return places in the table of crossings, and channels.
 #include "ffi/backends/host/arena.h"
 
+#include <fcntl.h>
 #include <pthread.h>
-#include <signal.h>
-#include <sys/wait.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
-#include <chrono>
 #include <deque>
-#include <memory>
 #include <random>
-#include <string>
-#include <thread>
-#include <vector>
 
-#include "tests/ffi/check.h"
+#include "ffi/backends/host/segment.h"
+#include "ffi/core/hash.h"
 #include "tests/ffi/processes.h"
-#include "tests/ffi/ranks.h"
 
 namespace jaxcomm::testing {
 namespace {
+
+constexpr int64_t kBytes = 4096;
+constexpr uint64_t kNonce = 0x1234567890abcdef;
+
+std::string Attach(const std::string& path) {
+  return TextOf(Segment::Attach({path, kBytes, kNonce}).status());
+}
+
+// Makes a file look like the segment that is announced; gone afterwards.
+struct File {
+  explicit File(std::string path) : path(std::move(path)) {
+    const int fd = open(this->path.c_str(), O_CREAT | O_EXCL | O_RDWR, 0600);
+    CHECK_TRUE(fd >= 0);
+    CHECK_EQ(ftruncate(fd, kBytes), 0);
+    CHECK_EQ(pwrite(fd, &kNonce, sizeof(kNonce), 0), 8);
+    close(fd);
+  }
+  ~File() { unlink(path.c_str()); }
+  const std::string path;
+};
+
+std::string Named(const std::string& name) {
+  return StrCat("/dev/shm/jaxcomm-test-", getpid(), name);
+}
+
+TEST(both_kinds_of_segments_are_attached_to) {
+  for (const bool named : {false, true}) {
+    const auto made = Must(Segment::Create(kBytes, named));
+    made->data()[100] = 'x';
+    CHECK_EQ(Must(Segment::Attach(made->address()))->data()[100], 'x');
+    SegmentAddress longer = made->address(), other = made->address();
+    longer.bytes *= 2;
+    ++other.nonce;
+    for (const auto& wrong : {longer, other}) {
+      CHECK_FAILS(Segment::Attach(wrong).status(), "not the segment");
+    }
+  }
+}
+
+TEST(other_paths_are_refused) {
+  const File elsewhere(StrCat("/tmp/jaxcomm-segment-test-", getpid()));
+  const std::string above = "/dev/shm/jaxcomm-/../../.." + elsewhere.path;
+  for (const std::string& path :
+       {elsewhere.path, above, std::string(), std::string("/dev/shm/jaxcomm-"),
+        std::string("/proc/self/fd/1"), std::string("/proc//fd/1"),
+        std::string("/proc/1/fd/"), std::string("/proc/1/fd/1/"),
+        std::string("/proc/1x/fd/1"), std::string("/dev/tty")}) {
+    CHECK_CONTAINS(Attach(path), "no path of shared memory");
+  }
+}
+
+TEST(links_and_files_of_other_kinds_are_refused) {
+  const File file(Named("file"));
+  CHECK_EQ(Attach(file.path), "");
+  const std::string link = Named("link"), fifo = Named("fifo");
+  CHECK_EQ(symlink(file.path.c_str(), link.c_str()), 0);
+  CHECK_TRUE(!Attach(link).empty());
+  CHECK_EQ(mkfifo(fifo.c_str(), 0600), 0);
+  CHECK_CONTAINS(Attach(fifo), "not the segment");
+  unlink(link.c_str());
+  unlink(fifo.c_str());
+  if (geteuid() != 0) return;  // only root gives files away
+  if (chown(file.path.c_str(), 1, 1) != 0) {
+    CHECK_EQ(errno, EINVAL);  // a sandbox without other users
+    return;
+  }
+  CHECK_CONTAINS(Attach(file.path), "belongs to user 1");
+}
+
+TEST(nobody_can_change_the_size_of_anonymous_memory) {
+  const auto segment = Must(Segment::Create(kBytes, false));
+  const int fd = open(segment->address().path.c_str(), O_RDWR);
+  for (const int64_t bytes : {int64_t{0}, 2 * kBytes}) {
+    CHECK_EQ(ftruncate(fd, bytes), -1);
+    CHECK_EQ(errno, EPERM);
+  }
+  close(fd);
+  // And memory whose size can be changed is not attached to.
+  const int loose = memfd_create("loose", MFD_CLOEXEC);
+  CHECK_EQ(ftruncate(loose, kBytes), 0);
+  CHECK_EQ(pwrite(loose, &kNonce, sizeof(kNonce), 0), 8);
+  CHECK_CONTAINS(Attach(StrCat("/proc/", getpid(), "/fd/", loose)), "size may change");
+  close(loose);
+}
+
+TEST(processes_agree_on_signatures_whatever_their_standard_library) {
+  // Published test vectors of FNV-1a.
+  CHECK_EQ(Fnv1a(""), 0xcbf29ce484222325u);
+  CHECK_EQ(Fnv1a("foobar"), 0x85944171f73967e8u);
+  CHECK_EQ(FloatSite("permute", {-1, 0}, 4)->signature(),
+           Fnv1a("permute/sum/-1,0,float32[4]->float32[4]"));
+}
 
 constexpr int64_t kLarge = 20000;  // elements: more than fits into a crossing
 
@@ -35,166 +124,144 @@ struct OpenArena : Arena {
 // processes 0 and 1 itself, and so holds what it wants for as long as it wants.
 struct TwoGroups {
   TwoGroups() {
-    segment = Must(Segment::Create(Arena::Bytes(4), false));
-    Arena::Format(*segment);
     const std::vector<int> names = {0, 1, 2, 3};
     for (int process : {0, 1}) {
       arenas.push_back(std::make_unique<OpenArena>(segment, names, process));
     }
     for (int process : {2, 3}) {
-      CommunicatorSpec spec = Spec({{102, 103}}, 60);
-      const std::vector<Peer> peers = {{0, 0, 0}, {0, 0, 1}, {0, 0, 2}, {0, 0, 3}};
-      spec.process_set = std::make_shared<ProcessSet>(segment, peers, process);
-      spec.processes = {{2, 3}};
-      communicators.push_back(MakeLocalCommunicator(std::move(spec)));
+      communicators.push_back(MakeLocalCommunicator(
+          SpecOf(segment, Unwatched(4), process, {{102, 103}}, {{2, 3}})));
     }
   }
   // Processes 0 and 1 take a place in the table; with `channel`, a channel as well.
   // False if there was none.
-  bool Take(uint64_t tag, bool channel) {
-    const CrossingKey key{7, 0, 1, tag};
+  bool Take(bool channel) {
+    const CrossingKey key{7, 0, 1, ++last_tag};
     std::vector<Crossing*> found;
     for (const auto& arena : arenas) {
-      Crossing* const joined = arena->Join({key, 0b11, 1, 1, "held"}, channel);
-      if (joined == nullptr) return false;
-      found.push_back(joined);
+      found.push_back(arena->Join({key, 0b11, 1, 1, "held"}, channel));
+      if (found.back() == nullptr) return false;
     }
     CHECK_TRUE(found[0] == found[1]);
     held.push_back(found[0]);
     return true;
   }
+  // All places, or all channels.
+  bool TakeAll(bool channels) {
+    const size_t all = channels ? kChannels : kCrossings;
+    for (int i = 0; i < 100000 && held.size() < all; ++i) {
+      if (!Take(channels) && channels) return false;
+      if (channels && held.back()->channel.load() < 0) return false;
+    }
+    return held.size() == all;
+  }
+  void GiveBack(size_t left = 0) {
+    while (held.size() > left) {
+      for (const auto& arena : arenas) arena->Leave(held.front());
+      held.pop_front();
+    }
+  }
   // Whether processes 0 and 1 find all there is.
   bool NothingIsLost() {
-    uint64_t tag = 1000000;
-    for (int i = 0; i < kChannels; ++i) {
-      if (!Take(tag++, true) || held.back()->channel.load() < 0) return false;
-    }
-    for (int i = 0; i < 100000 && held.size() < kCrossings; ++i) Take(tag++, false);
-    const bool has_all = held.size() == kCrossings;
-    while (!held.empty()) GiveBack();
-    return has_all;
+    bool is_whole = TakeAll(/*channels=*/true);
+    GiveBack();
+    is_whole = TakeAll(/*channels=*/false) && is_whole;
+    GiveBack();
+    return is_whole;
   }
-  void GiveBack() {
-    for (const auto& arena : arenas) arena->Leave(held.front());
-    held.pop_front();
-  }
-  void Begin() {
-    for (int i : {0, 1}) {
-      buffers[i].Arrive(*communicators[i], site.of[i].get(), 1, 102 + i, nullptr,
-                        &outcomes[i]);
-    }
-  }
-  // Looks as long as a woken process may take on a busy machine, and well below the
-  // 30 s after which a process looks by itself.
-  bool EndsSoon() {
-    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
-    while (std::chrono::steady_clock::now() < end) {
-      if (outcomes[0].done() && outcomes[1].done()) return true;
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
-    return false;
+  uint32_t rings() const {
+    return arenas[0]->process(2).doorbell.rings() +
+           arenas[0]->process(3).doorbell.rings();
   }
 
-  std::shared_ptr<Segment> segment;
+  const std::shared_ptr<Segment> segment = MakeSegment(4);
   std::vector<std::unique_ptr<OpenArena>> arenas;
   std::vector<std::shared_ptr<Communicator>> communicators;
   std::deque<Crossing*> held;
-  Site site{"all_reduce", {}, {FloatLeaf(kLarge)}, {FloatLeaf(kLarge)}, 2};
-  std::deque<RankBuffers> buffers = {{kLarge, kLarge, 1}, {kLarge, kLarge, 2}};
-  std::deque<Outcome> outcomes = std::deque<Outcome>(2);
+  uint64_t last_tag = 0;
 };
 
-// Long enough for the progress threads to fall asleep.
-void LetThemSleep() { std::this_thread::sleep_for(std::chrono::milliseconds(200)); }
+// Whether processes that wait for a channel, or for a place, are rung when all but
+// `left` are returned. One that does not sleep yet looks by itself, and after 30 s it
+// looks anyway.
+bool AreRung(bool channels, size_t left) {
+  for (int trial = 0; trial < 20; ++trial) {
+    TwoGroups groups;
+    CHECK_TRUE(groups.TakeAll(channels));
+    Site site("all_reduce", {}, kLarge, 2);
+    std::deque<RankBuffers> buffers = {{kLarge, kLarge, 1}, {kLarge, kLarge, 2}};
+    std::deque<Outcome> outcomes(2);
+    for (int i : {0, 1}) {
+      buffers[i].Arrive(*groups.communicators[i], site.of[i].get(), 1, 102 + i, nullptr,
+                        &outcomes[i]);
+    }
+    const auto& starved = groups.arenas[0]->header().starved;
+    CHECK_TRUE(Until([&] { return (starved.load() & 0b1100) == 0b1100; }));
+    for (int i = 0; i < 10; ++i) LetOthersRun();
+    for (Outcome& outcome : outcomes) CHECK_TRUE(!outcome.done());
+    const uint32_t before = groups.rings();
+    groups.GiveBack(left);
+    const bool rung = groups.rings() > before;
+    for (Outcome& outcome : outcomes) CHECK_EQ(outcome.Wait(), "");
+    for (RankBuffers& rank : buffers) CHECK_EQ(rank.result[kLarge - 1], 3.0f);
+    if (rung) return true;
+  }
+  return false;
+}
 
 TEST(a_returned_channel_wakes_the_processes_that_wait_for_one) {
-  TwoGroups groups;
-  for (int i = 0; i < kChannels; ++i) CHECK_TRUE(groups.Take(i, true));
-  groups.Begin();
-  LetThemSleep();
-  for (Outcome& outcome : groups.outcomes) CHECK_TRUE(!outcome.done());
-  groups.GiveBack();
-  CHECK_TRUE(groups.EndsSoon());
-  for (Outcome& outcome : groups.outcomes) CHECK_EQ(outcome.Wait(), "");
-  for (RankBuffers& rank : groups.buffers) CHECK_EQ(rank.result[kLarge - 1], 3.0f);
+  CHECK_TRUE(AreRung(/*channels=*/true, kChannels - 1));
 }
 
 TEST(a_returned_place_in_the_table_wakes_the_processes_that_wait_for_one) {
-  TwoGroups groups;
-  uint64_t tag = 0;
-  while (groups.held.size() < kCrossings && tag < 100000) groups.Take(tag++, false);
-  CHECK_EQ(groups.held.size(), static_cast<size_t>(kCrossings));
-  groups.Begin();
-  LetThemSleep();
-  for (Outcome& outcome : groups.outcomes) CHECK_TRUE(!outcome.done());
   // All but a few, for a key fits into a part of the table only.
-  while (groups.held.size() > 4) groups.GiveBack();
-  CHECK_TRUE(groups.EndsSoon());
-  for (Outcome& outcome : groups.outcomes) CHECK_EQ(outcome.Wait(), "");
-}
-
-// Runs `body` in a child that then dies, or is killed after so long.
-template <typename Body>
-void DieIn(const Body& body, int microseconds = 0) {
-  const pid_t child = fork();
-  if (child == 0) {
-    body();
-    _exit(0);
-  }
-  if (microseconds > 0) {
-    usleep(microseconds);
-    kill(child, SIGKILL);
-  }
-  CHECK_EQ(waitpid(child, nullptr, 0), child);
+  CHECK_TRUE(AreRung(/*channels=*/false, 4));
 }
 
 TEST(what_a_killed_process_left_half_done_is_repaired) {
   TwoGroups groups;
   OpenArena& arena = *groups.arenas[0];
   CHECK_TRUE(groups.NothingIsLost());
-  DieIn([&] {
-    pthread_mutex_lock(&arena.header().mutex);
-    // The process may die between any two steps of assigning a channel or opening a
-    // crossing.
-    arena.header().channels = 0xffff;
-    for (int i = 0; i < kCrossings; ++i) {
-      arena.crossing(i)->members = 0b11;
-      arena.crossing(i)->here = 0;
-      arena.crossing(i)->state = Crossing::kOpen;
-    }
-  });
-  CHECK_TRUE(groups.NothingIsLost());
-  DieIn([&] {
-    pthread_mutex_lock(&arena.header().mutex);
-    // The process may die between returning a channel and freeing its crossing.
-    for (int i = 0; i < kCrossings; ++i) {
-      arena.crossing(i)->members = 0b11;
-      arena.crossing(i)->here = 0b11;
-      arena.crossing(i)->left = 0b11;
-      arena.crossing(i)->state = Crossing::kOpen;
-    }
-  });
-  CHECK_TRUE(groups.NothingIsLost());
+  // The process may die between any two steps of assigning a channel or opening a
+  // crossing, and between returning a channel and freeing its crossing.
+  for (const bool returns : {false, true}) {
+    CHECK_EQ(Child([&] {
+               pthread_mutex_lock(&arena.header().mutex);
+               if (!returns) arena.header().channels = 0xffff;
+               for (int i = 0; i < kCrossings; ++i) {
+                 arena.crossing(i)->members = 0b11;
+                 arena.crossing(i)->here = returns ? 0b11 : 0;
+                 if (returns) arena.crossing(i)->left = 0b11;
+                 arena.crossing(i)->state = Crossing::kOpen;
+               }
+             }).Wait(),
+             EXIT_SUCCESS);
+    CHECK_TRUE(groups.NothingIsLost());
+  }
 }
 
 TEST(processes_killed_at_any_time_lose_nothing) {
   TwoGroups groups;
+  Arena& ended = *groups.arenas[0];
+  const auto counts = Must(Segment::Create(kBytes, false));
+  auto& turns = *reinterpret_cast<std::atomic<uint64_t>*>(counts->data());
   std::mt19937 random(3);
-  for (int trial = 0; trial < 100; ++trial) {
-    Arena& ended = *groups.arenas[0];
-    DieIn(
-        [&] {
-          for (uint64_t tag = 0;; ++tag) {
-            Crossing* const alone = ended.Join({{7, 0, 1, tag}, 0b1, 1, 1, ""}, true);
-            Crossing* const shared = ended.Join({{7, 0, 2, tag}, 0b11, 1, 1, ""}, true);
-            if (shared != nullptr) {
-              ended.Fail(shared, FailedPrecondition("by the test"));
-              ended.Leave(shared);
-            }
-            if (alone != nullptr) ended.Leave(alone);
-          }
-        },
-        /*microseconds=*/1 + static_cast<int>(random() % 5000));
+  for (int trial = 0; trial < 60; ++trial) {
+    turns = 0;
+    Child child([&] {
+      for (uint64_t tag = 0;; ++tag, ++turns) {
+        Crossing* const alone = ended.Join({{7, 0, 1, tag}, 0b1, 1, 1, ""}, true);
+        Crossing* const shared = ended.Join({{7, 0, 2, tag}, 0b11, 1, 1, ""}, true);
+        if (shared != nullptr) {
+          ended.Fail(shared, FailedPrecondition("by the test"));
+          ended.Leave(shared);
+        }
+        if (alone != nullptr) ended.Leave(alone);
+      }
+    });
+    const uint64_t enough = random() % 1000;
+    CHECK_TRUE(Until([&] { return turns >= enough; }));
+    child.Kill();
     groups.arenas[1]->ReleaseHoldings(0b1);
     const bool is_whole = groups.NothingIsLost();
     CHECK_TRUE(is_whole);
@@ -205,25 +272,18 @@ TEST(processes_killed_at_any_time_lose_nothing) {
 TEST(a_process_that_dies_alone_in_a_call_is_named_to_those_who_come_later) {
   // Rank 0's process dies while it waits for rank 1's: played here by a process that is
   // reported as ended, whose holdings are released.
-  const pid_t child = fork();
-  if (child == 0) {
-    while (true) pause();
-  }
-  const auto segment = Must(Segment::Create(Arena::Bytes(2), false));
-  Arena::Format(*segment);
-  CommunicatorSpec spec = Spec({{100, 101}}, 60);
-  const std::vector<Peer> peers = {PeerOf(child, 0), PeerOf(getpid(), 1)};
-  spec.process_set = std::make_shared<ProcessSet>(segment, peers, 1);
-  spec.processes = {{0, 1}};
-  const auto communicator = MakeLocalCommunicator(spec);
+  Child child;
+  const auto segment = MakeSegment(2);
+  const std::vector<Peer> peers = {PeerOf(child.pid(), 0), PeerOf(getpid(), 1)};
+  const auto communicator =
+      MakeLocalCommunicator(SpecOf(segment, peers, 1, {{100, 101}}, {{0, 1}}));
   // A view of the same crossings; the destructor would say that the process has left.
   static auto& dead = *new OpenArena(segment, {0, 1}, 0);
   Crossing* const alone = dead.Join({{7, 0, 1, 1}, 0b11, 1, 1, "all_reduce"}, true);
-  kill(child, SIGKILL);
-  waitpid(child, nullptr, 0);
-  CHECK_TRUE(Comes([&] { return alone->state.load() == Crossing::kFree; }));
-  CHECK_TRUE(Comes([&] { return dead.header().channels.load() == 0; }));
-  Site site("all_reduce", {}, {FloatLeaf(4)}, {FloatLeaf(4)}, 1);
+  child.Kill();
+  CHECK_TRUE(Until([&] { return alone->state.load() == Crossing::kFree; }));
+  CHECK_TRUE(Until([&] { return dead.header().channels.load() == 0; }));
+  Site site("all_reduce", {}, 4, 1);
   RankBuffers buffers(4, 4, 1);
   Outcome outcome;
   buffers.Arrive(*communicator, site.of[0].get(), 1, 101, nullptr, &outcome);
@@ -232,7 +292,7 @@ TEST(a_process_that_dies_alone_in_a_call_is_named_to_those_who_come_later) {
 
 TEST(a_seat_given_up_for_a_living_process_is_left_once) {
   TwoGroups groups;
-  CHECK_TRUE(groups.Take(1, true));
+  CHECK_TRUE(groups.Take(true));
   Crossing* const crossing = groups.held.front();
   groups.arenas[0]->Fail(crossing, FailedPrecondition("by the test"));
   groups.arenas[0]->Abandon(crossing, 1);
@@ -245,13 +305,15 @@ TEST(a_seat_given_up_for_a_living_process_is_left_once) {
 TEST(a_lock_that_fails_fails_the_calls) {
   TwoGroups groups;
   pthread_mutex_t* const mutex = &groups.arenas[0]->header().mutex;
-  DieIn([&] { pthread_mutex_lock(mutex); });
+  Child([&] { pthread_mutex_lock(mutex); }).Wait();
   CHECK_EQ(pthread_mutex_lock(mutex), EOWNERDEAD);
   pthread_mutex_unlock(mutex);  // not repaired: from now on nobody gets it
+  Site site("all_reduce", {}, kLarge, 1);
   for (int run : {1, 2}) {
+    RankBuffers buffers(kLarge, kLarge, 1);
     Outcome outcome;
-    groups.buffers[0].Arrive(*groups.communicators[0], groups.site.of[0].get(), run,
-                             102, nullptr, &outcome);
+    buffers.Arrive(*groups.communicators[0], site.of[0].get(), run, 102, nullptr,
+                   &outcome);
     CHECK_CONTAINS(outcome.Wait(), "the lock of the shared memory has failed");
   }
 }

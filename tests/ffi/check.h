@@ -1,21 +1,24 @@
 // The few lines of test framework the C++ tests need: no dependency to install on
-// a machine that has a compiler and nothing else.
+// a machine that has a compiler and nothing else. Tests take the standard library's
+// usual headers from here and from ranks.h.
 #ifndef JAXCOMM_TESTS_FFI_CHECK_H_
 #define JAXCOMM_TESTS_FFI_CHECK_H_
 
+#include <signal.h>
 #include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <sstream>
 #include <string>
-#include <thread>
+#include <utility>
 #include <vector>
+
+#include "tests/ffi/waiting.h"
 
 namespace jaxcomm::testing {
 
@@ -60,6 +63,12 @@ inline void CheckContains(const std::string& text, const std::string& part,
   ++Failures();
 }
 
+// The text of an error; "" for success.
+template <typename Status>
+std::string TextOf(const Status& status) {
+  return status.success() ? "" : std::string(status.message());
+}
+
 // The value of an ErrorOr. Without one the test cannot go on.
 template <typename Result>
 auto Must(Result result) {
@@ -68,21 +77,40 @@ auto Must(Result result) {
   std::exit(EXIT_FAILURE);
 }
 
-// Waits for what another thread does in its own time, and returns whether it came.
-template <typename Condition>
-bool Comes(const Condition& condition) {
-  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
-  for (int looks = 0; !condition(); ++looks) {
-    if (std::chrono::steady_clock::now() > end) return false;
-    if (looks < 100) {
-      std::this_thread::yield();
-    } else {
-      // Whoever is waited for may need this core.
-      std::this_thread::sleep_for(std::chrono::microseconds(100));
-    }
-  }
-  return true;
+// The exit status of a process; minus the signal that ended it.
+inline int StatusOf(pid_t child) {
+  int status = 0;
+  if (child <= 0 || waitpid(child, &status, 0) != child) return EXIT_FAILURE;
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
 }
+
+// A process that does something and ends, or lives until it is killed.
+class Child {
+ public:
+  explicit Child(const std::function<void()>& body = &Forever) {
+    std::fflush(nullptr);
+    pid_ = fork();
+    if (pid_ != 0) return;
+    Failures() = 0;
+    body();
+    std::fflush(nullptr);
+    _exit(Failures() == 0 ? EXIT_SUCCESS : EXIT_FAILURE);
+  }
+  ~Child() { Kill(); }
+  Child(const Child&) = delete;
+  Child& operator=(const Child&) = delete;
+
+  pid_t pid() const { return pid_; }
+  int Wait() { return StatusOf(std::exchange(pid_, 0)); }
+  void Kill() {
+    if (pid_ == 0) return;
+    kill(pid_, SIGKILL);
+    Wait();
+  }
+
+ private:
+  pid_t pid_;
+};
 
 // A process that runs one test; 0 if none can be had.
 inline pid_t StartAlone(const Test& test) {
@@ -94,18 +122,9 @@ inline pid_t StartAlone(const Test& test) {
   return error == 0 ? child : 0;
 }
 
-// The exit status of such a process; -1 if it has none.
-inline int StatusOf(pid_t child) {
-  int status = 0;
-  if (child == 0 || waitpid(child, &status, 0) != child || !WIFEXITED(status)) {
-    return -1;
-  }
-  return WEXITSTATUS(status);
-}
-
 // Without a name: all tests.
 inline int RunAll(const char* name) {
-  // All at the start: most of what they do is to wait for a deadline.
+  // All at the start: most of what they do is to wait for a timeout.
   std::vector<pid_t> alone;
   for (const Test& test : Tests()) {
     const bool starts = name == nullptr && test.status != kInThisProcess;
@@ -138,7 +157,7 @@ inline int RunAll(const char* name) {
   static void name();                                                      \
   static const ::jaxcomm::testing::Register register_##name(#name, &name); \
   static void name()
-// In a process of its own, which it may end with this status; 0: with none.
+// In a process of its own, which ends with this status.
 #define TEST_ALONE(name, status)                                                   \
   static void name();                                                              \
   static const ::jaxcomm::testing::Register register_##name(#name, &name, status); \
@@ -149,6 +168,9 @@ inline int RunAll(const char* name) {
   ::jaxcomm::testing::CheckEqual(static_cast<bool>(a), true, #a, __FILE__, __LINE__)
 #define CHECK_CONTAINS(text, part) \
   ::jaxcomm::testing::CheckContains((text), (part), __FILE__, __LINE__)
+#define CHECK_OK(status) CHECK_EQ(::jaxcomm::testing::TextOf(status), "")
+#define CHECK_FAILS(status, part) \
+  CHECK_CONTAINS(::jaxcomm::testing::TextOf(status), part)
 
 int main(int count, char** arguments) {
   return ::jaxcomm::testing::RunAll(count > 1 ? arguments[1] : nullptr);

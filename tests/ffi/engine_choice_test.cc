@@ -1,10 +1,10 @@
-// Tests the whole table of engines, and that each reason fits.
+// Which engine does a call: the whole table, each reason, and what a rank has
+// registered with its communicator.
 #include "ffi/backends/nccl/engine_choice.h"
 
 #include <cstdint>
-#include <string>
-#include <vector>
 
+#include "ffi/backends/nccl/symmetric_memory.h"
 #include "tests/ffi/check.h"
 
 namespace jaxcomm::testing {
@@ -40,70 +40,51 @@ void Expect(EngineKind kind, const std::string& reason, const CallFacts& call,
   CHECK_CONTAINS(std::string(choice.reason), reason);
 }
 
-TEST(copy_engines_do_large_moves) {
-  Expect(EngineKind::kCopy, "only moves bytes", Moves());
-  Expect(EngineKind::kCopy, "only moves bytes", Moves(256 * kMiB, 256));
-  Expect(EngineKind::kNccl, "no rank sends 32 MiB", Moves(kLeastCopiedBytes - 1));
-  Expect(EngineKind::kNccl, "less than 1 MiB on average", Moves(256 * kMiB, 257));
-}
-
-TEST(nccl_keeps_symmetric_memory_but_for_sends_along_pairs) {
+TEST(each_limit_counts_and_each_reason_fits) {
+  constexpr auto kCopy = EngineKind::kCopy, kSum = EngineKind::kOneShot;
+  constexpr auto kNccl = EngineKind::kNccl;
+  Expect(kCopy, "only moves bytes", Moves());
+  Expect(kCopy, "only moves bytes", Moves(256 * kMiB, 256));
+  Expect(kNccl, "no rank sends 32 MiB", Moves(kLeastCopiedBytes - 1));
+  Expect(kNccl, "less than 1 MiB on average", Moves(256 * kMiB, 257));
   CallFacts call = Moves();
   call.is_symmetric = true;
-  Expect(EngineKind::kNccl, "symmetric memory", call);
-  call.moves_along_pairs = true;
-  Expect(EngineKind::kCopy, "only moves bytes", call);
-}
+  Expect(kNccl, "symmetric memory", call);
+  call = Moves();
+  call.may_wait = false;
+  Expect(kNccl, "may not wait", call);
 
-TEST(our_kernel_adds_a_few_small_arrays) {
   for (const int size : {2, 3, 8}) {
     const int64_t most = (size == 2 ? 2048 : 512) * 1024 / 4 / size;
     CHECK_EQ(MostWordsOfSum(size), most);
-    Expect(EngineKind::kOneShot, "a small sum", Sums(1, most, size));
-    Expect(EngineKind::kNccl, "more bytes than an inbox", Sums(1, most + 1, size));
+    Expect(kSum, "a small sum", Sums(1, most, size));
+    Expect(kNccl, "more bytes than an inbox", Sums(1, most + 1, size));
   }
-  Expect(EngineKind::kOneShot, "a small sum", Sums(4));
-  Expect(EngineKind::kNccl, "more than 4 arrays", Sums(5));
-}
+  Expect(kSum, "a small sum", Sums(4));
+  Expect(kNccl, "more than 4 arrays", Sums(5));
+  // Numbers of sums are not used again.
+  Expect(kSum, "a small sum", Sums(), kAny, {true, true, 4});
+  Expect(kNccl, "used up", Sums(), kAny, {true, true, 3});
 
-TEST(numbers_of_sums_are_not_used_again) {
-  Expect(EngineKind::kOneShot, "a small sum", Sums(), kAny, {true, true, 4});
-  Expect(EngineKind::kNccl, "used up", Sums(), kAny, {true, true, 3});
-}
-
-TEST(the_policy_overrides) {
-  Expect(EngineKind::kNccl, "policy", Moves(), {false, true});
-  Expect(EngineKind::kNccl, "policy", Sums(), {true, false});
-  // Each fact rules out one engine alone.
-  Expect(EngineKind::kCopy, "only moves bytes", Moves(), {true, false});
-  Expect(EngineKind::kOneShot, "a small sum", Sums(), {false, true});
-}
-
-TEST(the_topology_rules_engines_out) {
-  Expect(EngineKind::kNccl, "of one process", Moves(), kAny, {false, true, 1000});
-  Expect(EngineKind::kNccl, "take part", Sums(), kAny, {true, false, 1000});
-}
-
-TEST(nccl_does_all_else) {
-  CallFacts call;
-  call.size = 2;
-  Expect(EngineKind::kNccl, "neither moves alone nor sums", call);
+  Expect(kNccl, "policy", Moves(), {false, true});
+  Expect(kNccl, "policy", Sums(), {true, false});
+  Expect(kNccl, "of one process", Moves(), kAny, {false, true, 1000});
+  Expect(kNccl, "take part", Sums(), kAny, {true, false, 1000});
   for (CallFacts each : {Moves(), Sums()}) {
     each.may_be_captured = true;
-    Expect(EngineKind::kNccl, "CUDA graph", each);
+    Expect(kNccl, "CUDA graph", each);
     each.may_be_captured = false;
     each.size = 1;
-    Expect(EngineKind::kNccl, "one rank", each);
+    Expect(kNccl, "one rank", each);
   }
-  call = Moves();
-  call.may_wait = false;
-  Expect(EngineKind::kNccl, "may not wait", call);
+  CallFacts neither;
+  neither.size = 2;
+  Expect(kNccl, "neither moves alone nor sums", neither);
 }
 
 // Every combination of facts: an engine is never chosen against a single fact that
 // rules it out, and always without one.
 TEST(the_whole_table) {
-  int seen[3] = {};
   for (unsigned bits = 0; bits < 1 << 13; ++bits) {
     const auto is = [&](int bit) { return (bits >> bit & 1) != 0; };
     CallFacts call;
@@ -123,14 +104,61 @@ TEST(the_whole_table) {
                         !is(8) && is(9) && is(10) && is(12);
     const bool adds = is(0) && !is(1) && !is(5) && is(6) && !is(8) && is(11) && is(12);
     const EngineChoice choice = Choose(call, policy, topology);
-    const EngineKind expected = copies ? EngineKind::kCopy
-                                : adds ? EngineKind::kOneShot
-                                       : EngineKind::kNccl;
-    CHECK_TRUE(choice.kind == expected);
+    CHECK_TRUE(choice.kind == (copies ? EngineKind::kCopy
+                               : adds ? EngineKind::kOneShot
+                                      : EngineKind::kNccl));
     CHECK_TRUE(choice.reason[0] != '\0');
-    ++seen[static_cast<int>(choice.kind)];
   }
-  for (const int times : seen) CHECK_TRUE(times > 0);
+}
+
+int windows = 0;  // that NCCL has given and not taken back
+
+char* Segment(uint64_t number) {
+  return reinterpret_cast<char*>(uintptr_t{number} * 4 * kMiB);
+}
+
+// Gives windows for even segments only.
+NcclLibrary Nccl() {
+  NcclLibrary library;
+  library.nccl.CommWindowRegister = [](nccl::Comm, void* data, size_t,
+                                       nccl::Window* window, int) {
+    const bool even = reinterpret_cast<uintptr_t>(data) / (4 * kMiB) % 2 == 0;
+    *window = even ? static_cast<nccl::Window>(data) : nullptr;
+    windows += even;
+    return nccl::kSuccess;
+  };
+  library.nccl.CommWindowDeregister = [](nccl::Comm, nccl::Window) {
+    --windows;
+    return nccl::kSuccess;
+  };
+  return library;
+}
+
+TEST(whole_ranges_of_registered_segments_are_covered) {
+  const NcclLibrary library = Nccl();
+  const auto comm = reinterpret_cast<nccl::Comm>(const_cast<NcclLibrary*>(&library));
+  Windows registered;
+  const auto add = [&](uint64_t segment) {
+    Status status = registered.Begin(library, comm, Segment(segment), kMiB, segment);
+    return registered.Finish(library, comm, segment, status);
+  };
+  for (const uint64_t segment : {2, 4}) {
+    CHECK_EQ(add(segment), std::string("window"));
+    CHECK_TRUE(registered.Cover(Segment(segment), kMiB));
+    CHECK_TRUE(registered.Cover(Segment(segment) + kMiB - 1, 1));
+    CHECK_TRUE(!registered.Cover(Segment(segment) + 1, kMiB));
+    CHECK_TRUE(!registered.Cover(Segment(segment) - 1, 1));
+  }
+  // What gets no window is not covered.
+  CHECK_EQ(add(3), std::string("NCCL gave no window"));
+  CHECK_TRUE(registered.How(3) == nullptr);
+  CHECK_TRUE(!registered.Cover(Segment(3), 1));
+  registered.Remove(library, comm, 2);
+  CHECK_TRUE(!registered.Cover(Segment(2), 1));
+  CHECK_TRUE(registered.Cover(Segment(4), 1));
+  CHECK_EQ(windows, 1);
+  registered.RemoveAll(library, comm);
+  CHECK_EQ(windows, 0);
 }
 
 }  // namespace

@@ -5,20 +5,17 @@
 
 #include <dlfcn.h>
 
-#include <atomic>
-#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
 #include <string>
-#include <thread>
 #include <vector>
 
-#include "ffi/backends/nccl/cuda_api.h"
-#include "ffi/backends/nccl/nccl_api.h"
+#include "ffi/backends/nccl/library.h"
 #include "ffi/backends/nccl/test_double.h"
 #include "tests/doubles/nccl/controls.h"
+#include "tests/ffi/ranks.h"
 
 namespace jaxcomm::testing {
 
@@ -83,46 +80,85 @@ inline const Fake& TheFake() {
   static const Fake fake = LoadFake();
   return fake;
 }
+inline const nccl::Api& Nccl() { return TheFake().nccl; }
+inline const cuda::Api& Cuda() { return TheFake().cuda; }
+
+// The stand-in as the backend holds it.
+inline NcclLibrary MakeLibrary() {
+  NcclLibrary made;
+  made.nccl = Nccl();
+  made.cuda = Cuda();
+  made.version = 23200;
+  made.test_double = TheFake().test_double();
+  return made;
+}
+inline const NcclLibrary& Library() {
+  static const NcclLibrary library = MakeLibrary();
+  return library;
+}
+
+// The calls of a function in the trace.
+inline int Count(const std::string& name) {
+  const std::string trace = TheFake().trace(), wanted = "\"" + name + "\"";
+  int count = 0;
+  for (size_t at = 0; (at = trace.find(wanted, at)) != std::string::npos; ++at) ++count;
+  return count;
+}
 
 // A device made current, and a stream on it.
 class OnDevice {
  public:
   explicit OnDevice(int device) : device_(device) {
-    cuda::Context context = nullptr;
-    TheFake().cuda.DevicePrimaryCtxRetain(&context, device);
-    TheFake().cuda.CtxPushCurrent(context);
-    TheFake().cuda.StreamCreateWithPriority(&stream, cuda::kStreamNonBlocking, 0);
+    Cuda().DevicePrimaryCtxRetain(&context, device);
+    Cuda().CtxPushCurrent(context);
+    Cuda().StreamCreateWithPriority(&stream, cuda::kStreamNonBlocking, 0);
   }
   ~OnDevice() {
-    TheFake().cuda.StreamDestroy(stream);
-    TheFake().cuda.CtxPopCurrent(nullptr);
-    TheFake().cuda.DevicePrimaryCtxRelease(device_);
+    Cuda().StreamDestroy(stream);
+    Cuda().CtxPopCurrent(nullptr);
+    Cuda().DevicePrimaryCtxRelease(device_);
   }
   OnDevice(const OnDevice&) = delete;
   OnDevice& operator=(const OnDevice&) = delete;
 
-  cuda::Result Synchronize() const { return TheFake().cuda.StreamSynchronize(stream); }
+  cuda::Result Synchronize() const { return Cuda().StreamSynchronize(stream); }
 
   cuda::Stream stream = nullptr;
+  cuda::Context context = nullptr;
 
  private:
   const int device_;
 };
 
-// Something that a stream waits for until the test lets it go: LaunchHostFunc(stream,
-// &Gate::Wait, &gate).
-struct Gate {
-  std::atomic<bool> open{false};
-  static void Wait(void* gate) {
-    while (!static_cast<Gate*>(gate)->open) {
-      std::this_thread::sleep_for(std::chrono::microseconds(50));
-    }
+// What streams wait for until the test lets them go.
+class Gate {
+ public:
+  void Hold(cuda::Stream stream) {
+    Cuda().LaunchHostFunc(
+        stream, [](void* gate) { static_cast<Gate*>(gate)->opened_.Wait(); }, this);
   }
+  void Open() { opened_.Set(); }
+
+ private:
+  Event opened_;
+};
+
+// A point of a stream's work. It must live until the stream is there.
+class Milestone {
+ public:
+  explicit Milestone(cuda::Stream stream) {
+    Cuda().LaunchHostFunc(
+        stream, [](void* self) { static_cast<Milestone*>(self)->passed_.Set(); }, this);
+  }
+  bool passed() const { return passed_.is_set(); }
+
+ private:
+  Event passed_;
 };
 
 inline nccl::UniqueId NewId() {
   nccl::UniqueId id;
-  TheFake().nccl.GetUniqueId(&id);
+  Nccl().GetUniqueId(&id);
   return id;
 }
 
@@ -147,31 +183,31 @@ inline void RunRank(const nccl::UniqueId& id, int rank, int size,
   OnDevice on(device);
   nccl::Comm comm = nullptr;
   nccl::Config config = NewConfig();
-  const nccl::Result result =
-      TheFake().nccl.CommInitRankConfig(&comm, size, id, rank, &config);
+  const nccl::Result result = Nccl().CommInitRankConfig(&comm, size, id, rank, &config);
   if (result != nccl::kSuccess) {
-    std::fprintf(stderr, "rank %d: %s\n", rank, TheFake().nccl.GetLastError(nullptr));
+    std::fprintf(stderr, "rank %d: %s\n", rank, Nccl().GetLastError(nullptr));
     std::exit(EXIT_FAILURE);
   }
   body({rank, size, comm, &on});
   // Fails harmlessly where the body destroyed it.
-  if (TheFake().nccl.CommDestroy(comm) != nccl::kSuccess)
-    TheFake().nccl.CommAbort(comm);
+  if (Nccl().CommDestroy(comm) != nccl::kSuccess) Nccl().CommAbort(comm);
 }
 
 // The same for all ranks at once, each in a thread, on the device of its number.
 inline void RunRanks(int size, const std::function<void(Rank)>& body) {
   const nccl::UniqueId id = NewId();
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < size; ++rank) {
-    threads.emplace_back([&, rank] { RunRank(id, rank, size, body, rank); });
-  }
-  for (std::thread& thread : threads) thread.join();
+  ForRanks(size, [&](int rank) { RunRank(id, rank, size, body, rank); });
+}
+
+// Sums the ranks' `value`s in one element.
+inline nccl::Result Sum(nccl::Comm comm, nccl::Stream stream, int32_t* value) {
+  return Nccl().AllReduce(value, value, 1, nccl::Type::kInt32, nccl::RedOp::kSum, comm,
+                          stream);
 }
 
 inline nccl::Result AsyncErrorOf(nccl::Comm comm) {
   nccl::Result error = nccl::kSuccess;
-  TheFake().nccl.CommGetAsyncError(comm, &error);
+  Nccl().CommGetAsyncError(comm, &error);
   return error;
 }
 

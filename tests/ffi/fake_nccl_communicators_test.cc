@@ -1,4 +1,4 @@
-// The stand-in for libnccl: how communicators come and go, with ranks as threads.
+// The stand-in for libnccl: how communicators come, go and fail, with ranks as threads.
 #include <array>
 #include <filesystem>
 #include <iterator>
@@ -13,19 +13,29 @@ using nccl::kSuccess;
 using nccl::RedOp;
 using nccl::Type;
 
-const nccl::Api& Nccl() { return TheFake().nccl; }
+nccl::Comm Split(nccl::Comm comm, int color, int key = 0,
+                 nccl::Config* config = nullptr) {
+  nccl::Comm child = nullptr;
+  CHECK_EQ(Nccl().CommSplit(comm, color, key, &child, config), kSuccess);
+  return child;
+}
 
-// Sums the ranks' `value`s in one element.
-nccl::Result Sum(nccl::Comm comm, nccl::Stream stream, int32_t* value) {
-  return Nccl().AllReduce(value, value, 1, Type::kInt32, RedOp::kSum, comm, stream);
+int32_t SumOf(Rank r, nccl::Comm comm, int32_t value) {
+  CHECK_EQ(Sum(comm, r.stream(), &value), kSuccess);
+  r.on->Synchronize();
+  return value;
 }
 
 TEST(splits_by_color_and_orders_by_key) {
+  const auto open_files = [] {
+    const std::filesystem::directory_iterator files("/proc/self/fd"), end;
+    return std::distance(files, end);
+  };
+  const auto before = open_files();
   RunRanks(4, [](Rank r) {
     // Colors 0 and 1, in reverse order; rank 3 takes part and gets none.
-    const int color = r.rank == 3 ? nccl::kNoColor : r.rank % 2;
-    nccl::Comm child = nullptr;
-    CHECK_EQ(Nccl().CommSplit(r.comm, color, -r.rank, &child, nullptr), kSuccess);
+    const nccl::Comm child =
+        Split(r.comm, r.rank == 3 ? nccl::kNoColor : r.rank % 2, -r.rank);
     CHECK_EQ(child == nullptr, r.rank == 3);
     if (child == nullptr) return;
     std::vector<int32_t> ranks(r.rank == 1 ? 1 : 2, -1);
@@ -38,76 +48,7 @@ TEST(splits_by_color_and_orders_by_key) {
     CHECK_EQ(Nccl().CommDestroy(child), nccl::kInvalidArgument);
     CHECK_EQ(Sum(child, r.stream(), &ranks[0]), nccl::kInvalidArgument);
   });
-}
-
-TEST(splits_of_one_communicator_may_share_a_group) {
-  RunRanks(3, [](Rank r) {
-    std::array<nccl::Comm, 4> children{};
-    std::array<int32_t, 4> sums{1, 1, 1, 1};
-    Nccl().GroupStart();
-    for (size_t i = 0; i < children.size(); ++i) {
-      const int color = i % 2 == 0 ? 0 : r.rank / 2;
-      CHECK_EQ(Nccl().CommSplit(r.comm, color, r.rank, &children[i], nullptr),
-               kSuccess);
-    }
-    CHECK_EQ(Nccl().GroupEnd(), kSuccess);
-    for (size_t i = 0; i < children.size(); ++i) {
-      CHECK_EQ(Sum(children[i], r.stream(), &sums[i]), kSuccess);
-    }
-    r.on->Synchronize();
-    for (size_t i = 0; i < children.size(); ++i) {
-      CHECK_EQ(sums[i], i % 2 == 0 ? 3 : r.rank == 2 ? 1 : 2);
-      CHECK_EQ(Nccl().CommDestroy(children[i]), kSuccess);
-    }
-  });
-}
-
-TEST(communicators_leave_no_file_open) {
-  const auto open_files = [] {
-    const std::filesystem::directory_iterator files("/proc/self/fd"), end;
-    return std::distance(files, end);
-  };
-  const auto before = open_files();
-  RunRanks(3, [](Rank r) {
-    nccl::Comm child = nullptr;
-    Nccl().CommSplit(r.comm, 0, 0, &child, nullptr);
-    Nccl().CommDestroy(child);
-  });
   CHECK_EQ(open_files(), before);
-}
-
-TEST(one_thread_drives_several_ranks_in_groups) {
-  const nccl::UniqueId id = NewId();
-  OnDevice first(0), second(1);
-  nccl::Comm comms[2] = {}, children[2] = {};
-  nccl::Config config = NewConfig();
-  Nccl().GroupStart();
-  for (int rank = 0; rank < 2; ++rank) {
-    cuda::Context context = nullptr;
-    TheFake().cuda.DevicePrimaryCtxRetain(&context, rank);
-    TheFake().cuda.CtxPushCurrent(context);
-    CHECK_EQ(Nccl().CommInitRankConfig(&comms[rank], 2, id, rank, &config), kSuccess);
-    TheFake().cuda.CtxPopCurrent(nullptr);
-  }
-  CHECK_EQ(Nccl().GroupEnd(), kSuccess);
-  Nccl().GroupStart();
-  for (int rank = 0; rank < 2; ++rank) {
-    Nccl().CommSplit(comms[rank], 0, 0, &children[rank], &config);
-  }
-  CHECK_EQ(Nccl().GroupEnd(), kSuccess);
-  int32_t values[2] = {1, 2};
-  Nccl().GroupStart();
-  Sum(children[0], first.stream, &values[0]);
-  Sum(children[1], second.stream, &values[1]);
-  CHECK_EQ(Nccl().GroupEnd(), kSuccess);
-  first.Synchronize();
-  second.Synchronize();
-  CHECK_EQ(values[0], 3);
-  CHECK_EQ(values[1], 3);
-  CHECK_EQ(Nccl().GroupEnd(), nccl::kInvalidUsage);
-  for (const nccl::Comm comm : {children[0], children[1], comms[0], comms[1]}) {
-    CHECK_EQ(Nccl().CommDestroy(comm), kSuccess);
-  }
 }
 
 TEST(a_failed_call_spoils_its_group) {
@@ -122,127 +63,28 @@ TEST(a_failed_call_spoils_its_group) {
   });
 }
 
-TEST(a_non_blocking_communicator_is_in_progress_until_all_have_come) {
+// Two ranks on devices 0 and `device`, which disagree by so much about their number.
+void TryTwo(int device, int more, nccl::Result expected, const std::string& text) {
   const nccl::UniqueId id = NewId();
-  nccl::Config config = NewConfig();
-  config.blocking = 0;
-  OnDevice on(0);
-  nccl::Comm comm = nullptr;
-  CHECK_EQ(Nccl().CommInitRankConfig(&comm, 2, id, 0, &config), nccl::kInProgress);
-  CHECK_EQ(AsyncErrorOf(comm), nccl::kInProgress);
-  int32_t value = 1, theirs = 2;
-  CHECK_EQ(Sum(comm, on.stream, &value), nccl::kInvalidArgument);
-  std::thread other([&] {
-    RunRank(id, 1, 2, [&](Rank r) { Sum(r.comm, r.stream(), &theirs); }, /*device=*/1);
-  });
-  CHECK_TRUE(Comes([&] { return AsyncErrorOf(comm) != nccl::kInProgress; }));
-  CHECK_EQ(AsyncErrorOf(comm), kSuccess);
-  CHECK_EQ(Sum(comm, on.stream, &value), kSuccess);
-  on.Synchronize();
-  CHECK_EQ(value, 3);
-  other.join();
-  CHECK_EQ(Nccl().CommFinalize(comm), nccl::kInProgress);
-  CHECK_TRUE(Comes([&] { return AsyncErrorOf(comm) != nccl::kInProgress; }));
-  CHECK_EQ(Nccl().CommDestroy(comm), kSuccess);
-
-  // No other rank comes, so the test can abort it.
-  CHECK_EQ(Nccl().CommInitRankConfig(&comm, 2, NewId(), 0, &config), nccl::kInProgress);
-  CHECK_EQ(Nccl().CommAbort(comm), kSuccess);
-}
-
-TEST(two_ranks_on_one_gpu_are_refused) {
-  const auto try_it = [](nccl::Result expected) {
-    const nccl::UniqueId id = NewId();
-    std::vector<std::thread> threads;
-    for (int rank = 0; rank < 2; ++rank) {
-      threads.emplace_back([&, rank] {
-        OnDevice on(0);
-        nccl::Comm comm = nullptr;
-        nccl::Config config = NewConfig();
-        CHECK_EQ(Nccl().CommInitRankConfig(&comm, 2, id, rank, &config), expected);
-        CHECK_EQ(comm == nullptr, expected != kSuccess);
-        if (comm == nullptr) {
-          CHECK_EQ(std::string(Nccl().GetLastError(nullptr)),
-                   "Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 0");
-        } else {
-          Nccl().CommDestroy(comm);
-        }
-      });
-    }
-    for (std::thread& thread : threads) thread.join();
-  };
-  try_it(nccl::kInvalidUsage);
-  setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 1);
-  try_it(kSuccess);
-  setenv("JAXCOMM_FAKE_NCCL_VERSION", "22907", 1);
-  nccl::Config config = NewConfig();
-  nccl::Comm comm = nullptr;
-  CHECK_EQ(Nccl().CommInitRankConfig(&comm, 1, NewId(), 0, &config),
-           nccl::kInvalidArgument);
-  CHECK_CONTAINS(Nccl().GetLastError(nullptr), "ncclConfig_t has size 96");
-  CHECK_EQ(TheFake().has("ncclCommSuspend"), 1);
-  setenv("JAXCOMM_FAKE_NCCL_VERSION", "21801", 1);
-  CHECK_EQ(TheFake().has("ncclCommSuspend"), 0);
-  CHECK_EQ(TheFake().has("ncclMemAlloc"), 0);
-  CHECK_EQ(TheFake().has("ncclCommSplit"), 1);
-  CHECK_EQ(TheFake().has("cuInit"), 1);
-  CHECK_EQ(TheFake().has("ncclNoSuch"), 0);
-  unsetenv("JAXCOMM_FAKE_NCCL_VERSION");
-  unsetenv("NCCL_MULTI_RANK_GPU_ENABLE");
-}
-
-TEST(ranks_that_disagree_about_their_number_make_no_communicator) {
-  const nccl::UniqueId id = NewId();
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < 2; ++rank) {
-    threads.emplace_back([&, rank] {
-      OnDevice on(rank);
-      nccl::Comm comm = nullptr;
-      nccl::Config config = NewConfig();
-      CHECK_EQ(Nccl().CommInitRankConfig(&comm, 2 + rank, id, rank, &config),
-               nccl::kInvalidArgument);
-      CHECK_CONTAINS(Nccl().GetLastError(nullptr), "Ranks disagree about their number");
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-}
-
-TEST(communicators_occupy_memory_until_they_go_or_are_suspended) {
-  RunRanks(2, [](Rank r) {
-    const auto free_mib = [] {
-      size_t free = 0, total = 0;
-      TheFake().cuda.MemGetInfo(&free, &total);
-      return static_cast<int>(free >> 20);
-    };
-    const auto stat = [&](nccl::MemStat which) {
-      uint64_t value = 0;
-      CHECK_EQ(Nccl().CommMemStats(r.comm, which, &value), kSuccess);
-      return static_cast<int>(value >> 20);
-    };
-    const int before = free_mib();
-    CHECK_EQ(before, (16 << 10) - 100);
-    CHECK_EQ(stat(nccl::MemStat::kTotal), 100);
-    CHECK_EQ(stat(nccl::MemStat::kSuspend), 96);
+  ForRanks(2, [&](int rank) {
+    OnDevice on(rank * device);
+    nccl::Comm comm = nullptr;
     nccl::Config config = NewConfig();
-    config.split_share = 1;
-    nccl::Comm shared = nullptr;
-    CHECK_EQ(Nccl().CommSplit(r.comm, 0, r.rank, &shared, &config), kSuccess);
-    CHECK_EQ(free_mib(), before - 1);
-    CHECK_EQ(stat(nccl::MemStat::kTotal), 101);  // of all that share
-    CHECK_EQ(Nccl().CommSuspend(r.comm, nccl::kSuspendMemory), nccl::kInvalidUsage);
-    CHECK_EQ(Nccl().CommDestroy(shared), kSuccess);
-    CHECK_EQ(stat(nccl::MemStat::kTotal), 100);
-    CHECK_EQ(free_mib(), before);
-    CHECK_EQ(Nccl().CommSuspend(r.comm, nccl::kSuspendMemory), kSuccess);
-    CHECK_EQ(free_mib(), before + 96);
-    int32_t value = 1;
-    CHECK_EQ(Sum(r.comm, r.stream(), &value), nccl::kInvalidUsage);
-    CHECK_EQ(Nccl().CommResume(r.comm), kSuccess);
-    CHECK_EQ(free_mib(), before);
-    CHECK_EQ(Sum(r.comm, r.stream(), &value), kSuccess);
-    CHECK_EQ(Nccl().CommDestroy(r.comm), kSuccess);
-    CHECK_EQ(free_mib(), 16 << 10);
+    CHECK_EQ(Nccl().CommInitRankConfig(&comm, 2 + rank * more, id, rank, &config),
+             expected);
+    CHECK_EQ(comm == nullptr, expected != kSuccess);
+    if (comm == nullptr) CHECK_CONTAINS(Nccl().GetLastError(nullptr), text);
+    if (comm != nullptr) Nccl().CommDestroy(comm);
   });
+}
+
+TEST(two_ranks_on_one_gpu_and_other_numbers_of_ranks_are_refused) {
+  TryTwo(0, 0, nccl::kInvalidUsage,
+         "Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 0");
+  setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 1);
+  TryTwo(0, 0, kSuccess, "");
+  unsetenv("NCCL_MULTI_RANK_GPU_ENABLE");
+  TryTwo(1, 1, nccl::kInvalidArgument, "Ranks disagree about their number");
 }
 
 TEST(windows_are_registered_by_all_or_none) {
@@ -260,13 +102,117 @@ TEST(windows_are_registered_by_all_or_none) {
     CHECK_CONTAINS(Nccl().GetLastError(nullptr), "Window of rank 1 is not aligned");
     CHECK_TRUE(window == nullptr);
     CHECK_EQ(try_it(data, 8192), kSuccess);
-    CHECK_TRUE(window != nullptr);
     CHECK_EQ(Nccl().CommWindowDeregister(r.comm, window), kSuccess);
     CHECK_EQ(Nccl().CommWindowDeregister(r.comm, window), nccl::kInvalidArgument);
-    void* handle = nullptr;
-    CHECK_EQ(Nccl().CommRegister(r.comm, data, 8192, &handle), kSuccess);
-    CHECK_EQ(Nccl().CommDeregister(r.comm, handle), kSuccess);
     CHECK_EQ(Nccl().MemFree(data), kSuccess);
+  });
+}
+
+// Checks what every rank sees after `call` did not fit, and that only an abort helps.
+void CheckDisagreement(const std::function<nccl::Result(Rank, int32_t*)>& call,
+                       const std::string& text) {
+  RunRanks(3, [&](Rank r) {
+    int32_t values[16] = {};
+    call(r, values);
+    CHECK_TRUE(Until([&] { return AsyncErrorOf(r.comm) != kSuccess; }));
+    CHECK_EQ(AsyncErrorOf(r.comm), nccl::kInvalidUsage);
+    CHECK_EQ(std::string(Nccl().GetLastError(r.comm)), text);
+    CHECK_EQ(Nccl().CommDestroy(r.comm), nccl::kInvalidUsage);
+    CHECK_EQ(Nccl().CommAbort(r.comm), kSuccess);
+    CHECK_EQ(r.on->Synchronize(), cuda::kSuccess);
+  });
+}
+
+TEST(ranks_that_disagree_have_an_asynchronous_error) {
+  CheckDisagreement(
+      [](Rank r, int32_t* values) {
+        return Nccl().AllReduce(values, values, r.rank == 2 ? 2 : 1, Type::kInt32,
+                                r.rank == 2 ? RedOp::kMax : RedOp::kSum, r.comm,
+                                r.stream());
+      },
+      "Rank 0 and rank 2 disagree about ncclAllReduce: count 1 against 2, op 0 against "
+      "2");
+  CheckDisagreement(
+      [](Rank r, int32_t* values) {
+        return r.rank == 1 ? Nccl().AllGather(values, values, 1, Type::kInt32, r.comm,
+                                              r.stream())
+                           : Nccl().Broadcast(values, values, 1, Type::kInt32, 0,
+                                              r.comm, r.stream());
+      },
+      "Rank 0 and rank 1 disagree about ncclBroadcast against ncclAllGather");
+  CheckDisagreement(
+      [](Rank r, int32_t* values) {
+        return r.rank == 0
+                   ? Nccl().Send(values, 2, Type::kInt32, 1, r.comm, r.stream())
+                   : Nccl().Recv(values, 1, Type::kInt32, 0, r.comm, r.stream());
+      },
+      "Rank 0 sends count 2 type 2 and rank 1 receives count 1 type 2");
+}
+
+// Until both ranks have looked: the abort of one ends what the other is at.
+void WaitForBoth(std::atomic<int>& looked) {
+  ++looked;
+  CHECK_TRUE(Until([&] { return looked >= 2; }));
+}
+
+TEST(sends_outside_a_group_wait_and_an_abort_ends_them) {
+  std::atomic<int> looked{0};
+  RunRanks(2, [&](Rank r) {
+    int32_t sent = 7, received = 0;
+    Nccl().Send(&sent, 1, Type::kInt32, 1 - r.rank, r.comm, r.stream());
+    Nccl().Recv(&received, 1, Type::kInt32, 1 - r.rank, r.comm, r.stream());
+    CHECK_EQ(Cuda().StreamQuery(r.stream()), cuda::kNotReady);
+    WaitForBoth(looked);
+    CHECK_EQ(Nccl().CommAbort(r.comm), kSuccess);
+    // The stream goes on.
+    CHECK_EQ(r.on->Synchronize(), cuda::kSuccess);
+    CHECK_EQ(received, 0);
+  });
+}
+
+TEST(those_that_share_resources_take_turns_and_go_together) {
+  std::atomic<int> looked{0};
+  RunRanks(2, [&](Rank r) {
+    nccl::Config config = NewConfig();
+    config.split_share = 1;
+    const nccl::Comm shared = Split(r.comm, 0, r.rank, &config);
+    config.split_share = 0;
+    const nccl::Comm own = Split(r.comm, 0, r.rank, &config);
+    int32_t never = 0, behind = 1, beside = 1;
+    OnDevice second(r.rank), third(r.rank);
+    Nccl().Recv(&never, 1, Type::kInt32, 1 - r.rank, r.comm, r.stream());
+    Sum(shared, second.stream, &behind);
+    // What has its own need not wait.
+    Sum(own, third.stream, &beside);
+    third.Synchronize();
+    CHECK_EQ(beside, 2);
+    CHECK_EQ(Cuda().StreamQuery(second.stream), cuda::kNotReady);
+    WaitForBoth(looked);
+
+    CHECK_EQ(Nccl().CommAbort(shared), kSuccess);
+    second.Synchronize();
+    r.on->Synchronize();
+    CHECK_EQ(behind, 1);
+    // NCCL tells its siblings nothing: their operations end, and leave the results as
+    // they were.
+    CHECK_EQ(AsyncErrorOf(r.comm), kSuccess);
+    CHECK_EQ(SumOf(r, r.comm, 1), 1);
+    CHECK_EQ(AsyncErrorOf(own), kSuccess);
+    CHECK_EQ(Nccl().CommDestroy(own), kSuccess);
+  });
+}
+
+TEST(a_revoked_communicator_stops_and_can_still_be_split) {
+  RunRanks(2, [](Rank r) {
+    int32_t value = 1;
+    Nccl().Recv(&value, 1, Type::kInt32, 1 - r.rank, r.comm, r.stream());
+    CHECK_EQ(Nccl().CommRevoke(r.comm, 0), kSuccess);
+    r.on->Synchronize();
+    CHECK_EQ(Sum(r.comm, r.stream(), &value), nccl::kInvalidUsage);
+    CHECK_EQ(Nccl().CommFinalize(r.comm), nccl::kInvalidUsage);
+    const nccl::Comm child = Split(r.comm, 0);
+    CHECK_EQ(SumOf(r, child, 1), 2);
+    CHECK_EQ(Nccl().CommDestroy(child), kSuccess);
   });
 }
 

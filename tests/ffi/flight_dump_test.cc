@@ -5,15 +5,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <atomic>
-#include <cstdlib>
 #include <fstream>
-#include <functional>
 #include <iterator>
 #include <locale>
-#include <string>
-#include <thread>
-#include <vector>
 
 #include "ffi/flight/dump_signal.h"
 #include "tests/ffi/check.h"
@@ -49,6 +43,12 @@ class Folder {
     rmdir(path_.c_str());
   }
   const std::string& path() const { return path_; }
+  // The next dump. A disk may be slow: nobody waits for it longer than a second.
+  std::string Next() {
+    std::string text;
+    CHECK_TRUE(Until([&] { return !(text = Take()).empty(); }));
+    return text;
+  }
   // The dump, which is deleted; empty if there is none.
   std::string Take() {
     const std::string path = path_ + "/flight-record-3.json";
@@ -66,21 +66,15 @@ bool Holds(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
 
-// Whether a number of seconds stands between the two: a machine may be slow.
-bool HoldsSeconds(const std::string& text, const std::string& before,
-                  const std::string& after) {
-  const size_t at = text.find(before);
-  if (at == std::string::npos) return false;
-  const char* const number = text.c_str() + at + before.size();
-  char* end = nullptr;
-  const double seconds = std::strtod(number, &end);
-  return end != number && seconds >= 0 && seconds < 60 &&
-         text.compare(static_cast<size_t>(end - text.c_str()), after.size(), after) ==
-             0;
+// A sum of a run, as one rank, and how it ended.
+FlightRecorder::Ticket Start(FlightRecorder& recorder, int64_t run, int rank = 0,
+                             uint64_t tag = 1) {
+  static const auto& site = *FloatSite("all_reduce", {}, 4).release();
+  return recorder.Start(site.operation(), run, tag, 0, rank);
 }
 
-std::unique_ptr<CallSite> Sum() {
-  return MakeSite("all_reduce", {}, {FloatLeaf(4)}, {FloatLeaf(4)});
+void Record(FlightRecorder& recorder, int64_t run, State state, int rank = 0) {
+  recorder.Finish(Start(recorder, run, rank), state);
 }
 
 TEST(a_record_is_json_of_all_communicators_or_one) {
@@ -89,10 +83,8 @@ TEST(a_record_is_json_of_all_communicators_or_one) {
   spec.axes = "('a\"\\\n',)";
   Recording strange(spec);
   Recording other(Spec({{6}, {7}}));
-  auto site = Sum();
-  strange.recorder().Finish(strange.recorder().Start(site->operation(), 5, 0x1f, 0, 1),
-                            State::kFailed);
-  strange.recorder().Start(site->operation(), 5, 0x1f, 0, 0);
+  strange.recorder().Finish(Start(strange.recorder(), 5, 1, 0x1f), State::kFailed);
+  Start(strange.recorder(), 5, 0, 0x1f);
   const std::string one = FlightRecordOf(-2, "asked");
   CHECK_TRUE(Holds(one, "\"key\": \"fffffffffffffffe\""));
   CHECK_TRUE(Holds(one, R"json("axes": "('a\"\\\u000a',)")json"));
@@ -116,25 +108,24 @@ TEST(a_closed_communicator_is_no_longer_in_the_record) {
 TEST(failures_are_dumped_once_until_a_later_operation_completes) {
   Folder folder;
   Recording communicator(Spec({{6, 7}}));
-  auto site = Sum();
   FlightRecorder& recorder = communicator.recorder();
-  const auto pending = recorder.Start(site->operation(), 1, 1, 0, 1);
-  recorder.Finish(recorder.Start(site->operation(), 1, 1, 0, 0), State::kFailed);
+  const auto pending = Start(recorder, 1, 1);
+  Record(recorder, 1, State::kFailed);
   DumpFlightRecords("timeout");
-  const std::string first = folder.Take();
+  const std::string first = folder.Next();
   CHECK_TRUE(Holds(first, "\"reason\": \"timeout\""));
   CHECK_TRUE(Holds(first, "\"process\": 3, \"processes\": 4"));
   CHECK_TRUE(Holds(first, "\"devices\": {\"cpu\": [6, 7]}"));
   // The same failure met by another rank, and what came to its end all the same.
   recorder.Finish(pending, State::kCompleted);
-  recorder.Finish(recorder.Start(site->operation(), 2, 1, 0, 0), State::kFailed);
+  Record(recorder, 2, State::kFailed);
   DumpFlightRecords("mismatch");
   CHECK_EQ(folder.Take(), "");
   // The program goes on, and fails again.
-  recorder.Finish(recorder.Start(site->operation(), 3, 1, 0, 0), State::kCompleted);
-  recorder.Finish(recorder.Start(site->operation(), 4, 1, 0, 0), State::kFailed);
+  Record(recorder, 3, State::kCompleted);
+  Record(recorder, 4, State::kFailed);
   DumpFlightRecords("mismatch");
-  CHECK_TRUE(Holds(folder.Take(), "\"reason\": \"mismatch\""));
+  CHECK_TRUE(Holds(folder.Next(), "\"reason\": \"mismatch\""));
 }
 
 class German final : public std::numpunct<char> {
@@ -155,19 +146,18 @@ TEST(numbers_are_written_alike_in_every_locale) {
 TEST(lines_say_what_each_rank_waits_in_or_did_last) {
   CommunicatorSpec spec = Spec({{6, 7}});
   FlightRecorder recorder(spec.groups);
-  auto site = Sum();
   for (int i = 0; i < 3; ++i) {
-    recorder.Finish(recorder.Start(site->operation(), i, 1, 0, 0), State::kCompleted);
+    Record(recorder, i, State::kCompleted);
   }
-  recorder.Finish(recorder.Start(site->operation(), 0, 1, 0, 1), State::kFailed);
-  recorder.Start(site->operation(), 1, 1, 0, 1);
+  Record(recorder, 0, State::kFailed, 1);
+  Start(recorder, 1, 1);
   const std::string lines = FlightRecordLines({{spec, recorder.Snapshot()}});
-  CHECK_TRUE(HoldsSeconds(lines,
-                          "axes ('x',), lane 'default': rank 0 of 2 (cpu:6) completed "
-                          "all_reduce(float32[4]) #3 ",
-                          " s ago\n"));
-  CHECK_TRUE(HoldsSeconds(
-      lines, "rank 1 of 2 (cpu:7) has been in all_reduce(float32[4]) #2 for ", " s\n"));
+  CHECK_CONTAINS(lines,
+                 "axes ('x',), lane 'default': rank 0 of 2 (cpu:6) completed "
+                 "all_reduce(float32[4]) #3 ");
+  CHECK_CONTAINS(lines, " s ago\n");
+  CHECK_CONTAINS(lines,
+                 "rank 1 of 2 (cpu:7) has been in all_reduce(float32[4]) #2 for ");
   CHECK_TRUE(!Holds(lines, "#1 "));
 }
 
@@ -178,11 +168,9 @@ TEST(a_file_that_somebody_left_in_the_folder_is_not_written_through) {
   std::ofstream(victim) << "precious";
   CHECK_EQ(symlink(victim.c_str(), part.c_str()), 0);
   Recording communicator(Spec({{6, 7}}));
-  auto site = Sum();
-  communicator.recorder().Finish(
-      communicator.recorder().Start(site->operation(), 1, 1, 0, 0), State::kCompleted);
+  Record(communicator.recorder(), 1, State::kCompleted);
   DumpFlightRecords("timeout");
-  CHECK_TRUE(Holds(folder.Take(), "\"reason\": \"timeout\""));
+  CHECK_TRUE(Holds(folder.Next(), "\"reason\": \"timeout\""));
   std::ifstream file(victim);
   CHECK_EQ(std::string(std::istreambuf_iterator<char>(file), {}), "precious");
   unlink(victim.c_str());
@@ -217,7 +205,6 @@ class BlockedStderr {
 TEST(a_dump_that_cannot_be_written_holds_up_nobody_for_long) {
   Folder folder;
   Recording communicator(Spec({{6, 7}}));
-  auto site = Sum();
   FlightRecorder& recorder = communicator.recorder();
   std::atomic<int> returned{0};
   std::vector<std::thread> threads;
@@ -225,57 +212,43 @@ TEST(a_dump_that_cannot_be_written_holds_up_nobody_for_long) {
     BlockedStderr blocked;
     for (int i = 0; i < 5; ++i) {
       // Each dump is the first for its reason, so it is written.
-      recorder.Finish(recorder.Start(site->operation(), 10 + i, 1, 0, 0),
-                      State::kCompleted);
+      Record(recorder, 10 + i, State::kCompleted);
       threads.emplace_back([&] {
         DumpFlightRecords("timeout");
         ++returned;
       });
     }
     // Each waits for one second. If they waited for the pipe, none would end.
-    CHECK_TRUE(Comes([&] { return returned == 5; }));
+    CHECK_TRUE(Until([&] { return returned == 5; }));
   }
   for (std::thread& thread : threads) thread.join();
   // A later dump is written.
-  recorder.Finish(recorder.Start(site->operation(), 20, 1, 0, 0), State::kCompleted);
+  Record(recorder, 20, State::kCompleted);
   DumpFlightRecords("mismatch");
-  CHECK_TRUE(Holds(folder.Take(), "\"reason\": \"mismatch\""));
+  CHECK_TRUE(Holds(folder.Next(), "\"reason\": \"mismatch\""));
 }
 
 void Ignored(int) {}
 
-// In a child, whose handlers are its own: what it exits with.
-int InChild(const std::function<int()>& body) {
-  const pid_t child = fork();
-  if (child == 0) _exit(body());
-  int status = 0;
-  waitpid(child, &status, 0);
-  return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
-}
-
 TEST(a_handler_of_the_user_is_left_alone) {
-  const int kept = InChild([] {
-    signal(SIGUSR1, &Ignored);
-    const bool answers = AnswerDumpSignal();
-    return answers || signal(SIGUSR1, SIG_DFL) != &Ignored;
-  });
-  CHECK_EQ(kept, 0);
-  const int ignored = InChild([] {
-    signal(SIGUSR1, SIG_IGN);
-    return AnswerDumpSignal() || signal(SIGUSR1, SIG_DFL) != SIG_IGN;
-  });
-  CHECK_EQ(ignored, 0);
+  for (const auto handler : {&Ignored, SIG_IGN}) {
+    CHECK_EQ(Child([&] {
+               signal(SIGUSR1, handler);
+               CHECK_TRUE(!AnswerDumpSignal());
+               CHECK_TRUE(signal(SIGUSR1, SIG_DFL) == handler);
+             }).Wait(),
+             EXIT_SUCCESS);
+  }
 }
 
 TEST(a_request_does_not_replace_a_record_by_an_empty_one) {
   Folder folder;
-  auto site = Sum();
   {
     Recording communicator(Spec({{6, 7}}));
     FlightRecorder& recorder = communicator.recorder();
-    recorder.Finish(recorder.Start(site->operation(), 9, 1, 0, 0), State::kCompleted);
+    Record(recorder, 9, State::kCompleted);
     AnswerFlightRequest();
-    CHECK_TRUE(Holds(folder.Take(), "\"reason\": \"signal\""));
+    CHECK_TRUE(Holds(folder.Next(), "\"reason\": \"signal\""));
   }
   // It is closed.
   AnswerFlightRequest();
@@ -285,17 +258,14 @@ TEST(a_request_does_not_replace_a_record_by_an_empty_one) {
 TEST(a_signal_is_answered_with_a_file) {
   Folder folder;
   Recording communicator(Spec({{6, 7}}));
-  auto site = Sum();
-  communicator.recorder().Start(site->operation(), 1, 1, 0, 0);
+  Start(communicator.recorder(), 1);
   CHECK_TRUE(AnswerDumpSignal());
   CHECK_TRUE(AnswerDumpSignal());
   raise(SIGUSR1);
-  std::string text;
-  CHECK_TRUE(Comes([&] { return !(text = folder.Take()).empty(); }));
-  CHECK_TRUE(Holds(text, "\"reason\": \"signal\""));
+  CHECK_TRUE(Holds(folder.Next(), "\"reason\": \"signal\""));
   // A forked child has no thread to answer it: it ends, as it would without us.
 #ifndef __SANITIZE_THREAD__  // which delivers no signal to the fork of several threads
-  CHECK_EQ(InChild([] { return raise(SIGUSR1); }), -SIGUSR1);
+  CHECK_EQ(Child([] { raise(SIGUSR1); }).Wait(), -SIGUSR1);
   CHECK_EQ(folder.Take(), "");
 #endif
 }

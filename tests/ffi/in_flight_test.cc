@@ -2,10 +2,7 @@
 #include "ffi/backends/nccl/in_flight.h"
 
 #include <chrono>
-#include <cstdint>
 #include <deque>
-#include <functional>
-#include <memory>
 
 #include "tests/ffi/check.h"
 #include "tests/ffi/ranks.h"
@@ -15,6 +12,10 @@ namespace {
 
 using State = FlightRecorder::State;
 using Clock = InFlight::Clock;
+
+// The clock is the test's.
+constexpr Clock::time_point kStart{std::chrono::hours(1000)};
+constexpr auto kPatience = std::chrono::seconds(50);
 
 // A device whose streams come as far as a test lets them. An event is the number of the
 // record of it on a stream.
@@ -63,13 +64,12 @@ NcclLibrary Driver() {
 
 struct Rank {
   Device own;
-  Clock::time_point clock = Clock::now();
+  Clock::time_point clock = kStart;
   uint64_t operations = 0;
   NcclLibrary library = Driver();
   FlightRecorder recorder{{{0}}};
   InFlight in_flight{library, recorder};
-  std::unique_ptr<CallSite> site =
-      MakeSite("all_reduce", {}, {FloatLeaf(4)}, {FloatLeaf(4)});
+  std::unique_ptr<CallSite> site = FloatSite("all_reduce", {}, 4);
 
   Rank() {
     device = &own;
@@ -165,15 +165,14 @@ TEST(those_that_the_recorder_has_forgotten_are_left_out) {
 
 TEST(late_is_what_runs_for_too_long_not_what_waits) {
   Rank rank;
-  const auto now = Clock::now();
-  const auto patience = std::chrono::seconds(5);
   rank.Give(1, 2);
   // Other work of the stream comes first, for an hour.
-  CHECK_EQ(rank.in_flight.Poll(now + std::chrono::hours(1), patience).found, false);
+  const auto later = kStart + std::chrono::hours(1);
+  CHECK_EQ(rank.in_flight.Poll(later, kPatience).found, false);
   rank.own.done[1] = 1;  // the first has begun
-  CHECK_EQ(rank.in_flight.Poll(now + std::chrono::hours(1), patience).found, false);
-  const auto later = now + std::chrono::hours(1) + std::chrono::seconds(6);
-  const InFlight::Overdue overdue = rank.in_flight.Poll(later, patience);
+  CHECK_EQ(rank.in_flight.Poll(later, kPatience).found, false);
+  const InFlight::Overdue overdue =
+      rank.in_flight.Poll(later + kPatience + std::chrono::seconds(1), kPatience);
   CHECK_EQ(overdue.found, true);
   CHECK_EQ(overdue.sequence, 1u);
   CHECK_EQ(overdue.operation, rank.site->operation());
@@ -187,9 +186,8 @@ TEST(whoever_polls_does_not_wait_for_who_records) {
   rank.in_flight.Refresh();
   InFlight::Overdue overdue;
   meanwhile = [&] {
-    rank.in_flight.Poll(rank.clock, std::chrono::seconds(5));
-    overdue = rank.in_flight.Poll(rank.clock + std::chrono::seconds(6),
-                                  std::chrono::seconds(5));
+    rank.in_flight.Poll(rank.clock, kPatience);
+    overdue = rank.in_flight.Poll(rank.clock + 2 * kPatience, kPatience);
   };
   for (const int more : {1, count}) {  // with a place of their own and without
     overdue = {};
@@ -220,7 +218,6 @@ TEST(whoever_polls_does_not_wait_for_who_records) {
 
 TEST(those_right_behind_one_another_take_one_event_each) {
   Rank rank;
-  const auto patience = std::chrono::seconds(5);
   rank.Give(1);
   rank.Give(1, 3, std::chrono::microseconds(1));
   CHECK_EQ(rank.own.recorded[1], 2 + 3);
@@ -230,8 +227,8 @@ TEST(those_right_behind_one_another_take_one_event_each) {
   rank.in_flight.Refresh();
   CHECK_EQ(rank.Completed(), 2);
   // The third runs from then on.
-  CHECK_EQ(rank.in_flight.Poll(rank.clock, patience).found, false);
-  const auto overdue = rank.in_flight.Poll(rank.clock + 2 * patience, patience);
+  CHECK_EQ(rank.in_flight.Poll(rank.clock, kPatience).found, false);
+  const auto overdue = rank.in_flight.Poll(rank.clock + 2 * kPatience, kPatience);
   CHECK_EQ(overdue.found, true);
   CHECK_EQ(overdue.sequence, 3u);
   rank.own.done[1] = 5;

@@ -2,8 +2,6 @@
 #include "ffi/xla/lender.h"
 
 #include <cstring>
-#include <string>
-#include <vector>
 
 #include "tests/ffi/check.h"
 
@@ -123,29 +121,24 @@ TEST(what_xla_refuses_is_said_and_its_error_freed) {
   CHECK_EQ(Xla::destroyed, 3);
 }
 
-TEST(an_older_xla_is_not_asked) {
-  Xla xla;
-  xla.Api()->struct_size = lending::kFindExtensionOffset;
-  xla.find_error = "asked";
-  CHECK_CONTAINS(xla.Refusal(), "older than that of jaxlib 0.11.2");
-}
-
-TEST(devices_without_collectives_lend_nothing) {
-  Xla xla;
-  xla.has_extension = false;
-  CHECK_CONTAINS(xla.Refusal(), "no collectives for these devices. Use source='own'");
-}
-
-TEST(another_major_version_is_refused) {
-  Xla xla;
-  xla.collectives.base.major_version = 1;
-  CHECK_CONTAINS(xla.Refusal(), "has version 1.2, and jaxcomm knows 0");
-}
-
-TEST(an_extension_with_fewer_fields_is_refused) {
-  Xla xla;
-  xla.collectives.base.struct_size = sizeof(xla.collectives) - sizeof(void*);
-  CHECK_CONTAINS(xla.Refusal(), "bytes, and jaxcomm needs");
+TEST(what_cannot_lend_is_told_and_not_asked) {
+  const auto refusal = [](const auto& change) {
+    Xla xla;
+    change(xla);
+    return xla.Refusal();
+  };
+  CHECK_CONTAINS(refusal([](Xla& xla) {
+                   xla.Api()->struct_size = lending::kFindExtensionOffset;
+                   xla.find_error = "asked";
+                 }),
+                 "older than that of jaxlib 0.11.2");
+  CHECK_CONTAINS(refusal([](Xla& xla) { xla.has_extension = false; }),
+                 "no collectives for these devices. Use source='own'");
+  CHECK_CONTAINS(refusal([](Xla& xla) { xla.collectives.base.major_version = 1; }),
+                 "has version 1.2, and jaxcomm knows 0");
+  CHECK_CONTAINS(
+      refusal([](Xla& xla) { xla.collectives.base.struct_size -= sizeof(void*); }),
+      "bytes, and jaxcomm needs");
 }
 
 }  // namespace

@@ -1,12 +1,8 @@
+// Groups whose ranks are threads of one process.
 #include "ffi/backends/host/local_communicator.h"
 
-#include <atomic>
-#include <chrono>
 #include <deque>
-#include <memory>
-#include <string>
-#include <thread>
-#include <vector>
+#include <numeric>
 
 #include "ffi/backends/host/continuer.h"
 #include "ffi/backends/host/local_wait.h"
@@ -18,73 +14,83 @@ namespace jaxcomm::testing {
 namespace {
 
 std::vector<std::vector<int64_t>> OneGroup(int size) {
-  std::vector<int64_t> devices;
-  for (int i = 0; i < size; ++i) devices.push_back(100 + i);
+  std::vector<int64_t> devices(size);
+  std::iota(devices.begin(), devices.end(), 100);
   return {devices};
 }
 
-// No thread watches its deadlines: they pass when a test says so, however slow it is.
-struct Unwatched {
-  Unwatched(int size, double timeout_seconds)
-      : timeout(timeout_seconds),
-        communicator(std::make_shared<LocalCommunicator>(
+// One call of each rank of a communicator, device 100 + rank. Rank r hands in r + 1.
+struct Ranks {
+  Ranks(Communicator& communicator, CallSite* site, int64_t run = 1)
+      : communicator(communicator), site(site), run(run) {}
+  void Arrive(int rank) {
+    buffers[rank].Arrive(communicator, site, run, 100 + rank, nullptr, &outcomes[rank]);
+  }
+  std::string End(int rank) { return outcomes[rank].Wait(); }
+  // The last element of a rank's result, once that is there.
+  float Result(int rank) {
+    CHECK_EQ(End(rank), "");
+    return buffers[rank].result.back();
+  }
+
+  Communicator& communicator;
+  CallSite* const site;
+  const int64_t run;
+  const int64_t in = site->operands()[0].elements, out = site->results()[0].elements;
+  std::deque<RankBuffers> buffers = {
+      {in, out, 1}, {in, out, 2}, {in, out, 3}, {in, out, 4}, {in, out, 5}};
+  std::deque<Outcome> outcomes = std::deque<Outcome>(5);
+};
+
+// No thread watches its timeouts: they pass when a test says so, however slow it is.
+struct Patient {
+  explicit Patient(int size, double timeout_seconds = kAtOnce)
+      : communicator(std::make_shared<LocalCommunicator>(
             Spec(OneGroup(size), timeout_seconds))) {
-    CHECK_TRUE(StartContinuing().success());
+    CHECK_OK(StartContinuing());
   }
   LocalCommunicator* operator->() { return communicator.get(); }
   LocalCommunicator& operator*() { return *communicator; }
   // Ends the time of all that has begun.
   void Expire() {
-    std::this_thread::sleep_for(timeout);
+    const Stopwatch begin;
+    CHECK_TRUE(Until([&] { return begin.seconds() > 0; }));
     communicator->Poll();
   }
 
-  const std::chrono::duration<double> timeout;
   const std::shared_ptr<LocalCommunicator> communicator;
 };
 
 TEST(the_last_rank_to_arrive_completes_an_all_reduce) {
   auto communicator = MakeLocalCommunicator(Spec(OneGroup(3)));
-  auto site = MakeSite("all_reduce", {}, {FloatLeaf(5)}, {FloatLeaf(5)});
-  std::vector<RankBuffers> ranks;
-  for (int r = 0; r < 3; ++r) ranks.emplace_back(5, 5, static_cast<float>(r + 1));
-  std::deque<Outcome> outcomes(3);
+  auto site = FloatSite("all_reduce", {}, 5);
+  Ranks ranks(*communicator, site.get(), 7);
   for (int r = 0; r < 3; ++r) {
-    CHECK_TRUE(r == 0 || !outcomes[0].done());
-    ranks[r].Arrive(*communicator, site.get(), 7, 100 + r, nullptr, &outcomes[r]);
+    CHECK_TRUE(r == 0 || !ranks.outcomes[0].done());
+    ranks.Arrive(r);
   }
-  for (int r = 0; r < 3; ++r) {
-    CHECK_EQ(outcomes[r].Wait(), "");
-    for (float value : ranks[r].result) CHECK_EQ(value, 6.0f);
-  }
+  for (int r = 0; r < 3; ++r) CHECK_EQ(ranks.Result(r), 6.0f);
   CHECK_EQ(communicator->stats().in_flight, 0);
 }
 
 TEST(threads_as_ranks_agree_over_many_rounds_and_sizes) {
-  constexpr int kRanks = 4, kRounds = 200;
-  for (int64_t elements : {0, 1, 7, 1000, 300000}) {
+  constexpr int kRanks = 4;
+  for (int64_t elements : {0, 1, 1000, 300000}) {
     auto communicator = MakeLocalCommunicator(Spec(OneGroup(kRanks)));
-    auto site =
-        MakeSite("all_reduce", {}, {FloatLeaf(elements)}, {FloatLeaf(elements)});
-    const int rounds = elements > 1000 ? 10 : kRounds;
+    auto site = FloatSite("all_reduce", {}, elements);
     std::atomic<int> wrong{0};
-    std::vector<std::thread> threads;
-    for (int r = 0; r < kRanks; ++r) {
-      threads.emplace_back([&, r] {
-        ThreadScheduler scheduler(2);
-        RankBuffers buffers(elements, elements, 0);
-        for (int round = 0; round < rounds; ++round) {
-          for (float& x : buffers.operand) x = static_cast<float>(r + round);
-          Outcome outcome;
-          buffers.Arrive(*communicator, site.get(), round, 100 + r, &scheduler,
-                         &outcome);
-          if (!outcome.Wait().empty()) ++wrong;
-          const float expected = 6.0f + 4.0f * static_cast<float>(round);
-          for (float x : buffers.result) wrong += x != expected;
-        }
-      });
-    }
-    for (std::thread& thread : threads) thread.join();
+    ForRanks(kRanks, [&](int r) {
+      ThreadScheduler scheduler(2);
+      RankBuffers buffers(elements, elements, 0);
+      for (int round = 0; round < (elements > 1000 ? 10 : 100); ++round) {
+        for (float& x : buffers.operand) x = static_cast<float>(r + round);
+        Outcome outcome;
+        buffers.Arrive(*communicator, site.get(), round, 100 + r, &scheduler, &outcome);
+        wrong += !outcome.Wait().empty();
+        const float expected = 6.0f + 4.0f * static_cast<float>(round);
+        for (float x : buffers.result) wrong += x != expected;
+      }
+    });
     CHECK_EQ(wrong.load(), 0);
   }
 }
@@ -92,87 +98,61 @@ TEST(threads_as_ranks_agree_over_many_rounds_and_sizes) {
 TEST(a_permutation_completes_pair_by_pair) {
   auto communicator = MakeLocalCommunicator(Spec(OneGroup(4)));
   // 0 -> 1 and 2 -> 3 only.
-  auto site = MakeSite("permute", {-1, 0, -1, 2}, {FloatLeaf(3)}, {FloatLeaf(3)});
-  std::vector<RankBuffers> ranks;
-  for (int r = 0; r < 4; ++r) ranks.emplace_back(3, 3, static_cast<float>(r));
-  std::deque<Outcome> outcomes(4);
-  ranks[1].Arrive(*communicator, site.get(), 1, 101, nullptr, &outcomes[1]);
-  CHECK_TRUE(!outcomes[1].done());
-  ranks[0].Arrive(*communicator, site.get(), 1, 100, nullptr, &outcomes[0]);
-  CHECK_EQ(outcomes[0].Wait(), "");
-  CHECK_EQ(outcomes[1].Wait(), "");
-  CHECK_EQ(ranks[1].result[2], 0.0f);
-  CHECK_EQ(ranks[0].result[0], 0.0f);
-  ranks[2].Arrive(*communicator, site.get(), 1, 102, nullptr, &outcomes[2]);
-  ranks[3].Arrive(*communicator, site.get(), 1, 103, nullptr, &outcomes[3]);
-  for (Outcome& outcome : outcomes) CHECK_EQ(outcome.Wait(), "");
-  CHECK_EQ(ranks[3].result[0], 2.0f);
+  auto site = FloatSite("permute", {-1, 0, -1, 2}, 3);
+  Ranks ranks(*communicator, site.get());
+  ranks.Arrive(1);
+  CHECK_TRUE(!ranks.outcomes[1].done());
+  ranks.Arrive(0);
+  CHECK_EQ(ranks.Result(0), 0.0f);
+  CHECK_EQ(ranks.Result(1), 1.0f);
+  ranks.Arrive(2), ranks.Arrive(3);
+  CHECK_EQ(ranks.Result(2), 0.0f);
+  CHECK_EQ(ranks.Result(3), 3.0f);
   CHECK_EQ(communicator->stats().in_flight, 0);
 }
 
 TEST(a_fast_pair_may_be_an_execution_ahead) {
   auto communicator = MakeLocalCommunicator(Spec(OneGroup(4)));
-  auto site = MakeSite("permute", {1, 0, 3, 2}, {FloatLeaf(1)}, {FloatLeaf(1)});
-  std::deque<Outcome> outcomes;
-  std::deque<RankBuffers> ranks;
-  const auto arrive = [&](int rank, float value) {
-    ranks.emplace_back(1, 1, value);
-    outcomes.emplace_back();
-    ranks.back().Arrive(*communicator, site.get(), 1, 100 + rank, nullptr,
-                        &outcomes.back());
-    return ranks.size() - 1;
-  };
-  arrive(0, 1), arrive(1, 2);
-  const auto second = arrive(0, 3);
-  arrive(1, 4);
-  for (Outcome& outcome : outcomes) CHECK_EQ(outcome.Wait(), "");
-  CHECK_EQ(ranks[second].result[0], 4.0f);
-  const auto late = arrive(2, 5);
-  arrive(3, 6);
-  const auto late_second = arrive(2, 7);
-  arrive(3, 8);
-  for (Outcome& outcome : outcomes) CHECK_EQ(outcome.Wait(), "");
-  CHECK_EQ(ranks[late].result[0], 6.0f);
-  CHECK_EQ(ranks[late_second].result[0], 8.0f);
+  auto site = FloatSite("permute", {1, 0, 3, 2}, 1);
+  Ranks first(*communicator, site.get()), second(*communicator, site.get());
+  second.buffers[1].operand[0] = 20;
+  second.buffers[3].operand[0] = 40;
+  for (int pair : {0, 2}) {
+    for (Ranks* call : {&first, &second}) call->Arrive(pair), call->Arrive(pair + 1);
+    CHECK_EQ(first.Result(pair), static_cast<float>(pair + 2));
+    CHECK_EQ(second.Result(pair), pair == 0 ? 20.0f : 40.0f);
+  }
   CHECK_EQ(communicator->stats().in_flight, 0);
 }
 
 TEST(a_rank_that_never_arrives_is_named_to_those_who_wait) {
-  Unwatched communicator(4, 0.05);
-  auto site = MakeSite("all_reduce", {}, {FloatLeaf(2)}, {FloatLeaf(2)});
-  RankBuffers first(2, 2, 1), third(2, 2, 1), late(2, 2, 1);
-  Outcome first_outcome, third_outcome, late_outcome;
-  first.Arrive(*communicator, site.get(), 3, 100, nullptr, &first_outcome);
-  third.Arrive(*communicator, site.get(), 3, 102, nullptr, &third_outcome);
+  Patient communicator(4);
+  auto site = FloatSite("all_reduce", {}, 2);
+  Ranks ranks(*communicator, site.get(), 3);
+  ranks.Arrive(0), ranks.Arrive(2);
   communicator.Expire();
-  CHECK_EQ(first_outcome.Wait(),
+  CHECK_EQ(ranks.End(0),
            "all_reduce(float32[2]) over axes ('x',): rank 0 of 4 (cpu:100) waited "
-           "0.05 s for ranks 1, 3. They may have stopped or run a different program; "
+           "0 s for ranks 1, 3. They may have stopped or run a different program; "
            "see JAXCOMM_TIMEOUT.");
-  CHECK_TRUE(third_outcome.Wait().find("rank 2 of 4 (cpu:102)") != std::string::npos);
+  CHECK_CONTAINS(ranks.End(2), "rank 2 of 4 (cpu:102)");
   // A rank that comes later fails at once: no rank waits for it any more.
-  late.Arrive(*communicator, site.get(), 3, 101, nullptr, &late_outcome);
-  CHECK_TRUE(late_outcome.Wait().find("stopped waiting") != std::string::npos);
+  ranks.Arrive(1);
+  CHECK_CONTAINS(ranks.End(1), "stopped waiting");
   // The next run is not disturbed.
-  std::deque<Outcome> outcomes(4);
-  std::deque<RankBuffers> ranks;
-  for (int r = 0; r < 4; ++r) {
-    ranks.emplace_back(2, 2, 1.0f);
-    ranks[r].Arrive(*communicator, site.get(), 4, 100 + r, nullptr, &outcomes[r]);
-  }
-  for (int r = 0; r < 4; ++r) CHECK_EQ(outcomes[r].Wait(), "");
-  CHECK_EQ(ranks[3].result[0], 4.0f);
+  Ranks next(*communicator, site.get(), 4);
+  for (int r = 0; r < 4; ++r) next.Arrive(r);
+  CHECK_EQ(next.Result(3), 10.0f);
 }
 
 TEST(a_pairwise_call_may_outlive_its_program) {
   // Rank 0 neither sends nor receives. The other ranks' programs failed before they
   // came to the call, and all programs are deleted before the timeout.
-  Unwatched communicator(3, 0.05);
-  auto site = MakeSite("permute", {-1, 2, 1}, {FloatLeaf(2)}, {FloatLeaf(2)});
-  RankBuffers zero(2, 2, 1);
-  Outcome outcome;
-  zero.Arrive(*communicator, site.get(), 1, 100, nullptr, &outcome);
-  CHECK_EQ(outcome.Wait(), "");
+  Patient communicator(3);
+  auto site = FloatSite("permute", {-1, 2, 1}, 2);
+  Ranks ranks(*communicator, site.get());
+  ranks.Arrive(0);
+  CHECK_EQ(ranks.End(0), "");
   CHECK_EQ(communicator->stats().in_flight, 1);
   site.reset();
   communicator.Expire();
@@ -182,124 +162,99 @@ TEST(a_pairwise_call_may_outlive_its_program) {
 }
 
 TEST(ranks_that_come_after_a_pairwise_call_was_forgotten_meet_each_other) {
-  Unwatched communicator(4, 0.05);
-  auto site = MakeSite("permute", {1, 0, 3, 2}, {FloatLeaf(2)}, {FloatLeaf(2)});
-  std::deque<RankBuffers> ranks;
-  std::deque<Outcome> outcomes(4);
-  for (int r = 0; r < 4; ++r) ranks.emplace_back(2, 2, static_cast<float>(r));
-  const auto arrive = [&](int r) {
-    ranks[r].Arrive(*communicator, site.get(), 1, 100 + r, nullptr, &outcomes[r]);
-  };
-  arrive(0), arrive(1);
-  for (int r : {0, 1}) CHECK_EQ(outcomes[r].Wait(), "");
+  Patient communicator(4);
+  auto site = FloatSite("permute", {1, 0, 3, 2}, 2);
+  Ranks ranks(*communicator, site.get());
+  ranks.Arrive(0), ranks.Arrive(1);
+  for (int r : {0, 1}) CHECK_EQ(ranks.End(r), "");
   CHECK_EQ(communicator->stats().in_flight, 1);
   communicator.Expire();
   CHECK_EQ(communicator->stats().in_flight, 0);
-  arrive(2), arrive(3);
-  for (int r : {2, 3}) CHECK_EQ(outcomes[r].Wait(), "");
-  CHECK_EQ(ranks[2].result[1], 3.0f);
-  CHECK_EQ(ranks[3].result[1], 2.0f);
+  ranks.Arrive(2), ranks.Arrive(3);
+  CHECK_EQ(ranks.Result(2), 4.0f);
+  CHECK_EQ(ranks.Result(3), 3.0f);
 }
 
-TEST(the_time_of_a_pair_begins_when_it_comes) {
-  Unwatched communicator(4, 0.2);
-  auto site = MakeSite("permute", {1, 0, 3, 2}, {FloatLeaf(2)}, {FloatLeaf(2)});
-  std::deque<RankBuffers> ranks(4, {2, 2, 1.0f});
-  std::deque<Outcome> outcomes(4);
-  const auto arrive = [&](int r) {
-    ranks[r].Arrive(*communicator, site.get(), 1, 100 + r, nullptr, &outcomes[r]);
-  };
-  arrive(0), arrive(1);
-  for (int r : {0, 1}) CHECK_EQ(outcomes[r].Wait(), "");
+TEST_ALONE(the_time_of_a_pair_begins_when_it_comes, EXIT_SUCCESS) {
+  Patient communicator(4, kExpires);
+  auto site = FloatSite("permute", {1, 0, 3, 2}, 2);
+  Ranks ranks(*communicator, site.get());
+  ranks.Arrive(0), ranks.Arrive(1);
+  for (int r : {0, 1}) CHECK_EQ(ranks.End(r), "");
   // The round is as old as one may be when rank 2 comes.
-  std::this_thread::sleep_for(communicator.timeout);
-  const auto begin = std::chrono::steady_clock::now();
-  arrive(2);
-  CHECK_TRUE(Comes([&] {
+  const Stopwatch since_the_first;
+  CHECK_TRUE(Until([&] { return since_the_first.seconds() > kExpires; }));
+  const Stopwatch since_the_third;
+  ranks.Arrive(2);
+  CHECK_TRUE(Until([&] {
     communicator->Poll();
-    return outcomes[2].done();
+    return ranks.outcomes[2].done();
   }));
-  CHECK_TRUE(std::chrono::steady_clock::now() - begin >= communicator.timeout);
-  CHECK_CONTAINS(outcomes[2].Wait(), "waited 0.2 s for rank 3");
+  CHECK_TRUE(since_the_third.seconds() >= kExpires);
+  CHECK_CONTAINS(ranks.End(2), "waited 1 s for rank 3");
 }
 
 TEST(a_timeout_says_where_the_missing_rank_waits_instead) {
-  Unwatched communicator(2, 0.05);
-  auto sum = MakeSite("all_reduce", {}, {FloatLeaf(2)}, {FloatLeaf(2)});
-  auto gather = MakeSite("all_gather", {1}, {FloatLeaf(2)}, {FloatLeaf(4)});
-  RankBuffers zero(2, 2, 1), one(2, 4, 1);
-  Outcome zero_outcome, one_outcome;
-  zero.Arrive(*communicator, sum.get(), 3, 100, nullptr, &zero_outcome);
-  one.Arrive(*communicator, gather.get(), 3, 101, nullptr, &one_outcome, /*tag=*/2);
+  Patient communicator(2);
+  auto sum = FloatSite("all_reduce", {}, 2),
+       gather = FloatSite("all_gather", {1}, 2, 4);
+  Ranks sums(*communicator, sum.get(), 3), gathers(*communicator, gather.get(), 3);
+  sums.Arrive(0);
+  gathers.buffers[1].Arrive(*communicator, gather.get(), 3, 101, nullptr,
+                            &gathers.outcomes[1], /*tag=*/2);
   communicator.Expire();
-  CHECK_TRUE(
-      zero_outcome.Wait().find("Rank 1 waits in all_gather(float32[2]) instead.") !=
-      std::string::npos);
-  CHECK_TRUE(
-      one_outcome.Wait().find("Rank 0 waits in all_reduce(float32[2]) instead.") !=
-      std::string::npos);
+  CHECK_CONTAINS(sums.End(0), "Rank 1 waits in all_gather(float32[2]) instead.");
+  CHECK_CONTAINS(gathers.End(1), "Rank 0 waits in all_reduce(float32[2]) instead.");
 }
 
 TEST(closing_fails_whoever_waits_and_whoever_comes) {
   auto communicator = MakeLocalCommunicator(Spec(OneGroup(2)));
-  auto site = MakeSite("all_reduce", {}, {FloatLeaf(1)}, {FloatLeaf(1)});
-  RankBuffers zero(1, 1, 1), one(1, 1, 1);
-  Outcome zero_outcome, one_outcome;
-  zero.Arrive(*communicator, site.get(), 1, 100, nullptr, &zero_outcome);
+  auto site = FloatSite("all_reduce", {}, 1);
+  Ranks ranks(*communicator, site.get());
+  ranks.Arrive(0);
   communicator->Abort(FailedPrecondition("closed"));
-  CHECK_EQ(zero_outcome.Wait(), "closed");
-  one.Arrive(*communicator, site.get(), 1, 101, nullptr, &one_outcome);
-  CHECK_EQ(one_outcome.Wait(), "closed");
+  CHECK_EQ(ranks.End(0), "closed");
+  ranks.Arrive(1);
+  CHECK_EQ(ranks.End(1), "closed");
 }
 
 TEST(closing_while_bytes_move_fails_the_rest_when_they_have) {
-  constexpr int64_t kElements = 16 << 20;  // takes milliseconds
+  constexpr int64_t kElements = 4 << 20;  // takes a millisecond
   auto communicator = MakeLocalCommunicator(Spec(OneGroup(4)));
-  auto site =
-      MakeSite("permute", {1, 2, 3, 0}, {FloatLeaf(kElements)}, {FloatLeaf(kElements)});
+  auto site = FloatSite("permute", {1, 2, 3, 0}, kElements);
   std::deque<RankBuffers> buffers(2, {kElements, kElements, 1.0f});
   std::deque<Outcome> outcomes(2);
-  std::vector<std::thread> threads;
-  for (int r = 0; r < 2; ++r) {
-    threads.emplace_back([&, r] {
-      buffers[r].Arrive(*communicator, site.get(), 7, 100 + r, nullptr, &outcomes[r]);
-    });
-  }
-  while (communicator->stats().bytes < 2 * 4 * kElements) std::this_thread::yield();
-  communicator->Abort(FailedPrecondition("closed by a test"));
+  std::thread closer([&] {
+    CHECK_TRUE(Until([&] { return communicator->stats().bytes >= 2 * 4 * kElements; }));
+    communicator->Abort(FailedPrecondition("closed by a test"));
+  });
+  ForRanks(2, [&](int r) {
+    buffers[r].Arrive(*communicator, site.get(), 7, 100 + r, nullptr, &outcomes[r]);
+  });
+  closer.join();
   // The others of this run must not find the communicator that comes after it.
   CHECK_TRUE(communicator->FailedRuns() == std::vector<int64_t>{7});
-  for (std::thread& thread : threads) thread.join();
   for (Outcome& outcome : outcomes) CHECK_EQ(outcome.Wait(), "closed by a test");
   CHECK_EQ(communicator->stats().in_flight, 0);
 }
 
 TEST(a_device_of_another_mesh_is_refused) {
-  auto communicator = MakeLocalCommunicator(Spec(OneGroup(2)));
-  auto site = MakeSite("all_reduce", {}, {FloatLeaf(1)}, {FloatLeaf(1)});
-  RankBuffers stranger(1, 1, 1);
-  Outcome outcome;
-  stranger.Arrive(*communicator, site.get(), 1, 5, nullptr, &outcome);
-  CHECK_TRUE(outcome.Wait().find("device cpu:5 is not part of this communicator") !=
-             std::string::npos);
+  auto communicator = MakeLocalCommunicator(Spec({{5, 6}}));
+  auto site = FloatSite("all_reduce", {}, 1);
+  Ranks ranks(*communicator, site.get());
+  ranks.Arrive(0);
+  CHECK_CONTAINS(ranks.End(0), "device cpu:100 is not part of this communicator");
 }
 
 TEST(groups_do_not_wait_for_each_other) {
-  auto communicator = MakeLocalCommunicator(Spec({{1, 2}, {3, 4, 5}}));
-  auto site = MakeSite("all_reduce", {}, {FloatLeaf(1)}, {FloatLeaf(1)});
-  std::deque<RankBuffers> ranks;
-  std::deque<Outcome> outcomes(5);
-  for (int i = 0; i < 5; ++i) ranks.emplace_back(1, 1, static_cast<float>(i));
-  ranks[2].Arrive(*communicator, site.get(), 1, 3, nullptr, &outcomes[2]);
-  ranks[0].Arrive(*communicator, site.get(), 1, 1, nullptr, &outcomes[0]);
-  ranks[1].Arrive(*communicator, site.get(), 1, 2, nullptr, &outcomes[1]);
-  CHECK_EQ(outcomes[0].Wait(), "");
-  CHECK_EQ(ranks[0].result[0], 1.0f);
-  CHECK_TRUE(!outcomes[2].done());
-  ranks[3].Arrive(*communicator, site.get(), 1, 4, nullptr, &outcomes[3]);
-  ranks[4].Arrive(*communicator, site.get(), 1, 5, nullptr, &outcomes[4]);
-  for (Outcome& outcome : outcomes) CHECK_EQ(outcome.Wait(), "");
-  CHECK_EQ(ranks[4].result[0], 9.0f);
+  auto communicator = MakeLocalCommunicator(Spec({{100, 101}, {102, 103, 104}}));
+  auto site = FloatSite("all_reduce", {}, 1);
+  Ranks ranks(*communicator, site.get());
+  for (int r : {2, 0, 1}) ranks.Arrive(r);
+  CHECK_EQ(ranks.Result(0), 3.0f);
+  CHECK_TRUE(!ranks.outcomes[2].done());
+  for (int r : {3, 4}) ranks.Arrive(r);
+  CHECK_EQ(ranks.Result(4), 12.0f);
 }
 
 TEST(a_rank_whose_program_blocks_holds_nobody_else_up) {
@@ -307,35 +262,31 @@ TEST(a_rank_whose_program_blocks_holds_nobody_else_up) {
   // of XLA:CPU does.
   constexpr int kRanks = 6;
   auto communicator = MakeLocalCommunicator(Spec(OneGroup(kRanks)));
-  auto site = MakeSite("all_reduce", {}, {FloatLeaf(1)}, {FloatLeaf(1)});
-  std::deque<RankBuffers> ranks;
-  std::atomic<int> gone_on{0};
-  std::atomic<int> released{0};
+  auto site = FloatSite("all_reduce", {}, 1);
+  std::deque<RankBuffers> ranks(kRanks, {1, 1, 1.0f});
+  std::atomic<int> gone_on{0}, released{0};
   for (int r = 0; r < kRanks; ++r) {
-    ranks.emplace_back(1, 1, 1.0f);
     const void* operands[] = {ranks[r].operand.data()};
     void* results[] = {ranks[r].result.data()};
     communicator
         ->Execute(Call{site.get(), 1, 1, 1, 100 + r, operands, results, nullptr})
         .OnReady([&](const std::optional<xla::ffi::Error>&) {
           ++gone_on;
-          while (gone_on.load() < kRanks) std::this_thread::yield();
-          ++released;
+          released += Until([&] { return gone_on == kRanks; });
         });
   }
-  while (released.load() < kRanks) std::this_thread::yield();
-  CHECK_EQ(released.load(), kRanks);
+  CHECK_TRUE(Until([&] { return released == kRanks; }));
 }
 
 TEST(a_rank_spins_where_the_missing_ones_have_cores) {
   const int cores = Cores();
-  const auto spins = [](const char* collective, int64_t elements, int ranks, int come) {
+  const auto spins = [](const std::string& collective, int64_t elements, int ranks,
+                        int come) {
     std::vector<int64_t> params;
-    if (collective == std::string("permute")) {
+    if (collective == "permute") {
       for (int rank = 0; rank < ranks; ++rank) params.push_back((rank + 1) % ranks);
     }
-    auto site =
-        MakeSite(collective, params, {FloatLeaf(elements)}, {FloatLeaf(elements)});
+    auto site = FloatSite(collective, params, elements);
     LocalRound round(static_cast<size_t>(ranks));
     round.Reset(site.get(), 1);
     round.come = come;
@@ -353,39 +304,42 @@ TEST(a_rank_spins_where_the_missing_ones_have_cores) {
   CHECK_TRUE(!spins("permute", kLarge, cores + 1, 1));
 }
 
-TEST(deadlines_and_arrivals_race_without_losing_anyone) {
-  auto communicator = MakeLocalCommunicator(Spec(OneGroup(2), 0.01));
-  auto site = MakeSite("permute", {1, 0}, {FloatLeaf(64)}, {FloatLeaf(64)});
-  std::vector<std::thread> threads;
+TEST(timeouts_and_arrivals_race_without_losing_anyone) {
+  Patient communicator(2);
+  auto site = FloatSite("permute", {1, 0}, 64);
   std::atomic<int> finished{0};
-  for (int r = 0; r < 2; ++r) {
-    threads.emplace_back([&, r] {
-      RankBuffers buffers(64, 64, 1.0f);
-      for (int round = 0; round < 20; ++round) {
-        // One rank's pace drifts against the deadline: some rounds meet, some fail.
-        if (r == 1) std::this_thread::sleep_for(std::chrono::milliseconds(round));
-        Outcome outcome;
-        buffers.Arrive(*communicator, site.get(), round, 100 + r, nullptr, &outcome);
-        outcome.Wait();
-        ++finished;
-      }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  CHECK_EQ(finished.load(), 40);
+  std::atomic<bool> polls{true};
+  // Some rounds meet, and some time out: whichever comes first.
+  std::thread expires([&] {
+    for (int turn = 0; polls; ++turn) {
+      if (turn % 8 == 0) communicator->Poll();
+      std::this_thread::yield();
+    }
+  });
+  ForRanks(2, [&](int r) {
+    RankBuffers buffers(64, 64, 1.0f);
+    for (int round = 0; round < 200; ++round) {
+      Outcome outcome;
+      buffers.Arrive(*communicator, site.get(), round, 100 + r, nullptr, &outcome);
+      outcome.Wait();
+      ++finished;
+    }
+  });
+  polls = false;
+  expires.join();
+  CHECK_EQ(finished.load(), 400);
+  communicator.Expire();
   CHECK_EQ(communicator->stats().in_flight, 0);
 }
 
 TEST(steady_state_keeps_the_memory_it_has) {
   auto communicator = MakeLocalCommunicator(Spec(OneGroup(2)));
-  auto site = MakeSite("all_reduce", {}, {FloatLeaf(8)}, {FloatLeaf(8)});
-  RankBuffers zero(8, 8, 1), one(8, 8, 2);
+  auto site = FloatSite("all_reduce", {}, 8);
   int64_t after_ten = 0;
   for (int run = 0; run < 2000; ++run) {
-    Outcome first, second;
-    zero.Arrive(*communicator, site.get(), run, 100, nullptr, &first);
-    one.Arrive(*communicator, site.get(), run, 101, nullptr, &second);
-    first.Wait(), second.Wait();
+    Ranks ranks(*communicator, site.get(), run);
+    for (int r : {0, 1}) ranks.Arrive(r);
+    for (int r : {0, 1}) CHECK_EQ(ranks.End(r), "");
     if (run == 10) after_ten = communicator->stats().host_bytes;
   }
   CHECK_EQ(communicator->stats().host_bytes, after_ten);

@@ -4,7 +4,6 @@
 //   plan_bench [ranks [leaves [collective]]]
 #include <malloc.h>
 
-#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -17,6 +16,7 @@
 #include "ffi/core/call_site.h"
 #include "ffi/core/plan.h"
 #include "ffi/planners/collectives.h"
+#include "tests/ffi/waiting.h"
 
 namespace {
 
@@ -49,10 +49,10 @@ struct Case {
   std::vector<Leaf> operands, results;
 };
 
-Leaf LeafOf(DataType dtype, std::vector<int64_t> dims, size_t bytes) {
+Leaf Floats(std::vector<int64_t> dims) {
   int64_t elements = 1;
   for (int64_t dim : dims) elements *= dim;
-  return Leaf{dtype, std::move(dims), elements, bytes};
+  return Leaf{DataType::F32, std::move(dims), elements, 4};
 }
 
 // Contiguous pieces, as jaxcomm/primitives/nccl_rewrites.py makes them.
@@ -63,62 +63,36 @@ std::vector<Case> Cases(int ranks, int leaves) {
     }
     return first;
   };
-  const Leaf small = LeafOf(DataType::F32, {16}, 4);
-  const Leaf large = LeafOf(DataType::F32, {ranks, 16}, 4);
+  const Leaf small = Floats({16});
+  const Leaf large = Floats({ranks, 16});
   const std::vector<Leaf> smalls(static_cast<size_t>(leaves), small);
   const std::vector<Leaf> larges(static_cast<size_t>(leaves), large);
   std::vector<int64_t> ring;
   for (int rank = 0; rank < ranks; ++rank) ring.push_back((rank + ranks - 1) % ranks);
-  const Leaf index = LeafOf(DataType::S32, {ranks}, 4);
   return {
       {"all_gather", repeat({}, {1}), smalls, larges},
       {"all_reduce", {}, smalls, smalls},
       {"all_to_all", repeat({}, {1, 1, 0}), larges, larges},
       {"gather", repeat({0}, {1}), smalls, larges},
       {"permute", ring, smalls, smalls},
-      {"ragged_all_to_all", {}, {large, large, index, index, index, index}, {large}},
       {"reduce_scatter", repeat({}, {1}), larges, smalls},
       {"scatter", repeat({0}, {1}), larges, smalls},
   };
 }
-
-// Row r of every rank goes to rank r: operands[rank][operand].
-class RaggedOperands {
- public:
-  explicit RaggedOperands(int ranks) : rows_(ranks), ones_(ranks, 1), mine_(ranks) {
-    for (int i = 0; i < ranks; ++i) rows_[i] = i;
-    for (int rank = 0; rank < ranks; ++rank) {
-      // Offsets in the results of the other ranks.
-      mine_[rank].assign(ranks, rank);
-      of_rank_.push_back({nullptr, nullptr, rows_.data(), ones_.data(),
-                          mine_[rank].data(), ones_.data()});
-    }
-    for (const auto& operands : of_rank_) pointers_.push_back(operands.data());
-  }
-  const void* const* const* get() const { return pointers_.data(); }
-
- private:
-  std::vector<int32_t> rows_, ones_;
-  std::vector<std::vector<int32_t>> mine_;
-  std::vector<std::vector<const void*>> of_rank_;
-  std::vector<const void* const*> pointers_;
-};
 
 // `natives`: which functions for whole collectives the library has.
 void Measure(const Case& test, int ranks, int rank, Natives natives) {
   CallSite site(CallSite::Attributes{test.collective, "('i',)", 1, 0, ReduceOp::kSum,
                                      test.params},
                 *FindCollective(test.collective));
-  const bool reads_operands = site.plan_reads_operands();
-  const RaggedOperands ragged(reads_operands ? ranks : 0);
   site.SetShapes(test.operands, test.results);
   const int64_t before = bytes_now;
   bytes_peak = bytes_now;
-  const auto begin = std::chrono::steady_clock::now();
+  const testing::Stopwatch begin;
   Status status;
   size_t made = 0;
   {
-    const auto plan = site.MakePlan(ranks, reads_operands ? ragged.get() : nullptr);
+    const auto plan = site.MakePlan(ranks, /*operands_of=*/nullptr);
     status = plan.status();
     if (plan) {
       const auto steps = MakeSteps(site, *plan, rank, natives);
@@ -126,10 +100,9 @@ void Measure(const Case& test, int ranks, int rank, Natives natives) {
       if (steps) made = steps->local.size() + steps->grouped.size();
     }
   }
-  const std::chrono::duration<double, std::milli> took =
-      std::chrono::steady_clock::now() - begin;
+  const double took = 1000 * begin.seconds();
   std::printf("%-18s %6zu %10.2f ms %10.2f MiB %8zu steps%s%s\n", test.collective,
-              test.results.size(), took.count(),
+              test.results.size(), took,
               static_cast<double>(bytes_peak - before) / (1 << 20), made,
               status.failure() ? "  " : "",
               status.failure() ? status.message().c_str() : "");

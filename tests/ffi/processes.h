@@ -17,36 +17,54 @@
 
 namespace jaxcomm::testing {
 
+inline std::shared_ptr<Segment> MakeSegment(int processes) {
+  auto segment = Must(Segment::Create(Arena::Bytes(processes), false));
+  Arena::Format(*segment);
+  return segment;
+}
+
+// Processes that nobody watches: their pid is 0.
+inline std::vector<Peer> Unwatched(int processes) {
+  std::vector<Peer> peers;
+  for (int process = 0; process < processes; ++process)
+    peers.push_back({0, 0, process});
+  return peers;
+}
+
+// The communicator of one process, or its spec. `processes`: of each rank, by group.
+inline CommunicatorSpec SpecOf(std::shared_ptr<Segment> segment,
+                               const std::vector<Peer>& peers, int process,
+                               std::vector<std::vector<int64_t>> groups,
+                               std::vector<std::vector<int>> processes,
+                               double timeout_seconds = kHangSeconds) {
+  CommunicatorSpec spec = Spec(std::move(groups), timeout_seconds);
+  spec.process_set = std::make_shared<ProcessSet>(std::move(segment), peers, process);
+  spec.processes = std::move(processes);
+  return spec;
+}
+
 // Rank r, device 100 + r, lives in process process_of[r].
 struct Processes {
-  explicit Processes(std::vector<int> process_of, double timeout_seconds = 60,
+  // Process 0 is the only one whose patience may be short.
+  explicit Processes(std::vector<int> process_of, double timeout_seconds = kHangSeconds,
                      std::vector<Peer> peers = {})
       : process_of(std::move(process_of)) {
     count = *std::max_element(this->process_of.begin(), this->process_of.end()) + 1;
-    segment = Must(Segment::Create(Arena::Bytes(count), false));
-    Arena::Format(*segment);
-    if (peers.empty()) {
-      for (int process = 0; process < count; ++process) {
-        peers.push_back({0, 0, process});  // of pid 0: not watched
-      }
-    }
-    for (int process = 0; process < count; ++process) {
-      Start(process, timeout_seconds, peers);
-    }
-  }
-
-  // Process 0 has the shorter patience, and is the only one to have little.
-  void Start(int process, double timeout_seconds, const std::vector<Peer>& peers) {
+    segment = MakeSegment(count);
+    if (peers.empty()) peers = Unwatched(count);
     std::vector<int64_t> devices;
-    for (size_t r = 0; r < process_of.size(); ++r) devices.push_back(100 + r);
-    if (process > 0) timeout_seconds = std::max(2 * timeout_seconds, 60.0);
-    CommunicatorSpec spec = Spec({devices}, timeout_seconds);
-    spec.process_set = std::make_shared<ProcessSet>(segment, peers, process);
-    spec.processes = {process_of};
-    communicators.push_back(MakeLocalCommunicator(std::move(spec)));
+    for (size_t r = 0; r < this->process_of.size(); ++r) devices.push_back(100 + r);
+    for (int process = 0; process < count; ++process) {
+      communicators.push_back(MakeLocalCommunicator(
+          SpecOf(segment, peers, process, {devices}, {this->process_of},
+                 process == 0 ? timeout_seconds : 2 * kHangSeconds)));
+    }
   }
 
   Communicator& of(int rank) { return *communicators[process_of[rank]]; }
+  const std::shared_ptr<ProcessSet>& set(int process) {
+    return communicators[process]->spec().process_set;
+  }
   int size() const { return static_cast<int>(process_of.size()); }
 
   std::vector<int> process_of;
@@ -57,10 +75,10 @@ struct Processes {
 
 // Call sites of one place in the program: one for each process, as in life.
 struct Site {
-  Site(const std::string& collective, std::vector<int64_t> params,
-       std::vector<Leaf> operands, std::vector<Leaf> results, int processes) {
+  Site(const std::string& collective, std::vector<int64_t> params, int64_t elements,
+       int processes) {
     for (int i = 0; i < processes; ++i) {
-      of.push_back(MakeSite(collective, params, operands, results));
+      of.push_back(FloatSite(collective, params, elements));
     }
   }
   std::vector<std::unique_ptr<CallSite>> of;
@@ -73,18 +91,17 @@ inline std::vector<int> Blocks(int processes, int ranks_each) {
   return process_of;
 }
 
-// Calls of one place each, by rank.
+// Calls of one place, by rank. Rank r hands in r, in every element.
 struct Calls {
   Calls(Processes& processes, const std::string& collective,
         std::vector<int64_t> params, int64_t elements, int run, uint64_t tag = 1)
       : processes(processes),
-        site(collective, params, {FloatLeaf(elements)}, {FloatLeaf(elements)},
-             processes.count),
+        site(collective, params, elements, processes.count),
         run(run),
-        tag(tag) {
+        tag(tag),
+        outcomes(processes.size()) {
     for (int r = 0; r < processes.size(); ++r)
       buffers.emplace_back(elements, elements, r);
-    outcomes.resize(processes.size());
   }
   void Begin(int rank) {
     const int process = processes.process_of[rank];
@@ -95,6 +112,9 @@ struct Calls {
     for (int rank = 0; rank < processes.size(); ++rank) Begin(rank);
   }
   std::string End(int rank) { return outcomes[rank].Wait(); }
+  void EndAll() {
+    for (Outcome& outcome : outcomes) CHECK_EQ(outcome.Wait(), "");
+  }
 
   Processes& processes;
   Site site;

@@ -16,8 +16,17 @@
 #include "ffi/core/call_site.h"
 #include "ffi/core/communicator.h"
 #include "ffi/planners/collectives.h"
+#include "tests/ffi/waiting.h"
 
 namespace jaxcomm::testing {
+
+// Calls `body` for each rank, all at once, each in a thread.
+template <typename Body>
+void ForRanks(int size, const Body& body) {
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < size; ++rank) threads.emplace_back(body, rank);
+  for (std::thread& thread : threads) thread.join();
+}
 
 // The error that a rank's future completed with, empty for success.
 class Outcome {
@@ -80,8 +89,16 @@ inline std::unique_ptr<CallSite> MakeSite(const std::string& collective,
   return site;
 }
 
+// Of one array of floats, and as many results if it is not said otherwise.
+inline std::unique_ptr<CallSite> FloatSite(const std::string& collective,
+                                           std::vector<int64_t> params,
+                                           int64_t elements, int64_t results = -1) {
+  return MakeSite(collective, std::move(params), {FloatLeaf(elements)},
+                  {FloatLeaf(results < 0 ? elements : results)});
+}
+
 inline CommunicatorSpec Spec(std::vector<std::vector<int64_t>> groups,
-                             double timeout_seconds = 30) {
+                             double timeout_seconds = kHangSeconds) {
   CommunicatorSpec spec;
   spec.key = 1;
   spec.axes = "('x',)";

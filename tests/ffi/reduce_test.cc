@@ -1,3 +1,4 @@
+// The host backend's arithmetic, how it writes, and how it chooses to write.
 #include "ffi/backends/host/reduce.h"
 
 #if defined(__x86_64__)
@@ -6,13 +7,26 @@
 
 #include <cmath>
 #include <cstring>
+#include <numeric>
 #include <random>
-#include <vector>
 
+#include "ffi/backends/host/store.h"
+#include "ffi/backends/host/store_tuner.h"
 #include "tests/ffi/check.h"
 
 namespace jaxcomm::testing {
 namespace {
+
+using Bytes = std::vector<unsigned char>;
+
+// Without the top bit of an exponent nothing is NaN, whose payload depends on the order
+// of operands that a compiler may swap.
+void Fill(unsigned char* data, size_t bytes, DataType dtype, std::mt19937& random) {
+  for (size_t i = 0; i < bytes; ++i) {
+    data[i] =
+        static_cast<unsigned char>(random() & (dtype == DataType::PRED ? 1 : 0xbf));
+  }
+}
 
 // Every instruction set this processor has gives the same bits.
 TEST(the_instruction_sets_agree) {
@@ -25,79 +39,60 @@ TEST(the_instruction_sets_agree) {
       if (dtype == DataType::C64 && op == ReduceOp::kProduct) {
         continue;  // contracted to a fused multiply-add where there is one
       }
-      for (int64_t count : {1, 3, 17, 1025}) {
+      for (int64_t count : {1, 17, 1025}) {
         const size_t bytes = count * ElementBytes(dtype);
-        std::vector<std::vector<unsigned char>> inputs(
-            5, std::vector<unsigned char>(bytes));
-        for (auto& input : inputs) {
-          for (auto& byte : input) {
-            // Without the top bit of an exponent nothing is NaN, whose payload
-            // depends on the order of operands that a compiler may swap.
-            byte = static_cast<unsigned char>(random() &
-                                              (dtype == DataType::PRED ? 1 : 0xbf));
-          }
-        }
+        std::vector<Bytes> inputs(5, Bytes(bytes));
         std::vector<const void*> pointers;
-        for (auto& input : inputs) pointers.push_back(input.data());
-        std::vector<unsigned char> expected(bytes), got(bytes);
+        for (Bytes& input : inputs) {
+          Fill(input.data(), bytes, dtype, random);
+          pointers.push_back(input.data());
+        }
+        Bytes expected(bytes), got(bytes);
         baseline::FindReduceKernels(dtype, op).reduce(expected.data(), pointers.data(),
                                                       5, count);
         FindReduceKernels(dtype, op).reduce(got.data(), pointers.data(), 5, count);
-        CHECK_TRUE(std::memcmp(expected.data(), got.data(), bytes) == 0);
+        CHECK_TRUE(expected == got);
       }
     }
   }
 }
 
-TEST(float16_accumulates_in_float32) {
+template <typename T>
+T Reduce(DataType dtype, ReduceOp op, const std::vector<T>& values) {
+  std::vector<const void*> inputs;
+  for (const T& value : values) inputs.push_back(&value);
+  T out{};
+  FindReduceKernels(dtype, op).reduce(&out, inputs.data(),
+                                      static_cast<int>(values.size()), 1);
+  return out;
+}
+
+TEST(numbers_add_wide_wrap_and_keep_nan) {
   // 2048 + 1 + 1 rounds to 2048 in float16 at each step, and to 2050 in float32.
-  const uint16_t big = 0x6800, one = 0x3c00;
-  const void* inputs[] = {&big, &one, &one};
-  uint16_t sum = 0;
-  FindReduceKernels(DataType::F16, ReduceOp::kSum).reduce(&sum, inputs, 3, 1);
-  CHECK_EQ(sum, 0x6801);
+  CHECK_EQ((Reduce<uint16_t>(DataType::F16, ReduceOp::kSum, {0x6800, 0x3c00, 0x3c00})),
+           0x6801);
+  CHECK_EQ(int{Reduce<int8_t>(DataType::S8, ReduceOp::kSum, {127, 1})}, -128);
+  const float nan = std::nanf("");
+  for (ReduceOp op : {ReduceOp::kMax, ReduceOp::kMin}) {
+    CHECK_TRUE(std::isnan(Reduce<float>(DataType::F32, op, {nan, 1})));
+    CHECK_TRUE(std::isnan(Reduce<float>(DataType::F32, op, {1, nan})));
+  }
+  CHECK_TRUE(FindReduceKernels(DataType::TOKEN, ReduceOp::kSum).reduce == nullptr);
 }
 
 #if defined(__x86_64__)
 TEST(subnormals_survive_threads_that_flush_them) {
   const unsigned int before = _mm_getcsr();
   _mm_setcsr(before | 0x8040);  // flush to zero, denormals are zero: as XLA's threads
-  const uint16_t tiny = 0x0003, zero = 0;
-  const uint8_t tiny8 = 0x01, zero8 = 0;
-  const void* halves[] = {&tiny, &zero};
-  const void* bytes[] = {&tiny8, &zero8};
-  uint16_t half = 0xffff;
-  uint8_t byte = 0xff;
-  FindReduceKernels(DataType::F16, ReduceOp::kSum).reduce(&half, halves, 2, 1);
-  FindReduceKernels(DataType::F8E5M2, ReduceOp::kSum).reduce(&byte, bytes, 2, 1);
+  const auto half = Reduce<uint16_t>(DataType::F16, ReduceOp::kSum, {0x0003, 0});
+  const auto byte = Reduce<uint8_t>(DataType::F8E5M2, ReduceOp::kSum, {0x01, 0});
   const unsigned int after = _mm_getcsr();
   _mm_setcsr(before);
   CHECK_EQ(half, 0x0003);
-  CHECK_EQ(static_cast<int>(byte), 1);
+  CHECK_EQ(int{byte}, 1);
   CHECK_EQ(after & 0x8040u, 0x8040u);
 }
 #endif
-
-TEST(integers_wrap) {
-  const int8_t a = 127, b = 1;
-  const void* inputs[] = {&a, &b};
-  int8_t sum = 0;
-  FindReduceKernels(DataType::S8, ReduceOp::kSum).reduce(&sum, inputs, 2, 1);
-  CHECK_EQ(static_cast<int>(sum), -128);
-}
-
-TEST(nan_wins_maximum_and_minimum) {
-  const float nan = std::nanf(""), one = 1;
-  for (ReduceOp op : {ReduceOp::kMax, ReduceOp::kMin}) {
-    float out = 0;
-    const void* first[] = {&nan, &one};
-    FindReduceKernels(DataType::F32, op).reduce(&out, first, 2, 1);
-    CHECK_TRUE(std::isnan(out));
-    const void* second[] = {&one, &nan};
-    FindReduceKernels(DataType::F32, op).reduce(&out, second, 2, 1);
-    CHECK_TRUE(std::isnan(out));
-  }
-}
 
 TEST(running_reductions_write_every_prefix) {
   const int32_t inputs[3][2] = {{1, 10}, {2, 20}, {3, 30}};
@@ -110,8 +105,107 @@ TEST(running_reductions_write_every_prefix) {
   CHECK_EQ(outputs[2][1], 60);
 }
 
-TEST(types_that_cannot_be_reduced_have_no_kernel) {
-  CHECK_TRUE(FindReduceKernels(DataType::TOKEN, ReduceOp::kSum).reduce == nullptr);
+constexpr unsigned char kUntouched = 0xa5;
+
+// Both ways of writing, whatever the size and wherever the buffers begin and end.
+const Store kStores[] = {Store::IntoCaches(), Store::PastCaches()};
+const int64_t kSizes[] = {0, 1, 63, 64, 4097, 65536 + 4, (3 << 16) - 4};
+
+// `size` bytes at an odd place, with a margin that nobody may write.
+struct Buffer {
+  Buffer(int64_t size, int offset)
+      : bytes(size + offset + 256, kUntouched), offset(offset + 64), size(size) {}
+  unsigned char* data() { return bytes.data() + offset; }
+  bool Holds(const unsigned char* wanted) const {
+    for (int64_t i = 0; i < static_cast<int64_t>(bytes.size()); ++i) {
+      const bool inside = i >= offset && i < offset + size;
+      if (bytes[i] != (inside ? wanted[i - offset] : kUntouched)) return false;
+    }
+    return true;
+  }
+  Bytes bytes;
+  int64_t offset;
+  int64_t size;
+};
+
+TEST(every_target_gets_a_copy) {
+  for (const Store& store : kStores) {
+    for (int64_t size : kSizes) {
+      for (int offset : {0, 4, 60, 64, 100}) {
+        Buffer source(size, 128 - offset), first(size, offset), second(size, 0);
+        std::iota(source.data(), source.data() + size, static_cast<unsigned char>(7));
+        void* const targets[] = {first.data(), second.data()};
+        store.Copy(targets, 2, source.data(), size);
+        CHECK_TRUE(first.Holds(source.data()) && second.Holds(source.data()));
+      }
+    }
+  }
+}
+
+TEST(every_target_gets_the_reduction) {
+  std::mt19937 random(1);
+  for (DataType dtype : {DataType::F32, DataType::S8, DataType::C128}) {
+    const auto width = static_cast<int64_t>(ElementBytes(dtype));
+    const ReduceKernels kernels = FindReduceKernels(dtype, ReduceOp::kSum);
+    for (const Store& store : kStores) {
+      for (int64_t size : kSizes) {
+        for (int offset : {0, 16, 48}) {
+          const int64_t elements = size / width, bytes = elements * width;
+          std::vector<Buffer> inputs(3, Buffer(bytes, 64 - offset));
+          const void* sources[3];
+          for (int i = 0; i < 3; ++i) {
+            Fill(inputs[i].data(), bytes, dtype, random);
+            sources[i] = inputs[i].data();
+          }
+          Buffer expected(bytes, 0), first(bytes, offset), second(bytes, 0);
+          kernels.reduce(expected.data(), sources, 3, elements);
+          void* targets[] = {first.data(), second.data()};
+          store.Reduce(kernels, targets, 2, sources, 3, elements, width);
+          CHECK_TRUE(first.Holds(expected.data()) && second.Holds(expected.data()));
+        }
+      }
+    }
+  }
+}
+
+// Ticks of a write and of a read, by whether they go past the caches.
+struct Machine {
+  uint64_t write[2], read[2];
+};
+constexpr Machine kNear = {{8000, 14000}, {9000, 14000}};
+constexpr Machine kFar = {{30000, 14000}, {60000, 15000}};
+
+// Moves chunks; returns how many of them went past the caches.
+int Move(StoreTuner& tuner, const Machine& machine, int chunks,
+         int64_t bytes = 128 << 10) {
+  int past = 0;
+  for (int i = 0; i < chunks; ++i) {
+    const bool way = tuner.NextPastCaches();
+    past += way;
+    // Now and then a thread loses its core.
+    const uint64_t lost = i % 10 == 9 ? 10'000'000 : 0;
+    tuner.Took(StoreTuner::kWrite, way, bytes, machine.write[way] + lost);
+    tuner.Took(StoreTuner::kRead, way, bytes, machine.read[way] + lost);
+  }
+  return past;
+}
+
+TEST(the_better_way_is_found_and_the_other_tried_seldom) {
+  StoreTuner tuner;
+  Move(tuner, kNear, 200);
+  CHECK_EQ(Move(tuner, kNear, 640), 10);
+  Move(tuner, kNear, 5000);
+  // Cores change places.
+  for (int turn = 0; turn < 2; ++turn) {
+    Move(tuner, kFar, 300);
+    CHECK_EQ(Move(tuner, kFar, 640), 630);
+    Move(tuner, kNear, 3000);
+    CHECK_EQ(Move(tuner, kNear, 640), 10);
+  }
+  // Empty chunks say nothing.
+  Move(tuner, kFar, 300);
+  Move(tuner, kNear, 5000, 0);
+  CHECK_EQ(Move(tuner, kFar, 64), 63);
 }
 
 }  // namespace

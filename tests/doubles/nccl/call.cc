@@ -1,18 +1,49 @@
+// What was called, the failures that a test asks for, and the rules of CUDA that the
+// real driver does not check: it hangs, or goes on and is wrong.
 #include "tests/doubles/nccl/call.h"
 
+#include <signal.h>
+
+#include <cstdlib>
 #include <string_view>
 
-#include "tests/doubles/nccl/capture.h"
-#include "tests/doubles/nccl/errors.h"
 #include "tests/doubles/nccl/failed.h"
-#include "tests/doubles/nccl/faults.h"
 #include "tests/doubles/nccl/group.h"
+#include "tests/doubles/nccl/streams.h"
 
 namespace jaxcomm::fake {
 
 thread_local bool in_host_function = false;
 
 namespace {
+
+constexpr size_t kCapacity = 65536;
+
+struct Recorded {
+  uint64_t index;
+  int thread;
+  int64_t times;
+  TraceEntry entry;
+};
+
+struct Log {
+  uint64_t next = 0;
+  int threads = 0;
+  std::deque<Recorded> calls;
+};
+
+bool SameCall(const TraceEntry& a, const TraceEntry& b) {
+  return std::string_view(a.name) == b.name && a.comm == b.comm &&
+         a.stream == b.stream && a.count == b.count && a.detail == b.detail &&
+         a.violation == b.violation;
+}
+
+// Watchdogs would push everything else out of the trace.
+bool IsPoll(std::string_view name) {
+  return name == "ncclCommGetAsyncError" || name == "cuEventQuery" ||
+         name == "cuStreamQuery" || name == "cuCtxGetCurrent" ||
+         name == "ncclGetLastError" || name == "cuMemGetInfo_v2";
+}
 
 // What does not ask the device.
 bool WorksAfterFault(std::string_view name) {
@@ -23,26 +54,118 @@ bool WorksAfterFault(std::string_view name) {
          name == "ncclCommGetAsyncError";
 }
 
+std::string Line(const Recorded& call) {
+  const TraceEntry& entry = call.entry;
+  std::string out = "{\"index\": " + std::to_string(call.index) +
+                    ", \"thread\": " + std::to_string(call.thread) + ", \"name\": \"" +
+                    entry.name + "\"";
+  const auto add = [&out](const char* name, int64_t value, int64_t absent) {
+    if (value == absent) return;
+    out += std::string(", \"") + name + "\": " + std::to_string(value);
+  };
+  add("comm", entry.comm, 0);
+  add("stream", entry.stream, -1);
+  add("count", entry.count, -1);
+  add("type", entry.type, -1);
+  add("op", entry.op, -1);
+  add("peer", entry.peer, -1);
+  add("group", static_cast<int64_t>(entry.group), 0);
+  add("times", call.times, 1);
+  if (!entry.detail.empty()) out += ", " + entry.detail;
+  if (!entry.violation.empty()) out += ", \"violation\": \"" + entry.violation + "\"";
+  return out + "}\n";
+}
+
+struct Planned {
+  std::string function;
+  int after;
+  Fault fault;
+  bool die = false;
+};
+
+// What stands before the separator; `*text` keeps what stands after it.
+std::string CutAt(char separator, std::string* text) {
+  const size_t end = text->find(separator);
+  const std::string before = text->substr(0, end);
+  *text = end == std::string::npos ? "" : text->substr(end + 1);
+  return before;
+}
+
+// Those of the environment come first.
+struct Faults {
+  std::vector<Planned> planned;
+
+  Faults() {
+    const char* const text = std::getenv("JAXCOMM_FAKE_FAULTS");
+    std::string rest = text == nullptr ? "" : text;
+    while (!rest.empty()) {
+      std::string item = CutAt(',', &rest);
+      const std::string function = CutAt(':', &item);
+      const std::string after = CutAt(':', &item);
+      planned.push_back({function, std::atoi(after.c_str()),
+                         Fault{std::atoi(item.c_str()), item == "hang"},
+                         item == "die"});
+    }
+  }
+};
+
+// The fault that is due for this call of `function`; counts the call.
+Fault TakeFault(const std::string& function) {
+  Locked<Faults> faults;
+  auto& planned = faults->planned;
+  auto due = planned.end();
+  for (auto fault = planned.begin(); fault != planned.end(); ++fault) {
+    if (fault->function != function) continue;
+    if (fault->after > 0) {
+      --fault->after;
+    } else if (due == planned.end()) {
+      due = fault;
+    }
+  }
+  if (due == planned.end()) return {};
+  if (due->die) raise(SIGKILL);
+  const Fault fault = due->fault;
+  planned.erase(due);
+  return fault;
+}
+
 }  // namespace
+
+void Trace(const TraceEntry& entry) {
+  thread_local int thread = -1;
+  thread_local uint64_t last = 0;
+  Locked<Log> log;
+  if (thread < 0) thread = log->threads++;
+  const uint64_t first = log->next - log->calls.size();
+  if (IsPoll(entry.name) && last >= first && last < log->next) {
+    Recorded& call = log->calls[last - first];
+    if (call.thread == thread && SameCall(call.entry, entry)) {
+      ++call.times;
+      return;
+    }
+  }
+  if (log->calls.size() == kCapacity) log->calls.pop_front();
+  last = log->next++;
+  log->calls.push_back({last, thread, 1, entry});
+}
 
 Call::Call(const TraceEntry& entry, Capture capture) {
   const bool nccl = std::string_view(entry.name).substr(0, 4) == "nccl";
-  cuda::Result cuda_result = cuda::kSuccess;
+  cuda::Result refused = cuda::kSuccess;
   TraceEntry written = entry;
   if (in_host_function) {
     written.violation = "called from a host function of a stream";
-    cuda_result = cuda::kNotPermitted;
+    refused = cuda::kNotPermitted;
   } else if (capture == Capture::kForbidden && CapturesHere()) {
     written.violation = "not permitted while this thread captures a stream";
-    cuda_result = cuda::kCaptureUnsupported;
+    refused = cuda::kCaptureUnsupported;
   }
   Trace(written);
-  if (cuda_result != cuda::kSuccess) {
-    refusal_ = nccl ? static_cast<int>(CudaFailure(cuda_result)) : cuda_result;
-    return;
+  if (refused == cuda::kSuccess && !WorksAfterFault(entry.name)) {
+    refused = DeviceFailure();
   }
-  if (DeviceFailure() != cuda::kSuccess && !WorksAfterFault(entry.name)) {
-    refusal_ = nccl ? static_cast<int>(CudaFailure(DeviceFailure())) : DeviceFailure();
+  if (refused != cuda::kSuccess) {
+    refusal_ = nccl ? static_cast<int>(CudaFailure(refused)) : refused;
     return;
   }
   const Fault fault = TakeFault(entry.name);
@@ -55,3 +178,23 @@ Call::Call(const TraceEntry& entry, Capture capture) {
 }
 
 }  // namespace jaxcomm::fake
+
+using namespace jaxcomm::fake;  // NOLINT: exported functions cannot live there
+
+const char* jaxcommFakeTrace() {
+  thread_local std::string text;
+  Locked<Log> log;
+  text.clear();
+  for (const Recorded& call : log->calls) text += Line(call);
+  return text.c_str();
+}
+
+void jaxcommFakeClearTrace() { Locked<Log>()->calls.clear(); }
+
+void jaxcommFakeFail(const char* function, int after, int result) {
+  Locked<Faults>()->planned.push_back({function, after, {result, false}});
+}
+
+void jaxcommFakeHang(const char* function, int after) {
+  Locked<Faults>()->planned.push_back({function, after, {0, true}});
+}

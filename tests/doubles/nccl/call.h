@@ -3,10 +3,34 @@
 #ifndef JAXCOMM_TESTS_DOUBLES_NCCL_CALL_H_
 #define JAXCOMM_TESTS_DOUBLES_NCCL_CALL_H_
 
+#include <string>
+
 #include "tests/doubles/nccl/exports.h"
-#include "tests/doubles/nccl/trace.h"
 
 namespace jaxcomm::fake {
+
+// What was called, in order; read through jaxcommFakeTrace(). A field that does not
+// apply keeps its value here, and is left out of the text.
+struct TraceEntry {
+  const char* name = "";
+  int64_t comm = 0;
+  int64_t stream = -1;
+  int64_t count = -1;
+  int type = -1;
+  int op = -1;
+  int peer = -1;  // or root
+  uint64_t group = 0;
+  std::string detail = {};     // further JSON members
+  std::string violation = {};  // the rule that the call broke
+};
+
+void Trace(const TraceEntry& entry);
+
+// A failure that a test asks for.
+struct Fault {
+  int result = 0;     // what the call returns instead of doing anything
+  bool hang = false;  // what it starts never completes
+};
 
 enum class Capture {
   kAllowed,

@@ -1,55 +1,34 @@
-#include "tests/doubles/nccl/capture.h"
+// Streams that pretend to be captured, and what the real thing forbids meanwhile.
+#include "tests/doubles/nccl/streams.h"
 
-#include <map>
-#include <mutex>
 #include <thread>
 
 #include "tests/doubles/nccl/call.h"
-#include "tests/doubles/nccl/handles.h"
-#include "tests/doubles/nccl/trace.h"
-
 namespace jaxcomm::fake {
 namespace {
 
 struct Captured {
-  std::mutex mutex;
   std::map<cuda::Stream, std::thread::id> streams;  // and who captures them
   uint64_t graphs = 0, ended = 0;
 };
 
-Captured& TheCaptured() {
-  static Captured& captured = *new Captured;
-  return captured;
-}
-
 }  // namespace
 
 bool IsCapturing(cuda::Stream stream) {
-  Captured& captured = TheCaptured();
-  std::lock_guard<std::mutex> lock(captured.mutex);
-  return captured.streams.count(stream) != 0;
+  return Locked<Captured>()->streams.count(stream) != 0;
 }
 
 bool CapturesHere() {
-  Captured& captured = TheCaptured();
-  std::lock_guard<std::mutex> lock(captured.mutex);
-  for (const auto& [stream, thread] : captured.streams) {
+  Locked<Captured> captured;
+  for (const auto& [stream, thread] : captured->streams) {
     if (thread == std::this_thread::get_id()) return true;
   }
   return false;
 }
 
-uint64_t LastGraph() {
-  Captured& captured = TheCaptured();
-  std::lock_guard<std::mutex> lock(captured.mutex);
-  return captured.graphs;
-}
+uint64_t LastGraph() { return Locked<Captured>()->graphs; }
 
-bool HasEnded(uint64_t graph) {
-  Captured& captured = TheCaptured();
-  std::lock_guard<std::mutex> lock(captured.mutex);
-  return graph <= captured.ended;
-}
+bool HasEnded(uint64_t graph) { return graph <= Locked<Captured>()->ended; }
 
 bool ViolatesCapture(const char* function, cuda::Stream stream) {
   if (!IsCapturing(stream)) return false;
@@ -63,25 +42,6 @@ bool ViolatesCapture(const char* function, cuda::Stream stream) {
 
 }  // namespace jaxcomm::fake
 
-void jaxcommFakeSetCapturing(void* stream, bool capturing) {
-  using namespace jaxcomm::fake;  // NOLINT: an exported function cannot live there
-  Captured& captured = TheCaptured();
-  std::lock_guard<std::mutex> lock(captured.mutex);
-  if (capturing) {
-    captured.streams[stream] = std::this_thread::get_id();
-    ++captured.graphs;
-  } else {
-    captured.streams.erase(stream);
-  }
-}
-
-void jaxcommFakeEndGraphs() {
-  using namespace jaxcomm::fake;  // NOLINT: an exported function cannot live there
-  Captured& captured = TheCaptured();
-  std::lock_guard<std::mutex> lock(captured.mutex);
-  captured.ended = captured.graphs;
-}
-
 namespace jaxcomm::cuda {
 
 Result cuStreamIsCapturing(Stream stream, CaptureStatus* status) {
@@ -91,3 +51,20 @@ Result cuStreamIsCapturing(Stream stream, CaptureStatus* status) {
 }
 
 }  // namespace jaxcomm::cuda
+
+void jaxcommFakeSetCapturing(void* stream, bool capturing) {
+  using namespace jaxcomm::fake;  // NOLINT: an exported function cannot live there
+  Locked<Captured> captured;
+  if (capturing) {
+    captured->streams[stream] = std::this_thread::get_id();
+    ++captured->graphs;
+  } else {
+    captured->streams.erase(stream);
+  }
+}
+
+void jaxcommFakeEndGraphs() {
+  using namespace jaxcomm::fake;  // NOLINT: an exported function cannot live there
+  Locked<Captured> captured;
+  captured->ended = captured->graphs;
+}

@@ -1,9 +1,10 @@
+// What a communicator holds: its turn among those that share resources, and memory of
+// its device, some of which it gives back while it is suspended.
 #include "tests/doubles/nccl/communicator.h"
 
-#include <chrono>
-
+#include "tests/doubles/nccl/call.h"
+#include "tests/doubles/nccl/devices.h"
 #include "tests/doubles/nccl/failed.h"
-#include "tests/doubles/nccl/memory.h"
 
 namespace jaxcomm::fake {
 namespace {
@@ -26,8 +27,7 @@ bool Resources::WaitForTurn(uint64_t ticket) {
   std::unique_lock<std::mutex> lock(mutex_);
   while (!aborted_ && turn_ != ticket && DeviceFailure() == cuda::kSuccess) {
     // By the system's clock: ThreadSanitizer does not see waits by another.
-    changed_.wait_until(
-        lock, std::chrono::system_clock::now() + std::chrono::milliseconds(1));
+    changed_.wait_until(lock, std::chrono::system_clock::now() + kLook);
   }
   return turn_ == ticket && !aborted_;
 }
@@ -119,3 +119,66 @@ nccl::Result FindReady(nccl::Comm comm, std::shared_ptr<Communicator>* communica
 }
 
 }  // namespace jaxcomm::fake
+
+namespace jaxcomm::nccl {
+
+Result ncclCommSuspend(Comm comm, int flags) {
+  JAXCOMM_FAKE_CALL(kForbidden, "ncclCommSuspend", fake::Number(comm));
+  JAXCOMM_FAKE_FIND(communicator, comm);
+  if (flags != kSuspendMemory) {
+    return fake::Failure(kInvalidArgument, "ncclCommSuspend: unknown flags");
+  }
+  if (communicator->resources->bytes().members > 1) {
+    return fake::Failure(kInvalidUsage,
+                         "ncclCommSuspend: not supported with split_share");
+  }
+  std::lock_guard<std::mutex> lock(communicator->mutex);
+  if (communicator->suspended || communicator->outstanding != 0) {
+    return fake::Failure(kInvalidUsage,
+                         "ncclCommSuspend: suspended already, or in use");
+  }
+  communicator->suspended = true;
+  fake::Release(communicator->device, communicator->suspendable_bytes);
+  return kSuccess;
+}
+
+Result ncclCommResume(Comm comm) {
+  JAXCOMM_FAKE_CALL(kForbidden, "ncclCommResume", fake::Number(comm));
+  JAXCOMM_FAKE_FIND(communicator, comm);
+  std::lock_guard<std::mutex> lock(communicator->mutex);
+  if (!communicator->suspended) {
+    return fake::Failure(kInvalidUsage, "ncclCommResume: not suspended");
+  }
+  if (!fake::Reserve(communicator->device, communicator->suspendable_bytes)) {
+    return fake::CudaFailure(cuda::kOutOfMemory);
+  }
+  communicator->suspended = false;
+  return kSuccess;
+}
+
+Result ncclCommMemStats(Comm comm, MemStat stat, uint64_t* value) {
+  JAXCOMM_FAKE_CALL(kAllowed, "ncclCommMemStats", fake::Number(comm));
+  JAXCOMM_FAKE_FIND(communicator, comm);
+  if (value == nullptr) return fake::Failure(kInvalidArgument, "value is null");
+  std::lock_guard<std::mutex> lock(communicator->mutex);
+  const fake::Resources::Bytes bytes = communicator->resources->bytes();
+  const auto suspendable = static_cast<uint64_t>(bytes.suspendable);
+  const auto persistent = static_cast<uint64_t>(bytes.persistent);
+  switch (stat) {
+    case MemStat::kSuspend:
+      *value = suspendable;
+      return kSuccess;
+    case MemStat::kSuspended:
+      *value = communicator->suspended ? 1 : 0;
+      return kSuccess;
+    case MemStat::kPersist:
+      *value = persistent;
+      return kSuccess;
+    case MemStat::kTotal:
+      *value = suspendable + persistent;
+      return kSuccess;
+  }
+  return fake::Failure(kInvalidArgument, "ncclCommMemStats: unknown statistic");
+}
+
+}  // namespace jaxcomm::nccl

@@ -1,17 +1,13 @@
-// One rank's side of a communicator.
+// One rank's side of a communicator, and the buffers that it was told of.
 #ifndef JAXCOMM_TESTS_DOUBLES_NCCL_COMMUNICATOR_H_
 #define JAXCOMM_TESTS_DOUBLES_NCCL_COMMUNICATOR_H_
 
 #include <atomic>
 #include <condition_variable>
-#include <cstdint>
-#include <memory>
-#include <mutex>
-#include <string>
+#include <cstddef>
 #include <thread>
 
-#include "tests/doubles/nccl/errors.h"
-#include "tests/doubles/nccl/handles.h"
+#include "tests/doubles/nccl/failed.h"
 #include "tests/doubles/nccl/room.h"
 
 namespace jaxcomm::fake {
@@ -97,6 +93,21 @@ nccl::Result AsyncError(Communicator* communicator, std::string* text);
 
 // Finds a communicator that operations can be called on, or says why there is none.
 nccl::Result FindReady(nccl::Comm comm, std::shared_ptr<Communicator>* communicator);
+
+// The same, in a function whose result it is if there is none.
+#define JAXCOMM_FAKE_FIND(name, comm)                                                \
+  std::shared_ptr<::jaxcomm::fake::Communicator> name;                               \
+  if (const auto found = ::jaxcomm::fake::FindReady(comm, &name); found != kSuccess) \
+  return ::jaxcomm::fake::Spoil(found)
+
+// A call that failed within a group makes its end fail. Returns `result`.
+nccl::Result Spoil(nccl::Result result);
+
+// Says in the trace that memory was freed that a communicator still has registered.
+void TraceIfRegistered(const void* data, size_t bytes);
+
+// What ncclCommDestroy and ncclCommAbort do with what nobody deregistered.
+void DropRegistrations(Communicator* communicator);
 
 }  // namespace jaxcomm::fake
 

@@ -1,12 +1,9 @@
-#include "tests/doubles/nccl/contexts.h"
-
+// Contexts. As unkind as the real thing: NCCL takes device 0 for a thread without one.
 #include <atomic>
-#include <map>
-#include <mutex>
 #include <vector>
 
 #include "tests/doubles/nccl/call.h"
-#include "tests/doubles/nccl/handles.h"
+#include "tests/doubles/nccl/devices.h"
 #include "tests/doubles/nccl/settings.h"
 
 namespace jaxcomm::fake {
@@ -14,15 +11,7 @@ namespace {
 
 std::atomic<bool> initialized{false};
 
-struct Primaries {
-  std::mutex mutex;
-  std::map<int, int> references;  // of each device's primary context
-};
-
-Primaries& ThePrimaries() {
-  static Primaries& primaries = *new Primaries;
-  return primaries;
-}
+using References = std::map<int, int>;  // of each device's primary context
 
 thread_local std::vector<cuda::Context> current;
 
@@ -38,10 +27,7 @@ int DeviceOf(cuda::Context context) {
 }
 
 bool IsAlive(cuda::Context context) {
-  Primaries& primaries = ThePrimaries();
-  std::lock_guard<std::mutex> lock(primaries.mutex);
-  const auto found = primaries.references.find(DeviceOf(context));
-  return found != primaries.references.end() && found->second > 0;
+  return Locked<References>()->operator[](DeviceOf(context)) > 0;
 }
 
 }  // namespace
@@ -95,22 +81,16 @@ Result cuDevicePrimaryCtxRetain(Context* context, Device device) {
   JAXCOMM_FAKE_CALL(kAllowed, "cuDevicePrimaryCtxRetain");
   if (!fake::initialized) return kNotInitialized;
   if (device < 0 || device >= fake::DeviceCount()) return kInvalidDevice;
-  fake::Primaries& primaries = fake::ThePrimaries();
-  std::lock_guard<std::mutex> lock(primaries.mutex);
-  ++primaries.references[device];
+  ++fake::Locked<fake::References>()->operator[](device);
   *context = fake::ContextOf(device);
   return kSuccess;
 }
 
 Result cuDevicePrimaryCtxRelease_v2(Device device) {
   JAXCOMM_FAKE_CALL(kAllowed, "cuDevicePrimaryCtxRelease_v2");
-  fake::Primaries& primaries = fake::ThePrimaries();
-  std::lock_guard<std::mutex> lock(primaries.mutex);
-  const auto found = primaries.references.find(device);
-  if (found == primaries.references.end() || found->second == 0) {
-    return kInvalidContext;
-  }
-  --found->second;
+  fake::Locked<fake::References> references;
+  if (references->operator[](device) == 0) return kInvalidContext;
+  --references->operator[](device);
   return kSuccess;
 }
 

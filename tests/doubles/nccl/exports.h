@@ -1,11 +1,88 @@
 // What the library exports, declared from the tables that the real backend loads by:
-// a definition with other parameters does not compile.
+// a definition with other parameters does not compile. And what all files share, with
+// the headers of the standard library that this takes.
 #ifndef JAXCOMM_TESTS_DOUBLES_NCCL_EXPORTS_H_
 #define JAXCOMM_TESTS_DOUBLES_NCCL_EXPORTS_H_
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <utility>
 
 #include "ffi/backends/nccl/cuda_api.h"
 #include "ffi/backends/nccl/nccl_api.h"
 #include "tests/doubles/nccl/controls.h"
+
+namespace jaxcomm::fake {
+
+inline int64_t Number(const void* handle) {
+  return static_cast<int64_t>(reinterpret_cast<uintptr_t>(handle));
+}
+
+// How soon those that wait see what nobody tells them. No outcome depends on it.
+inline constexpr std::chrono::milliseconds kLook(1);
+
+// Holds the lock of the only T there is. That is never destroyed: streams' threads
+// outlive main().
+template <typename T>
+class Locked {
+ public:
+  Locked() : lock_(Only().mutex) {}
+  T* operator->() const { return &Only().value; }
+
+ private:
+  struct Guarded {
+    std::mutex mutex;
+    T value;
+  };
+  static Guarded& Only() {
+    static Guarded& only = *new Guarded;
+    return only;
+  }
+  const std::lock_guard<std::mutex> lock_;
+};
+
+// Handles that callers hold: numbers dressed as pointers, never used twice, so that a
+// destroyed one is recognised and not followed.
+template <typename Handle, typename Object>
+class Handles {
+ public:
+  // Numbers start at `first`.
+  explicit Handles(uintptr_t first) : next_(first) {}
+
+  Handle Add(std::shared_ptr<Object> object) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const Handle handle = reinterpret_cast<Handle>(next_++);
+    objects_.emplace(handle, std::move(object));
+    return handle;
+  }
+
+  // Null if there is none, or none any more.
+  std::shared_ptr<Object> Find(Handle handle) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = objects_.find(handle);
+    return found == objects_.end() ? nullptr : found->second;
+  }
+
+  // The object, whose handle is invalid from now on.
+  std::shared_ptr<Object> Remove(Handle handle) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = objects_.find(handle);
+    if (found == objects_.end()) return nullptr;
+    std::shared_ptr<Object> object = std::move(found->second);
+    objects_.erase(found);
+    return object;
+  }
+
+ private:
+  std::mutex mutex_;
+  uintptr_t next_;
+  std::map<Handle, std::shared_ptr<Object>> objects_;
+};
+
+}  // namespace jaxcomm::fake
 
 namespace jaxcomm::nccl {
 extern "C" {
@@ -15,6 +92,7 @@ JAXCOMM_NCCL_REQUIRED(JAXCOMM_FAKE_DECLARE)
 JAXCOMM_NCCL_OPTIONAL(JAXCOMM_FAKE_DECLARE)
 #undef JAXCOMM_FAKE_DECLARE
 }
+
 }  // namespace jaxcomm::nccl
 
 namespace jaxcomm::cuda {

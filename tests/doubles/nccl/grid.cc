@@ -1,10 +1,9 @@
+// A kernel's threads on the host: see grid.h.
 #include "tests/doubles/nccl/grid.h"
 
 #include <algorithm>
-#include <chrono>
 #include <condition_variable>
 #include <deque>
-#include <mutex>
 #include <thread>
 #include <vector>
 

@@ -1,19 +1,128 @@
+// Groups of calls, and the launches that come of them on the streams' threads.
 #include "tests/doubles/nccl/group.h"
 
 #include <algorithm>
-#include <atomic>
-#include <chrono>
-#include <string>
-#include <thread>
-#include <utility>
-#include <vector>
+#include <set>
+#include <tuple>
 
 #include "tests/doubles/nccl/call.h"
-#include "tests/doubles/nccl/contexts.h"
+#include "tests/doubles/nccl/devices.h"
 #include "tests/doubles/nccl/failed.h"
-#include "tests/doubles/nccl/launch.h"
+#include "tests/doubles/nccl/operation.h"
+#include "tests/doubles/nccl/streams.h"
 
 namespace jaxcomm::fake {
+namespace {
+
+// Those between the same two ranks in the same direction keep their order, and
+// collectives keep theirs; the rest need not wait for each other.
+using Queue = std::tuple<bool, Kind, int>;
+
+Queue QueueOf(const Operation& operation) {
+  const bool one_sided = operation.kind == kSend || operation.kind == kRecv;
+  return one_sided ? Queue{true, operation.kind, operation.peer}
+                   : Queue{false, kAllReduce, kNobody};
+}
+
+std::unique_ptr<Exchange> Make(Communicator& communicator, uint64_t collective,
+                               const Operation& operation) {
+  Room* const room = communicator.room.get();
+  switch (operation.kind) {
+    case kSend:
+      return MakeSend(room, communicator.rank, operation);
+    case kRecv:
+      return MakeRecv(room, communicator.rank, operation);
+    default:
+      return MakeCollective(room, communicator.rank, collective, operation);
+  }
+}
+
+bool AnyAborted(Room& room) {
+  for (int rank = 0; rank < room.board().size; ++rank) {
+    if (room.board().members[rank].aborted != 0) return true;
+  }
+  return false;
+}
+
+// On the stream's thread. `collective` is the number of the launch's first one.
+void Run(Communicator& communicator, uint64_t collective,
+         const std::vector<Operation>& operations) {
+  Room& room = *communicator.room;
+  std::vector<std::unique_ptr<Exchange>> exchanges;
+  for (const Operation& operation : operations) {
+    exchanges.push_back(Make(communicator, collective, operation));
+    if (operation.kind != kSend && operation.kind != kRecv) ++collective;
+  }
+  Room::Lock lock(room);
+  while (true) {
+    bool advanced = false;
+    bool all_done = true;
+    std::set<Queue> occupied;
+    // After a failure nothing moves until the abort, as in NCCL.
+    const bool failed = room.board().failure != nccl::kSuccess;
+    for (size_t i = 0; i < exchanges.size(); ++i) {
+      Exchange& exchange = *exchanges[i];
+      if (exchange.done()) continue;
+      const bool first = occupied.insert(QueueOf(operations[i])).second;
+      if (first && !failed && !operations[i].hangs && !communicator.Stopped()) {
+        advanced |= exchange.Advance(&lock);
+      }
+      all_done &= exchange.done();
+    }
+    if (all_done) return;
+    if (DeviceFailure() != cuda::kSuccess) break;
+    if (communicator.Stopped()) {
+      room.board().members[communicator.rank].aborted = 1;
+      room.Ring();
+      break;
+    }
+    // What a peer was aborted in ends here without a result.
+    if (!advanced && AnyAborted(room)) break;
+    if (!advanced) room.Wait(&lock);
+  }
+  for (const auto& exchange : exchanges) exchange->Withdraw(&lock);
+}
+
+}  // namespace
+
+void Enqueue(Launch launch) {
+  Communicator& communicator = *launch.communicator;
+  const uint64_t collective = communicator.collectives + 1;
+  for (const Operation& operation : launch.operations) {
+    if (operation.kind != kSend && operation.kind != kRecv) ++communicator.collectives;
+  }
+  {
+    std::lock_guard<std::mutex> lock(communicator.mutex);
+    ++communicator.outstanding;
+    if (CapturesHere()) communicator.graph = LastGraph();
+  }
+  Stream& stream = *launch.streams.front();
+  for (size_t i = 1; i < launch.streams.size(); ++i) {
+    stream.WaitFor(launch.streams[i]->Mark());
+  }
+  const uint64_t ticket = communicator.resources->TakeTicket();
+  stream.Enqueue([collective, ticket, communicator = launch.communicator,
+                  operations = std::move(launch.operations)] {
+    if (communicator->resources->WaitForTurn(ticket)) {
+      bool runs = false;
+      {
+        std::lock_guard<std::mutex> lock(communicator->mutex);
+        runs = !communicator->Stopped();
+        communicator->running += runs;
+      }
+      if (runs) Run(*communicator, collective, operations);
+      communicator->resources->EndTurn(ticket);
+      std::lock_guard<std::mutex> lock(communicator->mutex);
+      communicator->running -= runs;
+    }
+    std::lock_guard<std::mutex> lock(communicator->mutex);
+    --communicator->outstanding;
+    communicator->changed.notify_all();
+  });
+  const std::shared_ptr<Moment> over = stream.Mark();
+  for (size_t i = 1; i < launch.streams.size(); ++i) launch.streams[i]->WaitFor(over);
+}
+
 namespace {
 
 struct Group {
@@ -75,7 +184,7 @@ nccl::Result HangUntilAborted(const std::vector<Launch>& launches) {
   };
   while (std::none_of(launches.begin(), launches.end(), stopped) &&
          DeviceFailure() == cuda::kSuccess) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    std::this_thread::sleep_for(kLook);
   }
   return Failure(nccl::kInternalError, "The communicator was aborted");
 }

@@ -1,3 +1,4 @@
+// kernels.cu, compiled for the host.
 #include "tests/doubles/nccl/host_kernels.h"
 
 #include <cstring>

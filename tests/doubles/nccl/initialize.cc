@@ -1,16 +1,12 @@
 // How communicators come to be: from a unique id, or by splitting another.
 #include <algorithm>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "tests/doubles/nccl/call.h"
 #include "tests/doubles/nccl/communicator.h"
-#include "tests/doubles/nccl/config.h"
-#include "tests/doubles/nccl/contexts.h"
+#include "tests/doubles/nccl/devices.h"
 #include "tests/doubles/nccl/group.h"
-#include "tests/doubles/nccl/meeting.h"
 #include "tests/doubles/nccl/operation.h"
+#include "tests/doubles/nccl/room.h"
 #include "tests/doubles/nccl/settings.h"
 
 namespace jaxcomm::fake {
@@ -148,40 +144,17 @@ nccl::Result Split(const std::shared_ptr<Communicator>& parent, uint64_t meeting
   return Join(*child, posted(ranks.front()).child, hangs);
 }
 
-nccl::Result Initialize(nccl::Comm* comm, int size, const nccl::UniqueId& id, int rank,
-                        const nccl::Config* config, bool hangs) {
-  if (comm == nullptr) return Failure(nccl::kInvalidArgument, "comm is null");
-  *comm = nullptr;
-  if (size < 1 || size > kMaxRanks || rank < 0 || rank >= size) {
-    return Failure(nccl::kInvalidArgument,
-                   "Invalid rank requested : " + std::to_string(rank) + "/" +
-                       std::to_string(size));
-  }
-  auto communicator = std::make_shared<Communicator>();
-  const nccl::Result result = ReadConfig(config, &communicator->config);
-  if (result != nccl::kSuccess) return result;
-  communicator->rank = rank;
-  communicator->size = size;
-  communicator->device = RuntimeDevice();
-  communicator->resources = std::make_shared<Resources>();
-  Register(communicator, comm);
-  return SubmitJob(communicator, comm, [communicator, id, hangs] {
-    return Ready(*communicator, Join(*communicator, id, hangs));
-  });
-}
-
 nccl::Result Split(nccl::Comm comm, int color, int key, nccl::Comm* newcomm,
                    const nccl::Config* config, bool hangs) {
   if (newcomm == nullptr) return Failure(nccl::kInvalidArgument, "newcomm is null");
   *newcomm = nullptr;
-  std::shared_ptr<Communicator> parent;
-  nccl::Result result = FindReady(comm, &parent);
-  if (result != nccl::kSuccess) return result;
+  using nccl::kSuccess;
+  JAXCOMM_FAKE_FIND(parent, comm);
   if (color < 0 && color != nccl::kNoColor) {
     return Failure(nccl::kInvalidArgument, "Invalid color " + std::to_string(color));
   }
   nccl::Config child_config = parent->config;
-  result = ReadConfig(config, &child_config);
+  const nccl::Result result = ReadConfig(config, &child_config);
   if (result != nccl::kSuccess) return result;
   const uint64_t meeting = ++parent->meetings;
   if (color == nccl::kNoColor) {
@@ -231,7 +204,26 @@ Result ncclCommInitRankConfig(Comm* comm, int size, UniqueId id, int rank,
                               Config* config) {
   JAXCOMM_FAKE_CALL(kForbidden, "ncclCommInitRankConfig", 0, -1, size, -1, -1, rank,
                     fake::CurrentGroup(), fake::Describe(config));
-  return fake::Spoil(fake::Initialize(comm, size, id, rank, config, call.hangs()));
+  const auto fails = [](const std::string& text) {
+    return fake::Spoil(fake::Failure(kInvalidArgument, text));
+  };
+  if (comm == nullptr) return fails("comm is null");
+  *comm = nullptr;
+  if (size < 1 || size > fake::kMaxRanks || rank < 0 || rank >= size) {
+    return fails("Invalid rank requested : " + std::to_string(rank) + "/" +
+                 std::to_string(size));
+  }
+  auto made = std::make_shared<fake::Communicator>();
+  const Result result = fake::ReadConfig(config, &made->config);
+  if (result != kSuccess) return fake::Spoil(result);
+  made->rank = rank;
+  made->size = size;
+  made->device = fake::RuntimeDevice();
+  made->resources = std::make_shared<fake::Resources>();
+  fake::Register(made, comm);
+  return fake::Spoil(fake::SubmitJob(made, comm, [made, id, hangs = call.hangs()] {
+    return fake::Ready(*made, fake::Join(*made, id, hangs));
+  }));
 }
 
 Result ncclCommSplit(Comm comm, int color, int key, Comm* newcomm, Config* config) {

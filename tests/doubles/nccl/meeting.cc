@@ -1,7 +1,7 @@
-#include "tests/doubles/nccl/meeting.h"
-
-#include "tests/doubles/nccl/errors.h"
+// How all ranks meet in a room.
+#include "tests/doubles/nccl/failed.h"
 #include "tests/doubles/nccl/operation.h"
+#include "tests/doubles/nccl/room.h"
 
 namespace jaxcomm::fake {
 
@@ -88,9 +88,9 @@ nccl::Result MeetOnHost(Room* room, int rank, uint64_t number, const Posted& pos
   for (int peer = 0; peer < board.size; ++peer) {
     all->push_back(meeting.of(peer));
     if (all->back().kind == all->front().kind) continue;
-    room->Fail(nccl::kInvalidUsage, "Rank 0 called " + Name(all->front().kind) +
-                                        " and rank " + std::to_string(peer) + " " +
-                                        Name(all->back().kind));
+    room->Fail(nccl::kInvalidUsage,
+               std::string("Rank 0 called ") + Name(all->front().kind) + " and rank " +
+                   std::to_string(peer) + " " + Name(all->back().kind));
     return failure();
   }
   meeting.EndReading();

@@ -1,20 +1,14 @@
-#include "tests/doubles/nccl/memory.h"
-
+// Device memory: host memory, of which other processes can open what is large.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <cstdlib>
 #include <cstring>
-#include <map>
-#include <mutex>
-#include <string>
 
 #include "tests/doubles/nccl/call.h"
-#include "tests/doubles/nccl/contexts.h"
-#include "tests/doubles/nccl/errors.h"
-#include "tests/doubles/nccl/handles.h"
-#include "tests/doubles/nccl/registrations.h"
+#include "tests/doubles/nccl/communicator.h"
+#include "tests/doubles/nccl/devices.h"
+#include "tests/doubles/nccl/failed.h"
 #include "tests/doubles/nccl/settings.h"
 #include "tests/doubles/nccl/streams.h"
 
@@ -39,16 +33,10 @@ struct Shareable {
 };
 
 struct Memory {
-  std::mutex mutex;
   std::map<int, int64_t> used;                  // of each device
   std::map<uintptr_t, Allocation> allocations;  // by address
   std::map<uintptr_t, size_t> opened;           // memory of other processes
 };
-
-Memory& TheMemory() {
-  static Memory& memory = *new Memory;
-  return memory;
-}
 
 void* Allocate(int device, size_t bytes, bool by_nccl) {
   if (!Reserve(device, static_cast<int64_t>(bytes))) return nullptr;
@@ -71,10 +59,9 @@ void* Allocate(int device, size_t bytes, bool by_nccl) {
     Release(device, static_cast<int64_t>(bytes));
     return nullptr;
   }
-  Memory& memory = TheMemory();
-  std::lock_guard<std::mutex> lock(memory.mutex);
-  memory.allocations[reinterpret_cast<uintptr_t>(data)] = {device, bytes, by_nccl,
-                                                           file};
+  Locked<Memory> memory;
+  memory->allocations[reinterpret_cast<uintptr_t>(data)] = {device, bytes, by_nccl,
+                                                            file};
   return data;
 }
 
@@ -83,16 +70,15 @@ bool Free(uintptr_t address, bool by_nccl) {
   size_t bytes = 0;
   int file = -1;
   {
-    Memory& memory = TheMemory();
-    std::lock_guard<std::mutex> lock(memory.mutex);
-    const auto found = memory.allocations.find(address);
-    if (found == memory.allocations.end() || found->second.by_nccl != by_nccl) {
+    Locked<Memory> memory;
+    const auto found = memory->allocations.find(address);
+    if (found == memory->allocations.end() || found->second.by_nccl != by_nccl) {
       return false;
     }
     bytes = found->second.bytes;
     file = found->second.file;
-    memory.used[found->second.device] -= static_cast<int64_t>(bytes);
-    memory.allocations.erase(found);
+    memory->used[found->second.device] -= static_cast<int64_t>(bytes);
+    memory->allocations.erase(found);
   }
   void* const data = reinterpret_cast<void*>(address);
   TraceIfRegistered(data, bytes);
@@ -108,30 +94,46 @@ bool Free(uintptr_t address, bool by_nccl) {
 }  // namespace
 
 bool Reserve(int device, int64_t bytes) {
-  Memory& memory = TheMemory();
-  std::lock_guard<std::mutex> lock(memory.mutex);
-  if (memory.used[device] + bytes > DeviceMemory()) return false;
-  memory.used[device] += bytes;
+  Locked<Memory> memory;
+  if (memory->used[device] + bytes > DeviceMemory()) return false;
+  memory->used[device] += bytes;
   return true;
 }
 
-void Release(int device, int64_t bytes) {
-  Memory& memory = TheMemory();
-  std::lock_guard<std::mutex> lock(memory.mutex);
-  memory.used[device] -= bytes;
-}
+void Release(int device, int64_t bytes) { Locked<Memory>()->used[device] -= bytes; }
 
 bool IsWindowMemory(const void* data, size_t bytes) {
   const auto address = reinterpret_cast<uintptr_t>(data);
-  Memory& memory = TheMemory();
-  std::lock_guard<std::mutex> lock(memory.mutex);
-  auto after = memory.allocations.upper_bound(address);
-  if (after == memory.allocations.begin()) return false;
+  Locked<Memory> memory;
+  auto after = memory->allocations.upper_bound(address);
+  if (after == memory->allocations.begin()) return false;
   const auto& [start, allocation] = *--after;
   return allocation.by_nccl && address + bytes <= start + allocation.bytes;
 }
 
 }  // namespace jaxcomm::fake
+
+namespace jaxcomm::nccl {
+
+Result ncclMemAlloc(void** data, size_t bytes) {
+  JAXCOMM_FAKE_CALL(kForbidden, "ncclMemAlloc", 0, -1, static_cast<int64_t>(bytes));
+  if (data == nullptr || bytes == 0) {
+    return fake::Failure(kInvalidArgument, "ncclMemAlloc: no pointer or no bytes");
+  }
+  *data = fake::Allocate(fake::RuntimeDevice(), bytes, /*by_nccl=*/true);
+  return *data == nullptr ? fake::CudaFailure(cuda::kOutOfMemory) : kSuccess;
+}
+
+Result ncclMemFree(void* data) {
+  JAXCOMM_FAKE_CALL(kForbidden, "ncclMemFree");
+  if (data == nullptr) return kSuccess;
+  if (!fake::Free(reinterpret_cast<uintptr_t>(data), /*by_nccl=*/true)) {
+    return fake::Failure(kInvalidArgument, "ncclMemFree: not from ncclMemAlloc");
+  }
+  return kSuccess;
+}
+
+}  // namespace jaxcomm::nccl
 
 namespace jaxcomm::cuda {
 
@@ -139,10 +141,9 @@ Result cuMemGetInfo_v2(size_t* free, size_t* total) {
   JAXCOMM_FAKE_CALL(kAllowed, "cuMemGetInfo_v2");
   const int device = fake::CurrentDevice();
   if (device == fake::kNoDevice) return kInvalidContext;
-  fake::Memory& memory = fake::TheMemory();
-  std::lock_guard<std::mutex> lock(memory.mutex);
+  fake::Locked<fake::Memory> memory;
   *total = static_cast<size_t>(fake::DeviceMemory());
-  *free = *total - static_cast<size_t>(memory.used[device]);
+  *free = *total - static_cast<size_t>(memory->used[device]);
   return kSuccess;
 }
 
@@ -167,8 +168,7 @@ Result cuMemFree_v2(Pointer pointer) {
 Result cuMemcpyDtoDAsync_v2(Pointer to, Pointer from, size_t bytes, Stream stream) {
   JAXCOMM_FAKE_CALL(kAllowed, "cuMemcpyDtoDAsync_v2", 0, fake::Number(stream),
                     static_cast<int64_t>(bytes));
-  const auto found = fake::FindStream(stream, fake::CurrentDevice());
-  if (found == nullptr) return kInvalidHandle;
+  JAXCOMM_FAKE_STREAM(found, stream);
   found->Enqueue([to, from, bytes] {
     std::memmove(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from),
                  bytes);
@@ -179,8 +179,7 @@ Result cuMemcpyDtoDAsync_v2(Pointer to, Pointer from, size_t bytes, Stream strea
 Result cuMemsetD8Async(Pointer to, unsigned char value, size_t bytes, Stream stream) {
   JAXCOMM_FAKE_CALL(kAllowed, "cuMemsetD8Async", 0, fake::Number(stream),
                     static_cast<int64_t>(bytes));
-  const auto found = fake::FindStream(stream, fake::CurrentDevice());
-  if (found == nullptr) return kInvalidHandle;
+  JAXCOMM_FAKE_STREAM(found, stream);
   found->Enqueue(
       [to, value, bytes] { std::memset(reinterpret_cast<void*>(to), value, bytes); });
   return kSuccess;
@@ -196,10 +195,9 @@ Result cuMemcpyDtoHAsync_v2(void* to, Pointer from, size_t bytes, Stream stream)
 
 Result cuIpcGetMemHandle(IpcHandle* handle, Pointer pointer) {
   JAXCOMM_FAKE_CALL(kAllowed, "cuIpcGetMemHandle");
-  fake::Memory& memory = fake::TheMemory();
-  std::lock_guard<std::mutex> lock(memory.mutex);
-  const auto found = memory.allocations.find(pointer);
-  if (found == memory.allocations.end() || found->second.file < 0) {
+  fake::Locked<fake::Memory> memory;
+  const auto found = memory->allocations.find(pointer);
+  if (found == memory->allocations.end() || found->second.file < 0) {
     return kInvalidValue;
   }
   const fake::Shareable shared{getpid(), found->second.file, found->second.bytes};
@@ -222,21 +220,19 @@ Result cuIpcOpenMemHandle_v2(Pointer* pointer, IpcHandle handle, unsigned) {
       mmap(nullptr, shared.bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
   close(file);
   if (data == MAP_FAILED) return kOutOfMemory;
-  fake::Memory& memory = fake::TheMemory();
-  std::lock_guard<std::mutex> lock(memory.mutex);
+  fake::Locked<fake::Memory> memory;
   *pointer = reinterpret_cast<uintptr_t>(data);
-  memory.opened[*pointer] = shared.bytes;
+  memory->opened[*pointer] = shared.bytes;
   return kSuccess;
 }
 
 Result cuIpcCloseMemHandle(Pointer pointer) {
   JAXCOMM_FAKE_CALL(kForbidden, "cuIpcCloseMemHandle");
-  fake::Memory& memory = fake::TheMemory();
-  std::lock_guard<std::mutex> lock(memory.mutex);
-  const auto found = memory.opened.find(pointer);
-  if (found == memory.opened.end()) return kInvalidValue;
+  fake::Locked<fake::Memory> memory;
+  const auto found = memory->opened.find(pointer);
+  if (found == memory->opened.end()) return kInvalidValue;
   munmap(reinterpret_cast<void*>(pointer), found->second);
-  memory.opened.erase(found);
+  memory->opened.erase(found);
   return kSuccess;
 }
 
@@ -256,25 +252,3 @@ Result cuMemFreeHost(void* data) {
 }
 
 }  // namespace jaxcomm::cuda
-
-namespace jaxcomm::nccl {
-
-Result ncclMemAlloc(void** data, size_t bytes) {
-  JAXCOMM_FAKE_CALL(kForbidden, "ncclMemAlloc", 0, -1, static_cast<int64_t>(bytes));
-  if (data == nullptr || bytes == 0) {
-    return fake::Failure(kInvalidArgument, "ncclMemAlloc: no pointer or no bytes");
-  }
-  *data = fake::Allocate(fake::RuntimeDevice(), bytes, /*by_nccl=*/true);
-  return *data == nullptr ? fake::CudaFailure(cuda::kOutOfMemory) : kSuccess;
-}
-
-Result ncclMemFree(void* data) {
-  JAXCOMM_FAKE_CALL(kForbidden, "ncclMemFree");
-  if (data == nullptr) return kSuccess;
-  if (!fake::Free(reinterpret_cast<uintptr_t>(data), /*by_nccl=*/true)) {
-    return fake::Failure(kInvalidArgument, "ncclMemFree: not from ncclMemAlloc");
-  }
-  return kSuccess;
-}
-
-}  // namespace jaxcomm::nccl

@@ -1,12 +1,8 @@
 // Modules and kernels. The only module is kernels.cu's, compiled for the host.
-#include <memory>
-#include <utility>
-#include <vector>
 
 #include "tests/doubles/nccl/call.h"
-#include "tests/doubles/nccl/contexts.h"
+#include "tests/doubles/nccl/devices.h"
 #include "tests/doubles/nccl/grid.h"
-#include "tests/doubles/nccl/handles.h"
 #include "tests/doubles/nccl/host_kernels.h"
 #include "tests/doubles/nccl/settings.h"
 #include "tests/doubles/nccl/streams.h"

@@ -1,11 +1,14 @@
-// One operation of one rank, as it was called.
+// One operation of one rank: as it was called, its arithmetic, and under way.
 #ifndef JAXCOMM_TESTS_DOUBLES_NCCL_OPERATION_H_
 #define JAXCOMM_TESTS_DOUBLES_NCCL_OPERATION_H_
 
 #include <cstddef>
+#include <cstdint>
+#include <memory>
 #include <string>
 
 #include "ffi/backends/nccl/nccl_api.h"
+#include "tests/doubles/nccl/room.h"
 
 namespace jaxcomm::fake {
 
@@ -26,7 +29,7 @@ enum Kind : int {
 };
 
 // As the function is called: "ncclAllReduce".
-std::string Name(int kind);
+const char* Name(int kind);
 
 inline bool IsReduction(Kind kind) {
   return kind == kAllReduce || kind == kReduce || kind == kReduceScatter;
@@ -48,6 +51,46 @@ struct Operation {
   int peer = kNobody;                  // or root
   bool hangs = false;                  // a test wants it never to complete
 };
+
+// Bytes of an element; 0 for no type of ours.
+size_t TypeBytes(nccl::Type type);
+
+// Whether it has the reduction for the type: averages are for the wide floats alone.
+bool IsRedOp(nccl::RedOp op, nccl::Type type);
+
+// What an average does to the operand of each rank before it adds them.
+void Premultiply(nccl::Type type, int ranks, void* data, size_t count);
+
+// to[i] = to[i] op from[i]. 16-bit floats are widened for each step and rounded after
+// it, and minimum and maximum pass over NaN, as NCCL's kernels do.
+void Accumulate(nccl::Type type, nccl::RedOp op, const void* from, void* to,
+                size_t count);
+
+// An operation under way: a small machine that a stream's thread turns, among others
+// of its group, until it is done.
+class Exchange {
+ public:
+  virtual ~Exchange() = default;
+
+  // Does what can be done now, perhaps without the lock for a while, and says whether
+  // that was anything.
+  virtual bool Advance(Room::Lock* lock) = 0;
+
+  // Gives up; returns when no peer reads this rank's buffer any more.
+  virtual void Withdraw(Room::Lock* lock) = 0;
+
+  bool done() const { return done_; }
+
+ protected:
+  bool done_ = false;
+};
+
+// The `number`-th collective of the communicator, from 1.
+std::unique_ptr<Exchange> MakeCollective(Room* room, int rank, uint64_t number,
+                                         const Operation& operation);
+
+std::unique_ptr<Exchange> MakeSend(Room* room, int rank, const Operation& operation);
+std::unique_ptr<Exchange> MakeRecv(Room* room, int rank, const Operation& operation);
 
 }  // namespace jaxcomm::fake
 

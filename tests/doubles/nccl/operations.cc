@@ -1,15 +1,13 @@
 // The operations as they are called: check, note, hand to the group.
-#include <string>
 
 #include "tests/doubles/nccl/call.h"
 #include "tests/doubles/nccl/communicator.h"
 #include "tests/doubles/nccl/group.h"
 #include "tests/doubles/nccl/operation.h"
-#include "tests/doubles/nccl/reduce.h"
 
 namespace jaxcomm::fake {
 
-std::string Name(int kind) {
+const char* Name(int kind) {
   static constexpr const char* kNames[] = {
       "ncclAllReduce",     "ncclReduce",   "ncclBroadcast", "ncclAllGather",
       "ncclReduceScatter", "ncclAlltoAll", "ncclGather",    "ncclScatter",
@@ -32,7 +30,7 @@ bool NeedsRecv(const Operation& operation, int rank) {
 }
 
 nccl::Result Check(const Operation& operation, const Communicator& communicator) {
-  const std::string name = Name(operation.kind);
+  const std::string name(Name(operation.kind));
   if (TypeBytes(operation.type) == 0) {
     return Failure(nccl::kInvalidArgument, name + ": invalid type");
   }
@@ -54,8 +52,8 @@ nccl::Result Check(const Operation& operation, const Communicator& communicator)
   return nccl::kSuccess;
 }
 
-nccl::Result Start(const char* name, Operation operation, nccl::Comm comm,
-                   nccl::Stream stream) {
+nccl::Result Start(Operation operation, nccl::Comm comm, nccl::Stream stream) {
+  const char* const name = Name(operation.kind);
   const Call call({name, Number(comm), Number(stream),
                    static_cast<int64_t>(operation.count),
                    static_cast<int>(operation.type),
@@ -63,15 +61,14 @@ nccl::Result Start(const char* name, Operation operation, nccl::Comm comm,
                    operation.peer, CurrentGroup()});
   if (call.refusal() != 0) return Spoil(static_cast<nccl::Result>(call.refusal()));
   operation.hangs = call.hangs();
-  std::shared_ptr<Communicator> communicator;
-  nccl::Result result = FindReady(comm, &communicator);
-  if (result != nccl::kSuccess) return Spoil(result);
+  using nccl::kSuccess;
+  JAXCOMM_FAKE_FIND(communicator, comm);
   if (communicator->revoked || communicator->suspended) {
     return Spoil(Failure(nccl::kInvalidUsage,
                          std::string(name) + ": the communicator was " +
                              (communicator->revoked ? "revoked" : "suspended")));
   }
-  result = Check(operation, *communicator);
+  const nccl::Result result = Check(operation, *communicator);
   if (result != nccl::kSuccess) return Spoil(result);
   const std::shared_ptr<Stream> on = FindStream(stream, communicator->device);
   if (on == nullptr || on->device() != communicator->device) {
@@ -87,62 +84,53 @@ namespace jaxcomm::nccl {
 
 Result ncclAllReduce(const void* send, void* recv, size_t count, Type type, RedOp op,
                      Comm comm, Stream stream) {
-  return fake::Start(__func__, {fake::kAllReduce, send, recv, count, type, op}, comm,
-                     stream);
+  return fake::Start({fake::kAllReduce, send, recv, count, type, op}, comm, stream);
 }
 
 Result ncclReduce(const void* send, void* recv, size_t count, Type type, RedOp op,
                   int root, Comm comm, Stream stream) {
-  return fake::Start(__func__, {fake::kReduce, send, recv, count, type, op, root}, comm,
-                     stream);
+  return fake::Start({fake::kReduce, send, recv, count, type, op, root}, comm, stream);
 }
 
 Result ncclBroadcast(const void* send, void* recv, size_t count, Type type, int root,
                      Comm comm, Stream stream) {
-  return fake::Start(__func__, {fake::kBroadcast, send, recv, count, type, {}, root},
-                     comm, stream);
+  return fake::Start({fake::kBroadcast, send, recv, count, type, {}, root}, comm,
+                     stream);
 }
 
 Result ncclAllGather(const void* send, void* recv, size_t count, Type type, Comm comm,
                      Stream stream) {
-  return fake::Start(__func__, {fake::kAllGather, send, recv, count, type}, comm,
-                     stream);
+  return fake::Start({fake::kAllGather, send, recv, count, type}, comm, stream);
 }
 
 Result ncclReduceScatter(const void* send, void* recv, size_t count, Type type,
                          RedOp op, Comm comm, Stream stream) {
-  return fake::Start(__func__, {fake::kReduceScatter, send, recv, count, type, op},
-                     comm, stream);
+  return fake::Start({fake::kReduceScatter, send, recv, count, type, op}, comm, stream);
 }
 
 Result ncclAlltoAll(const void* send, void* recv, size_t count, Type type, Comm comm,
                     Stream stream) {
-  return fake::Start(__func__, {fake::kAlltoAll, send, recv, count, type}, comm,
-                     stream);
+  return fake::Start({fake::kAlltoAll, send, recv, count, type}, comm, stream);
 }
 
 Result ncclGather(const void* send, void* recv, size_t count, Type type, int root,
                   Comm comm, Stream stream) {
-  return fake::Start(__func__, {fake::kGather, send, recv, count, type, {}, root}, comm,
-                     stream);
+  return fake::Start({fake::kGather, send, recv, count, type, {}, root}, comm, stream);
 }
 
 Result ncclScatter(const void* send, void* recv, size_t count, Type type, int root,
                    Comm comm, Stream stream) {
-  return fake::Start(__func__, {fake::kScatter, send, recv, count, type, {}, root},
-                     comm, stream);
+  return fake::Start({fake::kScatter, send, recv, count, type, {}, root}, comm, stream);
 }
 
 Result ncclSend(const void* send, size_t count, Type type, int peer, Comm comm,
                 Stream stream) {
-  return fake::Start(__func__, {fake::kSend, send, nullptr, count, type, {}, peer},
-                     comm, stream);
+  return fake::Start({fake::kSend, send, nullptr, count, type, {}, peer}, comm, stream);
 }
 
 Result ncclRecv(void* recv, size_t count, Type type, int peer, Comm comm,
                 Stream stream) {
-  return fake::Start(__func__, {fake::kRecv, nullptr, recv, count, type, {}, peer},
-                     comm, stream);
+  return fake::Start({fake::kRecv, nullptr, recv, count, type, {}, peer}, comm, stream);
 }
 
 }  // namespace jaxcomm::nccl

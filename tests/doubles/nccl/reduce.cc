@@ -1,10 +1,11 @@
-#include "tests/doubles/nccl/reduce.h"
-
+// The arithmetic of reductions, as NCCL's kernels do it: 16-bit floats are rounded
+// after each step, and minimum and maximum pass over NaN.
 #include <algorithm>
 #include <cmath>
-#include <cstdint>
 #include <cstring>
 #include <type_traits>
+
+#include "tests/doubles/nccl/operation.h"
 
 namespace jaxcomm::fake {
 namespace {
@@ -13,81 +14,72 @@ namespace {
 
 template <typename T>
 T Combine(nccl::RedOp op, T a, T b) {
-  if constexpr (std::is_integral_v<T>) {
-    // 64-bit and unsigned: overflow wraps.
-    switch (op) {
-      case nccl::RedOp::kSum:
-      case nccl::RedOp::kAvg:
-        return static_cast<T>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b));
-      case nccl::RedOp::kProd:
-        return static_cast<T>(static_cast<uint64_t>(a) * static_cast<uint64_t>(b));
-      case nccl::RedOp::kMax:
-        return std::max(a, b);
-      case nccl::RedOp::kMin:
-        return std::min(a, b);
-    }
-  } else {
-    switch (op) {
-      case nccl::RedOp::kSum:
-      case nccl::RedOp::kAvg:  // of what was multiplied before
-        return a + b;
-      case nccl::RedOp::kProd:
-        return a * b;
-      case nccl::RedOp::kMax:
-        return std::fmax(a, b);
-      case nccl::RedOp::kMin:
-        return std::fmin(a, b);
-    }
+  // Integers, as 64-bit and unsigned ones: overflow wraps.
+  using Wide = std::conditional_t<std::is_integral_v<T>, uint64_t, T>;
+  constexpr bool kIsFloat = std::is_floating_point_v<T>;
+  switch (op) {
+    case nccl::RedOp::kSum:
+    case nccl::RedOp::kAvg:  // of what was multiplied before
+      return static_cast<T>(static_cast<Wide>(a) + static_cast<Wide>(b));
+    case nccl::RedOp::kProd:
+      return static_cast<T>(static_cast<Wide>(a) * static_cast<Wide>(b));
+    case nccl::RedOp::kMax:
+      if constexpr (kIsFloat) return std::fmax(a, b);
+      return std::max(a, b);
+    case nccl::RedOp::kMin:
+      if constexpr (kIsFloat) return std::fmin(a, b);
+      return std::min(a, b);
   }
   return a;
 }
 
 // Buffers may lie at any address.
 template <typename T>
-void Loop(nccl::RedOp op, const void* from, void* to, size_t count) {
-  for (size_t i = 0; i < count; ++i) {
-    T a, b;
-    std::memcpy(&a, static_cast<char*>(to) + i * sizeof(T), sizeof(T));
-    std::memcpy(&b, static_cast<const char*>(from) + i * sizeof(T), sizeof(T));
-    if constexpr (std::is_same_v<T, Float16> || std::is_same_v<T, BFloat16>) {
-      Narrow(Combine(op, Widen(a), Widen(b)), &a);
-    } else {
-      a = Combine(op, a, b);
-    }
-    std::memcpy(static_cast<char*>(to) + i * sizeof(T), &a, sizeof(T));
-  }
+T At(const void* data, size_t i) {
+  T value;
+  std::memcpy(&value, static_cast<const char*>(data) + i * sizeof(T), sizeof(T));
+  return value;
 }
 
 template <typename T>
-void Multiply(void* data, size_t count, T factor) {
-  for (size_t i = 0; i < count; ++i) {
-    T value;
-    std::memcpy(&value, static_cast<char*>(data) + i * sizeof(T), sizeof(T));
-    value *= factor;
-    std::memcpy(static_cast<char*>(data) + i * sizeof(T), &value, sizeof(T));
+void Put(void* data, size_t i, T value) {
+  std::memcpy(static_cast<char*>(data) + i * sizeof(T), &value, sizeof(T));
+}
+
+// Calls `body` with a value of the type; false for no type of ours.
+template <typename Body>
+bool WithType(nccl::Type type, const Body& body) {
+  switch (type) {
+    case nccl::Type::kInt8:
+      return body(int8_t{}), true;
+    case nccl::Type::kUint8:
+      return body(uint8_t{}), true;
+    case nccl::Type::kInt32:
+      return body(int32_t{}), true;
+    case nccl::Type::kUint32:
+      return body(uint32_t{}), true;
+    case nccl::Type::kInt64:
+      return body(int64_t{}), true;
+    case nccl::Type::kUint64:
+      return body(uint64_t{}), true;
+    case nccl::Type::kFloat16:
+      return body(Float16{}), true;
+    case nccl::Type::kFloat32:
+      return body(float{}), true;
+    case nccl::Type::kFloat64:
+      return body(double{}), true;
+    case nccl::Type::kBfloat16:
+      return body(BFloat16{}), true;
   }
+  return false;
 }
 
 }  // namespace
 
 size_t TypeBytes(nccl::Type type) {
-  switch (type) {
-    case nccl::Type::kInt8:
-    case nccl::Type::kUint8:
-      return 1;
-    case nccl::Type::kFloat16:
-    case nccl::Type::kBfloat16:
-      return 2;
-    case nccl::Type::kInt32:
-    case nccl::Type::kUint32:
-    case nccl::Type::kFloat32:
-      return 4;
-    case nccl::Type::kInt64:
-    case nccl::Type::kUint64:
-    case nccl::Type::kFloat64:
-      return 8;
-  }
-  return 0;
+  size_t bytes = 0;
+  WithType(type, [&](auto value) { bytes = sizeof(value); });
+  return bytes;
 }
 
 bool IsRedOp(nccl::RedOp op, nccl::Type type) {
@@ -98,37 +90,29 @@ bool IsRedOp(nccl::RedOp op, nccl::Type type) {
 }
 
 void Premultiply(nccl::Type type, int ranks, void* data, size_t count) {
-  if (type == nccl::Type::kFloat32) {
-    Multiply<float>(data, count, 1 / static_cast<float>(ranks));
-  } else {
-    Multiply<double>(data, count, 1 / static_cast<double>(ranks));
-  }
+  WithType(type, [&](auto of_type) {
+    using T = decltype(of_type);
+    if constexpr (std::is_floating_point_v<T>) {
+      const T factor = 1 / static_cast<T>(ranks);
+      for (size_t i = 0; i < count; ++i) Put<T>(data, i, At<T>(data, i) * factor);
+    }
+  });
 }
 
 void Accumulate(nccl::Type type, nccl::RedOp op, const void* from, void* to,
                 size_t count) {
-  switch (type) {
-    case nccl::Type::kInt8:
-      return Loop<int8_t>(op, from, to, count);
-    case nccl::Type::kUint8:
-      return Loop<uint8_t>(op, from, to, count);
-    case nccl::Type::kInt32:
-      return Loop<int32_t>(op, from, to, count);
-    case nccl::Type::kUint32:
-      return Loop<uint32_t>(op, from, to, count);
-    case nccl::Type::kInt64:
-      return Loop<int64_t>(op, from, to, count);
-    case nccl::Type::kUint64:
-      return Loop<uint64_t>(op, from, to, count);
-    case nccl::Type::kFloat16:
-      return Loop<Float16>(op, from, to, count);
-    case nccl::Type::kFloat32:
-      return Loop<float>(op, from, to, count);
-    case nccl::Type::kFloat64:
-      return Loop<double>(op, from, to, count);
-    case nccl::Type::kBfloat16:
-      return Loop<BFloat16>(op, from, to, count);
-  }
+  WithType(type, [&](auto of_type) {
+    using T = decltype(of_type);
+    for (size_t i = 0; i < count; ++i) {
+      T value = At<T>(to, i);
+      if constexpr (std::is_arithmetic_v<T>) {
+        value = Combine(op, value, At<T>(from, i));
+      } else {
+        Narrow(Combine(op, Widen(value), Widen(At<T>(from, i))), &value);
+      }
+      Put<T>(to, i, value);
+    }
+  });
 }
 
 }  // namespace jaxcomm::fake

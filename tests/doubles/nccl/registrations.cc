@@ -1,17 +1,12 @@
-#include "tests/doubles/nccl/registrations.h"
-
-#include <map>
-#include <mutex>
-#include <string>
-#include <utility>
-#include <vector>
+// Buffers and windows. As unkind as the real thing: what is freed while registered is
+// a mistake, which the trace notes.
 
 #include "tests/doubles/nccl/call.h"
 #include "tests/doubles/nccl/communicator.h"
+#include "tests/doubles/nccl/devices.h"
 #include "tests/doubles/nccl/group.h"
-#include "tests/doubles/nccl/meeting.h"
-#include "tests/doubles/nccl/memory.h"
 #include "tests/doubles/nccl/operation.h"
+#include "tests/doubles/nccl/room.h"
 
 namespace jaxcomm::fake {
 namespace {
@@ -27,15 +22,9 @@ struct Registration {
 };
 
 struct Registrations {
-  std::mutex mutex;
   uintptr_t next = 0x20000000;
   std::map<uintptr_t, Registration> of;  // by handle
 };
-
-Registrations& All() {
-  static Registrations& all = *new Registrations;
-  return all;
-}
 
 nccl::Result Add(Communicator& communicator, const void* data, size_t bytes,
                  uintptr_t* handle) {
@@ -46,24 +35,22 @@ nccl::Result Add(Communicator& communicator, const void* data, size_t bytes,
     std::lock_guard<std::mutex> lock(communicator.mutex);
     communicator.persistent_bytes += kBytesOfOne;
   }
-  Registrations& all = All();
-  std::lock_guard<std::mutex> lock(all.mutex);
-  *handle = all.next++;
-  all.of[*handle] = {&communicator, reinterpret_cast<uintptr_t>(data), bytes};
+  Locked<Registrations> all;
+  *handle = all->next++;
+  all->of[*handle] = {&communicator, reinterpret_cast<uintptr_t>(data), bytes};
   return nccl::kSuccess;
 }
 
 nccl::Result Remove(nccl::Comm comm, const void* handle) {
   const auto communicator = Communicators().Find(comm);
-  Registrations& all = All();
-  std::lock_guard<std::mutex> lock(all.mutex);
-  const auto found = all.of.find(reinterpret_cast<uintptr_t>(handle));
-  if (communicator == nullptr || found == all.of.end() ||
+  Locked<Registrations> all;
+  const auto found = all->of.find(reinterpret_cast<uintptr_t>(handle));
+  if (communicator == nullptr || found == all->of.end() ||
       found->second.communicator != communicator.get()) {
     return Failure(nccl::kInvalidArgument,
                    "No such communicator, or no such registration of it");
   }
-  all.of.erase(found);
+  all->of.erase(found);
   Release(communicator->device, kBytesOfOne);
   std::lock_guard<std::mutex> also(communicator->mutex);
   communicator->persistent_bytes -= kBytesOfOne;
@@ -106,9 +93,8 @@ nccl::Result RegisterWindow(Communicator& communicator, uint64_t meeting,
 
 void TraceIfRegistered(const void* data, size_t bytes) {
   const auto start = reinterpret_cast<uintptr_t>(data);
-  Registrations& all = All();
-  std::lock_guard<std::mutex> lock(all.mutex);
-  for (const auto& [handle, registration] : all.of) {
+  Locked<Registrations> all;
+  for (const auto& [handle, registration] : all->of) {
     if (registration.start >= start + bytes ||
         registration.start + registration.bytes <= start) {
       continue;
@@ -121,10 +107,9 @@ void TraceIfRegistered(const void* data, size_t bytes) {
 }
 
 void DropRegistrations(Communicator* communicator) {
-  Registrations& all = All();
-  std::lock_guard<std::mutex> lock(all.mutex);
-  for (auto entry = all.of.begin(); entry != all.of.end();) {
-    entry = entry->second.communicator == communicator ? all.of.erase(entry)
+  Locked<Registrations> all;
+  for (auto entry = all->of.begin(); entry != all->of.end();) {
+    entry = entry->second.communicator == communicator ? all->of.erase(entry)
                                                        : std::next(entry);
   }
 }
@@ -136,9 +121,7 @@ namespace jaxcomm::nccl {
 Result ncclCommRegister(Comm comm, void* data, size_t bytes, void** handle) {
   JAXCOMM_FAKE_CALL(kForbidden, "ncclCommRegister", fake::Number(comm), -1,
                     static_cast<int64_t>(bytes));
-  std::shared_ptr<fake::Communicator> communicator;
-  const Result result = fake::FindReady(comm, &communicator);
-  if (result != kSuccess) return result;
+  JAXCOMM_FAKE_FIND(communicator, comm);
   if (data == nullptr || bytes == 0 || handle == nullptr) {
     return fake::Failure(kInvalidArgument, "ncclCommRegister: nothing to register");
   }
@@ -157,9 +140,7 @@ Result ncclCommWindowRegister(Comm comm, void* data, size_t bytes, Window* windo
                               int flags) {
   JAXCOMM_FAKE_CALL(kForbidden, "ncclCommWindowRegister", fake::Number(comm), -1,
                     static_cast<int64_t>(bytes), -1, flags, -1, fake::CurrentGroup());
-  std::shared_ptr<fake::Communicator> communicator;
-  const Result result = fake::FindReady(comm, &communicator);
-  if (result != kSuccess) return fake::Spoil(result);
+  JAXCOMM_FAKE_FIND(communicator, comm);
   if (window == nullptr) {
     return fake::Spoil(fake::Failure(kInvalidArgument, "window is null"));
   }

@@ -1,23 +1,84 @@
+// Rooms of shared memory, and the processes that meet there.
 #include "tests/doubles/nccl/room.h"
 
 #include <fcntl.h>
 #include <linux/futex.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <climits>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <ctime>
-#include <map>
-#include <mutex>
 #include <random>
 
-#include "tests/doubles/nccl/errors.h"
+#include "tests/doubles/nccl/failed.h"
 
 namespace jaxcomm::fake {
+namespace {
+
+// From /proc/<pid>/stat: the state and the start time. False if there is no process.
+bool Look(int pid, char* state, uint64_t* start_time) {
+  const std::string path = "/proc/" + std::to_string(pid) + "/stat";
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return false;
+  char text[1024];
+  const ssize_t bytes = read(fd, text, sizeof(text) - 1);
+  close(fd);
+  if (bytes <= 0) return false;
+  text[bytes] = '\0';
+  // The second field is the program's name and may contain anything, also ")".
+  const char* field = std::strrchr(text, ')');
+  if (field == nullptr) return false;
+  *state = field[2];
+  constexpr int kStartTime = 22;  // counted from 1, as proc(5) does
+  for (int i = 2; i < kStartTime && field != nullptr; ++i) {
+    field = std::strchr(field + 1, ' ');
+  }
+  if (field == nullptr) return false;
+  *start_time = std::strtoull(field + 1, nullptr, 10);
+  return true;
+}
+
+}  // namespace
+
+Process ThisProcess() {
+  // Where Yama guards memory, siblings may read it only if asked in.
+  (void)prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0);
+  Process process{getpid(), 0};
+  char state = 0;
+  (void)Look(process.pid, &state, &process.start_time);
+  return process;
+}
+
+bool IsAlive(const Process& process) {
+  char state = 0;
+  uint64_t start_time = 0;
+  return Look(process.pid, &state, &start_time) && start_time == process.start_time &&
+         state != 'Z' && state != 'X';
+}
+
+int ReadMemory(const Process& process, uint64_t address, void* to, size_t bytes) {
+  auto* out = static_cast<char*>(to);
+  while (bytes > 0) {
+    iovec local{out, bytes};
+    iovec remote{reinterpret_cast<void*>(address), bytes};
+    const ssize_t read = process_vm_readv(process.pid, &local, 1, &remote, 1, 0);
+    if (read < 0) return errno;
+    if (read == 0) return EFAULT;
+    out += read;
+    address += static_cast<uint64_t>(read);
+    bytes -= static_cast<size_t>(read);
+  }
+  return 0;
+}
+
 namespace {
 
 constexpr char kMagic[8] = "jaxfake";
@@ -34,16 +95,10 @@ static_assert(sizeof(Address) <= sizeof(nccl::UniqueId));
 
 // The rooms of this process, so that its ranks share one mapping.
 struct Rooms {
-  std::mutex mutex;
   std::map<uint64_t, std::weak_ptr<Room>> known;
   // Those made here that others may still have to find.
   std::map<uint64_t, std::shared_ptr<Room>> made;
 };
-
-Rooms& TheRooms() {
-  static Rooms& rooms = *new Rooms;
-  return rooms;
-}
 
 nccl::Result SystemFailure(const std::string& what) {
   return Failure(nccl::kSystemError, what + ": " + std::strerror(errno));
@@ -83,10 +138,9 @@ nccl::Result Room::Create(nccl::UniqueId* id) {
   std::memcpy(id, &address, sizeof(address));
 
   std::shared_ptr<Room> room(new Room(board, fd));
-  Rooms& rooms = TheRooms();
-  std::lock_guard<std::mutex> lock(rooms.mutex);
-  rooms.known[board->nonce] = room;
-  rooms.made[board->nonce] = std::move(room);
+  Locked<Rooms> rooms;
+  rooms->known[board->nonce] = room;
+  rooms->made[board->nonce] = std::move(room);
   return nccl::kSuccess;
 }
 
@@ -97,9 +151,9 @@ nccl::Result Room::Find(const nccl::UniqueId& id, std::shared_ptr<Room>* room) {
     return Failure(nccl::kInvalidArgument,
                    "The unique id was not made by this library");
   }
-  Rooms& rooms = TheRooms();
-  std::lock_guard<std::mutex> lock(rooms.mutex);
-  if (const auto known = rooms.known.find(address.nonce); known != rooms.known.end()) {
+  Locked<Rooms> rooms;
+  if (const auto known = rooms->known.find(address.nonce);
+      known != rooms->known.end()) {
     *room = known->second.lock();
     if (*room != nullptr) return nccl::kSuccess;
   }
@@ -119,28 +173,27 @@ nccl::Result Room::Find(const nccl::UniqueId& id, std::shared_ptr<Room>* room) {
     return Failure(nccl::kInvalidArgument, "The unique id was used before");
   }
   room->reset(new Room(board, -1));
-  rooms.known[address.nonce] = *room;
+  rooms->known[address.nonce] = *room;
   return nccl::kSuccess;
 }
 
 void Room::Forget(const nccl::UniqueId& id) {
   Address address;
   std::memcpy(&address, &id, sizeof(address));
-  Rooms& rooms = TheRooms();
   std::shared_ptr<Room> made;  // destroyed after the lock is gone
-  std::lock_guard<std::mutex> lock(rooms.mutex);
-  const auto found = rooms.made.find(address.nonce);
-  if (found == rooms.made.end()) return;
+  Locked<Rooms> rooms;
+  const auto found = rooms->made.find(address.nonce);
+  if (found == rooms->made.end()) return;
   made = std::move(found->second);
-  rooms.made.erase(found);
+  rooms->made.erase(found);
 }
 
 Room::~Room() {
-  Rooms& rooms = TheRooms();
   {
-    std::lock_guard<std::mutex> lock(rooms.mutex);
-    const auto known = rooms.known.find(board_->nonce);
-    if (known != rooms.known.end() && known->second.expired()) rooms.known.erase(known);
+    Locked<Rooms> rooms;
+    const auto known = rooms->known.find(board_->nonce);
+    if (known != rooms->known.end() && known->second.expired())
+      rooms->known.erase(known);
   }
   if (fd_ >= 0) close(fd_);
   munmap(board_, sizeof(Board));

@@ -13,13 +13,28 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "ffi/backends/nccl/nccl_api.h"
-#include "tests/doubles/nccl/processes.h"
 
 namespace jaxcomm::fake {
+
+// A process of this host, told apart from later ones with the same pid.
+struct Process {
+  int32_t pid;
+  uint64_t start_time;  // in ticks since boot
+};
+
+Process ThisProcess();
+
+// False also for one that ended and whose parent has not looked yet.
+bool IsAlive(const Process& process);
+
+// Copies from the memory of another process; 0 or an errno.
+int ReadMemory(const Process& process, uint64_t address, void* to, size_t bytes);
 
 inline constexpr int kMaxRanks = 64;
 
@@ -119,6 +134,45 @@ class Room {
   Board* const board_;
   const int fd_;  // -1 where another process made it
 };
+
+// All ranks of a communicator meet to show each other a Posted: a collective of a
+// stream, or a call that all ranks make. Nobody leaves before all have read. All
+// functions are for holders of the room's lock.
+class Meeting {
+ public:
+  // The `number`-th of this lane, from 1; the same on all ranks.
+  Meeting(Room* room, int rank, Lane lane, uint64_t number)
+      : room_(room), rank_(rank), lane_(lane), number_(number) {}
+
+  // False while the previous meeting lasts.
+  bool MayPost() const;
+  void Post(const Posted& posted);
+  bool AllArrived() const;
+  const Posted& of(int rank) const { return room_->board().slots[lane_][rank].posted; }
+
+  // Between the two, buffers of all ranks may be read, also without the lock.
+  void BeginReading();
+  void EndReading();
+  bool AllFinished() const;
+
+  // Gives up, and returns when nobody reads this rank's buffer any more.
+  void Withdraw(Room::Lock* lock);
+
+ private:
+  bool AllFinished(uint64_t number) const;
+  Slot& mine() const { return room_->board().slots[lane_][rank_]; }
+
+  Room* const room_;
+  const int rank_;
+  const Lane lane_;
+  const uint64_t number_;
+  bool posted_ = false;
+};
+
+// A whole meeting in the host lane. Fills `all`, by rank. Ends early when the room has
+// failed or `stopped` says so.
+nccl::Result MeetOnHost(Room* room, int rank, uint64_t number, const Posted& posted,
+                        const std::function<bool()>& stopped, std::vector<Posted>* all);
 
 }  // namespace jaxcomm::fake
 

@@ -1,34 +1,22 @@
+// Streams, and events: each event remembers its last record, a moment of a stream.
 #include "tests/doubles/nccl/streams.h"
 
-#include <chrono>
-#include <map>
 #include <thread>
-#include <utility>
 #include <vector>
 
 #include "tests/doubles/nccl/call.h"
-#include "tests/doubles/nccl/capture.h"
-#include "tests/doubles/nccl/contexts.h"
+#include "tests/doubles/nccl/devices.h"
 #include "tests/doubles/nccl/failed.h"
-#include "tests/doubles/nccl/handles.h"
 
 namespace jaxcomm::fake {
 namespace {
 
 constexpr size_t kMostQueued = 1024;
-// How soon those that wait see that the devices have failed.
-constexpr auto kLook = std::chrono::milliseconds(1);
 
 // Those of all devices that run.
 struct Running {
-  std::mutex mutex;
   std::vector<std::weak_ptr<Stream>> streams;
 };
-
-Running& AllRunning() {
-  static auto& running = *new Running;
-  return running;
-}
 
 Handles<cuda::Stream, Stream>& Streams() {
   static auto& streams = *new Handles<cuda::Stream, Stream>(0x1000);
@@ -68,9 +56,8 @@ bool Moment::passed() {
 std::shared_ptr<Stream> Stream::Start(int device) {
   std::shared_ptr<Stream> stream(new Stream(device));
   {
-    Running& running = AllRunning();
-    std::lock_guard<std::mutex> lock(running.mutex);
-    auto& streams = running.streams;
+    Locked<Running> running;
+    auto& streams = running->streams;
     for (size_t i = streams.size(); i-- > 0;) {
       if (streams[i].expired()) {
         streams.erase(streams.begin() + static_cast<ptrdiff_t>(i));
@@ -136,9 +123,8 @@ void Stream::Close() {
 void WaitForDevice(int device) {
   std::vector<std::shared_ptr<Stream>> streams;
   {
-    Running& running = AllRunning();
-    std::lock_guard<std::mutex> lock(running.mutex);
-    for (const auto& each : running.streams) {
+    Locked<Running> running;
+    for (const auto& each : running->streams) {
       auto stream = each.lock();
       if (stream != nullptr && stream->device() == device) {
         streams.push_back(std::move(stream));
@@ -157,6 +143,22 @@ std::shared_ptr<Stream> FindStream(cuda::Stream stream, int device) {
   return device == kNoDevice ? nullptr : DefaultStream(device);
 }
 
+namespace {
+
+struct Event {
+  explicit Event(int device) : device(device) {}
+  const int device;
+  std::mutex mutex;
+  std::shared_ptr<Moment> last;  // null: never recorded
+  bool captured = false;         // recorded last in a captured stream
+};
+
+Handles<cuda::Event, Event>& Events() {
+  static auto& events = *new Handles<cuda::Event, Event>(0x10000000);
+  return events;
+}
+
+}  // namespace
 }  // namespace jaxcomm::fake
 
 namespace jaxcomm::cuda {
@@ -180,16 +182,14 @@ Result cuStreamDestroy_v2(Stream stream) {
 Result cuStreamQuery(Stream stream) {
   JAXCOMM_FAKE_CALL(kAllowed, "cuStreamQuery", 0, fake::Number(stream));
   if (fake::ViolatesCapture("cuStreamQuery", stream)) return kCaptureUnsupported;
-  const auto found = fake::FindStream(stream, fake::CurrentDevice());
-  if (found == nullptr) return kInvalidHandle;
+  JAXCOMM_FAKE_STREAM(found, stream);
   return found->idle() ? kSuccess : kNotReady;
 }
 
 Result cuStreamSynchronize(Stream stream) {
   JAXCOMM_FAKE_CALL(kAllowed, "cuStreamSynchronize", 0, fake::Number(stream));
   if (fake::ViolatesCapture("cuStreamSynchronize", stream)) return kCaptureUnsupported;
-  const auto found = fake::FindStream(stream, fake::CurrentDevice());
-  if (found == nullptr) return kInvalidHandle;
+  JAXCOMM_FAKE_STREAM(found, stream);
   found->Mark()->Wait();
   return fake::DeviceFailure();
 }
@@ -197,13 +197,62 @@ Result cuStreamSynchronize(Stream stream) {
 Result cuLaunchHostFunc(Stream stream, HostFunction function, void* data) {
   JAXCOMM_FAKE_CALL(kAllowed, "cuLaunchHostFunc", 0, fake::Number(stream));
   if (function == nullptr) return kInvalidValue;
-  const auto found = fake::FindStream(stream, fake::CurrentDevice());
-  if (found == nullptr) return kInvalidHandle;
+  JAXCOMM_FAKE_STREAM(found, stream);
   found->Enqueue([function, data] {
     fake::in_host_function = true;
     function(data);
     fake::in_host_function = false;
   });
+  return kSuccess;
+}
+
+Result cuEventCreate(Event* event, unsigned) {
+  JAXCOMM_FAKE_CALL(kAllowed, "cuEventCreate");
+  const int device = fake::CurrentDevice();
+  if (device == fake::kNoDevice) return kInvalidContext;
+  *event = fake::Events().Add(std::make_shared<fake::Event>(device));
+  return kSuccess;
+}
+
+Result cuEventDestroy_v2(Event event) {
+  JAXCOMM_FAKE_CALL(kAllowed, "cuEventDestroy_v2");
+  return fake::Events().Remove(event) == nullptr ? kInvalidHandle : kSuccess;
+}
+
+Result cuEventRecord(Event event, Stream stream) {
+  JAXCOMM_FAKE_CALL(kAllowed, "cuEventRecord", 0, fake::Number(stream));
+  const auto found = fake::Events().Find(event);
+  const auto on = fake::FindStream(stream, fake::CurrentDevice());
+  if (found == nullptr || on == nullptr || on->device() != found->device) {
+    return kInvalidHandle;
+  }
+  const auto mark = on->Mark();  // may wait
+  std::lock_guard<std::mutex> lock(found->mutex);
+  found->last = mark;
+  found->captured = fake::IsCapturing(stream);
+  return kSuccess;
+}
+
+Result cuEventQuery(Event event) {
+  JAXCOMM_FAKE_CALL(kAllowed, "cuEventQuery", 0, -1, fake::Number(event));
+  const auto found = fake::Events().Find(event);
+  if (found == nullptr) return kInvalidHandle;
+  std::lock_guard<std::mutex> lock(found->mutex);
+  if (found->captured) return kCapturedEvent;
+  return found->last == nullptr || found->last->passed() ? kSuccess : kNotReady;
+}
+
+Result cuStreamWaitEvent(Stream stream, Event event, unsigned) {
+  JAXCOMM_FAKE_CALL(kAllowed, "cuStreamWaitEvent", 0, fake::Number(stream));
+  const auto found = fake::Events().Find(event);
+  const auto waiting = fake::FindStream(stream, fake::CurrentDevice());
+  if (found == nullptr || waiting == nullptr) return kInvalidHandle;
+  std::shared_ptr<fake::Moment> last;
+  {
+    std::lock_guard<std::mutex> lock(found->mutex);
+    last = found->last;
+  }
+  if (last != nullptr) waiting->WaitFor(last);
   return kSuccess;
 }
 

@@ -1,15 +1,14 @@
 // Streams: each a thread that runs what is enqueued, one after the other. A stream
 // takes 1024 things: who enqueues more waits, as in CUDA. A device that has failed runs
-// nothing any more (failed.h).
+// nothing any more (failed.h). Some pretend to be captured into a graph.
 #ifndef JAXCOMM_TESTS_DOUBLES_NCCL_STREAMS_H_
 #define JAXCOMM_TESTS_DOUBLES_NCCL_STREAMS_H_
 
 #include <condition_variable>
 #include <deque>
 #include <functional>
-#include <memory>
-#include <mutex>
 
+#include "tests/doubles/nccl/devices.h"
 #include "tests/doubles/nccl/exports.h"
 
 namespace jaxcomm::fake {
@@ -66,6 +65,24 @@ void WaitForDevice(int device);
 // and 2 of CUDA, name the default stream of `device`. Unlike CUDA's it waits for no
 // other stream, and none for it.
 std::shared_ptr<Stream> FindStream(cuda::Stream stream, int device);
+
+// Finds a stream of the current device, in a function that fails without it.
+#define JAXCOMM_FAKE_STREAM(name, stream)                                    \
+  const auto name =                                                          \
+      ::jaxcomm::fake::FindStream(stream, ::jaxcomm::fake::CurrentDevice()); \
+  if (name == nullptr) return kInvalidHandle
+
+bool IsCapturing(cuda::Stream stream);
+
+// Whether the calling thread captures any stream.
+bool CapturesHere();
+
+// The number of the graph that is captured last, or now; and whether it has ended.
+uint64_t LastGraph();
+bool HasEnded(uint64_t graph);
+
+// Whether `stream` is captured; if so the trace says that `function` broke the rule.
+bool ViolatesCapture(const char* function, cuda::Stream stream);
 
 }  // namespace jaxcomm::fake
 

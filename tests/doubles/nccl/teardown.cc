@@ -1,15 +1,10 @@
 // How communicators end, and what they say of themselves.
-#include <chrono>
-#include <string>
-#include <thread>
 
 #include "tests/doubles/nccl/call.h"
-#include "tests/doubles/nccl/capture.h"
 #include "tests/doubles/nccl/communicator.h"
-#include "tests/doubles/nccl/config.h"
-#include "tests/doubles/nccl/contexts.h"
+#include "tests/doubles/nccl/devices.h"
 #include "tests/doubles/nccl/group.h"
-#include "tests/doubles/nccl/registrations.h"
+#include "tests/doubles/nccl/settings.h"
 #include "tests/doubles/nccl/streams.h"
 
 namespace jaxcomm::fake {
@@ -47,7 +42,7 @@ void WaitForGraphs(Communicator& communicator) {
   std::unique_lock<std::mutex> lock(communicator.mutex);
   const uint64_t graph = communicator.graph;
   lock.unlock();
-  while (!HasEnded(graph)) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  while (!HasEnded(graph)) std::this_thread::sleep_for(kLook);
 }
 
 void Leave(Communicator& communicator) {
@@ -63,66 +58,6 @@ nccl::Result NoSuch() {
   return Failure(nccl::kInvalidArgument, "No such communicator, or it was destroyed");
 }
 
-nccl::Result Finalize(nccl::Comm comm) {
-  std::shared_ptr<Communicator> communicator;
-  const nccl::Result result = FindReady(comm, &communicator);
-  if (result != nccl::kSuccess) return result;
-  if (communicator->revoked) {
-    return Failure(nccl::kInvalidUsage,
-                   "ncclCommFinalize: the communicator was revoked");
-  }
-  communicator->finalized = true;
-  Job job;
-  job.run = [communicator] {
-    WaitUntilIdle(*communicator);
-    return nccl::kSuccess;
-  };
-  if (!IsBlocking(communicator->config)) job.background = communicator;
-  job.undo = [] {};
-  return Submit(std::move(job));
-}
-
-nccl::Result Destroy(nccl::Comm comm) {
-  const std::shared_ptr<Communicator> communicator = Communicators().Find(comm);
-  if (communicator == nullptr) return NoSuch();
-  if (communicator->job.joinable()) communicator->job.join();
-  std::string text;
-  const nccl::Result error = AsyncError(communicator.get(), &text);
-  // Others of its family may go after one was aborted.
-  if (error != nccl::kSuccess && !communicator->resources->aborted()) {
-    return Failure(error,
-                   text + " (after an error a communicator can only be aborted)");
-  }
-  if (Communicators().Remove(comm) == nullptr) return NoSuch();
-  WaitUntilIdle(*communicator);
-  WaitForGraphs(*communicator);
-  WaitForDevice(communicator->device);
-  Leave(*communicator);
-  return nccl::kSuccess;
-}
-
-nccl::Result Abort(nccl::Comm comm) {
-  const std::shared_ptr<Communicator> communicator = Communicators().Remove(comm);
-  if (communicator == nullptr) return NoSuch();
-  communicator->resources->Abort();
-  WaitUntilStopped(*communicator);
-  if (communicator->job.joinable()) communicator->job.join();
-  WaitForGraphs(*communicator);
-  // NCCL frees its memory, and so waits for the kernels of others (two H200s, 2.28.9).
-  WaitForDevice(communicator->device);
-  Leave(*communicator);
-  return nccl::kSuccess;
-}
-
-nccl::Result Revoke(nccl::Comm comm, int flags) {
-  const std::shared_ptr<Communicator> communicator = Communicators().Find(comm);
-  if (communicator == nullptr) return NoSuch();
-  if (flags != 0) return Failure(nccl::kInvalidArgument, "revokeFlags must be 0");
-  communicator->revoked = true;
-  WaitUntilStopped(*communicator);
-  return nccl::kSuccess;
-}
-
 }  // namespace
 }  // namespace jaxcomm::fake
 
@@ -130,24 +65,66 @@ namespace jaxcomm::nccl {
 
 Result ncclCommFinalize(Comm comm) {
   JAXCOMM_FAKE_CALL(kForbidden, "ncclCommFinalize", fake::Number(comm));
-  return fake::Spoil(fake::Finalize(comm));
+  JAXCOMM_FAKE_FIND(communicator, comm);
+  if (communicator->revoked) {
+    return fake::Spoil(
+        fake::Failure(kInvalidUsage, "ncclCommFinalize: the communicator was revoked"));
+  }
+  communicator->finalized = true;
+  fake::Job job;
+  job.run = [communicator] {
+    fake::WaitUntilIdle(*communicator);
+    return kSuccess;
+  };
+  if (!fake::IsBlocking(communicator->config)) job.background = communicator;
+  job.undo = [] {};
+  return fake::Submit(std::move(job));
 }
 
 Result ncclCommDestroy(Comm comm) {
   JAXCOMM_FAKE_CALL(kForbidden, "ncclCommDestroy", fake::Number(comm));
   fake::UseRuntime();
-  return fake::Destroy(comm);
+  const auto communicator = fake::Communicators().Find(comm);
+  if (communicator == nullptr) return fake::NoSuch();
+  if (communicator->job.joinable()) communicator->job.join();
+  std::string text;
+  const Result error = fake::AsyncError(communicator.get(), &text);
+  // Others of its family may go after one was aborted.
+  if (error != kSuccess && !communicator->resources->aborted()) {
+    return fake::Failure(error,
+                         text + " (after an error a communicator can only be aborted)");
+  }
+  if (fake::Communicators().Remove(comm) == nullptr) return fake::NoSuch();
+  fake::WaitUntilIdle(*communicator);
+  fake::WaitForGraphs(*communicator);
+  fake::WaitForDevice(communicator->device);
+  fake::Leave(*communicator);
+  return kSuccess;
 }
 
 Result ncclCommAbort(Comm comm) {
   JAXCOMM_FAKE_CALL(kAllowed, "ncclCommAbort", fake::Number(comm));
   fake::UseRuntime();
-  return fake::Abort(comm);
+  const auto communicator = fake::Communicators().Remove(comm);
+  if (communicator == nullptr) return fake::NoSuch();
+  communicator->resources->Abort();
+  fake::WaitUntilStopped(*communicator);
+  if (communicator->job.joinable()) communicator->job.join();
+  fake::WaitForGraphs(*communicator);
+  // NCCL frees its memory, and so waits for the kernels of others (two H200s, 2.28.9).
+  fake::WaitForDevice(communicator->device);
+  fake::Leave(*communicator);
+  return kSuccess;
 }
 
 Result ncclCommRevoke(Comm comm, int flags) {
   JAXCOMM_FAKE_CALL(kAllowed, "ncclCommRevoke", fake::Number(comm));
-  return fake::Revoke(comm, flags);
+  const auto communicator = fake::Communicators().Find(comm);
+  if (communicator == nullptr) return fake::NoSuch();
+  if (flags != 0) return fake::Failure(kInvalidArgument, "revokeFlags must be 0");
+  communicator->revoked = true;
+  fake::WaitUntilStopped(*communicator);
+  return kSuccess;
 }
 
 Result ncclCommGetAsyncError(Comm comm, Result* error) {

@@ -1,13 +1,13 @@
 // Collectives: every rank posts where its buffer is; when all have, each computes its
 // own result from its peers' buffers, and writes it when all have finished reading, so
 // that any overlap of send and receive buffers is harmless.
+//
+// Sends and receives: the sender of a pair posts where its buffer is, the receiver
+// reads it there. One at a time, in the order of the calls.
 #include <cstring>
-#include <string>
-#include <vector>
 
-#include "tests/doubles/nccl/exchange.h"
-#include "tests/doubles/nccl/meeting.h"
-#include "tests/doubles/nccl/reduce.h"
+#include "tests/doubles/nccl/operation.h"
+#include "tests/doubles/nccl/room.h"
 
 namespace jaxcomm::fake {
 namespace {
@@ -20,13 +20,13 @@ void Compare(const char* what, int64_t a, int64_t b, std::string* out) {
 
 // How two ranks' operations differ; empty if they do not.
 std::string Difference(const Posted& a, const Posted& b) {
-  if (a.kind != b.kind) return Name(a.kind) + " against " + Name(b.kind);
+  if (a.kind != b.kind) return std::string(Name(a.kind)) + " against " + Name(b.kind);
   std::string out;
   Compare("count", static_cast<int64_t>(a.count), static_cast<int64_t>(b.count), &out);
   Compare("type", a.type, b.type, &out);
   Compare("op", a.op, b.op, &out);
   Compare("root", a.root, b.root, &out);
-  return out.empty() ? out : Name(a.kind) + ": " + out;
+  return out.empty() ? out : std::string(Name(a.kind)) + ": " + out;
 }
 
 class Collective final : public Exchange {
@@ -71,14 +71,13 @@ class Collective final : public Exchange {
   enum Phase { kNew, kPosted, kRead };
 
   void Post() {
-    Posted posted{};
-    posted.kind = operation_.kind;
-    posted.type = static_cast<int>(operation_.type);
-    posted.op = IsReduction(operation_.kind) ? static_cast<int>(operation_.op) : 0;
-    posted.root = HasRoot(operation_.kind) ? operation_.peer : kNobody;
-    posted.count = operation_.count;
-    posted.address = reinterpret_cast<uintptr_t>(operation_.send);
-    meeting_.Post(posted);
+    meeting_.Post({operation_.kind,
+                   static_cast<int>(operation_.type),
+                   IsReduction(operation_.kind) ? static_cast<int>(operation_.op) : 0,
+                   HasRoot(operation_.kind) ? operation_.peer : kNobody,
+                   operation_.count,
+                   reinterpret_cast<uintptr_t>(operation_.send),
+                   {}});
   }
 
   bool AllAgree() {
@@ -162,6 +161,105 @@ class Collective final : public Exchange {
 std::unique_ptr<Exchange> MakeCollective(Room* room, int rank, uint64_t number,
                                          const Operation& operation) {
   return std::make_unique<Collective>(room, rank, number, operation);
+}
+
+namespace {
+
+class Send final : public Exchange {
+ public:
+  Send(Room* room, int rank, const Operation& operation)
+      : room_(room),
+        peer_(operation.peer),
+        operation_(operation),
+        pair_(room->board().pairs[rank][operation.peer]) {}
+
+  bool Advance(Room::Lock*) override {
+    if (!posted_) {
+      if (pair_.state != Pair::kEmpty) return false;
+      pair_.posted = {0,
+                      static_cast<int>(operation_.type),
+                      0,
+                      0,
+                      operation_.count,
+                      reinterpret_cast<uintptr_t>(operation_.send),
+                      {}};
+      pair_.state = Pair::kSent;
+      posted_ = true;
+    } else {
+      if (pair_.state != Pair::kTaken) return false;
+      pair_.state = Pair::kEmpty;
+      done_ = true;
+    }
+    room_->Ring();
+    return true;
+  }
+
+  void Withdraw(Room::Lock* lock) override {
+    if (!posted_) return;
+    while (pair_.reading != 0 && room_->IsAlive(peer_)) room_->Wait(lock);
+    pair_.state = Pair::kEmpty;
+  }
+
+ private:
+  Room* const room_;
+  const int peer_;
+  const Operation operation_;
+  Pair& pair_;
+  bool posted_ = false;
+};
+
+class Recv final : public Exchange {
+ public:
+  Recv(Room* room, int rank, const Operation& operation)
+      : room_(room),
+        rank_(rank),
+        operation_(operation),
+        pair_(room->board().pairs[operation.peer][rank]) {}
+
+  bool Advance(Room::Lock* lock) override {
+    if (pair_.state != Pair::kSent || !Agrees()) return false;
+    pair_.reading = 1;
+    lock->Release();
+    const bool read =
+        room_->Read(operation_.peer, pair_.posted.address, operation_.recv,
+                    operation_.count * TypeBytes(operation_.type));
+    lock->Acquire();
+    pair_.reading = 0;
+    if (read) pair_.state = Pair::kTaken;
+    done_ = read;
+    room_->Ring();
+    return true;
+  }
+
+  void Withdraw(Room::Lock*) override {}
+
+ private:
+  bool Agrees() {
+    const Posted& sent = pair_.posted;
+    const int type = static_cast<int>(operation_.type);
+    if (sent.count == operation_.count && sent.type == type) return true;
+    room_->Fail(nccl::kInvalidUsage,
+                "Rank " + std::to_string(operation_.peer) + " sends count " +
+                    std::to_string(sent.count) + " type " + std::to_string(sent.type) +
+                    " and rank " + std::to_string(rank_) + " receives count " +
+                    std::to_string(operation_.count) + " type " + std::to_string(type));
+    return false;
+  }
+
+  Room* const room_;
+  const int rank_;
+  const Operation operation_;
+  Pair& pair_;
+};
+
+}  // namespace
+
+std::unique_ptr<Exchange> MakeSend(Room* room, int rank, const Operation& operation) {
+  return std::make_unique<Send>(room, rank, operation);
+}
+
+std::unique_ptr<Exchange> MakeRecv(Room* room, int rank, const Operation& operation) {
+  return std::make_unique<Recv>(room, rank, operation);
 }
 
 }  // namespace jaxcomm::fake

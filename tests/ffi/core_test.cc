@@ -1,0 +1,226 @@
+// The parts of ffi/core: what is kept of call sites, where ranks meet, and the thread
+// that polls.
+#include <algorithm>
+#include <cstddef>
+
+#include "ffi/core/derived_cache.h"
+#include "ffi/core/last_resort.h"
+#include "ffi/core/rendezvous.h"
+#include "ffi/core/watchdog.h"
+#include "tests/ffi/check.h"
+#include "tests/ffi/ranks.h"
+
+namespace jaxcomm::testing {
+namespace {
+
+std::unique_ptr<CallSite> Site() { return FloatSite("all_reduce", {}, 1); }
+ErrorOr<int> Fail() { return FailedPrecondition("not yet"); }
+ErrorOr<int> Seven() { return 7; }
+
+TEST(what_could_not_be_made_of_a_site_is_asked_for_again) {
+  DerivedCache<int> cache;
+  const auto site = Site(), other = Site();
+  CHECK_FAILS(cache.Find(*site, Fail).status(), "not yet");
+  const int* const made = Must(cache.Find(*site, Seven));
+  CHECK_EQ(*made, 7);
+  CHECK_TRUE(Must(cache.Find(*site, Fail)) == made);
+  CHECK_TRUE(cache.Find(*other, Fail).has_error());
+}
+
+TEST(what_was_made_stays_where_it_is) {
+  DerivedCache<int> cache;
+  std::vector<std::unique_ptr<CallSite>> sites;
+  std::vector<const int*> made;
+  for (int i = 0; i < 1000; ++i) {
+    sites.push_back(Site());
+    made.push_back(
+        Must(cache.Find(*sites.back(), [i]() -> ErrorOr<int> { return i; })));
+  }
+  for (int i = 0; i < 1000; ++i) {
+    CHECK_TRUE(Must(cache.Find(*sites[i], Fail)) == made[i]);
+    CHECK_EQ(*made[i], i);
+  }
+}
+
+TEST(ended_sites_leave_nothing_behind) {
+  DerivedCache<int> cache;
+  const auto site = Site();
+  const int* const made = Must(cache.Find(*site, Seven));
+  size_t most = 0;
+  for (int i = 0; i < 1000; ++i) {
+    Must(cache.Find(*Site(), Seven));
+    most = std::max(most, cache.size());
+  }
+  CHECK_TRUE(most < 40);
+  CHECK_TRUE(Must(cache.Find(*site, Fail)) == made);
+}
+
+struct Participant {
+  bool is_here = false;
+  bool has_come() const { return is_here; }
+};
+
+using Round = RoundOf<Participant>;
+
+// The round that a rank comes to.
+Round* Come(Rendezvous<Round>* rendezvous, int64_t run, uint64_t tag, int rank) {
+  Round* round = rendezvous->Find(run, tag, rank);
+  if (round == nullptr) {
+    auto made = std::make_unique<Round>();
+    made->participants.resize(2);
+    round = rendezvous->Open(std::move(made), run, tag);
+  }
+  round->participants[rank].is_here = true;
+  return round;
+}
+
+TEST(ranks_meet_by_run_and_tag_in_any_order) {
+  Rendezvous<Round> rendezvous;
+  Round* const a = Come(&rendezvous, 1, 10, 0);
+  Round* const b = Come(&rendezvous, 1, 11, 0);
+  Round* const c = Come(&rendezvous, 2, 10, 0);
+  CHECK_TRUE(Come(&rendezvous, 1, 11, 1) == b);
+  CHECK_TRUE(Come(&rendezvous, 2, 10, 1) == c);
+  CHECK_TRUE(Come(&rendezvous, 1, 10, 1) == a);
+  CHECK_EQ(rendezvous.open().size(), size_t{3});
+}
+
+TEST(a_rank_that_is_ahead_opens_further_rounds) {
+  Rendezvous<Round> rendezvous;
+  std::vector<Round*> rounds;
+  for (int i = 0; i < 3; ++i) rounds.push_back(Come(&rendezvous, 1, 10, 0));
+  CHECK_EQ(rendezvous.open().size(), size_t{3});
+  for (int i = 0; i < 3; ++i) CHECK_TRUE(Come(&rendezvous, 1, 10, 1) == rounds[i]);
+  CHECK_TRUE(rendezvous.Find(1, 10, 0) == nullptr);
+}
+
+TEST(closed_rounds_are_not_found_and_are_used_again) {
+  Rendezvous<Round> rendezvous;
+  Round* const first = Come(&rendezvous, 1, 10, 0);
+  Round* const second = Come(&rendezvous, 1, 10, 0);
+  CHECK_TRUE(rendezvous.TakeSpare() == nullptr);
+  rendezvous.Keep(rendezvous.Close(first));
+  CHECK_TRUE(rendezvous.Find(1, 10, 1) == second);
+  CHECK_EQ(rendezvous.open().size(), size_t{1});
+  std::unique_ptr<Round> spare = rendezvous.TakeSpare();
+  CHECK_TRUE(spare.get() == first);
+  CHECK_TRUE(rendezvous.TakeSpare() == nullptr);
+  spare->participants[0].is_here = false;
+  CHECK_TRUE(rendezvous.Open(std::move(spare), 3, 12) == first);
+  CHECK_TRUE(rendezvous.Find(3, 12, 0) == first);
+}
+
+TEST(ranks_that_come_to_a_failed_round_are_refused_once_each) {
+  Rendezvous<Round> rendezvous;
+  Round* const failed = Come(&rendezvous, 1, 10, 0);
+  rendezvous.Refuse(*failed, InvalidArgument("it failed"), 2);
+  rendezvous.Keep(rendezvous.Close(failed));
+  CHECK_OK(rendezvous.TakeRefusal(1, 11));
+  CHECK_OK(rendezvous.TakeRefusal(2, 10));
+  CHECK_TRUE(rendezvous.RefusedRuns() == std::vector<int64_t>{1});
+  for (int rank : {0, 1}) {
+    (void)rank;
+    CHECK_FAILS(rendezvous.TakeRefusal(1, 10), "it failed");
+  }
+  CHECK_OK(rendezvous.TakeRefusal(1, 10));
+  CHECK_TRUE(rendezvous.RefusedRuns().empty());
+  // A round that all came to refuses nobody.
+  rendezvous.Refuse(*Come(&rendezvous, 1, 10, 0), InvalidArgument("it failed"), 0);
+  CHECK_OK(rendezvous.TakeRefusal(1, 10));
+}
+
+TEST(the_oldest_refusals_are_forgotten) {
+  Rendezvous<Round> rendezvous;
+  for (int run = 0; run < 65; ++run) {
+    rendezvous.Refuse(*Come(&rendezvous, run, 10, 0), InvalidArgument("it failed"), 1);
+  }
+  CHECK_OK(rendezvous.TakeRefusal(0, 10));
+  CHECK_TRUE(rendezvous.TakeRefusal(1, 10).failure());
+  CHECK_TRUE(rendezvous.TakeRefusal(64, 10).failure());
+}
+
+class Counted final : public Watched {
+ public:
+  bool Poll() override {
+    is_polled = true;
+    ++polls;
+    if (hangs) CHECK_TRUE(goes_on.Wait());
+    is_polled = false;
+    return has_work;
+  }
+  double poll_seconds() const override { return seconds; }
+  const char* stuck_text() const override { return "it is stuck"; }
+  bool HasPolls(int wanted) const {
+    return Until([&] { return polls >= wanted; });
+  }
+
+  std::atomic<int> polls{0};
+  std::atomic<bool> has_work{false}, hangs{false}, is_polled{false};
+  Event goes_on;
+  double seconds = kHangSeconds;
+};
+
+std::shared_ptr<Counted> MakeWatched(double period = kWatchSeconds) {
+  auto made = std::make_shared<Counted>();
+  CHECK_OK(Watch(made, period));
+  return made;
+}
+
+TEST(a_watch_polls_who_has_work_and_others_when_woken_only) {
+  auto busy = MakeWatched(), idle = MakeWatched(), rarely = MakeWatched(1000);
+  busy->has_work = rarely->has_work = true;
+  WakeWatchdog();
+  CHECK_TRUE(busy->HasPolls(5));
+  CHECK_EQ(idle->polls.load(), 1);
+  CHECK_EQ(rarely->polls.load(), 1);
+  // A wake does not hurry those that are polled anyway.
+  WakeWatchdog();
+  CHECK_TRUE(idle->HasPolls(2));
+  CHECK_TRUE(busy->HasPolls(busy->polls + 5));
+  CHECK_EQ(rarely->polls.load(), 1);
+}
+
+TEST(a_wake_during_a_poll_is_not_lost) {
+  auto slow = MakeWatched();
+  slow->hangs = true;
+  WakeWatchdog();
+  CHECK_TRUE(slow->HasPolls(1));
+  WakeWatchdog();
+  slow->goes_on.Set();
+  CHECK_TRUE(slow->HasPolls(2));
+}
+
+TEST(unwatch_waits_for_a_poll_in_progress) {
+  auto slow = MakeWatched();
+  slow->hangs = slow->has_work = true;
+  WakeWatchdog();
+  CHECK_TRUE(slow->HasPolls(1));
+  std::atomic<bool> unwatched{false};
+  int polls = 0;
+  std::thread other([&] {
+    Unwatch(*slow);
+    CHECK_TRUE(!slow->is_polled);
+    polls = slow->polls;
+    unwatched = true;
+  });
+  LetOthersRun();
+  CHECK_TRUE(!unwatched);
+  slow->goes_on.Set();
+  other.join();
+  // It is neither polled nor kept.
+  CHECK_TRUE(Until([&] { return slow.use_count() == 1; }));
+  WakeWatchdog();
+  LetOthersRun();
+  CHECK_EQ(slow->polls.load(), polls);
+}
+
+TEST_ALONE(a_poll_that_hangs_ends_the_process, kEndedStatus) {
+  auto stuck = MakeWatched();
+  stuck->seconds = kExpires;
+  stuck->hangs = true;
+  WakeWatchdog();
+  Forever();
+}
+
+}  // namespace
+}  // namespace jaxcomm::testing
