@@ -82,8 +82,9 @@ pytest: $(VENV)/.extra-test cppbuild
 	@find $(BUILD)/compiled -type f -atime +7 -delete 2> /dev/null || true
 	@$(FAKE_NCCL) $(TEST_CACHE) $(RUN) $(PYTEST) $(REPORT) $(ARGS)
 
-test-all: ## `make test` with what is thorough too: soaks, all restarts, all sizes, all notebooks
+test-all: ## `make test` with what is thorough too: all restarts, sizes and notebooks; then `make soak`
 	@$(SUBMAKE) test ARGS='--thorough $(ARGS)'
+	@[ -n '$(ARGS)' ] || $(SUBMAKE) soak
 
 reports:
 	@echo '$(abspath $(BUILD))'
@@ -161,7 +162,7 @@ mutation: develop $(VENV)/.extra-test cpptest ## run tests on 200 defects, and w
 soak: $(INSTALLED) ## 100,000 mixed collectives between processes, every result checked
 	@PYTHONPATH="$(CURDIR)/tests:$(CURDIR)/tests/support" $(RUN) -m stress $(ARGS)
 
-lint: $(LINT_REQUIRES) ## ruff, pyright, clang-format, notebooks, PTX, prose, locks
+lint: $(LINT_REQUIRES) ## ruff, pyright, clang-format, notebooks, PTX, prose, locks, layers, how tests wait
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
@@ -169,6 +170,10 @@ lint: $(LINT_REQUIRES) ## ruff, pyright, clang-format, notebooks, PTX, prose, lo
 	$(BIN)/pyright --pythonpath $(abspath $(BIN))/python
 	$(BIN)/python tools/make_ptx.py --check
 	$(BIN)/python tools/prose.py
+	$(BIN)/python tools/layers.py
+	$(BIN)/python tools/error_page.py
+	$(BIN)/python tools/test_waits.py
+	$(BIN)/python tools/test_times.py
 	@CLANGXX="$(CLANGXX)" $(BIN)/python tools/thread_safety.py $(BUILD)/thread-safety
 
 format: $(VENV)/.extra-dev ## rewrite Python, C++ and notebooks in the project's style
@@ -202,7 +207,7 @@ docs: $(VENV)/.extra-docs ## build the site into build/docs, notebooks executed 
 wheel: $(VENV_MADE) ## build dist/jaxcomm-*.whl for every Python and jaxlib; glibc 2.28 or newer
 	@$(RELEASE) release.wheels $(ARGS)
 
-release-check: $(VENV)/.extra-test $(VENV)/.extra-release ## all that a release must pass: ARGS="--only wheels,installed" (an hour)
+release-check: $(VENV)/.extra-test $(VENV)/.extra-release ## all that a release must pass: ARGS="--only wheels,installed" (hours)
 	@$(RELEASE) release $(ARGS)
 
 bazel-test: $(VENV)/.extra-test ## build and test with Bazel (apt install bazel-bootstrap), offline

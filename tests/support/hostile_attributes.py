@@ -74,6 +74,15 @@ def main(seed, count):
     x = jnp.arange(SIZE * SIZE * 8, dtype=jnp.float32).reshape(SIZE * SIZE, 8)
     choice = catalogue.fixed(SIZE)
     outcomes = {"ran": 0, "raised": 0}
+
+    def compile_sum():
+        return jax.jit(
+            jax.shard_map(
+                lambda x: jaxcomm.psum(x, "i"), mesh=mesh, in_specs=spec, out_specs=spec
+            )
+        )
+
+    right = compile_sum()
     for _ in range(count):
         case = draw.choice(list(catalogue.CASES.values()))
         found = []
@@ -99,11 +108,7 @@ def main(seed, count):
             outcomes["raised"] += 1
             print("raised", str(error).splitlines()[0][:160], flush=True)
             jaxcomm.finalize()
-        right = jax.jit(
-            jax.shard_map(
-                lambda x: jaxcomm.psum(x, "i"), mesh=mesh, in_specs=spec, out_specs=spec
-            )
-        )
+            right = compile_sum()
         np.testing.assert_array_equal(
             right(x)[:SIZE], np.asarray(x).reshape(SIZE, SIZE, 8).sum(0)
         )

@@ -108,25 +108,17 @@ def _of_attention():
         ("no axis", {"axis_name": ()}),
         ("`dropout_rate=1.0`", {"dropout_rate": 1.0}),
         ("`dropout_rate=0.5` without a key", {"dropout_rate": 0.5}),
-        (
-            "two keys in `dropout_key`",
-            {"dropout_rate": 0.5, "dropout_key": jax.random.split(KEY)},
-        ),
+        ("two keys in `dropout_key`",
+         {"dropout_rate": 0.5, "dropout_key": jax.random.split(KEY)}),
         ("`sinks` of another shape", {"sinks": x(3)}),
         ("`alibi_slopes` of another shape", {"alibi_slopes": x(2, 1)}),
         ("a `bias` with rows of all ranks", {"bias": x(1, 2, 8, 8)}),
-        (
-            "`query_segment_ids` that are not split",
-            {"query_segment_ids": jnp.zeros((1, 8), int)},
-        ),
-        (
-            "`key_value_segment_ids` alone",
-            {"key_value_segment_ids": jnp.zeros((1, 2), int)},
-        ),
-        (
-            "`key_value_seq_lengths` of another batch",
-            {"key_value_seq_lengths": jnp.ones(2, int)},
-        ),
+        ("`query_segment_ids` that are not split",
+         {"query_segment_ids": jnp.zeros((1, 8), int)}),
+        ("`key_value_segment_ids` alone",
+         {"key_value_segment_ids": jnp.zeros((1, 2), int)}),
+        ("`key_value_seq_lengths` of another batch",
+         {"key_value_seq_lengths": jnp.ones(2, int)}),
         ("positions of another length", {"positions": jnp.arange(5)}),
         ("`key_positions` without `key_layout`", {"key_positions": jnp.arange(2)}),
         ("`strategy='star'`", {"strategy": "star"}),
@@ -141,15 +133,10 @@ def _of_attention():
             },
         ),
         ("`strategy='ulysses'`, 2 heads on 4 ranks", {"strategy": "ulysses"}),
-        (
-            "`Ulysses(3)` on 4 ranks",
-            {"strategy": jaxcomm.attention.Ulysses(3)},
-        ),
+        ("`Ulysses(3)` on 4 ranks", {"strategy": jaxcomm.attention.Ulysses(3)}),
         ("`implementation='flash'`", {"implementation": "flash"}),
-        (
-            "segment ids that int32 does not hold",
-            {"query_segment_ids": np.full((1, 2), 2**31, np.uint32)},
-        ),
+        ("segment ids that int32 does not hold",
+         {"query_segment_ids": np.full((1, 2), 2**31, np.uint32)}),
     ]  # fmt: skip
     types: list[tuple[str, dict | tuple]] = [
         ("integer queries", (x(1, 8, 2, 4, dtype=jnp.int32),)),
@@ -251,10 +238,13 @@ def _of_others():
 
     one = x(1, 8, 2, 4)
     dealt, positions = ZIGZAG.reorder(np.ones((1, 8)))
-    yield refusal("Layout", "no ranks", lambda: Layout("zigzag", 0, 8))
-    yield refusal("Layout", "a negative length", lambda: Layout("zigzag", 2, -1))
-    yield refusal("Layout", "`'spiral'`", lambda: Layout("spiral", 2, 8))
-    yield refusal("Layout", "`2` as a schedule", lambda: Layout(2, 2, 8), TypeError)
+    for case in (
+        ("Layout", "no ranks", lambda: Layout("zigzag", 0, 8)),
+        ("Layout", "a negative length", lambda: Layout("zigzag", 2, -1)),
+        ("Layout", "`'spiral'`", lambda: Layout("spiral", 2, 8)),
+        ("Layout", "`2` as a schedule", lambda: Layout(2, 2, 8), TypeError),
+    ):  # fmt: skip
+        yield refusal(*case)
     held = np.arange(8).reshape(2, 4)
     for asked, order, error in (
         ("an `order` for other ranks", held.T, ValueError),
@@ -263,106 +253,48 @@ def _of_others():
     ):
         call = functools.partial(Layout, "zigzag", 2, 8, order)
         yield refusal("Layout", asked, call, error)
-    yield refusal(
-        "Layout.reorder", "an axis that is not there", lambda: ZIGZAG.reorder(x(8))
-    )
-    yield refusal(
-        "Layout.reorder", "another length", lambda: ZIGZAG.reorder(x(5), axis=0)
-    )
-    yield refusal("Layout.reorder", "no array", lambda: ZIGZAG.reorder({}))
-    yield refusal(
-        "Layout.reorder",
-        "a batch of other rows than the layout",
-        lambda: ROWS.reorder(x(3, 8)),
-    )
-    yield refusal(
-        "Layout.restore", "no positions", lambda: ZIGZAG.restore(dealt), TypeError
-    )
-    yield refusal(
-        "Layout.restore",
-        "positions that are no integers",
-        lambda: ZIGZAG.restore(dealt, x(1, 8)),
-        TypeError,
-    )
-    yield refusal(
-        "Layout.restore",
-        "positions of one rank",
-        lambda: ZIGZAG.restore(dealt, positions[:, :2]),
-    )
-    yield refusal(
-        "Layout.restore",
-        "an array of one rank",
-        lambda: ZIGZAG.restore(dealt[:, :2], positions),
-    )
-    yield refusal(
-        "Layout.restore",
-        "positions of another sequence",
-        lambda: Layout("zigzag", 4, 7).restore(dealt, positions),
-    )
-    yield refusal(
-        "Layout.restore",
-        "keys of `jax.random`",
-        lambda: ZIGZAG.restore(jax.random.split(KEY, (1, 8)), positions),
-        TypeError,
-    )
-    yield refusal(
-        "document_layout", "a negative length", lambda: document_layout([1, -1], 2)
-    )
-    yield refusal(
-        "document_layout", "lengths of floats", lambda: document_layout([1.5], 2),
-        TypeError,
-    )  # fmt: skip
-    yield refusal(
-        "document_layout",
-        "a number beside a row",
-        lambda: document_layout([[4, 4], 8], 2),  # pyright: ignore
-        TypeError,
-    )
-    yield refusal(
-        "document_work", "documents of more tokens", lambda: document_work(PLAIN, [9])
-    )
-    yield refusal(
-        "document_work", "documents of other rows", lambda: document_work(ROWS, [8])
-    )
-    yield refusal(
-        "document_work", "a schedule in place of a layout",
-        lambda: document_work("zigzag", [8]), TypeError,
-    )  # fmt: skip
-    yield refusal(
-        "document_layout",
-        "rows of different sums",
-        lambda: document_layout([[4, 4], [2, 5]], 2),
-    )
-    yield refusal(
-        "document_layout",
-        "positions of its schedule without its order",
-        lambda: document_work(Layout(ROWS.schedule, 2, 8), [8]),
-        TypeError,
-    )
-    yield refusal(
-        "segment_ids", "documents beyond the sequence", lambda: segment_ids([3], 2)
-    )
-    yield refusal(
-        "relayout",
-        "layouts of two sequences",
-        lambda: relayout(x(1, 2), PLAIN, Layout("zigzag", 4, 9), "context"),
-    )
-    yield refusal(
-        "relayout",
-        "a schedule in place of a layout",
-        lambda: relayout(x(1, 2), "zigzag", PLAIN, "context"),
-        TypeError,
-    )
-    yield refusal(
-        "relayout",
-        "a layout that differs by row",
-        lambda: relayout(x(2, 2), PLAIN, ROWS, "context"),
-    )
-    yield refusal(
-        "relayout",
-        "an array of another length",
-        lambda: on_four(lambda a: relayout(a, PLAIN, ZIGZAG, "context"), x(1, 4)),
-    )
+    for case in (
+        ("Layout.reorder", "an axis that is not there", lambda: ZIGZAG.reorder(x(8))),
+        ("Layout.reorder", "another length", lambda: ZIGZAG.reorder(x(5), axis=0)),
+        ("Layout.reorder", "no array", lambda: ZIGZAG.reorder({})),
+        ("Layout.reorder", "a batch of other rows than the layout",
+         lambda: ROWS.reorder(x(3, 8))),
+        ("Layout.restore", "no positions", lambda: ZIGZAG.restore(dealt), TypeError),
+        ("Layout.restore", "positions that are no integers",
+         lambda: ZIGZAG.restore(dealt, x(1, 8)), TypeError),
+        ("Layout.restore", "positions of one rank",
+         lambda: ZIGZAG.restore(dealt, positions[:, :2])),
+        ("Layout.restore", "an array of one rank",
+         lambda: ZIGZAG.restore(dealt[:, :2], positions)),
+        ("Layout.restore", "positions of another sequence",
+         lambda: Layout("zigzag", 4, 7).restore(dealt, positions)),
+        ("Layout.restore", "keys of `jax.random`",
+         lambda: ZIGZAG.restore(jax.random.split(KEY, (1, 8)), positions), TypeError),
+        ("document_layout", "a negative length", lambda: document_layout([1, -1], 2)),
+        ("document_layout", "lengths of floats",
+         lambda: document_layout([1.5], 2), TypeError),
+        ("document_layout", "a number beside a row",
+         lambda: document_layout([[4, 4], 8], 2), TypeError),  # pyright: ignore
+        ("document_work", "documents of more tokens",
+         lambda: document_work(PLAIN, [9])),
+        ("document_work", "documents of other rows", lambda: document_work(ROWS, [8])),
+        ("document_work", "a schedule in place of a layout",
+         lambda: document_work("zigzag", [8]), TypeError),
+        ("document_layout", "rows of different sums",
+         lambda: document_layout([[4, 4], [2, 5]], 2)),
+        ("document_layout", "positions of its schedule without its order",
+         lambda: document_work(Layout(ROWS.schedule, 2, 8), [8]), TypeError),
+        ("segment_ids", "documents beyond the sequence", lambda: segment_ids([3], 2)),
+        ("relayout", "layouts of two sequences",
+         lambda: relayout(x(1, 2), PLAIN, Layout("zigzag", 4, 9), "context")),
+        ("relayout", "a schedule in place of a layout",
+         lambda: relayout(x(1, 2), "zigzag", PLAIN, "context"), TypeError),
+        ("relayout", "a layout that differs by row",
+         lambda: relayout(x(2, 2), PLAIN, ROWS, "context")),
+        ("relayout", "an array of another length",
+         lambda: on_four(lambda a: relayout(a, PLAIN, ZIGZAG, "context"), x(1, 4))),
+    ):  # fmt: skip
+        yield refusal(*case)
 
     def combined(out, lse, **options):
         return on_four(
@@ -370,18 +302,14 @@ def _of_others():
             specs=(SPLIT, SPLIT),
         )  # fmt: skip
 
-    yield refusal(
-        "combine",
-        "integers",
-        lambda: combined(x(1, 8, 2, 4, dtype=jnp.int32), x(1, 8, 2)),
-        TypeError,
-    )
-    yield refusal("combine", "shapes that differ", lambda: combined(one, x(1, 8, 3)))
-    yield refusal(
-        "combine",
-        "`scatter` of what 4 does not divide",
-        lambda: combined(one, x(1, 8, 2), scatter=2),
-    )
+    for case in (
+        ("combine", "integers",
+         lambda: combined(x(1, 8, 2, 4, dtype=jnp.int32), x(1, 8, 2)), TypeError),
+        ("combine", "shapes that differ", lambda: combined(one, x(1, 8, 3))),
+        ("combine", "`scatter` of what 4 does not divide",
+         lambda: combined(one, x(1, 8, 2), scatter=2)),
+    ):  # fmt: skip
+        yield refusal(*case)
     four = jax.sharding.AbstractMesh((4,), ("context",))
     for asked, options, error in (
         ("an axis that the mesh does not have", {"mesh": None}, ValueError),
@@ -408,7 +336,10 @@ def _of_others():
         on_four(lambda x: jaxcomm.dot_product_attention(x, x, x, axis_name="context"),
                 one)  # fmt: skip
 
-    yield refusal("dot_product_attention", "a call inside of `jax.shard_map`", within)
+    for case in (
+        ("dot_product_attention", "a call inside of `jax.shard_map`", within),
+    ):  # fmt: skip
+        yield refusal(*case)
     for asked, options in (
         ("`precision`", {"precision": "highest"}),
         ("`sow_weights`", {"module": object()}),
@@ -419,24 +350,23 @@ def _of_others():
             asked,
             functools.partial(attention_fn("context", PLAIN), one, one, one, **options),
         )
-    yield refusal(
-        "Schedule.blocks", "a causal block that is no square",
-        lambda: Block((0, 2), (0, 3), is_causal=True),
-    )  # fmt: skip
-    yield refusal(
-        "Schedule.blocks", "a window in a block that is not causal",
-        lambda: Block((0, 2), (0, 2), left=1),
-    )  # fmt: skip
+    for case in (
+        ("Schedule.blocks", "a causal block that is no square",
+         lambda: Block((0, 2), (0, 3), is_causal=True)),
+        ("Schedule.blocks", "a window in a block that is not causal",
+         lambda: Block((0, 2), (0, 2), left=1)),
+    ):  # fmt: skip
+        yield refusal(*case)
 
     class Silent(Strategy):
         name = "silent"
         forward = backward = None
 
-    yield refusal("Ulysses", "no ranks", lambda: jaxcomm.attention.Ulysses(0))
-    yield refusal(
-        "Usp", "`2.0` ranks", lambda: jaxcomm.attention.Usp(2.0),  # pyright: ignore
-        TypeError,
-    )  # fmt: skip
+    for case in (
+        ("Ulysses", "no ranks", lambda: jaxcomm.attention.Ulysses(0)),
+        ("Usp", "`2.0` ranks", lambda: jaxcomm.attention.Usp(2.0), TypeError),  # pyright: ignore
+    ):  # fmt: skip
+        yield refusal(*case)
     sizes = {"heads": 4, "head_size": 8}
     for asked in ("float7", None, "int32"):
         call = functools.partial(plan, PLAIN, **sizes, dtype=asked)
@@ -450,10 +380,11 @@ def _of_others():
     ):
         call = functools.partial(plan, layout, **(sizes | options))
         yield refusal("plan", asked, call, error)
-    yield refusal(
-        "plan", "a strategy that does not say its cost",
-        lambda: Silent().cost(None), NotImplementedError,
-    )  # fmt: skip
+    for case in (
+        ("plan", "a strategy that does not say its cost",
+         lambda: Silent().cost(None), NotImplementedError),
+    ):  # fmt: skip
+        yield refusal(*case)
 
 
 REFUSALS = [Refusal("ring_attention", *case) for case in _of_attention()]
