@@ -1,4 +1,4 @@
-"""What the tests' time goes into, by folder, and whether it is within the budget.
+"""Compare the time of the tests of each folder with its budget.
 
 ``make times`` writes the seconds of the last ``make test`` into ``tests/times.toml``.
 ``make lint`` compares them with the budgets that stand there: a folder that takes

@@ -2,8 +2,8 @@
 
 ``tests/support/waiting.py`` and ``tests/ffi/waiting.h`` own waiting. All other tests
 must not sleep, read a clock or set a timeout of less than 30 s, nor may the programs
-that they start. What must not expire gets ``HANG_SECONDS``, what nothing can keep from
-expiring ``EXPIRES_SECONDS``. The stand-in for NCCL may poll, as NCCL does.
+that they start. A wait that must not expire gets ``HANG_SECONDS``, one that nothing
+can end ``EXPIRES_SECONDS``. The stand-in for NCCL may poll, as NCCL does.
 
 Exits with 1 and one line for each finding.
 """

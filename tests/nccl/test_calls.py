@@ -2,6 +2,7 @@
 
 import collections
 import ctypes
+import threading
 
 import catalogue
 import jax
@@ -209,3 +210,35 @@ def test_independent_sends_in_one_lane_are_warned_of_once(
     jaxcomm.finalize()
     jaxcomm.init(mesh, "i", backend="host")
     np.testing.assert_array_equal(send_two(mesh, (None, "default"))(x), [3, 1])
+
+
+def test_lanes_have_streams_of_their_own(stand_in, make_mesh):
+    mesh = make_mesh(i=2)
+    jaxcomm.init(mesh, lanes=("default", "other"))
+
+    def both(x):
+        return jaxcomm.psum(x, "i"), jaxcomm.psum(x * 2, "i", lane="other")
+
+    stand_in.clear()
+    one, two = program_of(mesh, both, (jax.P(), jax.P()))(jnp.arange(2.0))
+    np.testing.assert_array_equal((one[0], two[0]), (1, 2))
+    calls = stand_in.trace("ncclAllReduce")
+    assert len({(call["comm"], call["stream"]) for call in calls}) == 4
+
+
+def test_threads_may_run_programs_at_the_same_time(make_mesh, stand_in):
+    mesh = make_mesh(i=2)
+    calls = jaxcomm.psum, jaxcomm.pmax
+    programs = [program_of(mesh, lambda x, of=of: of(x, "i"), jax.P()) for of in calls]
+    x = jnp.arange(2.0)
+    jax.block_until_ready([program(x) for program in programs])
+    found = []
+
+    def work(program):
+        found.extend(program(x)[0] for _ in range(20))
+
+    threads = [threading.Thread(target=work, args=(run,)) for run in programs * 2]
+    for thread in threads:
+        thread.start()
+    waiting.joined(*threads)
+    assert found == [1] * 80

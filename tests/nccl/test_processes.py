@@ -49,6 +49,16 @@ def test_axes_within_and_across_processes(team):
     assert team.call(two_axes) == [[2, ["nccl", "nccl"], [1, 1]]] * 2
 
 
+def ring(here):
+    here.load("processes/test_ring_attention.py").attention_in_a_ring(here)
+    (member,) = jaxcomm.communicators()
+    return [member.backend, sorted(member.stats()["calls"])]
+
+
+def test_ring_attention_over_two_processes_is_dense_attention(team):
+    assert team.call(ring) == [["nccl", ["permute"]]] * 2
+
+
 PSUM = """
 mesh = mesh_of()
 psum = jitted(lambda x: jaxcomm.psum(x, "i"), mesh)
