@@ -59,7 +59,8 @@ def main() -> int:
             return 1
         TIMES.write_text(written(TIMES.read_text(), seconds))
     found = over(tomllib.loads(TIMES.read_text()), folders)
-    print(*(f"{each}: see {TIMES.name}" for each in found), sep="\n", end="")
+    for each in found:
+        print(f"{each}: see {TIMES.relative_to(ROOT)}")
     return 1 if found else 0
 
 
