@@ -30,8 +30,8 @@ RECORDED = [
     [
         f"tests/nccl/test_{name}.py"
         for name in (
-            *("calls", "policy", "communicators", "symmetric_memory", "registration"),
-            *("library", "collectives", "dtypes", "one_shot", "failures"),
+            *("calls", "policy", "communicators", "symmetric_memory", "library"),
+            *("collectives", "one_shot", "failures"),
         )
     ],
     ["tests/test_config.py", "tests/diagnostics", "tests/test_export.py"],
