@@ -64,9 +64,13 @@ def wait_for_work(
 
 
 def _is_computing() -> bool:
-    # An array may be deleted or have failed meanwhile.
+    return any(map(_is_pending, jax.live_arrays("cpu")))
+
+
+def _is_pending(array) -> bool:
+    # It may be deleted or have failed meanwhile.
     with contextlib.suppress(RuntimeError, ValueError):
-        return not all(array.is_ready() for array in jax.live_arrays("cpu"))
+        return not array.is_ready()
     return False
 
 

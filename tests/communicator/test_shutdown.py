@@ -48,13 +48,10 @@ def test_it_waits_for_collectives_also_between_two_of_them():
     assert found.looked == len(looks) + QUIET_LOOKS
 
 
-def test_it_does_not_wait_for_ever(clock):
+def test_it_waits_longer_for_what_goes_on_but_not_for_ever(clock):
     hangs = member(looks=itertools.repeat(1), ends=False)
     assert not shutdown.wait_for_work([hangs], 1.5)
     assert sum(clock.slept) == pytest.approx(1.5, abs=0.02)
-
-
-def test_it_waits_longer_for_what_goes_on_but_not_for_ever(clock):
     looks = [1] * 3000
     found = member(looks=looks)
     assert shutdown.wait_for_work([found], 1)
@@ -65,33 +62,26 @@ def test_it_waits_longer_for_what_goes_on_but_not_for_ever(clock):
     assert clock.now - begin == pytest.approx(30, abs=0.02)
 
 
-def test_it_waits_for_arrays_that_are_not_computed(monkeypatch):
+def test_it_waits_for_arrays_that_are_not_computed_and_for_no_deleted_one(monkeypatch):
+    def deleted():
+        raise RuntimeError("Array has been deleted")
+
     looks = iter([False, True, False])
-    array = types.SimpleNamespace(is_ready=lambda: next(looks, True))
-    monkeypatch.setattr(shutdown.jax, "live_arrays", lambda platform: [array])
+    arrays = [
+        types.SimpleNamespace(is_ready=deleted),
+        types.SimpleNamespace(is_ready=lambda: next(looks, True)),
+    ]
+    monkeypatch.setattr(shutdown.jax, "live_arrays", lambda platform: arrays)
     found = member()
     assert shutdown.wait_for_work([found], 30)
     # Nothing is known at the first look, so that it counts for none.
     assert found.looked == 1 + 3 + QUIET_LOOKS
 
 
-def test_a_deleted_array_is_nothing_to_wait_for(monkeypatch):
-    def deleted():
-        raise RuntimeError("Array has been deleted")
-
-    array = types.SimpleNamespace(is_ready=deleted)
-    monkeypatch.setattr(shutdown.jax, "live_arrays", lambda platform: [array])
-    assert shutdown.wait_for_work([member()], 30)
-
-
-def test_what_stays_in_the_process_is_nobody_else_s():
-    found = member(neighbors=None, looks=itertools.repeat(1))
-    assert shutdown.wait_for_work([found], 30)
-    assert found.looked == 0
-
-
-def test_after_an_exception_nobody_is_waited_for(monkeypatch):
-    monkeypatch.setattr(sys, "last_value", KeyError("mine"), raising=False)
-    found = member(looks=itertools.repeat(1))
-    assert not shutdown.wait_for_work([found], 30)
+@pytest.mark.parametrize("why", ["it stays in the process", "an exception"])
+def test_there_are_reasons_to_wait_for_nobody(monkeypatch, why):
+    if is_error := why == "an exception":
+        monkeypatch.setattr(sys, "last_value", KeyError("mine"), raising=False)
+    found = member(() if is_error else None, looks=itertools.repeat(1))
+    assert shutdown.wait_for_work([found], 30) == (not is_error)
     assert found.looked == 0
