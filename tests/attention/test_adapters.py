@@ -4,31 +4,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from split import SPLIT, sharded
 
 import jaxcomm
 from jaxcomm.attention import attention_fn, equinox_attention, save_attention
 
 LENGTH, WIDTH = 24, 16
 LAYOUT = jaxcomm.Layout("zigzag", 4, LENGTH)
-SPLIT = jax.P(None, "context")
+X = np.random.default_rng(0).standard_normal((2, LENGTH, WIDTH)).astype(np.float32)
 
 
-def _x():
-    x = np.random.default_rng(0).standard_normal((2, LENGTH, WIDTH))
-    return x.astype(np.float32)
-
-
-@pytest.fixture
-def over_ranks(sharded):
+def over_ranks(function, *trees):
     """Apply a function of one rank's tokens and positions to the whole sequence."""
-
-    def apply(function, *trees):
-        whole = sharded(function, 4, (SPLIT, SPLIT, *[jax.P()] * len(trees)))
-        x, positions = LAYOUT.reorder(_x())
-        found = np.asarray(jax.jit(whole)(x, positions, *trees))
-        return LAYOUT.restore(found, positions)
-
-    return apply
+    whole = sharded(function, 4, (SPLIT, SPLIT, *[jax.P()] * len(trees)))
+    x, positions = LAYOUT.reorder(X)
+    found = np.asarray(jax.jit(whole)(x, positions, *trees))
+    return LAYOUT.restore(found, positions)
 
 
 def _attend(positions):
@@ -36,7 +27,7 @@ def _attend(positions):
 
 
 @pytest.mark.parametrize("says", ["maker", "layer", "nobody"])
-def test_the_maker_or_the_layer_says_that_it_is_causal(over_ranks, says):
+def test_the_maker_or_the_layer_says_that_it_is_causal(says):
     """Whoever says so alone is heard; flax passes it where it makes no mask."""
 
     def local(x, positions):
@@ -46,18 +37,18 @@ def test_the_maker_or_the_layer_says_that_it_is_causal(over_ranks, says):
         x = x[:, :, None]
         return attend(x, x, x, is_causal=says == "layer")[:, :, 0]
 
-    x = _x()[:, :, None]
+    x = X[:, :, None]
     expected = jax.nn.dot_product_attention(x, x, x, is_causal=says != "nobody")
     found = over_ranks(local)
     np.testing.assert_allclose(found, expected[:, :, 0], atol=1e-5)
 
 
-def test_flax_nnx_attends_as_on_one_device(over_ranks):
+def test_flax_nnx_attends_as_on_one_device():
     nnx = pytest.importorskip("flax.nnx")
 
     model = nnx.MultiHeadAttention(4, WIDTH, decode=False, rngs=nnx.Rngs(0))
     graph, state = nnx.split(model)
-    expected = nnx.merge(graph, state)(_x(), is_causal=True)
+    expected = nnx.merge(graph, state)(X, is_causal=True)
 
     def local(x, positions, state):
         model = nnx.merge(graph, state)
@@ -68,12 +59,12 @@ def test_flax_nnx_attends_as_on_one_device(over_ranks):
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
-def test_flax_linen_attends_as_on_one_device(over_ranks):
+def test_flax_linen_attends_as_on_one_device():
     linen = pytest.importorskip("flax.linen")
     layer = linen.MultiHeadDotProductAttention(4)
-    params = layer.init(jax.random.key(0), _x())
-    mask = linen.make_causal_mask(_x()[..., 0])
-    expected = layer.apply(params, _x(), mask=mask)
+    params = layer.init(jax.random.key(0), X)
+    mask = linen.make_causal_mask(X[..., 0])
+    expected = layer.apply(params, X, mask=mask)
 
     def local(x, positions, params):
         return layer.clone(attention_fn=_attend(positions)).apply(params, x)
@@ -82,7 +73,7 @@ def test_flax_linen_attends_as_on_one_device(over_ranks):
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
-def test_equinox_attends_as_on_one_device(over_ranks):
+def test_equinox_attends_as_on_one_device():
     equinox = pytest.importorskip("equinox")
     layer = equinox.nn.MultiheadAttention(4, WIDTH, key=jax.random.key(0))
     rotate = equinox.nn.RotaryPositionalEmbedding(WIDTH // 4)
@@ -115,10 +106,10 @@ def test_equinox_attends_as_on_one_device(over_ranks):
         return jax.vmap(one)(x, positions)
 
     found = over_ranks(local, arrays)
-    np.testing.assert_allclose(found, jax.vmap(whole)(_x()), atol=1e-5)
+    np.testing.assert_allclose(found, jax.vmap(whole)(X), atol=1e-5)
 
 
-def test_dropout_of_equinox_is_that_of_ring_attention(over_ranks):
+def test_dropout_of_equinox_is_that_of_ring_attention():
     equinox = pytest.importorskip("equinox")
     layer = equinox.nn.MultiheadAttention(
         4, WIDTH, dropout_p=0.5, key=jax.random.key(0)
@@ -145,7 +136,7 @@ def test_dropout_of_equinox_is_that_of_ring_attention(over_ranks):
     assert not np.allclose(first[:, :, 0], first[:, :, 1])
 
 
-def test_a_rematerialised_layer_runs_the_forward_ring_once(sharded):
+def test_a_rematerialised_layer_runs_the_forward_ring_once():
     """Layers in a scan, with the check of the positions, as users have them."""
     layout = jaxcomm.Layout("zigzag", 4, 16)
 

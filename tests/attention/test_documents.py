@@ -11,7 +11,7 @@ import jaxcomm
 from jaxcomm.attention import document_layout, document_work, relayout, segment_ids
 from jaxcomm.attention.layout import Layout
 
-SPLIT = jax.P(None, "context")
+SPLIT, sharded = split.SPLIT, split.sharded
 
 
 def _log_normal(seed, count=64):
@@ -35,62 +35,64 @@ def test_every_token_is_held_once_and_the_work_is_balanced(seed, size):
     )
 
 
-def test_whole_documents_stay_on_one_rank_where_that_is_balanced():
-    layout = document_layout([16] * 8, 4)
-    for held in layout.order // 16:
-        assert len(set(held.tolist())) == 2
-
-
-@pytest.mark.parametrize("lengths", [[], [0, 3, 0], [100, 1, 1]])
+@pytest.mark.parametrize("lengths", [[], [0, 3, 0], [100, 1, 1], [16] * 8])
 def test_any_documents_will_do(lengths):
     layout = document_layout(lengths, 4)
+    if lengths == [16] * 8:  # Whole documents stay on one rank.
+        assert all(len(set(held)) == 2 for held in (layout.order // 16).tolist())
     x = np.arange(2 * sum(lengths)).reshape(2, -1)
     np.testing.assert_array_equal(layout.restore(*layout.reorder(x)), x)
     work = document_work(layout, lengths)
     assert work.sum() == sum(n * (n + 1) // 2 for n in lengths)
 
 
-def test_other_documents_run_the_same_program_and_equal_dense_attention(
-    assert_close, sharded
-):
-    traces = []
+def _ring(traces, layout_spec, spec, mesh=None, **options):
+    """Return a program of data: its results and all its gradients."""
 
-    def local(query, key, value, ids, positions, layout):
+    def local(query, key, value, bias, ids, positions, layout):
         traces.append(layout)
         return jaxcomm.ring_attention(
-            query, key, value, axis_name="context", layout=layout, is_causal=True,
-            positions=positions, query_segment_ids=ids, return_residual=True,
+            query, key, value, bias, axis_name="context", layout=layout,
+            is_causal=True, positions=positions, query_segment_ids=ids,
+            return_residual=True, **options,
         )  # fmt: skip
 
-    whole = sharded(local, 4, (*[SPLIT] * 5, jax.P()))
+    specs = (*[spec] * 3, jax.P(), spec, spec, layout_spec)
+    whole = sharded(local, None, specs, spec, mesh or split.ring_over(4))
 
     @jax.jit
-    def run(arrays, ids, grads, positions, layout):
-        result, transpose = jax.vjp(
-            lambda *arrays: whole(*arrays, ids, positions, layout), *arrays
-        )
+    def run(trained, data, grads):
+        result, transpose = jax.vjp(lambda *x: whole(*x, *data), *trained)
         return *result, *transpose(grads)
 
-    *arrays, grads = split.random_inputs((1, 41, 4, 8), (1, 41, 2, 8))
+    return run
+
+
+def _compare(run, layout, ids, bias=None, **options):
+    *arrays, grads = split.inputs((len(ids), 41, 4, 8), (len(ids), 41, 2, 8))
+    batch = jax.tree.map(np.asarray, (tuple(arrays), ids, grads))
+    (dealt, dealt_ids, dealt_grads), positions = layout.reorder(batch)
+    data = dealt_ids, positions, layout
+    *found, of_bias = run((*dealt, bias), data, dealt_grads)
+    found = [layout.restore(np.asarray(x), positions) for x in found]
+    options = dense.Options(is_causal=True, query_ids=ids, bias=bias, **options)
+    expected = dense.attention(*arrays, options, grads)
+    split.assert_close([*found, of_bias], expected)
+
+
+def test_other_documents_run_the_same_program_and_equal_dense_attention():
+    traces = []
+    run = _ring(traces, jax.P(), SPLIT)
     for lengths in ([30, 5, 6], [2, 20, 19]):
-        layout = document_layout(lengths, 4)
-        ids = segment_ids(lengths)[None]
-        batch = jax.tree.map(np.asarray, (tuple(arrays), ids, tuple(grads)))
-        dealt, positions = layout.reorder(batch)
-        found = run(*dealt, positions, layout)
-        options = dense.Options(is_causal=True, query_ids=ids)
-        expected = dense.attention(*arrays, options, grads)
-        found = [layout.restore(np.asarray(x), positions) for x in found]
-        assert_close(found, expected, 1e-5)
+        _compare(run, document_layout(lengths, 4), segment_ids(lengths)[None])
     assert len(traces) == 1
 
 
 @pytest.mark.parametrize(
     "strategy", [pytest.param("ring", marks=pytest.mark.thorough), "ulysses"]
 )
-def test_rows_of_a_batch_have_documents_of_their_own(assert_close, sharded, strategy):
+def test_rows_of_a_batch_have_documents_of_their_own(make_mesh, strategy):
     """The batch is split over an axis, and so is the layout."""
-    mesh = jax.make_mesh((2, 4), ("data", "context"), (jax.sharding.AxisType.Auto,) * 2)
     lengths = [[30, 5, 6], [2, 20, 19], [41], [10, 10, 10, 11]]
     layout = document_layout(lengths, 4)
     assert layout.order.shape == (4, 4, 11)
@@ -98,42 +100,16 @@ def test_rows_of_a_batch_have_documents_of_their_own(assert_close, sharded, stra
         n * (n + 1) // 2 for row in lengths for n in row
     )
     both = jax.P("data", "context")
-
-    def local(query, key, value, ids, bias, positions, layout):
-        return jaxcomm.ring_attention(
-            query, key, value, bias, axis_name="context", layout=layout,
-            is_causal=True, positions=positions, query_segment_ids=ids,
-            query_seq_lengths=jnp.full(2, 40), key_value_seq_lengths=jnp.full(2, 40),
-            strategy=strategy, return_residual=True,
-        )  # fmt: skip
-
-    specs = (*[both] * 4, jax.P(), both, jax.P("data"))
-    whole = sharded(local, None, specs, both, mesh)
-    *arrays, grads = split.random_inputs((4, 41, 4, 8), (4, 41, 4, 8))
-    bias = split.random_inputs((1, 4, 1, 41))[0]
-    ids = np.stack([segment_ids(row) for row in lengths])
-    batch = jax.tree.map(np.asarray, (tuple(arrays), ids, tuple(grads)))
-    (dealt, dealt_ids, dealt_grads), positions = layout.reorder(batch)
-
-    @jax.jit
-    def run(arrays, bias, grads):
-        result, transpose = jax.vjp(
-            lambda *of: whole(*of[:3], dealt_ids, of[3], positions, layout),
-            *arrays, bias,
-        )  # fmt: skip
-        return *result, *transpose(grads)
-
-    found = run(dealt, bias, dealt_grads)
-    of_bias = found[-1]
-    options = dense.Options(
-        is_causal=True, query_ids=ids, bias=bias, query_lengths=np.full(4, 40),
-        key_lengths=np.full(4, 40),
+    run = _ring(
+        [], jax.P("data"), both, make_mesh(data=2, context=4), strategy=strategy,
+        query_seq_lengths=jnp.full(2, 40), key_value_seq_lengths=jnp.full(2, 40),
     )  # fmt: skip
-    expected = dense.attention(*arrays, options, grads)
-    found = [layout.restore(np.asarray(x), positions) for x in found[:-1]]
-    assert_close([*found, of_bias], expected, 1e-5)
-    inside = jax.jit(layout.restore)(dealt[0], positions)
-    np.testing.assert_array_equal(inside, arrays[0])
+    ids = np.stack([segment_ids(row) for row in lengths])
+    bias = split.inputs((1, 4, 1, 41))[0]
+    full = np.full(4, 40)
+    _compare(run, layout, ids, bias, query_lengths=full, key_lengths=full)
+    dealt, positions = layout.reorder(ids)
+    np.testing.assert_array_equal(jax.jit(layout.restore)(dealt, positions), ids)
 
 
 def test_segment_ids_are_those_of_the_lengths():
@@ -151,9 +127,7 @@ def test_segment_ids_are_those_of_the_lengths():
         (("contiguous", "zigzag"), (2,)),
     ],
 )
-def test_relayout_moves_tokens_and_its_transpose_moves_them_back(
-    sharded, names, documents
-):
+def test_relayout_moves_tokens_and_its_transpose_moves_them_back(names, documents):
     """Whatever is in padding stays there, in both directions."""
     length = sum(documents)
     layouts = [
@@ -184,7 +158,7 @@ def test_relayout_moves_tokens_and_its_transpose_moves_them_back(
     jax.tree.map(np.testing.assert_array_equal, back, source)
 
 
-def test_hessian_vector_products_pass_through_relayout(sharded):
+def test_hessian_vector_products_pass_through_relayout():
     layouts = Layout("zigzag", 2, 5), Layout("contiguous", 2, 5)
     x, positions = layouts[0].reorder(jnp.arange(1.0, 6), axis=0)
     spec = jax.P("context")

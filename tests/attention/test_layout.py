@@ -1,4 +1,7 @@
+"""Who holds which tokens, and moving them there: beside NumPy."""
+
 import dataclasses
+import re
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +9,8 @@ import numpy as np
 import pytest
 
 from jaxcomm.attention.layout import Layout
-from jaxcomm.attention.schedules.registry import SCHEDULES
+from jaxcomm.attention.permutation import permute
+from jaxcomm.attention.schedules.registry import SCHEDULES, get_schedule
 from jaxcomm.attention.schedules.zigzag import Zigzag
 
 every_schedule = pytest.mark.parametrize("schedule", sorted(SCHEDULES))
@@ -14,18 +18,46 @@ every_schedule = pytest.mark.parametrize("schedule", sorted(SCHEDULES))
 
 @every_schedule
 @pytest.mark.parametrize(
-    ("size", "length", "arrays"),
-    [(1, 8, jnp), (2, 0, np), (3, 31, np), (3, 31, jnp), (8, 1, jnp), (8, 31, np)],
+    ("rows", "size", "length", "arrays"),
+    [
+        (2, 1, 8, jnp),
+        (2, 2, 0, np),
+        (2, 3, 31, np),
+        (2, 3, 31, jnp),
+        (2, 8, 1, jnp),
+        (2, 8, 31, np),
+        (0, 2, 5, np),
+        (0, 2, 5, jnp),
+    ],
 )
-def test_restore_undoes_reorder(schedule, size, length, arrays):
-    x = arrays.arange(2 * length * 3).reshape(2, length, 3)
+def test_restore_undoes_reorder(schedule, rows, size, length, arrays):
+    x = arrays.arange(rows * length * 3).reshape(rows, length, 3)
     layout = Layout(schedule, size, length)
     ordered, positions = layout.reorder(x)
-    assert ordered.shape == (2, -(-length // size) * size, 3)
+    assert ordered.shape == (rows, layout.local_length * size, 3)
     assert positions.shape == ordered.shape[:2]
     assert type(ordered) is type(positions) is type(x)
-    for held in (positions, positions[0]):
+    for held in (positions, positions[0]) if rows else (positions,):
         np.testing.assert_array_equal(layout.restore(ordered, held), x)
+    assert layout.local_length == -(-length // size)
+    segments = layout.schedule.segments(layout.local_length)
+    assert sum(segments) == layout.local_length
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("contiguous", [4, 5, 6, 7]),
+        ("zigzag", [2, 3, 12, 13]),
+        ("striped", [1, 5, 9, 13]),
+    ],
+)
+def test_rank_1_of_4_holds_what_the_docstring_says(name, expected):
+    schedule = get_schedule(name)
+    assert schedule.positions(1, 4, 4).tolist() == expected
+    everything = np.arange(16)
+    found = schedule.shard(4, 4)[schedule.unshard(4, 4)]
+    np.testing.assert_array_equal(found, everything)
 
 
 @every_schedule
@@ -106,12 +138,11 @@ def test_arrays_stay_sharded_on_a_mesh_of_explicit_axes(length):
         # 13 tokens cannot be split in their natural order.
         spec = ("data", "context" if length == 16 else None)
         given = jax.device_put(x, jax.P(*spec))
-        for found, expected in zip(
-            layout.reorder(given), layout.reorder(x), strict=True
-        ):
+        dealt = layout.reorder(x)
+        for found, expected in zip(layout.reorder(given), dealt, strict=True):
             assert found.sharding.spec[:2] == spec
             np.testing.assert_array_equal(found, expected)
-        held, positions = jax.device_put(layout.reorder(x), jax.P("data", "context"))
+        held, positions = jax.device_put(dealt, jax.P("data", "context"))
         for restore in (layout.restore, jax.jit(layout.restore)):
             back = restore(held, positions)
             np.testing.assert_array_equal(back, x)
@@ -120,9 +151,39 @@ def test_arrays_stay_sharded_on_a_mesh_of_explicit_axes(length):
         np.testing.assert_array_equal(loss(held), 2 * np.asarray(held))
 
 
-def test_a_batch_of_no_sequences_is_restored():
-    layout = Layout("zigzag", 2, 5)
-    x, positions = layout.reorder(np.ones((0, 5, 3)))
-    assert x.shape == (0, 6, 3)
-    for restore in (layout.restore, jax.jit(layout.restore)):
-        assert restore(x, positions).shape == (0, 5, 3)
+RANDOM = np.random.default_rng(0)
+ORDERS = {
+    "none": np.zeros(0, np.int32),
+    "one token": np.zeros(1, np.int32),
+    "natural": np.arange(12),
+    "backwards": np.arange(12)[::-1],
+    "any": RANDOM.permutation(13),
+    "of more runs than are copied": RANDOM.permutation(1000),
+    "zigzag": Layout("zigzag", 4, 40).all_positions(),
+    "striped": Layout("striped", 4, 40).all_positions(),
+    "striped, collected": np.argsort(Layout("striped", 4, 40).all_positions()),
+    "striped of one token each": Layout("striped", 4, 4).all_positions(),
+}
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_permute_is_what_numpy_takes_and_its_gradient_puts_back(name):
+    axis, places = list(ORDERS).index(name) % 3, ORDERS[name]
+    shape = [2, 3, 2]
+    shape[axis] = len(places)
+    x, weights = RANDOM.standard_normal((2, *shape)).astype(np.float32)
+    out, transpose = jax.vjp(lambda x: permute(x, places, axis), x)
+    np.testing.assert_array_equal(out, np.take(x, places, axis))
+    (grad,) = transpose(jnp.asarray(weights))
+    expected = np.take(weights, np.argsort(places), axis)
+    np.testing.assert_array_equal(grad, expected)
+
+
+@pytest.mark.parametrize("name", ["natural", "zigzag", "striped"])
+def test_orders_of_layouts_neither_gather_nor_scatter(name):
+    def of_squares(x):
+        return (permute(x, ORDERS[name], 1) ** 2).sum()
+
+    x = jnp.ones((2, len(ORDERS[name])))
+    text = str(jax.make_jaxpr(jax.grad(of_squares))(x))
+    assert not re.search("gather|scatter", text), text

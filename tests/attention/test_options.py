@@ -1,5 +1,6 @@
 """Every option on every strategy, against dense attention in float64."""
 
+import functools
 import zlib
 
 import dense
@@ -13,7 +14,7 @@ import jaxcomm
 from jaxcomm.attention import plan
 from jaxcomm.attention.kernels import tile_loops, tiling
 from jaxcomm.attention.kernels.scores import random_bits
-from jaxcomm.attention.positions import TRUSTED
+from jaxcomm.attention.schedules.registry import SCHEDULES
 from jaxcomm.attention.strategies.usp import Usp
 
 BATCH, TOKENS, HEADS, KEY_HEADS = 2, 37, 8, 2
@@ -43,7 +44,6 @@ def _kept():
 
 
 OPTIONS = {
-    "nothing": dense.Options(),
     "causal": dense.Options(is_causal=True),
     "window": dense.Options(window=(6, 3)),
     "documents": dense.Options(query_ids=_documents(1)),
@@ -72,6 +72,7 @@ OPTIONS = {
         sinks=_normal(HEADS),
         cap=2.0,
         bias=_normal(BATCH, 1, TOKENS, TOKENS),
+        mask=_normal(1, HEADS, TOKENS, TOKENS) > -1,
         slopes=_normal(HEADS),
         kept=_kept(),
     ),
@@ -79,7 +80,6 @@ OPTIONS = {
 # All options at once in each strategy, and apart what it treats in its own way. Each
 # strategy meets several schedules and sizes; tests of the ring add more.
 CASES = [
-    ("ring", "contiguous", 3, "nothing"),
     ("ring", "zigzag", 8, "window"),
     ("ring", "contiguous", 4, "causal window in documents"),
     ("ring", "zigzag", 1, "causal lengths"),
@@ -95,130 +95,159 @@ CASES = [
     ("ulysses", "contiguous", 4, "causal"),
     ("ulysses", "striped", 8, "bias of keys"),
     ("ulysses", "zigzag", 2, "all"),
-    ("usp", "striped", 4, "bias"),
-    ("usp", "contiguous", 8, "causal window in documents"),
-    ("usp", "zigzag", 8, "all"),
+    (Usp(2), "striped", 4, "bias"),
+    (Usp(2), "contiguous", 8, "causal window in documents"),
+    (Usp(2), "zigzag", 8, "all"),
 ]
 
 
 @pytest.fixture
-def small_tiles(monkeypatch):
-    """Many tiles in few tokens."""
-    loop = tile_loops.TileLoop(4, tile_loops.over_visible)
-    monkeypatch.setattr(tile_loops, "ON_CPU", loop)
-    monkeypatch.setattr(tiling, "_FEWEST_QUERIES", 4)
+def use_tiles(monkeypatch):
+    """Gives ``use_tiles(loop)``: many tiles in few tokens."""
+
+    def use(loop):
+        monkeypatch.setattr(tile_loops, "ON_CPU", tile_loops.TileLoop(4, loop))
+        monkeypatch.setattr(tiling, "_FEWEST_QUERIES", 4)
+
+    return use
 
 
-@pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize(("strategy", "schedule", "size", "option"), CASES)
 def test_options_equal_dense_attention_with_all_gradients(
-    assert_close, strategy, schedule, size, option
+    use_tiles, strategy, schedule, size, option
 ):
-    """Output, residual, and the gradients of whatever has one."""
-    *arrays, grads = split.random_inputs(
+    """Output, residual, and the gradients of whatever has one.
+
+    In a program that forbids JAX to broadcast arrays of fewer dimensions.
+    """
+    use_tiles(tile_loops.over_all if size == 1 else tile_loops.over_visible)
+    *arrays, grads = split.inputs(
         (BATCH, TOKENS, HEADS, 8), (BATCH, TOKENS, KEY_HEADS, 8), value_size=12
     )
     options = OPTIONS[option]
-    dropout = {}
+    how = {"size": size, "schedule": schedule, "strategy": strategy}
     if options.kept is not None:
-        key = jax.random.key(DROPOUT_KEY)
-        dropout = {"dropout_rate": RATE, "dropout_key": key}
-    strategy = Usp(2) if strategy == "usp" else strategy
-    found = split.attend(
-        *arrays, options, grads, size=size, schedule=schedule, strategy=strategy,
-        **dropout,
-    )  # fmt: skip
-    expected = dense.attention(*arrays, options, grads)
-    assert_close(found, expected, 1e-5)
+        how |= {"dropout_rate": RATE, "dropout_key": jax.random.key(DROPOUT_KEY)}
+    with jax.numpy_rank_promotion("raise"):
+        found, expected = split.compare(*arrays, options, grads, **how)
     empty = np.isneginf(expected.lse)
     assert (np.asarray(found.out)[empty] == 0).all()
     assert (np.asarray(found.grad_query)[empty] == 0).all()
 
 
+# Ranks, query heads and key heads of which each strategy is capable.
+ANY = [(size, heads, 2) for size in (2, 3, 4) for heads in (2, 4)]
+OF_HEADS = [(size, 4, heads) for size in (2, 4) for heads in (1, 2, 4)]
+SHAPES = {
+    "ring": ANY,
+    "all_gather": ANY,
+    "halo": ANY,
+    "ulysses": [*OF_HEADS, (3, 6, 2), (3, 3, 1)],
+    Usp(2): [(4, 4, 2), (4, 2, 1)],
+}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("strategy", SHAPES, ids=str)
+def test_whatever_is_drawn_equals_dense_attention(use_tiles, strategy, seed):
+    use_tiles(tile_loops.over_visible)
+    rng = np.random.default_rng(seed)
+    size, heads, key_heads = rng.choice(SHAPES[strategy]).tolist()
+    batch, tokens = rng.integers(1, (3, 25)).tolist()
+
+    def maybe(x):
+        return x if rng.random() < 0.5 else None
+
+    def normal(*shape):
+        return rng.standard_normal(shape).astype(np.float32)
+
+    def table():
+        whole = (batch, heads, tokens, tokens)
+        return normal(*(whole if rng.random() < 0.5 else (1, 1, 1, tokens)))
+
+    # As wide as the sequence, a window is none, and halo has nothing to send.
+    window = tuple(rng.integers(0, tokens + (strategy != "halo"), 2).tolist())
+    options = dense.Options(
+        is_causal=rng.random() < 0.5,
+        window=window if strategy == "halo" else maybe(window),
+        query_ids=maybe(rng.integers(-1, 3, (batch, tokens), np.int32)),
+        query_lengths=maybe(rng.integers(0, tokens + 1, batch)),
+        key_lengths=maybe(rng.integers(0, tokens + 1, batch)),
+        cap=maybe(1.5),
+        sinks=maybe(normal(heads)),
+        slopes=maybe(normal(heads)),
+        bias=maybe(table()),
+        mask=maybe(table() > -0.5),
+    )
+    shapes = (batch, tokens, heads, 4), (batch, tokens, key_heads, 4)
+    *arrays, grads = split.inputs(*shapes, value_size=int(rng.choice([4, 6])))
+    schedule = str(rng.choice(sorted(SCHEDULES)))
+    how = {"size": size, "schedule": schedule, "strategy": strategy}
+    split.compare(*arrays, options, grads, **how)
+
+
 @pytest.mark.parametrize(
-    ("strategy", "lengths", "key_schedule"),
+    ("strategy", "queries", "keys", "key_schedule"),
     [
-        ("ring", (5, 31), "striped"),
-        ("all_gather", (5, 31), "contiguous"),
-        ("ulysses", (24, 13), "striped"),
+        ("ring", 5, 31, "striped"),
+        ("all_gather", 5, 31, "contiguous"),
+        ("ulysses", 24, 13, "striped"),
     ],
 )
 def test_queries_and_keys_may_differ_in_length_and_schedule(
-    assert_close, strategy, lengths, key_schedule
+    strategy, queries, keys, key_schedule
 ):
-    queries, keys = lengths
-    *arrays, grads = split.random_inputs((1, queries, 4, 8), (1, keys, 4, 8))
-    options = dense.Options(window=(40, 2))
-    found = split.attend(
-        *arrays, options, grads, size=4, key_schedule=key_schedule, strategy=strategy
-    )
-    assert_close(found, dense.attention(*arrays, options, grads), 1e-5)
+    arrays = split.inputs((1, queries, 4, 8), (1, keys, 4, 8))
+    how = {"size": 4, "key_schedule": key_schedule, "strategy": strategy}
+    options, grads = dense.Options(window=(40, 2)), arrays[3]
+    split.compare(*arrays[:3], options, grads, **how)
 
 
 @pytest.mark.parametrize("strategy", ["ring", "ulysses"])
-def test_rows_of_padding_are_zero_and_minus_infinity(mesh_of, strategy):
+def test_rows_of_padding_are_zero_and_minus_infinity(strategy):
     """On the ranks, before anything is cut off."""
     layout = jaxcomm.Layout("contiguous", 4, 13)
     x = layout.reorder(np.asarray(_normal(1, 13, 4, 8)))[0] + 1
-
-    def local(x):
-        return jaxcomm.ring_attention(
-            x, x, x, axis_name="context", layout=layout, strategy=strategy,
-            return_residual=True,
-        )  # fmt: skip
-
-    whole = jax.shard_map(
-        local, mesh=mesh_of(4), in_specs=split.SPLIT, out_specs=split.SPLIT
-    )
-    out, lse = jax.jit(whole)(x)
+    options = {"layout": layout, "strategy": strategy, "return_residual": True}
+    attend = functools.partial(jaxcomm.ring_attention, axis_name="context", **options)
+    out, lse = jax.jit(split.sharded(lambda x: attend(x, x, x)))(x)
     assert (out[:, 13:] == 0).all()
     assert jnp.isneginf(lse[:, 13:]).all()
     assert jnp.isfinite(lse[:, :13]).all()
 
 
 @pytest.mark.parametrize(
-    ("schedule", "options", "sends"),
-    [
-        # 64 tokens on 8 ranks; zigzag has chunks of 4.
-        ("contiguous", {"is_causal": True, "local_window_size": (8, 0)}, 1),
-        ("contiguous", {"is_causal": True, "local_window_size": (9, 0)}, 2),
-        ("zigzag", {"is_causal": True, "local_window_size": (3, 0)}, 2),
-    ],
+    ("schedule", "window", "sends"),
+    # 64 tokens on 8 ranks; zigzag has chunks of 4.
+    [("contiguous", 8, 1), ("contiguous", 9, 2), ("zigzag", 3, 2)],
 )
-def test_hops_that_no_rank_sees_are_not_sent(mesh_of, schedule, options, sends):
+def test_hops_that_no_rank_sees_are_not_sent(schedule, window, sends):
+    options = {"is_causal": True, "local_window_size": (window, 0)}
     layout = jaxcomm.Layout(schedule, 8, 64)
+    planned = plan(layout, heads=2, head_size=8, dtype="float32", **options).rows
+    assert planned["ring"].sends == sends
 
-    def attend(strategy):
-        def local(x):
-            return jaxcomm.ring_attention(
-                x, x, x, axis_name="context", layout=layout, strategy=strategy,
-                positions=TRUSTED, **options,
-            )  # fmt: skip
-
-        return jax.shard_map(
-            local, mesh=mesh_of(8), in_specs=split.SPLIT, out_specs=split.SPLIT
-        )
-
-    problem = plan(layout, heads=2, head_size=8, dtype="float32", **options)
-    assert problem.rows["ring"].sends == sends
-    x = jnp.ones((1, 64, 2, 8))
-    jax.block_until_ready(jax.jit(attend("ring"))(x))
-    (found,) = jaxcomm.communicators()
-    assert found.stats()["calls"] == {"permute": sends}
-    if schedule == "contiguous":
+    def stats(strategy):
         jaxcomm.finalize()
-        jax.block_until_ready(jax.jit(attend("halo"))(x))
+        attend = functools.partial(
+            split.on_ranks, schedule=schedule, strategy=strategy, **options
+        )
+        x = jnp.ones((1, 64, 2, 8))
+        jax.block_until_ready(jax.jit(split.sharded(attend, 8))(x, x, x))
         (found,) = jaxcomm.communicators()
-        assert found.stats()["bytes"] == 8 * problem.rows["halo"].forward_bytes
+        return found.stats()
+
+    assert stats("ring")["calls"] == {"permute": sends}
+    if window == 8:
+        assert stats("halo")["bytes"] == 8 * planned["halo"].forward_bytes
 
 
 @pytest.fixture(scope="module")
 def errors_in_bfloat16():
     """Gives the relative errors of results and gradients, by ranks and strategy."""
     # One key head: Ulysses repeats it, and sums its gradients.
-    *arrays, grads = split.random_inputs(
-        (1, 256, 8, 16), (1, 256, 1, 16), dtype=jnp.bfloat16
-    )
+    *arrays, grads = split.inputs((1, 256, 8, 16), (1, 256, 1, 16), dtype=jnp.bfloat16)
     options = dense.Options(is_causal=True, window=(200, 0))
     expected = dense.attention(*arrays, options, grads)
 
@@ -226,12 +255,8 @@ def errors_in_bfloat16():
         found = split.attend(*arrays, options, grads, size=size, strategy=strategy)
         assert found.out.dtype == jnp.bfloat16
         pairs = zip(found[:5], expected[:5], strict=True)
-        return np.array(
-            [
-                np.sqrt(np.mean((np.asarray(a, np.float64) - b) ** 2) / np.mean(b**2))
-                for a, b in pairs
-            ]
-        )
+        squares = [((np.asarray(a, np.float64) - b) ** 2).mean() for a, b in pairs]
+        return np.sqrt(squares)
 
     return errors, errors(1, "ring")
 
@@ -243,3 +268,20 @@ def test_the_error_in_bfloat16_is_that_of_one_device(errors_in_bfloat16, strateg
     # The residual is float32 already; its error is all rounding noise.
     assert np.delete(ratios, 1).max() <= 1.05, ratios
     assert ratios[1] < 3, ratios
+
+
+def test_the_bits_of_dropout_are_as_good_as_random():
+    """Share, and independence of rows, columns and seeds, within five deviations."""
+    at = jnp.arange(512)
+    bits = random_bits(jnp.uint32(jnp.arange(3))[:, None, None], at[:, None], at)
+    kept = np.asarray(bits) >= int(0.3 * 2**32)
+    assert abs(kept.mean() - 0.7) < 5 * (0.21 / kept.size) ** 0.5
+    for axis in (1, 2):
+        shares = kept.mean(axis)
+        assert np.abs(shares - 0.7).max() < 5 * (0.21 / 512) ** 0.5
+    centred = (kept - 0.7).reshape(3, -1)
+    shifted = (np.roll(kept, 1, 1) - 0.7).reshape(3, -1)
+    diagonal = (np.roll(kept, (1, 1), (1, 2)) - 0.7).reshape(3, -1)
+    for other in (shifted, diagonal, np.roll(centred, 1, 0)):
+        correlation = (centred * other).mean() / 0.21
+        assert abs(correlation) < 5 / kept.size**0.5

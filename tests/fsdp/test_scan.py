@@ -1,10 +1,6 @@
 """fsdp_scan against jax.lax.scan over whole parameters, on one device."""
 
 import functools
-import json
-import os
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -13,39 +9,17 @@ import pytest
 from jax.extend.core import Literal
 
 import jaxcomm
-from fsdp import memory
 
 LAYERS, WIDTH, ROWS = 3, 8, 8
 P = jax.P
+SPLIT = P(None, "i")
 SPECS = {
     "up": P(None, None, "i"),
-    "down": P(None, "i"),
-    "bias": P(None, "i"),
+    "down": SPLIT,
+    "bias": SPLIT,
     "scale": P(),
     "number": P(),
 }
-
-
-@pytest.fixture
-def mesh(make_mesh):
-    return make_mesh(i=4)
-
-
-@pytest.fixture
-def params():
-    normal = np.random.default_rng(0).standard_normal
-    return {
-        "up": np.float32(normal((LAYERS, WIDTH, 2 * WIDTH)) / 4),
-        "down": np.float32(normal((LAYERS, 2 * WIDTH, WIDTH)) / 4),
-        "bias": np.float32(normal((LAYERS, WIDTH))),
-        "scale": np.float32(normal(LAYERS)),
-        "number": np.arange(LAYERS, dtype=np.int32),
-    }
-
-
-@pytest.fixture
-def x():
-    return np.float32(np.random.default_rng(1).standard_normal((ROWS, WIDTH)))
 
 
 def product(x, w):
@@ -64,76 +38,64 @@ def layer_with(shared):
     return layer
 
 
-def loss_of(scan, params, shared, x):
-    """Return a loss of all that a scan returns, and the integers beside it."""
-    (out, steps), y = scan(layer_with(shared), (x, jnp.int32(0)), params)
-    return (out**2).sum() + jnp.sin(y["size"]).sum(), (steps, y["number"])
+def scan_over(axis, specs):
+    return functools.partial(jaxcomm.fsdp_scan, axis_name=axis, specs=specs)
 
 
-def scan_over(axis="i", specs=SPECS, **options):
-    return lambda layer, init, params: jaxcomm.fsdp_scan(
-        layer, init, params, axis, specs=specs, **options
-    )
+def value_and_gradients(scan, params, shared, x):
+    """Return a loss of all that a scan returns, the integers beside it, gradients."""
 
+    def loss(params, shared, x):
+        (out, steps), y = scan(layer_with(shared), (x, jnp.int32(0)), params)
+        return (out**2).sum() + jnp.sin(y["size"]).sum(), (steps, y["number"])
 
-def on_mesh(mesh, scan, check_vma):
-    """Return the program for the loss of all devices and its gradients."""
-
-    def program(params, shared, x):
-        def loss(params, shared, x):
-            shared = jaxcomm.pcast(shared, "i", to="varying")
-            return loss_of(scan, params, shared, x)
-
-        found, gradients = jax.value_and_grad(
-            loss, argnums=(0, 1, 2), has_aux=True, allow_int=True
-        )(params, shared, x)
-        (value, integers), (of_params, of_shared, of_x) = found, gradients
-        of_params = {k: v for k, v in of_params.items() if k != "number"}
-        value = jaxcomm.psum(value, "i")
-        if not check_vma:  # JAX sums nothing then.
-            of_params["scale"] = jaxcomm.psum(of_params["scale"], "i")
-            of_shared = jaxcomm.psum(of_shared, "i")
-        integers = jaxcomm.pmax(integers, "i")
-        return value, integers, (of_params, of_shared, of_x)
-
-    of_params = {k: v for k, v in SPECS.items() if k != "number"}
-    return jax.jit(
-        jax.shard_map(
-            program,
-            mesh=mesh,
-            in_specs=(SPECS, P(), P("i")),
-            out_specs=(P(), P(), (of_params, P(), P("i"))),
-            check_vma=check_vma,
-        )
-    )
-
-
-def expected(params, shared, x):
-    found, (of_params, *others) = jax.value_and_grad(
-        functools.partial(loss_of, jax.lax.scan),
-        argnums=(0, 1, 2),
-        has_aux=True,
-        allow_int=True,
-    )(params, shared, x)
-    of_params = {k: v for k, v in of_params.items() if k != "number"}
-    return *found, (of_params, *others)
+    differentiate = jax.value_and_grad(loss, (0, 1, 2), has_aux=True, allow_int=True)
+    (value, integers), (of_params, *others) = differentiate(params, shared, x)
+    del of_params["number"]
+    return value, integers, (of_params, *others)
 
 
 @pytest.mark.parametrize(
     ("check_vma", "layers"), [(True, LAYERS), (False, LAYERS), (True, 1)]
 )
 def test_result_and_gradients_are_those_of_whole_parameters(
-    mesh, params, x, check_vma, layers
+    make_mesh, check_vma, layers
 ):
-    params = jax.tree.map(lambda leaf: leaf[:layers], params)
-    shared = np.float32(1.1) * np.ones(WIDTH, np.float32)
-    program = on_mesh(mesh, scan_over(), check_vma)
-    found = program(params, shared, x)
+    normal = np.random.default_rng(0).standard_normal
+    params = {
+        "up": normal((layers, WIDTH, 2 * WIDTH)) / 4,
+        "down": normal((layers, 2 * WIDTH, WIDTH)) / 4,
+        "bias": normal((layers, WIDTH)),
+        "scale": normal(layers),
+    }
+    params = jax.tree.map(jnp.float32, params) | {"number": jnp.arange(layers)}
+    shared, x = jnp.full(WIDTH, 1.1), jnp.float32(normal((ROWS, WIDTH)))
+
+    def program(params, shared, x):
+        shared = jaxcomm.pcast(shared, "i", to="varying")
+        scan = scan_over("i", SPECS)
+        value, integers, gradients = value_and_gradients(scan, params, shared, x)
+        of_params, of_shared, of_x = gradients
+        if not check_vma:  # JAX sums nothing then.
+            of_params["scale"] = jaxcomm.psum(of_params["scale"], "i")
+        gradients = of_params, jaxcomm.psum(of_shared, "i"), of_x
+        return jaxcomm.psum(value, "i"), jaxcomm.pmax(integers, "i"), gradients
+
+    of_params = {k: v for k, v in SPECS.items() if k != "number"}
+    program = jax.jit(
+        jax.shard_map(
+            program,
+            mesh=make_mesh(i=4),
+            in_specs=(SPECS, P(), P("i")),
+            out_specs=(P(), P(), (of_params, P(), P("i"))),
+            check_vma=check_vma,
+        )
+    )
     # Sums over rows in another order.
     jax.tree.map(
         functools.partial(np.testing.assert_allclose, rtol=2e-5, atol=2e-5),
-        found,
-        expected(jax.tree.map(jnp.asarray, params), shared, jnp.asarray(x)),
+        program(params, shared, x),
+        value_and_gradients(jax.lax.scan, params, shared, x),
     )
     compiled = program.lower(params, shared, x).compile()
     ours = jaxcomm.collectives_of(compiled).ours
@@ -162,18 +124,18 @@ def waiting_for(equation, body):
     return found
 
 
-def test_each_layer_computes_between_the_start_and_the_done_of_a_gather(mesh):
+def test_each_layer_computes_between_the_start_and_the_done_of_a_gather(make_mesh):
     """Forward and backward. XLA may put the start last if nothing needs it before."""
 
-    def layer(x, w):
-        return jnp.tanh(x @ w), None
-
     def loss(x, w):
-        return jaxcomm.fsdp_scan(layer, x, w, "i", specs=P(None, "i"))[0].sum()
+        def layer(x, w):
+            return jnp.tanh(x @ w), None
 
-    specs = P("i"), P(None, "i")
+        return scan_over("i", SPLIT)(layer, x, w)[0].sum()
+
+    specs = P("i"), SPLIT
     program = jax.shard_map(
-        jax.grad(loss, (0, 1)), mesh=mesh, in_specs=specs, out_specs=specs
+        jax.grad(loss, (0, 1)), mesh=make_mesh(i=4), in_specs=specs, out_specs=specs
     )
     jaxpr = jax.make_jaxpr(program)(jnp.ones((4, 4)), jnp.ones((3, 4, 4)))
     seen = []
@@ -193,80 +155,73 @@ def test_each_layer_computes_between_the_start_and_the_done_of_a_gather(mesh):
     assert seen == [(1, 1), (3, 2)]
 
 
-def test_two_axes_split_a_dimension_together(make_mesh):
-    mesh = make_mesh(i=2, j=2)
-    w = jnp.arange(2 * 4 * 4, dtype=jnp.float32).reshape(2, 4, 4) / 40
-    x = jnp.ones((4, 4))
-    specs = P(None, ("i", "j"))
+def temporaries(compile_options, scan, body, layers=8, width=64):
+    """Return the temporaries of a gradient, in sizes of one layer's parameters."""
 
-    def layer(x, w):
-        return jnp.sin(x @ w), None
+    def loss(params, x):
+        return (scan(body, x, params)[0] ** 2).sum()
 
-    def loss(w, x):
-        out, _ = jaxcomm.fsdp_scan(layer, x, w, ("i", "j"), specs=specs)
-        return (out**2).sum()
-
-    f = jax.shard_map(
-        jax.grad(loss), mesh=mesh, in_specs=(specs, P(("i", "j"))), out_specs=specs
+    mesh = jax.make_mesh((8,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
+    gradient = jax.shard_map(
+        jax.grad(loss), mesh=mesh, in_specs=(SPLIT, P("i")), out_specs=SPLIT
     )
-    want = jax.grad(lambda w: (jax.lax.scan(layer, x, w)[0] ** 2).sum())(w)
-    np.testing.assert_allclose(jax.jit(f)(w, x), want, atol=2e-5)
+    up = jnp.zeros((layers, width, 4 * width))
+    lowered = jax.jit(gradient).lower((up, up.mT), jnp.zeros((16, width)))
+    memory = lowered.compile(compile_options).memory_analysis()
+    return memory.temp_size_in_bytes / (2 * up[0].nbytes)
 
 
 def test_memory_does_not_grow_with_the_layers(as_users_compile):
-    found = memory.measure(**as_users_compile)
+    """It is little more than of gathering in a checkpoint."""
+
+    def layer(x, w):
+        return x + jnp.tanh(x @ w[0]) @ w[1], None
+
+    def gathering(x, w):
+        return layer(x, jaxcomm.all_gather(w, "i", tiled=True))
+
+    ours, plain, kept = (
+        temporaries(as_users_compile, *of)
+        for of in (
+            (scan_over("i", SPLIT), layer),
+            (jax.lax.scan, jax.checkpoint(gathering)),
+            (jax.lax.scan, gathering),
+        )
+    )
     # XLA:CPU computes at once what it can, and so has more alive than it must: a second
     # layer, and with jax 0.12 activations, of less than a 32nd of a layer.
-    assert found["ours"] <= found["plain"] + 2 + 1 / 32
+    assert ours <= plain + 2 + 1 / 32
     # The gradient of a scan keeps what it gathers, without jax.checkpoint.
-    assert found["kept"] > found["plain"] + memory.LAYERS - 2
+    assert kept > plain + 8 - 2
 
 
-@pytest.mark.thorough
-@pytest.mark.slow
-@pytest.mark.multiprocess
-def test_memory_is_a_layer_more_than_of_gathering_in_a_checkpoint():
-    flags = (
-        "--xla_force_host_platform_device_count=8 "
-        "--xla_cpu_enable_concurrency_optimized_scheduler=false"
-    )
-    done = subprocess.run(
-        [sys.executable, memory.__file__],
-        env=dict(os.environ, XLA_FLAGS=flags),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found["ours"] <= found["plain"] + 1
-
-
-def test_layers_may_have_keys_and_collectives_over_another_axis(make_mesh):
-    mesh = make_mesh(i=2, j=2)
+@pytest.mark.parametrize("axis", ["i", ("i", "j")])
+def test_layers_may_have_keys_and_axes_of_several_kinds(make_mesh, axis):
+    """Collectives over another axis, or a dimension that two axes split together."""
     w = jnp.sin(jnp.arange(LAYERS * WIDTH * WIDTH)).reshape(LAYERS, WIDTH, WIDTH)
     keys = jax.random.split(jax.random.key(0), LAYERS)
     x = jnp.cos(jnp.arange(ROWS * WIDTH)).reshape(ROWS, WIDTH)
+    of_w = P(None, "i", "j") if axis == "i" else P(None, axis)
 
     def layer(total):
         def apply(x, p):
             w, key = p
             keeps = jax.random.bernoulli(key, 0.5, (WIDTH,)).astype(x.dtype)
-            y = total(jnp.tanh(x @ w) @ jnp.swapaxes(w, 0, 1))
-            return x + y * keeps / WIDTH, None
+            return x + total(jnp.tanh(x @ w) @ w.mT) * keeps / WIDTH, None
 
         return apply
 
+    def total(y):
+        return jaxcomm.psum(y, "j") if axis == "i" else y
+
     def program(w, keys, x):
-        specs = P(None, "i", "j"), P()
-        total = layer(lambda y: jaxcomm.psum(y, "j"))
-        return jaxcomm.fsdp_scan(total, x, (w, keys), "i", specs=specs)[0]
+        return scan_over(axis, (of_w, P()))(layer(total), x, (w, keys))[0]
 
     f = jax.shard_map(
         program,
-        mesh=mesh,
-        in_specs=(P(None, "i", "j"), P(), P("i")),
-        out_specs=P("i"),
+        mesh=make_mesh(i=2, j=2),
+        in_specs=(of_w, P(), P(axis)),
+        out_specs=P(axis),
     )
     found = jax.value_and_grad(lambda w: (jax.jit(f)(w, keys, x) ** 2).sum())(w)
     want = jax.value_and_grad(
@@ -284,54 +239,48 @@ REFUSED = [
     (product, W, P("i"), ValueError, "which counts layers"),
     (product, W, P(None, ("i", "j")), ValueError, r"pass axis_name=\('i', 'j'\)"),
     (product, W, P(None, "i", None, None), ValueError, "4 entries"),
-    (product, W, {"w": P(None, "i")}, ValueError, "specs do not fit params"),
+    (product, W, {"w": SPLIT}, ValueError, "specs do not fit params"),
     (product, W, "i", TypeError, "pass a jax.P"),
-    (product, [W, W[:1]], P(None, "i"), ValueError, r"sizes \[1, 2\]"),
-    (product, W[:0], P(None, "i"), ValueError, r"sizes \[0\]"),
-    (product, W[0, 0, 0], P(None, "i"), ValueError, "is a scalar"),
-    (product, W, P(None, "i"), ValueError, "is equal on all devices"),
-    (lambda x, w: x @ w, W, P(None, "i"), TypeError, "return a pair"),
-    (lambda x, w: ((x, x), None), W, P(None, "i"), TypeError, "of structure"),
+    (product, [W, W[:1]], SPLIT, ValueError, r"sizes \[1, 2\]"),
+    (product, W[:0], SPLIT, ValueError, r"sizes \[0\]"),
+    (product, W[0, 0, 0], SPLIT, ValueError, "is a scalar"),
+    (product, W, SPLIT, ValueError, "is equal on all devices"),
+    (lambda x, w: x @ w, W, SPLIT, TypeError, "return a pair"),
+    (lambda x, w: ((x, x), None), W, SPLIT, TypeError, "of structure"),
     (
-        lambda x, w: (x.astype("bfloat16"), None), W, P(None, "i"), TypeError,
+        lambda x, w: (x.astype("bfloat16"), None), W, SPLIT, TypeError,
         "of type bf16",
     ),
 ]  # fmt: skip
+
+
+def scan_on(mesh, layer, specs, of_params):
+    def scan(x, w):
+        return jaxcomm.fsdp_scan(layer, x, w, "i", specs=specs)[0]
+
+    return jax.shard_map(
+        scan, mesh=mesh, in_specs=(P("i"), of_params), out_specs=P("i")
+    )
 
 
 @pytest.mark.parametrize(
     ("layer", "params", "specs", "error", "says"), REFUSED, ids=[r[4] for r in REFUSED]
 )
 def test_refuses(make_mesh, layer, params, specs, error, says):
-    def scan(x, w):
-        return jaxcomm.fsdp_scan(layer, x, w, "i", specs=specs)[0]
-
-    is_split = error is TypeError
-    f = jax.shard_map(
-        scan,
-        mesh=make_mesh(i=2, j=2),
-        in_specs=(P("i"), P(None, "i") if is_split else P()),
-        out_specs=P("i"),
-    )
+    of_params = SPLIT if error is TypeError else P()
+    scan = scan_on(make_mesh(i=2, j=2), layer, specs, of_params)
     with pytest.raises(error, match=says):
-        jax.eval_shape(f, jnp.ones((4, 4)), params)
+        jax.eval_shape(scan, jnp.ones((4, 4)), params)
 
 
 def test_refuses_an_axis_that_is_not_bound():
     with pytest.raises(NameError, match=r"jaxcomm\.fsdp_scan inside jax\.shard_map"):
-        jaxcomm.fsdp_scan(
-            product, jnp.ones(4), jnp.ones((2, 4)), "i", specs=P(None, "i")
-        )
+        scan_over("i", SPLIT)(product, jnp.ones(4), jnp.ones((2, 4)))
 
 
 @pytest.mark.parametrize("compiled", [jax.jit, lambda f: f])
-def test_there_is_no_forward_mode(mesh, compiled):
-    split = P(None, "i")
-
-    def scan(x, w):
-        return jaxcomm.fsdp_scan(product, x, w, "i", specs=split)[0]
-
-    f = jax.shard_map(scan, mesh=mesh, in_specs=(P("i"), split), out_specs=P("i"))
+def test_there_is_no_forward_mode(make_mesh, compiled):
+    scan = scan_on(make_mesh(i=4), product, SPLIT, SPLIT)
     both = jnp.ones((4, 4)), jnp.ones((2, 4, 4))
     with pytest.raises(TypeError, match="can't apply forward-mode autodiff"):
-        jax.jvp(compiled(f), both, both)
+        jax.jvp(compiled(scan), both, both)

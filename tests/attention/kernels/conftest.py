@@ -1,6 +1,5 @@
 """Programs for platforms that need not be here."""
 
-import functools
 import types
 
 import jax
@@ -11,10 +10,6 @@ import split
 from jaxcomm.attention.layout import Layout
 from jaxcomm.attention.positions import TRUSTED
 from jaxcomm.attention.ring_attention import ring_attention
-
-
-def _sum(tree):
-    return sum(x.astype(jnp.float32).sum() for x in jax.tree.leaves(tree))
 
 
 def lower_ring(
@@ -42,28 +37,28 @@ def lower_ring(
       options: of ring_attention, whose collectives are XLA's: those lower anywhere.
     """
     mesh = mesh or split.ring_over(4)
-    attend = functools.partial(
-        ring_attention,
-        axis_name="context",
-        layout=Layout(schedule, 4, length or shape[1]),
-        positions=TRUSTED,
-        **{"is_causal": True, "backend": "xla"} | options,
-    )
+    layout = Layout(schedule, 4, length or shape[1])
+    options = {"is_causal": True, "backend": "xla"} | options
 
     def local(query, key, value, segments):
-        given = {"query_segment_ids": segments, "key_value_segment_ids": segments}
-        return attend(query, key, value, **(given if ids else {}))
+        of = segments if ids else None
+        return ring_attention(
+            query, key, value, axis_name="context", layout=layout, positions=TRUSTED,
+            query_segment_ids=of, key_value_segment_ids=of, **options,
+        )  # fmt: skip
 
-    run = jax.shard_map(
-        local, mesh=mesh, in_specs=split.SPLIT, out_specs=split.SPLIT,
-        axis_names=axis_names or set(mesh.axis_names),
-    )  # fmt: skip
-    if grads:
-        run = jax.grad(lambda *x, f=run: _sum(f(*x)), (0, 1, 2))
+    names = axis_names or set(mesh.axis_names)
+    run = split.sharded(local, mesh=mesh, axis_names=names)
+
+    def loss(*arrays):
+        results = jax.tree.leaves(run(*arrays))
+        return sum(x.astype(jnp.float32).sum() for x in results)
+
     query = jax.ShapeDtypeStruct(shape, dtype)
     key = jax.ShapeDtypeStruct((*shape[:2], key_heads, shape[3]), dtype)
     segments = jax.ShapeDtypeStruct(shape[:2], jnp.int32)
-    traced = jax.jit(run).trace(query, key, key, segments)
+    traced = jax.jit(jax.grad(loss, (0, 1, 2)) if grads else run)
+    traced = traced.trace(query, key, key, segments)
     return traced.lower(lowering_platforms=platforms or ("cuda",))
 
 

@@ -15,6 +15,9 @@ from jaxcomm.attention.mask import Tokens
 from jaxcomm.attention.merge import merge
 
 SMALL = Sizes(queries=16, keys=16, warps=4, stages=2)
+SIZES = SMALL, SMALL
+FORWARD = functools.partial(pallas.hop_forward, sizes=SMALL, interpret=True)
+BACKWARD = functools.partial(pallas.hop_backward, sizes=SIZES, interpret=True)
 # In these, all options meet; the others are combinations of the same.
 FEW = (2, 3, 6, 8, 9)
 
@@ -28,11 +31,7 @@ FEW = (2, 3, 6, 8, 9)
 )
 def test_kernels_equal_tiles_forward_and_backward(case):
     out, lse, grads = run(xla.hop_forward, xla.hop_backward, case)
-    kernels = (
-        functools.partial(pallas.hop_forward, sizes=SMALL, interpret=True),
-        functools.partial(pallas.hop_backward, sizes=(SMALL, SMALL), interpret=True),
-    )
-    found, found_lse, found_grads = run(*kernels, case)
+    found, found_lse, found_grads = run(FORWARD, BACKWARD, case)
     assert {x.dtype.name for x in jax.tree.leaves(found_grads)} == {"float32"}
     np.testing.assert_allclose(found_lse, lse, atol=1e-5)
     empty = np.isneginf(lse)
@@ -54,13 +53,10 @@ def test_tiles_that_see_nothing_are_not_read():
         value=operands.value + poison.astype("bfloat16"),
         queries=Tokens(jnp.arange(64, dtype=jnp.int32)),
     )
-    options = {"config": config, "interpret": True}
-    out, lse = pallas.hop_forward(operands, sizes=SMALL, **options)
+    out, lse = FORWARD(operands, config=config)
     assert jnp.isfinite(out[:, :32]).all()
     assert jnp.isnan(out[:, 32:]).any()
-    delta = jnp.zeros_like(lse)
-    sizes = (SMALL, SMALL)
-    grads = pallas.hop_backward(operands, grad, lse, delta, sizes=sizes, **options)
+    grads = BACKWARD(operands, grad, lse, jnp.zeros_like(lse), config=config)
     assert jnp.isfinite(grads.query[:, :32]).all()
 
 
@@ -87,21 +83,18 @@ def test_kernels_go_on_from_what_other_keys_gave(shift):
     second = operands._replace(key=operands.key[:, ::-1], keys=further)
     mask = dataclasses.replace(config.mask, key_length=2000)
     config = dataclasses.replace(config, mask=mask)
-    forward = functools.partial(pallas.hop_forward, sizes=SMALL, interpret=True)
-    sizes = (SMALL, SMALL)
-    backward = functools.partial(pallas.hop_backward, sizes=sizes, interpret=True)
+    forward, backward = (
+        functools.partial(f, config=config) for f in (FORWARD, BACKWARD)
+    )
 
     @jax.jit
     def run(operands, second, grad):
-        first = forward(operands, config=config)
-        both = forward(second, first, config=config)
-        delta = jnp.zeros_like(first[1])
-        saved = (grad, both[1], delta)
+        first = forward(operands)
+        both = forward(second, first)
+        saved = grad, both[1], jnp.zeros_like(first[1])
         total = jnp.ones(operands.query.shape, jnp.float32)
-        grads = backward(second, *saved, None, config=config)
-        onto = backward(second, *saved, None, total, config=config)
-        apart = merge(*first, *forward(second, config=config))
-        return first, both, apart, grads, onto
+        grads, onto = (backward(second, *saved, None, of) for of in (None, total))
+        return first, both, merge(*first, *forward(second)), grads, onto
 
     first, both, apart, grads, onto = run(operands, second, grad)
     for found, expected in zip(both, apart, strict=True):

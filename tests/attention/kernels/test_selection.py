@@ -4,12 +4,12 @@ import contextlib
 import functools
 import importlib
 import types
-import warnings
 
 import jax
 import jax.numpy as jnp
 import pytest
 from hops import CASES, arrays_of
+from split import ring_over
 
 import jaxcomm
 from jaxcomm import attention, compat
@@ -22,6 +22,8 @@ from jaxcomm.attention.kernels import (
 )
 
 WINDOW = {"local_window_size": (8, 0)}
+ULYSSES = {"strategy": "ulysses", "key_heads": 4} | WINDOW
+ALL = {"forward", "grad_queries", "grad_keys"}
 
 
 @pytest.fixture
@@ -39,73 +41,53 @@ def hopper(monkeypatch, gpu):
     selection._warn_once.cache_clear()
 
 
-@pytest.fixture
-def enable_x64():
-    with jax.enable_x64(True):
-        yield
-
-
 def kernels_in(text):
-    names = ("forward", "grad_queries", "grad_keys")
-    return {name for name in names if f"jaxcomm_attention_{name}" in text}
+    return {name for name in ALL if f"jaxcomm_attention_{name}" in text}
 
 
 @pytest.mark.usefixtures("hopper")
 @pytest.mark.parametrize(
-    ("platform", "options", "names"),
+    ("platform", "options", "name"),
     [
-        ("cuda", {}, {"cudnn"}),
-        ("cuda", {"grads": True, **WINDOW}, {"pallas"}),
-        ("cuda", {"grads": True, "implementation": "xla"}, {"xla"}),
-        ("cpu", WINDOW, {"xla"}),
+        ("cuda", {}, "cudnn"),
+        ("cuda", {"grads": True, **WINDOW}, "pallas"),
+        ("cuda", {"grads": True, "implementation": "xla"}, "xla"),
+        ("cpu", WINDOW, "xla"),
         # By name.
-        ("cuda", {"implementation": "pallas"}, {"pallas"}),
-        ("cuda", {"implementation": "xla", **WINDOW}, {"xla"}),
+        ("cuda", {"implementation": "pallas"}, "pallas"),
+        ("cuda", {"implementation": "xla", **WINDOW}, "xla"),
+        ("cuda", {"implementation": "cudnn", "grads": True, **ULYSSES}, "cudnn"),
         # Of each strategy, what cuDNN cannot do.
-        ("cuda", {"strategy": "all_gather", **WINDOW}, {"pallas"}),
-        ("cuda", {"strategy": "halo", **WINDOW}, {"pallas"}),
-        ("cuda", {"strategy": "ulysses", "key_heads": 4, **WINDOW}, {"pallas"}),
+        ("cuda", {"strategy": "all_gather", **WINDOW}, "pallas"),
+        ("cuda", {"strategy": "halo", **WINDOW}, "pallas"),
+        ("cuda", ULYSSES, "pallas"),
+        ("cuda", {"grads": True, "logits_soft_cap": 5.0}, "pallas"),
+        ("cuda", {"alibi_slopes": jnp.ones(4)}, "pallas"),
+        ("cuda", {"ids": True}, "pallas"),
+        ("cuda", {"dtype": jnp.float32}, "pallas"),
     ],
 )
-def test_a_program_says_what_computes_it(lowered, platform, options, names):
+def test_a_program_says_what_computes_it(lowered, platform, options, name):
     program = lowered(platform, **options)
-    assert attention.kernels_of(program) == names
-    assert attention.kernels_of(program.as_text(debug_info=True)) == names
-    assert ("cudnn" in program.as_text()) == (names == {"cudnn"})
-    assert bool(kernels_in(program.as_text())) == (names == {"pallas"})
+    text = program.as_text(debug_info=True)
+    assert attention.kernels_of(program) == attention.kernels_of(text) == {name}
+    assert ("__cudnn" in text) == (name == "cudnn")
+    ours = ALL if options.get("grads") else {"forward"}
+    assert kernels_in(program.as_text()) == (ours if name == "pallas" else set())
 
 
-def test_a_compiled_program_says_it_too(mesh_of):
+def test_a_compiled_program_says_it_too():
     x = jnp.ones((1, 16, 2, 8))
     other = jax.jit(jnp.sin).lower(x)
     attend = jax.jit(
         lambda x: jaxcomm.dot_product_attention(
-            x, x, x, axis_name="context", mesh=mesh_of(2)
+            x, x, x, axis_name="context", mesh=ring_over(2)
         )
     )
     assert attention.kernels_of(attend.lower(x).compile()) == {"xla"}
     assert attention.kernels_of(other) == attention.kernels_of(other.compile()) == set()
     with pytest.raises(TypeError, match="expected a lowered or compiled program"):
         attention.kernels_of(attend)
-
-
-@pytest.mark.usefixtures("hopper")
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"logits_soft_cap": 5.0},
-        {"alibi_slopes": jnp.ones(4)},
-        {"ids": True},
-        {"dtype": jnp.float32},
-    ],
-    ids=str,
-)
-def test_what_cudnn_cannot_do_our_kernels_do(lower, options):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        text = lower(grads=True, **options)
-    assert kernels_in(text) == {"forward", "grad_queries", "grad_keys"}
-    assert "cudnn" not in text
 
 
 @pytest.mark.usefixtures("hopper")
@@ -129,33 +111,34 @@ def test_every_option_becomes_a_kernel(case):
 
 
 @pytest.mark.usefixtures("hopper")
-def test_a_causal_window_over_whole_sequences_is_cudnns_if_large_or_asked(
-    lower, monkeypatch
-):
-    options = {"strategy": "ulysses", "key_heads": 4, "grads": True, **WINDOW}
-    assert "cudnn" in lower(implementation="cudnn", **options)
+def test_a_large_causal_window_over_whole_sequences_is_cudnns(lower, monkeypatch):
     monkeypatch.setattr(cudnn_support, "_LEAST_WINDOW", 8)
     jax.clear_caches()
-    assert "cudnn" in lower(**options)
+    assert "cudnn" in lower(grads=True, **ULYSSES)
     assert kernels_in(lower(strategy="ring", **WINDOW))
 
 
 @pytest.mark.usefixtures("hopper")
-def test_a_program_that_uses_tiles_says_why_once(lower, enable_x64):
+def test_a_program_that_uses_tiles_says_why_once(lower):
     why = "Not cuDNN: it computes in bfloat16 and float16, and query is float64."
-    with pytest.warns(RuntimeWarning, match=why):
-        lower(dtype=jnp.float64)
-    lower(dtype=jnp.float64)  # Once: a second warning would be an error here.
-    selection._warn_once.cache_clear()
-    lower("cpu", dtype=jnp.float64)
-    lower(dtype=jnp.float64, implementation="xla")
+    wide = {"dtype": jnp.float64}
+    with jax.enable_x64(True):
+        with pytest.warns(RuntimeWarning, match=why):
+            lower(**wide)
+        lower(**wide)  # Once: a second warning would be an error here.
+        selection._warn_once.cache_clear()
+        lower("cpu", **wide)
+        lower(implementation="xla", **wide)
 
 
-def test_a_kernel_asked_for_by_name_is_had_or_refused(lower, enable_x64):
+def test_a_kernel_asked_for_by_name_is_had_or_refused(lower):
     if not gpus.local():
         with pytest.raises(ValueError, match="JAX finds no NVIDIA GPU"):
             lower(implementation="pallas")
-    with pytest.raises(ValueError, match=r"'pallas' was asked for.*query is float64"):
+    with (
+        jax.enable_x64(True),
+        pytest.raises(ValueError, match=r"'pallas' was asked for.*query is float64"),
+    ):
         lower(dtype=jnp.float64, implementation="pallas")
     with pytest.raises(ValueError, match="for a platform that is not CUDA"):
         lower("cpu", implementation="pallas")
@@ -177,21 +160,22 @@ def test_a_gpu_that_jax_has_no_kernels_for_is_left_alone(hopper, lower):
 
 
 def test_reasons_of_operands():
-    x = jax.ShapeDtypeStruct((1, 8, 2, 16), jnp.bfloat16)
-    large = jax.ShapeDtypeStruct((1, 8, 2, 264), jnp.bfloat16)
-    none = jax.ShapeDtypeStruct((1, 0, 2, 16), jnp.bfloat16)
+    of, large, none = (
+        jax.ShapeDtypeStruct((1, tokens, 2, size), jnp.bfloat16)
+        for tokens, size in ((8, 16), (8, 264), (0, 16))
+    )
     reason = pallas_support.why_not_traced
-    assert reason(x, x, x) is None
-    assert "264" in (reason(x, x, large) or "")
-    assert "nothing to compute" in (reason(none, x, x) or "")
+    assert reason(of, of, of) is None
+    assert "264" in (reason(of, of, large) or "")
+    assert "nothing to compute" in (reason(none, of, of) or "")
 
 
-def test_a_jax_without_triton_is_left_alone(monkeypatch, lower):
+def test_a_jax_without_triton_is_left_alone(request, monkeypatch, lower):
     def gone():
         raise ImportError("No module")
 
+    request.addfinalizer(compat.triton_mismatch.cache_clear)
     compat.triton_mismatch.cache_clear()
     monkeypatch.setattr(compat, "_triton_parameters", gone)
     with pytest.raises(ValueError, match="makes no kernels with Triton"):
         lower(implementation="pallas")
-    compat.triton_mismatch.cache_clear()

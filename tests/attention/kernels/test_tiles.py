@@ -1,4 +1,4 @@
-"""Tiles of tokens, and two blocks as the same number of tiles."""
+"""Tiles of tokens, two blocks as tiles, and which tiles are computed and masked."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -6,7 +6,9 @@ import pytest
 
 from jaxcomm.attention.kernels.tile_select import common_tiling
 from jaxcomm.attention.kernels.tiles import Tiles
+from jaxcomm.attention.mask import FULL, PARTIAL, SKIP, Mask, Tokens
 from jaxcomm.attention.schedules.block import Block
+from jaxcomm.attention.schedules.registry import get_schedule
 
 
 def test_padding_is_spread_over_tiles_of_equal_size():
@@ -59,3 +61,59 @@ def test_tiles_cover_each_block_once(blocks, count):
 )
 def test_blocks_that_are_not_as_many_equal_tiles(blocks):
     assert common_tiling(*blocks, 20, 20) is None
+
+
+def _work(schedule, size, length, tile):
+    """Count the tiles that are computed, as int (hop, rank), and those masked."""
+    dealer = get_schedule(schedule)
+    tiles = Tiles.fit(dealer.segments(length), tile)
+    sees = Mask(None, 0, size * length, size * length)
+    computed, masked = np.zeros((2, size, size), int)
+    for hop in range(size):
+        for rank in range(size):
+            source = (rank - hop) % size
+            held = [dealer.positions(r, size, length) for r in (rank, source)]
+            modes = sees.modes(*(Tokens(tiles.split(jnp.asarray(p), 0)) for p in held))
+            computed[hop, rank] = (modes != SKIP).sum()
+            masked[hop, rank] = (modes == PARTIAL).sum()
+    return computed, masked
+
+
+def test_tiles_that_a_rank_computes_and_masks():
+    computed, masked = _work("zigzag", 4, 64, 8)
+    # Every rank does the same. Hop 0: two causal squares of 4 x 4 tiles and the full
+    # square between them. Only the diagonals of hop 0 need a mask.
+    assert computed.tolist() == [[36] * 4] + [[32] * 4] * 3
+    assert masked.tolist() == [[8] * 4] + [[0] * 4] * 3
+    # The first rank idles and the last never does.
+    computed, _ = _work("contiguous", 4, 64, 8)
+    assert computed[:, 0].tolist() == [36, 0, 0, 0]
+    assert computed[:, 3].tolist() == [36, 64, 64, 64]
+    # Every hop is a causal square.
+    computed, masked = _work("striped", 4, 64, 8)
+    assert (computed == 36).all()
+    assert (masked == 8).all()
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "lengths", "documents"),
+    [(None, None, (27, 30), None), (5, 7, (32, 27), None), (11, 0, (32, 32), None),
+     (None, 0, (27, 32), [11, 4, 15, 2]), (9, 9, (32, 32), [8, 8, 16])],
+)  # fmt: skip
+def test_tiles_are_whole_or_skipped_where_all_or_nothing_is_seen(
+    left, right, lengths, documents
+):
+    sees, at = Mask(left, right, *lengths), jnp.arange(32, dtype=jnp.int32)
+    ids = None
+    if documents:
+        ids = jnp.asarray(np.repeat(np.arange(len(documents)) - 1, documents))
+    of_tiles = Tokens(*(None if x is None else x.reshape(8, 4) for x in (at, ids)))
+    modes = sees.modes(of_tiles, of_tiles)
+    rows, columns = (
+        Tokens(*(None if x is None else jnp.expand_dims(x, axis) for x in (at, ids)))
+        for axis in (1, 0)
+    )
+    allowed = sees.allowed(rows, columns).reshape(8, 4, 8, 4)
+    np.testing.assert_array_equal(modes == FULL, allowed.all((1, 3)))
+    # A tile may be called partial though nothing of it is visible.
+    assert not (allowed.any((1, 3)) & (modes == SKIP)).any()

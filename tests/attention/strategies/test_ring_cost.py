@@ -7,27 +7,30 @@ import re
 import jax
 import jax.numpy as jnp
 import pytest
-from split import on_ranks
+from split import SPLIT, inputs, on_ranks, results, ring_over, sharded
 
 import jaxcomm
 from jaxcomm.attention.strategies import ring as ring_module
+from jaxcomm.attention.strategies.ring import Ring
 
-SPLIT = jax.P(None, "context")
+SHAPE = (1, 256, 4, 64)  # of a rank's queries, keys and values
 
 
-@pytest.fixture(scope="module")
-def whole(sharded):
-    """Gives ``whole(size, **options)``: a causal ring."""
+def whole(size, **options):
+    """Return a causal ring."""
+    options = {"schedule": "zigzag", "is_causal": True} | options
+    return sharded(functools.partial(on_ranks, **options), size)
 
-    def make(size, **options):
-        options = {"schedule": "zigzag", "is_causal": True} | options
-        return sharded(functools.partial(on_ranks, **options), size)
 
-    return make
+def gradient_of(ring):
+    def loss(*arrays):
+        return (ring(*arrays).astype("float32") ** 2).sum()
+
+    return jax.grad(loss, (0, 1, 2))
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
-def test_keys_and_values_travel_together_and_gradients_in_float32(whole, inputs, size):
+def test_keys_and_values_travel_together_and_gradients_in_float32(size):
     """One key head travels for four query heads."""
     query, key, value, _ = inputs((1, 12 * size, 4, 8), (1, 12 * size, 1, 8))
     arrays = [x.astype("bfloat16") for x in (query, key, value)]
@@ -48,14 +51,11 @@ def test_keys_and_values_travel_together_and_gradients_in_float32(whole, inputs,
     # Keys and values again, and their gradients, which are as many float32. What
     # travels at one time travels in one call: only the ends of the way are alone.
     backward = (others and size, others * 3 * block)
-    gradient = jax.grad(lambda *x: ring(*x).astype("float32").sum(), (0, 1, 2))
-    calls, bytes_sent = sent(gradient)
+    calls, bytes_sent = sent(gradient_of(ring))
     assert (calls - others, bytes_sent - others * block) == backward
 
 
-def test_the_last_block_is_kept_for_the_backward_pass_in_place_of_the_own(
-    whole, inputs
-):
+def test_the_last_block_is_kept_for_the_backward_pass_in_place_of_the_own():
     query, key, value, _ = inputs((1, 48, 4, 8), (1, 48, 2, 8), dtype=jnp.bfloat16)
     ring = jax.jit(whole(4))
     out, transpose = jax.vjp(ring, query, key, value)
@@ -66,22 +66,18 @@ def test_the_last_block_is_kept_for_the_backward_pass_in_place_of_the_own(
     )
 
 
-SHAPE = (1, 256, 4, 64)  # of a rank's queries, keys and values
-
-
 @pytest.fixture(scope="module")
-def temporary_bytes(whole, mesh_of, as_users_compile):
+def temporary_bytes(as_users_compile):
     """Gives ``temporary_bytes(size, backward, dtype, overlaps)`` of a compiled ring."""
 
     @functools.cache
     def compile(size, backward, dtype="float32", overlaps=True):
-        function = ring = whole(size, strategy=ring_module.Ring(overlaps=overlaps))
-        if backward:
-            function = jax.grad(lambda *x: (ring(*x) ** 2).sum(), (0, 1, 2))
+        ring = whole(size, strategy=Ring(overlaps=overlaps))
+        function = gradient_of(ring) if backward else ring
         array = jax.ShapeDtypeStruct(
             (1, SHAPE[1] * size, *SHAPE[2:]),
             dtype,
-            sharding=jax.NamedSharding(mesh_of(size), SPLIT),
+            sharding=jax.NamedSharding(ring_over(size), SPLIT),
         )
         lowered = jax.jit(function).lower(array, array, array)
         compiled = lowered.compile(compiler_options=as_users_compile)
@@ -101,7 +97,6 @@ def test_memory_does_not_grow_with_the_ring(temporary_bytes, backward):
     [
         (8, False, "float32"),
         (2, True, "float32"),
-        pytest.param(4, True, "bfloat16", marks=pytest.mark.thorough),
     ],
 )
 def test_overlap_costs_the_memory_of_what_is_on_its_way(
@@ -117,7 +112,7 @@ def test_overlap_costs_the_memory_of_what_is_on_its_way(
     assert overlapped <= blocking + on_its_way + slack, (overlapped, blocking)
 
 
-def test_every_send_has_a_block_to_be_computed_meanwhile(whole, inputs):
+def test_every_send_has_a_block_to_be_computed_meanwhile():
     query, key, value, _ = inputs((1, 48, 2, 8))
     ring = whole(4)
 
@@ -131,22 +126,21 @@ def test_every_send_has_a_block_to_be_computed_meanwhile(whole, inputs):
     # One in the loop over hops.
     assert count(ring) == [1, 1, 0]
     # Forward; K/V before the loop, K/V and their gradients in it, gradients after it.
-    assert count(jax.grad(lambda *x: ring(*x).sum(), (0, 1, 2))) == [4, 4, 0]
+    assert count(gradient_of(ring)) == [4, 4, 0]
 
 
-def test_overlap_changes_no_bit(whole, inputs):
-    query, key, value, _ = inputs((1, 24, 4, 8), (1, 24, 2, 8), dtype=jnp.bfloat16)
+def test_overlap_changes_no_bit():
+    *arrays, (grad, _) = inputs((1, 24, 4, 8), (1, 24, 2, 8), dtype=jnp.bfloat16)
 
     def run(overlaps):
-        ring = whole(4, strategy=ring_module.Ring(overlaps=overlaps))
-        out, transpose = jax.vjp(jax.jit(ring), query, key, value)
-        return out, *transpose(out)
+        ring = whole(4, strategy=Ring(overlaps=overlaps))
+        return results(ring, arrays, grad)
 
     for ours, blocking in zip(run(True), run(False), strict=True):
         assert bool((ours == blocking).all())
 
 
-def test_lane_and_backend_reach_every_send(monkeypatch, whole, inputs):
+def test_lane_and_backend_reach_every_send(monkeypatch):
     seen = []
     for name in ("ring_shift", "ring_shift_start"):
         send = getattr(ring_module, name)
@@ -157,17 +151,11 @@ def test_lane_and_backend_reach_every_send(monkeypatch, whole, inputs):
 
         monkeypatch.setattr(ring_module, name, watched)
     ring = whole(4, lane="kv", backend="xla")
-    query, key, value, _ = inputs((1, 16, 2, 8))
-    jax.eval_shape(jax.grad(lambda *x: ring(*x).sum()), query, key, value)
+    jax.eval_shape(gradient_of(ring), *inputs((1, 16, 2, 8))[:3])
     assert set(seen) == {("kv", "xla")}
 
 
-@pytest.mark.parametrize(
-    "remat", [False, pytest.param(True, marks=pytest.mark.thorough)]
-)
-def test_layers_that_are_scanned_need_memory_linear_in_the_length(
-    sharded, as_users_compile, remat
-):
+def test_layers_that_are_scanned_need_memory_linear_in_the_length(as_users_compile):
     """No mask of all pairs of tokens is kept for the way back."""
 
     def layer(x, scale):
@@ -175,14 +163,14 @@ def test_layers_that_are_scanned_need_memory_linear_in_the_length(
         return x + out, None
 
     def layers(x, scales):
-        return jax.lax.scan(jax.checkpoint(layer) if remat else layer, x, scales)[0]
+        return jax.lax.scan(layer, x, scales)[0]
 
-    split = sharded(layers, 4, (SPLIT, jax.P()))
+    whole = sharded(layers, 4, (SPLIT, jax.P()))
 
     def temp_bytes(length):
         x = jax.ShapeDtypeStruct((1, length, 2, 16), jnp.float32)
         scales = jax.ShapeDtypeStruct((2,), jnp.float32)
-        grad = jax.jit(jax.grad(lambda x, scales: split(x, scales).sum()))
+        grad = jax.jit(jax.grad(lambda *of: whole(*of).sum()))
         compiled = grad.lower(x, scales).compile(as_users_compile)
         return compiled.memory_analysis().temp_size_in_bytes
 

@@ -2,27 +2,19 @@
 
 import functools
 
+import dense
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from split import on_ranks
+import split
+from dense import Options
+from split import SPLIT, on_ranks, sharded
 
 from jaxcomm.attention.layout import Layout
 
-SPLIT = jax.P(None, "context")
+CAUSAL = Options(is_causal=True)
 attend = functools.partial(on_ranks, is_causal=True)
-
-
-def _value_and_grads(function, arrays, grad):
-    """Return the value, and the gradients of its product with ``grad``."""
-
-    @jax.jit
-    def run(arrays, grad):
-        out, transpose = jax.vjp(function, *arrays)
-        return out, *transpose(grad)
-
-    return run(arrays, grad)
 
 
 def _mesh(**axes):
@@ -31,91 +23,72 @@ def _mesh(**axes):
 
 
 @pytest.mark.parametrize("check_vma", [True, False])
-def test_keys_replicated_over_a_data_axis_get_the_sum_of_its_gradients(
-    sharded, dense, inputs, assert_close, check_vma
-):
-    query, key, value, grads = inputs((2, 16, 4, 8), (1, 16, 2, 8))
-    over_both = jax.P("data", "context")
-    whole = sharded(
-        attend, None, (over_both, SPLIT, SPLIT), over_both, _mesh(data=2, context=4),
-        check_vma=check_vma,
-    )  # fmt: skip
-    out, *gradients = _value_and_grads(whole, (query, key, value), grads[0])
+def test_keys_replicated_over_a_data_axis_get_the_sum_of_its_gradients(check_vma):
+    query, key, value, (grad, grad_lse) = split.inputs((2, 16, 4, 8), (1, 16, 2, 8))
+    both = jax.P("data", "context")
+    specs, mesh = (both, SPLIT, SPLIT), _mesh(data=2, context=4)
+    whole = sharded(attend, None, specs, both, mesh, check_vma=check_vma)
+    out, *gradients = split.results(whole, (query, key, value), grad)
     twice = [jnp.concatenate([x, x]) for x in (key, value)]
-    no_lse = (grads[0], jnp.zeros_like(grads[1]))
-    expected = dense(query, *twice, is_causal=True, grads=no_lse)
+    grads = grad, jnp.zeros_like(grad_lse)
+    expected = dense.attention(query, *twice, CAUSAL, grads)
     summed = [x.sum(0, keepdims=True) for x in expected[3:5]]
     expected = (expected.out, None, expected.grad_query, *summed)
-    assert_close((out, None, *gradients), expected, 1e-5)
+    split.assert_close((out, None, *gradients), expected)
 
 
-def test_a_query_replicated_over_the_ring_gets_the_sum_of_its_gradients(
-    sharded, dense, inputs
-):
-    query, key, value, grads = inputs((1, 4, 2, 8), (1, 16, 2, 8))
+def test_a_query_replicated_over_the_ring_gets_the_sum_of_its_gradients():
+    *arrays, (grad, grad_lse) = split.inputs((1, 4, 2, 8), (1, 16, 2, 8))
     whole = sharded(on_ranks, 4, (jax.P(), SPLIT, SPLIT))
     # Each rank computes the same rows from the same query; their gradients differ.
-    grad = jnp.concatenate([grads[0] * rank for rank in range(4)], 1)
-    _, found, _, _ = _value_and_grads(whole, (query, key, value), grad)
-    no_lse = jnp.zeros_like(grads[1])
-    expected = dense(query, key, value, grads=(grads[0] * 6, no_lse)).grad_query
+    of_ranks = jnp.concatenate([grad * rank for rank in range(4)], 1)
+    _, found, *_ = split.results(whole, arrays, of_ranks)
+    grads = grad * 6, jnp.zeros_like(grad_lse)
+    expected = dense.attention(*arrays, split.PLAIN, grads).grad_query
     np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
-def _vmap_outside(sharded):
+def _vmap_outside():
     whole = jax.vmap(sharded(attend))
     return lambda *arrays: whole(*(x[:, None] for x in arrays))[:, 0]
 
 
 TRANSFORMED = {
-    "unchecked": lambda sharded: sharded(attend, check_vma=False),
-    "remat": lambda sharded: sharded(jax.checkpoint(attend)),
-    "vmap inside": lambda sharded: sharded(
+    "unchecked": lambda: sharded(attend, check_vma=False),
+    "remat": lambda: sharded(jax.checkpoint(attend)),
+    "vmap inside": lambda: sharded(
         jax.vmap(lambda *x: attend(*(y[None] for y in x))[0])
     ),
     "vmap outside": _vmap_outside,
-    "scan": lambda sharded: sharded(
+    "scan": lambda: sharded(
         lambda *x: jax.lax.scan(lambda c, _: (c, attend(*x)), 0, None, 1)[1][0]
     ),
-}
+    # A ring of two axes, whose first is the mesh's last; an axis left to XLA.
+    "two axes": lambda: sharded(
+        functools.partial(attend, axis_name=("device", "host")), None,
+        *[jax.P(None, ("device", "host"))] * 2, _mesh(host=2, device=4),
+    ),
+    "an axis of XLA's": lambda: sharded(
+        attend, mesh=_mesh(data=2, context=4), axis_names={"context"}
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("transformed", TRANSFORMED)
-def test_transforms_change_nothing(sharded, inputs, dense, assert_close, transformed):
-    *arrays, (grad, grad_lse) = inputs((2, 8, 4, 8), (2, 8, 2, 8))
-    whole = TRANSFORMED[transformed](sharded)
-    out, *gradients = _value_and_grads(whole, arrays, grad)
-    no_lse = (grad, jnp.zeros_like(grad_lse))
-    expected = dense(*arrays, is_causal=True, grads=no_lse)
-    assert_close((out, None, *gradients), expected._replace(lse=None), 1e-5)
+def test_transforms_and_meshes_change_nothing(transformed):
+    *arrays, (grad, _) = split.inputs((2, 8, 4, 8), (2, 8, 2, 8))
+    found = split.results(TRANSFORMED[transformed](), arrays, grad)
+    split.assert_results(found, arrays, grad, CAUSAL)
 
 
-def test_vmap_over_queries_only(sharded, inputs, dense):
-    query, key, value, _ = inputs((2, 1, 16, 2, 8))
+def test_vmap_over_queries_only():
+    query, key, value, _ = split.inputs((2, 1, 16, 2, 8))
     mapped = jax.vmap(attend, in_axes=(0, None, None))
-    split = jax.P(None, None, "context")
-    whole = jax.jit(sharded(mapped, 4, (split, SPLIT, SPLIT), split))
+    rows = jax.P(None, None, "context")
+    whole = jax.jit(sharded(mapped, 4, (rows, SPLIT, SPLIT), rows))
     for q, out in zip(query, whole(query, key[0], value[0]), strict=True):
-        expected = dense(q, key[0], value[0], is_causal=True).out
+        expected = dense.attention(q, key[0], value[0], CAUSAL).out
         np.testing.assert_allclose(out, expected, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("mesh", "axes"),
-    [
-        # A ring of two axes, whose first is the mesh's last; an axis left to XLA.
-        ({"host": 2, "device": 4}, ("device", "host")),
-        ({"data": 2, "context": 4}, "context"),
-    ],
-    ids=str,
-)
-def test_meshes_of_several_axes(sharded, inputs, dense, mesh, axes):
-    query, key, value, _ = inputs((2, 32, 2, 8))
-    local, spec = functools.partial(attend, axis_name=axes), jax.P(None, axes)
-    names = {axes} if isinstance(axes, str) else set(axes)
-    whole = sharded(local, None, spec, spec, _mesh(**mesh), axis_names=names)
-    expected = dense(query, key, value, is_causal=True).out
-    np.testing.assert_allclose(jax.jit(whole)(query, key, value), expected, atol=1e-5)
 
 
 def _second_derivatives(function, mode, arrays):
@@ -135,36 +108,43 @@ def _second_derivatives(function, mode, arrays):
 
 
 @pytest.mark.parametrize(
-    ("schedule", "mode"),
+    ("schedule", "ids", "mode"),
     [
-        ("zigzag", "reverse over reverse"),
-        ("contiguous", "forward over reverse"),
-        pytest.param("striped", "reverse over reverse", marks=pytest.mark.thorough),
-        pytest.param("striped", "forward over reverse", marks=pytest.mark.thorough),
+        ("zigzag", None, "reverse over reverse"),
+        ("contiguous", None, "forward over reverse"),
+        # Hops that no rank sees are not sent, which is known when it runs.
+        pytest.param(
+            "contiguous", [0, 0, 0, 1, 2, 2, 2, 2], "reverse over reverse",
+            marks=pytest.mark.thorough,
+        ),
     ],
-)
-def test_second_derivatives_are_those_of_dense_attention(
-    sharded, inputs, schedule, mode
-):
+)  # fmt: skip
+def test_second_derivatives_are_those_of_dense_attention(schedule, ids, mode):
     """Also where a row sees no key of a block."""
-    arrays = inputs((1, 8, 2, 4))[:3]
-    dense = functools.partial(jax.nn.dot_product_attention, is_causal=True)
-    local = functools.partial(attend, schedule=schedule)
+    arrays = split.inputs((1, 8, 2, 4))[:3]
+    ids = ids and jnp.array([ids])
+    mask = None if ids is None else (ids[0][:, None] == ids)[None]
+    plain = functools.partial(jax.nn.dot_product_attention, is_causal=True, mask=mask)
+
+    def local(ids, *arrays):
+        return attend(*arrays, query_segment_ids=ids, schedule=schedule)
+
+    whole = sharded(local, 4, SPLIT)
+    layout = Layout(schedule, 4, 8)
 
     def of_ring(*arrays):
-        layout = Layout(schedule, 4, arrays[0].shape[1])
         dealt, positions = layout.reorder(arrays)
-        return layout.restore(sharded(local)(*dealt), positions)
+        return layout.restore(whole(ids, *dealt), positions)
 
     found, expected = (
         jax.jit(functools.partial(_second_derivatives, function, mode))(arrays)
-        for function in (of_ring, dense)
+        for function in (of_ring, plain)
     )
     for ours, theirs in zip(found, expected, strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-5)
 
 
-def test_eager_is_right(sharded, inputs, dense):
-    arrays = inputs((1, 8, 2, 4))[:3]
-    expected = dense(*arrays, is_causal=True).out
+def test_eager_is_right():
+    arrays = split.inputs((1, 8, 2, 4))[:3]
+    expected = dense.attention(*arrays, CAUSAL).out
     np.testing.assert_allclose(sharded(attend, 2)(*arrays), expected, atol=1e-5)
