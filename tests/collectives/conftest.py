@@ -15,7 +15,6 @@ from jaxcomm.communicator.backends.nccl import library
 
 
 def pytest_generate_tests(metafunc):
-    """Gives every test its backends."""
     metafunc.parametrize("default_backend", ["host", "nccl"], indirect=True)
 
 
@@ -41,8 +40,7 @@ def default_backend(request, monkeypatch):
         library.load.cache_clear()
     yield request.param
     if request.param == "nccl":
-        # Before the library is out of sight again.
-        jaxcomm.finalize()
+        jaxcomm.finalize()  # Before the library is out of sight again.
         library.load.cache_clear()
 
 
@@ -90,17 +88,12 @@ def trace(mesh_of):
 
     The call's operand is (6,) float32 unless another is given.
     """
-    mesh = mesh_of((4,), ("i",))
-    operands = np.zeros((4, 6), np.float32)
+    mesh, operands = mesh_of((4,), ("i",)), np.zeros((4, 6), np.float32)
 
     def run(call, x=operands, check_vma=True):
-        program = jax.shard_map(
-            lambda x: call(jax.tree.map(lambda leaf: leaf[0], x))[None],
-            mesh=mesh,
-            in_specs=jax.P("i"),
-            out_specs=jax.P("i"),
-            check_vma=check_vma,
-        )
-        return jax.jit(program).trace(x)
+        def local(x):
+            return call(jax.tree.map(lambda leaf: leaf[0], x))[None]
+
+        return models.over(mesh, local, check_vma=check_vma).trace(x)
 
     return run

@@ -40,13 +40,18 @@ def toy():
     del COLLECTIVES["toy_mirror"]
 
 
-def request(name, x, axis_name, **options):
+def request(x, axis_name, name="mirror", **options):
     call = call_of(name, axis_name, **options)
     return Request(COLLECTIVES[f"toy_{name}"], as_arrays(x, call), call)
 
 
 def mirror(x, axis_name, **options):
-    return request("mirror", x, axis_name, **options).run()
+    return request(x, axis_name, **options).run()
+
+
+def halves(x):
+    handle = request(x, "i").start()
+    return handle.done(after=jnp.sin(handle.then(x)))
 
 
 def test_values_leaves_groups_batches_and_gradients(
@@ -58,6 +63,7 @@ def test_values_leaves_groups_batches_and_gradients(
             "groups": mirror(x, "i", axis_index_groups=[[0, 2], [1, 3]]),
             "vmap": jax.vmap(lambda x: mirror(x, "i"), 1, 1)(x),
             "own axis": jax.vmap(lambda x: mirror(x, ("v", "i")), axis_name="v")(x),
+            "halves": halves(x),
             "gradient": jax.grad(lambda x: jnp.sin(mirror(x, "i") * (x + 1)).sum())(x),
         }
 
@@ -67,7 +73,7 @@ def test_values_leaves_groups_batches_and_gradients(
             found = stacked(mesh, program, x)
         identical(found["leaves"], [turned, turned.astype(np.int8)])
         identical(found["groups"], x[[2, 3, 0, 1]])
-        identical(found["vmap"], turned)
+        identical((found["vmap"], found["halves"]), (turned, turned))
         # The mapped axis is the first of x, and the slower one of the two.
         identical(found["own axis"], turned[:, ::-1])
         expected = np.cos(turned * (x + 1)) * turned
@@ -75,22 +81,10 @@ def test_values_leaves_groups_batches_and_gradients(
         near(found["gradient"], expected, 1e-5, atol=1e-5)
 
 
-def test_split_phase(mesh, stacked, x, identical):
-    def local(x):
-        handle = request("mirror", x, "i").start()
-        return handle.done(after=jnp.sin(handle.then(x)))
-
-    identical(stacked(mesh, local, x), x[::-1])
-
-
 @pytest.mark.host_only(reason="it is of the trace")
-def test_one_custom_call_of_the_planner(trace):
+def test_one_custom_call_a_name_taken_and_a_transpose_missing(trace, monkeypatch):
     lowered = trace(lambda x: mirror([x, x * 2], "i")[1]).lower()
     assert jaxcomm.collectives_of(lowered.compile()).ours == {"permute": 1}
-
-
-@pytest.mark.host_only(reason="it is of the trace")
-def test_a_name_taken_and_a_transpose_missing_are_told(trace):
     with pytest.raises(ValueError, match="a collective named 'toy_mirror' already"):
         define(Mirror())
 
@@ -101,11 +95,8 @@ def test_a_name_taken_and_a_transpose_missing_are_told(trace):
         def emulate(self, x, i):
             return x
 
+    monkeypatch.setitem(COLLECTIVES, "toy_one_way", None)
+    del COLLECTIVES["toy_one_way"]  # And again when the test is over.
     define(OneWay())
-    try:
-        with pytest.raises(NotImplementedError, match="one_way has no transpose"):
-            trace(
-                lambda x: jax.grad(lambda x: request("one_way", x, "i").run().sum())(x)
-            )
-    finally:
-        del COLLECTIVES["toy_one_way"]
+    with pytest.raises(NotImplementedError, match="one_way has no transpose"):
+        trace(jax.grad(lambda x: request(x, "i", "one_way").run().sum()))

@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from models import over
 
 import jaxcomm
 
@@ -27,10 +28,11 @@ def test_control_flow_carries_collectives(stacked, near, mesh, x):
                 carry = lib.ppermute(jnp.sin(carry), "i", RING) + lib.pmean(carry, "i")
                 return carry, lib.all_gather(carry.sum(), "i")
 
-            scanned = jax.lax.scan(step, x, length=5)
-            looped = jax.lax.fori_loop(
-                0, 4, lambda k, c: lib.ppermute(c, "i", RING) * 0.5 + x, x
-            )
+            def looped(x):
+                return jax.lax.fori_loop(
+                    0, 4, lambda k, c: lib.ppermute(c, "i", RING) * 0.5 + x, x
+                )
+
             steps, _ = jax.lax.while_loop(
                 lambda state: lib.pmax(state[1].max(), "i") < 50.0,
                 lambda state: (state[0] + 1, state[1] * 2),
@@ -43,11 +45,16 @@ def test_control_flow_carries_collectives(stacked, near, mesh, x):
                 lambda x: lib.ppermute(x, "i", SOME),
                 x,
             )
-            gradient = jax.grad(
-                lambda x: (jax.lax.scan(step, x, length=3)[0] ** 2).sum()
-            )(x)
-            nested = jax.jit(lambda x: shared(shared(x)))(x * 2), shared(x)
-            return scanned, looped, steps, chosen, gradient, nested
+            return {
+                "scan": jax.lax.scan(step, x, length=5),
+                "for": looped(x),
+                "while": steps,
+                "cond": chosen,
+                "gradient": jax.grad(
+                    lambda x: (jax.lax.scan(step, x, length=3)[0] ** 2).sum()
+                )(x),
+                "nested": (jax.jit(lambda x: shared(shared(x)))(x * 2), shared(x)),
+            }
 
         return run
 
@@ -56,19 +63,16 @@ def test_control_flow_carries_collectives(stacked, near, mesh, x):
 
 
 def test_operands_may_be_donated(mesh, x):
-    spec = jax.P("i")
-    everywhere = jax.NamedSharding(mesh, spec)
+    everywhere = jax.NamedSharding(mesh, jax.P("i"))
 
-    def both(x):
-        x = jaxcomm.ring_shift(x + 1, "i")
-        return jaxcomm.pbarrier(jaxcomm.pscan(x, "i"), "i")
-
-    for call in (both, lambda x: jaxcomm.pbarrier(x, "i")):
-        program = jax.shard_map(call, mesh=mesh, in_specs=spec, out_specs=spec)
-        kept = jax.jit(program)(jax.device_put(x, everywhere))
+    for call in (
+        lambda x: jaxcomm.pbarrier(x, "i"),
+        lambda x: jaxcomm.pbarrier(jaxcomm.ring_shift(x + 1, "i"), "i"),
+    ):
+        program = over(mesh, call, jit=False)
         given = jax.device_put(x, everywhere)
         found = jax.jit(program, donate_argnums=0)(given)
-        np.testing.assert_array_equal(found, kept)
+        np.testing.assert_array_equal(found, jax.jit(program)(x))
         assert given.is_deleted()
 
 
@@ -103,16 +107,11 @@ def test_some_axes_may_stay_automatic(make_mesh, near, values):
 
         @jax.jit
         def program(x):
-            x = jax.lax.with_sharding_constraint(
-                x, jax.NamedSharding(mesh, jax.P("b", None, "a"))
-            )
+            sharding = jax.NamedSharding(mesh, jax.P("b", None, "a"))
             return jax.shard_map(
-                local,
-                mesh=mesh,
-                axis_names={"b"},
-                in_specs=jax.P("b"),
-                out_specs=(jax.P(), jax.P("b"), jax.P("b"), jax.P("b")),
-            )(x)
+                local, mesh=mesh, axis_names={"b"}, in_specs=jax.P("b"),
+                out_specs=(jax.P(), *[jax.P("b")] * 3),
+            )(jax.lax.with_sharding_constraint(x, sharding))  # fmt: skip
 
         return program(x)
 

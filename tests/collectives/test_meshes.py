@@ -27,6 +27,20 @@ COMPARED = ("2 x 4 column-major, permuted", "three devices")
 alike = pytest.mark.host_only(reason="arguments are read before there is a backend")
 
 
+@alike
+def test_every_public_collective_has_a_case():
+    found = {
+        name
+        for name in jaxcomm.__all__
+        if getattr(getattr(jaxcomm, name), "__module__", "").startswith(
+            "jaxcomm.collectives."
+        )
+    }
+    assert {"psum", "pbarrier", "psum_start"} <= found
+    starts = {f"{n}_start" for n, case in catalogue.FUNCTIONS.items() if case.starts}
+    assert found == set(catalogue.FUNCTIONS) | starts
+
+
 @pytest.mark.parametrize(
     ("case", "check_vma"),
     [
@@ -47,42 +61,42 @@ def test_every_collective_is_its_model_and_its_twin(
     # Small integers in every type: sums and products are exact in any order.
     integers = rng.integers(-3, 4, (mesh.size, size, 2 * size))
     x = {"f": integers.astype(np.float32), "i": integers.astype(np.int32)}
+    in_order = tuple(sorted(axes, key=names.index))
+    # Later jax.lax refuses to permute along axes in another order than the mesh's.
+    late = jax.__version_info__ >= (0, 11)
 
-    def run(lib, axes_of, **options):
+    def run(lib, **options):
         def program(x):
             return {
-                each.name: each(lib, x, axes_of(each), choice, **options)
-                for each in catalogue.CASES.values()
+                name: each(
+                    lib, x, in_order if sorts and each.in_mesh_order else axes, choice,
+                    **options,
+                )
+                for name, each in catalogue.CASES.items()
                 if each.twin or lib is jaxcomm
-            }
+            }  # fmt: skip
 
+        sorts = late and lib is jax.lax
         results = stacked(mesh, program, x, check_vma=check_vma)
         return jax.tree.map(np.asarray, results)
 
-    in_order = tuple(sorted(axes, key=names.index))
-
-    def of_lax(each):
-        # Later jax.lax refuses to permute along axes in another order than the mesh's.
-        late = jax.__version_info__ >= (0, 11)
-        return in_order if late and each.in_mesh_order else axes
-
-    ours = run(jaxcomm, lambda each: axes)
+    ours = run(jaxcomm)
     for name, each in catalogue.CASES.items():
         ranked = in_order if each.in_mesh_order else axes
-        expected = jax.tree.map(
-            lambda leaf: by_group(mesh, ranked, each.model(choice), leaf),  # noqa: B023
-            x,
-        )
+        model = each.model(choice)
+        expected = {n: by_group(mesh, ranked, model, leaf) for n, leaf in x.items()}
         if each.kind == "mean":
             # XLA multiplies by one over 3.
             near(ours[name], expected, 2e-7, f"{name} against numpy")
         else:
             identical(ours[name], expected, f"{name} against numpy")
     if case in COMPARED and default_backend == "host":
-        for name, expected in run(jax.lax, of_lax).items():
-            identical(ours[name], expected, f"{name} against jax.lax")
-        for name, found in run(jaxcomm, lambda each: axes, backend="xla").items():
-            identical(found, ours[name], f"{name}, backend xla against host")
+        for what, others in (
+            ("jax.lax", run(jax.lax)),
+            ("backend xla", run(jaxcomm, backend="xla")),
+        ):
+            for name, expected in others.items():
+                identical(ours[name], expected, f"{name} against {what}")
 
 
 @pytest.mark.parametrize("check_vma", [pytest.param(True, marks=alike), False])
@@ -93,7 +107,6 @@ def test_index_groups_divide_the_axis(stacked, by_group, identical, mesh_of, che
     x = np.random.default_rng(1).integers(-9, 9, (8, 2, 6)).astype(np.float32)
     choice = catalogue.fixed(2)
     grouped = [each for each in catalogue.CASES.values() if each.takes_groups]
-    of_any_size = [each for each in grouped if each.target == "all_reduce"]
 
     def run(lib, cases, groups, **options):
         def program(x):
@@ -102,70 +115,63 @@ def test_index_groups_divide_the_axis(stacked, by_group, identical, mesh_of, che
 
         return stacked(mesh, program, x, check_vma=check_vma)
 
-    for cases, groups in ((grouped, equal), (of_any_size, unequal)):
+    # jax.lax divides a mean by the size of the first group.
+    of_any_size = [c for c in grouped if c.target == "all_reduce" and c.kind != "mean"]
+    for cases, groups in ((of_any_size, unequal), (grouped, equal)):
         ours = run(jaxcomm, cases, groups)
         for each in cases:
             expected = by_group(mesh, ("i",), each.model(choice), x, groups)
-            if each.kind == "mean" and groups is unequal:
-                continue  # jax.lax divides by the size of the first group
             identical(ours[each.name], expected, f"{each.name}, numpy")
-    ours = run(jaxcomm, grouped, equal)
     if check_vma:
-        return
-    for name, found in run(jaxcomm, grouped, equal, backend="xla").items():
-        identical(found, ours[name], f"{name}, backend xla against host")
-    # jax.lax refuses index groups in some collectives under check_vma.
+        return  # jax.lax refuses index groups in some collectives.
     twins = [each for each in grouped if each.twin]
-    for name, expected in run(jax.lax, twins, equal).items():
-        identical(ours[name], expected, f"{name} against jax.lax")
+    for what, others in (
+        ("jax.lax", run(jax.lax, twins, equal)),
+        ("backend xla", run(jaxcomm, grouped, equal, backend="xla")),
+    ):
+        for name, expected in others.items():
+            identical(ours[name], expected, f"{name} against {what}")
 
 
 @alike
-def test_trees_of_any_form_keep_it(stacked, mesh_of):
-    mesh = mesh_of((4,), ("i",))
+def test_trees_of_any_form_keep_it_and_empty_ones_make_no_communicator(stacked, mesh):
+    calls = [
+        lambda tree: jaxcomm.psum(tree, "i"),
+        lambda tree: jaxcomm.ring_shift(tree, "i"),
+        lambda tree: jaxcomm.all_gather(tree, "i", axis=-1),
+        lambda tree: jaxcomm.pscan(tree, "i"),
+        lambda tree: jaxcomm.pbarrier(tree, "i"),
+        lambda tree: jaxcomm.pbroadcast(tree, "i", 0),
+    ]
     x = np.arange(8.0, dtype=np.float32).reshape(4, 2)
+
+    def empty(x):
+        for tree in ({}, (), None, {"a": None}):
+            assert [call(tree) for call in calls] == [tree] * len(calls)
+        return x
+
+    stacked(mesh, empty, x)
+    assert len(jaxcomm.communicators()) == 0
 
     def program(x):
         tree = {"a": (x, None), "b": [x.astype(jnp.int32), {}], "c": ()}
-        results = [
-            jaxcomm.psum(tree, "i"),
-            jaxcomm.all_gather(tree, "i", axis=-1),
-            jaxcomm.ring_shift(tree, "i"),
-            jaxcomm.pscan(tree, "i"),
-            jaxcomm.pbarrier(tree, "i"),
-            jaxcomm.pbroadcast(tree, "i", 0),
-        ]
+        results = [call(tree) for call in calls]
         for result in results:
             assert jax.tree.structure(result) == jax.tree.structure(tree)
         return results
 
-    found = stacked(mesh, program, x)
-    np.testing.assert_array_equal(found[0]["a"][0], np.tile(x.sum(0), (4, 1)))
-    np.testing.assert_array_equal(found[2]["b"][0], np.roll(x, 1, 0).astype(np.int32))
+    total, turned, *_ = stacked(mesh, program, x)
+    np.testing.assert_array_equal(total["a"][0], np.tile(x.sum(0), (4, 1)))
+    np.testing.assert_array_equal(turned["b"][0], np.roll(x, 1, 0).astype(np.int32))
 
 
 @alike
-def test_an_empty_tree_comes_back_and_makes_no_communicator(stacked, mesh_of):
-    mesh = mesh_of((4,), ("i",))
+def test_axes_may_be_none_dimensions_and_of_one(stacked, identical, mesh):
+    x = np.arange(24.0, dtype=np.float32).reshape(4, 2, 3)
 
-    def program(x):
-        for empty in ({}, (), None, {"a": None}):
-            assert jaxcomm.psum(empty, "i") == empty
-            assert jaxcomm.all_gather(empty, "i") == empty
-            assert jaxcomm.ppermute(empty, "i", [(0, 1)]) == empty
-            assert jaxcomm.pbarrier(empty, "i") == empty
-        return x
-
-    stacked(mesh, program, np.zeros((4, 1), np.float32))
-    assert len(jaxcomm.communicators()) == 0
-
-
-@alike
-def test_no_axes_mean_no_communication(stacked, mesh_of):
-    mesh = mesh_of((4,), ("i",))
-    x = np.arange(4.0, dtype=np.float32)
-
-    def program(x):
+    def over_none(x):
+        assert jaxcomm.psum(1, "i") == 4
+        assert isinstance(jaxcomm.psum(1, ("i",)), int)
         return (
             jaxcomm.psum(x, ()),
             jaxcomm.pmax(x, ()),
@@ -174,31 +180,11 @@ def test_no_axes_mean_no_communication(stacked, mesh_of):
             jaxcomm.all_to_all(x, (), 0, 0),
         )
 
-    for found in stacked(mesh, program, x):
-        np.testing.assert_array_equal(found, x)
+    identical(stacked(mesh, over_none, x), (x,) * 5)
 
-
-@alike
-def test_integers_among_the_axes_are_dimensions(stacked, identical, mesh_of):
-    mesh = mesh_of((4,), ("i",))
-    x = np.arange(24.0, dtype=np.float32).reshape(4, 2, 3)
-
-    def calls(lib):
+    def over_dimensions(lib):
         return lambda x: (lib.psum(x, ("i", 1)), lib.pmax(x, (0, "i")))
 
-    ours = stacked(mesh, calls(jaxcomm), x)
+    ours = stacked(mesh, over_dimensions(jaxcomm), x)
     # jax.lax takes them without varying types only.
-    identical(ours, stacked(mesh, calls(jax.lax), x, check_vma=False))
-
-
-@alike
-def test_the_sum_of_one_is_the_axis_size_and_a_python_number(stacked, mesh_of):
-    mesh = mesh_of((2, 4), ("a", "b"))
-
-    def program(x):
-        assert jaxcomm.psum(1, "b") == 4
-        assert isinstance(jaxcomm.psum(1, ("a", "b")), int)
-        return x + jaxcomm.psum(1, ("a", "b"))
-
-    found = stacked(mesh, program, np.zeros((8, 1), np.float32))
-    np.testing.assert_array_equal(found, np.full((8, 1), 8.0, np.float32))
+    identical(ours, stacked(mesh, over_dimensions(jax.lax), x, check_vma=False))

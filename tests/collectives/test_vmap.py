@@ -15,13 +15,12 @@ pytestmark = pytest.mark.host_only(reason="batched before there is a backend")
 
 
 def test_vmap_with_some_leaves_unbatched(stacked, identical, mesh, x):
-    def program(x):
-        def call(a, b):
-            return jaxcomm.psum((a, b), "i"), jaxcomm.all_gather((a, b), "i", axis=1)
+    def call(a, b):
+        return jaxcomm.psum((a, b), "i"), jaxcomm.all_gather((a, b), "i", axis=1)
 
-        return jax.vmap(call, in_axes=(0, None), out_axes=((0, None), (0, None)))(x, x)
-
-    sums, gathered = stacked(mesh, program, x)
+    axes = ((0, None), (0, None))
+    program = jax.vmap(call, in_axes=(0, None), out_axes=axes)
+    sums, gathered = stacked(mesh, lambda x: program(x, x), x)
     identical(gathered[0][0], np.moveaxis(x, 0, 2))
     identical(gathered[1][0], np.moveaxis(x, 0, 1))
     identical(sums[0], sums[1])
@@ -43,11 +42,8 @@ def test_vmap_over_the_axis_of_the_collective_needs_no_mesh(near, values):
 
 @pytest.mark.parametrize("check_vma", [True, False])
 @pytest.mark.parametrize(
-    ("axes", "groups"),
-    [
-        ("v", [[0, 3], [2, 1]]),
-        (("i", "v"), [[0, 3, 5, 6], [1, 2, 4, 7]]),  # row-major
-    ],
+    ("axes", "groups"),  # row-major
+    [("v", [[0, 3], [2, 1]]), (("i", "v"), [[0, 3, 5, 6], [1, 2, 4, 7]])],
 )
 def test_index_groups_divide_vmapped_axes(
     stacked, values, mesh_of, axes, groups, check_vma
@@ -91,13 +87,11 @@ def test_vmap_over_one_axis_of_several(stacked, near, mesh, values, order):
 
 
 def test_vmap_of_a_shared_result_may_say_out_axes_none(values):
-    x = values("float32", (4, 8))
-    calls = [getattr(jaxcomm, name) for name in ("psum", "pmax", "all_gather")]
-    calls.append(lambda x, axis: jaxcomm.pbroadcast(x, axis, 0))
-
     def results(x):
-        return [call(x, "v") for call in calls]
+        calls = jaxcomm.psum, jaxcomm.pmax, jaxcomm.all_gather
+        return [*(call(x, "v") for call in calls), jaxcomm.pbroadcast(x, "v", 0)]
 
+    x = values("float32", (4, 8))
     shared = jax.jit(jax.vmap(results, axis_name="v", out_axes=None))(x)
     every = jax.jit(jax.vmap(results, axis_name="v"))(x)
     for one, of_each in zip(shared, every, strict=True):
@@ -107,15 +101,14 @@ def test_vmap_of_a_shared_result_may_say_out_axes_none(values):
 def test_the_backward_pass_of_a_custom_vjp_knows_the_mapped_axis():
     """There JAX names the axis to rules for batching alone, and not its extent."""
 
+    swap = [(0, 1), (1, 0)]
+
     def loss(twin):
-        @jax.custom_vjp
-        def send(x):
-            return twin.ppermute(x, "r", [(0, 1), (1, 0)])
-
-        def backward(_, grad):
-            return (twin.ppermute(twin.psum(grad, "r") + grad, "r", [(0, 1), (1, 0)]),)
-
-        send.defvjp(lambda x: (send(x), None), backward)
+        send = jax.custom_vjp(lambda x: twin.ppermute(x, "r", swap))
+        send.defvjp(
+            lambda x: (send(x), None),
+            lambda _, ct: (twin.ppermute(twin.psum(ct, "r") + ct, "r", swap),),
+        )
         return lambda x: (jax.vmap(send, axis_name="r")(x) * x).sum()
 
     ours, lax = (

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from models import over
 
 import jaxcomm
 
@@ -25,14 +26,9 @@ def _start(x):
 @pytest.fixture
 def compiled(mesh, as_users_compile):
     """Returns ``compiled(call, *operands)``."""
-
-    def compile(call, *operands):
-        program = jax.jit(
-            jax.shard_map(call, mesh=mesh, in_specs=jax.P("i"), out_specs=jax.P("i"))
-        )
-        return program.lower(*operands).compile(compiler_options=as_users_compile)
-
-    return compile
+    return lambda call, *operands: (
+        over(mesh, call, options=as_users_compile).lower(*operands).compile()
+    )
 
 
 def _targets(text):
@@ -42,88 +38,65 @@ def _targets(text):
 PAIR = ["jaxcomm.permute.start", "jaxcomm.done"]
 
 
-def _all_of_it(moved, x, y):
-    return moved
-
-
-def _nothing(moved, x, y):
-    return y
-
-
-def _nothing_as_xla_alone_sees(moved, x, y):
-    return y.sum() + jax.lax.select(jnp.zeros(moved.shape, bool), moved, x)
-
-
-@pytest.mark.parametrize(
-    ("used", "left"),
-    [
-        (_nothing, []),
-        (_all_of_it, PAIR),
-        # On a GPU the buffers of a start without its done would be used again.
-        (_nothing_as_xla_alone_sees, PAIR),
-    ],
-)
-def test_a_program_holds_both_halves_or_none(compiled, used, left):
+def _using(use):
     def call(x):
         handle = jaxcomm.ppermute_start((x, x + 1), "i", RING)
         y = jnp.sin(x) @ x.T @ x
-        return used(handle.done(after=y)[1], x, y)
+        return use(handle.done(after=y)[1], x, y)
 
-    assert _targets(compiled(call, jnp.ones((64, 16))).as_text()) == left
+    return call
 
 
-def test_halves_stay_two_under_vmap(compiled):
-    def call(x):
+def _twice(x):
+    first = _start(x)
+    y = jnp.sin(x) @ x.T
+    moved = first.done(after=y)
+    second = _start(x)
+    y = jnp.cos(y) @ y.T
+    return moved + second.done(after=y) + y.sum()
+
+
+@pytest.mark.parametrize(
+    ("call", "left"),
+    [
+        (_using(lambda moved, x, y: y), []),
+        (_using(lambda moved, x, y: moved), PAIR),
+        # On a GPU the buffers of a start without its done would be used again.
+        (
+            _using(
+                lambda moved, x, y: (
+                    y.sum() + jax.lax.select(jnp.zeros(moved.shape, bool), moved, x)
+                )
+            ),
+            PAIR,
+        ),
+        (jax.vmap(lambda x: _start(x).done(after=jnp.sin(x))), PAIR),
+        (_twice, 2 * PAIR),
+    ],
+    ids=["unused", "used", "unused as XLA alone sees", "under vmap", "equal starts"],
+)
+def test_a_program_holds_both_halves_or_none(compiled, call, left):
+    text = compiled(call, jnp.ones((64, 16))).as_text()
+    assert sorted(_targets(text)) == sorted(left)
+
+
+@pytest.mark.parametrize("where", ["once", "loop", "unchanged by the loop"])
+def test_done_takes_operands_and_results_without_a_copy(compiled, where):
+    def step(x, y):
         handle = _start(x)
-        return handle.done(after=jnp.sin(x))
-
-    text = compiled(jax.vmap(call), jnp.ones((8, 3))).as_text()
-    assert _targets(text) == PAIR
-
-
-def test_equal_starts_stay_two(compiled):
-    def call(x, y):
-        first = _start(x)
         y = jnp.sin(y) @ y.T
-        moved = first.done(after=y)
-        second = _start(x)
-        y = jnp.cos(y) @ y.T
-        return moved + second.done(after=y) + y.sum()
-
-    program = compiled(call, jnp.arange(8.0), jnp.ones((16, 4)))
-    assert sorted(_targets(program.as_text())) == sorted(2 * PAIR)
-
-
-def test_a_start_of_what_a_loop_does_not_change_stays_in_it(compiled):
-    def call(x, y):
-        def step(_, y):
-            handle = _start(x)
-            y = jnp.sin(y) @ y.T
-            return y + handle.done(after=y).sum()
-
-        return jax.lax.fori_loop(0, 3, step, y)
-
-    text = compiled(call, jnp.arange(8.0), jnp.ones((16, 4))).as_text()
-    (computation,) = (
-        part for part in text.split("\n\n") if "jaxcomm.permute.start" in part
-    )
-    assert "jaxcomm.done" in computation
-
-
-@pytest.mark.parametrize("in_a_loop", [False, True])
-def test_done_takes_operands_and_results_without_a_copy(compiled, in_a_loop):
-    def step(x):
-        handle = _start(x)
-        y = jnp.sin(x) @ x.T
         return handle.done(after=y) + y.sum()
 
     def call(x):
         x = x @ x.T
-        if in_a_loop:
-            return jax.lax.fori_loop(0, 3, lambda k, x: step(x), x)
-        return step(x)
+        if where == "once":
+            return step(x, x)
+        of_carry = where == "loop"
+        return jax.lax.fori_loop(0, 3, lambda k, y: step(y if of_carry else x, y), x)
 
     text = compiled(call, jnp.ones((64, 16))).as_text()
+    # Both in one computation.
+    (text,) = (part for part in text.split("\n\n") if "jaxcomm.permute.start" in part)
     (line,) = (line for line in text.splitlines() if '"jaxcomm.done"' in line)
     (start,) = (line for line in text.splitlines() if '"jaxcomm.permute.start"' in line)
     operand = re.search(r"custom-call\((%[\w.-]+)\)", start).group(1)
@@ -133,23 +106,6 @@ def test_done_takes_operands_and_results_without_a_copy(compiled, in_a_loop):
     assert "output_to_operand_aliasing={{}: (1, {})}" in line
 
 
-def test_memory_is_that_of_operand_and_result(compiled):
-    count = 1 << 16
-
-    def program(start, done):
-        def call(x):
-            handle = start(x * 2)
-            total = jnp.sin(x).sum()
-            return done(handle, total) + total
-
-        return compiled(call, jnp.ones(4 * count)).memory_analysis()
-
-    whole = program(lambda x: jaxcomm.ppermute(x, "i", RING), lambda x, _: x)
-    halves = program(_start, lambda h, after: h.done(after=after))
-    slack = 1024  # scalars and their alignment
-    assert halves.temp_size_in_bytes <= whole.temp_size_in_bytes + 4 * count + slack
-
-
 def test_nothing_is_held_when_the_program_is_over(mesh):
     def call(x):
         handle = _start(x)
@@ -157,9 +113,7 @@ def test_nothing_is_held_when_the_program_is_over(mesh):
         return handle.done(after=jnp.sin(x))
 
     seen: list = []
-    program = jax.jit(
-        jax.shard_map(call, mesh=mesh, in_specs=jax.P("i"), out_specs=jax.P("i"))
-    )
+    program = over(mesh, call)
     x = jax.device_put(jnp.arange(4.0), jax.NamedSharding(mesh, jax.P("i")))
     program(x).block_until_ready()
     gc.collect()
@@ -177,8 +131,8 @@ def test_nothing_is_held_when_the_program_is_over(mesh):
     assert all(c.stats()["in_flight"] == 0 for c in jaxcomm.communicators())
 
 
-def test_halves_under_two_orders_of_devices(make_mesh):
-    """C4: a lowering for one order of devices must not serve the other."""
+def test_both_and_the_whole_under_two_orders_of_devices(make_mesh):
+    """A lowering for one order of devices must not serve the other."""
     straight = make_mesh(i=4)
     crossed = jax.sharding.Mesh(
         straight.devices[[2, 0, 3, 1]], ("i",), axis_types=straight.axis_types
@@ -188,7 +142,7 @@ def test_halves_under_two_orders_of_devices(make_mesh):
     def program(x):
         def local(x):
             handle = jaxcomm.ring_shift_start(x, "i")
-            return handle.done(after=x * 2)
+            return handle.done(after=x * 2) + jaxcomm.ring_shift(x, "i")
 
         return jax.shard_map(local, in_specs=jax.P("i"), out_specs=jax.P("i"))(x)
 
@@ -196,5 +150,5 @@ def test_halves_under_two_orders_of_devices(make_mesh):
     for mesh in (straight, crossed, straight, crossed):
         placed = jax.device_put(x, jax.NamedSharding(mesh, jax.P("i")))
         with jax.set_mesh(mesh):
-            np.testing.assert_array_equal(program(placed), np.roll(x, 1))
-    assert [c.stats()["calls"] for c in jaxcomm.communicators()] == [{"permute": 2}] * 2
+            np.testing.assert_array_equal(program(placed), 2 * np.roll(x, 1))
+    assert [c.stats()["calls"] for c in jaxcomm.communicators()] == [{"permute": 4}] * 2

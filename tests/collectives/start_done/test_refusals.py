@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from models import over
 from waiting import HANG_SECONDS
 
 import jaxcomm
@@ -17,34 +18,20 @@ import jaxcomm
 pytestmark = pytest.mark.host_only(
     reason="refused when traced, before there is a backend"
 )
-RING = [(0, 1), (1, 2), (2, 3), (3, 0)]
 
 
 @pytest.fixture
 def trace(mesh):
-    def run(call):
-        return jax.jit(
-            jax.shard_map(
-                call, mesh=mesh, in_specs=jax.P("i"), out_specs=jax.P("i"),
-                check_vma=False,
-            )
-        ).trace(jnp.arange(4.0))  # fmt: skip
-
-    return run
+    return lambda call: over(mesh, call, check_vma=False).trace(jnp.arange(4.0))
 
 
 def _start(x):
-    return jaxcomm.ppermute_start(x, "i", RING)
+    return jaxcomm.ppermute_start(x, "i", [(0, 1), (1, 2), (2, 3), (3, 0)])
 
 
 def _done_inside(run):
     """Calls ``run(x, done)``, where ``done()`` ends what was begun outside."""
-
-    def call(x):
-        handle = _start(x)
-        return run(x, lambda: handle.done())
-
-    return call
+    return lambda x: run(x, _start(x).done)
 
 
 def _start_inside(run):
@@ -52,49 +39,36 @@ def _start_inside(run):
 
     def call(x):
         kept = []
-
-        def start(x):
-            kept.append(_start(x))
-            return x
-
-        run(x, start)
+        run(x, lambda x: kept.append(_start(x)) or x)
         return kept.pop().done()
 
     return call
 
 
-CROSSINGS = {
-    "into scan": _done_inside(
-        lambda x, done: jax.lax.scan(lambda c, _: (done(), None), x, None, 2)[0]
+def _end_twice(end):
+    def call(x):
+        handle = _start(x)
+        return end(handle, handle.done())
+
+    return call
+
+
+INTO = {
+    "scan": lambda x, done: jax.lax.scan(lambda c, _: (done(), None), x, None, 2)[0],
+    "while": lambda x, done: jax.lax.while_loop(
+        lambda c: c[0] < 1, lambda c: done(), x
     ),
-    "out of scan": _start_inside(
-        lambda x, start: jax.lax.scan(lambda c, _: (start(c), None), x, None, 2)
-    ),
-    "into while": _done_inside(
-        lambda x, done: jax.lax.while_loop(lambda c: c[0] < 1, lambda c: done(), x)
-    ),
-    "into cond": _done_inside(
-        lambda x, done: jax.lax.cond(x[0] > 0, lambda x: done(), lambda x: x, x)
-    ),
-    "into jit": _done_inside(lambda x, done: jax.jit(lambda x: done())(x)),
-    "out of jit": _start_inside(lambda x, start: jax.jit(start)(x)),
-    "into grad": _done_inside(lambda x, done: jax.grad(lambda x: done().sum())(x)),
-    "out of grad": _start_inside(
-        lambda x, start: jax.grad(lambda x: start(x).sum())(x)
-    ),
-    "into vmap": _done_inside(lambda x, done: jax.vmap(lambda x: done())(x)),
-    "into checkpoint": _done_inside(
-        lambda x, done: jax.checkpoint(lambda x: done())(x)
-    ),
+    "cond": lambda x, done: jax.lax.cond(x[0] > 0, lambda x: done(), lambda x: x, x),
+    "jit": lambda x, done: jax.jit(lambda x: done())(x),
+    "grad": lambda x, done: jax.grad(lambda x: done().sum())(x),
+    "vmap": lambda x, done: jax.vmap(lambda x: done())(x),
+    "checkpoint": lambda x, done: jax.checkpoint(lambda x: done())(x),
 }
-
-
-@pytest.mark.parametrize("how", CROSSINGS)
-def test_a_done_in_another_function_than_its_start(trace, how):
-    with pytest.raises(ValueError, match=r"ppermute_start.*another traced function"):
-        trace(CROSSINGS[how])
-
-
+OUT_OF = {
+    "scan": lambda x, start: jax.lax.scan(lambda c, _: (start(c), None), x, None, 2),
+    "jit": lambda x, start: jax.jit(start)(x),
+    "grad": lambda x, start: jax.grad(lambda x: start(x).sum())(x),
+}
 PASSINGS = {
     "returned": _start,
     "returned from jit": lambda x: jax.jit(_start)(x).done(),
@@ -108,42 +82,56 @@ PASSINGS = {
     "pickled": lambda x: pickle.loads(pickle.dumps(_start(x))).done(),
     "waited for": lambda x: _start(x).done(after=[_start(x)]),
 }
+CROSSED = "ppermute_start.*another traced function"
+FINISHED = r"ppermute_start\(float32\[1\]\).*was finished"
+LEAF = r"leaf of after must be an array, got "
+REFUSALS = [
+    *(
+        (f"into {how}", _done_inside(run), ValueError, CROSSED)
+        for how, run in INTO.items()
+    ),
+    *(
+        (f"out of {how}", _start_inside(run), ValueError, CROSSED)
+        for how, run in OUT_OF.items()
+    ),
+    *(
+        (how, call, ValueError, r"ppermute_start\(.*must stay in the func")
+        for how, call in PASSINGS.items()
+    ),
+    ("done twice", _end_twice(lambda handle, y: handle.done()), ValueError,
+     f"^done: {FINISHED} before"),
+    ("then when done", _end_twice(lambda handle, y: handle.then(y)), ValueError,
+     f"^then: {FINISHED}"),
+    ("added", lambda x: _start(x) + x, TypeError, "unsupported operand"),
+    ("an operand", lambda x: jnp.sin(_start(x)), ValueError, r"call its done\(\) the"),
+    ("after a text", lambda x: _start(x).done(after="x"), TypeError, f"{LEAF}str"),
+    ("after objects", lambda x: _start(x).done(after=np.array([None])), TypeError,
+     f"{LEAF}ndarray of dtyp"),
+    ("then a text", lambda x: _start(x).then("x"), TypeError,
+     "^then: ppermute_start.*array, got str"),
+    # Arguments are checked under the name of the start.
+    ("no such rank", lambda x: jaxcomm.ppermute_start(x, "i", [(0, 9)]), ValueError,
+     "^ppermute_start over"),
+    ("no such shape", lambda x: jaxcomm.psum_scatter_start(x, "i"), ValueError,
+     "^psum_scatter_start"),
+    ("no such axis", lambda x: jaxcomm.psum_start(x, "nowhere"), NameError,
+     "unbound axis name: nowhere"),
+]  # fmt: skip
 
 
 @pytest.mark.filterwarnings("ignore:.*was never finished:RuntimeWarning")
-@pytest.mark.parametrize("how", PASSINGS)
-def test_a_handle_that_is_about_to_leave(trace, how):
-    with pytest.raises(ValueError, match=r"ppermute_start\(.*must stay in the func"):
-        trace(PASSINGS[how])
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [pytest.param(*case, id=how) for how, *case in REFUSALS],
+)
+def test_a_handle_stays_with_its_start_and_is_finished_once(
+    trace, call, error, message
+):
+    with pytest.raises(error, match=message):
+        trace(call)
 
 
-def test_a_finished_handle_is_refused(trace):
-    def call(x, end):
-        handle = _start(x)
-        return end(handle, handle.done())
-
-    finished = r"ppermute_start\(float32\[1\]\).*was finished"
-    with pytest.raises(ValueError, match=f"^done: {finished} before"):
-        trace(lambda x: call(x, lambda handle, _: handle.done()))
-    with pytest.raises(ValueError, match=f"^then: {finished}"):
-        trace(lambda x: call(x, lambda handle, y: handle.then(y)))
-
-
-@pytest.mark.filterwarnings("ignore:.*was never finished:RuntimeWarning")
-def test_a_handle_is_no_array_and_an_object_nothing_to_wait_for(trace):
-    with pytest.raises(TypeError, match="unsupported operand"):
-        trace(lambda x: _start(x) + x)
-    with pytest.raises(ValueError, match=r"call its done\(\) there"):
-        trace(lambda x: jnp.sin(_start(x)))
-    with pytest.raises(TypeError, match=r"leaf of after must be an array, got str"):
-        trace(lambda x: _start(x).done(after="x"))
-    with pytest.raises(TypeError, match=r"after must be an array, got ndarray of dtyp"):
-        trace(lambda x: _start(x).done(after=np.array([None])))
-    with pytest.raises(TypeError, match=r"^then: ppermute_start.*array, got str"):
-        trace(lambda x: _start(x).then("x"))
-
-
-def test_a_handle_that_outlives_python_says_nothing(mesh):
+def test_a_handle_that_outlives_python_says_nothing():
     program = """
 import jax, jax.numpy as jnp, jaxcomm
 def call(x):
@@ -163,26 +151,10 @@ except RuntimeError as error: kept = error
 
 
 def test_a_start_without_a_done_is_a_warning_and_sends_nothing(mesh):
-    def call(x):
-        _start(x)
-        return x * 2
-
-    program = jax.jit(
-        jax.shard_map(call, mesh=mesh, in_specs=jax.P("i"), out_specs=jax.P("i"))
-    )
+    program = over(mesh, lambda x: (_start(x), x * 2)[1])
     with pytest.warns(RuntimeWarning, match=r"ppermute_start.*was never finished"):
         lowered = program.lower(jnp.arange(4.0))
     assert 'custom_call_target="jaxcomm' not in lowered.compile().as_text()
-
-
-def test_arguments_are_checked_under_the_name_of_the_start(trace):
-    with pytest.raises(ValueError, match=r"^ppermute_start over"):
-        trace(lambda x: jaxcomm.ppermute_start(x, "i", [(0, 9)]))
-    with pytest.raises(ValueError, match=r"^psum_scatter_start"):
-        trace(lambda x: jaxcomm.psum_scatter_start(x, "i"))
-    for start in (jaxcomm.psum_start, jaxcomm.ring_shift_start):
-        with pytest.raises(NameError, match="unbound axis name: nowhere"):
-            trace(lambda x, start=start: start(x, "nowhere"))
 
 
 def test_nothing_to_send_is_finished_at_once(trace):

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import waiting
+from models import over
 
 import jaxcomm
 
@@ -47,12 +48,9 @@ def run(mesh, until=lambda: None, between=lambda rank, _: None, in_a_loop=False)
             return jax.lax.fori_loop(0, 3, lambda k, x: step(x), x)
         return step(x)
 
-    split = jax.P("i")
-    program = jax.shard_map(
-        call, mesh=mesh, in_specs=split, out_specs=split, check_vma=False
-    )
     x = jnp.arange(64.0 * 16).reshape(64, 16) / 1000
-    result = jax.jit(program)(jax.device_put(x, jax.NamedSharding(mesh, split)))
+    x = jax.device_put(x, jax.NamedSharding(mesh, jax.P("i")))
+    result = over(mesh, call, check_vma=False)(x)
     try:
         np.testing.assert_array_equal(result, np.roll(x, 32, 0))
     finally:
@@ -88,11 +86,8 @@ def test_an_error_between_the_halves_is_that_error(mesh):
 
 def test_a_rank_that_stays_away_is_an_error_on_the_others(mesh):
     def failures():
-        return sum(
-            entry.state == "failed"
-            for communicator in jaxcomm.flight_record().process.communicators
-            for entry in communicator.entries
-        )
+        found = jaxcomm.flight_record().process.communicators
+        return sum(entry.state == "failed" for each in found for entry in each.entries)
 
     def works():
         try:
@@ -100,9 +95,6 @@ def test_a_rank_that_stays_away_is_an_error_on_the_others(mesh):
         except jax.errors.JaxRuntimeError:
             return False  # On a machine that stood still, within so short a timeout.
         return True
-
-    def gave_up():
-        waiting.until(lambda: failures() > before, "rank 0 gives up")
 
     jaxcomm.init(mesh, "i", timeout=waiting.EXPIRES_SECONDS)
     before = failures()
@@ -113,5 +105,9 @@ def test_a_rank_that_stays_away_is_an_error_on_the_others(mesh):
         r"the other ranks stopped waiting)"
     )
     with pytest.raises(jax.errors.JaxRuntimeError, match=message):
-        run(mesh, gave_up, in_a_loop=True)
+        run(
+            mesh,
+            lambda: waiting.until(lambda: failures() > before, "rank 0 gives up"),
+            in_a_loop=True,
+        )
     waiting.until(works, "a later program runs")
