@@ -30,29 +30,21 @@ def test_a_process_of_neither_side_finds_the_two_that_wait_for_each_other(store)
     # The other side says the same of the two rounds.
     other = elsewhere.find(store, "there/2", 9, THERE, [1])
     assert other.verdict("there/2", THERE, "make B")["rounds"] == verdict["rounds"]
-
-
-def test_a_round_that_is_over_keeps_nobody(store):
-    store.set("there/2/0/verdict", {"all": []}, 1)
-    assert elsewhere.find(store, "here/4", 0, HERE, [8, 9]) is None
-
-
-def test_a_process_that_waits_for_others_may_still_come(store):
-    """None of this round is in the way."""
-    for process in (8, 9):
-        elsewhere.enter(store, process, "there/2", (8, 9, 20), "make B")
-    assert elsewhere.find(store, "here/4", 0, HERE, [8, 9]) is None
-
-
-def test_an_older_round_of_the_same_set_is_no_other_set(store):
-    elsewhere.enter(store, 8, "here/3", HERE, "make A")
-    assert elsewhere.find(store, "here/4", 0, HERE, [8]) is None
-
-
-def test_of_many_that_are_missing_some_are_looked_up_in_one_message(store):
+    # Of many that are missing some are looked up, in one message.
     before = sum(store.client.messages.values())
     elsewhere.find(store, "here/4", 0, HERE, [2, 3, 4, 5, 6])
     assert sum(store.client.messages.values()) == before + 1
+
+
+@pytest.mark.parametrize(
+    ("path", "everyone"),
+    [("there/2", (8, 9, 20)), ("here/3", HERE)],
+    ids=["others of which none is in the way", "an older round of the same set"],
+)
+def test_a_process_that_waits_elsewhere_may_still_come(store, path, everyone):
+    for process in (8, 9):
+        elsewhere.enter(store, process, path, everyone, "make B")
+    assert elsewhere.find(store, "here/4", 0, HERE, [8, 9]) is None
 
 
 def test_processes_of_whole_hosts_are_few_numbers(store):

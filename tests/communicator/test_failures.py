@@ -54,7 +54,7 @@ class Store:
 class Process:
     """A process with worlds: its own first failure, and what others made it fail of."""
 
-    def __init__(self, index, store, **options):
+    def __init__(self, index, store, *worlds, **options):
         self.own = ""
         self.received = []
         self.looks = 0
@@ -62,6 +62,8 @@ class Process:
         self.watch = failures.FailureWatch(
             store, index, self._first_failure, self._fail_worlds, **options
         )
+        for world in worlds:
+            self.watch.watch(world)
 
     def _first_failure(self):
         self.looks += 1
@@ -88,9 +90,7 @@ def start(store):
     processes = []
 
     def start_one(index, *worlds, **options):
-        processes.append(Process(index, store, **options))
-        for world in worlds:
-            processes[-1].watch.watch(world)
+        processes.append(Process(index, store, *worlds, **options))
         return processes[-1]
 
     yield start_one
@@ -152,35 +152,26 @@ def test_a_failure_reaches_processes_that_share_a_world_with_one_that_heard(star
     assert last.received == [f"process 1 failed first: {middle.received[0]}"]
 
 
-@pytest.mark.parametrize("cleared", [True, False])
+@pytest.mark.parametrize("cleared", ["before", "after", "never"])
 def test_worlds_made_anew_know_nothing_of_old_failures(store, start, cleared):
     """Whether or not the extension still reports the old one."""
     first, second = start(0, "old"), start(1, "old")
     first.own = "broken"
     second.hears()
-    if cleared:
+    if cleared == "before":
         first.own = second.own = ""
     for process in (first, second):
         process.watch.watch("new")
     looked_again(store)
     assert (first.received, len(second.received)) == ([], 1)
     assert not any("/new/" in key for key in store.entries)
-    first.own = "broken again"
-    assert second.hears(2)[1] == "process 0 failed first: broken again"
-
-
-def test_the_same_text_is_news_where_it_was_gone_in_between(store, start):
-    first, second = start(0, "old"), start(1, "old")
-    first.own = "broken"
-    second.hears()
-    for process in (first, second):
-        process.watch.watch("new")
-    looked_again(store)
-    first.own = second.own = ""
-    seen = first.looks
-    waiting.until(lambda: first.looks > seen + 1, "it looks at itself")
-    first.own = "broken"
-    second.hears(2)
+    if cleared == "after":
+        first.own = second.own = ""
+        seen = first.looks
+        waiting.until(lambda: first.looks > seen + 1, "it looks at itself")
+    # The same text is news where it was gone in between.
+    first.own = "broken again" if cleared == "never" else "broken"
+    assert second.hears(2)[1] == f"process 0 failed first: {first.own}"
 
 
 def test_what_failed_is_told_before_the_end(store, start):
@@ -190,28 +181,20 @@ def test_what_failed_is_told_before_the_end(store, start):
     assert store.has("w/0")
 
 
-def threads():
-    return [t for t in threading.enumerate() if t.name == "jaxcomm-failures"]
-
-
 def test_the_thread_ends_when_it_is_told_to_and_when_the_store_is_gone(store, start):
-    # Those of other tests have been told to end.
-    waiting.until(lambda: threads() == [], "others end")
     stopped = start(0, "w")
     looked_again(store)
-    assert len(threads()) == 1
     stopped.watch.stop()
-    waiting.until(lambda: threads() == [], "it ends")
+    waiting.until(lambda: not stopped.watch.is_running(), "it ends")
     cut_off = start(1, "w", give_up=0.05)
     looked_again(store)
     store.is_gone = True
-    waiting.until(lambda: threads() == [], "it ends")
+    waiting.until(lambda: not cut_off.watch.is_running(), "it ends")
     assert cut_off.received == []
     # A world that is made later, with a store that is back, is watched again.
     store.is_gone = False
     cut_off.watch.watch("later")
     looked_again(store)
-    assert len(threads()) == 1
 
 
 def test_a_store_that_is_gone_for_a_moment_loses_no_failure(store, start):
@@ -238,25 +221,19 @@ def waits(monkeypatch):
     return found
 
 
-def test_nobody_asks_the_store_once_the_worlds_are_gone(store, start, waits):
+def test_between_looks_it_sleeps_and_until_there_are_worlds_again(store, start, waits):
     class World:
         pass
 
     world = World()
-    process = start(0)
+    process = start(0, tick=0.005)
     process.watch.watch("w", weakref.ref(world))
-    looked_again(store)
-    assert None not in waits
-    del world
-    waiting.until(lambda: waits[-1] is None, "it waits for another world")
-    process.watch.watch("another")
-    looked_again(store)
-
-
-def test_between_looks_the_thread_sleeps(start, waits):
-    process = start(0, "w", tick=0.005)
     waiting.until(lambda: len(waits) >= 6, "it looks")
     seen = process.looks
     assert set(waits) == {0.005}
     # One look more is by watch().
     assert seen <= len(waits) + 1
+    del world
+    waiting.until(lambda: waits[-1] is None, "it waits for another world")
+    process.watch.watch("another")
+    looked_again(store)

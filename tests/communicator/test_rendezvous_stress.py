@@ -28,25 +28,13 @@ class StepError(Exception):
     """A process failed between two exchanges."""
 
 
-def draw(seed):
-    """Returns the set, and what happens to each process before it behaves."""
-    rng = random.Random(seed)
-    size = rng.choice([40, 65, 100])
-    everyone = tuple(sorted(rng.sample(range(3 * size), size)))
-    fates = {}
-    for process in rng.sample(everyone, rng.randint(1, 3)):
-        fates[process] = rng.choice(["late", "fails", "other", "elsewhere", "never"])
-    # Of the ones that lead others, one always is among them.
-    fates.setdefault(everyone[rng.choice([0, 32])], rng.choice(["late", "fails"]))
-    return rng, everyone, fates
-
-
 class Member:
     """A process of the set that tries until it met twice, or until ``is_over()``."""
 
-    def __init__(self, everyone, process, fate, delay, pair):
-        self.everyone, self.process = everyone, process
-        self.fate, self.delay, self.pair = fate, delay, pair
+    def __init__(self, everyone, process, fate, rng):
+        self.everyone, self.process, self.fate = everyone, process, fate
+        self.delay = rng.random() * 0.3 + (1.5 * TIMEOUT if fate == "late" else 0)
+        self.pair = tuple(sorted({process, rng.choice(everyone), everyone[-1]}))
         self.met = []
         self.errors = []
         self.over_time = 0.0
@@ -54,15 +42,11 @@ class Member:
     def run(self, store, here, is_over):
         if self.fate == "never":
             return
-        store.sleep(self.delay + (1.5 * TIMEOUT if self.fate == "late" else 0))
+        store.sleep(self.delay)
         if self.fate == "elsewhere":
-            self.attempt(
-                store,
-                here,
-                lambda: rendezvous.exchange(self.pair, self.process, "of few", None),
-            )
+            self.attempt(store, here, self.meet_few)
         while len(self.met) < 2 and not is_over():
-            self.attempt(store, here, lambda: self.meet(len(self.met)))
+            self.attempt(store, here, self.meet)
 
     def attempt(self, store, here, call):
         here.seconds = TIMEOUT * LONGER ** len(self.errors)
@@ -73,11 +57,11 @@ class Member:
             self.errors.append(str(error))
         self.over_time = max(self.over_time, store.now - began - here.seconds)
 
-    def knows(self, absent):
-        """Returns whether an error named all who never come."""
-        return any(absent <= processes_that_are_late(error) for error in self.errors)
+    def meet_few(self):
+        rendezvous.exchange(self.pair, self.process, "of few", None)
 
-    def meet(self, turn):
+    def meet(self):
+        turn = len(self.met)
         what = f"make number {turn}"
         if self.fate == "other":
             what, self.fate = "make another", None
@@ -87,20 +71,17 @@ class Member:
             if self.fate == "fails":
                 self.fate = None
                 raise StepError("a step fails")
-            second = current.collect([self.process, turn])
-            return first, second
+            return first, current.collect([self.process, turn])
 
         purpose = rendezvous.Purpose(what)
         values = rendezvous.agree(self.everyone, self.process, purpose, step)
         self.met.append((turn, values))
 
-
-def processes_that_are_late(error):
-    """Returns those that an error names."""
-    found = re.match(
-        r"waited .* s for process(?:es)? ([\d, ]*\d) (?:and perhaps others )?of", error
-    )
-    return set(map(int, found[1].split(", "))) if found else set()
+    def knows(self, absent):
+        """Returns whether an error named all who never come."""
+        late = re.compile(r"waited .* s for process(?:es)? ([\d, ]*\d) (?:and .* )?of")
+        found = filter(None, map(late.match, self.errors))
+        return any(absent <= set(map(int, each[1].split(", "))) for each in found)
 
 
 MORE = [pytest.param(seed, marks=pytest.mark.thorough) for seed in range(20, 60)]
@@ -110,17 +91,14 @@ MORE = [pytest.param(seed, marks=pytest.mark.thorough) for seed in range(20, 60)
 def test_all_are_told_the_same_or_get_an_error_in_time(monkeypatch, store, seed):
     here = threading.local()
     monkeypatch.setattr(config, "timeout_seconds", lambda: here.seconds)
-    rng, everyone, fates = draw(seed)
-    members = {
-        process: Member(
-            everyone,
-            process,
-            fates.get(process),
-            rng.random() * 0.3,
-            tuple(sorted({process, rng.choice(everyone), everyone[-1]})),
-        )
-        for process in everyone
-    }
+    rng = random.Random(seed)
+    size = rng.choice([40, 65, 100])
+    everyone = tuple(sorted(rng.sample(range(3 * size), size)))
+    kinds = ["late", "fails", "other", "elsewhere", "never"]
+    fates = {p: rng.choice(kinds) for p in rng.sample(everyone, rng.randint(1, 3))}
+    # Of the ones that lead others, one always is among them.
+    fates.setdefault(everyone[rng.choice([0, 32])], rng.choice(["late", "fails"]))
+    members = {p: Member(everyone, p, fates.get(p), rng) for p in everyone}
     absent = {p for p, fate in fates.items() if fate == "never"}
     present = [member for p, member in members.items() if p not in absent]
 
@@ -137,16 +115,10 @@ def test_all_are_told_the_same_or_get_an_error_in_time(monkeypatch, store, seed)
     # Whoever met, met all of them: with these values.
     first = {p: p % 3 for p in everyone}
     met = collections.Counter()
-    for member in members.values():
+    for member in present:
+        assert member.over_time <= SLACK, member.process
+        assert not absent or member.knows(absent), (fates, member.errors)
         for turn, values in member.met:
             met[turn] += 1
             assert values == (first, {p: [p, turn] for p in everyone})
-    late = [m for m in members.values() if m.over_time > SLACK]
-    assert not late, [(member.process, member.over_time) for member in late]
-    assert set(met.values()) <= {len(everyone)}, (met, fates)
-    if not absent:
-        assert set(met) == {0, 1}, (fates, met)
-        return
-    assert not met
-    for member in present:
-        assert member.knows(absent), (fates, member.errors)
+    assert met == ({} if absent else dict.fromkeys((0, 1), len(everyone))), fates

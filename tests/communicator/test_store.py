@@ -9,39 +9,36 @@ from jaxcomm.communicator.store import Store
 from jaxcomm.errors import CommunicatorError
 
 
-class Client:
-    """Answers after some time. It has one type of error, as ``jax.distributed``."""
-
-    def __init__(self, clock, takes, text=None):
-        self.clock, self.takes, self.text = clock, takes, text
-
-    def blocking_key_value_get(self, key, milliseconds):
-        self.clock.advance(min(self.takes, milliseconds / 1000))
-        if self.text is None:
-            raise RuntimeError("no entry, or no store")
-        return self.text
-
-
 @pytest.fixture
-def clock(monkeypatch):
-    made = waiting.Clock()
-    monkeypatch.setattr(product, "time", made)
-    return made
+def wait(monkeypatch):
+    """Gives ``wait(takes, text)``: a wait of a minute, answered after some time."""
+    clock = waiting.Clock()
+    monkeypatch.setattr(product, "time", clock)
+
+    class Client:
+        # Of jax.distributed. It has one type of error.
+        def blocking_key_value_get(self, key, milliseconds):
+            clock.advance(min(takes, milliseconds / 1000))
+            if text is None:
+                raise RuntimeError("no entry, or no store")
+            return text
+
+    def run(seconds, answer=None):
+        nonlocal takes, text
+        takes, text = seconds, answer
+        return Store(Client()).wait("key", 60)
+
+    takes = text = None
+    return run
 
 
-def test_an_entry_that_does_not_come_in_time_is_late(clock):
-    assert Store(Client(clock, takes=60)).wait("key", 60) is None
-
-
-def test_an_error_before_the_time_is_over_is_raised(clock):
+def test_an_entry_that_does_not_come_is_late_unless_the_store_is_gone_before(wait):
+    assert wait(60) is None
     with pytest.raises(RuntimeError, match="no store"):
-        Store(Client(clock, takes=30)).wait("key", 60)
-
-
-def test_what_comes_late_and_is_nothing_of_ours_is_named(clock):
-    """And not taken for an entry that did not come."""
+        wait(30)
+    # What comes late and is nothing of ours is named, and not taken for missing.
     with pytest.raises(CommunicatorError, match=r"holds '\{\}'"):
-        Store(Client(clock, takes=60, text="{}")).wait("key", 60)
+        wait(60, "{}")
 
 
 class Bytes:
@@ -63,19 +60,13 @@ def test_bytes_that_are_no_text_are_named(read):
         read(Store(Bytes()), "a/7")
 
 
-def test_a_name_that_is_no_process_is_named():
+def test_a_name_that_is_no_process_or_another_key_s_entry_is_named():
     store = Store(JobStore())
     store.set("folder/1", "right", 1)
     assert store.entries("folder") == {1: "right"}
+    store.client.key_value_set("b/1", store.client.entry("folder/1"))
+    with pytest.raises(CommunicatorError, match="entry 'b/1' of"):
+        store.get("b/1")
     store.set("folder/one", "wrong", 1)
     with pytest.raises(CommunicatorError, match="entry 'folder/one' of"):
         store.entries("folder")
-
-
-def test_an_entry_of_another_key_is_not_taken_for_this_one():
-    store = Store(JobStore())
-    store.set("a/1", "of a", 1)
-    store.client.key_value_set("b/1", store.client.entry("a/1"))
-    assert store.get("a/1") == "of a"
-    with pytest.raises(CommunicatorError, match="entry 'b/1' of"):
-        store.get("b/1")

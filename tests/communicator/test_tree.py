@@ -45,11 +45,6 @@ def test_values_that_only_python_takes_for_equal_are_no_run():
     assert list(map(repr, found.values())) == list(map(repr, values))
 
 
-def test_runs_that_are_not_of_all_are_refused():
-    with pytest.raises(ValueError, match="zip"):
-        tree.expand([[3, None]], (0, 1))
-
-
 @pytest.mark.parametrize(
     ("absent", "named"),
     [

@@ -64,6 +64,11 @@ def test_draws_the_same_batch_for_the_same_step(text_file):
     jax.tree.map(np.testing.assert_array_equal, draw(), draw())
     for other in (draw(seed=6), draw(step=8)):
         assert not np.array_equal(draw()[0], other[0])
+    # From a text that just fits, too.
+    short = data.Documents(np.arange(11, dtype=np.uint8), np.array([0]))
+    tokens, targets, _ = data.draw_batch(short, 0, rows=2, sequence=10, seed=0)
+    np.testing.assert_array_equal(targets, tokens + 1)
+    assert targets.max() <= 10
 
 
 def test_packs_pieces_of_documents():
@@ -106,10 +111,3 @@ def test_refuses_a_file_it_cannot_learn(tmp_path, content, message):
     path.write_bytes(content)
     with pytest.raises(DemoError, match=re.escape(message)):
         data.load(path, 100)
-
-
-def test_draws_from_a_text_that_just_fits():
-    text = data.Documents(np.arange(11, dtype=np.uint8), np.array([0]))
-    tokens, targets, _ = data.draw_batch(text, 0, rows=2, sequence=10, seed=0)
-    np.testing.assert_array_equal(targets, tokens + 1)
-    assert targets.max() <= 10

@@ -17,17 +17,6 @@ def text(tmp_path):
     return path
 
 
-@pytest.fixture
-def command_line(capsys):
-    """Returns ``call(*flags) -> (exit status, stderr)``, inside this process."""
-
-    def call(*arguments):
-        status = demo.main([str(each) for each in arguments])
-        return status, capsys.readouterr().err
-
-    return call
-
-
 @pytest.mark.slow
 def test_trains_and_checks_and_goes_on_after_ctrl_c_to_draw_and_write(
     text, tmp_path, monkeypatch, capsys
@@ -68,24 +57,6 @@ def test_trains_and_checks_and_goes_on_after_ctrl_c_to_draw_and_write(
     assert (output / "loss.png").stat().st_size > 5_000
 
 
-def test_results_that_could_not_be_kept_are_refused_at_the_start(
-    command_line, text, tmp_path
-):
-    output = tmp_path / "output"
-    (output / "loss.png").mkdir(parents=True)
-    status, err = command_line("--text", text, "--sequence=64", "--output", output)
-    assert (status, err) == (
-        2,
-        f"demo: --output={output} cannot be written: loss.png is a folder there; name "
-        "another folder\n",
-    )
-    (output / "checkpoints").rmdir()
-    (output / "checkpoints").touch()
-    status, err = command_line("--text", text, "--sequence=64", "--output", output)
-    assert status == 2
-    assert "cannot be written: File exists" in err
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -104,25 +75,22 @@ def test_results_that_could_not_be_kept_are_refused_at_the_start(
         (["--resume"], "--resume: no checkpoint in"),
         (["--output=text.txt"], "--output=text.txt cannot be written: File exists"),
         (["--output=text.txt/x"], "cannot be written: Not a directory"),
+        (["--output=taken"], "--output=taken cannot be written: loss.png is a folder "
+         "there; name another folder"),
+        (["--output=half"], "--output=half cannot be written: File exists"),
+        (["--text=no.txt"], "--text=no.txt cannot be read: No such file or directory"),
     ],
 )  # fmt: skip
-def test_refuses_with_one_line(
-    command_line, monkeypatch, text, tmp_path, arguments, message
-):
+def test_refuses_with_one_line(capsys, monkeypatch, text, tmp_path, arguments, message):
     monkeypatch.chdir(tmp_path)
-    status, err = command_line("--text", text.name, "--sequence=64", *arguments)
-    assert status == 2
+    (tmp_path / "taken" / "loss.png").mkdir(parents=True)
+    (tmp_path / "half").mkdir()
+    (tmp_path / "half" / "checkpoints").touch()
+    assert demo.main(["--text", text.name, "--sequence=64", *arguments]) == 2
+    err = capsys.readouterr().err
     assert err.startswith("demo: ")
     assert err.count("\n") == 1
     assert message in err
-
-
-def test_the_whole_line_says_what_is_wrong(command_line, tmp_path):
-    path = tmp_path / "missing.txt"
-    assert command_line("--text", path) == (
-        2,
-        f"demo: --text={path} cannot be read: No such file or directory\n",
-    )
 
 
 def test_help_is_not_an_error(capsys):
@@ -138,7 +106,7 @@ def test_help_is_not_an_error(capsys):
 
 
 def test_losses_that_differ_from_one_device_are_status_1(
-    command_line, monkeypatch, text, tmp_path
+    capsys, monkeypatch, text, tmp_path
 ):
     losses = iter([5.5, 5.4])
     monkeypatch.setattr(Training, "compile", lambda self: "")
@@ -146,9 +114,8 @@ def test_losses_that_differ_from_one_device_are_status_1(
     monkeypatch.setattr(Training, "reference_losses", lambda self, n: [*losses])
     monkeypatch.setattr(report.TrainingProgress, "update", lambda *_: None)
     monkeypatch.setattr(Training, "agree", lambda self, flag: flag)
-    words = (*SMALL, "--text", text, "--output", tmp_path / "output")
-    status, err = command_line(*words)
-    assert status == 1
+    assert demo.main([*SMALL, f"--text={text}", f"--output={tmp_path}/output"]) == 1
     assert (
-        "demo: the losses on the mesh differ from those on one device by 1.0e-01" in err
+        "demo: the losses on the mesh differ from those on one device by 1.0e-01"
+        in capsys.readouterr().err
     )

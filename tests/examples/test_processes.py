@@ -49,19 +49,6 @@ def test_several_processes_go_on_with_what_one_has_saved(folder):
     assert re.findall(r"step (\d+)/5  loss", out) == ["4", "5"]
 
 
-@pytest.mark.thorough
-def test_refuses_another_number_of_devices_than_there_are(folder):
-    process = folder.start(*LAUNCHER, "--devices-per-process=2", *DEMO, "--devices=8")
-    out, err = folder.ended(process)
-    assert process.returncode == 2
-    assert out == ""
-    assert "Traceback" not in err
-    assert (
-        "demo: 8 devices were asked for, but 2 processes have 4 together, all of which "
-        "take part. Ask for 4, or start them with --devices-per-process=4\n"
-    ) in err
-
-
 # Compiling does not end before Ctrl-C has come.
 COMPILES_ON = """
 import signal, sys

@@ -1,5 +1,6 @@
 """Runs of the launcher: in this process, which is quick, or as a user starts it."""
 
+import inspect
 import selectors
 import subprocess
 import sys
@@ -13,6 +14,17 @@ import waiting
 
 from jaxcomm.launch import job, options, records, run
 
+
+def is_running(pid):
+    """Returns whether a process is there, and not as a zombie."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+# What the programs have.
 _MINE = textwrap.dedent(
     """
     import os, signal, subprocess, sys
@@ -33,7 +45,7 @@ _MINE = textwrap.dedent(
         until(lambda: os.path.exists(note(name)), name)
         return open(note(name)).read()
     """
-)
+) + inspect.getsource(is_running)
 
 
 @pytest.fixture(autouse=True)
@@ -143,18 +155,10 @@ def started():
         process.communicate()
 
 
-def _is_running(pid):
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] not in "ZX"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
-@pytest.fixture
-def is_running():
+@pytest.fixture(name="is_running")
+def running():
     """Returns a function that says whether a process is there, and not as a zombie."""
-    return _is_running
+    return is_running
 
 
 @pytest.fixture
@@ -163,8 +167,7 @@ def assert_gone():
 
     def check(pids):
         assert pids
-        left = [pid for pid in pids if _is_running(pid)]
-        assert not left, f"still running: {left}"
+        assert [pid for pid in pids if is_running(pid)] == []
 
     return check
 

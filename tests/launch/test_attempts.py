@@ -1,7 +1,6 @@
 """Jobs that start again, from the first attempt to the last."""
 
 import itertools
-import os
 import re
 import signal
 
@@ -57,74 +56,36 @@ def test_a_bug_at_the_start_is_not_run_again(launch):
     assert re.match(r"not restarted: process [01] ended with status 1 before all", text)
 
 
-def test_without_the_option_nothing_starts_again(launch):
-    status, out, err = launch(f"print('started'); {DIE}", processes=1)
-    assert (status, out) == (137, "[0] started\n")
-    assert said(err) == []
-
-
 @pytest.mark.parametrize(
-    ("has_port", "restarts"),
-    [(True, 1), pytest.param(False, 2, marks=pytest.mark.thorough)],
+    ("has_port", "number", "death", "told"),
+    [
+        # The one that serves the store.
+        (True, 0, DIE, "was ended by SIGKILL"),
+        pytest.param(
+            *(False, 1, "sys.exit(3)", "ended with status 3"),
+            marks=pytest.mark.thorough,
+        ),
+    ],
 )
 def test_whoever_dies_the_processes_find_each_other_again(
-    has_port, restarts, launch, sums_device_ids, free_port
+    has_port, number, death, told, launch, sums_device_ids, free_port
 ):
-    """First the one that serves the store dies, then another fails by itself."""
     status, out, err = launch(
         f"""{NTH}{sums_device_ids}
 # The other one has said its sum.
 tell(f"sum of {{i}} in {{nth}}")
 hear(f"sum of {{1 - i}} in {{nth}}")
-if nth == 0 and i == 0: {DIE}
-if nth == 1 and i == 1 and {restarts} == 2: sys.exit(3)
+if nth == 0 and i == {number}: {death}
 """,
         coordinator_port=free_port if has_port else 0,
         max_restarts=5,
         grace=0.3,
     )
     assert status == 0, err
-    right = re.findall("process . of 2 devices 1 of 2 right", out)
-    assert len(right) == 2 * (1 + restarts)
-    failures = ["process 0 was ended by SIGKILL", "process 1 ended with status 3"]
+    assert len(re.findall("process . of 2 devices 1 of 2 right", out)) == 4
     assert said(err) == [
-        *(f"restart {n + 1} of 5: {failures[n]}" for n in range(restarts)),
-        f"done after {restarts} restart{'s' * (restarts > 1)}",
-    ]
-
-
-@pytest.mark.thorough
-def test_one_that_hangs_is_a_failure_and_its_records_stay(
-    launch, tmp_path, monkeypatch
-):
-    monkeypatch.setenv("JAXCOMM_DUMP_DIR", str(tmp_path / "records"))
-    status, _, err = launch(
-        f"""{NTH}
-import jax, jaxcomm, numpy as np, waiting
-mesh = jax.make_mesh((2,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
-x = jax.make_array_from_callback(
-    (2,), jax.NamedSharding(mesh, jax.P("i")), lambda index: np.ones(1, np.float32)
-)
-# Near only where a process never comes.
-jaxcomm.init(mesh, timeout=waiting.HANG_SECONDS if nth else waiting.EXPIRES_SECONDS)
-if nth == 0 and i == 1: forever()
-total = jax.jit(jax.shard_map(lambda x: jaxcomm.psum(x, "i"), mesh=mesh,
-                in_specs=jax.P("i"), out_specs=jax.P()))(x)
-assert int(total[0]) == 2
-""",
-        max_restarts=1,
-        grace=0.5,
-    )
-    assert status == 0, err
-    assert said(err) == [
-        "restart 1 of 1: process 0 ended with status 1",
-        "done after 1 restart",
-    ]
-    assert err.count("flight records of") == 1
-    (kept,) = (tmp_path / "records").rglob("flight-record-0.json")
-    assert kept.parent.name == "attempt-0"
-    # That of the last attempt would be empty.
-    assert len(list((tmp_path / "records").iterdir())) == 1
+        f"restart 1 of 5: process {number} {told}", "done after 1 restart",
+    ]  # fmt: skip
 
 
 def test_one_that_was_done_starts_again_with_the_others(launch):
@@ -168,44 +129,43 @@ def test_one_that_cannot_be_started_again_is_a_failure(
     assert_gone([each.pid for each in started])
 
 
-def test_nothing_of_an_attempt_is_left_when_the_next_begins(
-    launch, tmp_path, monkeypatch, is_running
+def test_of_an_attempt_its_records_alone_are_left_when_the_next_begins(
+    launch, tmp_path, notes
 ):
-    monkeypatch.setenv("JAXCOMM_DUMP_DIR", str(tmp_path))
     status, out, err = launch(
         f"""{NTH}
-pid_file, shared_file = "{tmp_path}/pid", "{tmp_path}/shared"
+file = "{tmp_path}/pid"
 if nth == 0:
+    tell("flight-record-0.json")
     # Of the session, but not of the group that is killed with the process.
     waits = [sys.executable, "-c", "import waiting; waiting.forever()"]
     child = subprocess.Popen(waits, process_group=0)
-    shared = f"/dev/shm/jaxcomm-{{os.getpid()}}-1"
-    open(shared, "w").close()
-    with open(pid_file, "w") as file: file.write(str(child.pid))
-    with open(shared_file, "w") as file: file.write(shared)
+    open(f"/dev/shm/jaxcomm-{{os.getpid()}}-1", "w").close()
+    with open(file, "w") as to: to.write(f"{{child.pid}} {{os.getpid()}}")
     {DIE}
-pid, shared = open(pid_file).read(), open(shared_file).read()
-print("shared memory", os.path.exists(shared))
-try:
-    with open(f"/proc/{{pid}}/stat") as file:
-        print("running", file.read().rpartition(")")[2].split()[0] not in "ZX")
-except FileNotFoundError:
-    print("running", False)
+child, dead = open(file).read().split()
+print("shared memory", os.path.exists(f"/dev/shm/jaxcomm-{{dead}}-1"))
+print("running", is_running(child))
 """,
         processes=1,
         max_restarts=1,
     )
     assert status == 0, err
     assert out == "[0] shared memory False\n[0] running False\n"
+    (kept,) = notes.rglob("flight-record-0.json")
+    assert kept.parent.name == "attempt-0"
+    # That of the last attempt would be empty.
+    assert len(list(notes.iterdir())) == 1
 
 
-def test_the_time_of_a_run_is_for_all_attempts(launch, time_passes_at):
+def test_the_time_of_a_run_is_for_all_attempts(launch, time_passes_at, assert_gone):
     # More than half of it passes in each.
     for attempt_number in range(2):
         time_passes_at(f"attempt-{attempt_number}/begun", seconds=600)
     time_passes_at("attempt-1/begun")  # the last words
-    status, _, err = launch(
+    status, out, err = launch(
         f"""{NTH}
+print(os.getpid())
 tell("begun")
 if nth == 1: forever()
 hear("begun passed")
@@ -215,29 +175,9 @@ hear("begun passed")
         timeout=1000.0,
     )
     assert status == 124
+    assert_gone(out.replace("[0]", "").split())
     assert "--timeout: not done after 1000 s" in err
     assert said(err) == ["restart 1 of 1: process 0 was ended by SIGKILL"]
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_after_a_signal_to_the_launcher_nothing_starts_again(
-    number, started, program, assert_gone
-):
-    launcher = started(
-        "-n", "2", "--max-restarts=9", "--grace=60",
-        program(
-            "open(f'/dev/shm/jaxcomm-{os.getpid()}-1', 'w').close()\n"
-            "print(f'pid={os.getpid()}', flush=True)\nforever()"
-        ),
-    )  # fmt: skip
-    pids = [launcher.stdout.readline().split("pid=")[1].strip() for _ in range(2)]
-    launcher.send_signal(number)
-    out, err = waiting.ended(launcher)
-    assert launcher.returncode == 128 + number
-    assert (out, said(err)) == ("", [])
-    assert_gone(pids)
-    left = {name for name in os.listdir("/dev/shm") if name.startswith("jaxcomm-")}
-    assert not left & {f"jaxcomm-{pid}-1" for pid in pids}
 
 
 def test_a_signal_while_failed_processes_stop_is_heeded(

@@ -1,6 +1,7 @@
 """One program, whoever starts its processes."""
 
 import os
+import re
 import sys
 
 import forked
@@ -14,11 +15,7 @@ pytestmark = pytest.mark.multiprocess
 
 def results(out):
     """Keeps our program's lines; gloo writes some of its own to stdout."""
-    return sorted(
-        line.partition("process ")[1] + line.partition("process ")[2]
-        for line in out.splitlines()
-        if "process " in line
-    )
+    return sorted(re.findall("process .*", out))
 
 
 def test_the_processes_are_joined_however_each_asks(launch, sums_device_ids):
@@ -114,20 +111,14 @@ def test_by_hand(program, sums_device_ids, free_port):
     assert results(done.stdout) == ["process 0 of 1 devices 2 of 2 right"]
 
 
-@pytest.mark.parametrize(
-    ("words", "status"),
-    [(["x.py"], 1), (["--help"], 0), (["--bogus=x", "x.py"], 1), (["--a=3", "b"], 1)],
-)
-def test_by_hand_without_a_place_says_how(words, status, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["child.py", *words])
+@pytest.mark.parametrize("word", ["x.py", "--help", "--bogus=x"])
+def test_by_hand_without_a_place_says_how(word, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["child.py", word, "b"])
     with pytest.raises(SystemExit) as raised:
         child.main()
     said = capsys.readouterr().out or str(raised.value.code)
-    assert (raised.value.code == 0) == (status == 0)
+    assert (raised.value.code == 0) == (word == "--help")
     assert "JAX_COORDINATOR_ADDRESS=host:port JAX_NUM_PROCESSES=n" in said
-
-
-def test_a_place_that_is_no_number_is_named(monkeypatch):
     monkeypatch.setenv("JAX_NUM_PROCESSES", "two")
     with pytest.raises(SystemExit, match="JAX_NUM_PROCESSES='two' is no number"):
         child.place()

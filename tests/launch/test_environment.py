@@ -25,53 +25,38 @@ def test_it_names_the_place_of_the_process():
     }
 
 
-def test_a_restarted_process_knows_which_attempt_it_is():
-    attempt = Attempt(restarts=3, slots=(0, 2), run_id="mine")
-    found = environment(process=1, attempt=attempt, max_restarts=9, platform="cuda")
-    assert found["JAX_NUM_PROCESSES"] == "2"
-    assert found["JAX_PROCESS_ID"] == "1"
-    assert found["JAX_LOCAL_DEVICE_IDS"] == "2"
-    assert found["JAXCOMM_RESTART_COUNT"] == "3"
-    assert found["JAXCOMM_MAX_RESTARTS"] == "9"
-    assert found["JAXCOMM_RUN_ID"] == "mine"
+ATTEMPT = Attempt(restarts=3, slots=(0, 2), run_id="mine")
+PROXY = {"https_proxy": "http://p:1"}
 
 
 @pytest.mark.parametrize(
-    ("inherited", "asked", "platform"),
-    [("", None, "cpu"), ("cuda", None, "cuda"), ("cuda", "cpu", "cpu")],
-)
-def test_the_option_comes_before_the_environment(inherited, asked, platform):
-    found = environment(inherited={"JAX_PLATFORMS": inherited}, platform=asked)
-    assert found["JAX_PLATFORMS"] == platform
-
-
-def test_devices_on_cpu_are_virtual():
-    found = environment(devices_per_process=3)
-    assert found["JAX_NUM_CPU_DEVICES"] == "3"
-    assert "JAX_LOCAL_DEVICE_IDS" not in found
-
-
-@pytest.mark.parametrize(("devices", "ids"), [(None, "1"), (2, "2,3")])
-def test_processes_do_not_share_gpus(devices, ids):
-    found = environment(platform="cuda", devices_per_process=devices)
-    assert found["JAX_LOCAL_DEVICE_IDS"] == ids
-    assert "JAX_NUM_CPU_DEVICES" not in found
-
-
-def test_the_users_own_choice_of_gpus_stays():
-    inherited = {"JAX_LOCAL_DEVICE_IDS": "7"}
-    found = environment(platform="cuda", inherited=inherited)
-    assert found["JAX_LOCAL_DEVICE_IDS"] == "7"
-
-
-@pytest.mark.parametrize(
-    ("exceptions", "direct"),
+    ("given", "expected"),
     [
-        ({}, "127.0.0.1"),
-        ({"no_proxy": "a"}, "a,127.0.0.1"),
-        ({"no_proxy": "a", "no_grpc_proxy": "b"}, "b,127.0.0.1"),
+        ({"attempt": ATTEMPT, "max_restarts": 9, "platform": "cuda"},
+         "JAX_NUM_PROCESSES=2 JAX_PROCESS_ID=1 JAX_LOCAL_DEVICE_IDS=2 "
+         "JAXCOMM_RESTART_COUNT=3 JAXCOMM_MAX_RESTARTS=9 JAXCOMM_RUN_ID=mine"),
+        # The option comes before the environment.
+        ({"inherited": {"JAX_PLATFORMS": ""}}, "JAX_PLATFORMS=cpu"),
+        ({"inherited": {"JAX_PLATFORMS": "cuda"}}, "JAX_PLATFORMS=cuda"),
+        ({"inherited": {"JAX_PLATFORMS": "cuda"}, "platform": "cpu"},
+         "JAX_PLATFORMS=cpu"),
+        # Devices on CPU are virtual; processes do not share GPUs.
+        ({"devices_per_process": 3},
+         "JAX_NUM_CPU_DEVICES=3 JAX_LOCAL_DEVICE_IDS=None"),
+        ({"platform": "cuda"}, "JAX_LOCAL_DEVICE_IDS=1 JAX_NUM_CPU_DEVICES=None"),
+        ({"platform": "cuda", "devices_per_process": 2},
+         "JAX_LOCAL_DEVICE_IDS=2,3 JAX_NUM_CPU_DEVICES=None"),
+        # The user's own choice stays.
+        ({"platform": "cuda", "inherited": {"JAX_LOCAL_DEVICE_IDS": "7"}},
+         "JAX_LOCAL_DEVICE_IDS=7"),
+        # No proxy is asked for the way to this host.
+        ({"inherited": PROXY}, "no_grpc_proxy=127.0.0.1"),
+        ({"inherited": PROXY | {"no_proxy": "a"}}, "no_grpc_proxy=a,127.0.0.1"),
+        ({"inherited": PROXY | {"no_proxy": "a", "no_grpc_proxy": "b"}},
+         "no_grpc_proxy=b,127.0.0.1"),
     ],
-)
-def test_no_proxy_is_asked_for_the_way_to_this_host(exceptions, direct):
-    found = environment(inherited={"https_proxy": "http://p:1", **exceptions})
-    assert found["no_grpc_proxy"] == direct
+)  # fmt: skip
+def test_what_is_asked_for_or_inherited_shows(given, expected):
+    found = environment(**given)
+    for name, value in (pair.split("=") for pair in expected.split()):
+        assert str(found.get(name)) == value

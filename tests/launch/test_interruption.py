@@ -14,59 +14,64 @@ from jaxcomm.launch import job
 
 pytestmark = pytest.mark.multiprocess
 
-READY = "print(f'pid={os.getpid()}')\n"
+
+@pytest.fixture
+def waits(started, program):
+    """Gives ``waits(text, *words)``: a launcher of two that wait, and their ids.
+
+    The text, if any, is what they do before.
+    """
+
+    def start(text="", *words, end="forever()"):
+        ready = "print(f'pid={os.getpid()}', flush=True)"
+        launcher = started("-n2", *words, program(f"{text}\n{ready}\n{end}"))
+        pids = [launcher.stdout.readline().split("pid=")[1].strip() for _ in range(2)]
+        return launcher, pids
+
+    return start
 
 
-def until_ready(process, count=2):
-    """Reads the process ids that the programs print once they can be interrupted."""
-    return [process.stdout.readline().split("pid=")[1].strip() for _ in range(count)]
+def handled(what):
+    return f"for n in signal.SIGINT, signal.SIGTERM: signal.signal(n, {what})"
 
 
 @pytest.mark.parametrize(
     ("number", "status"),
     [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGQUIT, 131)],
 )
-def test_it_reaches_the_processes(number, status, started, program, assert_gone):
-    launcher = started("-n", "2", "--grace=60", program(READY + "forever()"))
-    found = until_ready(launcher)
+def test_it_reaches_the_processes_and_nothing_starts_again(
+    number, status, waits, assert_gone
+):
+    launcher, found = waits(
+        "open(f'/dev/shm/jaxcomm-{os.getpid()}-1', 'w').close()",
+        *("--grace=60", "--max-restarts=9"),
+    )
     launcher.send_signal(number)
-    _, err = waiting.ended(launcher)
-    assert launcher.returncode == status
+    out, err = waiting.ended(launcher)
+    assert (launcher.returncode, out) == (status, "")
     assert_gone(found)
     assert "passed on" in err
     assert ("KeyboardInterrupt" in err) == (number == signal.SIGINT)
     # They were told to; nothing has failed.
     assert "stopping the others" not in err
-
-
-def test_a_program_may_end_well_after_an_interruption(started, program):
-    launcher = started(
-        "-n",
-        "2",
-        "--grace=60",
-        program(
-            f"try:\n  {READY}  forever()\nexcept KeyboardInterrupt: print('saved')"
-        ),
+    assert "restart" not in err
+    assert not {f"jaxcomm-{pid}-1" for pid in found}.intersection(
+        os.listdir("/dev/shm")
     )
-    until_ready(launcher)
+
+
+def test_a_program_may_end_well_after_an_interruption(waits):
+    text = "signal.signal(signal.SIGINT, lambda *_: (print('saved'), sys.exit()))"
+    launcher, _ = waits(text, "--grace=60")
     launcher.send_signal(signal.SIGINT)
     out, _ = waiting.ended(launcher)
     assert sorted(out.splitlines()) == ["[0] saved", "[1] saved"]
     assert launcher.returncode == 0
 
 
-def test_a_second_and_a_third_insist(started, program, assert_gone):
-    launcher = started(
-        "-n",
-        "2",
-        "--grace=1000",
-        program(
-            "for number in (signal.SIGINT, signal.SIGTERM):\n"
-            "  signal.signal(number, lambda got, _: print('got', got))\n"
-            f"{READY}forever()"
-        ),
-    )
-    found = until_ready(launcher)
+def test_a_second_and_a_third_insist(waits, assert_gone):
+    text = handled("lambda got, _: print('got', got, flush=True)")
+    launcher, found = waits(text, "--grace=1000")
     for number in (signal.SIGINT, signal.SIGTERM):
         launcher.send_signal(signal.SIGINT)
         got = sorted(launcher.stdout.readline() for _ in range(2))
@@ -78,18 +83,8 @@ def test_a_second_and_a_third_insist(started, program, assert_gone):
     assert_gone(found)
 
 
-def test_three_at_once_end_what_ignores_the_others(started, program, assert_gone):
-    launcher = started(
-        "-n",
-        "2",
-        "--grace=1000",
-        program(
-            "for number in (signal.SIGINT, signal.SIGTERM):\n"
-            "  signal.signal(number, signal.SIG_IGN)\n"
-            f"{READY}forever()"
-        ),
-    )
-    found = until_ready(launcher)
+def test_three_at_once_end_what_ignores_the_others(waits, assert_gone):
+    launcher, found = waits(handled("signal.SIG_IGN"), "--grace=1000")
     # Of two of a kind that nobody has taken yet, the system makes one.
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
         launcher.send_signal(number)
@@ -98,21 +93,22 @@ def test_three_at_once_end_what_ignores_the_others(started, program, assert_gone
     assert_gone(found)
 
 
-def test_a_request_for_records_ends_nothing(started, program):
-    launcher = started(
-        "-n",
-        "2",
-        program(
-            # Process 1 does not know the signal, which would end it.
-            "if i == 0: signal.signal(signal.SIGUSR1, lambda *_: tell('asked'))\n"
-            f"{READY}"
-            "hear('asked')"
-        ),
+def test_a_request_for_records_ends_nothing(waits):
+    launcher, _ = waits(
+        # Process 1 does not know the signal, which would end it.
+        "if i == 0: signal.signal(signal.SIGUSR1, lambda *_: tell('asked'))",
+        end="hear('asked')",
     )
-    until_ready(launcher)
     launcher.send_signal(signal.SIGUSR1)
     _, err = waiting.ended(launcher)
     assert (launcher.returncode, err) == (0, "")
+
+
+def test_the_processes_end_with_a_launcher_that_is_killed(waits, is_running):
+    launcher, found = waits()
+    launcher.kill()
+    launcher.wait(waiting.HANG_SECONDS)
+    waiting.until(lambda: not any(map(is_running, found)), "they end")
 
 
 # Each waits for the other in a lane of its own, which nobody else can know is a hang.
@@ -182,11 +178,3 @@ def test_of_one_that_hangs_the_records_are_compared(
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout in err
-
-
-def test_the_processes_end_with_a_launcher_that_is_killed(started, program, is_running):
-    launcher = started("-n", "2", program(READY + "forever()"))
-    found = until_ready(launcher)
-    launcher.kill()
-    launcher.wait(waiting.HANG_SECONDS)
-    waiting.until(lambda: not any(map(is_running, found)), "they end")

@@ -10,42 +10,26 @@ from jaxcomm.launch.options import Options
 def script(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").touch()
-    return "train.py"
 
 
-def test_what_follows_the_script_belongs_to_it(script):
-    words = shlex.split("-n 4 train.py -n 5 --timeout x -- -m --help")
-    parsed = options.parse(words)
-    assert parsed == Options(processes=4, script=script, arguments=tuple(words[3:]))
-
-
-def test_all_options_are_read(script):
-    words = shlex.split(
-        "--processes=3 --devices-per-process 2 --platform cuda --coordinator-port 123 "
-        "--no-prefix --timeout 99.5 --grace 2 --max-restarts 7 --min-processes 2 "
-        "-- train.py --"
-    )
-    parsed = options.parse(words)
-    assert parsed == Options(
-        processes=3,
-        script=script,
-        arguments=("--",),
-        devices_per_process=2,
-        platform="cuda",
-        coordinator_port=123,
-        prefix=False,
-        timeout=99.5,
-        grace=2.0,
-        max_restarts=7,
-        min_processes=2,
-    )
-
-
-def test_a_module_is_named_as_in_python(script):
-    parsed = options.parse(shlex.split("-n2 -m json.tool -m x"))
-    assert parsed == Options(
-        processes=2, script="json.tool", arguments=("-m", "x"), module=True
-    )
+@pytest.mark.parametrize(
+    ("words", "parsed"),
+    [
+        # What follows the script belongs to it.
+        ("-n 4 train.py -n 5 --timeout x -- -m --help",
+         Options(4, "train.py", ("-n", "5", "--timeout", "x", "--", "-m", "--help"))),
+        ("-n2 -m json.tool -m x", Options(2, "json.tool", ("-m", "x"), module=True)),
+        ("--processes=3 --devices-per-process 2 --platform cuda --no-prefix "
+         "--coordinator-port 123 --timeout 99.5 --grace 2 --max-restarts 7 "
+         "--min-processes 2 -- train.py --",
+         Options(3, "train.py", ("--",), devices_per_process=2, platform="cuda",
+                 coordinator_port=123, prefix=False, timeout=99.5, grace=2.0,
+                 max_restarts=7, min_processes=2)),
+    ],
+)  # fmt: skip
+@pytest.mark.usefixtures("script")
+def test_options_are_read(words, parsed):
+    assert options.parse(shlex.split(words)) == parsed
 
 
 @pytest.mark.parametrize(
@@ -64,21 +48,18 @@ def test_a_module_is_named_as_in_python(script):
         ("-n 2 --grace nan train.py", "'nan' is not a positive number of seconds"),
         ("-n 2 --max-restarts -1 train.py", "'-1' is not a number from 0 to 10000"),
         ("-n 2 --max-restarts 1 --min-processes 0 x", "'0' is not a number from 1"),
-        (
-            "-n 2 --max-restarts 1 --min-processes 3 train.py",
-            "--min-processes 3 is more than -n 2; pass 2 or less",
-        ),
-        (
-            "-n 2 --min-processes 1 train.py",
-            "--min-processes 1 was given without --max-restarts, so nothing starts",
-        ),
+        ("-n 2 --max-restarts 1 --min-processes 3 train.py",
+         "--min-processes 3 is more than -n 2; pass 2 or less"),
+        ("-n 2 --min-processes 1 train.py",
+         "--min-processes 1 was given without --max-restarts, so nothing starts"),
         ("-n 2 --device 2 train.py", "unrecognized arguments: --device"),
         ("-n 2 absent.py", "there is no file 'absent.py'"),
         ("-n 2 -m no_such_package.x", "there is no module 'no_such_package'"),
         ("-n 2 -m ..x", "there is no module ''"),
     ],
-)
-def test_a_bad_command_line_ends_with_2_and_advice(words, advice, script, capsys):
+)  # fmt: skip
+@pytest.mark.usefixtures("script")
+def test_a_bad_command_line_ends_with_2_and_advice(words, advice, capsys):
     with pytest.raises(SystemExit) as raised:
         options.parse(shlex.split(words))
     assert raised.value.code == 2

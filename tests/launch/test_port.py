@@ -6,18 +6,23 @@ import pytest
 from jaxcomm.launch import port
 
 
-def test_nobody_else_is_given_a_reserved_port():
-    with (
-        port.reserved(0) as number,
-        socket.socket() as other,
-        pytest.raises(OSError, match="in use"),
-    ):
+def bind(number):
+    with socket.socket() as other:
         other.bind(("127.0.0.1", number))
 
 
-def test_two_runs_get_two_ports():
-    with port.reserved(0) as one, port.reserved(0) as another:
-        assert one != another
+def test_a_reserved_port_is_nobody_else_s_and_the_coordinator_s_to_serve_on():
+    with port.reserved(0) as number, port.reserved(0) as another:
+        assert number != another
+        with pytest.raises(OSError, match="in use"):
+            bind(number)
+        with socket.socket() as server:
+            server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            server.bind(("127.0.0.1", number))
+            server.listen()
+            with socket.create_connection(("127.0.0.1", number)):
+                connection, _ = server.accept()
+                connection.close()
 
 
 def test_a_port_is_held_until_the_next_attempt_has_another(monkeypatch):
@@ -42,20 +47,9 @@ def test_a_port_is_held_until_the_next_attempt_has_another(monkeypatch):
 def test_all_attempts_have_the_port_that_was_asked_for(free_port):
     with port.Ports(free_port) as ports:
         assert [ports.next() for _ in range(3)] == [free_port] * 3
-        with socket.socket() as other, pytest.raises(OSError, match="in use"):
-            other.bind(("127.0.0.1", free_port))
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", free_port))
-
-
-def test_the_coordinator_can_serve_on_it():
-    with port.reserved(0) as number, socket.socket() as server:
-        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        server.bind(("127.0.0.1", number))
-        server.listen()
-        with socket.create_connection(("127.0.0.1", number)):
-            connection, _ = server.accept()
-            connection.close()
+        with pytest.raises(OSError, match="in use"):
+            bind(free_port)
+    bind(free_port)
 
 
 def test_a_port_in_use_is_refused_by_name(launch):

@@ -50,41 +50,32 @@ def both(capfd, monkeypatch):
     return start
 
 
-def test_a_script_sees_what_it_would_see_by_hand(both, program, tmp_path):
-    program(SAYS, "folder/program.py")
-    (tmp_path / "link.py").symlink_to("folder/program.py")
-    for path in ("folder/program.py", "link.py"):
-        by_hand, ours = both(str(tmp_path / path), "-n", "--help", "--", "")
-        assert ours == by_hand
-        assert "'-n', '--help', '--', ''" in by_hand[0]
-
-
-def test_a_relative_path_stays_relative(both, program, tmp_path, monkeypatch):
-    program(SAYS, "folder/program.py")
-    monkeypatch.chdir(tmp_path)
-    by_hand, ours = both("folder/program.py")
-    assert ours == by_hand
-
-
-@looks_at_the_first_path
-def test_a_folder_with_a_main_is_a_program(both, program, tmp_path):
-    program(SAYS, "folder/__main__.py")
-    by_hand, ours = both(str(tmp_path / "folder"), "x")
-    assert ours == by_hand
-
-
-@pytest.mark.parametrize("name", ["package.module", "package"])
-@looks_at_the_first_path
-def test_a_module_sees_what_it_would_see_by_hand(
-    name, both, program, tmp_path, monkeypatch
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["{}/folder/program.py", "-n", "--help", "--", ""],
+        ["{}/link.py"],
+        ["folder/program.py"],
+        pytest.param(["{}/folder", "x"], marks=looks_at_the_first_path),
+        pytest.param(["-m", "package.module", "-m"], marks=looks_at_the_first_path),
+        pytest.param(["-m", "package", "-m", "x"], marks=looks_at_the_first_path),
+    ],
+    ids=" ".join,
+)
+def test_a_program_sees_what_it_would_see_by_hand(
+    words, both, program, tmp_path, monkeypatch
 ):
-    program(SAYS, "package/module.py")
-    program(SAYS, "package/__main__.py")
+    for name in ("program", "__main__"):
+        program(SAYS, f"folder/{name}.py")
+    for name in ("module", "__main__"):
+        program(SAYS, f"package/{name}.py")
+    (tmp_path / "link.py").symlink_to("folder/program.py")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    by_hand, ours = both("-m", name, "-m", "x")
+    by_hand, ours = both(*(word.format(tmp_path) for word in words))
     assert ours == by_hand
-    assert "['-m', 'x']" in by_hand[0]
+    given = words[2:] if words[0] == "-m" else words[1:]
+    assert by_hand[0].startswith(f"[{given}, ")
 
 
 @pytest.mark.parametrize(
@@ -104,18 +95,17 @@ def test_an_end_looks_as_it_would_by_hand(text, both, program):
     assert ours == by_hand
 
 
-def test_a_module_that_is_not_there_is_named(launch, capfd):
-    asked = options.Options(processes=1, script="json.no_such", module=True)
+@pytest.mark.parametrize(
+    ("script", "module", "said"),
+    [
+        ("json.no_such", True, "cannot run json.no_such: no such module"),
+        ("{}", False, "cannot run {}: a folder or archive is run by its __main__.py"),
+    ],
+)
+def test_what_is_no_program_is_refused_by_name(script, module, said, capfd, tmp_path):
+    asked = options.Options(processes=1, script=script.format(tmp_path), module=module)
     assert run.run(asked) == 1
-    assert "cannot run json.no_such: no such module" in capfd.readouterr().err
-
-
-def test_a_folder_without_a_main_file_is_refused(launch, capfd, tmp_path):
-    asked = options.Options(processes=1, script=str(tmp_path))
-    assert run.run(asked) == 1
-    assert f"cannot run {tmp_path}: a folder or archive is run by its __main__.py" in (
-        capfd.readouterr().err
-    )
+    assert said.format(tmp_path) in capfd.readouterr().err
 
 
 def test_a_process_that_the_program_starts_is_no_part_of_the_run(launch):

@@ -6,133 +6,85 @@ from jaxcomm.launch.job import Outcome
 from jaxcomm.launch.options import Options
 from jaxcomm.launch.restarts import Restarts
 
-KILLED = 137
-CRASH = Outcome(KILLED, failed=1, was_up=True)
-CRASH_AT_START = Outcome(KILLED, failed=1)
+DONE = Outcome(0)
+CRASH = Outcome(137, failed=1, was_up=True)
+CRASH_AT_START = Outcome(137, failed=1)
+ENDS_AT_START = Outcome(1, failed=3)
+KILLED = "process 1 was ended by SIGKILL"
+ALL = (0, 1, 2, 3)
 
 
-@pytest.fixture
-def restarts():
-    """Returns a function that makes the restarts of a job of four processes."""
-
-    def make(most=3, **given):
-        asked = Options(processes=4, script="x", max_restarts=most, **given)
-        return Restarts(asked)
-
-    return make
-
-
-def slots(found):
-    return found.attempt.slots
-
-
-def test_each_failure_is_counted_with_its_reason(restarts):
-    job = restarts(most=2)
-    assert job.after(CRASH) == "restart 1 of 2: process 1 was ended by SIGKILL"
-    assert job.attempt.restarts == 1
-    failed = Outcome(3, failed=0, was_up=True)
-    assert job.after(failed) == "restart 2 of 2: process 0 ended with status 3"
-    assert job.attempt.restarts == 2
-    last = job.attempt
-    assert job.after(CRASH) == (
-        "not restarted: process 1 was ended by SIGKILL, after all 2 restarts"
-    )
-    assert job.attempt is last
-
-
-def test_a_job_that_dies_at_the_start_each_time_ends_too(restarts):
-    job = restarts(most=5)
-    for number in range(1, 6):
-        assert job.after(CRASH_AT_START).startswith(f"restart {number} of 5: ")
-    assert job.after(CRASH_AT_START).startswith("not restarted: ")
-
-
-@pytest.mark.parametrize("count", [1, 2])
-def test_an_end_without_failure_names_the_restarts(restarts, count):
-    job = restarts()
-    for _ in range(count):
-        job.after(CRASH)
-    last = job.attempt
-    assert job.after(Outcome(0)) == f"done after {count} restart{'s'[: count - 1]}"
-    assert job.attempt is last
+def job(most=3, **given):
+    return Restarts(Options(processes=4, script="x", max_restarts=most, **given))
 
 
 @pytest.mark.parametrize(
-    ("most", "outcome"),
+    ("most", "outcomes", "said"),
     [
-        (3, Outcome(0)),
-        (0, CRASH),
-        (3, Outcome(143, failed=1, was_asked=True, was_up=True)),
-        (3, Outcome(124, was_asked=True)),
+        (2, [CRASH], f"restart 1 of 2: {KILLED}"),
+        (2, [CRASH, Outcome(3, failed=0, was_up=True)],
+         "restart 2 of 2: process 0 ended with status 3"),
+        (2, [CRASH] * 3, f"not restarted: {KILLED}, after all 2 restarts"),
+        # One that dies at the start each time ends too.
+        (5, [CRASH_AT_START] * 5, f"restart 5 of 5: {KILLED}"),
+        (5, [CRASH_AT_START] * 6, f"not restarted: {KILLED}, after all 5 restarts"),
+        (3, [CRASH, DONE], "done after 1 restart"),
+        (3, [CRASH, CRASH, DONE], "done after 2 restarts"),
+        # Nothing is said where no restart is expected.
+        (3, [DONE], ""),
+        (0, [CRASH], ""),
+        (3, [Outcome(143, failed=1, was_asked=True, was_up=True)], ""),
+        (3, [Outcome(124, was_asked=True)], ""),
+        # Wrong arguments stay wrong, and a bug at the first start a bug.
+        (3, [CRASH, Outcome(2, failed=0, was_up=True)],
+         "not restarted: process 0 ended with status 2, which says that the program "
+         "was called wrongly. Correct the call"),
+        (3, [ENDS_AT_START],
+         "not restarted: process 3 ended with status 1 before all processes had "
+         "started their devices, in the first attempt. It would do so again: correct "
+         "the program"),
+        # A later start may fail by what the failure left.
+        (3, [CRASH, ENDS_AT_START], "restart 2 of 3: process 3 ended with status 1"),
+        (3, [CRASH_AT_START, ENDS_AT_START],
+         "restart 2 of 3: process 3 ended with status 1"),
     ],
+)  # fmt: skip
+def test_it_says_what_it_does(most, outcomes, said):
+    restarts = job(most)
+    for outcome in outcomes[:-1]:
+        assert restarts.after(outcome)
+    last = restarts.attempt
+    assert last.restarts == len(outcomes) - 1
+    assert restarts.after(outcomes[-1]) == said
+    assert restarts.attempt.restarts == last.restarts + said.startswith("restart")
+    assert said.startswith("restart") or restarts.attempt is last
+
+
+def test_a_slot_that_fails_twice_at_the_start_is_left_out():
+    restarts = job(most=9, min_processes=2)
+    run_id = restarts.attempt.run_id
+    # Process 1 runs on slot 2 in the end. Fewer than two are not enough.
+    for outcome, slots in [
+        (CRASH, ALL),
+        *zip([CRASH_AT_START] * 6, [ALL, *[(0, 2, 3)] * 2, *[(0, 3)] * 3], strict=True),
+    ]:
+        said = restarts.after(outcome)
+        assert restarts.attempt.slots == slots
+        assert ("and is left out" in said) == (restarts.attempt.restarts in (3, 5))
+        assert restarts.attempt.restarts != 3 or said == (
+            f"restart 3 of 9: {KILLED}. Slot 1 failed 2 times at the start and is left "
+            "out: 3 of 4 processes go on"
+        )
+    assert restarts.attempt.run_id == run_id
+
+
+@pytest.mark.parametrize(
+    ("least", "outcomes"),
+    [(1, [CRASH_AT_START, CRASH] * 3), (None, [CRASH_AT_START] * 5)],
+    ids=["the job was up in between", "nobody asked for it"],
 )
-def test_nothing_is_said_where_no_restart_is_expected(restarts, most, outcome):
-    job = restarts(most)
-    first = job.attempt
-    assert job.after(outcome) == ""
-    assert job.attempt is first
-
-
-def test_wrong_arguments_stay_wrong(restarts):
-    job = restarts()
-    assert job.after(CRASH).startswith("restart 1")
-    second = job.attempt
-    assert job.after(Outcome(2, failed=0, was_up=True)) == (
-        "not restarted: process 0 ended with status 2, which says that the program was "
-        "called wrongly. Correct the call"
-    )
-    assert job.attempt is second
-
-
-def test_a_program_that_ends_by_itself_at_its_first_start_has_a_bug(restarts):
-    job = restarts()
-    first = job.attempt
-    assert job.after(Outcome(1, failed=3)) == (
-        "not restarted: process 3 ended with status 1 before all processes had started "
-        "their devices, in the first attempt. It would do so again: correct the program"
-    )
-    assert job.attempt is first
-
-
-def test_a_later_start_may_fail_by_what_the_failure_left(restarts):
-    for before in (CRASH, CRASH_AT_START):
-        job = restarts()
-        job.after(before)
-        assert job.after(Outcome(1, failed=3)).startswith("restart 2 of 3: ")
-
-
-def test_a_slot_that_fails_twice_at_the_start_is_left_out(restarts):
-    job = restarts(most=9, min_processes=2)
-    run_id = job.attempt.run_id
-    job.after(CRASH)
-    assert slots(job) == (0, 1, 2, 3)
-    job.after(CRASH_AT_START)
-    assert slots(job) == (0, 1, 2, 3)
-    assert job.after(CRASH_AT_START) == (
-        "restart 3 of 9: process 1 was ended by SIGKILL. Slot 1 failed 2 times at the "
-        "start and is left out: 3 of 4 processes go on"
-    )
-    assert slots(job) == (0, 2, 3)
-    # Process 1 runs on slot 2 now.
-    job.after(CRASH_AT_START)
-    job.after(CRASH_AT_START)
-    assert slots(job) == (0, 3)
-    # Fewer are not enough.
-    job.after(CRASH_AT_START)
-    job.after(CRASH_AT_START)
-    assert slots(job) == (0, 3)
-    assert job.attempt.run_id == run_id
-
-
-def test_failures_at_the_start_count_from_when_the_job_was_up(restarts):
-    job = restarts(most=9, min_processes=1)
-    for outcome in (CRASH_AT_START, CRASH) * 3:
-        job.after(outcome)
-    assert slots(job) == (0, 1, 2, 3)
-
-
-def test_no_slot_is_left_out_unless_asked_for(restarts):
-    job = restarts(most=9)
-    for _ in range(5):
-        job.after(CRASH_AT_START)
-    assert slots(job) == (0, 1, 2, 3)
+def test_no_slot_is_left_out_otherwise(least, outcomes):
+    restarts = job(most=9, min_processes=least)
+    for outcome in outcomes:
+        restarts.after(outcome)
+    assert restarts.attempt.slots == ALL

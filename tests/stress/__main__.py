@@ -22,11 +22,7 @@ def main() -> int:
             devices_per_process=given.devices_per_process,
             module=True,
             script="stress.worker",
-            arguments=(
-                f"--operations={given.operations}",
-                f"--programs={given.programs}",
-                f"--seed={given.seed}",
-            ),
+            arguments=(str(given.operations), str(given.programs), str(given.seed)),
             platform="cpu",
             prefix=False,
         )
@@ -39,28 +35,23 @@ def _arguments():
         description=_DESCRIPTION,
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    for name, default, least, about in (
-        ("operations", 100_000, 1, "how many calls"),
-        ("processes", 2, 1, "how many processes"),
-        ("devices-per-process", 1, 1, "virtual devices of each"),
-        ("programs", 40, 1, "different programs; each takes time to compile"),
-        ("seed", 0, 0, "for everything that is chosen"),
+    for name, default, about in (
+        ("operations", 100_000, "how many calls"),
+        ("processes", 2, "how many processes"),
+        ("devices-per-process", 1, "virtual devices of each"),
+        ("programs", 40, "different programs; each takes time to compile"),
+        ("seed", 1, "for everything that is chosen"),
     ):
         parser.add_argument(
-            f"--{name}", type=_at_least(least), default=default, metavar="N", help=about
+            f"--{name}", type=_positive, default=default, metavar="N", help=about
         )
     return parser.parse_args()
 
 
-def _at_least(least):
-    def number(text):
-        if not text.isdecimal() or int(text) < least:
-            raise argparse.ArgumentTypeError(
-                f"{text!r} is not a number from {least} up"
-            )
-        return int(text)
-
-    return number
+def _positive(text):
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 up")
+    return int(text)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Mixed operations, all results checked, memory flat; here a short one."""
 
+import dataclasses
 import os
 import re
 import sys
@@ -12,18 +13,6 @@ import waiting
 
 from stress import __main__ as command
 from stress import programs, worker
-
-
-@pytest.fixture
-def arguments(monkeypatch):
-    """Returns a function that sets the command line of a worker."""
-
-    def set_to(**given):
-        given = {"operations": 4, "programs": 1, "seed": 3} | given
-        words = [f"--{name}={value}" for name, value in given.items()]
-        monkeypatch.setattr(sys, "argv", ["worker", *words])
-
-    return set_to
 
 
 @pytest.fixture
@@ -40,10 +29,7 @@ def mesh():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("devices", "number", "calls"),
-    [
-        (1, 5, 16),
-        pytest.param(2, 30, 300, marks=pytest.mark.thorough),
-    ],
+    [(1, 5, 16), pytest.param(2, 30, 300, marks=pytest.mark.thorough)],
 )
 def test_operations_between_processes_are_right(devices, number, calls):
     done = forked.run(
@@ -75,51 +61,39 @@ def test_operations_between_processes_are_right(devices, number, calls):
 def test_every_operation_is_in_the_pool_and_right(mesh, called):
     """Over both axes and over either, with operands of nothing and of a few bytes."""
     rng = np.random.default_rng(0)
-    pool = programs.pool(mesh, 30, rng)
-    names = {program.text.partition("(")[0] for program in pool}
-    assert names == set(programs.operations(2, rng))
-    axes = {program.text.partition("over axes ")[2] for program in pool}
+    pool = [programs.Program(mesh, number, rng) for number in range(30)]
+    assert {each.text.partition("(")[0] for each in pool} == set(programs.CASES)
+    texts = " ".join(each.text for each in pool)
     for some in (programs.AXES, ("process",), ("device",)):
-        assert any(text.startswith(f"{some}, ") for text in axes)
+        assert f" over axes {some}, " in texts
     numbers = programs.numbers(rng)
     for program in pool if called else pool[:2]:
         assert program.call(numbers, int(rng.integers(1 << 40))).difference() is None
 
 
-def test_calls_of_a_program_get_other_numbers_each_time_and_on_each_rank(mesh):
+def test_calls_get_other_numbers_each_time_and_on_each_rank(mesh, monkeypatch):
+    monkeypatch.setattr(programs, "CASES", {"pbarrier": programs.CASES["pbarrier"]})
+    monkeypatch.setattr(programs, "_bytes", lambda rng: 4000)
     rng = np.random.default_rng(0)
-    numbers = programs.numbers(rng)
-    operation = programs.operations(8, rng)["pbarrier"]
-    program = programs.Program(
-        mesh, "pbarrier", operation, programs.AXES, "default", np.dtype(np.float32), 50
-    )
-    seen = [np.asarray(program.call(numbers, offset).result) for offset in (0, 1000)]
-    rows = np.concatenate(seen)
-    assert len(np.unique(rows.reshape(16, -1), axis=0)) == 16
+    program, numbers = programs.Program(mesh, 0, rng), programs.numbers(rng)
+    rows = [np.asarray(program.call(numbers, at).result) for at in (0, 1000)]
+    assert len(np.unique(np.concatenate(rows).reshape(16, -1), axis=0)) == 16
 
 
-def test_a_wrong_result_ends_it_with_status_1_and_is_described(
-    arguments, monkeypatch, capsys
-):
-    real = programs.operations
-
-    def wrong(size, rng):
-        call = real(size, rng)["ring_shift"].call
-        return {"ring_shift": programs.Operation(call, lambda x: x + 1)}
-
-    monkeypatch.setattr(programs, "operations", wrong)
-    arguments()
-    assert worker.main() == 1
+def test_a_wrong_result_ends_it_with_status_1_and_is_described(monkeypatch, capsys):
+    case = programs.CASES["ring_shift"]
+    wrong = dataclasses.replace(case, model=lambda choice: lambda x: x + 1)
+    monkeypatch.setattr(programs, "CASES", {"ring_shift": wrong})
+    assert worker.main(4, 1, 3) == 1
     said = capsys.readouterr()
     assert re.search(r"process 0: operation 0 of seed 3, ring_shift\(", said.err)
     assert "elements are wrong, the first at [0, 0]: " in said.err
     assert "all right" not in said.out
 
 
-def test_growing_memory_ends_it_with_status_1(arguments, monkeypatch, capsys):
+def test_growing_memory_ends_it_with_status_1(monkeypatch, capsys):
     monkeypatch.setattr(worker.Memory, "growth", lambda self: 100_000_000)
-    arguments()
-    assert worker.main() == 1
+    assert worker.main(4, 1, 3) == 1
     assert "memory grew by 100.0 MB" in capsys.readouterr().out
 
 

@@ -1,6 +1,5 @@
 """One process of a soak; started by ``python -m stress``."""
 
-import argparse
 import ctypes
 import dataclasses
 import gc
@@ -9,6 +8,7 @@ import statistics
 import sys
 
 import jax
+import models
 import numpy as np
 
 import jaxcomm
@@ -57,17 +57,16 @@ class Memory:
         )
 
 
-def main() -> int:
+def main(operations: int, number: int, seed: int) -> int:
     """Calls collectives until one is wrong or all are done; returns the status."""
-    given = _arguments()
     here, processes = jax.process_index(), jax.process_count()
     devices = np.array(jax.devices()).reshape(processes, -1)
     mesh = jax.sharding.Mesh(
         devices, programs.AXES, axis_types=(jax.sharding.AxisType.Auto,) * 2
     )
-    rng = np.random.default_rng(given.seed)
+    rng = np.random.default_rng(seed)
     numbers = programs.numbers(rng)
-    pool = programs.pool(mesh, given.programs, rng)
+    pool = [programs.Program(mesh, each, rng) for each in range(number)]
     members = jaxcomm.init(mesh, lanes=programs.LANES, backend="host")
 
     def say(text):
@@ -75,14 +74,14 @@ def main() -> int:
             print(text, flush=True)
 
     what = (
-        f"{given.operations} operations of {len(pool)} programs, {processes} processes "
-        f"of {devices.shape[1]} devices, seed {given.seed}"
+        f"{operations} operations of {len(pool)} programs, {processes} processes "
+        f"of {devices.shape[1]} devices, seed {seed}"
     )
     say(f"{what}, through {members[-1].transport}")
     memory = Memory()
     done = told = 0
-    while done < given.operations:
-        at_once = min(int(rng.integers(1, _MOST_AT_ONCE + 1)), given.operations - done)
+    while done < operations:
+        at_once = min(int(rng.integers(1, _MOST_AT_ONCE + 1)), operations - done)
         # Each of them once, to begin with: then all are compiled.
         chosen = pool[done : done + at_once] or [
             pool[rng.integers(len(pool))] for _ in range(at_once)
@@ -93,11 +92,11 @@ def main() -> int:
         ]
         for program, call in calls:
             if wrong := call.difference():
-                print(f"process {here}: operation {done} of seed {given.seed}, "
+                print(f"process {here}: operation {done} of seed {seed}, "
                       f"{program.text}, {wrong}", file=sys.stderr)  # fmt: skip
                 return 1
             done += 1
-        if done * _SAMPLES >= len(memory.resident) * given.operations:
+        if done * _SAMPLES >= len(memory.resident) * operations:
             memory.sample()
         if done - told >= _PROGRESS_OPERATIONS:
             told = done
@@ -115,25 +114,14 @@ def main() -> int:
 
 def _largest(mesh, value):
     """Returns the largest of the processes' values."""
-    spec = jax.P(programs.AXES)
     mine = jax.make_array_from_callback(
         (mesh.devices.size,),
-        jax.NamedSharding(mesh, spec),
+        jax.NamedSharding(mesh, jax.P(programs.AXES)),
         lambda _: np.full(1, value, np.int32),
     )
-    most = jax.shard_map(
-        lambda x: jaxcomm.pmax(x, programs.AXES), mesh=mesh, in_specs=spec,
-        out_specs=spec,
-    )  # fmt: skip
-    return int(np.asarray(jax.jit(most)(mine).addressable_shards[0].data)[0])
-
-
-def _arguments():
-    parser = argparse.ArgumentParser()
-    for name in ("--operations", "--programs", "--seed"):
-        parser.add_argument(name, type=int, required=True)
-    return parser.parse_args()
+    most = models.over(mesh, lambda x: jaxcomm.pmax(x, programs.AXES))
+    return int(np.asarray(most(mine).addressable_shards[0].data)[0])
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(*map(int, sys.argv[1:])))
