@@ -191,7 +191,7 @@ def parse(document: Any) -> ProcessRecord:
         )
     except RecordError:
         raise
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
         raise RecordError(f"a damaged flight record: {error!r}") from None
 
 

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from bench import options, plan, run
+from bench import options, run
 from bench.own_process import Processes
 
 
@@ -23,24 +23,10 @@ def processes(asked):
     assert multiprocessing.active_children() == []
 
 
-@pytest.fixture
-def index(asked):
-    """The dispatch floor, of which little is compiled."""
-    return next(i for i, case in enumerate(plan.cases(asked)) if "floor" in case.name)
-
-
-def test_what_is_timed_on_devices_goes_to_a_process_of_its_own(asked, processes):
-    ours, cases = processes.cases(), list(plan.cases(asked))
-    assert [(case.suite, case.name, case.target) for case in ours] == [
-        (case.suite, case.name, case.target) for case in cases
-    ]
-    pairs = zip(ours, cases, strict=True)
-    stay = {case.suite for case, same in pairs if type(case) is type(same)}
-    assert stay == {"memory", "processes"}
-
-
-def test_a_process_that_was_killed_costs_one_row(processes, index, session):
-    case = processes.cases()[index]
+def test_a_process_that_was_killed_costs_one_row(processes, session):
+    # The dispatch floor, of which little is compiled.
+    cases = enumerate(processes.cases())
+    index, case = next((i, case) for i, case in cases if "floor" in case.name)
     (row,) = run.measure(case, session)
     assert (row.kind, row.suite, row.devices) == ("timed", "collectives", 2)
     (child,) = multiprocessing.active_children()

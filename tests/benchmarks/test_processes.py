@@ -1,13 +1,12 @@
 """The suite ``processes``, with processes that are only pretended."""
 
 import dataclasses
-import io
 import json
 
+import jax
 import pytest
-from rich.console import Console
 
-from bench import options, plan, processes, table
+from bench import options, plan, processes, processes_variants
 
 MIB = 1 << 20
 NOT_HOST = "its backend here is 'xla', not 'host'"
@@ -25,9 +24,7 @@ def test_every_operation_has_every_size_and_the_chain_comes_last():
     assert [case.is_last for case in planned] == [False] * 16 + [True]
     assert {case.payload_bytes for case in planned} == {256, 1 << 16, MIB, 16 * MIB}
     assert len({id(case.team) for case in planned}) == 1
-
-
-def test_operands_are_whole_slices_and_none_too_large_for_many():
+    # Operands are whole slices, and none is too large for many.
     assert max(case.payload_bytes for case in cases("-n", "8")) == MIB
     assert cases("-n", "3", "--sizes", "100", "--ops", "psum")[0].payload_bytes == 108
     gather, _ = cases("-n", "8", "--sizes", "256", "--ops", "all_gather")
@@ -41,14 +38,13 @@ class FakeTeam:
     count = 2
     peers = "gloo of jaxlib 1; mpi4jax 2 with MPICH 3"
 
-    def __init__(self, seconds, absent=None, other=None):
-        self.seconds = seconds
-        self.absent = absent or {}
-        self.other = other or {}
-        self.asked = []
-        self.stops = 0
+    def __init__(self, seconds, absent=(), other=(), interrupt=False):
+        self.seconds, self.absent, self.other = seconds, dict(absent), dict(other)
+        self.interrupt, self.asked, self.stops = interrupt, [], 0
 
     def ask(self, **message):
+        if self.interrupt:
+            raise KeyboardInterrupt
         self.asked.append(message)
         if message["do"] == "prepare":
             prepared = {"variants": list(self.seconds), "absent": self.absent}
@@ -69,15 +65,10 @@ TIMES = {
 WITHOUT = {"jaxcomm": NOT_HOST, "mpi4jax": NO_MPI}
 
 
-def case_of(team, name="psum", size=16 * MIB, **options):
+def case_of(team, name="psum", **options):
+    of = {"name": name, "payload_bytes": 16 * MIB, "work": 4 * 16 * MIB}
     return processes.ProcessesCase(
-        suite="processes",
-        name=name,
-        devices=2,
-        team=team,
-        payload_bytes=size,
-        work=4 * size,
-        **options,
+        suite="processes", devices=2, team=team, **of, **options
     )
 
 
@@ -98,15 +89,11 @@ def test_the_slowest_process_counts_and_all_copies_are_the_limit(session):
     assert row.shares["jaxcomm"] == pytest.approx(rate / row.roofline_rate)
 
 
-def test_variants_take_turns_and_fast_ones_fill_their_sample():
+def test_variants_take_turns_and_fast_ones_fill_their_sample(session):
     effort = plan.effort(options.read(("processes", "--quick")))
     effort = dataclasses.replace(effort, rounds=2, sample_seconds=10e-3)
-    limit = dataclasses.make_dataclass("Limit", ["unit", "work", "rate"])
-    session = dataclasses.make_dataclass("Session", ["effort", "rooflines"])(
-        effort, [limit("bytes", 4096, 1.0)]
-    )
     team = FakeTeam(TIMES)
-    (row,) = case_of(team).measure(session)
+    (row,) = case_of(team).measure(dataclasses.replace(session, effort=effort))
     assert row.calls_of == {"jaxcomm": 5, "gloo": 1, "mpi4jax": 2}
     assert row.calls == 5
     samples = [message for message in team.asked if message["do"] == "sample"]
@@ -138,64 +125,60 @@ def test_ranks_that_prepared_different_things_are_not_timed(session):
 
 
 def test_the_team_goes_after_its_last_case_or_an_interrupt(session):
-    class Interrupted(FakeTeam):
-        def ask(self, **message):
-            raise KeyboardInterrupt
-
     for is_last in (False, True):
         team = FakeTeam(TIMES)
         case_of(team, is_last=is_last).measure(session)
         assert team.stops == is_last
-    team = Interrupted(TIMES)
+    team = FakeTeam(TIMES, interrupt=True)
     with pytest.raises(KeyboardInterrupt):
         case_of(team).measure(session)
     assert team.stops == 1
 
 
-# The table.
-
-
-def printed(rows, width=200):
-    console = Console(file=io.StringIO(), width=width)
-    for renderable in table.tables(rows, width):
-        console.print(renderable)
-    return console.file.getvalue().splitlines()
-
-
-def line_with(lines, *words):
-    (line,) = (line for line in lines if all(word in line for word in words))
-    return " ".join(line.split())
-
-
-def test_every_rival_has_a_line_with_its_bound(session):
+def test_every_rival_has_a_line_with_its_bound(session, printed, the_line_with):
     (row,) = case_of(FakeTeam(TIMES)).measure(session)
     shares = {"jaxcomm": 0.5, "gloo": 0.05, "mpi4jax": 0.1}
-    row = dataclasses.replace(row, shares=shares)
-    lines = printed([row])
-    assert line_with(lines, "psum") == (
-        "psum 16 MiB jaxcomm 2 ms 2 ms - 2 ms 33.6 GB/s 50 %"
-    )
-    gloo = line_with(lines, "gloo", ">=")
-    assert gloo == "gloo 20 ms 20 ms - 20 ms 10.00 >= 8 pass 3.36 GB/s 5.0 %"
-    assert " 4.50 >= 6 miss " in line_with(lines, "mpi4jax", ">=")
+    lines = printed([dataclasses.replace(row, shares=shares)])
+    for words, text in (
+        (("psum",), "psum 16 MiB jaxcomm 2 ms 2 ms - 2 ms 33.6 GB/s 50 %"),
+        (("gloo", ">="), "gloo 20 ms 20 ms - 20 ms 10.00 >= 8 pass 3.36 GB/s 5.0 %"),
+        (("mpi4jax", ">="), " 4.50 >= 6 miss "),
+    ):
+        assert text in the_line_with(lines, *words)
     text = " ".join(" ".join(lines).split())
     assert "2 processes of one device each; the slowest counts" in text
     assert FakeTeam.peers in text
     assert "part of memcpy in every process" in text
-    # Each number of processes has a table, which fits into a terminal.
-    lines = printed([row, dataclasses.replace(row, devices=8)], 80)
-    titles = [line.strip() for line in lines]
-    assert titles.index("processes -n 2") < titles.index("processes -n 8")
-    assert max(map(len, lines)) <= 80
-    assert not any("…" in line for line in lines)
 
 
-def test_what_was_not_measured_says_so_once(session):
-    times = {name: TIMES[name] for name in ("gloo", "memcpy")}
-    team = FakeTeam(times, WITHOUT)
-    lines = printed([case_of(team, name).measure(session)[0] for name in ("psum", "x")])
-    assert line_with(lines, "psum", "jaxcomm").endswith("jaxcomm not measured")
-    assert sum("absent" in line for line in lines) == 2
-    text = "\n".join(lines)
-    assert text.count(f"jaxcomm: {NOT_HOST}.") == 1
-    assert text.count(f"mpi4jax: {NO_MPI}.") == 1
+# What a process runs, in a group of one.
+
+
+def build(name="psum"):
+    return processes_variants.build(name, 64, 64, 1, 0, NO_MPI)
+
+
+def test_ours_comes_first_and_the_copy_last(monkeypatch):
+    for name in ("psum", "all_to_all", processes_variants.CHAIN):
+        calls, absent = build(name)
+        assert list(calls) == ["jaxcomm", "gloo", "memcpy"]
+        assert absent == {"mpi4jax": NO_MPI}
+        for call in calls.values():
+            call()
+    # Ours is measured over its own transport alone.
+    monkeypatch.setattr("jaxcomm.config.BACKEND", "xla")
+    calls, absent = build()
+    assert list(calls) == ["gloo", "memcpy"]
+    assert absent["jaxcomm"] == NOT_HOST
+
+
+def test_a_wrong_result_is_not_timed(monkeypatch):
+    mapped = processes_variants._mapped
+
+    def wrong_for_gloo(name, op, module, *rest):
+        right = mapped(name, op, module, *rest)
+        return (lambda x: right(x) + 1) if module is jax.lax else right
+
+    monkeypatch.setattr(processes_variants, "_mapped", wrong_for_gloo)
+    with pytest.raises(ValueError, match="results of gloo and jaxcomm differ"):
+        build()

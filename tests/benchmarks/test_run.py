@@ -20,35 +20,15 @@ class Fake(Case):
 
 
 def fakes(*errors):
-    return [
-        Fake(suite="s", name=str(i), devices=2, error=error)
-        for i, error in enumerate(errors)
-    ]
+    of = {"suite": "s", "devices": 2}
+    return [Fake(name=str(i), error=error, **of) for i, error in enumerate(errors)]
 
 
-@pytest.fixture
-def pipe():
-    return Console(file=io.StringIO())
-
-
-def test_a_case_that_raises_is_a_row_and_the_rest_goes_on(session, pipe):
+def test_a_case_that_raises_is_a_row_and_an_interrupt_ends_it(session):
     rows = []
-    run.run(fakes(None, MemoryError("two\nlines"), None), session, rows, pipe)
+    some = fakes(None, MemoryError("two\nlines"), None, KeyboardInterrupt(), None)
+    with pytest.raises(KeyboardInterrupt):
+        run.run(some, session, rows, Console(file=io.StringIO()))
     assert [row.name for row in rows] == ["0", "1", "2"]
     assert rows[1].kind == "failed"
     assert rows[1].error == "MemoryError: two lines"
-
-
-def test_an_interrupt_leaves_the_rows_before_it(session, pipe):
-    rows = []
-    with pytest.raises(KeyboardInterrupt):
-        run.run(fakes(None, KeyboardInterrupt(), None), session, rows, pipe)
-    assert [row.name for row in rows] == ["0"]
-
-
-def test_progress_is_shown_on_a_terminal_alone(session, pipe):
-    terminal = Console(file=io.StringIO(), force_terminal=True, width=80)
-    run.run(fakes(None), session, [], pipe)
-    run.run(fakes(None), session, [], terminal)
-    assert pipe.file.getvalue() == ""
-    assert "s: 0, 2 devices" in terminal.file.getvalue()

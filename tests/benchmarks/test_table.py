@@ -1,30 +1,15 @@
-import io
-
 import pytest
-from rich.console import Console
 
-from bench import table
-
-
-def printed(rows, width):
-    console = Console(file=io.StringIO(), width=width)
-    for renderable in table.tables(rows, width):
-        console.print(renderable)
-    return console.file.getvalue().splitlines()
+from bench import units
+from bench.targets import Target
 
 
 @pytest.fixture
-def lines(rows):
-    return printed(rows, 200)
+def lines(rows, printed):
+    return printed(rows)
 
 
-def the_line_with(lines, *words):
-    """Returns the only line that has all the words, each run of blanks as one."""
-    (line,) = (line for line in lines if all(word in line for word in words))
-    return " ".join(line.split())
-
-
-def test_every_suite_has_a_table_with_its_bounds(lines):
+def test_every_suite_has_a_table_with_its_bounds(lines, the_line_with):
     titles = [line.strip() for line in lines]
     for suite in ("collectives", "chain", "attention", "memory"):
         assert suite in titles
@@ -41,17 +26,23 @@ def test_every_suite_has_a_table_with_its_bounds(lines):
     assert "collectives: pmax, 8 devices failed. ValueError: no" in lines
 
 
-def test_ways_to_attend_stand_below_each_other(lines):
-    ours, rival = (
-        i for i, line in enumerate(lines) if "500 ms" in line or "1.20" in line
-    )
-    assert lines[ours].split()[:3] == ["forward", "8", "jaxcomm"]
-    assert rival == ours + 1
-    assert lines[rival].split()[:3] == ["ring", "over", "lax.ppermute"]
+def test_a_bound_says_what_is_good_enough():
+    for target, text, good, bad in (
+        (Target("ratio", 1.1), ">= 1.1", 1.1, 1.09),
+        (Target("share", 0.5), ">= 50 %", 0.5, 0.49),
+        (Target("growth", 0.05), "< 5 %", 0.049, 0.05),
+    ):
+        assert str(target) == text
+        assert (target.is_met(good), target.is_met(bad)) == (True, False)
 
 
-def test_eighty_columns_cut_nothing(rows):
-    lines = printed(rows, 80)
-    assert max(map(len, lines)) <= 80
-    assert not any("…" in line for line in lines)
-    assert the_line_with(lines, "psum ", " 256 B").endswith(">= 1.1 pass 100 %")
+def test_numbers_read_as_people_write_them():
+    seconds = [units.seconds(of) for of in (7.13e-5, 9.996e-4, 0.263, 12.0)]
+    assert seconds == ["71.3 us", "1 ms", "263 ms", "12 s"]
+    sizes = [units.size(of) for of in (256, 65536, 16 << 20, 3 << 30)]
+    assert sizes == ["256 B", "64 KiB", "16 MiB", "3 GiB"]
+    rates = [units.rate(of, "bytes") for of in (7.2e5, 7.2e6, 9.81e9)]
+    assert rates == ["720 kB/s", "7.2 MB/s", "9.81 GB/s"]
+    assert units.rate(4.13e11, "FLOP") == "413 GFLOP/s"
+    percent = [units.percent(of) for of in (0.52, 0.0123, 1e-6, -1e-6, -0.3)]
+    assert percent == ["52 %", "1.2 %", "< 0.1 %", "0.0 %", "-30 %"]

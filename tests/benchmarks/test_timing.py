@@ -31,21 +31,17 @@ def clock():
 
 
 def interleave(clock, variants, calls=1, **options):
-    return timing.interleave(
-        variants, calls=dict.fromkeys(variants, calls), clock=clock.monotonic, **options
-    )
+    calls = dict.fromkeys(variants, calls)
+    return timing.interleave(variants, calls=calls, clock=clock.monotonic, **options)
 
 
-def test_the_order_alternates_between_rounds(clock):
-    variants = {name: clock.variant(name, 1.0) for name in "ABC"}
-    interleave(clock, variants, rounds=3)
-    assert "".join(clock.order) == "ABCCBAABC"
-
-
-def test_one_may_stay_last_while_the_others_take_turns(clock):
-    variants = {name: clock.variant(name, 1.0) for name in "ABR"}
-    interleave(clock, variants, rounds=3, last="R")
-    assert "".join(clock.order) == "ABRBARABR"
+@pytest.mark.parametrize(
+    ("names", "last", "order"), [("ABC", None, "ABCCBAABC"), ("ABR", "R", "ABRBARABR")]
+)
+def test_the_order_alternates_but_for_one_that_stays_last(names, last, order, clock):
+    variants = {name: clock.variant(name, 1.0) for name in names}
+    interleave(clock, variants, rounds=3, last=last)
+    assert "".join(clock.order) == order
 
 
 def test_a_sample_is_the_mean_of_its_calls_of_which_each_has_its_number(clock):
@@ -56,17 +52,13 @@ def test_a_sample_is_the_mean_of_its_calls_of_which_each_has_its_number(clock):
     assert "".join(clock.order) == "AARRAA"
 
 
-def test_a_spent_budget_ends_it_between_rounds(clock):
+def test_a_spent_budget_ends_it_between_rounds_of_which_there_are_the_fewest(clock):
     variants = {name: clock.variant(name, 2.0) for name in "AB"}
-    samples = interleave(clock, variants, rounds=99, budget=7.0)
-    assert {name: len(of) for name, of in samples.items()} == {"A": 2, "B": 2}
-
-
-def test_the_fewest_rounds_are_done_whatever_they_take(clock):
-    samples = interleave(
-        clock, {"A": clock.variant("A", 50.0)}, rounds=9, budget=1.0, fewest_rounds=4
-    )
-    assert len(samples["A"]) == 4
+    for fewest, rounds in ((1, 2), (4, 4)):
+        samples = interleave(
+            clock, variants, rounds=99, budget=7.0, fewest_rounds=fewest
+        )
+        assert [len(of) for of in samples.values()] == [rounds] * 2
 
 
 def test_nothing_is_collected_meanwhile_and_the_collector_comes_back():
@@ -82,9 +74,8 @@ def test_nothing_is_collected_meanwhile_and_the_collector_comes_back():
     assert gc.isenabled()
 
 
-@pytest.mark.parametrize(
-    ("seconds", "calls"),
-    [
+def test_calls_fill_a_sample(clock):
+    for seconds, calls in (
         # The fastest fills a sample of 2 ms.
         ({"A": [3e-4], "B": [5e-3]}, 7),
         # One slow first call does not shorten it; one that is always slow is one.
@@ -92,12 +83,10 @@ def test_nothing_is_collected_meanwhile_and_the_collector_comes_back():
         ({"A": [9.0]}, 1),
         # The clock is too coarse to see a call: the most calls.
         ({"A": [0.0]}, 1000),
-    ],
-)
-def test_calls_fill_a_sample(seconds, calls, clock):
-    variants = {name: clock.variant(name, *of) for name, of in seconds.items()}
-    found = timing.calls_per_sample(variants, seconds=2e-3, clock=clock.monotonic)
-    assert found == calls
+    ):
+        variants = {name: clock.variant(name, *of) for name, of in seconds.items()}
+        found = timing.calls_per_sample(variants, seconds=2e-3, clock=clock.monotonic)
+        assert found == calls
 
 
 def test_spreads_tell_the_extremes_the_middle_and_the_middle_half():
@@ -106,10 +95,7 @@ def test_spreads_tell_the_extremes_the_middle_and_the_middle_half():
     assert Quartiles.of([5.0]) == Quartiles(5.0, 5.0, 5.0, 5.0, 5.0)
     found = Quartiles.of([4.0, 0.0, 1.0, 3.0, 2.0])
     assert found == Quartiles(0.0, 2.0, 4.0, 1.0, 3.0)
-
-
-def test_the_ratio_is_taken_round_by_round():
-    # A machine that turns ten times slower in the last rounds changes no ratio. The
-    # ratio of the medians would be 20 / 2.
+    # A ratio is taken round by round: a machine that turns ten times slower in the last
+    # rounds changes none. The ratio of the medians would be 20 / 2.
     ours, theirs = [1.0, 2.0, 10.0, 10.0, 1.0], [2.0, 4.0, 20.0, 20.0, 20.0]
     assert timing.median_ratio(theirs, ours) == 2.0

@@ -14,31 +14,29 @@ class Job:
     """Records of a job whose ranks did what :meth:`did` was told.
 
     Every call is a second later than the one before. Unless told otherwise there is one
-    group of four devices, two of each of two processes.
+    group of four devices, two of each of two processes. Of each rank's operations the
+    ring has overwritten the first, as many as to forget.
     """
 
     def __init__(self, folder, devices=None, groups=None, forget=0, backend="host"):
-        self.folder = folder
-        self.backend = backend
+        self.folder, self.backend, self.forget = folder, backend, forget
         self.devices = devices or {0: [0, 1], 1: [2048, 2049]}
         everybody = [device for own in self.devices.values() for device in own]
         self.groups = groups or [everybody]
-        # How many of each rank's first operations the ring has overwritten.
-        self.forget = forget
         self.entries = collections.defaultdict(list)
         self.counts = collections.Counter()
         self.time = NOW
         # By process: its host, and how far its clock is ahead.
-        self.hosts = {}
-        self.wrong = {}
+        self.hosts, self.wrong = {}, {}
 
     def did(
-        self, ranks, operation, state="completed", *, site="a", run=1, group=0,
-        axes="('i',)", platform="cpu", signature=None, seconds=0.5,
+        self, ranks, operation, state="completed", site="a", run=1, signature=None, *,
+        group=0, axes="('i',)", platform="cpu", seconds=0.5,
     ):  # fmt: skip
-        """Adds one operation of each of some ranks."""
+        """Adds an operation of some ranks, "013", of float32[4] unless it says what."""
         name, _, operands = operation.removesuffix(")").partition("(")
-        for rank in [ranks] if isinstance(ranks, int) else ranks:
+        operands = operands or "float32[4]"
+        for rank in [ranks] if isinstance(ranks, int) else map(int, ranks):
             self.counts[axes, group, rank] += 1
             device = self.groups[group][rank]
             (process,) = (p for p, own in self.devices.items() if device in own)
@@ -50,7 +48,7 @@ class Job:
                 "group": group, "device": device, "run_id": run, "site": site,
                 "collective": name, "name": name, "operands": operands,
                 "dtype": operands.partition("[")[0], "bytes": 16,
-                "signature": signature or operation, "state": state,
+                "signature": signature or f"{name}({operands})", "state": state,
                 "started": self.time,
                 "seconds": None if state == "started" else seconds,
             })  # fmt: skip
@@ -82,28 +80,19 @@ class Job:
         """Writes the records of some processes, or of all; returns the files."""
         paths = []
         for process in processes or self.devices:
-            path = self.folder / f"flight-record-{process}.json"
-            path.write_text(json.dumps(self.document(process)))
-            paths.append(path)
+            paths.append(self.folder / f"flight-record-{process}.json")
+            paths[-1].write_text(json.dumps(self.document(process)))
         return paths
 
     def merged(self, *processes):
         """Merges the records of some processes, or of all."""
         return merge_files(self.write(*processes))
 
-    def texts(self, *processes):
-        """Returns what :meth:`merged` finds wrong, as text."""
-        return [finding.text for finding in self.merged(*processes).findings]
-
 
 @pytest.fixture
 def make_job(tmp_path):
     """Returns ``make_job(devices, groups)``; see :class:`Job`."""
-
-    def make(**options):
-        return Job(tmp_path, **options)
-
-    return make
+    return lambda **options: Job(tmp_path, **options)
 
 
 @pytest.fixture

@@ -19,78 +19,52 @@ import jaxcomm
 from jaxcomm import config
 from jaxcomm.diagnostics.merge import merge_files
 
-# Rank 1 is held up: by wait() until a line arrives on stdin, by give_up() until the
-# others have stopped waiting. Nobody gives up but on lane "late".
+# Rank 1 is held up until a line arrives on stdin, or, on lane "late", until the others
+# have given up.
 START = r"""
-import os, shutil, signal, sys
-import jax
-import jax.numpy as jnp
-import numpy as np
-import waiting
-import jaxcomm
+from worker import *
 
-mesh = jax.make_mesh((4,), ("i",), axis_types=(jax.sharding.AxisType.Auto,),
-                     devices=jax.devices()[:4])
-folder = os.environ["JAXCOMM_DUMP_DIR"]
+mesh, folder = mesh_of(jax.devices()[:4]), os.environ["JAXCOMM_DUMP_DIR"]
+program, x = jitted(lambda x: jaxcomm.psum(x, "i"), mesh), spread(mesh)
 
 
-def jitted(call):
-    spec = jax.P("i")
-    return jax.jit(jax.shard_map(call, mesh=mesh, in_specs=spec, out_specs=spec,
-                                 check_vma=False))
+def others_have(state):
+    entries = jaxcomm.flight_record().process.communicators[-1].entries
+    last = max((e.sequence for e in entries if e.rank == 1), default=0)
+    return {0, 2, 3} == {entry.rank for entry in entries
+                         if entry.sequence == last + 1 and entry.state == state}
 
 
-program = jitted(lambda x: jaxcomm.psum(x, "i"))
-x = jnp.arange(4.0)
+def held_up(until, lane):
+    def late(i):
+        if int(i) == 1:
+            until()
+        return np.float32(0)
 
-
-def wait(i):
-    if int(i) == 1:
-        sys.stdin.readline()
-    return np.float32(0)
-
-
-def give_up(i):
-    if int(i) == 1:
-        until_others_have("failed")
-    return np.float32(0)
-
-
-def until_others_have(state):
-    def are_there():
-        entries = jaxcomm.flight_record().process.communicators[-1].entries
-        last = max((e.sequence for e in entries if e.rank == 1), default=0)
-        there = {entry.rank for entry in entries
-                 if entry.sequence == last + 1 and entry.state == state}
-        return there == {0, 2, 3}
-
-    waiting.until(are_there)
-
-
-def held_up(by, lane):
     def call(x):
-        late = jax.pure_callback(by, jax.ShapeDtypeStruct((), np.float32),
+        zero = jax.pure_callback(late, jax.ShapeDtypeStruct((), np.float32),
                                  jax.lax.axis_index("i"))
-        return jaxcomm.all_gather(x + late, "i", tiled=True, lane=lane)
+        return jaxcomm.all_gather(x + zero, "i", tiled=True, lane=lane)
 
-    return jitted(call)
+    return jitted(call, mesh)
 
 
 def fail():
     jax.block_until_ready(program(x))
     os.environ["JAXCOMM_TIMEOUT"] = str(waiting.EXPIRES_SECONDS)
+    until = lambda: waiting.until(lambda: others_have("failed"))
     try:
-        jax.block_until_ready(held_up(give_up, "late")(x))
+        jax.block_until_ready(held_up(until, "late")(x))
     except jax.errors.JaxRuntimeError as error:
         return "DEADLINE" in str(error)
 
 """
 HANG = r"""
 jax.block_until_ready(program(x))
-out = held_up(wait, None)(x)
-until_others_have("started")
+out = held_up(sys.stdin.readline, None)(x)
+waiting.until(lambda: others_have("started"))
 print("hangs", flush=True)
-print(np.asarray(jax.block_until_ready(out))[:4])
+print(np.asarray(jax.block_until_ready(out))[:4, 0])
 """
 
 
@@ -105,20 +79,12 @@ def start(folder):
     started = []
 
     def start(code, dump_dir=str(folder)):
-        process = forked.Popen(
-            [sys.executable, "-c", START + code],
-            env=os.environ
-            | {
-                "JAXCOMM_TIMEOUT": str(waiting.HANG_SECONDS),
-                "JAXCOMM_DUMP_DIR": dump_dir,
-            },
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        started.append(process)
-        return process
+        own = {"JAXCOMM_TIMEOUT": str(waiting.HANG_SECONDS)}
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        command = [sys.executable, "-c", START + code]
+        env = os.environ | own | {"JAXCOMM_DUMP_DIR": dump_dir}
+        started.append(forked.Popen(command, env=env, text=True, **pipes))
+        return started[-1]
 
     yield start
     for process in started:
@@ -130,8 +96,8 @@ def start(folder):
 def finish(start):
     """Returns ``finish(code)``: runs it to its end; returns status, stdout, stderr."""
 
-    def finish(code, **options):
-        process = start(code, **options)
+    def finish(*args, **options):
+        process = start(*args, **options)
         out, err = waiting.ended(process)
         return process.returncode, out, err
 
@@ -143,28 +109,7 @@ def ours(err):
 
 
 def test_a_process_that_hangs_in_block_until_ready_answers_the_signal(start, folder):
-    process = start(HANG)
-    assert process.stdout.readline() == "hangs\n"
-    process.send_signal(signal.SIGUSR1)
-    # Written after the file.
-    line = process.stderr.readline()
-    path = folder / "flight-record-0.json"
-    assert line == (
-        f"jaxcomm: process 0 of 1: flight record: {path}; explained by python -m "
-        f"jaxcomm.doctor --merge {path}\n"
-    )
-    merged = merge_files([path])
-    assert merged.records[0].reason == "signal"
-    assert [finding.text for finding in merged.findings] == [
-        "rank 1 (process 0, cpu:1) last completed psum(float32[1]) #1; ranks 0, 2, 3 "
-        "wait in all_gather(float32[1]) #2"
-    ]
-    # It goes on as if nothing had been.
-    out, err = waiting.ended(process, "\n")
-    assert (process.returncode, out, err) == (0, "[0. 1. 2. 3.]\n", "")
-
-
-def test_without_a_folder_the_answer_is_a_line_for_each_rank(start, folder):
+    """With a line for each rank where there is no folder; test_processes.py has one."""
     process = start(HANG, dump_dir="")
     assert process.stdout.readline() == "hangs\n"
     process.send_signal(signal.SIGUSR1)
@@ -173,15 +118,14 @@ def test_without_a_folder_the_answer_is_a_line_for_each_rank(start, folder):
         "jaxcomm: process 0 of 1: last operations (JAXCOMM_DUMP_DIR is not set, so no "
         "file):\n"
     )
-    where = r"  axes \('i',\), lane 'default': rank {} of 4 \(cpu:{}\) "
-    waits = r"has been in all_gather\(float32\[1\]\) #2 for [0-9.]+ s\n"
-    done = r"completed psum\(float32\[1\]\) #1 [0-9.]+ s ago\n"
+    waits = r"has been in all_gather\(float32\[1,1\]\) #2 for [0-9.]+ s\n"
+    done = r"completed psum\(float32\[1,1\]\) #1 [0-9.]+ s ago\n"
     for rank, line in enumerate(lines[1:]):
-        assert re.fullmatch(
-            where.format(rank, rank) + (done if rank == 1 else waits), line
-        )
-    _, err = waiting.ended(process, "\n")
-    assert (process.returncode, err) == (0, "")
+        where = rf"  axes \('i',\), lane 'default': rank {rank} of 4 \(cpu:{rank}\) "
+        assert re.fullmatch(where + (done if rank == 1 else waits), line)
+    # It goes on as if nothing had been.
+    out, err = waiting.ended(process, "\n")
+    assert (process.returncode, out, err) == (0, "[0. 1. 2. 3.]\n", "")
     assert not folder.exists()
 
 
@@ -217,7 +161,9 @@ def test_a_failure_leaves_a_record_or_says_why_not(finish, folder):
     (finding,) = merged.findings
     assert (finding.kind, finding.ranks) == ("behind", (1,))
     # Written before or after the operation was marked as failed.
-    assert re.search(r"(wait|gave up) in all_gather\(float32\[1\]\) #1$", finding.text)
+    assert re.search(
+        r"(wait|gave up) in all_gather\(float32\[1,1\]\) #1$", finding.text
+    )
 
 
 def test_without_a_folder_a_failure_says_how_to_get_a_record(finish):
@@ -242,22 +188,17 @@ def test_a_program_that_breaks_off_leaves_its_record(finish, folder):
     assert [entry["name"] for entry in communicator["entries"]] == ["psum"] * 4
 
 
-def test_the_folder_is_made_and_its_path_absolute(monkeypatch, tmp_path):
+def test_the_folder_is_made_and_its_path_absolute(monkeypatch, tmp_path, make_mesh):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("JAXCOMM_DUMP_DIR", "a/b")
     assert config.dump_dir() == str(tmp_path / "a" / "b")
     assert (tmp_path / "a" / "b").is_dir()
     monkeypatch.setenv("JAXCOMM_DUMP_DIR", "")
     assert config.dump_dir() is None
-
-
-def test_a_folder_that_cannot_be_is_refused_when_a_communicator_is_made(
-    monkeypatch, tmp_path, make_mesh
-):
+    # One that cannot be is refused when a communicator is made.
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("JAXCOMM_DUMP_DIR", str(tmp_path / "file" / "dumps"))
-    with pytest.raises(
-        ValueError, match=r"JAXCOMM_DUMP_DIR is '.*dumps': Not a directory"
-    ):
+    text = r"JAXCOMM_DUMP_DIR is '.*dumps': Not a directory"
+    with pytest.raises(ValueError, match=text):
         jaxcomm.init(make_mesh(i=2))
     assert len(jaxcomm.communicators()) == 0

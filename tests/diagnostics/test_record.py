@@ -7,7 +7,7 @@ from jaxcomm.diagnostics import record
 
 
 def test_every_field_is_read(job):
-    job.did(2, "psum(float32[4])", "started")
+    job.did(2, "psum", "started")
     found = record.parse(job.document(1))
     assert (found.process, found.processes, found.pid) == (1, 2, 101)
     assert (found.host, found.reason) == ("node7", "timeout")
@@ -16,75 +16,56 @@ def test_every_field_is_read(job):
     assert communicator.groups == ((0, 1, 2048, 2049),)
     assert communicator.title == "axes ('i',), lane 'default'"
     (entry,) = communicator.entries
-    assert (
-        dataclasses.asdict(entry) == job.document(1)["communicators"][0]["entries"][0]
-    )
-    assert entry.operation == "psum(float32[4])"
-    assert entry.ended is None
+    (written,) = job.document(1)["communicators"][0]["entries"]
+    assert dataclasses.asdict(entry) == written
+    assert (entry.operation, entry.ended) == ("psum(float32[4])", None)
 
 
 def test_optional_fields_may_lack_and_unknown_ones_be_there(job):
-    job.did(0, "psum(float32[4])", seconds=2.0)
-    document = job.document(0) | {"more": 1}
+    document = job.did(0, "psum", seconds=2.0).document(0) | {"more": 1}
     del document["devices"]
     (communicator,) = document["communicators"]
     del communicator["platform"]
-    communicator["entries"][0]["more"] = 1
-    del communicator["entries"][0]["signature"]
+    (written,) = communicator["entries"]
+    written["more"] = 1
+    del written["signature"]
     found = record.parse(document)
     assert found.devices == {}
     (entry,) = found.communicators[0].entries
     assert (entry.signature, entry.ended) == ("", entry.started + 2)
 
 
-def broken(document, change):
-    change(
-        document, document["communicators"][0], document["communicators"][0]["entries"]
-    )
-    return document
-
-
 @pytest.mark.parametrize(
     ("change", "text"),
     [
         (lambda d, c, e: d.update(version=2), "of version 2; this .* reads version 1"),
-        (lambda d, c, e: d.pop("version"), "of version None"),
         (lambda d, c, e: d.pop("communicators"), "not a flight record of jaxcomm"),
         (lambda d, c, e: d.pop("host"), r"damaged flight record: KeyError\('host'\)"),
         (lambda d, c, e: e.append(7), "damaged"),
-        (lambda d, c, e: e[0].pop("rank"), "damaged"),
-        (lambda d, c, e: d.update(process=None), "process is None"),
         (lambda d, c, e: d.update(time=float("nan")), "time is nan"),
         (lambda d, c, e: d.update(devices={"cpu": [[0]]}), "damaged"),
-        (lambda d, c, e: c.update(groups=[["a"]]), "damaged"),
         (lambda d, c, e: e[0].update(sequence=True), "sequence is True"),
-        (lambda d, c, e: e[0].update(started=None), "started is None"),
         (lambda d, c, e: e[0].update(state="lost"), "state 'lost' is none of"),
         (lambda d, c, e: e[0].update(rank=4), "rank 4 of group 0 is not in groups"),
         (lambda d, c, e: e[0].update(group=-1), "rank 0 of group -1 is not in groups"),
     ],
 )  # fmt: skip
 def test_what_is_no_record_is_refused_with_the_file_s_name(job, change, text, tmp_path):
-    job.did(0, "psum(float32[4])")
+    document = job.did(0, "psum").document(0)
+    (communicator,) = document["communicators"]
+    change(document, communicator, communicator["entries"])
     path = tmp_path / "some.json"
-    path.write_text(json.dumps(broken(job.document(0), change)))
+    path.write_text(json.dumps(document))
     with pytest.raises(record.RecordError, match=rf"some\.json: .*{text}"):
         record.load(path)
 
 
-@pytest.mark.parametrize(
-    ("content", "text"),
-    [
-        (None, "No such file"),
-        (b"{", "not JSON"),
-        (b"\xff\xfe", "not JSON"),
-        (b"[]", "not a fl"),
-        (b"[" * 100_000, "not JSON"),
-    ],
-)
-def test_what_cannot_be_read_is_refused_with_its_name(tmp_path, content, text):
+def test_what_cannot_be_read_is_refused_with_its_name(tmp_path):
     path = tmp_path / "some.json"
-    if content is not None:
-        path.write_bytes(content)
-    with pytest.raises(record.RecordError, match=rf"some\.json: {text}"):
+    with pytest.raises(record.RecordError, match=r"some\.json: No such file"):
         record.load(path)
+    for content in (b"{", b"\xff\xfe", b"[]", b"[" * 100_000):
+        path.write_bytes(content)
+        text = "not a fl" if content == b"[]" else "not JSON"
+        with pytest.raises(record.RecordError, match=rf"some\.json: {text}"):
+            record.load(path)

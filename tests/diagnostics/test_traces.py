@@ -12,7 +12,7 @@ import jaxcomm
 from jaxcomm.diagnostics import fr_trace, perfetto
 from jaxcomm.diagnostics.flight_record import FlightRecord
 
-ALL = range(4)
+ALL = "0123"
 
 
 @pytest.fixture
@@ -35,35 +35,25 @@ def dumps(tmp_path):
     """Returns ``dumps(merged)``: what torch's analyzer reads, by rank."""
 
     def write(merged):
-        folder = tmp_path / "fr"
-        fr_trace.save(merged, folder)
+        fr_trace.save(merged, tmp_path / "fr")
         return {
-            int(path.name.removeprefix(fr_trace.PREFIX)): pickle.loads(
-                path.read_bytes()
-            )
-            for path in folder.iterdir()
+            int(path.name.rpartition("_")[2]): pickle.loads(path.read_bytes())
+            for path in (tmp_path / "fr").iterdir()
         }
 
     return write
 
 
-def record_of(make_mesh):
-    """Returns the record of a program on eight devices."""
-    mesh = make_mesh(a=2, b=4)
-
+def test_a_program_s_trace_has_a_track_for_each_rank(make_mesh, tmp_path):
     def program(x):
         handle = jaxcomm.ring_shift_start(x, "b")
         total = jaxcomm.psum(x, ("a", "b"))
         return handle.done(after=total) + jaxcomm.all_gather(x, "a").sum(0)
 
-    spec = jax.P(("a", "b"))
+    mesh, spec = make_mesh(a=2, b=4), jax.P(("a", "b"))
     run = jax.jit(jax.shard_map(program, mesh=mesh, in_specs=spec, out_specs=spec))
     jax.block_until_ready(run(np.ones((8, 16), np.float32)))
-    return jaxcomm.flight_record()
-
-
-def test_a_program_s_trace_has_a_track_for_each_rank(make_mesh, tmp_path):
-    found = record_of(make_mesh)
+    found = jaxcomm.flight_record()
     found.save_trace(tmp_path / "trace.json")
     document = json.loads((tmp_path / "trace.json").read_text())
     events = document["traceEvents"]
@@ -78,12 +68,8 @@ def test_a_program_s_trace_has_a_track_for_each_rank(make_mesh, tmp_path):
     bars = [e for e in events if e["ph"] == "X"]
     assert len(bars) == 24
     (psum,) = [e for e in bars if e["name"] == "psum" and e["args"]["rank"] == 5]
-    (entry,) = (
-        e
-        for c in found.process.communicators
-        for e in c.entries
-        if (e.name, e.rank) == ("psum", 5)
-    )
+    entries = [e for c in found.process.communicators for e in c.entries]
+    (entry,) = (e for e in entries if (e.name, e.rank) == ("psum", 5))
     assert psum["args"] | {"run": 0, "site": ""} == {
         "operands": "float32[1,16]", "dtype": "float32", "bytes": 64,
         "axes": "('a', 'b')", "lane": "default", "backend": "host", "group": 0,
@@ -97,9 +83,9 @@ def test_a_program_s_trace_has_a_track_for_each_rank(make_mesh, tmp_path):
 
 def test_events_of_a_track_do_not_overlap(job, events):
     # Perfetto does not show those that do.
-    job.did(ALL, "permute(float32[4])", seconds=2.5)
+    job.did(ALL, "permute", seconds=2.5)
     for site in "bcd":
-        job.did(ALL, "all_reduce(float32[4])", site=site)
+        job.did(ALL, "all_reduce", site=site)
     found = events(job.merged())
     tracks = {}
     for event in found["X"]:
@@ -117,7 +103,7 @@ def test_events_of_a_track_do_not_overlap(job, events):
 def test_events_that_touch_share_a_track(job, events):
     # By rounding, an operation may seem to end after the next has begun.
     for site in "abc":
-        job.did([0], "psum(float32[4])", site=site, seconds=1.0000007)
+        job.did(0, "psum", site=site, seconds=1.0000007)
     one, two, three = events(job.merged())["X"]
     assert one["tid"] == two["tid"] == three["tid"]
     assert one["dur"] == two["dur"] == 1e6
@@ -125,8 +111,8 @@ def test_events_that_touch_share_a_track(job, events):
 
 
 def test_what_did_not_end_or_failed_is_seen(job, events):
-    job.did([0], "psum(float32[4])", "failed").did([1], "psum(float32[4])", "started")
-    job.did([2, 3], "pmax(float32[4])", site="b")
+    job.did(0, "psum", "failed").did(1, "psum", "started")
+    job.did("23", "pmax", site="b")
     by_rank = {e["args"]["rank"]: e for e in events(job.merged())["X"]}
     names = [by_rank[rank]["name"] for rank in range(3)]
     assert names == ["psum (failed)", "psum (not ended)", "pmax"]
@@ -136,8 +122,8 @@ def test_what_did_not_end_or_failed_is_seen(job, events):
 
 
 def test_arrows_lead_from_the_last_to_come_to_those_that_waited(job, events):
-    job.did([0, 1, 3], "all_reduce(float32[4])", seconds=3.0)
-    job.did([2], "all_reduce(float32[4])", seconds=2.0)
+    job.did("013", "all_reduce", seconds=3.0)
+    job.did(2, "all_reduce", seconds=2.0)
     found = events(job.merged())
     bar_of = {(e["pid"], e["tid"]): e for e in found["X"]}
     ends = {e["id"]: e for e in found["f"]}
@@ -154,7 +140,7 @@ def test_arrows_lead_from_the_last_to_come_to_those_that_waited(job, events):
 
 def test_processes_of_several_hosts_are_on_one_clock(job, events):
     job.hosts, job.wrong = {0: "node7", 1: "node8"}, {1: 100}
-    job.did(ALL, "all_reduce(float32[4])")
+    job.did(ALL, "all_reduce")
     found = events(job.merged())
     assert {e["ts"] for e in found["X"]} == {0}
     # Perfetto tells threads apart by their numbers, whatever their process.
@@ -169,24 +155,27 @@ def test_processes_of_several_hosts_are_on_one_clock(job, events):
 
 def test_what_is_no_trace_is_refused(job, tmp_path):
     path = tmp_path / "x"
-    empty = FlightRecord(json.dumps(job.document(0)))
-    for show in (empty.plot, lambda: empty.save_trace(path)):
-        with pytest.raises(ValueError, match="no operation is on record"):
-            show()
-    job.did(ALL, "psum(float32[4])")
-    of_one = FlightRecord(json.dumps(job.document(1)))
-    with pytest.raises(ValueError, match="must be 'perfetto' or 'fr_trace', got 'csv'"):
-        of_one.save_trace(path, format="csv")
-    with pytest.raises(ValueError, match=r"of process 1 of 2.*--merge FILE"):
-        of_one.save_trace(path, format="fr_trace")
+
+    def record_of(process):
+        return FlightRecord(json.dumps(job.document(process)))
+
+    def refuses(text, show, *args, **options):
+        with pytest.raises(ValueError, match=text):
+            show(*args, **options)
+
+    refuses("no operation is on record", record_of(0).plot)
+    refuses("no operation is on record", record_of(0).save_trace, path)
+    job.did(ALL, "psum")
+    save = record_of(1).save_trace
+    refuses("be 'perfetto' or 'fr_trace', got 'csv'", save, path, format="csv")
+    refuses(r"of process 1 of 2.*--merge FILE", save, path, format="fr_trace")
     job.did(ALL, "psum(int32[])", axes="j", platform="gpu")
-    with pytest.raises(ValueError, match=r"devices of \['cpu', 'gpu'\]"):
-        fr_trace.save(job.merged(), path)
+    refuses(r"devices of \['cpu', 'gpu'\]", fr_trace.save, job.merged(), path)
 
 
 def test_torch_s_analyzer_gets_groups_and_operations(job, dumps):
     job.did(ALL, "all_gather(float32[4,2], int32[])", run=7)
-    job.did([0, 1, 3], "reduce_scatter(float32[8])", "started", site="b")
+    job.did("013", "reduce_scatter(float32[8])", "started", site="b")
     found = dumps(job.merged())
     assert sorted(found) == [0, 1, 2048, 2049]
     for dump in found.values():
@@ -208,27 +197,17 @@ def test_torch_s_analyzer_gets_groups_and_operations(job, dumps):
 
 
 def test_torch_s_analyzer_gets_times_and_what_is_over(make_job, dumps):
-    """In torch's units, by its docs. What is over is retired, if it failed too.
-
-    The first operation on record starts 1,700,000,002 s after 1970 and takes half a
-    second.
-    """
+    """In torch's units, by its docs. What is over is retired, if it failed too."""
     job = make_job(forget=2)
     for _ in range(3):
-        job.did([0], "psum(float32[4])")
-    job.did([0], "psum(float32[4])", "failed", site="b")
-    job.did([0], "psum(float32[4])", "started", site="c")
+        job.did(0, "psum")
+    job.did(0, "psum", "failed", site="b")
+    job.did(0, "psum", "started", site="c")
     start, second = 1_700_000_002_000_000_000, 1_000_000_000
     entries = dumps(job.merged())[0]["entries"]
-    found = [
-        (
-            *(entry["record_id"], entry["state"]),
-            *(entry["retired"], entry["duration_ms"]),
-            *(entry["time_created_ns"], entry["time_discovered_completed_ns"]),
-        )
-        for entry in entries
-    ]
-    assert found == [
+    names = "record_id", "state", "retired", "duration_ms"
+    times = "time_created_ns", "time_discovered_completed_ns"
+    assert [tuple(map(entry.get, names + times)) for entry in entries] == [
         (2, "completed", True, 500.0, start, start + second // 2),
         (3, "started", True, None, start + second, None),
         (4, "started", False, None, start + 2 * second, None),
@@ -237,26 +216,23 @@ def test_torch_s_analyzer_gets_times_and_what_is_over(make_job, dumps):
 
 
 def test_ranks_that_took_another_order_have_the_same_numbers(job, dumps):
-    job.did([0, 1], "psum(float32[4])", site="a").did([0, 1], "pmax(int32[])", site="b")
-    job.did([2, 3], "pmax(int32[])", site="b").did([2, 3], "psum(float32[4])", site="a")
+    job.did("01", "psum", site="a").did("01", "pmax(int32[])", site="b")
+    job.did("23", "pmax(int32[])", site="b").did("23", "psum", site="a")
     for dump in dumps(job.merged()).values():
-        numbers = {
-            entry["frames"][0]["name"]: entry["collective_seq_id"]
-            for entry in dump["entries"]
-        }
-        assert numbers == {"psum(float32[4])": 1, "pmax(int32[])": 2}
+        for entry in dump["entries"]:
+            number = {"psum(float32[4])": 1, "pmax(int32[])": 2}
+            assert entry["collective_seq_id"] == number[entry["frames"][0]["name"]]
 
 
 def test_a_rank_that_did_nothing_has_a_file_and_a_lost_process_none(make_job, dumps):
-    job = make_job(devices={0: [0, 1], 1: [2]})
-    job.did([0], "psum(float32[4])", "started")
-    found = dumps(job.merged(0))
-    assert {rank: len(dump["entries"]) for rank, dump in found.items()} == {0: 1, 1: 0}
+    job = make_job(devices={0: [0, 1], 1: [2]}).did(0, "psum", "started")
+    found = {rank: len(dump["entries"]) for rank, dump in dumps(job.merged(0)).items()}
+    assert found == {0: 1, 1: 0}
 
 
 def test_a_folder_with_ranks_of_another_job_is_refused(make_job, dumps, tmp_path):
-    dumps(make_job(devices={0: [0, 1, 2]}).did([0], "psum(int32[])").merged())
-    job = make_job(devices={0: [0, 1]}).did([0, 1], "psum(int32[])")
+    dumps(make_job(devices={0: [0, 1, 2]}).did(0, "psum(int32[])").merged())
+    job = make_job(devices={0: [0, 1]}).did("01", "psum(int32[])")
     with pytest.raises(ValueError, match=r"files of other ranks, jaxcomm_rank_2, whi"):
         dumps(job.merged())
     (tmp_path / "fr" / "jaxcomm_rank_2").unlink()

@@ -48,9 +48,8 @@ def command():
 
 @pytest.fixture
 def record(tmp_path):
-    path = tmp_path / "flight-record-0.json"
-    path.write_text(json.dumps(RECORD))
-    return str(path)
+    (tmp_path / "flight-record-0.json").write_text(json.dumps(RECORD))
+    return tmp_path / "flight-record-0.json"
 
 
 @pytest.fixture
@@ -58,9 +57,7 @@ def here(capsys):
     """Returns a function that runs the command in this process: status and output."""
 
     def run(*words):
-        status = doctor.main(options.read([*map(str, words)]))
-        out, err = capsys.readouterr()
-        return status, out, err
+        return doctor.main(options.read([*map(str, words)])), *capsys.readouterr()
 
     return run
 
@@ -92,38 +89,19 @@ def test_json_is_json_and_tells_what_is_wrong(command, tmp_path):
     )
     assert (done.returncode, done.stderr) == (1, "")
     found = json.loads(done.stdout)
-    assert found["NCCL job"]["RAS"] == {
-        "available": False, "reason": "Connection refused",
-    }  # fmt: skip
-    assert list(found) == [
-        "versions", "devices", "backends", "NCCL job", "machine", "shared memory",
-        "variables", "problems",
-    ]  # fmt: skip
-    assert found["devices"]["process"] == {"index": 0, "count": 1}
+    no_job = {"available": False, "reason": "Connection refused"}
+    assert found["NCCL job"]["RAS"] == no_job
+    assert {"versions", "machine", "shared memory"} < set(found)
     for problem in (
         "JAXCOMM_TIMEOUT is 'never'",
-        "variables: JAXCOMM_BACKEND: 'mpi' is no backend; choose one of "
-        "('host', 'nccl', 'xla'), or unset it",
-        f"backends: nccl: unavailable: NCCL cannot be loaded: {tmp_path}/libnccl.so: "
-        f"cannot open",
-        f"variables: JAXCOMM_DUMP_DIR: '{tmp_path}/file/dumps' cannot be written: "
-        f"{tmp_path}/file: Not a directory.",
+        "variables: JAXCOMM_BACKEND: 'mpi' is no backend; choose one of ",
+        f"backends: nccl: unavailable: NCCL cannot be loaded: {tmp_path}/libnccl.so: ",
+        f"variables: JAXCOMM_DUMP_DIR: '{tmp_path}/file/dumps' cannot be written: ",
     ):
         assert any(problem in each for each in found["problems"])
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("platforms", ["", "rocm"])
-def test_platforms_that_are_not_there_are_named_without_noise(command, platforms):
-    done = command(JAX_PLATFORMS=platforms)
-    assert "Unable to initialize backend" not in done.stderr
-    assert "Traceback" not in done.stderr
-    if platforms:
-        assert done.returncode == 1
-        assert "problem: devices: default: JAX finds none: " in done.stdout
-
-
-def test_records_are_merged(here, record):
+def test_records_are_merged_and_written_for_viewers(here, record, tmp_path):
     status, out, err = here("--merge", record)
     assert (status, err) == (0, "")
     assert out.splitlines()[-1] == (
@@ -133,27 +111,30 @@ def test_records_are_merged(here, record):
     assert [line for line in out.splitlines() if line != line.rstrip()] == []
     _, out, _ = here("--merge", record, "--json")
     assert json.loads(out)["missing"] == [1]
-
-
-def test_merged_records_are_written_for_viewers(here, record, tmp_path):
-    trace, picture = tmp_path / "trace.json", tmp_path / "x.svg"
-    folder = tmp_path / "fr"
+    trace, picture, folder = (tmp_path / name for name in ("trace.json", "x.svg", "fr"))
     files = "--trace", trace, "--plot", picture, "--fr-trace", folder
     mpl.use("agg")
     status, _, err = here("--merge", record, *files)
     plt.close("all")
     assert (status, err) == (0, "")
-    (event,) = [
-        event
-        for event in json.loads(trace.read_text())["traceEvents"]
-        if event["ph"] == "X"
-    ]
-    assert event["name"] == "psum (failed)"
+    events = json.loads(trace.read_text())["traceEvents"]
+    assert [e["name"] for e in events if e["ph"] == "X"] == ["psum (failed)"]
     assert picture.read_text().startswith("<?xml")
     assert [file.name for file in folder.iterdir()] == ["jaxcomm_rank_0"]
-    status, _, err = here("--merge", record, "--trace", tmp_path / "no" / "trace.json")
-    assert status == 2
-    assert "No such file or directory" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ("--merge no/such.json", "no/such.json: No such file or directory"),
+        (f"--merge {__file__}", f"{__file__}: not JSON"),
+        ("--merge RECORD --trace no/trace.json", "No such file or directory"),
+    ],
+)
+def test_what_cannot_be_read_or_written_is_status_two(here, record, words, text):
+    status, _, err = here(*words.replace("RECORD", str(record)).split())
+    assert (status, err.count("\n")) == (2, 1)
+    assert text in err
 
 
 @pytest.mark.thorough
@@ -171,16 +152,6 @@ def test_collectives_are_checked_and_timed(command, backend, told):
     assert last == "34 of 34 right"
 
 
-def test_help_is_help(capsys):
-    with pytest.raises(SystemExit) as raised:
-        options.read(["--help"])
-    assert raised.value.code == 0
-    out = capsys.readouterr().out
-    assert out.startswith("usage: python -m jaxcomm.doctor [--json]\n")
-    for words in ("--merge", "--check", "is 1 if there is a problem"):
-        assert words in out
-
-
 @pytest.mark.parametrize(
     ("words", "text"),
     [
@@ -189,10 +160,8 @@ def test_help_is_help(capsys):
         ("--bogus", "unrecognized arguments: --bogus"),
         ("--check --devices 1", "'1' is not a number from 2 to 256"),
         ("--check --merge x.json", "--check and --merge exclude each other"),
-        ("--check --calibrate x.json", "--check and --calibrate exclude"),
         ("--devices 4", "--devices goes with --check"),
         ("--trace x.json", "--trace goes with --merge"),
-        ("--fr-trace x", "--fr-trace goes with --merge"),
     ],
 )
 def test_a_bad_command_line_is_refused(words, text):
@@ -201,26 +170,8 @@ def test_a_bad_command_line_is_refused(words, text):
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize(
-    ("file", "text"),
-    [("no/such.json", "No such file or directory"), (__file__, "not JSON")],
-)
-def test_what_cannot_be_read_is_status_two(here, file, text):
-    status, out, err = here("--merge", file)
-    assert (status, out) == (2, "")
-    assert f"{file}: {text}" in err
-    assert err.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("words", "text"),
-    [
-        (["--bogus"], "unrecognized arguments: --bogus. See --help."),
-        (["--check"], "JAX finds one device (cpu), and collectives need two"),
-    ],
-)
-def test_what_cannot_be_done_ends_with_status_two(words, text, command):
-    done = command(*words)
+def test_what_cannot_be_done_ends_with_status_two(command):
+    done = command("--check")
     assert (done.returncode, done.stdout) == (2, "")
-    assert text in done.stderr
+    assert "JAX finds one device (cpu), and collectives need two" in done.stderr
     assert done.stderr.count("\n") == 1

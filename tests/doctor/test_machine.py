@@ -1,7 +1,6 @@
 import os
 import types
-
-import pytest
+import unittest.mock
 
 from jaxcomm.doctor import machine
 
@@ -10,29 +9,23 @@ def by_name(rows):
     return {row.name: row for row in rows}
 
 
-@pytest.mark.parametrize(
-    ("flags", "kernels"),
-    [
+def test_kernels_follow_from_the_processor_s_flags():
+    for flags, kernels in (
         ("fpu avx2 fma avx512bw avx512vl avx512dq", "avx512"),
         # One is missing: AVX-512 of another kind will not do.
         ("avx2 fma avx512bw avx512vl", "avx2"),
         ("avx2", "baseline"),
         ("", "baseline"),
-    ],
-)
-def test_kernels_follow_from_the_processor_s_flags(flags, kernels):
-    row = machine.kernels(flags)
-    assert row.value["kernels"] == kernels
-    assert row.text.startswith(kernels)
-    assert set(row.value["features"]) == set(flags.split()) - {"fpu"}
+    ):
+        row = machine.kernels(flags)
+        assert row.value["kernels"] == kernels
+        assert row.text.startswith(kernels)
+        assert set(row.value["features"]) == set(flags.split()) - {"fpu"}
 
 
 def test_the_machine_is_described():
     found = by_name(machine.machine())
-    assert list(found) == [
-        "system", "cpu", "reduction kernels", "cores", "memory", "huge pages",
-        "huge pages, shared",
-    ]  # fmt: skip
+    assert {"system", "cpu", "reduction kernels", "huge pages, shared"} < set(found)
     assert found["cores"].value["cores"] == os.cpu_count()
     assert found["cores"].value["allowed"] == len(os.sched_getaffinity(0))
     memory = found["memory"].value
@@ -67,20 +60,15 @@ def test_shared_memory_has_a_size_and_a_name():
     ]
 
 
-def test_a_small_dev_shm_comes_with_advice(monkeypatch):
+def test_a_small_dev_shm_comes_with_advice_and_none_is_told(monkeypatch):
     found = types.SimpleNamespace(f_frsize=4096, f_blocks=16384, f_bavail=256)
     monkeypatch.setattr(machine.os, "statvfs", lambda path: found)
     row = by_name(machine.shared_memory())["/dev/shm"]
     assert row.text.startswith("1 MiB free of 64 MiB; a container can be given more")
     assert row.value == {"bytes": 64 << 20, "free": 1 << 20}
-
-
-def test_a_machine_without_dev_shm(monkeypatch):
-    def fail(path):
-        raise FileNotFoundError(2, "No such file or directory")
-
-    monkeypatch.setattr(machine.os, "statvfs", fail)
-    monkeypatch.setattr(machine.os, "stat", fail)
+    error = FileNotFoundError(2, "No such file or directory")
+    for name in ("statvfs", "stat"):
+        monkeypatch.setattr(machine.os, name, unittest.mock.Mock(side_effect=error))
     found = by_name(machine.shared_memory())
     assert found["/dev/shm"].text == "not there: No such file or directory"
     assert found["namespace token"].value[2] == "device:none"

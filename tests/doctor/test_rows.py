@@ -15,23 +15,18 @@ FOUND = {
 }
 
 
-def test_values_are_json_and_texts_stand_in_for_missing_ones():
+def test_values_are_json_and_plain_text_ends_with_what_is_wrong():
     assert json.loads(json.dumps(rows.to_json(FOUND))) == {
         "versions": {"jax": "0.10.2"},
         "shared memory": {"pidfd_open": {"works": True}, "/dev/shm": {"bytes": 0}},
         "problems": ["shared memory: /dev/shm: not there"],
     }
-
-
-def test_plain_text_ends_with_what_is_wrong():
     assert page.text(FOUND) == (
         "versions\n"
-        "  jax    0.10.2\n"
-        "\n"
+        "  jax    0.10.2\n\n"
         "shared memory\n"
         "  pidfd_open  ok       works\n"
-        "  /dev/shm    problem  not there\n"
-        "\n"
+        "  /dev/shm    problem  not there\n\n"
         "problem: shared memory: /dev/shm: not there"
     )
     assert page.text({"versions": FOUND["versions"]}).endswith("no problem was found")

@@ -46,28 +46,18 @@ def one(name, words, ranks=4, machine=MACHINE, axes=None, policy=None, **options
     return row.cost
 
 
-# Bus bandwidth is algorithm bandwidth times this: nccl-tests, doc/PERFORMANCE.md. Size
-# is that of the larger buffer.
-BUS = {
-    "all_reduce": lambda n: 2 * (n - 1) / n,
-    "reduce_scatter": lambda n: (n - 1) / n,
-    "all_gather": lambda n: (n - 1) / n,
-    "all_to_all": lambda n: (n - 1) / n,
-    "broadcast": lambda n: 1,
-    "reduce": lambda n: 1,
-    "gather": lambda n: (n - 1) / n,
-    "scatter": lambda n: (n - 1) / n,
-    "permute": lambda n: 1,
-}
-
-
-@pytest.mark.parametrize("name", BUS)
-def test_bytes_are_those_of_nccl_tests(name):
-    for ranks in (2, 3, 64):
-        operand = 1200 * ranks
-        larger = operand * (ranks if name in ("all_gather", "gather") else 1)
-        found = form(name, ranks, operand).bytes
-        assert found == pytest.approx(larger * BUS[name](ranks))
+def test_bytes_are_those_of_nccl_tests():
+    """By its doc/PERFORMANCE.md. Size is that of the larger buffer."""
+    for n in (2, 3, 64):
+        for names, share in (
+            ("all_reduce", 2 * (n - 1) / n),
+            ("reduce_scatter scatter all_to_all", (n - 1) / n),
+            ("all_gather gather", n - 1),
+            ("broadcast reduce permute", 1),
+        ):
+            for name in names.split():
+                found = form(name, n, 1200 * n).bytes
+                assert found == pytest.approx(1200 * n * share)
 
 
 @pytest.mark.parametrize(
@@ -87,11 +77,6 @@ def test_bytes_are_those_of_nccl_tests(name):
 )
 def test_steps_are_those_of_the_papers(name, steps):
     assert {ranks: form(name, ranks, 1).steps for ranks in steps} == steps
-
-
-def test_what_has_no_form_is_refused():
-    with pytest.raises(ValueError, match="no closed form of 'dance'"):
-        form("dance", 2, 1)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +115,7 @@ def test_time_is_that_of_nccls_tuning(name, ranks, words, domain, microseconds):
     assert found.bus_rate == pytest.approx(found.sent / found.seconds.value)
 
 
-def test_slow_links_within_a_domain_hide_a_fast_network():
+def test_the_slowest_link_and_the_slowest_group_count():
     fast = dataclasses.replace(MACHINE, network_bytes_per_second=1e12)
     # 28 MB to seven peers, three of them within.
     found = one("all_to_all", 8_000_000, 8, machine=fast).seconds.value
@@ -138,57 +123,36 @@ def test_slow_links_within_a_domain_hide_a_fast_network():
     # LL128's ring of 17.5 MB.
     found = one("psum", 2_500_000, 8, machine=fast).seconds.value
     assert found * 1e6 == pytest.approx(14 + 12 * 1.9 + 2 * 4 + 175 / 0.92)
-
-
-def test_the_slowest_group_counts():
-    """Of three groups of two the middle one lies in two domains of three."""
-    machine = dataclasses.replace(MACHINE, domain=3, host=3)
-    found = one("ring_shift", 250_000, axes={"d": 3, "i": 2}, machine=machine)
+    # Of three groups of two the middle one, the slowest, lies in two domains of three.
+    odd = dataclasses.replace(MACHINE, domain=3, host=3)
+    found = one("ring_shift", 250_000, axes={"d": 3, "i": 2}, machine=odd)
     assert found.seconds.value * 1e6 == pytest.approx(50 + 100)
 
 
-@pytest.mark.parametrize(
-    ("ranks", "host", "microseconds"),
-    [
-        # Four ranks read 1 MB each and write as much.
-        (4, 4, 30 + 8e6 / 40e3),
-        # Over a network of 10 GB/s: 2 * 7 steps, 2 * 7/8 of the bytes.
-        (8, 4, 14 * 50 + 1.75e6 / 10e3),
-    ],
-)
-def test_time_of_cpus_is_that_of_memory_or_of_the_network(ranks, host, microseconds):
-    machine = dataclasses.replace(CPU, host=host)
-    found = one("psum", 250_000, ranks, machine=machine)
-    assert found.seconds.value * 1e6 == pytest.approx(microseconds)
-    assert found.carrier == ("memory" if ranks == host else "xla")
+def test_time_of_cpus_is_that_of_memory_or_of_the_network():
+    # Four ranks read 1 MB each and write as much. Eight on two hosts: over a network of
+    # 10 GB/s in 2 * 7 steps, 2 * 7/8 of the bytes.
+    four, eight = (one("psum", 250_000, ranks, machine=CPU) for ranks in (4, 8))
+    assert four.seconds.value * 1e6 == pytest.approx(30 + 8e6 / 40e3)
+    assert eight.seconds.value * 1e6 == pytest.approx(14 * 50 + 1.75e6 / 10e3)
+    assert (four.carrier, eight.carrier) == ("memory", "xla")
 
 
-@pytest.mark.parametrize(
-    ("name", "words", "ranks", "policy", "carrier"),
-    [
-        ("psum", 1 << 18, 2, {}, "one_shot"),
-        ("psum", (1 << 18) + 1, 2, {}, "nccl"),
+def test_the_engine_is_that_of_the_policy_and_the_processes():
+    """Of the operation and its size: see tests/nccl/test_planning.py."""
+    for name, words, ranks, policy, carrier in (
+        ("psum", 64, 2, {}, "one_shot"),
         ("psum", 64, 9, {}, "nccl"),
         ("psum", 64, 2, {"one_shot": False}, "nccl"),
         ("psum", 64, 2, {"command_buffers": True}, "nccl"),
-        ("pmax", 64, 2, {}, "nccl"),
         ("ring_shift", 8 << 20, 2, {}, "copy"),
-        ("ring_shift", (8 << 20) - 1, 2, {}, "nccl"),
         ("ring_shift", 8 << 20, 2, {"copy_engines": False}, "nccl"),
-        ("all_gather", 8 << 20, 2, {}, "copy"),
-    ],
-)
-def test_the_engine_is_that_of_the_backend(name, words, ranks, policy, carrier):
-    found = one(name, words, ranks, machine="h200", policy=policy)
-    assert found.carrier == carrier, found.reason
-
-
-def test_copies_need_one_process():
+    ):
+        found = one(name, words, ranks, machine="h200", policy=policy)
+        assert found.carrier == carrier, found.reason
     found = one("ring_shift", 8 << 20, machine="h200", devices_per_process=1)
-    assert (found.carrier, found.reason) == (
-        "nccl",
-        "not all ranks are of one process whose GPUs reach each other's memory",
-    )
+    assert found.carrier == "nccl"
+    assert found.reason.startswith("not all ranks are of one process whose GPUs")
 
 
 def calibrated(*samples):
@@ -197,27 +161,31 @@ def calibrated(*samples):
 
 
 @pytest.mark.parametrize(
-    ("size", "ranks", "seconds", "origin"),
+    ("name", "size", "ranks", "seconds", "origin"),
     [
-        (1 << 10, 4, 1e-3, "m"),
-        (1 << 12, 4, 1e-3 + 3e-3 * 3 / 15, "m"),
+        ("psum", 1 << 10, 4, 1e-3, "m"),
+        ("psum", 1 << 12, 4, 1e-3 + 3e-3 * 3 / 15, "m"),
         # Beyond what was measured in proportion; below it not at all.
-        (1 << 15, 4, 8e-3, "s"),
-        (16, 4, 1e-3, "s"),
+        ("psum", 1 << 15, 4, 8e-3, "s"),
+        ("psum", 16, 4, 1e-3, "s"),
         # Other groups by the formula: twice the ranks read and write twice the bytes.
-        (1 << 14, 8, 4e-3 * (30e-6 + 262144 / 40e9) / (30e-6 + 131072 / 40e9), "s"),
+        ("psum", 1 << 14, 8, 4e-3 * (30 + 262144 / 4e4) / (30 + 131072 / 4e4), "s"),
+        # glibc maps 32 MiB and more anew each time: no line joins them with less.
+        ("ring_shift", 24 << 20, 2, 1.5e-3, "s"),
+        ("ring_shift", 64 << 20, 2, 40e-3, "s"),
     ],
 )
-def test_a_calibration_answers_for_what_it_measured(size, ranks, seconds, origin):
+def test_a_calibration_answers_for_what_it_measured(name, size, ranks, seconds, origin):
     machine = calibrated(
         Sample("all_reduce", "memory", 4, 1 << 10, 1e-3),
         Sample("all_reduce", "memory", 4, 1 << 14, 4e-3),
         Sample("all_reduce", "memory", 2, 1 << 14, 9.0),
         Sample("all_gather", "memory", 4, 1 << 14, 9.0),
+        Sample("permute", "memory", 2, 16 << 20, 1e-3),
+        Sample("permute", "memory", 2, 32 << 20, 20e-3),
     )
-    found = one("psum", size // 4, ranks, machine=machine).seconds
-    assert found.value == pytest.approx(seconds)
-    assert found.origin == origin
+    found = one(name, size // 4, ranks, machine=machine).seconds
+    assert (found.value, found.origin) == (pytest.approx(seconds), origin)
 
 
 def test_groups_beyond_the_cores_take_turns():
@@ -228,15 +196,3 @@ def test_groups_beyond_the_cores_take_turns():
         axes = {"d": groups, "i": 2}
         found = one("psum", 1 << 19, machine=machine, axes=axes)
         assert found.seconds.value == pytest.approx(turns * 1e-3)
-
-
-def test_arrays_that_are_mapped_anew_are_told_from_others():
-    """glibc maps 32 MiB and more each time: no line joins the two."""
-    machine = calibrated(
-        Sample("permute", "memory", 2, 16 << 20, 1e-3),
-        Sample("permute", "memory", 2, 32 << 20, 20e-3),
-    )
-    for size, seconds in ((24 << 20, 1.5e-3), (64 << 20, 40e-3)):
-        found = one("ring_shift", size // 4, 2, machine=machine).seconds
-        assert found.value == pytest.approx(seconds)
-        assert found.origin == "s"

@@ -1,30 +1,32 @@
 """The rivals of ring attention, as programs for CUDA, which no GPU is needed for."""
 
+import functools
 import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
+from dense import Options
+from dense import attention as dense_attention
 from jax._src.cudnn import fused_attention_stablehlo as cudnn
 
 import jaxcomm
-from bench.gpu import attention
+from bench.gpu import attention, masks
 from bench.gpu.standstill import standstill
 from jaxcomm.communicator.backends import BACKENDS
+
+SPLIT = jax.P(None, "i")
 
 
 def test_gathered_attention_is_one_kernel(timer, monkeypatch):
     """And one backward. Not one that XLA is left to split over the devices."""
     monkeypatch.setattr(cudnn, "check_cudnn_version", lambda: 91300)
     monkeypatch.setattr(cudnn, "check_compute_capability", lambda capability: True)
-    split = jax.P(None, "i")
-    program = timer.program(attention.gathered("cudnn"), split)
+    program = timer.program(attention.gathered("cudnn"), SPLIT)
     program = attention.forward_and_backward(program)
-    sharding = jax.NamedSharding(timer.mesh, split)
-    block = [
-        jax.ShapeDtypeStruct((1, 1024, heads, 128), jnp.bfloat16, sharding=sharding)
-        for heads in (32, 8, 8)
-    ]
+    of = {"dtype": jnp.bfloat16, "sharding": jax.NamedSharding(timer.mesh, SPLIT)}
+    block = [jax.ShapeDtypeStruct((1, 1024, n, 128), **of) for n in (32, 8, 8)]
     with jax.numpy_dtype_promotion("standard"):
         lowered = program.trace(*block).lower(lowering_platforms=("cuda",))
     text = lowered.as_text()
@@ -47,12 +49,31 @@ def test_the_limit_is_of_a_ring_that_sends_nothing_and_leaves_nothing(timer):
                 backend=backend,
             )  # fmt: skip
 
-        split = jax.P(None, "i")
         x = jnp.ones((1, 32, 2, 8))
-        program = attention.forward_and_backward(timer.program(attend, split))
+        program = attention.forward_and_backward(timer.program(attend, SPLIT))
         compiled = program.lower(x, x, x).compile()
         assert not re.search(r"collective|custom_call_target", compiled.as_text())
         # Of values that are all alike every mean is one of them.
         np.testing.assert_allclose(compiled(x, x, x)[0], x.size, rtol=1e-6)
         assert BACKENDS[backend].name == "standstill"
     assert (set(BACKENDS), jaxcomm.counters().live) == (names, counted)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options"),
+    [
+        ("all_gather", {"window": 5}),
+        ("all_gather", {"documents": True}),
+        pytest.param("ring", {"documents": True}, marks=pytest.mark.thorough),
+        pytest.param("ring", {"window": 5}, marks=pytest.mark.thorough),
+    ],
+)
+def test_what_is_timed_with_masks_equals_dense_attention(timer, strategy, options):
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(1, 32, 2, 8)), jnp.float32)
+    function = functools.partial(masks.attend, strategy=strategy, **options)
+    found = timer.program(function, SPLIT)(x, x, x)
+    ids = np.arange(32)[None] * 16 // 32
+    documents = {"query_ids": ids, "key_ids": ids}
+    masked = documents if "documents" in options else {"window": (4, 0)}
+    expected, *_ = dense_attention(x, x, x, Options(is_causal=True, **masked))
+    np.testing.assert_allclose(found, expected, atol=1e-5)

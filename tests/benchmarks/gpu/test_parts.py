@@ -1,17 +1,15 @@
 """Each part over the stand-in: that it finds all well, and finds what is not."""
 
 import dataclasses
-import functools
 import math
 
 import jax
 import numpy as np
 import pytest
-import waiting
 from stand_in_timer import grows
 
 import jaxcomm
-from bench.gpu import device_memory, strategies, torch_peer
+from bench.gpu import torch_peer
 from bench.gpu.parts import PARTS
 from bench.gpu.rows import Figure
 from bench.gpu.timer import Timer
@@ -22,9 +20,6 @@ ALL_MEMORY = 8 << 34
 
 def run(name, timer):
     return list(PARTS[name](timer))
-
-
-# Parts that look whether something is right.
 
 
 def test_memory_tells_sharing_from_owning_and_hops_that_take_some(timer, monkeypatch):
@@ -43,35 +38,6 @@ def test_memory_tells_sharing_from_owning_and_hops_that_take_some(timer, monkeyp
     assert (later.is_right, later.values["taken_bytes"]) == (False, 8)
 
 
-def test_the_driver_is_asked_for_what_is_free(timer):
-    jaxcomm.init(timer.mesh, "i")
-    held = device_memory.communicators_bytes()
-    assert held > 0
-
-    def taken():
-        return ALL_MEMORY - device_memory.free_bytes()
-
-    # What ended before gives its memory back in its own time.
-    waiting.until(lambda: held <= taken() < 2 * held)
-    jaxcomm.finalize()
-    waiting.until(lambda: taken() < held)
-
-
-def test_the_pool_of_jax_is_nobodys_loss(timer, monkeypatch):
-    class Gpu:
-        def memory_stats(self):
-            return {"pool_bytes": 30, "bytes_in_use": 20}
-
-    class Other:
-        def memory_stats(self):
-            return None
-
-    monkeypatch.setattr(device_memory, "free_bytes", lambda: 100)
-    monkeypatch.setattr(jax, "local_devices", lambda: [Gpu(), Gpu(), Other()])
-    assert device_memory.left_bytes() == 160
-    assert device_memory.in_use_by_jax() == 40
-
-
 def test_arrays_of_a_pool_are_compared_with_ordinary_ones(timer):
     registered, *rows, recorded = run("symmetric", timer)
     assert recorded.is_right is True
@@ -84,17 +50,11 @@ def test_arrays_of_a_pool_are_compared_with_ordinary_ones(timer):
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "found"),
-    [
-        ("borrowed", "XLA lends communicators of NVIDIA GPUs"),
-        ("torch", "not measured: torch's NCCL needs GPUs"),
-    ],
-)
-def test_what_needs_gpus_says_so(name, found, timer):
-    (row,) = run(name, timer)
-    assert row.is_right is None
-    assert found in row.found
+def test_what_needs_gpus_says_so(timer):
+    (borrowed,), (torch,) = run("borrowed", timer), run("torch", timer)
+    assert borrowed.is_right is torch.is_right is None
+    assert "XLA lends communicators of NVIDIA GPUs" in borrowed.found
+    assert "not measured: torch's NCCL needs GPUs" in torch.found
 
 
 def test_what_is_not_a_number_differs_wherever_it_is():
@@ -102,9 +62,6 @@ def test_what_is_not_a_number_differs_wherever_it_is():
     assert torch_peer.largest_difference([right * 2, right], [right, right]) == 1
     for ours, theirs in ((right, spoilt), (spoilt, right)):
         assert math.isnan(torch_peer.largest_difference([right, ours], [right, theirs]))
-
-
-# Parts that compare.
 
 
 @pytest.fixture
@@ -124,22 +81,22 @@ def untimed(monkeypatch, usual_promotion):
     monkeypatch.setattr(Timer, "compare", compare)
 
 
-@pytest.mark.parametrize(
-    ("name", "count", "asked"),
-    [
-        ("collectives", 15, 14),
-        ("overlap", 2, 0),
-        ("lanes", 2, 0),
-        ("attention", 10, 6),
-        ("strategies", 6, 2),
-        ("masks", 8, 8),
-    ],
-)
-def test_comparisons_say_what_with_what(name, count, asked, timer, untimed):
-    rows = run(name, timer)
-    assert len(rows) == count
-    assert sum(row.least is not None for row in rows) == asked
-    assert len({(row.name, row.peer) for row in rows}) == count
+def test_comparisons_say_what_with_what(timer, untimed):
+    for name, count, asked in (
+        *(("collectives", 15, 14), ("overlap", 2, 0), ("lanes", 2, 0)),
+        *(("strategies", 6, 2), ("masks", 8, 8)),
+    ):
+        rows = run(name, timer)
+        assert len(rows) == len({(row.name, row.peer) for row in rows}) == count
+        assert sum(row.least is not None for row in rows) == asked
+        jaxcomm.finalize()
+    # Ranks on one GPU are compared with all of it.
+    for shares_gpu, part, share in ((False, ", divided by 2", 0.5), (True, "", 1)):
+        rows = run("attention", dataclasses.replace(timer, shares_gpu=shares_gpu))
+        assert len(rows) == 10
+        row = next(row for row in rows if "one " in row.peer)
+        assert row.peer == f"one xla kernel over the whole sequence{part}"
+        assert row.theirs == share
 
 
 @pytest.mark.parametrize(
@@ -161,22 +118,6 @@ def test_what_is_compared_runs(name, ranks, timer, usual_promotion):
     assert all(min(row.ours, row.theirs, row.ratio) > 0 for row in rows)
 
 
-@pytest.mark.parametrize(
-    ("size", "key_heads", "expected"),
-    [
-        (2, 8, ["all_gather", "ulysses"]),
-        (8, 8, ["all_gather", "ulysses", "usp of 4 x 2", "usp of 2 x 4"]),
-        (8, 3, ["all_gather", "ulysses", "usp of 4 x 2", "usp of 2 x 4"]),
-        (3, 8, ["all_gather"]),
-    ],
-)
-def test_strategies_are_those_that_are_possible(size, key_heads, expected):
-    layout = jaxcomm.Layout("zigzag", size, 48 * size)
-    heads = {"heads": 8 * key_heads, "key_heads": key_heads, "head_size": 8}
-    plan = functools.partial(jaxcomm.attention.plan, layout, is_causal=True, **heads)
-    assert list(strategies.strategies_of(plan, size)) == expected
-
-
 def test_two_lanes_are_two_communicators(timer, trace):
     run("lanes", timer)
     used = {m.lane: m.stats()["calls"] for m in jaxcomm.communicators()}
@@ -184,15 +125,3 @@ def test_two_lanes_are_two_communicators(timer, trace):
     # lane; and once with both on the left.
     assert used == {"left": {"permute": 12 + 12}, "right": {"permute": 12}}
     assert len({call["comm"] for call in trace("ncclSend")}) == 2 * 2
-
-
-@pytest.mark.parametrize(
-    ("shares_gpu", "part", "share"), [(False, ", divided by 2", 0.5), (True, "", 1)]
-)
-def test_ranks_on_one_gpu_are_compared_with_all_of_it(
-    shares_gpu, part, share, timer, untimed
-):
-    rows = run("attention", dataclasses.replace(timer, shares_gpu=shares_gpu))
-    row = next(row for row in rows if "one " in row.peer)
-    assert row.peer == f"one xla kernel over the whole sequence{part}"
-    assert row.theirs == share

@@ -1,5 +1,4 @@
 import io
-import json
 
 from rich.console import Console
 
@@ -28,24 +27,3 @@ def test_what_was_found_comes_before_what_was_compared():
     ]  # fmt: skip
     places = [text.index(each) for each in found]
     assert places == sorted(places)
-
-
-def test_a_row_is_a_line():
-    assert [str(row) for row in ROWS] == [
-        "psum 1 KiB: 20 us; jax.lax: 30 us; ratio 1.50, asked 1.00",
-        "ring: 200 ms; lax ring: 190 ms; ratio 0.95, asked 1.05",
-        "lanes: 200 ms; one lane: 190 ms; ratio 0.95",
-        "soak: no [wrong] results",
-        "WRONG: steady: 8 B less free",
-        "lane: 1 MiB",
-    ]
-
-
-def test_json_has_the_numbers_and_the_verdict():
-    figure, finding = (rows.to_json("x", row) for row in (ROWS[1], ROWS[3]))
-    assert json.loads(json.dumps(figure)) == {
-        "part": "x", "kind": "figure", "met": False, "name": "ring", "ours": 0.2,
-        "peer": "lax ring", "theirs": 0.19, "ratio": 0.95, "least": 1.05,
-    }  # fmt: skip
-    assert finding["values"] == {"wrong": 0}
-    assert finding["met"] is True

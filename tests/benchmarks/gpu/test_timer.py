@@ -8,7 +8,7 @@ import pytest
 import waiting
 
 from bench.gpu import timer as timer_module
-from bench.gpu.timer import Timer, local
+from bench.gpu.timer import Timer
 
 
 @pytest.fixture
@@ -39,16 +39,11 @@ def pair(timer):
     return dataclasses.replace(timer, sizes=sizes)
 
 
-@pytest.mark.parametrize(
-    ("share", "theirs", "ratio", "is_met"),
-    [(1, 3.0, 1.5, True), (0.5, 1.5, 0.75, False)],
-)
-def test_a_ratio_is_of_theirs_or_a_share_of_it_to_ours(
-    clock, pair, share, theirs, ratio, is_met
-):
-    figure = pair.compare("x", clock(2.0), "y", clock(3.0), least=1.2, share=share)
-    assert (figure.ours, figure.theirs, figure.ratio) == (2.0, theirs, ratio)
-    assert figure.is_met is is_met
+def test_a_ratio_is_of_theirs_or_a_share_of_it_to_ours(clock, pair):
+    for share, theirs, ratio, is_met in ((1, 3.0, 1.5, True), (0.5, 1.5, 0.75, False)):
+        figure = pair.compare("x", clock(2.0), "y", clock(3.0), least=1.2, share=share)
+        assert (figure.ours, figure.theirs, figure.ratio) == (2.0, theirs, ratio)
+        assert figure.is_met is is_met
 
 
 def test_the_first_round_warms_up(clock, timer):
@@ -57,39 +52,21 @@ def test_the_first_round_warms_up(clock, timer):
     assert (figure.ours, figure.theirs) == (2.0, 3.0)
 
 
-def test_what_the_first_process_does_alone_the_others_wait_for(
-    clock, pair, monkeypatch
-):
+def test_what_the_first_does_alone_the_others_wait_for(clock, pair, monkeypatch):
     monkeypatch.setattr(jax, "process_index", lambda: 1)
     ours, theirs = clock(2.0), clock(3.0)
     pair.compare("x", ours, "y", theirs, alone=True)
     assert (ours.count, theirs.count) == (4 * 5, 0)
 
 
-@pytest.mark.parametrize(
-    ("answers", "expected"),
-    [
+def test_what_is_wrong_in_one_process_is_wrong(timer, monkeypatch):
+    for answers, expected in (
         ([["fine", True], ["as well", True]], ("fine", True)),
         ([["fine", True], ["2 lost", False]], ("process 1: 2 lost", False)),
         ([["1 lost", False], ["2 lost", False]], ("1 lost", False)),
         ([["so", None], ["so so", None]], ("so", None)),
-    ],
-)
-def test_what_is_wrong_in_one_process_is_wrong(answers, expected, timer, monkeypatch):
-    monkeypatch.setattr(Timer, "agree", lambda self, value: answers)
-    finding = timer.finding("x", *answers[0], number=3)
-    assert (finding.found, finding.is_right) == expected
-    assert finding.values == {"number": 3}
-
-
-def test_numbers_go_to_their_ranks(timer):
-    values = np.arange(6, dtype=np.int32).reshape(2, 3)
-    np.testing.assert_array_equal(local(timer.spread(values)), values[:, None])
-
-
-def test_random_numbers_differ_between_ranks(timer):
-    first, second = local(timer.random((2, 8)))
-    assert not np.array_equal(first, second)
-    assert timer.random_alone((3,), "bfloat16").sharding.device_set == {
-        jax.local_devices()[0]
-    }
+    ):
+        monkeypatch.setattr(Timer, "agree", lambda self, value, all=answers: all)
+        finding = timer.finding("x", *answers[0], number=3)
+        assert (finding.found, finding.is_right) == expected
+        assert finding.values == {"number": 3}
