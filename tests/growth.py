@@ -10,6 +10,7 @@ import gc
 import os
 
 import jax
+import models
 import numpy as np
 
 import jaxcomm
@@ -24,14 +25,8 @@ def resident_bytes():
 
 
 def over(call, size):
-    mesh = jax.make_mesh(
-        (size,),
-        ("i",),
-        axis_types=(jax.sharding.AxisType.Auto,),
-        devices=jax.devices()[:size],
-    )
-    spec = jax.P("i")
-    return jax.jit(jax.shard_map(call, mesh=mesh, in_specs=spec, out_specs=spec))
+    devices = jax.devices()[:size]
+    return models.over(jax.sharding.Mesh(devices, ("i",)), call)
 
 
 def calls():

@@ -6,6 +6,7 @@ import sys
 
 import forked
 import jax
+import models
 import numpy as np
 import pytest
 import waiting
@@ -14,38 +15,40 @@ import jaxcomm
 from jaxcomm import config
 
 
-@pytest.mark.parametrize("text", ["0", "-1", "soon", "nan", "inf", "1e12"])
-def test_a_timeout_that_is_no_time_is_refused_by_name(monkeypatch, make_mesh, text):
-    monkeypatch.setenv("JAXCOMM_TIMEOUT", text)
-    with pytest.raises(
-        ValueError, match=r"JAXCOMM_TIMEOUT is '.*'; it must be a positive"
-    ):
+@pytest.mark.parametrize(
+    ("name", "texts", "message"),
+    [
+        ("TIMEOUT", ["0", "-1", "soon", "nan", "inf", "1e12"],
+         r"JAXCOMM_TIMEOUT is '.*'; it must be a positive"),
+        ("MAX_COMMUNICATORS", ["0", "-3", "1.5", "many"],
+         r"JAXCOMM_MAX_COMMUNICATORS is .*256"),
+    ],
+)  # fmt: skip
+def test_a_variable_that_is_no_such_number_is_refused_by_name(
+    monkeypatch, make_mesh, name, texts, message
+):
+    for text in texts:
+        monkeypatch.setenv(f"JAXCOMM_{name}", text)
+        with pytest.raises(ValueError, match=message):
+            jaxcomm.init(make_mesh(i=2))
+    monkeypatch.setattr(config, "BACKEND", "smoke")
+    monkeypatch.delenv(f"JAXCOMM_{name}")
+    with pytest.raises(ValueError, match="backend 'smoke' is unknown"):
         jaxcomm.init(make_mesh(i=2))
     assert len(jaxcomm.communicators()) == 0
 
 
-@pytest.mark.parametrize("text", ["0", "-3", "1.5", "many"])
-def test_a_bound_that_is_no_number_is_refused_by_name(monkeypatch, make_mesh, text):
-    monkeypatch.setenv("JAXCOMM_MAX_COMMUNICATORS", text)
-    with pytest.raises(ValueError, match=r"JAXCOMM_MAX_COMMUNICATORS is .*256"):
-        jaxcomm.init(make_mesh(i=2))
-
-
-@pytest.mark.parametrize("empty", [False, True])
-def test_unset_and_empty_variables_mean_the_defaults(monkeypatch, empty):
-    for name in ("JAXCOMM_TIMEOUT", "JAXCOMM_MAX_COMMUNICATORS"):
-        monkeypatch.setenv(name, "")
-        if not empty:
-            monkeypatch.delenv(name)
-    assert config.timeout_seconds() == 300.0
-    assert config.max_communicators() == 256
-
-
-def test_the_timeout_variable_is_read_when_a_communicator_is_made(
+def test_variables_are_read_when_a_communicator_is_made_and_empty_is_unset(
     make_mesh, monkeypatch
 ):
-    assert [c.timeout for c in jaxcomm.init(make_mesh(i=2))] == [300]
-    monkeypatch.setenv("JAXCOMM_TIMEOUT", "212.5")
+    names = ("JAXCOMM_TIMEOUT", "JAXCOMM_MAX_COMMUNICATORS")
+    for change in (monkeypatch.delenv, lambda name: monkeypatch.setenv(name, "")):
+        for name in names:
+            monkeypatch.setenv(name, "9")
+            change(name)
+        assert [c.timeout for c in jaxcomm.init(make_mesh(i=2))] == [300]
+        assert config.max_communicators() == 256
+    monkeypatch.setenv(names[0], "212.5")
     assert [c.timeout for c in jaxcomm.init(make_mesh(i=2), lanes="new")] == [212.5]
 
 
@@ -75,22 +78,12 @@ def test_a_live_communicator_keeps_its_timeout(make_mesh, psum_over):
     assert jaxcomm.init(mesh, timeout=60)[0].timeout == 60
 
 
-@pytest.mark.parametrize(
-    ("timeout", "error"),
-    [
-        ("90", TypeError),
-        (True, TypeError),
-        ([90], TypeError),
-        (0, ValueError),
-        (-1, ValueError),
-        (float("nan"), ValueError),
-        (float("inf"), ValueError),
-        (datetime.timedelta(0), ValueError),
-    ],
-)
-def test_init_refuses_a_timeout_that_is_no_time(make_mesh, timeout, error):
-    with pytest.raises(error, match=r"init: timeout must be a (positive )?number of"):
-        jaxcomm.init(make_mesh(i=2), timeout=timeout)
+def test_init_refuses_a_timeout_that_is_no_time(make_mesh):
+    numbers = (0, -1, float("nan"), float("inf"), datetime.timedelta(0))
+    for error, timeouts in (TypeError, ("90", True, [90])), (ValueError, numbers):
+        for timeout in timeouts:
+            with pytest.raises(error, match=r"timeout must be a (positive )?number of"):
+                jaxcomm.init(make_mesh(i=2), timeout=timeout)
     assert len(jaxcomm.communicators()) == 0
 
 
@@ -112,33 +105,18 @@ print(jaxcomm.config.BACKEND)
     assert run.stdout.strip() == (text or "None")
 
 
-def test_the_backend_variable_changes_no_result(monkeypatch, make_mesh):
+def test_the_backend_variable_serves_where_init_chose_none(monkeypatch, make_mesh):
     mesh = make_mesh(i=4)
     x = np.arange(8, dtype=np.float32)
-
-    def run():
-        program = jax.shard_map(
-            lambda x: (jaxcomm.psum(x, "i"), jaxcomm.pscan(x, "i")),
-            mesh=mesh,
-            in_specs=jax.P("i"),
-            out_specs=jax.P("i"),
+    found = []
+    monkeypatch.setattr(config, "BACKEND", "xla")
+    for chosen, backend in ((None, "xla"), ("host", "host")):
+        if chosen:
+            jaxcomm.init(mesh, backend=chosen)
+        program = models.over(
+            mesh, lambda x: (jaxcomm.psum(x, "i"), jaxcomm.pscan(x, "i")), jax.P("i")
         )
-        return jax.block_until_ready(jax.jit(program)(x))
-
-    host = run()
-    jaxcomm.finalize()
-    monkeypatch.setattr("jaxcomm.config.BACKEND", "xla")
-    found = run()
-    assert [c.backend for c in jaxcomm.communicators()] == ["xla"]
-    jax.tree.map(np.testing.assert_array_equal, found, host)
-    # What init chose goes before the variable.
-    jaxcomm.finalize()
-    jaxcomm.init(mesh, backend="host")
-    run()
-    assert [c.backend for c in jaxcomm.communicators()] == ["host"]
-
-
-def test_an_unknown_backend_variable_is_refused(monkeypatch, make_mesh):
-    monkeypatch.setattr("jaxcomm.config.BACKEND", "smoke")
-    with pytest.raises(ValueError, match="backend 'smoke' is unknown"):
-        jaxcomm.init(make_mesh(i=2))
+        found.append(jax.block_until_ready(program(x)))
+        assert [c.backend for c in jaxcomm.communicators()] == [backend]
+        jaxcomm.finalize()
+    jax.tree.map(np.testing.assert_array_equal, *found)

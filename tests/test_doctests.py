@@ -12,21 +12,17 @@ import pytest
 import jaxcomm
 
 PACKAGE = pathlib.Path(jaxcomm.__file__).parent
-FILES = [p for p in sorted(PACKAGE.rglob("*.py")) if ">>> " in p.read_text()]
 MODULES = [
-    ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts) for path in FILES
+    ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
+    for path in sorted(PACKAGE.rglob("*.py"))
+    if ">>> " in path.read_text()
 ]
 # They need a GPU, files of several processes, and print times.
 SKIPPED = {
-    f"jaxcomm.{name}"
-    for name in (
-        "communicator.symmetric_pool",
-        "diagnostics.flight_record",
-        "diagnostics.merge",
-    )
+    "jaxcomm.communicator.symmetric_pool",
+    "jaxcomm.diagnostics.flight_record",
+    "jaxcomm.diagnostics.merge",
 }
-# Public functions without an example: the same as their twins' in jax.lax.
-WITHOUT = {"ragged_all_to_all"}
 
 
 def examples_of(name, **known):
@@ -52,21 +48,3 @@ def test_examples_give_what_they_say(make_mesh, name):
         jaxcomm.finalize()
     assert not wrong, "".join(wrong)
     assert ran or name in SKIPPED
-
-
-def test_every_public_collective_has_an_example():
-    public = {
-        name
-        for name in jaxcomm.__all__
-        if getattr(getattr(jaxcomm, name), "__module__", "").startswith(
-            "jaxcomm.collectives"
-        )
-    }
-    assert len(public) > 20
-    found = {
-        example.name.rpartition(".")[2]
-        for name in MODULES
-        for example in examples_of(name)
-        if example.examples
-    }
-    assert public - found == WITHOUT

@@ -4,6 +4,7 @@ import catalogue
 import jax
 import jax.export
 import jax.numpy as jnp
+import models
 import numpy as np
 import pytest
 
@@ -16,10 +17,8 @@ SPEC = jax.P("i")
 ROUNDING = 2e-5
 
 
-def over(mesh, local, in_specs=SPEC, out_specs=SPEC):
-    return jax.jit(
-        jax.shard_map(local, mesh=mesh, in_specs=in_specs, out_specs=out_specs)
-    )
+def over(mesh, local, out_specs=SPEC):
+    return models.over(mesh, local, SPEC, out_specs)
 
 
 def abstract(mesh):
@@ -28,25 +27,16 @@ def abstract(mesh):
     )
 
 
-def export_abstract(mesh, local, *arrays, specs=None, out_specs=SPEC):
+def export_abstract(mesh, local):
     """Exports with the shapes of the mesh alone; its devices are not used."""
     mesh = abstract(mesh)
-    specs = specs or (SPEC,) * len(arrays)
-    arguments = [
-        jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=jax.NamedSharding(mesh, spec))
-        for a, spec in zip(arrays, specs, strict=True)
-    ]
-    program = over(mesh, local, specs, out_specs)
-    return jax.export.export(program, platforms=["cpu"])(*arguments)
+    sharding = jax.NamedSharding(mesh, SPEC)
+    x = jax.ShapeDtypeStruct(X.shape, X.dtype, sharding=sharding)
+    return jax.export.export(over(mesh, local), platforms=["cpu"])(x)
 
 
-def call(exported, mesh, *arrays, specs=None):
-    specs = specs or (SPEC,) * len(arrays)
-    placed = [
-        jax.device_put(a, jax.NamedSharding(mesh, spec))
-        for a, spec in zip(arrays, specs, strict=True)
-    ]
-    return jax.jit(exported.call)(*placed)
+def call(exported, mesh):
+    return jax.jit(exported.call)(jax.device_put(X, jax.NamedSharding(mesh, SPEC)))
 
 
 def every(backend):
@@ -72,11 +62,11 @@ def every(backend):
 
 def test_every_collective_is_exported_for_an_abstract_mesh(make_mesh):
     mesh = make_mesh(i=4)
-    exported = export_abstract(mesh, every("xla"), X)
+    exported = export_abstract(mesh, every("xla"))
     assert exported.nr_devices == 4
     assert "jaxcomm." not in exported.mlir_module()
     assert len(jaxcomm.communicators()) == 0  # nobody's devices, nobody's communicator
-    found = call(exported, mesh, X)
+    found = call(exported, mesh)
     expected = over(mesh, every("host"))(X)
     for name, value in expected.items():
         np.testing.assert_allclose(found[name], value, 1e-6, 1e-6, err_msg=name)
@@ -94,6 +84,14 @@ def derivatives(**backend):
     def scan(x):
         return jaxcomm.pscan(x, ("v", "i"), **backend)
 
+    def attention(x):
+        layout = jaxcomm.Layout("zigzag", 4, 16)
+        positions = layout.positions_of(jax.lax.axis_index("i"))
+        about = {"is_causal": True, "layout": layout, "positions": positions}
+        qkv = (x[None, :, None],) * 3
+        out = jaxcomm.ring_attention(*qkv, axis_name="i", **about, **backend)
+        return (out**2).sum()
+
     def local(x):
         first = jax.grad(loss)
         directions = jnp.stack([jnp.cos(x), x], 1)
@@ -104,7 +102,9 @@ def derivatives(**backend):
             "vmap": jax.vmap(first, 1, 1)(directions),
             "vmap over its own axis": jax.vmap(scan, 1, 1, axis_name="v")(directions),
         }
-        if not backend:
+        if backend:
+            found["ring attention"] = jax.grad(attention)(x)
+        else:
             total = jax.grad(lambda w: (jaxcomm.pcast(w, "i", to="varying") * x).sum())
             found["shared"] = jaxcomm.pcast(total(jnp.ones(4)), "i", to="varying")
         return found
@@ -122,41 +122,9 @@ def test_derivatives_are_exported_for_an_abstract_mesh(make_mesh, monkeypatch, b
     jaxcomm.finalize()
     if by == "variable":
         monkeypatch.setattr("jaxcomm.config.BACKEND", "xla")
-    found = call(export_abstract(mesh, derivatives(**of_xla), X), mesh, X)
+    found = call(export_abstract(mesh, derivatives(**of_xla)), mesh)
     for name, value in expected.items():
         np.testing.assert_allclose(found[name], value, ROUNDING, ROUNDING, err_msg=name)
-
-
-@pytest.mark.thorough
-def test_ring_attention_is_exported_for_an_abstract_mesh(make_mesh):
-    mesh = make_mesh(i=4)
-    spec = jax.P(None, "i")
-    rng = np.random.default_rng(0)
-    qkv = [rng.standard_normal((1, 64, n, 8), np.float32) for n in (4, 2, 2)]
-
-    def local(backend):
-        layout = jaxcomm.Layout("zigzag", 4, 64)
-
-        def loss(*qkv):
-            out = jaxcomm.ring_attention(
-                *qkv,
-                axis_name="i",
-                is_causal=True,
-                backend=backend,
-                layout=layout,
-                positions=layout.positions_of(jax.lax.axis_index("i")),
-            )
-            return (out**2).sum()
-
-        return jax.grad(loss, (0, 1, 2))
-
-    exported = export_abstract(
-        mesh, local("xla"), *qkv, specs=(spec,) * 3, out_specs=spec
-    )
-    found = call(exported, mesh, *qkv, specs=(spec,) * 3)
-    expected = over(mesh, local("host"), (spec,) * 3, spec)(*qkv)
-    for one, other in zip(found, expected, strict=True):
-        np.testing.assert_array_equal(one, other)
 
 
 def test_an_exported_program_serves_devices_in_any_order(make_mesh):
@@ -172,7 +140,7 @@ def test_an_exported_program_serves_devices_in_any_order(make_mesh):
     exported = jax.export.export(over(mesh, local))(X)
     expected = np.cumsum(X.reshape(4, 4, 4), 0, dtype=np.float32).reshape(X.shape)
     for m in (mesh, crossed):
-        np.testing.assert_allclose(call(exported, m, X), expected, 1e-6, 1e-6)
+        np.testing.assert_allclose(call(exported, m), expected, 1e-6, 1e-6)
     # An abstract mesh is lowered for the devices of the arguments.
     placed = jax.device_put(X, jax.NamedSharding(crossed, SPEC))
     found = over(abstract(mesh), local)(placed)
@@ -190,7 +158,7 @@ def test_our_own_backend_refuses_an_abstract_mesh(make_mesh):
         over(abstract(mesh), lambda x: jaxcomm.psum(x, "i"), out_specs=jax.P())(placed)
     # Where no argument has devices either, JAX speaks first.
     with pytest.raises(ValueError, match="AbstractMesh cannot be used when"):
-        export_abstract(mesh, lambda x: jaxcomm.pscan(x, "i"), X)
+        export_abstract(mesh, lambda x: jaxcomm.pscan(x, "i"))
 
 
 # our own custom calls
@@ -200,42 +168,28 @@ def ours(x):
     return jaxcomm.pscan(x, "i"), jaxcomm.ring_shift(x, "i")
 
 
-OPT_OUT = [
-    jax.export.DisabledSafetyCheck.custom_call(f"jaxcomm.{name}")
-    for name in ("scan", "permute")
-]
-
-
-def test_our_custom_calls_are_exported_only_with_the_opt_out(make_mesh):
-    program = over(make_mesh(i=4), ours)
-    with pytest.raises(ValueError, match="no compatibility guarantees"):
-        jax.export.export(program)(X)
-    with pytest.raises(ValueError, match=r"custom_call @jaxcomm\.permute"):
-        jax.export.export(program, disabled_checks=OPT_OUT[:1])(X)
-    jax.export.export(program, disabled_checks=OPT_OUT)(X)
-
-
 def test_an_exported_program_of_ours_needs_its_communicators(make_mesh):
     """It names them by content: init on the same mesh brings them back."""
+    opt_out = [
+        jax.export.DisabledSafetyCheck.custom_call(f"jaxcomm.{name}")
+        for name in ("scan", "permute")
+    ]
     mesh = make_mesh(i=4)
     program = over(mesh, ours)
-    exported = jax.export.export(program, disabled_checks=OPT_OUT)(X)
+    with pytest.raises(ValueError, match=r"custom_call @jaxcomm\.permute"):
+        jax.export.export(program, disabled_checks=opt_out[:1])(X)
+    exported = jax.export.export(program, disabled_checks=opt_out)(X)
     exported = jax.export.deserialize(exported.serialize())
     expected = jax.tree.map(np.asarray, program(X))
-    jax.tree.map(np.testing.assert_array_equal, call(exported, mesh, X), expected)
+    jax.tree.map(np.testing.assert_array_equal, call(exported, mesh), expected)
 
     jaxcomm.finalize()
     with pytest.raises(jax.errors.JaxRuntimeError, match=r"Call jaxcomm\.init\(mesh"):
-        jax.block_until_ready(call(exported, mesh, X))
+        jax.block_until_ready(call(exported, mesh))
     jaxcomm.init(mesh)
-    jax.tree.map(np.testing.assert_array_equal, call(exported, mesh, X), expected)
-
-
-def test_an_exported_program_of_ours_refuses_other_devices(make_mesh):
-    mesh = make_mesh(i=4)
-    exported = jax.export.export(over(mesh, ours), disabled_checks=OPT_OUT)(X)
+    jax.tree.map(np.testing.assert_array_equal, call(exported, mesh), expected)
     elsewhere = jax.sharding.Mesh(
         jax.devices()[4:], mesh.axis_names, axis_types=mesh.axis_types
     )
     with pytest.raises(jax.errors.JaxRuntimeError, match="not part of this commun"):
-        jax.block_until_ready(call(exported, elsewhere, X))
+        jax.block_until_ready(call(exported, elsewhere))

@@ -13,23 +13,12 @@ import waiting
 
 pytestmark = pytest.mark.multiprocess
 PROGRAM = pathlib.Path(__file__).with_name("support") / "tells_of_itself.py"
-ENDINGS = {
-    "sys.exit(7)": (7, ""),
-    "raise ValueError('of mine')": (1, "ValueError: of mine"),
-    "os.kill(os.getpid(), signal.SIGTERM)": (-signal.SIGTERM, ""),
-    "raise KeyboardInterrupt": (-signal.SIGINT, "KeyboardInterrupt"),
-}
 
 
 def start(words, kind=forked.Popen, **options):
-    return kind(
-        [sys.executable, "-W", "error", *words],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        **options,
-    )
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    words = [sys.executable, "-W", "error", *words]
+    return kind(words, text=True, **pipes, **options)
 
 
 @pytest.fixture
@@ -73,28 +62,17 @@ def test_it_finds_what_a_process_of_python_finds(tmp_path, is_forked, words):
         os.close(each)
 
 
-@pytest.mark.parametrize("ending", ENDINGS)
-def test_it_ends_as_a_process_of_python_does(is_forked, ending):
-    program = f"import os, signal, sys\nsys.stdin.readline()\n{ending}"
-    popen = start(["-c", program])
-    _, err = waiting.ended(popen, "\n")
-    status, last = ENDINGS[ending]
-    assert popen.returncode == status, err
-    assert err.splitlines()[-1:] == [last][: bool(last)]
-    assert is_forked == [popen.pid]
-
-
-def test_signals_reach_it_alone(is_forked):
-    popen, other = (
-        start(["-c", "import sys\nprint(1, flush=True)\ninput()"]) for _ in range(2)
-    )
+def test_signals_and_exceptions_end_it_alone(is_forked):
+    program = "import sys\nprint(1, flush=True)\ninput()\nraise ValueError('of mine')"
+    popen, other = (start(["-c", program]) for _ in range(2))
     for each in (popen, other):
         assert each.stdout.readline() == "1\n"
     popen.send_signal(signal.SIGINT)
-    waiting.ended(popen)
+    assert waiting.ended(popen)[1].endswith("KeyboardInterrupt\n")
     assert popen.returncode == -signal.SIGINT
     assert other.poll() is None
-    assert waiting.ended(other, "\n") == ("", "")
+    assert waiting.ended(other, "\n")[1].endswith("ValueError: of mine\n")
+    assert other.returncode == 1
     assert is_forked == [popen.pid, other.pid]
     # What it was forked through is gone, and it is reaped.
     assert not os.path.exists(f"/proc/{popen.pid}")

@@ -25,53 +25,44 @@ def load(root):
 
 def run(root, *arguments):
     # In a process of its own: NVRTC sets the locale of the process.
-    return subprocess.run(
-        [sys.executable, root / "tools" / "make_ptx.py", *arguments],
-        capture_output=True,
-        text=True,
-    )
+    words = [sys.executable, root / "tools" / "make_ptx.py", *arguments]
+    return subprocess.run(words, capture_output=True, text=True)
 
 
-@pytest.fixture
-def copy(tmp_path):
-    """The tool with copies of the sources, which a test may change."""
+def test_other_code_is_other_ptx_and_what_nvrtc_refuses_is_shown(tmp_path):
     tool = load(ROOT)
-    sources = (tool.SOURCE, *tool.HEADERS, tool.OUTPUT)
-    for name in (*sources, "tools/make_ptx.py", "pyproject.toml"):
+    for name in (
+        *(tool.SOURCE, *tool.HEADERS, tool.OUTPUT),
+        *("tools/make_ptx.py", "pyproject.toml"),
+    ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     if tool.INSTALLED.exists():
         (tmp_path / "build").mkdir()
         (tmp_path / "build" / "nvrtc").symlink_to(tool.INSTALLED)
-    return load(tmp_path)
+    copy = load(tmp_path)
 
+    def change(name, old, new):
+        text = (tmp_path / name).read_text(encoding="utf-8")
+        assert old in text
+        (tmp_path / name).write_text(text.replace(old, new), encoding="utf-8")
+        return copy.digest()
 
-def change(tool, name, old, new):
-    path = tool.ROOT / name
-    text = path.read_text(encoding="utf-8")
-    assert old in text
-    path.write_text(text.replace(old, new), encoding="utf-8")
-
-
-def test_code_counts_and_comments_do_not(copy):
+    # Comments do not count.
     before = copy.digest()
-    change(copy, copy.SOURCE, "// Two numbers a word.", "//  Two  numbers.\n")
-    assert copy.digest() == before
-    change(copy, copy.HEADERS[0], "kMostRanks = 8", "kMostRanks = 7")
-    assert copy.digest() != before
-
-
-def test_other_code_is_other_ptx_and_what_nvrtc_refuses_is_shown(copy):
+    assert change(copy.SOURCE, "// Two numbers a", "//  2 numbers a\n//") == before
+    assert change(copy.HEADERS[0], "kMostRanks = 8", "kMostRanks = 7") != before
+    assert change(copy.HEADERS[0], "kMostRanks = 7", "kMostRanks = 8") == before
+    assert change(copy.SOURCE, "return 0x7fc0;", "return 0x7fc1;") != before
     if copy.library_path() is None:
         pytest.skip(f"no {copy.REQUIREMENT}: `make ptx` installs it")
-    change(copy, copy.SOURCE, "return 0x7fc0;", "return 0x7fc1;")
-    done = run(copy.ROOT, "--check")
+    done = run(tmp_path, "--check")
     assert done.returncode == 1
     assert "run `make ptx`" in done.stderr
-    assert run(copy.ROOT).returncode == 0
-    assert run(copy.ROOT, "--check").returncode == 0
-    change(copy, copy.SOURCE, "return 0x7fc1;", "return unknown;")
-    done = run(copy.ROOT)
+    assert run(tmp_path).returncode == 0
+    assert run(tmp_path, "--check").returncode == 0
+    change(copy.SOURCE, "return 0x7fc1;", "return unknown;")
+    done = run(tmp_path)
     assert done.returncode != 0
     assert 'identifier "unknown" is undefined' in done.stderr
 

@@ -16,22 +16,10 @@ PINNED = pathlib.Path(__file__).with_name("public_api.txt")
 # What users make themselves; of other classes they get objects.
 MADE_BY_USERS = {"CommPolicy", "Machine", "SymmetricPool"}
 TWINS = {
-    "all_gather",
-    "all_to_all",
-    "axis_index",
-    "axis_size",
-    "pbroadcast",
-    "pcast",
-    "pmax",
-    "pmean",
-    "pmin",
-    "ppermute",
-    "pshuffle",
-    "psum",
-    "psum_scatter",
-    "pswapaxes",
-    "ragged_all_to_all",
-}
+    "all_gather", "all_to_all", "axis_index", "axis_size", "pbroadcast", "pcast",
+    "pmax", "pmean", "pmin", "ppermute", "pshuffle", "psum", "psum_scatter",
+    "pswapaxes", "ragged_all_to_all",
+}  # fmt: skip
 
 
 def plain(function) -> str:
@@ -84,13 +72,17 @@ def test_inner_names_do_not_show():
 
 def _is_annotated(function):
     signature = inspect.signature(function)
-    parameters = [
-        each
-        for i, each in enumerate(signature.parameters.values())
-        if not (i == 0 and each.name in ("self", "cls"))
-    ]
-    found = [signature.return_annotation, *(each.annotation for each in parameters)]
+    found = [signature.return_annotation]
+    for i, (name, parameter) in enumerate(signature.parameters.items()):
+        if i or name not in ("self", "cls"):
+            found.append(parameter.annotation)
     return inspect.Parameter.empty not in found
+
+
+def _own(found):
+    """Returns the public parts of a module or class that it defines itself."""
+    names = [name for name in vars(found) if not name.startswith("_")]
+    return [part for name in names if callable(part := getattr(found, name))]
 
 
 @pytest.mark.parametrize("name", sorted(jaxcomm.__all__))
@@ -98,26 +90,15 @@ def test_everything_public_has_types_and_words(name):
     """The functions and methods of users, those of a public module included."""
     found = getattr(jaxcomm, name)
     assert inspect.getdoc(found)
-    if name in {"axis_index", "axis_size"}:
-        return
-    objects = [found]
-    if inspect.ismodule(found):
-        objects = [
-            value
-            for key, value in vars(found).items()
-            if callable(value) and not key.startswith("_")
-        ]
-    # Who writes a strategy fills in methods that ``Strategy`` annotates.
-    classes = [each for each in objects if inspect.isclass(each)]
-    functions = [each for each in objects if each not in classes]
-    for each in classes:
-        if each is Strategy or not issubclass(each, Strategy):
-            functions += [
-                method
-                for key, method in inspect.getmembers(each, inspect.isroutine)
-                if not key.startswith("_") and key in vars(each)
-            ]
-    assert [each for each in functions if not _is_annotated(each)] == []
+    functions = []
+    for each in _own(found) if inspect.ismodule(found) else [found]:
+        if not inspect.isclass(each):
+            functions.append(each)
+        # Who writes a strategy fills in methods that ``Strategy`` annotates.
+        elif each is Strategy or not issubclass(each, Strategy):
+            functions += [m for m in _own(each) if inspect.isroutine(m)]
+    own = [each for each in functions if name not in {"axis_index", "axis_size"}]
+    assert [each for each in own if not _is_annotated(each)] == []
 
 
 def test_no_name_is_one_of_jax_lax_with_another_meaning():
@@ -130,18 +111,16 @@ def test_no_name_is_one_of_jax_lax_with_another_meaning():
 @pytest.mark.parametrize("name", sorted(TWINS))
 def test_a_twin_takes_what_jax_lax_takes(name):
     """Under the same names, in the same order, with the same defaults."""
-    theirs = inspect.signature(getattr(jax.lax, name)).parameters
-    ours = dict(inspect.signature(getattr(jaxcomm, name)).parameters)
-    for extra in ("lane", "backend"):
-        ours.pop(extra, None)
 
-    def said(parameters):
+    def said(library):
+        parameters = inspect.signature(getattr(library, name)).parameters.values()
+        found = [(p.name, p.kind, p.default) for p in parameters]
         # Of parameters by name the order says nothing.
-        found = [(p.name, p.kind, p.default) for p in parameters.values()]
         by_name = [p for p in found if p[1] is inspect.Parameter.KEYWORD_ONLY]
-        return [p for p in found if p not in by_name], sorted(by_name, key=str)
+        ours = [p for p in by_name if p[0] not in ("lane", "backend")]
+        return [p for p in found if p not in by_name], sorted(ours, key=str)
 
-    assert said(ours) == said(theirs)
+    assert said(jaxcomm) == said(jax.lax)
 
 
 if __name__ == "__main__":

@@ -9,16 +9,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
 def test_the_changelog_names_the_version_that_is_built():
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     sections = re.findall(r"^## (.*)", (ROOT / "CHANGELOG.md").read_text(), re.M)
     assert sections[0] == "Unreleased"
-    assert re.fullmatch(
-        rf"{re.escape(PROJECT['version'])}, (\d{{4}}-\d\d-\d\d|not released yet)",
-        sections[1],
-    )
+    dated = rf"{re.escape(version)}, (\d{{4}}-\d\d-\d\d|not released yet)"
+    assert re.fullmatch(dated, sections[1])
 
 
 @pytest.fixture
@@ -29,7 +27,7 @@ def installed():
         pytest.skip("jaxcomm is not installed: make install")
 
 
-def test_the_package_carries_every_licence(installed):
+def test_the_package_carries_every_licence_and_no_dead_link(installed):
     found = {
         Path(file).name: file.read_text()
         for file in installed.files
@@ -38,42 +36,31 @@ def test_the_package_carries_every_licence(installed):
     expected = [ROOT / "LICENSE", ROOT / "NOTICE", *(ROOT / "licenses").glob("*.txt")]
     assert len(expected) == 7
     assert found == {path.name: path.read_text() for path in expected}
-
-
-def test_a_package_index_shows_no_link_that_leads_nowhere(installed):
+    # Nor does a package index show a link that leads nowhere.
     description = installed.metadata.get_payload()
     assert "# jaxcomm" in description
     assert re.findall(r"\]\((?!https?:)[^)]*\)", description) == []
 
 
-@pytest.fixture
-def release(monkeypatch, tmp_path):
+def test_each_check_has_its_verdict(monkeypatch, tmp_path, capfd):
     monkeypatch.syspath_prepend(ROOT / "tools")
-    runner = importlib.import_module("release.__main__")
-    monkeypatch.setattr(runner.env, "WORK", tmp_path)
-    return runner
-
-
-def python(code, **needs):
-    return lambda runner: runner.Check("a check", [sys.executable, "-c", code], **needs)
-
-
-@pytest.mark.parametrize(
-    ("checks", "status", "verdict"),
-    [
-        ({"bad": python("import sys; sys.exit('a reason')")}, 1, "FAILED: status 1"),
-        ({"absent": python("", needs="no-such-program")}, 1, "NOT RUN: no no-such-"),
-        ({}, 0, "passed"),
-    ],
-)
-def test_each_check_has_its_verdict(
-    release, monkeypatch, capfd, checks, status, verdict
-):
-    made = {name: check(release) for name, check in checks.items()}
-    monkeypatch.setattr(release, "CHECKS", {**made, "good too": python("")(release)})
+    release = importlib.import_module("release.__main__")
+    monkeypatch.setattr(release.env, "WORK", tmp_path)
     monkeypatch.setattr(sys, "argv", ["release"])
-    assert release.main() == status
-    printed = capfd.readouterr().out
-    assert verdict in printed
-    assert re.search(r"^good too .* passed", printed, re.M)
-    assert ("a reason" in printed) == ("bad" in checks)
+    made = {
+        name: release.Check("a check", [sys.executable, "-c", code], **needs)
+        for name, code, needs in (
+            ("bad", "import sys; sys.exit('a reason')", {}),
+            ("absent", "", {"needs": "no-such-program"}),
+            ("good", "", {}),
+        )
+    }
+    verdicts = {"bad": "FAILED: status 1", "absent": "NOT RUN: no no-such-"}
+    for names in (["bad", "good"], ["absent", "good"], ["good"]):
+        monkeypatch.setattr(release, "CHECKS", {name: made[name] for name in names})
+        assert release.main() == len(names) - 1
+        printed = capfd.readouterr().out
+        for name in names:
+            verdict = verdicts.get(name, "passed")
+            assert re.search(rf"^{name} .* {verdict}", printed, re.M)
+        assert ("a reason" in printed) == ("bad" in names)

@@ -126,10 +126,8 @@ answer = attempt(lambda: values(program(x)))
 """
     )
     for outcome in outcomes:
-        text = outcome["text"]
-        assert "over axes ('i',)" in text
-        assert ours in text
-        assert theirs in text
+        for text in ("over axes ('i',)", ours, theirs):
+            assert text in outcome["text"]
 
 
 def test_different_branches_are_an_error_on_all_at_the_timeout(processes):
@@ -183,19 +181,6 @@ def test_a_rank_that_only_sends_hears_of_a_mismatch_in_what_it_calls_next(proces
         assert "an operation that had ended in process 0 failed in others" in text
         assert f"called pmax({X})" in text
         assert f"the ranks before it called ppermute({X})" in text
-
-
-def test_programs_in_another_order_are_an_error_on_all(processes):
-    outcomes = processes.ask(
-        """
-programs = [jitted(lambda x: jaxcomm.psum(x, "i"), mesh),
-            jitted(lambda x: jaxcomm.pmin(x, "i"), mesh)]
-answer = attempt(lambda: [values(p(x)) for p in programs[:: 1 if index < 2 else -1]])
-"""
-    )
-    for outcome in outcomes:
-        assert f"psum({X})" in outcome["text"]
-        assert f"pmin({X})" in outcome["text"]
 
 
 def test_a_branch_without_a_collective_leaves_the_others_waiting_to_the_timeout(

@@ -16,36 +16,27 @@ answer = values(psum(x)) == [float(sum(range(len(alive))))]
 
 # How a process ends, its status, and how it left in the words of the others. Where
 # Python still runs, the others hear of it from the process itself.
+LEFT = "called finalize or exited"
 ENDINGS = {
-    "sys.exit(3)": (3, "called finalize or exited"),
-    "class Mine(BaseException): pass\nraise Mine('of my own')": (
-        1,
-        "called finalize or exited",
-    ),
+    "sys.exit(3)": (3, LEFT),
+    "class Mine(BaseException): pass\nraise Mine('of my own')": (1, LEFT),
     "os._exit(5)": (5, "died"),
     "os.kill(os.getpid(), signal.SIGTERM)": (-signal.SIGTERM, "died"),
-    "signal.raise_signal(signal.SIGINT)": (
-        -signal.SIGINT,
-        "called finalize or exited",
-    ),
+    "signal.raise_signal(signal.SIGINT)": (-signal.SIGINT, LEFT),
 }
+ENDED = {"JAX_ENABLE_RECOVERABILITY": "1", "JAX_ENABLE_PREEMPTION_SERVICE": "0"}
 
 
 def test_others_that_wait_are_told_at_once_who_ended_and_how(start):
     """Without JAX's preemption service, which keeps SIGTERM from ending anything."""
-    processes = start(
-        len(ENDINGS) + 1,
-        JAX_ENABLE_RECOVERABILITY="1",
-        JAX_ENABLE_PREEMPTION_SERVICE="0",
-    )
+    processes = start(len(ENDINGS) + 1, **ENDED)
     alive = list(range(len(ENDINGS) + 1))
     for ending, (status, left) in ENDINGS.items():
         assert all(processes.ask(f"alive = {alive}{MEET}", alive))
         leaver = processes[alive.pop()]
         processes.ask("begin(lambda: values(psum(x)))", alive)
         leaver.tell(ending)
-        outcomes = processes.ask("answer = outcome()", alive)
-        for outcome in outcomes:
+        for outcome in processes.ask("answer = outcome()", alive):
             text = outcome["text"]
             assert "psum(float32[1,3]) over axes ('i',)" in text
             assert f"rank {leaver.index}, gone with process {leaver.index} " in text
@@ -84,23 +75,39 @@ def test_processes_that_just_end_have_status_0(start):
         assert "terminate called" not in process.said()
 
 
-def test_signals_end_a_process_that_waits_in_a_collective(start):
-    processes = start(
-        3, JAX_ENABLE_RECOVERABILITY="1", JAX_ENABLE_PREEMPTION_SERVICE="0"
+def test_the_last_program_may_be_left_to_itself(start):
+    """A process that comes to its end waits for what others still need of it."""
+    processes = start(2, devices=2)
+    processes.ask(
+        """
+import atexit
+from jaxcomm.communicator import shutdown
+# However long the other process is stopped.
+shutdown.wait_for_work.__defaults__ = (waiting.HANG_SECONDS,)
+mesh = mesh_of()
+psum, x = jitted(lambda x: jaxcomm.psum(x, "i"), mesh), spread(mesh)
+values(psum(x))
+"""
     )
-    waits = "say_when(in_flight); values(psum(x))"
+    # It says so before what jaxcomm has registered runs.
+    processes[0].ask("out = psum(x); atexit.register(say, {'answer': 'ends'})")
+    processes[0].popen.stdin.close()
+    assert processes[0].hear() == "ends"
+    assert processes[1].ask("answer = values(psum(x))") == [6.0, 6.0]
+    processes[1].popen.stdin.close()
+    assert [process.ends() for process in processes] == [0, 0]
 
-    assert all(processes.ask(f"alive = [0, 1, 2]{MEET}"))
-    processes[2].tell(waits)
-    assert processes[2].hear() == "now"
-    processes[2].send(signal.SIGTERM)
-    assert processes[2].ends() == -signal.SIGTERM
 
-    assert all(processes.ask(f"alive = [0, 1]{MEET}", [0, 1]))
-    processes[1].tell(waits)
-    assert processes[1].hear() == "now"
-    processes[1].send(signal.SIGINT)
-    # Python hears of it when JAX comes back from the wait.
-    processes[0].ask("answer = values(psum(x))")
-    assert processes[1].ends() == -signal.SIGINT
+def test_signals_end_a_process_that_waits_in_a_collective(start):
+    processes = start(3, **ENDED)
+    for leaver, number in ((2, signal.SIGTERM), (1, signal.SIGINT)):
+        alive = list(range(leaver + 1))
+        assert all(processes.ask(f"alive = {alive}{MEET}", alive))
+        processes[leaver].tell("say_when(in_flight); values(psum(x))")
+        assert processes[leaver].hear() == "now"
+        processes[leaver].popen.send_signal(number)
+        if number == signal.SIGINT:
+            # Python hears of it when JAX comes back from the wait.
+            processes[0].ask("answer = values(psum(x))")
+        assert processes[leaver].ends() == -number
     assert "KeyboardInterrupt" in processes[1].said()

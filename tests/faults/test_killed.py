@@ -21,113 +21,77 @@ small, large = spread(mesh, 3), spread(mesh, 1 << 21)
 total = [float(sum(range(len(alive))))]
 answer = [member.transport, values(psum(small)) == total, values(psum(large)) == total]
 """
+SMALL, LARGE = (f"lambda: values(psum({name}))" for name in ("small", "large"))
 
 
-class Stages:
-    """A set of processes that loses one after the other."""
-
-    def __init__(self, processes, count):
-        self.processes = processes
-        self.alive = list(range(count))
-
-    def meet(self):
-        """Has those that live make a mesh of their own and compute with it."""
+def test_survivors_of_a_kill_raise_at_once_and_go_on(start):
+    processes = start(6, JAX_ENABLE_RECOVERABILITY="1")
+    alive = list(range(6))
+    for lose, op in (
+        (before_it_arrives, "psum(float32[1,3])"),
+        (while_it_waits, "psum(float32[1,3])"),
+        (with_its_operand_half_read, "psum(float32[1,2097152])"),
+        (while_all_run, "pmax(float32[1,2097152])"),
+        (after_it_finished, "psum(float32[1,2097152])"),
+        (None, None),
+    ):
         # One process alone has nobody to share memory with.
-        transport = "shared memory" if len(self.alive) > 1 else "memory"
-        told = self.ask(f"alive = {self.alive}{MEET}")
-        assert told == [[transport, True, True]] * len(self.alive)
-
-    def ask(self, code):
-        return self.processes.ask(code, self.alive)
-
-    def loses(self):
-        """Returns the last of those that live, who is not to be among them any more."""
-        return self.processes[self.alive.pop()]
-
-    def check(self, victim, outcomes, op):
-        """Checks what the others say about the one that died."""
+        transport = "shared memory" if len(alive) > 1 else "memory"
+        told = processes.ask(f"alive = {alive}{MEET}", alive)
+        assert told == [[transport, True, True]] * len(alive)
+        if lose is None:
+            break
+        victim = processes[alive.pop()]
         gone = (
             f"rank {victim.index}, gone with process {victim.index} (pid {victim.pid})"
         )
-        for outcome in outcomes:
+        for outcome in lose(processes, alive, victim):
             assert outcome.get("error") in ("JaxRuntimeError", "ValueError"), outcome
             text = outcome["text"]
             assert f"{op} over axes ('i',) (lane 'default', operation " in text
             assert f"{gone}, which died." in text
             assert "Call jaxcomm.finalize()" in text
-
-
-def test_survivors_of_a_kill_raise_at_once_and_go_on(start):
-    processes = start(6, JAX_ENABLE_RECOVERABILITY="1")
-    stages = Stages(processes, 6)
-    for lose in (
-        before_it_arrives,
-        while_it_waits,
-        with_its_operand_half_read,
-        while_all_run,
-        after_it_finished,
-    ):
-        stages.meet()
-        lose(stages)
-    stages.meet()
     # The last one is none the worse: its end is its own.
     processes[0].popen.stdin.close()
     assert processes[0].ends() == 0
 
 
-def before_it_arrives(stages):
-    victim = stages.loses()
-    stages.ask("begin(lambda: values(psum(small)))")
-    victim.kill()
-    stages.check(victim, stages.ask("answer = outcome()"), "psum(float32[1,3])")
+def before_it_arrives(processes, alive, victim):
+    processes.ask(f"begin({SMALL})", alive)
+    victim.popen.kill()
+    return processes.ask("answer = outcome()", alive)
 
 
-def while_it_waits(stages):
+def while_it_waits(processes, alive, victim):
     """What it handed in is there to be read; only the next operation fails."""
-    victim = stages.loses()
-    victim.ask("begin(lambda: values(psum(small)))")
-    first = stages.processes[0]
-    first.ask("begin(lambda: values(psum(small)))")
-    victim.kill()
+    victim.ask(f"begin({SMALL})")
+    processes[0].ask(f"begin({SMALL})")
+    victim.popen.kill()
     victim.ends()
-    others = stages.alive[1:]
-    told = stages.processes.ask("answer = [values(psum(small)), total]", others)
-    assert all(found == total for found, total in told)
-    assert first.ask("answer = outcome()")["value"] == told[0][1]
-    outcomes = stages.ask("answer = attempt(lambda: values(psum(small)))")
-    stages.check(victim, outcomes, "psum(float32[1,3])")
+    assert all(processes.ask("answer = values(psum(small)) == total", alive[1:]))
+    assert processes[0].ask("answer = outcome()['value'] == total")
+    return processes.ask(f"answer = attempt({SMALL})", alive)
 
 
-def with_its_operand_half_read(stages):
+def with_its_operand_half_read(processes, alive, victim):
     """It has filled its slots when it stops; the others have read them when it ends."""
-    victim = stages.loses()
-    victim.ask("begin(lambda: values(psum(large)))")
-    victim.send(signal.SIGSTOP)
-    stages.ask("begin(lambda: values(psum(large)))")
-    victim.kill()
-    outcomes = stages.ask("answer = outcome()")
-    stages.check(victim, outcomes, "psum(float32[1,2097152])")
+    victim.ask(f"begin({LARGE})")
+    victim.popen.send_signal(signal.SIGSTOP)
+    processes.ask(f"begin({LARGE})", alive)
+    victim.popen.kill()
+    return processes.ask("answer = outcome()", alive)
 
 
-def while_all_run(stages):
+def while_all_run(processes, alive, victim):
     """Somewhere in a program that does nothing but large collectives."""
-    victim = stages.loses()
-    for process in (victim, *(stages.processes[i] for i in stages.alive)):
-        process.tell("begin(lambda: values(repeated(large)))")
-    for process in (victim, *(stages.processes[i] for i in stages.alive)):
-        process.hear()
-    victim.kill()
-    outcomes = stages.ask("answer = outcome()")
-    stages.check(victim, outcomes, "pmax(float32[1,2097152])")
+    processes.ask("begin(lambda: values(repeated(large)))", [*alive, victim.index])
+    victim.popen.kill()
+    return processes.ask("answer = outcome()", alive)
 
 
-def after_it_finished(stages):
-    victim = stages.loses()
-    everyone = [*stages.alive, victim.index]
-    told = stages.processes.ask("answer = values(psum(large)) == total", everyone)
-    assert all(told)
-    victim.kill()
+def after_it_finished(processes, alive, victim):
+    ask = "answer = values(psum(large)) == total"
+    assert all(processes.ask(ask, [*alive, victim.index]))
+    victim.popen.kill()
     victim.ends()
-    outcomes = stages.ask("answer = attempt(lambda: values(psum(large)))")
-    op = "psum(float32[1,2097152])"
-    stages.check(victim, outcomes, op)
+    return processes.ask(f"answer = attempt({LARGE})", alive)

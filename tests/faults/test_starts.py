@@ -17,38 +17,6 @@ def right():
     return values(psum(small)) == total == values(psum(large))
 """
 
-ROUNDS = """
-used = []
-answer = True
-for turn in range(12):
-    jaxcomm.finalize()
-    # With a lane of its own, and made by the first program too.
-    if turn % 2:
-        jaxcomm.init(mesh, lanes=("default", f"lane {turn}"))
-    psum = jitted(lambda x: jaxcomm.psum(x, "i"), mesh)
-    answer = answer and right() and len(jaxcomm.communicators()) == 1 + turn % 2
-    used.append(resources())
-answer = [answer, used]
-"""
-
-
-def test_rounds_of_init_and_finalize_leave_nothing(start):
-    processes = start(2, devices=2)
-    processes.ask(SET_UP)
-    for right, used in processes.ask(ROUNDS):
-        assert right
-        resident, files, threads = zip(*used, strict=True)
-        # A thread may not have opened its last one yet; one a round would be 9.
-        assert max(files[2:]) - min(files[2:]) < 4
-        # Two a round would be 16; programs may go on in one more at any time.
-        assert threads[-1] - threads[3] < 8
-        # A round's segment has 36 MB, of which it touches some; programs some 100 kB.
-        assert resident[-1] - resident[3] < 32 << 20
-    for process in processes:
-        process.popen.stdin.close()
-    assert [process.ends() for process in processes] == [0, 0]
-
-
 INIT = """
 try:
     jaxcomm.init(mesh)
@@ -61,43 +29,37 @@ else:
 """
 
 
-def test_an_interrupted_start_can_be_repeated(start):
-    processes = start(2)
-    processes.ask(SET_UP)
-    first, _ = processes
-    first.tell("say_when(lambda: is_in('_gather', missing=[1]))" + INIT)
-    assert first.hear() == "now"
-    first.send(signal.SIGINT)
-    # The timeout would be another exception.
-    assert first.hear() == "interrupted"
-    assert processes.ask(INIT) == ["made", "made"]
-    assert processes.ask("answer = right()") == [True, True]
+# Process 1 is slow to attach to the memory that process 0 has made.
+SLOW = """
+attach = jaxcomm._ffi.attach_segment
+def attach_late(*address):
+    waiting.until(lambda: os.path.exists({go!r}))
+    return attach(*address)
+jaxcomm._ffi.attach_segment = attach_late
+say_when(lambda: is_in("attach_late"))
+"""
 
 
-def test_a_start_interrupted_when_the_other_is_half_way_can_be_repeated(
-    start, tmp_path
-):
+@pytest.mark.parametrize("half_way", [False, True])
+def test_an_interrupted_start_can_be_repeated(start, tmp_path, half_way):
     go = tmp_path / "go"
     processes = start(2)
     processes.ask(SET_UP)
     first, second = processes
-    # Slow to attach to the memory that process 0 has made.
-    second.tell(
-        f"""
-attach = jaxcomm._ffi.attach_segment
-def attach_late(*address):
-    waiting.until(lambda: os.path.exists({str(go)!r}))
-    return attach(*address)
-jaxcomm._ffi.attach_segment = attach_late
-say_when(lambda: is_in("attach_late"))
-{INIT}"""
-    )
-    # And process 0 waits for its word about that.
-    first.tell("say_when(lambda: is_in('collect', value=None))" + INIT)
-    assert [first.hear(), second.hear()] == ["now", "now"]
-    first.send(signal.SIGINT)
+    if half_way:
+        second.tell(SLOW.format(go=str(go)) + INIT)
+    # Process 0 waits for the other to come, or for its word about the memory.
+    at = "'collect', value=None" if half_way else "'_gather', missing=[1]"
+    first.tell(f"say_when(lambda: is_in({at})){INIT}")
+    assert first.hear() == "now"
+    if half_way:
+        assert second.hear() == "now"
+    first.popen.send_signal(signal.SIGINT)
+    # The timeout would be another exception.
     assert first.hear() == "interrupted"
     go.touch()
+    if not half_way:
+        second.tell(INIT)
     first.tell(INIT)
     assert [first.hear(), second.hear()] == ["made", "made"]
     outcomes = processes.ask("answer = attempt(right)")
@@ -125,7 +87,7 @@ answer = attempt(lambda: jaxcomm.init(mesh))
 def test_a_process_that_dies_before_it_comes_is_named_at_the_timeout(start, tmp_path):
     processes = start(3, JAX_ENABLE_RECOVERABILITY="1")
     processes.ask(SET_UP)
-    processes[2].kill()
+    processes[2].popen.kill()
     go = tmp_path / "go"
     both = processes[0], processes[1]
     for process in both:
@@ -149,12 +111,11 @@ def test_processes_may_run_one_program_from_several_folders(start):
     processes.ask(SET_UP)
     assert processes.ask("answer = right()") == [True, True]
     # Nor does it matter that one of them has run it alone.
-    processes.ask(
-        f"jaxcomm.finalize(); jaxcomm.init(mesh, timeout={waiting.EXPIRES_SECONDS})"
-    )
+    again = "jaxcomm.finalize(); jaxcomm.init(mesh, timeout={})"
+    processes.ask(again.format(waiting.EXPIRES_SECONDS))
     (outcome,) = processes.ask("answer = attempt(right)", [0])
     assert "for rank 1" in outcome["text"]
-    processes.ask("jaxcomm.finalize(); jaxcomm.init(mesh)")
+    processes.ask(again.format(waiting.HANG_SECONDS))
     assert processes.ask("answer = right()") == [True, True]
 
 

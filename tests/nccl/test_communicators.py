@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from models import over
 
 import jaxcomm
 from jaxcomm.communicator.policy import CommPolicy
@@ -16,33 +17,33 @@ MIB = 1 << 20
 # What the stand-in takes from a device for a communicator, its own or shared.
 OWN_BYTES, SHARED_BYTES = 100 * MIB, 1 * MIB
 NO_COLOR = -1
+MAKES = "ncclCommInitRankConfig", "ncclCommSplit"
 
 
-def splits(stand_in):
-    return [call["config"] for call in stand_in.trace("ncclCommSplit")]
+def colors(stand_in):
+    return [call.get("peer", NO_COLOR) for call in stand_in.trace("ncclCommSplit")]
 
 
-def test_changing_lengths_make_no_communicator(stand_in, make_mesh):
+def test_running_never_creates_and_lengths_need_no_new_one(stand_in, make_mesh):
     mesh = make_mesh(i=4)
-    program = jax.jit(
-        jax.shard_map(
-            lambda x: jaxcomm.ppermute(x, "i", [(0, 1), (1, 0)]),
-            mesh=mesh, in_specs=jax.P("i"), out_specs=jax.P("i"),
-        )
-    )  # fmt: skip
+    program = over(mesh, lambda x: jaxcomm.ppermute(x, "i", [(0, 1), (1, 0)]))
     before = jaxcomm.counters()
-    program(jnp.ones(4))
+    jax.block_until_ready(program(jnp.ones(4)))
     made = jaxcomm.counters()
     assert (made.created - before.created, made.split - before.split) == (1, 1)
     (row,) = jaxcomm.memory_report()
     stand_in.clear()
     for length in range(8, 48, 8):
-        program(jnp.ones(length))
+        jax.block_until_ready(program(jnp.ones(length)))
     (later,) = jaxcomm.memory_report()
     assert later.device_bytes == row.device_bytes
-    assert not stand_in.trace(
-        "ncclCommInitRankConfig", "ncclCommSplit", "cuMemAlloc_v2", "ncclMemAlloc"
-    )
+    jaxcomm.finalize()
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"jaxcomm\.init"):
+        jax.block_until_ready(program(jnp.ones(4)))
+    assert not stand_in.trace(*MAKES, "cuMemAlloc_v2", "ncclMemAlloc")
+    # The same key names its successor.
+    jaxcomm.init(mesh)
+    np.testing.assert_array_equal(program(jnp.arange(4.0)), [1, 0, 0, 0])
 
 
 def test_a_world_is_made_once_and_others_are_split_off_it(stand_in, make_mesh):
@@ -70,26 +71,6 @@ def test_the_order_of_a_mesh_is_the_order_of_ranks(stand_in):
     assert [call["op"] for call in stand_in.trace("ncclCommSplit")] == [1, 2, 0]
 
 
-@pytest.mark.parametrize(
-    ("share", "shared"),
-    [(None, [True, False]), (True, [True, True]), (False, [False, False])],
-)
-def test_a_policy_decides_whether_lanes_share(stand_in, make_mesh, share, shared):
-    """By default the default lane shares, and others do not."""
-    policy = CommPolicy(share=share)
-    jaxcomm.init(make_mesh(i=2), lanes=("default", "other"), policy=policy)
-    asked = [config["split_share"] for config in splits(stand_in)]
-    assert asked == [int(lane) for lane in shared for _ in range(2)]
-    assert [row.shared for row in jaxcomm.memory_report()] == shared
-
-
-def test_a_group_of_one_takes_no_device_memory(stand_in, make_mesh):
-    jaxcomm.init(make_mesh(i=1))
-    (row,) = jaxcomm.memory_report()
-    assert (row.parent_bytes, row.device_bytes, row.pinned_bytes) == (0, 0, 0)
-    assert not stand_in.trace("ncclCommInitRankConfig", "ncclCommSplit")
-
-
 def test_the_memory_report_tells_own_and_shared_bytes(stand_in, make_mesh, monkeypatch):
     jaxcomm.init(make_mesh(i=2), lanes=("default", "other"))
     shared, own = jaxcomm.memory_report()
@@ -111,34 +92,25 @@ def test_the_memory_report_tells_own_and_shared_bytes(stand_in, make_mesh, monke
 
 
 def test_groups_of_one_get_no_communicator(stand_in, make_mesh):
+    jaxcomm.init(make_mesh(i=1))
+    (row,) = jaxcomm.memory_report()
+    assert (row.parent_bytes, row.device_bytes, row.pinned_bytes) == (0, 0, 0)
     mesh = make_mesh(a=1, b=2)
-    program = jax.jit(
-        jax.shard_map(
-            lambda x: jaxcomm.psum(x, "a"),
-            mesh=mesh, in_specs=jax.P("b"), out_specs=jax.P("b"),
-        )
-    )  # fmt: skip
-    np.testing.assert_array_equal(program(jnp.arange(4.0)), np.arange(4.0))
-    assert not stand_in.trace("ncclCommInitRankConfig", "ncclCommSplit")
+    alone = over(mesh, lambda x: jaxcomm.psum(x, "a"), jax.P("b"), jax.P("b"))
+    np.testing.assert_array_equal(alone(jnp.arange(4.0)), np.arange(4.0))
+    assert not stand_in.trace(*MAKES)
     jaxcomm.init(mesh, "a")
-    calls = stand_in.trace("ncclCommSplit")
-    assert all(call.get("peer", NO_COLOR) == NO_COLOR for call in calls)
-    assert jaxcomm.memory_report()[0].device_bytes == 0
+    assert set(colors(stand_in)) <= {NO_COLOR}
+    assert jaxcomm.memory_report()[-1].device_bytes == 0
 
 
 def test_alone_in_a_group_that_others_are_larger_than(stand_in, make_mesh):
-    mesh = make_mesh(i=3)
     groups = [[2, 0], [1]]
-
-    def call(x):
-        return jaxcomm.psum(x, "i", axis_index_groups=groups)
-
-    program = jax.jit(
-        jax.shard_map(call, mesh=mesh, in_specs=jax.P("i"), out_specs=jax.P("i"))
+    program = over(
+        make_mesh(i=3), lambda x: jaxcomm.psum(x, "i", axis_index_groups=groups)
     )
     np.testing.assert_array_equal(program(jnp.arange(3.0)), [2, 1, 2])
-    colors = [call.get("peer", NO_COLOR) for call in stand_in.trace("ncclCommSplit")]
-    assert colors == [0, NO_COLOR, 0]
+    assert colors(stand_in) == [0, NO_COLOR, 0]
     # Alone, it has no queue of work.
     assert jaxcomm.memory_report()[0].pinned_bytes == 2 << 20
 
@@ -160,83 +132,56 @@ def test_a_policy_reaches_world_and_children(stand_in, make_mesh):
     named = {field.name for field in dataclasses.fields(CommPolicy)}
     assert named == set(fields) | OTHERS
     jaxcomm.init(make_mesh(i=2), policy=CommPolicy(**fields))
-    calls = stand_in.trace("ncclCommInitRankConfig", "ncclCommSplit")
+    calls = stand_in.trace(*MAKES)
     assert len(calls) == 4
     for call in calls:
         assert SETTINGS.items() <= call["config"].items()
 
 
-@pytest.mark.parametrize("blocking", [True, False])
-def test_a_policy_decides_whether_calls_block(stand_in, make_mesh, blocking):
+@pytest.mark.parametrize(
+    ("share", "shared"),
+    [(None, [True, False]), (True, [True, True]), (False, [False, False])],
+)
+def test_a_policy_decides_whether_lanes_share(stand_in, make_mesh, share, shared):
+    """By default the default lane shares, and others do not."""
+    policy = CommPolicy(share=share)
+    jaxcomm.init(make_mesh(i=2), lanes=("default", "other"), policy=policy)
+    splits = [call["config"] for call in stand_in.trace("ncclCommSplit")]
+    assert [c["split_share"] for c in splits] == [int(s) for s in shared for _ in "12"]
+    assert [row.shared for row in jaxcomm.memory_report()] == shared
+
+
+# Without a policy the creation of a world is polled. Operations need not be: that takes
+# NCCL a thread for each of them.
+@pytest.mark.parametrize(
+    ("blocking", "world", "child"), [(None, 0, 1), (True, 1, 1), (False, 0, 0)]
+)
+def test_a_policy_decides_whether_calls_block(
+    stand_in, make_mesh, blocking, world, child
+):
     mesh = make_mesh(i=2)
     jaxcomm.init(mesh, policy=CommPolicy(blocking=blocking))
-    calls = stand_in.trace("ncclCommInitRankConfig", "ncclCommSplit")
-    assert [call["config"]["blocking"] for call in calls] == [int(blocking)] * 4
-    program = jax.jit(
-        jax.shard_map(
-            lambda x: (jaxcomm.psum(x, "i"), jaxcomm.ppermute(x, "i", [(0, 1)])),
-            mesh=mesh, in_specs=jax.P("i"), out_specs=(jax.P(), jax.P("i")),
-        )
-    )  # fmt: skip
-    total, moved = program(jnp.arange(1.0, 3.0))
+    blocks = [call["config"]["blocking"] for call in stand_in.trace(*MAKES)]
+    assert blocks == [world] * 2 + [child] * 2
+
+    def both(x):
+        return jaxcomm.psum(x, "i"), jaxcomm.ppermute(x, "i", [(0, 1)])
+
+    total, moved = over(mesh, both, out=(jax.P(), jax.P("i")))(jnp.arange(1.0, 3.0))
     np.testing.assert_array_equal(total, [3])
     np.testing.assert_array_equal(moved, [0, 1])
 
 
-def test_without_a_policy_the_creation_of_a_world_is_polled(stand_in, make_mesh):
-    """Operations need not be: that takes NCCL a thread for each of them."""
-    jaxcomm.init(make_mesh(i=2))
-    (config, *_) = [c["config"] for c in stand_in.trace("ncclCommInitRankConfig")]
-    assert config == {"blocking": 0, "split_share": 1}
-    assert splits(stand_in)[0] == {"blocking": 1, "split_share": 1}
-
-
-def test_meshes_of_other_policies_are_other_worlds(stand_in, make_mesh):
-    mesh = make_mesh(i=2)
-    jaxcomm.init(mesh, lanes="one")
-    jaxcomm.init(mesh, lanes="two", policy=CommPolicy(max_ctas=4))
-    assert len(stand_in.trace("ncclCommInitRankConfig")) == 4
-    assert len(jaxcomm.communicators()) == 2
-
-
-def test_lanes_have_a_bound(stand_in, make_mesh):
+def test_lanes_have_a_bound_and_other_policies_are_other_worlds(stand_in, make_mesh):
     mesh = make_mesh(i=2)
     jaxcomm.init(mesh, lanes=("a", "b"))
+    assert len(stand_in.trace("ncclCommInitRankConfig")) == 2
     with pytest.raises(jaxcomm.CommunicatorError, match=r"lanes \['a', 'b'\] already"):
         jaxcomm.init(mesh, lanes="c")
     jaxcomm.init(mesh, lanes="c", policy=CommPolicy(lanes=3))
-    assert [member.lane for member in jaxcomm.communicators()] == ["a", "b", "c"]
-
-
-def test_live_communicators_have_a_bound(make_mesh, monkeypatch):
-    monkeypatch.setenv("JAXCOMM_MAX_COMMUNICATORS", "2")
-    mesh = make_mesh(a=2, b=2)
-    made = jaxcomm.init(mesh, ["a", "b"])
-    with pytest.raises(jaxcomm.CommunicatorError, match="JAXCOMM_MAX_COMMUNICATORS"):
-        jaxcomm.init(mesh, ("a", "b"))
-    made[0].close()
-    jaxcomm.init(mesh, ("a", "b"))
-    assert jaxcomm.counters().live == 2
-
-
-def test_running_never_creates(stand_in, make_mesh):
-    mesh = make_mesh(i=2)
-    program = jax.jit(
-        jax.shard_map(
-            lambda x: jaxcomm.psum(x, "i"),
-            mesh=mesh, in_specs=jax.P("i"), out_specs=jax.P(),
-        )
-    )  # fmt: skip
-    x = jnp.arange(2.0)
-    jax.block_until_ready(program(x))
-    jaxcomm.finalize()
-    stand_in.clear()
-    with pytest.raises(jax.errors.JaxRuntimeError, match=r"jaxcomm\.init"):
-        jax.block_until_ready(program(x))
-    assert not stand_in.trace("ncclCommInitRankConfig", "ncclCommSplit")
-    # The same key names its successor.
-    jaxcomm.init(mesh)
-    np.testing.assert_array_equal(program(x), [1])
+    jaxcomm.init(mesh, lanes="d", policy=CommPolicy(lanes=4, max_ctas=4))
+    assert [member.lane for member in jaxcomm.communicators()] == list("abcd")
+    assert len(stand_in.trace("ncclCommInitRankConfig")) == 4
 
 
 def test_closing_destroys_children_first_and_gives_memory_back(stand_in, make_mesh):

@@ -1,6 +1,5 @@
 """Communicators that cannot be made: what is said, and that nothing of them stays."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -21,18 +20,9 @@ FAILURES = {
 }
 
 
-def psum(mesh):
-    return jax.jit(
-        jax.shard_map(
-            lambda x: jaxcomm.psum(x, "i"),
-            mesh=mesh, in_specs=jax.P("i"), out_specs=jax.P(),
-        )
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize("function", FAILURES)
 def test_after_a_failed_creation_the_next_is_as_the_first(
-    stand_in, make_mesh, function
+    stand_in, make_mesh, psum_over, function
 ):
     mesh = make_mesh(i=2)
     stand_in.fail(function, FAILURES[function])
@@ -43,7 +33,7 @@ def test_after_a_failed_creation_the_next_is_as_the_first(
     assert "NCCL 2.32.3 from " in text
     assert jaxcomm.counters().live == 0
     jaxcomm.init(mesh)
-    np.testing.assert_array_equal(psum(mesh)(jnp.arange(2.0)), [1])
+    np.testing.assert_array_equal(psum_over(mesh)(jnp.arange(2.0)), [1, 1])
 
 
 @pytest.mark.parametrize("function", ["ncclCommInitRankConfig", "ncclCommSplit"])

@@ -5,7 +5,6 @@ stopped, or the process ends, each has a process of its own: test_stopped.py.
 """
 
 import json
-import operator
 import threading
 
 import jax
@@ -14,11 +13,12 @@ import numpy as np
 import pytest
 import waiting
 from fault_suite import impatient
+from models import over
 
 import jaxcomm
 from jaxcomm import _ffi
 
-INTERNAL_ERROR, REMOTE_ERROR = 3, 6
+INTERNAL_ERROR = 3
 TIMED_OUT = f"not done after {waiting.EXPIRES_SECONDS:g} s"
 POISON = jaxcomm.CommPolicy(on_failure="poison")
 POISONED = (
@@ -27,14 +27,8 @@ POISONED = (
 )
 
 
-def summed(mesh, lane=None, axis="i"):
-    spec = jax.P(mesh.axis_names)
-    return jax.jit(
-        jax.shard_map(
-            lambda x: jaxcomm.psum(x, axis, lane=lane),
-            mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False,
-        )
-    )  # fmt: skip
+def summed(mesh, lane=None):
+    return over(mesh, lambda x: jaxcomm.psum(x, "i", lane=lane), check_vma=False)
 
 
 def error_of(program, x):
@@ -46,10 +40,6 @@ def error_of(program, x):
 def is_poison(result):
     """Says whether every bit of every rank's result is set."""
     return np.asarray(result).tobytes() == b"\xff" * result.nbytes
-
-
-def until_called(stand_in, function, count):
-    waiting.until(lambda: len(stand_in.trace(function)) >= count, function)
 
 
 class Waiting:
@@ -65,15 +55,14 @@ class Waiting:
         self._result = None
         self._thread = threading.Thread(target=self._run, args=(program, x))
         self._thread.start()
-        until_called(stand_in, "ncclAllReduce", calls)
+        stand_in.until_called("ncclAllReduce", calls)
 
     def _run(self, program, x):
         self._result = jax.block_until_ready(program(x))
 
     def fail(self, call=0):
         """Gives the communicator of a call an error; not of the last, still made."""
-        number = self._stand_in.trace("ncclAllReduce")[call]["comm"]
-        self._stand_in.async_error(number, REMOTE_ERROR)
+        self._stand_in.async_error(self._stand_in.trace("ncclAllReduce")[call])
         return self.end()
 
     def end(self):
@@ -81,23 +70,20 @@ class Waiting:
         return self._result
 
 
-@pytest.fixture
-def works_again(make_mesh):
-    """Gives a function that shows that all is well after a new start."""
-
-    def check():
-        jaxcomm.finalize()
-        # Communicators made from now on do not report an older one's failure.
-        assert _ffi.first_failure() == ""
-        mesh = make_mesh(i=3)
-        jaxcomm.init(mesh, policy=POISON)
-        np.testing.assert_array_equal(summed(mesh)(jnp.arange(3.0)), [3, 3, 3])
-
-    return check
+@pytest.fixture(autouse=True)
+def works_again(stand_in, make_mesh):
+    """Shows that all is well after a new start."""
+    yield
+    jaxcomm.finalize()
+    # Communicators made from now on do not report an older one's failure.
+    assert _ffi.first_failure() == ""
+    mesh = make_mesh(i=3)
+    jaxcomm.init(mesh, policy=POISON)
+    np.testing.assert_array_equal(summed(mesh)(jnp.arange(3.0)), [3, 3, 3])
 
 
 def test_an_operation_that_hangs_is_named_at_its_timeout(
-    stand_in, make_mesh, monkeypatch, tmp_path, works_again
+    stand_in, make_mesh, monkeypatch, tmp_path
 ):
     monkeypatch.setenv("JAXCOMM_DUMP_DIR", str(tmp_path))
     mesh = make_mesh(i=3)
@@ -110,7 +96,7 @@ def test_an_operation_that_hangs_is_named_at_its_timeout(
     stand_in.clear()
     stand_in.hang("ncclAllReduce")
     assert is_poison(program(x))
-    until_called(stand_in, "ncclCommAbort", 3)
+    stand_in.until_called("ncclCommAbort", 3)
     # The next one says why at once, and reaches no communicator.
     stand_in.clear()
     for _ in range(2):
@@ -131,7 +117,6 @@ def test_an_operation_that_hangs_is_named_at_its_timeout(
     record = json.loads(path.read_text())
     assert "psum" in json.dumps(record)
     assert "timeout" in json.dumps(record)
-    works_again()
 
 
 @pytest.mark.parametrize(
@@ -143,9 +128,7 @@ def test_an_operation_that_hangs_is_named_at_its_timeout(
     ],
     ids=len,
 )
-def test_every_type_and_every_result_of_a_call_is_poisoned(
-    stand_in, make_mesh, works_again, sizes
-):
+def test_every_type_and_every_result_of_a_call_is_poisoned(stand_in, make_mesh, sizes):
     mesh = make_mesh(i=2)
     jaxcomm.init(mesh, policy=POISON)
     program = summed(mesh)
@@ -157,12 +140,9 @@ def test_every_type_and_every_result_of_a_call_is_poisoned(
     assert {name: is_poison(r) for name, r in found.items()} == dict.fromkeys(
         tree, True
     )
-    works_again()
 
 
-def test_an_asynchronous_error_ends_who_waits_and_who_comes(
-    stand_in, make_mesh, works_again
-):
+def test_an_asynchronous_error_ends_who_waits_and_who_comes(stand_in, make_mesh):
     mesh = make_mesh(i=3)
     jaxcomm.init(mesh, policy=POISON)
     program, x = summed(mesh), jnp.arange(3.0)
@@ -176,8 +156,7 @@ def test_an_asynchronous_error_ends_who_waits_and_who_comes(
     assert " of 3 (device " in error
     assert "An asynchronous error that a test asked for" in error
     assert POISONED in error
-    until_called(stand_in, "ncclCommAbort", 3)
-    works_again()
+    stand_in.until_called("ncclCommAbort", 3)
 
 
 def parts(result):
@@ -192,7 +171,7 @@ def parts(result):
 
 
 def test_a_call_that_nccl_refuses_is_named_and_its_siblings_are_poisoned(
-    stand_in, make_mesh, works_again
+    stand_in, make_mesh
 ):
     mesh = make_mesh(i=3)
     jaxcomm.init(mesh, policy=POISON)
@@ -210,16 +189,14 @@ def test_a_call_that_nccl_refuses_is_named_and_its_siblings_are_poisoned(
         POISONED,
     ):  # fmt: skip
         assert text in error
-    works_again()
 
 
-@pytest.mark.parametrize("policy", [None, POISON])
 def test_nothing_is_stopped_or_poisoned_where_nothing_is_on_its_way(
-    stand_in, make_mesh, policy
+    stand_in, make_mesh
 ):
-    """By the default the GPUs would be stopped, and with them all tests after this."""
+    """The GPUs would be stopped, and with them all tests after this."""
     mesh = make_mesh(i=3)
-    jaxcomm.init(mesh, policy=policy)
+    jaxcomm.init(mesh)
     program, x = summed(mesh), jnp.arange(3.0)
     jax.block_until_ready(program(x))
     # The first rank that comes to it.
@@ -231,51 +208,22 @@ def test_nothing_is_stopped_or_poisoned_where_nothing_is_on_its_way(
             "Nothing was on its way. Call jaxcomm.finalize() in every process, then "
             "jaxcomm.init()" in error
         )
-    jaxcomm.finalize()
-    jaxcomm.init(mesh, policy=policy)
-    np.testing.assert_array_equal(program(x), [3, 3, 3])
 
 
 @pytest.mark.parametrize("function", ["ncclSend", "ncclGroupEnd"])
-def test_a_hop_that_nccl_refuses_leaves_no_group_open(
-    stand_in, make_mesh, works_again, function
-):
+def test_a_hop_that_nccl_refuses_leaves_no_group_open(stand_in, make_mesh, function):
     mesh = make_mesh(i=2)
     jaxcomm.init(mesh, policy=POISON)
-    program = jax.jit(
-        jax.shard_map(
-            lambda x: jaxcomm.ppermute(x, "i", [(0, 1), (1, 0)]),
-            mesh=mesh, in_specs=jax.P("i"), out_specs=jax.P("i"),
-        )
-    )  # fmt: skip
+    program = over(mesh, lambda x: jaxcomm.ppermute(x, "i", [(0, 1), (1, 0)]))
     x = jnp.arange(2.0)
     jax.block_until_ready(program(x))
     stand_in.fail(function, INTERNAL_ERROR)
     error = error_of(program, x)
     assert "ppermute(float32[1]) with parameters [1, 0] over axes ('i',)" in error
     assert f"{function}: internal error" in error
-    works_again()
 
 
-def test_closing_ends_an_operation_that_hangs(stand_in, make_mesh, works_again):
-    mesh = make_mesh(i=2)
-    jaxcomm.init(mesh, policy=POISON)
-    program, x = summed(mesh), jnp.arange(2.0)
-    jax.block_until_ready(program(x))
-    jaxcomm.finalize()
-    # Which is also what close() grants to operations on their way.
-    impatient.init(mesh, policy=POISON)
-    stand_in.hang("ncclAllReduce")
-    hanging = Waiting(program, x, stand_in, calls=2)
-    jaxcomm.communicators()[0].close()
-    assert is_poison(hanging.end())
-    assert jaxcomm.counters().live == 0
-    works_again()
-
-
-def test_a_lane_with_resources_of_its_own_survives_another(
-    stand_in, make_mesh, works_again
-):
+def test_a_lane_with_resources_of_its_own_survives_another(stand_in, make_mesh):
     mesh = make_mesh(i=2)
     jaxcomm.init(mesh, lanes=("default", "other"), policy=POISON)
     default, other = summed(mesh), summed(mesh, lane="other")
@@ -285,39 +233,9 @@ def test_a_lane_with_resources_of_its_own_survives_another(
     assert is_poison(Waiting(default, x, stand_in, calls=2).fail())
     assert "(lane 'default', operation 1)" in error_of(default, x)
     np.testing.assert_array_equal(other(x), [1, 1])
-    works_again()
 
 
-def is_poison_of_one_group(result, expected):
-    """Says so also where the other group was done before, with what is right."""
-    groups = [is_poison(result[:, j]) for j in (0, 1)]
-    right = [np.array_equal(result[:, j], expected[:, j]) for j in (0, 1)]
-    return any(groups) and all(map(operator.or_, groups, right))
-
-
-def test_those_that_share_with_an_aborted_one_fail_and_never_hang(stand_in, make_mesh):
-    mesh = make_mesh(i=2, j=2)
-    first, _ = jaxcomm.init(mesh, ["i", "j"], policy=POISON)
-    over_i, over_j = summed(mesh, axis="i"), summed(mesh, axis="j")
-    x = jnp.arange(4.0)
-    jax.block_until_ready((over_i(x), over_j(x)))
-    stand_in.hang("ncclAllReduce")
-    found = Waiting(over_i, x, stand_in, calls=4).fail()
-    found = np.asarray(found).reshape(2, 2)
-    assert is_poison_of_one_group(found, np.array([[2, 4], [2, 4]]))
-    assert "over axes ('i',)" in error_of(over_i, x)
-    error = error_of(over_j, x)
-    assert "psum(float32[1]) over axes ('j',)" in error
-    assert "over axes ('i',) (lane 'default', operation 2)" in error
-    assert "Communicators that share resources fail together" in error
-    assert "An asynchronous error that a test asked for" in error
-    # The one that failed can be made anew beside those it shared with.
-    first.close()
-    jaxcomm.init(mesh, "i", policy=POISON)
-    np.testing.assert_array_equal(over_i(x), [2, 4, 2, 4])
-
-
-def test_every_program_in_flight_ends(stand_in, make_mesh, works_again):
+def test_every_program_in_flight_ends(stand_in, make_mesh):
     mesh = make_mesh(i=2)
     jaxcomm.init(mesh, policy=POISON)
     program, x = summed(mesh), jnp.arange(2.0)
@@ -325,8 +243,8 @@ def test_every_program_in_flight_ends(stand_in, make_mesh, works_again):
     stand_in.clear()
     stand_in.hang("ncclAllReduce", after=4)
     outs = [program(x) for _ in range(20)]
-    until_called(stand_in, "ncclAllReduce", 6)
-    stand_in.async_error(stand_in.trace("ncclAllReduce")[4]["comm"], REMOTE_ERROR)
+    stand_in.until_called("ncclAllReduce", 6)
+    stand_in.async_error(stand_in.trace("ncclAllReduce")[4])
     ended = []
     for out in outs:
         try:
@@ -338,4 +256,3 @@ def test_every_program_in_flight_ends(stand_in, make_mesh, works_again):
     # The one that hung, and those behind it: poisoned where they were on their way.
     assert ended[2] == "poison"
     assert set(ended[3:]) <= {"poison", "raised"}
-    works_again()

@@ -11,33 +11,27 @@ GROUPS = [
     cases.COVERING[first : first + BESIDE]
     for first in range(0, len(cases.COVERING), BESIDE)
 ]
-
-
-@pytest.mark.parametrize("group", GROUPS, ids=lambda group: f"from-{group[0]}")
-def test_no_number_of_a_failed_collective_reaches_the_program(
-    group, hardware, starts, tmp_path, record_property
-):
-    problems = check.problems_beside(group, hardware, starts, tmp_path, record_property)
-    assert problems == {}
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("case", cases.OVER_STAND_IN, ids=str)
-def test_no_number_of_any_failed_collective_reaches_the_program(
-    case, hardware, starts, tmp_path, record_property
-):
-    assert check.problems([case], hardware, starts, tmp_path, record_property) == {}
+IN_TURN = [
+    pytest.param(cases.FEW_IN_TURN, False, id="few-in-turn"),
+    pytest.param(
+        cases.IN_TURN_IN_ONE_PROCESS, False, id="in-turn", marks=pytest.mark.thorough
+    ),
+]
 
 
 @pytest.mark.parametrize(
-    "some",
+    ("some", "beside"),
     [
-        cases.FEW_IN_TURN,
-        pytest.param(cases.IN_TURN_IN_ONE_PROCESS, marks=pytest.mark.thorough),
+        *(pytest.param(some, True, id=f"from-{some[0]}") for some in GROUPS),
+        *IN_TURN,
+        *(
+            pytest.param([case], False, id=str(case), marks=pytest.mark.thorough)
+            for case in cases.OVER_STAND_IN
+        ),
     ],
-    ids=["few", "all"],
 )
-def test_a_process_with_all_ranks_goes_on_after_each_poisoned_result(
-    some, hardware, starts, tmp_path, record_property
+def test_no_number_of_a_failed_collective_reaches_the_program(
+    some, beside, hardware, starts, tmp_path, record_property
 ):
-    assert check.problems(some, hardware, starts, tmp_path, record_property) == {}
+    found = check.problems(some, hardware, starts, tmp_path, record_property, beside)
+    assert found == {}

@@ -3,8 +3,6 @@
 The fault suite has the rest: test_faults.py.
 """
 
-import json
-
 import pytest
 
 ENDED = 70
@@ -23,17 +21,16 @@ def run():
 """
 # What makes the next run of the program fail, and what is to be said of it.
 HANGS = """
-stand_in.jaxcommFakeHang(b"ncclAllReduce", 0)
-before = len(trace("ncclAllReduce"))
+stand_in.clear()
+stand_in.hang("ncclAllReduce")
 """
 FAULTS = {
     "error": (
         f"""{HANGS}
 def give_error():
-    until_called("ncclAllReduce", before + 3)
+    stand_in.until_called("ncclAllReduce", 3)
     # Not of the last call, which may still be made.
-    number = trace("ncclAllReduce")[before]["comm"]
-    stand_in.jaxcommFakeAsyncError(ctypes.c_int64(number), 6)
+    stand_in.async_error(stand_in.trace("ncclAllReduce")[0])
 
 threading.Thread(target=give_error).start()
 """,
@@ -46,7 +43,7 @@ jaxcomm.finalize()
 impatient.init(mesh, policy=policy)
 {HANGS}
 def close():
-    until_called("ncclAllReduce", before + 3)
+    stand_in.until_called("ncclAllReduce", 3)
     jaxcomm.communicators()[0].close()
 
 threading.Thread(target=close).start()
@@ -60,7 +57,7 @@ STOPPED = (
     "the GPUs of this process are stopped, because a collective failed: psum(float32"
 )
 AFTER = """
-tell({
+answer = {
     "first": error_of(run),
     "next": error_of(run),
     "first failure": jaxcomm._ffi.first_failure(),
@@ -71,7 +68,7 @@ tell({
     "anew": error_of(run),
     "live": jaxcomm.counters().live,
     "kept": kept.tolist(),
-})
+}
 """
 
 
@@ -82,10 +79,9 @@ def told_by(alone, tmp_path):
     def run(policy, fault, after):
         code = START.format(policy=policy) + FAULTS[fault][0] + after
         done = alone(code, JAXCOMM_DUMP_DIR=str(tmp_path))
-        assert done.left == []
         record = tmp_path / "flight-record-0.json"
         assert "psum" in record.read_text()
-        assert str(record) in done.stderr
+        assert str(record) in done.said()
         return done
 
     return run
@@ -93,8 +89,8 @@ def told_by(alone, tmp_path):
 
 def said(done):
     """Returns the line that says what failed."""
-    lines = [line for line in done.stderr.splitlines() if NAMED in line]
-    assert len(lines) == 1, done.stderr[-3000:]
+    lines = [line for line in done.said().splitlines() if NAMED in line]
+    assert len(lines) == 1, done.said()[-3000:]
     assert lines[0].startswith("jaxcomm: ")
     return lines[0]
 
@@ -104,12 +100,12 @@ def test_by_default_all_that_uses_the_gpus_raises(told_by, fault):
     """Where all ranks are in one process."""
     cause = FAULTS[fault][1]
     done = told_by(None, fault, AFTER)
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.popen.returncode == 0, done.said()[-3000:]
     line = said(done)
     assert cause in line
     assert " rank " in line
     assert "the GPUs of this process were stopped" in line
-    told = json.loads(done.stdout.splitlines()[-1])
+    told = done.hear()
     # What was on the host stays.
     assert told["kept"] == [6, 9] * 3
     # As XLA raises what CUDA gives; the rank whose own call failed says why.
@@ -125,8 +121,7 @@ def test_by_default_all_that_uses_the_gpus_raises(told_by, fault):
 
 
 def test_the_process_ends(told_by):
-    after = "\nerror_of(run)\nwaiting.forever()\ntell('it went on')"
+    after = "\nerror_of(run)\nwaiting.forever()"
     done = told_by("exit", "closed", after)
-    assert done.returncode == ENDED, done.stderr[-3000:]
+    assert done.popen.returncode == ENDED, done.said()[-3000:]
     assert said(done).endswith(". The process ends")
-    assert "it went on" not in done.stdout

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import waiting
+from models import over
 
 import jaxcomm
 from jaxcomm.communicator import symmetric_pool
@@ -26,12 +27,7 @@ def rows(mesh, x):
 
 
 def psum_of(mesh):
-    return jax.jit(
-        jax.shard_map(
-            lambda x: jaxcomm.psum(x, "i"), mesh=mesh, in_specs=jax.P("i"),
-            out_specs=jax.P(),
-        )
-    )  # fmt: skip
+    return over(mesh, lambda x: jaxcomm.psum(x, "i"), out=jax.P())
 
 
 def names(stand_in, *wanted):
@@ -43,14 +39,7 @@ def violations(stand_in):
 
 
 class Patient:
-    """A clock that stands still, so that nobody gives up while he sleeps.
-
-    What lets go of an array may be stopped meanwhile.
-
-    Attributes:
-      held: arrays that it lets go of when somebody sleeps.
-      slept: how often.
-    """
+    """A clock that stands still, and lets go of arrays when somebody sleeps."""
 
     def __init__(self):
         self.held, self.slept = [], 0
@@ -99,18 +88,16 @@ def test_arrays_lie_in_the_pool_and_hold_what_they_should(pool):
     )
 
 
-@pytest.mark.parametrize("dtype", ["bool", "uint32", "int64", "float16", "complex64"])
-def test_every_type_of_dlpack_can_lie_in_it(pool, dtype):
-    with jax.enable_x64(True):
-        x = rows(pool.mesh, jnp.asarray([[1, 0], [2, 3]], dtype))
-        y = pool.device_put(x)
-    assert y.dtype == x.dtype
-    np.testing.assert_array_equal(y, x)
-
-
-def test_arrays_without_elements_and_scalars_can(pool):
+def test_every_type_and_shape_of_dlpack_can_lie_in_it(pool):
+    for dtype in ("bool", "uint32", "int64", "float16", "complex64"):
+        with jax.enable_x64(True):
+            x = rows(pool.mesh, jnp.asarray([[1, 0], [2, 3]], dtype))
+            y = pool.device_put(x)
+        assert y.dtype == x.dtype
+        np.testing.assert_array_equal(y, x)
     assert pool.zeros((2, 0), spec=jax.P("i")).shape == (2, 0)
     assert pool.zeros(()) == 0
+    assert pool.zeros(2).shape == (2,)
 
 
 def test_a_pool_is_registered_with_what_there_is_and_with_what_comes(
@@ -137,36 +124,28 @@ def test_a_pool_is_registered_with_what_there_is_and_with_what_comes(
     with_one.close()
 
 
-def test_it_is_deregistered_before_it_is_freed(stand_in, make_mesh):
-    mesh = make_mesh(i=2)
-    pool = jaxcomm.SymmetricPool(mesh, SIZE)
-    jaxcomm.init(mesh, "i", lanes=("default", "b"))
-    stand_in.clear()
-    pool.close()
-    calls = names(stand_in, *DEREGISTER, *MEMORY)
-    assert calls == ["ncclCommWindowDeregister"] * 4 + ["ncclMemFree"] * 2
-    assert pool.registrations() == {}
-    assert not violations(stand_in)
-    # The communicators go on, and end without it.
-    assert psum_of(mesh)(jnp.ones(2)) == 2
-    jaxcomm.finalize()
-    assert not violations(stand_in)
-
-
-def test_communicators_end_before_the_pool_and_new_ones_get_it_anew(
+def test_registrations_end_before_the_pool_and_before_their_communicator(
     stand_in, make_mesh
 ):
     mesh = make_mesh(i=2)
-    jaxcomm.init(mesh, "i")
     pool = jaxcomm.SymmetricPool(mesh, SIZE)
+    jaxcomm.init(mesh, "i", lanes=("default", "b"))
     stand_in.clear()
     jaxcomm.finalize()
     order = names(stand_in, *DEREGISTER, "ncclCommFinalize")
     assert order[:2] == ["ncclCommWindowDeregister"] * 2
     assert "ncclCommFinalize" in order
-    jaxcomm.init(mesh, "i")
-    assert list(pool.registrations().values()) == ["window"]
+    # New ones get it anew.
+    jaxcomm.init(mesh, "i", lanes=("default", "b"))
+    assert list(pool.registrations().values()) == ["window"] * 2
+    stand_in.clear()
     pool.close()
+    calls = names(stand_in, *DEREGISTER, *MEMORY)
+    assert calls == ["ncclCommWindowDeregister"] * 4 + ["ncclMemFree"] * 2
+    assert pool.registrations() == {}
+    # The communicators go on, and end without it.
+    assert psum_of(mesh)(jnp.ones(2)) == 2
+    jaxcomm.finalize()
     assert not violations(stand_in)
 
 
@@ -197,15 +176,6 @@ def test_an_array_that_is_let_go_of_a_little_later_is_waited_for(pool, patient):
     assert pool.used_bytes == 0
 
 
-def test_a_full_pool_says_what_is_left(pool):
-    pool.zeros((2, SIZE // 8), spec=jax.P("i"))
-    with pytest.raises(
-        ValueError, match=r"SymmetricPool: 262144 bytes a device were asked for, and "
-        r"131072 of 262144 are left",
-    ):  # fmt: skip
-        pool.zeros((SIZE // 4,))
-
-
 @pytest.mark.parametrize("after", [0, 1])
 def test_where_ncclcommwindowregister_refuses_it_goes_on_as_a_buffer(
     stand_in, make_mesh, after
@@ -221,8 +191,8 @@ def test_where_ncclcommwindowregister_refuses_it_goes_on_as_a_buffer(
     assert jaxcomm.memory_report()[0].symmetric_bytes == 2 * SIZE
     assert psum_of(mesh)(jnp.ones(2)) == 2
     stand_in.clear()
-    pool.close()
-    pool.close()
+    for _ in range(2):
+        pool.close()
     assert names(stand_in, *DEREGISTER) == ["ncclCommDeregister"] * 2
     assert not violations(stand_in)
     assert repr(pool) == "<SymmetricPool 262144 bytes on each device, closed>"
@@ -231,16 +201,21 @@ def test_where_ncclcommwindowregister_refuses_it_goes_on_as_a_buffer(
             use()
 
 
-def test_where_all_refuse_the_report_says_so_and_collectives_work(stand_in, make_mesh):
+def test_where_all_refuse_or_a_policy_does_collectives_work(stand_in, make_mesh):
     mesh = make_mesh(i=2)
     jaxcomm.init(mesh, "i")
     stand_in.fail("ncclCommWindowRegister", 5)
     for after in (0, 1):
         stand_in.fail("ncclCommRegister", 5, after)
     pool = jaxcomm.SymmetricPool(mesh, SIZE)
-    (told,) = pool.registrations().values()
-    assert "ncclCommWindowRegister" in told
-    assert "ncclCommRegister" in told
+    stand_in.clear()
+    policy = jaxcomm.CommPolicy(symmetric=False)
+    jaxcomm.init(mesh, "i", lanes="other", policy=policy)
+    refused, away = pool.registrations().values()
+    assert "ncclCommWindowRegister" in refused
+    assert "ncclCommRegister" in refused
+    assert away == "CommPolicy(symmetric=False)"
+    assert not names(stand_in, *REGISTER)
     assert jaxcomm.memory_report()[0].symmetric_bytes == 0
     assert psum_of(mesh)(pool.zeros((2,), spec=jax.P("i")) + 1) == 2
     gc.collect(1)
@@ -251,12 +226,11 @@ OLD = """
 mesh = mesh_of(2)
 jaxcomm.init(mesh, "i")
 def made():
+    global answer
     pool = jaxcomm.SymmetricPool(mesh, 4096)
-    tell([*pool.registrations().values()])
+    answer = [*pool.registrations().values()]
     pool.close()
-error = error_of(made)
-if error:
-    tell(error)
+answer = error_of(made) or answer
 """
 
 
@@ -272,36 +246,31 @@ def test_older_libraries_do_what_they_can(told, version, expected):
     assert told(OLD, JAXCOMM_FAKE_NCCL_VERSION=version) == expected
 
 
-def test_a_policy_can_keep_it_away(stand_in, make_mesh):
-    mesh = make_mesh(i=2)
-    jaxcomm.init(mesh, "i", policy=jaxcomm.CommPolicy(symmetric=False))
-    pool = jaxcomm.SymmetricPool(mesh, SIZE)
-    assert list(pool.registrations().values()) == ["CommPolicy(symmetric=False)"]
-    assert not names(stand_in, *REGISTER)
-    pool.close()
-
-
 def test_bad_arguments_are_refused(pool, make_mesh):
-    mesh = pool.mesh
-    with pytest.raises(TypeError, match=r"mesh must be a jax\.sharding\.Mesh, got int"):
-        jaxcomm.SymmetricPool(2, SIZE)
-    for size in (0, -1, 1.5, True, "1"):
-        with pytest.raises(ValueError, match="must be a positive integer, got"):
-            jaxcomm.SymmetricPool(mesh, size)
-    with pytest.raises(TypeError, match=r"NamedSharding on the devices of the pool"):
-        pool.device_put(np.ones(2))
-    with pytest.raises(TypeError, match=r"NamedSharding on the devices of the pool"):
-        pool.device_put(rows(make_mesh(i=4), jnp.ones(4)))
-    for shape in ((-8,), (2, -1), (1.5,), "a"):
-        with pytest.raises(ValueError, match=r"zeros: shape must be of integers"):
-            pool.zeros(shape)
-    with pytest.raises(TypeError, match=r"spec must be a jax.P or None, got 'i'"):
-        pool.zeros((2,), "float32", "i")
-    assert pool.zeros(2).shape == (2,)
-    with pytest.raises(ValueError, match=r"arrays of key<fry> cannot be made"):
-        pool.device_put(rows(mesh, jax.random.split(jax.random.key(0), 2)))
-    with pytest.raises(ValueError, match=r"float8_e4m3fn cannot be made, since DLPack"):
-        pool.zeros((2,), "float8_e4m3fn")
+    mesh, sharding = pool.mesh, r"NamedSharding on the devices of the pool"
+    made, put, zeros = jaxcomm.SymmetricPool, pool.device_put, pool.zeros
+    keys = rows(mesh, jax.random.split(jax.random.key(0), 2))
+    zeros((2, SIZE // 8), spec=jax.P("i"))
+    for call, arguments, error, text in [
+        (made, (2, SIZE), TypeError, r"mesh must be a jax\.sharding\.Mesh, got int"),
+        *(
+            (made, (mesh, size), ValueError, "must be a positive integer, got")
+            for size in (0, -1, 1.5, True, "1")
+        ),
+        (put, (np.ones(2),), TypeError, sharding),
+        (put, (rows(make_mesh(i=4), jnp.ones(4)),), TypeError, sharding),
+        (put, (keys,), ValueError, r"arrays of key<fry> cannot be made"),
+        *(
+            (zeros, (shape,), ValueError, r"zeros: shape must be of integers")
+            for shape in ((-8,), (2, -1), (1.5,), "a")
+        ),
+        (zeros, ((2,), "float32", "i"), TypeError, "must be a jax.P or None, got 'i'"),
+        (zeros, ((2,), "float8_e4m3fn"), ValueError, "cannot be made, since DLPack"),
+        (zeros, (SIZE // 4,), ValueError, r"SymmetricPool: 262144 bytes a device were "
+         r"asked for, and 131072 of 262144 are left"),
+    ]:  # fmt: skip
+        with pytest.raises(error, match=text):
+            call(*arguments)
 
 
 def test_more_memory_than_there_is_is_an_error_and_leaves_nothing(stand_in, make_mesh):
@@ -325,8 +294,7 @@ def between_processes(here):
     jaxcomm.init(mesh, "i")
     pool = jaxcomm.SymmetricPool(mesh, SIZE)
     x = pool.zeros((4, 3), spec=jax.P("i"))
-    program = psum_of(mesh)
-    assert program(x).addressable_data(0).sum() == 0
+    assert psum_of(mesh)(x).addressable_data(0).sum() == 0
     jaxcomm.init(mesh, "i", lanes="b")
     hows = list(pool.registrations().values())
     del x
@@ -341,52 +309,40 @@ def test_several_processes_register_it_together(team):
     assert team.call(between_processes) == [["window", "window", 2 << 20]] * 2
 
 
-def of_two_minds(here):
-    mesh = here.mesh(2, 2)
-    jaxcomm.init(mesh, "i")
-    with pytest.raises(jaxcomm.CommunicatorError) as caught:
-        jaxcomm.SymmetricPool(mesh, SIZE * (1 + here.process))
-    after = psum_of(mesh)(*here.put(mesh, [np.ones(4, np.float32)]))
-    return [str(caught.value), float(after.addressable_data(0)[0])]
-
-
-@pytest.mark.multiprocess
-def test_processes_that_differ_fail_together_and_go_on(team):
-    answers = team.call(of_two_minds)
-    for text, total in answers:
-        assert "the processes are about to register different symmetric memory" in text
-        assert "process 0: 1 registrations" in text
-        assert "nothing was registered" in text
-        assert total == 4
-
-
 def differ(here, what):
     mesh = here.mesh(2, 2)
-    a, b = jaxcomm.init(
-        mesh, "i", lanes=("a", "b"), policy=jaxcomm.CommPolicy(symmetric=False)
-    )
-    one, two = (jaxcomm.SymmetricPool(mesh, 1 << 16) for _ in range(2))
-    pool, keys = {
-        "order": (one, [a.key, b.key] if here.process else [b.key, a.key]),
-        "communicator": (one, [a.key] if here.process else [b.key]),
-        "pool": (one if here.process else two, [a.key]),
-    }[what]
-    with pytest.raises(jaxcomm.CommunicatorError) as caught:
-        registration.register(pool, keys)
-    one.close(), two.close()
-    jaxcomm.finalize()
-    return str(caught.value)
+    policy = jaxcomm.CommPolicy(symmetric=what == "size")
+    a, b = jaxcomm.init(mesh, "i", lanes=("a", "b"), policy=policy)
+    if what == "size":
+        with pytest.raises(jaxcomm.CommunicatorError) as caught:
+            jaxcomm.SymmetricPool(mesh, SIZE * (1 + here.process))
+    else:
+        one, two = (jaxcomm.SymmetricPool(mesh, 1 << 16) for _ in range(2))
+        pool, keys = {
+            "order": (one, [a.key, b.key] if here.process else [b.key, a.key]),
+            "communicator": (one, [a.key] if here.process else [b.key]),
+            "pool": (one if here.process else two, [a.key]),
+        }[what]
+        with pytest.raises(jaxcomm.CommunicatorError) as caught:
+            registration.register(pool, keys)
+        one.close(), two.close()
+    total = here.run(mesh, lambda x: jaxcomm.psum(x, "i", lane="a"), np.ones(4, "f4"))
+    return [str(caught.value), total.tolist()]
 
 
 @pytest.mark.multiprocess
-@pytest.mark.parametrize("what", ["order", "communicator", "pool"])
-def test_registrations_that_differ_fail_together(team, what):
+@pytest.mark.parametrize("what", ["size", "order", "communicator", "pool"])
+def test_registrations_that_differ_fail_together_and_all_go_on(team, what):
     """W2."""
-    for text in team.call(differ, what=what):
+    for text, total in team.call(differ, what=what):
         assert (
             "about to register different symmetric memory, or in different order"
             in text
         )
+        if what == "size":
+            assert "process 0: 2 registrations" in text
+            assert "nothing was registered" in text
+        assert total == [4, 4]
 
 
 def test_one_that_symmetric_memory_cannot_be_registered_with_is_not_made(

@@ -17,24 +17,14 @@ pytestmark = pytest.mark.multiprocess
 UNAWAITED = 12
 
 
-def busy(x, turns):
-    """Returns ``x`` after so many turns of a loop that XLA cannot drop."""
-    spent = jax.lax.fori_loop(0, turns, lambda k, v: (v * 3 + k) % 7, jnp.int32(0))
-    return x + jnp.minimum(spent, 0).astype(x.dtype)
-
-
-def equal_calls_on_independent_data(here, processes, devices):
-    mesh = here.mesh(processes, devices)
-    if mesh is None:
-        return
-
+def equal_calls_on_independent_data(here, mesh):
     @jax.jit
     def inner(x):
         return jaxcomm.psum(x, "i"), jaxcomm.all_gather(x, "i")
 
     def program(x, y, turns):
         # Which of the two is ready first is another question on every device.
-        return inner(busy(x, turns[0])), inner(busy(y, turns[1]))
+        return inner(here.busy(x, turns[0])), inner(here.busy(y, turns[1]))
 
     run = here.program(mesh, program)
     rng = np.random.default_rng(0)
@@ -44,23 +34,17 @@ def equal_calls_on_independent_data(here, processes, devices):
         y = here.values("int32", (mesh.size, count), seed + 1000)
         turns = rng.integers(0, 3000, (mesh.size, 2)).astype(np.int32)
         found = here.mine(run(*here.put(mesh, (x, y, turns))))
-        for (total, gathered), operand in zip(found, (x, y), strict=True):
-            sums = here.by_group(mesh, ("i",), here.model.all_reduce("sum"), operand)
-            here.identical(mesh, total, sums, f"psum, run {seed}")
-            every = here.by_group(mesh, ("i",), here.model.all_gather(), operand)
-            here.identical(mesh, gathered, every, f"all_gather, run {seed}")
+        for each, operand in zip(found, (x, y), strict=True):
+            gathered = np.broadcast_to(operand, (mesh.size, *operand.shape))
+            here.identical(mesh, each, (sum_of(operand), gathered), f"run {seed}")
 
 
-@pytest.mark.parametrize(("processes", "devices"), [(2, 2), (3, 1)])
-def test_equal_calls_on_independent_data_keep_apart(team, processes, devices):
-    team.call(equal_calls_on_independent_data, processes=processes, devices=devices)
+@pytest.mark.parametrize("at", [(2, 2), (3, 1)])
+def test_equal_calls_on_independent_data_keep_apart(team, at):
+    team.call(equal_calls_on_independent_data, at)
 
 
-def programs_of_one_name(here, same):
-    mesh = here.mesh(2, 2)
-    if mesh is None:
-        return
-
+def programs_of_one_name(here, mesh, same):
     def make(factor):
         def scaled(x):
             return jaxcomm.psum(x * factor, "i"), jaxcomm.ring_shift(x * factor, "i")
@@ -76,25 +60,19 @@ def programs_of_one_name(here, same):
         found = [programs[k % 3 // 2](operand) for k, operand in enumerate(placed)]
         for k, operand in enumerate(x):
             scaled = operand * np.int32(factors[k % 3 // 2])
-            expected = [
-                sum_of(scaled),
-                np.roll(scaled, 1, 0),
-            ]
+            expected = [sum_of(scaled), np.roll(scaled, 1, 0)]
             here.identical(mesh, here.mine(found[k]), expected, f"run {start + k}")
 
 
 @pytest.mark.parametrize("same", [True, False], ids=["same text", "another constant"])
 def test_programs_of_one_name_and_signature_keep_apart(team, same):
-    team.call(programs_of_one_name, same=same)
+    team.call(programs_of_one_name, at=(2, 2), same=same)
 
 
-def compiled_ahead(here):
-    mesh = here.mesh(2, 2)
-    if mesh is None:
-        return
+def compiled_ahead(here, mesh):
     run = here.program(mesh, lambda x: jaxcomm.psum(jaxcomm.psum(x, "i") % 91, "i"))
     x = here.values("int32", (4, 3), 0) % 1000
-    expected = np.broadcast_to(4 * (x.sum(0) % 91), x.shape).astype(np.int32)
+    expected = sum_of(sum_of(x) % 91)
     operand = here.put(mesh, x)
     ahead = run.lower(operand).compile()
     again = run.lower(operand).compile()
@@ -107,19 +85,15 @@ def compiled_ahead(here):
     other = here.program(mesh, lambda x: jaxcomm.psum(x + 1, "i"))
     if here.process == 1:
         other.lower(operand).compile().cost_analysis()
-    total = np.broadcast_to(x.sum(0) + 4, x.shape).astype(np.int32)
-    here.identical(mesh, here.mine(other(operand)), total)
+    here.identical(mesh, here.mine(other(operand)), sum_of(x + 1))
 
 
 def test_programs_compiled_ahead_of_time_meet_the_others(team):
-    team.call(compiled_ahead)
+    team.call(compiled_ahead, at=(2, 2))
 
 
-def one_process_ahead(here, collective):
+def one_process_ahead(here, mesh, collective):
     """Rank 0 sends and waits for nobody; the others take their time to receive."""
-    mesh = here.mesh(2, 1)
-    if mesh is None:
-        return
     steps = 100
     calls = {
         "ppermute": lambda x: jaxcomm.ppermute(x, "i", [(0, 1)]),
@@ -129,7 +103,7 @@ def one_process_ahead(here, collective):
     def program(x):
         def step(count, _):
             turns = jnp.where(jax.lax.axis_index("i") == 0, 0, 20_000)
-            return count + 1, calls[collective](busy(count, turns))
+            return count + 1, calls[collective](here.busy(count, turns))
 
         return jax.lax.scan(step, x, jnp.arange(steps))[1]
 
@@ -142,14 +116,10 @@ def one_process_ahead(here, collective):
 
 @pytest.mark.parametrize("collective", ["ppermute", "broadcast"])
 def test_what_a_process_sends_ahead_arrives_in_order(team, collective):
-    team.call(one_process_ahead, collective=collective)
+    team.call(one_process_ahead, at=(2, 1), collective=collective)
 
 
-def two_functions_in_another_order(here):
-    mesh = here.mesh(2, 1)
-    if mesh is None:
-        return
-
+def two_functions_in_another_order(here, mesh):
     def first(x):
         return jaxcomm.psum(x, "i")
 
@@ -187,4 +157,4 @@ def sum_of(x):
 
 def test_functions_of_different_names_are_told_apart(team):
     """C7: two threads that dispatch them in another order on each process."""
-    team.call(two_functions_in_another_order)
+    team.call(two_functions_in_another_order, at=(2, 1))

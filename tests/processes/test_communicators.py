@@ -7,7 +7,6 @@ import os
 import jax
 import numpy as np
 import pytest
-import waiting
 
 import jaxcomm
 
@@ -38,10 +37,7 @@ def made():
     return np.array([counters.created, counters.destroyed, counters.live])
 
 
-def twenty_lengths(here):
-    mesh = here.mesh(2, 2)
-    if mesh is None:
-        return
+def twenty_lengths(here, mesh):
     # Large blocks go back to the system at once. Otherwise the arenas of threads keep
     # some, and by luck grow in one pass after the other.
     ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 1 << 16)
@@ -76,18 +72,15 @@ def twenty_lengths(here):
 
 def test_twenty_lengths_create_nothing_and_grow_nothing(team):
     """N2."""
-    team.call(twenty_lengths)
+    team.call(twenty_lengths, at=(2, 2))
 
 
-def hundred_communicators(here):
-    mesh = here.mesh(3, 2)
-    if mesh is None:
-        return
+def hundred_communicators(here, mesh):
+    x = here.values("int32", (6, 70_000), 0)
+    total = np.broadcast_to(x.sum(0, np.int32), x.shape)
 
     def use(lane):
-        x = here.values("int32", (6, 70_000), 0)
         found = here.run(mesh, lambda x: jaxcomm.psum(x, "i", lane=lane), x)
-        total = here.by_group(mesh, ("i",), here.model.all_reduce("sum"), x)
         here.identical(mesh, found, total, lane)
 
     jaxcomm.init(mesh, lanes="lane 0")
@@ -115,18 +108,15 @@ def hundred_communicators(here):
 
 def test_a_hundred_communicators_share_one_arena(team):
     """N3, N4."""
-    team.call(hundred_communicators)
+    team.call(hundred_communicators, at=(3, 2))
 
 
-def rounds_of_finalize_and_init(here):
-    mesh = here.mesh(3, 2)
-    if mesh is None:
-        return
+def rounds_of_finalize_and_init(here, mesh):
     x = here.values("int32", (6, 50_000), 0)
-    total = here.by_group(mesh, ("i",), here.model.all_reduce("sum"), x)
+    total = np.broadcast_to(x.sum(0, np.int32), x.shape)
     run = here.program(mesh, lambda x: jaxcomm.psum(x, "i"))
     operand = here.put(mesh, x)
-    files, threads = [], []
+    files, threads, resident = [], [], []
     before = made()
     for turn in range(ROUNDS):
         if turn % 2:
@@ -138,6 +128,7 @@ def rounds_of_finalize_and_init(here):
         assert member.transport == "shared memory"
         files.append(len(os.listdir("/proc/self/fd")))
         threads.append(len(os.listdir("/proc/self/task")))
+        resident.append(resident_bytes())
         jaxcomm.finalize()
         assert member.closed
         assert not jaxcomm.memory_report()
@@ -145,19 +136,18 @@ def rounds_of_finalize_and_init(here):
     # From the third on, when the threads that may be there are there.
     assert max(files[3:]) <= files[2], files
     assert max(threads[3:]) <= max(threads[:3]) + 1, threads
+    # A round's segment has 36 MB, of which it touches some; programs some 100 kB.
+    assert resident[-1] - resident[3] < 32 << 20
     assert len(mappings()) <= 1
     mine = [n for n in os.listdir("/dev/shm") if n.startswith(f"jaxcomm-{os.getpid()}")]
     assert not mine
 
 
 def test_twenty_rounds_of_finalize_and_init_leave_nothing(team):
-    team.call(rounds_of_finalize_and_init)
+    team.call(rounds_of_finalize_and_init, at=(3, 2))
 
 
-def remade_by_one(here):
-    mesh = here.mesh(3, 1)
-    if mesh is None:
-        return
+def remade_by_one(here, mesh):
     x = here.put(mesh, np.ones((3, 2), np.float32))
     run = here.program(mesh, lambda x: jaxcomm.psum(x, "i"))
     assert (here.mine(run(x)) == 3).all()
@@ -171,26 +161,4 @@ def remade_by_one(here):
 
 
 def test_finalize_of_all_gets_processes_into_step_that_remade_one_alone(team):
-    team.call(remade_by_one)
-
-
-def closed_after_a_failure(here):
-    mesh = here.mesh(2, 1)
-    if mesh is None:
-        return
-    x = here.put(mesh, np.arange(6, dtype=np.float32).reshape(2, 3))
-    run = here.program(mesh, lambda x: jaxcomm.psum(x, "i"))
-    (member,) = jaxcomm.init(mesh, timeout=waiting.EXPIRES_SECONDS)
-    if here.process == 0:
-        with pytest.raises(jax.errors.JaxRuntimeError, match="for rank 1"):
-            here.mine(run(x))
-    here.meet("one has failed", [0, 1])
-    member.close()
-    jaxcomm.init(mesh)
-    for _ in range(3):
-        assert (here.mine(run(x)) == [3, 5, 7]).all()
-
-
-def test_a_communicator_made_anew_meets_nothing_of_the_one_that_failed(team):
-    """C2."""
-    team.call(closed_after_a_failure)
+    team.call(remade_by_one, at=(3, 1))

@@ -24,10 +24,7 @@ def everything(x):
     )
 
 
-def lowered_text(here):
-    mesh = here.mesh(3, 2, (3, 2), ("a", "b"))
-    if mesh is None:
-        return None
+def lowered_text(here, mesh):
     # What differs between processes must not enter the program.
     junk = [bytearray(1000 * here.process + 1) for _ in range(here.process + 1)]
     for _ in junk:
@@ -40,11 +37,11 @@ def lowered_text(here):
 
 
 def test_every_process_lowers_the_same_text(team):
-    digests = team.call(lowered_text)
+    digests = team.call(lowered_text, at=(3, 2, (3, 2), ("a", "b")))
     assert digests == [digests[0]] * 3 + [None]
 
 
-def run_everything(here, folder, without=None):
+def run_everything(here, mesh, folder, without=None):
     """Returns what happened to the compilation cache on the way.
 
     Args:
@@ -52,9 +49,6 @@ def run_everything(here, folder, without=None):
       folder: of the cache.
       without: a process that does not use it.
     """
-    mesh = here.mesh(2, 2, (2, 2), ("a", "b"))
-    if mesh is None:
-        return None
     options = {
         "jax_enable_compilation_cache": here.process != without,
         "jax_compilation_cache_dir": folder,
@@ -93,7 +87,8 @@ def check_everything(here, mesh):
 
 def test_the_cache_serves_every_process(team, tmp_path):
     def run(**options):
-        return team.call(run_everything, folder=str(tmp_path), **options)[:2]
+        at = 2, 2, (2, 2), ("a", "b")
+        return team.call(run_everything, at, folder=str(tmp_path), **options)[:2]
 
     def stored():
         return {f.name for f in tmp_path.iterdir() if "atime" not in f.name}

@@ -10,10 +10,7 @@ pytestmark = pytest.mark.multiprocess
 WIDTHS = {"few": (3, 1), "short rows": (90, 33), "long rows": (1, 70_001)}
 
 
-def along_every_axis(here, processes, devices, width):
-    mesh = here.mesh(processes, devices)
-    if mesh is None:
-        return
+def along_every_axis(here, mesh, width):
     size, model = mesh.size, here.model
     middle, last = WIDTHS[width]
     shapes = {0: (size, middle, last), 1: (middle, size, last), 2: (middle, last, size)}
@@ -67,13 +64,13 @@ def along_every_axis(here, processes, devices, width):
 
 
 @pytest.mark.parametrize(
-    ("processes", "devices", "width"),
+    ("at", "width"),
     [
-        (3, 1, "short rows"),
-        (2, 2, "long rows"),
-        pytest.param(2, 2, "few", marks=pytest.mark.thorough),
-        pytest.param(3, 1, "long rows", marks=pytest.mark.thorough),
+        ((3, 1), "short rows"),
+        ((2, 2), "long rows"),
+        pytest.param((2, 2), "few", marks=pytest.mark.thorough),
+        pytest.param((3, 1), "long rows", marks=pytest.mark.thorough),
     ],
 )
-def test_axes_in_every_place_tiled_and_not(team, processes, devices, width):
-    team.call(along_every_axis, processes=processes, devices=devices, width=width)
+def test_axes_in_every_place_tiled_and_not(team, at, width):
+    team.call(along_every_axis, at, width=width)

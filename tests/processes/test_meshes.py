@@ -10,32 +10,30 @@ import jaxcomm
 
 pytestmark = pytest.mark.multiprocess
 
-# Processes, devices of each, shape, names, order of the devices, axes.
+# Processes, devices of each, shape, names, order of the devices; and the axes.
 MESHES = {
     "a line whose processes alternate": (
-        4, 2, None, ("i",), (0, 2, 4, 6, 1, 3, 5, 7), ("i",),
+        (4, 2, -1, ("i",), (0, 2, 4, 6, 1, 3, 5, 7)), ("i",),
     ),
-    "a line backwards": (3, 2, None, ("i",), (5, 4, 3, 2, 1, 0), ("i",)),
+    "a line backwards": ((3, 2, -1, ("i",), (5, 4, 3, 2, 1, 0)), ("i",)),
     "one process with more, between the others": (
-        3, (1, 2, 1), None, ("i",), (1, 0, 3, 2), ("i",),
+        (3, (1, 2, 1), -1, ("i",), (1, 0, 3, 2)), ("i",),
     ),
-    "rows of two processes": (4, 2, (2, 4), ("a", "b"), None, ("b",)),
+    "rows of two processes": ((4, 2, (2, 4), ("a", "b")), ("b",)),
     "both axes in disorder": (
-        3, 2, (2, 3), ("a", "b"), (5, 1, 4, 0, 3, 2), ("b", "a"),
+        (3, 2, (2, 3), ("a", "b"), (5, 1, 4, 0, 3, 2)), ("b", "a"),
     ),
-    "rows within, rows across": (3, 2, (3, 2), ("a", "b"), (0, 1, 2, 4, 3, 5), ("b",)),
-    "outer and inner of three": (4, 2, (2, 2, 2), ("a", "b", "c"), None, ("c", "a")),
+    "rows within, rows across": (
+        (3, 2, (3, 2), ("a", "b"), (0, 1, 2, 4, 3, 5)), ("b",),
+    ),
+    "outer and inner of three": ((4, 2, (2, 2, 2), ("a", "b", "c")), ("c", "a")),
     "an axis of one device and another": (
-        4, 1, (1, 4), ("one", "b"), None, ("b", "one"),
+        (4, 1, (1, 4), ("one", "b")), ("b", "one"),
     ),
 }  # fmt: skip
 
 
-def collectives_on_a_mesh(here, processes, devices, shape, names, order, axes):
-    mesh = here.mesh(processes, devices, shape, names, order)
-    if mesh is None:
-        return
-    axes = tuple(axes)
+def collectives_on_a_mesh(here, mesh, axes):
     size = math.prod(mesh.shape[axis] for axis in axes)
     shape = (mesh.size, size, 2, 3)
     # 1 and -1 get lost beside 2**30, which then cancels: another order of additions
@@ -48,20 +46,17 @@ def collectives_on_a_mesh(here, processes, devices, shape, names, order, axes):
     }
     found = here.run(mesh, lambda x: here.every(x, axes, size), x)
     for name, (case, group_model) in here.models(size).items():
-        ranked = sorted(axes, key=names.index) if case.in_mesh_order else axes
-        for dtype, leaf in x.items():
-            expected = here.by_group(mesh, ranked, group_model, leaf)
-            here.identical(mesh, found[name][dtype], expected, f"{name} of {dtype}")
+        ranked = axes
+        if case.in_mesh_order:
+            ranked = sorted(axes, key=mesh.axis_names.index)
+        here.are_modelled(mesh, ranked, found, {name: (case, group_model)}, x)
     assert {member.backend for member in jaxcomm.communicators()} == {"host"}
 
 
 @pytest.mark.parametrize("case", MESHES)
 def test_every_collective_is_its_model_on_every_mesh(team, case):
-    processes, devices, shape, names, order, axes = MESHES[case]
-    team.call(
-        collectives_on_a_mesh, processes=processes, devices=devices, shape=shape,
-        names=names, order=order, axes=axes,
-    )  # fmt: skip
+    at, axes = MESHES[case]
+    team.call(collectives_on_a_mesh, at, axes=axes)
 
 
 GROUPS = {
@@ -96,9 +91,7 @@ def collectives_within_groups(here, groups):
             ),
         }
     found = here.run(mesh, lambda x: {name: f(x) for name, (f, _) in calls.items()}, x)
-    for name, (_, group_model) in calls.items():
-        expected = here.by_group(mesh, ("i",), group_model, x, groups)
-        here.identical(mesh, found[name], expected, name)
+    here.are_modelled(mesh, ("i",), found, calls, x, groups)
 
 
 @pytest.mark.parametrize("case", GROUPS)
@@ -106,54 +99,25 @@ def test_index_groups_divide_processes_in_every_way(team, case):
     team.call(collectives_within_groups, groups=GROUPS[case])
 
 
-def collectives_in_lanes(here):
-    mesh = here.mesh(3, 2)
-    if mesh is None:
-        return None
+def collectives_in_lanes(here, mesh):
     lanes = ("left", "right", "middle")
     x = here.values("int32", (6, 6, 2), 0)
     large = here.values("int32", (6, 70_000), 1)
 
     def program(x, large):
         return [
-            (
-                here.every(x, "i", 6, lane=lane),
-                jaxcomm.psum(large, "i", lane=lane),
-            )
+            (here.every(x, "i", 6, lane=lane), jaxcomm.psum(large, "i", lane=lane))
             for lane in lanes
         ]
 
+    sums = {"sum": (None, here.model.all_reduce("sum"))}
     for _ in range(3):
-        found = here.run(mesh, program, x, large)
-        for small, total in found:
-            for name, (_, group_model) in here.models(6).items():
-                expected = here.by_group(mesh, ("i",), group_model, x)
-                here.identical(mesh, small[name], expected, name)
-            sums = here.by_group(mesh, ("i",), here.model.all_reduce("sum"), large)
-            here.identical(mesh, total, sums, "the large psum")
+        for small, total in here.run(mesh, program, x, large):
+            here.are_modelled(mesh, ("i",), small, here.models(6), x)
+            here.are_modelled(mesh, ("i",), {"sum": total}, sums, large)
     return sorted(member.lane for member in jaxcomm.communicators())
 
 
 def test_lanes_carry_the_same_calls_side_by_side(team):
-    lanes = team.call(collectives_in_lanes)
+    lanes = team.call(collectives_in_lanes, at=(3, 2))
     assert lanes == [["left", "middle", "right"]] * 3 + [None]
-
-
-def collectives_over_two_meshes_at_once(here):
-    # Processes 0 and 1 have a program, processes 2 and 3 another, at the same time.
-    first = here.process < 2
-    line = [0, 1, 2, 3] if first else [4, 5, 6, 7]
-    mesh = here.mesh(4, 2, (4,), ("i",), line)
-    x = here.values("int32", (4, 4, 2 if first else 50_000), 2 + first)
-    found = here.run(mesh, lambda x: here.every(x, "i", 4), x)
-    for name, (_, group_model) in here.models(4).items():
-        expected = here.by_group(mesh, ("i",), group_model, x)
-        here.identical(mesh, found[name], expected, name)
-    return [list(group) for group in jaxcomm.communicators()[0].groups]
-
-
-def test_groups_of_processes_work_at_the_same_time(team):
-    groups = team.call(collectives_over_two_meshes_at_once)
-    assert groups[0] == groups[1]
-    assert groups[2] == groups[3]
-    assert np.intersect1d(groups[0], groups[2]).size == 0

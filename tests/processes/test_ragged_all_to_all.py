@@ -33,10 +33,7 @@ def arrived(operand, output, starts, send, offsets):
     return out
 
 
-def exchanges(here, processes, devices, order):
-    mesh = here.mesh(processes, devices, order=order)
-    if mesh is None:
-        return
+def exchanges(here, mesh):
     size = mesh.size
     cases = []
     for seed, (dtype, rows, tail) in enumerate(
@@ -55,18 +52,12 @@ def exchanges(here, processes, devices, order):
         here.identical(mesh, result, arrived(operand, output, *indices[:3]))
 
 
-@pytest.mark.parametrize(
-    ("processes", "devices", "order"),
-    [(2, 1, None), (3, 2, (0, 2, 4, 1, 3, 5))],
-)
-def test_slices_land_at_their_offsets(team, processes, devices, order):
-    team.call(exchanges, processes=processes, devices=devices, order=order)
+@pytest.mark.parametrize("at", [(2, 1), (3, 2, -1, ("i",), (0, 2, 4, 1, 3, 5))])
+def test_slices_land_at_their_offsets(team, at):
+    team.call(exchanges, at)
 
 
-def sizes_that_do_not_fit(here):
-    mesh = here.mesh(2, 2)
-    if mesh is None:
-        return None
+def sizes_that_do_not_fit(here, mesh):
     size = mesh.size
     ones = np.ones((size, size), np.int32)
     base = np.tile(np.arange(size, dtype=np.int32), (size, 1))
@@ -85,7 +76,7 @@ def sizes_that_do_not_fit(here):
 
 
 def test_sizes_that_do_not_fit_raise_on_every_process_and_harm_nothing(team):
-    texts = team.call(sizes_that_do_not_fit)
+    texts = team.call(sizes_that_do_not_fit, at=(2, 2))
     for text in texts[:2]:
         assert "ragged_all_to_all" in text
         assert "rank 0 sends 1 rows to rank 3, which expects 2" in text

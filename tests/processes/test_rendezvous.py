@@ -10,7 +10,14 @@ import waiting
 
 import jaxcomm
 from jaxcomm import _ffi
-from jaxcomm.communicator import peer_info, phase, rounds, sealed
+from jaxcomm.communicator import (
+    elsewhere,
+    peer_info,
+    phase,
+    rendezvous,
+    rounds,
+    sealed,
+)
 
 pytestmark = pytest.mark.multiprocess
 
@@ -91,72 +98,58 @@ def test_processes_belong_to_several_sets_at_a_time(team):
     assert [len(groups) for groups in team.call(overlapping_sets)] == [2, 2, 3, 2]
 
 
-def without_memfd(here, who):
-    """Anonymous memory is refused to some process, as in a sandbox."""
-    mesh = here.mesh(3, 2)
-    if mesh is None:
-        return
+def with_memory_refused(here, mesh, who, all_of_it):
+    """Anonymous memory, or all, is refused to some process, as in a sandbox."""
     create, attach = _ffi.create_segment, _ffi.attach_segment
 
-    def create_named_only(processes, named):
-        if not named:
-            raise RuntimeError("memfd_create failed: Operation not permitted")
+    def may_create(processes, named):
+        if all_of_it or not named:
+            raise RuntimeError("no memory to share")
         return create(processes, named)
 
-    def attach_named_only(path, *address):
-        if path.startswith("/proc/"):
-            raise RuntimeError(f"cannot open {path}: Permission denied")
+    def may_attach(path, *address):
+        if all_of_it or path.startswith("/proc/"):
+            raise RuntimeError("no memory to share")
         return attach(path, *address)
 
+    refusal = ""
     with pytest.MonkeyPatch.context() as patch:
         if here.process == who:
-            patch.setattr(_ffi, "create_segment", create_named_only)
-            patch.setattr(_ffi, "attach_segment", attach_named_only)
+            patch.setattr(_ffi, "create_segment", may_create)
+            patch.setattr(_ffi, "attach_segment", may_attach)
         (member,) = jaxcomm.init(mesh)
-    assert member.transport == "shared memory"
-    assert member.neighbors.segment.address()[0].startswith("/dev/shm/jaxcomm-")
+        if all_of_it:
+            with pytest.raises(jaxcomm.CommunicatorError) as caught:
+                jaxcomm.init(mesh, lanes="other", backend="host")
+            refusal = str(caught.value)
     check_sum(here, mesh)
-    # Unlinked once all have attached: nothing is left behind, however they end.
-    assert not os.path.exists(member.neighbors.segment.address()[0])
+    if all_of_it:
+        assert jaxcomm.memory_report()[0].shared_bytes == 0
+    else:
+        (path, *_) = member.neighbors.segment.address()
+        assert path.startswith("/dev/shm/jaxcomm-")
+        # Unlinked once all have attached: nothing is left behind, however they end.
+        assert not os.path.exists(path)
+    return member.backend, member.transport, refusal
 
 
 @pytest.mark.parametrize("who", [0, 2], ids=["the first", "the last"])
 def test_a_file_in_dev_shm_serves_where_anonymous_memory_is_refused(team, who):
-    team.call(without_memfd, who=who)
+    told = team.call(with_memory_refused, at=(3, 2), who=who, all_of_it=False)
+    assert told[:3] == [["host", "shared memory", ""]] * 3
     assert not team.shared_files()
-
-
-def without_shared_memory(here, who):
-    mesh = here.mesh(3, 2)
-    if mesh is None:
-        return None
-
-    def refuse(*_):
-        raise RuntimeError("no memory to share")
-
-    with pytest.MonkeyPatch.context() as patch:
-        if here.process == who:
-            patch.setattr(_ffi, "create_segment", refuse)
-            patch.setattr(_ffi, "attach_segment", refuse)
-        (member,) = jaxcomm.init(mesh)
-        with pytest.raises(jaxcomm.CommunicatorError) as caught:
-            jaxcomm.init(mesh, lanes="other", backend="host")
-    check_sum(here, mesh)
-    (row,) = jaxcomm.memory_report()
-    assert row.shared_bytes == 0
-    assert member.backend == "xla"
-    return member.transport, str(caught.value)
 
 
 @pytest.mark.parametrize("who", [0, 2], ids=["the first", "the last"])
 def test_without_shared_memory_xla_does_the_work_and_it_says_why(team, who):
-    answers = team.call(without_shared_memory, who=who)
-    transport, refusal = answers[0]
+    told = team.call(with_memory_refused, at=(3, 2), who=who, all_of_it=True)
+    backend, transport, refusal = told[0]
+    assert backend == "xla"
     assert transport.startswith("xla: ")
     assert "no memory to share" in transport
     assert "no memory to share" in refusal
     assert "Use backend='xla'" in refusal
-    assert answers[:3] == [[transport, refusal]] * 3
+    assert told[:3] == [told[0]] * 3
     assert not team.shared_files()
 
 
@@ -194,6 +187,8 @@ def with_two_versions(here):
             patch.setattr(sealed, "VERSION", "9.9")
         with pytest.raises(jaxcomm.CommunicatorError) as caught:
             jaxcomm.init(mesh)
+    # Whoever misses it later looks where it is, and who wrote that.
+    elsewhere.enter(rendezvous.of_job((1, 2)), here.process, "nowhere", [], "nothing")
     return str(caught.value)
 
 

@@ -39,10 +39,7 @@ def operands(here, size, dtype, most, *rows):
     ] + ([here.values(jnp.dtype(dtype), (size,), 3)] if not rows else [])
 
 
-def every_size(here, processes, devices, most):
-    mesh = here.mesh(processes, devices)
-    if mesh is None:
-        return
+def every_size(here, mesh, most):
     size, model = mesh.size, here.model
     octets = operands(here, size, "uint8", most)
     halves = operands(here, size, "bfloat16", most)
@@ -81,19 +78,18 @@ def every_size(here, processes, devices, most):
 
 
 @pytest.mark.parametrize(
-    ("processes", "devices"),
+    "at",
     [
         (2, 2),
         (3, 1),
         *(
-            pytest.param(*each, marks=pytest.mark.thorough)
+            pytest.param(each, marks=pytest.mark.thorough)
             for each in [(2, 1), (3, 2), (4, 1), (4, 2)]
         ),
     ],
 )
-def test_no_size_is_special(team, processes, devices):
-    most = WINDOWS[1] if devices == 1 else SLOT
-    team.call(every_size, processes=processes, devices=devices, most=most)
+def test_no_size_is_special(team, at):
+    team.call(every_size, at, most=WINDOWS[1] if at[1] == 1 else SLOT)
 
 
 def check(here, mesh, x, calls):
@@ -101,16 +97,10 @@ def check(here, mesh, x, calls):
     found = here.run(
         mesh, lambda x: {name: call(x) for name, (call, _) in calls.items()}, x
     )
-    for name, (_, group_model) in calls.items():
-        for leaf, stacked in x.items():
-            expected = here.by_group(mesh, ("i",), group_model, stacked)
-            here.identical(mesh, found[name][leaf], expected, f"{name}, {leaf}")
+    here.are_modelled(mesh, ("i",), found, calls, x)
 
 
-def leaves_of_all_sizes(here, processes, devices):
-    mesh = here.mesh(processes, devices)
-    if mesh is None:
-        return
+def leaves_of_all_sizes(here, mesh):
     size, model = mesh.size, here.model
     shapes = {
         "none": ("float32", (0,)), "one": ("uint8", ()), "few": ("int32", (3,)),
@@ -134,18 +124,8 @@ def leaves_of_all_sizes(here, processes, devices):
     })  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("processes", "devices"), [(3, 2), pytest.param(2, 1, marks=pytest.mark.thorough)]
-)
-def test_leaves_of_all_sizes_and_types_travel_in_one_call(team, processes, devices):
-    team.call(leaves_of_all_sizes, processes=processes, devices=devices)
-
-
-def past_the_caches(here, processes, devices):
+def past_the_caches(here, mesh):
     """Operations that touch 64 MiB and more are written past the caches."""
-    mesh = here.mesh(processes, devices)
-    if mesh is None:
-        return
     size, model = mesh.size, here.model
     shape = size, size, (36 << 20) // 4 // size**2 + 3
     check(here, mesh, {"": here.values("int32", shape, 1)}, {
@@ -159,17 +139,23 @@ def past_the_caches(here, processes, devices):
     })  # fmt: skip
 
 
+THOROUGH = pytest.mark.thorough
+
+
 @pytest.mark.parametrize(
-    ("processes", "devices"), [(2, 1), pytest.param(3, 2, marks=pytest.mark.thorough)]
+    ("function", "at"),
+    [
+        (leaves_of_all_sizes, (3, 2)),
+        pytest.param(leaves_of_all_sizes, (2, 1), marks=THOROUGH),
+        (past_the_caches, (2, 1)),
+        pytest.param(past_the_caches, (3, 2), marks=THOROUGH),
+    ],
 )
-def test_what_the_caches_do_not_hold(team, processes, devices):
-    team.call(past_the_caches, processes=processes, devices=devices)
+def test_trees_and_what_the_caches_do_not_hold(team, function, at):
+    team.call(function, at)
 
 
-def bits_of_sums(here):
-    mesh = here.mesh(3, 2)
-    if mesh is None:
-        return None
+def bits_of_sums(here, mesh):
     sums = []
     for count in (1, 1000, 9000, 100_001):
         x = here.values("float32", (mesh.size, count), count)
@@ -180,5 +166,5 @@ def bits_of_sums(here):
 
 
 def test_all_ranks_get_the_same_bits_of_a_sum(team):
-    sums = team.call(bits_of_sums)
+    sums = team.call(bits_of_sums, at=(3, 2))
     assert sums == [sums[0]] * 3 + [None]

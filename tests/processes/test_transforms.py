@@ -10,10 +10,7 @@ import jaxcomm
 pytestmark = pytest.mark.multiprocess
 
 
-def control_flow(here):
-    mesh = here.mesh(3, 2)
-    if mesh is None:
-        return
+def control_flow(here, mesh):
     x = here.values("int32", (6, 5), 0) % 100
     steps = 50
 
@@ -50,14 +47,11 @@ def control_flow(here):
 
 
 def test_loops_and_branches_go_the_same_way_on_every_process(team):
-    team.call(control_flow)
+    team.call(control_flow, at=(3, 2))
 
 
-def beside_xla(here):
+def beside_xla(here, mesh):
     """Our collectives and XLA's take turns, depend on each other, and do not."""
-    mesh = here.mesh(2, 2)
-    if mesh is None:
-        return
     x = here.values("int32", (4, 3), 0) % 50
 
     def program(x):
@@ -77,4 +71,4 @@ def beside_xla(here):
 
 
 def test_programs_mix_our_collectives_with_those_of_xla(team):
-    team.call(beside_xla)
+    team.call(beside_xla, at=(2, 2))

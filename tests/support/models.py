@@ -18,23 +18,30 @@ NARROW_FLOATS = ("bfloat16", "float16", "float8_", "float6_", "float4_")
 NARROW_INTEGERS = ("int4", "uint4", "int2", "uint2")
 
 
-def run_stacked(mesh, function, *stacked, check_vma=True, jit=True, options=None):
-    """Run ``function`` on every device's operands and stack the results.
+def over(mesh, call, specs=None, out=None, check_vma=True, jit=True, options=None):
+    """Map ``call`` over a mesh: specs that are not given split the first dimension.
 
     Compiled with XLA's options, unless ``jit`` is False.
     """
-    everywhere = jax.P(tuple(mesh.axis_names))
+    split = jax.P(tuple(mesh.axis_names))
+    program = jax.shard_map(
+        call,
+        mesh=mesh,
+        in_specs=split if specs is None else specs,
+        out_specs=split if out is None else out,
+        check_vma=check_vma,
+    )
+    return jax.jit(program, compiler_options=options) if jit else program
+
+
+def run_stacked(mesh, function, *stacked, **options):
+    """Run ``function`` on every device's operands and stack the results."""
 
     def local(*operands):
         results = function(*jax.tree.map(lambda x: x[0], operands))
         return jax.tree.map(lambda x: jnp.asarray(x)[None], results)
 
-    program = jax.shard_map(
-        local, mesh=mesh, in_specs=everywhere, out_specs=everywhere, check_vma=check_vma
-    )
-    if jit:
-        program = jax.jit(program, compiler_options=options)
-    return program(*stacked)
+    return over(mesh, local, **options)(*stacked)
 
 
 def apply_by_group(mesh, axes, model, stacked, index_groups=None):
@@ -45,15 +52,11 @@ def apply_by_group(mesh, axes, model, stacked, index_groups=None):
     order = places + [place for place in range(len(grid)) if place not in places]
     size = math.prod(grid[place] for place in places)
     flat = np.arange(math.prod(grid)).reshape(grid).transpose(order).reshape(size, -1)
-    groups = [
-        flat[list(indices), column]
-        for column in range(flat.shape[1])
-        for indices in (index_groups or [range(size)])
-    ]
     results = {}
-    for group in groups:
-        for device, result in zip(group, model(stacked[group]), strict=True):
-            results[int(device)] = result
+    for column in flat.T:
+        for indices in index_groups or [range(size)]:
+            group = column[list(indices)]
+            results |= dict(zip(group.tolist(), model(stacked[group]), strict=True))
     return np.stack([results[device] for device in range(len(results))])
 
 
@@ -88,21 +91,19 @@ def identity_of(op, dtype):
     dtype = np.dtype(dtype)
     if op in ("sum", "prod"):
         return np.asarray(op == "prod").astype(dtype)
-    least = op == "max"
     if dtype == np.bool_:
-        return np.asarray(not least)
+        return np.asarray(op == "min")
     if dtype.kind in "iu":
-        info = np.iinfo(dtype)
-        return np.asarray(info.min if least else info.max, dtype)
-    if dtype.kind == "c":
-        return np.asarray(
-            complex(-np.inf, -np.inf) if least else complex(np.inf, np.inf), dtype
-        )
-    if dtype.itemsize == 1:  # not all of these have infinities
+        least, most = np.iinfo(dtype).min, np.iinfo(dtype).max
+    elif dtype.itemsize == 1:  # not all of these have infinities
         codes = np.arange(256, dtype=np.uint8).view(dtype).astype(np.float32)
-        extreme = np.nanmin(codes) if least else np.nanmax(codes)
-        return np.asarray(extreme).astype(dtype)
-    return np.asarray(-np.inf if least else np.inf).astype(dtype)
+        least, most = np.nanmin(codes), np.nanmax(codes)
+    elif dtype.kind == "c":
+        most = complex(np.inf, np.inf)
+        least = -most
+    else:
+        least, most = -np.inf, np.inf
+    return np.asarray(least if op == "max" else most).astype(dtype)
 
 
 def whole(group):
@@ -194,28 +195,30 @@ def scan(op="sum", exclusive=False, reverse=False):
         xp, size = library_of(group), len(group)
         if group.dtype == np.bool_ and op in ("sum", "prod"):
             group = group.astype(np.int32)
+        start = xp.full(group.shape[1:], identity_of(op, group.dtype), group.dtype)
         outs = []
         for rank in range(size):
             before = list(range(size - 1, rank, -1) if reverse else range(rank))
             seen = before if exclusive else [*before, rank]
-            if seen:
-                outs.append(fold(group[np.array(seen)], op))
-            else:
-                start = identity_of(op, group.dtype)
-                outs.append(xp.full(group.shape[1:], start, group.dtype))
+            outs.append(fold(group[np.array(seen)], op) if seen else start)
         return xp.stack(outs)
 
     return model
 
 
-def assert_identical(found, expected, what=""):
-    """Assert equal trees: dtypes, shapes and bits; any NaN equals any other."""
-    found, expected = jax.tree.flatten(found)[0], jax.tree.flatten(expected)[0]
+def _pairs(found, expected, what):
+    """Yield the leaves of equal trees, whose dtypes and shapes are equal."""
+    found, expected = jax.tree.leaves(found), jax.tree.leaves(expected)
     assert len(found) == len(expected), what
-    for a, b in zip(found, expected, strict=True):
-        a, b = np.asarray(a), np.asarray(b)
+    for a, b in zip(map(np.asarray, found), map(np.asarray, expected), strict=True):
         where = f"{what} {b.dtype}{list(b.shape)}"
         assert (a.dtype, a.shape) == (b.dtype, b.shape), (where, a.dtype, a.shape)
+        yield a, b, where
+
+
+def assert_identical(found, expected, what=""):
+    """Assert equal trees: dtypes, shapes and bits; any NaN equals any other."""
+    for a, b, where in _pairs(found, expected, what):
         if a.dtype.name in NARROW_INTEGERS or a.dtype.kind in "biu":
             np.testing.assert_array_equal(wide(a), wide(b), err_msg=where)
             continue
@@ -225,24 +228,18 @@ def assert_identical(found, expected, what=""):
         bits = np.dtype(f"u{a.dtype.itemsize}")
         a_bits, b_bits = (np.ascontiguousarray(x).view(bits) for x in (a, b))
         wrong = a_bits != b_bits
-        if not wrong.any():
-            continue
-        with np.errstate(all="ignore"):
-            both_nan = np.isnan(a.astype(np.float64)) & np.isnan(b.astype(np.float64))
-        wrong &= ~both_nan
+        if wrong.any():
+            with np.errstate(all="ignore"):
+                wrong &= ~np.isnan(a.astype(float)) | ~np.isnan(b.astype(float))
         assert not wrong.any(), (where, a[wrong][:8], b[wrong][:8])
 
 
 def assert_near(found, expected, rtol, what="", atol=0.0):
     """Assert close trees of floats; the caller says why so close and no closer."""
-    found, expected = jax.tree.flatten(found)[0], jax.tree.flatten(expected)[0]
-    assert len(found) == len(expected), what
-    for a, b in zip(found, expected, strict=True):
-        a, b = np.asarray(a), np.asarray(b)
-        assert (a.dtype, a.shape) == (b.dtype, b.shape), what
+    for a, b, where in _pairs(found, expected, what):
         kind = np.complex128 if a.dtype.kind == "c" else np.float64
         np.testing.assert_allclose(
-            a.astype(kind), b.astype(kind), rtol=rtol, atol=atol, err_msg=what
+            a.astype(kind), b.astype(kind), rtol, atol, err_msg=where
         )
 
 
@@ -258,10 +255,9 @@ def random_values(dtype, shape, seed=0):
     if dtype.kind in "iu":
         info = np.iinfo(dtype)
         return rng.integers(info.min, info.max, shape, dtype, endpoint=True)
-    if dtype.kind == "c":
-        return (rng.standard_normal(shape) + 1j * rng.standard_normal(shape)).astype(
-            dtype
-        )
     if dtype.name == "float8_e8m0fnu":  # positive powers of two only
         return np.exp2(rng.integers(-3, 4, shape).astype(np.float32)).astype(dtype)
-    return rng.standard_normal(shape).astype(np.float32).astype(dtype)
+    real = rng.standard_normal(shape)
+    if dtype.kind == "c":
+        return (real + 1j * rng.standard_normal(shape)).astype(dtype)
+    return real.astype(np.float32).astype(dtype)

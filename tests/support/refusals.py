@@ -35,19 +35,12 @@ ROWS = document_layout([[4, 4], [2, 6]], 4)
 
 @dataclasses.dataclass(frozen=True)
 class Refusal:
-    """One call that is refused.
-
-    Attributes:
-      of: the function that refuses.
-      asked: in words, or as code.
-      call: makes the call.
-      error: the type that is raised.
-    """
+    """What a function, asked in words or code, refuses by an error of that type."""
 
     of: str
     asked: str
     call: Callable
-    error: type
+    error: type = ValueError
 
     def __str__(self):
         return f"{self.of}: {self.asked}"
@@ -123,15 +116,9 @@ def _of_attention():
         ("`key_positions` without `key_layout`", {"key_positions": jnp.arange(2)}),
         ("`strategy='star'`", {"strategy": "star"}),
         ("`strategy='halo'` without a window", {"strategy": "halo"}),
-        (
-            "`strategy='halo'` for a layout that is data",
-            {
-                "strategy": "halo",
-                "layout": document_layout([8], 4),
-                "positions": jnp.arange(2),
-                "local_window_size": 2,
-            },
-        ),
+        ("`strategy='halo'` for a layout that is data",
+         {"strategy": "halo", "layout": document_layout([8], 4),
+          "positions": jnp.arange(2), "local_window_size": 2}),
         ("`strategy='ulysses'`, 2 heads on 4 ranks", {"strategy": "ulysses"}),
         ("`Ulysses(3)` on 4 ranks", {"strategy": jaxcomm.attention.Ulysses(3)}),
         ("`implementation='flash'`", {"implementation": "flash"}),
@@ -163,25 +150,8 @@ def _of_attention():
     ]
     for error, cases in ((ValueError, values), (TypeError, types)):
         for asked, given in cases:
-            call = (
-                functools.partial(attend, **given)
-                if isinstance(given, dict)
-                else functools.partial(attend, *given)
-            )
-            yield asked, call, error
-    yield (
-        "`strategy='usp'` with one key head on one axis",
-        lambda: attend(x(1, 8, 2, 4), x(1, 8, 1, 4), strategy="usp"),
-        ValueError,
-    )
-    yield (
-        "segment ids of queries alone, with `key_layout`",
-        lambda: attend(
-            x(1, 8, 2, 4), x(1, 16, 2, 4), key_layout=Layout("zigzag", 4, 16),
-            query_segment_ids=jnp.zeros((1, 2), int),
-        ),
-        ValueError,
-    )  # fmt: skip
+            args, options = ((), given) if isinstance(given, dict) else (given, {})
+            yield asked, functools.partial(attend, *args, **options), error
 
     def of_wide_ids():
         with jax.enable_x64(True):
@@ -189,8 +159,6 @@ def _of_attention():
             on_four(lambda x, ids: ring_attention(
                 x, x, x, axis_name="context", layout=PLAIN, query_segment_ids=ids
             ), x(1, 8, 2, 4), ids)  # fmt: skip
-
-    yield "traced segment ids of int64", of_wide_ids, TypeError
 
     def over_vmap():
         whole = Layout("contiguous", 8, 16)
@@ -200,8 +168,6 @@ def _of_attention():
         on_four(jax.vmap(lambda x: one(x, x, x), axis_name="rows"),
                 x(2, 1, 8, 2, 4), specs=(jax.P(None, None, "context"),))  # fmt: skip
 
-    yield "axes of the mesh and of `jax.vmap`, under `check_vma`", over_vmap, ValueError
-
     def of_arrays_split_further():
         explicit = (jax.sharding.AxisType.Explicit,) * 2
         mesh = jax.sharding.AbstractMesh((2, 4), ("data", "context"), explicit)
@@ -210,50 +176,68 @@ def _of_attention():
             lambda x: ring_attention(
                 x, x, x, axis_name="context", layout=PLAIN, positions=None
             ),
-            mesh=mesh,
-            in_specs=SPLIT,
-            out_specs=SPLIT,
-            axis_names={"context"},
-        )
+            mesh=mesh, in_specs=SPLIT, out_specs=SPLIT, axis_names={"context"},
+        )  # fmt: skip
         given = jax.ShapeDtypeStruct((2, 8, 2, 4), jnp.float32, sharding=split)
         jax.jit(program).trace(given)
 
-    yield (
-        "queries that `Explicit` axes beside those of the `shard_map` split",
-        of_arrays_split_further,
-        ValueError,
-    )
-    yield (
-        "a call outside of `jax.shard_map`",
-        lambda: ring_attention(
-            *[x(1, 8, 2, 4)] * 3, axis_name="context", layout=ZIGZAG
-        ),
-        NameError,
-    )
+    one = x(1, 8, 2, 4)
+    yield from (
+        ("`strategy='usp'` with one key head on one axis",
+         lambda: attend(one, x(1, 8, 1, 4), strategy="usp")),
+        ("segment ids of queries alone, with `key_layout`",
+         lambda: attend(one, x(1, 16, 2, 4), key_layout=Layout("zigzag", 4, 16),
+                        query_segment_ids=jnp.zeros((1, 2), int))),
+        ("traced segment ids of int64", of_wide_ids, TypeError),
+        ("axes of the mesh and of `jax.vmap`, under `check_vma`", over_vmap),
+        ("queries that `Explicit` axes beside those of the `shard_map` split",
+         of_arrays_split_further),
+        ("a call outside of `jax.shard_map`",
+         lambda: ring_attention(one, one, one, axis_name="context", layout=ZIGZAG),
+         NameError),
+    )  # fmt: skip
+
+
+class _Silent(Strategy):
+    name = "silent"
+    forward = backward = None
 
 
 def _of_others():
-    def refusal(of, asked, call, error=ValueError):
-        return Refusal(of, asked, call, error)
-
     one = x(1, 8, 2, 4)
     dealt, positions = ZIGZAG.reorder(np.ones((1, 8)))
-    for case in (
+    held = np.arange(8).reshape(2, 4)
+    four = jax.sharding.AbstractMesh((4,), ("context",))
+    whole = {"query": one, "key": one, "value": one, "axis_name": "context"}
+
+    def combined(out, lse, **options):
+        return on_four(
+            lambda out, lse: combine(out, lse, "context", **options), out, lse,
+            specs=(SPLIT, SPLIT),
+        )  # fmt: skip
+
+    def asking(**options):
+        given = whole | {"mesh": four} | options
+        return lambda: jaxcomm.dot_product_attention(**given)
+
+    def planning(layout=PLAIN, **options):
+        given = {"heads": 4, "head_size": 8} | options
+        return lambda: plan(layout, **given)
+
+    def of_flax(**options):
+        return lambda: attention_fn("context", PLAIN)(one, one, one, **options)
+
+    return (
         ("Layout", "no ranks", lambda: Layout("zigzag", 0, 8)),
         ("Layout", "a negative length", lambda: Layout("zigzag", 2, -1)),
         ("Layout", "`'spiral'`", lambda: Layout("spiral", 2, 8)),
         ("Layout", "`2` as a schedule", lambda: Layout(2, 2, 8), TypeError),
-    ):  # fmt: skip
-        yield refusal(*case)
-    held = np.arange(8).reshape(2, 4)
-    for asked, order, error in (
-        ("an `order` for other ranks", held.T, ValueError),
-        ("an `order` that holds a token twice", held % 7, ValueError),
-        ("an `order` of floats", held / 1, TypeError),
-    ):
-        call = functools.partial(Layout, "zigzag", 2, 8, order)
-        yield refusal("Layout", asked, call, error)
-    for case in (
+        ("Layout", "an `order` for other ranks",
+         lambda: Layout("zigzag", 2, 8, held.T)),
+        ("Layout", "an `order` that holds a token twice",
+         lambda: Layout("zigzag", 2, 8, held % 7)),
+        ("Layout", "an `order` of floats",
+         lambda: Layout("zigzag", 2, 8, held / 1), TypeError),
         ("Layout.reorder", "an axis that is not there", lambda: ZIGZAG.reorder(x(8))),
         ("Layout.reorder", "another length", lambda: ZIGZAG.reorder(x(5), axis=0)),
         ("Layout.reorder", "no array", lambda: ZIGZAG.reorder({})),
@@ -293,99 +277,46 @@ def _of_others():
          lambda: relayout(x(2, 2), PLAIN, ROWS, "context")),
         ("relayout", "an array of another length",
          lambda: on_four(lambda a: relayout(a, PLAIN, ZIGZAG, "context"), x(1, 4))),
-    ):  # fmt: skip
-        yield refusal(*case)
-
-    def combined(out, lse, **options):
-        return on_four(
-            lambda out, lse: combine(out, lse, "context", **options), out, lse,
-            specs=(SPLIT, SPLIT),
-        )  # fmt: skip
-
-    for case in (
         ("combine", "integers",
          lambda: combined(x(1, 8, 2, 4, dtype=jnp.int32), x(1, 8, 2)), TypeError),
         ("combine", "shapes that differ", lambda: combined(one, x(1, 8, 3))),
         ("combine", "`scatter` of what 4 does not divide",
          lambda: combined(one, x(1, 8, 2), scatter=2)),
-    ):  # fmt: skip
-        yield refusal(*case)
-    four = jax.sharding.AbstractMesh((4,), ("context",))
-    for asked, options, error in (
-        ("an axis that the mesh does not have", {"mesh": None}, ValueError),
-        ("an axis twice", {"axis_name": ("context",) * 2}, ValueError),
-        ("a name in place of a mesh", {"mesh": "context"}, TypeError),
-        ("`positions`", {"positions": positions}, TypeError),
-        ("a `mask` of other keys", {"mask": jnp.ones((8, 5), bool)}, ValueError),
-        ("values of fewer tokens", {"value": one[:, 1:]}, ValueError),
-        (
-            "segment ids of fewer tokens",
-            {"query_segment_ids": jnp.zeros((1, 7), int)},
-            ValueError,
-        ),
-        ("`is_causal='yes'`", {"is_causal": "yes"}, TypeError),
-        ("`return_residual=2`", {"return_residual": 2}, TypeError),
-    ):
-        given = {"query": one, "key": one, "value": one, "axis_name": "context"}
-        call = functools.partial(
-            jaxcomm.dot_product_attention, **(given | {"mesh": four} | options)
-        )
-        yield refusal("dot_product_attention", asked, call, error)
-
-    def within():
-        on_four(lambda x: jaxcomm.dot_product_attention(x, x, x, axis_name="context"),
-                one)  # fmt: skip
-
-    for case in (
-        ("dot_product_attention", "a call inside of `jax.shard_map`", within),
-    ):  # fmt: skip
-        yield refusal(*case)
-    for asked, options in (
-        ("`precision`", {"precision": "highest"}),
-        ("`sow_weights`", {"module": object()}),
-        ("`broadcast_dropout`", {"dropout_rate": 0.5}),
-    ):
-        yield refusal(
-            "attention_fn",
-            asked,
-            functools.partial(attention_fn("context", PLAIN), one, one, one, **options),
-        )
-    for case in (
+        *(("dot_product_attention", *case) for case in (
+            ("an axis that the mesh does not have", asking(mesh=None)),
+            ("an axis twice", asking(axis_name=("context",) * 2)),
+            ("a name in place of a mesh", asking(mesh="context"), TypeError),
+            ("`positions`", asking(positions=positions), TypeError),
+            ("a `mask` of other keys", asking(mask=jnp.ones((8, 5), bool))),
+            ("values of fewer tokens", asking(value=one[:, 1:])),
+            ("segment ids of fewer tokens",
+             asking(query_segment_ids=jnp.zeros((1, 7), int))),
+            ("`is_causal='yes'`", asking(is_causal="yes"), TypeError),
+            ("`return_residual=2`", asking(return_residual=2), TypeError),
+            ("a call inside of `jax.shard_map`", lambda: on_four(
+                lambda x: jaxcomm.dot_product_attention(x, x, x, axis_name="context"),
+                one)),
+        )),
+        ("attention_fn", "`precision`", of_flax(precision="highest")),
+        ("attention_fn", "`sow_weights`", of_flax(module=object())),
+        ("attention_fn", "`broadcast_dropout`", of_flax(dropout_rate=0.5)),
         ("Schedule.blocks", "a causal block that is no square",
          lambda: Block((0, 2), (0, 3), is_causal=True)),
         ("Schedule.blocks", "a window in a block that is not causal",
          lambda: Block((0, 2), (0, 2), left=1)),
-    ):  # fmt: skip
-        yield refusal(*case)
-
-    class Silent(Strategy):
-        name = "silent"
-        forward = backward = None
-
-    for case in (
         ("Ulysses", "no ranks", lambda: jaxcomm.attention.Ulysses(0)),
         ("Usp", "`2.0` ranks", lambda: jaxcomm.attention.Usp(2.0), TypeError),  # pyright: ignore
-    ):  # fmt: skip
-        yield refusal(*case)
-    sizes = {"heads": 4, "head_size": 8}
-    for asked in ("float7", None, "int32"):
-        call = functools.partial(plan, PLAIN, **sizes, dtype=asked)
-        yield refusal("plan", f"`dtype={asked!r}`", call, TypeError)
-    for asked, layout, options, error in (
-        ("a schedule in place of a layout", "zigzag", {}, TypeError),
-        ("3 key heads for 4 heads", PLAIN, {"key_heads": 3}, ValueError),
-        ("no heads", PLAIN, {"heads": 0}, ValueError),
-        ("`axis_sizes` of other ranks", PLAIN, {"axis_sizes": (2, 3)}, ValueError),
-        ("`is_causal='yes'`", PLAIN, {"is_causal": "yes"}, TypeError),
-    ):
-        call = functools.partial(plan, layout, **(sizes | options))
-        yield refusal("plan", asked, call, error)
-    for case in (
+        *(("plan", f"`dtype={dtype!r}`", planning(dtype=dtype), TypeError)
+          for dtype in ("float7", None, "int32")),
+        ("plan", "a schedule in place of a layout", planning("zigzag"), TypeError),
+        ("plan", "3 key heads for 4 heads", planning(key_heads=3)),
+        ("plan", "no heads", planning(heads=0)),
+        ("plan", "`axis_sizes` of other ranks", planning(axis_sizes=(2, 3))),
+        ("plan", "`is_causal='yes'`", planning(is_causal="yes"), TypeError),
         ("plan", "a strategy that does not say its cost",
-         lambda: Silent().cost(None), NotImplementedError),
-    ):  # fmt: skip
-        yield refusal(*case)
+         lambda: _Silent().cost(None), NotImplementedError),
+    )  # fmt: skip
 
 
 REFUSALS = [Refusal("ring_attention", *case) for case in _of_attention()]
-REFUSALS += list(_of_others())
+REFUSALS += [Refusal(*case) for case in _of_others()]

@@ -15,7 +15,6 @@ import numpy as np
 import waiting
 from job_store import JobStore
 
-from jaxcomm import _ffi
 from jaxcomm.communicator import backends, failures, peer_info, replica_groups
 from jaxcomm.communicator.backends import CommunicatorSpec
 from jaxcomm.communicator.backends.nccl import agreement, communicators
@@ -77,25 +76,6 @@ class Recorder:
     def create_nccl(self, *, world, key, axes, groups, numbers, **_):
         world.meet((key, axes, str(groups), str(numbers)))
         self.made[_here.index].append((key, axes))
-
-
-class StandIn:
-    """The extension's own calls, over the stand-in for libnccl.
-
-    One process may not have two communicators of a key, and each simulated process has
-    one of each: their keys differ here.
-    """
-
-    def __init__(self):
-        self.made = collections.defaultdict(list)
-
-    def __getattr__(self, name):
-        return getattr(_ffi, name)
-
-    def create_nccl(self, *, key, axes, **options):
-        own = key ^ (_here.index + 1 << 40)
-        _ffi.create_nccl(key=own, axes=axes, **options)
-        self.made[_here.index].append((own, axes))
 
 
 class _OfProcess(MutableMapping):

@@ -1,7 +1,6 @@
 """Attention over a split sequence that takes and returns whole sequences."""
 
-import functools
-
+import dense
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +10,7 @@ import jaxcomm
 from jaxcomm.attention.layout import Layout
 from jaxcomm.attention.positions import TRUSTED
 
+PLAIN = Options()
 SPLIT = jax.P(None, "context")
 _ROWS = jax.P(None, None, "context")
 
@@ -19,6 +19,14 @@ def ring_over(size):
     """Return a mesh of ``size`` devices along "context"."""
     auto = (jax.sharding.AxisType.Auto,)
     return jax.make_mesh((size,), ("context",), auto, devices=jax.devices()[:size])
+
+
+def sharded(local, size=4, in_specs=SPLIT, out_specs=SPLIT, mesh=None, **options):
+    """Map over ``size`` devices along "context", which split the tokens."""
+    mesh = mesh or ring_over(size)
+    return jax.shard_map(
+        local, mesh=mesh, in_specs=in_specs, out_specs=out_specs, **options
+    )
 
 
 def on_ranks(
@@ -37,17 +45,27 @@ def on_ranks(
     )  # fmt: skip
 
 
+def results(function, arrays, grad):
+    """Return what a function makes of arrays, and its gradients."""
+
+    @jax.jit
+    def run(arrays, grad):
+        out, transpose = jax.vjp(function, *arrays)
+        return out, *transpose(grad)
+
+    return run(tuple(arrays), grad)
+
+
 def attend(
     query,
     key,
     value,
-    options: Options | None = None,
+    options=PLAIN,
     grads=None,
     *,
     size,
     schedule="zigzag",
     key_schedule=None,
-    check_vma=True,
     **others,
 ):
     """Reorder, attend over ``size`` devices, restore; any lengths.
@@ -57,100 +75,85 @@ def attend(
       size: number of devices.
       schedule: of the queries, and of the keys if there is no other.
       key_schedule: of the keys.
-      check_vma: as in ``jax.shard_map``.
       others: of ring_attention.
     """
-    options = options or Options()
     layout = Layout(schedule, size, query.shape[1])
     key_layout = Layout(key_schedule or schedule, size, key.shape[1])
-    mesh = ring_over(size)
-    ids = options.query_ids, options.key_ids
-    trained = options.bias, options.slopes, options.sinks
-
     is_one_sequence = key_layout == layout
 
-    def local(query, key, value, trained, ids, lengths, positions):
-        bias, slopes, sinks = trained
+    def local(trained, mask, tokens, lengths):
+        query, key, value, bias, slopes, sinks = trained
+        ids, key_ids, positions, key_positions = tokens
         return jaxcomm.ring_attention(
-            query,
-            key,
-            value,
-            bias,
-            axis_name="context",
-            layout=layout,
-            positions=positions[0],
+            query, key, value, bias, mask, axis_name="context", layout=layout,
+            positions=positions, is_causal=options.is_causal,
             key_layout=None if is_one_sequence else key_layout,
-            key_positions=None if is_one_sequence else positions[1],
-            is_causal=options.is_causal,
-            local_window_size=options.window,
-            query_segment_ids=ids[0],
-            key_value_segment_ids=ids[1],
-            query_seq_lengths=lengths[0],
-            key_value_seq_lengths=lengths[1],
-            sinks=sinks,
-            logits_soft_cap=options.cap,
-            alibi_slopes=slopes,
-            return_residual=True,
-            **others,
-        )
-
-    of_bias = None
-    if options.bias is not None:
-        of_bias = _ROWS if options.bias.shape[2] > 1 else jax.P()
-    specs = (*[SPLIT] * 3, (of_bias, jax.P(), jax.P()), SPLIT, jax.P(), SPLIT)
-    whole = jax.shard_map(
-        local, mesh=mesh, in_specs=specs, out_specs=SPLIT, check_vma=check_vma
-    )
-
-    @jax.jit
-    def run(arrays, trained, ids, lengths, positions, grads):
-        def function(*arrays):
-            return whole(*arrays, ids, lengths, positions)
-
-        if grads is None:
-            return function(*arrays, trained), ()
-        result, transpose = jax.vjp(function, *arrays, trained)
-        return result, transpose(grads)
+            key_positions=None if is_one_sequence else key_positions,
+            local_window_size=options.window, query_segment_ids=ids,
+            key_value_segment_ids=key_ids, query_seq_lengths=lengths[0],
+            key_value_seq_lengths=lengths[1], sinks=sinks, alibi_slopes=slopes,
+            logits_soft_cap=options.cap, return_residual=True, **others,
+        )  # fmt: skip
 
     def deal(x, of=layout, axis=1):
         return None if x is None else of.reorder(np.asarray(x), axis=axis)[0]
 
-    if of_bias == _ROWS:
-        trained = (deal(options.bias, axis=2), *trained[1:])
-    sharding = jax.NamedSharding(mesh, SPLIT)
-    put = functools.partial(jax.device_put, device=sharding)
-    arrays = (deal(query), deal(key, key_layout), deal(value, key_layout))
-    dealt = put(arrays), trained, put((deal(ids[0]), deal(ids[1], key_layout)))
-    grads = None if grads is None else put(tuple(deal(x) for x in grads))
-    lengths = options.query_lengths, options.key_lengths
-    positions = {
-        of: of.reorder(np.zeros(x.shape[:2]))[1]
+    def table(x):
+        """Deal the rows of a bias or a mask, if it has some, and say how to split."""
+        if x is None or x.shape[2] == 1:
+            return x, jax.P()
+        return deal(x, axis=2), _ROWS
+
+    (bias, of_bias), (mask, of_mask) = table(options.bias), table(options.mask)
+    arrays = deal(query), deal(key, key_layout), deal(value, key_layout)
+    trained = *arrays, bias, options.slopes, options.sinks
+    positions, key_positions = (
+        of.reorder(np.zeros(x.shape[:2]))[1]
         for of, x in ((layout, query), (key_layout, key))
-    }
-    given = put((positions[layout], positions[key_layout]))
-    results, gradients = run(*dealt, lengths, given, grads)
+    )
+    tokens = (
+        deal(options.query_ids), deal(options.key_ids, key_layout),
+        positions, key_positions,
+    )  # fmt: skip
+    lengths = options.query_lengths, options.key_lengths
+    specs = (*[SPLIT] * 3, of_bias, jax.P(), jax.P()), of_mask, SPLIT, jax.P()
+    whole = sharded(local, size, specs)
 
-    def back(x, of=layout, axis=1):
-        return of.restore(np.asarray(x), positions[of][0], axis=axis)
+    @jax.jit
+    def run(trained, data, grads):
+        def function(*trained):
+            return whole(trained, *data)
 
-    out, lse = (back(x) for x in results)
+        if grads is None:
+            return function(*trained), ()
+        result, transpose = jax.vjp(function, *trained)
+        return result, transpose(grads)
+
+    dealt = None if grads is None else tuple(deal(x) for x in grads)
+    (out, lse), gradients = run(trained, (mask, tokens, lengths), dealt)
+
+    def back(x, held=positions, of=layout, axis=1):
+        return of.restore(np.asarray(x), held, axis=axis)
+
+    found = back(out), back(lse)
     if not gradients:
-        return Attention(out, lse)
-    *of_arrays, of_trained = gradients
-    bias, slopes, sinks = of_trained
+        return Attention(*found)
+    query, *of_keys, bias, slopes, sinks = gradients
+    of_keys = [back(x, key_positions, key_layout) for x in of_keys]
     if of_bias == _ROWS:
         bias = back(bias, axis=2)
-    return Attention(
-        out,
-        lse,
-        back(of_arrays[0]),
-        back(of_arrays[1], key_layout),
-        back(of_arrays[2], key_layout),
-        *(None if x is None else np.asarray(x) for x in (bias, slopes, sinks)),
-    )
+    return Attention(*found, back(query), *of_keys, bias, slopes, sinks)
 
 
-def random_inputs(shape, key_shape=None, dtype=jnp.float32, seed=0, value_size=None):
+def compare(query, key, value, options=PLAIN, grads=None, tolerance=1e-5, **how):
+    """Assert that ``attend`` gives what float64 does. Return both."""
+    found = attend(query, key, value, options, grads, **how)
+    expected = dense.attention(query, key, value, options, grads)
+    assert_close(found, expected, tolerance)
+    return found, expected
+
+
+def inputs(shape, key_shape=None, dtype=jnp.float32, seed=0, value_size=None):
     """Return query, key, value and the gradients of out and lse, normal."""
     rng = np.random.default_rng(seed)
     key_shape = key_shape or shape
@@ -161,11 +164,12 @@ def random_inputs(shape, key_shape=None, dtype=jnp.float32, seed=0, value_size=N
         # Rounded by numpy: nothing to compile.
         return jnp.asarray(rng.standard_normal(shape).astype(dtype))
 
-    inputs = [normal(s, dtype) for s in (shape, key_shape, value_shape)]
-    return (*inputs, (normal(out_shape, dtype), normal(shape[:3], jnp.float32)))
+    of = dtype if dtype == jnp.float64 else jnp.float32
+    arrays = [normal(s, dtype) for s in (shape, key_shape, value_shape)]
+    return (*arrays, (normal(out_shape, dtype), normal(shape[:3], of)))
 
 
-def assert_close(found, expected, tolerance):
+def assert_close(found, expected, tolerance=1e-5):
     """Compare each result to the oracle, relative to the oracle's largest value.
 
     The residual of a row without a key is -inf on both sides, and no measure of others.
@@ -180,3 +184,11 @@ def assert_close(found, expected, tolerance):
         a, b = (np.where(empty, 0, x) for x in (a, b))
         error = np.abs(a - b).max(initial=0)
         assert error <= tolerance * max(1.0, np.abs(b).max(initial=0)), (name, error)
+
+
+def assert_results(found, arrays, grad, options, tolerance=1e-5):
+    """Compare an output and gradients of ``results`` to float64; no residual."""
+    grads = grad, np.zeros(grad.shape[:3])
+    expected = dense.attention(*arrays, options, grads)
+    out, *gradients = found
+    assert_close((out, None, *gradients), expected._replace(lse=None), tolerance)

@@ -19,25 +19,20 @@ from jaxcomm.attention.strategies.usp import Usp
 _IDS = jnp.zeros((1, 2), jnp.int32)
 # Options of a call with four heads, on four ranks that hold two tokens each.
 _HELD = jnp.arange(2)
-_DATA = {"layout": document_layout([5, 3], 4), "positions": _HELD}
+_DATA = {"layout": document_layout([5, 3], 4)}
 OPTIONS = {
     "nothing": {},
     "`is_causal`": {"is_causal": True},
     "`local_window_size`": {"local_window_size": (3, 3)},
     "`is_causal` and `local_window_size`": {
-        "is_causal": True,
-        "local_window_size": (3, 0),
+        "is_causal": True, "local_window_size": (3, 0),
     },
     "segment ids": {"query_segment_ids": _IDS},
     "sequence lengths": {"query_seq_lengths": jnp.array([5])},
-    "a length that does not divide": {
-        "layout": Layout("zigzag", 4, 7),
-        "positions": _HELD,
-    },
+    "a length that does not divide": {"layout": Layout("zigzag", 4, 7)},
     "`document_layout`": _DATA | {"query_segment_ids": _IDS},
     "`document_layout` of rows": {
-        "layout": document_layout([[5, 3]], 4),
-        "positions": _HELD[None],
+        "layout": document_layout([[5, 3]], 4), "positions": _HELD[None],
         "query_segment_ids": _IDS,
     },
     "`bias`": {"bias": x(1, 4, 2, 8)},
@@ -49,8 +44,7 @@ OPTIONS = {
     "`return_residual`": {"return_residual": True},
     "`key_layout`": {
         "arrays": [(1, 8, 4, 64), (1, 16, 4, 64)],
-        "key_layout": Layout("zigzag", 4, 16),
-        "key_positions": jnp.arange(4),
+        "key_layout": Layout("zigzag", 4, 16), "key_positions": jnp.arange(4),
     },
     "one key head": {"arrays": [(1, 8, 4, 64), (1, 8, 1, 64)]},
     "2 query heads on 4 ranks": {"arrays": [(1, 8, 2, 64)]},
@@ -58,7 +52,7 @@ OPTIONS = {
     "float32": {"dtype": jnp.float32},
     "a head size of 36": {"arrays": [(1, 8, 4, 36)]},
     "a head size of 512": {"arrays": [(1, 8, 4, 512)]},
-}
+}  # fmt: skip
 
 
 def _answer(options, strategy, implementation=None) -> str | None:
@@ -72,15 +66,12 @@ def _answer(options, strategy, implementation=None) -> str | None:
     options = {"layout": ZIGZAG, "positions": _HELD} | options
     how = {"strategy": strategy, "implementation": implementation}
 
-    def gradient(*arrays):
-        def loss(*arrays):
-            out = ring_attention(*arrays, axis_name="context", **options, **how)
-            return sum(leaf.sum().astype(jnp.float32) for leaf in jax.tree.leaves(out))
-
-        return jax.grad(loss)(*arrays)
+    def loss(*arrays):
+        out = ring_attention(*arrays, axis_name="context", **options, **how)
+        return sum(leaf.sum().astype(jnp.float32) for leaf in jax.tree.leaves(out))
 
     try:
-        on_four(gradient, query, key, value)
+        on_four(jax.grad(loss), query, key, value)
     except ValueError as error:
         reason = re.search(r" was asked for, but (.*?)\. Pass ", str(error), re.S)
         if reason is None:
@@ -102,15 +93,15 @@ def _table() -> list[str]:
 
     for name, options in OPTIONS.items():
         windowed = {"local_window_size": (3, 3)} | options
-        cells = [
-            cell(_answer(windowed if how == "halo" else options, how))
-            for how in strategies.values()
+        answers = [
+            *(
+                _answer(windowed if s == "halo" else options, s)
+                for s in strategies.values()
+            ),
+            _answer(options, "ring", "cudnn"),
         ]
-        cells.append(cell(_answer(options, "ring", "cudnn")))
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    lines.append("")
-    lines += [f"{number}. `{reason}`" for reason, number in reasons.items()]
-    return lines
+        lines.append(f"| {name} | {' | '.join(map(cell, answers))} |")
+    return [*lines, "", *(f"{n}. `{reason}`" for reason, n in reasons.items())]
 
 
 @functools.cache

@@ -5,30 +5,25 @@ from concurrent.futures import ThreadPoolExecutor
 from fault_suite import runner, verdict
 
 
-def problems(cases, hardware, starts, folder, record_property) -> dict[str, list[str]]:
-    """Run cases in the same processes; return what is wrong with each, if anything.
+def problems(cases, hardware, starts, folder, record_property, beside=False):
+    """Run cases; return what is wrong with each, if anything, by name.
 
     Args:
-      cases: what to run.
+      cases: run one after the other in the same processes.
       hardware: where.
       starts: the processes.
       folder: for flight records.
       record_property: pytest's, which gets the reports for the table at the end.
+      beside: whether each has processes of its own instead, side by side.
     """
-    begun = runner.Begun(cases, hardware, folder, starts)
-    return problems_of(begun.finish(), hardware, record_property)
-
-
-def problems_beside(
-    cases, hardware, starts, folder, record_property
-) -> dict[str, list[str]]:
-    """Do as ``problems``, with each case in processes of its own, side by side."""
+    groups = [[case] for case in cases] if beside else [cases]
     begun = [
-        runner.Begun([case], hardware, folder / str(number), starts)
-        for number, case in enumerate(cases)
+        runner.Begun(group, hardware, folder / str(number), starts)
+        for number, group in enumerate(groups)
     ]
     with ThreadPoolExecutor(len(begun)) as threads:
-        reports = [report for (report,) in threads.map(runner.Begun.finish, begun)]
+        done = list(threads.map(runner.Begun.finish, begun))
+    reports = [report for some in done for report in some]
     return problems_of(reports, hardware, record_property)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
+from models import over
 
 import jaxcomm
 
@@ -52,7 +53,7 @@ class Operation:
 
     Attributes:
       name: of the collective, as errors must name it.
-      run: what a rank does with its block and a lane.
+      run: what a rank does with its block.
       expected: the ranks' results below one another, for the ranks' operands.
       small: whether the operand is small.
       dtype: of operand and result.
@@ -65,29 +66,16 @@ class Operation:
     dtype: type = np.float32
 
 
-def _psum(x, lane):
-    return jaxcomm.psum(x, AXIS, lane=lane)
-
-
-def _all_gather(x, lane):
-    return jaxcomm.all_gather(x, AXIS, tiled=True, lane=lane)
-
-
-def _ppermute(x, lane):
-    return jaxcomm.ppermute(x, AXIS, [(0, 1), (1, 0)], lane=lane)
-
-
-def _pair(x, lane):
-    return jaxcomm.psum_start(x, AXIS, lane=lane).done()
+def _psum(x):
+    return jaxcomm.psum(x, AXIS)
 
 
 def _weights(module):
     return module.arange(_WIDTH * _WIDTH).reshape(_WIDTH, _WIDTH) * 7 % 11 % 4
 
 
-def _product(x, lane):
-    total = jaxcomm.psum(x, AXIS, lane=lane)
-    return total.reshape(-1, _WIDTH) @ _weights(jnp).astype(x.dtype)
+def _product(x):
+    return _psum(x).reshape(-1, _WIDTH) @ _weights(jnp).astype(x.dtype)
 
 
 def _sums(rows):
@@ -104,10 +92,16 @@ OPERATIONS = {
     "psum_small": Operation("psum", _psum, _sums, small=True),
     "psum_of_integers": Operation("psum", _psum, _sums, dtype=np.int32),
     "all_gather": Operation(
-        "all_gather", _all_gather, lambda rows: np.tile(rows, (RANKS, 1))
+        "all_gather",
+        lambda x: jaxcomm.all_gather(x, AXIS, tiled=True),
+        lambda rows: np.tile(rows, (RANKS, 1)),
     ),
-    "ppermute": Operation("ppermute", _ppermute, lambda rows: rows[::-1]),
-    "pair": Operation("psum", _pair, _sums),
+    "ppermute": Operation(
+        "ppermute",
+        lambda x: jaxcomm.ppermute(x, AXIS, [(0, 1), (1, 0)]),
+        lambda rows: rows[::-1],
+    ),
+    "pair": Operation("psum", lambda x: jaxcomm.psum_start(x, AXIS).done(), _sums),
     "product": Operation("psum", _product, _products),
 }
 
@@ -141,29 +135,14 @@ def filled(mesh, like: np.ndarray, count: int) -> list:
     return [fill() for _ in range(count)]
 
 
-def jitted(mesh, local, inputs: int, outputs: int = 1):
+def jitted(mesh, local):
     """Return ``local`` of every rank as a program that overwrites what is given first.
 
     The first argument's memory becomes that of the first result: what it holds is what
     a reader finds if nobody writes the result.
     """
-    spec = jax.P(AXIS)
-
-    def with_stale(stale, *blocks):
-        del stale
-        return local(*blocks)
-
-    return jax.jit(
-        jax.shard_map(
-            with_stale,
-            mesh=mesh,
-            in_specs=(spec,) * (inputs + 1),
-            out_specs=spec if outputs == 1 else (spec,) * outputs,
-            check_vma=False,
-        ),
-        donate_argnums=0,
-        keep_unused=True,
-    )
+    mapped = over(mesh, lambda _, *blocks: local(*blocks), check_vma=False, jit=False)
+    return jax.jit(mapped, donate_argnums=0, keep_unused=True)
 
 
 def busy(y, turns: int):

@@ -3,22 +3,17 @@
 import collections
 import dataclasses
 import json
-from collections.abc import Sequence
 
 from fault_suite.cases import Case
 
 
 @dataclasses.dataclass
 class Row:
-    """What one rank got of one thing.
+    """What one rank got of one thing: an outcome, and what was raised or is wrong.
 
-    Attributes:
-      what: ``"result"``, of the operation; ``"behind"`` or ``"beside"``, of what was
-        queued with it; ``"next"``, of the next call; ``"other lane"``; ``"anew"``,
-        after finalize() and init().
-      rank: the rank.
-      outcome: one of those in ``outcomes``.
-      text: what was raised, or what is wrong.
+    The thing is ``"result"``, of the operation; ``"behind"`` or ``"beside"``, of what
+    was queued with it; ``"next"``, of the next call; ``"other lane"``; ``"anew"``,
+    after finalize() and init().
     """
 
     what: str
@@ -29,13 +24,7 @@ class Row:
 
 @dataclasses.dataclass
 class End:
-    """How a process ended.
-
-    Attributes:
-      status: as subprocess says it; None if it had to be killed by the runner.
-      said: what it printed on stderr.
-      dumps: flight records it left.
-    """
+    """How a process ended; the status is None if the runner had to kill it."""
 
     status: int | None
     said: str = ""
@@ -51,8 +40,7 @@ class Report:
       rows: as they came.
       ends: of the processes, by index; of the last case of several.
       trouble: why the case could not be run, "" if it could.
-      is_prefilled: whether every result's memory held a pattern before the run, which
-        no right result holds.
+      is_prefilled: whether every result's memory held a pattern before the run.
       left: names in /dev/shm that outlived the processes.
     """
 
@@ -72,39 +60,30 @@ class Report:
         return dataclasses.asdict(self) | {"id": str(self.case)}
 
 
-def table(reports: Sequence[dict]) -> str:
+def table(reports: list[dict]) -> str:
     """Return a Markdown table of reports that ``to_json`` gave."""
-    lines = [
-        "| case | rank | outcome | then |",
-        "| --- | --- | --- | --- |",
-    ]
+    lines = ["| case | rank | outcome | then |", "| --- | --- | --- | --- |"]
     for report in reports:
-        rows = [row for row in report["rows"] if row["what"] == "result"]
-        for row in sorted(rows, key=lambda row: row["rank"]):
-            then = ", ".join(
-                f"{other['what']} {other['outcome']}"
-                for other in report["rows"]
-                if other["rank"] == row["rank"] and other["what"] != "result"
-            )
-            lines.append(
-                f"| {report['id']} | {row['rank']} | {row['outcome']} | {then} |"
-            )
+        by_rank = collections.defaultdict(list)
+        for row in report["rows"]:
+            by_rank[row["rank"]].append(f"{row['what']} {row['outcome']}")
+        for rank, (result, *then) in sorted(by_rank.items()):
+            outcome = result.removeprefix("result ")
+            lines.append(f"| {report['id']} | {rank} | {outcome} | {', '.join(then)} |")
     return "\n".join(lines)
 
 
-def summary(reports: Sequence[dict]) -> str:
+def summary(reports: list[dict]) -> str:
     """Return in a line how many results there were of each outcome."""
+    rows = [row for report in reports for row in report["rows"]]
     counts = collections.Counter(
-        row["outcome"]
-        for report in reports
-        for row in report["rows"]
-        if row["what"] == "result"
+        row["outcome"] for row in rows if row["what"] == "result"
     )
     found = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
     return f"{len(reports)} cases; results of ranks: {found}"
 
 
-def write(reports: Sequence[dict], path: str) -> None:
+def write(reports: list[dict], path: str) -> None:
     """Write the reports to a file, as JSON."""
     with open(path, "w") as file:
         json.dump(reports, file, indent=1)

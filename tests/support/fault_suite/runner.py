@@ -4,17 +4,15 @@ import contextlib
 import dataclasses
 import os
 import pathlib
-import socket
 from collections.abc import Callable, Sequence
 
 import waiting
+from team import Process, environment, inherited, shared_files
 
 from fault_suite import outcomes
 from fault_suite.cases import Case
-from fault_suite.process import Starter
 from fault_suite.report import End, Report, Row
-
-_SUPPORT = pathlib.Path(__file__).parents[1]
+from jaxcomm.launch import port
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,18 +30,12 @@ class Hardware:
     count: int = 2
 
     def takes(self, case: Case) -> bool:
-        """Return whether a case can run there."""
         return self.count > 1 or case.processes > 1
 
 
 def on_gpus(count: int = 2, more: dict[str, str] | None = None) -> Hardware:
-    """Return two GPUs, or one.
-
-    Args:
-      count: 1 or 2.
-      more: environment variables.
-    """
     variables = {
+        **{n: value for n, value in os.environ.items() if n.startswith("NCCL_")},
         # Host callbacks need CPU devices, too.
         "JAX_PLATFORMS": "cuda,cpu",
         # The test process may hold GPU memory.
@@ -54,49 +46,37 @@ def on_gpus(count: int = 2, more: dict[str, str] | None = None) -> Hardware:
 
 def over_stand_in(path: str) -> Hardware:
     """Return CPU devices over the stand-in for NCCL, which also runs our kernels."""
-    variables = {
-        "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": os.environ.get("QUICK_XLA_FLAGS", ""),
-        "JAXCOMM_NCCL_LIBRARY": path,
-        "JAXCOMM_BACKEND": "nccl",
-        "JAXCOMM_FAKE_KERNELS": "1",
-    }
-    return Hardware(False, variables)
+    nccl = {"JAXCOMM_NCCL_LIBRARY": path, "JAXCOMM_BACKEND": "nccl"}
+    return Hardware(False, environment() | nccl | {"JAXCOMM_FAKE_KERNELS": "1"})
 
 
-def starter(
-    hardware: Hardware,
-    folder: pathlib.Path,
-    more: dict[str, str] | None = None,
-    ahead: int = 0,
-) -> Starter:
-    """Return what starts the processes of any case.
+class Starter:
+    """Starts the processes of any case, if asked to before they are needed."""
 
-    Args:
-      hardware: where they run.
-      folder: for what they print.
-      more: environment variables.
-      ahead: how many processes import JAX before they are needed.
-    """
-    inherited = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith("JAXCOMM_")
-        and not name.lower().endswith("_proxy")
-        # Those of the tests are for CPUs. Users' programs on GPUs have none.
-        and name != "XLA_FLAGS"
-        and (hardware.is_gpu or not name.startswith("NCCL_"))
-    }
-    # As it is, if it has the folder: so the processes can be forked.
-    path = list(filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))
-    environment = inherited | {
-        "PYTHONPATH": os.pathsep.join(dict.fromkeys([*path, str(_SUPPORT)])),
+    def __init__(self, hardware: Hardware, folder: pathlib.Path, more=None, ahead=0):
+        """Start so many ahead: importing JAX for GPUs takes seconds."""
+        folder.mkdir(parents=True, exist_ok=True)
         # Else JAX ends the survivors.
-        "JAX_ENABLE_RECOVERABILITY": "1",
-        **hardware.variables,
-        **(more or {}),
-    }
-    return Starter(environment, folder, ahead)
+        always = {"JAX_ENABLE_RECOVERABILITY": "1"}
+        self._environment = inherited() | always | hardware.variables | (more or {})
+        self._folder = folder
+        self._count = 0
+        self._waiting = [self._start() for _ in range(ahead)]
+
+    def take(self) -> Process:
+        self._waiting.append(self._start())
+        return self._waiting.pop(0)
+
+    def stop(self):
+        while self._waiting:
+            self._waiting.pop().stop()
+
+    def _start(self):
+        self._count += 1
+        return Process(self._environment, self._folder / f"worker-{self._count}.txt")
+
+
+starter = Starter
 
 
 class Begun:
@@ -114,26 +94,19 @@ class Begun:
     ):
         """Start them.
 
-        Args:
-          cases: of the same number of processes, which run them one after the other.
-            Each case but the last must leave its processes fit for the next.
-          hardware: where.
-          folder: for flight records, and where the processes meet.
-          starts: the processes.
+        They run one case after the other, each of which but the last must leave them
+        fit for the next. The folder gets flight records.
         """
         self._cases = cases
         self._folder = folder
         self._stack = contextlib.ExitStack()
         count = cases[0].processes
-        # Keeps the port from others. The coordinator can bind it: gRPC shares ports.
-        keeper = self._stack.enter_context(socket.socket())
-        keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        keeper.bind(("127.0.0.1", 0))
+        number = self._stack.enter_context(port.reserved(0))
         plan = {
             "cases": [dataclasses.asdict(case) for case in cases],
             "processes": count,
             "devices": 2 // count,
-            "address": f"127.0.0.1:{keeper.getsockname()[1]}",
+            "address": f"127.0.0.1:{number}",
             "is_gpu": hardware.is_gpu,
             "variables": {
                 "JAXCOMM_TIMEOUT": str(waiting.HANG_SECONDS),
@@ -142,10 +115,14 @@ class Begun:
         }
         self._processes = []
         for index in range(count):
-            self._processes.append(starts.take())
-            self._stack.callback(self._processes[-1].stop)
-            place = {"process": index, "gpu": index % hardware.count}
-            self._processes[-1].begin(plan | place)
+            process = starts.take()
+            process.index = index
+            self._processes.append(process)
+            self._stack.callback(process.stop)
+            mine = plan | {"process": index, "gpu": index % hardware.count}
+            process.tell(
+                f"from fault_suite import trial\ntrial.take_part({mine!r}, say, hear)"
+            )
 
     def finish(
         self,
@@ -154,39 +131,48 @@ class Begun:
     ) -> list[Report]:
         """Inject the faults, end the processes and return a report for each case.
 
-        Args:
-          hang_seconds: after which what has not ended hangs.
-          then: is called when the processes have only to end.
+        What has not ended after ``hang_seconds`` hangs. ``then`` is called when the
+        processes have only to end.
         """
         processes = self._processes
         with self._stack:
             reports = [_run(case, processes, hang_seconds) for case in self._cases]
             then()
             _end(reports[-1], processes, self._folder, hang_seconds)
-        ours = tuple(f"jaxcomm-{process.popen.pid}-" for process in processes)
-        reports[-1].left = [
-            name for name in os.listdir("/dev/shm") if name.startswith(ours)
-        ]
+        reports[-1].left = shared_files(process.pid for process in processes)
         return reports
 
     def stop(self) -> None:
-        """End the processes, where nobody injects the faults."""
         self._stack.close()
 
 
+def _lines(process, event, case):
+    """Return what a process said so far of an event."""
+    with process.changed:
+        return [
+            line
+            for line in process.heard
+            if line.get("event") == event and line["case"] == str(case)
+        ]
+
+
+def until(process, event, case, seconds=waiting.HANG_SECONDS):
+    """Wait for an event; return None if the process or the time ends first."""
+    with process.changed:
+        process.changed.wait_for(
+            lambda: _lines(process, event, case) or process.has_ended, seconds
+        )
+    return next(iter(_lines(process, event, case)), None)
+
+
 def _run(case, processes, hang_seconds):
-    name = str(case)
     is_prefilled = True
     for process in processes:
-        ready = process.until("ready", name)
+        ready = until(process, "ready", case)
         if ready is not None:
             is_prefilled &= ready["is_prefilled"]
         else:
-            broken = "".join(line["text"] for line in process.lines("broken", name))
-            text = broken or process.said()[-3000:]
-            return Report(
-                case, trouble=f"process {process.index} did not become ready: {text}"
-            )
+            return Report(case, trouble=f"it did not become ready: {process.state()}")
     victim = None if case.victim is None else processes[case.victim]
     actors = [process for process in processes if process is not victim]
     going = processes if case.fault == "killed_in_loop" else actors
@@ -194,17 +180,17 @@ def _run(case, processes, hang_seconds):
         process.tell("go")
     if victim is not None:
         for process in going:
-            if process.until("waiting", name) is None:
+            if until(process, "waiting", case) is None:
                 return Report(case, trouble=f"process {process.index} never waited")
         if case.fault == "exits":
             # Not from its end: NCCL 2.32 waits there for the rank that waits for it.
             victim.tell("leave")
-            victim.until("left", name)
+            until(victim, "left", case)
         else:
             victim.popen.kill()
     report = Report(case, is_prefilled=is_prefilled)
     for actor in actors:
-        actor.until("done", name, hang_seconds)
+        until(actor, "done", case, hang_seconds)
         report.rows += _rows(actor, case)
     return report
 
@@ -213,10 +199,10 @@ def _rows(process, case):
     """Return what the process said, and for what it did not say that it hung."""
     rows = [
         Row(line["what"], line["rank"], line["outcome"], line["text"])
-        for line in process.lines("row", str(case))
+        for line in _lines(process, "row", case)
     ]
     ranks = range(2) if case.processes == 1 else [process.index]
-    is_done = bool(process.lines("done", str(case)))
+    is_done = bool(_lines(process, "done", case))
     outcome = outcomes.EXITED if process.has_ended else outcomes.HUNG
     for rank in ranks:
         had = {row.what for row in rows if row.rank == rank}
@@ -236,10 +222,9 @@ def _end(report, processes, folder, hang_seconds):
             process.tell("leave")
     for process in reversed(processes):
         process.tell("leave")
-        by_itself = process.wait(hang_seconds)
+        by_itself = process.has_left(hang_seconds)
         if not by_itself:
             process.popen.kill()
-            process.wait()
         found = (folder / "dumps").glob(f"flight-record-{process.index}.json")
         report.ends[process.index] = End(
             process.popen.returncode if by_itself else None,

@@ -1,25 +1,26 @@
-"""A case in one of its processes: made ready, run, and what comes after."""
+"""Cases in one of their processes: made ready, run, and what comes after."""
 
 import contextlib
-import ctypes
 import itertools
-import json
 import os
+import sys
 import threading
+import traceback
+import warnings
 
 import jax
 import numpy as np
 import waiting
+from stand_in import StandIn
 
 import jaxcomm
 from fault_suite import outcomes, programs
-from fault_suite.cases import timeout_seconds
-from fault_suite.lines import say
+from fault_suite.cases import Case, timeout_seconds
 from fault_suite.programs import AXIS, OPERATIONS, RANKS
 from jaxcomm.communicator import rendezvous
 
 _SMALL = OPERATIONS["psum_small"]
-_INTERNAL_ERROR, _REMOTE_ERROR = 3, 6
+_INTERNAL_ERROR = 3
 # The first call of NCCL's that an operation makes.
 _CALL_OF = {"all_gather": "ncclAllGather", "ppermute": "ncclSend"}
 # The seeds of operands: each turn's results differ from those of the turn before.
@@ -27,7 +28,6 @@ _CALM, _FAULTY, _NEXT = 1, 2, 3
 
 
 def policy_of(case):
-    """Return how the case's communicators are made."""
     fields = {"share": True} if case.around == "sibling" else {}
     fields["on_failure"] = case.on_failure
     if case.around == "eight_live":
@@ -36,17 +36,12 @@ def policy_of(case):
 
 
 class Delay:
-    """What keeps a rank from its collective: in a callback, on its own device alone.
-
-    Attributes:
-      wait: returns when the rank may come.
-    """
+    """What keeps a rank from its collective until ``wait()`` returns, on its device."""
 
     def __init__(self):
         self.wait = lambda: None
 
     def __call__(self, x, rank):
-        """Return x, on the rank once it may come."""
         scalar = jax.ShapeDtypeStruct((), np.float32)
         zero = jax.lax.cond(
             jax.lax.axis_index(AXIS) == rank,
@@ -63,15 +58,10 @@ class Delay:
 class Trial:
     """A case in this process: made ready, run, and what comes after."""
 
-    def __init__(self, case, is_gpu, process):
-        """Make the communicators and the programs, and see that they work.
-
-        Args:
-          case: what happens.
-          is_gpu: whether on GPUs.
-          process: which of the case's it is.
-        """
+    def __init__(self, case, is_gpu, process, say):
+        """Make the communicators and the programs, and see that they work."""
         self.case = case
+        self._tell = say
         self.process = process
         self.is_gpu = is_gpu
         self.sizes = programs.GPU_SIZES if is_gpu else programs.CPU_SIZES
@@ -89,7 +79,6 @@ class Trial:
             self._make_impatient(impatient)
 
     def _make_calm(self):
-        """Run all programs before there is a fault, and end if one is not right."""
         stale = self.stale.pop()
         at = _addresses(stale)
         out = self.program(stale, self.calm)
@@ -153,7 +142,7 @@ class Trial:
             return self.delay(x, RANKS - 1) if delayed else x
 
         def local(x):
-            return run(late(x), None)
+            return run(late(x))
 
         def beside(x, y):
             begun = jaxcomm.psum_start(late(x), AXIS)
@@ -164,18 +153,18 @@ class Trial:
             out = local(x)
             return out, jax.lax.psum(out, AXIS)
 
-        self.program = programs.jitted(self.mesh, local, 1)
+        self.program = programs.jitted(self.mesh, local)
         # Runs when the fault strikes; the plain one before and after.
         self.at_fault = {
-            "compute_beside": programs.jitted(self.mesh, beside, 2, 2),
-            "lax_behind": programs.jitted(self.mesh, with_lax_behind, 1, 2),
+            "compute_beside": programs.jitted(self.mesh, beside),
+            "lax_behind": programs.jitted(self.mesh, with_lax_behind),
         }.get(around, self.program)
         self.busy_program = programs.jitted(
-            self.mesh, lambda y: programs.busy(y, self.sizes.turns), 1
+            self.mesh, lambda y: programs.busy(y, self.sizes.turns)
         )
         self.small = {
             lane: programs.jitted(
-                self.mesh, lambda x, lane=lane: jaxcomm.psum(x, AXIS, lane=lane), 1
+                self.mesh, lambda x, lane=lane: jaxcomm.psum(x, AXIS, lane=lane)
             )
             for lane in ("default", *self.lanes[1:])
         }
@@ -216,7 +205,7 @@ class Trial:
         stale, self.busy_stale = programs.filled(self.mesh, rows, 2)
         # The driver and cuBLAS load a kernel when it first runs, and may wait for all
         # others to end.
-        once = programs.jitted(self.mesh, lambda y: programs.busy(y, 1), 1)
+        once = programs.jitted(self.mesh, lambda y: programs.busy(y, 1))
         jax.block_until_ready(once(stale, self.busy))
         if self.case.around == "compute_beside":
             lowered = self.at_fault.lower(self.stale[0], self.faulty, self.busy)
@@ -231,10 +220,7 @@ class Trial:
             if found != outcomes.RIGHT:
                 raise RuntimeError(f"{what}: {found}: {text}")
 
-    # -- while the fault strikes --------------------------------------------------
-
     def run(self):
-        """Start the program, say when it waits, and judge what comes."""
         case = self.case
         if case.fault in ("late", "async_error"):
             self.delay.wait = _wait_for_failure
@@ -242,10 +228,9 @@ class Trial:
             self.delay.wait = waiting.forever
         if case.fault == "refused" and self.process == 0:
             call = _CALL_OF.get(self.operation.name, "ncclAllReduce")
-            _stand_in().jaxcommFakeFail(call.encode(), 0, _INTERNAL_ERROR)
+            StandIn().fail(call, _INTERNAL_ERROR)
         begin = self._loop if case.fault == "killed_in_loop" else self._once
         thread = threading.Thread(target=begin)
-        say("begun", case=str(case))
         thread.start()
         behind = None
         if case.fault != "killed_in_loop":
@@ -255,9 +240,10 @@ class Trial:
                 behind.start()
                 if self.is_gpu:
                     waiting.event(self.behind_is_enqueued)
-            say("waiting", case=str(case))
+            self.say("waiting")
         if case.fault == "async_error" and self.process == 0:
-            _report_async_error()
+            stand_in = StandIn()
+            stand_in.async_error(stand_in.trace("ncclAllReduce")[-1])
         thread.join()
         if behind is not None:
             behind.join()
@@ -315,12 +301,9 @@ class Trial:
                         return
                 turn += 1
                 if turn == 10:
-                    say("waiting", case=str(self.case))
-
-    # -- what comes after ---------------------------------------------------------
+                    self.say("waiting")
 
     def aftermath(self):
-        """Call the communicator again, its siblings, and what is made anew."""
         case = self.case
         if case.fault in ("none", "spoilt"):
             return
@@ -343,18 +326,15 @@ class Trial:
                 self._anew()
 
     def _anew(self):
-        """Go on with the devices of this process."""
         jaxcomm.finalize()
         mesh = _mesh(jax.local_devices()[:RANKS])
         jaxcomm.init(mesh, AXIS, policy=self.policy)
         rows = programs.operands(_SMALL, self.sizes, _NEXT)[: mesh.size]
         (stale,) = programs.filled(mesh, rows, 1)
-        program = programs.jitted(mesh, lambda x: jaxcomm.psum(x, AXIS), 1)
+        program = programs.jitted(mesh, lambda x: jaxcomm.psum(x, AXIS))
         out = program(stale, programs.spread(mesh, rows))
         expected = np.tile(rows.sum(0, dtype=rows.dtype), (mesh.size, 1))
         self._join("anew", out, expected)
-
-    # -- judging ------------------------------------------------------------------
 
     def _join(self, what, array, expected):
         for reader in self._read(what, array, expected):
@@ -396,8 +376,49 @@ class Trial:
                         self._row(what, rank, outcomes.RAISED, _text(error))
 
     def _row(self, what, rank, outcome, text=""):
-        case = str(self.case)
-        say("row", case=case, what=what, rank=rank, outcome=outcome, text=text)
+        self.say("row", what=what, rank=rank, outcome=outcome, text=text)
+
+    def say(self, event, **what):
+        self._tell({"event": event, "case": str(self.case), **what})
+
+
+def take_part(plan, say, hear):
+    """Take part in the cases of a plan, in a process that has no devices yet.
+
+    ``say`` tells the runner something, and ``hear`` returns its word "go" or "leave".
+    """
+    try:
+        _take_part(plan, say, hear)
+    except Exception:
+        traceback.print_exc()
+        os._exit(1)
+
+
+def _take_part(plan, say, hear):
+    os.environ |= plan["variables"]
+    jax.config.update("jax_num_cpu_devices", plan["devices"])
+    # Where memory is not donated, what nobody wrote may be right by chance.
+    warnings.filterwarnings("error", message=".*donated")
+    if plan["processes"] > 1:
+        # The coordinator is to serve on the loopback interface only.
+        jax.distributed.initialize(
+            plan["address"], plan["processes"], plan["process"],
+            local_device_ids=[plan["gpu"]] if plan["is_gpu"] else None,
+            coordinator_bind_address=plan["address"],
+        )  # fmt: skip
+    for fields in plan["cases"]:
+        trial = Trial(Case(**fields), plan["is_gpu"], plan["process"], say)
+        trial.say("ready", is_prefilled=trial.is_prefilled)
+        if hear() == "leave":
+            # The program has come to its end, in order.
+            jaxcomm.finalize()
+            trial.say("left")
+            sys.exit()
+        trial.run()
+        trial.aftermath()
+        trial.say("done")
+    assert hear() == "leave"
+    sys.exit()
 
 
 def _text(error):
@@ -431,17 +452,3 @@ def _wait_for_failure():
 
 def _addresses(array):
     return [shard.data.unsafe_buffer_pointer() for shard in array.addressable_shards]
-
-
-def _stand_in():
-    library = ctypes.CDLL(os.environ["JAXCOMM_NCCL_LIBRARY"])
-    library.jaxcommFakeTrace.restype = ctypes.c_char_p
-    library.jaxcommFakeAsyncError.argtypes = ctypes.c_int64, ctypes.c_int
-    return library
-
-
-def _report_async_error():
-    library = _stand_in()
-    calls = [json.loads(line) for line in library.jaxcommFakeTrace().splitlines()]
-    last = [each for each in calls if each["name"] == "ncclAllReduce"][-1]
-    assert library.jaxcommFakeAsyncError(last["comm"], _REMOTE_ERROR) == 1

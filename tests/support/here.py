@@ -26,8 +26,7 @@ TESTS = pathlib.Path(__file__).parents[1]
 @functools.cache
 def load(path) -> Any:
     """Imports a file that is on no path, once."""
-    path = pathlib.Path(path)
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    spec = importlib.util.spec_from_file_location(pathlib.Path(path).stem, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -53,20 +52,16 @@ class Here:
             for name, case in catalogue.CASES.items()
             if case.kind != "mean" and not case.cuts_columns
         }
-        self.by_group = self.model.apply_by_group
-        self.values = self.model.random_values
+        self.by_group = models.apply_by_group
+        self.values = models.random_values
 
-    def load(self, path):
-        """Returns a file of the tests as a module, by its path below tests/."""
-        return load(TESTS / path)
-
-    def mesh(self, processes, devices, shape=None, names=("i",), order=None):
+    def mesh(self, processes, devices, shape=-1, names=("i",), order=None):
         """Returns a mesh of the first devices of the first processes.
 
         Args:
           processes: how many.
           devices: how many of each, or a list of as many numbers.
-          shape, names: of the mesh; a line if None.
+          shape, names: of the mesh; a line by default.
           order: places of the devices in the line that is then reshaped.
 
         Returns:
@@ -79,9 +74,7 @@ class Here:
             mine = [d for d in jax.devices() if d.process_index == process]
             line += mine[:count]
         order = range(len(line)) if order is None else order
-        grid = np.array([line[i] for i in order]).reshape(
-            -1 if shape is None else shape
-        )
+        grid = np.array([line[i] for i in order]).reshape(shape)
         if all(device.process_index != self.process for device in grid.flat):
             return None
         auto = (jax.sharding.AxisType.Auto,) * len(names)
@@ -102,7 +95,7 @@ class Here:
             stacked,
         )
 
-    def program(self, mesh, function, check_vma=True):
+    def program(self, mesh, function):
         """Returns a jitted program that runs ``function`` on every device's row."""
         everywhere = jax.P(tuple(mesh.axis_names))
 
@@ -111,16 +104,15 @@ class Here:
             return jax.tree.map(lambda x: jnp.asarray(x)[None], results)
 
         return jax.jit(
-            jax.shard_map(
-                local,
-                mesh=mesh,
-                in_specs=everywhere,
-                out_specs=everywhere,
-                check_vma=check_vma,
-            ),
+            jax.shard_map(local, mesh=mesh, in_specs=everywhere, out_specs=everywhere),
             # XLA would give every device all of a result that has no elements.
             out_shardings=jax.NamedSharding(mesh, everywhere),
         )
+
+    def busy(self, x, turns):
+        """Returns ``x`` after so many turns of a loop that XLA cannot drop."""
+        spent = jax.lax.fori_loop(0, turns, lambda k, v: (v * 3 + k) % 7, jnp.int32(0))
+        return x + jnp.minimum(spent, 0).astype(x.dtype)
 
     def every(self, x, axes, size, *, by_type=False, **options):
         """Return the results of all cases, by name; ``x`` may be arrays by dtype."""
@@ -137,18 +129,14 @@ class Here:
         choice = catalogue.fixed(size)
         return {name: (c, c.model(choice)) for name, c in self.cases.items()}
 
-    def run(self, mesh, function, *stacked, check_vma=True):
+    def run(self, mesh, function, *stacked):
         """Runs ``function`` on every device's row; returns :meth:`mine` of it."""
-        program = self.program(mesh, function, check_vma)
-        return self.mine(program(*self.put(mesh, stacked)))
+        return self.mine(self.program(mesh, function)(*self.put(mesh, stacked)))
 
     def rows(self, mesh):
         """Returns which rows are of this process's devices."""
-        return [
-            row
-            for row, device in enumerate(mesh.devices.flat)
-            if device.process_index == self.process
-        ]
+        owners = [device.process_index for device in mesh.devices.flat]
+        return [row for row, owner in enumerate(owners) if owner == self.process]
 
     def mine(self, arrays):
         """Returns the rows of this process's devices, as numpy arrays."""
@@ -165,21 +153,18 @@ class Here:
         expected = jax.tree.map(lambda x: np.asarray(x)[rows], expected)
         self.model.assert_identical(found, expected, what)
 
-    def summed(self, mesh, found, expected, terms, what=""):
-        """Asserts that sums of floats are right in whatever order they were added.
+    def are_modelled(self, mesh, axes, found, of, x, groups=None):
+        """Asserts that results by name are what their models make of ``x``.
 
         Args:
-          mesh, found, expected: as in :meth:`identical`, single arrays.
-          terms: stacked sums of the magnitudes of what was added.
-          what: for the message.
+          mesh, axes, groups: where they ran.
+          found: the results, each an array or a tree as ``x``.
+          of: ``(call, model)`` by name, as :meth:`models` gives.
+          x: the stacked operand or operands.
         """
-        rows = self.rows(mesh)
-        expected, terms = np.asarray(expected)[rows], np.asarray(terms)[rows]
-        assert (found.dtype, found.shape) == (expected.dtype, expected.shape), what
-        # Each of at most size - 1 additions errs by half an ulp of at most the sum of
-        # the magnitudes, here and in the model.
-        bound = mesh.size * float(jnp.finfo(found.dtype).eps) * np.abs(terms)
-        assert (np.abs(found - expected) <= bound).all(), (
-            what,
-            float(np.max(np.abs(found - expected) - bound)),
-        )
+        for name, (_, model) in of.items():
+
+            def expected(leaf, model=model):
+                return self.by_group(mesh, axes, model, leaf, groups)
+
+            self.identical(mesh, found[name], jax.tree.map(expected, x), name)

@@ -1,11 +1,15 @@
-"""A process of a set that does what a test tells it: ``worker.py INDEX COUNT PORT``.
+"""A process that does what a test tells it: see team.py.
 
-Lines on stdin are Python, as JSON; each is answered on a pipe of its own with what the
-variable ``answer`` holds afterwards. It ends with its parent, and when stdin does.
+Lines on stdin are Python, as JSON; each is answered on stdout, in a line of JSON, with
+what the variable ``answer`` holds afterwards. What the code prints goes where errors
+go. It ends with its parent, and when stdin does.
 """
 
 import ctypes
 import errno
+import faulthandler
+import functools
+import gc
 import json
 import os
 import signal
@@ -19,7 +23,6 @@ _PR_SET_SECCOMP = 22
 _PR_SET_NO_NEW_PRIVS = 38
 _SECCOMP_MODE_FILTER = 2
 
-index, count, port, replies = map(int, sys.argv[1:5])
 ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 import jax  # noqa: E402
@@ -29,19 +32,70 @@ import waiting  # noqa: E402
 import jaxcomm  # noqa: E402
 
 P = jax.P
+_speaking = threading.Lock()
 
 
-def join(**options):
+def join(count, number, port):
     """Enter jax.distributed, on the loopback interface only."""
+    global index
+    index = number
     address = f"127.0.0.1:{port}"
     jax.distributed.initialize(
-        address, count, index, coordinator_bind_address=address, **options
+        address,
+        count,
+        index,
+        cluster_detection_method="deactivate",
+        coordinator_bind_address=address,
     )
 
 
+def say(message):
+    """Tell the parent something, in a line."""
+    with _speaking:
+        _replies.write(json.dumps(message) + "\n")
+        _replies.flush()
+
+
+def hear():
+    """Return the next thing that the parent tells; end with it."""
+    line = sys.stdin.readline()
+    if not line:
+        os._exit(1)
+    return json.loads(line)
+
+
+def call(file, name, at, arguments):
+    """Return what a function of a file makes of a Here, a mesh and arguments."""
+    # The deadline holds inside C++ too, and when nobody reads the answer any more.
+    faulthandler.dump_traceback_later(waiting.HANG_SECONDS, exit=True)
+    import here
+
+    try:
+        meshes = [] if at is None else [this().mesh(*at)]
+        if None in meshes:
+            return None
+        return getattr(here.load(file), name)(this(), *meshes, **arguments)
+    except BaseException:
+        # pytest.fail() raises what would end this process.
+        raise RuntimeError(traceback.format_exc()) from None
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+        # The next call meets nothing of this one.
+        jaxcomm.finalize()
+
+
+@functools.cache
+def this():
+    import here
+
+    jax.config.update("jax_numpy_dtype_promotion", "strict")
+    return here.Here()
+
+
 def mesh_of(devices=None, axis="i"):
-    """Return a mesh over one axis; if None, of all devices of all processes."""
-    devices = jax.devices() if devices is None else devices
+    """Return a mesh over one axis; if None or a number, of that many of all devices."""
+    if devices is None or isinstance(devices, int):
+        devices = jax.devices()[:devices]
     return jax.sharding.Mesh(
         np.array(devices), (axis,), axis_types=(jax.sharding.AxisType.Auto,)
     )
@@ -112,9 +166,9 @@ def say_when(condition):
         except AssertionError:
             frame = sys._current_frames()[threading.main_thread().ident]
             stack = "".join(traceback.format_stack(frame))
-            reply({"raised": f"it never came to what was waited for: {stack}"})
+            say({"raised": f"it never came to what was waited for: {stack}"})
         else:
-            reply({"answer": "now"})
+            say({"answer": "now"})
 
     threading.Thread(target=watch, daemon=True).start()
 
@@ -157,27 +211,10 @@ def forbid(*calls):
             raise OSError(ctypes.get_errno(), f"cannot forbid {call}")
 
 
-def resources():
-    """Return what a leak would show in: resident bytes, open files, threads."""
-    with open("/proc/self/statm") as statm:
-        resident = int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    return (
-        resident,
-        len(os.listdir("/proc/self/fd")),
-        len(os.listdir("/proc/self/task")),
-    )
-
-
 def psum_of_ones(mesh, width=1):
     """Return the size of the mesh, if all is well."""
-    (group,) = {
-        float(value)
-        for value in values(
-            jitted(lambda x: jaxcomm.psum(x * 0 + 1, mesh.axis_names[0]), mesh)(
-                spread(mesh, width)
-            )
-        )
-    }
+    ones = jitted(lambda x: jaxcomm.psum(x * 0 + 1, "i"), mesh)
+    (group,) = set(values(ones(spread(mesh, width))))
     return group
 
 
@@ -198,23 +235,22 @@ def has_begun():
     )
 
 
-def reply(message):
-    out.write(json.dumps(message) + "\n")
-    out.flush()
-
-
 def main():
-    for line in sys.stdin:
+    # As in tests/conftest.py: what is here already is no garbage.
+    gc.freeze()
+    for line in iter(sys.stdin.readline, ""):
         scope = globals()
         scope["answer"] = None
         try:
             exec(json.loads(line), scope)
         except Exception as error:
-            reply({"raised": f"{type(error).__name__}: {error}"})
+            text = "".join(traceback.format_exception_only(error))
+            say({"raised": text})
         else:
-            reply({"answer": scope["answer"]})
+            say({"answer": scope["answer"]})
 
 
 if __name__ == "__main__":
-    with os.fdopen(replies, "w") as out:
-        main()
+    _replies = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    main()
