@@ -93,7 +93,8 @@ times: ## write what the last `make test` took, by folder, into tests/times.toml
 	@$(BIN)/python tools/test_times.py --write $(BUILD)/pytest.xml
 
 gpu-test: ## tests/gpu on a machine with NVIDIA GPUs
-	@if $(PYTHON) tools/gpu_test.py --serves; then exec $(PYTHON) tools/gpu_test.py $(ARGS); fi; \
+	@status=0; $(PYTHON) tools/gpu_test.py --serves || status=$$?; \
+	case $$status in 0) exec $(PYTHON) tools/gpu_test.py $(ARGS);; 2) ;; *) exit $$status;; esac; \
 	$(SUBMAKE) $(VENV)/.extra-test $(VENV)/.extra-$(GPU_EXTRA); \
 	exec $(BIN)/python tools/gpu_test.py $(ARGS)
 

@@ -6,6 +6,7 @@ is built into ``build/gpu``, and nothing else is changed. pytest says at the end
 part what it did not run, and why.
 """
 
+import ctypes
 import importlib.util
 import os
 import pathlib
@@ -29,15 +30,23 @@ PARTS = (
 NONE_RAN = 5  # pytest's status
 
 
+NO_GPU, LACKS = 3, 2  # what ``--serves`` may return
+
+
 def main(words: list[str]) -> int:
     """Build and test; return pytest's exit status."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        print(f"make gpu-test: no driver of an NVIDIA GPU: {error}", file=sys.stderr)
+        return NO_GPU
     lacking = [name for name in NEEDED if not importlib.util.find_spec(name)]
     if not any(map(importlib.util.find_spec, CUDA)):
         lacking.append(" or ".join(CUDA))
     if lacking:
         print(f"==> {sys.executable} lacks {', '.join(lacking)}")
     if lacking or words == ["--serves"]:
-        return 2 if lacking else 0
+        return LACKS if lacking else 0
     tools = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
     subprocess.run(
         [
