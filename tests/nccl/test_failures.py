@@ -4,7 +4,6 @@ Poisoned results leave the process as it was, so these tests share one. Where GP
 stopped, or the process ends, each has a process of its own: test_stopped.py.
 """
 
-import json
 import threading
 
 import jax
@@ -82,10 +81,7 @@ def works_again(stand_in, make_mesh):
     np.testing.assert_array_equal(summed(mesh)(jnp.arange(3.0)), [3, 3, 3])
 
 
-def test_an_operation_that_hangs_is_named_at_its_timeout(
-    stand_in, make_mesh, monkeypatch, tmp_path
-):
-    monkeypatch.setenv("JAXCOMM_DUMP_DIR", str(tmp_path))
+def test_an_operation_that_hangs_is_named_at_its_timeout(stand_in, make_mesh):
     mesh = make_mesh(i=3)
     jaxcomm.init(mesh, policy=POISON)
     program, x = summed(mesh), jnp.arange(6.0)
@@ -111,12 +107,6 @@ def test_an_operation_that_hangs_is_named_at_its_timeout(
         assert POISONED in error
     assert not stand_in.trace("ncclAllReduce")
     assert TIMED_OUT in _ffi.first_failure()
-    # It is written beside the abort, which has handed out the results.
-    path = tmp_path / "flight-record-0.json"
-    waiting.until(path.exists)
-    record = json.loads(path.read_text())
-    assert "psum" in json.dumps(record)
-    assert "timeout" in json.dumps(record)
 
 
 @pytest.mark.parametrize(
