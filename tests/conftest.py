@@ -40,9 +40,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 import jax
 import pytest
+import waiting
 from fault_suite import report
+from stand_in import StandIn
 
 import jaxcomm
+from jaxcomm.communicator.backends.nccl import library
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 # Not by JAX's own variables: processes that tests start are killed, and would leave
@@ -212,6 +215,29 @@ def stand_in_path():
             "`make cpptest` builds and `make test` names"
         )
     return path
+
+
+@pytest.fixture
+def stand_in(stand_in_path, monkeypatch):
+    """The stand-in in place of NCCL, its trace empty, in this process."""
+    monkeypatch.setenv("JAXCOMM_NCCL_LIBRARY", stand_in_path)
+    monkeypatch.setenv("JAXCOMM_BACKEND", "nccl")
+    monkeypatch.setattr("jaxcomm.config.BACKEND", "nccl")
+    monkeypatch.setenv("JAXCOMM_TIMEOUT", str(waiting.HANG_SECONDS))
+    library.load.cache_clear()
+    controls = StandIn()
+    controls.clear()
+    yield controls
+    # Before the library is out of sight again.
+    jaxcomm.finalize()
+    library.load.cache_clear()
+
+
+@pytest.fixture
+def with_kernels(stand_in, monkeypatch):
+    """The stand-in, with the kernels of small sums."""
+    monkeypatch.setenv("JAXCOMM_FAKE_KERNELS", "1")
+    return stand_in
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ import jax
 import pytest
 
 import jaxcomm
-from jaxcomm.communicator.backends.nccl import library
 
 # NCCL needs memory beside JAX's pool.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
@@ -30,20 +29,7 @@ def ring(gpus, request):
     if len(gpus) == 1:
         pytest.skip("needs two NVIDIA GPUs")
     if not gpus:
-        request.getfixturevalue("stand_in")
+        request.getfixturevalue("with_kernels")
     devices = gpus or jax.devices()[:2]
     yield jax.make_mesh((len(devices),), ("i",), devices=devices)
     jaxcomm.finalize()
-
-
-@pytest.fixture
-def stand_in(stand_in_path, monkeypatch):
-    """The stand-in in place of NCCL, with the kernels of small sums."""
-    monkeypatch.setenv("JAXCOMM_NCCL_LIBRARY", stand_in_path)
-    monkeypatch.setattr("jaxcomm.config.BACKEND", "nccl")
-    monkeypatch.setenv("JAXCOMM_FAKE_KERNELS", "1")
-    library.load.cache_clear()
-    yield
-    # Before the library is out of sight again.
-    jaxcomm.finalize()
-    library.load.cache_clear()

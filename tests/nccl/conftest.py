@@ -1,37 +1,9 @@
 """The nccl backend over a stand-in for libnccl that works on host memory."""
 
 import pytest
-import waiting
 from fault_suite import runner
-from stand_in import StandIn
 from team import Process, Team, shared_files, starting
 from team import environment as variables_of
-
-import jaxcomm
-from jaxcomm.communicator.backends.nccl import library
-
-
-@pytest.fixture
-def stand_in(stand_in_path, monkeypatch):
-    """The stand-in in place of NCCL, its trace empty, in this process."""
-    monkeypatch.setenv("JAXCOMM_NCCL_LIBRARY", stand_in_path)
-    monkeypatch.setenv("JAXCOMM_BACKEND", "nccl")
-    monkeypatch.setattr("jaxcomm.config.BACKEND", "nccl")
-    monkeypatch.setenv("JAXCOMM_TIMEOUT", str(waiting.HANG_SECONDS))
-    library.load.cache_clear()
-    controls = StandIn()
-    controls.clear()
-    yield controls
-    # Before the library is out of sight again.
-    jaxcomm.finalize()
-    library.load.cache_clear()
-
-
-@pytest.fixture
-def with_kernels(stand_in, monkeypatch):
-    """The stand-in, with the kernels of small sums."""
-    monkeypatch.setenv("JAXCOMM_FAKE_KERNELS", "1")
-    return stand_in
 
 
 @pytest.fixture(scope="session")
