@@ -198,21 +198,21 @@ class Trial:
         )
 
     def _make_busy(self):
-        """Make what keeps a device busy; it is compiled, not run: it takes seconds."""
+        """Make what keeps a device busy, and run it once.
+
+        XLA loads a program's module when it first runs. That waits for all kernels on
+        the device, so it would wait for the operation that the program is to be behind.
+        """
         rows = programs.busy_rows(self.sizes)
         self.busy = programs.spread(self.mesh, rows)
         self.busy_expected = programs.shifted(self.sizes)
-        stale, self.busy_stale = programs.filled(self.mesh, rows, 2)
-        # The driver and cuBLAS load a kernel when it first runs, and may wait for all
-        # others to end.
-        once = programs.jitted(self.mesh, lambda y: programs.busy(y, 1))
-        jax.block_until_ready(once(stale, self.busy))
         if self.case.around == "compute_beside":
-            lowered = self.at_fault.lower(self.stale[0], self.faulty, self.busy)
-            self.at_fault = lowered.compile()
+            out, busy = self.at_fault(self.stale.pop(), self.calm, self.busy)
+            self._check("calm, busy beside", out, self.expected[_CALM])
         else:
-            lowered = self.busy_program.lower(self.busy_stale, self.busy)
-            self.busy_program = lowered.compile()
+            stale, self.busy_stale = programs.filled(self.mesh, rows, 2)
+            busy = self.busy_program(stale, self.busy)
+        self._check("calm, busy", busy, self.busy_expected)
 
     def _check(self, what, array, expected):
         for shard in array.addressable_shards:
