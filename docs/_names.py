@@ -31,7 +31,7 @@ RETURNED = {
     "FlightRecord",
     "Handle",
     "MemoryRow",
-    "attention.Plan",
+    "attention.Comparison",
     "planning.Plan",
 }
 

@@ -10,7 +10,7 @@ from jax.lax import axis_index, axis_size
 from jaxcomm import _built as _built
 from jaxcomm import attention, planning
 from jaxcomm.attention.dot_product_attention import dot_product_attention
-from jaxcomm.attention.layout import Layout
+from jaxcomm.attention.layout import Layout, Tokens
 from jaxcomm.attention.ring_attention import ring_attention
 from jaxcomm.attention.schedules.schedule import Schedule
 from jaxcomm.collectives import transposes as _transposes  # noqa: F401 -- registers
@@ -67,6 +67,7 @@ __all__ = [
     "MemoryRow",
     "Schedule",
     "SymmetricPool",
+    "Tokens",
     "all_gather",
     "all_gather_start",
     "all_to_all",

@@ -1,7 +1,9 @@
-"""The only file that imports private parts of JAX or depends on its version.
+"""The only file that uses private parts of JAX or depends on its version.
 
-Each name says on which versions it was checked. When a new JAX moves one, this is
-the file to mend.
+``NEEDED`` lists what jaxcomm needs from its import on. The import fails where JAX lacks
+one of these names, and says so. Other names serve few programs. They are looked up
+when they are needed, and say on which versions they were checked. When a new JAX moves
+a name, mend this file.
 """
 
 import contextlib
@@ -10,21 +12,97 @@ import importlib
 import inspect
 import threading
 import warnings
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-# Checked on 0.10.2, 0.11.2, 0.12.0.1.
-from jax._src import config as _config
-from jax._src import core as _core
-from jax._src import dispatch as _dispatch
-from jax._src import distributed as _distributed
-from jax._src import xla_bridge as _xla_bridge
-from jax._src.interpreters import partial_eval as _pe
-from jax.interpreters import ad as ad
-from jax.interpreters import batching as batching
-from jax.interpreters import mlir as _mlir
+# pyproject.toml has the same bounds.
+REQUIREMENT = "jax>=0.10.2,<0.13"
+# Where each name of NEEDED was checked.
+CHECKED = ("0.10.2", "0.11.2", "0.12.0.1")
+# By module: its names, and what is in them. A class has it as an attribute or a field.
+NEEDED = {
+    "jax._src.config": ["_check_vma.__call__", "_check_vma.value"],
+    "jax._src.core": [
+        *("AxisEnv.axis_exists", "AxisEnv.axis_size", "get_axis_env"),
+        *("ManualAxisType.reduced", "ManualAxisType.unreduced"),
+        *("ManualAxisType.update", "ManualAxisType.varying"),
+        *("NamedAxisEffect", "Tracer", "trace_ctx.trace"),
+        *("ShapedArray.manual_axis_type", "ShapedArray.mat", "ShapedArray.str_short"),
+        *("ShapedArray.strip_weak_type", "ShapedArray.to_tangent_aval"),
+        "ShapedArray.update",
+    ],
+    "jax._src.dispatch": ["prim_requires_devices_during_lowering.add"],
+    "jax._src.distributed": ["global_state.client"],
+    "jax._src.interpreters.batching": ["AxisData.name", "AxisData.size"],
+    "jax._src.interpreters.partial_eval": ["DynamicJaxprTrace"],
+    "jax._src.xla_bridge": ["backends", "num_cpu_devices.value"],
+    # Public modules, and parts of them that JAX changes without notice too.
+    "jax.extend.core": ["Primitive.def_effectful_abstract_eval"],
+    "jax.interpreters.ad": [
+        *("UndefinedPrimal.aval", "Zero", "instantiate_zeros"),
+        *("is_undefined_primal", "primitive_jvps", "primitive_transposes"),
+    ],
+    "jax.interpreters.batching": ["fancy_primitive_batchers", "primitive_batchers"],
+    "jax.interpreters.mlir": [
+        *("LoweringRuleContext.avals_in", "LoweringRuleContext.avals_out"),
+        *("LoweringRuleContext.module_context", "LoweringRuleContext.primitive"),
+        *("LoweringRuleContext.replace", "ModuleContext.axis_context"),
+        *("ModuleContext.module", "SPMDAxisContext.manual_axes"),
+        *("SPMDAxisContext.mesh", "lower_fun", "register_lowering"),
+    ],
+    "jax.sharding": ["AbstractMesh.manual_axes", "NamedSharding.update"],
+}
+
+
+def needed_modules(
+    find: Callable[[str], Any] = importlib.import_module,
+) -> dict[str, Any]:
+    """Return the modules of ``NEEDED``, by name, if this JAX has all that is in them.
+
+    Args:
+      find: returns the module of a name.
+
+    Raises:
+      ImportError: JAX lacks some of it. The text names all that is missing.
+    """
+    found, missing = {}, []
+    for module, names in NEEDED.items():
+        try:
+            found[module] = find(module)
+        except ImportError:
+            missing.append(module)
+        else:
+            lacks = [name for name in names if not _has(found[module], name)]
+            missing += [f"{module}.{name}" for name in lacks]
+    if missing:
+        raise ImportError(
+            f"jaxcomm needs {', '.join(missing)}, which jax {jax.__version__} does not "
+            f"have. jaxcomm was checked on jax {', '.join(CHECKED)}. Install one of "
+            f"these: pip install {REQUIREMENT!r}"
+        )
+    return found
+
+
+def _has(owner, path: str) -> bool:
+    *outer, name = path.split(".")
+    for each in outer:
+        owner = getattr(owner, each, None)
+    return hasattr(owner, name) or name in getattr(owner, "__dataclass_fields__", ())
+
+
+_modules = needed_modules()
+_config = _modules["jax._src.config"]
+_core = _modules["jax._src.core"]
+_dispatch = _modules["jax._src.dispatch"]
+_distributed = _modules["jax._src.distributed"]
+_pe = _modules["jax._src.interpreters.partial_eval"]
+_xla_bridge = _modules["jax._src.xla_bridge"]
+_ad = _modules["jax.interpreters.ad"]
+_batching = _modules["jax.interpreters.batching"]
+_mlir = _modules["jax.interpreters.mlir"]
 
 
 def explicit_sharding(x):
@@ -49,6 +127,17 @@ def mesh_platform() -> str | None:
     return getattr(device, "platform", None)
 
 
+def abstract_mesh(sizes: dict[str, int], platform: str) -> jax.sharding.AbstractMesh:
+    """Return a mesh of Auto axes without devices, of this :func:`mesh_platform`."""
+    return jax.sharding.AbstractMesh(
+        tuple(sizes.values()),
+        tuple(sizes),
+        axis_types=(jax.sharding.AxisType.Auto,) * len(sizes),
+        # Checked on 0.10.2, 0.12.0.1: its kind, cores and platform.
+        abstract_device=jax.sharding.AbstractDevice(platform, None, platform),
+    )
+
+
 def manual_axes() -> frozenset:
     """Return the axes of several devices over which this trace's mesh is manual."""
     # Checked on 0.10.2, 0.12.0.1.
@@ -71,9 +160,47 @@ def types_gathered_values() -> bool:
     return jax.__version_info__ < (0, 12) or checks_varying_axes()
 
 
+class Kinds(NamedTuple):
+    """The manual mesh axes over which a value is of some kind, as sets of names.
+
+    Attributes:
+      varying: over which it may differ between devices.
+      unreduced: over which devices hold terms of a sum that is still to be taken.
+      reduced: over which it is equal, and its cotangent is unreduced.
+    """
+
+    varying: frozenset
+    unreduced: frozenset
+    reduced: frozenset
+
+
+def kinds_of(x) -> Kinds:
+    """Return the kinds of an array, or of a type.
+
+    >>> kinds_of(jax.numpy.ones(2)).varying
+    frozenset()
+    """
+    mat = (x if isinstance(x, _core.ShapedArray) else jax.typeof(x)).mat
+    return Kinds(mat.varying, mat.unreduced, mat.reduced)
+
+
 def varying_axes(x) -> frozenset:
-    """Return the mesh axes over which ``x`` may differ between devices."""
-    return jax.typeof(x).mat.varying
+    """Return the mesh axes over which an array, or a type, may differ."""
+    return kinds_of(x).varying
+
+
+def type_text(aval) -> str:
+    """Return a type as JAX writes it, with its kinds.
+
+    >>> type_text(jax.typeof(jax.numpy.ones(2)))
+    'f32[2]'
+    """
+    return aval.str_short(True)
+
+
+def is_same_type(aval, other) -> bool:
+    """Say whether two types are equal. Python's numbers count as arrays."""
+    return aval.strip_weak_type() == other.strip_weak_type()
 
 
 def with_manual_axes(aval, **kinds: frozenset):
@@ -105,12 +232,12 @@ def with_varying_axes(aval, axes):
 
 def zero_tangent(primal):
     """Return the symbolic zero that is the tangent of ``primal``."""
-    return ad.Zero(jax.typeof(primal).to_tangent_aval())
+    return _ad.Zero(jax.typeof(primal).to_tangent_aval())
 
 
 def is_zero_tangent(tangent) -> bool:
     """Say whether a tangent or cotangent is a symbolic zero."""
-    return type(tangent) is ad.Zero
+    return type(tangent) is _ad.Zero
 
 
 def axis_size(axis) -> int:
@@ -159,6 +286,19 @@ def require_devices_during_lowering(primitive) -> None:
     devices in another order, runs with the first one's groups.
     """
     _dispatch.prim_requires_devices_during_lowering.add(primitive)
+
+
+def register_types(primitive, rule) -> None:
+    """Register ``rule(*avals, **params)``, which returns results' types and effects."""
+    primitive.def_effectful_abstract_eval(rule)
+
+
+def register_batching(primitive, rule) -> None:
+    """Register ``rule(axis_data, operands, dims, **params)`` for ``jax.vmap``.
+
+    ``axis_data`` has the ``name`` and ``size`` of the axis that is mapped.
+    """
+    _batching.fancy_primitive_batchers[primitive] = rule
 
 
 def register_lowering(primitive, rule, platform: str | None = None) -> None:
@@ -321,13 +461,17 @@ def configured_cpu_devices() -> int | None:
 
 
 def automatic_axes(ctx) -> frozenset:
-    """Return the mesh axes of several devices that shard_map left to XLA."""
+    """Return the mesh axes of several devices that shard_map left to XLA.
+
+    Outside of shard_map there are none.
+    """
     axis_context = ctx.module_context.axis_context
-    manual = getattr(axis_context, "manual_axes", None)
-    if manual is None:
+    if getattr(axis_context, "mesh", None) is None:
         return frozenset()
     sizes = axis_context.mesh.shape
-    return frozenset(axis for axis in sizes if sizes[axis] > 1) - frozenset(manual)
+    # No default: without the attribute a manual axis is not to be told from one of XLA.
+    manual = frozenset(axis_context.manual_axes)
+    return frozenset(axis for axis in sizes if sizes[axis] > 1) - manual
 
 
 # cuDNN's attention. All of it was checked on 0.10.2 and 0.11.2, whose functions take
@@ -391,29 +535,57 @@ def cudnn_attention_mismatch() -> str | None:
     return None
 
 
-def call_cudnn_attention(
-    query, key, value, *saved, scale: float, is_causal: bool, left, is_backward: bool
+def cudnn_forward(
+    query, key, value, *, scale: float, is_causal: bool, left: int | None = None
 ):
-    """Call cuDNN's attention; can be lowered for CUDA only.
+    """Compute attention with cuDNN; can be lowered for CUDA only.
 
     Args:
-      query, key, value: (B, tokens, heads, D) bfloat16 or float16.
-      saved: if backward, the log-sum-exp, the output, and its gradient.
+      query: (B, T, N, D) bfloat16 or float16.
+      key, value: (B, S, K, D) of the same dtype; K divides N.
       scale: factor on the scores.
-      is_causal: whether query i sees only keys 0 to i.
-      left: if causal, how many keys before its own a query sees; None for all.
-      is_backward: whether to compute gradients.
+      is_causal: whether query i sees only keys 0 to i. Else it sees all.
+      left: if causal, how many keys before its own a query sees. If None, all of them.
 
     Returns:
-      The output, and float32 (B, heads, tokens); if backward, the three gradients.
+      (out, lse): (B, T, N, D) in that dtype, and (B, N, T) float32, the natural
+      logarithm of the sum of exp(scale * query . key).
     """
+    operands = query, key, value
+    return _call_cudnn(0, operands, (), scale, is_causal, left, is_training=True)
+
+
+def cudnn_backward(
+    query,
+    key,
+    value,
+    lse,
+    out,
+    grad_out,
+    *,
+    scale: float,
+    is_causal: bool,
+    left: int | None = None,
+):
+    """Compute the gradients of query, key and value, in their dtype.
+
+    Args:
+      query, key, value, scale, is_causal, left: as in :func:`cudnn_forward`.
+      lse, out: what that returned. Or the same over more keys than these, and the
+        gradients are what these keys contribute.
+      grad_out: like ``out``.
+    """
+    operands, saved = (query, key, value), (lse, out, grad_out)
+    return _call_cudnn(1, operands, saved, scale, is_causal, left)
+
+
+def _call_cudnn(index: int, operands, saved, scale, is_causal, left, **more):
     cudnn = _cudnn()
-    more = {} if is_backward else {"is_training": True}
     if _cudnn_signatures_found() == _cudnn_signatures("score_mod"):
         more |= {"score_mod_args": (), "score_mod": None}
-    unused = [jax.numpy.zeros(0, query.dtype)] * (len(_CUDNN_OPERANDS) - 3)
-    return _cudnn_passes()[is_backward](
-        *(query, key, value, *unused, *saved),
+    unused = [jax.numpy.zeros(0, operands[0].dtype)] * (len(_CUDNN_OPERANDS) - 3)
+    return _cudnn_passes()[index](
+        *(*operands, *unused, *saved),
         scale=scale,
         seed=0,
         dropout_rate=0.0,

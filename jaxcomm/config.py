@@ -1,10 +1,12 @@
 """The environment variables this package reads, all of them.
 
-None changes a result. ``JAXCOMM_BACKEND`` is read when the package is imported, the
-others when a communicator is created.
+None changes a result. ``JAXCOMM_BACKEND`` and ``JAXCOMM_CHECK`` are read when the
+package is imported, the others when a communicator is created.
 
 ``JAXCOMM_BACKEND``
-    Backend of communicators for which nobody chose one: ``host``, ``nccl``, ``xla``.
+    Backend of calls for which nobody chose one: ``host``, ``nccl``, ``xla``. With
+    ``xla``, only the calls themselves and :func:`jaxcomm.using` may choose another:
+    programs are portable, and that is settled before their devices are known.
     Default: by platform.
 ``JAXCOMM_TIMEOUT``
     Seconds a rank waits for the others before it raises. Default: 300.
@@ -29,9 +31,10 @@ others when a communicator is created.
 
 import os
 
-# The backend asked for, None if the platform is to choose. Read once: programs that are
-# traced must not depend on when.
+# Read once: programs that are traced must not depend on when.
+# The backend asked for, None if the platform is to choose.
 BACKEND = os.environ.get("JAXCOMM_BACKEND") or None
+CHECK = os.environ.get("JAXCOMM_CHECK") or "0"
 
 DEFAULT_TIMEOUT_SECONDS = 300.0
 DEFAULT_MAX_COMMUNICATORS = 256
@@ -63,10 +66,9 @@ def check() -> bool:
     Raises:
       ValueError: if ``JAXCOMM_CHECK`` is neither 0 nor 1.
     """
-    text = os.environ.get("JAXCOMM_CHECK") or "0"
-    if text not in ("0", "1"):
-        raise ValueError(f"JAXCOMM_CHECK must be 0 or 1, got {text!r}")
-    return text == "1"
+    if CHECK not in ("0", "1"):
+        raise ValueError(f"JAXCOMM_CHECK must be 0 or 1, got {CHECK!r}")
+    return CHECK == "1"
 
 
 def nccl_library() -> str | None:

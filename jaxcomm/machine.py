@@ -1,4 +1,4 @@
-"""What devices and their links do: one value for every figure that is planned."""
+"""What devices and their links do: one value for all that depends on a machine."""
 
 import dataclasses
 import json
@@ -14,7 +14,8 @@ class Sample:
     Attributes:
       collective: of the C++ planner, ``"all_reduce"``.
       transport: ``"memory"``, ``"shared memory"`` or ``"nccl"``.
-      ranks: of the group.
+      ranks: of the group: devices that follow one another.
+      devices: that did the same at once, in groups of as many.
       bytes: of a rank's operand.
       seconds: from the arrival of the last rank to the end of the last.
     """
@@ -22,6 +23,7 @@ class Sample:
     collective: str
     transport: str
     ranks: int
+    devices: int
     bytes: int
     seconds: float
 
@@ -34,27 +36,22 @@ class Machine:
     of one operating system. Devices are numbered host by host.
 
     Attributes:
-      flops: FLOP/s of attention, of one device.
+      flops: FLOP/s of attention, of one device. This and the next two compare the
+        strategies of attention.
       bytes_per_second: of one device, one way, within a domain.
       latency: seconds of a send within a domain.
       source: where the numbers are from.
       platform: of the devices, as JAX names it.
       domain: devices of a domain.
       host: devices of a host.
-      network_bytes_per_second: of one device, one way, between domains.
-      network_latency: seconds of a send between domains.
-      memory: bytes of one device.
-      memory_bytes_per_second: that all CPU devices of a host read and write together.
-      cores: of a host, which CPU devices share; 0 if unknown.
-      create_seconds: to make a communicator, for each of its ranks; 0 if unknown.
-      store_seconds: of one message to the key-value store; 0 if unknown.
+      memory: bytes of one device; 0 if unknown.
       samples: measured collectives, if ``python -m jaxcomm.doctor --calibrate`` wrote
         the machine.
 
     Example:
       >>> machine = jaxcomm.Machine.named("h200")
-      >>> machine.domain, machine.bytes_per_second, machine.network_bytes_per_second
-      (8, 350000000000.0, 50000000000.0)
+      >>> machine.domain, machine.bytes_per_second
+      (8, 350000000000.0)
       >>> dataclasses.replace(machine, domain=4).domain
       4
     """
@@ -66,25 +63,13 @@ class Machine:
     platform: str = "gpu"
     domain: int = 8
     host: int = 8
-    network_bytes_per_second: float = 50e9
-    network_latency: float = 30e-6
     memory: float = 0
-    memory_bytes_per_second: float = 40e9
-    cores: int = 0
-    create_seconds: float = 0
-    store_seconds: float = 0
     samples: tuple[Sample, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in (
-            *("flops", "bytes_per_second", "network_bytes_per_second"),
-            "memory_bytes_per_second",
-        ):
+        for name in ("flops", "bytes_per_second"):
             _check(name, getattr(self, name), is_zero_fine=False)
-        for name in (
-            *("latency", "network_latency", "memory", "cores", "create_seconds"),
-            "store_seconds",
-        ):
+        for name in ("latency", "memory"):
             _check(name, getattr(self, name), is_zero_fine=True)
         for name in ("domain", "host"):
             value = getattr(self, name)
@@ -101,15 +86,22 @@ class Machine:
                 )
 
     @classmethod
-    def named(cls, name: str) -> "Machine":
-        """Return a machine of the table.
+    def named(cls, name: "str | Machine") -> "Machine":
+        """Return a machine of the table, or the argument if it is a machine already.
 
         Args:
           name: a key of ``jaxcomm.planning.MACHINES``, such as ``"h100"``.
 
         Raises:
+          TypeError: if it is neither.
           ValueError: if there is none; the text lists those that there are.
         """
+        if isinstance(name, Machine):
+            return name
+        if not isinstance(name, str):
+            raise TypeError(
+                f"machine must be a name or a jaxcomm.Machine, got {name!r}"
+            )
         if name not in MACHINES:
             raise ValueError(
                 f"machine {name!r} is unknown: there are {sorted(MACHINES)}. Pass one "
@@ -143,34 +135,6 @@ class Machine:
         with open(path, "w", encoding="utf-8") as file:
             json.dump(dataclasses.asdict(self), file, indent=1)
 
-    def over_network(self) -> "Machine":
-        """Return the machine as ranks in different domains see each other.
-
-        >>> Machine.named("h200").over_network().bytes_per_second
-        50000000000.0
-        """
-        return dataclasses.replace(
-            self,
-            bytes_per_second=self.network_bytes_per_second,
-            latency=self.network_latency,
-            source=f"{self.source}, between domains",
-        )
-
-
-def of(machine: "str | Machine", what: str) -> Machine:
-    """Return a machine, given by its name or itself; ``what`` asks, for messages.
-
-    >>> of("cpu", "plan").platform
-    'cpu'
-    """
-    if isinstance(machine, Machine):
-        return machine
-    if isinstance(machine, str):
-        return Machine.named(machine)
-    raise TypeError(
-        f"{what}: machine must be a name or a jaxcomm.Machine, got {machine!r}"
-    )
-
 
 def _check(name: str, value: Any, *, is_zero_fine: bool) -> None:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -179,14 +143,13 @@ def _check(name: str, value: Any, *, is_zero_fine: bool) -> None:
 
 
 _H200 = Machine(600e12, 350e9, 15e-6, "table: H200, bfloat16, NVLink", memory=141e9)
-# Rates are those of vendors' sheets, less what NCCL loses: NVLink 4 has 450 GB/s one
-# way, NVLink 5 900, a 400 Gb/s card 50. The FLOP/s of attention and NVLink's rate are
-# measured on two H200s; H100s have the same chip and links, B200s are scaled by 2.
+# The FLOP/s of attention and NVLink's rate are measured on two H200s. H100s have the
+# same chip and links. Numbers of a B200 are those of an H200, scaled by 2.
 MACHINES: Mapping[str, Machine] = {
     "gpu": _H200,
     "h200": _H200,
     "h100": dataclasses.replace(
-        _H200, memory=80e9, source="table: DGX H100, bfloat16, NVLink, 400 Gb/s a GPU"
+        _H200, memory=80e9, source="table: H100, bfloat16, NVLink, as of an H200"
     ),
     "gb200": dataclasses.replace(
         _H200,
@@ -195,14 +158,12 @@ MACHINES: Mapping[str, Machine] = {
         domain=72,
         host=4,
         memory=186e9,
-        source="table: GB200 NVL72, bfloat16, scaled from H200; 400 Gb/s a GPU",
+        source="table: GB200 NVL72, bfloat16, scaled from an H200",
     ),
     "cpu": Machine(
         *(150e9, 5e9, 30e-6, "table: one core of a server, shared memory"),
         platform="cpu",
         domain=64,
         host=64,
-        network_bytes_per_second=1e9,
-        network_latency=100e-6,
     ),
 }

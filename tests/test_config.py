@@ -87,36 +87,60 @@ def test_init_refuses_a_timeout_that_is_no_time(make_mesh):
     assert len(jaxcomm.communicators()) == 0
 
 
-@pytest.mark.parametrize("text", ["", "xla"])
-def test_the_backend_is_read_once_when_the_package_is_imported(text):
+@pytest.mark.parametrize(
+    ("backend", "check"), [("", ""), ("xla", "1")], ids=["unset", "set"]
+)
+def test_what_tracing_asks_is_read_once_when_the_package_is_imported(backend, check):
     code = """
 import os, jaxcomm
-os.environ["JAXCOMM_BACKEND"] = "nccl"
-print(jaxcomm.config.BACKEND)
+os.environ |= {"JAXCOMM_BACKEND": "nccl", "JAXCOMM_CHECK": "maybe"}
+print(jaxcomm.config.BACKEND, jaxcomm.config.check())
 """
     run = forked.run(
         [sys.executable, "-c", code],
-        env=os.environ | {"JAXCOMM_BACKEND": text},
+        env=os.environ | {"JAXCOMM_BACKEND": backend, "JAXCOMM_CHECK": check},
         capture_output=True,
         text=True,
         timeout=waiting.HANG_SECONDS,
         check=True,
     )
-    assert run.stdout.strip() == (text or "None")
+    assert run.stdout.split() == [backend or "None", str(check == "1")]
 
 
-def test_the_backend_variable_serves_where_init_chose_none(monkeypatch, make_mesh):
+def test_the_backend_variable_serves_calls_that_name_none(monkeypatch, make_mesh):
     mesh = make_mesh(i=4)
     x = np.arange(8, dtype=np.float32)
     found = []
     monkeypatch.setattr(config, "BACKEND", "xla")
     for chosen, backend in ((None, "xla"), ("host", "host")):
-        if chosen:
-            jaxcomm.init(mesh, backend=chosen)
-        program = models.over(
-            mesh, lambda x: (jaxcomm.psum(x, "i"), jaxcomm.pscan(x, "i")), jax.P("i")
-        )
-        found.append(jax.block_until_ready(program(x)))
+        with jaxcomm.using(backend=chosen):
+            program = models.over(
+                mesh,
+                lambda x: (jaxcomm.psum(x, "i"), jaxcomm.pscan(x, "i")),
+                jax.P("i"),
+            )
+            found.append(jax.block_until_ready(program(x)))
         assert [c.backend for c in jaxcomm.communicators()] == [backend]
         jaxcomm.finalize()
     jax.tree.map(np.testing.assert_array_equal, *found)
+
+
+def test_init_does_not_contradict_the_variable_that_gives_xla_all_calls(
+    monkeypatch, make_mesh
+):
+    """Whether a program is portable is known before its devices are."""
+    mesh = make_mesh(i=4)
+    monkeypatch.setattr(config, "BACKEND", "xla")
+    with pytest.raises(
+        ValueError,
+        match="init: backend 'host' was asked for, and JAXCOMM_BACKEND=xla gives XLA "
+        r"all calls that name no backend\. Unset the variable; or leave backend out "
+        r"here, and pass backend='host' to calls or to jaxcomm\.using",
+    ):
+        jaxcomm.init(mesh, backend="host")
+    with pytest.raises(ValueError, match="backend 'gloo' is unknown"):
+        jaxcomm.init(mesh, backend="gloo")
+    assert [c.backend for c in jaxcomm.init(mesh, backend="xla")] == ["xla"]
+    # Other variables settle nothing before lowering, which asks what init chose.
+    monkeypatch.setattr(config, "BACKEND", "host")
+    assert jaxcomm.init(make_mesh(i=2), backend="xla")[0].backend == "xla"

@@ -86,10 +86,9 @@ def derivatives(**backend):
 
     def attention(x):
         layout = jaxcomm.Layout("zigzag", 4, 16)
-        positions = layout.positions_of(jax.lax.axis_index("i"))
-        about = {"is_causal": True, "layout": layout, "positions": positions}
-        qkv = (x[None, :, None],) * 3
-        out = jaxcomm.ring_attention(*qkv, axis_name="i", **about, **backend)
+        tokens = jaxcomm.Tokens(layout, layout.positions_of(jax.lax.axis_index("i")))
+        x = x[None, :, None]
+        out = jaxcomm.ring_attention(x, x, x, "i", tokens, is_causal=True, **backend)
         return (out**2).sum()
 
     def local(x):

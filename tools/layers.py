@@ -1,6 +1,7 @@
 """Check that folders depend only on folders below them, and that BUILD is complete.
 
-`make lint` runs it. It reads the sources, so that no import order hides an edge.
+It also checks that only compat.py uses what is private to JAX. `make lint` runs it. It
+reads the sources, so that no import order hides an edge.
 """
 
 import ast
@@ -26,7 +27,8 @@ LEVELS = {folder: level for level, folders in enumerate(ORDER) for folder in fol
 # other.
 PACKAGE = ROOT / "jaxcomm"
 LAYERS = (
-    ("errors", "config", "_ffi", "_built", "machine"),
+    ("errors", "config", "_ffi", "machine"),
+    ("_built",),
     ("compat",),
     ("communicator",),
     ("diagnostics",),
@@ -43,6 +45,15 @@ MAY_BE_LATE = {
     "communicator/failures.py": "a signal handler's thread",
     "launch/child.py": "the program to launch chooses when JAX is imported",
     "launch/records.py": "most runs do not fail, and need no merge",
+}
+# What JAX may change without notice. Others call a function of compat.py.
+PRIVATE_MODULES = r"jax\._src\b|jax\.interpreters\.(?!ad\b|batching\b)"
+PRIVATE = {
+    *("_backend_factories", "_check_vma", "_src", "abstract_device", "axis_context"),
+    *("def_effectful_abstract_eval", "fancy_primitive_batchers", "get_axis_env"),
+    *("global_state", "lower_fun", "manual_axis_type", "mat", "module_context"),
+    *("parent_trace", "register_lowering", "str_short", "strip_weak_type"),
+    *("to_tangent_aval", "trace_ctx", "unreduced_kind"),
 }
 # `make planbench` runs it, by CMake.
 NOT_OF_BAZEL = {"tests/ffi/plan_bench.cc"}
@@ -145,19 +156,44 @@ def python_faults():
             climbs = PARTS[_part(other)] >= PARTS[_part(module)]
             if _part(other) != _part(module) and climbs:
                 yield f"{name} imports {other}, of a folder that is not below"
+            if _part(other) == "_ffi" and module != "jaxcomm._built":
+                yield f"{name} imports _ffi, which may be absent: take _built._ffi"
             if inside and name not in MAY_BE_LATE:
                 yield f"{name} imports {other} inside a function"
-        for node in ast.walk(tree):
-            names = []
-            if isinstance(node, ast.Import):
-                names = [a.name for a in node.names]
-            elif isinstance(node, ast.ImportFrom):
-                names = [node.module or ""]
-            elif isinstance(node, ast.Attribute) and node.attr == "_src":
-                names = ["jax._src"]
-            if path.name != "compat.py" and any("jax._src" in n for n in names):
-                yield f"{name} uses jax._src, which only compat.py may"
+        if module != "jaxcomm.compat":
+            for line, used in sorted(dict(_private(tree)).items()):
+                yield f"{name}:{line} uses {used} of JAX, which only compat.py may"
     yield from _circles(graph)
+
+
+def _private(tree):
+    """Yield the line and the name of each use of what is private to JAX."""
+    for node in ast.walk(tree):
+        modules, names = [], []
+        match node:
+            case ast.Import():
+                modules = [each.name for each in node.names]
+            case ast.ImportFrom(module=str(module)):
+                names = [each.name for each in node.names]
+                modules = [f"{module}.{each}" for each in names]
+            case ast.Attribute(value=ast.Name(id="compat")):
+                pass
+            case ast.Attribute():
+                names, modules = [node.attr], [ast.unparse(node)]
+            case ast.Call(func=ast.Name(id="getattr" | "hasattr" | "setattr")):
+                names = [each.value for each in node.args if _is_text(each)]
+            case ast.keyword(arg=str(name)):
+                names = [name]
+        for each in names:
+            if each in PRIVATE:
+                yield node.lineno, each
+        for each in modules:
+            if re.match(PRIVATE_MODULES, each):
+                yield node.lineno, each
+
+
+def _is_text(node):
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
 
 
 def _circles(graph):

@@ -12,8 +12,8 @@ from bench import devices as on
 from bench import roofline, targets
 from bench.cases import TimedCase
 from bench.gathered_attention import gathered_attention
-from bench.positions import positions_of
 from bench.rows import OURS
+from bench.tokens import tokens_of
 
 SUITE = "attention"
 DEVICES = (8,)
@@ -103,9 +103,8 @@ def attend(backend: str | None) -> Callable:
             query,
             key,
             value,
-            axis_name=on.AXIS,
-            layout=layout,
-            positions=positions_of(layout, on.AXIS),
+            on.AXIS,
+            tokens_of(layout, on.AXIS),
             is_causal=True,
             backend=backend,
         )

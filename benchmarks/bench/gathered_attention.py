@@ -6,7 +6,7 @@ It has the compute tiles of the ring, so that the two differ in communication al
 import jax
 
 import jaxcomm
-from bench.positions import positions_of
+from bench.tokens import tokens_of
 
 
 def gathered_attention(query, key, value, *, axis_name, schedule):
@@ -29,9 +29,8 @@ def gathered_attention(query, key, value, *, axis_name, schedule):
         query,
         key,
         value,
-        axis_name=axis_name,
-        layout=layout,
-        positions=positions_of(layout, axis_name),
+        axis_name,
+        tokens_of(layout, axis_name),
         is_causal=True,
         strategy="all_gather",
         backend="xla",

@@ -13,6 +13,7 @@ from bench import roofline
 from bench.attention import BACKWARD_WORK, SEQUENCE, SINGLE, Problem, program
 from bench.cases import TimedCase
 from bench.rows import OURS
+from bench.tokens import tokens_of
 
 SUITE = "masks"
 DEVICES = (8,)
@@ -106,26 +107,22 @@ def _layout(masked: Masked, way: Way, size: int) -> jaxcomm.Layout:
     return jaxcomm.Layout(way.layout, size, masked.problem.sequence)
 
 
-def _attend(
-    masked: Masked, way: Way, layout: jaxcomm.Layout, positions, ids
-) -> Callable:
+def _attend(masked: Masked, way: Way, layout: jaxcomm.Layout) -> Callable:
     """Return attention of one rank's queries, keys and values."""
     window = None if masked.window is None else (masked.window - 1, 0)
+    ids = None
+    if masked.documents > 1:
+        ids = jaxcomm.attention.segment_ids(masked.lengths)
 
     def local(query, key, value):
-        mine = [x[jax.lax.axis_index(on.AXIS)] for x in (positions, ids)]
-        segments = mine[1][None] if masked.documents > 1 else None
         return jaxcomm.ring_attention(
             query,
             key,
             value,
-            axis_name=on.AXIS,
-            layout=layout,
-            positions=mine[0],
+            on.AXIS,
+            tokens_of(layout, on.AXIS, ids),
             is_causal=True,
             local_window_size=window,
-            query_segment_ids=segments,
-            key_value_segment_ids=segments,
             strategy=way.strategy,
         )
 
@@ -134,13 +131,11 @@ def _attend(
 
 def _build(masked: Masked, ways: dict[str, Way], count: int, with_backward: bool):
     natural = [on.normal(masked.problem.shape, seed) for seed in range(4)]
-    ids = np.repeat(np.arange(masked.documents, dtype=np.int32), masked.lengths[0])
 
     def variant(way, size):
         layout = _layout(masked, way, size)
-        (*arrays, ours), positions = layout.reorder((*natural, ids[None]))
-        tables = [np.asarray(x).reshape(size, -1) for x in (positions, ours)]
-        local = _attend(masked, way, layout, *map(jax.numpy.asarray, tables))
+        arrays, _ = layout.reorder(natural)
+        local = _attend(masked, way, layout)
         mesh = on.mesh_of(size)
         placed = [on.place(x, mesh, _SPLIT) for x in arrays]
         return functools.partial(jax.jit(program(local, mesh, with_backward)), *placed)
@@ -155,5 +150,5 @@ def _align(masked: Masked, ways: dict[str, Way], count: int, name: str, result):
     if name == SINGLE:
         return result
     layout = _layout(masked, ways[name], count)
-    positions = np.asarray(layout.all_positions()).reshape(1, -1)
-    return layout.restore(result, positions)
+    _, tokens = layout.reorder(np.empty((1, layout.length)))
+    return tokens.restore(result)

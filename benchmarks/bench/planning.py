@@ -23,8 +23,8 @@ from jaxcomm.planning import MACHINES, Sample
 # Bytes of an operand: those to predict, and those of a calibration.
 SIZES = 1 << 10, 48 << 10, 512 << 10, 3 << 19, 3 << 20, 6 << 20
 KNOWN = calibrate.SIZES
-# Bytes of all results together.
-_MOST_BYTES = 256 << 20
+# Bytes of all results together, and of one: see the calibration's.
+_MOST_BYTES, _MAPPED_BYTES = 256 << 20, 32 << 20
 # The record holds that many operations of 8 ranks, of all sizes.
 _ROUNDS = 6
 # A few slow rounds must not move a median, so programs run so many times.
@@ -78,7 +78,11 @@ def rows(
     mesh = jax.make_mesh((groups, size), ("groups", "i"), axis_types=auto)
     for name, function in _OF.items():
         results = size if name == "all_gather" else 1
-        fits = [n for n in (*SIZES, *KNOWN) if mesh.size * results * n <= _MOST_BYTES]
+        fits = [
+            n
+            for n in (*SIZES, *KNOWN)
+            if mesh.size * results * n <= _MOST_BYTES and results * n < _MAPPED_BYTES
+        ]
         timer = in_turns.InTurns(mesh, function, fits)
         took = [timer.measure(rounds) for _ in range(passes)]
         jaxcomm.finalize()
@@ -89,7 +93,10 @@ def rows(
         of = machine
         if of is None:
             samples = tuple(
-                Sample(took[0].collective, took[0].transport, size, each, found[each])
+                Sample(
+                    *(took[0].collective, took[0].transport, size, mesh.size),
+                    *(each, found[each]),
+                )
                 for each in KNOWN
                 if each in found
             )
@@ -100,7 +107,9 @@ def rows(
                 x = jax.ShapeDtypeStruct((each // 4,), "float32")
                 plan = jaxcomm.plan(mesh, function, x, machine=of)
                 (row,) = plan.calls
-                yield Row(name, each, row.cost.seconds.value, found[each])
+                # None between no two sizes of the calibration.
+                if row.seconds is not None:
+                    yield Row(name, each, row.seconds, found[each])
 
 
 def summary(found: Sequence[Row], least: float, below: float) -> str:

@@ -85,7 +85,7 @@ class MeshProgram:
         )
 
     def _on_mesh(self, function, out_specs, **options):
-        in_specs = (jax.P(), *[jax.P(*AXES)] * 4)
+        in_specs = (jax.P(), *[jax.P(*AXES)] * 3)
         sharded = jax.shard_map(
             function, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs
         )
@@ -95,15 +95,16 @@ class MeshProgram:
         """Put a batch on the mesh: each rank of the ring gets its tokens.
 
         Args:
-          batch: tokens, targets and documents, int32 (data, length) each, in natural
+          batch: inputs, targets and documents, int32 (data, length) each, in natural
             order.
 
         Returns:
-          The same three and the positions, int32 (data, length padded to the ring),
-          split over the mesh.
+          Inputs and targets, int32 (data, length padded to the ring), and their
+          ``jaxcomm.Tokens``, split over the mesh.
         """
-        batch, positions = self._layout.reorder(batch)
-        return processes.put((*batch, positions), self._split)
+        *batch, documents = batch
+        batch, tokens = self._layout.reorder(batch, segment_ids=documents)
+        return processes.put((*batch, tokens), self._split)
 
     def in_any_process(self, flag: bool) -> bool:
         """Say whether the flag is set in any process; every process must ask."""
@@ -116,11 +117,10 @@ class MeshProgram:
         """Return the shapes of what :meth:`deal` returns."""
         rows = self.mesh.shape["data"]
         padded = self._layout.size * self._layout.local_length
-        return (
-            jax.ShapeDtypeStruct((rows, padded), jnp.int32, sharding=self._split),
-        ) * 4
+        x = jax.ShapeDtypeStruct((rows, padded), jnp.int32, sharding=self._split)
+        return x, x, jaxcomm.Tokens(self._layout, x, x)
 
-    def _loss(self, params, tokens, targets, documents, positions):
+    def _loss(self, params, inputs, targets, tokens):
         """Return the mean loss over the mesh; runs inside shard_map."""
         # Typed as different on every device, the parameters get different gradients;
         # the transpose of this line is one jaxcomm.psum of all their leaves.
@@ -131,15 +131,14 @@ class MeshProgram:
                 query,
                 key,
                 value,
-                axis_name="context",
-                layout=self._layout,
-                positions=positions,
+                "context",
+                tokens,
                 is_causal=True,
-                query_segment_ids=documents,
                 local_window_size=(self.window - 1, 0) if is_windowed else None,
             )
 
-        losses = model.next_token_losses(params, tokens, targets, positions, attend)
+        positions = tokens.positions
+        losses = model.next_token_losses(params, inputs, targets, positions, attend)
         # What reorder padded the sequence with does not count.
         total = jnp.sum(losses, where=positions >= 0)
         count = self.mesh.shape["data"] * self.length

@@ -35,7 +35,7 @@ class Training:
         self.settings, self.text = settings, text
         self.mesh = make_mesh(settings.data, settings.context, settings.backend)
         try:
-            jaxcomm.init(self.mesh, ["context", step.AXES], backend=settings.backend)
+            jaxcomm.init(self.mesh, "context", step.AXES, backend=settings.backend)
         except (ValueError, jaxcomm.CommunicatorError) as error:
             raise DemoError(str(error)) from error
         self._optimizer = step.make_optimizer(settings.learning_rate)

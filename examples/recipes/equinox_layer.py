@@ -40,25 +40,23 @@ def whole_sequence(layer, h):
     return layer(h, h, h, jnp.tril(jnp.ones((len(h), len(h)), bool)))
 
 
-def make_loss(mesh, layout, static):
+def make_loss(mesh, static):
     """Return the loss of a batch, for parameters that all devices hold."""
 
-    def local(params, x, target, positions):
+    def local(params, x, target, tokens):
         # A module has functions among its leaves. What travels, and what pcast takes,
         # are its arrays.
         block = eqx.combine(jaxcomm.pcast(params, "context", to="varying"), static)
 
-        def of_sequence(x, target, positions):
-            ring = jaxcomm.attention.attention_fn(
-                "context", layout, positions=positions, is_causal=True
-            )
+        def of_sequence(x, target, tokens):
+            ring = jaxcomm.attention.attention_fn("context", tokens, is_causal=True)
 
             def attend(layer, h):
                 return jaxcomm.attention.equinox_attention(layer, ring)(h, h, h)
 
-            return loss_of(block, x, target, positions, attend)
+            return loss_of(block, x, target, tokens.positions, attend)
 
-        losses = jax.vmap(of_sequence)(x, target, positions)
+        losses = jax.vmap(of_sequence)(x, target, tokens)
         return jaxcomm.psum(losses.sum(), "context") / LENGTH
 
     split = jax.P(None, "context")
@@ -77,7 +75,7 @@ def main():
     target = jnp.cumsum(x, axis=1) / 8
     params, static = eqx.partition(Block(jax.random.key(1)), eqx.is_array)
     layout = jaxcomm.Layout("zigzag", size, LENGTH)
-    (batch, wanted), positions = layout.reorder((x, target))
+    batch, tokens = layout.reorder((x, target))
 
     def on_one_device(params):
         def of_sequence(x, target):
@@ -86,18 +84,18 @@ def main():
 
         return jax.vmap(of_sequence)(x, target).sum() / LENGTH
 
-    step = jax.jit(jax.value_and_grad(make_loss(mesh, layout, static)))
+    step = jax.jit(jax.value_and_grad(make_loss(mesh, static)))
     alone = jax.jit(jax.value_and_grad(on_one_device))
     theirs, ours = params, jax.device_put(params, jax.NamedSharding(mesh, jax.P()))
     for i in range(10):
-        loss, gradients = step(ours, batch, wanted, positions)
+        loss, gradients = step(ours, *batch, tokens)
         expected, expected_gradients = alone(theirs)
         ours = jax.tree.map(lambda p, g: p - 5e-3 * g, ours, gradients)
         theirs = jax.tree.map(lambda p, g: p - 5e-3 * g, theirs, expected_gradients)
         assert abs(float(loss - expected)) < 1e-5 * float(expected), (loss, expected)
         if i % 3 == 0:
             print(f"step {i + 1}: loss {loss:.3f}, on one device {expected:.3f}")
-    compiled = step.lower(ours, batch, wanted, positions).compile()
+    compiled = step.lower(ours, *batch, tokens).compile()
     print(f"the step: {jaxcomm.collectives_of(compiled)}")
 
 

@@ -32,18 +32,16 @@ def loss_of(out, target, positions):
     return jnp.where(positions[..., None] >= 0, (out - target) ** 2, 0).sum()
 
 
-def make_loss(mesh, layout):
+def make_loss(mesh):
     """Return the loss of parameters that all devices hold."""
 
-    def local(params, x, target, positions):
+    def local(params, x, target, tokens):
         params = jaxcomm.pcast(params, "context", to="varying")
-        # The layout and the positions say what is earlier. Pass no causal mask: one of
-        # this device's tokens alone would be wrong.
-        attend = jaxcomm.attention.attention_fn(
-            "context", layout, positions=positions, is_causal=True
-        )
+        # Pass no causal mask: one of this device's tokens alone would be wrong.
+        attend = jaxcomm.attention.attention_fn("context", tokens, is_causal=True)
         out = Block(attend).apply(params, x)
-        return jaxcomm.psum(loss_of(out, target, positions), "context") / LENGTH
+        loss = loss_of(out, target, tokens.positions)
+        return jaxcomm.psum(loss, "context") / LENGTH
 
     split = jax.P(None, "context")
     return jax.shard_map(
@@ -62,25 +60,25 @@ def main():
     # The parameters do not depend on the attention: make them outside of shard_map.
     params = Block().init(jax.random.key(1), x)
     layout = jaxcomm.Layout("zigzag", size, LENGTH)
-    (batch, wanted), positions = layout.reorder((x, target))
+    batch, tokens = layout.reorder((x, target))
     mask = linen.make_causal_mask(x[..., 0])
     natural = jnp.broadcast_to(jnp.arange(LENGTH), x.shape[:2])
 
     def on_one_device(params):
         return loss_of(Block().apply(params, x, mask), target, natural) / LENGTH
 
-    step = jax.jit(jax.value_and_grad(make_loss(mesh, layout)))
+    step = jax.jit(jax.value_and_grad(make_loss(mesh)))
     alone = jax.jit(jax.value_and_grad(on_one_device))
     theirs, ours = params, jax.device_put(params, jax.NamedSharding(mesh, jax.P()))
     for i in range(10):
-        loss, gradients = step(ours, batch, wanted, positions)
+        loss, gradients = step(ours, *batch, tokens)
         expected, expected_gradients = alone(theirs)
         ours = jax.tree.map(lambda p, g: p - 2e-3 * g, ours, gradients)
         theirs = jax.tree.map(lambda p, g: p - 2e-3 * g, theirs, expected_gradients)
         assert abs(float(loss - expected)) < 1e-5 * float(expected), (loss, expected)
         if i % 3 == 0:
             print(f"step {i + 1}: loss {loss:.3f}, on one device {expected:.3f}")
-    compiled = step.lower(ours, batch, wanted, positions).compile()
+    compiled = step.lower(ours, *batch, tokens).compile()
     print(f"the step: {jaxcomm.collectives_of(compiled)}")
 
 

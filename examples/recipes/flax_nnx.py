@@ -29,38 +29,36 @@ class Model(nnx.Module):
     """A small language model."""
 
     def __init__(self, rngs: nnx.Rngs):
-        self.tokens = nnx.Embed(VOCABULARY, WIDTH, rngs=rngs)
+        self.words = nnx.Embed(VOCABULARY, WIDTH, rngs=rngs)
         self.places = nnx.Embed(LENGTH, WIDTH, rngs=rngs)
         self.blocks = nnx.List(Block(rngs) for _ in range(2))
 
-    def __call__(self, tokens, positions):
+    def __call__(self, words, positions):
         """Return scores (batch, tokens, vocabulary)."""
-        x = self.tokens(tokens) + self.places(jnp.maximum(positions, 0))
+        x = self.words(words) + self.places(jnp.maximum(positions, 0))
         for block in self.blocks:
             x = block(x)
-        return self.tokens.attend(x)
+        return self.words.attend(x)
 
 
-def loss_of(model, tokens, labels, positions):
+def loss_of(model, words, labels, positions):
     """Return the summed loss of tokens, padding left out."""
-    scores = model(tokens, positions)
+    scores = model(words, positions)
     losses = optax.softmax_cross_entropy_with_integer_labels(scores, labels)
     return jnp.where(positions >= 0, losses, 0).sum()
 
 
-def make_step(mesh, layout, graph, optimizer):
+def make_step(mesh, graph, optimizer):
     """Return a training step of parameters that all devices hold."""
 
-    def step(params, state, tokens, labels, positions):
-        attend = jaxcomm.attention.attention_fn(
-            "context", layout, positions=positions, is_causal=True
-        )
+    def step(params, state, words, labels, tokens):
+        attend = jaxcomm.attention.attention_fn("context", tokens, is_causal=True)
 
         def mean_loss(params):
             params = jaxcomm.pcast(params, "context", to="varying")
             model = nnx.merge(graph, params)
             model.set_attributes(attention_fn=attend)  # of all layers that have one
-            return loss_of(model, tokens, labels, positions) / LENGTH
+            return loss_of(model, words, labels, tokens.positions) / LENGTH
 
         loss, gradients = jax.value_and_grad(mean_loss)(params)
         updates, state = optimizer.update(gradients, state, params)
@@ -84,19 +82,19 @@ def main():
     automatic = (jax.sharding.AxisType.Auto,)
     mesh = jax.make_mesh((size,), ("context",), axis_types=automatic)
     graph, params = nnx.split(Model(nnx.Rngs(0)))
-    tokens = jax.random.randint(jax.random.key(1), (2, LENGTH), 0, VOCABULARY)
-    labels = jnp.roll(tokens, -1, axis=1)
+    words = jax.random.randint(jax.random.key(1), (2, LENGTH), 0, VOCABULARY)
+    labels = jnp.roll(words, -1, axis=1)
     layout = jaxcomm.Layout("zigzag", size, LENGTH)
-    (batch, targets), positions = layout.reorder((tokens, labels))
-    natural = jnp.broadcast_to(jnp.arange(LENGTH), tokens.shape)
+    batch, tokens = layout.reorder((words, labels))
+    natural = jnp.broadcast_to(jnp.arange(LENGTH), words.shape)
     optimizer = optax.adam(3e-3)
-    step = make_step(mesh, layout, graph, optimizer)
+    step = make_step(mesh, graph, optimizer)
 
     @jax.jit
     def step_of_one_device(params, state):
         def mean_loss(params):
             model = nnx.merge(graph, params)
-            return loss_of(model, tokens, labels, natural) / LENGTH
+            return loss_of(model, words, labels, natural) / LENGTH
 
         loss, gradients = jax.value_and_grad(mean_loss)(params)
         updates, state = optimizer.update(gradients, state, params)
@@ -105,12 +103,12 @@ def main():
     alone = params, optimizer.init(params)
     ours = jax.device_put(alone, jax.NamedSharding(mesh, jax.P()))
     for i in range(10):
-        *ours, loss = step(*ours, batch, targets, positions)
+        *ours, loss = step(*ours, *batch, tokens)
         *alone, expected = step_of_one_device(*alone)
         assert abs(float(loss - expected)) < 1e-3, (loss, expected)  # Adam of float32
         if i % 3 == 0:
             print(f"step {i + 1}: loss {loss:.3f}, on one device {expected:.3f}")
-    compiled = step.lower(*ours, batch, targets, positions).compile()
+    compiled = step.lower(*ours, *batch, tokens).compile()
     print(f"the step: {jaxcomm.collectives_of(compiled)}")
 
 

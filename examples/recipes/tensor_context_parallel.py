@@ -22,9 +22,9 @@ def norm(x):
     return x / jnp.sqrt((x**2).mean(axis=-1, keepdims=True) + 1e-6)
 
 
-def loss_of(params, tokens, labels, positions, *, attend, enter, leave):
+def loss_of(params, words, labels, positions, *, attend, enter, leave):
     """Return the sum; ``enter`` and ``leave`` stand around what ``model`` splits."""
-    x = params["embedding"][tokens]
+    x = params["embedding"][words]
     for w in params["layers"]:
         h = enter(norm(x))
         q, k, v = (jnp.einsum("btd,dnh->btnh", h, w[name]) for name in "qkv")
@@ -37,21 +37,19 @@ def loss_of(params, tokens, labels, positions, *, attend, enter, leave):
     return -jnp.where(positions >= 0, found, 0).sum()
 
 
-def make_loss(mesh, layout, specs):
+def make_loss(mesh, specs):
     """Return the loss on a mesh; both axes' collectives are jaxcomm's."""
 
-    def local(params, tokens, labels, positions):
+    def local(params, words, labels, tokens):
         # Gradients of what all ranks of the ring share are summed over ``context``.
         params = jaxcomm.pcast(params, "context", to="varying")
         between = {
-            "attend": jaxcomm.attention.attention_fn(
-                "context", layout, positions=positions, is_causal=True
-            ),
+            "attend": jaxcomm.attention.attention_fn("context", tokens, is_causal=True),
             # The gradient of the cast is the sum that the way back needs.
             "enter": lambda x: jaxcomm.pcast(x, "model", to="varying"),
             "leave": lambda x: jaxcomm.psum(x, "model"),
         }
-        loss = loss_of(params, tokens, labels, positions, **between)
+        loss = loss_of(params, words, labels, tokens.positions, **between)
         return jaxcomm.psum(loss, "context") / LENGTH
 
     split = jax.P(None, "context")
@@ -87,28 +85,28 @@ def main():
     shape, automatic = (model, size // model), (jax.sharding.AxisType.Auto,) * 2
     mesh = jax.make_mesh(shape, ("model", "context"), axis_types=automatic)
     params, specs = make_params(jax.random.key(0))
-    tokens = jax.random.randint(jax.random.key(1), (2, LENGTH), 0, VOCABULARY)
-    labels = jnp.roll(tokens, -1, axis=1)
+    words = jax.random.randint(jax.random.key(1), (2, LENGTH), 0, VOCABULARY)
+    labels = jnp.roll(words, -1, axis=1)
     layout = jaxcomm.Layout("zigzag", size // model, LENGTH)
-    (batch, targets), positions = layout.reorder((tokens, labels))
-    natural = jnp.broadcast_to(jnp.arange(LENGTH), tokens.shape)
+    batch, tokens = layout.reorder((words, labels))
+    natural = jnp.broadcast_to(jnp.arange(LENGTH), words.shape)
     causal = functools.partial(jax.nn.dot_product_attention, is_causal=True)
     same = {"attend": causal, "enter": lambda x: x, "leave": lambda x: x}
 
     def on_one_device(params):
-        return loss_of(params, tokens, labels, natural, **same) / LENGTH
+        return loss_of(params, words, labels, natural, **same) / LENGTH
 
-    step = jax.jit(jax.value_and_grad(make_loss(mesh, layout, specs)))
+    step = jax.jit(jax.value_and_grad(make_loss(mesh, specs)))
     alone, ours, theirs = jax.jit(jax.value_and_grad(on_one_device)), params, params
     for i in range(10):
-        loss, gradients = step(ours, batch, targets, positions)
+        loss, gradients = step(ours, *batch, tokens)
         expected, wanted = alone(theirs)
         ours = jax.tree.map(lambda p, g: p - 0.1 * g, ours, gradients)
         theirs = jax.tree.map(lambda p, g: p - 0.1 * g, theirs, wanted)
         assert abs(float(loss - expected)) < 1e-4, (loss, expected)  # float32
         if i % 3 == 0:
             print(f"step {i + 1}: loss {loss:.4f}, on one device {expected:.4f}")
-    compiled = step.lower(ours, batch, targets, positions).compile()
+    compiled = step.lower(ours, *batch, tokens).compile()
     print(f"{dict(mesh.shape)}: {jaxcomm.collectives_of(compiled)}")
 
 

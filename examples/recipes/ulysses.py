@@ -29,13 +29,7 @@ def built_in(query, key, value):
     size = jaxcomm.axis_size("context")
     layout = jaxcomm.Layout("contiguous", size, size * query.shape[1])
     return jaxcomm.ring_attention(
-        query,
-        key,
-        value,
-        axis_name="context",
-        layout=layout,
-        is_causal=True,
-        strategy="ulysses",
+        query, key, value, "context", layout, is_causal=True, strategy="ulysses"
     )
 
 

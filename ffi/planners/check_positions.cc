@@ -30,8 +30,8 @@ Status MakePlan(const Problem& problem, const void* const* const* operands_of, P
             "rank ", rank, " does not hold the tokens that its layout says: token ",
             row[kToken], " has position ", row[kFound], ", and the layout says ",
             row[kExpected],
-            " (-1 is padding). Reorder the batch with the layout that "
-            "is passed, `batch, positions = layout.reorder(batch)`");
+            " (-1 is padding). Pass the tokens that came with this batch: "
+            "`batch, tokens = layout.reorder(batch)`");
       }
     }
   }

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from jaxcomm.attention.layout import Layout
+from jaxcomm.attention.layout import Layout, Tokens
 from jaxcomm.attention.names import KEPT
 from jaxcomm.attention.ring_attention import ring_attention
 from jaxcomm.primitives.call import AxisName
@@ -23,23 +23,20 @@ def save_attention(prim: Any, *_: Any, **params: Any) -> Any:
 
 def attention_fn(
     axis_name: AxisName,
-    layout: Layout,
+    tokens: Tokens | Layout,
     *,
-    positions: Any = None,
     is_causal: bool = False,
     **options: Any,
 ) -> Callable[..., Any]:
     """Return :func:`ring_attention` with the signature of flax's ``attention_fn``.
 
     For ``flax.nnx.MultiHeadAttention`` and ``flax.linen.MultiHeadDotProductAttention``,
-    inside ``jax.shard_map``, where the positions are. All layers of an nnx model take
+    inside ``jax.shard_map``, where the tokens are. All layers of an nnx model take
     it by ``model.set_attributes(attention_fn=attention_fn(...))``.
 
     Args:
       axis_name: the mesh axis, or tuple of axes, that splits the sequence.
-      layout: of the sequence.
-      positions: int32 (B, T) or (T,), of this rank's tokens, as ``Layout.reorder``
-        returned them. If None, the layout must be the natural order of the tokens.
+      tokens: of this rank, as in ``ring_attention``.
       is_causal: whether a token sees only positions up to its own. A causal mask made
         of one rank's tokens would be wrong.
       options: of ``ring_attention``.
@@ -47,10 +44,8 @@ def attention_fn(
     Returns:
       A function of query, key and value, and of what flax passes.
 
-    >>> layout = Layout("zigzag", 8, 4096)
-    >>> def apply(layer, params, x, positions):  # flax.linen, inside shard_map
-    ...     attend = attention_fn(
-    ...         "context", layout, positions=positions, is_causal=True)
+    >>> def apply(layer, params, x, tokens):  # flax.linen, inside shard_map
+    ...     attend = attention_fn("context", tokens, is_causal=True)
     ...     return layer.clone(attention_fn=attend).apply(params, x)
     """
     always = is_causal
@@ -85,11 +80,10 @@ def attention_fn(
             query,
             key,
             value,
-            bias,
-            mask,
-            axis_name=axis_name,
-            layout=layout,
-            positions=positions,
+            axis_name,
+            tokens,
+            bias=bias,
+            mask=mask,
             is_causal=always or is_causal,
             dropout_rate=dropout_rate if drops else 0.0,
             dropout_key=dropout_rng if drops else None,
@@ -109,8 +103,8 @@ def equinox_attention(layer: Any, attend: Callable[..., Any]) -> Callable[..., A
     Returns:
       A function with the arguments of the layer: of one sequence, under ``jax.vmap``.
 
-    >>> def apply(layer, x, positions):  # inside shard_map; x is (T, width)
-    ...     attend = attention_fn("context", layout, positions=positions)
+    >>> def apply(layer, x, tokens):  # inside shard_map; x is (T, width)
+    ...     attend = attention_fn("context", tokens)
     ...     return equinox_attention(layer, attend)(x, x, x)
     """
 

@@ -1,28 +1,107 @@
-"""Check what ring_attention was asked for, and say what to do where it cannot."""
+"""Check what attention was asked for, and say what to do where it cannot."""
 
+import dataclasses
 import operator
+from typing import TYPE_CHECKING, TypedDict
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxcomm import compat
+from jaxcomm.attention.kernels.kernel import Kernel
+from jaxcomm.attention.kernels.selection import kernels_for
 from jaxcomm.attention.layout import Layout
 from jaxcomm.attention.mask import Mask
 from jaxcomm.attention.permutation import permute, take
+from jaxcomm.attention.strategies.strategy import Strategy
+from jaxcomm.communicator.lane import check_lane
+from jaxcomm.primitives.arguments import flag
 
-_NAME = "ring_attention"
 _LARGEST_NUMBER = float(np.finfo(np.float32).max)
 # Scores are divided by it, in float32.
 _LARGEST_CAP = 1e30
 
+if TYPE_CHECKING:
+    Array = jax.Array | np.ndarray
 
-def batched(arrays: dict, name: str = _NAME) -> tuple[bool, dict]:
-    """Give the arrays a batch dimension if they have none.
 
-    Args:
-      arrays: query, key and value.
-      name: of the function that was called.
+class Keywords(TypedDict, total=False):
+    """The options that both functions have, for their overloads."""
+
+    is_causal: bool
+    scale: float | None
+    local_window_size: int | tuple[int, int] | None
+    sinks: "Array | None"
+    logits_soft_cap: float | None
+    alibi_slopes: "Array | None"
+    dropout_rate: float
+    dropout_key: "Array | None"
+    strategy: str | Strategy
+    implementation: str | Kernel | None
+    lane: str | None
+    backend: str | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What a call was asked for besides arrays, checked: Python values.
+
+    Attributes:
+      what: the function that was called, for messages.
+      window: how far a query sees to the left and to the right; None if all the way.
+      scale: factor on the scores. If None, ``1 / sqrt(H)``.
+      soft_cap, dropout_rate, strategy, lane, backend: as in ``ring_attention``.
+      kernels: those that may compute it, in the order of choice.
+      has_residual: whether to return the log-sum-exp as well.
+    """
+
+    what: str
+    window: tuple[int | None, int | None]
+    scale: float | None
+    soft_cap: float | None
+    dropout_rate: float
+    strategy: str | Strategy
+    has_residual: bool
+    kernels: tuple[Kernel, ...]
+    lane: str | None
+    backend: str | None
+
+    @classmethod
+    def of(
+        cls, what: str, *, is_causal, scale, local_window_size, logits_soft_cap,
+        dropout_rate, dropout_key, strategy, return_residual, implementation, lane,
+        backend,
+    ) -> "Options":  # fmt: skip
+        """Check what a user gave.
+
+        Raises:
+          TypeError: a value is of another type.
+          ValueError: a value is out of range, or a name is unknown.
+        """
+        is_causal = flag(is_causal, f"{what}: is_causal")
+        return_residual = flag(return_residual, f"{what}: return_residual")
+        if lane is not None:
+            check_lane(lane, f"{what}: lane")
+        if scale is not None:
+            advice = "Pass a float, or scale=1.0 and multiply query by the scale."
+            scale = _number(scale, f"{what}: scale", advice)
+        return cls(
+            what,
+            window_of(local_window_size, is_causal, what),
+            scale,
+            _soft_cap(logits_soft_cap, what),
+            _dropout(dropout_rate, dropout_key, what),
+            strategy,
+            return_residual,
+            kernels_for(implementation, what),
+            lane,
+            backend,
+        )
+
+
+def batched(what: str, query, key, value) -> tuple[bool, dict]:
+    """Give query, key and value a batch dimension if they have none.
 
     Returns:
       (had_batch, arrays): whether they had one, and the arrays in 4 dimensions.
@@ -30,20 +109,21 @@ def batched(arrays: dict, name: str = _NAME) -> tuple[bool, dict]:
     Raises:
       ValueError: they have neither 4 nor 3 dimensions, or not all the same.
     """
-    arrays = {key: jnp.asarray(x) for key, x in arrays.items()}
+    arrays = {"query": query, "key": key, "value": value}
+    arrays = {name: jnp.asarray(x) for name, x in arrays.items()}
     found = {x.ndim for x in arrays.values()}
     if found == {4}:
         return True, arrays
     if found == {3}:
-        return False, {key: x[None] for key, x in arrays.items()}
-    shapes = ", ".join(f"{key} {x.shape}" for key, x in arrays.items())
+        return False, {name: x[None] for name, x in arrays.items()}
+    shapes = ", ".join(f"{name} {x.shape}" for name, x in arrays.items())
     raise ValueError(
-        f"{name}: {shapes}. Pass 4 dimensions each (batch, tokens, heads, head size), "
+        f"{what}: {shapes}. Pass 4 dimensions each (batch, tokens, heads, head size), "
         "or 3 each, without the batch."
     )
 
 
-def check_axes(axes: tuple) -> None:
+def check_axes(axes: tuple, what: str) -> None:
     """Raise ValueError if they are axes of a mesh and of ``jax.vmap``, and types count.
 
     JAX's types name axes of the mesh alone.
@@ -51,13 +131,13 @@ def check_axes(axes: tuple) -> None:
     of_mesh = set(axes) & set(jax.sharding.get_abstract_mesh().manual_axes)
     if of_mesh and of_mesh != set(axes) and compat.checks_varying_axes():
         raise ValueError(
-            f"{_NAME}: axis_name={axes} names axes of the mesh, {sorted(of_mesh)}, and "
+            f"{what}: axis_name={axes} names axes of the mesh, {sorted(of_mesh)}, and "
             "of jax.vmap, which JAX has no type for together. Pass check_vma=False to "
             "jax.shard_map."
         )
 
 
-def check_are_local(**arrays) -> None:
+def check_are_local(what: str, **arrays) -> None:
     """Raise ValueError if types say that an array is split further.
 
     They do not follow the reshapes of attention, nor of its gradient.
@@ -66,105 +146,57 @@ def check_are_local(**arrays) -> None:
         sharding = compat.explicit_sharding(x)
         if sharding is not None and any(sharding.spec):
             raise ValueError(
-                f"{_NAME}: {name} is {jax.typeof(x)}, split by Explicit axes that this "
+                f"{what}: {name} is {jax.typeof(x)}, split by Explicit axes that this "
                 "jax.shard_map leaves out. Name all axes of the mesh in axis_names of "
                 "the shard_map, or make the others Auto."
             )
 
 
-def check_arrays(query, key, value, name: str = _NAME) -> None:
+def check_arrays(what: str, query, key, value) -> None:
     """Check shapes and dtypes of the arrays.
 
     Args:
+      what: the function that was called.
       query: (B, T, N, D) floating.
       key: (B, S, K, D) of the same dtype; K divides N.
       value: (B, S, K, V) of the same dtype.
-      name: of the function that was called.
 
     Raises:
       TypeError: a dtype is not floating, or dtypes differ.
       ValueError: the shapes do not fit together.
     """
     named = {"query": query, "key": key, "value": value}
-    found = ", ".join(f"{what} {x.shape} {x.dtype}" for what, x in named.items())
+    found = ", ".join(f"{name} {x.shape} {x.dtype}" for name, x in named.items())
     for argument, x in named.items():
         if not jnp.issubdtype(x.dtype, jnp.floating):
             raise TypeError(
-                f"{name}: {argument} has dtype {x.dtype}. Pass a floating dtype."
+                f"{what}: {argument} has dtype {x.dtype}. Pass a floating dtype."
             )
     if not query.shape[3] or not value.shape[3]:
         raise ValueError(
-            f"{name}: the head size is 0 ({found}). Pass heads of one or more."
+            f"{what}: the head size is 0 ({found}). Pass heads of one or more."
         )
     if not query.dtype == key.dtype == value.dtype:
-        raise TypeError(f"{name}: dtypes differ ({found}). Cast them to one dtype.")
+        raise TypeError(f"{what}: dtypes differ ({found}). Cast them to one dtype.")
     if key.shape[:3] != value.shape[:3]:
         raise ValueError(
-            f"{name}: key and value differ in shape ({found}). Only their head sizes "
+            f"{what}: key and value differ in shape ({found}). Only their head sizes "
             "may differ."
         )
     if query.shape[0] != key.shape[0] or query.shape[3] != key.shape[3]:
         raise ValueError(
-            f"{name}: batch or head size differ ({found}). Dimensions 0 and 3 of "
+            f"{what}: batch or head size differ ({found}). Dimensions 0 and 3 of "
             "query and key must be equal."
         )
     heads, key_heads = query.shape[2], key.shape[2]
     if heads == 0 or key_heads == 0 or heads % key_heads:
         raise ValueError(
-            f"{name}: {heads} query heads are not a multiple of {key_heads} "
+            f"{what}: {heads} query heads are not a multiple of {key_heads} "
             f"key heads ({found}). Each key head serves an equal group of query heads."
         )
 
 
-def check_layout(layout, shape, what: str, argument: str) -> Layout:
-    """Return the layout if a rank's tokens are as many as it says.
-
-    Args:
-      layout: as given.
-      shape: (B, T, ...), of what the rank has.
-      what: whose they are, ``"query"`` or ``"key"``.
-      argument: what the layout is called.
-
-    Raises:
-      TypeError: it is no layout.
-      ValueError: the numbers differ.
-    """
-    if not isinstance(layout, Layout):
-        raise TypeError(
-            f"{_NAME}: {argument}={layout!r} is no layout. Pass jaxcomm.Layout("
-            "schedule, size, length), with which the sequence was reordered."
-        )
-    batch, tokens = shape[:2]
-    rows = None if layout.is_static else layout.order.shape[:-2]
-    if rows and rows[0] != batch:
-        raise ValueError(
-            f"{_NAME}: {what} has {batch} sequences on this rank, and {argument} is of "
-            f"{rows[0]}. Split the layout over the axis that splits the batch."
-        )
-    if tokens != layout.local_length:
-        raise ValueError(
-            f"{_NAME}: {what} has {tokens} tokens on this rank, and {argument} gives "
-            f"each of its {layout.size} ranks {layout.local_length} of {layout.length}."
-            f" Reorder {what} with the layout that is passed as {argument}; or check "
-            "that dimension 1 counts tokens and is split over the axis alone."
-        )
-    return layout
-
-
-def check_scale(scale: float | None, head_size: int) -> float:
-    """Return the factor on the scores, ``1 / sqrt(head_size)`` by default.
-
-    Raises:
-      TypeError: ``scale`` is traced or is not a number.
-    """
-    if scale is None:
-        return head_size**-0.5
-    return check_number(
-        scale, "scale", "Pass a float, or scale=1.0 and multiply query by the scale."
-    )
-
-
-def check_number(found, what: str, advice: str = "Pass a float.") -> float:
+def _number(found, what: str, advice: str = "Pass a float.") -> float:
     """Return a Python float.
 
     Raises:
@@ -176,41 +208,39 @@ def check_number(found, what: str, advice: str = "Pass a float.") -> float:
             raise TypeError
         number = float(found)
     except (TypeError, ValueError) as error:
-        raise TypeError(
-            f"{_NAME}: {what}={found!r} is not a Python number. {advice}"
-        ) from error
+        raise TypeError(f"{what}={found!r} is not a Python number. {advice}") from error
     if not abs(number) <= _LARGEST_NUMBER:
-        raise ValueError(f"{_NAME}: {what}={number} is not finite in float32. {advice}")
+        raise ValueError(f"{what}={number} is not finite in float32. {advice}")
     return number
 
 
-def check_soft_cap(cap: float | None) -> float | None:
+def _soft_cap(cap: float | None, what: str) -> float | None:
     """Return the bound on the scores, positive or None."""
     if cap is None:
         return None
-    cap = check_number(cap, "logits_soft_cap")
+    cap = _number(cap, f"{what}: logits_soft_cap")
     if not 0 < cap <= _LARGEST_CAP:
         raise ValueError(
-            f"{_NAME}: logits_soft_cap={cap}. Pass a positive number up to "
+            f"{what}: logits_soft_cap={cap}. Pass a positive number up to "
             f"{_LARGEST_CAP:g}, or None."
         )
     return cap
 
 
-def check_dropout(rate: float, key) -> float:
+def _dropout(rate: float, key, what: str) -> float:
     """Return the dropout rate, for which there must be a key."""
-    rate = check_number(rate, "dropout_rate")
+    rate = _number(rate, f"{what}: dropout_rate")
     if not 0 <= rate < 1:
-        raise ValueError(f"{_NAME}: dropout_rate={rate}. Pass 0 or more, below 1.")
+        raise ValueError(f"{what}: dropout_rate={rate}. Pass 0 or more, below 1.")
     if rate and key is None:
         raise ValueError(
-            f"{_NAME}: dropout_rate={rate} without a dropout_key. Pass a key of "
+            f"{what}: dropout_rate={rate} without a dropout_key. Pass a key of "
             "jax.random, the same on all ranks that share a sequence."
         )
     return rate
 
 
-def seeds_of(key, shape):
+def seeds_of(key, shape, what: str):
     """Return uint32 numbers of a shape, one for each row and head, from a key.
 
     Raises:
@@ -223,19 +253,19 @@ def seeds_of(key, shape):
             data = jax.random.wrap_key_data(data)
     except (TypeError, ValueError) as error:
         raise TypeError(
-            f"{_NAME}: dropout_key={key!r} is no key. Pass one key of jax.random, the "
+            f"{what}: dropout_key={key!r} is no key. Pass one key of jax.random, the "
             "same on all ranks that share a sequence."
         ) from error
     if data.ndim:
         raise ValueError(
-            f"{_NAME}: dropout_key is an array of keys of shape {data.shape}. Pass one "
+            f"{what}: dropout_key is an array of keys of shape {data.shape}. Pass one "
             "key, the same on all ranks that share a sequence."
         )
     return jax.random.bits(data, shape, jnp.uint32)
 
 
 def window_of(
-    local_window_size, is_causal: bool, name: str = _NAME
+    local_window_size, is_causal: bool, name: str
 ) -> tuple[int | None, int | None]:
     """Return how far a query sees to the left and to the right; None if all the way.
 
@@ -248,7 +278,7 @@ def window_of(
       TypeError: it is none of these.
       ValueError: a number is negative.
 
-    >>> window_of((3, 2), is_causal=False)
+    >>> window_of((3, 2), is_causal=False, name="ring_attention")
     (3, 2)
     """
     right = 0 if is_causal else None
@@ -282,7 +312,7 @@ def mask_of(layout: Layout, key_layout: Layout, window) -> Mask:
     return Mask(left, right, layout.length, key_layout.length)
 
 
-def bias_of(bias, mask, shape, key_layout: Layout):
+def bias_of(bias, mask, shape, key_layout: Layout, what: str):
     """Return bias and mask as one bias with its columns in rank order, or None.
 
     Args:
@@ -290,25 +320,26 @@ def bias_of(bias, mask, shape, key_layout: Layout):
       mask: bool, at most 4 dimensions, or None: what is not seen.
       shape: (B, N, T, S): S counts all keys, in natural order and without padding.
       key_layout: of the keys.
+      what: the function that was called.
 
     Raises:
       TypeError: a dtype is another.
       ValueError: a shape does not broadcast.
     """
     bias, mask = (None if x is None else with_dimensions(x, 4) for x in (bias, mask))
-    for what, found, kind in (("bias", bias, jnp.floating), ("mask", mask, jnp.bool_)):
+    for name, found, kind in (("bias", bias, jnp.floating), ("mask", mask, jnp.bool_)):
         if found is None:
             continue
         if not jnp.issubdtype(found.dtype, kind):
             raise TypeError(
-                f"{_NAME}: {what} has dtype {found.dtype}. Pass "
-                f"{'a floating dtype' if what == 'bias' else 'bool'}."
+                f"{what}: {name} has dtype {found.dtype}. Pass "
+                f"{'a floating dtype' if name == 'bias' else 'bool'}."
             )
         if found.ndim != 4 or any(
             a not in (1, b) for a, b in zip(found.shape, shape, strict=True)
         ):
             raise ValueError(
-                f"{_NAME}: {what} has shape {found.shape} on this rank, and does not "
+                f"{what}: {name} has shape {found.shape} on this rank, and does not "
                 f"broadcast to {shape}: batch, heads, this rank's queries, and all "
                 "keys in natural order without padding."
             )
@@ -339,14 +370,16 @@ def with_dimensions(x, count: int):
     return x.reshape((1,) * (count - x.ndim) + x.shape)
 
 
-def check_heads(x, heads: int, what: str):
-    """Return one floating number for each query head, (N,)."""
+def check_heads(x, heads: int, name: str, what: str):
+    """Return one floating number for each query head, (N,), or None."""
+    if x is None:
+        return None
     x = jnp.asarray(x)
     if not jnp.issubdtype(x.dtype, jnp.floating):
-        raise TypeError(f"{_NAME}: {what} has dtype {x.dtype}. Pass a floating dtype.")
+        raise TypeError(f"{what}: {name} has dtype {x.dtype}. Pass a floating dtype.")
     if x.shape != (heads,):
         raise ValueError(
-            f"{_NAME}: {what} has shape {x.shape}. Pass one number for each of the "
+            f"{what}: {name} has shape {x.shape}. Pass one number for each of the "
             f"{heads} query heads."
         )
     return x

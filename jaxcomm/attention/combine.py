@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxcomm import compat
-from jaxcomm.attention.kernels.operands import sum_dtype
+from jaxcomm.attention.kernels.hop import sum_dtype
 from jaxcomm.attention.merge import at_least_half
 from jaxcomm.attention.promotion import promotes_ranks
 from jaxcomm.collectives.all_gather import all_gather

@@ -5,12 +5,12 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from jaxcomm.attention.kernels.operands import Terms
 from jaxcomm.attention.merge import merge
 from jaxcomm.attention.names import keep
 from jaxcomm.attention.permutation import poison_unless
 from jaxcomm.attention.promotion import promotes_ranks
 from jaxcomm.attention.strategies.strategy import Call, Inputs, Saved
+from jaxcomm.primitives.call import SCOPE
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -34,7 +34,9 @@ def _attend(call: Call, inputs: Inputs, sinks, is_right):
 @promotes_ranks
 def _forward(call: Call, inputs: Inputs, sinks, is_right):
     inputs = inputs._replace(key=poison_unless(is_right, inputs.key))
-    (out, lse), kept = call.strategy.forward(call, inputs)
+    # JAX traces both rules when it differentiates: the caller's scope may be gone.
+    with SCOPE(call.scope):
+        (out, lse), kept = call.strategy.forward(call, inputs)
     if sinks is not None:
         # A sink is a key that every row sees, with a value of zeros.
         of_sinks = jnp.broadcast_to(sinks, lse.shape)
@@ -51,7 +53,8 @@ def _backward(call: Call, residuals, grads):
     grad_out, grad_lse = grads
     # Once, not per hop. A score moves lse by its weight, hence the second term.
     delta = (grad_out.astype(lse.dtype) * out.astype(lse.dtype)).sum(-1) - grad_lse
-    found = call.strategy.backward(call, kept, Saved(grad_out, out, lse, delta))
+    with SCOPE(call.scope):
+        found = call.strategy.backward(call, kept, Saved(grad_out, out, lse, delta))
     grad_sinks = None
     if sinks is not None:
         # Where both are -inf the row saw nothing, not even a sink.
@@ -68,7 +71,9 @@ def _backward(call: Call, residuals, grads):
             value=found.value.astype(dtype),
             query_ids=None,
             key_ids=None,
-            terms=Terms(bias, found.slopes),
+            bias=bias,
+            slopes=found.slopes,
+            seeds=None,
             query_layout=None,  # pyright: ignore[reportArgumentType]
             key_layout=None,  # pyright: ignore[reportArgumentType]
         ),

@@ -33,9 +33,9 @@ def document_layout(
     """Deal packed documents: whole ones to one rank, long ones in zigzag to all.
 
     Every rank gets as many tokens, and about as much work of a causal mask within
-    documents: as few of the longest documents are cut as that takes. The layout is
-    data: pass it to a compiled program as an argument, and other documents of the same
-    total length do not compile anew.
+    documents: as few of the longest documents are cut as that takes. What its
+    ``reorder`` returns is data: a compiled program that takes batch and tokens as
+    arguments serves other documents of the same total length too.
 
     Source: FlashCP, 2026; PyTorch, per-document head-tail load balancing, 2025.
 
@@ -46,7 +46,7 @@ def document_layout(
 
     Returns:
       A layout of ``sum(lengths)`` tokens. Its ``order`` is a numpy array, (size, local
-      length) or (B, size, local length). Split the latter as the batch is split.
+      length) or (B, size, local length).
 
     Raises:
       ValueError: ``size`` is below one, a length is negative, or rows have different
@@ -143,7 +143,7 @@ def segment_ids(lengths: Sequence[int], length: int | None = None) -> np.ndarray
         nothing is.
 
     Returns:
-      int32 (length,), for ``Layout.reorder`` and ``query_segment_ids``.
+      int32 (length,), for ``segment_ids`` of ``Layout.reorder``.
 
     Raises:
       ValueError: a length is negative, or the documents are longer than the sequence.

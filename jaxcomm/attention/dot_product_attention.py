@@ -1,26 +1,73 @@
-"""Attention for plain jit: arrays in natural order, split over a mesh by JAX."""
+"""Attention for plain jit: arrays in natural order, split over a mesh."""
 
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, Literal, Unpack, overload
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxcomm import compat
-from jaxcomm.attention import natural, segments
-from jaxcomm.attention.layout import Layout
+from jaxcomm.attention import arguments, natural, segments
+from jaxcomm.attention.arguments import Keywords, Options
+from jaxcomm.attention.kernels.kernel import Kernel
+from jaxcomm.attention.layout import Layout, Tokens
+from jaxcomm.attention.natural import Split
+from jaxcomm.attention.on_ranks import Arrays, attend_on_ranks
+from jaxcomm.attention.permutation import token_numbers
 from jaxcomm.attention.positions import TRUSTED
 from jaxcomm.attention.relayout import relayout
-from jaxcomm.attention.ring_attention import ring_attention
 from jaxcomm.attention.strategies.strategy import Strategy
 from jaxcomm.communicator import cache
-from jaxcomm.primitives.arguments import flag
+from jaxcomm.primitives.call import AxisName
 
 Array = jax.Array | np.ndarray
-# Of the options of ring_attention, those that are arrays.
-_TRAINED = ("alibi_slopes", "dropout_key", "sinks")
+_NAME = "dot_product_attention"
+
+
+@overload
+def dot_product_attention(
+    query: Array,
+    key: Array,
+    value: Array,
+    bias: Array | None = None,
+    mask: Array | None = None,
+    *,
+    axis_name: AxisName,
+    batch_axes: AxisName | None = None,
+    head_axes: AxisName | None = None,
+    mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh | None = None,
+    query_segment_ids: Array | None = None,
+    key_value_segment_ids: Array | None = None,
+    query_seq_lengths: Array | None = None,
+    key_value_seq_lengths: Array | None = None,
+    schedule: str | None = None,
+    return_residual: Literal[False] = False,
+    **options: Unpack[Keywords],
+) -> jax.Array: ...
+
+
+@overload
+def dot_product_attention(
+    query: Array,
+    key: Array,
+    value: Array,
+    bias: Array | None = None,
+    mask: Array | None = None,
+    *,
+    axis_name: AxisName,
+    batch_axes: AxisName | None = None,
+    head_axes: AxisName | None = None,
+    mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh | None = None,
+    query_segment_ids: Array | None = None,
+    key_value_segment_ids: Array | None = None,
+    query_seq_lengths: Array | None = None,
+    key_value_seq_lengths: Array | None = None,
+    schedule: str | None = None,
+    return_residual: Literal[True],
+    **options: Unpack[Keywords],
+) -> tuple[jax.Array, jax.Array]: ...
 
 
 def dot_product_attention(
@@ -30,25 +77,36 @@ def dot_product_attention(
     bias: Array | None = None,
     mask: Array | None = None,
     *,
-    axis_name: str | tuple[str, ...],
+    axis_name: AxisName,
+    batch_axes: AxisName | None = None,
+    head_axes: AxisName | None = None,
     mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh | None = None,
     is_causal: bool = False,
+    scale: float | None = None,
     query_segment_ids: Array | None = None,
     key_value_segment_ids: Array | None = None,
     query_seq_lengths: Array | None = None,
     key_value_seq_lengths: Array | None = None,
+    local_window_size: int | tuple[int, int] | None = None,
+    sinks: Array | None = None,
+    logits_soft_cap: float | None = None,
+    alibi_slopes: Array | None = None,
+    dropout_rate: float = 0.0,
+    dropout_key: Array | None = None,
     strategy: str | Strategy = "auto",
     schedule: str | None = None,
     return_residual: bool = False,
-    **options: Any,
-) -> Any:
+    implementation: str | Kernel | None = None,
+    lane: str | None = None,
+    backend: str | None = None,
+) -> jax.Array | tuple[jax.Array, jax.Array]:
     """Compute ``jax.nn.dot_product_attention`` over a mesh, in plain jit code.
 
-    A twin for global arrays in their natural order. It splits the sequence over the
-    axis, calls :func:`ring_attention` inside ``jax.shard_map``, and leaves the other
-    axes of the mesh to JAX. A causal ring moves tokens into zigzag and back, an
-    all-to-all each: a model that reorders its tokens once and calls ``ring_attention``
-    itself saves them.
+    A twin for global arrays in their natural order. It splits tokens, batch and heads
+    over axes of the mesh, and calls :func:`ring_attention` inside ``jax.shard_map``, so
+    that no device computes what another does. A causal ring moves tokens into zigzag
+    and back, an all-to-all each: a model that reorders its tokens once and calls
+    ``ring_attention`` itself saves them.
 
     Args:
       query: (B, T, N, H) or (T, N, H) floating.
@@ -56,256 +114,251 @@ def dot_product_attention(
       value: (B, S, K, V) or (S, K, V), same dtype.
       bias, mask: broadcast to (B, N, T, S). What is below -50,000 in ``bias`` hides a
         key, as in ``ring_attention``.
-      axis_name: the mesh axis, or tuple of axes, to split the sequence over.
+      axis_name: the mesh axis, or tuple of axes, to split the tokens over.
+      batch_axes: the mesh axis, or tuple of axes, that splits the batch. If None, the
+        Explicit axes by which the type of ``query`` splits it.
+      head_axes: the same of the heads. Key heads that these axes do not divide are
+        repeated until they do.
       mesh: the mesh. If None, that of ``jax.set_mesh``.
       is_causal: whether a token sees only positions up to its own.
-      query_segment_ids, key_value_segment_ids: int (B, T) and (B, S).
+      query_segment_ids, key_value_segment_ids: int (B, T) and (B, S). If None, the keys
+        have those of the queries.
       query_seq_lengths, key_value_seq_lengths: int (B,).
+      dropout_rate, dropout_key: as in ``ring_attention``. What is left out does not
+        depend on the mesh.
       strategy: as in ``ring_attention``.
       schedule: of the split sequence. If None, ``"zigzag"`` for a causal mask without
         a window, else ``"contiguous"``.
       return_residual: whether to return the log-sum-exp as well.
-      options: the other options of ``ring_attention``, such as ``local_window_size``,
-        ``sinks``, ``logits_soft_cap`` or ``scale``.
+      scale, local_window_size, sinks, logits_soft_cap: as in ``ring_attention``.
+      alibi_slopes, implementation, lane, backend: as in ``ring_attention``.
 
     Returns:
-      (B, T, N, V) or (T, N, V), or a tuple of that and (B, T, N) or (T, N).
+      (B, T, N, V) or (T, N, V), or a tuple of that and (B, T, N) or (T, N). Split as
+      the queries; tokens that the axes do not divide are whole on each device.
 
     Raises:
-      TypeError: ``mesh`` is no mesh, or an option says where tokens are; or as
-        ``ring_attention``.
-      ValueError: there is no mesh, or ``bias`` or ``mask`` do not broadcast; or as
-        ``ring_attention``.
+      TypeError: ``mesh`` is no mesh; or as ``ring_attention``.
+      ValueError: there is no mesh, nothing says what an axis of several devices splits,
+        axes do not divide what they split, or ``bias`` or ``mask`` do not broadcast; or
+        as ``ring_attention``.
 
     >>> @jax.jit
     ... def attend(x):
-    ...     return dot_product_attention(x, x, x, axis_name="context", is_causal=True)
-    >>> with jax.set_mesh(jax.make_mesh((8,), ("context",))):
+    ...     return dot_product_attention(
+    ...         x, x, x, axis_name="context", batch_axes="data", is_causal=True)
+    >>> with jax.set_mesh(jax.make_mesh((2, 4), ("data", "context"))):
     ...     out = attend(jnp.ones((2, 512, 4, 64)))
     >>> out.shape
     (2, 512, 4, 64)
     """
-    natural.check_options(options)
-    is_causal = flag(is_causal, "dot_product_attention: is_causal")
-    return_residual = flag(return_residual, "dot_product_attention: return_residual")
-    query, key, value = (jnp.asarray(x) for x in (query, key, value))
-    natural.check_shapes(query, key, value)
-    ids, key_ids = natural.ids_of(query_segment_ids, key_value_segment_ids, query, key)
-    axes = tuple(axis_name) if isinstance(axis_name, (tuple, list)) else (axis_name,)
-    mesh = natural.mesh_of(mesh, axes)
-    size = 1
-    for axis in axes:
-        size *= mesh.shape[axis]
-    call = _Call(
-        mesh=mesh,
-        axes=axes,
-        size=size,
+    options = Options.of(
+        _NAME,
         is_causal=is_causal,
+        scale=scale,
+        local_window_size=local_window_size,
+        logits_soft_cap=logits_soft_cap,
+        dropout_rate=dropout_rate,
+        dropout_key=dropout_key,
         strategy=strategy,
-        schedule=schedule,
         return_residual=return_residual,
-        options=tuple(
-            (n, options.pop(n)) for n in sorted(options.keys() - set(_TRAINED))
-        ),
-        closed=cache.counts()["destroyed"],
+        implementation=implementation,
+        lane=lane,
+        backend=backend,
     )
-    arrays = {
-        "query": query,
-        "key": key,
-        "value": value,
-        "bias": natural.pairs_of(bias, "bias", query, key),
-        "mask": natural.pairs_of(mask, "mask", query, key),
-        "query_segment_ids": ids,
-        "key_value_segment_ids": key_ids,
-        "query_seq_lengths": segments.lengths_of(query_seq_lengths),
-        "key_value_seq_lengths": segments.lengths_of(key_value_seq_lengths),
-        **options,
-    }
-    arrays = {n: None if x is None else jnp.asarray(x) for n, x in arrays.items()}
-    try:
-        hash(call)
-    except TypeError:
-        # An array where a Python value belongs: ring_attention says which.
-        return _attend(arrays, call)
-    return _attend_compiled(arrays, call)
+    query, key, value = (jnp.asarray(x) for x in (query, key, value))
+    # Of whole arrays: padding would hide it.
+    arguments.check_arrays(_NAME, **arguments.batched(_NAME, query, key, value)[1])
+    split = Split.of(mesh, axis_name, batch_axes, head_axes, query)
+    ids, key_ids = _ids(
+        query, key, (query_segment_ids, key_value_segment_ids),
+        (query_seq_lengths, key_value_seq_lengths),
+    )  # fmt: skip
+    seeds = None
+    if options.dropout_rate:
+        rows_and_heads = (query.shape[0] if query.ndim == 4 else 1, query.shape[-2])
+        seeds = arguments.seeds_of(dropout_key, rows_and_heads, _NAME)
+    arrays = Arrays(
+        query,
+        key,
+        value,
+        natural.pairs_of(bias, "bias", query, key),
+        natural.pairs_of(mask, "mask", query, key),
+        arguments.check_heads(sinks, query.shape[-2], "sinks", _NAME),
+        arguments.check_heads(alibi_slopes, query.shape[-2], "alibi_slopes", _NAME),
+        seeds,
+    )
+    if schedule is None:
+        is_balanced = is_causal and local_window_size is None
+        schedule = "zigzag" if is_balanced else "contiguous"
+    call = _Call(options, split, schedule)
+    if compat.is_staging():
+        return _attend(arrays, ids, key_ids, call)
+    # Each of its operations would be compiled by itself.
+    return _program(call, cache.choices_of(split.mesh))(arrays, ids, key_ids)
+
+
+def _ids(query, key, ids, lengths):
+    """Return int32 documents of queries and of keys, both or none of them.
+
+    Args:
+      query, key: the arrays.
+      ids, lengths: of queries and of keys, as given.
+    """
+    ids = ids[0], ids[0] if ids[1] is None else ids[1]
+    found = [
+        segments.natural_ids(of, ends, token_numbers(x, x.ndim - 3), _NAME, whose)
+        for x, of, ends, whose in zip(
+            (query, key), ids, lengths, ("query_", "key_value_"), strict=True
+        )
+    ]
+    if found[0] is None and found[1] is None:
+        return None, None
+    return [
+        jnp.zeros(x.shape[:-2], jnp.int32) if of is None else jnp.asarray(of)
+        for x, of in zip((query, key), found, strict=True)
+    ]
 
 
 @dataclasses.dataclass(frozen=True)
 class _Call:
-    """What a call is compiled for, besides its arrays' types.
+    """What a call is compiled for, besides its arrays' types."""
 
-    Attributes:
-      mesh: to split over. If None, that of the context.
-      axes: of it, along which the sequence is split.
-      size: how many devices these are.
-      is_causal, strategy, schedule, return_residual: as in ``dot_product_attention``.
-      options: for ``ring_attention``, and no arrays.
-      closed: how many communicators this process has closed. A program compiled before
-        then may name one of them.
-    """
-
-    mesh: Any
-    axes: tuple[str, ...]
-    size: int
-    is_causal: bool
-    strategy: str | Strategy
-    schedule: str | None
-    return_residual: bool
-    options: tuple[tuple[str, Any], ...]
-    closed: int
+    options: Options
+    split: Split
+    schedule: str
 
 
-def _attend(arrays, call: _Call) -> Any:
-    """Compute it, and give the result the sharding of the queries.
+def _attend(arrays: Arrays, ids, key_ids, call: _Call) -> Any:
+    split, axes = call.split, call.split.tokens
+    size = split.size(axes)
+    has_batch = arrays.query.ndim == 4
+    lead = (split.batch or None,) if has_batch else ()
+    heads = split.heads or None
+    at = len(lead)  # the dimension of tokens
+    layouts, plain = (
+        [Layout(schedule, size, x.shape[at]) for x in (arrays.query, arrays.key)]
+        for schedule in (call.schedule, "contiguous")
+    )
 
-    Where types say how arrays are split, XLA splits what is not the sequence: the
-    kernels reshape arrays in ways that such types do not follow.
-    """
-    explicit = natural.explicit_axes(call.mesh)
-    if not explicit:
-        return _attend_over(arrays, call)
-    over = functools.partial(_attend_over, call=dataclasses.replace(call, mesh=None))
-    out, lse = natural.out_specs(arrays["query"], call.axes, call.size, explicit)
-    specs = (out, lse) if call.return_residual else out
-    return jax.sharding.auto_axes(over, axes=explicit, out_sharding=specs)(arrays)
-
-
-def _attend_over(arrays, call: _Call):
-    mesh, axes, size = call.mesh, call.axes, call.size
-    query, key, value = (arrays[name] for name in ("query", "key", "value"))
-    trained = {name: arrays.get(name) for name in _TRAINED}
-    options = dict(call.options)
-    tokens = query.ndim - 3
-    schedule = call.schedule
-    if schedule is None:
-        is_balanced = call.is_causal and options.get("local_window_size") is None
-        schedule = "zigzag" if is_balanced else "contiguous"
-    layouts = {}
-    for name, x in (("query", query), ("key", key)):
-        length = x.shape[tokens]
-        layouts[name] = (Layout("contiguous", size, length),
-                         Layout(schedule, size, length))  # fmt: skip
-
-    def spec(axis: int):
-        return jax.P(*[None] * axis, axes)
-
-    def local(arrays, of_queries, whole, lengths, trained):
-        query, key, value, key_ids = arrays
-        ids, bias, mask = of_queries
-
-        def deal(x, name, axis):
-            natural, split = layouts[name]
-            return relayout(x, natural, split, axes, axis=axis, positions=TRUSTED)
-
-        rows = query.ndim - 2
-        found = ring_attention(
-            deal(query, "query", tokens),
-            deal(key, "key", tokens),
-            deal(value, "key", tokens),
-            _rows(deal, bias, whole[0], rows),
-            _rows(deal, mask, whole[1], rows),
-            axis_name=axes,
-            layout=layouts["query"][1],
-            positions=TRUSTED,
-            key_layout=layouts["key"][1],
-            key_positions=TRUSTED,
-            is_causal=call.is_causal,
-            query_segment_ids=None if ids is None else deal(ids, "query", tokens),
-            key_value_segment_ids=(
-                None if key_ids is None else deal(key_ids, "key", tokens)
-            ),
-            query_seq_lengths=lengths[0],
-            key_value_seq_lengths=lengths[1],
-            strategy=call.strategy,
-            return_residual=call.return_residual,
-            **trained,
-            **options,
+    def pairs(x):
+        """Return how a bias or mask is split: dimensions of 1 are whole."""
+        names = (*lead, heads, axes, None)
+        return jax.P(
+            *(n if count > 1 else None for n, count in zip(names, x.shape, strict=True))
         )
-        natural, split = layouts["query"]
-        return relayout(found, split, natural, axes, axis=tokens, positions=TRUSTED)
 
-    def pad(x, axis: int):
-        """Fill up to what the ranks hold."""
-        if x is None:
-            return None
-        padding = [(0, 0)] * x.ndim
-        padding[axis] = (0, -x.shape[axis] % size)
-        return jnp.pad(x, padding) if padding[axis][1] else x
+    of_tokens = jax.P(*lead, axes, heads)
+    specs = Arrays(
+        query=of_tokens,
+        key=of_tokens,
+        value=of_tokens,
+        bias=None if arrays.bias is None else pairs(arrays.bias),
+        mask=None if arrays.mask is None else pairs(arrays.mask),
+        sinks=jax.P(heads),
+        alibi_slopes=jax.P(heads),
+        seeds=jax.P(split.batch or None, heads),
+    )
+    of_ids = jax.P(*lead, axes)
+    arrays = arrays._replace(
+        **{name: natural.repeated_heads(getattr(arrays, name), split)
+           for name in ("key", "value")}
+    )  # fmt: skip
+    rows = arrays.query.ndim - 2  # the dimension of queries in a bias
+    of_rows = [
+        None if x is None or x.shape[rows] == 1 else rows
+        for x in (arrays.bias, arrays.mask)
+    ]
+    given = [
+        split.placed(_padded(x, axis, spec, split), spec)
+        for x, spec, axis in zip(
+            (*arrays, ids, key_ids),
+            (*specs, of_ids, of_ids),
+            (at, at, at, *of_rows, None, None, None, at, at),
+            strict=True,
+        )
+    ]
 
-    lengths = arrays["query_seq_lengths"], arrays["key_value_seq_lengths"]
-    ids, key_ids = arrays["query_segment_ids"], arrays["key_value_segment_ids"]
-    rows = query.ndim - 2
-    split, whole = [], []
-    for x in (arrays["bias"], arrays["mask"]):
-        has_rows = x is not None and x.shape[rows] > 1
-        split.append(pad(x, rows) if has_rows else None)
-        whole.append(None if has_rows else x)
-    arrays = (
-        *(pad(x, tokens) for x in (query, key, value)),
-        pad(key_ids, tokens),
+    move = functools.partial(
+        relayout, axis_name=axes, lane=call.options.lane, backend=call.options.backend
     )
-    of_queries = (pad(ids, tokens), *split)
-    specs = (
-        spec(tokens),
-        (spec(tokens), spec(rows), spec(rows)),
-        jax.P(),
-        jax.P(),
-        jax.P(),
-    )
-    given = (
-        arrays,
-        of_queries,
-        tuple(whole),
-        lengths,
-        trained,
-    )
-    of_each = ((tokens,) * 4, (tokens, rows, rows), None, None, None)
-    place = functools.partial(_placed, mesh=mesh, axes=axes)
-    given = tuple(
-        jax.tree.map(lambda leaf: place(leaf, axis=None), x)
-        if axis is None
-        else tuple(place(leaf, axis=at) for leaf, at in zip(x, axis, strict=True))
-        for x, axis in zip(given, of_each, strict=True)
-    )
+
+    def local(arrays: Arrays, ids, key_ids):
+        def deal(x, of: int, axis: int = at):
+            if x is None:
+                return None
+            return move(x, Tokens(plain[of], TRUSTED), layouts[of], axis=axis)
+
+        def deal_rows(x):
+            return x if x is None or x.shape[rows] == 1 else deal(x, 0, rows)
+
+        dealt = arrays._replace(
+            query=deal(arrays.query, 0),
+            key=deal(arrays.key, 1),
+            value=deal(arrays.value, 1),
+            bias=deal_rows(arrays.bias),
+            mask=deal_rows(arrays.mask),
+        )
+        tokens, key_tokens = (
+            Tokens(layouts[of], TRUSTED, deal(x, of))
+            for of, x in enumerate((ids, key_ids))
+        )
+        found = attend_on_ranks(call.options, dealt, axes, tokens, key_tokens)
+        return move(found, Tokens(layouts[0], TRUSTED), plain[0], axis=at)
+
     found = jax.shard_map(
         local,
-        mesh=mesh,
-        in_specs=specs,
-        out_specs=spec(tokens),
-        axis_names=set(axes),
-    )(*given)
-    length = query.shape[tokens]
-    return jax.tree.map(lambda x: _cut(x, length, tokens), found)
+        mesh=split.mesh,
+        in_specs=(specs, of_ids, of_ids),
+        out_specs=of_tokens,
+        axis_names=split.axis_names,
+    )(Arrays(*given[:-2]), *given[-2:])
+    length = plain[0].length
+    return jax.tree.map(lambda x: _cut(x, at, length, of_tokens, split), found)
 
 
-# Called outside of jit, each of its operations would be compiled by itself.
-_attend_compiled = jax.jit(_attend, static_argnums=1)
-
-
-def _rows(deal, split, whole, axis: int):
-    """Return a bias or mask with its rows dealt, or as it is if it has no rows."""
-    return whole if split is None else deal(split, "query", axis)
-
-
-def _placed(x, *, mesh, axes, axis: int | None):
-    """Split a dimension over the axes alone, where types say how arrays are split.
-
-    Types that say more do not follow the reshapes of attention.
-    """
-    if x is None or mesh is None:
+def _padded(x, axis: int | None, spec, split: Split):
+    """Fill a dimension with zeros up to what the ranks hold."""
+    size = split.size(split.tokens)
+    if x is None or axis is None or not x.shape[axis] % size:
         return x
-    if jax.sharding.AxisType.Explicit not in mesh.axis_types:
-        return x
-    spec = [axes if i == axis else None for i in range(x.ndim)]
-    return jax.reshard(x, jax.NamedSharding(mesh, jax.P(*spec)))
+    padding = [(0, 0)] * x.ndim
+    padding[axis] = (0, -x.shape[axis] % size)
+    return jnp.pad(split.whole(x, spec, axis), padding)
 
 
-def _cut(x, length: int, axis: int):
+def _cut(x, axis: int, length: int, spec, split: Split):
+    """Undo :func:`_padded`."""
     if x.shape[axis] == length:
         return x
-    sharding = compat.explicit_sharding(x)
-    if sharding is not None:
+    if split.is_typed:
         # What is left cannot be split evenly.
-        spec = [None if i == axis else n for i, n in enumerate(sharding.spec)]
-        x = jax.reshard(x, sharding.update(spec=jax.P(*spec)))
-    return jax.lax.slice_in_dim(x, 0, length, axis=axis)
+        x = split.whole(x, spec, axis)
+    x = jax.lax.slice_in_dim(x, 0, length, axis=axis)
+    return split.whole(x, spec, axis)
+
+
+class _Program:
+    """A call outside of jit, compiled; anew once a communicator of it is closed."""
+
+    def __init__(self, call: _Call):
+        self._call = call
+        self._used: set[int] = set()
+        self._run = self._made()
+
+    def _made(self):
+        return jax.jit(functools.partial(_attend, call=self._call))
+
+    def __call__(self, *arrays):
+        if not cache.are_live(self._used):
+            self._used, self._run = set(), self._made()
+        with cache.used_here() as used:
+            found = self._run(*arrays)
+        self._used |= used
+        return found
+
+
+@functools.lru_cache(maxsize=64)
+def _program(call: _Call, choices) -> _Program:
+    """Return the program of a call, for what ``init`` chose."""
+    return _Program(call)

@@ -5,16 +5,18 @@ from typing import Any
 
 import jax
 
-from jaxcomm.attention.kernels.selection import IMPLEMENTATIONS, SCOPE
+from jaxcomm.attention.kernels.selection import SCOPE
 
-_KERNEL = re.compile(rf"\b{re.escape(SCOPE)}({'|'.join(IMPLEMENTATIONS)})\b")
+# A part of an operation's name, not of the name of a file.
+_KERNEL = re.compile(rf"[/\"(]{re.escape(SCOPE)}(\w+)(?=[/\")])")
 
 
 def kernels_of(program: Any) -> frozenset[str]:
     """Say what computes the attention of a program: the names of its kernels.
 
     They are those that ``implementation=`` takes: ``"cudnn"``, ``"pallas"`` and
-    ``"xla"``. A program may have several: another for some hops, or under ``vmap``.
+    ``"xla"``, or the ``name`` of a :class:`Kernel`. A program may have several: another
+    for some hops, or under ``vmap``.
 
     Args:
       program: what ``jax.jit(f).lower(...)`` returns, or its ``.compile()``, or a text
@@ -27,9 +29,11 @@ def kernels_of(program: Any) -> frozenset[str]:
       TypeError: it is no program.
 
     Example:
-      >>> x = jnp.ones((1, 16, 2, 8))
-      >>> attend = jax.jit(jaxcomm.dot_product_attention, static_argnames="axis_name")
-      >>> kernels_of(attend.lower(x, x, x, axis_name="context"))
+      >>> @jax.jit
+      ... def attend(x):
+      ...     return jaxcomm.dot_product_attention(
+      ...         x, x, x, axis_name="context", batch_axes="data")
+      >>> kernels_of(attend.lower(jnp.ones((2, 16, 2, 8))))
       frozenset({'xla'})
     """
     if isinstance(program, str):

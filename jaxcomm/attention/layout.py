@@ -1,7 +1,6 @@
-"""A layout: which rank holds which tokens of a sequence, as one value."""
+"""Which rank holds which tokens of a sequence: the rule, and what came of it."""
 
 import dataclasses
-import math
 from typing import Any
 
 import jax
@@ -12,6 +11,7 @@ from jaxcomm import compat
 from jaxcomm.attention.mask import PADDING
 from jaxcomm.attention.permutation import (
     checked,
+    checked_order,
     no_positions,
     places_of,
     take,
@@ -19,6 +19,8 @@ from jaxcomm.attention.permutation import (
 )
 from jaxcomm.attention.schedules.registry import get_schedule
 from jaxcomm.attention.schedules.schedule import Schedule
+from jaxcomm.attention.segments import natural_ids
+from jaxcomm.collectives.all_gather import all_gather
 from jaxcomm.communicator import replica_groups
 from jaxcomm.primitives import arguments
 from jaxcomm.primitives.call import AxisName
@@ -28,10 +30,9 @@ from jaxcomm.primitives.call import AxisName
 class Layout:
     """Which tokens of a sequence each of ``size`` ranks holds.
 
-    Make one, reorder the batch with it in the data pipeline, and pass it to
-    ``ring_attention``, with the positions that :meth:`reorder` returns. Masks and
-    padding follow from the layout. The positions travel with the tokens, so the call
-    notices where tokens and layout disagree.
+    Make one, and reorder the batch with it in the data pipeline. :meth:`reorder` also
+    returns :class:`Tokens`, which say where each token is: pass them to
+    ``ring_attention``. Masks and padding follow from them.
 
     A layout is a pytree. It has no leaves unless ``order`` is given: then pass it
     through ``jax.jit`` and ``jax.shard_map`` (with ``jax.P()``) like other data.
@@ -52,12 +53,12 @@ class Layout:
       TypeError: ``schedule``, ``size``, ``length`` or ``order`` is of another type.
 
     >>> layout = Layout("zigzag", size=2, length=7)
-    >>> x, positions = layout.reorder(jnp.arange(1, 8), axis=0)
+    >>> x, tokens = layout.reorder(jnp.arange(1, 8), axis=0)
     >>> x
     Array([1, 2, 7, 0, 3, 4, 5, 6], dtype=int32)
-    >>> positions
+    >>> tokens.positions
     Array([ 0,  1,  6, -1,  2,  3,  4,  5], dtype=int32)
-    >>> layout.restore(x, positions, axis=0)
+    >>> tokens.restore(x, axis=0)
     Array([1, 2, 3, 4, 5, 6, 7], dtype=int32)
     """
 
@@ -79,7 +80,7 @@ class Layout:
         if length < 0:
             raise ValueError(f"Layout: length={length} tokens. Pass zero or more.")
         schedule = get_schedule(schedule)
-        self._set(schedule, size, length, _checked_order(order, size, length))
+        self._set(schedule, size, length, checked_order(order, size, length))
 
     def _set(self, schedule, size, length, order):
         names = ("schedule", "size", "length", "order")
@@ -119,7 +120,11 @@ class Layout:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Layout):
             return NotImplemented
-        return self._key() == other._key() and self.order is other.order
+        if self._key() != other._key():
+            return False
+        if isinstance(self.order, jax.ShapeDtypeStruct):
+            return self.order == other.order
+        return self.order is other.order
 
     def __hash__(self) -> int:
         return hash(self._key())
@@ -139,16 +144,45 @@ class Layout:
           ``order``.
         """
         if not self.is_static:
-            return jnp.asarray(self.order)[..., rank, :]
+            return jnp.asarray(self._numbers())[..., rank, :]
         return self.schedule.positions(rank, self.size, self.local_length)
 
     def all_positions(self) -> Any:
         """Return the positions in rank order: (size * local length,), or (B, ...)."""
         if not self.is_static:
-            return self.order.reshape(*self.order.shape[:-2], -1)
+            order = self._numbers()
+            return order.reshape(*order.shape[:-2], -1)
         return self.schedule.shard(self.size, self.local_length)
 
-    def reorder(self, x: Any, axis: int = 1) -> tuple[Any, Any]:
+    def _numbers(self):
+        """Return the order, which is not the shape of one alone."""
+        if isinstance(self.order, jax.ShapeDtypeStruct):
+            raise TypeError(
+                f"Layout: the layout {self.schedule!r} of tokens has the shape of its "
+                "order alone. The numbers are in tokens.positions. Call the layout "
+                "whose reorder returned the tokens."
+            )
+        return self.order
+
+    @property
+    def differs_by_row(self) -> bool:
+        """Whether the sequences of a batch have orders of their own."""
+        return not self.is_static and self.order.ndim == 3
+
+    def _with_order(self, order: Any) -> "Layout":
+        """Return this layout with another ``order``, which nobody checks."""
+        layout = object.__new__(Layout)
+        layout._set(self.schedule, self.size, self.length, order)
+        return layout
+
+    def reorder(
+        self,
+        x: Any,
+        axis: int = 1,
+        *,
+        segment_ids: Any = None,
+        lengths: Any = None,
+    ) -> tuple[Any, "Tokens"]:
         """Permute a batch so that an even split gives every rank its tokens.
 
         Padding is zeros. An array stays sharded as it is; numpy arrays stay numpy.
@@ -157,18 +191,22 @@ class Layout:
           x: pytree of arrays whose dimension ``axis`` is the sequence in its natural
             order, any dtype.
           axis: the dimension that counts tokens.
+          segment_ids: int (B, length) or (length,), in natural order: the document of
+            each token. Tokens see those of their document alone. A negative id is
+            padding.
+          lengths: int (B,), or an int for all: tokens at this position or later are
+            padding.
 
         Returns:
-          (x, positions). A pytree like ``x``, whose dimension ``axis`` has ``size *
+          (x, tokens). A pytree like ``x``, whose dimension ``axis`` has ``size *
           local_length`` tokens: those of rank 0, then those of rank 1, and so on. And
-          int32, of the shape of the first array up to ``axis``: the position of each
-          token, -1 for padding. Split it as the tokens are, and hand it to all that
-          ask for positions: ``ring_attention``, RoPE, :meth:`restore`.
+          :class:`Tokens`, whose arrays have the shape of the first array up to
+          ``axis``. Split them as the batch is.
 
         Raises:
           ValueError: ``axis`` is out of range, an array has another length than the
-            layout, or ``x`` has no array.
-          TypeError: ``axis`` is no integer.
+            layout, ``x`` has no array, or ids or lengths have another shape.
+          TypeError: ``axis`` is no integer, or ids or lengths are no integers.
         """
         what = "Layout.reorder"
         places = self.all_positions()
@@ -189,68 +227,24 @@ class Layout:
         if not leaves:
             raise ValueError(f"{what}: x has no array. Pass one or more.")
         first, at = checked(leaves[0], axis, what)
-        return out, take(token_numbers(first, at), places, at, fill=PADDING)
-
-    def restore(self, x: Any, positions: Any = None, axis: int = 1) -> Any:
-        """Undo :meth:`reorder`: put the tokens of all ranks back into natural order.
-
-        The positions say where each token belongs, so no other layout can mix them up.
-
-        Args:
-          x: pytree of arrays whose dimension ``axis`` holds the tokens of rank 0, then
-            those of rank 1, and so on.
-          positions: as :meth:`reorder` returned them: int32 of the shape of ``x`` up to
-            ``axis``, or (tokens,). If None, those of tokens that are in their natural
-            order: of a contiguous layout.
-          axis: the dimension that counts tokens.
-
-        Returns:
-          A pytree like ``x`` in natural order, without the padding. Where the positions
-          are not those of one sequence of ``length`` tokens, all of it is NaN, or what
-          ``jax.numpy`` fills other dtypes with; outside of ``jax.jit`` it raises.
-
-        Raises:
-          ValueError: ``axis`` is out of range; ``x`` or the positions have another
-            shape than ``reorder`` gave them, or are of another layout.
-          TypeError: ``axis`` is no integer; or positions are missing.
-        """
-        what = "Layout.restore"
-        if positions is None:
-            if not self.is_natural:
-                raise TypeError(f"{what}: {no_positions(self.schedule)}")
-            positions = np.arange(self.size * self.local_length, dtype=np.int32)
-            positions = np.where(positions < self.length, positions, PADDING)
-        elif not isinstance(positions, jax.Array):
-            positions = np.asarray(positions)
-        held = self.size * self.local_length
-        if positions.shape[-1:] != (held,):
-            raise ValueError(
-                f"{what}: positions of shape {positions.shape}, and the {self.size} "
-                f"ranks of the layout hold {held} tokens. Pass what reorder returned, "
-                "padding included."
-            )
-        has_rows = not self.is_static and self.order.ndim == 3
-        places = places_of(positions, self.length, has_rows, what)
-
-        def one(leaf):
-            leaf, at = checked(leaf, axis, what)
-            if leaf.shape[at] != held:
-                raise ValueError(
-                    f"{what}: dimension {at} of x has {leaf.shape[at]} tokens, and the "
-                    f"{self.size} ranks of the layout hold {held}. Pass what reorder "
-                    "returned, padding included."
-                )
-            self._check_rows(leaf, at, what)
-            return take(leaf, places, at, fill=None)
-
-        return jax.tree.map(one, x)
+        numbers = token_numbers(first, at)
+        ids = natural_ids(segment_ids, lengths, numbers, what)
+        positions, ids = (
+            None if each is None else take(each, places, at, fill=PADDING)
+            for each in (numbers, ids)
+        )
+        # Of data the shape is enough: the numbers are in the positions.
+        order = None
+        if not self.is_static:
+            order = jax.ShapeDtypeStruct(self.order.shape, np.int32)
+        return out, Tokens(self._with_order(order), positions, ids)
 
     def places(self) -> Any:
         """Return where each position is in rank order, shaped as all positions are."""
         at = self.all_positions()
         if isinstance(at, np.ndarray):
             return np.argsort(at, kind="stable").astype(np.int32)
-        return jnp.argsort(at)
+        return jnp.argsort(at).astype(jnp.int32)
 
     def check_axis(self, axis_name: AxisName, what: str) -> int:
         """Return the size of an axis, or say that it is not the layout's.
@@ -277,7 +271,7 @@ class Layout:
 
     def _check_rows(self, leaf, axis: int, what: str) -> None:
         """Check that an array has the rows of a layout that differs by row."""
-        if self.is_static or self.order.ndim < 3:
+        if not self.differs_by_row:
             return
         rows = self.order.shape[0]
         if axis < 1 or leaf.shape[0] != rows:
@@ -288,51 +282,117 @@ class Layout:
             )
 
 
-def _flatten_with_keys(layout: Layout):
+@dataclasses.dataclass(frozen=True, eq=False)
+class Tokens:
+    """Which tokens of a sequence an array holds: what ``Layout.reorder`` returns.
+
+    Hand it to all that ask for the tokens of a batch: ``ring_attention``,
+    ``relayout``, :meth:`restore`; ``tokens.positions`` to RoPE. It is a pytree of
+    arrays of shape (B, T). Pass it through ``jax.jit`` like other data, and through
+    ``jax.shard_map`` with the spec of the batch's first two dimensions.
+
+    Attributes:
+      layout: of the sequence. Of a :func:`document_layout` it holds the shape of
+        ``order`` alone: the numbers are in the positions.
+      positions: int32 (B, T) or (T,): the position of each token, -1 for padding.
+      segment_ids: int32 of that shape, the document of each token, negative for
+        padding. If None, all tokens are of one document.
+    """
+
+    layout: Layout
+    positions: Any
+    segment_ids: Any = None
+
+    def restore(self, x: Any, axis: int = 1) -> Any:
+        """Undo ``Layout.reorder``: put the tokens of all ranks into natural order.
+
+        Args:
+          x: pytree of arrays whose dimension ``axis`` holds the tokens of rank 0, then
+            those of rank 1, and so on.
+          axis: the dimension that counts tokens.
+
+        Returns:
+          A pytree like ``x`` in natural order, without the padding. Where the positions
+          are not those of one sequence of ``layout.length`` tokens, all of it is NaN,
+          or what ``jax.numpy`` fills other dtypes with; outside of ``jax.jit`` it
+          raises.
+
+        Raises:
+          ValueError: ``axis`` is out of range; ``x`` or the positions have another
+            shape than ``reorder`` gave them, or are of another layout.
+          TypeError: ``axis`` is no integer.
+        """
+        what, layout, positions = "Tokens.restore", self.layout, self.positions
+        if not isinstance(positions, jax.Array):
+            positions = np.asarray(positions)
+        held = layout.size * layout.local_length
+        if positions.shape[-1:] != (held,):
+            raise ValueError(
+                f"{what}: positions of shape {positions.shape}, and the {layout.size} "
+                f"ranks of the layout hold {held} tokens. Pass what reorder returned, "
+                "padding included."
+            )
+        places = places_of(positions, layout.length, layout.differs_by_row, what)
+
+        def one(leaf):
+            leaf, at = checked(leaf, axis, what)
+            if leaf.shape[at] != held:
+                raise ValueError(
+                    f"{what}: dimension {at} of x has {leaf.shape[at]} tokens, and the "
+                    f"{layout.size} ranks of the layout hold {held}. Pass what reorder "
+                    "returned, padding included."
+                )
+            layout._check_rows(leaf, at, what)
+            return take(leaf, places, at, fill=None)
+
+        return jax.tree.map(one, x)
+
+    def layout_of_ranks(self, axis_name: Any, what: str, argument: str) -> Layout:
+        """Return the layout, whose order is gathered from the ranks if it is data.
+
+        Args:
+          axis_name: the axis that splits the sequence.
+          what: the function that was called.
+          argument: what it calls the tokens.
+
+        Raises:
+          TypeError: its order is data, and there are no positions.
+        """
+        layout = self.layout
+        if not isinstance(layout.order, jax.ShapeDtypeStruct):
+            return layout
+        if self.positions is None:
+            raise TypeError(f"{what}: {no_positions(layout.schedule, argument)}")
+        held = jnp.asarray(self.positions)
+        if held.ndim == 2 and not layout.differs_by_row:
+            # All rows have the same: see positions.are_right.
+            held = held[0] if len(held) else jnp.zeros(held.shape[1:], held.dtype)
+        order = all_gather(held, axis_name, axis=held.ndim - 1)
+        return layout._with_order(jnp.where(order < 0, layout.length, order))
+
+
+def _parts_of_layout(layout: Layout):
     return ((jax.tree_util.GetAttrKey("order"), layout.order),), layout._key()
 
 
-def _unflatten(key, leaves) -> Layout:
+def _layout_of(key, leaves) -> Layout:
     """Return a layout of whatever stands for its order: JAX puts anything there."""
     layout = object.__new__(Layout)
     layout._set(*key, *leaves)
     return layout
 
 
-jax.tree_util.register_pytree_with_keys(Layout, _flatten_with_keys, _unflatten)
+jax.tree_util.register_pytree_with_keys(Layout, _parts_of_layout, _layout_of)
 
 
-def _checked_order(order, size: int, length: int):
-    """Return the order of a layout as int32, if each token is there once.
+def _parts_of_tokens(tokens: Tokens):
+    names = ("positions", "segment_ids")
+    children = tuple(
+        (jax.tree_util.GetAttrKey(name), getattr(tokens, name)) for name in names
+    )
+    return children, tokens.layout
 
-    Raises:
-      TypeError: it is no array of integers.
-      ValueError: it is of another shape, or its known numbers are others.
-    """
-    if order is None:
-        return None
-    if not compat.is_tracer(order) and not isinstance(order, jax.Array):
-        order = np.asarray(order)
-    if not jnp.issubdtype(order.dtype, jnp.integer):
-        raise TypeError(
-            f"Layout: order has dtype {order.dtype}. Pass the positions that each of "
-            f"the {size} ranks holds, int32."
-        )
-    shape = order.shape
-    if len(shape) not in (2, 3) or shape[-2] != size or size * shape[-1] < length:
-        raise ValueError(
-            f"Layout: order has shape {shape}, for {length} tokens on {size} ranks. "
-            "Pass (ranks, tokens of a rank), or (batch, ranks, tokens of a rank), with "
-            "room for all tokens."
-        )
-    known = compat.known_value(order)
-    if known is not None:
-        held = size * shape[-1]
-        for row in known.reshape(math.prod(shape[:-2]), held):
-            if not np.array_equal(np.sort(row), np.arange(held)):
-                raise ValueError(
-                    f"Layout: order has {np.array2string(row, threshold=8)}, and each "
-                    f"of 0 to {held - 1} is expected once. Pass the position of each "
-                    f"token that a rank holds; padding has those from {length} on."
-                )
-    return order if order.dtype == np.int32 else order.astype(np.int32)
+
+jax.tree_util.register_pytree_with_keys(
+    Tokens, _parts_of_tokens, lambda layout, arrays: Tokens(layout, *arrays)
+)

@@ -13,11 +13,11 @@ SKIP, FULL, PARTIAL = 0, 1, 2
 PADDING = -1
 
 
-class Tokens(NamedTuple):
-    """What a mask knows of the queries or of the keys of a block.
+class Coordinates(NamedTuple):
+    """What a mask knows of the queries or of the keys of a hop.
 
     Attributes:
-      positions: int32 (T,) or (B, T), places in the whole sequence.
+      positions: int32 (T,) or (B, T), positions in the whole sequence.
       segment_ids: int32 (B, T), the document of each token, or negative for padding.
         If None, all tokens are of one document.
     """
@@ -57,11 +57,11 @@ class Mask:
         """Whether every query sees every key, padding apart."""
         return self.left is None and self.right is None
 
-    def allowed(self, queries: Tokens, keys: Tokens) -> jax.Array:
+    def allowed(self, queries: Coordinates, keys: Coordinates) -> jax.Array:
         """Return which keys each query sees, as bool.
 
         Args:
-          queries, keys: tokens whose arrays broadcast together.
+          queries, keys: coordinates whose arrays broadcast together.
         """
         seen = queries.positions < self.query_length
         seen = seen & (keys.positions < self.key_length)
@@ -76,7 +76,7 @@ class Mask:
             seen = seen & (queries.segment_ids >= 0)
         return seen
 
-    def modes(self, query_tiles: Tokens, key_tiles: Tokens) -> jax.Array:
+    def modes(self, query_tiles: Coordinates, key_tiles: Coordinates) -> jax.Array:
         """Say for each pair of tiles whether to skip it, take it whole, or mask it.
 
         Args:

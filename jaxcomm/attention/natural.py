@@ -1,54 +1,157 @@
-"""Check what dot_product_attention was asked for: arrays in their natural order."""
+"""Arrays in their natural order: how a mesh splits them, checked."""
+
+import dataclasses
+import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jaxcomm import compat
-from jaxcomm.attention import segments
-from jaxcomm.attention.arguments import batched, check_arrays, with_dimensions
+from jaxcomm.attention.arguments import with_dimensions
 
 _NAME = "dot_product_attention"
-# Options of ring_attention that say where tokens are.
-_OF_RANKS = ("key_layout", "key_positions", "layout", "positions")
+_EXPLICIT = jax.sharding.AxisType.Explicit
 
 
-def check_options(options) -> None:
-    """Raise TypeError if an option says where tokens are."""
-    for name in sorted(options.keys() & set(_OF_RANKS)):
-        raise TypeError(
-            f"{_NAME}: {name}= is an option of jaxcomm.ring_attention. Leave it out, "
-            "and pass arrays in their natural order; or call ring_attention."
-        )
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """Which axes of a mesh split which dimension.
 
-
-def check_shapes(query, key, value) -> None:
-    """Raise if whole arrays do not fit together: padding would hide it."""
-    _, arrays = batched({"query": query, "key": key, "value": value}, _NAME)
-    check_arrays(arrays["query"], arrays["key"], arrays["value"], _NAME)
-
-
-def mesh_of(mesh, axes: tuple):
-    """Return the mesh, or that of ``jax.set_mesh``, if it has the axes.
-
-    Raises:
-      TypeError: it is no mesh.
-      ValueError: an axis is missing, named twice, or split by a ``shard_map`` already.
+    Attributes:
+      mesh: the mesh, or the one of the context.
+      tokens, batch, heads: axes that split the dimension. Others hold copies.
+      manual: the axes that a ``shard_map`` has split the arrays over already.
     """
+
+    mesh: Any
+    tokens: tuple[str, ...]
+    batch: tuple[str, ...]
+    heads: tuple[str, ...]
+    manual: frozenset[str]
+
+    @property
+    def is_typed(self) -> bool:
+        """Whether types say how arrays are split."""
+        return _EXPLICIT in self.mesh.axis_types
+
+    @property
+    def axis_names(self) -> set[str]:
+        """The axes for ``shard_map``: all that are not split over already."""
+        return set(self.mesh.axis_names) - self.manual
+
+    def size(self, axes: tuple[str, ...]) -> int:
+        """Return the number of devices along axes."""
+        return math.prod(self.mesh.shape[axis] for axis in axes)
+
+    def placed(self, x, spec):
+        """Split an array so, where types say how arrays are split."""
+        if x is None or not self.is_typed:
+            return x
+        return jax.reshard(x, jax.NamedSharding(self.mesh, spec))
+
+    def whole(self, x, spec, axis: int):
+        """Split an array so, but for one dimension, which is whole on each device.
+
+        For tokens that the axes do not divide. Left to itself, XLA splits them
+        unevenly. A gradient by an embedding of theirs is then wrong (jaxlib 0.10.2:
+        it adds up rows of no token).
+        """
+        names = [*spec, *[None] * (x.ndim - len(spec))]
+        names[axis] = None
+        if self.is_typed:
+            return jax.reshard(x, jax.NamedSharding(self.mesh, jax.P(*names)))
+        mesh = jax.sharding.get_abstract_mesh() if self.manual else self.mesh
+        sharding = jax.NamedSharding(mesh, jax.P(*names))
+        return jax.lax.with_sharding_constraint(x, sharding)
+
+    @classmethod
+    def of(cls, mesh, axis_name, batch_axes, head_axes, query) -> "Split":
+        """Find how queries, keys and values are to be split.
+
+        Args:
+          mesh: a mesh, or None for that of the context.
+          axis_name, batch_axes, head_axes: what the user gave.
+          query: (B, T, N, H) or (T, N, H).
+
+        Raises:
+          TypeError: it is no mesh.
+          ValueError: an axis is missing, is named twice, is split by a ``shard_map``
+            already, does not divide its dimension, or is named nowhere.
+        """
+        tokens = _axes(axis_name)
+        mesh = _mesh_of(mesh, tokens)
+        manual = frozenset(jax.sharding.get_abstract_mesh().manual_axes)
+        typed = _by_type(query, mesh, tokens)
+        batch = _named(batch_axes, typed[0], "batch_axes", mesh)
+        heads = _named(head_axes, typed[1], "head_axes", mesh)
+        named = (*tokens, *batch, *heads)
+        twice = sorted({axis for axis in named if named.count(axis) > 1})
+        if twice:
+            raise ValueError(
+                f"{_NAME}: axis_name={axis_name!r}, batch_axes={batch}, head_axes="
+                f"{heads} name {twice[0]!r} twice. An axis splits one dimension."
+            )
+        for axis in (*batch, *heads):
+            if axis in manual:
+                raise ValueError(
+                    f"{_NAME}: a jax.shard_map has split the arrays over axis {axis!r} "
+                    "already. Leave it out."
+                )
+        split = cls(mesh, tokens, batch, heads, manual)
+        split._check_sizes(query)
+        forgotten = [
+            axis
+            for axis in mesh.axis_names
+            if mesh.shape[axis] > 1 and axis not in (*named, *manual)
+        ]
+        if forgotten:
+            raise ValueError(
+                f"{_NAME}: the mesh {dict(mesh.shape)} has the axes {forgotten}, and "
+                "nothing says what they split: each of their devices would compute a "
+                f"copy. Pass batch_axes={forgotten[0]!r} or head_axes="
+                f"{forgotten[0]!r}. For copies call jaxcomm.ring_attention inside "
+                "jax.shard_map."
+            )
+        return split
+
+    def _check_sizes(self, query) -> None:
+        has_batch = query.ndim == 4
+        if self.batch and not has_batch:
+            raise ValueError(
+                f"{_NAME}: batch_axes={self.batch}, and query of shape {query.shape} "
+                "has no batch. Pass 4 dimensions."
+            )
+        for axes, what, count in (
+            (self.batch, "batch_axes", query.shape[0]),
+            (self.heads, "head_axes", query.shape[-2]),
+        ):
+            if count % self.size(axes):
+                raise ValueError(
+                    f"{_NAME}: {what}={axes} are {self.size(axes)} devices, which do "
+                    f"not divide {count} in query of shape {query.shape}."
+                )
+
+
+def _axes(given) -> tuple:
+    if given is None:
+        return ()
+    return tuple(given) if isinstance(given, (tuple, list)) else (given,)
+
+
+def _mesh_of(mesh, axes: tuple):
+    """Return the mesh, or that of ``jax.set_mesh``, if it has the axes."""
     mesh = jax.sharding.get_abstract_mesh() if mesh is None else mesh
     if not isinstance(mesh, (jax.sharding.Mesh, jax.sharding.AbstractMesh)):
         raise TypeError(
             f"{_NAME}: mesh={mesh!r} is no mesh. Pass a jax.sharding.Mesh, or call it "
             "under jax.set_mesh."
         )
-    if not set(axes) <= set(mesh.axis_names):
+    if not axes or not set(axes) <= set(mesh.axis_names):
         name = axes[0] if len(axes) == 1 else axes
         raise ValueError(
-            f"dot_product_attention: axis {name!r} is not in the mesh "
-            f"{dict(mesh.shape)}. Pass mesh=, or call it under jax.set_mesh."
-        )
-    if len(set(axes)) < len(axes):
-        raise ValueError(
-            f"{_NAME}: axis_name={axes} names an axis twice. Pass each axis once."
+            f"{_NAME}: axis {name!r} is not in the mesh {dict(mesh.shape)}. Pass "
+            "mesh=, or call it under jax.set_mesh."
         )
     for axis in axes:
         if axis in jax.sharding.get_abstract_mesh().manual_axes:
@@ -59,34 +162,48 @@ def mesh_of(mesh, axes: tuple):
     return mesh
 
 
-def ids_of(queries, keys, query, key):
-    """Return the segment ids of queries and of keys as int32, or None.
+def _by_type(query, mesh, tokens: tuple) -> tuple[tuple, tuple]:
+    """Return by which Explicit axes the type of the queries splits batch and heads."""
+    sharding = compat.explicit_sharding(query)
+    if sharding is None or sharding.mesh.shape != mesh.shape:
+        return (), ()
+    kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
+    explicit = {name for name, kind in kinds if kind == _EXPLICIT} - {*tokens}
+    spec = [_axes(names) for names in sharding.spec]
+    spec += [()] * (query.ndim - len(spec))
+    *batch, of_tokens, heads, size = (
+        tuple(axis for axis in axes if axis in explicit) for axes in spec
+    )
+    if of_tokens or size:
+        raise ValueError(
+            f"{_NAME}: query is {jax.typeof(query)}, split by {(*of_tokens, *size)} "
+            f"along tokens or head size, which axis_name={tokens} does not name. Name "
+            "these axes in axis_name, or jax.reshard the query."
+        )
+    return batch[0] if batch else (), heads
 
-    Args:
-      queries, keys: integers of the tokens, or None; see ``segments.ids_of``. The keys
-        have those of the queries if there are no others.
-      query, key: the arrays.
+
+def _named(given, typed: tuple, what: str, mesh) -> tuple:
+    """Return the axes that split a dimension: those that are named, else of the type.
 
     Raises:
-      TypeError, ValueError: as ``segments.ids_of``.
-      ValueError: they are of other tokens, or of the queries alone where the keys are
-        another sequence.
+      ValueError: the mesh has no such axis, or the type splits by more.
     """
-    if keys is None:
-        keys = queries
-    found = []
-    for whose, of, x, ids in (
-        ("query", "query", query, queries), ("key_value", "key", key, keys)
-    ):  # fmt: skip
-        what = f"{_NAME}: {whose}_segment_ids"
-        ids = segments.ids_of(ids, what)
-        if ids is not None and jnp.shape(ids) != x.shape[:-2]:
-            raise ValueError(
-                f"{what} has shape {jnp.shape(ids)}, and {of} {x.shape}. Pass "
-                f"{x.shape[:-2]}, the document of each token."
-            )
-        found.append(ids)
-    return found
+    if given is None:
+        return typed
+    axes = _axes(given)
+    unknown = [axis for axis in axes if axis not in mesh.axis_names]
+    if unknown:
+        raise ValueError(
+            f"{_NAME}: {what}={given!r}, and the mesh {dict(mesh.shape)} has no axis "
+            f"{unknown[0]!r}."
+        )
+    if not set(typed) <= set(axes):
+        raise ValueError(
+            f"{_NAME}: {what}={given!r}, and the type of query splits that dimension "
+            f"by {typed}. Leave {what} out, or jax.reshard the query."
+        )
+    return axes
 
 
 def pairs_of(x, what: str, query, key):
@@ -115,31 +232,8 @@ def pairs_of(x, what: str, query, key):
     return x
 
 
-def explicit_axes(mesh) -> tuple:
-    """Return the axes of the mesh by which types say how arrays are split.
-
-    Empty if it is not the mesh of the context: then no type does.
-    """
-    context = jax.sharding.get_abstract_mesh()
-    if isinstance(mesh, jax.sharding.Mesh):
-        mesh = mesh.abstract_mesh
-    if mesh != context:
-        return ()
-    named = zip(mesh.axis_names, mesh.axis_types, strict=True)
-    return tuple(n for n, kind in named if kind == jax.sharding.AxisType.Explicit)
-
-
-def out_specs(query, axes: tuple, size: int, explicit: tuple):
-    """Return how output and log-sum-exp are split: as the queries, tokens over axes.
-
-    Tokens that the axes cannot split evenly are whole on each device.
-    """
-    sharding = compat.explicit_sharding(query)
-    spec: list = [None] * query.ndim
-    for i, names in enumerate(() if sharding is None else sharding.spec):
-        names = names if isinstance(names, tuple) or names is None else (names,)
-        spec[i] = tuple(n for n in names or () if n not in axes) or None
-    tokens = query.ndim - 3
-    is_even = query.shape[tokens] % size == 0
-    spec[tokens] = tuple(n for n in axes if n in explicit and is_even) or None
-    return jax.P(*spec[:-1], None), jax.P(*spec[:-1])
+def repeated_heads(x, split: Split):
+    """Repeat key heads, (..., S, K, H), until the axes that split heads divide them."""
+    size = split.size(split.heads)
+    times = size // math.gcd(x.shape[-2], size)
+    return x if times == 1 else jnp.repeat(x, times, axis=-2)

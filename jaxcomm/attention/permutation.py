@@ -30,12 +30,12 @@ def checked(leaf, axis, what: str):
     return leaf, axis % leaf.ndim
 
 
-def no_positions(schedule, argument: str = "positions") -> str:
+def no_positions(schedule, argument: str = "tokens") -> str:
     """Say what to do about positions that a call did not get."""
     return (
-        f"{argument}= is missing, and the layout {schedule!r} is not the natural order "
-        "of the tokens. Reorder the batch with `batch, positions = layout.reorder("
-        "batch)`, split the positions as the tokens are, and pass this rank's."
+        f"{argument} has no positions, and the layout {schedule!r} is not the natural "
+        "order of the tokens. Reorder the batch with `batch, tokens = layout.reorder("
+        "batch)`, split the tokens as the batch is, and pass this rank's."
     )
 
 
@@ -217,7 +217,8 @@ def _places_of_row(xp, row, length: int):
     """Return the places, and whether each position is there once and no other is."""
     order = xp.argsort(xp.where(row < 0, length, row), stable=True)
     places = order[:length]
-    is_right = (row[places] == xp.arange(length)).all() & (row < length).all()
+    every = xp.arange(length, dtype=row.dtype)
+    is_right = (row[places] == every).all() & (row < length).all()
     return places, is_right
 
 
@@ -242,3 +243,39 @@ def _sharding(leaf, axis: int, count: int):
         if count % parts:
             spec[axis] = None
     return sharding.update(spec=jax.P(*spec))
+
+
+def checked_order(order, size: int, length: int):
+    """Return the order of a layout as int32, if each token is there once.
+
+    Raises:
+      TypeError: it is no array of integers.
+      ValueError: it is of another shape, or its known numbers are others.
+    """
+    if order is None:
+        return None
+    if not compat.is_tracer(order) and not isinstance(order, jax.Array):
+        order = np.asarray(order)
+    if not jnp.issubdtype(order.dtype, jnp.integer):
+        raise TypeError(
+            f"Layout: order has dtype {order.dtype}. Pass the positions that each of "
+            f"the {size} ranks holds, int32."
+        )
+    shape = order.shape
+    if len(shape) not in (2, 3) or shape[-2] != size or size * shape[-1] < length:
+        raise ValueError(
+            f"Layout: order has shape {shape}, for {length} tokens on {size} ranks. "
+            "Pass (ranks, tokens of a rank), or (batch, ranks, tokens of a rank), with "
+            "room for all tokens."
+        )
+    known = compat.known_value(order)
+    if known is not None:
+        held = size * shape[-1]
+        for row in known.reshape(math.prod(shape[:-2]), held):
+            if not np.array_equal(np.sort(row), np.arange(held)):
+                raise ValueError(
+                    f"Layout: order has {np.array2string(row, threshold=8)}, and each "
+                    f"of 0 to {held - 1} is expected once. Pass the position of each "
+                    f"token that a rank holds; padding has those from {length} on."
+                )
+    return order if order.dtype == np.int32 else order.astype(np.int32)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxcomm import config
-from jaxcomm.attention.layout import Layout
+from jaxcomm.attention.layout import Layout, Tokens
 from jaxcomm.attention.mask import PADDING
 from jaxcomm.attention.names import keep
 from jaxcomm.attention.permutation import no_positions
@@ -23,10 +23,7 @@ class Trusted:
 TRUSTED = Trusted()
 
 
-def are_right(
-    positions, layout: Layout, axis_name, what: str, *, argument="positions",
-    lane=None, backend=None,
-):  # fmt: skip
+def are_right(tokens: Tokens, layout: Layout, axis_name, what: str, argument="tokens"):
     """Say whether this rank holds the tokens that the layout says.
 
     The ``host`` backend raises on all ranks where one of them does not. No other can: a
@@ -34,13 +31,12 @@ def are_right(
     raises there too.
 
     Args:
-      positions: int32 (T,) or (B, T), the position of each token, -1 for padding; None
-        if the layout is the natural order; or TRUSTED.
+      tokens: of this rank. Their positions may be None, if the layout is the natural
+        order, or TRUSTED.
       layout: who holds which positions.
       axis_name: the axis that splits the sequence.
       what: the name of the function that was called.
-      argument: what it calls the positions.
-      lane, backend: of the call.
+      argument: what it calls the tokens.
 
     Returns:
       bool scalar, or None where there is nothing to compare.
@@ -49,6 +45,7 @@ def are_right(
       TypeError: positions are missing or no integers.
       ValueError: they have another shape.
     """
+    positions = tokens.positions
     if positions is None and not layout.is_natural:
         raise TypeError(f"{what}: {no_positions(layout.schedule, argument)}")
     if positions is None or positions is TRUSTED:
@@ -56,8 +53,8 @@ def are_right(
     positions = jnp.asarray(positions)
     if not jnp.issubdtype(positions.dtype, jnp.integer):
         raise TypeError(
-            f"{what}: {argument} has dtype {positions.dtype}. Pass those that "
-            "layout.reorder returned, int32."
+            f"{what}: {argument}.positions has dtype {positions.dtype}. Pass the "
+            "tokens that layout.reorder returned."
         )
     expected = jnp.asarray(layout.positions_of(jax.lax.axis_index(axis_name)))
     expected = jnp.where(expected < layout.length, expected, PADDING)
@@ -65,48 +62,38 @@ def are_right(
     fits = len(shape) in (1, 2) and shape[-1:] == expected.shape[-1:]
     if not fits or (expected.ndim == 2 and shape != expected.shape):
         raise ValueError(
-            f"{what}: {argument} has shape {shape} on this rank, and {expected.shape} "
-            "is expected, or a row of it for each sequence. Split what layout.reorder "
-            "returned as the tokens are."
+            f"{what}: {argument}.positions has shape {shape} on this rank, and "
+            f"{expected.shape} is expected, or a row of it for each sequence. Split "
+            "what layout.reorder returned as the batch is."
         )
     found = positions.astype(jnp.int32).reshape(-1)
     expected = jnp.broadcast_to(expected, shape).reshape(-1)
     mistake = _first_mistake(found, expected, shape[-1])
-    call = call_of(what, axis_name, lane=lane, backend=backend)
-    mistake = Request(CHECK_POSITIONS, mistake, call).run()
+    mistake = Request(CHECK_POSITIONS, mistake, call_of(what, axis_name)).run()
     is_right = mistake[0] < 0
     if config.check():
-        _raise_everywhere(what, mistake, axis_name, lane, backend)
+        _raise_everywhere(what, mistake, axis_name)
     return is_right
 
 
-def both_are_right(queries, keys, axis_name, **via):
+def all_are_right(queries, keys, axis_name, what: str):
     """Say whether this rank holds the queries and the keys that their layouts say.
 
     Args:
-      queries, keys: positions and layout of each. The layout of the keys is None if
-        they are the same sequence as the queries.
+      queries, keys: tokens and layout of each. None for the keys if they are the same
+        tokens as the queries.
       axis_name: the axis that splits the sequence.
-      via: lane and backend of the call.
+      what: the name of the function that was called.
 
     Returns:
       bool scalar, or None where there is nothing to compare. A policy of
       ``jax.checkpoint`` can save it.
-
-    Raises:
-      As :func:`are_right`, for ``ring_attention``.
     """
-    what = "ring_attention"
-    (positions, layout), (key_positions, key_layout) = queries, keys
-    found = [are_right(positions, layout, axis_name, what, **via)]
-    if key_layout is not None:
-        via["argument"] = "key_positions"
-        found += [are_right(key_positions, key_layout, axis_name, what, **via)]
-    elif key_positions is not None and key_positions is not TRUSTED:
-        raise ValueError(
-            f"{what}: key_positions= was given without key_layout=. Pass both for "
-            "another sequence of keys, or neither."
-        )
+    tokens, layout = queries
+    found = [are_right(tokens, layout, axis_name, what)]
+    if keys is not None:
+        tokens, layout = keys
+        found.append(are_right(tokens, layout, axis_name, what, "key_tokens"))
     found = [is_right for is_right in found if is_right is not None]
     return keep(functools.reduce(jnp.logical_and, found)) if found else None
 
@@ -121,17 +108,17 @@ def _first_mistake(found, expected, tokens: int):
     return jnp.stack([token, found[at], expected[at]])
 
 
-def _raise_everywhere(what: str, mistake, axis_name, lane, backend) -> None:
+def _raise_everywhere(what: str, mistake, axis_name) -> None:
     """Raise by a callback on all ranks: those that went on would wait for the rest."""
-    mistakes = all_gather(mistake, axis_name, lane=lane, backend=backend)
+    mistakes = all_gather(mistake, axis_name)
     rank = jnp.argmax(mistakes[:, 0] >= 0)
 
     def complain(rank, token, found, expected):
         raise ValueError(
             f"{what}: rank {rank} does not hold the tokens that its layout says: token "
             f"{token} has position {found}, and the layout says {expected} (-1 is "
-            "padding). Reorder the batch with the layout that is passed, `batch, "
-            "positions = layout.reorder(batch)`."
+            "padding). Pass the tokens that came with this batch: `batch, tokens = "
+            "layout.reorder(batch)`."
         )
 
     def call(rank, mistake):

@@ -8,20 +8,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxcomm.attention.layout import Layout
+from jaxcomm.attention.layout import Layout, Tokens
 from jaxcomm.attention.permutation import checked, poison_unless
 from jaxcomm.attention.positions import are_right
 from jaxcomm.collectives.ragged_all_to_all import ragged_all_to_all
-from jaxcomm.primitives.call import AxisName
+from jaxcomm.primitives.call import SCOPE, AxisName, call_of
 
 
 def relayout(
     x: Any,
-    source: Layout,
-    target: Layout,
+    source: Tokens | Layout,
+    target: Tokens | Layout,
     axis_name: AxisName,
     *,
-    positions: Any = None,
     axis: int = 1,
     lane: str | None = None,
     backend: str | None = None,
@@ -36,13 +35,12 @@ def relayout(
 
     Args:
       x: pytree of arrays whose dimension ``axis`` holds this rank's tokens.
-      source: the layout that ``x`` has.
-      target: the layout that the result has; of the same length and ranks.
+      source: the tokens that ``x`` has, as ``Layout.reorder`` returned them. Or the
+        layout of tokens that are in their natural order. Where the positions are not
+        those of the layout, this raises or returns NaN, as ``ring_attention`` does.
+      target: the layout that the result has, or tokens of it; of the same length and
+        ranks.
       axis_name: the mesh axis, or tuple of axes, that splits the sequence.
-      positions: int32 (B, T) or (T,), of the tokens that ``x`` has, as
-        ``Layout.reorder`` returned them. If None, ``source`` must be the natural order.
-        Where they are not those of ``source``, this raises or returns NaN, as
-        ``ring_attention`` does.
       axis: the dimension that counts tokens.
       lane: which communicator carries the bytes. If None, the default lane.
       backend: what moves the bytes. If None, the backend of the platform.
@@ -53,52 +51,57 @@ def relayout(
     Raises:
       ValueError: the layouts differ in length or ranks, or do not fit ``x`` or axis; or
         a layout differs by sequence of the batch.
-      TypeError: positions are missing, or ``source`` or ``target`` is no layout.
+      TypeError: positions are missing, or ``source`` or ``target`` is of another type.
       NameError: the axis is not bound.
 
-    >>> def convolve(x, positions, layout):
-    ...     plain = Layout("contiguous", layout.size, layout.length)
-    ...     y = relayout(x, layout, plain, "context", positions=positions)
-    ...     return relayout(jnp.cumsum(y, 1), plain, layout, "context")
+    >>> def convolve(x, tokens):
+    ...     plain = Layout("contiguous", tokens.layout.size, tokens.layout.length)
+    ...     y = relayout(x, tokens, plain, "context")
+    ...     return relayout(jnp.cumsum(y, 1), plain, tokens, "context")
     """
-    for layout in (source, target):
-        if not isinstance(layout, Layout):
+    what = "relayout"
+    held = source if isinstance(source, Tokens) else Tokens(source, None)
+    wanted = target if isinstance(target, Tokens) else Tokens(target, None)
+    for tokens in (held, wanted):
+        if not isinstance(tokens.layout, Layout):
             raise TypeError(
-                f"relayout: {layout!r} is no layout. Pass jaxcomm.Layout(schedule, "
-                "size, length)."
+                f"{what}: {tokens.layout!r} is no layout. Pass tokens that layout."
+                "reorder returned, or jaxcomm.Layout(schedule, size, length)."
             )
+    source, target = held.layout, wanted.layout
     if (source.size, source.length) != (target.size, target.length):
         raise ValueError(
-            f"relayout: from {source.length} tokens on {source.size} ranks to "
+            f"{what}: from {source.length} tokens on {source.size} ranks to "
             f"{target.length} on {target.size}. Pass layouts of one sequence."
         )
-    for layout in (source, target):
-        if not layout.is_static and layout.order.ndim == 3:
-            raise ValueError(
-                "relayout: a layout differs by sequence of the batch, and all rows of "
-                "x move alike. Move each row by itself, with its own layout."
-            )
+    if source.differs_by_row or target.differs_by_row:
+        raise ValueError(
+            f"{what}: a layout differs by sequence of the batch, and all rows of x "
+            "move alike. Move each row by itself, with its own layout."
+        )
     source.check_axis(axis_name, "attention.relayout")
-    is_right = are_right(
-        positions, source, axis_name, "relayout", lane=lane, backend=backend
-    )
+    named = call_of(what, axis_name, lane=lane, backend=backend)
+    # Collectives of the backward pass travel by the same.
+    with SCOPE(named.scope):
+        source = held.layout_of_ranks(named.axes, what, "source")
+        target = wanted.layout_of_ranks(named.axes, what, "target")
+        is_right = are_right(held, source, named.axes, what, "source")
 
-    def one(leaf):
-        leaf, at = checked(leaf, axis, "relayout")
-        if leaf.shape[at] != source.local_length:
-            raise ValueError(
-                f"relayout: dimension {at} of x has {leaf.shape[at]} tokens on this "
-                f"rank, and the layout it comes from {source.local_length}."
-            )
-        leaf = poison_unless(is_right, jnp.asarray(leaf))
-        axes = tuple(axis_name) if isinstance(axis_name, list) else axis_name
-        if _are_alike(source, target):
-            return _without_padding(leaf, at, source, axes)
-        rows = jnp.moveaxis(leaf, at, 0)
-        via = (axes, lane, backend)
-        return jnp.moveaxis(_move_compiled(via, rows, source, target), 0, at)
+        def one(leaf):
+            leaf, at = checked(leaf, axis, what)
+            if leaf.shape[at] != source.local_length:
+                raise ValueError(
+                    f"{what}: dimension {at} of x has {leaf.shape[at]} tokens on this "
+                    f"rank, and the layout it comes from {source.local_length}."
+                )
+            leaf = poison_unless(is_right, jnp.asarray(leaf))
+            if _are_alike(source, target):
+                return _without_padding(leaf, at, source, named.axes)
+            rows = jnp.moveaxis(leaf, at, 0)
+            via = named.axes, named.scope
+            return jnp.moveaxis(_move_compiled(via, rows, source, target), 0, at)
 
-    return jax.tree.map(one, x)
+        return jax.tree.map(one, x)
 
 
 def _are_alike(source: Layout, target: Layout) -> bool:
@@ -123,17 +126,18 @@ def _without_padding(leaf, axis: int, layout: Layout, axis_name):
 
 
 def _moved(via, rows, source: Layout, target: Layout):
-    axis_name, lane, backend = via
+    axis_name, scope = via
     rank = jax.lax.axis_index(axis_name)
     if source.is_static and target.is_static:
         route = jax.tree.map(lambda x: jnp.asarray(x)[rank], _known(source, target))
     else:
         route = _traced(source, target, rank)
     output = jnp.zeros((target.local_length, *rows.shape[1:]), rows.dtype)
-    arrived = ragged_all_to_all(
-        _ordered(rows, route.order), output, route.starts, route.sent,
-        route.offsets, route.received, axis_name=axis_name, lane=lane, backend=backend,
-    )  # fmt: skip
+    with SCOPE(scope):
+        arrived = ragged_all_to_all(
+            _ordered(rows, route.order), output, route.starts, route.sent,
+            route.offsets, route.received, axis_name=axis_name,
+        )  # fmt: skip
     return _ordered(arrived, route.back)
 
 

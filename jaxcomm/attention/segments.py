@@ -1,5 +1,6 @@
 """The documents of tokens, as int32, whatever integers the user has."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -38,7 +39,7 @@ def ids_of(x, what: str):
     return known.astype(np.int32)
 
 
-def lengths_of(x):
+def _lengths_of(x):
     """Return lengths as int32, the largest for all beyond it; others as they are."""
     if not _is_wide(x):
         return x
@@ -55,42 +56,58 @@ def _is_wide(x) -> bool:
     return jnp.iinfo(dtype).max > _INT32.max
 
 
-def segment_ids_of(ids, lengths, positions, shape, name: str, argument: str):
-    """Return the segment ids of a rank's tokens, or None if there is nothing to say.
+def natural_ids(ids, lengths, numbers, what: str, whose: str = ""):
+    """Return the documents of tokens in natural order, padding included, or None.
 
     Args:
-      ids: int (B, T) or None, as given.
-      lengths: int (B,) or None: tokens at this position or later are padding.
-      positions: int32 (T,) or (B, T), of the tokens.
-      shape: (B, T).
-      name: ``"query"`` or ``"key_value"``.
-      argument: the function that was called.
+      ids: integers (..., T) or (T,), or None.
+      lengths: integers (...), or one; or None: tokens from there on are padding.
+      numbers: int32 (..., T), the position of each token.
+      what: who asks.
+      whose: what it calls their owner, as ``"query_"``.
+
+    Returns:
+      int32 of the shape of ``numbers``; a numpy array if all are.
 
     Raises:
-      TypeError: they are no integers.
+      TypeError: ids or lengths are no integers.
       ValueError: they are of another shape.
     """
-    for what, found, expected in (
-        (f"{name}_segment_ids", ids, shape),
-        (f"{name}_seq_lengths", lengths, shape[:1]),
-    ):
-        if found is None:
-            continue
-        found = jnp.asarray(found)
-        if not jnp.issubdtype(found.dtype, jnp.integer):
-            raise TypeError(
-                f"{argument}: {what} has dtype {found.dtype}. Pass integers."
-            )
-        if found.shape != expected:
-            raise ValueError(
-                f"{argument}: {what} has shape {found.shape} on this rank, and "
-                f"{expected} is expected. Split segment ids as the tokens are; pass "
-                "one length for each sequence of the batch."
-            )
     if ids is None and lengths is None:
         return None
-    ids = jnp.zeros(shape, jnp.int32) if ids is None else jnp.asarray(ids, jnp.int32)
-    if lengths is not None:
-        lengths = jnp.asarray(lengths).astype(jnp.int32)
-        ids = jnp.where(positions < lengths[:, None], ids, PADDING)
-    return ids
+    shape = numbers.shape
+    named = (
+        (f"{whose}segment_ids", ids, (shape, shape[-1:])),
+        (f"{whose}seq_lengths" if whose else "lengths", lengths, (shape[:-1], ())),
+    )
+    found = []
+    for name, x, shapes in named:
+        x = x if x is None or isinstance(x, jax.Array) else np.asarray(x)
+        is_ids = name.endswith("ids")
+        x = ids_of(x, f"{what}: {name}") if is_ids else _lengths_of(x)
+        if x is not None and not jnp.issubdtype(x.dtype, jnp.integer):
+            raise TypeError(f"{what}: {name} has dtype {x.dtype}. Pass integers.")
+        if x is not None and x.shape not in shapes:
+            raise ValueError(
+                f"{what}: {name} has shape {x.shape}. Pass {shapes[0]} or {shapes[1]}, "
+                f"for tokens of shape {shape} in their natural order."
+            )
+        found.append(None if x is None else x.astype(np.int32))
+    ids, lengths = found
+    is_known = all(isinstance(x, (np.ndarray, type(None))) for x in (*found, numbers))
+    xp = np if is_known else jnp
+    ids = xp.zeros(shape, np.int32) if ids is None else xp.broadcast_to(ids, shape)
+    if not is_known:
+        ids = _split_as(numbers, ids)
+    if lengths is None:
+        return ids
+    ends = xp.broadcast_to(xp.asarray(lengths)[..., None], shape)
+    if not is_known:
+        ends = _split_as(numbers, ends)
+    return xp.where(numbers < ends, ids, np.int32(PADDING))
+
+
+def _split_as(numbers, x):
+    """Split an array as the tokens are, where types say how arrays are split."""
+    sharding = compat.explicit_sharding(numbers)
+    return x if sharding is None else jax.reshard(x, sharding)

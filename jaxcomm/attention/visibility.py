@@ -8,6 +8,7 @@ import numpy as np
 
 from jaxcomm.attention.layout import Layout
 from jaxcomm.attention.mask import Mask
+from jaxcomm.attention.schedules.block import Block, Blocks
 
 
 class Piece(NamedTuple):
@@ -99,4 +100,44 @@ def _seen_by_rank(queries: Layout, mask: Mask) -> list[_Interval]:
         high = np.full_like(last, far) if mask.right is None else last + mask.right
         low, high = np.where(nothing, 0, low), np.where(nothing, -1, high)
         found.append(_Interval(low, high))
+    return found
+
+
+def blocks_of(queries: Layout, keys: Layout, mask: Mask, held: int) -> Blocks | str:
+    """Return what a rank sees of the keys of a hop, by whose they are.
+
+    Args:
+      queries, keys: who holds which positions.
+      mask: of the call.
+      held: keys of a hop.
+
+    Returns:
+      The blocks; or, in words, why none are known before the program runs.
+    """
+    if not (queries.is_static and keys.is_static):
+        return "the layout is data, and blocks are rules"
+    count = queries.local_length
+    totals = tuple(each.size * each.local_length for each in (queries, keys))
+    if (mask.query_length, mask.key_length) != totals:
+        return (
+            f"the {queries.size} ranks hold {totals[0]} queries and {totals[1]} keys, "
+            f"of which {mask.query_length} and {mask.key_length} are no padding, and "
+            "it masks no padding"
+        )
+    whole = (0, count), (0, held)
+    if mask.is_everything:
+        return Blocks(*[Block(*whole)] * 3)
+    is_one_sequence = queries == keys
+    if queries.size == 1 and is_one_sequence and queries.is_natural:
+        # A window that reaches the first key is none.
+        left = mask.left if (mask.left or 0) < held - 1 else None
+        return Blocks(*[Block(*whole, left, mask.right)] * 3)
+    if not mask.is_causal:
+        return "it takes a window where one rank holds all tokens in natural order"
+    found = queries.schedule.blocks(count) if is_one_sequence else None
+    if found is None:
+        return (
+            f"the schedule {queries.schedule.name!r} does not say which blocks a "
+            "causal ring computes"
+        )
     return found

@@ -1,5 +1,7 @@
 """All-reduce: psum, pmean, pmax, pmin, pprod."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -71,9 +73,10 @@ def pmean(
 ) -> PyTree:
     """Average ``x`` over the devices of a mesh axis; a twin of ``jax.lax.pmean``.
 
-    Arguments, result and errors are those of :func:`psum`; integers give floats. NCCL
-    multiplies float32 and float64 by one over the number of ranks before it adds them:
-    where that is no power of two, last bits differ from those of a sum that is divided.
+    Arguments, result and errors are those of :func:`psum`; integers give floats, and
+    groups must be of one size. NCCL multiplies float32 and float64 by one over the
+    number of ranks before it adds them: where that is no power of two, last bits differ
+    from those of a sum that is divided.
 
     Example:
       >>> f = jax.shard_map(
@@ -82,14 +85,17 @@ def pmean(
       >>> f(jnp.arange(4.0))
       Array([1.5], dtype=float32)
     """
-    options = {"lane": lane, "backend": backend}
+    groups: dict[str, Any] = {"axis_index_groups": axis_index_groups}
+    options = groups | {"lane": lane, "backend": backend}
     x = request.count_bools(x)
     if axis_index_groups is None and _is_averaged(x, axis_name):
         return reduction("pmean", "mean", x, axis_name, **options).run()
-    total = reduction(
-        "pmean", "sum", x, axis_name, axis_index_groups=axis_index_groups, **options
-    ).run()
-    count = jax.lax.psum(1, axis_name, axis_index_groups=axis_index_groups)
+    total = reduction("pmean", "sum", x, axis_name, **options).run()
+    if axis_index_groups is None:
+        count = jax.lax.psum(1, axis_name)
+    else:
+        # jax.lax divides by the size of the first group, whatever the others have.
+        count = call_of("pmean", axis_name, **groups).group_size
     return jax.tree.map(lambda leaf: leaf / count, total)
 
 
@@ -226,8 +232,8 @@ def reduction(
     call = call_of(name, axes, **options)
     if not axes:
         return Ready(call, x)
-    request.check_leaves(x, call)
     if op == "sum" and not any(map(compat.is_tracer, jax.tree.leaves(x))):
+        request.check_leaves(x, call)
         # A constant is summed without communication; psum(1, axis) is the idiom for
         # the axis size and stays a Python number.
         return Ready(call, jax.lax.psum(x, axes, axis_index_groups=groups))
@@ -249,7 +255,8 @@ class AllReduce(Collective):
         return jnp.broadcast_to(reduce_stacked(x, op, keepdims=True), x.shape)
 
     def fold(self, stacked, *, op):
-        return [reduce_stacked(x, op) for x in stacked]
+        is_exact = op in ("max", "min")
+        return [reduce_stacked(x if is_exact else widen(x), op) for x in stacked]
 
     def xla(self, xs, call, *, op):
         native = {

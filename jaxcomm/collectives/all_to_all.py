@@ -133,7 +133,7 @@ def exchange(
             # dimension of size 1 that grows, and split_axis one that shrinks to 1.
             concat += split < concat
             leaves[i] = jnp.expand_dims(leaf, concat)
-            split += concat < split or concat == split
+            split += concat < split
             squeeze = split
         split_axes.append(split)
         concat_axes.append(concat)

@@ -19,7 +19,8 @@ def pbarrier(
     """Return ``x`` once every device of a mesh axis has got here.
 
     Computations on the result run after every device has computed ``x``. Nothing is
-    copied where XLA can hand the buffers on.
+    copied where XLA can hand the buffers on. XLA has no barrier: ``backend="xla"``
+    reads ``x`` twice, and copies it.
 
     Args:
       x: a pytree of arrays of any shape and dtype.
@@ -58,8 +59,12 @@ class Barrier(Collective):
         return x
 
     def xla(self, xs, call):
-        everyone = jax.lax.psum(jnp.int32(1), call.axes)
-        return list(jax.lax.optimization_barrier((*xs, everyone))[:-1])
+        # XLA drops a collective whose result is not used, also by optimization_barrier.
+        # So all of every x goes into this one, and its result into every element.
+        xs = jax.lax.optimization_barrier(tuple(xs))
+        here = sum((jnp.any(x != 0).astype(jnp.int32) for x in xs), jnp.int32(0))
+        is_never = jax.lax.pmax(here, call.axes) < 0
+        return [jnp.where(is_never, jnp.zeros_like(x), x) for x in xs]
 
 
 BARRIER = Barrier()

@@ -5,10 +5,13 @@ some of its axes. :func:`jaxcomm.init` makes it, or the lowering of a program th
 it. Running a program never makes one.
 """
 
+import contextlib
+import contextvars
 import dataclasses
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from typing import Any
 
 import jax
 
@@ -45,10 +48,9 @@ class Choices:
         self._chosen: dict[tuple, Choice] = {}
         self._lanes: dict[DeviceGrid, set[str]] = {}
 
-    def record(
-        self, grid: DeviceGrid, partition: Partition, lane: str, choice: Choice
-    ) -> None:
+    def record(self, partition: Partition, lane: str, choice: Choice) -> None:
         """Remember a choice for a partition."""
+        grid = partition.grid
         for axes in (partition.axes, frozenset(partition.axes)):
             self._chosen[grid, axes, partition.index_groups, lane] = choice
         self._lanes.setdefault(grid, {DEFAULT_LANE}).add(lane)
@@ -69,7 +71,7 @@ class Choices:
             f"jaxcomm.init(mesh, lanes=({lane!r},))"
         )
 
-    def find(self, grid: DeviceGrid, partition: Partition, lane: str) -> Choice:
+    def find(self, partition: Partition, lane: str) -> Choice:
         """Return the choice for a partition.
 
         A choice for axes holds for index groups within them, and for the same axes in
@@ -78,20 +80,29 @@ class Choices:
         """
         for index_groups in (partition.index_groups, None):
             for axes in (partition.axes, frozenset(partition.axes)):
-                found = self._chosen.get((grid, axes, index_groups, lane))
+                found = self._chosen.get((partition.grid, axes, index_groups, lane))
                 if found is not None:
                     return found
         return Choice()
 
-    def backends(self) -> set[str]:
-        """Return the names of all backends that were chosen."""
-        return {each.backend for each in self._chosen.values() if each.backend}
+    def snapshot(self, grid: DeviceGrid | None) -> frozenset:
+        """Return the choices for a grid, or for all, as a value to compare."""
+        return frozenset(
+            (where, choice)
+            for where, choice in self._chosen.items()
+            if grid is None or where[0] == grid
+        )
 
     def clear(self) -> None:
         """Forget all choices."""
         self._chosen.clear()
         self._lanes.clear()
 
+
+# For each open used_here() of this thread, the keys found since.
+_collecting: contextvars.ContextVar[tuple[set[int], ...]] = contextvars.ContextVar(
+    "jaxcomm_used_here", default=()
+)
 
 # All below require it.
 _lock = threading.RLock()
@@ -109,14 +120,13 @@ def make_all(
     choice: Choice,
 ) -> Communicators:
     """Find or make a communicator for each partition and lane; remember the choice."""
-    grid = replica_groups.grid_of(mesh)
     found = []
     with _lock:
         for partition in partitions:
             for lane in lanes:
                 member = get(_spec(mesh, partition, lane, choice))
                 _check_timeout(member, choice.timeout)
-                _choices.record(grid, partition, lane, choice)
+                _choices.record(partition, lane, choice)
                 found.append(member)
     return Communicators(found)
 
@@ -129,13 +139,69 @@ def for_lowering(
 ) -> Communicator:
     """Return the communicator that a program being lowered needs, made if missing."""
     lane = DEFAULT_LANE if lane is None else lane
-    grid = replica_groups.grid_of(mesh)
     with _lock:
-        _choices.check_lane(grid, lane)
-        chosen = _choices.find(grid, partition, lane)
+        _choices.check_lane(partition.grid, lane)
+        chosen = _choices.find(partition, lane)
         if backend is not None:
             chosen = Choice(backend, chosen.policy, chosen.timeout)
-        return get(_spec(mesh, partition, lane, chosen))
+        found = get(_spec(mesh, partition, lane, chosen))
+    for keys in _collecting.get():
+        keys.add(found.key)
+    return found
+
+
+@contextlib.contextmanager
+def used_here() -> Iterator[set[int]]:
+    """Collect the keys of the communicators that this thread's lowerings ask for.
+
+    A program that JAX has compiled before is not lowered again, and adds no keys.
+
+    Yields:
+      The keys found so far; complete once the block ends. Keys found in an inner block
+      also count for the outer one.
+
+    Example:
+      >>> program = jax.shard_map(
+      ...     lambda x: jaxcomm.psum(x, "context"),
+      ...     in_specs=jax.P("context"),
+      ...     out_specs=jax.P(),
+      ... )
+      >>> with used_here() as keys:
+      ...     compiled = jax.jit(program).lower(jnp.arange(4.0)).compile()
+      >>> are_live(keys)
+      True
+    """
+    found: set[int] = set()
+    token = _collecting.set((*_collecting.get(), found))
+    try:
+        yield found
+    finally:
+        _collecting.reset(token)
+
+
+def are_live(keys: Iterable[int]) -> bool:
+    """Say whether the communicators of all these keys are live.
+
+    Programs that were compiled for one that is not raise when they run.
+    """
+    with _lock:
+        return _live.keys() >= set(keys)
+
+
+def choices_of(mesh: Any) -> Hashable:
+    """Return what :func:`jaxcomm.init` chose for a mesh, as a value to compare.
+
+    Two results are equal if the choices are. A program lowered under one choice is
+    still right while this returns an equal value and its communicators are live.
+
+    Args:
+      mesh: a ``jax.sharding.Mesh``. An abstract mesh, or None, may come to be any mesh:
+        the result then holds the choices for all meshes.
+    """
+    is_concrete = isinstance(mesh, jax.sharding.Mesh)
+    grid = replica_groups.grid_of(mesh) if is_concrete else None
+    with _lock:
+        return _choices.snapshot(grid)
 
 
 def get(spec: CommunicatorSpec) -> Communicator:
@@ -168,10 +234,10 @@ def get(spec: CommunicatorSpec) -> Communicator:
         return _live[spec.key]
 
 
-def chosen_backends() -> set[str]:
-    """Return the names of the backends that init() chose."""
+def chosen_backend(partition: Partition, lane: str) -> str | None:
+    """Return the backend that ``init`` or the environment chose, None if neither."""
     with _lock:
-        return _choices.backends()
+        return _choices.find(partition, lane).backend or config.BACKEND
 
 
 def communicators() -> Communicators:
@@ -209,8 +275,7 @@ def _spec(
     mesh: jax.sharding.Mesh, partition: Partition, lane: str, choice: Choice
 ) -> CommunicatorSpec:
     """Return what to find or make. Chooses a backend if nothing live serves."""
-    grid = replica_groups.grid_of(mesh)
-    request = grid, partition, lane, choice, config.BACKEND
+    request = partition, lane, choice, config.BACKEND
     spec = _specs.get(request)
     if spec is None or spec.key not in _live:
         backend, refusal = backends.choose(mesh, partition, lane, choice.backend)
@@ -254,4 +319,5 @@ def _leave_to_parent() -> None:
     _live.clear()
 
 
-os.register_at_fork(after_in_child=_leave_to_parent)
+with contextlib.suppress(AttributeError):  # no fork on this system
+    os.register_at_fork(after_in_child=_leave_to_parent)

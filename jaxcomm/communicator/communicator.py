@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from jaxcomm import _ffi
+from jaxcomm._built import _ffi
 from jaxcomm.communicator.backends.backend import CommunicatorSpec, Connection
 from jaxcomm.errors import CommunicatorError
 
@@ -76,7 +76,7 @@ class Communicator:
         return self.spec.size
 
     @property
-    def world(self) -> _ffi.NcclWorld | None:
+    def world(self) -> "_ffi.NcclWorld | None":
         """NCCL's communicator of the whole mesh, which this one was split off."""
         return self.connection.world
 

@@ -7,7 +7,8 @@ import threading
 
 import jax
 
-from jaxcomm import _ffi, config
+from jaxcomm import config
+from jaxcomm._built import _ffi
 
 _lock = threading.Lock()
 _registered: set[str] = set()

@@ -24,8 +24,9 @@ from typing import Any
 
 import jax
 
-from jaxcomm import _ffi, compat
-from jaxcomm.communicator.sealed import EntryError, seal, unseal
+from jaxcomm import compat
+from jaxcomm._built import _ffi
+from jaxcomm.communicator.store import EntryError, seal, unseal
 
 _FOLDER = "jaxcomm/failures"
 # A look into this process takes a microsecond.
@@ -178,8 +179,8 @@ class FailureWatch:
         failure = dataclasses.asdict(Failure(order, self._process, text))
         for world in worlds:
             key = f"{_FOLDER}/{world}/{self._process}"
-            sealed = seal(key, self._process, failure)
-            self.store.key_value_set(key, sealed, allow_overwrite=True)
+            text = seal(self._process, failure)
+            self.store.key_value_set(key, text, allow_overwrite=True)
         self._forget(worlds)
         with self._changed:
             self._known = text

@@ -2,7 +2,6 @@
 
 import datetime
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import jax
 import numpy as np
@@ -17,8 +16,7 @@ from jaxcomm.communicator.table import Communicators
 
 def init(
     mesh: jax.sharding.Mesh,
-    axes: str | Sequence[Any] | None = None,
-    *,
+    *axes: str | tuple[str, ...],
     lanes: str | Sequence[str] = (DEFAULT_LANE,),
     backend: str | None = None,
     policy: CommPolicy | None = None,
@@ -31,9 +29,8 @@ def init(
 
     Args:
       mesh: a ``jax.sharding.Mesh``.
-      axes: an axis name or a tuple of names makes one communicator over those axes
-        together; a list makes one for each of its entries. If None, one for each
-        axis, and one over all axes if there are several.
+      *axes: what each communicator joins: an axis, or a tuple of axes together. If
+        there are none, one for each axis, and one over all axes if there are several.
       lanes: names of lanes, one communicator each. ``host``: a lane is only a label;
         operations overlap anyway. ``nccl``: operations of one lane run in order, and
         lanes with resources of their own may overlap. ``xla`` ignores it. Once a mesh
@@ -41,9 +38,11 @@ def init(
         ``"default"``, and calling this again adds lanes.
       backend: ``"host"``, ``"nccl"``, ``"xla"``, or None: the ``JAXCOMM_BACKEND``
         variable, else ``"nccl"`` for NVIDIA GPUs where NCCL can be loaded, ``"host"``
-        for CPU devices whose groups lie on one host, ``"xla"`` for the rest.
+        for CPU devices whose groups lie on one host, ``"xla"`` for the rest, and for
+        all where jaxcomm was installed without its extension.
         Programs compiled later use the choice; one compiled earlier keeps the
-        communicator it was compiled for.
+        communicator it was compiled for. ``JAXCOMM_BACKEND=xla`` holds for all meshes:
+        with it, only ``"xla"`` or None may be given here.
       policy: how NCCL makes them. A backend that the platform chooses may take no
         policy, and leaves it aside; ``backend=`` must name one that does.
       timeout: seconds (or a ``datetime.timedelta``) that a rank waits for the others in
@@ -55,17 +54,18 @@ def init(
       The communicators, a sequence that prints as a table.
 
     Raises:
-      TypeError: if mesh is not a concrete mesh, lanes are no names, policy is no
-        :class:`CommPolicy`, or timeout is no number.
-      ValueError: if an axis is not one of the mesh's, the backend is unknown or takes
-        no policy, or the timeout is not positive.
+      TypeError: if mesh is not a concrete mesh, axes are a list, lanes are no names,
+        policy is no :class:`CommPolicy`, or timeout is no number.
+      ValueError: if an axis is not one of the mesh's, the backend is unknown, takes no
+        policy or is forbidden by ``JAXCOMM_BACKEND=xla``, or the timeout is not
+        positive.
       CommunicatorError: if the backend cannot serve these devices or failed to, the
         bound on live communicators is reached, or one that is live has another timeout
         than the one asked for.
 
     Example:
       >>> mesh = jax.make_mesh((2, 4), ("data", "context"))
-      >>> made = jaxcomm.init(mesh, ["data", ("data", "context")])
+      >>> made = jaxcomm.init(mesh, "data", ("data", "context"))
       >>> [(each.axes, each.backend, each.size) for each in made]
       [(('data',), 'host', 2), (('data', 'context'), 'host', 8)]
     """
@@ -80,6 +80,7 @@ def init(
             f"init: policy must be a jaxcomm.CommPolicy or None, got {policy!r}. Pass "
             f"its fields by name, as in jaxcomm.CommPolicy(max_ctas=8)."
         )
+    _check_backend(backend)
     backends.check_policy(backend, policy)
     choice = Choice(backend, policy, _seconds(timeout))
     grid = replica_groups.grid_of(mesh)
@@ -90,12 +91,30 @@ def init(
 
 
 def _wanted_axes(mesh: jax.sharding.Mesh, axes) -> list[tuple[str, ...]]:
-    if isinstance(axes, list):
-        return [replica_groups.canonical_axes(entry) for entry in axes]
-    if axes is not None:
-        return [replica_groups.canonical_axes(axes)]
-    each = [(name,) for name in mesh.axis_names]
-    return [*each, tuple(mesh.axis_names)] if len(each) > 1 else each
+    for each in axes:
+        if isinstance(each, list):
+            raise TypeError(
+                f"init: the list {each} may mean one communicator for each entry, or "
+                f"one over all of them together, as in psum. Write init(mesh, "
+                f"{', '.join(map(repr, each))}) for one each, or init(mesh, "
+                f"tuple(axes)) for one over all"
+            )
+    if axes:
+        return [replica_groups.canonical_axes(each) for each in axes]
+    single = [(name,) for name in mesh.axis_names]
+    return [*single, tuple(mesh.axis_names)] if len(single) > 1 else single
+
+
+def _check_backend(backend: str | None) -> None:
+    """Raise ValueError if calls that name no backend would not use this one."""
+    if backend is None or backend == "xla" or config.BACKEND != "xla":
+        return
+    name = backends.named(backend).name
+    raise ValueError(
+        f"init: backend {name!r} was asked for, and JAXCOMM_BACKEND=xla gives XLA all "
+        f"calls that name no backend. Unset the variable; or leave backend out here, "
+        f"and pass backend={name!r} to calls or to jaxcomm.using"
+    )
 
 
 def _lane_names(lanes) -> tuple[str, ...]:

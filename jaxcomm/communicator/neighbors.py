@@ -1,12 +1,68 @@
-"""Which processes share a host, and the memory that they share."""
+"""Which processes share a host, the memory that they share, and how they see an end."""
 
 import dataclasses
-from collections.abc import Iterable
+import os
+from collections.abc import Callable, Iterable
+from typing import Any
 
-from jaxcomm import _ffi
-from jaxcomm.communicator import peer_info, rendezvous
-from jaxcomm.communicator.peer_info import PeerInfo
-from jaxcomm.communicator.rounds import Round
+from jaxcomm._built import _ffi
+from jaxcomm.communicator import rendezvous
+from jaxcomm.communicator.store import of_job
+
+# (process id, start time, process, thread) of a process whose end this one can see.
+Peer = tuple[int, int, int, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Info:
+    """Where a process runs, and how others notice its end.
+
+    Attributes:
+      pid: process id.
+      start: when the process started, to tell it from a later one of the same id.
+      pid_namespace: namespace of the id, None where ``/proc`` hides it.
+      thread: a thread that ends as soon as its process begins to end.
+    """
+
+    pid: int
+    start: int
+    pid_namespace: str | None
+    thread: int
+
+    def is_visible_from(self, own: "_Info") -> bool:
+        """Return whether ``pid`` means this process in the other's namespace, too.
+
+        Containers of one host may share memory and yet number their processes apart.
+        There the id belongs to another process or to none, and the process would be
+        taken for dead.
+        """
+        if self.pid_namespace and own.pid_namespace:
+            return self.pid_namespace == own.pid_namespace
+        return 0 != _ffi.process_start_time(self.pid) == self.start
+
+
+def publish(processes: tuple[int, ...], me: int) -> None:
+    """Say where this process runs; its neighbors read it after a rendezvous."""
+    pid = os.getpid()
+    info = _Info(
+        pid, _ffi.process_start_time(pid), _pid_namespace(), _ffi.sentinel_thread()
+    )
+    of_job(processes).set(f"{_host()}/{me}", dataclasses.astuple(info), me)
+
+
+def peers(processes: tuple[int, ...], me: int) -> list[Peer]:
+    """Return the other processes whose end this one can see.
+
+    They run on this host, in the same namespace of process ids. Each of the processes
+    must have published, and met the others since.
+    """
+    infos = _infos(processes)
+    own = infos.pop(me)
+    return [
+        (info.pid, info.start, process, info.thread)
+        for process, info in infos.items()
+        if info.is_visible_from(own)
+    ]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,8 +81,8 @@ class Neighbors:
     host_of: dict[int, int]
     refusals: dict[int, str]
     members: tuple[int, ...]
-    process_set: _ffi.ProcessSet | None
-    segment: _ffi.Segment | None
+    process_set: "_ffi.ProcessSet | None"
+    segment: "_ffi.Segment | None"
 
     def refusal(self, processes: Iterable[int]) -> str | None:
         """Return why these processes cannot share memory, None if they can."""
@@ -39,23 +95,18 @@ class Neighbors:
 _known: dict[tuple[int, ...], Neighbors] = {}
 
 
-def find(processes: tuple[int, ...], self_index: int) -> Neighbors:
+def find(processes: tuple[int, ...], me: int) -> Neighbors:
     """Find the neighbors in a set of processes, once; each of them must call this.
 
-    Args:
-      processes: as for :func:`rendezvous.meet`.
-      self_index: as for :func:`rendezvous.meet`.
-
-    Raises:
-      CommunicatorError: if some did not come in time, or run another version of this
-        package.
+    Arguments and errors are those of :func:`rendezvous.meet`.
     """
     if processes not in _known:
+        publish(processes, me)
         _known[processes] = rendezvous.agree(
             processes,
-            self_index,
-            rendezvous.Purpose("find out who shares memory"),
-            lambda current: _find(current, processes, self_index),
+            me,
+            "find out who shares memory",
+            lambda collect: _find(collect, processes, me),
         )
     return _known[processes]
 
@@ -65,67 +116,76 @@ def forget() -> None:
     _known.clear()
 
 
-def _find(current: Round, processes: tuple[int, ...], me: int) -> Neighbors:
-    found = current.collect(peer_info.of_this_process().boot)
+def _find(
+    collect: Callable[[Any], dict[int, Any]], processes: tuple[int, ...], me: int
+) -> Neighbors:
     first: dict[str, int] = {}
-    host_of = {p: first.setdefault(boot, p) for p, boot in found.items()}
-    members = tuple(p for p in processes if host_of[p] == host_of[me])
+    host_of = {p: first.setdefault(host, p) for p, host in collect(_host()).items()}
+    leader = host_of[me]
+    members = tuple(p for p in processes if host_of[p] == leader)
     # Anonymous memory first. Where a sandbox hides /proc/<pid>/fd, a file in /dev/shm.
     segment, refusals = None, dict.fromkeys(host_of.values(), "")
-    for attempt in ("memfd", "dev-shm"):
+    for named in (False, True):
+        # For each host: its leader makes the memory, and the others attach to it.
+        shares = len(members) > 1 and leader in refusals
         refusal = None
-        if len(members) > 1 and host_of[me] in refusals:
-            segment, refusal = _share(current, attempt, members, me)
         try:
-            answers = current.collect(refusal)
+            if shares and me == leader:
+                segment, refusal = _try(me, _ffi.create_segment, len(members), named)
+            mine = [segment.address() if shares and segment else None, refusal]
+            address, refused = collect(mine)[leader]
+            if shares and me != leader:
+                refusal = refused
+                if address is not None:
+                    size = len(members)
+                    segment, refusal = _try(me, _ffi.attach_segment, *address, size)
+            answers = collect(refusal)
         finally:
             if segment is not None:
                 segment.forget()
         refusals = {host_of[p]: text for p, text in answers.items() if text}
-        if host_of[me] in refusals:
+        if leader in refusals:
             segment = None
         if not refusals:
             break
     process_set = None
     if segment is not None:
-        infos = current.infos_of_host()
-        peers = [_watched(p, infos[p], infos[me]) for p in members]
-        process_set = _ffi.process_set(segment, peers, members.index(me))
+        infos = _infos(members)
+        # The id 0 means that nobody watches the process.
+        watched = [
+            (info.pid if info.is_visible_from(infos[me]) else 0, info.start, process)
+            for process, info in infos.items()
+        ]
+        process_set = _ffi.process_set(segment, watched, members.index(me))
     return Neighbors(host_of, refusals, members, process_set, segment)
 
 
-def _watched(process: int, info: PeerInfo, own: PeerInfo) -> tuple[int, int, int]:
-    # The id 0 means that nobody watches the process.
-    return info.pid if info.is_visible_from(own) else 0, info.start, process
-
-
-def _share(
-    current: Round, attempt: str, members: tuple[int, ...], me: int
-) -> tuple[_ffi.Segment | None, str | None]:
-    """Make the host's segment or attach to it.
-
-    Returns:
-      The segment, or None and why not.
-    """
-    leader = members[0]
-    if me == leader:
-        return _create(current, attempt, members, me)
-    found = current.fetch(f"segment-{attempt}", leader)
-    if "error" in found:
-        return None, found["error"]
-    path, size, nonce = found["address"]
+def _try(me: int, make: Callable[..., Any], *args: Any) -> tuple[Any, str | None]:
+    """Return a segment, or None and why there is none."""
     try:
-        return _ffi.attach_segment(path, size, nonce, len(members)), None
+        return make(*args), None
     except RuntimeError as error:
         return None, f"process {me}: {error}"
 
 
-def _create(current, attempt, members, me):
+def _infos(processes: tuple[int, ...]) -> dict[int, _Info]:
+    """Return the infos of those of the processes that run on this host."""
+    found = of_job(processes).entries(_host(), processes)
+    return {process: _Info(*fields) for process, fields in found.items()}
+
+
+def _host() -> str:
+    """Return the store's folder of this host. Containers of one host share it."""
+    return f"jaxcomm/hosts/{_boot_id()}"
+
+
+def _boot_id() -> str:
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        return file.read().strip()
+
+
+def _pid_namespace() -> str | None:
     try:
-        segment = _ffi.create_segment(len(members), attempt == "dev-shm")
-    except RuntimeError as error:
-        refusal = f"process {me}: {error}"
-        current.put(f"segment-{attempt}", {"error": refusal})
-        return None, refusal
-    current.put(f"segment-{attempt}", {"address": segment.address()})
-    return segment, None
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return None

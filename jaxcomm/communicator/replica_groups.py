@@ -25,11 +25,13 @@ class DeviceGrid:
       axis_names: the mesh's axes.
       shape: their sizes.
       device_ids: global device ids, flattened in row-major order of the axes.
+      platform: of the devices, as JAX names it. Each platform numbers its own from 0.
     """
 
     axis_names: tuple[str, ...]
     shape: tuple[int, ...]
     device_ids: tuple[int, ...]
+    platform: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,11 +39,13 @@ class Partition:
     """The groups a collective over some axes divides a mesh into.
 
     Attributes:
+      grid: the devices.
       axes: the axes joined, in the order that numbers the ranks.
       index_groups: the ``axis_index_groups`` they are divided further by, or None.
       groups: device ids of each group, in rank order.
     """
 
+    grid: DeviceGrid
     axes: tuple[str, ...]
     index_groups: IndexGroups
     groups: tuple[tuple[int, ...], ...]
@@ -58,6 +62,7 @@ def grid_of(mesh: jax.sharding.Mesh) -> DeviceGrid:
         axis_names=tuple(mesh.axis_names),
         shape=tuple(mesh.devices.shape),
         device_ids=tuple(int(device.id) for device in mesh.devices.flat),
+        platform=mesh.devices.flat[0].platform,
     )
 
 
@@ -114,7 +119,7 @@ def partition(
       ValueError: if an axis is not the grid's, or is named twice.
 
     Example:
-      >>> grid = DeviceGrid(("data", "context"), (2, 2), (0, 1, 2, 3))
+      >>> grid = DeviceGrid(("data", "context"), (2, 2), (0, 1, 2, 3), "cpu")
       >>> partition(grid, ("data",)).groups
       ((0, 2), (1, 3))
     """
@@ -138,20 +143,20 @@ def partition(
             for group in groups
             for indices in index_groups
         )
-    return Partition(axes, index_groups, groups)
+    return Partition(grid, axes, index_groups, groups)
 
 
-def key(
-    grid: DeviceGrid, partition: Partition, lane: str, backend: str, policy: str = ""
-) -> int:
+def key(partition: Partition, lane: str, backend: str, policy: str = "") -> int:
     """Return the content hash that names a communicator, a signed 64-bit integer.
 
     It goes into the compiled program, so it holds nothing of this process: no
     pointer, handle, process id or rank.
     """
+    grid = partition.grid
     content = json.dumps(
         [
-            "jaxcomm-1",  # the meaning of what follows
+            "jaxcomm-2",  # the meaning of what follows
+            grid.platform,
             grid.axis_names,
             grid.shape,
             grid.device_ids,

@@ -86,4 +86,5 @@ def _at_exit() -> None:
 def prepare() -> None:
     """Have this process end its communicators at exit; its forks need not."""
     atexit.register(_at_exit)
-    os.register_at_fork(after_in_child=lambda: atexit.unregister(_at_exit))
+    with contextlib.suppress(AttributeError):  # no fork on this system
+        os.register_at_fork(after_in_child=lambda: atexit.unregister(_at_exit))

@@ -1,22 +1,38 @@
-"""The key-value store of ``jax.distributed``, with values of JSON's types."""
+"""The key-value store of ``jax.distributed``, with values of JSON's types.
 
-import contextlib
-import threading
-import time
-from collections.abc import Iterator
+A text in it has the form ``<version> <process> <JSON>``: which jaxcomm wrote it, and
+which process. The form never changes, so that any two versions can name each other.
+"""
+
+import json
+import re
+from collections.abc import Iterable
 from typing import Any
 
 from jaxcomm import compat
-from jaxcomm.communicator.sealed import EntryError, seal, unseal
+from jaxcomm._built import ABSENCE, VERSION, _ffi
 from jaxcomm.errors import CommunicatorError
+
+# Raise it with each change of the keys, of the JSON, or of what a process does with it.
+PROTOCOL = 2
+# Processes of a host must also agree on what lies where in the memory that they share.
+_MEMORY = 0 if ABSENCE else _ffi.shared_memory_layout() % 2**32
+
+_FORM = re.compile(r"(\S+/[0-9]+/[0-9a-f]{8}) ([0-9]+) (.*)", re.DOTALL)
+_SHOWN_CHARACTERS = 60
+
+
+class EntryError(CommunicatorError):
+    """An entry of the job's store that this version of jaxcomm did not write."""
 
 
 class Store:
     """Entries that all processes of a job read and write. None of them is null.
 
-    What reads an entry raises EntryError if this jaxcomm did not write it.
+    The client raises one type for all its errors, whose texts begin with a code. Errors
+    that this class does not expect are raised as they are.
 
-    Attributes:
+    Args:
       client: of ``jax.distributed``.
     """
 
@@ -24,15 +40,13 @@ class Store:
         self.client = client
 
     def set(self, key: str, value: Any, by: int) -> None:
-        """Write an entry of a process, over an older one."""
-        text = seal(key, by, value)
-        self.client.key_value_set(key, text, allow_overwrite=True)
+        """Write an entry of process ``by``, over an older one."""
+        self.client.key_value_set(key, seal(by, value), allow_overwrite=True)
 
     def set_once(self, key: str, value: Any, by: int) -> bool:
         """Write an entry if there is none yet; return whether there was none."""
-        text = seal(key, by, value)
         try:
-            self.client.key_value_set(key, text, allow_overwrite=False)
+            self.client.key_value_set(key, seal(by, value), allow_overwrite=False)
         except Exception as error:
             if "ALREADY_EXISTS" not in str(error):
                 raise
@@ -40,58 +54,78 @@ class Store:
         return True
 
     def get(self, key: str) -> Any:
-        """Return the value of an entry, None if there is none."""
+        """Return the value of an entry, None if there is none.
+
+        Raises:
+          EntryError: this version of jaxcomm did not write it.
+        """
         try:
-            with _of_text(key):
-                text = self.client.key_value_try_get(key)
+            text = self.client.key_value_try_get(key)
         except Exception as error:
             if "NOT_FOUND" not in str(error):
                 raise
             return None
         return unseal(key, text)
 
-    def entries(self, folder: str) -> dict[int, Any]:
-        """Return what is in a folder whose entries have numbers for names."""
-        with _of_text(folder):
-            texts = dict(self.client.key_value_dir_get(folder))
-        names = {key: key.rpartition("/")[2] for key in texts}
-        for key, name in names.items():
-            if not name.isdecimal():
-                raise EntryError(key, texts[key])
-        return {int(name): unseal(key, texts[key]) for key, name in names.items()}
-
     def wait(self, key: str, seconds: float) -> Any:
         """Wait for an entry; return its value, None if it does not come in time.
 
-        The client raises one type for all its errors. An error before the time is over
-        means that the store failed, and is raised. After it, the entry is late; if the
-        store failed too, the next request raises.
+        Raises:
+          EntryError: this version of jaxcomm did not write it.
         """
-        begin = time.monotonic()
-        milliseconds = max(1, int(seconds * 1000))
         try:
-            with _of_text(key):
-                text = self.client.blocking_key_value_get(key, milliseconds)
-        except EntryError:
-            raise
-        except Exception:
-            # The client's clock may run a little ahead of this one.
-            if time.monotonic() - begin < 0.9 * seconds:
+            text = self.client.blocking_key_value_get(key, int(seconds * 1000))
+        except Exception as error:
+            if "DEADLINE_EXCEEDED" not in str(error):
                 raise
             return None
         return unseal(key, text)
 
+    def entries(self, folder: str, processes: Iterable[int]) -> dict[int, Any]:
+        """Return the values in a folder that some processes wrote, by process.
 
-@contextlib.contextmanager
-def _of_text(key: str) -> Iterator[None]:
-    """Name the entry if the client finds bytes in it that are no text."""
-    try:
-        yield
-    except UnicodeDecodeError as error:
-        raise EntryError(key, error.object) from None
+        Nothing else in the folder is looked at.
+
+        Raises:
+          EntryError: this version of jaxcomm did not write one of them.
+        """
+        texts = dict(self.client.key_value_dir_get(folder))
+        keys = {process: f"{folder}/{process}" for process in processes}
+        return {p: unseal(key, texts[key]) for p, key in keys.items() if key in texts}
 
 
-_lock = threading.Lock()
+def own_version() -> str:
+    """Return what must be the same in all processes of a job."""
+    return f"{VERSION}/{PROTOCOL}/{_MEMORY:08x}"
+
+
+def seal(process: int, value: Any) -> str:
+    """Return the text of an entry that a process writes."""
+    return f"{own_version()} {process} {json.dumps(value)}"
+
+
+def unseal(key: str, text: str) -> Any:
+    """Return the value of an entry.
+
+    Raises:
+      EntryError: it is not what :func:`seal` returns in this version of jaxcomm.
+    """
+    form = _FORM.fullmatch(text)
+    if form is None:
+        raise EntryError(
+            f"entry {key!r} of the job's store holds {text[:_SHOWN_CHARACTERS]!r}, "
+            f"which jaxcomm did not write. Leave keys that begin with 'jaxcomm/' to it"
+        )
+    version, process, value = form.groups()
+    if version != own_version():
+        raise EntryError(
+            f"process {process} runs jaxcomm {version} and this process runs jaxcomm "
+            f"{own_version()} (version/protocol/shared memory). Install the same "
+            f"version in all processes"
+        )
+    return json.loads(value)
+
+
 _of_job: Store | None = None
 
 
@@ -109,7 +143,6 @@ def of_job(processes: tuple[int, ...]) -> Store:
             f"jax.distributed.initialize() in each of them first"
         )
     global _of_job
-    with _lock:
-        if _of_job is None or _of_job.client is not client:
-            _of_job = Store(client)
-        return _of_job
+    if _of_job is None or _of_job.client is not client:
+        _of_job = Store(client)
+    return _of_job

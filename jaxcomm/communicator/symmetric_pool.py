@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxcomm import _ffi, compat
+from jaxcomm import compat
+from jaxcomm._built import ABSENCE, _ffi
 from jaxcomm.communicator import cache
 from jaxcomm.communicator.backends.nccl import agreement, registration
 from jaxcomm.communicator.communicator import Communicator
@@ -90,8 +91,8 @@ class SymmetricPool:
                 f"SymmetricPool: bytes_per_device must be a positive integer, got "
                 f"{bytes_per_device!r}"
             )
-        refusal = agreement.refusal(mesh)
-        if refusal is not None:
+        refusal = ABSENCE or agreement.refusal(mesh)
+        if refusal:
             raise CommunicatorError(f"SymmetricPool: {refusal}")
         self.mesh = mesh
         self.closed = False

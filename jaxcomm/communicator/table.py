@@ -1,8 +1,10 @@
 """Communicators as a table, in a terminal and in a notebook."""
 
+import html
 from collections.abc import Iterable, Iterator, Sequence
 from typing import overload
 
+from jaxcomm._built import ABSENCE
 from jaxcomm.communicator import text_table
 from jaxcomm.communicator.communicator import Communicator
 
@@ -19,8 +21,15 @@ _COLUMNS = (
 )
 
 
+# Below every table, since a faster backend may be had.
+_REMARK = f"XLA communicates: {ABSENCE}" if ABSENCE else ""
+
+
 class Communicators(Sequence[Communicator]):
-    """Communicators that print as a table, in a notebook as HTML."""
+    """Communicators that print as a table, in a notebook as HTML.
+
+    A line below the table says so if jaxcomm has no extension here.
+    """
 
     def __init__(self, members: Iterable[Communicator]):
         """Hold the communicators in the order given."""
@@ -65,9 +74,11 @@ class Communicators(Sequence[Communicator]):
 
     def __str__(self) -> str:
         """Draw the table."""
-        return text_table.text(_COLUMNS, self.rows())
+        drawn = text_table.text(_COLUMNS, self.rows())
+        return f"{drawn}\n{_REMARK}" if _REMARK else drawn
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        return text_table.as_html(_COLUMNS, self.rows())
+        drawn = text_table.as_html(_COLUMNS, self.rows())
+        return f"{drawn}<p>{html.escape(_REMARK)}</p>" if _REMARK else drawn

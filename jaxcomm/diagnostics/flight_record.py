@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from jaxcomm import _ffi
+from jaxcomm._built import ABSENCE, _ffi
 from jaxcomm.communicator.communicator import Communicator
 from jaxcomm.diagnostics import fr_trace, perfetto, plot, record, table
 from jaxcomm.diagnostics.merge import merge
@@ -162,7 +162,7 @@ def flight_record(communicator: Communicator | None = None) -> FlightRecord:
       A :class:`FlightRecord`, which prints as a table.
 
     Raises:
-      CommunicatorError: the communicator is closed.
+      CommunicatorError: the communicator is closed, or there is no extension here.
       TypeError: it is no communicator.
       ValueError: its backend is ``"xla"``, whose operations only XLA sees.
 
@@ -195,6 +195,10 @@ def flight_record(communicator: Communicator | None = None) -> FlightRecord:
                 f"before close(), or set JAXCOMM_DUMP_DIR to have failures written"
             )
         key = communicator.key
+    if ABSENCE:
+        raise CommunicatorError(
+            f"flight_record: XLA keeps none; use jax.profiler. Else: {ABSENCE}"
+        )
     return FlightRecord(_ffi.flight_record(key, "asked"))
 
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import jax
 
 from jaxcomm import compat
+from jaxcomm._built import ABSENCE
 from jaxcomm.diagnostics import fr_trace, perfetto, plot
 from jaxcomm.diagnostics.merge import merge_files
 from jaxcomm.diagnostics.record import RecordError
@@ -51,7 +52,7 @@ def main(asked: options.Options) -> int:
         "backends": list(software.backends()),
         "NCCL job": list(ras.jobs()),
         "machine": list(machine.machine()),
-        "shared memory": [*machine.shared_memory(), *sharing.sharing()],
+        "shared memory": list(_shared_memory()),
         "variables": list(software.variables()),
     }
     if asked.json:
@@ -59,6 +60,14 @@ def main(asked: options.Options) -> int:
     else:
         page.show(found)
     return _PROBLEM if rows.problems(found) else 0
+
+
+def _shared_memory():
+    if ABSENCE:
+        yield rows.Row("attempts", "not made: only the host backend shares memory")
+        return
+    yield from machine.shared_memory()
+    yield from sharing.sharing()
 
 
 def _merge(asked):
@@ -105,7 +114,7 @@ def _calibrate(asked):
     if asked.devices:
         check.use_virtual_devices(asked.devices)
     try:
-        check.mesh_of_all()
+        check.check_are_recorded(check.mesh_of_all())
         found = calibrate.machine(calibrate.written(asked.calibrate))
     except (check.CheckError, ValueError, OSError, *compat.NO_DEVICES) as error:
         return _refuse(str(error).partition("\n")[0])

@@ -12,12 +12,11 @@ import numpy as np
 from jax.sharding import AxisType
 
 import jaxcomm
+from jaxcomm.attention.layout import Tokens
 from jaxcomm.attention.positions import TRUSTED
-from jaxcomm.communicator import rendezvous
+from jaxcomm.communicator import neighbors
 from jaxcomm.doctor import in_turns
 from jaxcomm.machine import MACHINES, Machine, Sample
-from jaxcomm.planning.closed_forms import touched_bytes
-from jaxcomm.planning.startup import messages_of_round
 
 AXIS = "i"
 # Operands of a rank, in bytes: closer together from 1 MiB on, where caches end.
@@ -25,6 +24,9 @@ _LARGE = (eighths << shift for shift in range(17, 21) for eighths in (8, 11))
 SIZES = 256, 16 << 10, 256 << 10, *_LARGE, 16 << 20
 # What all ranks' results may take together.
 _MOST_BYTES = 256 << 20
+# Of a result, less than this: glibc maps larger arrays anew each time
+# (M_MMAP_THRESHOLD_MAX), and no line joins their times with those of smaller ones.
+_MAPPED_BYTES = 32 << 20
 # What is measured in small groups, too.
 _COMMON = {
     *("all_reduce", "all_gather", "reduce_scatter", "all_to_all"),
@@ -34,11 +36,10 @@ _COMMON = {
 _PASSES, _ROUNDS = 5, 5
 # Causal attention of so many tokens a device, for FLOP/s.
 _TOKENS, _HEADS, _HEAD_SIZE = 512, 4, 64
-_STORE_MESSAGES = 20
 
 
 def machine(kept: Machine | None = None) -> Machine:
-    """Measure collectives, attention and the store; every process calls this.
+    """Measure collectives and attention; every process calls this.
 
     Args:
       kept: an older calibration of this machine, whose samples stay where nothing is
@@ -54,9 +55,7 @@ def machine(kept: Machine | None = None) -> Machine:
             f"{platform!r} devices; name another file"
         )
     found = tuple(samples())
-    table = MACHINES["cpu" if platform == "cpu" else "gpu"]
     latency, rate = _line(found)
-    ranks = max(each.ranks for each in found)
     measured = {(each.collective, each.transport, each.ranks) for each in found}
     older = () if kept is None else kept.samples
     older = tuple(
@@ -64,8 +63,7 @@ def machine(kept: Machine | None = None) -> Machine:
         for each in older
         if (each.collective, each.transport, each.ranks) not in measured
     )
-    store = _store_seconds() if jax.process_count() > 1 else 0.0
-    many = table.domain if platform == "cpu" else jax.device_count()
+    many = _devices_of_a_host(platform)
     return Machine(
         flops=_flops(),
         bytes_per_second=rate,
@@ -74,13 +72,7 @@ def machine(kept: Machine | None = None) -> Machine:
         platform=platform,
         domain=many,
         host=many,
-        network_bytes_per_second=table.network_bytes_per_second,
-        network_latency=table.network_latency,
         memory=_memory(),
-        memory_bytes_per_second=rate * touched_bytes("permute", ranks, 1),
-        cores=len(os.sched_getaffinity(0)),
-        create_seconds=_create_seconds(),
-        store_seconds=store or (0.0 if kept is None else kept.store_seconds),
         samples=(*older, *found),
     )
 
@@ -115,7 +107,11 @@ def _group_sizes(count: int) -> list[int]:
 def _fitting(name: str, devices: int, results: float) -> tuple[int, ...]:
     """Return the sizes whose results fit into memory; a barrier has one."""
     sizes = SIZES if name != "barrier" else SIZES[:1]
-    return tuple(n for n in sizes if devices * results * n <= _MOST_BYTES)
+    return tuple(
+        n
+        for n in sizes
+        if devices * results * n <= _MOST_BYTES and results * n < _MAPPED_BYTES
+    )
 
 
 def _samples(mesh, ranks: int, todo) -> Iterator[Sample]:
@@ -129,7 +125,8 @@ def _samples(mesh, ranks: int, todo) -> Iterator[Sample]:
                 found[name, took.transport, size] += seconds
     jaxcomm.finalize()
     for (name, transport, size), seconds in found.items():
-        yield Sample(name, transport, ranks, size, statistics.median(seconds))
+        took = statistics.median(seconds)
+        yield Sample(name, transport, ranks, mesh.size, size, took)
 
 
 def _collectives(ranks: int) -> dict[str, tuple[Callable, float]]:
@@ -186,11 +183,7 @@ def _flops() -> float:
         jax.shard_map(
             # All tokens are alike.
             lambda x: jaxcomm.ring_attention(
-                *(x, x, x),
-                axis_name=AXIS,
-                layout=layout,
-                positions=TRUSTED,
-                is_causal=True,
+                x, x, x, AXIS, Tokens(layout, TRUSTED), is_causal=True
             ),
             mesh=mesh,
             in_specs=jax.P(None, AXIS),
@@ -204,32 +197,22 @@ def _flops() -> float:
         jax.block_until_ready(program(x))
         times.append(time.perf_counter() - began)
     jaxcomm.finalize()
-    plan = jaxcomm.attention.plan(
+    compared = jaxcomm.attention.compare_strategies(
         layout, heads=_HEADS, head_size=_HEAD_SIZE, is_causal=True
     )
-    return plan.rows["ring"].flops / min(times)
+    return compared.rows["ring"].flops / min(times)
 
 
-def _create_seconds() -> float:
-    """Return the seconds to make a communicator, for each of its ranks."""
-    mesh = jax.make_mesh((jax.device_count(),), (AXIS,), axis_types=(AxisType.Auto,))
-    times = []
-    for _ in range(3):
-        began = time.perf_counter()
-        jaxcomm.init(mesh, AXIS)
-        times.append(time.perf_counter() - began)
-        jaxcomm.finalize()
-    return min(times) / mesh.size
-
-
-def _store_seconds() -> float:
-    """Return the seconds of a round of a rendezvous, by message."""
+def _devices_of_a_host(platform: str) -> int:
+    """Return how many devices a host has, as many as one likes of CPU devices."""
+    if platform == "cpu":
+        return MACHINES["cpu"].host
     processes = tuple(range(jax.process_count()))
-    began = time.perf_counter()
-    for turn in range(_STORE_MESSAGES):
-        rendezvous.exchange(processes, jax.process_index(), f"turn {turn}", None)
-    messages = _STORE_MESSAGES * messages_of_round(len(processes))
-    return (time.perf_counter() - began) / messages
+    hosts = 1
+    if len(processes) > 1:
+        found = neighbors.find(processes, jax.process_index())
+        hosts = len(set(found.host_of.values()))
+    return jax.device_count() // hosts
 
 
 def written(path: str) -> Machine | None:

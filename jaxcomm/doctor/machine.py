@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from jaxcomm._built import ABSENCE
 from jaxcomm.diagnostics import table
 from jaxcomm.doctor.rows import Row
 
@@ -22,7 +23,8 @@ def machine() -> Iterator[Row]:
     """Yields processor, memory and system."""
     yield Row("system", platform.platform())
     yield Row("cpu", _cpu_field("model name") or platform.machine())
-    yield kernels(_cpu_field("flags") or "")
+    if not ABSENCE:
+        yield kernels(_cpu_field("flags") or "")
     yield _cores()
     yield _memory()
     yield _file("huge pages", "/sys/kernel/mm/transparent_hugepage/enabled")
@@ -75,19 +77,28 @@ def _cores():
 
 
 def _memory():
-    page = os.sysconf("SC_PAGE_SIZE")
-    total = page * os.sysconf("SC_PHYS_PAGES")
-    free = page * os.sysconf("SC_AVPHYS_PAGES")
+    total = _pages("SC_PHYS_PAGES")
+    if total is None:
+        return Row("memory", "unknown")
+    free = _pages("SC_AVPHYS_PAGES")
     for line in _read("/proc/meminfo").splitlines():
         if line.startswith("MemAvailable:"):
             free = int(line.split()[1]) * 1024
     value = {"bytes": total, "available": free}
-    text = f"{table.size(free)} available of {table.size(total)}"
+    of = "" if free is None else f"{table.size(free)} available of "
+    text = of + table.size(total)
     limit = _read("/sys/fs/cgroup/memory.max")
     if limit.isdecimal() and int(limit) < total:
         value["limit"] = int(limit)
         text += f"; its container may use {table.size(int(limit))}"
     return Row("memory", text, value)
+
+
+def _pages(name):
+    # Each system has counts of its own.
+    if name not in getattr(os, "sysconf_names", ()):
+        return None
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf(name)
 
 
 def _cpu_field(name):

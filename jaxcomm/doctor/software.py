@@ -11,7 +11,8 @@ import jaxlib.version
 
 import jaxcomm
 from jaxcomm import compat, config
-from jaxcomm.attention.kernels import cudnn_support
+from jaxcomm._built import ABSENCE
+from jaxcomm.attention.kernels.cudnn import support
 from jaxcomm.communicator.backends import BACKENDS, NAMES
 from jaxcomm.doctor.rows import Row
 
@@ -19,6 +20,8 @@ from jaxcomm.doctor.rows import Row
 _OTHERS = ("JAX_", "XLA_FLAGS", "NCCL_")
 # What jaxcomm.launch tells a program; the package does not read them.
 _OF_LAUNCH = ("JAXCOMM_MAX_RESTARTS", "JAXCOMM_RESTART_COUNT", "JAXCOMM_RUN_ID")
+# What the build of the package reads: see pyproject.toml.
+_OF_BUILD = ("JAXCOMM_NO_EXTENSION",)
 
 
 def versions() -> Iterator[Row]:
@@ -27,6 +30,8 @@ def versions() -> Iterator[Row]:
     yield Row("jax", jax.__version__)
     yield Row("jaxlib", jaxlib.version.__version__)
     yield Row("jaxcomm", jaxcomm.__version__)
+    reason = f"XLA communicates: {ABSENCE}"
+    yield Row("extension", reason if ABSENCE else "loaded", {"is_there": not ABSENCE})
 
 
 def devices() -> Iterator[Row]:
@@ -64,7 +69,7 @@ def backends() -> Iterator[Row]:
         status = backend.status()
         value = {"available": status.is_available, **status.details}
         yield Row(backend.name, status.text, value, status.is_fine)
-    reason = cudnn_support.fused_attention_reason()
+    reason = support.fused_attention_reason()
     yield Row(
         "cuDNN attention",
         f"unavailable: {reason}" if reason else "available, for bfloat16 and float16",
@@ -83,7 +88,7 @@ def variables(environment: Mapping[str, str] = os.environ) -> Iterator[Row]:
         else:
             yield Row(name, text or "not set", text or "")
     for name, text in sorted(environment.items()):
-        if name in _OF_LAUNCH:
+        if name in _OF_LAUNCH + _OF_BUILD:
             yield Row(name, text, text)
         elif name.startswith("JAXCOMM_") and name not in known:
             yield Row(
@@ -114,6 +119,8 @@ def _check_backend(environment):
             f"{name!r} is no backend; choose one of {NAMES}, or unset it to let the "
             f"platform choose"
         )
+    if name and ABSENCE and name != "xla":
+        raise ValueError(f"{name!r} cannot serve: {ABSENCE}. Or leave it out")
 
 
 def _check_dump_dir(environment):

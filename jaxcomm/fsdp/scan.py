@@ -8,6 +8,7 @@ import jax
 import jax.extend.core
 import jax.numpy as jnp
 
+from jaxcomm import compat
 from jaxcomm.fsdp import passes
 from jaxcomm.fsdp.specs import dimensions_of
 from jaxcomm.primitives import request
@@ -171,10 +172,10 @@ def _checked_results(traced, shapes, x_tree, call: Call):
         )
     outs = traced.out_avals[: x_tree.num_leaves]
     for given, out in zip(traced.in_avals[: len(outs)], outs, strict=True):
-        if given.strip_weak_type() != out.strip_weak_type():
+        if not compat.is_same_type(given, out):
             raise TypeError(
-                f"{call.where}: layer returns an x of type {out.str_short(True)}, and "
-                f"got {given.str_short(True)}. The next layer takes what this one "
-                "returns: cast init, by jaxcomm.pcast where devices are to differ."
+                f"{call.where}: layer returns an x of type {compat.type_text(out)}, "
+                f"and got {compat.type_text(given)}. The next layer takes what this "
+                "one returns: cast init, by jaxcomm.pcast where devices are to differ."
             )
     return jax.tree.structure(shapes[1])

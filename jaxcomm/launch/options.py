@@ -5,6 +5,7 @@ import dataclasses
 import importlib.util
 import math
 import os
+import sys
 from collections.abc import Sequence
 
 # More on one host is a slip of the finger.
@@ -80,6 +81,12 @@ def parse(words: Sequence[str]) -> Options:
     # arguments depending on the Python.
     count = _count_of_options(words, take_a_value)
     given = parser.parse_args(words[:count])
+    if sys.platform != "linux":
+        parser.error(
+            f"it watches and ends processes by calls of Linux, and this is "
+            f"{sys.platform}. Start each process by hand: python -m "
+            f"jaxcomm.launch.child --help"
+        )
     program = words[count:]
     if program[:1] == ["--"]:
         program = program[1:]

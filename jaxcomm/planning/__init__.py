@@ -2,5 +2,4 @@
 
 from jaxcomm.machine import MACHINES as MACHINES
 from jaxcomm.machine import Sample as Sample
-from jaxcomm.planning.attention import Attention as Attention
 from jaxcomm.planning.result import Plan as Plan

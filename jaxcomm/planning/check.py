@@ -11,8 +11,7 @@ from jaxcomm.diagnostics import table
 from jaxcomm.diagnostics.flight_record import FlightRecord, flight_record
 from jaxcomm.diagnostics.record import ProcessRecord, load
 from jaxcomm.diagnostics.timing import Timed, timed
-from jaxcomm.planning.contents import Contents, PlannedCall
-from jaxcomm.planning.figure import Figure
+from jaxcomm.planning.calls import PlannedCall
 
 # A prediction is good if predicted / measured lies within: from these bytes on, below.
 LARGE = 1 << 20
@@ -42,18 +41,20 @@ class CheckedCall:
     measured: float | None
 
     @property
-    def predicted(self) -> Figure:
-        """Seconds that the plan says."""
-        return self.planned.cost.seconds
+    def predicted(self) -> float | None:
+        """Seconds that the plan says, if it does."""
+        return self.planned.seconds
 
     @property
     def ratio(self) -> float | None:
-        """Predicted over measured; None if it was not measured."""
-        return self.predicted.value / self.measured if self.measured else None
+        """Predicted over measured; None without one of them."""
+        if self.predicted is None or not self.measured:
+            return None
+        return self.predicted / self.measured
 
     @property
     def is_good(self) -> bool | None:
-        """Whether the ratio is within the bounds of its size; None if not measured."""
+        """Whether the ratio is within the bounds of its size; None without a ratio."""
         if self.ratio is None:
             return None
         is_large = self.planned.call.bytes >= LARGE
@@ -61,56 +62,23 @@ class CheckedCall:
         return low <= self.ratio <= high
 
 
-class Check(Sequence[CheckedCall]):
+class Check(tuple[CheckedCall, ...]):
     """Predicted beside measured, a row for each collective; prints as a table."""
-
-    def __init__(self, rows: Iterable[CheckedCall]):
-        """Hold the rows in the order given."""
-        self._rows = tuple(rows)
-
-    def __getitem__(self, index: Any) -> Any:
-        """Return one row, or a table of a slice of them."""
-        found = self._rows[index]
-        return Check(found) if isinstance(index, slice) else found
-
-    def __len__(self) -> int:
-        """Count the rows."""
-        return len(self._rows)
 
     @property
     def is_good(self) -> bool:
-        """Whether all rows that were measured are good, and some were."""
-        known = [row.is_good for row in self._rows if row.is_good is not None]
+        """Whether all rows that have a ratio are good, and some have one."""
+        known = [row.is_good for row in self if row.is_good is not None]
         return bool(known) and all(known)
-
-    def to_json(self) -> list[dict[str, Any]]:
-        """Return it in types that :mod:`json` writes."""
-        return [
-            {
-                "collective": row.planned.call.name,
-                "axes": list(row.planned.call.axes),
-                "lane": row.planned.call.lane,
-                "operands": row.planned.call.operands,
-                "bytes": row.planned.call.bytes,
-                "count": row.count,
-                "seen": row.seen,
-                "size": row.size,
-                "predicted": row.predicted.value,
-                "measured": row.measured,
-                "ratio": row.ratio,
-                "is_good": row.is_good,
-            }
-            for row in self._rows
-        ]
 
     def __str__(self) -> str:
         """Draw the table."""
-        return table.text(_COLUMNS, map(_cells, self._rows)) + "\n" + _BOUNDS
+        return table.text(_COLUMNS, map(_cells, self)) + "\n" + _BOUNDS
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        drawn = table.as_html(_COLUMNS, map(_cells, self._rows))
+        drawn = table.as_html(_COLUMNS, map(_cells, self))
         return f"{drawn}<p>{_BOUNDS}</p>"
 
 
@@ -120,9 +88,9 @@ _BOUNDS = (
 )
 
 
-def check(plan: Contents, records: Iterable[Any] | None) -> Check:
+def check(calls: Sequence[PlannedCall], records: Iterable[Any] | None) -> Check:
     """Return predicted beside measured; see :meth:`jaxcomm.planning.Plan.check`."""
-    if not plan.calls:
+    if not calls:
         raise ValueError(
             "check: the plan has no collectives to compare. Give jaxcomm.plan the "
             "function that ran, with the shapes of its arguments"
@@ -133,21 +101,14 @@ def check(plan: Contents, records: Iterable[Any] | None) -> Check:
         where = communicator.axes, communicator.lane, entry.collective, entry.operands
         found[where].append(met)
     rows = []
-    for row in plan.calls:
+    for row in calls:
         call = row.call
         where = str(call.axes), call.lane, call.collective, call.operands
-        of_call = found[where] if call.is_ours else []
-        rows.append(
-            CheckedCall(
-                row,
-                count=len(of_call),
-                seen=min((met.seen for met in of_call), default=0),
-                size=max((len(met.group.devices) for met in of_call), default=0),
-                measured=statistics.median(met.seconds for met in of_call)
-                if of_call
-                else None,
-            )
-        )
+        took = found[where] if call.is_ours else []
+        seen = min((each.seen for each in took), default=0)
+        size = max((len(each.group.devices) for each in took), default=0)
+        seconds = statistics.median(each.seconds for each in took) if took else None
+        rows.append(CheckedCall(row, len(took), seen, size, seconds))
     return Check(rows)
 
 
@@ -156,19 +117,7 @@ def _read(records: Any) -> list[ProcessRecord]:
         return [flight_record().process]
     if isinstance(records, FlightRecord | ProcessRecord | str | os.PathLike):
         records = [records]
-    found = []
-    for each in records:
-        if isinstance(each, FlightRecord):
-            found.append(each.process)
-        elif isinstance(each, ProcessRecord):
-            found.append(each)
-        elif isinstance(each, str | os.PathLike):
-            found.append(load(each))
-        else:
-            raise TypeError(
-                f"check: records must be flight records or the names of files that "
-                f"hold them, got {each!r}"
-            )
+    found = [_record(each) for each in records]
     if not found:
         raise ValueError(
             "check: records is empty. Give one flight record of each process, or None "
@@ -177,21 +126,32 @@ def _read(records: Any) -> list[ProcessRecord]:
     return found
 
 
+def _record(given: Any) -> ProcessRecord:
+    if isinstance(given, FlightRecord):
+        return given.process
+    if isinstance(given, ProcessRecord):
+        return given
+    if isinstance(given, str | os.PathLike):
+        return load(given)
+    raise TypeError(
+        f"check: records must be flight records or the names of files that hold them, "
+        f"got {given!r}"
+    )
+
+
 def _cells(row: CheckedCall) -> tuple[str, ...]:
     call = row.planned.call
-    predicted = f"{table.duration(row.predicted.value)} {row.predicted.origin}"
-    cells = (
+    measured, ratio, good = "not in the record", "", ""
+    if not call.is_ours:
+        measured = "XLA keeps no record"
+    elif row.measured is not None:
+        measured = table.duration(row.measured)
+    if row.ratio is not None:
+        ratio, good = f"{row.ratio:.2f}", "yes" if row.is_good else "NO"
+    return (
         *(call.name, " x ".join(call.axes), call.lane, call.operands),
         *(table.size(call.bytes), str(row.count)),
-    )
-    if row.measured is None:
-        why = "XLA keeps no record" if not call.is_ours else "not in the record"
-        return (*cells, "0", predicted, why, "", "")
-    return (
-        *cells,
-        f"{row.seen} of {row.size}",
-        predicted,
-        table.duration(row.measured),
-        f"{row.ratio:.2f}",
-        "yes" if row.is_good else "NO",
+        f"{row.seen} of {row.size}" if row.count else "0",
+        "no samples" if row.predicted is None else table.duration(row.predicted),
+        *(measured, ratio, good),
     )

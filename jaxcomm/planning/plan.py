@@ -1,38 +1,27 @@
 """:func:`jaxcomm.plan`: what a layout costs, before there is a device."""
 
-import collections
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from jaxcomm import machine as machines
+from jaxcomm._built import ABSENCE
 from jaxcomm.communicator.lane import DEFAULT_LANE, check_lane
 from jaxcomm.communicator.policy import CommPolicy
 from jaxcomm.machine import Machine
-from jaxcomm.planning import attention as attentions
 from jaxcomm.planning import communicators as members
 from jaxcomm.planning import warnings
-from jaxcomm.planning.attention import Attention, PlannedAttention
-from jaxcomm.planning.contents import PlannedCall, RankClass
-from jaxcomm.planning.cost import cost
-from jaxcomm.planning.figure import NOTHING
+from jaxcomm.planning.calls import PlannedCall, TracedCall, measured_seconds
+from jaxcomm.planning.closed_forms import SENDS_TO_ALL, sent_bytes
 from jaxcomm.planning.groups import Devices, axes_of
 from jaxcomm.planning.result import Plan
-from jaxcomm.planning.startup import startup
-from jaxcomm.planning.trace import Counted, Reader
-
-# Collectives in which ranks send to all others of their group. NCCL's rings reach the
-# two neighbors.
-_TO_ALL = {"all_to_all", "ragged_all_to_all", "gather", "scatter"}
-# What a strategy of attention sends to all others; the rest to neighbors.
-_STRATEGIES_TO_ALL = {"ulysses", "usp"}
+from jaxcomm.planning.trace import Reader
 
 
 def plan(
     mesh: Any,
-    work: Any = None,
+    program: Callable | None = None,
     *args: Any,
     machine: str | Machine | None = None,
     policy: CommPolicy | None = None,
@@ -40,28 +29,23 @@ def plan(
     backend: str | None = None,
     devices_per_process: int | None = None,
 ) -> Plan:
-    """Say what a layout costs in memory and time, without any device.
+    """Say what a program sends, and what its communicators take, without any device.
 
-    Nothing runs: functions are traced, and JAX starts no backend. Devices are numbered
+    Nothing runs: the program is traced, and JAX starts no backend. Devices are numbered
     in row-major order of the mesh's axes, host by host. So the last axis lies within a
     domain of fast links if it fits.
 
-    Every figure says where it is from: measured by a calibration, from a table, or by a
-    formula. See the page "Choosing a layout" for the formulas and their errors.
-
     Args:
       mesh: a dictionary of axis sizes, a ``jax.sharding.Mesh`` or an ``AbstractMesh``.
-      work: what a step does. A function: a program that holds a ``jax.shard_map``, with
-        ``args`` as global arrays; or what one device does with its own ``args``, under
-        the mesh's axis names. A ``jaxcomm.planning.Attention``. Or a list of these,
-        functions as ``(function, *args)``. If None, the communicators alone are
-        planned, as :func:`jaxcomm.init` makes them.
-      *args: of the function, arrays or ``jax.ShapeDtypeStruct``.
+      program: holds a ``jax.shard_map``, with ``args`` as global arrays; or is what one
+        device does with its own ``args``, under the mesh's axis names. If None, the
+        communicators alone are planned, as :func:`jaxcomm.init` makes them.
+      *args: of the program, arrays or ``jax.ShapeDtypeStruct``.
       machine: a name, ``"h100"``, ``"h200"``, ``"gb200"`` or ``"cpu"``, or a
-        :class:`jaxcomm.Machine`. If None, ``"cpu"`` for a mesh of CPU devices, else an
-        H200.
+        :class:`jaxcomm.Machine`. Times come from the samples of a calibrated one. If
+        None, ``"cpu"`` for a mesh of CPU devices, else an H200.
       policy: how NCCL makes communicators. If None, ``CommPolicy()``.
-      lanes: of the communicators, if ``work`` is None.
+      lanes: of the communicators, if there is no program.
       backend: as for :func:`jaxcomm.init`. If None, ``"nccl"`` for GPUs, ``"host"`` for
         CPU devices of one host.
       devices_per_process: If None, all devices of a host.
@@ -70,7 +54,7 @@ def plan(
       A :class:`jaxcomm.planning.Plan`, which prints as a table.
 
     Raises:
-      TypeError: if mesh is no mesh, or work is of another type.
+      TypeError: if mesh is no mesh, or program no function.
       ValueError: if the machine or a backend is unknown, or a collective is over an
         axis that the mesh does not have.
 
@@ -88,56 +72,56 @@ def plan(
       "axis 'data' crosses domains and need not: in the order ('model', 'data') ..."
     """
     axes = axes_of(mesh)
-    machine = machines.of(_platform(mesh) if machine is None else machine, "plan")
+    machine = Machine.named(_platform(mesh) if machine is None else machine)
     policy = CommPolicy() if policy is None else policy
     if not isinstance(policy, CommPolicy):
         raise TypeError(f"plan: policy must be a jaxcomm.CommPolicy, got {policy!r}")
     names = (lanes,) if isinstance(lanes, str) else tuple(lanes)
     for name in names:
         check_lane(name, "plan: lane")
+    if program is None and args:
+        raise TypeError(f"plan: {len(args)} arguments, but no function to trace")
+    if program is not None and not callable(program):
+        raise TypeError(
+            f"plan: program must be a function, its arguments after it, or None; got "
+            f"{program!r}"
+        )
     per_process, notes = _per_process(mesh, devices_per_process)
-    functions, layers = _split(work, args)
+    if ABSENCE and isinstance(mesh, jax.sharding.Mesh):
+        with_it = f"figures are for jaxcomm with its extension: {ABSENCE}"
+        notes = (*notes, f"XLA communicates on this mesh, and {with_it}")
     devices = Devices(axes, machine, per_process)
 
-    def backend_of(of: Devices):
-        return lambda over, index_groups, asked: members.backend_of(
-            backend if asked is None else asked, machine, of.groups(over, index_groups)
-        )
+    def backend_of(over, index_groups, asked):
+        groups = devices.groups(over, index_groups)
+        return members.backend_of(backend if asked is None else asked, machine, groups)
 
-    def seconds_of(of: Devices):
-        return lambda counted: sum(
-            times * cost(call, of, machine, policy).seconds.value
-            for call, times in counted.items()
-        )
-
-    reader = Reader(axes, backend_of(devices), seconds_of(devices))
-    counted: Counted = collections.Counter()
-    for function, *arguments in functions:
-        counted.update(reader.read(function, tuple(arguments)))
+    reader = Reader(axes, machine.platform, backend_of)
+    counted = {} if program is None else reader.read(program, args)
     rows = [
-        PlannedCall(call, times, cost(call, devices, machine, policy))
+        _planned(call, times, devices, machine, policy)
         for call, times in counted.items()
     ]
-    planned_layers = [attentions.planned(each, devices, machine) for each in layers]
-    keys = _keys(rows, planned_layers, axes, names, backend_of(devices), work is None)
+    keys: dict[members.Key, bool] = _keys_of(rows)
+    if program is None:
+        wanted = [(name,) for name in axes] + [tuple(axes)] * (len(axes) > 1)
+        keys = {
+            (over, None, lane, backend_of(over, None, None)): False
+            for over in wanted
+            for lane in names
+        }
     found = members.planned(keys, devices, policy)
-    ranks = _rank_classes(found, devices)
 
-    def step_seconds(order: Mapping[str, int]) -> float:
+    def crossing_bytes(order: Mapping[str, int]) -> float:
         of = Devices(order, machine, per_process)
-        in_layers = (attentions.planned(each, of, machine).seconds for each in layers)
-        return seconds_of(of)(counted) + sum(in_layers)
+        each = (_planned(*item, of, machine, policy) for item in counted.items())
+        return sum(row.times * row.sent_bytes for row in each if row.domains > 1)
 
-    most = max((each.device_bytes.value for each in ranks), default=0)
-    has_step = bool(counted or layers)
     said = [
-        *warnings.of_memory(found, most, machine),
+        *warnings.of_memory(found, machine),
         *warnings.of_lanes(found, policy),
         *warnings.of_cycles(reader.beside, devices, policy),
-        *warnings.of_axes(
-            axes, devices, machine.domain, step_seconds if has_step else None
-        ),
-        *(each.warning for each in planned_layers if each.warning),
+        *warnings.of_axes(axes, machine, crossing_bytes if counted else None),
     ]
     return Plan(
         axes=axes,
@@ -145,9 +129,6 @@ def plan(
         processes=devices.processes,
         communicators=tuple(found),
         calls=tuple(rows),
-        attention=tuple(planned_layers),
-        ranks=tuple(ranks),
-        startup=startup(found, devices, machine),
         warnings=tuple(said),
         notes=(*notes, *sorted(reader.notes)),
     )
@@ -180,88 +161,46 @@ def _per_process(mesh, asked: int | None) -> tuple[int | None, tuple[str, ...]]:
     )
 
 
-def _split(work, args) -> tuple[list[tuple], list[Attention]]:
-    """Return the functions with their arguments, and the attention layers."""
-    if work is None or isinstance(work, Attention):
-        parts: Sequence = () if work is None else (work,)
-        if args:
-            raise TypeError(f"plan: {len(args)} arguments, but no function to trace")
-    elif callable(work):
-        parts = ((work, *args),)
-    elif isinstance(work, list) and not args:
-        parts = work
-    else:
-        parts = (None,)
-    functions, layers = [], []
-    for part in parts:
-        if isinstance(part, Attention):
-            layers.append(part)
-        elif isinstance(part, tuple) and part and callable(part[0]):
-            functions.append(part)
-        else:
-            raise TypeError(
-                f"plan: work must be a function with its arguments, a "
-                f"jaxcomm.planning.Attention, a list of (function, *args) and "
-                f"Attention, or None; got {work!r}"
-            )
-    return functions, layers
+def _planned(
+    call: TracedCall, times: int, devices: Devices, machine: Machine, policy: CommPolicy
+) -> PlannedCall:
+    groups = [
+        each for each in devices.groups(call.axes, call.index_groups) if each.size > 1
+    ]
+    transport = call.backend
+    if call.backend == "host":
+        is_one = all(each.processes == 1 for each in groups)
+        transport = "memory" if is_one else "shared memory"
+    elif policy.source == "xla":
+        transport = "xla"
+    at_once = min(devices.size, machine.host)
+    seconds = [
+        # A calibration measures groups of devices that follow one another.
+        None
+        if each.domains > -(-each.size // machine.domain)
+        else measured_seconds(
+            machine.samples,
+            *(call.collective, transport, each.size, call.bytes, at_once),
+        )
+        for each in groups
+    ]
+    known = [each for each in seconds if each is not None]
+    return PlannedCall(
+        call,
+        times,
+        transport,
+        domains=max(each.domains for each in groups),
+        sent_bytes=max(
+            sent_bytes(call.collective, each.size, call.bytes) for each in groups
+        ),
+        seconds=max(known) if len(known) == len(seconds) else None,
+    )
 
 
-def _keys(
-    rows: Sequence[PlannedCall],
-    layers: Sequence[PlannedAttention],
-    axes: Mapping[str, int],
-    lanes: Sequence[str],
-    backend_of: Callable,
-    is_alone: bool,
-) -> dict[members.Key, bool]:
-    """Return the communicators to make, and whether ranks send to all others."""
+def _keys_of(rows: Sequence[PlannedCall]) -> dict[members.Key, bool]:
+    """Return the communicators of calls, and whether ranks send to all others."""
     found: dict[members.Key, bool] = {}
-
-    def add(key, sends_to_all):
-        found[key] = found.get(key, False) or sends_to_all
-
-    for row in rows:
-        call = row.call
-        if call.is_ours:
-            backend = backend_of(call.axes, call.index_groups, call.backend)
-            key = members.Key(call.axes, call.index_groups, call.lane, backend)
-            add(key, call.collective in _TO_ALL)
-    for layer in layers:
-        names = layer.asked.names
-        key = members.Key(names, backend=backend_of(names, None, None))
-        add(key, layer.plan.chosen in _STRATEGIES_TO_ALL)
-    if is_alone:
-        wanted = [(name,) for name in axes]
-        wanted += [tuple(axes)] if len(axes) > 1 else []
-        for over in wanted:
-            for lane in lanes:
-                chosen = backend_of(over, None, None)
-                add(members.Key(over, lane=lane, backend=chosen), False)
+    for call in (row.call for row in rows if row.call.is_ours):
+        key = call.axes, call.index_groups, call.lane, call.backend
+        found[key] = found.get(key, False) or call.collective in SENDS_TO_ALL
     return found
-
-
-def _rank_classes(
-    found: Sequence[members.PlannedCommunicator], devices: Devices
-) -> list[RankClass]:
-    """Return the ranks by what they hold, most ranks first."""
-    codes = np.zeros(devices.size, np.int64)
-    for member in found:
-        of_rank = devices.rank_codes(member.key.axes, member.key.index_groups)
-        codes = codes * len(member.groups) + of_rank
-        # Small numbers again: there may be many communicators.
-        codes = np.unique(codes, return_inverse=True)[1] if len(found) > 8 else codes
-    _, first, counts = np.unique(codes, return_index=True, return_counts=True)
-    classes = []
-    for device, count in sorted(zip(first, counts, strict=True)):
-        held = NOTHING
-        pinned, number = NOTHING, 0
-        for member in found:
-            of_rank = devices.rank_codes(member.key.axes, member.key.index_groups)
-            code = of_rank[device]
-            if member.groups[code].size > 1:
-                held += member.by_class[code]
-                pinned += member.pinned_bytes
-                number += 1
-        classes.append(RankClass(int(count), int(device), number, held, pinned))
-    return sorted(classes, key=lambda each: -each.count)

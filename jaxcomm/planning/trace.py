@@ -1,47 +1,58 @@
 """Reads the collectives of a function, without any device.
 
 The function is traced for an abstract mesh. A ``scan`` counts its body as often as it
-runs. A ``cond`` counts the branch that takes longest. How often a ``while`` runs is not
+runs. A ``cond`` counts the branch that sends most. How often a ``while`` runs is not
 known: it counts once, and the plan says so.
 """
 
 import collections
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import jax.extend.core
 
+from jaxcomm import compat
 from jaxcomm.communicator.lane import DEFAULT_LANE
 from jaxcomm.communicator.replica_groups import canonical_axes
-from jaxcomm.planning.calls import Call, leaves_of
+from jaxcomm.planning.calls import TracedCall, bytes_of, written
+from jaxcomm.planning.closed_forms import sent_bytes
 from jaxcomm.primitives import lowering
 from jaxcomm.primitives.collective import COLLECTIVES
 from jaxcomm.primitives.rewrite import ANY, Bind
 
 # How often each collective runs.
-Counted = collections.Counter[Call]
+Counted = collections.Counter[TracedCall]
 
+# JAX's collectives. The start of one is called the same with _start.
 _OF_XLA = {
-    "psum": "all_reduce",
-    "psum2": "all_reduce",
-    "psum_invariant": "all_reduce",
-    "unreduced_psum": "all_reduce",
-    "pmax": "all_reduce",
-    "pmin": "all_reduce",
-    "all_gather": "all_gather",
-    "all_gather_invariant": "all_gather",
-    "all_gather_reduced": "all_gather",
-    "reduce_scatter": "reduce_scatter",
+    **dict.fromkeys(("psum", "psum2", "psum_invariant", "pmax", "pmin"), "all_reduce"),
+    **dict.fromkeys(("unreduced_psum", "unreduced_pmax"), "all_reduce"),
+    **dict.fromkeys(("all_gather_invariant", "all_gather_reduced"), "all_gather"),
+    "unreduced_pmin": "all_reduce",
     "unreduced_reduce_scatter": "reduce_scatter",
-    "all_to_all": "all_to_all",
     "ppermute": "permute",
-    "ragged_all_to_all": "ragged_all_to_all",
+    "pbroadcast": "broadcast",
+    # Called as the planner's.
+    **{
+        name: name
+        for name in ("all_gather", "reduce_scatter", "all_to_all", "ragged_all_to_all")
+    },
 }
+# What names mesh axes too, and moves nothing.
+_MOVE_NOTHING = {"axis_index", "pvary", "preduced", "vary_unreduced_cast"}
 # Collectives before one, of the same function, that are looked at for independence.
 _MOST_BESIDE = 64
 _IN_A_WHILE = (
     "a while loop's collectives count once: how often it runs is not known before"
+)
+_LEFT_TO_XLA = (
+    "XLA's collectives serve a shard_map that leaves axes {axes} to XLA; operands "
+    "count whole, because how XLA splits them is not known before"
+)
+_UNKNOWN = (
+    "{name} over axes {axes} is a collective that is not known here, and counts 0"
 )
 
 
@@ -56,24 +67,23 @@ class Reader:
     def __init__(
         self,
         sizes: dict[str, int],
+        platform: str,
         backend_of: Callable[[tuple[str, ...], Any, str | None], str],
-        seconds_of: Callable[[Counted], float],
     ):
         """Read for a mesh of these axes.
 
         Args:
           sizes: of the axes.
+          platform: of the devices, by which attention chooses a strategy.
           backend_of: what serves axes and index groups, given what the user chose.
-          seconds_of: how long calls take; chooses between the branches of a ``cond``.
         """
         self.notes: set[str] = set()
-        self.beside: set[tuple[Call, Call]] = set()
+        self.beside: set[tuple[TracedCall, TracedCall]] = set()
         self._sizes = sizes
-        types = (jax.sharding.AxisType.Auto,) * len(sizes)
-        self._mesh = jax.sharding.AbstractMesh(
-            tuple(sizes.values()), tuple(sizes), axis_types=types
-        )
-        self._backend_of, self._seconds_of = backend_of, seconds_of
+        # The axes that the shard_map being read leaves to XLA.
+        self._automatic: tuple[str, ...] = ()
+        self._mesh = compat.abstract_mesh(sizes, platform)
+        self._backend_of = backend_of
 
     def read(self, function: Callable, args: tuple) -> Counted:
         """Trace a function and count its collectives.
@@ -138,21 +148,51 @@ class Reader:
         name, params = equation.primitive.name, equation.params
         if equation.primitive in _ours():
             return self._of_ours(equation, *_ours()[equation.primitive])
-        if name in _OF_XLA:
+        if name.removesuffix("_start") in _OF_XLA:
             return self._of_xla(equation)
         if name == "scan":
             return _times(self._of(params["jaxpr"].jaxpr), params["length"])
         if name == "cond":
             branches = [self._of(each.jaxpr) for each in params["branches"]]
-            return max(branches, key=self._seconds_of)
+            return max(branches, key=self._sent_bytes)
         if name == "shard_map":
-            self._check_mesh(dict(params["mesh"].shape))
+            return self._of_shard_map(params)
+        inner = list(_inner(params))
+        if not inner:
+            self._note_unknown(equation)
         found: Counted = collections.Counter()
-        for inner in _inner(params):
-            found.update(self._of(inner))
+        for each in inner:
+            found.update(self._of(each))
         if name == "while" and found:
             self.notes.add(_IN_A_WHILE)
         return found
+
+    def _of_shard_map(self, params: dict[str, Any]) -> Counted:
+        mesh = params["mesh"]
+        self._check_mesh(dict(mesh.shape))
+        # One within another has a mesh whose outer axes are manual already.
+        manual = {*params["newly_manual_axes"], *mesh.manual_axes}
+        outer = self._automatic
+        self._automatic = tuple(
+            axis
+            for axis, size in self._sizes.items()
+            if size > 1 and axis not in manual
+        )
+        found = self._of(params["jaxpr"])
+        self._automatic = outer
+        return found
+
+    def _note_unknown(self, equation) -> None:
+        """Note a primitive that names mesh axes: it may communicate."""
+        name, params = equation.primitive.name, equation.params
+        if name in _MOVE_NOTHING or name.endswith("_done"):
+            return
+        named = set(_axes_of(params)) & self._sizes.keys()
+        for axis in self._sizes:
+            if compat.named_axis_effects([axis]) & equation.effects:
+                named.add(axis)
+        if named:
+            self.notes.add(_UNKNOWN.format(name=name, axes=tuple(sorted(named))))
 
     def _of_ours(self, equation, collective, is_done) -> Counted:
         if is_done:
@@ -162,30 +202,29 @@ class Reader:
         params.pop("paired", None)
         avals = [each.aval for each in equation.invars]
         self._check(call.axes, call.name)
-        backend = self._backend_of(call.axes, call.index_groups, call.backend)
-        sizes = self._group_sizes(call)
-        if max(sizes) == 1:
+        asked = call.backend
+        size = self._group_size(call)
+        if size == 1:
             return collections.Counter()
+        if self._automatic:
+            asked = "xla"  # As lowering does.
+            self.notes.add(_LEFT_TO_XLA.format(axes=self._automatic))
+        backend = self._backend_of(call.axes, call.index_groups, asked)
         for key in (ANY, collective.name):
             rule = lowering.REWRITES.get((backend, key))
-            replacement = rule and rule(collective, avals, sizes[0], **params)
+            replacement = rule and rule(collective, avals, size, **params)
             if replacement is not None:
                 return self._of_replacement(replacement, call, backend, avals)
-        return collections.Counter(
-            {
-                Call(
-                    name=call.name.removesuffix("_start"),
-                    collective=collective.planner,
-                    axes=call.axes,
-                    index_groups=call.index_groups,
-                    lane=call.lane or DEFAULT_LANE,
-                    backend=backend,
-                    is_ours=backend != "xla",
-                    leaves=leaves_of(avals),
-                    op=params.get("op", "sum"),
-                    is_split=call.name.endswith("_start") or backend == "xla",
-                ): 1
-            }
+        return self._once(
+            avals,
+            name=call.name.removesuffix("_start"),
+            collective=collective.planner,
+            axes=call.axes,
+            index_groups=call.index_groups,
+            lane=call.lane or DEFAULT_LANE,
+            backend=backend,
+            is_ours=backend != "xla",
+            is_split=call.name.endswith("_start") or backend == "xla",
         )
 
     def _of_replacement(self, replacement, call, backend, avals) -> Counted:
@@ -198,38 +237,41 @@ class Reader:
 
     def _of_xla(self, equation) -> Counted:
         params, name = equation.params, equation.primitive.name
-        axes = canonical_axes(params.get("axes", params.get("axis_name")))
-        axes = tuple(axis for axis in axes if isinstance(axis, str))
+        axes = _axes_of(params)
         index_groups = params.get("axis_index_groups")
         if index_groups is not None:
             index_groups = tuple(map(tuple, index_groups))
         self._check(axes, name)
-        if all(self._sizes[axis] == 1 for axis in axes):
-            return collections.Counter()
-        return collections.Counter(
-            {
-                Call(
-                    name=f"lax.{name}",
-                    collective=_OF_XLA[name],
-                    axes=axes,
-                    index_groups=index_groups,
-                    lane=DEFAULT_LANE,
-                    backend="xla",
-                    is_ours=False,
-                    leaves=leaves_of(each.aval for each in equation.invars),
-                    op=name.removeprefix("p") if name in ("pmax", "pmin") else "sum",
-                    is_split=True,
-                ): 1
-            }
+        if self._automatic and any(self._sizes[axis] > 1 for axis in axes):
+            self.notes.add(_LEFT_TO_XLA.format(axes=self._automatic))
+        return self._once(
+            [each.aval for each in equation.invars],
+            name=f"lax.{name}",
+            collective=_OF_XLA[name.removesuffix("_start")],
+            axes=axes,
+            index_groups=index_groups,
+            lane=DEFAULT_LANE,
+            backend="xla",
+            is_ours=False,
+            is_split=True,
         )
 
-    def _group_sizes(self, call) -> list[int]:
+    def _once(self, avals, **facts: Any) -> Counted:
+        """Count a call; in groups of one rank nothing is sent."""
+        call = TracedCall(operands=written(avals), bytes=bytes_of(avals), **facts)
+        return collections.Counter([call] if self._group_size(call) > 1 else [])
+
+    def _sent_bytes(self, counted: Counted) -> float:
+        return sum(
+            times * sent_bytes(call.collective, self._group_size(call), call.bytes)
+            for call, times in counted.items()
+        )
+
+    def _group_size(self, call) -> int:
+        """Return the ranks of the largest group."""
         if call.index_groups is not None:
-            return [len(group) for group in call.index_groups]
-        size = 1
-        for axis in call.axes:
-            size *= self._sizes[axis]
-        return [size]
+            return max(map(len, call.index_groups))
+        return math.prod(self._sizes[axis] for axis in call.axes)
 
     def _check_mesh(self, found: dict[str, int]) -> None:
         if any(self._sizes.get(axis) != size for axis, size in found.items()):
@@ -246,6 +288,12 @@ class Reader:
                     f"plan: {name} over axis {axis!r}, which the mesh does not have: "
                     f"its axes are {tuple(self._sizes)}"
                 )
+
+
+def _axes_of(params: dict[str, Any]) -> tuple[str, ...]:
+    """Return the mesh axes that a primitive's parameters name as JAX's do."""
+    axes = canonical_axes(params.get("axes", params.get("axis_name", ())))
+    return tuple(axis for axis in axes if isinstance(axis, str))
 
 
 _known: dict[Any, tuple[Any, bool]] = {}

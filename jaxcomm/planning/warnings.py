@@ -8,7 +8,7 @@ from jaxcomm.communicator.lane import DEFAULT_LANE
 from jaxcomm.communicator.policy import CommPolicy
 from jaxcomm.diagnostics import table
 from jaxcomm.machine import Machine
-from jaxcomm.planning.calls import Call
+from jaxcomm.planning.calls import TracedCall
 from jaxcomm.planning.communicators import PlannedCommunicator
 from jaxcomm.planning.groups import Devices
 
@@ -19,7 +19,7 @@ _BETTER = 0.99
 
 
 def of_memory(
-    communicators: Sequence[PlannedCommunicator], device_bytes: float, machine: Machine
+    communicators: Sequence[PlannedCommunicator], machine: Machine
 ) -> Iterator[str]:
     """Warn of communicators that do not fit, or take much."""
     bound = config.max_communicators()
@@ -28,6 +28,7 @@ def of_memory(
             f"{len(communicators)} communicators are more than the {bound} that "
             f"JAXCOMM_MAX_COMMUNICATORS allows"
         )
+    device_bytes = sum(each.device_bytes for each in communicators)
     if not machine.memory or device_bytes <= _MUCH * machine.memory:
         return
     own = sum(not each.shares for each in communicators)
@@ -47,9 +48,8 @@ def of_lanes(
     """Warn of more lanes than the policy allows."""
     lanes: dict[tuple, set[str]] = {}
     for each in communicators:
-        if each.key.backend == "nccl":
-            where = each.key.axes, each.key.index_groups
-            lanes.setdefault(where, set()).add(each.key.lane)
+        if each.backend == "nccl":
+            lanes.setdefault((each.axes, each.index_groups), set()).add(each.lane)
     for (axes, _), names in lanes.items():
         if len(names) > policy.lanes:
             yield (
@@ -59,7 +59,7 @@ def of_lanes(
 
 
 def of_cycles(
-    beside: set[tuple[Call, Call]], devices: Devices, policy: CommPolicy
+    beside: set[tuple[TracedCall, TracedCall]], devices: Devices, policy: CommPolicy
 ) -> Iterator[str]:
     """Warn of collectives that could wait for each other in a circle.
 
@@ -100,57 +100,56 @@ def of_cycles(
 
 def of_axes(
     axes: Mapping[str, int],
-    devices: Devices,
-    domain: int,
-    seconds_of: Callable[[Mapping[str, int]], float] | None,
+    machine: Machine,
+    crossing_bytes: Callable[[Mapping[str, int]], float] | None,
 ) -> Iterator[str]:
     """Warn of axes in an order that has them cross domains in vain.
 
     Args:
       axes: sizes by name, in the mesh's order.
-      devices: of the mesh.
-      domain: devices of a domain.
-      seconds_of: how long a step takes with the axes in another order; None if there
-        is no step.
+      machine: whose domains they cross.
+      crossing_bytes: what a rank sends in a step in groups that span domains, with the
+        axes in another order; None if there is no step.
     """
+    devices = Devices(axes, machine, None)
     last = next((name for name in reversed(list(axes)) if axes[name] > 1), None)
     crossing = [
         name
         for name, size in axes.items()
-        if 1 < size <= domain
+        if 1 < size <= machine.domain
         and name != last
         and any(each.domains > 1 for each in devices.groups((name,)))
     ]
     if not crossing:
         return
-    if seconds_of is None:
+    if crossing_bytes is None:
         yield (
-            f"axes {crossing} cross domains of {domain} devices and would fit into "
-            f"one: the last axis of a mesh lies within a domain. Put the axis that "
-            f"sends most there"
+            f"axes {crossing} cross domains of {machine.domain} devices and would fit "
+            f"into one: the last axis of a mesh lies within a domain. Put the axis "
+            f"that sends most there"
         )
         return
-    now = seconds_of(axes)
+    now = crossing_bytes(axes)
     for name in crossing:
         order = {key: size for key, size in axes.items() if key != name}
         order[name] = axes[name]
-        then = seconds_of(order)
+        then = crossing_bytes(order)
         if then < _BETTER * now:
             yield (
                 f"axis {name!r} crosses domains and need not: in the order "
-                f"{tuple(order)} communication and attention of a step take "
-                f"{table.duration(then)} and not {table.duration(now)}"
+                f"{tuple(order)} a rank sends {table.size(then)} a step in groups that "
+                f"span domains, and not {table.size(now)}"
             )
 
 
-def _channel(call: Call) -> tuple:
+def _channel(call: TracedCall) -> tuple:
     return call.axes, call.index_groups, call.lane, call.backend
 
 
-def _is_shared(call: Call, policy: CommPolicy) -> bool:
+def _is_shared(call: TracedCall, policy: CommPolicy) -> bool:
     return call.backend == "nccl" and policy.shares(call.lane == DEFAULT_LANE)
 
 
-def _named(call: Call) -> str:
+def _named(call: TracedCall) -> str:
     lane = "" if call.lane == DEFAULT_LANE else f" (lane {call.lane!r})"
     return f"{call.name} over {call.axes}{lane}"

@@ -60,6 +60,7 @@ def batch_own_axis(collective, axis_data, operands, dims, *, call: Call, **param
         outs = collective.primitive.bind(
             *partial, call=call.replace(axes=rest), **params
         )
+        outs = [out.astype(x.dtype) for out, x in zip(outs, stacked, strict=True)]
         return outs, [None] * len(outs)
 
     place = call.axes.index(axis_data.name)

@@ -10,7 +10,8 @@ import jax
 import numpy as np
 
 from jaxcomm import compat, config
-from jaxcomm.communicator import cache, replica_groups
+from jaxcomm._built import ABSENCE
+from jaxcomm.communicator import replica_groups
 from jaxcomm.communicator.lane import check_lane
 from jaxcomm.communicator.replica_groups import IndexGroups
 
@@ -55,6 +56,21 @@ class Call:
     to: Literal["varying", "invarying", "reduced"] = "varying"
     lane: str | None = None
     backend: str | None = None
+
+    @property
+    def scope(self) -> Scope:
+        """The scope in which other calls are carried as this one is."""
+        return Scope(self.backend, self.lane)
+
+    @property
+    def is_portable(self) -> bool:
+        """Whether XLA communicates, whatever the devices are.
+
+        So it is without the extension, unless somebody chose another backend. Lowering
+        then refuses.
+        """
+        is_left = self.backend is None and config.BACKEND is None
+        return self.backend == "xla" or (is_left and bool(ABSENCE))
 
     @property
     def where(self) -> str:
@@ -146,40 +162,43 @@ class Call:
         axes = frozenset(self.axes)
         for aval in avals:
             self.check_kind(aval)
-        varying = frozenset().union(*(aval.mat.varying for aval in avals))
+        each = list(map(compat.varying_axes, avals))
+        every = frozenset().union(*each)
         found = []
         for i, out in enumerate(outs):
-            mine = avals[i].mat.varying if len(outs) == len(avals) else varying
+            kinds = compat.kinds_of(out)
+            mine = each[i] if len(outs) == len(avals) else every
             changes = {"varying": mine - axes if self.to != "varying" else mine}
             if self.given == "unreduced":
-                changes["unreduced"] = out.mat.unreduced - axes
+                changes["unreduced"] = kinds.unreduced - axes
                 if self.to == "varying":
                     changes["varying"] |= axes
             if self.to == "reduced":
-                changes["reduced"] = out.mat.reduced | axes
+                changes["reduced"] = kinds.reduced | axes
             found.append(compat.with_manual_axes(out, **changes))
         return found
 
     def check_kind(self, aval) -> None:
         """Raise ValueError if an operand is typed otherwise than the call takes it."""
-        axes = frozenset(self.axes)
+        axes, kinds = frozenset(self.axes), compat.kinds_of(aval)
         if self.given == "unreduced":
-            if not axes <= aval.mat.unreduced:
+            if not axes <= kinds.unreduced:
                 raise ValueError(
                     f"{self.where}: the operand must be unreduced over all of these "
-                    f"axes, got {aval.str_short(True)}"
+                    f"axes, got {compat.type_text(aval)}"
                 )
             if not compat.is_unreduced_sum(aval):
                 raise ValueError(
                     f"{self.where}: jaxcomm adds unreduced operands, and this one is "
-                    f"unreduced in another way, got {aval.str_short(True)}. Use jax.lax"
+                    f"unreduced in another way, got {compat.type_text(aval)}. Use "
+                    f"jax.lax"
                 )
             return
-        both = (aval.mat.unreduced | aval.mat.reduced) & axes
+        both = (kinds.unreduced | kinds.reduced) & axes
         if both:
             raise ValueError(
                 f"{self.where}: the operand is unreduced or reduced over "
-                f"{tuple(sorted(both))}, got {aval.str_short(True)}. Sum unreduced "
+                f"{tuple(sorted(both))}, got {compat.type_text(aval)}. Sum unreduced "
                 f"operands by jaxcomm.psum or jaxcomm.psum_scatter; type reduced ones "
                 f"as varying by jaxcomm.pcast."
             )
@@ -206,26 +225,14 @@ def call_of(
     if lane is not None:
         check_lane(lane, f"{name} over {axes}: lane")
     scope = SCOPE.value
-    call = Call(
-        name,
-        axes,
-        lane=scope.lane if lane is None else lane,
-        backend=_backend(scope.backend if backend is None else backend),
-    )
+    backend = scope.backend if backend is None else backend
+    if backend is None and config.BACKEND == "xla":
+        backend = "xla"  # So that the program is portable, see collective.py.
+    lane = scope.lane if lane is None else lane
+    call = Call(name, axes, lane=lane, backend=backend)
     if axis_index_groups is None:
         return call
     return call.replace(index_groups=_index_groups(axis_index_groups, call))
-
-
-def _backend(backend: str | None) -> str | None:
-    """Return the backend as far as it is known without devices.
-
-    ``JAXCOMM_BACKEND=xla`` settles it, unless :func:`jaxcomm.init` chose otherwise for
-    some mesh.
-    """
-    if backend is not None or config.BACKEND != "xla":
-        return backend
-    return None if cache.chosen_backends() - {"xla"} else "xla"
 
 
 def _index_groups(axis_index_groups, call: Call) -> replica_groups.IndexGroups:

@@ -21,7 +21,6 @@ import jax
 import jax.extend
 import jax.numpy as jnp
 from jax.interpreters import ad
-from jax.interpreters import batching as jax_batching
 
 from jaxcomm import compat
 from jaxcomm.primitives import batching, lowering
@@ -109,7 +108,10 @@ class Collective:
         return own_rows(outs, call.axes)
 
     def fold(self, stacked: Sequence, **params) -> list | None:
-        """Reduce the operands of ranks in one place to one operand, or return None."""
+        """Reduce the operands of ranks in one place to one operand, or return None.
+
+        It may be of a wider type. What comes of it is converted back.
+        """
         return None
 
     def xla(self, xs: Sequence, call: Call, **params) -> list:
@@ -173,7 +175,7 @@ class CollectivePrimitive(jax.extend.core.Primitive):
 
     def bind(self, *operands, call: Call, **params):
         """Apply the primitive; its twin if the call asks for XLA's collective."""
-        if call.backend == "xla":
+        if call.is_portable:
             return self.portable.bind(*operands, call=call, **params)
         return super().bind(*operands, call=call, **params)
 
@@ -233,10 +235,10 @@ def register(
     """Register the rules of a primitive and its twin, lowering excepted."""
     for each in (primitive, primitive.portable):
         each.def_impl(_refuse_unbound)
-        each.def_effectful_abstract_eval(abstract_eval)
+        compat.register_types(each, abstract_eval)
         ad.primitive_jvps[each] = jvp
         ad.primitive_transposes[each] = transpose
-        jax_batching.fancy_primitive_batchers[each] = batch
+        compat.register_batching(each, batch)
 
 
 def _refuse_unbound(*operands, call: Call, **params):

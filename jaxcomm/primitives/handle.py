@@ -49,6 +49,8 @@ class Handle:
         # Weakly: a handle that is forgotten must not keep a trace alive.
         self._trace = weakref.ref(compat.current_trace())
         self._open = True
+        # Whether an error said already that it is to be finished.
+        self._told = False
         if sends_for is not None:
             lane = DEFAULT_LANE if sends_for.lane is None else sends_for.lane
             self.channel = sends_for.axes, lane
@@ -92,16 +94,17 @@ class Handle:
             raise ValueError(
                 f"done: {self._text} was finished before; a handle is good for one done"
             )
-        self._open = False
+        self._told = True
         if self._trace() is not compat.current_trace():
             raise ValueError(
                 f"done: {self._text} was called in another traced function. Start "
                 f"and finish it in one body of jit, scan, while_loop, cond, grad, vmap "
                 f"or checkpoint."
             )
+        waits_for = [_awaited(leaf, self._text) for leaf in jax.tree.leaves(after)]
+        self._open = False
         finish, travelling = self._finish, self._travelling
         del self._finish, self._travelling  # and what they hold
-        waits_for = [_awaited(leaf, self._text) for leaf in jax.tree.leaves(after)]
         return finish(travelling, waits_for)
 
     def then(self, x: Any) -> Any:
@@ -139,8 +142,12 @@ class Handle:
         self.tree_flatten()
 
     def tree_flatten(self) -> NoReturn:
-        """Refuse: whoever flattens a handle is about to take it elsewhere."""
-        self._open = False
+        """Refuse: whoever flattens a handle is about to take it elsewhere.
+
+        A node of a pytree, so that the error says what to do: JAX would refuse a leaf
+        by its type alone. The handle stays as it is.
+        """
+        self._told = True
         raise ValueError(
             f"the handle of {self._text} must stay in the function that called it: "
             f"call its done() there, and return, carry or pass on what that gives"
@@ -156,7 +163,7 @@ class Handle:
 
         Not while Python ends: it has no modules then that could warn.
         """
-        if getattr(self, "_open", False) and not _ends():
+        if getattr(self, "_open", False) and not self._told and not _ends():
             warnings.warn(
                 f"{self._text} was never finished, so nothing is sent; call its done()",
                 RuntimeWarning,

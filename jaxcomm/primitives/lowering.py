@@ -3,8 +3,9 @@
 What that means for ``jax.export``:
 
 * A program whose collectives have ``backend="xla"``, or are traced where
-  ``JAXCOMM_BACKEND`` is ``xla``, holds no custom call of ours. It can be exported for a
-  ``jax.sharding.AbstractMesh``, and called on any devices, in any order.
+  ``JAXCOMM_BACKEND`` is ``xla`` or there is no extension, holds no custom call of ours.
+  It can be exported for a ``jax.sharding.AbstractMesh``, and called on any devices, in
+  any order.
 * The ``host`` backend needs a mesh of devices, and JAX wants to be told that nobody
   vouches for its custom calls tomorrow: ``jax.export.export(program, disabled_checks=
   [jax.export.DisabledSafetyCheck.custom_call("jaxcomm.all_reduce")])``, one for each
@@ -22,10 +23,11 @@ from collections.abc import Callable, Sequence
 import jax
 import numpy as np
 
-from jaxcomm import _ffi, compat
+from jaxcomm import compat
+from jaxcomm._built import _ffi
 from jaxcomm.communicator import backends, cache, replica_groups
 from jaxcomm.communicator.communicator import Communicator
-from jaxcomm.primitives import nccl_rewrites
+from jaxcomm.primitives import automatic_axes, nccl_rewrites
 from jaxcomm.primitives.call import Call
 from jaxcomm.primitives.rewrite import ANY, Bind, Replacement, Rule
 
@@ -62,6 +64,7 @@ def register(collective) -> None:
         return _lower(collective, ctx, operands, call, own)
 
     def fallback(ctx, *operands, call, **own):
+        backends.check_xla_serves(call.backend, call.where)
         return _in_jax(_with_lax(collective, call, own), ctx, operands)
 
     _register(collective.primitive, with_ours, fallback)
@@ -79,6 +82,7 @@ def register_pair(collective) -> None:
         return [*operands, *results]
 
     def start_fallback(ctx, *operands, paired, call, **own):
+        backends.check_xla_serves(call.backend, call.where)
         of_results = ctx.replace(avals_out=ctx.avals_out[len(operands) :])
         lax = _with_lax(collective, call, own)
         return [*operands, *_in_jax(lax, of_results, operands)]
@@ -89,7 +93,7 @@ def register_pair(collective) -> None:
             return results
         avals = ctx.avals_in[:leaves]
         found = _transport(collective, ctx, avals, call, own)
-        if not isinstance(found, Communicator) or not _can_split(ctx, found):
+        if not isinstance(found, Communicator) or found.borrows:
             return results
         call = call.replace(name=call.name.removesuffix("_start") + "_done")
         return _custom_call(
@@ -136,7 +140,8 @@ def _lower(collective, ctx, operands, call: Call, own, *, is_start=False):
     found = _transport(collective, ctx, avals, call, own)
     if not isinstance(found, Communicator):
         return _in_jax(found, ctx, operands)
-    is_start = is_start and _can_split(ctx, found)
+    # What XLA lends, it lends for one call.
+    is_start = is_start and not found.borrows
     name = f"jaxcomm.{collective.planner}"
     name += _START if is_start else found.target_suffix
     target = _Target(name, collective.aliases(len(operands)), is_start)
@@ -146,7 +151,7 @@ def _lower(collective, ctx, operands, call: Call, own, *, is_start=False):
 def _transport(collective, ctx, avals, call: Call, own) -> Communicator | InJax:
     """Return the communicator that carries a call, or what replaces the call."""
     mesh = compat.concrete_mesh(ctx)
-    if mesh is None and call.backend == "xla":
+    if mesh is None and call.is_portable:
         return _with_lax(collective, call, own)
     if mesh is None:
         raise ValueError(
@@ -155,16 +160,25 @@ def _transport(collective, ctx, avals, call: Call, own) -> Communicator | InJax:
             f"devices; of a shard_map within another, set it with jax.set_mesh(mesh); "
             f"or choose XLA's collectives with backend='xla'."
         )
-    grid = replica_groups.grid_of(mesh)
-    partition = replica_groups.partition(grid, call.axes, call.index_groups)
-    if max(partition.sizes) == 1:
+    partition = replica_groups.partition(
+        replica_groups.grid_of(mesh), call.axes, call.index_groups
+    )
+    size = max(partition.sizes)
+    if size == 1:
         return functools.partial(_alone, collective, own)
-    comm = cache.for_lowering(mesh, partition, call.lane, call.backend)
+    backend = call.backend
+    automatic = compat.automatic_axes(ctx)
+    if automatic:
+        automatic_axes.check_left_to_xla(call, partition, automatic)
+        backend = "xla"
+    comm = cache.for_lowering(mesh, partition, call.lane, backend)
+    if automatic:
+        automatic_axes.notice(call, partition, automatic, comm)
     if not comm.is_ours:
         return _with_lax(collective, call, own)
     for name in (ANY, collective.name):
         rule = REWRITES.get((comm.backend, name))
-        replacement = rule and rule(collective, avals, partition.sizes[0], **own)
+        replacement = rule and rule(collective, avals, size, **own)
         if replacement is not None:
             call = call.replace(backend=comm.backend, given="varying", to="varying")
             return functools.partial(replacement, Bind(call))
@@ -180,7 +194,7 @@ def _custom_call(
         operand_output_aliases=target.aliases or None,
         has_side_effect=target.has_side_effect,
     )
-    params = collective.planner_params(avals, len(comm.groups[0]), **own)
+    params = collective.planner_params(avals, comm.size, **own)
     with compat.operation_named(ctx, call.in_profiles(avals)):
         return rule(
             ctx,
@@ -193,15 +207,6 @@ def _custom_call(
             reduce=own.get("op", "sum"),
             params=np.asarray(params, dtype=np.int64),
         )
-
-
-def _can_split(ctx, comm: Communicator) -> bool:
-    """Say whether a communicator can begin a collective, then end it.
-
-    Not where shard_map leaves axes to XLA: it does not replicate what has effects, and
-    without effects would merge two starts.
-    """
-    return not comm.borrows and not compat.automatic_axes(ctx)
 
 
 def _program(ctx, key: int):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import jax
 import jax.extend
-from jax.interpreters import ad, batching
+from jax.interpreters import ad
 
 from jaxcomm import compat
 from jaxcomm.primitives.call import Call
@@ -39,15 +39,11 @@ def cast(xs: Sequence, call: Call) -> list:
 
 
 def _abstract_eval(*avals, call: Call):
-    axes = frozenset(call.axes)
-    if call.to == "reduced":
-        return [
-            compat.with_manual_axes(aval, reduced=aval.mat.reduced | axes)
-            for aval in avals
-        ]
-    return [
-        compat.with_manual_axes(aval, varying=aval.mat.varying | axes) for aval in avals
-    ]
+    def typed(aval):
+        axes = getattr(compat.kinds_of(aval), call.to) | frozenset(call.axes)
+        return compat.with_manual_axes(aval, **{call.to: axes})
+
+    return list(map(typed, avals))
 
 
 def _jvp(primals, tangents, *, call: Call):
@@ -75,5 +71,5 @@ pvary_p.multiple_results = True
 pvary_p.def_impl(lambda *operands, **_: list(operands))
 pvary_p.def_abstract_eval(_abstract_eval)
 ad.primitive_jvps[pvary_p] = _jvp
-batching.fancy_primitive_batchers[pvary_p] = _batch
+compat.register_batching(pvary_p, _batch)
 compat.register_lowering(pvary_p, lambda ctx, *operands, **_: list(operands))

@@ -71,7 +71,8 @@ def summed(x: PyTree, call: Call) -> Call:
     if not compat.checks_varying_axes():
         return call
     axes = frozenset(call.axes)
-    found = {bool(jax.typeof(leaf).mat.unreduced & axes) for leaf in jax.tree.leaves(x)}
+    kinds = map(compat.kinds_of, jax.tree.leaves(x))
+    found = {bool(each.unreduced & axes) for each in kinds}
     if True not in found:
         return call
     if call.index_groups is not None:
@@ -96,13 +97,10 @@ def kind_of(x: jax.Array, call: Call) -> str:
     Raises:
       ValueError: if it is typed otherwise over one of the axes than over another.
     """
-    found = jax.typeof(x).mat
+    found = compat.kinds_of(x)._asdict()
 
     def kind(axis):
-        for each in ("varying", "unreduced", "reduced"):
-            if axis in getattr(found, each):
-                return each
-        return "invarying"
+        return next((name for name in found if axis in found[name]), "invarying")
 
     kinds = {kind(axis) for axis in call.axes}
     if len(kinds) > 1:

@@ -15,25 +15,22 @@ X = np.random.default_rng(0).standard_normal((2, LENGTH, WIDTH)).astype(np.float
 
 
 def over_ranks(function, *trees):
-    """Apply a function of one rank's tokens and positions to the whole sequence."""
+    """Apply a function of what one rank holds to the whole sequence."""
     whole = sharded(function, 4, (SPLIT, SPLIT, *[jax.P()] * len(trees)))
-    x, positions = LAYOUT.reorder(X)
-    found = np.asarray(jax.jit(whole)(x, positions, *trees))
-    return LAYOUT.restore(found, positions)
+    x, tokens = LAYOUT.reorder(X)
+    return tokens.restore(np.asarray(jax.jit(whole)(x, tokens, *trees)))
 
 
-def _attend(positions):
-    return attention_fn("context", LAYOUT, positions=positions, is_causal=True)
+def _attend(tokens):
+    return attention_fn("context", tokens, is_causal=True)
 
 
 @pytest.mark.parametrize("says", ["maker", "layer", "nobody"])
 def test_the_maker_or_the_layer_says_that_it_is_causal(says):
     """Whoever says so alone is heard; flax passes it where it makes no mask."""
 
-    def local(x, positions):
-        attend = attention_fn(
-            "context", LAYOUT, positions=positions, is_causal=says == "maker"
-        )
+    def local(x, tokens):
+        attend = attention_fn("context", tokens, is_causal=says == "maker")
         x = x[:, :, None]
         return attend(x, x, x, is_causal=says == "layer")[:, :, 0]
 
@@ -50,9 +47,9 @@ def test_flax_nnx_attends_as_on_one_device():
     graph, state = nnx.split(model)
     expected = nnx.merge(graph, state)(X, is_causal=True)
 
-    def local(x, positions, state):
+    def local(x, tokens, state):
         model = nnx.merge(graph, state)
-        model.set_attributes(attention_fn=_attend(positions))
+        model.set_attributes(attention_fn=_attend(tokens))
         return model(x)
 
     found = over_ranks(local, state)
@@ -66,8 +63,8 @@ def test_flax_linen_attends_as_on_one_device():
     mask = linen.make_causal_mask(X[..., 0])
     expected = layer.apply(params, X, mask=mask)
 
-    def local(x, positions, params):
-        return layer.clone(attention_fn=_attend(positions)).apply(params, x)
+    def local(x, tokens, params):
+        return layer.clone(attention_fn=_attend(tokens)).apply(params, x)
 
     found = over_ranks(local, params)
     np.testing.assert_allclose(found, expected, atol=1e-5)
@@ -95,15 +92,15 @@ def test_equinox_attends_as_on_one_device():
 
     arrays, static = equinox.partition(layer, equinox.is_array)
 
-    def local(x, positions, arrays):
+    def local(x, tokens, arrays):
         layer = equinox.combine(arrays, static)
 
-        def one(x, positions):
-            attend = equinox_attention(layer, _attend(positions))
-            rows = near[jnp.maximum(positions, 0)]
-            return attend(x, x, x, rows, process_heads=heads(positions))
+        def one(x, tokens):
+            attend = equinox_attention(layer, _attend(tokens))
+            rows = near[jnp.maximum(tokens.positions, 0)]
+            return attend(x, x, x, rows, process_heads=heads(tokens.positions))
 
-        return jax.vmap(one)(x, positions)
+        return jax.vmap(one)(x, tokens)
 
     found = over_ranks(local, arrays)
     np.testing.assert_allclose(found, jax.vmap(whole)(X), atol=1e-5)
@@ -115,16 +112,16 @@ def test_dropout_of_equinox_is_that_of_ring_attention():
         4, WIDTH, dropout_p=0.5, key=jax.random.key(0)
     )
 
-    def local(x, positions, keys):
-        def one(x, positions, key):
-            attend = equinox_attention(layer, _attend(positions))
+    def local(x, tokens, keys):
+        def one(x, tokens, key):
+            attend = equinox_attention(layer, _attend(tokens))
             drops, infers = (
                 attend(x, x, x, key=key, inference=inference)
                 for inference in (None, True)
             )
             return jnp.stack([drops, infers], 1)
 
-        return jax.vmap(one)(x, positions, keys)
+        return jax.vmap(one)(x, tokens, keys)
 
     first, again, other = (
         over_ranks(local, jax.random.split(jax.random.key(seed), 2))
@@ -141,13 +138,12 @@ def test_a_rematerialised_layer_runs_the_forward_ring_once():
     layout = jaxcomm.Layout("zigzag", 4, 16)
 
     def gradient(**options):
-        def local(x, positions):
+        def local(x, tokens):
             def layer(x, _):
                 y = jnp.sin(x)
                 return y + jaxcomm.ring_attention(
-                    y, y, y, axis_name="context", layout=layout, positions=positions,
-                    is_causal=True,
-                ), None  # fmt: skip
+                    y, y, y, "context", tokens, is_causal=True
+                ), None
 
             return jax.lax.scan(jax.checkpoint(layer, **options), x, length=3)[0]
 

@@ -41,48 +41,52 @@ def test_any_documents_will_do(lengths):
     if lengths == [16] * 8:  # Whole documents stay on one rank.
         assert all(len(set(held)) == 2 for held in (layout.order // 16).tolist())
     x = np.arange(2 * sum(lengths)).reshape(2, -1)
-    np.testing.assert_array_equal(layout.restore(*layout.reorder(x)), x)
+    dealt, tokens = layout.reorder(x)
+    np.testing.assert_array_equal(tokens.restore(dealt), x)
     work = document_work(layout, lengths)
     assert work.sum() == sum(n * (n + 1) // 2 for n in lengths)
 
 
-def _ring(traces, layout_spec, spec, mesh=None, **options):
+def _ring(traces, spec, mesh=None, **options):
     """Return a program of data: its results and all its gradients."""
 
-    def local(query, key, value, bias, ids, positions, layout):
-        traces.append(layout)
+    def local(query, key, value, bias, tokens):
+        traces.append(None)
         return jaxcomm.ring_attention(
-            query, key, value, bias, axis_name="context", layout=layout,
-            is_causal=True, positions=positions, query_segment_ids=ids,
+            query, key, value, "context", tokens, bias=bias, is_causal=True,
             return_residual=True, **options,
         )  # fmt: skip
 
-    specs = (*[spec] * 3, jax.P(), spec, spec, layout_spec)
+    specs = (*[spec] * 3, jax.P(), spec)
     whole = sharded(local, None, specs, spec, mesh or split.ring_over(4))
 
     @jax.jit
-    def run(trained, data, grads):
-        result, transpose = jax.vjp(lambda *x: whole(*x, *data), *trained)
+    def run(trained, tokens, grads):
+        result, transpose = jax.vjp(lambda *x: whole(*x, tokens), *trained)
         return *result, *transpose(grads)
 
     return run
 
 
-def _compare(run, layout, ids, bias=None, **options):
+def _compare(run, layout, ids, bias=None, lengths=None):
     *arrays, grads = split.inputs((len(ids), 41, 4, 8), (len(ids), 41, 2, 8))
-    batch = jax.tree.map(np.asarray, (tuple(arrays), ids, grads))
-    (dealt, dealt_ids, dealt_grads), positions = layout.reorder(batch)
-    data = dealt_ids, positions, layout
-    *found, of_bias = run((*dealt, bias), data, dealt_grads)
-    found = [layout.restore(np.asarray(x), positions) for x in found]
-    options = dense.Options(is_causal=True, query_ids=ids, bias=bias, **options)
+    batch = jax.tree.map(np.asarray, (tuple(arrays), grads))
+    (dealt, dealt_grads), tokens = layout.reorder(
+        batch, segment_ids=ids, lengths=lengths
+    )
+    *found, of_bias = run((*dealt, bias), tokens, dealt_grads)
+    found = [tokens.restore(np.asarray(x)) for x in found]
+    options = dense.Options(
+        is_causal=True, query_ids=ids, bias=bias, query_lengths=lengths,
+        key_lengths=lengths,
+    )  # fmt: skip
     expected = dense.attention(*arrays, options, grads)
     split.assert_close([*found, of_bias], expected)
 
 
 def test_other_documents_run_the_same_program_and_equal_dense_attention():
     traces = []
-    run = _ring(traces, jax.P(), SPLIT)
+    run = _ring(traces, SPLIT)
     for lengths in ([30, 5, 6], [2, 20, 19]):
         _compare(run, document_layout(lengths, 4), segment_ids(lengths)[None])
     assert len(traces) == 1
@@ -92,24 +96,23 @@ def test_other_documents_run_the_same_program_and_equal_dense_attention():
     "strategy", [pytest.param("ring", marks=pytest.mark.thorough), "ulysses"]
 )
 def test_rows_of_a_batch_have_documents_of_their_own(make_mesh, strategy):
-    """The batch is split over an axis, and so is the layout."""
-    lengths = [[30, 5, 6], [2, 20, 19], [41], [10, 10, 10, 11]]
-    layout = document_layout(lengths, 4)
-    assert layout.order.shape == (4, 4, 11)
-    assert document_work(layout, lengths).sum() == sum(
-        n * (n + 1) // 2 for row in lengths for n in row
-    )
-    both = jax.P("data", "context")
-    run = _ring(
-        [], jax.P("data"), both, make_mesh(data=2, context=4), strategy=strategy,
-        query_seq_lengths=jnp.full(2, 40), key_value_seq_lengths=jnp.full(2, 40),
-    )  # fmt: skip
-    ids = np.stack([segment_ids(row) for row in lengths])
+    """The batch is split over an axis, and so are its tokens."""
+    batches = [
+        [[30, 5, 6], [2, 20, 19], [41], [10, 10, 10, 11]],
+        [[1, 40], [41], [20, 21], [7, 30, 4]],
+    ]
+    traces, both = [], jax.P("data", "context")
+    run = _ring(traces, both, make_mesh(data=2, context=4), strategy=strategy)
     bias = split.inputs((1, 4, 1, 41))[0]
-    full = np.full(4, 40)
-    _compare(run, layout, ids, bias, query_lengths=full, key_lengths=full)
-    dealt, positions = layout.reorder(ids)
-    np.testing.assert_array_equal(jax.jit(layout.restore)(dealt, positions), ids)
+    for lengths in batches:
+        layout = document_layout(lengths, 4)
+        assert layout.order.shape == (4, 4, 11)
+        assert document_work(layout, lengths).sum() == sum(
+            n * (n + 1) // 2 for row in lengths for n in row
+        )
+        ids = np.stack([segment_ids(row) for row in lengths])
+        _compare(run, layout, ids, bias, np.full(4, 40))
+    assert len(traces) == 1
 
 
 def test_segment_ids_are_those_of_the_lengths():
@@ -138,36 +141,52 @@ def test_relayout_moves_tokens_and_its_transpose_moves_them_back(names, document
     ]
     x = {"a": np.arange(2.0 * length).reshape(2, length).astype(np.float32)}
     x["b"] = np.ones((2, length, 3), np.float32) * x["a"][..., None]
-    (source, positions), (target, ends) = (layout.reorder(x) for layout in layouts)
+    (source, held), (target, wanted) = (layout.reorder(x) for layout in layouts)
 
-    def fill(tree, at):
+    def fill(tree, tokens):
         def one(x):
+            at = tokens.positions
             is_token = (at >= 0).reshape(at.shape + (1,) * (x.ndim - 2))
             return np.where(is_token, x, np.float32(7))
 
         return jax.tree.map(one, tree)
 
     @jax.jit
-    def run(x, grad, positions):
-        whole = sharded(lambda x, at: relayout(x, *layouts, "context", positions=at))
-        out, transpose = jax.vjp(lambda x: whole(x, positions), x)
+    def run(x, grad, *tokens):
+        whole = sharded(lambda x, *tokens: relayout(x, *tokens, "context"))
+        out, transpose = jax.vjp(lambda x: whole(x, *tokens), x)
         return out, *transpose(grad)
 
-    out, back = run(fill(source, positions), fill(target, ends), positions)
+    out, back = run(fill(source, held), fill(target, wanted), held, wanted)
     jax.tree.map(np.testing.assert_array_equal, out, target)
     jax.tree.map(np.testing.assert_array_equal, back, source)
 
 
 def test_hessian_vector_products_pass_through_relayout():
-    layouts = Layout("zigzag", 2, 5), Layout("contiguous", 2, 5)
-    x, positions = layouts[0].reorder(jnp.arange(1.0, 6), axis=0)
-    spec = jax.P("context")
+    x, tokens = Layout("zigzag", 2, 5).reorder(jnp.arange(1.0, 6), axis=0)
+    plain, spec = Layout("contiguous", 2, 5), jax.P("context")
 
     def cubes(x):
-        def local(x, positions):
-            return relayout(x, *layouts, "context", positions=positions, axis=0)
+        def local(x, tokens):
+            return relayout(x, tokens, plain, "context", axis=0)
 
-        return (sharded(local, 2, spec, spec)(x, positions) ** 3).sum()
+        return (sharded(local, 2, spec, spec)(x, tokens) ** 3).sum()
 
     product = jax.jit(lambda x: jax.jvp(jax.grad(cubes), (x,), (jnp.ones_like(x),))[1])
     np.testing.assert_allclose(product(x), 6 * x)
+
+
+def test_with_64_bits_positions_stay_int32():
+    """Promotion is strict here: an int64 beside them raises."""
+    source, target = document_layout((3, 2, 3), 2), Layout("zigzag", 2, 8)
+    x = np.arange(8, dtype=np.float32)[None]
+
+    @jax.jit
+    def run(held, tokens):
+        moved = sharded(lambda x, of: relayout(x, of, target, "context"), 2)
+        return moved(held, tokens), tokens.restore(held)
+
+    with jax.enable_x64(True):
+        moved, restored = run(*source.reorder(x))
+    np.testing.assert_array_equal(moved, target.reorder(x)[0])
+    np.testing.assert_array_equal(restored, x)

@@ -1,6 +1,7 @@
 """The twin of jax.nn.dot_product_attention for plain jit, in natural order."""
 
-import contextlib
+import collections
+import re
 
 import dense
 import jax
@@ -22,7 +23,7 @@ def test_natural_order_in_and_out_with_gradients(make_mesh):
     def attend(query, key, value, bias):
         return jaxcomm.dot_product_attention(
             query, key, value, bias, mesh=mesh, axis_name="context", is_causal=True,
-            query_segment_ids=ids, return_residual=True,
+            batch_axes="data", query_segment_ids=ids, return_residual=True,
         )  # fmt: skip
 
     (out, lse), transpose = jax.vjp(jax.jit(attend), *arrays, bias)
@@ -31,70 +32,215 @@ def test_natural_order_in_and_out_with_gradients(make_mesh):
     split.assert_close((out, lse, *transpose(grads)), expected)
 
 
-@pytest.mark.parametrize("is_set", [True, False])
-def test_axes_that_split_batch_and_heads_stay(is_set):
-    """Under jax.set_mesh; else the mesh is named, and other axes split nothing."""
-    mesh = jax.make_mesh((2, 2, 2), ("data", "context", "model"))
-    arrays = split.inputs((2, 6, 2, 4), (2, 6, 2, 4))[:3]
+AUTO, EXPLICIT = jax.sharding.AxisType.Auto, jax.sharding.AxisType.Explicit
+NAMES = "data", "model", "context", "expert"
+MESHES = [
+    ((4, 1, 2), AUTO),
+    ((2, 2, 2), AUTO),
+    ((2, 2, 2), EXPLICIT),
+    ((2, 2, 2, 1), EXPLICIT),
+]
+SPLIT_BY_ALL = jax.P("data", "context", "model")
 
-    def loss(attend):
-        return lambda q, k, v: (attend(q, k, v) ** 2).sum()
 
-    def ours(q, k, v):
-        out = jaxcomm.dot_product_attention(
-            q, k, v, axis_name="context", mesh=None if is_set else mesh,
-            strategy="all_gather",
+def mesh_of(shape, kind=AUTO):
+    return jax.make_mesh(shape, NAMES[: len(shape)], (kind,) * len(shape))
+
+
+def placed(mesh, *arrays, spec=SPLIT_BY_ALL):
+    return [jax.device_put(x, jax.NamedSharding(mesh, spec)) for x in arrays]
+
+
+def loss_of(attend):
+    return lambda *arrays: (attend(*arrays) ** 2).sum()
+
+
+def moved(compiled):
+    """Return what a program moves: names and shapes of its operations."""
+    kinds = "all-gather|all-reduce|custom-call|collective-permute|all-to-all"
+    found = re.findall(rf"= \(?(\w+\[[\d,]*\])\S* ({kinds})\(", compiled.as_text())
+    return collections.Counter(found)
+
+
+@pytest.mark.parametrize(("shape", "kind"), MESHES)
+def test_it_computes_and_moves_what_a_full_shard_map_does(shape, kind):
+    """By the compiled programs: no device gathers, or computes a copy."""
+    mesh = mesh_of(shape, kind)
+    arrays = split.inputs((4, 8, 4, 4), (4, 8, 2, 4))[:3]
+    layout = jaxcomm.Layout("contiguous", 2, 8)
+    axes = {} if kind == EXPLICIT else {"batch_axes": "data", "head_axes": "model"}
+
+    @jax.shard_map(mesh=mesh, in_specs=(SPLIT_BY_ALL,) * 3, out_specs=SPLIT_BY_ALL)
+    def reference(*arrays):
+        return jaxcomm.ring_attention(*arrays, "context", layout)
+
+    def ours(*arrays):
+        return jaxcomm.dot_product_attention(
+            *arrays, axis_name="context", strategy="ring", **axes
+        )
+
+    given = placed(mesh, *arrays)
+    oracle = jax.nn.dot_product_attention
+    for of in (lambda f: f, lambda f: jax.grad(loss_of(f), (0, 1, 2))):
+        with jax.set_mesh(mesh):
+            found, expected = (
+                jax.jit(of(f)).lower(*given).compile() for f in (ours, reference)
+            )
+            results = jax.tree.leaves(found(*given))
+        assert moved(found) == moved(expected)
+        ours_bytes, their_bytes = (
+            x.memory_analysis().temp_size_in_bytes for x in (found, expected)
+        )
+        assert ours_bytes <= 1.1 * their_bytes
+        for one, other in zip(
+            results, jax.tree.leaves(of(oracle)(*arrays)), strict=True
+        ):
+            assert one.sharding.spec[:3] == SPLIT_BY_ALL[:3]
+            np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+@pytest.mark.parametrize("options", [{}, {"is_causal": True, "strategy": "ulysses"}])
+def test_all_that_has_rows_or_heads_is_split_with_them(options):
+    """Bias, mask, documents, sinks, slopes; and key heads that are fewer than ranks."""
+    mesh = mesh_of((2, 2, 2))
+    *arrays, grads = split.inputs((2, 7, 4, 8), (2, 7, 1, 8))
+    rng = np.random.default_rng(3)
+    given = dense.Options(
+        is_causal=bool(options),
+        bias=jnp.asarray(rng.normal(size=(2, 4, 7, 7)), "float32"),
+        mask=jnp.asarray(rng.random((1, 1, 1, 7)) < 0.8).at[..., 0].set(True),
+        query_ids=np.sort(rng.integers(0, 2, (2, 7)), 1),
+        key_ids=np.sort(rng.integers(0, 2, (2, 7)), 1),
+        key_lengths=np.array([5, 7]),
+        sinks=jnp.asarray(rng.normal(size=4), "float32"),
+        slopes=jnp.asarray(rng.random(4), "float32"),
+    )
+
+    def attend(query, key, value, bias, slopes, sinks):
+        return jaxcomm.dot_product_attention(
+            query, key, value, bias, given.mask, mesh=mesh, axis_name="context",
+            batch_axes="data", head_axes="model", query_segment_ids=given.query_ids,
+            key_value_segment_ids=given.key_ids, sinks=sinks, alibi_slopes=slopes,
+            key_value_seq_lengths=given.key_lengths, return_residual=True, **options,
         )  # fmt: skip
-        if is_set:
-            spec = jax.P("data", "context", "model", None)
-            assert jax.typeof(out).sharding.spec == spec
-        return out
 
-    expected = jax.grad(loss(jax.nn.dot_product_attention), (0, 1, 2))(*arrays)
-    gradient = jax.jit(jax.grad(loss(ours), (0, 1, 2)))
-    spec = jax.P("data", None, "model") if is_set else jax.P("data", "context")
-    placed = [jax.device_put(x, jax.NamedSharding(mesh, spec)) for x in arrays]
-    with jax.set_mesh(mesh) if is_set else contextlib.nullcontext():
-        found = gradient(*placed)
-    for one, other in zip(found, expected, strict=True):
-        assert one.sharding.spec[:2] == spec[:2]
-        np.testing.assert_allclose(one, other, atol=1e-5)
+    trained = (*arrays, given.bias, given.slopes, given.sinks)
+    (out, lse), transpose = jax.vjp(jax.jit(attend), *trained)
+    expected = dense.attention(*arrays, given, grads)
+    split.assert_close((out, lse, *transpose(grads)), expected)
 
 
-def test_outside_of_jit_it_is_one_program_compiled_once():
-    compiled = []
+def test_dropout_does_not_depend_on_the_mesh():
+    x = jnp.ones((4, 8, 4, 4))
+    options = {"axis_name": "context", "dropout_rate": 0.5}
+    options["dropout_key"] = jax.random.key(1)
+    found = jaxcomm.dot_product_attention(
+        x, x, x, mesh=mesh_of((2, 2, 2)), batch_axes="data", head_axes="model",
+        **options,
+    )  # fmt: skip
+    alone = jaxcomm.dot_product_attention(x, x, x, mesh=split.ring_over(1), **options)
+    np.testing.assert_allclose(found, alone, atol=1e-6)
+    assert len(np.unique(np.round(found[..., 0], 4))) > 4
+
+
+def test_inside_a_shard_map_it_splits_over_the_other_axes():
+    mesh = mesh_of((2, 2, 2))
+    x = split.inputs((4, 8, 2, 4))[0]
+
+    @jax.jit
+    @jax.shard_map(in_specs=jax.P("data"), out_specs=jax.P("data"), axis_names={"data"})
+    def attend(x):
+        return jaxcomm.dot_product_attention(
+            x, x, x, axis_name="context", head_axes="model", strategy="all_gather"
+        )
+
+    with jax.set_mesh(mesh):
+        found = attend(x)
+    np.testing.assert_allclose(found, jax.nn.dot_product_attention(x, x, x), atol=1e-5)
+
+
+REFUSED = [
+    ({}, r"has the axes \['data', 'model'\], and nothing says .* batch_axes='data'"),
+    ({"batch_axes": "data"}, r"\['model'\], and nothing says what they split"),
+    ({"batch_axes": "dta", "head_axes": "model"}, "has no axis 'dta'"),
+    ({"batch_axes": ("data", "model"), "head_axes": "model"}, "'model' twice"),
+    ({"batch_axes": "context", "head_axes": "model"}, "'context' twice"),
+    ({"batch_axes": "data", "head_axes": "model", "heads": 3}, "do not divide 3"),
+    ({"batch_axes": "data", "head_axes": "model", "batch": 3}, "do not divide 3"),
+    ({"batch_axes": "data", "head_axes": "model", "batch": None}, "has no batch"),
+    ({"axis_name": "ctx"}, "axis 'ctx' is not in the mesh"),
+]
+
+
+@pytest.mark.parametrize(("options", "text"), REFUSED)
+def test_an_axis_that_nobody_named_is_refused_and_so_is_a_wrong_name(options, text):
+    options = {"axis_name": "context"} | options
+    heads, batch = options.pop("heads", 2), options.pop("batch", 2)
+    x = jnp.ones((*(() if batch is None else (batch,)), 4, heads, 4))
+    with pytest.raises(ValueError, match=f"dot_product_attention: .*{text}"):
+        jaxcomm.dot_product_attention(x, x, x, mesh=mesh_of((2, 2, 2)), **options)
+
+
+@pytest.mark.parametrize(
+    ("spec", "options", "text"),
+    [
+        (jax.P("data"), {}, r"\['model'\], and nothing says what they split"),
+        (jax.P("data", None, None, "model"), {}, "head size, which axis_name"),
+        (SPLIT_BY_ALL, {"head_axes": ()}, "splits that dimension by"),
+    ],
+)
+def test_types_that_say_otherwise_are_refused(spec, options, text):
+    mesh = mesh_of((2, 2, 2), EXPLICIT)
+    (x,) = placed(mesh, jnp.ones((2, 4, 2, 4)), spec=spec)
+    with jax.set_mesh(mesh), pytest.raises(ValueError, match=text):
+        jaxcomm.dot_product_attention(x, x, x, axis_name="context", **options)
+
+
+@pytest.fixture
+def compiled():
+    """A list that gets longer by one for each program that XLA compiles."""
+    found = []
 
     def listen(event, seconds, **_):
         if event.endswith("backend_compile_duration"):
-            compiled.append(seconds)
-
-    x = jax.random.normal(jax.random.key(0), (1, 12, 2, 8))
-
-    def attend(**options):
-        return jaxcomm.dot_product_attention(
-            x,
-            x,
-            x,
-            mesh=split.ring_over(2),
-            axis_name="context",
-            is_causal=True,
-            **options,
-        )
+            found.append(seconds)
 
     jax.monitoring.register_event_duration_secs_listener(listen)
-    try:
-        found = [attend(), attend()]
-    finally:
-        jax.monitoring.unregister_event_duration_listener(listen)
+    yield found
+    jax.monitoring.unregister_event_duration_listener(listen)
+
+
+def test_outside_of_jit_it_is_one_program_compiled_once(compiled):
+    x, mesh = split.inputs((1, 12, 2, 8))[0], split.ring_over(2)
+    compiled.clear()
+
+    def attend(**options):
+        options = {"is_causal": True, "strategy": "ring"} | options
+        return jaxcomm.dot_product_attention(
+            x, x, x, mesh=mesh, axis_name="context", **options
+        )
+
+    found = [attend(), attend()]
     assert 1 <= len(compiled) <= 3
     jax.block_until_ready(found)
+    # Of another communicator: nothing is compiled again.
+    other = jaxcomm.init(mesh, "context", lanes=("other",))
+    before = len(compiled)
+    attend()
+    other[0].close()
+    attend()
+    assert len(compiled) <= before + 1
     # It names a communicator that is closed then, and is compiled again.
     jaxcomm.finalize()
     expected = jax.nn.dot_product_attention(x, x, x, is_causal=True)
     for out in (*found, attend()):
         np.testing.assert_array_equal(out, found[0])
         np.testing.assert_allclose(out, expected, atol=1e-5)
-    # An array is no key of a cache: refused, or compiled in parts.
+    # What init chooses holds for the next call.
+    jaxcomm.finalize()
+    jaxcomm.init(mesh, "context", backend="xla")
+    np.testing.assert_array_equal(attend(), found[0])
+    assert {each.backend for each in jaxcomm.communicators()} == {"xla"}
     with pytest.raises(TypeError, match="local_window_size"):
         attend(local_window_size=np.array([3, 0]))
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxcomm.attention.layout import Layout
+from jaxcomm.attention.layout import Layout, Tokens
 from jaxcomm.attention.permutation import permute
 from jaxcomm.attention.schedules.registry import SCHEDULES, get_schedule
 from jaxcomm.attention.schedules.zigzag import Zigzag
@@ -33,12 +33,13 @@ every_schedule = pytest.mark.parametrize("schedule", sorted(SCHEDULES))
 def test_restore_undoes_reorder(schedule, rows, size, length, arrays):
     x = arrays.arange(rows * length * 3).reshape(rows, length, 3)
     layout = Layout(schedule, size, length)
-    ordered, positions = layout.reorder(x)
+    ordered, tokens = layout.reorder(x)
     assert ordered.shape == (rows, layout.local_length * size, 3)
-    assert positions.shape == ordered.shape[:2]
-    assert type(ordered) is type(positions) is type(x)
-    for held in (positions, positions[0]) if rows else (positions,):
-        np.testing.assert_array_equal(layout.restore(ordered, held), x)
+    assert tokens.positions.shape == ordered.shape[:2]
+    assert type(ordered) is type(tokens.positions) is type(x)
+    of_a_row = [Tokens(layout, tokens.positions[0])] if rows else []
+    for held in (tokens, *of_a_row):
+        np.testing.assert_array_equal(held.restore(ordered), x)
     assert layout.local_length == -(-length // size)
     segments = layout.schedule.segments(layout.local_length)
     assert sum(segments) == layout.local_length
@@ -61,10 +62,21 @@ def test_rank_1_of_4_holds_what_the_docstring_says(name, expected):
 
 
 @every_schedule
+@pytest.mark.parametrize("length", [0, 1, 7])
+def test_a_program_computes_the_positions_of_a_known_rank(schedule, length):
+    positions = get_schedule(schedule).positions
+    of_ranks = jax.jit(jax.vmap(lambda rank: positions(rank, 3, length)))
+    found = of_ranks(jnp.arange(3, dtype=jnp.int32))
+    assert found.dtype == jnp.int32
+    np.testing.assert_array_equal(found, [positions(r, 3, length) for r in range(3)])
+
+
+@every_schedule
 def test_each_rank_gets_the_tokens_at_its_positions_and_zeros(schedule):
     x = np.arange(1, 32)
     layout = Layout(schedule, 4, 31)
-    blocks, positions = (of.reshape(4, -1) for of in layout.reorder(x, axis=0))
+    ordered, tokens = layout.reorder(x, axis=0)
+    blocks, positions = (of.reshape(4, -1) for of in (ordered, tokens.positions))
     padded = np.append(x, 0)
     for rank, block in enumerate(blocks):
         held = layout.positions_of(rank)
@@ -75,10 +87,10 @@ def test_each_rank_gets_the_tokens_at_its_positions_and_zeros(schedule):
 def test_trees_are_reordered_leaf_by_leaf_with_a_negative_axis_too():
     tree = {"tokens": jnp.arange(8), "mask": jnp.arange(16).reshape(2, 8) > 3}
     layout = Layout("zigzag", 2, 8)
-    ordered, positions = layout.reorder(tree, axis=-1)
+    ordered, tokens = layout.reorder(tree, axis=-1)
     assert ordered["tokens"].tolist() == [0, 1, 6, 7, 2, 3, 4, 5]
     assert ordered["mask"].dtype == bool
-    restored = layout.restore(ordered, positions, axis=-1)
+    restored = tokens.restore(ordered, axis=-1)
     assert jax.tree.all(jax.tree.map(jnp.array_equal, restored, tree))
 
 
@@ -86,9 +98,9 @@ def test_the_gradient_of_reorder_is_restore():
     layout = Layout("zigzag", 2, 7)
     x = jnp.arange(7.0)
     dealt, transpose = jax.vjp(lambda x: layout.reorder(x, axis=0)[0], x)
-    moved, positions = layout.reorder(x + 5, axis=0)
+    moved, tokens = layout.reorder(x + 5, axis=0)
     np.testing.assert_array_equal(transpose(moved)[0], x + 5)
-    _, transpose = jax.vjp(lambda x: layout.restore(x, positions, axis=0), dealt)
+    _, transpose = jax.vjp(lambda x: tokens.restore(x, axis=0), dealt)
     np.testing.assert_array_equal(transpose(x + 5)[0], moved)
 
 
@@ -110,15 +122,16 @@ def test_an_order_of_any_integers_is_that_of_int32():
     for order in (held, np.array(held, np.uint64), jnp.array(held)):
         layout = Layout("zigzag", 2, 5, order)
         assert layout.order.dtype == np.int32
-        for found, of in zip(layout.reorder(x, 0), expected.reorder(x, 0), strict=True):
-            np.testing.assert_array_equal(found, of)
+        jax.tree.map(
+            np.testing.assert_array_equal, layout.reorder(x, 0), expected.reorder(x, 0)
+        )
     assert dataclasses.replace(expected, length=5) == expected
 
 
 def test_a_float_without_nan_has_a_number_for_tokens_out_of_place():
     x = jnp.ones((1, 4), jnp.float4_e2m1fn)
-    restore = jax.jit(Layout("zigzag", 2, 4).restore)
-    found = restore(x, jnp.zeros((1, 4), jnp.int32))
+    tokens = Tokens(Layout("zigzag", 2, 4), jnp.zeros((1, 4), jnp.int32))
+    found = jax.jit(Tokens.restore)(tokens, x)
     assert found.astype(jnp.float32).tolist() == [[-6.0] * 4]
 
 
@@ -131,23 +144,28 @@ def test_jax_puts_anything_in_place_of_an_order():
 
 
 @pytest.mark.parametrize("length", [16, 13])
-def test_arrays_stay_sharded_on_a_mesh_of_explicit_axes(length):
+def test_arrays_and_tokens_stay_sharded_on_a_mesh_of_explicit_axes(length):
     layout = Layout("zigzag", 4, length)
     x = np.arange(4.0 * length).reshape(2, length, 2)
+    ids, lengths = np.arange(length) // 5, np.array([length, 9])
+    of_ids = {"segment_ids": ids, "lengths": lengths}
+    expected = layout.reorder(x, **of_ids)
     with jax.set_mesh(jax.make_mesh((2, 4), ("data", "context"))):
         # 13 tokens cannot be split in their natural order.
         spec = ("data", "context" if length == 16 else None)
         given = jax.device_put(x, jax.P(*spec))
-        dealt = layout.reorder(x)
-        for found, expected in zip(layout.reorder(given), dealt, strict=True):
-            assert found.sharding.spec[:2] == spec
-            np.testing.assert_array_equal(found, expected)
-        held, positions = jax.device_put(dealt, jax.P("data", "context"))
-        for restore in (layout.restore, jax.jit(layout.restore)):
-            back = restore(held, positions)
+        split = jax.device_put({"lengths": lengths}, jax.P("data"))
+        for of in (of_ids, of_ids | split):
+            found = layout.reorder(given, **of)
+            jax.tree.map(np.testing.assert_array_equal, found, expected)
+            for leaf in jax.tree.leaves(found):
+                assert leaf.sharding.spec[:2] == spec
+        held, tokens = jax.device_put(expected, jax.P("data", "context"))
+        for restore in (Tokens.restore, jax.jit(Tokens.restore)):
+            back = restore(tokens, held)
             np.testing.assert_array_equal(back, x)
             assert back.sharding.spec[:2] == spec
-        loss = jax.jit(jax.grad(lambda x: (layout.restore(x, positions) ** 2).sum()))
+        loss = jax.jit(jax.grad(lambda x: (tokens.restore(x) ** 2).sum()))
         np.testing.assert_array_equal(loss(held), 2 * np.asarray(held))
 
 

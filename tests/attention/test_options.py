@@ -11,9 +11,9 @@ import pytest
 import split
 
 import jaxcomm
-from jaxcomm.attention import plan
-from jaxcomm.attention.kernels import tile_loops, tiling
+from jaxcomm.attention import compare_strategies
 from jaxcomm.attention.kernels.scores import random_bits
+from jaxcomm.attention.kernels.xla import loops, tiles
 from jaxcomm.attention.schedules.registry import SCHEDULES
 from jaxcomm.attention.strategies.usp import Usp
 
@@ -25,7 +25,7 @@ def _documents(seed):
     """Documents of random lengths, of which the last tokens are padding."""
     rng = np.random.default_rng(seed)
     cuts = np.sort(rng.integers(0, TOKENS, (BATCH, 3)), 1)
-    ids = (np.arange(TOKENS) >= cuts[:, :, None]).sum(1).astype(np.int32)
+    ids = (np.arange(TOKENS) >= cuts[:, :, None]).sum(1)
     ids[:, -2:] = -1
     return ids
 
@@ -106,8 +106,8 @@ def use_tiles(monkeypatch):
     """Gives ``use_tiles(loop)``: many tiles in few tokens."""
 
     def use(loop):
-        monkeypatch.setattr(tile_loops, "ON_CPU", tile_loops.TileLoop(4, loop))
-        monkeypatch.setattr(tiling, "_FEWEST_QUERIES", 4)
+        monkeypatch.setattr(loops, "ON_CPU", loops.TileLoop(4, loop))
+        monkeypatch.setattr(tiles, "_FEWEST_QUERIES", 4)
 
     return use
 
@@ -120,7 +120,7 @@ def test_options_equal_dense_attention_with_all_gradients(
 
     In a program that forbids JAX to broadcast arrays of fewer dimensions.
     """
-    use_tiles(tile_loops.over_all if size == 1 else tile_loops.over_visible)
+    use_tiles(loops.over_all if size == 1 else loops.over_visible)
     *arrays, grads = split.inputs(
         (BATCH, TOKENS, HEADS, 8), (BATCH, TOKENS, KEY_HEADS, 8), value_size=12
     )
@@ -151,7 +151,7 @@ SHAPES = {
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("strategy", SHAPES, ids=str)
 def test_whatever_is_drawn_equals_dense_attention(use_tiles, strategy, seed):
-    use_tiles(tile_loops.over_visible)
+    use_tiles(loops.over_visible)
     rng = np.random.default_rng(seed)
     size, heads, key_heads = rng.choice(SHAPES[strategy]).tolist()
     batch, tokens = rng.integers(1, (3, 25)).tolist()
@@ -209,9 +209,12 @@ def test_rows_of_padding_are_zero_and_minus_infinity(strategy):
     """On the ranks, before anything is cut off."""
     layout = jaxcomm.Layout("contiguous", 4, 13)
     x = layout.reorder(np.asarray(_normal(1, 13, 4, 8)))[0] + 1
-    options = {"layout": layout, "strategy": strategy, "return_residual": True}
-    attend = functools.partial(jaxcomm.ring_attention, axis_name="context", **options)
-    out, lse = jax.jit(split.sharded(lambda x: attend(x, x, x)))(x)
+    options = {"strategy": strategy, "return_residual": True}
+
+    def attend(x):
+        return jaxcomm.ring_attention(x, x, x, "context", layout, **options)
+
+    out, lse = jax.jit(split.sharded(attend))(x)
     assert (out[:, 13:] == 0).all()
     assert jnp.isneginf(lse[:, 13:]).all()
     assert jnp.isfinite(lse[:, :13]).all()
@@ -225,7 +228,9 @@ def test_rows_of_padding_are_zero_and_minus_infinity(strategy):
 def test_hops_that_no_rank_sees_are_not_sent(schedule, window, sends):
     options = {"is_causal": True, "local_window_size": (window, 0)}
     layout = jaxcomm.Layout(schedule, 8, 64)
-    planned = plan(layout, heads=2, head_size=8, dtype="float32", **options).rows
+    planned = compare_strategies(
+        layout, heads=2, head_size=8, dtype="float32", **options
+    ).rows
     assert planned["ring"].sends == sends
 
     def stats(strategy):

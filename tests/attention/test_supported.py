@@ -4,13 +4,12 @@ import inspect
 import pathlib
 
 import jax
-import jax.numpy as jnp
 import pytest
-from refusals import REFUSALS, attend, x
+from refusals import REFUSALS, WITH_IDS, attend, x
 from supported import page
 
+import jaxcomm
 from jaxcomm.attention import Ulysses
-from jaxcomm.attention.ring_attention import ring_attention
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "supported.md"
 
@@ -37,8 +36,8 @@ def test_another_strategy_for_a_few_heads_is_possible():
 
 
 def test_three_dimensions_are_one_sequence_and_a_list_of_axes_is_a_tuple():
-    query, ids = x(8, 2, 4), jnp.zeros(2, jnp.int32)
-    out = attend(query, query_segment_ids=ids, query_seq_lengths=jnp.int32(3))
+    query = x(8, 2, 4)
+    out = attend(query, tokens=WITH_IDS)
     assert out.shape == query.shape
     assert attend(query, query[:, :1], return_residual=True)[1].shape == (8, 2)
     assert attend(axis_name=["context"]).shape == (1, 8, 2, 4)
@@ -52,9 +51,18 @@ def test_a_traced_scale_or_flag_is_refused():
 
 
 def test_arguments_are_called_and_placed_as_those_of_jax_nn():
-    ours = inspect.signature(ring_attention).parameters
-    theirs = inspect.signature(jax.nn.dot_product_attention).parameters
-    assert set(theirs) <= set(ours)
+    theirs, whole, ring = (
+        inspect.signature(function).parameters
+        for function in (
+            jax.nn.dot_product_attention,
+            jaxcomm.dot_product_attention,
+            jaxcomm.ring_attention,
+        )
+    )
     for name, parameter in theirs.items():
-        assert parameter.kind == ours[name].kind, name
-    assert list(ours)[:5] == list(theirs)[:5]
+        assert parameter.kind == whole[name].kind, name
+    assert list(whole)[:5] == list(theirs)[:5]
+    # Lengths are in the tokens.
+    of_tokens = {"query_seq_lengths", "key_value_seq_lengths"}
+    assert set(theirs) - of_tokens <= set(ring)
+    assert list(ring)[:5] == ["query", "key", "value", "axis_name", "tokens"]

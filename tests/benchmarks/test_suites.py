@@ -92,8 +92,8 @@ def test_gathered_attention_is_exact():
     )
 
     def gathered(*qkv):
-        dealt, positions = layout.reorder(qkv)
-        return layout.restore(of_split(*dealt), positions)
+        dealt, tokens = layout.reorder(qkv)
+        return tokens.restore(of_split(*dealt))
 
     def with_gradients(attend):
         out, transpose = jax.vjp(jax.jit(attend), *qkv)

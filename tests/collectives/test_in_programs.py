@@ -91,33 +91,6 @@ def test_an_operand_that_is_used_again_keeps_its_value(stacked, mesh, x):
     np.testing.assert_array_equal(changed[:, 1:], x[:, 1:])
 
 
-@pytest.mark.host_only(reason="XLA splits operands, whatever carries them")
-def test_some_axes_may_stay_automatic(make_mesh, near, values):
-    mesh = make_mesh(a=2, b=4)
-    x = values("float32", (4, 8, 6))
-
-    def run(lib):
-        def local(x):
-            return (
-                lib.psum(x, "b"),
-                lib.all_gather(x, "b", axis=1, tiled=True),
-                lib.ppermute(x, "b", RING),
-                lib.psum_scatter(x, "b", scatter_dimension=1, tiled=True),
-            )
-
-        @jax.jit
-        def program(x):
-            sharding = jax.NamedSharding(mesh, jax.P("b", None, "a"))
-            return jax.shard_map(
-                local, mesh=mesh, axis_names={"b"}, in_specs=jax.P("b"),
-                out_specs=(jax.P(), *[jax.P("b")] * 3),
-            )(jax.lax.with_sharding_constraint(x, sharding))  # fmt: skip
-
-        return program(x)
-
-    near(run(jaxcomm), run(jax.lax), ROUNDING, "", ROUNDING)
-
-
 def test_vmap_over_data_is_a_loop_over_examples(stacked, near, mesh, values):
     x = values("float32", (4, 4, 3, 8))
 

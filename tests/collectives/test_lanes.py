@@ -72,11 +72,9 @@ def _of_a_ring(w, x):
     def loss(w):
         q = jnp.broadcast_to(w, (1, 4, 2, 8))  # the same on all ranks
         layout = jaxcomm.Layout("zigzag", 4, 16)
-        held = layout.positions_of(jax.lax.axis_index("i"))
+        tokens = jaxcomm.Tokens(layout, layout.positions_of(jax.lax.axis_index("i")))
         keys = x.reshape(1, 4, 2, 8)
-        out = jaxcomm.ring_attention(
-            q, keys, keys, axis_name="i", layout=layout, positions=held, **LANE
-        )
+        out = jaxcomm.ring_attention(q, keys, keys, "i", tokens, **LANE)
         return (out**2).sum()
 
     return jax.grad(loss)(w)

@@ -51,7 +51,10 @@ def test_all_codes_of_narrow_floats_reduce_as_in_float32_rounded_once(
 
 
 def test_many_small_summands_do_not_stall_in_the_narrow_type(stacked, mesh_of):
-    """1 + 7 halves of an ulp: rounding after each addition would stay at 1."""
+    """1 + 7 halves of an ulp: rounding after each addition would stay at 1.
+
+    Also with 8 halves more under vmap, and in one of two groups 5.
+    """
     mesh = mesh_of((8,), ("i",))
     x = {}
     for name in ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"):
@@ -66,12 +69,24 @@ def test_many_small_summands_do_not_stall_in_the_narrow_type(stacked, mesh_of):
             jaxcomm.psum_scatter(jax.tree.map(lambda v: jnp.full(8, v), x), "i"),
         )
 
-    in_xla = stacked(mesh, lambda x: jaxcomm.psum(x, "i", backend="xla"), x)
-    for found in (*stacked(mesh, program, x), in_xla):
-        for name, total in found.items():
+    def over_both(x):
+        halves = jnp.stack([x, jnp.full_like(x, float(jnp.finfo(x.dtype).eps) / 2)])
+        return jax.vmap(lambda x: jaxcomm.psum(x, ("i", "v")), axis_name="v")(halves)[0]
+
+    def in_groups(x):
+        groups = [[1, 2], [0, 3, 4, 5, 6, 7]]
+        return jaxcomm.psum(x, "i", axis_index_groups=groups)
+
+    def others(x):
+        in_xla = jaxcomm.psum(x, "i", backend="xla")
+        return in_xla, jax.tree.map(over_both, x), in_groups(x)
+
+    found = *stacked(mesh, program, x), *stacked(mesh, others, x)
+    for totals, halves in zip(found, (7, 7, 7, 7, 7, 15, 5), strict=True):
+        for name, total in totals.items():
             eps = float(jnp.finfo(name).eps)
-            exact = np.float32(1 + 3.5 * eps).astype(jnp.dtype(name))
-            assert np.asarray(total)[0] == exact, name
+            exact = np.float32(1 + halves / 2 * eps).astype(jnp.dtype(name))
+            assert np.asarray(total)[0] == exact, (name, halves)
 
 
 def _assert_nan_wins(stacked, mesh, *names):

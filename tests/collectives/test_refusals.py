@@ -104,6 +104,7 @@ BAD_VALUES = [
     ("pmax", {"axis_index_groups": [[0, 1], [1, 2, 3]]}, COVER),
     ("all_gather", {"axis_index_groups": [[0], [1, 2, 3]]}, ONE_SIZE),
     ("psum_scatter", {"axis_index_groups": [[0], [1, 2, 3]], "tiled": True}, ONE_SIZE),
+    ("pmean", {"axis_index_groups": [[0], [1, 2, 3]]}, ONE_SIZE),
     ("psum", over_axes("psum", ("i", 0), axis_index_groups=HALVES), "axis names alone"),
     ("pmean", over_axes("pmean", ("i", 0), axis_index_groups=HALVES), "names alone"),
     ("all_gather", {"axis": 2}, "axis 2 is out of range for an array of 2 dimensions"),

@@ -1,5 +1,6 @@
 """Which backend serves a partition, what is said where it cannot, and a new one."""
 
+import threading
 import types
 
 import jax
@@ -9,7 +10,8 @@ import pytest
 import jaxcomm
 from jaxcomm import _ffi
 from jaxcomm.communicator import backends, replica_groups
-from jaxcomm.communicator.backends import BACKENDS, Backend, Connection
+from jaxcomm.communicator import store as stores
+from jaxcomm.communicator.backends import BACKENDS, Backend, Connection, absent, host
 from jaxcomm.communicator.backends.nccl import library
 
 THERE = library.Library("libnccl.so.2", "2.28.9", 22809, "13.0", (), False)
@@ -59,6 +61,38 @@ def test_what_cannot_serve_says_why_and_where_nobody_insists_xla_does(
         match=r"'host' cannot join .* it moves bytes of CPU devices, and these are gpu",
     ):
         choose("gpu", "host")
+
+
+def test_processes_without_the_extension_meet_and_others_are_told(store, monkeypatch):
+    thread, version = threading.local(), stores.own_version()
+    monkeypatch.setattr(absent, "ABSENCE", "there is none")
+    monkeypatch.setattr(jax, "process_index", lambda: thread.process)
+    monkeypatch.setattr(stores, "own_version", lambda: thread.version)
+    devices = np.array(
+        [types.SimpleNamespace(id=i, platform="cpu", process_index=i) for i in range(2)]
+    )
+    mesh = types.SimpleNamespace(devices=devices, axis_names=("i",), shape={"i": 2})
+    partition = replica_groups.partition(replica_groups.grid_of(mesh), ("i",))
+    with_it = host.HostBackend()
+    without = [absent.AbsentBackend(with_it) for _ in range(2)]
+
+    def refusals(*of_processes):
+        def ask(process):
+            backend = of_processes[process]
+            thread.process = process
+            thread.version = version if backend is with_it else f"{version[:-8]}{0:08x}"
+            return backend.refusal(mesh, partition)
+
+        found, messages = store.run(dict.fromkeys((0, 1), ask))
+        return [str(found[0]), str(found[1])], sum(messages.values())
+
+    assert refusals(*without) == (["there is none"] * 2, 7)
+    assert refusals(*without) == (["there is none"] * 2, 0)
+    without[1].forget()
+    found, _ = refusals(with_it, without[1])
+    for text in found:
+        assert f"this process runs jaxcomm {version[:-8]}" in text
+        assert "Install the same version in all processes" in text
 
 
 class Toy(Backend):

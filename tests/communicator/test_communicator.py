@@ -32,11 +32,10 @@ def calls_of(members):
         ((), [("a",), ("b",), ("a", "b")]),
         (("b",), [("b",)]),
         ((("b", "a"),), [("b", "a")]),
-        ((["a", ("a", "b")],), [("a",), ("a", "b")]),
-        (([],), []),
+        (("a", ("a", "b")), [("a",), ("a", "b")]),
     ],
 )
-def test_init_takes_a_name_a_tuple_or_a_list_of_them(
+def test_init_takes_names_and_tuples_of_names(
     make_mesh, counted, psum_over, axes, expected
 ):
     """Of no axes it makes one for each and one for all."""
@@ -47,8 +46,7 @@ def test_init_takes_a_name_a_tuple_or_a_list_of_them(
     for member in made:
         assert member.size == np.prod([mesh.shape[axis] for axis in member.axes])
         psum_over(mesh, member.axes)(X)
-    wanted = {"created": len(expected), "live": len(expected)}
-    assert counted() == (wanted if expected else {})
+    assert counted() == {"created": len(expected), "live": len(expected)}
 
 
 def test_lowering_makes_what_is_missing_and_running_never_does(
@@ -136,6 +134,17 @@ def test_init_wants_a_mesh_of_devices(make_mesh):
     for mesh in (make_mesh(i=4).abstract_mesh, jax.devices()):
         with pytest.raises(TypeError, match=r"mesh must be a jax\.sharding\.Mesh"):
             jaxcomm.init(mesh)
+
+
+def test_init_refuses_a_list_which_psum_takes_for_axes_together(make_mesh):
+    message = (
+        r"init: the list \['a', \('a', 'b'\)\] may mean one communicator for each "
+        r"entry, or one over all of them together, as in psum\. Write init\(mesh, 'a', "
+        r"\('a', 'b'\)\) for one each, or init\(mesh, tuple\(axes\)\) for one over all"
+    )
+    with pytest.raises(TypeError, match=message):
+        jaxcomm.init(make_mesh(a=2, b=2), ["a", ("a", "b")])
+    assert len(jaxcomm.communicators()) == 0
 
 
 @pytest.mark.parametrize(

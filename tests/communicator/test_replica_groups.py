@@ -7,7 +7,7 @@ import pytest
 from jaxcomm.communicator import replica_groups
 from jaxcomm.communicator.replica_groups import DeviceGrid, in_mesh_order, partition
 
-CUBE = DeviceGrid(("a", "b", "c"), (2, 3, 2), tuple(range(100, 112)))
+CUBE = DeviceGrid(("a", "b", "c"), (2, 3, 2), tuple(range(100, 112)), "cpu")
 
 
 @pytest.mark.parametrize("axes", [("a",), ("b",), ("b", "a"), ("a", "b")])
@@ -42,7 +42,7 @@ def test_groups_differ_in_the_other_axes_and_index_groups_divide_them_further():
 def test_the_key_tells_apart_all_that_matters():
     def key(grid=CUBE, axes=("a",), groups=None, lane="default", backend="host"):
         part = partition(grid, axes, groups)
-        return replica_groups.key(grid, part, lane, backend)
+        return replica_groups.key(part, lane, backend)
 
     keys = [
         key(),
@@ -55,6 +55,7 @@ def test_the_key_tells_apart_all_that_matters():
         key(backend="xla"),
         key(dataclasses.replace(CUBE, device_ids=CUBE.device_ids[::-1])),
         key(dataclasses.replace(CUBE, shape=(3, 2, 2))),
+        key(dataclasses.replace(CUBE, platform="gpu")),
         key(dataclasses.replace(CUBE, axis_names=("x", "b", "c")), ("x",)),
     ]
     assert len(set(keys)) == len(keys)
@@ -71,4 +72,4 @@ def test_axes_are_put_in_the_order_of_the_mesh_around_those_of_vmap():
 def test_a_grid_lists_devices_in_the_order_of_the_mesh():
     devices = np.array(jax.devices()[:4])[[2, 0, 3, 1]].reshape(2, 2)
     grid = replica_groups.grid_of(jax.sharding.Mesh(devices, ("a", "b")))
-    assert grid == DeviceGrid(("a", "b"), (2, 2), (2, 0, 3, 1))
+    assert grid == DeviceGrid(("a", "b"), (2, 2), (2, 0, 3, 1), "cpu")

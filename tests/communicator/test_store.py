@@ -1,72 +1,71 @@
-"""The key-value store: what is late, and what failed."""
+"""The key-value store: what is missing, what failed, and who wrote what is there."""
 
 import pytest
-import waiting
 from job_store import JobStore
 
 from jaxcomm.communicator import store as product
-from jaxcomm.communicator.store import Store
-from jaxcomm.errors import CommunicatorError
+from jaxcomm.communicator.store import EntryError, Store
 
 
-@pytest.fixture
-def wait(monkeypatch):
-    """Gives ``wait(takes, text)``: a wait of a minute, answered after some time."""
-    clock = waiting.Clock()
-    monkeypatch.setattr(product, "time", clock)
+class Failing:
+    """A client whose every request fails. There is one type of error."""
 
-    class Client:
-        # Of jax.distributed. It has one type of error.
-        def blocking_key_value_get(self, key, milliseconds):
-            clock.advance(min(takes, milliseconds / 1000))
-            if text is None:
-                raise RuntimeError("no entry, or no store")
-            return text
+    def __init__(self, text):
+        self.text = text
 
-    def run(seconds, answer=None):
-        nonlocal takes, text
-        takes, text = seconds, answer
-        return Store(Client()).wait("key", 60)
+    def __getattr__(self, name):
+        def fail(*_, **__):
+            raise RuntimeError(self.text)
 
-    takes = text = None
-    return run
-
-
-def test_an_entry_that_does_not_come_is_late_unless_the_store_is_gone_before(wait):
-    assert wait(60) is None
-    with pytest.raises(RuntimeError, match="no store"):
-        wait(30)
-    # What comes late and is nothing of ours is named, and not taken for missing.
-    with pytest.raises(CommunicatorError, match=r"holds '\{\}'"):
-        wait(60, "{}")
-
-
-class Bytes:
-    """Has bytes that are no text: the client of ``jax.distributed`` reads texts."""
-
-    def key_value_try_get(self, *_):
-        return b"\xff\xfe".decode()
-
-    key_value_dir_get = blocking_key_value_get = key_value_try_get
+        return fail
 
 
 @pytest.mark.parametrize(
-    "read",
-    [Store.get, Store.entries, lambda store, key: store.wait(key, 60)],
-    ids=["get", "entries", "wait"],
+    ("request_of", "code", "found"),
+    [
+        (lambda store: store.get("a/1"), "NOT_FOUND", None),
+        (lambda store: store.wait("a/1", 60), "DEADLINE_EXCEEDED", None),
+        (lambda store: store.set_once("a/1", {}, 1), "ALREADY_EXISTS", False),
+    ],
+    ids=["get", "wait", "set_once"],
 )
-def test_bytes_that_are_no_text_are_named(read):
-    with pytest.raises(CommunicatorError, match=r"entry 'a/7' .* holds b'\\xff\\xfe'"):
-        read(Store(Bytes()), "a/7")
+def test_a_store_that_fails_is_not_taken_for_an_answer(request_of, code, found):
+    """Of the real store: processes/test_rendezvous.py."""
+    assert request_of(Store(Failing(f"{code}: a/1"))) is found
+    with pytest.raises(RuntimeError, match="UNAVAILABLE"):
+        request_of(Store(Failing("UNAVAILABLE: the coordinator has ended")))
 
 
-def test_a_name_that_is_no_process_or_another_key_s_entry_is_named():
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "entry 'a/1' of the job's store holds '', "),
+        ('{"x": 1}', "holds '{\"x\": 1}', which jaxcomm did not write"),
+        ("0.1.0/1/0123abcd 7 8c5f00aa {}", "process 7 runs jaxcomm 0.1.0/1/0123abcd"),
+        ("9.9/7/0123abcd 1 {}", "process 1 runs jaxcomm 9.9/7/0123abcd"),
+    ],
+    ids=["nothing", "of another program", "an older form", "another version"],
+)
+def test_what_this_version_did_not_write_is_named(text, told):
     store = Store(JobStore())
-    store.set("folder/1", "right", 1)
-    assert store.entries("folder") == {1: "right"}
-    store.client.key_value_set("b/1", store.client.entry("folder/1"))
-    with pytest.raises(CommunicatorError, match="entry 'b/1' of"):
-        store.get("b/1")
-    store.set("folder/one", "wrong", 1)
-    with pytest.raises(CommunicatorError, match="entry 'folder/one' of"):
-        store.entries("folder")
+    store.client.key_value_set("a/1", text)
+    for read in (
+        lambda: store.get("a/1"),
+        lambda: store.wait("a/1", 60),
+        lambda: store.entries("a", [0, 1]),
+    ):
+        with pytest.raises(EntryError) as caught:
+            read()
+        assert told in str(caught.value)
+    own = f"this process runs jaxcomm {product.own_version()} "
+    assert (own in str(caught.value)) == ("runs jaxcomm" in told)
+
+
+def test_only_the_entries_of_the_processes_asked_for_are_read():
+    store = Store(JobStore())
+    store.set("a/1", {"x": 1}, 1)
+    store.set("a/2", "two", 2)
+    for name in ("3", "count", "b/1"):
+        store.client.key_value_set(f"a/{name}", "no text of ours")
+    assert store.entries("a", (2, 1, 5)) == {2: "two", 1: {"x": 1}}
+    assert list(store.entries("a", (2, 1))) == [2, 1]

@@ -10,7 +10,7 @@ import jaxcomm
 def test_the_table_counts_calls_and_bytes(make_mesh, psum_over):
     assert str(jaxcomm.communicators()).startswith("mesh axes")
     mesh = make_mesh(data=2, context=4)
-    jaxcomm.init(mesh, ["data", ("data", "context")])
+    jaxcomm.init(mesh, "data", ("data", "context"))
     for _ in range(3):
         psum_over(mesh, "data")(np.ones((8, 1000), np.float32))
 

@@ -48,6 +48,17 @@ def test_the_bounds_of_a_container_are_told(monkeypatch):
     assert "limit" not in found["memory"].value
 
 
+def test_a_system_that_does_not_count_its_memory_is_described(monkeypatch):
+    monkeypatch.setattr(machine, "_read", lambda path: "")
+    counts = dict.fromkeys(("SC_PAGE_SIZE", "SC_PHYS_PAGES"))  # macOS
+    monkeypatch.setattr(machine.os, "sysconf_names", counts)
+    memory = by_name(machine.machine())["memory"]
+    assert memory.value["available"] is None
+    assert "available" not in memory.text
+    monkeypatch.setattr(machine.os, "sysconf_names", {})
+    assert by_name(machine.machine())["memory"].text == "unknown"
+
+
 def test_shared_memory_has_a_size_and_a_name():
     found = by_name(machine.shared_memory())
     assert found["/dev/shm"].value["free"] <= found["/dev/shm"].value["bytes"]

@@ -15,7 +15,8 @@ def by_name(rows):
 
 def test_versions_and_devices_are_those_that_run(monkeypatch):
     found = by_name(software.versions())
-    assert list(found) == ["python", "jax", "jaxlib", "jaxcomm"]
+    assert list(found) == ["python", "jax", "jaxlib", "jaxcomm", "extension"]
+    assert found["extension"].text == "loaded"
     assert found["jax"].text == jax.__version__
     found = by_name(software.devices())
     assert found["default"].text == "8 x cpu (cpu)"
@@ -29,6 +30,18 @@ def test_versions_and_devices_are_those_that_run(monkeypatch):
     host = by_name(software.backends())["host"]
     assert "unavailable: JAX has no CPU devices" in host.text
     assert host.is_fine is False
+
+
+def test_a_backend_of_the_environment_that_needs_the_extension_is_a_problem(
+    monkeypatch,
+):
+    asked = {"JAXCOMM_BACKEND": "host", "JAXCOMM_NO_EXTENSION": "1"}
+    assert by_name(software.variables(asked))["JAXCOMM_BACKEND"].is_fine is None
+    monkeypatch.setattr(software, "ABSENCE", "there is none")
+    found = by_name(software.variables(asked))
+    assert found["JAXCOMM_BACKEND"].text.startswith("'host' cannot serve: there is no")
+    assert found["JAXCOMM_BACKEND"].is_fine is False
+    assert found["JAXCOMM_NO_EXTENSION"].is_fine is None
 
 
 def test_every_backend_is_there_or_says_why_not(monkeypatch):

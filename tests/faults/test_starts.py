@@ -48,8 +48,8 @@ def test_an_interrupted_start_can_be_repeated(start, tmp_path, half_way):
     first, second = processes
     if half_way:
         second.tell(SLOW.format(go=str(go)) + INIT)
-    # Process 0 waits for the other to come, or for its word about the memory.
-    at = "'collect', value=None" if half_way else "'_gather', missing=[1]"
+    # Process 0 waits for the other to come, or to say that it has the memory.
+    at = "'collect', value=None" if half_way else "'_enter', outcome=None"
     first.tell(f"say_when(lambda: is_in({at})){INIT}")
     assert first.hear() == "now"
     if half_way:
@@ -69,17 +69,16 @@ def test_an_interrupted_start_can_be_repeated(start, tmp_path, half_way):
 # The third never comes, and the test moves the clocks of those that wait for it.
 MEET_BY_CLOCK = """
 import types
-from jaxcomm.communicator import phase, rounds
+from jaxcomm.communicator import rendezvous
 clock = waiting.Clock()
-phase.time = rounds.time = types.SimpleNamespace(monotonic=clock.monotonic)
+rendezvous.time = types.SimpleNamespace(monotonic=clock.monotonic)
 
 def time_out():
     waiting.until(lambda: os.path.exists({go!r}))
     clock.advance(1000)
 
 threading.Thread(target=time_out).start()
-# Process 0 sees that process 1 has come.
-say_when(lambda: is_in("_exchange") if index else is_in("_gather", missing=[2]))
+say_when(lambda: is_in("_enter", outcome=None))
 answer = attempt(lambda: jaxcomm.init(mesh))
 """
 

@@ -14,14 +14,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxcomm.attention.kernels import cudnn_support
-from jaxcomm.attention.kernels.operands import HopConfig, Operands
+from jaxcomm.attention.kernels.cudnn import support
+from jaxcomm.attention.kernels.hop import Hop, Saved
 from jaxcomm.attention.kernels.primitive import hop_backward, hop_forward
-from jaxcomm.attention.layout import Layout
-from jaxcomm.attention.mask import Mask, Tokens
+from jaxcomm.attention.kernels.selection import kernels_for
+from jaxcomm.attention.layout import Layout, Tokens
+from jaxcomm.attention.mask import Coordinates, Mask
 from jaxcomm.attention.merge import merge
+from jaxcomm.attention.positions import TRUSTED
 from jaxcomm.attention.ring_attention import ring_attention
 from jaxcomm.attention.schedules.registry import SCHEDULES
+from jaxcomm.attention.visibility import blocks_of
 
 pytestmark = pytest.mark.gpu
 
@@ -149,16 +152,15 @@ def through_hops(case, arrays, grads, implementation="cudnn"):
     keys = case.key_tokens or tokens
     layouts = tuple(Layout(case.dealer, size, size * n) for n in (tokens, keys))
     mask = Mask(None, 0 if case.is_causal else None, size * tokens, size * keys)
-    of_rank = arrays[0][:, :tokens], *(x[:, :keys] for x in arrays[1:])
-    config = HopConfig(
+    blocks = blocks_of(*layouts, mask, keys)
+    blocks = blocks.same, blocks.later, blocks.earlier
+    known = Hop(
         scale=case.head_size**-0.5,
         mask=mask,
         query_segments=case.dealer.segments(tokens),
         key_segments=case.dealer.segments(keys),
-        implementation=implementation,
-        blocks=cudnn_support.fusion(
-            implementation, *of_rank, layouts=layouts, mask=mask
-        ).blocks,
+        kernels=kernels_for(implementation),
+        blocks=tuple(dict.fromkeys(blocks)),
         has_residual=case.residual,
     )
     deal = functools.partial(_deal, case.dealer, size)
@@ -167,21 +169,27 @@ def through_hops(case, arrays, grads, implementation="cudnn"):
         deal(arrays[1:], keys),
     )
 
-    def tokens_of(rank, source):
+    def hop_of(rank, source, *arrays):
         queries = case.dealer.positions(rank, size, tokens)
-        return Tokens(queries), Tokens(case.dealer.positions(source, size, keys))
+        of_keys = case.dealer.positions(source, size, keys)
+        which = [known.blocks.index(block) for block in blocks]
+        kind = jnp.sign(of_keys[0] - queries[0])  # 1 is later, and -1 earlier: the last
+        return known.replace(
+            **dict(zip(("query", "key", "value"), arrays, strict=True)),
+            queries=Coordinates(queries),
+            keys=Coordinates(of_keys),
+            block=jnp.asarray(which, jnp.int32)[kind],
+        )
 
     # One program for all ranks and hops, as in a ring.
     @jax.jit
     def forward(rank, source, merged, query, key, value):
-        operands = Operands(query, key, value, *tokens_of(rank, source))
-        return merge(*merged, *hop_forward(operands, config=config))
+        return merge(*merged, *hop_forward(hop_of(rank, source, query, key, value)))
 
     @jax.jit
     def backward(rank, source, query, key, value, grad_out, lse, delta, out):
-        operands = Operands(query, key, value, *tokens_of(rank, source))
-        grads = hop_backward(operands, grad_out, lse, delta, out, config=config)
-        return grads[:3]
+        saved = Saved(grad_out, out, lse, delta)
+        return hop_backward(hop_of(rank, source, query, key, value), saved)[:3]
 
     found = {name: [] for name in NAMES[:3]}
     grad_keys = [jnp.zeros(key[0].shape)] * size
@@ -235,8 +243,8 @@ def through_ring(case, arrays, grads, implementation=None):
     attend = functools.partial(
         ring_attention,
         axis_name="context",
-        layout=layout,
-        key_layout=None if key_layout == layout else key_layout,
+        tokens=Tokens(layout, TRUSTED),
+        key_tokens=None if key_layout == layout else Tokens(key_layout, TRUSTED),
         is_causal=case.is_causal,
         local_window_size=None if case.left is None else (case.left, 0),
         return_residual=case.residual,
@@ -244,11 +252,7 @@ def through_ring(case, arrays, grads, implementation=None):
         backend="xla",
     )
 
-    def local(*arrays):
-        rank = jax.lax.axis_index("context")
-        return attend(*arrays, positions=layout.positions_of(rank))
-
-    whole = jax.shard_map(local, mesh=mesh, in_specs=split, out_specs=split)
+    whole = jax.shard_map(attend, mesh=mesh, in_specs=split, out_specs=split)
 
     @jax.jit
     def run(arrays, grads):
@@ -296,7 +300,7 @@ def cudnn():
     """Skips where cuDNN serves no GPU."""
     reason = "no NVIDIA GPU"
     if jax.default_backend() == "gpu":
-        reason = cudnn_support.fused_attention_reason()
+        reason = support.fused_attention_reason()
     if reason:
         pytest.skip(reason)
 
@@ -325,7 +329,7 @@ def test_inputs_that_cudnn_does_not_take_are_computed_by_xla(cudnn):
     mesh = jax.make_mesh((1,), ("context",), devices=jax.devices()[:1])
     layout = Layout("zigzag", 1, case.tokens)
     local = functools.partial(
-        ring_attention, axis_name="context", layout=layout, is_causal=True
+        ring_attention, axis_name="context", tokens=layout, is_causal=True
     )
     split = jax.P(None, "context")
     whole = jax.jit(jax.shard_map(local, mesh=mesh, in_specs=split, out_specs=split))

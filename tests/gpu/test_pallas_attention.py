@@ -7,13 +7,11 @@ import jax.numpy as jnp
 import pytest
 from hops import CASES, Case, run
 
-from jaxcomm.attention.kernels import gpus, pallas, xla
+from jaxcomm.attention.kernels import gpus
+from jaxcomm.attention.kernels.pallas.kernel import PALLAS
+from jaxcomm.attention.kernels.xla.kernel import XLA
 
-pytestmark = [
-    pytest.mark.gpu,
-    # Programs of ring_attention do not say so.
-    pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated"),
-]
+pytestmark = pytest.mark.gpu
 
 # Root mean square, relative: weights are rounded to the inputs' dtype.
 LIMIT = 4e-3
@@ -58,8 +56,8 @@ def gpu():
 def test_kernels_equal_tiles_in_float32(case):
     # Many small steps: a CPU is faster.
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
-        expected = run(xla.hop_forward, xla.hop_backward, case, "float32")
-    found = run(pallas.hop_forward, pallas.hop_backward, case)
+        expected = run(XLA, case, "float32")
+    found = run(PALLAS, case)
     is_empty = jnp.isneginf(expected[1])
     assert (jnp.isneginf(found[1]) == is_empty).all()
     pairs = zip(*map(jax.tree.leaves, (found, expected)), strict=True)

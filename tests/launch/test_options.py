@@ -71,3 +71,13 @@ def test_help_ends_with_0(capsys):
         options.parse(["--help"])
     assert raised.value.code == 0
     assert "--devices-per-process" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("script")
+def test_another_system_than_linux_is_refused(monkeypatch, capsys):
+    monkeypatch.setattr(options.sys, "platform", "darwin")
+    with pytest.raises(SystemExit) as raised:
+        options.parse(["-n", "2", "train.py"])
+    assert raised.value.code == 2
+    said = capsys.readouterr().err
+    assert "calls of Linux, and this is darwin. Start each process by hand" in said

@@ -87,6 +87,6 @@ def test_programs_that_are_recorded_do_without_copy_engines_and_small_kernels():
 
 
 def test_another_value_of_jaxcomm_check_is_refused(monkeypatch):
-    monkeypatch.setenv("JAXCOMM_CHECK", "yes")
+    monkeypatch.setattr(config, "CHECK", "yes")
     with pytest.raises(ValueError, match="JAXCOMM_CHECK must be 0 or 1, got 'yes'"):
         config.check()

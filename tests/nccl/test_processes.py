@@ -240,7 +240,7 @@ def test_processes_that_make_different_communicators_are_told(processes, environ
             ["process 1: NCCL serves NVIDIA GPUs, not cpu devices"],
         ),
         (
-            "os.environ['JAXCOMM_CHECK'] = str(index)",
+            "jaxcomm.config.CHECK = str(index)",
             ["checked"],
         ),
     ):  # fmt: skip
@@ -249,9 +249,7 @@ def test_processes_that_make_different_communicators_are_told(processes, environ
             "answer = attempt(lambda: jaxcomm.init(mesh, **how) and 0)"
         )
         are_refused(outcomes, *texts)
-        processes.ask(
-            f"os.environ |= {environment}; os.environ.pop('JAXCOMM_CHECK', 0)"
-        )
+        processes.ask(f"os.environ |= {environment}; jaxcomm.config.CHECK = '0'")
         # Nothing was made, and both go on.
         assert processes.ask("answer = jaxcomm.counters().live") == [0, 0]
         assert processes.ask(AGAIN) == RIGHT

@@ -6,7 +6,6 @@ import jax
 import pytest
 
 import jaxcomm
-from jaxcomm.planning import Attention
 
 MESH = {"data": 2, "context": 4}
 
@@ -43,13 +42,16 @@ def test_an_axis_that_crosses_domains_in_vain_is_warned_of():
             x = jaxcomm.psum(x, "model")
         return jaxcomm.psum(x, "data")
 
-    heavy = jax.ShapeDtypeStruct((1 << 22,), "float32")
+    heavy = jax.ShapeDtypeStruct((1 << 20,), "float32")
     good = jaxcomm.plan({"data": 4, "model": 8}, step, heavy)
     turned = jaxcomm.plan({"model": 8, "data": 4}, step, heavy)
     (warning,) = turned.warnings
-    assert warning.startswith("axis 'model' crosses domains and need not: in the order")
+    # Eight sums of 4 MiB over eight ranks, and one over four.
+    assert warning == (
+        "axis 'model' crosses domains and need not: in the order ('data', 'model') a "
+        "rank sends 6 MiB a step in groups that span domains, and not 56 MiB"
+    )
     assert good.warnings == ()
-    assert turned.step_seconds.value > good.step_seconds.value
     # Without a step there is nothing to compare.
     assert "would fit into one" in jaxcomm.plan({"data": 4, "model": 8}).warnings[0]
 
@@ -80,12 +82,3 @@ def test_independent_operations_on_crossing_groups_are_warned_of(
     for each in found:
         assert each.startswith(f"psum over ('data',) and ring_shift over ('{axes[1]}',")
         assert text in each
-
-
-def test_a_window_that_wants_a_halo_is_warned_of():
-    shape = {"heads": 32, "head_size": 128, "local_window_size": (1024, 0)}
-    for schedule, is_told in (("striped", True), ("contiguous", False)):
-        asked = Attention("context", 1 << 17, schedule=schedule, **shape)
-        found = jaxcomm.plan({"context": 8}, asked, machine="h200").warnings
-        assert len(found) == is_told
-        assert all("='contiguous' sends a border to the next" in each for each in found)

@@ -122,7 +122,7 @@ def test_a_shard_map_within_another_finds_the_mesh_that_was_set(make_mesh):
             out_specs=jax.P(),
             axis_names={"b"},
         )
-        return inner(jaxcomm.ppermute(x, "a", [(0, 1), (1, 0)]))
+        return inner(jaxcomm.ppermute(x, "a", [(0, 1), (1, 0)], backend="xla"))
 
     program = jax.jit(
         jax.shard_map(
@@ -134,6 +134,9 @@ def test_a_shard_map_within_another_finds_the_mesh_that_was_set(make_mesh):
         program(x)
     with jax.set_mesh(mesh):
         np.testing.assert_array_equal(program(x), [22, 6])
+    # Within, no axis is left to XLA.
+    found = {each.axes: each.backend for each in jaxcomm.communicators()}
+    assert found == {("a",): "xla", ("b",): "host"}
 
 
 def test_where_xla_communicates_it_reduces_by_its_own_reductions(make_mesh):
@@ -142,6 +145,15 @@ def test_where_xla_communicates_it_reduces_by_its_own_reductions(make_mesh):
     text = program.lower(X).as_text()
     assert text.count("stablehlo.all_reduce") == 3
     assert "stablehlo.all_gather" not in text
+
+
+def test_a_barrier_of_xla_is_not_optimized_away(make_mesh, as_users_compile):
+    program = over(
+        make_mesh(i=4), lambda x: jaxcomm.pbarrier(jnp.sin(x), "i", backend="xla") + 1
+    )
+    compiled = program.lower(X).compile(compiler_options=as_users_compile)
+    assert compiled.as_text().count(" all-reduce(") == 1
+    np.testing.assert_allclose(compiled(X), np.sin(X) + 1, rtol=1e-6)
 
 
 def test_a_ragged_exchange_writes_into_its_output(make_mesh):

@@ -118,14 +118,18 @@ def test_tracing_asks_neither_the_environment_nor_what_ran_before(mesh, monkeypa
     first = text()
     monkeypatch.setenv("JAXCOMM_BACKEND", "xla")
     monkeypatch.setenv("JAXCOMM_TIMEOUT", "700")
+    monkeypatch.setenv("JAXCOMM_CHECK", "1")
     assert text() == first
     over(mesh, lambda x: jaxcomm.ring_shift(x, "i", lane="other"))(X)
     over(mesh, lambda x: jaxcomm.ring_shift(x, "i", backend="xla"))(X)
     assert text() == first
 
 
-def test_what_ran_before_does_not_unsettle_xla_s_collectives(mesh, monkeypatch):
-    """Where the variable says xla, a program is portable until init says otherwise."""
+def test_what_ran_before_does_not_unsettle_xla_s_collectives(
+    mesh, make_mesh, monkeypatch
+):
+    """Where the variable says xla, a program is portable."""
+    jaxcomm.init(make_mesh(other=2), backend="host")
     monkeypatch.setattr("jaxcomm.config.BACKEND", "xla")
     over(mesh, lambda x: jaxcomm.ring_shift(x, "i", backend="host"))(X)
     assert {c.backend for c in jaxcomm.communicators()} == {"host"}

@@ -29,7 +29,7 @@ def lowered_text(here, mesh):
     junk = [bytearray(1000 * here.process + 1) for _ in range(here.process + 1)]
     for _ in junk:
         here.program(mesh, lambda x: x + 1)(here.put(mesh, np.ones(mesh.size)))
-    jaxcomm.init(mesh, ["a"], lanes=("default", "other"))
+    jaxcomm.init(mesh, "a", lanes=("default", "other"))
     program = here.program(mesh, everything)
     text = program.lower(here.put(mesh, np.ones((mesh.size, 3), np.float32))).as_text()
     assert "jaxcomm.all_reduce" in text

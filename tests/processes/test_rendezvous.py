@@ -1,23 +1,16 @@
 """How processes find each other, and what they do where they share no memory."""
 
+import itertools
 import os
-import threading
 import types
 
 import jax
 import pytest
-import waiting
 
 import jaxcomm
 from jaxcomm import _ffi
-from jaxcomm.communicator import (
-    elsewhere,
-    peer_info,
-    phase,
-    rendezvous,
-    rounds,
-    sealed,
-)
+from jaxcomm.communicator import neighbors, rendezvous
+from jaxcomm.communicator import store as product
 
 pytestmark = pytest.mark.multiprocess
 
@@ -38,21 +31,19 @@ def some_come_late(here, late, backend):
     here.meet(f"about to come but for {late}")
     if here.process not in late:
         present = [p for p in range(here.processes) if p not in late]
-        clock, told = waiting.Clock(), threading.Event()
+        looks = itertools.count()
 
-        def wait_or_give_up():
-            # A process waits once it has said that it came. When all have said so that
-            # come, it has waited for long enough.
-            if not told.is_set():
+        def monotonic():
+            # A process looks at its clock when it begins, and again when it waits: it
+            # has said that it came. Once all have said so, their time is over.
+            look = next(looks)
+            if look == 1:
                 here.meet(f"all wait but for {late}", present)
-                clock.advance(1000)
-                told.set()
-            return clock.now
+            return 1000.0 if look else 0.0
 
         with pytest.MonkeyPatch.context() as patch:
-            its = types.SimpleNamespace(monotonic=wait_or_give_up)
-            patch.setattr(phase, "time", its)
-            patch.setattr(rounds, "time", clock)
+            its = types.SimpleNamespace(monotonic=monotonic)
+            patch.setattr(rendezvous, "time", its)
             with pytest.raises(jaxcomm.CommunicatorError) as caught:
                 jaxcomm.init(mesh, backend=backend)
         text = str(caught.value)
@@ -158,8 +149,8 @@ def on_two_hosts(here):
     mesh = here.mesh(4, 2, (2, 4), ("hosts", "devices"))
     with pytest.MonkeyPatch.context() as patch:
         if here.process >= 2:
-            patch.setattr(peer_info, "_boot_id", lambda: "another")
-        jaxcomm.init(mesh, ["devices", "hosts"])
+            patch.setattr(neighbors, "_boot_id", lambda: "another")
+        jaxcomm.init(mesh, "devices", "hosts")
         with pytest.raises(jaxcomm.CommunicatorError) as caught:
             jaxcomm.init(mesh, "hosts", lanes="other", backend="host")
     check_sum(here, mesh, ("devices",))
@@ -177,22 +168,39 @@ def test_groups_on_two_hosts_go_through_xla_and_those_on_one_through_memory(team
 
 
 def with_two_versions(here):
-    # No other test meets in these two alone: what process 2 wrote stays in the store.
     if here.process not in (1, 2):
         return None
     devices = {each.process_index: each for each in jax.devices()}
     mesh = jax.sharding.Mesh([devices[1], devices[2]], ("i",))
     with pytest.MonkeyPatch.context() as patch:
         if here.process == 2:
-            patch.setattr(sealed, "VERSION", "9.9")
+            patch.setattr(product, "VERSION", "9.9")
         with pytest.raises(jaxcomm.CommunicatorError) as caught:
             jaxcomm.init(mesh)
-    # Whoever misses it later looks where it is, and who wrote that.
-    elsewhere.enter(rendezvous.of_job((1, 2)), here.process, "nowhere", [], "nothing")
     return str(caught.value)
 
 
 def test_two_versions_of_the_package_refuse_each_other(team):
     _, first, second, _ = team.call(with_two_versions)
-    assert f"process 2 runs jaxcomm 9.9/{sealed.PROTOCOL}/" in first
+    assert f"process 2 runs jaxcomm 9.9/{product.PROTOCOL}/" in first
     assert f"process 1 runs jaxcomm {jaxcomm.__version__}/" in second
+
+
+def requests_of_the_store(here):
+    """The client's errors are told apart by their texts."""
+    store, key = product.of_job((here.process,)), f"test/{here.process}"
+    none = store.get(key), store.wait(key, 0.05), store.entries("test/none", [1])
+    once = [store.set_once(key, what, here.process) for what in ("one", "two")]
+    store.set(f"{key}/5", "five", here.process)
+    found = store.get(key), store.wait(key, 60), store.entries(key, [4, 5])
+    store.client.key_value_delete(key)
+    counts = [store.client.key_value_increment(f"{key}/n", 1) for _ in range(3)]
+    return none, once, found, store.get(key), counts
+
+
+def test_the_store_of_jax_answers_as_the_one_of_other_tests(team):
+    for answer in team.call(requests_of_the_store):
+        assert answer == [
+            [None, None, {}], [True, False], ["one", "one", {"5": "five"}],
+            None, [1, 2, 3],
+        ]  # fmt: skip

@@ -21,35 +21,32 @@ def attention_in_a_ring(here, mesh):
     layout = jaxcomm.Layout("zigzag", mesh.size, 45)
     split = jax.P(None, "context")
 
-    def local(query, key, value, positions):
+    def local(query, key, value, tokens):
         return jaxcomm.ring_attention(
-            query, key, value, axis_name="context", layout=layout,
-            positions=positions, is_causal=True, return_residual=True,
-        )  # fmt: skip
+            query, key, value, "context", tokens, is_causal=True, return_residual=True
+        )
 
     attend = jax.shard_map(local, mesh=mesh, in_specs=split, out_specs=split)
 
     @jax.jit
-    def run(arrays, grads, positions):
-        result, transpose = jax.vjp(lambda *x: attend(*x, positions), *arrays)
+    def run(arrays, grads, tokens):
+        result, transpose = jax.vjp(lambda *x: attend(*x, tokens), *arrays)
         return *result, *transpose(grads)
-
-    def deal(x):
-        return layout.reorder(np.asarray(x))[0]
 
     def put(x):
         sharding = jax.NamedSharding(mesh, split)
         return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
 
-    positions = put(layout.reorder(np.zeros((2, 45)))[1])
-    dealt = jax.tree.map(lambda x: put(deal(x)), (arrays, grads))
-    found = run(*dealt, positions)
+    (*dealt, real), tokens = layout.reorder((arrays, grads, np.ones((2, 45), bool)))
+    dealt = jax.tree.map(put, dealt)
+    found = run(*dealt, jax.tree.map(put, tokens))
     options = dense.Options(is_causal=True)
     expected = dense.attention(*arrays, options, grads)
     # Tokens in their natural order, on ranks of several processes.
     (member,) = jaxcomm.communicators()
     wrong = np.arange(layout.size * layout.local_length, dtype=np.int32)
     wrong = put(np.stack([np.where(wrong < 45, wrong, -1)] * 2))
+    wrong = jaxcomm.Tokens(layout, wrong)
     text = "does not hold the tokens that its layout says"
     raises = pytest.raises((jax.errors.JaxRuntimeError, ValueError), match=text)
     with raises if member.backend == "host" else contextlib.nullcontext():
@@ -58,9 +55,8 @@ def attention_in_a_ring(here, mesh):
         shards = [np.asarray(x.data) for x in refused[0].addressable_shards]
         assert all(np.isnan(x).all() for x in shards)
     # The padding may hold anything.
-    real = deal(np.ones((2, 45), bool))
     for name, ours, theirs in zip(expected._fields[:5], found, expected, strict=False):
-        theirs = deal(theirs.astype(np.float32))
+        theirs, _ = layout.reorder(theirs.astype(np.float32))
         assert ours.shape == theirs.shape, name
         for shard in ours.addressable_shards:
             error = np.abs(np.asarray(shard.data) - theirs[shard.index])

@@ -6,8 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxcomm.attention.kernels.operands import HopConfig, Operands, Terms
-from jaxcomm.attention.mask import Mask, Tokens
+from jaxcomm.attention.kernels.hop import Hop, Saved
+from jaxcomm.attention.kernels.kernel import Kernel
+from jaxcomm.attention.kernels.primitive import hop_backward, hop_forward
+from jaxcomm.attention.kernels.selection import KERNELS
+from jaxcomm.attention.mask import Coordinates, Mask
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,8 +51,8 @@ CASES = (
 )
 
 
-def arrays_of(case: Case):
-    """Return operands, config and the gradient of the output."""
+def hop_of(case: Case):
+    """Return the hop of a case, and the gradient of the output."""
     random = np.random.default_rng(7)
 
     def normal(*shape):
@@ -62,45 +65,45 @@ def arrays_of(case: Case):
         return jnp.asarray(np.sort(drawn, 1), jnp.int32)
 
     of_heads = case.batch, case.heads
-    terms = Terms(
-        normal(*case.bias, case.keys) if case.bias else None,
-        jnp.asarray(random.random(of_heads), "float32") if case.has_slopes else None,
-        jnp.asarray(random.integers(0, 2**32, of_heads), "uint32")
-        if case.dropout_rate
-        else None,
-    )
-    operands = Operands(
-        normal(case.batch, case.queries, case.heads, case.head_size),
-        normal(case.batch, case.keys, case.key_heads, case.head_size),
-        normal(case.batch, case.keys, case.key_heads, case.value_size),
-        Tokens(jnp.arange(case.queries, dtype=jnp.int32) + 3, ids(case.queries)),
-        Tokens(jnp.arange(case.keys, dtype=jnp.int32), ids(case.keys)),
-        terms,
-    )
+    bias = normal(*case.bias, case.keys) if case.bias else None
+    slopes = random.random(of_heads) if case.has_slopes else None
+    seeds = random.integers(0, 2**32, of_heads) if case.dropout_rate else None
     lengths = case.queries + 3 - case.padding, case.keys - case.padding
-    config = HopConfig(
+    hop = Hop(
         scale=case.head_size**-0.5,
         mask=Mask(case.left, case.right, *lengths),
+        query=normal(case.batch, case.queries, case.heads, case.head_size),
+        key=normal(case.batch, case.keys, case.key_heads, case.head_size),
+        value=normal(case.batch, case.keys, case.key_heads, case.value_size),
+        queries=Coordinates(jnp.arange(case.queries) + 3, ids(case.queries)),
+        keys=Coordinates(jnp.arange(case.keys), ids(case.keys)),
+        bias=bias,
+        slopes=None if slopes is None else jnp.asarray(slopes, "float32"),
+        seeds=None if seeds is None else jnp.asarray(seeds, "uint32"),
         query_segments=(case.queries,),
         key_segments=(case.keys,),
         soft_cap=case.soft_cap,
         dropout_rate=case.dropout_rate,
+        has_residual=True,
+        kernels=KERNELS,
     )
-    grad = normal(case.batch, case.queries, case.heads, case.value_size)
-    return operands, config, grad
+    return hop, normal(case.batch, case.queries, case.heads, case.value_size)
 
 
-def run(forward, backward, case: Case, dtype=None):
+def run(kernel: Kernel, case: Case, dtype=None):
     """Return output, residual and gradients, computed with inputs cast to a dtype."""
-    operands, config, grad = arrays_of(case)
+    hop, grad = hop_of(case)
     if dtype is not None:
-        query, key, value, grad = (x.astype(dtype) for x in (*operands[:3], grad))
-        operands = operands._replace(query=query, key=key, value=value)
+        names = "query", "key", "value"
+        hop = hop.replace(**{name: getattr(hop, name).astype(dtype) for name in names})
+        grad = grad.astype(dtype)
+    return both(hop.replace(kernels=(kernel,)), grad)
 
-    @jax.jit
-    def both(operands, grad):
-        out, lse = forward(operands, config=config)
-        delta = (grad.astype(out.dtype) * out).sum(-1) - 0.25
-        return out, lse, backward(operands, grad, lse, delta, config=config)
 
-    return both(operands, grad)
+@jax.jit
+def both(hop: Hop, grad):
+    """Return what :func:`run` does, of a hop."""
+    out, lse = hop_forward(hop)
+    delta = (grad.astype(out.dtype) * out).sum(-1) - 0.25
+    saved = Saved(grad, out.astype(grad.dtype), lse, delta)
+    return out, lse, hop_backward(hop, saved)

@@ -15,8 +15,7 @@ import threading
 import waiting
 
 from jaxcomm import compat
-from jaxcomm.communicator import phase, rendezvous, rounds
-from jaxcomm.communicator import store as product
+from jaxcomm.communicator import rendezvous
 
 _STACK_BYTES = 512 << 10
 _here = threading.local()
@@ -53,8 +52,7 @@ class JobStore:
     def serve(self, monkeypatch):
         """Be the store of the job, and the clock of those who wait in it."""
         monkeypatch.setattr(compat, "key_value_store", lambda: self)
-        for module in (phase, rounds, product):
-            monkeypatch.setattr(module, "time", self)
+        monkeypatch.setattr(rendezvous, "time", self)
 
     def run(self, functions):
         """Run ``function(process)`` in a thread for each of several processes.
@@ -111,8 +109,19 @@ class JobStore:
                 raise RuntimeError(f"ALREADY_EXISTS: {key}")
             self._set(key, text)
 
+    def key_value_increment(self, key, by):
+        with self._lock:
+            self._count()
+            self._set(key, str(int(self._get(key) or 0) + by))
+            return int(self._get(key))
+
+    def key_value_delete(self, key):
+        with self._lock:
+            self._count()
+            self._folders[key.rpartition("/")[0]].pop(key, None)
+
     def key_value_dir_get(self, folder):
-        """Folders of folders are not asked for: the store would search all of them."""
+        """Return what is in a folder, but for its folders: nobody reads them."""
         with self._lock:
             found = list(self._folders.get(folder, {}).items())
             self._count(sum(len(key) + len(text) for key, text in found))
@@ -132,6 +141,11 @@ class JobStore:
         """Returns a text, None if there is none; counts nothing."""
         with self._lock:
             return self._get(key)
+
+    def all_keys(self):
+        """Returns the keys of all entries; counts nothing."""
+        with self._lock:
+            return [key for folder in self._folders.values() for key in folder]
 
     # All that follows but _wait requires _lock.
 
@@ -181,12 +195,6 @@ class JobStore:
         self.sent_bytes[process] += read
 
 
-def meets(everyone, what="make it", value=None, key=0, number=None):
+def meets(everyone, purpose="make it"):
     """Returns a function that meets the others, given the process."""
-
-    def meet(process):
-        purpose = rendezvous.Purpose(what, key, number)
-        given = process * 10 if value is None else value
-        return rendezvous.meet(everyone, process, purpose, given)
-
-    return meet
+    return lambda process: rendezvous.meet(everyone, process, purpose, process * 10)

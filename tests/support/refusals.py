@@ -16,13 +16,13 @@ from jaxcomm.attention import (
     Strategy,
     attention_fn,
     combine,
+    compare_strategies,
     document_layout,
     document_work,
-    plan,
     relayout,
     segment_ids,
 )
-from jaxcomm.attention.layout import Layout
+from jaxcomm.attention.layout import Layout, Tokens
 from jaxcomm.attention.ring_attention import ring_attention
 from jaxcomm.attention.schedules.block import Block
 
@@ -31,6 +31,12 @@ ZIGZAG = Layout("zigzag", 4, 8)
 PLAIN = Layout("contiguous", 4, 8)
 KEY = jax.random.key(0)
 ROWS = document_layout([[4, 4], [2, 6]], 4)
+# What a rank holds.
+HELD = Tokens(ZIGZAG, np.arange(2))
+WITH_IDS = dataclasses.replace(HELD, segment_ids=np.zeros(2, np.int32))
+OF_DOCUMENTS = dataclasses.replace(
+    document_layout([8], 4).reorder(np.ones(8), axis=0)[1], positions=np.arange(2)
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,16 +73,13 @@ def on_four(function, *arrays, specs=None):
     return jax.eval_shape(whole, *arrays)
 
 
-def attend(query=None, key=None, value=None, *, layout=ZIGZAG, **options):
+def attend(query=None, key=None, value=None, axis_name="context", **options):
     """Trace ring_attention; arrays among the options are on every rank."""
     query = x(1, 8, 2, 4) if query is None else query
     key = query if key is None else key
     value = key if value is None else value
-    if layout is ZIGZAG:
-        options.setdefault("positions", jnp.arange(2))
-    options.setdefault("axis_name", "context")
-    return on_four(functools.partial(ring_attention, layout=layout, **options),
-                   query, key, value)  # fmt: skip
+    options = {"axis_name": axis_name, "tokens": HELD} | options
+    return on_four(functools.partial(ring_attention, **options), query, key, value)
 
 
 def _of_attention():
@@ -88,10 +91,13 @@ def _of_attention():
         ("no query heads", (x(1, 8, 0, 4), x(1, 8, 2, 4))),
         ("4 query heads for 3 key heads", (x(1, 8, 4, 4), x(1, 8, 3, 4))),
         ("heads before tokens", (x(1, 4, 8, 4),)),
-        ("longer keys without `key_layout`", (x(1, 8, 2, 4), x(1, 16, 2, 4))),
-        ("a layout of another length", {"layout": Layout("zigzag", 4, 13)}),
-        ("a layout of another ring size", {"layout": Layout("zigzag", 8, 16)}),
-        ("a layout of more rows than the batch", {"layout": ROWS}),
+        ("longer keys without `key_tokens`", (x(1, 8, 2, 4), x(1, 16, 2, 4))),
+        ("tokens of another length",
+         {"tokens": Tokens(Layout("zigzag", 4, 13), np.arange(4))}),
+        ("tokens of another ring size",
+         {"tokens": Tokens(Layout("zigzag", 8, 16), np.arange(2))}),
+        ("tokens of another batch", {"tokens": ROWS.reorder(x(2, 8))[1]}),
+        ("tokens that are not split", {"tokens": ZIGZAG.reorder(x(1, 8))[1]}),
         ("`local_window_size=(-1, 2)`", {"local_window_size": (-1, 2)}),
         ("`logits_soft_cap=0`", {"logits_soft_cap": 0}),
         ("`logits_soft_cap=1e38`", {"logits_soft_cap": 1e38}),
@@ -106,36 +112,40 @@ def _of_attention():
         ("`sinks` of another shape", {"sinks": x(3)}),
         ("`alibi_slopes` of another shape", {"alibi_slopes": x(2, 1)}),
         ("a `bias` with rows of all ranks", {"bias": x(1, 2, 8, 8)}),
-        ("`query_segment_ids` that are not split",
-         {"query_segment_ids": jnp.zeros((1, 8), int)}),
-        ("`key_value_segment_ids` alone",
-         {"key_value_segment_ids": jnp.zeros((1, 2), int)}),
-        ("`key_value_seq_lengths` of another batch",
-         {"key_value_seq_lengths": jnp.ones(2, int)}),
-        ("positions of another length", {"positions": jnp.arange(5)}),
-        ("`key_positions` without `key_layout`", {"key_positions": jnp.arange(2)}),
+        ("segment ids that are not split",
+         {"tokens": Tokens(ZIGZAG, np.arange(2), np.zeros((1, 8), int))}),
+        ("segment ids in `tokens` alone",
+         {"tokens": WITH_IDS, "key_tokens": HELD}),
+        ("segment ids in `key_tokens` alone", {"key_tokens": WITH_IDS}),
         ("`strategy='star'`", {"strategy": "star"}),
         ("`strategy='halo'` without a window", {"strategy": "halo"}),
         ("`strategy='halo'` for a layout that is data",
-         {"strategy": "halo", "layout": document_layout([8], 4),
-          "positions": jnp.arange(2), "local_window_size": 2}),
+         {"strategy": "halo", "tokens": OF_DOCUMENTS, "local_window_size": 2}),
         ("`strategy='ulysses'`, 2 heads on 4 ranks", {"strategy": "ulysses"}),
         ("`Ulysses(3)` on 4 ranks", {"strategy": jaxcomm.attention.Ulysses(3)}),
         ("`implementation='flash'`", {"implementation": "flash"}),
         ("segment ids that int32 does not hold",
-         {"query_segment_ids": np.full((1, 2), 2**31, np.uint32)}),
+         {"tokens": Tokens(ZIGZAG, np.arange(2), np.full(2, 2**31, np.uint32))}),
     ]  # fmt: skip
     types: list[tuple[str, dict | tuple]] = [
         ("integer queries", (x(1, 8, 2, 4, dtype=jnp.int32),)),
         ("keys of another dtype", (x(1, 8, 2, 4), x(1, 8, 2, 4, dtype=jnp.bfloat16))),
-        ("a schedule in place of a layout", {"layout": "zigzag"}),
-        ("no `positions`, layout not natural", {"positions": None}),
-        ("positions that are no integers", {"positions": x(2)}),
+        ("a schedule in place of tokens", {"tokens": "zigzag"}),
+        ("positions in place of tokens", {"tokens": HELD.positions}),
+        ("no tokens", {"tokens": None}),
+        ("a layout that is not contiguous in place of tokens", {"tokens": ZIGZAG}),
+        ("the same in place of `key_tokens`", {"key_tokens": ZIGZAG}),
+        ("tokens of documents without positions",
+         {"tokens": dataclasses.replace(OF_DOCUMENTS, positions=None)}),
+        ("positions that are no integers", {"tokens": Tokens(ZIGZAG, x(2))}),
         ("`strategy=2`", {"strategy": 2}),
+        ("`implementation=2`", {"implementation": 2}),
+        ("a class in place of a kernel", {"implementation": jaxcomm.attention.Kernel}),
         ("`sinks` that are integers", {"sinks": jnp.ones(2, int)}),
         ("a `bias` of integers", {"bias": jnp.ones((1, 1, 2, 8), int)}),
         ("a `mask` of numbers", {"mask": x(1, 1, 2, 8)}),
-        ("segment ids that are no integers", {"query_segment_ids": x(1, 2)}),
+        ("segment ids that are no integers",
+         {"tokens": Tokens(ZIGZAG, np.arange(2), x(1, 2))}),
         ("`local_window_size=2.5`", {"local_window_size": 2.5}),
         ("`local_window_size=True`", {"local_window_size": True}),
         ("`local_window_size=(1, True)`", {"local_window_size": (1, True)}),
@@ -147,7 +157,7 @@ def _of_attention():
         ("`scale='large'`", {"scale": "large"}),
         ("a set of axes", {"axis_name": {"context"}}),
         ("`scale=True`", {"scale": True}),
-    ]
+    ]  # fmt: skip
     for error, cases in ((ValueError, values), (TypeError, types)):
         for asked, given in cases:
             args, options = ((), given) if isinstance(given, dict) else (given, {})
@@ -155,27 +165,24 @@ def _of_attention():
 
     def of_wide_ids():
         with jax.enable_x64(True):
-            ids = jnp.zeros((1, 8), jnp.int64)
             on_four(lambda x, ids: ring_attention(
-                x, x, x, axis_name="context", layout=PLAIN, query_segment_ids=ids
-            ), x(1, 8, 2, 4), ids)  # fmt: skip
+                x, x, x, "context", Tokens(PLAIN, None, ids)
+            ), x(1, 8, 2, 4), jnp.zeros((1, 8), jnp.int64))  # fmt: skip
 
     def over_vmap():
-        whole = Layout("contiguous", 8, 16)
-        one = functools.partial(
-            ring_attention, axis_name=("rows", "context"), layout=whole
-        )
-        on_four(jax.vmap(lambda x: one(x, x, x), axis_name="rows"),
-                x(2, 1, 8, 2, 4), specs=(jax.P(None, None, "context"),))  # fmt: skip
+        def one(x):
+            tokens = Layout("contiguous", 8, 16)
+            return ring_attention(x, x, x, ("rows", "context"), tokens)
+
+        on_four(jax.vmap(one, axis_name="rows"), x(2, 1, 8, 2, 4),
+                specs=(jax.P(None, None, "context"),))  # fmt: skip
 
     def of_arrays_split_further():
         explicit = (jax.sharding.AxisType.Explicit,) * 2
         mesh = jax.sharding.AbstractMesh((2, 4), ("data", "context"), explicit)
         split = jax.NamedSharding(mesh, jax.P("data", "context"))
         program = jax.shard_map(
-            lambda x: ring_attention(
-                x, x, x, axis_name="context", layout=PLAIN, positions=None
-            ),
+            lambda x: ring_attention(x, x, x, "context", PLAIN),
             mesh=mesh, in_specs=SPLIT, out_specs=SPLIT, axis_names={"context"},
         )  # fmt: skip
         given = jax.ShapeDtypeStruct((2, 8, 2, 4), jnp.float32, sharding=split)
@@ -185,15 +192,12 @@ def _of_attention():
     yield from (
         ("`strategy='usp'` with one key head on one axis",
          lambda: attend(one, x(1, 8, 1, 4), strategy="usp")),
-        ("segment ids of queries alone, with `key_layout`",
-         lambda: attend(one, x(1, 16, 2, 4), key_layout=Layout("zigzag", 4, 16),
-                        query_segment_ids=jnp.zeros((1, 2), int))),
         ("traced segment ids of int64", of_wide_ids, TypeError),
         ("axes of the mesh and of `jax.vmap`, under `check_vma`", over_vmap),
         ("queries that `Explicit` axes beside those of the `shard_map` split",
          of_arrays_split_further),
         ("a call outside of `jax.shard_map`",
-         lambda: ring_attention(one, one, one, axis_name="context", layout=ZIGZAG),
+         lambda: ring_attention(one, one, one, "context", HELD),
          NameError),
     )  # fmt: skip
 
@@ -205,9 +209,10 @@ class _Silent(Strategy):
 
 def _of_others():
     one = x(1, 8, 2, 4)
-    dealt, positions = ZIGZAG.reorder(np.ones((1, 8)))
+    dealt, tokens = ZIGZAG.reorder(np.ones((1, 8)))
     held = np.arange(8).reshape(2, 4)
     four = jax.sharding.AbstractMesh((4,), ("context",))
+    two = jax.sharding.AbstractMesh((2, 4), ("data", "context"))
     whole = {"query": one, "key": one, "value": one, "axis_name": "context"}
 
     def combined(out, lse, **options):
@@ -220,9 +225,20 @@ def _of_others():
         given = whole | {"mesh": four} | options
         return lambda: jaxcomm.dot_product_attention(**given)
 
-    def planning(layout=PLAIN, **options):
+    def dealing(**options):
+        return lambda: ZIGZAG.reorder(np.ones((2, 8)), **options)
+
+    def of_wide_ids():
+        with jax.enable_x64(True):
+            jax.eval_shape(
+                lambda ids: ZIGZAG.reorder(ids, segment_ids=ids)[1], x(1, 8, dtype=int)
+            )
+
+    compare = "compare_strategies"
+
+    def comparing(layout=PLAIN, **options):
         given = {"heads": 4, "head_size": 8} | options
-        return lambda: plan(layout, **given)
+        return lambda: compare_strategies(layout, **given)
 
     def of_flax(**options):
         return lambda: attention_fn("context", PLAIN)(one, one, one, **options)
@@ -243,17 +259,31 @@ def _of_others():
         ("Layout.reorder", "no array", lambda: ZIGZAG.reorder({})),
         ("Layout.reorder", "a batch of other rows than the layout",
          lambda: ROWS.reorder(x(3, 8))),
-        ("Layout.restore", "no positions", lambda: ZIGZAG.restore(dealt), TypeError),
-        ("Layout.restore", "positions that are no integers",
-         lambda: ZIGZAG.restore(dealt, x(1, 8)), TypeError),
-        ("Layout.restore", "positions of one rank",
-         lambda: ZIGZAG.restore(dealt, positions[:, :2])),
-        ("Layout.restore", "an array of one rank",
-         lambda: ZIGZAG.restore(dealt[:, :2], positions)),
-        ("Layout.restore", "positions of another sequence",
-         lambda: Layout("zigzag", 4, 7).restore(dealt, positions)),
-        ("Layout.restore", "keys of `jax.random`",
-         lambda: ZIGZAG.restore(jax.random.split(KEY, (1, 8)), positions), TypeError),
+        *(("Layout.reorder", *case) for case in (
+            ("the layout of tokens of documents",
+             lambda: OF_DOCUMENTS.layout.reorder(x(8), axis=0), TypeError),
+            ("segment ids of fewer tokens", dealing(segment_ids=np.zeros((2, 7), int))),
+            ("segment ids of one of two rows", dealing(segment_ids=[[0] * 8])),
+            ("segment ids that are no integers", dealing(segment_ids=x(8)), TypeError),
+            ("segment ids that int32 does not hold",
+             dealing(segment_ids=np.full(8, 2**31))),
+            ("traced segment ids of int64", of_wide_ids, TypeError),
+            ("lengths of one of two rows", dealing(lengths=[3])),
+            ("lengths that are no integers", dealing(lengths=3.5), TypeError),
+        )),
+        *(("Tokens.restore", *case) for case in (
+            ("an axis that is not there", lambda: tokens.restore(dealt, axis=2)),
+            ("tokens of one rank", lambda: HELD.restore(dealt)),
+            ("an array of one rank", lambda: tokens.restore(dealt[:, :2])),
+            ("tokens of another layout", lambda: ROWS.reorder(
+                np.ones((2, 8)))[1].restore(dealt)),
+            ("positions of another sequence", lambda: Tokens(
+                Layout("zigzag", 4, 7), tokens.positions).restore(dealt)),
+            ("positions that are no integers",
+             lambda: Tokens(ZIGZAG, x(1, 8)).restore(dealt), TypeError),
+            ("keys of `jax.random`",
+             lambda: tokens.restore(jax.random.split(KEY, (1, 8))), TypeError),
+        )),
         ("document_layout", "a negative length", lambda: document_layout([1, -1], 2)),
         ("document_layout", "lengths of floats",
          lambda: document_layout([1.5], 2), TypeError),
@@ -271,12 +301,19 @@ def _of_others():
         ("segment_ids", "documents beyond the sequence", lambda: segment_ids([3], 2)),
         ("relayout", "layouts of two sequences",
          lambda: relayout(x(1, 2), PLAIN, Layout("zigzag", 4, 9), "context")),
-        ("relayout", "a schedule in place of a layout",
+        ("relayout", "a schedule in place of tokens",
          lambda: relayout(x(1, 2), "zigzag", PLAIN, "context"), TypeError),
+        ("relayout", "the layout of tokens of documents, without positions",
+         lambda: on_four(
+             lambda a: relayout(a, PLAIN, OF_DOCUMENTS.layout, "context"), one),
+         TypeError),
+        ("relayout", "a layout that is not contiguous in place of tokens",
+         lambda: on_four(lambda a: relayout(a, ZIGZAG, PLAIN, "context"), one),
+         TypeError),
         ("relayout", "a layout that differs by row",
          lambda: relayout(x(2, 2), PLAIN, ROWS, "context")),
         ("relayout", "an array of another length",
-         lambda: on_four(lambda a: relayout(a, PLAIN, ZIGZAG, "context"), x(1, 4))),
+         lambda: on_four(lambda a: relayout(a, PLAIN, HELD, "context"), x(1, 4))),
         ("combine", "integers",
          lambda: combined(x(1, 8, 2, 4, dtype=jnp.int32), x(1, 8, 2)), TypeError),
         ("combine", "shapes that differ", lambda: combined(one, x(1, 8, 3))),
@@ -286,7 +323,9 @@ def _of_others():
             ("an axis that the mesh does not have", asking(mesh=None)),
             ("an axis twice", asking(axis_name=("context",) * 2)),
             ("a name in place of a mesh", asking(mesh="context"), TypeError),
-            ("`positions`", asking(positions=positions), TypeError),
+            ("`tokens`", asking(tokens=tokens), TypeError),
+            ("an axis of which nothing says what it splits", asking(mesh=two)),
+            ("`head_axes` that split the tokens", asking(head_axes="context")),
             ("a `mask` of other keys", asking(mask=jnp.ones((8, 5), bool))),
             ("values of fewer tokens", asking(value=one[:, 1:])),
             ("segment ids of fewer tokens",
@@ -300,20 +339,18 @@ def _of_others():
         ("attention_fn", "`precision`", of_flax(precision="highest")),
         ("attention_fn", "`sow_weights`", of_flax(module=object())),
         ("attention_fn", "`broadcast_dropout`", of_flax(dropout_rate=0.5)),
-        ("Schedule.blocks", "a causal block that is no square",
-         lambda: Block((0, 2), (0, 3), is_causal=True)),
-        ("Schedule.blocks", "a window in a block that is not causal",
-         lambda: Block((0, 2), (0, 2), left=1)),
+        ("Schedule.blocks", "a block that ends before it starts",
+         lambda: Block((2, 0), (0, 3))),
         ("Ulysses", "no ranks", lambda: jaxcomm.attention.Ulysses(0)),
         ("Usp", "`2.0` ranks", lambda: jaxcomm.attention.Usp(2.0), TypeError),  # pyright: ignore
-        *(("plan", f"`dtype={dtype!r}`", planning(dtype=dtype), TypeError)
+        *((compare, f"`dtype={dtype!r}`", comparing(dtype=dtype), TypeError)
           for dtype in ("float7", None, "int32")),
-        ("plan", "a schedule in place of a layout", planning("zigzag"), TypeError),
-        ("plan", "3 key heads for 4 heads", planning(key_heads=3)),
-        ("plan", "no heads", planning(heads=0)),
-        ("plan", "`axis_sizes` of other ranks", planning(axis_sizes=(2, 3))),
-        ("plan", "`is_causal='yes'`", planning(is_causal="yes"), TypeError),
-        ("plan", "a strategy that does not say its cost",
+        (compare, "a schedule in place of a layout", comparing("zigzag"), TypeError),
+        (compare, "3 key heads for 4 heads", comparing(key_heads=3)),
+        (compare, "no heads", comparing(heads=0)),
+        (compare, "`axis_sizes` of other ranks", comparing(axis_sizes=(2, 3))),
+        (compare, "`is_causal='yes'`", comparing(is_causal="yes"), TypeError),
+        (compare, "a strategy that does not say its cost",
          lambda: _Silent().cost(None), NotImplementedError),
     )  # fmt: skip
 

@@ -1,5 +1,7 @@
 """Attention over a split sequence that takes and returns whole sequences."""
 
+import operator
+
 import dense
 import jax
 import jax.numpy as jnp
@@ -7,7 +9,7 @@ import numpy as np
 from dense import Attention, Options
 
 import jaxcomm
-from jaxcomm.attention.layout import Layout
+from jaxcomm.attention.layout import Layout, Tokens
 from jaxcomm.attention.positions import TRUSTED
 
 PLAIN = Options()
@@ -38,10 +40,10 @@ def on_ranks(
     layout, key_layout = (
         Layout(schedule, size, size * x.shape[axis]) for x in (query, key)
     )
+    tokens, key_tokens = Tokens(layout, TRUSTED), Tokens(key_layout, TRUSTED)
     return jaxcomm.ring_attention(
-        query, key, value, axis_name=axis_name, layout=layout, positions=TRUSTED,
-        key_layout=None if key_layout == layout else key_layout,
-        key_positions=TRUSTED, **options,
+        query, key, value, axis_name, tokens,
+        key_tokens=None if key_layout == layout else key_tokens, **options,
     )  # fmt: skip
 
 
@@ -81,42 +83,42 @@ def attend(
     key_layout = Layout(key_schedule or schedule, size, key.shape[1])
     is_one_sequence = key_layout == layout
 
-    def local(trained, mask, tokens, lengths):
+    def local(trained, mask, tokens, key_tokens):
         query, key, value, bias, slopes, sinks = trained
-        ids, key_ids, positions, key_positions = tokens
         return jaxcomm.ring_attention(
-            query, key, value, bias, mask, axis_name="context", layout=layout,
-            positions=positions, is_causal=options.is_causal,
-            key_layout=None if is_one_sequence else key_layout,
-            key_positions=None if is_one_sequence else key_positions,
-            local_window_size=options.window, query_segment_ids=ids,
-            key_value_segment_ids=key_ids, query_seq_lengths=lengths[0],
-            key_value_seq_lengths=lengths[1], sinks=sinks, alibi_slopes=slopes,
-            logits_soft_cap=options.cap, return_residual=True, **others,
+            query, key, value, "context", tokens, key_tokens=key_tokens, bias=bias,
+            mask=mask, is_causal=options.is_causal, local_window_size=options.window,
+            sinks=sinks, alibi_slopes=slopes, logits_soft_cap=options.cap,
+            return_residual=True, **others,
         )  # fmt: skip
 
-    def deal(x, of=layout, axis=1):
-        return None if x is None else of.reorder(np.asarray(x), axis=axis)[0]
+    # Keys of the same sequence without ids of their own have those of the queries.
+    key_ids = options.key_ids
+    if key_ids is None and is_one_sequence:
+        key_ids = options.query_ids
+    of_queries = options.query_ids, options.query_lengths
+    of_keys = key_ids, options.key_lengths
+    has_ids = any(x is not None for x in (*of_queries, *of_keys))
+    is_shared = is_one_sequence and all(map(operator.is_, of_queries, of_keys))
+
+    def deal(of, arrays, ids, lengths):
+        if ids is None and has_ids:
+            ids = np.zeros(of.length, np.int32)
+        arrays = jax.tree.map(np.asarray, arrays)
+        return of.reorder(arrays, segment_ids=ids, lengths=lengths)
 
     def table(x):
         """Deal the rows of a bias or a mask, if it has some, and say how to split."""
         if x is None or x.shape[2] == 1:
             return x, jax.P()
-        return deal(x, axis=2), _ROWS
+        return layout.reorder(np.asarray(x), axis=2)[0], _ROWS
 
     (bias, of_bias), (mask, of_mask) = table(options.bias), table(options.mask)
-    arrays = deal(query), deal(key, key_layout), deal(value, key_layout)
-    trained = *arrays, bias, options.slopes, options.sinks
-    positions, key_positions = (
-        of.reorder(np.zeros(x.shape[:2]))[1]
-        for of, x in ((layout, query), (key_layout, key))
-    )
-    tokens = (
-        deal(options.query_ids), deal(options.key_ids, key_layout),
-        positions, key_positions,
-    )  # fmt: skip
-    lengths = options.query_lengths, options.key_lengths
-    specs = (*[SPLIT] * 3, of_bias, jax.P(), jax.P()), of_mask, SPLIT, jax.P()
+    (query, grads), tokens = deal(layout, (query, grads), *of_queries)
+    (key, value), key_tokens = deal(key_layout, (key, value), *of_keys)
+    trained = query, key, value, bias, options.slopes, options.sinks
+    specs = (*[SPLIT] * 3, of_bias, jax.P(), jax.P()), of_mask, SPLIT, SPLIT
+    data = mask, tokens, None if is_shared else key_tokens
     whole = sharded(local, size, specs)
 
     @jax.jit
@@ -129,20 +131,19 @@ def attend(
         result, transpose = jax.vjp(function, *trained)
         return result, transpose(grads)
 
-    dealt = None if grads is None else tuple(deal(x) for x in grads)
-    (out, lse), gradients = run(trained, (mask, tokens, lengths), dealt)
+    (out, lse), gradients = run(trained, data, grads)
 
-    def back(x, held=positions, of=layout, axis=1):
-        return of.restore(np.asarray(x), held, axis=axis)
+    def back(x, of=tokens, axis=1):
+        return of.restore(np.asarray(x), axis=axis)
 
     found = back(out), back(lse)
     if not gradients:
         return Attention(*found)
-    query, *of_keys, bias, slopes, sinks = gradients
-    of_keys = [back(x, key_positions, key_layout) for x in of_keys]
+    query, *keys, bias, slopes, sinks = gradients
+    keys = [back(x, key_tokens) for x in keys]
     if of_bias == _ROWS:
         bias = back(bias, axis=2)
-    return Attention(*found, back(query), *of_keys, bias, slopes, sinks)
+    return Attention(*found, back(query), *keys, bias, slopes, sinks)
 
 
 def compare(query, key, value, options=PLAIN, grads=None, tolerance=1e-5, **how):

@@ -3,23 +3,20 @@
 ``python tests/support/supported.py > docs/supported.md`` writes it.
 """
 
+import dataclasses
 import functools
 import re
 
 import jax
 import jax.numpy as jnp
-from refusals import REFUSALS, ZIGZAG, on_four, x
+from refusals import HELD, OF_DOCUMENTS, REFUSALS, ROWS, WITH_IDS, on_four, x
 
-from jaxcomm.attention import document_layout
-from jaxcomm.attention.layout import Layout
+from jaxcomm.attention.layout import Layout, Tokens
 from jaxcomm.attention.ring_attention import ring_attention
 from jaxcomm.attention.strategies.registry import STRATEGIES
 from jaxcomm.attention.strategies.usp import Usp
 
-_IDS = jnp.zeros((1, 2), jnp.int32)
 # Options of a call with four heads, on four ranks that hold two tokens each.
-_HELD = jnp.arange(2)
-_DATA = {"layout": document_layout([5, 3], 4)}
 OPTIONS = {
     "nothing": {},
     "`is_causal`": {"is_causal": True},
@@ -27,13 +24,15 @@ OPTIONS = {
     "`is_causal` and `local_window_size`": {
         "is_causal": True, "local_window_size": (3, 0),
     },
-    "segment ids": {"query_segment_ids": _IDS},
-    "sequence lengths": {"query_seq_lengths": jnp.array([5])},
-    "a length that does not divide": {"layout": Layout("zigzag", 4, 7)},
-    "`document_layout`": _DATA | {"query_segment_ids": _IDS},
+    "segment ids or lengths": {"tokens": WITH_IDS},
+    "a length that does not divide": {
+        "tokens": dataclasses.replace(HELD, layout=Layout("zigzag", 4, 7)),
+    },
+    "`document_layout`": {
+        "tokens": dataclasses.replace(WITH_IDS, layout=OF_DOCUMENTS.layout),
+    },
     "`document_layout` of rows": {
-        "layout": document_layout([[5, 3]], 4), "positions": _HELD[None],
-        "query_segment_ids": _IDS,
+        "tokens": Tokens(ROWS.reorder(x(2, 8))[1].layout, *[jnp.ones((1, 2), int)] * 2),
     },
     "`bias`": {"bias": x(1, 4, 2, 8)},
     "`mask`": {"mask": jnp.ones((1, 1, 2, 8), bool)},
@@ -42,9 +41,9 @@ OPTIONS = {
     "`alibi_slopes`": {"alibi_slopes": x(4)},
     "`dropout_rate`": {"dropout_rate": 0.1, "dropout_key": jax.random.key(0)},
     "`return_residual`": {"return_residual": True},
-    "`key_layout`": {
+    "`key_tokens`": {
         "arrays": [(1, 8, 4, 64), (1, 16, 4, 64)],
-        "key_layout": Layout("zigzag", 4, 16), "key_positions": jnp.arange(4),
+        "key_tokens": Tokens(Layout("zigzag", 4, 16), jnp.arange(4)),
     },
     "one key head": {"arrays": [(1, 8, 4, 64), (1, 8, 1, 64)]},
     "2 query heads on 4 ranks": {"arrays": [(1, 8, 2, 64)]},
@@ -63,11 +62,11 @@ def _answer(options, strategy, implementation=None) -> str | None:
     query, *others = (x(*shape, dtype=dtype) for shape in shapes)
     key = others[0] if others else query
     value = others[1] if len(others) > 1 else key
-    options = {"layout": ZIGZAG, "positions": _HELD} | options
+    options = {"tokens": HELD} | options
     how = {"strategy": strategy, "implementation": implementation}
 
     def loss(*arrays):
-        out = ring_attention(*arrays, axis_name="context", **options, **how)
+        out = ring_attention(*arrays, "context", **options, **how)
         return sum(leaf.sum().astype(jnp.float32) for leaf in jax.tree.leaves(out))
 
     try:
@@ -116,8 +115,8 @@ def page() -> str:
         "",
         "Four ranks, four heads of size 64, bfloat16, `zigzag`, forward and backward.",
         '`"halo"` has a window in each row. The last column says whether cuDNN may',
-        "compute the hops of a ring on an NVIDIA GPU. Otherwise XLA does. Numbers are",
-        "those of the reasons below the table.",
+        "compute the hops of a ring on an NVIDIA GPU. Otherwise jaxcomm's kernels",
+        "do, or XLA. Numbers are those of the reasons below the table.",
         "",
         *_table(),
         "",

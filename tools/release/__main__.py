@@ -49,7 +49,10 @@ class Check:
 
 CHECKS = {
     "lint": Check("style, types, PTX, prose, locks", ["make", "lint"]),
-    "wheels": Check("built for manylinux, abi3", [*MODULE, "release.wheels"]),
+    "wheels": Check(
+        "built for manylinux, abi3, and without the extension",
+        [*MODULE, "release.wheels"],
+    ),
     "licences": Check("of what is compiled in", [*MODULE, "release.licences"]),
     "installed": Check(
         "wheels without a compiler, from outside the tree",

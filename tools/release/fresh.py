@@ -5,10 +5,12 @@ to a temporary folder: the package under test is the installed one alone.
 """
 
 import argparse
+import contextlib
 import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from release import environments as env
@@ -29,6 +31,8 @@ TESTS = [
     "tests/launch",
     "tests/doctor",
 ]
+# What the wheel without the extension must do.
+PROGRAM = "without_extension.py"
 LAUNCHED = """\
 import jax, jaxcomm
 mesh = jax.make_mesh((2,), "i", axis_types=(jax.sharding.AxisType.Auto,))
@@ -41,8 +45,9 @@ print("process", jax.process_index(), "of", jax.process_count(), "has the sum")
 """
 
 
-def use(python: Path, left_out: str = "nccl") -> None:
-    """Run doctor, the launcher and some tests with an installed jaxcomm."""
+@contextlib.contextmanager
+def outside(python: Path) -> Iterator[tuple[Path, Callable[..., None]]]:
+    """Yield an empty folder, and what runs Python there with its own packages alone."""
     # Nothing of this tree: neither the sources nor what the caller's environment adds.
     clean = {
         name: value
@@ -52,22 +57,32 @@ def use(python: Path, left_out: str = "nccl") -> None:
     clean |= {"PATH": str(python.parent), "JAX_PLATFORMS": "cpu"}
     assert not any(shutil.which(cc, path=clean["PATH"]) for cc in ("cc", "c++", "g++"))
     with tempfile.TemporaryDirectory() as folder:
+        yield (
+            Path(folder),
+            lambda *command: env.run([python, *command], env=clean, cwd=folder),
+        )
 
-        def outside(*command):
-            env.run([python, *command], env=clean, cwd=folder)
 
-        outside("-c", "import jaxcomm; print(jaxcomm.__version__, jaxcomm.__file__)")
-        outside("-m", "jaxcomm.doctor", "--check", "--devices", "2")
-        Path(folder, "launched.py").write_text(LAUNCHED)
-        outside("-m", "jaxcomm.launch", "-n", "2", "launched.py")
+def use_all(folder: Path, run: Callable[..., None]) -> None:
+    """Run doctor and the launcher of an installed jaxcomm."""
+    run("-c", "import jaxcomm; print(jaxcomm.__version__, jaxcomm.__file__)")
+    run("-m", "jaxcomm.doctor", "--check", "--devices", "2")
+    Path(folder, "launched.py").write_text(LAUNCHED)
+    run("-m", "jaxcomm.launch", "-n", "2", "launched.py")
+
+
+def use(python: Path, left_out: str = "nccl") -> None:
+    """Run doctor, the launcher and some tests with an installed jaxcomm."""
+    with outside(python) as (folder, run):
+        use_all(folder, run)
         for name in COPIED:
-            source, copy = env.ROOT / name, Path(folder, name)
+            source, copy = env.ROOT / name, folder / name
             if source.is_dir():
                 shutil.copytree(source, copy, ignore=shutil.ignore_patterns("*.pyc"))
             else:
                 shutil.copy(source, copy)
-        outside("-m", "pytest", "-q", "-n", "2", "--one-of-each",
-                "-k", f"not ({left_out})", *TESTS)  # fmt: skip
+        run("-m", "pytest", "-q", "-n", "2", "--one-of-each",
+            "-k", f"not ({left_out})", *TESTS)  # fmt: skip
 
 
 def check_wheel(version: str, interpreter: Path) -> None:
@@ -79,6 +94,23 @@ def check_wheel(version: str, interpreter: Path) -> None:
     env.install(python, "--only-binary", ":all:", wheel, *jax, *TOOLS, env=path)
     env.run([python, "-m", "pip", "check"], env=path)
     use(python, LEFT_OUT.get(version, "nccl"))
+
+
+def check_wheel_without_extension() -> None:
+    """Install the wheel without the extension, and use it: XLA communicates."""
+    tag = wheels.WITHOUT_EXTENSION
+    python = env.make(f"fresh-{tag}", Path(sys.executable))
+    path = dict(os.environ, PATH=str(python.parent))
+    wheel = f"{wheels.newest(tag)}[demo]"
+    env.install(python, "--only-binary", ":all:", wheel, env=path)
+    with outside(python) as (folder, run):
+        use_all(folder, run)
+        shutil.copy(env.ROOT / "tests" / "support" / PROGRAM, folder)
+        run(PROGRAM)
+        shutil.copytree(
+            env.ROOT / "examples" / "language_model", folder / "language_model"
+        )
+        run("-m", "language_model", "--steps", "2")
 
 
 def check_sdist() -> None:
@@ -100,7 +132,8 @@ def main() -> None:
     """Check the sdist, or the wheel of each Python."""
     parser = argparse.ArgumentParser(prog="release.fresh", description=__doc__)
     parser.add_argument("what", help="sdist, or wheels")
-    parser.add_argument("--only", metavar="VERSION", help="of Python, such as 3.13")
+    what = f"a Python, such as 3.13, or {wheels.WITHOUT_EXTENSION}"
+    parser.add_argument("--only", metavar="VERSION", help=what)
     args = parser.parse_args()
     if args.what == "sdist":
         check_sdist()
@@ -112,6 +145,8 @@ def main() -> None:
                 check_wheel(version, found[version])
             else:
                 print(f"Python {version}: NOT RUN, this machine has no interpreter")
+    if args.only in (None, wheels.WITHOUT_EXTENSION):
+        check_wheel_without_extension()
 
 
 if __name__ == "__main__":

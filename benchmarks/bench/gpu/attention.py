@@ -10,8 +10,8 @@ from bench.gpu import sizes
 from bench.gpu.rows import Figure, Finding
 from bench.gpu.standstill import standstill
 from bench.gpu.timer import Timer, thunk
-from bench.positions import positions_of
-from jaxcomm.attention.kernels import cudnn_support
+from bench.tokens import tokens_of
+from jaxcomm.attention.kernels.cudnn import support
 
 SPLIT = jax.P(None, "i")
 # Within 1.15 of one attention.
@@ -26,7 +26,7 @@ def rows(timer: Timer) -> Iterator[Figure | Finding]:
     not, and a bias would be as large as all scores. Without a mask it has one.
     """
     kernel = "xla" if timer.mesh.devices.flat[0].platform == "cpu" else "cudnn"
-    reason = cudnn_support.fused_attention_reason(timer.sizes.heads[2])
+    reason = support.fused_attention_reason(timer.sizes.heads[2])
     if kernel == "cudnn" and reason:
         yield timer.finding("attention", f"not measured: {reason}")
         return
@@ -98,7 +98,7 @@ def attend_in_zigzag(q, k, v, *, is_causal=True, backend=None, strategy="ring"):
     size = jax.lax.axis_size("i")
     layout = jaxcomm.Layout("zigzag", size, size * q.shape[1])
     return jaxcomm.ring_attention(
-        q, k, v, axis_name="i", layout=layout, positions=positions_of(layout, "i"),
+        q, k, v, "i", tokens_of(layout, "i"),
         is_causal=is_causal, backend=backend, strategy=strategy,
     )  # fmt: skip
 

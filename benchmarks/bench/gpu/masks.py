@@ -4,7 +4,6 @@ import functools
 from collections.abc import Iterator
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 import jaxcomm
@@ -12,7 +11,7 @@ from bench.gpu import sizes
 from bench.gpu.attention import SPLIT, forward_and_backward, random_block
 from bench.gpu.rows import Figure, Finding
 from bench.gpu.timer import Timer, thunk
-from bench.positions import positions_of
+from bench.tokens import tokens_of
 
 _DOCUMENTS = 16
 # Of 4,096 tokens in 128k.
@@ -75,14 +74,9 @@ def attend(q, k, v, *, strategy, documents=False, window=None, implementation=No
     """
     size = jax.lax.axis_size("i")
     layout = jaxcomm.Layout("contiguous", size, size * q.shape[1])
-    positions = positions_of(layout, "i")
-    ids = None
-    if documents:
-        ids = (positions * _DOCUMENTS // layout.length).astype(jnp.int32)
-        ids = jnp.broadcast_to(ids, q.shape[:2])
+    ids = np.arange(layout.length) * _DOCUMENTS // layout.length if documents else None
     return jaxcomm.ring_attention(
-        q, k, v, axis_name="i", layout=layout, positions=positions, is_causal=True,
-        query_segment_ids=ids, key_value_segment_ids=ids, strategy=strategy,
+        q, k, v, "i", tokens_of(layout, "i", ids), is_causal=True, strategy=strategy,
         implementation=implementation,
         local_window_size=None if window is None else (window - 1, 0),
     )  # fmt: skip

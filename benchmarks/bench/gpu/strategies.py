@@ -31,11 +31,12 @@ def _of_length(timer, tokens):
     heads, key_heads, size = timer.sizes.heads
     block = random_block(timer, tokens)
     calls = sizes.calls_in_a_round(tokens)
-    plan = functools.partial(
-        jaxcomm.attention.plan, jaxcomm.Layout("zigzag", timer.size, tokens),
+    compare = functools.partial(
+        jaxcomm.attention.compare_strategies,
+        jaxcomm.Layout("zigzag", timer.size, tokens),
         heads=heads, key_heads=key_heads, head_size=size, is_causal=True,
     )  # fmt: skip
-    others = strategies_of(plan, timer.size)
+    others = strategies_of(compare, timer.size)
     for what, transform in (
         ("forward", lambda f: f),
         ("forward and backward", forward_and_backward),
@@ -58,26 +59,26 @@ def _of_length(timer, tokens):
             seconds[other] = 1 / min(timer.agree(figure.ratio))
         fastest = min(seconds, key=lambda of: seconds[of])
         yield timer.compare(
-            f"{name}, auto ({plan().chosen})", by("auto"),
+            f"{name}, auto ({compare().chosen})", by("auto"),
             f"{fastest}, the fastest", programs[fastest],
             calls=calls, least=_LEAST_OF_AUTO,
         )  # fmt: skip
 
 
-def strategies_of(plan, size: int) -> dict[str, str | Strategy]:
+def strategies_of(compare, size: int) -> dict[str, str | Strategy]:
     """Returns the possible strategies but the ring, USP for each width.
 
     Args:
-      plan: ``jaxcomm.attention.plan`` of the attention.
+      compare: ``jaxcomm.attention.compare_strategies`` of the attention.
       size: the number of ranks.
     """
     found: dict[str, str | Strategy] = {
         name: name
-        for name, row in plan().rows.items()
+        for name, row in compare().rows.items()
         if name not in ("ring", "usp") and row.why_not is None
     }
     for width in (n for n in range(2, size) if size % n == 0):
         groups = size // width
-        if plan(axis_sizes=(groups, width)).rows["usp"].why_not is None:
+        if compare(axis_sizes=(groups, width)).rows["usp"].why_not is None:
             found[f"usp of {groups} x {width}"] = Usp(width)
     return found

@@ -3,6 +3,7 @@
 import jax
 
 from jaxcomm import compat
+from jaxcomm.attention.kernels.hop import Hop
 
 # Older ones have no bfloat16.
 OLDEST = (8, 0)
@@ -32,19 +33,13 @@ def why_none_serves(gpus: list) -> str | None:
     return None
 
 
-def why_not_compiled(ctx, platform: str | None) -> str | None:
-    """Say why a program that is being lowered cannot use a kernel, or None.
-
-    Args:
-      ctx: the lowering context.
-      platform: ``"cuda"``, or None for any other.
-    """
-    if platform != "cuda":
+def why_not_compiled(hop: Hop) -> str | None:
+    """Say why a program that is being lowered cannot call CUDA's kernels, or None."""
+    if hop.platform != "cuda":
         return "the program is compiled for a platform that is not CUDA"
-    axes = compat.automatic_axes(ctx)
-    if axes:
+    if hop.automatic_axes:
         return (
-            f"shard_map leaves the mesh axes {tuple(sorted(axes))} to XLA, and kernels "
+            f"shard_map leaves the mesh axes {hop.automatic_axes} to XLA, and kernels "
             "are used where all are manual"
         )
     return None

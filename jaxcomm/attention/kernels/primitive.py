@@ -1,4 +1,4 @@
-"""A hop that a kernel computes on CUDA, and XLA elsewhere.
+"""A hop that the first kernel which can computes, chosen for each platform.
 
 Which one is chosen when a program is lowered for a platform, so one traced or exported
 program serves them all. Second derivatives are always XLA's.
@@ -15,151 +15,172 @@ import jax
 import jax.core
 import jax.extend
 import jax.numpy as jnp
+from jax.interpreters import ad, batching
 
 from jaxcomm import compat
-from jaxcomm.attention.kernels import fused as fused_hop
-from jaxcomm.attention.kernels import pallas, tile_loops
-from jaxcomm.attention.kernels import xla as hop
-from jaxcomm.attention.kernels.operands import Grads, HopConfig, Operands, sum_dtype
+from jaxcomm.attention.kernels.hop import Grads, Hop, Saved
+from jaxcomm.attention.kernels.kernel import Kernel
 from jaxcomm.attention.kernels.selection import SCOPE, select
-from jaxcomm.attention.mask import Tokens
-from jaxcomm.attention.merge import merge
+from jaxcomm.attention.kernels.xla.kernel import DIFFERENTIABLE
+from jaxcomm.attention.mask import Coordinates
 from jaxcomm.attention.promotion import promotes_ranks
 
 _UNMAPPED = -1
+# As in Hop.platform; the first is for all others.
+_PLATFORMS = {None: "other", "cpu": "cpu", "cuda": "cuda", "rocm": "rocm", "tpu": "tpu"}
 
 
-def hop_forward(operands: Operands, merged=None, *, config: HopConfig):
-    """Compute attention over one block, as :func:`xla.hop_forward`.
+def hop_forward(hop: Hop, merged=None):
+    """Compute attention over one block of keys.
 
     Args:
-      operands, config: as there.
+      hop: the hop.
       merged: (out, lse) of the same queries over other keys, to merge with; or None.
 
+    Returns:
+      (out, lse): (B, T, N, V) and (B, T, N) in ``hop.sum_dtype``. Rows that see no key
+      give 0 and -inf.
+
     Raises:
-      ValueError: when lowered, if ``config.implementation`` cannot be had there.
+      ValueError: when lowered, if the kernel that was asked for cannot do it there.
+      TypeError: likewise, if it returns arrays of other shapes or dtypes.
     """
-    leaves, tree = jax.tree.flatten((operands, merged))
-    return tuple(hop_forward_p.bind(*leaves, tree=tree, config=config))
+    leaves, tree = jax.tree.flatten((hop, merged))
+    return tuple(hop_forward_p.bind(*leaves, tree=tree))
 
 
-def hop_backward(
-    operands: Operands, grad_out, lse, delta, out, total=None, *, config: HopConfig
-) -> Grads:
-    """Compute the gradients as :func:`jaxcomm.attention.kernels.xla.hop_backward` does.
+def hop_backward(hop: Hop, saved: Saved, total=None) -> Grads:
+    """Compute what one block of keys adds to the gradients.
 
     Args:
-      operands, grad_out, lse, delta, config: as there.
-      out: (B, T, N, V), the output over all keys, in the dtype of ``query``.
+      hop: the hop.
+      saved: what is known over all keys.
       total: gradient of the queries by other keys, to add to; or None.
 
+    Returns:
+      Gradients in ``hop.sum_dtype``.
+
     Raises:
-      ValueError: when lowered, if ``config.implementation`` cannot be had there.
+      As :func:`hop_forward`.
     """
-    leaves, tree = jax.tree.flatten((operands, grad_out, lse, delta, out, total))
-    found = list(hop_backward_p.bind(*leaves, tree=tree, config=config))
-    terms = operands.terms
-    given = (*operands[:3], terms.bias, terms.slopes)
-    return Grads(*(None if x is None else found.pop(0) for x in given))
+    # So that exp(score - lse) is 0 for rows that see no key.
+    lse = jnp.where(jnp.isneginf(saved.lse), jnp.inf, saved.lse)
+    leaves, tree = jax.tree.flatten((hop, saved._replace(lse=lse), total))
+    found = iter(hop_backward_p.bind(*leaves, tree=tree))
+    return Grads(*(None if x is None else next(found) for x in _with_grads(hop)))
 
 
-def _forward_avals(operands: Operands, merged):
-    query, value = operands.query, operands.value
-    dtype = sum_dtype(query.dtype)
-    return [((*query.shape[:3], value.shape[3]), dtype), (query.shape[:3], dtype)]
+def _with_grads(hop: Hop):
+    return hop.query, hop.key, hop.value, hop.bias, hop.slopes
 
 
-def _backward_avals(operands: Operands, *others):
-    given = (*operands[:3], operands.terms.bias, operands.terms.slopes)
-    dtype = sum_dtype(operands.query.dtype)
-    return [(x.shape, dtype) for x in given if x is not None]
+def _forward(kernel: Kernel, hop: Hop, merged):
+    if merged is None:
+        return kernel.forward(hop)
+    return kernel.forward_onto(hop, merged)
 
 
-def _then_merge(forward):
-    """Return a function that merges what ``forward`` computes."""
-
-    def compute(operands: Operands, merged, **known):
-        found = forward(operands, **known)
-        return found if merged is None else merge(*merged, *found)
-
-    return compute
+def _backward(kernel: Kernel, hop: Hop, saved: Saved, total):
+    if total is None:
+        return kernel.backward(hop, saved)
+    return kernel.backward_onto(hop, saved, total)
 
 
-def _then_add(backward):
-    """Return a function that adds to what ``backward`` computes."""
-
-    def compute(*args, **known):
-        *args, total = args
-        found = backward(*args, **known)
-        if total is None:
-            return found
-        return found._replace(query=total + found.query)
-
-    return compute
+def _forward_avals(hop: Hop, *_):
+    shape, dtype = hop.query.shape[:3], hop.sum_dtype
+    return {"out": ((*shape, hop.value.shape[3]), dtype), "lse": (shape, dtype)}
 
 
-def _backward_by_xla(*args, **known):
-    return hop.hop_backward(*args[:-1], **known)
+def _backward_avals(hop: Hop, *_):
+    found = zip(Grads._fields, _with_grads(hop), strict=True)
+    return {name: (x.shape, hop.sum_dtype) for name, x in found if x is not None}
 
 
-def _define(name, functions, *, avals, head_size, is_backward):
+def _checked(asked: str, found, names, avals: dict) -> list:
+    """Return the results of a kernel in the dtype of sums.
+
+    Args:
+      asked: the method that returned them.
+      found: what it returned.
+      names: of all that it may return, in order.
+      avals: (shape, dtype) of what it must return, by name.
+
+    Raises:
+      TypeError: it returned something else.
+    """
+    given = {n: x for n, x in zip(names, found, strict=False) if x is not None}
+    if len(found) > len(names) or given.keys() != avals.keys():
+        raise TypeError(
+            f"{asked} returned {', '.join(given)} of {len(found)} results. Expected "
+            f"{', '.join(avals)}, and None for others of {', '.join(names)}."
+        )
+    for name, x in given.items():
+        shape, dtype = avals[name]
+        is_right = x.shape == shape and jnp.issubdtype(x.dtype, jnp.floating)
+        # A logarithm of few bits would be an error in each weight.
+        if not is_right or (name == "lse" and x.dtype != dtype):
+            raise TypeError(
+                f"{asked} returned {name} of shape {x.shape} and dtype {x.dtype}. "
+                f"Expected {shape} and {dtype}."
+            )
+    return [x.astype(avals[name][1]) for name, x in given.items()]
+
+
+def _define(name, function, avals, is_backward: bool):
     """Make a primitive and register its rules.
 
     Args:
       name: what it is called in jaxprs.
-      functions: by implementation, of a tree, the operands and what else there is, and
-        ``config``.
-      avals: of the tree: returns (shape, dtype) pairs.
-      head_size: given that of the query and ``config``, the one that cuDNN sees.
+      function: of a kernel, a hop and what else there is.
+      avals: of a hop: returns (shape, dtype) pairs by name.
       is_backward: whether a bias has a gradient among the results.
     """
     primitive = jax.extend.core.Primitive(name)
     primitive.multiple_results = True
 
-    def flatten(function):
-        def of_leaves(*leaves, tree, **known):
-            args = jax.tree.unflatten(tree, leaves)
-            return jax.tree.leaves(function(*args, **known))
+    def compute(kernel: Kernel, *leaves, tree, **known):
+        hop, *others = jax.tree.unflatten(tree, leaves)
+        found = function(kernel, hop.replace(is_backward=is_backward, **known), *others)
+        asked = f"{type(kernel).__name__}.{name.rpartition('_')[2]}"
+        names = Grads._fields if is_backward else ("out", "lse")
+        return _checked(asked, found, names, avals(hop))
 
-        return of_leaves
-
-    flat = {name: flatten(function) for name, function in functions.items()}
-
-    def abstract_eval(*leaves, tree, config):
+    def abstract_eval(*leaves, tree):
         found = avals(*jax.tree.unflatten(tree, leaves))
-        outs = [jax.core.ShapedArray(*aval) for aval in found]
+        outs = [jax.core.ShapedArray(*aval) for aval in found.values()]
         if not compat.checks_varying_axes():
             return outs
-        axes = frozenset().union(*(aval.mat.varying for aval in leaves))
+        axes = frozenset().union(*map(compat.varying_axes, leaves))
         return [compat.with_varying_axes(out, axes) for out in outs]
 
     @promotes_ranks
-    def lower(platform, ctx, *leaves, tree, config):
-        operands, *_ = jax.tree.unflatten(tree, ctx.avals_in)
-        size = head_size(operands.query.shape[3], config)
-        name = select(ctx, platform, operands, config, size)
-        chosen = jax.named_scope(f"{SCOPE}{name}")(flat[name])
-        known = {"tree": tree, "config": config}
-        if (platform, name) == ("cuda", "xla"):
-            known["loop"] = tile_loops.ON_GPU
+    def lower(platform, ctx, *leaves, tree):
+        hop, *_ = jax.tree.unflatten(tree, ctx.avals_in)
+        known = {
+            "platform": platform,
+            "automatic_axes": tuple(sorted(compat.automatic_axes(ctx))),
+        }
+        kernel = select(hop.replace(is_backward=is_backward, **known))
+        of_kernel = jax.named_scope(f"{SCOPE}{kernel.name}")(
+            functools.partial(compute, kernel, tree=tree, **known)
+        )
         with compat.without_triton_warning():
-            return compat.lower_as(chosen, ctx, *leaves, **known)
+            return compat.lower_as(of_kernel, ctx, *leaves)
 
     @promotes_ranks
-    def jvp(primals, tangents, *, tree, config):
+    def jvp(primals, tangents, *, tree):
         moving = [i for i, x in enumerate(primals) if compat.has_tangent(x)]
-        loop = tile_loops.DIFFERENTIABLE
 
         def of_moving(*moved):
             leaves = list(primals)
             for i, leaf in zip(moving, moved, strict=True):
                 leaves[i] = leaf
-            return flat["xla"](*leaves, tree=tree, config=config, loop=loop)
+            return compute(DIFFERENTIABLE, *leaves, tree=tree)
 
-        moved = [compat.ad.instantiate_zeros(tangents[i]) for i in moving]
+        moved = [ad.instantiate_zeros(tangents[i]) for i in moving]
         return jax.jvp(of_moving, [primals[i] for i in moving], moved)
 
-    def batch(leaves, dims, *, tree, config):
+    def batch(leaves, dims, *, tree):
         dims = [_UNMAPPED if dim is None else dim for dim in dims]
         count = next(
             x.shape[dim]
@@ -167,18 +188,18 @@ def _define(name, functions, *, avals, head_size, is_backward):
             if dim != _UNMAPPED
         )
         args, dims = (jax.tree.unflatten(tree, x) for x in (leaves, dims))
-        outs = avals(*jax.tree.map(_one_of, args, dims))
+        outs = avals(*jax.tree.map(_one_of, args, dims)).values()
         leaves, tree = jax.tree.flatten(_fold(args, dims, count, is_backward))
-        found = primitive.bind(*leaves, tree=tree, config=config)
+        found = primitive.bind(*leaves, tree=tree)
         pairs = zip(found, outs, strict=True)
         return [_unfold(x, count, shape) for x, (shape, _) in pairs], [0] * len(outs)
 
-    primitive.def_impl(jax.jit(primitive.bind, static_argnames=("tree", "config")))
+    primitive.def_impl(jax.jit(primitive.bind, static_argnames="tree"))
     primitive.def_abstract_eval(abstract_eval)
-    compat.ad.primitive_jvps[primitive] = jvp
-    compat.batching.primitive_batchers[primitive] = batch
-    for platform in (None, "cuda"):
-        rule = functools.partial(lower, platform)
+    ad.primitive_jvps[primitive] = jvp
+    batching.primitive_batchers[primitive] = batch
+    for platform, called in _PLATFORMS.items():
+        rule = functools.partial(lower, called)
         compat.register_lowering(primitive, rule, platform)
     return primitive
 
@@ -195,12 +216,14 @@ def _fold(args, dims, count: int, is_backward: bool):
     """Make a mapped dimension part of the batch.
 
     Args:
-      args: a tree of the operands and what else there is.
+      args: a tree of a hop and what else there is.
       dims: a tree like it: which dimension of each leaf is mapped, or ``_UNMAPPED``.
       count: extent of the mapped dimension.
       is_backward: whether a bias has a gradient, which then is one of each.
     """
-    batch = _one_of(args[0].query, dims[0].query).shape[0]
+    hop, *others = args
+    of_hop, *of_others = dims
+    batch = _one_of(hop.query, of_hop.query).shape[0]
 
     def stack(x, dim):
         if dim == _UNMAPPED:
@@ -216,33 +239,31 @@ def _fold(args, dims, count: int, is_backward: bool):
         at, dim = tokens.positions, dims.positions
         if at.ndim == 1 and dim == _UNMAPPED:  # The same for all of a larger batch.
             ids = jax.tree.map(fold, tokens.segment_ids, dims.segment_ids)
-            return Tokens(at, ids)
+            return Coordinates(at, ids)
         if at.ndim - (dim != _UNMAPPED) == 1:
             at, dim = stack(at, dim)[:, None], 0
             tokens, dims = tokens._replace(positions=at), dims._replace(positions=dim)
         return jax.tree.map(fold, tokens, dims)
 
-    operands, *others = args
-    of_operands, *of_others = dims
-    folded = jax.tree.map(
-        fold,
-        operands._replace(queries=None, keys=None, terms=None),
-        of_operands._replace(queries=None, keys=None, terms=None),
-    )
-    terms, of_terms = operands.terms, of_operands.terms
-    bias = terms.bias
-    is_shared = bias is not None and of_terms.bias == _UNMAPPED and bias.shape[0] == 1
+    # Folded in other ways than the rest, or not at all.
+    apart = {"queries": None, "keys": None, "block": None}
+    bias = hop.bias
+    is_shared = bias is not None and of_hop.bias == _UNMAPPED and bias.shape[0] == 1
     if is_shared and not is_backward:  # It serves a larger batch as it is.
-        of_terms, terms = of_terms._replace(bias=None), terms._replace(bias=None)
-    folded_terms = jax.tree.map(fold, terms, of_terms)
-    if terms.bias is None:
-        folded_terms = folded_terms._replace(bias=bias)
-    folded = folded._replace(
-        queries=fold_tokens(operands.queries, of_operands.queries),
-        keys=fold_tokens(operands.keys, of_operands.keys),
-        terms=folded_terms,
+        apart["bias"] = None
+    folded = jax.tree.map(fold, hop.replace(**apart), of_hop.replace(**apart))
+    block = hop.block
+    if block is not None and of_hop.block != _UNMAPPED:
+        block = jnp.repeat(block, batch)
+    return (
+        folded.replace(
+            queries=fold_tokens(hop.queries, of_hop.queries),
+            keys=fold_tokens(hop.keys, of_hop.keys),
+            bias=bias if "bias" in apart else folded.bias,
+            block=block,
+        ),
+        *jax.tree.map(fold, tuple(others), tuple(of_others)),
     )
-    return (folded, *jax.tree.map(fold, tuple(others), tuple(of_others)))
 
 
 def _unfold(x, count: int, shape):
@@ -252,25 +273,5 @@ def _unfold(x, count: int, shape):
     return x if x.shape[1] == shape[0] else x.sum(1, keepdims=True)
 
 
-hop_forward_p = _define(
-    "jaxcomm_hop_forward",
-    {
-        "xla": _then_merge(hop.hop_forward),
-        "pallas": pallas.hop_forward,
-        "cudnn": _then_merge(fused_hop.hop_forward),
-    },
-    avals=_forward_avals,
-    head_size=lambda head_size, config: head_size,
-    is_backward=False,
-)
-hop_backward_p = _define(
-    "jaxcomm_hop_backward",
-    {
-        "xla": _then_add(_backward_by_xla),
-        "pallas": pallas.hop_backward,
-        "cudnn": _then_add(fused_hop.hop_backward),
-    },
-    avals=_backward_avals,
-    head_size=fused_hop.backward_head_size,
-    is_backward=True,
-)
+hop_forward_p = _define("jaxcomm_hop_forward", _forward, _forward_avals, False)
+hop_backward_p = _define("jaxcomm_hop_backward", _backward, _backward_avals, True)

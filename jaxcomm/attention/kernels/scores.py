@@ -6,8 +6,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxcomm.attention.kernels.operands import HopConfig
-from jaxcomm.attention.mask import Tokens
+from jaxcomm.attention.kernels.hop import Hop
+from jaxcomm.attention.mask import Coordinates
 
 # A bias below it hides its key, as -inf does. Float32 lacks digits there: a log-sum-exp
 # of about -1e9 does not tell how many keys a row saw. The least number of float16,
@@ -22,16 +22,16 @@ class Tile:
     The scores are (rows, keys), or (keys, rows): nothing here depends on which.
 
     Attributes:
-      config: the hop's.
+      hop: what the tile is of.
       rows: tokens of the queries, one for each row.
       keys: tokens of the keys.
       is_masked: whether the mask leaves anything out.
-      bias, slopes, seeds: as in ``Terms``, of each row; None if not given.
+      bias, slopes, seeds: as in ``Hop``, of each row; None if not given.
     """
 
-    config: HopConfig
-    rows: Tokens
-    keys: Tokens
+    hop: Hop
+    rows: Coordinates
+    keys: Coordinates
     is_masked: bool
     bias: Any = None
     slopes: Any = None
@@ -47,7 +47,7 @@ class Tile:
             scores = jnp.where(bias < LEAST_BIAS, -jnp.inf, scores + bias)
         if self.slopes is not None:
             scores -= self.slopes * self.distances(scores.dtype)
-        derivative, cap = None, self.config.soft_cap
+        derivative, cap = None, self.hop.soft_cap
         if cap is not None:
             bounded = jnp.tanh(scores / cap)
             capped, derivative = cap * bounded, 1 - bounded * bounded
@@ -56,7 +56,7 @@ class Tile:
                 capped = jnp.where(scores == -jnp.inf, scores, capped)
             scores = capped
         if self.is_masked:
-            allowed = self.config.mask.allowed(self.rows, self.keys)
+            allowed = self.hop.mask.allowed(self.rows, self.keys)
             scores = jnp.where(allowed, scores, -jnp.inf)
         return scores, derivative
 
@@ -67,7 +67,7 @@ class Tile:
 
     def thin(self, weights):
         """Leave out what dropout leaves out, and scale the rest; linear."""
-        rate = self.config.dropout_rate
+        rate = self.hop.dropout_rate
         if not rate:
             return weights
         bits = random_bits(self.seeds, self.rows.positions, self.keys.positions)

@@ -1,91 +1,165 @@
-"""Which kernel computes a hop: cuDNN's, one of our own, or XLA's tiles."""
+"""Which kernel computes a hop: the first of a list that can."""
 
 import functools
 import warnings
+from typing import Any
 
-from jaxcomm.attention.kernels import cudnn_support, gpus, pallas_support
-from jaxcomm.attention.kernels.operands import HopConfig, Operands
+from jaxcomm.attention.kernels import gpus
+from jaxcomm.attention.kernels.cudnn.kernel import CUDNN
+from jaxcomm.attention.kernels.hop import Hop
+from jaxcomm.attention.kernels.kernel import OPTIONS, Kernel
+from jaxcomm.attention.kernels.pallas.kernel import PALLAS
+from jaxcomm.attention.kernels.xla.kernel import XLA
+from jaxcomm.attention.schedules.block import Block
 
-IMPLEMENTATIONS = ("cudnn", "pallas", "xla")
-# Operations of a hop are named after it and the implementation: see kernels_of.py.
+# In the order of choice. The last computes everything.
+KERNELS: tuple[Kernel, ...] = (CUDNN, PALLAS, XLA)
+# Operations of a hop are named after it and the kernel: see kernels_of.py.
 SCOPE = "jaxcomm.attention."
 
 
-def check_implementation(implementation: str | None) -> None:
-    """Raise ValueError unless it is None, or one of :data:`IMPLEMENTATIONS`."""
-    if implementation not in (None, *IMPLEMENTATIONS):
+def kernels_for(implementation: Any, what: str = "ring_attention"):
+    """Return the kernels to choose from, in their order.
+
+    Args:
+      implementation: a name, a kernel, or None for :data:`KERNELS`.
+      what: the function that was called.
+
+    Raises:
+      ValueError: no kernel has that name; or the kernel's name or options are no names.
+      TypeError: it is no kernel, or one without a hash.
+    """
+    if implementation is None:
+        return KERNELS
+    asked = f"{what}: implementation={implementation!r}"
+    names = ", ".join(repr(kernel.name) for kernel in KERNELS)
+    ours = f"{names}, a jaxcomm.attention.Kernel, or None for the fastest"
+    if isinstance(implementation, str):
+        found = tuple(each for each in KERNELS if each.name == implementation)
+        if not found:
+            raise ValueError(f"{asked} is not known. Pass {ours}.")
+        return found
+    if not isinstance(implementation, Kernel):
+        needed = ("name", "why_not", "forward", "backward")
+        missing = [name for name in needed if not hasattr(implementation, name)]
+        reason = "is no kernel"
+        if isinstance(implementation, type):
+            reason = "is a class, and a kernel is an instance of one"
+        elif missing:
+            reason = f"is no kernel: it lacks {', '.join(missing)}"
+        raise TypeError(f"{asked} {reason}. Pass {ours}.")
+    _check_kernel(implementation, asked)
+    return (implementation,)
+
+
+def _check_kernel(kernel: Kernel, asked: str) -> None:
+    try:
+        hash(kernel)
+    except TypeError as error:
+        raise TypeError(
+            f"{asked} has no hash: {error}. Programs are compiled for a kernel: make "
+            f"{type(kernel).__name__} a frozen dataclass of Python values."
+        ) from error
+    name = getattr(kernel, "name", None)
+    if not isinstance(name, str) or not name.isidentifier():
         raise ValueError(
-            f"ring_attention: implementation={implementation!r} is not known. Pass "
-            "'cudnn', 'pallas', 'xla', or None for the fastest that can be had."
+            f"{asked} has name={name!r}. Give {type(kernel).__name__} a name that is "
+            "an identifier."
+        )
+    if any(name == each.name and type(kernel) is not type(each) for each in KERNELS):
+        raise ValueError(
+            f"{asked} has the name of a kernel of jaxcomm. Give "
+            f"{type(kernel).__name__} another name."
+        )
+    unknown = set(kernel.options) - set(OPTIONS)
+    if unknown:
+        raise ValueError(
+            f"{asked} has options {sorted(unknown)}. Name some of {list(OPTIONS)}."
         )
 
 
-def select(
-    ctx, platform: str | None, operands: Operands, config: HopConfig, head_size: int
-) -> str:
-    """Return which of :data:`IMPLEMENTATIONS` computes a hop that is being lowered.
+def narrowed(hop: Hop, blocks: tuple[Block, ...] | str) -> Hop:
+    """Return a hop with those of its kernels that may compute it, when traced.
+
+    Args:
+      hop: its arrays need only shapes and dtypes.
+      blocks: what is seen is one of these; or, in words, why no blocks are known.
+
+    Raises:
+      ValueError: the kernel that was asked for cannot.
+    """
+    why_no_blocks, hop = (
+        str(blocks),
+        hop.replace(blocks=() if isinstance(blocks, str) else blocks),
+    )
+    reasons = {each: _why_not(each, hop, why_no_blocks) for each in hop.kernels}
+    kernels = tuple(each for each in reasons if reasons[each] is None)
+    refused = tuple((k.name, why) for k, why in reasons.items() if why is not None)
+    if not kernels:
+        raise _refusal(refused)
+    if not any(kernel.by_blocks for kernel in kernels):
+        hop = hop.replace(blocks=())
+    return hop.replace(kernels=kernels, refused=refused)
+
+
+def select(hop: Hop) -> Kernel:
+    """Return the kernel of a hop that is being lowered for ``hop.platform``.
 
     Warns where XLA's tiles are what is left on a GPU.
 
-    Args:
-      ctx: the lowering context.
-      platform: ``"cuda"``, or None for any other.
-      operands: what has the shapes and dtypes of the hop's arrays.
-      config: the hop's.
-      head_size: the one that cuDNN sees.
-
     Raises:
-      ValueError: the one that was asked for by name cannot be had.
+      ValueError: the kernel that was asked for cannot.
     """
-    asked = config.implementation
-    if config.blocks is not None:
-        reason = cudnn_support.why_not_compiled(ctx, platform, asked, head_size)
-        if not operands.has_shared_tokens:
-            reason = "the sequences of the batch differ in their positions"
-        if cudnn_support.is_fused(asked, reason):
-            return "cudnn"
-    if asked == "xla":
-        return asked
-    reason = pallas_support.why_not_traced(*operands[:3])
-    if reason is None:
-        reason = pallas_support.why_not_compiled(ctx, platform)
-    if reason is None:
-        return "pallas"
-    if asked == "pallas":
-        raise ValueError(
-            "ring_attention: implementation='pallas' was asked for, but not these "
-            f"kernels: {reason}. Pass implementation=None for what can be had."
+    refused = list(hop.refused)
+    for kernel in hop.kernels:
+        reason = _why_not(kernel, hop, "its blocks are not known")
+        if reason is None:
+            if kernel == XLA and refused and hop.platform == "cuda" and gpus.local():
+                _warn_of_tiles(tuple(refused))
+            return kernel
+        refused.append((kernel.name, reason))
+    raise _refusal(refused)
+
+
+def _why_not(kernel: Kernel, hop: Hop, why_no_blocks: str) -> str | None:
+    given = {
+        "segment_ids": hop.queries.segment_ids,
+        "bias": hop.bias,
+        "alibi_slopes": hop.slopes,
+        "dropout_rate": hop.seeds,
+        "logits_soft_cap": hop.soft_cap,
+    }
+    for option, value in given.items():
+        if value is not None and option not in kernel.options:
+            return f"it is used without {OPTIONS[option]}"
+    reason = kernel.why_not(hop)
+    if not (reason is None or (isinstance(reason, str) and reason)):
+        raise TypeError(
+            f"{type(kernel).__name__}.why_not returned {reason!r}. Give the reason in "
+            "words, or None if the kernel can compute the hop."
         )
-    if platform == "cuda":
-        _warn_of_tiles(reason, config.not_fused)
-    return "xla"
+    if reason is None and kernel.by_blocks:
+        if not hop.blocks:
+            return why_no_blocks
+        if any(tokens.positions.ndim > 1 for tokens in (hop.queries, hop.keys)):
+            return "the sequences of the batch differ in their positions"
+    return reason
 
 
-def may_be_kernel(query, key, value, *, implementation: str | None, blocks) -> bool:
-    """Say whether hops are traced for a mesh of GPUs, and a kernel can compute them.
-
-    Args:
-      query, key, value: as in ``Operands``.
-      implementation, blocks: as in ``HopConfig``.
-    """
-    if implementation == "xla" or not gpus.are_of_mesh():
-        return False
-    if blocks is not None:
-        return True
-    return pallas_support.why_not_traced(query, key, value) is None
-
-
-def _warn_of_tiles(reason: str, not_cudnn: str | None) -> None:
-    if gpus.local():
-        _warn_once(reason, not_cudnn or reason)
+def _refusal(refused) -> ValueError:
+    ((name, reason),) = refused
+    return ValueError(
+        f"ring_attention: implementation={name!r} was asked for, but {reason}. Pass "
+        "implementation=None for what can be had."
+    )
 
 
 @functools.cache
-def _warn_once(reason: str, not_cudnn: str) -> None:
+def _warn_of_tiles(refused) -> None:
+    reasons = ". ".join(f"Not {name!r}: {reason}" for name, reason in refused)
     warnings.warn(
-        "ring_attention: XLA computes this tile by tile, many times slower than "
-        f"a kernel. Not cuDNN: {not_cudnn}. Not jaxcomm's kernels: {reason}. Pass "
-        "implementation='xla' if that is meant.",
+        "ring_attention: XLA computes this tile by tile, many times slower than a "
+        f"kernel. {reasons}. Pass implementation='xla' if that is meant.",
         RuntimeWarning,
         stacklevel=2,
     )

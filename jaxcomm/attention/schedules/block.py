@@ -1,18 +1,21 @@
-"""Which part of a hop's scores a causal ring computes."""
+"""Which part of a hop's scores is computed, where that is known before it runs."""
 
 import dataclasses
 
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """A rectangle of local queries and keys, for a kernel without masks of its own.
+    """A rectangle of a hop's queries and keys, by their numbers in the arrays.
+
+    Query i of the rectangle sees its keys ``i - left`` to ``i + right``. Where a bound
+    is None there is none. Either may be negative: they hold the distance between the
+    first query and the first key.
 
     Attributes:
-      queries: first local query and the one behind the last.
+      queries: first query and the one behind the last.
       keys: the same for the keys.
-      is_causal: whether query i of the rectangle sees only its keys 0 to i, as many
-        queries as keys. Otherwise each query sees every key.
-      left: if causal, how many keys before its own a query sees. If None, all of them.
+      left: how many keys before its own number a query sees.
+      right: how many keys after it. A causal square has ``right=0``.
 
     >>> Block((2, 4), (0, 4)).is_empty
     False
@@ -20,26 +23,30 @@ class Block:
 
     queries: tuple[int, int]
     keys: tuple[int, int]
-    is_causal: bool = False
     left: int | None = None
+    right: int | None = None
 
     def __post_init__(self):
-        rows, columns = (stop - start for start, stop in (self.queries, self.keys))
-        if min(rows, columns) < 0 or (self.is_causal and rows != columns):
+        if min(self.shape) < 0:
             raise ValueError(
-                f"Block: queries {self.queries} and keys {self.keys} with is_causal="
-                f"{self.is_causal}. Pass ranges that do not end before they start, of "
-                "equal length if causal."
-            )
-        if self.left is not None and not self.is_causal:
-            raise ValueError(
-                f"Block: left={self.left} without is_causal=True. Pass windows "
-                "with causal blocks only."
+                f"Block: queries {self.queries} and keys {self.keys}. Pass ranges that "
+                "do not end before they start."
             )
 
     @property
+    def shape(self) -> tuple[int, int]:
+        """How many queries and how many keys it has."""
+        return self.queries[1] - self.queries[0], self.keys[1] - self.keys[0]
+
+    @property
     def is_empty(self) -> bool:
-        return self.queries[0] == self.queries[1] or self.keys[0] == self.keys[1]
+        """Whether it has no query or no key."""
+        return 0 in self.shape
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether each query sees every key."""
+        return self.left is None and self.right is None
 
 
 @dataclasses.dataclass(frozen=True)

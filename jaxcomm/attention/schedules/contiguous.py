@@ -1,7 +1,5 @@
 """Rank r holds the r-th slice of the sequence."""
 
-import numpy as np
-
 from jaxcomm.attention.schedules.block import Block, Blocks
 from jaxcomm.attention.schedules.schedule import Schedule
 
@@ -22,12 +20,12 @@ class Contiguous(Schedule):
     name = "contiguous"
 
     def positions(self, rank, size, length):
-        return rank * length + np.arange(length, dtype=np.int32)
+        return rank * length + self.tokens(rank, length)
 
     def blocks(self, length):
         whole = (0, length)
         return Blocks(
-            same=Block(whole, whole, is_causal=True),
+            same=Block(whole, whole, right=0),
             earlier=Block(whole, whole),
             later=Block((0, 0), (0, 0)),
         )

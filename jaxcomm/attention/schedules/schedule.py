@@ -4,8 +4,10 @@ import abc
 from typing import Any, ClassVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+from jaxcomm import compat
 from jaxcomm.attention.schedules.block import Blocks
 
 
@@ -40,7 +42,19 @@ class Schedule(abc.ABC):
         Returns:
           int32 array of shape ``(length,)``; over all ranks every number below
           ``size * length`` appears once. A numpy array if ``rank`` is a Python int.
+          Make it of :meth:`tokens`, so that no program holds it as a constant.
         """
+
+    @staticmethod
+    def tokens(rank: Any, length: int) -> np.ndarray | jax.Array:
+        """Return the numbers 0 to ``length - 1`` of a rank's tokens, int32.
+
+        If ``rank`` is traced, the program computes them. A constant of all tokens would
+        take ten bytes for each in the program's text, wherever they are used.
+        """
+        if compat.is_tracer(rank):
+            return jax.lax.iota(jnp.int32, length)
+        return np.arange(length, dtype=np.int32)
 
     def segments(self, length: int) -> tuple[int, ...]:
         """Return the lengths of the parts that a compute tile should not straddle.

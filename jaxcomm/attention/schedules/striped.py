@@ -1,7 +1,5 @@
 """Rank r holds every size-th token, starting at r."""
 
-import numpy as np
-
 from jaxcomm.attention.schedules.block import Block, Blocks
 from jaxcomm.attention.schedules.schedule import Schedule
 
@@ -22,10 +20,10 @@ class Striped(Schedule):
     name = "striped"
 
     def positions(self, rank, size, length):
-        return rank + size * np.arange(length, dtype=np.int32)
+        return rank + size * self.tokens(rank, length)
 
     def blocks(self, length):
-        causal = Block((0, length), (0, length), is_causal=True)
+        causal = Block((0, length), (0, length), right=0)
         # Strictly causal: causal if the first query and the last key are left out.
-        strictly = Block((1, length), (0, length - 1), is_causal=True)
+        strictly = Block((1, length), (0, length - 1), right=0)
         return Blocks(same=causal, earlier=causal, later=strictly)

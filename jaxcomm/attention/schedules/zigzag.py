@@ -26,7 +26,7 @@ class Zigzag(Schedule):
 
     def positions(self, rank, size, length):
         front, back = self.segments(length)
-        token = np.arange(length, dtype=np.int32)
+        token = self.tokens(rank, length)
         in_front = (token < front).astype(np.int32)
         # Sums instead of np.where, which a traced rank does not pass through.
         start = size * front + (size - 1 - rank) * back - front
@@ -36,7 +36,7 @@ class Zigzag(Schedule):
         front, _ = self.segments(length)
         whole = (0, length)
         return Blocks(
-            same=Block(whole, whole, is_causal=True),
+            same=Block(whole, whole, right=0),
             earlier=Block(whole, (0, front)),
             later=Block((front, length), whole),
         )

@@ -3,10 +3,9 @@
 import dataclasses
 
 import jax
-import jax.numpy as jnp
 
-from jaxcomm.attention.strategies.gathered import Gathered, Keys
-from jaxcomm.attention.strategies.strategy import Cost
+from jaxcomm.attention.strategies.gathered import Gathered
+from jaxcomm.attention.strategies.strategy import Cost, Keys, coordinates_of
 from jaxcomm.collectives.all_gather import all_gather
 from jaxcomm.collectives.reduce_scatter import psum_scatter
 
@@ -34,19 +33,17 @@ class AllGather(Gathered):
 
     def gather(self, call, inputs, keys):
         leaves, tree = jax.tree.flatten(keys)
-        whole = all_gather(leaves, call.axis_name, axis=1, tiled=True, **call.via)
+        whole = all_gather(leaves, call.axis_name, axis=1, tiled=True)
         return Keys(*jax.tree.unflatten(tree, whole))
 
     def positions(self, call, inputs):
-        return jnp.asarray(inputs.key_layout.all_positions())
+        return coordinates_of(inputs.key_layout, 0, call.size).positions
 
     def segments(self, call, inputs):
         return inputs.key_layout.segments * call.size
 
     def scatter(self, call, inputs, grads):
-        return psum_scatter(
-            grads, call.axis_name, scatter_dimension=1, tiled=True, **call.via
-        )
+        return psum_scatter(grads, call.axis_name, scatter_dimension=1, tiled=True)
 
     def columns(self, call, inputs, bias):
         return bias

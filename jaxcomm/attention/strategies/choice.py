@@ -1,11 +1,13 @@
-"""What each strategy costs, by closed forms, and which is chosen."""
+"""What strategies cost beside each other, by closed forms, and which is chosen."""
 
 import dataclasses
 import functools
 
 import numpy as np
 
+from jaxcomm.attention.mask import Mask
 from jaxcomm.attention.problem import Problem
+from jaxcomm.attention.schedules.schedule import Schedule
 from jaxcomm.attention.strategies.registry import STRATEGIES
 from jaxcomm.attention.strategies.strategy import Strategy
 from jaxcomm.machine import Machine
@@ -15,8 +17,8 @@ _BACKWARD = 2.5
 
 
 @dataclasses.dataclass(frozen=True)
-class Estimate:
-    """One strategy of a plan.
+class ComparedStrategy:
+    """One strategy beside the others.
 
     Attributes:
       strategy: its name.
@@ -27,8 +29,8 @@ class Estimate:
       memory: bytes of keys and values that a rank holds at once, forward.
       flops: of the busiest rank, forward.
       balance: work of the busiest rank, over the mean.
-      forward_seconds: of the forward pass, by the machine's numbers.
-      backward_seconds: of the backward pass, likewise.
+      seconds: of both passes, by the machine's numbers. It compares strategies, and
+        does not predict a run.
     """
 
     strategy: str
@@ -39,20 +41,16 @@ class Estimate:
     memory: float = 0
     flops: float = 0
     balance: float = 0
-    forward_seconds: float = 0
-    backward_seconds: float = 0
-
-    @property
-    def seconds(self) -> float:
-        """Of both passes."""
-        return self.forward_seconds + self.backward_seconds
+    seconds: float = 0
 
 
-def estimate(strategy: Strategy, problem: Problem, machine: Machine) -> Estimate:
+def _compared(
+    strategy: Strategy, problem: Problem, machine: Machine
+) -> ComparedStrategy:
     """Return what a strategy costs; documents and padding of a batch are not known."""
     reason = strategy.why_not(problem)
     if reason is not None:
-        return Estimate(strategy.name, reason)
+        return ComparedStrategy(strategy.name, reason)
     cost = strategy.cost(problem)
     pairs = seen_keys(problem)
     by_group = pairs.reshape(-1, cost.width).mean(1)
@@ -69,7 +67,7 @@ def estimate(strategy: Strategy, problem: Problem, machine: Machine) -> Estimate
             hidden = min(wire, compute * sends / (sends + 1))
         return compute + wire - hidden
 
-    return Estimate(
+    return ComparedStrategy(
         strategy.name,
         sends=cost.sends,
         forward_bytes=cost.forward_bytes,
@@ -77,40 +75,48 @@ def estimate(strategy: Strategy, problem: Problem, machine: Machine) -> Estimate
         memory=cost.memory,
         flops=flops,
         balance=float(by_group.max() / max(pairs.mean(), 1e-9)),
-        forward_seconds=seconds(flops, cost.forward_bytes, cost.sends),
-        backward_seconds=seconds(
-            _BACKWARD * flops, cost.backward_bytes, 2 * cost.sends
-        ),
+        seconds=seconds(flops, cost.forward_bytes, cost.sends)
+        + seconds(_BACKWARD * flops, cost.backward_bytes, 2 * cost.sends),
     )
 
 
-def estimates(problem: Problem, machine: Machine) -> dict[str, Estimate]:
+def compared(problem: Problem, machine: Machine) -> dict[str, ComparedStrategy]:
     """Return what each strategy costs, by name."""
     return {
-        name: estimate(make(problem), problem, machine)
+        name: _compared(make(problem), problem, machine)
         for name, make in STRATEGIES.items()
     }
 
 
+def fastest(rows: dict[str, ComparedStrategy]) -> str:
+    """Return the possible strategy of least time; of equals the first."""
+    possible = [row for row in rows.values() if row.why_not is None]
+    return min(possible, key=lambda row: row.seconds).strategy
+
+
 def choose(problem: Problem, machine: Machine) -> Strategy:
-    """Return the strategy with the least time; of equals the first of the registry."""
-    found = estimates(problem, machine)
-    legal = [name for name, row in found.items() if row.why_not is None]
-    return STRATEGIES[min(legal, key=lambda name: found[name].seconds)](problem)
+    """Return the strategy that "auto" is."""
+    return STRATEGIES[fastest(compared(problem, machine))](problem)
+
+
+def seen_keys(problem: Problem) -> np.ndarray:
+    """Count the keys that the queries of each rank see, as float64 (ranks,)."""
+    layout = problem.query_layout
+    # Not the layout, nor the problem: a cache would keep the trace of its order alive.
+    schedule = layout.schedule if layout.is_static else None
+    return _seen_keys(schedule, layout.size, layout.length, problem.mask)
 
 
 @functools.lru_cache(maxsize=64)
-def seen_keys(problem: Problem) -> np.ndarray:
-    """Count the keys that the queries of each rank see, as float64 (ranks,)."""
-    layout, mask = problem.query_layout, problem.mask
-    if not layout.is_static:
-        mean = _seen(np.arange(layout.length), mask).sum() / layout.size
-        return np.full(layout.size, mean)
-    held = [layout.positions_of(rank) for rank in range(layout.size)]
-    return np.array([_seen(np.asarray(at), mask).sum() for at in held])
+def _seen_keys(schedule: Schedule | None, size: int, length: int, mask: Mask):
+    """Count them for a schedule, or the mean where positions are data: None."""
+    if schedule is None:
+        return np.full(size, _seen(np.arange(length), mask).sum() / size)
+    held = schedule.shard(size, schedule.local_length(size, length))
+    return _seen(held, mask).reshape(size, -1).sum(1)
 
 
-def _seen(at: np.ndarray, mask) -> np.ndarray:
+def _seen(at: np.ndarray, mask: Mask) -> np.ndarray:
     """Count the keys that queries at these positions see."""
     at = at.astype(np.float64)
     first = np.zeros_like(at) if mask.left is None else np.maximum(at - mask.left, 0)

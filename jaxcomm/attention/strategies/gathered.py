@@ -1,20 +1,20 @@
 """What all-gather and halo share: collect the keys first, then attend once."""
 
 import abc
-from typing import Any, NamedTuple
+from typing import Any
 
-from jaxcomm.attention.kernels.operands import Grads, HopConfig, Operands
+from jaxcomm.attention.kernels.hop import Grads, Hop
 from jaxcomm.attention.kernels.primitive import hop_backward, hop_forward
-from jaxcomm.attention.mask import Tokens
-from jaxcomm.attention.strategies.strategy import Call, Inputs, Strategy, tokens_of
-
-
-class Keys(NamedTuple):
-    """Keys of several ranks, as the ring's block: key, value, segment ids or None."""
-
-    key: Any
-    value: Any
-    segment_ids: Any
+from jaxcomm.attention.kernels.selection import narrowed
+from jaxcomm.attention.mask import Coordinates
+from jaxcomm.attention.strategies.strategy import (
+    Call,
+    Inputs,
+    Keys,
+    Strategy,
+    coordinates_of,
+)
+from jaxcomm.attention.visibility import blocks_of
 
 
 class Gathered(Strategy):
@@ -48,40 +48,33 @@ class Gathered(Strategy):
         """Return the gradient of the whole bias from that of its columns."""
 
     def forward(self, call, inputs):
-        operands, config = self._hop(call, inputs)
-        return hop_forward(operands, config=config), inputs
+        return hop_forward(self._hop(call, inputs)), inputs
 
     def backward(self, call, kept, saved):
-        operands, config = self._hop(call, kept)
-        found = hop_backward(
-            operands, saved.grad_out, saved.lse, saved.delta, saved.out, config=config
-        )
+        found = hop_backward(self._hop(call, kept), saved)
         key, value = self.scatter(call, kept, (found.key, found.value))
         bias = found.bias
         if bias is not None:
             bias = self.add_columns(call, kept, bias)
         return Grads(found.query, key, value, bias, found.slopes)
 
-    def _hop(self, call, inputs) -> tuple[Operands, HopConfig]:
+    def _hop(self, call, inputs) -> Hop:
         own = Keys(inputs.key, inputs.value, inputs.key_ids)
         keys = self.gather(call, inputs, own)
-        terms = inputs.terms
-        if terms.bias is not None:
-            terms = terms._replace(bias=self.columns(call, inputs, terms.bias))
-        operands = Operands(
-            inputs.query,
-            keys.key,
-            keys.value,
-            tokens_of(inputs.query_layout, call.rank(), 1, inputs.query_ids),
-            Tokens(self.positions(call, inputs), keys.segment_ids),
-            terms,
+        layouts, bias = (inputs.query_layout, inputs.key_layout), inputs.bias
+        hop = call.hop.replace(
+            query=inputs.query,
+            key=keys.key,
+            value=keys.value,
+            queries=coordinates_of(layouts[0], call.rank(), 1, inputs.query_ids),
+            keys=Coordinates(self.positions(call, inputs), keys.segment_ids),
+            bias=None if bias is None else self.columns(call, inputs, bias),
+            slopes=inputs.slopes,
+            seeds=inputs.seeds,
+            query_segments=layouts[0].segments,
+            key_segments=self.segments(call, inputs),
         )
-        segments = inputs.query_layout.segments, self.segments(call, inputs)
-        return operands, call.hop(*segments, self._fusion(call, inputs, operands))
-
-    def _fusion(self, call, inputs, operands):
-        if not call.mask.is_everything:
-            reason = f"the strategy {self.name!r} masks by positions"
-            return call.fusion(inputs, reason)
-        whole = inputs._replace(key=operands.key, value=operands.value)
-        return call.fusion(whole)
+        blocks = f"the strategy {self.name!r} masks by positions"
+        if call.mask.is_everything:
+            blocks = blocks_of(*layouts, call.mask, keys.key.shape[1])
+        return narrowed(hop, blocks if isinstance(blocks, str) else (blocks.same,))

@@ -6,8 +6,8 @@ import itertools
 import jax
 import jax.numpy as jnp
 
-from jaxcomm.attention.strategies.gathered import Gathered, Keys
-from jaxcomm.attention.strategies.strategy import Cost
+from jaxcomm.attention.strategies.gathered import Gathered
+from jaxcomm.attention.strategies.strategy import Cost, Keys
 from jaxcomm.attention.visibility import Piece, pieces
 from jaxcomm.collectives.permute import ring_shift
 
@@ -60,7 +60,7 @@ class Halo(Gathered):
                 jax.tree.map(lambda x, part=part: x[:, part.start : part.stop], keys)
                 for part in parts
             ]
-            arrived += ring_shift(cut, call.axis_name, shift=shift, **call.via)
+            arrived += ring_shift(cut, call.axis_name, shift=shift)
         return Keys(*jax.tree.map(lambda *xs: jnp.concatenate(xs, 1), *arrived))
 
     def positions(self, call, inputs):
@@ -86,7 +86,7 @@ class Halo(Gathered):
                 stop = start + part.stop - part.start
                 cut.append(jax.tree.map(lambda x, a=start, b=stop: x[:, a:b], grads))
                 start = stop
-            back = ring_shift(cut, call.axis_name, shift=-shift, **call.via)
+            back = ring_shift(cut, call.axis_name, shift=-shift)
             for part, added in zip(parts, back, strict=True):
                 total = jax.tree.map(
                     lambda x, y, part=part: x.at[:, part.start : part.stop].add(y),

@@ -20,8 +20,15 @@ STRATEGIES: dict[str, Callable[[Problem], Strategy]] = {
 }
 
 
-def get_strategy(strategy: str | Strategy, problem: Problem) -> Strategy:
+def get_strategy(
+    strategy: str | Strategy, problem: Problem, what: str = "ring_attention"
+) -> Strategy:
     """Return the strategy of that name, or the argument if it is one already.
+
+    Args:
+      strategy: a name, or a strategy.
+      problem: what it is to compute.
+      what: the function that was called.
 
     Raises:
       ValueError: no strategy has that name, or it cannot compute this.
@@ -32,20 +39,20 @@ def get_strategy(strategy: str | Strategy, problem: Problem) -> Strategy:
         chosen = strategy
     elif not isinstance(strategy, str):
         raise TypeError(
-            f"strategy={strategy!r} is of type {type(strategy).__name__}. Pass one of "
-            f"{names} or an instance of Strategy."
+            f"{what}: strategy={strategy!r} is of type {type(strategy).__name__}. Pass "
+            f"one of {names} or an instance of Strategy."
         )
     elif strategy in STRATEGIES:
         chosen = STRATEGIES[strategy](problem)
     else:
         raise ValueError(
-            f"strategy={strategy!r} is not known. Pass one of {names}, or an instance "
-            "of Strategy."
+            f"{what}: strategy={strategy!r} is not known. Pass one of {names}, or an "
+            "instance of Strategy."
         )
     reason = chosen.why_not(problem)
     if reason is not None:
         raise ValueError(
-            f"ring_attention: strategy={chosen.name!r} was asked for, but {reason}. "
+            f"{what}: strategy={chosen.name!r} was asked for, but {reason}. "
             "Pass strategy='ring', or 'auto' for the best that is possible."
         )
     return chosen

@@ -2,44 +2,37 @@
 
 import dataclasses
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jaxcomm import compat
-from jaxcomm.attention.kernels import cudnn_support
-from jaxcomm.attention.kernels.operands import Grads, Operands, sum_dtype
+from jaxcomm.attention.kernels import gpus
+from jaxcomm.attention.kernels.choice import Choice
+from jaxcomm.attention.kernels.hop import Grads, Hop
 from jaxcomm.attention.kernels.primitive import hop_backward, hop_forward
-from jaxcomm.attention.kernels.selection import may_be_kernel
-from jaxcomm.attention.mask import Mask
+from jaxcomm.attention.kernels.selection import narrowed
+from jaxcomm.attention.mask import Coordinates, Mask
 from jaxcomm.attention.merge import merge
 from jaxcomm.attention.names import keep
 from jaxcomm.attention.problem import Problem
-from jaxcomm.attention.schedules.block import Blocks
 from jaxcomm.attention.strategies.seen_hops import last_seen_hop
 from jaxcomm.attention.strategies.strategy import (
     Call,
     Cost,
     Inputs,
+    Keys,
     Strategy,
     columns_of,
-    tokens_of,
+    coordinates_of,
 )
-from jaxcomm.attention.visibility import visible_shifts
+from jaxcomm.attention.visibility import blocks_of, visible_shifts
 from jaxcomm.collectives.permute import ring_shift
 from jaxcomm.collectives.split_phase import ring_shift_start
 
 # Of an unrolled ring, hops whose results wait to be summed at once.
 _SUMMED_HOPS = 4
-
-
-class Block(NamedTuple):
-    """What travels: (B, S, K, D), (B, S, K, V), and int32 (B, S) or None."""
-
-    key: Any
-    value: Any
-    segment_ids: Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,8 +60,7 @@ class Ring(Strategy):
     name = "ring"
 
     def cost(self, problem):
-        hops = _hops(problem, problem.mask, self.width)
-        sends = len(hops) - 1
+        sends = len(_distances(problem, problem.mask, self.width)) - 1
         block = self.width * problem.key_bytes
         grads = self.width * problem.key_grad_bytes
         return Cost(
@@ -82,52 +74,52 @@ class Ring(Strategy):
     def forward(self, call, inputs):
         ring = _Loop(self, call, inputs)
 
-        def attend(block, hop, config, merged=None):
-            return hop_forward(ring.operands(block, hop), merged, config=config)
+        def attend(block, distance, merged=None):
+            return hop_forward(ring.hop(block, distance), merged)
 
         def in_parts(attended):
             parts = (jnp.split(x, ring.parts, axis=1) for x in attended)
             return list(zip(*parts, strict=True))
 
-        def attend_and_merge(merged, block, hop):
+        def attend_and_merge(merged, block, distance):
             if ring.parts == 1:
-                return [attend(block, hop, ring.other_hops, *merged)]
-            attended = in_parts(attend(block, hop, ring.other_hops))
+                return [attend(block, distance, *merged)]
+            attended = in_parts(attend(block, distance))
             return [merge(*a, *b) for a, b in zip(merged, attended, strict=True)]
 
         def step(turn, carry, shift):
             merged, block = carry
             arriving = ring.start(block, shift)
             merged = attend_and_merge(
-                merged, ring.then(arriving, block), ring.hop_at(turn)
+                merged, ring.then(arriving, block), ring.distance_at(turn)
             )
             return merged, ring.done(arriving, after=[lse for _, lse in merged])
 
         def own():
-            return attend(own_block, 0, ring.first_hop), own_block
+            return attend(own_block, 0), own_block
 
         def around(last):
             block = own_block
-            if ring.may_be_fused:
+            if ring.starts_apart:
                 # Outside the loop: there is nothing to merge with or to choose.
                 arriving = ring.start(block, ring.shift(0))
-                attended = attend(ring.then(arriving, block), 0, ring.first_hop)
+                attended = attend(ring.then(arriving, block), 0)
                 block = ring.done(arriving, after=attended[1])
                 first = 1
             else:
                 shape = (*inputs.query.shape[:3], inputs.value.shape[3])
-                dtype = sum_dtype(inputs.query.dtype)
+                dtype = ring.known.sum_dtype
                 out = jnp.zeros_like(inputs.query, dtype, shape=shape)
                 attended = out, jnp.full_like(out[..., 0], -jnp.inf)
                 first = 0
             carry = in_parts(attended), block
             merged, block = ring.for_hops(first, last, step, carry)
             # The last hop is outside the loop: it computes and sends nothing.
-            merged = attend_and_merge(merged, block, ring.hop_at(last))
+            merged = attend_and_merge(merged, block, ring.distance_at(last))
             outs, lses = zip(*merged, strict=True)
             return (jnp.concatenate(outs, 1), jnp.concatenate(lses, 1)), block
 
-        own_block = Block(inputs.key, inputs.value, inputs.key_ids)
+        own_block = Keys(inputs.key, inputs.value, inputs.key_ids)
         seen = last_seen_hop(call, inputs) if ring.may_end_early else None
         attended, block = ring.go(around, own, seen)
         return attended, (ring.kept(block), seen)
@@ -141,34 +133,28 @@ class Ring(Strategy):
         """
         kept, seen = kept
         ring = _Loop(self, call, kept)
-        grad_out, out, lse, delta = saved
 
-        def gradients(block, hop, config, total):
-            operands = ring.operands(block, hop)
-            so_far = None if total is None else total.query
-            found = hop_backward(
-                operands, grad_out, lse, delta, out, so_far, config=config
-            )
-            of_rank = _OfRank(found.query, ring.columns(found.bias, hop), found.slopes)
-            if total is not None:
-                of_rank = _OfRank(
-                    found.query,
-                    ring.add_columns(total.bias, found.bias, hop),
-                    None if found.slopes is None else total.slopes + found.slopes,
-                )
+        def gradients(block, distance, total=None):
+            """Return those that stay, of queries, bias and slopes; and the block's."""
+            hop = ring.hop(block, distance)
+            if total is None:
+                found = hop_backward(hop, saved)
+                bias, slopes = ring.columns(found.bias, distance), found.slopes
+            else:
+                found = hop_backward(hop, saved, total.query)
+                bias = ring.add_columns(total.bias, found.bias, distance)
+                slopes = jax.tree.map(jnp.add, total.slopes, found.slopes)
+            of_rank = Grads(found.query, None, None, bias, slopes)
             return of_rank, (found.key, found.value)
 
         def own():
-            of_rank, grad_block = gradients(kept_block, 0, ring.first_hop, None)
-            return _grads(of_rank, grad_block)
+            of_rank, (key, value) = gradients(kept_block, 0)
+            return of_rank._replace(key=key, value=value)
 
         def around(last):
             arriving = ring.start(kept_block, -ring.shift(ring.last - 1))
             of_rank, grad_block = gradients(
-                ring.then(arriving, kept_block),
-                ring.hop_at(last),
-                ring.other_hops,
-                None,
+                ring.then(arriving, kept_block), ring.distance_at(last)
             )
             block = ring.done(arriving, after=_completion(grad_block))
             carry = of_rank, grad_block, block
@@ -176,52 +162,38 @@ class Ring(Strategy):
             carry = ring.for_hops(1, last, step, carry, is_backward=True)
             of_rank, grad_block, block = carry
             following = ring.start(grad_block, -ring.shift(0))
-            of_rank, added = gradients(
-                ring.then(following, block), 0, ring.first_hop, of_rank
-            )
+            of_rank, added = gradients(ring.then(following, block), 0, of_rank)
             following = ring.done(following, after=_completion(added))
-            grad_block = jax.tree.map(jnp.add, following, added)
-            return _grads(of_rank, grad_block)
+            key, value = jax.tree.map(jnp.add, following, added)
+            return of_rank._replace(key=key, value=value)
 
         def step_to(last, turn, carry, shift):
             of_rank, grad_block, block = carry
             # The gradients of a block follow the block one hop behind.
             arriving = ring.start_pair(block, grad_block, *(-by for by in shift))
             of_rank, added = gradients(
-                ring.then(arriving, block),
-                ring.hop_at(last - turn),
-                ring.other_hops,
-                of_rank,
+                ring.then(arriving, block), ring.distance_at(last - turn), of_rank
             )
             block, following = ring.done(arriving, after=_completion(added))
             return of_rank, jax.tree.map(jnp.add, following, added), block
 
-        kept_block = Block(kept.key, kept.value, kept.key_ids)
+        kept_block = Keys(kept.key, kept.value, kept.key_ids)
         if ring.last:
             # Not earlier: the sends of the way forward are still on their way.
-            kept_block, lse = jax.lax.optimization_barrier((kept_block, lse))
+            kept_block, lse = jax.lax.optimization_barrier((kept_block, saved.lse))
+            saved = saved._replace(lse=lse)
         return ring.go(around, own, seen)
-
-
-class _OfRank(NamedTuple):
-    """The gradients that stay: of the queries, of the whole bias, of the slopes."""
-
-    query: Any
-    bias: Any
-    slopes: Any
-
-
-def _grads(of_rank: _OfRank, of_block) -> Grads:
-    key, value = of_block
-    return Grads(of_rank.query, key, value, of_rank.bias, of_rank.slopes)
 
 
 class _Loop:
     """The hops of one call.
 
     Attributes:
-      hops: which member's keys are here at each turn: those of member ``me - hop``.
+      distances: whose keys are here at each turn: those of member ``me - distance``.
       last: the last turn, in which nothing is sent.
+      known: what all hops have in common, with the arrays of this rank.
+      own_blocks: what a rank sees of its own keys, if a kernel may go by blocks.
+      blocks: what it sees of the keys of others, likewise.
       unrolls: whether the hops are no loop of the program.
       parts: in how many parts the queries are merged.
     """
@@ -229,29 +201,23 @@ class _Loop:
     def __init__(self, strategy: Ring, call: Call, inputs: Inputs):
         self.call, self.inputs, self.width = call, inputs, strategy.width
         self.members = call.size // strategy.width
-        self.hops = _hops(inputs, call.mask, strategy.width)
-        self.last = len(self.hops) - 1
-        self.is_uniform = self.hops == tuple(range(len(self.hops)))
-        self.fusion = call.fusion(
-            inputs, "ranks exchange heads around a ring" if self.width > 1 else None
-        )
-        self.blocks = self.fusion.blocks
-        queries, keys = inputs.query.shape[1], inputs.key.shape[1]
-        is_kernel = may_be_kernel(
-            *inputs[:3],
-            implementation=call.implementation,
-            blocks=self.blocks,
-        )
+        self.distances = _distances(inputs, call.mask, strategy.width)
+        self.last = len(self.distances) - 1
+        self.is_uniform = self.distances == tuple(range(len(self.distances)))
+        self.known = known_hop(call, inputs, strategy.width)
+        self.own_blocks = self.known.blocks[:1]
+        self.blocks = tuple(dict.fromkeys(self.known.blocks[1:]))
+        is_kernel = gpus.are_of_mesh() and self.known.kernels[0].name != "xla"
         self.unrolls = is_kernel and self.members <= strategy.unrolled_ranks
-        self.parts = 1
-        if self.unrolls:
-            self.parts = cudnn_support.parts_of_queries(self.blocks, queries, keys)
+        queries, keys = inputs.query.shape[1], inputs.key.shape[1]
+        choice = Choice.of(self.blocks, queries, keys) if self.unrolls else None
+        self.parts = 1 if choice is None else queries // choice.shape[0]
         self.overlaps = strategy.overlaps
 
     @property
-    def may_be_fused(self):
-        """Whether a kernel may compute the hops, where the program is for CUDA."""
-        return self.blocks is not None or self.unrolls
+    def starts_apart(self):
+        """Whether a rank's own block is computed before the hops, and not as one."""
+        return bool(self.blocks) or self.unrolls
 
     @property
     def may_end_early(self):
@@ -286,37 +252,18 @@ class _Loop:
             return around(self.last)
         return jax.lax.cond(seen > 0, lambda: around(seen), own)
 
-    @property
-    def first_hop(self):
-        """Of a rank's own block: the schedule says which part of it is computed."""
-        return self._hop_of(lambda blocks: Blocks(*[blocks.same] * 3))
-
-    @property
-    def other_hops(self):
-        """Of the blocks of others, from which a device chooses between two parts."""
-        return self._hop_of(
-            lambda blocks: dataclasses.replace(blocks, same=blocks.earlier)
-        )
-
-    def _hop_of(self, choose):
-        return self.call.hop(
-            self.inputs.query_layout.segments * self.width,
-            self.inputs.key_layout.segments * self.width,
-            self.fusion._replace(blocks=self.blocks and choose(self.blocks)),
-        )
-
-    def kept(self, block: Block) -> Inputs:
+    def kept(self, block: Keys) -> Inputs:
         """Return what the backward pass needs: the inputs, with the last block."""
-        key, value, ids = keep(block) if len(self.hops) > 1 else block
+        key, value, ids = keep(block) if self.last else block
         return self.inputs._replace(key=key, value=value, key_ids=ids)
 
     def shift(self, turn: int) -> int:
         """Return how many members further a block goes after a turn."""
-        return self.hops[turn + 1] - self.hops[turn]
+        return self.distances[turn + 1] - self.distances[turn]
 
-    def hop_at(self, turn):
-        """Return the hop of a turn, which may be traced if the hops are 0, 1, ..."""
-        return turn if self.is_uniform else self.hops[turn]
+    def distance_at(self, turn):
+        """Return that of a turn, which may be traced if the distances are 0, 1, ..."""
+        return turn if self.is_uniform else self.distances[turn]
 
     def for_hops(self, first, last, step, carry, is_backward=False):
         """Run ``carry = step(turn, carry, shift)`` from turn ``first`` until ``last``.
@@ -328,7 +275,7 @@ class _Loop:
         """
         one: Any = (1, 1) if is_backward else 1
         if not self.is_uniform:
-            count = len(self.hops) - 1
+            count = len(self.distances) - 1
             for turn in range(first, last):
                 shift: Any = self.shift(turn)
                 if is_backward:
@@ -336,16 +283,6 @@ class _Loop:
                     shift = self.shift(at), self.shift(at + 1)
                 carry = step(turn, carry, shift)
             return carry
-        if self.unrolls or (self.may_be_fused and last - first < 2):
-            # A GPU's loop writes every carry, and copies what travels; of one or no
-            # turn it asks the host. Here one kernel adds what several hops add, and the
-            # barrier is there lest it wait for all of them.
-            for hop in range(first, last):
-                carry = step(jnp.int32(hop), carry, one)
-                if hop % _SUMMED_HOPS == 0:
-                    carry = jax.lax.optimization_barrier(carry)
-            return carry
-
         is_fixed = isinstance(last, int)
         seen, last = last, last if is_fixed else self.last
 
@@ -356,6 +293,15 @@ class _Loop:
                 hop < seen, lambda x: step(hop, x, one), lambda x: x, carry
             )
 
+        if self.unrolls or (self.starts_apart and last - first < 2):
+            # A GPU's loop writes every carry, and copies what travels; of one or no
+            # turn it asks the host. Here one kernel adds what several hops add, and the
+            # barrier is there lest it wait for all of them.
+            for hop in range(first, last):
+                carry = body(jnp.int32(hop), carry)
+                if hop % _SUMMED_HOPS == 0:
+                    carry = jax.lax.optimization_barrier(carry)
+            return carry
         if last - first >= 2:
             return jax.lax.fori_loop(first, last, body, carry)
         # XLA would inline a loop of no or one turn. Behind a barrier it stays a loop,
@@ -366,9 +312,7 @@ class _Loop:
     def start(self, block, shift):
         """Begin to send a pytree to the member that is ``shift`` further."""
         send = ring_shift_start if self.overlaps else ring_shift
-        return send(
-            block, self.call.axis_name, shift=shift * self.width, **self.call.via
-        )
+        return send(block, self.call.axis_name, shift=shift * self.width)
 
     def start_pair(self, first, second, shift, second_shift):
         """Begin to send two pytrees; in one call if they go equally far."""
@@ -392,56 +336,110 @@ class _Loop:
             return [handle.done(after=after) for handle in arriving]
         return arriving.done(after=after)
 
-    def _members(self, hop):
+    def _members(self, distance):
         """Return the index of this member, and of the one whose keys are here."""
         if self.members == 1:
             return 0, 0
         me = self.call.rank()
         if self.width > 1:
             me //= self.width
-        return me, (me - hop) % self.members
+        return me, (me - distance) % self.members
 
-    def operands(self, block: Block, hop) -> Operands:
-        """Return the operands of a hop."""
-        inputs = self.inputs
-        me, source = self._members(hop)
-        queries = tokens_of(inputs.query_layout, me, self.width, inputs.query_ids)
-        keys = tokens_of(inputs.key_layout, source, self.width, block.segment_ids)
-        terms = inputs.terms
-        if terms.bias is not None:
-            count = block.key.shape[1]
-            terms = columns_of(terms, source * count, count)
-        return Operands(inputs.query, block.key, block.value, queries, keys, terms)
+    def hop(self, block: Keys, distance) -> Hop:
+        """Return the hop of a block; 0 is the distance of a rank's own."""
+        inputs, count = self.inputs, block.key.shape[1]
+        is_own = isinstance(distance, int) and not distance
+        blocks = self.own_blocks if is_own else self.blocks
+        me, source = self._members(distance)
+        queries = coordinates_of(inputs.query_layout, me, self.width, inputs.query_ids)
+        keys = coordinates_of(inputs.key_layout, source, self.width, block.segment_ids)
+        which = None
+        if len(blocks) > 1:
+            # Ranks are in the order of their first positions: see Blocks.
+            is_later = queries.positions[0] < keys.positions[0]
+            which = is_later.astype(jnp.int32)
+        return self.known.replace(
+            key=block.key,
+            value=block.value,
+            queries=queries,
+            keys=keys,
+            bias=columns_of(inputs.bias, source * count, count),
+            blocks=blocks,
+            block=which,
+        )
 
-    def columns(self, grad_bias, hop):
+    def columns(self, grad_bias, distance):
         """Put the gradient of a block's columns into that of the whole bias."""
         if grad_bias is None:
             return None
         shape = (*grad_bias.shape[:3], grad_bias.shape[3] * self.members)
-        return self.add_columns(jnp.zeros_like(grad_bias, shape=shape), grad_bias, hop)
+        total = jnp.zeros_like(grad_bias, shape=shape)
+        return self.add_columns(total, grad_bias, distance)
 
-    def add_columns(self, total, grad_bias, hop):
+    def add_columns(self, total, grad_bias, distance):
         """Write the gradient of a block's columns, which no other hop has."""
         if grad_bias is None:
             return None
-        start = self._members(hop)[1] * grad_bias.shape[3]
+        start = self._members(distance)[1] * grad_bias.shape[3]
         return jax.lax.dynamic_update_slice_in_dim(total, grad_bias, start, axis=3)
 
 
-def _hops(of: Inputs | Problem, mask: Mask, width: int) -> tuple[int, ...]:
-    """Return the hops at which some rank sees a key.
+def known_hop(call: Call, inputs: Inputs, width: int = 1) -> Hop:
+    """Return what the hops of a ring have in common.
+
+    Its blocks are those of a rank's own keys, of earlier and of later ones.
+
+    Args:
+      call, inputs: of the ring.
+      width: as that of :class:`Ring`.
+
+    Raises:
+      ValueError: the kernel that was asked for cannot compute them.
+    """
+    layouts, count = (inputs.query_layout, inputs.key_layout), inputs.key.shape[1]
+
+    def abstract(layout, ids):
+        rows = () if layout.is_static else layout.order.shape[:-2]
+        shape = (*rows, width * layout.local_length)
+        return Coordinates(jax.ShapeDtypeStruct(shape, jnp.int32), ids)
+
+    bias = inputs.bias
+    if bias is not None:
+        bias = jax.ShapeDtypeStruct((*bias.shape[:3], count), bias.dtype)
+    hop = call.hop.replace(
+        query=inputs.query,
+        key=inputs.key,
+        value=inputs.value,
+        queries=abstract(layouts[0], inputs.query_ids),
+        keys=abstract(layouts[1], inputs.key_ids),
+        bias=bias,
+        slopes=inputs.slopes,
+        seeds=inputs.seeds,
+        query_segments=layouts[0].segments * width,
+        key_segments=layouts[1].segments * width,
+    )
+    blocks = "ranks exchange heads around a ring"
+    if width == 1:
+        blocks = blocks_of(*layouts, call.mask, count)
+    if isinstance(blocks, str):
+        return narrowed(hop, blocks)
+    return narrowed(hop, (blocks.same, blocks.earlier, blocks.later))
+
+
+def _distances(of: Inputs | Problem, mask: Mask, width: int) -> tuple[int, ...]:
+    """Return the distances at which some rank sees a key.
 
     Below Ulysses a member is several ranks: one of them needs the block.
     """
     shifts = visible_shifts(of.query_layout, of.key_layout, mask)
     members = of.key_layout.size // width
-    hops = {0}
+    found = {0}
     for shift in shifts:
         # Ranks i and i - shift: their members are one of two apart.
-        hops |= {(shift // width) % members, -(-shift // width) % members}
-    if len(hops) > members // 2 + 1:
-        return tuple(range(max(hops) + 1))
-    return tuple(sorted(hops))
+        found |= {(shift // width) % members, -(-shift // width) % members}
+    if len(found) > members // 2 + 1:
+        return tuple(range(max(found) + 1))
+    return tuple(sorted(found))
 
 
 def _completion(arrays):

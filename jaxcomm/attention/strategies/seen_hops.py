@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from jaxcomm.attention.mask import PADDING, Mask, Tokens
+from jaxcomm.attention.mask import PADDING, Coordinates, Mask
 from jaxcomm.attention.strategies.strategy import Call, Inputs
 from jaxcomm.collectives.all_gather import all_gather
 from jaxcomm.collectives.all_reduce import pmax
@@ -19,28 +19,28 @@ def last_seen_hop(call: Call, inputs: Inputs) -> jax.Array:
       int32 scalar, from 0 to ``call.size - 1``.
     """
     rank, size = call.rank(), call.size
-    queries = Tokens(inputs.query_layout.positions_of(rank), inputs.query_ids)
+    queries = Coordinates(inputs.query_layout.positions_of(rank), inputs.query_ids)
     ids = inputs.key_ids
     if ids is not None:
-        ids = all_gather(ids, call.axis_name, **call.via)
-    held = [inputs.key_layout.positions_of(source) for source in range(size)]
-    keys = Tokens(jnp.stack([jnp.asarray(x) for x in held]), ids)
+        ids = all_gather(ids, call.axis_name)
+    every = jax.lax.iota(jnp.int32, size)
+    keys = Coordinates(jax.vmap(inputs.key_layout.positions_of)(every), ids)
     queries, keys = _in_rows(queries, 2), _in_rows(keys, 3)
     is_seen = _sees(call.mask, *_of_one_batch(queries, keys))
-    hops = (rank - jnp.arange(size, dtype=jnp.int32)) % size
-    return pmax(jnp.where(is_seen, hops, 0).max(), call.axis_name, **call.via)
+    hops = (rank - every) % size
+    return pmax(jnp.where(is_seen, hops, 0).max(), call.axis_name)
 
 
-def _in_rows(tokens: Tokens, ndim: int) -> Tokens:
+def _in_rows(tokens: Coordinates, ndim: int) -> Coordinates:
     """Give positions and segment ids the same shape, (..., B or 1, T)."""
     positions, ids = jnp.asarray(tokens.positions), tokens.segment_ids
     if positions.ndim < ndim:
         positions = jnp.expand_dims(positions, -2)
     ids = jnp.zeros_like(positions) if ids is None else ids
-    return Tokens(*jnp.broadcast_arrays(positions, ids))
+    return Coordinates(*jnp.broadcast_arrays(positions, ids))
 
 
-def _of_one_batch(queries: Tokens, keys: Tokens) -> list[Tokens]:
+def _of_one_batch(queries: Coordinates, keys: Coordinates) -> list[Coordinates]:
     """Repeat tokens that are the same for all sequences, where the others differ."""
     rows = [(tokens.positions.shape[-2],) for tokens in (queries, keys)]
     (batch,) = jnp.broadcast_shapes(*rows)
@@ -48,10 +48,10 @@ def _of_one_batch(queries: Tokens, keys: Tokens) -> list[Tokens]:
     def repeat(x):
         return jnp.broadcast_to(x, (*x.shape[:-2], batch, x.shape[-1]))
 
-    return [Tokens(*map(repeat, tokens)) for tokens in (queries, keys)]
+    return [Coordinates(*map(repeat, tokens)) for tokens in (queries, keys)]
 
 
-def _sees(mask: Mask, queries: Tokens, keys: Tokens) -> jax.Array:
+def _sees(mask: Mask, queries: Coordinates, keys: Coordinates) -> jax.Array:
     """Say of which ranks a query may see a key.
 
     Args:

@@ -7,11 +7,12 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxcomm.attention.kernels.cudnn_support import Fusion, fusion
-from jaxcomm.attention.kernels.operands import Grads, HopConfig, Terms
+from jaxcomm import compat
+from jaxcomm.attention.kernels.hop import Grads, Hop, Saved
 from jaxcomm.attention.layout import Layout
-from jaxcomm.attention.mask import Mask, Tokens
+from jaxcomm.attention.mask import Coordinates, Mask
 from jaxcomm.attention.problem import Problem
+from jaxcomm.primitives.call import Scope
 
 
 class Inputs(NamedTuple):
@@ -23,8 +24,8 @@ class Inputs(NamedTuple):
       value: (B, S, K, V) of the same dtype.
       query_ids: int32 (B, T), segment ids of the queries, or None.
       key_ids: int32 (B, S), those of the keys, or None.
-      terms: bias (B, N, T, size * S), with its last dimension in rank order; slopes and
-        seeds.
+      bias: (B, N, T, size * S), with its last dimension in rank order, or None.
+      slopes, seeds: as in ``Hop``.
       query_layout, key_layout: who holds which positions.
     """
 
@@ -33,9 +34,19 @@ class Inputs(NamedTuple):
     value: Any
     query_ids: Any
     key_ids: Any
-    terms: Terms
+    bias: Any
+    slopes: Any
+    seeds: Any
     query_layout: Layout
     key_layout: Layout
+
+
+class Keys(NamedTuple):
+    """What travels: (B, S, K, D), (B, S, K, V), and int32 (B, S) or None."""
+
+    key: Any
+    value: Any
+    segment_ids: Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,95 +56,28 @@ class Call:
     Attributes:
       axis_name: the mesh axis, or tuple of axes, that splits the sequence.
       size: its size.
-      mask: which keys a query sees.
-      scale, soft_cap, dropout_rate, implementation, has_residual: see ``HopConfig``.
-      lane, backend: what carries the bytes.
+      hop: what its hops have in common, without arrays.
       strategy: what travels.
+      scope: the lane and the backend of the call, for both passes: collectives of a
+        strategy name none.
       bias_dtype: of the bias, if there is one.
-      not_fused: an argument of the call that cuDNN cannot take, in words, or None.
     """
 
     axis_name: Any
     size: int
-    mask: Mask
-    scale: float
+    hop: Hop
     strategy: "Strategy"
-    soft_cap: float | None = None
-    dropout_rate: float = 0.0
-    implementation: str | None = None
-    has_residual: bool = False
-    lane: str | None = None
-    backend: str | None = None
+    scope: Scope = dataclasses.field(default_factory=Scope)
     bias_dtype: str | None = None
-    not_fused: str | None = None
 
     @property
-    def via(self) -> dict:
-        """The arguments of a collective that say what carries it."""
-        return {"lane": self.lane, "backend": self.backend}
+    def mask(self) -> Mask:
+        """Which keys a query sees."""
+        return self.hop.mask
 
     def rank(self):
         """Return the index of this rank."""
         return jax.lax.axis_index(self.axis_name)
-
-    def fusion(self, inputs: Inputs, other: str | None = None) -> Fusion:
-        """Say what cuDNN computes of hops with these inputs.
-
-        Args:
-          inputs: of a rank.
-          other: what keeps cuDNN from it, in words, or None.
-        """
-        if self.has_residual and self.mask.left is not None:
-            # Its backward pass would have larger heads, which no GPU has shown.
-            other = other or "it is used without a window where return_residual=True"
-        return fusion(
-            self.implementation,
-            *inputs[:3],
-            layouts=(inputs.query_layout, inputs.key_layout),
-            mask=self.mask,
-            other=self.not_fused or other,
-        )
-
-    def hop(
-        self,
-        query_segments: tuple[int, ...],
-        key_segments: tuple[int, ...],
-        fusion: Fusion,
-    ) -> HopConfig:
-        """Return what is known of a hop.
-
-        Args:
-          query_segments, key_segments: parts that a tile should not straddle.
-          fusion: what cuDNN computes of it.
-        """
-        return HopConfig(
-            scale=self.scale,
-            mask=self.mask,
-            query_segments=query_segments,
-            key_segments=key_segments,
-            soft_cap=self.soft_cap,
-            dropout_rate=self.dropout_rate,
-            implementation=self.implementation,
-            blocks=fusion.blocks,
-            not_fused=fusion.reason,
-            has_residual=self.has_residual,
-        )
-
-
-class Saved(NamedTuple):
-    """What the backward pass knows of the whole attention of this rank's queries.
-
-    Attributes:
-      grad_out: (B, T, N, V), in the dtype of the query.
-      out: the same shape and dtype.
-      lse: (B, T, N), in the dtype of sums.
-      delta: (B, T, N), sum of ``grad_out * out`` over V, less the gradient of ``lse``.
-    """
-
-    grad_out: Any
-    out: Any
-    lse: Any
-    delta: Any
 
 
 class Cost(NamedTuple):
@@ -170,7 +114,7 @@ class Strategy(abc.ABC):
         return None
 
     def cost(self, problem: Problem) -> Cost:
-        """Return what it sends and holds; for ``plan`` and ``"auto"``."""
+        """Return what it sends and holds; for comparisons and ``"auto"``."""
         raise NotImplementedError(f"The strategy {self.name!r} does not say its cost.")
 
     @abc.abstractmethod
@@ -187,17 +131,18 @@ class Strategy(abc.ABC):
         """Return the gradients, shaped as the inputs, in the dtype of sums."""
 
 
-def tokens_of(layout: Layout, rank, width: int, ids=None) -> Tokens:
+def coordinates_of(layout: Layout, rank, width: int, ids=None) -> Coordinates:
     """Return the tokens of ``width`` ranks from ``rank * width`` on, in rank order."""
-    if width == 1:
-        return Tokens(layout.positions_of(rank), ids)
-    held = [layout.positions_of(rank * width + i) for i in range(width)]
-    return Tokens(jnp.concatenate([jnp.asarray(x) for x in held], -1), ids)
+    if width == 1 and compat.is_tracer(rank):
+        return Coordinates(layout.positions_of(rank), ids)
+    # Mapped, so that the program computes them: of a known rank they are a constant.
+    ranks = rank * width + jax.lax.iota(jnp.int32, width)
+    held = jnp.moveaxis(jax.vmap(layout.positions_of)(ranks), 0, -2)
+    return Coordinates(held.reshape(*held.shape[:-2], -1), ids)
 
 
-def columns_of(terms: Terms, start, count: int) -> Terms:
-    """Return the terms with the columns of a block of keys."""
-    if terms.bias is None:
-        return terms
-    columns = jax.lax.dynamic_slice_in_dim(terms.bias, start, count, axis=3)
-    return terms._replace(bias=columns)
+def columns_of(bias, start, count: int):
+    """Return the columns of a bias for a block of keys; None of None."""
+    if bias is None:
+        return None
+    return jax.lax.dynamic_slice_in_dim(bias, start, count, axis=3)

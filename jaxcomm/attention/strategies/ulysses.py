@@ -2,14 +2,15 @@
 
 import dataclasses
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxcomm.attention.kernels.operands import Grads
+from jaxcomm.attention.kernels.hop import Grads
 from jaxcomm.attention.layout import Layout
-from jaxcomm.attention.strategies.ring import Ring
+from jaxcomm.attention.strategies.ring import Ring, known_hop
 from jaxcomm.attention.strategies.strategy import (
     Call,
     Cost,
@@ -90,7 +91,9 @@ class Ulysses(Strategy):
             value=value,
             query_ids=exchange.gather(inputs.query_ids),
             key_ids=exchange.gather(inputs.key_ids),
-            terms=exchange.terms(inputs.terms, inputs.query.shape[1]),
+            bias=exchange.bias(inputs.bias, inputs.query.shape[1]),
+            slopes=exchange.mine(inputs.slopes),
+            seeds=exchange.mine(inputs.seeds),
         )
         group = _Group(call, self.width, there)
         (out, lse), kept = group.ring.forward(group.call, group.sort(there))
@@ -99,7 +102,7 @@ class Ulysses(Strategy):
         out = out.astype(inputs.query.dtype)
         attended = exchange.to_tokens((out, lse))
         heads = (inputs.query.shape[2], inputs.key.shape[2])
-        static = _Static(heads, _shape_of(inputs.terms.bias), group)
+        static = _Static(heads, _shape_of(inputs.bias), group)
         return attended, (kept, static)
 
     def backward(self, call, kept, saved):
@@ -139,8 +142,8 @@ class _Static:
 class _Group:
     """What is computed after the exchange: a ring of groups, or all in one hop.
 
-    If one group is all ranks, and cuDNN can compute the whole sequence in its natural
-    order, the tokens are put into it.
+    If one group is all ranks, and a kernel can compute the whole sequence by blocks in
+    its natural order, the tokens are put into it.
 
     Attributes:
       ring: of groups.
@@ -150,7 +153,8 @@ class _Group:
     def __init__(self, call: Call, width: int, there: Inputs):
         self.ring, self.call, self._places = Ring(width), call, None
         layouts = there.query_layout, there.key_layout
-        if width < call.size or not all(layout.is_static for layout in layouts):
+        is_rule = all(layout.is_static for layout in layouts)
+        if width < call.size or not is_rule or there.bias is not None:
             return
         whole = tuple(
             Layout("contiguous", 1, layout.size * layout.local_length)
@@ -158,7 +162,7 @@ class _Group:
         )
         alone = dataclasses.replace(call, size=1)
         natural = there._replace(query_layout=whole[0], key_layout=whole[1])
-        if alone.fusion(natural).blocks is not None:
+        if known_hop(alone, natural).blocks:
             self.ring, self.call = Ring(), alone
             self._layouts, self._places = whole, [x.places() for x in layouts]
             self._back = [x.all_positions() for x in layouts]
@@ -168,11 +172,12 @@ class _Group:
         if self._places is None:
             return inputs
         queries, keys = self._places
-        # What cuDNN computes has neither segment ids nor terms.
         return inputs._replace(
             query=_take(inputs.query, queries),
             key=_take(inputs.key, keys),
             value=_take(inputs.value, keys),
+            query_ids=_take(inputs.query_ids, queries),
+            key_ids=_take(inputs.key_ids, keys),
             query_layout=self._layouts[0],
             key_layout=self._layouts[1],
         )
@@ -201,8 +206,8 @@ class _Group:
         )
 
 
-def _take(x, places):
-    if np.array_equal(places, np.arange(len(places))):
+def _take(x: Any, places) -> Any:
+    if x is None or np.array_equal(places, np.arange(len(places))):
         return x
     return jnp.take(x, places, axis=1, unique_indices=True, mode="clip")
 
@@ -216,7 +221,7 @@ class _Exchange:
 
     def __init__(self, call, width: int, heads: int):
         self.call, self.width, self.heads = call, width, heads
-        self.options = dict(call.via)
+        self.options = {}
         if width < call.size:
             self.options["axis_index_groups"] = [
                 list(range(start, start + width))
@@ -258,8 +263,10 @@ class _Exchange:
             return x
         return x.reshape(*x.shape[:2], key_heads, -1, x.shape[3]).sum(3)
 
-    def _mine(self, x):
-        """Return this rank's part of the heads of (B, N)."""
+    def mine(self, x):
+        """Return this rank's part of the heads of (B, N), or None of None."""
+        if x is None:
+            return None
         count = self.heads // self.width
         start = self.call.rank() % self.width * count
         return jax.lax.dynamic_slice_in_dim(x, start, count, axis=1)
@@ -273,29 +280,22 @@ class _Exchange:
         start = self.call.rank() % self.width * count
         return jax.lax.dynamic_update_slice_in_dim(whole, x, start, axis=1)
 
-    def terms(self, terms, queries: int):
-        """Return the terms of this rank's heads and of all tokens of the group.
+    def bias(self, bias, queries: int):
+        """Return the bias of this rank's heads and of all tokens of the group.
 
         Args:
-          terms: of all heads and of this rank's tokens.
+          bias: of all heads and of this rank's tokens, or None.
           queries: how many tokens that are.
         """
-        bias = terms.bias
-        if bias is not None:
-            bias = jnp.broadcast_to(bias, (*bias.shape[:2], queries, bias.shape[3]))
-        if bias is not None and bias.shape[1] > 1:
-            bias = self._all_to_all(bias, 1, 2)
-        elif bias is not None:
-            bias = all_gather(
-                bias, self.call.axis_name, axis=2, tiled=True, **self.options
-            )
-        slopes, seeds = (
-            None if x is None else self._mine(x) for x in (terms.slopes, terms.seeds)
-        )
-        return terms._replace(bias=bias, slopes=slopes, seeds=seeds)
+        if bias is None:
+            return None
+        bias = jnp.broadcast_to(bias, (*bias.shape[:2], queries, bias.shape[3]))
+        if bias.shape[1] > 1:
+            return self._all_to_all(bias, 1, 2)
+        return all_gather(bias, self.call.axis_name, axis=2, tiled=True, **self.options)
 
     def bias_back(self, grad, shape):
-        """Undo :meth:`terms`, of the gradient of a bias of that shape."""
+        """Undo :meth:`bias`, of the gradient of a bias of that shape."""
         if grad is None:
             return None
         if shape[1] > 1:

@@ -8,6 +8,8 @@ processes of the mesh published.
 import jax
 
 from jaxcomm import config
+from jaxcomm._built import ABSENCE
+from jaxcomm.communicator.backends.absent import AbsentBackend
 from jaxcomm.communicator.backends.backend import Backend as Backend
 from jaxcomm.communicator.backends.backend import CommunicatorSpec as CommunicatorSpec
 from jaxcomm.communicator.backends.backend import Connection as Connection
@@ -36,8 +38,8 @@ def register(backend: Backend) -> None:
     BACKENDS[backend.name] = backend
 
 
-register(HostBackend())
-register(NcclBackend())
+for _ours in (HostBackend(), NcclBackend()):
+    register(AbsentBackend(_ours) if ABSENCE else _ours)
 _XLA = XlaBackend()
 register(_XLA)
 NAMES = tuple(BACKENDS)
@@ -129,6 +131,24 @@ def lowering_platforms() -> tuple[str, ...]:
     """
     found = (each.ffi_platform.lower() for each in BACKENDS.values() if each.is_ours)
     return tuple(dict.fromkeys(name for name in found if name))
+
+
+def check_xla_serves(backend: str | None, where: str) -> None:
+    """Raise CommunicatorError if a call that XLA is to serve was for another backend.
+
+    XLA serves programs for platforms that no backend has.
+
+    Args:
+      backend: that the call chose. If None, the environment's.
+      where: the call, for the message.
+    """
+    asked = config.BACKEND if backend is None else backend
+    if asked is not None and named(asked) is not _XLA:
+        raise CommunicatorError(
+            f"{where}: backend {asked!r} was asked for, and this program is lowered "
+            f"for a platform that only XLA's collectives serve. Use backend='xla', or "
+            f"None to let the platform choose."
+        )
 
 
 def _by_platform(mesh: jax.sharding.Mesh, partition: Partition) -> tuple[Backend, str]:

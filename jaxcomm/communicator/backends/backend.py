@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from jaxcomm import _ffi
+from jaxcomm._built import _ffi
 from jaxcomm.communicator import replica_groups
 from jaxcomm.communicator.lane import DEFAULT_LANE
 from jaxcomm.communicator.neighbors import Neighbors
@@ -38,23 +38,21 @@ class CommunicatorSpec:
     timeout: float
     refusal: str = ""
 
-    @functools.cached_property
+    @property
     def grid(self) -> DeviceGrid:
         """The devices of the mesh, in order."""
-        return replica_groups.grid_of(self.mesh)
+        return self.partition.grid
 
     @functools.cached_property
     def key(self) -> int:
         """The content hash by which compiled programs name the communicator."""
         policy = "" if self.policy is None else repr(self.policy)
-        return replica_groups.key(
-            self.grid, self.partition, self.lane, self.backend.name, policy
-        )
+        return replica_groups.key(self.partition, self.lane, self.backend.name, policy)
 
     @property
     def platform(self) -> str:
         """The platform of its devices, as JAX names it."""
-        return self.mesh.devices.flat[0].platform
+        return self.grid.platform
 
     @property
     def size(self) -> int:
@@ -95,7 +93,7 @@ class Connection:
     transport: str
     counted: Mapping[str, int] = dataclasses.field(default_factory=dict)
     neighbors: Neighbors | None = None
-    world: _ffi.NcclWorld | None = None
+    world: "_ffi.NcclWorld | None" = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,7 +5,8 @@ from typing import Any
 
 import jax
 
-from jaxcomm import _ffi, compat
+from jaxcomm import compat
+from jaxcomm._built import _ffi
 from jaxcomm.communicator import cpu_threads, neighbors
 from jaxcomm.communicator.backends.backend import (
     Backend,

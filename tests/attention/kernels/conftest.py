@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 import split
 
-from jaxcomm.attention.layout import Layout
+from jaxcomm.attention.layout import Layout, Tokens
 from jaxcomm.attention.positions import TRUSTED
 from jaxcomm.attention.ring_attention import ring_attention
 
@@ -42,10 +42,8 @@ def lower_ring(
 
     def local(query, key, value, segments):
         of = segments if ids else None
-        return ring_attention(
-            query, key, value, axis_name="context", layout=layout, positions=TRUSTED,
-            query_segment_ids=of, key_value_segment_ids=of, **options,
-        )  # fmt: skip
+        tokens = Tokens(layout, TRUSTED, of)
+        return ring_attention(query, key, value, "context", tokens, **options)
 
     names = axis_names or set(mesh.axis_names)
     run = split.sharded(local, mesh=mesh, axis_names=names)

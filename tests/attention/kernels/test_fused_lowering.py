@@ -10,11 +10,14 @@ import numpy as np
 import pytest
 
 from jaxcomm import compat
-from jaxcomm.attention.kernels import cudnn, cudnn_support, fused, gpus
-from jaxcomm.attention.kernels.operands import HopConfig, Operands
-from jaxcomm.attention.mask import Mask, Tokens
-from jaxcomm.attention.schedules.block import Blocks
-from jaxcomm.attention.schedules.registry import SCHEDULES
+from jaxcomm.attention.kernels import delta as delta_columns
+from jaxcomm.attention.kernels import gpus
+from jaxcomm.attention.kernels.cudnn import kernel as cudnn
+from jaxcomm.attention.kernels.cudnn import support
+from jaxcomm.attention.kernels.hop import Hop, Saved
+from jaxcomm.attention.kernels.primitive import hop_backward
+from jaxcomm.attention.mask import Coordinates, Mask
+from jaxcomm.attention.schedules.block import Block
 from jaxcomm.attention.schedules.zigzag import Zigzag
 from jaxcomm.attention.strategies.ring import Ring
 
@@ -119,8 +122,9 @@ split = jax.P(None, "context")
 layout = jaxcomm.Layout("zigzag", 2, 8)
 ring = jax.shard_map(
     lambda *x: jaxcomm.ring_attention(
-        *x, axis_name="context", is_causal=True, layout=layout,
-        positions=layout.positions_of(jax.lax.axis_index("context"))),
+        *x, "context", jaxcomm.Tokens(
+            layout, layout.positions_of(jax.lax.axis_index("context"))[None]),
+        is_causal=True),
     mesh=mesh, in_specs=split, out_specs=split)
 x = jax.ShapeDtypeStruct((1, 8, 2, 8), jnp.bfloat16)
 assert jax.eval_shape(ring, x, x, x).shape == x.shape
@@ -144,7 +148,7 @@ def test_programs_without_cudnn(lower, platforms, options):
 
 
 def test_one_program_serves_two_platforms(monkeypatch, lower):
-    monkeypatch.setattr(cudnn_support, "_why_not_on", lambda gpus, head_size: None)
+    monkeypatch.setattr(support, "_why_not_on", lambda gpus, head_size: None)
     text = lower("cpu", "cuda")
     assert any(_cudnn_calls(text))
     # The other branch is XLA's.
@@ -210,7 +214,7 @@ def test_reasons_of_a_machine(
     found = [gpu(capability) for capability in capabilities]
     monkeypatch.setattr(gpus, "local", lambda: found)
     monkeypatch.setattr(compat, "cudnn_version", lambda: version)
-    found = cudnn_support.fused_attention_reason(head_size)
+    found = support.fused_attention_reason(head_size)
     assert (found or "").startswith(reason or "")
     assert bool(found) == bool(reason)
 
@@ -237,7 +241,7 @@ def test_a_jax_that_has_another_cudnn_is_left_alone(
     request.addfinalizer(compat.cudnn_attention_mismatch.cache_clear)
     compat.cudnn_attention_mismatch.cache_clear()
     monkeypatch.setattr(compat, name, found)
-    assert reason in (cudnn_support.fused_attention_reason() or "")
+    assert reason in (support.fused_attention_reason() or "")
     assert "cudnn" not in lower()
     with pytest.raises(ValueError, match=reason):
         lower(**CUDNN)
@@ -253,7 +257,7 @@ def test_delta_in_columns_loses_no_bits(dtype, size):
 
     @jax.jit
     def product(x, delta):
-        query, key, value, out, grad = fused._with_delta(x, x, x, x, x, delta)
+        query, key, value, out, grad = delta_columns.with_delta(x, x, x, x, x, delta)
         assert all(y.shape[-1] == 16 and y.dtype == dtype for y in (query, key, out))
         ours = [y[..., 8:].astype(jnp.float32) for y in (query, key, value, grad)]
         return *((a * b).sum(-1) for a, b in zip(ours[::2], ours[1::2], strict=True)), (
@@ -269,20 +273,24 @@ def test_delta_in_columns_loses_no_bits(dtype, size):
     np.testing.assert_allclose(found, -delta, rtol=2**-22, atol=2**-33)
 
 
-def test_rows_that_see_no_key_at_all_get_no_gradient(monkeypatch):
+def test_rows_that_see_no_key_at_all_get_no_gradient():
     seen = []
 
-    def backward(query, key, value, lse, *_, **__):
-        seen.append(lse)
-        return query, key, value
+    class Watched(cudnn.Cudnn):
+        def why_not(self, hop):
+            return None
 
-    monkeypatch.setattr(cudnn, "backward", backward)
-    blocks = Blocks(*[SCHEDULES["striped"].blocks(4).same] * 3)
-    config = HopConfig(1.0, Mask(None, 0, 8, 8), (4,), (4,), blocks=blocks)
+        def gradients(self, hop, block, arrays, out, lse, grad_out):
+            jax.debug.callback(seen.append, lse)
+            return arrays
+
     x = jnp.full((1, 4, 2, 8), 3, jnp.bfloat16)
-    queries, keys = (Tokens(jnp.arange(first, 8, 2)) for first in (0, 1))
+    queries, keys = (Coordinates(jnp.arange(first, 8, 2)) for first in (0, 1))
     lse = jnp.zeros((1, 4, 2)).at[:, 2].set(-jnp.inf)
-    operands = Operands(x, x, x, queries, keys)
-    fused.hop_backward(operands, x, lse, lse, x, config=config)
+    hop = Hop(
+        1.0, Mask(None, 0, 8, 8), x, x, x, queries, keys,
+        blocks=(Block((0, 4), (0, 4), right=0),), kernels=(Watched(),),
+    )  # fmt: skip
+    jax.block_until_ready(hop_backward(hop, Saved(x, x, lse, lse)))
     # exp(score - lse) is then 0, and never infinite.
     assert seen[0][0, 0].tolist() == [0, 0, jnp.inf, 0]

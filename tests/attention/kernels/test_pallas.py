@@ -1,23 +1,23 @@
 """The kernels for CUDA, interpreted on a CPU, against XLA's tiles."""
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hops import CASES, Case, arrays_of, run
+from hops import CASES, Case, hop_of, run
 
-from jaxcomm.attention.kernels import pallas, xla
-from jaxcomm.attention.kernels.pallas_work import Sizes, Work
-from jaxcomm.attention.mask import Tokens
+from jaxcomm.attention.kernels.hop import Saved
+from jaxcomm.attention.kernels.pallas.kernel import Pallas
+from jaxcomm.attention.kernels.pallas.work import Sizes, Work
+from jaxcomm.attention.kernels.primitive import hop_backward, hop_forward
+from jaxcomm.attention.kernels.xla.kernel import XLA
+from jaxcomm.attention.mask import Coordinates
 from jaxcomm.attention.merge import merge
 
 SMALL = Sizes(queries=16, keys=16, warps=4, stages=2)
-SIZES = SMALL, SMALL
-FORWARD = functools.partial(pallas.hop_forward, sizes=SMALL, interpret=True)
-BACKWARD = functools.partial(pallas.hop_backward, sizes=SIZES, interpret=True)
+KERNEL = Pallas((SMALL, SMALL, SMALL), interpret=True)
 # In these, all options meet; the others are combinations of the same.
 FEW = (2, 3, 6, 8, 9)
 
@@ -30,8 +30,8 @@ FEW = (2, 3, 6, 8, 9)
     ],
 )
 def test_kernels_equal_tiles_forward_and_backward(case):
-    out, lse, grads = run(xla.hop_forward, xla.hop_backward, case)
-    found, found_lse, found_grads = run(FORWARD, BACKWARD, case)
+    out, lse, grads = run(XLA, case)
+    found, found_lse, found_grads = run(KERNEL, case)
     assert {x.dtype.name for x in jax.tree.leaves(found_grads)} == {"float32"}
     np.testing.assert_allclose(found_lse, lse, atol=1e-5)
     empty = np.isneginf(lse)
@@ -46,25 +46,26 @@ def test_kernels_equal_tiles_forward_and_backward(case):
 
 def test_tiles_that_see_nothing_are_not_read():
     case = Case(right=0, queries=64, keys=64)
-    operands, config, grad = arrays_of(case)
+    hop, grad = hop_of(case)
     poison = jnp.where(jnp.arange(64) < 32, 0, jnp.nan)[None, :, None, None]
-    operands = operands._replace(
-        key=operands.key + poison.astype("bfloat16"),
-        value=operands.value + poison.astype("bfloat16"),
-        queries=Tokens(jnp.arange(64, dtype=jnp.int32)),
+    hop = hop.replace(
+        kernels=(KERNEL,),
+        key=hop.key + poison.astype("bfloat16"),
+        value=hop.value + poison.astype("bfloat16"),
+        queries=Coordinates(jnp.arange(64)),
     )
-    out, lse = FORWARD(operands, config=config)
+    out, lse = hop_forward(hop)
     assert jnp.isfinite(out[:, :32]).all()
     assert jnp.isnan(out[:, 32:]).any()
-    grads = BACKWARD(operands, grad, lse, jnp.zeros_like(lse), config=config)
+    grads = hop_backward(hop, Saved(grad, grad, lse, jnp.zeros_like(lse)))
     assert jnp.isfinite(grads.query[:, :32]).all()
 
 
 def test_visits_list_whole_tiles_first_and_count_what_is_seen():
     case = Case(left=32, right=0, queries=64, keys=64)
-    operands, config, _ = arrays_of(case)
-    operands = operands._replace(queries=Tokens(jnp.arange(64, dtype=jnp.int32)))
-    by_query, by_key = Work(operands, config, SMALL).visits()
+    hop, _ = hop_of(case)
+    hop = hop.replace(queries=Coordinates(jnp.arange(64)))
+    by_query, by_key = Work(hop, SMALL).visits()
     # Of a band of 33: the diagonal and the far edge need the mask.
     assert by_query.counts[0].tolist() == [[0, 1], [1, 2], [1, 3], [1, 3]]
     assert by_query.order[0, 3, :3].tolist() == [2, 1, 3]
@@ -78,25 +79,22 @@ def test_visits_list_whole_tiles_first_and_count_what_is_seen():
 def test_kernels_go_on_from_what_other_keys_gave(shift):
     """Keys that are ``shift`` positions further on, after keys at the beginning."""
     case = Case(batch=2, queries=50, keys=40, heads=4, right=0, has_slopes=shift == 0)
-    operands, config, grad = arrays_of(case)
-    further = operands.keys._replace(positions=operands.keys.positions + shift)
-    second = operands._replace(key=operands.key[:, ::-1], keys=further)
-    mask = dataclasses.replace(config.mask, key_length=2000)
-    config = dataclasses.replace(config, mask=mask)
-    forward, backward = (
-        functools.partial(f, config=config) for f in (FORWARD, BACKWARD)
-    )
+    hop, grad = hop_of(case)
+    mask = dataclasses.replace(hop.mask, key_length=2000)
+    hop = hop.replace(kernels=(KERNEL,), mask=mask)
+    further = hop.keys._replace(positions=hop.keys.positions + shift)
+    second = hop.replace(key=hop.key[:, ::-1], keys=further)
 
     @jax.jit
-    def run(operands, second, grad):
-        first = forward(operands)
-        both = forward(second, first)
-        saved = grad, both[1], jnp.zeros_like(first[1])
-        total = jnp.ones(operands.query.shape, jnp.float32)
-        grads, onto = (backward(second, *saved, None, of) for of in (None, total))
-        return first, both, merge(*first, *forward(second)), grads, onto
+    def run(hop, second, grad):
+        first = hop_forward(hop)
+        both = hop_forward(second, first)
+        saved = Saved(grad, grad, both[1], jnp.zeros_like(first[1]))
+        total = jnp.ones(hop.query.shape, jnp.float32)
+        grads, onto = (hop_backward(second, saved, of) for of in (None, total))
+        return first, both, merge(*first, *hop_forward(second)), grads, onto
 
-    first, both, apart, grads, onto = run(operands, second, grad)
+    first, both, apart, grads, onto = run(hop, second, grad)
     for found, expected in zip(both, apart, strict=True):
         # Weights are rounded relative to another maximum.
         found, expected = (jnp.where(jnp.isneginf(x), 0, x) for x in (found, expected))

@@ -1,17 +1,17 @@
 """The primitive of a hop: jax.vmap, and what it is on each platform."""
 
-import dataclasses
 import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hops import Case, arrays_of
+from hops import Case, hop_of
 
-from jaxcomm.attention.kernels.operands import HopConfig, Operands
+from jaxcomm.attention.kernels.hop import Hop, Saved
 from jaxcomm.attention.kernels.primitive import hop_backward, hop_forward
-from jaxcomm.attention.mask import Mask, Tokens
+from jaxcomm.attention.kernels.xla.kernel import XLA
+from jaxcomm.attention.mask import Coordinates, Mask
 
 # All that a hop can have; the mapped dimension is COUNT such hops.
 COUNT = 3
@@ -22,38 +22,36 @@ CASE = Case(
 
 
 def _stacked():
-    """Operands and what else the backward pass takes, each COUNT times."""
-    operands, config, grad = arrays_of(CASE)
+    """A hop and what else the backward pass takes, each COUNT times."""
+    hop, grad = hop_of(CASE)
     rows = grad[..., 0]
-    args = operands, grad, rows, rows / 2, grad
+    args = hop, Saved(grad, grad, rows, rows / 2)
     order = [0, 2, 1]  # Every one has other numbers.
 
     def stack(x):
         rolled = [jnp.roll(x, shift, x.ndim - 1) for shift in order]
         return jnp.stack(rolled)
 
-    return jax.tree.map(stack, args), config
+    return jax.tree.map(stack, args)
 
 
-def _both(config, operands, *others):
-    forward = hop_forward(operands, config=config)
-    return forward, hop_backward(operands, *others, config=config)
+def _both(hop, saved):
+    return hop_forward(hop), hop_backward(hop, saved)
 
 
 UNMAPPED = {
     "nothing": (),
-    "keys and bias": (".key", ".value", ".terms.bias"),
+    "keys and bias": (".key", ".value", ".bias"),
     "query and positions": (".query", ".queries.positions", ".keys.positions"),
 }
 
 
 @pytest.mark.parametrize("unmapped", UNMAPPED)
 def test_vmap_is_one_by_one(unmapped):
-    args, config = _stacked()
-    both = functools.partial(_both, config)
+    args = _stacked()
 
     def is_mapped(path):
-        """Say whether an array is, by its name in the operands."""
+        """Say whether an array is, by its name in the hop."""
         name = jax.tree_util.keystr(path)
         return not (name.startswith("[0]") and name[3:] in UNMAPPED[unmapped])
 
@@ -63,8 +61,8 @@ def test_vmap_is_one_by_one(unmapped):
     args = jax.tree_util.tree_map_with_path(
         lambda path, x: x if is_mapped(path) else x[0], args
     )
-    found = jax.jit(jax.vmap(both, in_axes=dims))(*args)
-    one_by_one = jax.jit(both)
+    found = jax.jit(jax.vmap(_both, in_axes=dims))(*args)
+    one_by_one = jax.jit(_both)
     expected = [
         one_by_one(
             *jax.tree_util.tree_map_with_path(
@@ -80,14 +78,13 @@ def test_vmap_is_one_by_one(unmapped):
 
 @pytest.mark.parametrize(("platform", "tokens"), [("cpu", 128), ("cuda", 512)])
 def test_a_platform_has_tiles_of_its_own_size(platform, tokens):
-    config = HopConfig(1.0, Mask(None, 0, 1024, 1024), (1024,), (1024,))
-    config = dataclasses.replace(config, implementation="xla")
     x = jax.ShapeDtypeStruct((1, 1024, 1, 8), jnp.float32)
-    at = Tokens(jnp.arange(1024, dtype=jnp.int32))
-
-    def forward(x):
-        return hop_forward(Operands(x, x, x, at, at), config=config)
-
-    traced = jax.jit(forward).trace(x)
+    at = Coordinates(jax.ShapeDtypeStruct((1024,), jnp.int32))
+    mask, whole = Mask(None, 0, 1024, 1024), (1024,)
+    hop = Hop(
+        1.0, mask, x, x, x, at, at, kernels=(XLA,),
+        query_segments=whole, key_segments=whole,
+    )  # fmt: skip
+    traced = jax.jit(hop_forward).trace(hop)
     text = traced.lower(lowering_platforms=(platform,)).as_text()
     assert f"tensor<{tokens}x{tokens}xf32>" in text

@@ -1,25 +1,19 @@
 """Which kernel a program for CUDA has, and what is said where it has none."""
 
 import contextlib
-import functools
 import importlib
 import types
 
 import jax
 import jax.numpy as jnp
 import pytest
-from hops import CASES, arrays_of
+from hops import CASES, both, hop_of
 from split import ring_over
 
 import jaxcomm
 from jaxcomm import attention, compat
-from jaxcomm.attention.kernels import (
-    cudnn_support,
-    gpus,
-    pallas,
-    pallas_support,
-    selection,
-)
+from jaxcomm.attention.kernels import cudnn, gpus, selection
+from jaxcomm.attention.kernels.pallas.kernel import PALLAS
 
 WINDOW = {"local_window_size": (8, 0)}
 ULYSSES = {"strategy": "ulysses", "key_heads": 4} | WINDOW
@@ -36,9 +30,9 @@ def hopper(monkeypatch, gpu):
         info = importlib.import_module("jax._src.pallas.triton.gpu_info")
         capability = types.SimpleNamespace(compute_capability=90)
         monkeypatch.setattr(info, "get_gpu_info", lambda: capability)
-    selection._warn_once.cache_clear()
+    selection._warn_of_tiles.cache_clear()
     yield found
-    selection._warn_once.cache_clear()
+    selection._warn_of_tiles.cache_clear()
 
 
 def kernels_in(text):
@@ -100,19 +94,16 @@ def test_a_compiled_program_says_it_too():
     ],
 )
 def test_every_option_becomes_a_kernel(case):
-    operands, config, grad = arrays_of(case)
-    rows = jnp.zeros(operands.query.shape[:3])
-    for run, arrays in (
-        (pallas.hop_forward, (operands,)),
-        (pallas.hop_backward, (operands, grad, rows, rows)),
-    ):
-        traced = jax.jit(functools.partial(run, config=config)).trace(*arrays)
-        assert kernels_in(traced.lower(lowering_platforms=("cuda",)).as_text())
+    hop, grad = hop_of(case)
+    traced = both.trace(hop.replace(kernels=(PALLAS,)), grad)
+    text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert kernels_in(text) == ALL
+    assert ("jaxcomm_attention_grad_bias" in text) == (case.bias is not None)
 
 
 @pytest.mark.usefixtures("hopper")
 def test_a_large_causal_window_over_whole_sequences_is_cudnns(lower, monkeypatch):
-    monkeypatch.setattr(cudnn_support, "_LEAST_WINDOW", 8)
+    monkeypatch.setattr(cudnn.kernel, "_LEAST_WINDOW", 8)
     jax.clear_caches()
     assert "cudnn" in lower(grads=True, **ULYSSES)
     assert kernels_in(lower(strategy="ring", **WINDOW))
@@ -120,13 +111,13 @@ def test_a_large_causal_window_over_whole_sequences_is_cudnns(lower, monkeypatch
 
 @pytest.mark.usefixtures("hopper")
 def test_a_program_that_uses_tiles_says_why_once(lower):
-    why = "Not cuDNN: it computes in bfloat16 and float16, and query is float64."
+    why = "Not 'cudnn': it computes in bfloat16 and float16, and query is float64."
     wide = {"dtype": jnp.float64}
     with jax.enable_x64(True):
         with pytest.warns(RuntimeWarning, match=why):
             lower(**wide)
         lower(**wide)  # Once: a second warning would be an error here.
-        selection._warn_once.cache_clear()
+        selection._warn_of_tiles.cache_clear()
         lower("cpu", **wide)
         lower(implementation="xla", **wide)
 
@@ -159,12 +150,17 @@ def test_a_gpu_that_jax_has_no_kernels_for_is_left_alone(hopper, lower):
         lower(implementation="pallas")
 
 
-def test_reasons_of_operands():
+def test_reasons_of_shapes():
     of, large, none = (
         jax.ShapeDtypeStruct((1, tokens, 2, size), jnp.bfloat16)
         for tokens, size in ((8, 16), (8, 264), (0, 16))
     )
-    reason = pallas_support.why_not_traced
+
+    def reason(query, key, value):
+        return PALLAS.why_not(
+            hop_of(CASES[0])[0].replace(query=query, key=key, value=value)
+        )
+
     assert reason(of, of, of) is None
     assert "264" in (reason(of, of, large) or "")
     assert "nothing to compute" in (reason(none, of, of) or "")

@@ -4,20 +4,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxcomm.attention.kernels.tile_select import common_tiling
-from jaxcomm.attention.kernels.tiles import Tiles
-from jaxcomm.attention.mask import FULL, PARTIAL, SKIP, Mask, Tokens
+from jaxcomm.attention.kernels.choice import Choice
+from jaxcomm.attention.kernels.xla.cut import Cut
+from jaxcomm.attention.mask import FULL, PARTIAL, SKIP, Coordinates, Mask
 from jaxcomm.attention.schedules.block import Block
 from jaxcomm.attention.schedules.registry import get_schedule
 
 
 def test_padding_is_spread_over_tiles_of_equal_size():
-    tiles = Tiles.fit((1000, 999), 512)
-    assert (tiles.size, tiles.count) == (500, 4)
+    cut = Cut.fit((1000, 999), 512)
+    assert (cut.size, cut.count) == (500, 4)
 
 
 def test_the_edge_fill_repeats_the_last_token_of_each_segment():
-    split = Tiles.fit((3, 2), 2).split(jnp.arange(5), 0, "edge")
+    split = Cut.fit((3, 2), 2).split(jnp.arange(5), 0, "edge")
     assert split.tolist() == [[0, 1], [2, 2], [3, 4]]
 
 
@@ -35,14 +35,14 @@ WHOLE, FRONT, BACK = (0, 4), (0, 2), (2, 4)
     ],
 )
 def test_tiles_cover_each_block_once(blocks, count):
-    tiles = common_tiling(*blocks, 8, 8)
-    for which, block in zip(("first", "second"), blocks, strict=True):
+    choice = Choice.of(blocks, 8, 8)
+    rows, columns = choice.shape
+    for tiles, block in zip((choice.first, choice.second), blocks, strict=True):
         seen, expected = np.zeros((2, 8, 8), int)
-        rows, columns = (getattr(cut, which) for cut in (tiles.queries, tiles.keys))
-        assert len(rows) == count
-        for row, column in zip(rows, columns, strict=True):
-            row, column = row * tiles.queries.size, column * tiles.keys.size
-            seen[row : row + tiles.queries.size, column : column + tiles.keys.size] += 1
+        assert len(tiles) == count
+        for row, column in tiles:
+            row, column = row * rows, column * columns
+            seen[row : row + rows, column : column + columns] += 1
         expected[slice(*block.queries), slice(*block.keys)] = 1
         np.testing.assert_array_equal(seen, expected)
 
@@ -50,7 +50,7 @@ def test_tiles_cover_each_block_once(blocks, count):
 @pytest.mark.parametrize(
     "blocks",
     [
-        (Block(WHOLE, WHOLE, is_causal=True), Block(WHOLE, WHOLE)),
+        (Block(WHOLE, WHOLE, right=0), Block(WHOLE, WHOLE)),
         (Block(WHOLE, FRONT), Block((0, 0), (0, 0))),
         # More of the one than of the other.
         (Block(WHOLE, WHOLE), Block(BACK, WHOLE)),
@@ -60,20 +60,22 @@ def test_tiles_cover_each_block_once(blocks, count):
     ],
 )
 def test_blocks_that_are_not_as_many_equal_tiles(blocks):
-    assert common_tiling(*blocks, 20, 20) is None
+    assert Choice.of(blocks, 20, 20) is None
 
 
 def _work(schedule, size, length, tile):
     """Count the tiles that are computed, as int (hop, rank), and those masked."""
     dealer = get_schedule(schedule)
-    tiles = Tiles.fit(dealer.segments(length), tile)
+    cut = Cut.fit(dealer.segments(length), tile)
     sees = Mask(None, 0, size * length, size * length)
     computed, masked = np.zeros((2, size, size), int)
     for hop in range(size):
         for rank in range(size):
             source = (rank - hop) % size
             held = [dealer.positions(r, size, length) for r in (rank, source)]
-            modes = sees.modes(*(Tokens(tiles.split(jnp.asarray(p), 0)) for p in held))
+            modes = sees.modes(
+                *(Coordinates(cut.split(jnp.asarray(p), 0)) for p in held)
+            )
             computed[hop, rank] = (modes != SKIP).sum()
             masked[hop, rank] = (modes == PARTIAL).sum()
     return computed, masked
@@ -107,10 +109,12 @@ def test_tiles_are_whole_or_skipped_where_all_or_nothing_is_seen(
     ids = None
     if documents:
         ids = jnp.asarray(np.repeat(np.arange(len(documents)) - 1, documents))
-    of_tiles = Tokens(*(None if x is None else x.reshape(8, 4) for x in (at, ids)))
+    of_tiles = Coordinates(*(None if x is None else x.reshape(8, 4) for x in (at, ids)))
     modes = sees.modes(of_tiles, of_tiles)
     rows, columns = (
-        Tokens(*(None if x is None else jnp.expand_dims(x, axis) for x in (at, ids)))
+        Coordinates(
+            *(None if x is None else jnp.expand_dims(x, axis) for x in (at, ids))
+        )
         for axis in (1, 0)
     )
     allowed = sees.allowed(rows, columns).reshape(8, 4, 8, 4)

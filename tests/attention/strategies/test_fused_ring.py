@@ -17,8 +17,11 @@ from dense import Options
 from split import on_ranks
 
 import jaxcomm
-from jaxcomm.attention.kernels import cudnn, cudnn_support, gpus
-from jaxcomm.attention.kernels.operands import sum_dtype
+from jaxcomm import compat
+from jaxcomm.attention.kernels import gpus
+from jaxcomm.attention.kernels.cudnn import kernel as cudnn
+from jaxcomm.attention.kernels.cudnn import support
+from jaxcomm.attention.kernels.hop import sum_dtype
 from jaxcomm.attention.schedules.zigzag import Zigzag
 from jaxcomm.attention.strategies.ring import Ring
 
@@ -93,11 +96,12 @@ def calls(monkeypatch, heads):
 
         return call
 
-    monkeypatch.setattr(cudnn, "forward", listed("forward", model_forward))
-    monkeypatch.setattr(cudnn, "backward", listed("backward", model_backward))
+    monkeypatch.setattr(compat, "cudnn_forward", listed("forward", model_forward))
+    backward = listed("backward", model_backward)
+    monkeypatch.setattr(compat, "cudnn_backward", backward)
     dtypes = ("float64", "float32", "bfloat16")
-    monkeypatch.setattr(cudnn_support, "_DTYPES", dtypes)
-    monkeypatch.setattr(cudnn_support, "why_not_compiled", lambda *_: None)
+    monkeypatch.setattr(cudnn, "_DTYPES", dtypes)
+    monkeypatch.setattr(support, "why_not_compiled", lambda *_: None)
     # As on a mesh of GPUs.
     monkeypatch.setattr(gpus, "are_of_mesh", lambda: True)
     yield asked
@@ -152,14 +156,14 @@ def test_without_the_residual_delta_is_cudnns_own(
 ):
     *arrays, (grad, _) = float64((1, 24, 4, 8), (1, 24, key_heads, 8))
     layout = jaxcomm.Layout(schedule, size, 24)
-    (dealt, dealt_grad), positions = layout.reorder((arrays, grad))
+    (dealt, dealt_grad), tokens = layout.reorder((arrays, grad))
     window = None if left is None else (left, 0)
     local = functools.partial(
         attend, schedule=schedule, strategy=strategy, implementation="cudnn",
         local_window_size=window,
     )  # fmt: skip
     found = split.results(split.sharded(local, size), dealt, dealt_grad)
-    found = [layout.restore(np.asarray(x), positions) for x in found]
+    found = [tokens.restore(np.asarray(x)) for x in found]
     options = Options(is_causal=True, window=window)
     split.assert_results(found, arrays, grad, options, 1e-13)
     assert {what for what, *_ in calls} == {"forward", "backward"}

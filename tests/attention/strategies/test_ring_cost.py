@@ -12,6 +12,7 @@ from split import SPLIT, inputs, on_ranks, results, ring_over, sharded
 import jaxcomm
 from jaxcomm.attention.strategies import ring as ring_module
 from jaxcomm.attention.strategies.ring import Ring
+from jaxcomm.primitives.call import SCOPE
 
 SHAPE = (1, 256, 4, 64)  # of a rank's queries, keys and values
 
@@ -146,13 +147,38 @@ def test_lane_and_backend_reach_every_send(monkeypatch):
         send = getattr(ring_module, name)
 
         def watched(block, axis_name, send=send, **options):
-            seen.append((options["lane"], options["backend"]))
+            seen.append((SCOPE.value.lane, SCOPE.value.backend))
             return send(block, axis_name, **options)
 
         monkeypatch.setattr(ring_module, name, watched)
     ring = whole(4, lane="kv", backend="xla")
     jax.eval_shape(gradient_of(ring), *inputs((1, 16, 2, 8))[:3])
     assert set(seen) == {("kv", "xla")}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "schedule", "window"),
+    [
+        ("ring", "zigzag", None),
+        ("ring", "contiguous", None),
+        ("ring", "striped", None),
+        ("all_gather", "zigzag", None),
+        ("ulysses", "zigzag", None),
+        ("halo", "zigzag", (8, 0)),
+    ],
+)
+def test_the_text_of_a_program_does_not_grow_with_the_tokens(
+    strategy, schedule, window
+):
+    options = {"strategy": strategy, "local_window_size": window, "schedule": schedule}
+    gradient = jax.jit(gradient_of(whole(4, **options)))
+
+    def text(tokens):
+        x = jax.ShapeDtypeStruct((1, tokens, 4, 8), jnp.float32)
+        return gradient.lower(x, x, x).as_text()
+
+    # Other numbers have more digits.
+    assert len(text(65536)) < 1.03 * len(text(4096))
 
 
 def test_layers_that_are_scanned_need_memory_linear_in_the_length(as_users_compile):

@@ -12,6 +12,7 @@ from dense import Options
 from split import SPLIT, on_ranks, sharded
 
 from jaxcomm.attention.layout import Layout
+from jaxcomm.attention.ring_attention import ring_attention
 
 CAUSAL = Options(is_causal=True)
 attend = functools.partial(on_ranks, is_causal=True)
@@ -69,7 +70,8 @@ TRANSFORMED = {
         *[jax.P(None, ("device", "host"))] * 2, _mesh(host=2, device=4),
     ),
     "an axis of XLA's": lambda: sharded(
-        attend, mesh=_mesh(data=2, context=4), axis_names={"context"}
+        functools.partial(attend, backend="xla"), mesh=_mesh(data=2, context=4),
+        axis_names={"context"},
     ),
 }  # fmt: skip
 
@@ -126,15 +128,14 @@ def test_second_derivatives_are_those_of_dense_attention(schedule, ids, mode):
     mask = None if ids is None else (ids[0][:, None] == ids)[None]
     plain = functools.partial(jax.nn.dot_product_attention, is_causal=True, mask=mask)
 
-    def local(ids, *arrays):
-        return attend(*arrays, query_segment_ids=ids, schedule=schedule)
+    def local(tokens, *arrays):
+        return ring_attention(*arrays, "context", tokens, is_causal=True)
 
     whole = sharded(local, 4, SPLIT)
-    layout = Layout(schedule, 4, 8)
 
     def of_ring(*arrays):
-        dealt, positions = layout.reorder(arrays)
-        return layout.restore(whole(ids, *dealt), positions)
+        dealt, tokens = Layout(schedule, 4, 8).reorder(arrays, segment_ids=ids)
+        return tokens.restore(whole(tokens, *dealt))
 
     found, expected = (
         jax.jit(functools.partial(_second_derivatives, function, mode))(arrays)

@@ -1,14 +1,12 @@
 """A ring over tokens of documents ends where no rank sees another key."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from split import SPLIT, sharded
 
 import jaxcomm
 from jaxcomm.attention import document_layout
-from jaxcomm.attention.positions import TRUSTED
 
 SIZE, LENGTH = 4, 32
 
@@ -17,24 +15,25 @@ def ids_of(*lengths):
     return np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)[None]
 
 
+def batch_of(layout, ids):
+    """Return what a rank's attention is of, and its tokens."""
+    return layout.reorder(np.ones((1, LENGTH, 2, 8), "float32"), segment_ids=ids)
+
+
 def sends():
     """Count the blocks that a rank has sent."""
     live = [one.stats()["calls"] for one in jaxcomm.communicators()]
     return sum(calls.get("permute", 0) for calls in live)
 
 
-def program(layout, mesh=None, **options):
-    """Return a compiled ring over tokens that are dealt, and their segment ids."""
+def program(mesh=None, **options_given):
+    """Return a compiled ring over a batch as ``reorder`` returns it."""
 
-    def local(x, ids, layout):
-        return jaxcomm.ring_attention(
-            x, x, x, axis_name="context", layout=layout, positions=TRUSTED,
-            query_segment_ids=ids, key_value_segment_ids=ids,
-            **{"is_causal": True} | options,
-        )  # fmt: skip
+    def local(x, tokens):
+        options = {"is_causal": True} | options_given
+        return jaxcomm.ring_attention(x, x, x, "context", tokens, **options)
 
-    whole = sharded(local, SIZE, (SPLIT, SPLIT, jax.P()), mesh=mesh)
-    return jax.jit(lambda x, ids: whole(x, ids, layout))
+    return jax.jit(sharded(local, SIZE, SPLIT, mesh=mesh))
 
 
 @pytest.mark.parametrize(
@@ -61,9 +60,9 @@ def test_blocks_that_nobody_sees_are_not_sent(schedule, options, cases):
     traces = []
 
     @jax.jit
-    def run(x, ids, layout):
-        traces.append(layout)
-        return program(layout, **options)(x, ids)
+    def run(x, tokens):
+        traces.append(None)
+        return program(**options)(x, tokens)
 
     gradient = jax.jit(jax.grad(lambda *of: run(*of).sum()))
     for lengths, sent in cases.items():
@@ -71,12 +70,12 @@ def test_blocks_that_nobody_sees_are_not_sent(schedule, options, cases):
             layout = document_layout(lengths, SIZE)
         else:
             layout = jaxcomm.Layout(schedule, SIZE, LENGTH)
-        (x, ids), _ = layout.reorder((np.ones((1, LENGTH, 2, 8)), ids_of(*lengths)))
+        batch = batch_of(layout, ids_of(*lengths))
         before = sends()
-        jax.block_until_ready(run(x.astype("float32"), ids, layout))
+        jax.block_until_ready(run(*batch))
         assert sends() - before == sent
         # Forward again; then the blocks go back, and gradients follow one send behind.
-        jax.block_until_ready(gradient(x.astype("float32"), ids, layout))
+        jax.block_until_ready(gradient(*batch))
         assert sends() - before == (3 * sent + 1 if sent else 0)
     assert len(traces) == 1
 
@@ -85,8 +84,7 @@ def test_groups_that_may_disagree_send_all():
     auto = (jax.sharding.AxisType.Auto,) * 2
     mesh = jax.make_mesh((2, SIZE), ("data", "context"), auto)
     layout = jaxcomm.Layout("contiguous", SIZE, LENGTH)
-    run = program(layout, mesh)
-    run(jnp.ones((1, LENGTH, 2, 8)), ids_of(8, 8, 8, 8)).block_until_ready()
+    program(mesh)(*batch_of(layout, ids_of(8, 8, 8, 8))).block_until_ready()
     assert sends() == SIZE - 1
 
 
@@ -95,12 +93,12 @@ def test_layouts_of_rows_meet_layouts_of_all():
     rule = jaxcomm.Layout("contiguous", SIZE, 16)
     x = np.ones((2, 16, 2, 8), np.float32)
 
-    def local(x, layout, key_layout):
+    def local(x, tokens, key_tokens):
         return jaxcomm.ring_attention(
-            x, x, x, axis_name="context", layout=layout, positions=TRUSTED,
-            key_layout=key_layout, key_positions=TRUSTED, is_causal=True,
-        )  # fmt: skip
+            x, x, x, "context", tokens, key_tokens=key_tokens, is_causal=True
+        )
 
-    whole = jax.jit(sharded(local, SIZE, (SPLIT, jax.P(), jax.P())))
-    for layouts in ((rows, rule), (rule, rows)):
-        np.testing.assert_allclose(whole(x, *layouts), x, rtol=1e-6)
+    whole = jax.jit(sharded(local, SIZE))
+    tokens = [layout.reorder(x)[1] for layout in (rows, rule)]
+    for order in (tokens, tokens[::-1]):
+        np.testing.assert_allclose(whole(x, *order), x, rtol=1e-6)

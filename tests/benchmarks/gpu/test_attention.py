@@ -44,10 +44,10 @@ def test_the_limit_is_of_a_ring_that_sends_nothing_and_leaves_nothing(timer):
             size = jax.lax.axis_size("i")
             layout = jaxcomm.Layout("zigzag", size, size * q.shape[1])
             held = layout.positions_of(jax.lax.axis_index("i"))
+            tokens = jaxcomm.Tokens(layout, held)
             return jaxcomm.ring_attention(
-                q, k, v, axis_name="i", layout=layout, positions=held, is_causal=True,
-                backend=backend,
-            )  # fmt: skip
+                q, k, v, "i", tokens, is_causal=True, backend=backend
+            )
 
         x = jnp.ones((1, 32, 2, 8))
         program = attention.forward_and_backward(timer.program(attend, SPLIT))

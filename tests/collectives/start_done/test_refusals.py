@@ -131,6 +131,30 @@ def test_a_handle_stays_with_its_start_and_is_finished_once(
         trace(call)
 
 
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda handle: jax.tree.structure({"handle": handle}),
+        lambda handle: copy.copy(handle),
+        lambda handle: jax.jit(lambda: handle.done())(),
+        lambda handle: handle.done(after="x"),
+        lambda handle: jnp.sin(handle),
+    ],
+)
+def test_a_refusal_leaves_the_handle_as_it_is(mesh, look):
+    """A debugging print is no end of a call."""
+
+    def call(x):
+        handle = _start(x)
+        with pytest.raises((TypeError, ValueError), match=r"ppermute_start\("):
+            look(handle)
+        assert "to finish by its done()" in repr(handle)
+        return handle.done(after=handle.then(x))
+
+    found = over(mesh, call)(jnp.arange(4.0))
+    np.testing.assert_array_equal(found, [3, 0, 1, 2])
+
+
 def test_a_handle_that_outlives_python_says_nothing():
     program = """
 import jax, jax.numpy as jnp, jaxcomm

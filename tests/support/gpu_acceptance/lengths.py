@@ -20,10 +20,8 @@ def rows(timer: Timer) -> Iterator[Finding]:
     def attend(q, k, v):
         size = jax.lax.axis_size("i")
         layout = jaxcomm.Layout("zigzag", size, size * q.shape[1])
-        held = layout.positions_of(jax.lax.axis_index("i"))
-        return jaxcomm.ring_attention(
-            q, k, v, axis_name="i", layout=layout, positions=held, is_causal=True
-        )
+        tokens = jaxcomm.Tokens(layout, layout.positions_of(jax.lax.axis_index("i")))
+        return jaxcomm.ring_attention(q, k, v, "i", tokens, is_causal=True)
 
     program = timer.program(attend, split)
     gradient = forward_and_backward(program)

@@ -4,7 +4,7 @@ from typing import Any
 
 import jax
 
-from jaxcomm import _ffi
+from jaxcomm._built import _ffi
 from jaxcomm.communicator import rendezvous
 from jaxcomm.communicator.backends.backend import processes_of
 from jaxcomm.communicator.backends.nccl import devices
@@ -34,7 +34,7 @@ def refusal(mesh: jax.sharding.Mesh) -> str | None:
     if len(processes) == 1:
         return mine
     if (processes, platform) not in _refusals:
-        answers = exchange(mesh, "nccl", mine)
+        answers = exchange(mesh, "whether NCCL can serve", mine)
         refused = (f"process {p}: {text}" for p, text in answers.items() if text)
         _refusals[processes, platform] = next(refused, None)
     return _refusals[processes, platform]
@@ -45,10 +45,7 @@ def exchange(mesh: jax.sharding.Mesh, what: str, value: Any) -> dict[int, Any]:
 
     Arguments and errors are those of :func:`jaxcomm.communicator.rendezvous.exchange`.
     """
-    processes, here = processes_of(mesh), jax.process_index()
-    if len(processes) == 1:
-        return {here: value}
-    return rendezvous.exchange(processes, here, what, value)
+    return rendezvous.exchange(processes_of(mesh), jax.process_index(), what, value)
 
 
 def check_none_refused(mesh: jax.sharding.Mesh, what: str, refused: str | None) -> None:

@@ -13,8 +13,9 @@ from typing import Any
 import jax
 import jaxlib.version
 
-from jaxcomm import _ffi, config
-from jaxcomm.communicator import failures, rendezvous
+from jaxcomm import config
+from jaxcomm._built import _ffi
+from jaxcomm.communicator import failures, neighbors, rendezvous
 from jaxcomm.communicator.backends.backend import CommunicatorSpec
 from jaxcomm.communicator.backends.nccl import devices
 from jaxcomm.communicator.policy import CommPolicy
@@ -24,14 +25,12 @@ from jaxcomm.errors import CommunicatorError
 _FIFO = "NCCL_WORK_FIFO_BYTES"
 _BUFFERS = {_FIFO: 1 << 20, "NCCL_WORK_FIFO_DEPTH": 1 << 16, "NCCL_BUFFSIZE": 4 << 20}
 # By the devices of the mesh, in order of their ids, and what its policy sets.
-_worlds: weakref.WeakValueDictionary[tuple, _ffi.NcclWorld] = (
+_worlds: "weakref.WeakValueDictionary[tuple, _ffi.NcclWorld]" = (
     weakref.WeakValueDictionary()
 )
-# How many communicators this process began to make with others, by the processes.
-_begun: dict[tuple[int, ...], int] = {}
 
 
-def create(spec: CommunicatorSpec) -> tuple[_ffi.NcclWorld, bool]:
+def create(spec: CommunicatorSpec) -> "tuple[_ffi.NcclWorld, bool]":
     """Make a communicator and the mesh's own, if that is not there yet.
 
     Every process of the mesh must call this, in the same order.
@@ -166,7 +165,7 @@ def _world_name(spec: CommunicatorSpec) -> tuple:
 
 def _agree_on_world(
     spec: CommunicatorSpec,
-) -> tuple[_ffi.NcclWorld | None, str | None, list[tuple[int, int, int, int]]]:
+) -> "tuple[_ffi.NcclWorld | None, str | None, list[neighbors.Peer]]":
     """Meet the other processes of the mesh: all are to make the same communicator.
 
     NCCL would hang where they are not.
@@ -181,13 +180,10 @@ def _agree_on_world(
     processes, here = spec.processes, jax.process_index()
     if len(processes) == 1:
         return world, None, []
-    _begun[processes] = _begun.get(processes, 0) + 1
-    purpose = rendezvous.Purpose(
+    purpose = (
         f"make a communicator over axes {spec.partition.axes}, lane {spec.lane!r}, "
         f"with {_config(spec)}, {_on_failure(spec)} on failure"
-        f"{', checked' if config.check() else ''}",
-        spec.key,
-        _begun[processes],
+        f"{', checked' if config.check() else ''} (key {spec.key:x})"
     )
     unique_id = refused = None
     if world is None and here == processes[0]:
@@ -198,23 +194,24 @@ def _agree_on_world(
     mine: dict[str, Any] = {
         "id": unique_id, "refused": refused, "has_world": world is not None,
     }  # fmt: skip
+    neighbors.publish(processes, here)
     met = rendezvous.meet(processes, here, purpose, mine)
-    if refused := met.values[processes[0]]["refused"]:
+    if refused := met[processes[0]]["refused"]:
         raise CommunicatorError(f"process {processes[0]}: {refused}")
-    if all(value["has_world"] for value in met.values.values()):
+    if all(value["has_world"] for value in met.values()):
         return world, None, []
-    unique_id = met.values[processes[0]]["id"]
+    unique_id = met[processes[0]]["id"]
     if unique_id is None:
         # The first process has one that is broken, or gone, on another.
-        unique_id = rendezvous.broadcast(
-            processes, here, "nccl", lambda: _ffi.nccl_unique_id().hex()
-        )
-    return None, unique_id, met.peers()
+        new = _ffi.nccl_unique_id().hex() if here == processes[0] else None
+        answers = rendezvous.exchange(processes, here, "NCCL's id", new)
+        unique_id = answers[processes[0]]
+    return None, unique_id, neighbors.peers(processes, here)
 
 
 def _new_world(
-    spec: CommunicatorSpec, unique_id: str, peers: list[tuple[int, int, int, int]]
-) -> _ffi.NcclWorld:
+    spec: CommunicatorSpec, unique_id: str, peers: list[neighbors.Peer]
+) -> "_ffi.NcclWorld":
     in_order = sorted(spec.mesh.devices.flat, key=lambda device: device.id)
     world = _ffi.nccl_world(
         size=len(in_order),

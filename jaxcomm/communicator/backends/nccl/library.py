@@ -6,7 +6,8 @@ import importlib.util
 import os
 import pathlib
 
-from jaxcomm import _ffi, config
+from jaxcomm import config
+from jaxcomm._built import _ffi
 
 
 @dataclasses.dataclass(frozen=True)

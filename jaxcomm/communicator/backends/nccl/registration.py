@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import jax
 
-from jaxcomm import _ffi
+from jaxcomm._built import _ffi
 from jaxcomm.communicator.backends.nccl import agreement
 from jaxcomm.errors import CommunicatorError
 

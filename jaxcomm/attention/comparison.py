@@ -1,0 +1,185 @@
+"""What each strategy of attention would send and hold, without any device."""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax.numpy as jnp
+
+from jaxcomm.attention import arguments
+from jaxcomm.attention.layout import Layout
+from jaxcomm.attention.problem import Problem
+from jaxcomm.attention.strategies.choice import ComparedStrategy, compared, fastest
+from jaxcomm.communicator import text_table
+from jaxcomm.machine import Machine
+from jaxcomm.primitives.arguments import flag, integer
+
+_WHAT = "compare_strategies"
+_COLUMNS = (
+    *("  strategy", "sends", "sent forward", "backward", "K and V", "GFLOP"),
+    *("balance", "relative time"),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """Every strategy for one call of attention; prints as a table.
+
+    Attributes:
+      chosen: the strategy of least time. ``strategy="auto"`` chooses so too, with the
+        numbers of the machine ``"gpu"`` or ``"cpu"``.
+      rows: by name.
+      machine: whose numbers the times are made of.
+    """
+
+    chosen: str
+    rows: dict[str, ComparedStrategy]
+    machine: Machine
+
+    def __str__(self) -> str:
+        least = self.rows[self.chosen].seconds
+        cells = [
+            (
+                f"{'>' if name == self.chosen else ' '} {name}",
+                str(row.sends),
+                *map(text_table.size, (row.forward_bytes, row.backward_bytes)),
+                text_table.size(row.memory),
+                f"{row.flops / 1e9:.4g}",
+                f"{row.balance:.2f}",
+                f"{row.seconds / least:.2f}",
+            )
+            for name, row in self.rows.items()
+            if row.why_not is None
+        ]
+        return "\n".join(
+            [
+                text_table.text(_COLUMNS, cells),
+                *(
+                    f"  {name} is not possible: {row.why_not}"
+                    for name, row in self.rows.items()
+                    if row.why_not is not None
+                ),
+                "Per rank. Bytes by formula. Time of both passes, over the least, by a "
+                f"model: {self.machine.flops:.3g} FLOP/s, "
+                f"{self.machine.bytes_per_second:.3g} B/s, {self.machine.latency:.2g} "
+                f"s a send ({self.machine.source}).",
+            ]
+        )
+
+
+def compare_strategies(
+    layout: Layout,
+    *,
+    heads: int,
+    head_size: int,
+    key_heads: int | None = None,
+    value_size: int | None = None,
+    batch: int = 1,
+    dtype: Any = "bfloat16",
+    key_layout: Layout | None = None,
+    is_causal: bool = False,
+    local_window_size: int | tuple[int, int] | None = None,
+    axis_sizes: tuple[int, ...] | None = None,
+    machine: str | Machine = "gpu",
+) -> Comparison:
+    """Say what each strategy would send and hold, and which is chosen.
+
+    Needs no device. Documents and padding of a batch are not known to it.
+
+    Args:
+      layout: of the sequence.
+      heads, key_heads: query heads, and key heads; the same if None.
+      head_size, value_size: of keys, and of values; the same if None.
+      batch: sequences of a rank.
+      dtype: of the arrays.
+      key_layout: of the keys, if they are another sequence.
+      is_causal, local_window_size: as in ``ring_attention``.
+      axis_sizes: of the mesh axes that split the sequence, if they are several.
+      machine: a name, such as ``"h100"`` or ``"cpu"``, or a ``jaxcomm.Machine``.
+
+    Raises:
+      TypeError: a layout or a number is of another type.
+      ValueError: a number is below one, ``key_heads`` do not divide ``heads``, the
+        product of ``axis_sizes`` or the ranks of ``key_layout`` are not those of
+        ``layout``, or the machine is unknown.
+
+    >>> layout = Layout("zigzag", 8, 32768)
+    >>> found = compare_strategies(
+    ...     layout, heads=32, key_heads=8, head_size=128, is_causal=True
+    ... )
+    >>> found.chosen, found.rows["ring"].sends
+    ('ring', 7)
+    """
+    key_layout = layout if key_layout is None else key_layout
+    if axis_sizes is not None:
+        sizes = axis_sizes if isinstance(axis_sizes, (tuple, list)) else (axis_sizes,)
+        axis_sizes = tuple(_positive(size, "axis_sizes") for size in sizes)
+    _check_layouts(layout, key_layout, axis_sizes)
+    heads, head_size, batch, key_heads, value_size = (
+        _positive(found, name)
+        for name, found in (
+            ("heads", heads),
+            ("head_size", head_size),
+            ("batch", batch),
+            ("key_heads", heads if key_heads is None else key_heads),
+            ("value_size", head_size if value_size is None else value_size),
+        )
+    )
+    if heads % key_heads:
+        raise ValueError(
+            f"{_WHAT}: key_heads={key_heads} do not divide heads={heads}. Pass a "
+            "divisor: each key head serves an equal group of query heads."
+        )
+    is_causal = flag(is_causal, f"{_WHAT}: is_causal")
+    window = arguments.window_of(local_window_size, is_causal, _WHAT)
+    problem = Problem(
+        query_layout=layout,
+        key_layout=key_layout,
+        mask=arguments.mask_of(layout, key_layout, window),
+        batch=batch,
+        heads=heads,
+        key_heads=key_heads,
+        head_size=head_size,
+        value_size=value_size,
+        itemsize=_dtype_of(dtype).itemsize,
+        axis_sizes=(layout.size,) if axis_sizes is None else axis_sizes,
+    )
+    machine = Machine.named(machine)
+    rows = compared(problem, machine)
+    return Comparison(fastest(rows), rows, machine)
+
+
+def _check_layouts(layout, key_layout, axis_sizes) -> None:
+    for name, found in (("layout", layout), ("key_layout", key_layout)):
+        if not isinstance(found, Layout):
+            raise TypeError(
+                f"{_WHAT}: {name}={found!r} is no layout. Pass jaxcomm.Layout("
+                "schedule, size, length)."
+            )
+    ranks = layout.size if axis_sizes is None else math.prod(axis_sizes)
+    if layout.size != ranks or layout.size != key_layout.size:
+        raise ValueError(
+            f"{_WHAT}: the layout is of {layout.size} ranks, that of the keys of"
+            f" {key_layout.size}, and axis_sizes={axis_sizes}. All must be of the same "
+            "ranks."
+        )
+
+
+def _dtype_of(dtype):
+    try:
+        found = None if dtype is None else jnp.dtype(dtype)
+    except TypeError:
+        found = None
+    if found is None or not jnp.issubdtype(found, jnp.floating):
+        raise TypeError(
+            f"{_WHAT}: dtype={dtype!r} is no floating dtype. Pass one, such as "
+            "'bfloat16'."
+        )
+    return found
+
+
+def _positive(found, name: str) -> int:
+    number = integer(found, f"{_WHAT}: {name}")
+    if number < 1:
+        raise ValueError(f"{_WHAT}: {name}={number}. Pass one or more.")
+    return number

@@ -1,0 +1,109 @@
+"""Kernels of our own for CUDA, by Pallas and Triton, with every mask and option.
+
+A tile's scores stay in a multiprocessor; mask, bias and dropout are those of
+``scores.py``.
+"""
+
+import dataclasses
+
+from jaxcomm import compat
+from jaxcomm.attention.kernels import gpus
+from jaxcomm.attention.kernels.hop import Grads, Hop
+from jaxcomm.attention.kernels.kernel import OPTIONS, Kernel
+from jaxcomm.attention.kernels.pallas.bias import grad_bias
+from jaxcomm.attention.kernels.pallas.forward import attend
+from jaxcomm.attention.kernels.pallas.gradients import grad_keys, grad_queries
+from jaxcomm.attention.kernels.pallas.work import LOG2_E, Sizes
+
+_DTYPES = ("bfloat16", "float16", "float32")
+_LARGEST_HEAD_SIZE = 256
+
+
+@dataclasses.dataclass(frozen=True)
+class Pallas(Kernel):
+    """Our kernels; they are compiled for the GPUs at hand.
+
+    Attributes:
+      sizes: tiles of the output, of the gradient of queries, and of those of keys and
+        values. If None, as were the fastest.
+      interpret: whether to run on a CPU, slowly.
+    """
+
+    sizes: tuple[Sizes, Sizes, Sizes] | None = None
+    interpret: bool = False
+    name = "pallas"
+    options = frozenset(OPTIONS)
+
+    def why_not(self, hop):
+        arrays = hop.query, hop.key, hop.value
+        if hop.query.dtype.name not in _DTYPES:
+            return (
+                f"it computes in {', '.join(_DTYPES)}, and query is {hop.query.dtype}"
+            )
+        size = max(hop.query.shape[3], hop.value.shape[3])
+        if size > _LARGEST_HEAD_SIZE:
+            return f"the head size is {size}, and it takes {_LARGEST_HEAD_SIZE} at most"
+        if not all(x.size for x in arrays):
+            shapes = f"query {hop.query.shape}, key {hop.key.shape}"
+            return f"there is nothing to compute ({shapes})"
+        reason = compat.triton_mismatch()
+        if reason is not None or hop.platform is None or self.interpret:
+            return reason
+        reason = gpus.why_not_compiled(hop)
+        if reason is not None:
+            return reason
+        found = gpus.local()
+        reason = gpus.why_none_serves(found)
+        return reason or compat.why_no_triton_for(found[0].device_kind)
+
+    def _sizes(self, hop: Hop) -> tuple[Sizes, Sizes, Sizes]:
+        return self.sizes or (_forward_sizes(hop), *_backward_sizes(hop))
+
+    def forward(self, hop):
+        return attend(hop, None, self._sizes(hop)[0], self.interpret)
+
+    def forward_onto(self, hop, merged):
+        return attend(hop, merged, self._sizes(hop)[0], self.interpret)
+
+    def backward(self, hop, saved):
+        return self.backward_onto(hop, saved, None)
+
+    def backward_onto(self, hop, saved, total):
+        _, of_queries, of_keys = self._sizes(hop)
+        saved = saved._replace(lse=saved.lse * LOG2_E)
+        query, slopes = grad_queries(hop, saved, total, of_queries, self.interpret)
+        key, value = grad_keys(hop, saved, of_keys, self.interpret)
+        bias = None
+        if hop.bias is not None:
+            bias = grad_bias(hop, saved, of_keys, self.interpret)
+        return Grads(query, key, value, bias, slopes)
+
+
+def _forward_sizes(hop: Hop) -> Sizes:
+    """Return the tiles of the output.
+
+    In bfloat16 and up to a head size of 128, of eight on an H200 the fastest.
+    """
+    head_size = max(hop.query.shape[3], hop.value.shape[3])
+    if hop.query.dtype.itemsize > 2:
+        return Sizes(queries=64, keys=32, warps=4, stages=1)
+    if head_size > 128:
+        return Sizes(queries=128, keys=32, warps=8, stages=2)
+    return Sizes(queries=128, keys=64, warps=4, stages=3 if head_size <= 64 else 2)
+
+
+def _backward_sizes(hop: Hop) -> tuple[Sizes, Sizes]:
+    """Return the tiles of the gradients of queries, and of keys and values.
+
+    In bfloat16 and up to a head size of 128, of eight each on an H200 the fastest.
+    """
+    head_size = max(hop.query.shape[3], hop.value.shape[3])
+    if hop.query.dtype.itemsize > 2:
+        return Sizes(32, 32, 4, 1), Sizes(32, 32, 4, 1)
+    if head_size > 128:
+        return Sizes(64, 32, 4, 1), Sizes(32, 64, 4, 1)
+    of_keys = Sizes(queries=64, keys=64, warps=4, stages=2)
+    return (of_keys if head_size > 64 else Sizes(128, 64, 8, 2)), of_keys
+
+
+PALLAS = Pallas()

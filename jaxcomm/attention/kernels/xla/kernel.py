@@ -1,0 +1,225 @@
+"""Attention of the local queries against one block of keys and values, by XLA.
+
+Tiles are heads-major, so that a tile's scores stay in the L2 cache, and the query heads
+that share a key head are rows of one matrix.
+
+Source: Dao, FlashAttention-2, 2023.
+"""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxcomm.attention.kernels.hop import Grads, Hop, Saved
+from jaxcomm.attention.kernels.kernel import OPTIONS, Kernel
+from jaxcomm.attention.kernels.scores import Tile
+from jaxcomm.attention.kernels.xla import loops
+from jaxcomm.attention.kernels.xla.loops import TileLoop
+from jaxcomm.attention.kernels.xla.tiles import Tiles
+from jaxcomm.attention.merge import at_least_half
+
+
+@dataclasses.dataclass(frozen=True)
+class Xla(Kernel):
+    """XLA's operations, tile by tile: every option, every platform, both derivatives.
+
+    Attributes:
+      loop: how to go through the tiles. If None, as is best for the platform.
+    """
+
+    loop: TileLoop | None = None
+    name = "xla"
+    options = frozenset(OPTIONS)
+
+    def why_not(self, hop):
+        return None
+
+    def _tiles(self, hop: Hop) -> tuple[TileLoop, Tiles]:
+        is_gpu = hop.platform in ("cuda", "rocm")
+        loop = self.loop or (loops.ON_GPU if is_gpu else loops.ON_CPU)
+        return loop, Tiles(hop, loop.tokens)
+
+    def forward(self, hop):
+        loop, tiles = self._tiles(hop)
+
+        def nothing():
+            shape = (*hop.query.shape[:3], hop.value.shape[3])
+            out = jnp.zeros_like(hop.query, tiles.dtype, shape=shape)
+            return out, jnp.full_like(out[..., 0], -jnp.inf)
+
+        return tiles.if_visible(lambda: _forward(hop, tiles, loop), nothing)
+
+    def backward(self, hop, saved):
+        loop, tiles = self._tiles(hop)
+        given = hop.query, hop.key, hop.value, hop.bias, hop.slopes
+
+        def nothing():
+            return Grads(
+                *(None if x is None else jnp.zeros_like(x, tiles.dtype) for x in given)
+            )
+
+        return tiles.if_visible(lambda: _backward(hop, saved, tiles, loop), nothing)
+
+
+def _forward(hop: Hop, tiles: Tiles, loop: TileLoop):
+    queries = tiles.split_queries(hop.query) * hop.scale
+    keys, values = map(tiles.split_keys, (hop.key, hop.value))
+
+    def of_head(of):
+        query_tiles, key_tiles, value_tiles, head = of
+        head = tiles.of_head(head)
+
+        def of_queries(of):
+            rows, row, modes = of
+
+            def of_keys(carry, of, choose):
+                columns, values, column = of
+
+                def compute(is_masked):
+                    tile = tiles.tile(head, row, column, is_masked)
+                    return _forward_tile(carry, rows, columns, values, tile)
+
+                return choose(compute)
+
+            top = jnp.full_like(rows[:, 0], -jnp.inf)
+            out = jnp.zeros_like(rows, shape=(rows.shape[0], value_tiles.shape[2]))
+            start = (top, jnp.zeros_like(top), out)
+            of_all = (key_tiles, value_tiles, tiles.columns(head))
+            top, total, out = loop.over(of_keys, start, of_all, modes)
+            # A row that saw no key has out 0 and top -inf.
+            total = at_least_half(total)
+            share = 1 / total
+            return out * share[:, None], top + jnp.log(total)
+
+        return jax.lax.map(of_queries, (query_tiles, tiles.rows(head), head.modes))
+
+    out, lse = jax.lax.map(of_head, (queries, keys, values, tiles.heads))
+    return tiles.join_queries(out), tiles.join_queries(lse)
+
+
+def _forward_tile(carry, rows, columns, values, tile: Tile):
+    """Add one tile to (running maximum, running sum, unnormalized output)."""
+    top, total, out = carry
+    scores, _ = tile.bend(rows @ columns.astype(rows.dtype).T)
+    new_top = jnp.maximum(top, scores.max(1))
+    finite_top = jnp.where(jnp.isneginf(new_top), 0, new_top)
+    weights = jnp.exp(scores - finite_top[:, None])
+    decay = jnp.exp(top - finite_top)
+    total = total * decay + weights.sum(1)
+    out = out * decay[:, None] + tile.thin(weights) @ values.astype(rows.dtype)
+    return new_top, total, out
+
+
+def _backward(hop: Hop, saved: Saved, tiles: Tiles, loop: TileLoop) -> Grads:
+    queries = tiles.split_queries(hop.query) * hop.scale
+    keys, values = map(tiles.split_keys, (hop.key, hop.value))
+    # exp(score - inf) is 0: padding gives no gradient.
+    lse = tiles.split_queries(saved.lse, jnp.inf)
+    grads, delta = map(tiles.split_queries, (saved.grad_out, saved.delta))
+
+    def of_head(grad_bias, of):
+        of_head_queries, key_tiles, value_tiles, head = of
+        query_tiles = of_head_queries[0]
+        head = tiles.of_head(head)
+
+        def of_keys(carry, of):
+            columns, values, column, modes = of
+            columns, values = columns.astype(tiles.dtype), values.astype(tiles.dtype)
+
+            def of_queries(carry, of, choose):
+                given, row, at = of
+
+                def compute(is_masked):
+                    tile = tiles.tile(head, row, column, is_masked, across=True)
+                    return _backward_tile(given, columns, values, tile)
+
+                added = choose(compute)
+                grad_queries, summed, grad_bias = carry
+                if tiles.bias is not None:
+                    place = tiles.bias_place(head, row, column)
+                    grad_bias = tiles.bias.add(grad_bias, place, added.scores.T)
+                # By slices: at[at].add would be a scatter.
+                sums = jax.lax.dynamic_index_in_dim(grad_queries, at, keepdims=False)
+                grad_queries = jax.lax.dynamic_update_index_in_dim(
+                    grad_queries, sums + added.rows, at, 0
+                )
+                summed = jax.tree.map(jnp.add, summed, added.summed)
+                return grad_queries, summed, grad_bias
+
+            grad_queries, slopes, grad_bias = carry
+            start = (
+                grad_queries,
+                (jnp.zeros_like(columns), jnp.zeros_like(values), slopes),
+                grad_bias,
+            )
+            of_all = (of_head_queries, tiles.rows(head), jnp.arange(len(query_tiles)))
+            grad_queries, summed, grad_bias = loop.over(
+                of_queries, start, of_all, modes
+            )
+            *grads_of_keys, slopes = summed
+            return (grad_queries, slopes, grad_bias), grads_of_keys
+
+        slopes = None
+        if head.slopes is not None:
+            slopes = jnp.zeros_like(head.slopes, tiles.dtype)
+        carry = jnp.zeros_like(query_tiles), slopes, grad_bias
+        of_all = (key_tiles, value_tiles, tiles.columns(head), head.modes.T)
+        (grad_queries, slopes, grad_bias), summed = jax.lax.scan(of_keys, carry, of_all)
+        return grad_bias, (grad_queries, *summed, slopes)
+
+    grad_bias = None
+    if tiles.bias is not None:
+        grad_bias = jnp.zeros_like(tiles.bias.tiles, tiles.dtype)
+    of_all = ((queries, grads, lse, delta), keys, values, tiles.heads)
+    grad_bias, outs = jax.lax.scan(of_head, grad_bias, of_all)
+    grad_query, grad_key, grad_value, grad_slopes = outs
+    return Grads(
+        tiles.join_queries(grad_query) * hop.scale,
+        tiles.join_keys(grad_key),
+        tiles.join_keys(grad_value),
+        None if tiles.bias is None else tiles.bias.join(grad_bias),
+        None if grad_slopes is None else tiles.join_heads(grad_slopes),
+    )
+
+
+class _TileGrads(NamedTuple):
+    """What a tile adds.
+
+    Attributes:
+      rows: to the gradient of the queries.
+      summed: to those of keys, values and slopes; the last None if not given.
+      scores: the gradient of the scores, (keys, rows), if there is a bias; else None.
+    """
+
+    rows: Any
+    summed: tuple
+    scores: Any
+
+
+def _backward_tile(given, columns, values, tile: Tile) -> _TileGrads:
+    """Compute one tile's part of the gradients.
+
+    Scores are held transposed, (keys, queries): two of the three products that consume
+    them then read them in storage order, a quarter faster than the other way round.
+    """
+    rows, grads, lse, delta = given
+    scores, derivative = tile.bend(columns @ rows.T)
+    weights = jnp.exp(scores - lse)
+    grad_scores = weights * (tile.thin(values @ grads.T) - delta)
+    if derivative is not None:
+        grad_scores *= derivative
+    slopes = None
+    if tile.slopes is not None:
+        slopes = -(grad_scores * tile.distances(grad_scores.dtype)).sum(0)
+    return _TileGrads(
+        grad_scores.T @ columns,
+        (grad_scores @ rows, tile.thin(weights) @ grads, slopes),
+        None if tile.bias is None else grad_scores,
+    )
+
+
+XLA = Xla()
+# Of which JAX can take derivatives.
+DIFFERENTIABLE = Xla(loops.DIFFERENTIABLE)

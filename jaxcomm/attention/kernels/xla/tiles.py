@@ -1,0 +1,195 @@
+"""A hop as tiles: its arrays in tiles' order, and what each tile needs."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxcomm.attention.kernels.hop import Hop
+from jaxcomm.attention.kernels.scores import Tile
+from jaxcomm.attention.kernels.xla.bias import BiasTiles
+from jaxcomm.attention.kernels.xla.cut import Cut
+from jaxcomm.attention.mask import SKIP, Coordinates
+
+# With many query heads per key head a tile keeps at least so many queries.
+_FEWEST_QUERIES = 64
+# The position of keys that fill up a tile: beyond all.
+_BEYOND = jnp.iinfo(jnp.int32).max
+
+
+class Head(NamedTuple):
+    """What a key head needs; None or () where it is the same for all, or not given."""
+
+    queries: Any
+    keys: Any
+    modes: Any
+    index: Any
+    slopes: Any
+    seeds: Any
+
+
+class Place(NamedTuple):
+    """The tokens of a tile of queries or of keys, and which tile it is."""
+
+    tokens: Coordinates
+    index: Any
+
+
+class Tiles:
+    """The tiles of a hop. Key heads of the whole batch come first: B K.
+
+    Args:
+      hop: the hop.
+      tokens: the most rows of a tile, and the most keys.
+
+    Attributes:
+      dtype: of sums.
+      bias: the tiles of the bias, or None.
+      heads: what ``jax.lax.map`` hands to each head.
+    """
+
+    def __init__(self, hop: Hop, tokens: int):
+        self.hop, self.dtype = hop, hop.sum_dtype
+        self._batch, self._length, query_heads, _ = hop.query.shape
+        self._key_heads = hop.key.shape[2]
+        self._all_heads = self._batch * self._key_heads
+        self._group = query_heads // self._key_heads
+        rows = max(_FEWEST_QUERIES, tokens // self._group)
+        self._queries = Cut.fit(hop.query_segments, rows)
+        self._keys = Cut.fit(hop.key_segments, tokens)
+        self.bias = None
+        if hop.bias is not None:
+            shape = self._key_heads, self._group
+            self.bias = BiasTiles(hop.bias, self._queries, self._keys, *shape)
+        queries, keys = self._split_tokens()
+        self._shared = queries, keys, hop.mask.modes(queries, keys)
+        per_head: Any = (None, None, None)
+        if not hop.has_shared_tokens:
+            per_head = jax.tree.map(
+                lambda x: jnp.repeat(x, self._key_heads, 0), self._shared
+            )
+        self.heads = Head(
+            *per_head,
+            index=None if self.bias is None else jnp.arange(self._all_heads),
+            slopes=self._split_heads(hop.slopes),
+            seeds=self._split_heads(hop.seeds),
+        )
+
+    def if_visible(self, compute, nothing):
+        """Compute the hop, or nothing where its documents have nothing in common."""
+        if self.hop.queries.segment_ids is None:
+            return compute()
+        return jax.lax.cond((self._shared[2] != SKIP).any(), compute, nothing)
+
+    def of_head(self, head: Head) -> Head:
+        """Fill in what all heads share."""
+        if head.modes is None:
+            queries, keys, modes = self._shared
+            return head._replace(queries=queries, keys=keys, modes=modes)
+        return head
+
+    def rows(self, head: Head) -> Place:
+        """Return the query tiles of a head, for a loop over them."""
+        return self._places(head.queries, self._queries.count)
+
+    def columns(self, head: Head) -> Place:
+        """Return the key tiles of a head, for a loop over them."""
+        return self._places(head.keys, self._keys.count)
+
+    def _places(self, tokens, count):
+        return Place(tokens, None if self.bias is None else jnp.arange(count))
+
+    def tile(
+        self, head: Head, row: Place, column: Place, is_masked: bool, across=False
+    ) -> Tile:
+        """Return a tile for scores (rows, keys), or (keys, rows) if ``across``."""
+
+        def of_rows(x):
+            return x if x is None else (x[None] if across else x[:, None])
+
+        def of_keys(x):
+            return x if x is None else (x[:, None] if across else x)
+
+        def of_tokens(x):
+            # Rows count group, then token.
+            return of_rows(None if x is None else jnp.tile(x, self._group))
+
+        bias = None
+        if self.bias is not None:
+            bias = self.bias.rows(self.bias_place(head, row, column))
+            bias = bias.T if across else bias
+        return Tile(
+            hop=self.hop,
+            rows=Coordinates(*map(of_tokens, row.tokens)),
+            keys=Coordinates(*map(of_keys, column.tokens)),
+            is_masked=is_masked,
+            bias=bias,
+            slopes=of_rows(head.slopes),
+            seeds=of_rows(head.seeds),
+        )
+
+    def bias_place(self, head: Head, row: Place, column: Place):
+        """Return where a tile's bias is."""
+        assert self.bias is not None
+        return self.bias.place(head.index, row.index, column.index)
+
+    def split_queries(self, x, fill: float = 0):
+        """(B, T, N[, D]) to (B K, tiles, rows[, D]); rows count group, then token."""
+        heads = (self._key_heads, self._group)
+        x = x.reshape(self._batch, self._length, *heads, *x.shape[3:])
+        x = self._queries.split(jnp.moveaxis(x, 1, 3), 3, fill)
+        x = jnp.moveaxis(x, 3, 2).astype(self.dtype)
+        rows = self._group * self._queries.size
+        return x.reshape(self._all_heads, self._queries.count, rows, *x.shape[5:])
+
+    def join_queries(self, x):
+        """Undo :meth:`split_queries`."""
+        shape = (self._batch, self._key_heads, self._queries.count, self._group)
+        x = x.reshape(*shape, self._queries.size, *x.shape[3:])
+        x = self._queries.join(jnp.moveaxis(x, 2, 3), 3)
+        x = jnp.moveaxis(x, 3, 1)
+        return x.reshape(*x.shape[:2], self._key_heads * self._group, *x.shape[4:])
+
+    def split_keys(self, x):
+        """(B, S, K, D) to (B K, tiles, keys, D), in the dtype of ``x``."""
+        x = self._keys.split(jnp.moveaxis(x, 1, 2), 2)
+        return x.reshape(self._all_heads, *x.shape[2:])
+
+    def join_keys(self, x):
+        """Undo :meth:`split_keys`."""
+        x = x.reshape(self._batch, self._key_heads, *x.shape[1:])
+        return jnp.moveaxis(self._keys.join(x, 2), 2, 1)
+
+    def join_heads(self, x):
+        """Sum (B K, rows) over the tokens of a tile, to (B, N)."""
+        x = x.reshape(self._all_heads, self._group, self._queries.size).sum(2)
+        return x.reshape(self._batch, self._key_heads * self._group)
+
+    def _split_heads(self, x):
+        """(B, N) to (B K, rows)."""
+        if x is None:
+            return None
+        x = x.reshape(self._all_heads, self._group)
+        return jnp.repeat(x, self._queries.size, 1)
+
+    def _split_tokens(self):
+        """Cut tokens into ([B,] tiles, tokens of a tile); padding keys are beyond all.
+
+        Both have a dimension B if one of them has.
+        """
+        is_shared = self.hop.has_shared_tokens
+
+        def split(tokens: Coordinates, cut: Cut, fill):
+            def one(x, fill):
+                if not is_shared and x.ndim == 1:
+                    x = jnp.broadcast_to(x, (self._batch, *x.shape))
+                return cut.split(x, x.ndim - 1, fill)
+
+            ids = tokens.segment_ids
+            # Padding repeats a real token: it must not change a tile's mode.
+            ids = None if ids is None else one(ids, "edge")
+            return Coordinates(one(tokens.positions, fill), ids)
+
+        hop = self.hop
+        queries = split(hop.queries, self._queries, "edge")
+        return queries, split(hop.keys, self._keys, _BEYOND)

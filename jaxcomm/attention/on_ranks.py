@@ -1,0 +1,246 @@
+"""Attend inside shard_map: what both public functions have in common."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxcomm import compat
+from jaxcomm.attention import arguments, segments
+from jaxcomm.attention.arguments import Options
+from jaxcomm.attention.differentiate import attend
+from jaxcomm.attention.kernels.hop import Hop, sum_dtype
+from jaxcomm.attention.layout import Layout, Tokens
+from jaxcomm.attention.permutation import no_positions
+from jaxcomm.attention.positions import all_are_right
+from jaxcomm.attention.problem import Problem
+from jaxcomm.attention.promotion import promotes_ranks
+from jaxcomm.attention.strategies.choice import choose
+from jaxcomm.attention.strategies.registry import get_strategy
+from jaxcomm.attention.strategies.strategy import Call, Inputs, Strategy
+from jaxcomm.machine import MACHINES
+from jaxcomm.primitives.call import SCOPE, call_of
+from jaxcomm.primitives.call import Call as CollectiveCall
+from jaxcomm.primitives.pvary import vary
+
+
+class Arrays(NamedTuple):
+    """The arrays of a call, of one rank.
+
+    Attributes:
+      query, key, value: (B, T, N, H), (B, S, K, H), (B, S, K, V), or all without B.
+      bias, mask: as in ``ring_attention``.
+      sinks, alibi_slopes: (N,) or None.
+      seeds: uint32 (B, N) of dropout, or None.
+    """
+
+    query: Any
+    key: Any
+    value: Any
+    bias: Any = None
+    mask: Any = None
+    sinks: Any = None
+    alibi_slopes: Any = None
+    seeds: Any = None
+
+
+@promotes_ranks
+def attend_on_ranks(
+    options: Options, arrays: Arrays, axis_name, tokens, key_tokens=None
+) -> Any:
+    """Attend over what the ranks of an axis hold.
+
+    Args:
+      options: checked.
+      arrays: of this rank.
+      axis_name: the mesh axis, or tuple of axes, that splits the sequence.
+      tokens: of the queries, and of the keys if there are no others.
+      key_tokens: of the keys, or None.
+
+    Returns:
+      What ``ring_attention`` returns.
+
+    Raises:
+      As ``ring_attention``.
+    """
+    what = options.what
+    named = call_of(what, axis_name, lane=options.lane, backend=options.backend)
+    axis_name = named.axes[0] if len(named.axes) == 1 else named.axes
+    arguments.check_axes(named.axes, what)
+    has_batch, of_tokens = arguments.batched(what, *arrays[:3])
+    arrays = arrays._replace(**of_tokens)
+    arguments.check_arrays(what, **of_tokens)
+    arguments.check_are_local(what, **of_tokens)
+    # Collectives of the backward pass travel by the same: see differentiate.py.
+    with SCOPE(named.scope):
+        queries = _held(tokens, arrays.query, axis_name, what, "query", "tokens")
+        keys = None
+        if key_tokens is not None:
+            keys = _held(key_tokens, arrays.key, axis_name, what, "key", "key_tokens")
+        elif arrays.key.shape[1] != arrays.query.shape[1]:
+            raise ValueError(
+                f"{what}: key has {arrays.key.shape[1]} tokens on this rank, and query "
+                f"{arrays.query.shape[1]}. Pass key_tokens, which are those of the "
+                "keys."
+            )
+        problem = _problem(options, arrays, queries[1], (keys or queries)[1], named)
+        inputs, sinks = _inputs(what, arrays, queries, keys or queries)
+        call = _call(options, problem, inputs, axis_name, named)
+        is_right = all_are_right(queries, keys, axis_name, what)
+        everything = _vary_alike((inputs, sinks, is_right), named)
+        out, residual = attend(call, *everything)
+    if not has_batch:
+        out, residual = out[0], residual[0]
+    return (out, residual) if options.has_residual else out
+
+
+def _held(given, x, axis_name, what: str, name: str, argument: str):
+    """Return the tokens of an array, and who holds which positions.
+
+    Args:
+      given: tokens, or the layout of those in natural order.
+      x: (B, T, ...), of this rank.
+      axis_name: the axis that splits the sequence.
+      what: the function that was called.
+      name: of the array.
+      argument: what the tokens are called.
+
+    Raises:
+      TypeError: they are no tokens, or their positions are missing.
+      ValueError: they are not those of the array, or of the axis.
+    """
+    if isinstance(given, Layout):
+        if not given.is_natural:
+            raise TypeError(f"{what}: {no_positions(given.schedule, argument)}")
+        given = Tokens(given, None)
+    if not isinstance(given, Tokens):
+        raise TypeError(
+            f"{what}: {argument}={given!r} is of type {type(given).__name__}. Pass the "
+            "tokens of `batch, tokens = layout.reorder(batch)`, or a contiguous Layout."
+        )
+    layout = given.layout
+    batch, count = x.shape[:2]
+    if count != layout.local_length:
+        raise ValueError(
+            f"{what}: {name} has {count} tokens on this rank, and the layout of "
+            f"{argument} gives each of its {layout.size} ranks {layout.local_length} "
+            f"of {layout.length}. Reorder {name} with that layout; or check that "
+            "dimension 1 counts tokens and is split over the axis alone."
+        )
+    layout.check_axis(axis_name, what)
+    for part in ("positions", "segment_ids"):
+        shape = getattr(getattr(given, part), "shape", None)
+        if shape not in (None, (batch, count), (1, count), (count,)):
+            raise ValueError(
+                f"{what}: {argument}.{part} has shape {shape} on this rank, and "
+                f"{name} has {batch} sequences of {count} tokens. Split what "
+                "layout.reorder returned as the batch is."
+            )
+    return given, given.layout_of_ranks(axis_name, what, argument)
+
+
+def _ids(queries: Tokens, keys: Tokens, shapes, what: str):
+    """Return int32 (B, T) and (B, S), the documents of queries and keys, or None."""
+    found = []
+    for tokens, shape in zip((queries, keys), shapes, strict=True):
+        ids = segments.ids_of(tokens.segment_ids, f"{what}: segment_ids")
+        if ids is not None and not jnp.issubdtype(jnp.asarray(ids).dtype, jnp.integer):
+            raise TypeError(
+                f"{what}: segment_ids have dtype {ids.dtype}. Pass integers."
+            )
+        if ids is not None:
+            ids = jnp.broadcast_to(jnp.asarray(ids, jnp.int32), shape)
+        found.append(ids)
+    if (found[0] is None) != (found[1] is None):
+        raise ValueError(
+            f"{what}: {'key_tokens' if found[0] is None else 'tokens'} alone has "
+            "segment ids or lengths. Give layout.reorder those of queries and of keys; "
+            "zeros where all is one document."
+        )
+    return found
+
+
+def _inputs(what: str, arrays: Arrays, queries, keys):
+    """Return the arrays of a strategy, and the sinks in the dtype of sums."""
+    (tokens, layout), (key_tokens, key_layout) = queries, keys
+    query = arrays.query
+    batch, count, heads, _ = query.shape
+    ids, key_ids = _ids(
+        tokens, key_tokens, (query.shape[:2], arrays.key.shape[:2]), what
+    )
+    sinks = arguments.check_heads(arrays.sinks, heads, "sinks", what)
+    slopes = arguments.check_heads(arrays.alibi_slopes, heads, "alibi_slopes", what)
+    of_sums = sum_dtype(query.dtype)
+    if slopes is not None:
+        slopes = jnp.broadcast_to(slopes.astype(of_sums), (batch, heads))
+    bias = arguments.bias_of(
+        arrays.bias,
+        arrays.mask,
+        (batch, heads, count, key_layout.length),
+        key_layout,
+        what,
+    )
+    inputs = Inputs(
+        *(query, arrays.key, arrays.value, ids, key_ids),
+        *(bias, slopes, arrays.seeds, layout, key_layout),
+    )
+    return inputs, None if sinks is None else sinks.astype(of_sums)
+
+
+def _problem(options, arrays, layout, key_layout, named) -> Problem:
+    batch, _, heads, head_size = arrays.query.shape
+    return Problem(
+        query_layout=layout,
+        key_layout=key_layout,
+        mask=arguments.mask_of(layout, key_layout, options.window),
+        batch=batch,
+        heads=heads,
+        key_heads=arrays.key.shape[2],
+        head_size=head_size,
+        value_size=arrays.value.shape[3],
+        itemsize=arrays.query.dtype.itemsize,
+        axis_sizes=tuple(jax.lax.axis_size(axis) for axis in named.axes),
+    )
+
+
+def _call(options: Options, problem: Problem, inputs: Inputs, axis_name, named) -> Call:
+    """Return what strategies know of a call before they see an array."""
+    bias, scale = inputs.bias, options.scale
+    return Call(
+        axis_name=axis_name,
+        size=problem.size,
+        hop=Hop(
+            scale=problem.head_size**-0.5 if scale is None else scale,
+            mask=problem.mask,
+            soft_cap=options.soft_cap,
+            dropout_rate=options.dropout_rate,
+            has_residual=options.has_residual,
+            kernels=options.kernels,
+        ),
+        strategy=_strategy_of(options, problem),
+        scope=named.scope,
+        bias_dtype=None if bias is None else bias.dtype.name,
+    )
+
+
+def _strategy_of(options: Options, problem: Problem) -> Strategy:
+    if options.strategy == "auto":
+        platform = "cpu" if compat.mesh_platform() == "cpu" else "gpu"
+        return choose(problem, MACHINES[platform])
+    return get_strategy(options.strategy, problem, options.what)
+
+
+def _vary_alike(tree, named: CollectiveCall):
+    """Mark all arrays as varying over the ring and over each other's axes.
+
+    The loop's carries need one type; and the transpose of this mark is what sums the
+    gradients of an input that is replicated over one of the axes.
+    """
+    ring_axes = compat.varying_axes(jax.lax.axis_index(named.axes))
+    # Under check_vma=False nothing is marked, and shard_map itself sums the gradients.
+    if not ring_axes:
+        return tree
+    axes = ring_axes.union(*map(compat.varying_axes, jax.tree.leaves(tree)))
+    leaves, structure = jax.tree.flatten(tree)
+    over_all = named.replace(axes=tuple(sorted(axes)))
+    return structure.unflatten(vary(leaves, over_all))

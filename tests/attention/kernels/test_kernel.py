@@ -1,0 +1,272 @@
+"""A kernel from outside of the package: it runs in every strategy, or is refused."""
+
+import dataclasses
+import functools
+import runpy
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import split
+from dense import Options
+from hops import Case, both, hop_of
+
+from jaxcomm import attention
+from jaxcomm.attention import Grads, Kernel
+from jaxcomm.attention.kernels.blocks import BlockKernel
+from jaxcomm.attention.strategies.usp import Usp
+
+ROOT = Path(__file__).parents[3]
+Plain = runpy.run_path(str(ROOT / "examples/recipes/attention_kernel.py"))["Plain"]
+DOCUMENTS = np.array([[0] * 7 + [1] * 11 + [2] * 3 + [-1] * 2])
+WINDOW = Options(window=(6, 3), query_ids=DOCUMENTS)
+PACKED = np.array([[-1] * 2 + [0] * 4 + [1] * 7 + [2] * 11])
+RING = {"strategy": "ring"}
+CAUSAL = Options(is_causal=True, query_ids=DOCUMENTS)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "schedule", "options"),
+    [
+        ("ring", "zigzag", CAUSAL),
+        ("ring", "striped", WINDOW),
+        ("all_gather", "zigzag", CAUSAL),
+        ("ulysses", "contiguous", WINDOW),
+        (Usp(2), "zigzag", CAUSAL),
+        ("halo", "contiguous", WINDOW),
+    ],
+)
+def test_it_runs_in_every_strategy(strategy, schedule, options):
+    """With padding, documents, two query heads to a key head, a residual."""
+    with jax.enable_x64(True):
+        shapes = (1, 23, 8, 4), (1, 23, 4, 4)
+        *arrays, grads = split.inputs(*shapes, dtype=jnp.float64, value_size=6)
+        how = {"strategy": strategy, "schedule": schedule, "implementation": Plain()}
+        split.compare(*arrays, options, grads, 1e-13, size=4, **how)
+
+
+def test_a_program_has_its_name(lowered):
+    program = lowered("cpu", implementation=Plain(), grads=True)
+    assert attention.kernels_of(program) == {"plain"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Told(Plain):
+    """Keeps what it was asked, and refuses what it is told to."""
+
+    refused: str | None = None
+    name = "told"
+    asked = []  # noqa: RUF012
+
+    def why_not(self, hop):
+        self.asked.append(hop)
+        is_refused = hop.platform == self.refused
+        return f"{self.refused} is not its own" if is_refused else None
+
+
+def test_it_is_asked_with_shapes_before_and_for_each_platform(lowered):
+    Told.asked.clear()
+    for strategy in ("ring", "all_gather", "ulysses"):
+        with pytest.raises(
+            ValueError, match=r"asked for, but None is not its own\. Pa"
+        ):
+            lowered(implementation=Told(), strategy=strategy)
+    with pytest.raises(ValueError, match="'told' was asked for, but cuda is not its"):
+        lowered("cuda", implementation=Told(refused="cuda"))
+    Told.asked.clear()
+    lowered("tpu", "cpu", implementation=Told(refused="cuda"), grads=True)
+    asked = {(hop.platform, hop.is_backward) for hop in Told.asked}
+    assert asked == {(None, False), *((p, b) for p in ("tpu", "cpu") for b in (0, 1))}
+    hop = Told.asked[-1]
+    assert hop.query.shape == (2, 6, 4, 64)
+    assert hop.query.dtype == jnp.bfloat16
+    assert hop.mask.is_causal
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"bias": jnp.ones((1, 1, 1, 24))}, "a bias or mask"),
+        ({"mask": jnp.ones((1, 1, 1, 24), bool)}, "a bias or mask"),
+        ({"alibi_slopes": jnp.ones(4)}, "alibi_slopes"),
+        ({"dropout_rate": 0.1, "dropout_key": jax.random.key(0)}, "dropout"),
+        ({"logits_soft_cap": 2.0}, "logits_soft_cap"),
+    ],
+)
+def test_what_it_does_not_name_is_refused(lowered, options, words):
+    with pytest.raises(ValueError, match=f"but it is used without {words}. Pass impl"):
+        lowered("cpu", implementation=Plain(), **options)
+
+
+class ByBlocks(BlockKernel, Plain):
+    """The same, of rectangles with bounds on both sides."""
+
+    name = "by_blocks"
+
+    def why_not(self, hop):
+        return None
+
+    def attend(self, hop, block, query, key, value):
+        out, lse = Plain.forward(self, _rectangle(hop, block, query, key, value))
+        return out.astype(query.dtype), jnp.moveaxis(lse, 2, 1)
+
+    def gradients(self, hop, block, arrays, out, lse, grad_out):
+        delta = (grad_out * out).sum(-1)
+        saved = attention.Saved(grad_out, out, jnp.moveaxis(lse, 1, 2), delta)
+        return Plain.backward(self, _rectangle(hop, block, *arrays), saved)[:3]
+
+
+def _rectangle(hop, block, *arrays):
+    """Return a hop whose positions are the numbers of a block's tokens."""
+    ids = (hop.queries.segment_ids, hop.keys.segment_ids)
+    cut = (slice(*block.queries), slice(*block.keys))
+    at = (
+        attention.Coordinates(jnp.arange(size), None if x is None else x[:, part])
+        for size, x, part in zip(block.shape, ids, cut, strict=True)
+    )
+    mask = attention.Mask(block.left, block.right, *block.shape)
+    names = ("query", "key", "value", "queries", "keys")
+    named = dict(zip(names, (*arrays, *at), strict=True))
+    return hop.replace(mask=mask, blocks=(), block=None, **named)
+
+
+@pytest.mark.parametrize(
+    ("size", "how", "options"),
+    [
+        (4, RING, Options(is_causal=True)),
+        # The ring ends early, in a loop and in one turn.
+        (4, RING, Options(is_causal=True, query_ids=PACKED)),
+        (
+            3,
+            RING | {"schedule": "contiguous"},
+            Options(is_causal=True, query_ids=PACKED),
+        ),
+        # In the natural order of tokens, which zigzag has not.
+        (4, {"strategy": "ulysses"}, Options(window=(5, 2), query_ids=PACKED)),
+        (1, RING, Options(window=(3, 3))),
+        (2, {"strategy": "all_gather"}, split.PLAIN),
+    ],
+)
+def test_it_may_go_by_blocks(size, how, options):
+    with jax.enable_x64(True):
+        *arrays, grads = split.inputs((1, 24, 4, 8), dtype=jnp.float64)
+        grads = grads[0], jnp.zeros_like(grads[1])
+        how = how | {"implementation": ByBlocks(), "size": size}
+        split.compare(*arrays, options, grads, 1e-13, **how)
+
+
+def test_blocks_that_are_not_known_are_refused(lowered):
+    lowers = functools.partial(lowered, "cpu", implementation=ByBlocks())
+    for options, reason in (
+        ({"strategy": "halo", "local_window_size": 3}, "'halo' masks by positions"),
+        ({"length": 23}, "23 and 23 are no padding"),
+        ({"local_window_size": 3}, "a window where one rank holds all tokens"),
+    ):
+        with pytest.raises(ValueError, match=f"was asked for, but .*{reason}"):
+            lowers(**options)
+
+
+class Mutable(Plain):
+    __hash__ = None
+
+
+class Nameless(Plain):
+    name = "a name"
+
+
+class Usurper(Plain):
+    name = "xla"
+
+
+class Boastful(Plain):
+    options = frozenset({"speed"})
+
+
+class Half:
+    name = "half"
+
+    def forward(self, hop): ...
+
+
+@pytest.mark.parametrize(
+    ("kernel", "error", "words"),
+    [
+        (
+            Half(),
+            TypeError,
+            "is no kernel: it lacks why_not, backward. Pass 'cudnn', 'p",
+        ),
+        (Plain, TypeError, "is a class, and a kernel is an instance of one"),
+        (
+            3,
+            TypeError,
+            "implementation=3 is no kernel: it lacks name, why_not, forward,",
+        ),
+        (
+            Mutable(),
+            TypeError,
+            "unhashable type: 'Mutable'.*make Mutable a frozen datac",
+        ),
+        (
+            Nameless(),
+            ValueError,
+            "has name='a name'. Give Nameless a name that is an id",
+        ),
+        (Usurper(), ValueError, "has the name of a kernel of jaxcomm"),
+        (
+            Boastful(),
+            ValueError,
+            r"has options \['speed'\]. Name some of \['segment_id",
+        ),
+    ],
+)
+def test_what_is_no_kernel_is_refused(lowered, kernel, error, words):
+    with pytest.raises(error, match=words):
+        lowered("cpu", implementation=kernel)
+
+
+def test_a_class_that_lacks_a_method_makes_no_kernel():
+    class Unfinished(Kernel):
+        name = "unfinished"
+        why_not = forward = Plain.forward
+
+    with pytest.raises(TypeError, match=r"abstract method '?backward"):
+        Unfinished()
+
+
+class Wrong(Kernel):
+    """Does something else in one of its methods."""
+
+    name = "wrong"
+    why_not = forward = backward = None
+    __abstractmethods__ = frozenset()
+
+    def __init__(self, method, function):
+        for name in ("why_not", "forward", "backward"):
+            setattr(self, name, getattr(Plain(), name))
+        setattr(self, method, function)
+
+
+def _forward(change):
+    return "forward", lambda hop: change(*Plain().forward(hop))
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        (_forward(lambda out, lse: (out, lse.astype("bfloat16"))),
+         r"Wrong.forward returned lse of shape \(1, 48, 2\) and dtype bfloat16"),
+        (_forward(lambda out, lse: (out[:, 1:], lse)), r"out of shape \(1, 47"),
+        (_forward(lambda out, lse: (out, lse, lse)), "out, lse of 3 results"),
+        (_forward(lambda out, lse: (out,)), "returned out of 1 results. Expected out,"),
+        (("backward", lambda hop, saved: Grads(hop.query, hop.key, None)),
+         "Wrong.backward returned query, key of 5 results. Expected query, key, v"),
+        (("why_not", lambda hop: False), "Wrong.why_not returned False. Give the"),
+    ],
+)  # fmt: skip
+def test_results_of_another_kind_are_refused(changed, words):
+    hop, grad = hop_of(Case(right=0))
+    with pytest.raises(TypeError, match=words):
+        both.lower(hop.replace(kernels=(Wrong(*changed),)), grad)

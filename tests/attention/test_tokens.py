@@ -1,0 +1,160 @@
+"""Tokens are data: they go wherever JAX takes arrays, and carry ids and lengths."""
+
+import dataclasses
+
+import dense
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import split
+
+import jaxcomm
+from jaxcomm.attention import document_layout, segment_ids
+from jaxcomm.attention.layout import Layout
+
+SIZE, LENGTH = 4, 13
+ROWS = [[[5, 8], [13]], [[2, 11], [6, 3, 4]]]
+X = np.random.default_rng(0).standard_normal((2, LENGTH, 2, 4)).astype(np.float32)
+IDS = np.stack([segment_ids([4, 9]), segment_ids([7, 4], LENGTH)])
+LENGTHS = np.array([12, LENGTH])
+
+
+def layouts_of(name):
+    """Return layouts of the same shapes, for one batch each."""
+    if name == "documents of rows":
+        return [document_layout(of, SIZE) for of in ROWS]
+    if name == "documents":
+        return [document_layout(of, SIZE) for of in ([5, 8], [2, 11])]
+    return [Layout(name, SIZE, LENGTH)] * 2
+
+
+every_layout = pytest.mark.parametrize("name", ["zigzag", "documents of rows"])
+
+
+@every_layout
+def test_batches_are_stacked_split_scanned_and_mapped(make_mesh, name):
+    """As micro-batches of a training step are: whatever they hold, one program."""
+    traces, spec = [], jax.P(None, "data", "context")
+
+    @jax.vmap
+    def attend(x, tokens):
+        return jaxcomm.ring_attention(x, x, x, "context", tokens, is_causal=True)
+
+    def one(_, batch):
+        return None, (attend(*batch), batch[1])
+
+    def local(*batches):
+        traces.append(None)
+        return jax.lax.scan(one, None, batches)[1]
+
+    mesh = make_mesh(data=2, context=SIZE)
+    whole = jax.jit(split.sharded(local, None, spec, spec, mesh))
+    ids = IDS, IDS[::-1]
+    batches = [
+        layout.reorder(X, segment_ids=of, lengths=LENGTHS)
+        for layout, of in zip(layouts_of(name), ids, strict=True)
+    ]
+    for order in ([0, 1], [1, 0]):
+        given = jax.tree.map(lambda *of: np.stack(of), *[batches[i] for i in order])
+        found, held = whole(*given)
+        jax.tree.map(np.testing.assert_array_equal, held, given[1])
+        for at, i in enumerate(order):
+            tokens = jax.tree.map(lambda leaf, at=at: leaf[at], held)
+            options = dense.Options(
+                is_causal=True, query_ids=ids[i], query_lengths=LENGTHS,
+                key_lengths=LENGTHS,
+            )  # fmt: skip
+            expected = dense.attention(X, X, X, options)
+            split.assert_close([tokens.restore(found[at])], expected)
+    assert len(traces) == 1
+
+
+@pytest.mark.parametrize("name", ["zigzag", "documents", "documents of rows"])
+def test_tokens_of_another_batch_are_equal_trees_and_compile_nothing_anew(name):
+    restore, trees = jax.jit(lambda tokens, x: tokens.restore(x)), set()
+    for layout in layouts_of(name):
+        dealt, tokens = layout.reorder(X, segment_ids=IDS)
+        trees.add(jax.tree.structure(tokens))
+        np.testing.assert_array_equal(restore(tokens, dealt), X)
+        np.testing.assert_array_equal(tokens.restore(dealt), X)
+    assert len(trees) == restore._cache_size() == 1
+
+
+def test_a_tree_holds_positions_and_ids_by_name_and_whatever_jax_puts_there():
+    _, tokens = layouts_of("documents of rows")[0].reorder(X, segment_ids=IDS)
+    leaves, tree = jax.tree_util.tree_flatten_with_path(tokens)
+    names = [jax.tree_util.keystr(path) for path, _ in leaves]
+    assert names == [".positions", ".segment_ids"]
+    assert jax.tree.unflatten(tree, ["a", "b"]).segment_ids == "b"
+    without = dataclasses.replace(tokens, segment_ids=None)
+    assert len(jax.tree.leaves(without)) == 1
+    assert jax.tree.structure(without) != tree
+    shapes = jax.eval_shape(lambda tokens: tokens, tokens)
+    assert shapes.positions.shape == (2, SIZE * 4)
+    assert shapes.layout == tokens.layout
+    assert jax.tree.map(lambda _: jax.P("data"), tokens).positions == jax.P("data")
+
+
+@every_layout
+@pytest.mark.parametrize("arrays", [np, jnp])
+@pytest.mark.parametrize("ids", [np, jnp])
+def test_tokens_are_where_the_layout_says_and_numpy_if_all_is(name, arrays, ids):
+    layout = layouts_of(name)[0]
+    x, given = arrays.asarray(X), {"segment_ids": ids.asarray(IDS), "lengths": LENGTHS}
+    dealt, tokens = layout.reorder(x, **given)
+    assert isinstance(dealt, np.ndarray) == (arrays is np)
+    assert isinstance(tokens.positions, np.ndarray) == (arrays is np)
+    assert isinstance(tokens.segment_ids, np.ndarray) == (arrays is ids is np)
+    assert tokens.positions.dtype == tokens.segment_ids.dtype == np.int32
+    held = np.broadcast_to(layout.all_positions(), (2, 16))
+    np.testing.assert_array_equal(tokens.positions, np.where(held < LENGTH, held, -1))
+    expected = np.full((2, 16), -1)
+    expected[:, :LENGTH] = np.where(np.arange(LENGTH) < LENGTHS[:, None], IDS, -1)
+    expected = np.take_along_axis(expected, held, 1)
+    np.testing.assert_array_equal(tokens.segment_ids, expected)
+    assert layout.reorder(x)[1].segment_ids is None
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "uint32", "int64", "uint64"])
+def test_ids_and_lengths_of_any_integers_are_those_of_int32(dtype):
+    layout = Layout("zigzag", SIZE, LENGTH)
+    ids = np.maximum(IDS, 0)
+
+    def reorder(dtype):
+        of = {"segment_ids": ids.astype(dtype), "lengths": LENGTHS.astype(dtype)}
+        return layout.reorder(X, **of)
+
+    found, expected = reorder(dtype), reorder("int32")
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+    assert found[1].segment_ids.dtype == np.int32
+    if np.iinfo(dtype).max > 2**32 - 1:
+        # Cut to 32 bits, this is a length of 0.
+        long = layout.reorder(X, segment_ids=ids, lengths=np.array(2**32, dtype))
+        assert (long[1].segment_ids >= 0).sum() == 2 * LENGTH
+
+
+def test_one_row_of_ids_and_one_length_are_for_all_rows():
+    layout = Layout("zigzag", SIZE, LENGTH)
+    all_rows = layout.reorder(X, segment_ids=np.stack([IDS[1]] * 2), lengths=[9, 9])
+    for ids, length in ((IDS[1], 9), (IDS[1].tolist(), np.uint8(9))):
+        found = layout.reorder(X, segment_ids=ids, lengths=length)
+        jax.tree.map(np.testing.assert_array_equal, found, all_rows)
+    alone = layout.reorder(X[0], 0, segment_ids=IDS[1], lengths=9)[1]
+    np.testing.assert_array_equal(alone.segment_ids, all_rows[1].segment_ids[0])
+    of_length = layout.reorder(X, lengths=9)[1].segment_ids
+    assert ((of_length == 0).sum(1) == 9).all()
+
+
+@every_layout
+def test_reorder_within_a_program_gives_the_same_tokens(name):
+    """Traced lengths may have 64 bits. Ids may not: see the refusals."""
+    given = layouts_of(name)[0], X, IDS, LENGTHS
+
+    def reorder(layout, x, ids, lengths):
+        return layout.reorder(x, segment_ids=ids, lengths=lengths)
+
+    with jax.enable_x64(True):
+        found = jax.jit(reorder)(*given)
+    jax.tree.map(np.testing.assert_array_equal, found, reorder(*given))
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(found[1])} == {"int32"}

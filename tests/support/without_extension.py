@@ -1,0 +1,216 @@
+"""Uses a jaxcomm that was installed without its extension, on four CPU devices.
+
+``without_extension.py [FOLDER]``: where jaxcomm is, if not where Python finds it. It
+prints a plan and what the doctor says, as JSON, and ends with status 0 if all else is
+right. The oracles are ``jax.lax`` and ``jax.nn``.
+"""
+
+import contextlib
+import io
+import json
+import os
+import re
+import sys
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+
+if __name__ == "__main__":
+    sys.path[:0] = sys.argv[1:]
+    # Some systems that such a jaxcomm is for do not have them.
+    for name in ("memfd_create", "pidfd_open", "register_at_fork", "sched_getaffinity"):
+        delattr(os, name)
+
+import jaxcomm
+from jaxcomm.doctor import __main__ as doctor
+
+WITHOUT = "this jaxcomm has no compiled extension"
+SPLIT = jax.P(None, "i")
+
+
+def over(mesh, function, *, operands=1):
+    return jax.jit(
+        jax.shard_map(
+            function, mesh=mesh, in_specs=(SPLIT,) * operands, out_specs=SPLIT
+        )
+    )
+
+
+def a_plan():
+    """Return the text of a plan for GPUs and for CPU devices."""
+    x = jax.ShapeDtypeStruct((1 << 24,), "float32")
+    plans = (
+        jaxcomm.plan(
+            {"data": 2, "i": 8},
+            lambda x: (jaxcomm.psum(x[:64], "data"), jaxcomm.all_gather(x, "i")),
+            x,
+            machine=machine,
+            devices_per_process=devices_per_process,
+        )
+        for machine, devices_per_process in (("h100", 8), ("cpu", 4))
+    )
+    return "\n".join(map(str, plans))
+
+
+def check_collectives(mesh):
+    """They, and their gradients, are those of jax.lax."""
+    ring = [(rank, (rank + 1) % 4) for rank in range(4)]
+
+    def loss(lib):
+        def local(x):
+            parts = lib.all_gather(jnp.sin(x), "i", axis=1, tiled=True)
+            moved = lib.ppermute(x * lib.psum(x, "i"), "i", ring)
+            scattered = lib.psum_scatter(
+                parts * moved.sum(), "i", scatter_dimension=1, tiled=True
+            )
+            return scattered + moved
+
+        def of(x):
+            out = jax.shard_map(local, mesh=mesh, in_specs=SPLIT, out_specs=SPLIT)(x)
+            return (out**2).sum()
+
+        return jax.jit(jax.value_and_grad(of))
+
+    x = np.linspace(-1, 1, 16, dtype=np.float32).reshape(2, 8)
+    for found, right in zip(loss(jaxcomm)(x), loss(jax.lax)(x), strict=True):
+        np.testing.assert_allclose(found, right, rtol=1e-5)
+
+    def hop(x):
+        handle = jaxcomm.ppermute_start(x, "i", ring)
+        return handle.done(after=jnp.cos(handle.then(x))) + 1
+
+    found = over(mesh, hop)(x)
+    right = over(mesh, lambda x: jax.lax.ppermute(x, "i", ring) + 1)(x)
+    np.testing.assert_array_equal(found, right)
+
+
+def check_attention(mesh):
+    """It is that of jax.nn, and tokens out of place give NaN."""
+    layout = jaxcomm.Layout("zigzag", size=4, length=32)
+    x = jax.random.normal(jax.random.key(0), (3, 1, 32, 2, 8))
+    right = jax.nn.dot_product_attention(*x, is_causal=True)
+    q, k, v = x
+
+    def attend(q, k, v, tokens):
+        return jaxcomm.ring_attention(q, k, v, "i", tokens, is_causal=True)
+
+    program = over(mesh, attend, operands=4)
+    batch, tokens = layout.reorder((q, k, v))
+    found = tokens.restore(program(*batch, tokens))
+    np.testing.assert_allclose(found, right, rtol=1e-5, atol=1e-6)
+    assert np.isnan(program(q, k, v, jax.tree.map(jnp.flip, tokens))).all()
+
+    found = jaxcomm.dot_product_attention(
+        q, k, v, axis_name="i", mesh=mesh, is_causal=True
+    )
+    np.testing.assert_allclose(found, right, rtol=1e-5, atol=1e-6)
+
+
+def check_export(mesh):
+    """A program needs no backend="xla" to be exported for an abstract mesh."""
+    abstract = jax.sharding.AbstractMesh(
+        mesh.axis_sizes, mesh.axis_names, axis_types=mesh.axis_types
+    )
+    x = jax.ShapeDtypeStruct(
+        (2, 8), "float32", sharding=jax.NamedSharding(abstract, SPLIT)
+    )
+    program = over(abstract, lambda x: jaxcomm.ring_shift(x, "i"))
+    text = jax.export.export(program, platforms=["cpu", "tpu"])(x).mlir_module()
+    assert "collective_permute" in text
+    assert "jaxcomm." not in text
+
+
+def check_communicators(mesh):
+    """They are XLA's, and a line says why."""
+    jaxcomm.finalize()
+    assert str(jaxcomm.communicators()).splitlines()[-1] == (
+        f"XLA communicates: {WITHOUT} (wheel py3-none-any). The extension is for "
+        f"Linux: install the wheel for Linux, or build jaxcomm with a C++17 compiler"
+    )
+    with jaxcomm.init(mesh, policy=jaxcomm.CommPolicy(), timeout=90)[0] as member:
+        assert (member.backend, member.policy) == ("xla", None)
+        assert member.transport.startswith(f"xla: {WITHOUT}")
+        assert len(str(jaxcomm.communicators()).splitlines()) == 4
+        assert f"<p>XLA communicates: {WITHOUT}" in (
+            jaxcomm.communicators()._repr_html_()
+        )
+        assert jaxcomm.counters().live == len(jaxcomm.memory_report()) == 1
+        assert member.stats()["in_flight"] == 0
+    assert jaxcomm.init(mesh, backend="xla")[0].transport == "xla"
+    jaxcomm.finalize()
+
+
+def said(what):
+    """Return the text of the error that a function raises."""
+    try:
+        return f"it returned {what()}"
+    except jaxcomm.CommunicatorError as error:
+        return str(error)
+
+
+def check_refusals(mesh):
+    """What needs the extension says so, and what it is."""
+    x = np.ones((2, 8), np.float32)
+
+    def call(x, **options):
+        return over(mesh, lambda x: jaxcomm.psum(x, "i", **options))(x)
+
+    def scoped():
+        with jaxcomm.using(backend="host"):
+            return call(x)
+
+    def by_environment():
+        jaxcomm.config.BACKEND = "host"
+        try:
+            return call(x + 1)
+        finally:
+            jaxcomm.config.BACKEND = None
+
+    member = jaxcomm.init(mesh)[0]
+    host = rf"backend 'host' cannot join .*: {WITHOUT}.*\. Use backend='xla'"
+    for what, text in (
+        (lambda: call(x, backend="host"), host),
+        (lambda: call(x, backend="nccl"), host.replace("host", "nccl")),
+        (scoped, host),
+        (by_environment, host),
+        (lambda: jaxcomm.init(mesh, backend="host"), host),
+        (lambda: jaxcomm.SymmetricPool(mesh, 1024), f"SymmetricPool: {WITHOUT}"),
+        (jaxcomm.flight_record, f"flight_record: XLA keeps none; .*: {WITHOUT}"),
+        (member.suspend, "suspend: .* is of the 'xla' backend"),
+        # Whatever else reaches for the extension.
+        (lambda: jaxcomm._built._ffi.dump_flight_records(""), f"records: {WITHOUT}"),
+    ):
+        found = said(what)
+        assert re.search(text, found), (text, found)
+
+
+def the_doctor(*words):
+    """Return the status and the output of ``python -m jaxcomm.doctor``."""
+    with (
+        contextlib.redirect_stdout(io.StringIO()) as out,
+        contextlib.redirect_stderr(out),
+    ):
+        status = doctor.main(doctor.options.read(words))
+    return status, out.getvalue()
+
+
+if __name__ == "__main__":
+    jax.config.update("jax_num_cpu_devices", 4)
+    auto = (jax.sharding.AxisType.Auto,)
+    mesh = jax.make_mesh((4,), ("i",), axis_types=auto)
+    for check in (
+        check_collectives,
+        check_attention,
+        check_export,
+        check_communicators,
+        check_refusals,
+    ):
+        check(mesh)
+    found = {
+        "plan": a_plan(),
+        "doctor": the_doctor(),
+        "calibrate": the_doctor("--calibrate", "machine.json"),
+    }
+    print(json.dumps(found))
