@@ -15,6 +15,7 @@ from jaxcomm import attention, compat
 from jaxcomm.attention.kernels import cudnn, gpus, selection
 from jaxcomm.attention.kernels.pallas.kernel import PALLAS
 
+AUTO = jax.sharding.AxisType.Auto
 WINDOW = {"local_window_size": (8, 0)}
 ULYSSES = {"strategy": "ulysses", "key_heads": 4} | WINDOW
 ALL = {"forward", "grad_queries", "grad_keys"}
@@ -68,6 +69,24 @@ def test_a_program_says_what_computes_it(lowered, platform, options, name):
     assert ("__cudnn" in text) == (name == "cudnn")
     ours = ALL if options.get("grads") else {"forward"}
     assert kernels_in(program.as_text()) == (ours if name == "pallas" else set())
+
+
+@pytest.mark.usefixtures("hopper")
+def test_in_plain_jit_a_mesh_of_three_axes_has_a_kernel():
+    """All axes are manual, so that a GPU's kernel is not XLA's to split."""
+    mesh = jax.make_mesh((2, 2, 2), ("data", "model", "context"), (AUTO,) * 3)
+    x = jax.ShapeDtypeStruct((4, 32, 4, 64), jnp.bfloat16)
+
+    def loss(x):
+        out = jaxcomm.dot_product_attention(
+            x, x, x, mesh=mesh, axis_name="context", batch_axes="data",
+            head_axes="model", is_causal=True, backend="xla", strategy="ring",
+        )  # fmt: skip
+        return out.astype(jnp.float32).sum()
+
+    for program in (loss, jax.grad(loss)):
+        lowered = jax.jit(program).trace(x).lower(lowering_platforms=("cuda",))
+        assert attention.kernels_of(lowered) == {"cudnn"}
 
 
 def test_a_compiled_program_says_it_too():
