@@ -154,6 +154,12 @@ def test_a_barrier_of_xla_is_not_optimized_away(make_mesh, as_users_compile):
     compiled = program.lower(X).compile(compiler_options=as_users_compile)
     assert compiled.as_text().count(" all-reduce(") == 1
     np.testing.assert_allclose(compiled(X), np.sin(X) + 1, rtol=1e-6)
+    # Of any dtype, under strict promotion.
+    wait = over(make_mesh(i=4), lambda x: jaxcomm.pbarrier(x, "i", backend="xla"))
+    for dtype in (bool, np.complex64, jnp.bfloat16, jnp.uint4):
+        x = jnp.asarray(X).astype(dtype)
+        assert wait(x).dtype == x.dtype
+        np.testing.assert_array_equal(wait(x), x)
 
 
 def test_a_ragged_exchange_writes_into_its_output(make_mesh):
