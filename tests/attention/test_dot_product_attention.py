@@ -264,6 +264,14 @@ def test_a_mask_and_a_bias_of_fewer_dimensions_broadcast_as_in_jax_nn():
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
+def test_a_mask_or_bias_of_other_rows_or_keys_is_refused():
+    x = jnp.ones((2, 5, 2, 4))
+    for what, of, shape in (("mask", bool, (5, 4)), ("bias", float, (3, 1, 5, 5))):
+        text = f"{what} has shape .* and does not broadcast to"
+        with pytest.raises(ValueError, match=text):
+            gathered(x, **{what: jnp.ones(shape, of)})
+
+
 def test_ids_and_lengths_of_any_integers_are_those_of_int32():
     x = jax.random.normal(jax.random.key(0), (1, 6, 2, 4))
     # As "no limit", a length beyond int32 hid everything once.

@@ -252,3 +252,11 @@ def test_a_layer_under_vmap_is_checked_row_by_row():
     assert jnp.isfinite(whole(*ZIGZAG.reorder(np.concatenate([X, X])))).all()
     with raises(match="token 1 has position 5"):
         jax.block_until_ready(whole(*one_wrong_token()))
+
+
+def test_relayout_refuses_positions_of_another_shape():
+    for count in (LENGTH - SIZE, SIZE):
+        tokens = jaxcomm.Tokens(ZIGZAG, np.zeros((1, count), np.int32))
+        move = sharded(lambda x, tokens: relayout(x, tokens, PLAIN, "context"))
+        with pytest.raises(ValueError, match=r"source\.positions has shape"):
+            jax.eval_shape(move, X, tokens)
