@@ -62,7 +62,9 @@ class Barrier(Collective):
         # XLA drops a collective whose result is not used, also by optimization_barrier.
         # So all of every x goes into this one, and its result into every element.
         xs = jax.lax.optimization_barrier(tuple(xs))
-        here = sum((jnp.any(x.astype(bool)).astype(jnp.int32) for x in xs), jnp.int32(0))
+        here = sum(
+            (jnp.any(x.astype(bool)).astype(jnp.int32) for x in xs), jnp.int32(0)
+        )
         is_never = jax.lax.pmax(here, call.axes) < 0
         return [jnp.where(is_never, jnp.zeros_like(x), x) for x in xs]
 
