@@ -27,3 +27,36 @@ from jaxcomm.attention.schedules.schedule import Schedule as Schedule
 from jaxcomm.attention.strategies.strategy import Strategy as Strategy
 from jaxcomm.attention.strategies.ulysses import Ulysses as Ulysses
 from jaxcomm.attention.strategies.usp import Usp as Usp
+
+__all__ = [
+    "Block",
+    "Comparison",
+    "Coordinates",
+    "Grads",
+    "Hop",
+    "Kernel",
+    "Mask",
+    "Saved",
+    "Schedule",
+    "Strategy",
+    "Tokens",
+    "Ulysses",
+    "Usp",
+    "attention_fn",
+    "combine",
+    "compare_strategies",
+    "document_layout",
+    "document_work",
+    "dot_product_attention",
+    "equinox_attention",
+    "kernels_of",
+    "relayout",
+    "ring_attention",
+    "save_attention",
+    "segment_ids",
+]
+
+
+def __dir__() -> list[str]:
+    """Show the public names alone."""
+    return __all__

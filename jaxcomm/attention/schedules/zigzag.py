@@ -1,5 +1,6 @@
 """Rank r holds chunk r from the front and chunk r from the back of the sequence."""
 
+import jax.numpy as jnp
 import numpy as np
 
 from jaxcomm.attention.schedules.block import Block, Blocks
@@ -27,10 +28,12 @@ class Zigzag(Schedule):
     def positions(self, rank, size, length):
         front, back = self.segments(length)
         token = self.tokens(rank, length)
-        in_front = (token < front).astype(np.int32)
-        # Sums instead of np.where, which a traced rank does not pass through.
         start = size * front + (size - 1 - rank) * back - front
-        return token + in_front * (rank * front) + (1 - in_front) * start
+        if isinstance(token, np.ndarray):
+            return token + np.where(token < front, rank * front, start).astype(np.int32)
+        # Two ranges side by side: XLA would make a choice for each token anew.
+        first, second = token[:front] + rank * front, token[front:] + start
+        return jnp.concatenate([first, second])
 
     def blocks(self, length):
         front, _ = self.segments(length)
