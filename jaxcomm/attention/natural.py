@@ -44,13 +44,14 @@ class Split:
         """Return the number of devices along axes."""
         return math.prod(self.mesh.shape[axis] for axis in axes)
 
-    def placed(self, x, spec):
+    def placed(self, x, spec) -> Any:
         """Split an array so, where types say how arrays are split."""
         if x is None or not self.is_typed:
             return x
+        spec = self._of_kind(spec, _EXPLICIT)
         return jax.reshard(x, jax.NamedSharding(self.mesh, spec))
 
-    def whole(self, x, spec, axis: int):
+    def whole(self, x, spec, axis: int) -> Any:
         """Split an array so, but for one dimension, which is whole on each device.
 
         For tokens that the axes do not divide. Left to itself, XLA splits them
@@ -59,11 +60,18 @@ class Split:
         """
         names = [*spec, *[None] * (x.ndim - len(spec))]
         names[axis] = None
-        if self.is_typed:
-            return jax.reshard(x, jax.NamedSharding(self.mesh, jax.P(*names)))
+        x = self.placed(x, names)
+        if jax.sharding.AxisType.Auto not in self.mesh.axis_types:
+            return x
         mesh = jax.sharding.get_abstract_mesh() if self.manual else self.mesh
-        sharding = jax.NamedSharding(mesh, jax.P(*names))
-        return jax.lax.with_sharding_constraint(x, sharding)
+        spec = self._of_kind(names, jax.sharding.AxisType.Auto)
+        return jax.lax.with_sharding_constraint(x, jax.NamedSharding(mesh, spec))
+
+    def _of_kind(self, spec, kind):
+        """Leave out axes of another type: JAX refuses Auto and Explicit ones as one."""
+        kinds = dict(zip(self.mesh.axis_names, self.mesh.axis_types, strict=True))
+        names = (tuple(a for a in _axes(each) if kinds[a] == kind) for each in spec)
+        return jax.P(*(each or None for each in names))
 
     @classmethod
     def of(cls, mesh, axis_name, batch_axes, head_axes, query) -> "Split":

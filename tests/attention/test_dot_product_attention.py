@@ -1,6 +1,7 @@
 """The twin of jax.nn.dot_product_attention for plain jit, in natural order."""
 
 import collections
+import functools
 import re
 
 import dense
@@ -157,6 +158,30 @@ def test_inside_a_shard_map_it_splits_over_the_other_axes():
     with jax.set_mesh(mesh):
         found = attend(x)
     np.testing.assert_allclose(found, jax.nn.dot_product_attention(x, x, x), atol=1e-5)
+
+
+@pytest.mark.parametrize("tokens", [8, 7])
+@pytest.mark.parametrize("explicit", [0, 1])
+def test_a_mesh_may_have_axes_of_both_types(explicit, tokens):
+    """One of data and context is Explicit, the other Auto."""
+    kinds = (EXPLICIT, AUTO) if explicit == 0 else (AUTO, EXPLICIT)
+    mesh = jax.make_mesh((2, 4), ("data", "context"), kinds)
+    x = split.inputs((4, tokens, 2, 4))[0]
+
+    def attend(x):
+        return jaxcomm.dot_product_attention(
+            x, x, x, axis_name="context", batch_axes="data", is_causal=True
+        )
+
+    def expected(x):
+        return jax.nn.dot_product_attention(x, x, x, is_causal=True)
+
+    with jax.set_mesh(mesh):
+        found = jax.jit(attend)(x), jax.jit(jax.grad(loss_of(attend)))(x)
+    wanted = expected(x), jax.grad(loss_of(expected))(x)
+    jax.tree.map(
+        functools.partial(np.testing.assert_allclose, atol=1e-5), found, wanted
+    )
 
 
 REFUSED = [
