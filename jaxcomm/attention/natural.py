@@ -54,9 +54,8 @@ class Split:
     def whole(self, x, spec, axis: int) -> Any:
         """Split an array so, but for one dimension, which is whole on each device.
 
-        For tokens that the axes do not divide. Left to itself, XLA splits them
-        unevenly. A gradient by an embedding of theirs is then wrong (jaxlib 0.10.2:
-        it adds up rows of no token).
+        Tokens that the axes do not divide need it. XLA would split them unevenly,
+        and add rows of no token to the gradient of an embedding (jaxlib 0.10.2).
         """
         names = [*spec, *[None] * (x.ndim - len(spec))]
         names[axis] = None
