@@ -124,7 +124,7 @@ check: $(VENV)/.extra-test $(LINT_REQUIRES) cppbuild ## lint, types and one test
 # For a second Python: make smoke PYTHON=python3.13 VENV=.venv-3.13
 smoke: $(VENV)/.extra-test ## one test of each file, without lint and C++ tests
 	@$(TOOLS) cmake -S . -B $(BUILD) -DJAXCOMM_BUILD_FAKE=ON > /dev/null
-	@$(TOOLS) cmake --build $(BUILD) --target jaxcomm_fake_nccl > /dev/null
+	@$(TOOLS) cmake --build $(BUILD) --target jaxcomm_fake_nccl jaxcomm_fake_flash > /dev/null
 	@$(SUBMAKE) smoke-tests
 
 # tools/newer_jax.py runs it too, and has nothing built for its JAX.

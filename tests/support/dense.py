@@ -112,7 +112,7 @@ def attention(query, key, value, options, grads=None):
     grad_scores *= weights * derivative
 
     def of_key_heads(x):
-        return x.reshape(batch, key_heads, -1, *x.shape[2:]).sum(2)
+        return x.reshape(batch, key_heads, heads // key_heads, *x.shape[2:]).sum(2)
 
     by_tokens = (
         out,
