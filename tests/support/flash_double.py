@@ -1,4 +1,4 @@
-"""The stand-in for FlashAttention-3: see tests/doubles/flash/flash.cc."""
+"""The stand-in for FlashAttention-2 and -3: see tests/doubles/flash/attention.h."""
 
 import ctypes
 import functools
@@ -8,11 +8,10 @@ import pathlib
 import jax
 import pytest
 
-TARGETS = (
-    "dew_flash3_mha_fwd",
-    "dew_flash3_mha_bwd",
-    "dew_flash3_mha_varlen_fwd",
-    "dew_flash3_mha_varlen_bwd",
+TARGETS = tuple(
+    f"dew_flash{version}_mha_{direction}"
+    for version in ("", "3")
+    for direction in ("fwd", "bwd", "varlen_fwd", "varlen_bwd")
 )
 
 

@@ -2,6 +2,7 @@
 #ifndef JAXCOMM_TESTS_DOUBLES_FLASH_PROBLEM_H_
 #define JAXCOMM_TESTS_DOUBLES_FLASH_PROBLEM_H_
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -20,6 +21,8 @@ ffi::Error Refuse(const std::string& why);
 
 bool Is(const ffi::AnyBuffer& buffer, ffi::DataType type, const Shape& shape);
 
+enum class Version { kTwo, kThree };
+
 // Where the sequences of packed arrays begin, and attributes that say how long the
 // longest is.
 struct Packing {
@@ -28,6 +31,7 @@ struct Packing {
 };
 
 struct Attributes {
+  Version version;
   double scale;
   bool is_causal;
   int64_t left, right;
@@ -43,15 +47,17 @@ struct Sequence {
 // One call: arrays of rows [query_rows or key_rows, heads, width], and what each row
 // sees.
 struct Problem {
+  Version version;
   ffi::DataType dtype;
-  Shape query_shape, key_shape, lse_shape;
-  int64_t query_rows, key_rows, heads, key_heads, width;
+  // FlashAttention-2 has gradients of keys for each query head.
+  Shape query_shape, key_shape, key_gradient_shape, lse_shape;
+  int64_t query_rows, key_rows, heads, key_heads, key_gradient_heads, width;
   int64_t lse_head;  // from one head's rows of lse to the next's
-  int64_t count;     // of sequences
+  int64_t count;     // of sequences, with those too long to compute
   std::vector<Sequence> sequences;
   double scale;
-  int64_t left, right;    // below 0: no bound
-  int64_t backward_tile;  // rows that backward pads its scratch to
+  int64_t left, right;             // below 0: no bound
+  std::array<int64_t, 2> scratch;  // the least that backward needs
 
   // Causal masks and windows are of the diagonal that ends at the last key.
   bool Sees(const Sequence& sequence, int64_t row, int64_t column) const {
@@ -70,12 +76,14 @@ struct Problem {
     return ((sequence.key + row) * key_heads + key_head) * width;
   }
 
+  size_t KeyGradientAt(const Sequence& sequence, int64_t row, int64_t head) const {
+    const int64_t its_head = head / (heads / key_gradient_heads);
+    return ((sequence.key + row) * key_gradient_heads + its_head) * width;
+  }
+
   size_t LseAt(const Sequence& sequence, int64_t row, int64_t head) const {
     return sequence.lse + head * lse_head + row;
   }
-
-  // Of each of backward's two scratch buffers: rows in whole tiles.
-  int64_t ScratchSize() const;
 };
 
 // Refuses what the kernels do not take.
