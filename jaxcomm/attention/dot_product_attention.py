@@ -199,12 +199,16 @@ def dot_product_attention(
 
 
 def _ids(query, key, ids, lengths):
-    """Return int32 documents of queries and of keys, both or none of them.
+    """Return int32 documents of queries and of keys.
 
     Args:
       query, key: the arrays.
       ids, lengths: of queries and of keys, as given.
+
+    Returns:
+      Both or none of them; or of the queries alone, if the keys have the same.
     """
+    are_same = ids[1] is None and lengths[0] is lengths[1]
     ids = ids[0], ids[0] if ids[1] is None else ids[1]
     found = [
         segments.natural_ids(of, ends, token_numbers(x, x.ndim - 3), _NAME, whose)
@@ -214,6 +218,8 @@ def _ids(query, key, ids, lengths):
     ]
     if found[0] is None and found[1] is None:
         return None, None
+    if are_same and query.shape[:-2] == key.shape[:-2]:
+        return jnp.asarray(found[0]), None
     return [
         jnp.zeros(x.shape[:-2], jnp.int32) if of is None else jnp.asarray(of)
         for x, of in zip((query, key), found, strict=True)
@@ -303,6 +309,8 @@ def _attend(arrays: Arrays, ids, key_ids, call: _Call) -> Any:
             Tokens(layouts[of], TRUSTED, deal(x, of))
             for of, x in enumerate((ids, key_ids))
         )
+        if layouts[0] == layouts[1] and key_ids is None:
+            key_tokens = None
         found = attend_on_ranks(call.options, dealt, axes, tokens, key_tokens)
         return move(found, Tokens(layouts[0], TRUSTED), plain[0], axis=at)
 

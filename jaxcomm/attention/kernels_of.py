@@ -14,9 +14,9 @@ _KERNEL = re.compile(rf"[/\"(]{re.escape(SCOPE)}(\w+)(?=[/\")])")
 def kernels_of(program: Any) -> frozenset[str]:
     """Say what computes the attention of a program: the names of its kernels.
 
-    They are those that ``implementation=`` takes: ``"cudnn"``, ``"pallas"`` and
-    ``"xla"``, or the ``name`` of a :class:`Kernel`. A program may have several: another
-    for some hops, or under ``vmap``.
+    They are those that ``implementation=`` takes: ``"flash"``, ``"cudnn"``,
+    ``"pallas"`` and ``"xla"``, or the ``name`` of a :class:`Kernel`. A program may have
+    several: another for some hops, or under ``vmap``.
 
     Args:
       program: what ``jax.jit(f).lower(...)`` returns, or its ``.compile()``, or a text

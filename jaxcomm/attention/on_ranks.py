@@ -85,7 +85,7 @@ def attend_on_ranks(
             )
         problem = _problem(options, arrays, queries[1], (keys or queries)[1], named)
         inputs, sinks = _inputs(what, arrays, queries, keys or queries)
-        call = _call(options, problem, inputs, axis_name, named)
+        call = _call(options, problem, inputs, axis_name, named, keys is None)
         is_right = all_are_right(queries, keys, axis_name, what)
         everything = _vary_alike((inputs, sinks, is_right), named)
         out, residual = attend(call, *everything)
@@ -203,7 +203,9 @@ def _problem(options, arrays, layout, key_layout, named) -> Problem:
     )
 
 
-def _call(options: Options, problem: Problem, inputs: Inputs, axis_name, named) -> Call:
+def _call(
+    options: Options, problem: Problem, inputs: Inputs, axis_name, named, is_self: bool
+) -> Call:
     """Return what strategies know of a call before they see an array."""
     bias, scale = inputs.bias, options.scale
     return Call(
@@ -220,6 +222,7 @@ def _call(options: Options, problem: Problem, inputs: Inputs, axis_name, named) 
         strategy=_strategy_of(options, problem),
         scope=named.scope,
         bias_dtype=None if bias is None else bias.dtype.name,
+        is_self=is_self,
     )
 
 

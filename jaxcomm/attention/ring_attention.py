@@ -118,10 +118,10 @@ def ring_attention(
         ``jaxcomm.attention.compare_strategies``.
       return_residual: whether to return the log-sum-exp of the scores as well, sinks
         included.
-      implementation: what computes. ``"cudnn"``: cuDNN's fused attention, on CUDA, an
-        error where it cannot be had. ``"pallas"``: jaxcomm's kernels, likewise.
-        ``"xla"``: XLA, tile by tile. Or a ``Kernel`` of your own. If None, the first of
-        the three that can be had.
+      implementation: what computes. ``"flash"``: FlashAttention-3, on CUDA, an error
+        where it cannot be had. ``"cudnn"``: cuDNN's fused attention, likewise.
+        ``"pallas"``: jaxcomm's kernels, likewise. ``"xla"``: XLA, tile by tile. Or a
+        ``Kernel`` of your own. If None, the first of the four that can be had.
       lane: which communicator carries the bytes. If None, the default lane.
       backend: what moves the bytes. If None, the backend of the platform.
 

@@ -6,9 +6,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxcomm.attention.kernels.run import Run
 from jaxcomm.attention.layout import Layout
 from jaxcomm.attention.mask import Mask
 from jaxcomm.attention.schedules.block import Block, Blocks
+from jaxcomm.attention.schedules.schedule import Schedule
 
 
 class Piece(NamedTuple):
@@ -128,12 +130,8 @@ def blocks_of(queries: Layout, keys: Layout, mask: Mask, held: int) -> Blocks | 
     if mask.is_everything:
         return Blocks(*[Block(*whole)] * 3)
     is_one_sequence = queries == keys
-    if queries.size == 1 and is_one_sequence and queries.is_natural:
-        # A window that reaches the first key is none.
-        left = mask.left if (mask.left or 0) < held - 1 else None
-        return Blocks(*[Block(*whole, left, mask.right)] * 3)
     if not mask.is_causal:
-        return "it takes a window where one rank holds all tokens in natural order"
+        return "it takes a window where a rank's keys are its own, without a gap"
     found = queries.schedule.blocks(count) if is_one_sequence else None
     if found is None:
         return (
@@ -141,3 +139,53 @@ def blocks_of(queries: Layout, keys: Layout, mask: Mask, held: int) -> Blocks | 
             "causal ring computes"
         )
     return found
+
+
+def own_block(queries: Layout, keys: Layout, mask: Mask, held: int) -> Block | str:
+    """Return what a rank sees of its own keys; arguments as in :func:`blocks_of`."""
+    found = blocks_of(queries, keys, mask, held)
+    if not isinstance(found, str):
+        return found.same
+    totals = tuple(each.size * each.local_length for each in (queries, keys))
+    is_all = (mask.query_length, mask.key_length) == totals
+    if queries == keys and is_all and len(consecutive(queries)) == 1:
+        whole = (0, held)
+        # A window that reaches the first key is none.
+        left = mask.left if (mask.left or 0) < held - 1 else None
+        return Block(whole, whole, left, mask.right)
+    return found
+
+
+def runs_of_own(layout: Layout) -> tuple[Run, ...]:
+    """Return the run in which a rank's queries see its own keys."""
+    whole = (0, layout.local_length)
+    is_consecutive = len(consecutive(layout)) == 1
+    return (Run(whole, whole, "same", is_consecutive),)
+
+
+def runs_of_others(queries: Layout, keys: Layout) -> tuple[Run, ...]:
+    """Return the run in which they see those of another rank."""
+    return (Run((0, queries.local_length), (0, keys.local_length), "apart", False),)
+
+
+def consecutive(layout: Layout) -> tuple[tuple[int, int], ...]:
+    """Return the parts of each rank's tokens whose positions ascend by one.
+
+    Empty if the positions jump within a segment of the layout, or are data.
+
+    >>> consecutive(Layout("zigzag", 2, 8))
+    ((0, 2), (2, 4))
+    """
+    if not layout.is_static:
+        return ()
+    return _consecutive(layout.schedule, layout.size, layout.local_length)
+
+
+@functools.lru_cache(maxsize=64)
+def _consecutive(schedule: Schedule, size: int, length: int):
+    steps = np.diff(schedule.shard(size, length).reshape(size, length), axis=1)
+    jumps = np.flatnonzero((steps != 1).any(0)) + 1
+    inner = np.cumsum(schedule.segments(length))[:-1]
+    if not np.isin(jumps, inner).all():
+        return ()
+    return tuple(itertools.pairwise((0, *jumps.tolist(), length)))

@@ -12,7 +12,9 @@ import jaxlib.version
 import jaxcomm
 from jaxcomm import compat, config
 from jaxcomm._built import ABSENCE
+from jaxcomm.attention.kernels import gpus
 from jaxcomm.attention.kernels.cudnn import support
+from jaxcomm.attention.kernels.flash import kernel as flash
 from jaxcomm.communicator.backends import BACKENDS, NAMES
 from jaxcomm.doctor.rows import Row
 
@@ -69,12 +71,17 @@ def backends() -> Iterator[Row]:
         status = backend.status()
         value = {"available": status.is_available, **status.details}
         yield Row(backend.name, status.text, value, status.is_fine)
-    reason = support.fused_attention_reason()
-    yield Row(
-        "cuDNN attention",
-        f"unavailable: {reason}" if reason else "available, for bfloat16 and float16",
-        {"available": not reason, "reason": reason},
-    )
+    for name, reason in (
+        ("FlashAttention-3", flash.why_not_on(gpus.local())),
+        ("cuDNN attention", support.fused_attention_reason()),
+    ):
+        yield Row(
+            name,
+            f"unavailable: {reason}"
+            if reason
+            else "available, for bfloat16 and float16",
+            {"available": not reason, "reason": reason},
+        )
 
 
 def variables(environment: Mapping[str, str] = os.environ) -> Iterator[Row]:

@@ -64,10 +64,11 @@ def x(*shape, dtype=jnp.float32):
     return jnp.ones(shape, dtype)
 
 
-def on_four(function, *arrays, specs=None):
+def on_four(function, *arrays, specs=None, platform=None):
     """Trace a function of arrays that are split over four ranks."""
     auto = (jax.sharding.AxisType.Auto,)
-    mesh = jax.sharding.AbstractMesh((4,), ("context",), auto)
+    device = platform and jax.sharding.AbstractDevice("a device", None, platform)
+    mesh = jax.sharding.AbstractMesh((4,), ("context",), auto, abstract_device=device)
     specs = specs or tuple(SPLIT if a.ndim != 3 else jax.P("context") for a in arrays)
     whole = jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=specs[0])
     return jax.eval_shape(whole, *arrays)
@@ -123,7 +124,7 @@ def _of_attention():
          {"strategy": "halo", "tokens": OF_DOCUMENTS, "local_window_size": 2}),
         ("`strategy='ulysses'`, 2 heads on 4 ranks", {"strategy": "ulysses"}),
         ("`Ulysses(3)` on 4 ranks", {"strategy": jaxcomm.attention.Ulysses(3)}),
-        ("`implementation='flash'`", {"implementation": "flash"}),
+        ("`implementation='splash'`", {"implementation": "splash"}),
         ("segment ids that int32 does not hold",
          {"tokens": Tokens(ZIGZAG, np.arange(2), np.full(2, 2**31, np.uint32))}),
     ]  # fmt: skip

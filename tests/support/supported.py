@@ -53,9 +53,18 @@ OPTIONS = {
     "a head size of 512": {"arrays": [(1, 8, 4, 512)]},
 }  # fmt: skip
 
+KERNELS = {
+    "FlashAttention-3, ring": ("ring", "flash"),
+    "all-gather": ("all_gather", "flash"),
+    "cuDNN, ring": ("ring", "cudnn"),
+}
+
 
 def _answer(options, strategy, implementation=None) -> str | None:
-    """Return None if the call and its gradient can be traced, or why not."""
+    """Return None if the call and its gradient can be traced, or why not.
+
+    For a kernel that is named the mesh is one of GPUs.
+    """
     options = dict(options)
     shapes = options.pop("arrays", [(1, 8, 4, 64)])
     dtype = options.pop("dtype", jnp.bfloat16)
@@ -70,7 +79,8 @@ def _answer(options, strategy, implementation=None) -> str | None:
         return sum(leaf.sum().astype(jnp.float32) for leaf in jax.tree.leaves(out))
 
     try:
-        on_four(jax.grad(loss), query, key, value)
+        platform = implementation and "gpu"
+        on_four(jax.grad(loss), query, key, value, platform=platform)
     except ValueError as error:
         reason = re.search(r" was asked for, but (.*?)\. Pass ", str(error), re.S)
         if reason is None:
@@ -81,7 +91,7 @@ def _answer(options, strategy, implementation=None) -> str | None:
 
 def _table() -> list[str]:
     strategies = {name: name for name in STRATEGIES} | {"usp": Usp(2)}
-    columns = [*(f'`"{name}"`' for name in strategies), "cuDNN, ring"]
+    columns = [*(f'`"{name}"`' for name in strategies), *KERNELS]
     lines = [f"| option | {' | '.join(columns)} |", "| --- " * (1 + len(columns)) + "|"]
     reasons: dict[str, int] = {}
 
@@ -97,7 +107,7 @@ def _table() -> list[str]:
                 _answer(windowed if s == "halo" else options, s)
                 for s in strategies.values()
             ),
-            _answer(options, "ring", "cudnn"),
+            *(_answer(options, *how) for how in KERNELS.values()),
         ]
         lines.append(f"| {name} | {' | '.join(map(cell, answers))} |")
     return [*lines, "", *(f"{n}. `{reason}`" for reason, n in reasons.items())]
@@ -114,9 +124,10 @@ def page() -> str:
         "## Options and strategies",
         "",
         "Four ranks, four heads of size 64, bfloat16, `zigzag`, forward and backward.",
-        '`"halo"` has a window in each row. The last column says whether cuDNN may',
-        "compute the hops of a ring on an NVIDIA GPU. Otherwise jaxcomm's kernels",
-        "do, or XLA. Numbers are those of the reasons below the table.",
+        '`"halo"` has a window in each row. The last columns say whether',
+        "FlashAttention-3 and cuDNN may compute all hops on an NVIDIA GPU. Otherwise",
+        "another kernel does, or XLA. Numbers are those of the reasons below the",
+        "table.",
         "",
         *_table(),
         "",

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxcomm.attention.kernels.run import Run
 from jaxcomm.attention.mask import Coordinates, Mask
 from jaxcomm.attention.schedules.block import Block
 
@@ -40,6 +41,8 @@ class Hop:
       blocks: for kernels that set ``by_blocks``: the queries see one of these. Empty if
         no such kernel may compute it.
       block: int32 scalar, which of the blocks it is. If None, the only one.
+      runs: for kernels that set ``by_runs``: all queries, in their order, and the keys
+        that they see. Empty if they are no runs, or no such kernel may compute it.
       kernels: the :class:`Kernel` objects that may compute it. The first that can does.
       refused: names of other kernels, and why they cannot.
       platform: ``"cpu"``, ``"cuda"``, ``"rocm"``, ``"tpu"`` or ``"other"``. None where
@@ -66,6 +69,7 @@ class Hop:
     key_segments: tuple[int, ...] = ()
     blocks: tuple[Block, ...] = ()
     block: Any = None
+    runs: tuple[Run, ...] = ()
     kernels: tuple[Any, ...] = ()
     refused: tuple[tuple[str, str], ...] = ()
     platform: str | None = None
@@ -125,6 +129,17 @@ class Saved(NamedTuple):
     out: Any
     lse: Any
     delta: Any
+
+    def with_delta(self, hop: Hop) -> "Saved":
+        """Return it with ``delta`` computed anew, if it can be.
+
+        In a branch that needs it: what a branch is given is computed whichever is
+        taken.
+        """
+        if hop.has_residual:
+            return self
+        grad_out, out = (x.astype(self.lse.dtype) for x in (self.grad_out, self.out))
+        return self._replace(delta=(grad_out * out).sum(-1))
 
 
 class Grads(NamedTuple):

@@ -29,11 +29,13 @@ class Kernel(abc.ABC):
         another option is refused.
       by_blocks: whether it has no masks of positions, and computes one of
         ``hop.blocks``. A call whose hops are no such blocks is refused.
+      by_runs: whether it also computes ``hop.runs``, where there are no blocks.
     """
 
     name: ClassVar[str]
     options: ClassVar[frozenset[str]] = frozenset()
     by_blocks: ClassVar[bool] = False
+    by_runs: ClassVar[bool] = False
 
     @abc.abstractmethod
     def why_not(self, hop: Hop) -> str | None:

@@ -6,6 +6,8 @@ from typing import Any
 
 from jaxcomm.attention.kernels import gpus
 from jaxcomm.attention.kernels.cudnn.kernel import CUDNN
+from jaxcomm.attention.kernels.flash import library
+from jaxcomm.attention.kernels.flash.kernel import FLASH
 from jaxcomm.attention.kernels.hop import Hop
 from jaxcomm.attention.kernels.kernel import OPTIONS, Kernel
 from jaxcomm.attention.kernels.pallas.kernel import PALLAS
@@ -13,7 +15,7 @@ from jaxcomm.attention.kernels.xla.kernel import XLA
 from jaxcomm.attention.schedules.block import Block
 
 # In the order of choice. The last computes everything.
-KERNELS: tuple[Kernel, ...] = (CUDNN, PALLAS, XLA)
+KERNELS: tuple[Kernel, ...] = (FLASH, CUDNN, PALLAS, XLA)
 # Operations of a hop are named after it and the kernel: see kernels_of.py.
 SCOPE = "jaxcomm.attention."
 
@@ -82,7 +84,7 @@ def narrowed(hop: Hop, blocks: tuple[Block, ...] | str) -> Hop:
     """Return a hop with those of its kernels that may compute it, when traced.
 
     Args:
-      hop: its arrays need only shapes and dtypes.
+      hop: its arrays need only shapes and dtypes. It has the runs that are known.
       blocks: what is seen is one of these; or, in words, why no blocks are known.
 
     Raises:
@@ -99,13 +101,16 @@ def narrowed(hop: Hop, blocks: tuple[Block, ...] | str) -> Hop:
         raise _refusal(refused)
     if not any(kernel.by_blocks for kernel in kernels):
         hop = hop.replace(blocks=())
+    if not any(kernel.by_runs for kernel in kernels):
+        hop = hop.replace(runs=())
     return hop.replace(kernels=kernels, refused=refused)
 
 
 def select(hop: Hop) -> Kernel:
     """Return the kernel of a hop that is being lowered for ``hop.platform``.
 
-    Warns where XLA's tiles are what is left on a GPU.
+    Warns where XLA's tiles are what is left on a GPU, and once of a faster kernel that
+    is not installed.
 
     Raises:
       ValueError: the kernel that was asked for cannot.
@@ -114,6 +119,8 @@ def select(hop: Hop) -> Kernel:
     for kernel in hop.kernels:
         reason = _why_not(kernel, hop, "its blocks are not known")
         if reason is None:
+            if dict(refused).get(FLASH.name, "") == library.missing():
+                _tell_of_flash(library.install_line())
             if kernel == XLA and refused and hop.platform == "cuda" and gpus.local():
                 _warn_of_tiles(tuple(refused))
             return kernel
@@ -138,7 +145,8 @@ def _why_not(kernel: Kernel, hop: Hop, why_no_blocks: str) -> str | None:
             f"{type(kernel).__name__}.why_not returned {reason!r}. Give the reason in "
             "words, or None if the kernel can compute the hop."
         )
-    if reason is None and kernel.by_blocks:
+    is_by_runs = kernel.by_runs and bool(hop.runs)
+    if reason is None and kernel.by_blocks and not is_by_runs:
         if not hop.blocks:
             return why_no_blocks
         if any(tokens.positions.ndim > 1 for tokens in (hop.queries, hop.keys)):
@@ -151,6 +159,16 @@ def _refusal(refused) -> ValueError:
     return ValueError(
         f"ring_attention: implementation={name!r} was asked for, but {reason}. Pass "
         "implementation=None for what can be had."
+    )
+
+
+@functools.cache
+def _tell_of_flash(install_line: str) -> None:
+    warnings.warn(
+        "ring_attention: FlashAttention-3 would serve this GPU, in less time: "
+        f"{install_line}. Or pass implementation='cudnn'.",
+        UserWarning,
+        stacklevel=2,
     )
 
 

@@ -6,9 +6,10 @@ import itertools
 import jax
 import jax.numpy as jnp
 
+from jaxcomm.attention.kernels.run import Run
 from jaxcomm.attention.strategies.gathered import Gathered
 from jaxcomm.attention.strategies.strategy import Cost, Keys
-from jaxcomm.attention.visibility import Piece, pieces
+from jaxcomm.attention.visibility import Piece, consecutive, pieces
 from jaxcomm.collectives.permute import ring_shift
 
 
@@ -48,38 +49,59 @@ class Halo(Gathered):
         )
 
     def _sends(self, call, inputs) -> list[tuple[int, list[Piece]]]:
-        """Return what is sent by how many ranks it goes further."""
+        """Return what is sent by how many ranks it goes further, the farthest first."""
         found = pieces(inputs.query_layout, inputs.key_layout, call.mask)
         by_shift = itertools.groupby(found, lambda piece: piece.shift)
-        return [(shift, list(parts)) for shift, parts in by_shift]
+        return [(shift, list(parts)) for shift, parts in by_shift][::-1]
+
+    def _parts(self, call, inputs) -> list[Piece]:
+        """Return the gathered keys in their order: a rank's own are the last."""
+        parts = [part for _, of in self._sends(call, inputs) for part in of]
+        return [*parts, Piece(0, 0, inputs.key_layout.local_length)]
+
+    def runs(self, call, inputs):
+        *border, own = self._parts(call, inputs)
+        shifts = [part.shift for part in border]
+        # Keys of the ranks before, one behind the other, and all of those between.
+        is_natural = (
+            consecutive(inputs.key_layout) == ((0, own.stop),)
+            and shifts == list(range(len(shifts), 0, -1))
+            and all(part.stop == own.stop for part in border)
+            and not any(part.start for part in border[1:])
+            and call.mask.right == 0
+        )
+        if not is_natural:
+            return ()
+        keys = sum(part.stop - part.start for part in (*border, own))
+        return (Run((0, own.stop), (0, keys)),)
 
     def gather(self, call, inputs, keys):
-        arrived = [keys]
+        arrived = []
         for shift, parts in self._sends(call, inputs):
             cut = [
                 jax.tree.map(lambda x, part=part: x[:, part.start : part.stop], keys)
                 for part in parts
             ]
             arrived += ring_shift(cut, call.axis_name, shift=shift)
+        arrived.append(keys)
         return Keys(*jax.tree.map(lambda *xs: jnp.concatenate(xs, 1), *arrived))
 
     def positions(self, call, inputs):
-        rank = call.rank()
-        layout = inputs.key_layout
-        held = [layout.positions_of(rank)]
-        for shift, parts in self._sends(call, inputs):
-            source = layout.positions_of((rank - shift) % call.size)
-            held += [source[part.start : part.stop] for part in parts]
+        held = [
+            inputs.key_layout.positions_of((call.rank() - part.shift) % call.size)[
+                part.start : part.stop
+            ]
+            for part in self._parts(call, inputs)
+        ]
         return jnp.concatenate([jnp.asarray(x) for x in held])
 
     def segments(self, call, inputs):
-        parts = [part for _, of in self._sends(call, inputs) for part in of]
-        sizes = tuple(part.stop - part.start for part in parts)
-        return inputs.key_layout.segments + sizes
+        *border, _ = self._parts(call, inputs)
+        sizes = tuple(part.stop - part.start for part in border)
+        return sizes + inputs.key_layout.segments
 
     def scatter(self, call, inputs, grads):
-        start = inputs.key.shape[1]
-        total = jax.tree.map(lambda x: x[:, :start], grads)
+        start, total = 0, jax.tree.map(lambda x: x[:, -inputs.key.shape[1] :], grads)
         for shift, parts in self._sends(call, inputs):
             cut = []
             for part in parts:
@@ -117,10 +139,10 @@ class Halo(Gathered):
     def _columns(self, call, inputs):
         """Return start and count of the columns of each part of the gathered keys."""
         rank, keys = call.rank(), inputs.key.shape[1]
-        found = [(rank * keys, keys)]
-        for shift, parts in self._sends(call, inputs):
-            source = (rank - shift) % call.size
-            found += [
-                (source * keys + part.start, part.stop - part.start) for part in parts
-            ]
-        return found
+        return [
+            (
+                (rank - part.shift) % call.size * keys + part.start,
+                part.stop - part.start,
+            )
+            for part in self._parts(call, inputs)
+        ]

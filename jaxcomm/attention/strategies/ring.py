@@ -17,7 +17,7 @@ from jaxcomm.attention.mask import Coordinates, Mask
 from jaxcomm.attention.merge import merge
 from jaxcomm.attention.names import keep
 from jaxcomm.attention.problem import Problem
-from jaxcomm.attention.strategies.seen_hops import last_seen_hop
+from jaxcomm.attention.strategies.seen_hops import last_seen_hop, share_documents
 from jaxcomm.attention.strategies.strategy import (
     Call,
     Cost,
@@ -27,10 +27,17 @@ from jaxcomm.attention.strategies.strategy import (
     columns_of,
     coordinates_of,
 )
-from jaxcomm.attention.visibility import blocks_of, visible_shifts
+from jaxcomm.attention.visibility import (
+    blocks_of,
+    own_block,
+    runs_of_others,
+    runs_of_own,
+    visible_shifts,
+)
 from jaxcomm.collectives.permute import ring_shift
 from jaxcomm.collectives.split_phase import ring_shift_start
 
+_EXCHANGED = "ranks exchange heads around a ring"
 # Of an unrolled ring, hops whose results wait to be summed at once.
 _SUMMED_HOPS = 4
 
@@ -96,7 +103,8 @@ class Ring(Strategy):
             return merged, ring.done(arriving, after=[lse for _, lse in merged])
 
         def own():
-            return attend(own_block, 0), own_block
+            out, lse = attend(own_block, 0)
+            return (ring.rounded(out), lse), own_block
 
         def around(last):
             block = own_block
@@ -108,7 +116,7 @@ class Ring(Strategy):
                 first = 1
             else:
                 shape = (*inputs.query.shape[:3], inputs.value.shape[3])
-                dtype = ring.known.sum_dtype
+                dtype = ring.own.sum_dtype
                 out = jnp.zeros_like(inputs.query, dtype, shape=shape)
                 attended = out, jnp.full_like(out[..., 0], -jnp.inf)
                 first = 0
@@ -117,12 +125,13 @@ class Ring(Strategy):
             # The last hop is outside the loop: it computes and sends nothing.
             merged = attend_and_merge(merged, block, ring.distance_at(last))
             outs, lses = zip(*merged, strict=True)
-            return (jnp.concatenate(outs, 1), jnp.concatenate(lses, 1)), block
+            out, lse = (jnp.concatenate(each, 1) for each in (outs, lses))
+            return (ring.rounded(out), lse), block
 
         own_block = Keys(inputs.key, inputs.value, inputs.key_ids)
-        seen = last_seen_hop(call, inputs) if ring.may_end_early else None
-        attended, block = ring.go(around, own, seen)
-        return attended, (ring.kept(block), seen)
+        seen = ring.last_seen(inputs) if ring.may_end_early else None
+        (out, lse), block = ring.go(around, own, seen)
+        return (out.astype(lse.dtype), lse), (ring.kept(block), seen)
 
     def backward(self, call, kept, saved):
         """Go through the hops from the last to the first, with the block that is here.
@@ -149,7 +158,7 @@ class Ring(Strategy):
 
         def own():
             of_rank, (key, value) = gradients(kept_block, 0)
-            return of_rank._replace(key=key, value=value)
+            return result(of_rank, key, value)
 
         def around(last):
             arriving = ring.start(kept_block, -ring.shift(ring.last - 1))
@@ -165,7 +174,11 @@ class Ring(Strategy):
             of_rank, added = gradients(ring.then(following, block), 0, of_rank)
             following = ring.done(following, after=_completion(added))
             key, value = jax.tree.map(jnp.add, following, added)
-            return of_rank._replace(key=key, value=value)
+            return result(of_rank, key, value)
+
+        def result(of_rank, key, value):
+            query, key, value = map(ring.rounded, (of_rank.query, key, value))
+            return of_rank._replace(query=query, key=key, value=value)
 
         def step_to(last, turn, carry, shift):
             of_rank, grad_block, block = carry
@@ -182,7 +195,8 @@ class Ring(Strategy):
             # Not earlier: the sends of the way forward are still on their way.
             kept_block, lse = jax.lax.optimization_barrier((kept_block, saved.lse))
             saved = saved._replace(lse=lse)
-        return ring.go(around, own, seen)
+        found = ring.go(around, own, seen)
+        return jax.tree.map(lambda x: x.astype(ring.own.sum_dtype), found)
 
 
 class _Loop:
@@ -191,9 +205,8 @@ class _Loop:
     Attributes:
       distances: whose keys are here at each turn: those of member ``me - distance``.
       last: the last turn, in which nothing is sent.
-      known: what all hops have in common, with the arrays of this rank.
-      own_blocks: what a rank sees of its own keys, if a kernel may go by blocks.
-      blocks: what it sees of the keys of others, likewise.
+      own, others: the hop of a rank's own keys, and what those of others have in
+        common, with the arrays of this rank.
       unrolls: whether the hops are no loop of the program.
       parts: in how many parts the queries are merged.
     """
@@ -204,39 +217,53 @@ class _Loop:
         self.distances = _distances(inputs, call.mask, strategy.width)
         self.last = len(self.distances) - 1
         self.is_uniform = self.distances == tuple(range(len(self.distances)))
-        self.known = known_hop(call, inputs, strategy.width)
-        self.own_blocks = self.known.blocks[:1]
-        self.blocks = tuple(dict.fromkeys(self.known.blocks[1:]))
-        is_kernel = gpus.are_of_mesh() and self.known.kernels[0].name != "xla"
+        self.own = self.others = own_hop(call, inputs, strategy.width)
+        if self.last:
+            self.others = _hop_of_others(call, inputs, strategy.width)
+        is_kernel = gpus.are_of_mesh() and self.others.kernels[0].name != "xla"
         self.unrolls = is_kernel and self.members <= strategy.unrolled_ranks
         queries, keys = inputs.query.shape[1], inputs.key.shape[1]
-        choice = Choice.of(self.blocks, queries, keys) if self.unrolls else None
+        choice = None
+        if self.unrolls:
+            choice = Choice.of(self.others.blocks, queries, keys)
         self.parts = 1 if choice is None else queries // choice.shape[0]
         self.overlaps = strategy.overlaps
 
     @property
     def starts_apart(self):
         """Whether a rank's own block is computed before the hops, and not as one."""
-        return bool(self.blocks) or self.unrolls
+        return bool(self.others.blocks) or self.unrolls
 
     @property
     def may_end_early(self):
         """Whether the tokens may show that no rank needs the last blocks.
 
-        Not on GPUs: the host would have to wait for the tokens.
+        On a GPU the host has to wait for the tokens, which documents are worth.
         """
         inputs, axes = self.inputs, self.call.axis_name
         are_rules = inputs.query_layout.is_static and inputs.key_layout.is_static
+        may_show = inputs.key_ids is not None
+        if compat.mesh_platform() == "cpu":
+            may_show |= not are_rules
         return (
             bool(self.last)
             and self.is_uniform
             and self.width == 1
-            and not (are_rules and inputs.key_ids is None)
-            and compat.mesh_platform() == "cpu"
+            and may_show
+            and (compat.mesh_platform() == "cpu" or gpus.are_of_mesh())
             # Else groups of ranks might disagree, which XLA's collectives wait for.
             and compat.manual_axes()
             <= set(axes if isinstance(axes, tuple) else (axes,))
         )
+
+    def last_seen(self, inputs: Inputs):
+        """Return the last turn that some rank needs, traced.
+
+        On GPUs it is 0 or ``last``: at each turn the host would wait.
+        """
+        if compat.mesh_platform() == "cpu":
+            return last_seen_hop(self.call, inputs)
+        return jnp.where(share_documents(self.call, inputs), self.last, 0)
 
     def go(self, around, own, seen):
         """Return ``around(last turn)``, or ``own()`` if a rank's own block is all.
@@ -250,7 +277,18 @@ class _Loop:
             return own()
         if seen is None:
             return around(self.last)
-        return jax.lax.cond(seen > 0, lambda: around(seen), own)
+        if compat.mesh_platform() == "cpu":
+            return jax.lax.cond(seen > 0, lambda: around(seen), own)
+        return jax.lax.cond(seen > 0, lambda: around(self.last), own)
+
+    def rounded(self, x):
+        """Return what is the result of a branch.
+
+        A GPU writes it to memory. Here it has the dtype to which it is rounded anyway.
+        """
+        if self.may_end_early and compat.mesh_platform() != "cpu":
+            return x.astype(self.inputs.query.dtype)
+        return x
 
     def kept(self, block: Keys) -> Inputs:
         """Return what the backward pass needs: the inputs, with the last block."""
@@ -349,22 +387,21 @@ class _Loop:
         """Return the hop of a block; 0 is the distance of a rank's own."""
         inputs, count = self.inputs, block.key.shape[1]
         is_own = isinstance(distance, int) and not distance
-        blocks = self.own_blocks if is_own else self.blocks
+        known = self.own if is_own else self.others
         me, source = self._members(distance)
         queries = coordinates_of(inputs.query_layout, me, self.width, inputs.query_ids)
         keys = coordinates_of(inputs.key_layout, source, self.width, block.segment_ids)
         which = None
-        if len(blocks) > 1:
+        if len(known.blocks) > 1:
             # Ranks are in the order of their first positions: see Blocks.
             is_later = queries.positions[0] < keys.positions[0]
             which = is_later.astype(jnp.int32)
-        return self.known.replace(
+        return known.replace(
             key=block.key,
             value=block.value,
             queries=queries,
             keys=keys,
             bias=columns_of(inputs.bias, source * count, count),
-            blocks=blocks,
             block=which,
         )
 
@@ -384,19 +421,49 @@ class _Loop:
         return jax.lax.dynamic_update_slice_in_dim(total, grad_bias, start, axis=3)
 
 
-def known_hop(call: Call, inputs: Inputs, width: int = 1) -> Hop:
-    """Return what the hops of a ring have in common.
-
-    Its blocks are those of a rank's own keys, of earlier and of later ones.
+def own_hop(call: Call, inputs: Inputs, width: int = 1) -> Hop:
+    """Return the hop of a rank's own keys, and the kernels that may compute it.
 
     Args:
       call, inputs: of the ring.
       width: as that of :class:`Ring`.
 
     Raises:
-      ValueError: the kernel that was asked for cannot compute them.
+      ValueError: the kernel that was asked for cannot compute it.
     """
-    layouts, count = (inputs.query_layout, inputs.key_layout), inputs.key.shape[1]
+    hop, layouts = _known(call, inputs, width), _layouts(inputs)
+    if width > 1:
+        return narrowed(hop, _EXCHANGED)
+    if call.is_self:
+        hop = hop.replace(runs=runs_of_own(layouts[0]))
+    blocks = own_block(*layouts, call.mask, inputs.key.shape[1])
+    return narrowed(hop, blocks if isinstance(blocks, str) else (blocks,))
+
+
+def _hop_of_others(call: Call, inputs: Inputs, width: int) -> Hop:
+    """Return what the hops of other ranks' keys have in common; as :func:`own_hop`.
+
+    Its blocks are those of earlier ranks and of later ones.
+    """
+    hop = _known(call, inputs, width)
+    if width > 1:
+        return narrowed(hop, _EXCHANGED)
+    layouts = _layouts(inputs)
+    if call.is_self and inputs.key_ids is not None:
+        hop = hop.replace(runs=runs_of_others(*layouts))
+    blocks = blocks_of(*layouts, call.mask, inputs.key.shape[1])
+    if isinstance(blocks, str):
+        return narrowed(hop, blocks)
+    return narrowed(hop, tuple(dict.fromkeys((blocks.earlier, blocks.later))))
+
+
+def _layouts(inputs: Inputs):
+    return inputs.query_layout, inputs.key_layout
+
+
+def _known(call: Call, inputs: Inputs, width: int) -> Hop:
+    """Return what all hops have in common."""
+    layouts, count = _layouts(inputs), inputs.key.shape[1]
 
     def abstract(layout, ids):
         rows = () if layout.is_static else layout.order.shape[:-2]
@@ -406,7 +473,7 @@ def known_hop(call: Call, inputs: Inputs, width: int = 1) -> Hop:
     bias = inputs.bias
     if bias is not None:
         bias = jax.ShapeDtypeStruct((*bias.shape[:3], count), bias.dtype)
-    hop = call.hop.replace(
+    return call.hop.replace(
         query=inputs.query,
         key=inputs.key,
         value=inputs.value,
@@ -418,12 +485,6 @@ def known_hop(call: Call, inputs: Inputs, width: int = 1) -> Hop:
         query_segments=layouts[0].segments * width,
         key_segments=layouts[1].segments * width,
     )
-    blocks = "ranks exchange heads around a ring"
-    if width == 1:
-        blocks = blocks_of(*layouts, call.mask, count)
-    if isinstance(blocks, str):
-        return narrowed(hop, blocks)
-    return narrowed(hop, (blocks.same, blocks.earlier, blocks.later))
 
 
 def _distances(of: Inputs | Problem, mask: Mask, width: int) -> tuple[int, ...]:

@@ -61,6 +61,7 @@ class Call:
       scope: the lane and the backend of the call, for both passes: collectives of a
         strategy name none.
       bias_dtype: of the bias, if there is one.
+      is_self: whether the keys are of the same tokens as the queries.
     """
 
     axis_name: Any
@@ -69,6 +70,7 @@ class Call:
     strategy: "Strategy"
     scope: Scope = dataclasses.field(default_factory=Scope)
     bias_dtype: str | None = None
+    is_self: bool = False
 
     @property
     def mask(self) -> Mask:

@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxcomm.attention.kernels.hop import Grads
 from jaxcomm.attention.layout import Layout
-from jaxcomm.attention.strategies.ring import Ring, known_hop
+from jaxcomm.attention.strategies.ring import Ring, own_hop
 from jaxcomm.attention.strategies.strategy import (
     Call,
     Cost,
@@ -162,7 +162,8 @@ class _Group:
         )
         alone = dataclasses.replace(call, size=1)
         natural = there._replace(query_layout=whole[0], key_layout=whole[1])
-        if known_hop(alone, natural).blocks:
+        hop = own_hop(alone, natural)
+        if hop.blocks or hop.runs:
             self.ring, self.call = Ring(), alone
             self._layouts, self._places = whole, [x.places() for x in layouts]
             self._back = [x.all_positions() for x in layouts]

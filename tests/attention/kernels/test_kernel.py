@@ -162,7 +162,7 @@ def test_blocks_that_are_not_known_are_refused(lowered):
     for options, reason in (
         ({"strategy": "halo", "local_window_size": 3}, "'halo' masks by positions"),
         ({"length": 23}, "23 and 23 are no padding"),
-        ({"local_window_size": 3}, "a window where one rank holds all tokens"),
+        ({"local_window_size": 3}, "a window where a rank's keys are its own"),
     ):
         with pytest.raises(ValueError, match=f"was asked for, but .*{reason}"):
             lowers(**options)
@@ -196,7 +196,7 @@ class Half:
         (
             Half(),
             TypeError,
-            "is no kernel: it lacks why_not, backward. Pass 'cudnn', 'p",
+            "is no kernel: it lacks why_not, backward. Pass 'flash', 'c",
         ),
         (Plain, TypeError, "is a class, and a kernel is an instance of one"),
         (

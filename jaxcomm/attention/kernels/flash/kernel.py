@@ -1,0 +1,209 @@
+"""FlashAttention-3, for GPUs of compute capability 9.0.
+
+Source: Shah et al., FlashAttention-3, 2024.
+"""
+
+import dataclasses
+import os
+
+import jax.numpy as jnp
+
+from jaxcomm.attention.kernels import gpus
+from jaxcomm.attention.kernels.blocks import BlockKernel
+from jaxcomm.attention.kernels.delta import COLUMNS
+from jaxcomm.attention.kernels.flash import library, packed
+from jaxcomm.attention.kernels.hop import Hop
+from jaxcomm.attention.kernels.kernel import Kernel
+from jaxcomm.attention.kernels.pallas.kernel import PALLAS
+from jaxcomm.attention.kernels.xla.kernel import XLA
+from jaxcomm.attention.schedules.block import Block
+
+_DTYPES = ("bfloat16", "float16")
+_HEAD_SIZE_STEP = 8
+_LARGEST_HEAD_SIZE = 256
+_CAPABILITY = (9, 0)
+# Its gradients of queries are summed in the order in which blocks end.
+_DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
+
+
+@dataclasses.dataclass(frozen=True)
+class Flash(BlockKernel):
+    """FlashAttention-3's kernels. They round the output to the query's dtype."""
+
+    name = "flash"
+    options = frozenset({"segment_ids"})
+    by_runs = True
+
+    def why_not(self, hop):
+        reason = _why_not(hop)
+        if reason is not None or hop.platform is None:
+            return reason
+        reason = gpus.why_not_compiled(hop)
+        found = gpus.local() if reason is None else []
+        # By name it is used without a GPU to ask: the program may be for another one.
+        if reason is not None or (hop.kernels == (self,) and not found):
+            return reason
+        return why_not_on(found)
+
+    def forward(self, hop):
+        if _is_block(hop):
+            return super().forward(hop)
+        return packed.forward(hop, None, _otherwise(hop))
+
+    def forward_onto(self, hop, merged):
+        if _is_block(hop):
+            return super().forward_onto(hop, merged)
+        return packed.forward(hop, merged, _otherwise(hop))
+
+    def backward(self, hop, saved):
+        if _is_block(hop):
+            return super().backward(hop, saved)
+        return packed.backward(hop, saved, None, _otherwise(hop))
+
+    def backward_onto(self, hop, saved, total):
+        if _is_block(hop):
+            return super().backward_onto(hop, saved, total)
+        return packed.backward(hop, saved, total, _otherwise(hop))
+
+    def attend(self, hop, block, query, key, value):
+        seen, options = _options(hop, block)
+        rows, columns = slice(*seen.queries), slice(*seen.keys)
+        out, lse = library.forward(
+            query[:, rows], key[:, columns], value[:, columns], **options
+        )
+        before, behind = seen.queries[0], query.shape[1] - seen.queries[1]
+        if not before and not behind:
+            return out, lse
+        lse = jnp.pad(lse, ((0, 0), (0, 0), (before, behind)), constant_values=-jnp.inf)
+        return jnp.pad(out, ((0, 0), (before, behind), (0, 0), (0, 0))), lse
+
+    def gradients(self, hop, block, arrays, out, lse, grad_out):
+        query, key, value = arrays
+        seen, options = _options(hop, block)
+        rows, columns = slice(*seen.queries), slice(*seen.keys)
+        grads = library.backward(
+            query[:, rows],
+            key[:, columns],
+            value[:, columns],
+            lse[:, :, rows],
+            out[:, rows],
+            grad_out[:, rows],
+            **options,
+        )
+
+        def whole(grad, part, x):
+            padding = [(0, 0)] * 4
+            padding[1] = (part[0], x.shape[1] - part[1])
+            return jnp.pad(grad, padding)
+
+        parts = seen.queries, seen.keys, seen.keys
+        return tuple(map(whole, grads, parts, arrays))
+
+
+def why_not_on(found: list) -> str | None:
+    """Say why it does not serve these GPUs, or None."""
+    reason = gpus.why_none_serves(found)
+    if reason is None and gpus.capabilities(found) != {_CAPABILITY}:
+        return "it is made for GPUs of compute capability 9.0 alone"
+    return reason or library.why_not()
+
+
+def _is_block(hop: Hop) -> bool:
+    """Whether a hop is a block; else its runs are computed."""
+    return bool(hop.blocks) and hop.queries.segment_ids is None
+
+
+def _otherwise(hop: Hop) -> Kernel:
+    """Return what computes documents that are no packed sequences."""
+    return PALLAS if PALLAS.why_not(hop) is None else XLA
+
+
+def _options(hop: Hop, block: Block) -> tuple[Block, dict]:
+    """Return the part of a block that is not hidden, and what the kernel is told.
+
+    Args:
+      hop: for its scale.
+      block: of which the arrays hold the rectangle.
+    """
+    seen = _trimmed(block)
+    rows, columns = seen.shape
+    # The kernel counts from the key that is as far from the last as the query is.
+    offset = columns - rows
+    left = -1 if seen.left is None else seen.left + offset
+    right = -1 if seen.right is None else seen.right - offset
+    is_causal = right == 0
+    # A bound that nothing is beyond is none.
+    left = -1 if left >= columns - 1 else left
+    right = -1 if right >= rows - 1 else right
+    window = left, 0 if is_causal else right
+    return seen, {"scale": hop.scale, "is_causal": is_causal, "window": window}
+
+
+def _trimmed(block: Block) -> Block:
+    """Return the rectangle from the first to the last query and key that meet.
+
+    Its queries and keys count from the block's first; its bounds from its own.
+
+    >>> _trimmed(Block((0, 4), (0, 8), left=None, right=2))
+    Block(queries=(0, 4), keys=(0, 6), left=None, right=2)
+    """
+    rows, columns = block.shape
+    first, end = 0, rows
+    if block.right is not None:
+        first = min(max(first, -block.right), rows)
+    if block.left is not None:
+        end = max(min(end, columns + block.left), first)
+    key, key_end = 0, columns
+    if block.left is not None:
+        key = min(max(key, first - block.left), columns)
+    if block.right is not None:
+        key_end = max(min(key_end, end + block.right), key)
+    shift = first - key
+    left, right = block.left, block.right
+    return Block(
+        (first, end),
+        (key, key_end),
+        None if left is None else left - shift,
+        None if right is None else right + shift,
+    )
+
+
+def _why_not(hop: Hop) -> str | None:
+    """Say why it cannot compute a hop whatever the machine, or None if it can."""
+    query, key, value = hop.query, hop.key, hop.value
+    if query.dtype.name not in _DTYPES:
+        return f"it computes in {' and '.join(_DTYPES)}, and query is {query.dtype}"
+    head_size = query.shape[3]
+    if hop.is_backward and hop.has_residual:
+        head_size += COLUMNS
+    if head_size > _LARGEST_HEAD_SIZE or head_size % _HEAD_SIZE_STEP:
+        return (
+            f"the head size is {head_size}, and it takes multiples of "
+            f"{_HEAD_SIZE_STEP} up to {_LARGEST_HEAD_SIZE}"
+        )
+    if value.shape[3] != query.shape[3]:
+        return (
+            f"heads of keys have size {query.shape[3]} and those of values "
+            f"{value.shape[3]}"
+        )
+    if not query.size or not key.size:
+        return f"there is nothing to compute (query {query.shape}, key {key.shape})"
+    if hop.queries.segment_ids is not None and not hop.runs:
+        return (
+            "it takes documents where a rank's keys are its own, or all in their "
+            "natural order"
+        )
+    if hop.is_backward and _DETERMINISTIC in os.environ.get("XLA_FLAGS", ""):
+        return f"its gradients are not deterministic, which {_DETERMINISTIC} asks for"
+    if hop.scale <= 0:
+        return f"it takes a positive scale, and this is {hop.scale}"
+    # Its numbers of elements have 32 bits.
+    numbers = query.shape[1] * query.shape[2] * _LARGEST_HEAD_SIZE
+    if query.shape[0] > 1 and numbers >= 2**31:
+        return f"a query of shape {query.shape} is too large for it in a batch"
+    if _is_block(hop):
+        return None
+    return packed.why_not(hop) if hop.runs else None
+
+
+FLASH = Flash()

@@ -1,0 +1,184 @@
+"""Runs of queries by one call of the packed kernel each, for all their documents."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxcomm.attention.kernels.delta import with_delta
+from jaxcomm.attention.kernels.flash import library
+from jaxcomm.attention.kernels.flash.sequences import (
+    MOST_DOCUMENTS,
+    Apart,
+    Sequences,
+    sequences_of,
+)
+from jaxcomm.attention.kernels.hop import Grads, Hop, Saved
+from jaxcomm.attention.kernels.kernel import Kernel
+from jaxcomm.attention.merge import merge
+
+
+def why_not(hop: Hop) -> str | None:
+    """Say why the runs of a hop cannot be computed as packed sequences, or None."""
+    mask = hop.mask
+    if mask.right not in (0, None) or (mask.right is None and mask.left is not None):
+        return "in packed sequences a window ends at the query's own token"
+    if mask.left is not None and not all(run.is_consecutive for run in hop.runs):
+        return "a window is counted in tokens, and a rank's tokens jump"
+    return None
+
+
+def forward(hop: Hop, merged: Any, otherwise: Kernel) -> tuple[Any, Any]:
+    """Attend in the runs of a hop.
+
+    Args:
+      hop: the hop.
+      merged: (out, lse) over other keys, to merge with; or None.
+      otherwise: what computes documents that are too many, or in another order.
+    """
+    runs = [sequences_of(hop, run) for run in hop.runs]
+
+    def compute(count: int):
+        found = [_attend(each, count) for each in runs]
+        out = jnp.concatenate([out for out, _ in found], 1)
+        return result(out, jnp.concatenate([lse for _, lse in found], 1))
+
+    def result(out, lse):
+        if merged is None:
+            # What a branch returns is written to memory.
+            return out.astype(hop.query.dtype), lse
+        return merge(merged[0], merged[1], out.astype(lse.dtype), lse)
+
+    def rest():
+        if merged is None:
+            return result(*otherwise.forward(hop))
+        return otherwise.forward_onto(hop, merged)
+
+    def nothing():
+        if merged is not None:
+            return merged
+        shape = (*hop.query.shape[:3], hop.value.shape[3])
+        lse = jnp.full(shape[:3], -jnp.inf, hop.sum_dtype)
+        return jnp.zeros(shape, hop.query.dtype), lse
+
+    out, lse = _choose(hop, runs, compute, rest, nothing)
+    return out.astype(lse.dtype), lse
+
+
+def backward(hop: Hop, saved: Saved, total: Any, otherwise: Kernel) -> Grads:
+    """Return the gradients of the runs of a hop.
+
+    Args:
+      hop, otherwise: as in :func:`forward`.
+      saved: what is known over all keys.
+      total: gradient of the queries by other keys, to add to; or None.
+    """
+    runs = [sequences_of(hop, run) for run in hop.runs]
+    given = hop.query.dtype
+    # What is still to be summed is not rounded.
+    of_query = given if total is None else hop.sum_dtype
+    of_keys = given if len(hop.runs) == 1 else hop.sum_dtype
+
+    def compute(count: int):
+        found = (_gradients(each, saved, count) for each in runs)
+        queries, *keys = zip(*found, strict=True)
+        query = jnp.concatenate(queries, 1)
+        if total is not None:
+            query = total + query.astype(total.dtype)
+        return cast(
+            query,
+            *(
+                functools.reduce(jnp.add, [x.astype(of_keys) for x in each])
+                for each in keys
+            ),
+        )
+
+    def cast(query, key, value, *_):
+        return query.astype(of_query), key.astype(of_keys), value.astype(of_keys)
+
+    def rest():
+        anew = saved.with_delta(hop)
+        if total is None:
+            return cast(*otherwise.backward(hop, anew))
+        return cast(*otherwise.backward_onto(hop, anew, total))
+
+    def nothing():
+        zeros = jnp.zeros_like(hop.query) if total is None else total
+        return cast(zeros, jnp.zeros_like(hop.key), jnp.zeros_like(hop.value))
+
+    found = _choose(hop, runs, compute, rest, nothing)
+    return Grads(*(x.astype(hop.sum_dtype) for x in found))
+
+
+def _choose(hop: Hop, runs: list[Sequences], compute, rest, nothing):
+    """Compute a hop in the way that its documents allow.
+
+    Args:
+      hop: the hop.
+      runs: its runs.
+      compute: takes the most documents that there may be.
+      rest: for documents that are too many, or in another order.
+      nothing: where no query sees a key.
+    """
+    ids = hop.queries.segment_ids
+    if ids is None:
+        return compute(hop.query.shape[0])
+    counts = sorted({min(count, ids.size) for count in MOST_DOCUMENTS})
+    most = functools.reduce(jnp.maximum, [each.documents() for each in runs])
+    are_right = functools.reduce(jnp.logical_and, [each.are_right() for each in runs])
+    which = sum((most > count).astype(jnp.int32) for count in counts)
+    which = jnp.where(are_right, which, len(counts))
+    ways = [*(functools.partial(compute, count) for count in counts), rest]
+    if isinstance(runs[0], Apart):
+        ways.append(nothing)
+        is_nothing = (which < len(counts)) & runs[0].is_nothing()
+        which = jnp.where(is_nothing, len(counts) + 1, which)
+    return jax.lax.switch(which, ways)
+
+
+def _options(of: Sequences) -> dict:
+    left, right = of.hop.mask.left, of.hop.mask.right
+    # Of keys that are apart every query sees all.
+    is_causal = right == 0 and not isinstance(of, Apart)
+    window = -1 if left is None else left, 0 if is_causal else -1
+    return {"scale": of.hop.scale, "is_causal": is_causal, "window": window}
+
+
+def _packed(x, part: slice):
+    """(B, T, ...) to (B * tokens, ...), of a part of the tokens."""
+    return x[:, part].reshape(-1, *x.shape[2:])
+
+
+def _attend(of: Sequences, count: int):
+    """Return (out, lse) of a run: (B, queries, N, V) and (B, queries, N)."""
+    hop = of.hop
+    query = _packed(hop.query, of.rows)
+    key, value = (_packed(x, of.columns) for x in (hop.key, hop.value))
+    starts = of.starts(count)
+    out, lse = library.forward(query, key, value, starts, **_options(of))
+    shape = of.batch, of.queries
+    return out.reshape(*shape, *out.shape[1:]), lse.T.reshape(*shape, -1)
+
+
+def _gradients(of: Sequences, saved: Saved, count: int):
+    """Return those of a run's queries, and of all keys and values of its hop."""
+    hop, (grad_out, out, lse, delta) = of.hop, saved
+    given = hop.query, hop.key, hop.value
+    query, key, value = given
+    if hop.has_residual:
+        query, key, value, out, grad_out = with_delta(*given, out, grad_out, delta)
+    key, value = (_packed(x, of.columns) for x in (key, value))
+    query, out, grad_out = (_packed(x, of.rows) for x in (query, out, grad_out))
+    lse, starts = _packed(lse, of.rows).T, of.starts(count)
+    grads = library.backward(
+        query, key, value, lse, out, grad_out, starts, **_options(of)
+    )
+    lengths = of.queries, of.keys, of.keys
+    query, *keys = (
+        x.reshape(of.batch, length, *x.shape[1:])[..., : whole.shape[3]]
+        for x, length, whole in zip(grads, lengths, given, strict=True)
+    )
+    padding = [(0, 0)] * 4
+    padding[1] = of.run.keys[0], hop.key.shape[1] - of.run.keys[1]
+    return (query, *(jnp.pad(x, padding) for x in keys))

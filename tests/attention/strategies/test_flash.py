@@ -1,0 +1,161 @@
+"""FlashAttention-3 in every strategy, with a stand-in for its targets on the CPU.
+
+The stand-in takes and refuses what the targets do, and leaves NaN where they leave
+anything. So what is shown is all that surrounds the kernel, against float64.
+"""
+
+import flash_double
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import split
+from dense import Options
+
+import jaxcomm
+from jaxcomm.attention.kernels import gpus
+from jaxcomm.attention.kernels.flash import kernel as flash
+from jaxcomm.attention.kernels.flash import library
+from jaxcomm.attention.kernels.pallas.kernel import Pallas
+
+# Of bfloat16, relative to the largest number.
+LIMIT = 0.03
+HEADS = (4, 2, 8)
+
+
+@pytest.fixture(autouse=True)
+def called(monkeypatch):
+    """Have CPU programs call the stand-in; and count the calls of each target."""
+    flash_double.register()
+    # What is patched here is not part of what a program is traced from.
+    jax.clear_caches()
+    targets = []
+
+    def counted(function):
+        def call(*args, **options):
+            targets.append(function.__name__)
+            return function(*args, **options)
+
+        return call
+
+    for name in ("forward", "backward"):
+        monkeypatch.setattr(library, name, counted(getattr(library, name)))
+    monkeypatch.setattr(gpus, "why_not_compiled", lambda hop: None)
+    monkeypatch.setattr(gpus, "local", lambda: ["a GPU"])
+    monkeypatch.setattr(Pallas, "why_not", lambda self, hop: "there is no GPU")
+    monkeypatch.setattr(flash, "why_not_on", lambda found: None)
+    monkeypatch.setattr(gpus, "are_of_mesh", lambda: True)
+    yield targets
+    jax.clear_caches()
+
+
+def _arrays(batch, tokens, seed=0):
+    """Return bfloat16 query, key and value, and gradients of output and residual."""
+    heads, key_heads, size = HEADS
+    rng = np.random.default_rng(seed)
+    shapes = [(batch, tokens, n, size) for n in (heads, key_heads, key_heads, heads)]
+    *arrays, grad = (jnp.asarray(rng.normal(size=s), jnp.bfloat16) for s in shapes)
+    return arrays, (grad, np.zeros((batch, tokens, heads), np.float32))
+
+
+def _compare(options, batch=1, tokens=48, **how):
+    arrays, grads = _arrays(batch, tokens)
+    split.compare(*arrays, options, grads, LIMIT, **how)
+
+
+def _documents(*rows, tokens=48):
+    """Return the ids of documents of these lengths; the rest of a row is padding."""
+    return np.stack([jaxcomm.attention.segment_ids(row, tokens) for row in rows])
+
+
+CAUSAL = Options(is_causal=True)
+FLASH = {"implementation": "flash"}
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize(
+    ("schedule", "strategy", "options"),
+    [
+        ("zigzag", "ring", CAUSAL),
+        ("contiguous", "ring", CAUSAL),
+        ("striped", "ring", CAUSAL),
+        ("zigzag", "ring", Options()),
+        ("zigzag", "all_gather", CAUSAL),
+        ("contiguous", "all_gather", Options(is_causal=True, window=(9, 0))),
+        ("zigzag", "all_gather", Options(is_causal=True, window=(9, 0))),
+        ("zigzag", "ulysses", CAUSAL),
+        ("zigzag", "ulysses", Options(window=(9, 4))),
+        ("contiguous", "halo", Options(is_causal=True, window=(9, 0))),
+        ("contiguous", "halo", Options(is_causal=True, window=(29, 0))),
+    ],
+)
+def test_masks_equal_float64(called, size, schedule, strategy, options):
+    if size == 4 and strategy == "ulysses":
+        pytest.skip("two key heads")
+    how = FLASH | {"size": size, "schedule": schedule, "strategy": strategy}
+    _compare(options, 2, **how)
+    assert {"forward", "backward"} <= set(called)
+
+
+# Of one row whole documents on each of four ranks; then cut by every border, and of
+# unequal rows with padding.
+WHOLE = _documents([12, 5, 7, 4, 8, 12])
+CUT = _documents([5, 1, 30, 9], [48], [3] * 16)
+# Numbers that come again, and none that ascend.
+AGAIN = np.repeat([[3, 1, 3, 0]], 12, axis=1).astype(np.int32)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "strategy", "window"),
+    [
+        ("zigzag", "ring", None),
+        ("contiguous", "ring", None),
+        ("contiguous", "all_gather", None),
+        ("zigzag", "all_gather", (9, 0)),
+        ("zigzag", "ulysses", None),
+        ("contiguous", "halo", (9, 0)),
+    ],
+)
+@pytest.mark.parametrize("ids", [WHOLE, CUT, AGAIN], ids=["whole", "cut", "again"])
+def test_documents_equal_float64(called, schedule, strategy, window, ids):
+    for is_causal in (True,) if window else (True, False):
+        options = Options(is_causal=is_causal, window=window, query_ids=ids)
+        how = {"size": 2, "schedule": schedule, "strategy": strategy}
+        _compare(options, len(ids), **how, **FLASH)
+        assert {"forward", "backward"} <= set(called)
+
+
+@pytest.mark.parametrize(
+    ("make", "strategy", "window", "ids"),
+    [
+        ("zigzag", "ring", None, None),
+        ("zigzag", "all_gather", None, None),
+        ("contiguous", "halo", (9, 0), CUT[:1]),
+        ("zigzag", "ring", None, CUT[:1]),
+        ("zigzag", "ring", None, WHOLE),
+        # Documents that are dealt whole, but for one; and one that is cut in chunks.
+        ([12, 5, 7, 4, 8, 12], "ring", None, WHOLE),
+        ([5, 1, 30, 9, 3], "ring", None, _documents([5, 1, 30, 9, 3])),
+    ],
+)
+def test_without_a_residual_it_makes_its_own_delta(called, make, strategy, window, ids):
+    size, tokens = 2, 48
+    if isinstance(make, str):
+        layout = jaxcomm.Layout(make, size, tokens)
+    else:
+        layout = jaxcomm.attention.document_layout(make, size)
+    arrays, (grad, _) = _arrays(1, tokens)
+    dealt, held = layout.reorder((*arrays, grad), segment_ids=ids)
+
+    def attend(query, key, value, tokens):
+        return jaxcomm.ring_attention(
+            query, key, value, "context", tokens, is_causal=True, strategy=strategy,
+            local_window_size=window, **FLASH,
+        )  # fmt: skip
+
+    whole = split.sharded(attend, size)
+    found = split.results(lambda *x: whole(*x, held), dealt[:3], dealt[3])
+    options = Options(is_causal=True, window=window, query_ids=ids)
+    found = [held.restore(np.asarray(x, np.float32)) for x in found]
+    split.assert_results(found, arrays, np.asarray(grad), options, LIMIT)
+    assert {"forward", "backward"} <= set(called)
