@@ -11,6 +11,7 @@ from jaxcomm.attention.arguments import Options
 from jaxcomm.attention.differentiate import attend
 from jaxcomm.attention.kernels.hop import Hop, sum_dtype
 from jaxcomm.attention.layout import Layout, Tokens
+from jaxcomm.attention.mask import PADDING
 from jaxcomm.attention.permutation import no_positions
 from jaxcomm.attention.positions import all_are_right
 from jaxcomm.attention.problem import Problem
@@ -85,6 +86,11 @@ def attend_on_ranks(
             )
         problem = _problem(options, arrays, queries[1], (keys or queries)[1], named)
         inputs, sinks = _inputs(what, arrays, queries, keys or queries)
+        rank = jax.lax.axis_index(axis_name)
+        inputs = inputs._replace(
+            query_ids=_with_padding(inputs.query_ids, inputs.query_layout, rank),
+            key_ids=_with_padding(inputs.key_ids, inputs.key_layout, rank),
+        )
         call = _call(options, problem, inputs, axis_name, named, keys is None)
         is_right = all_are_right(queries, keys, axis_name, what)
         everything = _vary_alike((inputs, sinks, is_right), named)
@@ -158,6 +164,13 @@ def _ids(queries: Tokens, keys: Tokens, shapes, what: str):
             "zeros where all is one document."
         )
     return found
+
+
+def _with_padding(ids, layout: Layout, rank):
+    """Return the ids of a rank's tokens, negative where the layout has padding."""
+    if ids is None or layout.length == layout.size * layout.local_length:
+        return ids
+    return jnp.where(layout.positions_of(rank) < layout.length, ids, PADDING)
 
 
 def _inputs(what: str, arrays: Arrays, queries, keys):

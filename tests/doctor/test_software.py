@@ -49,9 +49,10 @@ def test_every_backend_is_there_or_says_why_not(monkeypatch):
     monkeypatch.setattr(library, "load", lambda: "NCCL cannot be loaded: no such file")
     found = by_name(software.backends())
     there = {name for name, row in found.items() if row.value["available"]}
-    assert (there, len(found)) == ({"host", "xla"}, 4)
+    assert (there, len(found)) == ({"host", "xla"}, 5)
     assert found["nccl"].text == "unavailable: NCCL cannot be loaded: no such file"
-    assert found["cuDNN attention"].text.startswith("unavailable: ")
+    for name in ("FlashAttention-3", "cuDNN attention"):
+        assert found[name].text.startswith("unavailable: ")
     # Nobody asked for it: no problem.
     assert found["nccl"].is_fine is None
     monkeypatch.setenv("JAXCOMM_NCCL_LIBRARY", "/no/such/libnccl.so")

@@ -16,11 +16,12 @@ class Run:
       are: ``"same"``: they are the same tokens. ``"among"``: the queries are among the
         keys, and no position is left out. Of n keys the last has its own position, and
         key j one less for each key behind it. Where that is negative the key is not
-        seen. ``"apart"``: they have no token in common.
+        seen. ``"apart"``: they have no token in common. ``"behind"``: the keys are all
+        that lie directly before the queries in a window.
       is_consecutive: whether positions of the queries leave none out.
     """
 
     queries: tuple[int, int]
     keys: tuple[int, int]
-    are: Literal["same", "among", "apart"] = "among"
+    are: Literal["same", "among", "apart", "behind"] = "among"
     is_consecutive: bool = True

@@ -6,11 +6,25 @@ import itertools
 import jax
 import jax.numpy as jnp
 
+from jaxcomm.attention.kernels.hop import Grads, Hop, Saved
+from jaxcomm.attention.kernels.primitive import hop_backward, hop_forward
 from jaxcomm.attention.kernels.run import Run
-from jaxcomm.attention.strategies.gathered import Gathered
-from jaxcomm.attention.strategies.strategy import Cost, Keys
+from jaxcomm.attention.kernels.selection import narrowed
+from jaxcomm.attention.mask import PADDING, Coordinates
+from jaxcomm.attention.merge import merge
+from jaxcomm.attention.schedules.block import Block
+from jaxcomm.attention.strategies.gathered import Gathered, may_have_runs
+from jaxcomm.attention.strategies.ring import own_hop
+from jaxcomm.attention.strategies.strategy import (
+    Call,
+    Cost,
+    Inputs,
+    Keys,
+    coordinates_of,
+)
 from jaxcomm.attention.visibility import Piece, consecutive, pieces
 from jaxcomm.collectives.permute import ring_shift
+from jaxcomm.collectives.split_phase import ring_shift_start
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,6 +88,60 @@ class Halo(Gathered):
             return ()
         keys = sum(part.stop - part.start for part in (*border, own))
         return (Run((0, own.stop), (0, keys)),)
+
+    def _border(self, call, inputs) -> int:
+        """Return how many keys of the rank before are all that its queries need.
+
+        It is 0 where more is needed, or no kernel goes by runs. While they travel, a
+        rank's own keys are computed.
+        """
+        parts = self._parts(call, inputs)
+        layout, left = inputs.key_layout, call.mask.left
+        may = may_have_runs(call, inputs) and inputs.slopes is None
+        may = may and bool(self.runs(call, inputs))
+        has_padding = layout.length != call.size * layout.local_length
+        if not may or len(parts) != 2 or has_padding or left > layout.local_length:
+            return 0
+        return parts[0].stop - parts[0].start
+
+    def forward(self, call, inputs):
+        if not self._border(call, inputs):
+            return super().forward(call, inputs)
+        halo = _Border(call, inputs, self._border(call, inputs))
+        arriving = halo.start()
+        own = halo.own(arriving)
+        out, lse = hop_forward(own)
+        rows, row_lse = hop_forward(halo.behind(arriving.done(after=lse)))
+        row_lse = jnp.where(halo.is_first, -jnp.inf, row_lse)
+        own_rows, own_lse = halo.of_rows((out, lse))
+        rows, row_lse = merge(own_rows, own_lse, rows, row_lse)
+        # Rounded before: what was computed is written once, and the rows over it.
+        out = halo.with_rows(out.astype(inputs.query.dtype), rows)
+        return (out.astype(lse.dtype), halo.with_rows(lse, row_lse)), inputs
+
+    def backward(self, call, kept, saved):
+        if not self._border(call, kept):
+            return super().backward(call, kept, saved)
+        halo = _Border(call, kept, self._border(call, kept))
+        arriving = halo.start()
+        own = halo.own(arriving)
+        found = hop_backward(own, saved)
+        of_rows = Saved(*halo.of_rows(saved))
+        # Of the first rank, which has no rank before it, all weights become 0.
+        lse = jnp.where(halo.is_first, -jnp.inf, of_rows.lse)
+        border = hop_backward(
+            halo.behind(arriving.done(after=found.query[:1, :1, :1, :1])),
+            of_rows._replace(lse=lse),
+        )
+        back = ring_shift((border.key, border.value), call.axis_name, shift=-1)
+        dtype, tail = kept.query.dtype, slice(-halo.keys, None)
+        (rows,) = halo.of_rows([found.query])
+        query = halo.with_rows(found.query.astype(dtype), rows + border.query)
+        keys = [
+            x.astype(dtype).at[:, tail].set((x[:, tail] + added).astype(dtype))
+            for x, added in zip((found.key, found.value), back, strict=True)
+        ]
+        return Grads(*(x.astype(found.query.dtype) for x in (query, *keys)))
 
     def gather(self, call, inputs, keys):
         arrived = []
@@ -146,3 +214,67 @@ class Halo(Gathered):
             )
             for part in self._parts(call, inputs)
         ]
+
+
+class _Border:
+    """A rank's own keys, and the border of the rank before, as two hops.
+
+    Attributes:
+      keys: how many keys the border has.
+      rows: how many queries see some of it, the first ones.
+      is_first: traced, whether this is the first rank.
+    """
+
+    def __init__(self, call: Call, inputs: Inputs, keys: int):
+        self.call, self.inputs, self.keys = call, inputs, keys
+        self.rows = min(call.mask.left or 0, inputs.query.shape[1])
+        self.is_first = call.rank() == 0
+
+    def of_rows(self, tree):
+        """Return the part of arrays that is of those rows."""
+        return [x[:, : self.rows] for x in tree]
+
+    def with_rows(self, x, rows):
+        """Return an array with other rows."""
+        return x.at[:, : self.rows].set(rows.astype(x.dtype))
+
+    def start(self):
+        """Begin to send the own border to the next rank."""
+        inputs = self.inputs
+        own = Keys(inputs.key, inputs.value, inputs.key_ids)
+        tail = jax.tree.map(lambda x: x[:, -self.keys :], own)
+        return ring_shift_start(tail, self.call.axis_name, shift=1)
+
+    def own(self, arriving) -> Hop:
+        """Return the hop of the own keys, to be computed while the border is sent."""
+        inputs, layout = self.inputs, self.inputs.key_layout
+        tokens = coordinates_of(layout, self.call.rank(), 1, inputs.key_ids)
+        key, value = arriving.then((inputs.key, inputs.value))
+        return own_hop(self.call, inputs).replace(
+            key=key, value=value, queries=tokens, keys=tokens
+        )
+
+    def behind(self, keys: Keys) -> Hop:
+        """Return the hop of the first rows and of the border."""
+        inputs, layout, rank = self.inputs, self.inputs.key_layout, self.call.rank()
+        count, rows, left = self.keys, self.rows, self.call.mask.left or 0
+        at = jnp.asarray(layout.positions_of(rank))
+        before = jnp.asarray(layout.positions_of((rank - 1) % self.call.size))[-count:]
+        ids, key_ids = inputs.query_ids, keys.segment_ids
+        if ids is not None:
+            ids = ids[:, :rows]
+            key_ids = jnp.where(self.is_first, PADDING, key_ids)
+        whole = (0, rows), (0, count)
+        hop = self.call.hop.replace(
+            query=inputs.query[:, :rows],
+            key=keys.key,
+            value=keys.value,
+            queries=Coordinates(at[:rows], ids),
+            keys=Coordinates(before, key_ids),
+            slopes=inputs.slopes,
+            seeds=inputs.seeds,
+            query_segments=(rows,),
+            key_segments=(count,),
+            runs=(Run(*whole, "behind"),),
+        )
+        return narrowed(hop, (Block(*whole, left=left - count),))

@@ -434,7 +434,9 @@ def own_hop(call: Call, inputs: Inputs, width: int = 1) -> Hop:
     hop, layouts = _known(call, inputs, width), _layouts(inputs)
     if width > 1:
         return narrowed(hop, _EXCHANGED)
-    if call.is_self:
+    held = layouts[0].size * layouts[0].local_length
+    # Padding is told by its segment ids alone.
+    if call.is_self and (call.mask.query_length == held or inputs.key_ids is not None):
         hop = hop.replace(runs=runs_of_own(layouts[0]))
     blocks = own_block(*layouts, call.mask, inputs.key.shape[1])
     return narrowed(hop, blocks if isinstance(blocks, str) else (blocks,))

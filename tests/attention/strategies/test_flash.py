@@ -130,7 +130,9 @@ def test_documents_equal_float64(called, schedule, strategy, window, ids):
     [
         ("zigzag", "ring", None, None),
         ("zigzag", "all_gather", None, None),
+        ("contiguous", "halo", (9, 0), None),
         ("contiguous", "halo", (9, 0), CUT[:1]),
+        ("contiguous", "halo", (24, 0), _documents([30, 18])),
         ("zigzag", "ring", None, CUT[:1]),
         ("zigzag", "ring", None, WHOLE),
         # Documents that are dealt whole, but for one; and one that is cut in chunks.
@@ -158,4 +160,16 @@ def test_without_a_residual_it_makes_its_own_delta(called, make, strategy, windo
     options = Options(is_causal=True, window=window, query_ids=ids)
     found = [held.restore(np.asarray(x, np.float32)) for x in found]
     split.assert_results(found, arrays, np.asarray(grad), options, LIMIT)
+    assert {"forward", "backward"} <= set(called)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "is_causal"),
+    [("all_gather", True), ("all_gather", False), ("ring", 1)],
+)
+def test_padding_sees_nothing(called, strategy, is_causal):
+    how = {"size": 2, "schedule": "zigzag", "strategy": strategy}
+    _compare(Options(is_causal=bool(is_causal)), tokens=45, **how)
+    ids = _documents([20, 25], tokens=45)
+    _compare(Options(is_causal=bool(is_causal), query_ids=ids), tokens=45, **how)
     assert {"forward", "backward"} <= set(called)

@@ -24,6 +24,8 @@ def why_not(hop: Hop) -> str | None:
     mask = hop.mask
     if mask.right not in (0, None) or (mask.right is None and mask.left is not None):
         return "in packed sequences a window ends at the query's own token"
+    if any(run.are == "behind" for run in hop.runs):
+        return None
     if mask.left is not None and not all(run.is_consecutive for run in hop.runs):
         return "a window is counted in tokens, and a rank's tokens jump"
     return None
@@ -138,11 +140,11 @@ def _choose(hop: Hop, runs: list[Sequences], compute, rest, nothing):
 
 
 def _options(of: Sequences) -> dict:
-    left, right = of.hop.mask.left, of.hop.mask.right
-    # Of keys that are apart every query sees all.
-    is_causal = right == 0 and not isinstance(of, Apart)
-    window = -1 if left is None else left, 0 if is_causal else -1
-    return {"scale": of.hop.scale, "is_causal": is_causal, "window": window}
+    return {
+        "scale": of.hop.scale,
+        "is_causal": of.window[1] == 0,
+        "window": of.window,
+    }
 
 
 def _packed(x, part: slice):
@@ -158,7 +160,8 @@ def _attend(of: Sequences, count: int):
     starts = of.starts(count)
     out, lse = library.forward(query, key, value, starts, **_options(of))
     shape = of.batch, of.queries
-    return out.reshape(*shape, *out.shape[1:]), lse.T.reshape(*shape, -1)
+    lse = of.seen_rows(lse.T.reshape(*shape, -1), -jnp.inf)
+    return out.reshape(*shape, *out.shape[1:]), lse
 
 
 def _gradients(of: Sequences, saved: Saved, count: int):
@@ -170,7 +173,8 @@ def _gradients(of: Sequences, saved: Saved, count: int):
         query, key, value, out, grad_out = with_delta(*given, out, grad_out, delta)
     key, value = (_packed(x, of.columns) for x in (key, value))
     query, out, grad_out = (_packed(x, of.rows) for x in (query, out, grad_out))
-    lse, starts = _packed(lse, of.rows).T, of.starts(count)
+    lse = of.seen_rows(lse[:, of.rows], jnp.inf)
+    lse, starts = _packed(lse, slice(None)).T, of.starts(count)
     grads = library.backward(
         query, key, value, lse, out, grad_out, starts, **_options(of)
     )

@@ -17,7 +17,8 @@ _PADDING = np.iinfo(np.int32).max
 
 def sequences_of(hop: Hop, run: Run) -> "Sequences":
     """Return the sequences of a run."""
-    return Apart(hop, run) if run.are == "apart" else Among(hop, run)
+    kinds = {"apart": Apart, "behind": Behind}
+    return kinds.get(run.are, Among)(hop, run)
 
 
 class Sequences(abc.ABC):
@@ -68,6 +69,16 @@ class Sequences(abc.ABC):
             found.append(jnp.append(jnp.stack(of_each, 1).reshape(-1), ends))
         at, key_at = found
         return Starts(at, key_at, (self.queries, self.keys))
+
+    @property
+    def window(self) -> tuple[int, int]:
+        """How many keys a query sees to its left and right, in the kernel's words."""
+        left, right = self.hop.mask.left, self.hop.mask.right
+        return -1 if left is None else left, -1 if right is None else right
+
+    def seen_rows(self, lse, otherwise: float):
+        """Return the log-sum-exp, or another number for rows that see nothing."""
+        return lse
 
     def documents(self):
         """Return how many documents there are."""
@@ -162,6 +173,11 @@ class Apart(Sequences):
         self.ids = jnp.where(self.ids < 0, _PADDING - 1, self.ids)
         self.key_ids = jnp.where(self.key_ids < 0, _PADDING, self.key_ids)
 
+    @property
+    def window(self):
+        """Every query sees every key."""
+        return -1, -1
+
     def are_right(self):
         """Their numbers and positions ascend, and each is one rectangle."""
         hop = self.hop
@@ -228,6 +244,51 @@ class Apart(Sequences):
         key = jnp.where(is_document, row * keys + key, self.batch * keys)
         key_end = jnp.where(is_seen, row * keys + key_end, key)
         return first, end, key, key_end, is_rectangle | ~is_seen
+
+
+class Behind(Sequences):
+    """Of queries and the border before them, in a window.
+
+    A sequence has all queries, and the last keys of the border: those of the first
+    query's document. Other queries are computed too, and what they see is dropped.
+    """
+
+    @property
+    def window(self):
+        """The last query is as far from the last key as the queries are many."""
+        return (self.hop.mask.left or 0) - self.queries, -1
+
+    def are_right(self):
+        """No other query and no other key is of the first query's document."""
+        ids, first = self.ids, self.ids[:, :1]
+        is_same = self.key_ids == first
+        is_right = (is_same.sum(1) == self._seen()) | (first[:, 0] < 0)
+        is_known = (ids < 0) | (ids == first)
+        return (is_known | (ids > self.key_ids.max(1)[:, None])).all() & is_right.all()
+
+    def starts(self, count):
+        row = jnp.arange(self.batch, dtype=jnp.int32)
+        at, key_at = row * self.queries, row * self.keys
+        each = [(at, key_at), (at, key_at + self.keys - self._seen())]
+        total = self.batch * self.queries, self.batch * self.keys
+        return self._starts(each, [total])
+
+    def seen_rows(self, lse, otherwise):
+        if self.ids is None:
+            return lse
+        is_seen = (self.ids == self.ids[:, :1]) & (self.ids >= 0)
+        return jnp.where(is_seen[..., None], lse, otherwise)
+
+    def documents(self):
+        return jnp.int32(1)
+
+    def _seen(self):
+        """Return how many keys the first query's document has, int32 (B,)."""
+        if self.ids is None:
+            return jnp.full(self.batch, self.keys, jnp.int32)
+        number = jax.lax.iota(jnp.int32, self.keys)
+        is_other = (self.key_ids != self.ids[:, :1]) | (self.ids[:, :1] < 0)
+        return self.keys - jnp.where(is_other, number + 1, 0).max(1)
 
 
 # How many documents a batch may have. The kernel looks at as many sequences as it is
