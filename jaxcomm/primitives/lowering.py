@@ -78,7 +78,10 @@ def register_pair(collective) -> None:
 
     def start(ctx, *operands, paired, call, **own):
         of_results = ctx.replace(avals_out=ctx.avals_out[len(operands) :])
-        results = _lower(collective, of_results, operands, call, own, is_start=paired)
+        found = _transport(collective, ctx, ctx.avals_in, call, own)
+        if paired and isinstance(found, Communicator):
+            operands = _whole(found, ctx, ctx.avals_in, operands)
+        results = _emit(found, collective, of_results, operands, call, own, paired)
         return [*operands, *results]
 
     def start_fallback(ctx, *operands, paired, call, **own):
@@ -96,7 +99,7 @@ def register_pair(collective) -> None:
         if not isinstance(found, Communicator) or found.borrows:
             return results
         call = call.replace(name=call.name.removesuffix("_start") + "_done")
-        return _custom_call(
+        results = _custom_call(
             _Target(_DONE, {leaves + i: i for i in range(leaves)}, True),
             collective,
             found,
@@ -106,12 +109,26 @@ def register_pair(collective) -> None:
             call,
             own,
         )
+        return _whole(found, ctx, ctx.avals_out, results)
 
     def done_fallback(ctx, *operands, leaves, **_):
         return operands[leaves : 2 * leaves]
 
     _register(collective.pair.start, start, start_fallback)
     _register(collective.pair.done, done, done_fallback)
+
+
+def _whole(comm: Communicator, ctx, avals, arrays):
+    """Return arrays of a program that XLA neither slices nor writes in place.
+
+    XLA gives a custom call on a GPU a part of a larger array, in place of a slice. A
+    start would then read an array that lives no longer than its other uses, and what a
+    done returns would be written by nobody.
+    """
+    if comm.backend != "nccl":
+        return arrays
+    ctx = ctx.replace(avals_in=avals, avals_out=avals)
+    return _in_jax(jax.lax.optimization_barrier, ctx, arrays)
 
 
 def _register(primitive, ours, fallback) -> None:
@@ -134,10 +151,15 @@ class _Target:
     has_side_effect: bool = False
 
 
-def _lower(collective, ctx, operands, call: Call, own, *, is_start=False):
+def _lower(collective, ctx, operands, call: Call, own):
     """Lower a call: to a custom call of ours, or to JAX functions in its place."""
+    found = _transport(collective, ctx, ctx.avals_in, call, own)
+    return _emit(found, collective, ctx, operands, call, own)
+
+
+def _emit(found, collective, ctx, operands, call: Call, own, is_start=False):
+    """Lower a call to what carries it."""
     avals = ctx.avals_in
-    found = _transport(collective, ctx, avals, call, own)
     if not isinstance(found, Communicator):
         return _in_jax(found, ctx, operands)
     # What XLA lends, it lends for one call.

@@ -138,7 +138,7 @@ class Halo(Gathered):
         (rows,) = halo.of_rows([found.query])
         query = halo.with_rows(found.query.astype(dtype), rows + border.query)
         keys = [
-            x.astype(dtype).at[:, tail].set((x[:, tail] + added).astype(dtype))
+            _over(x.astype(dtype), tail, x[:, tail] + added)
             for x, added in zip((found.key, found.value), back, strict=True)
         ]
         return Grads(*(x.astype(found.query.dtype) for x in (query, *keys)))
@@ -236,7 +236,7 @@ class _Border:
 
     def with_rows(self, x, rows):
         """Return an array with other rows."""
-        return x.at[:, : self.rows].set(rows.astype(x.dtype))
+        return _over(x, slice(self.rows), rows)
 
     def start(self):
         """Begin to send the own border to the next rank."""
@@ -278,3 +278,10 @@ class _Border:
             runs=(Run(*whole, "behind"),),
         )
         return narrowed(hop, (Block(*whole, left=left - count),))
+
+
+def _over(x, part: slice, written):
+    """Return an array with other tokens in a part of it."""
+    # XLA 0.11.2 would have the kernel that made x write into the result, which it
+    # cannot begin before those tokens are known, which need x: an error.
+    return jax.lax.optimization_barrier(x).at[:, part].set(written.astype(x.dtype))

@@ -1,6 +1,7 @@
 """The two halves give what the whole collective gives."""
 
 import functools
+import re
 
 import catalogue
 import jax
@@ -135,3 +136,19 @@ def test_after_takes_any_arrays(stacked, identical, values, mesh):
         return jaxcomm.ppermute_start(x, "i", RING).done(after=after)
 
     identical(stacked(mesh, program, x), np.roll(x, 1, 0))
+
+
+def test_a_gpu_sends_and_writes_whole_arrays(mesh, default_backend):
+    """Of a slice XLA would hand over the larger array, which may not live so long."""
+
+    def send_a_part(x):
+        arriving = jaxcomm.ppermute_start(x[:, 1:], "i", [(0, 1), (1, 0)])
+        return jnp.sin(arriving.done(after=x))
+
+    text = over(mesh, send_a_part).lower(jnp.ones((8, 3))).as_text()
+    whole = re.findall(r"(%\w+)\S* = stablehlo.optimization_barrier", text)
+    (start,) = re.findall(r"@jaxcomm.permute.start\(([^)]*)\)", text)
+    (done,) = re.findall(r"@jaxcomm.done\(([^,)]*)", text)
+    (read,) = re.findall(r"stablehlo.sine (%\w+)", text)
+    assert start == done
+    assert ({start, read} <= set(whole)) == (default_backend == "nccl"), text
