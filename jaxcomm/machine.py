@@ -1,31 +1,8 @@
 """What devices and their links do: one value for all that depends on a machine."""
 
 import dataclasses
-import json
-import os
 from collections.abc import Mapping
 from typing import Any
-
-
-@dataclasses.dataclass(frozen=True)
-class Sample:
-    """One measured collective.
-
-    Attributes:
-      collective: of the C++ planner, ``"all_reduce"``.
-      transport: ``"memory"``, ``"shared memory"`` or ``"nccl"``.
-      ranks: of the group: devices that follow one another.
-      devices: that did the same at once, in groups of as many.
-      bytes: of a rank's operand.
-      seconds: from the arrival of the last rank to the end of the last.
-    """
-
-    collective: str
-    transport: str
-    ranks: int
-    devices: int
-    bytes: int
-    seconds: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,8 +22,6 @@ class Machine:
       domain: devices of a domain.
       host: devices of a host.
       memory: bytes of one device; 0 if unknown.
-      samples: measured collectives, if ``python -m jaxcomm.doctor --calibrate`` wrote
-        the machine.
 
     Example:
       >>> machine = jaxcomm.Machine.named("h200")
@@ -64,7 +39,6 @@ class Machine:
     domain: int = 8
     host: int = 8
     memory: float = 0
-    samples: tuple[Sample, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("flops", "bytes_per_second"):
@@ -77,12 +51,6 @@ class Machine:
                 raise ValueError(
                     f"Machine: {name} must be a number of devices, at least 1, got "
                     f"{value!r}"
-                )
-        for each in self.samples:
-            if not isinstance(each, Sample):
-                raise TypeError(
-                    f"Machine: samples must be jaxcomm.planning.Sample values, got "
-                    f"{each!r}"
                 )
 
     @classmethod
@@ -105,35 +73,9 @@ class Machine:
         if name not in MACHINES:
             raise ValueError(
                 f"machine {name!r} is unknown: there are {sorted(MACHINES)}. Pass one "
-                f"of them, or a jaxcomm.Machine; `python -m jaxcomm.doctor --calibrate "
-                f"FILE` measures one, and jaxcomm.Machine.load(FILE) reads it"
+                f"of them, or a jaxcomm.Machine with your numbers"
             )
         return MACHINES[name]
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> "Machine":
-        """Read a machine that :meth:`save` or the doctor wrote.
-
-        Raises:
-          OSError: the file cannot be read.
-          ValueError: it does not hold a machine.
-        """
-        with open(path, "rb") as file:
-            text = file.read()
-        try:
-            document = json.loads(text)
-            samples = tuple(Sample(**each) for each in document.pop("samples", ()))
-            return cls(**document, samples=samples)
-        except (ValueError, TypeError, AttributeError) as error:
-            raise ValueError(
-                f"{os.fspath(path)} holds no machine of jaxcomm: {error}. Write one by "
-                f"`python -m jaxcomm.doctor --calibrate FILE`"
-            ) from None
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write it as JSON."""
-        with open(path, "w", encoding="utf-8") as file:
-            json.dump(dataclasses.asdict(self), file, indent=1)
 
 
 def _check(name: str, value: Any, *, is_zero_fine: bool) -> None:

@@ -4,11 +4,11 @@ import html
 import json
 import os
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any
 
 from jaxcomm._built import ABSENCE, _ffi
 from jaxcomm.communicator.communicator import Communicator
-from jaxcomm.diagnostics import fr_trace, perfetto, plot, record, table
+from jaxcomm.diagnostics import perfetto, plot, record, table
 from jaxcomm.diagnostics.merge import merge
 from jaxcomm.errors import CommunicatorError
 
@@ -68,47 +68,20 @@ class FlightRecord:
         """
         return plot.plot(merge([self.process]), ax)
 
-    def save_trace(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        format: Literal["perfetto", "fr_trace"] = "perfetto",
-    ) -> None:
-        """Write what the ranks did for a viewer or an analyzer.
+    def save_trace(self, path: str | os.PathLike[str]) -> None:
+        """Write what the ranks did, for https://ui.perfetto.dev to open.
 
-        ``"perfetto"`` is a file that https://ui.perfetto.dev opens, with a track for
-        each rank of each communicator. ``"fr_trace"`` is a folder with a file for each
-        rank, which torch's ``torchfrtrace`` reads; its ranks are global device ids. For
-        records of several processes see ``python -m jaxcomm.doctor --merge``.
-
-        Args:
-          path: the file, or the folder, which is made if there is none.
-          format: what to write.
+        Each rank of each communicator has a track. For records of several processes
+        see ``python -m jaxcomm.doctor --merge``.
 
         Raises:
-          OSError: if it cannot be written.
-          ValueError: if the format is unknown, if no operation is on record, or if
-            ``"fr_trace"`` is asked of one process of several: that analyzer compares
-            all ranks.
+          OSError: if the file cannot be written.
+          ValueError: if no operation is on record.
 
         Example:
           >>> jaxcomm.flight_record().save_trace("trace.json")  # doctest: +SKIP
         """
-        if format not in ("perfetto", "fr_trace"):
-            raise ValueError(
-                f"save_trace: format must be 'perfetto' or 'fr_trace', got {format!r}"
-            )
-        if format == "perfetto":
-            perfetto.save(merge([self.process]), path)
-            return
-        if self.process.processes > 1:
-            raise ValueError(
-                f"save_trace: format 'fr_trace' needs the ranks of all processes, and "
-                f"this record is of process {self.process.process} of "
-                f"{self.process.processes}. Call save(file) in each process, then "
-                f"python -m jaxcomm.doctor --merge FILE... --fr-trace FOLDER"
-            )
-        fr_trace.save(merge([self.process]), path)
+        perfetto.save(merge([self.process]), path)
 
     def __str__(self) -> str:
         """Draws a table for each communicator."""

@@ -12,16 +12,13 @@ import jax
 
 from jaxcomm import compat
 from jaxcomm._built import ABSENCE
-from jaxcomm.diagnostics import fr_trace, perfetto, plot
+from jaxcomm.diagnostics import perfetto, plot
 from jaxcomm.diagnostics.merge import merge_files
 from jaxcomm.diagnostics.record import RecordError
 from jaxcomm.doctor import (
-    calibrate,
     check,
     machine,
     options,
-    page,
-    ras,
     rows,
     sharing,
     software,
@@ -42,15 +39,12 @@ def main(asked: options.Options) -> int:
     logging.getLogger("jax").setLevel(logging.WARNING)
     if asked.merge:
         return _merge(asked)
-    if asked.calibrate:
-        return _calibrate(asked)
     if asked.check:
         return _check(asked)
     found = {
         "versions": list(software.versions()),
         "devices": list(software.devices()),
         "backends": list(software.backends()),
-        "NCCL job": list(ras.jobs()),
         "machine": list(machine.machine()),
         "shared memory": list(_shared_memory()),
         "variables": list(software.variables()),
@@ -58,7 +52,7 @@ def main(asked: options.Options) -> int:
     if asked.json:
         print(json.dumps(rows.to_json(found), indent=1))
     else:
-        page.show(found)
+        print(rows.text(found))
     return _PROBLEM if rows.problems(found) else 0
 
 
@@ -79,8 +73,6 @@ def _merge(asked):
     try:
         if asked.trace:
             perfetto.save(merged, asked.trace)
-        if asked.fr_trace:
-            fr_trace.save(merged, asked.fr_trace)
         if asked.plot:
             plot.plot(merged).figure.savefig(asked.plot)
     except (OSError, ValueError, ModuleNotFoundError) as error:
@@ -108,27 +100,6 @@ def _check(asked):
             file=sys.stderr,
         )
     return _PROBLEM if wrong else 0
-
-
-def _calibrate(asked):
-    if asked.devices:
-        check.use_virtual_devices(asked.devices)
-    try:
-        check.check_are_recorded(check.mesh_of_all())
-        found = calibrate.machine(calibrate.written(asked.calibrate))
-    except (check.CheckError, ValueError, OSError, *compat.NO_DEVICES) as error:
-        return _refuse(str(error).partition("\n")[0])
-    if jax.process_index() != 0:
-        return 0
-    found.save(asked.calibrate)
-    ranks = sorted({(each.transport, each.ranks) for each in found.samples})
-    print(
-        f"{asked.calibrate}: {found.source}, {len(found.samples)} collectives of "
-        f"{', '.join(f'{count} ranks ({transport})' for transport, count in ranks)}; "
-        f"{found.flops:.3g} FLOP/s of attention, {found.bytes_per_second:.3g} B/s, "
-        f"{found.latency:.2g} s a send"
-    )
-    return 0
 
 
 def _show(asked, results: Sequence[check.Result], wrong: int, backend, devices):

@@ -71,17 +71,6 @@ def mesh_of_all() -> jax.sharding.Mesh:
     return jax.make_mesh((len(found),), (AXIS,), axis_types=(AxisType.Auto,))
 
 
-def check_are_recorded(mesh: jax.sharding.Mesh) -> None:
-    """Raise CheckError if XLA runs the collectives: it has no flight record of them."""
-    (made,) = jaxcomm.init(mesh, AXIS)
-    if not made.is_ours:
-        raise CheckError(
-            f"collectives are timed by the flight record, and here XLA runs them, "
-            f"which keeps none ({made.transport}). Run it where jaxcomm runs them"
-        )
-    jaxcomm.finalize()
-
-
 def backend_of(mesh: jax.sharding.Mesh) -> str:
     """Make the communicator that the collectives use; return its backend."""
     (made,) = jaxcomm.init(mesh, AXIS)

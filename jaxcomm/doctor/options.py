@@ -5,19 +5,14 @@ import dataclasses
 from collections.abc import Sequence
 
 _EPILOG = """\
-Without --check and --merge: versions, devices, backends, the NCCL job that runs here as
-NCCL's RAS reports it, the machine, what its processes may do with each other, and the
-variables that jaxcomm reads. The exit status is 1 if there is a problem.
+Without --check and --merge: versions, devices, backends, the machine, what its
+processes may do with each other, and the variables that jaxcomm reads. The exit status
+is 1 if there is a problem.
 
 --check runs every collective over all devices and compares the results with XLA's own.
 Time is that of one call. GB/s (bytes / time) and bus GB/s are defined as in NVIDIA's
 nccl-tests; bytes are those of the larger of operand and result on one device. The exit
 status is 1 if a result is wrong.
-
---calibrate measures what jaxcomm.plan needs to know of this machine, and writes FILE,
-which jaxcomm.Machine.load(FILE) reads. What FILE holds and is not measured anew, it
-keeps. So calibrate one process first, and then several: `python -m jaxcomm.launch -n 2
--m jaxcomm.doctor --calibrate FILE`.
 
 Flight records are written where JAXCOMM_DUMP_DIR says, when a collective fails and on
 SIGUSR1, and by jaxcomm.flight_record().save(file).
@@ -39,9 +34,7 @@ class Options:
       devices: number of virtual CPU devices. If None, the devices that JAX finds.
       merge: flight records to compare.
       json: whether to print JSON instead of tables.
-      calibrate: file to write what a plan needs to know. If None, none.
       trace: file for Perfetto, of the records to compare. If None, none.
-      fr_trace: folder for torch's analyzer, of the same. If None, none.
       plot: file for a picture of the same. If None, none.
     """
 
@@ -49,9 +42,7 @@ class Options:
     devices: int | None = None
     merge: tuple[str, ...] = ()
     json: bool = False
-    calibrate: str | None = None
     trace: str | None = None
-    fr_trace: str | None = None
     plot: str | None = None
 
 
@@ -75,8 +66,7 @@ def read(words: Sequence[str]) -> Options:
         usage="python -m jaxcomm.doctor [--json]\n"
         "       python -m jaxcomm.doctor --check [--devices N] [--json]\n"
         "       python -m jaxcomm.doctor --merge FILE... [--json] [--trace FILE]\n"
-        "                               [--plot FILE] [--fr-trace FOLDER]\n"
-        "       python -m jaxcomm.doctor --calibrate FILE [--devices N]",
+        "                               [--plot FILE]",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -103,38 +93,25 @@ def read(words: Sequence[str]) -> Options:
     parser.add_argument(
         "--plot", metavar="FILE", help="draw the records, as .png, .svg or .pdf"
     )
-    parser.add_argument(
-        "--fr-trace",
-        metavar="FOLDER",
-        help="write the records for torch's analyzer, torchfrtrace",
-    )
-    parser.add_argument(
-        "--calibrate", metavar="FILE", help="measure this machine for jaxcomm.plan"
-    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     given = parser.parse_intermixed_args(words)
-    modes = {"--check": given.check, "--merge": given.merge}
-    modes["--calibrate"] = given.calibrate
-    asked = [name for name, value in modes.items() if value]
-    if len(asked) > 1:
-        raise UsageError(f"{' and '.join(asked)} exclude each other; give one of them")
+    if given.check and given.merge:
+        raise UsageError("--check and --merge exclude each other; give one of them")
     if given.merge and not given.files:
         raise UsageError("--merge: no file was given; name one of each process")
     if given.files and not given.merge:
         raise UsageError(f"{given.files[0]!r} goes with --merge")
-    if given.devices and not (given.check or given.calibrate):
-        raise UsageError("--devices goes with --check and --calibrate")
-    for name in ("trace", "plot", "fr_trace"):
+    if given.devices and not given.check:
+        raise UsageError("--devices goes with --check")
+    for name in ("trace", "plot"):
         if getattr(given, name) and not given.merge:
-            raise UsageError(f"--{name.replace('_', '-')} goes with --merge")
+            raise UsageError(f"--{name} goes with --merge")
     return Options(
         check=given.check,
         devices=given.devices,
         merge=tuple(given.files),
         json=given.json,
-        calibrate=given.calibrate,
         trace=given.trace,
-        fr_trace=given.fr_trace,
         plot=given.plot,
     )
 

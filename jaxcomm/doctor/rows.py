@@ -1,8 +1,12 @@
-"""What the doctor found, one row a fact."""
+"""What the doctor found, one row a fact: as text and as JSON."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from jaxcomm.diagnostics import table
+
+_MARKS = {True: "ok", False: "problem", None: ""}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +32,7 @@ Sections = Mapping[str, Sequence[Row]]
 
 
 def problems(sections: Sections) -> list[str]:
-    """Lists what will not work."""
+    """List what will not work."""
     return [
         f"{title}: {row.name}: {row.text}"
         for title, rows in sections.items()
@@ -38,9 +42,30 @@ def problems(sections: Sections) -> list[str]:
 
 
 def to_json(sections: Sections) -> dict[str, Any]:
-    """Returns everything found, by section and name, and the problems."""
+    """Return everything found, by section and name, and the problems."""
     found: dict[str, Any] = {
         title: {row.name: row.text if row.value is None else row.value for row in rows}
         for title, rows in sections.items()
     }
     return found | {"problems": problems(sections)}
+
+
+def text(sections: Sections) -> str:
+    """Draw everything, and what will not work once more at the end.
+
+    >>> print(text({"versions": [Row("jax", "0.10.2", is_fine=True)]}))
+    versions
+      jax  ok  0.10.2
+    <BLANKLINE>
+    no problem was found
+    """
+    lines = []
+    for title, rows in sections.items():
+        lines.append(title)
+        cells = [(row.name, _MARKS[row.is_fine], row.text) for row in rows]
+        # Without the head and its rule: the section's title says enough.
+        body = table.text(("", "", ""), cells).splitlines()[2:]
+        lines += [f"  {line}" for line in body]
+        lines.append("")
+    found = [f"problem: {problem}" for problem in problems(sections)]
+    return "\n".join([*lines, *(found or ["no problem was found"])])

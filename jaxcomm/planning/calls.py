@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from typing import Any
 
 from jaxcomm.communicator.replica_groups import IndexGroups
-from jaxcomm.machine import Sample
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,8 +48,6 @@ class PlannedCall:
         ``"xla"``.
       domains: the most that a group spans.
       sent_bytes: by the busiest rank, each time.
-      seconds: each time, from the arrival of the last rank to the end, in the group
-        that takes longest. None if the machine has no samples for it.
     """
 
     call: TracedCall
@@ -58,51 +55,6 @@ class PlannedCall:
     transport: str
     domains: int
     sent_bytes: float
-    seconds: float | None
-
-    @property
-    def bus_rate(self) -> float | None:
-        """Bytes per second as nccl-tests count them; None if no time is known."""
-        return self.sent_bytes / self.seconds if self.seconds else None
-
-
-def measured_seconds(
-    samples: Iterable[Sample],
-    collective: str,
-    transport: str,
-    ranks: int,
-    size: int,
-    devices: int,
-) -> float | None:
-    """Return how long a collective takes, on a line between two samples.
-
-    Args:
-      samples: of a machine.
-      collective, transport, ranks: as of a :class:`Sample`.
-      size: bytes of a rank's operand.
-      devices: of a host that do the same at once, in groups like this one.
-
-    Returns:
-      None for bytes or devices beyond what was measured, or for other ranks.
-
-    >>> at = [Sample("permute", "nccl", 2, 2, n, n / 1e9) for n in (100, 300)]
-    >>> measured_seconds(at, "permute", "nccl", 2, 200, devices=2)
-    2e-07
-    >>> measured_seconds(at, "permute", "nccl", 2, 400, devices=2)
-    """
-    asked = collective, transport, ranks
-    known = {
-        each.bytes: each.seconds
-        for each in samples
-        if (each.collective, each.transport, each.ranks) == asked
-        and each.devices >= devices
-    }
-    below = max((each for each in known if each <= size), default=None)
-    above = min((each for each in known if each >= size), default=None)
-    if below is None or above is None:
-        return None
-    part = (size - below) / (above - below) if above > below else 0.0
-    return known[below] + part * (known[above] - known[below])
 
 
 def written(avals: Iterable[Any]) -> str:

@@ -12,7 +12,7 @@ from jaxcomm.communicator.policy import CommPolicy
 from jaxcomm.machine import Machine
 from jaxcomm.planning import communicators as members
 from jaxcomm.planning import warnings
-from jaxcomm.planning.calls import PlannedCall, TracedCall, measured_seconds
+from jaxcomm.planning.calls import PlannedCall, TracedCall
 from jaxcomm.planning.closed_forms import SENDS_TO_ALL, sent_bytes
 from jaxcomm.planning.groups import Devices, axes_of
 from jaxcomm.planning.result import Plan
@@ -42,8 +42,8 @@ def plan(
         communicators alone are planned, as :func:`jaxcomm.init` makes them.
       *args: of the program, arrays or ``jax.ShapeDtypeStruct``.
       machine: a name, ``"h100"``, ``"h200"``, ``"gb200"`` or ``"cpu"``, or a
-        :class:`jaxcomm.Machine`. Times come from the samples of a calibrated one. If
-        None, ``"cpu"`` for a mesh of CPU devices, else an H200.
+        :class:`jaxcomm.Machine`. If None, ``"cpu"`` for a mesh of CPU devices, else an
+        H200.
       policy: how NCCL makes communicators. If None, ``CommPolicy()``.
       lanes: of the communicators, if there is no program.
       backend: as for :func:`jaxcomm.init`. If None, ``"nccl"`` for GPUs, ``"host"`` for
@@ -98,10 +98,7 @@ def plan(
 
     reader = Reader(axes, machine.platform, backend_of)
     counted = {} if program is None else reader.read(program, args)
-    rows = [
-        _planned(call, times, devices, machine, policy)
-        for call, times in counted.items()
-    ]
+    rows = [_planned(call, times, devices, policy) for call, times in counted.items()]
     keys: dict[members.Key, bool] = _keys_of(rows)
     if program is None:
         wanted = [(name,) for name in axes] + [tuple(axes)] * (len(axes) > 1)
@@ -114,7 +111,7 @@ def plan(
 
     def crossing_bytes(order: Mapping[str, int]) -> float:
         of = Devices(order, machine, per_process)
-        each = (_planned(*item, of, machine, policy) for item in counted.items())
+        each = (_planned(*item, of, policy) for item in counted.items())
         return sum(row.times * row.sent_bytes for row in each if row.domains > 1)
 
     said = [
@@ -162,7 +159,7 @@ def _per_process(mesh, asked: int | None) -> tuple[int | None, tuple[str, ...]]:
 
 
 def _planned(
-    call: TracedCall, times: int, devices: Devices, machine: Machine, policy: CommPolicy
+    call: TracedCall, times: int, devices: Devices, policy: CommPolicy
 ) -> PlannedCall:
     groups = [
         each for each in devices.groups(call.axes, call.index_groups) if each.size > 1
@@ -173,18 +170,6 @@ def _planned(
         transport = "memory" if is_one else "shared memory"
     elif policy.source == "xla":
         transport = "xla"
-    at_once = min(devices.size, machine.host)
-    seconds = [
-        # A calibration measures groups of devices that follow one another.
-        None
-        if each.domains > -(-each.size // machine.domain)
-        else measured_seconds(
-            machine.samples,
-            *(call.collective, transport, each.size, call.bytes, at_once),
-        )
-        for each in groups
-    ]
-    known = [each for each in seconds if each is not None]
     return PlannedCall(
         call,
         times,
@@ -193,7 +178,6 @@ def _planned(
         sent_bytes=max(
             sent_bytes(call.collective, each.size, call.bytes) for each in groups
         ),
-        seconds=max(known) if len(known) == len(seconds) else None,
     )
 
 

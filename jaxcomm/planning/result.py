@@ -3,13 +3,12 @@
 import dataclasses
 import html
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from jaxcomm.diagnostics import table
 from jaxcomm.machine import Machine
 from jaxcomm.planning.calls import PlannedCall
-from jaxcomm.planning.check import Check, check
 from jaxcomm.planning.communicators import PlannedCommunicator
 
 _COMMUNICATORS = (
@@ -18,12 +17,9 @@ _COMMUNICATORS = (
 )
 _CALLS = (
     *("collective", "mesh axes", "lane", "transport", "domains", "operands", "bytes"),
-    *("sends", "times", "one takes", "bus GB/s"),
+    *("sends", "times"),
 )
-_SOURCES = (
-    "Device memory: as measured on H200s, scaled by formula. Bytes: by formula. Times: "
-    "by a calibration, if any"
-)
+_SOURCES = "Device memory: as measured on H200s, scaled by formula. Bytes: by formula"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,62 +61,11 @@ class Plan:
         """Bytes that the busiest rank sends in a step."""
         return sum(row.times * row.sent_bytes for row in self.calls)
 
-    @property
-    def step_seconds(self) -> float | None:
-        """Communication of a step, one collective after the other.
-
-        None if the machine has no samples for one of them.
-        """
-        found = [
-            row.times * row.seconds for row in self.calls if row.seconds is not None
-        ]
-        return sum(found) if len(found) == len(self.calls) else None
-
-    def check(self, records: Iterable[Any] | None = None) -> Check:
-        """Compare the times of the plan with those of a run.
-
-        A flight record holds the last 1024 operations of a communicator. The measured
-        time is the median, from the arrival of the last rank to the end of the last.
-        Collectives of ``jax.lax`` keep no record.
-
-        Args:
-          records: of all processes: :class:`jaxcomm.FlightRecord` values, or files that
-            they were saved in; one may stand alone. If None, of this process alone.
-            Then the time of groups that span processes includes waiting.
-
-        Returns:
-          A sequence of rows, one for each collective, that prints as a table.
-
-        Raises:
-          ValueError: if the plan was made without a program, or no record is given.
-          TypeError: if a record is of another type.
-
-        Example:
-          >>> program = jax.jit(
-          ...     jax.shard_map(
-          ...         lambda x: jaxcomm.psum(x, "context"),
-          ...         mesh=mesh,
-          ...         in_specs=jax.P("context"),
-          ...         out_specs=jax.P(),
-          ...     )
-          ... )
-          >>> x = jnp.ones((8, 1024))
-          >>> made = jaxcomm.plan(mesh, program, x, machine="cpu")
-          >>> ran = jax.block_until_ready(program(x))
-          >>> checked = made.check()
-          >>> checked[0].count, checked[0].seen, checked[0].planned.call.name
-          (2, 4, 'psum')
-        """
-        return check(self.calls, records)
-
     def to_json(self) -> dict[str, Any]:
         """Return it in types that :mod:`json` writes."""
-        found = dataclasses.asdict(self)
-        del found["machine"]["samples"]
-        return found | {
+        return dataclasses.asdict(self) | {
             "device_bytes": self.device_bytes,
             "step_bytes": self.step_bytes,
-            "step_seconds": self.step_seconds,
         }
 
     def __str__(self) -> str:
@@ -152,17 +97,12 @@ class Plan:
             rows = [_of_communicator(each) for each in self.communicators]
             yield "communicators, as the rank with most sees them", _COMMUNICATORS, rows
         if self.calls:
-            # Without a calibration there are no times.
-            count = len(_CALLS) - 2 * all(row.seconds is None for row in self.calls)
-            rows = [_of_call(row)[:count] for row in self.calls]
-            yield "collectives of a step, on one rank", _CALLS[:count], rows
+            rows = [_of_call(row) for row in self.calls]
+            yield "collectives of a step, on one rank", _CALLS, rows
 
     def _facts(self) -> Iterator[str]:
         if self.calls:
-            took = ""
-            if self.step_seconds is not None:
-                took = f", and communicates for {table.duration(self.step_seconds)}"
-            yield f"a rank sends {table.size(self.step_bytes)} a step{took}"
+            yield f"a rank sends {table.size(self.step_bytes)} a step"
         if self.communicators:
             yield f"communicators take {_size(self.device_bytes)} of device memory"
         yield from (f"warning: {each}" for each in self.warnings)
@@ -195,8 +135,6 @@ def _of_call(row: PlannedCall) -> tuple[str, ...]:
         table.size(call.bytes),
         table.size(row.sent_bytes),
         str(row.times),
-        "" if row.seconds is None else table.duration(row.seconds),
-        "" if row.bus_rate is None else f"{row.bus_rate / 1e9:.3g}",
     )
 
 

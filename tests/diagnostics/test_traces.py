@@ -1,15 +1,14 @@
-"""Flight records as traces for Perfetto and for torch's analyzer."""
+"""Flight records as traces for Perfetto."""
 
 import itertools
 import json
-import pickle
 
 import jax
 import numpy as np
 import pytest
 
 import jaxcomm
-from jaxcomm.diagnostics import fr_trace, perfetto
+from jaxcomm.diagnostics import perfetto
 from jaxcomm.diagnostics.flight_record import FlightRecord
 
 ALL = "0123"
@@ -26,20 +25,6 @@ def events(tmp_path):
         for event in document["traceEvents"]:
             found[event["ph"]].append(event)
         return found
-
-    return write
-
-
-@pytest.fixture
-def dumps(tmp_path):
-    """Returns ``dumps(merged)``: what torch's analyzer reads, by rank."""
-
-    def write(merged):
-        fr_trace.save(merged, tmp_path / "fr")
-        return {
-            int(path.name.rpartition("_")[2]): pickle.loads(path.read_bytes())
-            for path in (tmp_path / "fr").iterdir()
-        }
 
     return write
 
@@ -153,87 +138,8 @@ def test_processes_of_several_hosts_are_on_one_clock(job, events):
     }  # fmt: skip
 
 
-def test_what_is_no_trace_is_refused(job, tmp_path):
-    path = tmp_path / "x"
-
-    def record_of(process):
-        return FlightRecord(json.dumps(job.document(process)))
-
-    def refuses(text, show, *args, **options):
-        with pytest.raises(ValueError, match=text):
-            show(*args, **options)
-
-    refuses("no operation is on record", record_of(0).plot)
-    refuses("no operation is on record", record_of(0).save_trace, path)
-    job.did(ALL, "psum")
-    save = record_of(1).save_trace
-    refuses("be 'perfetto' or 'fr_trace', got 'csv'", save, path, format="csv")
-    refuses(r"of process 1 of 2.*--merge FILE", save, path, format="fr_trace")
-    job.did(ALL, "psum(int32[])", axes="j", platform="gpu")
-    refuses(r"devices of \['cpu', 'gpu'\]", fr_trace.save, job.merged(), path)
-
-
-def test_torch_s_analyzer_gets_groups_and_operations(job, dumps):
-    job.did(ALL, "all_gather(float32[4,2], int32[])", run=7)
-    job.did("013", "reduce_scatter(float32[8])", "started", site="b")
-    found = dumps(job.merged())
-    assert sorted(found) == [0, 1, 2048, 2049]
-    for dump in found.values():
-        ((name, group),) = dump["pg_config"].items()
-        assert group == {
-            "name": name, "desc": "axes ('i',), lane 'default'",
-            "ranks": "[0, 1, 2048, 2049]",
-        }  # fmt: skip
-        first, *rest = dump["entries"]
-        assert first["process_group"] == (name, group["desc"])
-        assert first["profiling_name"] == "nccl:_all_gather_base"
-        assert first["input_sizes"] == [[4, 2], []]
-        assert first["output_sizes"] == [[4, 4, 2], [4]]
-        assert first["input_dtypes"] == ["float32", "int32"]
-        assert (first["collective_seq_id"], first["state"]) == (1, "completed")
-        assert first["frames"][0]["name"] == "all_gather(float32[4,2], int32[])"
-        assert [entry["output_sizes"] for entry in rest] == [[[2]]] * len(rest)
-    assert [len(found[rank]["entries"]) for rank in sorted(found)] == [2, 2, 1, 2]
-
-
-def test_torch_s_analyzer_gets_times_and_what_is_over(make_job, dumps):
-    """In torch's units, by its docs. What is over is retired, if it failed too."""
-    job = make_job(forget=2)
-    for _ in range(3):
-        job.did(0, "psum")
-    job.did(0, "psum", "failed", site="b")
-    job.did(0, "psum", "started", site="c")
-    start, second = 1_700_000_002_000_000_000, 1_000_000_000
-    entries = dumps(job.merged())[0]["entries"]
-    names = "record_id", "state", "retired", "duration_ms"
-    times = "time_created_ns", "time_discovered_completed_ns"
-    assert [tuple(map(entry.get, names + times)) for entry in entries] == [
-        (2, "completed", True, 500.0, start, start + second // 2),
-        (3, "started", True, None, start + second, None),
-        (4, "started", False, None, start + 2 * second, None),
-    ]
-    assert entries[0]["timeout_ms"] == 300_000
-
-
-def test_ranks_that_took_another_order_have_the_same_numbers(job, dumps):
-    job.did("01", "psum", site="a").did("01", "pmax(int32[])", site="b")
-    job.did("23", "pmax(int32[])", site="b").did("23", "psum", site="a")
-    for dump in dumps(job.merged()).values():
-        for entry in dump["entries"]:
-            number = {"psum(float32[4])": 1, "pmax(int32[])": 2}
-            assert entry["collective_seq_id"] == number[entry["frames"][0]["name"]]
-
-
-def test_a_rank_that_did_nothing_has_a_file_and_a_lost_process_none(make_job, dumps):
-    job = make_job(devices={0: [0, 1], 1: [2]}).did(0, "psum", "started")
-    found = {rank: len(dump["entries"]) for rank, dump in dumps(job.merged(0)).items()}
-    assert found == {0: 1, 1: 0}
-
-
-def test_a_folder_with_ranks_of_another_job_is_refused(make_job, dumps, tmp_path):
-    dumps(make_job(devices={0: [0, 1, 2]}).did(0, "psum(int32[])").merged())
-    job = make_job(devices={0: [0, 1]}).did("01", "psum(int32[])")
-    with pytest.raises(ValueError, match=r"files of other ranks, jaxcomm_rank_2, whi"):
-        dumps(job.merged())
-    (tmp_path / "fr" / "jaxcomm_rank_2").unlink()
-    assert len(dumps(job.merged())) == 2
+def test_without_operations_there_is_no_trace(job, tmp_path):
+    record = FlightRecord(json.dumps(job.document(0)))
+    for show in (record.plot, lambda: record.save_trace(tmp_path / "x")):
+        with pytest.raises(ValueError, match="no operation is on record"):
+            show()

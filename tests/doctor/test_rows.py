@@ -1,9 +1,6 @@
 import json
-import re
 
-import pytest
-
-from jaxcomm.doctor import page, rows
+from jaxcomm.doctor import rows
 from jaxcomm.doctor.rows import Row
 
 FOUND = {
@@ -21,7 +18,7 @@ def test_values_are_json_and_plain_text_ends_with_what_is_wrong():
         "shared memory": {"pidfd_open": {"works": True}, "/dev/shm": {"bytes": 0}},
         "problems": ["shared memory: /dev/shm: not there"],
     }
-    assert page.text(FOUND) == (
+    assert rows.text(FOUND) == (
         "versions\n"
         "  jax    0.10.2\n\n"
         "shared memory\n"
@@ -29,16 +26,4 @@ def test_values_are_json_and_plain_text_ends_with_what_is_wrong():
         "  /dev/shm    problem  not there\n\n"
         "problem: shared memory: /dev/shm: not there"
     )
-    assert page.text({"versions": FOUND["versions"]}).endswith("no problem was found")
-
-
-@pytest.mark.parametrize("is_terminal", [False, True])
-def test_a_terminal_shows_the_same(is_terminal, capsys, monkeypatch):
-    pytest.importorskip("rich")
-    monkeypatch.setattr(page.sys.stdout, "isatty", lambda: is_terminal)
-    page.show(FOUND)
-    drawn = capsys.readouterr().out
-    # Colors are for terminals.
-    plain = re.sub(r"\x1b\[[\d;]*m", "", drawn)
-    assert is_terminal or plain == drawn
-    assert plain.split() == page.text(FOUND).split()
+    assert rows.text({"versions": FOUND["versions"]}).endswith("no problem was found")
