@@ -402,14 +402,10 @@ def key_value_store() -> Any:
     return _distributed.global_state.client
 
 
-def before_devices_start(action, then=lambda: None) -> None:
-    """Call ``action()`` once, when this process first asks JAX for its devices.
+def before_devices_start(action) -> None:
+    """Call ``action()`` once, before this process first asks JAX for its devices.
 
     If it raises, so does whatever asked, and the next one calls it again.
-
-    Args:
-      action: called before the devices start.
-      then: called once they have started.
     """
     start = _xla_bridge.backends
     acting = threading.RLock()
@@ -417,16 +413,12 @@ def before_devices_start(action, then=lambda: None) -> None:
 
     def act_then_start():
         with acting:
-            is_first = bool(waiting)
-            if is_first:
+            if waiting:
                 waiting[0]()
                 waiting.clear()
                 if _xla_bridge.backends is act_then_start:
                     _xla_bridge.backends = start
-        devices = start()
-        if is_first:
-            then()
-        return devices
+        return start()
 
     _xla_bridge.backends = act_then_start
 

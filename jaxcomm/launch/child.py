@@ -22,8 +22,6 @@ from typing import NoReturn
 
 _PR_SET_PDEATHSIG = 1
 _PLACE = {"JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"}
-# See job.py.
-_UP = "up"
 _USAGE = """\
 To start one process by hand, in a terminal or on a host of its own:
   JAX_COORDINATOR_ADDRESS=host:port JAX_NUM_PROCESSES=n JAX_PROCESS_ID=i \\
@@ -80,11 +78,10 @@ class AfterImport:
         return spec
 
 
-def join(report) -> None:
+def join() -> None:
     """Make jax.distributed.initialize() know its arguments, and call it if nobody does.
 
     Arguments that the program gives itself stay; how to detect a cluster is settled.
-    Reports when the devices have started.
     """
     import jax
 
@@ -108,7 +105,7 @@ def join(report) -> None:
             initialize_here()
 
     jax.distributed.initialize = initialize_here
-    compat.before_devices_start(initialize_if_needed, lambda: report(_UP))
+    compat.before_devices_start(initialize_if_needed)
 
 
 def script(path: str) -> tuple:
@@ -254,10 +251,9 @@ def main() -> None:
         os.set_inheritable(given["--reports"], False)
     if "jax" in sys.modules:
         # Started by hand with -m.
-        join(report)
+        join()
     else:
-        join_here = functools.partial(join, report)
-        sys.meta_path.insert(0, AfterImport("jax", join_here))
+        sys.meta_path.insert(0, AfterImport("jax", join))
     run(functools.partial(module if is_module else script, sys.argv[0]), report)
 
 

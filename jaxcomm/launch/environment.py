@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 
 from jaxcomm.launch.options import Options
-from jaxcomm.launch.restarts import Attempt
 
 LOOPBACK = "127.0.0.1"
 _CPU = "cpu"
@@ -12,11 +11,7 @@ _GPUS = ("cuda", "gpu", "rocm")
 
 
 def of_process(
-    process: int,
-    options: Options,
-    port: int,
-    inherited: Mapping[str, str],
-    attempt: Attempt | None = None,
+    process: int, options: Options, port: int, inherited: Mapping[str, str]
 ) -> dict[str, str]:
     """Return the environment of one process.
 
@@ -24,20 +19,15 @@ def of_process(
       process: its id.
       options: what was asked for.
       port: of the coordinator, process 0, on the loopback interface.
-      inherited: the launcher's own environment.
-      attempt: that the process belongs to. If None, the first.
+      inherited: what all processes have.
     """
-    attempt = attempt or Attempt.first(options)
     environment = dict(inherited)
     address = f"{LOOPBACK}:{port}"
     environment["JAX_COORDINATOR_ADDRESS"] = address
     # JAX would serve it on every interface of the host.
     environment["JAX_COORDINATOR_BIND_ADDRESS"] = address
-    environment["JAX_NUM_PROCESSES"] = str(len(attempt.slots))
+    environment["JAX_NUM_PROCESSES"] = str(options.processes)
     environment["JAX_PROCESS_ID"] = str(process)
-    environment["JAXCOMM_RESTART_COUNT"] = str(attempt.restarts)
-    environment["JAXCOMM_MAX_RESTARTS"] = str(options.max_restarts)
-    environment["JAXCOMM_RUN_ID"] = attempt.run_id
     platform = options.platform or inherited.get("JAX_PLATFORMS") or _CPU
     environment["JAX_PLATFORMS"] = platform
     first_platform = platform.split(",")[0]
@@ -50,8 +40,7 @@ def of_process(
     ):
         # One each unless told otherwise, as JAX does under Slurm and Open MPI.
         count = options.devices_per_process or 1
-        slot = attempt.slots[process]
-        ids = range(slot * count, (slot + 1) * count)
+        ids = range(process * count, (process + 1) * count)
         environment["JAX_LOCAL_DEVICE_IDS"] = ",".join(map(str, ids))
     _keep_loopback_from_proxies(environment)
     return environment

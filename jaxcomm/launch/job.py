@@ -23,8 +23,6 @@ _LAST_WORDS_SECONDS = 1.0
 # To write a flight record takes some milliseconds.
 _INSISTENT_SECONDS = 0.2
 SIGNAL_BASE = 128
-# What a process reports in place of a status, see child.py.
-UP = "up"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,13 +49,11 @@ class Outcome:
       failed: the process that failed first. If None, none did before the end was asked
         for.
       was_asked: whether a signal, ``--timeout`` or a closed output asked for the end.
-      was_up: whether all processes had started their devices.
     """
 
     status: int
     failed: int | None = None
     was_asked: bool = False
-    was_up: bool = False
 
 
 class Job:
@@ -65,7 +61,7 @@ class Job:
 
     Args:
       processes: just started.
-      reports: reading end of the pipe on which they report devices and failures.
+      reports: reading end of the pipe on which they report failures.
       options: the times allowed.
       end: ``time.monotonic()`` at which ``--timeout`` ends the run.
       signals: those that reach the launcher.
@@ -81,7 +77,6 @@ class Job:
         signals: Signals,
         output: Output,
     ):
-        self._not_up = {process.number for process in processes}
         self._running = {process.number: process for process in processes}
         self._reports = reports
         self._grace = options.grace
@@ -135,7 +130,6 @@ class Job:
             self._status or 0,
             self._failed,
             was_asked=bool(self._request) or self._is_late,
-            was_up=not self._not_up,
         )
 
     def _heed(self):
@@ -173,10 +167,7 @@ class Job:
             return
         for line in lines[:-1]:
             number, word = line.decode().split()
-            if word == UP:
-                self._not_up.discard(int(number))
-            else:
-                self._fail(int(number), int(word))
+            self._fail(int(number), int(word))
 
     def _fail(self, number, status):
         if self._status is not None:

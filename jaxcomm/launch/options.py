@@ -26,8 +26,7 @@ coordinator port. The program goes on from its own checkpoint, or begins again. 
 are set: JAXCOMM_RESTART_COUNT, 0 in the first attempt; JAXCOMM_MAX_RESTARTS; and
 JAXCOMM_RUN_ID, the same in all attempts. Flight records of attempt i are in the folder
 attempt-<i> of JAXCOMM_DUMP_DIR. Nothing is started again after a signal to the launcher
-or --timeout, after status 2, by which programs refuse their arguments, and where a
-program ends with a status before all processes have devices in the first attempt.
+or --timeout, and after status 2, by which programs refuse their arguments.
 
 The status is that of the first process that failed, in the last attempt: 128 + n where
 signal n ended it, 124 after --timeout, 2 for a bad command line. If it is not 0, the
@@ -35,8 +34,8 @@ flight records are compared at the end of the attempt. Ctrl-C goes to all proces
 second one insists, with SIGTERM, a third with SIGKILL. SIGUSR1 asks all for their
 flight records, and ends nothing.
 
-Process 0 reads what is typed. Lines appear when they end; its prompts, as of input()
-and pdb, at once if the output is a terminal.
+Process 0 reads what is typed. Lines appear when they end. With --no-prefix, prompts
+such as those of input() and pdb appear at once.
 """
 
 
@@ -56,8 +55,6 @@ class Options:
       timeout: seconds for the whole run. If None, as long as it takes.
       grace: seconds a process that is asked to end may take.
       max_restarts: how often the processes start again after a failure.
-      min_processes: how few may go on where a slot fails again and again. If None, no
-        fewer than ``processes``.
     """
 
     processes: int
@@ -71,7 +68,6 @@ class Options:
     timeout: float | None = None
     grace: float = 5.0
     max_restarts: int = 0
-    min_processes: int | None = None
 
 
 def parse(words: Sequence[str]) -> Options:
@@ -92,7 +88,6 @@ def parse(words: Sequence[str]) -> Options:
         program = program[1:]
     if not program:
         parser.error("no script was given; name a file, or a module after -m")
-    _check_restarts(parser, given)
     _check_exists(parser, program[0], given.module)
     return Options(script=program[0], arguments=tuple(program[1:]), **vars(given))
 
@@ -173,13 +168,6 @@ def _parser():
         metavar="N",
         help="after a failure, start all processes again, N times at most (default: 0)",
     )
-    add(
-        "--min-processes",
-        type=_integer(1, _MOST_PROCESSES),
-        metavar="M",
-        help="go on with fewer processes, M at least, without one that fails twice at "
-        "the start (default: as many as -n)",
-    )
     names = {
         name
         for action in actions
@@ -195,22 +183,6 @@ def _count_of_options(words, take_a_value) -> int:
     while index < len(words) and words[index].startswith("-") and words[index] != "--":
         index += 2 if words[index] in take_a_value else 1
     return min(index, len(words))
-
-
-def _check_restarts(parser, given):
-    fewest = given.min_processes
-    if fewest is None:
-        return
-    if fewest > given.processes:
-        parser.error(
-            f"--min-processes {fewest} is more than -n {given.processes}; pass "
-            f"{given.processes} or less"
-        )
-    if not given.max_restarts:
-        parser.error(
-            f"--min-processes {fewest} was given without --max-restarts, so nothing "
-            "starts again; pass both"
-        )
 
 
 def _check_exists(parser, script, is_module):

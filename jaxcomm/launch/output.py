@@ -2,19 +2,16 @@
 
 import contextlib
 import errno
-import functools
 import os
 import selectors
 import sys
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 _OWN_PREFIX = b"jaxcomm.launch: "
 _CHUNK_BYTES = 1 << 16
 # Memory stays bounded though a program never ends its line.
 _LONGEST_LINE_BYTES = 1 << 20
-# What stays without an end for so long is a question to who sits at the terminal.
-_PROMPT_SECONDS = 0.1
 
 
 class Lines:
@@ -24,36 +21,17 @@ class Lines:
         self._prefix = prefix
         self._partial = b""
 
-    def add(self, chunk: bytes, goes_on: bool = False) -> bytes:
-        """Return the lines that the chunk completes; the first may go on with one."""
+    def add(self, chunk: bytes) -> bytes:
+        """Return the lines that the chunk completes."""
         *whole, self._partial = (self._partial + chunk).split(b"\n")
         if len(self._partial) >= _LONGEST_LINE_BYTES:
             whole.append(self._partial)
             self._partial = b""
-        lines = b"".join(self._prefix + line + b"\n" for line in whole)
-        return lines.removeprefix(self._prefix) if goes_on else lines
+        return b"".join(self._prefix + line + b"\n" for line in whole)
 
-    def has_partial(self) -> bool:
-        """Say whether something came after the last newline."""
-        return bool(self._partial)
-
-    def take_partial(self, goes_on: bool = False) -> bytes:
-        """Return what came after the last newline, which is then no longer held."""
-        partial, self._partial = self._partial, b""
-        return partial if goes_on or not partial else self._prefix + partial
-
-
-class Writing:
-    """One terminal, pipe or file, to which several write in turn.
-
-    Attributes:
-      lock: held while somebody writes.
-      unfinished: whose line it is that has no end yet.
-    """
-
-    def __init__(self):
-        self.lock = threading.Lock()
-        self.unfinished: Lines | None = None
+    def end(self) -> bytes:
+        """Return what came after the last newline, as a line."""
+        return self.add(b"\n") if self._partial else b""
 
 
 class Pump(threading.Thread):
@@ -62,28 +40,21 @@ class Pump(threading.Thread):
     Args:
       sources: prefix by file descriptor to read; they are closed at the end.
       target: file descriptor to write to.
-      writing: shared by streams that are one in the end, a terminal or 2>&1, so that
-        they do not mix their lines.
-      prompting: of the sources, those whose lines are shown before they end, once
-        nothing more comes for a moment.
+      writing: held while lines are written. Streams that are one in the end, a terminal
+        or 2>&1, share it, so that they do not mix their lines.
 
     Attributes:
       is_unread: whether nobody reads the stream any more.
     """
 
     def __init__(
-        self,
-        sources: Mapping[int, bytes],
-        target: int,
-        writing: Writing,
-        prompting: Collection[int] = (),
+        self, sources: Mapping[int, bytes], target: int, writing: threading.Lock
     ):
         super().__init__(daemon=True)
         self.is_unread = False
         self._lines = {source: Lines(prefix) for source, prefix in sources.items()}
         self._target = target
         self._writing = writing
-        self._prompting = [self._lines[source] for source in prompting]
         self._finishing = threading.Event()
         self._wake_read, self._wake_write = os.pipe()
 
@@ -115,40 +86,23 @@ class Pump(threading.Thread):
             selector.register(self._wake_read, selectors.EVENT_READ)
             open_sources = set(self._lines)
             while open_sources:
-                is_asked = any(lines.has_partial() for lines in self._prompting)
-                seconds = _PROMPT_SECONDS if is_asked else None
-                ready = selector.select(0 if self._finishing.is_set() else seconds)
-                if not ready and self._finishing.is_set():
-                    break
+                ready = selector.select(0 if self._finishing.is_set() else None)
                 if not ready:
-                    for lines in self._prompting:
-                        self._write(lines, lines.take_partial, is_whole=False)
+                    break
                 for key, _ in ready:
                     if key.fd == self._wake_read:
                         selector.unregister(key.fd)
                     elif chunk := os.read(key.fd, _CHUNK_BYTES):
-                        lines = self._lines[key.fd]
-                        self._write(lines, functools.partial(lines.add, chunk))
+                        self._write(self._lines[key.fd].add(chunk))
                     else:
-                        self._end(self._lines[key.fd])
                         selector.unregister(key.fd)
                         open_sources.discard(key.fd)
+                        self._write(self._lines[key.fd].end())
         for source in open_sources:
-            self._end(self._lines[source])
+            self._write(self._lines[source].end())
 
-    def _end(self, lines):
-        if lines.has_partial() or self._writing.unfinished is lines:
-            self._write(lines, functools.partial(lines.add, b"\n"))
-
-    def _write(self, lines, take, is_whole=True):
-        with self._writing.lock:
-            others = self._writing.unfinished not in (None, lines)
-            data = take(goes_on=self._writing.unfinished is lines)
-            if not data:
-                return
-            self._writing.unfinished = None if is_whole else lines
-            if others:
-                data = b"\n" + data
+    def _write(self, data: bytes):
+        with self._writing:
             while data:
                 data = data[os.write(self._target, data) :]
 
@@ -174,22 +128,12 @@ class Output:
         """Start to copy stdout and stderr, given as pipes by process id."""
         if sys.stdout is not None:
             sys.stdout.flush()
-        writing = Writing()
+        writing = threading.Lock()
         own_read, self._own_write = os.pipe()
         out = {pipe: b"[%d] " % process for process, (pipe, _) in pipes.items()}
         err = {pipe: b"[%d] " % process for process, (_, pipe) in pipes.items()}
         err[own_read] = _OWN_PREFIX
-        # Process 0 is the one that hears the answer.
-        asking = pipes.get(0, ())
-        self._pumps = [
-            Pump(
-                of,
-                target,
-                writing,
-                [pipe for pipe in asking if pipe in of and os.isatty(target)],
-            )
-            for of, target in ((out, 1), (err, 2))
-        ]
+        self._pumps = [Pump(out, 1, writing), Pump(err, 2, writing)]
         for pump in self._pumps:
             pump.start()
 

@@ -35,33 +35,3 @@ def reserved(port: int) -> Iterator[int]:
                 "--coordinator-port for a free one"
             ) from None
         yield keeper.getsockname()[1]
-
-
-class Ports:
-    """A port for each attempt; to be entered.
-
-    Args:
-      asked: of all of them. If 0, each has a free one, not that of the one before.
-    """
-
-    def __init__(self, asked: int):
-        self._asked = asked
-        self._held = contextlib.ExitStack()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *exception):
-        self._held.close()
-
-    def next(self) -> int:
-        """Return the port of the next attempt.
-
-        Raises:
-          PortTaken: another process serves on it.
-        """
-        before = self._held
-        self._held = contextlib.ExitStack()
-        # Once the next one is reserved: the kernel would give the same again.
-        with before:
-            return self._held.enter_context(reserved(self._asked))

@@ -1,4 +1,4 @@
-"""One of the processes: a session of its own, of which nothing stays behind."""
+"""One of the processes: a session of its own, with all that it starts."""
 
 import contextlib
 import os
@@ -11,10 +11,11 @@ from collections.abc import Iterator, Mapping
 from jaxcomm.launch.options import Options
 
 _CHILD = pathlib.Path(__file__).with_name("child.py")
+_SHARED_MEMORY = pathlib.Path("/dev/shm")
 
 
 class Process:
-    """A running program and whatever it starts, unless that leaves the session.
+    """A running program and whatever it starts, unless that leaves the process group.
 
     Args:
       number: its process id in ``jax.distributed``.
@@ -65,11 +66,6 @@ class Process:
             stream.close()
         return pipes[0], pipes[1]
 
-    @property
-    def pid(self) -> int:
-        """Also the number of its session."""
-        return self._popen.pid
-
     @contextlib.contextmanager
     def watched(self) -> Iterator[int | None]:
         """Yield a file descriptor that becomes readable when it ends, if there is one.
@@ -117,10 +113,18 @@ class Process:
         return True
 
     def kill(self):
-        """End it and all that it has started, wait, and close pipes nobody took."""
+        """End it and all that it has started, wait, and clean up.
+
+        Deletes shared memory, and closes pipes nobody took.
+        """
         if self._popen.returncode is None:
             self.send_all(signal.SIGKILL)
             self._popen.wait()
+        # Left by one that is killed between making and unlinking it, see segment.cc.
+        for path in _SHARED_MEMORY.glob(f"jaxcomm-{self._popen.pid}-*"):
+            # Another user's process may have had the same number.
+            with contextlib.suppress(OSError):
+                path.unlink()
         for stream in (self._popen.stdout, self._popen.stderr):
             if stream is not None:
                 stream.close()

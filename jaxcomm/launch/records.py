@@ -37,23 +37,6 @@ def folder() -> Iterator[pathlib.Path]:
             shutil.rmtree(made, ignore_errors=True)
 
 
-@contextlib.contextmanager
-def of_attempt(where: pathlib.Path, restarts: int) -> Iterator[pathlib.Path]:
-    """Yield a folder for the records of one attempt, which does not stay empty.
-
-    Args:
-      where: folder of the run.
-      restarts: attempts before this one.
-    """
-    made = where / f"attempt-{restarts}"
-    made.mkdir(parents=True, exist_ok=True)
-    try:
-        yield made
-    finally:
-        with contextlib.suppress(OSError):
-            made.rmdir()
-
-
 def print_merged(where: pathlib.Path, since: float):
     """Print the merged records to stderr, if there are any.
 

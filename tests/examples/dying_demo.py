@@ -1,8 +1,8 @@
 """The demo, of which processes are killed where DEATHS says so.
 
 DEATHS is JSON: for each attempt a list of processes, moments and steps. The moments are
-"start", "before" the step, and "half written": the process goes on no further than to
-the renaming that makes the step's checkpoint whole. The launcher kills it there.
+"before" the step, and "half written": the process goes on no further than to the
+renaming that makes the step's checkpoint whole. The launcher kills it there.
 """
 
 import json
@@ -38,9 +38,7 @@ def advance_or_die(self):
 me = int(os.environ["JAX_PROCESS_ID"])
 mine = [(moment, step) for process, moment, step in deaths if process == me]
 moment, step = mine[0] if mine else ("", 0)
-if moment == "start":
-    os.kill(os.getpid(), signal.SIGKILL)
-elif moment == "half written":
+if moment == "half written":
     sys.addaudithook(stop_before_renaming)
 elif moment == "before":
     advance, Training.advance = Training.advance, advance_or_die

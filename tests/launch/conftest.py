@@ -163,11 +163,11 @@ def running():
 
 @pytest.fixture
 def assert_gone():
-    """Returns a function that asserts that no process of some ids is left."""
+    """Returns a function that asserts that processes of some ids end, or have ended."""
 
     def check(pids):
         assert pids
-        assert [pid for pid in pids if is_running(pid)] == []
+        waiting.until(lambda: not any(map(is_running, pids)), f"the ends of {pids}")
 
     return check
 

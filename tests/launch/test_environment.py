@@ -2,39 +2,30 @@ import pytest
 
 from jaxcomm.launch.environment import of_process
 from jaxcomm.launch.options import Options
-from jaxcomm.launch.restarts import Attempt
 
 
-def environment(process=1, inherited=None, attempt=None, **given):
+def environment(process=1, inherited=None, **given):
     asked = Options(processes=4, script="x", **given)
-    return of_process(process, asked, 1234, inherited or {}, attempt)
+    return of_process(process, asked, 1234, inherited or {})
 
 
 def test_it_names_the_place_of_the_process():
-    found = environment(process=2, inherited={"HOME": "/"})
-    assert len(found.pop("JAXCOMM_RUN_ID")) == 32
-    assert found == {
+    assert environment(process=2, inherited={"HOME": "/"}) == {
         "HOME": "/",
         "JAX_COORDINATOR_ADDRESS": "127.0.0.1:1234",
         "JAX_COORDINATOR_BIND_ADDRESS": "127.0.0.1:1234",
         "JAX_NUM_PROCESSES": "4",
         "JAX_PROCESS_ID": "2",
         "JAX_PLATFORMS": "cpu",
-        "JAXCOMM_RESTART_COUNT": "0",
-        "JAXCOMM_MAX_RESTARTS": "0",
     }
 
 
-ATTEMPT = Attempt(restarts=3, slots=(0, 2), run_id="mine")
 PROXY = {"https_proxy": "http://p:1"}
 
 
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ({"attempt": ATTEMPT, "max_restarts": 9, "platform": "cuda"},
-         "JAX_NUM_PROCESSES=2 JAX_PROCESS_ID=1 JAX_LOCAL_DEVICE_IDS=2 "
-         "JAXCOMM_RESTART_COUNT=3 JAXCOMM_MAX_RESTARTS=9 JAXCOMM_RUN_ID=mine"),
         # The option comes before the environment.
         ({"inherited": {"JAX_PLATFORMS": ""}}, "JAX_PLATFORMS=cpu"),
         ({"inherited": {"JAX_PLATFORMS": "cuda"}}, "JAX_PLATFORMS=cuda"),

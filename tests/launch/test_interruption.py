@@ -89,7 +89,8 @@ def test_three_at_once_end_what_ignores_the_others(waits, assert_gone):
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
         launcher.send_signal(number)
     waiting.ended(launcher)
-    assert launcher.returncode == 130
+    # The status is that of the first; which that is, the system decides.
+    assert launcher.returncode - 128 in (2, 3, 15)
     assert_gone(found)
 
 

@@ -7,7 +7,7 @@ import signal
 import pytest
 import waiting
 
-from jaxcomm.launch import attempt, job, process
+from jaxcomm.launch import job, process, run
 
 pytestmark = pytest.mark.multiprocess
 
@@ -176,7 +176,7 @@ def test_no_process_stays_where_the_start_fails(launch, monkeypatch, assert_gone
         started.append(process.Process(*arguments))
         return started[0]
 
-    monkeypatch.setattr(attempt, "Process", start)
+    monkeypatch.setattr(run, "Process", start)
     with pytest.raises(OSError, match="no more processes"):
         launch("forever()")
     assert_gone([started[0]._popen.pid])

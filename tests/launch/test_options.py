@@ -21,10 +21,10 @@ def script(tmp_path, monkeypatch):
         ("-n2 -m json.tool -m x", Options(2, "json.tool", ("-m", "x"), module=True)),
         ("--processes=3 --devices-per-process 2 --platform cuda --no-prefix "
          "--coordinator-port 123 --timeout 99.5 --grace 2 --max-restarts 7 "
-         "--min-processes 2 -- train.py --",
+         "-- train.py --",
          Options(3, "train.py", ("--",), devices_per_process=2, platform="cuda",
                  coordinator_port=123, prefix=False, timeout=99.5, grace=2.0,
-                 max_restarts=7, min_processes=2)),
+                 max_restarts=7)),
     ],
 )  # fmt: skip
 @pytest.mark.usefixtures("script")
@@ -47,11 +47,6 @@ def test_options_are_read(words, parsed):
         ("-n 2 --timeout 0 train.py", "'0' is not a positive number of seconds"),
         ("-n 2 --grace nan train.py", "'nan' is not a positive number of seconds"),
         ("-n 2 --max-restarts -1 train.py", "'-1' is not a number from 0 to 10000"),
-        ("-n 2 --max-restarts 1 --min-processes 0 x", "'0' is not a number from 1"),
-        ("-n 2 --max-restarts 1 --min-processes 3 train.py",
-         "--min-processes 3 is more than -n 2; pass 2 or less"),
-        ("-n 2 --min-processes 1 train.py",
-         "--min-processes 1 was given without --max-restarts, so nothing starts"),
         ("-n 2 --device 2 train.py", "unrecognized arguments: --device"),
         ("-n 2 absent.py", "there is no file 'absent.py'"),
         ("-n 2 -m no_such_package.x", "there is no module 'no_such_package'"),

@@ -1,7 +1,5 @@
-import contextlib
 import fcntl
 import os
-import pty
 import subprocess
 import sys
 import threading
@@ -9,7 +7,7 @@ import threading
 import pytest
 import waiting
 
-from jaxcomm.launch.output import Lines, Pump, Writing
+from jaxcomm.launch.output import Lines, Pump
 
 
 def test_every_line_gets_the_prefix_and_waits_for_its_end():
@@ -17,9 +15,8 @@ def test_every_line_gets_the_prefix_and_waits_for_its_end():
     assert lines.add(b"one\n\ntw") == b"> one\n> \n"
     assert lines.add(b"o") == b""
     assert lines.add(b"\nthree") == b"> two\n"
-    assert lines.take_partial() == b"> three"
-    assert lines.take_partial() == b""
-    assert lines.add(b"and on\nmore\n", goes_on=True) == b"and on\n> more\n"
+    assert lines.end() == b"> three\n"
+    assert lines.end() == b""
     # Bytes that are no text pass.
     assert Lines(b"").add(b"\xff\x00\r\n") == b"\xff\x00\r\n"
     # A line without end is cut rather than kept.
@@ -34,7 +31,7 @@ def test_lines_of_many_writers_stay_whole():
     fcntl.fcntl(target, fcntl.F_SETPIPE_SZ, 4096)
     writers = {number: os.pipe() for number in range(4)}
     prefixes = {read: b"[%d] " % number for number, (read, _) in writers.items()}
-    writing = Writing()
+    writing = threading.Lock()
     halves = [dict([*prefixes.items()][half::2]) for half in range(2)]
     pumps = [Pump(half, target, writing) for half in halves]
 
@@ -74,7 +71,7 @@ def test_lines_of_many_writers_stay_whole():
 def test_finishing_does_not_wait_for_a_pipe_that_stays_open(tmp_path):
     read, write = os.pipe()
     with open(tmp_path / "out", "wb") as target:
-        pump = Pump({read: b"> "}, target.fileno(), Writing())
+        pump = Pump({read: b"> "}, target.fileno(), threading.Lock())
         pump.start()
         os.write(write, b"whole\npart")
         pump.finish()
@@ -111,41 +108,6 @@ def test_what_a_process_writes_appears_while_it_runs_and_only_process_0_reads(
     assert sorted(seen) == ["[0] here\n", "[1] ''\n"]
     out, _ = waiting.ended(launcher, "typed")
     assert out == "[0] typed\n"
-
-
-@pytest.mark.multiprocess
-def test_process_0_asks_at_a_terminal_before_its_line_ends(program):
-    # It goes on where it has an answer: the launcher has shown the question by then.
-    path = program(
-        "if i == 0: print('hello', input('name? '), flush=True)\n"
-        "if i == 1: hear('asked'); print('between', flush=True); tell('said')\n"
-        "if i == 0:\n"
-        "  print('more? ', end='', flush=True); tell('asked'); hear('said')\n"
-        "  sys.stdin.readline(); print('yes')"
-    )
-    terminal, theirs = pty.openpty()
-    launcher = subprocess.Popen(
-        [sys.executable, "-m", "jaxcomm.launch", "-n", "2", path],
-        stdin=subprocess.PIPE, stdout=theirs, stderr=theirs,
-    )  # fmt: skip
-    os.close(theirs)
-    seen = b""
-    for question in (b"name? ", b"more? "):
-        while question not in seen:
-            seen += os.read(terminal, 4096)
-        launcher.stdin.write(b"Ann\n")
-        launcher.stdin.flush()
-    waiting.ended(launcher)
-    with contextlib.suppress(OSError):  # the end of a terminal
-        while more := os.read(terminal, 4096):
-            seen += more
-    os.close(terminal)
-    lines = seen.decode().replace("\r\n", "\n").splitlines()
-    assert lines[0] == "[0] name? hello Ann"
-    assert lines[1:] in (
-        ["[0] more? ", "[1] between", "[0] yes"],
-        ["[1] between", "[0] more? yes"],
-    )
 
 
 @pytest.mark.multiprocess

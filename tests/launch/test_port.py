@@ -1,4 +1,3 @@
-import contextlib
 import socket
 
 import pytest
@@ -23,33 +22,6 @@ def test_a_reserved_port_is_nobody_else_s_and_the_coordinator_s_to_serve_on():
             with socket.create_connection(("127.0.0.1", number)):
                 connection, _ = server.accept()
                 connection.close()
-
-
-def test_a_port_is_held_until_the_next_attempt_has_another(monkeypatch):
-    reserved, events = port.reserved, []
-
-    @contextlib.contextmanager
-    def watched(asked):
-        with reserved(asked) as number:
-            events.append(("held", number))
-            yield number
-            events.append(("free", number))
-
-    monkeypatch.setattr(port, "reserved", watched)
-    with port.Ports(0) as ports:
-        first, second = ports.next(), ports.next()
-    assert first != second
-    assert events == [
-        ("held", first), ("held", second), ("free", first), ("free", second),
-    ]  # fmt: skip
-
-
-def test_all_attempts_have_the_port_that_was_asked_for(free_port):
-    with port.Ports(free_port) as ports:
-        assert [ports.next() for _ in range(3)] == [free_port] * 3
-        with pytest.raises(OSError, match="in use"):
-            bind(free_port)
-    bind(free_port)
 
 
 def test_a_port_in_use_is_refused_by_name(launch):
