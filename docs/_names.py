@@ -14,7 +14,6 @@ GROUPS = {
     "jaxcomm.primitives": "collectives",
     "jaxcomm.primitives.handle": "split-phase",
     "jaxcomm.attention": "attention",
-    "jaxcomm.fsdp": "collectives",
     "jaxcomm.planning": "planning",
     "jaxcomm.machine": "planning",
     "jaxcomm.communicator": "communicators",

@@ -47,7 +47,6 @@ from jaxcomm.communicator.table import Communicators
 from jaxcomm.diagnostics.compiled import CollectiveCounts, collectives_of
 from jaxcomm.diagnostics.flight_record import FlightRecord, flight_record
 from jaxcomm.errors import CommunicatorError
-from jaxcomm.fsdp.scan import fsdp_scan
 from jaxcomm.machine import Machine
 from jaxcomm.planning.plan import plan
 from jaxcomm.primitives.handle import Handle
@@ -81,7 +80,6 @@ __all__ = [
     "dot_product_attention",
     "finalize",
     "flight_record",
-    "fsdp_scan",
     "init",
     "memory_report",
     "pbarrier",

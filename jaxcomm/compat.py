@@ -31,8 +31,7 @@ NEEDED = {
         *("ManualAxisType.update", "ManualAxisType.varying"),
         *("NamedAxisEffect", "Tracer", "trace_ctx.trace"),
         *("ShapedArray.manual_axis_type", "ShapedArray.mat", "ShapedArray.str_short"),
-        *("ShapedArray.strip_weak_type", "ShapedArray.to_tangent_aval"),
-        "ShapedArray.update",
+        *("ShapedArray.to_tangent_aval", "ShapedArray.update"),
     ],
     "jax._src.dispatch": ["prim_requires_devices_during_lowering.add"],
     "jax._src.distributed": ["global_state.client"],
@@ -196,11 +195,6 @@ def type_text(aval) -> str:
     'f32[2]'
     """
     return aval.str_short(True)
-
-
-def is_same_type(aval, other) -> bool:
-    """Say whether two types are equal. Python's numbers count as arrays."""
-    return aval.strip_weak_type() == other.strip_weak_type()
 
 
 def with_manual_axes(aval, **kinds: frozenset):

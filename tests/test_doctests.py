@@ -35,7 +35,7 @@ def examples_of(name, **known):
 def test_examples_give_what_they_say(make_mesh, name):
     wrong: list[str] = []
     ran = 0
-    one_axis = "jaxcomm.collectives", "jaxcomm.fsdp", "jaxcomm.primitives"
+    one_axis = "jaxcomm.collectives", "jaxcomm.primitives"
     one = name.startswith(one_axis)
     mesh = make_mesh(i=4) if one else make_mesh(data=2, context=4)
     for example in examples_of(name, mesh=mesh):

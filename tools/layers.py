@@ -34,7 +34,7 @@ LAYERS = (
     ("diagnostics",),
     ("primitives",),
     ("collectives",),
-    ("attention", "fsdp"),
+    ("attention",),
     ("planning",),
     ("__init__",),
     ("launch", "doctor"),

@@ -13,14 +13,70 @@ def layer(x, w):
     """Compute one layer from its whole parameters."""
     norm = x * jax.lax.rsqrt((x**2).mean(axis=-1, keepdims=True) + 1e-6)
     hidden = jax.nn.gelu((norm * w["scale"]) @ w["up"] + w["bias"])
-    x = x + hidden @ w["down"]
-    return x, (x**2).mean()
+    return x + hidden @ w["down"]
+
+
+def scan_whole(x, params):
+    """Compute all layers on a device that holds all parameters."""
+    return jax.lax.scan(lambda x, w: (layer(x, w), None), x, params)[0]
+
+
+def gather(params, i):
+    """Begin to gather the parameters of layer i, of which this device has a part."""
+    mine = jax.tree.map(lambda p: jax.lax.dynamic_index_in_dim(p, i, 0, False), params)
+    return jaxcomm.all_gather_start(mine, "data", tiled=True)
+
+
+@jax.custom_vjp
+def scan_split(x, params):
+    """Compute all layers, and gather the next layer while one computes."""
+    return forward(x, params)[0]
+
+
+def forward(x, params):
+    """Return the last layer's output, and what the backward pass needs."""
+
+    def step(carry, i):
+        x, w = carry
+        # The last layer gathers itself again: a branch could not overlap.
+        arriving = gather(params, jnp.minimum(i + 1, LAYERS - 1))
+        out = layer(arriving.then(x), w)
+        return (out, arriving.done(after=out)), x
+
+    carry = x, gather(params, 0).done()
+    (out, _), inputs = jax.lax.scan(step, carry, jnp.arange(LAYERS))
+    return out, (inputs, params)
+
+
+def backward(kept, ct):
+    """Compute each layer again, and gather the layer before it meanwhile.
+
+    ``jax.grad`` of the loop would keep the gathered parameters of all layers.
+    """
+    inputs, params = kept
+
+    def step(carry, given):
+        ct, w = carry
+        i, x = given
+        arriving = gather(params, jnp.maximum(i - 1, 0))
+        _, pullback = jax.vjp(layer, arriving.then(x), w)
+        ct, gradient = pullback(ct)
+        # Each device keeps its part of the sum.
+        part = jaxcomm.psum_scatter(gradient, "data", tiled=True)
+        return (ct, arriving.done(after=(ct, part))), part
+
+    carry = ct, gather(params, LAYERS - 1).done()
+    given = jnp.arange(LAYERS), inputs
+    (ct, _), gradients = jax.lax.scan(step, carry, given, reverse=True)
+    return ct, gradients
+
+
+scan_split.defvjp(forward, backward)
 
 
 def loss_of(scan, params, x, y):
-    """Return the mean squared error; ``scan`` is ``jax.lax.scan`` or like it."""
-    out, _ = scan(layer, x, params)
-    return ((out - y) ** 2).mean()
+    """Return the mean squared error; ``scan`` is one of the two above."""
+    return ((scan(x, params) - y) ** 2).mean()
 
 
 def make_params(key):
@@ -34,24 +90,12 @@ def make_params(key):
     }
 
 
-def spec_of(leaf, size):
-    """Split the longest dimension that devices divide, but for that of the layers."""
-    possible = [d for d in range(1, leaf.ndim) if leaf.shape[d] % size == 0]
-    if not possible:
-        return jax.P()
-    longest = max(possible, key=lambda d: leaf.shape[d])
-    return jax.P(*[None] * longest, "data")
-
-
 def make_step(mesh, specs, state_specs, optimizer):
     """Return a training step; each device updates its part of the parameters."""
 
-    def scan(layer, x, params):
-        return jaxcomm.fsdp_scan(layer, x, params, "data", specs=specs)
-
     def step(params, state, x, y):
         def mean_loss(params):
-            return loss_of(scan, params, x, y) / jaxcomm.axis_size("data")
+            return loss_of(scan_split, params, x, y) / jaxcomm.axis_size("data")
 
         loss, gradients = jax.value_and_grad(mean_loss)(params)
         updates, state = optimizer.update(gradients, state, params)
@@ -78,7 +122,7 @@ def main():
     @jax.jit
     def step_of_one_device(params, state):
         loss, gradients = jax.value_and_grad(
-            lambda params: loss_of(jax.lax.scan, params, x, y)
+            lambda params: loss_of(scan_whole, params, x, y)
         )(params)
         updates, state = optimizer.update(gradients, state, params)
         return optax.apply_updates(params, updates), state, loss
@@ -88,7 +132,9 @@ def main():
         return params, optimizer.init(params)
 
     # Adam remembers two numbers for each parameter, split as the parameters are.
-    specs = jax.tree.map(lambda leaf: spec_of(leaf, size), jax.eval_shape(init))
+    specs = jax.tree.map(
+        lambda leaf: jax.P(None, "data") if leaf.ndim else jax.P(), jax.eval_shape(init)
+    )
     shardings = jax.tree.map(lambda spec: jax.NamedSharding(mesh, spec), specs)
     ours = jax.jit(init, out_shardings=shardings)()  # whole on no device
     alone = jax.jit(init)()

@@ -1,1 +1,0 @@
-"""Layers whose parameters are split over devices, gathered as they are needed."""
