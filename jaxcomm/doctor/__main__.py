@@ -1,5 +1,6 @@
 """Run ``python -m jaxcomm.doctor``: see ``--help``."""
 
+import argparse
 import dataclasses
 import json
 import logging
@@ -11,7 +12,6 @@ from collections.abc import Sequence
 import jax
 
 from jaxcomm import compat
-from jaxcomm._built import ABSENCE
 from jaxcomm.diagnostics import perfetto, plot
 from jaxcomm.diagnostics.merge import merge_files
 from jaxcomm.diagnostics.record import RecordError
@@ -20,7 +20,6 @@ from jaxcomm.doctor import (
     machine,
     options,
     rows,
-    sharing,
     software,
 )
 
@@ -29,7 +28,7 @@ _WRONG_USE = 2
 _UNREAD = 128 + signal.SIGPIPE
 
 
-def main(asked: options.Options) -> int:
+def main(asked: argparse.Namespace) -> int:
     """Examine the machine, check collectives or compare records; return the status.
 
     0; 1 if there is a problem or a wrong result; 2 if a record cannot be read or there
@@ -46,7 +45,6 @@ def main(asked: options.Options) -> int:
         "devices": list(software.devices()),
         "backends": list(software.backends()),
         "machine": list(machine.machine()),
-        "shared memory": list(_shared_memory()),
         "variables": list(software.variables()),
     }
     if asked.json:
@@ -56,17 +54,9 @@ def main(asked: options.Options) -> int:
     return _PROBLEM if rows.problems(found) else 0
 
 
-def _shared_memory():
-    if ABSENCE:
-        yield rows.Row("attempts", "not made: only the host backend shares memory")
-        return
-    yield from machine.shared_memory()
-    yield from sharing.sharing()
-
-
 def _merge(asked):
     try:
-        merged = merge_files(asked.merge)
+        merged = merge_files(asked.files)
     except RecordError as error:
         return _refuse(error)
     print(json.dumps(merged.to_json(), indent=1) if asked.json else merged)

@@ -1,4 +1,4 @@
-"""The machine: processor, memory, shared memory, and where its bounds are."""
+"""The machine: processor, memory, and where its bounds are."""
 
 import os
 import platform
@@ -20,13 +20,14 @@ _SMALL_SHARED_MEMORY = 64 << 20
 
 
 def machine() -> Iterator[Row]:
-    """Yields processor, memory and system."""
+    """Yield processor, memory and system."""
     yield Row("system", platform.platform())
     yield Row("cpu", _cpu_field("model name") or platform.machine())
     if not ABSENCE:
         yield kernels(_cpu_field("flags") or "")
     yield _cores()
     yield _memory()
+    yield _shared_memory()
     yield _file("huge pages", "/sys/kernel/mm/transparent_hugepage/enabled")
     yield _file(
         "huge pages, shared", "/sys/kernel/mm/transparent_hugepage/shmem_enabled"
@@ -34,7 +35,7 @@ def machine() -> Iterator[Row]:
 
 
 def kernels(flags: str) -> Row:
-    """Says which reduction kernels a processor with these flags gets."""
+    """Say which reduction kernels a processor with these flags gets."""
     has = set(flags.split())
     name = next((name for name, needs in _KERNELS.items() if needs <= has), "baseline")
     features = sorted(set().union(*_KERNELS.values()) & has)
@@ -45,22 +46,16 @@ def kernels(flags: str) -> Row:
     )
 
 
-def shared_memory() -> Iterator[Row]:
-    """Yields what decides whether processes are on one host and can share memory."""
+def _shared_memory():
     try:
         found = os.statvfs("/dev/shm")
     except OSError as error:
-        yield Row("/dev/shm", f"not there: {error.strerror}", {"bytes": 0, "free": 0})
-    else:
-        total, free = found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
-        text = f"{table.size(free)} free of {table.size(total)}"
-        if total <= _SMALL_SHARED_MEMORY:
-            text += "; a container can be given more (docker: --shm-size)"
-        yield Row("/dev/shm", text, {"bytes": total, "free": free})
-    yield _file("boot id", "/proc/sys/kernel/random/boot_id")
-    # Processes see the same /dev/shm exactly if all of these are equal.
-    token = [_namespace("ipc"), _namespace("mnt"), _device("/dev/shm")]
-    yield Row("namespace token", " ".join(token), token)
+        return Row("/dev/shm", f"not there: {error.strerror}", {"bytes": 0, "free": 0})
+    total, free = found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
+    text = f"{table.size(free)} free of {table.size(total)}"
+    if total <= _SMALL_SHARED_MEMORY:
+        text += "; a container can be given more (docker: --shm-size)"
+    return Row("/dev/shm", text, {"bytes": total, "free": free})
 
 
 def _cores():
@@ -107,20 +102,6 @@ def _cpu_field(name):
         if key.strip() == name:
             return text.strip()
     return None
-
-
-def _namespace(name):
-    try:
-        return os.readlink(f"/proc/self/ns/{name}")
-    except OSError:
-        return f"{name}:unknown"
-
-
-def _device(path):
-    try:
-        return f"device:[{os.stat(path).st_dev}]"
-    except OSError:
-        return "device:none"
 
 
 def _file(name, path):

@@ -1,13 +1,11 @@
 """The command line."""
 
 import argparse
-import dataclasses
 from collections.abc import Sequence
 
 _EPILOG = """\
-Without --check and --merge: versions, devices, backends, the machine, what its
-processes may do with each other, and the variables that jaxcomm reads. The exit status
-is 1 if there is a problem.
+Without --check and --merge: versions, devices, backends, the machine, and the variables
+that jaxcomm reads. The exit status is 1 if there is a problem.
 
 --check runs every collective over all devices and compares the results with XLA's own.
 Time is that of one call. GB/s (bytes / time) and bus GB/s are defined as in NVIDIA's
@@ -25,37 +23,20 @@ class UsageError(ValueError):
     """The command line cannot be carried out; the text says what can."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Options:
-    """What was asked for.
-
-    Attributes:
-      check: whether to run the collectives.
-      devices: number of virtual CPU devices. If None, the devices that JAX finds.
-      merge: flight records to compare.
-      json: whether to print JSON instead of tables.
-      trace: file for Perfetto, of the records to compare. If None, none.
-      plot: file for a picture of the same. If None, none.
-    """
-
-    check: bool = False
-    devices: int | None = None
-    merge: tuple[str, ...] = ()
-    json: bool = False
-    trace: str | None = None
-    plot: str | None = None
-
-
 class _Parser(argparse.ArgumentParser):
     def error(self, message):
         raise UsageError(message)
 
 
-def read(words: Sequence[str]) -> Options:
+def read(words: Sequence[str]) -> argparse.Namespace:
     """Read and check a command line.
 
     Args:
       words: what was typed after the program's name.
+
+    Returns:
+      ``check``, ``merge`` and ``json``, which are true or false; ``files`` to merge;
+      and what follows ``--devices``, ``--trace`` and ``--plot``, or None.
 
     Raises:
       SystemExit: with status 0, after printing the help.
@@ -106,14 +87,7 @@ def read(words: Sequence[str]) -> Options:
     for name in ("trace", "plot"):
         if getattr(given, name) and not given.merge:
             raise UsageError(f"--{name} goes with --merge")
-    return Options(
-        check=given.check,
-        devices=given.devices,
-        merge=tuple(given.files),
-        json=given.json,
-        trace=given.trace,
-        plot=given.plot,
-    )
+    return given
 
 
 def _count(text):

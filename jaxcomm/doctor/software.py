@@ -27,7 +27,7 @@ _OF_BUILD = ("JAXCOMM_NO_EXTENSION",)
 
 
 def versions() -> Iterator[Row]:
-    """Yields the versions of what takes part."""
+    """Yield the versions of what takes part."""
     yield Row("python", platform.python_version())
     yield Row("jax", jax.__version__)
     yield Row("jaxlib", jaxlib.version.__version__)
@@ -37,7 +37,7 @@ def versions() -> Iterator[Row]:
 
 
 def devices() -> Iterator[Row]:
-    """Yields what JAX finds; starts its backends."""
+    """Yield what JAX finds; starts its backends."""
     try:
         found = jax.devices()
     except compat.NO_DEVICES as error:
@@ -66,7 +66,7 @@ def _devices(name, found):
 
 
 def backends() -> Iterator[Row]:
-    """Yields which backends can be chosen, and why one cannot."""
+    """Yield which backends can be chosen, and why one cannot."""
     for backend in BACKENDS.values():
         status = backend.status()
         value = {"available": status.is_available, **status.details}
@@ -85,7 +85,7 @@ def backends() -> Iterator[Row]:
 
 
 def variables(environment: Mapping[str, str] = os.environ) -> Iterator[Row]:
-    """Yields the environment variables that matter, set or not."""
+    """Yield the environment variables that matter, set or not."""
     known = re.findall(r"^``(JAXCOMM_\w+)``", config.__doc__ or "", re.MULTILINE)
     wrong = dict(_wrong_values(environment))
     for name in known:
@@ -131,7 +131,7 @@ def _check_backend(environment):
 
 
 def _check_dump_dir(environment):
-    """Writes a file that has no name where config.dump_dir would make the folder."""
+    """Write a file that has no name where config.dump_dir would make the folder."""
     text = environment.get("JAXCOMM_DUMP_DIR")
     if not text:
         return

@@ -85,14 +85,14 @@ def test_a_wrong_result_is_status_one(monkeypatch, make_mesh, capsys, few):
     monkeypatch.setattr(check, "mesh_of_all", lambda: make_mesh(i=2))
     few("psum", "pmax")
     told = "jaxcomm.doctor: psum of 4096 bytes: other numbers than XLA's"
-    assert doctor.main(options.Options(check=True, json=True)) == 1
+    assert doctor.main(options.read(["--check", "--json"])) == 1
     out, err = capsys.readouterr()
     assert told in err
     found = json.loads(out)
     assert (found["backend"], found["devices"]) == ("host", "2 x cpu")
     problems = [bool(each["problem"]) for each in found["results"]]
     assert problems == [True, True, False, False]
-    assert doctor.main(options.Options(check=True)) == 1
+    assert doctor.main(options.read(["--check"])) == 1
     out, err = capsys.readouterr()
     assert told in err
     assert out.startswith("2 x cpu, served by the backend 'host'\n")

@@ -33,13 +33,16 @@ RECORD = {
 def command():
     """Returns a function that runs ``python -m jaxcomm.doctor`` to its end."""
 
+    # The doctor would complain of the tests' variables.
+    others = {n: v for n, v in os.environ.items() if not n.startswith("JAXCOMM_")}
+
     def run(*arguments, **environment):
         return forked.run(
             [sys.executable, "-m", "jaxcomm.doctor", *map(str, arguments)],
             capture_output=True,
             text=True,
             timeout=waiting.HANG_SECONDS,
-            env=os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""} | environment,
+            env=others | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""} | environment,
         )
 
     return run
@@ -63,10 +66,8 @@ def here(capsys):
 
 def test_it_prints_what_it_finds(command):
     done = command(JAXCOMM_TIMEOUT="77")
-    # Some systems forbid processes to share memory, which is a problem.
-    found_none = "no problem was found" in done.stdout
-    assert (done.returncode, done.stderr) == (0 if found_none else 1, "")
-    for word in ("jaxlib", "1 x cpu", "reduction kernels", "boot id", "pidfd_open"):
+    assert (done.returncode, done.stderr) == (0, "")
+    for word in ("jaxlib", "1 x cpu", "reduction kernels", "/dev/shm", "no problem"):
         assert word in done.stdout
     (line,) = [line for line in done.stdout.splitlines() if "JAXCOMM_TIMEOUT" in line]
     assert line.split() == ["JAXCOMM_TIMEOUT", "77"]
@@ -85,7 +86,7 @@ def test_json_is_json_and_tells_what_is_wrong(command, tmp_path):
     )
     assert (done.returncode, done.stderr) == (1, "")
     found = json.loads(done.stdout)
-    assert {"versions", "machine", "shared memory"} < set(found)
+    assert {"versions", "machine"} < set(found)
     for problem in (
         "JAXCOMM_TIMEOUT is 'never'",
         "variables: JAXCOMM_BACKEND: 'mpi' is no backend; choose one of ",
