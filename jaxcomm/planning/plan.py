@@ -12,8 +12,7 @@ from jaxcomm.communicator.policy import CommPolicy
 from jaxcomm.machine import Machine
 from jaxcomm.planning import communicators as members
 from jaxcomm.planning import warnings
-from jaxcomm.planning.calls import PlannedCall, TracedCall
-from jaxcomm.planning.closed_forms import SENDS_TO_ALL, sent_bytes
+from jaxcomm.planning.calls import SENDS_TO_ALL, PlannedCall, TracedCall, sent_bytes
 from jaxcomm.planning.groups import Devices, axes_of
 from jaxcomm.planning.result import Plan
 from jaxcomm.planning.trace import Reader

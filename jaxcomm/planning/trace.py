@@ -16,11 +16,10 @@ import jax.extend.core
 from jaxcomm import compat
 from jaxcomm.communicator.lane import DEFAULT_LANE
 from jaxcomm.communicator.replica_groups import canonical_axes
-from jaxcomm.planning.calls import TracedCall, bytes_of, written
-from jaxcomm.planning.closed_forms import sent_bytes
+from jaxcomm.planning.calls import TracedCall, bytes_of, sent_bytes, written
 from jaxcomm.primitives import lowering
 from jaxcomm.primitives.collective import COLLECTIVES
-from jaxcomm.primitives.rewrite import ANY, Bind
+from jaxcomm.primitives.registry import ANY, Bind
 
 # How often each collective runs.
 Counted = collections.Counter[TracedCall]

@@ -5,8 +5,8 @@ import pytest
 
 import jaxcomm
 from jaxcomm import _ffi
-from jaxcomm.planning import extension_sizes
-from jaxcomm.planning.closed_forms import sent_bytes
+from jaxcomm.planning import communicators
+from jaxcomm.planning.calls import sent_bytes
 
 CPU = jaxcomm.Machine.named("cpu")
 
@@ -64,8 +64,8 @@ def test_the_largest_group_counts():
 
 def test_sizes_are_those_of_the_extension():
     """A plan needs no extension: jaxcomm.planning has them once more."""
-    assert extension_sizes.MOST_SHARING_PROCESSES == _ffi.MOST_SHARING_PROCESSES
+    assert communicators.MOST_SHARING_PROCESSES == _ffi.MOST_SHARING_PROCESSES
     for count in range(1, _ffi.MOST_SHARING_PROCESSES + 1):
-        shared = extension_sizes.shared_memory_bytes(count)
+        shared = communicators.shared_memory_bytes(count)
         assert shared == _ffi.shared_memory_bytes(count)
-        assert extension_sizes.inbox_bytes(count) == _ffi.one_shot_bytes(count)
+        assert communicators.inbox_bytes(count) == _ffi.one_shot_bytes(count)
