@@ -18,15 +18,12 @@ from jaxcomm.collectives.all_gather import all_gather
 from jaxcomm.collectives.all_reduce import pmax, pmean, pmin, pprod, psum
 from jaxcomm.collectives.all_to_all import all_to_all, pswapaxes
 from jaxcomm.collectives.barrier import pbarrier
-from jaxcomm.collectives.broadcast import pbroadcast
-from jaxcomm.collectives.gather import pgather
 from jaxcomm.collectives.pcast import pcast
 from jaxcomm.collectives.permute import ppermute, pshuffle, ring_shift
 from jaxcomm.collectives.ragged_all_to_all import ragged_all_to_all
-from jaxcomm.collectives.reduce import preduce
 from jaxcomm.collectives.reduce_scatter import psum_scatter
+from jaxcomm.collectives.rooted import pbroadcast, pgather, preduce, pscatter
 from jaxcomm.collectives.scan import pscan
-from jaxcomm.collectives.scatter import pscatter
 from jaxcomm.collectives.split_phase import (
     all_gather_start,
     all_to_all_start,

@@ -10,12 +10,14 @@ from jaxcomm import compat
 from jaxcomm.primitives import arguments, request
 from jaxcomm.primitives.call import AxisIndexGroups, AxisName, PyTree, call_of
 from jaxcomm.primitives.collective import Collective, define
-from jaxcomm.primitives.request import Ready, Request
+from jaxcomm.primitives.request import Request, public
 
 To = Literal["varying", "invarying", "reduced"]
 
 
+@public
 def all_gather(
+    name: str,
     x: PyTree,
     axis_name: AxisName,
     *,
@@ -25,7 +27,7 @@ def all_gather(
     to: To = "varying",
     lane: str | None = None,
     backend: str | None = None,
-) -> PyTree:
+) -> Request:
     """Collect ``x`` from all devices of a mesh axis; a twin of ``jax.lax.all_gather``.
 
     Args:
@@ -61,31 +63,7 @@ def all_gather(
       >>> f(jnp.arange(4))
       Array([0, 1, 2, 3], dtype=int32)
     """
-    return gathering(
-        "all_gather",
-        x,
-        axis_name,
-        axis=axis,
-        tiled=tiled,
-        to=to,
-        axis_index_groups=axis_index_groups,
-        lane=lane,
-        backend=backend,
-    ).run()
-
-
-def gathering(
-    name: str,
-    x: PyTree,
-    axis_name: AxisName,
-    *,
-    axis: int,
-    tiled: bool,
-    to: To,
-    **options,
-) -> Request | Ready:
-    """Check an all-gather, for the function ``name``; see :func:`all_gather`."""
-    call = call_of(name, axis_name, **options)
+    call = call_of(name, axis_name, axis_index_groups, lane, backend)
     if to not in ("varying", "invarying", "reduced"):
         raise ValueError(
             f"{call.where}: to={to!r}; choose one of 'varying', 'invarying' and "
@@ -99,14 +77,11 @@ def gathering(
             f"use to='varying'"
         )
     if not call.axes:
-        return Ready(call, x)
+        return Request.ready(ALL_GATHER, call, x)
     tiled = arguments.flag(tiled, f"{call.where}: tiled")
     x = request.as_arrays(x, call)
     _ = call.group_size  # groups are of one size
-    dimensions = tuple(
-        arguments.canonical_dimension(axis, jnp.ndim(leaf) + (not tiled), name, "axis")
-        for leaf in jax.tree.leaves(x)
-    )
+    dimensions = gathered_dimensions(x, axis, tiled, name)
     if to == "reduced" and not compat.checks_varying_axes():
         raise ValueError(
             f"{call.where}: to='reduced' is a type, which values have only inside "
@@ -114,6 +89,14 @@ def gathering(
         )
     call = call.replace(to=to)
     return Request(ALL_GATHER, x, call, dimensions=dimensions, tiled=tiled)
+
+
+def gathered_dimensions(x, axis: int, tiled: bool, name: str) -> tuple[int, ...]:
+    """Return where the ranks are laid out, for each leaf, counted from the front."""
+    return tuple(
+        arguments.canonical_dimension(axis, jnp.ndim(leaf) + (not tiled), name, "axis")
+        for leaf in jax.tree.leaves(x)
+    )
 
 
 def gathered_shape(shape, size, dimension, tiled):

@@ -1,7 +1,5 @@
 """All-reduce: psum, pmean, pmax, pmin, pprod."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
@@ -12,17 +10,19 @@ from jaxcomm.primitives import request
 from jaxcomm.primitives.call import AxisIndexGroups, AxisName, PyTree, call_of
 from jaxcomm.primitives.collective import Collective, define
 from jaxcomm.primitives.gathered import all_gather, emulate_groups, gathered
-from jaxcomm.primitives.request import Ready, Request
+from jaxcomm.primitives.request import Request, public
 
 
+@public
 def psum(
+    name: str,
     x: PyTree,
     axis_name: AxisName,
     *,
     axis_index_groups: AxisIndexGroups = None,
     lane: str | None = None,
     backend: str | None = None,
-) -> PyTree:
+) -> Request:
     """Sum ``x`` over the devices of a mesh axis; a twin of ``jax.lax.psum``.
 
     bfloat16, float16 and float8 accumulate in float32; bool counts in int32. The host
@@ -52,15 +52,7 @@ def psum(
       >>> f(jnp.arange(4.0))
       Array([6.], dtype=float32)
     """
-    return reduction(
-        "psum",
-        "sum",
-        x,
-        axis_name,
-        axis_index_groups=axis_index_groups,
-        lane=lane,
-        backend=backend,
-    ).run()
+    return reduction(name, "sum", x, axis_name, axis_index_groups, lane, backend)
 
 
 def pmean(
@@ -85,28 +77,29 @@ def pmean(
       >>> f(jnp.arange(4.0))
       Array([1.5], dtype=float32)
     """
-    groups: dict[str, Any] = {"axis_index_groups": axis_index_groups}
-    options = groups | {"lane": lane, "backend": backend}
+    options = axis_index_groups, lane, backend
     x = request.count_bools(x)
     if axis_index_groups is None and _is_averaged(x, axis_name):
-        return reduction("pmean", "mean", x, axis_name, **options).run()
-    total = reduction("pmean", "sum", x, axis_name, **options).run()
+        return reduction("pmean", "mean", x, axis_name, *options).run()
+    total = reduction("pmean", "sum", x, axis_name, *options).run()
     if axis_index_groups is None:
         count = jax.lax.psum(1, axis_name)
     else:
         # jax.lax divides by the size of the first group, whatever the others have.
-        count = call_of("pmean", axis_name, **groups).group_size
+        count = call_of("pmean", axis_name, axis_index_groups).group_size
     return jax.tree.map(lambda leaf: leaf / count, total)
 
 
+@public
 def pmax(
+    name: str,
     x: PyTree,
     axis_name: AxisName,
     *,
     axis_index_groups: AxisIndexGroups = None,
     lane: str | None = None,
     backend: str | None = None,
-) -> PyTree:
+) -> Request:
     """Take the maximum over a mesh axis; a twin of ``jax.lax.pmax``.
 
     On the host backend NaN wins over numbers. NCCL and XLA treat NaN in ways of their
@@ -121,25 +114,19 @@ def pmax(
       >>> f(jnp.arange(4.0))
       Array([3.], dtype=float32)
     """
-    return reduction(
-        "pmax",
-        "max",
-        x,
-        axis_name,
-        axis_index_groups=axis_index_groups,
-        lane=lane,
-        backend=backend,
-    ).run()
+    return reduction(name, "max", x, axis_name, axis_index_groups, lane, backend)
 
 
+@public
 def pmin(
+    name: str,
     x: PyTree,
     axis_name: AxisName,
     *,
     axis_index_groups: AxisIndexGroups = None,
     lane: str | None = None,
     backend: str | None = None,
-) -> PyTree:
+) -> Request:
     """Take the minimum over a mesh axis; a twin of ``jax.lax.pmin``.
 
     Everything :func:`pmax` says holds for minima too.
@@ -151,25 +138,19 @@ def pmin(
       >>> f(jnp.arange(4.0))
       Array([0.], dtype=float32)
     """
-    return reduction(
-        "pmin",
-        "min",
-        x,
-        axis_name,
-        axis_index_groups=axis_index_groups,
-        lane=lane,
-        backend=backend,
-    ).run()
+    return reduction(name, "min", x, axis_name, axis_index_groups, lane, backend)
 
 
+@public
 def pprod(
+    name: str,
     x: PyTree,
     axis_name: AxisName,
     *,
     axis_index_groups: AxisIndexGroups = None,
     lane: str | None = None,
     backend: str | None = None,
-) -> PyTree:
+) -> Request:
     """Multiply ``x`` over the devices of a mesh axis; jax.lax has no such function.
 
     Arguments, result and errors are those of :func:`psum`; bool counts in int32.
@@ -182,15 +163,7 @@ def pprod(
       >>> f(jnp.arange(1.0, 5.0))
       Array([24.], dtype=float32)
     """
-    return reduction(
-        "pprod",
-        "prod",
-        x,
-        axis_name,
-        axis_index_groups=axis_index_groups,
-        lane=lane,
-        backend=backend,
-    ).run()
+    return reduction(name, "prod", x, axis_name, axis_index_groups, lane, backend)
 
 
 def _is_averaged(x, axis_name):
@@ -204,8 +177,14 @@ def _is_averaged(x, axis_name):
 
 
 def reduction(
-    name: str, op: str, x: PyTree, axis_name: AxisName, **options
-) -> Request | Ready:
+    name: str,
+    op: str,
+    x: PyTree,
+    axis_name: AxisName,
+    groups: AxisIndexGroups = None,
+    lane: str | None = None,
+    backend: str | None = None,
+) -> Request:
     """Check an all-reduce, for the function ``name``.
 
     Args:
@@ -213,7 +192,8 @@ def reduction(
       op: ``"sum"``, ``"prod"``, ``"max"``, ``"min"`` or ``"mean"``.
       x: a pytree of arrays.
       axis_name: names, and integers for dimensions of ``x``.
-      **options: groups, lane and backend, as of :func:`psum`.
+      groups: the ``axis_index_groups``.
+      lane, backend: as of :func:`psum`.
     """
     if op in ("sum", "prod"):
         x = request.count_bools(x)
@@ -221,7 +201,6 @@ def reduction(
     if any(isinstance(axis, bool) for axis in given):
         raise TypeError(f"{name}: an axis is a name or an integer, got {given}")
     positional = tuple(axis for axis in given if isinstance(axis, int))
-    groups = options.get("axis_index_groups")
     if positional and groups is not None:
         raise ValueError(
             f"{name}: axis_index_groups go with axis names alone, got axes {given}"
@@ -229,14 +208,16 @@ def reduction(
     if positional:
         x = jax.tree.map(lambda leaf: REDUCERS[op](leaf, axis=positional), x)
     axes = tuple(axis for axis in given if not isinstance(axis, int))
-    call = call_of(name, axes, **options)
+    call = call_of(name, axes, groups, lane, backend)
     if not axes:
-        return Ready(call, x)
+        return Request.ready(ALL_REDUCE, call, x)
     if op == "sum" and not any(map(compat.is_tracer, jax.tree.leaves(x))):
         request.check_leaves(x, call)
         # A constant is summed without communication; psum(1, axis) is the idiom for
         # the axis size and stays a Python number.
-        return Ready(call, jax.lax.psum(x, axes, axis_index_groups=groups))
+        return Request.ready(
+            ALL_REDUCE, call, jax.lax.psum(x, axes, axis_index_groups=groups)
+        )
     if call.index_groups is None and compat.checks_varying_axes():
         call = call.replace(to="invarying")
     x = request.as_arrays(x, call)

@@ -6,12 +6,14 @@ import jax
 import jax.numpy as jnp
 
 from jaxcomm.primitives import arguments, request
-from jaxcomm.primitives.call import AxisIndexGroups, AxisName, PyTree, call_of
+from jaxcomm.primitives.call import AxisIndexGroups, AxisName, Call, PyTree, call_of
 from jaxcomm.primitives.collective import Collective, define
-from jaxcomm.primitives.request import Ready, Request
+from jaxcomm.primitives.request import Request, public
 
 
+@public
 def all_to_all(
+    name: str,
     x: PyTree,
     axis_name: AxisName,
     split_axis: int,
@@ -21,7 +23,7 @@ def all_to_all(
     tiled: bool = False,
     lane: str | None = None,
     backend: str | None = None,
-) -> PyTree:
+) -> Request:
     """Give slice r to device r; a twin of ``jax.lax.all_to_all``.
 
     Args:
@@ -54,20 +56,13 @@ def all_to_all(
       >>> f(jnp.arange(16))[:8]
       Array([ 0,  4,  8, 12,  1,  5,  9, 13], dtype=int32)
     """
-    return exchange(
-        "all_to_all",
-        x,
-        axis_name,
-        split_axis,
-        concat_axis,
-        tiled=tiled,
-        axis_index_groups=axis_index_groups,
-        lane=lane,
-        backend=backend,
-    ).run()
+    call = call_of(name, axis_name, axis_index_groups, lane, backend)
+    return _exchange(x, call, split_axis, concat_axis, tiled)
 
 
+@public
 def pswapaxes(
+    name: str,
     x: PyTree,
     axis_name: AxisName,
     axis: int,
@@ -75,7 +70,7 @@ def pswapaxes(
     axis_index_groups: AxisIndexGroups = None,
     lane: str | None = None,
     backend: str | None = None,
-) -> PyTree:
+) -> Request:
     """Swap a mesh axis with a dimension of ``x``; a twin of ``jax.lax.pswapaxes``.
 
     The same as ``all_to_all(x, axis_name, axis, axis)``.
@@ -89,44 +84,32 @@ def pswapaxes(
       >>> f(jnp.arange(16))[:8]
       Array([ 0,  4,  8, 12,  1,  5,  9, 13], dtype=int32)
     """
-    return exchange(
-        "pswapaxes",
-        x,
-        axis_name,
-        axis,
-        axis,
-        tiled=False,
-        called=("axis", "axis"),
-        axis_index_groups=axis_index_groups,
-        lane=lane,
-        backend=backend,
-    ).run()
+    call = call_of(name, axis_name, axis_index_groups, lane, backend)
+    return _exchange(x, call, axis, axis, False, ("axis", "axis"))
 
 
-def exchange(
-    name: str,
+def _exchange(
     x: PyTree,
-    axis_name: AxisName,
+    call: Call,
     split_axis: int,
     concat_axis: int,
-    *,
     tiled: bool,
     called: tuple[str, str] = ("split_axis", "concat_axis"),
-    **options,
-) -> Request | Ready:
-    """Check an all-to-all, for the function ``name``, which has ``called`` the axes."""
-    call = call_of(name, axis_name, **options)
+) -> Request:
+    """Check an all-to-all whose function has ``called`` the axes."""
     if not call.axes:
-        return Ready(call, x)
+        return Request.ready(ALL_TO_ALL, call, x)
     tiled = arguments.flag(tiled, f"{call.where}: tiled")
     x = request.as_arrays(x, call)
     leaves, tree = jax.tree.flatten(x)
     split_axes, concat_axes, inserted = [], [], []
     for i, leaf in enumerate(leaves):
-        ndim = jnp.ndim(leaf)
-        split = arguments.canonical_dimension(split_axis, ndim, name, called[0])
-        concat = arguments.canonical_dimension(concat_axis, ndim, name, called[1])
-        _check_extent(call, jnp.shape(leaf)[split], split, tiled)
+        split = arguments.split_dimension(
+            split_axis, jnp.shape(leaf), tiled, call, called[0]
+        )
+        concat = arguments.canonical_dimension(
+            concat_axis, jnp.ndim(leaf), call.name, called[1]
+        )
         squeeze = None
         if not tiled and split != concat:
             # concat_axis counts in the result, where split_axis is gone: it becomes a
@@ -154,22 +137,6 @@ def exchange(
         split_axes=tuple(split_axes),
         concat_axes=tuple(concat_axes),
     )
-
-
-def _check_extent(call, extent, dimension, tiled):
-    size = call.group_size
-    if tiled and extent % size != 0:
-        raise ValueError(
-            f"{call.name}: dimension {dimension} of x has size {extent}, not divisible "
-            f"by the {size} devices of axes {call.axes}. Pad x or choose another "
-            f"split_axis."
-        )
-    if not tiled and extent != size:
-        raise ValueError(
-            f"{call.name}: dimension {dimension} of x has size {extent}, but axes "
-            f"{call.axes} have {size} devices. They must be equal, or pass tiled=True"
-            f"{' to all_to_all' if call.name == 'pswapaxes' else ''}."
-        )
 
 
 class AllToAll(Collective):

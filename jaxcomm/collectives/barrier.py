@@ -6,16 +6,18 @@ import jax.numpy as jnp
 from jaxcomm.primitives import request
 from jaxcomm.primitives.call import AxisName, PyTree, call_of
 from jaxcomm.primitives.collective import Collective, define
-from jaxcomm.primitives.request import Request
+from jaxcomm.primitives.request import Request, public
 
 
+@public
 def pbarrier(
+    name: str,
     x: PyTree,
     axis_name: AxisName,
     *,
     lane: str | None = None,
     backend: str | None = None,
-) -> PyTree:
+) -> Request:
     """Return ``x`` once every device of a mesh axis has got here.
 
     Computations on the result run after every device has computed ``x``. Nothing is
@@ -43,8 +45,8 @@ def pbarrier(
       >>> f(jnp.arange(4))
       Array([0, 1, 2, 3], dtype=int32)
     """
-    call = call_of("pbarrier", axis_name, lane=lane, backend=backend)
-    return Request(BARRIER, request.as_arrays(x, call), call).run()
+    call = call_of(name, axis_name, None, lane, backend)
+    return Request(BARRIER, request.as_arrays(x, call), call)
 
 
 class Barrier(Collective):

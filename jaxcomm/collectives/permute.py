@@ -10,19 +10,21 @@ from jaxcomm import compat
 from jaxcomm.communicator import replica_groups
 from jaxcomm.errors import OutOfRangeError
 from jaxcomm.primitives import arguments, request
-from jaxcomm.primitives.call import AxisName, PyTree, call_of
+from jaxcomm.primitives.call import AxisName, Call, PyTree, call_of
 from jaxcomm.primitives.collective import Collective, define
-from jaxcomm.primitives.request import Request
+from jaxcomm.primitives.request import Request, public
 
 
+@public
 def ppermute(
+    name: str,
     x: PyTree,
     axis_name: AxisName,
     perm: Sequence[tuple[int, int]],
     *,
     lane: str | None = None,
     backend: str | None = None,
-) -> PyTree:
+) -> Request:
     """Send ``x`` from device to device; a twin of ``jax.lax.ppermute``.
 
     A device's result is there as soon as the one it receives from has arrived; it
@@ -54,17 +56,19 @@ def ppermute(
       >>> f(jnp.arange(4))
       Array([1, 0, 0, 0], dtype=int32)
     """
-    return permutation("ppermute", x, axis_name, perm, lane=lane, backend=backend).run()
+    return _permutation(x, call_of(name, axis_name, None, lane, backend), perm)
 
 
+@public
 def pshuffle(
+    name: str,
     x: PyTree,
     axis_name: AxisName,
     perm: Sequence[int],
     *,
     lane: str | None = None,
     backend: str | None = None,
-) -> PyTree:
+) -> Request:
     """Permute devices; a twin of ``jax.lax.pshuffle``.
 
     Args:
@@ -91,7 +95,7 @@ def pshuffle(
       >>> f(jnp.arange(4))
       Array([3, 2, 1, 0], dtype=int32)
     """
-    call = call_of("pshuffle", axis_name)
+    call = call_of(name, axis_name, None, lane, backend)
     perm = arguments.indices(perm, call)
     if sorted(perm) != list(range(len(perm))):
         raise ValueError(f"pshuffle: perm must be a permutation of indices, got {perm}")
@@ -101,19 +105,19 @@ def pshuffle(
             f"{call.group_size} indices, got {perm}"
         )
     pairs = [(source, target) for target, source in enumerate(perm)]
-    return permutation(
-        "pshuffle", x, axis_name, pairs, lane=lane, backend=backend
-    ).run()
+    return _permutation(x, call, pairs)
 
 
+@public
 def ring_shift(
+    name: str,
     x: PyTree,
     axis_name: AxisName,
     shift: int = 1,
     *,
     lane: str | None = None,
     backend: str | None = None,
-) -> PyTree:
+) -> Request:
     """Send ``x`` round the ring: what device r has goes to r + shift, modulo size.
 
     One hop of a ring algorithm; K and V as one pytree are one call.
@@ -142,37 +146,20 @@ def ring_shift(
       >>> f(jnp.arange(4))
       Array([3, 0, 1, 2], dtype=int32)
     """
-    return rotation("ring_shift", x, axis_name, shift, lane=lane, backend=backend).run()
-
-
-def rotation(
-    name: str, x: PyTree, axis_name: AxisName, shift: int, **options
-) -> Request:
-    """Check a shift round the ring, for the function ``name``; see `ring_shift`."""
-    call = call_of(name, axis_name)
+    call = call_of(name, axis_name, None, lane, backend)
     shift = arguments.integer(shift, f"{call.where}: shift")
     sizes = [compat.axis_size(axis) for axis in call.axes]
     ranks = replica_groups.ranks_in_mesh_order(call.axes, sizes, _mesh_axes())
     pairs = [(rank, ranks[(r + shift) % len(ranks)]) for r, rank in enumerate(ranks)]
-    return permutation(name, x, axis_name, pairs, **options)
+    return _permutation(x, call, pairs)
 
 
 def _mesh_axes() -> tuple[str, ...]:
     return jax.sharding.get_abstract_mesh().axis_names
 
 
-def permutation(
-    name: str,
-    x: PyTree,
-    axis_name: AxisName,
-    perm: Sequence[tuple[int, int]],
-    **options,
-) -> Request:
-    """Check a permutation, for the function ``name``.
-
-    It numbers ranks in the mesh's order of axes.
-    """
-    call = call_of(name, axis_name, **options)
+def _permutation(x: PyTree, call: Call, perm: Sequence[tuple[int, int]]) -> Request:
+    """Check a permutation, which numbers ranks in the mesh's order of axes."""
     call = call.replace(axes=replica_groups.in_mesh_order(call.axes, _mesh_axes()))
     size = call.group_size
     perm = arguments.index_pairs(perm, call)

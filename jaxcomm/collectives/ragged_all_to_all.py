@@ -57,13 +57,7 @@ def ragged_all_to_all(
     Example:
       See ``jax.lax.ragged_all_to_all``; arguments and result are the same.
     """
-    call = call_of(
-        "ragged_all_to_all",
-        axis_name,
-        axis_index_groups=axis_index_groups,
-        lane=lane,
-        backend=backend,
-    )
+    call = call_of("ragged_all_to_all", axis_name, axis_index_groups, lane, backend)
     size = call.group_size
     rows, result = request.as_arrays((operand, output), call)
     indices = {

@@ -9,10 +9,12 @@ from jaxcomm.collectives.reducing import reduce_stacked, widen
 from jaxcomm.primitives import arguments, request
 from jaxcomm.primitives.call import AxisIndexGroups, AxisName, PyTree, call_of
 from jaxcomm.primitives.collective import Collective, define
-from jaxcomm.primitives.request import Ready, Request
+from jaxcomm.primitives.request import Request, public
 
 
+@public
 def psum_scatter(
+    name: str,
     x: PyTree,
     axis_name: AxisName,
     *,
@@ -21,7 +23,7 @@ def psum_scatter(
     tiled: bool = False,
     lane: str | None = None,
     backend: str | None = None,
-) -> PyTree:
+) -> Request:
     """Sum over a mesh axis and leave each device its slice of the sum.
 
     A twin of ``jax.lax.psum_scatter``. bfloat16, float16 and float8 accumulate in
@@ -54,57 +56,22 @@ def psum_scatter(
       >>> f(jnp.arange(4.0))
       Array([ 0.,  4.,  8., 12.], dtype=float32)
     """
-    return scattering(
-        "psum_scatter",
-        x,
-        axis_name,
-        scatter_dimension=scatter_dimension,
-        tiled=tiled,
-        axis_index_groups=axis_index_groups,
-        lane=lane,
-        backend=backend,
-    ).run()
-
-
-def scattering(
-    name: str,
-    x: PyTree,
-    axis_name: AxisName,
-    *,
-    scatter_dimension: int,
-    tiled: bool,
-    **options,
-) -> Request | Ready:
-    """Check a reduce-scatter, for the function ``name``; see :func:`psum_scatter`."""
-    call = call_of(name, axis_name, **options)
+    call = call_of(name, axis_name, axis_index_groups, lane, backend)
     if not call.axes:
-        return Ready(call, x)
+        return Request.ready(REDUCE_SCATTER, call, x)
     tiled = arguments.flag(tiled, f"{call.where}: tiled")
     x = request.as_arrays(x, call)
-    size = call.group_size
-    dimensions = []
-    for leaf in jax.tree.leaves(x):
-        d = arguments.canonical_dimension(
-            scatter_dimension, jnp.ndim(leaf), name, "scatter_dimension"
+    dimensions = tuple(
+        arguments.split_dimension(
+            scatter_dimension, jnp.shape(leaf), tiled, call, "scatter_dimension"
         )
-        extent = jnp.shape(leaf)[d]
-        if tiled and extent % size != 0:
-            raise ValueError(
-                f"{name}: dimension {d} of x has size {extent}, not divisible by "
-                f"the {size} devices of axes {call.axes}. Pad x or choose another "
-                f"scatter_dimension."
-            )
-        if not tiled and extent != size:
-            raise ValueError(
-                f"{name}: dimension {d} of x has size {extent}, but axes {call.axes} "
-                f"have {size} devices. They must be equal, or pass tiled=True."
-            )
-        dimensions.append(d)
+        for leaf in jax.tree.leaves(x)
+    )
     return Request(
         REDUCE_SCATTER,
         request.count_bools(x),
         request.summed(x, call),
-        dimensions=tuple(dimensions),
+        dimensions=dimensions,
         tiled=tiled,
     )
 

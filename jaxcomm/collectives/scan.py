@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxcomm.collectives.all_reduce import gathered_jvp
-from jaxcomm.collectives.reduce import Op, check_op
 from jaxcomm.collectives.reducing import reduce_stacked
+from jaxcomm.collectives.rooted import Op, check_op
 from jaxcomm.primitives import arguments, request
 from jaxcomm.primitives.call import AxisName, PyTree, call_of
 from jaxcomm.primitives.collective import Collective, define

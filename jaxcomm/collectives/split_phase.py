@@ -33,21 +33,15 @@ Devices that are alone in their group, and eager calls outside of jit, do the wh
 collective in ``start``.
 """
 
-import inspect
 from collections.abc import Callable
 from typing import Any, ParamSpec
 
-from jaxcomm.collectives.all_gather import ALL_GATHER, all_gather, gathering
-from jaxcomm.collectives.all_reduce import ALL_REDUCE, psum, reduction
-from jaxcomm.collectives.all_to_all import ALL_TO_ALL, all_to_all, exchange
-from jaxcomm.collectives.permute import (
-    PERMUTE,
-    permutation,
-    ppermute,
-    ring_shift,
-    rotation,
-)
-from jaxcomm.collectives.reduce_scatter import REDUCE_SCATTER, psum_scatter, scattering
+from jaxcomm.collectives.all_gather import ALL_GATHER, all_gather
+from jaxcomm.collectives.all_reduce import ALL_REDUCE, psum
+from jaxcomm.collectives.all_to_all import ALL_TO_ALL, all_to_all
+from jaxcomm.collectives.permute import PERMUTE, ppermute, ring_shift
+from jaxcomm.collectives.reduce_scatter import REDUCE_SCATTER, psum_scatter
+from jaxcomm.primitives import request
 from jaxcomm.primitives.handle import Handle
 from jaxcomm.primitives.split_phase import define_pair
 
@@ -70,52 +64,29 @@ Example:
 
 
 def _start_of(
-    whole: Callable[P, Any],
-    check: Callable[..., Any],
-    example: str,
-    given: int = 4,
-    got: int = 4,
+    whole: Callable[P, Any], example: str, given: int = 4, got: int = 4
 ) -> Callable[P, Handle]:
-    """Make the start of a collective, with the signature of the whole one.
+    """Make the start of a collective.
 
     Args:
       whole: the function that does all of it.
-      check: takes a name and the same arguments; returns a ``Request``.
       example: arguments for the docstring.
       given: the length of its operand, over four devices.
       got: the length of its result.
     """
-    name = f"{whole.__name__}_start"
-    signature = inspect.signature(whole)
-
-    def start(*args: P.args, **options: P.kwargs) -> Handle:
-        try:
-            bound = signature.bind(*args, **options)
-        except TypeError as error:
-            raise TypeError(f"{name}() {error}") from None
-        bound.apply_defaults()
-        return check(name, *bound.args, **bound.kwargs).start()
-
-    start.__name__ = start.__qualname__ = name
-    start.__doc__ = _DOC.format(
-        name=whole.__name__, example=example, given=given, got=got
-    )
-    start.__signature__ = signature.replace(return_annotation=Handle)
+    name = getattr(whole, "__name__")  # noqa: B009 -- a type of calls has no names
+    doc = _DOC.format(name=name, example=example, given=given, got=got)
+    start = request.start_of(whole, doc)
+    start.__module__ = __name__
     return start
 
 
-def _summing(name: str, *args, **options):
-    return reduction(name, "sum", *args, **options)
-
-
-ppermute_start = _start_of(ppermute, permutation, 'x, "i", [(0, 1), (1, 0)]')
-ring_shift_start = _start_of(ring_shift, rotation, 'x, "i"')
-psum_start = _start_of(psum, _summing, 'x, "i"')
-all_gather_start = _start_of(all_gather, gathering, 'x, "i", tiled=True', got=16)
-psum_scatter_start = _start_of(psum_scatter, scattering, 'x, "i", tiled=True', given=16)
-all_to_all_start = _start_of(
-    all_to_all, exchange, 'x, "i", 0, 0, tiled=True', given=16, got=16
-)
+ppermute_start = _start_of(ppermute, 'x, "i", [(0, 1), (1, 0)]')
+ring_shift_start = _start_of(ring_shift, 'x, "i"')
+psum_start = _start_of(psum, 'x, "i"')
+all_gather_start = _start_of(all_gather, 'x, "i", tiled=True', got=16)
+psum_scatter_start = _start_of(psum_scatter, 'x, "i", tiled=True', given=16)
+all_to_all_start = _start_of(all_to_all, 'x, "i", 0, 0, tiled=True', given=16, got=16)
 
 for _collective in (PERMUTE, ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL):
     define_pair(_collective)

@@ -15,14 +15,11 @@ from jaxcomm.collectives import (
     all_reduce,
     all_to_all,  # noqa: F401
     barrier,  # noqa: F401
-    broadcast,  # noqa: F401
-    gather,  # noqa: F401
     permute,  # noqa: F401
     ragged_all_to_all,  # noqa: F401
-    reduce,  # noqa: F401
     reduce_scatter,  # noqa: F401
+    rooted,  # noqa: F401
     scan,  # noqa: F401
-    scatter,  # noqa: F401
 )
 from jaxcomm.primitives import registry
 from jaxcomm.primitives.call import Call

@@ -101,3 +101,28 @@ def canonical_dimension(dimension: int, ndim: int, name: str, what: str) -> int:
             f"dimensions"
         )
     return dimension % ndim
+
+
+def split_dimension(
+    dimension: int, shape: tuple[int, ...], tiled: bool, call: Call, what: str
+) -> int:
+    """Return a dimension that is cut for the ranks, counted from the front.
+
+    Raises:
+      TypeError: if it is not an integer.
+      ValueError: if there is no such dimension, or its size does not fit the ranks.
+    """
+    name, size = call.name, call.group_size
+    d = canonical_dimension(dimension, len(shape), name, what)
+    if tiled and shape[d] % size != 0:
+        raise ValueError(
+            f"{name}: dimension {d} of x has size {shape[d]}, not divisible by the "
+            f"{size} devices of axes {call.axes}. Pad x or choose another {what}."
+        )
+    if not tiled and shape[d] != size:
+        raise ValueError(
+            f"{name}: dimension {d} of x has size {shape[d]}, but axes {call.axes} "
+            f"have {size} devices. They must be equal, or pass tiled=True"
+            f"{' to all_to_all' if name == 'pswapaxes' else ''}."
+        )
+    return d

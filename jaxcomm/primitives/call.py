@@ -207,7 +207,6 @@ class Call:
 def call_of(
     name: str,
     axis_name: AxisName,
-    *,
     axis_index_groups: AxisIndexGroups = None,
     lane: str | None = None,
     backend: str | None = None,

@@ -29,7 +29,7 @@ from jaxcomm.communicator import backends, cache, replica_groups
 from jaxcomm.communicator.communicator import Communicator
 from jaxcomm.primitives import automatic_axes, nccl_rewrites
 from jaxcomm.primitives.call import Call
-from jaxcomm.primitives.rewrite import ANY, Bind, Replacement, Rule
+from jaxcomm.primitives.registry import ANY, Bind, Replacement, Rule
 
 # The targets of a split-phase collective: its own with this suffix, and one for all.
 _START = ".start"

@@ -13,7 +13,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from jaxcomm.primitives.rewrite import ANY, Rule
+from jaxcomm.primitives.registry import ANY, Rule
 
 # Above this a sum of 16-bit floats is taken apart, so that no more bytes travel than
 # without float32 sums; below it that would cost a second trip.

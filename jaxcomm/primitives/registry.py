@@ -1,9 +1,11 @@
 """The primitives of the collectives, by their planners' names.
 
-A rule that needs another collective names it, and imports nothing.
+A rule that needs another collective names it, and imports nothing. Lowering replaces a
+collective that a backend lacks by ones that it has.
 """
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Callable, Sequence
 
 import jax.extend
 
@@ -15,3 +17,32 @@ PRIMITIVES: dict[str, jax.extend.core.Primitive] = {}
 def bind(name: str, xs: Sequence, call: Call, **params) -> list:
     """Apply the collective of a name to arrays of this rank."""
     return PRIMITIVES[name].bind(*xs, call=call, **params)
+
+
+# The collective name of a rule for all collectives of a backend.
+ANY = "*"
+
+
+@dataclasses.dataclass(frozen=True)
+class Bind:
+    """What applies collectives, by name, in place of a call that is being lowered.
+
+    Attributes:
+      call: the axes, groups, lane and backend to use.
+    """
+
+    call: Call
+
+    def __call__(self, name: str, xs: Sequence, **params) -> list:
+        """Apply a collective to arrays of this rank."""
+        return bind(name, xs, self.call, **params)
+
+    def over_all_groups(self) -> "Bind":
+        """Return one that passes over ``axis_index_groups``."""
+        return Bind(self.call.replace(index_groups=None))
+
+
+Replacement = Callable[[Bind, Sequence], Sequence]
+# From the collective, its operands' types on one rank, the size of a group, and its own
+# parameters by name, to what replaces it; None if the backend does it as it is.
+Rule = Callable[..., Replacement | None]

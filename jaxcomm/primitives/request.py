@@ -1,8 +1,9 @@
 """A collective whose operands are checked, ready to be run, whole or split-phase."""
 
-import dataclasses
+import functools
+import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Concatenate, ParamSpec
 
 import jax
 import jax.numpy as jnp
@@ -165,18 +166,23 @@ class Request:
         self._collective, self._call, self._finish = collective, call, finish
         self._params = {"call": call, **params}
 
+    @classmethod
+    def ready(cls, collective: Collective, call: Call, result: Any) -> "Request":
+        """Return a request for a result that needs no communication."""
+        return cls(collective, (), call, finish=lambda _: result)
+
     def run(self):
         """Return the results."""
-        if not self._operands:
-            return self._unpack([])
-        return self._unpack(
-            self._collective.primitive.bind(*self._operands, **self._params)
+        outs = self._operands and self._collective.primitive.bind(
+            *self._operands, **self._params
         )
+        return self._unpack(outs)
 
     def start(self) -> Handle:
         """Begin the collective; the handle's ``done`` returns the results."""
         if not self._operands:
-            return Ready(self._call, self._unpack([])).start()
+            text = f"{self._call.name} over axes {self._call.axes}"
+            return Handle(text, (), lambda travelling, waits_for: self._unpack([]))
         # Outside of jit each call is a program.
         params = {**self._params, "paired": compat.is_staging()}
         operands, pair = self._operands, self._collective.pair
@@ -204,18 +210,50 @@ class Request:
         return self._finish(jax.tree.unflatten(self._tree, outs))
 
 
-@dataclasses.dataclass(frozen=True)
-class Ready:
-    """A result that needs no communication; stands in for a :class:`Request`."""
+P = ParamSpec("P")
 
-    call: Call
-    result: Any
 
-    def run(self):
-        """Return the result."""
-        return self.result
+def public(make: Callable[Concatenate[str, P], Request]) -> Callable[P, Any]:
+    """Make the function that users call of one that makes its request.
 
-    def start(self) -> Handle:
-        """Return a handle whose ``done`` returns the result."""
-        text = f"{self.call.name} over axes {self.call.axes}"
-        return Handle(text, (), lambda travelling, waits_for: self.result)
+    ``make`` takes the function's name, then the arguments of users.
+    """
+    return _called(make, make.__name__, lambda made: made.run())
+
+
+def start_of(whole: Callable[P, Any], doc: str) -> Callable[P, Handle]:
+    """Make the start of a :func:`public` function, with the same arguments."""
+    make: Any = whole
+    start = _called(
+        make.__wrapped__, f"{make.__name__}_start", lambda made: made.start(), Handle
+    )
+    start.__doc__ = doc
+    return start
+
+
+def _called(make, name: str, then, result: Any = PyTree) -> Callable:
+    signature = inspect.signature(make)
+    _, *parameters = signature.parameters.values()
+    signature = signature.replace(parameters=parameters, return_annotation=result)
+
+    @functools.wraps(make)
+    def called(*args, **options):
+        try:
+            made = make(name, *args, **options)
+        except TypeError:
+            _check_arguments(name, signature, args, options)
+            raise
+        return then(made)
+
+    function: Any = called
+    function.__name__ = function.__qualname__ = name
+    function.__signature__ = signature
+    return function
+
+
+def _check_arguments(name: str, signature, args, options) -> None:
+    """Raise TypeError if the arguments do not fit, as Python does for a function."""
+    try:
+        signature.bind(*args, **options)
+    except TypeError as error:
+        raise TypeError(f"{name}() {error}") from None

@@ -7,7 +7,7 @@ import jaxcomm
 from jaxcomm.communicator.backends import BACKENDS
 from jaxcomm.communicator.backends.backend import Backend, Connection
 from jaxcomm.primitives.lowering import REWRITES
-from jaxcomm.primitives.rewrite import ANY
+from jaxcomm.primitives.registry import ANY
 
 NAME = "standstill"
 
