@@ -8,7 +8,7 @@ from typing import Any
 
 from jaxcomm._built import ABSENCE, _ffi
 from jaxcomm.communicator.communicator import Communicator
-from jaxcomm.diagnostics import perfetto, plot, record, table
+from jaxcomm.diagnostics import perfetto, record, table
 from jaxcomm.diagnostics.merge import merge
 from jaxcomm.errors import CommunicatorError
 
@@ -42,31 +42,6 @@ class FlightRecord:
         """Writes it as JSON, for ``python -m jaxcomm.doctor --merge``."""
         with open(path, "w", encoding="utf-8") as file:
             file.write(self._document)
-
-    def plot(self, ax: Any = None) -> Any:
-        """Draw what the ranks did: a row for each rank, a bar for each operation.
-
-        Colors tell collectives apart. Bars are hatched if the operation has not ended
-        or has failed; those that have not ended reach to the time of this record. Rows
-        are devices: a rank's operations on all communicators are in one row, side by
-        side where they overlap. The title says what is wrong, else how much of the time
-        went into collectives.
-
-        Args:
-          ax: matplotlib axes to draw into. If None, those of a new figure.
-
-        Returns:
-          The axes. Their x axis begins when the first operation on record began.
-
-        Raises:
-          ModuleNotFoundError: if matplotlib is not installed.
-          ValueError: if no operation is on record.
-
-        Example:
-          >>> ax = jaxcomm.flight_record().plot()  # doctest: +SKIP
-          >>> ax.figure.savefig("timeline.png")  # doctest: +SKIP
-        """
-        return plot.plot(merge([self.process]), ax)
 
     def save_trace(self, path: str | os.PathLike[str]) -> None:
         """Write what the ranks did, for https://ui.perfetto.dev to open.

@@ -4,18 +4,124 @@ The format is Chrome's "Trace Event Format": complete events ("X") on threads of
 processes, their names as metadata ("M"), and arrows between them ("s", "f").
 """
 
+import dataclasses
+import functools
 import itertools
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from jaxcomm.diagnostics import record
+from jaxcomm.diagnostics import clocks, record
+from jaxcomm.diagnostics.alignment import meetings
 from jaxcomm.diagnostics.merge import Merged
-from jaxcomm.diagnostics.timeline import Bar, Timeline, rows, timeline
+from jaxcomm.diagnostics.record import CommunicatorRecord, Entry
 
 # Behind the name of an operation, beside its color the one thing that is seen at once.
 _MARKS = {record.STARTED: " (not ended)", record.FAILED: " (failed)"}
+# Times are rounded to a quarter of a microsecond: bars that touch may seem to overlap.
+_TOUCHING = 1e-6
+
+
+@dataclasses.dataclass(frozen=True)
+class Bar:
+    """One operation of one rank.
+
+    Attributes:
+      process: index of the process.
+      communicator: what it ran on.
+      entry: what was recorded.
+      start: when it began, in seconds since 1970 by the clock of the first host.
+      end: when it ended, or when the record of an operation that has not was written.
+    """
+
+    process: int
+    communicator: CommunicatorRecord
+    entry: Entry
+    start: float
+    end: float
+
+    @property
+    def device(self) -> tuple[str, int]:
+        """Platform and global id of the device."""
+        return self.communicator.platform or "device", self.entry.device
+
+
+@dataclasses.dataclass(frozen=True)
+class Timeline:
+    """What the ranks of some processes did.
+
+    Attributes:
+      bars: by device, then oldest first.
+      together: the bars of each operation, one a rank, what began first first. Bars
+        are missing of which other ranks have forgotten the counterpart.
+      corrections: seconds added to the times of each host, as its clock was wrong.
+    """
+
+    bars: Sequence[Bar]
+    together: Sequence[Sequence[Bar]]
+    corrections: Mapping[str, float]
+
+    @functools.cached_property
+    def start(self) -> float:
+        """When the first operation began, in seconds since 1970."""
+        return min(bar.start for bar in self.bars)
+
+
+def timeline(merged: Merged) -> Timeline:
+    """Place the operations of flight records on one time axis.
+
+    Raises:
+      ValueError: if no operation is on record.
+    """
+    shift = clocks.corrections(merged.records, merged.groups)
+    bar_of = {}
+    for process, found in merged.records.items():
+        by = shift[found.host]
+        for communicator in found.communicators:
+            for entry in communicator.entries:
+                end = found.time if entry.ended is None else entry.ended
+                start = entry.started + by
+                bar_of[id(entry)] = Bar(
+                    process, communicator, entry, start, max(start, end + by)
+                )
+    if not bar_of:
+        raise ValueError(
+            "flight record: no operation is on record, so there is nothing to show. "
+            "Run a program with collectives first; those of backend 'xla' are not "
+            "recorded."
+        )
+    return Timeline(
+        sorted(bar_of.values(), key=lambda bar: (bar.device, bar.start, bar.end)),
+        sorted(
+            (
+                [bar_of[id(entry)] for entry in met.values()]
+                for group in merged.groups
+                for met in meetings(group).values()
+            ),
+            key=lambda bars: min(bar.start for bar in bars),
+        ),
+        shift,
+    )
+
+
+def _tracks(bars: Sequence[Bar]) -> list[list[list[Bar]]]:
+    """Return the bars of each rank of a communicator, in levels.
+
+    A bar is in the first level that is free when it starts, so that those of a level do
+    not overlap.
+    """
+    found: dict[tuple, list[list[Bar]]] = {}
+    for bar in bars:
+        key = bar.process, bar.device, bar.communicator.key
+        levels = found.setdefault(key, [])
+        for level in levels:
+            if level[-1].end <= bar.start + _TOUCHING:
+                level.append(bar)
+                break
+        else:
+            levels.append([bar])
+    return list(found.values())
 
 
 def save(merged: Merged, path: str | os.PathLike) -> None:
@@ -43,13 +149,10 @@ def _events(merged: Merged, found: Timeline) -> Iterator[dict[str, Any]]:
     for process, one in merged.records.items():
         name = f"process {process} (pid {one.pid}, {one.host})"
         yield _named("process", name, _pid(process), _pid(process))
-    tracks = rows(
-        found.bars, lambda bar: (bar.process, bar.device, bar.communicator.key)
-    )
     track_of = {}
     # Perfetto names a thread by its number alone, and takes a process's for a thread's.
     numbers = itertools.count(_pid(max(merged.records)) + 1)
-    for levels in tracks.values():
+    for levels in _tracks(found.bars):
         for level, bars in enumerate(levels):
             track = _pid(bars[0].process), next(numbers)
             yield from _names(track, _title(bars[0]) + f" +{level}" * (level > 0))

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import jax
 
 from jaxcomm import compat
-from jaxcomm.diagnostics import perfetto, plot
+from jaxcomm.diagnostics import perfetto
 from jaxcomm.diagnostics.merge import merge_files
 from jaxcomm.diagnostics.record import RecordError
 from jaxcomm.doctor import (
@@ -63,9 +63,7 @@ def _merge(asked):
     try:
         if asked.trace:
             perfetto.save(merged, asked.trace)
-        if asked.plot:
-            plot.plot(merged).figure.savefig(asked.plot)
-    except (OSError, ValueError, ModuleNotFoundError) as error:
+    except (OSError, ValueError) as error:
         return _refuse(error)
     return 0
 

@@ -6,15 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from jaxcomm._built import ABSENCE
 from jaxcomm.diagnostics import table
 from jaxcomm.doctor.rows import Row
 
-# As ffi/backends/host/reduce.cc chooses, best first.
-_KERNELS = {
-    "avx512": {"avx512bw", "avx512vl", "avx512dq"},
-    "avx2": {"avx2", "fma"},
-}
 # What some container runtimes give.
 _SMALL_SHARED_MEMORY = 64 << 20
 
@@ -22,27 +16,13 @@ _SMALL_SHARED_MEMORY = 64 << 20
 def machine() -> Iterator[Row]:
     """Yield processor, memory and system."""
     yield Row("system", platform.platform())
-    yield Row("cpu", _cpu_field("model name") or platform.machine())
-    if not ABSENCE:
-        yield kernels(_cpu_field("flags") or "")
+    yield Row("cpu", _processor())
     yield _cores()
     yield _memory()
     yield _shared_memory()
     yield _file("huge pages", "/sys/kernel/mm/transparent_hugepage/enabled")
     yield _file(
         "huge pages, shared", "/sys/kernel/mm/transparent_hugepage/shmem_enabled"
-    )
-
-
-def kernels(flags: str) -> Row:
-    """Say which reduction kernels a processor with these flags gets."""
-    has = set(flags.split())
-    name = next((name for name, needs in _KERNELS.items() if needs <= has), "baseline")
-    features = sorted(set().union(*_KERNELS.values()) & has)
-    return Row(
-        "reduction kernels",
-        f"{name} ({', '.join(features) or 'no feature they use'})",
-        {"kernels": name, "features": features},
     )
 
 
@@ -96,12 +76,12 @@ def _pages(name):
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf(name)
 
 
-def _cpu_field(name):
+def _processor():
     for line in _read("/proc/cpuinfo").splitlines():
         key, _, text = line.partition(":")
-        if key.strip() == name:
+        if key.strip() == "model name":
             return text.strip()
-    return None
+    return platform.machine()
 
 
 def _file(name, path):

@@ -36,7 +36,7 @@ def read(words: Sequence[str]) -> argparse.Namespace:
 
     Returns:
       ``check``, ``merge`` and ``json``, which are true or false; ``files`` to merge;
-      and what follows ``--devices``, ``--trace`` and ``--plot``, or None.
+      and what follows ``--devices`` and ``--trace``, or None.
 
     Raises:
       SystemExit: with status 0, after printing the help.
@@ -46,8 +46,7 @@ def read(words: Sequence[str]) -> argparse.Namespace:
         prog="python -m jaxcomm.doctor",
         usage="python -m jaxcomm.doctor [--json]\n"
         "       python -m jaxcomm.doctor --check [--devices N] [--json]\n"
-        "       python -m jaxcomm.doctor --merge FILE... [--json] [--trace FILE]\n"
-        "                               [--plot FILE]",
+        "       python -m jaxcomm.doctor --merge FILE... [--json] [--trace FILE]",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -71,9 +70,6 @@ def read(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--trace", metavar="FILE", help="write the records for https://ui.perfetto.dev"
     )
-    parser.add_argument(
-        "--plot", metavar="FILE", help="draw the records, as .png, .svg or .pdf"
-    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     given = parser.parse_intermixed_args(words)
     if given.check and given.merge:
@@ -84,9 +80,8 @@ def read(words: Sequence[str]) -> argparse.Namespace:
         raise UsageError(f"{given.files[0]!r} goes with --merge")
     if given.devices and not given.check:
         raise UsageError("--devices goes with --check")
-    for name in ("trace", "plot"):
-        if getattr(given, name) and not given.merge:
-            raise UsageError(f"--{name} goes with --merge")
+    if given.trace and not given.merge:
+        raise UsageError("--trace goes with --merge")
     return given
 
 
