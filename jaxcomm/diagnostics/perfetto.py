@@ -5,14 +5,13 @@ processes, their names as metadata ("M"), and arrows between them ("s", "f").
 """
 
 import dataclasses
-import functools
 import itertools
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-from jaxcomm.diagnostics import clocks, record
+from jaxcomm.diagnostics import record
 from jaxcomm.diagnostics.alignment import meetings
 from jaxcomm.diagnostics.merge import Merged
 from jaxcomm.diagnostics.record import CommunicatorRecord, Entry
@@ -31,15 +30,18 @@ class Bar:
       process: index of the process.
       communicator: what it ran on.
       entry: what was recorded.
-      start: when it began, in seconds since 1970 by the clock of the first host.
       end: when it ended, or when the record of an operation that has not was written.
     """
 
     process: int
     communicator: CommunicatorRecord
     entry: Entry
-    start: float
     end: float
+
+    @property
+    def start(self) -> float:
+        """When it began, in seconds since 1970."""
+        return self.entry.started
 
     @property
     def device(self) -> tuple[str, int]:
@@ -47,72 +49,37 @@ class Bar:
         return self.communicator.platform or "device", self.entry.device
 
 
-@dataclasses.dataclass(frozen=True)
-class Timeline:
-    """What the ranks of some processes did.
-
-    Attributes:
-      bars: by device, then oldest first.
-      together: the bars of each operation, one a rank, what began first first. Bars
-        are missing of which other ranks have forgotten the counterpart.
-      corrections: seconds added to the times of each host, as its clock was wrong.
-    """
-
-    bars: Sequence[Bar]
-    together: Sequence[Sequence[Bar]]
-    corrections: Mapping[str, float]
-
-    @functools.cached_property
-    def start(self) -> float:
-        """When the first operation began, in seconds since 1970."""
-        return min(bar.start for bar in self.bars)
-
-
-def timeline(merged: Merged) -> Timeline:
-    """Place the operations of flight records on one time axis.
+def _bars(merged: Merged) -> dict[int, Bar]:
+    """Return the bars of all operations, by the ids of their entries.
 
     Raises:
       ValueError: if no operation is on record.
     """
-    shift = clocks.corrections(merged.records, merged.groups)
-    bar_of = {}
-    for process, found in merged.records.items():
-        by = shift[found.host]
-        for communicator in found.communicators:
+    found = {}
+    for process, one in merged.records.items():
+        for communicator in one.communicators:
             for entry in communicator.entries:
-                end = found.time if entry.ended is None else entry.ended
-                start = entry.started + by
-                bar_of[id(entry)] = Bar(
-                    process, communicator, entry, start, max(start, end + by)
+                end = one.time if entry.ended is None else entry.ended
+                found[id(entry)] = Bar(
+                    process, communicator, entry, max(entry.started, end)
                 )
-    if not bar_of:
+    if not found:
         raise ValueError(
             "flight record: no operation is on record, so there is nothing to show. "
             "Run a program with collectives first; those of backend 'xla' are not "
             "recorded."
         )
-    return Timeline(
-        sorted(bar_of.values(), key=lambda bar: (bar.device, bar.start, bar.end)),
-        sorted(
-            (
-                [bar_of[id(entry)] for entry in met.values()]
-                for group in merged.groups
-                for met in meetings(group).values()
-            ),
-            key=lambda bars: min(bar.start for bar in bars),
-        ),
-        shift,
-    )
+    return found
 
 
-def _tracks(bars: Sequence[Bar]) -> list[list[list[Bar]]]:
+def _tracks(bars: Iterable[Bar]) -> list[list[list[Bar]]]:
     """Return the bars of each rank of a communicator, in levels.
 
     A bar is in the first level that is free when it starts, so that those of a level do
     not overlap.
     """
     found: dict[tuple, list[list[Bar]]] = {}
-    for bar in bars:
+    for bar in sorted(bars, key=lambda bar: (bar.device, bar.start, bar.end)):
         key = bar.process, bar.device, bar.communicator.key
         levels = found.setdefault(key, [])
         for level in levels:
@@ -131,28 +98,27 @@ def save(merged: Merged, path: str | os.PathLike) -> None:
       OSError: if the file cannot be written.
       ValueError: if no operation is on record.
     """
-    found = timeline(merged)
+    bar_of = _bars(merged)
+    begin = min(bar.start for bar in bar_of.values())
     document = {
-        "traceEvents": list(_events(merged, found)),
+        "traceEvents": list(_events(merged, bar_of, begin)),
         "displayTimeUnit": "ns",
-        "otherData": {
-            "written by": "jaxcomm",
-            "time 0, seconds since 1970": found.start,
-            "seconds added to the clocks of hosts": dict(found.corrections),
-        },
+        "otherData": {"written by": "jaxcomm", "time 0, seconds since 1970": begin},
     }
     with open(path, "w", encoding="utf-8") as file:
         json.dump(document, file)
 
 
-def _events(merged: Merged, found: Timeline) -> Iterator[dict[str, Any]]:
+def _events(
+    merged: Merged, bar_of: dict[int, Bar], begin: float
+) -> Iterator[dict[str, Any]]:
     for process, one in merged.records.items():
         name = f"process {process} (pid {one.pid}, {one.host})"
         yield _named("process", name, _pid(process), _pid(process))
     track_of = {}
     # Perfetto names a thread by its number alone, and takes a process's for a thread's.
     numbers = itertools.count(_pid(max(merged.records)) + 1)
-    for levels in _tracks(found.bars):
+    for levels in _tracks(bar_of.values()):
         for level, bars in enumerate(levels):
             track = _pid(bars[0].process), next(numbers)
             yield from _names(track, _title(bars[0]) + f" +{level}" * (level > 0))
@@ -160,11 +126,13 @@ def _events(merged: Merged, found: Timeline) -> Iterator[dict[str, Any]]:
                 track_of[id(bar)] = track
                 # A viewer drops or nests events of a track that overlap.
                 end = bar.end if after is None else min(bar.end, after.start)
-                yield _event(bar, max(end, bar.start), track, found.start)
-    for bars in found.together:
-        for arrow in _arrows(bars, track_of, found.start):
-            number = next(numbers)
-            yield from ({**end, "id": number} for end in arrow)
+                yield _event(bar, max(end, bar.start), track, begin)
+    for group in merged.groups:
+        for met in meetings(group).values():
+            bars = [bar_of[id(entry)] for entry in met.values()]
+            for arrow in _arrows(bars, track_of, begin):
+                number = next(numbers)
+                yield from ({**end, "id": number} for end in arrow)
 
 
 def _pid(process: int) -> int:

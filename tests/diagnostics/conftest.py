@@ -26,8 +26,8 @@ class Job:
         self.entries = collections.defaultdict(list)
         self.counts = collections.Counter()
         self.time = NOW
-        # By process: its host, and how far its clock is ahead.
-        self.hosts, self.wrong = {}, {}
+        # By process.
+        self.hosts = {}
 
     def did(
         self, ranks, operation, state="completed", site="a", run=1, signature=None, *,
@@ -57,13 +57,12 @@ class Job:
 
     def document(self, process):
         """Returns the record of one process."""
-        ahead = self.wrong.get(process, 0)
         communicators = [
             {
                 "key": f"{hash(axes) % 2**64:016x}", "axes": axes, "lane": "default",
                 "backend": self.backend, "platform": platform, "groups": self.groups,
                 "timeout_seconds": 300.0,
-                "entries": [e | {"started": e["started"] + ahead} for e in entries],
+                "entries": entries,
             }
             for (owner, axes, platform), entries in self.entries.items()
             if owner == process
@@ -71,7 +70,7 @@ class Job:
         return {
             "version": 1, "process": process, "processes": len(self.devices),
             "pid": 100 + process, "host": self.hosts.get(process, "node7"),
-            "time": self.time + ahead,
+            "time": self.time,
             "reason": "timeout", "devices": {"cpu": self.devices[process]},
             "communicators": communicators,
         }  # fmt: skip

@@ -123,8 +123,8 @@ def test_arrows_lead_from_the_last_to_come_to_those_that_waited(job, events):
     assert (reached, ends) == ({0, 1, 3}, {})
 
 
-def test_processes_of_several_hosts_are_on_one_clock(job, events):
-    job.hosts, job.wrong = {0: "node7", 1: "node8"}, {1: 100}
+def test_processes_of_several_hosts_have_tracks_of_their_own(job, events):
+    job.hosts = {0: "node7", 1: "node8"}
     job.did(ALL, "all_reduce")
     found = events(job.merged())
     assert {e["ts"] for e in found["X"]} == {0}
