@@ -46,8 +46,8 @@ from jaxcomm.diagnostics.flight_record import FlightRecord, flight_record
 from jaxcomm.errors import CommunicatorError
 from jaxcomm.machine import Machine
 from jaxcomm.planning.plan import plan
+from jaxcomm.primitives.call import using
 from jaxcomm.primitives.handle import Handle
-from jaxcomm.primitives.scope import using
 
 __all__ = [
     "CollectiveCounts",

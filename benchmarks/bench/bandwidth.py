@@ -1,7 +1,7 @@
 """Bus bandwidth, as NVIDIA's nccl-tests define it (doc/PERFORMANCE.md)."""
 
 from bench.rows import TimedRow
-from jaxcomm.doctor import collectives
+from jaxcomm.doctor import check
 
 _NARROW = "_bf16"
 
@@ -41,4 +41,4 @@ def at_roofline(row: TimedRow) -> float:
 
 
 def _collective(row):
-    return collectives.every(row.devices).get(row.name.removesuffix(_NARROW))
+    return check.collectives(row.devices).get(row.name.removesuffix(_NARROW))

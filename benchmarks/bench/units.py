@@ -1,8 +1,8 @@
 """Numbers as people read them."""
 
-from jaxcomm.diagnostics.table import digits
-from jaxcomm.diagnostics.table import duration as seconds
-from jaxcomm.diagnostics.table import size as size
+from jaxcomm.communicator.text_table import digits
+from jaxcomm.communicator.text_table import duration as seconds
+from jaxcomm.communicator.text_table import size as size
 
 __all__ = ["percent", "rate", "seconds", "size"]
 

@@ -4,7 +4,7 @@ import collections
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from jaxcomm.diagnostics import table
+from jaxcomm.communicator import text_table as table
 from jaxcomm.diagnostics.alignment import Group, Meeting, meetings
 from jaxcomm.diagnostics.record import FAILED, STARTED, Entry
 

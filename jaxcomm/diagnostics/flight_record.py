@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from jaxcomm._built import ABSENCE, _ffi
+from jaxcomm.communicator import text_table as table
 from jaxcomm.communicator.communicator import Communicator
-from jaxcomm.diagnostics import perfetto, record, table
+from jaxcomm.diagnostics import perfetto, record
 from jaxcomm.diagnostics.merge import merge
 from jaxcomm.errors import CommunicatorError
 

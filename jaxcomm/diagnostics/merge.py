@@ -6,7 +6,8 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from jaxcomm.diagnostics import findings, record, table
+from jaxcomm.communicator import text_table as table
+from jaxcomm.diagnostics import findings, record
 from jaxcomm.diagnostics.alignment import Group
 from jaxcomm.diagnostics.findings import Finding
 from jaxcomm.diagnostics.record import ProcessRecord, RecordError

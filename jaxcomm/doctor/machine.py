@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from jaxcomm.diagnostics import table
+from jaxcomm.communicator import text_table as table
 from jaxcomm.doctor.rows import Row
 
 # What some container runtimes give.

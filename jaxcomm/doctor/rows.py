@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxcomm.diagnostics import table
+from jaxcomm.communicator import text_table as table
 
 _MARKS = {True: "ok", False: "problem", None: ""}
 

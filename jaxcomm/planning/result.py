@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from jaxcomm.diagnostics import table
+from jaxcomm.communicator import text_table as table
 from jaxcomm.machine import Machine
 from jaxcomm.planning.calls import PlannedCall
 from jaxcomm.planning.communicators import PlannedCommunicator

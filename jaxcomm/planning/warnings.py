@@ -4,9 +4,9 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from jaxcomm import config
+from jaxcomm.communicator import text_table as table
 from jaxcomm.communicator.lane import DEFAULT_LANE
 from jaxcomm.communicator.policy import CommPolicy
-from jaxcomm.diagnostics import table
 from jaxcomm.machine import Machine
 from jaxcomm.planning.calls import TracedCall
 from jaxcomm.planning.communicators import PlannedCommunicator

@@ -1,9 +1,10 @@
 """The parameters that all collectives share, checked, as one value."""
 
+import contextlib
 import dataclasses
 import math
 import operator
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any, Literal
 
 import jax
@@ -12,6 +13,7 @@ import numpy as np
 from jaxcomm import compat, config
 from jaxcomm._built import ABSENCE
 from jaxcomm.communicator import replica_groups
+from jaxcomm.communicator.backends import NAMES
 from jaxcomm.communicator.lane import check_lane
 from jaxcomm.communicator.replica_groups import IndexGroups
 
@@ -29,8 +31,48 @@ class Scope:
     lane: str | None = None
 
 
-# Part of the keys of jit's caches.
+# Part of the keys of JAX's tracing and compilation caches: a jitted function that is
+# called inside and outside of a scope is two programs.
 SCOPE = jax.make_user_context(Scope())
+
+
+@contextlib.contextmanager
+def using(*, backend: str | None = None, lane: str | None = None) -> Iterator[None]:
+    """Choose the backend and the lane of all calls traced inside the ``with`` block.
+
+    A call's own ``backend=`` or ``lane=`` comes first, then the innermost block, then
+    :func:`jaxcomm.init`. Gradients use what their calls used.
+
+    Args:
+      backend: ``"host"``, ``"nccl"`` or ``"xla"``. None leaves it as it is outside.
+      lane: a lane. None leaves it as it is outside.
+
+    Raises:
+      ValueError: if there is no such backend, or the lane is no name.
+
+    Example:
+      Compare a whole program with XLA's collectives:
+
+      >>> f = jax.shard_map(
+      ...     lambda x: jaxcomm.psum(x, "i"), in_specs=jax.P("i"), out_specs=jax.P()
+      ... )
+      >>> with jaxcomm.using(backend="xla"):
+      ...     jax.jit(f)(jnp.arange(4.0))
+      Array([6.], dtype=float32)
+    """
+    if backend is not None and backend not in NAMES:
+        raise ValueError(
+            f"using: backend {backend!r} is unknown; choose one of {NAMES}, or None"
+        )
+    if lane is not None:
+        check_lane(lane, "using: lane")
+    outer = SCOPE.value
+    scope = Scope(
+        outer.backend if backend is None else backend,
+        outer.lane if lane is None else lane,
+    )
+    with SCOPE(scope):
+        yield
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,4 @@
-from jaxcomm.diagnostics import table
+from jaxcomm.communicator import text_table as table
 
 
 def test_a_table_without_rows_has_its_head_and_html_is_escaped():
