@@ -10,15 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxcomm import compat
-from jaxcomm.communicator import cache
-from jaxcomm.communicator.lane import DEFAULT_LANE
-from jaxcomm.primitives.call import Call, check_array
+from jaxcomm.primitives.call import check_array
 from jaxcomm.primitives.optimization_barrier import barrier
-
-# Sends that are under way.
-_sends: "weakref.WeakSet[Handle]" = weakref.WeakSet()
-# (axes, lane) pairs for which the overlap warning was already issued.
-_warned: set[tuple] = set()
 
 
 @jax.tree_util.register_pytree_node_class
@@ -35,14 +28,8 @@ class Handle:
         text: str,
         travelling: Any,
         finish: Callable[[Any, list[Any]], Any],
-        *,
-        sends_for: Call | None = None,
     ):
-        """Keep ``finish(travelling, waits_for)``, which binds the other primitive.
-
-        ``sends_for`` is the call of a send, which may have to wait for other sends.
-        """
-        self.channel: tuple[tuple[str, ...], str] | None = None
+        """Keep ``finish(travelling, waits_for)``, which binds the other primitive."""
         self._text = text
         self._travelling = travelling
         self._finish = finish
@@ -51,11 +38,6 @@ class Handle:
         self._open = True
         # Whether an error said already that it is to be finished.
         self._told = False
-        if sends_for is not None:
-            lane = DEFAULT_LANE if sends_for.lane is None else sends_for.lane
-            self.channel = sends_for.axes, lane
-            _warn_if_lane_busy(text, self.channel)
-            _sends.add(self)
 
     def __repr__(self) -> str:
         """Say which call it is of, and whether it is finished."""
@@ -170,28 +152,6 @@ class Handle:
                 stacklevel=2,
                 source=self,
             )
-
-
-def _warn_if_lane_busy(text: str, channel: tuple[tuple, str]) -> None:
-    """Warn once per lane that NCCL runs sends of one lane one after another."""
-    if channel in _warned or not any(
-        other.channel == channel and other.is_under_way for other in _sends
-    ):
-        return
-    if not any(
-        member.orders_lanes and (member.axes, member.lane) == channel
-        for member in cache.communicators()
-    ):
-        return
-    _warned.add(channel)
-    warnings.warn(
-        f"{text}: another send is under way in lane {channel[1]!r}, and NCCL does the "
-        f"operations of a lane one after the other. Send both in one call, as a tuple; "
-        f"or give one of them a lane of its own, lane='other', of which "
-        f"jaxcomm.init(mesh, lanes=('default', 'other')) makes the communicator",
-        RuntimeWarning,
-        stacklevel=5,
-    )
 
 
 def _awaited(leaf, text: str):

@@ -196,11 +196,7 @@ class Request:
 
         kinds = ", ".join(f"{leaf.dtype}{list(leaf.shape)}" for leaf in operands)
         text = f"{self._call.name}({kinds}) over axes {self._call.axes}"
-        is_send = self._collective.name == "permute"
-        travelling = pair.start.bind(*operands, **params)
-        return Handle(
-            text, travelling, finish, sends_for=self._call if is_send else None
-        )
+        return Handle(text, pair.start.bind(*operands, **params), finish)
 
     def _unpack(self, outs):
         outs = [
@@ -218,15 +214,13 @@ def public(make: Callable[Concatenate[str, P], Request]) -> Callable[P, Any]:
 
     ``make`` takes the function's name, then the arguments of users.
     """
-    return _called(make, make.__name__, lambda made: made.run())
+    return _called(make, make.__name__, Request.run)
 
 
 def start_of(whole: Callable[P, Any], doc: str) -> Callable[P, Handle]:
     """Make the start of a :func:`public` function, with the same arguments."""
     make: Any = whole
-    start = _called(
-        make.__wrapped__, f"{make.__name__}_start", lambda made: made.start(), Handle
-    )
+    start = _called(make.__wrapped__, f"{make.__name__}_start", Request.start, Handle)
     start.__doc__ = doc
     return start
 

@@ -8,12 +8,10 @@ import catalogue
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 import waiting
 from models import over
 
 import jaxcomm
-from jaxcomm.primitives import handle
 
 # Of the backend's own thread, which looks whether operations are done.
 POLLS = {"cuEventQuery", "ncclCommGetAsyncError", "cuStreamQuery", "cuCtxGetCurrent"}
@@ -131,44 +129,6 @@ def test_the_current_context_is_left_as_found(stand_in, make_mesh):
     # The thread that watches over communicators may be between the two. What CUDA's
     # runtime made current is popped, too.
     waiting.until(lambda: not threads("Push") - threads("Pop"))
-
-
-def send_two(mesh, lanes):
-    """Sends x and x + 1 to the neighbor, one beside the other."""
-
-    def both(x):
-        pairs = [(0, 1), (1, 0)]
-        one, two = (
-            jaxcomm.ppermute_start(x + n, "i", pairs, lane=lane)
-            for n, lane in enumerate(lanes)
-        )
-        return one.done() + two.done()
-
-    return over(mesh, both)
-
-
-def test_independent_sends_in_one_lane_are_warned_of_once(
-    stand_in, make_mesh, monkeypatch
-):
-    monkeypatch.setattr(handle, "_warned", set())
-    mesh = make_mesh(i=2)
-    x = jnp.arange(2.0)
-    jaxcomm.init(mesh, "i", lanes=("default", "other"))
-    # Warnings are errors here.
-    np.testing.assert_array_equal(send_two(mesh, (None, "other"))(x), [3, 1])
-    with pytest.warns(
-        RuntimeWarning,
-        match=r"ppermute_start\(float32\[1\]\) over axes \('i',\): another send is "
-        r"under way in lane 'default', and NCCL .* one after the other. Send both",
-    ) as told:
-        np.testing.assert_array_equal(send_two(mesh, (None, "default"))(x), [3, 1])
-    assert told[0].filename == __file__
-    np.testing.assert_array_equal(send_two(mesh, (None, "default"))(x), [3, 1])
-    # Nor over the host, which sends them beside each other.
-    monkeypatch.setattr(handle, "_warned", set())
-    jaxcomm.finalize()
-    jaxcomm.init(mesh, "i", backend="host")
-    np.testing.assert_array_equal(send_two(mesh, (None, "default"))(x), [3, 1])
 
 
 def test_lanes_have_streams_of_their_own(stand_in, make_mesh):
