@@ -41,7 +41,6 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 import jax
 import pytest
 import waiting
-from fault_suite import report
 from stand_in import StandIn
 
 import jaxcomm
@@ -63,10 +62,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
     dict.fromkeys(
         [
             str(pathlib.Path(jaxcomm.__file__).parents[1]),
-            *(
-                str(_ROOT / each)
-                for each in ("benchmarks", "examples", "tests", "tests/support")
-            ),
+            *(str(_ROOT / each) for each in _FOLDERS),
             *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)),
         ]
     )
@@ -117,52 +113,6 @@ def pytest_collection_finish():
     gc.collect()
     gc.freeze()
     gc.set_threshold(100_000, 20, 20)
-
-
-def pytest_terminal_summary(terminalreporter):
-    """Shows what the time went into, and what became of faults."""
-    _tell_times(terminalreporter)
-    _tell_faults(terminalreporter)
-
-
-def _tell_times(terminalreporter):
-    """Shows the seconds of each folder. Several folders run at a time."""
-    seconds = {}
-    for kind in terminalreporter.stats.values():
-        for each in kind:
-            if hasattr(each, "duration"):
-                parts = each.nodeid.split("::")[0].split("/")
-                folder = parts[1] if len(parts) > 2 else "*.py"
-                seconds[folder] = seconds.get(folder, 0.0) + each.duration
-    if len(seconds) > 1:
-        terminalreporter.write_sep("-", "seconds, by folder")
-        by_time = sorted(seconds, key=seconds.__getitem__, reverse=True)
-        told = [f"{name} {seconds[name]:.0f}" for name in by_time]
-        terminalreporter.write_line(", ".join(told))
-
-
-def _tell_faults(terminalreporter):
-    """Shows a line, and a table where a file is asked for.
-
-    JAXCOMM_TEST_FAULT_REPORT names the file, which gets all of it as JSON. The tests
-    ran in other processes, hence the detour by their properties.
-    """
-    told = [
-        value
-        for outcome in ("passed", "failed")
-        for test in terminalreporter.stats.get(outcome, ())
-        for name, value in test.user_properties
-        if name == "fault_report"
-    ]
-    if not told:
-        return
-    told.sort(key=lambda each: each["id"])
-    terminalreporter.write_sep("-", "faults")
-    path = os.environ.get("JAXCOMM_TEST_FAULT_REPORT")
-    if path:
-        report.write(told, path)
-        terminalreporter.write_line(report.table(told))
-    terminalreporter.write_line(report.summary(told))
 
 
 @pytest.fixture(autouse=True, scope="session")

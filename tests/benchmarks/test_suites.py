@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import jaxcomm
-from bench import attention, chain, collectives, devices, masks, memory, scan
+from bench import attention, chain, collectives, devices, masks, scan
 from bench.gathered_attention import gathered_attention
 
 OURS_IN_HLO = r"custom_call_target=\"jaxcomm\."
@@ -19,17 +19,6 @@ def test_every_collective_agrees_with_its_twin(name, session):
     assert set(row.seconds) == {"jaxcomm", "jax.lax"}
     # Rounded up to an element of four bytes for each rank.
     assert row.payload_bytes == 108
-
-
-def test_the_floor_is_a_row_of_its_own(session):
-    floor, *ops = collectives.cases([2, 8], [256, 4096], ["psum"])
-    (row,) = floor.measure(session)
-    assert (row.name, set(row.seconds)) == ("dispatch floor", {"x + 1"})
-    assert len(ops) == 7
-    # The work is what must be read and written.
-    for name, growth in (("psum", 1), ("all_gather", 8), ("psum_scatter", 1 / 8)):
-        (_, case) = collectives.cases([8], [256], [name])
-        assert case.work == 8 * 256 * (1 + growth)
 
 
 def test_a_step_of_the_chain_communicates_and_computes_nothing_but_its_share():
@@ -104,14 +93,3 @@ def test_gathered_attention_is_exact():
     for a, b in pairs:
         # Float32 in another order of summation.
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
-
-
-def test_memory_is_compared_to_the_smallest_ring(session, monkeypatch):
-    monkeypatch.setattr(memory, "temp_bytes", lambda *of: 1000 + of[-1])
-    (case,) = memory.cases([4, 2], tokens=16)
-    first, second = case.measure(session)
-    assert (first.devices, second.devices) == (2, 4)
-    assert (first.growth, first.target) == ({}, None)
-    assert set(second.growth) == set(second.temp_bytes) == set(first.temp_bytes)
-    assert second.value == pytest.approx(2 / 1002)
-    assert second.is_met

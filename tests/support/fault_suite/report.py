@@ -1,8 +1,6 @@
-"""What became of a case, as rows for a table and as JSON."""
+"""What became of a case."""
 
-import collections
 import dataclasses
-import json
 
 from fault_suite.cases import Case
 
@@ -58,32 +56,3 @@ class Report:
     def to_json(self) -> dict:
         """Return the report as plain values."""
         return dataclasses.asdict(self) | {"id": str(self.case)}
-
-
-def table(reports: list[dict]) -> str:
-    """Return a Markdown table of reports that ``to_json`` gave."""
-    lines = ["| case | rank | outcome | then |", "| --- | --- | --- | --- |"]
-    for report in reports:
-        by_rank = collections.defaultdict(list)
-        for row in report["rows"]:
-            by_rank[row["rank"]].append(f"{row['what']} {row['outcome']}")
-        for rank, (result, *then) in sorted(by_rank.items()):
-            outcome = result.removeprefix("result ")
-            lines.append(f"| {report['id']} | {rank} | {outcome} | {', '.join(then)} |")
-    return "\n".join(lines)
-
-
-def summary(reports: list[dict]) -> str:
-    """Return in a line how many results there were of each outcome."""
-    rows = [row for report in reports for row in report["rows"]]
-    counts = collections.Counter(
-        row["outcome"] for row in rows if row["what"] == "result"
-    )
-    found = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
-    return f"{len(reports)} cases; results of ranks: {found}"
-
-
-def write(reports: list[dict], path: str) -> None:
-    """Write the reports to a file, as JSON."""
-    with open(path, "w") as file:
-        json.dump(reports, file, indent=1)
