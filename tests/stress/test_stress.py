@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import waiting
 
-from stress import __main__ as command
 from stress import programs, worker
 
 
@@ -71,15 +70,6 @@ def test_every_operation_is_in_the_pool_and_right(mesh, called):
         assert program.call(numbers, int(rng.integers(1 << 40))).difference() is None
 
 
-def test_calls_get_other_numbers_each_time_and_on_each_rank(mesh, monkeypatch):
-    monkeypatch.setattr(programs, "CASES", {"pbarrier": programs.CASES["pbarrier"]})
-    monkeypatch.setattr(programs, "_bytes", lambda rng: 4000)
-    rng = np.random.default_rng(0)
-    program, numbers = programs.Program(mesh, 0, rng), programs.numbers(rng)
-    rows = [np.asarray(program.call(numbers, at).result) for at in (0, 1000)]
-    assert len(np.unique(np.concatenate(rows).reshape(16, -1), axis=0)) == 16
-
-
 def test_a_wrong_result_ends_it_with_status_1_and_is_described(monkeypatch, capsys):
     case = programs.CASES["ring_shift"]
     wrong = dataclasses.replace(case, model=lambda choice: lambda x: x + 1)
@@ -91,24 +81,9 @@ def test_a_wrong_result_ends_it_with_status_1_and_is_described(monkeypatch, caps
     assert "all right" not in said.out
 
 
-def test_growing_memory_ends_it_with_status_1(monkeypatch, capsys):
-    monkeypatch.setattr(worker.Memory, "growth", lambda self: 100_000_000)
-    assert worker.main(4, 1, 3) == 1
-    assert "memory grew by 100.0 MB" in capsys.readouterr().out
-
-
 def test_growth_is_seen_in_the_steady_part_and_not_at_the_start():
     start, flat, rising = [0, 50, 80, 90], [100] * 12, list(range(100, 220, 10))
     assert worker.Memory(start + flat, [0] * 16).growth() == 0
     assert worker.Memory(start + rising, [0] * 16).growth() == 80
     # Pages of the shared memory that are touched late are none of it.
     assert worker.Memory(start + rising, [*start, *rising]).growth() == 0
-
-
-@pytest.mark.parametrize("wrong", ["--processes=0", "--operations=x", "--nothing"])
-def test_a_wrong_command_line_ends_with_status_2(monkeypatch, capsys, wrong):
-    monkeypatch.setattr(sys, "argv", ["stress", wrong])
-    with pytest.raises(SystemExit) as ended:
-        command.main()
-    assert ended.value.code == 2
-    assert "usage: python -m stress" in capsys.readouterr().err
