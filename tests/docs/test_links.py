@@ -45,19 +45,3 @@ def broken(page):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_what_a_page_links_to_and_names_exists(page):
     assert broken(page) == []
-
-
-def test_what_does_not_exist_is_found(tmp_path):
-    page = tmp_path / "page.md"
-    page.write_text(
-        "# It's `a` title\n[1](#its-a-title) [2](#no) [3](no.md) [4](page.md#x)\n"
-        "`ffi/core/plan.h` `ffi/no.h` `plan.h` `no.cc` `tools/no`"
-    )
-    assert broken(page) == [
-        "#no",
-        "no.md",
-        "page.md#x",
-        "ffi/no.h",
-        "tools/no",
-        "no.cc",
-    ]

@@ -103,13 +103,3 @@ def test_a_command_prints_what_the_page_says(code, command, output, tmp_path):
     assert process.returncode == 0, err
     # Processes print in any order.
     assert sorted(out.splitlines()) == sorted(output.splitlines())
-
-
-def test_an_output_that_follows_a_block_is_found(tmp_path):
-    page = tmp_path / "page.md"
-    page.write_text(
-        "```python\nprint(1)\n```\n\n```\n2\n```\n\n```python\nx\n```\n\nNo.\n"
-    )
-    first, second = blocks(page)
-    assert (first["line"], first["output"], second["output"]) == (1, "2\n", None)
-    assert COMMANDS

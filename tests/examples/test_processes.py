@@ -28,27 +28,6 @@ def test_ctrl_c_ends_all_after_the_same_step(folder):
     assert (folder.path / "stopped" / "checkpoints" / step).is_dir()
 
 
-@pytest.mark.thorough
-def test_several_processes_go_on_with_what_one_has_saved(folder):
-    several = (*LAUNCHER, "--devices-per-process=2")
-    for launcher, words in ((), "--steps=3"), (several, "--steps=5 --resume"):
-        process = folder.start(*launcher, *DEMO, *MESH, *words.split())
-        out, err = folder.ended(process)
-        assert process.returncode == 0, err
-        assert err == ""
-    # One process speaks for all.
-    for text in (
-        "data=2 x context=2 cpu devices in 2 processes, sequences",
-        "goes on after step 3",
-        "0 collectives of XLA",
-        "allowed 1.0e-04: equal",
-        "data x context  default  host     4     1",
-        "the model goes on",
-    ):
-        assert out.count(text) == 1
-    assert re.findall(r"step (\d+)/5  loss", out) == ["4", "5"]
-
-
 # Compiling does not end before Ctrl-C has come.
 COMPILES_ON = """
 import signal, sys

@@ -91,15 +91,7 @@ def test_takes_the_steps_of_one_device(
     losses = [training.advance() for _ in range(3)]
     assert losses == pytest.approx(expected, abs=1e-5, rel=0)
     assert {c.backend for c in jaxcomm.communicators()} == {backend}
-    calls = {c.axes: c.stats()["calls"] for c in jaxcomm.communicators()}
     library.load.cache_clear()
-    if backend == "host":
-        # The gradients of all parameters travel in one call and the loss in another; a
-        # layer sends twice forward and three times backward. Once a step positions are
-        # compared, and the ranks agree how far keys must travel.
-        assert calls["data", "context"] == {"all_reduce": 2 * 3}
-        once_a_step = dict.fromkeys(("check_positions", "all_gather", "all_reduce"), 3)
-        assert calls["context",] == once_a_step | {"permute": 3 * 2 * 5}
 
 
 @pytest.mark.usefixtures("finished")
@@ -108,8 +100,6 @@ def test_takes_the_steps_of_one_device(
     [
         ({"width": 32}, "was made with width 16, now 32. Pass what"),
         ({"layers": 2, "seed": 3}, "made with layers 1, now 2; seed 0, now 3."),
-        ({"data": 1}, "was made with data 2, now 1."),
-        ({"sequence": 65}, "was made with sequence 64, now 65."),
         ({"steps": 1}, "has 2 steps, so --steps=1 leaves nothing to do"),
     ],
 )
