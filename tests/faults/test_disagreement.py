@@ -130,59 +130,6 @@ answer = attempt(lambda: values(program(x)))
             assert text in outcome["text"]
 
 
-def test_different_branches_are_an_error_on_all_at_the_timeout(processes):
-    """Even where the collectives have the same name and shape."""
-    theirs = "jaxcomm.psum(x * 2, 'i', lane='hasty')"
-    branches = BRANCHES.format(f"lambda x: {HASTY}", f"lambda x: {theirs}")
-    processes.ask(f"program = jitted(lambda x: {branches}, mesh).lower(x).compile()")
-    for outcome in in_turn(processes, "program"):
-        assert f"psum({X}) over axes ('i',)" in outcome["text"]
-
-
-def test_different_permutations_are_an_error_on_all(processes):
-    """Rank 1 hears from rank 0, which wants it to, and may go on to the next one."""
-    outcomes = processes.ask(
-        """
-pairs = [(0, 1), (1, 2), (2, 0)] if index < 2 else [(0, 2), (2, 1), (1, 0)]
-program = jitted(lambda x: jaxcomm.ppermute(x, "i", pairs), mesh)
-answer = attempt(lambda: values(program(x)))
-"""
-    )
-    texts = [outcome.get("text") for outcome in outcomes]
-    for text in (texts[0], texts[2]):
-        # As the operation has them: for each rank, from whom.
-        assert f"ppermute({X}) with parameters [2, 0, 1]" in text
-        assert f"ppermute({X}) with parameters [1, 2, 0]" in text
-        assert "over axes ('i',)" in text
-    next_ones = processes.ask("answer = attempt(lambda: values(probe(x)))")
-    if texts[1] is None:
-        assert outcomes[1]["value"] == [0.0]
-        for outcome in next_ones:
-            assert f"ppermute({X}) with parameters [1, 2, 0]" in outcome["text"]
-    else:
-        assert "ppermute" in texts[1]
-        assert [outcome["value"] for outcome in next_ones] == [[3.0]] * 3
-
-
-def test_a_rank_that_only_sends_hears_of_a_mismatch_in_what_it_calls_next(processes):
-    processes.ask("send = jitted(lambda x: jaxcomm.ppermute(x, 'i', [(0, 1)]), mesh)")
-    (outcome,) = processes.ask("answer = attempt(lambda: values(send(x)))", [0])
-    assert outcome["value"] == [0.0]
-    others = processes.ask(
-        "total = jitted(lambda x: jaxcomm.pmax(x, 'i'), mesh)\n"
-        "answer = attempt(lambda: values(total(x)))",
-        [1, 2],
-    )
-    for outcome in others:
-        assert f"pmax({X})" in outcome["text"]
-    for outcome in processes.ask("answer = attempt(lambda: values(probe(x)))"):
-        text = outcome["text"]
-        assert f"psum({X}) over axes ('i',)" in text
-        assert "an operation that had ended in process 0 failed in others" in text
-        assert f"called pmax({X})" in text
-        assert f"the ranks before it called ppermute({X})" in text
-
-
 def test_a_branch_without_a_collective_leaves_the_others_waiting_to_the_timeout(
     processes,
 ):

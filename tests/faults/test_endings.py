@@ -96,18 +96,3 @@ values(psum(x))
     assert processes[1].ask("answer = values(psum(x))") == [6.0, 6.0]
     processes[1].popen.stdin.close()
     assert [process.ends() for process in processes] == [0, 0]
-
-
-def test_signals_end_a_process_that_waits_in_a_collective(start):
-    processes = start(3, **ENDED)
-    for leaver, number in ((2, signal.SIGTERM), (1, signal.SIGINT)):
-        alive = list(range(leaver + 1))
-        assert all(processes.ask(f"alive = {alive}{MEET}", alive))
-        processes[leaver].tell("say_when(in_flight); values(psum(x))")
-        assert processes[leaver].hear() == "now"
-        processes[leaver].popen.send_signal(number)
-        if number == signal.SIGINT:
-            # Python hears of it when JAX comes back from the wait.
-            processes[0].ask("answer = values(psum(x))")
-        assert processes[leaver].ends() == -number
-    assert "KeyboardInterrupt" in processes[1].said()

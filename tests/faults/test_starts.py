@@ -66,44 +66,6 @@ def test_an_interrupted_start_can_be_repeated(start, tmp_path, half_way):
     assert [outcome.get("value", outcome) for outcome in outcomes] == [True, True]
 
 
-# The third never comes, and the test moves the clocks of those that wait for it.
-MEET_BY_CLOCK = """
-import types
-from jaxcomm.communicator import rendezvous
-clock = waiting.Clock()
-rendezvous.time = types.SimpleNamespace(monotonic=clock.monotonic)
-
-def time_out():
-    waiting.until(lambda: os.path.exists({go!r}))
-    clock.advance(1000)
-
-threading.Thread(target=time_out).start()
-say_when(lambda: is_in("_enter", outcome=None))
-answer = attempt(lambda: jaxcomm.init(mesh))
-"""
-
-
-def test_a_process_that_dies_before_it_comes_is_named_at_the_timeout(start, tmp_path):
-    processes = start(3, JAX_ENABLE_RECOVERABILITY="1")
-    processes.ask(SET_UP)
-    processes[2].popen.kill()
-    go = tmp_path / "go"
-    both = processes[0], processes[1]
-    for process in both:
-        process.tell(MEET_BY_CLOCK.format(go=str(go)))
-    assert [process.hear() for process in both] == ["now", "now"]
-    go.touch()
-    for outcome in [process.hear() for process in both]:
-        assert outcome["error"] == "CommunicatorError"
-        assert (
-            f"waited {waiting.HANG_SECONDS:g} s for process 2 of [0, 1, 2]"
-            in outcome["text"]
-        )
-        assert "JAXCOMM_TIMEOUT" in outcome["text"]
-    rest = SET_UP.replace("mesh_of()", "mesh_of(of_processes(0, 1))")
-    assert processes.ask(f"{rest}answer = right()", [0, 1]) == [True, True]
-
-
 def test_processes_may_run_one_program_from_several_folders(start):
     """XLA then numbers its runs differently on each; so it does in notebooks."""
     processes = start(2, copies=True)

@@ -1,9 +1,9 @@
 """The same place of the same run on every process, whatever the programs look like."""
 
 import concurrent.futures
+import hashlib
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import waiting
@@ -15,33 +15,6 @@ pytestmark = pytest.mark.multiprocess
 # Runs that nobody waits for. At about 32 on a device XLA:CPU blocks for ever, with its
 # own collectives as with ours.
 UNAWAITED = 12
-
-
-def equal_calls_on_independent_data(here, mesh):
-    @jax.jit
-    def inner(x):
-        return jaxcomm.psum(x, "i"), jaxcomm.all_gather(x, "i")
-
-    def program(x, y, turns):
-        # Which of the two is ready first is another question on every device.
-        return inner(here.busy(x, turns[0])), inner(here.busy(y, turns[1]))
-
-    run = here.program(mesh, program)
-    rng = np.random.default_rng(0)
-    for seed in range(30):
-        count = (3, 5000)[seed % 2]
-        x = here.values("int32", (mesh.size, count), seed)
-        y = here.values("int32", (mesh.size, count), seed + 1000)
-        turns = rng.integers(0, 3000, (mesh.size, 2)).astype(np.int32)
-        found = here.mine(run(*here.put(mesh, (x, y, turns))))
-        for each, operand in zip(found, (x, y), strict=True):
-            gathered = np.broadcast_to(operand, (mesh.size, *operand.shape))
-            here.identical(mesh, each, (sum_of(operand), gathered), f"run {seed}")
-
-
-@pytest.mark.parametrize("at", [(2, 2), (3, 1)])
-def test_equal_calls_on_independent_data_keep_apart(team, at):
-    team.call(equal_calls_on_independent_data, at)
 
 
 def programs_of_one_name(here, mesh, same):
@@ -92,33 +65,6 @@ def test_programs_compiled_ahead_of_time_meet_the_others(team):
     team.call(compiled_ahead, at=(2, 2))
 
 
-def one_process_ahead(here, mesh, collective):
-    """Rank 0 sends and waits for nobody; the others take their time to receive."""
-    steps = 100
-    calls = {
-        "ppermute": lambda x: jaxcomm.ppermute(x, "i", [(0, 1)]),
-        "broadcast": lambda x: jaxcomm.pbroadcast(jnp.full((20_000,), x), "i", 0)[-1],
-    }
-
-    def program(x):
-        def step(count, _):
-            turns = jnp.where(jax.lax.axis_index("i") == 0, 0, 20_000)
-            return count + 1, calls[collective](here.busy(count, turns))
-
-        return jax.lax.scan(step, x, jnp.arange(steps))[1]
-
-    found = here.run(mesh, program, np.zeros(2, np.int32))
-    sent = np.tile(np.arange(steps, dtype=np.int32), (2, 1))
-    if collective == "ppermute":
-        sent[0] = 0  # it receives nothing
-    here.identical(mesh, found, sent, collective)
-
-
-@pytest.mark.parametrize("collective", ["ppermute", "broadcast"])
-def test_what_a_process_sends_ahead_arrives_in_order(team, collective):
-    team.call(one_process_ahead, at=(2, 1), collective=collective)
-
-
 def two_functions_in_another_order(here, mesh):
     def first(x):
         return jaxcomm.psum(x, "i")
@@ -158,3 +104,29 @@ def sum_of(x):
 def test_functions_of_different_names_are_told_apart(team):
     """C7: two threads that dispatch them in another order on each process."""
     team.call(two_functions_in_another_order, at=(2, 1))
+
+
+def everything(x):
+    tree = jaxcomm.psum({"x": x, "n": x.astype("int32")}, ("b", "a"))
+    return (
+        tree["x"] + jaxcomm.ring_shift(x, ("a", "b")),
+        jaxcomm.pscan(x, "a", lane="other"),
+        jaxcomm.all_gather(tree["n"], "b", axis=1),
+    )
+
+
+def lowered_text(here, mesh):
+    # What differs between processes must not enter the program.
+    junk = [bytearray(1000 * here.process + 1) for _ in range(here.process + 1)]
+    for _ in junk:
+        here.program(mesh, lambda x: x + 1)(here.put(mesh, np.ones(mesh.size)))
+    jaxcomm.init(mesh, "a", lanes=("default", "other"))
+    program = here.program(mesh, everything)
+    text = program.lower(here.put(mesh, np.ones((mesh.size, 3), np.float32))).as_text()
+    assert "jaxcomm.all_reduce" in text
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def test_every_process_lowers_the_same_text(team):
+    digests = team.call(lowered_text, at=(3, 2, (3, 2), ("a", "b")))
+    assert digests == [digests[0]] * 3 + [None]

@@ -1,54 +1,38 @@
-"""F2: failures cross processes through the store of jax.distributed."""
+"""An error on every process, and the end of the coordinator."""
 
+import jax
+import numpy as np
 import pytest
-import waiting
 from team import starting
 
-from jaxcomm import compat
-from jaxcomm.communicator import failures
+import jaxcomm
 
 pytestmark = pytest.mark.multiprocess
 
 
-class World:
-    """What a process has of a world: its first failure, and what it heard."""
+def sizes_that_do_not_fit(here, mesh):
+    size = mesh.size
+    ones = np.ones((size, size), np.int32)
+    base = np.tile(np.arange(size, dtype=np.int32), (size, 1))
+    wrong = ones.copy()
+    wrong[3, 0] = 2
+    x = np.arange(size * size, dtype=np.float32).reshape(size, size)
 
-    def __init__(self):
-        self.own = ""
-        self.received = []
+    def program(*operands):
+        return jaxcomm.ragged_all_to_all(*operands, axis_name="i")
 
-    def fail_worlds(self, reason):
-        self.received.append(reason)
-        self.own = self.own or reason
-
-
-def some_fail(here, name, failing):
-    """Returns the failure of this process, and what it heard."""
-    world, store = World(), compat.key_value_store()
-    watch = failures.FailureWatch(
-        store, here.process, lambda: world.own, world.fail_worlds
-    )
-    watch.watch(name)
-    here.meet(f"{name}: all watch")
-    if here.process in failing:
-        world.own = f"psum of process {here.process}"
-        folder = f"jaxcomm/failures/{name}/"
-        key = f"{folder}{here.process}"
-        waiting.until(lambda: key in dict(store.key_value_dir_get(folder)))
-    else:
-        waiting.until(lambda: world.received)
-    here.meet(f"{name}: all know")
-    watch.stop()
-    waiting.until(lambda: not watch.is_running(), "its thread ends")
-    return world.own, world.received
+    with pytest.raises(jax.errors.JaxRuntimeError) as caught:
+        here.run(mesh, program, x, 0 * x, base, ones, base.T.copy(), wrong)
+    found = here.run(mesh, program, x, 0 * x, base, ones, base.T.copy(), ones)
+    here.identical(mesh, found, x.T)
+    return str(caught.value)
 
 
-def test_all_others_hear_who_failed_and_why(team):
-    told = "process 2 failed first: psum of process 2"
-    heard = [told, [told]]
-    own = ["psum of process 2", []]
-    replies = team.call(some_fail, name="one fails", failing=[2])
-    assert replies == [heard, heard, own, heard]
+def test_sizes_that_do_not_fit_raise_on_every_process_and_harm_nothing(team):
+    texts = team.call(sizes_that_do_not_fit, at=(2, 2))
+    for text in texts[:2]:
+        assert "ragged_all_to_all" in text
+        assert "rank 0 sends 1 rows to rank 3, which expects 2" in text
 
 
 def test_the_thread_ends_quietly_when_the_coordinator_has_gone(tmp_path):

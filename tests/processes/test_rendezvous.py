@@ -1,14 +1,11 @@
 """How processes find each other, and what they do where they share no memory."""
 
 import itertools
-import os
 import types
 
-import jax
 import pytest
 
 import jaxcomm
-from jaxcomm import _ffi
 from jaxcomm.communicator import neighbors, rendezvous
 from jaxcomm.communicator import store as product
 
@@ -59,7 +56,6 @@ def some_come_late(here, late, backend):
     ("late", "missing"),
     [
         ([2], "process 2 "),
-        ([0, 3], "processes 0, 3 "),
         ([1, 2, 3], "processes 1, 2, 3 "),
     ],
 )
@@ -89,61 +85,6 @@ def test_processes_belong_to_several_sets_at_a_time(team):
     assert [len(groups) for groups in team.call(overlapping_sets)] == [2, 2, 3, 2]
 
 
-def with_memory_refused(here, mesh, who, all_of_it):
-    """Anonymous memory, or all, is refused to some process, as in a sandbox."""
-    create, attach = _ffi.create_segment, _ffi.attach_segment
-
-    def may_create(processes, named):
-        if all_of_it or not named:
-            raise RuntimeError("no memory to share")
-        return create(processes, named)
-
-    def may_attach(path, *address):
-        if all_of_it or path.startswith("/proc/"):
-            raise RuntimeError("no memory to share")
-        return attach(path, *address)
-
-    refusal = ""
-    with pytest.MonkeyPatch.context() as patch:
-        if here.process == who:
-            patch.setattr(_ffi, "create_segment", may_create)
-            patch.setattr(_ffi, "attach_segment", may_attach)
-        (member,) = jaxcomm.init(mesh)
-        if all_of_it:
-            with pytest.raises(jaxcomm.CommunicatorError) as caught:
-                jaxcomm.init(mesh, lanes="other", backend="host")
-            refusal = str(caught.value)
-    check_sum(here, mesh)
-    if all_of_it:
-        assert jaxcomm.memory_report()[0].shared_bytes == 0
-    else:
-        (path, *_) = member.neighbors.segment.address()
-        assert path.startswith("/dev/shm/jaxcomm-")
-        # Unlinked once all have attached: nothing is left behind, however they end.
-        assert not os.path.exists(path)
-    return member.backend, member.transport, refusal
-
-
-@pytest.mark.parametrize("who", [0, 2], ids=["the first", "the last"])
-def test_a_file_in_dev_shm_serves_where_anonymous_memory_is_refused(team, who):
-    told = team.call(with_memory_refused, at=(3, 2), who=who, all_of_it=False)
-    assert told[:3] == [["host", "shared memory", ""]] * 3
-    assert not team.shared_files()
-
-
-@pytest.mark.parametrize("who", [0, 2], ids=["the first", "the last"])
-def test_without_shared_memory_xla_does_the_work_and_it_says_why(team, who):
-    told = team.call(with_memory_refused, at=(3, 2), who=who, all_of_it=True)
-    backend, transport, refusal = told[0]
-    assert backend == "xla"
-    assert transport.startswith("xla: ")
-    assert "no memory to share" in transport
-    assert "no memory to share" in refusal
-    assert "Use backend='xla'" in refusal
-    assert told[:3] == [told[0]] * 3
-    assert not team.shared_files()
-
-
 def on_two_hosts(here):
     """Processes 2 and 3 believe themselves on another host."""
     mesh = here.mesh(4, 2, (2, 4), ("hosts", "devices"))
@@ -165,25 +106,6 @@ def test_groups_on_two_hosts_go_through_xla_and_those_on_one_through_memory(team
         assert transport.startswith("xla: processes ")
         assert "are on 2 hosts" in transport
         assert "backend 'host' cannot join" in refusal
-
-
-def with_two_versions(here):
-    if here.process not in (1, 2):
-        return None
-    devices = {each.process_index: each for each in jax.devices()}
-    mesh = jax.sharding.Mesh([devices[1], devices[2]], ("i",))
-    with pytest.MonkeyPatch.context() as patch:
-        if here.process == 2:
-            patch.setattr(product, "VERSION", "9.9")
-        with pytest.raises(jaxcomm.CommunicatorError) as caught:
-            jaxcomm.init(mesh)
-    return str(caught.value)
-
-
-def test_two_versions_of_the_package_refuse_each_other(team):
-    _, first, second, _ = team.call(with_two_versions)
-    assert f"process 2 runs jaxcomm 9.9/{product.PROTOCOL}/" in first
-    assert f"process 1 runs jaxcomm {jaxcomm.__version__}/" in second
 
 
 def requests_of_the_store(here):

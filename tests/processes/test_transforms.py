@@ -17,7 +17,7 @@ def control_flow(here, mesh):
     def program(x):
         def step(carry, k):
             carry = (jaxcomm.psum(carry, "i") + k * jaxcomm.ring_shift(carry, "i")) % 97
-            return carry, jaxcomm.pmax(carry, "i")
+            return carry, jax.lax.pmax(carry, "i")
 
         def turn(state):
             k, total = state
@@ -48,27 +48,3 @@ def control_flow(here, mesh):
 
 def test_loops_and_branches_go_the_same_way_on_every_process(team):
     team.call(control_flow, at=(3, 2))
-
-
-def beside_xla(here, mesh):
-    """Our collectives and XLA's take turns, depend on each other, and do not."""
-    x = here.values("int32", (4, 3), 0) % 50
-
-    def program(x):
-        free = [lib.psum(x + k, "i") for k in range(5) for lib in (jaxcomm, jax.lax)]
-        for k in range(10):
-            lib = (jaxcomm, jax.lax)[k % 2]
-            x = (lib.psum(x, "i") + lib.all_gather(x, "i").sum(0) + k) % 93
-        return x, free
-
-    found, free = here.run(mesh, program, x)
-    for k in range(5):
-        total = np.broadcast_to((x + k).sum(0), x.shape)
-        here.identical(mesh, free[2 * k : 2 * k + 2], [total.astype(np.int32)] * 2)
-    for k in range(10):
-        x = np.broadcast_to((2 * x.sum(0) + k) % 93, x.shape)
-    here.identical(mesh, found, x.astype(np.int32))
-
-
-def test_programs_mix_our_collectives_with_those_of_xla(team):
-    team.call(beside_xla, at=(2, 2))
