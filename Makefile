@@ -165,7 +165,7 @@ mutation: develop $(VENV)/.extra-test cpptest ## run tests on 200 defects, and w
 	@$(FAKE_NCCL) PYTHONPATH="$(CURDIR)/tools" $(BIN)/python -m mutation $(ARGS)
 
 soak: $(INSTALLED) ## 100,000 mixed collectives between processes, every result checked
-	@PYTHONPATH="$(CURDIR)/tests:$(CURDIR)/tests/support" $(RUN) -m stress $(ARGS)
+	@PYTHONPATH="$(CURDIR)/tests:$(CURDIR)/tests/support" $(RUN) -m jaxcomm.launch -n 2 --no-prefix -m stress.worker $(ARGS)
 
 lint: $(LINT_REQUIRES) ## ruff, pyright, clang-format, notebooks, PTX, prose, locks, layers, how tests wait
 	$(BIN)/ruff check .

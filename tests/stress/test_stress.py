@@ -33,9 +33,9 @@ def mesh():
 def test_operations_between_processes_are_right(devices, number, calls):
     done = forked.run(
         [
-            *(sys.executable, "-m", "stress", f"--operations={calls}"),
-            f"--devices-per-process={devices}",
-            *(f"--programs={number}", f"--seed={devices}"),
+            *(sys.executable, "-m", "jaxcomm.launch", "-n2", "--no-prefix"),
+            *(f"--devices-per-process={devices}", "-m", "stress.worker"),
+            *(f"--operations={calls}", f"--programs={number}", f"--seed={devices}"),
         ],
         env=os.environ
         | {

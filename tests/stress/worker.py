@@ -1,5 +1,11 @@
-"""One process of a soak; started by ``python -m stress``."""
+"""One process of a soak: ``make soak``.
 
+It calls collectives at random, in an order that all processes share, with fresh numbers
+each time; compares every result with numpy's, and watches memory. The status is 1 if a
+result is wrong, a collective fails or memory grows.
+"""
+
+import argparse
 import ctypes
 import dataclasses
 import gc
@@ -123,5 +129,17 @@ def _largest(mesh, value):
     return int(np.asarray(most(mine).addressable_shards[0].data)[0])
 
 
+def _arguments():
+    parser = argparse.ArgumentParser(prog="python -m stress.worker")
+    for name, default, about in (
+        ("operations", 100_000, "how many calls"),
+        ("programs", 40, "different programs; each takes time to compile"),
+        ("seed", 1, "for everything that is chosen"),
+    ):
+        parser.add_argument(f"--{name}", type=int, default=default, help=about)
+    return parser.parse_args()
+
+
 if __name__ == "__main__":
-    sys.exit(main(*map(int, sys.argv[1:])))
+    given = _arguments()
+    sys.exit(main(given.operations, given.programs, given.seed))
