@@ -162,14 +162,3 @@ def test_another_backend_that_was_asked_for_is_refused(mesh, x, how, monkeypatch
     scope = jaxcomm.using(backend="host" if how == "scope" else None)
     with scope, pytest.raises(jaxcomm.CommunicatorError, match=message):
         partly(mesh, program).lower(x)
-
-
-@pytest.mark.parametrize("how", ["call", "scope", "init", "variable"])
-def test_xla_that_was_asked_for_needs_no_notice(mesh, x, how, monkeypatch):
-    if how == "init":
-        jaxcomm.init(mesh, "data", backend="xla")
-    if how == "variable":
-        monkeypatch.setattr("jaxcomm.config.BACKEND", "xla")
-    backend = "xla" if how == "call" else None
-    with jaxcomm.using(backend="xla" if how == "scope" else None):
-        partly(mesh, lambda x: jaxcomm.psum(x, "data", backend=backend)).lower(x)

@@ -121,31 +121,6 @@ def test_derivatives_are_those_of_jax_lax(
         near(ours[name], lax[name], rounding, name, rounding)
 
 
-@traced
-@pytest.mark.parametrize("check_vma", [True, False])
-def test_derivatives_over_two_axes_are_those_of_jax_lax(
-    stacked, near, values, mesh_of, check_vma
-):
-    mesh, (x, direction) = mesh_of((2, 2), ("a", "b")), values("float32", (2, 4, 4, 8))
-
-    def run(lib):
-        def calling(case):
-            # jax.lax may refuse to permute along axes in another order than the mesh's.
-            sorts = case.in_mesh_order and lib is jax.lax
-            axes = ("a", "b") if sorts else ("b", "a")
-            return lambda x: case(lib, x, axes, CHOICE)
-
-        def program(x, direction):
-            return {
-                name: _first(calling(case), _loss, x, direction)
-                for name, case in TWINS.items()
-            }
-
-        return stacked(mesh, program, x, direction, check_vma=check_vma)
-
-    near(run(jaxcomm), run(jax.lax), ROUNDING, "", ROUNDING)
-
-
 def _of(*kinds):
     return [name for name, case in BEYOND.items() if case.kind in kinds]
 

@@ -1,12 +1,9 @@
 """Slices of uneven sizes: values, derivatives, index types and what does not fit."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from models import over
 
 import jaxcomm
 
@@ -134,29 +131,6 @@ def test_vmap_over_data_exchanges_every_example(stacked, identical, mesh, values
     identical(tangents, arrived(np.tile(rows, (SIZE, 1)), nothing, *batches[0]))
 
 
-def test_index_groups_exchange_within_as_do_gradients(stacked, identical, mesh):
-    operand = np.arange(8.0, dtype=np.float32).reshape(4, 2)
-    weights = np.cos(operand)
-    starts, ones = np.tile(np.arange(2), (4, 1)), np.ones((4, 2), int)
-    groups = [[3, 0], [2, 1]]
-    offsets = np.zeros((4, 2), int)
-    offsets[[0, 1]] = 1  # the rank within its group
-
-    def program(x, weights, *indices):
-        def call(x):
-            return exchange(x, 0 * weights, *indices, axis_index_groups=groups)
-
-        return call(x), jax.grad(lambda x: (call(x) * weights).sum())(x)
-
-    indices = (index.astype(np.int32) for index in (starts, ones, offsets, ones))
-    found, gradient = map(
-        np.asarray, stacked(mesh, program, operand, weights, *indices)
-    )
-    for group in groups:
-        identical(found[group], operand[group].T)
-        identical(gradient[group], weights[group].T)
-
-
 LAST = 2**63 - 1
 
 
@@ -229,20 +203,3 @@ def test_under_vmap_of_the_axis_what_does_not_fit_is_nan():
         assert np.isnan(found[0]).all(), (which, value)
         np.testing.assert_array_equal(found[1], x[1])
     assert (call(x.astype(int), x.astype(int), *indices)[0] < 0).all()
-
-
-def test_gathered_a_rank_computes_what_it_receives_alone(mesh_of, default_backend):
-    """A program that does not grow with the ranks: not by what the others receive."""
-    # The host's own exchange gathers nothing.
-    backend = "xla" if default_backend == "host" else default_backend
-    lines = []
-    for size in (2, 8):
-        shapes = [(size * 24, 3), (size * 40, 3), *[(size * size,)] * 4]
-        dtypes = [np.float32] * 2 + [np.int32] * 4
-        program = over(
-            mesh_of((size,), ("i",)), functools.partial(exchange, backend=backend)
-        )
-        lowered = program.lower(*map(jax.ShapeDtypeStruct, shapes, dtypes))
-        lines.append(lowered.as_text().splitlines())
-        assert any(f"tensor<{size}x24x3xf32>" in line for line in lines[-1])
-    assert len(lines[0]) == len(lines[1])

@@ -200,23 +200,3 @@ def test_a_gather_within_groups_is_not_equal_on_all(trace, to):
             trace(
                 lambda x, t=twin: t.all_gather(x, "i", to=to, axis_index_groups=groups)
             )
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"lanes": 2}, TypeError, r"^init: lanes must be names, got 2\. Pass one for"),
-        ({"lanes": None}, TypeError, r"^init: lanes must be names, got None\."),
-        # What is false is not the same as None.
-        ({"policy": {}}, TypeError,
-         r"^init: policy must be a jaxcomm\.CommPolicy or None, got \{"),
-        ({"policy": {"max_ctas": 8}}, TypeError,
-         r"CommPolicy or None, got \{'max_ctas': 8\}\. Pass its fields by name"),
-        ({"lanes": ("first", 3)}, ValueError,
-         "lane must be a non-empty string, got 3"),
-    ],
-)  # fmt: skip
-def test_init_that_is_refused_makes_nothing(mesh, options, error, message):
-    with pytest.raises(error, match=message):
-        jc.init(mesh, **options)
-    assert len(jc.communicators()) == 0

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import jaxcomm
-from jaxcomm.primitives.call import call_of
 
 pytestmark = pytest.mark.host_only(reason="types are of the trace, before a backend")
 
@@ -83,19 +82,6 @@ def test_values_and_gradients_are_those_of_jax_lax(explicit, program):
         assert calls.xla == {}
 
 
-def test_types_leave_shard_map_as_those_of_jax_lax_do(explicit):
-    x = jax.reshard(jnp.asarray(X), P("i"))
-    for call, out in (
-        (lambda t, x: t.pcast(x, "i", to="unreduced"), P(unreduced={"i"})),
-        (lambda t, x: t.all_gather(x, "i", to="reduced"), P(reduced={"i"})),
-    ):
-        ours, theirs = (
-            jax.typeof(jax.jit(over(lambda x, t=t, c=call: c(t, x), out=out))(x))
-            for t in (jaxcomm, jax.lax)
-        )
-        assert ours == theirs
-
-
 MISTAKES = {
     "varying to varying": lambda t, x: t.pcast(x, "i", to="varying"),
     "an unknown type": lambda t, x: t.pcast(x, "i", to="nothing"),
@@ -138,24 +124,6 @@ def test_the_same_mistake_is_an_exception_of_the_same_type(explicit, mistake):
             continue
         assert isinstance(ours, type(theirs)), (ours, theirs)
         assert str(ours)
-
-
-@pytest.mark.skipif(
-    not hasattr(jax.sharding, "UnreducedKind"),
-    reason="this jax has no unreduced parts of a maximum",
-)
-def test_parts_of_a_maximum_are_not_added(explicit):
-    def local(x):
-        aval = jax.typeof(jax.lax.pcast(x, "i", to="unreduced"))
-        kind = jax.sharding.UnreducedKind.max
-        mat = aval.mat.update(unreduced_kind=kind)
-        call = call_of("psum", "i").replace(given="unreduced")
-        call.check_kind(aval)
-        with pytest.raises(ValueError, match="unreduced in another way, got f32"):
-            call.check_kind(aval.update(manual_axis_type=mat))
-        return x
-
-    over(local)(jax.reshard(jnp.asarray(X), P("i")))
 
 
 ROWS = np.ones((4, 4), np.float32)

@@ -115,28 +115,3 @@ def test_the_backward_pass_of_a_custom_vjp_knows_the_mapped_axis():
         jax.jit(jax.grad(loss(lib)))(jnp.arange(1.0, 3.0)) for lib in (jaxcomm, jax.lax)
     )
     np.testing.assert_array_equal(ours, lax)
-
-
-def test_gradients_pass_through_vmapped_axes(stacked, near, mesh, values):
-    """Over data beside the mesh axis, and over an axis that vmap names."""
-    x = values("float32", (4, 4, 2, 8))
-
-    def program(lib):
-        def over_data(x):
-            part = lib.psum_scatter(x, "i", scatter_dimension=0, tiled=True)
-            return part, lib.all_gather(x, "i", axis=1)
-
-        def over_axis(x):
-            return lib.psum(jnp.sin(x), "v"), lib.all_gather(x * x, "v")
-
-        def loss(x):
-            along_axis = jax.vmap(over_axis, axis_name="v")(x)
-            results = jax.vmap(over_data, 1, 1)(x), along_axis
-            return sum(jnp.sin(y).sum() for y in jax.tree.leaves(results))
-
-        return jax.value_and_grad(loss)
-
-    ours, lax = (
-        stacked(mesh, program(lib), x, check_vma=False) for lib in (jaxcomm, jax.lax)
-    )
-    near(ours, lax, 1e-4, "", ROUNDING)  # a sum of 160 sines

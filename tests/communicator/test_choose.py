@@ -1,4 +1,4 @@
-"""Which backend serves a partition, what is said where it cannot, and a new one."""
+"""Which backend serves a partition, and what is said where it cannot."""
 
 import threading
 import types
@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 import jaxcomm
-from jaxcomm import _ffi
 from jaxcomm.communicator import backends, replica_groups
 from jaxcomm.communicator import store as stores
-from jaxcomm.communicator.backends import BACKENDS, Backend, Connection, absent, host
+from jaxcomm.communicator.backends import absent, host
 from jaxcomm.communicator.backends.nccl import library
 
 THERE = library.Library("libnccl.so.2", "2.28.9", 22809, "13.0", (), False)
@@ -93,70 +92,3 @@ def test_processes_without_the_extension_meet_and_others_are_told(store, monkeyp
     for text in found:
         assert f"this process runs jaxcomm {version[:-8]}" in text
         assert "Install the same version in all processes" in text
-
-
-class Toy(Backend):
-    """A backend from outside the package, whose operations are custom calls."""
-
-    name = "toy"
-
-    def __init__(self):
-        self.live = []
-
-    def refusal(self, mesh, partition):
-        """Serve groups of two."""
-        return None if partition.sizes == (2, 2) else "groups are not of two"
-
-    def make(self, spec, live):
-        """Have the extension move bytes within the process."""
-        self.live.append(spec)
-        _ffi.create_host(
-            spec.key, str(spec.partition.axes), spec.lane, spec.platform, spec.timeout,
-            [list(group) for group in spec.partition.groups],
-        )  # fmt: skip
-        return Connection("toy memory", {"created": 1})
-
-    def end(self, spec, connection):
-        """Forget it."""
-        super().end(spec, connection)
-        self.live.remove(spec)
-
-    def memory(self, spec, connection, live):
-        """Say that it is made of as many bytes as there are communicators."""
-        return {"pinned_bytes": len(live), "shared": True}
-
-
-@pytest.fixture
-def toy():
-    """The line by which a program adds a backend."""
-    made = Toy()
-    backends.register(made)
-    yield made
-    jaxcomm.finalize()
-    del BACKENDS["toy"]
-
-
-def test_a_new_backend_is_a_class_and_a_line(make_mesh, toy, counted):
-    mesh = make_mesh(i=2, j=2)
-    (member,) = jaxcomm.init(mesh, "j", backend="toy")
-    assert toy.live == [member.spec]
-    x = np.arange(8.0, dtype=np.float32).reshape(2, 4)
-    program = jax.shard_map(
-        lambda x: jaxcomm.psum(x, "j"), mesh=mesh, in_specs=jax.P("i", "j"),
-        out_specs=jax.P("i"),
-    )  # fmt: skip
-    np.testing.assert_array_equal(jax.jit(program)(x), x[:, :2] + x[:, 2:])
-    assert (member.backend, member.transport) == ("toy", "toy memory")
-    assert member.policy is None
-    assert member.stats()["calls"] == {"all_reduce": 1}
-    assert counted() == {"created": 1, "live": 1}
-    (row,) = jaxcomm.memory_report()
-    assert (row.pinned_bytes, row.shared) == (1, True)
-    with pytest.raises(jaxcomm.CommunicatorError, match="groups are not of two"):
-        jaxcomm.init(mesh, ("i", "j"), backend="toy")
-    with pytest.raises(ValueError, match="there is a backend 'toy' already"):
-        backends.register(Toy())
-    with pytest.raises(ValueError, match=r"unknown; choose one of .*'xla', 'toy'"):
-        jaxcomm.init(mesh, backend="smoke")
-    jaxcomm.finalize()
-    assert toy.live == []

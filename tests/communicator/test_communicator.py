@@ -148,16 +148,19 @@ def test_init_refuses_a_list_which_psum_takes_for_axes_together(make_mesh):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "options", "message"),
+    ("arguments", "options", "error", "message"),
     [
-        (("nowhere",), {}, "axis 'nowhere' is not an axis of the mesh"),
-        ((("a", "a"),), {}, "name an axis twice"),
-        (("a",), {"backend": "gloo"}, "backend 'gloo' is unknown"),
-        (("a",), {"lanes": ""}, "lane must be a non-empty string"),
+        (("nowhere",), {}, ValueError, "axis 'nowhere' is not an axis of the mesh"),
+        ((("a", "a"),), {}, ValueError, "name an axis twice"),
+        (("a",), {"backend": "gloo"}, ValueError, "backend 'gloo' is unknown"),
+        (("a",), {"lanes": ""}, ValueError, "lane must be a non-empty string"),
+        (("a",), {"lanes": 2}, TypeError, "lanes must be names, got 2. Pass one for"),
+        # What is false is not the same as None.
+        (("a",), {"policy": {}}, TypeError, r"CommPolicy or None, got \{"),
     ],
 )
-def test_bad_arguments_make_nothing(make_mesh, arguments, options, message):
-    with pytest.raises(ValueError, match=message):
+def test_bad_arguments_make_nothing(make_mesh, arguments, options, error, message):
+    with pytest.raises(error, match=message):
         jaxcomm.init(make_mesh(a=2, b=2), *arguments, **options)
     assert len(jaxcomm.communicators()) == 0
 

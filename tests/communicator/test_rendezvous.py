@@ -6,7 +6,6 @@ has a clock of its own: see support/job_store.py.
 
 import copy
 import threading
-import types
 
 import pytest
 from job_store import meets
@@ -121,70 +120,6 @@ def test_all_that_came_raise_when_the_first_of_them_times_out(store, monkeypatch
     assert store.now < 61
 
 
-def test_a_process_that_failed_more_often_is_met_where_it_is(store):
-    for turn in range(3):
-        met, messages = store.run({0: meets((0, 1))})
-        all_told(met, "waited 60 s for process 1 of [0, 1]")
-        assert 60 * (turn + 1) <= store.now < 61 * (turn + 1)
-        assert messages[0] <= 3 * 60
-    # What was said counts for nothing.
-    all_meet(store, (0, 1))
-
-
-@pytest.mark.parametrize("turn", [0, 1], ids=["the first round", "the last"])
-def test_a_process_that_is_interrupted_when_an_outcome_is_there_is_met_again(
-    store, turn
-):
-    wait = store.blocking_key_value_get
-    interrupted = threading.Event()
-
-    def is_interrupted(key, milliseconds):
-        found = wait(key, milliseconds)
-        if key.endswith(f"/{turn}/outcome") and not interrupted.is_set():
-            interrupted.set()
-            raise KeyboardInterrupt
-        return found
-
-    def agrees(process):
-        return rendezvous.agree(
-            MANY, process, "agree", lambda collect: (collect(1), collect(2), collect(3))
-        )
-
-    def comes(process):
-        try:
-            return agrees(process)
-        except KeyboardInterrupt:
-            return agrees(process)
-
-    store.blocking_key_value_get = is_interrupted
-    met, _ = store.run(dict.fromkeys(MANY, comes))
-    assert interrupted.is_set()
-    right = tuple(dict.fromkeys(MANY, value) for value in (1, 2, 3))
-    assert all(met[process] == right for process in MANY), met
-
-
-def test_a_store_that_fails_raises_and_others_wait_on(store):
-    """The process that it failed comes again."""
-    increment = store.key_value_increment
-    failed = threading.Event()
-
-    def fails(key, by):
-        if failed.is_set():
-            return increment(key, by)
-        failed.set()
-        raise RuntimeError("UNAVAILABLE: the store")
-
-    def comes(process):
-        try:
-            return meets(MANY)(process)
-        except RuntimeError:
-            return meets(MANY)(process)
-
-    store.key_value_increment = fails
-    met, _ = store.run(dict.fromkeys(MANY, comes))
-    all_met(met, MANY)
-
-
 def test_a_process_that_was_started_anew_raises(store, monkeypatch):
     """Its rounds of before are over: their values are not those of now."""
     all_meet(store, (0, 1))
@@ -259,57 +194,6 @@ def test_a_round_that_is_over_is_no_reason_to_wait(store):
     all_met(met, (0, 1))
 
 
-def test_a_process_that_comes_while_another_looks_is_not_elsewhere(store, monkeypatch):
-    read, write = store.key_value_dir_get, store.key_value_set
-    first, here = threading.Event(), threading.local()
-
-    def reads_late(folder):
-        if folder == "jaxcomm/waiting" and not first.is_set():
-            first.set()
-            store.tell("the first looks")
-            store.hear("the other waits")
-        return read(folder)
-
-    def tells(key, text, allow_overwrite=False):
-        write(key, text, allow_overwrite)
-        if key == "jaxcomm/waiting/1":
-            store.tell("the other waits")
-
-    def comes(process):
-        here.process = process
-        if process == 1:
-            store.hear("the first looks")
-        return meets((0, 1))(process)
-
-    store.key_value_dir_get, store.key_value_set = reads_late, tells
-    # Only the first looks, although all have come.
-    store.key_value_increment = lambda key, by: 1
-    its = types.SimpleNamespace(randrange=lambda _: here.process)
-    monkeypatch.setattr(rendezvous, "random", its)
-    met, _ = store.run(dict.fromkeys((0, 1), comes))
-    all_met(met, (0, 1))
-    assert first.is_set()
-
-
-def test_a_round_that_ends_while_a_process_looks_ends_no_other(store):
-    read, ended, here = store.key_value_dir_get, threading.Event(), threading.local()
-
-    def ends_meanwhile(folder):
-        found = read(folder)
-        if folder != "jaxcomm/waiting":
-            here.path = folder
-        elif len(found) == 2 and not ended.is_set():
-            ended.set()
-            job = product.of_job((0, 1))
-            assert job.set_once(f"{here.path}/outcome", {"left": 5}, 5)
-        return found
-
-    store.key_value_dir_get = ends_meanwhile
-    met, _ = store.run({0: meets((0, 1), "make A"), 1: meets((0, 1, 2), "make B")})
-    all_told(met, "process 0 is to make A; process 1 is to make B")
-    assert ended.is_set()
-
-
 # who runs something else
 
 
@@ -340,14 +224,3 @@ def test_another_version_is_named_in_all_processes(store, version, size, other):
     assert max(messages.values()) <= 8
     # They go on together.
     all_meet(store, everyone)
-
-
-def test_an_entry_of_another_program_is_named_in_all_processes(store):
-    write = store.key_value_set
-
-    def overwritten(key, text, allow_overwrite=False):
-        write(key, "{}" if key.endswith("/20") else text, allow_overwrite)
-
-    store.key_value_set = overwritten
-    met, _ = store.run(dict.fromkeys(MANY, meets(MANY)))
-    all_told(met, "/20' of the job's store holds '{}', which jaxcomm did not write")

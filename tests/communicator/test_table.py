@@ -43,17 +43,3 @@ def test_the_table_is_html_in_a_notebook(make_mesh):
         *("tr", *["td"] * 9),
     ]
     assert "&lt;b&gt;&amp;" in text
-
-
-def test_a_slice_of_the_table_is_a_table(make_mesh, psum_over):
-    jaxcomm.init(make_mesh(a=2, b=2))
-    jaxcomm.init(make_mesh(i=2), backend="xla")
-    groups = [[0, 3], [1, 2]]
-    psum_over(make_mesh(i=4), axis_index_groups=groups).lower(np.zeros(4, np.float32))
-    table = jaxcomm.communicators()
-    assert isinstance(table[:2], jaxcomm.Communicators)
-    assert [c.axes for c in table[1:3]] == [("b",), ("a", "b")]
-    assert "a x b" not in str(table[:2])
-    # XLA's own counts are not known.
-    assert str(table[3:4]).splitlines()[2].count("in XLA") == 2
-    assert "i in [[0, 3], [1, 2]]" in str(table[4:])

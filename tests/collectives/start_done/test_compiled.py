@@ -6,7 +6,6 @@ import weakref
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from models import over
 
@@ -129,26 +128,3 @@ def test_nothing_is_held_when_the_program_is_over(mesh):
     assert [ref() for ref in held] == [None, None]
     assert len(jax.live_arrays()) <= before
     assert all(c.stats()["in_flight"] == 0 for c in jaxcomm.communicators())
-
-
-def test_both_and_the_whole_under_two_orders_of_devices(make_mesh):
-    """A lowering for one order of devices must not serve the other."""
-    straight = make_mesh(i=4)
-    crossed = jax.sharding.Mesh(
-        straight.devices[[2, 0, 3, 1]], ("i",), axis_types=straight.axis_types
-    )
-
-    @jax.jit
-    def program(x):
-        def local(x):
-            handle = jaxcomm.ring_shift_start(x, "i")
-            return handle.done(after=x * 2) + jaxcomm.ring_shift(x, "i")
-
-        return jax.shard_map(local, in_specs=jax.P("i"), out_specs=jax.P("i"))(x)
-
-    x = np.arange(4.0, dtype=np.float32)
-    for mesh in (straight, crossed, straight, crossed):
-        placed = jax.device_put(x, jax.NamedSharding(mesh, jax.P("i")))
-        with jax.set_mesh(mesh):
-            np.testing.assert_array_equal(program(placed), 2 * np.roll(x, 1))
-    assert [c.stats()["calls"] for c in jaxcomm.communicators()] == [{"permute": 4}] * 2

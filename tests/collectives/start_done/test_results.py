@@ -3,7 +3,6 @@
 import functools
 import re
 
-import catalogue
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +11,6 @@ from catalogue import SPLIT_PHASE as HALVES
 from models import over
 
 import jaxcomm
-from jaxcomm import compat
 
 RING = [(0, 1), (1, 2), (2, 3), (3, 0)]
 # In groups, over a tuple of axes, of a pytree with an empty leaf and integers.
@@ -55,18 +53,6 @@ def test_gives_what_the_whole_collective_gives(
     identical(found, expected)
 
 
-@pytest.mark.parametrize("size", [1, 3])
-def test_every_size_of_group(stacked, identical, values, mesh_of, size):
-    cases = {n: case for n, case in catalogue.CASES.items() if case.starts}
-
-    def program(lib):
-        choice = catalogue.fixed(size)
-        return lambda x: {n: case(lib, x, "i", choice) for n, case in cases.items()}
-
-    mesh, x = mesh_of((size,), ("i",)), values("int32", (size, size, 3 * size))
-    identical(stacked(mesh, program(HALVES), x), stacked(mesh, program(jaxcomm), x))
-
-
 def test_eager_and_named_calls_in_two_lanes(stacked, identical, values, mesh):
     x = values("float32", (4, 3))
 
@@ -82,21 +68,6 @@ def test_eager_and_named_calls_in_two_lanes(stacked, identical, values, mesh):
     assert (near.lane, far.lane) == ("near", "far")
     assert near.stats()["calls"] == far.stats()["calls"] == {"permute": 2}
     assert "ring_shift_start" in str(jaxcomm.flight_record())
-
-
-@of_jax
-def test_eager_calls_are_programs_by_themselves(stacked, values, mesh):
-    # XLA may copy what one program hands to the next: a transfer cannot be under way.
-    staged = []
-
-    def program(x):
-        staged.append(compat.is_staging())
-        jax.grad(lambda x: staged.append(compat.is_staging()) or x.sum())(x)
-        return x
-
-    for jit in (True, False):
-        stacked(mesh, program, values("float32", (4, 3)), jit=jit)
-    assert staged == [True, True, False, False]
 
 
 def test_a_chain_of_pairs_in_a_scan(stacked, identical, values, mesh):
