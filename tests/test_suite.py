@@ -117,12 +117,3 @@ def test_lint_refuses_what_is_private_to_jax_but_in_one_file(
     assert fault.startswith("errors.py:2 uses ")
     path.write_text("compat.register_lowering(primitive, rule)\nad.Zero(aval)\n")
     assert not list(layers.python_faults())
-
-
-def test_a_folder_over_its_budget_is_named():
-    times = {"seconds": {"a": 3, "b": 2, "c": 1}, "budget": {"a": 3, "b": 1}}
-    assert load("test_times").over(times, {"a", "b", "d"}) == [
-        "tests/b takes 2 s; its budget is 1",
-        "tests/c takes 1 s; its budget is 0",
-        "tests/d has no budget",
-    ]
