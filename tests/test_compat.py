@@ -53,17 +53,6 @@ def test_each_needed_name_is_missed(module, name):
     )
 
 
-def test_modules_that_are_missing_are_named_together():
-    def find(module):
-        if "batching" in module:
-            raise ImportError(module)
-        return importlib.import_module(module)
-
-    named = r"jax\._src\.interpreters\.batching, jax\.interpreters\.batching, which jax"
-    with pytest.raises(ImportError, match=named):
-        compat.needed_modules(find)
-
-
 def test_the_import_of_jaxcomm_says_what_jax_lacks():
     text = "import jax; del jax._src.core.NamedAxisEffect; import jaxcomm"
     done = forked.run([sys.executable, "-c", text], capture_output=True, timeout=120)

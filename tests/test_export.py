@@ -72,23 +72,23 @@ def test_every_collective_is_exported_for_an_abstract_mesh(make_mesh):
         np.testing.assert_allclose(found[name], value, 1e-6, 1e-6, err_msg=name)
 
 
-def derivatives(**backend):
+def derivatives():
     """Of a loss over most collectives, and a sum that no call of the user's names."""
 
     def loss(x):
-        moved = jaxcomm.ring_shift(jnp.sin(x), "i", **backend)
-        gathered = jaxcomm.all_gather(x * moved, "i", **backend)
-        scattered = jaxcomm.psum_scatter(jnp.cos(gathered), "i", **backend)
-        return (scattered * x * jaxcomm.pmax(x, "i", **backend)).sum()
+        moved = jaxcomm.ring_shift(jnp.sin(x), "i")
+        gathered = jaxcomm.all_gather(x * moved, "i")
+        scattered = jaxcomm.psum_scatter(jnp.cos(gathered), "i")
+        return (scattered * x * jaxcomm.pmax(x, "i")).sum()
 
     def scan(x):
-        return jaxcomm.pscan(x, ("v", "i"), **backend)
+        return jaxcomm.pscan(x, ("v", "i"))
 
     def attention(x):
         layout = jaxcomm.Layout("zigzag", 4, 16)
         tokens = jaxcomm.Tokens(layout, layout.positions_of(jax.lax.axis_index("i")))
         x = x[None, :, None]
-        out = jaxcomm.ring_attention(x, x, x, "i", tokens, is_causal=True, **backend)
+        out = jaxcomm.ring_attention(x, x, x, "i", tokens, is_causal=True)
         return (out**2).sum()
 
     def local(x):
@@ -101,27 +101,19 @@ def derivatives(**backend):
             "vmap": jax.vmap(first, 1, 1)(directions),
             "vmap over its own axis": jax.vmap(scan, 1, 1, axis_name="v")(directions),
         }
-        if backend:
-            found["ring attention"] = jax.grad(attention)(x)
-        else:
-            total = jax.grad(lambda w: (jaxcomm.pcast(w, "i", to="varying") * x).sum())
-            found["shared"] = jaxcomm.pcast(total(jnp.ones(4)), "i", to="varying")
-        return found
+        total = jax.grad(lambda w: (jaxcomm.pcast(w, "i", to="varying") * x).sum())
+        shared = jaxcomm.pcast(total(jnp.ones(4)), "i", to="varying")
+        return found | {"ring attention": jax.grad(attention)(x), "shared": shared}
 
     return local
 
 
-@pytest.mark.parametrize("by", ["argument", "variable"])
-def test_derivatives_are_exported_for_an_abstract_mesh(make_mesh, monkeypatch, by):
+def test_derivatives_are_exported_for_an_abstract_mesh(make_mesh, monkeypatch):
     mesh = make_mesh(i=4)
-    of_host, of_xla = {"backend": "host"}, {"backend": "xla"}
-    if by == "variable":
-        of_host = of_xla = {}
-    expected = jax.tree.map(np.asarray, over(mesh, derivatives(**of_host))(X))
+    expected = jax.tree.map(np.asarray, over(mesh, derivatives())(X))
     jaxcomm.finalize()
-    if by == "variable":
-        monkeypatch.setattr("jaxcomm.config.BACKEND", "xla")
-    found = call(export_abstract(mesh, derivatives(**of_xla)), mesh)
+    monkeypatch.setattr("jaxcomm.config.BACKEND", "xla")
+    found = call(export_abstract(mesh, derivatives()), mesh)
     for name, value in expected.items():
         np.testing.assert_allclose(found[name], value, ROUNDING, ROUNDING, err_msg=name)
 
