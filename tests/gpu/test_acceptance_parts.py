@@ -1,10 +1,9 @@
 """Over the stand-in, each part of the acceptance sees what it is to see."""
 
-import collections
 import itertools
 
 import pytest
-from gpu_acceptance import PARTS, checks, driver_calls, soak, steady
+from gpu_acceptance import PARTS, checks, soak, steady
 from stand_in_timer import grows
 from stand_in_timer import timer as timer
 
@@ -90,33 +89,3 @@ def test_calls_that_allocate_are_named(timer, monkeypatch):
     assert calls.is_right is False
     assert "'ncclAllReduce': " in calls.found
     assert "cuMemAlloc_v2" not in calls.found
-
-
-@pytest.mark.parametrize(
-    ("control", "in_calls", "found", "is_right"),
-    [
-        (driver_calls._CONTROLS, [], "none", True),
-        (
-            driver_calls._CONTROLS, ["cuStreamSynchronize"] * 2,
-            "{'cuStreamSynchronize': 2}", False,
-        ),
-        (["cuMemAlloc_v2"], [], "not known: of ('cuMemAlloc_v2', 'cuMemFree_v2'", None),
-    ],
-)  # fmt: skip
-def test_driver_calls_of_collectives_are_told(
-    timer, monkeypatch, control, in_calls, found, is_right
-):
-    told = iter([control, in_calls])
-    monkeypatch.setattr(
-        driver_calls, "counts", lambda run: collections.Counter(next(told))
-    )
-    row = driver_calls.finding(timer, {"psum": lambda x: x}, 1.0)
-    assert found in row.found
-    assert row.is_right is is_right
-
-
-def test_without_cupti_nothing_is_known_of_the_driver(timer, monkeypatch):
-    monkeypatch.setattr(driver_calls, "_library", lambda: "libcupti-of-nobody.so")
-    row = driver_calls.finding(timer, {}, 1.0)
-    assert "not known: libcupti-of-nobody.so: cannot open" in row.found
-    assert row.is_right is None

@@ -1,16 +1,15 @@
 """Once warm, nothing is allocated."""
 
 import collections
-import ctypes
-import json
 from collections.abc import Iterator
 
 import jax
+from stand_in import StandIn
 
 from bench.gpu import device_memory
 from bench.gpu.rows import Finding
 from bench.gpu.timer import Timer
-from gpu_acceptance import checks, driver_calls
+from gpu_acceptance import checks
 from jaxcomm.communicator.backends.nccl import library
 
 # What a call must not ask of NCCL and CUDA.
@@ -32,7 +31,10 @@ def rows(timer: Timer) -> Iterator[Finding]:
     for program in programs.values():
         for _ in range(3):
             jax.block_until_ready(program(x))
-    trace = _Trace()
+    found = library.load()
+    stand_in = StandIn() if getattr(found, "is_stand_in", False) else None
+    if stand_in:
+        stand_in.clear()
     held = device_memory.communicators_bytes()
     first = device_memory.left_bytes()
     changes = {}
@@ -54,31 +56,11 @@ def rows(timer: Timer) -> Iterator[Finding]:
         taken_bytes=taken,
         grown_bytes=grown,
     )
-    if trace.is_there:
-        used = trace.counts()
+    if stand_in:
+        used = collections.Counter(call["name"] for call in stand_in.trace())
         found = {name: used[name] for name in _FORBIDDEN & set(used)}
         yield timer.finding(
             "calls of NCCL and CUDA that allocate or wait, meanwhile",
             f"{found or 'none'}, of {sum(used.values())}",
             bool(used["ncclAllReduce"]) and not found,
         )
-    else:
-        yield driver_calls.finding(timer, programs, x)
-
-
-class _Trace:
-    """The calls that a stand-in for NCCL was asked for since it was made."""
-
-    def __init__(self):
-        found = library.load()
-        self.is_there = False
-        if not isinstance(found, str) and found.is_stand_in:
-            self.is_there = True
-            self._library = ctypes.CDLL(found.path)
-            self._library.jaxcommFakeTrace.restype = ctypes.c_char_p
-            self._library.jaxcommFakeClearTrace()
-
-    def counts(self):
-        """Returns how many there were, by name."""
-        lines = self._library.jaxcommFakeTrace().decode().splitlines()
-        return collections.Counter(json.loads(line)["name"] for line in lines)
