@@ -11,7 +11,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import forked
 import pytest
 import waiting
 
@@ -56,7 +55,7 @@ COMMANDS = [
 
 def start(words, **options):
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    return forked.Popen([sys.executable, *words], text=True, **pipes, **options)
+    return subprocess.Popen([sys.executable, *words], text=True, **pipes, **options)
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@ import os
 import subprocess
 import sys
 
-import forked
 import jax
 import pytest
 import waiting
@@ -31,7 +30,7 @@ class Folder:
 
     def start(self, *arguments, **variables):
         self._started.append(
-            forked.Popen(
+            subprocess.Popen(
                 [sys.executable, *arguments, "--text=text.txt"],
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

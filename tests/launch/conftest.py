@@ -7,7 +7,6 @@ import sys
 import tempfile
 import textwrap
 
-import forked
 import ports
 import pytest
 import waiting
@@ -141,7 +140,7 @@ def started():
 
     def start(*arguments, **options):
         pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-        process = forked.Popen(
+        process = subprocess.Popen(
             [sys.executable, "-m", "jaxcomm.launch", *arguments],
             text=True,
             **pipes | options,

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 
-import forked
 import waiting
 
 from jaxcomm.launch import port
@@ -59,7 +58,7 @@ class Process:
         self.index = 0
         self._log = log
         with log.open("wb") as file:
-            self.popen = forked.Popen(
+            self.popen = subprocess.Popen(
                 [sys.executable, *options, str(worker)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
