@@ -6,6 +6,7 @@ has a clock of its own: see support/job_store.py.
 
 import copy
 import threading
+import types
 
 import pytest
 from job_store import meets
@@ -120,6 +121,38 @@ def test_all_that_came_raise_when_the_first_of_them_times_out(store, monkeypatch
     assert store.now < 61
 
 
+@pytest.mark.parametrize("turn", [0, 1], ids=["the first round", "the last"])
+def test_a_process_that_is_interrupted_when_an_outcome_is_there_is_met_again(
+    store, turn
+):
+    wait = store.blocking_key_value_get
+    interrupted = threading.Event()
+
+    def is_interrupted(key, milliseconds):
+        found = wait(key, milliseconds)
+        if key.endswith(f"/{turn}/outcome") and not interrupted.is_set():
+            interrupted.set()
+            raise KeyboardInterrupt
+        return found
+
+    def agrees(process):
+        return rendezvous.agree(
+            MANY, process, "agree", lambda collect: (collect(1), collect(2), collect(3))
+        )
+
+    def comes(process):
+        try:
+            return agrees(process)
+        except KeyboardInterrupt:
+            return agrees(process)
+
+    store.blocking_key_value_get = is_interrupted
+    met, _ = store.run(dict.fromkeys(MANY, comes))
+    assert interrupted.is_set()
+    right = tuple(dict.fromkeys(MANY, value) for value in (1, 2, 3))
+    assert all(met[process] == right for process in MANY), met
+
+
 def test_a_process_that_was_started_anew_raises(store, monkeypatch):
     """Its rounds of before are over: their values are not those of now."""
     all_meet(store, (0, 1))
@@ -192,6 +225,38 @@ def test_a_round_that_is_over_is_no_reason_to_wait(store):
 
     met, _ = store.run({0: meets((0, 1), "make A"), 1: later})
     all_met(met, (0, 1))
+
+
+def test_a_process_that_comes_while_another_looks_is_not_elsewhere(store, monkeypatch):
+    read, write = store.key_value_dir_get, store.key_value_set
+    first, here = threading.Event(), threading.local()
+
+    def reads_late(folder):
+        if folder == "jaxcomm/waiting" and not first.is_set():
+            first.set()
+            store.tell("the first looks")
+            store.hear("the other waits")
+        return read(folder)
+
+    def tells(key, text, allow_overwrite=False):
+        write(key, text, allow_overwrite)
+        if key == "jaxcomm/waiting/1":
+            store.tell("the other waits")
+
+    def comes(process):
+        here.process = process
+        if process == 1:
+            store.hear("the first looks")
+        return meets((0, 1))(process)
+
+    store.key_value_dir_get, store.key_value_set = reads_late, tells
+    # Only the first looks, although all have come.
+    store.key_value_increment = lambda key, by: 1
+    its = types.SimpleNamespace(randrange=lambda _: here.process)
+    monkeypatch.setattr(rendezvous, "random", its)
+    met, _ = store.run(dict.fromkeys((0, 1), comes))
+    all_met(met, (0, 1))
+    assert first.is_set()
 
 
 # who runs something else
