@@ -11,10 +11,7 @@ from dense import Options
 from dense import attention as dense_attention
 from jax._src.cudnn import fused_attention_stablehlo as cudnn
 
-import jaxcomm
 from bench.gpu import attention, masks
-from bench.gpu.standstill import standstill
-from jaxcomm.communicator.backends import BACKENDS
 
 SPLIT = jax.P(None, "i")
 
@@ -36,36 +33,11 @@ def test_gathered_attention_is_one_kernel(timer, monkeypatch):
     assert "tensor<1x512x32x128xbf16>, tensor<1x1024x8x128xbf16>" in text
 
 
-def test_the_limit_is_of_a_ring_that_sends_nothing_and_leaves_nothing(timer):
-    names, counted = set(BACKENDS), jaxcomm.counters().live
-    with standstill() as backend:
-
-        def attend(q, k, v):
-            size = jax.lax.axis_size("i")
-            layout = jaxcomm.Layout("zigzag", size, size * q.shape[1])
-            held = layout.positions_of(jax.lax.axis_index("i"))
-            tokens = jaxcomm.Tokens(layout, held)
-            return jaxcomm.ring_attention(
-                q, k, v, "i", tokens, is_causal=True, backend=backend
-            )
-
-        x = jnp.ones((1, 32, 2, 8))
-        program = attention.forward_and_backward(timer.program(attend, SPLIT))
-        compiled = program.lower(x, x, x).compile()
-        assert not re.search(r"collective|custom_call_target", compiled.as_text())
-        # Of values that are all alike every mean is one of them.
-        np.testing.assert_allclose(compiled(x, x, x)[0], x.size, rtol=1e-6)
-        assert BACKENDS[backend].name == "standstill"
-    assert (set(BACKENDS), jaxcomm.counters().live) == (names, counted)
-
-
 @pytest.mark.parametrize(
     ("strategy", "options"),
     [
         ("all_gather", {"window": 5}),
         ("all_gather", {"documents": True}),
-        pytest.param("ring", {"documents": True}, marks=pytest.mark.thorough),
-        pytest.param("ring", {"window": 5}, marks=pytest.mark.thorough),
     ],
 )
 def test_what_is_timed_with_masks_equals_dense_attention(timer, strategy, options):

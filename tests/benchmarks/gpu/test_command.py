@@ -2,10 +2,6 @@
 
 import pytest
 
-# Figures, then findings.
-FEW = ("--only", "lanes,symmetric")
-PARTS = ["lanes"] * 2 + ["symmetric"] * 14
-
 
 def test_a_part_that_fails_says_so_and_the_next_begins(bench_gpu):
     faults = {"JAXCOMM_FAKE_FAULTS": "ncclSend:0:2"}
