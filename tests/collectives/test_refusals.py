@@ -37,7 +37,6 @@ def over_axes(name, axes, **options):
 # behind nothing.
 BAD_TYPES = [
     ("psum", lambda x: jc.psum((x, "text"), "i")[0], f"{LEAF}str"),
-    ("psum", lambda x: jc.psum("hello", "i"), f"{LEAF}str"),
     ("all_gather", lambda x: jc.all_gather((x, object()), "i")[0], f"{LEAF}object"),
     ("ppermute", lambda x: jc.ppermute((x, np.array([None])), "i", [(0, 1)])[0],
      f"{LEAF}ndarray of dtype object"),
@@ -54,17 +53,13 @@ BAD_TYPES = [
     ("pbroadcast", lambda x: jc.pbroadcast(x, "i", x[0].astype(int)), "source must be"),
     ("psum", over_axes("psum", ("i", True)),
      "an axis is a name or an integer, got ('i', True)"),
-    ("ppermute", {"perm": 3}, f"{PAIRS}3"),
     ("ppermute", {"perm": [1, 2, 3, 0]},
      f"{PAIRS}[1, 2, 3, 0]. The source of each index by itself is jaxcomm.pshuffle"),
     ("ppermute", {"perm": {0: 1}}, f"{PAIRS}{{0: 1}}. Pass list(perm.items())."),
-    ("ppermute", {"perm": [(0, 1.5)]}, f"{PAIRS}[(0, 1.5)]"),
     ("ppermute", lambda x: jc.ppermute(x, "i", x.astype(int).reshape(3, 2)), PAIRS),
     ("ppermute", lambda x: jc.ppermute(x, "i", [(0, x[0].astype(int))]), PAIRS),
     ("pshuffle", {"perm": 4},
      f"{SOURCES}4. Pairs (source, destination) go to jaxcomm.ppermute."),
-    ("pshuffle", {"perm": None}, f"{SOURCES}None."),
-    ("pshuffle", {"perm": [(0, 1)]}, f"{SOURCES}[(0, 1)]. Pairs"),
     ("pshuffle", lambda x: jc.pshuffle(x, "i", x[:4].astype(int)), SOURCES),
     ("pscan", lambda x: jc.pscan(x.astype(jnp.float8_e8m0fnu), "i", exclusive=True),
      "x has dtype float8_e8m0fnu, which has no zero"),
@@ -72,10 +67,7 @@ BAD_TYPES = [
     *(("all_gather", lambda x, name=name: jc.all_gather(x.astype(name), "i"), name)
       for name in ("float6_e2m3fn", "float6_e3m2fn")),
     ("ring_shift", lambda x: jc.ring_shift(x, "i", x[0].astype(int)), "shift must be"),
-    ("ring_shift", {"shift": None}, f"shift {INTEGER}None"),
-    ("ring_shift", {"shift": True}, f"shift {INTEGER}True"),
     ("ring_shift_start", {"shift": "1"}, f"shift {INTEGER}'1'"),
-    ("psum", {"axis_index_groups": "abcd"}, f"{GROUPS}'abcd'"),
     ("all_gather", {"axis_index_groups": ["01", "23"]}, GROUPS),
     ("psum", lambda x: jc.psum(1, "i", axis_index_groups=[0, 1, 2, 3]), GROUPS),
     *(
@@ -87,7 +79,6 @@ BAD_TYPES = [
             ("pscan", "reverse", "False"),
         )
     ),
-    ("all_to_all", lambda x: jc.all_to_all(x, "i", 0, 0, tiled=2), "tiled must be"),
 ]  # fmt: skip
 
 NOT_DIVISIBLE = "dimension 0 of x has size 6, not divisible by the 4 devices"
@@ -108,7 +99,6 @@ BAD_VALUES = [
     ("psum", over_axes("psum", ("i", 0), axis_index_groups=HALVES), "axis names alone"),
     ("pmean", over_axes("pmean", ("i", 0), axis_index_groups=HALVES), "names alone"),
     ("all_gather", {"axis": 2}, "axis 2 is out of range for an array of 2 dimensions"),
-    ("all_gather", {"axis": 1, "tiled": True}, "of range for an array of 1 dimensions"),
     ("all_gather", {"to": "unreduced"},
      "to='unreduced'; choose one of 'varying', 'invarying' and 'reduced'"),
     ("psum_scatter", {"tiled": True}, f"{NOT_DIVISIBLE} of axes ('i',)"),
@@ -135,7 +125,6 @@ BAD_VALUES = [
     ("pscatter", {"tiled": True}, "has size 6, not divisible by the 4"),
     ("pscatter", {}, "dimension 0 of x has size 6, but axes"),
     ("pscan", {"op": "xor"}, f"{OPS}'xor'"),
-    ("preduce", {"op": "mean"}, f"{OPS}'mean'"),
     ("pscan", {"op": ["sum"]}, f"{OPS}['sum']"),
     ("ragged_all_to_all", lambda x: ragged(x, x, (4, 4, 4, 8)),
      "offsets and sizes must be of one shape (K,)"),
