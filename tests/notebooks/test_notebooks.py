@@ -117,4 +117,4 @@ def test_cells_run_again_and_after_a_restart(make_client):
                 client.execute_cell(notebook.cells[index], index)
             # The old kernel is ended without finalize.
             nbclient.util.run_sync(client.km.restart_kernel)(now=True)
-            client.kc.wait_for_ready(waiting.HANG_SECONDS)
+            nbclient.util.run_sync(client.kc.wait_for_ready)(waiting.HANG_SECONDS)
