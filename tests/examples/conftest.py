@@ -28,7 +28,7 @@ class Folder:
         self._environment |= compiled_once
         self._started = []
 
-    def start(self, *arguments, **variables):
+    def start(self, *arguments):
         self._started.append(
             subprocess.Popen(
                 [sys.executable, *arguments, "--text=text.txt"],
@@ -36,7 +36,7 @@ class Folder:
                 stderr=subprocess.PIPE,
                 text=True,
                 cwd=self.path,
-                env=self._environment | variables,
+                env=self._environment,
             )
         )
         return self._started[-1]

@@ -1,23 +1,27 @@
-"""Training that goes on from its last checkpoint though processes are killed."""
+"""Training in several processes that are killed or interrupted."""
 
 import json
 import pathlib
+import re
+import signal
 
 import pytest
+import waiting
 
 from language_model import data
 from language_model.settings import Settings
 from language_model.training import Training
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.slow, pytest.mark.timeout(600)]
+SMALL = "--sequence=61", "--layers=1", "--width=16", "--nocheck"
 PROGRAM = pathlib.Path(__file__).with_name("dying_demo.py")
 
 
 def test_killed_processes_change_nothing(folder):
     process = folder.start(
         *("-m", "jaxcomm.launch", "-n2", "--max-restarts=10", "--grace=0.3"),
-        *(str(PROGRAM), "--sequence=61", "--layers=1", "--width=16", "--nocheck"),
-        *("--steps=9", "--checkpoint_every=3", "--output=disturbed"),
+        *(str(PROGRAM), *SMALL, "--steps=9", "--checkpoint_every=3"),
+        "--output=disturbed",
     )
     out, err = folder.ended(process)
     assert process.returncode == 0, err
@@ -37,3 +41,21 @@ def test_killed_processes_change_nothing(folder):
     expected = [training.advance() for _ in range(9)]
     metadata = json.loads((saved / "9" / "about" / "metadata").read_text())
     assert metadata["losses"] == expected
+
+
+def test_ctrl_c_ends_all_after_the_same_step(folder):
+    process = folder.start(
+        # For saving a checkpoint.
+        *("-m", "jaxcomm.launch", "-n2", f"--grace={waiting.HANG_SECONDS:g}"),
+        *("-m", "language_model", *SMALL, "--steps=1000000", "--output=stopped"),
+    )
+    assert any("step 1/" in line for line in process.stdout)
+    process.send_signal(signal.SIGINT)
+    _, err = folder.ended(process)
+    assert process.returncode == 130, err
+    assert "Traceback" not in err
+    assert "killed" not in err
+    assert err.count("demo: interrupted; step") == 1
+    assert "Go on: the same command with --resume" in err
+    step = re.search(r"step (\d+) is saved", err)[1]
+    assert (folder.path / "stopped" / "checkpoints" / step).is_dir()
