@@ -118,11 +118,6 @@ def symmetric_memory(ordinals: Sequence[int], bytes: int) -> SymmetricMemory:
 def symmetric_block(memory: SymmetricMemory, ordinal: int, offset: int, shape: Sequence[int], dtype_code: int, dtype_bits: int) -> object:
     """One device's part of a block, for DLPack."""
 
-def borrow_nccl(key: int, axes: str, lane: str, platform: str, timeout_seconds: float, groups: Sequence[Sequence[int]], devices: Sequence[tuple[int, int]], places: Sequence[Sequence[int]], communication_id: int, on_failure: str) -> None:
-    """
-    Makes a communicator under a key that borrows XLA's; places are those of the groups' devices in a program.
-    """
-
 def refuse_if_stopped() -> None:
     """Raises if the GPUs of this process were stopped."""
 
@@ -142,18 +137,8 @@ def fail_worlds(reason: str) -> None:
 def suspend(key: int, suspend: bool) -> None:
     """Has NCCL give a communicator's device memory back, or take it again."""
 
-def explain_engine(key: int, collective: str, reduce: str, params: Sequence[int], operands: Sequence[tuple[str, Sequence[int]]], results: Sequence[tuple[str, Sequence[int]]]) -> tuple[str, str]:
-    """
-    Says which engine of a communicator does such a call, and why: operands and results are (dtype, shape) each.
-    """
-
 def register_memory(key: int, memory: SymmetricMemory) -> str:
     """Registers it with a communicator; returns how, or why not."""
-
-def choose_engine(*, size: int, only_moves: bool, moves_along_pairs: bool, bytes_sent: int, copies: int, sums: int, words_of_largest_sum: int, copy_engines: bool, one_shot: bool, can_copy: bool, can_add: bool) -> tuple[str, str]:
-    """
-    Says which engine of the nccl backend would do a call, and why: the rule that communicators follow.
-    """
 
 def one_shot_bytes(size: int) -> int:
     """
@@ -162,11 +147,6 @@ def one_shot_bytes(size: int) -> int:
 
 def shared_memory_bytes(processes: int) -> int:
     """Bytes of the shared memory of so many processes."""
-
-def flight_record_bytes(ranks: int, used: int) -> int:
-    """
-    Host memory of the flight record of a communicator of so many ranks, of which some in this process have done something.
-    """
 
 MOST_SHARING_PROCESSES: int = 64
 

@@ -37,7 +37,6 @@ struct Call {
   const void* const* operands = nullptr;  // one per site->operands()
   void* const* results = nullptr;         // one per site->results()
   Scheduler* scheduler = nullptr;
-  void* borrowed = nullptr;      // XLA's ncclComm_t, see Communicator::borrowed()
   bool may_be_captured = false;  // in a CUDA graph
 };
 
@@ -76,14 +75,6 @@ struct CommunicatorStats {
   std::vector<std::pair<std::string, int64_t>> calls;
 };
 
-// What XLA is to be asked for, where it lends a communicator for each call: places of a
-// program's devices, group by group, and a number that tells its communicators of the
-// same devices apart.
-struct Borrowed {
-  std::vector<std::vector<int64_t>> groups;
-  int64_t communication_id = 0;
-};
-
 class Communicator {
  public:
   explicit Communicator(CommunicatorSpec spec);
@@ -115,9 +106,6 @@ class Communicator {
   virtual std::vector<int64_t> FailedRuns() const { return {}; }
 
   virtual CommunicatorStats stats() const = 0;
-
-  // What XLA is to lend for each call; null if the communicator has what it needs.
-  virtual const Borrowed* borrowed() const { return nullptr; }
 
   const CommunicatorSpec& spec() const { return spec_; }
 

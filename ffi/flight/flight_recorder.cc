@@ -149,18 +149,14 @@ uint64_t FlightRecorder::EntriesOf(int64_t ranks) {
   return entries;
 }
 
-int64_t FlightRecorder::HostBytes(int64_t ranks, int64_t used) {
-  return static_cast<int64_t>(sizeof(FlightRecorder)) +
-         ranks * static_cast<int64_t>(sizeof(Ring)) +
-         used * static_cast<int64_t>(EntriesOf(ranks) * sizeof(Slot));
-}
-
 int64_t FlightRecorder::host_bytes() const {
   int64_t used = 0;
   for (int i = 0; i < num_rings_; ++i) {
     used += rings_[i].slots.load(std::memory_order_relaxed) != nullptr;
   }
-  return HostBytes(num_rings_, used);
+  return static_cast<int64_t>(sizeof(FlightRecorder)) +
+         num_rings_ * static_cast<int64_t>(sizeof(Ring)) +
+         used * static_cast<int64_t>(EntriesOf(num_rings_) * sizeof(Slot));
 }
 
 }  // namespace jaxcomm

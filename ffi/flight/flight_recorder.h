@@ -66,8 +66,6 @@ class FlightRecorder {
 
   int entries_per_rank() const { return static_cast<int>(mask_) + 1; }
   int64_t host_bytes() const;
-  // The same for a communicator of so many ranks, of which `used` have done something.
-  static int64_t HostBytes(int64_t ranks, int64_t used);
 
  private:
   // Readers run concurrently, so all fields are atomic. On x86 they cost no more than

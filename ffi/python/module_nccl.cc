@@ -8,20 +8,17 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <optional>
 #include <stdexcept>
 #include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
 
-#include "ffi/backends/nccl/borrowed_communicator.h"
 #include "ffi/backends/nccl/nccl_communicator.h"
 #include "ffi/backends/nccl/symmetric_memory.h"
 #include "ffi/backends/nccl/world.h"
 #include "ffi/core/communicator.h"
 #include "ffi/core/registry.h"
-#include "ffi/planners/collectives.h"
 #include "ffi/python/module.h"
 
 namespace nb = nanobind;
@@ -124,25 +121,6 @@ void CreateNccl(std::shared_ptr<NcclWorld> world, int64_t key, std::string axes,
   });
 }
 
-// Devices: (global id, local ordinal).
-void BorrowNccl(int64_t key, std::string axes, std::string lane, std::string platform,
-                double timeout_seconds, std::vector<std::vector<int64_t>> groups,
-                const std::vector<std::tuple<int64_t, int>>& devices,
-                std::vector<std::vector<int64_t>> places, int64_t communication_id,
-                const std::string& on_failure) {
-  CommunicatorSpec spec =
-      SpecOf(key, std::move(axes), std::move(lane), "nccl", std::move(platform),
-             timeout_seconds, std::move(groups));
-  std::vector<NcclDevice> local;
-  for (const auto& [id, ordinal] : devices) local.push_back({id, ordinal});
-  auto made = std::make_shared<BorrowedCommunicator>(
-      std::move(spec), Nccl(), local, Borrowed{std::move(places), communication_id},
-      ParseOnFailure(on_failure));
-  ThrowIfFailed(made->Prepare());
-  ThrowIfFailed(Registry::Get().Add(made));
-  ThrowIfFailed(made->BeWatched());
-}
-
 std::shared_ptr<NcclCommunicator> FindNccl(int64_t key) {
   auto communicator =
       std::dynamic_pointer_cast<NcclCommunicator>(Registry::Get().Find(key));
@@ -150,41 +128,6 @@ std::shared_ptr<NcclCommunicator> FindNccl(int64_t key) {
     throw std::runtime_error("there is no live communicator of NCCL with this key");
   }
   return communicator;
-}
-
-// Leaves: (dtype, shape).
-using Leaves = std::vector<std::tuple<std::string, std::vector<int64_t>>>;
-
-std::vector<Leaf> ParseLeaves(const Leaves& leaves) {
-  std::vector<Leaf> parsed;
-  for (const auto& [name, dims] : leaves) {
-    constexpr int kMostTypes = 64;
-    int type = 0;
-    while (type < kMostTypes && DataTypeName(static_cast<DataType>(type)) != name) {
-      ++type;
-    }
-    if (type == kMostTypes) throw std::runtime_error(StrCat("unknown dtype ", name));
-    const auto dtype = static_cast<DataType>(type);
-    int64_t elements = 1;
-    for (int64_t dim : dims) elements *= dim;
-    parsed.push_back({dtype, dims, elements, ElementBytes(dtype)});
-  }
-  return parsed;
-}
-
-std::tuple<std::string, std::string> ExplainEngine(
-    int64_t key, const std::string& collective, const std::string& reduce,
-    std::vector<int64_t> params, const Leaves& operands, const Leaves& results) {
-  const Collective* const known = FindCollective(collective);
-  const std::optional<ReduceOp> op = ParseReduceOp(reduce);
-  if (known == nullptr || !op.has_value()) {
-    throw std::runtime_error(
-        StrCat("unknown collective '", collective, "' or reduction '", reduce, "'"));
-  }
-  CallSite site({collective, "", key, 0, *op, std::move(params)}, *known);
-  site.SetShapes(ParseLeaves(operands), ParseLeaves(results));
-  const EngineChoice choice = ValueOf(FindNccl(key)->Explain(site));
-  return {EngineName(choice.kind), choice.reason};
 }
 
 std::string RegisterMemory(int64_t key,
@@ -245,12 +188,6 @@ void BindNccl(nb::module_& m) {
         nb::arg("copy_engines"), nb::arg("one_shot"), nb::arg("on_failure"),
         nb::arg("check"), "Splits a communicator off a world, under a key.");
   BindSymmetricMemory(m);
-  m.def("borrow_nccl", &BorrowNccl, nb::arg("key"), nb::arg("axes"), nb::arg("lane"),
-        nb::arg("platform"), nb::arg("timeout_seconds"), nb::arg("groups"),
-        nb::arg("devices"), nb::arg("places"), nb::arg("communication_id"),
-        nb::arg("on_failure"),
-        "Makes a communicator under a key that borrows XLA's; places are those of the "
-        "groups' devices in a program.");
   m.def(
       "refuse_if_stopped",
       [] {
@@ -265,10 +202,6 @@ void BindNccl(nb::module_& m) {
         "Fails the communicators of NCCL that span processes: another process failed.");
   m.def("suspend", &Suspend, nb::arg("key"), nb::arg("suspend"),
         "Has NCCL give a communicator's device memory back, or take it again.");
-  m.def("explain_engine", &ExplainEngine, nb::arg("key"), nb::arg("collective"),
-        nb::arg("reduce"), nb::arg("params"), nb::arg("operands"), nb::arg("results"),
-        "Says which engine of a communicator does such a call, and why: operands and "
-        "results are (dtype, shape) each.");
   m.def("register_memory", &RegisterMemory, nb::arg("key"), nb::arg("memory"),
         "Registers it with a communicator; returns how, or why not.");
 }

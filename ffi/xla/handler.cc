@@ -15,7 +15,6 @@
 #include "ffi/core/plan.h"
 #include "ffi/core/registry.h"
 #include "ffi/planners/collectives.h"
-#include "ffi/xla/lender.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace jaxcomm {
@@ -148,37 +147,6 @@ Status Enqueue(void* stream, CallSite* site, ffi::RunId run_id, int32_t ordinal,
   return ((*arrival.communicator).*method)(arrival.call, stream);
 }
 
-// On communicators that XLA lends. Fail where it lends none, see lender.h.
-Status RefuseUnlessLent(const CallSite& site, const Borrowed* wanted) {
-  if (wanted != nullptr) return OkStatus();
-  return FailedPrecondition(site.ToString(), " over axes ", site.attributes().axes,
-                            ": its communicator is not one that XLA lends");
-}
-
-Status PrepareBorrowed(CallSite* site, const ErrorOr<Lender>& xla, ffi::RemainingArgs,
-                       ffi::RemainingRets) {
-  if (!xla) return xla.error();
-  const auto communicator = Registry::Get().Find(site->attributes().key);
-  if (communicator == nullptr) return Registry::Get().MissingError(*site);
-  const Borrowed* const wanted = communicator->borrowed();
-  RETURN_IF_ERROR(RefuseUnlessLent(*site, wanted));
-  return xla->Request(wanted->groups, wanted->communication_id);
-}
-
-Status EnqueueBorrowed(void* stream, CallSite* site, const ErrorOr<Lender>& xla,
-                       ffi::RunId run_id, int32_t ordinal, ffi::RemainingArgs operands,
-                       ffi::RemainingRets results) {
-  if (!xla) return xla.error();
-  Arrival arrival(site, run_id.run_id, ordinal, operands, results);
-  RETURN_IF_ERROR(arrival.status);
-  const Borrowed* const wanted = arrival.communicator->borrowed();
-  RETURN_IF_ERROR(RefuseUnlessLent(*site, wanted));
-  auto lent = xla->Get(wanted->groups, wanted->communication_id);
-  if (!lent) return lent.error();
-  arrival.call.borrowed = *lent;
-  return arrival.communicator->Enqueue(arrival.call, stream);
-}
-
 auto BindExecute() {
   return ffi::Ffi::Bind()
       .Ctx<ffi::State<CallSite>>()
@@ -218,21 +186,6 @@ XLA_FFI_DEFINE_HANDLER(kEnqueueCapturable, (Enqueue<&Communicator::Enqueue, true
 XLA_FFI_DEFINE_HANDLER(kEnqueueStart, Enqueue<&Communicator::EnqueueStart>,
                        BindStream());
 XLA_FFI_DEFINE_HANDLER(kEnqueueDone, Enqueue<&Communicator::EnqueueDone>, BindStream());
-XLA_FFI_DEFINE_HANDLER(kPrepareBorrowed, PrepareBorrowed,
-                       ffi::Ffi::BindPrepare()
-                           .Ctx<ffi::State<CallSite>>()
-                           .Ctx<Lender>()
-                           .RemainingArgs()
-                           .RemainingRets());
-XLA_FFI_DEFINE_HANDLER(kEnqueueBorrowed, EnqueueBorrowed,
-                       ffi::Ffi::Bind()
-                           .Ctx<ffi::PlatformStream<void*>>()
-                           .Ctx<ffi::State<CallSite>>()
-                           .Ctx<Lender>()
-                           .Ctx<ffi::RunId>()
-                           .Ctx<ffi::DeviceOrdinal>()
-                           .RemainingArgs()
-                           .RemainingRets());
 
 }  // namespace
 
@@ -247,8 +200,6 @@ std::vector<Registration> Registrations(bool has_streams) {
     add(target + ".start", has_streams ? kEnqueueStart : kExecute);
     if (!has_streams) continue;
     add(target + ".capturable", kEnqueueCapturable);
-    add(target + ".borrowed", kEnqueueBorrowed);
-    all.back().stages.emplace_back("prepare", kPrepareBorrowed);
   }
   add("jaxcomm.done", has_streams ? kEnqueueDone : kDone);
   return all;

@@ -21,7 +21,6 @@ struct Registration {
 //   jaxcomm.<name>.start       begins it; "jaxcomm.done" ends it
 // With streams also:
 //   jaxcomm.<name>.capturable  may be recorded in a command buffer (a CUDA graph)
-//   jaxcomm.<name>.borrowed    on a communicator that XLA lends
 std::vector<Registration> Registrations(bool has_streams);
 
 }  // namespace jaxcomm

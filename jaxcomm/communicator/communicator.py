@@ -30,7 +30,6 @@ class Communicator:
       groups: global device ids of each group, in rank order.
       key: the content hash by which compiled programs name it.
       closed: whether :meth:`close` or :func:`finalize` ended it.
-      borrows: whether XLA lends NCCL's communicator: ``CommPolicy(source="xla")``.
       target_suffix: what the names of its custom calls end in.
       spec: what it was made from.
       connection: what its backend made.
@@ -59,7 +58,6 @@ class Communicator:
         self.timeout = spec.timeout
         self.key = spec.key
         self.closed = False
-        self.borrows = spec.backend.borrows(spec)
         self.target_suffix = spec.backend.variant(spec)
         self._end = end
 

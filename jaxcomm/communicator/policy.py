@@ -76,11 +76,6 @@ class CommPolicy:
         ranks at most, on one host and in reach of each other's memory. A launch costs
         the host less than NCCL's call. If None, True unless ``command_buffers``: each
         sum has a number, which a recorded one would repeat.
-      source: ``"own"``: made by this package. ``"xla"``: XLA lends the communicator of
-        its own collectives for each operation. XLA makes, orders and ends it. So no
-        other field but ``on_failure`` may be set, and split-phase collectives run
-        whole. An operation that times out ends as ``on_failure`` says. Each lane is one
-        of XLA's communicators. NVIDIA GPUs only, with jaxlib 0.11.2 or newer.
       symmetric: False keeps a :class:`jaxcomm.SymmetricPool` from being registered with
         these communicators.
       on_failure: what happens when an operation fails while a GPU is at it: a process
@@ -122,9 +117,6 @@ class CommPolicy:
       >>> policy = jaxcomm.CommPolicy(max_ctas=8)
       >>> policy.max_ctas, policy.lanes
       (8, 2)
-      >>> jaxcomm.CommPolicy(source="xla", max_ctas=8)
-      Traceback (most recent call last):
-      ValueError: CommPolicy: source='xla' leaves max_ctas to XLA; leave it out
     """
 
     share: bool | None = None
@@ -140,7 +132,6 @@ class CommPolicy:
     copy_engines: bool | None = None
     one_shot: bool | None = None
     symmetric: bool = True
-    source: str = "own"
     on_failure: str | None = None
 
     def __post_init__(self) -> None:
@@ -163,10 +154,6 @@ class CommPolicy:
                 )
             # A plain one also where it was numpy's; the class is frozen.
             object.__setattr__(self, name, operator.index(value))
-        if self.source not in ("own", "xla"):
-            raise ValueError(
-                f"CommPolicy: source must be 'own' or 'xla', got {self.source!r}"
-            )
         if self.on_failure not in _ON_FAILURE:
             raise ValueError(
                 f"CommPolicy: on_failure must be 'raise', 'poison', 'exit' or None, "
@@ -190,24 +177,6 @@ class CommPolicy:
             raise ValueError(
                 f"CommPolicy: min_ctas={self.min_ctas} is more than "
                 f"max_ctas={self.max_ctas}"
-            )
-        if self.source == "own":
-            return
-        if self.on_failure == "poison":
-            raise ValueError(
-                "CommPolicy: on_failure='poison' does not go with source='xla': what "
-                "XLA lends cannot be aborted here. Choose 'raise' or 'exit'"
-            )
-        mine = [
-            field.name
-            for field in dataclasses.fields(self)
-            if field.name not in ("source", "on_failure")
-            and getattr(self, field.name) != field.default
-        ]
-        if mine:
-            raise ValueError(
-                f"CommPolicy: source='xla' leaves {', '.join(mine)} to XLA; leave "
-                f"{'them' if len(mine) > 1 else 'it'} out"
             )
 
     def shares(self, is_default_lane: bool) -> bool:

@@ -14,7 +14,7 @@ class Counters:
       created: made from nothing. NCCL makes only those of whole meshes so.
       split: split off those of whole meshes. ``CommPolicy(share=)`` says whether they
         have resources of their own.
-      borrowed: XLA's, for the ``xla`` backend or ``CommPolicy(source="xla")``.
+      borrowed: XLA's, for the ``xla`` backend.
       destroyed: closed.
       live: there now.
 

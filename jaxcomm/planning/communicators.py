@@ -112,7 +112,7 @@ def planned(
             continue  # a group of one exchanges nothing
         shares = backend == "nccl" and policy.shares(lane == DEFAULT_LANE)
         device, shared = 0, 0
-        if backend == "nccl" and policy.source == "own":
+        if backend == "nccl":
             is_first = not (shares and has_shared)
             base = _OWN if not shares else _FIRST_SHARED if is_first else _NEXT_SHARED
             device = max(

@@ -167,8 +167,6 @@ def _planned(
     if call.backend == "host":
         is_one = all(each.processes == 1 for each in groups)
         transport = "memory" if is_one else "shared memory"
-    elif policy.source == "xla":
-        transport = "xla"
     return PlannedCall(
         call,
         times,

@@ -96,7 +96,7 @@ def register_pair(collective) -> None:
             return results
         avals = ctx.avals_in[:leaves]
         found = _transport(collective, ctx, avals, call, own)
-        if not isinstance(found, Communicator) or found.borrows:
+        if not isinstance(found, Communicator):
             return results
         call = call.replace(name=call.name.removesuffix("_start") + "_done")
         results = _custom_call(
@@ -162,8 +162,6 @@ def _emit(found, collective, ctx, operands, call: Call, own, is_start=False):
     avals = ctx.avals_in
     if not isinstance(found, Communicator):
         return _in_jax(found, ctx, operands)
-    # What XLA lends, it lends for one call.
-    is_start = is_start and not found.borrows
     name = f"jaxcomm.{collective.planner}"
     name += _START if is_start else found.target_suffix
     target = _Target(name, collective.aliases(len(operands)), is_start)

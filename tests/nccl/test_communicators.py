@@ -123,7 +123,7 @@ SETTINGS = {
 # These are no settings of NCCL's, or tested below.
 OTHERS = {
     "share", "lanes", "command_buffers", "copy_engines", "one_shot", "symmetric",
-    "source", "on_failure", "blocking",
+    "on_failure", "blocking",
 }  # fmt: skip
 
 
@@ -218,13 +218,3 @@ def test_larger_buffers_than_the_usual_are_warned_about(make_mesh, monkeypatch):
             patch.setenv(f"NCCL_{name}", str(64 * MIB))
             with pytest.warns(UserWarning, match=f"NCCL_{name}=67108864 is more than"):
                 jaxcomm.init(make_mesh(i=3 + number))
-
-
-def test_cpu_devices_have_nothing_of_xlas_to_borrow(make_mesh):
-    with pytest.raises(
-        jaxcomm.CommunicatorError, match=r"source='xla'\) for axes \('i',\) \(lane "
-        r"'default'\): XLA lends communicators of NVIDIA GPUs from jaxlib 0.11.2 on, "
-        r"and these are CPU devices. Use source='own'",
-    ):  # fmt: skip
-        jaxcomm.init(make_mesh(i=2), "i", policy=CommPolicy(source="xla"))
-    assert jaxcomm.counters().live == 0

@@ -26,7 +26,6 @@ WRONG = [
         for name, least in LEAST.items()
         for value in (least - 1, MOST + 1, True, 1.0, "1", np.bool_(True))
     ),
-    ("source", "mpi", "'own' or 'xla'"),
     *(
         ("on_failure", value, "'raise', 'poison', 'exit' or None")
         for value in ("abort", "", 1, True, "Raise")
@@ -38,17 +37,6 @@ TOGETHER = [
         ({"command_buffers": True, name: True}, f"{name}=True does not go with")
         for name in ("copy_engines", "one_shot")
     ),
-    # What XLA lends has no settings of ours.
-    *(
-        ({"source": "xla", name: value}, f"source='xla' leaves {name} to XLA; leave")
-        for name, value in {
-            "share": False, "max_ctas": 8, "name": "mine", "blocking": True,
-            "one_shot": True, "command_buffers": True, "copy_engines": False,
-            "symmetric": False, "max_p2p_peers": 2,
-        }.items()
-    ),
-    ({"source": "xla", "min_ctas": 1, "share": True}, "leaves share, min_ctas to XLA"),
-    ({"source": "xla", "on_failure": "poison"}, "'poison' does not go with source="),
 ]  # fmt: skip
 
 
@@ -69,7 +57,6 @@ def test_bounds_are_values_too():
     known += [("on_failure", each) for each in ("raise", "poison", "exit", None)]
     for name, value in [*known, ("cga_cluster_size", 8)]:
         assert getattr(CommPolicy(**{name: value}), name) == value
-    assert CommPolicy(source="xla", on_failure="exit", lanes=2).on_failure == "exit"
 
 
 def test_numpy_s_integers_become_plain_ones():

@@ -43,7 +43,6 @@ def test_the_transport_is_that_of_the_backend_and_of_the_processes():
     assert transport() == "memory"
     assert transport(devices_per_process=1) == "shared memory"
     assert transport("h100") == "nccl"
-    assert transport("h100", policy=jaxcomm.CommPolicy(source="xla")) == "xla"
     assert transport(backend="xla") == "xla"
 
 

@@ -33,7 +33,6 @@ class JobStore:
     Attributes:
       now: what the clock shows, in seconds.
       messages: by the process that sent them.
-      sent_bytes: keys and texts, by the process that read them.
       slow: processes whose waits take longer than they should.
     """
 
@@ -46,7 +45,6 @@ class JobStore:
         self._running = 0
         self.now = 0.0
         self.messages = collections.Counter()
-        self.sent_bytes = collections.Counter()
         self.slow = set()
 
     def serve(self, monkeypatch):
@@ -124,7 +122,7 @@ class JobStore:
         """Return what is in a folder, but for its folders: nobody reads them."""
         with self._lock:
             found = list(self._folders.get(folder, {}).items())
-            self._count(sum(len(key) + len(text) for key, text in found))
+            self._count()
         return found
 
     def key_value_try_get(self, key):
@@ -183,16 +181,13 @@ class JobStore:
 
     def _read(self, key, error):
         text = self._get(key)
+        self._count()
         if text is None:
-            self._count()
             raise RuntimeError(f"{error}: {key}")
-        self._count(len(key) + len(text))
         return text
 
-    def _count(self, read=0):
-        process = getattr(_here, "process", None)
-        self.messages[process] += 1
-        self.sent_bytes[process] += read
+    def _count(self):
+        self.messages[getattr(_here, "process", None)] += 1
 
 
 def meets(everyone, purpose="make it"):

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable
 
 from bench.gpu import (
     attention,
-    borrowed,
     collectives,
     lanes,
     masks,
@@ -24,7 +23,6 @@ PARTS: dict[str, Callable[[Timer], Iterable[Figure | Finding]]] = {
     "overlap": overlap.rows,
     "lanes": lanes.rows,
     "symmetric": symmetric.rows,
-    "borrowed": borrowed.rows,
     "attention": attention.rows,
     "strategies": strategies.rows,
     "masks": masks.rows,

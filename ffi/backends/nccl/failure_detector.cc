@@ -40,7 +40,7 @@ FailureDetector::Finding FailureDetector::LookAt(LocalRank& rank) {
   }
   if (!overdue.found || DevicesAreStopped()) return {};
   const bool is_late = overdue.status.success();
-  if (!is_late && world_ != nullptr && world_->sees_peers()) {
+  if (!is_late && world_->sees_peers()) {
     // NCCL may be the first to notice that a process has ended. It does not say which.
     if (error_seen_ == Clock::time_point()) error_seen_ = Clock::now();
     if (Clock::now() - error_seen_ < kWaitForPeerExitAfterNcclError) {
@@ -72,7 +72,7 @@ std::string FailureDetector::LostPeers() const {
 }
 
 std::string FailureDetector::LostPeersSoon() const {
-  if (world_ == nullptr || !world_->sees_peers() || spec_.processes.empty()) return "";
+  if (!world_->sees_peers() || spec_.processes.empty()) return "";
   const auto end = Clock::now() + kWaitForPeerExitAfterNcclError;
   std::string lost = LostPeers();
   while (lost.empty() && Clock::now() < end) {
@@ -83,7 +83,7 @@ std::string FailureDetector::LostPeersSoon() const {
 }
 
 FailureDetector::Finding FailureDetector::LookForPeers() {
-  if (world_ == nullptr || !world_->any_gone() || spec_.processes.empty()) return {};
+  if (!world_->any_gone() || spec_.processes.empty()) return {};
   const std::string lost = LostPeers();
   if (lost.empty()) return {};
   if (peer_lost_ == Clock::time_point()) peer_lost_ = Clock::now();

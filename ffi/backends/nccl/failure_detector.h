@@ -30,8 +30,8 @@ class FailureDetector {
     const char* dump = nullptr;  // the reason of the flight record
   };
 
-  // All must outlive it. `world`: null if the communicators are XLA's. `shares`:
-  // whether the communicator shares resources with others of the world.
+  // All must outlive it. `shares`: whether the communicator shares resources with
+  // others of the world.
   FailureDetector(const CommunicatorSpec& spec, const WorldHealth* world, bool shares,
                   const LocalRanks& ranks, const std::vector<Engine*>& engines)
       : spec_(spec), world_(world), shares_(shares), ranks_(ranks), engines_(engines) {}

@@ -28,9 +28,6 @@ constexpr double kGiveSeconds = 1;
 constexpr char kStopped[] =
     ". No result of it is handed out: the GPUs of this process were stopped, and every "
     "use of them raises from now on. End this process and start it anew";
-constexpr char kStoppedBorrowed[] =
-    ". The communicator is XLA's, and the GPUs of this process are stopped: every use "
-    "of them raises from now on. End this process and start it anew";
 constexpr char kPoisoned[] =
     ". Every bit of its results is set, which is NaN for floats. Call "
     "jaxcomm.finalize(), then jaxcomm.init()";
@@ -38,8 +35,7 @@ constexpr char kIdle[] =
     ". Nothing was on its way. Call jaxcomm.finalize() in every process, then "
     "jaxcomm.init()";
 
-const char* MeaningOf(bool is_idle, OnFailure how, bool is_borrowed) {
-  if (is_borrowed) return kStoppedBorrowed;
+const char* MeaningOf(bool is_idle, OnFailure how) {
   if (is_idle) return kIdle;
   if (how == OnFailure::kPoison) return kPoisoned;
   return how == OnFailure::kRaise ? kStopped : "";
@@ -119,8 +115,8 @@ bool Health::IsIdleSoon() {
 }
 
 double Health::poll_seconds() const {
-  const bool any_gone = policy_.world != nullptr && policy_.world->any_gone();
-  return any_gone ? kLookSeconds : spec_.timeout_seconds + kAbortSeconds;
+  return policy_.world->any_gone() ? kLookSeconds
+                                   : spec_.timeout_seconds + kAbortSeconds;
 }
 
 bool Health::Poll() {
@@ -171,14 +167,12 @@ void Health::Fail(const Status& reason, bool names_a_call, const char* dump,
                   OnFailure how) {
   if (failed()) return;
   RecordFirstFailure(std::string(reason.message()));
-  const bool is_borrowed = policy_.world == nullptr;
-  // A moment for what is about to end, such as the other local ranks' part. What XLA's
-  // communicators have in flight is not all known here.
-  const bool is_idle = !is_borrowed && IsIdleSoon();
-  const char* const meaning = MeaningOf(is_idle, how, is_borrowed);
+  // A moment for what is about to end, such as the other local ranks' part.
+  const bool is_idle = IsIdleSoon();
+  const char* const meaning = MeaningOf(is_idle, how);
   const Status failure(*reason.errc(), StrCat(reason.message(), meaning));
   if (!SetFailed(failure, names_a_call)) return;
-  if (!is_borrowed) policy_.world->SetBroken();
+  policy_.world->SetBroken();
   if (policy_.shares) {
     const Status together(
         *reason.errc(),
@@ -229,25 +223,15 @@ Status Health::FailureOf(const Call& call, const RankFacts& rank) const {
 Status Health::FailCall(const Call& call, const RankFacts& rank, const Status& status) {
   if (failed()) return FailureOf(call, rank);
   const Status of_rank(*status.errc(), StrCat(rank.ToString(), ": ", status.message()));
-  const bool is_borrowed = policy_.world == nullptr;
-  const bool is_late = status.errc() == ErrorCode::kDeadlineExceeded;
-  const bool is_of_call = status.errc() == ErrorCode::kFailedPrecondition ||
-                          // XLA ends its communicators, but the next call would wait
-                          // for as long.
-                          (is_borrowed && !is_late);
-  if (!is_of_call) {
+  if (status.errc() != ErrorCode::kFailedPrecondition) {
     std::string text(of_rank.message());
+    const bool is_late = status.errc() == ErrorCode::kDeadlineExceeded;
     const std::string lost = is_late ? "" : detector_.LostPeersSoon();
     if (!lost.empty()) text += StrCat(". ", lost, " has ended");
-    return FailBy(
-        call, rank,
-        Status(is_borrowed ? ErrorCode::kDeadlineExceeded : ErrorCode::kInternal,
-               std::move(text)));
+    return FailBy(call, rank, Status(ErrorCode::kInternal, std::move(text)));
   }
-  return Status(
-      is_borrowed ? ErrorCode::kInternal : ErrorCode::kFailedPrecondition,
-      StrCat(call.site->description(), " (lane '", spec_.lane, "'",
-             is_borrowed ? ", XLA's communicator): " : "): ", of_rank.message()));
+  return FailedPrecondition(call.site->description(), " (lane '", spec_.lane,
+                            "'): ", of_rank.message());
 }
 
 Status Health::FailBy(const Call& call, const RankFacts& rank, const Status& status) {

@@ -44,8 +44,8 @@ class Health final : public Watched {
   };
 
   struct Policy {
-    std::shared_ptr<WorldHealth> world;  // null: the communicators are XLA's
-    bool shares = false;                 // resources with others of the world
+    std::shared_ptr<WorldHealth> world;
+    bool shares = false;  // resources with others of the world
     OnFailure on_failure = OnFailure::kRaise;
   };
 

@@ -71,11 +71,6 @@ class NcclCommunicator final : public Communicator,
   // Fails because something did elsewhere: another process says so.
   void FailElsewhere(const std::string& reason) { parts_.health.FailElsewhere(reason); }
 
-  // Which engine does such a call of the first local rank, and why.
-  ErrorOr<EngineChoice> Explain(const CallSite& site) {
-    return engines_.Explain(site, parts_.ranks[0]->facts);
-  }
-
  private:
   struct CpuCall;
 

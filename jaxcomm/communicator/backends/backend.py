@@ -181,14 +181,10 @@ class Backend(abc.ABC):
         """
         return {}
 
-    def borrows(self, spec: CommunicatorSpec) -> bool:
-        """Return whether XLA lends the communicator for each operation."""
-        return False
-
     def suspension_refusal(self, connection: Connection) -> str | None:
         """Return what a communicator is that cannot be suspended, None if it can."""
         return f"of the {self.name!r} backend"
 
     def variant(self, spec: CommunicatorSpec) -> str:
-        """Return the suffix of its custom calls' names, such as ``".borrowed"``."""
+        """Return the suffix of its custom calls' names, such as ``".capturable"``."""
         return ""

@@ -5,12 +5,12 @@ import pytest
 
 def test_a_part_that_fails_says_so_and_the_next_begins(bench_gpu):
     faults = {"JAXCOMM_FAKE_FAULTS": "ncclSend:0:2"}
-    done = bench_gpu("--only", "lanes,borrowed", **faults)
+    done = bench_gpu("--only", "lanes,torch", **faults)
     assert done.returncode == 1, done.stderr
     failed, *rest = done.report["rows"]
     assert failed["met"] is False
     assert "ncclSend" in failed["found"]
-    assert [(row["part"], row["met"]) for row in rest] == [("borrowed", None)]
+    assert [(row["part"], row["met"]) for row in rest] == [("torch", None)]
 
 
 @pytest.mark.multiprocess

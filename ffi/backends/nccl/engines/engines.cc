@@ -5,13 +5,12 @@
 
 namespace jaxcomm {
 
-Engines::Engines(NcclParts& parts, EnginePolicy policy, bool is_borrowed)
+Engines::Engines(NcclParts& parts, EnginePolicy policy)
     : parts_(parts),
       policy_(policy),
       recipes_(parts.library, parts.ranks.size()),
-      nccl_(parts, is_borrowed) {
-  // Whether XLA's communicators fail is XLA's to see.
-  if (!is_borrowed) parts_.health.Add(nccl_);
+      nccl_(parts) {
+  parts_.health.Add(nccl_);
 }
 
 Status Engines::Make(FlightRecorder& recorder) {
@@ -104,12 +103,6 @@ Status Engines::Done(const Call& call, LocalRank& rank, cuda::Stream stream) {
       call.site->description(),
       ": no collective was begun that gives its result here; XLA may have copied the "
       "buffer in between. Use the function without _start and _done");
-}
-
-ErrorOr<EngineChoice> Engines::Explain(const CallSite& site, const RankFacts& rank) {
-  ASSIGN_OR_RETURN(const Recipe* const recipe,
-                   recipes_.Find(site, rank, copy_ != nullptr));
-  return ChooseFor(recipe->facts, rank.place);
 }
 
 std::string Engines::one_shot_text() const {

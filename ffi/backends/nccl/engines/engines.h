@@ -19,8 +19,8 @@ namespace jaxcomm {
 
 class Engines {
  public:
-  // NCCL's alone. With `is_borrowed`, XLA lends a communicator for each call.
-  Engines(NcclParts& parts, EnginePolicy policy, bool is_borrowed = false);
+  // NCCL's alone.
+  Engines(NcclParts& parts, EnginePolicy policy);
 
   // Makes the others that the policy allows and that can serve these ranks.
   Status Make(FlightRecorder& recorder);
@@ -33,8 +33,6 @@ class Engines {
   Status Start(const Call& call, LocalRank& rank, cuda::Stream stream);
   Status Done(const Call& call, LocalRank& rank, cuda::Stream stream);
 
-  // Which engine does such a call of a rank, and why.
-  ErrorOr<EngineChoice> Explain(const CallSite& site, const RankFacts& rank);
   // Whether our kernel does small sums: "yes" or "no: " and why.
   std::string one_shot_text() const;
   int64_t device_bytes() const;

@@ -16,13 +16,8 @@ bool IsSent(const Step& step) {
 
 Status NcclEngine::Run(const Steps& steps, const Call& call, LocalRank& rank,
                        cuda::Stream stream) {
-  const nccl::Comm comm = is_borrowed_ ? static_cast<nccl::Comm>(call.borrowed)
-                                       : parts_.comms.comm(rank.facts.place);
-  if (comm == nullptr && rank.facts.size > 1) {
-    return is_borrowed_ ? Status(ErrorCode::kInternal,
-                                 "XLA lent no communicator for this operation")
-                        : parts_.health.failure();
-  }
+  const nccl::Comm comm = parts_.comms.comm(rank.facts.place);
+  if (comm == nullptr && rank.facts.size > 1) return parts_.health.failure();
   const auto finish = [this, comm](nccl::Result result, const char* what) {
     return parts_.comms.Finish(result, comm, what, parts_.spec.timeout_seconds);
   };

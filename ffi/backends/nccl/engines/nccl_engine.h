@@ -1,5 +1,4 @@
-// Collectives by NCCL: on communicators of our own, or on one that XLA lends for a
-// call.
+// Collectives by NCCL.
 #ifndef JAXCOMM_FFI_BACKENDS_NCCL_ENGINES_NCCL_ENGINE_H_
 #define JAXCOMM_FFI_BACKENDS_NCCL_ENGINES_NCCL_ENGINE_H_
 
@@ -15,10 +14,8 @@ namespace jaxcomm {
 
 class NcclEngine final : public Engine {
  public:
-  // With `is_borrowed`, XLA lends a communicator for each call, and the parts have
-  // none.
-  NcclEngine(NcclParts& parts, bool is_borrowed)
-      : parts_(parts), is_borrowed_(is_borrowed), registered_(parts.ranks.size()) {}
+  explicit NcclEngine(NcclParts& parts)
+      : parts_(parts), registered_(parts.ranks.size()) {}
 
   Status Enqueue(const Call& call, const Recipe& recipe, LocalRank& rank,
                  cuda::Stream stream) override;
@@ -54,7 +51,6 @@ class NcclEngine final : public Engine {
   Status CheckPlaces(const Steps& steps, const Call& call, const LocalRank& rank) const;
 
   NcclParts& parts_;
-  const bool is_borrowed_;
   std::deque<Registered> registered_;  // by place
 };
 

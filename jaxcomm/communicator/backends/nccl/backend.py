@@ -1,4 +1,4 @@
-"""NVIDIA GPUs: communicators of NCCL, our own or XLA's."""
+"""NVIDIA GPUs: communicators of NCCL."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -49,10 +49,7 @@ class NcclBackend(Backend):
         found = library.load()
         assert not isinstance(found, str)  # a refusal
         connection = Connection(f"NCCL {found.version}")
-        if self.borrows(spec):
-            communicators.borrow(spec)
-            connection.counted = {"borrowed": 1}
-        elif spec.size > 1:
+        if spec.size > 1:
             _check_lanes(spec, live)
             connection.world, is_new = communicators.create(spec)
             connection.counted = {"created": int(is_new), "split": 1}
@@ -71,7 +68,7 @@ class NcclBackend(Backend):
 
     def end(self, spec: CommunicatorSpec, connection: Connection) -> None:
         """Destroy it; the mesh's own goes with the last that was split off it."""
-        if connection.world is not None or self.borrows(spec):
+        if connection.world is not None:
             super().end(spec, connection)
         connection.world = None
 
@@ -118,23 +115,17 @@ class NcclBackend(Backend):
             "parent_bytes": world.device_bytes if world else 0,
             "pinned_bytes": communicators.pinned_bytes(spec) if world else 0,
             "symmetric_bytes": registration.bytes_with(spec.key),
-            "shared": self.borrows(spec) or communicators.shares(spec),
+            "shared": communicators.shares(spec),
         }
-
-    def borrows(self, spec: CommunicatorSpec) -> bool:
-        """Return whether ``CommPolicy(source="xla")`` holds, unless ranks are alone."""
-        return communicators.policy_of(spec).source == "xla" and spec.size > 1
 
     def suspension_refusal(self, connection: Connection) -> str | None:
         """Suspend what was split off by this package."""
         if connection.world is None:
-            return "XLA's own, or of groups of one"
+            return "of groups of one"
         return None
 
     def variant(self, spec: CommunicatorSpec) -> str:
-        """Lent ones have handlers of their own, and those that XLA may record."""
-        if self.borrows(spec):
-            return ".borrowed"
+        """Those that XLA may record have handlers of their own."""
         is_recorded = communicators.policy_of(spec).command_buffers
         return ".capturable" if is_recorded and devices.are_gpus(spec.platform) else ""
 

@@ -4,20 +4,17 @@ What is made, and in which order, depends on the mesh and the policy alone, whic
 the same on every process: NCCL hangs where one process splits and another does not.
 """
 
-import hashlib
 import os
 import warnings
 import weakref
 from typing import Any
 
 import jax
-import jaxlib.version
 
 from jaxcomm import config
 from jaxcomm._built import _ffi
 from jaxcomm.communicator import failures, neighbors, rendezvous
 from jaxcomm.communicator.backends.backend import CommunicatorSpec
-from jaxcomm.communicator.backends.nccl import devices
 from jaxcomm.communicator.policy import CommPolicy
 from jaxcomm.errors import CommunicatorError
 
@@ -80,42 +77,6 @@ def create(spec: CommunicatorSpec) -> "tuple[_ffi.NcclWorld, bool]":
             f"{spec.mesh.devices.size} devices: {error}"
         ) from None
     return world, is_new
-
-
-def borrow(spec: CommunicatorSpec) -> None:
-    """Make a communicator that borrows XLA's for each of its operations.
-
-    Raises:
-      CommunicatorError: where XLA lends none.
-    """
-    found = None
-    if not devices.are_gpus(spec.platform):
-        found = f"these are {spec.platform.upper()} devices"
-    elif jaxlib.version.__version_info__ < (0, 11, 2):
-        found = f"this is jaxlib {jaxlib.version.__version__}"
-    if found is not None:
-        raise CommunicatorError(
-            f"CommPolicy(source='xla') for {spec}: "
-            f"XLA lends communicators of NVIDIA GPUs from jaxlib 0.11.2 on, and "
-            f"{found}. Use source='own'"
-        )
-    mesh, groups = spec.mesh, spec.partition.groups
-    place_of = {device.id: place for place, device in enumerate(mesh.devices.flat)}
-    # 0 and 1 are XLA's collectives and sends.
-    digest = hashlib.sha256(spec.lane.encode()).digest()
-    communication_id = 16 + int.from_bytes(digest[:3], "little")
-    _ffi.borrow_nccl(
-        key=spec.key,
-        axes=str(spec.partition.axes),
-        lane=spec.lane,
-        platform=spec.platform,
-        timeout_seconds=spec.timeout,
-        groups=[list(group) for group in groups],
-        devices=[(d.id, d.local_hardware_id) for d in mesh.local_devices],
-        places=[[place_of[id_] for id_ in group] for group in groups],
-        communication_id=communication_id,
-        on_failure=_on_failure(spec),
-    )
 
 
 def forget() -> None:
