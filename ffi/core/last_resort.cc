@@ -11,6 +11,7 @@
 #include "ffi/base/status.h"
 #include "ffi/flight/flight_dump.h"
 #include "ffi/os/mutex.h"
+#include "ffi/os/say.h"
 #include "ffi/os/start_thread.h"
 
 namespace jaxcomm {
@@ -18,8 +19,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// How long to wait for the flight records: a disk may hang.
-constexpr auto kDumpPatience = std::chrono::seconds(1);
+// How long to wait for the message and the flight records: a pipe may be full, and a
+// disk may hang.
+constexpr auto kPatience = std::chrono::seconds(1);
 
 class Deadlines {
  public:
@@ -84,8 +86,8 @@ class Deadlines {
 }  // namespace
 
 void EndProcess(const std::string& text) {
-  const std::string line = StrCat("jaxcomm: ", text, ". The process ends\n");
-  [[maybe_unused]] ssize_t written = write(STDERR_FILENO, line.data(), line.size());
+  const auto end = Clock::now() + kPatience;
+  const auto said = Say(StrCat("jaxcomm: ", text, ". The process ends\n"));
   // Shared with a thread that may outlive this function's frame by a moment.
   const auto dumped = std::make_shared<std::promise<void>>();
   const auto dump = [dumped] {
@@ -93,7 +95,8 @@ void EndProcess(const std::string& text) {
     dumped->set_value();
   };
   // If no thread can be had, the records stay unwritten.
-  if (StartDetached(dump).success()) dumped->get_future().wait_for(kDumpPatience);
+  if (StartDetached(dump).success()) dumped->get_future().wait_until(end);
+  said.wait_until(end);
   _exit(kEndedStatus);
 }
 

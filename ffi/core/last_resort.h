@@ -10,9 +10,9 @@ namespace jaxcomm {
 // The exit status of a process that EndProcess() ends.
 inline constexpr int kEndedStatus = 70;
 
-// Writes `text` to stderr and the flight records to their folder, the latter for a
-// second at most. Then ends the process at once, without destructors: they may wait for
-// a device that never answers.
+// Writes `text` to stderr and the flight records to their folder, for a second at most.
+// Then ends the process at once, without destructors: they may wait for a device that
+// never answers.
 [[noreturn]] void EndProcess(const std::string& text);
 
 // Guards a step that must not hang: unless this is destroyed within `seconds`, the

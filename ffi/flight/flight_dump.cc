@@ -136,6 +136,11 @@ class FlightLog {
 
   void Follow(CommunicatorSummary communicator,
               std::weak_ptr<FlightRecorder> recorder) {
+    {
+      // What fails from now on may be this one: a failure of its own.
+      MutexLock lock(reporting_);
+      last_failure_.reset();
+    }
     MutexLock lock(mutex_);
     for (size_t i = followed_.size(); i-- > 0;) {
       // The same key: it was closed, and lives only until its last call returns.

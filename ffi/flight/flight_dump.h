@@ -25,8 +25,8 @@ std::string FlightRecordOf(std::optional<int64_t> key, std::string_view reason);
 // Writes <folder>/flight-record-<process>.json and one line to stderr. Call this when
 // an operation failed, before its ranks return the error: the file is then there when
 // the program ends. `reason`: "timeout", "mismatch", ... Writes once for all failures,
-// until an operation that began later completes. A writer thread does the work; the
-// caller waits for it, but at most a second.
+// until an operation that began later completes or a communicator is made. A writer
+// thread does the work; the caller waits for it, but at most a second.
 void DumpFlightRecords(std::string_view reason);
 
 // Writes the file at every call, or lines to stderr if there is no folder. Waits at

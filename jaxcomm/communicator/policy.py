@@ -93,7 +93,7 @@ class CommPolicy:
 
         ``"poison"``: every bit of the results is set, which is NaN for floats (except
         the ``fnuz`` ones) and -1 for integers. Nothing raises until the next call,
-        which says why, also on communicators that share resources. Call
+        which says why, on every communicator of the ``nccl`` backend. Call
         :func:`jaxcomm.finalize` and :func:`jaxcomm.init` to go on. All devices of the
         axes must be of this process. It is for notebooks, and launches one more small
         kernel for each operation.

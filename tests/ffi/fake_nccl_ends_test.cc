@@ -1,4 +1,5 @@
 // Tests how a process ends whose collectives fail while a device runs them.
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <cmath>
@@ -53,7 +54,7 @@ TEST_ALONE(no_number_leaves_devices_that_are_stopped, EXIT_SUCCESS) {
   CHECK_FAILS(late.Enqueue(*two.first), "not done after 1 s");
   // Whatever else is live has lost its devices as well, and says why.
   const Status refused = beside.Enqueue(*two.second);
-  CHECK_FAILS(refused, "the GPUs of this process are stopped");
+  CHECK_FAILS(refused, "the GPUs of this process were stopped");
   CHECK_FAILS(refused, "not done after 1 s");
   CHECK_CONTAINS(FirstFailure(), "rank 0 of 2 (device 100): not done after 1 s");
   // Nothing asks NCCL for what needs the driver, which would refuse it.
@@ -100,12 +101,18 @@ TEST_ALONE(results_of_what_failed_are_poisoned, EXIT_SUCCESS) {
   CHECK_TRUE(std::isnan(waits.result[0]));
   CHECK_FAILS(late.Enqueue(*two.first), "not done after 1 s");
   CHECK_CONTAINS(FirstFailure(), "not done after 1 s");
+  // The other has resources of its own, and nothing was on its way.
+  const Status refused = Psum(0).Enqueue(*two.second);
+  CHECK_FAILS(refused, "not done after 1 s");
+  CHECK_FAILS(refused, "All communicators of NCCL in this process fail together");
   ForgetFailures();
   CHECK_EQ(FirstFailure(), "");
-  // The other has resources of its own.
+  // What is made anew works.
+  two.first = two.second = nullptr;
+  const auto anew = Make();
   Psum one(0), other(1);
-  CHECK_OK(one.Enqueue(*two.second));
-  CHECK_OK(other.Enqueue(*two.second));
+  CHECK_OK(one.Enqueue(*anew));
+  CHECK_OK(other.Enqueue(*anew));
   CHECK_EQ(one.on.Synchronize(), cuda::kSuccess);
   CHECK_EQ(one.result[0], 2.0f);
 }
@@ -125,24 +132,103 @@ TEST_ALONE(those_that_share_resources_fail_together_with_the_first_cause,
     CHECK_EQ(sum->on.Synchronize(), cuda::kSuccess);
     CHECK_TRUE(std::isnan(sum->result[0]));
   }
-  const Status refused = never.Enqueue(*two.second);
-  CHECK_FAILS(refused, "not done after 1 s");
-  CHECK_FAILS(refused, "Communicators that share resources fail together");
+  CHECK_FAILS(never.Enqueue(*two.second), "not done after 1 s");
 }
 
-// The abort of one waits for the device, on which the other hangs until its timeout.
-TEST_ALONE(one_that_is_aborted_holds_up_no_other, EXIT_SUCCESS) {
-  Communicators two(OnFailure::kPoison, /*share=*/false, kExpires);
+// The abort of one waits for the device, on which the other would hang until its own
+// timeout, two minutes later.
+TEST_ALONE(those_with_resources_of_their_own_fail_together, EXIT_SUCCESS) {
+  Communicators two(OnFailure::kPoison);
   Psum first(0), second(0);
-  Gate gate;  // the time of both begins with it
-  for (const Psum* sum : {&first, &second}) gate.Hold(sum->on.stream);
-  CHECK_OK(first.Enqueue(*two.first));
   CHECK_OK(second.Enqueue(*two.second));
-  gate.Open();
+  CHECK_OK(first.Enqueue(*two.first));
   for (Psum* sum : {&first, &second}) {
     CHECK_EQ(sum->on.Synchronize(), cuda::kSuccess);
     CHECK_TRUE(std::isnan(sum->result[0]));
   }
+  // And so does the flight record say.
+  CHECK_TRUE(Until([&] { return IsIdle(*two.second); }));
+  for (const Communicator* each : {two.first.get(), two.second.get()}) {
+    const auto entries = each->recorder().Snapshot();
+    CHECK_EQ(entries.size(), 1u);
+    CHECK_EQ(int(entries[0].state), int(FlightRecorder::State::kFailed));
+  }
+}
+
+// A rank's call that NCCL keeps: it connects to another rank, which never comes.
+struct KeptCall {
+  const char *function, *collective;
+  std::vector<int64_t> parameters;
+};
+
+void MakeKeptCall(const KeptCall& kept, OnFailure on_failure) {
+  Options options;
+  options.size = 4;
+  options.timeout = kExpires;
+  options.on_failure = on_failure;
+  const auto communicator = Make(options);
+  const auto site = FloatSite(kept.collective, kept.parameters, 4, 4);
+  TheFake().connect(kept.function, 0);
+  Part part(0, site.get());
+  const Status refused = part.Enqueue(*communicator);
+  CHECK_FAILS(refused, std::string(kept.collective) + "(float32[4]) over axes ('x',)");
+  CHECK_FAILS(refused, "rank 0 of 4 (device 100): not done after 1 s");
+  const bool is_stopped = on_failure == OnFailure::kRaise;
+  CHECK_EQ(part.on.Synchronize(), is_stopped ? kStopped : cuda::kSuccess);
+  CHECK_EQ(part.result[0], -1.0f);
+  CHECK_EQ(DevicesAreStopped(), is_stopped);
+  CHECK_CONTAINS(FirstFailure(), "not done after 1 s");
+}
+
+TEST_ALONE(a_thread_that_nccl_keeps_is_let_go_at_the_timeout, EXIT_SUCCESS) {
+  const KeptCall kept[] = {{"ncclAllReduce", "all_reduce", {}},
+                           {"ncclAlltoAll", "all_to_all", {1, 1, 0}},
+                           {"ncclSend", "permute", {2, 3, 0, 1}}};
+  for (const KeptCall& each : kept) {
+    for (const auto& [on_failure, status] :
+         {std::pair(OnFailure::kRaise, EXIT_SUCCESS),
+          std::pair(OnFailure::kPoison, EXIT_SUCCESS),
+          std::pair(OnFailure::kExit, kEndedStatus)}) {
+      CHECK_EQ(Child([&, how = on_failure] { MakeKeptCall(each, how); }).Wait(),
+               status);
+    }
+  }
+}
+
+// Has stderr be a pipe that is full and that nobody reads, until its end.
+class NobodyReads {
+ public:
+  NobodyReads() : stderr_(dup(STDERR_FILENO)) {
+    int ends[2];
+    CHECK_EQ(pipe(ends), 0);
+    fcntl(ends[1], F_SETFL, O_NONBLOCK);
+    while (write(ends[1], "x", 1) > 0) {
+    }
+    fcntl(ends[1], F_SETFL, 0);
+    dup2(ends[1], STDERR_FILENO);
+  }
+  ~NobodyReads() { dup2(stderr_, STDERR_FILENO); }
+
+ private:
+  const int stderr_;
+};
+
+TEST_ALONE(devices_are_stopped_where_nobody_reads_why, EXIT_SUCCESS) {
+  Communicators two(OnFailure::kRaise);
+  Psum waits(0);
+  cuda::Result ended = cuda::kSuccess;
+  {
+    const NobodyReads pipe;
+    CHECK_OK(waits.Enqueue(*two.first));
+    ended = waits.on.Synchronize();
+  }
+  CHECK_EQ(ended, kStopped);
+}
+
+TEST_ALONE(a_process_ends_where_nobody_reads_why, kEndedStatus) {
+  const NobodyReads pipe;
+  const LastResort end(kExpires, "nobody reads this");
+  Forever();
 }
 
 // Nor does one hold up the end of another for longer than that takes at most.

@@ -105,7 +105,7 @@ TEST(a_closed_communicator_is_no_longer_in_the_record) {
   CHECK_TRUE(!Holds(FlightRecordOf(std::nullopt, "asked"), "\"key\""));
 }
 
-TEST(failures_are_dumped_once_until_a_later_operation_completes) {
+TEST(failures_are_dumped_once_until_what_comes_later) {
   Folder folder;
   Recording communicator(Spec({{6, 7}}));
   FlightRecorder& recorder = communicator.recorder();
@@ -126,6 +126,11 @@ TEST(failures_are_dumped_once_until_a_later_operation_completes) {
   Record(recorder, 4, State::kFailed);
   DumpFlightRecords("mismatch");
   CHECK_TRUE(Holds(folder.Next(), "\"reason\": \"mismatch\""));
+  // It begins anew, and fails at once.
+  Recording anew(Spec({{6, 7}}));
+  Record(anew.recorder(), 1, State::kFailed);
+  DumpFlightRecords("timeout");
+  CHECK_TRUE(Holds(folder.Next(), "\"reason\": \"timeout\""));
 }
 
 class German final : public std::numpunct<char> {

@@ -36,6 +36,10 @@ class StandIn:
         """Has what the next call starts, or one after it, not complete."""
         self._library.jaxcommFakeHang(function.encode(), after)
 
+    def connect(self, function, after=0):
+        """Has the next call, or one after it, not return, as NCCL's first use may."""
+        self._library.jaxcommFakeConnect(function.encode(), after)
+
     def async_error(self, call, result=6):
         """Gives the communicator of a call an asynchronous error."""
         assert self._library.jaxcommFakeAsyncError(call["comm"], result) == 1

@@ -45,19 +45,12 @@ CallCheck::~CallCheck() {
 
 Status CallCheck::Compare(const Call& call, LocalRank& rank) {
   if (states_[rank.facts.place].announced == nullptr) return OkStatus();
-  Status status = OkStatus();
-  {
-    const LaunchQueue::Counted counted(rank.queue.giving);
-    std::lock_guard<std::timed_mutex> lock(rank.queue.launching);
-    status = parts_.health.Refusal();
-    if (status.failure() && !parts_.health.failed()) {
-      return parts_.health.FailCall(call, rank.facts, status);
-    }
-    if (status.success()) {
-      CurrentContext current(parts_.library.cuda, rank.facts.context);
-      status = Exchange(call, rank);
-    }
-  }
+  bool is_refused = true;
+  Status status = rank.queue.Launch(call, /*number=*/0, [&] {
+    is_refused = false;
+    return Exchange(call, rank);
+  });
+  if (is_refused) return parts_.health.FailCall(call, rank.facts, status);
   if (status.success()) status = FindOddRanks(rank.facts);
   if (status.success()) return status;
   return parts_.health.FailBy(

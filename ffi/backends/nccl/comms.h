@@ -99,14 +99,14 @@ struct NcclParts {
             NcclPatience patience)
       : spec(spec),
         library(library),
-        health(spec, library, std::move(policy), ranks),
         ranks(MakeRanks(library, spec, devices, contexts, recorder, health)),
+        health(spec, library, std::move(policy), ranks),
         comms(library, health, ranks, std::move(patience)) {}
 
   const CommunicatorSpec& spec;
   const NcclLibrary& library;
-  Health health;
   const LocalRanks ranks;
+  Health health;  // ends first: others look whether it is busy
   Comms comms;
 };
 

@@ -1,7 +1,5 @@
 #include "ffi/backends/nccl/device_stop.h"
 
-#include <unistd.h>
-
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -12,6 +10,7 @@
 
 #include "ffi/backends/nccl/kernels/device_kernels.h"
 #include "ffi/core/last_resort.h"
+#include "ffi/os/say.h"
 #include "ffi/os/start_thread.h"
 
 namespace jaxcomm {
@@ -63,12 +62,12 @@ class Stopper {
       why_ = why;
       is_stopped_.store(true, std::memory_order_release);
     }
-    const std::string line = StrCat("jaxcomm: ", why, "\n");
-    [[maybe_unused]] ssize_t written = write(STDERR_FILENO, line.data(), line.size());
     stopping_.notify_all();
+    Say(StrCat("jaxcomm: ", why, "\n"));
   }
 
   bool is_stopped() const { return is_stopped_.load(std::memory_order_acquire); }
+  bool has_ended() const { return has_ended_.load(); }
 
   std::string why() {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -108,6 +107,7 @@ class Stopper {
         result = device.library->cuda.StreamQuery(device.stream);
       }
     }
+    has_ended_ = true;
   }
 
   std::mutex mutex_;
@@ -115,7 +115,7 @@ class Stopper {
   std::vector<Device> devices_;
   std::string why_;
   BackgroundThread thread_;
-  std::atomic<bool> is_stopped_{false};
+  std::atomic<bool> is_stopped_{false}, has_ended_{false};
 };
 
 struct First {
@@ -137,6 +137,12 @@ Status PrepareDeviceStop(const NcclLibrary& library, cuda::Context context) {
 void StopDevices(const std::string& why) { Stopper::Get().Stop(why); }
 
 bool DevicesAreStopped() { return Stopper::Get().is_stopped(); }
+
+void WaitForDeviceStop() {
+  while (DevicesAreStopped() && !Stopper::Get().has_ended()) {
+    std::this_thread::sleep_for(kLook);
+  }
+}
 
 Status DevicesStoppedError() {
   return Status(ErrorCode::kFailedPrecondition,

@@ -26,9 +26,10 @@
 namespace jaxcomm {
 
 // What happens to the process when a collective fails while a device is at it.
+// The strictest comes last.
 enum class OnFailure {
-  kRaise,   // the GPUs are stopped: every use of them raises
   kPoison,  // results have every bit set; all ranks have to be of this process
+  kRaise,   // the GPUs are stopped: every use of them raises
   kExit,    // the process ends
 };
 
@@ -42,6 +43,10 @@ void StopDevices(const std::string& why);
 
 // Whether StopDevices() was called: no CUDA or NCCL call makes sense any more.
 bool DevicesAreStopped();
+
+// Once StopDevices() was called, waits until no device does anything any more: nothing
+// that a kernel leaves in memory can be read then.
+void WaitForDeviceStop();
 
 // Returns the error of every operation from then on.
 Status DevicesStoppedError();

@@ -40,7 +40,7 @@ FailureDetector::Finding FailureDetector::LookAt(LocalRank& rank) {
   }
   if (!overdue.found || DevicesAreStopped()) return {};
   const bool is_late = overdue.status.success();
-  if (!is_late && world_->sees_peers()) {
+  if (!is_late && world_.sees_peers()) {
     // NCCL may be the first to notice that a process has ended. It does not say which.
     if (error_seen_ == Clock::time_point()) error_seen_ = Clock::now();
     if (Clock::now() - error_seen_ < kWaitForPeerExitAfterNcclError) {
@@ -57,7 +57,7 @@ FailureDetector::Finding FailureDetector::LookAt(LocalRank& rank) {
 
 std::string FailureDetector::LostPeers() const {
   std::string lost;
-  const std::vector<int> gone = world_->gone();
+  const std::vector<int> gone = world_.gone();
   for (const auto& mine : ranks_) {
     const std::vector<int>& processes = spec_.processes[mine->facts.group];
     for (size_t rank = 0; rank < processes.size(); ++rank) {
@@ -72,7 +72,7 @@ std::string FailureDetector::LostPeers() const {
 }
 
 std::string FailureDetector::LostPeersSoon() const {
-  if (!world_->sees_peers() || spec_.processes.empty()) return "";
+  if (!world_.sees_peers() || spec_.processes.empty()) return "";
   const auto end = Clock::now() + kWaitForPeerExitAfterNcclError;
   std::string lost = LostPeers();
   while (lost.empty() && Clock::now() < end) {
@@ -83,21 +83,16 @@ std::string FailureDetector::LostPeersSoon() const {
 }
 
 FailureDetector::Finding FailureDetector::LookForPeers() {
-  if (!world_->any_gone() || spec_.processes.empty()) return {};
+  if (!world_.any_gone() || spec_.processes.empty()) return {};
   const std::string lost = LostPeers();
   if (lost.empty()) return {};
   if (peer_lost_ == Clock::time_point()) peer_lost_ = Clock::now();
-  if (CountInFlight(ranks_) > 0 && Clock::now() - peer_lost_ < kDrainAfterPeerExit) {
-    return {What::kLookAgainSoon};
-  }
+  const bool has_work = HaveWork(ranks_);
+  const bool may_drain = has_work && Clock::now() - peer_lost_ < kDrainAfterPeerExit;
+  // Nothing of it fails, and others that are at work may do without the process.
+  if (may_drain || (!has_work && Health::IsAnyBusy())) return {What::kLookAgainSoon};
   std::string text = FirstOperation(ranks_, spec_);
   const bool names_a_call = !text.empty();
-  // What is in flight may be an operation of one that fails together with this one.
-  if (text.empty() && shares_) {
-    for (const auto& sharer : world_->sharers()) {
-      if (text.empty()) text = sharer->first_operation();
-    }
-  }
   if (text.empty()) text = NameOf(spec_) + ": ";
   return {What::kFailure, Status(ErrorCode::kAborted, StrCat(text, lost, " has ended")),
           names_a_call, "peer gone"};

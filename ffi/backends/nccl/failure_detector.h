@@ -30,11 +30,10 @@ class FailureDetector {
     const char* dump = nullptr;  // the reason of the flight record
   };
 
-  // All must outlive it. `shares`: whether the communicator shares resources with
-  // others of the world.
-  FailureDetector(const CommunicatorSpec& spec, const WorldHealth* world, bool shares,
+  // All must outlive it.
+  FailureDetector(const CommunicatorSpec& spec, const WorldHealth& world,
                   const LocalRanks& ranks, const std::vector<Engine*>& engines)
-      : spec_(spec), world_(world), shares_(shares), ranks_(ranks), engines_(engines) {}
+      : spec_(spec), world_(world), ranks_(ranks), engines_(engines) {}
 
   // One thread at a time.
   Finding Look();
@@ -51,8 +50,7 @@ class FailureDetector {
   std::string LostPeers() const;
 
   const CommunicatorSpec& spec_;
-  const WorldHealth* const world_;
-  const bool shares_;
+  const WorldHealth& world_;
   const LocalRanks& ranks_;
   const std::vector<Engine*>& engines_;
   // When a process was first seen to be gone, and an error of NCCL's, which may have

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <map>
 #include <optional>
 #include <thread>
 #include <utility>
@@ -10,6 +11,7 @@
 #include "ffi/backends/nccl/local_rank.h"
 #include "ffi/core/last_resort.h"
 #include "ffi/flight/flight_dump.h"
+#include "ffi/os/mutex.h"
 #include "ffi/os/start_thread.h"
 
 namespace jaxcomm {
@@ -35,13 +37,54 @@ constexpr char kIdle[] =
     ". Nothing was on its way. Call jaxcomm.finalize() in every process, then "
     "jaxcomm.init()";
 
-const char* MeaningOf(bool is_idle, OnFailure how) {
-  if (is_idle) return kIdle;
+// `how`: nothing if no device was at an operation.
+const char* MeaningOf(std::optional<OnFailure> how) {
+  if (!how.has_value()) return kIdle;
   if (how == OnFailure::kPoison) return kPoisoned;
   return how == OnFailure::kRaise ? kStopped : "";
 }
 
 using Clock = std::chrono::steady_clock;
+
+// The healths of this process.
+class Live {
+ public:
+  // Never destroyed: the watch may look when the process ends.
+  static Live& Get() {
+    static Live* const live = new Live;
+    return *live;
+  }
+
+  void Add(const Health* health, std::weak_ptr<Health> kept) {
+    MutexLock lock(mutex_);
+    of_[health] = std::move(kept);
+  }
+  void Remove(const Health* health) {
+    MutexLock lock(mutex_);
+    of_.erase(health);
+  }
+
+  // Those that are not being destroyed.
+  std::vector<std::shared_ptr<Health>> all() {
+    std::vector<std::shared_ptr<Health>> all;
+    MutexLock lock(mutex_);
+    for (const auto& [health, kept] : of_) {
+      if (auto each = kept.lock()) all.push_back(std::move(each));
+    }
+    return all;
+  }
+  // Without keeping any, so that none is released on this thread.
+  template <typename Is>
+  bool Any(const Is& is) {
+    MutexLock lock(mutex_);
+    return std::any_of(of_.begin(), of_.end(),
+                       [&](const auto& each) { return is(*each.first); });
+  }
+
+ private:
+  Mutex mutex_;
+  std::map<const Health*, std::weak_ptr<Health>> of_ GUARDED_BY(mutex_);
+};
 
 }  // namespace
 
@@ -51,17 +94,22 @@ Health::Health(const CommunicatorSpec& spec, const NcclLibrary& library, Policy 
       library_(library),
       policy_(std::move(policy)),
       ranks_(ranks),
-      detector_(spec, policy_.world.get(), policy_.shares, ranks, engines_) {}
+      detector_(spec, *policy_.world, ranks, engines_) {}
 
 Health::~Health() {
   if (is_watched_) --num_watched_;
+  Live::Get().Remove(this);
+}
+
+void Health::SetOwner(const std::shared_ptr<void>& owner) {
+  owner_ = owner;
+  Live::Get().Add(this, std::shared_ptr<Health>(owner, this));
 }
 
 Status Health::BeWatched() {
   const auto owner = owner_.lock();
   is_watched_ = true;
   ++num_watched_;
-  if (policy_.shares) policy_.world->Add(std::shared_ptr<Health>(owner, this));
   return Watch(std::shared_ptr<Watched>(owner, this));
 }
 
@@ -85,31 +133,36 @@ void Health::SetSuspended(bool is_suspended) {
 
 bool Health::is_busy() const { return AreBusy(ranks_); }
 
-std::string Health::first_operation() const { return FirstOperation(ranks_, spec_); }
+bool Health::IsAnyBusy() {
+  return Live::Get().Any([](const Health& each) { return each.is_busy(); });
+}
 
-std::string Health::FirstOperationOfAny() const {
-  std::string text = first_operation();
-  if (!policy_.shares) return text;
-  for (const auto& sharer : policy_.world->sharers()) {
-    if (text.empty()) text = sharer->first_operation();
+bool Health::RefuseAllOf(const WorldHealth& world, const Status& reason) {
+  bool is_busy = false;
+  for (const auto& each : Live::Get().all()) {
+    if (each->policy_.world.get() != &world) continue;
+    each->SetFailed(reason, /*names_a_call=*/false);
+    is_busy = is_busy || each->is_busy();
   }
-  return text;
+  return is_busy;
 }
 
-bool Health::AnyBusy() const {
-  if (is_busy()) return true;
-  if (!policy_.shares) return false;
-  const auto sharers = policy_.world->sharers();
-  return std::any_of(sharers.begin(), sharers.end(),
-                     [](const auto& sharer) { return sharer->is_busy(); });
+std::optional<OnFailure> Health::Strictest(const All& all) {
+  std::optional<OnFailure> found;
+  for (const auto& each : all) {
+    if (each->is_busy()) {
+      found = std::max(found.value_or(OnFailure::kPoison), each->policy_.on_failure);
+    }
+  }
+  return found;
 }
 
-bool Health::IsIdleSoon() {
+std::optional<OnFailure> Health::StrictestSoon(const All& all) {
   const auto end = Clock::now() + FailureDetector::kDrainAfterPeerExit;
   while (true) {
-    Refresh(ranks_);
-    if (!AnyBusy()) return true;
-    if (Clock::now() > end) return false;
+    for (const auto& each : all) Refresh(each->ranks_);
+    const std::optional<OnFailure> found = Strictest(all);
+    if (!found.has_value() || Clock::now() > end) return found;
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
 }
@@ -122,18 +175,20 @@ double Health::poll_seconds() const {
 bool Health::Poll() {
   std::unique_lock<std::mutex> lock(polling_, std::try_to_lock);
   if (!lock) return !failed();  // another thread polls it
-  if (failed()) return false;
-  if (DevicesAreStopped()) {
+  if (!failed() && DevicesAreStopped()) {
     SetFailed(DevicesStoppedError(), /*names_a_call=*/false);
-    for (Engine* engine : engines_) engine->Refuse(failure());
     for (const auto& rank : ranks_) rank->queue.Fail();
+    RefuseInEngines();
+    AbortElsewhere(/*only_threads_in_nccl=*/true);
+  }
+  if (failed()) {
     Abandon();
     return false;
   }
   const FailureDetector::Finding found = detector_.Look();
   switch (found.what) {
     case FailureDetector::Finding::What::kNothing:
-      return CountInFlight(ranks_) > 0;
+      return HaveWork(ranks_);
     case FailureDetector::Finding::What::kLookAgainSoon:
       return true;
     case FailureDetector::Finding::What::kFailure:
@@ -164,41 +219,65 @@ bool Health::SetFailed(const Status& reason, bool names_a_call) {
 }
 
 void Health::Fail(const Status& reason, bool names_a_call, const char* dump,
-                  OnFailure how) {
+                  bool is_closing) {
   if (failed()) return;
   RecordFirstFailure(std::string(reason.message()));
-  // A moment for what is about to end, such as the other local ranks' part.
-  const bool is_idle = IsIdleSoon();
-  const char* const meaning = MeaningOf(is_idle, how);
+  All all = Live::Get().all();
+  const auto allowed = [is_closing](std::optional<OnFailure> how) {
+    return is_closing && how == OnFailure::kExit ? OnFailure::kRaise : how;
+  };
+  std::optional<OnFailure> how = allowed(StrictestSoon(all));
+  const char* const meaning = MeaningOf(how);
   const Status failure(*reason.errc(), StrCat(reason.message(), meaning));
   if (!SetFailed(failure, names_a_call)) return;
-  policy_.world->SetBroken();
-  if (policy_.shares) {
-    const Status together(
-        *reason.errc(),
-        StrCat(reason.message(), ". Communicators that share resources fail together",
-               meaning));
-    for (const auto& sharer : policy_.world->sharers()) sharer->FailToo(together);
+  const Status together(*reason.errc(),
+                        StrCat(reason.message(),
+                               ". All communicators of NCCL in this process fail "
+                               "together",
+                               meaning));
+  All failing;
+  for (const auto& each : all) {
+    if (each.get() != this && !each->SetFailed(together, /*names_a_call=*/false)) {
+      continue;
+    }
+    each->policy_.world->SetBroken();
+    failing.push_back(each);
   }
-  if (!is_idle || AnyBusy()) {
-    // An operation may have been given to a device since the reason was found.
-    const std::string text =
-        StrCat(names_a_call ? "" : FirstOperationOfAny(), failure.message());
+  // A stream may have been given an operation since.
+  how = std::max(how, allowed(Strictest(all)));
+  if (how.has_value()) {
+    std::string text;
+    for (const auto& each : all) {
+      if (!names_a_call && text.empty()) {
+        text = FirstOperation(each->ranks_, each->spec_);
+      }
+    }
+    text += failure.message();
     if (how == OnFailure::kExit) EndProcess(text);
-    if (how == OnFailure::kPoison) {
-      AbortElsewhere();
-    } else {
-      StopDevices(text);
+    if (how == OnFailure::kRaise) StopDevices(text);
+    for (const auto& each : failing) {
+      each->AbortElsewhere(/*only_threads_in_nccl=*/how == OnFailure::kRaise);
     }
     if (dump != nullptr) DumpFlightRecords(dump);
-    for (const auto& rank : ranks_) rank->queue.Fail();
+    for (const auto& each : failing) {
+      for (const auto& rank : each->ranks_) rank->queue.Fail();
+    }
   }
-  for (Engine* engine : engines_) engine->Refuse(failure);
+  for (const auto& each : failing) each->RefuseInEngines();
+  WakeWatchdog();
+  // The last reference, and with it a slow destructor, must not be released on the
+  // watch's thread. Where no thread can be had, it is.
+  failing.clear();
+  (void)StartDetached([released = std::move(all)] {});
+}
+
+void Health::RefuseInEngines() {
+  for (Engine* engine : engines_) engine->Refuse(failure());
 }
 
 void Health::FailStuck(const Status& reason) {
   Fail(reason);
-  if (!DevicesAreStopped()) AbortElsewhere();
+  AbortElsewhere();
 }
 
 void Health::FailElsewhere(const std::string& reason) {
@@ -253,13 +332,10 @@ void Health::Close(const Status& reason) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   if (!failed() && HaveWork(ranks_)) {
-    // A process that ends by itself, and closes what it has, keeps its status.
-    const bool exits = policy_.on_failure == OnFailure::kExit;
-    Fail(reason, /*names_a_call=*/true, /*dump=*/nullptr,
-         exits ? OnFailure::kRaise : policy_.on_failure);
+    Fail(reason, /*names_a_call=*/true, /*dump=*/nullptr, /*is_closing=*/true);
   } else {
     Refuse(State::kStopping, reason, /*names_a_call=*/true);
-    for (Engine* engine : engines_) engine->Refuse(reason);
+    RefuseInEngines();
   }
   Abandon();
   // Unregister here, so that the last reference, and with it the slow destructor, is
@@ -272,20 +348,26 @@ void Health::Abandon() {
   library_.test_double->abandon(policy_.world.get(), this);
 }
 
-void Health::AbortElsewhere() {
+void Health::AbortElsewhere(bool only_threads_in_nccl) {
   const std::shared_ptr<void> owner = owner_.lock();
   if (owner == nullptr) return;  // it is being destroyed, which aborts
   for (const auto& rank : ranks_) {
+    if (only_threads_in_nccl && rank->queue.giving.load() == 0) continue;
     // The owner goes with the function, and may end there.
     const Status started =
-        StartDetached([this, owner, each = rank.get()] { AbortRank(*each); });
+        StartDetached([this, owner, only_threads_in_nccl, each = rank.get()] {
+          AbortRank(*each, only_threads_in_nccl);
+        });
     if (started.success()) continue;
     EndProcess(StrCat("a collective failed, and no thread can be had to end it: ",
                       failure().message()));
   }
 }
 
-void Health::AbortRank(LocalRank& rank) {
+void Health::AbortRank(LocalRank& rank, bool only_threads_in_nccl) {
+  // An aborted operation would let a stream go on.
+  WaitForDeviceStop();
+  if (only_threads_in_nccl && rank.queue.giving.load() == 0) return;
   // NCCL ends what runs, and then waits for the graphs that refer to the communicator,
   // which XLA keeps for as long as their programs.
   std::optional<LastResort> end;

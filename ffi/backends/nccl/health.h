@@ -1,13 +1,18 @@
 // The health of a communicator: whether it takes calls, why not, and how it ends.
 //
 // Nothing is aborted while a device is at it, unless its results are poisoned first:
-// XLA takes what an aborted operation leaves in memory for its result. So there is one
-// way to end, for a communicator and all that share resources with it:
+// XLA takes what an aborted operation leaves in memory for its result. And what one
+// waits for may be what others wait for: their operations wait for the same rank, an
+// abort of one waits for the device that another is at, and NCCL's abort flag belongs
+// to all that share resources. So a failure is the failure of all communicators of the
+// process, and there is one way to end:
 //   1. wait a moment for what is about to end;
 //   2. refuse every call from now on, and set the poison word, if there is one;
-//   3. if a device is at an operation, do what the policy says: stop the GPUs of this
-//      process (device_stop.h), end the process, or abort the poisoned operations, on
-//      threads of their own, since an abort waits for the device;
+//   3. if a device is at an operation, do what the strictest policy says of those that
+//      have some: stop the GPUs of this process (device_stop.h), end the process, or
+//      abort the poisoned operations, on threads of their own, since an abort waits for
+//      the device. What stops GPUs also aborts what keeps threads inside NCCL, which
+//      looks at no device there, once no number can leave any more;
 //   4. a last resort (last_resort.h) ends the process if a step does not end.
 #ifndef JAXCOMM_FFI_BACKENDS_NCCL_HEALTH_H_
 #define JAXCOMM_FFI_BACKENDS_NCCL_HEALTH_H_
@@ -16,6 +21,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -45,7 +51,6 @@ class Health final : public Watched {
 
   struct Policy {
     std::shared_ptr<WorldHealth> world;
-    bool shares = false;  // resources with others of the world
     OnFailure on_failure = OnFailure::kRaise;
   };
 
@@ -60,8 +65,9 @@ class Health final : public Watched {
   // Leaves the poison to graphs, which may read its word as long as the process lives.
   void KeepPoison() { KeepForever(std::move(poison_)); }
 
-  // `owner`: of this, which is kept while it is polled or aborted.
-  void SetOwner(const std::shared_ptr<void>& owner) { owner_ = owner; }
+  // `owner`: of this, which is kept while it is polled or aborted. From now on it fails
+  // with the others.
+  void SetOwner(const std::shared_ptr<void>& owner);
   // Has the watch poll it, once it is made.
   Status BeWatched();
   // How many of this process are watched.
@@ -90,15 +96,14 @@ class Health final : public Watched {
   void FailStuck(const Status& reason);
   // Fails it because another process says that something failed there.
   void FailElsewhere(const std::string& reason);
-  // Fails it because one failed that it shares resources with.
-  void FailToo(const Status& reason) { SetFailed(reason, /*names_a_call=*/false); }
+  // Has all communicators of a world refuse calls, and ends nothing. Returns whether a
+  // device is at an operation of one.
+  static bool RefuseAllOf(const WorldHealth& world, const Status& reason);
   // Refuses calls, and waits for those in flight. What does not end fails.
   void Close(const Status& reason);
 
-  // Whether a device may be at an operation of the communicator.
-  bool is_busy() const;
-  // See FirstOperation().
-  std::string first_operation() const;
+  // Whether a device may be at an operation of any communicator of this process.
+  static bool IsAnyBusy();
 
   // Lets calls that a test double holds back see the failure.
   void Abandon();
@@ -109,27 +114,27 @@ class Health final : public Watched {
   const char* stuck_text() const override { return kDriverStuck; }
 
  private:
-  // Whether the communicator, or one that shares resources with it, is busy.
-  bool AnyBusy() const;
-  // Its own, or one of those that fail together with it.
-  std::string FirstOperationOfAny() const;
-  // Waits some milliseconds until nothing is in flight; false if something still is.
-  bool IsIdleSoon();
+  using All = std::vector<std::shared_ptr<Health>>;
+
+  bool is_busy() const;
+  // The strictest policy of those that are busy, nothing if none is. Waits some
+  // milliseconds for what is about to end.
+  static std::optional<OnFailure> StrictestSoon(const All& all);
+  static std::optional<OnFailure> Strictest(const All& all);
   // Refuses calls from now on. `names_a_call`: whether the reason does, as the text of
   // an error must. Returns false if it refused them before.
   bool Refuse(State state, const Status& reason, bool names_a_call);
   bool SetFailed(const Status& reason, bool names_a_call);
-  // Fails it as written above. `dump`: the reason of the flight record that is written
-  // if something was in flight; null: none.
-  void Fail(const Status& reason, bool names_a_call = true,
-            const char* dump = nullptr) {
-    Fail(reason, names_a_call, dump, policy_.on_failure);
-  }
-  void Fail(const Status& reason, bool names_a_call, const char* dump, OnFailure how);
+  // Fails all as written above. `dump`: the reason of the flight record that is written
+  // if something was in flight; null: none. `is_closing`: the process goes on, since a
+  // process that closes what it has before it ends keeps its status.
+  void Fail(const Status& reason, bool names_a_call = true, const char* dump = nullptr,
+            bool is_closing = false);
   // Returns the error of a call to a communicator that has failed.
   Status FailureOf(const Call& call, const RankFacts& rank) const;
-  void AbortElsewhere();
-  void AbortRank(LocalRank& rank);
+  void RefuseInEngines();
+  void AbortElsewhere(bool only_threads_in_nccl = false);
+  void AbortRank(LocalRank& rank, bool only_threads_in_nccl);
 
   static inline std::atomic<int64_t> num_watched_{0};
 

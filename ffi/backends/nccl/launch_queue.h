@@ -105,25 +105,35 @@ class LaunchQueue {
   template <typename GiveTo>
   Status Give(const Call& call, cuda::Stream stream, InFlight::Named named,
               const GiveTo& give) {
-    Status status = OkStatus();
-    {
-      const Counted counted(giving);
-      std::lock_guard<std::timed_mutex> lock(launching);
-      status = health_.Refusal();
-      if (status.success()) {
-        CurrentContext current(library_.cuda, facts_.context);
-        in_flight_.Begin(stream, call.may_be_captured, InFlight::Clock::now());
-        status = give();
-        if (status.success()) status = health_.GivePoison(call, facts_, stream);
-        if (status.success()) {
-          if (named.sequence == 0) named.sequence = NextNumber();
-          in_flight_.End(stream, named, InFlight::Clock::now());
-        }
-      }
-    }
-    if (status.failure()) return Failed(call, named, status);
+    const Status status = Launch(call, named.sequence, [&]() -> Status {
+      in_flight_.Begin(stream, call.may_be_captured, InFlight::Clock::now());
+      RETURN_IF_ERROR(give());
+      RETURN_IF_ERROR(health_.GivePoison(call, facts_, stream));
+      if (named.sequence == 0) named.sequence = NextNumber();
+      in_flight_.End(stream, named, InFlight::Clock::now());
+      return OkStatus();
+    });
+    return status.success() ? status : Failed(call, named, status);
+  }
+
+  // Has work() use NCCL for a call, as the only thread of the rank, and the watch look
+  // at it: NCCL may keep the thread for as long as a rank does not come. Fails if the
+  // communicator takes no calls. `number`: of the operation; 0: the next.
+  template <typename Work>
+  Status Launch(const Call& call, uint64_t number, const Work& work) {
+    const Counted counted(giving);
     WakeWatchdog();
-    return OkStatus();
+    std::lock_guard<std::timed_mutex> lock(launching);
+    RETURN_IF_ERROR(health_.Refusal());
+    CurrentContext current(library_.cuda, facts_.context);
+    launched_operation_.store(call.site->operation(), std::memory_order_relaxed);
+    launched_number_.store(number != 0 ? number : operations_.load() + 1,
+                           std::memory_order_relaxed);
+    launched_since_.store(InFlight::Clock::now().time_since_epoch().count(),
+                          std::memory_order_release);
+    Status status = work();
+    launched_since_.store(0, std::memory_order_release);
+    return status;
   }
 
   // See InFlight.
@@ -136,15 +146,19 @@ class LaunchQueue {
     CurrentContext current(library_.cuda, facts_.context);
     const auto now = InFlight::Clock::now();
     InFlight::Overdue overdue = in_flight_.Poll(now, patience);
-    if (overdue.found || more_ == nullptr) return overdue;
-    const InFlight::Overdue more = more_->Poll(now, patience);
-    return more.found ? more : overdue;
+    // Not found, it names the first operation all the same.
+    const auto or_else = [&overdue](const InFlight::Overdue& other) {
+      if (!overdue.found && other.found) overdue = other;
+    };
+    if (more_ != nullptr) or_else(more_->Poll(now, patience));
+    or_else(LaunchedFor(patience, now));
+    return overdue;
   }
   InFlight::Overdue First() {
     CurrentContext current(library_.cuda, facts_.context);
     InFlight::Overdue first = in_flight_.First();
     if (!first.found && more_ != nullptr) first = more_->First();
-    return first;
+    return first.found ? first : LaunchedFor({}, InFlight::Clock::now());
   }
   void Fail() {
     in_flight_.Fail();
@@ -155,10 +169,10 @@ class LaunchQueue {
   // ranks, to give each other's streams something.
   int given() const { return in_flight_.size(); }
   int64_t size() const {
-    return given() + (more_ ? more_->size() : 0) + waiting.load();
+    return waiting.load() + given() + (more_ ? more_->size() : 0);
   }
-  // Likewise, or a stream is about to be given an operation.
-  bool has_work() const { return size() > 0 || giving.load() > 0; }
+  // Those that a thread is giving a stream: 1 or 0.
+  int launches() const { return launched_since_.load() != 0; }
   bool was_captured() const { return in_flight_.was_captured(); }
 
   CallCounts& counts() { return counts_; }
@@ -173,6 +187,19 @@ class LaunchQueue {
   std::atomic<int> waiting{0};
 
  private:
+  // The operation that a thread has been launching for longer than `patience`.
+  InFlight::Overdue LaunchedFor(std::chrono::duration<double> patience,
+                                InFlight::Clock::time_point now) const {
+    const auto since = launched_since_.load();
+    const InFlight::Overdue launched{true, launched_operation_.load(),
+                                     launched_number_.load()};
+    // Another thread may have begun meanwhile.
+    if (since == 0 || launched_since_.load() != since) return {};
+    return now.time_since_epoch() - InFlight::Clock::duration(since) > patience
+               ? launched
+               : InFlight::Overdue();
+  }
+
   const NcclLibrary& library_;
   const RankFacts& facts_;
   FlightRecorder& recorder_;
@@ -180,6 +207,10 @@ class LaunchQueue {
   InFlight in_flight_;
   InFlight* more_ = nullptr;
   std::atomic<uint64_t> operations_{0};
+  // What Launch() is at, and since when; 0: nothing.
+  std::atomic<InFlight::Clock::rep> launched_since_{0};
+  std::atomic<uint64_t> launched_number_{0};
+  std::atomic<uint32_t> launched_operation_{0};
   CallCounts counts_;
 };
 

@@ -28,15 +28,21 @@ void Refresh(const LocalRanks& ranks) {
 
 int64_t CountInFlight(const LocalRanks& ranks) {
   int64_t count = 0;
-  for (const auto& rank : ranks) count += rank->queue.size();
+  for (const auto& rank : ranks) count += rank->queue.size() + rank->queue.launches();
   return count;
 }
 
 bool AreBusy(const LocalRanks& ranks) { return HaveWork(ranks) || WereCaptured(ranks); }
 
 bool HaveWork(const LocalRanks& ranks) {
-  return std::any_of(ranks.begin(), ranks.end(),
-                     [](const auto& rank) { return rank->queue.has_work(); });
+  // Threads first, of all ranks: what one gives a stream, which may be another rank's,
+  // is in flight before the thread is counted off.
+  const auto any = [&ranks](const auto& has) {
+    return std::any_of(ranks.begin(), ranks.end(), has);
+  };
+  return any([](const auto& rank) { return rank->queue.giving.load() > 0; }) ||
+         any([](const auto& rank) { return rank->queue.waiting.load() > 0; }) ||
+         any([](const auto& rank) { return rank->queue.size() > 0; });
 }
 
 bool WereCaptured(const LocalRanks& ranks) {

@@ -12,7 +12,7 @@ NcclCommunicator::NcclCommunicator(CommunicatorSpec spec, NcclSpec how)
     : Communicator(std::move(spec)),
       how_(std::move(how)),
       parts_(this->spec(), how_.world->library(),
-             {how_.world->health(), how_.settings.shares(), how_.on_failure},
+             {how_.world->health(), how_.on_failure},
              how_.world->devices(), how_.world->contexts(), recorder(), how_.patience),
       engines_(parts_, how_.engines),
       memory_(*how_.world, parts_.comms, how_.settings.shares()) {}

@@ -110,14 +110,9 @@ ErrorOr<std::vector<nccl::Comm>> NcclWorld::Split(const std::vector<int>& colors
   }
   if (status.failure()) {
     health_->SetBroken();
-    bool is_busy = false;
-    for (const auto& sharer : health_->sharers()) {
-      sharer->FailToo(status);
-      is_busy = is_busy || sharer->is_busy();
-    }
     // An abort would end operations of the communicators that share, without a result.
     // So if one is busy, the new ones wait for the end of the world.
-    if (!is_busy) {
+    if (!Health::RefuseAllOf(*health_, status)) {
       std::vector<nccl::Comm> there;
       for (nccl::Comm& comm : *made) {
         there.push_back(__atomic_load_n(&comm, __ATOMIC_ACQUIRE));  // it is done

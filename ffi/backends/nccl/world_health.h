@@ -1,39 +1,16 @@
-// The reasons for which the communicators of a world fail together.
+// What the communicators of a world know of each other's ends.
 #ifndef JAXCOMM_FFI_BACKENDS_NCCL_WORLD_HEALTH_H_
 #define JAXCOMM_FFI_BACKENDS_NCCL_WORLD_HEALTH_H_
 
-#include <algorithm>
 #include <atomic>
-#include <memory>
 #include <mutex>
-#include <utility>
 #include <vector>
 
 namespace jaxcomm {
 
-class Health;
-
 // Thread-safe.
 class WorldHealth {
  public:
-  // The communicators that share NCCL's resources. NCCL has one abort flag for all of
-  // them and reports to none that it was set: they fail together.
-  void Add(std::weak_ptr<Health> sharer) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    sharers_.erase(std::remove_if(sharers_.begin(), sharers_.end(),
-                                  [](const auto& each) { return each.expired(); }),
-                   sharers_.end());
-    sharers_.push_back(std::move(sharer));
-  }
-  std::vector<std::shared_ptr<Health>> sharers() const {
-    std::lock_guard<std::mutex> lock(mutex_);
-    std::vector<std::shared_ptr<Health>> live;
-    for (const auto& each : sharers_) {
-      if (auto sharer = each.lock()) live.push_back(std::move(sharer));
-    }
-    return live;
-  }
-
   // Whether a communicator was ended by force, and with it all that share with it. Then
   // no others can be split off.
   bool is_broken() const { return is_broken_.load(); }
@@ -58,7 +35,6 @@ class WorldHealth {
  private:
   std::atomic<bool> is_broken_{false}, sees_peers_{false}, any_gone_{false};
   mutable std::mutex mutex_;
-  std::vector<std::weak_ptr<Health>> sharers_;
   std::vector<int> gone_;
 };
 

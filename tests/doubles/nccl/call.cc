@@ -51,7 +51,7 @@ bool WorksAfterFault(std::string_view name) {
          name == "cuDeviceGetCount" || name == "cuCtxGetCurrent" ||
          name == "cuCtxPushCurrent_v2" || name == "cuCtxPopCurrent_v2" ||
          name == "cuDevicePrimaryCtxRelease_v2" || name == "ncclGetVersion" ||
-         name == "ncclCommGetAsyncError";
+         name == "ncclCommGetAsyncError" || name == "ncclCommAbort";
 }
 
 std::string Line(const Recorded& call) {
@@ -102,9 +102,10 @@ struct Faults {
       std::string item = CutAt(',', &rest);
       const std::string function = CutAt(':', &item);
       const std::string after = CutAt(':', &item);
-      planned.push_back({function, std::atoi(after.c_str()),
-                         Fault{std::atoi(item.c_str()), item == "hang"},
-                         item == "die"});
+      planned.push_back(
+          {function, std::atoi(after.c_str()),
+           Fault{std::atoi(item.c_str()), item == "hang", item == "connect"},
+           item == "die"});
     }
   }
 };
@@ -171,6 +172,7 @@ Call::Call(const TraceEntry& entry, Capture capture) {
   const Fault fault = TakeFault(entry.name);
   refusal_ = fault.result;
   hangs_ = fault.hang;
+  connects_ = fault.connects;
   if (nccl && refusal_ != 0) {
     Spoil(Failure(static_cast<nccl::Result>(refusal_),
                   std::string(entry.name) + " failed because a test asked for it"));
@@ -197,4 +199,8 @@ void jaxcommFakeFail(const char* function, int after, int result) {
 
 void jaxcommFakeHang(const char* function, int after) {
   Locked<Faults>()->planned.push_back({function, after, {0, true}});
+}
+
+void jaxcommFakeConnect(const char* function, int after) {
+  Locked<Faults>()->planned.push_back({function, after, {0, false, true}});
 }

@@ -28,8 +28,9 @@ void Trace(const TraceEntry& entry);
 
 // A failure that a test asks for.
 struct Fault {
-  int result = 0;     // what the call returns instead of doing anything
-  bool hang = false;  // what it starts never completes
+  int result = 0;         // what the call returns instead of doing anything
+  bool hang = false;      // what it starts never completes
+  bool connects = false;  // it does not return
 };
 
 enum class Capture {
@@ -45,10 +46,14 @@ class Call {
   int refusal() const { return refusal_; }
   // What the call starts must not complete.
   bool hangs() const { return hangs_; }
+  // The call, or the end of its group, must not return: NCCL connects to a rank at the
+  // first use, and waits for that rank's process.
+  bool connects() const { return connects_; }
 
  private:
   int refusal_ = 0;
   bool hangs_ = false;
+  bool connects_ = false;
 };
 
 // Set on a stream's thread while it runs a host function, where CUDA allows no calls.

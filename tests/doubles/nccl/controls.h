@@ -9,7 +9,8 @@
 //   JAXCOMM_FAKE_ONE_GPU=1     equal ordinals of two processes are one GPU
 //   JAXCOMM_FAKE_FAULTS        "ncclAllReduce:3:2,ncclSend:0:hang":
 //   function:after:what,
-//                              where what is a result, "hang", or "die" (SIGKILL)
+//                              where what is a result, "hang", "connect", or "die"
+//                              (SIGKILL)
 //   JAXCOMM_FAKE_KERNELS=1     it has this package's kernels of small sums; otherwise
 //   it
 //                              says that there are none, and NCCL adds
@@ -48,9 +49,12 @@ JAXCOMM_FAKE_EXPORT void jaxcommFakeClearTrace(void);
 JAXCOMM_FAKE_EXPORT void jaxcommFakeFail(const char* function, int after, int result);
 
 // The operation, ncclCommInitRankConfig or ncclCommSplit of the `after`-th next call
-// of `function` does not complete until its communicator is aborted; nor does
-// ncclGroupEnd until one of those that were given operations is.
+// of `function` does not complete until its communicator is aborted.
 JAXCOMM_FAKE_EXPORT void jaxcommFakeHang(const char* function, int after);
+
+// The `after`-th next call of `function`, an operation, does not return until its
+// communicator is aborted, nor does the end of its group.
+JAXCOMM_FAKE_EXPORT void jaxcommFakeConnect(const char* function, int after);
 
 // Gives a communicator, named by its number in the trace, an asynchronous error.
 // Returns 0 if there is no such communicator.

@@ -177,13 +177,18 @@ nccl::Result RunAll(std::vector<Job> jobs) {
   return outcome;
 }
 
-// As NCCL does where it connects to ranks whose processes do not come.
-nccl::Result HangUntilAborted(const std::vector<Launch>& launches) {
+bool Connects(const Launch& launch) {
+  return std::any_of(launch.operations.begin(), launch.operations.end(),
+                     [](const Operation& each) { return each.connects; });
+}
+
+// As NCCL does where it connects to ranks whose processes do not come. It looks at its
+// sockets and its abort flag, and at no device.
+nccl::Result ConnectUntilAborted(const std::vector<Launch>& launches) {
   const auto stopped = [](const Launch& launch) {
     return launch.communicator->Stopped();
   };
-  while (std::none_of(launches.begin(), launches.end(), stopped) &&
-         DeviceFailure() == cuda::kSuccess) {
+  while (std::none_of(launches.begin(), launches.end(), stopped)) {
     std::this_thread::sleep_for(kLook);
   }
   return Failure(nccl::kInternalError, "The communicator was aborted");
@@ -217,6 +222,7 @@ nccl::Result Submit(const std::shared_ptr<Communicator>& communicator,
                     const Operation& operation, const std::shared_ptr<Stream>& stream) {
   if (group.depth == 0) {
     Launch launch{communicator, {operation}, {stream}};
+    if (Connects(launch)) return ConnectUntilAborted({launch});
     TraceLaunch(launch, 0);
     Enqueue(std::move(launch));
     return nccl::kSuccess;
@@ -272,8 +278,9 @@ Result ncclGroupEnd() {
   }
   const Result result = fake::RunAll(std::move(ended.jobs));
   if (result != kSuccess && result != kInProgress) return result;
-  if (call.hangs() && !ended.launches.empty())
-    return fake::HangUntilAborted(ended.launches);
+  if (std::any_of(ended.launches.begin(), ended.launches.end(), fake::Connects)) {
+    return fake::ConnectUntilAborted(ended.launches);
+  }
   for (fake::Launch& launch : ended.launches) {
     fake::TraceLaunch(launch, ended.number);
     fake::Enqueue(std::move(launch));

@@ -50,6 +50,7 @@ struct Operation {
   nccl::RedOp op = nccl::RedOp::kSum;  // of reductions
   int peer = kNobody;                  // or root
   bool hangs = false;                  // a test wants it never to complete
+  bool connects = false;               // or its call never to return
 };
 
 // Bytes of an element; 0 for no type of ours.

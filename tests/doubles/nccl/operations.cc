@@ -61,6 +61,7 @@ nccl::Result Start(Operation operation, nccl::Comm comm, nccl::Stream stream) {
                    operation.peer, CurrentGroup()});
   if (call.refusal() != 0) return Spoil(static_cast<nccl::Result>(call.refusal()));
   operation.hangs = call.hangs();
+  operation.connects = call.connects();
   using nccl::kSuccess;
   JAXCOMM_FAKE_FIND(communicator, comm);
   if (communicator->revoked || communicator->suspended) {

@@ -108,6 +108,10 @@ Result ncclCommAbort(Comm comm) {
   const auto communicator = fake::Communicators().Remove(comm);
   if (communicator == nullptr) return fake::NoSuch();
   communicator->resources->Abort();
+  if (fake::DeviceFailure() != cuda::kSuccess) {
+    // The flag is in host memory. What follows asks CUDA, which answers nothing.
+    return fake::CudaFailure(fake::DeviceFailure());
+  }
   fake::WaitUntilStopped(*communicator);
   if (communicator->job.joinable()) communicator->job.join();
   fake::WaitForGraphs(*communicator);

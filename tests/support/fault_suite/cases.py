@@ -19,6 +19,7 @@ FAULTS = (
 
 AROUND = (
     "alone",
+    "first_use",  # nothing ran before: NCCL keeps the call until rank 1 connects
     "idle_lane",  # a second lane with resources of its own, idle
     "small_behind",  # a small psum is queued behind, on the same lane
     "small_behind_on_other_lane",
@@ -69,9 +70,6 @@ class Case:
         # is not what ends the wait on GPUs.
         if self.fault == "late" or (self.fault == "exits" and is_gpu):
             return {"default"}
-        # The process that NCCL refused goes on with it, the one that was told does not.
-        if self.fault == "refused" and self.around == "idle_lane":
-            return {"other"}
         return set()
 
     @property
@@ -134,6 +132,19 @@ LATE = [
     ),
     *_all("late", "*psum_large alone", on_failure="exit"),
 ]  # fmt: skip
+FIRST_USE = [
+    *_all(
+        "late", "*psum_large first_use", "all_to_all first_use", "ppermute first_use"
+    ),
+    *_all(
+        "late", "psum_large first_use", "all_to_all first_use", "*ppermute first_use",
+        on_failure="exit",
+    ),
+    *_all(
+        "late", "psum_large first_use", "*all_to_all first_use", "ppermute first_use",
+        on_failure="poison", processes=1,
+    ),
+]  # fmt: skip
 EXITS = _all("exits", "psum_large alone", "*psum_small idle_lane")
 IN_ONE_PROCESS = [
     *_all(
@@ -162,7 +173,9 @@ ERRORS_OF_NCCL = [
     *_all("async_error", "psum_large alone", on_failure="poison", processes=1),
 ]
 
-ON_GPUS = [*KILLED, *LATE, *EXITS, *IN_ONE_PROCESS, *POISON_ACROSS_PROCESSES]
+ON_GPUS = [
+    *KILLED, *LATE, *FIRST_USE, *EXITS, *IN_ONE_PROCESS, *POISON_ACROSS_PROCESSES,
+]  # fmt: skip
 OVER_STAND_IN = [*ON_GPUS, *ERRORS_OF_NCCL]
 COVERING = tuple(_starred)
 # Those of the turn that differ most, and what NCCL says by itself.

@@ -101,6 +101,11 @@ OPERATIONS = {
         lambda x: jaxcomm.ppermute(x, AXIS, [(0, 1), (1, 0)]),
         lambda rows: rows[::-1],
     ),
+    "all_to_all": Operation(
+        "all_to_all",
+        lambda x: jaxcomm.all_to_all(x, AXIS, 1, 1, tiled=True),
+        lambda rows: rows.reshape(RANKS, RANKS, -1).swapaxes(0, 1).reshape(RANKS, -1),
+    ),
     "pair": Operation("psum", lambda x: jaxcomm.psum_start(x, AXIS).done(), _sums),
     "product": Operation("psum", _product, _products),
 }

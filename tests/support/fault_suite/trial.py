@@ -22,7 +22,11 @@ from jaxcomm.communicator import rendezvous
 _SMALL = OPERATIONS["psum_small"]
 _INTERNAL_ERROR = 3
 # The first call of NCCL's that an operation makes.
-_CALL_OF = {"all_gather": "ncclAllGather", "ppermute": "ncclSend"}
+_CALL_OF = {
+    "all_gather": "ncclAllGather",
+    "all_to_all": "ncclAlltoAll",
+    "ppermute": "ncclSend",
+}
 # The seeds of operands: each turn's results differ from those of the turn before.
 _CALM, _FAULTY, _NEXT = 1, 2, 3
 
@@ -79,12 +83,15 @@ class Trial:
             self._make_impatient(impatient)
 
     def _make_calm(self):
-        stale = self.stale.pop()
-        at = _addresses(stale)
-        out = self.program(stale, self.calm)
-        self._check("calm", out, self.expected[_CALM])
-        # Whether a reader would find STALE where nobody wrote.
-        self.is_prefilled = _addresses(out) == at
+        if self.case.around == "first_use":
+            self.is_prefilled = True  # as in the same program of other cases
+        else:
+            stale = self.stale.pop()
+            at = _addresses(stale)
+            out = self.program(stale, self.calm)
+            self._check("calm", out, self.expected[_CALM])
+            # Whether a reader would find STALE where nobody wrote.
+            self.is_prefilled = _addresses(out) == at
         for lane, small in self.small.items():
             out = small(self.small_stale.pop(), self.small_calm)
             self._check(f"calm lane {lane}", out, self.small_expected[_CALM])
@@ -226,9 +233,11 @@ class Trial:
             self.delay.wait = _wait_for_failure
         if case.fault == "stuck":
             self.delay.wait = waiting.forever
+        call = _CALL_OF.get(self.operation.name, "ncclAllReduce")
         if case.fault == "refused" and self.process == 0:
-            call = _CALL_OF.get(self.operation.name, "ncclAllReduce")
             StandIn().fail(call, _INTERNAL_ERROR)
+        if case.around == "first_use" and self.process == 0 and not self.is_gpu:
+            StandIn().connect(call)
         begin = self._loop if case.fault == "killed_in_loop" else self._once
         thread = threading.Thread(target=begin)
         thread.start()

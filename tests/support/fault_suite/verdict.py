@@ -103,7 +103,11 @@ def _allowed(case: Case, rank: int, hardware: Hardware) -> dict[str, set[str]]:
         idle = {RAISED} if is_late or _may_be_idle(case, rank) else set()
         return {"result": {EXITED} | idle}
     result = {POISONED} if poisons else {RAISED, EXITED}
-    is_met_later = case.fault == "refused" or case.operation == "pair"
+    is_met_later = (
+        case.fault == "refused"
+        or case.operation == "pair"
+        or case.around == "first_use"
+    )
     if poisons and (is_met_later or rank == RANKS - 1):
         # Its own call meets the failure, or the call that ends it.
         result = {POISONED, RAISED}
@@ -114,7 +118,7 @@ def _allowed(case: Case, rank: int, hardware: Hardware) -> dict[str, set[str]]:
     if case.around in ("small_behind", "small_behind_on_other_lane", "lax_behind"):
         allowed["behind"] = {POISONED, RAISED} if poisons else {RAISED}
         if poisons and case.around == "small_behind_on_other_lane":
-            # It has resources of its own, and both ranks came to it.
+            # It has resources of its own: both ranks may have come to it before.
             allowed["behind"] = {POISONED, RAISED, RIGHT}
     # It has no part in the failure: where it is read, it must be right. A program that
     # fails has no result at all.
@@ -129,8 +133,6 @@ def _allowed(case: Case, rank: int, hardware: Hardware) -> dict[str, set[str]]:
         allowed["other lane"] = {RAISED}
         if case.victim is None and _may_be_idle(case, rank):
             allowed["other lane"] = {RAISED, RIGHT}
-        elif case.victim is None and poisons:
-            allowed["other lane"] = {RIGHT}
     if case.tries_init:
         allowed["init"] = {RAISED}
     if case.processes == 1 or case.victim is not None:
