@@ -148,10 +148,10 @@ TEST(a_start_without_its_done_is_over_at_the_next) {
     CHECK_TRUE(Until([&] { return IsIdle(*communicator); }));
   }
   for (Part* part : {&two.first, &two.second}) {
-    CHECK_OK(part->Done(*communicator));
+    CHECK_OK(part->Done(*communicator, 3));
     part->on.Synchronize();
     CHECK_EQ(part->result[0], 3.0f);
-    CHECK_FAILS(part->Done(*communicator), "no collective was begun");
+    CHECK_FAILS(part->Done(*communicator, 3), "no collective was begun");
   }
 }
 

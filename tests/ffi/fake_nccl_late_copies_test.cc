@@ -259,6 +259,21 @@ TEST(nothing_is_sent_to_a_rank_that_went_on) {
   CHECK_TRUE(Holds(two.second, 0, two.first, 0, kMany));
 }
 
+TEST(nothing_is_copied_into_memory_that_a_failed_program_gave_away) {
+  for (const bool is_another : {false, true}) {
+    const auto communicator = MakeCopying(), another = Make();
+    const auto site = Swap(), small = FloatSite("permute", {1, 0}, 1);
+    Two two(site.get()), later(small.get());
+    // The first's program failed after the start, and another program has run since.
+    CHECK_OK(two.first.Start(*communicator));
+    later.Enqueue(is_another ? *another : *communicator, 2);
+    two.first.result[0] = 77;
+    CHECK_FAILS(two.second.Start(*communicator), "rank 0, whose program failed");
+    two.Synchronize();
+    CHECK_EQ(two.first.result[0], 77.0f);
+  }
+}
+
 TEST(first_leaves_without_elements_are_no_mark) {
   auto communicator = MakeCopying();
   std::unique_ptr<CallSite> sites[2];

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "ffi/backends/nccl/device_runs.h"
 #include "ffi/backends/nccl/launch_queue.h"
 #include "ffi/backends/nccl/primary_contexts.h"
 #include "ffi/backends/nccl/rank_facts.h"
@@ -19,11 +20,13 @@ struct LocalRank {
             FlightRecorder& recorder, Health& health)
       : facts(facts),
         queue(library, this->facts, recorder, health),
-        split_phase(library) {}
+        split_phase(library),
+        runs(DeviceRuns::Of(facts.ordinal)) {}
 
   const RankFacts facts;
   LaunchQueue queue;
   SplitPhase split_phase;
+  DeviceRuns& runs;  // on its device
 };
 
 // Makes the ranks of those devices that are in a group.
@@ -47,7 +50,7 @@ inline Status NotOfCommunicator(const Call& call) {
 
 // Has the ranks see what their devices have finished.
 void Refresh(const LocalRanks& ranks);
-// Operations in flight, see LaunchQueue::size().
+// Operations in flight, see LaunchQueue::size(), and those that threads launch.
 int64_t CountInFlight(const LocalRanks& ranks);
 // Whether a device may be at an operation. What a graph runs is not seen.
 bool AreBusy(const LocalRanks& ranks);

@@ -12,12 +12,13 @@ NcclCommunicator::NcclCommunicator(CommunicatorSpec spec, NcclSpec how)
     : Communicator(std::move(spec)),
       how_(std::move(how)),
       parts_(this->spec(), how_.world->library(),
-             {how_.world->health(), how_.on_failure},
-             how_.world->devices(), how_.world->contexts(), recorder(), how_.patience),
+             {how_.world->health(), how_.on_failure}, how_.world->devices(),
+             how_.world->contexts(), recorder(), how_.patience),
       engines_(parts_, how_.engines),
       memory_(*how_.world, parts_.comms, how_.settings.shares()) {}
 
 NcclCommunicator::~NcclCommunicator() {
+  for (const auto& rank : parts_.ranks) rank->runs.Remove(rank.get());
   if (!DevicesAreStopped()) engines_.nccl().ReleaseWindows();
   // A graph that XLA keeps with a compiled program refers to what is freed below, and
   // NCCL would wait for the end of the graph. So would the world, whose child it is.
@@ -55,6 +56,14 @@ Status NcclCommunicator::Make() {
   RETURN_IF_ERROR(Split());
   RETURN_IF_ERROR(Connect());
   memory_.End();
+  for (const auto& rank : parts_.ranks) {
+    rank->runs.Add(
+        rank.get(), [this, each = rank.get()](const Call& call, cuda::Stream stream) {
+          CurrentContext current(parts_.library.cuda, each->facts.context);
+          RETURN_IF_ERROR(each->split_phase.WaitForEarlierRuns(call, stream));
+          return engines_.ForgetEarlierRuns(call, *each, stream);
+        });
+  }
   return parts_.health.BeWatched();
 }
 
@@ -104,10 +113,7 @@ ErrorOr<LocalRank*> NcclCommunicator::FindRank(const Call& call, cuda::Stream st
   LocalRank* const rank = FindByOrdinal(parts_.ranks, call.device_id);
   if (rank == nullptr) return NotOfCommunicator(call);
   // Every engine refuses calls once the devices are stopped.
-  if (rank->split_phase.IsOfNewRun(call) && !DevicesAreStopped()) {
-    CurrentContext current(parts_.library.cuda, rank->facts.context);
-    RETURN_IF_ERROR(rank->split_phase.WaitForEarlierRuns(call, stream));
-  }
+  if (!DevicesAreStopped()) RETURN_IF_ERROR(rank->runs.Begin(call, stream));
   return rank;
 }
 

@@ -91,15 +91,28 @@ ErrorOr<std::unique_ptr<PeerCopies::Round>> PeerCopies::MakeRound(
   return made;
 }
 
-PeerCopies::Round* PeerCopies::FindBegun(const void* mark, const RankFacts& member) {
+template <typename Is>
+PeerCopies::Round* PeerCopies::FindBegunIf(const RankFacts& member, const Is& is) {
   const auto& open = groups_[static_cast<size_t>(member.group)].open();
   for (size_t i = open.size(); i-- > 0;) {
     const Participant& participant = open[i]->participants[member.rank];
-    if (participant.is_here && !participant.is_over && participant.mark == mark) {
+    if (participant.is_here && !participant.is_over && is(*open[i], participant)) {
       return open[i].get();
     }
   }
   return nullptr;
+}
+
+PeerCopies::Round* PeerCopies::FindBegun(const void* mark, const RankFacts& member) {
+  return FindBegunIf(member, [mark](const Round&, const Participant& participant) {
+    return participant.mark == mark;
+  });
+}
+
+PeerCopies::Round* PeerCopies::FindBegunBefore(int64_t run, const RankFacts& member) {
+  return FindBegunIf(member, [run](const Round& round, const Participant&) {
+    return round.run_id != run;
+  });
 }
 
 Status PeerCopies::Start(const Call& call, std::shared_ptr<const PeerPlan> plan,
@@ -317,17 +330,35 @@ Status PeerCopies::Forget(const void* mark, size_t member, cuda::Stream stream) 
   return ForgetLocked(mark, device, stream);
 }
 
+Status PeerCopies::ForgetEarlierRuns(int64_t run, size_t member, cuda::Stream stream) {
+  const Device& device = *devices_[member];
+  Status status = OkStatus();
+  std::lock_guard<std::mutex> lock(mutex_);
+  while (Round* begun = FindBegunBefore(run, device.member)) {
+    if (Status owed = ForgetLocked(*begun, device, stream); owed.failure()) {
+      status = std::move(owed);
+    }
+  }
+  return status;
+}
+
 Status PeerCopies::ForgetLocked(const void* mark, const Device& device,
                                 cuda::Stream stream) {
   Status status = OkStatus();
   while (Round* begun = FindBegun(mark, device.member)) {
-    WaitForCopies(*begun, device.member.rank, stream);
-    if (Status owed = FailIfOwed(*begun, device.member.rank); owed.failure()) {
+    if (Status owed = ForgetLocked(*begun, device, stream); owed.failure()) {
       status = std::move(owed);
     }
-    Leave(*begun, device.member.rank);
   }
   return status;
+}
+
+Status PeerCopies::ForgetLocked(Round& begun, const Device& device,
+                                cuda::Stream stream) {
+  WaitForCopies(begun, device.member.rank, stream);
+  Status owed = FailIfOwed(begun, device.member.rank);
+  Leave(begun, device.member.rank);
+  return owed;
 }
 
 Status PeerCopies::FailIfOwed(const Round& round, int rank) {

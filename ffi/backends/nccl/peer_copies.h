@@ -69,6 +69,8 @@ class PeerCopies {
   // `stream`, which is to write there now, waits for the copies. Fails if NCCL has been
   // left something of it that others wait for.
   Status Forget(const void* mark, size_t member, cuda::Stream stream);
+  // Likewise, all that the member began in other runs.
+  Status ForgetEarlierRuns(int64_t run, size_t member, cuda::Stream stream);
 
   // Ends all waits, and refuses what comes.
   void Fail(const Status& reason);
@@ -121,8 +123,12 @@ class PeerCopies {
   ErrorOr<Round*> Join(const Call& call, const RankFacts& member);
   void DestroyEvents(const Round& round);
   ErrorOr<std::unique_ptr<Round>> MakeRound(const RankFacts& member);
-  // The last that the member began with this mark; null if there is none.
+  // The last that the member began and did not end, with this mark, or in another run;
+  // null if there is none.
   Round* FindBegun(const void* mark, const RankFacts& member);
+  Round* FindBegunBefore(int64_t run, const RankFacts& member);
+  template <typename Is>
+  Round* FindBegunIf(const RankFacts& member, const Is& is);
   Status SendIfAllAreHere(Round& round, int rank);
   Status Send(Round& round, int rank);
   Status WaitFor(cuda::Stream stream, cuda::Event event);
@@ -140,6 +146,7 @@ class PeerCopies {
   void FailUnlessDecided(const Participant& participant);
   void Leave(Round& round, int rank);
   Status ForgetLocked(const void* mark, const Device& device, cuda::Stream stream);
+  Status ForgetLocked(Round& begun, const Device& device, cuda::Stream stream);
   void FailLocked(const Status& reason);
 
   const NcclLibrary& library_;

@@ -59,7 +59,6 @@ Status SplitPhase::Start(const Call& call, cuda::Stream stream,
 }
 
 Status SplitPhase::WaitForEarlierRuns(const Call& call, cuda::Stream stream) {
-  last_run_ = call.run_id;
   std::lock_guard<std::mutex> lock(mutex_);
   for (Begun& begun : begun_) {
     if (begun.run == call.run_id || begun.is_waited_for) continue;

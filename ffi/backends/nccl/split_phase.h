@@ -3,7 +3,6 @@
 #ifndef JAXCOMM_FFI_BACKENDS_NCCL_SPLIT_PHASE_H_
 #define JAXCOMM_FFI_BACKENDS_NCCL_SPLIT_PHASE_H_
 
-#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <mutex>
@@ -31,14 +30,7 @@ class SplitPhase {
   // was given so far.
   Status Start(const Call& call, cuda::Stream stream,
                const std::function<Status()>& give);
-  // Whether a call is the first of another run.
-  bool IsOfNewRun(const Call& call) const {
-    // A stream that is being captured may not wait for an event of another.
-    return !call.may_be_captured && last_run_.load() != call.run_id;
-  }
-  // To be called for the first call of another run. Has `stream`, which is XLA's, wait
-  // for all that earlier runs started and did not end. Their programs failed, so XLA
-  // hands out the memory of results that are still to be written.
+  // Has `stream` wait for all that earlier runs started and did not end, once for each.
   Status WaitForEarlierRuns(const Call& call, cuda::Stream stream);
   // Has `stream` wait for the results. Returns whether the call was started.
   ErrorOr<bool> Done(const Call& call, cuda::Stream stream);
@@ -55,7 +47,6 @@ class SplitPhase {
 
   const NcclLibrary& library_;
   cuda::Stream stream_ = nullptr;
-  std::atomic<int64_t> last_run_{0};
   std::mutex mutex_;
   std::vector<Begun> begun_;
   std::vector<cuda::Event> spare_;

@@ -58,4 +58,11 @@ Status CopyEngine::Forget(const Call& call, LocalRank& rank, cuda::Stream stream
   return status.success() ? status : parts_.health.FailCall(call, rank.facts, status);
 }
 
+Status CopyEngine::ForgetEarlierRuns(const Call& call, LocalRank& rank,
+                                     cuda::Stream stream) {
+  const Status status =
+      copies_->ForgetEarlierRuns(call.run_id, rank.facts.place, stream);
+  return status.success() ? status : parts_.health.FailCall(call, rank.facts, status);
+}
+
 }  // namespace jaxcomm

@@ -32,6 +32,8 @@ class CopyEngine final : public Engine {
   // Drops what was started into the results of a call, since its program failed before
   // its end. To be called when another engine starts the call.
   Status Forget(const Call& call, LocalRank& rank, cuda::Stream stream);
+  // Likewise, of what earlier runs than that of the call started.
+  Status ForgetEarlierRuns(const Call& call, LocalRank& rank, cuda::Stream stream);
 
  private:
   // Gives `on`, or a stream of the copies' own if that is null, the copies of a rank.

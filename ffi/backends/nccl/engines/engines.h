@@ -33,6 +33,13 @@ class Engines {
   Status Start(const Call& call, LocalRank& rank, cuda::Stream stream);
   Status Done(const Call& call, LocalRank& rank, cuda::Stream stream);
 
+  // Drops what earlier runs than that of a call started on the rank's device and did
+  // not end, and has `stream` wait for what is on its way.
+  Status ForgetEarlierRuns(const Call& call, LocalRank& rank, cuda::Stream stream) {
+    if (copy_ == nullptr) return OkStatus();
+    return copy_->ForgetEarlierRuns(call, rank, stream);
+  }
+
   // Whether our kernel does small sums: "yes" or "no: " and why.
   std::string one_shot_text() const;
   int64_t device_bytes() const;
