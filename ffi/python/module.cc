@@ -76,6 +76,7 @@ std::shared_ptr<Segment> CreateSegment(int processes, bool named) {
     throw std::runtime_error(StrCat("shared memory joins at most ", kMaxProcesses,
                                     " processes of a host, not ", processes));
   }
+  nb::gil_scoped_release release;
   auto segment = ValueOf(Segment::Create(Arena::Bytes(processes), named));
   Arena::Format(*segment);
   return segment;
@@ -126,9 +127,13 @@ void Destroy(int64_t key) {
 
 nb::dict Stats(int64_t key) {
   nb::dict out;
-  const std::shared_ptr<Communicator> communicator = Registry::Get().Find(key);
+  std::shared_ptr<Communicator> communicator = Registry::Get().Find(key);
   if (communicator == nullptr) return out;
-  const CommunicatorStats stats = communicator->stats();
+  CommunicatorStats stats;
+  {
+    nb::gil_scoped_release release;
+    stats = communicator->stats();
+  }
   nb::dict calls;
   for (const auto& [name, count] : stats.calls) calls[name.c_str()] = count;
   out["bytes"] = stats.bytes;
@@ -137,6 +142,8 @@ nb::dict Stats(int64_t key) {
   out["in_flight"] = stats.in_flight;
   AddNcclStats(*communicator, out);
   out["calls"] = calls;
+  nb::gil_scoped_release release;
+  communicator = nullptr;  // it may have been closed meanwhile
   return out;
 }
 

@@ -9,6 +9,7 @@
 #include <nanobind/nanobind.h>
 
 #include <cstdint>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -28,6 +29,21 @@ T ValueOf(ErrorOr<T> value) {
   ThrowIfFailed(value.status());
   return std::move(*value);
 }
+
+// What an object of Python's refers to, whose end waits, as that of devices: without
+// the GIL.
+template <typename T>
+struct Held {
+  explicit Held(std::shared_ptr<T> of) : of(std::move(of)) {}
+  Held(Held&&) = default;
+  ~Held() {
+    if (of == nullptr) return;
+    nanobind::gil_scoped_release release;
+    of = nullptr;
+  }
+
+  std::shared_ptr<T> of;
+};
 
 // The part of a spec that all backends have.
 inline CommunicatorSpec SpecOf(int64_t key, std::string axes, std::string lane,

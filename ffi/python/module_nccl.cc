@@ -51,7 +51,7 @@ auto WithoutGil(const Body& body) {
 }
 
 nb::dict LoadNcclFrom(const std::vector<std::string>& paths) {
-  const NcclLibrary* const library = ValueOf(LoadNccl(paths));
+  const NcclLibrary* const library = WithoutGil([&] { return LoadNccl(paths); });
   nb::dict found;
   found["path"] = library->path;
   found["version"] = library->VersionText();
@@ -70,16 +70,21 @@ OnFailure ParseOnFailure(const std::string& text) {
   throw std::runtime_error(StrCat("unknown on_failure '", text, "'"));
 }
 
+using HeldWorld = Held<NcclWorld>;
+using HeldMemory = Held<SymmetricMemory>;
+
 nb::bytes NcclUniqueId() {
   nccl::UniqueId id;
-  const Status status = Nccl().Try(Nccl().nccl.GetUniqueId, &id);
-  if (status.failure()) ThrowIfFailed(WithCircumstances(Nccl(), status, nullptr));
+  WithoutGil([&] {
+    const Status status = Nccl().Try(Nccl().nccl.GetUniqueId, &id);
+    return status.success() ? status : WithCircumstances(Nccl(), status, nullptr);
+  });
   return nb::bytes(id.internal, sizeof(id.internal));
 }
 
 // Devices: (global id, local ordinal, rank). Peers: (pid, start time, JAX's process
 // index, thread).
-std::shared_ptr<NcclWorld> MakeNcclWorld(
+HeldWorld MakeNcclWorld(
     int size, const std::vector<std::tuple<int64_t, int, int>>& devices,
     const nb::bytes& unique_id, std::map<std::string, int> numbers, std::string name,
     double timeout_seconds,
@@ -92,14 +97,14 @@ std::shared_ptr<NcclWorld> MakeNcclWorld(
   }
   const NcclSettings settings{std::move(numbers), std::move(name)};
   const std::string id(unique_id.c_str(), unique_id.size());
-  return WithoutGil([&] {
+  return HeldWorld(WithoutGil([&] {
     return NcclWorld::Create(Nccl(), size, std::move(local), id, settings,
                              {timeout_seconds, WasInterrupted}, std::move(watched));
-  });
+  }));
 }
 
-void CreateNccl(std::shared_ptr<NcclWorld> world, int64_t key, std::string axes,
-                std::string lane, std::string platform, double timeout_seconds,
+void CreateNccl(const HeldWorld& world, int64_t key, std::string axes, std::string lane,
+                std::string platform, double timeout_seconds,
                 std::vector<std::vector<int64_t>> groups,
                 std::vector<std::vector<int>> processes,
                 std::map<std::string, int> numbers, std::string name, bool copy_engines,
@@ -108,7 +113,7 @@ void CreateNccl(std::shared_ptr<NcclWorld> world, int64_t key, std::string axes,
       SpecOf(key, std::move(axes), std::move(lane), "nccl", std::move(platform),
              timeout_seconds, std::move(groups));
   spec.processes = std::move(processes);
-  NcclSpec how{std::move(world),
+  NcclSpec how{world.of,
                {std::move(numbers), std::move(name)},
                {timeout_seconds, WasInterrupted},
                {copy_engines, one_shot},
@@ -130,9 +135,8 @@ std::shared_ptr<NcclCommunicator> FindNccl(int64_t key) {
   return communicator;
 }
 
-std::string RegisterMemory(int64_t key,
-                           const std::shared_ptr<SymmetricMemory>& memory) {
-  return WithoutGil([&] { return FindNccl(key)->Register(memory); });
+std::string RegisterMemory(int64_t key, const HeldMemory& memory) {
+  return WithoutGil([&] { return FindNccl(key)->Register(memory.of); });
 }
 
 void FailWorlds(const std::string& reason) {
@@ -172,12 +176,15 @@ void BindNccl(nb::module_& m) {
   m.def("load_nccl", &LoadNcclFrom, nb::arg("paths"),
         "Loads NCCL and the CUDA driver, and says what was found.");
   m.def("nccl_unique_id", &NcclUniqueId, "What the ranks of a new world know it by.");
-  nb::class_<NcclWorld>(m, "NcclWorld", nb::is_weak_referenceable(),
+  nb::class_<HeldWorld>(m, "NcclWorld", nb::is_weak_referenceable(),
                         "The NCCL communicator of a whole mesh.")
-      .def_prop_ro("device_bytes", &NcclWorld::device_bytes,
-                   "Device memory it took, on the devices of this process.")
-      .def_prop_ro("is_broken", &NcclWorld::is_broken,
-                   "Whether one that was split off it was ended by force.");
+      .def_prop_ro(
+          "device_bytes",
+          [](const HeldWorld& world) { return world.of->device_bytes(); },
+          "Device memory it took, on the devices of this process.")
+      .def_prop_ro(
+          "is_broken", [](const HeldWorld& world) { return world.of->is_broken(); },
+          "Whether one that was split off it was ended by force.");
   m.def("nccl_world", &MakeNcclWorld, nb::arg("size"), nb::arg("devices"),
         nb::arg("unique_id"), nb::arg("numbers"), nb::arg("name"),
         nb::arg("timeout_seconds"), nb::arg("peers"),

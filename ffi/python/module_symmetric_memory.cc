@@ -10,12 +10,15 @@
 #include <vector>
 
 #include "ffi/backends/nccl/symmetric_memory.h"
+#include "ffi/os/start_thread.h"
 #include "ffi/python/module.h"
 
 namespace nb = nanobind;
 
 namespace jaxcomm {
 namespace {
+
+using HeldMemory = Held<SymmetricMemory>;
 
 // The tensor that a DLPack capsule named "dltensor" points to. Made by hand, since
 // nanobind's takes the GIL when it ends, in whichever of XLA's threads that is.
@@ -32,8 +35,9 @@ constexpr char kUnused[] = "dltensor";
 
 // A DLPack capsule of one device's part of a block. It keeps the memory, and counts as
 // a holder until the array made of it is gone.
-nb::object BlockOf(std::shared_ptr<SymmetricMemory> memory, int ordinal, int64_t offset,
+nb::object BlockOf(const HeldMemory& held, int ordinal, int64_t offset,
                    std::vector<int64_t> shape, int dtype_code, int dtype_bits) {
+  std::shared_ptr<SymmetricMemory> memory = held.of;
   void* const base = memory->data(ordinal);
   if (base == nullptr) {
     throw std::runtime_error(StrCat("device ", ordinal, " has no part of it"));
@@ -51,6 +55,9 @@ nb::object BlockOf(std::shared_ptr<SymmetricMemory> memory, int ordinal, int64_t
   made->tensor.shape = made->shape.data();
   made->deleter = [](ManagedTensor* tensor) {
     tensor->memory->LetGo();
+    // The last reference frees it, which waits for devices: on no thread of XLA's,
+    // unless no other can be had.
+    (void)StartDetached([memory = std::move(tensor->memory)] {});
     delete tensor;
   };
   memory->Hold();
@@ -68,45 +75,56 @@ nb::object BlockOf(std::shared_ptr<SymmetricMemory> memory, int ordinal, int64_t
   return nb::steal(capsule);
 }
 
-std::shared_ptr<SymmetricMemory> MakeSymmetricMemory(const std::vector<int>& ordinals,
-                                                     int64_t bytes) {
-  nb::gil_scoped_release release;
-  return ValueOf(SymmetricMemory::Create(Nccl(), ordinals, bytes));
+HeldMemory MakeSymmetricMemory(const std::vector<int>& ordinals, int64_t bytes) {
+  const auto make = [&] {
+    nb::gil_scoped_release release;
+    return ValueOf(SymmetricMemory::Create(Nccl(), ordinals, bytes));
+  };
+  return HeldMemory(make());
 }
 
 // From: an address on the device, 0 for zeros.
-void Fill(SymmetricMemory& memory, int ordinal, int64_t offset, uint64_t from,
+void Fill(HeldMemory& memory, int ordinal, int64_t offset, uint64_t from,
           int64_t bytes) {
   nb::gil_scoped_release release;
   ThrowIfFailed(
-      memory.Fill(ordinal, offset, reinterpret_cast<const void*>(from), bytes));
+      memory.of->Fill(ordinal, offset, reinterpret_cast<const void*>(from), bytes));
 }
 
 }  // namespace
 
 void BindSymmetricMemory(nb::module_& m) {
-  nb::class_<SymmetricMemory>(m, "SymmetricMemory",
-                              "A segment of memory on each local device.")
-      .def_prop_ro("segment", &SymmetricMemory::segment, "Its number in this process.")
-      .def_prop_ro("bytes", &SymmetricMemory::bytes, "Its size on each device.")
-      .def_prop_ro("used_bytes", &SymmetricMemory::used_bytes, "What is taken of them.")
-      .def_prop_ro("blocks", &SymmetricMemory::blocks, "Parts that arrays hold.")
+  nb::class_<HeldMemory>(m, "SymmetricMemory",
+                         "A segment of memory on each local device.")
+      .def_prop_ro(
+          "segment", [](const HeldMemory& memory) { return memory.of->segment(); },
+          "Its number in this process.")
+      .def_prop_ro(
+          "bytes", [](const HeldMemory& memory) { return memory.of->bytes(); },
+          "Its size on each device.")
+      .def_prop_ro(
+          "used_bytes",
+          [](const HeldMemory& memory) { return memory.of->used_bytes(); },
+          "What is taken of them.")
+      .def_prop_ro(
+          "blocks", [](const HeldMemory& memory) { return memory.of->blocks(); },
+          "Parts that arrays hold.")
       .def(
           "take",
-          [](SymmetricMemory& memory, int64_t bytes) {
-            return ValueOf(memory.Take(bytes));
+          [](HeldMemory& memory, int64_t bytes) {
+            return ValueOf(memory.of->Take(bytes));
           },
           nb::arg("bytes"), "The offset of a new block.")
       .def("fill", &Fill, nb::arg("ordinal"), nb::arg("offset"), nb::arg("source"),
            nb::arg("bytes"), "Copies from an address of the device; 0 writes zeros.")
       .def(
-          "reset", [](SymmetricMemory& memory) { ThrowIfFailed(memory.Reset()); },
+          "reset", [](HeldMemory& memory) { ThrowIfFailed(memory.of->Reset()); },
           "Takes all blocks back; refuses while arrays hold some.")
       .def(
           "close",
-          [](SymmetricMemory& memory) {
+          [](HeldMemory& memory) {
             nb::gil_scoped_release release;
-            ThrowIfFailed(memory.Close());
+            ThrowIfFailed(memory.of->Close());
           },
           "Deregisters and frees it; refuses while arrays hold blocks.");
   m.def("symmetric_memory", &MakeSymmetricMemory, nb::arg("ordinals"), nb::arg("bytes"),
