@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <set>
-#include <thread>
 #include <unordered_map>
 
 #include "ffi/core/hash.h"
@@ -25,7 +24,7 @@ class Programs {
   // Called by the thread that lowers. From jaxlib 0.12 on it also instantiates. Earlier
   // a thread of XLA does, which we cannot tell apart.
   void Begin(int64_t program) {
-    const std::thread::id self = std::this_thread::get_id();
+    const uint64_t self = ThisThread();
     MutexLock lock(mutex_);
     lowering_.insert(self);
     std::vector<Open>& open = open_[program];
@@ -41,17 +40,23 @@ class Programs {
     MutexLock lock(mutex_);
     std::vector<Open>& open = open_[program];
     for (auto& [thread, size] : open) {
-      if (thread == std::this_thread::get_id()) return size;
+      if (thread == ThisThread()) return size;
     }
-    open.emplace_back(std::this_thread::get_id(),
-                      std::make_shared<std::atomic<uint64_t>>(0));
+    open.emplace_back(ThisThread(), std::make_shared<std::atomic<uint64_t>>(0));
     return open.back().second;
   }
 
  private:
-  using Open = std::pair<std::thread::id, std::shared_ptr<std::atomic<uint64_t>>>;
+  // The system gives the id of a thread that has ended to another.
+  static uint64_t ThisThread() {
+    static std::atomic<uint64_t> last{0};
+    thread_local const uint64_t self = ++last;
+    return self;
+  }
+
+  using Open = std::pair<uint64_t, std::shared_ptr<std::atomic<uint64_t>>>;
   Mutex mutex_;
-  std::set<std::thread::id> lowering_ GUARDED_BY(mutex_);
+  std::set<uint64_t> lowering_ GUARDED_BY(mutex_);
   std::unordered_map<int64_t, std::vector<Open>> open_ GUARDED_BY(mutex_);
 };
 

@@ -57,6 +57,12 @@ TEST(both_kinds_of_segments_are_attached_to) {
   }
 }
 
+TEST(a_forked_child_leaves_the_name_to_its_parent) {
+  auto made = Must(Segment::Create(kBytes, /*named=*/true));
+  CHECK_EQ(Child([&] { made = nullptr; }).Wait(), EXIT_SUCCESS);
+  CHECK_OK(Segment::Attach(made->address()).status());
+}
+
 TEST(other_paths_are_refused) {
   const File elsewhere(StrCat("/tmp/jaxcomm-segment-test-", getpid()));
   const std::string above = "/dev/shm/jaxcomm-/../../.." + elsewhere.path;

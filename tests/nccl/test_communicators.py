@@ -218,3 +218,12 @@ def test_larger_buffers_than_the_usual_are_warned_about(make_mesh, monkeypatch):
             patch.setenv(f"NCCL_{name}", str(64 * MIB))
             with pytest.warns(UserWarning, match=f"NCCL_{name}=67108864 is more than"):
                 jaxcomm.init(make_mesh(i=3 + number))
+
+
+def test_calls_that_graphs_replay_cannot_be_compared(stand_in, make_mesh, monkeypatch):
+    monkeypatch.setattr(jaxcomm.config, "CHECK", "1")
+    with pytest.raises(
+        jaxcomm.CommunicatorError, match="JAXCOMM_CHECK=1 does not go with CommPolicy"
+    ):
+        jaxcomm.init(make_mesh(i=2), policy=CommPolicy(command_buffers=True))
+    assert jaxcomm.counters().live == 0

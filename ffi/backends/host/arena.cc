@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "ffi/core/hash.h"
+#include "ffi/os/forked.h"
 
 namespace jaxcomm {
 namespace {
@@ -31,6 +32,7 @@ Arena::Arena(std::shared_ptr<Segment> segment, std::vector<int> names, int self)
       self_(self) {}
 
 Arena::~Arena() {
+  if (IsForked()) return;
   process(self()).presence.store(ProcessState::kLeft, std::memory_order_release);
   uint64_t everyone = 0;
   for (int i = 0; i < processes(); ++i) everyone |= uint64_t{1} << i;

@@ -46,6 +46,7 @@ GroupMembers LocalCommunicator::MembersOf(size_t index) const {
       spec().process_set == nullptr ? nullptr : &spec().processes[index];
   for (int rank = 0; rank < members.size(); ++rank) {
     if (processes != nullptr) {
+      if ((*processes)[rank] < 0) continue;  // of another host
       members.processes |= uint64_t{1} << (*processes)[rank];
       if ((*processes)[rank] != spec().process_set->arena().self()) continue;
     }

@@ -10,6 +10,8 @@
 #include <random>
 #include <string_view>
 
+#include "ffi/os/forked.h"
+
 namespace jaxcomm {
 namespace {
 
@@ -138,7 +140,7 @@ int64_t Segment::resident_bytes() const {
 }
 
 void Segment::Forget() {
-  if (!named_) return;
+  if (!named_ || IsForked()) return;
   named_ = false;
   (void)shm_unlink(address_.path.c_str() + std::strlen("/dev/shm"));
 }

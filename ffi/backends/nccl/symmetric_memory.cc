@@ -4,6 +4,7 @@
 
 #include "ffi/backends/nccl/device_stop.h"
 #include "ffi/backends/nccl/engines/nccl_engine.h"
+#include "ffi/base/keep_forever.h"
 #include "ffi/os/forked.h"
 
 namespace jaxcomm {
@@ -135,12 +136,12 @@ Status SymmetricMemory::Close() {
 
 Status Windows::Begin(const NcclLibrary& library, nccl::Comm comm, void* data,
                       int64_t bytes, uint64_t segment) {
-  Entry& entry = entries_.emplace_back();
+  Entry& entry = *entries_.emplace_back(std::make_unique<Entry>());
   entry.segment = segment;
   entry.begin = reinterpret_cast<uintptr_t>(data);
   entry.end = entry.begin + static_cast<uintptr_t>(bytes);
   if (library.nccl.CommWindowRegister == nullptr) return OkStatus();
-  // NCCL fills in the window when the group ends: the entry is not to move until then.
+  // NCCL fills in the window when the group ends.
   return library.Check(
       library.nccl.CommWindowRegister(comm, data, static_cast<size_t>(bytes),
                                       &entry.window, nccl::kWindowSymmetric),
@@ -150,10 +151,18 @@ Status Windows::Begin(const NcclLibrary& library, nccl::Comm comm, void* data,
 std::string Windows::Finish(const NcclLibrary& library, nccl::Comm comm,
                             uint64_t segment, const Status& ended) {
   for (size_t i = 0; i < entries_.size(); ++i) {
-    Entry& entry = entries_[i];
-    if (entry.segment != segment) continue;
-    if (entry.window != nullptr && ended.success()) return entry.how = "window";
-    entry.window = nullptr;
+    if (entries_[i]->segment != segment) continue;
+    if (ended.failure()) {
+      // NCCL may still write to it, if the time was up.
+      auto anew = std::make_unique<Entry>();
+      anew->segment = segment;
+      anew->begin = entries_[i]->begin;
+      anew->end = entries_[i]->end;
+      std::swap(entries_[i], anew);
+      KeepForever(std::move(anew));
+    }
+    Entry& entry = *entries_[i];
+    if (entry.window != nullptr) return entry.how = "window";
     std::string why = ended.failure() ? std::string(ended.message())
                       : library.nccl.CommWindowRegister == nullptr
                           ? StrCat("NCCL ", library.VersionText(), " has no windows")
@@ -175,8 +184,8 @@ std::string Windows::Finish(const NcclLibrary& library, nccl::Comm comm,
 }
 
 const std::string* Windows::How(uint64_t segment) const {
-  for (const Entry& entry : entries_) {
-    if (entry.segment == segment) return &entry.how;
+  for (const auto& entry : entries_) {
+    if (entry->segment == segment) return &entry->how;
   }
   return nullptr;
 }
@@ -191,15 +200,15 @@ void Windows::Release(const NcclLibrary& library, nccl::Comm comm, const Entry& 
 
 void Windows::Remove(const NcclLibrary& library, nccl::Comm comm, uint64_t segment) {
   for (size_t i = 0; i < entries_.size(); ++i) {
-    if (entries_[i].segment != segment) continue;
-    Release(library, comm, entries_[i]);
+    if (entries_[i]->segment != segment) continue;
+    Release(library, comm, *entries_[i]);
     entries_.erase(entries_.begin() + static_cast<ptrdiff_t>(i));
     return;
   }
 }
 
 void Windows::RemoveAll(const NcclLibrary& library, nccl::Comm comm) {
-  for (const Entry& entry : entries_) Release(library, comm, entry);
+  for (const auto& entry : entries_) Release(library, comm, *entry);
   entries_.clear();
 }
 

@@ -92,9 +92,10 @@ class Windows {
   // Whether all the bytes are in one registered segment.
   bool Cover(const void* data, int64_t bytes) const {
     const auto begin = reinterpret_cast<uintptr_t>(data);
-    for (const Entry& entry : entries_) {
-      if (entry.begin <= begin && begin + static_cast<uintptr_t>(bytes) <= entry.end) {
-        return entry.window != nullptr || entry.handle != nullptr;
+    for (const auto& entry : entries_) {
+      if (entry->begin <= begin &&
+          begin + static_cast<uintptr_t>(bytes) <= entry->end) {
+        return entry->window != nullptr || entry->handle != nullptr;
       }
     }
     return false;
@@ -115,7 +116,8 @@ class Windows {
 
   void Release(const NcclLibrary& library, nccl::Comm comm, const Entry& entry);
 
-  std::vector<Entry> entries_;
+  // NCCL writes a window into its entry: none moves.
+  std::vector<std::unique_ptr<Entry>> entries_;
 };
 
 }  // namespace jaxcomm

@@ -51,6 +51,7 @@ class NcclBackend(Backend):
         connection = Connection(f"NCCL {found.version}")
         if spec.size > 1:
             _check_lanes(spec, live)
+            _check_recording(spec)
             connection.world, is_new = communicators.create(spec)
             connection.counted = {"created": int(is_new), "split": 1}
             self._register_pools(spec, connection)
@@ -128,6 +129,15 @@ class NcclBackend(Backend):
         """Those that XLA may record have handlers of their own."""
         is_recorded = communicators.policy_of(spec).command_buffers
         return ".capturable" if is_recorded and devices.are_gpus(spec.platform) else ""
+
+
+def _check_recording(spec: CommunicatorSpec) -> None:
+    if config.check() and communicators.policy_of(spec).command_buffers:
+        raise CommunicatorError(
+            f"{spec}: JAXCOMM_CHECK=1 does not go with "
+            f"CommPolicy(command_buffers=True): ranks cannot compare calls that a CUDA "
+            f"graph replays. Leave one of them out"
+        )
 
 
 def _check_lanes(spec: CommunicatorSpec, live: Sequence[CommunicatorSpec]) -> None:
