@@ -327,8 +327,12 @@ void Health::Close(const Status& reason) {
     const double limit = std::min(seconds, spec_.timeout_seconds);
     return Clock::now() - begin < std::chrono::duration<double>(limit);
   };
-  while (!failed() && (Poll() ? may_wait(kCloseSeconds)
-                              : HaveWork(ranks_) && may_wait(kGiveSeconds))) {
+  const auto streams_have_work = [this] {
+    return std::any_of(ranks_.begin(), ranks_.end(),
+                       [](const auto& rank) { return rank->queue.size() > 0; });
+  };
+  while (Poll() && HaveWork(ranks_) &&
+         may_wait(streams_have_work() ? kCloseSeconds : kGiveSeconds)) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   if (!failed() && HaveWork(ranks_)) {
