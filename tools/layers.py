@@ -91,7 +91,7 @@ def cpp_faults():
         if own != "python" and re.search(r"nanobind|\bPy[A-Z_]\w+|Python\.h", text):
             yield f"{name} sees Python"
         stand_in = re.search(r"(?i)stand-?in\b|fake|jaxcommTestDouble", text)
-        if stand_in and name != "ffi/backends/nccl/test_double.h":
+        if stand_in and name != "ffi/backends/nccl/library/test_double.h":
             yield f"{name} names the stand-in for NCCL"
         for guard in re.findall(r"(?m)^#ifndef (JAXCOMM_\w+_H_)$", text):
             if guard != f"JAXCOMM_{re.sub('[/.]', '_', name).upper()}_":

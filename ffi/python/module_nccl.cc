@@ -14,8 +14,8 @@
 #include <utility>
 #include <vector>
 
+#include "ffi/backends/nccl/engines/symmetric_memory.h"
 #include "ffi/backends/nccl/nccl_communicator.h"
-#include "ffi/backends/nccl/symmetric_memory.h"
 #include "ffi/backends/nccl/world.h"
 #include "ffi/core/communicator.h"
 #include "ffi/core/registry.h"

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "ffi/backends/nccl/symmetric_memory.h"
+#include "ffi/backends/nccl/engines/symmetric_memory.h"
 #include "ffi/os/start_thread.h"
 #include "ffi/python/module.h"
 

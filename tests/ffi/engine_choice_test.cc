@@ -1,10 +1,10 @@
 // Which engine does a call: the whole table, each reason, and what a rank has
 // registered with its communicator.
-#include "ffi/backends/nccl/engine_choice.h"
+#include "ffi/backends/nccl/plans/engine_choice.h"
 
 #include <cstdint>
 
-#include "ffi/backends/nccl/symmetric_memory.h"
+#include "ffi/backends/nccl/engines/symmetric_memory.h"
 #include "tests/ffi/check.h"
 
 namespace jaxcomm::testing {

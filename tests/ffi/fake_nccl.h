@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "ffi/backends/nccl/library.h"
-#include "ffi/backends/nccl/test_double.h"
+#include "ffi/backends/nccl/library/library.h"
+#include "ffi/backends/nccl/library/test_double.h"
 #include "tests/doubles/nccl/controls.h"
 #include "tests/ffi/ranks.h"
 

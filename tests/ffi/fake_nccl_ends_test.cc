@@ -4,7 +4,7 @@
 
 #include <cmath>
 
-#include "ffi/backends/nccl/device_stop.h"
+#include "ffi/backends/nccl/failure/device_stop.h"
 #include "ffi/core/last_resort.h"
 #include "tests/ffi/nccl_ranks.h"
 

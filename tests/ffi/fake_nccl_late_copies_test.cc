@@ -1,7 +1,7 @@
 // Copies where a rank is late, gone, or fails.
 #include <algorithm>
 
-#include "ffi/backends/nccl/recipe.h"
+#include "ffi/backends/nccl/plans/recipe.h"
 #include "tests/ffi/nccl_ranks.h"
 
 namespace jaxcomm::testing {

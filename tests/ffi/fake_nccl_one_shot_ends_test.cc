@@ -3,7 +3,7 @@
 #include <cmath>
 #include <random>
 
-#include "ffi/backends/nccl/one_shot.h"
+#include "ffi/backends/nccl/engines/one_shot.h"
 #include "tests/ffi/nccl_ranks.h"
 
 namespace jaxcomm::testing {

@@ -4,8 +4,8 @@
 #include <cstring>
 #include <random>
 
+#include "ffi/backends/nccl/engines/one_shot.h"
 #include "ffi/backends/nccl/kernels/device_kernels.h"
-#include "ffi/backends/nccl/one_shot.h"
 #include "tests/ffi/nccl_ranks.h"
 
 namespace jaxcomm::testing {

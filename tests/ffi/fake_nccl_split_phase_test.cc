@@ -1,7 +1,7 @@
 // Split-phase collectives on devices with streams, as XLA:GPU asks for them, and what
 // closing waits for.
 
-#include "ffi/backends/nccl/device_stop.h"
+#include "ffi/backends/nccl/failure/device_stop.h"
 #include "tests/ffi/nccl_ranks.h"
 
 namespace jaxcomm::testing {

@@ -1,5 +1,5 @@
 // Tests what a rank knows of the operations that its device has yet to finish.
-#include "ffi/backends/nccl/in_flight.h"
+#include "ffi/backends/nccl/queue/in_flight.h"
 
 #include <chrono>
 #include <deque>

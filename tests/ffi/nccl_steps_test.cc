@@ -1,8 +1,8 @@
 // Tests which NCCL functions each collective becomes on each rank. That they do what
 // the collective is defined to do: plan_kinds_test.cc.
 
-#include "ffi/backends/nccl/recipe.h"
-#include "ffi/backends/nccl/steps.h"
+#include "ffi/backends/nccl/plans/recipe.h"
+#include "ffi/backends/nccl/plans/steps.h"
 #include "ffi/core/plan.h"
 #include "tests/ffi/check.h"
 #include "tests/ffi/ranks.h"

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "ffi/backends/nccl/steps.h"
+#include "ffi/backends/nccl/plans/steps.h"
 #include "ffi/core/call_site.h"
 #include "ffi/core/plan.h"
 #include "ffi/planners/collectives.h"

@@ -6,7 +6,7 @@
 #include <random>
 
 #include "ffi/backends/host/host_plan.h"
-#include "ffi/backends/nccl/steps.h"
+#include "ffi/backends/nccl/plans/steps.h"
 #include "ffi/core/plan.h"
 #include "tests/ffi/check.h"
 #include "tests/ffi/ranks.h"

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "ffi/backends/nccl/comms.h"
-#include "ffi/backends/nccl/local_rank.h"
+#include "ffi/backends/nccl/queue/local_rank.h"
 #include "ffi/base/status.h"
 #include "ffi/core/communicator.h"
 

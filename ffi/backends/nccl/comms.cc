@@ -8,8 +8,8 @@
 #include <thread>
 #include <utility>
 
-#include "ffi/backends/nccl/device_memory.h"
-#include "ffi/backends/nccl/device_stop.h"
+#include "ffi/backends/nccl/failure/device_stop.h"
+#include "ffi/backends/nccl/library/device_memory.h"
 #include "ffi/os/start_thread.h"
 
 namespace jaxcomm {

@@ -9,10 +9,10 @@
 #include <utility>
 #include <vector>
 
-#include "ffi/backends/nccl/health.h"
-#include "ffi/backends/nccl/library.h"
-#include "ffi/backends/nccl/local_rank.h"
-#include "ffi/backends/nccl/patience.h"
+#include "ffi/backends/nccl/failure/health.h"
+#include "ffi/backends/nccl/failure/patience.h"
+#include "ffi/backends/nccl/library/library.h"
+#include "ffi/backends/nccl/queue/local_rank.h"
 #include "ffi/base/status.h"
 
 namespace jaxcomm {

@@ -1,9 +1,9 @@
 // A communicator of NVIDIA GPUs: the ranks of this process, and the engines that carry
 // out their calls.
 //
-// Its parts, each with a header: engines/ carry out calls; launch_queue gives a rank's
-// calls to streams and follows them; health says whether calls are taken, and ends the
-// communicator; comms has NCCL's communicators; call_check compares calls.
+// Its parts: engines/ carry out calls, as plans/ say; queue/ gives a rank's calls to
+// streams and follows them; failure/ says whether calls are taken, and ends the
+// communicator; comms.h has NCCL's communicators; call_check.h compares calls.
 #ifndef JAXCOMM_FFI_BACKENDS_NCCL_NCCL_COMMUNICATOR_H_
 #define JAXCOMM_FFI_BACKENDS_NCCL_NCCL_COMMUNICATOR_H_
 
@@ -14,11 +14,11 @@
 
 #include "ffi/backends/nccl/call_check.h"
 #include "ffi/backends/nccl/comms.h"
-#include "ffi/backends/nccl/device_memory.h"
 #include "ffi/backends/nccl/engines/engines.h"
-#include "ffi/backends/nccl/health.h"
-#include "ffi/backends/nccl/local_rank.h"
-#include "ffi/backends/nccl/symmetric_memory.h"
+#include "ffi/backends/nccl/engines/symmetric_memory.h"
+#include "ffi/backends/nccl/failure/health.h"
+#include "ffi/backends/nccl/library/device_memory.h"
+#include "ffi/backends/nccl/queue/local_rank.h"
 #include "ffi/backends/nccl/world.h"
 #include "ffi/core/communicator.h"
 

@@ -7,8 +7,8 @@
 #include <algorithm>
 #include <cstring>
 
-#include "ffi/backends/nccl/device_memory.h"
-#include "ffi/backends/nccl/health.h"
+#include "ffi/backends/nccl/failure/health.h"
+#include "ffi/backends/nccl/library/device_memory.h"
 #include "ffi/core/watchdog.h"
 #include "ffi/os/forked.h"
 

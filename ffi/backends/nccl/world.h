@@ -8,11 +8,11 @@
 #include <vector>
 
 #include "ffi/backends/nccl/comms.h"
-#include "ffi/backends/nccl/library.h"
-#include "ffi/backends/nccl/patience.h"
-#include "ffi/backends/nccl/primary_contexts.h"
-#include "ffi/backends/nccl/settings.h"
-#include "ffi/backends/nccl/world_health.h"
+#include "ffi/backends/nccl/failure/patience.h"
+#include "ffi/backends/nccl/failure/world_health.h"
+#include "ffi/backends/nccl/library/library.h"
+#include "ffi/backends/nccl/library/primary_contexts.h"
+#include "ffi/backends/nccl/library/settings.h"
 #include "ffi/base/status.h"
 #include "ffi/os/peer_watch.h"
 

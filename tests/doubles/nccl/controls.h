@@ -31,7 +31,7 @@ extern "C" {
 
 #define JAXCOMM_FAKE_EXPORT __attribute__((visibility("default")))
 
-// What production code asks of a stand-in: see ffi/backends/nccl/test_double.h.
+// What production code asks of a stand-in: see ffi/backends/nccl/library/test_double.h.
 JAXCOMM_FAKE_EXPORT const jaxcomm::TestDouble* jaxcommTestDouble();
 
 // 1 if the pretended versions have the function of this full name ("ncclCommRevoke").

@@ -12,7 +12,7 @@
 #include <thread>
 #include <vector>
 
-#include "ffi/backends/nccl/test_double.h"
+#include "ffi/backends/nccl/library/test_double.h"
 #include "tests/doubles/nccl/controls.h"
 #include "tests/doubles/nccl/devices.h"
 #include "tests/doubles/nccl/failed.h"

@@ -11,8 +11,8 @@
 #include <mutex>
 #include <utility>
 
-#include "ffi/backends/nccl/cuda_api.h"
-#include "ffi/backends/nccl/nccl_api.h"
+#include "ffi/backends/nccl/library/cuda_api.h"
+#include "ffi/backends/nccl/library/nccl_api.h"
 #include "tests/doubles/nccl/controls.h"
 
 namespace jaxcomm::fake {

@@ -7,7 +7,7 @@
 #include <memory>
 #include <string>
 
-#include "ffi/backends/nccl/nccl_api.h"
+#include "ffi/backends/nccl/library/nccl_api.h"
 #include "tests/doubles/nccl/room.h"
 
 namespace jaxcomm::fake {

@@ -18,7 +18,7 @@
 #include <string>
 #include <vector>
 
-#include "ffi/backends/nccl/nccl_api.h"
+#include "ffi/backends/nccl/library/nccl_api.h"
 
 namespace jaxcomm::fake {
 

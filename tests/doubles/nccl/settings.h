@@ -7,7 +7,7 @@
 #include <cstdlib>
 #include <string>
 
-#include "ffi/backends/nccl/nccl_api.h"
+#include "ffi/backends/nccl/library/nccl_api.h"
 
 namespace jaxcomm::fake {
 

@@ -8,7 +8,7 @@
 
 #include "ffi/backends/nccl/engines/engine.h"
 #include "ffi/backends/nccl/engines/nccl_engine.h"
-#include "ffi/backends/nccl/peer_copies.h"
+#include "ffi/backends/nccl/engines/peer_copies.h"
 
 namespace jaxcomm {
 

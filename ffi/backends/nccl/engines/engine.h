@@ -2,8 +2,8 @@
 #ifndef JAXCOMM_FFI_BACKENDS_NCCL_ENGINES_ENGINE_H_
 #define JAXCOMM_FFI_BACKENDS_NCCL_ENGINES_ENGINE_H_
 
-#include "ffi/backends/nccl/local_rank.h"
-#include "ffi/backends/nccl/recipe.h"
+#include "ffi/backends/nccl/plans/recipe.h"
+#include "ffi/backends/nccl/queue/local_rank.h"
 #include "ffi/base/status.h"
 #include "ffi/core/communicator.h"
 

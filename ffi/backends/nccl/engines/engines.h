@@ -7,13 +7,13 @@
 #include <string>
 
 #include "ffi/backends/nccl/comms.h"
-#include "ffi/backends/nccl/engine_choice.h"
 #include "ffi/backends/nccl/engines/copy_engine.h"
 #include "ffi/backends/nccl/engines/nccl_engine.h"
 #include "ffi/backends/nccl/engines/one_shot_engine.h"
-#include "ffi/backends/nccl/health.h"
-#include "ffi/backends/nccl/local_rank.h"
-#include "ffi/backends/nccl/recipe.h"
+#include "ffi/backends/nccl/failure/health.h"
+#include "ffi/backends/nccl/plans/engine_choice.h"
+#include "ffi/backends/nccl/plans/recipe.h"
+#include "ffi/backends/nccl/queue/local_rank.h"
 
 namespace jaxcomm {
 

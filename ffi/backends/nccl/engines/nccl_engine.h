@@ -8,7 +8,7 @@
 
 #include "ffi/backends/nccl/comms.h"
 #include "ffi/backends/nccl/engines/engine.h"
-#include "ffi/backends/nccl/symmetric_memory.h"
+#include "ffi/backends/nccl/engines/symmetric_memory.h"
 
 namespace jaxcomm {
 

@@ -8,7 +8,7 @@
 
 #include "ffi/backends/nccl/comms.h"
 #include "ffi/backends/nccl/engines/engine.h"
-#include "ffi/backends/nccl/one_shot.h"
+#include "ffi/backends/nccl/engines/one_shot.h"
 
 namespace jaxcomm {
 

@@ -6,7 +6,7 @@
 #include <memory>
 
 #include "ffi/backends/nccl/kernels/kernels.h"
-#include "ffi/backends/nccl/library.h"
+#include "ffi/backends/nccl/library/library.h"
 #include "ffi/base/status.h"
 
 namespace jaxcomm {

@@ -1,0 +1,130 @@
+// Small sums in one step, between the devices of one host: every rank writes what it
+// has into the memory of all others, and adds what it finds in its own.
+//
+// NCCL's call costs the host more than the GPU needs for such a sum, and in a chain of
+// them that is what counts. This is one launch of a kernel (kernels/kernels.h).
+#ifndef JAXCOMM_FFI_BACKENDS_NCCL_ENGINES_ONE_SHOT_H_
+#define JAXCOMM_FFI_BACKENDS_NCCL_ENGINES_ONE_SHOT_H_
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ffi/backends/nccl/kernels/device_kernels.h"
+#include "ffi/backends/nccl/kernels/kernels.h"
+#include "ffi/backends/nccl/library/library.h"
+#include "ffi/backends/nccl/library/rank_facts.h"
+#include "ffi/backends/nccl/plans/steps.h"
+#include "ffi/base/status.h"
+#include "ffi/core/communicator.h"
+
+namespace jaxcomm {
+
+// A sum as the kernels know it.
+struct OneShotSum {
+  OneShotWord word;
+  int64_t words;
+  float factor = 1;
+};
+
+// Returns none if the kernels cannot add it: it is no sum, not of whole words, or not
+// of a type they add. Of any length: see MostWordsOfSum().
+std::optional<OneShotSum> SumOf(const Step& step, int size);
+
+class OneShot {
+ public:
+  // One rank's part of what the ranks of a group exchange.
+  struct PeerInfo {
+    uint64_t host = 0, process = 0;
+    uint64_t is_able = 0;  // so far
+    cuda::IpcHandle inbox = {};
+  };
+
+  // Members: this process's ranks. To be used once the streams, one of each member,
+  // have come to their ends, and its groups have agreed. `flag`: of the sum before the
+  // first.
+  static ErrorOr<std::unique_ptr<OneShot>> Create(
+      const NcclLibrary& library, const std::vector<RankFacts>& members,
+      const std::vector<cuda::Stream>& streams, uint32_t flag = 0);
+  ~OneShot();
+
+  // Waits for what is given to streams, and closes other processes' inboxes: before
+  // these free them, if they do so at about the same time.
+  void Leave();
+
+  // A group takes part if all of its ranks can: then all do, or none. Ranks of one
+  // process know it at once. Others exchange infos twice, and open each other's inboxes
+  // in between. They lie in memory that devices reach.
+  bool NeedsPeerInfo(size_t member) const;
+  PeerInfo* own_info(size_t member) { return ranks_[member].infos; }
+  // By rank.
+  PeerInfo* received_infos(size_t member) { return ranks_[member].infos + 1; }
+  void Open(size_t member);
+  void Agree(size_t member);
+
+  // Whether all ranks of a member's group do, and how many sums they have left: flags
+  // are not used again.
+  bool takes_part(size_t member) const { return ranks_[member].takes_part; }
+  uint32_t sums_left(size_t member) const { return ~ranks_[member].flag.load(); }
+
+  // Gives `stream` the sums of steps that are nothing else, each of MostWordsOfSum() at
+  // most. Requires that one thread at a time calls it for each member.
+  Status Launch(const Steps& steps, const Call& call, size_t member,
+                cuda::Stream stream);
+
+  // Lets kernels leave that wait for other ranks, without a result, from now on.
+  void Stop();
+
+  int64_t device_bytes() const;
+  // Why some group does not take part; empty if all do that have more than one rank.
+  const std::string& reason() const { return reason_; }
+
+ private:
+  // The part of the host's memory that devices reach.
+  struct Shared;
+
+  struct RankState {
+    RankFacts facts;
+    size_t index = 0;
+    std::shared_ptr<const DeviceKernels> kernels;  // null: the rank cannot take part
+    cuda::Function sums[kNumOneShotWords] = {};
+    cuda::Pointer inbox = 0;
+    std::vector<cuda::Pointer> opened;
+    PeerInfo* infos = nullptr;
+    bool takes_part = false;
+    // The last sum, and the stream it was given to: sums keep their order.
+    cuda::Event last = nullptr;
+    cuda::Stream stream = nullptr;
+    bool is_lost = false;  // `last` does not stand for the last sum
+    OneShotArguments arguments;
+    std::atomic<uint32_t> flag{0};  // of the last sum
+  };
+
+  explicit OneShot(const NcclLibrary& library) : library_(library) {}
+
+  Status LoadKernels(RankState& state);
+  void CannotTakePart(std::string reason);
+  Status Allocate(RankState& state);
+  // Whether all ranks can take part so far, by the infos received.
+  bool AreAble(const RankState& state);
+  // Whether it has a place for every rank's inbox now.
+  bool FindInboxes(RankState& state);
+  // Whether all sums have run, in some seconds.
+  bool IsIdleSoon();
+
+  const NcclLibrary& library_;
+  Shared* shared_ = nullptr;
+  std::atomic<bool> is_stopped_{false};
+  bool keeps_inboxes_ = false;
+  std::optional<bool> is_idle_;  // known once it has left
+  std::string reason_;
+  std::deque<RankState> ranks_;
+};
+
+}  // namespace jaxcomm
+
+#endif  // JAXCOMM_FFI_BACKENDS_NCCL_ENGINES_ONE_SHOT_H_

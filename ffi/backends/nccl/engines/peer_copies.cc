@@ -1,0 +1,412 @@
+#include "ffi/backends/nccl/engines/peer_copies.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "ffi/backends/nccl/library/primary_contexts.h"
+
+namespace jaxcomm {
+
+const void* MarkOf(const Call& call) {
+  for (size_t i = 0; i < call.site->results().size(); ++i) {
+    if (call.site->results()[i].elements > 0) return call.results[i];
+  }
+  return nullptr;
+}
+
+ErrorOr<std::unique_ptr<PeerCopies>> PeerCopies::Create(
+    const NcclLibrary& library, FlightRecorder& recorder,
+    const std::vector<RankFacts>& members) {
+  if (!CanReachPeers(library, members)) return nullptr;
+  std::unique_ptr<PeerCopies> made(new PeerCopies(library, recorder));
+  for (const RankFacts& member : members) {
+    CurrentContext current(library.cuda, member.context);
+    made->devices_.push_back(std::make_unique<Device>(library, recorder, member));
+    Device& device = *made->devices_.back();
+    RETURN_IF_ERROR(library.Try(library.cuda.StreamCreateWithPriority, &device.stream,
+                                cuda::kStreamNonBlocking, -1));
+    RETURN_IF_ERROR(device.in_flight.Prepare());
+    const auto groups = static_cast<size_t>(member.group) + 1;
+    if (made->groups_.size() < groups) made->groups_.resize(groups);
+  }
+  return made;
+}
+
+void PeerCopies::DestroyEvents(const Round& round) {
+  for (const Participant& participant : round.participants) {
+    for (cuda::Event event : {participant.ready, participant.left}) {
+      if (event != nullptr) library_.cuda.EventDestroy(event);
+    }
+  }
+}
+
+PeerCopies::~PeerCopies() {
+  for (const Rendezvous<Round>& group : groups_) {
+    for (const auto* rounds : {&group.open(), &group.spare()}) {
+      for (const auto& round : *rounds) DestroyEvents(*round);
+    }
+  }
+  for (auto& device : devices_) {
+    CurrentContext current(library_.cuda, device->member.context);
+    device->in_flight.Release();
+    if (device->stream != nullptr) library_.cuda.StreamDestroy(device->stream);
+  }
+}
+
+ErrorOr<PeerCopies::Round*> PeerCopies::Join(const Call& call,
+                                             const RankFacts& member) {
+  Rendezvous<Round>& group = groups_[static_cast<size_t>(member.group)];
+  Round* const joined = group.Find(call.run_id, call.tag, member.rank);
+  if (joined != nullptr) return joined;
+  std::unique_ptr<Round> round = group.TakeSpare();
+  if (round == nullptr) {
+    ASSIGN_OR_RETURN(round, MakeRound(member));
+  }
+  return group.Open(std::move(round), call.run_id, call.tag);
+}
+
+ErrorOr<std::unique_ptr<PeerCopies::Round>> PeerCopies::MakeRound(
+    const RankFacts& member) {
+  auto made = std::make_unique<Round>();
+  made->group = member.group;
+  made->participants.resize(static_cast<size_t>(member.size));
+  Status status;
+  for (size_t i = 0; i < devices_.size(); ++i) {
+    const RankFacts& each = devices_[i]->member;
+    if (each.group != member.group) continue;
+    Participant& participant = made->participants[each.rank];
+    participant.device = i;
+    CurrentContext current(library_.cuda, each.context);
+    for (cuda::Event* event : {&participant.ready, &participant.left}) {
+      if (status.failure()) break;
+      status =
+          library_.Try(library_.cuda.EventCreate, event, cuda::kEventDisableTiming);
+    }
+  }
+  if (status.failure()) {
+    DestroyEvents(*made);
+    return status;
+  }
+  return made;
+}
+
+template <typename Is>
+PeerCopies::Round* PeerCopies::FindBegunIf(const RankFacts& member, const Is& is) {
+  const auto& open = groups_[static_cast<size_t>(member.group)].open();
+  for (size_t i = open.size(); i-- > 0;) {
+    const Participant& participant = open[i]->participants[member.rank];
+    if (participant.is_here && !participant.is_over && is(*open[i], participant)) {
+      return open[i].get();
+    }
+  }
+  return nullptr;
+}
+
+PeerCopies::Round* PeerCopies::FindBegun(const void* mark, const RankFacts& member) {
+  return FindBegunIf(member, [mark](const Round&, const Participant& participant) {
+    return participant.mark == mark;
+  });
+}
+
+PeerCopies::Round* PeerCopies::FindBegunBefore(int64_t run, const RankFacts& member) {
+  return FindBegunIf(member, [run](const Round& round, const Participant&) {
+    return round.run_id != run;
+  });
+}
+
+Status PeerCopies::Start(const Call& call, std::shared_ptr<const PeerPlan> plan,
+                         size_t member, cuda::Stream ready, cuda::Stream on,
+                         const InFlight::Named& named) {
+  Device& device = *devices_[member];
+  const int rank = device.member.rank;
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (failure_.failure()) return failure_;
+  const void* const mark = MarkOf(call);
+  RETURN_IF_ERROR(ForgetLocked(mark, device, ready));
+  ASSIGN_OR_RETURN(Round* const round, Join(call, device.member));
+  round->plan = std::move(plan);
+  Participant& participant = round->participants[rank];
+  participant.is_here = true;
+  participant.mark = mark;
+  participant.operands.assign(call.operands,
+                              call.operands + call.site->operands().size());
+  participant.results.assign(call.results, call.results + call.site->results().size());
+  participant.stream = on == nullptr ? device.stream : on;
+  participant.named = named;
+  if (Status gone = CheckPeers(*round, rank); gone.failure()) {
+    Status owed = FailIfOwed(*round, rank);
+    Leave(*round, rank);
+    return owed.failure() ? owed : gone;
+  }
+  Status status = library_.Try(library_.cuda.EventRecord, participant.ready, ready);
+  if (status.success()) status = SendIfAllAreHere(*round, rank);
+  for (int source : round->plan->parts[rank].sources) {
+    if (status.success()) status = SendIfAllAreHere(*round, source);
+  }
+  if (status.failure()) {
+    // Before anybody takes what was not sent for sent. Whoever is told of it gives
+    // memory back that copies may be on their way to.
+    FailLocked(status);
+    WaitForCopies(*round, rank, ready);
+  }
+  changed_.notify_all();
+  return status;
+}
+
+Status PeerCopies::SendIfAllAreHere(Round& round, int rank) {
+  Participant& participant = round.participants[rank];
+  if (!participant.is_here || participant.is_over || participant.is_decided())
+    return OkStatus();
+  for (int target : round.plan->parts[rank].targets) {
+    if (!round.participants[target].is_here || round.participants[target].is_over) {
+      return OkStatus();
+    }
+  }
+  Status status = Send(round, rank);
+  if (status.success()) participant.sends = Participant::Sends::kCopied;
+  return status;
+}
+
+Status PeerCopies::WaitFor(cuda::Stream stream, cuda::Event event) {
+  return library_.Try(library_.cuda.StreamWaitEvent, stream, event, 0);
+}
+
+Status PeerCopies::Send(Round& round, int rank) {
+  Participant& participant = round.participants[rank];
+  const PeerPlan::Part& part = round.plan->parts[rank];
+  Device& device = *devices_[participant.device];
+  CurrentContext current(library_.cuda, device.member.context);
+  Status status = WaitFor(participant.stream, participant.ready);
+  for (int target : part.targets) {
+    if (status.success())
+      status = WaitFor(participant.stream, round.participants[target].ready);
+  }
+  device.in_flight.Begin(participant.stream, /*may_be_captured=*/false,
+                         InFlight::Clock::now());
+  for (const Step& step : part.local) {
+    if (status.success()) {
+      status = RunLocalStep(library_, step, participant.operands.data(),
+                            participant.results.data(), participant.stream);
+    }
+  }
+  for (const PeerPlan::Copy& copy : part.copies) {
+    if (status.failure()) break;
+    const char* from =
+        static_cast<const char*>(participant.operands[copy.leaf]) + copy.from;
+    char* to = static_cast<char*>(round.participants[copy.target].results[copy.leaf]) +
+               copy.to;
+    status = library_.Try(
+        library_.cuda.MemcpyDtoDAsync, reinterpret_cast<cuda::Pointer>(to),
+        reinterpret_cast<cuda::Pointer>(from), copy.bytes, participant.stream);
+  }
+  if (status.success()) {
+    device.in_flight.End(participant.stream, participant.named, InFlight::Clock::now());
+  }
+  // Also after a failure: some copies may be on their way.
+  Status left =
+      library_.Try(library_.cuda.EventRecord, participant.left, participant.stream);
+  participant.has_left = left.success();
+  return status.failure() ? status : left;
+}
+
+Status PeerCopies::WaitForCopies(const Round& round, int rank, cuda::Stream stream) {
+  const Participant& own = round.participants[rank];
+  Status status = OkStatus();
+  if (own.has_left && own.stream != stream) status = WaitFor(stream, own.left);
+  for (int source : round.plan->parts[rank].sources) {
+    const Participant& participant = round.participants[source];
+    if (participant.has_left && status.success())
+      status = WaitFor(stream, participant.left);
+  }
+  return status;
+}
+
+bool PeerCopies::IsDecided(const Round& round, int rank) {
+  const std::vector<int>& sources = round.plan->parts[rank].sources;
+  return round.participants[rank].is_decided() &&
+         std::all_of(sources.begin(), sources.end(), [&](int source) {
+           return round.participants[source].is_decided();
+         });
+}
+
+Status PeerCopies::CheckPeers(const Round& round, int rank) {
+  const PeerPlan::Part& part = round.plan->parts[rank];
+  const Participant& own = round.participants[rank];
+  int gone = -1;
+  for (int target : part.targets) {
+    if (!own.is_decided() && round.participants[target].is_over) gone = target;
+  }
+  for (int source : part.sources) {
+    const Participant& participant = round.participants[source];
+    if (!participant.is_decided() && participant.is_over) gone = source;
+  }
+  if (gone < 0) return OkStatus();
+  return FailedPrecondition("rank ", gone,
+                            ", whose program failed, went on without it");
+}
+
+PeerCopies::LeftToNccl PeerCopies::LeftOf(const Round& round, int rank) {
+  const Participant& own = round.participants[rank];
+  const std::vector<PeerPlan::Part>& parts = round.plan->parts;
+  LeftToNccl left;
+  if (own.sends == Participant::Sends::kLeftToNccl) {
+    left.steps.local = parts[rank].local;
+    for (const PeerPlan::Copy& copy : parts[rank].copies) {
+      Step send;
+      send.kind = Step::Kind::kSend;
+      send.leaf = copy.leaf;
+      send.from = copy.from;
+      send.count = copy.bytes;
+      send.peer = copy.target;
+      left.steps.grouped.push_back(send);
+    }
+  }
+  for (int source : parts[rank].sources) {
+    if (round.participants[source].sends != Participant::Sends::kLeftToNccl) continue;
+    for (const PeerPlan::Copy& copy : parts[source].copies) {
+      if (copy.target != rank) continue;
+      Step receive;
+      receive.kind = Step::Kind::kRecv;
+      receive.leaf = copy.leaf;
+      receive.to = copy.to;
+      receive.count = copy.bytes;
+      receive.peer = source;
+      left.steps.grouped.push_back(receive);
+    }
+  }
+  if (left.is_empty()) return left;  // as nearly always: without allocation
+  left.operands = own.operands;
+  left.results = own.results;
+  left.named = own.named;
+  return left;
+}
+
+Status PeerCopies::Done(const void* mark, size_t member, cuda::Stream stream,
+                        double patience_seconds, bool* is_begun, LeftToNccl* left) {
+  Device& device = *devices_[member];
+  const int rank = device.member.rank;
+  std::unique_lock<std::mutex> lock(mutex_);
+  Round* const round = FindBegun(mark, device.member);
+  *is_begun = round != nullptr;
+  if (round == nullptr) return OkStatus();
+  const std::chrono::duration<double> patience(
+      device.late_run == round->run_id ? 0 : patience_seconds);
+  changed_.wait_for(lock, patience, [&] {
+    return failure_.failure() || IsDecided(*round, rank) ||
+           CheckPeers(*round, rank).failure();
+  });
+  CurrentContext current(library_.cuda, device.member.context);
+  // Also after a failure: whoever is told of it gives the memory back.
+  Status status = WaitForCopies(*round, rank, stream);
+  if (failure_.failure()) return failure_;
+  const Status gone = CheckPeers(*round, rank);
+  if (gone.success() && !IsDecided(*round, rank)) {
+    const auto leave_to_nccl = [&](int each) {
+      Participant& participant = round->participants[each];
+      if (!participant.is_decided())
+        participant.sends = Participant::Sends::kLeftToNccl;
+    };
+    leave_to_nccl(rank);
+    for (int source : round->plan->parts[rank].sources) leave_to_nccl(source);
+    device.late_run = round->run_id;
+  }
+  if (gone.success()) *left = LeftOf(*round, rank);
+  if (status.success() && !left->is_empty()) {
+    status = WaitFor(stream, round->participants[rank].ready);
+  }
+  if (status.success() && gone.failure()) {
+    status = FailIfOwed(*round, rank);
+    if (status.success()) status = gone;
+  }
+  Leave(*round, rank);
+  return status;
+}
+
+Status PeerCopies::Forget(const void* mark, size_t member, cuda::Stream stream) {
+  const Device& device = *devices_[member];
+  std::lock_guard<std::mutex> lock(mutex_);
+  CurrentContext current(library_.cuda, device.member.context);
+  return ForgetLocked(mark, device, stream);
+}
+
+Status PeerCopies::ForgetEarlierRuns(int64_t run, size_t member, cuda::Stream stream) {
+  const Device& device = *devices_[member];
+  Status status = OkStatus();
+  std::lock_guard<std::mutex> lock(mutex_);
+  while (Round* begun = FindBegunBefore(run, device.member)) {
+    if (Status owed = ForgetLocked(*begun, device, stream); owed.failure()) {
+      status = std::move(owed);
+    }
+  }
+  return status;
+}
+
+Status PeerCopies::ForgetLocked(const void* mark, const Device& device,
+                                cuda::Stream stream) {
+  Status status = OkStatus();
+  while (Round* begun = FindBegun(mark, device.member)) {
+    if (Status owed = ForgetLocked(*begun, device, stream); owed.failure()) {
+      status = std::move(owed);
+    }
+  }
+  return status;
+}
+
+Status PeerCopies::ForgetLocked(Round& begun, const Device& device,
+                                cuda::Stream stream) {
+  WaitForCopies(begun, device.member.rank, stream);
+  Status owed = FailIfOwed(begun, device.member.rank);
+  Leave(begun, device.member.rank);
+  return owed;
+}
+
+Status PeerCopies::FailIfOwed(const Round& round, int rank) {
+  if (LeftOf(round, rank).is_empty()) return OkStatus();
+  Status status(ErrorCode::kInternal,
+                StrCat("rank ", rank,
+                       ", whose program failed between a collective's "
+                       "beginning and its end, came too late for copies: others wait "
+                       "for it in NCCL"));
+  FailLocked(status);
+  return status;
+}
+
+void PeerCopies::FailUnlessDecided(const Participant& participant) {
+  if (!participant.is_here || participant.is_decided()) return;
+  recorder_.Finish(participant.named.ticket, FlightRecorder::State::kFailed);
+}
+
+void PeerCopies::Leave(Round& round, int rank) {
+  FailUnlessDecided(round.participants[rank]);
+  round.participants[rank].is_over = true;
+  changed_.notify_all();
+  for (const Participant& participant : round.participants) {
+    if (!participant.is_over) return;
+  }
+  for (Participant& participant : round.participants) {
+    participant.is_here = participant.is_over = participant.has_left = false;
+    participant.sends = Participant::Sends::kUndecided;
+  }
+  Rendezvous<Round>& group = groups_[static_cast<size_t>(round.group)];
+  group.Keep(group.Close(&round));
+}
+
+void PeerCopies::Fail(const Status& reason) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  FailLocked(reason);
+}
+
+void PeerCopies::FailLocked(const Status& reason) {
+  if (failure_.success()) failure_ = reason;
+  for (const Rendezvous<Round>& group : groups_) {
+    for (const auto& round : group.open()) {
+      for (const Participant& participant : round->participants) {
+        FailUnlessDecided(participant);
+      }
+    }
+  }
+  changed_.notify_all();
+}
+
+}  // namespace jaxcomm

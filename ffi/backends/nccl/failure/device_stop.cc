@@ -1,0 +1,169 @@
+#include "ffi/backends/nccl/failure/device_stop.h"
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "ffi/backends/nccl/kernels/device_kernels.h"
+#include "ffi/core/last_resort.h"
+#include "ffi/os/say.h"
+#include "ffi/os/start_thread.h"
+
+namespace jaxcomm {
+namespace {
+
+// For the fault to be reported: 50 ms on an H200 whose GPU has room for one more block.
+// A kernel that fills the GPU for longer than this costs the process its orderly end.
+constexpr double kFaultSeconds = 2;
+constexpr auto kLook = std::chrono::milliseconds(1);
+
+class Stopper {
+ public:
+  // Never destroyed: its thread runs as long as the process.
+  static Stopper& Get() {
+    static Stopper* const stopper = new Stopper;
+    return *stopper;
+  }
+
+  Status Prepare(const NcclLibrary& library, cuda::Context context) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (const Device& device : devices_) {
+      if (device.context == context) return OkStatus();
+    }
+    if (!LastResort::Prepare() || thread_.Start([this] { Run(); }).failure()) {
+      return Status(ErrorCode::kResourceExhausted,
+                    "no thread can be had to watch over collectives");
+    }
+    Device device;
+    device.library = &library;
+    device.context = context;
+    CurrentContext current(library.cuda, context);
+    ASSIGN_OR_RETURN(device.kernels, DeviceKernels::Load(library, context));
+    // The highest priority there is: it is to overtake what waits.
+    RETURN_IF_ERROR(library.Try(library.cuda.StreamCreateWithPriority, &device.stream,
+                                cuda::kStreamNonBlocking, cuda::kHighestPriority));
+    if (Status status = library.Try(library.cuda.MemAlloc, &device.memory, 64);
+        status.failure()) {
+      library.cuda.StreamDestroy(device.stream);
+      return status;
+    }
+    devices_.push_back(std::move(device));
+    return OkStatus();
+  }
+
+  void Stop(const std::string& why) {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (is_stopped_) return;
+      why_ = why;
+      is_stopped_.store(true, std::memory_order_release);
+    }
+    stopping_.notify_all();
+    Say(StrCat("jaxcomm: ", why, "\n"));
+  }
+
+  bool is_stopped() const { return is_stopped_.load(std::memory_order_acquire); }
+  bool has_ended() const { return has_ended_.load(); }
+
+  std::string why() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return why_;
+  }
+
+ private:
+  struct Device {
+    const NcclLibrary* library = nullptr;
+    cuda::Context context = nullptr;
+    std::shared_ptr<const DeviceKernels> kernels;
+    cuda::Stream stream = nullptr;
+    cuda::Pointer memory = 0;
+  };
+
+  void Run() {
+    std::vector<Device> devices;
+    {
+      std::unique_lock<std::mutex> lock(mutex_);
+      stopping_.wait(lock, [this] { return is_stopped(); });
+      devices = devices_;
+    }
+    const LastResort end(kFaultSeconds,
+                         "the GPUs could not be stopped: a kernel fills them, or a "
+                         "call of the driver waits for them");
+    for (Device& device : devices) {
+      CurrentContext current(device.library->cuda, device.context);
+      // It fails where the device has failed by itself.
+      (void)device.kernels->Stop(device.memory, device.stream);
+    }
+    for (Device& device : devices) {
+      CurrentContext current(device.library->cuda, device.context);
+      // Anything but these two is the fault.
+      cuda::Result result = cuda::kNotReady;
+      while (result == cuda::kNotReady || result == cuda::kSuccess) {
+        std::this_thread::sleep_for(kLook);
+        result = device.library->cuda.StreamQuery(device.stream);
+      }
+    }
+    has_ended_ = true;
+  }
+
+  std::mutex mutex_;
+  std::condition_variable stopping_;
+  std::vector<Device> devices_;
+  std::string why_;
+  BackgroundThread thread_;
+  std::atomic<bool> is_stopped_{false}, has_ended_{false};
+};
+
+struct First {
+  std::mutex mutex;
+  std::string text;
+};
+
+First& TheFirst() {
+  static First& first = *new First;
+  return first;
+}
+
+}  // namespace
+
+Status PrepareDeviceStop(const NcclLibrary& library, cuda::Context context) {
+  return Stopper::Get().Prepare(library, context);
+}
+
+void StopDevices(const std::string& why) { Stopper::Get().Stop(why); }
+
+bool DevicesAreStopped() { return Stopper::Get().is_stopped(); }
+
+void WaitForDeviceStop() {
+  while (DevicesAreStopped() && !Stopper::Get().has_ended()) {
+    std::this_thread::sleep_for(kLook);
+  }
+}
+
+Status DevicesStoppedError() {
+  return Status(ErrorCode::kFailedPrecondition,
+                StrCat("the GPUs of this process are stopped, because a collective "
+                       "failed: ",
+                       Stopper::Get().why()));
+}
+
+void RecordFirstFailure(const std::string& text) {
+  std::lock_guard<std::mutex> lock(TheFirst().mutex);
+  if (TheFirst().text.empty()) TheFirst().text = text;
+}
+
+void ForgetFailures() {
+  std::lock_guard<std::mutex> lock(TheFirst().mutex);
+  TheFirst().text.clear();
+}
+
+std::string FirstFailure() {
+  std::lock_guard<std::mutex> lock(TheFirst().mutex);
+  return TheFirst().text;
+}
+
+}  // namespace jaxcomm

@@ -1,0 +1,88 @@
+// The choice of an engine for a call: one pure function and all its thresholds.
+//
+// Every rank of a group must choose alike. So the facts of a call, the policy and the
+// topology are the same on all ranks of the group.
+#ifndef JAXCOMM_FFI_BACKENDS_NCCL_PLANS_ENGINE_CHOICE_H_
+#define JAXCOMM_FFI_BACKENDS_NCCL_PLANS_ENGINE_CHOICE_H_
+
+#include <cstdint>
+
+#include "ffi/backends/nccl/kernels/kernels.h"
+
+namespace jaxcomm {
+
+enum class EngineKind {
+  kNccl,     // NCCL's kernels; every call can go this way
+  kCopy,     // the GPUs' copy engines
+  kOneShot,  // a kernel of ours that adds small arrays
+};
+
+// "nccl", "copy" or "one_shot".
+const char* EngineName(EngineKind kind);
+
+// The least that some rank sends for copy engines to be faster. On two H200s NCCL is up
+// to a sixth faster with 16 MiB; copies are a quarter faster with 32 MiB and with 256.
+inline constexpr int64_t kLeastCopiedBytes = 32 << 20;
+// The least bytes of a copy, on average: a kernel moves many small rows faster.
+inline constexpr int64_t kLeastBytesOfCopy = 1 << 20;
+// The most arrays of one call that are added by kernels of ours: NCCL does more of them
+// as one group.
+inline constexpr int kMostSums = 4;
+// The most words of 32 bits that the kernel adds: a rank's box in an inbox has a line
+// for each.
+inline constexpr int64_t MostWordsOfSum(int size) {
+  return OneShotArguments::Capacity(size);
+}
+
+// Whether a collective that only moves bytes moves enough, in copies that are large
+// enough. Both numbers are of the rank that has the most.
+inline constexpr bool IsWorthCopying(int64_t bytes, int64_t copies) {
+  return bytes >= kLeastCopiedBytes && bytes >= copies * kLeastBytesOfCopy;
+}
+
+struct CallFacts {
+  int size = 1;  // ranks of the group
+  // A collective that only moves bytes. `bytes_sent` and `copies` are of the rank that
+  // has the most; without `copies`, `bytes_sent` is an upper bound.
+  bool only_moves = false;
+  bool moves_along_pairs = false;  // a permutation
+  int64_t bytes_sent = 0;
+  int64_t copies = 0;
+  // A collective that is nothing but sums which our kernel can do, whatever their size.
+  int sums = 0;
+  int64_t words_of_largest_sum = 0;
+  // These differ from call to call.
+  bool is_symmetric = false;     // all operands and results lie in symmetric memory
+  bool may_be_captured = false;  // in a CUDA graph
+  bool may_wait = true;          // its thread may wait for the calls of other ranks
+};
+
+// The engines that the user's CommPolicy allows.
+struct EnginePolicy {
+  bool copy_engines = false;
+  bool one_shot = false;
+  // How long a rank waits for another before NCCL is to do what they were to copy. XLA
+  // waits ten seconds for the launches of all devices once one of them has failed.
+  double copy_patience_seconds = 2;
+};
+
+struct EngineTopology {
+  // All ranks are of this process, and their devices reach each other's memory.
+  bool can_copy = false;
+  // All ranks of the group agreed that their kernels can add: see OneShot.
+  bool can_add = false;
+  // Every sum has a number of its own. So many are left.
+  uint32_t sums_left = 0;
+};
+
+struct EngineChoice {
+  EngineKind kind = EngineKind::kNccl;
+  const char* reason = "";  // never null; lives as long as the process
+};
+
+EngineChoice Choose(const CallFacts& call, const EnginePolicy& policy,
+                    const EngineTopology& topology);
+
+}  // namespace jaxcomm
+
+#endif  // JAXCOMM_FFI_BACKENDS_NCCL_PLANS_ENGINE_CHOICE_H_

@@ -1,0 +1,44 @@
+// A collective as copies between the memories of the devices of one process.
+#ifndef JAXCOMM_FFI_BACKENDS_NCCL_PLANS_PEER_PLAN_H_
+#define JAXCOMM_FFI_BACKENDS_NCCL_PLANS_PEER_PLAN_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "ffi/backends/nccl/plans/steps.h"
+#include "ffi/core/call_site.h"
+#include "ffi/core/plan.h"
+
+namespace jaxcomm {
+
+struct PeerPlan {
+  struct Copy {
+    int target = 0;
+    int leaf = 0;
+    int64_t from = 0;  // bytes into the operand
+    int64_t to = 0;    // bytes into the target's result
+    size_t bytes = 0;
+  };
+
+  struct Part {
+    std::vector<Step> local;  // copies within the rank, and zeros
+    std::vector<Copy> copies;
+    std::vector<int> targets, sources;  // without the rank, each once
+  };
+
+  // The bytes of the rank that sends most, and the most copies of a rank.
+  int64_t bytes_sent = 0, copies = 0;
+  std::vector<Part> parts;  // by rank; empty where NCCL is to do it
+};
+
+// Whether a collective of this kind moves bytes and reduces nothing.
+bool OnlyMoves(Plan::Kind kind);
+
+// Makes the plan, the same on every rank. It has no parts if a step is no move, or if
+// copying is not worth it: see IsWorthCopying().
+PeerPlan MakePeerPlan(const CallSite& site, const Plan& plan);
+
+}  // namespace jaxcomm
+
+#endif  // JAXCOMM_FFI_BACKENDS_NCCL_PLANS_PEER_PLAN_H_

@@ -1,0 +1,76 @@
+#include "ffi/backends/nccl/plans/recipe.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "ffi/backends/nccl/engines/one_shot.h"
+
+namespace jaxcomm {
+namespace {
+
+void AddSums(const Steps& steps, CallFacts* facts) {
+  if (!steps.local.empty()) return;
+  for (const Step& step : steps.grouped) {
+    const std::optional<OneShotSum> sum = SumOf(step, facts->size);
+    if (!sum.has_value()) {
+      facts->sums = 0;
+      return;
+    }
+    ++facts->sums;
+    facts->words_of_largest_sum = std::max(facts->words_of_largest_sum, sum->words);
+  }
+}
+
+CallFacts FactsOf(const CallSite& site, const Plan& plan, const Recipe& recipe) {
+  CallFacts facts;
+  facts.size = plan.size;
+  facts.only_moves = OnlyMoves(plan.kind);
+  facts.moves_along_pairs = plan.kind == Plan::Kind::kPermute;
+  facts.bytes_sent = site.operand_bytes() * (plan.size - 1);
+  if (recipe.copies != nullptr) {
+    facts.bytes_sent = recipe.copies->bytes_sent;
+    facts.copies = recipe.copies->copies;
+  }
+  AddSums(recipe.steps, &facts);
+  return facts;
+}
+
+Natives NativesOf(const nccl::Api& api) {
+  const bool has_newer =
+      api.AlltoAll != nullptr && api.Gather != nullptr && api.Scatter != nullptr;
+  return has_newer ? Natives::kOf228 : Natives::kOf218;
+}
+
+}  // namespace
+
+ErrorOr<const Recipe*> Recipes::Find(const CallSite& site, const RankFacts& rank,
+                                     bool with_copies) {
+  OfRank& own = of_ranks_[rank.place];
+  std::lock_guard<std::mutex> lock(own.mutex);
+  return own.recipes.Find(site, [&] { return Make(site, rank, with_copies); });
+}
+
+ErrorOr<Recipe> Recipes::Make(const CallSite& site, const RankFacts& rank,
+                              bool with_copies) {
+  ASSIGN_OR_RETURN(const Plan plan, site.MakePlan(rank.size, /*operands_of=*/nullptr));
+  Recipe made;
+  ASSIGN_OR_RETURN(made.steps,
+                   MakeSteps(site, plan, rank.rank, NativesOf(library_.nccl)));
+  // Most calls are too small for copies, and their copies are never counted.
+  if (with_copies && site.operand_bytes() * (rank.size - 1) >= kLeastCopiedBytes) {
+    made.copies = CopiesOf(site, plan);
+  }
+  made.facts = FactsOf(site, plan, made);
+  return made;
+}
+
+std::shared_ptr<const PeerPlan> Recipes::CopiesOf(const CallSite& site,
+                                                  const Plan& plan) {
+  using Copies = std::shared_ptr<const PeerPlan>;
+  std::lock_guard<std::mutex> lock(mutex_);
+  return **copies_[plan.size].Find(site, [&]() -> ErrorOr<Copies> {
+    return std::make_shared<const PeerPlan>(MakePeerPlan(site, plan));
+  });
+}
+
+}  // namespace jaxcomm

@@ -1,0 +1,61 @@
+// A call site as a rank carries it out: made at its first call, and kept.
+#ifndef JAXCOMM_FFI_BACKENDS_NCCL_PLANS_RECIPE_H_
+#define JAXCOMM_FFI_BACKENDS_NCCL_PLANS_RECIPE_H_
+
+#include <cstddef>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+
+#include "ffi/backends/nccl/library/library.h"
+#include "ffi/backends/nccl/library/rank_facts.h"
+#include "ffi/backends/nccl/plans/engine_choice.h"
+#include "ffi/backends/nccl/plans/peer_plan.h"
+#include "ffi/backends/nccl/plans/steps.h"
+#include "ffi/base/status.h"
+#include "ffi/core/call_site.h"
+#include "ffi/core/derived_cache.h"
+
+namespace jaxcomm {
+
+struct Recipe {
+  Steps steps;      // of the rank
+  CallFacts facts;  // but for those of one call
+  // The copies of all ranks; null if there are too few bytes for them, or nobody asked.
+  std::shared_ptr<const PeerPlan> copies;
+};
+
+// The recipes of the ranks of one communicator in this process. Thread-safe.
+class Recipes {
+ public:
+  // `ranks`: how many there are.
+  Recipes(const NcclLibrary& library, size_t ranks)
+      : library_(library), of_ranks_(ranks) {}
+
+  // Finds the recipe of a rank at a call site. Fails if NCCL cannot do the call.
+  // `with_copies`: whether copy engines may do it.
+  ErrorOr<const Recipe*> Find(const CallSite& site, const RankFacts& rank,
+                              bool with_copies);
+
+ private:
+  // Ranks call at the same time: each has a lock of its own.
+  struct alignas(64) OfRank {
+    std::mutex mutex;
+    DerivedCache<Recipe> recipes;
+  };
+
+  ErrorOr<Recipe> Make(const CallSite& site, const RankFacts& rank, bool with_copies);
+  // The copies of all ranks of a group.
+  std::shared_ptr<const PeerPlan> CopiesOf(const CallSite& site, const Plan& plan);
+
+  const NcclLibrary& library_;
+  std::deque<OfRank> of_ranks_;  // by place
+  std::mutex mutex_;
+  // By the size of the group.
+  std::map<int, DerivedCache<std::shared_ptr<const PeerPlan>>> copies_;
+};
+
+}  // namespace jaxcomm
+
+#endif  // JAXCOMM_FFI_BACKENDS_NCCL_PLANS_RECIPE_H_

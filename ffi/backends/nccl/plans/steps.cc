@@ -1,0 +1,287 @@
+#include "ffi/backends/nccl/plans/steps.h"
+
+#include <optional>
+#include <utility>
+
+namespace jaxcomm {
+namespace {
+
+using Kind = Step::Kind;
+
+struct Number {
+  nccl::Type type;
+  int parts = 1;  // a complex number is two
+};
+
+constexpr std::pair<DataType, nccl::Type> kTypes[] = {
+    {DataType::S8, nccl::Type::kInt8},     {DataType::U8, nccl::Type::kUint8},
+    {DataType::S32, nccl::Type::kInt32},   {DataType::U32, nccl::Type::kUint32},
+    {DataType::S64, nccl::Type::kInt64},   {DataType::U64, nccl::Type::kUint64},
+    {DataType::F16, nccl::Type::kFloat16}, {DataType::BF16, nccl::Type::kBfloat16},
+    {DataType::F32, nccl::Type::kFloat32}, {DataType::F64, nccl::Type::kFloat64},
+};
+
+// By ReduceOp.
+constexpr nccl::RedOp kRedOps[] = {nccl::RedOp::kSum, nccl::RedOp::kProd,
+                                   nccl::RedOp::kMax, nccl::RedOp::kMin,
+                                   nccl::RedOp::kAvg};
+
+// The type NCCL reduces as which; none if it cannot.
+std::optional<Number> NumberOf(DataType dtype, ReduceOp op) {
+  for (const auto& [known, type] : kTypes) {
+    if (known == dtype) return Number{type};
+  }
+  const bool picks = op == ReduceOp::kMax || op == ReduceOp::kMin;
+  if (dtype == DataType::PRED && picks) return Number{nccl::Type::kUint8};
+  if (op != ReduceOp::kSum) return std::nullopt;
+  if (dtype == DataType::C64) return Number{nccl::Type::kFloat32, 2};
+  if (dtype == DataType::C128) return Number{nccl::Type::kFloat64, 2};
+  return std::nullopt;
+}
+
+// Joins rows that lie one behind the other on both sides.
+Move Joined(Move move) {
+  const auto dense = [&](const Strides& strides) {
+    return (move.middle == 1 || strides.middle == move.inner) &&
+           (move.outer == 1 || strides.outer == move.middle * move.inner);
+  };
+  if (dense(move.from) && dense(move.to)) {
+    move.inner *= move.outer * move.middle;
+    move.outer = move.middle = 1;
+  }
+  return move;
+}
+
+class Maker {
+ public:
+  Maker(const CallSite& site, const Plan& plan, int rank, Natives natives)
+      : site_(site), plan_(plan), rank_(rank), natives_(natives) {}
+
+  ErrorOr<Steps> Make() {
+    for (leaf_ = 0; leaf_ < static_cast<int>(plan_.leaves.size()); ++leaf_) {
+      element_bytes_ = static_cast<int64_t>(site_.results()[leaf_].element_bytes);
+      if (!AddNative(plan_.leaves[leaf_])) {
+        plan_.ForEachMove(leaf_, rank_, [this](const Move& move) { AddMove(move); });
+      }
+      RETURN_IF_ERROR(status_);
+    }
+    return std::move(steps_);
+  }
+
+ private:
+  bool IsAll(const Ranks& ranks) const {
+    return static_cast<int>(ranks.size()) == plan_.size;
+  }
+
+  // Adds the one NCCL function that does what the plan does with a leaf, if there is
+  // one: they take contiguous parts.
+  bool AddNative(const Plan::Division& division) {
+    if (plan_.size == 1 || division.inner == 0 || !plan_.IsContiguous(leaf_)) {
+      return false;
+    }
+    const int64_t part = division.inner;
+    switch (plan_.kind) {
+      case Plan::Kind::kAllReduce:
+        AddReduction(Kind::kAllReduce, part, 0, 0);
+        return true;
+      case Plan::Kind::kReduceScatter:
+        AddReduction(Kind::kReduceScatter, part, 0, 0);
+        return true;
+      case Plan::Kind::kReduce:
+        AddReduction(Kind::kReduce, part, 0, 0, plan_.root);
+        if (rank_ != plan_.root) AddZeros(part);
+        return true;
+      case Plan::Kind::kAllGather:
+        return AddWhole(Natives::kOf218, Kind::kAllGather, part);
+      case Plan::Kind::kBroadcast:
+        return AddWhole(Natives::kOf218, Kind::kBroadcast, part, plan_.root);
+      case Plan::Kind::kAllToAll:
+        return AddWhole(Natives::kOf228, Kind::kAllToAll, part);
+      case Plan::Kind::kScatter:
+        return AddWhole(Natives::kOf228, Kind::kScatter, part, plan_.root);
+      case Plan::Kind::kGather:
+        if (!AddWhole(Natives::kOf228, Kind::kGather, part, plan_.root)) return false;
+        if (rank_ != plan_.root) AddZeros(plan_.size * part);
+        return true;
+      default:
+        return false;
+    }
+  }
+
+  // Adds a function for a whole collective, if it may be used.
+  bool AddWhole(Natives since, Kind kind, int64_t elements, int root = 0) {
+    if (natives_ < since) return false;
+    AddGrouped(kind, 0, 0, elements, root);
+    return true;
+  }
+
+  Step StepOf(Kind kind, int64_t from, int64_t to, int64_t elements) const {
+    Step step;
+    step.kind = kind;
+    step.leaf = leaf_;
+    step.from = from * element_bytes_;
+    step.to = to * element_bytes_;
+    step.count = static_cast<size_t>(elements * element_bytes_);
+    return step;
+  }
+
+  void AddGrouped(Kind kind, int64_t from, int64_t to, int64_t elements, int peer) {
+    Step step = StepOf(kind, from, to, elements);
+    step.peer = peer;
+    steps_.grouped.push_back(step);
+  }
+
+  void AddZeros(int64_t elements) {
+    steps_.local.push_back(StepOf(Kind::kZero, 0, 0, elements));
+  }
+
+  // In elements.
+  void AddReduction(Kind kind, int64_t count, int64_t from, int64_t to, int root = 0) {
+    const ReduceOp op = site_.attributes().reduce;
+    const DataType dtype = site_.results()[leaf_].dtype;
+    const std::optional<Number> number = NumberOf(dtype, op);
+    if (!number.has_value()) {
+      status_ = InvalidArgument(site_.description(), ": NCCL has no ", ReduceOpName(op),
+                                " of ", DataTypeName(dtype));
+      return;
+    }
+    Step step = StepOf(kind, from, to, 0);
+    step.count = static_cast<size_t>(count * number->parts);
+    step.type = number->type;
+    step.op = kRedOps[static_cast<int>(op)];
+    step.peer = root;
+    steps_.grouped.push_back(step);
+  }
+
+  void AddMove(const Move& strided) {
+    const Move move = Joined(strided);
+    if (move.inner == 0) return;
+    for (int64_t row = 0; row < move.rows(); ++row) AddRow(move, row);
+  }
+
+  void AddRow(const Move& move, int64_t row) {
+    const int64_t from = move.RowAt(move.from, row), to = move.RowAt(move.to, row);
+    if (move.running || move.identity) {
+      status_ = InvalidArgument(site_.description(), ": NCCL has no scan");
+    } else if (move.sources.size() > 1 && !IsAll(move.sources)) {
+      status_ = InvalidArgument(site_.description(),
+                                ": NCCL reduces over all ranks of a communicator");
+    } else if (move.sources.size() > 1 && IsAll(move.targets)) {
+      AddReduction(Kind::kAllReduce, move.inner, from, to);
+    } else if (move.sources.size() > 1) {
+      for (int root : move.targets) {
+        AddReduction(Kind::kReduce, move.inner, from, to, root);
+      }
+    } else if (move.sources.empty()) {
+      if (!move.targets.Contains(rank_)) return;
+      steps_.local.push_back(StepOf(Kind::kZero, 0, to, move.inner));
+    } else {
+      AddCopies(move, from, to);
+    }
+  }
+
+  // Copies from one rank to others.
+  void AddCopies(const Move& move, int64_t from, int64_t to) {
+    const int source = move.sources[0];
+    if (source != rank_) {
+      if (move.targets.Contains(rank_)) {
+        AddGrouped(Kind::kRecv, from, to, move.inner, source);
+      }
+      return;
+    }
+    for (int target : move.targets) {
+      if (target == rank_) {
+        steps_.local.push_back(StepOf(Kind::kCopy, from, to, move.inner));
+      } else {
+        AddGrouped(Kind::kSend, from, to, move.inner, target);
+      }
+    }
+  }
+
+  const CallSite& site_;
+  const Plan& plan_;
+  const int rank_;
+  const Natives natives_;
+  Steps steps_;
+  int leaf_ = 0;
+  int64_t element_bytes_ = 0;
+  Status status_ = OkStatus();
+};
+
+Status RunStep(const NcclLibrary& library, const Step& step, const Call& call,
+               nccl::Comm comm, cuda::Stream stream, const FinishCall& finish) {
+  const char* from = static_cast<const char*>(call.operands[step.leaf]) + step.from;
+  char* to = static_cast<char*>(call.results[step.leaf]) + step.to;
+  const nccl::Api& api = library.nccl;
+  const auto run = [&](const auto& function, auto... arguments) {
+    return finish(function(arguments..., comm, stream), function.name);
+  };
+  switch (step.kind) {
+    case Kind::kCopy:
+    case Kind::kZero:
+      return RunLocalStep(library, step, call.operands, call.results, stream);
+    case Kind::kSend:
+      return run(api.Send, from, step.count, step.type, step.peer);
+    case Kind::kRecv:
+      return run(api.Recv, to, step.count, step.type, step.peer);
+    case Kind::kAllReduce:
+      return run(api.AllReduce, from, to, step.count, step.type, step.op);
+    case Kind::kReduce:
+      return run(api.Reduce, from, to, step.count, step.type, step.op, step.peer);
+    case Kind::kReduceScatter:
+      return run(api.ReduceScatter, from, to, step.count, step.type, step.op);
+    case Kind::kAllGather:
+      return run(api.AllGather, from, to, step.count, step.type);
+    case Kind::kAllToAll:
+      return run(api.AlltoAll, from, to, step.count, step.type);
+    case Kind::kBroadcast:
+      return run(api.Broadcast, from, to, step.count, step.type, step.peer);
+    case Kind::kGather:
+      return run(api.Gather, from, to, step.count, step.type, step.peer);
+    case Kind::kScatter:
+      return run(api.Scatter, from, to, step.count, step.type, step.peer);
+  }
+  return OkStatus();
+}
+
+}  // namespace
+
+ErrorOr<Steps> MakeSteps(const CallSite& site, const Plan& plan, int rank,
+                         Natives natives) {
+  return Maker(site, plan, rank, natives).Make();
+}
+
+Status RunLocalStep(const NcclLibrary& library, const Step& step,
+                    const void* const* operands, void* const* results,
+                    cuda::Stream stream) {
+  const char* from = static_cast<const char*>(operands[step.leaf]) + step.from;
+  char* to = static_cast<char*>(results[step.leaf]) + step.to;
+  if (step.kind == Kind::kZero) {
+    return library.Try(library.cuda.MemsetD8Async, reinterpret_cast<cuda::Pointer>(to),
+                       0, step.count, stream);
+  }
+  if (from == to) return OkStatus();
+  return library.Try(library.cuda.MemcpyDtoDAsync, reinterpret_cast<cuda::Pointer>(to),
+                     reinterpret_cast<cuda::Pointer>(from), step.count, stream);
+}
+
+Status RunSteps(const NcclLibrary& library, const Steps& steps, const Call& call,
+                nccl::Comm comm, cuda::Stream stream, const FinishCall& finish) {
+  const auto run = [&](const Step& step) {
+    return RunStep(library, step, call, comm, stream, finish);
+  };
+  Status status = OkStatus();
+  for (const Step& step : steps.local) {
+    if (status.success()) status = run(step);
+  }
+  if (status.failure() || steps.grouped.empty()) return status;
+  if (steps.grouped.size() == 1) return run(steps.grouped[0]);
+  RETURN_IF_ERROR(library.Try(library.nccl.GroupStart));
+  for (const Step& step : steps.grouped) {
+    if (status.success()) status = run(step);
+  }
+  Status ended = finish(library.nccl.GroupEnd(), "ncclGroupEnd");
+  return status.failure() ? status : ended;
+}
+
+}  // namespace jaxcomm

@@ -1,0 +1,77 @@
+// The NCCL calls by which one rank carries out a plan.
+#ifndef JAXCOMM_FFI_BACKENDS_NCCL_PLANS_STEPS_H_
+#define JAXCOMM_FFI_BACKENDS_NCCL_PLANS_STEPS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "ffi/backends/nccl/library/library.h"
+#include "ffi/base/status.h"
+#include "ffi/core/call_site.h"
+#include "ffi/core/communicator.h"
+#include "ffi/core/plan.h"
+
+namespace jaxcomm {
+
+struct Step {
+  enum class Kind {
+    kCopy,  // within the rank
+    kZero,
+    kSend,
+    kRecv,
+    kAllReduce,
+    kReduce,
+    kReduceScatter,
+    kAllGather,
+    kAllToAll,
+    kBroadcast,
+    kGather,
+    kScatter,
+  };
+
+  Kind kind;
+  int leaf = 0;
+  int64_t from = 0;  // bytes into the operand
+  int64_t to = 0;    // bytes into the result
+  size_t count = 0;  // of `type`, as the NCCL function of the kind counts
+  nccl::Type type = nccl::Type::kInt8;
+  nccl::RedOp op = nccl::RedOp::kSum;
+  int peer = 0;  // or root
+};
+
+struct Steps {
+  std::vector<Step> local;    // copies and zeros
+  std::vector<Step> grouped;  // NCCL's; more than one go as a group
+};
+
+// Which of NCCL's functions for a whole collective may be used where nothing is
+// reduced: none, those of 2.18 or those of 2.28.
+enum class Natives { kNone, kOf218, kOf228 };
+
+// Makes the steps of a rank: one for a leaf where NCCL has a function for what the plan
+// does with it, else the moves in which the rank takes part, row by row. All ranks make
+// theirs in the same order.
+// Fails for reductions that NCCL has not: the lowering is to have made something else
+// of them.
+ErrorOr<Steps> MakeSteps(const CallSite& site, const Plan& plan, int rank,
+                         Natives natives);
+
+// Gives `stream` a copy within the rank, or zeros.
+Status RunLocalStep(const NcclLibrary& library, const Step& step,
+                    const void* const* operands, void* const* results,
+                    cuda::Stream stream);
+
+// Given what NCCL's function of this name returned, waits until the call is over if it
+// is in progress, and returns how it ended.
+using FinishCall = std::function<Status(nccl::Result, const char*)>;
+
+// Gives `stream` the copies within the rank, then NCCL's calls: more than one as a
+// group.
+Status RunSteps(const NcclLibrary& library, const Steps& steps, const Call& call,
+                nccl::Comm comm, cuda::Stream stream, const FinishCall& finish);
+
+}  // namespace jaxcomm
+
+#endif  // JAXCOMM_FFI_BACKENDS_NCCL_PLANS_STEPS_H_

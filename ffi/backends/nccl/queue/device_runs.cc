@@ -1,0 +1,33 @@
+#include "ffi/backends/nccl/queue/device_runs.h"
+
+#include <utility>
+
+namespace jaxcomm {
+
+DeviceRuns& DeviceRuns::Of(int ordinal) {
+  static Mutex& mutex = *new Mutex;
+  static auto& all = *new std::map<int, DeviceRuns>;
+  MutexLock lock(mutex);
+  return all[ordinal];
+}
+
+void DeviceRuns::Add(const void* owner, EndEarlier end_earlier) {
+  MutexLock lock(mutex_);
+  owners_[owner] = std::move(end_earlier);
+}
+
+void DeviceRuns::Remove(const void* owner) {
+  MutexLock lock(mutex_);
+  owners_.erase(owner);
+}
+
+Status DeviceRuns::BeginRun(const Call& call, cuda::Stream stream) {
+  MutexLock lock(mutex_);
+  last_run_ = call.run_id;
+  for (const auto& [owner, end_earlier] : owners_) {
+    RETURN_IF_ERROR(end_earlier(call, stream));
+  }
+  return OkStatus();
+}
+
+}  // namespace jaxcomm

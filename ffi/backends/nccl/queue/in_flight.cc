@@ -1,0 +1,187 @@
+#include "ffi/backends/nccl/queue/in_flight.h"
+
+#include "ffi/flight/operation_table.h"
+
+namespace jaxcomm {
+
+Status InFlight::Prepare() {
+  entries_.resize(kEntries);
+  tickets_.resize(static_cast<size_t>(recorder_.entries_per_rank()));
+  for (Entry& entry : entries_) {
+    for (cuda::Event* event : {&entry.began, &entry.ended}) {
+      RETURN_IF_ERROR(
+          library_.Try(library_.cuda.EventCreate, event, cuda::kEventDisableTiming));
+    }
+  }
+  return OkStatus();
+}
+
+void InFlight::Release() {
+  for (Entry& entry : entries_) {
+    for (cuda::Event event : {entry.began, entry.ended}) {
+      if (event != nullptr) library_.cuda.EventDestroy(event);
+    }
+  }
+  entries_.clear();
+}
+
+void InFlight::Begin(cuda::Stream stream, bool may_be_captured, Clock::time_point now) {
+  cuda::CaptureStatus capture = cuda::kCaptureNone;
+  if (may_be_captured) library_.cuda.StreamIsCapturing(stream, &capture);
+  is_captured_ = capture != cuda::kCaptureNone;
+  if (is_captured_) {
+    was_captured_ = true;
+    return;
+  }
+  std::unique_lock<std::mutex> lock(mutex_);
+  if (size() == kEntries) Retire();
+  is_begun_ = size() < kEntries;
+  if (!is_begun_) return;
+  // A concurrent Poll() only pops the front, so this index stays valid after unlocking.
+  Entry& entry = entries_[(first_ + size()) % kEntries];
+  entry.is_running = false;
+  entry.is_right_behind = size() > 0 && now - last_given_ < kRightBehind &&
+                          entries_[(first_ + size() - 1) % kEntries].stream == stream;
+  entry.stream = stream;
+  const bool is_right_behind = entry.is_right_behind;
+  lock.unlock();
+  if (!is_right_behind) library_.cuda.EventRecord(entry.began, stream);
+}
+
+void InFlight::End(cuda::Stream stream, const Named& named, Clock::time_point now) {
+  if (is_captured_) {
+    // It runs whenever the graph does, which we do not see.
+    recorder_.Finish(named.ticket, FlightRecorder::State::kCompleted);
+    return;
+  }
+  std::unique_lock<std::mutex> lock(mutex_);
+  last_given_ = now;
+  const bool has_place = size() < kEntries;
+  // Without a place of its own, the last entry stands for this one too, from now on.
+  Entry& entry = entries_[(first_ + (has_place ? size() : kEntries - 1)) % kEntries];
+  entry.stream = stream;
+  if (has_place) {
+    entry.operation = named.operation;
+    entry.sequence = named.sequence;
+    if (!is_begun_) {
+      entry.is_running = true;
+      entry.since = now;
+    }
+  }
+  is_extended_ = !has_place;
+  lock.unlock();
+  library_.cuda.EventRecord(entry.ended, stream);
+  lock.lock();
+  is_extended_ = false;
+  if (!has_place && size() == 0) {  // Fail() came meanwhile
+    recorder_.Finish(named.ticket, FlightRecorder::State::kFailed);
+    return;
+  }
+  tickets_[tickets_given_ % tickets_.size()] = named.ticket;
+  entry.tickets = ++tickets_given_;
+  if (tickets_given_ - tickets_finished_ > tickets_.size()) ++tickets_finished_;
+  if (has_place) size_.fetch_add(1, std::memory_order_relaxed);
+}
+
+void InFlight::Finish(Entry& entry, FlightRecorder::State state) {
+  for (; tickets_finished_ < entry.tickets; ++tickets_finished_) {
+    recorder_.Finish(tickets_[tickets_finished_ % tickets_.size()], state);
+  }
+}
+
+bool InFlight::IsDone(int index) const {
+  if (is_extended_ && index == size() - 1) return false;
+  const cuda::Event ended = entries_[(first_ + index) % kEntries].ended;
+  return library_.cuda.EventQuery(ended) == cuda::kSuccess;
+}
+
+int InFlight::CountDone() const {
+  if (!IsDone(0)) return 0;
+  // A stream does one thing after the other, and asking costs as much as launching: of
+  // those that were given to one stream in a row, the last is asked first.
+  const cuda::Stream stream = entries_[first_].stream;
+  int end = 1;
+  while (end < size() && entries_[(first_ + end) % kEntries].stream == stream) ++end;
+  if (IsDone(end - 1)) return end;
+  int done = 1;
+  for (int running = end - 1; done < running;) {
+    const int middle = (done + running) / 2;
+    if (IsDone(middle)) {
+      done = middle + 1;
+    } else {
+      running = middle;
+    }
+  }
+  return done;
+}
+
+void InFlight::Retire() {
+  while (size() > 0) {
+    const int done = CountDone();
+    if (done == 0) return;
+    for (int i = 0; i < done; ++i) {
+      Finish(entries_[first_], FlightRecorder::State::kCompleted);
+      first_ = (first_ + 1) % kEntries;
+    }
+    size_.fetch_sub(done, std::memory_order_relaxed);
+  }
+}
+
+InFlight::Overdue InFlight::Poll(Clock::time_point now,
+                                 std::chrono::duration<double> patience) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  Retire();
+  Overdue overdue;
+  if (size() == 0) return overdue;
+  Entry& entry = entries_[first_];
+  const cuda::Result result = library_.cuda.EventQuery(entry.ended);
+  if (result != cuda::kSuccess && result != cuda::kNotReady) {
+    overdue.status = library_.Check(result, "cuEventQuery");
+  } else if (!entry.is_running &&
+             (entry.is_right_behind ||
+              library_.cuda.EventQuery(entry.began) == cuda::kSuccess)) {
+    entry.is_running = true;
+    entry.since = now;
+  }
+  overdue.found =
+      overdue.status.failure() || (entry.is_running && now - entry.since > patience);
+  overdue.operation = entry.operation;
+  overdue.sequence = entry.sequence;
+  return overdue;
+}
+
+InFlight::Overdue InFlight::First() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  Retire();
+  if (size() == 0) return {};
+  return {true, entries_[first_].operation, entries_[first_].sequence};
+}
+
+void InFlight::Refresh() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  Retire();
+}
+
+void InFlight::Fail() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (; size() > 0; size_.fetch_sub(1, std::memory_order_relaxed)) {
+    Finish(entries_[first_], FlightRecorder::State::kFailed);
+    first_ = (first_ + 1) % kEntries;
+  }
+}
+
+std::string Describe(const InFlight::Overdue& operation, const CommunicatorSpec& spec,
+                     const RankFacts& rank) {
+  const Operation& named = OperationTable::Get().At(operation.operation);
+  return StrCat(named.name, "(", named.operands, ") over axes ", spec.axes, " (lane '",
+                spec.lane, "', operation ", operation.sequence, "), ", rank.ToString(),
+                ": ");
+}
+
+std::string DescribeLate(const CommunicatorSpec& spec) {
+  return StrCat("not done after ", spec.timeout_seconds,
+                " s. Other ranks may have stopped or run a different program; see "
+                "JAXCOMM_TIMEOUT");
+}
+
+}  // namespace jaxcomm

@@ -1,0 +1,118 @@
+// The operations of one rank that its device has yet to finish.
+#ifndef JAXCOMM_FFI_BACKENDS_NCCL_QUEUE_IN_FLIGHT_H_
+#define JAXCOMM_FFI_BACKENDS_NCCL_QUEUE_IN_FLIGHT_H_
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "ffi/backends/nccl/library/library.h"
+#include "ffi/backends/nccl/library/rank_facts.h"
+#include "ffi/core/communicator.h"
+#include "ffi/flight/flight_recorder.h"
+
+namespace jaxcomm {
+
+class InFlight {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  // Identifies an operation.
+  struct Named {
+    FlightRecorder::Ticket ticket = 0;
+    uint32_t operation = 0;  // in the OperationTable
+    uint64_t sequence = 0;   // counts the rank's operations
+  };
+
+  struct Overdue {
+    bool found = false;
+    uint32_t operation = 0;
+    uint64_t sequence = 0;
+    Status status = OkStatus();
+  };
+
+  InFlight(const NcclLibrary& library, FlightRecorder& recorder)
+      : library_(library), recorder_(recorder) {}
+
+  // Makes the events. The device's context is current, here and below.
+  Status Prepare();
+  void Release();
+
+  // Call Begin() before and End() after enqueueing on `stream`, from one thread at a
+  // time. They allocate nothing. They do not follow a stream that is being captured: it
+  // runs nothing now. They may block in the driver when the launch queue of the stream
+  // is full; Poll() never does.
+  void Begin(cuda::Stream stream, bool may_be_captured, Clock::time_point now);
+  void End(cuda::Stream stream, const Named& named, Clock::time_point now);
+
+  // Records what is done, and returns the first operation that failed or runs for
+  // longer than `patience`. An operation that waits for its stream is not late.
+  Overdue Poll(Clock::time_point now, std::chrono::duration<double> patience);
+  // Returns the first operation that is not known to be done.
+  Overdue First();
+  // Records what is done.
+  void Refresh();
+  // Records that all others failed.
+  void Fail();
+
+  // Whether a stream was being captured when it was given an operation.
+  bool was_captured() const { return was_captured_; }
+
+  static constexpr int capacity() { return kEntries; }
+  int size() const { return size_.load(std::memory_order_relaxed); }
+
+ private:
+  // When there are more operations, the last entry stands for several.
+  static constexpr int kEntries = 64;
+  // An operation that is given this soon after another of its stream counts as begun
+  // when that one is done: an event costs a launch, and what XLA can have put between
+  // them in this time is a few kernels.
+  static constexpr auto kRightBehind = std::chrono::microseconds(30);
+
+  struct Entry {
+    cuda::Event began = nullptr, ended = nullptr;
+    cuda::Stream stream = nullptr;
+    uint64_t tickets = 0;  // given until the last operation that it stands for
+    uint32_t operation = 0;
+    uint64_t sequence = 0;
+    bool is_right_behind = false;  // the one before it, and `began` says nothing
+    bool is_running = false;       // it was seen to have begun
+    Clock::time_point since;       // when
+  };
+
+  void Finish(Entry& entry, FlightRecorder::State state);
+  // Counts the first entries, in order, that are known to be done.
+  int CountDone() const;
+  bool IsDone(int index) const;
+  void Retire();
+
+  const NcclLibrary& library_;
+  FlightRecorder& recorder_;
+  std::mutex mutex_;
+  std::vector<Entry> entries_;  // a ring of kEntries
+  int first_ = 0;
+  // A ring of as many as the recorder keeps: it has forgotten what is not here.
+  std::vector<FlightRecorder::Ticket> tickets_;
+  uint64_t tickets_given_ = 0, tickets_finished_ = 0;
+  bool is_captured_ = false;
+  bool is_begun_ = false;  // the operation being given has an entry with its beginning
+  bool is_extended_ = false;  // the end of the last entry is being put off
+  std::atomic<bool> was_captured_{false};
+  Clock::time_point last_given_;
+  std::atomic<int> size_{0};
+};
+
+// "psum(float32[2]) over axes ('i',) (lane 'default', operation 3), rank 0 of 2
+// (device 0): ".
+std::string Describe(const InFlight::Overdue& operation, const CommunicatorSpec& spec,
+                     const RankFacts& rank);
+
+// "not done after 300 s. Other ranks may ...".
+std::string DescribeLate(const CommunicatorSpec& spec);
+
+}  // namespace jaxcomm
+
+#endif  // JAXCOMM_FFI_BACKENDS_NCCL_QUEUE_IN_FLIGHT_H_

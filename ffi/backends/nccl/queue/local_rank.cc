@@ -1,0 +1,90 @@
+#include "ffi/backends/nccl/queue/local_rank.h"
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+
+namespace jaxcomm {
+
+LocalRanks MakeRanks(const NcclLibrary& library, const CommunicatorSpec& spec,
+                     const std::vector<NcclDevice>& devices,
+                     const PrimaryContexts& contexts, FlightRecorder& recorder,
+                     Health& health) {
+  LocalRanks ranks;
+  for (size_t i = 0; i < devices.size(); ++i) {
+    RankFacts facts = FindRank(spec.groups, devices[i].id);
+    if (facts.size == 0) continue;
+    facts.place = ranks.size();
+    facts.ordinal = devices[i].ordinal;
+    facts.context = contexts[i];
+    ranks.push_back(std::make_unique<LocalRank>(library, facts, recorder, health));
+  }
+  return ranks;
+}
+
+void Refresh(const LocalRanks& ranks) {
+  for (const auto& rank : ranks) rank->queue.Refresh();
+}
+
+int64_t CountInFlight(const LocalRanks& ranks) {
+  int64_t count = 0;
+  for (const auto& rank : ranks) count += rank->queue.size() + rank->queue.launches();
+  return count;
+}
+
+bool AreBusy(const LocalRanks& ranks) { return HaveWork(ranks) || WereCaptured(ranks); }
+
+bool HaveWork(const LocalRanks& ranks) {
+  // Threads first, of all ranks: what one gives a stream, which may be another rank's,
+  // is in flight before the thread is counted off.
+  const auto any = [&ranks](const auto& has) {
+    return std::any_of(ranks.begin(), ranks.end(), has);
+  };
+  return any([](const auto& rank) { return rank->queue.giving.load() > 0; }) ||
+         any([](const auto& rank) { return rank->queue.waiting.load() > 0; }) ||
+         any([](const auto& rank) { return rank->queue.size() > 0; });
+}
+
+bool WereCaptured(const LocalRanks& ranks) {
+  return std::any_of(ranks.begin(), ranks.end(),
+                     [](const auto& rank) { return rank->queue.was_captured(); });
+}
+
+std::string FirstOperation(const LocalRanks& ranks, const CommunicatorSpec& spec) {
+  for (const auto& rank : ranks) {
+    const InFlight::Overdue first = rank->queue.First();
+    if (first.found) return Describe(first, spec, rank->facts);
+  }
+  return "";
+}
+
+std::vector<std::unique_lock<std::timed_mutex>> LockAll(const LocalRanks& ranks,
+                                                        const Health& health,
+                                                        bool wait_until_idle) {
+  std::vector<std::unique_lock<std::timed_mutex>> locks;
+  while (true) {
+    bool has_all = true;
+    for (const auto& rank : ranks) {
+      locks.emplace_back(rank->queue.launching, std::try_to_lock);
+      has_all = has_all && locks.back().owns_lock();
+      rank->queue.Refresh();
+    }
+    if (health.failed() ||
+        (has_all && (!wait_until_idle || CountInFlight(ranks) == 0))) {
+      return locks;
+    }
+    locks.clear();
+    std::this_thread::sleep_for(std::chrono::microseconds(200));
+  }
+}
+
+CommunicatorStats StatsOf(const LocalRanks& ranks) {
+  CommunicatorStats stats;
+  Refresh(ranks);
+  stats.in_flight = CountInFlight(ranks);
+  for (const auto& rank : ranks) stats.bytes += rank->queue.counts().bytes();
+  ranks[0]->queue.counts().AddTo(&stats);
+  return stats;
+}
+
+}  // namespace jaxcomm
