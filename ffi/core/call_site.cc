@@ -141,6 +141,25 @@ void CallSite::SetShapes(std::vector<Leaf> operands, std::vector<Leaf> results) 
   has_shapes_.store(true, std::memory_order_release);
 }
 
+std::shared_ptr<Communicator> CallSite::CommunicatorAt(uint64_t epoch) const {
+  const Known* const known = known_.load(std::memory_order_acquire);
+  if (known == nullptr) return nullptr;
+  const bool is_current = known->epoch.load(std::memory_order_acquire) == epoch;
+  return is_current ? known->communicator.lock() : nullptr;
+}
+
+void CallSite::Remember(const std::shared_ptr<Communicator>& communicator,
+                        uint64_t epoch) {
+  MutexLock lock(mutex_);
+  Known* known = known_.load(std::memory_order_relaxed);
+  if (known == nullptr || known->communicator.lock() != communicator) {
+    known = all_known_.emplace_back(std::make_unique<Known>()).get();
+    known->communicator = communicator;
+  }
+  known->epoch.store(epoch, std::memory_order_release);
+  known_.store(known, std::memory_order_release);
+}
+
 std::string CallSite::ToString() const {
   return has_shapes() ? *label_ : attributes_.name + "()";
 }

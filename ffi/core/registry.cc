@@ -35,8 +35,11 @@ std::shared_ptr<Communicator> Registry::Find(int64_t key) const {
   return found == communicators_.end() ? nullptr : found->second;
 }
 
-ErrorOr<std::shared_ptr<Communicator>> Registry::Find(const CallSite& site,
-                                                      int64_t run_id) {
+ErrorOr<std::shared_ptr<Communicator>> Registry::Find(CallSite& site, int64_t run_id) {
+  // All ranks would write to the lock, at every call.
+  if (auto known = site.CommunicatorAt(epoch_.load(std::memory_order_acquire))) {
+    return known;
+  }
   const int64_t key = site.attributes().key;
   bool is_new = false;
   {
@@ -46,7 +49,11 @@ ErrorOr<std::shared_ptr<Communicator>> Registry::Find(const CallSite& site,
              std::find(failed->second.begin(), failed->second.end(), run_id) ==
                  failed->second.end();
     const auto live = communicators_.find(key);
-    if (is_new && live != communicators_.end()) return live->second;
+    if (is_new && live != communicators_.end()) {
+      // With failed runs, each call must ask whether its run is one of them.
+      if (failed == failed_runs_.end()) site.Remember(live->second, epoch_.load());
+      return live->second;
+    }
   }
   if (is_new) {
     MutexLock lock(mutex_);
@@ -59,6 +66,7 @@ void Registry::RememberFailedRun(int64_t key, int64_t run_id) {
   std::deque<int64_t>& runs = failed_runs_[key];
   if (std::find(runs.begin(), runs.end(), run_id) != runs.end()) return;
   runs.push_back(run_id);
+  ++epoch_;
   if (runs.size() > kFailedRuns) runs.pop_front();
 }
 
@@ -73,6 +81,7 @@ Status Registry::Remove(int64_t key) {
     }
     removed = std::move(found->second);
     communicators_.erase(found);
+    ++epoch_;
     ++counters_.destroyed;
   }
   // Outside the lock: the programs of the waiting ranks continue on this thread.

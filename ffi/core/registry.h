@@ -2,6 +2,7 @@
 #ifndef JAXCOMM_FFI_CORE_REGISTRY_H_
 #define JAXCOMM_FFI_CORE_REGISTRY_H_
 
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -33,7 +34,7 @@ class Registry {
   // Finds the communicator for an execution of `site`. Fails for a run that found none
   // before, or that failed in one that was closed: some of its ranks are gone, and the
   // late ones would wait for them, on devices that the next run needs.
-  ErrorOr<std::shared_ptr<Communicator>> Find(const CallSite& site, int64_t run_id);
+  ErrorOr<std::shared_ptr<Communicator>> Find(CallSite& site, int64_t run_id);
 
   // Removes the communicator and aborts its pending calls.
   Status Remove(int64_t key);
@@ -53,6 +54,9 @@ class Registry {
   // By key.
   std::unordered_map<int64_t, std::deque<int64_t>> failed_runs_ GUARDED_BY(mutex_);
   RegistryCounters counters_ GUARDED_BY(mutex_);
+  // Changes, under the lock, whenever a call site that found a communicator must look
+  // again: one was removed, or a run failed.
+  std::atomic<uint64_t> epoch_{1};
 };
 
 }  // namespace jaxcomm

@@ -2,9 +2,11 @@
 // that polls.
 #include <algorithm>
 #include <cstddef>
+#include <functional>
 
 #include "ffi/core/derived_cache.h"
 #include "ffi/core/last_resort.h"
+#include "ffi/core/registry.h"
 #include "ffi/core/rendezvous.h"
 #include "ffi/core/watchdog.h"
 #include "tests/ffi/check.h"
@@ -53,6 +55,76 @@ TEST(ended_sites_leave_nothing_behind) {
   }
   CHECK_TRUE(most < 40);
   CHECK_TRUE(Must(cache.Find(*site, Fail)) == made);
+}
+
+// A communicator that does nothing.
+class Idle final : public Communicator {
+ public:
+  explicit Idle(int64_t key) : Communicator(SpecOf(key)) {}
+  void Abort(const Status&) override { on_abort(); }
+  std::vector<int64_t> FailedRuns() const override { return failed_runs; }
+  CommunicatorStats stats() const override { return {}; }
+
+  std::function<void()> on_abort = [] {};
+  std::vector<int64_t> failed_runs;
+
+ private:
+  static CommunicatorSpec SpecOf(int64_t key) {
+    CommunicatorSpec spec = Spec({{0}});
+    spec.key = key;
+    return spec;
+  }
+};
+
+std::unique_ptr<CallSite> SiteOf(int64_t key) {
+  CallSite::Attributes attributes;
+  attributes.key = key;
+  return std::make_unique<CallSite>(attributes, *FindCollective("all_reduce"));
+}
+
+TEST(a_site_never_finds_a_communicator_that_was_closed) {
+  Registry& registry = Registry::Get();
+  const auto site = SiteOf(11);
+  int64_t run = 0;
+  const auto add = [&] {
+    auto made = std::make_shared<Idle>(11);
+    CHECK_OK(registry.Add(made));
+    for (int call = 0; call < 3; ++call) {
+      CHECK_TRUE(Must(registry.Find(*site, ++run)) == made);
+    }
+    return made;
+  };
+  // Nobody looks between two of them.
+  for (int i = 0; i < 3; ++i) {
+    std::weak_ptr<Idle> alive = add();
+    CHECK_OK(registry.Remove(11));
+    CHECK_TRUE(alive.expired());  // what a site remembers keeps nothing alive
+  }
+  const auto open = add();
+  CHECK_OK(registry.Remove(11));
+  CHECK_FAILS(registry.Find(*site, ++run).status(), "closed or was never created");
+  // Other ranks of this run find none either, even if there is one by now.
+  const int64_t failed = run;
+  add();
+  CHECK_FAILS(registry.Find(*site, failed).status(), "closed or was never created");
+  CHECK_OK(registry.Remove(11));
+}
+
+TEST(a_run_that_failed_finds_nothing_though_its_site_has_found_the_next) {
+  Registry& registry = Registry::Get();
+  const auto site = SiteOf(12);
+  const auto first = std::make_shared<Idle>(12), next = std::make_shared<Idle>(12);
+  first->failed_runs = {7};
+  first->on_abort = [&] {
+    CHECK_OK(registry.Add(next));
+    CHECK_TRUE(Must(registry.Find(*site, 8)) == next);
+  };
+  CHECK_OK(registry.Add(first));
+  CHECK_TRUE(Must(registry.Find(*site, 7)) == first);
+  CHECK_OK(registry.Remove(12));
+  CHECK_FAILS(registry.Find(*site, 7).status(), "closed or was never created");
+  CHECK_TRUE(Must(registry.Find(*site, 9)) == next);
+  CHECK_OK(registry.Remove(12));
 }
 
 struct Participant {

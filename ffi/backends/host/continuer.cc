@@ -41,17 +41,22 @@ class Continuer {
     return StartLocked();
   }
 
-  void Add(std::vector<Continuation> continuations, const StallFlag& stalls) {
+  void Add(std::vector<Continuation> continuations, const std::shared_ptr<Pace>& pace) {
     const int count = static_cast<int>(continuations.size());
     if (count == 0) return;
     MutexLock lock(mutex_);
     (void)StartLocked();  // has succeeded before, in StartContinuing()
     for (Continuation& continuation : continuations) {
-      queue_.push_back({std::move(continuation), stalls});
+      queue_.push_back({std::move(continuation), pace});
     }
     queued_.store(static_cast<int>(queue_.size()), std::memory_order_release);
-    const bool stall = stalls != nullptr && stalls->load(std::memory_order_relaxed);
-    Recruit(stall ? count : 1);
+    const bool stall = pace != nullptr && pace->stalls.load(std::memory_order_relaxed);
+    // To wake a thread costs as much as a small collective. A worker in whose program
+    // the last rank came is back for the others soon, unless programs are long here.
+    // Few ranks want a thread each.
+    const bool is_back_soon = is_worker_ && count > 2 * Cores() && pace != nullptr &&
+                              !pace->is_long.load(std::memory_order_relaxed);
+    Recruit(stall ? count : is_back_soon ? 0 : 1);
     last_work_ = Clock::now();
     if (!watching_) {
       watching_ = true;
@@ -62,13 +67,13 @@ class Continuer {
  private:
   struct Item {
     Continuation continuation;
-    StallFlag stalls;
+    std::shared_ptr<Pace> pace;  // or null
   };
 
   struct Worker {
     Clock::time_point since;
     bool is_running = false;
-    StallFlag stalls;  // of what it runs
+    std::shared_ptr<Pace> pace;  // of what it runs
   };
 
   // Wakes or starts threads for up to `count` of the queued programs. A thread that was
@@ -110,22 +115,28 @@ class Continuer {
   }
 
   void Work(Worker* worker) {
+    is_worker_ = true;
     MutexLock lock(mutex_);
     while (true) {
+      Clock::time_point begin = Clock::now();
       while (!queue_.empty()) {
         Item item = TakeItem();
-        const Clock::time_point begin = Clock::now();
         worker->since = begin;
-        worker->stalls = item.stalls;
+        worker->pace = std::move(item.pace);
         worker->is_running = true;
         ++running_;
         lock.Unlock();
         CompleteHere(std::move(item.continuation));
-        const bool was_long = Clock::now() - begin > kLong;
+        const Clock::time_point end = Clock::now();
+        const bool was_long = end - begin > kLong;
+        begin = end;
+        if (worker->pace != nullptr) {
+          worker->pace->is_long.store(was_long, std::memory_order_relaxed);
+        }
         lock.Lock();
         worker->is_running = false;
         --running_;
-        last_work_ = Clock::now();
+        last_work_ = end;
         // This thread takes the next; a second one shares the rest.
         if (was_long && queue_.size() > 1 && running_ + 1 < Cores()) Recruit(2);
       }
@@ -167,8 +178,8 @@ class Continuer {
         bool stalled = false;
         for (const auto& worker : workers_) {
           if (!worker->is_running || now - worker->since < kStalled) continue;
-          if (worker->stalls != nullptr) {
-            worker->stalls->store(true, std::memory_order_relaxed);
+          if (worker->pace != nullptr) {
+            worker->pace->stalls.store(true, std::memory_order_relaxed);
           }
           stalled = true;
         }
@@ -194,6 +205,8 @@ class Continuer {
     }
   }
 
+  static thread_local bool is_worker_;  // this thread
+
   Mutex mutex_;
   ConditionVariable wake_;
   std::deque<Item> queue_ GUARDED_BY(mutex_);
@@ -210,6 +223,8 @@ class Continuer {
   Clock::time_point last_work_ GUARDED_BY(mutex_);
 };
 
+thread_local bool Continuer::is_worker_ = false;
+
 }  // namespace
 
 void CompleteHere(Continuation continuation) {
@@ -220,8 +235,8 @@ void CompleteHere(Continuation continuation) {
   }
 }
 
-void Continue(std::vector<Continuation> continuations, StallFlag stalls) {
-  Continuer::Get().Add(std::move(continuations), stalls);
+void Continue(std::vector<Continuation> continuations, std::shared_ptr<Pace> pace) {
+  Continuer::Get().Add(std::move(continuations), pace);
 }
 
 Status StartContinuing() { return Continuer::Get().Start(); }

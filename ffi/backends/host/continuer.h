@@ -9,11 +9,11 @@
 #ifndef JAXCOMM_FFI_BACKENDS_HOST_CONTINUER_H_
 #define JAXCOMM_FFI_BACKENDS_HOST_CONTINUER_H_
 
-#include <atomic>
 #include <memory>
 #include <vector>
 
 #include "ffi/base/status.h"
+#include "ffi/core/call_site.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace jaxcomm {
@@ -31,14 +31,10 @@ void CompleteHere(Continuation continuation);
 // the system refuses them.
 Status StartContinuing();
 
-// Set when a program was seen to block before its next wait. From then on each program
-// gets a thread at once. (Ten calls in turn with jax.lax's among 8 devices on 2 cores:
-// 8 times as long without this.)
-using StallFlag = std::shared_ptr<std::atomic<bool>>;
-
-// Completes the promises, soon, on threads of ours. Never blocks. `stalls`: the call
+// Completes the promises, soon, on threads of ours. Never blocks. `pace`: the call
 // site's, or null.
-void Continue(std::vector<Continuation> continuations, StallFlag stalls = nullptr);
+void Continue(std::vector<Continuation> continuations,
+              std::shared_ptr<Pace> pace = nullptr);
 
 }  // namespace jaxcomm
 

@@ -176,12 +176,12 @@ void LocalGroup::MovePairs(int rank, const Call& call, LocalRound* round,
     ++calls_[static_cast<int>(call.site->kind())];
     Recycle(rounds_.Close(round));
   }
-  Continue(std::move(others), call.site->stalls());
+  Continue(std::move(others), call.site->pace());
   if (waits) WaitBriefly(rank, round, mine);
 }
 
 void LocalGroup::Complete(std::unique_ptr<LocalRound> round, int rank, Status status) {
-  const StallFlag stalls = round->call_site->stalls();
+  const std::shared_ptr<Pace> pace = round->call_site->pace();
   Continuations mine, others;
   others.reserve(members_.here.size());
   {
@@ -192,7 +192,7 @@ void LocalGroup::Complete(std::unique_ptr<LocalRound> round, int rank, Status st
     }
     Recycle(std::move(round));
   }
-  Continue(std::move(others), stalls);
+  Continue(std::move(others), pace);
   for (Continuation& each : mine) CompleteHere(std::move(each));
 }
 
