@@ -1,4 +1,4 @@
-// The host backend's arithmetic, how it writes, and how it chooses to write.
+// The host backend's arithmetic, and how it writes.
 #include "ffi/backends/host/reduce.h"
 
 #if defined(__x86_64__)
@@ -11,7 +11,6 @@
 #include <random>
 
 #include "ffi/backends/host/store.h"
-#include "ffi/backends/host/store_tuner.h"
 #include "tests/ffi/check.h"
 
 namespace jaxcomm::testing {
@@ -166,46 +165,6 @@ TEST(every_target_gets_the_reduction) {
       }
     }
   }
-}
-
-// Ticks of a write and of a read, by whether they go past the caches.
-struct Machine {
-  uint64_t write[2], read[2];
-};
-constexpr Machine kNear = {{8000, 14000}, {9000, 14000}};
-constexpr Machine kFar = {{30000, 14000}, {60000, 15000}};
-
-// Moves chunks; returns how many of them went past the caches.
-int Move(StoreTuner& tuner, const Machine& machine, int chunks,
-         int64_t bytes = 128 << 10) {
-  int past = 0;
-  for (int i = 0; i < chunks; ++i) {
-    const bool way = tuner.NextPastCaches();
-    past += way;
-    // Now and then a thread loses its core.
-    const uint64_t lost = i % 10 == 9 ? 10'000'000 : 0;
-    tuner.Took(StoreTuner::kWrite, way, bytes, machine.write[way] + lost);
-    tuner.Took(StoreTuner::kRead, way, bytes, machine.read[way] + lost);
-  }
-  return past;
-}
-
-TEST(the_better_way_is_found_and_the_other_tried_seldom) {
-  StoreTuner tuner;
-  Move(tuner, kNear, 200);
-  CHECK_EQ(Move(tuner, kNear, 640), 10);
-  Move(tuner, kNear, 5000);
-  // Cores change places.
-  for (int turn = 0; turn < 2; ++turn) {
-    Move(tuner, kFar, 300);
-    CHECK_EQ(Move(tuner, kFar, 640), 630);
-    Move(tuner, kNear, 3000);
-    CHECK_EQ(Move(tuner, kNear, 640), 10);
-  }
-  // Empty chunks say nothing.
-  Move(tuner, kFar, 300);
-  Move(tuner, kNear, 5000, 0);
-  CHECK_EQ(Move(tuner, kFar, 64), 63);
 }
 
 }  // namespace

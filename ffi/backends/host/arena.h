@@ -15,7 +15,6 @@
 #include <vector>
 
 #include "ffi/backends/host/arena_memory.h"
-#include "ffi/backends/host/store_tuner.h"
 #include "ffi/base/status.h"
 
 namespace jaxcomm {
@@ -76,9 +75,6 @@ class Arena : public ArenaMemory {
   // Wakes this process's own thread.
   void RingSelf() const { process(self_).doorbell.RingOwn(); }
 
-  // How this process writes its chunks.
-  StoreTuner& tuner() { return tuner_; }
-
   // Open crossings in which `process` is seated, "psum(float32[4])" each.
   std::vector<std::string> CallsOf(int process) const;
 
@@ -120,7 +116,6 @@ class Arena : public ArenaMemory {
 
   const std::vector<int> names_;
   const int self_;
-  StoreTuner tuner_;
 };
 
 }  // namespace jaxcomm

@@ -134,8 +134,7 @@ uint64_t ArenaMemory::LayoutHash() {
        offsetof(Crossing, channel), offsetof(Crossing, here), offsetof(Crossing, left),
        offsetof(Crossing, error), offsetof(Crossing, opened), offsetof(Crossing, call),
        offsetof(Crossing, failure)});
-  add({sizeof(Seat), offsetof(Seat, state), offsetof(Seat, written),
-       offsetof(Seat, past_caches)});
+  add({sizeof(Seat), offsetof(Seat, state), offsetof(Seat, written)});
   add({kMaxProcesses, kCrossings, kChannels, kSlots, kSlotBytes, kInlineBytes, kLine});
   // The parts of a segment, for the fewest and the most processes.
   for (const int processes : {1, kMaxProcesses}) {

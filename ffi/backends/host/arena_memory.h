@@ -61,8 +61,6 @@ struct alignas(kLine) Seat {
   enum State : uint32_t { kAbsent, kHere, kReady, kLeft };
   std::atomic<uint32_t> state;    // ready: its small operands lie in the crossing
   std::atomic<uint64_t> written;  // chunks staged in its slots
-  // Of these, by chunk modulo 64, whether it was written past the caches.
-  std::atomic<uint64_t> past_caches;
 };
 
 struct alignas(kLine) Crossing {

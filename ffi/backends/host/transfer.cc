@@ -2,8 +2,6 @@
 
 #include <utility>
 
-#include "ffi/flight/ticks.h"
-
 namespace jaxcomm {
 namespace {
 
@@ -106,7 +104,7 @@ Transfer::Outcome Transfer::Step() {
     if (stream_->is_inline) {
       char* const data = arena_->inline_data(crossing_, arena_->self());
       for (const Stage& stage : stream_->stages) {
-        Write(stage, data + stage.offset, Store::IntoCaches());
+        Write(stage, data + stage.offset);
       }
       arena_->seat(crossing_, arena_->self())
           .state.store(Seat::kReady, std::memory_order_release);
@@ -173,47 +171,23 @@ Transfer::Outcome Transfer::StepStreaming() {
 
 void Transfer::WriteChunk(const Stage& stage) {
   const int self = arena_->self();
-  Seat& seat = arena_->seat(crossing_, self);
-  StoreTuner& tuner = arena_->tuner();
-  const bool past_caches = tuner.NextPastCaches();
-  const uint64_t bit = uint64_t{1} << (staged_ % 64);
-  const uint64_t others = seat.past_caches.load(std::memory_order_relaxed) & ~bit;
-  seat.past_caches.store(past_caches ? others | bit : others,
-                         std::memory_order_relaxed);
-  const uint64_t begin = Ticks();
-  Write(stage, arena_->slot(channel_, self, staged_),
-        past_caches ? Store::PastCaches() : Store::IntoCaches());
-  const auto copies = stage.what == Stage::kCopy ? stage.ranks.size() : 1;
-  tuner.Took(StoreTuner::kWrite, past_caches,
-             static_cast<int64_t>(copies) * BlockMover(moves_, stage.piece).bytes(),
-             Ticks() - begin);
-  seat.written.store(++staged_, std::memory_order_release);
+  Write(stage, arena_->slot(channel_, self, staged_));
+  arena_->seat(crossing_, self).written.store(++staged_, std::memory_order_release);
   arena_->Ring(stage.readers);
 }
 
 void Transfer::ReadChunks(const Read& read) {
-  const uint64_t begin = Ticks();
   Perform(read);
-  const uint64_t ticks = Ticks() - begin;
-  int64_t chunks = 0, past_caches = 0;
   uint64_t writers = 0;
   for (const Source& source : read.sources) {
     if (source.rank >= 0) continue;
     const int writer = source.chunk.process;
-    const auto chunk = static_cast<uint64_t>(source.chunk.chunk);
-    const uint64_t ways =
-        arena_->seat(crossing_, writer).past_caches.load(std::memory_order_relaxed);
-    ++chunks;
-    past_caches += ways >> (chunk % 64) & 1;
     arena_->passed(crossing_, arena_->self(), writer)
-        .store(chunk + 1, std::memory_order_release);
+        .store(static_cast<uint64_t>(source.chunk.chunk) + 1,
+               std::memory_order_release);
     writers |= uint64_t{1} << writer;
   }
   arena_->Ring(writers);
-  if (past_caches == 0 || past_caches == chunks) {
-    arena_->tuner().Took(StoreTuner::kRead, past_caches > 0,
-                         chunks * BlockMover(moves_, read.piece).bytes(), ticks);
-  }
 }
 
 bool Transfer::SlotIsFree(size_t chunk) const {
@@ -243,7 +217,8 @@ bool Transfer::IsReady(const Read& read) const {
   return true;
 }
 
-void Transfer::Write(const Stage& stage, char* to, const Store& into) const {
+void Transfer::Write(const Stage& stage, char* to) const {
+  const Store into = Store::IntoCaches();  // the readers read it at once
   const Block& piece = stage.piece;
   const BlockMover mover(moves_, piece);
   const int64_t bytes = mover.row_bytes();

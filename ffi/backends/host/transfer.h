@@ -49,7 +49,7 @@ class Transfer {
   bool SlotIsFree(size_t chunk) const;
   bool IsReady(const Read& read) const;
   void WriteChunk(const Stage& stage);
-  void Write(const Stage& stage, char* to, const Store& into) const;
+  void Write(const Stage& stage, char* to) const;
   void ReadChunks(const Read& read);
   void Perform(const Read& read) const;
   const char* At(const Source& source, int64_t piece_bytes) const;
