@@ -29,8 +29,9 @@ def ragged_all_to_all(
     Slice i, ``operand[input_offsets[i]:][:send_sizes[i]]``, goes to device
     ``i // (K / size)`` and is written there at ``output_offsets[i]``. The ``host``
     backend checks sizes and bounds when the program runs and raises on every device,
-    where jax.lax's behaviour is undefined. Under a ``jax.vmap`` of the axis, the result
-    of a slice that does not fit is NaN, or what JAX fills other dtypes with.
+    where jax.lax's behaviour is undefined. Elsewhere, results are NaN if a slice does
+    not fit, or what JAX fills other dtypes with. On GPUs operands of up to 64 MiB in
+    all are gathered; above that, XLA's own operation sends the slices.
 
     Args:
       operand: (N, ...) array of any dtype, the slices to send.
@@ -127,17 +128,44 @@ class RaggedAllToAll(Collective):
         return {1: 0}
 
     def emulate_all(self, xs, size):
-        return [jax.vmap(lambda rank: _received(xs, rank))(jnp.arange(size))]
+        def received(output, rank):
+            return _received(xs[0], output, xs[2:], rank)
 
-    def emulate_here(self, stacked, call):
-        """Compute what this rank receives, and nothing of what the others do."""
-        rank = jax.lax.axis_index(call.axes)
-        if call.index_groups is not None:
-            groups = np.array(call.index_groups)
-            place = jnp.asarray(np.argsort(groups.ravel()))[rank]
-            group = jnp.asarray(groups)[place // call.group_size]
-            stacked, rank = [x[group] for x in stacked], place % call.group_size
-        return [_received(stacked, rank)]
+        return [jax.vmap(received)(xs[1], jnp.arange(size))]
+
+    def xla(self, xs, call):
+        def gather(xs):
+            return [jax.lax.all_gather(x, call.axes) for x in xs]
+
+        return self.exchange(xs, call, gather)
+
+    def exchange(self, xs, call, gather, *, small_bytes=0):
+        """Compute what this rank receives, of slices that XLA sends or of everything.
+
+        XLA's own operation sends the slices alone. It exists on GPUs, not on CPUs, and
+        reads and writes wherever offsets point.
+
+        Args:
+          xs: the operands of this rank.
+          call: the call.
+          gather: from arrays of this rank to those of all ranks along the axes,
+            stacked.
+          small_bytes: gather all operands if they have no more bytes than this.
+        """
+        operand, output = xs[:2]
+        whole_bytes = call.axes_size * operand.size * operand.dtype.itemsize
+
+        def by_gathering(operand, output, *indices):
+            stacked, rank = _own_group(gather([operand, *indices]), call)
+            return _received(stacked[0], output, stacked[1:], rank)
+
+        def by_slices(operand, output, *indices):
+            stacked, rank = _own_group(gather([jnp.stack(indices)]), call)
+            return _by_slices(operand, output, stacked[0], rank, call)
+
+        if whole_bytes <= small_bytes or output.size == 0:
+            return [by_gathering(*xs)]
+        return [jax.lax.platform_dependent(*xs, cuda=by_slices, default=by_gathering)]
 
     def jvp(self, primals, tangents, **params):
         outs = self.primitive.bind(*primals, **params)
@@ -172,12 +200,58 @@ class RaggedAllToAll(Collective):
         return [out.reshape(output.shape)], [0]
 
 
-def _received(xs, target):
-    """Compute the result of one rank from the operands of all ranks, stacked."""
-    operand, output, input_offsets, send_sizes, output_offsets, recv_sizes = xs
+def _own_group(stacked, call):
+    """Return the rows of this rank's group, and this rank's number in it."""
+    rank = jax.lax.axis_index(call.axes)
+    if call.index_groups is None:
+        return stacked, rank
+    groups = np.array(call.index_groups)
+    place = jnp.asarray(np.argsort(groups.ravel()))[rank]
+    group = jnp.asarray(groups)[place // call.group_size]
+    return [x[group] for x in stacked], place % call.group_size
+
+
+def _by_slices(operand, output, indices, rank, call):
+    """Have XLA send the slices; ``indices`` of all ranks, (size, 4, K).
+
+    If a slice of the group does not fit, nothing is sent, and all results are NaN: XLA
+    checks nothing, and a rank that expects another size would wait for ever.
+    """
+    starts, sizes, places, expected = (indices[:, i] for i in range(4))
+    size = starts.shape[0]
+    by_pair = sizes.reshape(size, size, -1).swapaxes(0, 1)
+    is_fine = (by_pair.reshape(size, -1) == expected).all()
+    is_fine &= _fits(starts, sizes, operand.shape[0]).all()
+    is_fine &= _fits(places, sizes, output.shape[0]).all()
+    own = jax.lax.dynamic_index_in_dim(indices, rank, 0, False)
+    return jax.lax.ragged_all_to_all(
+        operand,
+        jnp.where(is_fine, output, _nothing_like(output)),
+        *jnp.where(is_fine, own, jnp.zeros_like(own)),
+        axis_name=call.axes,
+        axis_index_groups=call.index_groups,
+    )
+
+
+def _nothing_like(output):
+    """Return a row of NaN, or of what JAX fills other dtypes with."""
+    beyond = jnp.full((1,), output.shape[0], jnp.int32)
+    return output.at[beyond].get(mode="fill")
+
+
+def _received(operand, output, indices, target):
+    """Compute the result of rank ``target``.
+
+    Args:
+      operand: of all ranks, stacked.
+      output: of the rank.
+      indices: offsets and sizes, each of all ranks, stacked.
+      target: the rank.
+    """
+    input_offsets, send_sizes, output_offsets, recv_sizes = indices
     size, count = operand.shape[:2]
     each = input_offsets.shape[1] // size
-    output, expected = output[target], recv_sizes[target]
+    expected = recv_sizes[target]
     fits = _fits(input_offsets, send_sizes, count)
     fits &= _fits(output_offsets, send_sizes, output.shape[0])
 
@@ -200,10 +274,9 @@ def _received(xs, target):
         sent = jnp.take(operand.reshape(-1, *operand.shape[2:]), row, 0, mode="clip")
         is_written = within.any(0).reshape(-1, *[1] * (output.ndim - 1))
         out = jnp.where(is_written, sent, output)
-    # Nothing can raise here: NaN, or what JAX fills other dtypes with.
-    beyond = jnp.full((1,), output.shape[0], rows.dtype)
-    none = output.at[beyond].get(mode="fill")
-    return jnp.where((fits & (lengths == expected)).all(), out, none)
+    # Nothing can raise here.
+    is_fine = (fits & (lengths == expected)).all()
+    return jnp.where(is_fine, out, _nothing_like(output))
 
 
 def _within_batch(offsets, sizes, rows: int):
