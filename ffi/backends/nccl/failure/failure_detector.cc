@@ -87,10 +87,11 @@ FailureDetector::Finding FailureDetector::LookForPeers() {
   const std::string lost = LostPeers();
   if (lost.empty()) return {};
   if (peer_lost_ == Clock::time_point()) peer_lost_ = Clock::now();
-  const bool has_work = HaveWork(ranks_);
-  const bool may_drain = has_work && Clock::now() - peer_lost_ < kDrainAfterPeerExit;
-  // Nothing of it fails, and others that are at work may do without the process.
-  if (may_drain || (!has_work && Health::IsAnyBusy())) return {What::kLookAgainSoon};
+  const bool may_drain =
+      HaveWork(ranks_) && Clock::now() - peer_lost_ < kDrainAfterPeerExit;
+  // If nothing of it fails, others that are at work may do without the process.
+  const bool may_wait = !AreBusy(ranks_) && Health::IsAnyBusy();
+  if (may_drain || may_wait) return {What::kLookAgainSoon};
   std::string text = FirstOperation(ranks_, spec_);
   const bool names_a_call = !text.empty();
   if (text.empty()) text = NameOf(spec_) + ": ";
