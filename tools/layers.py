@@ -18,7 +18,9 @@ ORDER = [
     ["flight"],
     ["core"],
     ["planners"],
-    ["xla", "backends/host", "backends/nccl"],
+    ["xla", "backends/nccl", "backends/host/reduce"],
+    ["backends/host/arena"],
+    ["backends/host/local"],
     ["python"],
 ]
 LEVELS = {folder: level for level, folders in enumerate(ORDER) for folder in folders}

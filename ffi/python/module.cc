@@ -15,10 +15,10 @@
 #include <tuple>
 #include <utility>
 
-#include "ffi/backends/host/arena_memory.h"
-#include "ffi/backends/host/local_communicator.h"
-#include "ffi/backends/host/process_set.h"
-#include "ffi/backends/host/segment.h"
+#include "ffi/backends/host/arena/arena_memory.h"
+#include "ffi/backends/host/arena/process_set.h"
+#include "ffi/backends/host/arena/segment.h"
+#include "ffi/backends/host/local/local_communicator.h"
 #include "ffi/backends/nccl/kernels/kernels.h"
 #include "ffi/core/call_site.h"
 #include "ffi/core/communicator.h"

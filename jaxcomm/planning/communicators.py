@@ -23,7 +23,7 @@ _NETWORK = 512 * _MIB
 # compares them.
 _PAGE, _LINE = 4096, 128
 
-# Processes that can share one piece of memory: ffi/backends/host/arena_memory.h.
+# Processes that can share one piece of memory: ffi/backends/host/arena/arena_memory.h.
 MOST_SHARING_PROCESSES = 64
 _HEADER, _CROSSING, _SEAT = 90_240, 1408, 128
 _CROSSINGS, _INLINE_BYTES = 256, 4096

@@ -1,6 +1,6 @@
 // The shared memory of processes: whose memory a process attaches to, and how processes
 // get and return places in the table of crossings, and channels.
-#include "ffi/backends/host/arena.h"
+#include "ffi/backends/host/arena/arena.h"
 
 #include <fcntl.h>
 #include <pthread.h>
@@ -12,7 +12,7 @@
 #include <deque>
 #include <random>
 
-#include "ffi/backends/host/segment.h"
+#include "ffi/backends/host/arena/segment.h"
 #include "ffi/core/hash.h"
 #include "tests/ffi/processes.h"
 

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <future>
 
-#include "ffi/backends/host/arena.h"
-#include "ffi/backends/host/process_set.h"
+#include "ffi/backends/host/arena/arena.h"
+#include "ffi/backends/host/arena/process_set.h"
 #include "tests/ffi/processes.h"
 
 namespace jaxcomm::testing {

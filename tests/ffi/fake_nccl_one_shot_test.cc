@@ -11,7 +11,7 @@
 namespace jaxcomm::testing {
 namespace {
 
-#include "ffi/backends/host/small_float.h"
+#include "ffi/backends/host/reduce/small_float.h"
 
 std::shared_ptr<const DeviceKernels> Load(const OnDevice& on) {
   return Must(DeviceKernels::Load(Library(), on.context));

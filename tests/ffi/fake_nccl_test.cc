@@ -11,7 +11,7 @@
 namespace jaxcomm::testing {
 namespace {
 
-#include "ffi/backends/host/small_float.h"
+#include "ffi/backends/host/reduce/small_float.h"
 
 using nccl::kSuccess;
 using nccl::RedOp;

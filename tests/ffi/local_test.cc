@@ -1,11 +1,11 @@
 // Groups whose ranks are threads of one process.
-#include "ffi/backends/host/local_communicator.h"
+#include "ffi/backends/host/local/local_communicator.h"
 
 #include <deque>
 #include <numeric>
 
-#include "ffi/backends/host/continuer.h"
-#include "ffi/backends/host/local_wait.h"
+#include "ffi/backends/host/local/continuer.h"
+#include "ffi/backends/host/local/local_wait.h"
 #include "ffi/os/cores.h"
 #include "tests/ffi/check.h"
 #include "tests/ffi/ranks.h"

@@ -5,7 +5,7 @@
 #include <map>
 #include <random>
 
-#include "ffi/backends/host/host_plan.h"
+#include "ffi/backends/host/reduce/host_plan.h"
 #include "ffi/backends/nccl/plans/steps.h"
 #include "ffi/core/plan.h"
 #include "tests/ffi/check.h"

@@ -3,7 +3,7 @@
 #include <map>
 #include <random>
 
-#include "ffi/backends/host/host_plan.h"
+#include "ffi/backends/host/reduce/host_plan.h"
 #include "ffi/planners/collectives.h"
 #include "tests/ffi/check.h"
 #include "tests/ffi/ranks.h"

@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
-#include "ffi/backends/host/arena.h"
-#include "ffi/backends/host/local_communicator.h"
-#include "ffi/backends/host/process_set.h"
+#include "ffi/backends/host/arena/arena.h"
+#include "ffi/backends/host/arena/process_set.h"
+#include "ffi/backends/host/local/local_communicator.h"
 #include "tests/ffi/check.h"
 #include "tests/ffi/ranks.h"
 

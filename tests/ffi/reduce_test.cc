@@ -1,5 +1,5 @@
 // The host backend's arithmetic, and how it writes.
-#include "ffi/backends/host/reduce.h"
+#include "ffi/backends/host/reduce/reduce.h"
 
 #if defined(__x86_64__)
 #include <xmmintrin.h>
@@ -10,7 +10,7 @@
 #include <numeric>
 #include <random>
 
-#include "ffi/backends/host/store.h"
+#include "ffi/backends/host/reduce/store.h"
 #include "tests/ffi/check.h"
 
 namespace jaxcomm::testing {

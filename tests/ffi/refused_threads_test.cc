@@ -7,8 +7,8 @@
 #include <cerrno>
 #include <deque>
 
-#include "ffi/backends/host/local_communicator.h"
-#include "ffi/backends/host/process_set.h"
+#include "ffi/backends/host/arena/process_set.h"
+#include "ffi/backends/host/local/local_communicator.h"
 #include "ffi/flight/dump_signal.h"
 #include "ffi/os/peer_watch.h"
 #include "tests/ffi/processes.h"

@@ -16,7 +16,7 @@
 namespace jaxcomm::fake {
 namespace {
 
-#include "ffi/backends/host/small_float.h"
+#include "ffi/backends/host/reduce/small_float.h"
 
 using Values = std::vector<double>;
 

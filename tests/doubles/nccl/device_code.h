@@ -16,7 +16,7 @@
 namespace jaxcomm {
 
 namespace fake {
-#include "ffi/backends/host/small_float.h"
+#include "ffi/backends/host/reduce/small_float.h"
 }  // namespace fake
 
 // The place of the calling thread in its grid.

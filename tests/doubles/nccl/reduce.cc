@@ -10,7 +10,7 @@
 namespace jaxcomm::fake {
 namespace {
 
-#include "ffi/backends/host/small_float.h"
+#include "ffi/backends/host/reduce/small_float.h"
 
 template <typename T>
 T Combine(nccl::RedOp op, T a, T b) {

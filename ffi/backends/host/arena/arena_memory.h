@@ -1,0 +1,169 @@
+// The layout of the shared memory of a set of processes.
+//
+// Counters are written by one process each and lie on cache lines of their own.
+#ifndef JAXCOMM_FFI_BACKENDS_HOST_ARENA_ARENA_MEMORY_H_
+#define JAXCOMM_FFI_BACKENDS_HOST_ARENA_ARENA_MEMORY_H_
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "ffi/backends/host/arena/doorbell.h"
+#include "ffi/backends/host/arena/segment.h"
+#include "ffi/base/status.h"
+
+namespace jaxcomm {
+
+inline constexpr int kMaxProcesses = 64;  // members are a 64-bit mask
+inline constexpr int kCrossings = 256;    // at once, over all communicators
+inline constexpr int kChannels = 16;      // large crossings at once
+inline constexpr int kSlots = 8;          // of one process in one channel
+inline constexpr int64_t kSlotBytes = 128 << 10;
+inline constexpr int64_t kInlineBytes = 4096;  // of one process in one crossing
+inline constexpr size_t kLine = 128;           // two cache lines are fetched together
+
+// Text that one process writes and others read for messages, whole or torn.
+template <size_t kBytes>
+class SharedText {
+ public:
+  void Store(std::string_view text) {
+    const size_t length = std::min(text.size(), kBytes - 1);
+    size_t word = 0;
+    for (size_t i = 0; i <= length; i += 8, ++word) {
+      uint64_t value = 0;
+      std::memcpy(&value, text.data() + i, std::min<size_t>(8, length - i));
+      words_[word].store(value, std::memory_order_relaxed);
+    }
+  }
+  std::string Load() const {
+    std::string text;
+    for (size_t i = 0; i < kBytes; ++i) {
+      const uint64_t word = words_[i / 8].load(std::memory_order_relaxed);
+      const char c = static_cast<char>(word >> (8 * (i % 8)));
+      if (c == 0) break;
+      text += c;
+    }
+    return text;
+  }
+
+ private:
+  std::atomic<uint64_t> words_[kBytes / 8];
+};
+
+struct alignas(kLine) Seat {
+  enum State : uint32_t { kAbsent, kHere, kReady, kLeft };
+  std::atomic<uint32_t> state;    // ready: its small operands lie in the crossing
+  std::atomic<uint64_t> written;  // chunks staged in its slots
+};
+
+struct alignas(kLine) Crossing {
+  enum State : uint32_t { kFree, kOpen };
+  std::atomic<uint32_t> state;
+  std::atomic<uint64_t> communicator, group, run, tag;
+  std::atomic<uint64_t> members;  // mask of processes
+  std::atomic<uint64_t> signature;
+  std::atomic<int32_t> channel;  // -1: none yet
+  std::atomic<uint64_t> here;    // mask of the members that have come
+  std::atomic<uint64_t> left;    // mask of the members that are done with it
+  std::atomic<uint32_t> error;   // an ErrorCode, 0 while all is well
+  std::atomic<uint64_t> opened;  // counts crossings: the oldest failed goes first
+  SharedText<256> call;          // of the first to come: "psum(float32[4])"
+  SharedText<1024> failure;
+};
+
+// The last call of a process, for the messages of others.
+struct alignas(kLine) ProcessState {
+  enum Presence : uint32_t { kAttached, kLeft };
+  std::atomic<uint32_t> presence;
+  Doorbell doorbell;
+  std::atomic<uint64_t> finished;     // crossings left
+  SharedText<256> last;               // the last one entered
+  std::atomic<uint64_t> last_number;  // how many-th of its group
+  // A peer failed a collective that this process had already completed. The process
+  // reports that at its next call in this group. Communicator 0: nothing to report.
+  std::atomic<uint64_t> late_failure_communicator, late_failure_group;
+  SharedText<1024> late_failure;
+};
+
+class ArenaMemory {
+ public:
+  // Bytes of a segment for so many processes.
+  static int64_t Bytes(int processes);
+  // Equal on processes that agree on where everything lies in a segment.
+  static uint64_t LayoutHash();
+  // The first process formats the segment; the others then attach to it.
+  static void Format(const Segment& segment);
+
+  ArenaMemory(std::shared_ptr<Segment> segment, int processes);
+
+  int processes() const { return processes_; }
+  const Segment& segment() const { return *segment_; }
+
+  Seat& seat(const Crossing* crossing, int process) const;
+  // Chunks of `writer` that `reader` has read or does not need.
+  std::atomic<uint64_t>& passed(const Crossing* crossing, int reader, int writer) const;
+  char* inline_data(const Crossing* crossing, int process) const;
+  char* slot(int channel, int process, uint64_t chunk) const;
+  ProcessState& process(int index) const { return header().processes[index]; }
+
+  // Fails once the lock has failed. The arena is of no use then.
+  Status status() const;
+
+ protected:
+  // A process that changes more than its own seat holds the lock, for a few hundred
+  // nanoseconds. If it is killed meanwhile, the next process repairs what was half
+  // done. False if the lock has failed.
+  class Lock {
+   public:
+    explicit Lock(const ArenaMemory& memory);
+    ~Lock() {
+      if (is_held_) pthread_mutex_unlock(mutex_);
+    }
+    Lock(const Lock&) = delete;
+    Lock& operator=(const Lock&) = delete;
+
+    explicit operator bool() const { return is_held_; }
+
+   private:
+    pthread_mutex_t* const mutex_;
+    bool is_held_ = false;
+  };
+
+  struct Header {
+    uint64_t nonce;  // the segment's
+    pthread_mutex_t mutex;
+    std::atomic<uint32_t> channels;  // mask of those in use
+    std::atomic<uint64_t> opened;    // crossings so far
+    // Mask of processes that found the table full, or no channel free. A process that
+    // returns either must ring them. Requires the lock.
+    std::atomic<uint64_t> starved;
+    ProcessState processes[kMaxProcesses];
+  };
+
+  Header& header() const { return *reinterpret_cast<Header*>(segment_->data()); }
+  Crossing* crossing(int index) const;
+
+ private:
+  // Frees the crossings and the channels that nobody uses. Requires the lock.
+  void RepairLocked() const;
+
+  const std::shared_ptr<Segment> segment_;
+  const int processes_;
+  const size_t crossing_bytes_;
+  const size_t passed_row_;
+  char* crossings_;
+  char* inlines_;
+  char* slots_;
+  mutable std::atomic<int> lock_error_{0};
+};
+
+}  // namespace jaxcomm
+
+#endif  // JAXCOMM_FFI_BACKENDS_HOST_ARENA_ARENA_MEMORY_H_

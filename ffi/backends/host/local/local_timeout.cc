@@ -1,0 +1,69 @@
+#include "ffi/backends/host/local/local_timeout.h"
+
+#include <algorithm>
+#include <cstdio>
+
+namespace jaxcomm {
+
+const LocalRound* LocalTimeout::WaitsElsewhere(int rank,
+                                               const LocalRound& round) const {
+  for (const auto& other : rounds_.open()) {
+    if (other.get() != &round && other->IsWaiting(rank)) return other.get();
+  }
+  return nullptr;
+}
+
+bool LocalTimeout::MayLackThreads(const LocalRound& round) const {
+  if (spec_.hint_if_late.empty() || !round.HasWaiting()) return false;
+  return std::any_of(members_.here.begin(), members_.here.end(), [&](int rank) {
+    // A rank that waits in another collective has a thread.
+    return !round.participants[rank].has_come() &&
+           WaitsElsewhere(rank, round) == nullptr;
+  });
+}
+
+std::string LocalTimeout::NoticeOf(const LocalRound& round, double seconds) const {
+  char waited[32];
+  std::snprintf(waited, sizeof(waited), "%.0f", seconds);
+  return StrCat("jaxcomm: still waiting: ", *round.label, " over axes ", spec_.axes,
+                ": some ranks of this process have not come for ", waited, " s. ",
+                spec_.hint_if_late, "\n");
+}
+
+LocalFailure LocalTimeout::FailureOf(const LocalRound& round) const {
+  const std::string hint = MayLackThreads(round) ? " " + spec_.hint_if_late : "";
+  LocalFailure failure;
+  failure.to_all =
+      Status(ErrorCode::kDeadlineExceeded,
+             StrCat(*round.label, " over axes ", spec_.axes,
+                    ": the other ranks stopped waiting for this one after ",
+                    spec_.timeout_seconds, " s; see JAXCOMM_TIMEOUT.", hint));
+  for (int rank = 0; rank < members_.size(); ++rank) {
+    failure.to_rank.push_back(TextFor(rank, round) + hint);
+  }
+  return failure;
+}
+
+std::string LocalTimeout::TextFor(int rank, const LocalRound& round) const {
+  std::vector<int> missing;
+  for (int other : members_.here) {
+    if (!round.participants[other].has_come()) missing.push_back(other);
+  }
+  std::string text = StrCat(
+      *round.label, " over axes ", spec_.axes, ": ", RankText(spec_, members_, rank),
+      " waited ", spec_.timeout_seconds, " s for ", ListText(missing, "rank"), ".");
+  bool is_elsewhere = false;
+  for (int other : missing) {
+    const LocalRound* const elsewhere = WaitsElsewhere(other, round);
+    if (elsewhere == nullptr) continue;
+    is_elsewhere = true;
+    text += StrCat(" Rank ", other, " waits in ", *elsewhere->label, " instead.");
+  }
+  return text + (is_elsewhere
+                     ? " Every rank must run the same collectives; a jax.lax.cond on "
+                       "axis_index is a usual cause. See JAXCOMM_TIMEOUT."
+                     : " They may have stopped or run a different program; see "
+                       "JAXCOMM_TIMEOUT.");
+}
+
+}  // namespace jaxcomm

@@ -1,0 +1,20 @@
+#include "ffi/backends/host/reduce/reduce.h"
+
+#if defined(__x86_64__)
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2,fma"))), apply_to = function)
+#else
+#pragma GCC push_options
+#pragma GCC target("avx2,fma")
+#endif
+
+namespace jaxcomm::avx2 {
+#include "ffi/backends/host/reduce/reduce_kernels.inc"
+}  // namespace jaxcomm::avx2
+
+#if defined(__clang__)
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#endif
+#endif  // defined(__x86_64__)

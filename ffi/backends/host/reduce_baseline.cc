@@ -1,5 +1,0 @@
-#include "ffi/backends/host/reduce.h"
-
-namespace jaxcomm::baseline {
-#include "ffi/backends/host/reduce_kernels.inc"
-}  // namespace jaxcomm::baseline
