@@ -5,7 +5,6 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from jaxcomm.attention.kernels import gpus
 from jaxcomm.attention.merge import merge
 from jaxcomm.attention.names import keep
 from jaxcomm.attention.permutation import poison_unless
@@ -43,10 +42,8 @@ def _forward(call: Call, inputs: Inputs, sinks, is_right):
         of_sinks = jnp.broadcast_to(sinks, lse.shape)
         out = out.astype(lse.dtype)
         out, lse = merge(out, lse, jnp.zeros_like(out), of_sinks)
-    out, lse = out.astype(inputs.query.dtype), poison_unless(is_right, lse)
-    if not _spoils_itself(call):
-        out = poison_unless(is_right, out)
-    out, lse = keep((out, lse))
+    attended = out.astype(inputs.query.dtype), lse
+    out, lse = keep(poison_unless(is_right, attended))
     return (out, lse), (kept, out, lse, sinks, is_right)
 
 
@@ -82,21 +79,7 @@ def _backward(call: Call, residuals, grads):
         ),
         grad_sinks,
     )
-    query, poisoned = grads[0].query, poison_unless(is_right, grads)
-    if _spoils_itself(call):
-        poisoned = poisoned[0]._replace(query=query), poisoned[1]
-    return *poisoned, None
-
-
-def _spoils_itself(call: Call) -> bool:
-    """Whether NaN in a rank's keys is NaN in all that its queries give.
-
-    On a GPU one more pass over the output takes a fifth of the time of a kernel with
-    short documents.
-    """
-    # Each query then sees its own key.
-    sees_itself = call.is_self and not call.bias_dtype and not call.hop.dropout_rate
-    return sees_itself and gpus.are_of_mesh()
+    return *poison_unless(is_right, grads), None
 
 
 _attend.defvjp(_forward, _backward)

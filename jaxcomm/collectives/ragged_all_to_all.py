@@ -30,8 +30,7 @@ def ragged_all_to_all(
     ``i // (K / size)`` and is written there at ``output_offsets[i]``. The ``host``
     backend checks sizes and bounds when the program runs and raises on every device,
     where jax.lax's behaviour is undefined. Elsewhere, results are NaN if a slice does
-    not fit, or what JAX fills other dtypes with. On GPUs operands of up to 64 MiB in
-    all are gathered; above that, XLA's own operation sends the slices.
+    not fit, or what JAX fills other dtypes with. On GPUs operands are gathered.
 
     Args:
       operand: (N, ...) array of any dtype, the slices to send.
@@ -137,35 +136,20 @@ class RaggedAllToAll(Collective):
         def gather(xs):
             return [jax.lax.all_gather(x, call.axes) for x in xs]
 
-        return self.exchange(xs, call, gather)
+        return self.by_gathering(xs, call, gather)
 
-    def exchange(self, xs, call, gather, *, small_bytes=0):
-        """Compute what this rank receives, of slices that XLA sends or of everything.
-
-        XLA's own operation sends the slices alone. It exists on GPUs, not on CPUs, and
-        reads and writes wherever offsets point.
+    def by_gathering(self, xs, call, gather):
+        """Compute what this rank receives from the operands of all ranks.
 
         Args:
           xs: the operands of this rank.
           call: the call.
           gather: from arrays of this rank to those of all ranks along the axes,
             stacked.
-          small_bytes: gather all operands if they have no more bytes than this.
         """
-        operand, output = xs[:2]
-        whole_bytes = call.axes_size * operand.size * operand.dtype.itemsize
-
-        def by_gathering(operand, output, *indices):
-            stacked, rank = _own_group(gather([operand, *indices]), call)
-            return _received(stacked[0], output, stacked[1:], rank)
-
-        def by_slices(operand, output, *indices):
-            stacked, rank = _own_group(gather([jnp.stack(indices)]), call)
-            return _by_slices(operand, output, stacked[0], rank, call)
-
-        if whole_bytes <= small_bytes or output.size == 0:
-            return [by_gathering(*xs)]
-        return [jax.lax.platform_dependent(*xs, cuda=by_slices, default=by_gathering)]
+        operand, output, *indices = xs
+        stacked, rank = _own_group(gather([operand, *indices]), call)
+        return [_received(stacked[0], output, stacked[1:], rank)]
 
     def jvp(self, primals, tangents, **params):
         outs = self.primitive.bind(*primals, **params)
@@ -209,28 +193,6 @@ def _own_group(stacked, call):
     place = jnp.asarray(np.argsort(groups.ravel()))[rank]
     group = jnp.asarray(groups)[place // call.group_size]
     return [x[group] for x in stacked], place % call.group_size
-
-
-def _by_slices(operand, output, indices, rank, call):
-    """Have XLA send the slices; ``indices`` of all ranks, (size, 4, K).
-
-    If a slice of the group does not fit, nothing is sent, and all results are NaN: XLA
-    checks nothing, and a rank that expects another size would wait for ever.
-    """
-    starts, sizes, places, expected = (indices[:, i] for i in range(4))
-    size = starts.shape[0]
-    by_pair = sizes.reshape(size, size, -1).swapaxes(0, 1)
-    is_fine = (by_pair.reshape(size, -1) == expected).all()
-    is_fine &= _fits(starts, sizes, operand.shape[0]).all()
-    is_fine &= _fits(places, sizes, output.shape[0]).all()
-    own = jax.lax.dynamic_index_in_dim(indices, rank, 0, False)
-    return jax.lax.ragged_all_to_all(
-        operand,
-        jnp.where(is_fine, output, _nothing_like(output)),
-        *jnp.where(is_fine, own, jnp.zeros_like(own)),
-        axis_name=call.axes,
-        axis_index_groups=call.index_groups,
-    )
 
 
 def _nothing_like(output):

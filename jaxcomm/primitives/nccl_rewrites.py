@@ -19,11 +19,6 @@ from jaxcomm.primitives.registry import ANY, Rule
 # without float32 sums; below it that would cost a second trip.
 _TWO_PHASE_BYTES = 1 << 20
 
-# Up to this, operands of ragged_all_to_all are gathered: XLA's own operation waits for
-# offsets on the host, and sees neither a timeout nor a lane. Above it, operands of all
-# ranks would take this much memory on each.
-_RAGGED_BYTES = 64 << 20
-
 
 def _with_bytes(collective, avals, size, **own):
     """Send the tangents of integers, which hold nothing, as bytes."""
@@ -219,7 +214,7 @@ def _all_to_all(collective, avals, size, *, split_axes, concat_axes):
 
 
 def _ragged_all_to_all(collective, avals, size):
-    """Gather, or leave large slices to XLA: the host cannot read offsets."""
+    """Gather: the offsets are on the device, where the host cannot read them."""
 
     def exchanged(bind, xs):
         operand, output, *indices = xs
@@ -230,9 +225,7 @@ def _ragged_all_to_all(collective, avals, size):
             whole = bind.over_all_groups()
             return whole("all_gather", xs, dimensions=zeros, tiled=False)
 
-        return collective.exchange(
-            [operand, output, *indices], bind.call, gather, small_bytes=_RAGGED_BYTES
-        )
+        return collective.by_gathering([operand, output, *indices], bind.call, gather)
 
     return exchanged
 

@@ -9,7 +9,6 @@ import pytest
 from models import over
 
 import jaxcomm
-from jaxcomm.primitives import nccl_rewrites
 
 SIZE = 4
 in_host = pytest.mark.host_only(reason="over NCCL offsets stay on the device, unread")
@@ -223,107 +222,9 @@ def test_gathered_a_rank_computes_what_it_receives_alone(mesh_of, default_backen
     assert len(lines[0]) == len(lines[1])
 
 
-def _on_shapes(mesh, backend, lower=lambda program, *args: program.lower(*args)):
+def _on_shapes(mesh, backend):
     size = mesh.size
     shapes = [(size * 24, 3), (size * 40, 3), *[(size * size,)] * 4]
     dtypes = [np.float32] * 2 + [np.int32] * 4
     program = over(mesh, functools.partial(exchange, backend=backend))
-    return lower(program, *map(jax.ShapeDtypeStruct, shapes, dtypes))
-
-
-def _for_gpus(program, *args):
-    """Return the text of a program that is lowered for NVIDIA GPUs."""
-    nobody_vouches = [
-        jax.export.DisabledSafetyCheck.custom_call(name)
-        for name in ("ragged_all_to_all", "jaxcomm.all_gather")
-    ]
-    export = jax.export.export(
-        program, platforms=["cuda"], disabled_checks=nobody_vouches
-    )
-    return export(*args).mlir_module()
-
-
-def test_on_gpus_xla_sends_large_slices(mesh, default_backend, monkeypatch):
-    backend = "xla" if default_backend == "host" else default_backend
-    gathered = "stablehlo.all_gather" if backend == "xla" else "@jaxcomm.all_gather"
-    if backend == "nccl":
-        small = _on_shapes(mesh, backend, _for_gpus)
-        assert "@ragged_all_to_all" not in small
-        monkeypatch.setattr(nccl_rewrites, "_RAGGED_BYTES", 0)
-    text = _on_shapes(mesh, backend, _for_gpus)
-    assert text.count("custom_call @ragged_all_to_all") == 1
-    # The numbers of all ranks, and no data.
-    assert text.count(gathered) == 1
-    assert f"-> tensor<{SIZE}x4x{SIZE}xi32>" in text
-    assert "@ragged_all_to_all" not in _on_shapes(mesh, backend).as_text()
-
-
-def _as_xla_does_on_gpus(
-    operand, output, starts, sizes, places, expected, *, axis_name, axis_index_groups
-):
-    """Stand for XLA's operation, which XLA has not on CPUs, slice by slice."""
-    del axis_index_groups
-    xs = operand, starts, sizes, places
-    operand, starts, sizes, places = (jax.lax.all_gather(x, axis_name) for x in xs)
-    me, rows = jax.lax.axis_index(axis_name), jnp.arange(output.shape[0])
-    each = starts.shape[1] // SIZE
-    for source, i in np.ndindex(SIZE, each):
-        k = me * each + i
-        row = rows - places[source, k]
-        is_here = (row >= 0) & (row < sizes[source, k])
-        sent = operand[source].at[row + starts[source, k]].get(mode="clip")
-        is_here &= expected[source * each + i] == sizes[source, k]  # else it hangs
-        output = jnp.where(is_here[:, None], sent, output)
-    return output
-
-
-@pytest.fixture
-def as_on_gpus(default_backend, monkeypatch):
-    def choose(*xs, cuda, default):
-        return cuda(*xs)
-
-    monkeypatch.setattr(jax.lax, "platform_dependent", choose)
-    monkeypatch.setattr(jax.lax, "ragged_all_to_all", _as_xla_does_on_gpus)
-    monkeypatch.setattr(nccl_rewrites, "_RAGGED_BYTES", 0)
-    backend = "xla" if default_backend == "host" else default_backend
-    with jaxcomm.using(backend=backend):
-        yield
-
-
-def test_slices_that_xla_sends_land_at_their_offsets(
-    stacked, identical, values, mesh, as_on_gpus
-):
-    indices = ragged(2, 24, 48)
-    given = [values("float32", (SIZE, rows, 3), rows) for rows in (24, 48)]
-    weights = values("float32", (SIZE, 48, 3), 1)
-
-    def program(x, out, weights, *indices):
-        result, transpose = jax.vjp(lambda x, out: exchange(x, out, *indices), x, out)
-        return result, transpose(weights)
-
-    result, (of_x, of_out) = stacked(mesh, program, *given, weights, *indices)
-    identical(result, arrived(*given, *indices))
-    # It copies rows: so does its transpose, back to where each came from.
-    starts, sizes, places, _ = indices
-    expected_x, expected_out = np.zeros_like(given[0]), weights.copy()
-    for source, i in np.ndindex(starts.shape):
-        begin, place, count = (int(x[source, i]) for x in (starts, places, sizes))
-        taken = weights[i // 2, place : place + count]
-        expected_x[source, begin : begin + count] = taken
-        expected_out[i // 2, place : place + count] = 0
-    identical(of_x, expected_x)
-    identical(of_out, expected_out)
-
-
-@pytest.mark.parametrize(("which", "value"), [(0, 24), (1, -1), (2, 48), (3, 2)])
-def test_xla_sends_nothing_if_a_slice_does_not_fit(
-    stacked, mesh, as_on_gpus, which, value
-):
-    x, out = np.ones((SIZE, 24, 1), np.float32), np.ones((SIZE, 48, 1), np.float32)
-    starts = np.tile(np.arange(SIZE, dtype=np.int32), (SIZE, 1))
-    ones = np.ones_like(starts)
-    good = [starts, ones, starts.T.copy(), ones]
-    bad = [index.copy() for index in good]
-    bad[which][1, 2] = value
-    assert not np.isnan(stacked(mesh, exchange, x, out, *good)).any()
-    assert np.isnan(stacked(mesh, exchange, x, out, *bad)).all()
+    return program.lower(*map(jax.ShapeDtypeStruct, shapes, dtypes))

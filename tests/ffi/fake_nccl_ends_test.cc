@@ -150,8 +150,7 @@ TEST_ALONE(those_with_resources_of_their_own_fail_together, EXIT_SUCCESS) {
   for (const Communicator* each : {two.first.get(), two.second.get()}) {
     CHECK_TRUE(Until([&] {
       const auto entries = each->recorder().Snapshot();
-      return entries.size() == 1 &&
-             entries[0].state == FlightRecorder::State::kFailed;
+      return entries.size() == 1 && entries[0].state == FlightRecorder::State::kFailed;
     }));
   }
 }

@@ -14,7 +14,7 @@ from jaxcomm.attention.mask import PADDING, Coordinates
 from jaxcomm.attention.merge import merge
 from jaxcomm.attention.schedules.block import Block
 from jaxcomm.attention.strategies.gathered import Gathered, may_have_runs
-from jaxcomm.attention.strategies.ring import own_hop
+from jaxcomm.attention.strategies.hops import own_hop
 from jaxcomm.attention.strategies.strategy import (
     Call,
     Cost,
@@ -282,6 +282,6 @@ class _Border:
 
 def _over(x, part: slice, written):
     """Return an array with other tokens in a part of it."""
-    # XLA 0.11.2 would have the kernel that made x write into the result, which it
-    # cannot begin before those tokens are known, which need x: an error.
+    # XLA (jaxlib 0.11.2) has the kernel that made x write into the result. It refuses
+    # the program then: what is written needs x.
     return jax.lax.optimization_barrier(x).at[:, part].set(written.astype(x.dtype))

@@ -10,7 +10,8 @@ import numpy as np
 
 from jaxcomm.attention.kernels.hop import Grads
 from jaxcomm.attention.layout import Layout
-from jaxcomm.attention.strategies.ring import Ring, own_hop
+from jaxcomm.attention.strategies.hops import own_hop
+from jaxcomm.attention.strategies.ring import Ring
 from jaxcomm.attention.strategies.strategy import (
     Call,
     Cost,

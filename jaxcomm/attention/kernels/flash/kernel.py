@@ -110,7 +110,8 @@ def why_not_on(found: list) -> str | None:
 
 def _is_block(hop: Hop) -> bool:
     """Whether a hop is a block; else its runs are computed."""
-    return bool(hop.blocks) and hop.queries.segment_ids is None
+    has_rows = any(x.positions.ndim > 1 for x in (hop.queries, hop.keys))
+    return bool(hop.blocks) and hop.queries.segment_ids is None and not has_rows
 
 
 def _otherwise(hop: Hop) -> Kernel:

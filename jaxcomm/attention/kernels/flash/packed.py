@@ -22,6 +22,9 @@ from jaxcomm.attention.merge import merge
 def why_not(hop: Hop) -> str | None:
     """Say why the runs of a hop cannot be computed as packed sequences, or None."""
     mask = hop.mask
+    has_rows = any(x.positions.ndim > 1 for x in (hop.queries, hop.keys))
+    if has_rows and any(run.are in ("among", "behind") for run in hop.runs):
+        return "the sequences of the batch differ in their positions"
     if mask.right not in (0, None) or (mask.right is None and mask.left is not None):
         return "in packed sequences a window ends at the query's own token"
     if any(run.are == "behind" for run in hop.runs):

@@ -184,6 +184,8 @@ class Apart(Sequences):
         at, key_at = hop.queries.positions, hop.keys.positions
         is_right = (self.key_ids[:, 1:] >= self.key_ids[:, :-1]).all()
         is_right &= (self.ids[:, 1:] >= self.ids[:, :-1]).all()
+        # A document of such a number would be taken for padding.
+        is_right &= (self.hop.queries.segment_ids < _PADDING - 1).all()
         is_right &= _ascend(at, self.ids) & _ascend(key_at, self.key_ids)
         if hop.mask.right is None:
             return is_right
