@@ -10,6 +10,7 @@ import subprocess
 import sys
 import zipfile
 
+import forked
 import jax
 import numpy as np
 import pytest
@@ -70,7 +71,7 @@ def test_without_the_extension_xla_communicates(tmp_path):
     # Eight devices are too many, and the doctor would complain of the tests' variables.
     flags = {"XLA_FLAGS": os.environ["QUICK_XLA_FLAGS"]}
     others = {n: v for n, v in os.environ.items() if not n.startswith("JAXCOMM_")}
-    ran = subprocess.run(
+    ran = forked.run(
         [sys.executable, without_extension.__file__, str(tmp_path)],
         cwd=tmp_path,
         env=others | flags,

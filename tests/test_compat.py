@@ -3,11 +3,11 @@
 import importlib
 import itertools
 import pathlib
-import subprocess
 import sys
 import tomllib
 import types
 
+import forked
 import jax
 import pytest
 
@@ -55,9 +55,7 @@ def test_each_needed_name_is_missed(module, name):
 
 def test_the_import_of_jaxcomm_says_what_jax_lacks():
     text = "import jax; del jax._src.core.NamedAxisEffect; import jaxcomm"
-    done = subprocess.run(
-        [sys.executable, "-c", text], capture_output=True, timeout=120
-    )
+    done = forked.run([sys.executable, "-c", text], capture_output=True, timeout=120)
     assert done.returncode == 1
     said = "\nImportError: jaxcomm needs jax._src.core.NamedAxisEffect, which jax "
     assert said in done.stderr.decode()

@@ -2,9 +2,9 @@
 
 import datetime
 import os
-import subprocess
 import sys
 
+import forked
 import jax
 import models
 import numpy as np
@@ -96,7 +96,7 @@ import os, jaxcomm
 os.environ |= {"JAXCOMM_BACKEND": "nccl", "JAXCOMM_CHECK": "maybe"}
 print(jaxcomm.config.BACKEND, jaxcomm.config.check())
 """
-    run = subprocess.run(
+    run = forked.run(
         [sys.executable, "-c", code],
         env=os.environ | {"JAXCOMM_BACKEND": backend, "JAXCOMM_CHECK": check},
         capture_output=True,

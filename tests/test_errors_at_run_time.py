@@ -7,9 +7,9 @@ waiting. So no result depends on how long anything takes.
 
 import json
 import os
-import subprocess
 import sys
 
+import forked
 import pytest
 import waiting
 
@@ -143,7 +143,7 @@ print("REPORT" + json.dumps(report))
 
 @pytest.fixture(scope="module")
 def report():
-    ran = subprocess.run(
+    ran = forked.run(
         [sys.executable, "-c", PROGRAM],
         env=os.environ | {"JAX_PLATFORMS": "cpu"},
         capture_output=True,

@@ -4,9 +4,9 @@ In a process of its own: XLA ends the process if the two block each other.
 """
 
 import os
-import subprocess
 import sys
 
+import forked
 import pytest
 import waiting
 
@@ -82,7 +82,7 @@ print("gradients summed by XLA", flush=True)
 
 @pytest.mark.multiprocess
 def test_both_kinds_of_collectives_run_in_one_program():
-    ran = subprocess.run(
+    ran = forked.run(
         [sys.executable, "-c", PROGRAM],
         env=os.environ | {"JAX_PLATFORMS": "cpu"},
         capture_output=True,

@@ -4,9 +4,9 @@ import dataclasses
 import functools
 import os
 import re
-import subprocess
 import sys
 
+import forked
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -217,7 +217,7 @@ try:
 except jax.errors.JaxRuntimeError as error:
     print(error)
 """
-    ran = subprocess.run(
+    ran = forked.run(
         [sys.executable, "-c", program], capture_output=True, text=True,
         env=dict(os.environ, JAXCOMM_CHECK="1"),
     )  # fmt: skip

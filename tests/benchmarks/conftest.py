@@ -1,9 +1,9 @@
 """Effort so small that a case takes milliseconds, and the command as a user runs it."""
 
 import os
-import subprocess
 import sys
 
+import forked
 import pytest
 
 from bench import cases, roofline
@@ -20,7 +20,7 @@ def command():
     """Returns a function that runs ``python -m bench`` to its end."""
 
     def run(*arguments):
-        return subprocess.run(
+        return forked.run(
             [sys.executable, "-m", "bench", *arguments],
             capture_output=True,
             text=True,

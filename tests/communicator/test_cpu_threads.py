@@ -5,9 +5,9 @@ JAX makes it. All of them may use two cores, so that the client would have few t
 """
 
 import os
-import subprocess
 import sys
 
+import forked
 import jaxlib.version
 import pytest
 import waiting
@@ -93,7 +93,7 @@ def run(program, **environment):
         if name not in ("NPROC", "PJRT_NPROC") and not name.startswith("JAXCOMM_")
     }
     flags = {"XLA_FLAGS": os.environ["QUICK_XLA_FLAGS"], "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run(
+    done = forked.run(
         [sys.executable, "-c", ON_TWO_CORES + program],
         env=inherited | flags | environment,
         text=True,

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 
+import forked
 import pytest
 import waiting
 
@@ -82,7 +83,7 @@ def start(folder):
         pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
         command = [sys.executable, "-c", START + code]
         env = os.environ | own | {"JAXCOMM_DUMP_DIR": dump_dir}
-        started.append(subprocess.Popen(command, env=env, text=True, **pipes))
+        started.append(forked.Popen(command, env=env, text=True, **pipes))
         return started[-1]
 
     yield start

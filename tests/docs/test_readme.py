@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import pytest
 import waiting
 
@@ -55,7 +56,7 @@ COMMANDS = [
 
 def start(words, **options):
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    return subprocess.Popen([sys.executable, *words], text=True, **pipes, **options)
+    return forked.Popen([sys.executable, *words], text=True, **pipes, **options)
 
 
 @pytest.fixture(scope="module")

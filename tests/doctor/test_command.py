@@ -2,9 +2,9 @@
 
 import json
 import os
-import subprocess
 import sys
 
+import forked
 import pytest
 import waiting
 
@@ -35,7 +35,7 @@ def command():
     others = {n: v for n, v in os.environ.items() if not n.startswith("JAXCOMM_")}
 
     def run(*arguments, **environment):
-        return subprocess.run(
+        return forked.run(
             [sys.executable, "-m", "jaxcomm.doctor", *map(str, arguments)],
             capture_output=True,
             text=True,

@@ -2,6 +2,7 @@ import os
 import subprocess
 import sys
 
+import forked
 import jax
 import pytest
 import waiting
@@ -30,7 +31,7 @@ class Folder:
 
     def start(self, *arguments):
         self._started.append(
-            subprocess.Popen(
+            forked.Popen(
                 [sys.executable, *arguments, "--text=text.txt"],
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

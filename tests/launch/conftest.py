@@ -7,6 +7,7 @@ import sys
 import tempfile
 import textwrap
 
+import forked
 import ports
 import pytest
 import waiting
@@ -140,7 +141,7 @@ def started():
 
     def start(*arguments, **options):
         pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-        process = subprocess.Popen(
+        process = forked.Popen(
             [sys.executable, "-m", "jaxcomm.launch", *arguments],
             text=True,
             **pipes | options,

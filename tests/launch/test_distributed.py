@@ -2,9 +2,9 @@
 
 import os
 import re
-import subprocess
 import sys
 
+import forked
 import pytest
 import waiting
 
@@ -100,7 +100,7 @@ def test_by_hand(program, sums_device_ids, free_port):
     }
     path = program(sums_device_ids)
     # What the program says itself holds.
-    done = subprocess.run(
+    done = forked.run(
         [sys.executable, "-m", "jaxcomm.launch.child", path, "alone"],
         env=os.environ | place,
         capture_output=True,

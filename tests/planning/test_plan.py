@@ -4,9 +4,9 @@ import dataclasses
 import functools
 import json
 import os
-import subprocess
 import sys
 
+import forked
 import jax
 import jax.extend
 import jax.numpy as jnp
@@ -297,7 +297,7 @@ def test_no_device_is_started():
         except RuntimeError:
             print("planned")
     """
-    done = subprocess.run(
+    done = forked.run(
         [sys.executable, "-c", code],
         env=os.environ | {"JAX_PLATFORMS": "abacus"},
         capture_output=True,

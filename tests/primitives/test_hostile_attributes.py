@@ -8,10 +8,10 @@ ends the process in which this file is a program; its last line names the call.
 import json
 import os
 import random
-import subprocess
 import sys
 
 import catalogue
+import forked
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -99,7 +99,7 @@ def test_no_attribute_crashes_hangs_or_harms_others(request, backend):
             "JAXCOMM_BACKEND": "nccl",
             "JAXCOMM_FAKE_KERNELS": "1",
         }
-    done = subprocess.run(
+    done = forked.run(
         [sys.executable, __file__, str(len(backend))],
         env=os.environ | variables,
         capture_output=True,

@@ -3,9 +3,9 @@
 import dataclasses
 import os
 import re
-import subprocess
 import sys
 
+import forked
 import jax
 import numpy as np
 import pytest
@@ -31,7 +31,7 @@ def mesh():
     [(1, 5, 16), pytest.param(2, 30, 300, marks=pytest.mark.thorough)],
 )
 def test_operations_between_processes_are_right(devices, number, calls):
-    done = subprocess.run(
+    done = forked.run(
         [
             *(sys.executable, "-m", "jaxcomm.launch", "-n2", "--no-prefix"),
             *(f"--devices-per-process={devices}", "-m", "stress.worker"),

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 
+import forked
 import waiting
 
 from jaxcomm.launch import port
@@ -58,7 +59,7 @@ class Process:
         self.index = 0
         self._log = log
         with log.open("wb") as file:
-            self.popen = subprocess.Popen(
+            self.popen = forked.Popen(
                 [sys.executable, *options, str(worker)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

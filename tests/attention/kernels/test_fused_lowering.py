@@ -1,9 +1,9 @@
 """What programs for CUDA call, and what is said where cuDNN cannot be had."""
 
 import re
-import subprocess
 import sys
 
+import forked
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -130,7 +130,7 @@ x = jax.ShapeDtypeStruct((1, 8, 2, 8), jnp.bfloat16)
 assert jax.eval_shape(ring, x, x, x).shape == x.shape
 assert not xla_bridge.backends_are_initialized()
 """
-    subprocess.run([sys.executable, "-c", program], check=True)
+    forked.run([sys.executable, "-c", program], check=True)
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,9 @@
 
 import json
 import os
-import subprocess
 import sys
 
+import forked
 import pytest
 import waiting
 from stand_in_timer import timer as timer
@@ -27,7 +27,7 @@ def bench_gpu(stand_in_path, tmp_path):
             "JAXCOMM_TIMEOUT": str(waiting.HANG_SECONDS),
             "XLA_FLAGS": os.environ["QUICK_XLA_FLAGS"],
         }
-        done = subprocess.run(
+        done = forked.run(
             [sys.executable, "-W", "error", "-m", "bench", "gpu", *words,
              "--json", report],
             env=inherited | asked | variables,
