@@ -33,6 +33,8 @@ def _attend(call: Call, inputs: Inputs, sinks, is_right):
 
 @promotes_ranks
 def _forward(call: Call, inputs: Inputs, sinks, is_right):
+    # A query sees its own key, and a key's weights are NaN if the log-sum-exp is: so in
+    # self-attention all results follow from these two, without a pass over each.
     inputs = inputs._replace(key=poison_unless(is_right, inputs.key))
     # JAX traces both rules when it differentiates: the caller's scope may be gone.
     with SCOPE(call.scope):
@@ -42,8 +44,10 @@ def _forward(call: Call, inputs: Inputs, sinks, is_right):
         of_sinks = jnp.broadcast_to(sinks, lse.shape)
         out = out.astype(lse.dtype)
         out, lse = merge(out, lse, jnp.zeros_like(out), of_sinks)
-    attended = out.astype(inputs.query.dtype), lse
-    out, lse = keep(poison_unless(is_right, attended))
+    out = out.astype(inputs.query.dtype)
+    if not call.is_self:
+        out = poison_unless(is_right, out)
+    out, lse = keep((out, poison_unless(is_right, lse)))
     return (out, lse), (kept, out, lse, sinks, is_right)
 
 
@@ -79,7 +83,9 @@ def _backward(call: Call, residuals, grads):
         ),
         grad_sinks,
     )
-    return *poison_unless(is_right, grads), None
+    if not call.is_self:
+        grads = poison_unless(is_right, grads)
+    return *grads, None
 
 
 _attend.defvjp(_forward, _backward)

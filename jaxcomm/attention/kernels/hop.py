@@ -43,6 +43,10 @@ class Hop:
       block: int32 scalar, which of the blocks it is. If None, the only one.
       runs: for kernels that set ``by_runs``: all queries, in their order, and the keys
         that they see. Empty if they are no runs, or no such kernel may compute it.
+      follows_one: whether what it is merged with, or added to, is of one hop. Of a
+        kernel that rounds to the query's dtype, it has that precision.
+      is_last: whether nothing is merged with its results, or added to its gradient of
+        queries: they may be rounded to the query's dtype.
       kernels: the :class:`Kernel` objects that may compute it. The first that can does.
       refused: names of other kernels, and why they cannot.
       platform: ``"cpu"``, ``"cuda"``, ``"rocm"``, ``"tpu"`` or ``"other"``. None where
@@ -70,6 +74,8 @@ class Hop:
     blocks: tuple[Block, ...] = ()
     block: Any = None
     runs: tuple[Run, ...] = ()
+    follows_one: bool = False
+    is_last: bool = False
     kernels: tuple[Any, ...] = ()
     refused: tuple[tuple[str, str], ...] = ()
     platform: str | None = None

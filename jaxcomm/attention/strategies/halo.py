@@ -283,5 +283,7 @@ class _Border:
 def _over(x, part: slice, written):
     """Return an array with other tokens in a part of it."""
     # XLA (jaxlib 0.11.2) has the kernel that made x write into the result. It refuses
-    # the program then: what is written needs x.
-    return jax.lax.optimization_barrier(x).at[:, part].set(written.astype(x.dtype))
+    # the program then: what is written needs x. And where one kernel computes what it
+    # writes, from x, it works on a copy of all of x.
+    x, written = jax.lax.optimization_barrier((x, written.astype(x.dtype)))
+    return x.at[:, part].set(written)

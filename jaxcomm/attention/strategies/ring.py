@@ -74,16 +74,16 @@ class Ring(Strategy):
     def forward(self, call, inputs):
         ring = _Loop(self, call, inputs)
 
-        def attend(block, distance, merged=None):
-            return hop_forward(ring.hop(block, distance), merged)
+        def attend(block, distance, merged=None, **known):
+            return hop_forward(ring.hop(block, distance, **known), merged)
 
         def in_parts(attended):
             parts = (jnp.split(x, ring.parts, axis=1) for x in attended)
             return list(zip(*parts, strict=True))
 
-        def attend_and_merge(merged, block, distance):
+        def attend_and_merge(merged, block, distance, **known):
             if ring.parts == 1:
-                return [attend(block, distance, *merged)]
+                return [attend(block, distance, *merged, **known)]
             attended = in_parts(attend(block, distance))
             return [merge(*a, *b) for a, b in zip(merged, attended, strict=True)]
 
@@ -116,7 +116,13 @@ class Ring(Strategy):
             carry = in_parts(attended), block
             merged, block = ring.for_hops(first, last, step, carry)
             # The last hop is outside the loop: it computes and sends nothing.
-            merged = attend_and_merge(merged, block, ring.distance_at(last))
+            merged = attend_and_merge(
+                merged,
+                block,
+                ring.distance_at(last),
+                follows_one=ring.starts_apart and ring.last == 1,
+                is_last=True,
+            )
             outs, lses = zip(*merged, strict=True)
             out, lse = (jnp.concatenate(each, 1) for each in (outs, lses))
             return (ring.rounded(out), lse), block
@@ -136,9 +142,9 @@ class Ring(Strategy):
         kept, seen = kept
         ring = _Loop(self, call, kept)
 
-        def gradients(block, distance, total=None):
+        def gradients(block, distance, total=None, **known):
             """Return those that stay, of queries, bias and slopes; and the block's."""
-            hop = ring.hop(block, distance)
+            hop = ring.hop(block, distance, **known)
             if total is None:
                 found = hop_backward(hop, saved)
                 bias, slopes = ring.columns(found.bias, distance), found.slopes
@@ -164,7 +170,13 @@ class Ring(Strategy):
             carry = ring.for_hops(1, last, step, carry, is_backward=True)
             of_rank, grad_block, block = carry
             following = ring.start(grad_block, -ring.shift(0))
-            of_rank, added = gradients(ring.then(following, block), 0, of_rank)
+            of_rank, added = gradients(
+                ring.then(following, block),
+                0,
+                of_rank,
+                follows_one=ring.last == 1,
+                is_last=True,
+            )
             following = ring.done(following, after=_completion(added))
             key, value = jax.tree.map(jnp.add, following, added)
             return result(of_rank, key, value)
@@ -376,26 +388,32 @@ class _Loop:
             me //= self.width
         return me, (me - distance) % self.members
 
-    def hop(self, block: Keys, distance) -> Hop:
-        """Return the hop of a block; 0 is the distance of a rank's own."""
+    def hop(self, block: Keys, distance, **known) -> Hop:
+        """Return the hop of a block; 0 is the distance of a rank's own.
+
+        Args:
+          block, distance: of whose keys.
+          known: other attributes of the hop.
+        """
         inputs, count = self.inputs, block.key.shape[1]
         is_own = isinstance(distance, int) and not distance
-        known = self.own if is_own else self.others
+        of_all = self.own if is_own else self.others
         me, source = self._members(distance)
         queries = coordinates_of(inputs.query_layout, me, self.width, inputs.query_ids)
         keys = coordinates_of(inputs.key_layout, source, self.width, block.segment_ids)
         which = None
-        if len(known.blocks) > 1:
+        if len(of_all.blocks) > 1:
             # Ranks are in the order of their first positions: see Blocks.
             is_later = queries.positions[0] < keys.positions[0]
             which = is_later.astype(jnp.int32)
-        return known.replace(
+        return of_all.replace(
             key=block.key,
             value=block.value,
             queries=queries,
             keys=keys,
             bias=columns_of(inputs.bias, source * count, count),
             block=which,
+            **known,
         )
 
     def columns(self, grad_bias, distance):

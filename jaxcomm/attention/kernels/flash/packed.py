@@ -43,32 +43,36 @@ def forward(hop: Hop, merged: Any, otherwise: Kernel) -> tuple[Any, Any]:
       otherwise: what computes documents that are too many, or in another order.
     """
     runs = [sequences_of(hop, run) for run in hop.runs]
+    given, sums = hop.query.dtype, hop.sum_dtype
+    # What a branch takes and returns is in memory: no more digits than are needed.
+    returned = given if merged is None or hop.is_last else sums
+    if merged is not None and hop.follows_one:
+        merged = merged[0].astype(given), merged[1]
 
     def compute(count: int):
         found = [_attend(each, count) for each in runs]
-        out = jnp.concatenate([out for out, _ in found], 1)
-        return result(out, jnp.concatenate([lse for _, lse in found], 1))
-
-    def result(out, lse):
-        if merged is None:
-            # What a branch returns is written to memory.
-            return out.astype(hop.query.dtype), lse
-        return merge(merged[0], merged[1], out.astype(lse.dtype), lse)
+        out, lse = (jnp.concatenate(each, 1) for each in zip(*found, strict=True))
+        if merged is not None:
+            out, lse = merge(*wide(*merged), *wide(out, lse))
+        return out.astype(returned), lse
 
     def rest():
         if merged is None:
-            return result(*otherwise.forward(hop))
-        return otherwise.forward_onto(hop, merged)
+            out, lse = otherwise.forward(hop)
+        else:
+            out, lse = otherwise.forward_onto(hop, wide(*merged))
+        return out.astype(returned), lse
 
     def nothing():
         if merged is not None:
-            return merged
+            return merged[0].astype(returned), merged[1]
         shape = (*hop.query.shape[:3], hop.value.shape[3])
-        lse = jnp.full(shape[:3], -jnp.inf, hop.sum_dtype)
-        return jnp.zeros(shape, hop.query.dtype), lse
+        return jnp.zeros(shape, returned), jnp.full(shape[:3], -jnp.inf, sums)
 
-    out, lse = _choose(hop, runs, compute, rest, nothing)
-    return out.astype(lse.dtype), lse
+    def wide(out, lse):
+        return out.astype(sums), lse
+
+    return wide(*_choose(hop, runs, compute, rest, nothing))
 
 
 def backward(hop: Hop, saved: Saved, total: Any, otherwise: Kernel) -> Grads:
@@ -82,7 +86,9 @@ def backward(hop: Hop, saved: Saved, total: Any, otherwise: Kernel) -> Grads:
     runs = [sequences_of(hop, run) for run in hop.runs]
     given = hop.query.dtype
     # What is still to be summed is not rounded.
-    of_query = given if total is None else hop.sum_dtype
+    of_query = given if total is None or hop.is_last else hop.sum_dtype
+    if total is not None and hop.follows_one:
+        total = total.astype(given)
     of_keys = given if len(hop.runs) == 1 else hop.sum_dtype
 
     def compute(count: int):
@@ -90,7 +96,7 @@ def backward(hop: Hop, saved: Saved, total: Any, otherwise: Kernel) -> Grads:
         queries, *keys = zip(*found, strict=True)
         query = jnp.concatenate(queries, 1)
         if total is not None:
-            query = total + query.astype(total.dtype)
+            query = wide(total) + wide(query)
         return cast(
             query,
             *(
@@ -102,18 +108,21 @@ def backward(hop: Hop, saved: Saved, total: Any, otherwise: Kernel) -> Grads:
     def cast(query, key, value, *_):
         return query.astype(of_query), key.astype(of_keys), value.astype(of_keys)
 
+    def wide(x):
+        return x.astype(hop.sum_dtype)
+
     def rest():
         anew = saved.with_delta(hop)
         if total is None:
             return cast(*otherwise.backward(hop, anew))
-        return cast(*otherwise.backward_onto(hop, anew, total))
+        return cast(*otherwise.backward_onto(hop, anew, wide(total)))
 
     def nothing():
         zeros = jnp.zeros_like(hop.query) if total is None else total
         return cast(zeros, jnp.zeros_like(hop.key), jnp.zeros_like(hop.value))
 
     found = _choose(hop, runs, compute, rest, nothing)
-    return Grads(*(x.astype(hop.sum_dtype) for x in found))
+    return Grads(*map(wide, found))
 
 
 def _choose(hop: Hop, runs: list[Sequences], compute, rest, nothing):
