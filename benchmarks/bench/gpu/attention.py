@@ -7,6 +7,7 @@ import jax
 
 import jaxcomm
 from bench.gpu import sizes
+from bench.gpu.one_kernel import best_kernel, one_kernel
 from bench.gpu.rows import Figure, Finding
 from bench.gpu.standstill import standstill
 from bench.gpu.timer import Timer, thunk
@@ -21,7 +22,7 @@ _LEAST_OF_ONE = 1 / 1.15
 def rows(timer: Timer) -> Iterator[Figure | Finding]:
     """Yields figures for each length: causal, then without a mask.
 
-    All compute with the same kernel. A causal all-gather has no fused form in JAX:
+    jaxcomm chooses its kernel. A causal all-gather has no fused form in JAX:
     cuDNN's causal mask begins at the first key, where the queries of a later rank do
     not, and a bias would be as large as all scores. Without a mask it has one.
     """
@@ -66,17 +67,18 @@ def _of_length(timer, tokens, kernel):
         causal = f"causal ring attention {length}, {what}"
         ours = ring(transform)
         yield from compare(
-            causal, transform, ours, f"the same over jax.lax.ppermute ({kernel})",
+            causal, transform, ours, "the same over jax.lax.ppermute",
             ring(transform, "xla"), is_causal=True, least=1.05,
         )  # fmt: skip
         # On one GPU the ranks take as long as it does alone; each on its own, a part.
         parts = 1 if timer.shares_gpu else timer.size
         part = "" if parts == 1 else f", divided by {parts}"
-        yield timer.compare(
-            causal, ours, f"one {kernel} kernel over the whole sequence{part}",
-            thunk(transform(jax.jit(whole(kernel, is_causal=True))), *alone),
-            calls=calls, alone=True, share=1 / parts, least=_LEAST_OF_ONE,
-        )  # fmt: skip
+        for one in dict.fromkeys((kernel, best_kernel(timer))):
+            yield timer.compare(
+                causal, ours, f"one {one} kernel over the whole sequence{part}",
+                thunk(transform(one_kernel(one)), *alone),
+                calls=calls, alone=True, share=1 / parts, least=_LEAST_OF_ONE,
+            )  # fmt: skip
         yield from compare(
             f"ring attention without mask {length}, {what}", transform,
             ring(transform, is_causal=False),
@@ -86,9 +88,10 @@ def _of_length(timer, tokens, kernel):
         )  # fmt: skip
 
 
-def random_block(timer: Timer, tokens: int) -> list[jax.Array]:
+def random_block(timer: Timer, tokens: int, heads=None, key_heads=None) -> list:
     """Returns query, key and value of a whole sequence, split over the ranks."""
-    heads, key_heads, size = timer.sizes.heads
+    usual, usual_keys, size = timer.sizes.heads
+    heads, key_heads = heads or usual, key_heads or usual_keys
     shapes = [(1, tokens, n, size) for n in (heads, key_heads, key_heads)]
     return [timer.random(shape, "bfloat16", SPLIT) for shape in shapes]
 
@@ -103,23 +106,12 @@ def attend_in_zigzag(q, k, v, *, is_causal=True, backend=None, strategy="ring"):
     )  # fmt: skip
 
 
-def whole(kernel, *, is_causal):
-    """Returns attention as one kernel."""
-
-    def attend(q, k, v):
-        return jax.nn.dot_product_attention(
-            q, k, v, is_causal=is_causal, implementation=kernel
-        )
-
-    return attend
-
-
 def gathered(kernel):
     """Returns attention of a rank's queries to the keys and values of all."""
 
     def attend(q, k, v):
         k, v = jax.lax.all_gather((k, v), "i", axis=1, tiled=True)
-        return whole(kernel, is_causal=False)(q, k, v)
+        return jax.nn.dot_product_attention(q, k, v, implementation=kernel)
 
     return attend
 

@@ -11,7 +11,7 @@ from dense import Options
 from dense import attention as dense_attention
 from jax._src.cudnn import fused_attention_stablehlo as cudnn
 
-from bench.gpu import attention, masks
+from bench.gpu import attention, masks, one_kernel
 
 SPLIT = jax.P(None, "i")
 
@@ -33,19 +33,19 @@ def test_gathered_attention_is_one_kernel(timer, monkeypatch):
     assert "tensor<1x512x32x128xbf16>, tensor<1x1024x8x128xbf16>" in text
 
 
-@pytest.mark.parametrize(
-    ("strategy", "options"),
-    [
-        ("all_gather", {"window": 5}),
-        ("all_gather", {"documents": True}),
-    ],
-)
-def test_what_is_timed_with_masks_equals_dense_attention(timer, strategy, options):
+@pytest.mark.parametrize("options", [{"window": 5}, {"lengths": (20, 7, 5)}])
+def test_what_is_timed_with_masks_equals_dense_attention(timer, options):
+    """Both of them: ours, and the kernel that it is compared with."""
     x = jnp.asarray(np.random.default_rng(0).normal(size=(1, 32, 2, 8)), jnp.float32)
-    function = functools.partial(masks.attend, strategy=strategy, **options)
-    found = timer.program(function, SPLIT)(x, x, x)
-    ids = np.arange(32)[None] * 16 // 32
+    function = functools.partial(
+        masks.attend, schedule="contiguous", strategy="all_gather", **options
+    )
+    ids = np.repeat(np.arange(3), (20, 7, 5))[None]
     documents = {"query_ids": ids, "key_ids": ids}
-    masked = documents if "documents" in options else {"window": (4, 0)}
+    masked = documents if "lengths" in options else {"window": (4, 0)}
     expected, *_ = dense_attention(x, x, x, Options(is_causal=True, **masked))
-    np.testing.assert_allclose(found, expected, atol=1e-5)
+    for found in (
+        timer.program(function, SPLIT)(x, x, x),
+        one_kernel.one_kernel("xla", **options)(x, x, x),
+    ):
+        np.testing.assert_allclose(found, expected, atol=1e-5)
