@@ -79,12 +79,13 @@ def compare_strategies(
     key_layout: Layout | None = None,
     is_causal: bool = False,
     local_window_size: int | tuple[int, int] | None = None,
+    has_documents: bool = False,
     axis_sizes: tuple[int, ...] | None = None,
     machine: str | Machine = "gpu",
 ) -> Comparison:
     """Say what each strategy would send and hold, and which is chosen.
 
-    Needs no device. Documents and padding of a batch are not known to it.
+    Needs no device. The documents and the padding of a batch are not known to it.
 
     Args:
       layout: of the sequence.
@@ -94,6 +95,8 @@ def compare_strategies(
       dtype: of the arrays.
       key_layout: of the keys, if they are another sequence.
       is_causal, local_window_size: as in ``ring_attention``.
+      has_documents: whether tokens have segment ids. Then ranks are taken to have equal
+        work, whatever the schedule: how long documents are is not known.
       axis_sizes: of the mesh axes that split the sequence, if they are several.
       machine: a name, such as ``"h100"`` or ``"cpu"``, or a ``jaxcomm.Machine``.
 
@@ -136,6 +139,7 @@ def compare_strategies(
         query_layout=layout,
         key_layout=key_layout,
         mask=arguments.mask_of(layout, key_layout, window),
+        has_documents=flag(has_documents, f"{_WHAT}: has_documents"),
         batch=batch,
         heads=heads,
         key_heads=key_heads,

@@ -84,7 +84,9 @@ def attend_on_ranks(
                 f"{arrays.query.shape[1]}. Pass key_tokens, which are those of the "
                 "keys."
             )
-        problem = _problem(options, arrays, queries[1], (keys or queries)[1], named)
+        layouts = queries[1], (keys or queries)[1]
+        has_documents = queries[0].segment_ids is not None
+        problem = _problem(options, arrays, *layouts, named, has_documents)
         inputs, sinks = _inputs(what, arrays, queries, keys or queries)
         rank = jax.lax.axis_index(axis_name)
         inputs = inputs._replace(
@@ -200,12 +202,15 @@ def _inputs(what: str, arrays: Arrays, queries, keys):
     return inputs, None if sinks is None else sinks.astype(of_sums)
 
 
-def _problem(options, arrays, layout, key_layout, named) -> Problem:
+def _problem(
+    options, arrays, layout, key_layout, named, has_documents: bool
+) -> Problem:
     batch, _, heads, head_size = arrays.query.shape
     return Problem(
         query_layout=layout,
         key_layout=key_layout,
         mask=arguments.mask_of(layout, key_layout, options.window),
+        has_documents=has_documents,
         batch=batch,
         heads=heads,
         key_heads=arrays.key.shape[2],

@@ -13,6 +13,8 @@ class Problem:
     Attributes:
       query_layout, key_layout: who holds which positions.
       mask: which keys a query sees; documents are not known to it.
+      has_documents: whether a query sees its document alone. Their lengths are not
+        known: ranks are taken to have equal work.
       batch: sequences of each rank.
       heads, key_heads: query heads, and key heads, which divide them.
       head_size: of queries and keys.
@@ -24,6 +26,7 @@ class Problem:
     query_layout: Layout
     key_layout: Layout
     mask: Mask
+    has_documents: bool
     batch: int
     heads: int
     key_heads: int

@@ -36,6 +36,12 @@ def test_bytes_are_those_of_the_closed_forms():
     found = compare_strategies(layout, is_causal=True, **OF).rows
     assert found["ring"].balance == pytest.approx(15 / 8, rel=1e-2)
     assert found["ulysses"].balance == pytest.approx(1)
+    # Tokens of late ranks see no more than others: they see their documents alone.
+    layout = jaxcomm.Layout("contiguous", 2, 32768)
+    assert compare_strategies(layout, is_causal=True, **OF).chosen == "ulysses"
+    found = compare_strategies(layout, is_causal=True, has_documents=True, **OF)
+    assert found.chosen == "ring"
+    assert found.rows["ring"].balance == 1
 
 
 def test_a_window_sends_its_border():

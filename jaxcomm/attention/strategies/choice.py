@@ -104,12 +104,15 @@ def seen_keys(problem: Problem) -> np.ndarray:
     layout = problem.query_layout
     # Not the layout, nor the problem: a cache would keep the trace of its order alive.
     schedule = layout.schedule if layout.is_static else None
+    if problem.has_documents:
+        # Most are within a rank: one that has late tokens sees no more than others.
+        schedule = None
     return _seen_keys(schedule, layout.size, layout.length, problem.mask)
 
 
 @functools.lru_cache(maxsize=64)
 def _seen_keys(schedule: Schedule | None, size: int, length: int, mask: Mask):
-    """Count them for a schedule, or the mean where positions are data: None."""
+    """Count them for a schedule, or the mean of all ranks: None."""
     if schedule is None:
         return np.full(size, _seen(np.arange(length), mask).sum() / size)
     held = schedule.shard(size, schedule.local_length(size, length))
