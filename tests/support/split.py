@@ -68,6 +68,7 @@ def attend(
     size,
     schedule="zigzag",
     key_schedule=None,
+    return_residual=True,
     **others,
 ):
     """Reorder, attend over ``size`` devices, restore; any lengths.
@@ -77,6 +78,7 @@ def attend(
       size: number of devices.
       schedule: of the queries, and of the keys if there is no other.
       key_schedule: of the keys.
+      return_residual: if False, the residual found is None.
       others: of ring_attention.
     """
     layout = Layout(schedule, size, query.shape[1])
@@ -89,7 +91,7 @@ def attend(
             query, key, value, "context", tokens, key_tokens=key_tokens, bias=bias,
             mask=mask, is_causal=options.is_causal, local_window_size=options.window,
             sinks=sinks, alibi_slopes=slopes, logits_soft_cap=options.cap,
-            return_residual=True, **others,
+            return_residual=return_residual, **others,
         )  # fmt: skip
 
     # Keys of the same sequence without ids of their own have those of the queries.
@@ -129,14 +131,15 @@ def attend(
         if grads is None:
             return function(*trained), ()
         result, transpose = jax.vjp(function, *trained)
-        return result, transpose(grads)
+        return result, transpose(grads if return_residual else grads[0])
 
-    (out, lse), gradients = run(trained, data, grads)
+    result, gradients = run(trained, data, grads)
+    out, lse = result if return_residual else (result, None)
 
     def back(x, of=tokens, axis=1):
         return of.restore(np.asarray(x), axis=axis)
 
-    found = back(out), back(lse)
+    found = back(out), None if lse is None else back(lse)
     if not gradients:
         return Attention(*found)
     query, *keys, bias, slopes, sinks = gradients
