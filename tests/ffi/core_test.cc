@@ -127,6 +127,23 @@ TEST(a_run_that_failed_finds_nothing_though_its_site_has_found_the_next) {
   CHECK_OK(registry.Remove(12));
 }
 
+// The system gives the id of a thread that has ended to another.
+TEST(a_thread_does_not_go_on_with_the_program_of_one_that_has_ended) {
+  CallSite::Attributes attributes;
+  attributes.program = 13;
+  const auto tag_of_its_only_site = [&](bool lowers) {
+    uint64_t tag = 0;
+    std::thread([&] {
+      if (lowers) BeginProgram(attributes.program);
+      tag = CallSite(attributes, *FindCollective("all_reduce")).shared_tag();
+    }).join();
+    return tag;
+  };
+  const uint64_t tag = tag_of_its_only_site(true);
+  CHECK_EQ(tag_of_its_only_site(false), tag);
+  CHECK_EQ(tag_of_its_only_site(true), tag);
+}
+
 struct Participant {
   bool is_here = false;
   bool has_come() const { return is_here; }

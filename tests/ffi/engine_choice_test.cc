@@ -161,5 +161,23 @@ TEST(whole_ranges_of_registered_segments_are_covered) {
   CHECK_EQ(windows, 0);
 }
 
+TEST(a_window_that_comes_too_late_is_taken_for_no_other) {
+  static std::vector<nccl::Window*> targets;
+  NcclLibrary library = Nccl();
+  library.nccl.CommWindowRegister = [](nccl::Comm, void*, size_t, nccl::Window* window,
+                                       int) {
+    targets.push_back(window);
+    return nccl::kSuccess;
+  };
+  Windows registered;
+  CHECK_OK(registered.Begin(library, nullptr, Segment(2), kMiB, 2));
+  const Status late = FailedPrecondition("not done after 1 s");
+  CHECK_EQ(registered.Finish(library, nullptr, 2, late), "not done after 1 s");
+  CHECK_OK(registered.Begin(library, nullptr, Segment(4), kMiB, 4));
+  *targets[0] = reinterpret_cast<nccl::Window>(1);  // NCCL, on a thread of its own
+  CHECK_EQ(registered.Finish(library, nullptr, 4, OkStatus()), "NCCL gave no window");
+  CHECK_TRUE(registered.empty());
+}
+
 }  // namespace
 }  // namespace jaxcomm::testing

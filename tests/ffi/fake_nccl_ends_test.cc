@@ -1,5 +1,6 @@
 // Tests how a process ends whose collectives fail while a device runs them.
 #include <fcntl.h>
+#include <sched.h>
 #include <unistd.h>
 
 #include <cmath>
@@ -153,6 +154,48 @@ TEST_ALONE(those_with_resources_of_their_own_fail_together, EXIT_SUCCESS) {
       return entries.size() == 1 && entries[0].state == FlightRecorder::State::kFailed;
     }));
   }
+}
+
+// While a thread gives a stream an operation, and from then on. With one core another
+// thread goes on at any point of a look: were the counts read in the wrong order, about
+// every third trial would show it.
+TEST_ALONE(an_operation_that_becomes_one_in_flight_is_never_overlooked, EXIT_SUCCESS) {
+  cpu_set_t one;
+  CPU_ZERO(&one);
+  CPU_SET(sched_getcpu(), &one);
+  CHECK_EQ(sched_setaffinity(0, sizeof(one), &one), 0);
+  const CommunicatorSpec spec = Spec({{100, 101}});
+  const std::vector<NcclDevice> devices{{100, 0, 0}, {101, 1, 1}};
+  const PrimaryContexts contexts(Library(), devices);
+  FlightRecorder recorder(spec.groups);
+  NcclParts parts(spec, Library(), {std::make_shared<WorldHealth>(), OnFailure::kRaise},
+                  devices, contexts, recorder, {kHangSeconds});
+  Psum sum(0);
+  LaunchQueue& queue = parts.ranks[0]->queue;
+  CHECK_OK(queue.Prepare());
+  for (int trial = 0; trial < 30; ++trial) {
+    Gate gate;
+    gate.Hold(sum.on.stream);
+    Event looks, is_given;
+    bool is_overlooked = false;
+    std::thread other;
+    const Call call = sum.CallOf();
+    CHECK_OK(queue.Give(call, sum.on.stream, queue.Record(call), [&] {
+      other = std::thread([&] {
+        for (; !is_given.is_set(); looks.Set()) is_overlooked |= !HaveWork(parts.ranks);
+      });
+      CHECK_TRUE(looks.Wait());
+      return OkStatus();
+    }));
+    is_given.Set();
+    other.join();
+    CHECK_TRUE(!is_overlooked);
+    gate.Open();
+    sum.on.Synchronize();
+    queue.Refresh();
+    CHECK_TRUE(!HaveWork(parts.ranks));
+  }
+  queue.Release();
 }
 
 // A rank's call that NCCL keeps: it connects to another rank, which never comes.
