@@ -50,9 +50,6 @@ TEST(each_limit_counts_and_each_reason_fits) {
   CallFacts call = Moves();
   call.is_symmetric = true;
   Expect(kNccl, "symmetric memory", call);
-  call = Moves();
-  call.may_wait = false;
-  Expect(kNccl, "may not wait", call);
 
   for (const int size : {2, 3, 8}) {
     const int64_t most = (size == 2 ? 2048 : 512) * 1024 / 4 / size;
@@ -85,7 +82,7 @@ TEST(each_limit_counts_and_each_reason_fits) {
 // Every combination of facts: an engine is never chosen against a single fact that
 // rules it out, and always without one.
 TEST(the_whole_table) {
-  for (unsigned bits = 0; bits < 1 << 13; ++bits) {
+  for (unsigned bits = 0; bits < 1 << 12; ++bits) {
     const auto is = [&](int bit) { return (bits >> bit & 1) != 0; };
     CallFacts call;
     call.size = is(0) ? 4 : 1;
@@ -97,12 +94,11 @@ TEST(the_whole_table) {
     call.words_of_largest_sum = is(6) ? 1 : 1 << 20;
     call.is_symmetric = is(7);
     call.may_be_captured = is(8);
-    call.may_wait = is(9);
-    const EnginePolicy policy{is(10), is(11)};
-    const EngineTopology topology{is(12), is(12), is(12) ? 8u : 0u};
+    const EnginePolicy policy{is(9), is(10)};
+    const EngineTopology topology{is(11), is(11), is(11) ? 8u : 0u};
     const bool copies = is(0) && is(1) && is(3) && is(4) && (is(2) || !is(7)) &&
-                        !is(8) && is(9) && is(10) && is(12);
-    const bool adds = is(0) && !is(1) && !is(5) && is(6) && !is(8) && is(11) && is(12);
+                        !is(8) && is(9) && is(11);
+    const bool adds = is(0) && !is(1) && !is(5) && is(6) && !is(8) && is(10) && is(11);
     const EngineChoice choice = Choose(call, policy, topology);
     CHECK_TRUE(choice.kind == (copies ? EngineKind::kCopy
                                : adds ? EngineKind::kOneShot

@@ -117,21 +117,24 @@ ErrorOr<LocalRank*> NcclCommunicator::FindRank(const Call& call, cuda::Stream st
   return rank;
 }
 
-Status NcclCommunicator::Compare(const Call& call, LocalRank& rank, bool may_wait) {
-  // One thread issues the calls of several CPU devices, and may not wait in the first.
-  const bool can_compare = may_wait || parts_.ranks.size() == 1;
-  return check_ != nullptr && can_compare ? check_->Compare(call, rank) : OkStatus();
+Status NcclCommunicator::Compare(const Call& call, LocalRank& rank) {
+  return check_ == nullptr ? OkStatus() : check_->Compare(call, rank);
+}
+
+Status NcclCommunicator::EnqueueOf(const Call& call, LocalRank& rank,
+                                   cuda::Stream stream) {
+  RETURN_IF_ERROR(Compare(call, rank));
+  return engines_.Enqueue(call, rank, stream);
 }
 
 Status NcclCommunicator::Enqueue(const Call& call, void* stream) {
   ASSIGN_OR_RETURN(LocalRank* const rank, FindRank(call, stream));
-  RETURN_IF_ERROR(Compare(call, *rank, /*may_wait=*/true));
-  return engines_.Enqueue(call, *rank, stream, /*may_wait=*/true);
+  return EnqueueOf(call, *rank, stream);
 }
 
 Status NcclCommunicator::EnqueueStart(const Call& call, void* stream) {
   ASSIGN_OR_RETURN(LocalRank* const rank, FindRank(call, stream));
-  RETURN_IF_ERROR(Compare(call, *rank, /*may_wait=*/true));
+  RETURN_IF_ERROR(Compare(call, *rank));
   return engines_.Start(call, *rank, stream);
 }
 
@@ -152,10 +155,7 @@ struct NcclCommunicator::CpuCall {
 
   void Issue() {
     const cuda::Stream stream = rank.split_phase.stream();
-    Status status = owner->Compare(call, rank, /*may_wait=*/false);
-    if (status.success()) {
-      status = owner->engines_.Enqueue(call, rank, stream, /*may_wait=*/false);
-    }
+    const Status status = owner->EnqueueOf(call, rank, stream);
     if (status.failure()) return Complete(status);
     const auto done = [](void* argument, int error) {
       auto* const self = static_cast<CpuCall*>(argument);

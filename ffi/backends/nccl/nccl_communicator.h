@@ -80,7 +80,8 @@ class NcclCommunicator final : public Communicator,
   Status Connect();
   // Finds the rank of a call that came for `stream`, once the rank may make it.
   ErrorOr<LocalRank*> FindRank(const Call& call, cuda::Stream stream);
-  Status Compare(const Call& call, LocalRank& rank, bool may_wait);
+  Status EnqueueOf(const Call& call, LocalRank& rank, cuda::Stream stream);
+  Status Compare(const Call& call, LocalRank& rank);
   bool is_suspended() const {
     return parts_.health.state() == Health::State::kSuspended;
   }

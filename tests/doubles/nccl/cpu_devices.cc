@@ -10,6 +10,7 @@
 // for each other.
 #include <algorithm>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "ffi/backends/nccl/library/test_double.h"
@@ -20,14 +21,14 @@
 
 namespace jaxcomm::fake {
 
-class HostOrder {
+class HostOrder : public std::enable_shared_from_this<HostOrder> {
  public:
   using Tag = std::pair<int64_t, uint64_t>;  // run, call site
 
   explicit HostOrder(size_t members) : members_(members) {}
 
-  // Calls `issue` when it is the member's turn, which may be now, or in another's call.
-  // `owner`: the communicator.
+  // Calls `issue` when it is the member's turn, on a thread of the member, which may
+  // wait for other ranks there. `owner`: the communicator.
   void Arrive(size_t member, const void* owner, Tag tag, std::function<void()> issue) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (member == 0) order_.push_back(tag);
@@ -40,7 +41,7 @@ class HostOrder {
     std::lock_guard<std::mutex> lock(mutex_);
     for (Member& member : members_) {
       for (Held& held : member.held) {
-        if (held.owner == owner) held.issue();
+        if (held.owner == owner) Run(member, std::move(held.issue));
       }
       const auto is_its = [&](const Held& held) { return held.owner == owner; };
       member.held.erase(std::remove_if(member.held.begin(), member.held.end(), is_its),
@@ -58,7 +59,26 @@ class HostOrder {
   struct Member {
     size_t next = 0;  // in order_
     std::vector<Held> held;
+    std::deque<std::function<void()>> issued;
+    bool has_thread = false;
   };
+
+  void Run(Member& member, std::function<void()> issue) {
+    member.issued.push_back(std::move(issue));
+    if (std::exchange(member.has_thread, true)) return;
+    std::thread([self = shared_from_this(), &member] {
+      std::unique_lock<std::mutex> lock(self->mutex_);
+      while (!member.issued.empty()) {
+        std::function<void()> work = std::move(member.issued.front());
+        member.issued.pop_front();
+        lock.unlock();
+        work();
+        work = nullptr;
+        lock.lock();
+      }
+      member.has_thread = false;
+    }).detach();
+  }
 
   void Issue(Member& member) {
     bool found = true;
@@ -66,7 +86,7 @@ class HostOrder {
       found = false;
       for (size_t i = 0; i < member.held.size(); ++i) {
         if (member.held[i].tag != order_[member.next]) continue;
-        member.held[i].issue();
+        Run(member, std::move(member.held[i].issue));
         member.held.erase(member.held.begin() + static_cast<ptrdiff_t>(i));
         ++member.next;
         found = true;

@@ -59,8 +59,7 @@ EngineChoice Engines::ChooseFor(const CallFacts& facts, size_t place) const {
   return Choose(facts, policy_, topology);
 }
 
-ErrorOr<Engines::Chosen> Engines::Find(const Call& call, LocalRank& rank,
-                                       bool may_wait) {
+ErrorOr<Engines::Chosen> Engines::Find(const Call& call, LocalRank& rank) {
   const auto recipe = recipes_.Find(*call.site, rank.facts, copy_ != nullptr);
   if (recipe.has_error()) {
     rank.queue.Refuse(call);
@@ -68,21 +67,19 @@ ErrorOr<Engines::Chosen> Engines::Find(const Call& call, LocalRank& rank,
   }
   CallFacts facts = (*recipe)->facts;
   facts.may_be_captured = call.may_be_captured;
-  facts.may_wait = may_wait;
   facts.is_symmetric = copy_ != nullptr && nccl_.IsSymmetric(call, rank);
   Engine* const engines[] = {&nccl_, copy_.get(), one_shot_.get()};
   const EngineChoice choice = ChooseFor(facts, rank.facts.place);
   return Chosen{*recipe, engines[static_cast<int>(choice.kind)]};
 }
 
-Status Engines::Enqueue(const Call& call, LocalRank& rank, cuda::Stream stream,
-                        bool may_wait) {
-  ASSIGN_OR_RETURN(const Chosen chosen, Find(call, rank, may_wait));
+Status Engines::Enqueue(const Call& call, LocalRank& rank, cuda::Stream stream) {
+  ASSIGN_OR_RETURN(const Chosen chosen, Find(call, rank));
   return chosen.engine->Enqueue(call, *chosen.recipe, rank, stream);
 }
 
 Status Engines::Start(const Call& call, LocalRank& rank, cuda::Stream stream) {
-  ASSIGN_OR_RETURN(const Chosen chosen, Find(call, rank, /*may_wait=*/true));
+  ASSIGN_OR_RETURN(const Chosen chosen, Find(call, rank));
   CurrentContext current(parts_.library.cuda, rank.facts.context);
   if (copy_ != nullptr && chosen.engine != copy_.get()) {
     RETURN_IF_ERROR(copy_->Forget(call, rank, stream));

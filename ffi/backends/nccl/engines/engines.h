@@ -27,9 +27,8 @@ class Engines {
   // Connects what needs the other processes: every process calls it.
   Status Connect();
 
-  // See Engine. `may_wait`: whether the call's thread may wait for the calls of other
-  // ranks.
-  Status Enqueue(const Call& call, LocalRank& rank, cuda::Stream stream, bool may_wait);
+  // See Engine.
+  Status Enqueue(const Call& call, LocalRank& rank, cuda::Stream stream);
   Status Start(const Call& call, LocalRank& rank, cuda::Stream stream);
   Status Done(const Call& call, LocalRank& rank, cuda::Stream stream);
 
@@ -54,7 +53,7 @@ class Engines {
     Engine* engine = nullptr;
   };
 
-  ErrorOr<Chosen> Find(const Call& call, LocalRank& rank, bool may_wait);
+  ErrorOr<Chosen> Find(const Call& call, LocalRank& rank);
   EngineChoice ChooseFor(const CallFacts& facts, size_t place) const;
 
   NcclParts& parts_;

@@ -12,9 +12,9 @@ struct TestDouble {
   // Whether the versions that it pretends to be have a function: "ncclCommRevoke".
   int (*has)(const char* function);
 
-  // Calls issue(argument), now or inside a later call of these two, when all calls that
-  // the first member of the world has come to before this one were issued. XLA:GPU runs
-  // a program's calls in one order on every device; XLA:CPU does not.
+  // Calls issue(argument) on a thread of the member, when all calls that the first
+  // member of the world has come to before this one were issued. XLA:GPU runs a
+  // program's calls in one order on every device; XLA:CPU does not.
   void (*arrive)(const void* world, size_t member, const void* owner, int64_t run,
                  uint64_t call_site, void (*issue)(void*), void* argument);
   // Issues what is held back of an owner, in any order: it refuses all.

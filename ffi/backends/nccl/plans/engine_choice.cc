@@ -12,7 +12,6 @@ EngineChoice ChooseForMoves(const CallFacts& call, const EnginePolicy& policy,
     return Nccl(
         "not all ranks are of one process whose GPUs reach each other's memory");
   }
-  if (!call.may_wait) return Nccl("the caller may not wait for other ranks");
   if (call.bytes_sent < kLeastCopiedBytes) return Nccl("no rank sends 32 MiB");
   if (!IsWorthCopying(call.bytes_sent, call.copies)) {
     return Nccl("copies of less than 1 MiB on average");

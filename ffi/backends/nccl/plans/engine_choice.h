@@ -54,7 +54,6 @@ struct CallFacts {
   // These differ from call to call.
   bool is_symmetric = false;     // all operands and results lie in symmetric memory
   bool may_be_captured = false;  // in a CUDA graph
-  bool may_wait = true;          // its thread may wait for the calls of other ranks
 };
 
 // The engines that the user's CommPolicy allows.
