@@ -199,7 +199,9 @@ std::vector<Registration> Registrations(bool has_streams) {
     add(target, has_streams ? kEnqueue : kExecute);
     add(target + ".start", has_streams ? kEnqueueStart : kExecute);
     if (!has_streams) continue;
-    add(target + ".capturable", kEnqueueCapturable);
+    // A graph would send what the numbers said when it was recorded.
+    const bool reads = collective->plan_reads_operands_from >= 0;
+    add(target + ".capturable", reads ? kEnqueue : kEnqueueCapturable);
   }
   add("jaxcomm.done", has_streams ? kEnqueueDone : kDone);
   return all;

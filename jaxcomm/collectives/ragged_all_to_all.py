@@ -27,10 +27,11 @@ def ragged_all_to_all(
     """Send slices of different lengths; a twin of ``jax.lax.ragged_all_to_all``.
 
     Slice i, ``operand[input_offsets[i]:][:send_sizes[i]]``, goes to device
-    ``i // (K / size)`` and is written there at ``output_offsets[i]``. The ``host``
-    backend checks sizes and bounds when the program runs and raises on every device,
-    where jax.lax's behaviour is undefined. Elsewhere, results are NaN if a slice does
-    not fit, or what JAX fills other dtypes with. On GPUs operands are gathered.
+    ``i // (K / size)`` and is written there at ``output_offsets[i]``. The backends
+    ``host`` and ``nccl`` check sizes and bounds when the program runs and raise on
+    every device, where jax.lax's behaviour is undefined. Where operands are gathered,
+    results are NaN if a slice does not fit, or what JAX fills other dtypes with. The
+    backend ``xla`` gathers, and ``nccl`` if a group has no more than 8 MiB.
 
     Args:
       operand: (N, ...) array of any dtype, the slices to send.

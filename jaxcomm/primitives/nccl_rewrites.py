@@ -19,6 +19,13 @@ from jaxcomm.primitives.registry import ANY, Rule
 # without float32 sums; below it that would cost a second trip.
 _TWO_PHASE_BYTES = 1 << 20
 
+# Up to this, the operands of a group are gathered in ragged_all_to_all. Above it the
+# host reads offsets and sizes, for which the GPU's queue runs empty.
+_GATHERED_BYTES = 8 << 20
+
+# The offsets and sizes of a rank that the host reads: DataDependent::kMostBytes.
+_READ_BYTES = 16 << 10
+
 
 def _with_bytes(collective, avals, size, **own):
     """Send the tangents of integers, which hold nothing, as bytes."""
@@ -214,7 +221,12 @@ def _all_to_all(collective, avals, size, *, split_axes, concat_axes):
 
 
 def _ragged_all_to_all(collective, avals, size):
-    """Gather: the offsets are on the device, where the host cannot read them."""
+    """Gather small operands, and whatever has more slices than the host reads."""
+    operand, _, *numbers = avals
+    gathered = size * operand.size * operand.dtype.itemsize
+    read = sum(x.size * x.dtype.itemsize for x in numbers)
+    if gathered > _GATHERED_BYTES and read <= _READ_BYTES:
+        return None
 
     def exchanged(bind, xs):
         operand, output, *indices = xs

@@ -9,9 +9,9 @@ import pytest
 from models import over
 
 import jaxcomm
+from jaxcomm.primitives import nccl_rewrites
 
 SIZE = 4
-in_host = pytest.mark.host_only(reason="over NCCL offsets stay on the device, unread")
 traced = pytest.mark.host_only(reason="made of exchanges before there is a backend")
 
 
@@ -46,9 +46,15 @@ def exchange(*operands, **options):
     return jaxcomm.ragged_all_to_all(*operands, axis_name="i", **options)
 
 
+@pytest.fixture
+def host_reads(monkeypatch):
+    """Over NCCL: as with large operands, the host of each rank reads all numbers."""
+    monkeypatch.setattr(nccl_rewrites, "_GATHERED_BYTES", -1)
+
+
 @pytest.mark.parametrize("slices_per_rank", [1, 3])
 def test_slices_land_at_their_offsets(
-    stacked, identical, values, mesh, slices_per_rank, default_backend
+    stacked, identical, values, mesh, slices_per_rank, default_backend, monkeypatch
 ):
     indices = ragged(slices_per_rank, 24, 48)
     calls = [
@@ -62,7 +68,13 @@ def test_slices_land_at_their_offsets(
     def program(calls):
         return [exchange(*call) for call in calls]
 
-    for backend in (None, "xla") if default_backend == "host" else (None,):
+    for gathers in (True, False):
+        if default_backend == "nccl":
+            most = nccl_rewrites._GATHERED_BYTES if gathers else -1
+            monkeypatch.setattr(nccl_rewrites, "_GATHERED_BYTES", most)
+            backend = None
+        else:
+            backend = "xla" if gathers else None
         with jaxcomm.using(backend=backend):
             found = stacked(mesh, program, calls)
         identical(found, [arrived(*call) for call in calls])
@@ -137,7 +149,6 @@ def test_vmap_over_data_exchanges_every_example(stacked, identical, mesh, values
 LAST = 2**63 - 1
 
 
-@in_host
 @pytest.mark.parametrize(
     ("which", "dtype", "value", "message"),
     [
@@ -154,7 +165,7 @@ LAST = 2**63 - 1
     ],
 )
 def test_what_does_not_fit_raises_and_names_the_slice(
-    stacked, mesh, which, dtype, value, message
+    stacked, mesh, host_reads, which, dtype, value, message
 ):
     ones = np.ones((SIZE, SIZE), dtype)
     base = np.tile(np.arange(SIZE, dtype=dtype), (SIZE, 1))
@@ -178,9 +189,10 @@ def _two_rows_each():
     return [starts, np.full_like(starts, 2), starts.T.copy(), np.full_like(starts, 2)]
 
 
-@in_host
 @pytest.mark.parametrize(("which", "offset"), [(0, -1), (0, 3), (2, 4), (2, 2**31 - 1)])
-def test_under_vmap_no_slice_reaches_into_a_neighbour(stacked, mesh_of, which, offset):
+def test_under_vmap_no_slice_reaches_into_a_neighbour(
+    stacked, mesh_of, host_reads, which, offset
+):
     x = np.zeros((2, 3, 4), np.float32)  # three examples of four rows on each rank
     indices = [np.stack([index] * 3, 1) for index in _two_rows_each()]
     call, mesh = jax.vmap(exchange), mesh_of((2,), ("i",))

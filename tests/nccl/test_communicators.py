@@ -16,6 +16,8 @@ pytestmark = pytest.mark.usefixtures("stand_in")
 MIB = 1 << 20
 # What the stand-in takes from a device for a communicator, its own or shared.
 OWN_BYTES, SHARED_BYTES = 100 * MIB, 1 * MIB
+# Ours, of a rank of two: for the offsets and sizes of ragged_all_to_all.
+NUMBERS_BYTES = 3 * (16 << 10)
 NO_COLOR = -1
 MAKES = "ncclCommInitRankConfig", "ncclCommSplit"
 
@@ -75,8 +77,8 @@ def test_the_memory_report_tells_own_and_shared_bytes(stand_in, make_mesh, monke
     jaxcomm.init(make_mesh(i=2), lanes=("default", "other"))
     shared, own = jaxcomm.memory_report()
     assert shared.communicator.lane == "default"
-    assert shared.device_bytes == 2 * SHARED_BYTES
-    assert own.device_bytes == 2 * OWN_BYTES
+    assert shared.device_bytes == 2 * (SHARED_BYTES + NUMBERS_BYTES)
+    assert own.device_bytes == 2 * (OWN_BYTES + NUMBERS_BYTES)
     assert shared.parent_bytes == own.parent_bytes == 2 * OWN_BYTES
     assert shared.host_bytes > 0
     assert shared.shared_bytes == 0
@@ -202,7 +204,7 @@ def test_closing_destroys_children_first_and_gives_memory_back(stand_in, make_me
     assert not stand_in.trace("ncclCommAbort")
     # All that was made was freed.
     names = [call["name"] for call in stand_in.trace()]
-    assert names.count("cuMemFree_v2") == 4
+    assert names.count("cuMemFree_v2") == 8
     # For NCCL's operations, and for copies.
     assert names.count("cuStreamDestroy_v2") == 2 * 4
     assert names.count("cuDevicePrimaryCtxRelease_v2") == 2

@@ -18,37 +18,17 @@ struct CallCheck::Announcement {
 };
 
 ErrorOr<std::unique_ptr<CallCheck>> CallCheck::Create(NcclParts& parts) {
-  std::unique_ptr<CallCheck> check(new CallCheck(parts));
-  const NcclLibrary& library = parts.library;
-  for (const auto& rank : parts.ranks) {
-    if (rank->facts.size < 2) continue;
-    RankState& state = check->states_[rank->facts.place];
-    const size_t bytes =
-        static_cast<size_t>(1 + rank->facts.size) * sizeof(Announcement);
-    CurrentContext current(library.cuda, rank->facts.context);
-    void* host = nullptr;
-    RETURN_IF_ERROR(library.Try(library.cuda.MemAllocHost, &host, bytes));
-    state.announced = static_cast<Announcement*>(host);
-    RETURN_IF_ERROR(library.Try(library.cuda.MemAlloc, &state.on_device, bytes));
-  }
-  return check;
-}
-
-CallCheck::~CallCheck() {
-  for (const auto& rank : parts_.ranks) {
-    const RankState& state = states_[rank->facts.place];
-    CurrentContext current(parts_.library.cuda, rank->facts.context);
-    if (state.on_device != 0) parts_.library.cuda.MemFree(state.on_device);
-    if (state.announced != nullptr) parts_.library.cuda.MemFreeHost(state.announced);
-  }
+  ASSIGN_OR_RETURN(std::unique_ptr<Exchange> exchange,
+                   Exchange::Create(parts, sizeof(Announcement)));
+  return std::unique_ptr<CallCheck>(new CallCheck(parts, std::move(exchange)));
 }
 
 Status CallCheck::Compare(const Call& call, LocalRank& rank) {
-  if (states_[rank.facts.place].announced == nullptr) return OkStatus();
+  if (rank.facts.size < 2) return OkStatus();
   bool is_refused = true;
   Status status = rank.queue.Launch(call, /*number=*/0, [&] {
     is_refused = false;
-    return Exchange(call, rank);
+    return Announce(call, rank);
   });
   if (is_refused) return parts_.health.FailCall(call, rank.facts, status);
   if (status.success()) status = FindOddRanks(rank.facts);
@@ -58,27 +38,19 @@ Status CallCheck::Compare(const Call& call, LocalRank& rank) {
       Status(ErrorCode::kInvalidArgument, std::string(status.message())));
 }
 
-Status CallCheck::Exchange(const Call& call, LocalRank& rank) {
-  RankState& state = states_[rank.facts.place];
-  Announcement& own = state.announced[0];
+Status CallCheck::Announce(const Call& call, LocalRank& rank) {
+  const size_t place = rank.facts.place;
+  Announcement& own = *static_cast<Announcement*>(exchange_->own(place));
   own = Announcement();
-  own.number = ++state.compared;
+  own.number = ++compared_[place];
   own.signature = call.site->signature();
   const std::string& text = call.site->description();
   std::memcpy(own.text, text.data(), std::min(text.size(), sizeof(own.text) - 1));
-  const cuda::Pointer from = state.on_device, to = state.on_device + sizeof(own);
   const cuda::Stream stream = rank.split_phase.stream();
-  const nccl::Comm comm = parts_.comms.comm(rank.facts.place);
-  RETURN_IF_ERROR(parts_.library.Try(parts_.library.cuda.MemcpyHtoDAsync, from, &own,
-                                     sizeof(own), stream));
-  const nccl::Result result = parts_.library.nccl.AllGather(
-      reinterpret_cast<void*>(from), reinterpret_cast<void*>(to), sizeof(own),
-      nccl::Type::kInt8, comm, stream);
-  RETURN_IF_ERROR(
-      parts_.comms.Finish(result, comm, "ncclAllGather", parts_.spec.timeout_seconds));
-  RETURN_IF_ERROR(
-      parts_.library.Try(parts_.library.cuda.MemcpyDtoHAsync, state.announced + 1, to,
-                         static_cast<size_t>(rank.facts.size) * sizeof(own), stream));
+  RETURN_IF_ERROR(parts_.library.Try(parts_.library.cuda.MemcpyHtoDAsync,
+                                     exchange_->own_on_device(place), &own, sizeof(own),
+                                     stream));
+  RETURN_IF_ERROR(exchange_->Give(rank, sizeof(own), stream));
   return Wait(rank);
 }
 
@@ -101,7 +73,8 @@ Status CallCheck::Wait(const LocalRank& rank) const {
 }
 
 Status CallCheck::FindOddRanks(const RankFacts& facts) const {
-  const Announcement* const announced = states_[facts.place].announced + 1;
+  const auto* const announced = static_cast<const Announcement*>(
+      exchange_->sent_by(0, facts.place, sizeof(Announcement)));
   std::map<std::pair<uint64_t, uint64_t>, int> votes;
   const auto vote = [](const Announcement& of) {
     return std::make_pair(of.number, of.signature);

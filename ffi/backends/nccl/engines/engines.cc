@@ -20,6 +20,7 @@ Status Engines::Make(FlightRecorder& recorder) {
     facts.push_back(rank->facts);
     streams.push_back(rank->split_phase.stream());
   }
+  ASSIGN_OR_RETURN(data_dependent_, DataDependent::Create(parts_, nccl_));
   if (policy_.copy_engines && parts_.spec.num_ranks() == parts_.ranks.size()) {
     ASSIGN_OR_RETURN(std::unique_ptr<PeerCopies> copies,
                      PeerCopies::Create(parts_.library, recorder, facts));
@@ -74,6 +75,9 @@ ErrorOr<Engines::Chosen> Engines::Find(const Call& call, LocalRank& rank) {
 }
 
 Status Engines::Enqueue(const Call& call, LocalRank& rank, cuda::Stream stream) {
+  if (call.site->plan_reads_operands()) {
+    return data_dependent_->Enqueue(call, rank, stream);
+  }
   ASSIGN_OR_RETURN(const Chosen chosen, Find(call, rank));
   return chosen.engine->Enqueue(call, *chosen.recipe, rank, stream);
 }
@@ -109,7 +113,8 @@ std::string Engines::one_shot_text() const {
 }
 
 int64_t Engines::device_bytes() const {
-  return one_shot_ == nullptr ? 0 : one_shot_->sums().device_bytes();
+  return data_dependent_->device_bytes() +
+         (one_shot_ == nullptr ? 0 : one_shot_->sums().device_bytes());
 }
 
 }  // namespace jaxcomm

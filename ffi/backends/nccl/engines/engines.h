@@ -8,6 +8,7 @@
 
 #include "ffi/backends/nccl/comms.h"
 #include "ffi/backends/nccl/engines/copy_engine.h"
+#include "ffi/backends/nccl/engines/data_dependent.h"
 #include "ffi/backends/nccl/engines/nccl_engine.h"
 #include "ffi/backends/nccl/engines/one_shot_engine.h"
 #include "ffi/backends/nccl/failure/health.h"
@@ -60,6 +61,7 @@ class Engines {
   const EnginePolicy policy_;
   Recipes recipes_;
   NcclEngine nccl_;
+  std::unique_ptr<DataDependent> data_dependent_;
   std::unique_ptr<CopyEngine> copy_;         // null where NCCL moves all
   std::unique_ptr<OneShotEngine> one_shot_;  // null where NCCL adds all
 };

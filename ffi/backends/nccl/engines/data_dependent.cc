@@ -1,0 +1,109 @@
+#include "ffi/backends/nccl/engines/data_dependent.h"
+
+#include <thread>
+#include <vector>
+
+#include "ffi/backends/nccl/failure/device_stop.h"
+
+namespace jaxcomm {
+namespace {
+
+// What an operand takes in the exchange: the next one is aligned for any integer.
+size_t BytesOf(const Leaf& leaf) {
+  return (static_cast<size_t>(leaf.bytes()) + 7) & ~size_t{7};
+}
+
+size_t BytesOf(const CallSite& site) {
+  size_t bytes = 0;
+  for (size_t i = site.plan_reads_operands_from(); i < site.operands().size(); ++i) {
+    bytes += BytesOf(site.operands()[i]);
+  }
+  return bytes;
+}
+
+}  // namespace
+
+ErrorOr<std::unique_ptr<DataDependent>> DataDependent::Create(NcclParts& parts,
+                                                              NcclEngine& nccl) {
+  ASSIGN_OR_RETURN(std::unique_ptr<Exchange> numbers,
+                   Exchange::Create(parts, kMostBytes));
+  return std::unique_ptr<DataDependent>(
+      new DataDependent(parts, nccl, std::move(numbers)));
+}
+
+Status DataDependent::Enqueue(const Call& call, LocalRank& rank, cuda::Stream stream) {
+  if (BytesOf(*call.site) > kMostBytes) {
+    rank.queue.Refuse(call);
+    return InvalidArgument(call.site->description(), ": it has ", BytesOf(*call.site),
+                           " bytes of offsets and sizes, and NCCL's backend reads at "
+                           "most ",
+                           kMostBytes, ". Send fewer slices");
+  }
+  const LaunchQueue::Counted counted(rank.queue.waiting);
+  std::lock_guard<std::mutex> lock(calling_[rank.facts.place]);
+  RETURN_IF_ERROR(rank.queue.Give(call, stream, rank.queue.Record(call),
+                                  [&] { return GiveNumbers(call, rank, stream); }));
+  RETURN_IF_ERROR(Wait(call, rank, stream));
+  const ErrorOr<Steps> steps = MakeStepsOf(call, rank);
+  if (steps.has_error()) {
+    rank.queue.Refuse(call);
+    return steps.error();
+  }
+  RETURN_IF_ERROR(rank.queue.Give(call, stream, rank.queue.Record(call), [&] {
+    return nccl_.Run(*steps, call, rank, stream);
+  }));
+  rank.queue.counts().Add(*call.site);
+  return OkStatus();
+}
+
+Status DataDependent::GiveNumbers(const Call& call, LocalRank& rank,
+                                  cuda::Stream stream) {
+  const std::vector<Leaf>& leaves = call.site->operands();
+  cuda::Pointer to = numbers_->own_on_device(rank.facts.place);
+  for (size_t i = call.site->plan_reads_operands_from(); i < leaves.size(); ++i) {
+    RETURN_IF_ERROR(
+        parts_.library.Try(parts_.library.cuda.MemcpyDtoDAsync, to,
+                           reinterpret_cast<cuda::Pointer>(call.operands[i]),
+                           static_cast<size_t>(leaves[i].bytes()), stream));
+    to += BytesOf(leaves[i]);
+  }
+  return numbers_->Give(rank, BytesOf(*call.site), stream);
+}
+
+Status DataDependent::Wait(const Call& call, const LocalRank& rank,
+                           cuda::Stream stream) {
+  const NcclLibrary& library = parts_.library;
+  CurrentContext current(library.cuda, rank.facts.context);
+  cuda::Result result = cuda::kNotReady;
+  while (result == cuda::kNotReady) {
+    std::this_thread::yield();
+    result = library.cuda.StreamQuery(stream);
+    // After the stream was asked: what is aborted comes to an end as well.
+    const Status refusal = parts_.health.Refusal();
+    if (refusal.failure()) return parts_.health.FailCall(call, rank.facts, refusal);
+  }
+  const Status status = library.Check(result, "waiting for offsets and sizes");
+  return status.success() ? status : parts_.health.FailCall(call, rank.facts, status);
+}
+
+ErrorOr<Steps> DataDependent::MakeStepsOf(const Call& call,
+                                          const LocalRank& rank) const {
+  const std::vector<Leaf>& leaves = call.site->operands();
+  std::vector<std::vector<const void*>> operands;
+  std::vector<const void* const*> operands_of;
+  for (int sender = 0; sender < rank.facts.size; ++sender) {
+    const auto* data = static_cast<const char*>(
+        numbers_->sent_by(sender, rank.facts.place, BytesOf(*call.site)));
+    auto& of_sender = operands.emplace_back(leaves.size());
+    for (size_t i = call.site->plan_reads_operands_from(); i < leaves.size(); ++i) {
+      of_sender[i] = data;
+      data += BytesOf(leaves[i]);
+    }
+  }
+  for (const auto& of_sender : operands) operands_of.push_back(of_sender.data());
+  ASSIGN_OR_RETURN(const Plan plan,
+                   call.site->MakePlan(rank.facts.size, operands_of.data()));
+  return MakeSteps(*call.site, plan, rank.facts.rank, Natives::kNone);
+}
+
+}  // namespace jaxcomm

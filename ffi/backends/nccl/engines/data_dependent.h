@@ -1,0 +1,55 @@
+// Collectives whose moves depend on numbers that devices hold: the host of every rank
+// reads those of all ranks, checks them, and has NCCL send no more than they say.
+#ifndef JAXCOMM_FFI_BACKENDS_NCCL_ENGINES_DATA_DEPENDENT_H_
+#define JAXCOMM_FFI_BACKENDS_NCCL_ENGINES_DATA_DEPENDENT_H_
+
+#include <cstddef>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <utility>
+
+#include "ffi/backends/nccl/engines/nccl_engine.h"
+#include "ffi/backends/nccl/exchange.h"
+#include "ffi/backends/nccl/plans/steps.h"
+#include "ffi/base/status.h"
+
+namespace jaxcomm {
+
+class DataDependent {
+ public:
+  // The most bytes of offsets and sizes of a rank: 1024 slices of ragged_all_to_all
+  // with 32-bit numbers.
+  static constexpr size_t kMostBytes = 16 << 10;
+
+  static ErrorOr<std::unique_ptr<DataDependent>> Create(NcclParts& parts,
+                                                        NcclEngine& nccl);
+
+  // Waits until `stream` has come to the call, and all ranks have said their numbers:
+  // two operations of the rank, in its flight record too. Numbers that do not fit are
+  // refused on all ranks, and nothing else fails.
+  Status Enqueue(const Call& call, LocalRank& rank, cuda::Stream stream);
+
+  int64_t device_bytes() const { return numbers_->device_bytes(); }
+
+ private:
+  DataDependent(NcclParts& parts, NcclEngine& nccl, std::unique_ptr<Exchange> numbers)
+      : parts_(parts),
+        nccl_(nccl),
+        numbers_(std::move(numbers)),
+        calling_(parts.ranks.size()) {}
+
+  Status GiveNumbers(const Call& call, LocalRank& rank, cuda::Stream stream);
+  // The watch sees an exchange that is late, and ends the communicator.
+  Status Wait(const Call& call, const LocalRank& rank, cuda::Stream stream);
+  ErrorOr<Steps> MakeStepsOf(const Call& call, const LocalRank& rank) const;
+
+  NcclParts& parts_;
+  NcclEngine& nccl_;
+  const std::unique_ptr<Exchange> numbers_;
+  std::deque<std::mutex> calling_;  // by place
+};
+
+}  // namespace jaxcomm
+
+#endif  // JAXCOMM_FFI_BACKENDS_NCCL_ENGINES_DATA_DEPENDENT_H_

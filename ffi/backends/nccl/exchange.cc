@@ -1,0 +1,55 @@
+#include "ffi/backends/nccl/exchange.h"
+
+namespace jaxcomm {
+
+ErrorOr<std::unique_ptr<Exchange>> Exchange::Create(NcclParts& parts,
+                                                    size_t most_bytes) {
+  std::unique_ptr<Exchange> made(new Exchange(parts, most_bytes));
+  const NcclLibrary& library = parts.library;
+  for (const auto& rank : parts.ranks) {
+    if (rank->facts.size < 2) continue;
+    Item& item = made->items_[rank->facts.place];
+    CurrentContext current(library.cuda, rank->facts.context);
+    void* host = nullptr;
+    RETURN_IF_ERROR(
+        library.Try(library.cuda.MemAllocHost, &host, made->BytesOf(*rank)));
+    item.on_host = static_cast<char*>(host);
+    RETURN_IF_ERROR(
+        library.Try(library.cuda.MemAlloc, &item.on_device, made->BytesOf(*rank)));
+  }
+  return made;
+}
+
+Exchange::~Exchange() {
+  for (const auto& rank : parts_.ranks) {
+    const Item& item = items_[rank->facts.place];
+    CurrentContext current(parts_.library.cuda, rank->facts.context);
+    if (item.on_device != 0) parts_.library.cuda.MemFree(item.on_device);
+    if (item.on_host != nullptr) parts_.library.cuda.MemFreeHost(item.on_host);
+  }
+}
+
+Status Exchange::Give(const LocalRank& rank, size_t bytes, cuda::Stream stream) {
+  const Item& item = items_[rank.facts.place];
+  const cuda::Pointer from = item.on_device, to = from + most_bytes_;
+  const nccl::Comm comm = parts_.comms.comm(rank.facts.place);
+  if (comm == nullptr) return parts_.health.failure();
+  const nccl::Result result = parts_.library.nccl.AllGather(
+      reinterpret_cast<void*>(from), reinterpret_cast<void*>(to), bytes,
+      nccl::Type::kInt8, comm, stream);
+  RETURN_IF_ERROR(
+      parts_.comms.Finish(result, comm, "ncclAllGather", parts_.spec.timeout_seconds));
+  return parts_.library.Try(parts_.library.cuda.MemcpyDtoHAsync,
+                            item.on_host + most_bytes_, to,
+                            static_cast<size_t>(rank.facts.size) * bytes, stream);
+}
+
+int64_t Exchange::device_bytes() const {
+  int64_t bytes = 0;
+  for (const auto& rank : parts_.ranks) {
+    if (rank->facts.size > 1) bytes += static_cast<int64_t>(BytesOf(*rank));
+  }
+  return bytes;
+}
+
+}  // namespace jaxcomm

@@ -1,0 +1,129 @@
+// Collectives whose moves depend on numbers that devices hold: ragged_all_to_all.
+#include <array>
+#include <map>
+
+#include "ffi/backends/nccl/failure/device_stop.h"
+#include "ffi/xla/handler.h"
+#include "tests/ffi/nccl_ranks.h"
+
+namespace jaxcomm::testing {
+namespace {
+
+// Rows of three floats, of which rank r sends three to itself and r + 1 to the other.
+constexpr int64_t kRows = 8, kRow = 3;
+
+CallSite* TheSite() {
+  const Leaf rows{DataType::F32, {kRows, kRow}, kRows * kRow, sizeof(float)};
+  const Leaf numbers{DataType::S32, {2}, 2, sizeof(int32_t)};
+  static CallSite* const site =
+      MakeSite("ragged_all_to_all", {},
+               {rows, rows, numbers, numbers, numbers, numbers}, {rows})
+          .release();
+  return site;
+}
+
+struct Ragged {
+  explicit Ragged(int rank)
+      : on(rank),
+        rank(rank),
+        data(kRows * kRow, static_cast<float>(10 + rank)),
+        result(kRows * kRow, -1) {
+    sizes[rank] = 3;
+    sizes[1 - rank] = rank + 1;
+    expected = {rank == 0 ? 3 : 1, rank == 0 ? 2 : 3};
+    starts = {1, 4};
+    places = {0, 4};
+    if (rank == 0) places = {4, 0};
+    operands = {data.data(),  result.data(), starts.data(),
+                sizes.data(), places.data(), expected.data()};
+    results[0] = result.data();
+  }
+  ~Ragged() { on.Synchronize(); }
+
+  Status Enqueue(Communicator& communicator, int64_t run = 1) {
+    return communicator.Enqueue(
+        Call{TheSite(), run, 1, 1, rank, operands.data(), results, nullptr}, on.stream);
+  }
+
+  OnDevice on;
+  const int rank;
+  std::vector<float> data, result;
+  std::array<int32_t, 2> starts, sizes, places, expected;
+  std::array<const void*, 6> operands;
+  void* results[1];
+};
+
+TEST(each_slice_is_sent_in_its_own_size) {
+  const auto communicator = Make();
+  TheFake().clear_trace();
+  ForRanks(2, [&](int rank) {
+    Ragged ragged(rank);
+    CHECK_OK(ragged.Enqueue(*communicator));
+    ragged.on.Synchronize();
+    // Three of its own rows, and as many as the other sends: all else is as before.
+    const auto first_of = [&](int64_t row) { return ragged.result[row * kRow]; };
+    const float own = 10.0f + static_cast<float>(rank), other = 21 - own;
+    for (int64_t row = 0; row < kRows; ++row) {
+      const bool is_own = row >= 4 && row < 7, is_other = row < (rank == 0 ? 2 : 1);
+      CHECK_EQ(first_of(row), is_own ? own : is_other ? other : -1.0f);
+    }
+  });
+  // Of 12 bytes a row, once to each.
+  CHECK_EQ(Count("ncclSend"), 2);
+  for (const char* sent : {"\"count\": 12, \"type\": 0, \"peer\": 1",
+                           "\"count\": 24, \"type\": 0, \"peer\": 0"}) {
+    CHECK_CONTAINS(std::string(TheFake().trace()), sent);
+  }
+  CHECK_TRUE(IsIdle(*communicator));
+}
+
+TEST(numbers_that_do_not_fit_are_refused_on_all_ranks_and_the_next_call_works) {
+  const auto communicator = Make();
+  for (const bool fits : {false, true}) {
+    ForRanks(2, [&](int rank) {
+      Ragged ragged(rank);
+      if (rank == 1 && !fits) ragged.starts[0] = kRows;
+      const Status status = ragged.Enqueue(*communicator, fits ? 2 : 1);
+      CHECK_EQ(status.success(), fits);
+      if (!fits) CHECK_FAILS(status, "slice 0 of rank 1 takes 2 rows from row 8 on");
+    });
+  }
+  CHECK_EQ(FirstFailure(), "");
+}
+
+// The watch sees that the numbers of a rank do not come.
+void WaitForARankThatDoesNotCome(OnFailure on_failure) {
+  Options options;
+  options.timeout = kExpires;
+  options.on_failure = on_failure;
+  const auto communicator = Make(options);
+  Ragged ragged(0);
+  CHECK_FAILS(ragged.Enqueue(*communicator),
+              "rank 0 of 2 (device 100): not done after");
+  CHECK_EQ(ragged.on.Synchronize(),
+           on_failure == OnFailure::kRaise ? kStopped : cuda::kSuccess);
+}
+
+TEST_ALONE(a_rank_that_does_not_come_is_waited_for_until_the_timeout, EXIT_SUCCESS) {
+  WaitForARankThatDoesNotCome(OnFailure::kRaise);
+}
+TEST_ALONE(likewise_where_results_are_poisoned, EXIT_SUCCESS) {
+  WaitForARankThatDoesNotCome(OnFailure::kPoison);
+}
+
+TEST(a_graph_never_records_it) {
+  std::map<std::string, XLA_FFI_Handler*> execute;
+  for (const Registration& each : Registrations(/*has_streams=*/true)) {
+    for (const auto& [stage, handler] : each.stages) {
+      if (std::string(stage) == "execute") execute[each.target] = handler;
+    }
+  }
+  const auto differ = [&](const std::string& target) {
+    return execute.at(target) != execute.at(target + ".capturable");
+  };
+  CHECK_TRUE(differ("jaxcomm.all_reduce"));
+  CHECK_TRUE(!differ("jaxcomm.ragged_all_to_all"));
+}
+
+}  // namespace
+}  // namespace jaxcomm::testing
