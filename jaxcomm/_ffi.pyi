@@ -51,6 +51,9 @@ def sentinel_thread() -> int:
     The id of an idle thread that ends as soon as this process begins to end.
     """
 
+def has_ended(pid: int, start_time: int, thread: int) -> bool:
+    """Whether another process of this host has certainly ended, or begun to."""
+
 def process_start_time(pid: int) -> int:
     """
     When a process started, in clock ticks after boot; 0 if there is no such process.
@@ -62,12 +65,28 @@ def load_nccl(paths: Sequence[str]) -> dict:
 def nccl_unique_id() -> bytes:
     """What the ranks of a new world know it by."""
 
+class NcclWorldHealth:
+    """What a world's processes know of each other's ends."""
+
+    def is_broken(self) -> bool:
+        """Whether a communicator of the world was, or is to be, ended by force."""
+
+    def gone(self) -> list[int]:
+        """Processes that this one saw end, by JAX's index."""
+
+    def settle(self) -> None:
+        """Lets this process abort what it has poisoned: so have all others."""
+
 class NcclWorld:
     """The NCCL communicator of a whole mesh."""
 
     @property
     def device_bytes(self) -> int:
         """Device memory it took, on the devices of this process."""
+
+    @property
+    def health(self) -> NcclWorldHealth:
+        """Outlives it."""
 
     @property
     def is_broken(self) -> bool:

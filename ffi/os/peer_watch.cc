@@ -123,6 +123,13 @@ Peer PeerOf(int64_t pid, int process_index) {
   return peer;
 }
 
+bool HasEnded(const Peer& peer) {
+  const Life life = Look(peer);
+  if (life != Life::kAlive || peer.thread == 0) return life == Life::kGone;
+  const std::string path = StrCat("/proc/", peer.pid, "/task/", peer.thread);
+  return access(path.c_str(), F_OK) != 0 && errno == ENOENT;
+}
+
 struct PeerWatch::State {
   std::vector<Peer> peers;
   std::function<void(size_t)> ended;

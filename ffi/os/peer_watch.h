@@ -23,6 +23,9 @@ struct Peer {
 // Describes a live process.
 Peer PeerOf(int64_t pid, int process_index);
 
+// Whether the peer has certainly ended, or begun to. False also if nobody can say.
+bool HasEnded(const Peer& peer);
+
 // Returns the id of an idle thread of this process. It ends as soon as the process is
 // killed or begins to exit. The process itself may take another 100 ms to free the
 // memory of a GPU. Returns 0 if the system refuses the thread.

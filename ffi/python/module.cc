@@ -222,6 +222,13 @@ NB_MODULE(_ffi, m) {
   m.def("sentinel_thread", &SentinelThread,
         "The id of an idle thread that ends as soon as this process begins to end.");
   m.def(
+      "has_ended",
+      [](int64_t pid, uint64_t start_time, int64_t thread) {
+        return HasEnded({pid, start_time, 0, thread});
+      },
+      nb::arg("pid"), nb::arg("start_time"), nb::arg("thread"),
+      "Whether another process of this host has certainly ended, or begun to.");
+  m.def(
       "process_start_time", [](int64_t pid) { return PeerOf(pid, 0).start_time; },
       nb::arg("pid"),
       "When a process started, in clock ticks after boot; 0 if there is no such "

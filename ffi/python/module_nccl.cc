@@ -71,6 +71,7 @@ OnFailure ParseOnFailure(const std::string& text) {
 }
 
 using HeldWorld = Held<NcclWorld>;
+using HeldHealth = Held<WorldHealth>;
 using HeldMemory = Held<SymmetricMemory>;
 
 nb::bytes NcclUniqueId() {
@@ -176,12 +177,27 @@ void BindNccl(nb::module_& m) {
   m.def("load_nccl", &LoadNcclFrom, nb::arg("paths"),
         "Loads NCCL and the CUDA driver, and says what was found.");
   m.def("nccl_unique_id", &NcclUniqueId, "What the ranks of a new world know it by.");
+  nb::class_<HeldHealth>(m, "NcclWorldHealth",
+                         "What a world's processes know of each other's ends.")
+      .def(
+          "is_broken", [](const HeldHealth& health) { return health.of->is_broken(); },
+          "Whether a communicator of the world was, or is to be, ended by force.")
+      .def(
+          "gone", [](const HeldHealth& health) { return health.of->gone(); },
+          "Processes that this one saw end, by JAX's index.")
+      .def(
+          "settle", [](const HeldHealth& health) { health.of->Settle(); },
+          "Lets this process abort what it has poisoned: so have all others.");
   nb::class_<HeldWorld>(m, "NcclWorld", nb::is_weak_referenceable(),
                         "The NCCL communicator of a whole mesh.")
       .def_prop_ro(
           "device_bytes",
           [](const HeldWorld& world) { return world.of->device_bytes(); },
           "Device memory it took, on the devices of this process.")
+      .def_prop_ro(
+          "health",
+          [](const HeldWorld& world) { return HeldHealth(world.of->health()); },
+          "Outlives it.")
       .def_prop_ro(
           "is_broken", [](const HeldWorld& world) { return world.of->is_broken(); },
           "Whether one that was split off it was ended by force.");

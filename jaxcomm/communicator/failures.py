@@ -13,6 +13,7 @@ fail each other, and old failures do not reach a world that is made anew.
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import os
 import sys
@@ -26,13 +27,14 @@ import jax
 
 from jaxcomm import compat
 from jaxcomm._built import _ffi
+from jaxcomm.communicator import settling
 from jaxcomm.communicator.store import EntryError, seal, unseal
 
 _FOLDER = "jaxcomm/failures"
 # A look into this process takes a microsecond.
 _TICK_SECONDS = 0.1
 # A look into the store is one message of every process to the coordinator.
-_POLL_SECONDS = 1.0
+_POLL_SECONDS = 0.3
 # A store that does not answer for so long is gone. XLA then ends the process itself.
 _GIVE_UP_SECONDS = 10.0
 # The store answers within milliseconds. The end of the process must not wait for a
@@ -93,23 +95,32 @@ class FailureWatch:
         self._changed = threading.Condition()
         # What follows requires _changed. No call of the store is made under its lock.
         self._worlds: dict[str, Callable[[], object]] = {}
+        self._endings: dict[str, Callable[[], object]] = {}
         # A failure that older worlds had; that of a new one differs, or comes after "".
         self._known = ""
         self._stopping = False
         self._thread: threading.Thread | None = None
 
-    def watch(self, world: str, alive: Callable[[], object] = lambda: True) -> None:
+    def watch(
+        self,
+        world: str,
+        alive: Callable[[], object] = lambda: True,
+        on_end: Callable[[], object] = lambda: None,
+    ) -> None:
         """Watch one more world.
 
         Args:
           world: its name, the same on all of its processes and on no other world.
           alive: returns None once the world is gone, as a weak reference does.
+          on_end: is called once, when it has failed in this process, or is gone. It
+            must not raise.
         """
         with self._changed:
             self._prune()
             if not self._worlds:
                 self._known = self._first_failure()
             self._worlds[world] = alive
+            self._endings[world] = on_end
             if self._thread is None:
                 self._thread = threading.Thread(
                     target=self._run, name="jaxcomm-failures", daemon=True
@@ -163,6 +174,7 @@ class FailureWatch:
                 except Exception:
                     # The store goes with the job, at any time. XLA reports that.
                     silent_since = now if silent_since is None else silent_since
+            self._end(is_last)
             if is_last:
                 return
 
@@ -179,8 +191,8 @@ class FailureWatch:
         failure = dataclasses.asdict(Failure(order, self._process, text))
         for world in worlds:
             key = f"{_FOLDER}/{world}/{self._process}"
-            text = seal(self._process, failure)
-            self.store.key_value_set(key, text, allow_overwrite=True)
+            entry = seal(self._process, failure)
+            self.store.key_value_set(key, entry, allow_overwrite=True)
         self._forget(worlds)
         with self._changed:
             self._known = text
@@ -211,6 +223,14 @@ class FailureWatch:
         for world in [w for w, alive in self._worlds.items() if alive() is None]:
             del self._worlds[world]
 
+    def _end(self, is_last):
+        """Call ``on_end`` of worlds that are watched no more; at the end, of all."""
+        with self._changed:
+            ended = [w for w in self._endings if is_last or w not in self._worlds]
+            endings = [self._endings.pop(world) for world in ended]
+        for on_end in endings:
+            on_end()
+
 
 def _failure(key: str, text: str) -> Failure:
     """Return what a process wrote of its failure, or that this cannot be read."""
@@ -227,12 +247,13 @@ _lock = threading.Lock()
 _watch: FailureWatch | None = None
 
 
-def watch(unique_id: str, world: object) -> None:
+def watch(unique_id: str, world: "_ffi.NcclWorld", processes: tuple[int, ...]) -> None:
     """Watch a world that several processes share, until it is collected.
 
     Args:
       unique_id: of NCCL, in hexadecimal digits.
       world: the communicator of the whole mesh.
+      processes: that share it.
     """
     global _watch
     store = compat.key_value_store()
@@ -244,7 +265,10 @@ def watch(unique_id: str, world: object) -> None:
                 store, jax.process_index(), _ffi.first_failure, _ffi.fail_worlds
             )
         name = hashlib.sha256(unique_id.encode()).hexdigest()[:32]
-        _watch.watch(name, weakref.ref(world))
+        settle = functools.partial(
+            settling.settle, store, name, jax.process_index(), processes, world.health
+        )
+        _watch.watch(name, weakref.ref(world), settle)
 
 
 def stop() -> None:

@@ -1,68 +1,11 @@
-"""Which processes share a host, the memory that they share, and how they see an end."""
+"""Which processes share a host, and the memory that they share."""
 
 import dataclasses
-import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from jaxcomm._built import _ffi
-from jaxcomm.communicator import rendezvous
-from jaxcomm.communicator.store import of_job
-
-# (process id, start time, process, thread) of a process whose end this one can see.
-Peer = tuple[int, int, int, int]
-
-
-@dataclasses.dataclass(frozen=True)
-class _Info:
-    """Where a process runs, and how others notice its end.
-
-    Attributes:
-      pid: process id.
-      start: when the process started, to tell it from a later one of the same id.
-      pid_namespace: namespace of the id, None where ``/proc`` hides it.
-      thread: a thread that ends as soon as its process begins to end.
-    """
-
-    pid: int
-    start: int
-    pid_namespace: str | None
-    thread: int
-
-    def is_visible_from(self, own: "_Info") -> bool:
-        """Return whether ``pid`` means this process in the other's namespace, too.
-
-        Containers of one host may share memory and yet number their processes apart.
-        There the id belongs to another process or to none, and the process would be
-        taken for dead.
-        """
-        if self.pid_namespace and own.pid_namespace:
-            return self.pid_namespace == own.pid_namespace
-        return 0 != _ffi.process_start_time(self.pid) == self.start
-
-
-def publish(processes: tuple[int, ...], me: int) -> None:
-    """Say where this process runs; its neighbors read it after a rendezvous."""
-    pid = os.getpid()
-    info = _Info(
-        pid, _ffi.process_start_time(pid), _pid_namespace(), _ffi.sentinel_thread()
-    )
-    of_job(processes).set(f"{_host()}/{me}", dataclasses.astuple(info), me)
-
-
-def peers(processes: tuple[int, ...], me: int) -> list[Peer]:
-    """Return the other processes whose end this one can see.
-
-    They run on this host, in the same namespace of process ids. Each of the processes
-    must have published, and met the others since.
-    """
-    infos = _infos(processes)
-    own = infos.pop(me)
-    return [
-        (info.pid, info.start, process, info.thread)
-        for process, info in infos.items()
-        if info.is_visible_from(own)
-    ]
+from jaxcomm.communicator import hosts, rendezvous
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +44,7 @@ def find(processes: tuple[int, ...], me: int) -> Neighbors:
     Arguments and errors are those of :func:`rendezvous.meet`.
     """
     if processes not in _known:
-        publish(processes, me)
+        hosts.publish(processes, me)
         _known[processes] = rendezvous.agree(
             processes,
             me,
@@ -120,7 +63,9 @@ def _find(
     collect: Callable[[Any], dict[int, Any]], processes: tuple[int, ...], me: int
 ) -> Neighbors:
     first: dict[str, int] = {}
-    host_of = {p: first.setdefault(host, p) for p, host in collect(_host()).items()}
+    host_of = {
+        p: first.setdefault(host, p) for p, host in collect(hosts.folder()).items()
+    }
     leader = host_of[me]
     members = tuple(p for p in processes if host_of[p] == leader)
     # Anonymous memory first. Where a sandbox hides /proc/<pid>/fd, a file in /dev/shm.
@@ -150,7 +95,7 @@ def _find(
             break
     process_set = None
     if segment is not None:
-        infos = _infos(members)
+        infos = hosts.infos(members)
         # The id 0 means that nobody watches the process.
         watched = [
             (info.pid if info.is_visible_from(infos[me]) else 0, info.start, process)
@@ -166,26 +111,3 @@ def _try(me: int, make: Callable[..., Any], *args: Any) -> tuple[Any, str | None
         return make(*args), None
     except RuntimeError as error:
         return None, f"process {me}: {error}"
-
-
-def _infos(processes: tuple[int, ...]) -> dict[int, _Info]:
-    """Return the infos of those of the processes that run on this host."""
-    found = of_job(processes).entries(_host(), processes)
-    return {process: _Info(*fields) for process, fields in found.items()}
-
-
-def _host() -> str:
-    """Return the store's folder of this host. Containers of one host share it."""
-    return f"jaxcomm/hosts/{_boot_id()}"
-
-
-def _boot_id() -> str:
-    with open("/proc/sys/kernel/random/boot_id") as file:
-        return file.read().strip()
-
-
-def _pid_namespace() -> str | None:
-    try:
-        return os.readlink("/proc/self/ns/pid")
-    except OSError:
-        return None

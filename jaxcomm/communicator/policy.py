@@ -93,10 +93,12 @@ class CommPolicy:
 
         ``"poison"``: every bit of the results is set, which is NaN for floats (except
         the ``fnuz`` ones) and -1 for integers. Nothing raises until the next call,
-        which says why, on every communicator of the ``nccl`` backend. Call
-        :func:`jaxcomm.finalize` and :func:`jaxcomm.init` to go on. All devices of the
-        axes must be of this process. It is for notebooks, and launches one more small
-        kernel for each operation.
+        which says why, on every communicator of the ``nccl`` backend. Arrays, memory
+        and GPUs stay usable. Call :func:`jaxcomm.finalize` and :func:`jaxcomm.init` to
+        go on. It launches one more small kernel for each operation. If processes share
+        the communicator, none stops NCCL before all others have poisoned their results
+        or have ended. If one does not answer within ten seconds, such as a process that
+        is suspended, the others end with status 70.
 
         ``"exit"``: the process ends with a message and status 70, after it wrote its
         flight record.

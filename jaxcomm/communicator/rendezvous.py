@@ -39,6 +39,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from jaxcomm import config
+from jaxcomm.communicator import hosts
 from jaxcomm.communicator.store import EntryError, Store, of_job
 from jaxcomm.errors import CommunicatorError
 
@@ -257,6 +258,9 @@ class _Member:
             return self._decide({"all": runs})
         if self._is_late():
             return self._decide({"late": missing, "error": self._waited_for(missing)})
+        if ended := sorted(hosts.ended(missing, self._me)):
+            error = f"{_processes(ended)} ended before all had met to {self._purpose}"
+            return self._decide({"late": ended, "error": error})
         return self._look_elsewhere(came, missing)
 
     def _look_elsewhere(
@@ -289,13 +293,10 @@ class _Member:
         return None
 
     def _waited_for(self, missing: Sequence[int]) -> str:
-        late = ", ".join(map(str, missing[:_NAMED]))
-        more = len(missing) - _NAMED
         return (
             f"process {self._me} waited {self._timeout:g} s for "
-            f"process{'es' if len(missing) > 1 else ''} {late}"
-            f"{f' and {more} others' if more > 0 else ''} of {names(self._processes)} "
-            f"to make communicators too. Every process of the mesh must call "
+            f"{_processes(missing)} of {names(self._processes)} to make communicators "
+            f"too. Every process of the mesh must call "
             f"jaxcomm.init, or run the program that needs them; see JAXCOMM_TIMEOUT"
         )
 
@@ -306,6 +307,15 @@ def names(processes: Sequence[int]) -> str:
         return str(list(processes))
     first = ", ".join(map(str, processes[:3]))
     return f"[{first}, ..., {processes[-1]}] ({len(processes)} processes)"
+
+
+def _processes(some: Sequence[int]) -> str:
+    """Return "processes 1, 2 and 30 others"."""
+    more = len(some) - _NAMED
+    return (
+        f"process{'es' if len(some) > 1 else ''} {', '.join(map(str, some[:_NAMED]))}"
+        f"{f' and {more} others' if more > 0 else ''}"
+    )
 
 
 def _outcome_key(path: str) -> str:

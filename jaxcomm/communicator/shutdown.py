@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 import jax
 
-from jaxcomm.communicator import cache
+from jaxcomm.communicator import cache, settling
 from jaxcomm.communicator.communicator import Communicator
 
 # A process that ends early takes its collectives from the others, which then report a
@@ -81,6 +81,7 @@ def _at_exit() -> None:
     finally:
         # Ranks still waiting raise instead of holding the process up.
         cache.finalize()
+        settling.stop()
 
 
 def prepare() -> None:

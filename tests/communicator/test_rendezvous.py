@@ -12,7 +12,7 @@ import pytest
 from job_store import meets
 
 from jaxcomm import _ffi, compat, config
-from jaxcomm.communicator import neighbors, rendezvous
+from jaxcomm.communicator import hosts, rendezvous
 from jaxcomm.communicator import store as product
 from jaxcomm.errors import CommunicatorError
 
@@ -69,14 +69,14 @@ def test_values_that_only_python_takes_for_equal_stay_apart(store):
 
 
 def test_each_sees_the_thread_of_those_on_its_host(store, monkeypatch):
-    hosts = threading.local()
-    monkeypatch.setattr(neighbors, "_boot_id", lambda: hosts.name)
+    here = threading.local()
+    monkeypatch.setattr(hosts, "_boot_id", lambda: here.name)
 
     def comes(process):
-        hosts.name = "one" if process < 2 else "two"
-        neighbors.publish((0, 1, 2), process)
+        here.name = "one" if process < 2 else "two"
+        hosts.publish((0, 1, 2), process)
         meets((0, 1, 2))(process)
-        return neighbors.peers((0, 1, 2), process)
+        return hosts.peers((0, 1, 2), process)
 
     found, _ = store.run(dict.fromkeys((0, 1, 2), comes))
     assert {process: [peer[2] for peer in found[process]] for process in found} == {

@@ -81,7 +81,7 @@ def test_processes_of_another_pid_namespace_are_not_taken_for_dead(start):
     processes[1].ask(
         """
 import types
-jaxcomm.communicator.neighbors.os = types.SimpleNamespace(
+jaxcomm.communicator.hosts.os = types.SimpleNamespace(
     getpid=lambda: 2**22 + 1, readlink=lambda path: "pid:[1]"
 )
 jaxcomm._ffi.process_start_time = lambda pid: 12345

@@ -265,3 +265,30 @@ def test_processes_that_call_different_things_all_hear_who_is_odd(start):
     for outcome in outcomes:
         assert "JAXCOMM_CHECK: ranks disagree: rank 1 calls psum(" in outcome["text"]
         assert "where rank 0 calls all_gather(" in outcome["text"]
+
+
+def test_no_process_stops_nccl_before_the_others_have_poisoned_their_results(start):
+    """What a kernel that is stopped tells its peers would be taken for data."""
+    processes = start(3, JAX_ENABLE_RECOVERABILITY="1")
+    poison = f"""
+mesh = mesh_of()
+psum = jitted(lambda x: jaxcomm.psum(x, "i"), mesh)
+x = spread(mesh, 3)
+soon = {waiting.EXPIRES_SECONDS} if index == 0 else {waiting.HANG_SECONDS}
+policy = jaxcomm.CommPolicy(on_failure="poison")
+jaxcomm.init(mesh, policy=policy, timeout=soon)
+answer = values(psum(x))
+"""
+    assert processes.ask(poison) == [[3.0]] * 3
+    # Both wait for the third, which never comes. Only the first gives up.
+    waiting_ones = [processes[0], processes[1]]
+    for process in waiting_ones:
+        process.tell("begin(lambda: str(values(psum(x))))")
+    for process in waiting_ones:
+        process.hear()
+    outcomes = [process.ask("answer = outcome()") for process in waiting_ones]
+    assert outcomes == [{"value": "[nan]"}] * 2
+    told = processes.ask("answer = attempt(lambda: values(psum(x)))")
+    for outcome in told:
+        assert f"not done after {waiting.EXPIRES_SECONDS:g} s" in outcome["text"], told
+    assert processes.ask(AGAIN) == [[["nccl"], [3.0]]] * 3

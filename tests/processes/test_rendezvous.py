@@ -6,7 +6,7 @@ import types
 import pytest
 
 import jaxcomm
-from jaxcomm.communicator import neighbors, rendezvous
+from jaxcomm.communicator import hosts, rendezvous
 from jaxcomm.communicator import store as product
 
 pytestmark = pytest.mark.multiprocess
@@ -90,7 +90,7 @@ def on_two_hosts(here):
     mesh = here.mesh(4, 2, (2, 4), ("hosts", "devices"))
     with pytest.MonkeyPatch.context() as patch:
         if here.process >= 2:
-            patch.setattr(neighbors, "_boot_id", lambda: "another")
+            patch.setattr(hosts, "_boot_id", lambda: "another")
         jaxcomm.init(mesh, "devices", "hosts")
         with pytest.raises(jaxcomm.CommunicatorError) as caught:
             jaxcomm.init(mesh, "hosts", lanes="other", backend="host")

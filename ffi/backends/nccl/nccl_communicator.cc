@@ -43,9 +43,8 @@ Status NcclCommunicator::Make() {
   RETURN_IF_ERROR(PrepareRanks());
   RETURN_IF_ERROR(parts_.comms.Prepare());
   if (how_.on_failure == OnFailure::kPoison) {
-    ASSIGN_OR_RETURN(
-        std::unique_ptr<Poison> poison,
-        Poison::Create(parts_.library, spec(), how_.world->contexts().all()));
+    ASSIGN_OR_RETURN(std::unique_ptr<Poison> poison,
+                     Poison::Create(parts_.library, how_.world->contexts().all()));
     parts_.health.Add(std::move(poison));
   }
   RETURN_IF_ERROR(engines_.Make(recorder()));

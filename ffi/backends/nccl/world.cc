@@ -36,7 +36,7 @@ ErrorOr<std::shared_ptr<NcclWorld>> NcclWorld::Create(
   }
   std::memcpy(id.internal, unique_id.data(), sizeof(id.internal));
   const KeptContext kept(library.cuda);
-  std::shared_ptr<NcclWorld> made(new NcclWorld(library, std::move(devices)));
+  std::shared_ptr<NcclWorld> made(new NcclWorld(library, size, std::move(devices)));
   const std::vector<cuda::Context>& contexts = made->contexts_.all();
   if (made->contexts_.status().failure()) {
     return WithCircumstances(library, made->contexts_.status(), contexts[0]);

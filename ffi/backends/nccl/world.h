@@ -49,8 +49,13 @@ class NcclWorld : public std::enable_shared_from_this<NcclWorld> {
   bool AddDeviceBytes(int64_t* bytes) const;
 
  private:
-  NcclWorld(const NcclLibrary& library, std::vector<NcclDevice> devices)
-      : library_(library), devices_(std::move(devices)), contexts_(library, devices_) {}
+  NcclWorld(const NcclLibrary& library, int size, std::vector<NcclDevice> devices)
+      : library_(library),
+        devices_(std::move(devices)),
+        contexts_(library, devices_),
+        health_(
+            std::make_shared<WorldHealth>(/*spans_processes=*/
+                                          static_cast<int>(devices_.size()) < size)) {}
 
   const NcclLibrary& library_;
   const std::vector<NcclDevice> devices_;
@@ -60,7 +65,7 @@ class NcclWorld : public std::enable_shared_from_this<NcclWorld> {
   // the world's own end.
   std::vector<std::unique_ptr<std::vector<nccl::Comm>>> abandoned_;
   int64_t device_bytes_ = 0;
-  const std::shared_ptr<WorldHealth> health_ = std::make_shared<WorldHealth>();
+  const std::shared_ptr<WorldHealth> health_;
   std::unique_ptr<PeerWatch> peer_watch_;  // ends first
 };
 

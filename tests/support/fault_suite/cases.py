@@ -161,8 +161,20 @@ IN_TURN_IN_ONE_PROCESS = _all(
     "psum_large compute_behind", "product eight_live",
     on_failure="poison", processes=1,
 )  # fmt: skip
-# Refused: a process that has gone cannot come back to a communicator made anew.
-POISON_ACROSS_PROCESSES = _all("none", "*psum_large alone", on_failure="poison")
+# No process aborts before the other has poisoned its results, or has gone.
+POISON_ACROSS_PROCESSES = [
+    *_all(
+        "killed", "*psum_large alone", "psum_small alone", "product sibling",
+        "all_gather idle_lane", "pair compute_beside",
+        "*psum_large small_behind_on_other_lane", on_failure="poison",
+    ),
+    *_all("killed_in_loop", "*psum_large alone", on_failure="poison"),
+    *_all(
+        "late", "*psum_large alone", "psum_small alone", "ppermute small_behind",
+        "product sibling", on_failure="poison",
+    ),
+    *_all("exits", "psum_large alone", on_failure="poison"),
+]  # fmt: skip
 # What cannot be had from the real library on demand.
 ERRORS_OF_NCCL = [
     *_all("refused", "psum_large alone", "*ppermute idle_lane"),

@@ -28,8 +28,6 @@ _LOST = r"\bGPU"
 def problems(report: Report, hardware: Hardware) -> list[str]:
     """Return all that must not be, in words; empty if the case is as it must be."""
     case = report.case
-    if case.on_failure == "poison" and case.processes > 1:
-        return _of_refusal(report)
     if report.trouble:
         return [report.trouble]
     found = [_told(row) for row in report.rows if row.outcome in (WRONG, HUNG)]
@@ -59,12 +57,6 @@ def _of_no_fault(report):
         for index, end in report.ends.items()
         if end.status != 0
     ]
-
-
-def _of_refusal(report):
-    if all(part in report.trouble for part in ("on_failure='poison'", "process")):
-        return []
-    return [f"poison across processes must be refused: {report.trouble or report.rows}"]
 
 
 def _of_rank(report, rank, hardware):

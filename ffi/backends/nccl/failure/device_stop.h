@@ -28,7 +28,7 @@ namespace jaxcomm {
 // What happens to the process when a collective fails while a device is at it.
 // The strictest comes last.
 enum class OnFailure {
-  kPoison,  // results have every bit set; all ranks have to be of this process
+  kPoison,  // results have every bit set
   kRaise,   // the GPUs are stopped: every use of them raises
   kExit,    // the process ends
 };

@@ -23,6 +23,8 @@ constexpr double kAbortSeconds = 10;
 constexpr double kLookSeconds = 5;
 // How long Close() waits for operations in flight.
 constexpr double kCloseSeconds = 10;
+// For other processes to poison what they run: their threads look ten times a second.
+constexpr std::chrono::seconds kSettle{10};
 // How long it waits for a thread that is about to give a stream an operation. It may be
 // slow to run, or wait in NCCL for another rank.
 constexpr double kGiveSeconds = 1;
@@ -179,7 +181,7 @@ bool Health::Poll() {
     SetFailed(DevicesStoppedError(), /*names_a_call=*/false);
     for (const auto& rank : ranks_) rank->queue.Fail();
     RefuseInEngines();
-    AbortElsewhere(/*only_threads_in_nccl=*/true);
+    AbortElsewhere(Ends::kThreadsInNccl);
   }
   if (failed()) {
     Abandon();
@@ -209,10 +211,10 @@ bool Health::Refuse(State state, const Status& reason, bool names_a_call) {
 }
 
 bool Health::SetFailed(const Status& reason, bool names_a_call) {
+  // Before any abort, here or elsewhere; also where another thread is about to.
+  if (poison_ != nullptr) poison_->Set();
   if (!Refuse(State::kFailed, reason, names_a_call)) return false;
   if (poison_ == nullptr) return true;
-  // Before any abort.
-  poison_->Set();
   // NCCL's abort ends the operations of all that share resources, but not our kernels.
   for (Engine* engine : engines_) engine->Stop();
   return true;
@@ -221,7 +223,6 @@ bool Health::SetFailed(const Status& reason, bool names_a_call) {
 void Health::Fail(const Status& reason, bool names_a_call, const char* dump,
                   bool is_closing) {
   if (failed()) return;
-  RecordFirstFailure(std::string(reason.message()));
   All all = Live::Get().all();
   const auto allowed = [is_closing](std::optional<OnFailure> how) {
     return is_closing && how == OnFailure::kExit ? OnFailure::kRaise : how;
@@ -243,6 +244,8 @@ void Health::Fail(const Status& reason, bool names_a_call, const char* dump,
     each->policy_.world->SetBroken();
     failing.push_back(each);
   }
+  // Not before all are poisoned: it tells other processes that they may abort.
+  RecordFirstFailure(std::string(reason.message()));
   // A stream may have been given an operation since.
   how = std::max(how, allowed(Strictest(all)));
   if (how.has_value()) {
@@ -256,7 +259,8 @@ void Health::Fail(const Status& reason, bool names_a_call, const char* dump,
     if (how == OnFailure::kExit) EndProcess(text);
     if (how == OnFailure::kRaise) StopDevices(text);
     for (const auto& each : failing) {
-      each->AbortElsewhere(/*only_threads_in_nccl=*/how == OnFailure::kRaise);
+      each->AbortElsewhere(how == OnFailure::kRaise ? Ends::kThreadsInNccl
+                                                    : Ends::kPoisoned);
     }
     if (dump != nullptr) DumpFlightRecords(dump);
     for (const auto& each : failing) {
@@ -277,7 +281,7 @@ void Health::RefuseInEngines() {
 
 void Health::FailStuck(const Status& reason) {
   Fail(reason);
-  AbortElsewhere();
+  AbortElsewhere(Ends::kUnused);
 }
 
 void Health::FailElsewhere(const std::string& reason) {
@@ -286,7 +290,10 @@ void Health::FailElsewhere(const std::string& reason) {
         return std::all_of(of_group.begin(), of_group.end(),
                            [&](int process) { return process == of_group[0]; });
       });
-  if (is_here || failed() || DevicesAreStopped()) return;
+  if (is_here || DevicesAreStopped()) return;
+  // The other may abort once this returns.
+  if (failed() && poison_ != nullptr) poison_->Set();
+  if (failed()) return;
   Fail(Status(ErrorCode::kAborted, StrCat(NameOf(spec_), ": ", reason)),
        /*names_a_call=*/false);
   Abandon();
@@ -352,26 +359,30 @@ void Health::Abandon() {
   library_.test_double->abandon(policy_.world.get(), this);
 }
 
-void Health::AbortElsewhere(bool only_threads_in_nccl) {
+void Health::AbortElsewhere(Ends what) {
   const std::shared_ptr<void> owner = owner_.lock();
   if (owner == nullptr) return;  // it is being destroyed, which aborts
   for (const auto& rank : ranks_) {
-    if (only_threads_in_nccl && rank->queue.giving.load() == 0) continue;
+    if (what == Ends::kThreadsInNccl && rank->queue.giving.load() == 0) continue;
     // The owner goes with the function, and may end there.
-    const Status started =
-        StartDetached([this, owner, only_threads_in_nccl, each = rank.get()] {
-          AbortRank(*each, only_threads_in_nccl);
-        });
+    const Status started = StartDetached(
+        [this, owner, what, each = rank.get()] { AbortRank(*each, what); });
     if (started.success()) continue;
     EndProcess(StrCat("a collective failed, and no thread can be had to end it: ",
                       failure().message()));
   }
 }
 
-void Health::AbortRank(LocalRank& rank, bool only_threads_in_nccl) {
+void Health::AbortRank(LocalRank& rank, Ends what) {
+  if (what == Ends::kPoisoned && !policy_.world->WaitUntilSettled(kSettle)) {
+    EndProcess(StrCat(failure().message(),
+                      ". A process that takes part did not say within ",
+                      kSettle.count(), " s that it knows. If NCCL were ",
+                      "stopped here, that process could read wrong numbers"));
+  }
   // An aborted operation would let a stream go on.
   WaitForDeviceStop();
-  if (only_threads_in_nccl && rank.queue.giving.load() == 0) return;
+  if (what == Ends::kThreadsInNccl && rank.queue.giving.load() == 0) return;
   // NCCL ends what runs, and then waits for the graphs that refer to the communicator,
   // which XLA keeps for as long as their programs.
   std::optional<LastResort> end;

@@ -11,8 +11,9 @@
 //   3. if a device is at an operation, do what the strictest policy says of those that
 //      have some: stop the GPUs of this process (device_stop.h), end the process, or
 //      abort the poisoned operations, on threads of their own, since an abort waits for
-//      the device. What stops GPUs also aborts what keeps threads inside NCCL, which
-//      looks at no device there, once no number can leave any more;
+//      the device, and once other processes have poisoned theirs (world_health.h). What
+//      stops GPUs also aborts what keeps threads inside NCCL, which looks at no device
+//      there, once no number can leave any more;
 //   4. a last resort (last_resort.h) ends the process if a step does not end.
 #ifndef JAXCOMM_FFI_BACKENDS_NCCL_FAILURE_HEALTH_H_
 #define JAXCOMM_FFI_BACKENDS_NCCL_FAILURE_HEALTH_H_
@@ -133,8 +134,14 @@ class Health final : public Watched {
   // Returns the error of a call to a communicator that has failed.
   Status FailureOf(const Call& call, const RankFacts& rank) const;
   void RefuseInEngines();
-  void AbortElsewhere(bool only_threads_in_nccl = false);
-  void AbortRank(LocalRank& rank, bool only_threads_in_nccl);
+  // What an abort is for, and so what it waits for first.
+  enum class Ends {
+    kUnused,         // what hangs in NCCL before a program uses it
+    kPoisoned,       // operations whose results are poisoned, in all processes
+    kThreadsInNccl,  // what keeps threads inside NCCL, once the devices are stopped
+  };
+  void AbortElsewhere(Ends what);
+  void AbortRank(LocalRank& rank, Ends what);
 
   static inline std::atomic<int64_t> num_watched_{0};
 

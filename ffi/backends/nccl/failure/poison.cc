@@ -3,14 +3,7 @@
 namespace jaxcomm {
 
 ErrorOr<std::unique_ptr<Poison>> Poison::Create(
-    const NcclLibrary& library, const CommunicatorSpec& spec,
-    const std::vector<cuda::Context>& contexts) {
-  if (spec.num_ranks() != contexts.size()) {
-    return InvalidArgument(
-        "CommPolicy(on_failure='poison') needs all devices of axes ", spec.axes,
-        " in this process: what an aborted operation has sent to another process is "
-        "computed with there. Choose 'raise' or 'exit'");
-  }
+    const NcclLibrary& library, const std::vector<cuda::Context>& contexts) {
   std::unique_ptr<Poison> made(new Poison(library, contexts[0]));
   CurrentContext current(library.cuda, contexts[0]);
   void* word = nullptr;

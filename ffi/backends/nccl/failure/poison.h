@@ -17,11 +17,9 @@ namespace jaxcomm {
 // pinned host memory is set by then.
 class Poison {
  public:
-  // For a communicator all of whose ranks are of this process; fails for others.
-  // Contexts: of its ranks here, by place.
+  // Contexts: of the ranks here, by place.
   static ErrorOr<std::unique_ptr<Poison>> Create(
-      const NcclLibrary& library, const CommunicatorSpec& spec,
-      const std::vector<cuda::Context>& contexts);
+      const NcclLibrary& library, const std::vector<cuda::Context>& contexts);
   // Requires that no kernel reads the word any more.
   ~Poison();
 

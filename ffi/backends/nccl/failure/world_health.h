@@ -3,14 +3,19 @@
 #define JAXCOMM_FFI_BACKENDS_NCCL_FAILURE_WORLD_HEALTH_H_
 
 #include <atomic>
+#include <chrono>
 #include <mutex>
 #include <vector>
+
+#include "ffi/os/mutex.h"
 
 namespace jaxcomm {
 
 // Thread-safe.
 class WorldHealth {
  public:
+  explicit WorldHealth(bool spans_processes) : is_settled_(!spans_processes) {}
+
   // Whether a communicator was ended by force, and with it all that share with it. Then
   // no others can be split off.
   bool is_broken() const { return is_broken_.load(); }
@@ -32,10 +37,27 @@ class WorldHealth {
     any_gone_.store(true, std::memory_order_release);
   }
 
+  // An abort makes a kernel tell its peers of steps whose bytes were never written. So
+  // poisoned operations are aborted only once every other process of the world has
+  // poisoned its own, has closed them, or has ended: then the world is settled.
+  void Settle() {
+    MutexLock lock(settling_);
+    is_settled_ = true;
+    settled_.NotifyAll();
+  }
+  bool WaitUntilSettled(std::chrono::seconds most) {
+    MutexLock lock(settling_);
+    return settled_.WaitFor(settling_, most,
+                            [this]() REQUIRES(settling_) { return is_settled_; });
+  }
+
  private:
   std::atomic<bool> is_broken_{false}, sees_peers_{false}, any_gone_{false};
   mutable std::mutex mutex_;
   std::vector<int> gone_;
+  Mutex settling_;
+  ConditionVariable settled_;
+  bool is_settled_ GUARDED_BY(settling_);
 };
 
 }  // namespace jaxcomm

@@ -13,7 +13,7 @@ import jax
 
 from jaxcomm import config
 from jaxcomm._built import _ffi
-from jaxcomm.communicator import failures, neighbors, rendezvous
+from jaxcomm.communicator import failures, hosts, rendezvous
 from jaxcomm.communicator.backends.backend import CommunicatorSpec
 from jaxcomm.communicator.policy import CommPolicy
 from jaxcomm.errors import CommunicatorError
@@ -126,7 +126,7 @@ def _world_name(spec: CommunicatorSpec) -> tuple:
 
 def _agree_on_world(
     spec: CommunicatorSpec,
-) -> "tuple[_ffi.NcclWorld | None, str | None, list[neighbors.Peer]]":
+) -> "tuple[_ffi.NcclWorld | None, str | None, list[hosts.Peer]]":
     """Meet the other processes of the mesh: all are to make the same communicator.
 
     NCCL would hang where they are not.
@@ -155,7 +155,7 @@ def _agree_on_world(
     mine: dict[str, Any] = {
         "id": unique_id, "refused": refused, "has_world": world is not None,
     }  # fmt: skip
-    neighbors.publish(processes, here)
+    hosts.publish(processes, here)
     met = rendezvous.meet(processes, here, purpose, mine)
     if refused := met[processes[0]]["refused"]:
         raise CommunicatorError(f"process {processes[0]}: {refused}")
@@ -167,11 +167,11 @@ def _agree_on_world(
         new = _ffi.nccl_unique_id().hex() if here == processes[0] else None
         answers = rendezvous.exchange(processes, here, "NCCL's id", new)
         unique_id = answers[processes[0]]
-    return None, unique_id, neighbors.peers(processes, here)
+    return None, unique_id, hosts.peers(processes, here)
 
 
 def _new_world(
-    spec: CommunicatorSpec, unique_id: str, peers: list[neighbors.Peer]
+    spec: CommunicatorSpec, unique_id: str, peers: list[hosts.Peer]
 ) -> "_ffi.NcclWorld":
     in_order = sorted(spec.mesh.devices.flat, key=lambda device: device.id)
     world = _ffi.nccl_world(
@@ -188,7 +188,7 @@ def _new_world(
         peers=peers,
     )
     if len(spec.processes) > 1:
-        failures.watch(unique_id, world)
+        failures.watch(unique_id, world, spec.processes)
     _worlds[_world_name(spec)] = world
     return world
 
