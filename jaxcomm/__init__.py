@@ -35,10 +35,12 @@ from jaxcomm.collectives.split_phase import (
 from jaxcomm.communicator import cpu_threads as _cpu_threads
 from jaxcomm.communicator import shutdown as _shutdown
 from jaxcomm.communicator.cache import communicators, finalize
+from jaxcomm.communicator.check import check
 from jaxcomm.communicator.communicator import Communicator
 from jaxcomm.communicator.init import init
 from jaxcomm.communicator.policy import CommPolicy
 from jaxcomm.communicator.stats import Counters, MemoryRow, counters, memory_report
+from jaxcomm.communicator.survivors import shrink, survivors
 from jaxcomm.communicator.symmetric_pool import SymmetricPool
 from jaxcomm.communicator.table import Communicators
 from jaxcomm.diagnostics.compiled import CollectiveCounts, collectives_of
@@ -71,6 +73,7 @@ __all__ = [
     "attention",
     "axis_index",
     "axis_size",
+    "check",
     "collectives_of",
     "communicators",
     "counters",
@@ -104,6 +107,8 @@ __all__ = [
     "ring_attention",
     "ring_shift",
     "ring_shift_start",
+    "shrink",
+    "survivors",
     "using",
 ]
 

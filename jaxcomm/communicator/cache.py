@@ -17,7 +17,7 @@ import jax
 
 from jaxcomm import config
 from jaxcomm.communicator import backends, extension, replica_groups
-from jaxcomm.communicator.backends.backend import CommunicatorSpec
+from jaxcomm.communicator.backends.backend import CommunicatorSpec, processes_of
 from jaxcomm.communicator.communicator import Communicator
 from jaxcomm.communicator.lane import DEFAULT_LANE
 from jaxcomm.communicator.policy import CommPolicy
@@ -84,6 +84,15 @@ class Choices:
                 if found is not None:
                     return found
         return Choice()
+
+    def move(self, old: DeviceGrid, new: DeviceGrid) -> None:
+        """Choose for a grid what was chosen for another of the same axes."""
+        for (grid, axes, index_groups, lane), choice in list(self._chosen.items()):
+            # Groups are of another size now: the next program that has some says which.
+            if grid == old and index_groups is None:
+                self._chosen[new, axes, None, lane] = choice
+        if old in self._lanes:
+            self._lanes[new] = self._lanes[old]
 
     def snapshot(self, grid: DeviceGrid | None) -> frozenset:
         """Return the choices for a grid, or for all, as a value to compare."""
@@ -269,6 +278,46 @@ def finalize() -> None:
         _specs.clear()
         for backend in backends.BACKENDS.values():
             backend.forget()
+
+
+def move(old: jax.sharding.Mesh, new: jax.sharding.Mesh) -> None:
+    """Go on after a failure, on a mesh that has lost processes of another, or on it.
+
+    Every process of the new mesh calls this. What spans processes of the old mesh is
+    closed, and what fails together. What has lost nobody is made again under its key,
+    and what was the old mesh's for the new one.
+
+    Raises:
+      CommunicatorError: a communicator cannot be made.
+    """
+    before = {*processes_of(old)}
+    lost = before - {*processes_of(new)}
+    grid, new_grid = replica_groups.grid_of(old), replica_groups.grid_of(new)
+    with _lock:
+        closed = [
+            member
+            for member in _live.values()
+            if lost.intersection(member.spec.processes)
+            or (len(member.spec.processes) > 1 and before >= {*member.spec.processes})
+            or member.spec.backend.can_stop
+        ]
+        for member in closed:
+            _close(member)
+        # None remembers anything of what is still live: that is of this process alone.
+        for backend in backends.BACKENDS.values():
+            backend.forget()
+        _choices.move(grid, new_grid)
+        for member in closed:
+            spec = member.spec
+            if not lost.intersection(spec.processes):
+                get(spec)
+            elif spec.grid == grid and spec.partition.index_groups is None:
+                partition = replica_groups.partition(new_grid, spec.partition.axes)
+                get(
+                    _spec(
+                        new, partition, spec.lane, _choices.find(partition, spec.lane)
+                    )
+                )
 
 
 def _spec(

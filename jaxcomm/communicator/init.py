@@ -82,7 +82,7 @@ def init(
         )
     _check_backend(backend)
     backends.check_policy(backend, policy)
-    choice = Choice(backend, policy, _seconds(timeout))
+    choice = Choice(backend, policy, seconds_of(timeout, "init"))
     grid = replica_groups.grid_of(mesh)
     partitions = [
         replica_groups.partition(grid, each) for each in _wanted_axes(mesh, axes)
@@ -130,7 +130,8 @@ def _lane_names(lanes) -> tuple[str, ...]:
     return names
 
 
-def _seconds(timeout) -> float | None:
+def seconds_of(timeout, name: str) -> float | None:
+    """Return the seconds of a ``timeout=`` of the function ``name``; None as it is."""
     if timeout is None:
         return None
     if isinstance(timeout, datetime.timedelta):
@@ -138,12 +139,12 @@ def _seconds(timeout) -> float | None:
     numbers = int | float | np.integer | np.floating
     if isinstance(timeout, bool) or not isinstance(timeout, numbers):
         raise TypeError(
-            f"init: timeout must be a number of seconds, a datetime.timedelta or None, "
-            f"got {timeout!r}"
+            f"{name}: timeout must be a number of seconds, a datetime.timedelta or "
+            f"None, got {timeout!r}"
         )
     if not config.is_in_range(timeout):
         raise ValueError(
-            f"init: timeout must be a positive number of seconds, got {timeout!r}; "
+            f"{name}: timeout must be a positive number of seconds, got {timeout!r}; "
             f"pass many, such as 86400, for a wait that nearly never ends"
         )
     return float(timeout)

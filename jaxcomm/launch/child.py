@@ -78,16 +78,18 @@ class AfterImport:
         return spec
 
 
-def join() -> None:
+def join(report=lambda news: None) -> None:
     """Make jax.distributed.initialize() know its arguments, and call it if nobody does.
 
     Arguments that the program gives itself stay; how to detect a cluster is settled.
+    ``report("ready")`` is called once this process knows the devices of all others.
     """
     import jax
 
     from jaxcomm import compat
 
     ours = place()
+    is_elastic = os.environ.get("JAXCOMM_ELASTIC") == "1"
     process = os.getpid()
     initialize = jax.distributed.initialize
     signature = inspect.signature(initialize)
@@ -97,7 +99,11 @@ def join() -> None:
         given = signature.bind_partial(*arguments, **options).arguments
         given |= {key: ours[key] for key in ours if given.get(key) is None}
         given["cluster_detection_method"] = "deactivate"
-        initialize(**given)
+        if is_elastic:
+            with compat.jobs_store_served_elsewhere():
+                initialize(**given)
+        else:
+            initialize(**given)
 
     def initialize_if_needed():
         # A forked copy of the process has no place of its own among the others.
@@ -105,7 +111,7 @@ def join() -> None:
             initialize_here()
 
     jax.distributed.initialize = initialize_here
-    compat.before_devices_start(initialize_if_needed)
+    compat.around_start_of_devices(initialize_if_needed, lambda: report("ready"))
 
 
 def script(path: str) -> tuple:
@@ -251,9 +257,9 @@ def main() -> None:
         os.set_inheritable(given["--reports"], False)
     if "jax" in sys.modules:
         # Started by hand with -m.
-        join()
+        join(report)
     else:
-        sys.meta_path.insert(0, AfterImport("jax", join))
+        sys.meta_path.insert(0, AfterImport("jax", functools.partial(join, report)))
     run(functools.partial(module if is_module else script, sys.argv[0]), report)
 
 

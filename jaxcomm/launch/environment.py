@@ -26,6 +26,8 @@ def of_process(
     environment["JAX_COORDINATOR_ADDRESS"] = address
     # JAX would serve it on every interface of the host.
     environment["JAX_COORDINATOR_BIND_ADDRESS"] = address
+    if options.elastic:
+        environment["JAXCOMM_ELASTIC"] = "1"
     environment["JAX_NUM_PROCESSES"] = str(options.processes)
     environment["JAX_PROCESS_ID"] = str(process)
     platform = options.platform or inherited.get("JAX_PLATFORMS") or _CPU

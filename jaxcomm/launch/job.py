@@ -78,6 +78,10 @@ class Job:
         output: Output,
     ):
         self._running = {process.number: process for process in processes}
+        # Of elastic jobs: how many have to live, who does, and whether they have met.
+        self._least = options.min_processes if options.elastic else None
+        self._living = {process.number for process in processes}
+        self._is_ready = False
         self._reports = reports
         self._grace = options.grace
         self._timeout = options.timeout
@@ -159,6 +163,9 @@ class Job:
         self._running.pop(process.number, None)
         if process.status:
             self._fail(process.number, process.status)
+        if self._running and not self._stopping and not self._living & {*self._running}:
+            # What is left of it was given up, and the job is done.
+            self._stop(_steps(signal.SIGTERM, self._grace))
 
     def _read_reports(self):
         try:
@@ -167,11 +174,22 @@ class Job:
             return
         for line in lines[:-1]:
             number, word = line.decode().split()
-            self._fail(int(number), int(word))
+            if word == "ready":
+                self._is_ready = True
+            else:
+                self._fail(int(number), int(word))
 
     def _fail(self, number, status):
-        if self._status is not None:
+        if self._status is not None or number not in self._living:
             return
+        if self._least is not None and self._is_ready and not self._stopping:
+            self._living.discard(number)
+            count = len(self._living)
+            if count >= self._least:
+                self._output.say(
+                    f"process {number} {describe(status)}; {count} others go on"
+                )
+                return
         self._status = status
         if self._stopping:
             return

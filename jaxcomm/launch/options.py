@@ -55,6 +55,8 @@ class Options:
       timeout: seconds for the whole run. If None, as long as it takes.
       grace: seconds a process that is asked to end may take.
       max_restarts: how often the processes start again after a failure.
+      elastic: whether the end of a process leaves the others to go on.
+      min_processes: how many have to live then.
     """
 
     processes: int
@@ -68,6 +70,8 @@ class Options:
     timeout: float | None = None
     grace: float = 5.0
     max_restarts: int = 0
+    elastic: bool = False
+    min_processes: int = 1
 
 
 def parse(words: Sequence[str]) -> Options:
@@ -89,6 +93,12 @@ def parse(words: Sequence[str]) -> Options:
     if not program:
         parser.error("no script was given; name a file, or a module after -m")
     _check_exists(parser, program[0], given.module)
+    if given.min_processes is None:
+        given.min_processes = Options.min_processes
+    elif not given.elastic:
+        parser.error("--min-processes goes with --elastic")
+    elif given.min_processes > given.processes:
+        parser.error(f"--min-processes: there are {given.processes} processes")
     return Options(script=program[0], arguments=tuple(program[1:]), **vars(given))
 
 
@@ -167,6 +177,18 @@ def _parser():
         default=0,
         metavar="N",
         help="after a failure, start all processes again, N times at most (default: 0)",
+    )
+    add(
+        "--elastic",
+        action="store_true",
+        help="if a process ends, let the others go on: see jaxcomm.shrink. The "
+        "launcher serves jax.distributed then",
+    )
+    add(
+        "--min-processes",
+        type=_integer(1, _MOST_PROCESSES),
+        metavar="N",
+        help="with --elastic: if fewer live, the job fails (default: 1)",
     )
     names = {
         name

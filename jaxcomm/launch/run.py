@@ -8,6 +8,7 @@ import signal
 import time
 import uuid
 
+from jaxcomm import compat
 from jaxcomm.launch import environment, port, records
 from jaxcomm.launch.job import Job, Outcome, describe
 from jaxcomm.launch.options import Options
@@ -92,6 +93,10 @@ def _attempt(
       end: ``time.monotonic()`` at which ``--timeout`` ends the run.
     """
     output = Output(options.prefix)
+    address = f"{environment.LOOPBACK}:{number}"
+    store = (
+        compat.serve_jobs_store(address, options.processes) if options.elastic else None
+    )
     reports_read, reports_write = os.pipe()
     os.set_blocking(reports_read, False)
     processes = []
@@ -116,6 +121,8 @@ def _attempt(
                 for process in processes:
                     process.kill()
     finally:
+        if store is not None:
+            store.shutdown()
         os.close(reports_read)
         os.close(reports_write)
         output.finish()

@@ -7,10 +7,9 @@ all.
 A failure ends CUDA's context, and with it the process: each case has its own.
 """
 
-import ctypes
-
 import pytest
 from fault_suite import cases, check, runner
+from gpu_count import count_gpus
 
 from bench.gpu import processes
 from bench.options import UsageError
@@ -21,21 +20,9 @@ pytestmark = [pytest.mark.gpu, pytest.mark.multiprocess]
 AHEAD = 4
 
 
-def _count_gpus():
-    """Asks the driver: JAX would take most of the GPUs' memory for this process."""
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return 0
-    count = ctypes.c_int(0)
-    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
-        return 0
-    return count.value
-
-
 @pytest.fixture(scope="session")
 def hardware():
-    count = _count_gpus()
+    count = count_gpus()
     if count > 1:
         return runner.on_gpus()
     if not count:

@@ -60,7 +60,7 @@ calls = []
 def act():
     calls.append(1)
     if len(calls) == 1: raise RuntimeError("not yet")
-compat.before_devices_start(act)
+compat.around_start_of_devices(act, lambda: None)
 for _ in range(3):
     try: print("process", jax.process_count(), calls)
     except RuntimeError as error: print("process", error)

@@ -51,6 +51,11 @@ def event(happened, what="the event"):
     assert happened.wait(HANG_SECONDS), f"{what}: not after {HANG_SECONDS:g} s"
 
 
+def time_of_day():
+    """Return the time in seconds, the same for all processes: for figures to print."""
+    return time.time()
+
+
 def joined(*threads):
     """Wait for threads to end."""
     for thread in threads:

@@ -1,0 +1,185 @@
+"""Which processes go on after a failure, and the mesh of their devices.
+
+Processes agree in numbered rounds, through the key-value store of ``jax.distributed``.
+Each process of a mesh writes an entry when it comes. Once every process has come or has
+ended, or one has waited in vain, a process writes the outcome: who came and lives. The
+store takes the first outcome, so all that came return alike, and a process that comes
+later learns that it was given up.
+"""
+
+import datetime
+import hashlib
+import random
+import sys
+import time
+import weakref
+
+import jax
+import numpy as np
+
+from jaxcomm import config
+from jaxcomm.communicator import cache, hosts
+from jaxcomm.communicator.backends.backend import processes_of
+from jaxcomm.communicator.init import seconds_of
+from jaxcomm.communicator.rendezvous import names
+from jaxcomm.communicator.store import Store, of_job
+from jaxcomm.errors import CommunicatorError
+
+_FOLDER = "jaxcomm/survivors"
+# How long a process waits for the outcome before it looks who came.
+_STEP_SECONDS = 0.05
+# So many processes look in each step, of however many there are.
+_LOOKING = 4
+# The rounds that this process has been through, by the processes: who was left.
+_past: weakref.WeakKeyDictionary[Store, dict[tuple[int, ...], list[list[int]]]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def survivors(
+    mesh: jax.sharding.Mesh,
+    axis: str,
+    *,
+    timeout: float | datetime.timedelta | None = None,
+) -> jax.sharding.Mesh:
+    """Return a mesh without the rows of an axis that have lost a process.
+
+    Call it after a failure, on every process of the mesh that lives. All of them return
+    the same mesh, or raise. It makes and closes no communicators: see :func:`shrink`.
+
+    It waits until every other process has come or has ended. A process sees others end
+    on its own host. Any process that has not come after the timeout is given up: if it
+    comes later, it raises.
+
+    Args:
+      mesh: the mesh of the programs that failed.
+      axis: name of the axis to shorten. Programs must be able to go on without any of
+        its rows, as in data parallelism.
+      timeout: seconds (or a ``datetime.timedelta``) to wait for processes that have
+        neither come nor ended. If None, the ``JAXCOMM_TIMEOUT`` variable, else 300 s.
+
+    Returns:
+      The mesh itself if nothing is lost. Otherwise one with fewer rows along ``axis``.
+      A row leaves if any of its devices belongs to a lost process. The line on stderr
+      says what left.
+
+    Raises:
+      ValueError: if the mesh has no such axis.
+      CommunicatorError: if this process was given up, has only devices of rows that
+        left, or no row is whole.
+
+    Example:
+      >>> mesh = jax.make_mesh((2, 4), ("data", "context"))
+      >>> jaxcomm.survivors(mesh, "data") is mesh
+      True
+    """
+    if axis not in mesh.axis_names:
+        raise ValueError(f"survivors: {axis!r} is no axis of {mesh.axis_names}")
+    seconds = seconds_of(timeout, "survivors") or config.timeout_seconds()
+    processes, me = processes_of(mesh), jax.process_index()
+    if processes == (me,):
+        return mesh
+    living = _agree(processes, me, seconds)
+    lost = sorted({*processes} - {*living})
+    return mesh if not lost else _without(mesh, axis, lost, me)
+
+
+def shrink(
+    mesh: jax.sharding.Mesh,
+    axis: str,
+    *,
+    timeout: float | datetime.timedelta | None = None,
+) -> jax.sharding.Mesh:
+    """Return what :func:`survivors` returns, with communicators to go on with.
+
+    It closes all communicators that span processes, and on GPUs all, since they fail
+    together. It makes those anew that have lost nobody: programs compiled for them go
+    on. Communicators of ``mesh`` become communicators of the new mesh, with what
+    :func:`init` chose for them. If another process is lost meanwhile, it begins again.
+
+    Args:
+      mesh, axis, timeout: as of :func:`survivors`.
+
+    Returns:
+      The mesh itself if nothing is lost. Otherwise a smaller one.
+
+    Raises:
+      ValueError, CommunicatorError: as :func:`survivors`. CommunicatorError also if a
+        communicator cannot be made, and nobody was lost by that.
+
+    Example:
+      >>> mesh = jax.make_mesh((2, 4), ("data", "context"))
+      >>> jaxcomm.shrink(mesh, "data") is mesh
+      True
+    """
+    while True:
+        smaller = survivors(mesh, axis, timeout=timeout)
+        try:
+            cache.move(mesh, smaller)
+        except CommunicatorError:
+            if not hosts.ended(processes_of(smaller), jax.process_index()):
+                raise
+            mesh = smaller
+        else:
+            return smaller
+
+
+def _agree(processes: tuple[int, ...], me: int, seconds: float) -> list[int]:
+    """Return those of the processes that came and live; the same on all of them."""
+    store = of_job(processes)
+    rounds = _past.setdefault(store, {}).setdefault(processes, [])
+    candidates = rounds[-1] if rounds else list(processes)
+    name = hashlib.sha256(repr(processes).encode()).hexdigest()[:16]
+    folder = f"{_FOLDER}/{name}/{len(rounds)}"
+    key = f"{folder}/outcome"
+    outcome = store.get(key)
+    if outcome is None:
+        store.set(f"{folder}/{me}", True, me)
+        hosts.publish(processes, me)
+    deadline = time.monotonic() + seconds
+    while outcome is None:
+        is_late = time.monotonic() >= deadline
+        if is_late or random.randrange(len(processes)) < _LOOKING:
+            came = store.entries(folder, candidates)
+            gone = hosts.ended(candidates, me)
+            if is_late or {*candidates} <= {*came, *gone}:
+                store.set_once(key, [p for p in came if p not in gone], me)
+                outcome = store.get(key)
+                break
+        outcome = store.wait(key, _STEP_SECONDS)
+    if me not in outcome:
+        raise CommunicatorError(
+            f"process {me} came too late: the others of {names(processes)} had waited "
+            f"for it, and gave it up. {names(outcome)} go on without it. End this "
+            f"process"
+        )
+    rounds.append(outcome)
+    return outcome
+
+
+def _without(
+    mesh: jax.sharding.Mesh, axis: str, lost: list[int], me: int
+) -> jax.sharding.Mesh:
+    position = mesh.axis_names.index(axis)
+    is_lost = np.vectorize(lambda device: device.process_index in lost)(mesh.devices)
+    others = tuple(i for i in range(mesh.devices.ndim) if i != position)
+    left = np.flatnonzero(is_lost.any(axis=others))
+    text = (
+        f"process{'es' if len(lost) > 1 else ''} {', '.join(map(str, lost))} lost: "
+        f"axis {axis!r} goes on without {len(left)} of its "
+        f"{mesh.devices.shape[position]} rows ({', '.join(map(str, left))})"
+    )
+    devices = np.delete(mesh.devices, left, axis=position)
+    if devices.size == 0:
+        raise CommunicatorError(f"{text}: none is left. Start the job again")
+    smaller = jax.sharding.Mesh(devices, mesh.axis_names, axis_types=mesh.axis_types)
+    living = processes_of(smaller)
+    if me not in living:
+        raise CommunicatorError(
+            f"{text}. Process {me} has devices in these rows alone. End this process"
+        )
+    if me == living[0]:
+        idle = sorted({*processes_of(mesh)} - {*lost} - {*living})
+        more = f"; process {names(idle)} leaves with them" if idle else ""
+        print(f"jaxcomm: {text}{more}", file=sys.stderr, flush=True)
+    return smaller
