@@ -62,11 +62,11 @@ class CommPolicy:
         are not recorded.
       copy_engines: whether the GPUs' copy engines move the bytes of collectives that
         only move data. It is faster, and leaves thread blocks to computation. It
-        applies if a rank sends 32 MiB or more, and all ranks share a process with peer
-        access. Except for ``ppermute``, arrays must not lie in symmetric memory. Each
-        rank waits on the host for its peers, for 2 s at most and once in a run of a
-        program; NCCL takes over from then on. If None, True unless
-        ``command_buffers``, which cannot record it.
+        applies if a rank sends 32 MiB or more, 4 MiB in a split-phase call, and all
+        ranks share a process with peer access. Except for ``ppermute``, arrays must not
+        lie in symmetric memory. Each rank waits on the host for its peers, for 2 s at
+        most and once in a run of a program; NCCL takes over from then on. If None, True
+        unless ``command_buffers``, which cannot record it.
       one_shot: whether a kernel of this package adds small arrays in NCCL's place, in
         one step: every GPU writes to all others, and adds in the order of the ranks.
         It takes ``psum`` and ``pmean`` of float32, complex64, 32-bit integers, and an

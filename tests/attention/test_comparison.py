@@ -70,14 +70,14 @@ def test_a_choice_keeps_nothing_of_a_layout_that_is_traced():
 
 # By machine and schedule, a letter for each problem of the next test.
 CHOICES = {
-    ("gpu", "contiguous"): "rrrrrrrrrrrruurrrrhhrrrraaaaaaaaaaaa"
-    "rrrrrrhhuurruuuuuuuuaaaauurruuhhrrrr",
+    ("gpu", "contiguous"): "rrrrrrrrrrrruuhhrrhhrrhhaaaaaaaaaaaa"
+    "rrhhrrhhuuhhuuuuuuuuaaaauuhhuuhhrrhh",
     ("gpu", "zigzag"): "rrrrrrrrrrrrrrrrrrhhrrrraaaaaaaaaaaa"
     "rrrrrrhhrrhhaauuuuuuaaaarrrrrrhhrrhh",
     ("gpu", "striped"): "rrrrrrrrrrrrrrrrrrrrrrrraaaaaaaaaaaa"
     "rrrrrrsarraaaaaauuuuaaaarruurruurraa",
     ("cpu", "contiguous"): "uuuuuuuuuuuuuuuuuuuuuuuusrrrsrrruuuu"
-    "srrrsrrruurruuuuuuuusrrruurruurrsrrr",
+    "srhhsrhhuuhhuuuuuuuusrrruuhhuuhhsrhh",
     ("cpu", "zigzag"): "rrrrrrrrrrrrrruurruurruurrrrrrrrrruu"
     "rrrrrrrrrrrrrruurruurrrrrrrrrrrrrrrr",
     ("cpu", "striped"): 72 * "r",

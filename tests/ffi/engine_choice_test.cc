@@ -47,7 +47,14 @@ TEST(each_limit_counts_and_each_reason_fits) {
   Expect(kCopy, "only moves bytes", Moves(256 * kMiB, 256));
   Expect(kNccl, "no rank sends 32 MiB", Moves(kLeastCopiedBytes - 1));
   Expect(kNccl, "less than 1 MiB on average", Moves(256 * kMiB, 257));
-  CallFacts call = Moves();
+  CallFacts call = Moves(kLeastBytesOfStart, 4);
+  call.is_start = true;
+  Expect(kCopy, "only moves bytes", call);
+  call.copies = 5;
+  Expect(kNccl, "less than 1 MiB on average", call);
+  call.bytes_sent = kLeastBytesOfStart - 1;
+  Expect(kNccl, "no rank sends 4 MiB", call);
+  call = Moves();
   call.is_symmetric = true;
   Expect(kNccl, "symmetric memory", call);
 

@@ -168,8 +168,10 @@ TEST_ALONE(an_operation_that_becomes_one_in_flight_is_never_overlooked, EXIT_SUC
   const std::vector<NcclDevice> devices{{100, 0, 0}, {101, 1, 1}};
   const PrimaryContexts contexts(Library(), devices);
   FlightRecorder recorder(spec.groups);
-  NcclParts parts(spec, Library(), {std::make_shared<WorldHealth>(), OnFailure::kRaise},
-                  devices, contexts, recorder, {kHangSeconds});
+  NcclParts parts(
+      spec, Library(),
+      {std::make_shared<WorldHealth>(/*spans_processes=*/false), OnFailure::kRaise},
+      devices, contexts, recorder, {kHangSeconds});
   Psum sum(0);
   LaunchQueue& queue = parts.ranks[0]->queue;
   CHECK_OK(queue.Prepare());

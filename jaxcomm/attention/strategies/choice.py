@@ -14,6 +14,8 @@ from jaxcomm.machine import Machine
 
 # Products of a backward pass for each one of the forward pass.
 _BACKWARD = 2.5
+# Times that differ by no more, relative, are equal.
+_EQUAL = 1e-6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,9 +91,11 @@ def compared(problem: Problem, machine: Machine) -> dict[str, ComparedStrategy]:
 
 
 def fastest(rows: dict[str, ComparedStrategy]) -> str:
-    """Return the possible strategy of least time; of equals the first."""
+    """Return the possible strategy of least time; of equals that which sends least."""
     possible = [row for row in rows.values() if row.why_not is None]
-    return min(possible, key=lambda row: row.seconds).strategy
+    least = min(row.seconds for row in possible)
+    equals = [row for row in possible if row.seconds <= least * (1 + _EQUAL)]
+    return min(equals, key=lambda row: row.forward_bytes).strategy
 
 
 def choose(problem: Problem, machine: Machine) -> Strategy:

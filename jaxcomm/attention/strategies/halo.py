@@ -60,6 +60,8 @@ class Halo(Gathered):
             share * problem.key_bytes,
             share * (problem.key_bytes + problem.key_grad_bytes),
             (1 + share) * problem.key_bytes,
+            # On GPUs the own keys are computed while one border travels.
+            overlaps=sum(len(of) for _, of in sends) == 1,
         )
 
     def _sends(self, call, inputs) -> list[tuple[int, list[Piece]]]:

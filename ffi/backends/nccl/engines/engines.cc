@@ -60,7 +60,8 @@ EngineChoice Engines::ChooseFor(const CallFacts& facts, size_t place) const {
   return Choose(facts, policy_, topology);
 }
 
-ErrorOr<Engines::Chosen> Engines::Find(const Call& call, LocalRank& rank) {
+ErrorOr<Engines::Chosen> Engines::Find(const Call& call, LocalRank& rank,
+                                       bool is_start) {
   const auto recipe = recipes_.Find(*call.site, rank.facts, copy_ != nullptr);
   if (recipe.has_error()) {
     rank.queue.Refuse(call);
@@ -68,6 +69,7 @@ ErrorOr<Engines::Chosen> Engines::Find(const Call& call, LocalRank& rank) {
   }
   CallFacts facts = (*recipe)->facts;
   facts.may_be_captured = call.may_be_captured;
+  facts.is_start = is_start;
   facts.is_symmetric = copy_ != nullptr && nccl_.IsSymmetric(call, rank);
   Engine* const engines[] = {&nccl_, copy_.get(), one_shot_.get()};
   const EngineChoice choice = ChooseFor(facts, rank.facts.place);
@@ -78,12 +80,12 @@ Status Engines::Enqueue(const Call& call, LocalRank& rank, cuda::Stream stream) 
   if (call.site->plan_reads_operands()) {
     return data_dependent_->Enqueue(call, rank, stream);
   }
-  ASSIGN_OR_RETURN(const Chosen chosen, Find(call, rank));
+  ASSIGN_OR_RETURN(const Chosen chosen, Find(call, rank, /*is_start=*/false));
   return chosen.engine->Enqueue(call, *chosen.recipe, rank, stream);
 }
 
 Status Engines::Start(const Call& call, LocalRank& rank, cuda::Stream stream) {
-  ASSIGN_OR_RETURN(const Chosen chosen, Find(call, rank));
+  ASSIGN_OR_RETURN(const Chosen chosen, Find(call, rank, /*is_start=*/true));
   CurrentContext current(parts_.library.cuda, rank.facts.context);
   if (copy_ != nullptr && chosen.engine != copy_.get()) {
     RETURN_IF_ERROR(copy_->Forget(call, rank, stream));

@@ -54,7 +54,7 @@ class Engines {
     Engine* engine = nullptr;
   };
 
-  ErrorOr<Chosen> Find(const Call& call, LocalRank& rank);
+  ErrorOr<Chosen> Find(const Call& call, LocalRank& rank, bool is_start);
   EngineChoice ChooseFor(const CallFacts& facts, size_t place) const;
 
   NcclParts& parts_;

@@ -12,8 +12,10 @@ EngineChoice ChooseForMoves(const CallFacts& call, const EnginePolicy& policy,
     return Nccl(
         "not all ranks are of one process whose GPUs reach each other's memory");
   }
-  if (call.bytes_sent < kLeastCopiedBytes) return Nccl("no rank sends 32 MiB");
-  if (!IsWorthCopying(call.bytes_sent, call.copies)) {
+  if (!IsWorthCopying(call.bytes_sent, 0, call.is_start)) {
+    return Nccl(call.is_start ? "no rank sends 4 MiB" : "no rank sends 32 MiB");
+  }
+  if (!IsWorthCopying(call.bytes_sent, call.copies, call.is_start)) {
     return Nccl("copies of less than 1 MiB on average");
   }
   // NCCL has kernels of its own for symmetric memory, but none that send along pairs.

@@ -66,7 +66,7 @@ PeerPlan MakePeerPlan(const CallSite& site, const Plan& plan) {
     made.copies = std::max(made.copies,
                            static_cast<int64_t>(own.grouped.size() + own.local.size()));
   }
-  if (!IsWorthCopying(made.bytes_sent, made.copies)) return made;
+  if (!IsWorthCopying(made.bytes_sent, made.copies, /*is_start=*/true)) return made;
   made.parts.resize(steps.size());
   for (int rank = 0; rank < size; ++rank) {
     made.parts[rank].local = std::move(steps[rank].local);

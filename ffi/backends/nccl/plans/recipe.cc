@@ -57,7 +57,7 @@ ErrorOr<Recipe> Recipes::Make(const CallSite& site, const RankFacts& rank,
   ASSIGN_OR_RETURN(made.steps,
                    MakeSteps(site, plan, rank.rank, NativesOf(library_.nccl)));
   // Most calls are too small for copies, and their copies are never counted.
-  if (with_copies && site.operand_bytes() * (rank.size - 1) >= kLeastCopiedBytes) {
+  if (with_copies && site.operand_bytes() * (rank.size - 1) >= kLeastBytesOfStart) {
     made.copies = CopiesOf(site, plan);
   }
   made.facts = FactsOf(site, plan, made);
