@@ -16,6 +16,7 @@ from jaxcomm.attention.kernels import gpus
 from jaxcomm.attention.kernels.cudnn import support
 from jaxcomm.attention.kernels.flash import kernel as flash
 from jaxcomm.communicator.backends import BACKENDS, NAMES
+from jaxcomm.doctor import nccl_bugs
 from jaxcomm.doctor.rows import Row
 
 # They change what JAX finds and how it runs.
@@ -71,6 +72,7 @@ def backends() -> Iterator[Row]:
         status = backend.status()
         value = {"available": status.is_available, **status.details}
         yield Row(backend.name, status.text, value, status.is_fine)
+    yield from nccl_bugs.known_bugs()
     for name, reason in (
         ("FlashAttention-3", flash.why_not_on(gpus.local())),
         ("cuDNN attention", support.fused_attention_reason()),

@@ -71,6 +71,29 @@ def test_what_is_known_of_nccl_is_told(monkeypatch):
         assert text in row.text
 
 
+@pytest.mark.parametrize(
+    ("code", "machine", "told"),
+    [
+        (22809, "aarch64", ["stand still", "SymmetricPool", "NCCL_CTA_POLICY"]),
+        (22902, "x86_64", ["collectives may hang", "SymmetricPool", "NCCL_CTA"]),
+        (23101, "aarch64", ["SymmetricPool", "NCCL_CTA_POLICY"]),
+        (21801, "x86_64", []),
+        (23102, "aarch64", []),
+    ],
+)
+def test_bugs_of_the_loaded_nccl_are_told(monkeypatch, code, machine, told):
+    nccl = library.Library("/lib/nccl", "-", code, "13.0", (), False)
+    monkeypatch.setattr(library, "load", lambda: nccl)
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    row = by_name(software.backends()).get("nccl, known bugs")
+    assert (row is None) == (not told)
+    if row is not None:
+        assert len(row.value) == len(told)
+        assert all(text in found for text, found in zip(told, row.value, strict=True))
+        assert row.text.endswith("Install NCCL 2.31.2 or newer if you meet one")
+        assert row.is_fine is None
+
+
 def test_variables_are_listed_set_or_not_and_those_of_launch_are_no_problem():
     given = {"JAXCOMM_BACKEND": "xla", "HOME": "/", "XLA_FLAGS": "--a"}
     found = by_name(software.variables(given))
