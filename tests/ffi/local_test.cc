@@ -23,7 +23,11 @@ std::vector<std::vector<int64_t>> OneGroup(int size) {
 struct Ranks {
   Ranks(Communicator& communicator, CallSite* site, int64_t run = 1)
       : communicator(communicator), site(site), run(run) {}
+  ~Ranks() {
+    for (const int rank : arrived) End(rank);
+  }
   void Arrive(int rank) {
+    arrived.push_back(rank);
     buffers[rank].Arrive(communicator, site, run, 100 + rank, nullptr, &outcomes[rank]);
   }
   std::string End(int rank) { return outcomes[rank].Wait(); }
@@ -40,6 +44,7 @@ struct Ranks {
   std::deque<RankBuffers> buffers = {
       {in, out, 1}, {in, out, 2}, {in, out, 3}, {in, out, 4}, {in, out, 5}};
   std::deque<Outcome> outcomes = std::deque<Outcome>(5);
+  std::vector<int> arrived;
 };
 
 // No thread watches its timeouts: they pass when a test says so, however slow it is.

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "ffi/backends/nccl/nccl_communicator.h"
+#include "ffi/base/keep_forever.h"
 #include "tests/ffi/check.h"
 #include "tests/ffi/fake_nccl.h"
 #include "tests/ffi/ranks.h"
@@ -52,8 +53,10 @@ inline std::shared_ptr<NcclWorld> MakeWorld(int size = 2,
 // `library` must outlive it.
 inline std::shared_ptr<Communicator> Make(const Options& options = {},
                                           std::shared_ptr<NcclWorld> world = nullptr) {
-  // Never freed: what stops the devices refers to it as long as the process lives.
-  const auto& library = *new NcclLibrary(options.library);
+  // What stops the devices refers to it as long as the process lives.
+  auto kept = std::make_unique<NcclLibrary>(options.library);
+  const NcclLibrary& library = *kept;
+  KeepForever(std::move(kept));
   if (options.one_shot) setenv("JAXCOMM_FAKE_KERNELS", "1", 1);
   if (world == nullptr) world = MakeWorld(options.size, library, options.settings);
   auto groups = options.groups;
