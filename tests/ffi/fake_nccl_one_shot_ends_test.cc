@@ -295,17 +295,60 @@ TEST(what_a_communicator_holds_is_told_as_it_is_now) {
   CHECK_EQ(communicator->stats().device_bytes, before + 2 * 500);
 }
 
+Steps SumOfOneInteger() {
+  Steps steps;
+  steps.grouped.resize(1);
+  steps.grouped[0].kind = Step::Kind::kAllReduce;
+  steps.grouped[0].type = nccl::Type::kInt32;
+  steps.grouped[0].count = 1;
+  return steps;
+}
+
+// Once with the mark of who follows the call, and once with an event of its own.
+TEST(leaving_waits_for_a_sum_that_is_yet_to_run) {
+  setenv("JAXCOMM_FAKE_KERNELS", "1", 1);
+  for (const bool is_followed : {true, false}) {
+    const Pair pair;
+    const cuda::Stream stream = pair.first.stream;
+    FlightRecorder recorder({{0, 1}});
+    InFlight in_flight(Library(), recorder);
+    CHECK_OK(in_flight.Prepare());
+    const auto one_shot =
+        Must(OneShot::Create(Library(), pair.members(), pair.streams()));
+    pair.Synchronize();
+    Gate gate;
+    gate.Hold(stream);
+    int32_t operand = 1, result = 0;
+    const void* operands[] = {&operand};
+    void* results[] = {&result};
+    const Call call{nullptr, 1, 1, 1, 0, operands, results, nullptr};
+    OnDevice on(0);
+    in_flight.Begin(stream, false, InFlight::Clock::now());
+    CHECK_OK(one_shot->Launch(SumOfOneInteger(), call, 0, stream,
+                              is_followed ? &in_flight : nullptr));
+    in_flight.End(stream, {}, InFlight::Clock::now());
+    Event has_left;
+    std::thread leaves([&] {
+      one_shot->Leave();
+      has_left.Set();
+    });
+    LetOthersRun();
+    CHECK_TRUE(!has_left.is_set());
+    gate.Open();
+    CHECK_TRUE(has_left.Wait());
+    leaves.join();
+    pair.Synchronize();
+    in_flight.Release();
+  }
+}
+
 TEST(flags_are_not_used_again) {
   setenv("JAXCOMM_FAKE_KERNELS", "1", 1);
   const Pair pair;
   const auto one_shot = Must(OneShot::Create(Library(), pair.members(), pair.streams(),
                                              /*flag=*/0xfffffff8));
   pair.Synchronize();
-  Steps steps;  // sums one 32-bit integer
-  steps.grouped.resize(1);
-  steps.grouped[0].kind = Step::Kind::kAllReduce;
-  steps.grouped[0].type = nccl::Type::kInt32;
-  steps.grouped[0].count = 1;
+  const Steps steps = SumOfOneInteger();
   int sums = 0;
   int32_t operand = 1, result[2] = {};
   for (; sums < 100 && one_shot->sums_left(0) >= kMostSums; ++sums) {
@@ -316,7 +359,7 @@ TEST(flags_are_not_used_again) {
       void* results[] = {&result[rank]};
       const Call call{nullptr, 1, 1, 1, 0, operands, results, nullptr};
       OnDevice on(static_cast<int>(rank));
-      CHECK_OK(one_shot->Launch(steps, call, rank, pair.streams()[rank]));
+      CHECK_OK(one_shot->Launch(steps, call, rank, pair.streams()[rank], nullptr));
     }
   }
   pair.Synchronize();

@@ -28,6 +28,9 @@ struct Device {
   int64_t recorded[3] = {0, 0, 0};  // by stream
   int64_t done[3] = {0, 0, 0};
   int queries = 0;
+  // The events that streams wait for, as they were recorded then.
+  std::vector<std::pair<int, Event>> waits;
+  cuda::Result records = cuda::kSuccess;
 };
 
 Device* device = nullptr;
@@ -51,7 +54,13 @@ NcclLibrary Driver() {
   library.cuda.EventRecord = [](cuda::Event event, cuda::Stream stream) {
     const auto number = static_cast<int>(reinterpret_cast<intptr_t>(stream));
     if (meanwhile) meanwhile();
+    if (device->records != cuda::kSuccess) return device->records;
     *reinterpret_cast<Device::Event*>(event) = {number, ++device->recorded[number]};
+    return cuda::kSuccess;
+  };
+  library.cuda.StreamWaitEvent = [](cuda::Stream stream, cuda::Event event, unsigned) {
+    device->waits.emplace_back(static_cast<int>(reinterpret_cast<intptr_t>(stream)),
+                               *reinterpret_cast<Device::Event*>(event));
     return cuda::kSuccess;
   };
   library.cuda.EventQuery = [](cuda::Event event) {
@@ -87,6 +96,13 @@ struct Rank {
       in_flight.End(StreamOf(stream), {ticket, site->operation(), ++operations}, clock);
     }
   }
+  InFlight::Mark GiveMarked(int stream) {
+    in_flight.Begin(StreamOf(stream), false, clock += std::chrono::milliseconds(1));
+    const InFlight::Mark mark = in_flight.Promise();
+    const auto ticket = recorder.Start(site->operation(), 1, 2, 0, 0);
+    in_flight.End(StreamOf(stream), {ticket, site->operation(), ++operations}, clock);
+    return mark;
+  }
   // Lets a stream finish this many of its operations, with two events each.
   void Finish(int stream, int operations) { own.done[stream] += 2 * operations; }
 
@@ -107,6 +123,59 @@ TEST(those_that_are_done_are_told) {
     rank.in_flight.Refresh();
     CHECK_EQ(rank.Completed(), static_cast<int>(rank.own.done[1] / 2));
     CHECK_EQ(rank.in_flight.size(), 50 - rank.Completed());
+  }
+}
+
+TEST(a_mark_stands_for_its_operation_alone) {
+  Rank rank;
+  const InFlight::Mark mark = rank.GiveMarked(1);
+  CHECK_TRUE(rank.in_flight.MayRun(mark));
+  CHECK_OK(rank.in_flight.WaitFor(mark, StreamOf(2)));
+  CHECK_EQ(rank.own.waits.size(), size_t{1});
+  CHECK_EQ(rank.own.waits[0].first, 2);
+  CHECK_EQ(rank.own.waits[0].second.stream, 1);
+  rank.Finish(1, 1);
+  CHECK_TRUE(!rank.in_flight.MayRun(mark));
+  // Others use its event by now, and more are in flight than there are entries.
+  rank.Give(2, 2 * rank.in_flight.capacity());
+  CHECK_TRUE(!rank.in_flight.MayRun(mark));
+  CHECK_OK(rank.in_flight.WaitFor(mark, StreamOf(1)));
+  CHECK_EQ(rank.own.waits.size(), size_t{1});
+}
+
+// The last entry comes to stand for what another stream was given.
+TEST(the_last_entry_has_no_mark) {
+  Rank rank;
+  rank.Give(1, rank.in_flight.capacity() - 2);
+  const InFlight::Mark mark = rank.GiveMarked(1);
+  CHECK_TRUE(mark.event != nullptr);
+  CHECK_TRUE(rank.GiveMarked(1).event == nullptr);
+  CHECK_TRUE(rank.GiveMarked(1).event == nullptr);
+  rank.Give(2, 3);
+  CHECK_OK(rank.in_flight.WaitFor(mark, StreamOf(2)));
+  CHECK_EQ(rank.own.waits[0].second.stream, 1);
+  rank.in_flight.Fail();  // whether it is over is for its event to say
+  CHECK_TRUE(rank.in_flight.MayRun(mark));
+  rank.Finish(1, rank.in_flight.capacity() - 1);
+  CHECK_TRUE(!rank.in_flight.MayRun(mark));
+}
+
+TEST(nobody_knows_when_what_has_no_event_is_over) {
+  for (const bool is_given : {false, true}) {
+    Rank rank;
+    const InFlight::Mark before = rank.GiveMarked(1);
+    rank.Finish(1, 1);
+    if (is_given) {
+      rank.own.records = static_cast<cuda::Result>(1);
+      rank.GiveMarked(1);
+    } else {
+      rank.in_flight.Begin(StreamOf(1), false, rank.clock);
+      rank.in_flight.Promise();
+    }
+    CHECK_TRUE(rank.in_flight.MayRun(before));
+    rank.own.records = cuda::kSuccess;
+    rank.Give(1);
+    CHECK_TRUE(rank.in_flight.MayRun(before));
   }
 }
 

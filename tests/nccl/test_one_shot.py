@@ -45,6 +45,8 @@ def test_a_small_sum_is_jax_lax_s_without_nccl(with_kernels, make_mesh, size, dt
     )
     assert calls() == 1
     assert len(with_kernels.trace("cuLaunchKernel")) == size
+    # Where it begins, and where it ends, which stands for all that waits for it.
+    assert len(with_kernels.trace("cuEventRecord")) == 2 * size
     # The communicator's first use is no call of the program.
     assert not [c for c in with_kernels.trace("ncclAllReduce") if c["count"] > 1]
 

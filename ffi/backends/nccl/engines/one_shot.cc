@@ -172,13 +172,18 @@ Status OneShot::Allocate(RankState& state) {
   return OkStatus();
 }
 
+bool OneShot::MayRun(const RankState& state) const {
+  if (state.stream == nullptr) return false;
+  if (state.mark.event != nullptr) return state.in_flight->MayRun(state.mark);
+  return library_.cuda.EventQuery(state.last) == cuda::kNotReady;
+}
+
 bool OneShot::IsIdleSoon() {
   const auto end = std::chrono::steady_clock::now() + kGrace;
   for (RankState& state : ranks_) {
     CurrentContext current(library_.cuda, state.facts.context);
     if (state.is_lost) return false;
-    while (state.stream != nullptr &&
-           library_.cuda.EventQuery(state.last) == cuda::kNotReady) {
+    while (MayRun(state)) {
       if (std::chrono::steady_clock::now() > end) return false;
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
@@ -293,10 +298,13 @@ bool OneShot::AreAble(const RankState& state) {
 }
 
 Status OneShot::Launch(const Steps& steps, const Call& call, size_t member,
-                       cuda::Stream stream) {
+                       cuda::Stream stream, InFlight* in_flight) {
   RankState& state = ranks_[member];
   if (state.stream != stream && state.stream != nullptr) {
-    RETURN_IF_ERROR(library_.Try(library_.cuda.StreamWaitEvent, stream, state.last, 0));
+    RETURN_IF_ERROR(
+        state.mark.event != nullptr
+            ? state.in_flight->WaitFor(state.mark, stream)
+            : library_.Try(library_.cuda.StreamWaitEvent, stream, state.last, 0));
   }
   Status status = OkStatus();
   for (const Step& step : steps.grouped) {
@@ -319,6 +327,10 @@ Status OneShot::Launch(const Steps& steps, const Call& call, size_t member,
                           threads, 1, 1, 0, stream, parameters, nullptr);
   }
   state.stream = stream;
+  state.in_flight = in_flight;
+  state.mark = {};
+  if (status.success() && in_flight != nullptr) state.mark = in_flight->Promise();
+  if (state.mark.event != nullptr) return status;
   // Also behind those before one that failed.
   const Status recorded = library_.Try(library_.cuda.EventRecord, state.last, stream);
   state.is_lost |= recorded.failure();

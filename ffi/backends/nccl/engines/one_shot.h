@@ -19,6 +19,7 @@
 #include "ffi/backends/nccl/library/library.h"
 #include "ffi/backends/nccl/library/rank_facts.h"
 #include "ffi/backends/nccl/plans/steps.h"
+#include "ffi/backends/nccl/queue/in_flight.h"
 #include "ffi/base/status.h"
 #include "ffi/core/communicator.h"
 
@@ -72,9 +73,10 @@ class OneShot {
   uint32_t sums_left(size_t member) const { return ~ranks_[member].flag.load(); }
 
   // Gives `stream` the sums of steps that are nothing else, each of MostWordsOfSum() at
-  // most. Requires that one thread at a time calls it for each member.
+  // most. Requires that one thread at a time calls it for each member. `in_flight`: of
+  // the member, which follows the call and has begun; null: nobody follows it.
   Status Launch(const Steps& steps, const Call& call, size_t member,
-                cuda::Stream stream);
+                cuda::Stream stream, InFlight* in_flight);
 
   // Lets kernels leave that wait for other ranks, without a result, from now on.
   void Stop();
@@ -96,10 +98,14 @@ class OneShot {
     std::vector<cuda::Pointer> opened;
     PeerInfo* infos = nullptr;
     bool takes_part = false;
-    // The last sum, and the stream it was given to: sums keep their order.
-    cuda::Event last = nullptr;
+    // The stream that the last sum was given to: sums keep their order.
     cuda::Stream stream = nullptr;
-    bool is_lost = false;  // `last` does not stand for the last sum
+    // What stands for the last sum: a mark, since another event costs a launch, or an
+    // event of our own where there is none.
+    InFlight::Mark mark;
+    InFlight* in_flight = nullptr;  // whose mark
+    cuda::Event last = nullptr;
+    bool is_lost = false;  // nothing does
     OneShotArguments arguments;
     std::atomic<uint32_t> flag{0};  // of the last sum
   };
@@ -107,6 +113,8 @@ class OneShot {
   explicit OneShot(const NcclLibrary& library) : library_(library) {}
 
   Status LoadKernels(RankState& state);
+  // Whether the last sum may be yet to run.
+  bool MayRun(const RankState& state) const;
   void CannotTakePart(std::string reason);
   Status Allocate(RankState& state);
   // Whether all ranks can take part so far, by the infos received.

@@ -13,7 +13,8 @@ static_assert(kArriveAt + OneShotArguments::kMostRanks * sizeof(OneShot::PeerInf
 Status OneShotEngine::Enqueue(const Call& call, const Recipe& recipe, LocalRank& rank,
                               cuda::Stream stream) {
   RETURN_IF_ERROR(rank.queue.Give(call, stream, rank.queue.Record(call), [&] {
-    return sums_->Launch(recipe.steps, call, rank.facts.place, stream);
+    return sums_->Launch(recipe.steps, call, rank.facts.place, stream,
+                         &rank.queue.in_flight());
   }));
   rank.queue.counts().Add(*call.site, CallCounts::Kind::kOneShot);
   return OkStatus();

@@ -1,5 +1,7 @@
 #include "ffi/backends/nccl/queue/in_flight.h"
 
+#include <utility>
+
 #include "ffi/flight/operation_table.h"
 
 namespace jaxcomm {
@@ -34,6 +36,7 @@ void InFlight::Begin(cuda::Stream stream, bool may_be_captured, Clock::time_poin
     return;
   }
   std::unique_lock<std::mutex> lock(mutex_);
+  is_lost_ |= std::exchange(is_promised_, false);
   if (size() == kEntries) Retire();
   is_begun_ = size() < kEntries;
   if (!is_begun_) return;
@@ -70,8 +73,10 @@ void InFlight::End(cuda::Stream stream, const Named& named, Clock::time_point no
   }
   is_extended_ = !has_place;
   lock.unlock();
-  library_.cuda.EventRecord(entry.ended, stream);
+  const cuda::Result recorded = library_.cuda.EventRecord(entry.ended, stream);
   lock.lock();
+  is_lost_ |= recorded != cuda::kSuccess;
+  is_promised_ = false;
   is_extended_ = false;
   if (!has_place && size() == 0) {  // Fail() came meanwhile
     recorder_.Finish(named.ticket, FlightRecorder::State::kFailed);
@@ -80,7 +85,36 @@ void InFlight::End(cuda::Stream stream, const Named& named, Clock::time_point no
   tickets_[tickets_given_ % tickets_.size()] = named.ticket;
   entry.tickets = ++tickets_given_;
   if (tickets_given_ - tickets_finished_ > tickets_.size()) ++tickets_finished_;
-  if (has_place) size_.fetch_add(1, std::memory_order_relaxed);
+  if (!has_place) return;
+  ++added_;
+  size_.fetch_add(1, std::memory_order_relaxed);
+}
+
+InFlight::Mark InFlight::Promise() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  // The last place of all is that of an entry which may come to stand for several.
+  if (is_captured_ || size() >= kEntries - 1) return {};
+  is_promised_ = true;
+  // See Begin(): nobody else moves the place where End() adds.
+  return {entries_[(first_ + size()) % kEntries].ended, added_ + 1};
+}
+
+Status InFlight::WaitFor(const Mark& mark, cuda::Stream stream) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (IsOver(mark)) return OkStatus();
+  }
+  // Its event is that of another operation only once it is over.
+  return library_.Try(library_.cuda.StreamWaitEvent, stream, mark.event, 0);
+}
+
+bool InFlight::MayRun(const Mark& mark) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (is_promised_ || is_lost_) return true;
+    if (IsOver(mark)) return false;
+  }
+  return library_.cuda.EventQuery(mark.event) == cuda::kNotReady;
 }
 
 void InFlight::Finish(Entry& entry, FlightRecorder::State state) {
@@ -164,6 +198,7 @@ void InFlight::Refresh() {
 
 void InFlight::Fail() {
   std::lock_guard<std::mutex> lock(mutex_);
+  has_failed_ = true;
   for (; size() > 0; size_.fetch_sub(1, std::memory_order_relaxed)) {
     Finish(entries_[first_], FlightRecorder::State::kFailed);
     first_ = (first_ + 1) % kEntries;

@@ -48,6 +48,20 @@ class InFlight {
   void Begin(cuda::Stream stream, bool may_be_captured, Clock::time_point now);
   void End(cuda::Stream stream, const Named& named, Clock::time_point now);
 
+  // What stands for one operation, also once its entry is gone.
+  struct Mark {
+    cuda::Event event = nullptr;  // null: there is none
+    uint64_t number = 0;
+  };
+  // Between Begin() and End(), which is to come: the mark of the operation. There is
+  // none if its entry may come to stand for later ones, which may be of other streams.
+  Mark Promise();
+  // Has `stream` wait for the operation of a mark. Requires that nobody is between
+  // Begin() and End() but the caller.
+  Status WaitFor(const Mark& mark, cuda::Stream stream);
+  // Whether it may run, or be yet to run.
+  bool MayRun(const Mark& mark);
+
   // Records what is done, and returns the first operation that failed or runs for
   // longer than `patience`. An operation that waits for its stream is not late.
   Overdue Poll(Clock::time_point now, std::chrono::duration<double> patience);
@@ -88,6 +102,9 @@ class InFlight {
   int CountDone() const;
   bool IsDone(int index) const;
   void Retire();
+  bool IsOver(const Mark& mark) const {
+    return !has_failed_ && mark.number <= added_ - static_cast<uint64_t>(size());
+  }
 
   const NcclLibrary& library_;
   FlightRecorder& recorder_;
@@ -100,6 +117,10 @@ class InFlight {
   bool is_captured_ = false;
   bool is_begun_ = false;  // the operation being given has an entry with its beginning
   bool is_extended_ = false;  // the end of the last entry is being put off
+  uint64_t added_ = 0;        // entries so far
+  // Of a mark whose operation was not given in the end, or cannot be asked for, nobody
+  // knows when it is over.
+  bool is_promised_ = false, is_lost_ = false, has_failed_ = false;
   std::atomic<bool> was_captured_{false};
   Clock::time_point last_given_;
   std::atomic<int> size_{0};

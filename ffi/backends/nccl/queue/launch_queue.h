@@ -175,6 +175,7 @@ class LaunchQueue {
   int launches() const { return launched_since_.load() != 0; }
   bool was_captured() const { return in_flight_.was_captured(); }
 
+  InFlight& in_flight() { return in_flight_; }
   CallCounts& counts() { return counts_; }
   const CallCounts& counts() const { return counts_; }
 
