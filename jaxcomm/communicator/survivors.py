@@ -30,8 +30,8 @@ _FOLDER = "jaxcomm/survivors"
 _STEP_SECONDS = 0.05
 # So many processes look in each step, of however many there are.
 _LOOKING = 4
-# The rounds that this process has been through, by the processes: who was left.
-_past: weakref.WeakKeyDictionary[Store, dict[tuple[int, ...], list[list[int]]]] = (
+# The rounds that a process has been through, by the processes and itself: who was left.
+_past: weakref.WeakKeyDictionary[Store, dict[tuple, list[list[int]]]] = (
     weakref.WeakKeyDictionary()
 )
 
@@ -127,7 +127,7 @@ def shrink(
 def _agree(processes: tuple[int, ...], me: int, seconds: float) -> list[int]:
     """Return those of the processes that came and live; the same on all of them."""
     store = of_job(processes)
-    rounds = _past.setdefault(store, {}).setdefault(processes, [])
+    rounds = _past.setdefault(store, {}).setdefault((processes, me), [])
     candidates = rounds[-1] if rounds else list(processes)
     name = hashlib.sha256(repr(processes).encode()).hexdigest()[:16]
     folder = f"{_FOLDER}/{name}/{len(rounds)}"

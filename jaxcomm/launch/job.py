@@ -186,9 +186,8 @@ class Job:
             self._living.discard(number)
             count = len(self._living)
             if count >= self._least:
-                self._output.say(
-                    f"process {number} {describe(status)}; {count} others go on"
-                )
+                rest = f"{count} others go on" if count > 1 else "1 other goes on"
+                self._output.say(f"process {number} {describe(status)}; {rest}")
                 return
         self._status = status
         if self._stopping:
@@ -225,7 +224,7 @@ class Job:
             seconds = min(seconds, most_seconds_for_words)
         self._deadline = time.monotonic() + seconds
         if step.signal_number == signal.SIGKILL:
-            if self._status is None:
+            if self._status is None and self._request:
                 self._status = SIGNAL_BASE + self._request
             who = ", ".join(map(str, sorted(self._running)))
             self._output.say(f"still running, now killed: {who}")

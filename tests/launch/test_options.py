@@ -18,6 +18,9 @@ def script(tmp_path, monkeypatch):
         # What follows the script belongs to it.
         ("-n 4 train.py -n 5 --timeout x -- -m --help",
          Options(4, "train.py", ("-n", "5", "--timeout", "x", "--", "-m", "--help"))),
+        ("-n 4 --elastic train.py", Options(4, "train.py", elastic=True)),
+        ("-n 4 --elastic --min-processes 2 train.py",
+         Options(4, "train.py", elastic=True, min_processes=2)),
         ("-n2 -m json.tool -m x", Options(2, "json.tool", ("-m", "x"), module=True)),
         ("--processes=3 --devices-per-process 2 --platform cuda --no-prefix "
          "--coordinator-port 123 --timeout 99.5 --grace 2 --max-restarts 7 "
@@ -48,6 +51,8 @@ def test_options_are_read(words, parsed):
         ("-n 2 --grace nan train.py", "'nan' is not a positive number of seconds"),
         ("-n 2 --max-restarts -1 train.py", "'-1' is not a number from 0 to 10000"),
         ("-n 2 --device 2 train.py", "unrecognized arguments: --device"),
+        ("-n 2 --min-processes 1 train.py", "--min-processes goes with --elastic"),
+        ("-n 2 --elastic --min-processes 3 train.py", "there are 2 processes"),
         ("-n 2 absent.py", "there is no file 'absent.py'"),
         ("-n 2 -m no_such_package.x", "there is no module 'no_such_package'"),
         ("-n 2 -m ..x", "there is no module ''"),

@@ -1,0 +1,114 @@
+"""Which processes go on: processes that are threads agree through a store in memory."""
+
+import jax
+import numpy as np
+import pytest
+from job_store import JobStore
+
+import jaxcomm
+from jaxcomm.communicator import hosts, survivors
+
+FOUR = (0, 1, 2, 3)
+TIMEOUT = 60
+
+
+@pytest.fixture
+def ended(monkeypatch):
+    """The processes that have ended: a test adds some."""
+    some = set()
+    monkeypatch.setattr(hosts, "ended", lambda processes, me: some & {*processes})
+    monkeypatch.setattr(hosts, "publish", lambda processes, me: None)
+    return some
+
+
+@pytest.fixture
+def store(monkeypatch, ended):
+    made = JobStore()
+    made.serve(monkeypatch)
+    monkeypatch.setattr(survivors, "time", made)
+    return made
+
+
+def agree(store, *processes):
+    """What each of some processes returns or raises, when all come at once."""
+    found, _ = store.run(
+        dict.fromkeys(processes, lambda p: survivors._agree(FOUR, p, TIMEOUT))
+    )
+    return found
+
+
+def all_find(*processes):
+    return {process: list(processes) for process in processes}
+
+
+def test_all_learn_at_once_who_has_ended(store, ended):
+    ended.add(2)
+    assert agree(store, 0, 1, 3) == all_find(0, 1, 3)
+    assert store.now < TIMEOUT
+
+
+@pytest.fixture
+def interrupted(store, monkeypatch):
+    """Process 0 has come, and was interrupted while it waited for the others."""
+    with monkeypatch.context() as patch:
+        patch.setattr(survivors.Store, "wait", _interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            survivors._agree(FOUR, 0, TIMEOUT)
+
+
+def _interrupt(*arguments):
+    raise KeyboardInterrupt
+
+
+def test_a_process_that_came_and_ended_is_lost(store, ended, interrupted):
+    ended.add(0)
+    assert agree(store, 1, 2, 3) == all_find(1, 2, 3)
+
+
+def test_a_process_that_was_interrupted_comes_to_the_same_round(store, interrupted):
+    assert agree(store, *FOUR) == all_find(*FOUR)
+
+
+def test_a_late_process_is_given_up_and_learns_that(store):
+    assert agree(store, 0, 1, 3) == all_find(0, 1, 3)
+    assert store.now >= TIMEOUT
+    (late,) = agree(store, 2).values()
+    assert isinstance(late, jaxcomm.CommunicatorError)
+    assert str(late) == (
+        "process 2 came too late: the others of [0, 1, 2, 3] had waited for it, and "
+        "gave it up. [0, 1, 3] go on without it. End this process"
+    )
+
+
+def test_if_all_come_nobody_is_lost_and_a_later_loss_is_seen(store, ended):
+    for _ in range(2):
+        assert agree(store, *FOUR) == all_find(*FOUR)
+    assert store.now < TIMEOUT
+    ended.add(0)
+    assert agree(store, 1, 2, 3) == all_find(1, 2, 3)
+    # Also where the same are asked for again.
+    ended.add(1)
+    assert agree(store, 2, 3) == all_find(2, 3)
+
+
+def test_a_mesh_of_one_process_is_whole():
+    mesh = jax.make_mesh((2, 4), ("data", "context"))
+    assert jaxcomm.survivors(mesh, "data") is mesh
+    with pytest.raises(ValueError, match="'pipe' is no axis of"):
+        jaxcomm.survivors(mesh, "pipe")
+
+
+def test_shrink_keeps_what_lost_nobody(make_mesh, psum_over):
+    """Also programs compiled before."""
+    mesh = make_mesh(i=8)
+    (member,) = jaxcomm.init(mesh)
+    x = np.arange(8, dtype=np.float32)
+    program = psum_over(mesh, "i").lower(x).compile()
+    assert jaxcomm.shrink(mesh, "i") is mesh
+    assert not member.closed
+    assert set(np.asarray(program(x))) == {28}
+
+
+def test_check_returns_results_and_raises_what_computing_them_raised():
+    tree = {"loss": jax.numpy.ones(2)}
+    assert jaxcomm.check(tree) is tree
