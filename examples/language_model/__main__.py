@@ -77,6 +77,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--nocheck", dest="check", action="store_false", help="do not compare"
     )
+    parser.add_argument(
+        "--elastic",
+        action="store_true",
+        help="if a process ends, go on with fewer sequences in a batch; for launch "
+        "--elastic, compares nothing",
+    )
     parser.set_defaults(
         **{
             name: getattr(_DEFAULT, name)
@@ -141,7 +147,8 @@ def read(words: Sequence[str]) -> Settings:
         window=given.window,
         learning_rate=given.learning_rate,
         checkpoint_every=given.checkpoint_every,
-        check=given.check,
+        check=False if given.elastic else given.check,
+        elastic=given.elastic,
     )
 
 

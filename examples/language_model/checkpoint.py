@@ -64,7 +64,10 @@ class Checkpoints:
         The first save of a run that was not resumed replaces what an older run left.
         """
         step = len(losses)
-        if step == self.saved_step or not processes.is_first():
+        is_first = processes.is_first()
+        if step == self.saved_step or not is_first:
+            # Another writes them. If this process takes its place, they stay.
+            self._resumed = self._resumed or not is_first
             return
         # A copy: it is written later, when the next steps have lengthened the list.
         about = {
@@ -77,6 +80,8 @@ class Checkpoints:
             if self.saved_step is None and not self._resumed:
                 for old in manager.all_steps():
                     manager.delete(old)
+            if step in manager.all_steps():
+                manager.delete(step)  # it was taken again
             manager.save(
                 step,
                 args=ocp.args.Composite(
@@ -86,6 +91,11 @@ class Checkpoints:
                 ),
             )
         self.saved_step = step
+
+    def forget_last(self) -> None:
+        """Save the last step again, which is taken again."""
+        self.saved_step = None
+        self._resumed = True
 
     def restore(self, like: State) -> Progress:
         """Return the progress of the latest checkpoint.

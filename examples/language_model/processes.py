@@ -16,6 +16,7 @@ _SLICE_MILLISECONDS = 1000
 
 Answer = TypeVar("Answer")
 _questions = itertools.count()
+_first = 0
 
 
 def count() -> int:
@@ -33,7 +34,13 @@ def count() -> int:
 
 def is_first() -> bool:
     """Say whether this process prints, draws and writes for all of them."""
-    return count() == 1 or jax.process_index() == 0
+    return count() == 1 or jax.process_index() == _first
+
+
+def go_on(mesh: jax.sharding.Mesh) -> None:
+    """Have the first process that a mesh has left speak for the others."""
+    global _first
+    _first = min(device.process_index for device in mesh.devices.flat)
 
 
 def was_restarted() -> bool:

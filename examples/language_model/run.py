@@ -6,6 +6,7 @@ import jaxcomm
 from language_model import data, generate, plot, processes, report
 from language_model.interrupt import Interrupted, deferred_interrupt, kept_interrupt
 from language_model.settings import DemoError, Settings
+from language_model.step import FAILURES
 from language_model.training import Training
 
 # The second loss tells whether the gradients of the first step were right.
@@ -39,12 +40,29 @@ def run(settings: Settings) -> None:
     _say(f"step   {collectives}\n")
     try:
         expected = _reference(training, timings)
-        _train(training, expected, timings)
-        with timings.phase("validation"), kept_interrupt():
-            validation = training.validate()
+        while True:
+            try:
+                _train(training, expected, timings)
+                with timings.phase("validation"), kept_interrupt():
+                    validation = training.validate()
+                break
+            except FAILURES as error:
+                if not settings.elastic:
+                    raise
+                with timings.phase("shrinking"):
+                    training.shrink(error)
+                _say(
+                    f"goes on after step {len(training.losses)} with "
+                    f"data={training.settings.data}"
+                )
     finally:
         with timings.phase("checkpoint"):
             training.checkpoints.close()
+    if settings.elastic:
+        # Nobody has to wait for a process that may end.
+        if processes.is_first():
+            _conclude(training, validation, timings)
+        return
     # The others stay until it is done: communicators end with the first that leaves.
     processes.from_first(lambda: _conclude(training, validation, timings))
 

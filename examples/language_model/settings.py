@@ -20,6 +20,7 @@ class Settings:
       window: tokens that each second layer sees.
       check: whether to compare with the reference. If None, when dense attention of the
         sequence fits into memory.
+      elastic: whether to go on with a smaller ``data`` after a process has ended.
     """
 
     data: int = 2
@@ -38,6 +39,7 @@ class Settings:
     learning_rate: float = 3e-3
     checkpoint_every: int = 12
     check: bool | None = None
+    elastic: bool = False
 
     @property
     def tokens_per_step(self) -> int:

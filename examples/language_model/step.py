@@ -11,6 +11,8 @@ import jaxcomm
 from language_model import model, processes
 
 AXES = ("data", "context")
+# What a step may raise when a process has ended.
+FAILURES = jax.errors.JaxRuntimeError, ValueError, jaxcomm.CommunicatorError
 
 
 class State(NamedTuple):
@@ -57,8 +59,13 @@ class MeshProgram:
       window: tokens that each second layer sees.
     """
 
-    def __init__(self, mesh, length: int, schedule: str, optimizer, window: int):
-        """Describes the program; nothing is compiled yet."""
+    def __init__(
+        self, mesh, length: int, schedule: str, optimizer, window: int, *, donates=True
+    ):
+        """Describes the program; nothing is compiled yet.
+
+        Unless it ``donates``, the state before a step stays, to take the step again.
+        """
         self.mesh = mesh
         self.length = length
         self.schedule = schedule
@@ -71,7 +78,8 @@ class MeshProgram:
             loss, grads = jax.value_and_grad(self._loss)(state.params, *dealt)
             return update(state, grads, optimizer), loss
 
-        self.train = self._on_mesh(train, (jax.P(), jax.P()), donate_argnums=0)
+        donated = 0 if donates else ()
+        self.train = self._on_mesh(train, (jax.P(), jax.P()), donate_argnums=donated)
         self.evaluate = self._on_mesh(
             lambda state, *dealt: self._loss(state.params, *dealt), jax.P()
         )
@@ -110,8 +118,27 @@ class MeshProgram:
         """Say whether the flag is set in any process; every process must ask."""
         if processes.count() == 1:
             return flag
-        flags = np.full(self.mesh.devices.shape, flag, np.int32)
-        return bool(self._largest(processes.put(flags, self._split)))
+        return bool(self._largest_of(int(flag)))
+
+    def smallest(self, number: int) -> int:
+        """Return the smallest number of any process; every process must ask."""
+        return -self._largest_of(-number)
+
+    def _largest_of(self, number):
+        numbers = np.full(self.mesh.devices.shape, number, np.int32)
+        return int(jaxcomm.check(self._largest(processes.put(numbers, self._split))))
+
+    def adopt(self, state: State) -> State:
+        """Put a state that is replicated over a larger mesh on this one, uncopied."""
+        here = set(self.mesh.devices.flat)
+
+        def one(array):
+            parts = [s.data for s in array.addressable_shards if s.device in here]
+            return jax.make_array_from_single_device_arrays(
+                array.shape, self.replicated, parts
+            )
+
+        return jax.tree.map(one, state)
 
     def batch_shape(self):
         """Return the shapes of what :meth:`deal` returns."""

@@ -1,5 +1,7 @@
 """A training run: its text, its program on the mesh, and how far it has come."""
 
+import dataclasses
+
 import jax
 import numpy as np
 
@@ -39,10 +41,7 @@ class Training:
         except (ValueError, jaxcomm.CommunicatorError) as error:
             raise DemoError(str(error)) from error
         self._optimizer = step.make_optimizer(settings.learning_rate)
-        self._program = step.MeshProgram(
-            self.mesh, settings.sequence, settings.schedule, self._optimizer,
-            settings.window,
-        )  # fmt: skip
+        self._program = self._make_program()
         config = model.ModelConfig(settings.layers, settings.width)
         progress = Progress(step.init_state(settings.seed, config, self._optimizer), [])
         self.checkpoints = Checkpoints(
@@ -62,8 +61,15 @@ class Training:
             )
         self.losses = progress.losses
         self.start = jax.tree.map(np.asarray, progress.state)
-        self.state = processes.put(self.start, self._program.replicated)
+        self.state = self._before = processes.put(self.start, self._program.replicated)
         self._compiled = None
+
+    def _make_program(self):
+        settings = self.settings
+        return step.MeshProgram(
+            self.mesh, settings.sequence, settings.schedule, self._optimizer,
+            settings.window, donates=not settings.elastic,
+        )  # fmt: skip
 
     def describe(self) -> str:
         """Say what is trained, on what and how."""
@@ -95,9 +101,42 @@ class Training:
         step = self._compiled
         assert step is not None  # compile() made it
         batch = self._batch(self.text.train, len(self.losses))
-        self.state, loss = step(self.state, *self._program.deal(batch))
+        state, loss = jaxcomm.check(step(self.state, *self._program.deal(batch)))
+        if self.settings.elastic:
+            self._before = self.state
+        self.state = state
         self.losses.append(float(loss))
         return self.losses[-1]
+
+    def shrink(self, error: Exception) -> None:
+        """Go on without processes that have ended, from the last step that all took.
+
+        Args:
+          error: raised by what failed. It is raised if no process was lost.
+
+        Raises:
+          CommunicatorError: this process cannot go on.
+        """
+        while True:
+            mesh = jaxcomm.shrink(self.mesh, "data")
+            if mesh is self.mesh:
+                raise error
+            self.mesh, self._compiled = mesh, None
+            self.settings = dataclasses.replace(self.settings, data=mesh.shape["data"])
+            processes.go_on(mesh)
+            self._program = self._make_program()
+            try:
+                taken = self._program.smallest(len(self.losses))
+            except step.FAILURES as another:
+                error = another
+            else:
+                break
+        if taken < len(self.losses):
+            # Others were still at this step, so it is at most one.
+            self.losses.pop()
+            self.state = self._before
+            self.checkpoints.forget_last()
+        self.state = self._before = self._program.adopt(self.state)
 
     def reference_losses(self, count: int) -> list[float]:
         """Take the next ``count`` steps on one device, with ordinary attention."""

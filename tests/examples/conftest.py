@@ -29,7 +29,7 @@ class Folder:
         self._environment |= compiled_once
         self._started = []
 
-    def start(self, *arguments):
+    def start(self, *arguments, **variables):
         self._started.append(
             forked.Popen(
                 [sys.executable, *arguments, "--text=text.txt"],
@@ -37,7 +37,7 @@ class Folder:
                 stderr=subprocess.PIPE,
                 text=True,
                 cwd=self.path,
-                env=self._environment,
+                env=self._environment | variables,
             )
         )
         return self._started[-1]

@@ -1,0 +1,88 @@
+"""The demo, some of whose processes are killed at moments that ``KILLS`` says.
+
+Each moment is "process phase time call": when a process is in a phase (a function of
+Training, or jaxcomm.shrink) for the n-th time, it is killed at the call-th function of
+Python's that it calls there, or at the end of the phase.
+"""
+
+import functools
+import os
+import pathlib
+import signal
+import sys
+
+import waiting
+
+import jaxcomm
+from language_model import __main__ as demo
+from language_model.training import Training
+
+ME = os.environ["JAX_PROCESS_ID"]
+
+
+def die():
+    pathlib.Path(f"killed-{ME}").write_text(repr(waiting.time_of_day()))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def deadly(function, time, call):
+    """Returns a function that is killed the ``time``-th time."""
+    times = iter(range(1, time + 1))
+
+    @functools.wraps(function)
+    def run(*arguments, **options):
+        if next(times, None) != time:
+            return function(*arguments, **options)
+        calls = 0
+
+        def count(frame, event, argument):
+            nonlocal calls
+            calls += event == "call"
+            if calls == call:
+                sys.setprofile(None)
+                die()
+
+        sys.setprofile(count)
+        try:
+            return function(*arguments, **options)
+        finally:
+            sys.setprofile(None)
+            die()
+
+    return run
+
+
+for kill in filter(None, os.environ["KILLS"].split(",")):
+    process, phase, time, call = kill.split()
+    if process == ME:
+        owner = jaxcomm if phase == "shrink" else Training
+        made = deadly(getattr(owner, phase), int(time), int(call))
+        setattr(owner, phase, made)
+
+shrink, advance = Training.shrink, Training.advance
+
+
+def shrink_and_say(self, error):
+    shrink(self, error)
+    print(f"after {len(self.losses)} with {self.settings.data}", flush=True)
+    self.has_shrunk = True
+
+
+def advance_and_say(self):
+    loss = advance(self)
+    if vars(self).pop("has_shrunk", False):
+        last = max(float(path.read_text()) for path in pathlib.Path().glob("killed-*"))
+        print(f"seconds {waiting.time_of_day() - last:.2f}", flush=True)
+    return loss
+
+
+def write(self):
+    print("losses", *(loss.hex() for loss in self.losses), flush=True)
+    return b"", b""
+
+
+Training.shrink, Training.advance = shrink_and_say, advance_and_say
+# What comes after training takes as long to compile.
+Training.validate = lambda self: 0.0
+Training.write = write
+sys.exit(demo._main(sys.argv[1:]))

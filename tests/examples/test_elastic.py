@@ -1,0 +1,83 @@
+"""Training that loses processes and goes on in place, to the bits of a run that did."""
+
+import os
+import pathlib
+import random
+import re
+import statistics
+
+import pytest
+
+pytestmark = [pytest.mark.multiprocess, pytest.mark.slow, pytest.mark.timeout(1800)]
+PROGRAM = pathlib.Path(__file__).with_name("elastic_demo.py")
+UNDISTURBED = PROGRAM.with_name("undisturbed_demo.py")
+SMALL = "--sequence=61", "--layers=1", "--width=16", "--context=2"
+STEPS, PROCESSES = 9, 4
+
+
+def run(folder, kills):
+    """Returns the losses, the points (steps, data) it went on from, and seconds."""
+    for path in folder.path.glob("killed-*"):
+        path.unlink()
+    process = folder.start(
+        *("-m", "jaxcomm.launch", f"-n{PROCESSES}", "--devices-per-process=2"),
+        *("--elastic", "--min-processes=2", str(PROGRAM), *SMALL, "--elastic"),
+        *(f"--steps={STEPS}", "--checkpoint_every=3", "--output=elastic"),
+        KILLS=",".join(kills),
+    )
+    out, err = folder.ended(process)
+    assert process.returncode == 0, f"{kills}\n{out}\n{err}"
+    points = re.findall(r"\[(\d)\] after (\d+) with (\d)", out)
+    last = max(points)[0]
+    points = [(int(step), int(rows)) for who, step, rows in points if who == last]
+    seconds = [float(each) for each in re.findall(r"seconds ([\d.]+)", out)]
+    return losses_of(out), points, seconds
+
+
+def undisturbed(folder, points):
+    """Returns the losses of a run that nobody kills, with the same meshes."""
+    words = [str(number) for point in points for number in point]
+    process = folder.start(
+        *("-m", "jaxcomm.launch", f"-n{PROCESSES}", "--devices-per-process=2"),
+        *(str(UNDISTURBED), str(STEPS), *words, "--"),
+    )
+    out, err = folder.ended(process)
+    assert process.returncode == 0, err
+    return losses_of(out)
+
+
+def losses_of(out):
+    (losses,) = re.findall(r"losses (.*)", out)
+    return [float.fromhex(each) for each in losses.split()]
+
+
+def test_two_are_killed_process_0_too(folder):
+    losses, points, seconds = run(folder, ["2 advance 3 40", "0 save 2 60"])
+    assert [rows for _, rows in points] == [3, 2]
+    assert losses == undisturbed(folder, points)
+    assert len(seconds) == 3 + 2
+
+
+PHASES = {"advance": STEPS - 1, "compile": 1, "save": 3, "agree": STEPS - 1}
+
+
+@pytest.mark.thorough
+def test_any_process_is_killed_at_any_moment(folder):
+    """`-s` prints the seconds from a kill to the next step that is done."""
+    seed = int(os.environ.get("JAXCOMM_TEST_SEED", "0"))
+    draw, all_seconds = random.Random(seed), []
+    for _ in range(20):
+        first, second = draw.sample(range(PROCESSES), 2)
+        phase = draw.choice([*PHASES])
+        time, call = draw.randint(1, PHASES[phase]), draw.randint(1, 2000)
+        kills = [f"{first} {phase} {time} {call}"]
+        if draw.random() < 0.3:
+            kills.append(f"{second} shrink 1 {draw.randint(1, 300)}")
+        losses, points, seconds = run(folder, kills)
+        print(kills, points, seconds, flush=True)
+        assert losses == undisturbed(folder, points), kills
+        all_seconds += seconds
+    print(
+        f"from the kill to the next step that is done: median "
+        f"{statistics.median(all_seconds):.2f} s, largest {max(all_seconds):.2f} s"
+    )
