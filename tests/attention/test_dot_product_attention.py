@@ -292,7 +292,7 @@ def test_a_mask_and_a_bias_of_fewer_dimensions_broadcast_as_in_jax_nn():
 def test_a_mask_or_bias_of_other_rows_or_keys_is_refused():
     x = jnp.ones((2, 5, 2, 4))
     for what, of, shape in (("mask", bool, (5, 4)), ("bias", float, (3, 1, 5, 5))):
-        text = f"{what} has shape .* and does not broadcast to"
+        text = rf"{what} has shape .*, and does not broadcast to \(2, 2, 5, 5\)"
         with pytest.raises(ValueError, match=text):
             gathered(x, **{what: jnp.ones(shape, of)})
 

@@ -1,8 +1,10 @@
 """Several processes over NCCL: the same results, and who is told of a failure."""
 
 import here as helpers
+import jax
 import pytest
 import waiting
+from stand_in import StandIn
 from team import starting
 
 import jaxcomm
@@ -50,6 +52,22 @@ def ring(here):
 
 def test_ring_attention_over_two_processes_is_dense_attention(team):
     assert team.call(ring) == [["nccl", ["permute"]]] * 2
+
+
+def one_loses_the_mesh_s_own(here):
+    mesh = here.mesh(2, 2)
+    jaxcomm.init(mesh, lanes="one")
+    if here.process:
+        alone = jax.make_mesh((2,), ("i",), devices=jax.local_devices())
+        StandIn().fail("ncclCommInitRankConfig", 3)
+        with pytest.raises(jaxcomm.CommunicatorError, match="NCCL did not make"):
+            jaxcomm.init(alone)
+    jaxcomm.init(mesh, lanes="another")
+    return len(jaxcomm.communicators())
+
+
+def test_the_first_gives_out_an_id_where_only_another_needs_one(team):
+    assert team.call(one_loses_the_mesh_s_own) == [2, 2]
 
 
 PSUM = """

@@ -171,7 +171,7 @@ _CASES = [
     scan_case("pscan", "sum"),
     scan_case("pscan_back", "sum", exclusive=True, reverse=True),
     scan_case("pscan_min", "extreme", op="min", exclusive=True),
-    scan_case("pscan_prod", "product", op="prod", reverse=True),
+    scan_case("pscan_prod", "product", op="prod", exclusive=True, reverse=True),
     Case("all_gather", "move", "all_gather", lambda c: all_gather(1),
          lambda c: {"axis": 1}, **_GRAD),
     Case("all_gather_tiled", "move", "all_gather", lambda c: all_gather(-1, True),

@@ -1,5 +1,6 @@
 """What programs for CUDA call, and what is said where cuDNN cannot be had."""
 
+import dataclasses
 import re
 import sys
 
@@ -162,6 +163,12 @@ class Nameless(Zigzag):
         return None
 
 
+class Oblong(Zigzag):
+    def blocks(self, length):
+        block = Block((0, length), (0, 3), right=0)
+        return dataclasses.replace(super().blocks(length), earlier=block)
+
+
 FLOAT32 = {"dtype": jnp.float32}
 
 
@@ -174,6 +181,7 @@ FLOAT32 = {"dtype": jnp.float32}
         ({"shape": (0, 24, 4, 64)}, r"there is nothing to compute \(query \(0, 6"),
         ({"length": 23}, "hold 24 queries and 24 keys, of which 23 and 23 are no pad"),
         ({"schedule": Nameless()}, "the schedule 'mine' does not say which bl"),
+        ({"schedule": Oblong()}, "a causal block of 6 queries and 3 keys is no square"),
         ({"strategy": "all_gather"}, "'all_gather' masks by positions"),
     ],
 )

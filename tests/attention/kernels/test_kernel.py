@@ -113,6 +113,7 @@ class ByBlocks(BlockKernel, Plain):
         return out.astype(query.dtype), jnp.moveaxis(lse, 2, 1)
 
     def gradients(self, hop, block, arrays, out, lse, grad_out):
+        assert hop.is_backward
         delta = (grad_out * out).sum(-1)
         saved = attention.Saved(grad_out, out, jnp.moveaxis(lse, 1, 2), delta)
         return Plain.backward(self, _rectangle(hop, block, *arrays), saved)[:3]

@@ -158,6 +158,15 @@ def test_a_start_without_a_done_is_a_warning_and_sends_nothing(mesh):
     assert 'custom_call_target="jaxcomm' not in lowered.compile().as_text()
 
 
+@pytest.mark.parametrize(
+    "part", [jax.tree.structure, lambda handle: jax.jit(lambda: handle.done())()]
+)
+def test_who_was_told_in_an_error_is_not_warned_as_well(trace, part):
+    """A warning would be an error here, of an object that nobody holds."""
+    with pytest.raises(ValueError, match="ppermute_start"):
+        trace(lambda x: part(_start(x)))
+
+
 def test_nothing_to_send_is_finished_at_once(trace):
     def call(x):
         assert jaxcomm.psum_start(1, "i").done() == 4
