@@ -170,6 +170,7 @@ class Oblong(Zigzag):
 
 
 FLOAT32 = {"dtype": jnp.float32}
+WHOLE = {"strategy": "ulysses", "key_heads": 4}
 
 
 @pytest.mark.parametrize(
@@ -182,14 +183,19 @@ FLOAT32 = {"dtype": jnp.float32}
         ({"length": 23}, "hold 24 queries and 24 keys, of which 23 and 23 are no pad"),
         ({"schedule": Nameless()}, "the schedule 'mine' does not say which bl"),
         ({"schedule": Oblong()}, "a causal block of 6 queries and 3 keys is no square"),
+        ({"local_window_size": (5, 0)}, "a window where a rank's keys are its own, wi"),
+        (WHOLE | {"is_causal": False, "local_window_size": (5, 2)},
+         "its windows end at the query's own key"),
+        (WHOLE | {"return_residual": True, "local_window_size": (5, 0)},
+         "it is used without a window where return_residual=True"),
         ({"strategy": "all_gather"}, "'all_gather' masks by positions"),
     ],
-)
+)  # fmt: skip
 def test_what_cudnn_cannot_compute_is_refused_by_name_only(lower, options, reason):
     assert "cudnn" not in lower(**options)
     with pytest.raises(ValueError, match=f"'cudnn' was asked for, but .*{reason}"):
         lower(**CUDNN, **options)
-    if "strategy" in options:
+    if options == {"strategy": "all_gather"}:
         assert any(_cudnn_calls(lower(is_causal=False, **CUDNN, **options)))
 
 

@@ -22,7 +22,6 @@ from jaxcomm.attention.kernels import gpus
 from jaxcomm.attention.kernels.cudnn import kernel as cudnn
 from jaxcomm.attention.kernels.cudnn import support
 from jaxcomm.attention.kernels.hop import sum_dtype
-from jaxcomm.attention.schedules.zigzag import Zigzag
 from jaxcomm.attention.strategies.ring import Ring
 
 # In natural order: nothing to deal.
@@ -191,55 +190,6 @@ def test_without_a_mask_lengths_may_differ(calls, float64, strategy):
     # One kind of block, so no branches: a call for the loop, one for the last hop.
     tokens = (10, 2) if strategy == "ring" else (40, 8)
     assert set(calls) == {(what, *tokens, False) for what in ("forward", "backward")}
-
-
-OWN = (6, 6, True)
-
-
-@pytest.mark.parametrize(
-    ("size", "schedule", "tokens", "blocks", "tiles"),
-    [
-        (1, "zigzag", 6, {OWN}, None),
-        (4, "contiguous", 6, {OWN, (6, 6, False)}, None),
-        (4, "striped", 6, {OWN, (5, 5, True)}, None),
-        # Forward two tiles, whichever block it is.
-        (4, "zigzag", 6, {OWN, (6, 3, False), (3, 6, False)}, {OWN, (3, 3, False)}),
-        (4, "zigzag", 5, {(5, 5, True), (5, 3, False), (2, 5, False)}, None),
-    ],
-)
-def test_each_hop_computes_no_more_than_its_block(
-    calls, size, schedule, tokens, blocks, tiles
-):
-    *arrays, (grad, _) = split.inputs((1, size * tokens, 2, 8))
-    whole = split.sharded(functools.partial(attend, schedule=schedule), size)
-    jax.jit(functools.partial(split.results, whole)).lower(arrays, grad)
-    for asked, expected in {"forward": tiles or blocks, "backward": blocks}.items():
-        assert {tuple(rest) for what, *rest in calls if what == asked} == expected
-
-
-class Nameless(Zigzag):
-    def blocks(self, length):
-        return None
-
-
-@pytest.mark.parametrize(
-    ("size", "length", "options", "schedule"),
-    [
-        # Windows, of which the last is one with a residual.
-        (4, 24, Options(window=(5, 0)), "zigzag"),
-        (1, 24, Options(window=(5, 2)), "zigzag"),
-        (1, 24, Options(window=(5, 0)), "zigzag"),
-        # Padding.
-        (4, 23, CAUSAL, "zigzag"),
-        (4, 24, CAUSAL, Nameless()),
-    ],
-)
-def test_what_cudnn_does_not_compute_is_left_to_xla(
-    calls, size, length, options, schedule
-):
-    arrays = split.inputs((1, length, 2, 8))[:3]
-    split.compare(*arrays, options, size=size, schedule=schedule)
-    assert not calls
 
 
 def test_the_error_in_bfloat16_does_not_grow_with_the_ring(calls):
