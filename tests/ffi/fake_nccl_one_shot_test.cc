@@ -1,5 +1,6 @@
 // Small sums by this package's own kernels, between devices of one process. The
 // stand-in runs the kernels on the host.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <random>
@@ -66,6 +67,32 @@ TEST(poison_is_launched_behind_what_the_stream_has) {
   wanted[0] = wanted[999] = 5;
   CHECK_TRUE(result == wanted);
   CHECK_EQ(next[0], -1);
+}
+
+TEST(poison_fills_any_length_at_any_address) {
+  const OnDevice zero(0);
+  const auto kernels = Load(zero);
+  const uint32_t word = 0x80000000;  // any but 0
+  PoisonArguments arguments;
+  arguments.word = reinterpret_cast<uint64_t>(&word);
+  arguments.count = PoisonArguments::kMostPoisoned;
+  std::vector<uint8_t> memory(1 << 17, 5), wanted = memory;
+  size_t at = 0, given = 0;
+  for (size_t offset = 0; offset < 16; ++offset) {
+    for (size_t bytes = 0; bytes < 40; ++bytes) {
+      at = (at / 16 + 2) * 16 + offset;
+      arguments.results[given++] = {reinterpret_cast<uint64_t>(memory.data() + at),
+                                    bytes};
+      std::fill_n(wanted.begin() + static_cast<ptrdiff_t>(at), bytes, 0xff);
+      at += bytes;
+      if (given < arguments.count) continue;
+      CHECK_OK(kernels->Poison(arguments, zero.stream));
+      given = 0;
+    }
+  }
+  zero.Synchronize();
+  CHECK_EQ(given, size_t{0});
+  CHECK_TRUE(memory == wanted);
 }
 
 std::shared_ptr<Communicator> MakeOneShot(

@@ -1,9 +1,8 @@
-// The stand-in for libnccl: what its operations compute, with ranks as threads, against
-// a plain loop in double.
-#include <algorithm>
-#include <array>
-#include <cmath>
-#include <type_traits>
+// How unkind the stand-in for libnccl and libcuda is: what it refuses, holds back and
+// does not tell, as the real ones were seen to do. One that forgave would hide mistakes
+// of the product. Tests of the product see what it computes.
+#include <signal.h>
+#include <unistd.h>
 
 #include "tests/ffi/check.h"
 #include "tests/ffi/fake_nccl.h"
@@ -11,206 +10,268 @@
 namespace jaxcomm::testing {
 namespace {
 
-#include "ffi/backends/host/reduce/small_float.h"
-
 using nccl::kSuccess;
 using nccl::RedOp;
 using nccl::Type;
 
-template <typename T>
-double ToDouble(T value) {
-  if constexpr (std::is_arithmetic_v<T>) {
-    return static_cast<double>(value);
-  } else {
-    return Widen(value);
-  }
-}
-
-template <typename T>
-T FromDouble(double value) {
-  if constexpr (std::is_arithmetic_v<T>) {
-    return static_cast<T>(value);
-  } else {
-    T out;
-    Narrow(static_cast<float>(value), &out);
-    return out;
-  }
-}
-
-// Exact in every type, also the product over four ranks, which is 24.
-double Value(int rank, size_t i) { return static_cast<double>((rank * 5 + i) % 4 + 1); }
-
-double Reduced(RedOp op, int size, size_t i) {
-  double out = Value(0, i);
-  for (int rank = 1; rank < size; ++rank) {
-    const double value = Value(rank, i);
-    out = op == RedOp::kSum    ? out + value
-          : op == RedOp::kProd ? out * value
-          : op == RedOp::kMax  ? std::max(out, value)
-                               : std::min(out, value);
-  }
-  return out;
-}
-
-template <typename T>
-std::vector<T> Values(int rank, size_t count) {
-  std::vector<T> out;
-  for (size_t i = 0; i < count; ++i) out.push_back(FromDouble<T>(Value(rank, i)));
-  return out;
-}
-
-template <typename T, typename Expected>
-bool Holds(const std::vector<T>& data, const Expected& expected) {
-  for (size_t i = 0; i < data.size(); ++i) {
-    if (ToDouble(data[i]) != expected(i)) return false;
-  }
-  return true;
-}
-
-template <typename T>
-void CheckReductions(Type type, Rank r, size_t count) {
-  const size_t all = count * static_cast<size_t>(r.size);
-  const size_t start = count * static_cast<size_t>(r.rank);
-  const int root = r.size - 1;
-  const std::vector<T> mine = Values<T>(r.rank, all);
-  for (const RedOp op : {RedOp::kSum, RedOp::kProd, RedOp::kMax, RedOp::kMin}) {
-    const auto expected = [&](size_t i) { return Reduced(op, r.size, i); };
-    const auto expected_block = [&](size_t i) { return expected(start + i); };
-    std::vector<T> out(all), in_place = mine, at_root(r.rank == root ? all : 0);
-    std::vector<T> block(count), scattered = mine;
-    const auto comm = r.comm;
-    const auto stream = r.stream();
-    Nccl().AllReduce(mine.data(), out.data(), all, type, op, comm, stream);
-    Nccl().AllReduce(in_place.data(), in_place.data(), all, type, op, comm, stream);
-    Nccl().Reduce(mine.data(), at_root.data(), all, type, op, root, comm, stream);
-    Nccl().ReduceScatter(mine.data(), block.data(), count, type, op, comm, stream);
-    Nccl().ReduceScatter(scattered.data(), scattered.data() + start, count, type, op,
-                         comm, stream);
-    r.on->Synchronize();
-    for (const auto* whole : {&out, &in_place, &at_root}) {
-      CHECK_TRUE(Holds(*whole, expected));
-    }
-    CHECK_TRUE(Holds(block, expected_block));
-    std::copy_n(scattered.data() + start, count, block.data());
-    CHECK_TRUE(Holds(block, expected_block));
-  }
-}
-
-void CheckMoves(Rank r, size_t count) {
-  const auto size = static_cast<size_t>(r.size), rank = static_cast<size_t>(r.rank);
-  const size_t all = count * size;
-  const int root = r.size / 2;
-  const Type type = Type::kInt32;
-  const auto comm = r.comm;
-  const auto stream = r.stream();
-  const std::vector<int32_t> mine = Values<int32_t>(r.rank, all);
-  const int32_t* const of_root = r.rank == root ? mine.data() : nullptr;
-  std::vector<int32_t> broadcast(count), gathered(all), in_place(all), exchanged(all);
-  std::vector<int32_t> at_root(r.rank == root ? all : 0), scattered(count);
-  std::copy_n(mine.data(), count, in_place.data() + rank * count);
-  // To the next and from the last but one, and to oneself. With one rank both pairs are
-  // the same, and keep their order.
-  std::vector<int32_t> received(count), own(count);
-  const int left = (r.rank + r.size - 1) % r.size, right = (r.rank + 1) % r.size;
-  Nccl().GroupStart();
-  Nccl().Broadcast(of_root, broadcast.data(), count, type, root, comm, stream);
-  Nccl().AllGather(mine.data(), gathered.data(), count, type, comm, stream);
-  Nccl().AllGather(in_place.data() + rank * count, in_place.data(), count, type, comm,
-                   stream);
-  Nccl().AlltoAll(mine.data(), exchanged.data(), count, type, comm, stream);
-  Nccl().Gather(mine.data(), at_root.data(), count, type, root, comm, stream);
-  Nccl().Scatter(of_root, scattered.data(), count, type, root, comm, stream);
-  Nccl().Send(mine.data(), count, type, right, comm, stream);
-  Nccl().Send(mine.data(), count, type, r.rank, comm, stream);
-  Nccl().Recv(received.data(), count, type, left, comm, stream);
-  Nccl().Recv(own.data(), count, type, r.rank, comm, stream);
-  CHECK_EQ(Nccl().GroupEnd(), kSuccess);
-  r.on->Synchronize();
-  const auto of = [&](int from, size_t block) {
-    return [=](size_t i) { return Value(from, block * count + i); };
-  };
-  const auto from_all = [&](size_t i) {
-    return Value(static_cast<int>(i / count), i % count);
-  };
-  for (const auto* whole : {&gathered, &in_place, &at_root}) {
-    CHECK_TRUE(Holds(*whole, from_all));
-  }
-  CHECK_TRUE(Holds(broadcast, of(root, 0)));
-  CHECK_TRUE(Holds(scattered, of(root, rank)));
-  CHECK_TRUE(Holds(exchanged, [&](size_t i) {
-    return Value(static_cast<int>(i / count), rank * count + i % count);
-  }));
-  CHECK_TRUE(Holds(received, of(left, 0)));
-  CHECK_TRUE(Holds(own, of(r.rank, 0)));
-}
-
-TEST(every_operation_computes_what_a_plain_loop_does) {
-  for (int size : {1, 2, 4}) {
-    RunRanks(size, [&](Rank r) {
-      for (const size_t count : {0, 1, 7}) CheckMoves(r, count);
-      CheckReductions<int8_t>(Type::kInt8, r, 3);
-      CheckReductions<uint8_t>(Type::kUint8, r, 3);
-      CheckReductions<int32_t>(Type::kInt32, r, 0);
-      CheckReductions<int32_t>(Type::kInt32, r, 7);
-      CheckReductions<uint32_t>(Type::kUint32, r, 3);
-      CheckReductions<int64_t>(Type::kInt64, r, 3);
-      CheckReductions<uint64_t>(Type::kUint64, r, 3);
-      CheckReductions<Float16>(Type::kFloat16, r, 3);
-      CheckReductions<float>(Type::kFloat32, r, 3);
-      CheckReductions<double>(Type::kFloat64, r, 3);
-      CheckReductions<BFloat16>(Type::kBfloat16, r, 3);
-      CHECK_EQ(AsyncErrorOf(r.comm), kSuccess);
-    });
-  }
-}
-
-TEST(sums_go_by_rank_and_round_after_each_step) {
-  RunRanks(3, [](Rank r) {
-    float wide = std::array{1e8f, 1.0f, -1e8f}[static_cast<size_t>(r.rank)];
-    auto narrow = FromDouble<Float16>(r.rank == 0 ? 2048 : 1);
-    Nccl().AllReduce(&wide, &wide, 1, Type::kFloat32, RedOp::kSum, r.comm, r.stream());
-    Nccl().AllReduce(&narrow, &narrow, 1, Type::kFloat16, RedOp::kSum, r.comm,
-                     r.stream());
-    r.on->Synchronize();
-    CHECK_EQ(wide, 0.0f);
-    CHECK_EQ(ToDouble(narrow), 2048.0);
+// Two ranks on devices 0 and `device`, which disagree by so much about their number.
+void TryTwo(int device, int more, nccl::Result expected, const std::string& text) {
+  const nccl::UniqueId id = NewId();
+  ForRanks(2, [&](int rank) {
+    OnDevice on(rank * device);
+    nccl::Comm comm = nullptr;
+    nccl::Config config = NewConfig();
+    CHECK_EQ(Nccl().CommInitRankConfig(&comm, 2 + rank * more, id, rank, &config),
+             expected);
+    CHECK_EQ(comm == nullptr, expected != kSuccess);
+    if (comm == nullptr) CHECK_CONTAINS(Nccl().GetLastError(nullptr), text);
+    if (comm != nullptr) Nccl().CommDestroy(comm);
   });
 }
 
-TEST(a_group_on_two_streams_is_one_launch_that_waits_for_both) {
+TEST(two_ranks_on_one_gpu_and_other_numbers_of_ranks_are_refused) {
+  TryTwo(0, 0, nccl::kInvalidUsage,
+         "Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 0");
+  setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 1);
+  TryTwo(0, 0, kSuccess, "");
+  unsetenv("NCCL_MULTI_RANK_GPU_ENABLE");
+  TryTwo(1, 1, nccl::kInvalidArgument, "Ranks disagree about their number");
+}
+
+TEST(windows_are_registered_by_all_or_none) {
   RunRanks(2, [](Rank r) {
-    OnDevice second(r.rank);
-    int8_t sent = 1, received = 0;
-    Gate gate;
-    gate.Hold(second.stream);
-    Cuda().MemsetD8Async(reinterpret_cast<uintptr_t>(&sent), 7, 1, second.stream);
-    Nccl().GroupStart();
-    Nccl().Send(&sent, 1, Type::kInt8, 1 - r.rank, r.comm, r.stream());
-    Nccl().Recv(&received, 1, Type::kInt8, 1 - r.rank, r.comm, second.stream);
-    Nccl().GroupEnd();
-    LetOthersRun();
-    gate.Open();
-    second.Synchronize();
-    CHECK_EQ(int{received}, 7);
+    void* data = nullptr;
+    CHECK_EQ(Nccl().MemAlloc(&data, 8192), kSuccess);
+    nccl::Window window = nullptr;
+    const auto try_it = [&](void* from, size_t bytes) {
+      return Nccl().CommWindowRegister(r.comm, from, bytes, &window, 1);
+    };
+    CHECK_EQ(try_it(data, r.rank == 0 ? 4096 : 8192), nccl::kInvalidArgument);
+    CHECK_CONTAINS(Nccl().GetLastError(nullptr), "4096 and 8192 bytes");
+    int32_t elsewhere = 0;
+    CHECK_EQ(try_it(r.rank == 0 ? data : &elsewhere, 4), nccl::kInvalidArgument);
+    CHECK_CONTAINS(Nccl().GetLastError(nullptr), "Window of rank 1 is not aligned");
+    CHECK_TRUE(window == nullptr);
+    CHECK_EQ(try_it(data, 8192), kSuccess);
+    CHECK_EQ(Nccl().CommWindowDeregister(r.comm, window), kSuccess);
+    CHECK_EQ(Nccl().CommWindowDeregister(r.comm, window), nccl::kInvalidArgument);
+    CHECK_EQ(Nccl().MemFree(data), kSuccess);
   });
 }
 
-TEST(what_comes_of_two_ranks_keeps_its_order_and_the_rest_does_not_wait) {
-  RunRanks(3, [](Rank r) {
-    std::array<int32_t, 4> sent{10, 11}, received{};
-    Nccl().GroupStart();
-    // Rank 0 receives first from the one that sends to it last.
-    for (size_t i = 0; i < (r.rank == 0 ? 4 : 2); ++i) {
-      if (r.rank == 0) {
-        Nccl().Recv(&received[i], 1, Type::kInt32, i < 2 ? 2 : 1, r.comm, r.stream());
-      } else {
-        Nccl().Send(&sent[i], 1, Type::kInt32, 0, r.comm, r.stream());
-      }
-    }
-    Nccl().GroupEnd();
-    r.on->Synchronize();
-    if (r.rank == 0) CHECK_TRUE((received == std::array<int32_t, 4>{10, 11, 10, 11}));
+// Checks what every rank sees after `call` did not fit, and that only an abort helps.
+void CheckDisagreement(const std::function<nccl::Result(Rank, int32_t*)>& call,
+                       const std::string& text) {
+  RunRanks(3, [&](Rank r) {
+    int32_t values[16] = {};
+    call(r, values);
+    CHECK_TRUE(Until([&] { return AsyncErrorOf(r.comm) != kSuccess; }));
+    CHECK_EQ(AsyncErrorOf(r.comm), nccl::kInvalidUsage);
+    CHECK_EQ(std::string(Nccl().GetLastError(r.comm)), text);
+    CHECK_EQ(Nccl().CommDestroy(r.comm), nccl::kInvalidUsage);
+    CHECK_EQ(Nccl().CommAbort(r.comm), kSuccess);
+    CHECK_EQ(r.on->Synchronize(), cuda::kSuccess);
   });
+}
+
+TEST(ranks_that_disagree_have_an_asynchronous_error) {
+  CheckDisagreement(
+      [](Rank r, int32_t* values) {
+        return Nccl().AllReduce(values, values, r.rank == 2 ? 2 : 1, Type::kInt32,
+                                r.rank == 2 ? RedOp::kMax : RedOp::kSum, r.comm,
+                                r.stream());
+      },
+      "Rank 0 and rank 2 disagree about ncclAllReduce: count 1 against 2, op 0 against "
+      "2");
+  CheckDisagreement(
+      [](Rank r, int32_t* values) {
+        return r.rank == 1 ? Nccl().AllGather(values, values, 1, Type::kInt32, r.comm,
+                                              r.stream())
+                           : Nccl().Broadcast(values, values, 1, Type::kInt32, 0,
+                                              r.comm, r.stream());
+      },
+      "Rank 0 and rank 1 disagree about ncclBroadcast against ncclAllGather");
+  CheckDisagreement(
+      [](Rank r, int32_t* values) {
+        return r.rank == 0
+                   ? Nccl().Send(values, 2, Type::kInt32, 1, r.comm, r.stream())
+                   : Nccl().Recv(values, 1, Type::kInt32, 0, r.comm, r.stream());
+      },
+      "Rank 0 sends count 2 type 2 and rank 1 receives count 1 type 2");
+}
+
+// Until both ranks have looked: the abort of one ends what the other is at.
+void WaitForBoth(std::atomic<int>& looked) {
+  ++looked;
+  CHECK_TRUE(Until([&] { return looked >= 2; }));
+}
+
+TEST(sends_outside_a_group_wait_and_an_abort_ends_them) {
+  std::atomic<int> looked{0};
+  RunRanks(2, [&](Rank r) {
+    int32_t sent = 7, received = 0;
+    Nccl().Send(&sent, 1, Type::kInt32, 1 - r.rank, r.comm, r.stream());
+    Nccl().Recv(&received, 1, Type::kInt32, 1 - r.rank, r.comm, r.stream());
+    CHECK_EQ(Cuda().StreamQuery(r.stream()), cuda::kNotReady);
+    WaitForBoth(looked);
+    CHECK_EQ(Nccl().CommAbort(r.comm), kSuccess);
+    // The stream goes on.
+    CHECK_EQ(r.on->Synchronize(), cuda::kSuccess);
+    CHECK_EQ(received, 0);
+  });
+}
+
+nccl::Comm Split(nccl::Comm comm, int key, nccl::Config* config) {
+  nccl::Comm child = nullptr;
+  CHECK_EQ(Nccl().CommSplit(comm, 0, key, &child, config), kSuccess);
+  return child;
+}
+
+int32_t SumOf(Rank r, nccl::Comm comm, int32_t value) {
+  CHECK_EQ(Sum(comm, r.stream(), &value), kSuccess);
+  r.on->Synchronize();
+  return value;
+}
+
+TEST(those_that_share_resources_take_turns_and_go_together) {
+  std::atomic<int> looked{0};
+  RunRanks(2, [&](Rank r) {
+    nccl::Config config = NewConfig();
+    config.split_share = 1;
+    const nccl::Comm shared = Split(r.comm, r.rank, &config);
+    config.split_share = 0;
+    const nccl::Comm own = Split(r.comm, r.rank, &config);
+    int32_t never = 0, behind = 1, beside = 1;
+    OnDevice second(r.rank), third(r.rank);
+    Nccl().Recv(&never, 1, Type::kInt32, 1 - r.rank, r.comm, r.stream());
+    Sum(shared, second.stream, &behind);
+    // What has its own need not wait.
+    Sum(own, third.stream, &beside);
+    third.Synchronize();
+    CHECK_EQ(beside, 2);
+    CHECK_EQ(Cuda().StreamQuery(second.stream), cuda::kNotReady);
+    WaitForBoth(looked);
+
+    CHECK_EQ(Nccl().CommAbort(shared), kSuccess);
+    second.Synchronize();
+    r.on->Synchronize();
+    CHECK_EQ(behind, 1);
+    // NCCL tells its siblings nothing: their operations end, and leave the results as
+    // they were.
+    CHECK_EQ(AsyncErrorOf(r.comm), kSuccess);
+    CHECK_EQ(SumOf(r, r.comm, 1), 1);
+    CHECK_EQ(AsyncErrorOf(own), kSuccess);
+    CHECK_EQ(Nccl().CommDestroy(own), kSuccess);
+  });
+}
+
+TEST(what_needs_a_context_fails_without_one) {
+  cuda::Stream stream = nullptr;
+  cuda::Pointer pointer = 0;
+  CHECK_EQ(int{Cuda().StreamCreateWithPriority(&stream, 0, 0)}, 201);
+  CHECK_EQ(int{Cuda().MemAlloc(&pointer, 8)}, 201);
+  OnDevice on(0);
+  CHECK_EQ(Cuda().MemAlloc(&pointer, size_t{17} << 30), cuda::kOutOfMemory);
+  CHECK_EQ(Cuda().MemAlloc(&pointer, 8), cuda::kSuccess);
+  CHECK_EQ(Cuda().MemFree(pointer), cuda::kSuccess);
+  CHECK_EQ(Cuda().MemFree(pointer), cuda::kInvalidValue);
+}
+
+TEST(a_host_function_may_not_call_cuda) {
+  OnDevice on(0);
+  static cuda::Result result = cuda::kSuccess;
+  Cuda().LaunchHostFunc(
+      on.stream, [](void* stream) { result = Cuda().StreamQuery(stream); }, on.stream);
+  on.Synchronize();
+  CHECK_EQ(int{result}, 800);
+}
+
+int Violations() {
+  const std::string trace = TheFake().trace();
+  int count = 0;
+  for (size_t at = 0; (at = trace.find("violation", at)) != std::string::npos; ++at) {
+    ++count;
+  }
+  return count;
+}
+
+TEST(what_must_not_be_called_during_capture_fails_and_is_noted) {
+  constexpr auto kUnsupported = static_cast<cuda::Result>(900);
+  RunRanks(1, [&](Rank r) {
+    cuda::Pointer pointer = 0;
+    void* handle = nullptr;
+    int32_t value = 1;
+    nccl::Config config = NewConfig();
+    nccl::Comm child = nullptr;
+    cuda::Event event = nullptr;
+    Cuda().EventCreate(&event, 0);
+    TheFake().clear_trace();
+    TheFake().set_capturing(r.stream(), true);
+    cuda::CaptureStatus status = cuda::kCaptureNone;
+    CHECK_EQ(Cuda().StreamIsCapturing(r.stream(), &status), cuda::kSuccess);
+    CHECK_EQ(int{status}, int{cuda::kCaptureActive});
+    CHECK_EQ(Cuda().MemAlloc(&pointer, 8), kUnsupported);
+    CHECK_EQ(r.on->Synchronize(), kUnsupported);
+    CHECK_EQ(Nccl().CommRegister(r.comm, &value, 4, &handle),
+             nccl::kUnhandledCudaError);
+    CHECK_CONTAINS(Nccl().GetLastError(nullptr), "Cuda failure 900");
+    CHECK_EQ(Nccl().CommSplit(r.comm, 0, 0, &child, &config),
+             nccl::kUnhandledCudaError);
+    CHECK_EQ(Violations(), 4);
+    CHECK_EQ(Sum(r.comm, r.stream(), &value), kSuccess);
+    Cuda().EventRecord(event, r.stream());
+    CHECK_EQ(int{Cuda().EventQuery(event)}, 907);
+    // Another thread that captures nothing may.
+    std::thread([&] {
+      OnDevice other(1);
+      CHECK_EQ(Cuda().MemAlloc(&pointer, 8), cuda::kSuccess);
+      CHECK_EQ(Cuda().MemFree(pointer), cuda::kSuccess);
+    }).join();
+    TheFake().set_capturing(r.stream(), false);
+    TheFake().end_graphs();
+    CHECK_EQ(r.on->Synchronize(), cuda::kSuccess);
+
+    CHECK_EQ(Cuda().MemAlloc(&pointer, 8), cuda::kSuccess);
+    CHECK_EQ(Nccl().CommRegister(r.comm, reinterpret_cast<void*>(pointer), 8, &handle),
+             kSuccess);
+    TheFake().clear_trace();
+    CHECK_EQ(Cuda().MemFree(pointer), cuda::kSuccess);
+    CHECK_EQ(Violations(), 1);
+  });
+}
+
+// NCCL's kernels within a host behave so: only an abort ends them, and they wrote
+// nothing. Ranks are processes, each on its own device 0.
+TEST_ALONE(nobody_is_told_of_a_dead_process_in_an_operation, EXIT_SUCCESS) {
+  constexpr int kSize = 3;
+  int made[2];
+  CHECK_EQ(pipe(made), 0);
+  const nccl::UniqueId id = NewId();
+  const auto body = [&](Rank r) {
+    char byte = 0;
+    if (r.rank == 1) {
+      // Whoever still makes its communicator would be told.
+      for (int other = 0; other < kSize - 1; ++other)
+        CHECK_EQ(read(made[0], &byte, 1), 1);
+      raise(SIGKILL);
+    }
+    CHECK_EQ(write(made[1], &byte, 1), 1);
+    int32_t value = 1;
+    CHECK_EQ(Sum(r.comm, r.stream(), &value), kSuccess);
+    LetOthersRun();
+    CHECK_EQ(AsyncErrorOf(r.comm), kSuccess);
+    CHECK_EQ(Nccl().CommAbort(r.comm), kSuccess);
+    CHECK_EQ(r.on->Synchronize(), cuda::kSuccess);
+    CHECK_EQ(value, 1);
+  };
+  std::vector<std::unique_ptr<Child>> children;
+  for (int rank = 0; rank < kSize; ++rank) {
+    children.push_back(
+        std::make_unique<Child>([&, rank] { RunRank(id, rank, kSize, body, 0); }));
+  }
+  for (int rank = 0; rank < kSize; ++rank) {
+    CHECK_EQ(children[rank]->Wait(), rank == 1 ? -SIGKILL : EXIT_SUCCESS);
+  }
 }
 
 }  // namespace

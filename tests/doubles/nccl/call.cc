@@ -2,8 +2,6 @@
 // real driver does not check: it hangs, or goes on and is wrong.
 #include "tests/doubles/nccl/call.h"
 
-#include <signal.h>
-
 #include <cstdlib>
 #include <string_view>
 
@@ -80,7 +78,6 @@ struct Planned {
   std::string function;
   int after;
   Fault fault;
-  bool die = false;
 };
 
 // What stands before the separator; `*text` keeps what stands after it.
@@ -103,9 +100,7 @@ struct Faults {
       const std::string function = CutAt(':', &item);
       const std::string after = CutAt(':', &item);
       planned.push_back(
-          {function, std::atoi(after.c_str()),
-           Fault{std::atoi(item.c_str()), item == "hang", item == "connect"},
-           item == "die"});
+          {function, std::atoi(after.c_str()), Fault{std::atoi(item.c_str())}});
     }
   }
 };
@@ -124,7 +119,6 @@ Fault TakeFault(const std::string& function) {
     }
   }
   if (due == planned.end()) return {};
-  if (due->die) raise(SIGKILL);
   const Fault fault = due->fault;
   planned.erase(due);
   return fault;

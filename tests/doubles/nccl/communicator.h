@@ -60,12 +60,11 @@ struct Communicator {
   // What makes a non-blocking one, or finalizes it. Joined by destroy and abort.
   std::thread job;
 
-  std::atomic<bool> revoked{false};
   std::atomic<bool> finalized{false};
   std::atomic<bool> suspended{false};
   // Operations must end now.
   bool Stopped() const {
-    return revoked || resources->aborted() ||
+    return resources->aborted() ||
            (splitting_from != nullptr && splitting_from->aborted());
   }
 

@@ -65,14 +65,14 @@ Result cuDriverGetVersion(int* version) {
 Result cuDeviceGetCount(int* count) {
   JAXCOMM_FAKE_CALL(kAllowed, "cuDeviceGetCount");
   if (!fake::initialized) return kNotInitialized;
-  *count = fake::DeviceCount();
+  *count = fake::kDevices;
   return kSuccess;
 }
 
 Result cuDeviceGet(Device* device, int ordinal) {
   JAXCOMM_FAKE_CALL(kAllowed, "cuDeviceGet");
   if (!fake::initialized) return kNotInitialized;
-  if (ordinal < 0 || ordinal >= fake::DeviceCount()) return kInvalidDevice;
+  if (ordinal < 0 || ordinal >= fake::kDevices) return kInvalidDevice;
   *device = ordinal;
   return kSuccess;
 }
@@ -80,7 +80,7 @@ Result cuDeviceGet(Device* device, int ordinal) {
 Result cuDevicePrimaryCtxRetain(Context* context, Device device) {
   JAXCOMM_FAKE_CALL(kAllowed, "cuDevicePrimaryCtxRetain");
   if (!fake::initialized) return kNotInitialized;
-  if (device < 0 || device >= fake::DeviceCount()) return kInvalidDevice;
+  if (device < 0 || device >= fake::kDevices) return kInvalidDevice;
   ++fake::Locked<fake::References>()->operator[](device);
   *context = fake::ContextOf(device);
   return kSuccess;

@@ -3,14 +3,10 @@
 // one host: everything the real backend does can be tested without a GPU.
 //
 // Settings, read when a call first needs them:
-//   JAXCOMM_FAKE_DEVICES       devices of a process (8)
-//   JAXCOMM_FAKE_MEMORY        bytes of each device (16 GiB)
 //   JAXCOMM_FAKE_NCCL_VERSION  the version it pretends to be (23203, which is 2.32.3)
 //   JAXCOMM_FAKE_ONE_GPU=1     equal ordinals of two processes are one GPU
-//   JAXCOMM_FAKE_FAULTS        "ncclAllReduce:3:2,ncclSend:0:hang":
-//   function:after:what,
-//                              where what is a result, "hang", "connect", or "die"
-//                              (SIGKILL)
+//   JAXCOMM_FAKE_FAULTS        "ncclAllReduce:3:2,ncclSend:0:2": calls that fail, as
+//                              function:after:result
 //   JAXCOMM_FAKE_KERNELS=1     it has this package's kernels of small sums; otherwise
 //   it
 //                              says that there are none, and NCCL adds
@@ -34,7 +30,7 @@ extern "C" {
 // What production code asks of a stand-in: see ffi/backends/nccl/library/test_double.h.
 JAXCOMM_FAKE_EXPORT const jaxcomm::TestDouble* jaxcommTestDouble();
 
-// 1 if the pretended versions have the function of this full name ("ncclCommRevoke").
+// 1 if the pretended versions have the function of this full name ("ncclCommSuspend").
 // A loader asks before it takes an optional symbol.
 JAXCOMM_FAKE_EXPORT int jaxcommFakeHas(const char* function);
 

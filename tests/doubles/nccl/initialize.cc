@@ -167,7 +167,7 @@ nccl::Result Split(nccl::Comm comm, int color, int key, nccl::Comm* newcomm,
   auto child = std::make_shared<Communicator>();
   child->config = child_config;
   child->device = parent->device;
-  child->shares = SharesOnSplit(child_config) && !parent->revoked;
+  child->shares = SharesOnSplit(child_config);
   child->resources = child->shares ? parent->resources : std::make_shared<Resources>();
   child->splitting_from = parent->resources;
   auto made = std::make_shared<nccl::Comm>();

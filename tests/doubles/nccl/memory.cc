@@ -95,7 +95,7 @@ bool Free(uintptr_t address, bool by_nccl) {
 
 bool Reserve(int device, int64_t bytes) {
   Locked<Memory> memory;
-  if (memory->used[device] + bytes > DeviceMemory()) return false;
+  if (memory->used[device] + bytes > kDeviceBytes) return false;
   memory->used[device] += bytes;
   return true;
 }
@@ -142,7 +142,7 @@ Result cuMemGetInfo_v2(size_t* free, size_t* total) {
   const int device = fake::CurrentDevice();
   if (device == fake::kNoDevice) return kInvalidContext;
   fake::Locked<fake::Memory> memory;
-  *total = static_cast<size_t>(fake::DeviceMemory());
+  *total = static_cast<size_t>(fake::kDeviceBytes);
   *free = *total - static_cast<size_t>(memory->used[device]);
   return kSuccess;
 }

@@ -64,10 +64,9 @@ nccl::Result Start(Operation operation, nccl::Comm comm, nccl::Stream stream) {
   operation.connects = call.connects();
   using nccl::kSuccess;
   JAXCOMM_FAKE_FIND(communicator, comm);
-  if (communicator->revoked || communicator->suspended) {
+  if (communicator->suspended) {
     return Spoil(Failure(nccl::kInvalidUsage,
-                         std::string(name) + ": the communicator was " +
-                             (communicator->revoked ? "revoked" : "suspended")));
+                         std::string(name) + ": the communicator was suspended"));
   }
   const nccl::Result result = Check(operation, *communicator);
   if (result != nccl::kSuccess) return Spoil(result);

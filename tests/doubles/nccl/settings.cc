@@ -29,7 +29,6 @@ constexpr Since kSince[] = {
     {"ncclAlltoAll", 22800},
     {"ncclGather", 22800},
     {"ncclScatter", 22800},
-    {"ncclCommRevoke", 22809},
     {"ncclCommSuspend", 22907},
     {"ncclCommResume", 22907},
     {"ncclCommMemStats", 22907},

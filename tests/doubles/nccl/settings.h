@@ -15,14 +15,10 @@ inline int64_t Setting(const char* name, int64_t otherwise) {
   const char* const text = std::getenv(name);
   return text == nullptr || *text == '\0' ? otherwise : std::atoll(text);
 }
-inline int DeviceCount() {
-  return static_cast<int>(Setting("JAXCOMM_FAKE_DEVICES", 8));
-}
+inline constexpr int kDevices = 8;  // of a process
+inline constexpr int64_t kDeviceBytes = int64_t{16} << 30;
 inline int NcclVersion() {
   return static_cast<int>(Setting("JAXCOMM_FAKE_NCCL_VERSION", 23203));
-}
-inline int64_t DeviceMemory() {
-  return Setting("JAXCOMM_FAKE_MEMORY", int64_t{16} << 30);
 }
 inline bool RunsSumKernels() { return Setting("JAXCOMM_FAKE_KERNELS", 0) == 1; }
 inline bool OneGpu() { return Setting("JAXCOMM_FAKE_ONE_GPU", 0) == 1; }

@@ -66,10 +66,6 @@ namespace jaxcomm::nccl {
 Result ncclCommFinalize(Comm comm) {
   JAXCOMM_FAKE_CALL(kForbidden, "ncclCommFinalize", fake::Number(comm));
   JAXCOMM_FAKE_FIND(communicator, comm);
-  if (communicator->revoked) {
-    return fake::Spoil(
-        fake::Failure(kInvalidUsage, "ncclCommFinalize: the communicator was revoked"));
-  }
   communicator->finalized = true;
   fake::Job job;
   job.run = [communicator] {
@@ -118,16 +114,6 @@ Result ncclCommAbort(Comm comm) {
   // NCCL frees its memory, and so waits for the kernels of others (two H200s, 2.28.9).
   fake::WaitForDevice(communicator->device);
   fake::Leave(*communicator);
-  return kSuccess;
-}
-
-Result ncclCommRevoke(Comm comm, int flags) {
-  JAXCOMM_FAKE_CALL(kAllowed, "ncclCommRevoke", fake::Number(comm));
-  const auto communicator = fake::Communicators().Find(comm);
-  if (communicator == nullptr) return fake::NoSuch();
-  if (flags != 0) return fake::Failure(kInvalidArgument, "revokeFlags must be 0");
-  communicator->revoked = true;
-  fake::WaitUntilStopped(*communicator);
   return kSuccess;
 }
 

@@ -120,7 +120,6 @@ inline constexpr int kSuspendMemory = 1;
   F(AlltoAll, Result, (const void*, void*, size_t, Type, Comm, Stream))     /* 2.28 */ \
   F(Gather, Result, (const void*, void*, size_t, Type, int, Comm, Stream))  /* 2.28 */ \
   F(Scatter, Result, (const void*, void*, size_t, Type, int, Comm, Stream)) /* 2.28 */ \
-  F(CommRevoke, Result, (Comm, int))                  /* 2.28.9 */                     \
   F(CommSuspend, Result, (Comm, int))                 /* 2.29.7 */                     \
   F(CommResume, Result, (Comm))                       /* 2.29.7 */                     \
   F(CommMemStats, Result, (Comm, MemStat, uint64_t*)) /* 2.29.7 */

@@ -9,7 +9,7 @@
 namespace jaxcomm {
 
 struct TestDouble {
-  // Whether the versions that it pretends to be have a function: "ncclCommRevoke".
+  // Whether the versions that it pretends to be have a function: "ncclCommSuspend".
   int (*has)(const char* function);
 
   // Calls issue(argument) on a thread of the member, when all calls that the first
