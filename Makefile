@@ -37,7 +37,7 @@ VENV_MADE := $(VENV)/.python-$(ABI)
 BUILD_REQUIRES := $(VENV)/.build-requires
 INSTALLED := $(VENV)/.installed
 SOURCES := $(shell find jaxcomm ffi -type f ! -path '*/__pycache__/*' ! -name '*.so' 2>/dev/null | LC_ALL=C sort)
-CXX_FILES = $(shell find ffi tests/ffi tests/doubles -name "*.cc" -o -name "*.h" -o -name "*.inc" -o -name "*.cu")
+CXX_FILES = $(shell find ffi tests/ffi tests/doubles benchmarks -name "*.cc" -o -name "*.h" -o -name "*.inc" -o -name "*.cu")
 CLANGXX ?= clang++
 # The compiler of the GPU kernels, beside .venv: jax[cuda12] needs a newer one there.
 NVRTC := build/nvrtc
