@@ -148,24 +148,6 @@ TEST(numbers_are_written_alike_in_every_locale) {
   CHECK_TRUE(Holds(record, "\"groups\": [[123456]], \"timeout_seconds\": 2.500"));
 }
 
-TEST(lines_say_what_each_rank_waits_in_or_did_last) {
-  CommunicatorSpec spec = Spec({{6, 7}});
-  FlightRecorder recorder(spec.groups);
-  for (int i = 0; i < 3; ++i) {
-    Record(recorder, i, State::kCompleted);
-  }
-  Record(recorder, 0, State::kFailed, 1);
-  Start(recorder, 1, 1);
-  const std::string lines = FlightRecordLines({{spec, recorder.Snapshot()}});
-  CHECK_CONTAINS(lines,
-                 "axes ('x',), lane 'default': rank 0 of 2 (cpu:6) completed "
-                 "all_reduce(float32[4]) #3 ");
-  CHECK_CONTAINS(lines, " s ago\n");
-  CHECK_CONTAINS(lines,
-                 "rank 1 of 2 (cpu:7) has been in all_reduce(float32[4]) #2 for ");
-  CHECK_TRUE(!Holds(lines, "#1 "));
-}
-
 TEST(a_file_that_somebody_left_in_the_folder_is_not_written_through) {
   Folder folder;
   const std::string victim = folder.path() + "/victim";

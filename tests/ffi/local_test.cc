@@ -66,40 +66,6 @@ struct Patient {
   const std::shared_ptr<LocalCommunicator> communicator;
 };
 
-TEST(the_last_rank_to_arrive_completes_an_all_reduce) {
-  auto communicator = MakeLocalCommunicator(Spec(OneGroup(3)));
-  auto site = FloatSite("all_reduce", {}, 5);
-  Ranks ranks(*communicator, site.get(), 7);
-  for (int r = 0; r < 3; ++r) {
-    CHECK_TRUE(r == 0 || !ranks.outcomes[0].done());
-    ranks.Arrive(r);
-  }
-  for (int r = 0; r < 3; ++r) CHECK_EQ(ranks.Result(r), 6.0f);
-  CHECK_EQ(communicator->stats().in_flight, 0);
-}
-
-TEST(threads_as_ranks_agree_over_many_rounds_and_sizes) {
-  constexpr int kRanks = 4;
-  for (int64_t elements : {0, 1, 1000, 300000}) {
-    auto communicator = MakeLocalCommunicator(Spec(OneGroup(kRanks)));
-    auto site = FloatSite("all_reduce", {}, elements);
-    std::atomic<int> wrong{0};
-    ForRanks(kRanks, [&](int r) {
-      ThreadScheduler scheduler(2);
-      RankBuffers buffers(elements, elements, 0);
-      for (int round = 0; round < (elements > 1000 ? 10 : 100); ++round) {
-        for (float& x : buffers.operand) x = static_cast<float>(r + round);
-        Outcome outcome;
-        buffers.Arrive(*communicator, site.get(), round, 100 + r, &scheduler, &outcome);
-        wrong += !outcome.Wait().empty();
-        const float expected = 6.0f + 4.0f * static_cast<float>(round);
-        for (float x : buffers.result) wrong += x != expected;
-      }
-    });
-    CHECK_EQ(wrong.load(), 0);
-  }
-}
-
 TEST(a_permutation_completes_pair_by_pair) {
   auto communicator = MakeLocalCommunicator(Spec(OneGroup(4)));
   // 0 -> 1 and 2 -> 3 only.
@@ -251,17 +217,6 @@ TEST(a_device_of_another_mesh_is_refused) {
   CHECK_CONTAINS(ranks.End(0), "device cpu:100 is not part of this communicator");
 }
 
-TEST(groups_do_not_wait_for_each_other) {
-  auto communicator = MakeLocalCommunicator(Spec({{100, 101}, {102, 103, 104}}));
-  auto site = FloatSite("all_reduce", {}, 1);
-  Ranks ranks(*communicator, site.get());
-  for (int r : {2, 0, 1}) ranks.Arrive(r);
-  CHECK_EQ(ranks.Result(0), 3.0f);
-  CHECK_TRUE(!ranks.outcomes[2].done());
-  for (int r : {3, 4}) ranks.Arrive(r);
-  CHECK_EQ(ranks.Result(4), 12.0f);
-}
-
 TEST(a_rank_whose_program_blocks_holds_nobody_else_up) {
   // Each rank's program, once let go on, waits for all the others, as a collective
   // of XLA:CPU does.
@@ -335,20 +290,6 @@ TEST(timeouts_and_arrivals_race_without_losing_anyone) {
   CHECK_EQ(finished.load(), 400);
   communicator.Expire();
   CHECK_EQ(communicator->stats().in_flight, 0);
-}
-
-TEST(steady_state_keeps_the_memory_it_has) {
-  auto communicator = MakeLocalCommunicator(Spec(OneGroup(2)));
-  auto site = FloatSite("all_reduce", {}, 8);
-  int64_t after_ten = 0;
-  for (int run = 0; run < 2000; ++run) {
-    Ranks ranks(*communicator, site.get(), run);
-    for (int r : {0, 1}) ranks.Arrive(r);
-    for (int r : {0, 1}) CHECK_EQ(ranks.End(r), "");
-    if (run == 10) after_ten = communicator->stats().host_bytes;
-  }
-  CHECK_EQ(communicator->stats().host_bytes, after_ten);
-  CHECK_EQ(communicator->stats().calls[0].second, 2000);
 }
 
 }  // namespace

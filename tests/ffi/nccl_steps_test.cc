@@ -1,5 +1,5 @@
-// Tests which NCCL functions each collective becomes on each rank. That they do what
-// the collective is defined to do: plan_kinds_test.cc.
+// Tests which NCCL functions each collective becomes on each rank. What comes of them:
+// tests/collectives, over the stand-in, and tests/nccl/test_library.py for older ones.
 
 #include "ffi/backends/nccl/plans/recipe.h"
 #include "ffi/backends/nccl/plans/steps.h"
