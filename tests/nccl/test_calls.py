@@ -45,36 +45,6 @@ def test_a_sum_is_one_call_on_one_stream(stand_in, make_mesh):
     assert "group" not in reduction
 
 
-def test_a_hop_is_one_group_whatever_it_carries(stand_in, make_mesh):
-    """K and V, to both neighbors: NCCL may start neither before the other."""
-    mesh = make_mesh(i=3)
-    forth = [(rank, (rank + 1) % 3) for rank in range(3)]
-
-    def hop(k, v):
-        return jaxcomm.ppermute({"k": k, "v": v}, "i", forth)
-
-    program = over(mesh, hop)
-    k, v = jnp.ones((3, 5), jnp.bfloat16), jnp.ones((3, 2, 4))
-    jax.block_until_ready(program(k, v))
-    stand_in.clear()
-    jax.block_until_ready(program(k, v))
-    starts = stand_in.trace("ncclGroupStart", "ncclGroupEnd")
-    # One on each of the three ranks.
-    assert [c["name"] for c in starts].count("ncclGroupStart") == 3
-    assert [c["name"] for c in starts].count("ncclGroupEnd") == 3
-    groups = collections.defaultdict(list)
-    for call in stand_in.trace("ncclSend", "ncclRecv"):
-        groups[call["group"]].append(call)
-    assert len(groups) == 3
-    for group in groups.values():
-        assert sorted(c["name"] for c in group) == ["ncclRecv"] * 2 + ["ncclSend"] * 2
-        assert len({call["comm"] for call in group}) == 1
-        (rank,) = {(c["peer"] - 1) % 3 for c in group if c["name"] == "ncclSend"}
-        assert {(c["peer"] + 1) % 3 for c in group if c["name"] == "ncclRecv"} == {rank}
-        assert sorted(c["count"] for c in group) == [10, 10, 32, 32]  # bytes
-    assert [call["count"] for call in stand_in.trace("launch")] == [4, 4, 4]
-
-
 def test_once_warm_nothing_is_allocated_made_or_waited_for(stand_in, make_mesh):
     mesh = make_mesh(i=2)
     choice = catalogue.fixed(2)

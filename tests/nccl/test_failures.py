@@ -1,7 +1,8 @@
 """Operations that fail or hang: who says what, and what becomes of results.
 
 Poisoned results leave the process as it was, so these tests share one. Where GPUs are
-stopped, or the process ends, each has a process of its own: test_stopped.py.
+stopped, each has a process of its own: test_stopped.py. The fault suite has the rest,
+each fault with each policy: test_faults.py.
 """
 
 import threading
@@ -26,8 +27,8 @@ POISONED = (
 )
 
 
-def summed(mesh, lane=None):
-    return over(mesh, lambda x: jaxcomm.psum(x, "i", lane=lane), check_vma=False)
+def summed(mesh):
+    return over(mesh, lambda x: jaxcomm.psum(x, "i"), check_vma=False)
 
 
 def error_of(program, x):
@@ -59,12 +60,9 @@ class Waiting:
     def _run(self, program, x):
         self._result = jax.block_until_ready(program(x))
 
-    def fail(self, call=0):
-        """Gives the communicator of a call an error; not of the last, still made."""
-        self._stand_in.async_error(self._stand_in.trace("ncclAllReduce")[call])
-        return self.end()
-
-    def end(self):
+    def fail(self):
+        """Gives the communicator of the first call an error, and returns the result."""
+        self._stand_in.async_error(self._stand_in.trace("ncclAllReduce")[0])
         waiting.joined(self._thread)
         return self._result
 
@@ -132,55 +130,6 @@ def test_every_type_and_every_result_of_a_call_is_poisoned(stand_in, make_mesh, 
     )
 
 
-def test_an_asynchronous_error_ends_who_waits_and_who_comes(stand_in, make_mesh):
-    mesh = make_mesh(i=3)
-    jaxcomm.init(mesh, policy=POISON)
-    program, x = summed(mesh), jnp.arange(3.0)
-    jax.block_until_ready(program(x))
-    stand_in.hang("ncclAllReduce")
-    assert is_poison(Waiting(program, x, stand_in, calls=3).fail(1))
-    error = error_of(program, x)
-    assert (
-        "psum(float32[1]) over axes ('i',) (lane 'default', operation 2), rank" in error
-    )
-    assert " of 3 (device " in error
-    assert "An asynchronous error that a test asked for" in error
-    assert POISONED in error
-    stand_in.until_called("ncclCommAbort", 3)
-
-
-def parts(result):
-    """Returns what each rank's own part of a result is: poison, values or an error."""
-    told = []
-    for shard in result.addressable_shards:
-        try:
-            told.append("poison" if is_poison(shard.data) else shard.data.tolist())
-        except jax.errors.JaxRuntimeError as error:
-            told.append(str(error))
-    return told
-
-
-def test_a_call_that_nccl_refuses_is_named_and_its_siblings_are_poisoned(
-    stand_in, make_mesh
-):
-    mesh = make_mesh(i=3)
-    jaxcomm.init(mesh, policy=POISON)
-    program, x = summed(mesh), jnp.arange(3.0)
-    jax.block_until_ready(program(x))
-    # The second rank that comes to it. The first has begun by then.
-    stand_in.fail("ncclAllReduce", INTERNAL_ERROR, after=1)
-    errors = [part for part in parts(program(x)) if part != "poison"]
-    assert errors
-    assert all("ncclAllReduce: internal error" in part for part in errors), errors
-    error = error_of(program, x)
-    for text in (
-        "psum(float32[1]) over axes ('i',)", "lane 'default'",
-        "ncclAllReduce: internal error", "ncclAllReduce failed because a test asked",
-        POISONED,
-    ):  # fmt: skip
-        assert text in error
-
-
 def test_nothing_is_stopped_or_poisoned_where_nothing_is_on_its_way(
     stand_in, make_mesh
 ):
@@ -211,22 +160,6 @@ def test_a_hop_that_nccl_refuses_leaves_no_group_open(stand_in, make_mesh, funct
     error = error_of(program, x)
     assert "ppermute(float32[1]) with parameters [1, 0] over axes ('i',)" in error
     assert f"{function}: internal error" in error
-
-
-def test_lanes_fail_together_and_begin_anew_together(stand_in, make_mesh):
-    mesh = make_mesh(i=2)
-    jaxcomm.init(mesh, lanes=("default", "other"), policy=POISON)
-    default, other = summed(mesh), summed(mesh, lane="other")
-    x = jnp.arange(2.0)
-    np.testing.assert_array_equal(other(x), [1, 1])
-    stand_in.hang("ncclAllReduce")
-    assert is_poison(Waiting(default, x, stand_in, calls=2).fail())
-    for each in (default, other):
-        assert "(lane 'default', operation 1)" in error_of(each, x)
-    jaxcomm.finalize()
-    jaxcomm.init(mesh, lanes=("default", "other"), policy=POISON)
-    for each in (default, other):
-        np.testing.assert_array_equal(each(x), [1, 1])
 
 
 def test_every_program_in_flight_ends(stand_in, make_mesh):

@@ -1,8 +1,6 @@
 """The fault suite itself: what is right, wrong or hangs is seen as what it is."""
 
 import dataclasses
-import signal
-import threading
 
 import numpy as np
 import pytest
@@ -15,6 +13,7 @@ from fault_suite.report import End, Report, Row
 GPUS = runner.on_gpus()
 RAISED = Row("result", 0, "raised", "CUDA_ERROR_MISALIGNED_ADDRESS")
 INIT, ANEW = (Row(what, 0, "raised", "GPUs are lost") for what in ("init", "anew"))
+EXIT, ENDED = Case("killed", on_failure="exit"), Row("result", 0, "exited")
 EXPECTED = np.arange(1, 7, dtype=np.float32).reshape(2, 3)
 NAN = np.full_like(EXPECTED, np.nan)
 
@@ -87,45 +86,6 @@ def test_a_wrong_number_and_a_hang_are_seen(hardware, starts, tmp_path):
     assert "process 0 had to be killed" in hung
 
 
-@pytest.mark.multiprocess
-def test_a_crash_is_no_end_that_was_asked_for(hardware, starts, tmp_path, monkeypatch):
-    # The other rank never comes, and nobody is told.
-    case = Case("stuck", on_failure="exit", processes=1)
-    take = starts.take
-
-    def take_and_crash():
-        taken = take()
-
-        def crash():
-            assert runner.until(taken, "waiting", case)
-            taken.popen.kill()
-
-        threading.Thread(target=crash).start()
-        return taken
-
-    monkeypatch.setattr(starts, "take", take_and_crash)
-    (found,) = run([case], hardware, tmp_path, starts)
-    assert [row.outcome for row in found.rows] == ["exited"] * 2
-    # As if that had been the end of a rank that waits.
-    found.case = Case("late", on_failure="exit", processes=1)
-    told = "\n".join(verdict.problems(found, hardware))
-    assert f"ended with status {-signal.SIGKILL}" in told
-    assert "left no dump" in told
-    assert "did not name operation" in told
-
-
-@pytest.mark.multiprocess
-def test_a_process_that_cannot_begin_is_no_result(hardware, tmp_path):
-    wrong = dataclasses.replace(
-        hardware, variables=hardware.variables | {"JAXCOMM_NCCL_LIBRARY": "/nowhere"}
-    )
-    starts = runner.Starter(wrong, tmp_path)
-    (found,) = run([Case("none", processes=1)], wrong, tmp_path, starts)
-    starts.stop()
-    (problem,) = verdict.problems(found, wrong)
-    assert "/nowhere" in problem
-
-
 @pytest.mark.parametrize(
     ("fields", "problem"),
     [
@@ -142,6 +102,9 @@ def test_a_process_that_cannot_begin_is_no_result(hardware, tmp_path):
             ({"rows": [RAISED, Row(what, 0, "right"), ANEW]}, "must be raised")
             for what in ("next", "init")
         ),
+        # A crash is no end that was asked for, nor is one that says nothing.
+        ({"rows": [ENDED], "ends": {0: End(-9)}}, "ended with status -9"),
+        ({"rows": [ENDED], "ends": {0: End(70)}, "case": EXIT}, "left no dump"),
     ],
 )
 def test_each_thing_that_must_not_be_is_told(fields, problem):
