@@ -121,7 +121,7 @@ class Begun:
             self._stack.callback(process.stop)
             mine = plan | {"process": index, "gpu": index % hardware.count}
             process.tell(
-                f"from fault_suite import trial\ntrial.take_part({mine!r}, say, hear)"
+                f"from fault_suite import part\npart.take_part({mine!r}, say, hear)"
             )
 
     def finish(

@@ -1,12 +1,7 @@
 """Cases in one of their processes: made ready, run, and what comes after."""
 
-import contextlib
 import itertools
-import os
-import sys
 import threading
-import traceback
-import warnings
 
 import jax
 import numpy as np
@@ -15,7 +10,7 @@ from stand_in import StandIn
 
 import jaxcomm
 from fault_suite import outcomes, programs
-from fault_suite.cases import Case, timeout_seconds
+from fault_suite.cases import timeout_seconds
 from fault_suite.programs import AXIS, OPERATIONS, RANKS
 from jaxcomm.communicator import rendezvous
 
@@ -62,10 +57,10 @@ class Delay:
 class Trial:
     """A case in this process: made ready, run, and what comes after."""
 
-    def __init__(self, case, is_gpu, process, say):
+    def __init__(self, case, is_gpu, process, results):
         """Make the communicators and the programs, and see that they work."""
         self.case = case
-        self._tell = say
+        self.results = results
         self.process = process
         self.is_gpu = is_gpu
         self.sizes = programs.GPU_SIZES if is_gpu else programs.CPU_SIZES
@@ -249,7 +244,7 @@ class Trial:
                 behind.start()
                 if self.is_gpu:
                     waiting.event(self.behind_is_enqueued)
-            self.say("waiting")
+            self.results.say("waiting")
         if case.fault == "async_error" and self.process == 0:
             stand_in = StandIn()
             stand_in.async_error(stand_in.trace("ncclAllReduce")[-1])
@@ -268,10 +263,10 @@ class Trial:
         elif around == "lax_behind":
             expected.append(RANKS * self.expected[_FAULTY])
             what.append("behind")
-        with self._judging(*what):
+        with self.results.judging(*what):
             outs = self.at_fault(self.stale.pop(), self.faulty, *beside)
             outs = outs if len(what) > 1 else (outs,)
-            readers = list(map(self._read, what, outs, expected))
+            readers = list(map(self.results.read, what, outs, expected))
             for reader in itertools.chain(*readers):
                 reader.join()
 
@@ -281,7 +276,7 @@ class Trial:
         On CPU devices the call may wait for the results of the operation before it.
         """
         lane = "default" if self.case.around == "small_behind" else "other"
-        with self._judging("behind"):
+        with self.results.judging("behind"):
             if self.case.around == "compute_behind":
                 out = self.busy_program(self.busy_stale, self.busy)
                 expected = self.busy_expected
@@ -289,7 +284,7 @@ class Trial:
                 out = self.small[lane](self.small_stale.pop(), self.small_faulty)
                 expected = self.small_expected[_FAULTY]
             self.behind_is_enqueued.set()
-            self._join("behind", out, expected)
+            self.results.join("behind", out, expected)
 
     def _loop(self):
         """Run without a pause until something else than the right result comes."""
@@ -297,7 +292,7 @@ class Trial:
         operands = [programs.spread(self.mesh, each) for each in rows]
         expected = [self.operation.expected(each) for each in rows]
         out, turn = self.stale.pop(), 0
-        with self._judging("result"):
+        with self.results.judging("result"):
             while True:
                 # The result before, which is wrong for this turn, is overwritten.
                 out = self.program(out, operands[turn % 2])
@@ -306,32 +301,34 @@ class Trial:
                         np.asarray(shard.data), expected[turn % 2][shard.index]
                     )
                     if outcome != outcomes.RIGHT:
-                        self._row("result", self.process, outcome, f"{turn}: {text}")
+                        self.results.row(
+                            "result", self.process, outcome, f"{turn}: {text}"
+                        )
                         return
                 turn += 1
                 if turn == 10:
-                    self.say("waiting")
+                    self.results.say("waiting")
 
     def aftermath(self):
         case = self.case
         if case.fault in ("none", "spoilt"):
             return
         self.delay.wait = lambda: None
-        with self._judging("next"):
+        with self.results.judging("next"):
             again = self.program(self.stale.pop(), self.next)
-            self._join("next", again, self.expected[_NEXT])
+            self.results.join("next", again, self.expected[_NEXT])
         if case.around in ("sibling", "idle_lane"):
-            with self._judging("other lane"):
+            with self.results.judging("other lane"):
                 again = self.small["other"](self.small_stale.pop(), self.small_faulty)
-                self._join("other lane", again, self.small_expected[_FAULTY])
+                self.results.join("other lane", again, self.small_expected[_FAULTY])
         if case.tries_init:
-            with self._judging("init"):
+            with self.results.judging("init"):
                 jaxcomm.finalize()
                 jaxcomm.init(self.mesh, AXIS, policy=self.policy)
-                self._row("init", self.process, outcomes.RIGHT)
+                self.results.row("init", self.process, outcomes.RIGHT)
         # Processes that both live would have to meet for it.
         if case.processes == 1 or case.victim is not None:
-            with self._judging("anew"):
+            with self.results.judging("anew"):
                 self._anew()
 
     def _anew(self):
@@ -343,95 +340,7 @@ class Trial:
         program = programs.jitted(mesh, lambda x: jaxcomm.psum(x, AXIS))
         out = program(stale, programs.spread(mesh, rows))
         expected = np.tile(rows.sum(0, dtype=rows.dtype), (mesh.size, 1))
-        self._join("anew", out, expected)
-
-    def _join(self, what, array, expected):
-        for reader in self._read(what, array, expected):
-            reader.join()
-
-    def _read(self, what, array, expected):
-        """Start to read each rank's result beside the others'; returns the threads."""
-        readers = [
-            threading.Thread(
-                target=self._judge, args=(what, shard, expected[shard.index])
-            )
-            for shard in array.addressable_shards
-        ]
-        for reader in readers:
-            reader.start()
-        return readers
-
-    def _judge(self, what, shard, expected):
-        rank = self.devices.index(shard.device)
-        try:
-            found = np.asarray(shard.data)
-        except Exception as error:
-            self._row(what, rank, outcomes.RAISED, _text(error))
-            return
-        if self.case.fault == "spoilt" and rank == 0:
-            found = found.copy()
-            found.flat[-1] += 1
-        self._row(what, rank, *outcomes.judge(found, expected))
-
-    @contextlib.contextmanager
-    def _judging(self, *whats):
-        """Say of a call that raises that all ranks of this process raised."""
-        try:
-            yield
-        except Exception as error:
-            for what in whats:
-                for rank, device in enumerate(self.devices):
-                    if device.process_index == jax.process_index():
-                        self._row(what, rank, outcomes.RAISED, _text(error))
-
-    def _row(self, what, rank, outcome, text=""):
-        self.say("row", what=what, rank=rank, outcome=outcome, text=text)
-
-    def say(self, event, **what):
-        self._tell({"event": event, "case": str(self.case), **what})
-
-
-def take_part(plan, say, hear):
-    """Take part in the cases of a plan, in a process that has no devices yet.
-
-    ``say`` tells the runner something, and ``hear`` returns its word "go" or "leave".
-    """
-    try:
-        _take_part(plan, say, hear)
-    except Exception:
-        traceback.print_exc()
-        os._exit(1)
-
-
-def _take_part(plan, say, hear):
-    os.environ |= plan["variables"]
-    jax.config.update("jax_num_cpu_devices", plan["devices"])
-    # Where memory is not donated, what nobody wrote may be right by chance.
-    warnings.filterwarnings("error", message=".*donated")
-    if plan["processes"] > 1:
-        # The coordinator is to serve on the loopback interface only.
-        jax.distributed.initialize(
-            plan["address"], plan["processes"], plan["process"],
-            local_device_ids=[plan["gpu"]] if plan["is_gpu"] else None,
-            coordinator_bind_address=plan["address"],
-        )  # fmt: skip
-    for fields in plan["cases"]:
-        trial = Trial(Case(**fields), plan["is_gpu"], plan["process"], say)
-        trial.say("ready", is_prefilled=trial.is_prefilled)
-        if hear() == "leave":
-            # The program has come to its end, in order.
-            jaxcomm.finalize()
-            trial.say("left")
-            sys.exit()
-        trial.run()
-        trial.aftermath()
-        trial.say("done")
-    assert hear() == "leave"
-    sys.exit()
-
-
-def _text(error):
-    return f"{type(error).__name__}: {error}"
+        self.results.join("anew", out, expected)
 
 
 def _mesh(devices):
