@@ -18,9 +18,6 @@ pytestmark = pytest.mark.gpu
 
 # Of documents that borders cut, the last in padding, as parts of a sequence.
 DOCUMENTS = (0.3, 0.45, 0.9)
-# Root mean square of the error, relative to that of the result: see
-# test_fused_attention.py.
-LIMITS = dict.fromkeys(dense.Attention._fields, 1e-2) | {"out": 4e-3, "lse": 1e-4}
 
 
 def _normal(*shape):
@@ -96,17 +93,4 @@ def test_attention_equals_float64(ring, gpus, strategy, schedule, name, is_flash
         strategy=strategy, return_residual=has_residual,
         implementation="flash" if has_flash and is_flash else None,
     )  # fmt: skip
-    expected = dense.attention(*arrays, options, grads)
-    errors = {
-        of: _error(a, b)
-        for of, a, b in zip(dense.Attention._fields, found, expected, strict=True)
-        if a is not None
-    }
-    assert all(error <= LIMITS[of] for of, error in errors.items()), errors
-
-
-def _error(found, expected):
-    found, empty = np.asarray(found, np.float64), np.isneginf(expected)
-    assert (np.isneginf(found) == empty).all()
-    found, expected = (np.where(empty, 0, x) for x in (found, expected))
-    return np.sqrt(np.mean((found - expected) ** 2) / np.mean(expected**2))
+    dense.assert_within_limits(found, dense.attention(*arrays, options, grads))

@@ -104,6 +104,7 @@ def run(kernel: Kernel, case: Case, dtype=None):
 def both(hop: Hop, grad):
     """Return what :func:`run` does, of a hop."""
     out, lse = hop_forward(hop)
-    delta = (grad.astype(out.dtype) * out).sum(-1) - 0.25
-    saved = Saved(grad, out.astype(grad.dtype), lse, delta)
+    delta = (grad.astype(out.dtype) * out).sum(-1) - (0.25 if hop.has_residual else 0.0)
+    # As if there were other keys, too.
+    saved = Saved(grad, out.astype(grad.dtype), lse + 0.5, delta)
     return out, lse, hop_backward(hop, saved)
