@@ -90,7 +90,7 @@ class Ranks {
 // Moves outer x middle rows of `inner` contiguous elements from operand `leaf`
 // of the sources to result `leaf` of the targets.
 //   one source       every target receives a copy;
-//   several sources  every target receives their reduction in rank order;
+//   several sources  every target receives their reduction, by a tree over their order;
 //   no source        every target is filled with zeros, or with the identity of
 //                    the reduction if `identity` is set;
 //   running          target i receives the reduction of sources 0 .. i.

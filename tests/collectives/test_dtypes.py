@@ -52,9 +52,9 @@ REDUCING["pscan_max"] = catalogue.scan_case(
 )
 
 
-def _all_of(cases):
+def _all_of(cases, choice=CHOICE):
     return lambda x: {
-        n: c(jaxcomm, c.of_types(x), "i", CHOICE) for n, c in cases.items()
+        n: c(jaxcomm, c.of_types(x), "i", choice) for n, c in cases.items()
     }
 
 
@@ -72,11 +72,14 @@ def test_moving_changes_no_bit_of_any_dtype(
             identical(of_one[name][dtype], expected, f"{name} of {dtype}")
 
 
-def test_reductions_of_every_dtype_add_in_rank_order_and_round_once(
-    stacked, by_group, identical, mesh, operands, as_users_compile, default_backend
+def test_reductions_of_every_dtype_add_by_a_tree_and_round_once(
+    stacked, by_group, identical, mesh_of, operands, as_users_compile, default_backend
 ):
     over_nccl = default_backend == "nccl"
-    x = operands(OF_NCCL if over_nccl else EVERY, (SIZE, SIZE, 2))
+    # The stand-in adds in rank order, which of three ranks is the tree.
+    size = SIZE - over_nccl
+    mesh, choice = mesh_of((size,), ("i",)), catalogue.fixed(size)
+    x = operands(OF_NCCL if over_nccl else EVERY, (size, size, 2))
     if over_nccl:
         # Reduced by XLA on CPU, which takes its least number, 2**-127, for 0: a NaN.
         x.pop("float8_e8m0fnu", None)
@@ -86,7 +89,7 @@ def test_reductions_of_every_dtype_add_in_rank_order_and_round_once(
     options = as_users_compile if over_nccl else None
     with jax.enable_x64(True):
         found = [
-            stacked(mesh, _all_of({n: c}), x, options=options)
+            stacked(mesh, _all_of({n: c}, choice), x, options=options)
             for n, c in REDUCING.items()
         ]
         found = {n: jax.tree.map(np.asarray, each[n]) for each in found for n in each}
@@ -94,7 +97,7 @@ def test_reductions_of_every_dtype_add_in_rank_order_and_round_once(
     fused = {"complex64": 1e-5, "complex128": 1e-13}
     for name, case in REDUCING.items():
         for dtype, leaf in case.of_types(x).items():
-            expected = by_group(mesh, ("i",), case.model(CHOICE), leaf)
+            expected = by_group(mesh, ("i",), case.model(choice), leaf)
             if dtype in fused and case.kind == "product":
                 np.testing.assert_allclose(
                     found[name][dtype], expected, fused[dtype], fused[dtype]

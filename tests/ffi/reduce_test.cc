@@ -93,6 +93,42 @@ TEST(subnormals_survive_threads_that_flush_them) {
 }
 #endif
 
+// Any number of terms whose sum depends on the order, by the definition of the tree.
+TEST(sums_are_trees_and_so_are_their_prefixes) {
+  std::mt19937 random(1);
+  std::uniform_real_distribution<float> value(-1, 1);
+  std::vector<float> values(64);
+  for (float& each : values) each = std::ldexp(value(random), random() % 24);
+  std::vector<const void*> in;
+  std::vector<float> outputs(values.size());
+  std::vector<void*> out;
+  for (size_t i = 0; i < values.size(); ++i) {
+    in.push_back(&values[i]);
+    out.push_back(&outputs[i]);
+  }
+  FindReduceKernels(DataType::F32, ReduceOp::kSum)
+      .running(out.data(), in.data(), 64, 1);
+  int in_order = 0;
+  for (size_t count = 1; count <= values.size(); ++count) {
+    std::vector<float> level(values.begin(), values.begin() + count);
+    in_order += std::accumulate(level.begin(), level.end(), 0.0f) == outputs[count - 1];
+    while (level.size() > 1) {
+      std::vector<float> above;
+      for (size_t i = 0; i < level.size(); i += 2) {
+        above.push_back(i + 1 < level.size() ? level[i] + level[i + 1] : level[i]);
+      }
+      level = above;
+    }
+    const std::vector<float> terms(values.begin(), values.begin() + count);
+    CHECK_EQ((Reduce<float>(DataType::F32, ReduceOp::kSum, terms)), level[0]);
+    CHECK_EQ(outputs[count - 1], level[0]);
+  }
+  CHECK_TRUE(in_order < 32);
+  // What has no neighbour is no sum with zero.
+  CHECK_TRUE(std::signbit(
+      Reduce<float>(DataType::F32, ReduceOp::kSum, {-0.0f, -0.0f, -0.0f})));
+}
+
 TEST(running_reductions_write_every_prefix) {
   const int32_t inputs[3][2] = {{1, 10}, {2, 20}, {3, 30}};
   int32_t outputs[3][2] = {};

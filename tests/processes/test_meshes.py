@@ -43,6 +43,7 @@ def collectives_on_a_mesh(here, mesh, axes):
     x = {
         "int32": here.values("int32", shape, 0),
         "bfloat16": floats.astype(jnp.bfloat16),
+        "float32": floats.astype(np.float32),
     }
     found = here.run(mesh, lambda x: here.every(x, axes, size), x)
     for name, (case, group_model) in here.models(size).items():

@@ -75,16 +75,18 @@ def library_of(x):
 
 
 def fold(group, op):
-    """Reduce in rank order, in the wide type, and round once."""
+    """Reduce by a binary tree over the ranks, in the wide type, and round once."""
     xp = library_of(group)
     if group.dtype == np.bool_ and op in ("sum", "prod"):
         group = group.astype(np.int32)
+    combine = getattr(xp, UFUNCS[op])
     with np.errstate(all="ignore"):
-        values = wide(group)
-        total = values[0]
-        for value in values[1:]:
-            total = getattr(xp, UFUNCS[op])(total, value)
-        return xp.asarray(total).astype(group.dtype)
+        level = list(wide(group))
+        while len(level) > 1:
+            pairs = zip(level[::2], level[1::2], strict=False)
+            last = level[-1:] if len(level) % 2 else []
+            level = [*(combine(a, b) for a, b in pairs), *last]
+        return xp.asarray(level[0]).astype(group.dtype)
 
 
 def identity_of(op, dtype):

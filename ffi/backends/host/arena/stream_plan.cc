@@ -50,6 +50,21 @@ class StreamPlanner {
     return found;
   }
 
+  // Whether each process has a subtree of the tree that combines the sources, all of
+  // one height. Their partial results then make the same tree.
+  bool HoldSubtrees(const Ranks& sources) const {
+    const size_t width = OnlyOf(sources, process_of_[sources[0]]).size();
+    if ((width & (width - 1)) != 0) return false;
+    uint64_t seen = 0;
+    for (size_t i = 0; i < sources.size(); ++i) {
+      const uint64_t process = Bit(process_of_[sources[i]]);
+      const bool is_new = (seen & process) == 0;
+      if (is_new != (i % width == 0)) return false;
+      seen |= process;
+    }
+    return true;
+  }
+
   void AddMove(int index) {
     const Move& move = plan_.moves[index];
     const int64_t rows = move.rows();
@@ -70,7 +85,8 @@ class StreamPlanner {
     }
     const Leaf& leaf = leaves_[move.leaf];
     const bool reduces = move.running || move.sources.size() > 1;
-    const bool combines = reduces && !move.running && AccumulatesInItself(leaf.dtype);
+    const bool combines = reduces && !move.running && AccumulatesInItself(leaf.dtype) &&
+                          HoldSubtrees(move.sources);
     int64_t parts = 1;
     if (reduces && !combines) {
       for (int process : members_) {
@@ -129,7 +145,6 @@ class StreamPlanner {
   // Takes a piece from all its sources to those of its targets in `targets`.
   void AddPiece(const Block& piece, const Move& move, bool combines, uint64_t targets) {
     const bool reduces = move.running || move.sources.size() > 1;
-    const bool one_target = (targets & (targets - 1)) == 0;
     Read read;
     read.piece = piece;
     read.running = move.running;
@@ -139,9 +154,9 @@ class StreamPlanner {
       if (ranks.empty()) continue;
       const bool partial = combines && ranks.size() > 1;
       uint64_t readers = targets & ~Bit(process);
-      // Every process combines the same partial results, so that all get the same bits.
-      const bool reads_own = partial && !one_target && (targets & Bit(process)) != 0;
-      if (readers != 0 && reads_own) readers |= Bit(process);
+      // Every process combines the same partial results: the tree is the same for all.
+      const bool reads_own = partial && (targets & Bit(process)) != 0;
+      if (reads_own) readers |= Bit(process);
       Chunk chunk;
       if (readers != 0) {
         const auto parts = static_cast<int64_t>(partial ? 1 : ranks.size());

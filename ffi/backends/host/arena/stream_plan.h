@@ -3,7 +3,8 @@
 //
 // Every process derives the same stream plan from the same moves. Within a process
 // bytes go straight from operand to result. A reduction over several ranks of one
-// process is staged as one partial result, if its type accumulates in itself.
+// process is staged as one partial result, if its type accumulates in itself and the
+// order of the reduction stays the same: see reduce.h.
 //
 // Large all-reduces between more than two processes go in two phases (reduce-scatter,
 // then all-gather: Rabenseifner's algorithm, chunk by chunk): the owner of a piece
