@@ -50,6 +50,7 @@ from jaxcomm.machine import Machine
 from jaxcomm.planning.plan import plan
 from jaxcomm.primitives.call import using
 from jaxcomm.primitives.handle import Handle
+from jaxcomm.primitives.tree import tree_sum
 
 __all__ = [
     "CollectiveCounts",
@@ -109,6 +110,7 @@ __all__ = [
     "ring_shift_start",
     "shrink",
     "survivors",
+    "tree_sum",
     "using",
 ]
 

@@ -304,10 +304,7 @@ def lower_as(function, ctx, *operands, **params):
     """Lower a call as the JAX function ``function(*operands, **params)``."""
     rule = _mlir.lower_fun(function, multiple_results=True)
     # Else what a kernel reads of an operand varies, and what it computes does not.
-    plain = [
-        aval.update(manual_axis_type=aval.mat.update(varying=frozenset()))
-        for aval in ctx.avals_in
-    ]
+    plain = [aval.update(manual_axis_type=type(aval.mat)()) for aval in ctx.avals_in]
     # As under check_vma=False: in a lowering, types are settled.
     with _config._check_vma(False):
         return rule(ctx.replace(avals_in=plain), *operands, **params)

@@ -117,7 +117,8 @@ def test_a_twin_takes_what_jax_lax_takes(name):
         found = [(p.name, p.kind, p.default) for p in parameters]
         # Of parameters by name the order says nothing.
         by_name = [p for p in found if p[1] is inspect.Parameter.KEYWORD_ONLY]
-        ours = [p for p in by_name if p[0] not in ("lane", "backend")]
+        own = "lane", "backend", "reproducible"
+        ours = [p for p in by_name if p[0] not in own]
         return [p for p in found if p not in by_name], sorted(ours, key=str)
 
     assert said(jaxcomm) == said(jax.lax)

@@ -7,7 +7,14 @@ from jaxcomm import compat
 from jaxcomm.collectives.reducing import REDUCERS, reduce_stacked, widen
 from jaxcomm.communicator import replica_groups
 from jaxcomm.primitives import request
-from jaxcomm.primitives.call import AxisIndexGroups, AxisName, PyTree, call_of
+from jaxcomm.primitives.call import (
+    AxisIndexGroups,
+    AxisName,
+    Call,
+    PyTree,
+    call_of,
+    chosen_reproducible,
+)
 from jaxcomm.primitives.collective import Collective, define
 from jaxcomm.primitives.gathered import all_gather, emulate_groups, gathered
 from jaxcomm.primitives.request import Request, public
@@ -22,12 +29,12 @@ def psum(
     axis_index_groups: AxisIndexGroups = None,
     lane: str | None = None,
     backend: str | None = None,
+    reproducible: bool | None = None,
 ) -> Request:
     """Sum ``x`` over the devices of a mesh axis; a twin of ``jax.lax.psum``.
 
-    bfloat16, float16 and float8 accumulate in float32; bool counts in int32. The host
-    backend adds in rank order. NCCL chooses its own order. Either way all devices get
-    the same bits.
+    bfloat16, float16 and float8 accumulate in float32; bool counts in int32. NCCL and
+    XLA choose the order in which they add. All devices get the same bits.
 
     Args:
       x: a pytree of arrays of any shape and dtype. Its leaves travel in one call.
@@ -36,6 +43,11 @@ def psum(
       axis_index_groups: groups of indices to sum within instead. If None, all.
       lane: the lane to use; see :func:`jaxcomm.init` and :func:`jaxcomm.using`.
       backend: the backend to use; see the same functions.
+      reproducible: True adds in one order on every number of ranks and every backend:
+        by a binary tree over the index along the axis, rounded once. With
+        :func:`jaxcomm.tree_sum` of the terms of each rank, the bits of the total do not
+        depend on the number of ranks. If None, as :func:`jaxcomm.using` says, else
+        False. The ``host`` backend always adds so.
 
     Returns:
       A pytree like ``x``, typed as equal on all devices of the axis (unless there
@@ -43,7 +55,9 @@ def psum(
 
     Raises:
       NameError: if the axis is not bound by ``jax.shard_map`` or ``jax.vmap``.
-      ValueError: if ``axis_index_groups`` do not hold every index once.
+      TypeError: if reproducible is not True, False or None.
+      ValueError: if ``axis_index_groups`` do not hold every index once, or dimensions
+        are to be summed reproducibly.
 
     Example:
       >>> f = jax.shard_map(
@@ -52,7 +66,8 @@ def psum(
       >>> f(jnp.arange(4.0))
       Array([6.], dtype=float32)
     """
-    return reduction(name, "sum", x, axis_name, axis_index_groups, lane, backend)
+    options = axis_index_groups, lane, backend, reproducible
+    return reduction(name, "sum", x, axis_name, *options)
 
 
 def pmean(
@@ -62,13 +77,14 @@ def pmean(
     axis_index_groups: AxisIndexGroups = None,
     lane: str | None = None,
     backend: str | None = None,
+    reproducible: bool | None = None,
 ) -> PyTree:
     """Average ``x`` over the devices of a mesh axis; a twin of ``jax.lax.pmean``.
 
     Arguments, result and errors are those of :func:`psum`; integers give floats, and
     groups must be of one size. NCCL multiplies float32 and float64 by one over the
     number of ranks before it adds them: where that is no power of two, last bits differ
-    from those of a sum that is divided.
+    from those of a sum that is divided. ``reproducible=True`` divides the sum.
 
     Example:
       >>> f = jax.shard_map(
@@ -77,9 +93,11 @@ def pmean(
       >>> f(jnp.arange(4.0))
       Array([1.5], dtype=float32)
     """
-    options = axis_index_groups, lane, backend
+    reproducible = chosen_reproducible(reproducible, "pmean")
+    options = axis_index_groups, lane, backend, reproducible
     x = request.count_bools(x)
-    if axis_index_groups is None and _is_averaged(x, axis_name):
+    is_plain = axis_index_groups is None and not reproducible
+    if is_plain and _is_averaged(x, axis_name):
         return reduction("pmean", "mean", x, axis_name, *options).run()
     total = reduction("pmean", "sum", x, axis_name, *options).run()
     if axis_index_groups is None:
@@ -176,6 +194,21 @@ def _is_averaged(x, axis_name):
     )
 
 
+def _is_rounded(x, call: Call) -> bool:
+    """Say whether a tree of equal terms is rounded, as their multiple is not."""
+    groups = call.index_groups
+    sizes = [call.axes_size] if groups is None else list(map(len, groups))
+    is_exact = all(size & (size - 1) == 0 for size in sizes)
+    return (
+        call.reproducible
+        and not is_exact
+        and any(
+            jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)
+            for leaf in jax.tree.leaves(x)
+        )
+    )
+
+
 def reduction(
     name: str,
     op: str,
@@ -184,6 +217,7 @@ def reduction(
     groups: AxisIndexGroups = None,
     lane: str | None = None,
     backend: str | None = None,
+    reproducible: bool | None = None,
 ) -> Request:
     """Check an all-reduce, for the function ``name``.
 
@@ -193,7 +227,7 @@ def reduction(
       x: a pytree of arrays.
       axis_name: names, and integers for dimensions of ``x``.
       groups: the ``axis_index_groups``.
-      lane, backend: as of :func:`psum`.
+      lane, backend, reproducible: as of :func:`psum`.
     """
     if op in ("sum", "prod"):
         x = request.count_bools(x)
@@ -205,13 +239,19 @@ def reduction(
         raise ValueError(
             f"{name}: axis_index_groups go with axis names alone, got axes {given}"
         )
+    axes = tuple(axis for axis in given if not isinstance(axis, int))
+    call = call_of(name, axes, groups, lane, backend, reproducible)
+    if positional and call.reproducible and op == "sum":
+        raise ValueError(
+            f"{name}: reproducible sums are over axis names, got axes {given}. "
+            f"Call jaxcomm.tree_sum first, for the dimensions"
+        )
     if positional:
         x = jax.tree.map(lambda leaf: REDUCERS[op](leaf, axis=positional), x)
-    axes = tuple(axis for axis in given if not isinstance(axis, int))
-    call = call_of(name, axes, groups, lane, backend)
     if not axes:
         return Request.ready(ALL_REDUCE, call, x)
-    if op == "sum" and not any(map(compat.is_tracer, jax.tree.leaves(x))):
+    is_constant = not any(map(compat.is_tracer, jax.tree.leaves(x)))
+    if op == "sum" and is_constant and not _is_rounded(x, call):
         request.check_leaves(x, call)
         # A constant is summed without communication; psum(1, axis) is the idiom for
         # the axis size and stays a Python number.

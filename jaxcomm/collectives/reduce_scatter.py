@@ -23,6 +23,7 @@ def psum_scatter(
     tiled: bool = False,
     lane: str | None = None,
     backend: str | None = None,
+    reproducible: bool | None = None,
 ) -> Request:
     """Sum over a mesh axis and leave each device its slice of the sum.
 
@@ -38,13 +39,15 @@ def psum_scatter(
         it. Otherwise its size must be the axis size, and it goes away.
       lane: the lane to use; see :func:`jaxcomm.init` and :func:`jaxcomm.using`.
       backend: the backend to use; see the same functions.
+      reproducible: as of :func:`jaxcomm.psum`.
 
     Returns:
       A pytree of arrays.
 
     Raises:
       NameError: if the axis is not bound.
-      TypeError: if tiled is not True or False.
+      TypeError: if tiled is not True or False, or reproducible not one of these or
+        None.
       ValueError: if ``scatter_dimension`` does not fit the axis size.
 
     Example:
@@ -56,7 +59,7 @@ def psum_scatter(
       >>> f(jnp.arange(4.0))
       Array([ 0.,  4.,  8., 12.], dtype=float32)
     """
-    call = call_of(name, axis_name, axis_index_groups, lane, backend)
+    call = call_of(name, axis_name, axis_index_groups, lane, backend, reproducible)
     if not call.axes:
         return Request.ready(REDUCE_SCATTER, call, x)
     tiled = arguments.flag(tiled, f"{call.where}: tiled")

@@ -1,15 +1,11 @@
-"""How reductions of operands in one place are computed: wide, and in rank order."""
+"""How reductions of operands in one place are computed: wide, and sums by a tree."""
 
 import jax
 import jax.numpy as jnp
 
+from jaxcomm.primitives.tree import add_rows, widen
+
 REDUCERS = {"sum": jnp.sum, "prod": jnp.prod, "max": jnp.max, "min": jnp.min}
-
-
-def widen(x):
-    """Return ``x`` in the type its reduction accumulates in."""
-    narrow = x.dtype in (jnp.bfloat16, jnp.float16) or x.dtype.name.startswith("float8")
-    return x.astype(jnp.float32) if narrow else x
 
 
 def reduce_stacked(x, op, keepdims=False):
@@ -19,8 +15,11 @@ def reduce_stacked(x, op, keepdims=False):
     if x.dtype == jnp.bool_:
         # max and min of bools; sums and products were turned into int32's before.
         return REDUCERS[op](x.astype(jnp.int8), axis=0, keepdims=keepdims).astype(bool)
-    reducer = jnp.mean if op == "mean" else REDUCERS[op]
-    return reducer(widen(x), axis=0, keepdims=keepdims).astype(x.dtype)
+    if op in ("sum", "mean"):
+        total = add_rows(widen(x))
+        total = (total / x.shape[0] if op == "mean" else total).astype(x.dtype)
+        return total[None] if keepdims else total
+    return REDUCERS[op](widen(x), axis=0, keepdims=keepdims).astype(x.dtype)
 
 
 def _lexicographic(x, op, keepdims):

@@ -8,15 +8,23 @@ import jax.numpy as jnp
 from jaxcomm import compat
 from jaxcomm.primitives.call import Call
 from jaxcomm.primitives.gathered import all_gather, emulate_groups, gathered
+from jaxcomm.primitives.rounded import rounded
 
 
 def batch(collective, axis_data, operands, dims, *, call: Call, **params):
     """Batch a collective; operands' dims are None or int, results' None or 0."""
     if axis_data.name in call.axes:
         operands, _ = moved_to_front(collective, operands, dims, {})
-        return batch_own_axis(
+        if not call.reproducible:
+            return batch_own_axis(
+                collective, axis_data, operands, dims, call=call, **params
+            )
+        # As if they travelled.
+        operands = list(map(rounded, operands))
+        outs, dims = batch_own_axis(
             collective, axis_data, operands, dims, call=call, **params
         )
+        return list(map(rounded, outs)), dims
     operands, params = moved_to_front(collective, operands, dims, params)
     outs = collective.primitive.bind(*operands, call=call, **params)
     return outs, [None if d is None else 0 for d in dims]
@@ -55,7 +63,11 @@ def batch_own_axis(collective, axis_data, operands, dims, *, call: Call, **param
             return [out[0] for out in outs], [None] * len(outs)
         return outs, [0] * len(outs)
 
-    partial = collective.fold(stacked, **params) if groups is None else None
+    place = call.axes.index(axis_data.name)
+    # Else what is added here is no node of the tree over all ranks.
+    is_node = place == len(rest) and size & (size - 1) == 0
+    may_fold = groups is None and (is_node or not call.reproducible)
+    partial = collective.fold(stacked, **params) if may_fold else None
     if partial is not None:
         outs = collective.primitive.bind(
             *partial, call=call.replace(axes=rest), **params
@@ -63,7 +75,6 @@ def batch_own_axis(collective, axis_data, operands, dims, *, call: Call, **param
         outs = [out.astype(x.dtype) for out, x in zip(outs, stacked, strict=True)]
         return outs, [None] * len(outs)
 
-    place = call.axes.index(axis_data.name)
     rest_shape = tuple(compat.axis_size(axis) for axis in rest)
     total = size * math.prod(rest_shape)
 

@@ -29,6 +29,7 @@ class Scope:
 
     backend: str | None = None
     lane: str | None = None
+    reproducible: bool = False
 
 
 # Part of the keys of JAX's tracing and compilation caches: a jitted function that is
@@ -37,17 +38,26 @@ SCOPE = jax.make_user_context(Scope())
 
 
 @contextlib.contextmanager
-def using(*, backend: str | None = None, lane: str | None = None) -> Iterator[None]:
-    """Choose the backend and the lane of all calls traced inside the ``with`` block.
+def using(
+    *,
+    backend: str | None = None,
+    lane: str | None = None,
+    reproducible: bool | None = None,
+) -> Iterator[None]:
+    """Choose how all calls traced inside the ``with`` block communicate.
 
-    A call's own ``backend=`` or ``lane=`` comes first, then the innermost block, then
+    A call's own argument of the same name comes first, then the innermost block, then
     :func:`jaxcomm.init`. Gradients use what their calls used.
 
     Args:
       backend: ``"host"``, ``"nccl"`` or ``"xla"``. None leaves it as it is outside.
       lane: a lane. None leaves it as it is outside.
+      reproducible: True makes the bits of sums independent of the number of ranks, see
+        :func:`jaxcomm.psum`: sums of gradients too, if the calls that they are the
+        gradients of were traced in the block. None leaves it as it is outside.
 
     Raises:
+      TypeError: if reproducible is not True, False or None.
       ValueError: if there is no such backend, or the lane is no name.
 
     Example:
@@ -70,9 +80,26 @@ def using(*, backend: str | None = None, lane: str | None = None) -> Iterator[No
     scope = Scope(
         outer.backend if backend is None else backend,
         outer.lane if lane is None else lane,
+        chosen_reproducible(reproducible, "using"),
     )
     with SCOPE(scope):
         yield
+
+
+def chosen_reproducible(asked: bool | None, name: str) -> bool:
+    """Return ``reproducible`` of the function ``name``, or of the scope if None.
+
+    Raises:
+      TypeError: if it is not True, False or None.
+    """
+    if asked is None:
+        return SCOPE.value.reproducible
+    if not isinstance(asked, (bool, np.bool_)):
+        raise TypeError(
+            f"{name}: reproducible must be True, False or None, known when the program "
+            f"is traced, got {asked!r}"
+        )
+    return bool(asked)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,6 +116,7 @@ class Call:
         results are equal on all ranks.
       lane: the lane to use. None for the default lane.
       backend: the backend to use. None for the one that lowering finds.
+      reproducible: whether bits must not depend on the number of ranks.
     """
 
     name: str
@@ -98,11 +126,12 @@ class Call:
     to: Literal["varying", "invarying", "reduced"] = "varying"
     lane: str | None = None
     backend: str | None = None
+    reproducible: bool = False
 
     @property
     def scope(self) -> Scope:
         """The scope in which other calls are carried as this one is."""
-        return Scope(self.backend, self.lane)
+        return Scope(self.backend, self.lane, self.reproducible)
 
     @property
     def is_portable(self) -> bool:
@@ -252,12 +281,14 @@ def call_of(
     axis_index_groups: AxisIndexGroups = None,
     lane: str | None = None,
     backend: str | None = None,
+    reproducible: bool | None = None,
 ) -> Call:
     """Check the arguments that all collectives share, for the function ``name``.
 
     Raises:
       NameError: if an axis is not bound.
-      TypeError: if groups are not sequences of integers.
+      TypeError: if groups are not sequences of integers, or reproducible is not True,
+        False or None.
       ValueError: if groups do not hold every index exactly once, or the lane is no
         name.
     """
@@ -270,7 +301,8 @@ def call_of(
     if backend is None and config.BACKEND == "xla":
         backend = "xla"  # So that the program is portable, see collective.py.
     lane = scope.lane if lane is None else lane
-    call = Call(name, axes, lane=lane, backend=backend)
+    is_reproducible = chosen_reproducible(reproducible, name)
+    call = Call(name, axes, lane=lane, backend=backend, reproducible=is_reproducible)
     if axis_index_groups is None:
         return call
     return call.replace(index_groups=_index_groups(axis_index_groups, call))

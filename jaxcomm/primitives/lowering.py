@@ -27,9 +27,10 @@ from jaxcomm import compat
 from jaxcomm._built import _ffi
 from jaxcomm.communicator import backends, cache, replica_groups
 from jaxcomm.communicator.communicator import Communicator
-from jaxcomm.primitives import automatic_axes, nccl_rewrites
+from jaxcomm.primitives import automatic_axes, nccl_rewrites, tree
 from jaxcomm.primitives.call import Call
 from jaxcomm.primitives.registry import ANY, Bind, Replacement, Rule
+from jaxcomm.primitives.rounded import rounded
 
 # The targets of a split-phase collective: its own with this suffix, and one for all.
 _START = ".start"
@@ -45,6 +46,10 @@ def _mean_as_sum(collective, avals, size: int, *, op: str) -> Replacement | None
         return [total / size for total in bind(collective.name, xs, op="sum")]
 
     return divide
+
+
+def _in_tree(collective, avals, size: int, **own) -> Replacement | None:
+    return tree.in_tree(collective, avals, **own)
 
 
 # What replaces a collective over a backend, by both names.
@@ -185,7 +190,7 @@ def _transport(collective, ctx, avals, call: Call, own) -> Communicator | InJax:
     )
     size = max(partition.sizes)
     if size == 1:
-        return functools.partial(_alone, collective, own)
+        return functools.partial(_alone, collective, call, own)
     backend = call.backend
     automatic = compat.automatic_axes(ctx)
     if automatic:
@@ -196,8 +201,12 @@ def _transport(collective, ctx, avals, call: Call, own) -> Communicator | InJax:
         automatic_axes.notice(call, partition, automatic, comm)
     if not comm.is_ours:
         return _with_lax(collective, call, own)
-    for name in (ANY, collective.name):
-        rule = REWRITES.get((comm.backend, name))
+    rules = [REWRITES.get((comm.backend, name)) for name in (ANY, collective.name)]
+    # Of two ranks each order is the tree.
+    adds_in_tree = size <= 2 or backends.named(comm.backend).adds_in_tree
+    if call.reproducible and not adds_in_tree:
+        rules.insert(1, _in_tree)
+    for rule in rules:
         replacement = rule and rule(collective, avals, size, **own)
         if replacement is not None:
             call = call.replace(backend=comm.backend, given="varying", to="varying")
@@ -242,13 +251,21 @@ def _program(ctx, key: int):
 
 
 def _with_lax(collective, call: Call, own) -> InJax:
-    return functools.partial(collective.xla, call=call, **own)
+    def communicate(xs):
+        replacement = call.reproducible and tree.in_tree(collective, xs, **own)
+        if not replacement:
+            return collective.xla(xs, call, **own)
+        changes = {"backend": "xla", "given": "varying", "to": "varying"}
+        return replacement(Bind(call.replace(**changes)), xs)
+
+    return communicate
 
 
-def _alone(collective, own, xs):
+def _alone(collective, call: Call, own, xs):
     """A group of one device exchanges nothing: no communicator is made for it."""
     outs = collective.emulate_all([x[None] for x in xs], 1, **own)
-    return [out[0] for out in outs]
+    outs = [out[0] for out in outs]
+    return list(map(rounded, outs)) if call.reproducible else outs
 
 
 def _in_jax(function: InJax, ctx, operands):

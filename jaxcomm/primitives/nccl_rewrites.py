@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxcomm.primitives.registry import ANY, Rule
+from jaxcomm.primitives.tree import row_back, rows_first, scattered_sum, two_phase_sum
 
 # Above this a sum of 16-bit floats is taken apart, so that no more bytes travel than
 # without float32 sums; below it that would cost a second trip.
@@ -88,7 +89,7 @@ def _reduction(collective, avals, size, *, op, **own):
         for i, x in enumerate(xs):
             is_long = x.dtype.itemsize == 2 and x.nbytes > _TWO_PHASE_BYTES
             if may_part and is_long and wires[i] == jnp.float32:
-                outs[i] = _two_phase_sum(bind, x, size)
+                (outs[i],) = two_phase_sum(bind, [x], size)
         rest = [i for i in range(len(xs)) if i not in outs]
         if rest:
             wide = [xs[i].astype(wires[i]) for i in rest]
@@ -100,22 +101,6 @@ def _reduction(collective, avals, size, *, op, **own):
     return in_wire_types
 
 
-def _two_phase_sum(bind, x, size):
-    """All-reduce as reduce-scatter and all-gather, with sums in float32."""
-    flat = x.reshape(-1)
-    flat = jnp.pad(flat, (0, -flat.size % size))
-    (mine,) = _scattered_sum(bind, [flat.reshape(size, -1)])
-    (every,) = bind("all_gather", [mine], dimensions=(0,), tiled=False)
-    return every.reshape(-1)[: x.size].reshape(x.shape)
-
-
-def _scattered_sum(bind, xs):
-    """(size, ...) to this rank's row of the sum, accumulated in float32."""
-    zeros = (0,) * len(xs)
-    rows = bind("all_to_all", xs, split_axes=zeros, concat_axes=zeros)
-    return [row.astype(jnp.float32).sum(0).astype(row.dtype) for row in rows]
-
-
 def _reduce_scatter(collective, avals, size, *, dimensions, tiled):
     wires = [_wire_type(aval.dtype, "sum", size) for aval in avals]
     same = all(wire == aval.dtype for wire, aval in zip(wires, avals, strict=True))
@@ -124,13 +109,13 @@ def _reduce_scatter(collective, avals, size, *, dimensions, tiled):
 
     def of_rows(bind, xs):
         rows = [
-            _rows_first(x, size, d) for x, d in zip(xs, dimensions, strict=True)
+            rows_first(x, size, d) for x, d in zip(xs, dimensions, strict=True)
         ]  # (size, rows of one rank, ...)
         outs: list = [None] * len(xs)
         narrow = [i for i, x in enumerate(rows) if wires[i] == jnp.float32 != x.dtype]
         if narrow:
             for i, out in zip(
-                narrow, _scattered_sum(bind, [rows[i] for i in narrow]), strict=True
+                narrow, scattered_sum(bind, [rows[i] for i in narrow]), strict=True
             ):
                 outs[i] = out
         rest = [i for i in range(len(xs)) if i not in narrow]
@@ -142,21 +127,10 @@ def _reduce_scatter(collective, avals, size, *, dimensions, tiled):
             for i, out in zip(rest, sums, strict=True):
                 outs[i] = out.astype(xs[i].dtype)
         return [
-            _row_back(out, d, tiled) for out, d in zip(outs, dimensions, strict=True)
+            row_back(out, d, tiled) for out, d in zip(outs, dimensions, strict=True)
         ]
 
     return of_rows
-
-
-def _rows_first(x, size, d):
-    """Split dimension ``d`` into (size, rest) and bring size to the front."""
-    x = x.reshape(*x.shape[:d], size, x.shape[d] // size, *x.shape[d + 1 :])
-    return jnp.moveaxis(x, d, 0)
-
-
-def _row_back(row, d, tiled):
-    # Untiled, dimension ``d`` is of length 1 now, and goes.
-    return row if tiled else jnp.squeeze(row, d)
 
 
 def _is_contiguous(avals, dimensions):
@@ -192,11 +166,11 @@ def _scatter(collective, avals, size, *, root, dimensions, tiled):
         return None
 
     def of_rows(bind, xs):
-        rows = [_rows_first(x, size, d) for x, d in zip(xs, dimensions, strict=True)]
+        rows = [rows_first(x, size, d) for x, d in zip(xs, dimensions, strict=True)]
         zeros = (0,) * len(xs)
         outs = bind("scatter", rows, root=root, dimensions=zeros, tiled=False)
         return [
-            _row_back(out, d, tiled) for out, d in zip(outs, dimensions, strict=True)
+            row_back(out, d, tiled) for out, d in zip(outs, dimensions, strict=True)
         ]
 
     return of_rows
@@ -210,7 +184,7 @@ def _all_to_all(collective, avals, size, *, split_axes, concat_axes):
 
     def to_front(bind, xs):
         zeros = (0,) * len(xs)
-        rows = [_rows_first(x, size, d) for x, d in zip(xs, split_axes, strict=True)]
+        rows = [rows_first(x, size, d) for x, d in zip(xs, split_axes, strict=True)]
         moved = bind("all_to_all", rows, split_axes=zeros, concat_axes=zeros)
         return [
             _from_front(x, d, tiled=True)

@@ -79,6 +79,8 @@ BAD_TYPES = [
             ("pscan", "reverse", "False"),
         )
     ),
+    *((name, {"reproducible": 1}, "reproducible must be True, False or None, known")
+      for name in ("psum", "pmean", "psum_scatter_start")),
 ]  # fmt: skip
 
 NOT_DIVISIBLE = "dimension 0 of x has size 6, not divisible by the 4 devices"
@@ -98,6 +100,8 @@ BAD_VALUES = [
     ("pmean", {"axis_index_groups": [[0], [1, 2, 3]]}, ONE_SIZE),
     ("psum", over_axes("psum", ("i", 0), axis_index_groups=HALVES), "axis names alone"),
     ("pmean", over_axes("pmean", ("i", 0), axis_index_groups=HALVES), "names alone"),
+    ("psum", over_axes("psum", ("i", 0), reproducible=True),
+     "reproducible sums are over axis names, got axes ('i', 0). Call jaxcomm.tree_sum"),
     ("all_gather", {"axis": 2}, "axis 2 is out of range for an array of 2 dimensions"),
     ("all_gather", {"to": "unreduced"},
      "to='unreduced'; choose one of 'varying', 'invarying' and 'reduced'"),

@@ -124,6 +124,7 @@ class Backend(abc.ABC):
         and records them, and not XLA's own.
       takes_policy: whether a :class:`jaxcomm.CommPolicy` says how it makes them.
       orders_lanes: whether operations of one lane run one after the other.
+      adds_in_tree: whether its sums have the order of ``primitives/tree.py`` always.
       can_stop: whether a failure may forbid further use: see :meth:`check_usable`.
     """
 
@@ -133,6 +134,7 @@ class Backend(abc.ABC):
     is_ours: bool = True
     takes_policy: bool = False
     orders_lanes: bool = False
+    adds_in_tree: bool = False
     can_stop: bool = False
 
     @abc.abstractmethod

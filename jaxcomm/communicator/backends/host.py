@@ -25,6 +25,7 @@ class HostBackend(Backend):
     name = "host"
     platforms = ("cpu",)
     ffi_platform = "cpu"
+    adds_in_tree = True
 
     def __init__(self):
         # How many communicators of each key were made since finalize(). Processes meet

@@ -1,0 +1,283 @@
+"""Sums whose bits do not depend on the number of ranks, nor on the backend.
+
+The stand-in for NCCL adds in rank order, and XLA in its own: none of them by the tree.
+"""
+
+import json
+import os
+import sys
+
+import forked
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxcomm
+
+# A message, and more than all ranks fetch at once; neither a multiple of the ranks.
+SIZES = (1, 7, 1001, 150_001)
+DTYPES = ("float32", "bfloat16", "float16", "complex64", "float64", "int16")
+alike = pytest.mark.host_only(reason="names its backends")
+
+
+def tree(rows):
+    """Add numpy arrays: pairs of neighbours, then pairs of those."""
+    rows = list(rows)
+    while len(rows) > 1:
+        pairs = [rows[i : i + 2] for i in range(0, len(rows), 2)]
+        rows = [pair[0] + pair[1] if len(pair) == 2 else pair[0] for pair in pairs]
+    return rows[0]
+
+
+def total(x):
+    """Add by the tree in float32, and round once."""
+    wide = x.astype(np.float32) if x.dtype.itemsize == 2 and x.dtype.kind != "i" else x
+    return tree(wide).astype(x.dtype)
+
+
+def spread(values, dtype, shape, seed=0):
+    """Numbers of different sizes, the first of them -0: the order of a sum shows."""
+    if np.dtype(dtype).kind == "i":
+        return values(dtype, shape, seed)
+    scale = np.exp2(np.random.default_rng(seed).integers(-8, 9, shape))
+    x = (values("float32", shape, seed) * scale).astype(jnp.dtype(dtype))
+    if np.dtype(dtype).kind == "c":
+        x = x + (1j * np.roll(x, 1)).astype(dtype)
+    x[..., :1] = -0.0
+    return x
+
+
+def assert_bits(found, expected, what):
+    """Compare with an array of numpy: JAX's indexing of sharded ones loses -0."""
+    assert (found.dtype, found.shape) == (expected.dtype, expected.shape), what
+    same = np.asarray(found).tobytes() == np.ascontiguousarray(expected).tobytes()
+    assert same, (what, np.asarray(found)[:3], expected[:3], expected.size)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "backend"),
+    [
+        *((ranks, None) for ranks in (1, 2, 3, 4, 6, 8)),
+        *(pytest.param(ranks, "xla", marks=alike) for ranks in (1, 3, 8)),
+    ],
+)
+def test_sums_are_trees_on_every_number_of_ranks(
+    stacked, values, mesh_of, ranks, backend
+):
+    x = {
+        f"{dtype}[{size}]": spread(values, dtype, (ranks, size), seed)
+        for seed, dtype in enumerate(DTYPES)
+        for size in SIZES
+    }
+    rows = {name: np.repeat(leaf[:, None, :7], ranks, 1) for name, leaf in x.items()}
+    options = {"reproducible": True, "backend": backend}
+
+    def program(x, rows):
+        return (
+            jaxcomm.psum(x, "i", **options),
+            jaxcomm.psum_scatter(rows, "i", **options),
+            jaxcomm.pmean({n: x[n] for n in x if "float" in n}, "i", **options),
+        )
+
+    with jax.enable_x64(True):
+        sums, parts, means = stacked(mesh_of((ranks,), ("i",)), program, x, rows)
+    for name, leaf in x.items():
+        expected = total(leaf)
+        assert_bits(np.asarray(sums[name])[-1], expected, name)
+        assert_bits(np.asarray(parts[name])[-1], expected[:7], f"part of {name}")
+        if name in means and ranks & (ranks - 1) == 0:
+            count = np.asarray(ranks, leaf.dtype)
+            assert_bits(np.asarray(means[name])[0], expected / count, f"mean {name}")
+
+
+def train(backend, x):
+    """Three steps whose gradients are summed in every way that a program has."""
+    options = {"reproducible": True, "backend": backend}
+
+    def of_leaf(w, leaf):
+        return jnp.tanh(w * leaf).sum()
+
+    def step(w, _):
+        def gradient(leaf):
+            return jax.grad(jax.checkpoint(of_leaf))(w, leaf)
+
+        # More than one leaf, or XLA would inline the loop.
+        leaves = jax.lax.map(gradient, jnp.concatenate([x, x]))
+        both = jaxcomm.tree_sum(leaves)
+        return w - 0.1 * jaxcomm.psum(both, "i", **options), both
+
+    def run(w):
+        return jax.lax.scan(step, w, None, length=3)[0]
+
+    return jax.vmap(run)(jnp.stack([jnp.linspace(-1, 1, x.shape[-1])] * 2))
+
+
+@pytest.mark.parametrize("backend", [None, pytest.param("xla", marks=alike)])
+def test_steps_have_the_bits_of_one_device_in_scan_remat_and_vmap(
+    values, mesh_of, model, backend
+):
+    x = values("float32", (16, 33))
+    found = []
+    for ranks in (1, 2, 4, 8):
+        program = model.over(
+            mesh_of((ranks,), ("i",)), lambda x: train(backend, x), check_vma=False
+        )
+        found.append(np.asarray(program(x))[:2])
+    for each in found[1:]:
+        assert_bits(each, found[0], "step")
+
+
+def test_gradients_are_summed_by_the_tree(values, mesh_of, model):
+    """Of parameters that are cast, gathered, or gathered as reduced; in a scope."""
+    mesh, ranks = mesh_of((8,), ("i",)), 8
+    x = spread(values, "float32", (ranks, ranks * 5))
+    w = np.ones(ranks * 5, np.float32)
+
+    def program(w, mine, x):
+        def cast(w):
+            return jnp.sum(jaxcomm.pcast(w, "i", to="varying") * x[0])
+
+        def gather(mine, to):
+            return jnp.sum(jaxcomm.all_gather(mine, "i", tiled=True, to=to) * x[0])
+
+        def twice(w):
+            return jax.grad(lambda w: jaxcomm.psum(jax.grad(cast)(w) * w, "i").sum())(w)
+
+        return (
+            jax.grad(cast)(w),
+            jax.grad(gather)(mine, "varying"),
+            jax.grad(gather)(mine, "reduced"),
+            jax.jvp(lambda y: jaxcomm.psum(y, "i"), (x[0],), (x[0],))[1],
+            jaxcomm.preduce(x[0], "i")[None],
+            twice(w),
+        )
+
+    replicated, split = jax.P(), jax.P("i")
+    specs = replicated, split, split
+    out = replicated, split, split, replicated, split, replicated
+    run = model.over(mesh, program, specs, out)
+    with jaxcomm.using(reproducible=True):
+        *found, reduced, _ = run(w, w, x)
+    for i, each in enumerate([*found, np.asarray(reduced)[0]]):
+        assert_bits(np.asarray(each), total(x), f"gradient {i}")
+
+
+@pytest.mark.parametrize("axes", [("i", "v"), ("v", "i"), ("v",)])
+def test_mapped_axes_are_ranks_too(stacked, values, mesh_of, axes):
+    x = spread(values, "float32", (4, 3, 40))
+
+    def program(x):
+        def call(x):
+            both = jaxcomm.psum(x, axes, reproducible=True)
+            return both, jaxcomm.psum(x[:8], "v", reproducible=True)
+
+        return jax.vmap(call, axis_name="v")(x)
+
+    found, within = stacked(mesh_of((4,), ("i",)), program, x)
+    order = {"v": x[0], "iv": x.reshape(12, 40), "vi": x.swapaxes(0, 1).reshape(12, 40)}
+    assert_bits(np.asarray(found)[0, 0], total(order["".join(axes)]), axes)
+    assert_bits(np.asarray(within)[1, 2], total(x[1])[:8], "v")
+
+
+@pytest.mark.parametrize("backend", [None, pytest.param("xla", marks=alike)])
+def test_groups_are_trees(stacked, values, mesh_of, backend):
+    x = spread(values, "float32", (8, 50))
+    equal, unequal = [[3, 1, 0, 6], [7, 5, 2, 4]], [[3, 1, 0, 6, 7], [5, 2, 4]]
+
+    def program(x):
+        options = {"reproducible": True, "backend": backend}
+        return [
+            jaxcomm.psum(x, "i", axis_index_groups=groups, **options)
+            for groups in (equal, unequal)
+        ]
+
+    found = stacked(mesh_of((8,), ("i",)), program, x, check_vma=False)
+    for each, groups in zip(found, (equal, unequal), strict=True):
+        for group in groups:
+            expected = total(x[np.array(group)])
+            assert_bits(np.asarray(each)[group[0]], expected, group)
+
+
+def test_constants_are_summed_as_arrays_are(stacked, mesh_of):
+    def program(x):
+        return jaxcomm.psum(0.1, "i", reproducible=True) + 0 * x
+
+    found = stacked(mesh_of((7,), ("i",)), program, np.zeros(7, np.float32))
+    assert_bits(np.asarray(found)[0], tree([np.float32(0.1)] * 7), "0.1")
+    assert np.float32(0.1) * np.float32(7) != found[0]
+
+
+# Without XLA's usual optimization, which the tests leave out, nothing is fused.
+OPTIMIZED = """
+import json, sys
+import jax, jax.numpy as jnp, numpy as np
+import jaxcomm
+
+rng = np.random.default_rng(0)
+a, b, c = (rng.standard_normal((16, 1001)).astype(np.float32) for _ in range(3))
+for backend in ("host", "xla"):
+    for ranks in (1, 2, 4, 8, 16):
+        mesh = jax.sharding.Mesh(np.array(jax.devices()[:ranks]), ("i",))
+        def program(a, b, c):
+            leaves = jaxcomm.tree_sum(a * b)
+            narrow = jaxcomm.tree_sum((a * b).astype(jnp.bfloat16))
+            options = {"reproducible": True, "backend": backend}
+            of_ranks = jaxcomm.psum(a[0] * b[0], "i", **options)
+            return (
+                jaxcomm.psum(leaves, "i", **options) + c[0],
+                jaxcomm.psum(narrow, "i", **options).astype(jnp.bfloat16) * 3,
+                of_ranks + c[0],
+            )
+        run = jax.shard_map(
+            program, mesh=mesh, in_specs=(jax.P("i"),) * 3, out_specs=jax.P(),
+            check_vma=False,
+        )
+        found = [np.asarray(y, np.float32)[:99] for y in jax.jit(run)(a, b, c)]
+        print(json.dumps([ranks, *(y.tobytes().hex() for y in found)]))
+"""
+
+
+@alike
+def test_programs_of_1_to_16_devices_round_alike_as_xla_optimizes_them():
+    """XLA makes no fused multiply-add of a term and a sum, on one device either."""
+    env = os.environ | {"JAX_NUM_CPU_DEVICES": "16", "XLA_FLAGS": ""}
+    run = forked.run(
+        [sys.executable, "-c", OPTIMIZED], env=env, capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stderr
+    lines = [json.loads(line) for line in run.stdout.splitlines()]
+    rng = np.random.default_rng(0)
+    a, b, c = (rng.standard_normal((16, 1001)).astype(np.float32) for _ in range(3))
+    both = tree(a * b) + c[0]
+    narrow = tree((a * b).astype(jnp.bfloat16).astype(np.float32))
+    narrow = (narrow.astype(jnp.bfloat16) * jnp.bfloat16(3)).astype(np.float32)
+    assert len(lines) == 10
+    for ranks, *found in lines:
+        of_ranks = tree(a[:: 16 // ranks] * b[:: 16 // ranks]) + c[0]
+        for got, expected in zip(found, (both, narrow, of_ranks), strict=True):
+            got = np.frombuffer(bytes.fromhex(got), np.float32)
+            assert_bits(got, expected[:99], f"{ranks} ranks")
+
+
+@alike
+def test_tree_sum_takes_any_dimension_dtype_and_number(values, model):
+    x = spread(values, "float32", (3, 5, 4))
+    for axis in (0, 1, -1):
+        expected = tree(np.moveaxis(x, axis, 0))
+        assert_bits(np.asarray(jaxcomm.tree_sum(x, axis)), expected, axis)
+    found = jaxcomm.tree_sum({"b": np.ones(3, bool), "i": np.full(3, 100, np.int8)})
+    assert (found["b"], found["i"].item()) == (3, 300 - 256)
+    assert found["b"].dtype == jnp.int32
+    half = jaxcomm.tree_sum(x.astype(jnp.float16))
+    assert_bits(np.asarray(half), tree(x.astype(np.float16).astype(np.float32)), "half")
+    slope = jax.grad(lambda x: (jaxcomm.tree_sum(x, 1) * -0.0).sum())(x)
+    assert np.signbit(np.asarray(slope)).all()
+    for call, error, message in (
+        (lambda: jaxcomm.tree_sum(x, 3), ValueError, "axis 3 is out of range"),
+        (lambda: jaxcomm.tree_sum(x[:0]), ValueError, "dimension 0 of x has size 0"),
+        (lambda: jaxcomm.tree_sum(x, 0.5), TypeError, "tree_sum: axis must be an int"),
+        (lambda: jaxcomm.tree_sum("x"), TypeError, "leaf of x must be an array"),
+    ):
+        with pytest.raises(error, match=message):
+            call()
