@@ -93,12 +93,13 @@ std::string PeerFailure::AdviceAfterEnd(uint64_t processes) const {
   for (uint64_t mask = processes; mask != 0; mask &= mask - 1) {
     const int process = __builtin_ctzll(mask);
     if (spec_.process_set->peers()[process].process_index != 0) continue;
-    return " Process 0 runs JAX's coordination service: without it JAX ends this "
-           "process too.";
+    return " Process 0 runs JAX's coordination service, unless python -m "
+           "jaxcomm.launch --elastic does: without it JAX ends this process too.";
   }
-  return " Call jaxcomm.finalize() and go on with a mesh of the devices that remain. "
-         "JAX ends this process once it misses the other's heartbeats, unless "
-         "jax_enable_recoverability is set.";
+  return " Call jaxcomm.shrink(mesh, axis) and go on with the devices that remain. JAX "
+         "ends this process once it misses the other's heartbeats, unless "
+         "jax_enable_recoverability is set or python -m jaxcomm.launch --elastic "
+         "started it.";
 }
 
 }  // namespace jaxcomm
