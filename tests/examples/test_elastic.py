@@ -1,16 +1,22 @@
 """Training that loses processes and goes on in place, to the bits of a run that did."""
 
+import dataclasses
 import os
 import pathlib
 import random
 import re
 import statistics
 
+import jax
+import numpy as np
 import pytest
+
+from language_model import data, processes
+from language_model.settings import Settings
+from language_model.training import Training
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.slow, pytest.mark.timeout(1800)]
 PROGRAM = pathlib.Path(__file__).with_name("elastic_demo.py")
-UNDISTURBED = PROGRAM.with_name("undisturbed_demo.py")
 SMALL = "--sequence=61", "--layers=1", "--width=16", "--context=2"
 STEPS, PROCESSES = 9, 4
 
@@ -35,15 +41,24 @@ def run(folder, kills):
 
 
 def undisturbed(folder, points):
-    """Returns the losses of a run that nobody kills, with the same meshes."""
-    words = [str(number) for point in points for number in point]
-    process = folder.start(
-        *("-m", "jaxcomm.launch", f"-n{PROCESSES}", "--devices-per-process=2"),
-        *(str(UNDISTURBED), str(STEPS), *words, "--"),
-    )
-    out, err = folder.ended(process)
-    assert process.returncode == 0, err
-    return losses_of(out)
+    """Returns the losses of runs in this process, each from where one before it is."""
+    settings = Settings(
+        data=PROCESSES, context=2, sequence=61, layers=1, width=16, steps=STEPS,
+        text=folder.path / "text.txt", output=folder.path / "none",
+    )  # fmt: skip
+    text = data.load(settings.text, settings.sequence)
+    training = Training(settings, text)
+    for step, rows in points:
+        while len(training.losses) < step:
+            training.advance()
+        smaller = Training(dataclasses.replace(settings, data=rows), text)
+        state = jax.tree.map(np.asarray, training.state)
+        smaller.state = processes.put(state, smaller._program.replicated)
+        smaller.losses = training.losses
+        training = smaller
+    while len(training.losses) < STEPS:
+        training.advance()
+    return training.losses
 
 
 def losses_of(out):
