@@ -1,4 +1,4 @@
-// Which engine does a call, by each reason, and what a rank has registered with its
+// Which engine does a call, by each limit, and what a rank has registered with its
 // communicator.
 #include "ffi/backends/nccl/plans/engine_choice.h"
 
@@ -33,59 +33,57 @@ CallFacts Sums(int sums = 1, int64_t words = 1, int size = 2) {
 const EnginePolicy kAny{true, true};
 const EngineTopology kNode{true, true, 1000};
 
-void Expect(EngineKind kind, const std::string& reason, const CallFacts& call,
-            const EnginePolicy& policy = kAny, const EngineTopology& topology = kNode) {
-  const EngineChoice choice = Choose(call, policy, topology);
-  CHECK_EQ(EngineName(choice.kind), std::string(EngineName(kind)));
-  CHECK_CONTAINS(std::string(choice.reason), reason);
+void Expect(EngineKind kind, const CallFacts& call, const EnginePolicy& policy = kAny,
+            const EngineTopology& topology = kNode) {
+  CHECK_TRUE(Choose(call, policy, topology) == kind);
 }
 
-TEST(each_limit_counts_and_each_reason_fits) {
+TEST(each_limit_counts) {
   constexpr auto kCopy = EngineKind::kCopy, kSum = EngineKind::kOneShot;
   constexpr auto kNccl = EngineKind::kNccl;
-  Expect(kCopy, "only moves bytes", Moves());
-  Expect(kCopy, "only moves bytes", Moves(256 * kMiB, 256));
-  Expect(kNccl, "no rank sends 32 MiB", Moves(kLeastCopiedBytes - 1));
-  Expect(kNccl, "less than 1 MiB on average", Moves(256 * kMiB, 257));
+  Expect(kCopy, Moves());
+  Expect(kCopy, Moves(256 * kMiB, 256));
+  Expect(kNccl, Moves(kLeastCopiedBytes - 1));
+  Expect(kNccl, Moves(256 * kMiB, 257));
   CallFacts call = Moves(kLeastBytesOfStart, 4);
   call.is_start = true;
-  Expect(kCopy, "only moves bytes", call);
+  Expect(kCopy, call);
   call.copies = 5;
-  Expect(kNccl, "less than 1 MiB on average", call);
+  Expect(kNccl, call);
   call.bytes_sent = kLeastBytesOfStart - 1;
-  Expect(kNccl, "no rank sends 4 MiB", call);
+  Expect(kNccl, call);
   call = Moves();
   call.is_symmetric = true;
-  Expect(kNccl, "symmetric memory", call);
+  Expect(kNccl, call);
   call.moves_along_pairs = true;  // for which NCCL has none
-  Expect(kCopy, "only moves bytes", call);
+  Expect(kCopy, call);
 
   for (const int size : {2, 3, 8}) {
     const int64_t most = (size == 2 ? 2048 : 512) * 1024 / 4 / size;
     CHECK_EQ(MostWordsOfSum(size), most);
-    Expect(kSum, "a small sum", Sums(1, most, size));
-    Expect(kNccl, "more bytes than an inbox", Sums(1, most + 1, size));
+    Expect(kSum, Sums(1, most, size));
+    Expect(kNccl, Sums(1, most + 1, size));
   }
-  Expect(kSum, "a small sum", Sums(4));
-  Expect(kNccl, "more than 4 arrays", Sums(5));
+  Expect(kSum, Sums(4));
+  Expect(kNccl, Sums(5));
   // Numbers of sums are not used again.
-  Expect(kSum, "a small sum", Sums(), kAny, {true, true, 4});
-  Expect(kNccl, "used up", Sums(), kAny, {true, true, 3});
+  Expect(kSum, Sums(), kAny, {true, true, 4});
+  Expect(kNccl, Sums(), kAny, {true, true, 3});
 
-  Expect(kNccl, "policy", Moves(), {false, true});
-  Expect(kNccl, "policy", Sums(), {true, false});
-  Expect(kNccl, "of one process", Moves(), kAny, {false, true, 1000});
-  Expect(kNccl, "take part", Sums(), kAny, {true, false, 1000});
+  Expect(kNccl, Moves(), {false, true});
+  Expect(kNccl, Sums(), {true, false});
+  Expect(kNccl, Moves(), kAny, {false, true, 1000});
+  Expect(kNccl, Sums(), kAny, {true, false, 1000});
   for (CallFacts each : {Moves(), Sums()}) {
     each.may_be_captured = true;
-    Expect(kNccl, "CUDA graph", each);
+    Expect(kNccl, each);
     each.may_be_captured = false;
     each.size = 1;
-    Expect(kNccl, "one rank", each);
+    Expect(kNccl, each);
   }
   CallFacts neither;
   neither.size = 2;
-  Expect(kNccl, "neither moves alone nor sums", neither);
+  Expect(kNccl, neither);
 }
 
 int windows = 0;  // that NCCL has given and not taken back

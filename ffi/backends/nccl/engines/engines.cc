@@ -50,7 +50,7 @@ void Engines::Leave() {
   if (one_shot_ != nullptr) one_shot_->sums().Leave();
 }
 
-EngineChoice Engines::ChooseFor(const CallFacts& facts, size_t place) const {
+EngineKind Engines::ChooseFor(const CallFacts& facts, size_t place) const {
   EngineTopology topology;
   topology.can_copy = copy_ != nullptr;
   if (one_shot_ != nullptr) {
@@ -72,8 +72,7 @@ ErrorOr<Engines::Chosen> Engines::Find(const Call& call, LocalRank& rank,
   facts.is_start = is_start;
   facts.is_symmetric = copy_ != nullptr && nccl_.IsSymmetric(call, rank);
   Engine* const engines[] = {&nccl_, copy_.get(), one_shot_.get()};
-  const EngineChoice choice = ChooseFor(facts, rank.facts.place);
-  return Chosen{*recipe, engines[static_cast<int>(choice.kind)]};
+  return Chosen{*recipe, engines[static_cast<int>(ChooseFor(facts, rank.facts.place))]};
 }
 
 Status Engines::Enqueue(const Call& call, LocalRank& rank, cuda::Stream stream) {

@@ -55,7 +55,7 @@ class Engines {
   };
 
   ErrorOr<Chosen> Find(const Call& call, LocalRank& rank, bool is_start);
-  EngineChoice ChooseFor(const CallFacts& facts, size_t place) const;
+  EngineKind ChooseFor(const CallFacts& facts, size_t place) const;
 
   NcclParts& parts_;
   const EnginePolicy policy_;

@@ -17,9 +17,6 @@ enum class EngineKind {
   kOneShot,  // a kernel of ours that adds small arrays
 };
 
-// "nccl", "copy" or "one_shot".
-const char* EngineName(EngineKind kind);
-
 // The least that some rank sends for copy engines to be faster. On two H200s NCCL is up
 // to a sixth faster with 16 MiB; copies are a quarter faster with 32 MiB and with 256.
 inline constexpr int64_t kLeastCopiedBytes = 32 << 20;
@@ -80,13 +77,8 @@ struct EngineTopology {
   uint32_t sums_left = 0;
 };
 
-struct EngineChoice {
-  EngineKind kind = EngineKind::kNccl;
-  const char* reason = "";  // never null; lives as long as the process
-};
-
-EngineChoice Choose(const CallFacts& call, const EnginePolicy& policy,
-                    const EngineTopology& topology);
+EngineKind Choose(const CallFacts& call, const EnginePolicy& policy,
+                  const EngineTopology& topology);
 
 }  // namespace jaxcomm
 
