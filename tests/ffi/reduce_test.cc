@@ -143,7 +143,7 @@ TEST(running_reductions_write_every_prefix) {
 constexpr unsigned char kUntouched = 0xa5;
 
 // Both ways of writing, whatever the size and wherever the buffers begin and end.
-const Store kStores[] = {Store::IntoCaches(), Store::PastCaches()};
+const Store kStores[] = {Store::IntoCaches(), Store(/*touched=*/int64_t{1} << 40, 0)};
 const int64_t kSizes[] = {0, 1, 63, 64, 4097, 65536 + 4, (3 << 16) - 4};
 
 // `size` bytes at an odd place, with a margin that nobody may write.

@@ -25,7 +25,6 @@ class Store {
 
   // For data that is read again at once.
   static Store IntoCaches() { return Store(false); }
-  static Store PastCaches() { return Store(true); }
 
   // Each target receives a copy of source.
   void Copy(void* const* targets, int num_targets, const void* source,
