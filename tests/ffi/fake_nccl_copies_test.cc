@@ -5,22 +5,13 @@
 namespace jaxcomm::testing {
 namespace {
 
-std::shared_ptr<Communicator> MakeCopying(int size = 2,
-                                          const NcclLibrary& library = Library()) {
-  Options options;
-  options.size = size;
-  options.copies = true;
-  options.library = library;
-  return Make(options);
-}
-
 int64_t CopiedCalls(Communicator& communicator) {
   return NcclStatsOf(communicator).copied_calls;
 }
 
 TEST(a_start_waits_for_operands_and_targets_and_a_done_for_copies) {
   auto communicator = MakeCopying();
-  const auto site = FloatSite("permute", {1, 0}, kMany);
+  const auto site = Swap();
   Two two(site.get());
   Part &first = two.first, &second = two.second;
   Gate operand;  // of the first, which the stream has yet to compute
@@ -52,7 +43,7 @@ TEST(a_start_waits_for_operands_and_targets_and_a_done_for_copies) {
 
 TEST(a_whole_collective_is_given_to_the_stream_of_its_call_alone) {
   auto communicator = MakeCopying();
-  const auto site = FloatSite("permute", {1, 0}, kMany);
+  const auto site = Swap();
   TheFake().clear_trace();
   const Parts parts = ForParts(2, site.get(), [&](Part& part) {
     // The first comes when the other waits.
@@ -71,7 +62,7 @@ TEST(a_whole_collective_is_given_to_the_stream_of_its_call_alone) {
 }
 
 TEST(what_moves_bytes_is_copied_as_nccl_would) {
-  auto communicator = MakeCopying(3);
+  auto communicator = MakeCopying(kHangSeconds, 3);
   const auto run = [&](CallSite* site) {
     TheFake().clear_trace();
     Parts parts = EnqueueAll(*communicator, 3, site);
@@ -105,7 +96,7 @@ TEST(groups_meet_by_themselves) {
   options.copies = true;
   options.groups = {{100, 103}, {102, 101}};
   auto communicator = Make(options);
-  const auto site = FloatSite("permute", {1, 0}, kMany);
+  const auto site = Swap();
   const Parts parts = EnqueueAll(*communicator, 4, site.get());
   for (int rank = 0; rank < 4; ++rank) {
     CHECK_TRUE(Holds(*parts[rank], 0, *parts[3 - rank], 0, kMany));
@@ -113,7 +104,7 @@ TEST(groups_meet_by_themselves) {
 }
 
 TEST(the_turns_of_a_loop_do_not_mix_and_make_no_events_once_warm) {
-  auto communicator = MakeCopying(3);
+  auto communicator = MakeCopying(kHangSeconds, 3);
   const auto site = FloatSite("permute", {2, 0, 1}, kMany);
   std::atomic<int> warm{0};
   ForParts(3, site.get(), [&](Part& part) {
@@ -140,7 +131,7 @@ TEST(the_turns_of_a_loop_do_not_mix_and_make_no_events_once_warm) {
 
 TEST(a_start_without_its_done_is_over_at_the_next) {
   auto communicator = MakeCopying();
-  const auto site = FloatSite("permute", {1, 0}, kMany);
+  const auto site = Swap();
   Two two(site.get());
   for (int64_t run = 1; run < 4; ++run) {
     two.first.operand[0] = two.second.operand[0] = static_cast<float>(run);
@@ -176,7 +167,7 @@ TEST(nccl_does_what_is_small_reduced_in_many_rows_or_out_of_reach) {
     *can = 0;
     return cuda::kSuccess;
   };
-  CHECK_EQ(copied(*MakeCopying(2, apart), "permute", {1, 0}), 0);
+  CHECK_EQ(copied(*MakeCopying(kHangSeconds, 2, apart), "permute", {1, 0}), 0);
 }
 
 TEST(nccl_does_what_lies_in_symmetric_memory_but_sends_along_pairs) {
@@ -195,7 +186,7 @@ TEST(nccl_does_what_lies_in_symmetric_memory_but_sends_along_pairs) {
   };
   in_pool(FloatSite("all_gather", {1}, kMany, 2 * kMany));
   CHECK_EQ(CopiedCalls(*communicator), 0);
-  in_pool(FloatSite("permute", {1, 0}, kMany));
+  in_pool(Swap());
   CHECK_EQ(CopiedCalls(*communicator), 1);
   for (int rank = 0; rank < 2; ++rank) {
     const auto* const sent = static_cast<float*>(memory->data(rank)) + kMany;
@@ -207,7 +198,7 @@ TEST(nccl_does_what_lies_in_symmetric_memory_but_sends_along_pairs) {
 TEST(what_is_sent_lies_in_symmetric_memory_at_both_ends_or_none) {
   NcclLibrary library = Library();
   library.test_double = nullptr;
-  auto communicator = MakeCopying(2, library);
+  auto communicator = MakeCopying(kHangSeconds, 2, library);
   const auto memory = Must(SymmetricMemory::Create(Library(), {0, 1}, 1 << 16));
   Must(NcclOf(*communicator).Register(memory));
   const auto sent = [&](CallSite* site, bool from_pool, bool to_pool) {
@@ -238,7 +229,7 @@ TEST(what_is_sent_lies_in_symmetric_memory_at_both_ends_or_none) {
 TEST(a_suspended_communicator_copies_nothing) {
   auto communicator = MakeCopying();
   CHECK_OK(NcclOf(*communicator).SetSuspended(true));
-  const auto site = FloatSite("permute", {1, 0}, kMany);
+  const auto site = Swap();
   CHECK_FAILS(Part(0, site.get()).Enqueue(*communicator),
               "the communicator is suspended");
 }

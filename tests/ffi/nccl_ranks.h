@@ -73,6 +73,18 @@ inline std::shared_ptr<Communicator> Make(const Options& options = {},
   return Must(MakeNcclCommunicator(Spec(groups, options.timeout), how));
 }
 
+// One whose large collectives are done by copy engines.
+inline std::shared_ptr<Communicator> MakeCopying(
+    double timeout = kHangSeconds, int size = 2,
+    const NcclLibrary& library = Library()) {
+  Options options;
+  options.size = size;
+  options.timeout = timeout;
+  options.copies = true;
+  options.library = library;
+  return Make(options);
+}
+
 // Requires that the communicator is one of NCCL's.
 inline NcclCommunicator& NcclOf(Communicator& communicator) {
   return dynamic_cast<NcclCommunicator&>(communicator);
@@ -84,6 +96,17 @@ inline NcclStats NcclStatsOf(Communicator& communicator) {
 inline bool IsIdle(Communicator& communicator) {
   return communicator.stats().in_flight == 0;
 }
+
+inline int CountOf(Communicator& communicator, FlightRecorder::State state) {
+  int count = 0;
+  for (const auto& entry : communicator.recorder().Snapshot()) {
+    count += entry.state == state;
+  }
+  return count;
+}
+
+// An exchange of two ranks, large enough to be copied.
+inline std::unique_ptr<CallSite> Swap() { return FloatSite("permute", {1, 0}, kMany); }
 
 // One rank of a collective of floats: its buffers, and XLA's stream.
 struct Part {
