@@ -1,7 +1,5 @@
 // Tests which error a failure gives to the members of a crossing, also to members that
 // had gone on.
-#include <unistd.h>
-
 #include <algorithm>
 #include <future>
 
@@ -13,23 +11,6 @@ namespace jaxcomm::testing {
 namespace {
 
 constexpr char kHadEnded[] = "failed in others: a rank of process 1 called";
-
-TEST(another_signature_is_an_error_on_both_with_both_signatures) {
-  Processes processes(Blocks(2, 1));
-  Calls four(processes, "all_reduce", {}, 4, 1),
-      eight(processes, "all_reduce", {}, 8, 1);
-  four.Begin(0);
-  eight.Begin(1);
-  for (const std::string& text : {four.End(0), eight.End(1)}) {
-    CHECK_CONTAINS(text, "all_reduce(float32[4])");
-    CHECK_CONTAINS(text, "all_reduce(float32[8])");
-  }
-  // The next run is not touched.
-  Calls next(processes, "all_reduce", {}, 8, 2);
-  next.BeginAll();
-  next.EndAll();
-  CHECK_EQ(next.buffers[0].result[7], 1.0f);
-}
 
 TEST(processes_that_had_gone_on_hear_of_a_mismatch_in_what_comes_next) {
   // Processes 0 and 2 are done with it; process 1 calls something else.
@@ -139,33 +120,6 @@ TEST(a_process_that_never_comes_is_named_at_the_timeout) {
   CHECK_TRUE(!barrier.outcomes[1].done());
   processes.of(1).Abort(FailedPrecondition("closed by the test"));
   CHECK_CONTAINS(barrier.End(1), "closed by the test");
-}
-
-TEST(a_process_that_leaves_is_an_error_on_those_who_wait) {
-  for (int64_t n : {4, 100000}) {
-    Processes processes(Blocks(2, 1));
-    Calls sum(processes, "all_reduce", {}, n, 1);
-    sum.Begin(0);
-    processes.communicators[1].reset();
-    const std::string text = sum.End(0);
-    CHECK_CONTAINS(text, "waited for rank 1, gone with");
-    CHECK_CONTAINS(text, "called finalize or exited");
-  }
-}
-
-TEST(a_process_that_is_killed_is_named) {
-  Child child;
-  Processes processes(Blocks(2, 1), kHangSeconds,
-                      {PeerOf(getpid(), 0), PeerOf(child.pid(), 1)});
-  Calls sum(processes, "all_reduce", {}, 4, 1);
-  sum.Begin(0);
-  LetOthersRun();
-  CHECK_TRUE(!sum.outcomes[0].done());
-  const std::string pid = std::to_string(child.pid());
-  child.Kill();
-  const std::string text = sum.End(0);
-  CHECK_CONTAINS(text, "died");
-  CHECK_CONTAINS(text, pid);
 }
 
 TEST(a_forked_child_leaves_what_is_its_parent_s) {

@@ -43,42 +43,6 @@ std::vector<std::vector<int64_t>> ManyRanks() {
   return {std::vector<int64_t>(kEntries)};
 }
 
-TEST(an_entry_says_what_which_rank_did) {
-  FlightRecorder recorder({{10, 11}, {12, 13}});
-  auto site = MakeSite("all_gather", {0}, {FloatLeaf(4), FloatLeaf(0)}, {FloatLeaf(8)});
-  recorder.Finish(recorder.Start(site->operation(), 7, 0xabc, 1, 1), State::kCompleted);
-  const auto entries = recorder.Snapshot();
-  CHECK_EQ(entries.size(), 1u);
-  const auto& entry = entries[0];
-  CHECK_EQ(entry.sequence, 1u);
-  CHECK_EQ(entry.run_id, 7);
-  CHECK_EQ(entry.tag, 0xabcu);
-  CHECK_EQ(entry.group, 1);
-  CHECK_EQ(entry.rank, 1);
-  CHECK_EQ(entry.device, 13);
-  CHECK_TRUE(entry.state == State::kCompleted);
-  CHECK_EQ(entry.operation->collective, "all_gather");
-  CHECK_EQ(entry.operation->name, "all_gather");
-  CHECK_EQ(entry.operation->operands, "float32[4], float32[0]");
-  CHECK_EQ(entry.operation->dtype, "float32");
-  CHECK_EQ(entry.operation->bytes, 16);
-  CHECK_EQ(entry.operation->signature, site->signature());
-  CHECK_TRUE(entry.started > 1e9);  // seconds since 1970
-}
-
-TEST(every_rank_counts_its_own_operations) {
-  FlightRecorder recorder({{0, 1}, {2}});
-  auto site = Sum(1);
-  for (int i = 0; i < 3; ++i) recorder.Start(site->operation(), i, 1, 0, 1);
-  recorder.Start(site->operation(), 0, 1, 0, 0);
-  recorder.Start(site->operation(), 0, 1, 1, 0);
-  std::vector<uint64_t> last(3);
-  for (const auto& entry : recorder.Snapshot()) {
-    last[entry.device] = std::max(last[entry.device], entry.sequence);
-  }
-  CHECK_TRUE((last == std::vector<uint64_t>{1, 3, 1}));
-}
-
 TEST(an_entry_stays_as_it_first_ended_and_takes_as_long_as_it_took) {
   FlightRecorder recorder(OneRank());
   auto site = Sum(1);

@@ -1,10 +1,7 @@
 """Collectives in two halves between processes."""
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-import waiting
 
 import jaxcomm
 
@@ -52,32 +49,3 @@ def every_pair(here, mesh, count):
 @pytest.mark.parametrize(("at", "count"), [((2, 2), 0), ((3, 1), 3), ((2, 2), 40_000)])
 def test_pairs_under_way_at_once_keep_apart(team, at, count):
     team.call(every_pair, at, count=count)
-
-
-def a_process_that_stays_away(here, mesh):
-    x = here.put(mesh, np.arange(6, dtype=np.float32).reshape(2, 3))
-    (member,) = jaxcomm.init(mesh, timeout=waiting.EXPIRES_SECONDS)
-    run = here.program(
-        mesh, lambda x: jaxcomm.psum_start(x, "i").done(after=jnp.sin(x))
-    )
-    run = run.lower(x).compile()
-    text = ""
-    if here.process == 0:
-        with pytest.raises(jax.errors.JaxRuntimeError) as caught:
-            here.mine(run(x))
-        text = str(caught.value)
-    here.meet("the other has waited", [0, 1])
-    # One that is made anew meets nothing of the one that failed.
-    member.close()
-    jaxcomm.init(mesh)
-    for _ in range(3):
-        assert (here.mine(run(x)) == [3, 5, 7]).all()
-    return text
-
-
-def test_a_process_that_stays_away_is_an_error_on_the_other(team):
-    """C2."""
-    text, *_ = team.call(a_process_that_stays_away, at=(2, 1))
-    assert "psum_start(float32[3])" in text
-    assert "over axes ('i',)" in text
-    assert "s for rank 1" in text
