@@ -50,7 +50,7 @@ def test_survivors_of_a_kill_raise_at_once_and_go_on(start):
             text = outcome["text"]
             assert f"{op} over axes ('i',) (lane 'default', operation " in text
             assert f"{gone}, which died." in text
-            assert "Call jaxcomm.finalize()" in text
+            assert "Call jaxcomm.shrink(" in text
     # The last one is none the worse: its end is its own.
     processes[0].popen.stdin.close()
     assert processes[0].ends() == 0
