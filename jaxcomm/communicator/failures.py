@@ -253,7 +253,7 @@ def watch(unique_id: str, world: "_ffi.NcclWorld", processes: tuple[int, ...]) -
     Args:
       unique_id: of NCCL, in hexadecimal digits.
       world: the communicator of the whole mesh.
-      processes: that share it.
+      processes: those that share it, if it is stopped only once all expect that.
     """
     global _watch
     store = compat.key_value_store()
@@ -265,10 +265,9 @@ def watch(unique_id: str, world: "_ffi.NcclWorld", processes: tuple[int, ...]) -
                 store, jax.process_index(), _ffi.first_failure, _ffi.fail_worlds
             )
         name = hashlib.sha256(unique_id.encode()).hexdigest()[:32]
-        settle = functools.partial(
-            settling.settle, store, name, jax.process_index(), processes, world.health
-        )
-        _watch.watch(name, weakref.ref(world), settle)
+        me, health = jax.process_index(), world.health
+        settle = functools.partial(settling.settle, store, name, me, processes, health)
+        _watch.watch(name, weakref.ref(world), settle if processes else lambda: None)
 
 
 def stop() -> None:

@@ -210,6 +210,19 @@ TEST(the_end_of_the_thread_is_what_counts) {
   CHECK_TRUE(PeerOf(child.child->pid(), 1).start_time != 0);
 }
 
+TEST(whoever_asks_is_told_of_an_end_and_of_nothing_else) {
+  Living child;
+  Peer peer = child.PeerWith(child.other);
+  CHECK_TRUE(!HasEnded(peer));
+  CHECK_TRUE(!HasEnded(child.PeerWith(0)));
+  child.EndOther();
+  CHECK_TRUE(Until([&] { return HasEnded(peer); }));
+  peer.thread = child.life;
+  CHECK_TRUE(!HasEnded(peer));
+  child.Kill();
+  CHECK_TRUE(Until([&] { return HasEnded(peer); }));
+}
+
 TEST(a_thread_of_somebody_else_s_is_not_watched) {
   Living child, other;
   Counting watch({child.PeerWith(other.life)});

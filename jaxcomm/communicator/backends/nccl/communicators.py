@@ -188,7 +188,8 @@ def _new_world(
         peers=peers,
     )
     if len(spec.processes) > 1:
-        failures.watch(unique_id, world, spec.processes)
+        poisons = _on_failure(spec) == "poison"
+        failures.watch(unique_id, world, spec.processes if poisons else ())
     _worlds[_world_name(spec)] = world
     return world
 
