@@ -91,6 +91,25 @@ TEST(numbers_that_do_not_fit_are_refused_on_all_ranks_and_the_next_call_works) {
   CHECK_EQ(FirstFailure(), "");
 }
 
+TEST(what_the_lowering_does_not_make_is_refused) {
+  Options options;
+  options.size = 3;
+  options.groups = {{100, 101}, {102}};
+  const auto communicator = Make(options);
+  Ragged ragged(0);
+  const auto enqueue = [&](CallSite* site, int device) {
+    return communicator->Enqueue(
+        Call{site, 1, 1, 1, device, ragged.operands.data(), ragged.results, nullptr},
+        ragged.on.stream);
+  };
+  CHECK_FAILS(enqueue(TheSite(), 2), "a group has one rank");
+  const Leaf rows = FloatLeaf(1), numbers{DataType::S32, {1026}, 1026, sizeof(int32_t)};
+  const auto many = MakeSite("ragged_all_to_all", {},
+                             {rows, rows, numbers, numbers, numbers, numbers}, {rows});
+  CHECK_FAILS(enqueue(many.get(), 0), "16416 bytes, and at most 16384 are read");
+  CHECK_TRUE(IsIdle(*communicator));
+}
+
 // The watch sees that the numbers of a rank do not come.
 void WaitForARankThatDoesNotCome(OnFailure on_failure) {
   Options options;

@@ -21,6 +21,18 @@ size_t BytesOf(const CallSite& site) {
   return bytes;
 }
 
+// A program may come from elsewhere: the lowering makes no such calls.
+Status CheckSize(const CallSite& site, const RankFacts& rank) {
+  if (rank.size < 2) {
+    return InvalidArgument(site.description(),
+                           ": a group has one rank; use groups of one size");
+  }
+  if (BytesOf(site) <= DataDependent::kMostBytes) return OkStatus();
+  return InvalidArgument(site.description(), ": its offsets and sizes have ",
+                         BytesOf(site), " bytes, and at most ",
+                         DataDependent::kMostBytes, " are read. Send fewer slices");
+}
+
 }  // namespace
 
 ErrorOr<std::unique_ptr<DataDependent>> DataDependent::Create(NcclParts& parts,
@@ -32,12 +44,9 @@ ErrorOr<std::unique_ptr<DataDependent>> DataDependent::Create(NcclParts& parts,
 }
 
 Status DataDependent::Enqueue(const Call& call, LocalRank& rank, cuda::Stream stream) {
-  if (BytesOf(*call.site) > kMostBytes) {
+  if (Status refusal = CheckSize(*call.site, rank.facts); refusal.failure()) {
     rank.queue.Refuse(call);
-    return InvalidArgument(call.site->description(), ": it has ", BytesOf(*call.site),
-                           " bytes of offsets and sizes, and NCCL's backend reads at "
-                           "most ",
-                           kMostBytes, ". Send fewer slices");
+    return refusal;
   }
   const LaunchQueue::Counted counted(rank.queue.waiting);
   std::lock_guard<std::mutex> lock(calling_[rank.facts.place]);
