@@ -20,7 +20,12 @@ import jax
 from jaxcomm.attention.schedules.registry import SCHEDULES
 from jaxcomm.communicator.backends import NAMES
 from language_model import processes
-from language_model.settings import DemoError, Settings, split_devices
+from language_model.settings import (
+    DemoError,
+    Settings,
+    check_microbatches,
+    split_devices,
+)
 
 _DEFAULT = Settings()
 _DEFAULT_DEVICES = _DEFAULT.data * _DEFAULT.context
@@ -52,6 +57,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("data", "devices that share the batch; default: the rest", positive)
     add("context", "devices that share a sequence; default 4", positive)
+    add(
+        "microbatches",
+        "sequences in a step, for the same bits on any number of --data devices",
+        positive,
+    )
     add("sequence", "bytes in a sequence", positive)
     add("steps", "steps to train", positive)
     add("text", "file or folder to learn; default: the standard library")
@@ -127,12 +137,19 @@ def read(words: Sequence[str]) -> Settings:
     for name in ("text", "output"):
         if getattr(given, name) == "":
             raise DemoError(f"--{name} is empty; name a path, or leave it out")
+    if given.elastic and given.microbatches:
+        raise DemoError(
+            "--elastic with --microbatches: fewer processes may not share them evenly. "
+            "Leave one of the two out"
+        )
     # Last: it may have to start the devices.
     data, context = split_devices(
         given.devices, given.data, given.context, default=_device_count()
     )
+    check_microbatches(given.microbatches, data)
     return Settings(
         data=data,
+        microbatches=given.microbatches,
         context=context,
         sequence=given.sequence,
         steps=given.steps,

@@ -35,9 +35,9 @@ class Progress:
 def fingerprint(settings: Settings, digest: str) -> dict[str, int | float | str]:
     """Return what must be equal for two runs to take the same steps.
 
-    The shape of the ring, the schedule and the backend change roundings alone.
+    The devices, the schedule and the backend change roundings alone.
     """
-    names = ("layers", "width", "window", "sequence", "data", "seed", "learning_rate")
+    names = ("layers", "width", "window", "sequence", "rows", "seed", "learning_rate")
     return {name: getattr(settings, name) for name in names} | {"text": digest}
 
 

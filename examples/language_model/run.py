@@ -82,6 +82,7 @@ def _conclude(training: Training, validation: float, timings: report.Timings) ->
         f"Given the held-out text\n{_quote(prompt)}\nthe model goes on\n"
         f"{_quote(written)}\n\n"
         f"{jaxcomm.communicators()}\n{report.traffic(jaxcomm.communicators())}\n\n"
+        f"parameters  sha256 {training.digest()}\n"
         f"checkpoint  {training.checkpoints.folder}\n"
         f"loss curve  {curve.absolute()}\n\n{timings}"
     )

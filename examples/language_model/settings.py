@@ -14,6 +14,8 @@ class Settings:
 
     Attributes:
       data: devices that share the batch.
+      microbatches: sequences of a step whose gradients are added in one order, on any
+        number of devices. If None, one on each, and in any order.
       context: devices that share a sequence: the size of the ring.
       text: file or folder. If None, the source files of the standard library.
       backend: ``"host"``, ``"nccl"`` or ``"xla"``. If None, the platform's own.
@@ -40,10 +42,16 @@ class Settings:
     checkpoint_every: int = 12
     check: bool | None = None
     elastic: bool = False
+    microbatches: int | None = None
+
+    @property
+    def rows(self) -> int:
+        """The sequences of a step."""
+        return self.microbatches or self.data
 
     @property
     def tokens_per_step(self) -> int:
-        return self.data * self.sequence
+        return self.rows * self.sequence
 
     @property
     def checkpoint_folder(self) -> pathlib.Path:
@@ -93,3 +101,15 @@ def split_devices(
             "three out, or make them multiply"
         )
     return data, context
+
+
+def check_microbatches(microbatches: int | None, data: int) -> None:
+    """Raise DemoError if bits would depend on the number of devices."""
+    if microbatches is None:
+        return
+    of_one, left = divmod(microbatches, data)
+    if left or (data > 1 and of_one & (of_one - 1)):
+        raise DemoError(
+            f"--microbatches={microbatches} on --data={data} devices: each must have "
+            f"as many, and a power of two of them. Choose {data} times 1, 2, 4 ..."
+        )

@@ -57,10 +57,19 @@ class MeshProgram:
       length: tokens of a sequence; need not divide by the ring.
       schedule: how the ring deals the sequence.
       window: tokens that each second layer sees.
+      rows: sequences of a batch.
     """
 
     def __init__(
-        self, mesh, length: int, schedule: str, optimizer, window: int, *, donates=True
+        self,
+        mesh,
+        length: int,
+        schedule: str,
+        optimizer,
+        window: int,
+        microbatches: int | None = None,
+        *,
+        donates=True,
     ):
         """Describes the program; nothing is compiled yet.
 
@@ -70,12 +79,17 @@ class MeshProgram:
         self.length = length
         self.schedule = schedule
         self.window = window
+        self.rows = microbatches or mesh.shape["data"]
         self.replicated = jax.NamedSharding(mesh, jax.P())
         self._split = jax.NamedSharding(mesh, jax.P(*AXES))
         self._layout = jaxcomm.Layout(schedule, mesh.shape["context"], length)
 
+        gradient = (
+            self._in_one_order if microbatches else jax.value_and_grad(self._loss)
+        )
+
         def train(state, *dealt):
-            loss, grads = jax.value_and_grad(self._loss)(state.params, *dealt)
+            loss, grads = gradient(state.params, *dealt)
             return update(state, grads, optimizer), loss
 
         donated = 0 if donates else ()
@@ -103,7 +117,7 @@ class MeshProgram:
         """Put a batch on the mesh: each rank of the ring gets its tokens.
 
         Args:
-          batch: inputs, targets and documents, int32 (data, length) each, in natural
+          batch: inputs, targets and documents, int32 (rows, length) each, in natural
             order.
 
         Returns:
@@ -142,9 +156,8 @@ class MeshProgram:
 
     def batch_shape(self):
         """Return the shapes of what :meth:`deal` returns."""
-        rows = self.mesh.shape["data"]
         padded = self._layout.size * self._layout.local_length
-        x = jax.ShapeDtypeStruct((rows, padded), jnp.int32, sharding=self._split)
+        x = jax.ShapeDtypeStruct((self.rows, padded), jnp.int32, sharding=self._split)
         return x, x, jaxcomm.Tokens(self._layout, x, x)
 
     def _loss(self, params, inputs, targets, tokens):
@@ -152,6 +165,26 @@ class MeshProgram:
         # Typed as different on every device, the parameters get different gradients;
         # the transpose of this line is one jaxcomm.psum of all their leaves.
         params = jaxcomm.pcast(params, AXES, to="varying")
+        return jaxcomm.psum(self._part_of_loss(params, inputs, targets, tokens), AXES)
+
+    def _in_one_order(self, params, *dealt):
+        """Return the loss and its gradients, whose bits do not depend on ``data``.
+
+        Microbatches are computed one by one, in one shape. Their gradients are the
+        leaves of one tree: first those of a device, then those of the axis ``data``.
+        """
+        params = jaxcomm.pcast(params, AXES, to="varying")
+
+        def of_one(row):
+            row = jax.tree.map(lambda x: x[None], row)
+            return jax.value_and_grad(self._part_of_loss)(params, *row)
+
+        sums = jaxcomm.tree_sum(jax.lax.map(of_one, dealt))
+        # Axis ``data`` last: its devices are neighbours in the order of the sum.
+        return jaxcomm.psum(sums, ("context", "data"), reproducible=True)
+
+    def _part_of_loss(self, params, inputs, targets, tokens):
+        """Return what the tokens of this device add to the mean loss."""
 
         def attend(query, key, value, is_windowed):
             return jaxcomm.ring_attention(
@@ -168,5 +201,4 @@ class MeshProgram:
         losses = model.next_token_losses(params, inputs, targets, positions, attend)
         # What reorder padded the sequence with does not count.
         total = jnp.sum(losses, where=positions >= 0)
-        count = self.mesh.shape["data"] * self.length
-        return jaxcomm.psum(total, AXES) / count
+        return total / (self.rows * self.length)

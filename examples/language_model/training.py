@@ -1,6 +1,7 @@
 """A training run: its text, its program on the mesh, and how far it has come."""
 
 import dataclasses
+import hashlib
 
 import jax
 import numpy as np
@@ -8,7 +9,7 @@ import numpy as np
 import jaxcomm
 from language_model import data, generate, model, processes, reference, step
 from language_model.checkpoint import Checkpoints, Progress, fingerprint
-from language_model.devices import make_mesh
+from language_model.devices import fix_threads, make_mesh
 from language_model.settings import DemoError, Settings
 
 _VALIDATION_BATCHES = 4
@@ -35,6 +36,8 @@ class Training:
 
     def __init__(self, settings: Settings, text: data.Text):
         self.settings, self.text = settings, text
+        if settings.microbatches:
+            fix_threads()
         self.mesh = make_mesh(settings.data, settings.context, settings.backend)
         try:
             jaxcomm.init(self.mesh, "context", step.AXES, backend=settings.backend)
@@ -68,7 +71,7 @@ class Training:
         settings = self.settings
         return step.MeshProgram(
             self.mesh, settings.sequence, settings.schedule, self._optimizer,
-            settings.window, donates=not settings.elastic,
+            settings.window, settings.microbatches, donates=not settings.elastic,
         )  # fmt: skip
 
     def describe(self) -> str:
@@ -154,6 +157,13 @@ class Training:
         """Say whether the flag is set in any process; every process must ask."""
         return self._program.in_any_process(flag)
 
+    def digest(self) -> str:
+        """Return the SHA-256 of all parameters: of equal ones alone it is equal."""
+        digest = hashlib.sha256()
+        for leaf in jax.tree.leaves(jax.device_get(self.state.params)):
+            digest.update(np.ascontiguousarray(leaf).tobytes())
+        return digest.hexdigest()
+
     def save(self) -> None:
         """Save a checkpoint of the present state."""
         self.checkpoints.save(self.state, self.losses)
@@ -181,7 +191,7 @@ class Training:
         return data.draw_batch(
             text,
             number,
-            rows=settings.data,
+            rows=settings.rows,
             sequence=settings.sequence,
             seed=settings.seed,
         )

@@ -62,6 +62,9 @@ def test_trains_and_checks_and_goes_on_after_ctrl_c_to_draw_and_write(
     ("arguments", "message"),
     [
         (["--devices=8", "--context=3"], "--devices=8 and --context=3: 8 devices are"),
+        (["--data=2", "--context=1", "--microbatches=12"],
+         "--microbatches=12 on --data=2 devices: each must have as many, and a power "
+         "of two of them. Choose 2 times 1, 2, 4"),
         (["--sequence=0"], "--sequence: '0' is not a number from 1 on"),
         (["--colour=red"], "unrecognized arguments: --colour=red"),
         (["--devices=16"], "16 devices were asked for, but jax runs with 8"),
