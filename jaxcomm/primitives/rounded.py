@@ -2,9 +2,9 @@
 
 XLA compiles what stands next to each other as one loop. There a product and a sum
 become one fused multiply-add, which does not round the product, and a bfloat16 keeps
-the digits of the float32 that it was made of. What travels to other devices is rounded
-always. So a program for one device gives other bits than the same program for two,
-unless the one rounds here.
+the digits of the float32 that it was made of. An array that travels to other devices is
+in memory, before and after. So a program for one device gives other bits than the same
+program for two, unless the one goes through memory here.
 """
 
 import jax
@@ -20,13 +20,23 @@ def rounded(x: jax.Array) -> jax.Array:
     return rounded_p.bind(x) if jnp.issubdtype(x.dtype, jnp.inexact) else x
 
 
-def _apart(x):
-    if jnp.issubdtype(x.dtype, jnp.complexfloating):
-        return jax.lax.complex(_apart(x.real), _apart(x.imag))
-    # On CPU XLA takes the barrier away before it fuses. LLVM makes no multiply-add of
-    # a product that it selects first, and does not know that this selects always.
-    selected = jnp.where(x != x, jnp.full_like(x, jnp.nan), x)
-    return jax.lax.optimization_barrier(selected)
+def _behind_branch(x):
+    """Return ``x`` on CPU, where XLA takes barriers away before it fuses.
+
+    It fuses nothing with what is in a branch, and does not know that both are equal.
+    """
+    if x.size == 0:
+        return [x]
+    first = x[(0,) * x.ndim]
+
+    def selected(x):
+        return jnp.where(x != x, x + x, x)
+
+    return [jax.lax.cond(first != first, selected, lambda x: x, x)]
+
+
+def _behind_barrier(x):
+    return [jax.lax.optimization_barrier(x)]
 
 
 rounded_p = jax.extend.core.Primitive("jaxcomm_rounded")
@@ -38,5 +48,8 @@ batching.primitive_batchers[rounded_p] = lambda operands, dims: (
     dims[0],
 )
 compat.register_lowering(
-    rounded_p, lambda ctx, x: compat.lower_as(lambda x: [_apart(x)], ctx, x)
+    rounded_p, lambda ctx, x: compat.lower_as(_behind_barrier, ctx, x)
+)
+compat.register_lowering(
+    rounded_p, lambda ctx, x: compat.lower_as(_behind_branch, ctx, x), platform="cpu"
 )
