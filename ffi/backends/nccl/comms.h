@@ -100,7 +100,7 @@ struct NcclParts {
       : spec(spec),
         library(library),
         ranks(MakeRanks(library, spec, devices, contexts, recorder, health)),
-        health(spec, library, std::move(policy), ranks),
+        health(spec, std::move(policy), ranks),
         comms(library, health, ranks, std::move(patience)) {}
 
   const CommunicatorSpec& spec;

@@ -187,12 +187,14 @@ xla::ffi::Future NcclCommunicator::Execute(const Call& call) {
   mine->call.operands = mine->operands.data();
   mine->call.results = mine->results.data();
   xla::ffi::Future future(mine->promise);
+  const auto is_refused = [](void* argument) {
+    return static_cast<CpuCall*>(argument)->owner->parts_.health.failed();
+  };
   // The double has it issued when it is the call's turn.
   test_double->arrive(
-      how_.world->health().get(), mine->rank.facts.place, &parts_.health, call.run_id,
-      site.serial(), [](void* argument) { static_cast<CpuCall*>(argument)->Issue(); },
+      how_.world->health().get(), mine->rank.facts.place, call.run_id, site.serial(),
+      is_refused, [](void* argument) { static_cast<CpuCall*>(argument)->Issue(); },
       mine);
-  if (parts_.health.failed()) parts_.health.Abandon();
   return future;
 }
 

@@ -9,6 +9,7 @@
 // The order is of all communicators of a world, since those that share resources wait
 // for each other.
 #include <algorithm>
+#include <chrono>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -28,31 +29,21 @@ class HostOrder : public std::enable_shared_from_this<HostOrder> {
   explicit HostOrder(size_t members) : members_(members) {}
 
   // Calls `issue` when it is the member's turn, on a thread of the member, which may
-  // wait for other ranks there. `owner`: the communicator.
-  void Arrive(size_t member, const void* owner, Tag tag, std::function<void()> issue) {
+  // wait for other ranks there. What is refused meanwhile does not wait for its turn.
+  void Arrive(size_t member, Tag tag, std::function<bool()> is_refused,
+              std::function<void()> issue) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (member == 0) order_.push_back(tag);
-    members_[member].held.push_back({owner, tag, std::move(issue)});
+    members_[member].held.push_back({tag, std::move(is_refused), std::move(issue)});
     for (Member& each : members_) Issue(each);
-  }
-
-  // Calls those of `owner` that are held back, in any order: it has failed.
-  void Abandon(const void* owner) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    for (Member& member : members_) {
-      for (Held& held : member.held) {
-        if (held.owner == owner) Run(member, std::move(held.issue));
-      }
-      const auto is_its = [&](const Held& held) { return held.owner == owner; };
-      member.held.erase(std::remove_if(member.held.begin(), member.held.end(), is_its),
-                        member.held.end());
-    }
+    if (!HoldsAny() || std::exchange(has_looker_, true)) return;
+    std::thread([self = shared_from_this()] { self->LookForRefused(); }).detach();
   }
 
  private:
   struct Held {
-    const void* owner;
     Tag tag;
+    std::function<bool()> is_refused;
     std::function<void()> issue;
   };
 
@@ -62,6 +53,30 @@ class HostOrder : public std::enable_shared_from_this<HostOrder> {
     std::deque<std::function<void()>> issued;
     bool has_thread = false;
   };
+
+  bool HoldsAny() const {
+    return std::any_of(members_.begin(), members_.end(),
+                       [](const Member& member) { return !member.held.empty(); });
+  }
+
+  void LookForRefused() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    while (HoldsAny()) {
+      for (Member& member : members_) {
+        const auto refused =
+            std::stable_partition(member.held.begin(), member.held.end(),
+                                  [](const Held& held) { return !held.is_refused(); });
+        for (auto held = refused; held != member.held.end(); ++held) {
+          Run(member, std::move(held->issue));
+        }
+        member.held.erase(refused, member.held.end());
+      }
+      lock.unlock();
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      lock.lock();
+    }
+    has_looker_ = false;
+  }
 
   void Run(Member& member, std::function<void()> issue) {
     member.issued.push_back(std::move(issue));
@@ -98,6 +113,7 @@ class HostOrder : public std::enable_shared_from_this<HostOrder> {
   std::mutex mutex_;
   std::vector<Tag> order_;  // grows by a few bytes a call: it serves tests
   std::vector<Member> members_;
+  bool has_looker_ = false;
 };
 
 namespace {
@@ -115,13 +131,12 @@ std::shared_ptr<HostOrder> OrderOf(const void* world) {
   return order;
 }
 
-void Arrive(const void* world, size_t member, const void* owner, int64_t run,
-            uint64_t call_site, void (*issue)(void*), void* argument) {
-  OrderOf(world)->Arrive(member, owner, {run, call_site},
-                         [issue, argument] { issue(argument); });
+void Arrive(const void* world, size_t member, int64_t run, uint64_t call_site,
+            bool (*is_refused)(void*), void (*issue)(void*), void* argument) {
+  OrderOf(world)->Arrive(
+      member, {run, call_site}, [=] { return is_refused(argument); },
+      [=] { issue(argument); });
 }
-
-void Abandon(const void* world, const void* owner) { OrderOf(world)->Abandon(owner); }
 
 void Forget(const void* world) {
   Locked<Orders> orders;
@@ -187,8 +202,8 @@ void WhenDone(void* stream, void (*done)(void*, int), void* argument) {
 }  // namespace jaxcomm::fake
 
 const jaxcomm::TestDouble* jaxcommTestDouble() {
-  static constexpr jaxcomm::TestDouble kDouble = {
-      jaxcommFakeHas, jaxcomm::fake::Arrive, jaxcomm::fake::Abandon,
-      jaxcomm::fake::Forget, jaxcomm::fake::WhenDone};
+  static constexpr jaxcomm::TestDouble kDouble = {jaxcommFakeHas, jaxcomm::fake::Arrive,
+                                                  jaxcomm::fake::Forget,
+                                                  jaxcomm::fake::WhenDone};
   return &kDouble;
 }

@@ -90,10 +90,8 @@ class Live {
 
 }  // namespace
 
-Health::Health(const CommunicatorSpec& spec, const NcclLibrary& library, Policy policy,
-               const LocalRanks& ranks)
+Health::Health(const CommunicatorSpec& spec, Policy policy, const LocalRanks& ranks)
     : spec_(spec),
-      library_(library),
       policy_(std::move(policy)),
       ranks_(ranks),
       detector_(spec, *policy_.world, ranks, engines_) {}
@@ -183,10 +181,7 @@ bool Health::Poll() {
     RefuseInEngines();
     AbortElsewhere(Ends::kThreadsInNccl);
   }
-  if (failed()) {
-    Abandon();
-    return false;
-  }
+  if (failed()) return false;
   const FailureDetector::Finding found = detector_.Look();
   switch (found.what) {
     case FailureDetector::Finding::What::kNothing:
@@ -195,7 +190,6 @@ bool Health::Poll() {
       return true;
     case FailureDetector::Finding::What::kFailure:
       Fail(found.reason, found.names_a_call, found.dump);
-      Abandon();
       return false;
   }
   return false;
@@ -296,7 +290,6 @@ void Health::FailElsewhere(const std::string& reason) {
   if (failed()) return;
   Fail(Status(ErrorCode::kAborted, StrCat(NameOf(spec_), ": ", reason)),
        /*names_a_call=*/false);
-  Abandon();
 }
 
 Status Health::FailureOf(const Call& call, const RankFacts& rank) const {
@@ -348,15 +341,9 @@ void Health::Close(const Status& reason) {
     Refuse(State::kStopping, reason, /*names_a_call=*/true);
     RefuseInEngines();
   }
-  Abandon();
   // Unregister here, so that the last reference, and with it the slow destructor, is
   // released on this thread and not on the watch's.
   Unwatch(*this);
-}
-
-void Health::Abandon() {
-  if (library_.test_double == nullptr) return;
-  library_.test_double->abandon(policy_.world.get(), this);
 }
 
 void Health::AbortElsewhere(Ends what) {

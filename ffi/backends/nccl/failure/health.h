@@ -56,8 +56,7 @@ class Health final : public Watched {
   };
 
   // All must outlive it. `ranks` may be empty as yet.
-  Health(const CommunicatorSpec& spec, const NcclLibrary& library, Policy policy,
-         const LocalRanks& ranks);
+  Health(const CommunicatorSpec& spec, Policy policy, const LocalRanks& ranks);
   ~Health() override;
 
   // Adds a part that it looks after. Requires that nothing can fail yet.
@@ -106,9 +105,6 @@ class Health final : public Watched {
   // Whether a device may be at an operation of any communicator of this process.
   static bool IsAnyBusy();
 
-  // Lets calls that a test double holds back see the failure.
-  void Abandon();
-
   // Watched:
   bool Poll() override;
   double poll_seconds() const override;
@@ -146,7 +142,6 @@ class Health final : public Watched {
   static inline std::atomic<int64_t> num_watched_{0};
 
   const CommunicatorSpec& spec_;
-  const NcclLibrary& library_;
   const Policy policy_;
   std::weak_ptr<void> owner_;
   bool is_watched_ = false;

@@ -13,12 +13,11 @@ struct TestDouble {
   int (*has)(const char* function);
 
   // Calls issue(argument) on a thread of the member, when all calls that the first
-  // member of the world has come to before this one were issued. XLA:GPU runs a
-  // program's calls in one order on every device; XLA:CPU does not.
-  void (*arrive)(const void* world, size_t member, const void* owner, int64_t run,
-                 uint64_t call_site, void (*issue)(void*), void* argument);
-  // Issues what is held back of an owner, in any order: it refuses all.
-  void (*abandon)(const void* world, const void* owner);
+  // member of the world has come to before this one were issued, or soon after
+  // is_refused(argument). XLA:GPU runs a program's calls in one order on every device;
+  // XLA:CPU does not.
+  void (*arrive)(const void* world, size_t member, int64_t run, uint64_t call_site,
+                 bool (*is_refused)(void*), void (*issue)(void*), void* argument);
   void (*forget)(const void* world);
 
   // Calls done(argument, error) once the stream has come so far. `error`: of CUDA; 0
