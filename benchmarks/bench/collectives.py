@@ -70,10 +70,17 @@ OPS = {
     ),
     "ppermute": _Op(_next_rank),
     "psum_bf16": _reduction("psum", "bfloat16"),
+    "psum_reproducible": _Op(
+        lambda module, x: module.psum(
+            x, on.AXIS, **({"reproducible": True} if module is jaxcomm else {})
+        ),
+        out_spec=jax.P(),
+    ),
     "pmin": _reduction("pmin"),
     "pmean": _reduction("pmean"),
 }
-DEFAULT_OPS = tuple(name for name in OPS if name not in ("pmin", "pmean"))
+_NOT_BY_DEFAULT = ("psum_reproducible", "pmin", "pmean")
+DEFAULT_OPS = tuple(name for name in OPS if name not in _NOT_BY_DEFAULT)
 
 
 def cases(
