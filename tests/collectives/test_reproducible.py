@@ -59,7 +59,7 @@ def assert_bits(found, expected, what):
     ("ranks", "backend"),
     [
         *((ranks, None) for ranks in (1, 2, 3, 4, 6, 8)),
-        *(pytest.param(ranks, "xla", marks=alike) for ranks in (1, 3, 8)),
+        *(pytest.param(ranks, "xla", marks=alike) for ranks in (1, 2, 3, 8)),
     ],
 )
 def test_sums_are_trees_on_every_number_of_ranks(
