@@ -36,7 +36,7 @@ def entries_of(communicator=None):
 def test_every_rank_s_operations_are_recorded(run):
     before = jaxcomm.flight_record().process.time
     run(lambda x: jaxcomm.all_gather(x, "b", tiled=True).sum(keepdims=True))
-    run(lambda x: jaxcomm.pmax(x, "b") + x)
+    run(lambda x: sum(jaxcomm.pmax((x, x), "b")))
     process = jaxcomm.flight_record().process
     assert (process.process, process.processes) == (0, 1)
     assert process.reason == "asked"
@@ -52,8 +52,8 @@ def test_every_rank_s_operations_are_recorded(run):
         assert (first.sequence, second.sequence) == (1, 2)
         assert (first.collective, second.collective) == ("all_gather", "all_reduce")
         assert first.operation == "all_gather(float32[1])"
-        assert second.operation == "pmax(float32[1])"
-        assert (first.bytes, first.dtype) == (4, "float32")
+        assert second.operation == "pmax(float32[1], float32[1])"
+        assert (first.bytes, second.bytes, first.dtype) == (4, 8, "float32")
         assert {first.state, second.state} == {"completed"}
         assert before - 1e-6 <= first.started <= first.ended
         assert first.ended <= second.started + 1e-6
