@@ -23,7 +23,8 @@ def _attend(call: Call, inputs: Inputs, sinks, is_right):
       sinks: (N,) in the dtype of sums, or None.
       is_right: bool scalar, whether this rank holds the tokens that its layout says, or
         None if it does. Otherwise results and gradients are NaN here, and on each rank
-        that sees a key of this one.
+        that sees a key of this one. Tokens that are padding by their segment ids may
+        give 0.
 
     Returns:
       (out, lse): (B, T, N, V) in the dtype of the query, (B, T, N) in that of sums.
@@ -33,8 +34,6 @@ def _attend(call: Call, inputs: Inputs, sinks, is_right):
 
 @promotes_ranks
 def _forward(call: Call, inputs: Inputs, sinks, is_right):
-    # A query sees its own key, and a key's weights are NaN if the log-sum-exp is: so in
-    # self-attention all results follow from these two, without a pass over each.
     inputs = inputs._replace(key=poison_unless(is_right, inputs.key))
     # JAX traces both rules when it differentiates: the caller's scope may be gone.
     with SCOPE(call.scope):
@@ -45,10 +44,19 @@ def _forward(call: Call, inputs: Inputs, sinks, is_right):
         out = out.astype(lse.dtype)
         out, lse = merge(out, lse, jnp.zeros_like(out), of_sinks)
     out = out.astype(inputs.query.dtype)
-    if not call.is_self:
+    if not _all_see_themselves(call, out):
         out = poison_unless(is_right, out)
     out, lse = keep((out, poison_unless(is_right, lse)))
     return (out, lse), (kept, out, lse, sinks, is_right)
+
+
+def _all_see_themselves(call: Call, out) -> bool:
+    """Say whether results of wrong tokens are NaN without a pass over each.
+
+    A query sees its own key, which is NaN then; and a key's weights are NaN if the
+    log-sum-exp is. Not of padding, which sees nothing.
+    """
+    return call.is_self and call.mask.query_length == call.size * out.shape[1]
 
 
 @promotes_ranks
@@ -83,7 +91,7 @@ def _backward(call: Call, residuals, grads):
         ),
         grad_sinks,
     )
-    if not call.is_self:
+    if not _all_see_themselves(call, out):
         grads = poison_unless(is_right, grads)
     return *grads, None
 
