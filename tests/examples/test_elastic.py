@@ -17,18 +17,24 @@ from language_model.training import Training
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.slow, pytest.mark.timeout(1800)]
 PROGRAM = pathlib.Path(__file__).with_name("elastic_demo.py")
-SMALL = "--sequence=61", "--layers=1", "--width=16", "--context=2"
+SMALL = "--sequence=61", "--layers=1", "--width=16"
 STEPS, PROCESSES = 9, 4
 
 
-def run(folder, kills):
+def run(folder, kills, context):
     """Returns the losses, the points (steps, data) it went on from, and seconds."""
     for path in folder.path.glob("killed-*"):
         path.unlink()
     process = folder.start(
-        *("-m", "jaxcomm.launch", f"-n{PROCESSES}", "--devices-per-process=2"),
+        *("-m", "jaxcomm.launch", f"-n{PROCESSES}"),
+        f"--devices-per-process={context}",
         *("--elastic", "--min-processes=2", str(PROGRAM), *SMALL, "--elastic"),
-        *(f"--steps={STEPS}", "--checkpoint_every=3", "--output=elastic"),
+        *(
+            f"--context={context}",
+            f"--steps={STEPS}",
+            "--checkpoint_every=3",
+            "--output=elastic",
+        ),
         KILLS=",".join(kills),
     )
     out, err = folder.ended(process)
@@ -40,10 +46,10 @@ def run(folder, kills):
     return losses_of(out), points, seconds
 
 
-def undisturbed(folder, points):
+def undisturbed(folder, points, context):
     """Returns the losses of runs in this process, each from where one before it is."""
     settings = Settings(
-        data=PROCESSES, context=2, sequence=61, layers=1, width=16, steps=STEPS,
+        data=PROCESSES, context=context, sequence=61, layers=1, width=16, steps=STEPS,
         text=folder.path / "text.txt", output=folder.path / "none",
     )  # fmt: skip
     text = data.load(settings.text, settings.sequence)
@@ -67,9 +73,9 @@ def losses_of(out):
 
 
 def test_two_are_killed_process_0_too(folder):
-    losses, points, seconds = run(folder, ["2 advance 3 40", "0 save 2 60"])
+    losses, points, seconds = run(folder, ["2 advance 3 40", "0 save 2 60"], 1)
     assert [rows for _, rows in points] == [3, 2]
-    assert losses == undisturbed(folder, points)
+    assert losses == undisturbed(folder, points, 1)
     assert len(seconds) == 3 + 2
 
 
@@ -88,9 +94,9 @@ def test_any_process_is_killed_at_any_moment(folder):
         kills = [f"{first} {phase} {time} {call}"]
         if draw.random() < 0.3:
             kills.append(f"{second} shrink 1 {draw.randint(1, 300)}")
-        losses, points, seconds = run(folder, kills)
+        losses, points, seconds = run(folder, kills, 2)
         print(kills, points, seconds, flush=True)
-        assert losses == undisturbed(folder, points), kills
+        assert losses == undisturbed(folder, points, 2), kills
         all_seconds += seconds
     print(
         f"from the kill to the next step that is done: median "
