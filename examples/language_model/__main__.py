@@ -120,6 +120,14 @@ def _integer(least: int, most: float = math.inf):
     return read
 
 
+def _fix_threads() -> None:
+    """Give XLA's CPU client so many threads as serve 16 devices, if it is not there.
+
+    Their number decides in how many parts XLA adds a matrix product.
+    """
+    os.environ.setdefault("PJRT_NPROC", "32")
+
+
 def read(words: Sequence[str]) -> Settings:
     """Return the settings that a command line asks for.
 
@@ -142,6 +150,8 @@ def read(words: Sequence[str]) -> Settings:
             "--elastic with --microbatches: fewer processes may not share them evenly. "
             "Leave one of the two out"
         )
+    if given.microbatches:
+        _fix_threads()
     # Last: it may have to start the devices.
     data, context = split_devices(
         given.devices, given.data, given.context, default=_device_count()

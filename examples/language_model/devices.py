@@ -29,14 +29,6 @@ def make_mesh(data: int, context: int, backend: str | None = None) -> jax.shardi
     return jax.make_mesh((data, context), AXES, axis_types=automatic, devices=devices)
 
 
-def fix_threads() -> None:
-    """Give XLA's CPU client so many threads as serve 16 devices, if it is not there.
-
-    Their number decides in how many parts XLA adds a matrix product.
-    """
-    os.environ.setdefault("PJRT_NPROC", "32")
-
-
 def _of_one(wanted, backend):
     on_gpus = backend == "nccl" and not os.environ.get("JAXCOMM_NCCL_LIBRARY")
     try:

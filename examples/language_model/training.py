@@ -9,7 +9,7 @@ import numpy as np
 import jaxcomm
 from language_model import data, generate, model, processes, reference, step
 from language_model.checkpoint import Checkpoints, Progress, fingerprint
-from language_model.devices import fix_threads, make_mesh
+from language_model.devices import make_mesh
 from language_model.settings import DemoError, Settings
 
 _VALIDATION_BATCHES = 4
@@ -36,8 +36,6 @@ class Training:
 
     def __init__(self, settings: Settings, text: data.Text):
         self.settings, self.text = settings, text
-        if settings.microbatches:
-            fix_threads()
         self.mesh = make_mesh(settings.data, settings.context, settings.backend)
         try:
             jaxcomm.init(self.mesh, "context", step.AXES, backend=settings.backend)

@@ -78,6 +78,7 @@ def test_trains_and_checks_and_goes_on_after_ctrl_c_to_draw_and_write(
 )  # fmt: skip
 def test_refuses_with_one_line(capsys, monkeypatch, text, tmp_path, arguments, message):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PJRT_NPROC", "32")  # else --microbatches sets it
     (tmp_path / "taken" / "loss.png").mkdir(parents=True)
     assert demo.main(["--text", text.name, "--sequence=64", *arguments]) == 2
     err = capsys.readouterr().err

@@ -138,8 +138,9 @@ def test_nothing_is_stopped_or_poisoned_where_nothing_is_on_its_way(
     jaxcomm.init(mesh)
     program, x = summed(mesh), jnp.arange(3.0)
     jax.block_until_ready(program(x))
-    # The first rank that comes to it.
-    stand_in.fail("ncclAllReduce", INTERNAL_ERROR)
+    # All ranks: what another had given already would be on its way.
+    for rank in range(3):
+        stand_in.fail("ncclAllReduce", INTERNAL_ERROR, after=rank)
     for _ in range(2):
         error = error_of(program, x)
         assert "ncclAllReduce: internal error" in error
@@ -147,6 +148,8 @@ def test_nothing_is_stopped_or_poisoned_where_nothing_is_on_its_way(
             "Nothing was on its way. Call jaxcomm.finalize() in every process, then "
             "jaxcomm.init()" in error
         )
+    # Ranks that were refused first did not come to theirs.
+    stand_in.forget_faults()
 
 
 @pytest.mark.parametrize("function", ["ncclSend", "ncclGroupEnd"])

@@ -32,6 +32,10 @@ class StandIn:
         """Has the next call of a function, or one after it, return a result."""
         self._library.jaxcommFakeFail(function.encode(), after, result)
 
+    def forget_faults(self):
+        """Forgets what was asked to fail or hang, and has not yet."""
+        self._library.jaxcommFakeForgetFaults()
+
     def hang(self, function, after=0):
         """Has what the next call starts, or one after it, not complete."""
         self._library.jaxcommFakeHang(function.encode(), after)

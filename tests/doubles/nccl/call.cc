@@ -198,3 +198,5 @@ void jaxcommFakeHang(const char* function, int after) {
 void jaxcommFakeConnect(const char* function, int after) {
   Locked<Faults>()->planned.push_back({function, after, {0, false, true}});
 }
+
+void jaxcommFakeForgetFaults() { Locked<Faults>()->planned.clear(); }

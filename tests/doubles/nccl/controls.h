@@ -51,6 +51,8 @@ JAXCOMM_FAKE_EXPORT void jaxcommFakeHang(const char* function, int after);
 // The `after`-th next call of `function`, an operation, does not return until its
 // communicator is aborted, nor does the end of its group.
 JAXCOMM_FAKE_EXPORT void jaxcommFakeConnect(const char* function, int after);
+// Forgets those that were planned and are not due yet.
+JAXCOMM_FAKE_EXPORT void jaxcommFakeForgetFaults();
 
 // Gives a communicator, named by its number in the trace, an asynchronous error.
 // Returns 0 if there is no such communicator.
