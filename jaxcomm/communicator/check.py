@@ -4,6 +4,7 @@ from typing import TypeVar
 
 import jax
 
+from jaxcomm import compat
 from jaxcomm._built import ABSENCE, _ffi
 from jaxcomm.errors import CommunicatorError
 
@@ -25,6 +26,7 @@ def check(tree: _Tree) -> _Tree:
       The same, once it is computed.
 
     Raises:
+      TypeError: it is called inside of ``jax.jit``, where nothing is computed yet.
       CommunicatorError: a communicator of NCCL failed.
       jax.errors.JaxRuntimeError: what computed the results raised.
 
@@ -32,6 +34,11 @@ def check(tree: _Tree) -> _Tree:
       >>> jaxcomm.check({"loss": jnp.ones(())})
       {'loss': Array(1., dtype=float32)}
     """
+    if any(map(compat.is_tracer, jax.tree.leaves(tree))):
+        raise TypeError(
+            "check: a result is being traced, and is computed later. Call it on what "
+            "the compiled function returns"
+        )
     tree = jax.block_until_ready(tree)
     if not ABSENCE and (text := _ffi.first_failure()):
         raise CommunicatorError(f"{text}. Results may come from what failed")

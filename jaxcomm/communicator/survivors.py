@@ -64,6 +64,7 @@ def survivors(
       says what left.
 
     Raises:
+      TypeError: if the mesh is none.
       ValueError: if the mesh has no such axis.
       CommunicatorError: if this process was given up, has only devices of rows that
         left, or no row is whole.
@@ -73,9 +74,17 @@ def survivors(
       >>> jaxcomm.survivors(mesh, "data") is mesh
       True
     """
+    return _survivors(mesh, axis, timeout, "survivors")
+
+
+def _survivors(mesh, axis, timeout, what: str) -> jax.sharding.Mesh:
+    if not isinstance(mesh, jax.sharding.Mesh):
+        raise TypeError(
+            f"{what}: mesh must be a jax.sharding.Mesh, got {type(mesh).__name__}"
+        )
     if axis not in mesh.axis_names:
-        raise ValueError(f"survivors: {axis!r} is no axis of {mesh.axis_names}")
-    seconds = seconds_of(timeout, "survivors") or config.timeout_seconds()
+        raise ValueError(f"{what}: {axis!r} is no axis of {mesh.axis_names}")
+    seconds = seconds_of(timeout, what) or config.timeout_seconds()
     processes, me = processes_of(mesh), jax.process_index()
     if processes == (me,):
         return mesh
@@ -104,8 +113,9 @@ def shrink(
       The mesh itself if nothing is lost. Otherwise a smaller one.
 
     Raises:
-      ValueError, CommunicatorError: as :func:`survivors`. CommunicatorError also if a
-        communicator cannot be made, and nobody was lost by that.
+      TypeError, ValueError, CommunicatorError: as :func:`survivors`.
+      CommunicatorError: also if a communicator cannot be made, and nobody was lost by
+        that.
 
     Example:
       >>> mesh = jax.make_mesh((2, 4), ("data", "context"))
@@ -113,7 +123,7 @@ def shrink(
       True
     """
     while True:
-        smaller = survivors(mesh, axis, timeout=timeout)
+        smaller = _survivors(mesh, axis, timeout, "shrink")
         try:
             cache.move(mesh, smaller)
         except CommunicatorError:

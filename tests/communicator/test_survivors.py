@@ -94,8 +94,6 @@ def test_if_all_come_nobody_is_lost_and_a_later_loss_is_seen(store, ended):
 def test_a_mesh_of_one_process_is_whole():
     mesh = jax.make_mesh((2, 4), ("data", "context"))
     assert jaxcomm.survivors(mesh, "data") is mesh
-    with pytest.raises(ValueError, match="'pipe' is no axis of"):
-        jaxcomm.survivors(mesh, "pipe")
 
 
 def test_shrink_keeps_what_lost_nobody(make_mesh, psum_over):
@@ -112,3 +110,14 @@ def test_shrink_keeps_what_lost_nobody(make_mesh, psum_over):
 def test_check_returns_results_and_raises_what_computing_them_raised():
     tree = {"loss": jax.numpy.ones(2)}
     assert jaxcomm.check(tree) is tree
+    with pytest.raises(TypeError, match=r"^check: a result is being traced"):
+        jax.jit(jaxcomm.check)(np.ones(2))
+
+
+@pytest.mark.parametrize("function", [jaxcomm.survivors, jaxcomm.shrink])
+def test_what_is_no_mesh_or_no_axis_is_refused_by_name(function):
+    name = function.__name__
+    with pytest.raises(TypeError, match=f"^{name}: mesh must be a jax.sharding.Mesh"):
+        function("mesh", "data")
+    with pytest.raises(ValueError, match=f"^{name}: 'data' is no axis of"):
+        function(jax.make_mesh((1,), ("i",)), "data")
