@@ -103,10 +103,11 @@ def test_masks_equal_float64(called, size, schedule, strategy, options):
     assert {"forward", "backward"} <= set(called)
 
 
-# Of one row whole documents on each of four ranks; then cut by every border, and of
-# unequal rows with padding.
+# Whole documents on each of four ranks; cut by every border, with padding. One program
+# computes all of one row.
 WHOLE = _documents([12, 5, 7, 4, 8, 12])
-CUT = _documents([5, 1, 30, 9], [48], [3] * 16)
+CUT = _documents([5, 1, 30, 9])
+UNEQUAL_ROWS = _documents([5, 1, 30, 9], [48], [3] * 16)
 # Numbers that come again, and none that ascend.
 AGAIN = np.repeat([[3, 1, 3, 0]], 12, axis=1).astype(np.int32)
 # The number that padding gets where documents are looked up.
@@ -138,14 +139,29 @@ def test_documents_equal_float64(called, schedule, strategy, window, ids):
 
 
 @pytest.mark.parametrize(
+    ("schedule", "strategy", "window"),
+    [
+        ("contiguous", "ring", None),
+        ("zigzag", "all_gather", (9, 0)),
+        ("contiguous", "halo", (9, 0)),
+    ],
+)
+def test_rows_have_documents_of_their_own(called, schedule, strategy, window):
+    options = Options(is_causal=True, window=window, query_ids=UNEQUAL_ROWS)
+    how = {"size": 2, "schedule": schedule, "strategy": strategy}
+    _compare(options, len(UNEQUAL_ROWS), **how, **FLASH)
+    assert {"forward", "backward"} <= set(called)
+
+
+@pytest.mark.parametrize(
     ("make", "strategy", "window", "ids"),
     [
         ("zigzag", "ring", None, None),
         ("zigzag", "all_gather", None, None),
         ("contiguous", "halo", (9, 0), None),
-        ("contiguous", "halo", (9, 0), CUT[:1]),
+        ("contiguous", "halo", (9, 0), CUT),
         ("contiguous", "halo", (24, 0), _documents([30, 18])),
-        ("zigzag", "ring", None, CUT[:1]),
+        ("zigzag", "ring", None, CUT),
         ("zigzag", "ring", None, WHOLE),
         # Documents that are dealt whole, but for one; and one that is cut in chunks.
         ([12, 5, 7, 4, 8, 12], "ring", None, WHOLE),
