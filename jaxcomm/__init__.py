@@ -12,7 +12,7 @@ from jaxcomm import attention, planning
 from jaxcomm.attention.dot_product_attention import dot_product_attention
 from jaxcomm.attention.layout import Layout, Tokens
 from jaxcomm.attention.ring_attention import ring_attention
-from jaxcomm.attention.schedules.schedule import Schedule
+from jaxcomm.attention.schedules import Schedule
 from jaxcomm.collectives import transposes as _transposes  # noqa: F401 -- registers
 from jaxcomm.collectives.all_gather import all_gather
 from jaxcomm.collectives.all_reduce import pmax, pmean, pmin, pprod, psum

@@ -17,7 +17,7 @@ from typing import Any
 
 import jax
 
-from jaxcomm.attention.schedules.registry import SCHEDULES
+from jaxcomm.attention.schedules import SCHEDULES
 from jaxcomm.communicator.backends import NAMES
 from language_model import processes
 from language_model.settings import (

@@ -12,21 +12,21 @@ from jaxcomm.attention.documents import segment_ids as segment_ids
 from jaxcomm.attention.dot_product_attention import (
     dot_product_attention as dot_product_attention,
 )
-from jaxcomm.attention.kernels.hop import Grads as Grads
-from jaxcomm.attention.kernels.hop import Hop as Hop
-from jaxcomm.attention.kernels.hop import Saved as Saved
+from jaxcomm.attention.kernels.kernel import Grads as Grads
+from jaxcomm.attention.kernels.kernel import Hop as Hop
 from jaxcomm.attention.kernels.kernel import Kernel as Kernel
-from jaxcomm.attention.kernels_of import kernels_of as kernels_of
+from jaxcomm.attention.kernels.kernel import Saved as Saved
+from jaxcomm.attention.kernels.selection import kernels_of as kernels_of
 from jaxcomm.attention.layout import Tokens as Tokens
+from jaxcomm.attention.mask import Block as Block
 from jaxcomm.attention.mask import Coordinates as Coordinates
 from jaxcomm.attention.mask import Mask as Mask
 from jaxcomm.attention.relayout import relayout as relayout
 from jaxcomm.attention.ring_attention import ring_attention as ring_attention
-from jaxcomm.attention.schedules.block import Block as Block
-from jaxcomm.attention.schedules.schedule import Schedule as Schedule
+from jaxcomm.attention.schedules import Schedule as Schedule
 from jaxcomm.attention.strategies.strategy import Strategy as Strategy
 from jaxcomm.attention.strategies.ulysses import Ulysses as Ulysses
-from jaxcomm.attention.strategies.usp import Usp as Usp
+from jaxcomm.attention.strategies.ulysses import Usp as Usp
 
 __all__ = [
     "Block",

@@ -6,8 +6,8 @@ from typing import Any
 import jax
 
 from jaxcomm.attention.layout import Layout, Tokens
-from jaxcomm.attention.names import KEPT
 from jaxcomm.attention.ring_attention import ring_attention
+from jaxcomm.attention.strategies.strategy import KEPT
 from jaxcomm.primitives.call import AxisName
 
 _keep = jax.checkpoint_policies.save_only_these_names(KEPT)

@@ -44,7 +44,7 @@ class Keywords(TypedDict, total=False):
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class AttentionOptions:
     """What a call was asked for besides arrays, checked: Python values.
 
     Attributes:
@@ -72,7 +72,7 @@ class Options:
         cls, what: str, *, is_causal, scale, local_window_size, logits_soft_cap,
         dropout_rate, dropout_key, strategy, return_residual, implementation, lane,
         backend,
-    ) -> "Options":  # fmt: skip
+    ) -> "AttentionOptions":  # fmt: skip
         """Check what a user gave.
 
         Raises:

@@ -7,9 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxcomm import compat
-from jaxcomm.attention.kernels.hop import sum_dtype
-from jaxcomm.attention.merge import at_least_half
-from jaxcomm.attention.promotion import promotes_ranks
+from jaxcomm.attention.kernels.kernel import at_least_half, sum_dtype
+from jaxcomm.attention.mask import promotes_ranks
 from jaxcomm.collectives.all_gather import all_gather
 from jaxcomm.collectives.all_to_all import all_to_all
 from jaxcomm.communicator import replica_groups

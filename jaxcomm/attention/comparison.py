@@ -8,8 +8,8 @@ import jax.numpy as jnp
 
 from jaxcomm.attention import arguments
 from jaxcomm.attention.layout import Layout
-from jaxcomm.attention.problem import Problem
 from jaxcomm.attention.strategies.choice import ComparedStrategy, compared, fastest
+from jaxcomm.attention.strategies.strategy import Problem
 from jaxcomm.communicator import text_table
 from jaxcomm.machine import Machine
 from jaxcomm.primitives.arguments import flag, integer

@@ -7,7 +7,7 @@ import numpy as np
 
 from jaxcomm.attention.layout import Layout
 from jaxcomm.attention.mask import PADDING
-from jaxcomm.attention.schedules.schedule import Schedule
+from jaxcomm.attention.schedules import Schedule
 from jaxcomm.primitives import arguments
 
 # The busiest rank may compute this much more than the mean before more documents are

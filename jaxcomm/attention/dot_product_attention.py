@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxcomm import compat
-from jaxcomm.attention import arguments, natural, segments
-from jaxcomm.attention.arguments import Keywords, Options
+from jaxcomm.attention import arguments, natural, permutation
+from jaxcomm.attention.arguments import AttentionOptions, Keywords
 from jaxcomm.attention.kernels.kernel import Kernel
 from jaxcomm.attention.layout import Layout, Tokens
 from jaxcomm.attention.natural import Split
@@ -152,7 +152,7 @@ def dot_product_attention(
     >>> out.shape
     (2, 512, 4, 64)
     """
-    options = Options.of(
+    options = AttentionOptions.of(
         _NAME,
         is_causal=is_causal,
         scale=scale,
@@ -191,7 +191,7 @@ def dot_product_attention(
     if schedule is None:
         is_balanced = is_causal and local_window_size is None
         schedule = "zigzag" if is_balanced else "contiguous"
-    call = _Call(options, split, schedule)
+    call = _Compiled(options, split, schedule)
     if compat.is_staging():
         return _attend(arrays, ids, key_ids, call)
     # Each of its operations would be compiled by itself.
@@ -211,7 +211,7 @@ def _ids(query, key, ids, lengths):
     are_same = ids[1] is None and lengths[0] is lengths[1]
     ids = ids[0], ids[0] if ids[1] is None else ids[1]
     found = [
-        segments.natural_ids(of, ends, token_numbers(x, x.ndim - 3), _NAME, whose)
+        permutation.natural_ids(of, ends, token_numbers(x, x.ndim - 3), _NAME, whose)
         for x, of, ends, whose in zip(
             (query, key), ids, lengths, ("query_", "key_value_"), strict=True
         )
@@ -227,15 +227,15 @@ def _ids(query, key, ids, lengths):
 
 
 @dataclasses.dataclass(frozen=True)
-class _Call:
+class _Compiled:
     """What a call is compiled for, besides its arrays' types."""
 
-    options: Options
+    options: AttentionOptions
     split: Split
     schedule: str
 
 
-def _attend(arrays: Arrays, ids, key_ids, call: _Call) -> Any:
+def _attend(arrays: Arrays, ids, key_ids, call: _Compiled) -> Any:
     split, axes = call.split, call.split.tokens
     size = split.size(axes)
     has_batch = arrays.query.ndim == 4
@@ -349,7 +349,7 @@ def _cut(x, axis: int, length: int, spec, split: Split):
 class _Program:
     """A call outside of jit, compiled; anew once a communicator of it is closed."""
 
-    def __init__(self, call: _Call):
+    def __init__(self, call: _Compiled):
         self._call = call
         self._used: set[int] = set()
         self._run = self._made()
@@ -367,6 +367,6 @@ class _Program:
 
 
 @functools.lru_cache(maxsize=64)
-def _program(call: _Call, choices) -> _Program:
+def _program(call: _Compiled, choices) -> _Program:
     """Return the program of a call, for what ``init`` chose."""
     return _Program(call)

@@ -12,14 +12,13 @@ from jaxcomm.attention.mask import PADDING
 from jaxcomm.attention.permutation import (
     checked,
     checked_order,
+    natural_ids,
     no_positions,
     places_of,
     take,
     token_numbers,
 )
-from jaxcomm.attention.schedules.registry import get_schedule
-from jaxcomm.attention.schedules.schedule import Schedule
-from jaxcomm.attention.segments import natural_ids
+from jaxcomm.attention.schedules import Schedule, get_schedule
 from jaxcomm.collectives.all_gather import all_gather
 from jaxcomm.communicator import replica_groups
 from jaxcomm.primitives import arguments

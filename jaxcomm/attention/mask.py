@@ -1,7 +1,9 @@
 """Which keys a query sees, as a function of two sets of tokens."""
 
 import dataclasses
-from typing import Any, NamedTuple
+import functools
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -113,3 +115,106 @@ def _ends(tiles, axis: int):
         jnp.expand_dims(tiles.min(-1), axis),
         jnp.expand_dims(tiles.max(-1), axis),
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """A rectangle of a hop's queries and keys, by their numbers in the arrays.
+
+    Query i of the rectangle sees its keys ``i - left`` to ``i + right``. Where a bound
+    is None there is none. Either may be negative: they hold the distance between the
+    first query and the first key.
+
+    Attributes:
+      queries: first query and the one behind the last.
+      keys: the same for the keys.
+      left: how many keys before its own number a query sees.
+      right: how many keys after it. A causal square has ``right=0``.
+
+    >>> Block((2, 4), (0, 4)).is_empty
+    False
+    """
+
+    queries: tuple[int, int]
+    keys: tuple[int, int]
+    left: int | None = None
+    right: int | None = None
+
+    def __post_init__(self):
+        if min(self.shape) < 0:
+            raise ValueError(
+                f"Block: queries {self.queries} and keys {self.keys}. Pass ranges that "
+                "do not end before they start."
+            )
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """How many queries and how many keys it has."""
+        return self.queries[1] - self.queries[0], self.keys[1] - self.keys[0]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it has no query or no key."""
+        return 0 in self.shape
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether each query sees every key."""
+        return self.left is None and self.right is None
+
+
+@dataclasses.dataclass(frozen=True)
+class Blocks:
+    """What a rank computes of a hop, by whose keys it holds.
+
+    Attributes:
+      same: with its own keys.
+      earlier: with the keys of a rank whose first position is before its own first.
+      later: with those of a rank whose first position is behind it.
+    """
+
+    same: Block
+    earlier: Block
+    later: Block
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """Queries of a hop, and all keys that they see, by their numbers in the arrays.
+
+    The positions of both ascend, in each document.
+
+    Attributes:
+      queries: first query and the one behind the last.
+      keys: the same for the keys.
+      are: ``"same"``: they are the same tokens. ``"among"``: the queries are among the
+        keys, and no position is left out. Of n keys the last has its own position, and
+        key j one less for each key behind it. Where that is negative the key is not
+        seen. ``"apart"``: they have no token in common. ``"behind"``: the keys are all
+        that lie directly before the queries in a window.
+      is_consecutive: whether positions of the queries leave none out.
+    """
+
+    queries: tuple[int, int]
+    keys: tuple[int, int]
+    are: Literal["same", "among", "apart", "behind"] = "among"
+    is_consecutive: bool = True
+
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def promotes_ranks(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Let a function broadcast arrays under ``jax_numpy_rank_promotion="raise"``.
+
+    Positions have a dimension more where sequences of a batch differ in them, and all
+    that is computed of them serves both.
+    """
+
+    @functools.wraps(function)
+    def wrapped(*args: _P.args, **options: _P.kwargs) -> _R:
+        with jax.numpy_rank_promotion("allow"):
+            return function(*args, **options)
+
+    return wrapped

@@ -1,28 +1,120 @@
 """Attend inside shard_map: what both public functions have in common."""
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jaxcomm import compat
-from jaxcomm.attention import arguments, segments
-from jaxcomm.attention.arguments import Options
-from jaxcomm.attention.differentiate import attend
-from jaxcomm.attention.kernels.hop import Hop, sum_dtype
+from jaxcomm.attention import arguments, permutation
+from jaxcomm.attention.arguments import AttentionOptions
+from jaxcomm.attention.kernels.kernel import Hop, merge, sum_dtype
 from jaxcomm.attention.layout import Layout, Tokens
-from jaxcomm.attention.mask import PADDING
-from jaxcomm.attention.permutation import no_positions
+from jaxcomm.attention.mask import PADDING, promotes_ranks
+from jaxcomm.attention.permutation import no_positions, poison_unless
 from jaxcomm.attention.positions import all_are_right
-from jaxcomm.attention.problem import Problem
-from jaxcomm.attention.promotion import promotes_ranks
-from jaxcomm.attention.strategies.choice import choose
-from jaxcomm.attention.strategies.registry import get_strategy
-from jaxcomm.attention.strategies.strategy import Call, Inputs, Strategy
+from jaxcomm.attention.strategies.choice import choose, get_strategy
+from jaxcomm.attention.strategies.strategy import (
+    AttentionCall,
+    Inputs,
+    Problem,
+    Saved,
+    Strategy,
+    keep,
+)
 from jaxcomm.machine import MACHINES
-from jaxcomm.primitives.call import SCOPE, call_of
-from jaxcomm.primitives.call import Call as CollectiveCall
+from jaxcomm.primitives.call import SCOPE, Call, call_of
 from jaxcomm.primitives.pvary import vary
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attend(call: AttentionCall, inputs: Inputs, sinks, is_right):
+    """Attend by the strategy of the call.
+
+    Args:
+      call: what is known before.
+      inputs: the arrays of this rank.
+      sinks: (N,) in the dtype of sums, or None.
+      is_right: bool scalar, whether this rank holds the tokens that its layout says, or
+        None if it does. Otherwise results and gradients are NaN here, and on each rank
+        that sees a key of this one. Tokens that are padding by their segment ids may
+        give 0.
+
+    Returns:
+      (out, lse): (B, T, N, V) in the dtype of the query, (B, T, N) in that of sums.
+    """
+    return _forward(call, inputs, sinks, is_right)[0]
+
+
+@promotes_ranks
+def _forward(call: AttentionCall, inputs: Inputs, sinks, is_right):
+    inputs = inputs._replace(key=poison_unless(is_right, inputs.key))
+    # JAX traces both rules when it differentiates: the caller's scope may be gone.
+    with SCOPE(call.scope):
+        (out, lse), kept = call.strategy.forward(call, inputs)
+    if sinks is not None:
+        # A sink is a key that every row sees, with a value of zeros.
+        of_sinks = jnp.broadcast_to(sinks, lse.shape)
+        out = out.astype(lse.dtype)
+        out, lse = merge(out, lse, jnp.zeros_like(out), of_sinks)
+    out = out.astype(inputs.query.dtype)
+    if not _all_see_themselves(call, out):
+        out = poison_unless(is_right, out)
+    out, lse = keep((out, poison_unless(is_right, lse)))
+    return (out, lse), (kept, out, lse, sinks, is_right)
+
+
+def _all_see_themselves(call: AttentionCall, out) -> bool:
+    """Say whether results of wrong tokens are NaN without a pass over each.
+
+    A query sees its own key, which is NaN then; and a key's weights are NaN if the
+    log-sum-exp is. Not of padding, which sees nothing.
+    """
+    return call.is_self and call.mask.query_length == call.size * out.shape[1]
+
+
+@promotes_ranks
+def _backward(call: AttentionCall, residuals, grads):
+    kept, out, lse, sinks, is_right = residuals
+    grad_out, grad_lse = grads
+    # Once, not per hop. A score moves lse by its weight, hence the second term.
+    delta = (grad_out.astype(lse.dtype) * out.astype(lse.dtype)).sum(-1) - grad_lse
+    with SCOPE(call.scope):
+        found = call.strategy.backward(call, kept, Saved(grad_out, out, lse, delta))
+    grad_sinks = None
+    if sinks is not None:
+        # Where both are -inf the row saw nothing, not even a sink.
+        weights = jnp.where(jnp.isneginf(lse), 0, jnp.exp(sinks - lse))
+        grad_sinks = -(weights * delta).sum((0, 1))
+    dtype = out.dtype
+    bias = found.bias
+    if bias is not None:
+        bias = bias.astype(call.bias_dtype)
+    grads = (
+        Inputs(
+            query=found.query.astype(dtype),
+            key=found.key.astype(dtype),
+            value=found.value.astype(dtype),
+            query_ids=None,
+            key_ids=None,
+            bias=bias,
+            slopes=found.slopes,
+            seeds=None,
+            query_layout=None,  # pyright: ignore[reportArgumentType]
+            key_layout=None,  # pyright: ignore[reportArgumentType]
+        ),
+        grad_sinks,
+    )
+    if not _all_see_themselves(call, out):
+        grads = poison_unless(is_right, grads)
+    return *grads, None
+
+
+_attend.defvjp(_forward, _backward)
+# Where the caller compiles nothing, JAX compiles every operation by itself, and loops
+# anew at each call: this makes one of all.
+attend = jax.jit(_attend, static_argnums=0)
 
 
 class Arrays(NamedTuple):
@@ -47,7 +139,7 @@ class Arrays(NamedTuple):
 
 @promotes_ranks
 def attend_on_ranks(
-    options: Options, arrays: Arrays, axis_name, tokens, key_tokens=None
+    options: AttentionOptions, arrays: Arrays, axis_name, tokens, key_tokens=None
 ) -> Any:
     """Attend over what the ranks of an axis hold.
 
@@ -151,7 +243,7 @@ def _ids(queries: Tokens, keys: Tokens, shapes, what: str):
     """Return int32 (B, T) and (B, S), the documents of queries and keys, or None."""
     found = []
     for tokens, shape in zip((queries, keys), shapes, strict=True):
-        ids = segments.ids_of(tokens.segment_ids, f"{what}: segment_ids")
+        ids = permutation.ids_of(tokens.segment_ids, f"{what}: segment_ids")
         if ids is not None and not jnp.issubdtype(jnp.asarray(ids).dtype, jnp.integer):
             raise TypeError(
                 f"{what}: segment_ids have dtype {ids.dtype}. Pass integers."
@@ -222,11 +314,16 @@ def _problem(
 
 
 def _call(
-    options: Options, problem: Problem, inputs: Inputs, axis_name, named, is_self: bool
-) -> Call:
+    options: AttentionOptions,
+    problem: Problem,
+    inputs: Inputs,
+    axis_name,
+    named,
+    is_self: bool,
+) -> AttentionCall:
     """Return what strategies know of a call before they see an array."""
     bias, scale = inputs.bias, options.scale
-    return Call(
+    return AttentionCall(
         axis_name=axis_name,
         size=problem.size,
         hop=Hop(
@@ -244,14 +341,14 @@ def _call(
     )
 
 
-def _strategy_of(options: Options, problem: Problem) -> Strategy:
+def _strategy_of(options: AttentionOptions, problem: Problem) -> Strategy:
     if options.strategy == "auto":
         platform = "cpu" if compat.mesh_platform() == "cpu" else "gpu"
         return choose(problem, MACHINES[platform])
     return get_strategy(options.strategy, problem, options.what)
 
 
-def _vary_alike(tree, named: CollectiveCall):
+def _vary_alike(tree, named: Call):
     """Mark all arrays as varying over the ring and over each other's axes.
 
     The loop's carries need one type; and the transpose of this mark is what sums the

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jaxcomm import config
 from jaxcomm.attention.layout import Layout, Tokens
 from jaxcomm.attention.mask import PADDING
-from jaxcomm.attention.names import keep
 from jaxcomm.attention.permutation import no_positions
+from jaxcomm.attention.strategies.strategy import keep
 from jaxcomm.collectives.all_gather import all_gather
 from jaxcomm.primitives.call import call_of
 from jaxcomm.primitives.collective import Collective, define

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxcomm.attention.arguments import Keywords, Options, seeds_of
+from jaxcomm.attention.arguments import AttentionOptions, Keywords, seeds_of
 from jaxcomm.attention.kernels.kernel import Kernel
 from jaxcomm.attention.layout import Layout, Tokens
 from jaxcomm.attention.on_ranks import Arrays, attend_on_ranks
@@ -146,7 +146,7 @@ def ring_attention(
     >>> attend(x, tokens).shape
     (1, 4096, 4, 64)
     """
-    options = Options.of(
+    options = AttentionOptions.of(
         "ring_attention",
         is_causal=is_causal,
         scale=scale,

@@ -27,7 +27,7 @@ _DEVICE_COUNT = r"--xla_force_host_platform_device_count=\S*"
 
 
 @dataclasses.dataclass(frozen=True)
-class Collective:
+class CheckedCollective:
     """One collective, as the check runs it.
 
     Attributes:
@@ -45,7 +45,7 @@ class Collective:
     shares: bool = False
 
 
-def collectives(size: int) -> dict[str, Collective]:
+def collectives(size: int) -> dict[str, CheckedCollective]:
     """Return all collectives for ``size`` devices, by name."""
     ring = [(rank, (rank + 1) % size) for rank in range(size)]
 
@@ -76,26 +76,26 @@ def collectives(size: int) -> dict[str, Collective]:
 
     root, tiled = {"root": _ROOT}, {"tiled": True}
     return {
-        **{name: Collective(of(name), both) for name in ("psum", "pmean")},
-        **{name: Collective(of(name), both) for name in ("pmax", "pmin")},
-        "pprod": Collective(
+        **{name: CheckedCollective(of(name), both) for name in ("psum", "pmean")},
+        **{name: CheckedCollective(of(name), both) for name in ("pmax", "pmin")},
+        "pprod": CheckedCollective(
             lambda x, **options: jaxcomm.pprod(
                 jnp.where(x > 0, 1, -1).astype(x.dtype), AXIS, **options
             ),
             both,
         ),
-        "all_gather": Collective(of("all_gather", **tiled), once, shares=True),
-        "psum_scatter": Collective(of("psum_scatter", **tiled), once),
-        "all_to_all": Collective(of("all_to_all", 0, 0, **tiled), once),
-        "ragged_all_to_all": Collective(ragged, once),
-        "ppermute": Collective(of("ppermute", ring), whole),
-        "ring_shift": Collective(of("ring_shift"), whole),
-        "pbroadcast": Collective(of("pbroadcast", _ROOT), whole),
-        "preduce": Collective(of("preduce", **root), whole),
-        "pgather": Collective(of("pgather", **root, **tiled), once, shares=True),
-        "pscatter": Collective(of("pscatter", **root, **tiled), once),
-        "pscan": Collective(of("pscan"), None),
-        "pbarrier": Collective(of("pbarrier"), None),
+        "all_gather": CheckedCollective(of("all_gather", **tiled), once, shares=True),
+        "psum_scatter": CheckedCollective(of("psum_scatter", **tiled), once),
+        "all_to_all": CheckedCollective(of("all_to_all", 0, 0, **tiled), once),
+        "ragged_all_to_all": CheckedCollective(ragged, once),
+        "ppermute": CheckedCollective(of("ppermute", ring), whole),
+        "ring_shift": CheckedCollective(of("ring_shift"), whole),
+        "pbroadcast": CheckedCollective(of("pbroadcast", _ROOT), whole),
+        "preduce": CheckedCollective(of("preduce", **root), whole),
+        "pgather": CheckedCollective(of("pgather", **root, **tiled), once, shares=True),
+        "pscatter": CheckedCollective(of("pscatter", **root, **tiled), once),
+        "pscan": CheckedCollective(of("pscan"), None),
+        "pbarrier": CheckedCollective(of("pbarrier"), None),
     }
 
 
@@ -169,7 +169,7 @@ def run(
             yield _run(mesh, name, collective, size)
 
 
-def _run(mesh, name, collective: Collective, size) -> Result:
+def _run(mesh, name, collective: CheckedCollective, size) -> Result:
     count = mesh.size
     # Whole parts for every device, in float32.
     part = max(1, size // (4 * count))

@@ -12,8 +12,7 @@ import jaxlib.version
 import jaxcomm
 from jaxcomm import compat, config
 from jaxcomm._built import ABSENCE
-from jaxcomm.attention.kernels import gpus
-from jaxcomm.attention.kernels.cudnn import support
+from jaxcomm.attention.kernels import cudnn, gpus
 from jaxcomm.attention.kernels.flash import kernel as flash
 from jaxcomm.communicator.backends import BACKENDS, NAMES
 from jaxcomm.doctor import nccl_bugs
@@ -75,7 +74,7 @@ def backends() -> Iterator[Row]:
     yield from nccl_bugs.known_bugs()
     for name, reason in (
         ("FlashAttention-3", flash.why_not_on(gpus.local())),
-        ("cuDNN attention", support.fused_attention_reason()),
+        ("cuDNN attention", cudnn.fused_attention_reason()),
     ):
         yield Row(
             name,

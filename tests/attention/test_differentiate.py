@@ -10,7 +10,7 @@ from split import SPLIT, sharded
 
 import jaxcomm
 from jaxcomm.attention import combine, document_layout, relayout
-from jaxcomm.attention.strategies.usp import Usp
+from jaxcomm.attention.strategies.ulysses import Usp
 
 SIZE, LENGTH = 4, 32
 PLAIN, ZIGZAG = (jaxcomm.Layout(of, SIZE, LENGTH) for of in ("contiguous", "zigzag"))

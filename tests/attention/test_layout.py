@@ -10,8 +10,7 @@ import pytest
 
 from jaxcomm.attention.layout import Layout, Tokens
 from jaxcomm.attention.permutation import permute
-from jaxcomm.attention.schedules.registry import SCHEDULES, get_schedule
-from jaxcomm.attention.schedules.zigzag import Zigzag
+from jaxcomm.attention.schedules import SCHEDULES, Zigzag, get_schedule
 
 every_schedule = pytest.mark.parametrize("schedule", sorted(SCHEDULES))
 

@@ -14,8 +14,8 @@ import jaxcomm
 from jaxcomm.attention import compare_strategies
 from jaxcomm.attention.kernels.scores import random_bits
 from jaxcomm.attention.kernels.xla import loops, tiles
-from jaxcomm.attention.schedules.registry import SCHEDULES
-from jaxcomm.attention.strategies.usp import Usp
+from jaxcomm.attention.schedules import SCHEDULES
+from jaxcomm.attention.strategies.ulysses import Usp
 
 BATCH, TOKENS, HEADS, KEY_HEADS = 2, 37, 8, 2
 RATE, DROPOUT_KEY = 0.3, 3

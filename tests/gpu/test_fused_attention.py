@@ -15,11 +15,11 @@ import split
 from dense import Options, assert_within_limits
 from hops import Case, both, hop_of
 
-from jaxcomm.attention.kernels.cudnn import support
+from jaxcomm.attention.kernels.cudnn import fused_attention_reason
 from jaxcomm.attention.kernels.selection import kernels_for
 from jaxcomm.attention.layout import Layout
 from jaxcomm.attention.mask import Coordinates, Mask
-from jaxcomm.attention.visibility import blocks_of
+from jaxcomm.attention.strategies.hops import blocks_of
 
 pytestmark = pytest.mark.gpu
 
@@ -111,7 +111,7 @@ def check_ring(options, shapes, residual=False, **how):
 @pytest.fixture
 def cudnn(gpus):
     """Skips where cuDNN serves no GPU."""
-    if reason := support.fused_attention_reason() if gpus else "no NVIDIA GPU":
+    if reason := fused_attention_reason() if gpus else "no NVIDIA GPU":
         pytest.skip(reason)
 
 

@@ -6,8 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxcomm.attention.kernels.hop import Hop, Saved
-from jaxcomm.attention.kernels.kernel import Kernel
+from jaxcomm.attention.kernels.kernel import Hop, Kernel, Saved
 from jaxcomm.attention.kernels.primitive import hop_backward, hop_forward
 from jaxcomm.attention.kernels.selection import KERNELS
 from jaxcomm.attention.mask import Coordinates, Mask

@@ -23,8 +23,8 @@ from jaxcomm.attention import (
     segment_ids,
 )
 from jaxcomm.attention.layout import Layout, Tokens
+from jaxcomm.attention.mask import Block
 from jaxcomm.attention.ring_attention import ring_attention
-from jaxcomm.attention.schedules.block import Block
 
 SPLIT = jax.P(None, "context")
 ZIGZAG = Layout("zigzag", 4, 8)

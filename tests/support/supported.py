@@ -13,8 +13,8 @@ from refusals import HELD, OF_DOCUMENTS, REFUSALS, ROWS, WITH_IDS, on_four, x
 
 from jaxcomm.attention.layout import Layout, Tokens
 from jaxcomm.attention.ring_attention import ring_attention
-from jaxcomm.attention.strategies.registry import STRATEGIES
-from jaxcomm.attention.strategies.usp import Usp
+from jaxcomm.attention.strategies.choice import STRATEGIES
+from jaxcomm.attention.strategies.ulysses import Usp
 
 # Options of a call with four heads, on four ranks that hold two tokens each.
 OPTIONS = {

@@ -12,7 +12,7 @@ from bench.gpu.rows import Figure, Finding
 from bench.gpu.standstill import standstill
 from bench.gpu.timer import Timer, thunk
 from bench.tokens import tokens_of
-from jaxcomm.attention.kernels.cudnn import support
+from jaxcomm.attention.kernels import cudnn
 
 SPLIT = jax.P(None, "i")
 # Within 1.15 of one attention.
@@ -27,7 +27,7 @@ def rows(timer: Timer) -> Iterator[Figure | Finding]:
     not, and a bias would be as large as all scores. Without a mask it has one.
     """
     kernel = "xla" if timer.mesh.devices.flat[0].platform == "cpu" else "cudnn"
-    reason = support.fused_attention_reason(timer.sizes.heads[2])
+    reason = cudnn.fused_attention_reason(timer.sizes.heads[2])
     if kernel == "cudnn" and reason:
         yield timer.finding("attention", f"not measured: {reason}")
         return

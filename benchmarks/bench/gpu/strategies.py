@@ -14,7 +14,7 @@ from bench.gpu.attention import (
 from bench.gpu.rows import Figure, Finding
 from bench.gpu.timer import Timer, thunk
 from jaxcomm.attention.strategies.strategy import Strategy
-from jaxcomm.attention.strategies.usp import Usp
+from jaxcomm.attention.strategies.ulysses import Usp
 
 # What "auto" may lose against the fastest.
 _LEAST_OF_AUTO = 0.97

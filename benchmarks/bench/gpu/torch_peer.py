@@ -20,7 +20,7 @@ from bench.gpu.attention import attend_in_zigzag, forward_and_backward
 from bench.gpu.rows import Figure, Finding
 from bench.gpu.sizes import calls_in_a_round, length
 from bench.gpu.timer import Timer, local, thunk
-from jaxcomm.attention.kernels.cudnn import support
+from jaxcomm.attention.kernels import cudnn
 
 _SPLIT = jax.P(None, "i")
 _TIMEOUT = datetime.timedelta(seconds=60)
@@ -52,7 +52,7 @@ def _reason(timer):
     if not torch.cuda.is_available():
         return "torch finds no GPU"
     # Else jaxcomm's own kernels would stand for cuDNN's.
-    return support.fused_attention_reason(timer.sizes.heads[2])
+    return cudnn.fused_attention_reason(timer.sizes.heads[2])
 
 
 @contextlib.contextmanager

@@ -3,7 +3,7 @@
 import jax
 
 from jaxcomm import compat
-from jaxcomm.attention.kernels.hop import Hop
+from jaxcomm.attention.kernels.kernel import Hop
 
 # Older ones have no bfloat16.
 OLDEST = (8, 0)

@@ -1,10 +1,209 @@
-"""What a kernel is: it computes one hop, forward and backward."""
+"""What a kernel is, and what it is given: a rank's queries and one block of keys."""
 
 import abc
-from typing import Any, ClassVar
+import dataclasses
+from typing import Any, ClassVar, NamedTuple
 
-from jaxcomm.attention.kernels.hop import Grads, Hop, Saved
-from jaxcomm.attention.merge import merge
+import jax
+import jax.numpy as jnp
+
+from jaxcomm.attention.mask import Block, Coordinates, Mask, Run
+
+_NOWHERE = Coordinates(None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Hop:
+    """Attention of a rank's queries over one block of keys.
+
+    The score of a query and a key is ``cap(scale * query . key + bias - slope * abs(
+    distance))``. A key that the mask hides has weight 0. A hop is a pytree of arrays.
+
+    Attributes:
+      scale: factor on the scores.
+      mask: which keys a query sees, by positions.
+      query: (B, T, N, D) floating.
+      key: (B, S, K, D) of the same dtype; K divides N.
+      value: (B, S, K, V) of the same dtype.
+      queries: positions int32 (T,), or (B, T) if sequences differ; and segment ids
+        int32 (B, T), or None.
+      keys: the same of S keys.
+      bias: (B, N, T, S) floating, or None. All dimensions but the last may be 1. A
+        number below -50,000 hides its key.
+      slopes: (B, N) in the dtype of sums, of ALiBi, or None.
+      seeds: uint32 (B, N) of dropout, or None: see ``scores.random_bits``.
+      soft_cap: bound on the scores, by ``cap * tanh(score / cap)``, or None.
+      dropout_rate: share of the weights that dropout leaves out.
+      has_residual: whether the log-sum-exp may have a gradient.
+      query_segments: lengths of the parts that a tile should not straddle.
+      key_segments: the same of the keys.
+      blocks: for kernels that set ``by_blocks``: the queries see one of these. Empty if
+        no such kernel may compute it.
+      block: int32 scalar, which of the blocks it is. If None, the only one.
+      runs: for kernels that set ``by_runs``: all queries, in their order, and the keys
+        that they see. Empty if they are no runs, or no such kernel may compute it.
+      follows_one: whether what it is merged with, or added to, is of one hop. Of a
+        kernel that rounds to the query's dtype, it has that precision.
+      is_last: whether nothing is merged with its results, or added to its gradient of
+        queries: they may be rounded to the query's dtype.
+      kernels: the :class:`Kernel` objects that may compute it. The first that can does.
+      refused: names of other kernels, and why they cannot.
+      platform: ``"cpu"``, ``"cuda"``, ``"rocm"``, ``"tpu"`` or ``"other"``. None where
+        it is not known yet: programs are traced before they are lowered for a platform.
+      automatic_axes: mesh axes of several devices that ``shard_map`` leaves to XLA.
+        XLA cannot split a custom call over them.
+      is_backward: whether gradients are computed.
+    """
+
+    scale: float
+    mask: Mask
+    query: Any = None
+    key: Any = None
+    value: Any = None
+    queries: Coordinates = _NOWHERE
+    keys: Coordinates = _NOWHERE
+    bias: Any = None
+    slopes: Any = None
+    seeds: Any = None
+    soft_cap: float | None = None
+    dropout_rate: float = 0.0
+    has_residual: bool = False
+    query_segments: tuple[int, ...] = ()
+    key_segments: tuple[int, ...] = ()
+    blocks: tuple[Block, ...] = ()
+    block: Any = None
+    runs: tuple[Run, ...] = ()
+    follows_one: bool = False
+    is_last: bool = False
+    kernels: tuple[Any, ...] = ()
+    refused: tuple[tuple[str, str], ...] = ()
+    platform: str | None = None
+    automatic_axes: tuple[str, ...] = ()
+    is_backward: bool = False
+
+    def replace(self, **changed: Any) -> "Hop":
+        """Return a hop with other attributes."""
+        return dataclasses.replace(self, **changed)
+
+    @property
+    def has_shared_tokens(self) -> bool:
+        """Whether all sequences of the batch have the same tokens."""
+        return self.queries.is_shared and self.keys.is_shared
+
+    @property
+    def sum_dtype(self):
+        """The dtype of sums."""
+        return sum_dtype(self.query.dtype)
+
+    def seen(self) -> jax.Array:
+        """Return which keys each query sees, bool (B or 1, T, S), without the bias."""
+
+        def spread(tokens, axis):
+            return Coordinates(
+                *(
+                    None if x is None else jnp.expand_dims(jnp.atleast_2d(x), axis)
+                    for x in tokens
+                )
+            )
+
+        return self.mask.allowed(spread(self.queries, 2), spread(self.keys, 1))
+
+
+_ARRAYS = ("query", "key", "value", "queries", "keys", "bias", "slopes", "seeds")
+_ARRAYS += ("block",)
+jax.tree_util.register_dataclass(
+    Hop,
+    _ARRAYS,
+    [field.name for field in dataclasses.fields(Hop) if field.name not in _ARRAYS],
+)
+
+
+class Saved(NamedTuple):
+    """What the backward pass knows of a rank's queries, over all keys of all hops.
+
+    Attributes:
+      grad_out: (B, T, N, V), in the dtype of the query.
+      out: the same shape and dtype.
+      lse: (B, T, N), in the dtype of sums. A kernel is given +inf for rows that see no
+        key, so that ``exp(score - lse)`` is 0.
+      delta: (B, T, N), sum of ``grad_out * out`` over V, less the gradient of ``lse``.
+        A kernel that computes the sum itself is right if ``hop.has_residual`` is False.
+    """
+
+    grad_out: Any
+    out: Any
+    lse: Any
+    delta: Any
+
+    def with_delta(self, hop: Hop) -> "Saved":
+        """Return it with ``delta`` computed anew, if it can be.
+
+        In a branch that needs it: what a branch is given is computed whichever is
+        taken.
+        """
+        if hop.has_residual:
+            return self
+        grad_out, out = (x.astype(self.lse.dtype) for x in (self.grad_out, self.out))
+        return self._replace(delta=(grad_out * out).sum(-1))
+
+
+class Grads(NamedTuple):
+    """The gradients by a hop's arrays, in their shapes; None of what was not given."""
+
+    query: Any
+    key: Any
+    value: Any
+    bias: Any = None
+    slopes: Any = None
+
+
+def sum_dtype(dtype):
+    """Return the dtype of sums: float64 for float64 inputs, else float32.
+
+    Not ``jnp.promote_types``, which strict promotion forbids.
+    """
+    return jnp.dtype("float64" if jnp.finfo(dtype).bits == 64 else "float32")
+
+
+def merge(out_a, lse_a, out_b, lse_b):
+    """Merge two partial attentions of the same queries, without NaN for empty rows.
+
+    With m = max(lse_a, lse_b), taken as 0 where both are -inf, and w = exp(lse - m):
+    lse = m + log(w_a + w_b) and out = (w_a out_a + w_b out_b) / (w_a + w_b). Forms
+    built from a sigmoid of the difference give NaN where both sides are -inf.
+
+    Source: Milakov and Gimelshein, Online normalizer calculation for softmax, 2018.
+
+    Args:
+      out_a, out_b: (..., D) float32, normalized outputs over each set of keys.
+      lse_a, lse_b: (...) float32, logarithms of the sums of exp(score); -inf where a
+        row saw no key.
+
+    Returns:
+      (out, lse) of the same shapes; rows that saw no key give 0 and -inf.
+
+    >>> lse = jnp.array([0.0])
+    >>> merge(jnp.array([[1.0]]), lse, jnp.array([[3.0]]), lse)
+    (Array([[2.]], dtype=float32), Array([0.6931472], dtype=float32))
+    """
+    largest = jnp.maximum(lse_a, lse_b)
+    top = jnp.where(jnp.isneginf(largest), 0, largest)
+    weight_a, weight_b = jnp.exp(lse_a - top), jnp.exp(lse_b - top)
+    total = at_least_half(weight_a + weight_b)
+    share = 1 / total
+    # On a GPU XLA would compute them anew for every element of out.
+    shares = jax.lax.optimization_barrier((weight_a * share, weight_b * share))
+    share_a, share_b = (share[..., None] for share in shares)
+    return share_a * out_a + share_b * out_b, largest + jnp.log(total)
+
+
+def at_least_half(total):
+    """Return sums of weights, of which the largest is 1, with 0.5 where there is none.
+
+    So that neither an inverse nor a logarithm has a derivative that is not finite.
+    """
+    return jnp.maximum(total, 0.5)
+
 
 # What a kernel says it honours, and what messages call it.
 OPTIONS = {

@@ -18,12 +18,10 @@ import jax.numpy as jnp
 from jax.interpreters import ad, batching
 
 from jaxcomm import compat
-from jaxcomm.attention.kernels.hop import Grads, Hop, Saved
-from jaxcomm.attention.kernels.kernel import Kernel
+from jaxcomm.attention.kernels.kernel import Grads, Hop, Kernel, Saved
 from jaxcomm.attention.kernels.selection import SCOPE, select
 from jaxcomm.attention.kernels.xla.kernel import DIFFERENTIABLE
-from jaxcomm.attention.mask import Coordinates
-from jaxcomm.attention.promotion import promotes_ranks
+from jaxcomm.attention.mask import Coordinates, promotes_ranks
 
 _UNMAPPED = -1
 # As in Hop.platform; the first is for all others.

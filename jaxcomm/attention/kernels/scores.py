@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxcomm.attention.kernels.hop import Hop
+from jaxcomm.attention.kernels.kernel import Hop
 from jaxcomm.attention.mask import Coordinates
 
 # A bias below it hides its key, as -inf does. Float32 lacks digits there: a log-sum-exp

@@ -6,23 +6,19 @@ import itertools
 import jax
 import jax.numpy as jnp
 
-from jaxcomm.attention.kernels.hop import Grads, Hop, Saved
+from jaxcomm.attention.kernels.kernel import Grads, Hop, Saved, merge
 from jaxcomm.attention.kernels.primitive import hop_backward, hop_forward
-from jaxcomm.attention.kernels.run import Run
 from jaxcomm.attention.kernels.selection import narrowed
-from jaxcomm.attention.mask import PADDING, Coordinates
-from jaxcomm.attention.merge import merge
-from jaxcomm.attention.schedules.block import Block
-from jaxcomm.attention.strategies.gathered import Gathered, may_have_runs
-from jaxcomm.attention.strategies.hops import own_hop
+from jaxcomm.attention.mask import PADDING, Block, Coordinates, Run
+from jaxcomm.attention.strategies.all_gather import Gathered, may_have_runs
+from jaxcomm.attention.strategies.hops import Piece, consecutive, own_hop, pieces
 from jaxcomm.attention.strategies.strategy import (
-    Call,
+    AttentionCall,
     Cost,
     Inputs,
     Keys,
     coordinates_of,
 )
-from jaxcomm.attention.visibility import Piece, consecutive, pieces
 from jaxcomm.collectives.permute import ring_shift
 from jaxcomm.collectives.split_phase import ring_shift_start
 
@@ -227,7 +223,7 @@ class _Border:
       is_first: traced, whether this is the first rank.
     """
 
-    def __init__(self, call: Call, inputs: Inputs, keys: int):
+    def __init__(self, call: AttentionCall, inputs: Inputs, keys: int):
         self.call, self.inputs, self.keys = call, inputs, keys
         self.rows = min(call.mask.left or 0, inputs.query.shape[1])
         self.is_first = call.rank() == 0

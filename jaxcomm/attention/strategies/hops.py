@@ -1,23 +1,203 @@
-"""What the hops of a ring have in common, and which kernels may compute them."""
+"""Which keys each rank needs of the others, before a program runs, and the hops."""
+
+import functools
+import itertools
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from jaxcomm.attention.kernels.hop import Hop
+from jaxcomm.attention.kernels.kernel import Hop
 from jaxcomm.attention.kernels.selection import narrowed
-from jaxcomm.attention.mask import Coordinates
-from jaxcomm.attention.strategies.strategy import Call, Inputs
-from jaxcomm.attention.visibility import (
-    blocks_of,
-    own_block,
-    runs_of_others,
-    runs_of_own,
-)
+from jaxcomm.attention.layout import Layout
+from jaxcomm.attention.mask import Block, Blocks, Coordinates, Mask, Run
+from jaxcomm.attention.schedules import Schedule
+from jaxcomm.attention.strategies.strategy import AttentionCall, Inputs
+
+
+class Piece(NamedTuple):
+    """A slice of the keys of another rank.
+
+    Attributes:
+      shift: the slice is of the keys of rank ``(rank - shift) % size``.
+      start, stop: the slice of that rank's keys.
+    """
+
+    shift: int
+    start: int
+    stop: int
+
+
+class _Interval(NamedTuple):
+    """Positions from ``first`` to ``last``; none if ``last < first``."""
+
+    first: np.ndarray
+    last: np.ndarray
+
+
+def visible_shifts(queries: Layout, keys: Layout, mask: Mask) -> tuple[int, ...]:
+    """Return the shifts h at which some rank sees a key of rank ``(rank - h) % size``.
+
+    Shift 0 is always among them. Where a layout is data, all shifts are.
+
+    >>> layout = Layout("contiguous", 8, 64)
+    >>> visible_shifts(layout, layout, Mask(8, 0, 64, 64))
+    (0, 1)
+    """
+    if not (queries.is_static and keys.is_static):
+        return tuple(range(keys.size))
+    return tuple(sorted({0} | {piece.shift for piece in pieces(queries, keys, mask)}))
+
+
+@functools.lru_cache(maxsize=256)
+def pieces(queries: Layout, keys: Layout, mask: Mask) -> tuple[Piece, ...]:
+    """Return the slices of the keys of other ranks that some rank sees, by shift.
+
+    All ranks send the same slices: each is the smallest that serves every rank. Both
+    layouts must be rules.
+    """
+    size = keys.size
+    seen = _seen_by_rank(queries, mask)
+    found = []
+    ends = np.cumsum((0, *keys.segments))
+    held = np.stack([keys.positions_of(rank) for rank in range(size)])
+    for start, stop in itertools.pairwise(ends):
+        part = np.minimum(held[:, start:stop], mask.key_length)
+        is_sorted = bool((np.diff(held[:, start:stop], axis=1) > 0).all())
+        for shift in range(1, size):
+            source = (np.arange(size) - shift) % size
+            low, high = [], []
+            for rank, at in enumerate(source):
+                for interval in seen:
+                    first, last = interval.first[rank], interval.last[rank]
+                    last = min(last, mask.key_length - 1)
+                    if is_sorted:
+                        a = int(np.searchsorted(part[at], first, "left"))
+                        b = int(np.searchsorted(part[at], last, "right"))
+                    else:
+                        inside = (part[at] >= first) & (part[at] <= last)
+                        a, b = (0, stop - start) if inside.any() else (0, 0)
+                    if a < b:
+                        low.append(a)
+                        high.append(b)
+            if low:
+                piece = (shift, int(start) + min(low), int(start) + max(high))
+                found.append(Piece(*piece))
+    return tuple(sorted(found))
+
+
+def _seen_by_rank(queries: Layout, mask: Mask) -> list[_Interval]:
+    """Return for each segment of the queries which key positions each rank sees."""
+    found = []
+    ends = np.cumsum((0, *queries.segments))
+    held = [queries.positions_of(rank) for rank in range(queries.size)]
+    for start, stop in itertools.pairwise(ends):
+        if start == stop:
+            continue
+        part = np.stack([x[start:stop] for x in held]).astype(np.int64)
+        is_real = part < mask.query_length
+        nothing = ~is_real.any(1)
+        first = np.where(is_real, part, np.iinfo(np.int64).max).min(1)
+        last = np.where(is_real, part, -1).max(1)
+        far = np.int64(1) << 40
+        low = np.zeros_like(first) if mask.left is None else first - mask.left
+        high = np.full_like(last, far) if mask.right is None else last + mask.right
+        low, high = np.where(nothing, 0, low), np.where(nothing, -1, high)
+        found.append(_Interval(low, high))
+    return found
+
+
+def blocks_of(queries: Layout, keys: Layout, mask: Mask, held: int) -> Blocks | str:
+    """Return what a rank sees of the keys of a hop, by whose they are.
+
+    Args:
+      queries, keys: who holds which positions.
+      mask: of the call.
+      held: keys of a hop.
+
+    Returns:
+      The blocks; or, in words, why none are known before the program runs.
+    """
+    if not (queries.is_static and keys.is_static):
+        return "the layout is data, and blocks are rules"
+    count = queries.local_length
+    totals = tuple(each.size * each.local_length for each in (queries, keys))
+    if (mask.query_length, mask.key_length) != totals:
+        return (
+            f"the {queries.size} ranks hold {totals[0]} queries and {totals[1]} keys, "
+            f"of which {mask.query_length} and {mask.key_length} are no padding, and "
+            "it masks no padding"
+        )
+    whole = (0, count), (0, held)
+    if mask.is_everything:
+        return Blocks(*[Block(*whole)] * 3)
+    is_one_sequence = queries == keys
+    if not mask.is_causal:
+        return "it takes a window where a rank's keys are its own, without a gap"
+    found = queries.schedule.blocks(count) if is_one_sequence else None
+    if found is None:
+        return (
+            f"the schedule {queries.schedule.name!r} does not say which blocks a "
+            "causal ring computes"
+        )
+    return found
+
+
+def own_block(queries: Layout, keys: Layout, mask: Mask, held: int) -> Block | str:
+    """Return what a rank sees of its own keys; arguments as in :func:`blocks_of`."""
+    found = blocks_of(queries, keys, mask, held)
+    if not isinstance(found, str):
+        return found.same
+    totals = tuple(each.size * each.local_length for each in (queries, keys))
+    is_all = (mask.query_length, mask.key_length) == totals
+    if queries == keys and is_all and len(consecutive(queries)) == 1:
+        whole = (0, held)
+        # A window that reaches the first key is none.
+        left = mask.left if (mask.left or 0) < held - 1 else None
+        return Block(whole, whole, left, mask.right)
+    return found
+
+
+def runs_of_own(layout: Layout) -> tuple[Run, ...]:
+    """Return the run in which a rank's queries see its own keys."""
+    whole = (0, layout.local_length)
+    is_consecutive = len(consecutive(layout)) == 1
+    return (Run(whole, whole, "same", is_consecutive),)
+
+
+def runs_of_others(queries: Layout, keys: Layout) -> tuple[Run, ...]:
+    """Return the run in which they see those of another rank."""
+    return (Run((0, queries.local_length), (0, keys.local_length), "apart", False),)
+
+
+def consecutive(layout: Layout) -> tuple[tuple[int, int], ...]:
+    """Return the parts of each rank's tokens whose positions ascend by one.
+
+    Empty if the positions jump within a segment of the layout, or are data.
+
+    >>> consecutive(Layout("zigzag", 2, 8))
+    ((0, 2), (2, 4))
+    """
+    if not layout.is_static:
+        return ()
+    return _consecutive(layout.schedule, layout.size, layout.local_length)
+
+
+@functools.lru_cache(maxsize=64)
+def _consecutive(schedule: Schedule, size: int, length: int):
+    steps = np.diff(schedule.shard(size, length).reshape(size, length), axis=1)
+    jumps = np.flatnonzero((steps != 1).any(0)) + 1
+    inner = np.cumsum(schedule.segments(length))[:-1]
+    if not np.isin(jumps, inner).all():
+        return ()
+    return tuple(itertools.pairwise((0, *jumps.tolist(), length)))
+
 
 _EXCHANGED = "ranks exchange heads around a ring"
 
 
-def own_hop(call: Call, inputs: Inputs, width: int = 1) -> Hop:
+def own_hop(call: AttentionCall, inputs: Inputs, width: int = 1) -> Hop:
     """Return the hop of a rank's own keys, and the kernels that may compute it.
 
     Args:
@@ -38,7 +218,7 @@ def own_hop(call: Call, inputs: Inputs, width: int = 1) -> Hop:
     return narrowed(hop, blocks if isinstance(blocks, str) else (blocks,))
 
 
-def hop_of_others(call: Call, inputs: Inputs, width: int) -> Hop:
+def hop_of_others(call: AttentionCall, inputs: Inputs, width: int) -> Hop:
     """Return what the hops of other ranks' keys have in common; as :func:`own_hop`.
 
     Its blocks are those of earlier ranks and of later ones.
@@ -59,7 +239,7 @@ def _layouts(inputs: Inputs):
     return inputs.query_layout, inputs.key_layout
 
 
-def _known(call: Call, inputs: Inputs, width: int) -> Hop:
+def _known(call: AttentionCall, inputs: Inputs, width: int) -> Hop:
     """Return what all hops have in common."""
     layouts, count = _layouts(inputs), inputs.key.shape[1]
 

@@ -9,25 +9,23 @@ import jax.numpy as jnp
 
 from jaxcomm import compat
 from jaxcomm.attention.kernels import gpus
-from jaxcomm.attention.kernels.choice import Choice
-from jaxcomm.attention.kernels.hop import Grads, Hop
+from jaxcomm.attention.kernels.blocks import BlockPair
+from jaxcomm.attention.kernels.kernel import Grads, Hop, merge
 from jaxcomm.attention.kernels.primitive import hop_backward, hop_forward
 from jaxcomm.attention.mask import Mask
-from jaxcomm.attention.merge import merge
-from jaxcomm.attention.names import keep
-from jaxcomm.attention.problem import Problem
-from jaxcomm.attention.strategies.hops import hop_of_others, own_hop
+from jaxcomm.attention.strategies.hops import hop_of_others, own_hop, visible_shifts
 from jaxcomm.attention.strategies.seen_hops import last_seen_hop, share_documents
 from jaxcomm.attention.strategies.strategy import (
-    Call,
+    AttentionCall,
     Cost,
     Inputs,
     Keys,
+    Problem,
     Strategy,
     columns_of,
     coordinates_of,
+    keep,
 )
-from jaxcomm.attention.visibility import visible_shifts
 from jaxcomm.collectives.permute import ring_shift
 from jaxcomm.collectives.split_phase import ring_shift_start
 
@@ -216,7 +214,7 @@ class _Loop:
       parts: in how many parts the queries are merged.
     """
 
-    def __init__(self, strategy: Ring, call: Call, inputs: Inputs):
+    def __init__(self, strategy: Ring, call: AttentionCall, inputs: Inputs):
         self.call, self.inputs, self.width = call, inputs, strategy.width
         self.members = call.size // strategy.width
         self.distances = _distances(inputs, call.mask, strategy.width)
@@ -230,7 +228,7 @@ class _Loop:
         queries, keys = inputs.query.shape[1], inputs.key.shape[1]
         choice = None
         if self.unrolls:
-            choice = Choice.of(self.others.blocks, queries, keys)
+            choice = BlockPair.of(self.others.blocks, queries, keys)
         self.parts = 1 if choice is None else queries // choice.shape[0]
         self.overlaps = strategy.overlaps
 

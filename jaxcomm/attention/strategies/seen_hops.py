@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxcomm.attention.mask import PADDING, Coordinates, Mask
-from jaxcomm.attention.strategies.strategy import Call, Inputs
+from jaxcomm.attention.strategies.strategy import AttentionCall, Inputs
 from jaxcomm.collectives.all_gather import all_gather
 from jaxcomm.collectives.all_reduce import pmax, psum
 
@@ -12,7 +12,7 @@ from jaxcomm.collectives.all_reduce import pmax, psum
 _MARKS = 4096
 
 
-def last_seen_hop(call: Call, inputs: Inputs) -> jax.Array:
+def last_seen_hop(call: AttentionCall, inputs: Inputs) -> jax.Array:
     """Return the last hop at which some rank may see a key, the same on all ranks.
 
     At hop h a rank has the keys of rank ``rank - h``. Costs an all-gather of the
@@ -34,7 +34,7 @@ def last_seen_hop(call: Call, inputs: Inputs) -> jax.Array:
     return pmax(jnp.where(is_seen, hops, 0).max(), call.axis_name)
 
 
-def share_documents(call: Call, inputs: Inputs) -> jax.Array:
+def share_documents(call: AttentionCall, inputs: Inputs) -> jax.Array:
     """Return whether two ranks may have tokens of one document, the same on all ranks.
 
     It costs a sum of 16 KiB. Two documents whose numbers differ by a multiple of some

@@ -6,13 +6,72 @@ from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from jaxcomm import compat
-from jaxcomm.attention.kernels.hop import Grads, Hop, Saved
+from jaxcomm.attention.kernels.kernel import Grads, Hop, Saved
 from jaxcomm.attention.layout import Layout
 from jaxcomm.attention.mask import Coordinates, Mask
-from jaxcomm.attention.problem import Problem
 from jaxcomm.primitives.call import Scope
+
+KEPT = "jaxcomm_attention"
+
+
+def keep(tree):
+    """Name the arrays of a pytree, so that a policy can save them."""
+    return jax.tree.map(lambda x: checkpoint_name(x, KEPT), tree)
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """One call's shapes.
+
+    Attributes:
+      query_layout, key_layout: who holds which positions.
+      mask: which keys a query sees; documents are not known to it.
+      has_documents: whether a query sees its document alone. Their lengths are not
+        known: ranks are taken to have equal work.
+      batch: sequences of each rank.
+      heads, key_heads: query heads, and key heads, which divide them.
+      head_size: of queries and keys.
+      value_size: of values and output.
+      itemsize: bytes of a number.
+      axis_sizes: of the mesh axes that split the sequence, in their order.
+    """
+
+    query_layout: Layout
+    key_layout: Layout
+    mask: Mask
+    has_documents: bool
+    batch: int
+    heads: int
+    key_heads: int
+    head_size: int
+    value_size: int
+    itemsize: int
+    axis_sizes: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+        return self.key_layout.size
+
+    @property
+    def key_bytes(self) -> int:
+        """Bytes of the keys and values of one rank."""
+        tokens = self.batch * self.key_layout.local_length * self.key_heads
+        return tokens * (self.head_size + self.value_size) * self.itemsize
+
+    @property
+    def key_grad_bytes(self) -> int:
+        """Bytes of their gradients, in the dtype of sums."""
+        return self.key_bytes // self.itemsize * max(self.itemsize, 4)
+
+    @property
+    def query_bytes(self) -> int:
+        """Bytes of the queries and of the output of one rank."""
+        tokens = self.batch * self.query_layout.local_length * self.heads
+        return tokens * (self.head_size + self.value_size) * self.itemsize
 
 
 class Inputs(NamedTuple):
@@ -50,7 +109,7 @@ class Keys(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Call:
+class AttentionCall:
     """What a call knows before it sees an array.
 
     Attributes:
@@ -120,7 +179,9 @@ class Strategy(abc.ABC):
         raise NotImplementedError(f"The strategy {self.name!r} does not say its cost.")
 
     @abc.abstractmethod
-    def forward(self, call: Call, inputs: Inputs) -> tuple[tuple[Any, Any], Any]:
+    def forward(
+        self, call: AttentionCall, inputs: Inputs
+    ) -> tuple[tuple[Any, Any], Any]:
         """Attend.
 
         Returns:
@@ -129,7 +190,7 @@ class Strategy(abc.ABC):
         """
 
     @abc.abstractmethod
-    def backward(self, call: Call, kept: Any, saved: Saved) -> Grads:
+    def backward(self, call: AttentionCall, kept: Any, saved: Saved) -> Grads:
         """Return the gradients, shaped as the inputs, in the dtype of sums."""
 
 

@@ -1,4 +1,4 @@
-"""Ulysses: ranks exchange tokens for heads, and each attends with its own heads."""
+"""Ulysses: ranks exchange tokens for heads. USP: around a ring of groups."""
 
 import dataclasses
 import math
@@ -8,14 +8,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxcomm.attention.kernels.hop import Grads
+from jaxcomm.attention.kernels.kernel import Grads
 from jaxcomm.attention.layout import Layout
 from jaxcomm.attention.strategies.hops import own_hop
 from jaxcomm.attention.strategies.ring import Ring
 from jaxcomm.attention.strategies.strategy import (
-    Call,
+    AttentionCall,
     Cost,
     Inputs,
+    Problem,
     Saved,
     Strategy,
 )
@@ -81,7 +82,7 @@ class Ulysses(Strategy):
         )
 
     def forward(self, call, inputs):
-        exchange = _Exchange(call, self.width, inputs.query.shape[2])
+        exchange = _HeadExchange(call, self.width, inputs.query.shape[2])
         key, value = (
             exchange.repeat(x, inputs.key.shape[2]) for x in (inputs.key, inputs.value)
         )
@@ -110,7 +111,7 @@ class Ulysses(Strategy):
         kept, static = kept
         heads, key_heads = static.heads
         group = static.group
-        exchange = _Exchange(call, self.width, heads)
+        exchange = _HeadExchange(call, self.width, heads)
         saved_there = Saved(*group.sort_tokens(exchange.to_heads(saved)))
         found = group.sort_grads_back(
             group.ring.backward(group.call, kept, saved_there)
@@ -151,7 +152,7 @@ class _Group:
       call: for the ring.
     """
 
-    def __init__(self, call: Call, width: int, there: Inputs):
+    def __init__(self, call: AttentionCall, width: int, there: Inputs):
         self.ring, self.call, self._places = Ring(width), call, None
         layouts = there.query_layout, there.key_layout
         is_rule = all(layout.is_static for layout in layouts)
@@ -218,7 +219,7 @@ def _shape_of(x):
     return None if x is None else x.shape
 
 
-class _Exchange:
+class _HeadExchange:
     """The exchange of tokens for heads among groups of neighbouring ranks."""
 
     def __init__(self, call, width: int, heads: int):
@@ -306,3 +307,38 @@ class _Exchange:
             options = {"scatter_dimension": 2, "tiled": True, **self.options}
             grad = psum_scatter(grad, self.call.axis_name, **options)
         return grad.sum(2, keepdims=True) if shape[2] == 1 else grad
+
+
+@dataclasses.dataclass(frozen=True)
+class Usp(Ulysses):
+    """Ulysses with a width below the size of the axis.
+
+    Of two mesh axes the last is the one that exchanges heads; put it on the faster
+    links.
+    """
+
+    name = "usp"
+
+    @classmethod
+    def of(cls, problem: Problem) -> "Usp":
+        """Choose the width: the last of several axes, or the most that key heads allow.
+
+        Key heads are then not repeated.
+        """
+        if len(problem.axis_sizes) > 1:
+            return cls(problem.axis_sizes[-1])
+        divisors = [
+            width
+            for width in range(1, problem.size)
+            if problem.size % width == 0 and problem.key_heads % width == 0
+        ]
+        return cls(max(divisors, default=1))
+
+    def why_not(self, problem):
+        if not 1 < self.width < problem.size:
+            return (
+                f"a group of {self.width} of {problem.size} ranks leaves nothing to "
+                "Ulysses or nothing to the ring; split the sequence over two axes, or "
+                "pass Usp(width)"
+            )
+        return super().why_not(problem)

@@ -11,15 +11,12 @@ import numpy as np
 import pytest
 
 from jaxcomm import compat
-from jaxcomm.attention.kernels import delta as delta_columns
-from jaxcomm.attention.kernels import gpus
-from jaxcomm.attention.kernels.cudnn import kernel as cudnn
-from jaxcomm.attention.kernels.cudnn import support
-from jaxcomm.attention.kernels.hop import Hop, Saved
+from jaxcomm.attention.kernels import blocks as delta_columns
+from jaxcomm.attention.kernels import cudnn, gpus
+from jaxcomm.attention.kernels.kernel import Hop, Saved
 from jaxcomm.attention.kernels.primitive import hop_backward
-from jaxcomm.attention.mask import Coordinates, Mask
-from jaxcomm.attention.schedules.block import Block
-from jaxcomm.attention.schedules.zigzag import Zigzag
+from jaxcomm.attention.mask import Block, Coordinates, Mask
+from jaxcomm.attention.schedules import Zigzag
 from jaxcomm.attention.strategies.ring import Ring
 
 CUDNN = {"implementation": "cudnn"}
@@ -149,7 +146,7 @@ def test_programs_without_cudnn(lower, platforms, options):
 
 
 def test_one_program_serves_two_platforms(monkeypatch, lower):
-    monkeypatch.setattr(support, "_why_not_on", lambda gpus, head_size: None)
+    monkeypatch.setattr(cudnn, "_why_not_on", lambda gpus, head_size: None)
     text = lower("cpu", "cuda")
     assert any(_cudnn_calls(text))
     # The other branch is XLA's.
@@ -228,7 +225,7 @@ def test_reasons_of_a_machine(
     found = [gpu(capability) for capability in capabilities]
     monkeypatch.setattr(gpus, "local", lambda: found)
     monkeypatch.setattr(compat, "cudnn_version", lambda: version)
-    found = support.fused_attention_reason(head_size)
+    found = cudnn.fused_attention_reason(head_size)
     assert (found or "").startswith(reason or "")
     assert bool(found) == bool(reason)
 
@@ -257,7 +254,7 @@ def test_a_jax_that_has_another_cudnn_is_left_alone(
         request.addfinalizer(clear)
         clear()
     monkeypatch.setattr(compat, name, found)
-    assert reason in (support.fused_attention_reason() or "")
+    assert reason in (cudnn.fused_attention_reason() or "")
     assert "cudnn" not in lower()
     with pytest.raises(ValueError, match=reason):
         lower(**CUDNN)

@@ -16,7 +16,7 @@ from hops import Case, both, hop_of
 from jaxcomm import attention
 from jaxcomm.attention import Grads, Kernel
 from jaxcomm.attention.kernels.blocks import BlockKernel
-from jaxcomm.attention.strategies.usp import Usp
+from jaxcomm.attention.strategies.ulysses import Usp
 
 ROOT = Path(__file__).parents[3]
 Plain = runpy.run_path(str(ROOT / "examples/recipes/attention_kernel.py"))["Plain"]

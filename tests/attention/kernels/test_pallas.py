@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 from hops import CASES, Case, hop_of, run
 
-from jaxcomm.attention.kernels.hop import Saved
+from jaxcomm.attention.kernels.kernel import Saved, merge
 from jaxcomm.attention.kernels.pallas.kernel import Pallas
 from jaxcomm.attention.kernels.pallas.work import Sizes, Work
 from jaxcomm.attention.kernels.primitive import hop_backward, hop_forward
 from jaxcomm.attention.kernels.xla.kernel import XLA
 from jaxcomm.attention.mask import Coordinates
-from jaxcomm.attention.merge import merge
 
 SMALL = Sizes(queries=16, keys=16, warps=4, stages=2)
 KERNEL = Pallas((SMALL, SMALL, SMALL), interpret=True)

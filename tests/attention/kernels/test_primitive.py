@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hops import Case, hop_of
 
-from jaxcomm.attention.kernels.hop import Hop, Saved
+from jaxcomm.attention.kernels.kernel import Hop, Saved
 from jaxcomm.attention.kernels.primitive import hop_backward, hop_forward
 from jaxcomm.attention.kernels.xla.kernel import XLA
 from jaxcomm.attention.mask import Coordinates, Mask

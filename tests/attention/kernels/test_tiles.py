@@ -4,11 +4,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxcomm.attention.kernels.choice import Choice
-from jaxcomm.attention.kernels.xla.cut import Cut
-from jaxcomm.attention.mask import FULL, PARTIAL, SKIP, Coordinates, Mask
-from jaxcomm.attention.schedules.block import Block
-from jaxcomm.attention.schedules.registry import get_schedule
+from jaxcomm.attention.kernels.blocks import BlockPair
+from jaxcomm.attention.kernels.xla.tiles import Cut
+from jaxcomm.attention.mask import FULL, PARTIAL, SKIP, Block, Coordinates, Mask
+from jaxcomm.attention.schedules import get_schedule
 
 
 def test_padding_is_spread_over_tiles_of_equal_size():
@@ -35,7 +34,7 @@ WHOLE, FRONT, BACK = (0, 4), (0, 2), (2, 4)
     ],
 )
 def test_tiles_cover_each_block_once(blocks, count):
-    choice = Choice.of(blocks, 8, 8)
+    choice = BlockPair.of(blocks, 8, 8)
     rows, columns = choice.shape
     for tiles, block in zip((choice.first, choice.second), blocks, strict=True):
         seen, expected = np.zeros((2, 8, 8), int)
@@ -60,7 +59,7 @@ def test_tiles_cover_each_block_once(blocks, count):
     ],
 )
 def test_blocks_that_are_not_as_many_equal_tiles(blocks):
-    assert Choice.of(blocks, 20, 20) is None
+    assert BlockPair.of(blocks, 20, 20) is None
 
 
 def _work(schedule, size, length, tile):

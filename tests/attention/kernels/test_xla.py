@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from split import inputs
 
-from jaxcomm.attention.kernels.hop import Hop, Saved
+from jaxcomm.attention.kernels.kernel import Hop, Saved
 from jaxcomm.attention.kernels.xla import loops, tiles
 from jaxcomm.attention.kernels.xla.kernel import Xla
 from jaxcomm.attention.mask import Coordinates, Mask

@@ -16,13 +16,11 @@ import jaxcomm
 from jaxcomm.attention.kernels import gpus
 from jaxcomm.attention.kernels.flash import kernel as flash
 from jaxcomm.attention.kernels.flash import library
-from jaxcomm.attention.kernels.hop import Hop
+from jaxcomm.attention.kernels.kernel import Hop
 from jaxcomm.attention.kernels.pallas.kernel import Pallas
-from jaxcomm.attention.kernels.run import Run
 from jaxcomm.attention.kernels.selection import select
 from jaxcomm.attention.kernels.xla.kernel import XLA
-from jaxcomm.attention.mask import Coordinates, Mask
-from jaxcomm.attention.schedules.block import Block
+from jaxcomm.attention.mask import Block, Coordinates, Mask, Run
 
 # Of bfloat16, relative to the largest number.
 LIMIT = 0.03

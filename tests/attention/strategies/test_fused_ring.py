@@ -18,10 +18,8 @@ from split import on_ranks
 
 import jaxcomm
 from jaxcomm import compat
-from jaxcomm.attention.kernels import gpus
-from jaxcomm.attention.kernels.cudnn import kernel as cudnn
-from jaxcomm.attention.kernels.cudnn import support
-from jaxcomm.attention.kernels.hop import sum_dtype
+from jaxcomm.attention.kernels import cudnn, gpus
+from jaxcomm.attention.kernels.kernel import sum_dtype
 from jaxcomm.attention.strategies.ring import Ring
 
 # In natural order: nothing to deal.
@@ -100,7 +98,7 @@ def calls(monkeypatch, heads):
     monkeypatch.setattr(compat, "cudnn_backward", backward)
     dtypes = ("float64", "float32", "bfloat16")
     monkeypatch.setattr(cudnn, "_DTYPES", dtypes)
-    monkeypatch.setattr(support, "why_not_compiled", lambda *_: None)
+    monkeypatch.setattr(cudnn, "_why_not_compiled", lambda *_: None)
     # As on a mesh of GPUs.
     monkeypatch.setattr(gpus, "are_of_mesh", lambda: True)
     yield asked

@@ -9,14 +9,12 @@ import os
 import jax.numpy as jnp
 
 from jaxcomm.attention.kernels import gpus
-from jaxcomm.attention.kernels.blocks import BlockKernel
-from jaxcomm.attention.kernels.delta import COLUMNS
+from jaxcomm.attention.kernels.blocks import COLUMNS, BlockKernel
 from jaxcomm.attention.kernels.flash import library, packed
-from jaxcomm.attention.kernels.hop import Hop
-from jaxcomm.attention.kernels.kernel import Kernel
+from jaxcomm.attention.kernels.kernel import Hop, Kernel
 from jaxcomm.attention.kernels.pallas.kernel import PALLAS
 from jaxcomm.attention.kernels.xla.kernel import XLA
-from jaxcomm.attention.schedules.block import Block
+from jaxcomm.attention.mask import Block
 
 _DTYPES = ("bfloat16", "float16")
 _HEAD_SIZE_STEP = 8

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxcomm.attention.kernels.delta import with_delta
+from jaxcomm.attention.kernels.blocks import with_delta
 from jaxcomm.attention.kernels.flash import library
 from jaxcomm.attention.kernels.flash.sequences import (
     MOST_DOCUMENTS,
@@ -14,9 +14,7 @@ from jaxcomm.attention.kernels.flash.sequences import (
     Sequences,
     sequences_of,
 )
-from jaxcomm.attention.kernels.hop import Grads, Hop, Saved
-from jaxcomm.attention.kernels.kernel import Kernel
-from jaxcomm.attention.merge import merge
+from jaxcomm.attention.kernels.kernel import Grads, Hop, Kernel, Saved, merge
 
 
 def why_not(hop: Hop) -> str | None:

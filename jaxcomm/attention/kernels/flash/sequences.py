@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxcomm.attention.kernels.flash.library import Starts
-from jaxcomm.attention.kernels.hop import Hop
-from jaxcomm.attention.kernels.run import Run
+from jaxcomm.attention.kernels.kernel import Hop
+from jaxcomm.attention.mask import Run
 
 # The number of what is no document, behind all that are.
 _PADDING = np.iinfo(np.int32).max

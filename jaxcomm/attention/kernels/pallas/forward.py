@@ -9,8 +9,11 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from jaxcomm.attention.kernels.hop import Hop
-from jaxcomm.attention.kernels.pallas.program import (
+from jaxcomm.attention.kernels.kernel import Hop, at_least_half
+from jaxcomm.attention.kernels.pallas.work import (
+    LOG2_E,
+    Sizes,
+    Work,
     call_kernel,
     columns_spec,
     common_specs,
@@ -21,8 +24,6 @@ from jaxcomm.attention.kernels.pallas.program import (
     row_specs,
     walk,
 )
-from jaxcomm.attention.kernels.pallas.work import LOG2_E, Sizes, Work
-from jaxcomm.attention.merge import at_least_half
 
 _LN_2 = 1 / LOG2_E
 

@@ -8,11 +8,13 @@ import dataclasses
 
 from jaxcomm import compat
 from jaxcomm.attention.kernels import gpus
-from jaxcomm.attention.kernels.hop import Grads, Hop
-from jaxcomm.attention.kernels.kernel import OPTIONS, Kernel
-from jaxcomm.attention.kernels.pallas.bias import grad_bias
+from jaxcomm.attention.kernels.kernel import OPTIONS, Grads, Hop, Kernel
 from jaxcomm.attention.kernels.pallas.forward import attend
-from jaxcomm.attention.kernels.pallas.gradients import grad_keys, grad_queries
+from jaxcomm.attention.kernels.pallas.gradients import (
+    grad_bias,
+    grad_keys,
+    grad_queries,
+)
 from jaxcomm.attention.kernels.pallas.work import LOG2_E, Sizes
 
 _DTYPES = ("bfloat16", "float16", "float32")

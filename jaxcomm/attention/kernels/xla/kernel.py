@@ -12,13 +12,18 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxcomm.attention.kernels.hop import Grads, Hop, Saved
-from jaxcomm.attention.kernels.kernel import OPTIONS, Kernel
+from jaxcomm.attention.kernels.kernel import (
+    OPTIONS,
+    Grads,
+    Hop,
+    Kernel,
+    Saved,
+    at_least_half,
+)
 from jaxcomm.attention.kernels.scores import Tile
 from jaxcomm.attention.kernels.xla import loops
 from jaxcomm.attention.kernels.xla.loops import TileLoop
 from jaxcomm.attention.kernels.xla.tiles import Tiles
-from jaxcomm.attention.merge import at_least_half
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,15 +1,141 @@
 """A hop as tiles: its arrays in tiles' order, and what each tile needs."""
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jaxcomm.attention.kernels.hop import Hop
+from jaxcomm.attention.kernels.kernel import Hop
 from jaxcomm.attention.kernels.scores import Tile
-from jaxcomm.attention.kernels.xla.bias import BiasTiles
-from jaxcomm.attention.kernels.xla.cut import Cut
 from jaxcomm.attention.mask import SKIP, Coordinates
+
+
+@dataclasses.dataclass(frozen=True)
+class Cut:
+    """Equal tiles over consecutive segments, each segment padded at its end.
+
+    Attributes:
+      segments: tokens of each segment, all positive.
+      size: tokens of a tile.
+    """
+
+    segments: tuple[int, ...]
+    size: int
+
+    @classmethod
+    def fit(cls, segments: tuple[int, ...], largest: int) -> "Cut":
+        """Choose the tile that covers the longest segment with the least padding.
+
+        >>> Cut.fit((1000, 999), 512)
+        Cut(segments=(1000, 999), size=500)
+        """
+        segments = tuple(segment for segment in segments if segment)
+        longest = max(segments, default=1)
+        return cls(segments, -(-longest // -(-longest // largest)))
+
+    @property
+    def count(self) -> int:
+        return sum(-(-segment // self.size) for segment in self.segments)
+
+    def split(self, x, axis: int, fill: float | str = 0):
+        """Replace dimension ``axis`` by two: which tile, and which token of the tile.
+
+        Args:
+          x: array with ``sum(segments)`` tokens in dimension ``axis``.
+          axis: the dimension that counts tokens, not negative.
+          fill: value of the padding, or ``"edge"`` to repeat each segment's last token.
+
+        Returns:
+          Array whose dimensions ``axis`` and ``axis + 1`` are ``(count, size)``.
+        """
+        parts, start = [], 0
+        for segment in self.segments:
+            part = x[(slice(None),) * axis + (slice(start, start + segment),)]
+            start += segment
+            padding = [(0, 0)] * x.ndim
+            padding[axis] = (0, -segment % self.size)
+            if fill == "edge":
+                parts.append(jnp.pad(part, padding, mode="edge"))
+            else:
+                parts.append(jnp.pad(part, padding, constant_values=fill))
+        whole = jnp.concatenate(parts, axis) if parts else x
+        shape = (*x.shape[:axis], self.count, self.size, *x.shape[axis + 1 :])
+        return whole.reshape(shape)
+
+    def join(self, x, axis: int):
+        """Undo :meth:`split`: merge dimensions ``axis, axis + 1``, dropping padding."""
+        tokens = self.count * self.size
+        whole = x.reshape(*x.shape[:axis], tokens, *x.shape[axis + 2 :])
+        if tokens == sum(self.segments):
+            return whole
+        parts, start = [], 0
+        for segment in self.segments:
+            part = (slice(None),) * axis + (slice(start, start + segment),)
+            parts.append(whole[part])
+            start += segment + -segment % self.size
+        return jnp.concatenate(parts, axis)
+
+
+class BiasTiles:
+    """Tiles of a bias (B, N, T, S), of which all but S may be 1.
+
+    Args:
+      bias: the bias.
+      queries, keys: how the tokens are cut.
+      heads: key heads; ``group`` query heads share each.
+
+    Attributes:
+      tiles: (B K, query tiles, key tiles, G, tokens, keys), where what is broadcast has
+        extent 1: batch and key heads as one dimension, query tiles, G and tokens.
+    """
+
+    def __init__(self, bias, queries: Cut, keys: Cut, heads: int, group: int):
+        self._queries, self._keys, self._shape = queries, keys, bias.shape
+        self._key_heads, self._group = heads, group
+        batch, of_heads, tokens, columns = bias.shape
+        self._heads = heads if of_heads > 1 else 1
+        x = bias.reshape(batch * self._heads, of_heads // self._heads, tokens, columns)
+        x = x[:, :, None] if tokens == 1 else queries.split(x, 2)
+        self.tiles = jnp.transpose(keys.split(x, 4), (0, 2, 4, 1, 3, 5))
+
+    def place(self, head, row, column):
+        """Return where the tile of a head, query tile and key tile is."""
+        batch, key_head = head // self._key_heads, head % self._key_heads
+        place = 0
+        if self._shape[0] > 1:
+            place += batch * self._heads
+        if self._heads > 1:
+            place += key_head
+        return place, (row if self._shape[2] > 1 else 0), column
+
+    def rows(self, place):
+        """Return a tile as (rows, keys), or (1, keys) if all rows are alike."""
+        tile = self.tiles[place]
+        group, tokens, keys = tile.shape
+        if (group, tokens) != (1, 1):
+            tile = jnp.broadcast_to(tile, (self._group, self._queries.size, keys))
+        return tile.reshape(-1, keys)
+
+    def add(self, total, place, grad):
+        """Add the gradient of a tile, (rows, keys), to ``total``, shaped as ``tiles``.
+
+        ``total`` may be of another dtype than the bias.
+        """
+        grad = grad.reshape(self._group, self._queries.size, -1)
+        group, tokens, _ = self.tiles.shape[3:]
+        if group == 1:
+            grad = grad.sum(0, keepdims=True)
+        if tokens == 1:
+            grad = grad.sum(1, keepdims=True)
+        return total.at[place].add(grad)
+
+    def join(self, total) -> jax.Array:
+        """Undo the cutting, of gradients: return (B, N, T, S)."""
+        x = self._keys.join(jnp.transpose(total, (0, 3, 1, 4, 2, 5)), 4)
+        x = x[:, :, 0] if self._shape[2] == 1 else self._queries.join(x, 2)
+        return x.reshape(self._shape)
+
 
 # With many query heads per key head a tile keeps at least so many queries.
 _FEWEST_QUERIES = 64

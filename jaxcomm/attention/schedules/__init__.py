@@ -1,1 +1,0 @@
-"""Which positions of the sequence each rank of the ring holds."""
