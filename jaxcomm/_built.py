@@ -31,11 +31,7 @@ class _Absent:
 
 
 def _load() -> tuple[Any, str]:
-    """Return the extension and "", or what stands for it and why there is none.
-
-    Raises:
-      ImportError: the extension should be there, and is not or does not load.
-    """
+    """Return the extension and "", or what stands for it and why there is none."""
     found = importlib.util.find_spec("jaxcomm._ffi")
     if found is not None:
         try:

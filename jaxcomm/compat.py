@@ -63,9 +63,6 @@ def needed_modules(
 
     Args:
       find: returns the module of a name.
-
-    Raises:
-      ImportError: JAX lacks some of it. The text names all that is missing.
     """
     found, missing = {}, []
     for module, names in NEEDED.items():

@@ -77,11 +77,7 @@ def nccl_library() -> str | None:
 
 
 def dump_dir() -> str | None:
-    """Return the absolute path of the folder for flight records, None for none.
-
-    Raises:
-      ValueError: if ``JAXCOMM_DUMP_DIR`` names no folder that can be written to.
-    """
+    """Return the absolute path of the folder for flight records, None for none."""
     text = os.environ.get("JAXCOMM_DUMP_DIR")
     if not text:
         return None

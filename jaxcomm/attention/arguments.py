@@ -105,9 +105,6 @@ def batched(what: str, query, key, value) -> tuple[bool, dict]:
 
     Returns:
       (had_batch, arrays): whether they had one, and the arrays in 4 dimensions.
-
-    Raises:
-      ValueError: they have neither 4 nor 3 dimensions, or not all the same.
     """
     arrays = {"query": query, "key": key, "value": value}
     arrays = {name: jnp.asarray(x) for name, x in arrays.items()}
@@ -156,14 +153,9 @@ def check_arrays(what: str, query, key, value) -> None:
     """Check shapes and dtypes of the arrays.
 
     Args:
-      what: the function that was called.
       query: (B, T, N, D) floating.
       key: (B, S, K, D) of the same dtype; K divides N.
       value: (B, S, K, V) of the same dtype.
-
-    Raises:
-      TypeError: a dtype is not floating, or dtypes differ.
-      ValueError: the shapes do not fit together.
     """
     named = {"query": query, "key": key, "value": value}
     found = ", ".join(f"{name} {x.shape} {x.dtype}" for name, x in named.items())
@@ -197,12 +189,7 @@ def check_arrays(what: str, query, key, value) -> None:
 
 
 def _number(found, what: str, advice: str = "Pass a float.") -> float:
-    """Return a Python float.
-
-    Raises:
-      TypeError: it is traced or is not a number.
-      ValueError: it is not finite in float32.
-    """
+    """Return a Python float."""
     try:
         if isinstance(found, (str, bytes, bool)):  # of which float() makes a number
             raise TypeError
@@ -241,12 +228,7 @@ def _dropout(rate: float, key, what: str) -> float:
 
 
 def seeds_of(key, shape, what: str):
-    """Return uint32 numbers of a shape, one for each row and head, from a key.
-
-    Raises:
-      TypeError: it is no key of ``jax.random``.
-      ValueError: it is several keys.
-    """
+    """Return uint32 numbers of a shape, one for each row and head, from a key."""
     try:
         data = jnp.asarray(key)
         if not jnp.issubdtype(data.dtype, jax.dtypes.prng_key):
@@ -273,10 +255,6 @@ def window_of(
       local_window_size: None, an int for both, or a pair, as in ``jax.nn``.
       is_causal: whether it sees nothing to the right.
       name: of the function that was called.
-
-    Raises:
-      TypeError: it is none of these.
-      ValueError: a number is negative.
 
     >>> window_of((3, 2), is_causal=False, name="ring_attention")
     (3, 2)
@@ -320,11 +298,6 @@ def bias_of(bias, mask, shape, key_layout: Layout, what: str):
       mask: bool, at most 4 dimensions, or None: what is not seen.
       shape: (B, N, T, S): S counts all keys, in natural order and without padding.
       key_layout: of the keys.
-      what: the function that was called.
-
-    Raises:
-      TypeError: a dtype is another.
-      ValueError: a shape does not broadcast.
     """
     bias, mask = (None if x is None else with_dimensions(x, 4) for x in (bias, mask))
     for name, found, kind in (("bias", bias, jnp.floating), ("mask", mask, jnp.bool_)):

@@ -80,11 +80,6 @@ class Split:
           mesh: a mesh, or None for that of the context.
           axis_name, batch_axes, head_axes: what the user gave.
           query: (B, T, N, H) or (T, N, H).
-
-        Raises:
-          TypeError: it is no mesh.
-          ValueError: an axis is missing, is named twice, is split by a ``shard_map``
-            already, does not divide its dimension, or is named nowhere.
         """
         tokens = _axes(axis_name)
         mesh = _mesh_of(mesh, tokens)
@@ -191,11 +186,7 @@ def _by_type(query, mesh, tokens: tuple) -> tuple[tuple, tuple]:
 
 
 def _named(given, typed: tuple, what: str, mesh) -> tuple:
-    """Return the axes that split a dimension: those that are named, else of the type.
-
-    Raises:
-      ValueError: the mesh has no such axis, or the type splits by more.
-    """
+    """Return the axes that split a dimension: those named, else those of the type."""
     if given is None:
         return typed
     axes = _axes(given)
@@ -220,9 +211,6 @@ def pairs_of(x, what: str, query, key):
       x: an array with a number for each pair of a query and a key, or None.
       what: ``"bias"`` or ``"mask"``.
       query, key: (B, T, N, H) and (B, S, K, H), or without B.
-
-    Raises:
-      ValueError: it does not broadcast to (B, N, T, S), or (N, T, S).
     """
     if x is None:
         return None

@@ -152,9 +152,6 @@ def attend_on_ranks(
 
     Returns:
       What ``ring_attention`` returns.
-
-    Raises:
-      As ``ring_attention``.
     """
     what = options.what
     named = call_of(what, axis_name, lane=options.lane, backend=options.backend)
@@ -201,13 +198,7 @@ def _held(given, x, axis_name, what: str, name: str, argument: str):
       given: tokens, or the layout of those in natural order.
       x: (B, T, ...), of this rank.
       axis_name: the axis that splits the sequence.
-      what: the function that was called.
-      name: of the array.
       argument: what the tokens are called.
-
-    Raises:
-      TypeError: they are no tokens, or their positions are missing.
-      ValueError: they are not those of the array, or of the axis.
     """
     if isinstance(given, Layout):
         if not given.is_natural:

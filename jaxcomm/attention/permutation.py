@@ -15,12 +15,7 @@ _MOST_RUNS = 256
 
 
 def checked(leaf, axis, what: str):
-    """Return an array and the index of its dimension ``axis``.
-
-    Raises:
-      ValueError: ``axis`` is out of range.
-      TypeError: ``axis`` is no integer.
-    """
+    """Return an array and the index of its dimension ``axis``."""
     leaf = leaf if isinstance(leaf, np.ndarray) else jnp.asarray(leaf)
     arguments.integer(axis, f"{what}: axis")
     if not -leaf.ndim <= axis < leaf.ndim:
@@ -46,7 +41,6 @@ def take(leaf, places, axis: int, *, fill: int | None = 0):
     Args:
       leaf: array whose dimension ``axis`` counts tokens.
       places: int32 (tokens,), or (B, tokens) for each row of dimension 0.
-      axis: the dimension.
       fill: value at places behind the end. If None, what no result should be: see
         :func:`poison`.
     """
@@ -90,7 +84,6 @@ def permute(x, places: np.ndarray, axis: int):
     Args:
       x: array whose dimension ``axis`` counts tokens.
       places: int (tokens,), a permutation.
-      axis: the dimension.
     """
     if np.array_equal(places, np.arange(len(places))):
         return x
@@ -131,9 +124,6 @@ def poison(dtype) -> float:
 
     NaN; the smallest number of signed integers and of floats without NaN, the largest
     of unsigned integers, and True: as JAX fills what is out of bounds.
-
-    Raises:
-      TypeError: it is no dtype of numbers.
     """
     if jnp.issubdtype(dtype, jnp.inexact):
         has_nan = np.isnan(np.array(np.nan, dtype))
@@ -181,14 +171,10 @@ def places_of(positions, length: int, has_rows: bool, what: str):
       positions: int32 (..., tokens), negative for padding.
       length: of the sequence.
       has_rows: whether rows may differ. Then there are two dimensions.
-      what: the name of the function that was called.
 
     Returns:
       int32 (length,), or (B, length); behind the end where the positions are not those
       of one such sequence, each once.
-
-    Raises:
-      ValueError: they are not, and they are known.
     """
     if not jnp.issubdtype(positions.dtype, jnp.integer):
         raise TypeError(f"{what}: positions have dtype {positions.dtype}. Pass int32.")
@@ -247,12 +233,7 @@ def _sharding(leaf, axis: int, count: int):
 
 
 def checked_order(order, size: int, length: int):
-    """Return the order of a layout as int32, if each token is there once.
-
-    Raises:
-      TypeError: it is no array of integers.
-      ValueError: it is of another shape, or its known numbers are others.
-    """
+    """Return the order of a layout as int32, if each token is there once."""
     if order is None:
         return None
     if not compat.is_tracer(order) and not isinstance(order, jax.Array):
@@ -290,12 +271,6 @@ def ids_of(x, what: str):
 
     Args:
       x: integers, or None.
-      what: who asks, and what it calls them.
-
-    Raises:
-      TypeError: their type is wider than int32, and their values are not known.
-      ValueError: a value is not of int32. Cut to 32 bits, two documents could become
-        one, or padding.
     """
     if not _is_wide(x):
         return x
@@ -305,6 +280,7 @@ def ids_of(x, what: str):
             f"{what} has dtype {x.dtype}, and int32 may not hold its numbers. Number "
             "the documents of a batch from 0, and pass int32."
         )
+    # Cut to 32 bits, two documents could become one, or padding.
     for number in (int(known.min(initial=0)), int(known.max(initial=0))):
         if not _INT32.min <= number <= _INT32.max:
             raise ValueError(
@@ -338,15 +314,10 @@ def natural_ids(ids, lengths, numbers, what: str, whose: str = ""):
       ids: integers (..., T) or (T,), or None.
       lengths: integers (...), or one; or None: tokens from there on are padding.
       numbers: int32 (..., T), the position of each token.
-      what: who asks.
       whose: what it calls their owner, as ``"query_"``.
 
     Returns:
       int32 of the shape of ``numbers``; a numpy array if all are.
-
-    Raises:
-      TypeError: ids or lengths are no integers.
-      ValueError: they are of another shape.
     """
     if ids is None and lengths is None:
         return None

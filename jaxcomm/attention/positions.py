@@ -35,15 +35,10 @@ def are_right(tokens: Tokens, layout: Layout, axis_name, what: str, argument="to
         order, or TRUSTED.
       layout: who holds which positions.
       axis_name: the axis that splits the sequence.
-      what: the name of the function that was called.
       argument: what it calls the tokens.
 
     Returns:
       bool scalar, or None where there is nothing to compare.
-
-    Raises:
-      TypeError: positions are missing or no integers.
-      ValueError: they have another shape.
     """
     positions = tokens.positions
     if positions is None and not layout.is_natural:
@@ -83,7 +78,6 @@ def all_are_right(queries, keys, axis_name, what: str):
       queries, keys: tokens and layout of each. None for the keys if they are the same
         tokens as the queries.
       axis_name: the axis that splits the sequence.
-      what: the name of the function that was called.
 
     Returns:
       bool scalar, or None where there is nothing to compare. A policy of

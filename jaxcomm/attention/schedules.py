@@ -207,10 +207,6 @@ def get_schedule(schedule: str | Schedule) -> Schedule:
     Args:
       schedule: ``"contiguous"``, ``"striped"``, ``"zigzag"`` or a :class:`Schedule`.
 
-    Raises:
-      ValueError: no schedule has that name.
-      TypeError: the argument is neither a name nor a schedule.
-
     >>> get_schedule("zigzag").name
     'zigzag'
     """

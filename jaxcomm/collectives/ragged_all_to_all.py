@@ -144,7 +144,6 @@ class RaggedAllToAll(Collective):
 
         Args:
           xs: the operands of this rank.
-          call: the call.
           gather: from arrays of this rank to those of all ranks along the axes,
             stacked.
         """

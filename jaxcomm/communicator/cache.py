@@ -214,12 +214,7 @@ def choices_of(mesh: Any) -> Hashable:
 
 
 def get(spec: CommunicatorSpec) -> Communicator:
-    """Return the live communicator of a spec, made if missing.
-
-    Raises:
-      CommunicatorError: if the bound on live communicators is reached, the backend
-        failed to make it, or is unusable since a failure.
-    """
+    """Return the live communicator of a spec, made if missing."""
     with _lock:
         if spec.backend.can_stop:
             spec.backend.check_usable()

@@ -67,11 +67,7 @@ def grid_of(mesh: jax.sharding.Mesh) -> DeviceGrid:
 
 
 def canonical_axes(axis_name: Any) -> tuple[str, ...]:
-    """Return the axis names as a tuple, from a name or a sequence of names.
-
-    Raises:
-      TypeError: they are a set, which has no order.
-    """
+    """Return the axis names as a tuple, from a name or a sequence of names."""
     if isinstance(axis_name, (set, frozenset)):
         raise TypeError(
             f"axis_name={axis_name!r} is a set, which has no order. Pass a name, or a "
@@ -85,11 +81,7 @@ def canonical_axes(axis_name: Any) -> tuple[str, ...]:
 def canonical_index_groups(
     index_groups: Sequence[Sequence[int]] | None, axis_size: int | None = None
 ) -> IndexGroups:
-    """Return ``axis_index_groups`` as nested tuples, checked.
-
-    Raises:
-      ValueError: if the groups do not hold every index exactly once, or one is empty.
-    """
+    """Return ``axis_index_groups`` as nested tuples, checked."""
     if index_groups is None:
         return None
     groups = tuple(tuple(int(index) for index in group) for group in index_groups)
@@ -114,9 +106,6 @@ def partition(
 
     Ranks count in row-major order of ``axes``, in the order given, as
     ``jax.lax.axis_index(axes)`` does.
-
-    Raises:
-      ValueError: if an axis is not the grid's, or is named twice.
 
     Example:
       >>> grid = DeviceGrid(("data", "context"), (2, 2), (0, 1, 2, 3), "cpu")
@@ -176,9 +165,6 @@ def in_mesh_order(axes: Sequence[str], mesh_axes: Sequence[str]) -> tuple[str, .
 
     ``jax.lax.ppermute`` counts devices in that order, however its axes are named. Axes
     that are not the mesh's (``jax.vmap``'s) keep their places.
-
-    Raises:
-      ValueError: if an axis is named twice.
     """
     if len(set(axes)) != len(axes):
         raise ValueError(f"axes {tuple(axes)} name an axis twice")

@@ -54,11 +54,7 @@ class Store:
         return True
 
     def get(self, key: str) -> Any:
-        """Return the value of an entry, None if there is none.
-
-        Raises:
-          EntryError: this version of jaxcomm did not write it.
-        """
+        """Return the value of an entry, None if there is none."""
         try:
             text = self.client.key_value_try_get(key)
         except Exception as error:
@@ -68,11 +64,7 @@ class Store:
         return unseal(key, text)
 
     def wait(self, key: str, seconds: float) -> Any:
-        """Wait for an entry; return its value, None if it does not come in time.
-
-        Raises:
-          EntryError: this version of jaxcomm did not write it.
-        """
+        """Wait for an entry; return its value, None if it does not come in time."""
         try:
             text = self.client.blocking_key_value_get(key, int(seconds * 1000))
         except Exception as error:
@@ -105,11 +97,7 @@ def seal(process: int, value: Any) -> str:
 
 
 def unseal(key: str, text: str) -> Any:
-    """Return the value of an entry.
-
-    Raises:
-      EntryError: it is not what :func:`seal` returns in this version of jaxcomm.
-    """
+    """Return the value of an entry."""
     form = _FORM.fullmatch(text)
     if form is None:
         raise EntryError(
@@ -130,12 +118,7 @@ _of_job: Store | None = None
 
 
 def of_job(processes: tuple[int, ...]) -> Store:
-    """Return the store of this job, always the same one.
-
-    Raises:
-      CommunicatorError: ``jax.distributed`` was not initialized; the text names
-        ``processes``.
-    """
+    """Return the store of this job, always the same one."""
     client = compat.key_value_store()
     if client is None:
         raise CommunicatorError(

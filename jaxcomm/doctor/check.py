@@ -133,11 +133,7 @@ def use_virtual_devices(count: int) -> None:
 
 
 def mesh_of_all() -> jax.sharding.Mesh:
-    """Return a mesh of all devices in a row.
-
-    Raises:
-      CheckError: there is one device.
-    """
+    """Return a mesh of all devices in a row."""
     found = jax.devices()
     if len(found) == 1:
         raise CheckError(

@@ -37,10 +37,6 @@ def read(words: Sequence[str]) -> argparse.Namespace:
     Returns:
       ``check``, ``merge`` and ``json``, which are true or false; ``files`` to merge;
       and what follows ``--devices`` and ``--trace``, or None.
-
-    Raises:
-      SystemExit: with status 0, after printing the help.
-      UsageError: the command line cannot be carried out.
     """
     parser = _Parser(
         prog="python -m jaxcomm.doctor",

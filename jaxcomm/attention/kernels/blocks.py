@@ -76,7 +76,6 @@ class BlockPair:
         """Return the choice between two blocks, or None if there is no such choice.
 
         Args:
-          blocks: the blocks.
           queries, keys: how many there are.
 
         >>> BlockPair.of((Block((0, 4), (0, 2)), Block((2, 4), (0, 4))), 4, 4)
@@ -108,7 +107,6 @@ class BlockPair:
         """Return (B, rows, ...) of (B, T, ...), for each tile of the chosen block.
 
         Args:
-          x: the array.
           is_second: traced bool, whether it is the second.
         """
         return self._cut(x, 0, is_second)
@@ -178,7 +176,6 @@ class BlockKernel(Kernel):
         """Attend in a block that is not empty.
 
         Args:
-          hop: of which it is a block.
           block: what the queries see of the keys.
           query, key, value: (B, rows, N, D), (B, columns, K, D), (B, columns, K, V), of
             the block.

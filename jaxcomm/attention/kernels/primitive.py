@@ -32,7 +32,6 @@ def hop_forward(hop: Hop, merged=None):
     """Compute attention over one block of keys.
 
     Args:
-      hop: the hop.
       merged: (out, lse) of the same queries over other keys, to merge with; or None.
 
     Returns:
@@ -51,15 +50,11 @@ def hop_backward(hop: Hop, saved: Saved, total=None) -> Grads:
     """Compute what one block of keys adds to the gradients.
 
     Args:
-      hop: the hop.
       saved: what is known over all keys.
       total: gradient of the queries by other keys, to add to; or None.
 
     Returns:
       Gradients in ``hop.sum_dtype``.
-
-    Raises:
-      As :func:`hop_forward`.
     """
     # So that exp(score - lse) is 0 for rows that see no key.
     lse = jnp.where(jnp.isneginf(saved.lse), jnp.inf, saved.lse)
@@ -102,9 +97,6 @@ def _checked(asked: str, found, names, avals: dict) -> list:
       found: what it returned.
       names: of all that it may return, in order.
       avals: (shape, dtype) of what it must return, by name.
-
-    Raises:
-      TypeError: it returned something else.
     """
     given = {n: x for n, x in zip(names, found, strict=False) if x is not None}
     if len(found) > len(names) or given.keys() != avals.keys():

@@ -27,11 +27,6 @@ def kernels_for(implementation: Any, what: str = "ring_attention"):
 
     Args:
       implementation: a name, a kernel, or None for :data:`KERNELS`.
-      what: the function that was called.
-
-    Raises:
-      ValueError: no kernel has that name; or the kernel's name or options are no names.
-      TypeError: it is no kernel, or one without a hash.
     """
     if implementation is None:
         return KERNELS
@@ -88,9 +83,6 @@ def narrowed(hop: Hop, blocks: tuple[Block, ...] | str) -> Hop:
     Args:
       hop: its arrays need only shapes and dtypes. It has the runs that are known.
       blocks: what is seen is one of these; or, in words, why no blocks are known.
-
-    Raises:
-      ValueError: the kernel that was asked for cannot.
     """
     why_no_blocks, hop = (
         str(blocks),
@@ -113,9 +105,6 @@ def select(hop: Hop) -> Kernel:
 
     Warns where XLA's tiles are what is left on a GPU, and once of a faster kernel that
     is not installed.
-
-    Raises:
-      ValueError: the kernel that was asked for cannot.
     """
     refused = list(hop.refused)
     for kernel in hop.kernels:

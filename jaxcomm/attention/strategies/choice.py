@@ -33,11 +33,6 @@ def get_strategy(
     Args:
       strategy: a name, or a strategy.
       problem: what it is to compute.
-      what: the function that was called.
-
-    Raises:
-      ValueError: no strategy has that name, or it cannot compute this.
-      TypeError: the argument is neither a name nor a strategy.
     """
     names = ", ".join(map(repr, (*STRATEGIES, "auto")))
     if isinstance(strategy, Strategy):

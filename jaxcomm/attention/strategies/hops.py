@@ -113,7 +113,6 @@ def blocks_of(queries: Layout, keys: Layout, mask: Mask, held: int) -> Blocks | 
 
     Args:
       queries, keys: who holds which positions.
-      mask: of the call.
       held: keys of a hop.
 
     Returns:
@@ -201,7 +200,6 @@ def own_hop(call: AttentionCall, inputs: Inputs, width: int = 1) -> Hop:
     """Return the hop of a rank's own keys, and the kernels that may compute it.
 
     Args:
-      call, inputs: of the ring.
       width: as that of :class:`Ring`.
 
     Raises:

@@ -78,7 +78,6 @@ def _sees(mask: Mask, queries: Coordinates, keys: Coordinates) -> jax.Array:
     """Say of which ranks a query may see a key.
 
     Args:
-      mask: of the call.
       queries: arrays (B, T).
       keys: arrays (size, B, S).
 

@@ -29,9 +29,6 @@ def register(backend: Backend) -> None:
 
     Its platforms must be known before the collectives are imported: lowering is
     registered for the platforms that backends have then.
-
-    Raises:
-      ValueError: if the name is taken.
     """
     if backend.name in BACKENDS:
         raise ValueError(f"there is a backend {backend.name!r} already")
@@ -55,10 +52,6 @@ def choose(
 
     Returns:
       The backend; and why it is XLA in place of the platform's own, else "".
-
-    Raises:
-      ValueError: if there is no such backend.
-      CommunicatorError: if it cannot serve these devices, or processes did not come.
     """
     backend = config.BACKEND if backend is None else backend
     if backend is None:

@@ -124,7 +124,7 @@ def test_every_option_becomes_a_kernel(case):
 def test_a_large_causal_window_over_whole_sequences_is_cudnns(
     request, lower, monkeypatch
 ):
-    monkeypatch.setattr(cudnn.kernel, "_LEAST_WINDOW", 8)
+    monkeypatch.setattr(cudnn, "_LEAST_WINDOW", 8)
     # A trace knows which kernels may serve it, and JAX keeps traces.
     request.addfinalizer(jax.clear_caches)
     jax.clear_caches()

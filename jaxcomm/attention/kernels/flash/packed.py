@@ -36,7 +36,6 @@ def forward(hop: Hop, merged: Any, otherwise: Kernel) -> tuple[Any, Any]:
     """Attend in the runs of a hop.
 
     Args:
-      hop: the hop.
       merged: (out, lse) over other keys, to merge with; or None.
       otherwise: what computes documents that are too many, or in another order.
     """
@@ -127,7 +126,6 @@ def _choose(hop: Hop, runs: list[Sequences], compute, rest, nothing):
     """Compute a hop in the way that its documents allow.
 
     Args:
-      hop: the hop.
       runs: its runs.
       compute: takes the most documents that there may be.
       rest: for documents that are too many, or in another order.

@@ -55,9 +55,6 @@ def check_none_refused(mesh: jax.sharding.Mesh, what: str, refused: str | None) 
       mesh: whose processes all call this.
       what: was asked for.
       refused: why this process did not get it, None if it did.
-
-    Raises:
-      CommunicatorError: if one was refused, or did not come.
     """
     answers = exchange(mesh, what, refused)
     for process, text in answers.items():

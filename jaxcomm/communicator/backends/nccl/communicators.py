@@ -35,10 +35,6 @@ def create(spec: CommunicatorSpec) -> "tuple[_ffi.NcclWorld, bool]":
     Returns:
       The world it was split off, which lives as long as somebody holds it; and whether
       that is a new one.
-
-    Raises:
-      CommunicatorError: NCCL refused, or other processes did not come, or came to make
-        another communicator.
     """
     _warn_of_large_buffers()
     policy = policy_of(spec)

@@ -57,15 +57,10 @@ def register(pool, keys: Sequence[int]) -> dict[int, str]:
     """Register a pool with communicators; every process of its mesh calls this.
 
     Args:
-      pool: the pool.
       keys: of the communicators, in an order that all processes have.
 
     Returns:
       How it is registered with each, or why it is not, by key.
-
-    Raises:
-      CommunicatorError: if the processes are about to register different things, or one
-        did not come.
     """
     what = [(pool.number, pool.bytes, key) for key in keys]
     mine = [len(what), hashlib.sha256(json.dumps(what).encode()).hexdigest()]
