@@ -1,6 +1,6 @@
 """Check that folders depend only on folders below them, and that BUILD is complete.
 
-It also checks that only compat.py uses what is private to JAX. `make lint` runs it. It
+It also checks that only compat/ uses what is private to JAX. `make lint` runs it. It
 reads the sources, so that no import order hides an edge.
 """
 
@@ -48,7 +48,7 @@ MAY_BE_LATE = {
     "launch/child.py": "the program to launch chooses when JAX is imported",
     "launch/records.py": "most runs do not fail, and need no merge",
 }
-# What JAX may change without notice. Others call a function of compat.py.
+# What JAX may change without notice. Others call a function of compat/.
 PRIVATE_MODULES = r"jax\._src\b|jax\.interpreters\.(?!ad\b|batching\b)"
 PRIVATE = {
     *("_backend_factories", "_check_vma", "_src", "abstract_device", "axis_context"),
@@ -160,9 +160,9 @@ def python_faults():
                 yield f"{name} imports _ffi, which may be absent: take _built._ffi"
             if inside and name not in MAY_BE_LATE:
                 yield f"{name} imports {other} inside a function"
-        if module != "jaxcomm.compat":
+        if _part(module) != "compat":
             for line, used in sorted(dict(_private(tree)).items()):
-                yield f"{name}:{line} uses {used} of JAX, which only compat.py may"
+                yield f"{name}:{line} uses {used} of JAX, which only compat/ may"
     yield from _circles(graph)
 
 

@@ -1,7 +1,7 @@
 """Run one test of each file with a JAX newer than the installed; part of ``.ci/run``.
 
 That is a pre-release, or a release beyond the bound in pyproject.toml, if pip offers
-one. If tests fail, the last line is a warning, and the run still passes: mend compat.py
+one. If tests fail, the last line is a warning, and the run still passes: mend compat/
 before users have that JAX.
 """
 

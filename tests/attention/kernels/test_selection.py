@@ -11,9 +11,10 @@ from hops import CASES, both, hop_of
 from split import ring_over
 
 import jaxcomm
-from jaxcomm import attention, compat
+from jaxcomm import attention
 from jaxcomm.attention.kernels import cudnn, gpus, selection
 from jaxcomm.attention.kernels.pallas.kernel import PALLAS
+from jaxcomm.compat import gpu_kernels
 
 AUTO = jax.sharding.AxisType.Auto
 WINDOW = {"local_window_size": (8, 0)}
@@ -26,7 +27,7 @@ def hopper(monkeypatch, gpu):
     """A machine with one GPU and a cuDNN that serves it; no warning was given yet."""
     found = gpu("9.0")
     monkeypatch.setattr(gpus, "local", lambda: [found])
-    monkeypatch.setattr(compat, "cudnn_version", lambda: 91300)
+    monkeypatch.setattr(gpu_kernels, "cudnn_version", lambda: 91300)
     with contextlib.suppress(ImportError):  # JAX 0.12 asks the GPU as well.
         info = importlib.import_module("jax._src.pallas.triton.gpu_info")
         capability = types.SimpleNamespace(compute_capability=90)
@@ -193,8 +194,8 @@ def test_a_jax_without_triton_is_left_alone(request, monkeypatch, lower):
     def gone():
         raise ImportError("No module")
 
-    request.addfinalizer(compat.triton_mismatch.cache_clear)
-    compat.triton_mismatch.cache_clear()
-    monkeypatch.setattr(compat, "_triton_parameters", gone)
+    request.addfinalizer(gpu_kernels.triton_mismatch.cache_clear)
+    gpu_kernels.triton_mismatch.cache_clear()
+    monkeypatch.setattr(gpu_kernels, "_triton_parameters", gone)
     with pytest.raises(ValueError, match="makes no kernels with Triton"):
         lower(implementation="pallas")

@@ -1,0 +1,183 @@
+"""Kernels for GPUs that JAX brings, or compiles: cuDNN's attention and Triton."""
+
+import contextlib
+import functools
+import importlib
+import inspect
+import warnings
+
+import jax
+
+# cuDNN's attention. All of it was checked on 0.10.2 and 0.11.2, whose functions take
+# these, and on 0.12.0.1, where score_mod joined them. They are below JAX's rules for
+# partitioning, which need to know the devices, and vmap: jaxcomm has its own.
+_CUDNN_OPERANDS = (
+    *("query", "key", "value", "bias", "q_seqlen", "kv_seqlen", "q_offsets"),
+    *("kv_offsets", "page_table_k", "page_table_v"),
+)
+_CUDNN_SAVED = ("activation", "fwd_output", "grad_output")
+_CUDNN_PARAMETERS = (
+    *("scale", "seed", "dropout_rate", "variadic_args", "mask_type", "layout"),
+    "sliding_window_length",
+)
+
+
+def _cudnn():
+    # Not above: a JAX that keeps it elsewhere is a JAX without it, not an error.
+    from jax._src.cudnn import fused_attention_stablehlo
+
+    return fused_attention_stablehlo
+
+
+def _cudnn_signatures(*score_mod: str):
+    """Return the arguments that are known, of the forward and the backward pass."""
+    parameters = (*(f"{name}_args" for name in score_mod), *_CUDNN_PARAMETERS)
+    return (
+        (*_CUDNN_OPERANDS, *parameters, *score_mod, "is_training"),
+        (*_CUDNN_OPERANDS, *_CUDNN_SAVED, *parameters, *score_mod),
+    )
+
+
+def _cudnn_passes():
+    cudnn = _cudnn()
+    return cudnn._dot_product_attention_fwd_impl, cudnn._dot_product_attention_bwd_impl
+
+
+def _cudnn_signatures_found():
+    return tuple(tuple(inspect.signature(each).parameters) for each in _cudnn_passes())
+
+
+@functools.cache
+def cudnn_attention_mismatch() -> str | None:
+    """Say why JAX's calls of cuDNN's attention cannot be used; None if they can."""
+    try:
+        cudnn = _cudnn()
+        _ = cudnn.MaskType.NO_MASK, cudnn.MaskType.CAUSAL, cudnn.AttentionLayout.BTNH
+        found = _cudnn_signatures_found()
+    except (ImportError, AttributeError) as error:
+        return f"jax {jax.__version__} keeps cuDNN's attention elsewhere ({error})"
+    if found not in (_cudnn_signatures(), _cudnn_signatures("score_mod")):
+        return (
+            f"jax {jax.__version__} calls cuDNN's attention in a way that this jaxcomm "
+            "does not know"
+        )
+    return None
+
+
+def cudnn_forward(
+    query, key, value, *, scale: float, is_causal: bool, left: int | None = None
+):
+    """Compute attention with cuDNN; can be lowered for CUDA only.
+
+    Args:
+      query: (B, T, N, D) bfloat16 or float16.
+      key, value: (B, S, K, D) of the same dtype; K divides N.
+      scale: factor on the scores.
+      is_causal: whether query i sees only keys 0 to i. Else it sees all.
+      left: if causal, how many keys before its own a query sees. If None, all of them.
+
+    Returns:
+      (out, lse): (B, T, N, D) in that dtype, and (B, N, T) float32, the natural
+      logarithm of the sum of exp(scale * query . key).
+    """
+    operands = query, key, value
+    return _call_cudnn(0, operands, (), scale, is_causal, left, is_training=True)
+
+
+def cudnn_backward(
+    query,
+    key,
+    value,
+    lse,
+    out,
+    grad_out,
+    *,
+    scale: float,
+    is_causal: bool,
+    left: int | None = None,
+):
+    """Compute the gradients of query, key and value, in their dtype.
+
+    Args:
+      query, key, value, scale, is_causal, left: as in :func:`cudnn_forward`.
+      lse, out: what that returned. Or the same over more keys than these, and the
+        gradients are what these keys contribute.
+      grad_out: like ``out``.
+    """
+    operands, saved = (query, key, value), (lse, out, grad_out)
+    return _call_cudnn(1, operands, saved, scale, is_causal, left)
+
+
+def _call_cudnn(index: int, operands, saved, scale, is_causal, left, **more):
+    cudnn = _cudnn()
+    if _cudnn_signatures_found() == _cudnn_signatures("score_mod"):
+        more |= {"score_mod_args": (), "score_mod": None}
+    unused = [jax.numpy.zeros(0, operands[0].dtype)] * (len(_CUDNN_OPERANDS) - 3)
+    return _cudnn_passes()[index](
+        *(*operands, *unused, *saved),
+        scale=scale,
+        seed=0,
+        dropout_rate=0.0,
+        variadic_args=(False, False),  # No bias, so no gradient of one.
+        mask_type=cudnn.MaskType.CAUSAL if is_causal else cudnn.MaskType.NO_MASK,
+        layout=cudnn.AttentionLayout.BTNH.value,
+        # The query's own key counts.
+        sliding_window_length=None if left is None else left + 1,
+        **more,
+    )
+
+
+@functools.cache
+def triton_mismatch() -> str | None:
+    """Say why Pallas cannot make kernels with Triton here; None if it can."""
+    # Checked on 0.10.2, 0.11.2, 0.12.0.1. Deprecated since 0.11.
+    try:
+        _triton_parameters()
+    except (ImportError, AttributeError) as error:
+        return f"jax {jax.__version__} makes no kernels with Triton ({error})"
+    return None
+
+
+def why_no_triton_for(device_kind: str) -> str | None:
+    """Say why Triton makes no kernels for a kind of GPU, or None."""
+    # Since 0.12 JAX has a list of those it knows. Checked on 0.12.0.1.
+    try:
+        gpu_info = importlib.import_module("jax._src.pallas.triton.gpu_info")
+        known = gpu_info.gpu_version_from_device_kind
+    except (ImportError, AttributeError):
+        return None
+    if known(device_kind) is not None:
+        return None
+    return f"jax {jax.__version__} makes no kernels for {device_kind!r}"
+
+
+def triton_parameters(*, warps: int, stages: int):
+    """Return ``compiler_params`` of ``pallas_call`` for a kernel by Triton."""
+    return _triton_parameters()(num_warps=warps, num_stages=stages)
+
+
+@contextlib.contextmanager
+def without_triton_warning():
+    """Keep JAX from saying in every program that Pallas for Triton is deprecated."""
+    message = "The Pallas Triton backend is deprecated"
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message, DeprecationWarning)
+        yield
+
+
+def _triton_parameters():
+    # Not above: it takes a quarter of a second, and few programs need it.
+    from jax.experimental.pallas import triton
+
+    return triton.CompilerParams
+
+
+def cudnn_version() -> int | None:
+    """Return cuDNN's version, as 91300 for 9.13.0, or None where JAX has none."""
+    # Checked on 0.10.2, 0.11.2, 0.12.0.1.
+    try:
+        from jax._src.lib import cuda_versions
+
+        return None if cuda_versions is None else cuda_versions.cudnn_get_version()
+    except (ImportError, AttributeError, RuntimeError):
+        return None
