@@ -12,7 +12,7 @@ GROUPS = {
     "jaxcomm.collectives": "collectives",
     "jaxcomm.collectives.split_phase": "split-phase",
     "jaxcomm.primitives": "collectives",
-    "jaxcomm.primitives.handle": "split-phase",
+    "jaxcomm.primitives.split_phase": "split-phase",
     "jaxcomm.attention": "attention",
     "jaxcomm.planning": "planning",
     "jaxcomm.machine": "planning",

@@ -49,7 +49,7 @@ from jaxcomm.errors import CommunicatorError
 from jaxcomm.machine import Machine
 from jaxcomm.planning.plan import plan
 from jaxcomm.primitives.call import using
-from jaxcomm.primitives.handle import Handle
+from jaxcomm.primitives.split_phase import Handle
 from jaxcomm.primitives.tree import tree_sum
 
 __all__ = [

@@ -42,8 +42,7 @@ from jaxcomm.collectives.all_to_all import ALL_TO_ALL, all_to_all
 from jaxcomm.collectives.permute import PERMUTE, ppermute, ring_shift
 from jaxcomm.collectives.reduce_scatter import REDUCE_SCATTER, psum_scatter
 from jaxcomm.primitives import request
-from jaxcomm.primitives.handle import Handle
-from jaxcomm.primitives.split_phase import define_pair
+from jaxcomm.primitives.split_phase import Handle, define_pair
 
 P = ParamSpec("P")
 

@@ -13,8 +13,8 @@ import numpy as np
 from jaxcomm import compat
 from jaxcomm.primitives.call import Call, PyTree, check_array
 from jaxcomm.primitives.collective import Collective
-from jaxcomm.primitives.handle import Handle
 from jaxcomm.primitives.pvary import vary
+from jaxcomm.primitives.split_phase import Handle
 
 # Types with several elements to a byte travel as the next wider type, which holds
 # every value of theirs.
