@@ -12,9 +12,10 @@ import jaxlib.version
 import jaxcomm
 from jaxcomm import compat, config
 from jaxcomm._built import ABSENCE
-from jaxcomm.attention.kernels import cudnn, gpus
+from jaxcomm.attention.kernels import cudnn
 from jaxcomm.attention.kernels.flash import kernel as flash
 from jaxcomm.communicator.backends import BACKENDS, NAMES
+from jaxcomm.compat import gpus
 from jaxcomm.doctor import nccl_bugs
 from jaxcomm.doctor.rows import Row
 

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import pytest
 from hops import CASES, Case, run
 
-from jaxcomm.attention.kernels import gpus
 from jaxcomm.attention.kernels.pallas.kernel import PALLAS
 from jaxcomm.attention.kernels.xla.kernel import XLA
+from jaxcomm.compat import gpus
 
 pytestmark = pytest.mark.gpu
 

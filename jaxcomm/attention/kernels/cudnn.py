@@ -5,11 +5,10 @@ Source: Dao, FlashAttention-2, 2023, for what it computes.
 
 import dataclasses
 
-from jaxcomm.attention.kernels import gpus
 from jaxcomm.attention.kernels.blocks import COLUMNS, BlockKernel
 from jaxcomm.attention.kernels.kernel import Hop
 from jaxcomm.attention.mask import Block
-from jaxcomm.compat import gpu_kernels
+from jaxcomm.compat import gpus
 
 # cuDNN's limits, as jax.nn.dot_product_attention states them.
 _DTYPES = ("bfloat16", "float16")
@@ -28,7 +27,7 @@ class Cudnn(BlockKernel):
 
     def why_not(self, hop):
         is_named = hop.kernels == (self,)
-        reason = gpu_kernels.cudnn_attention_mismatch() or _why_not(hop, is_named)
+        reason = gpus.cudnn_attention_mismatch() or _why_not(hop, is_named)
         if reason is not None or hop.platform is None:
             return reason
         head_size = hop.query.shape[3]
@@ -42,11 +41,11 @@ class Cudnn(BlockKernel):
         return _why_not_compiled(hop, head_size, is_named)
 
     def attend(self, hop, block, query, key, value):
-        return gpu_kernels.cudnn_forward(query, key, value, **_options(hop, block))
+        return gpus.cudnn_forward(query, key, value, **_options(hop, block))
 
     def gradients(self, hop, block, arrays, out, lse, grad_out):
         query, key, value = arrays
-        return gpu_kernels.cudnn_backward(
+        return gpus.cudnn_backward(
             query, key, value, lse, out, grad_out, **_options(hop, block)
         )
 
@@ -116,7 +115,7 @@ def fused_attention_reason(head_size: int = 64) -> str | None:
     >>> fused_attention_reason()  # on a machine without a GPU
     'JAX finds no NVIDIA GPU'
     """
-    reason = gpu_kernels.cudnn_attention_mismatch()
+    reason = gpus.cudnn_attention_mismatch()
     return reason or _why_not_on(gpus.local(), head_size)
 
 
@@ -140,7 +139,7 @@ def _why_not_on(found: list, head_size: int) -> str | None:
     reason = gpus.why_none_serves(found)
     if reason is not None:
         return reason
-    version = gpu_kernels.cudnn_version()
+    version = gpus.cudnn_version()
     if version is None:
         return "JAX finds no cuDNN"
     capabilities = gpus.capabilities(found)

@@ -22,7 +22,7 @@ from jaxcomm.attention.kernels.kernel import Grads, Hop, Kernel, Saved
 from jaxcomm.attention.kernels.selection import SCOPE, select
 from jaxcomm.attention.kernels.xla.kernel import DIFFERENTIABLE
 from jaxcomm.attention.mask import Coordinates, promotes_ranks
-from jaxcomm.compat import gpu_kernels
+from jaxcomm.compat import gpus
 
 _UNMAPPED = -1
 # As in Hop.platform; the first is for all others.
@@ -155,7 +155,7 @@ def _define(name, function, avals, is_backward: bool):
         of_kernel = jax.named_scope(f"{SCOPE}{kernel.name}")(
             functools.partial(compute, kernel, tree=tree, **known)
         )
-        with gpu_kernels.without_triton_warning():
+        with gpus.without_triton_warning():
             return compat.lower_as(of_kernel, ctx, *leaves)
 
     @promotes_ranks

@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 
-from jaxcomm.attention.kernels import gpus
 from jaxcomm.attention.kernels.cudnn import CUDNN
 from jaxcomm.attention.kernels.flash import library
 from jaxcomm.attention.kernels.flash.kernel import FLASH
@@ -15,6 +14,7 @@ from jaxcomm.attention.kernels.kernel import OPTIONS, Hop, Kernel
 from jaxcomm.attention.kernels.pallas.kernel import PALLAS
 from jaxcomm.attention.kernels.xla.kernel import XLA
 from jaxcomm.attention.mask import Block
+from jaxcomm.compat import gpus
 
 # In the order of choice. The last computes everything.
 KERNELS: tuple[Kernel, ...] = (FLASH, CUDNN, PALLAS, XLA)

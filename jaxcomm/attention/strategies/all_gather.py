@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxcomm.attention.kernels import gpus
 from jaxcomm.attention.kernels.kernel import Grads, Hop
 from jaxcomm.attention.kernels.primitive import hop_backward, hop_forward
 from jaxcomm.attention.kernels.selection import narrowed
@@ -24,6 +23,7 @@ from jaxcomm.attention.strategies.strategy import (
 )
 from jaxcomm.collectives.all_gather import all_gather
 from jaxcomm.collectives.reduce_scatter import psum_scatter
+from jaxcomm.compat import gpus
 
 
 class Gathered(Strategy):

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 
 from jaxcomm import compat
-from jaxcomm.attention.kernels import gpus
 from jaxcomm.attention.kernels.blocks import BlockPair
 from jaxcomm.attention.kernels.kernel import Grads, Hop, merge
 from jaxcomm.attention.kernels.primitive import hop_backward, hop_forward
@@ -28,6 +27,7 @@ from jaxcomm.attention.strategies.strategy import (
 )
 from jaxcomm.collectives.permute import ring_shift
 from jaxcomm.collectives.split_phase import ring_shift_start
+from jaxcomm.compat import gpus
 
 # Of an unrolled ring, hops whose results wait to be summed at once.
 _SUMMED_HOPS = 4

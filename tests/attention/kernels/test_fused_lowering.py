@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from jaxcomm.attention.kernels import blocks as delta_columns
-from jaxcomm.attention.kernels import cudnn, gpus
+from jaxcomm.attention.kernels import cudnn
 from jaxcomm.attention.kernels.kernel import Hop, Saved
 from jaxcomm.attention.kernels.primitive import hop_backward
 from jaxcomm.attention.mask import Block, Coordinates, Mask
 from jaxcomm.attention.schedules import Zigzag
 from jaxcomm.attention.strategies.ring import Ring
-from jaxcomm.compat import gpu_kernels
+from jaxcomm.compat import gpus
 
 CUDNN = {"implementation": "cudnn"}
 
@@ -224,7 +224,7 @@ def test_reasons_of_a_machine(
 ):
     found = [gpu(capability) for capability in capabilities]
     monkeypatch.setattr(gpus, "local", lambda: found)
-    monkeypatch.setattr(gpu_kernels, "cudnn_version", lambda: version)
+    monkeypatch.setattr(gpus, "cudnn_version", lambda: version)
     found = cudnn.fused_attention_reason(head_size)
     assert (found or "").startswith(reason or "")
     assert bool(found) == bool(reason)
@@ -248,12 +248,12 @@ def _raises(error):
 def test_a_jax_that_has_another_cudnn_is_left_alone(
     request, monkeypatch, lower, name, found, reason
 ):
-    assert gpu_kernels.cudnn_attention_mismatch() is None  # This one is known.
+    assert gpus.cudnn_attention_mismatch() is None  # This one is known.
     # A trace knows which kernels may serve it, and JAX keeps traces.
-    for clear in (gpu_kernels.cudnn_attention_mismatch.cache_clear, jax.clear_caches):
+    for clear in (gpus.cudnn_attention_mismatch.cache_clear, jax.clear_caches):
         request.addfinalizer(clear)
         clear()
-    monkeypatch.setattr(gpu_kernels, name, found)
+    monkeypatch.setattr(gpus, name, found)
     assert reason in (cudnn.fused_attention_reason() or "")
     assert "cudnn" not in lower()
     with pytest.raises(ValueError, match=reason):

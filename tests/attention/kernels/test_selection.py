@@ -12,9 +12,9 @@ from split import ring_over
 
 import jaxcomm
 from jaxcomm import attention
-from jaxcomm.attention.kernels import cudnn, gpus, selection
+from jaxcomm.attention.kernels import cudnn, selection
 from jaxcomm.attention.kernels.pallas.kernel import PALLAS
-from jaxcomm.compat import gpu_kernels
+from jaxcomm.compat import gpus
 
 AUTO = jax.sharding.AxisType.Auto
 WINDOW = {"local_window_size": (8, 0)}
@@ -27,7 +27,7 @@ def hopper(monkeypatch, gpu):
     """A machine with one GPU and a cuDNN that serves it; no warning was given yet."""
     found = gpu("9.0")
     monkeypatch.setattr(gpus, "local", lambda: [found])
-    monkeypatch.setattr(gpu_kernels, "cudnn_version", lambda: 91300)
+    monkeypatch.setattr(gpus, "cudnn_version", lambda: 91300)
     with contextlib.suppress(ImportError):  # JAX 0.12 asks the GPU as well.
         info = importlib.import_module("jax._src.pallas.triton.gpu_info")
         capability = types.SimpleNamespace(compute_capability=90)
@@ -194,8 +194,8 @@ def test_a_jax_without_triton_is_left_alone(request, monkeypatch, lower):
     def gone():
         raise ImportError("No module")
 
-    request.addfinalizer(gpu_kernels.triton_mismatch.cache_clear)
-    gpu_kernels.triton_mismatch.cache_clear()
-    monkeypatch.setattr(gpu_kernels, "_triton_parameters", gone)
+    request.addfinalizer(gpus.triton_mismatch.cache_clear)
+    gpus.triton_mismatch.cache_clear()
+    monkeypatch.setattr(gpus, "_triton_parameters", gone)
     with pytest.raises(ValueError, match="makes no kernels with Triton"):
         lower(implementation="pallas")

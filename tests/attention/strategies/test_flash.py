@@ -13,7 +13,6 @@ import split
 from dense import Options
 
 import jaxcomm
-from jaxcomm.attention.kernels import gpus
 from jaxcomm.attention.kernels.flash import kernel as flash
 from jaxcomm.attention.kernels.flash import library
 from jaxcomm.attention.kernels.kernel import Hop
@@ -21,6 +20,7 @@ from jaxcomm.attention.kernels.pallas.kernel import Pallas
 from jaxcomm.attention.kernels.selection import select
 from jaxcomm.attention.kernels.xla.kernel import XLA
 from jaxcomm.attention.mask import Block, Coordinates, Mask, Run
+from jaxcomm.compat import gpus
 
 # Of bfloat16, relative to the largest number.
 LIMIT = 0.03

@@ -17,10 +17,10 @@ from dense import Options
 from split import on_ranks
 
 import jaxcomm
-from jaxcomm.attention.kernels import cudnn, gpus
+from jaxcomm.attention.kernels import cudnn
 from jaxcomm.attention.kernels.kernel import sum_dtype
 from jaxcomm.attention.strategies.ring import Ring
-from jaxcomm.compat import gpu_kernels
+from jaxcomm.compat import gpus
 
 # In natural order: nothing to deal.
 attend = functools.partial(on_ranks, is_causal=True)
@@ -93,9 +93,9 @@ def calls(monkeypatch, heads):
 
         return call
 
-    monkeypatch.setattr(gpu_kernels, "cudnn_forward", listed("forward", model_forward))
+    monkeypatch.setattr(gpus, "cudnn_forward", listed("forward", model_forward))
     backward = listed("backward", model_backward)
-    monkeypatch.setattr(gpu_kernels, "cudnn_backward", backward)
+    monkeypatch.setattr(gpus, "cudnn_backward", backward)
     dtypes = ("float64", "float32", "bfloat16")
     monkeypatch.setattr(cudnn, "_DTYPES", dtypes)
     monkeypatch.setattr(cudnn, "_why_not_compiled", lambda *_: None)

@@ -8,13 +8,13 @@ import os
 
 import jax.numpy as jnp
 
-from jaxcomm.attention.kernels import gpus
 from jaxcomm.attention.kernels.blocks import COLUMNS, BlockKernel
 from jaxcomm.attention.kernels.flash import library, packed
 from jaxcomm.attention.kernels.kernel import Hop, Kernel
 from jaxcomm.attention.kernels.pallas.kernel import PALLAS
 from jaxcomm.attention.kernels.xla.kernel import XLA
 from jaxcomm.attention.mask import Block
+from jaxcomm.compat import gpus
 
 _DTYPES = ("bfloat16", "float16")
 _HEAD_SIZE_STEP = 8

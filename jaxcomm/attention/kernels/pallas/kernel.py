@@ -6,7 +6,6 @@ A tile's scores stay in a multiprocessor; mask, bias and dropout are those of
 
 import dataclasses
 
-from jaxcomm.attention.kernels import gpus
 from jaxcomm.attention.kernels.kernel import OPTIONS, Grads, Hop, Kernel
 from jaxcomm.attention.kernels.pallas.forward import attend
 from jaxcomm.attention.kernels.pallas.gradients import (
@@ -15,7 +14,7 @@ from jaxcomm.attention.kernels.pallas.gradients import (
     grad_queries,
 )
 from jaxcomm.attention.kernels.pallas.work import LOG2_E, Sizes
-from jaxcomm.compat import gpu_kernels
+from jaxcomm.compat import gpus
 
 _DTYPES = ("bfloat16", "float16", "float32")
 _LARGEST_HEAD_SIZE = 256
@@ -48,7 +47,7 @@ class Pallas(Kernel):
         if not all(x.size for x in arrays):
             shapes = f"query {hop.query.shape}, key {hop.key.shape}"
             return f"there is nothing to compute ({shapes})"
-        reason = gpu_kernels.triton_mismatch()
+        reason = gpus.triton_mismatch()
         if reason is not None or hop.platform is None or self.interpret:
             return reason
         reason = gpus.why_not_compiled(hop)
@@ -56,7 +55,7 @@ class Pallas(Kernel):
             return reason
         found = gpus.local()
         reason = gpus.why_none_serves(found)
-        return reason or gpu_kernels.why_no_triton_for(found[0].device_kind)
+        return reason or gpus.why_no_triton_for(found[0].device_kind)
 
     def _sizes(self, hop: Hop) -> tuple[Sizes, Sizes, Sizes]:
         return self.sizes or (_forward_sizes(hop), *_backward_sizes(hop))

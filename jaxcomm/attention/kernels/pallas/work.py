@@ -17,7 +17,7 @@ from jax.experimental import pallas as pl
 from jaxcomm.attention.kernels.kernel import Hop
 from jaxcomm.attention.kernels.scores import Tile
 from jaxcomm.attention.mask import FULL, PARTIAL, SKIP, Coordinates
-from jaxcomm.compat import gpu_kernels
+from jaxcomm.compat import gpus
 
 LOG2_E = 1.4426950408889634
 # The position of keys that fill up a tile: beyond all.
@@ -330,9 +330,7 @@ def call_kernel(kernel, *, sizes: Sizes, interpret: bool, **options):
     """Return ``pallas_call`` of a kernel, for Triton or interpreted."""
     return pl.pallas_call(
         kernel,
-        compiler_params=gpu_kernels.triton_parameters(
-            warps=sizes.warps, stages=sizes.stages
-        ),
+        compiler_params=gpus.triton_parameters(warps=sizes.warps, stages=sizes.stages),
         interpret=interpret,
         **options,
     )

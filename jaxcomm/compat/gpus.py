@@ -1,4 +1,4 @@
-"""Kernels for GPUs that JAX brings, or compiles: cuDNN's attention and Triton."""
+"""GPUs, and the kernels for them that JAX brings or compiles: cuDNN, Triton."""
 
 import contextlib
 import functools
@@ -7,6 +7,53 @@ import inspect
 import warnings
 
 import jax
+
+from jaxcomm import compat
+
+# Older ones have no bfloat16.
+OLDEST = (8, 0)
+
+
+def local() -> list:
+    """Return this process's NVIDIA GPUs; starts JAX's backends."""
+    try:
+        return jax.local_devices(backend="cuda")
+    except compat.NO_DEVICES:
+        return []
+
+
+def capabilities(gpus: list) -> set[tuple[int, ...]]:
+    """Return the compute capabilities of GPUs, as (9, 0)."""
+    return {tuple(map(int, gpu.compute_capability.split("."))) for gpu in gpus}
+
+
+def why_none_serves(gpus: list) -> str | None:
+    """Say why these GPUs have no kernels, or None if they may."""
+    if not gpus:
+        return "JAX finds no NVIDIA GPU"
+    oldest = min(capabilities(gpus))
+    if oldest < OLDEST:
+        found, needed = (".".join(map(str, x)) for x in (oldest, OLDEST))
+        return f"a GPU has compute capability {found}, and it needs {needed}"
+    return None
+
+
+def why_not_compiled(hop) -> str | None:
+    """Say why a hop that is being lowered cannot call kernels of CUDA, or None."""
+    if hop.platform != "cuda":
+        return "the program is compiled for a platform that is not CUDA"
+    if hop.automatic_axes:
+        return (
+            f"shard_map leaves the mesh axes {hop.automatic_axes} to XLA, and kernels "
+            "are used where all are manual"
+        )
+    return None
+
+
+def are_of_mesh() -> bool:
+    """Say whether what is traced is for a mesh of GPUs."""
+    return compat.mesh_platform() in ("gpu", "cuda")
+
 
 # cuDNN's attention. All of it was checked on 0.10.2 and 0.11.2, whose functions take
 # these, and on 0.12.0.1, where score_mod joined them. They are below JAX's rules for
