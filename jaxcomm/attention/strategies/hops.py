@@ -13,7 +13,14 @@ from jaxcomm.attention.kernels.selection import narrowed
 from jaxcomm.attention.layout import Layout
 from jaxcomm.attention.mask import Block, Blocks, Coordinates, Mask, Run
 from jaxcomm.attention.schedules import Schedule
-from jaxcomm.attention.strategies.strategy import AttentionCall, Inputs
+from jaxcomm.attention.strategies.strategy import (
+    AttentionCall,
+    Inputs,
+    Keys,
+    Problem,
+    columns_of,
+    coordinates_of,
+)
 
 
 class Piece(NamedTuple):
@@ -233,6 +240,45 @@ def hop_of_others(call: AttentionCall, inputs: Inputs, width: int) -> Hop:
     return narrowed(hop, tuple(dict.fromkeys((blocks.earlier, blocks.later))))
 
 
+def hop_of_block(
+    hop: Hop, call: AttentionCall, inputs: Inputs, width: int, block: Keys, distance
+) -> Hop:
+    """Return the hop of the keys of member ``me - distance``.
+
+    Args:
+      hop: what such hops have in common.
+      call, inputs, width: of the ring.
+      block, distance: the keys, and whose; the distance may be traced.
+    """
+    count = block.key.shape[1]
+    me, source = members_at(call, width, distance)
+    queries = coordinates_of(inputs.query_layout, me, width, inputs.query_ids)
+    keys = coordinates_of(inputs.key_layout, source, width, block.segment_ids)
+    which = None
+    if len(hop.blocks) > 1:
+        # Ranks are in the order of their first positions: see Blocks.
+        is_later = queries.positions[0] < keys.positions[0]
+        which = is_later.astype(jnp.int32)
+    return hop.replace(
+        key=block.key,
+        value=block.value,
+        queries=queries,
+        keys=keys,
+        bias=columns_of(inputs.bias, source * count, count),
+        block=which,
+    )
+
+
+def members_at(call: AttentionCall, width: int, distance):
+    """Return the index of this member, and of the one at a distance before it."""
+    if call.size == width:
+        return 0, 0
+    me = call.rank()
+    if width > 1:
+        me //= width
+    return me, (me - distance) % (call.size // width)
+
+
 def _layouts(inputs: Inputs):
     return inputs.query_layout, inputs.key_layout
 
@@ -261,3 +307,19 @@ def _known(call: AttentionCall, inputs: Inputs, width: int) -> Hop:
         query_segments=layouts[0].segments * width,
         key_segments=layouts[1].segments * width,
     )
+
+
+def distances(of: Inputs | Problem, mask: Mask, width: int) -> tuple[int, ...]:
+    """Return the distances at which some rank sees a key.
+
+    Below Ulysses a member is several ranks: one of them needs the block.
+    """
+    shifts = visible_shifts(of.query_layout, of.key_layout, mask)
+    members = of.key_layout.size // width
+    found = {0}
+    for shift in shifts:
+        # Ranks i and i - shift: their members are one of two apart.
+        found |= {(shift // width) % members, -(-shift // width) % members}
+    if len(found) > members // 2 + 1:
+        return tuple(range(max(found) + 1))
+    return tuple(sorted(found))

@@ -11,26 +11,29 @@ from jaxcomm import compat
 from jaxcomm.attention.kernels.blocks import BlockPair
 from jaxcomm.attention.kernels.kernel import Grads, Hop, merge
 from jaxcomm.attention.kernels.primitive import hop_backward, hop_forward
-from jaxcomm.attention.mask import Mask
-from jaxcomm.attention.strategies.hops import hop_of_others, own_hop, visible_shifts
+from jaxcomm.attention.strategies.hops import (
+    distances,
+    hop_of_block,
+    hop_of_others,
+    members_at,
+    own_hop,
+)
 from jaxcomm.attention.strategies.seen_hops import last_seen_hop, share_documents
 from jaxcomm.attention.strategies.strategy import (
     AttentionCall,
     Cost,
     Inputs,
     Keys,
-    Problem,
     Strategy,
-    columns_of,
-    coordinates_of,
     keep,
 )
-from jaxcomm.collectives.permute import ring_shift
 from jaxcomm.collectives.split_phase import ring_shift_start
 from jaxcomm.compat import gpus
 
 # Of an unrolled ring, hops whose results wait to be summed at once.
 _SUMMED_HOPS = 4
+# Rings of at most so many ranks are no loop on a GPU.
+_UNROLLED_RANKS = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,17 +51,13 @@ class Ring(Strategy):
     Attributes:
       width: how many neighbouring ranks of the axis hold one member's tokens. More than
         one below Ulysses, which has exchanged tokens and heads among them.
-      overlaps: whether a block travels while its predecessor is computed.
-      unrolled_ranks: rings of at most so many ranks are no loop on a GPU.
     """
 
     width: int = 1
-    overlaps: bool = True
-    unrolled_ranks: int = 8
     name = "ring"
 
     def cost(self, problem):
-        sends = len(_distances(problem, problem.mask, self.width)) - 1
+        sends = len(distances(problem, problem.mask, self.width)) - 1
         block = self.width * problem.key_bytes
         grads = self.width * problem.key_grad_bytes
         return Cost(
@@ -66,11 +65,11 @@ class Ring(Strategy):
             sends * block,
             sends * (block + grads),
             (1 + bool(sends)) * block,
-            overlaps=self.overlaps,
+            overlaps=True,
         )
 
     def forward(self, call, inputs):
-        ring = _Loop(self, call, inputs)
+        ring = _Loop(self.width, call, inputs)
 
         def attend(block, distance, merged=None, **known):
             return hop_forward(ring.hop(block, distance, **known), merged)
@@ -138,7 +137,7 @@ class Ring(Strategy):
         Source: NVIDIA, TransformerEngine, context parallelism, 2024.
         """
         kept, seen = kept
-        ring = _Loop(self, call, kept)
+        ring = _Loop(self.width, call, kept)
 
         def gradients(block, distance, total=None, **known):
             """Return those that stay, of queries, bias and slopes; and the block's."""
@@ -214,23 +213,22 @@ class _Loop:
       parts: in how many parts the queries are merged.
     """
 
-    def __init__(self, strategy: Ring, call: AttentionCall, inputs: Inputs):
-        self.call, self.inputs, self.width = call, inputs, strategy.width
-        self.members = call.size // strategy.width
-        self.distances = _distances(inputs, call.mask, strategy.width)
+    def __init__(self, width: int, call: AttentionCall, inputs: Inputs):
+        self.call, self.inputs, self.width = call, inputs, width
+        self.members = call.size // width
+        self.distances = distances(inputs, call.mask, width)
         self.last = len(self.distances) - 1
         self.is_uniform = self.distances == tuple(range(len(self.distances)))
-        self.own = self.others = own_hop(call, inputs, strategy.width)
+        self.own = self.others = own_hop(call, inputs, width)
         if self.last:
-            self.others = hop_of_others(call, inputs, strategy.width)
+            self.others = hop_of_others(call, inputs, width)
         is_kernel = gpus.are_of_mesh() and self.others.kernels[0].name != "xla"
-        self.unrolls = is_kernel and self.members <= strategy.unrolled_ranks
+        self.unrolls = is_kernel and self.members <= _UNROLLED_RANKS
         queries, keys = inputs.query.shape[1], inputs.key.shape[1]
         choice = None
         if self.unrolls:
             choice = BlockPair.of(self.others.blocks, queries, keys)
         self.parts = 1 if choice is None else queries // choice.shape[0]
-        self.overlaps = strategy.overlaps
 
     @property
     def starts_apart(self):
@@ -352,8 +350,7 @@ class _Loop:
 
     def start(self, block, shift):
         """Begin to send a pytree to the member that is ``shift`` further."""
-        send = ring_shift_start if self.overlaps else ring_shift
-        return send(block, self.call.axis_name, shift=shift * self.width)
+        return ring_shift_start(block, self.call.axis_name, shift=shift * self.width)
 
     def start_pair(self, first, second, shift, second_shift):
         """Begin to send two pytrees; in one call if they go equally far."""
@@ -363,56 +360,21 @@ class _Loop:
 
     def then(self, arriving, block):
         """Return the block, for what is to be computed while it is sent."""
-        if not self.overlaps:
-            return block
         for handle in arriving if isinstance(arriving, list) else [arriving]:
             block = handle.then(block)
         return block
 
     def done(self, arriving, after) -> Any:
         """Return what was begun to be sent here, once ``after`` is computed."""
-        if not self.overlaps:
-            return arriving
         if isinstance(arriving, list):
             return [handle.done(after=after) for handle in arriving]
         return arriving.done(after=after)
 
-    def _members(self, distance):
-        """Return the index of this member, and of the one whose keys are here."""
-        if self.members == 1:
-            return 0, 0
-        me = self.call.rank()
-        if self.width > 1:
-            me //= self.width
-        return me, (me - distance) % self.members
-
     def hop(self, block: Keys, distance, **known) -> Hop:
-        """Return the hop of a block; 0 is the distance of a rank's own.
-
-        Args:
-          block, distance: of whose keys.
-          known: other attributes of the hop.
-        """
-        inputs, count = self.inputs, block.key.shape[1]
+        """Return the hop of a block; 0 is the distance of a rank's own."""
         is_own = isinstance(distance, int) and not distance
-        of_all = self.own if is_own else self.others
-        me, source = self._members(distance)
-        queries = coordinates_of(inputs.query_layout, me, self.width, inputs.query_ids)
-        keys = coordinates_of(inputs.key_layout, source, self.width, block.segment_ids)
-        which = None
-        if len(of_all.blocks) > 1:
-            # Ranks are in the order of their first positions: see Blocks.
-            is_later = queries.positions[0] < keys.positions[0]
-            which = is_later.astype(jnp.int32)
-        return of_all.replace(
-            key=block.key,
-            value=block.value,
-            queries=queries,
-            keys=keys,
-            bias=columns_of(inputs.bias, source * count, count),
-            block=which,
-            **known,
-        )
+        hop = (self.own if is_own else self.others).replace(**known)
+        return hop_of_block(hop, self.call, self.inputs, self.width, block, distance)
 
     def columns(self, grad_bias, distance):
         """Put the gradient of a block's columns into that of the whole bias."""
@@ -426,24 +388,9 @@ class _Loop:
         """Write the gradient of a block's columns, which no other hop has."""
         if grad_bias is None:
             return None
-        start = self._members(distance)[1] * grad_bias.shape[3]
+        _, source = members_at(self.call, self.width, distance)
+        start = source * grad_bias.shape[3]
         return jax.lax.dynamic_update_slice_in_dim(total, grad_bias, start, axis=3)
-
-
-def _distances(of: Inputs | Problem, mask: Mask, width: int) -> tuple[int, ...]:
-    """Return the distances at which some rank sees a key.
-
-    Below Ulysses a member is several ranks: one of them needs the block.
-    """
-    shifts = visible_shifts(of.query_layout, of.key_layout, mask)
-    members = of.key_layout.size // width
-    found = {0}
-    for shift in shifts:
-        # Ranks i and i - shift: their members are one of two apart.
-        found |= {(shift // width) % members, -(-shift // width) % members}
-    if len(found) > members // 2 + 1:
-        return tuple(range(max(found) + 1))
-    return tuple(sorted(found))
 
 
 def _completion(arrays):
