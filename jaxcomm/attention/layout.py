@@ -7,22 +7,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxcomm import compat
 from jaxcomm.attention.mask import PADDING
 from jaxcomm.attention.permutation import (
     checked,
     checked_order,
     natural_ids,
-    no_positions,
     places_of,
     take,
     token_numbers,
 )
 from jaxcomm.attention.schedules import Schedule, get_schedule
-from jaxcomm.collectives.all_gather import all_gather
-from jaxcomm.communicator import replica_groups
 from jaxcomm.primitives import arguments
-from jaxcomm.primitives.call import AxisName
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -245,29 +240,6 @@ class Layout:
             return np.argsort(at, kind="stable").astype(np.int32)
         return jnp.argsort(at).astype(jnp.int32)
 
-    def check_axis(self, axis_name: AxisName, what: str) -> int:
-        """Return the size of an axis, or say that it is not the layout's.
-
-        Raises:
-          NameError: the axis is not bound.
-          ValueError: it has another size.
-        """
-        axes = replica_groups.canonical_axes(axis_name)
-        if not axes or len(set(axes)) < len(axes):
-            raise ValueError(
-                f"{what}: axis_name={axis_name!r} names "
-                f"{'an axis twice' if axes else 'no axis'}. Pass each axis that splits "
-                "the sequence once."
-            )
-        compat.check_axes_bound(axes, what)
-        size = jax.lax.axis_size(axes)
-        if size != self.size:
-            raise ValueError(
-                f"{what}: the layout is of {self.size} ranks, and axis {axis_name!r} "
-                f"has {size}. Reorder the sequence with a layout of size={size}."
-            )
-        return size
-
     def _check_rows(self, leaf, axis: int, what: str) -> None:
         """Check that an array has the rows of a layout that differs by row."""
         if not self.differs_by_row:
@@ -345,29 +317,6 @@ class Tokens:
             return take(leaf, places, at, fill=None)
 
         return jax.tree.map(one, x)
-
-    def layout_of_ranks(self, axis_name: Any, what: str, argument: str) -> Layout:
-        """Return the layout, whose order is gathered from the ranks if it is data.
-
-        Args:
-          axis_name: the axis that splits the sequence.
-          what: the function that was called.
-          argument: what it calls the tokens.
-
-        Raises:
-          TypeError: its order is data, and there are no positions.
-        """
-        layout = self.layout
-        if not isinstance(layout.order, jax.ShapeDtypeStruct):
-            return layout
-        if self.positions is None:
-            raise TypeError(f"{what}: {no_positions(layout.schedule, argument)}")
-        held = jnp.asarray(self.positions)
-        if held.ndim == 2 and not layout.differs_by_row:
-            # All rows have the same: see positions.are_right.
-            held = held[0] if len(held) else jnp.zeros(held.shape[1:], held.dtype)
-        order = all_gather(held, axis_name, axis=held.ndim - 1)
-        return layout._with_order(jnp.where(order < 0, layout.length, order))
 
 
 def _parts_of_layout(layout: Layout):

@@ -13,7 +13,7 @@ from jaxcomm.attention.kernels.kernel import Hop, merge, sum_dtype
 from jaxcomm.attention.layout import Layout, Tokens
 from jaxcomm.attention.mask import PADDING, promotes_ranks
 from jaxcomm.attention.permutation import no_positions, poison_unless
-from jaxcomm.attention.positions import all_are_right
+from jaxcomm.attention.positions import all_are_right, check_axis, layout_of_ranks
 from jaxcomm.attention.strategies.choice import choose, get_strategy
 from jaxcomm.attention.strategies.strategy import (
     AttentionCall,
@@ -218,7 +218,7 @@ def _held(given, x, axis_name, what: str, name: str, argument: str):
             f"of {layout.length}. Reorder {name} with that layout; or check that "
             "dimension 1 counts tokens and is split over the axis alone."
         )
-    layout.check_axis(axis_name, what)
+    check_axis(layout, axis_name, what)
     for part in ("positions", "segment_ids"):
         shape = getattr(getattr(given, part), "shape", None)
         if shape not in (None, (batch, count), (1, count), (count,)):
@@ -227,7 +227,7 @@ def _held(given, x, axis_name, what: str, name: str, argument: str):
                 f"{name} has {batch} sequences of {count} tokens. Split what "
                 "layout.reorder returned as the batch is."
             )
-    return given, given.layout_of_ranks(axis_name, what, argument)
+    return given, layout_of_ranks(given, axis_name, what, argument)
 
 
 def _ids(queries: Tokens, keys: Tokens, shapes, what: str):

@@ -5,12 +5,13 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from jaxcomm import config
+from jaxcomm import compat, config
 from jaxcomm.attention.layout import Layout, Tokens
 from jaxcomm.attention.mask import PADDING
 from jaxcomm.attention.permutation import no_positions
 from jaxcomm.attention.strategies.strategy import keep
 from jaxcomm.collectives.all_gather import all_gather
+from jaxcomm.communicator import replica_groups
 from jaxcomm.primitives.call import call_of
 from jaxcomm.primitives.collective import Collective, define
 from jaxcomm.primitives.request import Request
@@ -21,6 +22,45 @@ class Trusted:
 
 
 TRUSTED = Trusted()
+
+
+def check_axis(layout: Layout, axis_name, what: str) -> None:
+    """Raise NameError or ValueError if an axis is not that of a layout."""
+    axes = replica_groups.canonical_axes(axis_name)
+    if not axes or len(set(axes)) < len(axes):
+        raise ValueError(
+            f"{what}: axis_name={axis_name!r} names "
+            f"{'an axis twice' if axes else 'no axis'}. Pass each axis that splits "
+            "the sequence once."
+        )
+    compat.check_axes_bound(axes, what)
+    size = jax.lax.axis_size(axes)
+    if size != layout.size:
+        raise ValueError(
+            f"{what}: the layout is of {layout.size} ranks, and axis {axis_name!r} "
+            f"has {size}. Reorder the sequence with a layout of size={size}."
+        )
+
+
+def layout_of_ranks(tokens: Tokens, axis_name, what: str, argument: str) -> Layout:
+    """Return the layout of tokens; order that is data is gathered from the ranks.
+
+    Args:
+      tokens: of this rank.
+      axis_name: the axis that splits the sequence.
+      argument: what the function ``what`` calls the tokens.
+    """
+    layout = tokens.layout
+    if not isinstance(layout.order, jax.ShapeDtypeStruct):
+        return layout
+    if tokens.positions is None:
+        raise TypeError(f"{what}: {no_positions(layout.schedule, argument)}")
+    held = jnp.asarray(tokens.positions)
+    if held.ndim == 2 and not layout.differs_by_row:
+        # All rows have the same: see are_right.
+        held = held[0] if len(held) else jnp.zeros(held.shape[1:], held.dtype)
+    order = all_gather(held, axis_name, axis=held.ndim - 1)
+    return layout._with_order(jnp.where(order < 0, layout.length, order))
 
 
 def are_right(tokens: Tokens, layout: Layout, axis_name, what: str, argument="tokens"):

@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxcomm.attention.layout import Layout, Tokens
 from jaxcomm.attention.permutation import checked, poison_unless
-from jaxcomm.attention.positions import are_right
+from jaxcomm.attention.positions import are_right, check_axis, layout_of_ranks
 from jaxcomm.collectives.ragged_all_to_all import ragged_all_to_all
 from jaxcomm.primitives.call import SCOPE, AxisName, call_of
 
@@ -79,12 +79,12 @@ def relayout(
             f"{what}: a layout differs by sequence of the batch, and all rows of x "
             "move alike. Move each row by itself, with its own layout."
         )
-    source.check_axis(axis_name, "attention.relayout")
+    check_axis(source, axis_name, "attention.relayout")
     named = call_of(what, axis_name, lane=lane, backend=backend)
     # Collectives of the backward pass travel by the same.
     with SCOPE(named.scope):
-        source = held.layout_of_ranks(named.axes, what, "source")
-        target = wanted.layout_of_ranks(named.axes, what, "target")
+        source = layout_of_ranks(held, named.axes, what, "source")
+        target = layout_of_ranks(wanted, named.axes, what, "target")
         is_right = are_right(held, source, named.axes, what, "source")
 
         def one(leaf):

@@ -95,10 +95,6 @@ class Schedule(abc.ABC):
             return np.zeros(0, np.int32)
         return np.concatenate([self.positions(r, size, length) for r in range(size)])
 
-    def unshard(self, size: int, length: int) -> np.ndarray:
-        """Return the inverse of :meth:`shard`, an int32 array of the same shape."""
-        return np.argsort(self.shard(size, length)).astype(np.int32)
-
 
 class Contiguous(Schedule):
     """One unbroken slice per rank.

@@ -197,15 +197,3 @@ class CommPolicy:
 
     def _unless_recorded(self, choice):
         return not self.command_buffers if choice is None else choice
-
-    def settings(self) -> dict[str, int]:
-        """Return the fields of ``ncclConfig_t`` that are not left to NCCL."""
-        fields = {
-            "maxCTAs": self.max_ctas,
-            "minCTAs": self.min_ctas,
-            "cgaClusterSize": self.cga_cluster_size,
-            "trafficClass": self.traffic_class,
-            "maxP2pPeers": self.max_p2p_peers,
-            "blocking": None if self.blocking is None else int(self.blocking),
-        }
-        return {name: value for name, value in fields.items() if value is not None}

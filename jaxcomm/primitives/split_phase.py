@@ -85,7 +85,6 @@ batching.primitive_batchers[barrier_p] = lambda operands, dims: (
 compat.register_lowering(barrier_p, _barrier_lower)
 
 
-@jax.tree_util.register_pytree_node_class
 class Handle:
     """A collective that a ``*_start`` function began, to be finished by ``done``.
 
@@ -192,9 +191,9 @@ class Handle:
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         """Refuse ``copy``, ``deepcopy`` and ``pickle``: both could be finished."""
-        self.tree_flatten()
+        self._refuse()
 
-    def tree_flatten(self) -> NoReturn:
+    def _refuse(self) -> NoReturn:
         """Refuse: whoever flattens a handle is about to take it elsewhere.
 
         A node of a pytree, so that the error says what to do: JAX would refuse a leaf
@@ -205,11 +204,6 @@ class Handle:
             f"the handle of {self._text} must stay in the function that called it: "
             f"call its done() there, and return, carry or pass on what that gives"
         )
-
-    @classmethod
-    def tree_unflatten(cls, aux: Any, leaves: Any) -> NoReturn:
-        """Never called: no handle is ever flattened."""
-        raise NotImplementedError
 
     def __del__(self, _ends: Callable[[], bool] = sys.is_finalizing) -> None:
         """Warn of a start without a done, as Python does of a forgotten coroutine.
@@ -223,6 +217,10 @@ class Handle:
                 stacklevel=2,
                 source=self,
             )
+
+
+# No handle is ever flattened, and so none is made of leaves.
+jax.tree_util.register_pytree_node(Handle, Handle._refuse, lambda *_: None)
 
 
 def _awaited(leaf, text: str):

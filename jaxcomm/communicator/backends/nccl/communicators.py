@@ -103,7 +103,17 @@ def pinned_bytes(spec: CommunicatorSpec) -> int:
 
 def _config(spec: CommunicatorSpec) -> dict[str, int]:
     """Return the fields of ``ncclConfig_t`` that are not left to NCCL."""
-    return {**policy_of(spec).settings(), "splitShare": int(shares(spec))}
+    policy = policy_of(spec)
+    fields = {
+        "maxCTAs": policy.max_ctas,
+        "minCTAs": policy.min_ctas,
+        "cgaClusterSize": policy.cga_cluster_size,
+        "trafficClass": policy.traffic_class,
+        "maxP2pPeers": policy.max_p2p_peers,
+        "blocking": None if policy.blocking is None else int(policy.blocking),
+        "splitShare": int(shares(spec)),
+    }
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _on_failure(spec: CommunicatorSpec) -> str:
