@@ -251,11 +251,6 @@ def window_of(
 ) -> tuple[int | None, int | None]:
     """Return how far a query sees to the left and to the right; None if all the way.
 
-    Args:
-      local_window_size: None, an int for both, or a pair, as in ``jax.nn``.
-      is_causal: whether it sees nothing to the right.
-      name: of the function that was called.
-
     >>> window_of((3, 2), is_causal=False, name="ring_attention")
     (3, 2)
     """

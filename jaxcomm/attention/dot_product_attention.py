@@ -201,10 +201,6 @@ def dot_product_attention(
 def _ids(query, key, ids, lengths):
     """Return int32 documents of queries and of keys.
 
-    Args:
-      query, key: the arrays.
-      ids, lengths: of queries and of keys, as given.
-
     Returns:
       Both or none of them; or of the queries alone, if the keys have the same.
     """

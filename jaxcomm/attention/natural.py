@@ -74,13 +74,7 @@ class Split:
 
     @classmethod
     def of(cls, mesh, axis_name, batch_axes, head_axes, query) -> "Split":
-        """Find how queries, keys and values are to be split.
-
-        Args:
-          mesh: a mesh, or None for that of the context.
-          axis_name, batch_axes, head_axes: what the user gave.
-          query: (B, T, N, H) or (T, N, H).
-        """
+        """Find how queries, keys and values are to be split."""
         tokens = _axes(axis_name)
         mesh = _mesh_of(mesh, tokens)
         manual = frozenset(jax.sharding.get_abstract_mesh().manual_axes)

@@ -143,13 +143,6 @@ def attend_on_ranks(
 ) -> Any:
     """Attend over what the ranks of an axis hold.
 
-    Args:
-      options: checked.
-      arrays: of this rank.
-      axis_name: the mesh axis, or tuple of axes, that splits the sequence.
-      tokens: of the queries, and of the keys if there are no others.
-      key_tokens: of the keys, or None.
-
     Returns:
       What ``ring_attention`` returns.
     """
@@ -192,14 +185,7 @@ def attend_on_ranks(
 
 
 def _held(given, x, axis_name, what: str, name: str, argument: str):
-    """Return the tokens of an array, and who holds which positions.
-
-    Args:
-      given: tokens, or the layout of those in natural order.
-      x: (B, T, ...), of this rank.
-      axis_name: the axis that splits the sequence.
-      argument: what the tokens are called.
-    """
+    """Return the tokens of an array, and who holds which positions."""
     if isinstance(given, Layout):
         if not given.is_natural:
             raise TypeError(f"{what}: {no_positions(given.schedule, argument)}")

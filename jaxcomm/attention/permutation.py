@@ -142,12 +142,7 @@ def poison(dtype) -> float:
 
 
 def poison_unless(is_right, tree):
-    """Replace every number of a pytree by :func:`poison` where a flag is False.
-
-    Args:
-      is_right: bool scalar. If None, nothing is replaced.
-      tree: pytree of arrays.
-    """
+    """Replace every number of a pytree by :func:`poison` where a flag is False."""
     if is_right is None:
         return tree
     return jax.tree.map(lambda x: jnp.where(is_right, x, poison(x.dtype)), tree)
@@ -267,11 +262,7 @@ _INT32 = jnp.iinfo(jnp.int32)
 
 
 def ids_of(x, what: str):
-    """Return document ids as int32; arrays of other types as they are.
-
-    Args:
-      x: integers, or None.
-    """
+    """Return document ids as int32; arrays of other types as they are."""
     if not _is_wide(x):
         return x
     known = compat.known_value(x)

@@ -43,13 +43,7 @@ def check_axis(layout: Layout, axis_name, what: str) -> None:
 
 
 def layout_of_ranks(tokens: Tokens, axis_name, what: str, argument: str) -> Layout:
-    """Return the layout of tokens; order that is data is gathered from the ranks.
-
-    Args:
-      tokens: of this rank.
-      axis_name: the axis that splits the sequence.
-      argument: what the function ``what`` calls the tokens.
-    """
+    """Return the layout of tokens; order that is data is gathered from the ranks."""
     layout = tokens.layout
     if not isinstance(layout.order, jax.ShapeDtypeStruct):
         return layout
@@ -73,9 +67,6 @@ def are_right(tokens: Tokens, layout: Layout, axis_name, what: str, argument="to
     Args:
       tokens: of this rank. Their positions may be None, if the layout is the natural
         order, or TRUSTED.
-      layout: who holds which positions.
-      axis_name: the axis that splits the sequence.
-      argument: what it calls the tokens.
 
     Returns:
       bool scalar, or None where there is nothing to compare.
@@ -117,7 +108,6 @@ def all_are_right(queries, keys, axis_name, what: str):
     Args:
       queries, keys: tokens and layout of each. None for the keys if they are the same
         tokens as the queries.
-      axis_name: the axis that splits the sequence.
 
     Returns:
       bool scalar, or None where there is nothing to compare. A policy of

@@ -200,9 +200,6 @@ SCHEDULES: dict[str, Schedule] = {
 def get_schedule(schedule: str | Schedule) -> Schedule:
     """Return the schedule of that name, or the argument if it is one already.
 
-    Args:
-      schedule: ``"contiguous"``, ``"striped"``, ``"zigzag"`` or a :class:`Schedule`.
-
     >>> get_schedule("zigzag").name
     'zigzag'
     """

@@ -219,16 +219,7 @@ def reduction(
     backend: str | None = None,
     reproducible: bool | None = None,
 ) -> Request:
-    """Check an all-reduce, for the function ``name``.
-
-    Args:
-      name: what the user called.
-      op: ``"sum"``, ``"prod"``, ``"max"``, ``"min"`` or ``"mean"``.
-      x: a pytree of arrays.
-      axis_name: names, and integers for dimensions of ``x``.
-      groups: the ``axis_index_groups``.
-      lane, backend, reproducible: as of :func:`psum`.
-    """
+    """Check an all-reduce, for the function ``name``."""
     if op in ("sum", "prod"):
         x = request.count_bools(x)
     given = replica_groups.canonical_axes(axis_name)

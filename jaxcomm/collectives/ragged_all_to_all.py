@@ -143,7 +143,6 @@ class RaggedAllToAll(Collective):
         """Compute what this rank receives from the operands of all ranks.
 
         Args:
-          xs: the operands of this rank.
           gather: from arrays of this rank to those of all ranks along the axes,
             stacked.
         """

@@ -22,10 +22,6 @@ def prepare(platform: str, ffi_platform: str) -> bool:
     records of failures and answers SIGUSR1, in C++: a handler in Python would not run
     while the main thread waits in ``jax.block_until_ready``. See ``JAXCOMM_DUMP_DIR``.
 
-    Args:
-      platform: of the communicator's devices, such as ``"gpu"``.
-      ffi_platform: the name by which ``jax.ffi`` knows it, such as ``"CUDA"``.
-
     Returns:
       Whether SIGUSR1 is answered. It is not if the program handles or ignores it.
 

@@ -130,7 +130,6 @@ def with_manual_axes(aval, **kinds: frozenset):
     """Return ``aval`` with other axes over which it is of some kinds.
 
     Args:
-      aval: a type.
       **kinds: the mesh axes over which it is ``varying``, ``unreduced`` or ``reduced``.
     """
     # Constants come without the mesh, which the type needs.

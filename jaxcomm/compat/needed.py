@@ -47,11 +47,7 @@ NEEDED = {
 def needed_modules(
     find: Callable[[str], Any] = importlib.import_module,
 ) -> dict[str, Any]:
-    """Return the modules of ``NEEDED``, by name, if this JAX has all that is in them.
-
-    Args:
-      find: returns the module of a name.
-    """
+    """Return the modules of ``NEEDED``, by name, if this JAX has all that they hold."""
     found, missing = {}, []
     for module, names in NEEDED.items():
         try:

@@ -25,10 +25,6 @@ def serve_jobs_store(address: str, processes: int) -> Any:
     """Serve what processes of ``jax.distributed`` meet in, until its ``shutdown()``.
 
     The end of a process does not end the others.
-
-    Args:
-      address: host and port.
-      processes: how many there will be.
     """
     # Checked on 0.10.2, 0.12.0.1.
     return _distributed._jax.get_distributed_runtime_service(

@@ -31,9 +31,6 @@ class _Parser(argparse.ArgumentParser):
 def read(words: Sequence[str]) -> argparse.Namespace:
     """Read and check a command line.
 
-    Args:
-      words: what was typed after the program's name.
-
     Returns:
       ``check``, ``merge`` and ``json``, which are true or false; ``files`` to merge;
       and what follows ``--devices`` and ``--trace``, or None.

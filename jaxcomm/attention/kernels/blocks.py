@@ -75,9 +75,6 @@ class BlockPair:
     ) -> "BlockPair | None":
         """Return the choice between two blocks, or None if there is no such choice.
 
-        Args:
-          queries, keys: how many there are.
-
         >>> BlockPair.of((Block((0, 4), (0, 2)), Block((2, 4), (0, 4))), 4, 4)
         BlockPair(shape=(2, 2), first=((0, 0), (1, 0)), second=((1, 1), (1, 0)))
         """
@@ -120,8 +117,6 @@ class BlockPair:
 
         Args:
           attended: of each tile (out, lse), (B, rows, N, D) and (B, rows, N) float32.
-          length: T, how many queries there are.
-          is_second: as above.
 
         Returns:
           (B, T, N, D) and (B, T, N); queries of no tile give 0 and -inf.
@@ -189,7 +184,6 @@ class BlockKernel(Kernel):
         """Return the gradients of query, key and value of a block, in their shapes.
 
         Args:
-          hop, block: as above.
           arrays: query, key and value of the block.
           out, lse, grad_out: (B, rows, N, V), (B, N, rows) and (B, rows, N, V), over
             the keys of all hops. The sum of ``grad_out * out`` is the kernel's to make.
@@ -276,13 +270,7 @@ class BlockKernel(Kernel):
 
 
 def _choose(hop: Hop, compute, skip):
-    """Compute the block of a hop, of several by a branch.
-
-    Args:
-      hop: which blocks there are, and which it is.
-      compute: of a block.
-      skip: returns what an empty block gives.
-    """
+    """Compute the block of a hop, of several by a branch."""
 
     def branch(block: Block):
         return skip if block.is_empty else lambda: compute(block)

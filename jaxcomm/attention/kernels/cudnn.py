@@ -106,9 +106,6 @@ def fused_attention_reason(head_size: int = 64) -> str | None:
 
     Starts JAX's backends.
 
-    Args:
-      head_size: that of the attention.
-
     Returns:
       None where it does, given inputs that cuDNN takes.
 

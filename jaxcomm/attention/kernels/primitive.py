@@ -94,8 +94,6 @@ def _checked(asked: str, found, names, avals: dict) -> list:
     """Return the results of a kernel in the dtype of sums.
 
     Args:
-      asked: the method that returned them.
-      found: what it returned.
       names: of all that it may return, in order.
       avals: (shape, dtype) of what it must return, by name.
     """

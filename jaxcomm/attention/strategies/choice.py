@@ -28,12 +28,7 @@ STRATEGIES: dict[str, Callable[[Problem], Strategy]] = {
 def get_strategy(
     strategy: str | Strategy, problem: Problem, what: str = "ring_attention"
 ) -> Strategy:
-    """Return the strategy of that name, or the argument if it is one already.
-
-    Args:
-      strategy: a name, or a strategy.
-      problem: what it is to compute.
-    """
+    """Return the strategy of that name, or the argument if it is one already."""
     names = ", ".join(map(repr, (*STRATEGIES, "auto")))
     if isinstance(strategy, Strategy):
         chosen = strategy

@@ -118,10 +118,6 @@ def _seen_by_rank(queries: Layout, mask: Mask) -> list[_Interval]:
 def blocks_of(queries: Layout, keys: Layout, mask: Mask, held: int) -> Blocks | str:
     """Return what a rank sees of the keys of a hop, by whose they are.
 
-    Args:
-      queries, keys: who holds which positions.
-      held: keys of a hop.
-
     Returns:
       The blocks; or, in words, why none are known before the program runs.
     """
@@ -206,9 +202,6 @@ _EXCHANGED = "ranks exchange heads around a ring"
 def own_hop(call: AttentionCall, inputs: Inputs, width: int = 1) -> Hop:
     """Return the hop of a rank's own keys, and the kernels that may compute it.
 
-    Args:
-      width: as that of :class:`Ring`.
-
     Raises:
       ValueError: the kernel that was asked for cannot compute it.
     """
@@ -243,13 +236,7 @@ def hop_of_others(call: AttentionCall, inputs: Inputs, width: int) -> Hop:
 def hop_of_block(
     hop: Hop, call: AttentionCall, inputs: Inputs, width: int, block: Keys, distance
 ) -> Hop:
-    """Return the hop of the keys of member ``me - distance``.
-
-    Args:
-      hop: what such hops have in common.
-      call, inputs, width: of the ring.
-      block, distance: the keys, and whose; the distance may be traced.
-    """
+    """Return the hop of the keys of member ``me - distance``."""
     count = block.key.shape[1]
     me, source = members_at(call, width, distance)
     queries = coordinates_of(inputs.query_layout, me, width, inputs.query_ids)

@@ -77,10 +77,6 @@ def _of_one_batch(queries: Coordinates, keys: Coordinates) -> list[Coordinates]:
 def _sees(mask: Mask, queries: Coordinates, keys: Coordinates) -> jax.Array:
     """Say of which ranks a query may see a key.
 
-    Args:
-      queries: arrays (B, T).
-      keys: arrays (size, B, S).
-
     Returns:
       bool (size,). Exact but for a window, of which each side is judged by itself.
     """

@@ -284,12 +284,7 @@ class _HeadExchange:
         return jax.lax.dynamic_update_slice_in_dim(whole, x, start, axis=1)
 
     def bias(self, bias, queries: int):
-        """Return the bias of this rank's heads and of all tokens of the group.
-
-        Args:
-          bias: of all heads and of this rank's tokens, or None.
-          queries: how many tokens that are.
-        """
+        """Return the bias of this rank's heads and of all tokens of the group."""
         if bias is None:
             return None
         bias = jnp.broadcast_to(bias, (*bias.shape[:2], queries, bias.shape[3]))

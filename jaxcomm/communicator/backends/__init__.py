@@ -133,7 +133,6 @@ def check_xla_serves(backend: str | None, where: str) -> None:
 
     Args:
       backend: that the call chose. If None, the environment's.
-      where: the call, for the message.
     """
     asked = config.BACKEND if backend is None else backend
     if asked is not None and named(asked) is not _XLA:

@@ -118,12 +118,7 @@ def _otherwise(hop: Hop) -> Kernel:
 
 
 def _options(hop: Hop, block: Block) -> tuple[Block, dict]:
-    """Return the part of a block that is not hidden, and what the kernel is told.
-
-    Args:
-      hop: for its scale.
-      block: of which the arrays hold the rectangle.
-    """
+    """Return the part of a block that is not hidden, and what the kernel is told."""
     seen = _trimmed(block)
     rows, columns = seen.shape
     # The kernel counts from the key that is as far from the last as the query is.

@@ -123,14 +123,7 @@ def backward(hop: Hop, saved: Saved, total: Any, otherwise: Kernel) -> Grads:
 
 
 def _choose(hop: Hop, runs: list[Sequences], compute, rest, nothing):
-    """Compute a hop in the way that its documents allow.
-
-    Args:
-      runs: its runs.
-      compute: takes the most documents that there may be.
-      rest: for documents that are too many, or in another order.
-      nothing: where no query sees a key.
-    """
+    """Compute a hop in the way that its documents allow."""
     ids = hop.queries.segment_ids
     if ids is None:
         return compute(hop.query.shape[0])

@@ -206,9 +206,6 @@ def grad_bias(hop: Hop, saved: Saved, sizes: Sizes, interpret: bool):
 
     A program owns a tile of it and walks over all that it was broadcast to. What needs
     no gradient costs nothing: XLA drops a kernel whose result is not used.
-
-    Args:
-      hop, saved, sizes, interpret: as in ``gradients.grad_queries``.
     """
     work = Work(hop, sizes)
     shape = hop.bias.shape

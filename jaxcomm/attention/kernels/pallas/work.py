@@ -145,9 +145,7 @@ class Work:
         """Return a tile for scores (rows, keys), or (keys, rows) if ``across``.
 
         Args:
-          rows, keys: tokens of the tile.
           terms: slope, seed and bias, the last in the order of the scores.
-          is_masked, across: as above.
         """
         slope, seed, bias = terms
 

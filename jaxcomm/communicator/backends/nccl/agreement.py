@@ -49,13 +49,7 @@ def exchange(mesh: jax.sharding.Mesh, what: str, value: Any) -> dict[int, Any]:
 
 
 def check_none_refused(mesh: jax.sharding.Mesh, what: str, refused: str | None) -> None:
-    """Raise on every process of a mesh if one of them was refused something.
-
-    Args:
-      mesh: whose processes all call this.
-      what: was asked for.
-      refused: why this process did not get it, None if it did.
-    """
+    """Raise on every process of a mesh if one of them was refused something."""
     answers = exchange(mesh, what, refused)
     for process, text in answers.items():
         if text is not None:

@@ -56,9 +56,6 @@ def bytes_with(key: int) -> int:
 def register(pool, keys: Sequence[int]) -> dict[int, str]:
     """Register a pool with communicators; every process of its mesh calls this.
 
-    Args:
-      keys: of the communicators, in an order that all processes have.
-
     Returns:
       How it is registered with each, or why it is not, by key.
     """
