@@ -7,10 +7,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxcomm.attention.kernels.blocks import with_delta
-from jaxcomm.attention.kernels.flash import library
+from jaxcomm.attention.kernels.flash import apart, library
 from jaxcomm.attention.kernels.flash.sequences import (
     MOST_DOCUMENTS,
-    Apart,
     Sequences,
     sequences_of,
 )
@@ -39,6 +38,12 @@ def forward(hop: Hop, merged: Any, otherwise: Kernel) -> tuple[Any, Any]:
       merged: (out, lse) over other keys, to merge with; or None.
       otherwise: what computes documents that are too many, or in another order.
     """
+    if hop.runs[0].are == "apart":
+        return apart.forward(hop, merged, lambda part: _forward(part, None, otherwise))
+    return _forward(hop, merged, otherwise)
+
+
+def _forward(hop: Hop, merged: Any, otherwise: Kernel) -> tuple[Any, Any]:
     runs = [sequences_of(hop, run) for run in hop.runs]
     given, sums = hop.query.dtype, hop.sum_dtype
     # What a branch takes and returns is in memory: no more digits than are needed.
@@ -60,16 +65,10 @@ def forward(hop: Hop, merged: Any, otherwise: Kernel) -> tuple[Any, Any]:
             out, lse = otherwise.forward_onto(hop, wide(*merged))
         return out.astype(returned), lse
 
-    def nothing():
-        if merged is not None:
-            return merged[0].astype(returned), merged[1]
-        shape = (*hop.query.shape[:3], hop.value.shape[3])
-        return jnp.zeros(shape, returned), jnp.full(shape[:3], -jnp.inf, sums)
-
     def wide(out, lse):
         return out.astype(sums), lse
 
-    return wide(*_choose(hop, runs, compute, rest, nothing))
+    return wide(*_choose(hop, runs, compute, rest))
 
 
 def backward(hop: Hop, saved: Saved, total: Any, otherwise: Kernel) -> Grads:
@@ -80,6 +79,14 @@ def backward(hop: Hop, saved: Saved, total: Any, otherwise: Kernel) -> Grads:
       saved: what is known over all keys.
       total: gradient of the queries by other keys, to add to; or None.
     """
+    if hop.runs[0].are == "apart":
+        return apart.backward(
+            hop, saved, total, lambda *part: _backward(*part, None, otherwise)
+        )
+    return _backward(hop, saved, total, otherwise)
+
+
+def _backward(hop: Hop, saved: Saved, total: Any, otherwise: Kernel) -> Grads:
     runs = [sequences_of(hop, run) for run in hop.runs]
     given = hop.query.dtype
     # What is still to be summed is not rounded.
@@ -114,15 +121,11 @@ def backward(hop: Hop, saved: Saved, total: Any, otherwise: Kernel) -> Grads:
             return cast(*otherwise.backward(hop, anew))
         return cast(*otherwise.backward_onto(hop, anew, wide(total)))
 
-    def nothing():
-        zeros = jnp.zeros_like(hop.query) if total is None else total
-        return cast(zeros, jnp.zeros_like(hop.key), jnp.zeros_like(hop.value))
-
-    found = _choose(hop, runs, compute, rest, nothing)
+    found = _choose(hop, runs, compute, rest)
     return Grads(*map(wide, found))
 
 
-def _choose(hop: Hop, runs: list[Sequences], compute, rest, nothing):
+def _choose(hop: Hop, runs: list[Sequences], compute, rest):
     """Compute a hop in the way that its documents allow."""
     ids = hop.queries.segment_ids
     if ids is None:
@@ -133,10 +136,6 @@ def _choose(hop: Hop, runs: list[Sequences], compute, rest, nothing):
     which = sum((most > count).astype(jnp.int32) for count in counts)
     which = jnp.where(are_right, which, len(counts))
     ways = [*(functools.partial(compute, count) for count in counts), rest]
-    if isinstance(runs[0], Apart):
-        ways.append(nothing)
-        is_nothing = (which < len(counts)) & runs[0].is_nothing()
-        which = jnp.where(is_nothing, len(counts) + 1, which)
     return jax.lax.switch(which, ways)
 
 

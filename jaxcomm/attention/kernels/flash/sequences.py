@@ -192,11 +192,6 @@ class Apart(Sequences):
         *_, is_rectangle = self._rectangles(MOST_DOCUMENTS[-1])
         return is_right & is_rectangle.all()
 
-    def is_nothing(self):
-        """Return whether no query sees a key, traced bool."""
-        first, end, *_ = self._rectangles(MOST_DOCUMENTS[-1])[2:]
-        return (first == end).all()
-
     def starts(self, count):
         first, end, key, key_end, _ = self._rectangles(count)
         before, key_before = (jnp.pad(x, (1, 0))[:-1] for x in (end, key_end))
