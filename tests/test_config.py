@@ -5,8 +5,6 @@ import os
 import sys
 
 import forked
-import jax
-import models
 import numpy as np
 import pytest
 import waiting
@@ -105,24 +103,6 @@ print(jaxcomm.config.BACKEND, jaxcomm.config.check())
         check=True,
     )
     assert run.stdout.split() == [backend or "None", str(check == "1")]
-
-
-def test_the_backend_variable_serves_calls_that_name_none(monkeypatch, make_mesh):
-    mesh = make_mesh(i=4)
-    x = np.arange(8, dtype=np.float32)
-    found = []
-    monkeypatch.setattr(config, "BACKEND", "xla")
-    for chosen, backend in ((None, "xla"), ("host", "host")):
-        with jaxcomm.using(backend=chosen):
-            program = models.over(
-                mesh,
-                lambda x: (jaxcomm.psum(x, "i"), jaxcomm.pscan(x, "i")),
-                jax.P("i"),
-            )
-            found.append(jax.block_until_ready(program(x)))
-        assert [c.backend for c in jaxcomm.communicators()] == [backend]
-        jaxcomm.finalize()
-    jax.tree.map(np.testing.assert_array_equal, *found)
 
 
 def test_init_does_not_contradict_the_variable_that_gives_xla_all_calls(

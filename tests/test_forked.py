@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 
@@ -60,16 +59,3 @@ def test_it_finds_what_a_process_of_python_finds(tmp_path, kind):
     assert found[0] == found[1]
     for each in (given, theirs):
         os.close(each)
-
-
-def test_a_signal_ends_one_alone():
-    program = "print(1, flush=True)\ninput()"
-    popen, other = (start(["-c", program]) for _ in range(2))
-    for each in (popen, other):
-        assert each.stdout.readline() == "1\n"
-    popen.send_signal(signal.SIGINT)
-    assert waiting.ended(popen)[1].endswith("KeyboardInterrupt\n")
-    assert popen.returncode == -signal.SIGINT
-    assert other.poll() is None
-    waiting.ended(other, "\n")
-    assert other.returncode == 0

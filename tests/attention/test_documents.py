@@ -115,10 +115,6 @@ def test_rows_of_a_batch_have_documents_of_their_own(make_mesh, strategy):
     assert len(traces) == 1
 
 
-def test_segment_ids_are_those_of_the_lengths():
-    assert segment_ids([2, 0, 1], 5).tolist() == [0, 0, 2, -1, -1]
-
-
 @pytest.mark.parametrize(
     ("names", "documents"),
     [

@@ -144,22 +144,6 @@ def test_dropout_does_not_depend_on_the_mesh():
     assert len(np.unique(np.round(found[..., 0], 4))) > 4
 
 
-def test_inside_a_shard_map_it_splits_over_the_other_axes():
-    mesh = mesh_of((2, 2, 2))
-    x = split.inputs((4, 8, 2, 4))[0]
-
-    @jax.jit
-    @jax.shard_map(in_specs=jax.P("data"), out_specs=jax.P("data"), axis_names={"data"})
-    def attend(x):
-        return jaxcomm.dot_product_attention(
-            x, x, x, axis_name="context", head_axes="model", strategy="all_gather"
-        )
-
-    with jax.set_mesh(mesh):
-        found = attend(x)
-    np.testing.assert_allclose(found, jax.nn.dot_product_attention(x, x, x), atol=1e-5)
-
-
 @pytest.mark.parametrize("tokens", [8, 7])
 @pytest.mark.parametrize("explicit", [0, 1])
 def test_a_mesh_may_have_axes_of_both_types(explicit, tokens):
@@ -340,6 +324,22 @@ def test_a_low_bias_hides_keys_as_a_mask_does(dtype, low, cap, strategy):
     split.assert_close(found, expected, 1e-5 if dtype == "float32" else 1e-2)
     split.assert_close(found[:5], expected, 1e-5)
     assert not found.out[:, 4:6].any()
+
+
+def test_inside_a_shard_map_it_splits_over_the_other_axes():
+    mesh = mesh_of((2, 2, 2))
+    x = split.inputs((4, 8, 2, 4))[0]
+
+    @jax.jit
+    @jax.shard_map(in_specs=jax.P("data"), out_specs=jax.P("data"), axis_names={"data"})
+    def attend(x):
+        return jaxcomm.dot_product_attention(
+            x, x, x, axis_name="context", head_axes="model", strategy="all_gather"
+        )
+
+    with jax.set_mesh(mesh):
+        found = attend(x)
+    np.testing.assert_allclose(found, jax.nn.dot_product_attention(x, x, x), atol=1e-5)
 
 
 def test_a_large_bias_that_is_above_is_added():

@@ -9,7 +9,6 @@ from refusals import REFUSALS, WITH_IDS, attend, x
 from supported import page
 
 import jaxcomm
-from jaxcomm.attention import Ulysses
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "supported.md"
 
@@ -27,12 +26,6 @@ def test_what_is_refused_raises(refusal):
     assert type(error) is refusal.error, error
     # What was asked or found, and what to do.
     assert len(str(error)) > 30
-
-
-def test_another_strategy_for_a_few_heads_is_possible():
-    """What the errors advise."""
-    attend(strategy=Ulysses(2))
-    attend(strategy="auto")
 
 
 def test_three_dimensions_are_one_sequence_and_a_list_of_axes_is_a_tuple():

@@ -11,26 +11,6 @@ from rich.console import Console
 
 from bench import cases, options, run, timing
 from bench.own_process import Processes
-from bench.targets import Target
-
-
-def timed(build, **options):
-    return cases.TimedCase(
-        suite="s", name="n", devices=2, work=1e6, build=build, **options
-    )
-
-
-@pytest.mark.parametrize(("bound", "is_met"), [(1e-9, True), (1e9, False)])
-def test_a_row_has_the_times_of_every_variant_and_ratios_to_ours(
-    bound, is_met, session
-):
-    both = dict.fromkeys(("jaxcomm", "jax.lax"), lambda: np.ones(3))
-    (row,) = timed(lambda: both, target=Target("ratio", bound)).measure(session)
-    assert set(row.ratios) == {"jax.lax"}
-    assert row.is_met is is_met
-    for name, spread in row.seconds.items():
-        assert 0 < spread.min <= spread.median <= spread.max
-        assert row.rates[name] == pytest.approx(1e6 / spread.median)
 
 
 @pytest.mark.parametrize(
@@ -69,17 +49,6 @@ class Clock(waiting.Clock):
             self.advance(remaining.pop(0) if len(remaining) > 1 else remaining[0])
 
         return call
-
-
-@pytest.mark.parametrize(
-    ("names", "last", "order"), [("ABC", None, "ABCCBAABC"), ("ABR", "R", "ABRBARABR")]
-)
-def test_the_order_alternates_but_for_one_that_stays_last(names, last, order):
-    clock = Clock()
-    variants = {name: clock.variant(name, 1.0) for name in names}
-    calls = dict.fromkeys(names, 1)
-    timing.interleave(variants, calls=calls, clock=clock.monotonic, rounds=3, last=last)
-    assert "".join(clock.order) == order
 
 
 def test_a_sample_is_the_mean_of_its_calls_and_a_ratio_is_taken_round_by_round():

@@ -59,16 +59,6 @@ def test_operations_are_counted_once_for_each_visible_key():
     assert window == 4 * 4 * 64 * (4 * 256 - 6)
 
 
-@pytest.mark.parametrize("backend", [None, "xla"])
-def test_the_rival_ring_uses_the_collective_of_xla(backend):
-    x = np.zeros(attention.Problem(64).shape, np.float32)
-    attend = attention.attend(backend)
-    run = jax.jit(attention.program(attend, devices.mesh_of(2), False))
-    text = run.lower(x, x, x, x).as_text()
-    assert ("stablehlo.collective_permute" in text) == (backend == "xla")
-    assert ("@jaxcomm." in text) == (backend is None)
-
-
 def test_gathered_attention_is_exact():
     mesh, split = devices.mesh_of(4), jax.P(None, devices.AXIS)
     *qkv, grad = (devices.normal((2, 24, 4, 8), i) for i in range(4))

@@ -129,18 +129,6 @@ def test_a_process_that_hangs_in_block_until_ready_answers_the_signal(start, fol
     assert not folder.exists()
 
 
-def test_a_handler_of_the_program_stays_and_an_end_on_purpose_leaves_no_record(
-    finish, folder
-):
-    status, out, err = finish(
-        "signal.signal(signal.SIGUSR1, lambda *_: print('mine', flush=True))\n"
-        "jax.block_until_ready(program(x))\n"
-        "os.kill(os.getpid(), signal.SIGUSR1); sys.exit(3)"
-    )
-    assert (status, out, err) == (3, "mine\n", "")
-    assert list(folder.iterdir()) == []
-
-
 def test_a_failure_leaves_a_record_or_says_why_not(finish, folder):
     status, out, err = finish(
         "print(fail(), waiting.until(lambda: os.listdir(folder)))\n"
@@ -164,16 +152,6 @@ def test_a_failure_leaves_a_record_or_says_why_not(finish, folder):
     assert re.search(
         r"(wait|gave up) in all_gather\(float32\[1,1\]\) #1$", finding.text
     )
-
-
-def test_without_a_folder_a_failure_says_how_to_get_a_record(finish):
-    status, _, err = finish("fail(); fail(); raise KeyError('mine')", dump_dir="")
-    assert status == 1
-    assert ours(err) == [
-        "jaxcomm: process 0 of 1: a collective failed (timeout). Set "
-        "JAXCOMM_DUMP_DIR=<folder> to have every process write its last operations "
-        "there when that happens."
-    ]
 
 
 def test_a_program_that_breaks_off_leaves_its_record(finish, folder):

@@ -8,7 +8,6 @@ from jaxcomm.diagnostics.merge import merge_files
 from jaxcomm.diagnostics.record import RecordError
 
 ALL = "0123"
-TWO = {"devices": {0: [0, 1], 1: [2, 3]}, "groups": [[0, 2], [1, 3]]}
 # In texts {2} is "rank 2 (process 1, cpu:2048)".
 RANKS = [
     f"rank {rank} (process {rank // 2}, cpu:{device})"
@@ -181,13 +180,6 @@ def test_rings_that_forgot_different_parts_of_a_loop_are_compared_where_both_kno
     )
 
 
-def test_who_came_too_late_is_named(job):
-    job.did("012", "psum", "failed")
-    job.time += 29
-    (found,) = job.did(3, "psum", "failed").merged().findings
-    assert found.text.endswith("came last, 30 s after the first; ranks 0-3 failed")
-
-
 def test_a_process_without_a_record_is_named(job):
     job.did(ALL, "psum").did("01", "psum", "failed", run=2)
     merged = job.merged(0)
@@ -202,14 +194,6 @@ def test_a_process_without_a_record_is_named(job):
     assert "no record of process 1: killed, still computing, or" in str(merged)
 
 
-def test_of_several_missing_processes_nobody_knows_which_rank_is_whose(make_job):
-    job = make_job(devices={0: [0], 1: [5], 2: [6]})
-    merged = job.did(0, "psum", "started").merged(0)
-    assert merged.missing == (1, 2)
-    assert "rank 1 (cpu:5) and rank 2 (cpu:6) left no record" in merged.findings[0].text
-    assert "no record of processes 1, 2: " in str(merged)
-
-
 def test_a_rank_that_waits_in_another_communicator_is_followed_there(job):
     job.did("012", "psum", "started")
     job.did(3, "all_gather(int8[2])", "started", "z", axes="('j',)")
@@ -221,26 +205,6 @@ def test_a_rank_that_waits_in_another_communicator_is_followed_there(job):
     assert first.title == "axes ('i',), lane 'default'"
     assert second.title == "axes ('j',), lane 'default'"
     assert second.text.count(", now in psum(float32[4]) #1 of axes ('i',)") == 1
-
-
-def test_what_began_first_comes_first(make_job):
-    job = make_job(**TWO).did(1, "psum", "started", group=1)
-    job.did(0, "psum", "started", group=0)
-    assert [finding.group for finding in job.merged().findings] == [1, 0]
-
-
-def test_only_groups_in_trouble_are_drawn(make_job):
-    job = make_job(**TWO)
-    job.did("01", "psum", group=0).did("01", "psum", group=1)
-    job.did(0, "pmax", "started", group=1)
-    lines = [" ".join(line.split()) for line in str(job.merged()).splitlines()]
-    start = lines.index("axes ('i',), lane 'default'")
-    assert lines[start + 1] == "group rank process device last completed now for"
-    assert lines[start + 3 : start + 6] == [
-        "1 0 0 cpu:1 psum(float32[4]) #1 started pmax(float32[4]) #2 1 s",
-        "1 1 1 cpu:3 psum(float32[4]) #1",
-        "",
-    ]
 
 
 def test_files_that_cannot_be_compared_are_refused_by_name(job, make_job):

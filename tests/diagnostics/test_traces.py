@@ -9,7 +9,6 @@ import pytest
 
 import jaxcomm
 from jaxcomm.diagnostics import perfetto
-from jaxcomm.diagnostics.flight_record import FlightRecord
 
 ALL = "0123"
 
@@ -85,16 +84,6 @@ def test_events_of_a_track_do_not_overlap(job, events):
     ]  # fmt: skip
 
 
-def test_events_that_touch_share_a_track(job, events):
-    # By rounding, an operation may seem to end after the next has begun.
-    for site in "abc":
-        job.did(0, "psum", site=site, seconds=1.0000007)
-    one, two, three = events(job.merged())["X"]
-    assert one["tid"] == two["tid"] == three["tid"]
-    assert one["dur"] == two["dur"] == 1e6
-    assert three["dur"] == pytest.approx(1e6 + 0.7, abs=0.3)
-
-
 def test_what_did_not_end_or_failed_is_seen(job, events):
     job.did(0, "psum", "failed").did(1, "psum", "started")
     job.did("23", "pmax", site="b")
@@ -121,24 +110,3 @@ def test_arrows_lead_from_the_last_to_come_to_those_that_waited(job, events):
         assert bar_of[arrow["pid"], arrow["tid"]]["args"]["rank"] == 2
         reached.add(bar["args"]["rank"])
     assert (reached, ends) == ({0, 1, 3}, {})
-
-
-def test_processes_of_several_hosts_have_tracks_of_their_own(job, events):
-    job.hosts = {0: "node7", 1: "node8"}
-    job.did(ALL, "all_reduce")
-    found = events(job.merged())
-    assert {e["ts"] for e in found["X"]} == {0}
-    # Perfetto tells threads apart by their numbers, whatever their process.
-    processes = {e["pid"] for e in found["X"]}
-    threads = {e["tid"] for e in found["X"]}
-    assert (len(processes), len(threads)) == (2, 4)
-    assert not processes & threads
-    assert {e["args"]["name"] for e in found["M"] if e["name"] == "process_name"} == {
-        "process 0 (pid 100, node7)", "process 1 (pid 101, node8)",
-    }  # fmt: skip
-
-
-def test_without_operations_there_is_no_trace(job, tmp_path):
-    record = FlightRecord(json.dumps(job.document(0)))
-    with pytest.raises(ValueError, match="no operation is on record"):
-        record.save_trace(tmp_path / "x")

@@ -102,12 +102,3 @@ def test_a_wrong_result_is_status_one(monkeypatch, make_mesh, capsys, few):
     assert told in err
     assert out.startswith("2 x cpu, served by the backend 'host'\n")
     assert out.endswith("2 of 4 right, 2 WRONG\n")
-
-
-def test_bus_bandwidth_is_that_of_nccl_tests(make_mesh, few):
-    factors = {"psum": 1.5, "all_gather": 0.75, "ppermute": 1, "pgather": 0.75}
-    few(*factors)
-    for name, found in results_of(make_mesh(i=4), 1 << 16).items():
-        assert found.bytes == 1 << 16
-        assert found.algorithm_rate == pytest.approx(found.bytes / found.seconds)
-        assert found.bus_rate == pytest.approx(factors[name] * found.algorithm_rate)

@@ -1,4 +1,4 @@
-"""The stand-in for FlashAttention-2 and -3: see tests/doubles/flash/attention.h."""
+"""The stand-in for FlashAttention-3: see tests/doubles/flash/attention.h."""
 
 import ctypes
 import functools
@@ -8,11 +8,7 @@ import pathlib
 import jax
 import pytest
 
-TARGETS = tuple(
-    f"dew_flash{version}_mha_{direction}"
-    for version in ("", "3")
-    for direction in ("fwd", "bwd", "varlen_fwd", "varlen_bwd")
-)
+TARGETS = [f"dew_flash3_mha_{of}" for of in ("fwd", "bwd", "varlen_fwd", "varlen_bwd")]
 
 
 @functools.cache

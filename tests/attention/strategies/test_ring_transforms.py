@@ -83,16 +83,6 @@ def test_transforms_and_meshes_change_nothing(transformed):
     split.assert_results(found, arrays, grad, CAUSAL)
 
 
-def test_vmap_over_queries_only():
-    query, key, value, _ = split.inputs((2, 1, 16, 2, 8))
-    mapped = jax.vmap(attend, in_axes=(0, None, None))
-    rows = jax.P(None, None, "context")
-    whole = jax.jit(sharded(mapped, 4, (rows, SPLIT, SPLIT), rows))
-    for q, out in zip(query, whole(query, key[0], value[0]), strict=True):
-        expected = dense.attention(q, key[0], value[0], CAUSAL).out
-        np.testing.assert_allclose(out, expected, atol=1e-5)
-
-
 def _second_derivatives(function, mode, arrays):
     along = tuple(jnp.cos(x) for x in arrays)
 
@@ -143,9 +133,3 @@ def test_second_derivatives_are_those_of_dense_attention(schedule, ids, mode):
     )
     for ours, theirs in zip(found, expected, strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-5)
-
-
-def test_eager_is_right():
-    arrays = split.inputs((1, 8, 2, 4))[:3]
-    expected = dense.attention(*arrays, CAUSAL).out
-    np.testing.assert_allclose(sharded(attend, 2)(*arrays), expected, atol=1e-5)

@@ -23,13 +23,6 @@ using Values = std::vector<double>;
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// A GPU starts as many blocks along the second and third axis of a grid.
-constexpr char kTooMany[] = "there are at most 65535 heads or sequences";
-
-bool HasTooMany(const Problem& problem) {
-  return problem.count > 65535 || problem.heads > 65535;
-}
-
 template <typename Small>
 Values Widened(const void* data, size_t count) {
   Values values(count);
@@ -111,9 +104,8 @@ void AttendRow(const Problem& problem, const Sequence& sequence, int64_t row,
   for (int64_t d = 0; d < problem.width; ++d) {
     (*out)[at + d] = summed[d] * (sees_none ? 0 : 1 / total);
   }
-  const double of_none = problem.version == Version::kTwo ? kInfinity : -kInfinity;
   (*lse)[problem.LseAt(sequence, row, head)] =
-      sees_none ? of_none : largest + std::log(total);
+      sees_none ? -kInfinity : largest + std::log(total);
 }
 
 // What backward reads, and the gradients.
@@ -133,7 +125,6 @@ void Differentiate(const Problem& problem, const Sequence& sequence, int64_t hea
     for (int64_t j = 0; j < sequence.key_reach; ++j) {
       const bool is_column = j < sequence.keys;
       const size_t key_at = problem.KeyAt(sequence, j, head);
-      const size_t to = problem.KeyGradientAt(sequence, j, head);
       double weight = 0;
       if (problem.Sees(sequence, i, j)) {
         const double score = Dot(all->query, at, all->key, key_at, problem.width);
@@ -143,8 +134,8 @@ void Differentiate(const Problem& problem, const Sequence& sequence, int64_t hea
       const double of_score = problem.scale * weight * (of_weight - delta);
       for (int64_t d = 0; d < problem.width; ++d) {
         if (is_row) all->of_query[at + d] += of_score * all->key[key_at + d];
-        if (is_column) all->of_key[to + d] += of_score * all->query[at + d];
-        if (is_column) all->of_value[to + d] += weight * all->grad[at + d];
+        if (is_column) all->of_key[key_at + d] += of_score * all->query[at + d];
+        if (is_column) all->of_value[key_at + d] += weight * all->grad[at + d];
       }
     }
   }
@@ -154,7 +145,7 @@ void Differentiate(const Problem& problem, const Sequence& sequence, int64_t hea
 // is nothing to compute at all.
 void Clear(const Problem& problem, Gradients* all) {
   const int64_t query_row = problem.heads * problem.width;
-  const int64_t key_row = problem.key_gradient_heads * problem.width;
+  const int64_t key_row = problem.key_heads * problem.width;
   const bool has_all = problem.query_rows > 0 && problem.key_rows > 0;
   all->of_query.assign(problem.query_rows * query_row, has_all ? kNaN : 0.0);
   all->of_key.assign(problem.key_rows * key_row, has_all ? kNaN : 0.0);
@@ -178,11 +169,9 @@ ffi::Error Forward(ffi::AnyBuffer query, ffi::AnyBuffer key, ffi::AnyBuffer valu
       !Is(results.lse, ffi::DataType::F32, problem->lse_shape)) {
     return Refuse("out is not like query, or lse is not float32 of its shape");
   }
-  const bool is_two = problem->version == Version::kTwo;
-  if (is_two && HasTooMany(*problem)) return Refuse(kTooMany);
   Poison(results.spare_out);
   Poison(results.spare_lse);
-  const bool computes = problem->key_rows > 0 || is_two;
+  const bool computes = problem->key_rows > 0;
   Values outs(results.out.element_count(), computes ? kNaN : 0.0);
   Values lses(results.lse.element_count(), computes ? kNaN : kInfinity);
   if (computes) {
@@ -212,23 +201,25 @@ ffi::Error Backward(const BackwardOperands& operands,
     }
   }
   for (const ffi::AnyBuffer& each : {results.key, results.value}) {
-    if (!Is(each, problem->dtype, problem->key_gradient_shape)) {
+    if (!Is(each, problem->dtype, problem->key_shape)) {
       return Refuse("the gradient of key or value is not like key");
     }
   }
   if (!Is(lse, ffi::DataType::F32, problem->lse_shape)) {
     return Refuse("lse is not float32 of its shape");
   }
-  for (int i : {0, 1}) {
-    const ffi::AnyBuffer& each = results.scratch[i];
+  for (const ffi::AnyBuffer& each : {results.delta, results.lse}) {
     if (each.element_type() != ffi::DataType::F32 ||
-        static_cast<int64_t>(each.element_count()) < problem->scratch[i]) {
-      return Refuse("backward needs scratch of " + std::to_string(problem->scratch[i]) +
+        static_cast<int64_t>(each.element_count()) < problem->scratch) {
+      return Refuse("backward needs scratch of " + std::to_string(problem->scratch) +
                     " float32");
     }
     Poison(each);
   }
-  if (HasTooMany(*problem)) return Refuse(kTooMany);
+  // A GPU starts as many blocks along the second and third axis of a grid.
+  if (problem->count > 65535 || problem->heads > 65535) {
+    return Refuse("there are at most 65535 heads or sequences");
+  }
   Gradients all{Read(grad), Read(query), Read(key), Read(value), Read(out),
                 Read(lse),  {},          {},        {}};
   Clear(*problem, &all);

@@ -2,11 +2,10 @@
 // * It refuses what they refuse, and what would have them read or write elsewhere.
 // * What they leave undefined is NaN: scratch, rows of no sequence, and sequences that
 //   are longer than the longest is said to be.
-// * A weight of 0 times NaN is NaN. In FlashAttention-3 the last tile of a sequence
-//   reaches into the next one.
-// * A row that sees no key has out 0. Its lse is -inf in FlashAttention-3, but +inf
-// where
-//   there are no keys at all, and +inf in FlashAttention-2. Backward takes -inf for 0.
+// * A weight of 0 times NaN is NaN, and the last tile of a sequence reaches into the
+//   next one.
+// * A row that sees no key has out 0. Its lse is -inf, but +inf where there are no keys
+//   at all. Backward takes -inf for 0.
 #ifndef JAXCOMM_TESTS_DOUBLES_FLASH_ATTENTION_H_
 #define JAXCOMM_TESTS_DOUBLES_FLASH_ATTENTION_H_
 
@@ -28,7 +27,7 @@ struct BackwardOperands {
 
 struct BackwardResults {
   ffi::AnyBuffer query, key, value;
-  ffi::AnyBuffer scratch[2];
+  ffi::AnyBuffer delta, lse;
 };
 
 ffi::Error Forward(ffi::AnyBuffer query, ffi::AnyBuffer key, ffi::AnyBuffer value,

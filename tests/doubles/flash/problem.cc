@@ -50,39 +50,23 @@ ffi::Error Refused(const ffi::AnyBuffer& query, const ffi::AnyBuffer& key,
   return ffi::Error::Success();
 }
 
-// Takes over what each version makes of the mask before it chooses a kernel.
-// FlashAttention-2 bounds a window on the right too, by the number of keys: early
-// queries among more queries than keys see less than they should.
+// Takes over what FlashAttention-3 makes of the mask before it chooses a kernel.
 void SetMask(Attributes attributes, int64_t longest_query, int64_t longest_key,
              Problem* problem) {
-  const bool is_two = attributes.version == Version::kTwo;
-  if (attributes.left >= (is_two ? longest_key : longest_key - 1)) attributes.left = -1;
-  if (attributes.right >= (is_two ? longest_key : longest_query - 1)) {
-    attributes.right = -1;
-  }
-  if (attributes.is_causal) attributes.right = 0;
-  if (is_two && attributes.left >= 0 && attributes.right < 0) {
-    attributes.right = longest_key;
-  }
-  problem->left = attributes.left;
-  problem->right = attributes.right;
+  problem->left = attributes.left >= longest_key - 1 ? -1 : attributes.left;
+  problem->right = attributes.right >= longest_query - 1 ? -1 : attributes.right;
+  if (attributes.is_causal) problem->right = 0;
 }
 
-// Rows of delta and lse, of FlashAttention-2 delta and query gradients, in whole tiles.
+// Rows of delta and lse in whole tiles.
 void SetScratch(bool is_packed, int64_t longest_query, Problem* problem) {
-  const auto& [rows, heads, width, count] =
-      std::tie(problem->query_rows, problem->heads, problem->width, problem->count);
-  if (problem->version == Version::kTwo) {
-    const int64_t padded = count * RoundUp(longest_query, 128);
-    const int64_t gradients = is_packed ? rows + 128 * count : padded;
-    problem->scratch = {padded * heads, gradients * heads * RoundUp(width, 32)};
-    return;
-  }
+  const auto& [rows, width, count] =
+      std::tie(problem->query_rows, problem->width, problem->count);
   const bool is_masked = problem->left >= 0 || problem->right >= 0;
   const int64_t tile = width <= 64 ? 128 : width > 128 || is_masked ? 64 : 80;
   const int64_t padded = is_packed ? RoundUp(rows + count * tile, tile)
                                    : count * RoundUp(longest_query, tile);
-  problem->scratch = {padded * heads, padded * heads};
+  problem->scratch = padded * problem->heads;
 }
 
 ffi::Error SetPacked(const Packing& packing, Problem* problem) {
@@ -113,17 +97,10 @@ ffi::Error SetPacked(const Packing& packing, Problem* problem) {
     each.queries = queries[i + 1] - queries[i];
     each.key = keys[i];
     each.keys = keys[i + 1] - keys[i];
-    if (problem->version == Version::kThree) {
-      each.query_reach =
-          std::min(RoundUp(each.queries, kTile), problem->query_rows - each.query);
-      each.key_reach =
-          std::min(RoundUp(each.keys, kTile), problem->key_rows - each.key);
-      each.lse = each.query;
-    } else {  // clears what is behind a sequence
-      each.query_reach = each.queries;
-      each.key_reach = each.keys;
-      each.lse = i * problem->heads * packing.longest_query;
-    }
+    each.query_reach =
+        std::min(RoundUp(each.queries, kTile), problem->query_rows - each.query);
+    each.key_reach = std::min(RoundUp(each.keys, kTile), problem->key_rows - each.key);
+    each.lse = each.query;
     if (each.queries <= packing.longest_query && each.keys <= packing.longest_key) {
       problem->sequences.push_back(each);
     }
@@ -167,17 +144,13 @@ ffi::ErrorOr<Problem> Describe(const ffi::AnyBuffer& query, const ffi::AnyBuffer
   if (!(attributes.scale > 0)) {
     return ffi::Unexpected(Refuse("softmax_scale is not positive"));
   }
-  const bool is_two = attributes.version == Version::kTwo;
   Problem problem{};
-  problem.version = attributes.version;
   problem.scale = attributes.scale;
   problem.dtype = query.element_type();
   problem.query_shape = ShapeOf(query);
-  problem.key_shape = problem.key_gradient_shape = ShapeOf(key);
+  problem.key_shape = ShapeOf(key);
   problem.heads = problem.query_shape[rank - 2];
   problem.key_heads = problem.key_shape[rank - 2];
-  problem.key_gradient_heads = is_two ? problem.heads : problem.key_heads;
-  problem.key_gradient_shape[rank - 2] = problem.key_gradient_heads;
   problem.width = problem.query_shape[rank - 1];
   problem.query_rows = query.element_count() / (problem.heads * problem.width);
   problem.key_rows = key.element_count() / (problem.key_heads * problem.width);
@@ -188,17 +161,13 @@ ffi::ErrorOr<Problem> Describe(const ffi::AnyBuffer& query, const ffi::AnyBuffer
     }
     longest_query = packing->longest_query;
     longest_key = packing->longest_key;
-    problem.lse_head = is_two ? longest_query : problem.query_rows;
+    problem.lse_head = problem.query_rows;
     problem.lse_shape = {problem.heads, problem.lse_head};
-    if (is_two) problem.lse_shape.insert(problem.lse_shape.begin(), problem.count);
   } else {
     SetBatch(&problem);
     longest_query = problem.lse_head = problem.query_shape[1];
     longest_key = problem.key_shape[1];
     problem.lse_shape = {problem.count, problem.heads, longest_query};
-  }
-  if (is_two && (problem.count < 1 || longest_query < 1 || longest_key < 1)) {
-    return ffi::Unexpected(Refuse("a batch has no sequences, queries or keys"));
   }
   SetMask(attributes, longest_query, longest_key, &problem);
   SetScratch(packing.has_value(), longest_query, &problem);

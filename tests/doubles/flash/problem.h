@@ -2,7 +2,6 @@
 #ifndef JAXCOMM_TESTS_DOUBLES_FLASH_PROBLEM_H_
 #define JAXCOMM_TESTS_DOUBLES_FLASH_PROBLEM_H_
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -21,8 +20,6 @@ ffi::Error Refuse(const std::string& why);
 
 bool Is(const ffi::AnyBuffer& buffer, ffi::DataType type, const Shape& shape);
 
-enum class Version { kTwo, kThree };
-
 // Where the sequences of packed arrays begin, and attributes that say how long the
 // longest is.
 struct Packing {
@@ -31,7 +28,6 @@ struct Packing {
 };
 
 struct Attributes {
-  Version version;
   double scale;
   bool is_causal;
   int64_t left, right;
@@ -47,17 +43,15 @@ struct Sequence {
 // One call: arrays of rows [query_rows or key_rows, heads, width], and what each row
 // sees.
 struct Problem {
-  Version version;
   ffi::DataType dtype;
-  // FlashAttention-2 has gradients of keys for each query head.
-  Shape query_shape, key_shape, key_gradient_shape, lse_shape;
-  int64_t query_rows, key_rows, heads, key_heads, key_gradient_heads, width;
+  Shape query_shape, key_shape, lse_shape;
+  int64_t query_rows, key_rows, heads, key_heads, width;
   int64_t lse_head;  // from one head's rows of lse to the next's
   int64_t count;     // of sequences, with those too long to compute
   std::vector<Sequence> sequences;
   double scale;
-  int64_t left, right;             // below 0: no bound
-  std::array<int64_t, 2> scratch;  // the least that backward needs
+  int64_t left, right;  // below 0: no bound
+  int64_t scratch;      // the least of each that backward needs
 
   // Causal masks and windows are of the diagonal that ends at the last key.
   bool Sees(const Sequence& sequence, int64_t row, int64_t column) const {
@@ -74,11 +68,6 @@ struct Problem {
   size_t KeyAt(const Sequence& sequence, int64_t row, int64_t head) const {
     const int64_t key_head = head / (heads / key_heads);
     return ((sequence.key + row) * key_heads + key_head) * width;
-  }
-
-  size_t KeyGradientAt(const Sequence& sequence, int64_t row, int64_t head) const {
-    const int64_t its_head = head / (heads / key_gradient_heads);
-    return ((sequence.key + row) * key_gradient_heads + its_head) * width;
   }
 
   size_t LseAt(const Sequence& sequence, int64_t row, int64_t head) const {
