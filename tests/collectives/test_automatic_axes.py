@@ -130,12 +130,8 @@ def test_it_says_once_for_each_communicator_that_xla_communicates(
         return
     said = [str(each.message) for each in recwarn]
     assert len(said) == 2
-    assert said[0] == (
-        "psum over ('data',): XLA's own collective is used here, because shard_map "
-        "leaves axes ('model',) to XLA, which would gather operands over them for "
-        "jaxcomm's. Name every axis of the mesh in shard_map's axis_names, and in its "
-        "specs how it splits arrays; or pass backend='xla' to say that XLA's is meant"
-    )
+    about = r"psum over \('data',\): XLA's own collective is used here, .*\('model',\)"
+    assert re.match(about, said[0])
     assert {each.backend for each in jaxcomm.communicators()} == {"xla"}
 
 
@@ -144,9 +140,7 @@ def test_another_backend_that_was_asked_for_is_refused(mesh, x, how, monkeypatch
     name = "psum" if how == "call" else "psum_start"
     message = (
         rf"{name} over \('data',\): backend 'host' was asked for, and shard_map leaves "
-        r"axes \('model',\) to XLA, which would gather operands over them for it\. "
-        r"Name every axis of the mesh in shard_map's axis_names, and in its specs how "
-        r"it splits arrays; or use backend='xla'"
+        r"axes \('model',\) to XLA, .* or use backend='xla'"
     )
     chosen = {"backend": "host"} if how == "call" else {}
 

@@ -4,8 +4,6 @@ Here with a store in memory; tests/processes/test_failures.py has the real one.
 """
 
 import threading
-import types
-import weakref
 
 import pytest
 import waiting
@@ -194,36 +192,3 @@ def test_a_store_that_is_gone_for_a_moment_loses_no_failure(store, start):
     looked_again(store)
     store.is_gone = False
     second.hears()
-
-
-@pytest.fixture
-def waits(monkeypatch):
-    """For how long the threads wait between their looks."""
-    found = []
-
-    class Condition(threading.Condition):
-        def wait(self, timeout=None):
-            found.append(timeout)
-            return super().wait(timeout)
-
-    its = types.SimpleNamespace(**vars(threading) | {"Condition": Condition})
-    monkeypatch.setattr(failures, "threading", its)
-    return found
-
-
-def test_between_looks_it_sleeps_and_until_there_are_worlds_again(store, start, waits):
-    class World:
-        pass
-
-    world = World()
-    process = start(0, tick=0.005)
-    process.watch.watch("w", weakref.ref(world))
-    waiting.until(lambda: len(waits) >= 6, "it looks")
-    seen = process.looks
-    assert set(waits) == {0.005}
-    # One look more is by watch().
-    assert seen <= len(waits) + 1
-    del world
-    waiting.until(lambda: waits[-1] is None, "it waits for another world")
-    process.watch.watch("another")
-    looked_again(store)

@@ -5,7 +5,6 @@ import pytest
 
 from language_model import __main__ as demo
 from language_model import report
-from language_model.interrupt import kept_interrupt
 from language_model.training import Training
 
 SMALL = ("--sequence=61", "--layers=1", "--width=16", "--data=2", "--context=2")
@@ -101,31 +100,3 @@ def test_losses_that_differ_from_one_device_are_status_1(
         "demo: the losses on the mesh differ from those on one device by 1.0e-01"
         in capsys.readouterr().err
     )
-
-
-def press_ctrl_c():
-    os.kill(os.getpid(), signal.SIGINT)
-
-
-class Finalized:
-    """Is interrupted where Python drops what is raised."""
-
-    def __del__(self):
-        press_ctrl_c()
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize(
-    ("press", "goes_on"), [(press_ctrl_c, False), (lambda: Finalized() and None, True)]
-)
-def test_ctrl_c_is_raised_at_once_or_at_the_end_if_python_dropped_it(press, goes_on):
-    reached = []
-
-    @kept_interrupt()
-    def work():
-        press()
-        reached.append("on")
-
-    with pytest.raises(KeyboardInterrupt):
-        work()
-    assert bool(reached) == goes_on

@@ -6,8 +6,6 @@ import jax
 import numpy as np
 import pytest
 
-import jaxcomm
-from jaxcomm.communicator.backends.nccl import library
 from language_model import data
 from language_model.settings import DemoError, Settings
 from language_model.training import Training
@@ -94,25 +92,6 @@ def test_twenty_steps_on_1_2_and_4_devices_give_the_same_bits(settings, tmp_path
     assert digests == digests[:1] * 3
     assert losses == losses[:1] * 3
     assert losses[0][-1] < losses[0][0]
-
-
-# In `make test`, test_main.py compares the losses with those of one device.
-@pytest.mark.thorough
-@pytest.mark.parametrize("backend", ["host", "nccl", "xla"])
-def test_takes_the_steps_of_one_device(
-    settings, tmp_path, stand_in_path, monkeypatch, backend
-):
-    monkeypatch.setenv("JAXCOMM_NCCL_LIBRARY", stand_in_path)
-    monkeypatch.setattr("jaxcomm.config.BACKEND", backend)
-    library.load.cache_clear()
-    uneven = {"data": 1, "context": 3, "sequence": 61, "schedule": "striped"}
-    training = begin(settings, output=tmp_path, layers=2, **uneven)
-    training.compile()
-    expected = training.reference_losses(3)
-    losses = [training.advance() for _ in range(3)]
-    assert losses == pytest.approx(expected, abs=1e-5, rel=0)
-    assert {c.backend for c in jaxcomm.communicators()} == {backend}
-    library.load.cache_clear()
 
 
 @pytest.mark.usefixtures("finished")

@@ -1,16 +1,10 @@
 """Signals to the launcher, as a user starts it."""
 
-import glob
 import os
-import shlex
 import signal
-import subprocess
-import sys
 
 import pytest
 import waiting
-
-from jaxcomm.launch import job
 
 pytestmark = pytest.mark.multiprocess
 
@@ -110,72 +104,3 @@ def test_the_processes_end_with_a_launcher_that_is_killed(waits, is_running):
     launcher.kill()
     launcher.wait(waiting.HANG_SECONDS)
     waiting.until(lambda: not any(map(is_running, found)), "they end")
-
-
-# Each waits for the other in a lane of its own, which nobody else can know is a hang.
-HANGS = """
-import threading
-import jax, jaxcomm, numpy as np
-mesh = jax.make_mesh((2,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
-x = jax.make_array_from_callback(
-    (2,), jax.NamedSharding(mesh, jax.P("i")), lambda index: np.ones(1, np.float32)
-)
-programs = [
-    jax.jit(jax.shard_map(lambda x, lane=lane: jaxcomm.psum(x, "i", lane=lane) + x,
-                          mesh=mesh, in_specs=jax.P("i"), out_specs=jax.P("i")))
-    for lane in "ab"
-]
-for program in programs: jax.block_until_ready(program(x))
-
-def tell_how_far_it_is():
-    until(lambda: any(c.stats()["in_flight"] for c in jaxcomm.communicators()))
-    tell(f"{i} waits")
-    hear(f"{1 - i} waits")
-    if i == 0: os.kill(os.getppid(), signal.SIGINT)
-
-shown, (read, write) = os.dup(2), os.pipe()
-os.dup2(write, 2)
-
-def tell_of_the_line_that_names_the_record():
-    for line in os.fdopen(read, "rb"):
-        os.write(shown, line)
-        if b"compare all with " in line: tell(f"{i} has told")
-
-for told in tell_how_far_it_is, tell_of_the_line_that_names_the_record:
-    threading.Thread(target=told, daemon=True).start()
-jax.block_until_ready(programs[i](x))
-"""
-
-
-def test_of_one_that_hangs_the_records_are_compared(
-    launch, monkeypatch, time_passes_at
-):
-    monkeypatch.setattr(job, "_LAST_WORDS_SECONDS", 500)
-    # After SIGINT, after the request for records, after SIGTERM.
-    time_passes_at("0 waits", "1 waits")
-    time_passes_at("0 has told", "1 has told")
-    time_passes_at("0 has told", "1 has told")
-    status, _, err = launch(HANGS, grace=1000)
-    assert status == 130
-    assert "flight records of 2 of 2 processes" in err
-    assert "rank 0 (process 0, cpu:0) last completed psum(float32[1]) #1" in err
-    assert "axes ('i',), lane 'b'" in err
-    # What the processes said to do can be done.
-    (said,) = {
-        line.partition("compare all with ")[2]
-        for line in err.splitlines()
-        if "compare all with " in line
-    }
-    python, *arguments = shlex.split(said)
-    assert python == "python"
-    folder = os.path.dirname(arguments.pop())
-    files = glob.glob(f"{folder}/flight-record-*.json")
-    done = subprocess.run(
-        [sys.executable, *arguments, *files],
-        env=os.environ | {"JAX_PLATFORMS": "cpu"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout in err

@@ -2,7 +2,6 @@
 
 import os
 import selectors
-import signal
 
 import pytest
 import waiting
@@ -49,23 +48,6 @@ def test_the_first_failure_gives_the_status_and_stops_the_others(
     assert_gone(pids(out))
     # Nor does any file stay.
     assert list((tmp_path / "temporary").iterdir()) == []
-
-
-def test_a_process_that_a_debugger_holds_when_it_ends(launch, monkeypatch):
-    """Its descriptor says that it has ended, and the system that it has not."""
-    has_ended = process.Process.has_ended
-    asked = []
-
-    def not_at_first(self):
-        asked.append(self.number)
-        if asked.count(self.number) > 1:
-            return has_ended(self)
-        # The debugger lets go of it, and the system tells of it again.
-        os.kill(os.getpid(), signal.SIGCHLD)
-        return False
-
-    monkeypatch.setattr(process.Process, "has_ended", not_at_first)
-    assert launch("sys.exit(5 * i)", processes=2)[0] == 5
 
 
 @pytest.mark.parametrize("sees_them", [True, False])

@@ -2,7 +2,6 @@
 
 import collections
 import ctypes
-import threading
 
 import catalogue
 import jax
@@ -113,21 +112,3 @@ def test_lanes_have_streams_of_their_own(stand_in, make_mesh):
     np.testing.assert_array_equal((one[0], two[0]), (1, 2))
     calls = stand_in.trace("ncclAllReduce")
     assert len({(call["comm"], call["stream"]) for call in calls}) == 4
-
-
-def test_threads_may_run_programs_at_the_same_time(make_mesh, stand_in):
-    mesh = make_mesh(i=2)
-    calls = jaxcomm.psum, jaxcomm.pmax
-    programs = [over(mesh, lambda x, of=of: of(x, "i")) for of in calls]
-    x = jnp.arange(2.0)
-    jax.block_until_ready([program(x) for program in programs])
-    found = []
-
-    def work(program):
-        found.extend(float(program(x)[0]) for _ in range(20))
-
-    threads = [threading.Thread(target=work, args=(run,)) for run in programs * 2]
-    for thread in threads:
-        thread.start()
-    waiting.joined(*threads)
-    assert found == [1] * 80

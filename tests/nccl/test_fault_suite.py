@@ -7,7 +7,7 @@ import pytest
 import waiting
 from fault_suite import outcomes, runner, verdict
 from fault_suite.cases import Case
-from fault_suite.programs import CPU_SIZES, OPERATIONS, STALE, operands
+from fault_suite.programs import STALE
 from fault_suite.report import End, Report, Row
 
 GPUS = runner.on_gpus()
@@ -42,15 +42,6 @@ def test_a_result_is_judged_by_all_its_numbers():
         judged, text = outcomes.judge(found, expected)
         assert judged == outcome, (found, expected)
         assert bool(text) == (outcome == "WRONG")
-
-
-def test_no_right_result_is_that_of_another_turn_or_the_pattern():
-    for operation in OPERATIONS.values():
-        first, second = (
-            operation.expected(operands(operation, CPU_SIZES, seed)) for seed in (1, 2)
-        )
-        assert outcomes.judge(first, second)[0] == "WRONG"
-        assert not (first == STALE).any()
 
 
 def run(cases, hardware, folder, starts, **how):

@@ -1,6 +1,5 @@
 """Several processes over NCCL: the same results, and who is told of a failure."""
 
-import here as helpers
 import jax
 import pytest
 import waiting
@@ -40,18 +39,6 @@ def two_axes(here):
 def test_axes_within_and_across_processes(team):
     """By this package's kernels: they reach memory of the other process, too."""
     assert team.call(two_axes) == [[2, ["nccl", "nccl"], [1, 1]]] * 2
-
-
-def ring(here):
-    file = helpers.TESTS / "processes" / "test_ring_attention.py"
-    mesh = here.mesh(2, 2, names=("context",), order=(2, 0, 1, 3))
-    helpers.load(file).attention_in_a_ring(here, mesh)
-    (member,) = jaxcomm.communicators()
-    return [member.backend, sorted(member.stats()["calls"])]
-
-
-def test_ring_attention_over_two_processes_is_dense_attention(team):
-    assert team.call(ring) == [["nccl", ["permute"]]] * 2
 
 
 def one_loses_the_mesh_s_own(here):
@@ -119,31 +106,6 @@ def lines_of(process):
 MINE = "psum(float32[1,3]) over axes ('i',) (lane 'default'"
 
 
-def test_processes_that_do_different_things_end(start):
-    """By default, where devices of several processes take part."""
-    # JAX ends the others when process 0 does: it takes no part.
-    processes = start(3, JAX_ENABLE_RECOVERABILITY="1")
-    # All are to say which devices they have.
-    processes.ask("mesh_of()")
-    some = PSUM.replace("mesh_of()", "mesh_of(of_processes(1, 2))")
-    assert processes.ask(some, [1, 2]) == RIGHT
-    processes[1].tell("begin(lambda: values(psum(x)))")
-    processes[2].tell("wider = spread(mesh, 5)\nbegin(lambda: values(psum(wider)))")
-    differ = "disagree about ncclAllReduce: count 3 against 5"
-    told = 0
-    for rank, call in enumerate((MINE, MINE.replace("1,3", "1,5"))):
-        process = processes[1 + rank]
-        assert process.ends() == 70, process.said()[-3000:]
-        # Who learns later may learn that the other has ended.
-        is_told = differ in process.said()
-        told += is_told
-        gone = f"process {2 - rank} (rank {1 - rank}) has ended"
-        texts = [call, f"rank {rank} of 2 (device ", differ if is_told else gone]
-        lines = [x for x in lines_of(process) if x.endswith(". The process ends")]
-        assert any(all(text in line for text in texts) for line in lines), lines
-    assert told
-
-
 def test_processes_that_do_different_things_lose_their_gpus(start):
     processes = start(2)
     policy = 'jaxcomm.init(mesh, policy=jaxcomm.CommPolicy(on_failure="raise"))'
@@ -190,28 +152,6 @@ def test_small_sums_are_nccl_s_on_all_where_one_process_cannot_do_them(start):
         assert why.startswith(f"no: {function}: ")
     assert processes.ask(AGAIN) == RIGHT
     assert processes.ask(BY_KERNELS) == [[1, "yes"]] * 2
-
-
-def test_a_gpu_that_refuses_our_kernels_makes_no_communicator(start):
-    """Without them it could not be stopped."""
-    processes = start(2)
-    processes.ask("mesh = mesh_of()")
-    fail(processes[1], "cuModuleLoadData", 1)
-    # It waits for the other in NCCL, once both have met.
-    processes[0].ask(
-        f"""
-from types import SimpleNamespace
-from jaxcomm.communicator.backends.nccl import communicators as nccl
-nccl.config = SimpleNamespace(**vars(jaxcomm.config))
-nccl.config.timeout_seconds = lambda: {waiting.EXPIRES_SECONDS}
-"""
-    )
-    first, second = processes.ask(INIT)
-    processes[0].ask("nccl.config = jaxcomm.config")
-    are_refused([first], f"not done after {waiting.EXPIRES_SECONDS:g} s")
-    are_refused([second], "cuModuleLoadData: ")
-    assert processes.ask("answer = jaxcomm.counters().live") == [0, 0]
-    assert processes.ask(AGAIN) == RIGHT
 
 
 def test_a_process_killed_between_operations_is_an_error_of_the_next(start):
@@ -310,3 +250,25 @@ answer = values(psum(x))
     for outcome in told:
         assert f"not done after {waiting.EXPIRES_SECONDS:g} s" in outcome["text"], told
     assert processes.ask(AGAIN) == [[["nccl"], [3.0]]] * 3
+
+
+def test_a_gpu_that_refuses_our_kernels_makes_no_communicator(start):
+    """Without them it could not be stopped."""
+    processes = start(2)
+    processes.ask("mesh = mesh_of()")
+    fail(processes[1], "cuModuleLoadData", 1)
+    # It waits for the other in NCCL, once both have met.
+    processes[0].ask(
+        f"""
+from types import SimpleNamespace
+from jaxcomm.communicator.backends.nccl import communicators as nccl
+nccl.config = SimpleNamespace(**vars(jaxcomm.config))
+nccl.config.timeout_seconds = lambda: {waiting.EXPIRES_SECONDS}
+"""
+    )
+    first, second = processes.ask(INIT)
+    processes[0].ask("nccl.config = jaxcomm.config")
+    are_refused([first], f"not done after {waiting.EXPIRES_SECONDS:g} s")
+    are_refused([second], "cuModuleLoadData: ")
+    assert processes.ask("answer = jaxcomm.counters().live") == [0, 0]
+    assert processes.ask(AGAIN) == RIGHT

@@ -343,22 +343,3 @@ def test_registrations_that_differ_fail_together_and_all_go_on(team, what):
             assert "process 0: 2 registrations" in text
             assert "nothing was registered" in text
         assert total == [4, 4]
-
-
-def test_one_that_symmetric_memory_cannot_be_registered_with_is_not_made(
-    stand_in, make_mesh, monkeypatch
-):
-    mesh = make_mesh(i=2)
-    pool = jaxcomm.SymmetricPool(mesh, 1 << 18)
-
-    def refuse(pool, keys):
-        raise jaxcomm.CommunicatorError("the processes differ")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(registration, "register", refuse)
-        with pytest.raises(jaxcomm.CommunicatorError, match="the processes differ"):
-            jaxcomm.init(mesh, "i")
-    assert not jaxcomm.communicators()
-    (member,) = jaxcomm.init(mesh, "i")
-    assert pool.registrations() == {member: "window"}
-    pool.close()

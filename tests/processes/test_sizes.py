@@ -152,18 +152,3 @@ THOROUGH = pytest.mark.thorough
 )
 def test_trees_and_what_the_caches_do_not_hold(team, function, at):
     team.call(function, at)
-
-
-def bits_of_sums(here, mesh):
-    sums = []
-    for count in (1, 1000, 9000, 100_001):
-        x = here.values("float32", (mesh.size, count), count)
-        found = here.run(mesh, lambda x: jaxcomm.psum(x, "i"), x)
-        assert (found == found[0]).all()
-        sums.append(found[0].tobytes().hex()[-4096:])
-    return sums
-
-
-def test_all_ranks_get_the_same_bits_of_a_sum(team):
-    sums = team.call(bits_of_sums, at=(3, 2))
-    assert sums == [sums[0]] * 3 + [None]
