@@ -14,7 +14,7 @@ import pytest
 import waiting
 
 PROGRAM = r"""
-import json, threading
+import json
 
 import jax
 import jax.numpy as jnp
@@ -23,17 +23,15 @@ import numpy as np
 import jaxcomm
 import waiting
 
-AUTO = jax.sharding.AxisType.Auto
-mesh = jax.make_mesh((4,), ("i",), axis_types=(AUTO,), devices=jax.devices()[:4])
-grid = jax.make_mesh((2, 2), ("a", "b"), axis_types=(AUTO,) * 2,
-                     devices=jax.devices()[:4])
+auto = (jax.sharding.AxisType.Auto,)
+mesh = jax.make_mesh((4,), ("i",), axis_types=auto, devices=jax.devices()[:4])
 P = jax.P
 x = jnp.arange(4.0)
 report = {}
 
 
-def jitted(call, mesh=mesh, axes="i"):
-    return jax.jit(jax.shard_map(call, mesh=mesh, in_specs=P(axes), out_specs=P(axes),
+def jitted(call):
+    return jax.jit(jax.shard_map(call, mesh=mesh, in_specs=P("i"), out_specs=P("i"),
                                  check_vma=False))
 
 
@@ -50,14 +48,14 @@ def result_of(program):
         assert "waited 2 s" in str(error) or "stopped waiting" in str(error), error
 
 
-def attempt(name, call, lane="default", **where):
+def attempt(name, call):
     report[name] = {}
     try:
-        report[name]["result"] = np.asarray(jitted(call, **where)(x)).tolist()
+        report[name]["result"] = np.asarray(jitted(call)(x)).tolist()
     except jax.errors.JaxRuntimeError as error:
         report[name]["error"] = str(error)
     # The same communicator serves the next program.
-    after = jitted(lambda x: jaxcomm.psum(x, "i", lane=lane))
+    after = jitted(psum)
     report[name]["next"] = waiting.until(lambda: result_of(after))
     report[name]["in_flight"] = sum(
         c.stats()["in_flight"] for c in jaxcomm.communicators())
@@ -92,51 +90,6 @@ before = len(entries("failed"))
 attempt("late", late(2, lambda: waiting.until(
     lambda: len(entries("failed")) == before + 3), psum))
 
-
-def only_one_group(x):
-    # Devices of column 1 never meet: their group alone fails.
-    a, b = jax.lax.axis_index("a"), jax.lax.axis_index("b")
-    return jax.lax.cond((b == 1) & (a == 0), lambda x: x,
-                        lambda x: jaxcomm.psum(x, "a", lane="grads"), x)
-
-
-jaxcomm.init(grid, "a", lanes="grads", timeout=waiting.EXPIRES_SECONDS)
-attempt("a group of several", only_one_group, mesh=grid, axes=("a", "b"))
-
-
-# Communicators that wait for as long as it takes.
-def started_in(lane):
-    (member,) = (c for c in jaxcomm.communicators() if c.lane == lane)
-    (record,) = jaxcomm.flight_record(member).process.communicators
-    return {entry.rank for entry in record.entries if entry.state == "started"}
-
-
-def once_others_wait(lane, late_rank, then=lambda: None):
-    others = {0, 1, 2, 3} - {late_rank}
-    waiting.until(lambda: started_in(lane) == others)
-    then()
-
-
-jaxcomm.init(mesh, "i", lanes=("patient", "doomed"), timeout=waiting.HANG_SECONDS)
-(doomed,) = (c for c in jaxcomm.communicators() if c.lane == "doomed")
-attempt("in time", late(2, lambda: once_others_wait("patient", 2),
-                        lambda x: jaxcomm.psum(x, "i", lane="patient")))
-attempt("closed while waiting", late(
-    1, lambda: once_others_wait("doomed", 1, doomed.close),
-    lambda x: jaxcomm.psum(x, "i", lane="doomed")))
-
-
-# The communicator is made anew before the last rank of a run that failed has come.
-def make_anew():
-    (old,) = (c for c in jaxcomm.communicators() if c.lane == "anew")
-    old.close()
-    jaxcomm.init(mesh, "i", lanes="anew", timeout=waiting.HANG_SECONDS)
-
-
-jaxcomm.init(mesh, "i", lanes="anew", timeout=waiting.HANG_SECONDS)
-attempt("made anew while one waits", late(
-    3, lambda: once_others_wait("anew", 3, make_anew),
-    lambda x: jaxcomm.psum(x, "i", lane="anew")), lane="anew")
 print("REPORT" + json.dumps(report))
 """
 
@@ -166,23 +119,14 @@ SAID = {
         "psum(float32[1])", "ppermute(float32[1])", "jax.lax.cond on axis_index",
     ],
     "late": [],
-    "a group of several": [
-        "psum(float32[1]) over axes ('a',): rank 1 of 2 (cpu:3)", "for rank 0.",
-    ],
-    # XLA reports the error of one rank: of one that waited or of the one that came
-    # afterwards.
-    "closed while waiting": ["closed"],
-    # A late rank of a failed run would wait in the new communicator, in vain.
-    "made anew while one waits": [],
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", [*SAID, "in time"])
+@pytest.mark.parametrize("case", SAID)
 def test_a_failure_is_an_error_and_the_next_program_runs(report, case):
     found = report[case]
-    assert ("error" in found) == (case in SAID), found
-    for text in SAID.get(case, ()):
+    for text in SAID[case]:
         assert text in found["error"]
-    assert found.get("result", [6.0] * 4) == [6.0] * 4
+    assert "result" not in found
     assert found["next"] == [6.0] * 4
     assert found["in_flight"] == 0
