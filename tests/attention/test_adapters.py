@@ -56,20 +56,6 @@ def test_flax_nnx_attends_as_on_one_device():
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
-def test_flax_linen_attends_as_on_one_device():
-    linen = pytest.importorskip("flax.linen")
-    layer = linen.MultiHeadDotProductAttention(4)
-    params = layer.init(jax.random.key(0), X)
-    mask = linen.make_causal_mask(X[..., 0])
-    expected = layer.apply(params, X, mask=mask)
-
-    def local(x, tokens, params):
-        return layer.clone(attention_fn=_attend(tokens)).apply(params, x)
-
-    found = over_ranks(local, params)
-    np.testing.assert_allclose(found, expected, atol=1e-5)
-
-
 def test_equinox_attends_as_on_one_device():
     equinox = pytest.importorskip("equinox")
     layer = equinox.nn.MultiheadAttention(4, WIDTH, key=jax.random.key(0))

@@ -2,7 +2,6 @@
 
 import dense
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import split
@@ -156,20 +155,6 @@ def test_relayout_moves_tokens_and_its_transpose_moves_them_back(names, document
     out, back = run(fill(source, held), fill(target, wanted), held, wanted)
     jax.tree.map(np.testing.assert_array_equal, out, target)
     jax.tree.map(np.testing.assert_array_equal, back, source)
-
-
-def test_hessian_vector_products_pass_through_relayout():
-    x, tokens = Layout("zigzag", 2, 5).reorder(jnp.arange(1.0, 6), axis=0)
-    plain, spec = Layout("contiguous", 2, 5), jax.P("context")
-
-    def cubes(x):
-        def local(x, tokens):
-            return relayout(x, tokens, plain, "context", axis=0)
-
-        return (sharded(local, 2, spec, spec)(x, tokens) ** 3).sum()
-
-    product = jax.jit(lambda x: jax.jvp(jax.grad(cubes), (x,), (jnp.ones_like(x),))[1])
-    np.testing.assert_allclose(product(x), 6 * x)
 
 
 def test_with_64_bits_positions_stay_int32():

@@ -44,20 +44,6 @@ def test_restore_undoes_reorder(schedule, rows, size, length, arrays):
     assert sum(segments) == layout.local_length
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("contiguous", [4, 5, 6, 7]),
-        ("zigzag", [2, 3, 12, 13]),
-        ("striped", [1, 5, 9, 13]),
-    ],
-)
-def test_rank_1_of_4_holds_what_the_docstring_says(name, expected):
-    schedule = get_schedule(name)
-    assert schedule.positions(1, 4, 4).tolist() == expected
-    np.testing.assert_array_equal(np.sort(schedule.shard(4, 4)), np.arange(16))
-
-
 @every_schedule
 @pytest.mark.parametrize("length", [0, 1, 7])
 def test_a_program_computes_the_positions_of_a_known_rank(schedule, length):

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import os
-import re
 import sys
 
 import forked
@@ -14,7 +13,7 @@ import pytest
 from split import sharded
 
 import jaxcomm
-from jaxcomm.attention import attention_fn, document_layout, relayout
+from jaxcomm.attention import document_layout, relayout
 from jaxcomm.attention.layout import Layout, Tokens
 
 LENGTH, SIZE = 24, 4
@@ -146,16 +145,6 @@ def test_ranks_in_another_order_than_the_tokens_are_noticed():
     whole = jax.jit(sharded(local, None, spec, spec, mesh))
     with raises(match="rank 1 does not hold"):
         jax.block_until_ready(whole(*ZIGZAG.reorder(X)))
-
-
-def test_forgotten_positions_are_refused_when_traced():
-    """With what to do; others that are refused are in ``test_supported.py``."""
-    text = re.escape("batch, tokens = layout.reorder(batch)")
-    attend = attention_fn("context", DOCUMENTS)
-    with pytest.raises(TypeError, match=f"ring_attention: tokens has no pos.*{text}"):
-        jax.eval_shape(sharded(lambda x: attend(x, x, x)), X)
-    with pytest.raises(TypeError, match="relayout: source has no positions"):
-        jax.eval_shape(sharded(lambda x: relayout(x, DOCUMENTS, PLAIN, "context")), X)
 
 
 def test_relayout_of_tokens_out_of_place_is_no_number():

@@ -6,7 +6,6 @@ has a clock of its own: see support/job_store.py.
 
 import copy
 import threading
-import types
 
 import pytest
 from job_store import meets
@@ -225,38 +224,6 @@ def test_a_round_that_is_over_is_no_reason_to_wait(store):
 
     met, _ = store.run({0: meets((0, 1), "make A"), 1: later})
     all_met(met, (0, 1))
-
-
-def test_a_process_that_comes_while_another_looks_is_not_elsewhere(store, monkeypatch):
-    read, write = store.key_value_dir_get, store.key_value_set
-    first, here = threading.Event(), threading.local()
-
-    def reads_late(folder):
-        if folder == "jaxcomm/waiting" and not first.is_set():
-            first.set()
-            store.tell("the first looks")
-            store.hear("the other waits")
-        return read(folder)
-
-    def tells(key, text, allow_overwrite=False):
-        write(key, text, allow_overwrite)
-        if key == "jaxcomm/waiting/1":
-            store.tell("the other waits")
-
-    def comes(process):
-        here.process = process
-        if process == 1:
-            store.hear("the first looks")
-        return meets((0, 1))(process)
-
-    store.key_value_dir_get, store.key_value_set = reads_late, tells
-    # Only the first looks, although all have come.
-    store.key_value_increment = lambda key, by: 1
-    its = types.SimpleNamespace(randrange=lambda _: here.process)
-    monkeypatch.setattr(rendezvous, "random", its)
-    met, _ = store.run(dict.fromkeys((0, 1), comes))
-    all_met(met, (0, 1))
-    assert first.is_set()
 
 
 # who runs something else

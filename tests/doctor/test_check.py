@@ -61,28 +61,6 @@ def test_wrong_numbers_on_one_device_are_found(make_mesh, monkeypatch, few, wron
     assert found["pmean"].problem is None
 
 
-def test_what_is_wrong_is_told_and_what_a_mean_rounds_is_right(
-    make_mesh, monkeypatch, few
-):
-    def refuse(x, axis_name, backend=None):
-        raise ValueError("no\nmore")
-
-    def rounded(x, axis_name, backend=None):
-        return jax.lax.pmean(x, axis_name) * (1 if backend else 1 + 2**-23)
-
-    def cut(x, axis_name, backend=None):
-        return x if backend else x[:1]
-
-    monkeypatch.setattr(jaxcomm, "pmin", refuse)
-    monkeypatch.setattr(jaxcomm, "pmax", cut)
-    monkeypatch.setattr(jaxcomm, "pmean", rounded)
-    few("pmin", "pmax", "pmean", "pbarrier")
-    found = results_of(make_mesh(i=3))
-    assert (found["pmin"].problem, found["pmin"].seconds) == ("ValueError: no", None)
-    assert "3 of 3 devices" in found["pmax"].problem
-    assert found["pbarrier"].problem is found["pmean"].problem is None
-
-
 def test_a_wrong_result_is_status_one(monkeypatch, make_mesh, capsys, few):
     psum = jaxcomm.psum
     wrong = lambda x, axis, backend=None: psum(x, axis) if backend else x  # noqa: E731

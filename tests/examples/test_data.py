@@ -7,13 +7,6 @@ from language_model import data
 from language_model.settings import DemoError
 
 
-def test_reads_the_standard_library_without_arguments():
-    text = data.load(None, 4096)
-    assert text.train.size > 1_000_000
-    assert text.validation.size > 10_000
-    assert "Python standard library" in text.source
-
-
 def test_packs_pieces_of_documents():
     lengths = [7, 30, 1, 200, 12]
     starts = np.cumsum([0, *(n + 1 for n in lengths)])

@@ -45,34 +45,6 @@ assert jax.distributed.is_initialized()
     assert results(out) == ["process float64 3 1"]
 
 
-def test_a_forked_copy_does_not_join_and_what_failed_is_tried_again(launch):
-    status, out, err = launch(
-        """
-import jax
-from jaxcomm import compat
-copy = os.fork()
-if copy == 0:
-    jax.devices()
-    print("process", "joined" if jax.distributed.is_initialized() else "alone")
-    os._exit(0)
-os.wait()
-calls = []
-def act():
-    calls.append(1)
-    if len(calls) == 1: raise RuntimeError("not yet")
-compat.around_start_of_devices(act, lambda: None)
-for _ in range(3):
-    try: print("process", jax.process_count(), calls)
-    except RuntimeError as error: print("process", error)
-""",
-        processes=1,
-    )
-    assert status == 0, err
-    assert results(out) == [
-        "process 1 [1, 1]", "process 1 [1, 1]", "process alone", "process not yet",
-    ]  # fmt: skip
-
-
 def test_a_failure_under_jax_is_told_at_once(launch):
     # JAX waits at the end of a process for the others, and takes SIGTERM for news.
     status, _, err = launch(

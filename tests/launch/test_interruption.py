@@ -77,17 +77,6 @@ def test_a_second_and_a_third_insist(waits, assert_gone):
     assert_gone(found)
 
 
-def test_three_at_once_end_what_ignores_the_others(waits, assert_gone):
-    launcher, found = waits(handled("signal.SIG_IGN"), "--grace=1000")
-    # Of two of a kind that nobody has taken yet, the system makes one.
-    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
-        launcher.send_signal(number)
-    waiting.ended(launcher)
-    # The status is that of the first; which that is, the system decides.
-    assert launcher.returncode - 128 in (2, 3, 15)
-    assert_gone(found)
-
-
 def test_a_request_for_records_ends_nothing(waits):
     launcher, _ = waits(
         # Process 1 does not know the signal, which would end it.

@@ -168,31 +168,6 @@ def test_lanes_have_a_bound_and_other_policies_are_other_worlds(stand_in, make_m
     assert len(stand_in.trace("ncclCommInitRankConfig")) == 4
 
 
-def test_closing_destroys_children_first_and_gives_memory_back(stand_in, make_mesh):
-    mesh = make_mesh(i=2)
-    # Of one world: those that share.
-    policy = CommPolicy(share=True)
-    made = jaxcomm.init(mesh, lanes=("default", "other"), policy=policy)
-    world = {call["comm"] for call in stand_in.trace("ncclCommSplit")}
-    stand_in.clear()
-    made[0].close()
-    children = {call["comm"] for call in stand_in.trace("ncclCommDestroy")}
-    assert len(children) == 2
-    assert not children & world
-    made[1].close()
-    ended = [call["comm"] for call in stand_in.trace("ncclCommDestroy")]
-    assert set(ended[-2:]) == world
-    assert len(ended) == len(set(ended)) == 6
-    assert not stand_in.trace("ncclCommAbort")
-    # All that was made was freed.
-    names = [call["name"] for call in stand_in.trace()]
-    assert names.count("cuMemFree_v2") == 8
-    # For NCCL's operations, and for copies.
-    assert names.count("cuStreamDestroy_v2") == 2 * 4
-    assert names.count("cuDevicePrimaryCtxRelease_v2") == 2
-    assert jaxcomm.counters().live == 0
-
-
 def test_larger_buffers_than_the_usual_are_warned_about(make_mesh, monkeypatch):
     # Warnings are errors here.
     monkeypatch.setenv("NCCL_BUFFSIZE", str(4 * MIB))

@@ -46,21 +46,6 @@ def test_the_transport_is_that_of_the_backend_and_of_the_processes():
     assert transport(backend="xla") == "xla"
 
 
-def test_the_largest_group_counts():
-    x = jax.ShapeDtypeStruct((256,), "float32")
-    # A rank alone sends nothing.
-    for groups in ([[0, 1], [2, 3, 4]], [[0], [1, 2, 3, 4]], [[0, 1], [2], [3], [4]]):
-        made = jaxcomm.plan(
-            {"i": 5},
-            lambda x, groups=groups: jaxcomm.psum(x, "i", axis_index_groups=groups),
-            x,
-            machine=CPU,
-        )
-        (row,) = made.calls
-        largest = max(map(len, groups))
-        assert row.sent_bytes == pytest.approx(2 * 1024 * (largest - 1) / largest)
-
-
 def test_sizes_are_those_of_the_extension():
     """A plan needs no extension: jaxcomm.planning has them once more."""
     assert communicators.MOST_SHARING_PROCESSES == _ffi.MOST_SHARING_PROCESSES

@@ -290,8 +290,11 @@ def test_no_device_is_started():
             {"data": 2, "context": 4}, lambda x: jaxcomm.psum(x, "data"), x
         )
         assert str(made) and made.to_json() and made._repr_html_()
-        layout = jaxcomm.Layout("zigzag", 4, 4096)
+        layout = jaxcomm.Layout("contiguous", 4, 16)
         assert jaxcomm.attention.compare_strategies(layout, heads=8, head_size=64)
+        ring = lambda x: jaxcomm.ring_attention(x, x, x, "context", layout)
+        local = jax.ShapeDtypeStruct((1, 4, 2, 8), "bfloat16")
+        assert jaxcomm.plan({"context": 4}, ring, local).calls
         try:
             jax.devices()
         except RuntimeError:

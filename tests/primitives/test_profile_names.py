@@ -48,16 +48,3 @@ def test_a_trace_names_collectives_with_axes_and_bytes(mesh, tmp_path):
     }
     backward = r'op_name="[^"]*transpose[^"]*/jaxcomm\.all_gather context 32KiB"'
     assert re.search(backward, program.lower(x).compile().as_text())
-
-
-def test_scopes_and_source_lines_stay(mesh):
-    def program(x):
-        with jax.named_scope("layer3"):
-            return jaxcomm.psum(x, "data") + x
-
-    compiled = over(mesh, program).lower(np.ones((8, 4), np.float32)).compile()
-    (line,) = [
-        line for line in compiled.as_text().splitlines() if "custom_call_target" in line
-    ]
-    assert 'op_name="jit(program)/shard_map/layer3/jaxcomm.psum data 16B"' in line
-    assert "stack_frame_id=" in line or "source_line=" in line

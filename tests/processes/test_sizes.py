@@ -123,21 +123,6 @@ def leaves_of_all_sizes(here, mesh):
     })  # fmt: skip
 
 
-def past_the_caches(here, mesh):
-    """Operations that touch 64 MiB and more are written past the caches."""
-    size, model = mesh.size, here.model
-    shape = size, size, (36 << 20) // 4 // size**2 + 3
-    check(here, mesh, {"": here.values("int32", shape, 1)}, {
-        "psum": (lambda x: jaxcomm.psum(x, "i"), model.all_reduce("sum")),
-        "all_to_all": (lambda x: jaxcomm.all_to_all(x, "i", 0, 0, tiled=True),
-                       model.all_to_all(0, 0, tiled=True)),
-        "ring_shift": (
-            lambda x: jaxcomm.ring_shift(x, "i"),
-            model.permute(lambda n: [(r, (r + 1) % n) for r in range(n)]),
-        ),
-    })  # fmt: skip
-
-
 THOROUGH = pytest.mark.thorough
 
 
@@ -146,8 +131,6 @@ THOROUGH = pytest.mark.thorough
     [
         (leaves_of_all_sizes, (3, 2)),
         pytest.param(leaves_of_all_sizes, (2, 1), marks=THOROUGH),
-        (past_the_caches, (2, 1)),
-        pytest.param(past_the_caches, (3, 2), marks=THOROUGH),
     ],
 )
 def test_trees_and_what_the_caches_do_not_hold(team, function, at):

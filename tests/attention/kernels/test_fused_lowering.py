@@ -2,9 +2,7 @@
 
 import dataclasses
 import re
-import sys
 
-import forked
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -108,30 +106,6 @@ def test_small_rings_are_no_loop_on_a_mesh_of_gpus(lower, options, monkeypatch):
     jax.clear_caches()
     assert has_loop("gpu")
     jax.clear_caches()
-
-
-def test_tracing_starts_no_backends():
-    """Of the program of another machine, before jax.distributed.initialize."""
-    program = """
-import jax, jax.numpy as jnp
-from jax._src import xla_bridge
-import jaxcomm
-
-kind = (jax.sharding.AxisType.Auto,)
-mesh = jax.sharding.AbstractMesh((2,), ("context",), kind)
-split = jax.P(None, "context")
-layout = jaxcomm.Layout("zigzag", 2, 8)
-ring = jax.shard_map(
-    lambda *x: jaxcomm.ring_attention(
-        *x, "context", jaxcomm.Tokens(
-            layout, layout.positions_of(jax.lax.axis_index("context"))[None]),
-        is_causal=True),
-    mesh=mesh, in_specs=split, out_specs=split)
-x = jax.ShapeDtypeStruct((1, 8, 2, 8), jnp.bfloat16)
-assert jax.eval_shape(ring, x, x, x).shape == x.shape
-assert not xla_bridge.backends_are_initialized()
-"""
-    forked.run([sys.executable, "-c", program], check=True)
 
 
 @pytest.mark.parametrize(

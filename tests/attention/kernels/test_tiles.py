@@ -6,8 +6,7 @@ import pytest
 
 from jaxcomm.attention.kernels.blocks import BlockPair
 from jaxcomm.attention.kernels.xla.tiles import Cut
-from jaxcomm.attention.mask import FULL, PARTIAL, SKIP, Block, Coordinates, Mask
-from jaxcomm.attention.schedules import get_schedule
+from jaxcomm.attention.mask import FULL, SKIP, Block, Coordinates, Mask
 
 
 def test_padding_is_spread_over_tiles_of_equal_size():
@@ -60,40 +59,6 @@ def test_tiles_cover_each_block_once(blocks, count):
 )
 def test_blocks_that_are_not_as_many_equal_tiles(blocks):
     assert BlockPair.of(blocks, 20, 20) is None
-
-
-def _work(schedule, size, length, tile):
-    """Count the tiles that are computed, as int (hop, rank), and those masked."""
-    dealer = get_schedule(schedule)
-    cut = Cut.fit(dealer.segments(length), tile)
-    sees = Mask(None, 0, size * length, size * length)
-    computed, masked = np.zeros((2, size, size), int)
-    for hop in range(size):
-        for rank in range(size):
-            source = (rank - hop) % size
-            held = [dealer.positions(r, size, length) for r in (rank, source)]
-            modes = sees.modes(
-                *(Coordinates(cut.split(jnp.asarray(p), 0)) for p in held)
-            )
-            computed[hop, rank] = (modes != SKIP).sum()
-            masked[hop, rank] = (modes == PARTIAL).sum()
-    return computed, masked
-
-
-def test_tiles_that_a_rank_computes_and_masks():
-    computed, masked = _work("zigzag", 4, 64, 8)
-    # Every rank does the same. Hop 0: two causal squares of 4 x 4 tiles and the full
-    # square between them. Only the diagonals of hop 0 need a mask.
-    assert computed.tolist() == [[36] * 4] + [[32] * 4] * 3
-    assert masked.tolist() == [[8] * 4] + [[0] * 4] * 3
-    # The first rank idles and the last never does.
-    computed, _ = _work("contiguous", 4, 64, 8)
-    assert computed[:, 0].tolist() == [36, 0, 0, 0]
-    assert computed[:, 3].tolist() == [36, 64, 64, 64]
-    # Every hop is a causal square.
-    computed, masked = _work("striped", 4, 64, 8)
-    assert (computed == 36).all()
-    assert (masked == 8).all()
 
 
 @pytest.mark.parametrize(
