@@ -10,7 +10,6 @@
 
 #include <cerrno>
 #include <deque>
-#include <random>
 
 #include "ffi/backends/host/arena/segment.h"
 #include "ffi/core/hash.h"
@@ -246,35 +245,6 @@ TEST(what_a_killed_process_left_half_done_is_repaired) {
   }
 }
 
-TEST(processes_killed_at_any_time_lose_nothing) {
-  TwoGroups groups;
-  Arena& ended = *groups.arenas[0];
-  const auto counts = Must(Segment::Create(kBytes, false));
-  auto& turns = *reinterpret_cast<std::atomic<uint64_t>*>(counts->data());
-  std::mt19937 random(3);
-  for (int trial = 0; trial < 60; ++trial) {
-    turns = 0;
-    Child child([&] {
-      for (uint64_t tag = 0;; ++tag, ++turns) {
-        Crossing* const alone = ended.Join({{7, 0, 1, tag}, 0b1, 1, 1, ""}, true);
-        Crossing* const shared = ended.Join({{7, 0, 2, tag}, 0b11, 1, 1, ""}, true);
-        if (shared != nullptr) {
-          ended.Fail(shared, FailedPrecondition("by the test"));
-          ended.Leave(shared);
-        }
-        if (alone != nullptr) ended.Leave(alone);
-      }
-    });
-    const uint64_t enough = random() % 1000;
-    CHECK_TRUE(Until([&] { return turns >= enough; }));
-    child.Kill();
-    groups.arenas[1]->ReleaseHoldings(0b1);
-    const bool is_whole = groups.NothingIsLost();
-    CHECK_TRUE(is_whole);
-    if (!is_whole) return;
-  }
-}
-
 TEST(a_process_that_dies_alone_in_a_call_is_named_to_those_who_come_later) {
   // Rank 0's process dies while it waits for rank 1's: played here by a process that is
   // reported as ended, whose holdings are released.
@@ -306,22 +276,6 @@ TEST(a_seat_given_up_for_a_living_process_is_left_once) {
   CHECK_EQ(crossing->left.load(), 0b11u);
   CHECK_EQ(crossing->here.load(), 0b11u);
   CHECK_TRUE(groups.NothingIsLost());
-}
-
-TEST(a_lock_that_fails_fails_the_calls) {
-  TwoGroups groups;
-  pthread_mutex_t* const mutex = &groups.arenas[0]->header().mutex;
-  Child([&] { pthread_mutex_lock(mutex); }).Wait();
-  CHECK_EQ(pthread_mutex_lock(mutex), EOWNERDEAD);
-  pthread_mutex_unlock(mutex);  // not repaired: from now on nobody gets it
-  Site site("all_reduce", {}, kLarge, 1);
-  for (int run : {1, 2}) {
-    RankBuffers buffers(kLarge, kLarge, 1);
-    Outcome outcome;
-    buffers.Arrive(*groups.communicators[0], site.of[0].get(), run, 102, nullptr,
-                   &outcome);
-    CHECK_CONTAINS(outcome.Wait(), "the lock of the shared memory has failed");
-  }
 }
 
 }  // namespace

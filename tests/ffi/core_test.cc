@@ -218,16 +218,6 @@ TEST(ranks_that_come_to_a_failed_round_are_refused_once_each) {
   CHECK_OK(rendezvous.TakeRefusal(1, 10));
 }
 
-TEST(the_oldest_refusals_are_forgotten) {
-  Rendezvous<Round> rendezvous;
-  for (int run = 0; run < 65; ++run) {
-    rendezvous.Refuse(*Come(&rendezvous, run, 10, 0), InvalidArgument("it failed"), 1);
-  }
-  CHECK_OK(rendezvous.TakeRefusal(0, 10));
-  CHECK_TRUE(rendezvous.TakeRefusal(1, 10).failure());
-  CHECK_TRUE(rendezvous.TakeRefusal(64, 10).failure());
-}
-
 class Counted final : public Watched {
  public:
   bool Poll() override {

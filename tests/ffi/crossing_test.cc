@@ -118,20 +118,6 @@ TEST(a_process_that_is_ahead_meets_the_others_in_order) {
   }
 }
 
-// Their processes have no number here. Only UBSan sees what may be computed with it.
-TEST(groups_of_other_hosts_concern_nobody) {
-  const auto communicator = MakeLocalCommunicator(SpecOf(
-      MakeSegment(1), Unwatched(1), 0, {{100, 101}, {7, 8}}, {{0, 0}, {-1, -1}}));
-  const auto site = FloatSite("all_reduce", {}, 1);
-  ForRanks(2, [&](int rank) {
-    RankBuffers buffers(1, 1, 3);
-    Outcome outcome;
-    buffers.Arrive(*communicator, site.get(), 1, 100 + rank, nullptr, &outcome);
-    CHECK_EQ(outcome.Wait(), "");
-    CHECK_EQ(buffers.result[0], 6.0f);
-  });
-}
-
 TEST(an_arena_costs_what_was_touched) {
   Processes processes(Blocks(2, 1));
   CHECK_TRUE(processes.segment->resident_bytes() < (1 << 20));

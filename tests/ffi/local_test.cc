@@ -6,7 +6,6 @@
 
 #include "ffi/backends/host/local/continuer.h"
 #include "ffi/backends/host/local/local_wait.h"
-#include "ffi/os/cores.h"
 #include "tests/ffi/check.h"
 #include "tests/ffi/ranks.h"
 
@@ -236,32 +235,6 @@ TEST(a_rank_whose_program_blocks_holds_nobody_else_up) {
         });
   }
   CHECK_TRUE(Until([&] { return released == kRanks; }));
-}
-
-TEST(a_rank_spins_where_the_missing_ones_have_cores) {
-  const int cores = Cores();
-  const auto spins = [](const std::string& collective, int64_t elements, int ranks,
-                        int come) {
-    std::vector<int64_t> params;
-    if (collective == "permute") {
-      for (int rank = 0; rank < ranks; ++rank) params.push_back((rank + 1) % ranks);
-    }
-    auto site = FloatSite(collective, params, elements);
-    LocalRound round(static_cast<size_t>(ranks));
-    round.Reset(site.get(), 1);
-    round.come = come;
-    round.own_plan = Must(MakeHostPlan(*site, ranks, /*operands_of=*/nullptr));
-    round.plan = &round.own_plan;
-    return ShouldSpin(round, ranks);
-  };
-  constexpr int64_t kSmall = 8, kLarge = 64 << 10;
-  CHECK_TRUE(spins("all_reduce", kSmall, cores, 1));
-  // Among more ranks than cores, only pairs help each other to move.
-  CHECK_TRUE(!spins("all_reduce", kSmall, cores + 1, 2));
-  CHECK_TRUE(!spins("all_reduce", kLarge, cores + 1, 2));
-  CHECK_TRUE(!spins("permute", kSmall, cores + 1, 2));
-  CHECK_TRUE(spins("permute", kLarge, cores + 1, 2));
-  CHECK_TRUE(!spins("permute", kLarge, cores + 1, 1));
 }
 
 TEST(timeouts_and_arrivals_race_without_losing_anyone) {

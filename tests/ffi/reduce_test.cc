@@ -129,17 +129,6 @@ TEST(sums_are_trees_and_so_are_their_prefixes) {
       Reduce<float>(DataType::F32, ReduceOp::kSum, {-0.0f, -0.0f, -0.0f})));
 }
 
-TEST(running_reductions_write_every_prefix) {
-  const int32_t inputs[3][2] = {{1, 10}, {2, 20}, {3, 30}};
-  int32_t outputs[3][2] = {};
-  const void* in[] = {inputs[0], inputs[1], inputs[2]};
-  void* out[] = {outputs[0], outputs[1], outputs[2]};
-  FindReduceKernels(DataType::S32, ReduceOp::kSum).running(out, in, 3, 2);
-  CHECK_EQ(outputs[0][1], 10);
-  CHECK_EQ(outputs[1][0], 3);
-  CHECK_EQ(outputs[2][1], 60);
-}
-
 constexpr unsigned char kUntouched = 0xa5;
 
 // Both ways of writing, whatever the size and wherever the buffers begin and end.

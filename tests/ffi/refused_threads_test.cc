@@ -5,12 +5,10 @@
 #include <signal.h>
 
 #include <cerrno>
-#include <deque>
 
 #include "ffi/backends/host/arena/process_set.h"
 #include "ffi/backends/host/local/local_communicator.h"
 #include "ffi/flight/dump_signal.h"
-#include "ffi/os/peer_watch.h"
 #include "tests/ffi/processes.h"
 
 // Sanitizers need a pthread_create() of their own.
@@ -60,28 +58,6 @@ TEST(a_communicator_without_threads_fails_its_calls) {
   CHECK_CONTAINS(late.Wait(), "waited 1 s for rank 1");
 }
 
-TEST(ranks_go_on_with_the_threads_there_are) {
-  // The only thread runs the first rank's program, which waits for the second rank's.
-  auto communicator = MakeLocalCommunicator(Spec({{100, 101, 102}}));
-  auto site = FloatSite("all_reduce", {}, 2);
-  std::deque<RankBuffers> ranks(3, {2, 2, 1.0f});
-  std::atomic<int> gone_on{0}, released{0}, helped{0};
-  NoThreads refused;
-  for (int r = 0; r < 3; ++r) {
-    const void* operands[] = {ranks[r].operand.data()};
-    void* results[] = {ranks[r].result.data()};
-    communicator
-        ->Execute(Call{site.get(), 1, 1, 1, 100 + r, operands, results, nullptr})
-        .OnReady([&, r](const std::optional<xla::ffi::Error>&) {
-          ++gone_on;
-          helped += Until([&] { return gone_on == 3; });
-          ++released;
-        });
-  }
-  CHECK_TRUE(Until([&] { return released == 3; }));
-  CHECK_EQ(helped.load(), 3);
-}
-
 TEST(a_crossing_that_no_thread_can_carry_on_fails) {
   std::unique_ptr<Processes> processes;
   {
@@ -114,23 +90,6 @@ TEST(a_signal_that_no_thread_can_answer_keeps_its_action) {
   CHECK_EQ(sigismember(&blocked, SIGINT), 0);
   CHECK_TRUE(AnswerDumpSignal());
   CHECK_TRUE(action() != SIG_DFL);
-}
-
-TEST(processes_are_not_watched_without_a_thread) {
-  Child child;
-  const Peer peer = PeerOf(child.pid(), 1);
-  std::atomic<int> ended{0};
-  {
-    auto refused = std::make_unique<NoThreads>();
-    CHECK_EQ(SentinelThread(), 0);
-    PeerWatch watch({peer}, [&](size_t) { ++ended; });
-    refused.reset();
-    CHECK_TRUE(SentinelThread() != 0);
-    child.Kill();
-  }
-  CHECK_EQ(ended.load(), 0);
-  PeerWatch watch({peer}, [&](size_t) { ++ended; });
-  CHECK_TRUE(Until([&] { return ended == 1; }));
 }
 
 }  // namespace
