@@ -43,7 +43,9 @@ from jaxcomm.communicator.stats import Counters, MemoryRow, counters, memory_rep
 from jaxcomm.communicator.survivors import shrink, survivors
 from jaxcomm.communicator.symmetric_pool import SymmetricPool
 from jaxcomm.communicator.table import Communicators
+from jaxcomm.diagnostics.checksums import save_checksums
 from jaxcomm.diagnostics.compiled import CollectiveCounts, collectives_of
+from jaxcomm.diagnostics.compare_runs import compare_runs
 from jaxcomm.diagnostics.flight_record import FlightRecord, flight_record
 from jaxcomm.errors import CommunicatorError
 from jaxcomm.machine import Machine
@@ -77,6 +79,7 @@ __all__ = [
     "check",
     "collectives_of",
     "communicators",
+    "compare_runs",
     "counters",
     "dot_product_attention",
     "finalize",
@@ -108,6 +111,7 @@ __all__ = [
     "ring_attention",
     "ring_shift",
     "ring_shift_start",
+    "save_checksums",
     "shrink",
     "survivors",
     "tree_sum",

@@ -1,7 +1,7 @@
 """The environment variables this package reads, all of them.
 
-None changes a result. ``JAXCOMM_BACKEND`` and ``JAXCOMM_CHECK`` are read when the
-package is imported, the others when a communicator is created.
+None changes a result. ``JAXCOMM_BACKEND``, ``JAXCOMM_CHECK`` and ``JAXCOMM_CHECKSUMS``
+are read when the package is imported, the others when a communicator is created.
 
 ``JAXCOMM_BACKEND``
     Backend of calls for which nobody chose one: ``host``, ``nccl``, ``xla``. With
@@ -22,6 +22,10 @@ package is imported, the others when a communicator is created.
     work of its device. Attention raises on every backend if a rank does not hold the
     tokens that its layout says, by a callback. Set it alike on all processes.
     Default: 0.
+``JAXCOMM_CHECKSUMS``
+    1: every program records a checksum of each collective's operands and results, for
+    :func:`jaxcomm.save_checksums`. Set it alike on all processes. Default: 0, which
+    adds nothing to programs.
 ``JAXCOMM_DUMP_DIR``
     Folder for flight records, made if it is missing. Process ``i`` writes
     ``flight-record-<i>.json`` there when a collective fails, when the program ends by
@@ -35,6 +39,7 @@ import os
 # The backend asked for, None if the platform is to choose.
 BACKEND = os.environ.get("JAXCOMM_BACKEND") or None
 CHECK = os.environ.get("JAXCOMM_CHECK") or "0"
+CHECKSUMS = os.environ.get("JAXCOMM_CHECKSUMS") or "0"
 
 DEFAULT_TIMEOUT_SECONDS = 300.0
 DEFAULT_MAX_COMMUNICATORS = 256
@@ -66,9 +71,16 @@ def check() -> bool:
     Raises:
       ValueError: if ``JAXCOMM_CHECK`` is neither 0 nor 1.
     """
-    if CHECK not in ("0", "1"):
-        raise ValueError(f"JAXCOMM_CHECK must be 0 or 1, got {CHECK!r}")
-    return CHECK == "1"
+    return _flag("JAXCOMM_CHECK", CHECK)
+
+
+def checksums() -> bool:
+    """Return whether programs record checksums of what collectives take and return.
+
+    Raises:
+      ValueError: if ``JAXCOMM_CHECKSUMS`` is neither 0 nor 1.
+    """
+    return _flag("JAXCOMM_CHECKSUMS", CHECKSUMS)
 
 
 def nccl_library() -> str | None:
@@ -104,6 +116,12 @@ def is_in_range(value: float) -> bool:
     (True, False, False)
     """
     return 0 < value < 1e9  # also refuses NaN, which compares false
+
+
+def _flag(name, text):
+    if text not in ("0", "1"):
+        raise ValueError(f"{name} must be 0 or 1, got {text!r}")
+    return text == "1"
 
 
 def _positive(name, default, kind, unit):

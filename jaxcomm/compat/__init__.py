@@ -223,9 +223,14 @@ def register_batching(primitive, rule) -> None:
     _batching.fancy_primitive_batchers[primitive] = rule
 
 
-def register_lowering(primitive, rule, platform: str | None = None) -> None:
-    """Register a lowering rule; without a platform, for all that have none."""
-    _mlir.register_lowering(primitive, rule, platform=platform)
+def register_lowering(
+    primitive, rule, platform: str | None = None, *, shared: bool = True
+) -> None:
+    """Register a lowering rule; without a platform, for all that have none.
+
+    Unless ``shared``, JAX lowers each call by itself, and equal ones too.
+    """
+    _mlir.register_lowering(primitive, rule, platform=platform, cacheable=shared)
 
 
 def lower_as(function, ctx, *operands, **params):
@@ -236,6 +241,58 @@ def lower_as(function, ctx, *operands, **params):
     # As under check_vma=False: in a lowering, types are settled.
     with _config._check_vma(False):
         return rule(ctx.replace(avals_in=plain), *operands, **params)
+
+
+def calls_host(ctx) -> bool:
+    """Say whether :func:`call_host` serves a program that is being lowered."""
+    platforms = ctx.module_context.platforms
+    return len(platforms) == 1 and platforms[0] in ("cpu", "cuda", "rocm")
+
+
+def call_host(ctx, function, operand) -> None:
+    """Have each device call ``function(array)`` on the host whenever it comes here.
+
+    As ``jax.debug.callback`` does, but the array is handed over as it comes, and not
+    put on a device of the CPU first. Threads of XLA would have to be free for that.
+
+    Args:
+      ctx: of the lowering, of a program for devices of one platform.
+      function: must not call JAX.
+      operand: lowered, of one dimension, uint32.
+    """
+    # Checked on 0.10.2, 0.12.0.1.
+    aval = _core.ShapedArray(operand.type.shape, np.dtype(np.uint32))
+
+    def call(array):
+        function(array)
+        return ()
+
+    _mlir.emit_python_callback(
+        ctx.replace(avals_in=[aval], avals_out=[]),
+        call,
+        None,
+        [operand],
+        [aval],
+        [],
+        has_side_effect=True,
+        returns_token=False,
+    )
+
+
+def kept_with_module(ctx, kind):
+    """Return the object of a type that belongs to the module that is being lowered."""
+    # Checked on 0.10.2, 0.12.0.1.
+    kept = ctx.module_context.keepalives
+    found = next((each for each in kept if type(each) is kind), None)
+    if found is None:
+        kept.append(found := kind())
+    return found
+
+
+def program_name(ctx) -> str:
+    """Return what a program being lowered is called, such as ``"jit_step"``."""
+    name = ctx.module_context.module.operation.attributes["sym_name"]
+    return str(name).strip('"')
 
 
 def has_tangent(x) -> bool:

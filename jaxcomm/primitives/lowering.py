@@ -23,12 +23,13 @@ from collections.abc import Callable, Sequence
 import jax
 import numpy as np
 
-from jaxcomm import compat
+from jaxcomm import compat, config
 from jaxcomm._built import _ffi
 from jaxcomm.communicator import backends, cache, replica_groups
 from jaxcomm.communicator.communicator import Communicator
 from jaxcomm.primitives import automatic_axes, nccl_rewrites, tree
 from jaxcomm.primitives.call import Call
+from jaxcomm.primitives.checksums import recorded, recorded_done, recorded_start
 from jaxcomm.primitives.registry import ANY, Bind, Replacement, Rule
 from jaxcomm.primitives.rounded import rounded
 
@@ -66,11 +67,18 @@ def register(collective) -> None:
     """Register how a collective's primitives are lowered on every platform."""
 
     def with_ours(ctx, *operands, call, **own):
-        return _lower(collective, ctx, operands, call, own)
+        def results_of(operands):
+            return _lower(collective, ctx, operands, call, own)
+
+        return recorded(collective, ctx, operands, call, results_of)
 
     def fallback(ctx, *operands, call, **own):
         backends.check_xla_serves(call.backend, call.where)
-        return _in_jax(_with_lax(collective, call, own), ctx, operands)
+
+        def results_of(operands):
+            return _in_jax(_with_lax(collective, call, own), ctx, operands)
+
+        return recorded(collective, ctx, operands, call, results_of)
 
     _register(collective.primitive, with_ours, fallback)
 
@@ -84,18 +92,28 @@ def register_pair(collective) -> None:
     def start(ctx, *operands, paired, call, **own):
         of_results = ctx.replace(avals_out=ctx.avals_out[len(operands) :])
         found = _transport(collective, ctx, ctx.avals_in, call, own)
-        if paired and isinstance(found, Communicator):
-            operands = _whole(found, ctx, ctx.avals_in, operands)
-        results = _emit(found, collective, of_results, operands, call, own, paired)
-        return [*operands, *results]
+
+        def begun(operands):
+            if paired and isinstance(found, Communicator):
+                operands = _whole(found, ctx, ctx.avals_in, operands)
+            results = _emit(found, collective, of_results, operands, call, own, paired)
+            return [*operands, *results]
+
+        return recorded_start(ctx, operands, begun)
 
     def start_fallback(ctx, *operands, paired, call, **own):
         backends.check_xla_serves(call.backend, call.where)
         of_results = ctx.replace(avals_out=ctx.avals_out[len(operands) :])
         lax = _with_lax(collective, call, own)
-        return [*operands, *_in_jax(lax, of_results, operands)]
+        return recorded_start(
+            ctx, operands, lambda xs: [*xs, *_in_jax(lax, of_results, xs)]
+        )
 
     def done(ctx, *operands, leaves, paired, call, **own):
+        results = ended(ctx, operands, leaves, paired, call, own)
+        return recorded_done(collective, ctx, operands[:leaves], call, results)
+
+    def ended(ctx, operands, leaves, paired, call, own):
         results = operands[leaves : 2 * leaves]
         if not paired:
             return results
@@ -116,8 +134,9 @@ def register_pair(collective) -> None:
         )
         return _whole(found, ctx, ctx.avals_out, results)
 
-    def done_fallback(ctx, *operands, leaves, **_):
-        return operands[leaves : 2 * leaves]
+    def done_fallback(ctx, *operands, leaves, call, **_):
+        results = operands[leaves : 2 * leaves]
+        return recorded_done(collective, ctx, operands[:leaves], call, results)
 
     _register(collective.pair.start, start, start_fallback)
     _register(collective.pair.done, done, done_fallback)
@@ -140,9 +159,11 @@ def _register(primitive, ours, fallback) -> None:
     # The portable twin needs no devices: XLA numbers the ranks along any mesh.
     compat.require_devices_during_lowering(primitive)
     for each in (primitive, primitive.portable):
+        # Calls that are recorded have a number each.
+        shared = not config.checksums()
         for platform in backends.lowering_platforms():
-            compat.register_lowering(each, ours, platform=platform)
-        compat.register_lowering(each, fallback)
+            compat.register_lowering(each, ours, platform=platform, shared=shared)
+        compat.register_lowering(each, fallback, shared=shared)
 
 
 @dataclasses.dataclass(frozen=True)
