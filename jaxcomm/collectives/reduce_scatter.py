@@ -5,7 +5,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from jaxcomm.collectives.reducing import reduce_stacked, widen
+from jaxcomm.collectives.all_reduce import reduce_stacked, widen
 from jaxcomm.primitives import arguments, request
 from jaxcomm.primitives.call import AxisIndexGroups, AxisName, PyTree, call_of
 from jaxcomm.primitives.collective import Collective, define

@@ -11,9 +11,13 @@ from jaxcomm.collectives.all_gather import (
     gathered_dimensions,
     gathered_shape,
 )
-from jaxcomm.collectives.all_reduce import ALL_REDUCE, gathered_jvp
+from jaxcomm.collectives.all_reduce import (
+    ALL_REDUCE,
+    REDUCERS,
+    gathered_jvp,
+    reduce_stacked,
+)
 from jaxcomm.collectives.reduce_scatter import scattered_shape
-from jaxcomm.collectives.reducing import REDUCERS, reduce_stacked
 from jaxcomm.primitives import arguments, request
 from jaxcomm.primitives.call import AxisName, PyTree, call_of
 from jaxcomm.primitives.collective import Collective, define

@@ -1,10 +1,11 @@
-"""Versions, devices, backends and variables."""
+"""Versions, devices, backends with NCCL's known bugs, and variables."""
 
 import os
 import platform
 import re
 import tempfile
 from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 import jax
 import jaxlib.version
@@ -15,9 +16,50 @@ from jaxcomm._built import ABSENCE
 from jaxcomm.attention.kernels import cudnn
 from jaxcomm.attention.kernels.flash import kernel as flash
 from jaxcomm.communicator.backends import BACKENDS, NAMES
+from jaxcomm.communicator.backends.nccl import library
 from jaxcomm.compat import gpus
-from jaxcomm.doctor import nccl_bugs
 from jaxcomm.doctor.rows import Row
+
+
+class Bug(NamedTuple):
+    """What goes wrong, from a version code to the one that mended it."""
+
+    since: int
+    mended: int
+    text: str
+    machine: str = ""  # if empty, every machine
+
+
+BUGS = (
+    Bug(0, 22903, "a job of many GPUs may stand still, without an error", "aarch64"),
+    Bug(22902, 22903, "collectives may hang"),
+    Bug(22700, 23102, "a SymmetricPool of several lanes may give wrong results"),
+    Bug(22800, 23102, "with NCCL_CTA_POLICY=ZERO two ranks may hang at the first call"),
+)
+
+
+def known_bugs() -> Iterator[Row]:
+    """Yield a row if the NCCL that is loaded has bugs that are known."""
+    found = library.load()
+    if isinstance(found, str):
+        return
+    bugs = [
+        bug
+        for bug in BUGS
+        if bug.since <= found.version_code < bug.mended
+        and bug.machine in ("", platform.machine())
+    ]
+    if not bugs:
+        return
+    mended = max(bug.mended for bug in bugs)
+    version = f"{mended // 10000}.{mended // 100 % 100}.{mended % 100}"
+    texts = [bug.text for bug in bugs]
+    yield Row(
+        "nccl, known bugs",
+        f"{'; '.join(texts)}. Install NCCL {version} or newer if you meet one",
+        texts,
+    )
+
 
 # They change what JAX finds and how it runs.
 _OTHERS = ("JAX_", "XLA_FLAGS", "NCCL_")
@@ -72,7 +114,7 @@ def backends() -> Iterator[Row]:
         status = backend.status()
         value = {"available": status.is_available, **status.details}
         yield Row(backend.name, status.text, value, status.is_fine)
-    yield from nccl_bugs.known_bugs()
+    yield from known_bugs()
     for name, reason in (
         ("FlashAttention-3", flash.why_not_on(gpus.local())),
         ("cuDNN attention", cudnn.fused_attention_reason()),

@@ -13,7 +13,7 @@ import split
 import jaxcomm
 from jaxcomm.attention import compare_strategies
 from jaxcomm.attention.kernels.scores import random_bits
-from jaxcomm.attention.kernels.xla import loops, tiles
+from jaxcomm.attention.kernels.xla import tiles
 from jaxcomm.attention.strategies.ulysses import Usp
 
 BATCH, TOKENS, HEADS, KEY_HEADS = 2, 37, 8, 2
@@ -105,7 +105,7 @@ def use_tiles(monkeypatch):
     """Gives ``use_tiles(loop)``: many tiles in few tokens."""
 
     def use(loop):
-        monkeypatch.setattr(loops, "ON_CPU", loops.TileLoop(4, loop))
+        monkeypatch.setattr(kernel, "ON_CPU", kernel.TileLoop(4, loop))
         monkeypatch.setattr(tiles, "_FEWEST_QUERIES", 4)
 
     return use
@@ -119,7 +119,7 @@ def test_options_equal_dense_attention_with_all_gradients(
 
     In a program that forbids JAX to broadcast arrays of fewer dimensions.
     """
-    use_tiles(loops.over_all if size == 1 else loops.over_visible)
+    use_tiles(kernel.over_all if size == 1 else kernel.over_visible)
     *arrays, grads = split.inputs(
         (BATCH, TOKENS, HEADS, 8), (BATCH, TOKENS, KEY_HEADS, 8), value_size=12
     )

@@ -10,7 +10,7 @@ import pytest
 import jaxcomm
 from jaxcomm.communicator import backends, replica_groups
 from jaxcomm.communicator import store as stores
-from jaxcomm.communicator.backends import absent, host
+from jaxcomm.communicator.backends import host, xla
 from jaxcomm.communicator.backends.nccl import library
 
 THERE = library.Library("libnccl.so.2", "2.28.9", 22809, "13.0", (), False)
@@ -64,7 +64,7 @@ def test_what_cannot_serve_says_why_and_where_nobody_insists_xla_does(
 
 def test_processes_without_the_extension_meet_and_others_are_told(store, monkeypatch):
     thread, version = threading.local(), stores.own_version()
-    monkeypatch.setattr(absent, "ABSENCE", "there is none")
+    monkeypatch.setattr(xla, "ABSENCE", "there is none")
     monkeypatch.setattr(jax, "process_index", lambda: thread.process)
     monkeypatch.setattr(stores, "own_version", lambda: thread.version)
     devices = np.array(
@@ -73,7 +73,7 @@ def test_processes_without_the_extension_meet_and_others_are_told(store, monkeyp
     mesh = types.SimpleNamespace(devices=devices, axis_names=("i",), shape={"i": 2})
     partition = replica_groups.partition(replica_groups.grid_of(mesh), ("i",))
     with_it = host.HostBackend()
-    without = [absent.AbsentBackend(with_it) for _ in range(2)]
+    without = [xla.AbsentBackend(with_it) for _ in range(2)]
 
     def refusals(*of_processes):
         def ask(process):

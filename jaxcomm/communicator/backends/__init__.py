@@ -9,13 +9,12 @@ import jax
 
 from jaxcomm import config
 from jaxcomm._built import ABSENCE
-from jaxcomm.communicator.backends.absent import AbsentBackend
 from jaxcomm.communicator.backends.backend import Backend as Backend
 from jaxcomm.communicator.backends.backend import CommunicatorSpec as CommunicatorSpec
 from jaxcomm.communicator.backends.backend import Connection as Connection
 from jaxcomm.communicator.backends.host import HostBackend
 from jaxcomm.communicator.backends.nccl.backend import NcclBackend
-from jaxcomm.communicator.backends.xla import XlaBackend
+from jaxcomm.communicator.backends.xla import AbsentBackend, XlaBackend
 from jaxcomm.communicator.policy import CommPolicy
 from jaxcomm.communicator.replica_groups import Partition
 from jaxcomm.errors import CommunicatorError

@@ -7,16 +7,16 @@ import pytest
 from split import inputs
 
 from jaxcomm.attention.kernels.kernel import Hop, Saved
-from jaxcomm.attention.kernels.xla import loops, tiles
+from jaxcomm.attention.kernels.xla import kernel, tiles
 from jaxcomm.attention.kernels.xla.kernel import Xla
 from jaxcomm.attention.mask import Coordinates, Mask
 
 
-@pytest.fixture(params=[loops.over_visible, loops.over_all])
+@pytest.fixture(params=[kernel.over_visible, kernel.over_all])
 def small_tiles(request, monkeypatch):
     """Tiles of at most 4 queries and 4 keys, so that little shapes have many."""
     monkeypatch.setattr(tiles, "_FEWEST_QUERIES", 4)
-    return Xla(loops.TileLoop(4, request.param))
+    return Xla(kernel.TileLoop(4, request.param))
 
 
 def _both(kernel, query, key, value, grads, is_causal=False):

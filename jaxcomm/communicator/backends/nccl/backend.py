@@ -17,7 +17,6 @@ from jaxcomm.communicator.backends.backend import (
 from jaxcomm.communicator.backends.nccl import (
     agreement,
     communicators,
-    devices,
     library,
     registration,
 )
@@ -128,7 +127,7 @@ class NcclBackend(Backend):
     def variant(self, spec: CommunicatorSpec) -> str:
         """Those that XLA may record have handlers of their own."""
         is_recorded = communicators.policy_of(spec).command_buffers
-        return ".capturable" if is_recorded and devices.are_gpus(spec.platform) else ""
+        return ".capturable" if is_recorded and library.are_gpus(spec.platform) else ""
 
 
 def _check_recording(spec: CommunicatorSpec) -> None:

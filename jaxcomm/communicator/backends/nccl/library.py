@@ -1,4 +1,8 @@
-"""Finding NCCL: loaded when first needed, never linked, one copy in a process."""
+"""Finding NCCL: loaded when first needed, never linked, one copy in a process.
+
+The only file that knows of the stand-in of tests: ``JAXCOMM_NCCL_LIBRARY`` may name a
+library that works on host memory. Then CPU devices take the place of GPUs.
+"""
 
 import dataclasses
 import functools
@@ -65,3 +69,21 @@ def _candidates() -> list[str]:
             if os.path.exists(path):
                 paths.append(str(path))
     return [*paths, "libnccl.so.2"]
+
+
+def refusal(platform: str) -> str | None:
+    """Return why NCCL cannot serve devices of a platform, None if it can."""
+    is_cpu = platform == "cpu"
+    if not are_gpus(platform) and not (is_cpu and config.nccl_library()):
+        return f"NCCL serves NVIDIA GPUs, not {platform} devices"
+    found = load()
+    if isinstance(found, str):
+        return found
+    if is_cpu and not found.is_stand_in:
+        return f"{found.path} is NCCL itself, which serves no cpu devices"
+    return None
+
+
+def are_gpus(platform: str) -> bool:
+    """Return whether XLA has streams, graphs and communicators for the devices."""
+    return platform in ("gpu", "cuda")
