@@ -44,8 +44,8 @@ from jaxcomm.communicator.survivors import shrink, survivors
 from jaxcomm.communicator.symmetric_pool import SymmetricPool
 from jaxcomm.communicator.table import Communicators
 from jaxcomm.diagnostics.checksums import save_checksums
-from jaxcomm.diagnostics.compiled import CollectiveCounts, collectives_of
 from jaxcomm.diagnostics.compare_runs import compare_runs
+from jaxcomm.diagnostics.compiled import CollectiveCounts, collectives_of
 from jaxcomm.diagnostics.flight_record import FlightRecord, flight_record
 from jaxcomm.errors import CommunicatorError
 from jaxcomm.machine import Machine

@@ -244,7 +244,7 @@ def _parsed(line, where):
             for i, at, operands, results in document["entries"]
         ]
         for name in ("step", "process", "processes", "dropped", "unrecorded"):
-            document[name]  # noqa: B018 -- raises if it is missing
+            document[name]
     except (ValueError, KeyError, TypeError, IndexError) as error:
         raise ValueError(f"{where}: not checksums of jaxcomm: {error!r}") from None
     return document

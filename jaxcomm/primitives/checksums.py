@@ -174,9 +174,7 @@ def _words_of(x) -> jax.Array:
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
         x = jnp.stack([x.real, x.imag])
     bits = jax.dtypes.itemsize_bits(x.dtype)
-    if bits < 8:
-        x = jax.lax.bitcast_convert_type(x, jnp.dtype(f"uint{bits}"))
-    elif bits < 64:
+    if bits < 8 or bits < 64:
         x = jax.lax.bitcast_convert_type(x, jnp.dtype(f"uint{bits}"))
     else:
         x = jax.lax.bitcast_convert_type(x, jnp.uint32)
