@@ -77,6 +77,11 @@ def _parser() -> argparse.ArgumentParser:
     add("layers", "of the model", positive)
     add("width", "of the model, a multiple of 8", _integer(8))
     add("window", "tokens that each second layer sees", positive)
+    add(
+        "dtype",
+        "that the layers compute in; bfloat16 is what FlashAttention-3 takes",
+        choices=("float32", "bfloat16"),
+    )
     add("learning_rate", "of AdamW", float)
     add("checkpoint_every", "steps between saves", positive)
     parser.add_argument(
@@ -98,7 +103,7 @@ def _parser() -> argparse.ArgumentParser:
             name: getattr(_DEFAULT, name)
             for name in (
                 "sequence", "steps", "schedule", "seed", "output", "layers", "width",
-                "window", "learning_rate", "checkpoint_every",
+                "window", "dtype", "learning_rate", "checkpoint_every",
             )
         },
         check=None,
@@ -172,6 +177,7 @@ def read(words: Sequence[str]) -> Settings:
         layers=given.layers,
         width=given.width,
         window=given.window,
+        dtype=given.dtype,
         learning_rate=given.learning_rate,
         checkpoint_every=given.checkpoint_every,
         check=False if given.elastic else given.check,

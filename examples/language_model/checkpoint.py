@@ -37,7 +37,10 @@ def fingerprint(settings: Settings, digest: str) -> dict[str, int | float | str]
 
     The devices, the schedule and the backend change roundings alone.
     """
-    names = ("layers", "width", "window", "sequence", "rows", "seed", "learning_rate")
+    names = (
+        *("layers", "width", "window", "dtype", "sequence", "rows", "seed"),
+        "learning_rate",
+    )
     return {name: getattr(settings, name) for name in names} | {"text": digest}
 
 

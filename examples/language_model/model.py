@@ -90,7 +90,7 @@ def count_params(params) -> int:
     return sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
-def apply(params, tokens, positions, attend):
+def apply(params, tokens, positions, attend, dtype="float32"):
     """Predict each token's successor.
 
     Layers alternate: the first sees a window, the second everything, and so on.
@@ -102,10 +102,12 @@ def apply(params, tokens, positions, attend):
       attend: function of (B, T, N, D) queries, (B, T, K, D) keys and values, and
         whether the layer has a window. It returns causal attention over the whole
         sequence, (B, T, N, D).
+      dtype: that the layers compute in; parameters may have another.
 
     Returns:
       float32 (B, T, 256), the logits.
     """
+    params = jax.tree.map(lambda weight: weight.astype(dtype), params)
     rotation = _rotation(positions, params["blocks"]["query"].shape[-1])
 
     def project(x, weight):
@@ -139,19 +141,21 @@ def apply(params, tokens, positions, attend):
     if count % 2:
         x = block(x, jax.tree.map(lambda w: w[-1], blocks), True)
     logits = _normalize(x, params["norm"]) @ params["head"]
-    return logits.reshape(*tokens.shape, VOCABULARY)
+    return logits.reshape(*tokens.shape, VOCABULARY).astype(jnp.float32)
 
 
-def next_token_losses(params, tokens, targets, positions, attend):
+def next_token_losses(params, tokens, targets, positions, attend, dtype="float32"):
     """Return the cross entropy of every target, in nats: float32 (B, T)."""
-    logits = apply(params, tokens, positions, attend)
+    logits = apply(params, tokens, positions, attend, dtype)
     chosen = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
     return jax.nn.logsumexp(logits, axis=-1) - chosen
 
 
 def _normalize(x, weight):
     """RMSNorm. Source: Zhang and Sennrich, 2019."""
-    return x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + 1e-6) * weight
+    y = x.astype(jnp.float32)
+    y = y * jax.lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + 1e-6)
+    return y.astype(x.dtype) * weight
 
 
 def _rotation(positions, head_size):
@@ -164,6 +168,7 @@ def _rotation(positions, head_size):
 def _rotate(x, rotation):
     cosines, sines = rotation
     first, second = jnp.split(x, 2, axis=-1)
-    return jnp.concatenate(
+    rotated = jnp.concatenate(
         (first * cosines - second * sines, second * cosines + first * sines), axis=-1
     )
+    return rotated.astype(x.dtype)

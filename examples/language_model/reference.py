@@ -27,7 +27,7 @@ def dense_attention(query, key, value, is_windowed, documents=None, window=None)
     return jax.checkpoint(attend)(query, key, value, mask=mask)
 
 
-def make_train(optimizer, window: int):
+def make_train(optimizer, window: int, dtype: str):
     """Return ``train(state, batch) -> (state, loss)``, compiled for one device.
 
     The batch is three int32 arrays of shape (B, T) in natural order, see
@@ -47,7 +47,7 @@ def make_train(optimizer, window: int):
                 )
 
             return model.next_token_losses(
-                params, tokens, targets, positions, attend
+                params, tokens, targets, positions, attend, dtype
             ).mean()
 
         return jax.lax.map(of_sequence, batch).mean()

@@ -20,6 +20,8 @@ class Settings:
       text: file or folder. If None, the source files of the standard library.
       backend: ``"host"``, ``"nccl"`` or ``"xla"``. If None, the platform's own.
       window: tokens that each second layer sees.
+      dtype: ``"float32"`` or ``"bfloat16"``, that the layers compute in. Parameters
+        and losses are float32.
       check: whether to compare with the reference. If None, when dense attention of the
         sequence fits into memory.
       elastic: whether to go on with a smaller ``data`` after a process has ended.
@@ -38,6 +40,7 @@ class Settings:
     layers: int = 2
     width: int = 256
     window: int = 1024
+    dtype: str = "float32"
     learning_rate: float = 3e-3
     checkpoint_every: int = 12
     check: bool | None = None

@@ -57,6 +57,7 @@ class MeshProgram:
       length: tokens of a sequence; need not divide by the ring.
       schedule: how the ring deals the sequence.
       window: tokens that each second layer sees.
+      dtype: that the layers compute in.
       rows: sequences of a batch.
     """
 
@@ -68,6 +69,7 @@ class MeshProgram:
         optimizer,
         window: int,
         microbatches: int | None = None,
+        dtype: str = "float32",
         *,
         donates=True,
     ):
@@ -79,6 +81,7 @@ class MeshProgram:
         self.length = length
         self.schedule = schedule
         self.window = window
+        self.dtype = dtype
         self.rows = microbatches or mesh.shape["data"]
         self.replicated = jax.NamedSharding(mesh, jax.P())
         self._split = jax.NamedSharding(mesh, jax.P(*AXES))
@@ -198,7 +201,9 @@ class MeshProgram:
             )
 
         positions = tokens.positions
-        losses = model.next_token_losses(params, inputs, targets, positions, attend)
+        losses = model.next_token_losses(
+            params, inputs, targets, positions, attend, self.dtype
+        )
         # What reorder padded the sequence with does not count.
         total = jnp.sum(losses, where=positions >= 0)
         return total / (self.rows * self.length)

@@ -69,7 +69,8 @@ class Training:
         settings = self.settings
         return step.MeshProgram(
             self.mesh, settings.sequence, settings.schedule, self._optimizer,
-            settings.window, settings.microbatches, donates=not settings.elastic,
+            settings.window, settings.microbatches, settings.dtype,
+            donates=not settings.elastic,
         )  # fmt: skip
 
     def describe(self) -> str:
@@ -141,7 +142,9 @@ class Training:
 
     def reference_losses(self, count: int) -> list[float]:
         """Take the next ``count`` steps on one device, with ordinary attention."""
-        train = reference.make_train(self._optimizer, self.settings.window)
+        train = reference.make_train(
+            self._optimizer, self.settings.window, self.settings.dtype
+        )
         # The mesh's first device may be another process's.
         own = jax.local_devices(backend=self.mesh.devices.flat[0].platform)[0]
         state = jax.device_put(self.start, own)

@@ -166,3 +166,12 @@ def test_a_restarted_run_does_not_take_the_checkpoint_of_another_run(
     attempt("mine", 2)
     assert begin(settings, output=tmp_path).losses == [6.0]
     assert not half.exists()
+
+
+def test_bfloat16_layers_take_the_steps_of_one_device(settings, tmp_path):
+    training = begin(settings, dtype="bfloat16", output=tmp_path)
+    expected = training.reference_losses(2)
+    assert [training.advance() for _ in range(2)] == pytest.approx(expected, abs=1e-2)
+    training.checkpoints.close()
+    dtypes = {leaf.dtype for leaf in jax.tree.leaves(training.state.params)}
+    assert dtypes == {np.dtype("float32")}
