@@ -134,7 +134,7 @@ class SymmetricMemory:
 def symmetric_memory(ordinals: Sequence[int], bytes: int) -> SymmetricMemory:
     """Allocates so many bytes with ncclMemAlloc on each of these devices."""
 
-def symmetric_block(memory: SymmetricMemory, ordinal: int, offset: int, shape: Sequence[int], dtype_code: int, dtype_bits: int) -> object:
+def symmetric_block(memory: SymmetricMemory, ordinal: int, dlpack_device: tuple[int, int], offset: int, shape: Sequence[int], dtype_code: int, dtype_bits: int) -> object:
     """One device's part of a block, for DLPack."""
 
 def refuse_if_stopped() -> None:

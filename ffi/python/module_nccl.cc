@@ -59,7 +59,6 @@ nb::dict LoadNcclFrom(const std::vector<std::string>& paths) {
   found["driver_version"] =
       StrCat(library->driver_version / 1000, ".", library->driver_version / 10 % 100);
   found["missing"] = library->missing;
-  found["is_stand_in"] = library->test_double != nullptr;
   return found;
 }
 

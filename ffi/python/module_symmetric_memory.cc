@@ -1,5 +1,6 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/vector.h>
 
@@ -35,20 +36,19 @@ constexpr char kUnused[] = "dltensor";
 
 // A DLPack capsule of one device's part of a block. It keeps the memory, and counts as
 // a holder until the array made of it is gone.
-nb::object BlockOf(const HeldMemory& held, int ordinal, int64_t offset,
+nb::object BlockOf(const HeldMemory& held, int ordinal,
+                   std::pair<int, int> dlpack_device, int64_t offset,
                    std::vector<int64_t> shape, int dtype_code, int dtype_bits) {
   std::shared_ptr<SymmetricMemory> memory = held.of;
   void* const base = memory->data(ordinal);
   if (base == nullptr) {
     throw std::runtime_error(StrCat("device ", ordinal, " has no part of it"));
   }
-  const bool on_host = Nccl().test_double != nullptr;
   auto* made = new ManagedTensor;
   made->shape = std::move(shape);
   made->tensor.data = static_cast<char*>(base) + offset;
-  made->tensor.device.device_type =
-      on_host ? nb::device::cpu::value : nb::device::cuda::value;
-  made->tensor.device.device_id = on_host ? 0 : ordinal;
+  made->tensor.device.device_type = dlpack_device.first;
+  made->tensor.device.device_id = dlpack_device.second;
   made->tensor.ndim = static_cast<int32_t>(made->shape.size());
   made->tensor.dtype = {static_cast<uint8_t>(dtype_code),
                         static_cast<uint8_t>(dtype_bits), 1};
@@ -130,8 +130,9 @@ void BindSymmetricMemory(nb::module_& m) {
   m.def("symmetric_memory", &MakeSymmetricMemory, nb::arg("ordinals"), nb::arg("bytes"),
         "Allocates so many bytes with ncclMemAlloc on each of these devices.");
   m.def("symmetric_block", &BlockOf, nb::arg("memory"), nb::arg("ordinal"),
-        nb::arg("offset"), nb::arg("shape"), nb::arg("dtype_code"),
-        nb::arg("dtype_bits"), "One device's part of a block, for DLPack.");
+        nb::arg("dlpack_device"), nb::arg("offset"), nb::arg("shape"),
+        nb::arg("dtype_code"), nb::arg("dtype_bits"),
+        "One device's part of a block, for DLPack.");
 }
 
 }  // namespace jaxcomm

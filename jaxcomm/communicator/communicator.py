@@ -30,7 +30,6 @@ class Communicator:
       groups: global device ids of each group, in rank order.
       key: the content hash by which compiled programs name it.
       closed: whether :meth:`close` or :func:`finalize` ended it.
-      target_suffix: what the names of its custom calls end in.
       spec: what it was made from.
       connection: what its backend made.
     """
@@ -58,7 +57,6 @@ class Communicator:
         self.timeout = spec.timeout
         self.key = spec.key
         self.closed = False
-        self.target_suffix = spec.backend.variant(spec)
         self._end = end
 
     def __reduce__(self) -> NoReturn:

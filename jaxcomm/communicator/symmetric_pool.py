@@ -289,7 +289,9 @@ class SymmetricPool:
             ordinal = device.local_hardware_id
             if bytes_of_part:
                 self.memory.fill(ordinal, offset, source_of(device), bytes_of_part)
-            parts.append(compat.from_dlpack(made(ordinal=ordinal), device))
+            place = jnp.zeros((), jnp.int8, device=device).__dlpack_device__()
+            block = made(ordinal=ordinal, dlpack_device=place)
+            parts.append(compat.from_dlpack(block, device))
         return jax.make_array_from_single_device_arrays(shape, sharding, parts)
 
 

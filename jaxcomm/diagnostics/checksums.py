@@ -62,7 +62,6 @@ class Site:
     operands: tuple[str, ...]
     results: tuple[str, ...]
 
-
     @property
     def where(self) -> str:
         """What messages call it, as ``psum over ('data',) number 0 of jit_step``."""

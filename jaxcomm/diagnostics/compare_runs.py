@@ -225,7 +225,9 @@ def load(folder: str | os.PathLike[str]) -> Run:
             if document["process"] in of_step:
                 raise ValueError(f"{path}, line {number}: its step was saved before")
             of_step[document["process"]] = document
-    steps = {step: _of_step(folder, step, documents[step]) for step in sorted(documents)}
+    steps = {
+        step: _of_step(folder, step, documents[step]) for step in sorted(documents)
+    }
     every = (each for of_step in documents.values() for each in of_step.values())
     return Run(steps, frozenset().union(*(each["unrecorded"] for each in every)))
 

@@ -33,8 +33,7 @@ from jaxcomm.primitives.checksums import recorded, recorded_done, recorded_start
 from jaxcomm.primitives.registry import ANY, Bind, Replacement, Rule
 from jaxcomm.primitives.rounded import rounded
 
-# The targets of a split-phase collective: its own with this suffix, and one for all.
-_START = ".start"
+# The target that ends every split-phase collective.
 _DONE = "jaxcomm.done"
 
 
@@ -188,8 +187,7 @@ def _emit(found, collective, ctx, operands, call: Call, own, is_start=False):
     avals = ctx.avals_in
     if not isinstance(found, Communicator):
         return _in_jax(found, ctx, operands)
-    name = f"jaxcomm.{collective.planner}"
-    name += _START if is_start else found.target_suffix
+    name = found.spec.backend.target(found.spec, collective.planner, is_start)
     target = _Target(name, collective.aliases(len(operands)), is_start)
     return _custom_call(target, collective, found, ctx, operands, avals, call, own)
 

@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "ffi/backends/nccl/library/library.h"
-#include "ffi/backends/nccl/library/test_double.h"
 #include "tests/doubles/nccl/controls.h"
 #include "tests/ffi/ranks.h"
 
@@ -22,8 +21,6 @@ namespace jaxcomm::testing {
 struct Fake {
   nccl::Api nccl;
   cuda::Api cuda;
-  decltype(&jaxcommFakeHas) has = nullptr;
-  decltype(&jaxcommTestDouble) test_double = nullptr;
   decltype(&jaxcommFakeTrace) trace = nullptr;
   decltype(&jaxcommFakeClearTrace) clear_trace = nullptr;
   decltype(&jaxcommFakeFail) fail = nullptr;
@@ -63,8 +60,6 @@ inline Fake LoadFake() {
   Take(library, #exported, &fake.cuda.name.found);
   JAXCOMM_CUDA_FUNCTIONS(JAXCOMM_TAKE)
 #undef JAXCOMM_TAKE
-  Take(library, "jaxcommFakeHas", &fake.has);
-  Take(library, kFindTestDouble, &fake.test_double);
   Take(library, "jaxcommFakeTrace", &fake.trace);
   Take(library, "jaxcommFakeClearTrace", &fake.clear_trace);
   Take(library, "jaxcommFakeFail", &fake.fail);
@@ -91,7 +86,6 @@ inline NcclLibrary MakeLibrary() {
   made.nccl = Nccl();
   made.cuda = Cuda();
   made.version = 23200;
-  made.test_double = TheFake().test_double();
   return made;
 }
 inline const NcclLibrary& Library() {

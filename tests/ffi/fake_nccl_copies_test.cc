@@ -196,9 +196,7 @@ TEST(nccl_does_what_lies_in_symmetric_memory_but_sends_along_pairs) {
 
 // Real NCCL hangs there; the stand-in does not mind.
 TEST(what_is_sent_lies_in_symmetric_memory_at_both_ends_or_none) {
-  NcclLibrary library = Library();
-  library.test_double = nullptr;
-  auto communicator = MakeCopying(kHangSeconds, 2, library);
+  auto communicator = MakeCopying();
   const auto memory = Must(SymmetricMemory::Create(Library(), {0, 1}, 1 << 16));
   Must(NcclOf(*communicator).Register(memory));
   const auto sent = [&](CallSite* site, bool from_pool, bool to_pool) {

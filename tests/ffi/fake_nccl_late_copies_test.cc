@@ -12,12 +12,7 @@ using State = FlightRecorder::State;
 std::shared_ptr<Communicator> MakeImpatient(int size = 2,
                                             const NcclLibrary& library = Library(),
                                             double patience = kAtOnce) {
-  Options options;
-  options.size = size;
-  options.copies = true;
-  options.library = library;
-  options.copy_patience = patience;
-  return Make(options);
+  return MakeCopying(kHangSeconds, size, library, patience);
 }
 
 TEST(what_a_late_rank_sends_and_receives_is_left_to_nccl) {
@@ -77,10 +72,8 @@ TEST(what_is_not_for_the_late_rank_is_copied) {
 
 // NCCL sends between registered places, or between others.
 TEST(what_a_late_rank_leaves_to_nccl_lies_in_a_pool_at_both_ends_or_none) {
-  static NcclLibrary library = MakeLibrary();
-  library.test_double = nullptr;
-  auto communicator = MakeImpatient(2, library);
-  const auto memory = Must(SymmetricMemory::Create(library, {0, 1}, 4 * kMany));
+  auto communicator = MakeImpatient(2);
+  const auto memory = Must(SymmetricMemory::Create(Library(), {0, 1}, 4 * kMany));
   Must(NcclOf(*communicator).Register(memory));
   const auto site = Swap();
   Two two(site.get());

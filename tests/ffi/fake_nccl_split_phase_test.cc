@@ -250,17 +250,19 @@ TEST(a_call_is_symmetric_if_operands_and_results_are) {
   auto communicator = Make();
   const auto memory = Must(SymmetricMemory::Create(Library(), {0, 1}, 1 << 16));
   CHECK_EQ(Must(NcclOf(*communicator).Register(memory)), std::string("window"));
-  Swap swap;
+  // NCCL sends between places of a pool, or between others, and adds anywhere.
+  const auto site = FloatSite("all_reduce", {}, 1);
+  Two sum(site.get());
   int expected = 0;
   for (const bool in : {false, true}) {
     for (const bool out : {false, true}) {
-      for (Part* part : {&swap.first, &swap.second}) {
+      for (Part* part : {&sum.first, &sum.second}) {
         auto* const block = static_cast<float*>(memory->data(part->device));
         part->operands[0] = in ? block : part->operand.data();
         part->results[0] = out ? block + 128 : part->result.data();
       }
-      swap.Enqueue(*communicator);
-      swap.Synchronize();
+      sum.Enqueue(*communicator);
+      sum.Synchronize();
       expected += in && out;
       CHECK_EQ(NcclStatsOf(*communicator).symmetric_calls, expected);
     }

@@ -70,18 +70,22 @@ inline std::shared_ptr<Communicator> Make(const Options& options = {},
                {options.copies, options.one_shot, options.copy_patience},
                options.on_failure};
   how.check = options.check;
-  return Must(MakeNcclCommunicator(Spec(groups, options.timeout), how));
+  CommunicatorSpec spec = Spec(groups, options.timeout);
+  spec.platform = "gpu";
+  return Must(MakeNcclCommunicator(std::move(spec), how));
 }
 
 // One whose large collectives are done by copy engines.
-inline std::shared_ptr<Communicator> MakeCopying(
-    double timeout = kHangSeconds, int size = 2,
-    const NcclLibrary& library = Library()) {
+inline std::shared_ptr<Communicator> MakeCopying(double timeout = kHangSeconds,
+                                                 int size = 2,
+                                                 const NcclLibrary& library = Library(),
+                                                 double patience = kHangSeconds / 2) {
   Options options;
   options.size = size;
   options.timeout = timeout;
   options.copies = true;
   options.library = library;
+  options.copy_patience = patience;
   return Make(options);
 }
 

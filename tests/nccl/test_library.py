@@ -3,7 +3,7 @@
 import pytest
 
 import jaxcomm
-from jaxcomm.communicator.backends.nccl import library
+from jaxcomm.communicator.backends.nccl import devices, library
 
 LACKED_BY_ALL_BELOW_2_28 = {"ncclAlltoAll", "ncclGather", "ncclScatter",
                             "ncclCommSuspend"}  # fmt: skip
@@ -15,10 +15,10 @@ def test_the_library_tells_what_it_is(stand_in, stand_in_path):
     found = library.load()
     assert found == library.Library(
         path=stand_in_path, version="2.32.3", version_code=23203,
-        driver_version="13.0", missing=(), is_stand_in=True,
+        driver_version="13.0", missing=(),
     )  # fmt: skip
-    assert library.refusal("cpu") is None
-    assert library.refusal("tpu") == "NCCL serves NVIDIA GPUs, not tpu devices"
+    assert devices.refusal("cpu") is None
+    assert devices.refusal("tpu") == "NCCL serves NVIDIA GPUs, not tpu devices"
 
 
 def test_cpu_devices_are_served_only_by_a_stand_in_that_is_named(
@@ -29,12 +29,12 @@ def test_cpu_devices_are_served_only_by_a_stand_in_that_is_named(
         # And even then they choose host.
         (member,) = jaxcomm.init(make_mesh(i=2))
         assert member.backend == "host"
-        there = library.Library("/lib/libnccl.so.2", "2.28.9", 22809, "13", (), False)
+        there = library.Library("/lib/libnccl.so.2", "2.28.9", 22809, "13", ())
         patch.setattr(library, "load", lambda: there)
         with pytest.raises(jaxcomm.CommunicatorError, match=r"so\.2 is NCCL itself"):
             jaxcomm.init(make_mesh(i=2), backend="nccl")
         patch.delenv("JAXCOMM_NCCL_LIBRARY")
-        assert library.refusal("cpu") == "NCCL serves NVIDIA GPUs, not cpu devices"
+        assert devices.refusal("cpu") == "NCCL serves NVIDIA GPUs, not cpu devices"
 
 
 EVERY_MOVE = """

@@ -12,6 +12,7 @@ from bench.gpu import options, processes, sizes
 from bench.gpu.timer import Timer
 from bench.options import UsageError
 from jaxcomm import config
+from jaxcomm.communicator.backends.nccl import devices as nccl_devices
 from jaxcomm.communicator.backends.nccl import library
 
 _WRONG_USE = 2
@@ -40,7 +41,7 @@ def _is_stand_in():
     found = library.load() if config.nccl_library() else None
     if isinstance(found, str):
         raise UsageError(found)
-    return found is not None and found.is_stand_in
+    return found is not None and nccl_devices.refusal("cpu") is None
 
 
 def _run(asked, stand_in):

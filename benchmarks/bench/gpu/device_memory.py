@@ -20,8 +20,7 @@ def free_bytes() -> int:
     found = library.load()
     if isinstance(found, str):
         raise RuntimeError(found)
-    # A stand-in for NCCL is one for the driver too.
-    cuda = ctypes.CDLL(found.path if found.is_stand_in else "libcuda.so.1")
+    cuda = ctypes.CDLL("libcuda.so.1")
 
     def call(name, *arguments):
         result = getattr(cuda, name)(*arguments)

@@ -142,62 +142,6 @@ Status NcclCommunicator::EnqueueDone(const Call& call, void* stream) {
   return engines_.Done(call, *rank, stream);
 }
 
-// A call of a CPU device, on its way through a test double (test_double.h).
-struct NcclCommunicator::CpuCall {
-  std::shared_ptr<NcclCommunicator> owner;
-  LocalRank& rank;
-  Call call;
-  // The caller's arrays of addresses end with its frame.
-  std::vector<const void*> operands;
-  std::vector<void*> results;
-  xla::ffi::Promise promise;
-
-  void Issue() {
-    const cuda::Stream stream = rank.split_phase.stream();
-    const Status status = owner->EnqueueOf(call, rank, stream);
-    if (status.failure()) return Complete(status);
-    const auto done = [](void* argument, int error) {
-      auto* const self = static_cast<CpuCall*>(argument);
-      self->Complete(self->owner->parts_.library.Check(static_cast<cuda::Result>(error),
-                                                       "waiting for the stream"));
-    };
-    owner->parts_.library.test_double->when_done(stream, done, this);
-  }
-
-  void Complete(const Status& status) {
-    xla::ffi::Promise told = std::move(promise);
-    // Lets go of the owner first: who is told may close it, and has it end there.
-    delete this;
-    status.success() ? told.SetAvailable() : told.SetError(status);
-  }
-};
-
-xla::ffi::Future NcclCommunicator::Execute(const Call& call) {
-  const auto found = std::find_if(
-      parts_.ranks.begin(), parts_.ranks.end(),
-      [&](const auto& rank) { return rank->facts.device == call.device_id; });
-  const TestDouble* const test_double = parts_.library.test_double;
-  if (test_double == nullptr || found == parts_.ranks.end()) {
-    return FailedFuture(NotOfCommunicator(call));
-  }
-  const CallSite& site = *call.site;
-  auto* const mine = new CpuCall{shared_from_this(), **found, call, {}, {}, {}};
-  mine->operands.assign(call.operands, call.operands + site.operands().size());
-  mine->results.assign(call.results, call.results + site.results().size());
-  mine->call.operands = mine->operands.data();
-  mine->call.results = mine->results.data();
-  xla::ffi::Future future(mine->promise);
-  const auto is_refused = [](void* argument) {
-    return static_cast<CpuCall*>(argument)->owner->parts_.health.failed();
-  };
-  // The double has it issued when it is the call's turn.
-  test_double->arrive(
-      how_.world->health().get(), mine->rank.facts.place, call.run_id, site.serial(),
-      is_refused, [](void* argument) { static_cast<CpuCall*>(argument)->Issue(); },
-      mine);
-  return future;
-}
-
 void NcclCommunicator::Abort(const Status& reason) {
   const KeptContext kept(parts_.library.cuda);
   parts_.health.Close(reason);

@@ -56,8 +56,6 @@ class NcclCommunicator final : public Communicator,
   Status Enqueue(const Call& call, void* stream) override;
   Status EnqueueStart(const Call& call, void* stream) override;
   Status EnqueueDone(const Call& call, void* stream) override;
-  // For CPU devices, which a test double serves.
-  xla::ffi::Future Execute(const Call& call) override;
   void Abort(const Status& reason) override;
   CommunicatorStats stats() const override;
   NcclStats nccl_stats() const;
@@ -72,8 +70,6 @@ class NcclCommunicator final : public Communicator,
   void FailElsewhere(const std::string& reason) { parts_.health.FailElsewhere(reason); }
 
  private:
-  struct CpuCall;
-
   Status PrepareRanks();
   // Has NCCL make the communicators of the ranks, and connects them.
   Status Split();

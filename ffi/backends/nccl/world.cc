@@ -82,7 +82,6 @@ ErrorOr<std::shared_ptr<NcclWorld>> NcclWorld::Create(
 NcclWorld::~NcclWorld() {
   if (IsForked()) return;
   peer_watch_.reset();
-  if (library_.test_double != nullptr) library_.test_double->forget(health_.get());
   EndComms(library_, comms_, /*abort=*/health_->is_broken() || health_->any_gone());
   for (const auto& children : abandoned_) EndComms(library_, *children, /*abort=*/true);
 }

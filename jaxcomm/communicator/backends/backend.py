@@ -187,6 +187,6 @@ class Backend(abc.ABC):
         """Return what a communicator is that cannot be suspended, None if it can."""
         return f"of the {self.name!r} backend"
 
-    def variant(self, spec: CommunicatorSpec) -> str:
-        """Return the suffix of its custom calls' names, such as ``".capturable"``."""
-        return ""
+    def target(self, spec: CommunicatorSpec, collective: str, is_start: bool) -> str:
+        """Return the name of its custom calls of a collective, or of their starts."""
+        return f"jaxcomm.{collective}{'.start' if is_start else ''}"

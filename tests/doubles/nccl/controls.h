@@ -1,4 +1,5 @@
-// A stand-in for libnccl and libcuda in one shared library. "Device memory" is host
+// A stand-in for libnccl and libcuda in one shared library, which the loader also finds
+// as libcuda.so.1 once it is loaded. "Device memory" is host
 // memory, a stream is a thread, and ranks are threads of one process or processes of
 // one host: everything the real backend does can be tested without a GPU.
 //
@@ -19,20 +20,14 @@
 
 #include <cstdint>
 
-namespace jaxcomm {
-struct TestDouble;
-}
-
 extern "C" {
 
 #define JAXCOMM_FAKE_EXPORT __attribute__((visibility("default")))
 
-// What production code asks of a stand-in: see ffi/backends/nccl/library/test_double.h.
-JAXCOMM_FAKE_EXPORT const jaxcomm::TestDouble* jaxcommTestDouble();
-
-// 1 if the pretended versions have the function of this full name ("ncclCommSuspend").
-// A loader asks before it takes an optional symbol.
-JAXCOMM_FAKE_EXPORT int jaxcommFakeHas(const char* function);
+// Plays XLA:GPU for CPU devices (xla.cc): makes, of an XLA_FFI_Handler of GPUs, one
+// that XLA:CPU may call. `type_id`: the XLA_FFI_TypeId of the handler's state. There is
+// one such handler in a process.
+JAXCOMM_FAKE_EXPORT void* jaxcommFakeXla(void* handler, const void* type_id);
 
 // The calls so far, one JSON object a line, oldest first; the last 65536 are kept.
 // Polls repeated by one thread are one line with "times". The text belongs to the

@@ -89,6 +89,10 @@ extern "C" {
 #define JAXCOMM_FAKE_DECLARE(name, result, parameters) \
   JAXCOMM_FAKE_EXPORT result nccl##name parameters;
 JAXCOMM_NCCL_REQUIRED(JAXCOMM_FAKE_DECLARE)
+#undef JAXCOMM_FAKE_DECLARE
+// Exported by versions.cc, to those who pretend to have a version that has them.
+#define JAXCOMM_FAKE_DECLARE(name, result, parameters) \
+  result nccl##name parameters asm("jaxcommFake_nccl" #name);
 JAXCOMM_NCCL_OPTIONAL(JAXCOMM_FAKE_DECLARE)
 #undef JAXCOMM_FAKE_DECLARE
 }

@@ -5,6 +5,7 @@
 #ifndef JAXCOMM_TESTS_DOUBLES_NCCL_FAILED_H_
 #define JAXCOMM_TESTS_DOUBLES_NCCL_FAILED_H_
 
+#include <atomic>
 #include <string>
 
 #include "tests/doubles/nccl/exports.h"
@@ -23,6 +24,9 @@ nccl::Result Failure(nccl::Result result, const std::string& text);
 // The same for a call of CUDA's that failed inside NCCL.
 nccl::Result CudaFailure(cuda::Result result);
 const std::string& LastFailure();
+
+// Communicators that were destroyed or aborted so far.
+inline std::atomic<uint64_t> ended_communicators{0};
 
 }  // namespace jaxcomm::fake
 

@@ -1,4 +1,4 @@
-// What a version of NCCL has: functions, and fields of ncclConfig_t. As unkind as the
+// What a version of NCCL knows of ncclConfig_t. As unkind as the
 // real thing: a field that an old version does not know is refused or ignored there.
 #include "tests/doubles/nccl/settings.h"
 
@@ -13,35 +13,6 @@
 
 namespace jaxcomm::fake {
 namespace {
-
-struct Since {
-  std::string_view function;
-  int version;
-};
-
-constexpr Since kSince[] = {
-    {"ncclMemAlloc", 21900},
-    {"ncclMemFree", 21900},
-    {"ncclCommRegister", 21900},
-    {"ncclCommDeregister", 21900},
-    {"ncclCommWindowRegister", 22700},
-    {"ncclCommWindowDeregister", 22700},
-    {"ncclAlltoAll", 22800},
-    {"ncclGather", 22800},
-    {"ncclScatter", 22800},
-    {"ncclCommSuspend", 22907},
-    {"ncclCommResume", 22907},
-    {"ncclCommMemStats", 22907},
-};
-
-constexpr std::string_view kExported[] = {
-#define JAXCOMM_FAKE_NAME(name, result, parameters) "nccl" #name,
-    JAXCOMM_NCCL_REQUIRED(JAXCOMM_FAKE_NAME) JAXCOMM_NCCL_OPTIONAL(JAXCOMM_FAKE_NAME)
-#undef JAXCOMM_FAKE_NAME
-#define JAXCOMM_FAKE_NAME(exported, name, parameters) #exported,
-        JAXCOMM_CUDA_FUNCTIONS(JAXCOMM_FAKE_NAME)
-#undef JAXCOMM_FAKE_NAME
-};
 
 // sizeof(ncclConfig_t) in each version's header.
 size_t KnownBytes(int version) {
@@ -147,14 +118,6 @@ std::string Describe(const nccl::Config* config) {
 }
 
 }  // namespace jaxcomm::fake
-
-int jaxcommFakeHas(const char* function) {
-  using namespace jaxcomm::fake;  // NOLINT: an exported function cannot live there
-  for (const Since& since : kSince) {
-    if (since.function == function) return NcclVersion() >= since.version ? 1 : 0;
-  }
-  return std::count(std::begin(kExported), std::end(kExported), function) > 0 ? 1 : 0;
-}
 
 jaxcomm::nccl::Result jaxcomm::nccl::ncclGetVersion(int* version) {
   JAXCOMM_FAKE_CALL(kAllowed, "ncclGetVersion");

@@ -138,6 +138,8 @@ void WaitForDevice(int device) {
   }
 }
 
+cuda::Stream NewStream(int device) { return Streams().Add(Stream::Start(device)); }
+
 std::shared_ptr<Stream> FindStream(cuda::Stream stream, int device) {
   if (Number(stream) > 2) return Streams().Find(stream);
   return device == kNoDevice ? nullptr : DefaultStream(device);
@@ -167,7 +169,7 @@ Result cuStreamCreateWithPriority(Stream* stream, unsigned, int) {
   JAXCOMM_FAKE_CALL(kAllowed, "cuStreamCreateWithPriority");
   const int device = fake::CurrentDevice();
   if (device == fake::kNoDevice) return kInvalidContext;
-  *stream = fake::Streams().Add(fake::Stream::Start(device));
+  *stream = fake::NewStream(device);
   return kSuccess;
 }
 

@@ -57,6 +57,9 @@ class Stream {
   bool closed_ = false;
 };
 
+// Makes a stream of a device, without a trace.
+cuda::Stream NewStream(int device);
+
 // Waits until nothing runs on any stream of the device, as CUDA does before it frees
 // memory; or until the devices have failed.
 void WaitForDevice(int device);

@@ -91,6 +91,7 @@ Result ncclCommDestroy(Comm comm) {
                          text + " (after an error a communicator can only be aborted)");
   }
   if (fake::Communicators().Remove(comm) == nullptr) return fake::NoSuch();
+  ++fake::ended_communicators;
   fake::WaitUntilIdle(*communicator);
   fake::WaitForGraphs(*communicator);
   fake::WaitForDevice(communicator->device);
@@ -103,6 +104,7 @@ Result ncclCommAbort(Comm comm) {
   fake::UseRuntime();
   const auto communicator = fake::Communicators().Remove(comm);
   if (communicator == nullptr) return fake::NoSuch();
+  ++fake::ended_communicators;
   communicator->resources->Abort();
   if (fake::DeviceFailure() != cuda::kSuccess) {
     // The flag is in host memory. What follows asks CUDA, which answers nothing.

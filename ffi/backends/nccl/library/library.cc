@@ -22,31 +22,20 @@ std::string PathOf(void* function) {
 // A library that stays open.
 struct Source {
   void* handle;
-  const TestDouble* test_double;  // may pretend to be older than it is
 
   template <typename Pointer>
   bool Find(const char* exported, LibraryFunction<Pointer>* function) const {
-    if (test_double != nullptr && test_double->has(exported) == 0) return false;
     function->found = reinterpret_cast<Pointer>(dlsym(handle, exported));
     return function->found != nullptr;
   }
 };
 
-const TestDouble* TestDoubleIn(void* handle) {
-  const auto find = reinterpret_cast<FindTestDouble>(dlsym(handle, kFindTestDouble));
-  return find == nullptr ? nullptr : find();
-}
-
-Status LoadCuda(void* nccl_handle, NcclLibrary* library) {
-  // A double of NCCL brings its own driver.
-  void* handle = nccl_handle;
-  if (library->test_double == nullptr) {
-    handle = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-    if (handle == nullptr) {
-      return FailedPrecondition("the CUDA driver cannot be loaded: ", LoaderError());
-    }
+Status LoadCuda(NcclLibrary* library) {
+  void* const handle = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  if (handle == nullptr) {
+    return FailedPrecondition("the CUDA driver cannot be loaded: ", LoaderError());
   }
-  const Source source{handle, library->test_double};
+  const Source source{handle};
   std::string lacks;
 #define JAXCOMM_FIND(exported, name, parameters) \
   if (!source.Find(#exported, &library->cuda.name)) lacks += " " #exported;
@@ -73,8 +62,7 @@ Status Load(const std::vector<std::string>& paths, NcclLibrary* library) {
                               ". Install jaxcomm[cuda12] or jaxcomm[cuda13], or name "
                               "the library by JAXCOMM_NCCL_LIBRARY");
   }
-  library->test_double = TestDoubleIn(handle);
-  const Source source{handle, library->test_double};
+  const Source source{handle};
   std::string lacks;
 #define JAXCOMM_FIND(name, result, parameters) \
   if (!source.Find("nccl" #name, &library->nccl.name)) lacks += " nccl" #name;
@@ -92,7 +80,7 @@ Status Load(const std::vector<std::string>& paths, NcclLibrary* library) {
 #undef JAXCOMM_FIND
   library->path = PathOf(reinterpret_cast<void*>(library->nccl.GetVersion.found));
   RETURN_IF_ERROR(library->Try(library->nccl.GetVersion, &library->version));
-  return LoadCuda(handle, library);
+  return LoadCuda(library);
 }
 
 std::mutex mutex;

@@ -10,7 +10,6 @@
 
 #include "ffi/backends/nccl/library/cuda_api.h"
 #include "ffi/backends/nccl/library/nccl_api.h"
-#include "ffi/backends/nccl/library/test_double.h"
 #include "ffi/base/status.h"
 
 namespace jaxcomm {
@@ -24,11 +23,10 @@ inline constexpr char kDriverStuck[] =
 struct NcclLibrary {
   nccl::Api nccl;
   cuda::Api cuda;
-  std::string path;                         // of the file NCCL was loaded from
-  int version = 0;                          // 22707 is 2.27.7
-  int driver_version = 0;                   // 13000 is CUDA 13.0
-  std::vector<std::string> missing;         // optional functions that it lacks
-  const TestDouble* test_double = nullptr;  // null: it is NCCL
+  std::string path;                  // of the file NCCL was loaded from
+  int version = 0;                   // 22707 is 2.27.7
+  int driver_version = 0;            // 13000 is CUDA 13.0
+  std::vector<std::string> missing;  // optional functions that it lacks
 
   // "2.27.7"
   std::string VersionText() const;

@@ -7,7 +7,7 @@ import jax
 from jaxcomm._built import _ffi
 from jaxcomm.communicator import rendezvous
 from jaxcomm.communicator.backends.backend import processes_of
-from jaxcomm.communicator.backends.nccl import library
+from jaxcomm.communicator.backends.nccl import devices
 from jaxcomm.errors import CommunicatorError
 
 # Why NCCL cannot serve devices of a platform, by the processes that agreed on it.
@@ -29,7 +29,7 @@ def refusal(mesh: jax.sharding.Mesh) -> str | None:
     """
     check_not_stopped()
     platform = mesh.devices.flat[0].platform
-    mine = library.refusal(platform)
+    mine = devices.refusal(platform)
     processes = processes_of(mesh)
     if len(processes) == 1:
         return mine

@@ -17,6 +17,7 @@ from jaxcomm.communicator.backends.backend import (
 from jaxcomm.communicator.backends.nccl import (
     agreement,
     communicators,
+    devices,
     library,
     registration,
 )
@@ -48,6 +49,8 @@ class NcclBackend(Backend):
         found = library.load()
         assert not isinstance(found, str)  # a refusal
         connection = Connection(f"NCCL {found.version}")
+        if not devices.are_gpus(spec.platform):
+            devices.register_stand_in()
         if spec.size > 1:
             _check_lanes(spec, live)
             _check_recording(spec)
@@ -124,10 +127,13 @@ class NcclBackend(Backend):
             return "of groups of one"
         return None
 
-    def variant(self, spec: CommunicatorSpec) -> str:
+    def target(self, spec: CommunicatorSpec, collective: str, is_start: bool) -> str:
         """Those that XLA may record have handlers of their own."""
-        is_recorded = communicators.policy_of(spec).command_buffers
-        return ".capturable" if is_recorded and library.are_gpus(spec.platform) else ""
+        name = super().target(spec, collective, is_start)
+        if not devices.are_gpus(spec.platform):
+            return devices.target_of_stand_in(collective)
+        is_recorded = communicators.policy_of(spec).command_buffers and not is_start
+        return f"{name}.capturable" if is_recorded else name
 
 
 def _check_recording(spec: CommunicatorSpec) -> None:

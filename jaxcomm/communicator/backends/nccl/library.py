@@ -24,8 +24,6 @@ class Library:
       version_code: such as 22809.
       driver_version: of CUDA that the driver serves, such as ``"13.0"``.
       missing: optional functions that this version lacks.
-      is_stand_in: whether it is named by ``JAXCOMM_NCCL_LIBRARY`` and moves bytes of
-        CPU devices.
     """
 
     path: str
@@ -33,7 +31,6 @@ class Library:
     version_code: int
     driver_version: str
     missing: tuple[str, ...]
-    is_stand_in: bool
 
 
 @functools.cache
@@ -49,7 +46,6 @@ def load() -> Library | str:
         version_code=found["version_code"],
         driver_version=found["driver_version"],
         missing=tuple(found["missing"]),
-        is_stand_in=found["is_stand_in"],
     )
 
 
@@ -69,21 +65,3 @@ def _candidates() -> list[str]:
             if os.path.exists(path):
                 paths.append(str(path))
     return [*paths, "libnccl.so.2"]
-
-
-def refusal(platform: str) -> str | None:
-    """Return why NCCL cannot serve devices of a platform, None if it can."""
-    is_cpu = platform == "cpu"
-    if not are_gpus(platform) and not (is_cpu and config.nccl_library()):
-        return f"NCCL serves NVIDIA GPUs, not {platform} devices"
-    found = load()
-    if isinstance(found, str):
-        return found
-    if is_cpu and not found.is_stand_in:
-        return f"{found.path} is NCCL itself, which serves no cpu devices"
-    return None
-
-
-def are_gpus(platform: str) -> bool:
-    """Return whether XLA has streams, graphs and communicators for the devices."""
-    return platform in ("gpu", "cuda")
