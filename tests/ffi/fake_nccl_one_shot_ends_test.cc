@@ -304,42 +304,70 @@ Steps SumOfOneInteger() {
   return steps;
 }
 
-// Once with the mark of who follows the call, and once with an event of its own.
+Status Launch(OneShot& one_shot, size_t rank, cuda::Stream stream, int32_t* operand,
+              int32_t* result) {
+  const void* operands[] = {operand};
+  void* results[] = {result};
+  const Call call{nullptr, 1, 1, 1, 0, operands, results, nullptr};
+  const OnDevice on(static_cast<int>(rank));
+  return one_shot.Launch(SumOfOneInteger(), call, rank, stream).status();
+}
+
 TEST(leaving_waits_for_a_sum_that_is_yet_to_run) {
   setenv("JAXCOMM_FAKE_KERNELS", "1", 1);
-  for (const bool is_followed : {true, false}) {
-    const Pair pair;
-    const cuda::Stream stream = pair.first.stream;
-    FlightRecorder recorder({{0, 1}});
-    InFlight in_flight(Library(), recorder);
-    CHECK_OK(in_flight.Prepare());
-    const auto one_shot =
-        Must(OneShot::Create(Library(), pair.members(), pair.streams()));
-    pair.Synchronize();
-    Gate gate;
-    gate.Hold(stream);
-    int32_t operand = 1, result = 0;
-    const void* operands[] = {&operand};
-    void* results[] = {&result};
-    const Call call{nullptr, 1, 1, 1, 0, operands, results, nullptr};
-    OnDevice on(0);
-    in_flight.Begin(stream, false, InFlight::Clock::now());
-    CHECK_OK(one_shot->Launch(SumOfOneInteger(), call, 0, stream,
-                              is_followed ? &in_flight : nullptr));
-    in_flight.End(stream, {}, InFlight::Clock::now());
-    Event has_left;
-    std::thread leaves([&] {
-      one_shot->Leave();
-      has_left.Set();
-    });
-    LetOthersRun();
-    CHECK_TRUE(!has_left.is_set());
-    gate.Open();
-    CHECK_TRUE(has_left.Wait());
-    leaves.join();
-    pair.Synchronize();
-    in_flight.Release();
-  }
+  const Pair pair;
+  const auto one_shot =
+      Must(OneShot::Create(Library(), pair.members(), pair.streams()));
+  pair.Synchronize();
+  Gate gate;
+  gate.Hold(pair.first.stream);
+  int32_t operand = 1, result = 0;
+  CHECK_OK(Launch(*one_shot, 0, pair.first.stream, &operand, &result));
+  Event has_left;
+  std::thread leaves([&] {
+    one_shot->Leave();
+    has_left.Set();
+  });
+  LetOthersRun();
+  CHECK_TRUE(!has_left.is_set());
+  gate.Open();
+  CHECK_TRUE(has_left.Wait());
+  leaves.join();
+  pair.Synchronize();
+}
+
+// Sums of one stream need no event to keep their order.
+TEST(a_sum_waits_for_the_one_before_on_another_stream) {
+  setenv("JAXCOMM_FAKE_KERNELS", "1", 1);
+  const Pair pair;
+  const OnDevice other(0);
+  const auto one_shot =
+      Must(OneShot::Create(Library(), pair.members(), pair.streams()));
+  pair.Synchronize();
+  TheFake().clear_trace();
+  int32_t operand = 1, result[4] = {}, of_second[4] = {};
+  const auto give = [&](cuda::Stream stream, int turn) {
+    CHECK_OK(Launch(*one_shot, 0, stream, &operand, &result[turn]));
+    CHECK_OK(Launch(*one_shot, 1, pair.second.stream, &operand, &of_second[turn]));
+  };
+  Gate gate;
+  gate.Hold(pair.first.stream);
+  give(pair.first.stream, 0);
+  give(pair.first.stream, 1);
+  CHECK_EQ(Count("cuEventRecord"), 0);
+  give(other.stream, 2);
+  CHECK_EQ(Count("cuEventRecord"), 2);  // before it, and from now on behind each
+  CHECK_EQ(Count("cuStreamWaitEvent"), 1);
+  const Milestone third(other.stream);
+  LetOthersRun();
+  CHECK_TRUE(!third.passed());
+  gate.Open();
+  other.Synchronize();
+  pair.Synchronize();
+  give(pair.first.stream, 3);  // all are done: nothing to wait for
+  CHECK_EQ(Count("cuStreamWaitEvent"), 1);
+  pair.Synchronize();
+  for (int turn = 0; turn < 4; ++turn) CHECK_EQ(result[turn] + of_second[turn], 4);
 }
 
 TEST(flags_are_not_used_again) {
@@ -348,18 +376,13 @@ TEST(flags_are_not_used_again) {
   const auto one_shot = Must(OneShot::Create(Library(), pair.members(), pair.streams(),
                                              /*flag=*/0xfffffff8));
   pair.Synchronize();
-  const Steps steps = SumOfOneInteger();
   int sums = 0;
   int32_t operand = 1, result[2] = {};
   for (; sums < 100 && one_shot->sums_left(0) >= kMostSums; ++sums) {
     for (size_t rank : {0, 1}) {
       CHECK_TRUE(one_shot->takes_part(rank));
       CHECK_TRUE(one_shot->sums_left(rank) >= kMostSums);
-      const void* operands[] = {&operand};
-      void* results[] = {&result[rank]};
-      const Call call{nullptr, 1, 1, 1, 0, operands, results, nullptr};
-      OnDevice on(static_cast<int>(rank));
-      CHECK_OK(one_shot->Launch(steps, call, rank, pair.streams()[rank], nullptr));
+      CHECK_OK(Launch(*one_shot, rank, pair.streams()[rank], &operand, &result[rank]));
     }
   }
   pair.Synchronize();

@@ -28,9 +28,7 @@ struct Device {
   int64_t recorded[3] = {0, 0, 0};  // by stream
   int64_t done[3] = {0, 0, 0};
   int queries = 0;
-  // The events that streams wait for, as they were recorded then.
-  std::vector<std::pair<int, Event>> waits;
-  cuda::Result records = cuda::kSuccess;
+  cuda::Result fails = cuda::kSuccess;
 };
 
 Device* device = nullptr;
@@ -47,6 +45,10 @@ NcclLibrary Driver() {
     return cuda::kSuccess;
   };
   library.cuda.EventDestroy = [](cuda::Event) { return cuda::kSuccess; };
+  library.cuda.GetErrorString = [](cuda::Result, const char** text) {
+    *text = "it failed";
+    return cuda::kSuccess;
+  };
   library.cuda.StreamIsCapturing = [](cuda::Stream, cuda::CaptureStatus* status) {
     *status = cuda::kCaptureNone;
     return cuda::kSuccess;
@@ -54,18 +56,13 @@ NcclLibrary Driver() {
   library.cuda.EventRecord = [](cuda::Event event, cuda::Stream stream) {
     const auto number = static_cast<int>(reinterpret_cast<intptr_t>(stream));
     if (meanwhile) meanwhile();
-    if (device->records != cuda::kSuccess) return device->records;
     *reinterpret_cast<Device::Event*>(event) = {number, ++device->recorded[number]};
-    return cuda::kSuccess;
-  };
-  library.cuda.StreamWaitEvent = [](cuda::Stream stream, cuda::Event event, unsigned) {
-    device->waits.emplace_back(static_cast<int>(reinterpret_cast<intptr_t>(stream)),
-                               *reinterpret_cast<Device::Event*>(event));
     return cuda::kSuccess;
   };
   library.cuda.EventQuery = [](cuda::Event event) {
     const auto& of = *reinterpret_cast<Device::Event*>(event);
     ++device->queries;
+    if (device->fails != cuda::kSuccess) return device->fails;
     return device->done[of.stream] >= of.place ? cuda::kSuccess : cuda::kNotReady;
   };
   return library;
@@ -75,6 +72,8 @@ struct Rank {
   Device own;
   Clock::time_point clock = kStart;
   uint64_t operations = 0;
+  OneShotProgress progress;
+  uint32_t flag = 0;  // of the last sum
   NcclLibrary library = Driver();
   FlightRecorder recorder{{{0}}};
   InFlight in_flight{library, recorder};
@@ -96,12 +95,16 @@ struct Rank {
       in_flight.End(StreamOf(stream), {ticket, site->operation(), ++operations}, clock);
     }
   }
-  InFlight::Mark GiveMarked(int stream) {
-    in_flight.Begin(StreamOf(stream), false, clock += std::chrono::milliseconds(1));
-    const InFlight::Mark mark = in_flight.Promise();
+  // Gives a stream a small sum, which tells how far it is.
+  void GiveSum(int stream) {
     const auto ticket = recorder.Start(site->operation(), 1, 2, 0, 0);
-    in_flight.End(StreamOf(stream), {ticket, site->operation(), ++operations}, clock);
-    return mark;
+    in_flight.Add(StreamOf(stream), {ticket, site->operation(), ++operations},
+                  {&progress, flag + 1, flag + 1});
+    ++flag;
+  }
+  // What the kernel of a sum does at its end, block by block.
+  void EndSums(uint32_t until) {
+    for (uint32_t& ended : progress.ended) ended = until;
   }
   // Lets a stream finish this many of its operations, with two events each.
   void Finish(int stream, int operations) { own.done[stream] += 2 * operations; }
@@ -126,56 +129,79 @@ TEST(those_that_are_done_are_told) {
   }
 }
 
-TEST(a_mark_stands_for_its_operation_alone) {
+TEST(a_sum_takes_no_event_and_tells_how_far_it_is) {
   Rank rank;
-  const InFlight::Mark mark = rank.GiveMarked(1);
-  CHECK_TRUE(rank.in_flight.MayRun(mark));
-  CHECK_OK(rank.in_flight.WaitFor(mark, StreamOf(2)));
-  CHECK_EQ(rank.own.waits.size(), size_t{1});
-  CHECK_EQ(rank.own.waits[0].first, 2);
-  CHECK_EQ(rank.own.waits[0].second.stream, 1);
-  rank.Finish(1, 1);
-  CHECK_TRUE(!rank.in_flight.MayRun(mark));
-  // Others use its event by now, and more are in flight than there are entries.
-  rank.Give(2, 2 * rank.in_flight.capacity());
-  CHECK_TRUE(!rank.in_flight.MayRun(mark));
-  CHECK_OK(rank.in_flight.WaitFor(mark, StreamOf(1)));
-  CHECK_EQ(rank.own.waits.size(), size_t{1});
+  for (int i = 0; i < 3; ++i) rank.GiveSum(1);
+  CHECK_EQ(rank.own.recorded[1], 0);
+  CHECK_EQ(rank.in_flight.size(), 3);
+  rank.EndSums(2);
+  rank.progress.ended[7] = 1;  // a block of the second is still at work
+  rank.in_flight.Refresh();
+  CHECK_EQ(rank.Completed(), 1);
+  rank.EndSums(2);
+  rank.in_flight.Refresh();
+  CHECK_EQ(rank.Completed(), 2);
+  rank.EndSums(3);
+  rank.in_flight.Refresh();
+  CHECK_EQ(rank.Completed(), 3);
+  CHECK_EQ(rank.in_flight.size(), 0);
+  CHECK_EQ(rank.own.queries, 0);
 }
 
-// The last entry comes to stand for what another stream was given.
-TEST(the_last_entry_has_no_mark) {
+TEST(a_sum_is_late_once_it_has_begun) {
   Rank rank;
-  rank.Give(1, rank.in_flight.capacity() - 2);
-  const InFlight::Mark mark = rank.GiveMarked(1);
-  CHECK_TRUE(mark.event != nullptr);
-  CHECK_TRUE(rank.GiveMarked(1).event == nullptr);
-  CHECK_TRUE(rank.GiveMarked(1).event == nullptr);
-  rank.Give(2, 3);
-  CHECK_OK(rank.in_flight.WaitFor(mark, StreamOf(2)));
-  CHECK_EQ(rank.own.waits[0].second.stream, 1);
-  rank.in_flight.Fail();  // whether it is over is for its event to say
-  CHECK_TRUE(rank.in_flight.MayRun(mark));
-  rank.Finish(1, rank.in_flight.capacity() - 1);
-  CHECK_TRUE(!rank.in_flight.MayRun(mark));
+  rank.GiveSum(1);
+  rank.GiveSum(1);
+  const auto later = kStart + std::chrono::hours(1);
+  CHECK_EQ(rank.in_flight.Poll(later, kPatience).found, false);
+  rank.EndSums(1);
+  rank.progress.began = 2;
+  CHECK_EQ(rank.in_flight.Poll(later, kPatience).found, false);
+  const InFlight::Overdue overdue =
+      rank.in_flight.Poll(later + 2 * kPatience, kPatience);
+  CHECK_EQ(overdue.found, true);
+  CHECK_EQ(overdue.sequence, 2u);
 }
 
-TEST(nobody_knows_when_what_has_no_event_is_over) {
-  for (const bool is_given : {false, true}) {
+TEST(a_device_that_fails_while_a_sum_runs_is_noticed) {
+  Rank rank;
+  rank.GiveSum(1);
+  CHECK_EQ(rank.in_flight.Poll(rank.clock, kPatience).found, false);
+  rank.own.fails = static_cast<cuda::Result>(716);
+  const InFlight::Overdue overdue = rank.in_flight.Poll(rank.clock, kPatience);
+  CHECK_EQ(overdue.found, true);
+  CHECK_TRUE(overdue.status.failure());
+}
+
+// The last entry stands for what follows it, of either kind.
+TEST(sums_and_others_share_entries) {
+  for (const bool ends_with_sum : {false, true}) {
     Rank rank;
-    const InFlight::Mark before = rank.GiveMarked(1);
-    rank.Finish(1, 1);
-    if (is_given) {
-      rank.own.records = static_cast<cuda::Result>(1);
-      rank.GiveMarked(1);
-    } else {
-      rank.in_flight.Begin(StreamOf(1), false, rank.clock);
-      rank.in_flight.Promise();
+    const int count = rank.in_flight.capacity() - 1;
+    rank.Give(1, count);
+    for (int i = 0; i < 3; ++i) {
+      rank.GiveSum(1);
+      if (!ends_with_sum || i < 2) rank.Give(1);
     }
-    CHECK_TRUE(rank.in_flight.MayRun(before));
-    rank.own.records = cuda::kSuccess;
+    CHECK_EQ(rank.in_flight.size(), rank.in_flight.capacity());
+    rank.own.done[1] = 2 * count;
+    rank.EndSums(2);
+    rank.in_flight.Refresh();
+    CHECK_EQ(rank.Completed(), count);
+    rank.own.done[1] = rank.own.recorded[1];
+    rank.in_flight.Refresh();
+    if (ends_with_sum) {
+      CHECK_EQ(rank.in_flight.size(), 1);
+      rank.EndSums(3);
+      rank.in_flight.Refresh();
+    }
+    CHECK_EQ(rank.in_flight.size(), 0);
+    CHECK_EQ(rank.Completed(), static_cast<int>(rank.operations));
+    rank.GiveSum(1);  // an entry forgets what it stood for
+    rank.EndSums(rank.flag);
     rank.Give(1);
-    CHECK_TRUE(rank.in_flight.MayRun(before));
+    rank.in_flight.Refresh();
+    CHECK_EQ(rank.in_flight.size(), 1);
   }
 }
 

@@ -26,6 +26,7 @@ namespace fake {
 #define gridDim (::jaxcomm::fake::this_thread.blocks)
 
 inline int __syncthreads_or(int value) { return fake::WaitForBlock(value != 0); }
+inline void __syncthreads() { fake::WaitForBlock(false); }
 
 inline float __uint_as_float(uint32_t bits) { return fake::BitsToFloat(bits); }
 inline uint32_t __float_as_uint(float value) { return fake::FloatToBits(value); }
@@ -42,8 +43,10 @@ Word LoadRelaxed(const Word* from) {
   return __atomic_load_n(from, __ATOMIC_RELAXED);
 }
 
-inline void StoreRelaxed(uint64_t* to, uint64_t value) {
-  __atomic_store_n(to, value, __ATOMIC_RELAXED);
+// Released: what a device has written by then the host may read.
+template <typename Word>
+void StoreRelaxed(Word* to, Word value) {
+  __atomic_store_n(to, value, __ATOMIC_RELEASE);
 }
 
 [[noreturn]] inline void LoadMisaligned(uint64_t) { fake::Fault(); }

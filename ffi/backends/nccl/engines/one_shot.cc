@@ -25,7 +25,7 @@ constexpr unsigned kThreads = 256;
 // A block that waits keeps its place on the GPU. If lanes filled GPUs with it in
 // different orders, none would come to its end: with so many, four to a multiprocessor,
 // a GPU of 40 has room for two lanes.
-constexpr unsigned kMostBlocks = 64;
+constexpr unsigned kMostBlocks = OneShotProgress::kEnds;
 // How long the end waits for sums that streams have.
 constexpr auto kGrace = std::chrono::seconds(10);
 
@@ -78,9 +78,13 @@ std::optional<OneShotSum> SumOf(const Step& step, int size) {
 struct OneShot::Shared {
   static constexpr int kInfos = 1 + OneShotArguments::kMostRanks;
 
+  struct Member {
+    alignas(64) OneShotProgress progress;
+    PeerInfo infos[kInfos];  // its own, then the received ones
+  };
+
   uint32_t stop = 0;
-  // For each member: its own, then the received ones.
-  PeerInfo infos[];
+  Member members[];
 };
 
 Status OneShot::LoadKernels(RankState& state) {
@@ -136,14 +140,14 @@ ErrorOr<std::unique_ptr<OneShot>> OneShot::Create(
 Status OneShot::Allocate(RankState& state) {
   CurrentContext current(library_.cuda, state.facts.context);
   if (shared_ == nullptr) {
-    const size_t bytes =
-        sizeof(Shared) + ranks_.size() * Shared::kInfos * sizeof(PeerInfo);
+    const size_t bytes = sizeof(Shared) + ranks_.size() * sizeof(Shared::Member);
     void* memory = nullptr;
     RETURN_IF_ERROR(library_.Try(library_.cuda.MemAllocHost, &memory, bytes));
     shared_ = static_cast<Shared*>(memory);
     std::memset(memory, 0, bytes);
   }
-  state.infos = shared_->infos + (state.index) * Shared::kInfos;
+  state.infos = shared_->members[state.index].infos;
+  state.progress = &shared_->members[state.index].progress;
   state.infos[0].host = ThisHost();
   state.infos[0].process = ThisProcess();
   if (state.kernels == nullptr) return OkStatus();
@@ -166,6 +170,7 @@ Status OneShot::Allocate(RankState& state) {
     if (shown.failure()) CannotTakePart(std::string(shown.message()));
   }
   state.arguments.stop = reinterpret_cast<uint64_t>(&shared_->stop);
+  state.arguments.progress = reinterpret_cast<uint64_t>(state.progress);
   state.arguments.rank = static_cast<uint32_t>(state.facts.rank);
   state.arguments.ranks = static_cast<uint32_t>(state.facts.size);
   state.arguments.capacity = OneShotArguments::Capacity(state.facts.size);
@@ -173,16 +178,34 @@ Status OneShot::Allocate(RankState& state) {
 }
 
 bool OneShot::MayRun(const RankState& state) const {
-  if (state.stream == nullptr) return false;
-  if (state.mark.event != nullptr) return state.in_flight->MayRun(state.mark);
-  return library_.cuda.EventQuery(state.last) == cuda::kNotReady;
+  if (state.launched == 0 || IsDone(*state.progress, state.launched)) return false;
+  // Any event says whether the device has failed.
+  const cuda::Result result = library_.cuda.EventQuery(state.last);
+  return result == cuda::kSuccess || result == cuda::kNotReady;
+}
+
+Status OneShot::WaitForLast(RankState& state, cuda::Stream stream) {
+  state.changes_streams = true;
+  if (!MayRun(state)) return OkStatus();
+  if (!state.is_recorded) {
+    // An event of a graph would have `stream` become part of it.
+    cuda::CaptureStatus capture = cuda::kCaptureNone;
+    RETURN_IF_ERROR(
+        library_.Try(library_.cuda.StreamIsCapturing, state.stream, &capture));
+    if (capture != cuda::kCaptureNone) {
+      return Status(ErrorCode::kInternal,
+                    "the stream of the sum before is being captured");
+    }
+    RETURN_IF_ERROR(library_.Try(library_.cuda.EventRecord, state.last, state.stream));
+    state.is_recorded = true;
+  }
+  return library_.Try(library_.cuda.StreamWaitEvent, stream, state.last, 0);
 }
 
 bool OneShot::IsIdleSoon() {
   const auto end = std::chrono::steady_clock::now() + kGrace;
   for (RankState& state : ranks_) {
     CurrentContext current(library_.cuda, state.facts.context);
-    if (state.is_lost) return false;
     while (MayRun(state)) {
       if (std::chrono::steady_clock::now() > end) return false;
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -297,18 +320,14 @@ bool OneShot::AreAble(const RankState& state) {
   return true;
 }
 
-Status OneShot::Launch(const Steps& steps, const Call& call, size_t member,
-                       cuda::Stream stream, InFlight* in_flight) {
+ErrorOr<InFlight::Told> OneShot::Launch(const Steps& steps, const Call& call,
+                                        size_t member, cuda::Stream stream) {
   RankState& state = ranks_[member];
   if (state.stream != stream && state.stream != nullptr) {
-    RETURN_IF_ERROR(
-        state.mark.event != nullptr
-            ? state.in_flight->WaitFor(state.mark, stream)
-            : library_.Try(library_.cuda.StreamWaitEvent, stream, state.last, 0));
+    RETURN_IF_ERROR(WaitForLast(state, stream));
   }
-  Status status = OkStatus();
+  const uint32_t first = state.flag + 1;
   for (const Step& step : steps.grouped) {
-    if (status.failure()) break;
     const std::optional<OneShotSum> sum = SumOf(step, state.facts.size);
     OneShotArguments& arguments = state.arguments;
     arguments.operand =
@@ -322,19 +341,17 @@ Status OneShot::Launch(const Steps& steps, const Call& call, size_t member,
         std::min<unsigned>(kMostBlocks, (arguments.words + kThreads - 1) / kThreads);
     const unsigned threads =
         std::min<unsigned>(kThreads, (arguments.words + 31) / 32 * 32);
-    status = library_.Try(library_.cuda.LaunchKernel,
-                          state.sums[static_cast<int>(sum->word)], blocks, 1, 1,
-                          threads, 1, 1, 0, stream, parameters, nullptr);
+    RETURN_IF_ERROR(library_.Try(library_.cuda.LaunchKernel,
+                                 state.sums[static_cast<int>(sum->word)], blocks, 1, 1,
+                                 threads, 1, 1, 0, stream, parameters, nullptr));
+    state.stream = stream;
+    state.launched = arguments.flag;
+    state.is_recorded = false;
   }
-  state.stream = stream;
-  state.in_flight = in_flight;
-  state.mark = {};
-  if (status.success() && in_flight != nullptr) state.mark = in_flight->Promise();
-  if (state.mark.event != nullptr) return status;
-  // Also behind those before one that failed.
-  const Status recorded = library_.Try(library_.cuda.EventRecord, state.last, stream);
-  state.is_lost |= recorded.failure();
-  return status.failure() ? status : recorded;
+  if (state.changes_streams) {
+    state.is_recorded = library_.cuda.EventRecord(state.last, stream) == cuda::kSuccess;
+  }
+  return InFlight::Told{state.progress, first, state.launched};
 }
 
 void OneShot::Stop() {

@@ -73,10 +73,10 @@ class OneShot {
   uint32_t sums_left(size_t member) const { return ~ranks_[member].flag.load(); }
 
   // Gives `stream` the sums of steps that are nothing else, each of MostWordsOfSum() at
-  // most. Requires that one thread at a time calls it for each member. `in_flight`: of
-  // the member, which follows the call and has begun; null: nobody follows it.
-  Status Launch(const Steps& steps, const Call& call, size_t member,
-                cuda::Stream stream, InFlight* in_flight);
+  // most. Returns what tells how far they are. Requires that one thread at a time calls
+  // it for each member.
+  ErrorOr<InFlight::Told> Launch(const Steps& steps, const Call& call, size_t member,
+                                 cuda::Stream stream);
 
   // Lets kernels leave that wait for other ranks, without a result, from now on.
   void Stop();
@@ -98,14 +98,15 @@ class OneShot {
     std::vector<cuda::Pointer> opened;
     PeerInfo* infos = nullptr;
     bool takes_part = false;
-    // The stream that the last sum was given to: sums keep their order.
+    OneShotProgress* progress = nullptr;
+    // The stream that the last sum was given to, and its flag: sums keep their order.
     cuda::Stream stream = nullptr;
-    // What stands for the last sum: a mark, since another event costs a launch, or an
-    // event of our own where there is none.
-    InFlight::Mark mark;
-    InFlight* in_flight = nullptr;  // whose mark
+    uint32_t launched = 0;
+    // Behind the last sum. An event costs as much as a launch. So it is recorded when
+    // another stream is to wait for it; once there was one, with each sum, since
+    // `stream` may be given more meanwhile that nobody need wait for.
     cuda::Event last = nullptr;
-    bool is_lost = false;  // nothing does
+    bool is_recorded = false, changes_streams = false;
     OneShotArguments arguments;
     std::atomic<uint32_t> flag{0};  // of the last sum
   };
@@ -115,6 +116,8 @@ class OneShot {
   Status LoadKernels(RankState& state);
   // Whether the last sum may be yet to run.
   bool MayRun(const RankState& state) const;
+  // Has `stream` wait for it.
+  Status WaitForLast(RankState& state, cuda::Stream stream);
   void CannotTakePart(std::string reason);
   Status Allocate(RankState& state);
   // Whether all ranks can take part so far, by the infos received.

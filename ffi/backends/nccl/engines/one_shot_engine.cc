@@ -12,10 +12,14 @@ static_assert(kArriveAt + OneShotArguments::kMostRanks * sizeof(OneShot::PeerInf
 
 Status OneShotEngine::Enqueue(const Call& call, const Recipe& recipe, LocalRank& rank,
                               cuda::Stream stream) {
-  RETURN_IF_ERROR(rank.queue.Give(call, stream, rank.queue.Record(call), [&] {
-    return sums_->Launch(recipe.steps, call, rank.facts.place, stream,
-                         &rank.queue.in_flight());
-  }));
+  InFlight::Told told;
+  const auto launch = [&]() -> Status {
+    ASSIGN_OR_RETURN(told, sums_->Launch(recipe.steps, call, rank.facts.place, stream));
+    return OkStatus();
+  };
+  // What poisons results comes behind the sum, which says nothing of it.
+  RETURN_IF_ERROR(rank.queue.Give(call, stream, rank.queue.Record(call), launch,
+                                  parts_.health.has_poison() ? nullptr : &told));
   rank.queue.counts().Add(*call.site, CallCounts::Kind::kOneShot);
   return OkStatus();
 }

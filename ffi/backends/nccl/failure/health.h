@@ -81,6 +81,7 @@ class Health final : public Watched {
   Status Refusal() const;
   void SetSuspended(bool is_suspended);
 
+  bool has_poison() const { return poison_ != nullptr; }
   // Gives `stream` what poisons the results of a call, if that is the policy.
   Status GivePoison(const Call& call, const RankFacts& rank,
                     cuda::Stream stream) const {

@@ -33,6 +33,13 @@ inline __device__ void StoreRelaxed(uint64_t* to, uint64_t value) {
                : "memory");
 }
 
+inline __device__ void StoreRelaxed(uint32_t* to, uint32_t value) {
+  asm volatile("st.relaxed.sys.global.u32 [%0], %1;"
+               :
+               : "l"(to), "r"(value)
+               : "memory");
+}
+
 inline __device__ float WidenFloat16(uint16_t bits) {
   float value;
   asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));

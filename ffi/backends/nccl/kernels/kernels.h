@@ -8,6 +8,16 @@
 
 namespace jaxcomm {
 
+// How far the sums of one rank are: flags of sums, in host memory, which the host
+// reads. A sum is done once all of `ended` have its flag or a later one.
+struct OneShotProgress {
+  // As many as there are blocks at most: a block's threads write a share of them.
+  static constexpr uint32_t kEnds = 64;
+
+  uint32_t began = 0;
+  uint32_t ended[kEnds] = {};
+};
+
 // A small sum (jaxcomm_sum_*). Any number of blocks and threads adds correctly, if all
 // of them can run at the same time, on every rank.
 //
@@ -25,6 +35,7 @@ struct OneShotArguments {
   uint64_t operand = 0, result = 0;  // addresses of words; they may be equal
   uint64_t stop = 0;  // address of a 32-bit word; not 0: do not wait for other ranks
   uint64_t inboxes[kMostRanks] = {};  // addresses, by rank
+  uint64_t progress = 0;              // address of the rank's OneShotProgress
   uint32_t words = 0;
   uint32_t rank = 0, ranks = 0;
   uint32_t flag = 0;      // counts the group's sums from 1
@@ -45,8 +56,8 @@ struct OneShotArguments {
 #endif
 };
 static_assert(offsetof(OneShotArguments, inboxes) == 24);
-static_assert(offsetof(OneShotArguments, words) == 88);
-static_assert(sizeof(OneShotArguments) == 112);
+static_assert(offsetof(OneShotArguments, words) == 96);
+static_assert(sizeof(OneShotArguments) == 120);
 
 // What a word holds. A word holds two 16-bit floats. They are added as float32 and
 // rounded once.

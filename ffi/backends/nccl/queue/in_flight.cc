@@ -1,7 +1,5 @@
 #include "ffi/backends/nccl/queue/in_flight.h"
 
-#include <utility>
-
 #include "ffi/flight/operation_table.h"
 
 namespace jaxcomm {
@@ -36,12 +34,12 @@ void InFlight::Begin(cuda::Stream stream, bool may_be_captured, Clock::time_poin
     return;
   }
   std::unique_lock<std::mutex> lock(mutex_);
-  is_lost_ |= std::exchange(is_promised_, false);
   if (size() == kEntries) Retire();
   is_begun_ = size() < kEntries;
   if (!is_begun_) return;
   // A concurrent Poll() only pops the front, so this index stays valid after unlocking.
-  Entry& entry = entries_[(first_ + size()) % kEntries];
+  Entry& entry = LastOrNext();
+  entry.told = {};
   entry.is_running = false;
   entry.is_right_behind = size() > 0 && now - last_given_ < kRightBehind &&
                           entries_[(first_ + size() - 1) % kEntries].stream == stream;
@@ -61,7 +59,8 @@ void InFlight::End(cuda::Stream stream, const Named& named, Clock::time_point no
   last_given_ = now;
   const bool has_place = size() < kEntries;
   // Without a place of its own, the last entry stands for this one too, from now on.
-  Entry& entry = entries_[(first_ + (has_place ? size() : kEntries - 1)) % kEntries];
+  Entry& entry = LastOrNext();
+  entry.told = {};
   entry.stream = stream;
   if (has_place) {
     entry.operation = named.operation;
@@ -73,48 +72,37 @@ void InFlight::End(cuda::Stream stream, const Named& named, Clock::time_point no
   }
   is_extended_ = !has_place;
   lock.unlock();
-  const cuda::Result recorded = library_.cuda.EventRecord(entry.ended, stream);
+  library_.cuda.EventRecord(entry.ended, stream);
   lock.lock();
-  is_lost_ |= recorded != cuda::kSuccess;
-  is_promised_ = false;
   is_extended_ = false;
   if (!has_place && size() == 0) {  // Fail() came meanwhile
     recorder_.Finish(named.ticket, FlightRecorder::State::kFailed);
     return;
   }
-  tickets_[tickets_given_ % tickets_.size()] = named.ticket;
+  AddTicket(entry, named.ticket);
+  if (has_place) size_.fetch_add(1, std::memory_order_relaxed);
+}
+
+void InFlight::Add(cuda::Stream stream, const Named& named, const Told& told) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (size() == kEntries) Retire();
+  const bool has_place = size() < kEntries;
+  Entry& entry = LastOrNext();
+  entry.stream = stream;
+  entry.told = told;
+  if (has_place) {
+    entry.operation = named.operation;
+    entry.sequence = named.sequence;
+    entry.is_running = entry.is_right_behind = false;
+  }
+  AddTicket(entry, named.ticket);
+  if (has_place) size_.fetch_add(1, std::memory_order_relaxed);
+}
+
+void InFlight::AddTicket(Entry& entry, FlightRecorder::Ticket ticket) {
+  tickets_[tickets_given_ % tickets_.size()] = ticket;
   entry.tickets = ++tickets_given_;
   if (tickets_given_ - tickets_finished_ > tickets_.size()) ++tickets_finished_;
-  if (!has_place) return;
-  ++added_;
-  size_.fetch_add(1, std::memory_order_relaxed);
-}
-
-InFlight::Mark InFlight::Promise() {
-  std::lock_guard<std::mutex> lock(mutex_);
-  // The last place of all is that of an entry which may come to stand for several.
-  if (is_captured_ || size() >= kEntries - 1) return {};
-  is_promised_ = true;
-  // See Begin(): nobody else moves the place where End() adds.
-  return {entries_[(first_ + size()) % kEntries].ended, added_ + 1};
-}
-
-Status InFlight::WaitFor(const Mark& mark, cuda::Stream stream) {
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (IsOver(mark)) return OkStatus();
-  }
-  // Its event is that of another operation only once it is over.
-  return library_.Try(library_.cuda.StreamWaitEvent, stream, mark.event, 0);
-}
-
-bool InFlight::MayRun(const Mark& mark) {
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (is_promised_ || is_lost_) return true;
-    if (IsOver(mark)) return false;
-  }
-  return library_.cuda.EventQuery(mark.event) == cuda::kNotReady;
 }
 
 void InFlight::Finish(Entry& entry, FlightRecorder::State state) {
@@ -125,8 +113,19 @@ void InFlight::Finish(Entry& entry, FlightRecorder::State state) {
 
 bool InFlight::IsDone(int index) const {
   if (is_extended_ && index == size() - 1) return false;
-  const cuda::Event ended = entries_[(first_ + index) % kEntries].ended;
-  return library_.cuda.EventQuery(ended) == cuda::kSuccess;
+  const Entry& entry = entries_[(first_ + index) % kEntries];
+  if (entry.told.progress != nullptr) {
+    return jaxcomm::IsDone(*entry.told.progress, entry.told.last);
+  }
+  return library_.cuda.EventQuery(entry.ended) == cuda::kSuccess;
+}
+
+bool InFlight::HasBegun(const Entry& entry) const {
+  if (entry.told.progress != nullptr) {
+    return jaxcomm::HasBegun(*entry.told.progress, entry.told.first);
+  }
+  return entry.is_right_behind ||
+         library_.cuda.EventQuery(entry.began) == cuda::kSuccess;
 }
 
 int InFlight::CountDone() const {
@@ -168,12 +167,11 @@ InFlight::Overdue InFlight::Poll(Clock::time_point now,
   Overdue overdue;
   if (size() == 0) return overdue;
   Entry& entry = entries_[first_];
+  // Any event says whether the device has failed.
   const cuda::Result result = library_.cuda.EventQuery(entry.ended);
   if (result != cuda::kSuccess && result != cuda::kNotReady) {
     overdue.status = library_.Check(result, "cuEventQuery");
-  } else if (!entry.is_running &&
-             (entry.is_right_behind ||
-              library_.cuda.EventQuery(entry.began) == cuda::kSuccess)) {
+  } else if (!entry.is_running && HasBegun(entry)) {
     entry.is_running = true;
     entry.since = now;
   }
@@ -198,7 +196,6 @@ void InFlight::Refresh() {
 
 void InFlight::Fail() {
   std::lock_guard<std::mutex> lock(mutex_);
-  has_failed_ = true;
   for (; size() > 0; size_.fetch_sub(1, std::memory_order_relaxed)) {
     Finish(entries_[first_], FlightRecorder::State::kFailed);
     first_ = (first_ + 1) % kEntries;

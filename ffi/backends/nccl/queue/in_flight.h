@@ -2,6 +2,7 @@
 #ifndef JAXCOMM_FFI_BACKENDS_NCCL_QUEUE_IN_FLIGHT_H_
 #define JAXCOMM_FFI_BACKENDS_NCCL_QUEUE_IN_FLIGHT_H_
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -9,12 +10,24 @@
 #include <string>
 #include <vector>
 
+#include "ffi/backends/nccl/kernels/kernels.h"
 #include "ffi/backends/nccl/library/library.h"
 #include "ffi/backends/nccl/library/rank_facts.h"
 #include "ffi/core/communicator.h"
 #include "ffi/flight/flight_recorder.h"
 
 namespace jaxcomm {
+
+// Whether all sums up to one are done, and whether it has begun.
+inline bool IsDone(const OneShotProgress& progress, uint32_t flag) {
+  for (const uint32_t& ended : progress.ended) {
+    if (__atomic_load_n(&ended, __ATOMIC_ACQUIRE) < flag) return false;
+  }
+  return true;
+}
+inline bool HasBegun(const OneShotProgress& progress, uint32_t flag) {
+  return __atomic_load_n(&progress.began, __ATOMIC_ACQUIRE) >= flag;
+}
 
 class InFlight {
  public:
@@ -48,19 +61,13 @@ class InFlight {
   void Begin(cuda::Stream stream, bool may_be_captured, Clock::time_point now);
   void End(cuda::Stream stream, const Named& named, Clock::time_point now);
 
-  // What stands for one operation, also once its entry is gone.
-  struct Mark {
-    cuda::Event event = nullptr;  // null: there is none
-    uint64_t number = 0;
+  // Of an operation of small sums, which tell how far they are.
+  struct Told {
+    const OneShotProgress* progress = nullptr;  // null: events say how far it is
+    uint32_t first = 0, last = 0;               // flags of its sums
   };
-  // Between Begin() and End(), which is to come: the mark of the operation. There is
-  // none if its entry may come to stand for later ones, which may be of other streams.
-  Mark Promise();
-  // Has `stream` wait for the operation of a mark. Requires that nobody is between
-  // Begin() and End() but the caller.
-  Status WaitFor(const Mark& mark, cuda::Stream stream);
-  // Whether it may run, or be yet to run.
-  bool MayRun(const Mark& mark);
+  // In place of both, once `stream` has such an operation: it takes no event.
+  void Add(cuda::Stream stream, const Named& named, const Told& told);
 
   // Records what is done, and returns the first operation that failed or runs for
   // longer than `patience`. An operation that waits for its stream is not late.
@@ -88,6 +95,7 @@ class InFlight {
 
   struct Entry {
     cuda::Event began = nullptr, ended = nullptr;
+    Told told;
     cuda::Stream stream = nullptr;
     uint64_t tickets = 0;  // given until the last operation that it stands for
     uint32_t operation = 0;
@@ -102,9 +110,13 @@ class InFlight {
   int CountDone() const;
   bool IsDone(int index) const;
   void Retire();
-  bool IsOver(const Mark& mark) const {
-    return !has_failed_ && mark.number <= added_ - static_cast<uint64_t>(size());
+  bool HasBegun(const Entry& entry) const;
+  // The last entry, or the place behind it while there is one.
+  Entry& LastOrNext() {
+    return entries_[(first_ + std::min(size(), kEntries - 1)) % kEntries];
   }
+  // Has an entry stand for another operation, too.
+  void AddTicket(Entry& entry, FlightRecorder::Ticket ticket);
 
   const NcclLibrary& library_;
   FlightRecorder& recorder_;
@@ -117,10 +129,6 @@ class InFlight {
   bool is_captured_ = false;
   bool is_begun_ = false;  // the operation being given has an entry with its beginning
   bool is_extended_ = false;  // the end of the last entry is being put off
-  uint64_t added_ = 0;        // entries so far
-  // Of a mark whose operation was not given in the end, or cannot be asked for, nobody
-  // knows when it is over.
-  bool is_promised_ = false, is_lost_ = false, has_failed_ = false;
   std::atomic<bool> was_captured_{false};
   Clock::time_point last_given_;
   std::atomic<int> size_{0};

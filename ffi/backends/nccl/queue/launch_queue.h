@@ -102,15 +102,23 @@ class LaunchQueue {
 
   // Has give() give `stream` an operation, and the watch follow it. Fails if the
   // communicator takes no calls; ends it if give() fails for more than this call.
+  // `told`: of an operation that is not captured and tells how far it is, set by
+  // give(); null: events say that.
   template <typename GiveTo>
   Status Give(const Call& call, cuda::Stream stream, InFlight::Named named,
-              const GiveTo& give) {
+              const GiveTo& give, const InFlight::Told* told = nullptr) {
     const Status status = Launch(call, named.sequence, [&]() -> Status {
-      in_flight_.Begin(stream, call.may_be_captured, InFlight::Clock::now());
+      if (told == nullptr) {
+        in_flight_.Begin(stream, call.may_be_captured, InFlight::Clock::now());
+      }
       RETURN_IF_ERROR(give());
       RETURN_IF_ERROR(health_.GivePoison(call, facts_, stream));
       if (named.sequence == 0) named.sequence = NextNumber();
-      in_flight_.End(stream, named, InFlight::Clock::now());
+      if (told == nullptr) {
+        in_flight_.End(stream, named, InFlight::Clock::now());
+      } else {
+        in_flight_.Add(stream, named, *told);
+      }
       return OkStatus();
     });
     return status.success() ? status : Failed(call, named, status);
