@@ -9,8 +9,7 @@ from jaxcomm.communicator.lane import DEFAULT_LANE
 from jaxcomm.communicator.policy import CommPolicy
 from jaxcomm.machine import Machine
 from jaxcomm.planning.calls import TracedCall
-from jaxcomm.planning.communicators import PlannedCommunicator
-from jaxcomm.planning.groups import Devices
+from jaxcomm.planning.communicators import Devices, PlannedCommunicator
 
 # Of a device's memory: models of today leave no more.
 _MUCH = 0.1

@@ -8,7 +8,7 @@ import pytest
 
 import jaxcomm
 from jaxcomm.communicator import replica_groups
-from jaxcomm.planning.groups import Devices, axes_of
+from jaxcomm.planning.communicators import Devices, axes_of
 
 MACHINES = {name: jaxcomm.Machine.named(name) for name in ("h200", "gb200")}
 MACHINES["odd"] = dataclasses.replace(MACHINES["h200"], domain=5, host=3)
