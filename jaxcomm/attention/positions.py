@@ -16,12 +16,8 @@ from jaxcomm.primitives.call import call_of
 from jaxcomm.primitives.collective import Collective, define
 from jaxcomm.primitives.request import Request
 
-
-class Trusted:
-    """In place of positions: of tokens that jaxcomm itself put into the layout."""
-
-
-TRUSTED = Trusted()
+# In place of positions: of tokens that jaxcomm itself put into the layout.
+TRUSTED = object()
 
 
 def check_axis(layout: Layout, axis_name, what: str) -> None:

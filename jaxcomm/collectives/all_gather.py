@@ -40,8 +40,7 @@ def all_gather(
         equal on all devices. The gradient of an ``"invarying"`` result is not summed;
         that of a ``"reduced"`` result is unreduced, and summed by a reduce-scatter.
         Without ``check_vma``, jax 0.12 takes both for ``"varying"``, and so do we.
-      lane: the lane to use; see :func:`jaxcomm.init` and :func:`jaxcomm.using`.
-      backend: the backend to use; see the same functions.
+      lane, backend: to use; see :func:`jaxcomm.init` and :func:`jaxcomm.using`.
 
     Returns:
       A pytree of arrays with a new dimension of the size of the axis at ``axis``, or,

@@ -67,8 +67,7 @@ def psum(
       axis_name: an axis name, or a tuple of names to sum over jointly. Integers
         among them name dimensions of ``x`` to sum over as well.
       axis_index_groups: groups of indices to sum within instead. If None, all.
-      lane: the lane to use; see :func:`jaxcomm.init` and :func:`jaxcomm.using`.
-      backend: the backend to use; see the same functions.
+      lane, backend: to use; see :func:`jaxcomm.init` and :func:`jaxcomm.using`.
       reproducible: True adds in one order on every number of ranks and every backend:
         by a binary tree over the index along the axis, rounded once. With
         :func:`jaxcomm.tree_sum` of the terms of each rank, the bits of the total do not

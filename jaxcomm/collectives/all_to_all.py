@@ -36,8 +36,7 @@ def all_to_all(
       tiled: keep both dimensions: ``split_axis`` is divided by the axis size and
         ``concat_axis`` multiplied. Otherwise ``split_axis``, of the size of the axis,
         goes away and a dimension of that size comes in at ``concat_axis``.
-      lane: the lane to use; see :func:`jaxcomm.init` and :func:`jaxcomm.using`.
-      backend: the backend to use; see the same functions.
+      lane, backend: to use; see :func:`jaxcomm.init` and :func:`jaxcomm.using`.
 
     Returns:
       A pytree of arrays.

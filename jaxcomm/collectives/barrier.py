@@ -27,8 +27,7 @@ def pbarrier(
     Args:
       x: a pytree of arrays of any shape and dtype.
       axis_name: an axis name or a tuple of names.
-      lane: the lane to use; see :func:`jaxcomm.init` and :func:`jaxcomm.using`.
-      backend: the backend to use; see the same functions.
+      lane, backend: to use; see :func:`jaxcomm.init` and :func:`jaxcomm.using`.
 
     Returns:
       ``x``. Its gradient passes through a barrier as well.

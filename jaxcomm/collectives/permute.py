@@ -36,8 +36,7 @@ def ppermute(
         order of axes.
       perm: pairs (source, destination) of indices along the axis. No index may be a
         source twice, nor a destination. Where nothing arrives the result is zero.
-      lane: the lane to use; see :func:`jaxcomm.init` and :func:`jaxcomm.using`.
-      backend: the backend to use; see the same functions.
+      lane, backend: to use; see :func:`jaxcomm.init` and :func:`jaxcomm.using`.
 
     Returns:
       A pytree like ``x``.

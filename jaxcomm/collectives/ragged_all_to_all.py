@@ -44,8 +44,7 @@ def ragged_all_to_all(
       recv_sizes: (K,) integers, ``all_to_all`` of ``send_sizes``.
       axis_name: an axis name, or a tuple of names that number the ranks row-major.
       axis_index_groups: groups, of one size, to exchange within. If None, all.
-      lane: the lane to use; see :func:`jaxcomm.init` and :func:`jaxcomm.using`.
-      backend: the backend to use; see the same functions.
+      lane, backend: to use; see :func:`jaxcomm.init` and :func:`jaxcomm.using`.
 
     Returns:
       (M, ...) array.

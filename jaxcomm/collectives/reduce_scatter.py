@@ -37,8 +37,7 @@ def psum_scatter(
       axis_index_groups: groups, of one size, to sum within instead. If None, all.
       tiled: keep ``scatter_dimension``, divided by the axis size, which must divide
         it. Otherwise its size must be the axis size, and it goes away.
-      lane: the lane to use; see :func:`jaxcomm.init` and :func:`jaxcomm.using`.
-      backend: the backend to use; see the same functions.
+      lane, backend: to use; see :func:`jaxcomm.init` and :func:`jaxcomm.using`.
       reproducible: as of :func:`jaxcomm.psum`.
 
     Returns:

@@ -44,8 +44,7 @@ def pbroadcast(
       x: a pytree of arrays of any shape and dtype. Its leaves travel in one call.
       axis_name: an axis name, or a tuple of names that number the ranks row-major.
       source: the index along the axis of the device whose ``x`` all receive.
-      lane: the lane to use; see :func:`jaxcomm.init` and :func:`jaxcomm.using`.
-      backend: the backend to use; see the same functions.
+      lane, backend: to use; see :func:`jaxcomm.init` and :func:`jaxcomm.using`.
 
     Returns:
       A pytree like ``x``. Its gradient is summed on the source, zero elsewhere.
@@ -118,8 +117,7 @@ def preduce(
       root: the index along the axis of the device that receives the result.
       op: ``"sum"``, ``"prod"``, ``"max"`` or ``"min"``; bfloat16, float16 and float8
         accumulate in float32, bool in sums and products counts in int32.
-      lane: the lane to use; see :func:`jaxcomm.init` and :func:`jaxcomm.using`.
-      backend: the backend to use; see the same functions.
+      lane, backend: to use; see :func:`jaxcomm.init` and :func:`jaxcomm.using`.
 
     Returns:
       A pytree like ``x``: the reduction on the root, zeros elsewhere.
@@ -197,8 +195,7 @@ def pgather(
       root: the index along the axis of the device that receives.
       axis: where in the result the ranks are laid out.
       tiled: concatenate along ``axis`` instead of stacking along a new one.
-      lane: the lane to use; see :func:`jaxcomm.init` and :func:`jaxcomm.using`.
-      backend: the backend to use; see the same functions.
+      lane, backend: to use; see :func:`jaxcomm.init` and :func:`jaxcomm.using`.
 
     Returns:
       A pytree of arrays shaped as by :func:`jaxcomm.all_gather`: everything on the
@@ -271,8 +268,7 @@ def pscatter(
       axis: the dimension of ``x`` that is cut into one slice a device.
       tiled: keep ``axis``, divided by the axis size, which must divide it. Otherwise
         its size must be the axis size, and it goes away.
-      lane: the lane to use; see :func:`jaxcomm.init` and :func:`jaxcomm.using`.
-      backend: the backend to use; see the same functions.
+      lane, backend: to use; see :func:`jaxcomm.init` and :func:`jaxcomm.using`.
 
     Returns:
       A pytree of arrays.

@@ -32,8 +32,7 @@ def pscan(
       exclusive: leave out the device's own value. The first device then gets the
         identity of ``op``: 0, 1, or the least or greatest value of the type.
       reverse: count from the last device.
-      lane: the lane to use; see :func:`jaxcomm.init` and :func:`jaxcomm.using`.
-      backend: the backend to use; see the same functions.
+      lane, backend: to use; see :func:`jaxcomm.init` and :func:`jaxcomm.using`.
 
     Returns:
       A pytree like ``x``.

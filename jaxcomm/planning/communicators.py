@@ -79,11 +79,7 @@ class Devices:
     def groups(
         self, axes: tuple[str, ...], index_groups: IndexGroups = None
     ) -> tuple[GroupClass, ...]:
-        """Return the classes of the groups of some axes, most groups first.
-
-        Raises:
-          ValueError: if an axis is not the mesh's, or the index groups do not fit.
-        """
+        """Return the classes of the groups of some axes, most groups first."""
         for axis in axes:
             if axis not in self.axis_names:
                 raise ValueError(
@@ -118,10 +114,6 @@ def axes_of(mesh: Any) -> dict[str, int]:
 
     >>> axes_of({"data": 2, "context": 4})
     {'data': 2, 'context': 4}
-
-    Raises:
-      TypeError: if it is no mesh.
-      ValueError: if a size is not a positive integer.
     """
     if isinstance(mesh, jax.sharding.Mesh | jax.sharding.AbstractMesh):
         return dict(mesh.shape)

@@ -9,12 +9,7 @@ from jaxcomm.primitives.call import Call, as_index
 
 
 def root(value, call: Call, what: str = "root") -> int:
-    """Return a root, called ``what``, checked to be an index along the axes.
-
-    Raises:
-      TypeError: if it is no integer.
-      ValueError: if it is out of range.
-    """
+    """Return a root, called ``what``, checked to be an index along the axes."""
     index, size = integer(value, f"{call.where}: {what}"), call.axes_size
     if not 0 <= index < size:
         raise ValueError(
@@ -47,11 +42,7 @@ def flag(value, what: str) -> bool:
 
 
 def indices(perm, call: Call) -> list[int]:
-    """Return what ``pshuffle`` takes.
-
-    Raises:
-      TypeError: if it is something else.
-    """
+    """Return what ``pshuffle`` takes."""
     try:
         return [as_index(index) for index in perm]
     except TypeError:
@@ -63,12 +54,7 @@ def indices(perm, call: Call) -> list[int]:
 
 
 def index_pairs(perm, call: Call) -> tuple[tuple[int, int], ...]:
-    """Return what ``ppermute`` takes.
-
-    Raises:
-      TypeError: if it is something else.
-      ValueError: if an entry is not of length two.
-    """
+    """Return what ``ppermute`` takes."""
     wrong = (
         f"{call.where}: perm must be pairs (source, destination) of integers "
         f"known when the program is traced, got {perm!r}"
@@ -88,12 +74,7 @@ def index_pairs(perm, call: Call) -> tuple[tuple[int, int], ...]:
 
 
 def canonical_dimension(dimension: int, ndim: int, name: str, what: str) -> int:
-    """Return a dimension counted from the front.
-
-    Raises:
-      TypeError: if it is not an integer.
-      ValueError: if there is no such dimension.
-    """
+    """Return a dimension counted from the front."""
     dimension = integer(dimension, f"{name}: {what}")
     if not -ndim <= dimension < ndim:
         raise OutOfRangeError(
@@ -106,12 +87,7 @@ def canonical_dimension(dimension: int, ndim: int, name: str, what: str) -> int:
 def split_dimension(
     dimension: int, shape: tuple[int, ...], tiled: bool, call: Call, what: str
 ) -> int:
-    """Return a dimension that is cut for the ranks, counted from the front.
-
-    Raises:
-      TypeError: if it is not an integer.
-      ValueError: if there is no such dimension, or its size does not fit the ranks.
-    """
+    """Return a dimension that is cut for the ranks, counted from the front."""
     name, size = call.name, call.group_size
     d = canonical_dimension(dimension, len(shape), name, what)
     if tiled and shape[d] % size != 0:

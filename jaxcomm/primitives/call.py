@@ -87,11 +87,7 @@ def using(
 
 
 def chosen_reproducible(asked: bool | None, name: str) -> bool:
-    """Return ``reproducible`` of the function ``name``, or of the scope if None.
-
-    Raises:
-      TypeError: if it is not True, False or None.
-    """
+    """Return ``reproducible`` of the function ``name``, or of the scope if None."""
     if asked is None:
         return SCOPE.value.reproducible
     if not isinstance(asked, (bool, np.bool_)):
@@ -177,11 +173,7 @@ class Call:
 
     @property
     def group_size(self) -> int:
-        """The number of ranks of a group.
-
-        Raises:
-          ValueError: if groups differ in size.
-        """
+        """The number of ranks of a group."""
         if self.index_groups is None:
             return self.axes_size
         sizes = {len(group) for group in self.index_groups}

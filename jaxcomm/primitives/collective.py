@@ -181,11 +181,7 @@ class CollectivePrimitive(jax.extend.core.Primitive):
 
 
 def define(collective: Collective) -> None:
-    """Make the primitives of a collective and register their rules.
-
-    Raises:
-      ValueError: if another collective has its name.
-    """
+    """Make the primitives of a collective and register their rules."""
     if collective.name in COLLECTIVES:
         raise ValueError(f"there is a collective named {collective.name!r} already")
     COLLECTIVES[collective.name] = collective

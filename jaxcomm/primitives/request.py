@@ -43,11 +43,7 @@ def check_leaves(x, call: Call) -> None:
 
 
 def as_arrays(x, call: Call):
-    """Return the pytree with arrays for leaves.
-
-    Raises:
-      TypeError: if a leaf is not an array of a type that can travel.
-    """
+    """Return the pytree with arrays for leaves."""
     check_leaves(x, call)
 
     def as_array(leaf):
@@ -63,12 +59,7 @@ def as_arrays(x, call: Call):
 
 
 def summed(x: PyTree, call: Call) -> Call:
-    """Return the call of a sum, which also takes operands that are unreduced.
-
-    Raises:
-      NotImplementedError: if unreduced operands are to be summed within groups.
-      ValueError: if some leaves are unreduced over the axes and others are not.
-    """
+    """Return the call of a sum, which also takes operands that are unreduced."""
     if not compat.checks_varying_axes():
         return call
     axes = frozenset(call.axes)
@@ -94,9 +85,6 @@ def kind_of(x: jax.Array, call: Call) -> str:
 
     Returns:
       ``"varying"``, ``"unreduced"``, ``"reduced"`` or ``"invarying"``.
-
-    Raises:
-      ValueError: if it is typed otherwise over one of the axes than over another.
     """
     found = compat.kinds_of(x)._asdict()
 
