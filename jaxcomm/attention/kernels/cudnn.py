@@ -5,15 +5,16 @@ Source: Dao, FlashAttention-2, 2023, for what it computes.
 
 import dataclasses
 
-from jaxcomm.attention.kernels.blocks import COLUMNS, BlockKernel
+from jaxcomm.attention.kernels.blocks import (
+    COLUMNS,
+    LARGEST_HEAD_SIZE,
+    BlockKernel,
+    why_not_arrays,
+)
 from jaxcomm.attention.kernels.kernel import Hop
 from jaxcomm.attention.mask import Block
 from jaxcomm.compat import gpus
 
-# cuDNN's limits, as jax.nn.dot_product_attention states them.
-_DTYPES = ("bfloat16", "float16")
-_HEAD_SIZE_STEP = 8
-_LARGEST_HEAD_SIZE = 256
 # Windows of 1,024 and 4,096 tokens are faster than by jaxcomm's kernels on an H100.
 # Smaller ones were not measured.
 _LEAST_WINDOW = 1024
@@ -33,10 +34,10 @@ class Cudnn(BlockKernel):
         head_size = hop.query.shape[3]
         if hop.is_backward and hop.has_residual:
             head_size += COLUMNS
-        if head_size > _LARGEST_HEAD_SIZE:
+        if head_size > LARGEST_HEAD_SIZE:
             return (
                 f"return_residual=True makes the head size {head_size} in the backward "
-                f"pass, and it takes {_LARGEST_HEAD_SIZE} at most"
+                f"pass, and it takes {LARGEST_HEAD_SIZE} at most"
             )
         return _why_not_compiled(hop, head_size, is_named)
 
@@ -56,21 +57,9 @@ def _options(hop: Hop, block: Block) -> dict:
 
 def _why_not(hop: Hop, is_named: bool) -> str | None:
     """Say why it cannot compute a hop whatever the machine, or None if it can."""
-    query, key, value = hop.query, hop.key, hop.value
-    if query.dtype.name not in _DTYPES:
-        return f"it computes in {' and '.join(_DTYPES)}, and query is {query.dtype}"
-    head_size = query.shape[3]
-    if head_size > _LARGEST_HEAD_SIZE or head_size % _HEAD_SIZE_STEP:
-        return (
-            f"the head size is {head_size}, and it takes multiples of "
-            f"{_HEAD_SIZE_STEP} up to {_LARGEST_HEAD_SIZE}"
-        )
-    if value.shape[3] != head_size:
-        return (
-            f"heads of keys have size {head_size} and those of values {value.shape[3]}"
-        )
-    if not query.size or not key.size:
-        return f"there is nothing to compute (query {query.shape}, key {key.shape})"
+    reason = why_not_arrays(hop, hop.query.shape[3])
+    if reason is not None:
+        return reason
     for block in hop.blocks:
         if block.is_whole:
             continue

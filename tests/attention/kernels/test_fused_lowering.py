@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxcomm.attention.kernels import blocks as delta_columns
-from jaxcomm.attention.kernels import cudnn
+from jaxcomm.attention.kernels import blocks, cudnn
 from jaxcomm.attention.kernels.kernel import Hop, Saved
 from jaxcomm.attention.kernels.primitive import hop_backward
 from jaxcomm.attention.mask import Block, Coordinates, Mask
@@ -247,7 +246,7 @@ def test_delta_in_columns_loses_no_bits(dtype, size):
 
     @jax.jit
     def product(x, delta):
-        query, key, value, out, grad = delta_columns.with_delta(x, x, x, x, x, delta)
+        query, key, value, out, grad = blocks.with_delta(x, x, x, x, x, delta)
         assert all(y.shape[-1] == 16 and y.dtype == dtype for y in (query, key, out))
         ours = [y[..., 8:].astype(jnp.float32) for y in (query, key, value, grad)]
         return *((a * b).sum(-1) for a, b in zip(ours[::2], ours[1::2], strict=True)), (

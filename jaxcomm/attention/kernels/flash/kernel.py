@@ -8,7 +8,12 @@ import os
 
 import jax.numpy as jnp
 
-from jaxcomm.attention.kernels.blocks import COLUMNS, BlockKernel
+from jaxcomm.attention.kernels.blocks import (
+    COLUMNS,
+    LARGEST_HEAD_SIZE,
+    BlockKernel,
+    why_not_arrays,
+)
 from jaxcomm.attention.kernels.flash import library, packed
 from jaxcomm.attention.kernels.kernel import Hop, Kernel
 from jaxcomm.attention.kernels.pallas.kernel import PALLAS
@@ -16,9 +21,6 @@ from jaxcomm.attention.kernels.xla.kernel import XLA
 from jaxcomm.attention.mask import Block
 from jaxcomm.compat import gpus
 
-_DTYPES = ("bfloat16", "float16")
-_HEAD_SIZE_STEP = 8
-_LARGEST_HEAD_SIZE = 256
 _CAPABILITY = (9, 0)
 # Its gradients of queries are summed in the order in which blocks end.
 _DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
@@ -164,24 +166,10 @@ def _trimmed(block: Block) -> Block:
 
 def _why_not(hop: Hop) -> str | None:
     """Say why it cannot compute a hop whatever the machine, or None if it can."""
-    query, key, value = hop.query, hop.key, hop.value
-    if query.dtype.name not in _DTYPES:
-        return f"it computes in {' and '.join(_DTYPES)}, and query is {query.dtype}"
-    head_size = query.shape[3]
-    if hop.is_backward and hop.has_residual:
-        head_size += COLUMNS
-    if head_size > _LARGEST_HEAD_SIZE or head_size % _HEAD_SIZE_STEP:
-        return (
-            f"the head size is {head_size}, and it takes multiples of "
-            f"{_HEAD_SIZE_STEP} up to {_LARGEST_HEAD_SIZE}"
-        )
-    if value.shape[3] != query.shape[3]:
-        return (
-            f"heads of keys have size {query.shape[3]} and those of values "
-            f"{value.shape[3]}"
-        )
-    if not query.size or not key.size:
-        return f"there is nothing to compute (query {query.shape}, key {key.shape})"
+    query, has_columns = hop.query, hop.is_backward and hop.has_residual
+    reason = why_not_arrays(hop, query.shape[3] + has_columns * COLUMNS)
+    if reason is not None:
+        return reason
     if hop.queries.segment_ids is not None and not hop.runs:
         return (
             "it takes documents where a rank's keys are its own, or all in their "
@@ -192,7 +180,7 @@ def _why_not(hop: Hop) -> str | None:
     if hop.scale <= 0:
         return f"it takes a positive scale, and this is {hop.scale}"
     # Its numbers of elements have 32 bits.
-    numbers = query.shape[1] * query.shape[2] * _LARGEST_HEAD_SIZE
+    numbers = query.shape[1] * query.shape[2] * LARGEST_HEAD_SIZE
     if query.shape[0] > 1 and numbers >= 2**31:
         return f"a query of shape {query.shape} is too large for it in a batch"
     if _is_block(hop):
