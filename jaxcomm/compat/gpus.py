@@ -12,6 +12,11 @@ from jaxcomm import compat
 
 # Older ones have no bfloat16.
 OLDEST = (8, 0)
+# The limits of cuDNN, as jax.nn.dot_product_attention states them, and of
+# FlashAttention-3.
+_DTYPES = ("bfloat16", "float16")
+LARGEST_HEAD_SIZE = 256
+_HEAD_SIZE_STEP = 8
 
 
 def local() -> list:
@@ -35,6 +40,26 @@ def why_none_serves(gpus: list) -> str | None:
     if oldest < OLDEST:
         found, needed = (".".join(map(str, x)) for x in (oldest, OLDEST))
         return f"a GPU has compute capability {found}, and it needs {needed}"
+    return None
+
+
+def why_not_arrays(hop, head_size: int) -> str | None:
+    """Say why a kernel of others cannot compute arrays like a hop's, or None."""
+    query, key, value = hop.query, hop.key, hop.value
+    if query.dtype.name not in _DTYPES:
+        return f"it computes in {' and '.join(_DTYPES)}, and query is {query.dtype}"
+    if head_size > LARGEST_HEAD_SIZE or head_size % _HEAD_SIZE_STEP:
+        return (
+            f"the head size is {head_size}, and it takes multiples of "
+            f"{_HEAD_SIZE_STEP} up to {LARGEST_HEAD_SIZE}"
+        )
+    if value.shape[3] != query.shape[3]:
+        return (
+            f"heads of keys have size {query.shape[3]} and those of values "
+            f"{value.shape[3]}"
+        )
+    if not query.size or not key.size:
+        return f"there is nothing to compute (query {query.shape}, key {key.shape})"
     return None
 
 

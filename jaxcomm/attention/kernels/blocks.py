@@ -15,10 +15,6 @@ from jaxcomm.attention.mask import Block
 _PARTS = (2.0**10, 1.0, 2.0**-10, 2.0**-20)
 # By how many columns heads grow. Kernels take head sizes that are multiples of it.
 COLUMNS = 8
-# The limits of cuDNN, as jax.nn.dot_product_attention states them, and of
-# FlashAttention-3.
-_DTYPES = ("bfloat16", "float16")
-LARGEST_HEAD_SIZE = 256
 
 
 def with_delta(query, key, value, out, grad_out, delta):
@@ -160,26 +156,6 @@ class BlockPair:
             jax.lax.dynamic_slice_in_dim(x, start(a[axis], b[axis]), size, axis=1)
             for a, b in zip(self.first, self.second, strict=True)
         ]
-
-
-def why_not_arrays(hop: Hop, head_size: int) -> str | None:
-    """Say why a kernel of others cannot compute arrays like a hop's, or None."""
-    query, key, value = hop.query, hop.key, hop.value
-    if query.dtype.name not in _DTYPES:
-        return f"it computes in {' and '.join(_DTYPES)}, and query is {query.dtype}"
-    if head_size > LARGEST_HEAD_SIZE or head_size % COLUMNS:
-        return (
-            f"the head size is {head_size}, and it takes multiples of {COLUMNS} up to "
-            f"{LARGEST_HEAD_SIZE}"
-        )
-    if value.shape[3] != query.shape[3]:
-        return (
-            f"heads of keys have size {query.shape[3]} and those of values "
-            f"{value.shape[3]}"
-        )
-    if not query.size or not key.size:
-        return f"there is nothing to compute (query {query.shape}, key {key.shape})"
-    return None
 
 
 class BlockKernel(Kernel):

@@ -5,12 +5,7 @@ Source: Dao, FlashAttention-2, 2023, for what it computes.
 
 import dataclasses
 
-from jaxcomm.attention.kernels.blocks import (
-    COLUMNS,
-    LARGEST_HEAD_SIZE,
-    BlockKernel,
-    why_not_arrays,
-)
+from jaxcomm.attention.kernels.blocks import COLUMNS, BlockKernel
 from jaxcomm.attention.kernels.kernel import Hop
 from jaxcomm.attention.mask import Block
 from jaxcomm.compat import gpus
@@ -34,10 +29,10 @@ class Cudnn(BlockKernel):
         head_size = hop.query.shape[3]
         if hop.is_backward and hop.has_residual:
             head_size += COLUMNS
-        if head_size > LARGEST_HEAD_SIZE:
+        if head_size > gpus.LARGEST_HEAD_SIZE:
             return (
                 f"return_residual=True makes the head size {head_size} in the backward "
-                f"pass, and it takes {LARGEST_HEAD_SIZE} at most"
+                f"pass, and it takes {gpus.LARGEST_HEAD_SIZE} at most"
             )
         return _why_not_compiled(hop, head_size, is_named)
 
@@ -57,7 +52,7 @@ def _options(hop: Hop, block: Block) -> dict:
 
 def _why_not(hop: Hop, is_named: bool) -> str | None:
     """Say why it cannot compute a hop whatever the machine, or None if it can."""
-    reason = why_not_arrays(hop, hop.query.shape[3])
+    reason = gpus.why_not_arrays(hop, hop.query.shape[3])
     if reason is not None:
         return reason
     for block in hop.blocks:

@@ -16,7 +16,7 @@ from dense import Options
 from split import on_ranks
 
 import jaxcomm
-from jaxcomm.attention.kernels import blocks, cudnn
+from jaxcomm.attention.kernels import cudnn
 from jaxcomm.attention.kernels.kernel import sum_dtype
 from jaxcomm.attention.strategies import ring
 from jaxcomm.compat import gpus
@@ -96,7 +96,7 @@ def calls(monkeypatch, heads):
     backward = listed("backward", model_backward)
     monkeypatch.setattr(gpus, "cudnn_backward", backward)
     dtypes = ("float64", "float32", "bfloat16")
-    monkeypatch.setattr(blocks, "_DTYPES", dtypes)
+    monkeypatch.setattr(gpus, "_DTYPES", dtypes)
     monkeypatch.setattr(cudnn, "_why_not_compiled", lambda *_: None)
     # As on a mesh of GPUs.
     monkeypatch.setattr(gpus, "are_of_mesh", lambda: True)

@@ -8,12 +8,7 @@ import os
 
 import jax.numpy as jnp
 
-from jaxcomm.attention.kernels.blocks import (
-    COLUMNS,
-    LARGEST_HEAD_SIZE,
-    BlockKernel,
-    why_not_arrays,
-)
+from jaxcomm.attention.kernels.blocks import COLUMNS, BlockKernel
 from jaxcomm.attention.kernels.flash import library, packed
 from jaxcomm.attention.kernels.kernel import Hop, Kernel
 from jaxcomm.attention.kernels.pallas.kernel import PALLAS
@@ -167,7 +162,7 @@ def _trimmed(block: Block) -> Block:
 def _why_not(hop: Hop) -> str | None:
     """Say why it cannot compute a hop whatever the machine, or None if it can."""
     query, has_columns = hop.query, hop.is_backward and hop.has_residual
-    reason = why_not_arrays(hop, query.shape[3] + has_columns * COLUMNS)
+    reason = gpus.why_not_arrays(hop, query.shape[3] + has_columns * COLUMNS)
     if reason is not None:
         return reason
     if hop.queries.segment_ids is not None and not hop.runs:
@@ -180,7 +175,7 @@ def _why_not(hop: Hop) -> str | None:
     if hop.scale <= 0:
         return f"it takes a positive scale, and this is {hop.scale}"
     # Its numbers of elements have 32 bits.
-    numbers = query.shape[1] * query.shape[2] * LARGEST_HEAD_SIZE
+    numbers = query.shape[1] * query.shape[2] * gpus.LARGEST_HEAD_SIZE
     if query.shape[0] > 1 and numbers >= 2**31:
         return f"a query of shape {query.shape} is too large for it in a batch"
     if _is_block(hop):
