@@ -220,7 +220,11 @@ class Handle:
 
 
 # No handle is ever flattened, and so none is made of leaves.
-jax.tree_util.register_pytree_node(Handle, Handle._refuse, lambda *_: None)
+jax.tree_util.register_pytree_node(
+    Handle,
+    Handle._refuse,
+    lambda *_: None,  # pyright: ignore[reportArgumentType]
+)
 
 
 def _awaited(leaf, text: str):
