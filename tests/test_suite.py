@@ -97,23 +97,3 @@ def test_lint_refuses_what_the_clock_decides(line, tmp_path, monkeypatch):
     assert len(test_waits.findings(path)) == 1
     path.write_text("done.wait(waiting.HANG_SECONDS)\nprocess.wait(timeout=120)\n")
     assert test_waits.findings(path) == []
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "from jax._src import core", "core = jax._src.core",
-        "from jax.interpreters import mlir", "axes = aval.mat.varying",
-    ],
-)  # fmt: skip
-def test_lint_refuses_what_is_private_to_jax_but_in_one_file(
-    line, tmp_path, monkeypatch
-):
-    layers, path = load("layers"), tmp_path / "errors.py"
-    monkeypatch.setattr(layers, "PACKAGE", tmp_path)
-    path.write_text(f"\n{line}\n")
-    (tmp_path / "compat.py").write_text(line)
-    (fault,) = layers.python_faults()
-    assert fault.startswith("errors.py:2 uses ")
-    path.write_text("compat.register_lowering(primitive, rule)\nad.Zero(aval)\n")
-    assert not list(layers.python_faults())

@@ -281,24 +281,6 @@ def test_a_mask_or_bias_of_other_rows_or_keys_is_refused():
             gathered(x, **{what: jnp.ones(shape, of)})
 
 
-def test_ids_and_lengths_of_any_integers_are_those_of_int32():
-    x = jax.random.normal(jax.random.key(0), (1, 6, 2, 4))
-    # As "no limit", a length beyond int32 hid everything once.
-    everything = gathered(x)
-    for dtype in (np.int64, np.uint32):
-        limit = np.array([np.iinfo(dtype).max], dtype)
-        found = gathered(x, key_value_seq_lengths=limit)
-        np.testing.assert_array_equal(found, everything)
-    ids = np.array([[0, 0, 1, 1, 2, 2]])
-    np.testing.assert_array_equal(
-        gathered(x, query_segment_ids=ids.astype(np.uint32)),
-        gathered(x, query_segment_ids=ids.astype(np.int32)),
-    )
-    # Of equal low 32 bits, two documents became one.
-    with pytest.raises(ValueError, match=r"has the number 8589934592, .* pass int32"):
-        gathered(x, query_segment_ids=ids << 32)
-
-
 @pytest.mark.parametrize(
     ("dtype", "low", "cap", "strategy"),
     [

@@ -157,30 +157,6 @@ def test_equal_results_may_leave_unsplit_and_varying_ones_may_not(mesh_of):
         shape_of(ragged, P("a"))
 
 
-def test_the_types_are_those_of_jax_lax(mesh_of):
-    """Beside the values' own axes: an unvarying operand varies after all_gather."""
-    mesh = mesh_of((2, 2), ("a", "b"))
-
-    def types_of(lib):
-        seen = []
-
-        def local(x, w):
-            results = (
-                lib.psum(x, "a"), lib.pmax(x, ("a", "b")), lib.all_gather(x, "b"),
-                lib.psum_scatter(x, "a"), lib.all_to_all(x, "a", 0, 0, tiled=True),
-                lib.ppermute(x, "b", [(0, 1)]), lib.ppermute(w, "a", [(0, 1)]),
-                lib.psum(w, "a"), lib.all_gather(w, "a"),
-            )  # fmt: skip
-            seen.extend(map(jax.typeof, results))
-            return x
-
-        program = models.over(mesh, local, (P("a", "b"), P()), P("a", "b"))
-        jax.eval_shape(program, ROWS, ROWS)
-        return [(t.shape, t.dtype, t.mat.varying) for t in seen]
-
-    assert types_of(jaxcomm) == types_of(jax.lax)
-
-
 def test_numbers_of_no_type_of_their_own_stay_so(mesh_of):
     """As with jax.lax: a rate that was averaged does not make float32 of bfloat16."""
 

@@ -48,11 +48,6 @@ CASES = {
         "mismatch (3,): at #1 {3} ran all_gather(float32[4]) where ranks 0-2 ran "
         "psum(float32[4])",
     ),
-    "of parties of equal size the later one is blamed": (
-        [("01", "psum", "started", "b"), ("23", "pmax", "started", "c")],
-        "mismatch (2, 3): at #1 {2} and {3} ran pmax(float32[4]) where {0} and {1} ran "
-        "psum(float32[4])",
-    ),
     "the same call at another place": (
         [("012", "psum", "started", "b"), ("3", "psum", "started", "c")],
         "mismatch (3,): at #1 {3} ran psum(float32[4]) where ranks 0-2 ran "

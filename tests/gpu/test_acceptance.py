@@ -17,17 +17,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from stand_in import StandIn
-from stand_in_timer import TINIEST
 
 import jaxcomm
-from bench.gpu import device_memory
+from bench.gpu import device_memory, sizes
 from bench.gpu.attention import forward_and_backward
-from bench.gpu.sizes import Sizes
 from bench.gpu.timer import Timer, local
 from jaxcomm.communicator.backends.nccl import devices
 
 pytestmark = pytest.mark.gpu
 
+TINIEST = dataclasses.replace(
+    sizes.TINY, dtypes=("int8",), lengths=2, soak=80, rounds=1
+)
 X64 = "float64", "int64", "uint64", "complex128"
 # XLA adds in another order.
 TOLERANCES = {
@@ -59,7 +60,7 @@ FORBIDDEN = {
 def timer(ring, gpus):
     auto = (jax.sharding.AxisType.Auto,)
     mesh = jax.sharding.Mesh(ring.devices, ring.axis_names, axis_types=auto)
-    return Timer(mesh, Sizes() if gpus else TINIEST)
+    return Timer(mesh, sizes.Sizes() if gpus else TINIEST)
 
 
 def init(timer):
@@ -207,8 +208,8 @@ def test_once_warm_nothing_is_allocated(timer):
 
 def test_lengths_of_a_sequence_make_no_communicator_and_take_no_memory(timer):
     """Nor do many gradients of one length."""
-    sizes, split = timer.sizes, jax.P(None, "i")
-    _, heads, width = sizes.heads
+    of, split = timer.sizes, jax.P(None, "i")
+    _, heads, width = of.heads
 
     def attend(q, k, v):
         layout = jaxcomm.Layout("zigzag", timer.size, timer.size * q.shape[1])
@@ -219,17 +220,17 @@ def test_lengths_of_a_sequence_make_no_communicator_and_take_no_memory(timer):
     gradient = forward_and_backward(program)
 
     def run(turn, call=program):
-        tokens = (turn + 1) * sizes.step * timer.size
+        tokens = (turn + 1) * of.step * timer.size
         x = timer.random((1, tokens, heads, width), "bfloat16", split)
         jax.block_until_ready(call(x, x, x))
 
     run(0)
     counters, held = jaxcomm.counters(), device_memory.communicators_bytes()
-    for turn in range(1, sizes.lengths):
+    for turn in range(1, of.lengths):
         run(turn)
     # Every length has its program by now, which XLA has put on the devices.
     left = device_memory.left_bytes()
-    for turn in range(sizes.lengths):
+    for turn in range(of.lengths):
         run(turn)
     assert device_memory.left_bytes() >= left
     assert device_memory.communicators_bytes() == held
@@ -237,7 +238,7 @@ def test_lengths_of_a_sequence_make_no_communicator_and_take_no_memory(timer):
     for _ in range(2):
         run(1, gradient)
     peak = device_memory.peak_of_jax()
-    for _ in range(sizes.steps):
+    for _ in range(of.steps):
         run(1, gradient)
     assert device_memory.peak_of_jax() == peak
 

@@ -86,21 +86,6 @@ def test_thousands_in_a_row(ring, gpus):
     assert counted() >= count
 
 
-def test_gradients_and_pairs(ring):
-    jaxcomm.init(ring, "i")
-    x = np.random.default_rng(1).standard_normal((ring.size, 64), np.float32)
-
-    def of(total):
-        return lambda x: jax.grad(lambda x: (total(jnp.sin(x)) ** 2).sum())(x)
-
-    def pair(x):
-        return jaxcomm.psum_start(x, "i").done()
-
-    theirs = outs(ring, of(lambda x: jax.lax.psum(x, "i")), x)
-    for ours in (pair, lambda x: jaxcomm.psum(x, "i")):
-        np.testing.assert_allclose(outs(ring, of(ours), x), theirs, rtol=1e-5)
-
-
 def test_a_policy_leaves_them_to_nccl(ring):
     jaxcomm.init(ring, "i", policy=jaxcomm.CommPolicy(one_shot=False))
     x = np.ones((ring.size, 4), np.float32)

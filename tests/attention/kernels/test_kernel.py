@@ -24,6 +24,7 @@ DOCUMENTS = np.array([[0] * 7 + [1] * 11 + [2] * 3 + [-1] * 2])
 WINDOW = Options(window=(6, 3), query_ids=DOCUMENTS)
 PACKED = np.array([[-1] * 2 + [0] * 4 + [1] * 7 + [2] * 11])
 RING = {"strategy": "ring"}
+CONTIGUOUS = {"schedule": "contiguous"}
 CAUSAL = Options(is_causal=True, query_ids=DOCUMENTS)
 
 
@@ -139,11 +140,7 @@ def _rectangle(hop, block, *arrays):
         (4, RING, Options(is_causal=True)),
         # The ring ends early, in a loop and in one turn.
         (4, RING, Options(is_causal=True, query_ids=PACKED)),
-        (
-            3,
-            RING | {"schedule": "contiguous"},
-            Options(is_causal=True, query_ids=PACKED),
-        ),
+        (3, RING | CONTIGUOUS, Options(is_causal=True, query_ids=PACKED)),
         # In the natural order of tokens, which zigzag has not.
         (4, {"strategy": "ulysses"}, Options(window=(5, 2), query_ids=PACKED)),
         (1, RING, Options(window=(3, 3))),
@@ -194,35 +191,15 @@ class Half:
 @pytest.mark.parametrize(
     ("kernel", "error", "words"),
     [
-        (
-            Half(),
-            TypeError,
-            "is no kernel: it lacks why_not, backward. Pass 'flash', 'c",
-        ),
+        (Half(), TypeError, "is no kernel: it lacks why_not, backward. Pass"),
         (Plain, TypeError, "is a class, and a kernel is an instance of one"),
-        (
-            3,
-            TypeError,
-            "implementation=3 is no kernel: it lacks name, why_not, forward,",
-        ),
-        (
-            Mutable(),
-            TypeError,
-            "unhashable type: 'Mutable'.*make Mutable a frozen datac",
-        ),
-        (
-            Nameless(),
-            ValueError,
-            "has name='a name'. Give Nameless a name that is an id",
-        ),
+        (3, TypeError, "implementation=3 is no kernel: it lacks name, why_not"),
+        (Mutable(), TypeError, "unhashable type: 'Mutable'.*make Mutable a frozen"),
+        (Nameless(), ValueError, "has name='a name'. Give Nameless a name"),
         (Usurper(), ValueError, "has the name of a kernel of jaxcomm"),
-        (
-            Boastful(),
-            ValueError,
-            r"has options \['speed'\]. Name some of \['segment_id",
-        ),
+        (Boastful(), ValueError, r"has options \['speed'\]. Name some of"),
     ],
-)
+)  # fmt: skip
 def test_what_is_no_kernel_is_refused(lowered, kernel, error, words):
     with pytest.raises(error, match=words):
         lowered("cpu", implementation=kernel)

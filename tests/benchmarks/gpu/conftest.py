@@ -5,10 +5,20 @@ import os
 import sys
 
 import forked
+import jax
 import pytest
 import waiting
-from stand_in_timer import timer as timer
-from stand_in_timer import trace as trace
+
+from bench.gpu.sizes import TINY
+from bench.gpu.timer import Timer
+
+
+@pytest.fixture
+def timer(stand_in):
+    """Two ranks over the stand-in, in this process."""
+    auto = (jax.sharding.AxisType.Auto,)
+    mesh = jax.make_mesh((2,), ("i",), auto, devices=jax.devices()[:2])
+    return Timer(mesh, TINY)
 
 
 @pytest.fixture

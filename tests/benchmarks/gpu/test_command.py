@@ -3,6 +3,22 @@
 import pytest
 
 
+@pytest.mark.parametrize(
+    "parts",
+    [
+        "collectives,lanes,memory,overlap,symmetric",
+        pytest.param("attention,masks,strategies", marks=pytest.mark.thorough),
+    ],
+)
+def test_the_parts_run_and_find_nothing_wrong(bench_gpu, parts):
+    done = bench_gpu("--only", parts)
+    assert done.returncode == 0, done.stderr
+    rows = done.report["rows"]
+    assert sorted({row["part"] for row in rows}) == parts.split(",")
+    findings = [row for row in rows if row["kind"] == "finding"]
+    assert [row for row in findings if row["met"] is False] == []
+
+
 def test_a_part_that_fails_says_so_and_the_next_begins(bench_gpu):
     faults = {"JAXCOMM_FAKE_FAULTS": "ncclSend:0:2"}
     done = bench_gpu("--only", "lanes,torch", **faults)
