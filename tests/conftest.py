@@ -157,7 +157,6 @@ def as_users_compile():
 
 @pytest.fixture(scope="session")
 def stand_in_path():
-    """The file of the stand-in."""
     path = os.environ.get("JAXCOMM_TEST_FAKE_NCCL")
     if not path:
         pytest.skip(
@@ -192,8 +191,6 @@ def with_kernels(stand_in, monkeypatch):
 
 @pytest.fixture
 def make_mesh():
-    """Returns ``make_mesh(a=2, b=4)``: a mesh with Auto axes of those sizes."""
-
     def make(**axes):
         devices = jax.devices()
         size = 1
@@ -211,8 +208,6 @@ def make_mesh():
 
 @pytest.fixture
 def psum_over():
-    """Gives ``psum_over(mesh, axes, **options)``: a jitted program of one psum."""
-
     def build(mesh, axes="i", **options):
         spec = jax.P(tuple(mesh.axis_names))
         return jax.jit(
@@ -229,7 +224,6 @@ def psum_over():
 
 @pytest.fixture
 def counted():
-    """Gives ``counted()``: what the counters say since the test began."""
     before = dataclasses.asdict(jaxcomm.counters())
 
     def since():

@@ -19,7 +19,6 @@ import jaxcomm
 
 @contextlib.contextmanager
 def threads_of(*works):
-    """Run each function in a thread of its own; raise what they raised."""
     with futures.ThreadPoolExecutor(len(works)) as threads:
         begun = [threads.submit(work) for work in works]
         yield

@@ -23,7 +23,6 @@ TWINS = {
 
 
 def plain(function) -> str:
-    """Returns the parameters of a function without their types."""
     signature = inspect.signature(function)
     bare = [
         parameter.replace(annotation=inspect.Parameter.empty)
@@ -80,7 +79,6 @@ def _is_annotated(function):
 
 
 def _own(found):
-    """Returns the public parts of a module or class that it defines itself."""
     names = [name for name in vars(found) if not name.startswith("_")]
     return [part for name in names if callable(part := getattr(found, name))]
 

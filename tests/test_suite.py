@@ -21,8 +21,6 @@ def load(name):
 
 @pytest.fixture
 def reported(tmp_path):
-    """Gives ``reported(text)``: the report of a run of a file of tests."""
-
     def run(text):
         (tmp_path / "tests").mkdir()
         (tmp_path / "tests" / "test_it.py").write_text(text)

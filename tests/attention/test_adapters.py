@@ -65,8 +65,6 @@ def test_equinox_attends_as_on_one_device():
     near = abs(at[:, None] - at) < 7
 
     def heads(positions):
-        """Rotate by the positions of the tokens."""
-
         def turn(x):
             table = jax.vmap(rotate, 1, 1)(jnp.ones((LENGTH, *x.shape[1:])))
             return x * table[jnp.maximum(positions, 0)]

@@ -47,8 +47,6 @@ def test_any_documents_will_do(lengths):
 
 
 def _ring(traces, spec, mesh=None, **options):
-    """Return a program of data: its results and all its gradients."""
-
     def local(query, key, value, bias, tokens):
         traces.append(None)
         return jaxcomm.ring_attention(

@@ -13,26 +13,6 @@ import split
 
 import jaxcomm
 
-
-def test_natural_order_in_and_out_with_gradients(make_mesh):
-    mesh, tokens = make_mesh(data=2, context=4), 29
-    *arrays, grads = split.inputs((2, tokens, 4, 8), (2, tokens, 2, 8))
-    rng = np.random.default_rng(0)
-    bias = jnp.asarray(rng.standard_normal((1, 4, tokens, tokens)), jnp.float32)
-    ids = np.sort(rng.integers(0, 3, (2, tokens)), 1)
-
-    def attend(query, key, value, bias):
-        return jaxcomm.dot_product_attention(
-            query, key, value, bias, mesh=mesh, axis_name="context", is_causal=True,
-            batch_axes="data", query_segment_ids=ids, return_residual=True,
-        )  # fmt: skip
-
-    (out, lse), transpose = jax.vjp(jax.jit(attend), *arrays, bias)
-    options = dense.Options(is_causal=True, bias=bias, query_ids=ids)
-    expected = dense.attention(*arrays, options, grads)
-    split.assert_close((out, lse, *transpose(grads)), expected)
-
-
 AUTO, EXPLICIT = jax.sharding.AxisType.Auto, jax.sharding.AxisType.Explicit
 NAMES = "data", "model", "context", "expert"
 MESHES = [
@@ -271,14 +251,6 @@ def test_a_mask_and_a_bias_of_fewer_dimensions_broadcast_as_in_jax_nn():
     with jax.numpy_rank_promotion("raise"):
         found = gathered(x, **options)
     np.testing.assert_allclose(found, expected, atol=1e-5)
-
-
-def test_a_mask_or_bias_of_other_rows_or_keys_is_refused():
-    x = jnp.ones((2, 5, 2, 4))
-    for what, of, shape in (("mask", bool, (5, 4)), ("bias", float, (3, 1, 5, 5))):
-        text = rf"{what} has shape .*, and does not broadcast to \(2, 2, 5, 5\)"
-        with pytest.raises(ValueError, match=text):
-            gathered(x, **{what: jnp.ones(shape, of)})
 
 
 @pytest.mark.parametrize(

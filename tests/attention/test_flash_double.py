@@ -57,7 +57,6 @@ class Flash:
         return [np.asarray(x) for x in call(*operands, **attributes)]
 
     def forward(self, query, key, value):
-        """Return out and lse."""
         *rows, heads, _ = query.shape
         lse = (rows[0], heads, rows[1]) if self.packing is None else (heads, rows[0])
         like_query = jax.ShapeDtypeStruct(query.shape, query.dtype)
@@ -67,7 +66,6 @@ class Flash:
         return out, lse
 
     def backward(self, grad, query, key, value, out, lse):
-        """Return the gradients of query, key and value."""
         *rows, heads, _ = query.shape
         count = rows[0] if self.packing is None else len(self.packing[0]) - 1
         size = heads * (int(np.prod(rows)) + self.spare * (count + 1))
@@ -105,7 +103,6 @@ class Flash:
 
 
 def _inputs(rows, key_rows, heads=4, key_heads=2, width=8, dtype=BFLOAT16):
-    """Return the gradient of out, query, key and value."""
     rng = np.random.default_rng(0)
     shapes = [(*rows, heads, width)] * 2 + [(*key_rows, key_heads, width)] * 2
     return [rng.standard_normal(shape).astype(dtype) for shape in shapes]

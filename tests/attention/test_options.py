@@ -103,8 +103,6 @@ CASES = [
 
 @pytest.fixture
 def use_tiles(monkeypatch):
-    """Gives ``use_tiles(loop)``: many tiles in few tokens."""
-
     def use(loop):
         monkeypatch.setattr(kernel, "ON_CPU", kernel.TileLoop(4, loop))
         monkeypatch.setattr(tiles, "_FEWEST_QUERIES", 4)

@@ -26,8 +26,6 @@ raises = functools.partial(pytest.raises, (jax.errors.JaxRuntimeError, ValueErro
 
 
 def attend(backend, size=SIZE, **options):
-    """Return a program of x and its tokens: out and lse."""
-
     def local(x, tokens):
         return jaxcomm.ring_attention(
             x, x, x, "context", tokens, is_causal=True, backend=backend,
@@ -38,7 +36,6 @@ def attend(backend, size=SIZE, **options):
 
 
 def positions_of(layout, rows=1):
-    """Return the positions of a batch."""
     return layout.reorder(np.zeros((rows, layout.length)))[1].positions
 
 

@@ -17,8 +17,6 @@ def session():
 
 @pytest.fixture
 def command():
-    """Returns a function that runs ``python -m bench`` to its end."""
-
     def run(*arguments):
         return forked.run(
             [sys.executable, "-m", "bench", *arguments],

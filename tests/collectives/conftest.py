@@ -59,8 +59,6 @@ values = _giving(models.random_values)
 
 @pytest.fixture(scope="session")
 def mesh_of():
-    """Gives ``mesh_of(shape, names, devices)``: Auto axes, devices by index."""
-
     def make(shape, names, devices=None):
         order = range(math.prod(shape)) if devices is None else devices
         chosen = np.array([jax.devices()[i] for i in order]).reshape(shape)
@@ -72,13 +70,11 @@ def mesh_of():
 
 @pytest.fixture
 def mesh(mesh_of):
-    """Four devices along ``"i"``, where a file does not say otherwise."""
     return mesh_of((4,), ("i",))
 
 
 @pytest.fixture
 def x(values):
-    """A (4, 8) array for each of four devices."""
     return values("float32", (4, 4, 8))
 
 

@@ -27,8 +27,6 @@ on_host = pytest.mark.host_only(reason="names its backends, or is of the argumen
 
 @pytest.fixture
 def operands(values):
-    """Gives ``operands(names, shape)``: a stacked array of each type."""
-
     def make(names, shape):
         return {
             name: values(jnp.dtype(name), shape, seed)

@@ -33,7 +33,6 @@ def ragged(slices_per_rank, rows, out_rows, seed=0):
 
 
 def arrived(operand, output, starts, send, offsets, _=None):
-    """Return what numpy says the result is."""
     out, (size, slices) = output.copy(), send.shape
     for source, i in np.ndindex(size, slices):
         target, count = i // (slices // size), int(send[source, i])

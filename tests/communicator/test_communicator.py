@@ -14,7 +14,6 @@ X = np.arange(8, dtype=np.float32)
 
 
 def over(mesh, call, axes="i"):
-    """Returns a jitted program that calls something on each device of a mesh."""
     spec = jax.P(axes)
     return jax.jit(jax.shard_map(call, mesh=mesh, in_specs=spec, out_specs=spec))
 

@@ -86,7 +86,6 @@ EIGHT = {"JAX_NUM_CPU_DEVICES": "8"}
 
 
 def run(program, **environment):
-    """Runs a program on two cores and returns what it printed to both streams."""
     inherited = {
         name: value
         for name, value in os.environ.items()

@@ -45,7 +45,6 @@ class Store:
             return int(self.entries[key])
 
     def has(self, name):
-        """Returns whether ``world/process`` has published a failure."""
         return any(key.endswith(f"/{name}") for key in list(self.entries))
 
 
@@ -84,7 +83,6 @@ def store():
 
 @pytest.fixture
 def start(store):
-    """Gives ``start(index, *worlds)``: a process that watches them."""
     processes = []
 
     def start_one(index, *worlds, **options):

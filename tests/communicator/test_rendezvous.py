@@ -24,7 +24,6 @@ def all_met(met, everyone):
 
 
 def all_meet(store, everyone, purpose="make it"):
-    """Have all of a set meet, and check what they get."""
     met, messages = store.run(dict.fromkeys(everyone, meets(everyone, purpose)))
     all_met(met, everyone)
     return messages

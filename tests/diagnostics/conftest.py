@@ -26,8 +26,6 @@ class Job:
         self.entries = collections.defaultdict(list)
         self.counts = collections.Counter()
         self.time = NOW
-        # By process.
-        self.hosts = {}
 
     def did(
         self, ranks, operation, state="completed", site="a", run=1, signature=None, *,
@@ -56,7 +54,6 @@ class Job:
         return self
 
     def document(self, process):
-        """Returns the record of one process."""
         communicators = [
             {
                 "key": f"{hash(axes) % 2**64:016x}", "axes": axes, "lane": "default",
@@ -69,14 +66,13 @@ class Job:
         ]  # fmt: skip
         return {
             "version": 1, "process": process, "processes": len(self.devices),
-            "pid": 100 + process, "host": self.hosts.get(process, "node7"),
+            "pid": 100 + process, "host": "node7",
             "time": self.time,
             "reason": "timeout", "devices": {"cpu": self.devices[process]},
             "communicators": communicators,
         }  # fmt: skip
 
     def write(self, *processes):
-        """Writes the records of some processes, or of all; returns the files."""
         paths = []
         for process in processes or self.devices:
             paths.append(self.folder / f"flight-record-{process}.json")
@@ -84,17 +80,14 @@ class Job:
         return paths
 
     def merged(self, *processes):
-        """Merges the records of some processes, or of all."""
         return merge_files(self.write(*processes))
 
 
 @pytest.fixture
 def make_job(tmp_path):
-    """Returns ``make_job(devices, groups)``; see :class:`Job`."""
     return lambda **options: Job(tmp_path, **options)
 
 
 @pytest.fixture
 def job(make_job):
-    """A job of two processes with two devices each, in one group."""
     return make_job()

@@ -75,7 +75,6 @@ def folder(tmp_path):
 
 @pytest.fixture
 def start(folder):
-    """Returns ``start(code)``: a process with pipes, killed in the end."""
     started = []
 
     def start(code, dump_dir=str(folder)):
@@ -94,8 +93,6 @@ def start(folder):
 
 @pytest.fixture
 def finish(start):
-    """Returns ``finish(code)``: runs it to its end; returns status, stdout, stderr."""
-
     def finish(*args, **options):
         process = start(*args, **options)
         out, err = waiting.ended(process)

@@ -18,8 +18,6 @@ def mesh(make_mesh):
 
 @pytest.fixture
 def run(mesh):
-    """Returns ``run(call)``: runs it on eight devices, one element each."""
-
     def run(call):
         split = {"in_specs": jax.P(("a", "b")), "out_specs": jax.P(("a", "b"))}
         program = jax.jit(jax.shard_map(call, mesh=mesh, **split))

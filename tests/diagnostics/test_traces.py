@@ -15,8 +15,6 @@ ALL = "0123"
 
 @pytest.fixture
 def events(tmp_path):
-    """Returns ``events(merged)``: the events of its trace, by phase."""
-
     def write(merged):
         perfetto.save(merged, tmp_path / "trace.json")
         document = json.loads((tmp_path / "trace.json").read_text())

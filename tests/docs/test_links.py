@@ -27,7 +27,6 @@ def anchors(text):
 
 
 def broken(page):
-    """Return what a page links to or names, and that does not exist."""
     text = FENCE.sub("", page.read_text())
     targets = re.findall(r"\]\(([^)\s]+)\)", text)
     found = []

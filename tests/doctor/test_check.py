@@ -12,7 +12,6 @@ from jaxcomm.doctor import check, options
 
 @pytest.fixture
 def few(monkeypatch):
-    """Gives ``few(*names)``: has these collectives checked alone."""
     every = check.collectives
 
     def choose(*names):

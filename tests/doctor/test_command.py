@@ -29,8 +29,6 @@ RECORD = {
 
 @pytest.fixture
 def command():
-    """Returns a function that runs ``python -m jaxcomm.doctor`` to its end."""
-
     # The doctor would complain of the tests' variables.
     others = {n: v for n, v in os.environ.items() if not n.startswith("JAXCOMM_")}
 
@@ -54,8 +52,6 @@ def record(tmp_path):
 
 @pytest.fixture
 def here(capsys):
-    """Returns a function that runs the command in this process: status and output."""
-
     def run(*words):
         return doctor.main(options.read([*map(str, words)])), *capsys.readouterr()
 

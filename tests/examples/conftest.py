@@ -54,7 +54,6 @@ class Folder:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, compiled_once):
-    """The folder of a module's tests; what they start there is stopped."""
     made = Folder(tmp_path_factory.mktemp("demo"), compiled_once)
     yield made
     made.stop()

@@ -25,7 +25,6 @@ NEEDS = {
 
 
 def recipe(name):
-    """Return what the file of a recipe defines."""
     path = ROOT / "examples" / "recipes" / f"{name}.py"
     return runpy.run_path(str(path), run_name="recipe")
 

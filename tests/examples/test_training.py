@@ -35,8 +35,6 @@ def save(training, *losses):
 
 @pytest.fixture
 def attempt(monkeypatch):
-    """Returns a function that says which attempt of which run the next one is."""
-
     def enter(run_id, restarts):
         monkeypatch.setenv("JAXCOMM_RUN_ID", run_id)
         monkeypatch.setenv("JAXCOMM_RESTART_COUNT", str(restarts))

@@ -70,7 +70,6 @@ def init(timer):
 
 
 def calls(size, backend):
-    """Return collectives of x by name; x is (size, 32 size, 3) on each device."""
     cases, starts = catalogue.CASES, catalogue.FUNCTIONS
     backwards = {"axis_index_groups": [list(range(size))[::-1]]}
     every = [(name, case, jaxcomm, {}) for name, case in cases.items()]

@@ -30,7 +30,6 @@ def _ids(tokens):
 
 
 def _options(tokens, heads):
-    """Return the options of a case by its name."""
     causal = functools.partial(Options, is_causal=True)
     ids, window = _ids(tokens), (tokens // 5, 0)
     return {

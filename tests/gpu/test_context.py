@@ -14,7 +14,6 @@ pytestmark = pytest.mark.gpu
 
 @pytest.fixture
 def current(ring):
-    """Gives ``current()``: the context, as the driver or the stand-in has it."""
     driver = ctypes.CDLL(os.environ.get("JAXCOMM_NCCL_LIBRARY", "libcuda.so.1"))
 
     def of_this_thread():

@@ -13,7 +13,6 @@ SPLIT = jax.P("i")
 
 
 def outs(mesh, function, x):
-    """Return what the ranks of this process get."""
     x = jax.device_put(x, jax.NamedSharding(mesh, SPLIT))
     whole = jax.shard_map(function, mesh=mesh, in_specs=SPLIT, out_specs=SPLIT)
     return of_process(jax.jit(whole)(x))

@@ -55,7 +55,6 @@ class Line:
         self._begun = {}
 
     def finish(self, case):
-        """Runs a case; returns its reports."""
         self._waiting.remove(case)
         begun = self._begun.pop(case, None) or self._begin(case)
         return begun.finish(then=self._begin_next)

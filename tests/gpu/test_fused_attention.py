@@ -110,7 +110,6 @@ def check_ring(options, shapes, residual=False, **how):
 
 @pytest.fixture
 def cudnn(gpus):
-    """Skips where cuDNN serves no GPU."""
     if reason := fused_attention_reason() if gpus else "no NVIDIA GPU":
         pytest.skip(reason)
 

@@ -17,11 +17,6 @@ pytestmark = pytest.mark.gpu
 LIMIT = 4e-3
 
 
-def _rows(case):
-    """Return how many rows the bias of the larger case has."""
-    return 6 * case.queries + 5 if case.bias[2] > 1 else 1
-
-
 # Two and a half tiles.
 LARGE = [
     dataclasses.replace(

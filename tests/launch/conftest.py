@@ -16,7 +16,6 @@ from jaxcomm.launch import job, options, records, run
 
 
 def is_running(pid):
-    """Returns whether a process is there, and not as a zombie."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rpartition(")")[2].split()[0] not in "ZX"
@@ -64,8 +63,6 @@ def inherited(monkeypatch, tmp_path):
 
 @pytest.fixture
 def program(tmp_path):
-    """Returns a function that writes a script; returns its path."""
-
     def write(text, name="program.py"):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -77,8 +74,6 @@ def program(tmp_path):
 
 @pytest.fixture
 def launch(program, capfd):
-    """Returns a function that runs a program's text; returns status, stdout, stderr."""
-
     def start(text, *arguments, processes=2, **given):
         asked = options.Options(
             processes=processes, script=program(text), arguments=arguments, **given
@@ -91,7 +86,6 @@ def launch(program, capfd):
 
 @pytest.fixture
 def notes(monkeypatch, tmp_path):
-    """Returns the folder in which the processes of a run leave notes."""
     folder = tmp_path / "notes"
     folder.mkdir()
     monkeypatch.setenv(records.VARIABLE, str(folder))
@@ -136,7 +130,6 @@ def time_passes_at(monkeypatch, notes):
 
 @pytest.fixture
 def started():
-    """Returns a function that starts ``python -m jaxcomm.launch`` and returns it."""
     processes = []
 
     def start(*arguments, **options):
@@ -157,14 +150,11 @@ def started():
 
 @pytest.fixture(name="is_running")
 def running():
-    """Returns a function that says whether a process is there, and not as a zombie."""
     return is_running
 
 
 @pytest.fixture
 def assert_gone():
-    """Returns a function that asserts that processes of some ids end, or have ended."""
-
     def check(pids):
         assert pids
         waiting.until(lambda: not any(map(is_running, pids)), f"the ends of {pids}")
@@ -205,5 +195,4 @@ def sums_device_ids():
 
 @pytest.fixture
 def free_port():
-    """Returns a loopback port that is free, and given to nobody who asks for any."""
     return ports.free()

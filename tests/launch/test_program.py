@@ -28,8 +28,6 @@ print([sys.argv[1:], sys.argv[0], __name__, __file__, __package__, sys.path[0],
 
 @pytest.fixture
 def both(capfd, monkeypatch):
-    """Returns a function that runs a program by hand and by the launcher."""
-
     def start(*words):
         monkeypatch.setenv("JAX_PROCESS_ID", "0")
         # After a failure it ends by itself, however long that takes.

@@ -31,8 +31,6 @@ def error_of(action):
 
 @pytest.fixture
 def alone(environment, tmp_path):
-    """Gives ``alone(code, **variables)``: a Process that ran code and ended."""
-
     def run(code, **variables):
         process = Process(
             variables_of(8) | environment | variables,
@@ -51,8 +49,6 @@ def alone(environment, tmp_path):
 
 @pytest.fixture
 def told(alone):
-    """Gives ``told(code, **variables)``: what the code of such a process answered."""
-
     def run(code, **variables):
         process = alone(code, **variables)
         assert process.popen.returncode == 0, process.said()[-3000:]
@@ -63,7 +59,6 @@ def told(alone):
 
 @pytest.fixture(scope="session")
 def hardware(stand_in_path):
-    """CPU devices over the stand-in, for cases of the fault suite."""
     return runner.over_stand_in(stand_in_path)
 
 
@@ -90,6 +85,5 @@ def team(environment, tmp_path_factory):
 
 @pytest.fixture
 def start(environment, tmp_path):
-    """Gives ``start(count, devices=1)``, as in tests/faults, over NCCL."""
     with starting(tmp_path, **environment) as begin:
         yield begin

@@ -15,7 +15,6 @@ jax.block_until_ready(program(x))
 # What the program does last. Its status is 0 but after an exception.
 ENDINGS = {
     "without finalize": "",
-    "with work in flight": "outs = [program(x) for _ in range(50)]",
     "after an exception": "class Mine(BaseException): pass\nraise Mine('own')",
     # It has as long to end.
     "with an operation that hangs": """

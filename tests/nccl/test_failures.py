@@ -29,13 +29,11 @@ def error_of(program, x):
 
 
 def is_poison(result):
-    """Says whether every bit of every rank's result is set."""
     return np.asarray(result).tobytes() == b"\xff" * result.nbytes
 
 
 @pytest.fixture(autouse=True)
 def works_again(stand_in, make_mesh):
-    """Shows that all is well after a new start."""
     yield
     jaxcomm.finalize()
     # Communicators made from now on do not report an older one's failure.

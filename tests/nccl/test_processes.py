@@ -85,7 +85,6 @@ def are_refused(outcomes, *texts):
 
 @pytest.fixture(scope="module")
 def pair(environment, tmp_path_factory):
-    """Two processes of one device each."""
     with starting(tmp_path_factory.mktemp("pair"), **environment) as begin:
         yield begin(2)
 
@@ -99,7 +98,6 @@ def processes(pair):
 
 
 def lines_of(process):
-    """Returns what a process said of collectives."""
     return [x for x in process.said().splitlines() if x.startswith("jaxcomm: ")]
 
 

@@ -52,7 +52,6 @@ def open_notebook(name):
 
 @pytest.fixture
 def make_client(tmp_path, monkeypatch, compiled_once):
-    """Returns a client that runs a notebook's cells in a kernel of its own."""
     for name, value in compiled_once.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("MPLBACKEND", "agg")

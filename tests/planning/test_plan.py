@@ -327,7 +327,6 @@ def test_a_plan_is_text_html_and_json():
 
 
 def memory_of(size, lanes, machine, **policy):
-    """Return the plan of so many communicators of one axis, and its bytes."""
     names = tuple(f"lane {i}" for i in range(lanes))
     policy = jaxcomm.CommPolicy(lanes=13, **policy)
     made = jaxcomm.plan({"a": size}, lanes=names, machine=machine, policy=policy)

@@ -22,7 +22,6 @@ def resident_bytes():
 
 
 def mappings():
-    """Returns the sizes of this process's mappings of segments, in bytes."""
     sizes = []
     with open("/proc/self/maps") as maps:
         for line in maps:

@@ -70,7 +70,6 @@ def test_who_does_not_come_is_named_and_may_come_later(team, late, missing):
 
 
 def overlapping_sets(here):
-    """Three sets of processes with communicators at the same time."""
     lines = ([0, 2, 4], [2, 4, 6], [0, 1, 4, 6, 7])
     meshes = [here.mesh(4, 2, order=line) for line in lines]
     for _ in range(3):

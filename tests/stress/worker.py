@@ -98,7 +98,6 @@ class Program:
 
 
 def held():
-    """Returns what this process holds, less what the processes share, in bytes."""
     # What is freed is not held: it goes back to the system first.
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
@@ -109,7 +108,6 @@ def held():
 
 
 def largest(mesh, value):
-    """Returns the largest of the processes' values."""
     most = models.over(mesh, lambda x: jaxcomm.pmax(x, AXES))
     sharding = jax.NamedSharding(mesh, jax.P(AXES))
     mine = jax.make_array_from_callback(

@@ -21,8 +21,6 @@ import jaxcomm
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """What a case is called with, besides its operand."""
-
     size: int  # the number of ranks
     root: int  # which rank gives or gets all
     shift: int  # how far a ring is turned
@@ -54,8 +52,6 @@ def drawn(size: int, rng: np.random.Generator) -> Choice:
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One way to call a collective."""
-
     name: str  # the public function's, perhaps with more behind it
     kind: Literal["move", "sum", "mean", "extreme", "product"]  # what elements undergo
     target: str  # the C++ planner that carries it out
@@ -76,18 +72,15 @@ class Case:
 
     @property
     def function(self) -> str:
-        """The public function's name."""
         return max((n for n in jaxcomm.__all__ if self.name.startswith(n)), key=len)
 
     @property
     def takes_groups(self) -> bool:
-        """Whether it takes ``axis_index_groups``."""
         parameters = inspect.signature(getattr(jaxcomm, self.function)).parameters
         return "axis_index_groups" in parameters
 
     @property
     def starts(self) -> bool:
-        """Whether it can be had split-phase."""
         return hasattr(jaxcomm, f"{self.function}_start")
 
     def of_types(self, x: dict[str, Any]) -> dict[str, Any]:

@@ -66,13 +66,6 @@ class Options:
 
 
 def attention(query, key, value, options, grads=None):
-    """Attend in float64.
-
-    Args:
-      query, key, value: (B, T, N, D), (B, S, K, D), (B, S, K, V).
-      options: what changes it.
-      grads: (B, T, N, V) and (B, T, N), the gradients of out and lse.
-    """
     query, key, value = map(_heads_first, (query, key, value))
     batch, heads, queries, depth = query.shape
     key_heads, keys = key.shape[1:3]

@@ -20,8 +20,6 @@ import waiting
 import jaxcomm
 from jaxcomm import compat
 
-TESTS = pathlib.Path(__file__).parents[1]
-
 
 @functools.cache
 def load(path) -> Any:
@@ -35,14 +33,6 @@ def load(path) -> Any:
 
 
 class Here:
-    """This process among the others.
-
-    Attributes:
-      process, processes: its index and their number.
-      model: support/models.py.
-      cases: those of support/catalogue.py that leave columns whole.
-    """
-
     def __init__(self):
         self.process = jax.process_index()
         self.processes = jax.process_count()
@@ -86,7 +76,6 @@ class Here:
         compat.key_value_store().wait_at_barrier(name, milliseconds, processes)
 
     def put(self, mesh, stacked):
-        """Returns the stacked tree, each device's row on it."""
         sharding = jax.NamedSharding(mesh, jax.P(tuple(mesh.axis_names)))
         return jax.tree.map(
             lambda x: jax.make_array_from_callback(
@@ -115,7 +104,6 @@ class Here:
         return x + jnp.minimum(spent, 0).astype(x.dtype)
 
     def every(self, x, axes, size, *, by_type=False, **options):
-        """Return the results of all cases, by name; ``x`` may be arrays by dtype."""
         choice = catalogue.fixed(size)
         return {
             name: case(
@@ -125,7 +113,6 @@ class Here:
         }
 
     def models(self, size):
-        """Return each case with its model, by name."""
         choice = catalogue.fixed(size)
         return {name: (c, c.model(choice)) for name, c in self.cases.items()}
 
@@ -134,13 +121,10 @@ class Here:
         return self.mine(self.program(mesh, function)(*self.put(mesh, stacked)))
 
     def rows(self, mesh):
-        """Returns which rows are of this process's devices."""
         owners = [device.process_index for device in mesh.devices.flat]
         return [row for row, owner in enumerate(owners) if owner == self.process]
 
     def mine(self, arrays):
-        """Returns the rows of this process's devices, as numpy arrays."""
-
         def rows(array):
             shards = sorted(array.addressable_shards, key=lambda s: s.index[0].start)
             return np.concatenate([np.asarray(shard.data) for shard in shards])
@@ -148,20 +132,11 @@ class Here:
         return jax.tree.map(rows, arrays)
 
     def identical(self, mesh, found, expected, what=""):
-        """Asserts that this process's rows are, bit by bit, the expected ones."""
         rows = self.rows(mesh)
         expected = jax.tree.map(lambda x: np.asarray(x)[rows], expected)
         self.model.assert_identical(found, expected, what)
 
     def are_modelled(self, mesh, axes, found, of, x, groups=None):
-        """Asserts that results by name are what their models make of ``x``.
-
-        Args:
-          mesh, axes, groups: where they ran.
-          found: the results, each an array or a tree as ``x``.
-          of: ``(call, model)`` by name, as :meth:`models` gives.
-          x: the stacked operand or operands.
-        """
         for name, (_, model) in of.items():
 
             def expected(leaf, model=model):

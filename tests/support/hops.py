@@ -51,7 +51,6 @@ CASES = (
 
 
 def hop_of(case: Case):
-    """Return the hop of a case, and the gradient of the output."""
     random = np.random.default_rng(7)
 
     def normal(*shape):
@@ -101,7 +100,6 @@ def run(kernel: Kernel, case: Case, dtype=None):
 
 @jax.jit
 def both(hop: Hop, grad):
-    """Return what :func:`run` does, of a hop."""
     out, lse = hop_forward(hop)
     delta = (grad.astype(out.dtype) * out).sum(-1) - (0.25 if hop.has_residual else 0.0)
     # As if there were other keys, too.

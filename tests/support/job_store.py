@@ -9,7 +9,6 @@ long timeout takes no time.
 import collections
 import heapq
 import itertools
-import math
 import threading
 
 import waiting
@@ -33,7 +32,6 @@ class JobStore:
     Attributes:
       now: what the clock shows, in seconds.
       messages: by the process that sent them.
-      slow: processes whose waits take longer than they should.
     """
 
     def __init__(self):
@@ -45,7 +43,6 @@ class JobStore:
         self._running = 0
         self.now = 0.0
         self.messages = collections.Counter()
-        self.slow = set()
 
     def serve(self, monkeypatch):
         """Be the store of the job, and the clock of those who wait in it."""
@@ -53,11 +50,6 @@ class JobStore:
         monkeypatch.setattr(rendezvous, "time", self)
 
     def run(self, functions):
-        """Run ``function(process)`` in a thread for each of several processes.
-
-        Returns:
-          What each returned or raised, and how many messages it sent.
-        """
         found, before = {}, self.messages.copy()
 
         def run(process, function):
@@ -87,18 +79,7 @@ class JobStore:
         return self.now
 
     def sleep(self, seconds):
-        """Wait while time goes on."""
         self._wait(None, seconds)
-
-    def tell(self, event):
-        """Let an event happen, for those who :meth:`hear` it."""
-        with self._lock:
-            self._set(f"event/{event}", "")
-
-    def hear(self, event):
-        """Wait for an event, however long."""
-        self._wait(f"event/{event}", math.inf)
-        assert self.now < math.inf, f"nobody tells of {event}"
 
     def key_value_set(self, key, text, allow_overwrite=False):
         with self._lock:
@@ -130,18 +111,11 @@ class JobStore:
             return self._read(key, "NOT_FOUND")
 
     def blocking_key_value_get(self, key, milliseconds):
-        is_slow = getattr(_here, "process", None) in self.slow
-        self._wait(key, milliseconds / 1e3 * (8 if is_slow else 1))
+        self._wait(key, milliseconds / 1e3)
         with self._lock:
             return self._read(key, "DEADLINE_EXCEEDED")
 
-    def entry(self, key):
-        """Returns a text, None if there is none; counts nothing."""
-        with self._lock:
-            return self._get(key)
-
     def all_keys(self):
-        """Returns the keys of all entries; counts nothing."""
         with self._lock:
             return [key for folder in self._folders.values() for key in folder]
 
@@ -191,5 +165,4 @@ class JobStore:
 
 
 def meets(everyone, purpose="make it"):
-    """Returns a function that meets the others, given the process."""
     return lambda process: rendezvous.meet(everyone, process, purpose, process * 10)

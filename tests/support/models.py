@@ -35,8 +35,6 @@ def over(mesh, call, specs=None, out=None, check_vma=True, jit=True, options=Non
 
 
 def run_stacked(mesh, function, *stacked, **options):
-    """Run ``function`` on every device's operands and stack the results."""
-
     def local(*operands):
         results = function(*jax.tree.map(lambda x: x[0], operands))
         return jax.tree.map(lambda x: jnp.asarray(x)[None], results)
@@ -70,7 +68,6 @@ def wide(x):
 
 
 def library_of(x):
-    """Return numpy, or jax.numpy for what is traced: a model can be differentiated."""
     return np if isinstance(x, (np.ndarray, np.generic)) else jnp
 
 
@@ -109,7 +106,6 @@ def identity_of(op, dtype):
 
 
 def whole(group):
-    """Leave all operands as they are."""
     return group
 
 

@@ -52,7 +52,6 @@ class Refusal:
         return f"{self.of}: {self.asked}"
 
     def raised(self) -> Exception | None:
-        """Return what the call raises, or None."""
         try:
             self.call()
         except Exception as error:
@@ -65,7 +64,6 @@ def x(*shape, dtype=jnp.float32):
 
 
 def on_four(function, *arrays, specs=None, platform=None):
-    """Trace a function of arrays that are split over four ranks."""
     auto = (jax.sharding.AxisType.Auto,)
     device = platform and jax.sharding.AbstractDevice("a device", None, platform)
     mesh = jax.sharding.AbstractMesh((4,), ("context",), auto, abstract_device=device)
@@ -75,7 +73,6 @@ def on_four(function, *arrays, specs=None, platform=None):
 
 
 def attend(query=None, key=None, value=None, axis_name="context", **options):
-    """Trace ring_attention; arrays among the options are on every rank."""
     query = x(1, 8, 2, 4) if query is None else query
     key = query if key is None else key
     value = key if value is None else value

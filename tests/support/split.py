@@ -18,7 +18,6 @@ _ROWS = jax.P(None, None, "context")
 
 
 def ring_over(size):
-    """Return a mesh of ``size`` devices along "context"."""
     auto = (jax.sharding.AxisType.Auto,)
     return jax.make_mesh((size,), ("context",), auto, devices=jax.devices()[:size])
 
@@ -48,8 +47,6 @@ def on_ranks(
 
 
 def results(function, arrays, grad):
-    """Return what a function makes of arrays, and its gradients."""
-
     @jax.jit
     def run(arrays, grad):
         out, transpose = jax.vjp(function, *arrays)
@@ -150,7 +147,6 @@ def attend(
 
 
 def compare(query, key, value, options=PLAIN, grads=None, tolerance=1e-5, **how):
-    """Assert that ``attend`` gives what float64 does. Return both."""
     found = attend(query, key, value, options, grads, **how)
     expected = dense.attention(query, key, value, options, grads)
     assert_close(found, expected, tolerance)

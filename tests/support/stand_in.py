@@ -16,7 +16,6 @@ class StandIn:
         self._library.jaxcommFakeAsyncError.argtypes = ctypes.c_int64, ctypes.c_int
 
     def trace(self, *names):
-        """Returns the calls so far as dictionaries, of some functions or of all."""
         lines = self._library.jaxcommFakeTrace().decode().splitlines()
         calls = [json.loads(line) for line in lines]
         return [call for call in calls if not names or call["name"] in names]
@@ -25,15 +24,12 @@ class StandIn:
         waiting.until(lambda: len(self.trace(function)) >= count, function)
 
     def clear(self):
-        """Forgets the calls so far."""
         self._library.jaxcommFakeClearTrace()
 
     def fail(self, function, result, after=0):
-        """Has the next call of a function, or one after it, return a result."""
         self._library.jaxcommFakeFail(function.encode(), after, result)
 
     def forget_faults(self):
-        """Forgets what was asked to fail or hang, and has not yet."""
         self._library.jaxcommFakeForgetFaults()
 
     def hang(self, function, after=0):

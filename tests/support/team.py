@@ -29,7 +29,6 @@ def inherited():
 
 
 def environment(devices=1):
-    """Return variables for a process of so many CPU devices."""
     return inherited() | {
         "JAX_PLATFORMS": "cpu",
         "XLA_FLAGS": os.environ["QUICK_XLA_FLAGS"],
@@ -108,11 +107,9 @@ class Process:
         return self.heard[self._answers :]
 
     def answers(self):
-        """Return whether the next message is an answer."""
         return bool(self.unheard()) and "answer" in self.unheard()[0]
 
     def state(self):
-        """Return in words what it does."""
         state = f"ended with {self.popen.poll()}" if self.has_ended else "is silent"
         if self.unheard():
             state = self.unheard()[0].get("raised", "answered")
@@ -123,20 +120,16 @@ class Process:
         return self.hear()
 
     def ends(self):
-        """Wait until it has ended; return its status."""
         return self.popen.wait(waiting.HANG_SECONDS)
 
     def has_left(self, seconds):
-        """Wait as long for its end; return whether it came."""
         with self.changed:
             return self.changed.wait_for(lambda: self.has_ended, seconds)
 
     def said(self):
-        """Return what it printed."""
         return self._log.read_text(errors="replace")
 
     def stop(self):
-        """End it, whatever it does, and let go of its pipes."""
         self.popen.kill()
         self._reader.join()
         self.popen.stdout.close()

@@ -47,7 +47,6 @@ def until(condition, what="the condition", process=None):
 
 
 def event(happened, what="the event"):
-    """Wait for a ``threading.Event``."""
     assert happened.wait(HANG_SECONDS), f"{what}: not after {HANG_SECONDS:g} s"
 
 
@@ -57,7 +56,6 @@ def time_of_day():
 
 
 def joined(*threads):
-    """Wait for threads to end."""
     for thread in threads:
         thread.join(HANG_SECONDS)
         assert not thread.is_alive(), f"{thread.name} runs after {HANG_SECONDS:g} s"

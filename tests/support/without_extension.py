@@ -38,7 +38,6 @@ def over(mesh, function, *, operands=1):
 
 
 def a_plan():
-    """Return the text of a plan for GPUs and for CPU devices."""
     x = jax.ShapeDtypeStruct((1 << 24,), "float32")
     plans = (
         jaxcomm.plan(
@@ -54,7 +53,6 @@ def a_plan():
 
 
 def check_collectives(mesh):
-    """They, and their gradients, are those of jax.lax."""
     ring = [(rank, (rank + 1) % 4) for rank in range(4)]
 
     def loss(lib):
@@ -131,7 +129,6 @@ def check_refusals(mesh):
 
 
 def the_doctor():
-    """Return the status and the output of ``python -m jaxcomm.doctor``."""
     with (
         contextlib.redirect_stdout(io.StringIO()) as out,
         contextlib.redirect_stderr(out),

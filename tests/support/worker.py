@@ -102,12 +102,10 @@ def mesh_of(devices=None, axis="i"):
 
 
 def of_processes(*processes):
-    """Return the devices of some processes."""
     return [device for device in jax.devices() if device.process_index in processes]
 
 
 def jitted(call, mesh, axis="i"):
-    """Return a program of one call, split and joined over the mesh."""
     return jax.jit(
         jax.shard_map(
             call, mesh=mesh, in_specs=P(axis), out_specs=P(axis), check_vma=False
@@ -127,13 +125,11 @@ def spread(mesh, width=1, dtype=np.float32, axis="i"):
 
 
 def values(array):
-    """Return the first number of each of this process's rows."""
     rows = [np.asarray(shard.data) for shard in array.addressable_shards]
     return [float(row.ravel()[0]) for row in rows]
 
 
 def attempt(action):
-    """Return what an action returned or raised."""
     try:
         return {"value": action()}
     except Exception as error:
@@ -151,7 +147,6 @@ def begin(action):
 
 
 def outcome():
-    """Return what became of the action begun last."""
     thread, told = _begun
     waiting.joined(thread)
     return told[0]
@@ -212,7 +207,6 @@ def forbid(*calls):
 
 
 def psum_of_ones(mesh, width=1):
-    """Return the size of the mesh, if all is well."""
     ones = jitted(lambda x: jaxcomm.psum(x * 0 + 1, "i"), mesh)
     (group,) = set(values(ones(spread(mesh, width))))
     return group

@@ -67,13 +67,11 @@ def lowered():
 
 @pytest.fixture
 def lower():
-    """Gives the StableHLO of ``lowered``."""
     return lambda *platforms, **options: lower_ring(*platforms, **options).as_text()
 
 
 @pytest.fixture
 def gpu():
-    """Make what is asked of a device."""
     return lambda capability, kind="NVIDIA H200": types.SimpleNamespace(
         compute_capability=capability, device_kind=kind
     )

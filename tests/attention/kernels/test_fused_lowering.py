@@ -20,7 +20,6 @@ CUDNN = {"implementation": "cudnn"}
 
 
 def _cudnn_calls(text):
-    """Return the forward and the backward calls of cuDNN: the shapes of operands."""
     calls = re.findall(r"@__cudnn\$fmhaSoftmax(\w*)\(.*: \(([^)]*)\) ->", text)
     forward, backward = set(), set()
     for name, types in calls:
@@ -30,13 +29,11 @@ def _cudnn_calls(text):
 
 
 def _types(queries, keys, heads):
-    """Return those of a forward call of so many queries and keys."""
     query, key = f"{queries}x{heads[0]}x64", f"{keys}x{heads[1]}x64"
     return f"{query} {key} {key}"
 
 
 def _gradient_types(tokens, heads):
-    """Return those of a backward call: operands, residual, output and its gradient."""
     forward = _types(tokens, tokens, heads)
     query = forward.split()[0]
     return f"{forward} {heads[0]}x{tokens} {query} {query}"

@@ -70,7 +70,6 @@ def model_backward(query, key, value, lse, out, grad_out, *, left=None, **option
 
 @pytest.fixture
 def heads():
-    """Collects the sizes of heads that the model is given."""
     return set()
 
 
@@ -106,7 +105,6 @@ def calls(monkeypatch, heads):
 
 @pytest.fixture
 def float64():
-    """Float64 as long as the test."""
     with jax.enable_x64(True):
         yield functools.partial(split.inputs, dtype=jnp.float64)
 

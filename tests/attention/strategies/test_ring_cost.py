@@ -18,7 +18,6 @@ SHAPE = (1, 256, 4, 64)  # of a rank's queries, keys and values
 
 
 def whole(size, **options):
-    """Return a causal ring."""
     options = {"schedule": "zigzag", "is_causal": True} | options
     return sharded(functools.partial(on_ranks, **options), size)
 

@@ -21,7 +21,6 @@ def batch_of(layout, ids):
 
 
 def sends():
-    """Count the blocks that a rank has sent."""
     live = [one.stats()["calls"] for one in jaxcomm.communicators()]
     return sum(calls.get("permute", 0) for calls in live)
 

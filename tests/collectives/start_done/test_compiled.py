@@ -22,7 +22,6 @@ def _start(x):
 
 @pytest.fixture
 def compiled(mesh, as_users_compile):
-    """Returns ``compiled(call, *operands)``."""
     return lambda call, *operands: (
         over(mesh, call, options=as_users_compile).lower(*operands).compile()
     )

@@ -22,7 +22,6 @@ def mesh(mesh_of):
 
 
 def on_host(call, *operands):
-    """Call ``call(rank, *operands)`` in the program."""
     return jax.pure_callback(
         lambda rank, *given: np.float32(call(int(rank), *given) or 0),
         jax.ShapeDtypeStruct((), np.float32),

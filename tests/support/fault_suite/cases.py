@@ -60,7 +60,6 @@ class Case:
 
     @property
     def victim(self) -> int | None:
-        """The process that the fault ends, None if it ends none."""
         ends = self.fault in ("killed", "killed_in_loop", "exits")
         return 1 if ends else None
 

@@ -28,7 +28,6 @@ def problems(cases, hardware, starts, folder, record_property, beside=False):
 
 
 def problems_of(reports, hardware, record_property) -> dict[str, list[str]]:
-    """Record reports; return what is wrong with each case, if anything."""
     found = {}
     for report in reports:
         record_property("fault_report", report.to_json())

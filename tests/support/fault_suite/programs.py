@@ -112,7 +112,6 @@ OPERATIONS = {
 
 
 def operands(operation: Operation, sizes: Sizes, seed: int) -> np.ndarray:
-    """Return a row for each rank; different seeds give different results."""
     count = sizes.small if operation.small else sizes.large
     each = np.arange(count, dtype=np.int32) % 251
     rows = [(each * (rank + 2) + 17 * seed + rank) % 239 + 1 for rank in range(RANKS)]
@@ -120,7 +119,6 @@ def operands(operation: Operation, sizes: Sizes, seed: int) -> np.ndarray:
 
 
 def spread(mesh, rows: np.ndarray):
-    """Return an array of which every rank has its part of the rows."""
     return jax.make_array_from_callback(
         rows.shape,
         jax.NamedSharding(mesh, jax.P(AXIS)),
@@ -162,12 +160,10 @@ def busy(y, turns: int):
 
 
 def busy_rows(sizes: Sizes) -> np.ndarray:
-    """Return what is to be shifted, for all ranks."""
     one = np.arange(sizes.rows * sizes.side, dtype=np.int32) % 239 + 1
     rows = one.astype(np.float32).reshape(sizes.rows, sizes.side)
     return np.tile(rows, (RANKS, 1))
 
 
 def shifted(sizes: Sizes) -> np.ndarray:
-    """Return what ``busy`` makes of ``busy_rows``."""
     return np.roll(busy_rows(sizes), sizes.turns, axis=1)

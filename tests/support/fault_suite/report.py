@@ -50,9 +50,7 @@ class Report:
     left: list[str] = dataclasses.field(default_factory=list)
 
     def of(self, what: str) -> dict[int, Row]:
-        """Return the rows of one thing, by rank."""
         return {row.rank: row for row in self.rows if row.what == what}
 
     def to_json(self) -> dict:
-        """Return the report as plain values."""
         return dataclasses.asdict(self) | {"id": str(self.case)}

@@ -147,7 +147,6 @@ class Begun:
 
 
 def _lines(process, event, case):
-    """Return what a process said so far of an event."""
     with process.changed:
         return [
             line
@@ -196,7 +195,6 @@ def _run(case, processes, hang_seconds):
 
 
 def _rows(process, case):
-    """Return what the process said, and for what it did not say that it hung."""
     rows = [
         Row(line["what"], line["rank"], line["outcome"], line["text"])
         for line in _lines(process, "row", case)

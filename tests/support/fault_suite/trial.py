@@ -354,7 +354,6 @@ def _is_in_flight():
 
 
 def _is_any_broken():
-    """Say whether a communicator of this process has failed, for good."""
     worlds = [member.world for member in jaxcomm.communicators()]
     return any(world is not None and world.is_broken for world in worlds)
 
