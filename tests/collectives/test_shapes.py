@@ -125,8 +125,7 @@ def test_slices_that_start_off_alignment(mesh):
 @pytest.mark.host_only(reason="the threads are the host backend's")
 # 2.9 MiB: into the caches, and 8.03 MiB: past them.
 @pytest.mark.parametrize(
-    "shape",
-    [(12, 249, 257), pytest.param((12, 500, 351), marks=pytest.mark.thorough)],
+    "shape", [(12, 249, 257), pytest.param((12, 500, 351), marks=pytest.mark.thorough)]
 )
 def test_megabytes_are_shared_out_between_threads(mesh, shape):
     """Of odd sizes, along contiguous and strided dimensions."""

@@ -53,11 +53,7 @@ def some_come_late(here, late, backend):
 
 
 @pytest.mark.parametrize(
-    ("late", "missing"),
-    [
-        ([2], "process 2 "),
-        ([1, 2, 3], "processes 1, 2, 3 "),
-    ],
+    ("late", "missing"), [([2], "process 2 "), ([1, 2, 3], "processes 1, 2, 3 ")]
 )
 def test_who_does_not_come_is_named_and_may_come_later(team, late, missing):
     """C1."""

@@ -118,11 +118,7 @@ def test_memory_does_not_grow_with_the_ring(temporary_bytes, backward):
 
 
 @pytest.mark.parametrize(
-    ("size", "backward", "dtype"),
-    [
-        (8, False, "float32"),
-        (2, True, "float32"),
-    ],
+    ("size", "backward", "dtype"), [(8, False, "float32"), (2, True, "float32")]
 )
 def test_overlap_costs_the_memory_of_what_is_on_its_way(
     temporary_bytes, size, backward, dtype

@@ -215,12 +215,7 @@ def _of_process(report, process, hardware):
     if case.around == "small_behind_on_other_lane":
         # It waits for the same process, and may be the first that is looked at.
         named = rf"({named}|{OPERATIONS['psum_small'].name})"
-    wanted = (
-        rf"\b{named}",
-        r"axes \('i',\)",
-        r"\brank \d",
-        cause,
-    )
+    wanted = (rf"\b{named}", r"axes \('i',\)", r"\brank \d", cause)
     if not any(
         all(re.search(part, text, re.IGNORECASE) for part in wanted) for text in texts
     ):
