@@ -89,16 +89,6 @@ os._exit(10 + i)
     assert "process 2 ended with status 12" in err
 
 
-def test_a_process_that_waits_at_its_end_has_failed_already(launch):
-    # As JAX does, for the others.
-    status, _, err = launch(
-        "import atexit\natexit.register(forever)\nif i == 1: sys.exit(9)\nforever()",
-        grace=0.3,
-    )
-    assert status == 9
-    assert "process 1 ended with status 9; stopping the others" in err
-
-
 def test_the_others_may_end_by_themselves(launch, monkeypatch):
     # They have a moment to say what they know before they are asked to end.
     monkeypatch.setattr(job, "_LAST_WORDS_SECONDS", waiting.HANG_SECONDS)
