@@ -5,10 +5,8 @@ hands them to ``diagnostics/checksums.py``. So it is the same on every backend. 
 backend's own parts of a call are recorded, but the call: what a backend makes of it may
 depend on the number of ranks.
 
-A checksum has 64 bits. The first half is a sum of the array's words, each times an odd
-number of its own. The second half is a sum of hashes of word and position. Integers wrap
-around, so the order of the sums does not matter. Whatever happens to one word changes
-both halves.
+A checksum has 64 bits: two sums of hashes of word and position. Integers wrap around,
+so the order of a sum does not matter. Whatever happens to one word changes both sums.
 """
 
 import contextlib
@@ -47,8 +45,20 @@ def _parts_unrecorded():
         _part.of_a_call = before
 
 
-def _is_asked() -> bool:
-    return config.checksums() and not _part.of_a_call
+def _is_asked(ctx, call: Call) -> bool:
+    """Say whether to record a call; remember one that cannot be."""
+    if not config.checksums() or _part.of_a_call:
+        return False
+    if compat.concrete_mesh(ctx) is None:
+        why = "the program is for no mesh of devices"
+    elif compat.automatic_axes(ctx):
+        why = "shard_map leaves axes to XLA"
+    elif not compat.calls_host(ctx):
+        why = "JAX calls no host from this platform"
+    else:
+        return True
+    checksums.note_unrecorded(f"{call.where}: {why}")
+    return False
 
 
 def recorded(collective, ctx, operands: Sequence, call: Call, results_of: Callable):
@@ -61,7 +71,7 @@ def recorded(collective, ctx, operands: Sequence, call: Call, results_of: Callab
       call: the call.
       results_of: lowers the call, from the operands to the results.
     """
-    if not _is_asked():
+    if not _is_asked(ctx, call):
         return results_of(operands)
     # What a device sends is what is summed, and not computed once more.
     operands = _rounded(ctx, ctx.avals_in, operands)
@@ -71,9 +81,9 @@ def recorded(collective, ctx, operands: Sequence, call: Call, results_of: Callab
     return results
 
 
-def recorded_start(ctx, operands: Sequence, begun: Callable):
+def recorded_start(ctx, operands: Sequence, call: Call, begun: Callable):
     """Lower the start of a call, from the operands to what it returns."""
-    if not _is_asked():
+    if not _is_asked(ctx, call):
         return begun(operands)
     with _parts_unrecorded():
         return begun(_rounded(ctx, ctx.avals_in, operands))
@@ -81,7 +91,7 @@ def recorded_start(ctx, operands: Sequence, begun: Callable):
 
 def recorded_done(collective, ctx, held: Sequence, call: Call, results: Sequence):
     """Return the results of a call that has ended; record it if that is asked for."""
-    if not _is_asked():
+    if not _is_asked(ctx, call):
         return results
     call = call.replace(name=call.name.removesuffix("_start"))
     results = _rounded(ctx, ctx.avals_out, results)
@@ -93,9 +103,6 @@ def _record(collective, ctx, operands, call, results):
     """Lower what hands over the checksums of a call."""
     avals = [*ctx.avals_in[: len(operands)], *ctx.avals_out]
     site = _site(collective, ctx, call, len(operands))
-    if isinstance(site, str):
-        checksums.note_unrecorded(f"{call.where}: {site}")
-        return
     words = len(site.mesh) + 2 * len(avals)
     of_words = ctx.replace(
         avals_in=avals, avals_out=[jax.core.ShapedArray((words,), np.uint32)]
@@ -112,15 +119,10 @@ def _rounded(ctx, avals, arrays):
     return compat.lower_as(lambda *xs: list(map(rounded, xs)), ctx, *arrays)
 
 
-def _site(collective, ctx, call, leaves) -> checksums.Site | str:
-    """Return what names the call in a record, or why it cannot be recorded."""
+def _site(collective, ctx, call, leaves) -> checksums.Site:
+    """Return what names the call in a record."""
     mesh = compat.concrete_mesh(ctx)
-    if mesh is None:
-        return "the program is for no mesh of devices"
-    if compat.automatic_axes(ctx):
-        return "shard_map leaves axes to XLA"
-    if not compat.calls_host(ctx):
-        return "JAX has no callbacks on this platform"
+    assert mesh is not None  # it is asked for
     numbers = compat.kept_with_module(ctx, _Numbers)
     number = numbers[call.name, call.axes]
     numbers[call.name, call.axes] += 1
@@ -152,17 +154,26 @@ def _words(mesh, xs) -> jax.Array:
     return jnp.stack([*(i.astype(jnp.uint32) for i in at), *halves])
 
 
-def checksum(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+# Of two hashes of 32 bits that keep all information: shifts and factors, in turn. The
+# first is the finalizer of MurmurHash3 (Appleby, 2011), the second lowbias32 (Wellons).
+_HASHES = ((16, 0x85EBCA6B, 13, 0xC2B2AE35, 16), (16, 0x21F0AAAD, 15, 0x735A2D97, 15))
+
+
+def checksum(x: jax.Array) -> tuple[jax.Array, ...]:
     """Return both halves of an array's checksum, uint32."""
     words = _words_of(x)
-    at = jax.lax.iota(jnp.uint32, words.size)
-    first = jnp.sum(words * (2 * at + 1), dtype=jnp.uint32)
-    # Each step can be undone, so that other words have other hashes (Appleby's
-    # MurmurHash3, the finalizer of 32 bits).
-    mixed = words ^ (at * np.uint32(0x9E3779B9))
-    mixed = (mixed ^ (mixed >> 16)) * np.uint32(0x85EBCA6B)
-    mixed = (mixed ^ (mixed >> 13)) * np.uint32(0xC2B2AE35)
-    return first, jnp.sum(mixed ^ (mixed >> 16), dtype=jnp.uint32)
+    # Times an odd number: 2**32 positions differ.
+    at = jax.lax.iota(jnp.uint32, words.size) * np.uint32(0x9E3779B9)
+    return tuple(
+        jnp.sum(_hashed(mixed, *steps), dtype=jnp.uint32)
+        for mixed, steps in zip((words ^ at, words + at), _HASHES, strict=True)
+    )
+
+
+def _hashed(x, first, factor, second, other_factor, last):
+    x = (x ^ (x >> first)) * np.uint32(factor)
+    x = (x ^ (x >> second)) * np.uint32(other_factor)
+    return x ^ (x >> last)
 
 
 def _words_of(x) -> jax.Array:

@@ -98,14 +98,14 @@ def register_pair(collective) -> None:
             results = _emit(found, collective, of_results, operands, call, own, paired)
             return [*operands, *results]
 
-        return recorded_start(ctx, operands, begun)
+        return recorded_start(ctx, operands, call, begun)
 
     def start_fallback(ctx, *operands, paired, call, **own):
         backends.check_xla_serves(call.backend, call.where)
         of_results = ctx.replace(avals_out=ctx.avals_out[len(operands) :])
         lax = _with_lax(collective, call, own)
         return recorded_start(
-            ctx, operands, lambda xs: [*xs, *_in_jax(lax, of_results, xs)]
+            ctx, operands, call, lambda xs: [*xs, *_in_jax(lax, of_results, xs)]
         )
 
     def done(ctx, *operands, leaves, paired, call, **own):

@@ -1,0 +1,313 @@
+"""Checksums name the first collective at which two runs differ, and never say equal."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import forked
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+import jaxcomm
+from jaxcomm import config
+from jaxcomm.diagnostics import checksums
+from jaxcomm.diagnostics.compare_runs import load
+from jaxcomm.primitives.checksums import checksum
+
+PROGRAM = pathlib.Path(__file__).with_name("checksummed.py")
+STAND_IN = os.environ.get("JAXCOMM_TEST_FAKE_NCCL")
+# In a step: two collectives in each of three turns, one of them in each of their
+# gradients, the sum of the gradient, and its parts.
+CALLS = 3 * 2 + 3 + 1 + 1
+alike = pytest.mark.host_only(reason="names its backends")
+
+
+def run(folder, backend="host", devices=4, wrong=(-1, -1), processes=1):
+    """Run the program; returns the folder of its records."""
+    env = os.environ | {"JAXCOMM_CHECKSUMS": "1"}
+    env |= {"JAX_NUM_CPU_DEVICES": str(devices // processes)}
+    env["XLA_FLAGS"] = env["QUICK_XLA_FLAGS"]
+    if backend == "nccl":
+        env["JAXCOMM_NCCL_LIBRARY"] = STAND_IN
+    command = [sys.executable, str(PROGRAM)]
+    if processes > 1:
+        command = [sys.executable, "-P", "-m", "jaxcomm.launch", f"-n{processes}"]
+        command += [f"--devices-per-process={devices // processes}", str(PROGRAM)]
+    command += [str(folder), backend, str(devices), *map(str, wrong)]
+    start = forked.run if processes == 1 else subprocess.run
+    done = start(command, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def right(tmp_path_factory):
+    """The records of a run over the host backend."""
+    return run(tmp_path_factory.mktemp("right"))
+
+
+@alike
+@pytest.mark.parametrize("backend", ["host", "xla", "nccl"])
+def test_the_first_wrong_bit_is_named_on_every_backend(right, tmp_path, backend):
+    if backend == "nccl" and not STAND_IN:
+        pytest.skip("needs the stand-in for NCCL")
+    again = jaxcomm.compare_runs(right, run(tmp_path / "again", backend))
+    assert (again.first, again.compared, again.skipped) == (None, 3 * CALLS, ())
+    wrong = run(tmp_path / "wrong", backend, wrong=(2, 1))
+    found = jaxcomm.compare_runs(right, wrong)
+    first = found.first
+    assert (first.step, first.turn, first.rank) == (2, 1, {"i": 1})
+    assert (first.site.name, first.site.collective) == ("ring_shift", "permute")
+    assert (first.site.program, first.what) == ("jit_step", "operands")
+    assert 2 * CALLS < found.compared < 3 * CALLS
+    assert str(found) == (
+        "step 2, ring_shift over ('i',) number 0 of jit_step, turn 1: operands differ "
+        "on {'i': 1}"
+    )
+    # As the others would say it.
+    other = jaxcomm.compare_runs(wrong, right).first
+    assert (other.step, other.turn, other.rank) == (2, 1, {"i": 1})
+
+
+@pytest.mark.multiprocess
+def test_processes_record_what_one_process_does(right, tmp_path):
+    two = run(tmp_path / "two", processes=2)
+    assert sorted(path.name for path in two.iterdir()) == [
+        "checksums-0.jsonl",
+        "checksums-1.jsonl",
+    ]
+    found = jaxcomm.compare_runs(right, two)
+    assert (found.first, found.compared, found.skipped) == (None, 3 * CALLS, ())
+    wrong = run(tmp_path / "wrong", processes=2, wrong=(1, 3))
+    assert jaxcomm.compare_runs(right, wrong).first.rank == {"i": 3}
+    (two / "checksums-1.jsonl").unlink()
+    with pytest.raises(ValueError, match=r"step 0: nothing from processes \[1\] of 2"):
+        jaxcomm.compare_runs(right, two)
+
+
+def site_of(name="psum", ranks=2, **changes):
+    replicated = name == "psum"
+    collective = "all_reduce" if replicated else "all_to_all"
+    site = {"program": "jit_f", "name": name, "axes": ("i",), "number": 0, "scope": ""}
+    site |= {"collective": collective, "replicated": replicated, "mesh": {"i": ranks}}
+    site |= {"operands": ("float32[4]",), "results": ("float32[4]",)}
+    return site | changes
+
+
+def write(folder, entries, sites=None, step=0, **changes):
+    """Write a record by hand; an entry is (site, rank or [coordinates], two sums)."""
+    folder.mkdir(exist_ok=True)
+    document = {"version": 1, "step": step, "process": 0, "processes": 1, "dropped": 0}
+    document |= {"unrecorded": [], "sites": sites or [site_of()]}
+    document["entries"] = [
+        [site, at if isinstance(at, list) else [at], [operand], [result]]
+        for site, at, operand, result in entries
+    ]
+    with (folder / "checksums-0.jsonl").open("a") as file:
+        file.write(json.dumps(document | changes) + "\n")
+    return folder
+
+
+BOTH = [(0, 0, "a", "c"), (0, 1, "b", "c")]
+
+
+@alike
+@pytest.mark.parametrize(
+    ("entries", "changes", "message"),
+    [
+        (BOTH, {"dropped": 1}, "step 0: 1 more calls than the 1048576 that are kept"),
+        (BOTH[:1], {}, "psum over .* of jit_f: 1 of 2 ranks"),
+        (BOTH + BOTH[:1], {}, "ended 2 times on some devices and 1 times on others"),
+        (BOTH, {"processes": 2}, r"nothing from processes \[1\] of 2"),
+        (BOTH, {"version": 2}, "line 1: not checksums of jaxcomm: .*version 2"),
+        ([(1, 0, "a", "c")], {}, "line 1: not checksums of jaxcomm"),
+        (BOTH, {"sites": [{}]}, "line 1: not checksums of jaxcomm"),
+        (BOTH, {"step": 1}, r"one of the runs alone has steps \[0, 1\]"),
+        ([], {"unrecorded": ["psum: left"]}, "nothing can be compared: psum: left"),
+    ],
+)
+def test_records_that_lack_something_are_refused(tmp_path, entries, changes, message):
+    whole = write(tmp_path / "whole", [] if "unrecorded" in changes else BOTH)
+    lacks = write(tmp_path / "lacks", entries, **changes)
+    for pair in ((whole, lacks), (lacks, whole)):
+        with pytest.raises(ValueError, match=message):
+            jaxcomm.compare_runs(*pair)
+
+
+@alike
+def test_a_run_that_is_not_there_or_was_cut_is_refused(tmp_path):
+    whole = write(tmp_path / "whole", BOTH)
+    with pytest.raises(ValueError, match="no checksums of a run are there"):
+        jaxcomm.compare_runs(whole, tmp_path / "none")
+    write(whole, BOTH)
+    with pytest.raises(ValueError, match="line 2: its step was saved before"):
+        load(whole)
+    cut = write(tmp_path / "cut", BOTH) / "checksums-0.jsonl"
+    cut.write_text(cut.read_text()[:-20])
+    with pytest.raises(ValueError, match="line 1: not checksums of jaxcomm"):
+        load(cut.parent)
+
+
+@alike
+def test_runs_on_one_mesh_are_compared_in_all_they_have(tmp_path):
+    whole = write(tmp_path / "whole", BOTH)
+    two = [site_of(), site_of("all_to_all")]
+    twice = [(0, 0, "a", "c"), (0, 1, "b", "c")]
+    for name, entries, sites, said in (
+        ("operand", [(0, 0, "a", "c"), (0, 1, "x", "c")], None,
+         "psum over ('i',) number 0 of jit_f: operands differ on {'i': 1}"),
+        ("result", [(0, 0, "a", "x"), (0, 1, "b", "c")], None,
+         "psum over ('i',) number 0 of jit_f: results differ on {'i': 0}"),
+        ("shape", BOTH, [site_of(operands=("float32[5]",))],
+         "psum over ('i',) number 0 of jit_f: calls differ"),
+        ("more", [*BOTH, (1, 0, "a", "c"), (1, 1, "a", "c")], two,
+         "all_to_all over ('i',) number 0 of jit_f: calls differ"),
+        ("twice", BOTH + twice, None,
+         "psum over ('i',) number 0 of jit_f, turn 1: calls differ"),
+    ):  # fmt: skip
+        other = write(tmp_path / name, entries, sites)
+        for pair in ((whole, other), (other, whole)):
+            assert str(jaxcomm.compare_runs(*pair)) == f"step 0, {said}"
+
+
+@alike
+def test_runs_on_meshes_of_two_sizes_are_compared_in_what_ranks_share(tmp_path):
+    two = write(tmp_path / "two", BOTH)
+    four = [(0, rank, f"{rank}", "c") for rank in range(4)]
+    same = write(tmp_path / "same", four, [site_of(ranks=4)])
+    assert str(jaxcomm.compare_runs(two, same)) == (
+        "all 1 calls that were compared are equal"
+    )
+    # Also if one rank alone has another result.
+    odd = write(tmp_path / "odd", [*four[:3], (0, 3, "3", "x")], [site_of(ranks=4)])
+    found = jaxcomm.compare_runs(two, odd)
+    assert (found.first.what, found.first.rank) == ("results", None)
+    psum = "psum over ('i',) number 0 of jit_f"
+    for name, entries, sites, said in (
+        ("own", four, [site_of("all_to_all", 4)], None),
+        ("shape", four, [site_of(ranks=4, results=("float32[2]",))],
+         f"{psum}: results are ('float32[4]',) and ('float32[2]',)"),
+        ("often", four + four, [site_of(ranks=4)],
+         f"{psum}: called 1 and 2 times in a step"),
+    ):  # fmt: skip
+        other = write(tmp_path / name, entries, sites)
+        with pytest.raises(ValueError, match="nothing can be compared") as caught:
+            jaxcomm.compare_runs(two, other)
+        assert said is None or said in str(caught.value)
+    # Along an axis that the call does not name, devices are told apart.
+    mesh = {"mesh": {"j": 2, "i": 2}}
+    of_group = [(0, [j, i], "a", f"{j}") for j in range(2) for i in range(2)]
+    one = write(tmp_path / "2x2", of_group, [site_of() | mesh])
+    mesh = {"mesh": {"j": 2, "i": 1}}
+    alone = [(0, [j, 0], "a", f"{j}") for j in range(2)]
+    other = write(tmp_path / "2x1", alone, [site_of() | mesh])
+    assert jaxcomm.compare_runs(one, other).first is None
+    mesh = {"mesh": {"j": 1, "i": 2}}
+    third = write(tmp_path / "1x2", of_group[:2], [site_of() | mesh])
+    with pytest.raises(ValueError, match="differ in size along other axes"):
+        jaxcomm.compare_runs(one, third)
+
+
+@alike
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        "bool",
+        "int4",
+        "uint8",
+        "float8_e4m3fn",
+        "bfloat16",
+        "int16",
+        "float32",
+        "int64",
+        "float64",
+        "complex64",
+        "complex128",
+    ],
+)
+def test_one_changed_element_changes_both_halves(dtype):
+    kind = ml_dtypes.int4 if dtype == "int4" else jnp.dtype(dtype)
+    with jax.enable_x64(True):
+        sums = jax.jit(lambda x: jnp.stack(checksum(x)))
+        x = np.arange(12).reshape(3, 4).astype(kind)
+        before = np.asarray(sums(x))
+        for at in np.ndindex(3, 4):
+            other = x.copy()
+            other[at] = not x[at] if dtype == "bool" else 5 if x[at] != 5 else 6
+            assert (np.asarray(sums(other)) != before).all(), at
+        if np.dtype(kind).kind in "fc":
+            assert (np.asarray(sums(-x)) != before).all()
+            assert (np.asarray(sums(x * 0)) != np.asarray(sums(-x * 0))).all()
+        swapped = x[:, ::-1]
+        assert dtype == "bool" or (np.asarray(sums(swapped)) != before).all()
+        assert not np.asarray(sums(x[:0])).any()
+
+
+@alike
+def test_what_is_off_adds_nothing_and_cannot_be_saved(make_mesh, tmp_path):
+    mesh = make_mesh(i=2)
+
+    def program(x):
+        return jaxcomm.psum(x, "i")
+
+    sharded = jax.shard_map(program, mesh=mesh, in_specs=jax.P("i"), out_specs=jax.P())
+    text = jax.jit(sharded).lower(np.ones(2, np.float32)).as_text()
+    assert "callback" not in text
+    assert text.count("custom_call") == 1
+    with pytest.raises(
+        RuntimeError, match="Start the program with JAXCOMM_CHECKSUMS=1"
+    ):
+        jaxcomm.save_checksums(tmp_path, 0)
+
+
+@alike
+def test_calls_that_are_not_recorded_are_told(monkeypatch, make_mesh):
+    monkeypatch.setattr(config, "CHECKSUMS", "1")
+    monkeypatch.setattr(checksums, "_unrecorded", set())
+
+    def program(x):
+        return jaxcomm.psum(x, "i", backend="xla")
+
+    specs = {"in_specs": jax.P("i"), "out_specs": jax.P(), "axis_names": {"i"}}
+    sharded = jax.shard_map(program, mesh=make_mesh(i=2, j=2), **specs)
+    text = jax.jit(sharded).lower(np.ones(2, np.float32)).as_text()
+    assert "callback" not in text
+    why = "psum over ('i',): shard_map leaves axes to XLA"
+    assert checksums._unrecorded == {why}
+    del specs["axis_names"]
+    sharded = jax.shard_map(program, mesh=make_mesh(i=2, j=2), **specs)
+    assert "callback" in jax.jit(sharded).lower(np.ones(2, np.float32)).as_text()
+    assert checksums._unrecorded == {why}
+
+
+@alike
+def test_results_that_are_not_ready_and_overflows_are_told(monkeypatch, tmp_path):
+    monkeypatch.setattr(config, "CHECKSUMS", "1")
+    monkeypatch.setattr(checksums, "MOST_ENTRIES", 3)
+    monkeypatch.setattr(checksums, "_store", checksums._Store())
+    site = checksums.Site(**site_of() | {"mesh": (("i", 2),)})
+    checksums.add(site, [0, 2, 3, 4, 5])
+    checksums.add(site, [1, 2, 3, 4, 5])
+    checksums.add(site, [1, 2, 3, 4, 5])
+    with pytest.raises(RuntimeError, match=r"2 times on some .*block_until_ready"):
+        jaxcomm.save_checksums(tmp_path, 0)
+    for _ in range(2):
+        checksums.add(site, [0, 2, 3, 4, 5])
+        checksums.add(site, [1, 2, 3, 4, 5])
+    path = jaxcomm.save_checksums(tmp_path / "folder", 0)
+    document = json.loads(path.read_text())
+    assert (document["dropped"], len(document["entries"])) == (1, 3)
+    sums = ["0000000200000003"], ["0000000400000005"]
+    assert document["entries"][0] == [0, [0], *sums]
+    with pytest.raises(ValueError, match="1 more calls than"):
+        load(path.parent)
+    with pytest.raises(TypeError, match="step must be an integer from 0"):
+        jaxcomm.save_checksums(tmp_path, -1)
+    monkeypatch.setattr(config, "CHECKSUMS", "yes")
+    with pytest.raises(ValueError, match="JAXCOMM_CHECKSUMS must be 0 or 1, got 'yes'"):
+        jaxcomm.save_checksums(tmp_path, 0)
