@@ -108,6 +108,14 @@ class Choices:
         self._lanes.clear()
 
 
+@dataclasses.dataclass(eq=False)
+class _ToMake:
+    """A communicator that was closed, and the grid for which it is to be made."""
+
+    spec: CommunicatorSpec
+    grid: DeviceGrid
+
+
 # For each open used_here() of this thread, the keys found since.
 _collecting: contextvars.ContextVar[tuple[set[int], ...]] = contextvars.ContextVar(
     "jaxcomm_used_here", default=()
@@ -119,6 +127,9 @@ _live: dict[int, Communicator] = {}
 _choices = Choices()
 # What was asked for, and the spec that came of it.
 _specs: dict[tuple, CommunicatorSpec] = {}
+# What move() has closed, until it has made it again. It may fail before, and be called
+# again after another process was lost.
+_to_make: list["_ToMake"] = []
 _counts = {"created": 0, "split": 0, "borrowed": 0, "destroyed": 0}
 
 
@@ -271,6 +282,7 @@ def finalize() -> None:
             _close(member)
         _choices.clear()
         _specs.clear()
+        _to_make.clear()
         for backend in backends.BACKENDS.values():
             backend.forget()
 
@@ -302,17 +314,26 @@ def move(old: jax.sharding.Mesh, new: jax.sharding.Mesh) -> None:
         for backend in backends.BACKENDS.values():
             backend.forget()
         _choices.move(grid, new_grid)
-        for member in closed:
-            spec = member.spec
-            if not lost.intersection(spec.processes):
-                get(spec)
-            elif spec.grid == grid and spec.partition.index_groups is None:
+        _to_make.extend(_ToMake(member.spec, member.spec.grid) for member in closed)
+
+        def order(each):
+            # The same on all processes, whatever each of them has made before.
+            is_of_mesh = each.grid == grid
+            partition = each.spec.partition
+            return partition.axes, each.spec.lane, 0 if is_of_mesh else each.spec.key
+
+        for each in sorted(_to_make, key=order):
+            spec = each.spec
+            if each.grid == grid:
+                each.grid = new_grid
+            if each.grid == spec.grid:
+                if not lost.intersection(spec.processes):
+                    get(spec)
+            elif each.grid == new_grid and spec.partition.index_groups is None:
                 partition = replica_groups.partition(new_grid, spec.partition.axes)
-                get(
-                    _spec(
-                        new, partition, spec.lane, _choices.find(partition, spec.lane)
-                    )
-                )
+                choice = _choices.find(partition, spec.lane)
+                get(_spec(new, partition, spec.lane, choice))
+            _to_make.remove(each)
 
 
 def _spec(
@@ -361,6 +382,7 @@ def _leave_to_parent() -> None:
     global _lock
     _lock = threading.RLock()
     _live.clear()
+    _to_make.clear()
 
 
 with contextlib.suppress(AttributeError):  # no fork on this system

@@ -11,8 +11,8 @@ outcome    a process writes it if          then
 ``all``    it finds the entries of all     all return what each gave
 ``error``  it finds that processes do not  all raise, also those that come later
            agree
-``late``   it waited in vain               those that came raise; others start again in
-                                           the next round
+``late``   it waited in vain, or others    those that came raise; others start again in
+           will not come                   the next round
 ``left``   it fails, or is interrupted     all others start again in the next round
 =========  ==============================  ============================================
 
@@ -52,6 +52,8 @@ _STEP_SECONDS = 1.0
 _LEAST_SECONDS = 0.05
 # Where processes that wait for others say in which round: [its path, purpose].
 _WAITING = "jaxcomm/waiting"
+# The rounds in which processes agree who is left after a failure: survivors.py.
+SURVIVORS = "jaxcomm/survivors"
 # A message names at most so many processes.
 _NAMED = 32
 
@@ -122,6 +124,24 @@ def agree(
         member.forget()
 
 
+class LateError(CommunicatorError):
+    """Other processes have ended, or do not come: all that came raise it."""
+
+
+def tell_waiting(
+    store: Store, processes: Sequence[int], me: int, path: str, purpose: str
+) -> None:
+    """Say in which round of some processes this one waits, and what for."""
+    store.set(f"{path.rpartition('/')[0]}/processes", processes, me)
+    store.set(f"{_WAITING}/{me}", [path, purpose], me)
+
+
+def forget_waiting(store: Store, me: int) -> None:
+    """Leave no entry that says that this process waits."""
+    with contextlib.suppress(Exception):  # the store itself may be gone
+        store.client.key_value_delete(f"{_WAITING}/{me}")
+
+
 class _StartAgain(Exception):
     """The round did not come about: the step begins anew, in the next."""
 
@@ -181,7 +201,8 @@ class _Member:
         if "other" in outcome:
             self._past.raised.add((outcome["other"], self._me))
         self._is_over = True
-        raise CommunicatorError(outcome["error"])
+        kind = LateError if "late" in outcome else CommunicatorError
+        raise kind(outcome["error"])
 
     def leave(self) -> None:
         """End the round for all, because this process fails."""
@@ -196,8 +217,7 @@ class _Member:
     def forget(self) -> None:
         """Leave no entry that says that this process waits."""
         if self._told:
-            with contextlib.suppress(Exception):  # the store itself may be gone
-                self._store.client.key_value_delete(f"{_WAITING}/{self._me}")
+            forget_waiting(self._store, self._me)
 
     @property
     def _path(self) -> str:
@@ -233,9 +253,9 @@ class _Member:
             if outcome is not None:
                 break
             if self._told != path:
-                self._store.set(f"{self._folder}/processes", self._processes, self._me)
-                waiting = [path, self._purpose]
-                self._store.set(f"{_WAITING}/{self._me}", waiting, self._me)
+                tell_waiting(
+                    self._store, self._processes, self._me, path, self._purpose
+                )
                 self._told = path
             # On average one process of all looks in each step.
             if self._is_late() or random.randrange(len(self._processes)) == 0:
@@ -281,6 +301,12 @@ class _Member:
             # Read last: if ``here`` had been there before it came here, it is over.
             if here is None or self._store.get(_outcome_key(path)) is not None:
                 continue
+            if path.startswith(SURVIVORS):
+                error = (
+                    f"process {there} is to {purpose}, with processes "
+                    f"{names(processes)}, and does not come to {self._purpose}"
+                )
+                return self._decide({"late": [there], "error": error})
             both = {here: self._purpose, there: purpose}
             where = f", with processes {names(processes)}"
             error = _out_of_step(self._processes, both, where)

@@ -18,14 +18,13 @@ import jax
 import numpy as np
 
 from jaxcomm import config
-from jaxcomm.communicator import cache, hosts
+from jaxcomm.communicator import cache, hosts, rendezvous
 from jaxcomm.communicator.backends.backend import processes_of
 from jaxcomm.communicator.init import seconds_of
-from jaxcomm.communicator.rendezvous import names
+from jaxcomm.communicator.rendezvous import SURVIVORS, names
 from jaxcomm.communicator.store import Store, of_job
 from jaxcomm.errors import CommunicatorError
 
-_FOLDER = "jaxcomm/survivors"
 # How long a process waits for the outcome before it looks who came.
 _STEP_SECONDS = 0.05
 # So many processes look in each step, of however many there are.
@@ -104,7 +103,8 @@ def shrink(
     It closes all communicators that span processes, and on GPUs all, since they fail
     together. It makes those anew that have lost nobody: programs compiled for them go
     on. Communicators of ``mesh`` become communicators of the new mesh, with what
-    :func:`init` chose for them. If another process is lost meanwhile, it begins again.
+    :func:`init` chose for them. If another process ends meanwhile, or does not come to
+    make them within ``JAXCOMM_TIMEOUT``, it begins again without that process.
 
     Args:
       mesh, axis, timeout: as of :func:`survivors`.
@@ -122,14 +122,18 @@ def shrink(
       >>> jaxcomm.shrink(mesh, "data") is mesh
       True
     """
+    smaller = _survivors(mesh, axis, timeout, "shrink")
     while True:
-        smaller = _survivors(mesh, axis, timeout, "shrink")
         try:
             cache.move(mesh, smaller)
-        except CommunicatorError:
-            if not hosts.ended(processes_of(smaller), jax.process_index()):
+        except CommunicatorError as error:
+            # If it failed here alone, the others do not come to agree.
+            is_lost = isinstance(error, rendezvous.LateError) or hosts.ended(
+                processes_of(smaller), jax.process_index()
+            )
+            if not is_lost:
                 raise
-            mesh = smaller
+            mesh, smaller = smaller, _survivors(smaller, axis, timeout, "shrink")
         else:
             return smaller
 
@@ -140,23 +144,18 @@ def _agree(processes: tuple[int, ...], me: int, seconds: float) -> list[int]:
     rounds = _past.setdefault(store, {}).setdefault((processes, me), [])
     candidates = rounds[-1] if rounds else list(processes)
     name = hashlib.sha256(repr(processes).encode()).hexdigest()[:16]
-    folder = f"{_FOLDER}/{name}/{len(rounds)}"
-    key = f"{folder}/outcome"
-    outcome = store.get(key)
+    folder = f"{SURVIVORS}/{name}/{len(rounds)}"
+    outcome = store.get(f"{folder}/outcome")
     if outcome is None:
         store.set(f"{folder}/{me}", True, me)
         hosts.publish(processes, me)
-    deadline = time.monotonic() + seconds
-    while outcome is None:
-        is_late = time.monotonic() >= deadline
-        if is_late or random.randrange(len(processes)) < _LOOKING:
-            came = store.entries(folder, candidates)
-            gone = hosts.ended(candidates, me)
-            if is_late or {*candidates} <= {*came, *gone}:
-                store.set_once(key, [p for p in came if p not in gone], me)
-                outcome = store.get(key)
-                break
-        outcome = store.wait(key, _STEP_SECONDS)
+        rendezvous.tell_waiting(
+            store, processes, me, folder, "agree who is left (jaxcomm.shrink)"
+        )
+        try:
+            outcome = _outcome(store, folder, candidates, me, seconds)
+        finally:
+            rendezvous.forget_waiting(store, me)
     if me not in outcome:
         raise CommunicatorError(
             f"process {me} came too late: the others of {names(processes)} had waited "
@@ -164,6 +163,25 @@ def _agree(processes: tuple[int, ...], me: int, seconds: float) -> list[int]:
             f"process"
         )
     rounds.append(outcome)
+    return outcome
+
+
+def _outcome(
+    store: Store, folder: str, candidates: list[int], me: int, seconds: float
+) -> list[int]:
+    """Wait for the outcome of a round, or write it."""
+    key = f"{folder}/outcome"
+    deadline = time.monotonic() + seconds
+    outcome = None
+    while outcome is None:
+        is_late = time.monotonic() >= deadline
+        if is_late or random.randrange(len(candidates)) < _LOOKING:
+            came = store.entries(folder, candidates)
+            gone = hosts.ended(candidates, me)
+            if is_late or {*candidates} <= {*came, *gone}:
+                store.set_once(key, [p for p in came if p not in gone], me)
+                return store.get(key)
+        outcome = store.wait(key, _STEP_SECONDS)
     return outcome
 
 

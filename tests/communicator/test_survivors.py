@@ -1,12 +1,14 @@
 """Which processes go on: processes that are threads agree through a store in memory."""
 
+import threading
+
 import jax
 import numpy as np
 import pytest
 from job_store import JobStore
 
 import jaxcomm
-from jaxcomm.communicator import hosts, survivors
+from jaxcomm.communicator import cache, hosts, rendezvous, survivors
 
 FOUR = (0, 1, 2, 3)
 TIMEOUT = 60
@@ -89,6 +91,58 @@ def test_if_all_come_nobody_is_lost_and_a_later_loss_is_seen(store, ended):
     # Also where the same are asked for again.
     ended.add(1)
     assert agree(store, 2, 3) == all_find(2, 3)
+
+
+def test_who_makes_communicators_with_a_process_that_agrees_is_told(store, ended):
+    """It would wait for the other, and the other for it."""
+    ended.add(2)
+
+    def make_then_agree(process):
+        with pytest.raises(rendezvous.LateError) as told:
+            rendezvous.meet((0, 1), process, "make it", 0)
+        return str(told.value), survivors._agree((0, 1, 2), process, TIMEOUT)
+
+    found, _ = store.run(
+        {0: make_then_agree, 1: lambda p: survivors._agree((0, 1, 2), p, TIMEOUT)}
+    )
+    text = (
+        "process 1 is to agree who is left (jaxcomm.shrink), with processes [0, 1, 2], "
+        "and does not come to make it"
+    )
+    assert found == {0: (text, [0, 1]), 1: [0, 1]}
+    assert store.now < TIMEOUT
+
+
+def test_who_is_late_to_make_communicators_is_given_up_and_told(
+    store, ended, monkeypatch
+):
+    ended.add(3)
+    here = threading.local()
+
+    def those_left(processes, *_):
+        found = tuple(survivors._agree(processes, here.process, TIMEOUT))
+        return processes if found == processes else found
+
+    def make(_, processes):
+        if here.process == 2:
+            store.hear("the others go on")
+        rendezvous.meet(processes, here.process, "make it", 0)
+
+    # Processes are in the place of meshes.
+    monkeypatch.setattr(survivors, "_survivors", those_left)
+    monkeypatch.setattr(survivors, "processes_of", tuple)
+    monkeypatch.setattr(cache, "move", make)
+    monkeypatch.setattr(jax, "process_index", lambda: here.process)
+
+    def shrink(process):
+        here.process = process
+        found = jaxcomm.shrink(FOUR, "i")
+        store.tell("the others go on")
+        return found
+
+    found, _ = store.run(dict.fromkeys((0, 1, 2), shrink))
+    assert found[0] == found[1] == (0, 1)
+    assert "process 2 came too late" in str(found[2])
 
 
 def test_a_mesh_of_one_process_is_whole():

@@ -55,12 +55,13 @@ ErrorOr<std::shared_ptr<NcclWorld>> NcclWorld::Create(
                            made->devices_[i].rank, &config);
       });
   if (status.success()) {
-    status = WaitUntilReady(library, made->comms_, patience, "ncclCommInitRankConfig");
+    status = WaitUntilReady(library, made->comms_, WhilePeersLive(patience, peers),
+                            "ncclCommInitRankConfig");
   }
   if (status.failure()) {
     EndComms(library, made->comms_, /*abort=*/true);
     made->comms_.clear();
-    return WithCircumstances(library, status, contexts[0]);
+    return WithCircumstances(library, WithEndedPeers(status, peers), contexts[0]);
   }
   for (cuda::Context context : contexts) {
     free_before -= FreeDeviceBytes(library, context);

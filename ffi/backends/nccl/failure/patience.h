@@ -6,8 +6,10 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "ffi/base/status.h"
+#include "ffi/os/peer_watch.h"
 
 namespace jaxcomm {
 
@@ -21,6 +23,13 @@ struct NcclPatience {
   // "`what` is not done after 300 s; other processes may not have come to it".
   Status LateError(std::string_view what) const;
 };
+
+// The patience to wait for other processes: it also ends soon after one of them has
+// ended. For a moment it lasts, because the process may have done its part before.
+NcclPatience WhilePeersLive(const NcclPatience& patience, std::vector<Peer> peers);
+
+// The error of a wait for other processes, which names those that have ended.
+Status WithEndedPeers(const Status& error, const std::vector<Peer>& peers);
 
 // Runs call() on a thread of its own, until the patience or Ctrl-C ends the
 // communicator. `owner` keeps the communicator as long as the thread runs.

@@ -153,7 +153,7 @@ def _check_lanes(spec: CommunicatorSpec, live: Sequence[CommunicatorSpec]) -> No
         == (spec.grid, spec.partition, spec.backend)
     }
     most = communicators.policy_of(spec).lanes
-    if len(lanes) >= most:
+    if len(lanes - {spec.lane}) >= most:
         raise CommunicatorError(
             f"axes {spec.partition.axes} have lanes {sorted(lanes)} already, as many "
             f"as CommPolicy(lanes={most}) allows; close one, or raise the bound before "
