@@ -31,6 +31,9 @@ are read when the package is imported, the others when a communicator is created
     ``flight-record-<i>.json`` there when a collective fails, when the program ends by
     an exception, and on SIGUSR1. It overwrites an older one. Default: no files, and
     SIGUSR1 prints to stderr.
+``JAXCOMM_ENDED``
+    File that names processes that have ended, on any host. ``python -m jaxcomm.launch
+    --elastic`` sets it.
 """
 
 import os
@@ -107,6 +110,11 @@ def dump_dir() -> str | None:
         f"JAXCOMM_DUMP_DIR is {text!r}: {reason}. Name a folder for flight records, or "
         f"unset it for none."
     )
+
+
+def ended_file() -> str | None:
+    """Return the path of the file that names processes that have ended, if any does."""
+    return os.environ.get("JAXCOMM_ENDED") or None
 
 
 def is_in_range(value: float) -> bool:

@@ -20,14 +20,14 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 
 from jaxcomm import compat
 from jaxcomm._built import _ffi
-from jaxcomm.communicator import settling
+from jaxcomm.communicator import hosts, settling
 from jaxcomm.communicator.store import EntryError, seal, unseal
 
 _FOLDER = "jaxcomm/failures"
@@ -69,6 +69,7 @@ class FailureWatch:
         process has now, ``""`` if none failed.
       fail_worlds: is called once, with the first cause, when another process that
         shares a world failed and this one did not. It must not raise.
+      ends: returns the statuses of processes that have ended, as the launcher tells.
       tick: seconds between looks into this process.
       interval: seconds between looks into the store.
       give_up: seconds after which a store that does not answer is gone.
@@ -80,6 +81,7 @@ class FailureWatch:
         process: int,
         first_failure: Callable[[], str],
         fail_worlds: Callable[[str], object],
+        ends: Callable[[], Mapping[int, int]] = lambda: {},
         *,
         tick: float = _TICK_SECONDS,
         interval: float = _POLL_SECONDS,
@@ -89,6 +91,7 @@ class FailureWatch:
         self._process = process
         self._first_failure = first_failure
         self._fail_worlds = fail_worlds
+        self._ends = ends
         self._tick = tick
         self._interval = interval
         self._give_up = give_up
@@ -96,6 +99,7 @@ class FailureWatch:
         # What follows requires _changed. No call of the store is made under its lock.
         self._worlds: dict[str, Callable[[], object]] = {}
         self._endings: dict[str, Callable[[], object]] = {}
+        self._processes: dict[str, tuple[int, ...]] = {}
         # A failure that older worlds had; that of a new one differs, or comes after "".
         self._known = ""
         self._stopping = False
@@ -106,6 +110,7 @@ class FailureWatch:
         world: str,
         alive: Callable[[], object] = lambda: True,
         on_end: Callable[[], object] = lambda: None,
+        processes: tuple[int, ...] = (),
     ) -> None:
         """Watch one more world.
 
@@ -114,6 +119,7 @@ class FailureWatch:
           alive: returns None once the world is gone, as a weak reference does.
           on_end: is called once, when it has failed in this process, or is gone. It
             must not raise.
+          processes: that share it. If one fails and ends, so do all.
         """
         with self._changed:
             self._prune()
@@ -121,6 +127,7 @@ class FailureWatch:
                 self._known = self._first_failure()
             self._worlds[world] = alive
             self._endings[world] = on_end
+            self._processes[world] = processes
             if self._thread is None:
                 self._thread = threading.Thread(
                     target=self._run, name="jaxcomm-failures", daemon=True
@@ -162,6 +169,8 @@ class FailureWatch:
                 # Before worlds that are gone leave the list: they may have failed.
                 worlds = list(self._worlds)
                 self._prune()
+            if worlds and not news:
+                self._see_ends(worlds)
             polls = not news and not is_last and now - polled >= self._interval
             if worlds and (news or polls):
                 try:
@@ -213,6 +222,17 @@ class FailureWatch:
             self._forget(world for _, world in found)
             self._fail_worlds(f"process {first.process} failed first: {first.text}")
 
+    def _see_ends(self, worlds):
+        """Fail the worlds of which a process has failed and ended, on any host."""
+        ended = {process for process, status in self._ends().items() if status}
+        with self._changed:
+            lost = {w: ended.intersection(self._processes.get(w, ())) for w in worlds}
+        lost = {world: some for world, some in lost.items() if some}
+        if lost:
+            self._forget(lost)
+            first = min(min(some) for some in lost.values())
+            self._fail_worlds(f"process {first} has ended")
+
     def _forget(self, worlds):
         with self._changed:
             for world in worlds:
@@ -228,6 +248,8 @@ class FailureWatch:
         with self._changed:
             ended = [w for w in self._endings if is_last or w not in self._worlds]
             endings = [self._endings.pop(world) for world in ended]
+            for world in ended:
+                self._processes.pop(world, None)
         for on_end in endings:
             on_end()
 
@@ -247,13 +269,19 @@ _lock = threading.Lock()
 _watch: FailureWatch | None = None
 
 
-def watch(unique_id: str, world: "_ffi.NcclWorld", processes: tuple[int, ...]) -> None:
+def watch(
+    unique_id: str,
+    world: "_ffi.NcclWorld",
+    processes: tuple[int, ...],
+    settles: bool,
+) -> None:
     """Watch a world that several processes share, until it is collected.
 
     Args:
       unique_id: of NCCL, in hexadecimal digits.
       world: the communicator of the whole mesh.
-      processes: those that share it, if it is stopped only once all expect that.
+      processes: those that share it.
+      settles: whether it is stopped only once all of them expect that.
     """
     global _watch
     store = compat.key_value_store()
@@ -262,12 +290,17 @@ def watch(unique_id: str, world: "_ffi.NcclWorld", processes: tuple[int, ...]) -
     with _lock:
         if _watch is None or _watch.store is not store:
             _watch = FailureWatch(
-                store, jax.process_index(), _ffi.first_failure, _ffi.fail_worlds
+                store,
+                jax.process_index(),
+                _ffi.first_failure,
+                _ffi.fail_worlds,
+                hosts.told_ends,
             )
         name = hashlib.sha256(unique_id.encode()).hexdigest()[:32]
         me, health = jax.process_index(), world.health
         settle = functools.partial(settling.settle, store, name, me, processes, health)
-        _watch.watch(name, weakref.ref(world), settle if processes else lambda: None)
+        on_end = settle if settles else lambda: None
+        _watch.watch(name, weakref.ref(world), on_end, processes)
 
 
 def stop() -> None:

@@ -4,6 +4,7 @@ import dataclasses
 import os
 from collections.abc import Iterable
 
+from jaxcomm import config
 from jaxcomm._built import _ffi
 from jaxcomm.communicator.store import of_job
 
@@ -66,17 +67,32 @@ def peers(processes: tuple[int, ...], me: int) -> list[Peer]:
 def ended(processes: Iterable[int], me: int) -> set[int]:
     """Return those of some processes that have certainly ended.
 
-    This process must see them: they ran on this host, and have published where.
+    The launcher must have told that, see ``JAXCOMM_ENDED``; or this process must see
+    it: they ran on this host, and have published where.
     """
+    processes = tuple(processes)
     namespace = _pid_namespace()
-    return {
+    return told_ends().keys() & {*processes} | {
         process
-        for process, info in infos(tuple(processes)).items()
+        for process, info in infos(processes).items()
         if process != me
         and namespace is not None
         and info.pid_namespace == namespace
         and _ffi.has_ended(info.pid, info.start, info.thread)
     }
+
+
+def told_ends() -> dict[int, int]:
+    """Return the processes of which the launcher says that they ended, and statuses."""
+    path = config.ended_file()
+    if path is None:
+        return {}
+    try:
+        with open(path) as file:
+            lines = file.read().split("\n")[:-1]
+    except OSError:
+        return {}  # The job is over.
+    return {int(process): int(status) for process, status in map(str.split, lines)}
 
 
 def infos(processes: tuple[int, ...]) -> dict[int, Info]:

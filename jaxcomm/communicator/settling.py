@@ -12,6 +12,7 @@ import threading
 import time
 from typing import Any
 
+from jaxcomm.communicator import hosts
 from jaxcomm.communicator.store import seal
 
 _FOLDER = "jaxcomm/settled"
@@ -77,7 +78,8 @@ def _wait(store, folder, tell, others, health):
                 tell()
                 is_told = True
             found = {key for key, _ in store.key_value_dir_get(folder)}
-            if {others[key] for key in others.keys() - found} <= {*health.gone()}:
+            gone = {*health.gone(), *hosts.told_ends()}
+            if {others[key] for key in others.keys() - found} <= gone:
                 health.settle()
                 return
         if _is_over.wait(_LOOK_SECONDS):

@@ -11,24 +11,29 @@ _GPUS = ("cuda", "gpu", "rocm")
 
 
 def of_process(
-    process: int, options: Options, port: int, inherited: Mapping[str, str]
+    process: int,
+    options: Options,
+    address: str,
+    inherited: Mapping[str, str],
+    place: int | None = None,
 ) -> dict[str, str]:
     """Return the environment of one process.
 
     Args:
       process: its id.
       options: what was asked for.
-      port: of the coordinator, process 0, on the loopback interface.
+      address: of the coordinator.
       inherited: what all processes have.
+      place: of the process on its host, which says what GPUs it has. If None, its
+        number there.
     """
     environment = dict(inherited)
-    address = f"{LOOPBACK}:{port}"
     environment["JAX_COORDINATOR_ADDRESS"] = address
     # JAX would serve it on every interface of the host.
     environment["JAX_COORDINATOR_BIND_ADDRESS"] = address
     if options.elastic:
         environment["JAXCOMM_ELASTIC"] = "1"
-    environment["JAX_NUM_PROCESSES"] = str(options.processes)
+    environment["JAX_NUM_PROCESSES"] = str(options.total)
     environment["JAX_PROCESS_ID"] = str(process)
     platform = options.platform or inherited.get("JAX_PLATFORMS") or _CPU
     environment["JAX_PLATFORMS"] = platform
@@ -42,7 +47,8 @@ def of_process(
     ):
         # One each unless told otherwise, as JAX does under Slurm and Open MPI.
         count = options.devices_per_process or 1
-        ids = range(process * count, (process + 1) * count)
+        place = process - options.first if place is None else place
+        ids = range(place * count, (place + 1) * count)
         environment["JAX_LOCAL_DEVICE_IDS"] = ",".join(map(str, ids))
     _keep_loopback_from_proxies(environment)
     return environment

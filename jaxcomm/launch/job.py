@@ -10,6 +10,7 @@ import signal
 import time
 from collections.abc import Sequence
 
+from jaxcomm.launch.ends import Ends
 from jaxcomm.launch.options import Options
 from jaxcomm.launch.output import Output
 from jaxcomm.launch.process import Process
@@ -49,11 +50,14 @@ class Outcome:
       failed: the process that failed first. If None, none did before the end was asked
         for.
       was_asked: whether a signal, ``--timeout`` or a closed output asked for the end.
+      left: of an elastic job that failed before its processes had joined: those that
+        did not fail by themselves.
     """
 
     status: int
     failed: int | None = None
     was_asked: bool = False
+    left: tuple[int, ...] = ()
 
 
 class Job:
@@ -66,6 +70,7 @@ class Job:
       end: ``time.monotonic()`` at which ``--timeout`` ends the run.
       signals: those that reach the launcher.
       output: for messages.
+      ends: where those of all processes are told.
     """
 
     def __init__(
@@ -76,12 +81,14 @@ class Job:
         end: float,
         signals: Signals,
         output: Output,
+        ends: Ends,
     ):
         self._running = {process.number: process for process in processes}
         # Of elastic jobs: how many have to live, who does, and whether they have met.
         self._least = options.min_processes if options.elastic else None
-        self._living = {process.number for process in processes}
+        self._living = {*range(options.total)}
         self._is_ready = False
+        self._ends = ends
         self._reports = reports
         self._grace = options.grace
         self._timeout = options.timeout
@@ -90,6 +97,7 @@ class Job:
         self._steps: collections.deque[Step] = collections.deque()
         self._deadline = end
         self._stopping = False
+        self._has_ended_some = False
         self._insisted = 0
         self._request = 0
         self._failed: int | None = None
@@ -102,6 +110,8 @@ class Job:
             selector = stack.enter_context(selectors.DefaultSelector())
             selector.register(self._signals, selectors.EVENT_READ, self._heed)
             selector.register(self._reports, selectors.EVENT_READ, self._read_reports)
+            if self._ends.is_of_many_hosts:
+                selector.register(self._ends, selectors.EVENT_READ, self._read_ends)
             unwatched = []
             for process in self._running.values():
                 if watch := stack.enter_context(process.watched()):
@@ -130,10 +140,13 @@ class Job:
                 if time.monotonic() >= self._deadline:
                     self._time_is_up()
         self._read_reports()
+        has_joined = self._is_ready or self._ends.is_of_many_hosts
+        may_join = self._least is not None and not has_joined and self._status
         return Outcome(
             self._status or 0,
             self._failed,
             was_asked=bool(self._request) or self._is_late,
+            left=tuple(sorted(self._living)) if may_join else (),
         )
 
     def _heed(self):
@@ -161,6 +174,7 @@ class Job:
         if not process.has_ended():
             return
         self._running.pop(process.number, None)
+        self._ends.tell(process.number, process.status)
         if process.status:
             self._fail(process.number, process.status)
         if self._running and not self._stopping and not self._living & {*self._running}:
@@ -179,22 +193,35 @@ class Job:
             else:
                 self._fail(int(number), int(word))
 
-    def _fail(self, number, status):
-        if self._status is not None or number not in self._living:
+    def _read_ends(self):
+        for number, status, how in self._ends.take():
+            if status:
+                self._fail(number, status, how)
+        if self._ends.is_cut_off and self._status is None:
+            self._status = SIGNAL_BASE + signal.SIGKILL
+            self._output.say("host 0, which served jax.distributed, is lost; stopping")
+            self._stop_after_failure()
+
+    def _fail(self, number, status, how=""):
+        if number not in self._living:
+            return
+        how = how or describe(status)
+        if self._least is not None and not self._has_ended_some:
+            self._living.discard(number)
+        if self._status is not None:
             return
         if self._least is not None and self._is_ready and not self._stopping:
-            self._living.discard(number)
             count = len(self._living)
             if count >= self._least:
                 rest = f"{count} others go on" if count > 1 else "1 other goes on"
-                self._output.say(f"process {number} {describe(status)}; {rest}")
+                self._output.say(f"process {number} {how}; {rest}")
                 return
         self._status = status
         if self._stopping:
             return
         self._failed = number
         others = "; stopping the others" if set(self._running) - {number} else ""
-        self._output.say(f"process {number} {describe(status)}{others}")
+        self._output.say(f"process {number} {how}{others}")
         self._stop_after_failure()
 
     def _time_is_up(self):
@@ -231,6 +258,7 @@ class Job:
         if step.signal_number == signal.SIGUSR1:
             self._ask_for_records()
             return
+        self._has_ended_some = True
         # Process 0 last: JAX ends the others, with pages of text, when they lose it.
         for process in reversed(self._running.values()):
             process.send_all(step.signal_number)

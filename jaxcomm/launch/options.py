@@ -11,6 +11,7 @@ from collections.abc import Sequence
 # More on one host is a slip of the finger.
 _MOST_PROCESSES = 256
 _MOST_RESTARTS = 10_000
+_MOST_HOSTS = 4096
 _MOST_DEVICES = 128
 
 _EPILOG = """\
@@ -27,6 +28,10 @@ are set: JAXCOMM_RESTART_COUNT, 0 in the first attempt; JAXCOMM_MAX_RESTARTS; an
 JAXCOMM_RUN_ID, the same in all attempts. Flight records of attempt i are in the folder
 attempt-<i> of JAXCOMM_DUMP_DIR. Nothing is started again after a signal to the launcher
 or --timeout, and after status 2, by which programs refuse their arguments.
+
+With --elastic, the others go on after the end of a process: see jaxcomm.shrink. A
+process that ends before all have joined is left out: the others start again without it.
+JAXCOMM_ENDED names a file that tells which processes have ended, on any host.
 
 The status is that of the first process that failed, in the last attempt: 128 + n where
 signal n ended it, 124 after --timeout, 2 for a bad command line. If it is not 0, the
@@ -57,6 +62,9 @@ class Options:
       max_restarts: how often the processes start again after a failure.
       elastic: whether the end of a process leaves the others to go on.
       min_processes: how many have to live then.
+      hosts: on which processes are started, as many on each.
+      host: the number of this one.
+      coordinator: host and port of the first host. If "", a port of this one.
     """
 
     processes: int
@@ -72,6 +80,23 @@ class Options:
     max_restarts: int = 0
     elastic: bool = False
     min_processes: int = 1
+    hosts: int = 1
+    host: int = 0
+    coordinator: str = ""
+
+    @property
+    def total(self) -> int:
+        """The number of processes on all hosts."""
+        return self.processes * self.hosts
+
+    @property
+    def first(self) -> int:
+        """The number of this host's first process."""
+        return self.processes * self.host
+
+    def of_host(self, host: int) -> range:
+        """Return the numbers of the processes of a host."""
+        return range(self.processes * host, self.processes * (host + 1))
 
 
 def parse(words: Sequence[str]) -> Options:
@@ -97,9 +122,31 @@ def parse(words: Sequence[str]) -> Options:
         given.min_processes = Options.min_processes
     elif not given.elastic:
         parser.error("--min-processes goes with --elastic")
-    elif given.min_processes > given.processes:
-        parser.error(f"--min-processes: there are {given.processes} processes")
+    elif given.min_processes > given.processes * given.hosts:
+        total = given.processes * given.hosts
+        parser.error(f"--min-processes: there are {total} processes")
+    _check_hosts(parser, given)
     return Options(script=program[0], arguments=tuple(program[1:]), **vars(given))
+
+
+def _check_hosts(parser, given):
+    if given.hosts == 1:
+        if given.host or given.coordinator:
+            parser.error("--host and --coordinator go with --hosts")
+        return
+    if given.host >= given.hosts:
+        parser.error(f"--host: hosts have the numbers 0 to {given.hosts - 1}")
+    if not given.elastic or given.max_restarts:
+        parser.error(
+            "--hosts goes with --elastic, and not with --max-restarts. Let the "
+            "scheduler start a job of several hosts again"
+        )
+    host, _, port = given.coordinator.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65535:
+        parser.error(
+            "--coordinator: give HOST:PORT of the first host, the same on all hosts. "
+            "The port after it is taken too"
+        )
 
 
 def _parser():
@@ -189,6 +236,28 @@ def _parser():
         type=_integer(1, _MOST_PROCESSES),
         metavar="N",
         help="with --elastic: if fewer live, the job fails (default: 1)",
+    )
+    add(
+        "--hosts",
+        type=_integer(1, _MOST_HOSTS),
+        default=1,
+        metavar="H",
+        help="with --elastic: run this command on so many hosts, each with its --host. "
+        "There are H x N processes (default: 1)",
+    )
+    add(
+        "--host",
+        type=_integer(0, _MOST_HOSTS),
+        default=0,
+        metavar="I",
+        help="number of this host, from 0 (default: 0)",
+    )
+    add(
+        "--coordinator",
+        default="",
+        metavar="HOST:PORT",
+        help="with --hosts: an address of host 0, for jax.distributed. The port after "
+        "it is for the launchers",
     )
     names = {
         name

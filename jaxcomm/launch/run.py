@@ -10,6 +10,7 @@ import uuid
 
 from jaxcomm import compat
 from jaxcomm.launch import environment, port, records
+from jaxcomm.launch.ends import Ends
 from jaxcomm.launch.job import Job, Outcome, describe
 from jaxcomm.launch.options import Options
 from jaxcomm.launch.output import Output
@@ -43,6 +44,7 @@ def _run(options: Options, folder: pathlib.Path) -> int:
         "JAXCOMM_RUN_ID": uuid.uuid4().hex,
     }
     count = 0
+    everyone = places = tuple(range(options.processes))
     while True:
         # Processes of one id write files of one name.
         own = folder / f"attempt-{count}" if options.max_restarts else folder
@@ -51,7 +53,14 @@ def _run(options: Options, folder: pathlib.Path) -> int:
         inherited[records.VARIABLE] = str(own)
         begin = records.now()
         with port.reserved(options.coordinator_port) as number:
-            outcome = _attempt(options, number, inherited, end)
+            outcome = _attempt(options, places, number, inherited, end)
+        if _join_without_the_lost(outcome, options):
+            _say(
+                f"process {outcome.failed} {describe(outcome.status)} before all had "
+                f"joined: starting again with {len(outcome.left)} of {len(places)}"
+            )
+            places = tuple(places[process] for process in outcome.left)
+            continue
         if outcome.status:
             records.print_merged(own, begin)
         goes_on, text = _after(outcome, count, options.max_restarts)
@@ -60,6 +69,19 @@ def _run(options: Options, folder: pathlib.Path) -> int:
         if not goes_on:
             return outcome.status
         count += 1
+        places = everyone
+
+
+def _join_without_the_lost(outcome: Outcome, options: Options) -> bool:
+    """Return whether enough processes are left of those that had not joined yet.
+
+    JAX would wait for the lost one. Nothing is computed yet.
+    """
+    return (
+        len(outcome.left) >= options.min_processes
+        and not outcome.was_asked
+        and outcome.status != _WRONG_USE
+    )
 
 
 def _after(outcome: Outcome, count: int, most: int) -> tuple[bool, str]:
@@ -82,31 +104,39 @@ def _after(outcome: Outcome, count: int, most: int) -> tuple[bool, str]:
 
 
 def _attempt(
-    options: Options, number: int, inherited: dict[str, str], end: float
+    options: Options,
+    places: tuple[int, ...],
+    number: int,
+    inherited: dict[str, str],
+    end: float,
 ) -> Outcome:
     """Start the processes and wait for them.
 
     Args:
       options: what was asked for.
+      places: of the processes on this host, which say what GPUs they have.
       number: port of the coordinator.
       inherited: environment of all processes.
       end: ``time.monotonic()`` at which ``--timeout`` ends the run.
     """
+    options = dataclasses.replace(options, processes=len(places))
     output = Output(options.prefix)
-    address = f"{environment.LOOPBACK}:{number}"
-    store = (
-        compat.serve_jobs_store(address, options.processes) if options.elastic else None
-    )
+    address = options.coordinator or f"{environment.LOOPBACK}:{number}"
+    store = None
+    if options.elastic and options.host == 0:
+        store = compat.serve_jobs_store(address, options.total)
     reports_read, reports_write = os.pipe()
     os.set_blocking(reports_read, False)
     processes = []
     signals = Signals()
+    ends = Ends(options, output)
     try:
-        with signals:
+        with signals, ends:
             try:
-                for process in range(options.processes):
+                for place in places:
+                    process = options.first + len(processes)
                     variables = environment.of_process(
-                        process, options, number, inherited
+                        process, options, address, inherited | ends.variables, place
                     )
                     processes.append(
                         Process(
@@ -115,8 +145,11 @@ def _attempt(
                     )
                 if output.piped:
                     output.follow({p.number: p.pipes() for p in processes})
-                job = Job(processes, reports_read, options, end, signals, output)
+                job = Job(processes, reports_read, options, end, signals, output, ends)
                 outcome = job.wait()
+                ends.wait_for_others(
+                    lambda: signals.are_left() or time.monotonic() > end
+                )
             finally:
                 for process in processes:
                     process.kill()

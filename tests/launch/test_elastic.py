@@ -54,12 +54,35 @@ print("process", i, "is done")
     assert "done after 1 restart" in err
 
 
-def test_a_process_that_ends_before_all_have_joined_ends_the_job(launch):
-    status, _, err = launch(
-        f"if i == 1: {KILLED}\nimport jax\njax.devices()", processes=2, elastic=True
+def test_if_a_process_dies_before_all_have_joined_the_others_join_without_it(
+    launch, notes
+):
+    status, out, err = launch(
+        f"""
+if i == 1 and not os.path.exists(note("died")):
+    tell("died")
+    {KILLED}
+{PROGRAM}
+print("process", i, "of", count, "is done")
+""",
+        processes=3,
+        elastic=True,
     )
-    assert status == 137
-    assert "process 1 was ended by SIGKILL; stopping the others" in err
+    assert status == 0, err
+    assert out.count("of 2 is done") == 2
+    assert "process 1 was ended by SIGKILL before all had joined: starting again" in err
+
+
+@pytest.mark.parametrize("cause", [KILLED, "raise ValueError('mine')"])
+def test_too_few_that_join_are_a_failure(cause, launch):
+    status, _, err = launch(
+        f"if i > 0: {cause}\nimport jax\njax.devices()",
+        processes=2,
+        elastic=True,
+        min_processes=2,
+    )
+    assert status == (137 if cause == KILLED else 1)
+    assert "starting again" not in err
 
 
 def test_a_process_that_failed_and_stays_is_ended_with_the_job(launch, notes):

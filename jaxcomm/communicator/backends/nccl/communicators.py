@@ -195,7 +195,7 @@ def _new_world(
     )
     if len(spec.processes) > 1:
         poisons = _on_failure(spec) == "poison"
-        failures.watch(unique_id, world, spec.processes if poisons else ())
+        failures.watch(unique_id, world, spec.processes, settles=poisons)
     _worlds[_world_name(spec)] = world
     return world
 
