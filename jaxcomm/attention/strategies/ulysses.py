@@ -98,49 +98,37 @@ class Ulysses(Strategy):
             seeds=exchange.mine(inputs.seeds),
         )
         group = _Group(call, self.width, there)
+        group.key_heads = inputs.key.shape[2]
+        group.bias_shape = getattr(inputs.bias, "shape", None)
         (out, lse), kept = group.ring.forward(group.call, group.sort(there))
         out, lse = group.sort_back((out, lse))
         # The same rounding as at the end: it happens before the way home.
         out = out.astype(inputs.query.dtype)
-        attended = exchange.to_tokens((out, lse))
-        heads = (inputs.query.shape[2], inputs.key.shape[2])
-        static = _Static(heads, _shape_of(inputs.bias), group)
-        return attended, (kept, static)
+        return exchange.to_tokens((out, lse)), (kept, group)
 
     def backward(self, call, kept, saved):
-        kept, static = kept
-        heads, key_heads = static.heads
-        group = static.group
-        exchange = _HeadExchange(call, self.width, heads)
+        kept, group = kept
+        exchange = _HeadExchange(call, self.width, saved.grad_out.shape[2])
         saved_there = Saved(*group.sort_tokens(exchange.to_heads(saved)))
         found = group.sort_grads_back(
             group.ring.backward(group.call, kept, saved_there)
         )
         dtype = saved.grad_out.dtype
         block = (found.key, found.value)
-        if not exchange.repeats(key_heads):
+        if not exchange.repeats(group.key_heads):
             block = jax.tree.map(lambda x: x.astype(dtype), block)
         query, key, value = exchange.to_tokens((found.query.astype(dtype), *block))
-        key, value = (exchange.sum_repeated(x, key_heads) for x in (key, value))
+        key, value = (exchange.sum_repeated(x, group.key_heads) for x in (key, value))
         return Grads(
             query,
             key,
             value,
-            exchange.bias_back(found.bias, static.bias),
+            exchange.bias_back(found.bias, group.bias_shape),
             exchange.heads_back(found.slopes),
         )
 
 
 @jax.tree_util.register_static
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Static:
-    """What the backward pass knows of the inputs' shapes."""
-
-    heads: tuple[int, int]
-    bias: tuple[int, ...] | None
-    group: "_Group"
-
-
 class _Group:
     """What is computed after the exchange: a ring of groups, or all in one hop.
 
@@ -150,10 +138,17 @@ class _Group:
     Attributes:
       ring: of groups.
       call: for the ring.
+      key_heads, bias_shape: of the inputs, for the backward pass.
     """
 
+    key_heads: int
+    bias_shape: tuple[int, ...] | None
+
     def __init__(self, call: AttentionCall, width: int, there: Inputs):
-        self.ring, self.call, self._places = Ring(width), call, None
+        self.ring, self.call = Ring(width), call
+        self._places = self._back = None, None
+        # Not those of there: it may outlive the trace of an order that is data.
+        self._layouts = {}
         layouts = there.query_layout, there.key_layout
         is_rule = all(layout.is_static for layout in layouts)
         if width < call.size or not is_rule or there.bias is not None:
@@ -163,60 +158,49 @@ class _Group:
             for layout in layouts
         )
         alone = dataclasses.replace(call, size=1)
-        natural = there._replace(query_layout=whole[0], key_layout=whole[1])
-        hop = own_hop(alone, natural)
+        natural = dict(zip(("query_layout", "key_layout"), whole, strict=True))
+        hop = own_hop(alone, there._replace(**natural))
         if hop.blocks or hop.runs:
             self.ring, self.call = Ring(), alone
-            self._layouts, self._places = whole, [x.places() for x in layouts]
+            self._layouts, self._places = natural, [x.places() for x in layouts]
             self._back = [x.all_positions() for x in layouts]
 
     def sort(self, inputs: Inputs) -> Inputs:
         """Put tokens from rank order into the one in which they are computed."""
-        if self._places is None:
-            return inputs
         queries, keys = self._places
-        return inputs._replace(
-            query=_take(inputs.query, queries),
-            key=_take(inputs.key, keys),
-            value=_take(inputs.value, keys),
+        return _moved(inputs, self._places)._replace(
             query_ids=_take(inputs.query_ids, queries),
             key_ids=_take(inputs.key_ids, keys),
-            query_layout=self._layouts[0],
-            key_layout=self._layouts[1],
+            **self._layouts,
         )
 
     def sort_tokens(self, tree):
         """Do so with arrays of the queries."""
-        if self._places is None:
-            return tree
         return [_take(x, self._places[0]) for x in tree]
 
     def sort_back(self, tree):
         """Undo :meth:`sort_tokens`."""
-        if self._places is None:
-            return tree
         return [_take(x, self._back[0]) for x in tree]
 
     def sort_grads_back(self, grads: Grads) -> Grads:
         """Undo :meth:`sort`, of gradients."""
-        if self._places is None:
-            return grads
-        queries, keys = self._back
-        return grads._replace(
-            query=_take(grads.query, queries),
-            key=_take(grads.key, keys),
-            value=_take(grads.value, keys),
-        )
+        return _moved(grads, self._back)
+
+
+def _moved(of, places):
+    """Return inputs or gradients with queries, keys and values at these places."""
+    queries, keys = places
+    return of._replace(
+        query=_take(of.query, queries),
+        key=_take(of.key, keys),
+        value=_take(of.value, keys),
+    )
 
 
 def _take(x: Any, places) -> Any:
-    if x is None or np.array_equal(places, np.arange(len(places))):
+    if x is None or places is None or np.array_equal(places, np.arange(len(places))):
         return x
     return jnp.take(x, places, axis=1, unique_indices=True, mode="clip")
-
-
-def _shape_of(x):
-    return None if x is None else x.shape
 
 
 class _HeadExchange:
