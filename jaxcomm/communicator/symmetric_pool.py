@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxcomm import compat
 from jaxcomm._built import ABSENCE, _ffi
 from jaxcomm.communicator import cache
 from jaxcomm.communicator.backends.nccl import agreement, registration
 from jaxcomm.communicator.communicator import Communicator
-from jaxcomm.compat import gpus
 from jaxcomm.errors import CommunicatorError
 
 # DLPack's type codes, by numpy's kind; bfloat16 has its own.
@@ -291,7 +291,7 @@ class SymmetricPool:
                 self.memory.fill(ordinal, offset, source_of(device), bytes_of_part)
             place = jnp.zeros((), jnp.int8, device=device).__dlpack_device__()
             block = made(ordinal=ordinal, dlpack_device=place)
-            parts.append(gpus.from_dlpack(block, device))
+            parts.append(compat.from_dlpack(block, device))
         return jax.make_array_from_single_device_arrays(shape, sharding, parts)
 
 

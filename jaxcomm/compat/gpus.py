@@ -253,21 +253,3 @@ def cudnn_version() -> int | None:
         return None if cuda_versions is None else cuda_versions.cudnn_get_version()
     except (ImportError, AttributeError, RuntimeError):
         return None
-
-
-def from_dlpack(capsule, device) -> jax.Array:
-    """Return the array of a DLPack capsule, on the device whose memory it is in.
-
-    ``jax.dlpack.from_dlpack`` takes all CPU memory to belong to the first CPU device.
-
-    Args:
-      capsule: as ``__dlpack__()`` returns it.
-      device: whose memory it is.
-    """
-    # Checked on 0.10.2, 0.11.2, 0.12.0.1.
-    from jax._src.lib import _jax
-
-    stream = None
-    if device.platform != "cpu":
-        stream = device.get_stream_for_external_ready_events()
-    return _jax.dlpack_managed_tensor_to_buffer(capsule, device, stream, None)

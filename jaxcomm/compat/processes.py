@@ -1,9 +1,11 @@
-"""Where the processes of a job meet, and how one starts its devices."""
+"""Where the processes of a job meet, how one starts its devices and reads memory."""
 
 import contextlib
 import functools
 import threading
 from typing import Any
+
+import jax
 
 from jaxcomm.compat.needed import MODULES
 
@@ -103,3 +105,21 @@ def configured_cpu_devices() -> int | None:
     # Checked on 0.10.2, 0.11.2, 0.12.0.1.
     configured = _xla_bridge.num_cpu_devices.value
     return configured if configured >= 0 else None
+
+
+def from_dlpack(capsule, device) -> jax.Array:
+    """Return the array of a DLPack capsule, on the device whose memory it is in.
+
+    ``jax.dlpack.from_dlpack`` takes all CPU memory to belong to the first CPU device.
+
+    Args:
+      capsule: as ``__dlpack__()`` returns it.
+      device: whose memory it is.
+    """
+    # Checked on 0.10.2, 0.11.2, 0.12.0.1.
+    from jax._src.lib import _jax
+
+    stream = None
+    if device.platform != "cpu":
+        stream = device.get_stream_for_external_ready_events()
+    return _jax.dlpack_managed_tensor_to_buffer(capsule, device, stream, None)

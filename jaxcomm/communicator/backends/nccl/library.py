@@ -1,8 +1,4 @@
-"""Finding NCCL: loaded when first needed, never linked, one copy in a process.
-
-The only file that knows of the stand-in of tests: ``JAXCOMM_NCCL_LIBRARY`` may name a
-library that works on host memory. Then CPU devices take the place of GPUs.
-"""
+"""Finding NCCL: loaded when first needed, never linked, one copy in a process."""
 
 import dataclasses
 import functools
