@@ -244,10 +244,15 @@ def lower_as(function, ctx, *operands, **params):
         return rule(ctx.replace(avals_in=plain), *operands, **params)
 
 
+def lowering_platform(ctx) -> str | None:
+    """Return the platform that a program is lowered for; None if it is for several."""
+    platforms = ctx.platforms or ctx.module_context.platforms
+    return platforms[0] if len(platforms) == 1 else None
+
+
 def calls_host(ctx) -> bool:
     """Say whether :func:`call_host` serves a program that is being lowered."""
-    platforms = ctx.module_context.platforms
-    return len(platforms) == 1 and platforms[0] in ("cpu", "cuda", "rocm")
+    return lowering_platform(ctx) in ("cpu", "cuda", "rocm")
 
 
 def call_host(ctx, function, operand) -> None:

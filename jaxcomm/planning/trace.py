@@ -19,7 +19,7 @@ from jaxcomm.communicator.replica_groups import canonical_axes
 from jaxcomm.planning.calls import TracedCall, bytes_of, sent_bytes, written
 from jaxcomm.primitives import lowering
 from jaxcomm.primitives.collective import COLLECTIVES
-from jaxcomm.primitives.registry import ANY, Bind
+from jaxcomm.primitives.registry import Bind
 
 # How often each collective runs.
 Counted = collections.Counter[TracedCall]
@@ -78,7 +78,7 @@ class Reader:
         """
         self.notes: set[str] = set()
         self.beside: set[tuple[TracedCall, TracedCall]] = set()
-        self._sizes = sizes
+        self._sizes, self._platform = sizes, platform
         # The axes that the shard_map being read leaves to XLA.
         self._automatic: tuple[str, ...] = ()
         self._mesh = compat.abstract_mesh(sizes, platform)
@@ -209,11 +209,11 @@ class Reader:
             asked = "xla"  # As lowering does.
             self.notes.add(_LEFT_TO_XLA.format(axes=self._automatic))
         backend = self._backend_of(call.axes, call.index_groups, asked)
-        for key in (ANY, collective.name):
-            rule = lowering.REWRITES.get((backend, key))
-            replacement = rule and rule(collective, avals, size, **params)
-            if replacement is not None:
-                return self._of_replacement(replacement, call, backend, avals)
+        replacement = lowering.replacement_of(
+            backend, self._platform, collective, avals, call, size, params
+        )
+        if replacement is not None:
+            return self._of_replacement(replacement, call, backend, avals)
         return self._once(
             avals,
             name=call.name.removesuffix("_start"),

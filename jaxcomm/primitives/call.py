@@ -185,6 +185,12 @@ class Call:
         return sizes.pop()
 
     @property
+    def largest_group(self) -> int:
+        """The number of ranks of the largest group."""
+        groups = self.index_groups
+        return self.axes_size if groups is None else max(map(len, groups))
+
+    @property
     def result_size(self) -> int | None:
         """The group size, or None if groups differ in size."""
         groups = self.index_groups

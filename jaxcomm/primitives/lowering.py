@@ -48,8 +48,41 @@ def _mean_as_sum(collective, avals, size: int, *, op: str) -> Replacement | None
     return divide
 
 
-def _in_tree(collective, avals, size: int, **own) -> Replacement | None:
-    return tree.in_tree(collective, avals, **own)
+def replacement_of(
+    backend: str,
+    platform: str | None,
+    collective,
+    avals: Sequence,
+    call: Call,
+    size: int,
+    own,
+) -> Replacement | None:
+    """Return what is lowered in the place of a call; None if the backend does it.
+
+    Args:
+      backend: what serves the call.
+      platform: of the devices.
+      collective: that is called.
+      avals: its operands' types on one rank.
+      call: the call.
+      size: the number of ranks of the largest group.
+      own: the collective's own parameters.
+    """
+    rules = [REWRITES.get((backend, name)) for name in (ANY, collective.name)]
+    # Of two ranks each order is the tree. XLA may begin with a zero, and loses -0.
+    is_ordered = size <= (1 if backend == "xla" else 2)
+    adds_in_tree = is_ordered or backends.named(backend).adds_in_tree
+    if call.reproducible and not adds_in_tree:
+        pairs = None
+        if (backend, platform) == ("xla", "cpu"):
+            pairs = tree.in_pairs(collective, avals, call, size, **own)
+        by_tree = pairs or tree.in_tree(collective, avals, **own)
+        rules.insert(1, lambda *_, **__: by_tree)
+    for rule in rules:
+        replacement = rule and rule(collective, avals, size, **own)
+        if replacement is not None:
+            return replacement
+    return None
 
 
 # What replaces a collective over a backend, by both names.
@@ -75,7 +108,7 @@ def register(collective) -> None:
         backends.check_xla_serves(call.backend, call.where)
 
         def results_of(operands):
-            return _in_jax(_with_lax(collective, call, own), ctx, operands)
+            return _in_jax(_with_lax(ctx, collective, call, own), ctx, operands)
 
         return recorded(collective, ctx, operands, call, results_of)
 
@@ -103,7 +136,7 @@ def register_pair(collective) -> None:
     def start_fallback(ctx, *operands, paired, call, **own):
         backends.check_xla_serves(call.backend, call.where)
         of_results = ctx.replace(avals_out=ctx.avals_out[len(operands) :])
-        lax = _with_lax(collective, call, own)
+        lax = _with_lax(ctx, collective, call, own)
         return recorded_start(
             ctx, operands, call, lambda xs: [*xs, *_in_jax(lax, of_results, xs)]
         )
@@ -196,7 +229,7 @@ def _transport(collective, ctx, avals, call: Call, own) -> Communicator | InJax:
     """Return the communicator that carries a call, or what replaces the call."""
     mesh = compat.concrete_mesh(ctx)
     if mesh is None and call.is_portable:
-        return _with_lax(collective, call, own)
+        return _with_lax(ctx, collective, call, own)
     if mesh is None:
         raise ValueError(
             f"{call.where}: this program is lowered for an abstract mesh, which "
@@ -219,18 +252,13 @@ def _transport(collective, ctx, avals, call: Call, own) -> Communicator | InJax:
     if automatic:
         automatic_axes.notice(call, partition, automatic, comm)
     if not comm.is_ours:
-        return _with_lax(collective, call, own)
-    rules = [REWRITES.get((comm.backend, name)) for name in (ANY, collective.name)]
-    # Of two ranks each order is the tree.
-    adds_in_tree = size <= 2 or backends.named(comm.backend).adds_in_tree
-    if call.reproducible and not adds_in_tree:
-        rules.insert(1, _in_tree)
-    for rule in rules:
-        replacement = rule and rule(collective, avals, size, **own)
-        if replacement is not None:
-            call = call.replace(backend=comm.backend, given="varying", to="varying")
-            return functools.partial(replacement, Bind(call))
-    return comm
+        return _with_lax(ctx, collective, call, own)
+    platform = mesh.devices.flat[0].platform
+    found = replacement_of(comm.backend, platform, collective, avals, call, size, own)
+    if found is None:
+        return comm
+    call = call.replace(backend=comm.backend, given="varying", to="varying")
+    return functools.partial(found, Bind(call))
 
 
 def _custom_call(
@@ -269,13 +297,18 @@ def _program(ctx, key: int):
     return program
 
 
-def _with_lax(collective, call: Call, own) -> InJax:
+def _with_lax(ctx, collective, call: Call, own) -> InJax:
+    platform = compat.lowering_platform(ctx)
+
     def communicate(xs):
-        replacement = call.reproducible and tree.in_tree(collective, xs, **own)
-        if not replacement:
-            return collective.xla(xs, call, **own)
-        changes = {"backend": "xla", "given": "varying", "to": "varying"}
-        return replacement(Bind(call.replace(**changes)), xs)
+        size = call.largest_group
+        found = replacement_of("xla", platform, collective, xs, call, size, own)
+        if found is not None:
+            changes = {"backend": "xla", "given": "varying", "to": "varying"}
+            return found(Bind(call.replace(**changes)), xs)
+        outs = collective.xla(xs, call, **own)
+        # A sum of one rank, which XLA takes away.
+        return list(map(rounded, outs)) if call.reproducible else outs
 
     return communicate
 

@@ -14,15 +14,19 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxcomm.primitives import arguments
-from jaxcomm.primitives.call import PyTree, check_array
+from jaxcomm.primitives.call import Call, PyTree, check_array
 from jaxcomm.primitives.registry import Bind, Replacement
 from jaxcomm.primitives.rounded import rounded
 
 # Up to here a rank fetches all operands, and adds alone: a second message would cost
 # more than the bytes that it saves.
 _GATHERED_BYTES = 1 << 20
+# Where ranks exchange by twos: the same, and up to where they exchange whole operands.
+_FEW_BYTES = 64 << 10
+_WHOLE_BYTES = 64 << 10
 
 
 def widen(x):
@@ -170,6 +174,77 @@ _RULES = {
     "reduce": _reduce,
     "reduce_scatter": _reduce_scatter,
 }
+
+
+def in_pairs(
+    collective, avals: Sequence, call: Call, size: int, **own
+) -> Replacement | None:
+    """Return what adds where ranks exchange by twos, or None: for XLA on CPU devices.
+
+    XLA copies the operand twice there for an all-to-all, and not for a permutation.
+    Neighbours exchange halves, and add one each. Then their sums are exchanged by twos,
+    and so on. The parts come to lie in the order of the ranks' reversed bits. XLA's own
+    sum of two ranks would be shorter, but it begins with a zero, and loses -0.
+
+    Source: recursive halving and doubling, Thakur, Rabenseifner and Gropp, 2005,
+    sections 4.1 and 4.3.
+
+    Args:
+      collective: that is called.
+      avals: its operands' types on one rank.
+      call: the call.
+      size: the number of ranks of the largest group.
+      **own: the collective's own parameters.
+    """
+    groups = call.index_groups or (tuple(range(size)),)
+    is_power = size & (size - 1) == 0 and {len(group) for group in groups} == {size}
+    if collective.name != "all_reduce" or not is_power:
+        return None
+    if in_tree(collective, avals, **own) is None:
+        return None
+    bits = [1 << i for i in range(size.bit_length() - 1)]
+    partners = [
+        [(group[r], group[r ^ bit]) for group in groups for r in range(size)]
+        for bit in bits
+    ]
+    reversed_bits = [int(f"{r:0{len(bits)}b}"[::-1], 2) for r in range(size)]
+    in_order = [[group[r] for r in reversed_bits] for group in groups]
+    rank_in_group = np.zeros(sum(map(len, groups)), np.int32)
+    for group in groups:
+        rank_in_group[list(group)] = range(size)
+
+    def add_whole(x):
+        # Apart from a product, which would be added before it is rounded.
+        total = rounded(x)
+        for pairs in partners:
+            others = jax.lax.ppermute(total, call.axes, pairs)
+            total = widen(total) + widen(others)
+        return rounded(total.astype(x.dtype))
+
+    def add_parts(x):
+        rank = jnp.asarray(rank_in_group)[jax.lax.axis_index(call.axes)]
+        part = jnp.pad(x.reshape(-1), (0, -x.size % size))
+        for i, pairs in enumerate(partners):
+            halves, upper = part.reshape(2, -1), rank >> i & 1
+            mine, sent = (
+                jax.lax.dynamic_index_in_dim(halves, half, keepdims=False)
+                for half in (upper, 1 - upper)
+            )
+            mine = rounded(mine) if i == 0 else mine
+            part = widen(mine) + widen(jax.lax.ppermute(sent, call.axes, pairs))
+        part = part.astype(x.dtype)
+        every = jax.lax.all_gather(
+            part, call.axes, axis_index_groups=in_order, tiled=True
+        )
+        return every[: x.size].reshape(x.shape)
+
+    def add(bind, x):
+        is_float = jnp.issubdtype(x.dtype, jnp.inexact)
+        if not is_float or (size > 2 and x.nbytes * size <= _FEW_BYTES):
+            return _all_reduce(collective, bind, [x], **own)[0]
+        return (add_whole if size == 2 or x.nbytes <= _WHOLE_BYTES else add_parts)(x)
+
+    return lambda bind, xs: [add(bind, x) for x in xs]
 
 
 def in_tree(collective, avals: Sequence, **own) -> Replacement | None:

@@ -15,8 +15,9 @@ import pytest
 
 import jaxcomm
 
-# A message, and more than all ranks fetch at once; neither a multiple of the ranks.
-SIZES = (1, 7, 1001, 150_001)
+# A message, more than few bytes, and more than all ranks fetch at once; none of them a
+# multiple of the ranks.
+SIZES = (1, 7, 1001, 10_007, 150_001)
 DTYPES = ("float32", "bfloat16", "float16", "complex64", "float64", "int16")
 alike = pytest.mark.host_only(reason="names its backends")
 
@@ -182,7 +183,7 @@ def test_mapped_axes_are_ranks_too(stacked, values, mesh_of, axes):
 
 @pytest.mark.parametrize("backend", [None, pytest.param("xla", marks=alike)])
 def test_groups_are_trees(stacked, values, mesh_of, backend):
-    x = spread(values, "float32", (8, 50))
+    x = spread(values, "float32", (8, 20_011))
     equal, unequal = [[3, 1, 0, 6], [7, 5, 2, 4]], [[3, 1, 0, 6, 7], [5, 2, 4]]
 
     def program(x):
@@ -215,7 +216,7 @@ import jax, jax.numpy as jnp, numpy as np
 import jaxcomm
 
 rng = np.random.default_rng(0)
-a, b, c = (rng.standard_normal((16, 1001)).astype(np.float32) for _ in range(3))
+a, b, c = (rng.standard_normal((16, 20_001)).astype(np.float32) for _ in range(3))
 for backend in ("host", "xla"):
     for ranks in (1, 2, 4, 8, 16):
         mesh = jax.sharding.Mesh(np.array(jax.devices()[:ranks]), ("i",))
@@ -224,7 +225,9 @@ for backend in ("host", "xla"):
             narrow = jaxcomm.tree_sum((a * b).astype(jnp.bfloat16))
             options = {"reproducible": True, "backend": backend}
             of_ranks = jaxcomm.psum(a[0] * b[0], "i", **options)
+            of_parts = jaxcomm.psum((a[0] * b[0])[:10_000], "i", **options)
             return (
+                of_parts + c[0, :10_000],
                 jaxcomm.psum(leaves, "i", **options) + c[0],
                 jaxcomm.psum(narrow, "i", **options).astype(jnp.bfloat16) * 3,
                 of_ranks + c[0],
@@ -249,7 +252,7 @@ def test_programs_of_1_to_16_devices_round_alike_as_xla_optimizes_them():
     assert run.returncode == 0, run.stderr
     lines = [json.loads(line) for line in run.stdout.splitlines()]
     rng = np.random.default_rng(0)
-    a, b, c = (rng.standard_normal((16, 1001)).astype(np.float32) for _ in range(3))
+    a, b, c = (rng.standard_normal((16, 20_001)).astype(np.float32) for _ in range(3))
     both = tree(a * b) + c[0]
     narrow = tree((a * b).astype(jnp.bfloat16).astype(np.float32))
     narrow = (narrow.astype(jnp.bfloat16) * jnp.bfloat16(3)).astype(np.float32)
@@ -257,7 +260,8 @@ def test_programs_of_1_to_16_devices_round_alike_as_xla_optimizes_them():
     assert len({updated for *_, updated in lines}) == 1
     for ranks, *found, _ in lines:
         of_ranks = tree(a[:: 16 // ranks] * b[:: 16 // ranks]) + c[0]
-        for got, expected in zip(found, (both, narrow, of_ranks), strict=True):
+        expected_of_all = (of_ranks, both, narrow, of_ranks)
+        for got, expected in zip(found, expected_of_all, strict=True):
             got = np.frombuffer(bytes.fromhex(got), np.float32)
             assert_bits(got, expected[:99], f"{ranks} ranks")
 
