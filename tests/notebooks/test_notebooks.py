@@ -43,6 +43,16 @@ SHOWN = {
         "'jaxcomm_ring_shift_start_ring_1MiB'",
         "'jaxcomm_ring_shift_done_ring_1MiB'",
     ],
+    "06_a_process_dies": [
+        "kernel 0: 5 steps of 2 rows; parameters",
+        "kernel 1: 5 steps of 2 rows; parameters",
+        "waited for ranks 2, 3, gone with process 1",
+        "kernel 0: rows: 1 the same parameters: True",
+        "10 steps; the next was done",
+        "process 1 was ended by SIGKILL; 1 other goes on",
+        "states: ['completed', 'failed']",
+        "status 0",
+    ],
 }
 
 
