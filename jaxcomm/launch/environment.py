@@ -50,16 +50,16 @@ def of_process(
         place = process - options.first if place is None else place
         ids = range(place * count, (place + 1) * count)
         environment["JAX_LOCAL_DEVICE_IDS"] = ",".join(map(str, ids))
-    _keep_loopback_from_proxies(environment)
+    _keep_from_proxies(environment, address.rpartition(":")[0] or LOOPBACK)
     return environment
 
 
-def _keep_loopback_from_proxies(environment):
-    # jax.distributed speaks gRPC, which would ask a proxy for the way to this host,
+def _keep_from_proxies(environment, host):
+    # jax.distributed speaks gRPC, which would ask a proxy for the way to the host,
     # until jax.distributed.initialize times out. no_grpc_proxy hides no_proxy.
     if not any(
         name in environment for name in ("grpc_proxy", "http_proxy", "https_proxy")
     ):
         return
     direct = environment.get("no_grpc_proxy") or environment.get("no_proxy")
-    environment["no_grpc_proxy"] = f"{direct},{LOOPBACK}" if direct else LOOPBACK
+    environment["no_grpc_proxy"] = f"{direct},{host}" if direct else host

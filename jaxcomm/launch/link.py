@@ -67,7 +67,8 @@ class Link:
         self._listener: socket.socket | None = None
         self._is_over = threading.Event()
         if self._host == 0:
-            self._listener = socket.create_server(self._address)
+            family = socket.AF_INET6 if ":" in self._address[0] else socket.AF_INET
+            self._listener = socket.create_server(self._address, family=family)
         self._thread = threading.Thread(
             target=self._run, name="jaxcomm-link", daemon=True
         )

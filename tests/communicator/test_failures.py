@@ -115,6 +115,25 @@ def test_others_hear_once_who_failed_and_why_and_who_shares_no_world_does_not(
     assert second.received == bystander.received == []
 
 
+def test_a_process_that_failed_and_ended_elsewhere_fails_its_worlds(store):
+    """It can publish nothing any more: the launcher tells it."""
+    ends, found = {2: 0}, []
+    watch = failures.FailureWatch(
+        store, 0, lambda: "", found.append, lambda: ends, tick=0.002, interval=0.005
+    )
+    watch.watch("w", processes=(0, 1, 2))
+    watch.watch("other", processes=(0, 2))
+    looked_again(store)
+    assert found == []
+    ends[1] = 137
+    waiting.until(lambda: found, "it is told")
+    assert found == ["process 1 has ended"]
+    ends[2] = 137
+    waiting.until(lambda: len(found) > 1, "it is told of the other world")
+    assert found[1:] == ["process 2 has ended"]
+    watch.stop()
+
+
 @pytest.mark.parametrize("text", ["", "{}", '{"order": 1, "process": 1, "text": "x"}'])
 def test_a_failure_that_cannot_be_read_is_one_too(store, start, text):
     first = start(0, "w")
