@@ -163,8 +163,20 @@ float Normal(std::mt19937& random) {
 uint32_t Bits(std::mt19937& random) { return random(); }
 uint16_t Half(std::mt19937& random) { return static_cast<uint16_t>(random()); }
 
-TEST(float32_is_added_in_the_order_of_the_ranks_and_a_mean_multiplies_before) {
-  for (int size : {2, 3, 8}) {
+// Neighbours, then their sums; the last one, without a neighbour, goes up as it is.
+float Tree(std::vector<float> terms) {
+  while (terms.size() > 1) {
+    std::vector<float> sums;
+    for (size_t i = 0; i < terms.size(); i += 2) {
+      sums.push_back(i + 1 < terms.size() ? terms[i] + terms[i + 1] : terms[i]);
+    }
+    terms = sums;
+  }
+  return terms[0];
+}
+
+TEST(float32_is_added_by_the_tree_over_the_ranks_and_a_mean_multiplies_before) {
+  for (int size = 2; size <= OneShotArguments::kMostRanks; ++size) {
     auto communicator = MakeOneShot(size);
     for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kMean}) {
       for (int64_t elements : {int64_t{1}, int64_t{257}, MostWords(size)}) {
@@ -176,10 +188,11 @@ TEST(float32_is_added_in_the_order_of_the_ranks_and_a_mean_multiplies_before) {
             op == ReduceOp::kMean ? 1 / static_cast<float>(size) : 1.0f;
         int wrong = 0;
         for (int64_t i = 0; i < elements; ++i) {
-          float sum = Element<float>(tried.ranks[0].operand, i) * factor;
-          for (int rank = 1; rank < size; ++rank) {
-            sum += Element<float>(tried.ranks[rank].operand, i) * factor;
+          std::vector<float> terms;
+          for (const Buffers& rank : tried.ranks) {
+            terms.push_back(Element<float>(rank.operand, i) * factor);
           }
+          const float sum = Tree(terms);
           for (const Buffers& rank : tried.ranks) {
             wrong += Element<float>(rank.result, i) != sum;
           }
@@ -206,16 +219,17 @@ TEST(integers_wrap) {
 // All kinds of numbers are among random bits: infinities, NaN, the smallest.
 template <typename Float>
 void TestNarrow(DataType dtype) {
-  auto communicator = MakeOneShot(5);
+  auto communicator = MakeOneShot(7);
   const int64_t elements = 20000;
   const Tried tried = Try<uint16_t>(*communicator, dtype, elements, Half);
   CHECK_EQ(tried.one_shot, 1);
   int wrong = 0;
   for (int64_t i = 0; i < elements; ++i) {
-    float sum = Widen(Float{Element<uint16_t>(tried.ranks[0].operand, i)});
-    for (int rank = 1; rank < 5; ++rank) {
-      sum += Widen(Float{Element<uint16_t>(tried.ranks[rank].operand, i)});
+    std::vector<float> terms;
+    for (const Buffers& rank : tried.ranks) {
+      terms.push_back(Widen(Float{Element<uint16_t>(rank.operand, i)}));
     }
+    const float sum = Tree(terms);
     Float rounded;
     Narrow(sum, &rounded);
     for (const Buffers& rank : tried.ranks) {

@@ -22,12 +22,13 @@ __device__ uint64_t Line(uint32_t word, uint32_t flag) {
 __device__ uint32_t WordOf(uint64_t line) { return static_cast<uint32_t>(line); }
 __device__ uint32_t FlagOf(uint64_t line) { return static_cast<uint32_t>(line >> 32); }
 
-// What words are added as. Sent() is the word that a rank sends for one of its operand.
+// What words are added as. Sent() is the word that a rank sends for one of its operand,
+// Of() what another rank makes of it.
 struct Int32Sum {
   static __device__ uint32_t Sent(uint32_t word, float) { return word; }
 
-  __device__ explicit Int32Sum(uint32_t word) : sum(word) {}
-  __device__ void Add(uint32_t word) { sum += word; }
+  static __device__ Int32Sum Of(uint32_t word) { return {word}; }
+  __device__ void Add(const Int32Sum& other) { sum += other.sum; }
   __device__ uint32_t Word() const { return sum; }
 
   uint32_t sum;
@@ -38,8 +39,8 @@ struct Float32Sum {
     return __float_as_uint(__uint_as_float(word) * factor);
   }
 
-  __device__ explicit Float32Sum(uint32_t word) : sum(__uint_as_float(word)) {}
-  __device__ void Add(uint32_t word) { sum += __uint_as_float(word); }
+  static __device__ Float32Sum Of(uint32_t word) { return {__uint_as_float(word)}; }
+  __device__ void Add(const Float32Sum& other) { sum += other.sum; }
   __device__ uint32_t Word() const { return __float_as_uint(sum); }
 
   float sum;
@@ -68,11 +69,12 @@ template <typename Narrow>
 struct NarrowSum {
   static __device__ uint32_t Sent(uint32_t word, float) { return word; }
 
-  __device__ explicit NarrowSum(uint32_t word)
-      : low(Narrow::Widen(word & 0xffff)), high(Narrow::Widen(word >> 16)) {}
-  __device__ void Add(uint32_t word) {
-    low += Narrow::Widen(word & 0xffff);
-    high += Narrow::Widen(word >> 16);
+  static __device__ NarrowSum Of(uint32_t word) {
+    return {Narrow::Widen(word & 0xffff), Narrow::Widen(word >> 16)};
+  }
+  __device__ void Add(const NarrowSum& other) {
+    low += other.low;
+    high += other.high;
   }
   __device__ uint32_t Word() const {
     return Narrow::Round(high) << 16 | Narrow::Round(low);
@@ -83,6 +85,9 @@ struct NarrowSum {
 
 // A thread sends its words to all ranks, itself included, and then adds what it finds
 // in its own inbox. The words of a thread are a grid apart.
+//
+// Ranks are added by the tree of jaxcomm/primitives/tree.py, as the host backend does:
+// neighbours first, then their sums. A sum without a neighbour goes up as it is.
 //
 // Loops over ranks go to kMostRanks: NVRTC unrolls them, and lines stay in registers.
 template <typename Sum>
@@ -124,11 +129,16 @@ __device__ void SendAndAdd(const OneShotArguments& arguments) {
       if (are_here) break;
       if (turns % kTurnsPerStop == 0 && LoadRelaxed(stop) != 0) return;
     }
-    Sum sum(WordOf(lines[0]));
-    for (uint32_t rank = 1; rank < kMostRanks; ++rank) {
-      if (rank < ranks) sum.Add(WordOf(lines[rank]));
+    Sum sums[kMostRanks];
+    for (uint32_t rank = 0; rank < kMostRanks; ++rank) {
+      sums[rank] = Sum::Of(WordOf(lines[rank]));
     }
-    result[i] = sum.Word();
+    for (uint32_t step = 1; step < kMostRanks; step *= 2) {
+      for (uint32_t rank = 0; rank + step < kMostRanks; rank += 2 * step) {
+        if (rank + step < ranks) sums[rank].Add(sums[rank + step]);
+      }
+    }
+    result[i] = sums[0].Word();
   }
 }
 
