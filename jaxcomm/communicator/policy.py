@@ -68,7 +68,7 @@ class CommPolicy:
         most and once in a run of a program; NCCL takes over from then on. If None, True
         unless ``command_buffers``, which cannot record it.
       one_shot: whether a kernel of this package adds small arrays in NCCL's place, in
-        one step: every GPU writes to all others, and adds in the order of the ranks.
+        one step: every GPU writes to all others, and adds by the tree over the ranks.
         It takes ``psum`` and ``pmean`` of float32, complex64, 32-bit integers, and an
         even number of bfloat16 or float16 (added in float32, rounded once). On two
         ranks arrays have 1 MiB at most, and a communicator takes 8 MiB of each GPU. On

@@ -359,3 +359,35 @@ def test_processes_are_those_of_hosts_or_as_many_as_asked():
     assert jaxcomm.plan(MESH, machine="cpu", devices_per_process=2).processes == 4
     for axes in ({"data": 12500, "model": 8}, {"a": 100_000}):
         assert jaxcomm.plan(axes).processes == 12500
+
+
+@pytest.mark.parametrize(
+    ("backend", "machine", "ranks", "size", "collectives", "moved"),
+    [
+        ("host", "cpu", 8, 1 << 20, ["all_reduce"], 7 / 4),
+        ("nccl", None, 2, 1 << 20, ["all_reduce"], 1),
+        ("nccl", None, 8, 64, ["all_gather"], 7),
+        ("nccl", None, 8, 1 << 20, ["all_to_all", "all_gather"], 7 / 4),
+        ("xla", None, 8, 1 << 20, ["all_to_all", "all_gather"], 7 / 4),
+        ("xla", "cpu", 2, 1 << 20, ["permute"], 1),
+        ("xla", "cpu", 8, 64, ["all_gather"], 7),
+        ("xla", "cpu", 8, 1 << 13, ["permute"] * 3, 3),
+        ("xla", "cpu", 8, 1 << 20, [*["permute"] * 3, "all_gather"], 7 / 4),
+        ("xla", "cpu", 6, 3 << 20, ["all_to_all", "all_gather"], 5 / 3),
+    ],
+)
+def test_a_reproducible_sum_is_planned_as_what_it_does(
+    backend, machine, ranks, size, collectives, moved
+):
+    """``moved``: what a rank sends, in operands."""
+    x = jax.ShapeDtypeStruct((size,), "float32")
+
+    def step(x):
+        return jaxcomm.psum(x, "data", reproducible=True, backend=backend)
+
+    made = jaxcomm.plan({"data": ranks}, step, x, machine=machine)
+    found = [row.call.collective for row in made.calls for _ in range(row.times)]
+    assert found == collectives
+    assert {row.call.backend for row in made.calls} == {backend}
+    sent = sum(row.times * row.sent_bytes for row in made.calls)
+    assert sent == pytest.approx(moved * 4 * size)
