@@ -13,7 +13,7 @@ from jaxcomm.communicator import store as stores
 from jaxcomm.communicator.backends import host, xla
 from jaxcomm.communicator.backends.nccl import library
 
-THERE = library.Library("libnccl.so.2", "2.28.9", 22809, "13.0", (), False)
+THERE = library.Library("libnccl.so.2", "2.28.9", 22809, "13.0", ())
 
 
 @pytest.fixture

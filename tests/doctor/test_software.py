@@ -70,7 +70,7 @@ def test_every_backend_is_there_or_says_why_not(monkeypatch):
     ],
 )
 def test_bugs_of_the_loaded_nccl_are_told(monkeypatch, code, machine, told):
-    nccl = library.Library("/lib/nccl", "-", code, "13.0", (), False)
+    nccl = library.Library("/lib/nccl", "-", code, "13.0", ())
     monkeypatch.setattr(library, "load", lambda: nccl)
     monkeypatch.setattr("platform.machine", lambda: machine)
     row = by_name(software.backends()).get("nccl, known bugs")

@@ -1,6 +1,7 @@
 // Streams, and events: each event remembers its last record, a moment of a stream.
 #include "tests/doubles/nccl/streams.h"
 
+#include <cfenv>
 #include <thread>
 #include <vector>
 
@@ -67,7 +68,11 @@ std::shared_ptr<Stream> Stream::Start(int device) {
   }
   // Detached: destroying a stream does not wait for its work, and at exit a stream may
   // hang in an operation that nobody aborted.
-  std::thread([stream] { stream->Run(); }).detach();
+  std::thread([stream] {
+    // Threads of XLA:CPU flush denormal numbers, and so do those that they start.
+    std::fesetenv(FE_DFL_ENV);
+    stream->Run();
+  }).detach();
   return stream;
 }
 
