@@ -24,7 +24,6 @@ STAND_IN = os.environ.get("JAXCOMM_TEST_FAKE_NCCL")
 # In a step: two collectives in each of three turns, one of them in each of their
 # gradients, the sum of the gradient, and its parts.
 CALLS = 3 * 2 + 3 + 1 + 1
-alike = pytest.mark.host_only(reason="names its backends")
 
 
 def run(folder, backend="host", devices=4, wrong=(-1, -1), processes=1):
@@ -51,7 +50,6 @@ def right(tmp_path_factory):
     return run(tmp_path_factory.mktemp("right"))
 
 
-@alike
 @pytest.mark.parametrize("backend", ["host", "xla", "nccl"])
 def test_the_first_wrong_bit_is_named_on_every_backend(right, tmp_path, backend):
     if backend == "nccl" and not STAND_IN:
@@ -116,7 +114,6 @@ def write(folder, entries, sites=None, step=0, **changes):
 BOTH = [(0, 0, "a", "c"), (0, 1, "b", "c")]
 
 
-@alike
 @pytest.mark.parametrize(
     ("entries", "changes", "message"),
     [
@@ -139,7 +136,6 @@ def test_records_that_lack_something_are_refused(tmp_path, entries, changes, mes
             jaxcomm.compare_runs(*pair)
 
 
-@alike
 def test_a_run_that_is_not_there_or_was_cut_is_refused(tmp_path):
     whole = write(tmp_path / "whole", BOTH)
     with pytest.raises(ValueError, match="no checksums of a run are there"):
@@ -153,7 +149,6 @@ def test_a_run_that_is_not_there_or_was_cut_is_refused(tmp_path):
         load(cut.parent)
 
 
-@alike
 def test_runs_on_one_mesh_are_compared_in_all_they_have(tmp_path):
     whole = write(tmp_path / "whole", BOTH)
     two = [site_of(), site_of("all_to_all")]
@@ -175,7 +170,6 @@ def test_runs_on_one_mesh_are_compared_in_all_they_have(tmp_path):
             assert str(jaxcomm.compare_runs(*pair)) == f"step 0, {said}"
 
 
-@alike
 def test_runs_on_meshes_of_two_sizes_are_compared_in_what_ranks_share(tmp_path):
     two = write(tmp_path / "two", BOTH)
     four = [(0, rank, f"{rank}", "c") for rank in range(4)]
@@ -213,7 +207,6 @@ def test_runs_on_meshes_of_two_sizes_are_compared_in_what_ranks_share(tmp_path):
         jaxcomm.compare_runs(one, third)
 
 
-@alike
 @pytest.mark.parametrize(
     "dtype",
     [
@@ -248,7 +241,6 @@ def test_one_changed_element_changes_both_halves(dtype):
         assert not np.asarray(sums(x[:0])).any()
 
 
-@alike
 def test_what_is_off_adds_nothing_and_cannot_be_saved(make_mesh, tmp_path):
     mesh = make_mesh(i=2)
 
@@ -265,7 +257,6 @@ def test_what_is_off_adds_nothing_and_cannot_be_saved(make_mesh, tmp_path):
         jaxcomm.save_checksums(tmp_path, 0)
 
 
-@alike
 def test_calls_that_are_not_recorded_are_told(monkeypatch, make_mesh):
     monkeypatch.setattr(config, "CHECKSUMS", "1")
     monkeypatch.setattr(checksums, "_unrecorded", set())
@@ -285,7 +276,6 @@ def test_calls_that_are_not_recorded_are_told(monkeypatch, make_mesh):
     assert checksums._unrecorded == {why}
 
 
-@alike
 def test_results_that_are_not_ready_and_overflows_are_told(monkeypatch, tmp_path):
     monkeypatch.setattr(config, "CHECKSUMS", "1")
     monkeypatch.setattr(checksums, "MOST_ENTRIES", 3)
