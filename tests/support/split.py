@@ -11,6 +11,7 @@ from dense import Attention, Options
 import jaxcomm
 from jaxcomm.attention.layout import Layout, Tokens
 from jaxcomm.attention.positions import TRUSTED
+from jaxcomm.collectives.permute import ring_shift
 
 PLAIN = Options()
 SPLIT = jax.P(None, "context")
@@ -192,3 +193,16 @@ def assert_results(found, arrays, grad, options, tolerance=1e-5):
     expected = dense.attention(*arrays, options, grads)
     out, *gradients = found
     assert_close((out, None, *gradients), expected._replace(lse=None), tolerance)
+
+
+class Blocking:
+    """In place of a handle: what has arrived before anything is computed."""
+
+    def __init__(self, tree, axis_name, *, shift):
+        self._arrived = ring_shift(tree, axis_name, shift=shift)
+
+    def then(self, x):
+        return x
+
+    def done(self, *, after):
+        return self._arrived

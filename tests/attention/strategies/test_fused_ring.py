@@ -121,6 +121,7 @@ def float64():
         (1, 4, "striped", "ring"),
         # As a loop of the program.
         (7, 4, "zigzag", "loop"),
+        (7, 4, "zigzag", "blocking"),
     ],
 )
 def test_causal_equals_dense_with_gradients_of_output_and_residual(
@@ -129,6 +130,9 @@ def test_causal_equals_dense_with_gradients_of_output_and_residual(
     if strategy == "loop":
         strategy = "ring"
         monkeypatch.setattr(ring, "_UNROLLED_RANKS", 1)
+    elif strategy == "blocking":
+        strategy = "ring"
+        monkeypatch.setattr(ring, "ring_shift_start", split.Blocking)
     # Two query heads to a key head.
     *arrays, grads = float64((1, tokens * size, 4, 8), (1, tokens * size, 2, 8))
     how = {"size": size, "schedule": schedule, "strategy": strategy}

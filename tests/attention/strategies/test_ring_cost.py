@@ -8,11 +8,10 @@ import re
 import jax
 import jax.numpy as jnp
 import pytest
-from split import SPLIT, inputs, on_ranks, ring_over, sharded
+from split import SPLIT, Blocking, inputs, on_ranks, ring_over, sharded
 
 import jaxcomm
 from jaxcomm.attention.strategies import ring as ring_module
-from jaxcomm.collectives.permute import ring_shift
 
 SHAPE = (1, 256, 4, 64)  # of a rank's queries, keys and values
 
@@ -20,19 +19,6 @@ SHAPE = (1, 256, 4, 64)  # of a rank's queries, keys and values
 def whole(size, **options):
     options = {"schedule": "zigzag", "is_causal": True} | options
     return sharded(functools.partial(on_ranks, **options), size)
-
-
-class Blocking:
-    """In place of a handle: what has arrived before anything is computed."""
-
-    def __init__(self, tree, axis_name, *, shift):
-        self._arrived = ring_shift(tree, axis_name, shift=shift)
-
-    def then(self, x):
-        return x
-
-    def done(self, *, after):
-        return self._arrived
 
 
 @contextlib.contextmanager
