@@ -59,6 +59,18 @@ def test_every_backend_is_there_or_says_why_not(monkeypatch):
     assert by_name(software.backends())["nccl"].is_fine is False
 
 
+def test_what_is_known_of_nccl_is_told(monkeypatch):
+    nccl = library.Library(
+        "/lib/nccl", "2.28.9", 22809, "13.0", ("ncclCommSuspend",), False
+    )
+    monkeypatch.setattr(library, "load", lambda: nccl)
+    row = by_name(software.backends())["nccl"]
+    assert row.is_fine
+    assert row.value["version_code"] == 22809
+    for text in ("2.28.9", "/lib/nccl", "13.0", "no, from 2.30.3", "ncclCommSuspend"):
+        assert text in row.text
+
+
 @pytest.mark.parametrize(
     ("code", "machine", "told"),
     [
@@ -112,3 +124,11 @@ def test_a_wrong_variable_is_a_problem(monkeypatch, name, value, text):
     row = by_name(software.variables())[name]
     assert row.is_fine is False
     assert text in row.text
+
+
+def test_looking_at_the_folder_for_records_leaves_it_as_it_is(monkeypatch, tmp_path):
+    for folder in (tmp_path / "dumps", tmp_path):
+        monkeypatch.setenv("JAXCOMM_DUMP_DIR", str(folder))
+        row = by_name(software.variables())["JAXCOMM_DUMP_DIR"]
+        assert (row.text, row.is_fine) == (str(folder), None)
+        assert list(tmp_path.iterdir()) == []
