@@ -204,6 +204,22 @@ def test_where_ncclcommwindowregister_refuses_it_goes_on_as_a_buffer(
             use()
 
 
+def test_where_both_refuse_collectives_work(stand_in, make_mesh):
+    mesh = make_mesh(i=2)
+    jaxcomm.init(mesh, "i")
+    stand_in.fail("ncclCommWindowRegister", 5)
+    for after in (0, 1):
+        stand_in.fail("ncclCommRegister", 5, after)
+    pool = jaxcomm.SymmetricPool(mesh, SIZE)
+    (told,) = pool.registrations().values()
+    assert "ncclCommWindowRegister" in told
+    assert "ncclCommRegister" in told
+    assert jaxcomm.memory_report()[0].symmetric_bytes == 0
+    assert psum_of(mesh)(pool.zeros((2,), spec=jax.P("i")) + 1) == 2
+    gc.collect(1)
+    pool.close()
+
+
 OLD = """
 mesh = mesh_of(2)
 jaxcomm.init(mesh, "i")
