@@ -219,7 +219,8 @@ def in_pairs(
         for pairs in partners:
             others = jax.lax.ppermute(total, call.axes, pairs)
             total = widen(total) + widen(others)
-        return rounded(total.astype(x.dtype))
+        # XLA passes on what was before a rounding to 16 bits.
+        return total if total.dtype == x.dtype else rounded(total.astype(x.dtype))
 
     def add_parts(x):
         rank = jnp.asarray(rank_in_group)[jax.lax.axis_index(call.axes)]
