@@ -316,19 +316,25 @@ def move(old: jax.sharding.Mesh, new: jax.sharding.Mesh) -> None:
         _choices.move(grid, new_grid)
         _to_make.extend(_ToMake(member.spec, member.spec.grid) for member in closed)
 
+        of_mesh = [each for each in _to_make if each.grid == grid]
+        for each in of_mesh:
+            each.grid = new_grid
+        _to_make[:] = [
+            each
+            for each in _to_make
+            if each in of_mesh or not lost.intersection(each.spec.processes)
+        ]
+
         def order(each):
             # The same on all processes, whatever each of them has made before.
-            is_of_mesh = each.grid == grid
-            partition = each.spec.partition
-            return partition.axes, each.spec.lane, 0 if is_of_mesh else each.spec.key
+            spec = each.spec
+            key = 0 if each in of_mesh else spec.key
+            return spec.partition.axes, spec.lane, key, repr(spec.policy)
 
         for each in sorted(_to_make, key=order):
             spec = each.spec
-            if each.grid == grid:
-                each.grid = new_grid
             if each.grid == spec.grid:
-                if not lost.intersection(spec.processes):
-                    get(spec)
+                get(spec)
             elif each.grid == new_grid and spec.partition.index_groups is None:
                 partition = replica_groups.partition(new_grid, spec.partition.axes)
                 choice = _choices.find(partition, spec.lane)

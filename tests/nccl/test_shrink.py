@@ -8,6 +8,7 @@ pytestmark = pytest.mark.multiprocess
 
 # Each process holds numbers, which it adds to those of all others in two lanes.
 SET_UP = """
+import itertools
 from jaxcomm.communicator import cache, survivors
 from jaxcomm.communicator.backends.nccl import backend, communicators
 mesh = mesh_of()
@@ -37,6 +38,10 @@ def go_on():
                 raise
             mesh = smaller
 
+# Each pair has a communicator, too, of which some lose a process.
+for some in itertools.combinations(range(4), 2):
+    if index in some:
+        jaxcomm.init(mesh_of(of_processes(*some)), policy=policy)
 # The pair that will be left has a program of its own, compiled before.
 pair = mesh_of(of_processes(0, OTHER))
 if index in (0, OTHER):
