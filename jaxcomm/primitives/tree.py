@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxcomm import compat
 from jaxcomm.primitives import arguments
 from jaxcomm.primitives.call import Call, PyTree, check_array
 from jaxcomm.primitives.registry import Bind, Replacement
@@ -198,41 +199,52 @@ def in_pairs(
     """
     groups = call.index_groups or (tuple(range(size)),)
     is_power = size & (size - 1) == 0 and {len(group) for group in groups} == {size}
-    if collective.name != "all_reduce" or not is_power:
+    of_several_axes = call.index_groups is not None and len(call.axes) > 1
+    if collective.name != "all_reduce" or not is_power or of_several_axes:
         return None
     if in_tree(collective, avals, **own) is None:
         return None
     bits = [1 << i for i in range(size.bit_length() - 1)]
-    partners = [
-        [(group[r], group[r ^ bit]) for group in groups for r in range(size)]
-        for bit in bits
-    ]
     reversed_bits = [int(f"{r:0{len(bits)}b}"[::-1], 2) for r in range(size)]
     in_order = [[group[r] for r in reversed_bits] for group in groups]
     rank_in_group = np.zeros(sum(map(len, groups)), np.int32)
     for group in groups:
         rank_in_group[list(group)] = range(size)
 
+    def from_partner(x, bit):
+        """Exchange with the rank that differs in this bit."""
+        if len(call.axes) == 1:
+            pairs = [
+                (group[r], group[r ^ bit]) for group in groups for r in range(size)
+            ]
+            return jax.lax.ppermute(x, call.axes, pairs)
+        # Along the axis that has the bit: over several, jax.lax.ppermute numbers the
+        # ranks in the order of the mesh, and not of the call.
+        for axis in reversed(call.axes):
+            if bit < (ranks := compat.axis_size(axis)):
+                break
+            bit //= ranks
+        return jax.lax.ppermute(x, axis, [(r, r ^ bit) for r in range(ranks)])
+
     def add_whole(x):
         # Apart from a product, which would be added before it is rounded.
         total = rounded(x)
-        for pairs in partners:
-            others = jax.lax.ppermute(total, call.axes, pairs)
-            total = widen(total) + widen(others)
+        for bit in bits:
+            total = widen(total) + widen(from_partner(total, bit))
         # XLA passes on what was before a rounding to 16 bits.
         return total if total.dtype == x.dtype else rounded(total.astype(x.dtype))
 
     def add_parts(x):
         rank = jnp.asarray(rank_in_group)[jax.lax.axis_index(call.axes)]
         part = jnp.pad(x.reshape(-1), (0, -x.size % size))
-        for i, pairs in enumerate(partners):
-            halves, upper = part.reshape(2, -1), rank >> i & 1
+        for bit in bits:
+            halves, upper = part.reshape(2, -1), (rank // bit) % 2
             mine, sent = (
                 jax.lax.dynamic_index_in_dim(halves, half, keepdims=False)
                 for half in (upper, 1 - upper)
             )
-            mine = rounded(mine) if i == 0 else mine
-            part = widen(mine) + widen(jax.lax.ppermute(sent, call.axes, pairs))
+            mine = rounded(mine) if bit == 1 else mine
+            part = widen(mine) + widen(from_partner(sent, bit))
         part = part.astype(x.dtype)
         every = jax.lax.all_gather(
             part, call.axes, axis_index_groups=in_order, tiled=True

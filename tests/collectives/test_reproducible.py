@@ -182,6 +182,24 @@ def test_mapped_axes_are_ranks_too(stacked, values, mesh_of, axes):
 
 
 @pytest.mark.parametrize("backend", [None, pytest.param("xla", marks=alike)])
+@pytest.mark.parametrize("size", [10_007, 20_011])
+def test_ranks_of_several_axes_are_numbered_as_the_call_names_them(
+    values, mesh_of, model, backend, size
+):
+    x = spread(values, "float32", (2, 4, size))
+    specs = jax.P("a", "b"), jax.P()
+    for axes, rows in (("ab", x), ("ba", x.swapaxes(0, 1))):
+
+        def program(x, axes=tuple(axes)):
+            options = {"reproducible": True, "backend": backend}
+            return jaxcomm.psum(x[0, 0], axes, **options)
+
+        run = model.over(mesh_of((2, 4), ("a", "b")), program, *specs)
+        expected = total(rows.reshape(8, size))
+        assert_bits(np.asarray(run(x)), expected, axes)
+
+
+@pytest.mark.parametrize("backend", [None, pytest.param("xla", marks=alike)])
 def test_groups_are_trees(stacked, values, mesh_of, backend):
     x = spread(values, "float32", (8, 20_011))
     equal, unequal = [[3, 1, 0, 6], [7, 5, 2, 4]], [[3, 1, 0, 6, 7], [5, 2, 4]]
