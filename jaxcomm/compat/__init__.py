@@ -255,6 +255,11 @@ def calls_host(ctx) -> bool:
     return lowering_platform(ctx) in ("cpu", "cuda", "rocm")
 
 
+def array_type(shape: tuple[int, ...], dtype) -> Any:
+    """Return the type of an array, as lowering takes it."""
+    return _core.ShapedArray(shape, np.dtype(dtype))
+
+
 def call_host(ctx, function, operand) -> None:
     """Have each device call ``function(array)`` on the host whenever it comes here.
 
@@ -267,7 +272,7 @@ def call_host(ctx, function, operand) -> None:
       operand: lowered, of one dimension, uint32.
     """
     # Checked on 0.10.2, 0.12.0.1.
-    aval = _core.ShapedArray(operand.type.shape, np.dtype(np.uint32))
+    aval = array_type(tuple(operand.type.shape), np.uint32)
 
     def call(array):
         function(array)

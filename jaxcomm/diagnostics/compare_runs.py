@@ -7,6 +7,7 @@ import os
 import pathlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from jaxcomm.diagnostics.checksums import (
     MOST_ENTRIES,
@@ -252,7 +253,7 @@ def _parsed(line, where):
     return document
 
 
-def _frozen(value):
+def _frozen(value) -> Any:
     if isinstance(value, dict):
         return tuple(value.items())
     return tuple(value) if isinstance(value, list) else value

@@ -105,7 +105,7 @@ def _record(collective, ctx, operands, call, results):
     site = _site(collective, ctx, call, len(operands))
     words = len(site.mesh) + 2 * len(avals)
     of_words = ctx.replace(
-        avals_in=avals, avals_out=[jax.core.ShapedArray((words,), np.uint32)]
+        avals_in=avals, avals_out=[compat.array_type((words,), np.uint32)]
     )
     with _parts_unrecorded():
         (found,) = compat.lower_as(

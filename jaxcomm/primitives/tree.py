@@ -220,11 +220,11 @@ def in_pairs(
             return jax.lax.ppermute(x, call.axes, pairs)
         # Along the axis that has the bit: over several, jax.lax.ppermute numbers the
         # ranks in the order of the mesh, and not of the call.
-        for axis in reversed(call.axes):
-            if bit < (ranks := compat.axis_size(axis)):
-                break
-            bit //= ranks
-        return jax.lax.ppermute(x, axis, [(r, r ^ bit) for r in range(ranks)])
+        axes = list(call.axes)
+        while bit >= compat.axis_size(axes[-1]):
+            bit //= compat.axis_size(axes.pop())
+        ranks = range(compat.axis_size(axes[-1]))
+        return jax.lax.ppermute(x, axes[-1], [(r, r ^ bit) for r in ranks])
 
     def add_whole(x):
         # Apart from a product, which would be added before it is rounded.
