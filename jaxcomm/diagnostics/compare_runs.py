@@ -262,7 +262,12 @@ def _frozen(value) -> Any:
 def _of_step(folder, step, of_processes):
     """Return the entries of a step, which must be all that there were."""
     where = f"{os.fspath(folder)}, step {step}"
-    count = next(iter(of_processes.values()))["processes"]
+    counts = sorted({each["processes"] for each in of_processes.values()})
+    count = counts[0]
+    if len(counts) > 1:
+        raise ValueError(
+            f"{where}: written by runs of {counts} processes. Name a folder for each run"
+        )
     if missing := sorted(set(range(count)) - set(of_processes)):
         raise ValueError(f"{where}: nothing from processes {missing} of {count}")
     if dropped := sum(each["dropped"] for each in of_processes.values()):

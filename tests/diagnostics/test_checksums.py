@@ -143,6 +143,12 @@ def test_a_run_that_is_not_there_or_was_cut_is_refused(tmp_path):
     write(whole, BOTH)
     with pytest.raises(ValueError, match="line 2: its step was saved before"):
         load(whole)
+    mixed = write(tmp_path / "mixed", BOTH)
+    of_two = json.loads((mixed / "checksums-0.jsonl").read_text())
+    of_two |= {"process": 1, "processes": 2}
+    (mixed / "checksums-1.jsonl").write_text(json.dumps(of_two))
+    with pytest.raises(ValueError, match=r"written by runs of \[1, 2\] processes"):
+        load(mixed)
     cut = write(tmp_path / "cut", BOTH) / "checksums-0.jsonl"
     cut.write_text(cut.read_text()[:-20])
     with pytest.raises(ValueError, match="line 1: not checksums of jaxcomm"):
