@@ -266,7 +266,7 @@ def _of_step(folder, step, of_processes):
     count = counts[0]
     if len(counts) > 1:
         raise ValueError(
-            f"{where}: written by runs of {counts} processes. Name a folder for each run"
+            f"{where}: written by runs of {counts} processes. Name a folder for each"
         )
     if missing := sorted(set(range(count)) - set(of_processes)):
         raise ValueError(f"{where}: nothing from processes {missing} of {count}")
