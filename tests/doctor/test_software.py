@@ -102,7 +102,7 @@ def test_variables_are_listed_set_or_not_and_those_of_launch_are_no_problem():
     assert found["JAXCOMM_TIMEOUT"].text == "not set"
     assert found["XLA_FLAGS"].text == "--a"
     assert "HOME" not in found
-    given = of_process(0, Options(processes=2, script="x"), 1234, {})
+    given = of_process(0, Options(processes=2, script="x"), "127.0.0.1:1234", {})
     found = by_name(software.variables(given))
     assert {name for name in given if name.startswith("JAXCOMM_")} <= set(found)
     assert [row.text for row in found.values() if row.is_fine is False] == []

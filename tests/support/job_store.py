@@ -9,6 +9,7 @@ long timeout takes no time.
 import collections
 import heapq
 import itertools
+import math
 import threading
 
 import waiting
@@ -80,6 +81,15 @@ class JobStore:
 
     def sleep(self, seconds):
         self._wait(None, seconds)
+
+    def tell(self, event):
+        """Let an event happen, for those who :meth:`hear` it."""
+        with self._lock:
+            self._set(f"event/{event}", "")
+
+    def hear(self, event):
+        self._wait(f"event/{event}", math.inf)
+        assert self.now < math.inf, f"nobody tells of {event}"
 
     def key_value_set(self, key, text, allow_overwrite=False):
         with self._lock:
