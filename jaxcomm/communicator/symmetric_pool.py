@@ -289,7 +289,8 @@ class SymmetricPool:
             ordinal = device.local_hardware_id
             if bytes_of_part:
                 self.memory.fill(ordinal, offset, source_of(device), bytes_of_part)
-            place = jnp.zeros((), jnp.int8, device=device).__dlpack_device__()
+            of_device = jnp.zeros((), jnp.int8, device=device)
+            place = of_device.__dlpack_device__()  # pyright: ignore
             block = made(ordinal=ordinal, dlpack_device=place)
             parts.append(compat.from_dlpack(block, device))
         return jax.make_array_from_single_device_arrays(shape, sharding, parts)

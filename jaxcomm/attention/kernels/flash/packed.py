@@ -81,7 +81,7 @@ def backward(hop: Hop, saved: Saved, total: Any, otherwise: Kernel) -> Grads:
     """
     if hop.runs[0].are == "apart":
         return apart.backward(
-            hop, saved, total, lambda *part: _backward(*part, None, otherwise)
+            hop, saved, total, lambda part, of: _backward(part, of, None, otherwise)
         )
     return _backward(hop, saved, total, otherwise)
 
