@@ -58,7 +58,7 @@ napoleon_use_rtype = False
 # annotations aside.
 nitpicky = True
 nitpick_ignore_regex = [
-    ("py:.*", r"(collections|datetime|jax|json|numpy|os)\b.*"),
+    ("py:.*", r"(collections|datetime|jax|json|numpy|os|pathlib)\b.*"),
     ("py:class", r"jaxcomm\.\w+\..*"),
 ]
 

@@ -60,9 +60,7 @@ def test_every_backend_is_there_or_says_why_not(monkeypatch):
 
 
 def test_what_is_known_of_nccl_is_told(monkeypatch):
-    nccl = library.Library(
-        "/lib/nccl", "2.28.9", 22809, "13.0", ("ncclCommSuspend",), False
-    )
+    nccl = library.Library("/lib/nccl", "2.28.9", 22809, "13.0", ("ncclCommSuspend",))
     monkeypatch.setattr(library, "load", lambda: nccl)
     row = by_name(software.backends())["nccl"]
     assert row.is_fine
