@@ -158,6 +158,10 @@ REFUSED = [
     ({"batch_axes": "data", "head_axes": "model", "batch": 3}, "do not divide 3"),
     ({"batch_axes": "data", "head_axes": "model", "batch": None}, "has no batch"),
     ({"axis_name": "ctx"}, "axis 'ctx' is not in the mesh"),
+    (
+        {"batch_axes": "data", "head_axes": "model", "bias": np.ones((2, 2, 4, 3))},
+        r"bias has shape \(2, 2, 4, 3\), and does not broadcast to \(2, 2, 4, 4\)",
+    ),
 ]
 
 

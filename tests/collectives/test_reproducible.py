@@ -305,3 +305,20 @@ def test_tree_sum_takes_any_dimension_dtype_and_number(values, model):
     ):
         with pytest.raises(error, match=message):
             call()
+
+
+def test_a_constant_is_multiplied_where_that_is_the_tree(mesh_of):
+    found = []
+
+    def local(x):
+        found.append(jaxcomm.psum(0.1, "i", reproducible=True))
+        return x
+
+    for size in (4, 3):
+        mesh = mesh_of((size,), ("i",))
+        split = jax.shard_map(
+            local, mesh=mesh, in_specs=jax.P("i"), out_specs=jax.P("i")
+        )
+        jax.eval_shape(split, jax.ShapeDtypeStruct((size,), np.float32))
+    assert found[0] == 0.4
+    assert isinstance(found[1], jax.core.Tracer)

@@ -278,8 +278,12 @@ def test_calls_that_are_not_recorded_are_told(monkeypatch, make_mesh):
     assert checksums._unrecorded == {why}
     del specs["axis_names"]
     sharded = jax.shard_map(program, mesh=make_mesh(i=2, j=2), **specs)
-    assert "callback" in jax.jit(sharded).lower(np.ones(2, np.float32)).as_text()
+    traced = jax.jit(sharded).trace(np.ones(2, np.float32))
+    assert "callback" in traced.lower().as_text()
     assert checksums._unrecorded == {why}
+    assert "callback" not in traced.lower(lowering_platforms=("tpu",)).as_text()
+    other = "psum over ('i',): JAX calls no host from this platform"
+    assert checksums._unrecorded == {why, other}
 
 
 def test_results_that_are_not_ready_and_overflows_are_told(monkeypatch, tmp_path):

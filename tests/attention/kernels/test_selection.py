@@ -3,6 +3,7 @@
 import contextlib
 import importlib
 import types
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ from split import ring_over
 import jaxcomm
 from jaxcomm import attention
 from jaxcomm.attention.kernels import cudnn, selection
+from jaxcomm.attention.kernels.flash import library
 from jaxcomm.attention.kernels.pallas.kernel import PALLAS
 from jaxcomm.compat import gpus
 
@@ -70,6 +72,17 @@ def test_a_program_says_what_computes_it(lowered, platform, options, name):
     assert ("__cudnn" in text) == (name == "cudnn")
     ours = ALL if options.get("grads") else {"forward"}
     assert kernels_in(program.as_text()) == (ours if name == "pallas" else set())
+
+
+@pytest.mark.usefixtures("hopper")
+def test_a_faster_kernel_that_is_not_installed_is_told_once(lowered, monkeypatch):
+    monkeypatch.setattr(library, "install_line", lambda: "pip install it")
+    monkeypatch.setattr(library, "why_not", lambda: "it is missing: pip install it")
+    with pytest.warns(UserWarning, match="would serve this GPU.*: pip install it"):
+        lowered("cuda")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        lowered("cuda", grads=True)
 
 
 @pytest.mark.usefixtures("hopper")

@@ -212,4 +212,8 @@ def test_rows_with_positions_of_their_own_are_left_to_others(called):
     )  # fmt: skip
     assert select(hop) is XLA
     shared = Coordinates(jax.ShapeDtypeStruct((4,), jnp.int32))
-    assert select(hop.replace(queries=shared, keys=shared)) is flash.FLASH
+    hop = hop.replace(queries=shared, keys=shared)
+    assert select(hop) is flash.FLASH
+    # Its numbers of elements have 32 bits.
+    long = jax.ShapeDtypeStruct((2, 2**23, 1, 8), jnp.bfloat16)
+    assert select(hop.replace(query=long)) is XLA
