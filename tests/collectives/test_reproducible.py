@@ -322,3 +322,16 @@ def test_a_constant_is_multiplied_where_that_is_the_tree(mesh_of):
         jax.eval_shape(split, jax.ShapeDtypeStruct((size,), np.float32))
     assert found[0] == 0.4
     assert isinstance(found[1], jax.core.Tracer)
+
+
+def test_mapped_ranks_are_added_before_they_travel_where_that_is_the_tree(trace):
+    def sums(x, count):
+        def total(y):
+            return jaxcomm.psum(y, ("i", "v"), reproducible=True)
+
+        return jax.vmap(total, axis_name="v")(jnp.stack([x] * count))
+
+    text = str(trace(lambda x: sums(x, 2)).jaxpr)
+    assert "all_reduce" in text
+    assert "all_gather" not in text
+    assert "all_gather" in str(trace(lambda x: sums(x, 3)).jaxpr)
