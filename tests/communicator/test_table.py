@@ -2,6 +2,7 @@
 
 import re
 
+import jax
 import numpy as np
 
 import jaxcomm
@@ -12,7 +13,7 @@ def test_the_table_counts_calls_and_bytes(make_mesh, psum_over):
     mesh = make_mesh(data=2, context=4)
     jaxcomm.init(mesh, "data", ("data", "context"))
     for _ in range(3):
-        psum_over(mesh, "data")(np.ones((8, 1000), np.float32))
+        jax.block_until_ready(psum_over(mesh, "data")(np.ones((8, 1000), np.float32)))
 
     lines = str(jaxcomm.communicators()).splitlines()
     columns = re.split(r"  +", lines[0])

@@ -19,7 +19,8 @@ def calls():
 def test_a_small_sum_is_one_launch_without_nccl(with_kernels, make_mesh, size):
     """Values of each type: tests/gpu/test_one_shot.py, over the stand-in too."""
     x = jnp.arange(12.0 * size).reshape(4 * size, 3)
-    found = over(make_mesh(i=size), lambda x: jaxcomm.psum(x, "i"), out=jax.P())(x)
+    program = over(make_mesh(i=size), lambda x: jaxcomm.psum(x, "i"), out=jax.P())
+    found = jax.block_until_ready(program(x))  # On every device.
     np.testing.assert_array_equal(found, x.reshape(size, 4, 3).sum(0))
     assert calls() == 1
     assert len(with_kernels.trace("cuLaunchKernel")) == size
