@@ -203,9 +203,13 @@ class Checkpoints:
                 active_processes={jax.process_index()},
                 barrier_sync_key_prefix=f"process{jax.process_index()}",
             )
+            # Else orbax tells itself through the processes' store that a directory is
+            # made, and a killed process's word for its own would do for ours.
+            in_order = ocp.options.AsyncOptions(create_directories_asynchronously=False)
             options = ocp.CheckpointManagerOptions(
                 max_to_keep=2,
                 create=False,
+                async_options=in_order,
                 # Of a process that was killed while it wrote.
                 cleanup_tmp_directories=processes.is_first(),
                 multiprocessing_options=alone,
