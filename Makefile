@@ -129,7 +129,7 @@ smoke: $(VENV)/.extra-test ## one test of each file, without lint and C++ tests
 
 # tools/newer_jax.py runs it too, and has nothing built for its JAX.
 smoke-tests:
-	@$(FAKE_NCCL) $(TEST_CACHE) $(RUN) $(PYTEST) --one-of-each $(ARGS)
+	@$(FAKE_NCCL) $(TEST_CACHE) $(RUN) $(PYTEST) $(REPORT) --one-of-each $(ARGS)
 
 cpptest: cppbuild ## C++ tests, built from the objects of the installed extension
 	@$(TOOLS) ctest --test-dir $(BUILD) --output-on-failure --no-tests=error \

@@ -1,16 +1,18 @@
-"""Run ``make test``; run what failed once more, alone; part of ``.ci/run``.
+"""Run ``make test`` or ``make smoke``, then what failed once more, alone: for ``.ci/run``.
 
 At most three failed tests get a second try, and none that crashed or took too long. If
 all pass then, the run passes, and the last lines name them. Each is a debt: mend the
 test, or the product.
 """
 
+import functools
 import pathlib
 import subprocess
 import sys
 import xml.etree.ElementTree as xml
 
 MOST = 3
+_PYTHON_TESTS = {"test": "pytest", "smoke": "smoke-tests"}
 # ctest's word for a test that returned something else than 0.
 _FAILED = "Failed"
 # In pytest's words.
@@ -55,26 +57,29 @@ def of_pytest(report: pathlib.Path) -> list[str]:
     return list(dict.fromkeys(failed))
 
 
-def main(reports: pathlib.Path) -> int:
+def main(target: str, *variables: str) -> int:
     """Run the tests, and what failed; return the exit status.
 
     Args:
-      reports: the folder in which make leaves ctest.xml and pytest.xml.
+      target: of make, ``test`` or ``smoke``.
+      variables: of make, such as ``VENV=.venv-3.13``.
     """
+    make = functools.partial(_make, *variables)
+    reports = pathlib.Path(_output("make", "--silent", "reports", *variables))
     cpp, python = reports / "ctest.xml", reports / "pytest.xml"
     for report in (cpp, python):
         report.unlink(missing_ok=True)
-    status = _make("test")
+    status = make(target)
     if status == 0:
         return 0
     try:
-        if not cpp.exists():
-            raise NoSecondTry("the build failed")
-        names = of_ctest(cpp)
+        names = of_ctest(cpp) if cpp.exists() else []
         if names and not python.exists():
-            _make("pytest")
+            make("pytest")
+        if not python.exists():
+            raise NoSecondTry("no Python test has run")
         ids = of_pytest(python)
-    except (NoSecondTry, FileNotFoundError, xml.ParseError) as error:
+    except (NoSecondTry, xml.ParseError) as error:
         print(f"No second try: {error}")
         return status
     failed = [*names, *ids]
@@ -82,13 +87,13 @@ def main(reports: pathlib.Path) -> int:
         print(f"No second try: {len(failed)} tests failed; at most {MOST} get one.")
         return status
     for name in names:
-        status = _make("cpptest", f"CTEST_ARGS=-R ^{name}$$")
+        status = make("cpptest", f"CTEST_ARGS=-R ^{name}$$")
         if status != 0:
             return status
     alone = reports / "second-try.txt"
     for name in ids:
         alone.write_text(name + "\n")  # A name may hold what a shell would change.
-        status = _make("pytest", "TEST_WORKERS=0", f"ARGS=@{alone}")
+        status = make(_PYTHON_TESTS[target], "TEST_WORKERS=0", f"ARGS=@{alone}")
         if status != 0:
             return status
     for name in failed:
@@ -101,5 +106,10 @@ def _make(*words):
     return subprocess.run(["make", *words]).returncode
 
 
+def _output(*command):
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
 if __name__ == "__main__":
-    sys.exit(main(pathlib.Path(sys.argv[1])))
+    sys.exit(main(*sys.argv[1:]))
