@@ -1,4 +1,4 @@
-"""Run ``make test`` or ``make smoke``, then what failed once more, alone: for ``.ci/run``.
+"""Run ``make test`` or ``make smoke``, then once more what failed; part of ``.ci/run``.
 
 At most three failed tests get a second try, and none that crashed or took too long. If
 all pass then, the run passes, and the last lines name them. Each is a debt: mend the
