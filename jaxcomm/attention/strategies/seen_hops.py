@@ -3,13 +3,10 @@
 import jax
 import jax.numpy as jnp
 
-from jaxcomm.attention.mask import PADDING, Coordinates, Mask
+from jaxcomm.attention.mask import PADDING, Coordinates, Mask, document_table
 from jaxcomm.attention.strategies.strategy import AttentionCall, Inputs
 from jaxcomm.collectives.all_gather import all_gather
 from jaxcomm.collectives.all_reduce import pmax, psum
-
-# Documents are told apart by their numbers modulo this, over the rows of a batch.
-_MARKS = 4096
 
 
 def last_seen_hop(call: AttentionCall, inputs: Inputs) -> jax.Array:
@@ -37,19 +34,16 @@ def last_seen_hop(call: AttentionCall, inputs: Inputs) -> jax.Array:
 def share_documents(call: AttentionCall, inputs: Inputs) -> jax.Array:
     """Return whether two ranks may have tokens of one document, the same on all ranks.
 
-    It costs a sum of 16 KiB. Two documents whose numbers differ by a multiple of some
-    thousand count as one.
+    It costs a sum of 16 KiB. Documents with one entry in the table count as one.
 
     Returns:
       bool scalar.
     """
-    batch = inputs.query.shape[0]
-    marks = max(_MARKS // batch, 256)
-    held = jnp.zeros(batch * marks, jnp.int32)
+    count, entries = document_table(inputs.query.shape[0])
+    held = jnp.zeros(count, jnp.int32)
     for ids in (inputs.query_ids, inputs.key_ids):
-        row = jax.lax.broadcasted_iota(jnp.int32, ids.shape, 0)
         # Padding is of no document: out of bounds, and dropped.
-        at = jnp.where(ids < 0, held.size, row * marks + ids % marks)
+        at = jnp.where(ids < 0, count, entries(ids))
         held = held.at[at.reshape(-1)].set(1, mode="drop")
     return (psum(held, call.axis_name) > 1).any()
 

@@ -12,12 +12,10 @@ import jax
 import jax.numpy as jnp
 
 from jaxcomm.attention.kernels.kernel import Grads, Hop, Saved, merge
-from jaxcomm.attention.mask import Coordinates, Run
+from jaxcomm.attention.mask import Coordinates, Run, document_table
 
 # A part costs two waits of the host, 80 us on an H100, and its tokens their time.
 _PARTS = 8
-# Documents are told apart by their numbers modulo this, over the rows of a batch.
-_MARKS = 4096
 
 
 def forward(hop: Hop, merged: Any, attend: Callable) -> tuple[Any, Any]:
@@ -106,22 +104,16 @@ def _parts(hop: Hop):
 def _may_see(hop: Hop):
     """Return which queries may see a key, bool (B, T): all that do, and some others."""
     queries, keys, mask = hop.queries, hop.keys, hop.mask
-    batch = hop.query.shape[0]
-    marks = max(_MARKS // batch, 256)
+    count, entries = document_table(hop.query.shape[0])
     unseen = jnp.iinfo(jnp.int32).max
-
-    def places(ids):
-        row = jax.lax.broadcasted_iota(jnp.int32, ids.shape, 0)
-        return row * marks + ids % marks
-
     # The first position of each document's keys. Padding is out of bounds, and dropped.
-    at = jnp.where(keys.segment_ids < 0, batch * marks, places(keys.segment_ids))
+    at = jnp.where(keys.segment_ids < 0, count, entries(keys.segment_ids))
     positions = jnp.broadcast_to(keys.positions, at.shape)
     if mask.right is None:
         positions = jnp.zeros_like(positions)
-    firsts = jnp.full(batch * marks, unseen, jnp.int32)
+    firsts = jnp.full(count, unseen, jnp.int32)
     firsts = firsts.at[at.reshape(-1)].min(positions.reshape(-1), mode="drop")
-    first = firsts[places(queries.segment_ids)]
+    first = firsts[entries(queries.segment_ids)]
     last = jnp.int32(0) if mask.right is None else queries.positions + mask.right
     return (queries.segment_ids >= 0) & (first <= last)
 
