@@ -23,6 +23,8 @@ TIMED_OUT = 124
 _LAST_WORDS_SECONDS = 1.0
 # To write a flight record takes some milliseconds.
 _INSISTENT_SECONDS = 0.2
+# Between looks at processes whose end wakes nobody.
+_LOOK_SECONDS = 0.1
 SIGNAL_BASE = 128
 
 
@@ -120,6 +122,8 @@ class Job:
                     unwatched.append(process)
             while self._running:
                 left = self._deadline - time.monotonic()
+                if unwatched:
+                    left = min(left, _LOOK_SECONDS)
                 # Epoll gives them in the order in which they happened, so the first
                 # failure comes first though we come late.
                 for key, _ in selector.select(
@@ -129,14 +133,14 @@ class Job:
                         selector.unregister(key.fileobj)
                         self._collect(key.data)
                         if key.data.number in self._running:
-                            # A debugger has yet to let go of it; SIGCHLD tells.
+                            # A debugger has yet to let go of it.
                             unwatched.append(key.data)
                     else:
                         key.data()
-                # Woken by SIGCHLD. Not the others: theirs is an order of failures.
+                # Not the others: theirs is an order of failures.
                 for process in unwatched:
-                    if process.number in self._running:
-                        self._collect(process)
+                    self._collect(process)
+                unwatched = [p for p in unwatched if p.number in self._running]
                 if time.monotonic() >= self._deadline:
                     self._time_is_up()
         self._read_reports()

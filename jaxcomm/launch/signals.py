@@ -13,7 +13,7 @@ _HEEDED = (*_REQUESTS, signal.SIGUSR1)
 class Signals:
     """Catches signals while it is entered; to be used by the main thread.
 
-    ``fileno`` becomes readable when one arrives, SIGCHLD included.
+    ``fileno`` becomes readable when one arrives.
     """
 
     def __enter__(self):
@@ -26,7 +26,7 @@ class Signals:
         )
         self._previous = {
             number: signal.signal(number, self._note)
-            for number in (*_HEEDED, signal.SIGCHLD)
+            for number in _HEEDED
             # nohup's choice.
             if (number, signal.getsignal(number)) != (signal.SIGHUP, signal.SIG_IGN)
         }
@@ -57,5 +57,4 @@ class Signals:
         return any(number in _REQUESTS for number in self._requests)
 
     def _note(self, number, frame):
-        if number in _HEEDED:
-            self._requests.append(number)
+        self._requests.append(number)
