@@ -1,51 +1,35 @@
 """F2: a failure of one process becomes a failure of those that share a world with it.
 
-Here with a store in memory; tests/processes/test_failures.py has the real one.
+Here with a store in memory; tests/nccl/test_processes.py has the real one.
 """
-
-import threading
 
 import pytest
 import waiting
+from job_store import JobStore
 
 from jaxcomm.communicator import failures
 
 
-class Store:
-    """What the watch uses of jax.distributed's key-value store, in memory."""
+class Store(JobStore):
+    """A store that may be gone, and counts how often it is looked into."""
 
-    def __init__(self):
-        self._lock = threading.Lock()
-        self.entries = {}
-        self.is_gone = False
-        self.looks = 0
-
-    def _check(self):
-        if self.is_gone:
-            raise RuntimeError("UNAVAILABLE: failed to connect to all addresses")
-
-    def key_value_set(self, key, text, allow_overwrite=False):
-        with self._lock:
-            self._check()
-            if key in self.entries and not allow_overwrite:
-                raise RuntimeError("ALREADY_EXISTS")
-            self.entries[key] = text
+    is_gone = False
+    looks = 0
 
     def key_value_dir_get(self, folder):
         with self._lock:
             self.looks += 1
-            self._check()
-            assert folder.endswith("/")
-            return [(k, v) for k, v in self.entries.items() if k.startswith(folder)]
+            self._count()
+            found = [pair for each in self._folders.values() for pair in each.items()]
+        return [pair for pair in found if pair[0].startswith(folder)]
 
-    def key_value_increment(self, key, by):
-        with self._lock:
-            self._check()
-            self.entries[key] = str(int(self.entries.get(key, 0)) + by)
-            return int(self.entries[key])
+    def _count(self):
+        super()._count()
+        if self.is_gone:
+            raise RuntimeError("UNAVAILABLE: failed to connect to all addresses")
 
     def has(self, name):
-        return any(key.endswith(f"/{name}") for key in list(self.entries))
+        return any(key.endswith(f"/{name}") for key in self.all_keys())
 
 
 class Process:
@@ -169,7 +153,7 @@ def test_worlds_made_anew_know_nothing_of_old_failures(store, start, cleared):
         process.watch.watch("new")
     looked_again(store)
     assert (first.received, len(second.received)) == ([], 1)
-    assert not any("/new/" in key for key in store.entries)
+    assert not any("/new/" in key for key in store.all_keys())
     if cleared == "after":
         first.own = second.own = ""
         seen = first.looks
