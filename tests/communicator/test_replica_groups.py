@@ -1,32 +1,11 @@
 import dataclasses
 
-import jax
-import numpy as np
 import pytest
 
 from jaxcomm.communicator import replica_groups
 from jaxcomm.communicator.replica_groups import DeviceGrid, in_mesh_order, partition
 
 CUBE = DeviceGrid(("a", "b", "c"), (2, 3, 2), tuple(range(100, 112)), "cpu")
-
-
-@pytest.mark.parametrize("axes", [("a",), ("b",), ("b", "a"), ("a", "b")])
-def test_ranks_are_those_of_axis_index(make_mesh, axes):
-    """jax.lax.axis_index of a tuple is the oracle."""
-    mesh = make_mesh(a=2, b=4)
-    spec = jax.P(("a", "b"))
-    program = jax.shard_map(
-        lambda x: x * 0 + jax.lax.axis_index(axes),
-        mesh=mesh,
-        in_specs=spec,
-        out_specs=spec,
-    )
-    ranks = np.asarray(jax.jit(program)(np.zeros(8, np.int32)))
-    part = partition(replica_groups.grid_of(mesh), axes)
-    assert part.axes == axes
-    for group in part.groups:
-        assert [ranks[device] for device in group] == list(range(len(group)))
-    assert sorted(sum(part.groups, ())) == list(range(8))
 
 
 def test_groups_differ_in_the_other_axes_and_index_groups_divide_them_further():
@@ -67,9 +46,3 @@ def test_axes_are_put_in_the_order_of_the_mesh_around_those_of_vmap():
     assert in_mesh_order(("b", "v", "a"), CUBE.axis_names) == ("a", "v", "b")
     with pytest.raises(ValueError, match=r"axes \('a', 'a'\) name an axis twice"):
         in_mesh_order(("a", "a"), CUBE.axis_names)
-
-
-def test_a_grid_lists_devices_in_the_order_of_the_mesh():
-    devices = np.array(jax.devices()[:4])[[2, 0, 3, 1]].reshape(2, 2)
-    grid = replica_groups.grid_of(jax.sharding.Mesh(devices, ("a", "b")))
-    assert grid == DeviceGrid(("a", "b"), (2, 2), (2, 0, 3, 1), "cpu")
