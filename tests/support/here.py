@@ -98,11 +98,6 @@ class Here:
             out_shardings=jax.NamedSharding(mesh, everywhere),
         )
 
-    def busy(self, x, turns):
-        """Returns ``x`` after so many turns of a loop that XLA cannot drop."""
-        spent = jax.lax.fori_loop(0, turns, lambda k, v: (v * 3 + k) % 7, jnp.int32(0))
-        return x + jnp.minimum(spent, 0).astype(x.dtype)
-
     def every(self, x, axes, size, *, by_type=False, **options):
         choice = catalogue.fixed(size)
         return {
