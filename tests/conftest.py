@@ -6,6 +6,8 @@ import importlib.metadata
 import os
 import pathlib
 import signal
+import subprocess
+import sys
 import tempfile
 
 # Compiling takes most of the tests' time, and what is compiled runs once: it need not
@@ -38,7 +40,9 @@ os.environ.setdefault("PYTHONFAULTHANDLER", "1")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+import forked
 import jax
+import models
 import pytest
 import waiting
 from stand_in import StandIn
@@ -209,17 +213,26 @@ def make_mesh():
 @pytest.fixture
 def psum_over():
     def build(mesh, axes="i", **options):
-        spec = jax.P(tuple(mesh.axis_names))
-        return jax.jit(
-            jax.shard_map(
-                lambda x: jaxcomm.psum(x, axes, **options),
-                mesh=mesh,
-                in_specs=spec,
-                out_specs=spec,
-            )
-        )
+        return models.over(mesh, lambda x: jaxcomm.psum(x, axes, **options))
 
     return build
+
+
+@pytest.fixture
+def piped():
+    """Starts Pythons whose ends of pipes the test holds; kills them at its end."""
+    started = []
+
+    def start(words, kind=forked.Popen, **options):
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        words = [sys.executable, *words]
+        started.append(kind(words, text=True, **pipes, **options))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
 
 
 @pytest.fixture

@@ -6,16 +6,12 @@ import pickle
 import jax
 import numpy as np
 import pytest
+from models import over
 
 import jaxcomm
 from jaxcomm.communicator.lane import DEFAULT_LANE
 
 X = np.arange(8, dtype=np.float32)
-
-
-def over(mesh, call, axes="i"):
-    spec = jax.P(axes)
-    return jax.jit(jax.shard_map(call, mesh=mesh, in_specs=spec, out_specs=spec))
 
 
 def calls_of(members):
@@ -129,26 +125,14 @@ def test_one_function_under_two_orders_of_devices_is_right_under_both(
 # arguments
 
 
-def test_init_wants_a_mesh_of_devices(make_mesh):
-    for mesh in (make_mesh(i=4).abstract_mesh, jax.devices()):
-        with pytest.raises(TypeError, match=r"mesh must be a jax\.sharding\.Mesh"):
-            jaxcomm.init(mesh)
-
-
-def test_init_refuses_a_list_which_psum_takes_for_axes_together(make_mesh):
-    message = (
-        r"init: the list \['a', \('a', 'b'\)\] may mean one communicator for each "
-        r"entry, or one over all of them together, as in psum\. Write init\(mesh, 'a', "
-        r"\('a', 'b'\)\) for one each, or init\(mesh, tuple\(axes\)\) for one over all"
-    )
-    with pytest.raises(TypeError, match=message):
-        jaxcomm.init(make_mesh(a=2, b=2), ["a", ("a", "b")])
-    assert len(jaxcomm.communicators()) == 0
-
-
 @pytest.mark.parametrize(
     ("arguments", "options", "error", "message"),
     [
+        # As psum takes it, for axes together.
+        ((["a", ("a", "b")],), {}, TypeError,
+         r"init: the list \['a', \('a', 'b'\)\] may mean one communicator for each "
+         r"entry, or one over all of them together, as in psum\. Write init\(mesh, "
+         r"'a', \('a', 'b'\)\) for one each, or init\(mesh, tuple\(axes\)\) for one"),
         (("nowhere",), {}, ValueError, "axis 'nowhere' is not an axis of the mesh"),
         ((("a", "a"),), {}, ValueError, "name an axis twice"),
         (("a",), {"backend": "gloo"}, ValueError, "backend 'gloo' is unknown"),
@@ -157,8 +141,11 @@ def test_init_refuses_a_list_which_psum_takes_for_axes_together(make_mesh):
         # What is false is not the same as None.
         (("a",), {"policy": {}}, TypeError, r"CommPolicy or None, got \{"),
     ],
-)
+)  # fmt: skip
 def test_bad_arguments_make_nothing(make_mesh, arguments, options, error, message):
+    for mesh in (make_mesh(i=4).abstract_mesh, jax.devices()):
+        with pytest.raises(TypeError, match=r"mesh must be a jax\.sharding\.Mesh"):
+            jaxcomm.init(mesh)
     with pytest.raises(error, match=message):
         jaxcomm.init(make_mesh(a=2, b=2), *arguments, **options)
     assert len(jaxcomm.communicators()) == 0
@@ -188,7 +175,7 @@ def test_a_choice_that_was_refused_is_not_in_force(make_mesh, monkeypatch, psum_
 def test_what_init_chose_for_axes_holds_for_calls_over_them(make_mesh, axes, call):
     mesh = make_mesh(a=2, b=2)
     jaxcomm.init(mesh, axes, backend="xla", timeout=70)
-    assert "@jaxcomm" not in over(mesh, call, ("a", "b")).lower(X).as_text()
+    assert "@jaxcomm" not in over(mesh, call).lower(X).as_text()
     members = jaxcomm.communicators()
     assert {(each.backend, each.timeout) for each in members} == {("xla", 70)}
 
