@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import socket
 
 import ports
 import pytest
@@ -47,15 +46,6 @@ except (jax.errors.JaxRuntimeError, ValueError, jaxcomm.CommunicatorError) as er
 """
 
 
-def free_pair():
-    """Returns a port that nobody has, such that nobody has the next either."""
-    while True:
-        port = ports.free()
-        with socket.socket() as server:
-            if server.connect_ex(("127.0.0.1", port + 1)):
-                return port
-
-
 @pytest.fixture
 def hosts(stand_in_path, program, notes, started):
     """Two launchers, once all four processes have added; all is in one group."""
@@ -64,12 +54,8 @@ def hosts(stand_in_path, program, notes, started):
         "JAXCOMM_BACKEND": "nccl",
         records.VARIABLE: str(notes),
     }
-    options = [
-        "-n2",
-        "--hosts=2",
-        "--elastic",
-        f"--coordinator=127.0.0.1:{free_pair()}",
-    ]
+    options = ["-n2", "--hosts=2", "--elastic"]
+    options += [f"--coordinator=127.0.0.1:{ports.free(2)}"]
     script = program(PROGRAM)
     both = [
         started(*options, f"--host={host}", script, env=variables) for host in range(2)

@@ -13,11 +13,7 @@ from jaxcomm.launch.options import Options
 
 @pytest.fixture
 def address():
-    while True:
-        port = ports.free()
-        with socket.socket() as server, contextlib.suppress(OSError):
-            server.bind(("127.0.0.1", port + 1))
-            return f"127.0.0.1:{port}"
+    return f"127.0.0.1:{ports.free(2)}"
 
 
 @pytest.fixture

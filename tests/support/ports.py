@@ -13,8 +13,8 @@ _OWN = 64
 _asked = itertools.count()
 
 
-def free() -> int:
-    """Returns a loopback port that nobody has.
+def free(count: int = 1) -> int:
+    """Returns a loopback port that nobody has, the first of so many.
 
     It lies below those that the system gives to whoever asks for any. So it stays free
     though other tests start servers meanwhile.
@@ -22,7 +22,8 @@ def free() -> int:
     first = int(_RANGE.read_text().split()[0]) - _COUNT
     for turn in _asked:
         port = first + (os.getpid() * _OWN + turn) % _COUNT
-        with socket.socket() as server, contextlib.suppress(OSError):
-            server.bind(("127.0.0.1", port))
+        with contextlib.ExitStack() as servers, contextlib.suppress(OSError):
+            for each in range(port, port + count):
+                servers.enter_context(socket.socket()).bind(("127.0.0.1", each))
             return port
     raise AssertionError("ports do not end")
