@@ -2,6 +2,7 @@
 
 import re
 
+import ports
 import pytest
 
 pytestmark = pytest.mark.multiprocess
@@ -48,35 +49,23 @@ def test_a_program_that_was_called_wrongly_does_not_start_again(launch):
     assert told.startswith("not restarted: process 0 ended with status 2, which says")
 
 
-@pytest.mark.parametrize(
-    ("has_port", "number", "death", "told"),
-    [
-        # The one that serves the store.
-        (True, 0, DIE, "was ended by SIGKILL"),
-        pytest.param(
-            *(False, 1, "sys.exit(3)", "ended with status 3"),
-            marks=pytest.mark.thorough,
-        ),
-    ],
-)
-def test_whoever_dies_the_processes_find_each_other_again(
-    has_port, number, death, told, launch, sums_device_ids, free_port
-):
+def test_if_the_first_dies_the_processes_find_each_other_again(launch, sums_device_ids):
+    """It serves the store. If another dies: examples/test_restarts.py."""
     status, out, err = launch(
         f"""{NTH}{sums_device_ids}
 # The other one has said its sum.
 tell(f"sum of {{i}} in {{nth}}")
 hear(f"sum of {{1 - i}} in {{nth}}")
-if nth == 0 and i == {number}: {death}
+if nth == 0 and i == 0: {DIE}
 """,
-        coordinator_port=free_port if has_port else 0,
+        coordinator_port=ports.free(),
         max_restarts=5,
         grace=0.3,
     )
     assert status == 0, err
     assert len(re.findall("process . of 2 devices 1 of 2 right", out)) == 4
     assert said(err) == [
-        f"restart 1 of 5: process {number} {told}", "done after 1 restart",
+        "restart 1 of 5: process 0 was ended by SIGKILL", "done after 1 restart",
     ]  # fmt: skip
 
 

@@ -5,6 +5,7 @@ import re
 import sys
 
 import forked
+import ports
 import pytest
 import waiting
 
@@ -61,8 +62,8 @@ forever()
     assert "process 1 ended with status 1; stopping the others" in err
 
 
-def test_by_hand(program, sums_device_ids, free_port):
-    address = f"127.0.0.1:{free_port}"
+def test_by_hand(program, sums_device_ids):
+    address = f"127.0.0.1:{ports.free()}"
     place = {
         "JAX_COORDINATOR_ADDRESS": address,
         "JAX_COORDINATOR_BIND_ADDRESS": address,

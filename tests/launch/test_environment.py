@@ -4,9 +4,9 @@ from jaxcomm.launch.environment import of_process
 from jaxcomm.launch.options import Options
 
 
-def environment(process=1, inherited=None, **given):
+def environment(process=1, inherited=None, place=None, **given):
     asked = Options(processes=4, script="x", **given)
-    return of_process(process, asked, "127.0.0.1:1234", inherited or {})
+    return of_process(process, asked, "127.0.0.1:1234", inherited or {}, place)
 
 
 def test_it_names_the_place_of_the_process():
@@ -18,22 +18,6 @@ def test_it_names_the_place_of_the_process():
         "JAX_PROCESS_ID": "2",
         "JAX_PLATFORMS": "cpu",
     }
-
-
-def test_of_those_that_are_left_each_keeps_its_gpu():
-    asked = Options(processes=2, script="x", platform="cuda")
-    found = of_process(1, asked, "", {}, place=3)
-    assert found["JAX_LOCAL_DEVICE_IDS"] == "3"
-
-
-def test_processes_of_another_host_number_on_and_have_its_gpus():
-    address = "first:1234"
-    asked = Options(
-        processes=2, script="x", platform="cuda", hosts=3, host=1, coordinator=address
-    )
-    found = of_process(3, asked, address, {})
-    assert found["JAX_NUM_PROCESSES"] == "6"
-    assert found["JAX_LOCAL_DEVICE_IDS"] == "1"
 
 
 PROXY = {"https_proxy": "http://p:1"}
@@ -56,6 +40,12 @@ PROXY = {"https_proxy": "http://p:1"}
         # The user's own choice stays.
         ({"platform": "cuda", "inherited": {"JAX_LOCAL_DEVICE_IDS": "7"}},
          "JAX_LOCAL_DEVICE_IDS=7"),
+        # Of those that are left each keeps its GPU.
+        ({"platform": "cuda", "place": 3}, "JAX_LOCAL_DEVICE_IDS=3"),
+        # Processes of another host number on and have its GPUs.
+        ({"process": 5, "platform": "cuda", "hosts": 3, "host": 1,
+          "coordinator": "first:1234"},
+         "JAX_NUM_PROCESSES=12 JAX_LOCAL_DEVICE_IDS=1"),
         # No proxy is asked for the way to this host.
         ({"inherited": PROXY}, "no_grpc_proxy=127.0.0.1"),
         ({"inherited": PROXY | {"no_proxy": "a"}}, "no_grpc_proxy=a,127.0.0.1"),
