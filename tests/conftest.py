@@ -3,6 +3,7 @@
 import dataclasses
 import gc
 import importlib.metadata
+import math
 import os
 import pathlib
 import signal
@@ -196,16 +197,9 @@ def with_kernels(stand_in, monkeypatch):
 @pytest.fixture
 def make_mesh():
     def make(**axes):
-        devices = jax.devices()
-        size = 1
-        for extent in axes.values():
-            size *= extent
-        return jax.make_mesh(
-            tuple(axes.values()),
-            tuple(axes),
-            axis_types=(jax.sharding.AxisType.Auto,) * len(axes),
-            devices=devices[:size],
-        )
+        shape, auto = tuple(axes.values()), (jax.sharding.AxisType.Auto,) * len(axes)
+        devices = jax.devices()[: math.prod(shape)]
+        return jax.make_mesh(shape, tuple(axes), auto, devices=devices)
 
     return make
 

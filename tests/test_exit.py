@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-import sys
 
 import pytest
 import waiting
@@ -86,21 +85,13 @@ ENDINGS = {
 
 
 @pytest.fixture
-def start(compiled_once):
-    started = []
-
+def start(compiled_once, piped):
     def start(code):
-        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
         timeout = {"JAXCOMM_TIMEOUT": str(waiting.HANG_SECONDS)}
         environment = os.environ | compiled_once | timeout
-        words = [sys.executable, "-c", START + code]
-        started.append(subprocess.Popen(words, text=True, env=environment, **pipes))
-        return started[-1]
+        return piped(["-c", START + code], subprocess.Popen, env=environment)
 
-    yield start
-    for process in started:
-        process.kill()
-        process.communicate()
+    return start
 
 
 def ended(process):

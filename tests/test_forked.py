@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 
 import forked
 import pytest
@@ -27,14 +26,8 @@ raise ValueError("of mine")
 """
 
 
-def start(words, kind=forked.Popen, **options):
-    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    words = [sys.executable, "-W", "error", *words]
-    return kind(words, text=True, **pipes, **options)
-
-
 @pytest.mark.parametrize("kind", ["-m", "script"])
-def test_it_finds_what_a_process_of_python_finds(tmp_path, kind):
+def test_it_finds_what_a_process_of_python_finds(tmp_path, kind, piped):
     (tmp_path / "tell.py").write_text(TELL)
     words = ["-m", "tell"] if kind == "-m" else [str(tmp_path / "tell.py")]
     given, theirs = os.pipe()
@@ -47,9 +40,8 @@ def test_it_finds_what_a_process_of_python_finds(tmp_path, kind):
     }
     found = []
     for kind in (subprocess.Popen, forked.Popen):
-        popen = start(
-            [*words, "a", "b"], kind, cwd=tmp_path, env=environment, pass_fds=[theirs]
-        )
+        options = {"cwd": tmp_path, "env": environment, "pass_fds": [theirs]}
+        popen = piped(["-W", "error", *words, "a", "b"], kind, **options)
         out, err = waiting.ended(popen, "\n")
         assert popen.returncode == 1, err
         assert err.endswith("ValueError: of mine\n")

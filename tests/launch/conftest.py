@@ -2,13 +2,9 @@
 
 import inspect
 import selectors
-import subprocess
-import sys
 import tempfile
 import textwrap
 
-import forked
-import ports
 import pytest
 import waiting
 
@@ -129,23 +125,11 @@ def time_passes_at(monkeypatch, notes):
 
 
 @pytest.fixture
-def started():
-    processes = []
-
+def started(piped):
     def start(*arguments, **options):
-        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-        process = forked.Popen(
-            [sys.executable, "-m", "jaxcomm.launch", *arguments],
-            text=True,
-            **pipes | options,
-        )
-        processes.append(process)
-        return process
+        return piped(["-m", "jaxcomm.launch", *arguments], **options)
 
-    yield start
-    for process in processes:
-        process.kill()
-        process.communicate()
+    return start
 
 
 @pytest.fixture(name="is_running")
@@ -191,8 +175,3 @@ def sums_device_ids():
               "right" if int(jax.jit(psum)(x)[0]) == sum(ids.tolist()) > 0 else ids)
         """
     )
-
-
-@pytest.fixture
-def free_port():
-    return ports.free()
