@@ -90,21 +90,6 @@ def test_communicators_are_told_apart_and_can_be_asked_for_alone(run):
     assert int(alone.key, 16) == live.key % 2**64
 
 
-def test_the_last_of_many_operations_are_kept_oldest_first(run):
-    turns = 150
-
-    def turn(_, x):
-        return jaxcomm.ppermute(x, "b", [(0, 1), (1, 2), (2, 3), (3, 0)])
-
-    run(lambda x: jax.lax.fori_loop(0, turns, turn, x))
-    entries = entries_of()
-    # 1024 entries for eight ranks.
-    assert len(entries) == 1024
-    for device in range(8):
-        kept = [e.sequence for e in entries if e.device == device]
-        assert kept == list(range(turns - 127, turns + 1))
-
-
 def test_a_communicator_made_anew_counts_anew(mesh, run):
     run(lambda x: jaxcomm.psum(x, "b") + x)
     jaxcomm.finalize()
