@@ -6,6 +6,7 @@ import jax
 import numpy as np
 
 import jaxcomm
+from jaxcomm.communicator import text_table
 
 
 def test_the_table_counts_calls_and_bytes(make_mesh, psum_over):
@@ -41,3 +42,10 @@ def test_the_table_is_html_in_a_notebook(make_mesh):
     text = jaxcomm.communicators()._repr_html_()
     assert text.count("<td>") == 9
     assert "&lt;b&gt;&amp;" in text
+
+
+def test_numbers_are_listed_in_order_and_milliseconds_carry_over():
+    listed = [text_table.numbers(of) for of in ([], [4], [1, 0], [5, 3, 4, 5], [1, 3])]
+    assert listed == ["", "4", "0, 1", "3-5", "1, 3"]
+    assert text_table.clock(59.9996).endswith(":00.000")
+    assert text_table.clock(59.9994).endswith(":59.999")

@@ -216,19 +216,10 @@ def test_runs_on_meshes_of_two_sizes_are_compared_in_what_ranks_share(tmp_path):
 @pytest.mark.parametrize(
     "dtype",
     [
-        "bool",
-        "int4",
-        "uint8",
-        "float8_e4m3fn",
-        "bfloat16",
-        "int16",
-        "float32",
-        "int64",
-        "float64",
-        "complex64",
-        "complex128",
+        "bool", "int4", "uint8", "float8_e4m3fn", "bfloat16", "int16", "float32",
+        "int64", "float64", "complex64", "complex128",
     ],
-)
+)  # fmt: skip
 def test_one_changed_element_changes_both_halves(dtype):
     kind = ml_dtypes.int4 if dtype == "int4" else jnp.dtype(dtype)
     with jax.enable_x64(True):

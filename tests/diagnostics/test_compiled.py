@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import pytest
+from models import over
 
 import jaxcomm
 
@@ -10,20 +11,13 @@ SPLIT = jax.P("i")
 X = np.arange(8, dtype=np.float32)
 
 
-def over(mesh, call, out=SPLIT):
-    return jax.jit(jax.shard_map(call, mesh=mesh, in_specs=SPLIT, out_specs=out))
-
-
-def counts(*of):
-    return jaxcomm.collectives_of(over(*of).lower(X).compile())
-
-
 def test_ours_and_xla_s_are_told_apart(make_mesh):
     def mixed(x):
         x = jaxcomm.ring_shift(x, "i") + jax.lax.ppermute(x, "i", [(0, 1)])
         return jaxcomm.psum(x, "i") * jax.lax.psum(x * x, "i")
 
-    found = counts(make_mesh(i=4), mixed, jax.P())
+    program = over(make_mesh(i=4), mixed, out=jax.P())
+    found = jaxcomm.collectives_of(program.lower(X).compile())
     assert found.ours == {"permute": 1, "all_reduce": 1}
     assert found.xla == {"collective-permute": 1, "all-reduce": 1}
     assert found.totals == (2, 2)
@@ -37,10 +31,8 @@ def test_the_sum_that_jax_adds_for_a_replicated_input_is_seen(make_mesh):
         def local(w, x):
             return jax.grad(lambda w: (cast(w) * x).sum())(w)
 
-        program = jax.shard_map(
-            local, mesh=mesh, in_specs=(jax.P(), SPLIT), out_specs=jax.P()
-        )
-        lowered = jax.jit(program).lower(np.float32(2), X)
+        program = over(mesh, local, (jax.P(), SPLIT), jax.P())
+        lowered = program.lower(np.float32(2), X)
         return jaxcomm.collectives_of(lowered.compile()).totals
 
     assert gradient(lambda w: w) == (0, 1)
