@@ -140,3 +140,21 @@ def test_the_committed_stub_is_the_generated_one():
     committed = ROOT / "jaxcomm" / "_ffi.pyi"
     generated = importlib.resources.files("jaxcomm") / "_ffi.pyi"
     assert committed.read_text() == generated.read_text(), "run `make stubs`"
+
+
+def test_the_drivers_and_gpus_that_we_promise_take_the_ptx():
+    """That it is what the GPU code compiles to: `make lint`."""
+    # In a process of its own: NVRTC sets the locale of the process.
+    words = [sys.executable, ROOT / "tools" / "make_ptx.py", "--ptx"]
+    ptx = subprocess.run(words, capture_output=True, text=True).stdout
+    # ISA 8.0 is what the driver of CUDA 12.0 takes at most.
+    assert re.search(r"^\.version 8\.0$", ptx, re.MULTILINE)
+    assert re.search(r"^\.target sm_70$", ptx, re.MULTILINE)
+    kernels = re.findall(r"^\.visible \.entry (\w+)\(", ptx, re.MULTILINE)
+    sums = ["int32", "float32", "float16", "bfloat16"]
+    assert sorted(kernels) == sorted(
+        ["jaxcomm_stop", "jaxcomm_poison", *(f"jaxcomm_sum_{each}" for each in sums)]
+    )
+    # Lines stay in registers, and arguments where they are.
+    assert ".local" not in ptx
+    assert ".func" not in ptx
