@@ -45,10 +45,6 @@ def test_a_process_sends_three_messages_and_the_last_one_four(store, size):
     assert store.now == 0
 
 
-def test_a_set_of_one_needs_no_store():
-    assert rendezvous.exchange((3,), 3, "what", "mine") == {3: "mine"}
-
-
 def test_processes_that_jax_does_not_know_cannot_meet(monkeypatch):
     monkeypatch.setattr(compat, "key_value_store", lambda: None)
     with pytest.raises(CommunicatorError, match=r"\[0, 1\] cannot find each other"):
