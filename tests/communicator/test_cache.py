@@ -1,19 +1,15 @@
-"""The cache finds communicators by their devices, and reports what was looked up."""
+"""The cache finds communicators by their devices, and what init chose for them."""
 
-import threading
 import types
 from typing import Any
 
 import numpy as np
 import pytest
-from waiting import joined
 
 import jaxcomm
 from jaxcomm.communicator import replica_groups
 from jaxcomm.communicator.backends.nccl import library
-from jaxcomm.communicator.cache import are_live, choices_of, for_lowering, used_here
-
-X = np.arange(8, dtype=np.float32)
+from jaxcomm.communicator.cache import choices_of, for_lowering
 
 
 @pytest.mark.parametrize("backend", [None, "host"])
@@ -59,27 +55,3 @@ def test_choices_of_a_mesh_are_equal_while_init_chooses_the_same(make_mesh):
     assert len({nothing, *found}) == 7
     jaxcomm.finalize()
     assert choices_of(mesh) == nothing
-
-
-def test_lowering_tells_which_communicators_it_asked_for(make_mesh, psum_over):
-    mesh = make_mesh(a=2, b=4)
-    (made,) = jaxcomm.init(mesh, "a")
-    with used_here() as keys:
-        psum_over(mesh, "a").lower(X)
-        with used_here() as of_inner:
-            psum_over(mesh, "b").lower(X)
-        elsewhere = threading.Thread(
-            target=psum_over(mesh, ("b", "a")).lower, args=(X,)
-        )
-        elsewhere.start()
-        joined(elsewhere)
-    psum_over(mesh, ("a", "b")).lower(X)
-    of_b = jaxcomm.communicators()[1]
-    assert (of_inner, keys) == ({of_b.key}, {made.key, of_b.key})
-    assert are_live(keys)
-    assert are_live(())
-    of_b.close()
-    assert not are_live(keys)
-    assert are_live(keys - of_inner)
-    psum_over(mesh, "b").lower(X)
-    assert are_live(keys)
