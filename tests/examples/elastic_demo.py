@@ -7,11 +7,8 @@ Python's that it calls there, or at the end of the phase.
 
 import functools
 import os
-import pathlib
 import signal
 import sys
-
-import waiting
 
 import jaxcomm
 from language_model import __main__ as demo
@@ -21,7 +18,6 @@ ME = os.environ["JAX_PROCESS_ID"]
 
 
 def die():
-    pathlib.Path(f"killed-{ME}").write_text(repr(waiting.time_of_day()))
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -59,21 +55,12 @@ for kill in filter(None, os.environ["KILLS"].split(",")):
         made = deadly(getattr(owner, phase), int(time), int(call))
         setattr(owner, phase, made)
 
-shrink, advance = Training.shrink, Training.advance
+shrink = Training.shrink
 
 
 def shrink_and_say(self, error):
     shrink(self, error)
     print(f"after {len(self.losses)} with {self.settings.data}", flush=True)
-    self.has_shrunk = True
-
-
-def advance_and_say(self):
-    loss = advance(self)
-    if vars(self).pop("has_shrunk", False):
-        last = max(float(path.read_text()) for path in pathlib.Path().glob("killed-*"))
-        print(f"seconds {waiting.time_of_day() - last:.2f}", flush=True)
-    return loss
 
 
 def write(self):
@@ -81,7 +68,7 @@ def write(self):
     return b"", b""
 
 
-Training.shrink, Training.advance = shrink_and_say, advance_and_say
+Training.shrink = shrink_and_say
 # What comes after training takes as long to compile.
 Training.validate = lambda self: 0.0
 Training.write = write
