@@ -14,7 +14,10 @@ from mutation.defects import Defect
 
 # Tests of some files run them in processes of their own, where nobody records.
 IN_PROCESSES = {
-    "jaxcomm/communicator/backends/nccl/": ["tests/nccl/test_stopped.py"],
+    "jaxcomm/communicator/backends/nccl/": [
+        "tests/nccl/test_stopped.py",
+        "tests/nccl/test_processes.py",
+    ],
     "jaxcomm/communicator/": [
         "tests/processes/test_rendezvous.py",
         "tests/processes/test_communicators.py",
