@@ -87,7 +87,12 @@ class Tree:
         finally:
             path.write_text(text)
         lines = (self.folder / "output.txt").read_text().splitlines()
-        failed = [each.split()[1] for each in lines if each.startswith("FAILED")]
+        # An id may hold blanks.
+        failed = [
+            each.removeprefix("FAILED ").partition(" - ")[0]
+            for each in lines
+            if each.startswith("FAILED ")
+        ]
         outcome = {0: "survived", None: "hung"}.get(status, "caught")
         # On a busy machine a test of processes may fail by itself.
         if outcome == "caught" and failed and confirms:
