@@ -70,18 +70,6 @@ def test_eager_and_named_calls_in_two_lanes(stacked, identical, values, mesh):
     assert "ring_shift_start" in str(jaxcomm.flight_record())
 
 
-def test_a_chain_of_pairs_in_a_scan(stacked, identical, values, mesh):
-    def program(lib):
-        def step(carry, k):
-            moved, total = lib.ppermute(carry, "i", RING), lib.psum(carry, "i")
-            return moved + carry * k, total
-
-        return lambda x: jax.lax.scan(step, x, jnp.arange(5))
-
-    x = values("int32", (4, 8))
-    identical(stacked(mesh, program(HALVES), x), stacked(mesh, program(jax.lax), x))
-
-
 @of_jax
 def test_types_say_what_varies(mesh):
     x = jnp.arange(4.0)
