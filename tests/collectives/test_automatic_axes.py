@@ -87,17 +87,6 @@ def test_every_twin_moves_what_that_of_jax_lax_moves(mesh, x, check_vma):
             assert a.sharding.is_equivalent_to(b.sharding, a.ndim)
 
 
-def test_a_sum_and_a_permutation_stay_split(mesh, x):
-    """Whatever jax.lax does: neither gathers, and the result is split as x is."""
-    for name, expected in ("psum", "all-reduce"), ("ppermute", "collective-permute"):
-        case = TWINS[name]
-        program = partly(mesh, lambda x: case(jaxcomm, x, "data", CHOICE))  # noqa: B023
-        compiled = program.lower(x).compile()
-        ((shape, move, _),) = moves(compiled)
-        assert (move, shape[:10]) == (expected, "f32[2,8,3]")
-        assert compiled(x).sharding.is_equivalent_to(x.sharding, x.ndim)
-
-
 def test_every_collective_is_right_whole_and_split_phase(mesh, x, by_group, near):
     def program(x):
         found = {}
