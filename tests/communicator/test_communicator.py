@@ -95,28 +95,18 @@ def test_one_function_under_two_orders_of_devices_is_right_under_both(
     @jax.jit
     def program(x):
         return jax.shard_map(
-            lambda x: (
-                jaxcomm.psum(x, "a"),
-                jaxcomm.all_gather(x, "b", tiled=True),
-                jaxcomm.pscan(x, ("b", "a")),
-                jaxcomm.ring_shift(x, ("a", "b")),
-            ),
+            lambda x: (jaxcomm.psum(x, "a"), jaxcomm.pscan(x, ("b", "a"))),
             in_specs=jax.P(("a", "b")),
             out_specs=jax.P(("a", "b")),
         )(x)
 
     grid = X.reshape(2, 4)
-    expected = (
-        np.tile(grid.sum(0), 2),
-        np.repeat(grid, 4, 0).ravel(),
-        grid.T.cumsum().reshape(4, 2).T.ravel(),
-        np.roll(X, 1),
-    )
+    expected = np.tile(grid.sum(0), 2), grid.T.cumsum().reshape(4, 2).T.ravel()
     for mesh in (straight, crossed) * 20:
         x = jax.device_put(X, jax.NamedSharding(mesh, jax.P(("a", "b"))))
         with jax.set_mesh(mesh):
             jax.tree.map(np.testing.assert_array_equal, program(x), expected)
-    assert counted() == {"created": 8, "live": 8}
+    assert counted() == {"created": 4, "live": 4}
     members = [c for c in jaxcomm.communicators() if c.axes == ("b", "a")]
     assert len({member.groups for member in members}) == 2
     assert calls_of(members) == [{"scan": 20}] * 2
