@@ -44,14 +44,11 @@ def twenty_lengths(here, mesh):
     run = here.program(mesh, lambda x: jaxcomm.psum(x, "i"))
     lengths = [500_000 + 1009 * k for k in range(20)]
     operands = [here.put(mesh, np.ones((4, n), np.float32)) for n in lengths]
-    held = []
 
     def all_lengths():
         for operand in operands:
             for total in here.mine(run(operand)):
                 assert (total == 4).all()
-            (row,) = jaxcomm.memory_report()
-            held.append((row.shared_bytes, row.host_bytes))
         return resident_bytes()
 
     # XLA keeps the programs of the first pass, a megabyte or two each. A leak shows in
@@ -59,12 +56,7 @@ def twenty_lengths(here, mesh):
     passes = [all_lengths() for _ in range(3)]
     growth = min(after - before for before, after in itertools.pairwise(passes))
     assert (made() - before).tolist() == [1, 0, 1]
-    shared, headers = zip(*held, strict=True)
-    assert max(headers) - min(headers) < 4096, headers
-    # Where nobody has been yet the segment has no pages: each run finds a place for
-    # itself in a table of 2 MiB, and a process that is ahead takes a channel of 2 MiB
-    # of its own. The operands are 40 MB.
-    assert 0 < shared[1] <= shared[-1] < shared[1] + (5 << 20), shared
+    # What the shared segment costs: tests/ffi/crossing_test.cc.
     # Of a leak of one operand in each run it would be 80 MB.
     assert growth < 1 << 20, passes
 

@@ -1,4 +1,4 @@
-"""Meshes of every form over the devices of several processes, groups, lanes."""
+"""Meshes of every form over the devices of several processes, and groups."""
 
 import math
 
@@ -86,30 +86,6 @@ def collectives_within_groups(here, groups):
 @pytest.mark.parametrize("case", GROUPS)
 def test_index_groups_divide_processes_in_every_way(team, case):
     team.call(collectives_within_groups, groups=GROUPS[case])
-
-
-def collectives_in_lanes(here, mesh):
-    lanes = ("left", "right", "middle")
-    x = here.values("int32", (6, 6, 2), 0)
-    large = here.values("int32", (6, 70_000), 1)
-
-    def program(x, large):
-        return [
-            (here.every(x, "i", 6, lane=lane), jaxcomm.psum(large, "i", lane=lane))
-            for lane in lanes
-        ]
-
-    sums = {"sum": (None, here.model.all_reduce("sum"))}
-    for _ in range(3):
-        for small, total in here.run(mesh, program, x, large):
-            here.are_modelled(mesh, ("i",), small, here.models(6), x)
-            here.are_modelled(mesh, ("i",), {"sum": total}, sums, large)
-    return sorted(member.lane for member in jaxcomm.communicators())
-
-
-def test_lanes_carry_the_same_calls_side_by_side(team):
-    lanes = team.call(collectives_in_lanes, at=(3, 2))
-    assert lanes == [["left", "middle", "right"]] * 3 + [None]
 
 
 def sizes_that_do_not_fit(here, mesh):
