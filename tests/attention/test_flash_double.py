@@ -1,8 +1,10 @@
-"""The stand-in for FlashAttention-3 against attention in float64."""
+"""The stand-in for FlashAttention-3 is as unkind as the kernels.
+
+Its numbers are compared with float64 in ``strategies/test_flash.py``.
+"""
 
 import dataclasses
 
-import dense
 import flash_double
 import jax
 import jax.numpy as jnp
@@ -10,10 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
-FLOAT16 = np.dtype(np.float16)
 FLOAT32 = np.dtype(np.float32)
-UNBOUNDED = (False, -1, -1)
 
 
 @pytest.fixture(autouse=True)
@@ -31,21 +30,20 @@ class Flash:
 
     Attributes:
       packing: starts, key_starts, max_seqlen, max_seqlen_k.
-      options: is_causal, window_size_left, window_size_right.
+      is_causal: whether the diagonal, which ends at the last query and key, bounds.
       spare: rows of scratch for each sequence.
     """
 
     packing: tuple | None = None
-    options: tuple = UNBOUNDED
+    is_causal: bool = False
     spare: int = 128
 
     def _call(self, direction, operands, results):
-        causal, left, right = self.options
         attributes = {
             "softmax_scale": np.float64(operands[0].shape[-1] ** -0.5),
-            "is_causal": causal,
-            "window_size_left": np.int64(left),
-            "window_size_right": np.int64(right),
+            "is_causal": self.is_causal,
+            "window_size_left": np.int64(-1),
+            "window_size_right": np.int64(-1),
         }
         if self.packing is not None:
             direction = f"varlen_{direction}"
@@ -77,78 +75,26 @@ class Flash:
         assert np.isnan(scratch).all()
         return found
 
-    def compare(self, arrays, out, lse, gradients):
-        """Assert that results, (B, T, H, D) and (B, T, H), are of attention."""
-        grad, query, key, value = arrays
-        queries, keys, (causal, left, right) = (
-            query.shape[1],
-            key.shape[1],
-            self.options,
-        )
-        # The diagonal ends at the last query and key.
-        after = np.arange(keys) - (np.arange(queries)[:, None] + keys - queries)
-        right = 0 if causal else right
-        seen = ((left < 0) | (after >= -left)) & ((right < 0) | (after <= right))
-        mask = dense.Options(mask=seen)
-        grads = grad, np.zeros(grad.shape[:3])
-        expected = dense.attention(query, key, value, mask, grads)
-        np.testing.assert_allclose(lse, expected.lse, atol=1e-5)
-        tolerance = 4 * float(ml_dtypes.finfo(query.dtype).eps)
-        for one, other in zip(
-            (out, *gradients), (expected.out, *expected[2:5]), strict=True
-        ):
-            np.testing.assert_allclose(
-                one.astype(np.float64), other, atol=tolerance, rtol=tolerance
-            )
 
-
-def _inputs(rows, key_rows, heads=4, key_heads=2, width=8, dtype=BFLOAT16):
+def _inputs(rows, key_rows):
     rng = np.random.default_rng(0)
-    shapes = [(*rows, heads, width)] * 2 + [(*key_rows, key_heads, width)] * 2
-    return [rng.standard_normal(shape).astype(dtype) for shape in shapes]
+    shapes = [(*rows, 4, 8)] * 2 + [(*key_rows, 2, 8)] * 2
+    return [rng.standard_normal(shape).astype(ml_dtypes.bfloat16) for shape in shapes]
 
 
-@pytest.mark.parametrize(
-    ("queries", "keys", "options", "shape"),
-    [
-        (9, 9, (True, -1, -1), {"heads": 2, "dtype": FLOAT16}),
-        (5, 12, (True, -1, -1), {}),
-        (12, 5, (True, -1, -1), {"key_heads": 1}),  # seven rows see nothing
-        (12, 12, (False, 2, 1), {"width": 256}),
-        (7, 20, (False, 4, -1), {"heads": 6}),
-        (20, 7, (False, -1, 7), {}),
-        (150, 260, (True, 40, -1), {"heads": 1, "key_heads": 1}),
-    ],
-)
-def test_a_batch(queries, keys, options, shape):
-    flash = Flash(options=options)
-    arrays = _inputs((2, queries), (2, keys), **shape)
-    out, lse = flash.forward(*arrays[1:])
-    gradients = flash.backward(*arrays, out, lse)
-    flash.compare(arrays, out, lse.swapaxes(1, 2), gradients)
-
-
-@pytest.mark.parametrize("options", [UNBOUNDED, (True, 2, -1), (False, 1, 2)])
-@pytest.mark.parametrize("longest_key", [10, 9])
-def test_packed_sequences(options, longest_key):
-    """Some are empty, rows behind the last are of none, and one may be too long."""
+def test_what_it_does_not_compute_is_nan():
+    """Rows behind the last sequence, and a sequence that is too long."""
     starts, key_starts = [0, 4, 4, 9, 12], [0, 4, 6, 6, 16]
-    flash = Flash((starts, key_starts, 5, longest_key), options)
+    flash = Flash((starts, key_starts, 5, 9), is_causal=True)
     arrays = _inputs((14,), (17,))
     out, lse = flash.forward(*arrays[1:])
-    found = flash.backward(*arrays, out, lse)
-    for i in range(4):
-        rows = slice(*starts[i : i + 2])
-        keys = slice(*key_starts[i : i + 2])
-        some = [x[rows][None] for x in arrays[:2]] + [x[keys][None] for x in arrays[2:]]
-        its_out, its_lse = out[rows][None], lse[None, :, rows].swapaxes(1, 2)
-        gradients = [found[0][rows][None], *(x[keys][None] for x in found[1:])]
-        if i == 3 and longest_key == 9:
-            assert all(np.isnan(x).all() for x in (its_out, its_lse, *gradients))
-        else:
-            flash.compare(some, its_out, its_lse, gradients)
-    behind = [out[12:], found[0][12:], found[1][16:], found[2][16:], lse[:, 12:]]
-    assert all(np.isnan(x).all() for x in behind)
+    query, key, value = flash.backward(*arrays, out, lse)
+    for x in (out, query, lse.T):
+        assert np.isfinite(x[:4]).all()
+        assert np.isnan(x[9:]).all()
+    for x in (key, value):
+        assert np.isfinite(x[:6]).all()
+        assert np.isnan(x[6:]).all()
 
 
 def test_backward_takes_an_lse_of_no_keys_for_zero_and_no_keys_at_all_have_another():
@@ -195,21 +141,12 @@ def test_what_the_kernels_do_not_take_is_refused(change, says):
         Flash().forward(*change(query, key, value))
 
 
-@pytest.mark.parametrize(
-    ("packing", "says"),
-    [
-        (([0, 8], [0, 4, 8], 8, 8), "two int32 vectors"),
-        (([0, 9], [0, 8], 9, 8), "rows that there are not"),
-        (([0, 5, 4, 8], [0, 2, 4, 8], 8, 8), "descend"),
-    ],
-)
-def test_packing_that_names_no_rows_is_refused(packing, says):
-    _, query, key, value = _inputs((8,), (8,))
-    with pytest.raises(jax.errors.JaxRuntimeError, match=says):
-        Flash(packing).forward(query, key, value)
-
-
-def test_scratch_that_is_too_small_and_an_lse_of_another_dtype_are_refused():
+def test_packing_of_rows_that_there_are_not_and_small_scratch_are_refused():
+    arrays = _inputs((8,), (8,))
+    for starts, says in (([0, 9], "rows that there are not"), ([0, 9, 8], "descend")):
+        flash = Flash((starts, [0, 8, 8][: len(starts)], 9, 8))
+        with pytest.raises(jax.errors.JaxRuntimeError, match=says):
+            flash.forward(*arrays[1:])
     arrays = _inputs((2, 8), (2, 8))
     out, lse = Flash().forward(*arrays[1:])
     with pytest.raises(jax.errors.JaxRuntimeError, match="scratch of 1024"):
