@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 from hops import Case, hop_of
 
-from jaxcomm.attention.kernels.kernel import Hop, Saved
+from jaxcomm.attention.kernels.kernel import Saved
 from jaxcomm.attention.kernels.primitive import hop_backward, hop_forward
 from jaxcomm.attention.kernels.xla.kernel import XLA
-from jaxcomm.attention.mask import Coordinates, Mask
 
 # All that a hop can have; the mapped dimension is COUNT such hops.
 COUNT = 3
@@ -78,13 +77,7 @@ def test_vmap_is_one_by_one(unmapped):
 
 @pytest.mark.parametrize(("platform", "tokens"), [("cpu", 128), ("cuda", 512)])
 def test_a_platform_has_tiles_of_its_own_size(platform, tokens):
-    x = jax.ShapeDtypeStruct((1, 1024, 1, 8), jnp.float32)
-    at = Coordinates(jax.ShapeDtypeStruct((1024,), jnp.int32))
-    mask, whole = Mask(None, 0, 1024, 1024), (1024,)
-    hop = Hop(
-        1.0, mask, x, x, x, at, at, kernels=(XLA,),
-        query_segments=whole, key_segments=whole,
-    )  # fmt: skip
-    traced = jax.jit(hop_forward).trace(hop)
+    hop, _ = hop_of(Case(queries=1024, keys=1024, dtype="float32"))
+    traced = jax.jit(hop_forward).trace(hop.replace(kernels=(XLA,)))
     text = traced.lower(lowering_platforms=(platform,)).as_text()
     assert f"tensor<{tokens}x{tokens}xf32>" in text
