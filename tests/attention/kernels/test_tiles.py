@@ -9,40 +9,12 @@ from jaxcomm.attention.kernels.xla.tiles import Cut
 from jaxcomm.attention.mask import FULL, SKIP, Block, Coordinates, Mask
 
 
-def test_padding_is_spread_over_tiles_of_equal_size():
-    cut = Cut.fit((1000, 999), 512)
-    assert (cut.size, cut.count) == (500, 4)
-
-
 def test_the_edge_fill_repeats_the_last_token_of_each_segment():
     split = Cut.fit((3, 2), 2).split(jnp.arange(5), 0, "edge")
     assert split.tolist() == [[0, 1], [2, 2], [3, 4]]
 
 
 WHOLE, FRONT, BACK = (0, 4), (0, 2), (2, 4)
-
-
-@pytest.mark.parametrize(
-    ("blocks", "count"),
-    [
-        # Of zigzag.
-        ((Block(WHOLE, FRONT), Block(BACK, WHOLE)), 2),
-        ((Block(FRONT, FRONT), Block(BACK, BACK)), 1),
-        ((Block(BACK, WHOLE), Block(BACK, WHOLE)), 1),
-        ((Block((0, 8), FRONT), Block(FRONT, (0, 8))), 4),
-    ],
-)
-def test_tiles_cover_each_block_once(blocks, count):
-    choice = BlockPair.of(blocks, 8, 8)
-    rows, columns = choice.shape
-    for tiles, block in zip((choice.first, choice.second), blocks, strict=True):
-        seen, expected = np.zeros((2, 8, 8), int)
-        assert len(tiles) == count
-        for row, column in tiles:
-            row, column = row * rows, column * columns
-            seen[row : row + rows, column : column + columns] += 1
-        expected[slice(*block.queries), slice(*block.keys)] = 1
-        np.testing.assert_array_equal(seen, expected)
 
 
 @pytest.mark.parametrize(
