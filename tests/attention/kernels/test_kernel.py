@@ -1,7 +1,6 @@
 """A kernel from outside of the package: it runs in every strategy, or is refused."""
 
 import dataclasses
-import functools
 import runpy
 from pathlib import Path
 
@@ -86,6 +85,17 @@ def test_it_is_asked_with_shapes_before_and_for_each_platform(lowered):
     assert hop.mask.is_causal
 
 
+def test_its_bias_is_of_the_keys_of_a_hop(lowered):
+    @dataclasses.dataclass(frozen=True)
+    class Biased(Told):
+        options = frozenset({"bias"})
+
+    Told.asked.clear()
+    lowered("cpu", implementation=Biased(refused="tpu"), bias=jnp.ones((1, 1, 1, 24)))
+    shapes = {(hop.platform, hop.key.shape[1], hop.bias.shape) for hop in Told.asked}
+    assert shapes == {(of, 6, (1, 1, 1, 6)) for of in (None, "cpu")}
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -153,17 +163,6 @@ def test_it_may_go_by_blocks(size, how, options):
         grads = grads[0], jnp.zeros_like(grads[1])
         how = how | {"implementation": ByBlocks(), "size": size}
         split.compare(*arrays, options, grads, 1e-13, **how)
-
-
-def test_blocks_that_are_not_known_are_refused(lowered):
-    lowers = functools.partial(lowered, "cpu", implementation=ByBlocks())
-    for options, reason in (
-        ({"strategy": "halo", "local_window_size": 3}, "'halo' masks by positions"),
-        ({"length": 23}, "23 and 23 are no padding"),
-        ({"local_window_size": 3}, "a window where a rank's keys are its own"),
-    ):
-        with pytest.raises(ValueError, match=f"was asked for, but .*{reason}"):
-            lowers(**options)
 
 
 class Mutable(Plain):
