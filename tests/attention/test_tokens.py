@@ -24,8 +24,6 @@ def layouts_of(name):
     """Return layouts of the same shapes, for one batch each."""
     if name == "documents of rows":
         return [document_layout(of, SIZE) for of in ROWS]
-    if name == "documents":
-        return [document_layout(of, SIZE) for of in ([5, 8], [2, 11])]
     return [Layout(name, SIZE, LENGTH)] * 2
 
 
@@ -68,17 +66,6 @@ def test_batches_are_stacked_split_scanned_and_mapped(make_mesh, name):
             expected = dense.attention(X, X, X, options)
             split.assert_close([tokens.restore(found[at])], expected)
     assert len(traces) == 1
-
-
-@pytest.mark.parametrize("name", ["zigzag", "documents", "documents of rows"])
-def test_tokens_of_another_batch_are_equal_trees_and_compile_nothing_anew(name):
-    restore, trees = jax.jit(lambda tokens, x: tokens.restore(x)), set()
-    for layout in layouts_of(name):
-        dealt, tokens = layout.reorder(X, segment_ids=IDS)
-        trees.add(jax.tree.structure(tokens))
-        np.testing.assert_array_equal(restore(tokens, dealt), X)
-        np.testing.assert_array_equal(tokens.restore(dealt), X)
-    assert len(trees) == restore._cache_size() == 1
 
 
 def test_a_tree_holds_positions_and_ids_by_name_and_whatever_jax_puts_there():
