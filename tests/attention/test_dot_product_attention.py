@@ -246,15 +246,19 @@ def gathered(x, **options):
 
 
 def test_a_mask_and_a_bias_of_fewer_dimensions_broadcast_as_in_jax_nn():
-    """Also where programs forbid it, see ``jax.numpy_rank_promotion``."""
+    """Also where programs forbid it, see ``jax.numpy_rank_promotion``.
+
+    A large bias is added, if it is above that of keys that are hidden.
+    """
     x = jax.random.normal(jax.random.key(0), (2, 5, 2, 4))
     # Each token sees itself: where a row sees no key, jax.nn gives a mean.
     sees = jax.random.bernoulli(jax.random.key(1), 0.5, (5, 5)) | jnp.eye(5, dtype=bool)
-    options = {"mask": sees, "bias": jnp.arange(5.0)}
+    options = {"mask": sees, "bias": jnp.arange(5.0) - 1000}
     expected = jax.nn.dot_product_attention(x, x, x, **options)
     with jax.numpy_rank_promotion("raise"):
         found = gathered(x, **options)
-    np.testing.assert_allclose(found, expected, atol=1e-5)
+    # Scores of a thousand have fewer digits.
+    np.testing.assert_allclose(found, expected, atol=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -298,16 +302,3 @@ def test_inside_a_shard_map_it_splits_over_the_other_axes():
     with jax.set_mesh(mesh):
         found = attend(x)
     np.testing.assert_allclose(found, jax.nn.dot_product_attention(x, x, x), atol=1e-5)
-
-
-def test_a_large_bias_that_is_above_is_added():
-    """As in jax.nn, which has the same digits."""
-    block = split.inputs((2, 12, 4, 8))[:3]
-    rows = np.random.default_rng(7).normal(size=(1, 1, 12, 12))
-    bias = jnp.asarray(rows - 1000, "float32")
-    out = jaxcomm.dot_product_attention(
-        *block, bias, axis_name="context", mesh=split.ring_over(2)
-    )
-    expected = jax.nn.dot_product_attention(*block, bias)
-    np.testing.assert_allclose(out, expected, atol=1e-3)
-    assert np.abs(out).min() > 0
