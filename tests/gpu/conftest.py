@@ -9,9 +9,12 @@ They also run in several processes, which pytest starts as ``test_acceptance.py`
 import os
 
 import jax
+import numpy as np
 import pytest
 
 import jaxcomm
+from bench.gpu.sizes import TINY
+from bench.gpu.timer import Timer, local
 
 # NCCL needs memory beside JAX's pool.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
@@ -33,3 +36,14 @@ def ring(gpus, request):
     devices = gpus or jax.devices()[:2]
     yield jax.make_mesh((len(devices),), ("i",), devices=devices)
     jaxcomm.finalize()
+
+
+@pytest.fixture
+def outs(ring):
+    """Gives ``outs(function, x)``: what the ranks of this process get."""
+    timer = Timer(ring, TINY)
+
+    def run(function, x):
+        return np.concatenate(local(timer.program(function)(timer.spread(x))))
+
+    return run
