@@ -166,24 +166,6 @@ def test_rules_get_the_largest_group():
     assert [row.call.operands for row in made.calls] == ["float32[8]"]
 
 
-@pytest.mark.parametrize(
-    ("size", "machine", "collectives", "operands"),
-    [
-        (8, None, ["all_reduce"], "float32[8]"),
-        (1 << 20, None, ["all_to_all", "all_gather"], "bfloat16[4,262144]"),
-        (1 << 20, "cpu", ["all_reduce"], "bfloat16[1048576]"),
-    ],
-)
-def test_what_the_lowering_puts_in_place_is_planned(
-    size, machine, collectives, operands
-):
-    """NCCL adds bfloat16 in float32: small sums widen, large ones go in two phases."""
-    x = jax.ShapeDtypeStruct((size,), "bfloat16")
-    made = jaxcomm.plan(MESH, lambda x: jaxcomm.psum(x, "context"), x, machine=machine)
-    assert [row.call.collective for row in made.calls] == collectives
-    assert made.calls[0].call.operands == operands
-
-
 def test_communicators_are_those_that_a_run_makes(make_mesh):
     def step(x):
         x = jaxcomm.psum(x, "data") + jaxcomm.ring_shift(x, "context", lane="ring")
@@ -362,32 +344,39 @@ def test_processes_are_those_of_hosts_or_as_many_as_asked():
 
 
 @pytest.mark.parametrize(
-    ("backend", "machine", "ranks", "size", "collectives", "moved"),
+    ("dtype", "backend", "machine", "ranks", "size", "collectives", "moved"),
     [
-        ("host", "cpu", 8, 1 << 20, ["all_reduce"], 7 / 4),
-        ("nccl", None, 2, 1 << 20, ["all_reduce"], 1),
-        ("nccl", None, 8, 64, ["all_gather"], 7),
-        ("nccl", None, 8, 1 << 20, ["all_to_all", "all_gather"], 7 / 4),
-        ("xla", None, 8, 1 << 20, ["all_to_all", "all_gather"], 7 / 4),
-        ("xla", "cpu", 2, 1 << 20, ["permute"], 1),
-        ("xla", "cpu", 8, 64, ["all_gather"], 7),
-        ("xla", "cpu", 8, 1 << 13, ["permute"] * 3, 3),
-        ("xla", "cpu", 8, 1 << 20, [*["permute"] * 3, "all_gather"], 7 / 4),
-        ("xla", "cpu", 6, 3 << 20, ["all_to_all", "all_gather"], 5 / 3),
+        # NCCL adds bfloat16 in float32: small sums widen, large ones go in two phases.
+        ("bfloat16", None, None, 4, 8, ["all_reduce"], 3),
+        ("bfloat16", None, None, 4, 1 << 20, ["all_to_all", "all_gather"], 3 / 2),
+        ("bfloat16", None, "cpu", 4, 1 << 20, ["all_reduce"], 3 / 2),
+        # Reproducible sums.
+        ("float32", "host", "cpu", 8, 1 << 20, ["all_reduce"], 7 / 4),
+        ("float32", "nccl", None, 2, 1 << 20, ["all_reduce"], 1),
+        ("float32", "nccl", None, 8, 64, ["all_gather"], 7),
+        ("float32", "nccl", None, 8, 1 << 20, ["all_to_all", "all_gather"], 7 / 4),
+        ("float32", "xla", None, 8, 1 << 20, ["all_to_all", "all_gather"], 7 / 4),
+        ("float32", "xla", "cpu", 2, 1 << 20, ["permute"], 1),
+        ("float32", "xla", "cpu", 8, 64, ["all_gather"], 7),
+        ("float32", "xla", "cpu", 8, 1 << 13, ["permute"] * 3, 3),
+        ("float32", "xla", "cpu", 8, 1 << 20, [*["permute"] * 3, "all_gather"], 7 / 4),
+        ("float32", "xla", "cpu", 6, 3 << 20, ["all_to_all", "all_gather"], 5 / 3),
     ],
 )
-def test_a_reproducible_sum_is_planned_as_what_it_does(
-    backend, machine, ranks, size, collectives, moved
+def test_what_the_lowering_puts_in_place_of_a_sum_is_planned(
+    dtype, backend, machine, ranks, size, collectives, moved
 ):
     """``moved``: what a rank sends, in operands."""
-    x = jax.ShapeDtypeStruct((size,), "float32")
+    x = jax.ShapeDtypeStruct((size,), dtype)
 
     def step(x):
-        return jaxcomm.psum(x, "data", reproducible=True, backend=backend)
+        is_reproducible = dtype == "float32"
+        return jaxcomm.psum(x, "data", reproducible=is_reproducible, backend=backend)
 
     made = jaxcomm.plan({"data": ranks}, step, x, machine=machine)
     found = [row.call.collective for row in made.calls for _ in range(row.times)]
     assert found == collectives
-    assert {row.call.backend for row in made.calls} == {backend}
+    served = backend or {None: "nccl", "cpu": "host"}[machine]
+    assert {row.call.backend for row in made.calls} == {served}
     sent = sum(row.times * row.sent_bytes for row in made.calls)
-    assert sent == pytest.approx(moved * 4 * size)
+    assert sent == pytest.approx(moved * x.dtype.itemsize * size)
