@@ -45,13 +45,12 @@ def test_all_are_right(make_mesh, size):
     assert {name: each.problem for name, each in found.items() if each.problem} == {}
 
 
-@pytest.mark.parametrize("wrong_by", [1e-5, 0.01, 1.0])
-def test_wrong_numbers_on_one_device_are_found(make_mesh, monkeypatch, few, wrong_by):
+def test_wrong_numbers_on_one_device_are_found(make_mesh, monkeypatch, few):
     """A float32 has 24 bits, so a mean may be off by 6e-8, and no sum by anything."""
 
     def psum(x, axis_name, backend=None):
         is_wrong = (jax.lax.axis_index(axis_name) == 3) & (backend != "xla")
-        return jax.lax.psum(x, axis_name) * (1 + is_wrong.astype(x.dtype) * wrong_by)
+        return jax.lax.psum(x, axis_name) * (1 + is_wrong.astype(x.dtype) * 1e-5)
 
     monkeypatch.setattr(jaxcomm, "psum", psum)
     few("psum", "pmean")
