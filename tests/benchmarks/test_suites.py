@@ -1,12 +1,13 @@
 import functools
 import re
 
-import jax
 import numpy as np
 import pytest
+import split
+from dense import Options
 
 import jaxcomm
-from bench import attention, chain, collectives, devices, masks, scan
+from bench import attention, chain, collectives, masks, scan
 from bench.gathered_attention import gathered_attention
 
 OURS_IN_HLO = r"custom_call_target=\"jaxcomm\."
@@ -60,26 +61,12 @@ def test_operations_are_counted_once_for_each_visible_key():
 
 
 def test_gathered_attention_is_exact():
-    mesh, split = devices.mesh_of(4), jax.P(None, devices.AXIS)
-    *qkv, grad = (devices.normal((2, 24, 4, 8), i) for i in range(4))
-    layout = jaxcomm.Layout("zigzag", 4, 24)
-    of_split = jax.shard_map(
-        lambda *of: gathered_attention(*of, axis_name="ring", schedule="zigzag"),
-        mesh=mesh,
-        in_specs=split,
-        out_specs=split,
+    *arrays, (grad, _) = split.inputs((2, 24, 4, 8))
+    local = functools.partial(
+        gathered_attention, axis_name="context", schedule="zigzag"
     )
-
-    def gathered(*qkv):
-        dealt, tokens = layout.reorder(qkv)
-        return tokens.restore(of_split(*dealt))
-
-    def with_gradients(attend):
-        out, transpose = jax.vjp(jax.jit(attend), *qkv)
-        return out, *transpose(grad)
-
-    dense = functools.partial(jax.nn.dot_product_attention, is_causal=True)
-    pairs = zip(with_gradients(gathered), with_gradients(dense), strict=True)
-    for a, b in pairs:
-        # Float32 in another order of summation.
-        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+    layout = jaxcomm.Layout("zigzag", 4, 24)
+    (dealt, dealt_grad), tokens = layout.reorder((arrays, grad))
+    found = split.results(split.sharded(local), dealt, dealt_grad)
+    found = [tokens.restore(np.asarray(x)) for x in found]
+    split.assert_results(found, arrays, grad, Options(is_causal=True))
