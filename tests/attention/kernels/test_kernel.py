@@ -14,7 +14,6 @@ from hops import Case, both, hop_of
 
 from jaxcomm import attention
 from jaxcomm.attention import Grads, Kernel
-from jaxcomm.attention.kernels.blocks import BlockKernel
 from jaxcomm.attention.strategies.ulysses import Usp
 
 ROOT = Path(__file__).parents[3]
@@ -111,37 +110,35 @@ def test_what_it_does_not_name_is_refused(lowered, options, words):
         lowered("cpu", implementation=Plain(), **options)
 
 
-class ByBlocks(BlockKernel, Plain):
-    """The same, of rectangles with bounds on both sides."""
+class ByBlocks(Plain):
+    """Gives NaN where a hop's rectangle is not what its positions see."""
 
     name = "by_blocks"
+    by_blocks = True
 
-    def why_not(self, hop):
-        return None
-
-    def attend(self, hop, block, query, key, value):
-        out, lse = Plain.forward(self, _rectangle(hop, block, query, key, value))
-        return out.astype(query.dtype), jnp.moveaxis(lse, 2, 1)
-
-    def gradients(self, hop, block, arrays, out, lse, grad_out):
-        assert hop.is_backward
-        delta = (grad_out * out).sum(-1)
-        saved = attention.Saved(grad_out, out, jnp.moveaxis(lse, 1, 2), delta)
-        return Plain.backward(self, _rectangle(hop, block, *arrays), saved)[:3]
+    def _scores(self, hop):
+        scores, *arrays = super()._scores(hop)
+        positions = (
+            attention.Coordinates(x.positions) for x in (hop.queries, hop.keys)
+        )
+        queries, keys = positions
+        (seen,) = hop.replace(queries=queries, keys=keys).seen()
+        told = jnp.stack([_seen_in(block, seen.shape) for block in hop.blocks])
+        is_right = (seen == told[0 if hop.block is None else hop.block]).all()
+        return jnp.where(is_right, scores, jnp.nan), *arrays
 
 
-def _rectangle(hop, block, *arrays):
-    """Return a hop whose positions are the numbers of a block's tokens."""
-    ids = (hop.queries.segment_ids, hop.keys.segment_ids)
-    cut = (slice(*block.queries), slice(*block.keys))
-    at = (
-        attention.Coordinates(jnp.arange(size), None if x is None else x[:, part])
-        for size, x, part in zip(block.shape, ids, cut, strict=True)
-    )
-    mask = attention.Mask(block.left, block.right, *block.shape)
-    names = ("query", "key", "value", "queries", "keys")
-    named = dict(zip(names, (*arrays, *at), strict=True))
-    return hop.replace(mask=mask, blocks=(), block=None, **named)
+def _seen_in(block, shape):
+    at = np.indices(shape)
+    starts = block.queries[0], block.keys[0]
+    row, column = (x - start for x, start in zip(at, starts, strict=True))
+    seen = (row >= 0) & (column >= 0)
+    seen &= (row < block.shape[0]) & (column < block.shape[1])
+    if block.left is not None:
+        seen &= row - column <= block.left
+    if block.right is not None:
+        seen &= column - row <= block.right
+    return seen
 
 
 @pytest.mark.parametrize(
