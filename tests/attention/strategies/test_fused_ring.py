@@ -6,6 +6,8 @@ log-sum-exp. tests/gpu has the kernel itself.
 """
 
 import functools
+import runpy
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -13,59 +15,43 @@ import numpy as np
 import pytest
 import split
 from dense import Options
-from split import on_ranks
 
-import jaxcomm
 from jaxcomm.attention.kernels import cudnn
-from jaxcomm.attention.kernels.kernel import sum_dtype
+from jaxcomm.attention.kernels.kernel import Hop, Saved
+from jaxcomm.attention.mask import Coordinates, Mask
 from jaxcomm.attention.strategies import ring
 from jaxcomm.compat import gpus
 
-# In natural order: nothing to deal.
-attend = functools.partial(on_ranks, is_causal=True)
 CAUSAL = Options(is_causal=True)
+RECIPE = Path(__file__).parents[3] / "examples/recipes/attention_kernel.py"
+PLAIN = runpy.run_path(str(RECIPE))["Plain"]()
 
 
-def _weights_of(query, key, *, scale, is_causal, left, lse=None):
-    key = jnp.repeat(key, query.shape[2] // key.shape[2], 2)
-    scores = scale * jnp.einsum("btnd,bsnd->bnts", query, key)
+def _hop_of(query, key, value, *, scale, is_causal, left=None):
+    lengths = query.shape[1], key.shape[1]
     if is_causal:
-        assert query.shape[1] == key.shape[1]
-        seen = jnp.tri(*scores.shape[2:], dtype=bool)
-        if left is not None:
-            seen &= ~jnp.tri(*scores.shape[2:], k=-left - 1, dtype=bool)
-        scores = jnp.where(seen, scores, -jnp.inf)
+        assert lengths[0] == lengths[1]
     else:
         assert left is None
-    lse = jax.nn.logsumexp(scores, -1) if lse is None else lse
-    return jnp.exp(scores - lse[..., None]), lse
+    return Hop(
+        scale,
+        Mask(left, 0 if is_causal else None, *lengths),
+        *(query, key, value),
+        *(Coordinates(jnp.arange(length)) for length in lengths),
+    )
 
 
-def _weigh(weights, value):
-    value = jnp.repeat(value, weights.shape[1] // value.shape[2], 2)
-    return jnp.einsum("bnts,bsnd->btnd", weights, value)
+def model_forward(query, key, value, **options):
+    out, lse = PLAIN.forward(_hop_of(query, key, value, **options))
+    return out, jnp.moveaxis(lse, 1, 2)
 
 
-def model_forward(query, key, value, *, left=None, **options):
-    """Compute in float32 at least, whatever is read and written, as cuDNN does."""
-    query, key, value = (x.astype(sum_dtype(x.dtype)) for x in (query, key, value))
-    weights, lse = _weights_of(query, key, left=left, **options)
-    return _weigh(weights, value), lse
-
-
-def model_backward(query, key, value, lse, out, grad_out, *, left=None, **options):
+def model_backward(query, key, value, lse, out, grad_out, **options):
     """Return the gradients of a block from the log-sum-exp and output of all blocks."""
-    arrays = query, key, value, out, grad_out
-    query, key, value, out, grad_out = (x.astype(sum_dtype(x.dtype)) for x in arrays)
-    delta = (grad_out * out).sum(-1)
-
-    def block(query, key, value):
-        weights, _ = _weights_of(query, key, left=left, lse=lse, **options)
-        # The residual of all blocks moves too, by what ``delta`` says.
-        less = jnp.einsum("bnts,btn->", weights, delta)
-        return (_weigh(weights, value) * grad_out).sum() - less
-
-    return jax.grad(block, (0, 1, 2))(query, key, value)
+    hop = _hop_of(query, key, value, **options)
+    delta = (grad_out.astype(hop.sum_dtype) * out).sum(-1)
+    saved = Saved(grad_out, out, jnp.moveaxis(lse, 1, 2), delta)
+    return PLAIN.backward(hop, saved)[:3]
 
 
 @pytest.fixture
@@ -110,33 +96,30 @@ def float64():
 
 
 @pytest.mark.parametrize(
-    ("tokens", "size", "schedule", "strategy"),
+    ("tokens", "size", "schedule", "how"),
     [
-        (7, 1, "zigzag", "ring"),
-        (6, 2, "contiguous", "ring"),
-        (7, 3, "striped", "ring"),
-        (6, 4, "zigzag", "ring"),
-        (7, 4, "zigzag", "ring"),
-        (1, 4, "zigzag", "ring"),
-        (1, 4, "striped", "ring"),
+        (7, 1, "zigzag", None),
+        (6, 2, "contiguous", None),
+        (7, 3, "striped", None),
+        (6, 4, "zigzag", None),
+        (7, 4, "zigzag", None),
+        (1, 4, "zigzag", None),
+        (1, 4, "striped", None),
         # As a loop of the program.
         (7, 4, "zigzag", "loop"),
         (7, 4, "zigzag", "blocking"),
     ],
 )
 def test_causal_equals_dense_with_gradients_of_output_and_residual(
-    calls, float64, monkeypatch, tokens, size, schedule, strategy
+    calls, float64, monkeypatch, tokens, size, schedule, how
 ):
-    if strategy == "loop":
-        strategy = "ring"
+    if how == "loop":
         monkeypatch.setattr(ring, "_UNROLLED_RANKS", 1)
-    elif strategy == "blocking":
-        strategy = "ring"
+    elif how == "blocking":
         monkeypatch.setattr(ring, "ring_shift_start", split.Blocking)
     # Two query heads to a key head.
     *arrays, grads = float64((1, tokens * size, 4, 8), (1, tokens * size, 2, 8))
-    how = {"size": size, "schedule": schedule, "strategy": strategy}
-    split.compare(*arrays, CAUSAL, grads, 1e-13, **how)
+    split.compare(*arrays, CAUSAL, grads, 1e-13, size=size, schedule=schedule)
     assert {what for what, *_ in calls} == {"forward", "backward"}
 
 
@@ -155,22 +138,15 @@ def test_causal_equals_dense_with_gradients_of_output_and_residual(
 def test_without_the_residual_delta_is_cudnns_own(
     calls, heads, float64, schedule, size, strategy, key_heads, left
 ):
-    *arrays, (grad, _) = float64((1, 24, 4, 8), (1, 24, key_heads, 8))
-    layout = jaxcomm.Layout(schedule, size, 24)
-    (dealt, dealt_grad), tokens = layout.reorder((arrays, grad))
-    window = None if left is None else (left, 0)
-    local = functools.partial(
-        attend, schedule=schedule, strategy=strategy, implementation="cudnn",
-        local_window_size=window,
-    )  # fmt: skip
-    found = split.results(split.sharded(local, size), dealt, dealt_grad)
-    found = [tokens.restore(np.asarray(x)) for x in found]
-    options = Options(is_causal=True, window=window)
-    split.assert_results(found, arrays, grad, options, 1e-13)
+    *arrays, grads = float64((1, 24, 4, 8), (1, 24, key_heads, 8))
+    options = Options(is_causal=True, window=None if left is None else (left, 0))
+    how = {"size": size, "schedule": schedule, "strategy": strategy}
+    how |= {"implementation": "cudnn", "return_residual": False}
+    split.compare(*arrays, options, grads, 1e-13, **how)
     assert {what for what, *_ in calls} == {"forward", "backward"}
     # No head is longer for a log-sum-exp that nobody asked for.
     assert heads == {8}
-    if window:
+    if left is not None:
         assert {tuple(rest) for _, *rest in calls} == {(24, 24, True)}
 
 
@@ -186,7 +162,12 @@ def test_without_a_mask_lengths_may_differ(calls, float64, strategy):
 def test_a_vmapped_ring_is_computed_by_xla(calls):
     arrays = split.inputs((4, 1, 6, 2, 8))[:3]
     ours, xla = (
-        jax.jit(jax.vmap(functools.partial(attend, **options), axis_name="context"))
+        jax.jit(
+            jax.vmap(
+                functools.partial(split.on_ranks, is_causal=True, **options),
+                axis_name="context",
+            )
+        )
         for options in ({}, {"implementation": "xla"})
     )
     np.testing.assert_array_equal(ours(*arrays), xla(*arrays))
