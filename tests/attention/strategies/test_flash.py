@@ -4,6 +4,7 @@ The stand-in takes and refuses what the targets do, and leaves NaN where they le
 anything. So what is shown is all that surrounds the kernel, against float64.
 """
 
+import dense
 import flash_double
 import jax
 import jax.numpy as jnp
@@ -105,7 +106,7 @@ def test_masks_equal_float64(called, size, schedule, strategy, options):
 # computes all of one row.
 WHOLE = _documents([12, 5, 7, 4, 8, 12])
 CUT = _documents([5, 1, 30, 9])
-UNEQUAL_ROWS = _documents([5, 1, 30, 9], [48], [3] * 16)
+CUT_ROWS = _documents([5, 1, 30, 9], [48], [3] * 16)
 # Numbers that come again, and none that ascend.
 AGAIN = np.repeat([[3, 1, 3, 0]], 12, axis=1).astype(np.int32)
 # The number that padding gets where documents are looked up.
@@ -126,7 +127,7 @@ HUGE = np.where(_documents([30]) < 0, -1, 2**31 - 2).astype(np.int32)
     ],
 )
 @pytest.mark.parametrize(
-    "ids", [WHOLE, CUT, AGAIN, HUGE], ids=["whole", "cut", "again", "huge"]
+    "ids", [WHOLE, CUT_ROWS, AGAIN, HUGE], ids=["whole", "cut", "again", "huge"]
 )
 def test_documents_equal_float64(called, schedule, strategy, window, ids):
     for is_causal in (True,) if window else (True, False):
@@ -134,21 +135,6 @@ def test_documents_equal_float64(called, schedule, strategy, window, ids):
         how = {"size": 2, "schedule": schedule, "strategy": strategy}
         _compare(options, len(ids), **how, **FLASH)
         assert {"forward", "backward"} <= set(called)
-
-
-@pytest.mark.parametrize(
-    ("schedule", "strategy", "window"),
-    [
-        ("contiguous", "ring", None),
-        ("zigzag", "all_gather", (9, 0)),
-        ("contiguous", "halo", (9, 0)),
-    ],
-)
-def test_rows_have_documents_of_their_own(called, schedule, strategy, window):
-    options = Options(is_causal=True, window=window, query_ids=UNEQUAL_ROWS)
-    how = {"size": 2, "schedule": schedule, "strategy": strategy}
-    _compare(options, len(UNEQUAL_ROWS), **how, **FLASH)
-    assert {"forward", "backward"} <= set(called)
 
 
 @pytest.mark.parametrize(
@@ -167,26 +153,24 @@ def test_rows_have_documents_of_their_own(called, schedule, strategy, window):
     ],
 )
 def test_without_a_residual_it_makes_its_own_delta(called, make, strategy, window, ids):
-    size, tokens = 2, 48
-    if isinstance(make, str):
-        layout = jaxcomm.Layout(make, size, tokens)
-    else:
-        layout = jaxcomm.attention.document_layout(make, size)
-    arrays, (grad, _) = _arrays(1, tokens)
-    dealt, held = layout.reorder((*arrays, grad), segment_ids=ids)
-
-    def attend(query, key, value, tokens):
-        return jaxcomm.ring_attention(
-            query, key, value, "context", tokens, is_causal=True, strategy=strategy,
-            local_window_size=window, **FLASH,
-        )  # fmt: skip
-
-    whole = split.sharded(attend, size)
-    found = split.results(lambda *x: whole(*x, held), dealt[:3], dealt[3])
+    layout = None
+    if not isinstance(make, str):
+        layout = jaxcomm.attention.document_layout(make, 2)
     options = Options(is_causal=True, window=window, query_ids=ids)
-    found = [held.restore(np.asarray(x, np.float32)) for x in found]
-    split.assert_results(found, arrays, np.asarray(grad), options, LIMIT)
+    how = {"size": 2, "schedule": make, "layout": layout, "strategy": strategy}
+    _compare(options, return_residual=False, **how, **FLASH)
     assert {"forward", "backward"} <= set(called)
+
+
+def test_one_sequence_with_ids_is_served_in_plain_jit(called):
+    arrays, _ = _arrays(1, 48)
+    out = jaxcomm.dot_product_attention(
+        *arrays, axis_name="context", mesh=split.ring_over(2), is_causal=True,
+        query_segment_ids=WHOLE, strategy="all_gather", **FLASH,
+    )  # fmt: skip
+    options = Options(is_causal=True, query_ids=WHOLE)
+    split.assert_close([out], dense.attention(*arrays, options), LIMIT)
+    assert set(called) == {"forward"}
 
 
 @pytest.mark.parametrize("is_causal", [True, False])
