@@ -79,6 +79,14 @@ def test_blocks_that_nobody_sees_are_not_sent(schedule, options, cases):
     assert len(traces) == 1
 
 
+def test_an_order_that_is_data_ends_the_ring_without_documents():
+    order = np.arange(LENGTH).reshape(SIZE, -1)
+    layout = jaxcomm.Layout("zigzag", SIZE, LENGTH, order)
+    batch = layout.reorder(np.ones((1, LENGTH, 2, 8), "float32"))
+    program(local_window_size=(9, 0))(*batch).block_until_ready()
+    assert sends() == 2
+
+
 def test_groups_that_may_disagree_send_all():
     auto = (jax.sharding.AxisType.Auto,) * 2
     mesh = jax.make_mesh((2, SIZE), ("data", "context"), auto)
