@@ -46,11 +46,6 @@ def test_it_runs_in_every_strategy(strategy, schedule, options):
         split.compare(*arrays, options, grads, 1e-13, size=4, **how)
 
 
-def test_a_program_has_its_name(lowered):
-    program = lowered("cpu", implementation=Plain(), grads=True)
-    assert attention.kernels_of(program) == {"plain"}
-
-
 @dataclasses.dataclass(frozen=True)
 class Told(Plain):
     """Keeps what it was asked, and refuses what it is told to."""

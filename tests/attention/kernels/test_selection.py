@@ -170,8 +170,6 @@ def test_a_kernel_asked_for_by_name_is_had_or_refused(lower):
         lower(dtype=jnp.float64, implementation="pallas")
     with pytest.raises(ValueError, match="for a platform that is not CUDA"):
         lower("cpu", implementation="pallas")
-    with pytest.raises(ValueError, match="was asked for, but it takes a window where"):
-        lower(implementation="cudnn", **WINDOW)
 
 
 def test_a_gpu_that_is_too_old_is_left_alone(gpu):
