@@ -78,15 +78,15 @@ def test_the_last_block_is_kept_for_the_backward_pass_in_place_of_the_own():
 
 @pytest.fixture(scope="module")
 def temporary_bytes(as_users_compile):
-    """Gives ``temporary_bytes(size, backward, dtype, overlaps)`` of a compiled ring."""
+    """Gives ``temporary_bytes(size, backward, overlaps)`` of a compiled ring."""
 
     @functools.cache
-    def compile(size, backward, dtype="float32", overlaps=True):
+    def compile(size, backward, overlaps=True):
         ring = whole(size)
         function = gradient_of(ring) if backward else ring
         array = jax.ShapeDtypeStruct(
             (1, SHAPE[1] * size, *SHAPE[2:]),
-            dtype,
+            jnp.float32,
             sharding=jax.NamedSharding(ring_over(size), SPLIT),
         )
         with sends(overlaps):
@@ -103,18 +103,15 @@ def test_memory_does_not_grow_with_the_ring(temporary_bytes, backward):
     assert max(temporary) < 1.05 * min(temporary), temporary
 
 
-@pytest.mark.parametrize(
-    ("size", "backward", "dtype"), [(8, False, "float32"), (2, True, "float32")]
-)
+@pytest.mark.parametrize(("size", "backward"), [(8, False), (2, True)])
 def test_overlap_costs_the_memory_of_what_is_on_its_way(
-    temporary_bytes, size, backward, dtype
+    temporary_bytes, size, backward
 ):
-    overlapped = temporary_bytes(size, backward, dtype)
-    blocking = temporary_bytes(size, backward, dtype, overlaps=False)
-    elements = 2 * math.prod(SHAPE)
-    one_block = elements * jnp.dtype(dtype).itemsize
-    # Backward, the gradients of a block travel beside another, in float32.
-    on_its_way = one_block + (elements * 4 if backward else 0)
+    overlapped = temporary_bytes(size, backward)
+    blocking = temporary_bytes(size, backward, overlaps=False)
+    one_block = 4 * 2 * math.prod(SHAPE)
+    # Backward, the gradients of a block travel beside another.
+    on_its_way = one_block * (2 if backward else 1)
     slack = 4096  # scalars and their alignment
     assert overlapped <= blocking + on_its_way + slack, (overlapped, blocking)
 
