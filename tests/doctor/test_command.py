@@ -70,22 +70,14 @@ def test_it_prints_what_it_finds(command):
 
 
 def test_json_is_json_and_tells_what_is_wrong(command, tmp_path):
-    (tmp_path / "file").write_text("")
-    done = command(
-        "--json",
-        JAXCOMM_TIMEOUT="never",
-        JAXCOMM_BACKEND="mpi",
-        JAXCOMM_NCCL_LIBRARY=str(tmp_path / "libnccl.so"),
-        JAXCOMM_DUMP_DIR=str(tmp_path / "file" / "dumps"),
-    )
+    nccl = str(tmp_path / "libnccl.so")
+    done = command("--json", JAXCOMM_TIMEOUT="never", JAXCOMM_NCCL_LIBRARY=nccl)
     assert (done.returncode, done.stderr) == (1, "")
     found = json.loads(done.stdout)
     assert {"versions", "machine"} < set(found)
     for problem in (
         "JAXCOMM_TIMEOUT is 'never'",
-        "variables: JAXCOMM_BACKEND: 'mpi' is no backend; choose one of ",
-        f"backends: nccl: unavailable: NCCL cannot be loaded: {tmp_path}/libnccl.so: ",
-        f"variables: JAXCOMM_DUMP_DIR: '{tmp_path}/file/dumps' cannot be written: ",
+        f"backends: nccl: unavailable: NCCL cannot be loaded: {nccl}: ",
     ):
         assert any(problem in each for each in found["problems"])
 
