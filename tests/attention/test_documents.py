@@ -5,12 +5,10 @@ import jax
 import numpy as np
 import pytest
 import split
+from split import sharded
 
-import jaxcomm
 from jaxcomm.attention import document_layout, document_work, relayout, segment_ids
 from jaxcomm.attention.layout import Layout
-
-SPLIT, sharded = split.SPLIT, split.sharded
 
 
 def _log_normal(seed, count=64):
@@ -44,47 +42,13 @@ def test_every_token_is_held_once_and_the_work_of_many_is_balanced(size, lengths
         assert contiguous.max() > 1.3 * work.mean() * size / 8
 
 
-def _ring(traces, spec, mesh=None, **options):
-    def local(query, key, value, bias, tokens):
-        traces.append(None)
-        return jaxcomm.ring_attention(
-            query, key, value, "context", tokens, bias=bias, is_causal=True,
-            return_residual=True, **options,
-        )  # fmt: skip
-
-    specs = (*[spec] * 3, jax.P(), spec)
-    whole = sharded(local, None, specs, spec, mesh or split.ring_over(4))
-
-    @jax.jit
-    def run(trained, tokens, grads):
-        result, transpose = jax.vjp(lambda *x: whole(*x, tokens), *trained)
-        return *result, *transpose(grads)
-
-    return run
-
-
-def _compare(run, layout, ids, bias=None, lengths=None):
-    *arrays, grads = split.inputs((len(ids), 41, 4, 8), (len(ids), 41, 2, 8))
-    batch = jax.tree.map(np.asarray, (tuple(arrays), grads))
-    (dealt, dealt_grads), tokens = layout.reorder(
-        batch, segment_ids=ids, lengths=lengths
-    )
-    *found, of_bias = run((*dealt, bias), tokens, dealt_grads)
-    found = [tokens.restore(np.asarray(x)) for x in found]
-    options = dense.Options(
-        is_causal=True, query_ids=ids, bias=bias, query_lengths=lengths,
-        key_lengths=lengths,
-    )  # fmt: skip
-    expected = dense.attention(*arrays, options, grads)
-    split.assert_close([*found, of_bias], expected)
-
-
-def test_other_documents_run_the_same_program_and_equal_dense_attention():
-    traces = []
-    run = _ring(traces, SPLIT)
-    for lengths in ([30, 5, 6], [2, 20, 19]):
-        _compare(run, document_layout(lengths, 4), segment_ids(lengths)[None])
-    assert len(traces) == 1
+@pytest.mark.parametrize("lengths", [[30, 5, 6], [2, 20, 19]])
+def test_documents_that_are_dealt_equal_dense_attention(lengths):
+    *arrays, grads = split.inputs((1, 41, 4, 8), (1, 41, 2, 8))
+    ids = segment_ids(lengths)[None]
+    options = dense.Options(is_causal=True, query_ids=ids)
+    layout = document_layout(lengths, 4)
+    split.compare(*arrays, options, grads, size=4, layout=layout)
 
 
 @pytest.mark.parametrize(
@@ -92,22 +56,22 @@ def test_other_documents_run_the_same_program_and_equal_dense_attention():
 )
 def test_rows_of_a_batch_have_documents_of_their_own(make_mesh, strategy):
     """The batch is split over an axis, and so are its tokens."""
-    batches = [
-        [[30, 5, 6], [2, 20, 19], [41], [10, 10, 10, 11]],
-        [[1, 40], [41], [20, 21], [7, 30, 4]],
-    ]
-    traces, both = [], jax.P("data", "context")
-    run = _ring(traces, both, make_mesh(data=2, context=4), strategy=strategy)
-    bias = split.inputs((1, 4, 1, 41))[0]
-    for lengths in batches:
-        layout = document_layout(lengths, 4)
-        assert layout.order.shape == (4, 4, 11)
-        assert document_work(layout, lengths).sum() == sum(
-            n * (n + 1) // 2 for row in lengths for n in row
-        )
-        ids = np.stack([segment_ids(row) for row in lengths])
-        _compare(run, layout, ids, bias, np.full(4, 40))
-    assert len(traces) == 1
+    lengths = [[30, 5, 6], [2, 20, 19], [41], [10, 10, 10, 11]]
+    layout = document_layout(lengths, 4)
+    assert layout.order.shape == (4, 4, 11)
+    work = sum(n * (n + 1) // 2 for row in lengths for n in row)
+    assert document_work(layout, lengths).sum() == work
+    *arrays, grads = split.inputs((4, 41, 4, 8), (4, 41, 2, 8))
+    of_rows = np.full(4, 40)
+    options = dense.Options(
+        is_causal=True,
+        query_ids=np.stack([segment_ids(row) for row in lengths]),
+        query_lengths=of_rows,
+        key_lengths=of_rows,
+        bias=split.inputs((1, 4, 1, 41))[0],
+    )
+    how = {"size": 4, "layout": layout, "mesh": make_mesh(data=2, context=4)}
+    split.compare(*arrays, options, grads, strategy=strategy, **how)
 
 
 @pytest.mark.parametrize(

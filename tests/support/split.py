@@ -67,6 +67,7 @@ def attend(
     schedule="zigzag",
     key_schedule=None,
     layout=None,
+    mesh=None,
     return_residual=True,
     **others,
 ):
@@ -78,6 +79,7 @@ def attend(
       schedule: of the queries, and of the keys if there is no other.
       key_schedule: of the keys.
       layout: of queries and keys, in place of schedules.
+      mesh: with an axis "data", which splits the batch.
       return_residual: if False, the residual found is None.
       others: of ring_attention.
     """
@@ -119,9 +121,10 @@ def attend(
     (query, grads), tokens = deal(layout, (query, grads), *of_queries)
     (key, value), key_tokens = deal(key_layout, (key, value), *of_keys)
     trained = query, key, value, bias, options.slopes, options.sinks
-    specs = (*[SPLIT] * 3, of_bias, jax.P(), jax.P()), of_mask, SPLIT, SPLIT
+    by = jax.P("data", "context") if mesh else SPLIT
+    specs = (*[by] * 3, of_bias, jax.P(), jax.P()), of_mask, by, by
     data = mask, tokens, None if is_shared else key_tokens
-    whole = sharded(local, size, specs)
+    whole = sharded(local, size, specs, by, mesh)
 
     @jax.jit
     def run(trained, data, grads):
