@@ -154,20 +154,14 @@ def test_a_mesh_may_have_axes_of_both_types(kinds, tokens):
     )
 
 
+# More are in support/refusals.py.
 REFUSED = [
-    ({}, r"has the axes \['data', 'model'\], and nothing says .* batch_axes='data'"),
     ({"batch_axes": "data"}, r"\['model'\], and nothing says what they split"),
     ({"batch_axes": "dta", "head_axes": "model"}, "has no axis 'dta'"),
     ({"batch_axes": ("data", "model"), "head_axes": "model"}, "'model' twice"),
-    ({"batch_axes": "context", "head_axes": "model"}, "'context' twice"),
     ({"batch_axes": "data", "head_axes": "model", "heads": 3}, "do not divide 3"),
     ({"batch_axes": "data", "head_axes": "model", "batch": 3}, "do not divide 3"),
     ({"batch_axes": "data", "head_axes": "model", "batch": None}, "has no batch"),
-    ({"axis_name": "ctx"}, "axis 'ctx' is not in the mesh"),
-    (
-        {"batch_axes": "data", "head_axes": "model", "bias": np.ones((2, 2, 4, 3))},
-        r"bias has shape \(2, 2, 4, 3\), and does not broadcast to \(2, 2, 4, 4\)",
-    ),
 ]
 
 

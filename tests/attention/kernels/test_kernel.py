@@ -183,8 +183,6 @@ class Half:
     ("kernel", "error", "words"),
     [
         (Half(), TypeError, "is no kernel: it lacks why_not, backward. Pass"),
-        (Plain, TypeError, "is a class, and a kernel is an instance of one"),
-        (3, TypeError, "implementation=3 is no kernel: it lacks name, why_not"),
         (Mutable(), TypeError, "unhashable type: 'Mutable'.*make Mutable a frozen"),
         (Nameless(), ValueError, "has name='a name'. Give Nameless a name"),
         (Usurper(), ValueError, "has the name of a kernel of jaxcomm"),
