@@ -113,10 +113,9 @@ class ByBlocks(Plain):
 
     def _scores(self, hop):
         scores, *arrays = super()._scores(hop)
-        positions = (
+        queries, keys = (
             attention.Coordinates(x.positions) for x in (hop.queries, hop.keys)
         )
-        queries, keys = positions
         (seen,) = hop.replace(queries=queries, keys=keys).seen()
         told = jnp.stack([_seen_in(block, seen.shape) for block in hop.blocks])
         is_right = (seen == told[0 if hop.block is None else hop.block]).all()
