@@ -238,13 +238,6 @@ def test_outside_of_jit_it_is_one_program_compiled_once(compiled):
         attend(local_window_size=np.array([3, 0]))
 
 
-def gathered(x, **options):
-    return jaxcomm.dot_product_attention(
-        x, x, x, mesh=split.ring_over(2), axis_name="context", strategy="all_gather",
-        **options,
-    )  # fmt: skip
-
-
 def test_a_mask_and_a_bias_of_fewer_dimensions_broadcast_as_in_jax_nn():
     """Also where programs forbid it, see ``jax.numpy_rank_promotion``.
 
@@ -256,7 +249,10 @@ def test_a_mask_and_a_bias_of_fewer_dimensions_broadcast_as_in_jax_nn():
     options = {"mask": sees, "bias": jnp.arange(5.0) - 1000}
     expected = jax.nn.dot_product_attention(x, x, x, **options)
     with jax.numpy_rank_promotion("raise"):
-        found = gathered(x, **options)
+        found = jaxcomm.dot_product_attention(
+            x, x, x, mesh=split.ring_over(2), axis_name="context",
+            strategy="all_gather", **options,
+        )  # fmt: skip
     # Scores of a thousand have fewer digits.
     np.testing.assert_allclose(found, expected, atol=1e-3)
 
