@@ -40,10 +40,12 @@ def ring(gpus, request):
 
 @pytest.fixture
 def outs(ring):
-    """Gives ``outs(function, x)``: what the ranks of this process get."""
+    """Gives ``outs(function, *operands)``: what the ranks of this process get."""
     timer = Timer(ring, TINY)
 
-    def run(function, x):
-        return np.concatenate(local(timer.program(function)(timer.spread(x))))
+    def run(function, *operands):
+        found = timer.program(function)(*map(timer.spread, operands))
+        found = jax.block_until_ready(found)
+        return jax.tree.map(lambda x: np.concatenate(local(x)), found)
 
     return run
