@@ -1,6 +1,5 @@
 """What a ring costs: sends, bytes on the wire, memory."""
 
-import contextlib
 import functools
 import math
 import re
@@ -19,17 +18,6 @@ SHAPE = (1, 256, 4, 64)  # of a rank's queries, keys and values
 def whole(size, **options):
     options = {"schedule": "zigzag", "is_causal": True} | options
     return sharded(functools.partial(on_ranks, **options), size)
-
-
-@contextlib.contextmanager
-def sends(overlaps):
-    """Sends of rings that are traced here travel meanwhile, or before."""
-    with pytest.MonkeyPatch.context() as patch:
-        if not overlaps:
-            patch.setattr(ring_module, "ring_shift_start", Blocking)
-        jax.clear_caches()  # JAX keeps traces.
-        yield
-    jax.clear_caches()
 
 
 def gradient_of(ring):
@@ -89,8 +77,12 @@ def temporary_bytes(as_users_compile):
             jnp.float32,
             sharding=jax.NamedSharding(ring_over(size), SPLIT),
         )
-        with sends(overlaps):
+        with pytest.MonkeyPatch.context() as patch:
+            if not overlaps:
+                patch.setattr(ring_module, "ring_shift_start", Blocking)
+            jax.clear_caches()  # JAX keeps traces.
             lowered = jax.jit(function).lower(array, array, array)
+        jax.clear_caches()
         compiled = lowered.compile(compiler_options=as_users_compile)
         return compiled.memory_analysis().temp_size_in_bytes
 
