@@ -38,12 +38,12 @@ class Ends:
         self._link: Link | None = None
 
     def __enter__(self):
+        if self.is_of_many_hosts:
+            self._link = Link(self._options)
         if self._options.elastic:
             handle, path = tempfile.mkstemp(prefix="jaxcomm-ended-")
             os.close(handle)
             self.variables[VARIABLE] = path
-        if self.is_of_many_hosts:
-            self._link = Link(self._options)
         return self
 
     def __exit__(self, *exception):

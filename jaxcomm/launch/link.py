@@ -12,6 +12,7 @@ import socket
 import threading
 import time
 
+from jaxcomm.launch import port
 from jaxcomm.launch.options import Options
 
 _BEAT_SECONDS = 1.0
@@ -52,23 +53,26 @@ class Link:
 
     Args:
       options: say which host this is, and where host 0 is.
+
+    Raises:
+      PortTaken: host 0 cannot serve there.
     """
 
     def __init__(self, options: Options):
-        host, _, port = options.coordinator.rpartition(":")
-        self._address = host.strip("[]"), int(port) + 1
+        host, number = options.coordinator_address
+        self._address = host, number + 1
         self._host = options.host
+        self._listener: socket.socket | None = None
+        if self._host == 0:
+            self._listener = port.bound(*self._address)
+            self._listener.listen()
         self._read, self._write = os.pipe()
         os.set_blocking(self._read, False)
         self._lock = threading.RLock()
         # What follows requires _lock.
         self._peers: list[_Peer] = []
         self._said: list[str] = []
-        self._listener: socket.socket | None = None
         self._is_over = threading.Event()
-        if self._host == 0:
-            family = socket.AF_INET6 if ":" in self._address[0] else socket.AF_INET
-            self._listener = socket.create_server(self._address, family=family)
         self._thread = threading.Thread(
             target=self._run, name="jaxcomm-link", daemon=True
         )

@@ -94,6 +94,12 @@ class Options:
         """The number of this host's first process."""
         return self.processes * self.host
 
+    @property
+    def coordinator_address(self) -> tuple[str, int]:
+        """The host and the port of ``coordinator``."""
+        host, _, port = self.coordinator.rpartition(":")
+        return host.strip("[]"), int(port)
+
     def of_host(self, host: int) -> range:
         """Return the numbers of the processes of a host."""
         return range(self.processes * host, self.processes * (host + 1))

@@ -1,4 +1,4 @@
-"""A port for the coordinator that nobody else takes before process 0 does."""
+"""The ports that the launcher serves on, or lets process 0 serve on."""
 
 import contextlib
 import socket
@@ -8,7 +8,7 @@ from jaxcomm.launch.environment import LOOPBACK
 
 
 class PortTaken(Exception):
-    """The port asked for is in use; the text says so."""
+    """This host cannot serve on a port; the text names the option and the reason."""
 
 
 @contextlib.contextmanager
@@ -31,7 +31,27 @@ def reserved(port: int) -> Iterator[int]:
             keeper.bind((LOOPBACK, port))
         except OSError as error:
             raise PortTaken(
-                f"port {port} cannot be had: {error.strerror}. Leave out "
-                "--coordinator-port for a free one"
+                f"--coordinator-port: port {port} cannot be had: {error.strerror}. "
+                "Leave it out for a free one"
             ) from None
         yield keeper.getsockname()[1]
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """Return a socket at a port of ``--coordinator``; it does not listen yet.
+
+    Raises:
+      PortTaken: another process serves there, or the address is not of this host.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    found = socket.socket(family)
+    try:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.bind((host, port))
+    except OSError as error:
+        found.close()
+        raise PortTaken(
+            f"--coordinator: {host} port {port} cannot be had: {error.strerror}. Give "
+            "an address of host 0, and a port that is free, with the next one"
+        ) from None
+    return found

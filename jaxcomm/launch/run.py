@@ -30,7 +30,7 @@ def run(options: Options) -> int:
         with records.folder() as folder:
             return _run(options, folder)
     except port.PortTaken as error:
-        _say(f"--coordinator-port: {error}")
+        _say(str(error))
         return _WRONG_USE
     except KeyboardInterrupt:
         # After the last process, while a reader of the output takes its time.
@@ -124,6 +124,9 @@ def _attempt(
     address = options.coordinator or f"{environment.LOOPBACK}:{number}"
     store = None
     if options.elastic and options.host == 0:
+        if options.coordinator:
+            # gRPC would end the launcher by SIGSEGV.
+            port.bound(*options.coordinator_address).close()
         store = compat.serve_jobs_store(address, options.total)
     reports_read, reports_write = os.pipe()
     os.set_blocking(reports_read, False)

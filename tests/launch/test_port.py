@@ -32,3 +32,16 @@ def test_a_port_in_use_is_refused_by_name(launch):
         status, out, err = launch("print('ran')", coordinator_port=number)
     assert (status, out) == (2, "")
     assert f"port {number} cannot be had: Address already in use" in err
+
+
+@pytest.mark.parametrize("after", [0, 1])
+def test_a_coordinator_that_host_0_cannot_serve_is_refused(after, launch, free_port):
+    """Its own port, or the next one."""
+    told = {"elastic": True, "hosts": 2, "processes": 1}
+    with socket.create_server(("127.0.0.1", free_port + after)):
+        status, out, err = launch(
+            "print('ran')", coordinator=f"127.0.0.1:{free_port}", **told
+        )
+    assert (status, out) == (2, "")
+    taken = f"--coordinator: 127.0.0.1 port {free_port + after} cannot be had: Address"
+    assert taken in err
