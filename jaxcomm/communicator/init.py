@@ -24,8 +24,8 @@ def init(
 ) -> Communicators:
     """Make the communicators of a mesh ahead of the first program that needs them.
 
-    Call it with the same arguments on every process. It keeps communicators that are
-    live already, so calling it again costs nothing.
+    Call it with the same arguments on every process of the mesh. It keeps communicators
+    that are live already, so calling it again costs nothing.
 
     Args:
       mesh: a ``jax.sharding.Mesh``.

@@ -73,7 +73,7 @@ def meet(
 
     Raises:
       CommunicatorError: if some did not come in time, or came for another purpose, or
-        run another version of jaxcomm.
+        run another version of jaxcomm, or this process is none of them.
     """
     return agree(processes, me, purpose, lambda collect: collect(value))
 
@@ -108,6 +108,7 @@ def agree(
     Raises:
       CommunicatorError: as for :func:`meet`.
     """
+    check_member(processes, me)
     member = _Member(of_job(processes), processes, me, purpose)
     try:
         while True:
@@ -122,6 +123,15 @@ def agree(
         raise
     finally:
         member.forget()
+
+
+def check_member(processes: tuple[int, ...], me: int) -> None:
+    """Raise CommunicatorError if a process is none of those that are to agree."""
+    if me not in processes:
+        raise CommunicatorError(
+            f"process {me} has no device in the mesh, whose processes are "
+            f"{names(processes)}. Call this, or lower the program, on these alone"
+        )
 
 
 class LateError(CommunicatorError):

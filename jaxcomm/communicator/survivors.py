@@ -65,8 +65,8 @@ def survivors(
     Raises:
       TypeError: if the mesh is none.
       ValueError: if the mesh has no such axis.
-      CommunicatorError: if this process was given up, has only devices of rows that
-        left, or no row is whole.
+      CommunicatorError: if this process was given up, has no device in the mesh, or
+        only devices of rows that left; or if no row is whole.
 
     Example:
       >>> mesh = jax.make_mesh((2, 4), ("data", "context"))
@@ -85,6 +85,7 @@ def _survivors(mesh, axis, timeout, what: str) -> jax.sharding.Mesh:
         raise ValueError(f"{what}: {axis!r} is no axis of {mesh.axis_names}")
     seconds = seconds_of(timeout, what) or config.timeout_seconds()
     processes, me = processes_of(mesh), jax.process_index()
+    rendezvous.check_member(processes, me)
     if processes == (me,):
         return mesh
     living = _agree(processes, me, seconds)

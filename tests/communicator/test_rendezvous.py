@@ -45,6 +45,12 @@ def test_a_process_sends_three_messages_and_the_last_one_four(store, size):
     assert store.now == 0
 
 
+def test_a_process_does_not_meet_others_without_it(store):
+    with pytest.raises(CommunicatorError, match="process 2 has no device in the mesh"):
+        meets((0, 1))(2)
+    all_meet(store, (0, 1))
+
+
 def test_processes_that_jax_does_not_know_cannot_meet(monkeypatch):
     monkeypatch.setattr(compat, "key_value_store", lambda: None)
     with pytest.raises(CommunicatorError, match=r"\[0, 1\] cannot find each other"):

@@ -168,6 +168,15 @@ def test_check_returns_results_and_raises_what_computing_them_raised():
         jax.jit(jaxcomm.check)(np.ones(2))
 
 
+def test_a_process_without_devices_in_the_mesh_decides_nothing(store, monkeypatch):
+    monkeypatch.setattr(survivors, "processes_of", lambda mesh: FOUR)
+    monkeypatch.setattr(jax, "process_index", lambda: 4)
+    with pytest.raises(jaxcomm.CommunicatorError) as told:
+        jaxcomm.survivors(jax.make_mesh((8,), ("i",)), "i", timeout=TIMEOUT)
+    assert "process 4 has no device in the mesh, whose processes are" in str(told.value)
+    assert agree(store, *FOUR) == all_find(*FOUR)
+
+
 @pytest.mark.parametrize("function", [jaxcomm.survivors, jaxcomm.shrink])
 def test_what_is_no_mesh_or_no_axis_is_refused_by_name(function):
     name = function.__name__
