@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import logging
 import pathlib
+from collections.abc import Collection
 
 import jax
 import orbax.checkpoint as ocp
@@ -52,12 +53,16 @@ class Checkpoints:
     Args:
       folder: where they are; made with the first one.
       identity: as :func:`fingerprint` returns it.
+      may_change: names in it that another run may have otherwise.
     """
 
-    def __init__(self, folder: pathlib.Path, identity: dict):
+    def __init__(
+        self, folder: pathlib.Path, identity: dict, may_change: Collection[str] = ()
+    ):
         self.folder = folder.absolute()
         self.saved_step: int | None = None
         self._identity = identity
+        self._may_change = may_change
         self._resumed = False
         self._manager: ocp.CheckpointManager | None = None
 
@@ -156,7 +161,7 @@ class Checkpoints:
         different = [
             f"{name} {found.get(name)}, now {value}"
             for name, value in self._identity.items()
-            if found.get(name) != value
+            if name not in self._may_change and found.get(name) != value
         ]
         if different:
             raise DemoError(

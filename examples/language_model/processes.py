@@ -9,7 +9,9 @@ from typing import TypeVar
 import jax
 import numpy as np
 
+import jaxcomm
 from jaxcomm import compat
+from jaxcomm.communicator import hosts
 
 # One look into the store; Ctrl-C is seen in between.
 _SLICE_MILLISECONDS = 1000
@@ -61,6 +63,9 @@ def from_first(compute: Callable[[], Answer]) -> Answer:
     Args:
       compute: called in the first process; returns what JSON can hold. May take longer
         than a collective waits.
+
+    Raises:
+      CommunicatorError: the first process has ended, and the launcher tells so.
     """
     if count() == 1:
         return compute()
@@ -72,11 +77,17 @@ def from_first(compute: Callable[[], Answer]) -> Answer:
         store.key_value_set(key, json.dumps(answer))
         return answer
     while True:
+        # Before the look: it may answer, and then end.
+        has_ended = _first in hosts.told_ends()
         try:
             return json.loads(store.blocking_key_value_get(key, _SLICE_MILLISECONDS))
         except jax.errors.JaxRuntimeError as error:
             if "DEADLINE_EXCEEDED" not in str(error):
                 raise
+        if has_ended:
+            raise jaxcomm.CommunicatorError(
+                f"process {_first}, which answers the others, has ended"
+            )
 
 
 def put(tree, sharding: jax.sharding.Sharding):

@@ -40,13 +40,18 @@ class Training:
         try:
             jaxcomm.init(self.mesh, "context", step.AXES, backend=settings.backend)
         except (ValueError, jaxcomm.CommunicatorError) as error:
+            if settings.elastic and isinstance(error, jaxcomm.CommunicatorError):
+                raise  # A process may have ended: the launcher may start all again.
             raise DemoError(str(error)) from error
         self._optimizer = step.make_optimizer(settings.learning_rate)
         self._program = self._make_program()
         config = model.ModelConfig(settings.layers, settings.width)
         progress = Progress(step.init_state(settings.seed, config, self._optimizer), [])
         self.checkpoints = Checkpoints(
-            settings.checkpoint_folder, fingerprint(settings, text.digest)
+            settings.checkpoint_folder,
+            fingerprint(settings, text.digest),
+            # It goes on with fewer rows by itself, too.
+            may_change=("rows",) if settings.elastic else (),
         )
         own = None
         if processes.was_restarted():

@@ -1,12 +1,16 @@
 import dataclasses
 import re
 import shutil
+import types
 
 import jax
 import numpy as np
 import pytest
 
-from language_model import data
+import jaxcomm
+from jaxcomm import compat
+from jaxcomm.communicator import hosts
+from language_model import data, processes
 from language_model.settings import DemoError, Settings
 from language_model.training import Training
 
@@ -98,12 +102,43 @@ def test_twenty_steps_on_1_2_and_4_devices_give_the_same_bits(settings, tmp_path
     [
         ({"width": 32}, "was made with width 16, now 32. Pass what"),
         ({"layers": 2, "seed": 3}, "made with layers 1, now 2; seed 0, now 3."),
+        ({"data": 1}, "made with rows 2, now 1."),
         ({"steps": 1}, "has 2 steps, so --steps=1 leaves nothing to do"),
     ],
 )
 def test_refuses_the_checkpoint_of_another_run(settings, changes, message):
     with pytest.raises(DemoError, match=re.escape(message)):
         begin(settings, resume=True, **changes)
+
+
+def test_an_elastic_run_resumes_with_fewer_rows(settings, finished):
+    """As it goes on with fewer after a process was lost."""
+    losses, _ = finished
+    training = begin(settings, resume=True, elastic=True, data=1)
+    training.checkpoints.close()
+    assert training.losses == losses[:2]
+
+
+def test_a_process_that_ends_at_the_start_ends_the_others(settings, monkeypatch):
+    """The launcher may start all again: no status 2, and no wait without end."""
+
+    def fail(*arguments, **options):
+        raise jaxcomm.CommunicatorError("process 0 ended before all had met")
+
+    def wait(key, milliseconds):
+        raise jax.errors.JaxRuntimeError("DEADLINE_EXCEEDED")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(jaxcomm, "init", fail)
+        with pytest.raises(jaxcomm.CommunicatorError, match="ended before all"):
+            begin(settings, elastic=True)
+    store = types.SimpleNamespace(blocking_key_value_get=wait)
+    monkeypatch.setattr(processes, "count", lambda: 2)
+    monkeypatch.setattr(processes, "is_first", lambda: False)
+    monkeypatch.setattr(compat, "key_value_store", lambda: store)
+    monkeypatch.setattr(hosts, "told_ends", lambda: {0: 137})
+    with pytest.raises(jaxcomm.CommunicatorError, match=r"process 0, .* has ended"):
+        processes.from_first(dict)
 
 
 @pytest.mark.usefixtures("finished")
