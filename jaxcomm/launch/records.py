@@ -13,6 +13,10 @@ VARIABLE = "JAXCOMM_DUMP_DIR"
 _PATTERN = "flight-record-*.json"
 
 
+class FolderRefused(Exception):
+    """The folder that the user chose cannot be made; the text says why."""
+
+
 @contextlib.contextmanager
 def folder() -> Iterator[pathlib.Path]:
     """Yield the folder for this run's records: the user's, or a temporary one.
@@ -35,6 +39,20 @@ def folder() -> Iterator[pathlib.Path]:
             )
         else:
             shutil.rmtree(made, ignore_errors=True)
+
+
+def make(path: pathlib.Path) -> None:
+    """Make a folder for the records of an attempt, unless it is there.
+
+    Raises:
+      FolderRefused: it cannot be made.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FolderRefused(
+            f"{VARIABLE}: {path} cannot be made: {error.strerror}. Name another folder"
+        ) from None
 
 
 def print_merged(where: pathlib.Path, since: float):

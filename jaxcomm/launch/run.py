@@ -29,7 +29,7 @@ def run(options: Options) -> int:
     try:
         with records.folder() as folder:
             return _run(options, folder)
-    except port.PortTaken as error:
+    except (port.PortTaken, records.FolderRefused) as error:
         _say(str(error))
         return _WRONG_USE
     except KeyboardInterrupt:
@@ -48,7 +48,7 @@ def _run(options: Options, folder: pathlib.Path) -> int:
     while True:
         # Processes of one id write files of one name.
         own = folder / f"attempt-{count}" if options.max_restarts else folder
-        own.mkdir(parents=True, exist_ok=True)
+        records.make(own)
         inherited["JAXCOMM_RESTART_COUNT"] = str(count)
         inherited[records.VARIABLE] = str(own)
         begin = records.now()

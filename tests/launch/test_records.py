@@ -51,6 +51,14 @@ def test_a_failed_run_ends_with_the_merged_records(
     assert own == (list((tmp_path / "temporary").iterdir()) == [])
 
 
+def test_a_folder_that_cannot_be_made_is_refused(launch, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv(records.VARIABLE, str(tmp_path / "file" / "records"))
+    status, out, err = launch("print('ran')")
+    assert (status, out) == (2, "")
+    assert "file/records cannot be made: Not a directory. Name another folder" in err
+
+
 @pytest.mark.multiprocess
 def test_a_run_without_failure_compares_none_and_keeps_them(merge, launch, tmp_path):
     status, out, err = launch(WRITES)
