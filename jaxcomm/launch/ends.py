@@ -26,11 +26,13 @@ class Ends:
       is_of_many_hosts: whether processes of other hosts are among them.
       variables: of the environment of processes.
       is_cut_off: whether host 0 was lost, and with it the store of the job.
+      refusal: why the launchers of the hosts do not fit together; "" if they do.
     """
 
     def __init__(self, options: Options, output: Output):
         self.is_of_many_hosts = options.hosts > 1
         self.is_cut_off = False
+        self.refusal = ""
         self.variables: dict[str, str] = {}
         self._options = options
         self._output = output
@@ -71,6 +73,9 @@ class Ends:
         found = []
         for line in self._link.take():
             word, *numbers = line.split()
+            if word == "refused":
+                self.refusal = line.partition(" ")[2]
+                continue
             if word == "ended":
                 found.append((int(numbers[0]), int(numbers[1]), ""))
                 continue

@@ -18,6 +18,8 @@ from jaxcomm.launch.signals import Signals
 
 # As timeout(1) has it.
 TIMED_OUT = 124
+# As argparse and Python itself end.
+WRONG_USE = 2
 # A process that waits for a dead one says so within 0.2 s, in a
 # traceback that is worth more than the fact that it was stopped.
 _LAST_WORDS_SECONDS = 1.0
@@ -201,6 +203,13 @@ class Job:
         for number, status, how in self._ends.take():
             if status:
                 self._fail(number, status, how)
+        if self._ends.refusal and self._status is None:
+            self._status = WRONG_USE
+            self._output.say(
+                f"{self._ends.refusal}; stopping. Give all hosts the same --hosts and "
+                "-n, and each a --host of its own"
+            )
+            self._stop(_steps(signal.SIGTERM, self._grace))
         if self._ends.is_cut_off and self._status is None:
             self._status = SIGNAL_BASE + signal.SIGKILL
             self._output.say("host 0, which served jax.distributed, is lost; stopping")

@@ -2,11 +2,13 @@
 
 The launcher of host 0 listens at the port after the coordinator's. All others connect
 to it, and it passes on what they tell. A launcher that is killed closes its connection;
-one whose host has stopped falls silent. Both lose all processes of that host.
+one whose host has stopped falls silent. Both lose all processes of that host. A
+launcher whose options do not fit those of host 0 is refused, and the job ends.
 """
 
 import contextlib
 import os
+import re
 import selectors
 import socket
 import threading
@@ -62,6 +64,7 @@ class Link:
         host, number = options.coordinator_address
         self._address = host, number + 1
         self._host = options.host
+        self._shape = options.hosts, options.processes
         self._listener: socket.socket | None = None
         if self._host == 0:
             self._listener = port.bound(*self._address)
@@ -88,7 +91,10 @@ class Link:
             self._send(line)
 
     def take(self) -> list[str]:
-        """Return what others told since the last call, and ``lost <host>``."""
+        """Return what others told since the last call.
+
+        Also ``lost <host>``, and ``refused <why>`` if options do not fit together.
+        """
         try:
             return os.read(self._read, 1 << 16).decode().splitlines()
         except BlockingIOError:
@@ -147,7 +153,7 @@ class Link:
             return
         with self._lock:
             self._peers.append(_Peer(connection, 0))
-            self._send(f"host {self._host}")
+            self._send("host {} {} {}".format(self._host, *self._shape))
             for line in self._said:
                 self._send(line)
 
@@ -168,12 +174,27 @@ class Link:
             return
         for line in lines:
             word, _, rest = line.partition(" ")
-            if word == "host" and rest.isdecimal():
-                peer.host = int(rest)
+            if word == "host":
+                self._welcome(peer, rest)
             elif word == "done":
                 peer.is_done = True
-            elif word in ("ended", "lost"):
+            elif word in ("ended", "lost", "refused"):
                 self._pass_on(line, peer)
+
+    def _welcome(self, peer, said):
+        form = re.fullmatch(r"(\d+) (\d+) (\d+)", said)
+        if form is None:
+            return
+        host, *shape = map(int, form.groups())
+        if tuple(shape) != self._shape:
+            ours, theirs = map("--hosts {0[0]} -n {0[1]}".format, (self._shape, shape))
+            why = f"host {host} was started with {theirs}, and host 0 with {ours}"
+        elif host in (0, *(other.host for other in self._peers)):
+            why = f"two launchers were started with --host {host}"
+        else:
+            peer.host = host
+            return
+        self._pass_on(f"refused {why}", None)
 
     def _pass_on(self, line, source):
         os.write(self._write, f"{line}\n".encode())

@@ -11,14 +11,11 @@ import uuid
 from jaxcomm import compat
 from jaxcomm.launch import environment, port, records
 from jaxcomm.launch.ends import Ends
-from jaxcomm.launch.job import Job, Outcome, describe
+from jaxcomm.launch.job import WRONG_USE, Job, Outcome, describe
 from jaxcomm.launch.options import Options
 from jaxcomm.launch.output import Output
 from jaxcomm.launch.process import Process
 from jaxcomm.launch.signals import Signals
-
-# As argparse and Python itself end.
-_WRONG_USE = 2
 
 
 def run(options: Options) -> int:
@@ -31,7 +28,7 @@ def run(options: Options) -> int:
             return _run(options, folder)
     except (port.PortTaken, records.FolderRefused) as error:
         _say(str(error))
-        return _WRONG_USE
+        return WRONG_USE
     except KeyboardInterrupt:
         # After the last process, while a reader of the output takes its time.
         return 128 + signal.SIGINT
@@ -80,7 +77,7 @@ def _join_without_the_lost(outcome: Outcome, options: Options) -> bool:
     return (
         len(outcome.left) >= options.min_processes
         and not outcome.was_asked
-        and outcome.status != _WRONG_USE
+        and outcome.status != WRONG_USE
     )
 
 
@@ -93,7 +90,7 @@ def _after(outcome: Outcome, count: int, most: int) -> tuple[bool, str]:
         return False, ""
     assert outcome.failed is not None  # the status is not 0
     cause = f"process {outcome.failed} {describe(outcome.status)}"
-    if outcome.status == _WRONG_USE:
+    if outcome.status == WRONG_USE:
         return False, (
             f"not restarted: {cause}, which says that the program was called wrongly. "
             "Correct the call"

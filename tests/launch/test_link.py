@@ -35,10 +35,10 @@ def launcher(address):
     """Gives ``launcher(host)``: the connection of a launcher that says no more."""
     with contextlib.ExitStack() as stack:
 
-        def connect(host):
+        def connect(host, processes=2):
             name, _, port = address.rpartition(":")
             made = stack.enter_context(socket.create_connection((name, int(port) + 1)))
-            made.sendall(f"host {host}\n".encode())
+            made.sendall(f"host {host} 3 {processes}\n".encode())
             return made
 
         yield connect
@@ -67,6 +67,21 @@ def test_a_connection_that_ends_loses_its_host_unless_it_was_done(start, launche
     killed.close()
     hears(first, "lost 5")
     hears(third, "lost 5")
+
+
+def test_launchers_that_do_not_fit_together_are_refused_and_all_hear_it(
+    start, launcher
+):
+    first, second = start(0), start(1)
+    first.tell("ended 0 0")
+    hears(second, "ended 0 0")
+    text = "refused host 2 was started with --hosts 3 -n 4, and host 0 with --hosts 3"
+    other = launcher(2, processes=4)
+    hears(first, f"{text} -n 2")
+    hears(second, f"{text} -n 2")
+    assert any(text in line for line in other.makefile())
+    launcher(1)
+    hears(first, "refused two launchers were started with --host 1")
 
 
 def test_a_host_that_is_silent_is_lost(start, launcher, monkeypatch):
