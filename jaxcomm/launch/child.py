@@ -47,8 +47,11 @@ def place() -> dict:
             numbers[name] = int(os.environ[name])
         except ValueError:
             sys.exit(f"{name}={os.environ[name]!r} is no number.\n{_USAGE}")
+    address = os.environ["JAX_COORDINATOR_ADDRESS"]
+    if ":" not in address:
+        sys.exit(f"JAX_COORDINATOR_ADDRESS={address!r} is no host:port.\n{_USAGE}")
     return {
-        "coordinator_address": os.environ["JAX_COORDINATOR_ADDRESS"],
+        "coordinator_address": address,
         "num_processes": numbers["JAX_NUM_PROCESSES"],
         "process_id": numbers["JAX_PROCESS_ID"],
     }

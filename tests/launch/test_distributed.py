@@ -95,3 +95,8 @@ def test_by_hand_without_a_place_says_how(word, monkeypatch, capsys):
     monkeypatch.setenv("JAX_NUM_PROCESSES", "two")
     with pytest.raises(SystemExit, match="JAX_NUM_PROCESSES='two' is no number"):
         child.place()
+    monkeypatch.setenv("JAX_NUM_PROCESSES", "2")
+    monkeypatch.setenv("JAX_PROCESS_ID", "0")
+    monkeypatch.setenv("JAX_COORDINATOR_ADDRESS", "first")
+    with pytest.raises(SystemExit, match="ADDRESS='first' is no host:port"):
+        child.place()
