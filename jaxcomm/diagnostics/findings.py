@@ -19,7 +19,8 @@ class Finding:
 
     Attributes:
       kind: ``"behind"`` (ranks did not come), ``"mismatch"`` (ranks did different
-        things) or ``"slow"`` (all came; bytes were moving, or the last came late).
+        things) or ``"slow"`` (all came; bytes were moving, or the last came late, or
+        the records are of different moments).
       title: which communicator.
       key: of the communicator.
       group: which of its groups.
@@ -128,6 +129,16 @@ def _behind(group, entries, waiting, elsewhere) -> Finding:
     left = {rank: entry for rank, entry in entries.items() if entry in waiting[rank]}
     what = _first(left)
     verb = "gave up" if what.state == FAILED else "wait" if len(left) > 1 else "waits"
+    where = f"{_ranks(group, left)} {verb} in {what.operation} #{what.sequence}"
+    # A ring that has forgotten the operation is of a rank that went on for long.
+    stayed = [rank for rank in missing if not _is_forgotten(group, rank, what)]
+    if not stayed:
+        text = (
+            f"{where}, and {_ranks(group, missing)} went on before their record was "
+            f"written: the records are of different moments"
+        )
+        return _finding(SLOW, group, (), _since(left), text)
+    missing = stayed
     # Silent ranks of one process share a clause.
     clauses = collections.defaultdict(list)
     for rank in missing:
@@ -135,8 +146,13 @@ def _behind(group, entries, waiting, elsewhere) -> Finding:
     who = "; ".join(
         f"{_ranks(group, ranks)} {standing}" for standing, ranks in clauses.items()
     )
-    text = f"{who}; {_ranks(group, left)} {verb} in {what.operation} #{what.sequence}"
-    return _finding(BEHIND, group, missing, _since(left), text)
+    return _finding(BEHIND, group, missing, _since(left), f"{who}; {where}")
+
+
+def _is_forgotten(group, rank, entry) -> bool:
+    """Return whether all that is known of a rank comes after an operation."""
+    entries = group.entries[rank]
+    return bool(entries) and entries[0].sequence > entry.sequence
 
 
 def _standing(group, rank, waiting, elsewhere):

@@ -140,6 +140,20 @@ def test_a_record_of_an_earlier_job_is_told(job):
         assert (text in str(merge_files([earlier, late]))) == is_told
 
 
+def test_a_rank_that_went_on_for_long_is_not_behind(job):
+    """Records that a running job writes are of different moments."""
+    job.did("01", "psum").did("01", "psum", "started", run=2)
+    job.forget = 90
+    for run in range(1, 100):
+        job.did("23", "psum", run=run)
+    assert found_in(job.merged()) == [
+        text_of(
+            "slow (): {0} and {1} wait in psum(float32[4]) #2, and {2} and {3} went on "
+            "before their record was written: the records are of different moments"
+        )
+    ]
+
+
 def test_failures_that_were_survived_are_no_findings(job):
     assert "No operation was recorded." in str(job.merged())
     job.did(ALL, "psum", "failed", run=1).did(ALL, "psum(int8[])", run=2)
