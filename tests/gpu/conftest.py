@@ -9,12 +9,9 @@ They also run in several processes, which pytest starts as ``test_acceptance.py`
 import os
 
 import jax
-import numpy as np
 import pytest
 
 import jaxcomm
-from bench.gpu.sizes import TINY
-from bench.gpu.timer import Timer, local
 
 # NCCL needs memory beside JAX's pool.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
@@ -36,16 +33,3 @@ def ring(gpus, request):
     devices = gpus or jax.devices()[:2]
     yield jax.make_mesh((len(devices),), ("i",), devices=devices)
     jaxcomm.finalize()
-
-
-@pytest.fixture
-def outs(ring):
-    """Gives ``outs(function, *operands)``: what the ranks of this process get."""
-    timer = Timer(ring, TINY)
-
-    def run(function, *operands):
-        found = timer.program(function)(*map(timer.spread, operands))
-        found = jax.block_until_ready(found)
-        return jax.tree.map(lambda x: np.concatenate(local(x)), found)
-
-    return run

@@ -3,7 +3,8 @@
 import ctypes
 import os
 
-import numpy as np
+import jax
+import jax.numpy as jnp
 import pytest
 
 import jaxcomm
@@ -23,12 +24,19 @@ def current(ring):
     return of_this_thread
 
 
-def test_the_current_context_is_left_as_found(ring, outs, current):
+def test_the_current_context_is_left_as_found(ring, current):
     before = current()
     jaxcomm.init(ring, "i")
     assert current() == before
-    x = np.arange(ring.size, dtype=np.float32)
-    outs(lambda x: jaxcomm.ppermute(x, "i", [(0, 1)]) + jaxcomm.psum(x, "i"), x)
+    spec = jax.P("i")
+    program = jax.jit(
+        jax.shard_map(
+            lambda x: jaxcomm.ppermute(x, "i", [(0, 1)]) + jaxcomm.psum(x, "i"),
+            mesh=ring, in_specs=spec, out_specs=spec,
+        )
+    )  # fmt: skip
+    x = jax.device_put(jnp.arange(float(ring.size)), jax.NamedSharding(ring, spec))
+    jax.block_until_ready(program(x))
     (member,) = jaxcomm.communicators()
     assert member.stats()["bytes"] > 0
     assert current() == before

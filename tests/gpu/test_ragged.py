@@ -9,6 +9,7 @@ from jaxcomm.primitives import nccl_rewrites
 
 pytestmark = pytest.mark.gpu
 
+SPLIT = jax.P("i")
 EACH = 3  # slices of a rank to a rank
 
 
@@ -37,27 +38,30 @@ def arrived(x, out, starts, sizes, places):
     return result
 
 
-@pytest.fixture
-def check(outs):
-    """Compare what ranks get of a function, (1, ...) each, with all that is right."""
+def of_ranks(mesh, function, *operands):
+    """Return what the ranks of this process get of a result, (1, ...) each."""
+    sharding = jax.NamedSharding(mesh, SPLIT)
+    operands = [jax.make_array_from_callback(x.shape, sharding, x.__getitem__)
+                for x in operands]  # fmt: skip
 
-    def run(function, operands, *expected):
-        def on_rank(*operands):
-            return [x[None] for x in function(*(x[0] for x in operands))]
+    def on_rank(*operands):
+        return jax.tree.map(lambda x: x[None], function(*(x[0] for x in operands)))
 
-        found = outs(on_rank, *operands)
-        for one, other in zip(found, outs(lambda *x: x, *expected), strict=True):
-            np.testing.assert_array_equal(one, other)
+    whole = jax.shard_map(on_rank, mesh=mesh, in_specs=SPLIT, out_specs=SPLIT)
+    return jax.block_until_ready(jax.jit(whole)(*operands))
 
-    return run
+
+def check(found, expected):
+    for shard in found.addressable_shards:
+        np.testing.assert_array_equal(np.asarray(shard.data), expected[shard.index])
 
 
 def exchange(*operands):
-    return (jaxcomm.ragged_all_to_all(*operands, axis_name="i"),)
+    return jaxcomm.ragged_all_to_all(*operands, axis_name="i")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_slices_and_their_gradients_are_numpy_s(ring, gpus, check, dtype):
+def test_slices_and_their_gradients_are_numpy_s(ring, gpus, dtype):
     size, most = ring.size, 1000 if gpus else 4
     starts, sizes, places, expected = slices(size, most)
     rows, width = size * EACH * most, 129
@@ -65,25 +69,27 @@ def test_slices_and_their_gradients_are_numpy_s(ring, gpus, check, dtype):
     x, out, weights = random.integers(-99, 99, (3, size, rows, width)).astype(dtype)
 
     def program(x, out, weights, *numbers):
-        result, transpose = jax.vjp(lambda x: exchange(x, out, *numbers)[0], x)
+        result, transpose = jax.vjp(lambda x: exchange(x, out, *numbers), x)
         return result, transpose(weights)[0]
 
+    numbers = starts, sizes, places, expected
+    result, back = of_ranks(ring, program, x, out, weights, *numbers)
+    check(result, arrived(x, out, starts, sizes, places))
     returned = np.zeros_like(x)
     for source, i in np.ndindex(*starts.shape):
         begin, count, place = (int(a[source, i]) for a in (starts, sizes, places))
         returned[source, begin : begin + count] = weights[
             i // EACH, place : place + count
         ]
-    operands = x, out, weights, starts, sizes, places, expected
-    check(program, operands, arrived(x, out, starts, sizes, places), returned)
+    check(back, returned)
 
 
-def test_what_does_not_fit_raises_on_every_rank_and_the_next_call_works(ring, check):
+def test_what_does_not_fit_raises_on_every_rank_and_the_next_call_works(ring):
     size = ring.size
     numbers = slices(size, 4)
     x = np.ones((size, size * EACH * 4), np.float32)
     wrong = [numbers[0].copy(), *numbers[1:]]
     wrong[0][-1, 0] = x.shape[1] + 1
     with pytest.raises(jax.errors.JaxRuntimeError, match=r"slice 0 of rank .* takes"):
-        check(exchange, (x, 0 * x, *wrong), x)
-    check(exchange, (x, 0 * x, *numbers), arrived(x, 0 * x, *numbers[:3]))
+        of_ranks(ring, exchange, x, 0 * x, *wrong)
+    check(of_ranks(ring, exchange, x, 0 * x, *numbers), arrived(x, 0 * x, *numbers[:3]))
