@@ -21,7 +21,6 @@ def test_survivors_go_on_with_their_parameters(backend, case, tmp_path, request)
 
 
 SET_UP = """
-from jaxcomm.communicator import cache
 mesh = jax.make_mesh((2, 2), ("data", "context"), (jax.sharding.AxisType.Auto,) * 2)
 both = ("data", "context")
 
@@ -75,16 +74,3 @@ answer = [smaller.shape["data"], values(of_pair(y)), values(total(smaller)[0](y)
     made = [[["data"], 1, 77.0], [["data", "context"], 2, 77.0]]
     # The pair's own program was compiled before, for the same communicator.
     assert found == [[1, [1.0], [1.0], made]] * 2
-
-
-def test_a_second_process_dies_while_the_others_make_their_communicators(start):
-    processes = start(4, JAX_ENABLE_RECOVERABILITY="1")
-    set_up = SET_UP.replace("(2, 2)", "(4, 1)")
-    assert [a[0] for a in processes.ask(set_up)] == [[6.0]] * 4
-    processes[3].popen.kill()
-    processes.ask(f"shrunk = []\n{GO_ON}", [0, 1, 2])
-    processes[2].ask("cache.move = lambda *_: os.kill(os.getpid(), signal.SIGKILL)")
-    processes[2].tell(SHRINK)
-    assert processes.ask(SHRINK, [0, 1]) == [{"value": None}] * 2
-    found = processes.ask("answer = values(total(shrunk[0])[0](y))", [0, 1])
-    assert found == [[1.0]] * 2

@@ -9,6 +9,7 @@ import pytest
 from models import over
 
 import jaxcomm
+from jaxcomm import _ffi
 from jaxcomm.communicator.policy import CommPolicy
 
 pytestmark = pytest.mark.usefixtures("stand_in")
@@ -84,6 +85,27 @@ def test_the_memory_report_tells_own_and_shared_bytes(stand_in, make_mesh, monke
     assert [float(text.removesuffix(" MiB")) for text in memory] == [
         pytest.approx(2 * bytes_ / MIB, abs=0.2) for bytes_ in (SHARED_BYTES, OWN_BYTES)
     ]
+
+
+def test_a_plan_names_the_communicators_and_the_inboxes_of_a_run(
+    with_kernels, make_mesh
+):
+    mesh = make_mesh(data=2, context=4)
+    program = over(
+        mesh,
+        lambda x: jaxcomm.psum(jaxcomm.psum(x, "data"), "context"),
+        jax.P("data", "context"),
+        jax.P(),
+    )
+    x = jnp.ones((8, 16))
+    made = jaxcomm.plan(mesh, program, x, machine="gpu", backend="nccl")
+    jax.block_until_ready(program(x))
+    for planned, row in zip(made.communicators, jaxcomm.memory_report(), strict=True):
+        live = row.communicator
+        assert (planned.axes, planned.backend) == (live.axes, live.backend)
+        assert planned.shares == row.shared
+        # The stand-in takes no buffers of NCCL's, but our kernels' inboxes are real.
+        assert row.device_bytes >= 8 * _ffi.one_shot_bytes(planned.size)
 
 
 def test_groups_of_one_get_no_communicator(stand_in, make_mesh):

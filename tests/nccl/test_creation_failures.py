@@ -7,9 +7,10 @@ import waiting
 
 import jaxcomm
 
+INTERNAL_ERROR = 3
 FAILURES = {
-    "ncclCommInitRankConfig": 3,
-    "ncclCommSplit": 3,
+    "ncclCommInitRankConfig": INTERNAL_ERROR,
+    "ncclCommSplit": INTERNAL_ERROR,
     "ncclGroupEnd": 2,
     "ncclAllReduce": 1,
     "cuMemAlloc_v2": 2,
@@ -21,40 +22,45 @@ FAILURES = {
 
 
 @pytest.mark.parametrize("function", FAILURES)
-def test_after_a_failed_creation_the_next_is_as_the_first(
-    stand_in, make_mesh, psum_over, function
+def test_a_failed_creation_tells_why_and_the_next_is_as_the_first(
+    stand_in, make_mesh, psum_over, monkeypatch, function
 ):
-    mesh = make_mesh(i=2)
-    stand_in.fail(function, FAILURES[function])
+    other = jaxcomm.init(make_mesh(a=2, b=1), "a")
+    mesh, result = make_mesh(i=3), FAILURES[function]
+    monkeypatch.setenv("NCCL_DEBUG_SUBSYS", "NONE")
+    stand_in.fail(function, result)
     with pytest.raises(jaxcomm.CommunicatorError) as caught:
         jaxcomm.init(mesh)
     text = str(caught.value)
-    assert "over axes ('i',) (lane 'default') of 2 devices" in text
-    assert "NCCL 2.32.3 from " in text
-    assert jaxcomm.counters().live == 0
-    jaxcomm.init(mesh)
-    np.testing.assert_array_equal(psum_over(mesh)(jnp.arange(2.0)), [1, 1])
-
-
-@pytest.mark.parametrize("function", ["ncclCommInitRankConfig", "ncclCommSplit"])
-def test_a_failed_creation_tells_what_one_wants_to_know(
-    stand_in, make_mesh, monkeypatch, function
-):
-    other = jaxcomm.init(make_mesh(a=2, b=1), "a")
-    monkeypatch.setenv("NCCL_DEBUG_SUBSYS", "NONE")
-    stand_in.fail(function, 3)
-    with pytest.raises(jaxcomm.CommunicatorError) as caught:
-        jaxcomm.init(make_mesh(i=3))
-    text = str(caught.value)
-    assert f"{function}: internal error" in text
-    assert "(" in text[text.index("internal error") :]  # NCCL's last error
+    assert "over axes ('i',) (lane 'default') of 3 devices" in text
+    if result == INTERNAL_ERROR:
+        assert f"{function}: internal error" in text
+        assert "(" in text[text.index("internal error") :]  # NCCL's last error
+        for memory in ("free MiB: host ", ", device ", ", /dev/shm "):
+            amount = text[text.index(memory) + len(memory) :].split()[0].rstrip(",")
+            assert int(amount) > 0, memory
     assert "NCCL 2.32.3 from " in text
     assert "libjaxcomm_fake_nccl.so" in text
     assert "variables set: NCCL_DEBUG_SUBSYS=NONE" in text
     assert f"live communicators: {len(other)}" in text
-    for memory in ("free MiB: host ", ", device ", ", /dev/shm "):
-        amount = text[text.index(memory) + len(memory) :].split()[0].rstrip(",")
-        assert int(amount) > 0, memory
+    assert jaxcomm.counters().live == len(other)
+    jaxcomm.init(mesh)
+    np.testing.assert_array_equal(psum_over(mesh)(jnp.arange(3.0)), [3, 3, 3])
+
+
+NO_KERNELS = """
+stand_in.fail("cuModuleLoadData", 1)
+answer = [error_of(lambda: len(jaxcomm.init(mesh_of(2)))), jaxcomm.counters().live]
+jaxcomm.init(mesh_of(2))
+"""
+
+
+def test_a_gpu_that_refuses_our_kernels_makes_no_communicator(told):
+    """Without them it could not be stopped."""
+    error, live = told(NO_KERNELS)
+    assert error.startswith("CommunicatorError: ")
+    assert "cuModuleLoadData: " in error
+    assert live == 0
 
 
 @pytest.mark.parametrize(

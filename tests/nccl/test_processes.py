@@ -152,21 +152,6 @@ def test_small_sums_are_nccl_s_on_all_where_one_process_cannot_do_them(start):
     assert processes.ask(BY_KERNELS) == [[1, "yes"]] * 2
 
 
-def test_a_process_killed_between_operations_is_an_error_of_the_next(start):
-    processes = start(2, JAX_ENABLE_RECOVERABILITY="1")
-    processes.ask(PSUM)
-    processes[1].popen.kill()
-    processes[0].ask(
-        "(member,) = jaxcomm.communicators()\n"
-        "waiting.until(lambda: member.world.is_broken)"
-    )
-    outcome = processes[0].ask("answer = attempt(lambda: values(psum(x)))")
-    assert "process 1 (rank 1) has ended" in str(outcome)
-    assert "psum(float32[1,3]) over axes ('i',), rank 0 of 2" in str(outcome)
-    alone = "jaxcomm.finalize()\nanswer = psum_of_ones(mesh_of(of_processes(0)))"
-    assert processes[0].ask(alone) == 1
-
-
 def test_a_creation_that_fails_on_one_process_ends_on_all(processes):
     processes.ask("jaxcomm.finalize()")
     fail(processes[1], "ncclCommSplit", 3)
@@ -248,25 +233,3 @@ answer = values(psum(x))
     for outcome in told:
         assert f"not done after {waiting.EXPIRES_SECONDS:g} s" in outcome["text"], told
     assert processes.ask(AGAIN) == [[["nccl"], [3.0]]] * 3
-
-
-def test_a_gpu_that_refuses_our_kernels_makes_no_communicator(start):
-    """Without them it could not be stopped."""
-    processes = start(2)
-    processes.ask("mesh = mesh_of()")
-    fail(processes[1], "cuModuleLoadData", 1)
-    # It waits for the other in NCCL, once both have met.
-    processes[0].ask(
-        f"""
-from types import SimpleNamespace
-from jaxcomm.communicator.backends.nccl import communicators as nccl
-nccl.config = SimpleNamespace(**vars(jaxcomm.config))
-nccl.config.timeout_seconds = lambda: {waiting.EXPIRES_SECONDS}
-"""
-    )
-    first, second = processes.ask(INIT)
-    processes[0].ask("nccl.config = jaxcomm.config")
-    are_refused([first], f"not done after {waiting.EXPIRES_SECONDS:g} s")
-    are_refused([second], "cuModuleLoadData: ")
-    assert processes.ask("answer = jaxcomm.counters().live") == [0, 0]
-    assert processes.ask(AGAIN) == RIGHT
