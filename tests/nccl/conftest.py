@@ -15,7 +15,6 @@ def environment(stand_in_path):
 # What the code of ``alone`` and ``told`` has at hand, beside what is in worker.py.
 PRELUDE = """
 import jax.numpy as jnp
-from fault_suite import impatient
 from stand_in import StandIn
 stand_in = StandIn()
 

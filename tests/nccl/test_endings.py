@@ -3,8 +3,10 @@
 import signal
 
 import pytest
+import waiting
 
-START = """
+START = f"""
+SOON = {waiting.EXPIRES_SECONDS}
 mesh = mesh_of(2)
 jaxcomm.init(mesh, lanes=("default", "other"))
 program = jitted(lambda x: jaxcomm.psum(x, "i"), mesh)
@@ -18,8 +20,16 @@ ENDINGS = {
     "after an exception": "class Mine(BaseException): pass\nraise Mine('own')",
     # It has as long to end.
     "with an operation that hangs": """
-jaxcomm.finalize()
-impatient.init(mesh, lanes=("default", "other"))
+
+def made():
+    # A process that is stopped meanwhile is late for that as well: then once more.
+    jaxcomm.finalize()
+    try:
+        return jaxcomm.init(mesh, lanes=("default", "other"), timeout=SOON)
+    except jaxcomm.CommunicatorError:
+        return None
+
+waiting.until(made)
 stand_in.hang("ncclAllReduce")
 out = program(x)
 """,

@@ -8,17 +8,16 @@ had, bit for bit. Each prints lines that begin with VERDICT.
 Usage: survival_job.py (killed | late) FOLDER [numbers of the parameters]
 """
 
-import hashlib
 import os
 import pathlib
 import signal
-import subprocess
 import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import waiting
+from models import over
 
 import jaxcomm
 
@@ -45,37 +44,23 @@ def verdict(name, is_good, text=""):
     )
 
 
-def mesh_of(devices):
-    return jax.make_mesh(
-        (len(devices),), ("data",), (jax.sharding.AxisType.Auto,), devices=devices
-    )
-
-
 def step_over(mesh):
     def local(params, batch):
         grads = jax.grad(lambda p: jnp.sum((p - batch[0]) ** 2))(params)
         return params - 0.25 * jaxcomm.pmean(grads, "data")
 
-    in_specs = jax.P(), jax.P("data")
-    return jax.jit(
-        jax.shard_map(
-            local, mesh=mesh, in_specs=in_specs, out_specs=jax.P(), check_vma=False
-        )
-    )
+    return over(mesh, local, (jax.P(), jax.P("data")), jax.P(), check_vma=False)
+
+
+def put(mesh, spec, x):
+    sharding = jax.NamedSharding(mesh, spec)
+    return jax.make_array_from_callback(x.shape, sharding, x.__getitem__)
 
 
 def batch_of(mesh, step):
     """Row k of a batch is of the process that had k in the beginning."""
-    rows = {d.id: float(d.process_index + step) for d in mesh.devices.flat}
-    sharding = jax.NamedSharding(mesh, jax.P("data"))
-    parts = [
-        jax.device_put(np.full((1,), rows[d.id], np.float32), d)
-        for d in mesh.devices.flat
-        if d.process_index == me
-    ]
-    return jax.make_array_from_single_device_arrays(
-        (mesh.devices.size,), sharding, parts
-    )
+    rows = [d.process_index + step for d in mesh.devices.flat]
+    return put(mesh, jax.P("data"), np.array(rows, np.float32))
 
 
 def on(mesh, params):
@@ -86,22 +71,7 @@ def on(mesh, params):
 
 
 def bits(params):
-    return hashlib.sha256(
-        np.asarray(params.addressable_shards[0].data).tobytes()
-    ).hexdigest()[:16]
-
-
-def memory():
-    """Device memory: what jaxcomm counts, and what the driver says is used."""
-    report = jaxcomm.memory_report()
-    counted = sum(row.device_bytes + row.parent_bytes for row in report) >> 20
-    try:
-        command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader"]
-        used = subprocess.run(command, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return f"communicators take {counted} MiB"
-    used = used.stdout.split("\n")
-    return f"communicators take {counted} MiB; used on GPUs {used[:-1]}"
+    return np.asarray(params.addressable_shards[0].data).tobytes()
 
 
 def expected_after(counts):
@@ -114,39 +84,30 @@ def expected_after(counts):
     return value
 
 
-def strike():
-    FAULT.write_text(repr(waiting.time_of_day()))
-    if CASE == "killed":
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
 def main():
-    mesh = mesh_of(jax.devices())
+    auto = (jax.sharding.AxisType.Auto,)
+    mesh = jax.make_mesh((jax.device_count(),), ("data",), auto)
     count = jax.process_count()
     is_victim = me == count - 1
-    say(f"memory before: {memory()}")
     jaxcomm.init(
         mesh,
         policy=jaxcomm.CommPolicy(on_failure="poison"),
         timeout=SOON if CASE == "late" else None,
     )
     step_of = step_over(mesh)
-    zeros = np.zeros(SIZE, np.float32)
-    params = jax.device_put(zeros, jax.local_devices()[0])
-    params = jax.make_array_from_single_device_arrays(
-        (SIZE,), jax.NamedSharding(mesh, jax.P()), [params]
-    )
+    params = put(mesh, jax.P(), np.zeros(SIZE, np.float32))
     counts = []
     for step in range(LOST):
         params = jaxcomm.check(step_of(params, batch_of(mesh, step)))
         counts.append(count)
     before = bits(params)
-    say(f"after {LOST} steps of {count}: {before}; {memory()}")
     if is_victim:
         batch = batch_of(mesh, LOST)
         # The others are to wait inside of the step.
         waiting.until(lambda: len(list(FAULT.parent.glob("in-step-*"))) == count - 1)
-        strike()
+        FAULT.write_text(repr(waiting.time_of_day()))
+        if CASE == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
         late_victim(mesh, step_of, params, batch)
         return
     FAULT.with_name(f"in-step-{me}").touch()
@@ -169,11 +130,11 @@ def main():
     begin = waiting.time_of_day()
     mesh = jaxcomm.shrink(mesh, "data", timeout=SOON)
     seconds = waiting.time_of_day() - begin
-    say(f"shrunk in {seconds:.3f} s to {mesh.devices.size}: {memory()}")
+    say(f"shrunk in {seconds:.3f} s to {mesh.devices.size}")
     verdict("one row less", mesh.devices.size == count - 1)
     FAULT.with_name(f"given-up-{me}").touch()
     params = on(mesh, params)
-    verdict("the same parameters", bits(params) == before, before)
+    verdict("the same parameters", bits(params) == before)
     step_of = step_over(mesh)
     for step in range(LOST, STEPS):
         params = jaxcomm.check(step_of(params, batch_of(mesh, step)))
@@ -184,7 +145,6 @@ def main():
     found = np.asarray(params.addressable_shards[0].data)
     wanted = expected_after(counts)
     verdict("right after more steps", bool(np.all(found == wanted)), f"({found[0]})")
-    say(f"memory at the end: {memory()}")
 
 
 def late_victim(mesh, step_of, params, batch):
