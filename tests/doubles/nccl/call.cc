@@ -2,6 +2,7 @@
 // real driver does not check: it hangs, or goes on and is wrong.
 #include "tests/doubles/nccl/call.h"
 
+#include <cstdio>
 #include <cstdlib>
 #include <string_view>
 
@@ -80,27 +81,17 @@ struct Planned {
   Fault fault;
 };
 
-// What stands before the separator; `*text` keeps what stands after it.
-std::string CutAt(char separator, std::string* text) {
-  const size_t end = text->find(separator);
-  const std::string before = text->substr(0, end);
-  *text = end == std::string::npos ? "" : text->substr(end + 1);
-  return before;
-}
-
-// Those of the environment come first.
+// That of the environment comes first.
 struct Faults {
   std::vector<Planned> planned;
 
   Faults() {
+    char function[64];
+    int after = 0, result = 0;
     const char* const text = std::getenv("JAXCOMM_FAKE_FAULTS");
-    std::string rest = text == nullptr ? "" : text;
-    while (!rest.empty()) {
-      std::string item = CutAt(',', &rest);
-      const std::string function = CutAt(':', &item);
-      const std::string after = CutAt(':', &item);
-      planned.push_back(
-          {function, std::atoi(after.c_str()), Fault{std::atoi(item.c_str())}});
+    if (text != nullptr &&
+        std::sscanf(text, "%63[^:]:%d:%d", function, &after, &result) == 3) {
+      planned.push_back({function, after, Fault{result}});
     }
   }
 };

@@ -162,21 +162,11 @@ Result ncclCommMemStats(Comm comm, MemStat stat, uint64_t* value) {
   if (value == nullptr) return fake::Failure(kInvalidArgument, "value is null");
   std::lock_guard<std::mutex> lock(communicator->mutex);
   const fake::Resources::Bytes bytes = communicator->resources->bytes();
-  const auto suspendable = static_cast<uint64_t>(bytes.suspendable);
-  const auto persistent = static_cast<uint64_t>(bytes.persistent);
-  switch (stat) {
-    case MemStat::kSuspend:
-      *value = suspendable;
-      return kSuccess;
-    case MemStat::kSuspended:
-      *value = communicator->suspended ? 1 : 0;
-      return kSuccess;
-    case MemStat::kPersist:
-      *value = persistent;
-      return kSuccess;
-    case MemStat::kTotal:
-      *value = suspendable + persistent;
-      return kSuccess;
+  // Nothing asks for the others.
+  if (stat == MemStat::kPersist || stat == MemStat::kTotal) {
+    *value = static_cast<uint64_t>(bytes.persistent +
+                                   (stat == MemStat::kTotal ? bytes.suspendable : 0));
+    return kSuccess;
   }
   return fake::Failure(kInvalidArgument, "ncclCommMemStats: unknown statistic");
 }

@@ -5,12 +5,10 @@
 //
 // Settings, read when a call first needs them:
 //   JAXCOMM_FAKE_NCCL_VERSION  the version it pretends to be (23203, which is 2.32.3)
-//   JAXCOMM_FAKE_ONE_GPU=1     equal ordinals of two processes are one GPU
-//   JAXCOMM_FAKE_FAULTS        "ncclAllReduce:3:2,ncclSend:0:2": calls that fail, as
+//   JAXCOMM_FAKE_FAULTS        "ncclAllReduce:3:2": a call that fails, as
 //                              function:after:result
 //   JAXCOMM_FAKE_KERNELS=1     it has this package's kernels of small sums; otherwise
-//   it
-//                              says that there are none, and NCCL adds
+//                              it says that there are none, and NCCL adds
 //   NCCL_MULTI_RANK_GPU_ENABLE=1   as in NCCL 2.30.3
 //
 // Beyond what the real libraries export there are these, to steer it and to look

@@ -156,15 +156,6 @@ class Collective final : public Exchange {
   std::vector<char> result_;
 };
 
-}  // namespace
-
-std::unique_ptr<Exchange> MakeCollective(Room* room, int rank, uint64_t number,
-                                         const Operation& operation) {
-  return std::make_unique<Collective>(room, rank, number, operation);
-}
-
-namespace {
-
 class Send final : public Exchange {
  public:
   Send(Room* room, int rank, const Operation& operation)
@@ -254,12 +245,11 @@ class Recv final : public Exchange {
 
 }  // namespace
 
-std::unique_ptr<Exchange> MakeSend(Room* room, int rank, const Operation& operation) {
-  return std::make_unique<Send>(room, rank, operation);
-}
-
-std::unique_ptr<Exchange> MakeRecv(Room* room, int rank, const Operation& operation) {
-  return std::make_unique<Recv>(room, rank, operation);
+std::unique_ptr<Exchange> MakeExchange(Room* room, int rank, uint64_t number,
+                                       const Operation& operation) {
+  if (operation.kind == kSend) return std::make_unique<Send>(room, rank, operation);
+  if (operation.kind == kRecv) return std::make_unique<Recv>(room, rank, operation);
+  return std::make_unique<Collective>(room, rank, number, operation);
 }
 
 }  // namespace jaxcomm::fake

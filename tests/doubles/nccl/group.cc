@@ -24,19 +24,6 @@ Queue QueueOf(const Operation& operation) {
                    : Queue{false, kAllReduce, kNobody};
 }
 
-std::unique_ptr<Exchange> Make(Communicator& communicator, uint64_t collective,
-                               const Operation& operation) {
-  Room* const room = communicator.room.get();
-  switch (operation.kind) {
-    case kSend:
-      return MakeSend(room, communicator.rank, operation);
-    case kRecv:
-      return MakeRecv(room, communicator.rank, operation);
-    default:
-      return MakeCollective(room, communicator.rank, collective, operation);
-  }
-}
-
 bool AnyAborted(Room& room) {
   for (int rank = 0; rank < room.board().size; ++rank) {
     if (room.board().members[rank].aborted != 0) return true;
@@ -50,7 +37,7 @@ void Run(Communicator& communicator, uint64_t collective,
   Room& room = *communicator.room;
   std::vector<std::unique_ptr<Exchange>> exchanges;
   for (const Operation& operation : operations) {
-    exchanges.push_back(Make(communicator, collective, operation));
+    exchanges.push_back(MakeExchange(&room, communicator.rank, collective, operation));
     if (operation.kind != kSend && operation.kind != kRecv) ++collective;
   }
   Room::Lock lock(room);

@@ -29,7 +29,7 @@ struct Job {
   // Set: it runs in the background and leaves its result there.
   std::shared_ptr<Communicator> background;
   // Called where the job failed in the foreground.
-  std::function<void()> undo;
+  std::function<void()> undo = [] {};
 };
 
 // Within a group at its end, together with the others; else now.

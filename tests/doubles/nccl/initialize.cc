@@ -12,8 +12,9 @@
 namespace jaxcomm::fake {
 namespace {
 
+// Each process has GPUs of its own.
 bool SameGpu(const Member& a, const Member& b) {
-  return a.device == b.device && (OneGpu() || a.process.pid == b.process.pid);
+  return a.device == b.device && a.process.pid == b.process.pid;
 }
 
 nccl::Result RefuseDuplicates(const Board& board) {
@@ -91,18 +92,6 @@ nccl::Result Ready(Communicator& communicator, nccl::Result result) {
   return result;
 }
 
-nccl::Result SubmitJob(const std::shared_ptr<Communicator>& communicator,
-                       nccl::Comm* comm, std::function<nccl::Result()> run) {
-  Job job;
-  job.run = std::move(run);
-  if (!IsBlocking(communicator->config)) job.background = communicator;
-  job.undo = [comm] {
-    Communicators().Remove(*comm);
-    *comm = nullptr;
-  };
-  return Submit(std::move(job));
-}
-
 void Register(const std::shared_ptr<Communicator>& communicator, nccl::Comm* comm) {
   *comm = Communicators().Add(communicator);
   communicator->number = Number(*comm);
@@ -161,7 +150,6 @@ nccl::Result Split(nccl::Comm comm, int color, int key, nccl::Comm* newcomm,
     Job job;
     job.run = [=] { return Split(parent, meeting, color, key, nullptr, hangs); };
     if (!IsBlocking(parent->config)) job.background = parent;
-    job.undo = [] {};
     return Submit(std::move(job));
   }
   auto child = std::make_shared<Communicator>();
@@ -221,9 +209,16 @@ Result ncclCommInitRankConfig(Comm* comm, int size, UniqueId id, int rank,
   made->device = fake::RuntimeDevice();
   made->resources = std::make_shared<fake::Resources>();
   fake::Register(made, comm);
-  return fake::Spoil(fake::SubmitJob(made, comm, [made, id, hangs = call.hangs()] {
+  fake::Job job;
+  job.run = [made, id, hangs = call.hangs()] {
     return fake::Ready(*made, fake::Join(*made, id, hangs));
-  }));
+  };
+  if (!fake::IsBlocking(made->config)) job.background = made;
+  job.undo = [comm] {
+    fake::Communicators().Remove(*comm);
+    *comm = nullptr;
+  };
+  return fake::Spoil(fake::Submit(std::move(job)));
 }
 
 Result ncclCommSplit(Comm comm, int color, int key, Comm* newcomm, Config* config) {

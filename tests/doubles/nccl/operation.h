@@ -86,12 +86,9 @@ class Exchange {
   bool done_ = false;
 };
 
-// The `number`-th collective of the communicator, from 1.
-std::unique_ptr<Exchange> MakeCollective(Room* room, int rank, uint64_t number,
-                                         const Operation& operation);
-
-std::unique_ptr<Exchange> MakeSend(Room* room, int rank, const Operation& operation);
-std::unique_ptr<Exchange> MakeRecv(Room* room, int rank, const Operation& operation);
+// If it is a collective, the `number`-th of the communicator, from 1.
+std::unique_ptr<Exchange> MakeExchange(Room* room, int rank, uint64_t number,
+                                       const Operation& operation);
 
 }  // namespace jaxcomm::fake
 

@@ -149,7 +149,6 @@ Result ncclCommWindowRegister(Comm comm, void* data, size_t bytes, Window* windo
   job.run = [=, meeting = ++communicator->meetings] {
     return fake::RegisterWindow(*communicator, meeting, data, bytes, window);
   };
-  job.undo = [] {};
   return fake::Submit(std::move(job));
 }
 

@@ -18,6 +18,7 @@
 #include <ctime>
 #include <random>
 
+#include "ffi/os/system_file.h"
 #include "tests/doubles/nccl/failed.h"
 
 namespace jaxcomm::fake {
@@ -25,16 +26,9 @@ namespace {
 
 // From /proc/<pid>/stat: the state and the start time. False if there is no process.
 bool Look(int pid, char* state, uint64_t* start_time) {
-  const std::string path = "/proc/" + std::to_string(pid) + "/stat";
-  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return false;
-  char text[1024];
-  const ssize_t bytes = read(fd, text, sizeof(text) - 1);
-  close(fd);
-  if (bytes <= 0) return false;
-  text[bytes] = '\0';
+  const std::string text = ReadSystemFile("/proc/" + std::to_string(pid) + "/stat");
   // The second field is the program's name and may contain anything, also ")".
-  const char* field = std::strrchr(text, ')');
+  const char* field = std::strrchr(text.c_str(), ')');
   if (field == nullptr) return false;
   *state = field[2];
   constexpr int kStartTime = 22;  // counted from 1, as proc(5) does

@@ -24,6 +24,7 @@ size_t KnownBytes(int version) {
   return version < 23200 ? 112 : 120;
 }
 
+// Those that have bounds.
 struct Field {
   const char* name;
   int nccl::Config::* value;
@@ -39,14 +40,7 @@ constexpr Field kFields[] = {
     {"traffic_class", &nccl::Config::traffic_class, 0, 255},
     {"collnet_enable", &nccl::Config::collnet_enable, 0, 1},
     {"cta_policy", &nccl::Config::cta_policy, 0, 3},
-    {"shrink_share", &nccl::Config::shrink_share, 0, 1},
-    {"nvls_ctas", &nccl::Config::nvls_ctas},
-    {"channels_per_net_peer", &nccl::Config::channels_per_net_peer},
-    {"nvlink_centric_sched", &nccl::Config::nvlink_centric_sched},
-    {"graph_usage_mode", &nccl::Config::graph_usage_mode},
-    {"num_rma_ctx", &nccl::Config::num_rma_ctx},
     {"max_p2p_peers", &nccl::Config::max_p2p_peers, 1},
-    {"graph_stream_ordering", &nccl::Config::graph_stream_ordering},
 };
 
 nccl::Result Check(const nccl::Config& config) {

@@ -21,7 +21,6 @@ inline int NcclVersion() {
   return static_cast<int>(Setting("JAXCOMM_FAKE_NCCL_VERSION", 23203));
 }
 inline bool RunsSumKernels() { return Setting("JAXCOMM_FAKE_KERNELS", 0) == 1; }
-inline bool OneGpu() { return Setting("JAXCOMM_FAKE_ONE_GPU", 0) == 1; }
 inline bool MultiRankGpu() {
   return NcclVersion() >= 23003 && Setting("NCCL_MULTI_RANK_GPU_ENABLE", 0) == 1;
 }

@@ -25,10 +25,8 @@ Handles<cuda::Stream, Stream>& Streams() {
 }
 
 std::shared_ptr<Stream> DefaultStream(int device) {
-  static auto& mutex = *new std::mutex;
-  static auto& streams = *new std::map<int, std::shared_ptr<Stream>>;
-  std::lock_guard<std::mutex> lock(mutex);
-  std::shared_ptr<Stream>& stream = streams[device];
+  Locked<std::map<int, std::shared_ptr<Stream>>> streams;
+  std::shared_ptr<Stream>& stream = streams->operator[](device);
   if (stream == nullptr) stream = Stream::Start(device);
   return stream;
 }

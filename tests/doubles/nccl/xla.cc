@@ -38,10 +38,8 @@ Args ArgsOf(XLA_FFI_ExecutionContext* context = nullptr) {
 }
 
 cuda::Stream StreamOfXla(int device) {
-  static auto& mutex = *new std::mutex;
-  static auto& streams = *new std::map<int, cuda::Stream>;
-  std::lock_guard<std::mutex> lock(mutex);
-  cuda::Stream& stream = streams[device];
+  Locked<std::map<int, cuda::Stream>> streams;
+  cuda::Stream& stream = streams->operator[](device);
   if (stream == nullptr) stream = NewStream(device);
   return stream;
 }
@@ -166,10 +164,8 @@ class XlaCall {
 class Completer {
  public:
   static Completer& Of(int device) {
-    static auto& mutex = *new std::mutex;
-    static auto& known = *new std::map<int, Completer*>;
-    std::lock_guard<std::mutex> lock(mutex);
-    Completer*& completer = known[device];
+    Locked<std::map<int, Completer*>> known;
+    Completer*& completer = known->operator[](device);
     if (completer == nullptr) completer = new Completer;
     return *completer;
   }
