@@ -9,8 +9,8 @@ import waiting
 HERE = pathlib.Path(__file__).parent
 
 
-def run(case, processes, folder, variables, size=1 << 10):
-    """Print what the job says; return its verdicts, without the others' parts."""
+def check(case, processes, folder, variables, size=1 << 10):
+    """Run a case, print what it says; fail if a survivor did not go on as it should."""
     command = [sys.executable, "-P", "-m", "jaxcomm.launch", f"-n{processes}"]
     command += ["--elastic", "--platform", variables["JAX_PLATFORMS"]]
     command += ["--timeout", str(waiting.HANG_SECONDS)]
@@ -24,12 +24,7 @@ def run(case, processes, folder, variables, size=1 << 10):
     said, _ = waiting.ended(job)
     print(said)
     assert job.returncode == 0, said
-    return [line for line in said.splitlines() if "VERDICT" in line]
-
-
-def check(case, processes, folder, variables, **more):
-    """Run a case; fail if a survivor did not go on as it should."""
-    verdicts = run(case, processes, folder, variables, **more)
+    verdicts = [line for line in said.splitlines() if "VERDICT" in line]
     assert not [line for line in verdicts if "FAILED" in line]
     # Five of each survivor, and two of a rank that comes too late.
     assert len(verdicts) == 5 * (processes - 1) + 2 * (case == "late")
