@@ -95,8 +95,9 @@ def _allowed(case: Case, rank: int, hardware: Hardware) -> dict[str, set[str]]:
         idle = {RAISED} if is_late or _may_be_idle(case, rank) else set()
         return {"result": {EXITED} | idle}
     result = {POISONED} if poisons else {RAISED, EXITED}
+    # In a loop it may be between two operations.
     is_met_later = (
-        case.fault == "refused"
+        case.fault in ("refused", "killed_in_loop")
         or case.operation == "pair"
         or case.around == "first_use"
     )
