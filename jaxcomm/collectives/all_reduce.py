@@ -334,7 +334,10 @@ class AllReduce(Collective):
 def gathered_jvp(collective, primals, tangents, *, call, **own):
     """Differentiate a collective through its emulation on gathered operands."""
     outs = collective.primitive.bind(*primals, call=call, **own)
-    count = len(primals)
+    # Integers have no tangents: what stands in their places is not read.
+    which = [i for i, x in enumerate(primals) if compat.has_tangent(x)]
+    primals, tangents = ([xs[i] for i in which] for xs in (primals, tangents))
+    count = len(which)
 
     def compute(stacked):
         def emulate(*stacked):
@@ -350,13 +353,16 @@ def gathered_jvp(collective, primals, tangents, *, call, **own):
         return [*all_gather(xs[:count], call), *all_gather(xs[count:], call)]
 
     rows = gathered(compute, gather, [*primals, *tangents], call.axes)
-    if not call.invariant:
-        return outs, rows
-    # The same on every rank; said so by a sum to which rank 0 alone contributes.
-    rank = jax.lax.axis_index(call.axes)
-    rows = [jnp.where(rank == 0, row, 0).astype(row.dtype) for row in rows]
-    options = {"lane": call.lane, "backend": call.backend}
-    return outs, reduction("psum", "sum", rows, call.axes, **options).run()
+    if call.invariant:
+        # The same on every rank; said so by a sum to which rank 0 alone contributes.
+        rank = jax.lax.axis_index(call.axes)
+        rows = [jnp.where(rank == 0, row, 0).astype(row.dtype) for row in rows]
+        options = {"lane": call.lane, "backend": call.backend}
+        rows = reduction("psum", "sum", rows, call.axes, **options).run()
+    out_tangents = list(outs)
+    for i, row in zip(which, rows, strict=True):
+        out_tangents[i] = row
+    return outs, out_tangents
 
 
 ALL_REDUCE = AllReduce()

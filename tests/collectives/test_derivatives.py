@@ -231,7 +231,8 @@ def test_integer_leaves_travel_beside_differentiated_ones(stacked, mesh, x, lib)
                 jaxcomm.pmax,
             ):  # fmt: skip
                 tree = step(tree, "i")
-            return (tree["x"] ** 2).sum(), tree["n"]
+            product = jaxcomm.pprod(tree, "i")  # by gathering
+            return (tree["x"] ** 2 + product["x"]).sum(), tree["n"]
 
         return jax.grad(loss, has_aux=True)(x)
 
