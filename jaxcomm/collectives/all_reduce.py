@@ -267,6 +267,8 @@ def reduction(
     if not axes:
         return Request.ready(ALL_REDUCE, call, x)
     is_constant = not any(map(compat.is_tracer, jax.tree.leaves(x)))
+    # Where groups differ in size, so do their sums: jax.lax gives all the first's.
+    is_constant = is_constant and call.result_size is not None
     if op == "sum" and is_constant and not _is_rounded(x, call):
         request.check_leaves(x, call)
         # A constant is summed without communication; psum(1, axis) is the idiom for

@@ -111,7 +111,10 @@ def test_index_groups_divide_the_axis(stacked, by_group, identical, mesh_of, che
     def run(lib, cases, groups, **options):
         def program(x):
             at = {"axis_index_groups": groups, **options}
-            return {each.name: each(lib, x, "i", choice, **at) for each in cases}
+            found = {each.name: each(lib, x, "i", choice, **at) for each in cases}
+            if groups is unequal:
+                found["ranks"] = lib.psum(1, "i", **at)
+            return found
 
         return stacked(mesh, program, x, check_vma=check_vma)
 
@@ -122,6 +125,8 @@ def test_index_groups_divide_the_axis(stacked, by_group, identical, mesh_of, che
         for each in cases:
             expected = by_group(mesh, ("i",), each.model(choice), x, groups)
             identical(ours[each.name], expected, f"{each.name}, numpy")
+        if groups is unequal:
+            np.testing.assert_array_equal(ours["ranks"], [3, 1, 3, 4, 4, 3, 4, 4])
     if check_vma:
         return  # jax.lax refuses index groups in some collectives.
     twins = [each for each in grouped if each.twin]
