@@ -1,5 +1,7 @@
 """All-reduce: psum, pmean, pmax, pmin, pprod."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 
@@ -125,12 +127,14 @@ def pmean(
     if is_plain and _is_averaged(x, axis_name):
         return reduction("pmean", "mean", x, axis_name, *options).run()
     total = reduction("pmean", "sum", x, axis_name, *options).run()
-    if axis_index_groups is None:
-        count = jax.lax.psum(1, axis_name)
-    else:
-        # jax.lax divides by the size of the first group, whatever the others have.
-        count = call_of("pmean", axis_name, axis_index_groups).group_size
-    return jax.tree.map(lambda leaf: leaf / count, total)
+    positional, axes = _split_axes("pmean", axis_name)
+    # jax.lax divides by the size of the first group, whatever the others have.
+    size = call_of("pmean", axes, axis_index_groups).group_size
+
+    def divide(total, x):
+        return total / (size * math.prod(jnp.shape(x)[axis] for axis in positional))
+
+    return jax.tree.map(divide, total, x)
 
 
 @public
@@ -209,11 +213,20 @@ def pprod(
     return reduction(name, "prod", x, axis_name, axis_index_groups, lane, backend)
 
 
+def _split_axes(name: str, axis_name: AxisName) -> tuple[tuple[int, ...], tuple]:
+    """Return the dimensions among the axes, and the names."""
+    given = replica_groups.canonical_axes(axis_name)
+    if any(isinstance(axis, bool) for axis in given):
+        raise TypeError(f"{name}: an axis is a name or an integer, got {given}")
+    positional = tuple(axis for axis in given if isinstance(axis, int))
+    return positional, tuple(axis for axis in given if not isinstance(axis, int))
+
+
 def _is_averaged(x, axis_name):
     """Say whether the average is one operation, which NCCL has."""
-    axes = replica_groups.canonical_axes(axis_name)
+    positional, _ = _split_axes("pmean", axis_name)
     leaves = jax.tree.leaves(x)
-    return not any(isinstance(axis, int) for axis in axes) and all(
+    return not positional and all(
         compat.is_tracer(leaf) and leaf.dtype in (jnp.float32, jnp.float64)
         for leaf in leaves
     )
@@ -247,23 +260,21 @@ def reduction(
     """Check an all-reduce, for the function ``name``."""
     if op in ("sum", "prod"):
         x = request.count_bools(x)
-    given = replica_groups.canonical_axes(axis_name)
-    if any(isinstance(axis, bool) for axis in given):
-        raise TypeError(f"{name}: an axis is a name or an integer, got {given}")
-    positional = tuple(axis for axis in given if isinstance(axis, int))
+    positional, axes = _split_axes(name, axis_name)
     if positional and groups is not None:
         raise ValueError(
-            f"{name}: axis_index_groups go with axis names alone, got axes {given}"
+            f"{name}: axis_index_groups go with axis names alone, got axes {axis_name}"
         )
-    axes = tuple(axis for axis in given if not isinstance(axis, int))
     call = call_of(name, axes, groups, lane, backend, reproducible)
     if positional and call.reproducible and op == "sum":
         raise ValueError(
-            f"{name}: reproducible sums are over axis names, got axes {given}. "
+            f"{name}: reproducible sums are over axis names, got axes {axis_name}. "
             f"Call jaxcomm.tree_sum first, for the dimensions"
         )
     if positional:
-        x = jax.tree.map(lambda leaf: REDUCERS[op](leaf, axis=positional), x)
+        x = jax.tree.map(
+            lambda leaf: REDUCERS[op](leaf, axis=positional).astype(leaf.dtype), x
+        )
     if not axes:
         return Request.ready(ALL_REDUCE, call, x)
     is_constant = not any(map(compat.is_tracer, jax.tree.leaves(x)))

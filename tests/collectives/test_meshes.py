@@ -190,6 +190,10 @@ def test_axes_may_be_none_dimensions_and_of_one(stacked, identical, mesh):
     def over_dimensions(lib):
         return lambda x: (lib.psum(x, ("i", 1)), lib.pmax(x, (0, "i")))
 
-    ours = stacked(mesh, over_dimensions(jaxcomm), x)
-    # jax.lax takes them without varying types only.
-    identical(ours, stacked(mesh, over_dimensions(jax.lax), x, check_vma=False))
+    for leaf in (x, x.astype(np.int8)):
+        ours = stacked(mesh, over_dimensions(jaxcomm), leaf)
+        # jax.lax takes them without varying types only.
+        identical(ours, stacked(mesh, over_dimensions(jax.lax), leaf, check_vma=False))
+    # And no mean over dimensions, which raises there.
+    mean = stacked(mesh, lambda x: jaxcomm.pmean(x, ("i", -1)), x)
+    np.testing.assert_array_equal(mean, np.tile(x.mean((0, 2)), (4, 1)))
