@@ -73,9 +73,14 @@ def canonical_axes(axis_name: Any) -> tuple[str, ...]:
             f"axis_name={axis_name!r} is a set, which has no order. Pass a name, or a "
             "tuple of names."
         )
-    if isinstance(axis_name, (tuple, list)):
-        return tuple(axis_name)
-    return (axis_name,)
+    axes = tuple(axis_name) if isinstance(axis_name, (tuple, list)) else (axis_name,)
+    try:
+        hash(axes)
+    except TypeError:
+        raise TypeError(
+            f"axis_name={axis_name!r} is neither a name nor a tuple of names"
+        ) from None
+    return axes
 
 
 def canonical_index_groups(

@@ -13,7 +13,7 @@ import numpy as np
 from jaxcomm import compat, config
 from jaxcomm._built import ABSENCE
 from jaxcomm.communicator import replica_groups
-from jaxcomm.communicator.backends import NAMES
+from jaxcomm.communicator.backends import NAMES, check_name
 from jaxcomm.communicator.lane import check_lane
 from jaxcomm.communicator.replica_groups import IndexGroups
 
@@ -287,13 +287,15 @@ def call_of(
       NameError: if an axis is not bound.
       TypeError: if groups are not sequences of integers, or reproducible is not True,
         False or None.
-      ValueError: if groups do not hold every index exactly once, or the lane is no
-        name.
+      ValueError: if groups do not hold every index exactly once, the lane is no name,
+        or there is no such backend.
     """
     axes = replica_groups.canonical_axes(axis_name)
     compat.check_axes_bound(axes, name)
     if lane is not None:
         check_lane(lane, f"{name} over {axes}: lane")
+    if backend is not None:
+        check_name(backend)
     scope = SCOPE.value
     backend = scope.backend if backend is None else backend
     if backend is None and config.BACKEND == "xla":

@@ -65,17 +65,22 @@ def choose(
     )
 
 
+def check_name(name: object) -> None:
+    """Raise ValueError if there is no backend of a name."""
+    if name not in tuple(BACKENDS):  # which also compares what cannot be a key
+        raise ValueError(
+            f"backend {name!r} is unknown; choose one of {tuple(BACKENDS)}, or None to "
+            f"let the platform choose"
+        )
+
+
 def named(name: str) -> Backend:
     """Return the backend of a name.
 
     Raises:
       ValueError: if there is none.
     """
-    if name not in BACKENDS:
-        raise ValueError(
-            f"backend {name!r} is unknown; choose one of {tuple(BACKENDS)}, or None to "
-            f"let the platform choose"
-        )
+    check_name(name)
     return BACKENDS[name]
 
 
