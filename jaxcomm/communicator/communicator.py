@@ -111,7 +111,9 @@ class Communicator:
     def close(self) -> None:
         """End it. Ranks that wait in it raise. Closing twice is harmless.
 
-        Programs compiled for it raise until :func:`init` makes it anew.
+        Programs compiled for it raise until it is made anew: by :func:`init`, or by
+        the compilation of a program that needs it. :func:`init` makes none for
+        ``axis_index_groups``; ``jax.clear_caches()`` has JAX compile programs again.
         """
         self._end(self)
 
