@@ -316,6 +316,12 @@ def current_trace():
     return _core.trace_ctx.trace
 
 
+def traced(function, args):
+    """Return a function's jaxpr without what nobody uses, as JAX lowers it."""
+    jaxpr = jax.make_jaxpr(function)(*args).jaxpr
+    return _pe.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))[0]
+
+
 def is_staging() -> bool:
     """Say whether calls go into a program; otherwise each is one by itself."""
     trace = current_trace()

@@ -24,7 +24,7 @@ NEEDED = {
     "jax._src.dispatch": ["prim_requires_devices_during_lowering.add"],
     "jax._src.distributed": ["global_state.client"],
     "jax._src.interpreters.batching": ["AxisData.name", "AxisData.size"],
-    "jax._src.interpreters.partial_eval": ["DynamicJaxprTrace"],
+    "jax._src.interpreters.partial_eval": ["DynamicJaxprTrace", "dce_jaxpr"],
     "jax._src.xla_bridge": ["backends", "num_cpu_devices.value"],
     # Public modules, and parts of them that JAX changes without notice too.
     "jax.extend.core": ["Primitive.def_effectful_abstract_eval"],

@@ -2,7 +2,8 @@
 
 The function is traced for an abstract mesh. A ``scan`` counts its body as often as it
 runs. A ``cond`` counts the branch that sends most. How often a ``while`` runs is not
-known: it counts once, and the plan says so.
+known: it counts once, and the plan says so. Collectives whose results nobody uses do
+not count: they are not in the compiled program either.
 """
 
 import collections
@@ -99,12 +100,12 @@ class Reader:
 
     def _read(self, function: Callable, args: tuple) -> Counted:
         try:
-            return self._of(jax.make_jaxpr(function)(*args).jaxpr)
+            return self._of(compat.traced(function, args))
         except (NameError, ValueError) as error:
             without_mesh = error
         try:
             with jax.sharding.use_abstract_mesh(self._mesh):
-                return self._of(jax.make_jaxpr(function)(*args).jaxpr)
+                return self._of(compat.traced(function, args))
         except NameError:
             return self._of_device(function, args)
         except ValueError as error:
@@ -119,7 +120,7 @@ class Reader:
             function, in_specs=every, out_specs=every, check_vma=False
         )
         with jax.sharding.use_abstract_mesh(self._mesh):
-            return self._of(jax.make_jaxpr(of_device)(*args).jaxpr)
+            return self._of(compat.traced(of_device, args))
 
     def _of(self, jaxpr) -> Counted:
         found: Counted = collections.Counter()
