@@ -171,8 +171,8 @@ class RaggedAllToAll(Collective):
         input_offsets = _within_batch(input_offsets, send_sizes, operand.shape[1])
         output_offsets = _within_batch(output_offsets, send_sizes, output.shape[1])
         (out,) = self.primitive.bind(
-            operand.reshape(-1, *operand.shape[2:]),
-            output.reshape(-1, *output.shape[2:]),
+            jax.lax.collapse(operand, 0, 2),
+            jax.lax.collapse(output, 0, 2),
             *(
                 x.T.reshape(-1)
                 for x in (input_offsets, send_sizes, output_offsets, recv_sizes)
@@ -231,7 +231,7 @@ def _received(operand, output, indices, target):
     if count > 0:
         source = (last // each).astype(places.dtype)
         row = source * count + begins[last] + rows - places[last]
-        sent = jnp.take(operand.reshape(-1, *operand.shape[2:]), row, 0, mode="clip")
+        sent = jnp.take(jax.lax.collapse(operand, 0, 2), row, 0, mode="clip")
         is_written = within.any(0).reshape(-1, *[1] * (output.ndim - 1))
         out = jnp.where(is_written, sent, output)
     # Nothing can raise here.

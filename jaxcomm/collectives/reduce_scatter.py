@@ -10,6 +10,7 @@ from jaxcomm.primitives import arguments, request
 from jaxcomm.primitives.call import AxisIndexGroups, AxisName, PyTree, call_of
 from jaxcomm.primitives.collective import Collective, define
 from jaxcomm.primitives.request import Request, public
+from jaxcomm.primitives.tree import rows_first
 
 
 @public
@@ -101,8 +102,7 @@ class ReduceScatter(Collective):
     def emulate(self, x, i, *, dimensions, tiled):
         size, d = x.shape[0], dimensions[i]
         total = reduce_stacked(x, "sum")
-        parts = total.reshape(*total.shape[:d], size, -1, *total.shape[d + 1 :])
-        parts = jnp.moveaxis(parts, d, 0)
+        parts = rows_first(total, size, d)
         return parts if tiled else jnp.squeeze(parts, d + 1)
 
     def xla(self, xs, call, *, dimensions, tiled):

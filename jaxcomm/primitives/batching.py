@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from jaxcomm import compat
@@ -89,7 +90,7 @@ def batch_own_axis(collective, axis_data, operands, dims, *, call: Call, **param
             jnp.moveaxis(out.reshape(*shape, *out.shape[1:]), place, len(rest))
             for out in outs
         ]
-        return [out.reshape(-1, *out.shape[len(rest) :]) for out in outs]
+        return [jax.lax.collapse(out, 0, len(rest)) for out in outs]
 
     def gather(xs):
         return all_gather(xs, call.replace(axes=rest))

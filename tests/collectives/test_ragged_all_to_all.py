@@ -58,7 +58,12 @@ def test_slices_land_at_their_offsets(
     indices = ragged(slices_per_rank, 24, 48)
     calls = [
         [*(values(dtype, (SIZE, rows, *tail), rows) for rows in (24, 48)), *indices]
-        for dtype, tail in (("float32", (3,)), ("int8", ()), (jnp.bfloat16, (2, 2)))
+        for dtype, tail in (
+            ("float32", (3,)),
+            ("int8", ()),
+            (jnp.bfloat16, (2, 2)),
+            ("float32", (0,)),
+        )
     ]
     # Nothing arrives where nothing is sent.
     nothing = [np.zeros_like(index) for index in indices]

@@ -69,6 +69,14 @@ def test_empty_dimensions_can_be_cut_and_joined(mesh):
     _check(mesh, cut, _numbers(4, 0, 3, 1))
     _check(mesh, _scatter_along(0, False), _numbers(4, 4, 0, 1))
 
+    def emulated(x):
+        loss = jax.grad(lambda x: jaxcomm.all_gather(x, ("v", "i")).sum())
+        return jaxcomm.psum_scatter(x, ("v", "i"), tiled=True), loss(x)
+
+    call = jax.vmap(emulated, axis_name="v")
+    parts, gradient = models.run_stacked(mesh, call, _numbers(4, 2, 8, 0))
+    assert (parts.shape, gradient.shape) == ((4, 2, 1, 0), (4, 2, 8, 0))
+
 
 def test_gathers_along_every_axis(mesh):
     cases = [(a, False) for a in range(-4, 4)] + [(a, True) for a in range(-3, 3)]
