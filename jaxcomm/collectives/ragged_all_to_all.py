@@ -111,6 +111,8 @@ def _of_one_type(indices):
     wide = np.result_type(
         *(i.dtype if i.dtype.itemsize >= 4 else np.int32 for i in indices)
     )
+    # numpy's type for both uint64 and signed integers is float64.
+    wide = wide if wide.kind in "iu" else np.dtype(np.int64)
     wide = jax.dtypes.canonicalize_dtype(wide)
     return [index.astype(wide) for index in indices]
 

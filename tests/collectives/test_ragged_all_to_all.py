@@ -88,7 +88,7 @@ def test_slices_land_at_their_offsets(
 NEAR = [[[0, 100]] * 2, [[10, 28]] * 2, [[0, 60], [10, 100]], [[10, 10], [28, 28]]]
 FAR = [[[150, 199]] * 2, [[1, 1]] * 2, [[150, 150], [199, 199]], [[1, 1]] * 2]
 TYPES = [(name, NEAR) for name in ("int8", "int16", "int64", "uint8", "uint32")]
-TYPES += [("uint8", FAR), ("uint64", FAR)]
+TYPES += [("uint8", FAR), ("uint64", FAR), (["uint64", *["int64"] * 3], FAR)]
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,10 @@ TYPES += [("uint8", FAR), ("uint64", FAR)]
 )
 def test_indices_may_be_of_any_integer_type(stacked, mesh_of, how):
     x = np.arange(400, dtype=np.float32).reshape(2, 200)
-    indices = [np.array(rows, dtype) for dtype, rows in TYPES]
+    indices = [
+        [np.array(x, d) for x, d in zip(rows, np.broadcast_to(dtype, 4), strict=True)]
+        for dtype, rows in TYPES
+    ]
     weights = x % 7
 
     def program(x, out, weights, indices):
