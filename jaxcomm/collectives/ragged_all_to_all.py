@@ -47,7 +47,9 @@ def ragged_all_to_all(
       lane, backend: to use; see :func:`jaxcomm.init` and :func:`jaxcomm.using`.
 
     Returns:
-      (M, ...) array.
+      (M, ...) array. Slices must not overlap there. They may in ``operand``, but its
+      gradient is then NaN in rows that several slices hold, where that of jax.lax is
+      wrong: send copies of these rows.
 
     Raises:
       NameError: if the axis is not bound.

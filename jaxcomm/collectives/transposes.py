@@ -87,6 +87,13 @@ def _broadcast(call: Call, *, root) -> Transposed:
     return bound("reduce", call, root=root, op="sum")
 
 
+def _slices_of_rows(x: jax.Array, offsets: jax.Array, sizes: jax.Array) -> jax.Array:
+    """Count the slices that hold each row of ``x``, in a shape to compare with it."""
+    rows = jnp.arange(x.shape[0], dtype=offsets.dtype)[:, None]
+    count = ((rows >= offsets) & (rows < offsets + sizes)).sum(axis=1)
+    return count.reshape(-1, *(1,) * (x.ndim - 1))
+
+
 def _ragged_all_to_all(call: Call) -> Transposed:
     def transposed(cts, operands):
         (ct,) = cts
@@ -103,10 +110,12 @@ def _ragged_all_to_all(call: Call) -> Transposed:
         (zero,) = vary([jnp.zeros(shape, ct.dtype)], call)
         sent_back = [ct, zero, where, recv_sizes, there, send_sizes]
         (operand_ct,) = registry.bind("ragged_all_to_all", sent_back, call)
-        rows = jnp.arange(ct.shape[0], dtype=where.dtype)[:, None]
-        received = ((rows >= where) & (rows < where + recv_sizes)).any(axis=1)
-        received = received.reshape(-1, *(1,) * (ct.ndim - 1))
-        output_ct = jnp.where(received, jnp.zeros_like(ct), ct)
+        # What comes back to a row overwrites, and is not added.
+        is_shared = _slices_of_rows(operand_ct, input_offsets, send_sizes) > 1
+        nothing = jnp.full((), jnp.nan, ct.dtype)
+        operand_ct = jnp.where(is_shared, nothing, operand_ct)
+        is_received = _slices_of_rows(ct, where, recv_sizes) > 0
+        output_ct = jnp.where(is_received, jnp.zeros_like(ct), ct)
         return [operand_ct, output_ct, None, None, None, None]
 
     return transposed

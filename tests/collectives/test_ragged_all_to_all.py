@@ -124,6 +124,22 @@ def test_indices_may_be_of_any_integer_type(stacked, mesh_of, how):
 
 
 @traced
+def test_gradients_of_rows_in_several_slices_are_nan(stacked, mesh_of):
+    """They come back one by one, and would overwrite each other."""
+    x, out = np.ones((2, 3), np.float32), np.zeros((2, 4), np.float32)
+    # Of rank 0, rows 0 and 1 go to both ranks. Of rank 1, row 1 alone does.
+    starts, sizes = np.int32([[0, 0], [0, 1]]), np.full((2, 2), 2, np.int32)
+    offsets = np.int32([[0, 0], [2, 2]])
+
+    def gradient(x, *rest):
+        return jax.grad(lambda x: exchange(x, *rest).sum())(x)
+
+    mesh, nan = mesh_of((2,), ("i",)), np.nan
+    found = stacked(mesh, gradient, x, out, starts, sizes, offsets, sizes)
+    np.testing.assert_array_equal(found, [[nan, nan, 0], [1, nan, 1]])
+
+
+@traced
 def test_vmap_over_data_exchanges_every_example(stacked, identical, mesh, values):
     # Four examples of 40 rows: the last one's are beyond int8.
     batches = [ragged(2, 24, 40, seed) for seed in range(4)]
