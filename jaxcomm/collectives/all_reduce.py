@@ -290,7 +290,7 @@ def reduction(
     if call.index_groups is None and compat.checks_varying_axes():
         call = call.replace(to="invarying")
     x = request.as_arrays(x, call)
-    if op == "sum":
+    if op in ("sum", "mean"):
         call = request.summed(x, call)
     return Request(ALL_REDUCE, x, call, op=op)
 
