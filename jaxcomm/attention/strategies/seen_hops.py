@@ -79,13 +79,19 @@ def _sees(mask: Mask, queries: Coordinates, keys: Coordinates) -> jax.Array:
         ids = jnp.where(at < mask.query_length, ids, PADDING)
         ids, at = jax.lax.sort((ids, at), num_keys=2)
         # The last query of a key's document, then the first.
-        last = jnp.searchsorted(ids, key_ids, side="right") - 1
+        last = _places(ids, key_ids, "right") - 1
         seen = (key_ids >= 0) & (key_at < mask.key_length) & (ids[last] == key_ids)
         if mask.right is not None:
             seen &= at[last] >= key_at - mask.right
         if mask.left is not None:
-            seen &= at[jnp.searchsorted(ids, key_ids)] <= key_at + mask.left
+            seen &= at[_places(ids, key_ids, "left")] <= key_at + mask.left
         return seen.any(-1)
 
     rows = jax.vmap(of_row, in_axes=(0, 0, 1, 1))
     return rows(*queries, *keys).any(0)
+
+
+def _places(ids, key_ids, side: str):
+    """Return where the ids of keys would be among sorted ids."""
+    # JAX 0.10.2 cannot type the other methods where shard_map leaves axes to XLA.
+    return jnp.searchsorted(ids, key_ids, side=side, method="sort")

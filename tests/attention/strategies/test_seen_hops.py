@@ -95,6 +95,19 @@ def test_groups_that_may_disagree_send_all():
     assert sends() == SIZE - 1
 
 
+def test_an_axis_may_be_left_to_xla():
+    """JAX 0.10.2 cannot type every search among sorted numbers there."""
+    auto = (jax.sharding.AxisType.Auto,) * 2
+    mesh = jax.make_mesh((2, SIZE), ("data", "context"), auto)
+    x, tokens = batch_of(jaxcomm.Layout("zigzag", SIZE, LENGTH), ids_of(9, 23))
+
+    def local(x, tokens):
+        return jaxcomm.ring_attention(x, x, x, "context", tokens, backend="xla")
+
+    whole = jax.jit(sharded(local, mesh=mesh, axis_names={"context"}))
+    np.testing.assert_allclose(whole(x, tokens), x, rtol=1e-6)
+
+
 def test_layouts_of_rows_meet_layouts_of_all():
     rows = document_layout([[8, 8], [4, 12]], SIZE)
     rule = jaxcomm.Layout("contiguous", SIZE, 16)
