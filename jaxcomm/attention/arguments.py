@@ -313,6 +313,8 @@ def bias_of(bias, mask, shape, key_layout: Layout, what: str):
             )
     if mask is not None:
         nothing = jnp.zeros((), jnp.float32) if bias is None else bias
+        if not np.isinf(np.array(-np.inf, nothing.dtype)):  # as of float8_e4m3fn
+            nothing = nothing.astype(jnp.float32)
         bias = jnp.where(mask, nothing, -jnp.inf)
     if bias is None:
         return None

@@ -257,6 +257,13 @@ def test_a_mask_and_a_bias_of_fewer_dimensions_broadcast_as_in_jax_nn():
     np.testing.assert_allclose(found, expected, atol=1e-3)
 
 
+def test_a_mask_hides_keys_where_the_dtype_of_the_bias_has_no_infinity():
+    x, sees = jax.random.normal(jax.random.key(0), (1, 4, 2, 4)), jnp.arange(4) < 3
+    found = gathered(x, mask=sees, bias=jnp.ones(4, jnp.float8_e4m3fn))
+    expected = jax.nn.dot_product_attention(x, x, x, mask=sees[None, None, None])
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("dtype", "low", "cap", "strategy"),
     [
