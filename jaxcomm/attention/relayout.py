@@ -160,7 +160,7 @@ class _Route(NamedTuple):
 
 def _ordered(rows, runs):
     """Return rows in the order of the runs they consist of."""
-    if len(runs) == 1:
+    if len(runs) == 1 or not rows.size:
         return rows
     return rows.reshape(len(runs), -1, *rows.shape[1:])[runs].reshape(rows.shape)
 

@@ -264,6 +264,20 @@ def test_a_mask_hides_keys_where_the_dtype_of_the_bias_has_no_infinity():
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
+def test_a_batch_may_be_empty():
+    """Where tokens move to zigzag, and key heads are repeated."""
+    x = jnp.zeros((0, 8, 2, 4))
+
+    def loss(query, key):
+        return jaxcomm.dot_product_attention(
+            query, key, key, mesh=split.ring_over(2), axis_name="context",
+            is_causal=True, strategy="ulysses",
+        ).sum()  # fmt: skip
+
+    found = jax.grad(loss, (0, 1))(x, x[:, :, :1])
+    assert [grad.shape for grad in found] == [(0, 8, 2, 4), (0, 8, 1, 4)]
+
+
 @pytest.mark.parametrize(
     ("dtype", "low", "cap", "strategy"),
     [

@@ -246,9 +246,10 @@ class _HeadExchange:
 
     def sum_repeated(self, x, key_heads: int):
         """Undo :meth:`repeat`, of gradients."""
-        if not self.repeats(key_heads):
+        count = self.repeats(key_heads) + 1
+        if count == 1:
             return x
-        return x.reshape(*x.shape[:2], key_heads, -1, x.shape[3]).sum(3)
+        return x.reshape(*x.shape[:2], key_heads, count, x.shape[3]).sum(3)
 
     def mine(self, x):
         """Return this rank's part of the heads of (B, N), or None of None."""
