@@ -117,6 +117,8 @@ def _of_attention():
         ("segment ids in `key_tokens` alone", {"key_tokens": WITH_IDS}),
         ("`strategy='star'`", {"strategy": "star"}),
         ("`strategy='halo'` without a window", {"strategy": "halo"}),
+        ("`strategy='halo'` with a window as long as the sequence",
+         {"strategy": "halo", "local_window_size": 8}),
         ("`strategy='halo'` for a layout that is data",
          {"strategy": "halo", "tokens": OF_DOCUMENTS, "local_window_size": 2}),
         ("`strategy='ulysses'`, 2 heads on 4 ranks", {"strategy": "ulysses"}),

@@ -41,8 +41,8 @@ class Halo(Gathered):
             return "the layout is data: who needs which keys is not known in time"
         if problem.mask.left is None or problem.mask.right is None:
             return (
-                "there is no window: pass local_window_size, and with is_causal=True "
-                "its left side counts"
+                "there is no window, or it is as long as the sequence: pass a shorter "
+                "local_window_size. With is_causal=True its left side counts"
             )
         return None
 
