@@ -39,15 +39,26 @@ def attention_fn(
       tokens: of this rank, as in ``ring_attention``.
       is_causal: whether a token sees only positions up to its own. A causal mask made
         of one rank's tokens would be wrong.
-      options: of ``ring_attention``.
+      options: of ``ring_attention``. ``bias``, ``mask`` and dropout are no options: the
+        layer passes them to the function.
 
     Returns:
       A function of query, key and value, and of what flax passes.
+
+    Raises:
+      TypeError: an option is one that the layer passes.
 
     >>> def apply(layer, params, x, tokens):  # flax.linen, inside shard_map
     ...     attend = attention_fn("context", tokens, is_causal=True)
     ...     return layer.clone(attention_fn=attend).apply(params, x)
     """
+    for name in ("bias", "mask", "dropout_rate", "dropout_key"):
+        if name in options:
+            raise TypeError(
+                f"attention_fn: {name} is no option, because the layer passes it to "
+                "the function that attention_fn returns. Set dropout in the layer. For "
+                "a bias or mask, wrap that function."
+            )
     always = is_causal
 
     def attend(

@@ -337,6 +337,9 @@ def _of_others():
                 one)),
         )),
         ("attention_fn", "`precision`", of_flax(precision="highest")),
+        *(("attention_fn", f"`{name}` as an option",
+           functools.partial(attention_fn, "context", PLAIN, **{name: None}), TypeError)
+          for name in ("bias", "dropout_rate")),
         ("attention_fn", "`sow_weights`", of_flax(module=object())),
         ("attention_fn", "`broadcast_dropout`", of_flax(dropout_rate=0.5)),
         ("Schedule.blocks", "a block that ends before it starts",
