@@ -134,6 +134,8 @@ def _raise_everywhere(what: str, mistake, axis_name) -> None:
     rank = jnp.argmax(mistakes[:, 0] >= 0)
 
     def complain(rank, token, found, expected):
+        if token < 0:  # jax.vmap runs both branches of the cond below
+            return
         raise ValueError(
             f"{what}: rank {rank} does not hold the tokens that its layout says: token "
             f"{token} has position {found}, and the layout says {expected} (-1 is "
