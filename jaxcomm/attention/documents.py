@@ -176,14 +176,14 @@ def _has_rows(lengths) -> bool:
 def _counts(lengths) -> np.ndarray:
     try:
         counts = np.asarray(lengths)
-    except ValueError:  # numbers beside sequences
-        counts = np.array(None)
+    except (ValueError, jax.errors.TracerArrayConversionError):
+        counts = np.array(None)  # numbers beside sequences, or known at run time alone
     if counts.size == 0:
         counts = np.zeros(0, np.int64)
     if not np.issubdtype(counts.dtype, np.integer) or counts.ndim != 1:
         raise TypeError(
             f"lengths={lengths!r}: pass a sequence of integers, the tokens of each "
-            "document."
+            "document, known when the program is traced."
         )
     if (counts < 0).any():
         raise ValueError(f"lengths={lengths!r}: a document has no negative length.")

@@ -1,11 +1,15 @@
 """What ring_attention takes and refuses, and that the page of it is what code says."""
 
+import inspect
 import pathlib
 
 import jax
+import numpy as np
 import pytest
 from refusals import REFUSALS, WITH_IDS, attend, x
 from supported import page
+
+import jaxcomm
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "supported.md"
 
@@ -33,8 +37,28 @@ def test_three_dimensions_are_one_sequence_and_a_list_of_axes_is_a_tuple():
     assert attend(axis_name=["context"]).shape == (1, 8, 2, 4)
 
 
-def test_a_traced_scale_or_flag_is_refused():
+def test_a_traced_scale_or_flag_or_length_is_refused():
     with pytest.raises(TypeError, match=r"is not a Python number\. Pass a float"):
         jax.jit(lambda scale: attend(scale=scale))(0.5)
     with pytest.raises(TypeError, match="is_causal must be True or False, known"):
         jax.jit(lambda flag: attend(is_causal=flag))(True)
+    with pytest.raises(TypeError, match="known when the program is traced"):
+        jax.jit(jaxcomm.attention.segment_ids)(np.ones(2, int))
+
+
+def test_arguments_are_called_and_placed_as_those_of_jax_nn():
+    theirs, whole, ring = (
+        inspect.signature(function).parameters
+        for function in (
+            jax.nn.dot_product_attention,
+            jaxcomm.dot_product_attention,
+            jaxcomm.ring_attention,
+        )
+    )
+    for name, parameter in theirs.items():
+        assert parameter.kind == whole[name].kind, name
+    assert list(whole)[:5] == list(theirs)[:5]
+    # Lengths are in the tokens.
+    of_tokens = {"query_seq_lengths", "key_value_seq_lengths"}
+    assert set(theirs) - of_tokens <= set(ring)
+    assert list(ring)[:5] == ["query", "key", "value", "axis_name", "tokens"]
