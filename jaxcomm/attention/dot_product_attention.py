@@ -204,6 +204,12 @@ def _ids(query, key, ids, lengths):
     Returns:
       Both or none of them; or of the queries alone, if the keys have the same.
     """
+    of_queries_alone = ids[0] is not None and ids[1] is None
+    if of_queries_alone and query.shape[:-2] != key.shape[:-2]:
+        raise ValueError(
+            f"{_NAME}: query has {query.shape[-3]} tokens and key {key.shape[-3]}. "
+            "Pass key_value_segment_ids beside query_segment_ids."
+        )
     are_same = ids[1] is None and lengths[0] is lengths[1]
     ids = ids[0], ids[0] if ids[1] is None else ids[1]
     found = [

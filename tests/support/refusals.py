@@ -330,6 +330,9 @@ def _of_others():
             ("values of fewer tokens", asking(value=one[:, 1:])),
             ("segment ids of fewer tokens",
              asking(query_segment_ids=jnp.zeros((1, 7), int))),
+            ("segment ids of the queries alone, for keys of another length",
+             asking(key=one[:, :4], value=one[:, :4],
+                    query_segment_ids=jnp.zeros((1, 8), int))),
             ("`is_causal='yes'`", asking(is_causal="yes"), TypeError),
             ("`return_residual=2`", asking(return_residual=2), TypeError),
             ("a call inside of `jax.shard_map`", lambda: on_four(
