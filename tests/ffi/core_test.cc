@@ -1,5 +1,5 @@
-// The parts of ffi/core: what is kept of call sites, where ranks meet, and the thread
-// that polls.
+// The parts of ffi/core: what is kept of call sites and communicators, and the thread
+// that polls. Where ranks meet: local_test.cc.
 #include <algorithm>
 #include <cstddef>
 #include <functional>
@@ -7,7 +7,6 @@
 #include "ffi/core/derived_cache.h"
 #include "ffi/core/last_resort.h"
 #include "ffi/core/registry.h"
-#include "ffi/core/rendezvous.h"
 #include "ffi/core/watchdog.h"
 #include "tests/ffi/check.h"
 #include "tests/ffi/ranks.h"
@@ -142,80 +141,6 @@ TEST(a_thread_does_not_go_on_with_the_program_of_one_that_has_ended) {
   const uint64_t tag = tag_of_its_only_site(true);
   CHECK_EQ(tag_of_its_only_site(false), tag);
   CHECK_EQ(tag_of_its_only_site(true), tag);
-}
-
-struct Participant {
-  bool is_here = false;
-  bool has_come() const { return is_here; }
-};
-
-using Round = RoundOf<Participant>;
-
-// The round that a rank comes to.
-Round* Come(Rendezvous<Round>* rendezvous, int64_t run, uint64_t tag, int rank) {
-  Round* round = rendezvous->Find(run, tag, rank);
-  if (round == nullptr) {
-    auto made = std::make_unique<Round>();
-    made->participants.resize(2);
-    round = rendezvous->Open(std::move(made), run, tag);
-  }
-  round->participants[rank].is_here = true;
-  return round;
-}
-
-TEST(ranks_meet_by_run_and_tag_in_any_order) {
-  Rendezvous<Round> rendezvous;
-  Round* const a = Come(&rendezvous, 1, 10, 0);
-  Round* const b = Come(&rendezvous, 1, 11, 0);
-  Round* const c = Come(&rendezvous, 2, 10, 0);
-  CHECK_TRUE(Come(&rendezvous, 1, 11, 1) == b);
-  CHECK_TRUE(Come(&rendezvous, 2, 10, 1) == c);
-  CHECK_TRUE(Come(&rendezvous, 1, 10, 1) == a);
-  CHECK_EQ(rendezvous.open().size(), size_t{3});
-}
-
-TEST(a_rank_that_is_ahead_opens_further_rounds) {
-  Rendezvous<Round> rendezvous;
-  std::vector<Round*> rounds;
-  for (int i = 0; i < 3; ++i) rounds.push_back(Come(&rendezvous, 1, 10, 0));
-  CHECK_EQ(rendezvous.open().size(), size_t{3});
-  for (int i = 0; i < 3; ++i) CHECK_TRUE(Come(&rendezvous, 1, 10, 1) == rounds[i]);
-  CHECK_TRUE(rendezvous.Find(1, 10, 0) == nullptr);
-}
-
-TEST(closed_rounds_are_not_found_and_are_used_again) {
-  Rendezvous<Round> rendezvous;
-  Round* const first = Come(&rendezvous, 1, 10, 0);
-  Round* const second = Come(&rendezvous, 1, 10, 0);
-  CHECK_TRUE(rendezvous.TakeSpare() == nullptr);
-  rendezvous.Keep(rendezvous.Close(first));
-  CHECK_TRUE(rendezvous.Find(1, 10, 1) == second);
-  CHECK_EQ(rendezvous.open().size(), size_t{1});
-  std::unique_ptr<Round> spare = rendezvous.TakeSpare();
-  CHECK_TRUE(spare.get() == first);
-  CHECK_TRUE(rendezvous.TakeSpare() == nullptr);
-  spare->participants[0].is_here = false;
-  CHECK_TRUE(rendezvous.Open(std::move(spare), 3, 12) == first);
-  CHECK_TRUE(rendezvous.Find(3, 12, 0) == first);
-}
-
-TEST(ranks_that_come_to_a_failed_round_are_refused_once_each) {
-  Rendezvous<Round> rendezvous;
-  Round* const failed = Come(&rendezvous, 1, 10, 0);
-  rendezvous.Refuse(*failed, InvalidArgument("it failed"), 2);
-  rendezvous.Keep(rendezvous.Close(failed));
-  CHECK_OK(rendezvous.TakeRefusal(1, 11));
-  CHECK_OK(rendezvous.TakeRefusal(2, 10));
-  CHECK_TRUE(rendezvous.RefusedRuns() == std::vector<int64_t>{1});
-  for (int rank : {0, 1}) {
-    (void)rank;
-    CHECK_FAILS(rendezvous.TakeRefusal(1, 10), "it failed");
-  }
-  CHECK_OK(rendezvous.TakeRefusal(1, 10));
-  CHECK_TRUE(rendezvous.RefusedRuns().empty());
-  // A round that all came to refuses nobody.
-  rendezvous.Refuse(*Come(&rendezvous, 1, 10, 0), InvalidArgument("it failed"), 0);
-  CHECK_OK(rendezvous.TakeRefusal(1, 10));
 }
 
 class Counted final : public Watched {
