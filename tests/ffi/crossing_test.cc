@@ -1,4 +1,5 @@
-// Tests groups that span processes: results, calls in different orders, and costs.
+// Tests groups that span processes: calls in different orders, and costs. Results of
+// all sizes on all layouts: tests/processes.
 #include <algorithm>
 #include <deque>
 #include <numeric>
@@ -9,72 +10,24 @@
 namespace jaxcomm::testing {
 namespace {
 
-struct Case {
-  std::string collective;
-  std::vector<int64_t> params;
-};
-
-std::vector<Case> Cases(int size) {
-  std::vector<int64_t> ring(size), none(size, -1);
-  for (int r = 0; r < size; ++r) ring[r] = (r + size - 1) % size;
-  none[size - 1] = 0;
-  return {{"all_reduce", {}},       {"permute", ring}, {"permute", none},
-          {"scan", {1, 0}},         {"scan", {0, 1}},  {"reduce", {size - 1}},
-          {"broadcast", {size - 1}}};
-}
-
-std::vector<std::vector<float>> Run(Processes& processes, const Case& the, int64_t n,
-                                    int rounds) {
-  Site site(the.collective, the.params, n, processes.count);
-  std::vector<std::vector<float>> results(processes.size());
-  std::atomic<int> errors{0};
-  ForRanks(processes.size(), [&](int r) {
-    RankBuffers buffers(n, n, 0);
-    for (int64_t i = 0; i < n; ++i) {
-      buffers.operand[i] = static_cast<float>((r + 1) * (i % 97 + 1));
-    }
-    for (int round = 0; round < rounds; ++round) {
-      std::fill(buffers.result.begin(), buffers.result.end(), -1.0f);
-      Outcome outcome;
-      buffers.Arrive(processes.of(r), site.of[processes.process_of[r]].get(), round,
-                     100 + r, nullptr, &outcome);
-      errors += !outcome.Wait().empty();
-    }
-    results[r] = buffers.result;
-  });
-  CHECK_EQ(errors.load(), 0);
-  return results;
-}
-
-// Every collective that moves or adds on every layout: small ones, and those of one
-// chunk, several, and more than there are slots.
-TEST(every_layout_gives_what_one_process_gives) {
-  const std::vector<std::vector<int>> layouts = {
-      Blocks(2, 1), Blocks(3, 1), Blocks(4, 2), {0, 1, 0, 1}, {1, 0, 0}};
-  for (const std::vector<int>& layout : layouts) {
-    Processes several(layout);
-    Processes one(std::vector<int>(layout.size(), 0));
-    for (int64_t n : {0, 1, 1000, 1025, 40000, 300001}) {
-      for (const Case& the : Cases(static_cast<int>(layout.size()))) {
-        const int before = Failures();
-        CHECK_TRUE(Run(several, the, n, 2) == Run(one, the, n, 1));
-        if (Failures() == before) continue;
-        std::fprintf(stderr, "  in %s of %ld elements on %zu ranks of %d processes\n",
-                     the.collective.c_str(), static_cast<long>(n), layout.size(),
-                     several.count);
-      }
-    }
-  }
-}
-
-TEST(independent_calls_meet_in_any_order) {
-  // More than there are channels, large and small, in another order on each process.
+// Calls of three ranks: more than there are channels, large and small, in another order
+// on each rank.
+void MeetInAnyOrder(std::vector<int> process_of) {
   constexpr int kCalls = 40;
-  Processes processes(Blocks(3, 1));
+  struct Kind {
+    const char* collective;
+    std::vector<int64_t> params;
+    float expected[3];  // of each rank
+  };
+  const Kind kinds[] = {{"all_reduce", {}, {6, 6, 6}},
+                        {"scan", {0, 0}, {1, 3, 6}},
+                        {"broadcast", {2}, {3, 3, 3}}};
+  Processes processes(std::move(process_of));
   std::deque<Calls> calls;
   for (int i = 0; i < kCalls; ++i) {
-    calls.emplace_back(processes, "all_reduce", std::vector<int64_t>{},
-                       i % 2 ? 100 : 60000 + i, 5, /*tag=*/1000 + i);
+    const Kind& kind = kinds[i % 3];
+    calls.emplace_back(processes, kind.collective, kind.params, i % 2 ? 100 : 60000 + i,
+                       5, /*tag=*/1000 + i);
     for (int r = 0; r < 3; ++r) {
       auto& operand = calls[i].buffers[r].operand;
       operand.assign(operand.size(), static_cast<float>((r + 1) * (i + 1)));
@@ -89,11 +42,16 @@ TEST(independent_calls_meet_in_any_order) {
     for (int i = 0; i < kCalls; ++i) {
       wrong += !calls[i].End(r).empty();
       for (float x : calls[i].buffers[r].result) {
-        wrong += x != 6.0f * static_cast<float>(i + 1);
+        wrong += x != kinds[i % 3].expected[r] * static_cast<float>(i + 1);
       }
     }
   });
   CHECK_EQ(wrong.load(), 0);
+}
+
+TEST(independent_calls_meet_in_any_order) {
+  MeetInAnyOrder({0, 1, 2});
+  MeetInAnyOrder({0, 1, 0});
 }
 
 TEST(a_process_that_is_ahead_meets_the_others_in_order) {
@@ -124,7 +82,11 @@ TEST(an_arena_costs_what_was_touched) {
   // Two channels of two processes, if one starts a round before the other is done.
   constexpr int64_t kAtMost = 2 * 2 * kSlots * kSlotBytes + (1 << 20);
   for (int64_t elements : {1 << 20, 4 << 20}) {
-    Run(processes, {"all_reduce", {}}, elements, 3);
+    for (int round = 0; round < 3; ++round) {
+      Calls sum(processes, "all_reduce", {}, elements, round);
+      sum.BeginAll();
+      sum.EndAll();
+    }
     CHECK_TRUE(processes.segment->resident_bytes() < kAtMost);
   }
 }
