@@ -4,6 +4,7 @@
 #ifndef JAXCOMM_TESTS_FFI_CHECK_H_
 #define JAXCOMM_TESTS_FFI_CHECK_H_
 
+#include <fcntl.h>
 #include <signal.h>
 #include <spawn.h>
 #include <sys/wait.h>
@@ -110,6 +111,32 @@ class Child {
 
  private:
   pid_t pid_;
+};
+
+// While it lives, stderr is a full pipe that nobody reads.
+class BlockedStderr {
+ public:
+  BlockedStderr() {
+    if (pipe(ends_) != 0) std::exit(EXIT_FAILURE);
+    before_ = dup(STDERR_FILENO);
+    fcntl(ends_[1], F_SETFL, O_NONBLOCK);
+    while (write(ends_[1], "xxxxxxxx", 8) > 0) continue;
+    fcntl(ends_[1], F_SETFL, 0);
+    dup2(ends_[1], STDERR_FILENO);
+  }
+  ~BlockedStderr() {
+    dup2(before_, STDERR_FILENO);
+    close(ends_[1]);
+    close(before_);
+    char bytes[4096];
+    // Until no writer is left, the one that was blocked included.
+    while (read(ends_[0], bytes, sizeof(bytes)) > 0) continue;
+    close(ends_[0]);
+  }
+
+ private:
+  int ends_[2];
+  int before_;
 };
 
 // A process that runs one test; 0 if none can be had.
