@@ -1,4 +1,5 @@
-// Collectives whose moves depend on numbers that devices hold: ragged_all_to_all.
+// Collectives whose moves depend on numbers that devices hold: ragged_all_to_all. What
+// comes of them, and what does not fit: tests/collectives, over the stand-in.
 #include <array>
 #include <map>
 
@@ -24,10 +25,7 @@ CallSite* TheSite() {
 
 struct Ragged {
   explicit Ragged(int rank)
-      : on(rank),
-        rank(rank),
-        data(kRows * kRow, static_cast<float>(10 + rank)),
-        result(kRows * kRow, -1) {
+      : on(rank), rank(rank), data(kRows * kRow), result(kRows * kRow) {
     sizes[rank] = 3;
     sizes[1 - rank] = rank + 1;
     expected = {rank == 0 ? 3 : 1, rank == 0 ? 2 : 3};
@@ -40,9 +38,9 @@ struct Ragged {
   }
   ~Ragged() { on.Synchronize(); }
 
-  Status Enqueue(Communicator& communicator, int64_t run = 1) {
+  Status Enqueue(Communicator& communicator) {
     return communicator.Enqueue(
-        Call{TheSite(), run, 1, 1, rank, operands.data(), results, nullptr}, on.stream);
+        Call{TheSite(), 1, 1, 1, rank, operands.data(), results, nullptr}, on.stream);
   }
 
   OnDevice on;
@@ -60,13 +58,6 @@ TEST(each_slice_is_sent_in_its_own_size) {
     Ragged ragged(rank);
     CHECK_OK(ragged.Enqueue(*communicator));
     ragged.on.Synchronize();
-    // Three of its own rows, and as many as the other sends: all else is as before.
-    const auto first_of = [&](int64_t row) { return ragged.result[row * kRow]; };
-    const float own = 10.0f + static_cast<float>(rank), other = 21 - own;
-    for (int64_t row = 0; row < kRows; ++row) {
-      const bool is_own = row >= 4 && row < 7, is_other = row < (rank == 0 ? 2 : 1);
-      CHECK_EQ(first_of(row), is_own ? own : is_other ? other : -1.0f);
-    }
   });
   // Of 12 bytes a row, once to each.
   CHECK_EQ(Count("ncclSend"), 2);
@@ -74,21 +65,6 @@ TEST(each_slice_is_sent_in_its_own_size) {
                            "\"count\": 24, \"type\": 0, \"peer\": 0"}) {
     CHECK_CONTAINS(std::string(TheFake().trace()), sent);
   }
-  CHECK_TRUE(IsIdle(*communicator));
-}
-
-TEST(numbers_that_do_not_fit_are_refused_on_all_ranks_and_the_next_call_works) {
-  const auto communicator = Make();
-  for (const bool fits : {false, true}) {
-    ForRanks(2, [&](int rank) {
-      Ragged ragged(rank);
-      if (rank == 1 && !fits) ragged.starts[0] = kRows;
-      const Status status = ragged.Enqueue(*communicator, fits ? 2 : 1);
-      CHECK_EQ(status.success(), fits);
-      if (!fits) CHECK_FAILS(status, "slice 0 of rank 1 takes 2 rows from row 8 on");
-    });
-  }
-  CHECK_EQ(FirstFailure(), "");
 }
 
 TEST(what_the_lowering_does_not_make_is_refused) {

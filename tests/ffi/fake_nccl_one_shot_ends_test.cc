@@ -9,24 +9,6 @@
 namespace jaxcomm::testing {
 namespace {
 
-std::shared_ptr<Communicator> MakeOneShot(int size = 2, double timeout = kHangSeconds,
-                                          const NcclLibrary& library = Library(),
-                                          OnFailure on_failure = OnFailure::kPoison) {
-  Options options;
-  options.size = size;
-  options.timeout = timeout;
-  options.one_shot = true;
-  options.library = library;
-  options.on_failure = on_failure;
-  auto made = Make(options);
-  TheFake().clear_trace();
-  return made;
-}
-
-std::unique_ptr<CallSite> SumSite(int64_t elements) {
-  return FloatSite("all_reduce", {}, elements);
-}
-
 const Status kClosed(ErrorCode::kCancelled, "closed");
 
 // Ranks may be one sum apart: nothing of the next is taken for this one, nor
@@ -96,18 +78,6 @@ TEST(split_phase_sums_are_sums_too) {
   });
   CHECK_EQ(parts[0]->result[1], parts[0]->operand[1] + parts[1]->operand[1]);
   CHECK_EQ(NcclStatsOf(*communicator).one_shot_calls, 1);
-}
-
-TEST_ALONE(who_waits_in_vain_is_let_go_at_the_timeout, EXIT_SUCCESS) {
-  auto communicator = MakeOneShot(2, kExpires);
-  const auto site = SumSite(300);
-  Part alone(0, site.get());
-  CHECK_OK(alone.Enqueue(*communicator));
-  alone.on.Synchronize();  // returns, or the test hangs
-  const Status status = alone.Enqueue(*communicator, 2);
-  CHECK_FAILS(status, "not done after 1 s");
-  CHECK_FAILS(status, "all_reduce(float32[300])");
-  CHECK_TRUE(Until([&] { return IsIdle(*communicator); }));
 }
 
 std::atomic<bool> tells{true};

@@ -31,48 +31,10 @@ TEST(users_of_a_context_share_the_kernels) {
   CHECK_EQ(Count("cuModuleUnload"), 1);
 }
 
-TEST(what_the_driver_refuses_is_told_and_tried_again) {
-  const OnDevice zero(0);
-  for (const char* function : {"cuModuleLoadData", "cuModuleGetFunction"}) {
-    TheFake().fail(function, 0, 222);
-    CHECK_FAILS(DeviceKernels::Load(Library(), zero.context).status(), function);
-    CHECK_TRUE(Load(zero) != nullptr);
-  }
-  cuda::Module module = nullptr;
-  CHECK_TRUE(Cuda().ModuleLoadData(&module, ".version 8.0\n") != 0);  // other code
-}
-
-TEST(poison_is_launched_behind_what_the_stream_has) {
+TEST(poison_fills_any_length_at_any_address_after_a_failure_only) {
   const OnDevice zero(0);
   const auto kernels = Load(zero);
   uint32_t word = 0;
-  std::vector<int32_t> result(1000, 5), next(1, 5);
-  PoisonArguments arguments;
-  arguments.word = reinterpret_cast<uint64_t>(&word);
-  arguments.count = 2;
-  arguments.results[0] = {reinterpret_cast<uint64_t>(result.data() + 1), 998 * 4};
-  arguments.results[1] = {reinterpret_cast<uint64_t>(next.data()), 4};
-  CHECK_OK(kernels->Poison(arguments, zero.stream));
-  zero.Synchronize();
-  CHECK_TRUE(result == std::vector<int32_t>(1000, 5));
-
-  Gate gate;
-  gate.Hold(zero.stream);
-  CHECK_OK(kernels->Poison(arguments, zero.stream));
-  arguments.count = 0;  // a launch copies its arguments
-  __atomic_store_n(&word, 1u, __ATOMIC_RELAXED);
-  gate.Open();
-  zero.Synchronize();
-  std::vector<int32_t> wanted(1000, -1);
-  wanted[0] = wanted[999] = 5;
-  CHECK_TRUE(result == wanted);
-  CHECK_EQ(next[0], -1);
-}
-
-TEST(poison_fills_any_length_at_any_address) {
-  const OnDevice zero(0);
-  const auto kernels = Load(zero);
-  const uint32_t word = 0x80000000;  // any but 0
   PoisonArguments arguments;
   arguments.word = reinterpret_cast<uint64_t>(&word);
   arguments.count = PoisonArguments::kMostPoisoned;
@@ -86,24 +48,18 @@ TEST(poison_fills_any_length_at_any_address) {
       std::fill_n(wanted.begin() + static_cast<ptrdiff_t>(at), bytes, 0xff);
       at += bytes;
       if (given < arguments.count) continue;
+      word = 0;
       CHECK_OK(kernels->Poison(arguments, zero.stream));
+      zero.Synchronize();
+      CHECK_EQ(memory[at - 1], 5);
+      word = 0x80000000;  // any but 0
+      CHECK_OK(kernels->Poison(arguments, zero.stream));
+      zero.Synchronize();
       given = 0;
     }
   }
-  zero.Synchronize();
   CHECK_EQ(given, size_t{0});
   CHECK_TRUE(memory == wanted);
-}
-
-std::shared_ptr<Communicator> MakeOneShot(
-    int size, std::vector<std::vector<int64_t>> groups = {}) {
-  Options options;
-  options.size = size;
-  options.one_shot = true;
-  options.groups = std::move(groups);
-  auto made = Make(options);
-  TheFake().clear_trace();
-  return made;
 }
 
 int64_t MostWords(int size) { return OneShotArguments::Capacity(size); }
@@ -160,7 +116,6 @@ Tried Try(Communicator& communicator, DataType dtype, int64_t elements,
 float Normal(std::mt19937& random) {
   return std::normal_distribution<float>(0, 100)(random);
 }
-uint32_t Bits(std::mt19937& random) { return random(); }
 uint16_t Half(std::mt19937& random) { return static_cast<uint16_t>(random()); }
 
 // Neighbours, then their sums; the last one, without a neighbour, goes up as it is.
@@ -199,19 +154,6 @@ TEST(float32_is_added_by_the_tree_over_the_ranks_and_a_mean_multiplies_before) {
         }
         CHECK_EQ(wrong, 0);
       }
-    }
-  }
-}
-
-TEST(integers_wrap) {
-  auto communicator = MakeOneShot(3);
-  for (DataType dtype : {DataType::S32, DataType::U32}) {
-    const Tried tried = Try<uint32_t>(*communicator, dtype, 33, Bits);
-    CHECK_EQ(tried.one_shot, 1);
-    for (int64_t i = 0; i < 33; ++i) {
-      uint32_t sum = 0;
-      for (const Buffers& rank : tried.ranks) sum += Element<uint32_t>(rank.operand, i);
-      CHECK_EQ(Element<uint32_t>(tried.ranks[1].result, i), sum);
     }
   }
 }
@@ -259,7 +201,7 @@ TEST(the_rest_is_left_to_nccl) {
   by_nccl(Try<uint16_t>(*communicator, DataType::BF16, 3, Half));
   by_nccl(Try<uint16_t>(*communicator, DataType::F16, 2 * MostWords(2) + 2, Half));
 
-  const auto site = FloatSite("all_reduce", {}, 4);
+  const auto site = SumSite(4);
   TheFake().clear_trace();
   ForParts(2, site.get(), [&](Part& part) {
     Call call = part.CallOf();
@@ -282,8 +224,12 @@ TEST(nccl_adds_where_the_driver_refuses_the_kernels) {
 }
 
 TEST(groups_add_by_themselves) {
-  auto communicator = MakeOneShot(4, {{100, 103}, {102, 101}});
-  const auto site = FloatSite("all_reduce", {}, 3);
+  Options options;
+  options.size = 4;
+  options.one_shot = true;
+  options.groups = {{100, 103}, {102, 101}};
+  auto communicator = Make(options);
+  const auto site = SumSite(3);
   const Parts parts = EnqueueAll(*communicator, 4, site.get());
   for (int rank = 0; rank < 4; ++rank) {
     for (int i = 0; i < 3; ++i) {

@@ -88,19 +88,6 @@ TEST(the_ring_keeps_the_last_operations_oldest_first) {
   }
 }
 
-TEST(ranks_share_the_entries_out_and_a_busy_one_leaves_the_others_alone) {
-  CHECK_EQ(FlightRecorder({{0, 1}, {2, 3}}).entries_per_rank(), 256);
-  CHECK_EQ(FlightRecorder({{0, 1, 2}}).entries_per_rank(), 256);
-  FlightRecorder recorder(ManyRanks());
-  CHECK_EQ(recorder.entries_per_rank(), FlightRecorder::kLeastEntries);
-  auto site = Sum(1);
-  recorder.Start(site->operation(), 77, 1, 0, 5);
-  for (int i = 0; i < 3000; ++i) recorder.Start(site->operation(), 1, 1, 0, 6);
-  const auto entries = recorder.Snapshot();
-  CHECK_EQ(entries[0].rank, 5);
-  CHECK_EQ(entries[0].run_id, 77);
-}
-
 TEST(a_record_outlives_its_call_site_and_equal_sites_share_a_description) {
   FlightRecorder recorder(OneRank());
   const uint32_t first = Sum(6)->operation();

@@ -89,6 +89,21 @@ inline std::shared_ptr<Communicator> MakeCopying(double timeout = kHangSeconds,
   return Make(options);
 }
 
+// One whose small sums are done by this package's own kernels.
+inline std::shared_ptr<Communicator> MakeOneShot(
+    int size = 2, double timeout = kHangSeconds, const NcclLibrary& library = Library(),
+    OnFailure on_failure = OnFailure::kPoison) {
+  Options options;
+  options.size = size;
+  options.timeout = timeout;
+  options.one_shot = true;
+  options.library = library;
+  options.on_failure = on_failure;
+  auto made = Make(options);
+  TheFake().clear_trace();
+  return made;
+}
+
 // Requires that the communicator is one of NCCL's.
 inline NcclCommunicator& NcclOf(Communicator& communicator) {
   return dynamic_cast<NcclCommunicator&>(communicator);
@@ -107,6 +122,10 @@ inline int CountOf(Communicator& communicator, FlightRecorder::State state) {
     count += entry.state == state;
   }
   return count;
+}
+
+inline std::unique_ptr<CallSite> SumSite(int64_t elements) {
+  return FloatSite("all_reduce", {}, elements);
 }
 
 // An exchange of two ranks, large enough to be copied.
