@@ -197,7 +197,7 @@ bool AreRung(bool channels, size_t left) {
     std::deque<RankBuffers> buffers = {{kLarge, kLarge, 1}, {kLarge, kLarge, 2}};
     std::deque<Outcome> outcomes(2);
     for (int i : {0, 1}) {
-      buffers[i].Arrive(*groups.communicators[i], site.of[i].get(), 1, 102 + i, nullptr,
+      buffers[i].Arrive(*groups.communicators[i], site.of[i].get(), 1, 102 + i,
                         &outcomes[i]);
     }
     const auto& starved = groups.arenas[0]->header().starved;
@@ -262,7 +262,7 @@ TEST(a_process_that_dies_alone_in_a_call_is_named_to_those_who_come_later) {
   Site site("all_reduce", {}, 4, 1);
   RankBuffers buffers(4, 4, 1);
   Outcome outcome;
-  buffers.Arrive(*communicator, site.of[0].get(), 1, 101, nullptr, &outcome);
+  buffers.Arrive(*communicator, site.of[0].get(), 1, 101, &outcome);
   CHECK_CONTAINS(outcome.Wait(), "gone with process 0");
 }
 

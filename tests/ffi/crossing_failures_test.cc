@@ -80,7 +80,7 @@ TEST(a_mismatch_in_one_group_is_nothing_to_another) {
   Arrival a, b, mine[2], others[2];
   const auto call = [&](Site& site, int process, int device, int run,
                         Arrival* arrival) {
-    arrival->buffers.Arrive(*of[process], site.of[process].get(), run, device, nullptr,
+    arrival->buffers.Arrive(*of[process], site.of[process].get(), run, device,
                             &arrival->outcome);
   };
   call(send, 0, 100, 1, &a);
@@ -181,14 +181,14 @@ TEST(destroying_a_communicator_is_nothing_to_the_next_one) {
   Site site("all_reduce", {}, 4, 2);
   RankBuffers a(4, 4, 1), b(4, 4, 2);
   Outcome outcome_a, outcome_b;
-  a.Arrive(*second, site.of[0].get(), 1, 100, nullptr, &outcome_a);
+  a.Arrive(*second, site.of[0].get(), 1, 100, &outcome_a);
   release.set_value();
   LetOthersRun();
   CHECK_TRUE(!outcome_a.done());
   CommunicatorSpec peer = spec;
   peer.process_set = processes.set(1);
   const auto other = MakeLocalCommunicator(peer);
-  b.Arrive(*other, site.of[1].get(), 1, 101, nullptr, &outcome_b);
+  b.Arrive(*other, site.of[1].get(), 1, 101, &outcome_b);
   CHECK_EQ(outcome_a.Wait(), "");
   CHECK_EQ(outcome_b.Wait(), "");
 }

@@ -65,8 +65,7 @@ TEST(a_process_that_is_ahead_meets_the_others_in_order) {
       for (int round = 0; round < 300; ++round) {
         RankBuffers buffers(n, n, static_cast<float>(round));
         Outcome outcome;
-        buffers.Arrive(processes.of(r), site.of[r].get(), 1, 100 + r, nullptr,
-                       &outcome);
+        buffers.Arrive(processes.of(r), site.of[r].get(), 1, 100 + r, &outcome);
         wrong += !outcome.Wait().empty();
         wrong += buffers.result[n - 1] != static_cast<float>(r == 1 ? round : 0);
         if (r == 1 && round % 7 == 0) std::this_thread::yield();

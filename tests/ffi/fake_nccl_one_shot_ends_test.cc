@@ -306,40 +306,6 @@ TEST(leaving_waits_for_a_sum_that_is_yet_to_run) {
   pair.Synchronize();
 }
 
-// Sums of one stream need no event to keep their order.
-TEST(a_sum_waits_for_the_one_before_on_another_stream) {
-  setenv("JAXCOMM_FAKE_KERNELS", "1", 1);
-  const Pair pair;
-  const OnDevice other(0);
-  const auto one_shot =
-      Must(OneShot::Create(Library(), pair.members(), pair.streams()));
-  pair.Synchronize();
-  TheFake().clear_trace();
-  int32_t operand = 1, result[4] = {}, of_second[4] = {};
-  const auto give = [&](cuda::Stream stream, int turn) {
-    CHECK_OK(Launch(*one_shot, 0, stream, &operand, &result[turn]));
-    CHECK_OK(Launch(*one_shot, 1, pair.second.stream, &operand, &of_second[turn]));
-  };
-  Gate gate;
-  gate.Hold(pair.first.stream);
-  give(pair.first.stream, 0);
-  give(pair.first.stream, 1);
-  CHECK_EQ(Count("cuEventRecord"), 0);
-  give(other.stream, 2);
-  CHECK_EQ(Count("cuEventRecord"), 2);  // before it, and from now on behind each
-  CHECK_EQ(Count("cuStreamWaitEvent"), 1);
-  const Milestone third(other.stream);
-  LetOthersRun();
-  CHECK_TRUE(!third.passed());
-  gate.Open();
-  other.Synchronize();
-  pair.Synchronize();
-  give(pair.first.stream, 3);  // all are done: nothing to wait for
-  CHECK_EQ(Count("cuStreamWaitEvent"), 1);
-  pair.Synchronize();
-  for (int turn = 0; turn < 4; ++turn) CHECK_EQ(result[turn] + of_second[turn], 4);
-}
-
 TEST(flags_are_not_used_again) {
   setenv("JAXCOMM_FAKE_KERNELS", "1", 1);
   const Pair pair;

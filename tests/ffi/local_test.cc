@@ -27,7 +27,7 @@ struct Ranks {
   }
   void Arrive(int rank) {
     arrived.push_back(rank);
-    buffers[rank].Arrive(communicator, site, run, 100 + rank, nullptr, &outcomes[rank]);
+    buffers[rank].Arrive(communicator, site, run, 100 + rank, &outcomes[rank]);
   }
   std::string End(int rank) { return outcomes[rank].Wait(); }
   // The last element of a rank's result, once that is there.
@@ -161,8 +161,8 @@ TEST(a_timeout_says_where_the_missing_rank_waits_instead) {
        gather = FloatSite("all_gather", {1}, 2, 4);
   Ranks sums(*communicator, sum.get(), 3), gathers(*communicator, gather.get(), 3);
   sums.Arrive(0);
-  gathers.buffers[1].Arrive(*communicator, gather.get(), 3, 101, nullptr,
-                            &gathers.outcomes[1], /*tag=*/2);
+  gathers.buffers[1].Arrive(*communicator, gather.get(), 3, 101, &gathers.outcomes[1],
+                            /*tag=*/2);
   communicator.Expire();
   CHECK_CONTAINS(sums.End(0), "Rank 1 waits in all_gather(float32[2]) instead.");
   CHECK_CONTAINS(gathers.End(1), "Rank 0 waits in all_reduce(float32[2]) instead.");
@@ -190,7 +190,7 @@ TEST(closing_while_bytes_move_fails_the_rest_when_they_have) {
     communicator->Abort(FailedPrecondition("closed by a test"));
   });
   ForRanks(2, [&](int r) {
-    buffers[r].Arrive(*communicator, site.get(), 7, 100 + r, nullptr, &outcomes[r]);
+    buffers[r].Arrive(*communicator, site.get(), 7, 100 + r, &outcomes[r]);
   });
   closer.join();
   // The others of this run must not find the communicator that comes after it.
@@ -244,7 +244,7 @@ TEST(timeouts_and_arrivals_race_without_losing_anyone) {
     RankBuffers buffers(64, 64, 1.0f);
     for (int round = 0; round < 200; ++round) {
       Outcome outcome;
-      buffers.Arrive(*communicator, site.get(), round, 100 + r, nullptr, &outcome);
+      buffers.Arrive(*communicator, site.get(), round, 100 + r, &outcome);
       outcome.Wait();
       ++finished;
     }

@@ -106,7 +106,7 @@ struct Calls {
   void Begin(int rank) {
     const int process = processes.process_of[rank];
     buffers[rank].Arrive(processes.of(rank), site.of[process].get(), run, 100 + rank,
-                         nullptr, &outcomes[rank], tag);
+                         &outcomes[rank], tag);
   }
   void BeginAll() {
     for (int rank = 0; rank < processes.size(); ++rank) Begin(rank);

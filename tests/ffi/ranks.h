@@ -4,7 +4,6 @@
 
 #include <condition_variable>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -54,25 +53,6 @@ class Outcome {
   std::optional<std::string> text_;
 };
 
-// A scheduler whose tasks run on threads of their own.
-class ThreadScheduler final : public Scheduler {
- public:
-  explicit ThreadScheduler(int64_t num_threads) : num_threads_(num_threads) {}
-  ~ThreadScheduler() override {
-    for (std::thread& thread : threads_) thread.join();
-  }
-  int64_t num_threads() const override { return num_threads_; }
-  void Schedule(std::function<void()> task) override {
-    std::lock_guard<std::mutex> lock(mutex_);
-    threads_.emplace_back(std::move(task));
-  }
-
- private:
-  const int64_t num_threads_;
-  std::mutex mutex_;
-  std::vector<std::thread> threads_;
-};
-
 inline Leaf FloatLeaf(int64_t elements) {
   return Leaf{DataType::F32, {elements}, elements, sizeof(float)};
 }
@@ -116,12 +96,11 @@ struct RankBuffers {
       : operand(operand_elements, value), result(result_elements, -1.0f) {}
 
   void Arrive(Communicator& communicator, CallSite* site, int64_t run_id,
-              int64_t device_id, Scheduler* scheduler, Outcome* outcome,
-              uint64_t tag = 1) {
+              int64_t device_id, Outcome* outcome, uint64_t tag = 1) {
     const void* operands[] = {operand.data()};
     void* results[] = {result.data()};
     outcome->Watch(communicator.Execute(
-        Call{site, run_id, tag, tag, device_id, operands, results, scheduler}));
+        Call{site, run_id, tag, tag, device_id, operands, results, nullptr}));
   }
 
   std::vector<float> operand;

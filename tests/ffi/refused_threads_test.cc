@@ -48,13 +48,13 @@ TEST(a_communicator_without_threads_fails_its_calls) {
   }
   RankBuffers zero(2, 2, 1);
   Outcome outcome;
-  zero.Arrive(*communicator, site.get(), 1, 100, nullptr, &outcome);
+  zero.Arrive(*communicator, site.get(), 1, 100, &outcome);
   CHECK_CONTAINS(outcome.Wait(), kRefused);
   // The next one has its threads, that of the timeouts among them.
   communicator = MakeLocalCommunicator(Spec({{100, 101}}, kExpires));
   RankBuffers again(2, 2, 1);
   Outcome late;
-  again.Arrive(*communicator, site.get(), 1, 100, nullptr, &late);
+  again.Arrive(*communicator, site.get(), 1, 100, &late);
   CHECK_CONTAINS(late.Wait(), "waited 1 s for rank 1");
 }
 
