@@ -1,6 +1,5 @@
 // Tests which error a failure gives to the members of a crossing, also to members that
 // had gone on.
-#include <algorithm>
 #include <future>
 
 #include "ffi/backends/host/arena/arena.h"
@@ -95,7 +94,8 @@ TEST(a_mismatch_in_one_group_is_nothing_to_another) {
   for (Arrival& each : mine) CHECK_CONTAINS(each.outcome.Wait(), kHadEnded);
 }
 
-TEST(a_process_that_never_comes_is_named_at_the_timeout) {
+// How long it waited, and who comes too late: tests/faults/test_disagreement.py.
+TEST(a_timeout_says_what_the_missing_processes_do_instead) {
   Processes processes(Blocks(3, 1), kExpires);
   Calls sum(processes, "all_reduce", {}, 4, 1);
   Calls barrier(processes, "barrier", {}, 0, 1, /*tag=*/2);
@@ -103,20 +103,10 @@ TEST(a_process_that_never_comes_is_named_at_the_timeout) {
   barrier.Begin(1);
   sum.Begin(0);
   const std::string text = sum.End(0);
-  CHECK_CONTAINS(text, "all_reduce(float32[4]) over axes ('x',)");
-  // It says how long it really was.
-  const size_t waited = std::min(text.find("waited "), text.size() - 7);
-  CHECK_TRUE(std::strtod(text.c_str() + waited + 7, nullptr) >= kExpires);
   CHECK_CONTAINS(text, " s for ranks 1, 2. ");
   CHECK_CONTAINS(text, "over axes ('x',) instead");
   CHECK_CONTAINS(text, "Process 1 waits in barrier(");
   CHECK_CONTAINS(text, "has called nothing yet");
-  // A member that comes too late fails at once.
-  sum.Begin(2);
-  const std::string told = sum.End(2);
-  CHECK_CONTAINS(told, "rank 2 of 3");
-  CHECK_CONTAINS(told, "came when the others had stopped waiting");
-  CHECK_CONTAINS(told, text.substr(waited, text.find(" for ranks 1, 2") - waited));
   CHECK_TRUE(!barrier.outcomes[1].done());
   processes.of(1).Abort(FailedPrecondition("closed by the test"));
   CHECK_CONTAINS(barrier.End(1), "closed by the test");
