@@ -87,6 +87,8 @@ TEST(shapes_that_do_not_divide_are_refused) {
                  "1 operands and 0 results");
   CHECK_CONTAINS(Refusal("all_reduce", {}, {FloatLeaf(1)}, {Integers(1)}),
                  "different types");
+  CHECK_CONTAINS(Refusal({"check_positions", {}, 3, 3}),
+                 "mistakes are rows of 3 int32");
   CHECK_EQ(Refusal({"barrier", {}, 4, 4}), "");
 }
 
@@ -109,22 +111,6 @@ TEST(ragged_slices_that_do_not_fit_are_refused) {
                  "not rows of one kind");
   CHECK_CONTAINS(refusal({rows, rows, three, three, three, three}, 8),
                  "not rows of one kind");
-}
-
-TEST(a_token_out_of_place_is_refused_with_its_rank_and_positions) {
-  const Leaf leaf{DataType::S32, {3}, 3, 4};
-  auto site = MakeSite("check_positions", {}, {leaf}, {leaf});
-  const std::vector<int32_t> none = {-1, 0, 0}, wrong = {2, 5, 7};
-  const void* const right_operands[] = {none.data()};
-  const void* const wrong_operands[] = {wrong.data()};
-  const void* const* operands_of[] = {right_operands, right_operands};
-  CHECK_TRUE(Must(site->MakePlan(2, operands_of)).leaves.empty());
-  operands_of[1] = wrong_operands;
-  CHECK_CONTAINS(Refusal("check_positions", {}, {FloatLeaf(3)}, {FloatLeaf(3)}),
-                 "mistakes are rows of 3 int32");
-  CHECK_CONTAINS(site->MakePlan(2, operands_of).status().message(),
-                 "rank 1 does not hold the tokens that its layout says: token 2 has "
-                 "position 5, and the layout says 7");
 }
 
 // Whether the rows of a move lie in a buffer of so many elements.
