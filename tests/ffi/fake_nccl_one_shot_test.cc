@@ -223,23 +223,6 @@ TEST(nccl_adds_where_the_driver_refuses_the_kernels) {
   CHECK_TRUE(std::string(TheFake().trace()).find("violation") == std::string::npos);
 }
 
-TEST(groups_add_by_themselves) {
-  Options options;
-  options.size = 4;
-  options.one_shot = true;
-  options.groups = {{100, 103}, {102, 101}};
-  auto communicator = Make(options);
-  const auto site = SumSite(3);
-  const Parts parts = EnqueueAll(*communicator, 4, site.get());
-  for (int rank = 0; rank < 4; ++rank) {
-    for (int i = 0; i < 3; ++i) {
-      CHECK_EQ(parts[rank]->result[i],
-               parts[rank]->operand[i] + parts[3 - rank]->operand[i]);
-    }
-  }
-  CHECK_EQ(NcclStatsOf(*communicator).one_shot_calls, 1);
-}
-
 TEST(several_leaves_go_together_and_in_place) {
   auto communicator = MakeOneShot(2);
   const auto site = MakeSite("all_reduce", {}, {FloatLeaf(300), FloatLeaf(1)},

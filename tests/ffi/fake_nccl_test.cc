@@ -14,30 +14,6 @@ using nccl::kSuccess;
 using nccl::RedOp;
 using nccl::Type;
 
-// Two ranks on devices 0 and `device`, which disagree by so much about their number.
-void TryTwo(int device, int more, nccl::Result expected, const std::string& text) {
-  const nccl::UniqueId id = NewId();
-  ForRanks(2, [&](int rank) {
-    OnDevice on(rank * device);
-    nccl::Comm comm = nullptr;
-    nccl::Config config = NewConfig();
-    CHECK_EQ(Nccl().CommInitRankConfig(&comm, 2 + rank * more, id, rank, &config),
-             expected);
-    CHECK_EQ(comm == nullptr, expected != kSuccess);
-    if (comm == nullptr) CHECK_CONTAINS(Nccl().GetLastError(nullptr), text);
-    if (comm != nullptr) Nccl().CommDestroy(comm);
-  });
-}
-
-TEST(two_ranks_on_one_gpu_and_other_numbers_of_ranks_are_refused) {
-  TryTwo(0, 0, nccl::kInvalidUsage,
-         "Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 0");
-  setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 1);
-  TryTwo(0, 0, kSuccess, "");
-  unsetenv("NCCL_MULTI_RANK_GPU_ENABLE");
-  TryTwo(1, 1, nccl::kInvalidArgument, "Ranks disagree about their number");
-}
-
 TEST(windows_are_registered_by_all_or_none) {
   RunRanks(2, [](Rank r) {
     void* data = nullptr;

@@ -116,6 +116,10 @@ struct Rank {
     }
     return count;
   }
+  int Refreshed() {
+    in_flight.Refresh();
+    return Completed();
+  }
 };
 
 TEST(those_that_are_done_are_told) {
@@ -123,8 +127,7 @@ TEST(those_that_are_done_are_told) {
   rank.Give(1, 50);
   for (const int more : {0, 1, 20, 28, 1}) {
     rank.Finish(1, more);
-    rank.in_flight.Refresh();
-    CHECK_EQ(rank.Completed(), static_cast<int>(rank.own.done[1] / 2));
+    CHECK_EQ(rank.Refreshed(), static_cast<int>(rank.own.done[1] / 2));
     CHECK_EQ(rank.in_flight.size(), 50 - rank.Completed());
   }
 }
@@ -136,14 +139,11 @@ TEST(a_sum_takes_no_event_and_tells_how_far_it_is) {
   CHECK_EQ(rank.in_flight.size(), 3);
   rank.EndSums(2);
   rank.progress.ended[7] = 1;  // a block of the second is still at work
-  rank.in_flight.Refresh();
-  CHECK_EQ(rank.Completed(), 1);
+  CHECK_EQ(rank.Refreshed(), 1);
   rank.EndSums(2);
-  rank.in_flight.Refresh();
-  CHECK_EQ(rank.Completed(), 2);
+  CHECK_EQ(rank.Refreshed(), 2);
   rank.EndSums(3);
-  rank.in_flight.Refresh();
-  CHECK_EQ(rank.Completed(), 3);
+  CHECK_EQ(rank.Refreshed(), 3);
   CHECK_EQ(rank.in_flight.size(), 0);
   CHECK_EQ(rank.own.queries, 0);
 }
@@ -188,8 +188,7 @@ TEST(sums_and_others_share_entries) {
     CHECK_EQ(rank.in_flight.size(), rank.in_flight.capacity());
     rank.own.done[1] = 2 * count;
     rank.EndSums(2);
-    rank.in_flight.Refresh();
-    CHECK_EQ(rank.Completed(), count);
+    CHECK_EQ(rank.Refreshed(), count);
     rank.own.done[1] = rank.own.recorded[1];
     rank.in_flight.Refresh();
     if (ends_with_sum) {
@@ -217,8 +216,7 @@ TEST(one_stream_says_nothing_of_another) {
   // They are told in the order they were given.
   CHECK_EQ(rank.Completed(), 0);
   rank.Finish(1, 4);
-  rank.in_flight.Refresh();
-  CHECK_EQ(rank.Completed(), 7);
+  CHECK_EQ(rank.Refreshed(), 7);
 }
 
 TEST(a_device_that_is_done_is_asked_little) {
@@ -237,8 +235,7 @@ TEST(there_may_be_more_operations_than_entries) {
   const int count = 3 * rank.in_flight.capacity();
   rank.Give(1, count);
   CHECK_EQ(rank.in_flight.size(), rank.in_flight.capacity());
-  rank.in_flight.Refresh();
-  CHECK_EQ(rank.Completed(), 0);
+  CHECK_EQ(rank.Refreshed(), 0);
   // Those that share the last entry are given one event each: their end.
   rank.own.done[1] = rank.own.recorded[1];
   rank.in_flight.Refresh();
@@ -252,12 +249,10 @@ TEST(those_that_the_recorder_has_forgotten_are_left_out) {
   rank.Give(1, kept + 100);
   CHECK_EQ(rank.Completed(), 0);
   rank.own.done[1] = rank.own.recorded[1];
-  rank.in_flight.Refresh();
-  CHECK_EQ(rank.Completed(), kept);
+  CHECK_EQ(rank.Refreshed(), kept);
   rank.Give(1, 2);
   rank.Finish(1, 1);
-  rank.in_flight.Refresh();
-  CHECK_EQ(rank.Completed(), kept - 1);
+  CHECK_EQ(rank.Refreshed(), kept - 1);
 }
 
 TEST(late_is_what_runs_for_too_long_not_what_waits) {
@@ -321,8 +316,7 @@ TEST(those_right_behind_one_another_take_one_event_each) {
   rank.Give(2, 1, std::chrono::microseconds(1));  // of another stream
   CHECK_EQ(rank.own.recorded[2], 2);
   rank.own.done[1] = 3;  // the first two
-  rank.in_flight.Refresh();
-  CHECK_EQ(rank.Completed(), 2);
+  CHECK_EQ(rank.Refreshed(), 2);
   // The third runs from then on.
   CHECK_EQ(rank.in_flight.Poll(rank.clock, kPatience).found, false);
   const auto overdue = rank.in_flight.Poll(rank.clock + 2 * kPatience, kPatience);
@@ -330,8 +324,7 @@ TEST(those_right_behind_one_another_take_one_event_each) {
   CHECK_EQ(overdue.sequence, 3u);
   rank.own.done[1] = 5;
   rank.own.done[2] = 2;
-  rank.in_flight.Refresh();
-  CHECK_EQ(rank.Completed(), 5);
+  CHECK_EQ(rank.Refreshed(), 5);
 }
 
 }  // namespace

@@ -200,27 +200,6 @@ TEST(a_device_of_another_mesh_is_refused) {
   CHECK_CONTAINS(ranks.End(0), "device cpu:100 is not part of this communicator");
 }
 
-TEST(a_rank_whose_program_blocks_holds_nobody_else_up) {
-  // Each rank's program, once let go on, waits for all the others, as a collective
-  // of XLA:CPU does.
-  constexpr int kRanks = 6;
-  auto communicator = MakeLocalCommunicator(Spec(OneGroup(kRanks)));
-  auto site = FloatSite("all_reduce", {}, 1);
-  std::deque<RankBuffers> ranks(kRanks, {1, 1, 1.0f});
-  std::atomic<int> gone_on{0}, released{0};
-  for (int r = 0; r < kRanks; ++r) {
-    const void* operands[] = {ranks[r].operand.data()};
-    void* results[] = {ranks[r].result.data()};
-    communicator
-        ->Execute(Call{site.get(), 1, 1, 1, 100 + r, operands, results, nullptr})
-        .OnReady([&](const std::optional<xla::ffi::Error>&) {
-          ++gone_on;
-          released += Until([&] { return gone_on == kRanks; });
-        });
-  }
-  CHECK_TRUE(Until([&] { return released == kRanks; }));
-}
-
 TEST(timeouts_and_arrivals_race_without_losing_anyone) {
   Patient communicator(2);
   auto site = FloatSite("permute", {1, 0}, 64);

@@ -67,46 +67,21 @@ TEST(what_nccl_cannot_reduce_is_refused_by_name) {
   CHECK_FAILS(Make(*FloatSite("scan", {0, 0}, 10)).status(), "NCCL has no scan");
 }
 
-// A rank of a group of kSize, at a place of the same number.
-RankFacts RankOf(int rank) {
-  RankFacts facts;
-  facts.rank = rank;
-  facts.size = kSize;
-  facts.place = static_cast<size_t>(rank);
-  return facts;
-}
-
 TEST(a_plan_that_reads_operands_is_refused_by_name) {
   const Leaf index = LeafOf(DataType::S32, kSize, 4);
   auto site = MakeSite("ragged_all_to_all", {},
                        {FloatLeaf(9), FloatLeaf(9), index, index, index, index},
                        {FloatLeaf(9)});
+  RankFacts rank;
+  rank.size = kSize;
   const NcclLibrary library{};
   Recipes recipes(library, 1);
   for (int call = 0; call < 2; ++call) {
-    const Status status = recipes.Find(*site, RankOf(0), /*with_copies=*/true).status();
+    const Status status = recipes.Find(*site, rank, /*with_copies=*/true).status();
     CHECK_TRUE(status.errc() == ErrorCode::kInvalidArgument);
     CHECK_FAILS(status, "ragged_all_to_all(float32[9], ");
     CHECK_FAILS(status, "depends on the values of its operands");
   }
-}
-
-TEST(steps_are_made_once_for_each_rank_of_each_communicator) {
-  auto site = FloatSite("broadcast", {1}, 2);
-  const NcclLibrary library{};
-  Recipes recipes(library, 2), newer(library, 2);
-  const auto find = [&](Recipes& of, int rank) {
-    return Must(of.Find(*site, RankOf(rank), /*with_copies=*/false));
-  };
-  const Recipe* const first = find(recipes, 0);
-  CHECK_TRUE(first == find(recipes, 0));
-  CHECK_TRUE(first != find(recipes, 1) && first != find(newer, 0));
-  // Ranks of a communicator share the copies of a call.
-  auto large = FloatSite("permute", {1, 2, 0}, kLeastCopiedBytes / 4);
-  const auto copies = [&](int rank) {
-    return Must(recipes.Find(*large, RankOf(rank), /*with_copies=*/true))->copies;
-  };
-  CHECK_TRUE(copies(0) != nullptr && copies(0) == copies(1));
 }
 
 }  // namespace
