@@ -97,32 +97,20 @@ TEST_ALONE(results_of_what_failed_are_poisoned, EXIT_SUCCESS) {
   CHECK_FAILS(refused, "All communicators of NCCL in this process fail together");
 }
 
-TEST_ALONE(those_that_share_resources_fail_together_with_the_first_cause,
-           EXIT_SUCCESS) {
-  Communicators two(OnFailure::kPoison, /*share=*/true);
+// A communicator that hangs behind the one that times out, or beside it: the abort of
+// one waits for the device, on which the other would hang until its own timeout, two
+// minutes later.
+void FailTogether(bool share) {
+  Communicators two(OnFailure::kPoison, share);
   Psum waits(0), behind(0), never(1);
   // Until it is open nothing runs, and no time counts.
   Gate gate;
   gate.Hold(waits.on.stream);
   CHECK_OK(waits.Enqueue(*two.first));
-  // Given to its stream before anything failed: NCCL has it wait for its turn.
+  // Given to its stream before anything failed: NCCL has those that share take turns.
   CHECK_OK(behind.Enqueue(*two.second));
   gate.Open();
   for (Psum* sum : {&waits, &behind}) {
-    CHECK_EQ(sum->on.Synchronize(), cuda::kSuccess);
-    CHECK_TRUE(std::isnan(sum->result[0]));
-  }
-  CHECK_FAILS(never.Enqueue(*two.second), "not done after 1 s");
-}
-
-// The abort of one waits for the device, on which the other would hang until its own
-// timeout, two minutes later.
-TEST_ALONE(those_with_resources_of_their_own_fail_together, EXIT_SUCCESS) {
-  Communicators two(OnFailure::kPoison);
-  Psum first(0), second(0);
-  CHECK_OK(second.Enqueue(*two.second));
-  CHECK_OK(first.Enqueue(*two.first));
-  for (Psum* sum : {&first, &second}) {
     CHECK_EQ(sum->on.Synchronize(), cuda::kSuccess);
     CHECK_TRUE(std::isnan(sum->result[0]));
   }
@@ -133,6 +121,15 @@ TEST_ALONE(those_with_resources_of_their_own_fail_together, EXIT_SUCCESS) {
       return entries.size() == 1 && entries[0].state == FlightRecorder::State::kFailed;
     }));
   }
+  // With the first cause.
+  CHECK_FAILS(never.Enqueue(*two.second), "not done after 1 s");
+}
+
+TEST_ALONE(those_that_share_resources_fail_together, EXIT_SUCCESS) {
+  FailTogether(/*share=*/true);
+}
+TEST_ALONE(those_with_resources_of_their_own_fail_together, EXIT_SUCCESS) {
+  FailTogether(/*share=*/false);
 }
 
 // While a thread gives a stream an operation, and from then on. With one core another
