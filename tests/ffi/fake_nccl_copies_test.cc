@@ -210,18 +210,27 @@ TEST(what_is_sent_lies_in_symmetric_memory_at_both_ends_or_none) {
     });
     return of_first;
   };
-  const auto hop = FloatSite("permute", {1, 0}, 8),
-             sum = FloatSite("all_reduce", {}, 8);
+  const auto hop = FloatSite("permute", {1, 0}, 8);
   const auto exchange = FloatSite("all_to_all", {1, 1, 0}, 8);
-  for (CallSite* site : {hop.get(), exchange.get()}) {
-    CHECK_OK(sent(site, true, true));
-    CHECK_OK(sent(site, false, false));
-    CHECK_FAILS(sent(site, true, false),
-                "its operand lies in a SymmetricPool and its result does not");
-    CHECK_FAILS(sent(site, false, true), "hand in an array of the pool");
-    CHECK_OK(sent(site, true, true));
+  const auto sum = FloatSite("all_reduce", {}, 8);  // which NCCL adds anywhere
+  int symmetric = 0;
+  for (CallSite* site : {hop.get(), exchange.get(), sum.get()}) {
+    for (const bool from_pool : {false, true}) {
+      for (const bool to_pool : {false, true}) {
+        const Status status = sent(site, from_pool, to_pool);
+        if (from_pool == to_pool || site == sum.get()) {
+          CHECK_OK(status);
+          symmetric += from_pool && to_pool;
+        } else {
+          CHECK_FAILS(
+              status,
+              from_pool ? "its operand lies in a SymmetricPool and its result does not"
+                        : "hand in an array of the pool");
+        }
+        CHECK_EQ(NcclStatsOf(*communicator).symmetric_calls, symmetric);
+      }
+    }
   }
-  CHECK_OK(sent(sum.get(), true, false));
 }
 
 TEST(a_suspended_communicator_copies_nothing) {

@@ -226,7 +226,8 @@ TEST_ALONE(all_memory_is_given_back, EXIT_SUCCESS) {
   MakeOneShot()->Abort(kClosed);
   CHECK_EQ(used(), before);
   for (const std::string function :
-       {"cuMemAllocHost_v2", "cuMemAlloc_v2", "cuEventCreate"}) {
+       {"cuMemAllocHost_v2", "cuMemAlloc_v2", "cuEventCreate", "cuDeviceCanAccessPeer",
+        "cuModuleGetFunction"}) {
     const Pair pair;
     TheFake().fail(function.c_str(), 0, 2);
     auto result = OneShot::Create(Library(), pair.members(), pair.streams());

@@ -211,18 +211,6 @@ TEST(the_rest_is_left_to_nccl) {
   CHECK_EQ(Count("ncclAllReduce"), 2);
 }
 
-TEST(nccl_adds_where_the_driver_refuses_the_kernels) {
-  Options options;
-  options.one_shot = true;
-  for (const char* function : {"cuDeviceCanAccessPeer", "cuModuleGetFunction"}) {
-    TheFake().fail(function, 0, 801);
-    const Tried tried = Try<float>(*Make(options), DataType::F32, 4, Normal);
-    CHECK_EQ(tried.one_shot, 0);
-    CHECK_EQ(tried.all_reduce, 2);
-  }
-  CHECK_TRUE(std::string(TheFake().trace()).find("violation") == std::string::npos);
-}
-
 TEST(several_leaves_go_together_and_in_place) {
   auto communicator = MakeOneShot(2);
   const auto site = MakeSite("all_reduce", {}, {FloatLeaf(300), FloatLeaf(1)},

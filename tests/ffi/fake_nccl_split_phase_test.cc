@@ -246,30 +246,6 @@ TEST(closing_ends_a_rank_that_waits_in_nccl_for_another) {
   waits.join();
 }
 
-TEST(a_call_is_symmetric_if_operands_and_results_are) {
-  auto communicator = Make();
-  const auto memory = Must(SymmetricMemory::Create(Library(), {0, 1}, 1 << 16));
-  CHECK_EQ(Must(NcclOf(*communicator).Register(memory)), std::string("window"));
-  // NCCL sends between places of a pool, or between others, and adds anywhere.
-  const auto site = FloatSite("all_reduce", {}, 1);
-  Two sum(site.get());
-  int expected = 0;
-  for (const bool in : {false, true}) {
-    for (const bool out : {false, true}) {
-      for (Part* part : {&sum.first, &sum.second}) {
-        auto* const block = static_cast<float*>(memory->data(part->device));
-        part->operands[0] = in ? block : part->operand.data();
-        part->results[0] = out ? block + 128 : part->result.data();
-      }
-      sum.Enqueue(*communicator);
-      sum.Synchronize();
-      expected += in && out;
-      CHECK_EQ(NcclStatsOf(*communicator).symmetric_calls, expected);
-    }
-  }
-  CHECK_EQ(communicator->stats().bytes, 4 * 8);  // what the local ranks hand in
-}
-
 TEST(suspending_waits_for_what_is_on_its_way) {
   auto communicator = Make();
   Swap swap;

@@ -14,27 +14,6 @@ using nccl::kSuccess;
 using nccl::RedOp;
 using nccl::Type;
 
-TEST(windows_are_registered_by_all_or_none) {
-  RunRanks(2, [](Rank r) {
-    void* data = nullptr;
-    CHECK_EQ(Nccl().MemAlloc(&data, 8192), kSuccess);
-    nccl::Window window = nullptr;
-    const auto try_it = [&](void* from, size_t bytes) {
-      return Nccl().CommWindowRegister(r.comm, from, bytes, &window, 1);
-    };
-    CHECK_EQ(try_it(data, r.rank == 0 ? 4096 : 8192), nccl::kInvalidArgument);
-    CHECK_CONTAINS(Nccl().GetLastError(nullptr), "4096 and 8192 bytes");
-    int32_t elsewhere = 0;
-    CHECK_EQ(try_it(r.rank == 0 ? data : &elsewhere, 4), nccl::kInvalidArgument);
-    CHECK_CONTAINS(Nccl().GetLastError(nullptr), "Window of rank 1 is not aligned");
-    CHECK_TRUE(window == nullptr);
-    CHECK_EQ(try_it(data, 8192), kSuccess);
-    CHECK_EQ(Nccl().CommWindowDeregister(r.comm, window), kSuccess);
-    CHECK_EQ(Nccl().CommWindowDeregister(r.comm, window), nccl::kInvalidArgument);
-    CHECK_EQ(Nccl().MemFree(data), kSuccess);
-  });
-}
-
 // Checks what every rank sees after `call` did not fit, and that only an abort helps.
 void CheckDisagreement(const std::function<nccl::Result(Rank, int32_t*)>& call,
                        const std::string& text) {
