@@ -60,10 +60,6 @@ class Folder {
   std::string path_;
 };
 
-bool Holds(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
-
 // A sum of a run, as one rank, and how it ended.
 FlightRecorder::Ticket Start(FlightRecorder& recorder, int64_t run, int rank = 0,
                              uint64_t tag = 1) {
@@ -82,10 +78,10 @@ TEST(any_text_and_any_key_are_json) {
   Recording strange(spec);
   Start(strange.recorder(), 5, 0, 0x1f);
   const std::string record = FlightRecordOf(-2, "asked");
-  CHECK_TRUE(Holds(record, "\"key\": \"fffffffffffffffe\""));
-  CHECK_TRUE(Holds(record, R"json("axes": "('a\"\\\u000a',)")json"));
-  CHECK_TRUE(Holds(record, "\"site\": \"000000000000001f\""));
-  CHECK_TRUE(Holds(record, "\"seconds\": null}"));
+  CHECK_CONTAINS(record, "\"key\": \"fffffffffffffffe\"");
+  CHECK_CONTAINS(record, R"json("axes": "('a\"\\\u000a',)")json");
+  CHECK_CONTAINS(record, "\"site\": \"000000000000001f\"");
+  CHECK_CONTAINS(record, "\"seconds\": null}");
 }
 
 TEST(failures_are_dumped_once_until_what_comes_later) {
@@ -96,9 +92,9 @@ TEST(failures_are_dumped_once_until_what_comes_later) {
   Record(recorder, 1, State::kFailed);
   DumpFlightRecords("timeout");
   const std::string first = folder.Next();
-  CHECK_TRUE(Holds(first, "\"reason\": \"timeout\""));
-  CHECK_TRUE(Holds(first, "\"process\": 3, \"processes\": 4"));
-  CHECK_TRUE(Holds(first, "\"devices\": {\"cpu\": [6, 7]}"));
+  CHECK_CONTAINS(first, "\"reason\": \"timeout\"");
+  CHECK_CONTAINS(first, "\"process\": 3, \"processes\": 4");
+  CHECK_CONTAINS(first, "\"devices\": {\"cpu\": [6, 7]}");
   // The same failure met by another rank, and what came to its end all the same.
   recorder.Finish(pending, State::kCompleted);
   Record(recorder, 2, State::kFailed);
@@ -108,12 +104,12 @@ TEST(failures_are_dumped_once_until_what_comes_later) {
   Record(recorder, 3, State::kCompleted);
   Record(recorder, 4, State::kFailed);
   DumpFlightRecords("mismatch");
-  CHECK_TRUE(Holds(folder.Next(), "\"reason\": \"mismatch\""));
+  CHECK_CONTAINS(folder.Next(), "\"reason\": \"mismatch\"");
   // It begins anew, and fails at once.
   Recording anew(Spec({{6, 7}}));
   Record(anew.recorder(), 1, State::kFailed);
   DumpFlightRecords("timeout");
-  CHECK_TRUE(Holds(folder.Next(), "\"reason\": \"timeout\""));
+  CHECK_CONTAINS(folder.Next(), "\"reason\": \"timeout\"");
 }
 
 class German final : public std::numpunct<char> {
@@ -128,7 +124,7 @@ TEST(numbers_are_written_alike_in_every_locale) {
       std::locale::global(std::locale(std::locale::classic(), new German));
   const std::string record = FlightRecordOf(1, "asked");
   std::locale::global(before);
-  CHECK_TRUE(Holds(record, "\"groups\": [[123456]], \"timeout_seconds\": 2.500"));
+  CHECK_CONTAINS(record, "\"groups\": [[123456]], \"timeout_seconds\": 2.500");
 }
 
 TEST(a_file_that_somebody_left_in_the_folder_is_not_written_through) {
@@ -140,7 +136,7 @@ TEST(a_file_that_somebody_left_in_the_folder_is_not_written_through) {
   Recording communicator(Spec({{6, 7}}));
   Record(communicator.recorder(), 1, State::kCompleted);
   DumpFlightRecords("timeout");
-  CHECK_TRUE(Holds(folder.Next(), "\"reason\": \"timeout\""));
+  CHECK_CONTAINS(folder.Next(), "\"reason\": \"timeout\"");
   std::ifstream file(victim);
   CHECK_EQ(std::string(std::istreambuf_iterator<char>(file), {}), "precious");
   unlink(victim.c_str());
@@ -169,7 +165,7 @@ TEST(a_dump_that_cannot_be_written_holds_up_nobody_for_long) {
   // A later dump is written.
   Record(recorder, 20, State::kCompleted);
   DumpFlightRecords("mismatch");
-  CHECK_TRUE(Holds(folder.Next(), "\"reason\": \"mismatch\""));
+  CHECK_CONTAINS(folder.Next(), "\"reason\": \"mismatch\"");
 }
 
 void Ignored(int) {}
@@ -192,7 +188,7 @@ TEST(a_signal_is_answered_with_a_file_which_no_empty_record_replaces) {
   CHECK_TRUE(AnswerDumpSignal());
   CHECK_TRUE(AnswerDumpSignal());
   raise(SIGUSR1);
-  CHECK_TRUE(Holds(folder.Next(), "\"reason\": \"signal\""));
+  CHECK_CONTAINS(folder.Next(), "\"reason\": \"signal\"");
   // A forked child has no thread to answer it: it ends, as it would without us.
 #ifndef __SANITIZE_THREAD__  // which delivers no signal to the fork of several threads
   CHECK_EQ(Child([] { raise(SIGUSR1); }).Wait(), -SIGUSR1);
