@@ -67,6 +67,7 @@ TEST(nothing_is_sent_to_a_rank_that_went_on) {
   // The run after it is not concerned.
   CHECK_OK(two.second.Enqueue(*communicator, 2));
   CHECK_OK(two.first.Done(*communicator, 2));
+  CHECK_FAILS(two.first.Done(*communicator, 2), "no collective was begun");
   two.Synchronize();
   CHECK_TRUE(Holds(two.second, 0, two.first, 0, kMany));
 }

@@ -129,23 +129,6 @@ TEST(the_turns_of_a_loop_do_not_mix_and_make_no_events_once_warm) {
   CHECK_TRUE(Count("cuEventDestroy_v2") >= 3 * (2 * 2 * 64 + 2));
 }
 
-TEST(a_start_without_its_done_is_over_at_the_next) {
-  auto communicator = MakeCopying();
-  const auto site = Swap();
-  Two two(site.get());
-  for (int64_t run = 1; run < 4; ++run) {
-    two.first.operand[0] = two.second.operand[0] = static_cast<float>(run);
-    two.Start(*communicator, run);
-    CHECK_TRUE(Until([&] { return IsIdle(*communicator); }));
-  }
-  for (Part* part : {&two.first, &two.second}) {
-    CHECK_OK(part->Done(*communicator, 3));
-    part->on.Synchronize();
-    CHECK_EQ(part->result[0], 3.0f);
-    CHECK_FAILS(part->Done(*communicator, 3), "no collective was begun");
-  }
-}
-
 TEST(nccl_does_what_is_small_reduced_in_many_rows_or_out_of_reach) {
   const auto copied = [](Communicator& communicator, const std::string& collective,
                          std::vector<int64_t> params, int64_t operand = kMany,

@@ -71,17 +71,27 @@ void Record(FlightRecorder& recorder, int64_t run, State state, int rank = 0) {
   recorder.Finish(Start(recorder, run, rank), state);
 }
 
-TEST(any_text_and_any_key_are_json) {
-  CommunicatorSpec spec = Spec({{6, 7}});
+class German final : public std::numpunct<char> {
+  char do_decimal_point() const override { return ','; }
+  char do_thousands_sep() const override { return '.'; }
+  std::string do_grouping() const override { return "\3"; }
+};
+
+TEST(any_text_and_any_key_are_json_in_every_locale) {
+  CommunicatorSpec spec = Spec({{123456}}, 2.5);
   spec.key = -2;
   spec.axes = "('a\"\\\n',)";
   Recording strange(spec);
   Start(strange.recorder(), 5, 0, 0x1f);
+  const std::locale before =
+      std::locale::global(std::locale(std::locale::classic(), new German));
   const std::string record = FlightRecordOf(-2, "asked");
+  std::locale::global(before);
   CHECK_CONTAINS(record, "\"key\": \"fffffffffffffffe\"");
   CHECK_CONTAINS(record, R"json("axes": "('a\"\\\u000a',)")json");
   CHECK_CONTAINS(record, "\"site\": \"000000000000001f\"");
   CHECK_CONTAINS(record, "\"seconds\": null}");
+  CHECK_CONTAINS(record, "\"groups\": [[123456]], \"timeout_seconds\": 2.500");
 }
 
 TEST(failures_are_dumped_once_until_what_comes_later) {
@@ -110,21 +120,6 @@ TEST(failures_are_dumped_once_until_what_comes_later) {
   Record(anew.recorder(), 1, State::kFailed);
   DumpFlightRecords("timeout");
   CHECK_CONTAINS(folder.Next(), "\"reason\": \"timeout\"");
-}
-
-class German final : public std::numpunct<char> {
-  char do_decimal_point() const override { return ','; }
-  char do_thousands_sep() const override { return '.'; }
-  std::string do_grouping() const override { return "\3"; }
-};
-
-TEST(numbers_are_written_alike_in_every_locale) {
-  Recording communicator(Spec({{123456}}, 2.5));
-  const std::locale before =
-      std::locale::global(std::locale(std::locale::classic(), new German));
-  const std::string record = FlightRecordOf(1, "asked");
-  std::locale::global(before);
-  CHECK_CONTAINS(record, "\"groups\": [[123456]], \"timeout_seconds\": 2.500");
 }
 
 TEST(a_file_that_somebody_left_in_the_folder_is_not_written_through) {
