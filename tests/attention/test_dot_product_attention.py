@@ -259,7 +259,10 @@ def test_a_mask_and_a_bias_of_fewer_dimensions_broadcast_as_in_jax_nn():
 
 def test_a_mask_hides_keys_where_the_dtype_of_the_bias_has_no_infinity():
     x, sees = jax.random.normal(jax.random.key(0), (1, 4, 2, 4)), jnp.arange(4) < 3
-    found = gathered(x, mask=sees, bias=jnp.ones(4, jnp.float8_e4m3fn))
+    found = jaxcomm.dot_product_attention(
+        x, x, x, mesh=split.ring_over(2), axis_name="context", mask=sees,
+        bias=jnp.ones(4, jnp.float8_e4m3fn),
+    )  # fmt: skip
     expected = jax.nn.dot_product_attention(x, x, x, mask=sees[None, None, None])
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
