@@ -257,7 +257,8 @@ def _fold(args, dims, count: int, is_backward: bool):
 
 def _unfold(x, count: int, shape):
     """Undo the folding of a result that has a shape of its own."""
-    x = x.reshape(count, -1, *shape[1:])
+    each = x.shape[0] // count if count else shape[0]
+    x = x.reshape(count, each, *shape[1:])
     # A bias with one batch: its gradient is the sum over the batch.
     return x if x.shape[1] == shape[0] else x.sum(1, keepdims=True)
 

@@ -75,6 +75,13 @@ def test_vmap_is_one_by_one(unmapped):
     jax.tree.map(close, found, expected)
 
 
+def test_vmap_over_nothing_gives_nothing():
+    none, one = jax.tree.map(lambda x: x[:0], _stacked()), hop_of(CASE)[0]
+    _, grads = jax.eval_shape(jax.vmap(_both), *none)
+    assert grads.query.shape == (0, *one.query.shape)
+    assert grads.bias.shape == (0, *one.bias.shape)
+
+
 @pytest.mark.parametrize(("platform", "tokens"), [("cpu", 128), ("cuda", 512)])
 def test_a_platform_has_tiles_of_its_own_size(platform, tokens):
     hop, _ = hop_of(Case(queries=1024, keys=1024, dtype="float32"))
