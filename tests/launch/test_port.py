@@ -1,5 +1,6 @@
 import socket
 
+import ports
 import pytest
 
 from jaxcomm.launch import port
@@ -35,13 +36,13 @@ def test_a_port_in_use_is_refused_by_name(launch):
 
 
 @pytest.mark.parametrize("after", [0, 1])
-def test_a_coordinator_that_host_0_cannot_serve_is_refused(after, launch, free_port):
+def test_a_coordinator_that_host_0_cannot_serve_is_refused(after, launch):
     """Its own port, or the next one."""
-    told = {"elastic": True, "hosts": 2, "processes": 1}
-    with socket.create_server(("127.0.0.1", free_port + after)):
+    told, number = {"elastic": True, "hosts": 2, "processes": 1}, ports.free(2)
+    with socket.create_server(("127.0.0.1", number + after)):
         status, out, err = launch(
-            "print('ran')", coordinator=f"127.0.0.1:{free_port}", **told
+            "print('ran')", coordinator=f"127.0.0.1:{number}", **told
         )
     assert (status, out) == (2, "")
-    taken = f"--coordinator: 127.0.0.1 port {free_port + after} cannot be had: Address"
+    taken = f"--coordinator: 127.0.0.1 port {number + after} cannot be had: Address"
     assert taken in err
