@@ -56,9 +56,9 @@ def init(
     Raises:
       TypeError: if mesh is not a concrete mesh, axes are a list, lanes are no names,
         policy is no :class:`CommPolicy`, or timeout is no number.
-      ValueError: if an axis is not one of the mesh's, the backend is unknown, takes no
-        policy or is forbidden by ``JAXCOMM_BACKEND=xla``, or the timeout is not
-        positive.
+      ValueError: if an axis is not one of the mesh's, axes or lanes are an empty tuple,
+        the backend is unknown, takes no policy or is forbidden by
+        ``JAXCOMM_BACKEND=xla``, or the timeout is not positive.
       CommunicatorError: if the backend cannot serve these devices or failed to, the
         bound on live communicators is reached, or one that is live has another timeout
         than the one asked for.
@@ -99,6 +99,11 @@ def _wanted_axes(mesh: jax.sharding.Mesh, axes) -> list[tuple[str, ...]]:
                 f"{', '.join(map(repr, each))}) for one each, or init(mesh, "
                 f"tuple(axes)) for one over all"
             )
+    if () in axes:
+        raise ValueError(
+            f"init: an empty tuple joins no axes, got init(mesh, "
+            f"{', '.join(map(repr, axes))}). Leave it out, or name an axis"
+        )
     if axes:
         return [replica_groups.canonical_axes(each) for each in axes]
     single = [(name,) for name in mesh.axis_names]
@@ -125,6 +130,8 @@ def _lane_names(lanes) -> tuple[str, ...]:
             f"lanes=('keys', 'values'); how many there may be is CommPolicy(lanes=...)."
         )
     names = tuple(names)
+    if not names:
+        raise ValueError("init: lanes is empty, which makes nothing. Pass a name")
     for name in names:
         check_lane(name, "lane")
     return names

@@ -19,6 +19,7 @@ from jaxcomm.planning import warnings
 from jaxcomm.planning.calls import SENDS_TO_ALL, PlannedCall, TracedCall, sent_bytes
 from jaxcomm.planning.communicators import Devices, PlannedCommunicator, axes_of
 from jaxcomm.planning.trace import Reader
+from jaxcomm.primitives import arguments
 
 _COMMUNICATORS = (
     *("mesh axes", "lane", "backend", "groups", "domains", "buffers", "device memory"),
@@ -278,9 +279,10 @@ def _platform(mesh) -> str:
 def _per_process(mesh, asked: int | None) -> tuple[int | None, tuple[str, ...]]:
     """Return devices per process, and what does not hold of the mesh's devices."""
     if asked is not None:
-        if isinstance(asked, bool) or not isinstance(asked, int) or asked < 1:
+        asked = arguments.integer(asked, "plan: devices_per_process")
+        if asked < 1:
             raise ValueError(
-                f"plan: devices_per_process must be at least 1, got {asked!r}"
+                f"plan: devices_per_process must be at least 1, got {asked}"
             )
         return asked, ()
     if not isinstance(mesh, jax.sharding.Mesh):

@@ -126,6 +126,8 @@ def test_one_function_under_two_orders_of_devices_is_right_under_both(
         (("nowhere",), {}, ValueError, "axis 'nowhere' is not an axis of the mesh"),
         ((("a", "a"),), {}, ValueError, "name an axis twice"),
         (("a",), {"backend": "gloo"}, ValueError, "backend 'gloo' is unknown"),
+        (("a", ()), {}, ValueError, r"joins no axes, got init\(mesh, 'a', \(\)\)"),
+        (("a",), {"lanes": ()}, ValueError, "lanes is empty"),
         (("a",), {"lanes": ""}, ValueError, "lane must be a non-empty string"),
         (("a",), {"lanes": 2}, TypeError, "lanes must be names, got 2. Pass one for"),
         # What is false is not the same as None.
