@@ -5,14 +5,15 @@ checksums when it has the results. This module keeps them until they are saved.
 
 A file has one JSON document a line, one for each :func:`save_checksums`::
 
-    {"version": 1, "step": 3, "process": 0, "processes": 1, "dropped": 0,
-     "unrecorded": [],
+    {"version": 1, "step": 3, "process": 0, "processes": 1, "start": "9f86d081884c7d65",
+     "dropped": 0, "unrecorded": [],
      "sites": [{"program": "jit_step", "name": "psum", "axes": ["data"], "number": 0,
        "scope": "transpose(jvp())", "collective": "all_reduce", "replicated": true,
        "mesh": {"data": 2}, "operands": ["float32[4]"], "results": ["float32[4]"]}],
      "entries": [[0, [1], ["5bd1e9955bd1e995"], ["8a2c1f0b77e01d43"]]]}
 
-An entry is what one device did once: the site, its coordinates in the mesh, and the
+A process has another ``start`` each time it is started. An entry is what one device did
+once: the site, its coordinates in the mesh, and the
 checksums of its operands and results. A device's entries are in the order in which it
 had the results.
 """
@@ -21,6 +22,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import secrets
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -32,6 +34,7 @@ from jaxcomm import config
 VERSION = 1
 # Entries that are kept between two saves: some hundred MB.
 MOST_ENTRIES = 1 << 20
+_START = secrets.token_hex(8)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,7 +152,8 @@ def save_checksums(folder: str | os.PathLike[str], step: int) -> pathlib.Path:
 
     Args:
       folder: of the run, made if it is missing. Process ``i`` writes
-        ``checksums-<i>.jsonl``. Step 0 replaces an older file.
+        ``checksums-<i>.jsonl``. Step 0 replaces an older file. A program that is
+        started again goes on in it, from whatever step it resumes.
       step: its number, from 0.
 
     Returns:
@@ -181,6 +185,7 @@ def save_checksums(folder: str | os.PathLike[str], step: int) -> pathlib.Path:
         "step": step,
         "process": jax.process_index(),
         "processes": jax.process_count(),
+        "start": _START,
         "dropped": dropped,
         "unrecorded": sorted(_unrecorded),
         "sites": [_as_json(site) for site in index],

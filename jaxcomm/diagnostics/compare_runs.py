@@ -220,17 +220,29 @@ def load(folder: str | os.PathLike[str]) -> Run:
         raise ValueError(f"{os.fspath(folder)}: no checksums of a run are there")
     documents: dict[int, dict[int, dict]] = {}
     for path in paths:
-        for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
-            document = _parsed(line, f"{path}, line {number}")
-            of_step = documents.setdefault(document["step"], {})
-            if document["process"] in of_step:
-                raise ValueError(f"{path}, line {number}: its step was saved before")
-            of_step[document["process"]] = document
+        for step, document in _steps_of(path).items():
+            documents.setdefault(step, {})[document["process"]] = document
     steps = {
         step: _of_step(folder, step, documents[step]) for step in sorted(documents)
     }
     every = (each for of_step in documents.values() for each in of_step.values())
     return Run(steps, frozenset().union(*(each["unrecorded"] for each in every)))
+
+
+def _steps_of(path):
+    """Return the documents of a file by step, each step as it was taken last."""
+    found, start = {}, None
+    for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
+        document = _parsed(line, f"{path}, line {number}")
+        step = document["step"]
+        if document["start"] != start:
+            # Resumed from here: the steps that follow are taken again.
+            found = {before: each for before, each in found.items() if before < step}
+            start = document["start"]
+        if step in found:
+            raise ValueError(f"{path}, line {number}: its step was saved before")
+        found[step] = document
+    return found
 
 
 def _parsed(line, where):
@@ -246,7 +258,7 @@ def _parsed(line, where):
             Entry(sites[i], tuple(at), tuple(operands), tuple(results))
             for i, at, operands, results in document["entries"]
         ]
-        for name in ("step", "process", "processes", "dropped", "unrecorded"):
+        for name in ("step", "process", "processes", "start", "dropped", "unrecorded"):
             document[name]
     except (ValueError, KeyError, TypeError, IndexError) as error:
         raise ValueError(f"{where}: not checksums of jaxcomm: {error!r}") from None

@@ -100,8 +100,8 @@ def site_of(name="psum", ranks=2, **changes):
 def write(folder, entries, sites=None, step=0, **changes):
     """Write a record by hand; an entry is (site, rank or [coordinates], two sums)."""
     folder.mkdir(exist_ok=True)
-    document = {"version": 1, "step": step, "process": 0, "processes": 1, "dropped": 0}
-    document |= {"unrecorded": [], "sites": sites or [site_of()]}
+    document = {"version": 1, "step": step, "process": 0, "processes": 1, "start": "1"}
+    document |= {"dropped": 0, "unrecorded": [], "sites": sites or [site_of()]}
     document["entries"] = [
         [site, at if isinstance(at, list) else [at], [operand], [result]]
         for site, at, operand, result in entries
@@ -143,6 +143,20 @@ def test_a_run_that_is_not_there_or_was_cut_is_refused(tmp_path):
     write(whole, BOTH)
     with pytest.raises(ValueError, match="line 2: its step was saved before"):
         load(whole)
+    # A program that was started again, from the second of three steps.
+    again = tmp_path / "again"
+    for step, start, sums in (
+        (0, "1", "x"),
+        (1, "1", "y"),
+        (2, "1", "z"),
+        (1, "2", "w"),
+    ):
+        write(again, [(0, at, sums, "c") for at in (0, 1)], step=step, start=start)
+    found = load(again).steps
+    assert {step: {e.operands for e in found[step]} for step in found} == {
+        0: {("x",)},
+        1: {("w",)},
+    }
     mixed = write(tmp_path / "mixed", BOTH)
     of_two = json.loads((mixed / "checksums-0.jsonl").read_text())
     of_two |= {"process": 1, "processes": 2}
