@@ -208,10 +208,8 @@ def test_outside_of_jit_it_is_one_program_compiled_once(compiled):
     compiled.clear()
 
     def attend(**options):
-        options = {"is_causal": True, "strategy": "ring"} | options
-        return jaxcomm.dot_product_attention(
-            x, x, x, mesh=mesh, axis_name="context", **options
-        )
+        given = {"axis_name": "context", "is_causal": True, "strategy": "ring"}
+        return jaxcomm.dot_product_attention(x, x, x, mesh=mesh, **given | options)
 
     found = [attend(), attend()]
     assert 1 <= len(compiled) <= 3
@@ -236,6 +234,8 @@ def test_outside_of_jit_it_is_one_program_compiled_once(compiled):
     assert {each.backend for each in jaxcomm.communicators()} == {"xla"}
     with pytest.raises(TypeError, match="local_window_size"):
         attend(local_window_size=np.array([3, 0]))
+    with pytest.raises(ValueError, match=r"axis 'nowhere' is not in the mesh \{'con"):
+        attend(axis_name="nowhere")
 
 
 def test_a_mask_and_a_bias_of_fewer_dimensions_broadcast_as_in_jax_nn():

@@ -59,6 +59,10 @@ class Told(Plain):
         is_refused = hop.platform == self.refused
         return f"{self.refused} is not its own" if is_refused else None
 
+    def backward(self, hop, *others):
+        assert hop.is_backward
+        return super().backward(hop, *others)
+
 
 def test_it_is_asked_with_shapes_before_and_for_each_platform(lowered):
     Told.asked.clear()
