@@ -255,6 +255,12 @@ def test_a_mask_and_a_bias_of_fewer_dimensions_broadcast_as_in_jax_nn():
         )  # fmt: skip
     # Scores of a thousand have fewer digits.
     np.testing.assert_allclose(found, expected, atol=1e-3)
+    with pytest.raises(
+        ValueError, match=r"bias has shape \(1, 1, 1, 4\), and does not"
+    ):
+        jaxcomm.dot_product_attention(
+            x, x, x, mesh=split.ring_over(2), axis_name="context", bias=jnp.ones(4)
+        )
 
 
 def test_a_mask_hides_keys_where_the_dtype_of_the_bias_has_no_infinity():
