@@ -22,6 +22,7 @@ IN_PROCESSES = {
         "tests/processes/test_rendezvous.py",
         "tests/processes/test_communicators.py",
     ],
+    "jaxcomm/primitives/batching.py": ["tests/collectives/test_reproducible.py"],
 }
 _COPIED = ("jaxcomm", "tests", "benchmarks", "examples", "docs", "README.md")
 
