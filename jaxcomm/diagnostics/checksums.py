@@ -13,9 +13,8 @@ A file has one JSON document a line, one for each :func:`save_checksums`::
      "entries": [[0, [1], ["5bd1e9955bd1e995"], ["8a2c1f0b77e01d43"]]]}
 
 A process has another ``start`` each time it is started. An entry is what one device did
-once: the site, its coordinates in the mesh, and the
-checksums of its operands and results. A device's entries are in the order in which it
-had the results.
+once: the site, its coordinates in the mesh, and the checksums of its operands and
+results. A device's entries are in the order in which it had the results.
 """
 
 import dataclasses
