@@ -49,7 +49,9 @@ def _attend(call: AttentionCall, inputs: Inputs, sinks, is_right):
 
 @promotes_ranks
 def _forward(call: AttentionCall, inputs: Inputs, sinks, is_right):
-    inputs = inputs._replace(key=poison_unless(is_right, inputs.key))
+    inputs = inputs._replace(is_right=is_right)
+    if not call.strategy.judges:
+        inputs = inputs.poisoned()
     # JAX traces both rules when it differentiates: the caller's scope may be gone.
     with SCOPE(call.scope):
         (out, lse), kept = call.strategy.forward(call, inputs)

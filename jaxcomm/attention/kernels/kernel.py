@@ -42,10 +42,8 @@ class Hop:
       block: int32 scalar, which of the blocks it is. If None, the only one.
       runs: for kernels that set ``by_runs``: all queries, in their order, and the keys
         that they see. Empty if they are no runs, or no such kernel may compute it.
-      follows_one: whether what it is merged with, or added to, is of one hop. Of a
-        kernel that rounds to the query's dtype, it has that precision.
-      is_last: whether nothing is merged with its results, or added to its gradient of
-        queries: they may be rounded to the query's dtype.
+      packed: for such kernels: where the documents of each run begin, as FlashAttention
+        takes them; or None, if nobody has looked.
       kernels: the :class:`Kernel` objects that may compute it. The first that can does.
       refused: names of other kernels, and why they cannot.
       platform: ``"cpu"``, ``"cuda"``, ``"rocm"``, ``"tpu"`` or ``"other"``. None where
@@ -73,8 +71,7 @@ class Hop:
     blocks: tuple[Block, ...] = ()
     block: Any = None
     runs: tuple[Run, ...] = ()
-    follows_one: bool = False
-    is_last: bool = False
+    packed: Any = None
     kernels: tuple[Any, ...] = ()
     refused: tuple[tuple[str, str], ...] = ()
     platform: str | None = None
@@ -110,7 +107,7 @@ class Hop:
 
 
 _ARRAYS = ("query", "key", "value", "queries", "keys", "bias", "slopes", "seeds")
-_ARRAYS += ("block",)
+_ARRAYS += ("block", "packed")
 jax.tree_util.register_dataclass(
     Hop,
     _ARRAYS,

@@ -19,7 +19,7 @@ from jax.interpreters import ad, batching
 
 from jaxcomm import compat
 from jaxcomm.attention.kernels.kernel import Grads, Hop, Kernel, Saved
-from jaxcomm.attention.kernels.selection import SCOPE, select
+from jaxcomm.attention.kernels.selection import SCOPE, select, unpacked
 from jaxcomm.attention.kernels.xla.kernel import DIFFERENTIABLE
 from jaxcomm.attention.mask import Coordinates, promotes_ranks
 from jaxcomm.compat import gpus
@@ -177,6 +177,9 @@ def _define(name, function, avals, is_backward: bool):
             if dim != _UNMAPPED
         )
         args, dims = (jax.tree.unflatten(tree, x) for x in (leaves, dims))
+        if args[0].packed is not None:
+            # Where documents begin in a larger batch nobody has looked.
+            args, dims = ((unpacked(hop), *others) for hop, *others in (args, dims))
         outs = avals(*jax.tree.map(_one_of, args, dims)).values()
         leaves, tree = jax.tree.flatten(_fold(args, dims, count, is_backward))
         found = primitive.bind(*leaves, tree=tree)

@@ -100,6 +100,23 @@ def narrowed(hop: Hop, blocks: tuple[Block, ...] | str) -> Hop:
     return hop.replace(kernels=kernels, refused=refused)
 
 
+def is_flash(hop: Hop) -> bool:
+    """Say whether FlashAttention computes a hop on the GPUs at hand.
+
+    A program may be lowered for others, where another kernel does.
+    """
+    if hop.kernels[0] != FLASH or not gpus.are_of_mesh():
+        return False
+    return FLASH.why_not(hop.replace(platform="cuda")) is None
+
+
+def unpacked(hop: Hop) -> Hop:
+    """Return a hop for the kernels that take all documents, in any order."""
+    kernels = tuple(kernel for kernel in hop.kernels if not kernel.by_runs)
+    others = tuple(kernel for kernel in KERNELS if not kernel.by_runs)
+    return hop.replace(runs=(), packed=None, kernels=kernels or others)
+
+
 def select(hop: Hop) -> Kernel:
     """Return the kernel of a hop that is being lowered for ``hop.platform``.
 

@@ -2,15 +2,17 @@
 
 import abc
 import dataclasses
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxcomm.attention.kernels.flash.sequences import Among
 from jaxcomm.attention.kernels.kernel import Grads, Hop
 from jaxcomm.attention.kernels.primitive import hop_backward, hop_forward
-from jaxcomm.attention.kernels.selection import narrowed
+from jaxcomm.attention.kernels.selection import narrowed, unpacked
 from jaxcomm.attention.mask import PADDING, Coordinates, Run
 from jaxcomm.attention.strategies.hops import blocks_of, consecutive
 from jaxcomm.attention.strategies.strategy import (
@@ -21,7 +23,9 @@ from jaxcomm.attention.strategies.strategy import (
     Strategy,
     coordinates_of,
 )
+from jaxcomm.attention.strategies.ways import Found, Ways, ways_of
 from jaxcomm.collectives.all_gather import all_gather
+from jaxcomm.collectives.all_reduce import pmax
 from jaxcomm.collectives.reduce_scatter import psum_scatter
 from jaxcomm.compat import gpus
 
@@ -31,6 +35,8 @@ class Gathered(Strategy):
 
     The backward pass collects anew: what is kept is no larger than the inputs.
     """
+
+    judges = True
 
     @abc.abstractmethod
     def runs(self, call: AttentionCall, inputs: Inputs) -> tuple[Run, ...]:
@@ -61,15 +67,56 @@ class Gathered(Strategy):
         """Return the gradient of the whole bias from that of its columns."""
 
     def forward(self, call, inputs):
-        return hop_forward(self._hop(call, inputs)), inputs
+        ways = self._ways(call, inputs)
+        if ways is None:
+            inputs = inputs.poisoned()
+            return hop_forward(self._hop(call, inputs)), (inputs, None)
+        hop = self._hop(call, inputs)
+        look = functools.partial(_look, ways, hop)
+        found = ways.look(look)
+
+        def attend(hop):
+            out, lse = hop_forward(hop)
+            return out.astype(hop.query.dtype), lse
+
+        out, lse = ways.take(
+            found,
+            [lambda packed: attend(hop.replace(packed=packed))],
+            lambda: attend(unpacked(hop)),
+            look,
+        )
+        return (out.astype(lse.dtype), lse), (inputs, found)
 
     def backward(self, call, kept, saved):
-        found = hop_backward(self._hop(call, kept), saved)
-        key, value = self.scatter(call, kept, (found.key, found.value))
+        inputs, known = kept
+        hop, ways = self._hop(call, inputs), self._ways(call, inputs)
+        if ways is None:
+            found = hop_backward(hop, saved)
+        else:
+            if not hop.has_residual:
+                # What a way is given is computed, whichever is taken.
+                saved = saved._replace(delta=None)
+
+            def differentiate(hop):
+                grads = hop_backward(hop, saved.with_delta(hop))[:3]
+                return Grads(*(x.astype(hop.query.dtype) for x in grads))
+
+            found = ways.take(
+                known,
+                [lambda packed: differentiate(hop.replace(packed=packed))],
+                lambda: differentiate(unpacked(hop)),
+                functools.partial(_look, ways, hop),
+            )
+            found = Grads(*(x.astype(hop.sum_dtype) for x in found[:3]))
+        key, value = self.scatter(call, inputs, (found.key, found.value))
         bias = found.bias
         if bias is not None:
-            bias = self.add_columns(call, kept, bias)
+            bias = self.add_columns(call, inputs, bias)
         return Grads(found.query, key, value, bias, found.slopes)
+
+    def _ways(self, call, inputs) -> Ways | None:
+        hop = jax.eval_shape(functools.partial(self._hop, call), inputs)
+        return ways_of(call, inputs, 1, hop)
 
     def _hop(self, call, inputs) -> Hop:
         own = Keys(inputs.key, inputs.value, inputs.key_ids)
@@ -99,6 +146,16 @@ class Gathered(Strategy):
         if call.mask.is_everything:
             blocks = blocks_of(*layouts, call.mask, keys.key.shape[1])
         return narrowed(hop, blocks if isinstance(blocks, str) else (blocks.same,))
+
+
+def _look(ways: Ways, hop: Hop, most: int) -> Found:
+    """Look at the tokens of runs that are among their keys."""
+    runs = [Among(hop, run) for run in hop.runs]
+    are_right = functools.reduce(jnp.logical_and, [x.are_right(most) for x in runs])
+    is_held = ways.inputs.is_right
+    way = ways.found(0, are_right, None if is_held is None else ~is_held)
+    way = pmax(way, ways.call.axis_name)
+    return Found(way, tuple(x.starts(most) for x in runs))
 
 
 def may_have_runs(call: AttentionCall, inputs: Inputs) -> bool:

@@ -1,14 +1,16 @@
 """Halo: each rank receives the border of its neighbours that a window reaches."""
 
+import copy
 import dataclasses
 import itertools
 
 import jax
 import jax.numpy as jnp
 
+from jaxcomm.attention.kernels.flash.sequences import border_of, of_border, of_own
 from jaxcomm.attention.kernels.kernel import Grads, Hop, Saved, merge
 from jaxcomm.attention.kernels.primitive import hop_backward, hop_forward
-from jaxcomm.attention.kernels.selection import narrowed
+from jaxcomm.attention.kernels.selection import narrowed, unpacked
 from jaxcomm.attention.mask import PADDING, Block, Coordinates, Run
 from jaxcomm.attention.strategies.all_gather import Gathered, may_have_runs
 from jaxcomm.attention.strategies.hops import Piece, consecutive, own_hop, pieces
@@ -18,6 +20,11 @@ from jaxcomm.attention.strategies.strategy import (
     Inputs,
     Keys,
     coordinates_of,
+)
+from jaxcomm.attention.strategies.ways import (
+    Found,
+    Pieced,
+    ways_of,
 )
 from jaxcomm.collectives.permute import ring_shift
 from jaxcomm.collectives.split_phase import ring_shift_start
@@ -106,40 +113,25 @@ class Halo(Gathered):
         if not self._border(call, inputs):
             return super().forward(call, inputs)
         halo = _Border(call, inputs, self._border(call, inputs))
-        arriving = halo.start()
-        own = halo.own(arriving)
-        out, lse = hop_forward(own)
-        rows, row_lse = hop_forward(halo.behind(arriving.done(after=lse)))
-        row_lse = jnp.where(halo.is_first, -jnp.inf, row_lse)
-        own_rows, own_lse = halo.of_rows((out, lse))
-        rows, row_lse = merge(own_rows, own_lse, rows, row_lse)
-        # Rounded before: what was computed is written once, and the rows over it.
-        out = halo.with_rows(out.astype(inputs.query.dtype), rows)
-        return (out.astype(lse.dtype), halo.with_rows(lse, row_lse)), inputs
+        if halo.ways is None:
+            inputs = inputs.poisoned()
+            halo = _Border(call, inputs, halo.keys)
+        else:
+            halo.found = halo.ways.look(halo.look)
+        out, lse = halo.in_a_way(_Border.attend)
+        return (out.astype(lse.dtype), lse), (inputs, halo.found)
 
     def backward(self, call, kept, saved):
-        if not self._border(call, kept):
+        inputs, found = kept
+        if not self._border(call, inputs):
             return super().backward(call, kept, saved)
-        halo = _Border(call, kept, self._border(call, kept))
-        arriving = halo.start()
-        own = halo.own(arriving)
-        found = hop_backward(own, saved)
-        of_rows = Saved(*halo.of_rows(saved))
-        # Of the first rank, which has no rank before it, all weights become 0.
-        lse = jnp.where(halo.is_first, -jnp.inf, of_rows.lse)
-        border = hop_backward(
-            halo.behind(arriving.done(after=found.query[:1, :1, :1, :1])),
-            of_rows._replace(lse=lse),
-        )
-        back = ring_shift((border.key, border.value), call.axis_name, shift=-1)
-        dtype, tail = kept.query.dtype, slice(-halo.keys, None)
-        (rows,) = halo.of_rows([found.query])
-        query = halo.with_rows(found.query.astype(dtype), rows + border.query)
-        keys = [
-            _over(x.astype(dtype), tail, x[:, tail] + added)
-            for x, added in zip((found.key, found.value), back, strict=True)
-        ]
-        return Grads(*(x.astype(found.query.dtype) for x in (query, *keys)))
+        halo = _Border(call, inputs, self._border(call, inputs))
+        halo.found = found
+        if halo.ways is not None and not call.hop.has_residual:
+            # What a way is given is computed, whichever is taken.
+            saved = saved._replace(delta=None)
+        grads = halo.in_a_way(lambda halo: halo.differentiate(saved))
+        return Grads(*(x.astype(saved.lse.dtype) for x in grads[:3]))
 
     def gather(self, call, inputs, keys):
         arrived = []
@@ -221,12 +213,119 @@ class _Border:
       keys: how many keys the border has.
       rows: how many queries see some of it, the first ones.
       is_first: traced, whether this is the first rank.
+      ways: how both hops may be computed, or None.
+      found: which way serves, and where the sequences of each hop begin; or None.
     """
 
     def __init__(self, call: AttentionCall, inputs: Inputs, keys: int):
         self.call, self.inputs, self.keys = call, inputs, keys
         self.rows = min(call.mask.left or 0, inputs.query.shape[1])
         self.is_first = call.rank() == 0
+        self.found: Found | None = None
+        self._way = None
+        own, tail = own_hop(call, inputs), (inputs.key, inputs.value, inputs.key_ids)
+        behind = self.behind(Keys(*jax.tree.map(lambda x: x[:, -keys:], tail)))
+        self.ways = ways_of(call, inputs, 1, own, behind)
+
+    def look(self, most: int) -> Found:
+        """Look at the documents of each rank and of the one before it."""
+        batch, tokens = self.inputs.query.shape[:2]
+        pieced = Pieced.of(self.call, self.inputs, most)
+        ranks, rank = jnp.arange(self.call.size, dtype=jnp.int32), self.call.rank()
+
+        def border(queries, keys, rank):
+            seen, is_right = border_of(queries, keys, batch, tokens, self.keys)
+            return jnp.where(rank == 0, 0, seen), is_right | (rank == 0)
+
+        every = pieced.every, pieced.at((ranks - 1) % self.call.size)
+        seen, are_right = jax.vmap(border)(*every, ranks)
+        serves = pieced.are_right & are_right.all()
+        run = Run((0, self.rows), (0, self.keys), "behind")
+        own = of_own(pieced.at(rank), batch * tokens)
+        return Found(
+            self.ways.found(0, serves, pieced.are_wrong),  # pyright: ignore
+            (own, of_border(batch, run, seen[rank])),
+        )
+
+    def in_a_way(self, compute):
+        """Return what ``compute`` does, in the way that was found."""
+        if self.ways is None or not self.ways.is_whole:
+            return compute(self)
+
+        def with_way(way):
+            halo = copy.copy(self)
+            halo._way = way
+            return compute(halo)
+
+        def packed(starts):
+            return with_way(lambda hop, which: hop.replace(packed=(starts[which],)))
+
+        def rest():
+            return with_way(lambda hop, which: unpacked(hop))
+
+        return self.ways.take(self.found, [packed], rest, self.look)
+
+    def _compute(self, compute, hop: Hop, which: int):
+        """Compute a hop in the way of the pass, or in the one that was found."""
+        if self.ways is None:
+            return compute(hop)
+        if self._way is not None:
+            return compute(self._way(hop, which))
+        return self.ways.take(
+            self.found,
+            [lambda starts: compute(hop.replace(packed=(starts[which],)))],
+            lambda: compute(unpacked(hop)),
+        )
+
+    def attend(self):
+        """Return (out, lse), out in the dtype of the query."""
+        dtype = self.inputs.query.dtype
+
+        def own(hop):
+            out, lse = hop_forward(hop)
+            # What a way returns is in memory: no more digits than are needed.
+            return (out if self.ways is None else out.astype(dtype)), lse
+
+        arriving = self.start()
+        out, lse = self._compute(own, self.own(arriving), 0)
+        behind = self.behind(arriving.done(after=lse))
+        rows, row_lse = self._compute(hop_forward, behind, 1)
+        row_lse = jnp.where(self.is_first, -jnp.inf, row_lse)
+        own_rows, own_lse = self.of_rows((out, lse))
+        rows, row_lse = merge(own_rows.astype(lse.dtype), own_lse, rows, row_lse)
+        # Rounded before: what was computed is written once, and the rows over it.
+        return self.with_rows(out.astype(dtype), rows), self.with_rows(lse, row_lse)
+
+    def differentiate(self, saved: Saved) -> Grads:
+        """Return the gradients of query, key and value in their dtype."""
+        dtype = self.inputs.query.dtype
+
+        def own(hop):
+            grads = hop_backward(hop, self._saved(hop, saved))[:3]
+            return [x if self.ways is None else x.astype(dtype) for x in grads]
+
+        def behind(hop):
+            # Of the first rank, which has no rank before it, all weights become 0.
+            lse = jnp.where(self.is_first, -jnp.inf, of_rows.lse)
+            return hop_backward(hop, self._saved(hop, of_rows._replace(lse=lse)))[:3]
+
+        arriving = self.start()
+        query, *keys = self._compute(own, self.own(arriving), 0)
+        of_rows = jax.tree.map(lambda x: x[:, : self.rows], saved)
+        arrived = arriving.done(after=query[:1, :1, :1, :1])
+        border, *of_keys = self._compute(behind, self.behind(arrived), 1)
+        back = ring_shift(of_keys, self.call.axis_name, shift=-1)
+        tail, sums = slice(-self.keys, None), border.dtype
+        (rows,) = self.of_rows([query])
+        query = self.with_rows(query.astype(dtype), rows.astype(sums) + border)
+        keys = [
+            _over(x.astype(dtype), tail, x[:, tail].astype(sums) + added)
+            for x, added in zip(keys, back, strict=True)
+        ]
+        return Grads(query, *keys)
+
+    def _saved(self, hop: Hop, saved: Saved) -> Saved:
+        return saved if self.ways is None else saved.with_delta(hop)
 
     def of_rows(self, tree):
         """Return the part of arrays that is of those rows."""

@@ -12,6 +12,7 @@ from jaxcomm import compat
 from jaxcomm.attention.kernels.kernel import Grads, Hop, Saved
 from jaxcomm.attention.layout import Layout
 from jaxcomm.attention.mask import Coordinates, Mask
+from jaxcomm.attention.permutation import poison_unless
 from jaxcomm.primitives.call import Scope
 
 KEPT = "jaxcomm_attention"
@@ -86,6 +87,8 @@ class Inputs(NamedTuple):
       bias: (B, N, T, size * S), with its last dimension in rank order, or None.
       slopes, seeds: as in ``Hop``.
       query_layout, key_layout: who holds which positions.
+      is_right: bool scalar, whether this rank holds the tokens that the layouts say; or
+        None if it does.
     """
 
     query: Any
@@ -98,6 +101,12 @@ class Inputs(NamedTuple):
     seeds: Any
     query_layout: Layout
     key_layout: Layout
+    is_right: Any = None
+
+    def poisoned(self) -> "Inputs":
+        """Return inputs of which wrong tokens make results NaN, where they are seen."""
+        key = poison_unless(self.is_right, self.key)
+        return self._replace(key=key, is_right=None)
 
 
 class Keys(NamedTuple):
@@ -166,9 +175,15 @@ class Strategy(abc.ABC):
     A subclass is a frozen dataclass of Python values. It computes with ``hop_forward``
     and ``hop_backward``, which sum in float32; it sends gradients in float32 where they
     are still to be summed. Sinks, casts and ``jax.custom_vjp`` are not its business.
+
+    Attributes:
+      name: an identifier.
+      judges: whether it makes results of wrong tokens NaN, by ``Inputs.is_right``. Else
+        it is given inputs that are poisoned.
     """
 
     name: ClassVar[str]
+    judges: ClassVar[bool] = False
 
     def why_not(self, problem: Problem) -> str | None:
         """Say why it cannot compute this, as words after "but"; None if it can."""

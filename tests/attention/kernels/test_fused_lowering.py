@@ -11,7 +11,7 @@ import pytest
 from jaxcomm.attention.kernels import blocks, cudnn
 from jaxcomm.attention.mask import Block
 from jaxcomm.attention.schedules import Zigzag
-from jaxcomm.attention.strategies import ring
+from jaxcomm.attention.strategies import loop
 from jaxcomm.compat import gpus
 
 CUDNN = {"implementation": "cudnn"}
@@ -85,7 +85,7 @@ def test_small_rings_are_no_loop_on_a_mesh_of_gpus(lower, options, monkeypatch):
     assert has_loop("cpu", grads=True)
     # Whatever devices this process has, and whoever has asked for them.
     assert not has_loop("gpu", grads=True)
-    monkeypatch.setattr(ring, "_UNROLLED_RANKS", 3)
+    monkeypatch.setattr(loop, "_UNROLLED_RANKS", 3)
     jax.clear_caches()
     assert has_loop("gpu")
     jax.clear_caches()

@@ -5,7 +5,6 @@ anything. So what is shown is all that surrounds the kernel, against float64.
 """
 
 import dense
-import flash_double
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,43 +14,16 @@ from dense import Options
 
 import jaxcomm
 from jaxcomm.attention.kernels.flash import kernel as flash
-from jaxcomm.attention.kernels.flash import library
 from jaxcomm.attention.kernels.kernel import Hop
-from jaxcomm.attention.kernels.pallas.kernel import Pallas
 from jaxcomm.attention.kernels.selection import select
 from jaxcomm.attention.kernels.xla.kernel import XLA
 from jaxcomm.attention.mask import Block, Coordinates, Mask, Run
-from jaxcomm.compat import gpus
+
+pytestmark = pytest.mark.usefixtures("called")
 
 # Of bfloat16, relative to the largest number.
 LIMIT = 0.03
 HEADS = (4, 2, 8)
-
-
-@pytest.fixture(autouse=True)
-def called(monkeypatch):
-    """Have CPU programs call the stand-in; and count the calls of each target."""
-    flash_double.register()
-    # What is patched here is not part of what a program is traced from.
-    jax.clear_caches()
-    targets = []
-
-    def counted(function):
-        def call(*args, **options):
-            targets.append(function.__name__)
-            return function(*args, **options)
-
-        return call
-
-    for name in ("forward", "backward"):
-        monkeypatch.setattr(library, name, counted(getattr(library, name)))
-    monkeypatch.setattr(gpus, "why_not_compiled", lambda hop: None)
-    monkeypatch.setattr(gpus, "local", lambda: ["a GPU"])
-    monkeypatch.setattr(Pallas, "why_not", lambda self, hop: "there is no GPU")
-    monkeypatch.setattr(flash, "why_not_on", lambda found: None)
-    monkeypatch.setattr(gpus, "are_of_mesh", lambda: True)
-    yield targets
-    jax.clear_caches()
 
 
 def _arrays(batch, tokens, seed=0):

@@ -19,7 +19,7 @@ from dense import Options
 from jaxcomm.attention.kernels import cudnn
 from jaxcomm.attention.kernels.kernel import Hop, Saved
 from jaxcomm.attention.mask import Coordinates, Mask
-from jaxcomm.attention.strategies import ring
+from jaxcomm.attention.strategies import loop
 from jaxcomm.compat import gpus
 
 CAUSAL = Options(is_causal=True)
@@ -114,9 +114,9 @@ def test_causal_equals_dense_with_gradients_of_output_and_residual(
     calls, float64, monkeypatch, tokens, size, schedule, how
 ):
     if how == "loop":
-        monkeypatch.setattr(ring, "_UNROLLED_RANKS", 1)
+        monkeypatch.setattr(loop, "_UNROLLED_RANKS", 1)
     elif how == "blocking":
-        monkeypatch.setattr(ring, "ring_shift_start", split.Blocking)
+        monkeypatch.setattr(loop, "ring_shift_start", split.Blocking)
     # Two query heads to a key head.
     *arrays, grads = float64((1, tokens * size, 4, 8), (1, tokens * size, 2, 8))
     split.compare(*arrays, CAUSAL, grads, 1e-13, size=size, schedule=schedule)

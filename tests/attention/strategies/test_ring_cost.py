@@ -10,7 +10,7 @@ import pytest
 from split import SPLIT, Blocking, inputs, on_ranks, ring_over, sharded
 
 import jaxcomm
-from jaxcomm.attention.strategies import ring as ring_module
+from jaxcomm.attention.strategies import loop
 
 SHAPE = (1, 256, 4, 64)  # of a rank's queries, keys and values
 
@@ -79,7 +79,7 @@ def temporary_bytes(as_users_compile):
         )
         with pytest.MonkeyPatch.context() as patch:
             if not overlaps:
-                patch.setattr(ring_module, "ring_shift_start", Blocking)
+                patch.setattr(loop, "ring_shift_start", Blocking)
             jax.clear_caches()  # JAX keeps traces.
             lowered = jax.jit(function).lower(array, array, array)
         jax.clear_caches()

@@ -10,9 +10,7 @@ import jax.numpy as jnp
 
 from jaxcomm.attention.kernels.blocks import COLUMNS, BlockKernel
 from jaxcomm.attention.kernels.flash import library, packed
-from jaxcomm.attention.kernels.kernel import Hop, Kernel
-from jaxcomm.attention.kernels.pallas.kernel import PALLAS
-from jaxcomm.attention.kernels.xla.kernel import XLA
+from jaxcomm.attention.kernels.kernel import Hop
 from jaxcomm.attention.mask import Block
 from jaxcomm.compat import gpus
 
@@ -41,24 +39,12 @@ class Flash(BlockKernel):
         return why_not_on(found)
 
     def forward(self, hop):
-        if _is_block(hop):
-            return super().forward(hop)
-        return packed.forward(hop, None, _otherwise(hop))
-
-    def forward_onto(self, hop, merged):
-        if _is_block(hop):
-            return super().forward_onto(hop, merged)
-        return packed.forward(hop, merged, _otherwise(hop))
+        return super().forward(hop) if _is_block(hop) else packed.forward(hop)
 
     def backward(self, hop, saved):
         if _is_block(hop):
             return super().backward(hop, saved)
-        return packed.backward(hop, saved, None, _otherwise(hop))
-
-    def backward_onto(self, hop, saved, total):
-        if _is_block(hop):
-            return super().backward_onto(hop, saved, total)
-        return packed.backward(hop, saved, total, _otherwise(hop))
+        return packed.backward(hop, saved)
 
     def attend(self, hop, block, query, key, value):
         seen, options = _options(hop, block)
@@ -107,11 +93,6 @@ def _is_block(hop: Hop) -> bool:
     """Whether a hop is a block; else its runs are computed."""
     has_rows = any(x.positions.ndim > 1 for x in (hop.queries, hop.keys))
     return bool(hop.blocks) and hop.queries.segment_ids is None and not has_rows
-
-
-def _otherwise(hop: Hop) -> Kernel:
-    """Return what computes documents that are no packed sequences."""
-    return PALLAS if PALLAS.why_not(hop) is None else XLA
 
 
 def _options(hop: Hop, block: Block) -> tuple[Block, dict]:
@@ -165,11 +146,14 @@ def _why_not(hop: Hop) -> str | None:
     reason = gpus.why_not_arrays(hop, query.shape[3] + has_columns * COLUMNS)
     if reason is not None:
         return reason
-    if hop.queries.segment_ids is not None and not hop.runs:
-        return (
-            "it takes documents where a rank's keys are its own, or all in their "
-            "natural order"
-        )
+    if hop.queries.segment_ids is not None:
+        if not hop.runs:
+            return (
+                "it takes documents where a rank's keys are its own, or all in their "
+                "natural order"
+            )
+        if hop.platform is not None and hop.packed is None:
+            return "nothing says where the documents begin"
     if hop.is_backward and _DETERMINISTIC in os.environ.get("XLA_FLAGS", ""):
         return f"its gradients are not deterministic, which {_DETERMINISTIC} asks for"
     if hop.scale <= 0:

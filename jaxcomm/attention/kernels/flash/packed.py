@@ -1,19 +1,13 @@
 """Runs of queries by one call of the packed kernel each, for all their documents."""
 
 import functools
-from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from jaxcomm.attention.kernels.blocks import with_delta
-from jaxcomm.attention.kernels.flash import apart, library
-from jaxcomm.attention.kernels.flash.sequences import (
-    MOST_DOCUMENTS,
-    Sequences,
-    sequences_of,
-)
-from jaxcomm.attention.kernels.kernel import Grads, Hop, Kernel, Saved, merge
+from jaxcomm.attention.kernels.flash import library, sequences
+from jaxcomm.attention.kernels.kernel import Grads, Hop, Saved
+from jaxcomm.attention.mask import Run
 
 
 def why_not(hop: Hop) -> str | None:
@@ -31,158 +25,95 @@ def why_not(hop: Hop) -> str | None:
     return None
 
 
-def forward(hop: Hop, merged: Any, otherwise: Kernel) -> tuple[Any, Any]:
-    """Attend in the runs of a hop.
-
-    Args:
-      merged: (out, lse) over other keys, to merge with; or None.
-      otherwise: what computes documents that are too many, or in another order.
-    """
-    if hop.runs[0].are == "apart":
-        return apart.forward(hop, merged, lambda part: _forward(part, None, otherwise))
-    return _forward(hop, merged, otherwise)
+def forward(hop: Hop):
+    """Attend in the runs of a hop: (out, lse)."""
+    found = [_attend(*of) for of in _runs(hop)]
+    out, lse = (jnp.concatenate(each, 1) for each in zip(*found, strict=True))
+    return out, lse
 
 
-def _forward(hop: Hop, merged: Any, otherwise: Kernel) -> tuple[Any, Any]:
-    runs = [sequences_of(hop, run) for run in hop.runs]
-    given, sums = hop.query.dtype, hop.sum_dtype
-    # What a branch takes and returns is in memory: no more digits than are needed.
-    returned = given if merged is None or hop.is_last else sums
-    if merged is not None and hop.follows_one:
-        merged = merged[0].astype(given), merged[1]
-
-    def compute(count: int):
-        found = [_attend(each, count) for each in runs]
-        out, lse = (jnp.concatenate(each, 1) for each in zip(*found, strict=True))
-        if merged is not None:
-            out, lse = merge(*wide(*merged), *wide(out, lse))
-        return out.astype(returned), lse
-
-    def rest():
-        if merged is None:
-            out, lse = otherwise.forward(hop)
-        else:
-            out, lse = otherwise.forward_onto(hop, wide(*merged))
-        return out.astype(returned), lse
-
-    def wide(out, lse):
-        return out.astype(sums), lse
-
-    return wide(*_choose(hop, runs, compute, rest))
+def backward(hop: Hop, saved: Saved) -> Grads:
+    """Return the gradients of the runs of a hop."""
+    of_keys = hop.query.dtype if len(hop.runs) == 1 else hop.sum_dtype
+    found = (_gradients(*of, saved) for of in _runs(hop))
+    queries, *keys = zip(*found, strict=True)
+    sums = (
+        functools.reduce(jnp.add, [x.astype(of_keys) for x in each]) for each in keys
+    )
+    return Grads(jnp.concatenate(queries, 1), *sums)
 
 
-def backward(hop: Hop, saved: Saved, total: Any, otherwise: Kernel) -> Grads:
-    """Return the gradients of the runs of a hop.
-
-    Args:
-      hop, otherwise: as in :func:`forward`.
-      saved: what is known over all keys.
-      total: gradient of the queries by other keys, to add to; or None.
-    """
-    if hop.runs[0].are == "apart":
-        return apart.backward(
-            hop, saved, total, lambda part, of: _backward(part, of, None, otherwise)
-        )
-    return _backward(hop, saved, total, otherwise)
+def _runs(hop: Hop):
+    """Return the hop with each of its runs, and where its sequences begin."""
+    starts = hop.packed or [sequences.of_run(hop, run) for run in hop.runs]
+    return [(hop, *of) for of in zip(hop.runs, starts, strict=True)]
 
 
-def _backward(hop: Hop, saved: Saved, total: Any, otherwise: Kernel) -> Grads:
-    runs = [sequences_of(hop, run) for run in hop.runs]
-    given = hop.query.dtype
-    # What is still to be summed is not rounded.
-    of_query = given if total is None or hop.is_last else hop.sum_dtype
-    if total is not None and hop.follows_one:
-        total = total.astype(given)
-    of_keys = given if len(hop.runs) == 1 else hop.sum_dtype
-
-    def compute(count: int):
-        found = (_gradients(each, saved, count) for each in runs)
-        queries, *keys = zip(*found, strict=True)
-        query = jnp.concatenate(queries, 1)
-        if total is not None:
-            query = wide(total) + wide(query)
-        return cast(
-            query,
-            *(
-                functools.reduce(jnp.add, [x.astype(of_keys) for x in each])
-                for each in keys
-            ),
-        )
-
-    def cast(query, key, value, *_):
-        return query.astype(of_query), key.astype(of_keys), value.astype(of_keys)
-
-    def wide(x):
-        return x.astype(hop.sum_dtype)
-
-    def rest():
-        anew = saved.with_delta(hop)
-        if total is None:
-            return cast(*otherwise.backward(hop, anew))
-        return cast(*otherwise.backward_onto(hop, anew, wide(total)))
-
-    found = _choose(hop, runs, compute, rest)
-    return Grads(*map(wide, found))
+def _options(hop: Hop, run: Run) -> dict:
+    left, right = hop.mask.left, hop.mask.right
+    window = -1 if left is None else left, -1 if right is None else right
+    if run.are == "apart":  # What is seen of another rank's keys is all of a sequence.
+        window = -1, -1
+    if run.are == "behind":
+        # The last query is as far from the last key as the queries are many.
+        window = (left or 0) - (run.queries[1] - run.queries[0]), -1
+    return {"scale": hop.scale, "is_causal": window[1] == 0, "window": window}
 
 
-def _choose(hop: Hop, runs: list[Sequences], compute, rest):
-    """Compute a hop in the way that its documents allow."""
-    ids = hop.queries.segment_ids
-    if ids is None:
-        return compute(hop.query.shape[0])
-    counts = sorted({min(count, ids.size) for count in MOST_DOCUMENTS})
-    most = functools.reduce(jnp.maximum, [each.documents() for each in runs])
-    are_right = functools.reduce(jnp.logical_and, [each.are_right() for each in runs])
-    which = sum((most > count).astype(jnp.int32) for count in counts)
-    which = jnp.where(are_right, which, len(counts))
-    ways = [*(functools.partial(compute, count) for count in counts), rest]
-    return jax.lax.switch(which, ways)
+def _starts(of: sequences.Starts, run: Run) -> library.Starts:
+    longest = run.queries[1] - run.queries[0], run.keys[1] - run.keys[0]
+    return library.Starts(*of, longest)
 
 
-def _options(of: Sequences) -> dict:
-    return {
-        "scale": of.hop.scale,
-        "is_causal": of.window[1] == 0,
-        "window": of.window,
-    }
-
-
-def _packed(x, part: slice):
+def _packed(x, part: tuple[int, int]):
     """(B, T, ...) to (B * tokens, ...), of a part of the tokens."""
-    return x[:, part].reshape(-1, *x.shape[2:])
+    return x[:, slice(*part)].reshape(-1, *x.shape[2:])
 
 
-def _attend(of: Sequences, count: int):
+def _seen(hop: Hop, run: Run, lse, otherwise: float):
+    """Return the log-sum-exp of (B, queries, N), of rows that see nothing another."""
+    ids = hop.queries.segment_ids
+    if run.are != "behind" or ids is None:
+        return lse
+    ids = ids[:, slice(*run.queries)]
+    is_seen = (ids == ids[:, :1]) & (ids >= 0)
+    return jnp.where(is_seen[..., None], lse, otherwise)
+
+
+def _attend(hop: Hop, run: Run, starts):
     """Return (out, lse) of a run: (B, queries, N, V) and (B, queries, N)."""
-    hop = of.hop
-    query = _packed(hop.query, of.rows)
-    key, value = (_packed(x, of.columns) for x in (hop.key, hop.value))
-    starts = of.starts(count)
-    out, lse = library.forward(query, key, value, starts, **_options(of))
-    shape = of.batch, of.queries
-    lse = of.seen_rows(lse.T.reshape(*shape, -1), -jnp.inf)
+    query = _packed(hop.query, run.queries)
+    key, value = (_packed(x, run.keys) for x in (hop.key, hop.value))
+    out, lse = library.forward(
+        query, key, value, _starts(starts, run), **_options(hop, run)
+    )
+    shape = hop.query.shape[0], run.queries[1] - run.queries[0]
+    lse = _seen(hop, run, lse.T.reshape(*shape, -1), -jnp.inf)
     return out.reshape(*shape, *out.shape[1:]), lse
 
 
-def _gradients(of: Sequences, saved: Saved, count: int):
+def _gradients(hop: Hop, run: Run, starts, saved: Saved):
     """Return those of a run's queries, and of all keys and values of its hop."""
-    hop, (grad_out, out, lse, delta) = of.hop, saved
+    grad_out, out, lse, delta = saved
     given = hop.query, hop.key, hop.value
     query, key, value = given
     if hop.has_residual:
         query, key, value, out, grad_out = with_delta(*given, out, grad_out, delta)
-    key, value = (_packed(x, of.columns) for x in (key, value))
-    query, out, grad_out = (_packed(x, of.rows) for x in (query, out, grad_out))
-    lse = of.seen_rows(lse[:, of.rows], jnp.inf)
-    lse, starts = _packed(lse, slice(None)).T, of.starts(count)
+    key, value = (_packed(x, run.keys) for x in (key, value))
+    query, out, grad_out = (_packed(x, run.queries) for x in (query, out, grad_out))
+    lse = _seen(hop, run, lse[:, slice(*run.queries)], jnp.inf)
+    lse = lse.reshape(-1, lse.shape[2]).T
     grads = library.backward(
-        query, key, value, lse, out, grad_out, starts, **_options(of)
-    )
-    lengths = of.queries, of.keys, of.keys
+        query, key, value, lse, out, grad_out, _starts(starts, run),
+        **_options(hop, run),
+    )  # fmt: skip
+    parts = run.queries, run.keys, run.keys
     query, *keys = (
-        x.reshape(of.batch, length, *x.shape[1:])[..., : whole.shape[3]]
-        for x, length, whole in zip(grads, lengths, given, strict=True)
+        x.reshape(whole.shape[0], part[1] - part[0], *x.shape[1:])[
+            ..., : whole.shape[3]
+        ]
+        for x, part, whole in zip(grads, parts, given, strict=True)
     )
     padding = [(0, 0)] * 4
-    padding[1] = of.run.keys[0], hop.key.shape[1] - of.run.keys[1]
+    padding[1] = run.keys[0], hop.key.shape[1] - run.keys[1]
     return (query, *(jnp.pad(x, padding) for x in keys))

@@ -1,0 +1,360 @@
+"""A ring of documents by a kernel that takes them packed.
+
+A rank's own keys are one call for all of its documents. Of another rank's keys a query
+sees all that are of its document and lie before its piece, or none. Few queries see
+any, and few keys are seen: those of the documents that are cut. They alone travel, and
+are computed.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxcomm.attention.kernels.flash import sequences
+from jaxcomm.attention.kernels.flash.pieces import Pieces, Seen, Window, bounds
+from jaxcomm.attention.kernels.kernel import Grads, Hop, Saved, merge
+from jaxcomm.attention.kernels.primitive import hop_backward, hop_forward
+from jaxcomm.attention.kernels.selection import unpacked
+from jaxcomm.attention.mask import Coordinates, Run
+from jaxcomm.attention.strategies.hops import members_at
+from jaxcomm.attention.strategies.loop import Loop, completion
+from jaxcomm.attention.strategies.strategy import Keys, keep
+from jaxcomm.attention.strategies.ways import Found, Pieced, Ways, ways_of
+from jaxcomm.collectives.permute import ring_shift
+
+# Ways: no rank sees another's keys; few tokens do, or are seen; any may.
+_OWN, _SOME, _ALL = range(3)
+# The part of the tokens that are few.
+_SHARE = 4
+
+
+class _Packed(NamedTuple):
+    """What is known of the tokens.
+
+    Attributes:
+      own: where the sequences of a rank's own keys begin.
+      seen: what its queries see of the other ranks' keys, by distance; or None.
+      at: the first of the few queries of this rank that may see any.
+      keys_at: int32 (ranks,), the first of the few keys of each that may be seen.
+    """
+
+    own: sequences.Starts
+    seen: Any = None
+    at: Any = None
+    keys_at: Any = None
+
+
+def packed_ring(ring: Loop) -> "PackedRing | None":
+    """Return a ring of documents, or None if no kernel takes them packed."""
+    ways = ways_of(ring.call, ring.inputs, 3 if ring.last else 1, *ring.hops)
+    return None if ways is None else PackedRing(ring, ways)
+
+
+class PackedRing:
+    """The passes of one call.
+
+    Attributes:
+      ring: the hops of the call.
+      ways: how they may be computed.
+    """
+
+    def __init__(self, ring: Loop, ways: Ways):
+        self.ring, self.ways, self.inputs = ring, ways, ring.inputs
+        self.shape = self.inputs.query.shape[:2]
+        self.key_tokens = self.inputs.key.shape[1]
+
+    def look(self) -> Found:
+        """Look at the tokens of all ranks."""
+        return self.ways.look(self._look)
+
+    def forward(self, found: Found, generic: Callable[[], Any]):
+        """Attend.
+
+        Args:
+          generic: does so by hops of any documents, and returns (out, lse).
+
+        Returns:
+          (out, lse), out in the dtype of the query; and what :meth:`backward` needs.
+        """
+        out, lse, few = self._take(
+            found, self._attend, lambda: (*generic(), self._no_keys())
+        )
+        return (out, lse), (found, keep(few))
+
+    def backward(self, kept, saved: Saved, generic: Callable[[Keys], Any]):
+        """Return gradients of query, key and value in their dtype.
+
+        Args:
+          generic: takes the last block, and returns them by hops of any documents.
+        """
+        found, few = kept
+        if not self.ring.own.has_residual:
+            # What a way is given is computed, whichever is taken.
+            saved = saved._replace(delta=None)
+        return self._take(
+            found,
+            functools.partial(self._differentiate, saved, few),
+            lambda: generic(self._last_block()),
+        )
+
+    def _take(self, found: Found, compute, rest):
+        if not self.ways.is_whole:
+            return compute(found, None, found.of_ways)
+        each = [functools.partial(compute, found, way) for way in self._every]
+        return self.ways.take(found, each, rest, self._look)
+
+    @property
+    def _every(self):
+        return (_OWN, _SOME, _ALL) if self.ring.last else (_OWN,)
+
+    def _look(self, most: int) -> Found:
+        call, inputs, batch_tokens = self.ring.call, self.inputs, self._tokens
+        if not self.ring.last:
+            rank = 0 if call.size == 1 else call.rank()
+            at = inputs.query_layout.positions_of(rank)
+            own, is_right = Pieces.of(Coordinates(at, inputs.query_ids), most)
+            way = self.ways.found(_OWN, is_right)
+            return Found(way, _Packed(sequences.of_own(own, batch_tokens)))
+        pieced = Pieced.of(call, inputs, most)
+        size, rank, tokens = call.size, call.rank(), self.shape[1]
+        own = pieced.at(rank)
+        # All pairs, so that all ranks know what each of them finds.
+        every = jnp.arange(size, dtype=jnp.int32)
+        others = (every[:, None] - 1 - every[:-1]) % size
+        of_pair = functools.partial(
+            Seen.of, mask=call.mask, shape=self.shape, key_tokens=self.key_tokens
+        )
+        of_rank = jax.vmap(of_pair, (None, 0))
+        seen, are_all = jax.vmap(of_rank)(pieced.every, pieced.at(others))
+
+        def few(first, end, row, tokens):
+            """Return where the parts of each pair begin and end, (ranks, others)."""
+            found = functools.partial(bounds, tokens=tokens)
+            return jax.vmap(jax.vmap(found))(first, end, row)
+
+        first, end = few(seen.first, seen.end, seen.row, tokens)
+        first, end = first.min(1), end.max(1)
+        key, key_end = few(seen.key, seen.key_end, seen.row, self.key_tokens)
+        source = others.reshape(-1)
+        key = jnp.full(size, self.key_tokens, jnp.int32).at[source].min(key.reshape(-1))
+        key_end = jnp.zeros(size, jnp.int32).at[source].max(key_end.reshape(-1))
+        are_few = (end - first <= self._few(tokens)).all()
+        are_few &= (key_end - key <= self._few(self.key_tokens)).all()
+        way = jnp.where((end == 0).all(), _OWN, jnp.where(are_few, _SOME, _ALL))
+        serves = pieced.are_right & are_all.all()
+        way = self.ways.found(way, serves, pieced.are_wrong)
+        found = _Packed(
+            sequences.of_own(own, batch_tokens),
+            jax.tree.map(lambda x: x[rank], seen),
+            jnp.clip(first[rank], 0, tokens - self._few(tokens)),
+            jnp.clip(key, 0, self.key_tokens - self._few(self.key_tokens)),
+        )
+        return Found(way, found)
+
+    @property
+    def _tokens(self) -> int:
+        return self.shape[0] * self.shape[1]
+
+    @staticmethod
+    def _few(tokens: int) -> int:
+        return -(-tokens // _SHARE)
+
+    def _queries(self, way: int | None, of: _Packed) -> Window:
+        """Return which queries may see the keys of others, in a way."""
+        batch, tokens = self.shape
+        if way == _SOME:
+            return Window(of.at, self._few(tokens), batch, tokens)
+        return Window(0, tokens, batch, tokens)
+
+    def _keys(self, way: int | None, of: _Packed, rank) -> Window:
+        """Return which keys of a rank may be seen by others, in a way."""
+        batch, tokens = self.shape[0], self.key_tokens
+        if way == _SOME:
+            return Window(of.keys_at[rank], self._few(tokens), batch, tokens)
+        return Window(0, tokens, batch, tokens)
+
+    def _sent(self, way: int | None, of: _Packed) -> Keys:
+        """Return the part of the own keys that others may see."""
+        window = self._keys(way, of, self.ring.call.rank())
+        return Keys(*map(window.of, self.ring.own_block))
+
+    def _no_keys(self) -> Keys:
+        """Return few keys that nobody needs."""
+        if not self.ring.last:
+            return Keys(None, None, None)
+        count = self._few(self.key_tokens)
+
+        def none(x):
+            return jnp.zeros_like(x, shape=(x.shape[0], count, *x.shape[2:]))
+
+        return Keys(*map(none, self.ring.own_block))
+
+    def _last_block(self) -> Keys:
+        """Return the last block that is here on the way forward."""
+        return ring_shift(
+            self.ring.own_block, self.ring.call.axis_name, shift=self.ring.distances[-1]
+        )
+
+    def _compute(self, found: Found, way: int | None, of: _Packed, ways, rest):
+        """Compute a hop: in the way of the pass, or in that which was found."""
+        if way is not None:
+            return ways[way](of)
+        return self.ways.take(found, ways[: len(self._every)], rest)
+
+    def _attend(self, found: Found, way: int | None, of: _Packed):
+        ring, own = self.ring, self.ring.own_block
+        if not ring.last or way == _OWN:
+            return *self._attend_own(found, way, of, own), self._no_keys()
+        block = self._sent(way, of)
+        arriving = ring.start(block, ring.shift(0))
+        out, lse = self._attend_own(found, way, of, ring.then(arriving, own))
+        # Not the log-sum-exp, whose dimensions would be moved for it.
+        block = ring.done(arriving, after=out)
+        queries = self._queries(way, of)
+        merged = queries.of(out), queries.of(lse)
+        if ring.last > 1:  # What is still to be summed is not rounded.
+            merged = merged[0].astype(lse.dtype), merged[1]
+
+        def hop(merged, block, turn):
+            distance = ring.distance_at(turn)
+            return self._attend_others(found, way, of, merged, block, distance)
+
+        def step(turn, carry, shift):
+            merged, block = carry
+            arriving = ring.start(block, shift)
+            merged = hop(merged, ring.then(arriving, block), turn)
+            return merged, ring.done(arriving, after=merged[1])
+
+        merged, block = ring.for_hops(1, ring.last, step, (merged, block))
+        merged = hop(merged, block, ring.last)
+        out, lse = map(queries.over, (out, lse), merged)
+        return out, lse, block if way == _SOME else self._no_keys()
+
+    def _attend_own(self, found, way, of, block: Keys):
+        hop = self.ring.hop(block, 0)
+
+        def rounded(hop):
+            out, lse = hop_forward(hop)
+            return out.astype(self.inputs.query.dtype), lse
+
+        def own(of):
+            return rounded(hop.replace(packed=(of.own,)))
+
+        return self._compute(found, way, of, [own] * 3, lambda: rounded(unpacked(hop)))
+
+    def _attend_others(self, found, way, of, merged, block: Keys, distance):
+        """Merge what the given queries saw before with the keys of another rank."""
+
+        def add(hop):
+            sums = hop.sum_dtype
+            out, lse = merge(merged[0].astype(sums), merged[1], *hop_forward(hop))
+            return out.astype(merged[0].dtype), lse
+
+        def others(of):
+            return add(self._others(way, of, block, distance))
+
+        ways = [lambda of: merged, others, others]
+        return self._compute(
+            found, way, of, ways, lambda: add(unpacked(self.ring.hop(block, distance)))
+        )
+
+    def _differentiate(self, saved: Saved, few: Keys, found, way, of: _Packed):
+        ring, dtype, sums = self.ring, self.inputs.query.dtype, self.ring.own.sum_dtype
+        own = ring.own_block
+        if not ring.last or way == _OWN:
+            return self._own_gradients(found, way, of, saved, own)
+        queries, sent = self._queries(way, of), self._keys(way, of, ring.call.rank())
+        part = jax.tree.map(queries.of, saved)
+
+        def hop(block, distance, total=None):
+            query, *keys = self._gradients_of_others(
+                found, way, of, part, block, distance
+            )
+            return query if total is None else total + query, keys
+
+        def step(turn, carry, shift):
+            # The gradients of a block follow the block one hop behind.
+            total, grads, block = carry
+            arriving = ring.start_pair(block, grads, *(-by for by in shift))
+            total, added = hop(
+                ring.then(arriving, block), ring.distance_at(ring.last - turn), total
+            )
+            block, following = ring.done(arriving, after=completion(added))
+            return total, jax.tree.map(jnp.add, following, added), block
+
+        block, last = few if way == _SOME else self._last_block(), ring.last
+        if last > 1:
+            arriving = ring.start(block, -ring.shift(last - 1))
+            total, grads = hop(ring.then(arriving, block), ring.distance_at(last))
+            block = ring.done(arriving, after=completion(grads))
+            carry = total, grads, block
+            total, grads, _ = ring.for_hops(1, last, step, carry, is_backward=True)
+        else:  # They are the kernel's, and nothing was added.
+            total, grads = hop(block, ring.distance_at(last))
+            grads = [x.astype(dtype) for x in grads]
+        following = ring.start(grads, -ring.shift(0))
+        query, *keys = self._own_gradients(
+            found, way, of, saved, ring.then(following, own)
+        )[:3]
+        following = ring.done(following, after=completion(keys))
+
+        def add(window: Window, x, added):
+            return window.over(x, window.of(x).astype(sums) + added.astype(sums))
+
+        keys = [add(sent, x, y) for x, y in zip(keys, following, strict=True)]
+        return Grads(add(queries, query, total), *keys)
+
+    def _own_gradients(self, found, way, of, saved: Saved, block: Keys):
+        hop = self.ring.hop(block, 0)
+
+        def rounded(hop):
+            grads = hop_backward(hop, saved.with_delta(hop))[:3]
+            return Grads(*(x.astype(self.inputs.query.dtype) for x in grads))
+
+        def own(of):
+            return rounded(hop.replace(packed=(of.own,)))
+
+        return self._compute(found, way, of, [own] * 3, lambda: rounded(unpacked(hop)))
+
+    def _gradients_of_others(self, found, way, of, saved: Saved, block, distance):
+        """Return those of the given queries, and of another rank's block."""
+
+        def none(of):
+            shapes = saved.out.shape, block.key.shape, block.value.shape
+            sums = self.ring.own.sum_dtype
+            return [jnp.zeros_like(saved.out, sums, shape=shape) for shape in shapes]
+
+        def of_hop(hop):
+            return list(hop_backward(hop, saved.with_delta(hop))[:3])
+
+        def others(of):
+            return of_hop(self._others(way, of, block, distance))
+
+        return self._compute(
+            found,
+            way,
+            of,
+            [none, others, others],
+            lambda: of_hop(unpacked(self.ring.hop(block, distance))),
+        )
+
+    def _others(self, way: int | None, of: _Packed, block: Keys, distance) -> Hop:
+        """Return the hop of the given queries and of another rank's keys."""
+        _, source = members_at(self.ring.call, 1, distance)
+        queries, keys = self._queries(way, of), self._keys(way, of, source)
+        seen = jax.tree.map(lambda x: x[distance - 1], of.seen)
+        hop = self.ring.hop(block, distance)
+        return hop.replace(
+            query=queries.of(hop.query),
+            queries=Coordinates(*map(queries.of, hop.queries)),
+            keys=Coordinates(keys.of(hop.keys.positions), block.segment_ids),
+            query_segments=(queries.count,),
+            key_segments=(keys.count,),
+            blocks=(),
+            block=None,
+            runs=(Run((0, queries.count), (0, keys.count), "apart", False),),
+            packed=(seen.starts(queries, keys),),
+        )
