@@ -14,9 +14,6 @@ SKIP, FULL, PARTIAL = 0, 1, 2
 # Of a token that sees nothing and is not seen. So does every negative number.
 PADDING = -1
 
-# Entries of a table of documents, over the rows of a batch.
-_TABLE = 4096
-
 
 class Coordinates(NamedTuple):
     """What a mask knows of the queries or of the keys of a hop.
@@ -221,25 +218,3 @@ def promotes_ranks(function: Callable[_P, _R]) -> Callable[_P, _R]:
             return function(*args, **options)
 
     return wrapped
-
-
-def document_table(batch: int) -> tuple[int, Callable[[jax.Array], jax.Array]]:
-    """Return how to tell documents apart by a table, which is small.
-
-    Two documents of a row whose numbers differ by a multiple of some thousand have one
-    entry. Padding has one too, which means nothing.
-
-    Args:
-      batch: the number of rows. Rows share no document.
-
-    Returns:
-      The number of entries; and the function from segment ids, (B or 1, T), to entries,
-      int32 of the same shape.
-    """
-    of_row = max(_TABLE // batch, 256)
-
-    def entries(ids):
-        row = jax.lax.broadcasted_iota(jnp.int32, ids.shape, 0)
-        return row * of_row + ids % of_row
-
-    return batch * of_row, entries

@@ -17,6 +17,8 @@ from jaxcomm.attention.kernels import cudnn
 SPLIT = jax.P(None, "i")
 # Within 1.15 of one attention.
 _LEAST_OF_ONE = 1 / 1.15
+# Of fewer tokens the start of a program takes as long as the attention: see layered.
+_LONG, _LAYERS = 16384, 8
 
 
 def rows(timer: Timer) -> Iterator[Figure | Finding]:
@@ -79,6 +81,15 @@ def _of_length(timer, tokens, kernel):
                 thunk(transform(one_kernel(one)), *alone),
                 calls=calls, alone=True, share=1 / parts, least=_LEAST_OF_ONE,
             )  # fmt: skip
+            if tokens >= _LONG:
+                continue
+            layers = layered(timer.program(attend_in_zigzag, SPLIT))
+            yield timer.compare(
+                f"{_LAYERS} layers of {causal}", thunk(transform(layers), *block),
+                f"{_LAYERS} times one {one} kernel over the whole sequence{part}",
+                thunk(transform(layered(one_kernel(one))), *alone),
+                calls=calls, alone=True, share=1 / parts, least=_LEAST_OF_ONE,
+            )  # fmt: skip
         yield from compare(
             f"ring attention without mask {length}, {what}", transform,
             ring(transform, is_causal=False),
@@ -104,6 +115,18 @@ def attend_in_zigzag(q, k, v, *, is_causal=True, backend=None, strategy="ring"):
         q, k, v, "i", tokens_of(layout, "i"),
         is_causal=is_causal, backend=backend, strategy=strategy,
     )  # fmt: skip
+
+
+def layered(attend):
+    """Returns several attentions in one program, each with the last one's output."""
+
+    @jax.jit
+    def run(query, key, value):
+        for _ in range(_LAYERS):
+            query = attend(query, key, value)
+        return query
+
+    return run
 
 
 def gathered(kernel):

@@ -59,16 +59,18 @@ def _why_not(hop: Hop, is_named: bool) -> str | None:
         if block.is_whole:
             continue
         rows, columns = block.shape
-        if block.right != 0:
-            return "its windows end at the query's own key"
-        if rows != columns:
+        if block.right not in (0, None) or (block.right is None and block.left < 0):
+            return "its windows end at the query's own key, or at the last"
+        if block.right == 0 and rows != columns:
             return f"a causal block of {rows} queries and {columns} keys is no square"
         if block.left is None:
             continue
         if hop.has_residual:
             # Its backward pass would have larger heads, which no GPU has shown.
             return "it is used without a window where return_residual=True"
-        if block.left < (0 if is_named else _LEAST_WINDOW):
+        # Of a border its rows are as many as the window.
+        window = (rows if block.right is None else block.left) + 1
+        if window < (0 if is_named else _LEAST_WINDOW):
             return (
                 f"it computes windows of fewer than {_LEAST_WINDOW} tokens by name only"
             )
@@ -81,6 +83,8 @@ CUDNN = Cudnn()
 _LARGEST_HEAD_SIZE_BEFORE_HOPPER = 128
 _HOPPER = (9, 0)
 _OLDEST_CUDNN = 90000
+# That bounds what is seen on the left alone; and one that does it wrong.
+_OLDEST_CUDNN_OF_BORDERS, _WRONG_CUDNN_OF_BORDERS = 91002, 91400
 # The GPUs that need a younger cuDNN.
 _YOUNGER_CUDNN: dict[tuple[int, ...], int] = {(10, 3): 91100}
 
@@ -113,7 +117,20 @@ def _why_not_compiled(hop: Hop, head_size: int, is_named: bool) -> str | None:
     found = gpus.local() if reason is None else []
     if reason is not None or (is_named and not found):
         return reason
-    return _why_not_on(found, head_size)
+    return _why_not_on(found, head_size) or _why_no_borders(hop.blocks)
+
+
+def _why_no_borders(blocks: tuple[Block, ...]) -> str | None:
+    version = gpus.cudnn_version()
+    are_borders = [block.right is None and block.left is not None for block in blocks]
+    if not any(are_borders) or version is None:
+        return None
+    if version < _OLDEST_CUDNN_OF_BORDERS or version == _WRONG_CUDNN_OF_BORDERS:
+        return (
+            f"the cuDNN found has version {version}, and for the border of a window "
+            f"{_OLDEST_CUDNN_OF_BORDERS} is needed, and not {_WRONG_CUDNN_OF_BORDERS}"
+        )
+    return None
 
 
 def _why_not_on(found: list, head_size: int) -> str | None:

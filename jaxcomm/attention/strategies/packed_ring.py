@@ -39,12 +39,14 @@ class _Packed(NamedTuple):
       seen: what its queries see of the other ranks' keys, by distance; or None.
       at: the first of the few queries of this rank that may see any.
       keys_at: int32 (ranks,), the first of the few keys of each that may be seen.
+      every: the pieces of all ranks.
     """
 
     own: sequences.Starts
     seen: Any = None
     at: Any = None
     keys_at: Any = None
+    every: Any = None
 
 
 def packed_ring(ring: Loop) -> "PackedRing | None":
@@ -97,7 +99,7 @@ class PackedRing:
         return self._take(
             found,
             functools.partial(self._differentiate, saved, few),
-            lambda: generic(self._last_block()),
+            lambda: generic(self._last(self.ring.own_block)),
         )
 
     def _take(self, found: Found, compute, rest):
@@ -138,9 +140,9 @@ class PackedRing:
         first, end = few(seen.first, seen.end, seen.row, tokens)
         first, end = first.min(1), end.max(1)
         key, key_end = few(seen.key, seen.key_end, seen.row, self.key_tokens)
-        source = others.reshape(-1)
-        key = jnp.full(size, self.key_tokens, jnp.int32).at[source].min(key.reshape(-1))
-        key_end = jnp.zeros(size, jnp.int32).at[source].max(key_end.reshape(-1))
+        # By whose they are: rank i is the first other of rank i + 1, and so on.
+        readers = (every[:, None] + 1 + every[:-1]) % size, every[:-1]
+        key, key_end = key[readers].min(1), key_end[readers].max(1)
         are_few = (end - first <= self._few(tokens)).all()
         are_few &= (key_end - key <= self._few(self.key_tokens)).all()
         way = jnp.where((end == 0).all(), _OWN, jnp.where(are_few, _SOME, _ALL))
@@ -151,6 +153,7 @@ class PackedRing:
             jax.tree.map(lambda x: x[rank], seen),
             jnp.clip(first[rank], 0, tokens - self._few(tokens)),
             jnp.clip(key, 0, self.key_tokens - self._few(self.key_tokens)),
+            pieced.every,
         )
         return Found(way, found)
 
@@ -177,9 +180,13 @@ class PackedRing:
         return Window(0, tokens, batch, tokens)
 
     def _sent(self, way: int | None, of: _Packed) -> Keys:
-        """Return the part of the own keys that others may see."""
+        """Return the part of the own keys that others may see.
+
+        Where a way is the whole pass, ranks know each other's documents.
+        """
+        key, value, ids = self.ring.own_block
         window = self._keys(way, of, self.ring.call.rank())
-        return Keys(*map(window.of, self.ring.own_block))
+        return Keys(window.of(key), window.of(value), ids if way is None else None)
 
     def _no_keys(self) -> Keys:
         """Return few keys that nobody needs."""
@@ -190,13 +197,13 @@ class PackedRing:
         def none(x):
             return jnp.zeros_like(x, shape=(x.shape[0], count, *x.shape[2:]))
 
-        return Keys(*map(none, self.ring.own_block))
+        key, value, _ = self.ring.own_block
+        return Keys(none(key), none(value), None)
 
-    def _last_block(self) -> Keys:
-        """Return the last block that is here on the way forward."""
-        return ring_shift(
-            self.ring.own_block, self.ring.call.axis_name, shift=self.ring.distances[-1]
-        )
+    def _last(self, block: Keys) -> Keys:
+        """Return the block that is the last to be here on the way forward."""
+        ring = self.ring
+        return ring_shift(block, ring.call.axis_name, shift=ring.distances[-1])
 
     def _compute(self, found: Found, way: int | None, of: _Packed, ways, rest):
         """Compute a hop: in the way of the pass, or in that which was found."""
@@ -285,7 +292,8 @@ class PackedRing:
             block, following = ring.done(arriving, after=completion(added))
             return total, jax.tree.map(jnp.add, following, added), block
 
-        block, last = few if way == _SOME else self._last_block(), ring.last
+        last = ring.last
+        block = few if way == _SOME else self._last(self._sent(way, of))
         if last > 1:
             arriving = ring.start(block, -ring.shift(last - 1))
             total, grads = hop(ring.then(arriving, block), ring.distance_at(last))
@@ -347,10 +355,14 @@ class PackedRing:
         queries, keys = self._queries(way, of), self._keys(way, of, source)
         seen = jax.tree.map(lambda x: x[distance - 1], of.seen)
         hop = self.ring.hop(block, distance)
+        ids = block.segment_ids
+        if ids is None:
+            pieces = jax.tree.map(lambda x: x[source], of.every)
+            ids = pieces.segment_ids(keys)
         return hop.replace(
             query=queries.of(hop.query),
             queries=Coordinates(*map(queries.of, hop.queries)),
-            keys=Coordinates(keys.of(hop.keys.positions), block.segment_ids),
+            keys=Coordinates(keys.of(hop.keys.positions), ids),
             query_segments=(queries.count,),
             key_segments=(keys.count,),
             blocks=(),

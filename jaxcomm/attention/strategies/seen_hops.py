@@ -1,12 +1,17 @@
 """How far keys must travel around a ring, where only the tokens can tell."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
-from jaxcomm.attention.mask import PADDING, Coordinates, Mask, document_table
+from jaxcomm.attention.mask import PADDING, Coordinates, Mask
 from jaxcomm.attention.strategies.strategy import AttentionCall, Inputs
 from jaxcomm.collectives.all_gather import all_gather
 from jaxcomm.collectives.all_reduce import pmax, psum
+
+# Entries of a table of documents, over the rows of a batch.
+_TABLE = 4096
 
 
 def last_seen_hop(call: AttentionCall, inputs: Inputs) -> jax.Array:
@@ -39,13 +44,35 @@ def share_documents(call: AttentionCall, inputs: Inputs) -> jax.Array:
     Returns:
       bool scalar.
     """
-    count, entries = document_table(inputs.query.shape[0])
+    count, entries = _document_table(inputs.query.shape[0])
     held = jnp.zeros(count, jnp.int32)
     for ids in (inputs.query_ids, inputs.key_ids):
         # Padding is of no document: out of bounds, and dropped.
         at = jnp.where(ids < 0, count, entries(ids))
         held = held.at[at.reshape(-1)].set(1, mode="drop")
     return (psum(held, call.axis_name) > 1).any()
+
+
+def _document_table(batch: int) -> tuple[int, Callable[[jax.Array], jax.Array]]:
+    """Return how to tell documents apart by a table, which is small.
+
+    Two documents of a row whose numbers differ by a multiple of some thousand have one
+    entry. Padding has one too, which means nothing.
+
+    Args:
+      batch: the number of rows. Rows share no document.
+
+    Returns:
+      The number of entries; and the function from segment ids, (B or 1, T), to entries,
+      int32 of the same shape.
+    """
+    of_row = max(_TABLE // batch, 256)
+
+    def entries(ids):
+        row = jax.lax.broadcasted_iota(jnp.int32, ids.shape, 0)
+        return row * of_row + ids % of_row
+
+    return batch * of_row, entries
 
 
 def _in_rows(tokens: Coordinates, ndim: int) -> Coordinates:

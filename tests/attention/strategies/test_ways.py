@@ -161,3 +161,33 @@ def test_wrong_tokens_of_one_rank_are_nan_on_all(strategy, lengths):
     found = jax.jit(jax.value_and_grad(loss, (0, 1, 2)))(*arrays)
     for x in jax.tree.leaves(found):
         assert np.isnan(np.asarray(x, np.float32)).all()
+
+
+def test_second_derivatives_know_the_documents_of_others():
+    """They are XLA's, which takes documents by number."""
+    (query, *keys), _ = arrays_of()
+    layout = jaxcomm.Layout("contiguous", 2, TOKENS)
+    (query, *keys), tokens = layout.reorder(
+        (query, *keys), segment_ids=ids_of([22, 4, 22])
+    )
+
+    def along(implementation):
+        def local(query, tokens, *keys):
+            return jaxcomm.ring_attention(
+                query, *keys, "context", tokens, is_causal=True,
+                implementation=implementation,
+            )  # fmt: skip
+
+        whole = split.sharded(local, 2, split.SPLIT)
+
+        def loss(query):
+            return (whole(query, tokens, *keys).astype(np.float32) ** 2).sum()
+
+        return jax.jit(lambda x: jax.jvp(jax.grad(loss), (x,), (x,)))(query)
+
+    found, expected = (
+        [np.asarray(x, np.float32) for x in along(name)] for name in ("flash", "xla")
+    )
+    for one, other in zip(found, expected, strict=True):
+        assert np.abs(other).max() > 0.1
+        np.testing.assert_allclose(one, other, atol=LIMIT * np.abs(other).max())

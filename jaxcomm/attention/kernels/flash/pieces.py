@@ -87,6 +87,14 @@ class Pieces(NamedTuple):
         following = jax.lax.cummin(begin, reverse=True)
         return jnp.pad(following[1:], (0, 1), constant_values=tokens)
 
+    def segment_ids(self, window: "Window"):
+        """Return the documents of the tokens in a window, int32 (B, count)."""
+        row = jnp.arange(window.batch, dtype=jnp.int32)[:, None, None]
+        inside = jax.lax.iota(jnp.int32, window.count)[:, None]
+        place = row * window.tokens + window.at + inside
+        is_here = (self.start <= place) & (place < self.end)
+        return jnp.where(is_here, self.document - PADDING, 0).sum(2) + PADDING
+
 
 def places(differs, most: int):
     """Return where something begins in rows of tokens.
