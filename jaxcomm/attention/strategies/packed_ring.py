@@ -106,7 +106,9 @@ class PackedRing:
         if not self.ways.is_whole:
             return compute(found, None, found.of_ways)
         each = [functools.partial(compute, found, way) for way in self._every]
-        return self.ways.take(found, each, rest, self._look)
+        # Programs of more pieces are rare, and have one way less.
+        of_many = [each[0], *each[2:], *each[2:]]
+        return self.ways.take(found, each, rest, self._look, of_many)
 
     @property
     def _every(self):

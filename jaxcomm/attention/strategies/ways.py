@@ -4,6 +4,7 @@ A GPU's host waits for the tokens to know it: 45 us on an H100. So it asks once 
 pass, for all hops, and the way back asks for what the way forward found.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ from jaxcomm.attention.kernels.kernel import Hop
 from jaxcomm.attention.kernels.selection import is_flash
 from jaxcomm.attention.mask import Coordinates
 from jaxcomm.attention.permutation import poison
-from jaxcomm.attention.strategies.strategy import AttentionCall, Inputs
+from jaxcomm.attention.strategies.strategy import AttentionCall, Inputs, keep
 from jaxcomm.collectives.all_reduce import psum
 
 # How many pieces a rank may have: few are tried before many. The kernel looks at as
@@ -69,7 +70,7 @@ class Ways:
         if most is None:
             most = _FEW if self.is_whole else _MIDDLE
         way, of_ways = look(most)
-        return Found(_over_batch(way), of_ways)
+        return keep(Found(_over_batch(way), of_ways))
 
     def found(self, way, serves, are_wrong=None):
         """Return the number of a way; of another one if it does not serve."""
@@ -82,13 +83,15 @@ class Ways:
         ways: Sequence[Callable[[Any], Any]],
         rest: Callable[[], Any],
         look: Callable[[int], Found] | None = None,
+        of_many: Sequence[Callable[[Any], Any]] | None = None,
     ):
         """Compute in the way that was found.
 
         Args:
-          ways: each takes what was found.
+          ways: each takes what was found. One that is there twice is compiled once.
           rest: computes all documents.
           look: to look for more pieces, where a way is the whole pass.
+          of_many: the ways of more pieces. If None, ``ways``.
 
         Returns:
           What the way returns; where tokens are wrong, what no result is.
@@ -97,15 +100,18 @@ class Ways:
 
         def more():
             again = self.look(look, many)  # pyright: ignore
-            return self.take(again, ways, rest)
+            return self.take(again, of_many or ways, rest)
 
-        each: list[Callable[[], Any]] = [
-            lambda way=way: way(found.of_ways) for way in ways
-        ]
+        each = list(dict.fromkeys(ways))
+        places = [each.index(way) for way in ways]
         may_look = look is not None and self.is_whole and many > _FEW
-        each.append(more if may_look else rest)
-        each.append(lambda: self._wrong(ways[0], found.of_ways))
-        return jax.lax.switch(found.way, each)
+        branches: list[Callable[[], Any]] = [
+            *(functools.partial(way, found.of_ways) for way in each),
+            more if may_look else rest,
+            lambda: self._wrong(ways[0], found.of_ways),
+        ]
+        places += [len(each), len(each) + 1]
+        return jax.lax.switch(jnp.asarray(places, jnp.int32)[found.way], branches)
 
     def _wrong(self, way, of_ways):
         """Return what no result is, in the shapes of a way's results."""
