@@ -59,7 +59,8 @@ def _why_not(hop: Hop, is_named: bool) -> str | None:
         if block.is_whole:
             continue
         rows, columns = block.shape
-        if block.right not in (0, None) or (block.right is None and block.left < 0):
+        left = 0 if block.left is None else block.left
+        if block.right not in (0, None) or (block.right is None and left < 0):
             return "its windows end at the query's own key, or at the last"
         if block.right == 0 and rows != columns:
             return f"a causal block of {rows} queries and {columns} keys is no square"

@@ -214,14 +214,14 @@ class _Border:
       rows: how many queries see some of it, the first ones.
       is_first: traced, whether this is the first rank.
       ways: how both hops may be computed, or None.
-      found: which way serves, and where the sequences of each hop begin; or None.
+      found: which way serves, and where the sequences of each hop begin.
     """
 
     def __init__(self, call: AttentionCall, inputs: Inputs, keys: int):
         self.call, self.inputs, self.keys = call, inputs, keys
         self.rows = min(call.mask.left or 0, inputs.query.shape[1])
         self.is_first = call.rank() == 0
-        self.found: Found | None = None
+        self.found = Found(None, None)
         self._way = None
         own, tail = own_hop(call, inputs), (inputs.key, inputs.value, inputs.key_ids)
         behind = self.behind(Keys(*jax.tree.map(lambda x: x[:, -keys:], tail)))

@@ -208,8 +208,8 @@ class Window(NamedTuple):
         return self.count == self.tokens
 
     def of(self, x):
-        """Return its tokens of (B, T, ...) or of (T,); None of None."""
-        if x is None or self.is_all:
+        """Return its tokens of (B, T, ...) or of (T,)."""
+        if self.is_all:
             return x
         axis = min(1, x.ndim - 1)
         return jax.lax.dynamic_slice_in_dim(x, self.at, self.count, axis)
