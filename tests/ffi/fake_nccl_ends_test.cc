@@ -62,6 +62,21 @@ TEST_ALONE(nothing_asks_nccl_for_what_stopped_devices_refuse, EXIT_SUCCESS) {
   CHECK_CONTAINS(std::string(Nccl().GetLastError(nullptr)), "Cuda failure 716");
 }
 
+// Its thread may be in a host callback, for which XLA ends the process if the device is
+// stopped meanwhile.
+TEST_ALONE(devices_are_stopped_once_a_late_one_has_come, EXIT_SUCCESS) {
+  constexpr double kLong = 5;
+  Communicators two(OnFailure::kRaise, /*share=*/false, kLong);
+  Psum waits(0), late(1);
+  CHECK_OK(waits.Enqueue(*two.second));
+  CHECK_TRUE(Until([] { return DevicesAreStopped(); }));
+  LetOthersRun();
+  CHECK_EQ(Cuda().StreamQuery(late.on.stream), cuda::kSuccess);
+  CHECK_EQ(Cuda().StreamQuery(waits.on.stream), cuda::kNotReady);
+  CHECK_FAILS(late.Enqueue(*two.second), "the GPUs of this process were stopped");
+  CHECK_EQ(waits.on.Synchronize(), kStopped);
+}
+
 // The end begins before the stop, and waits for the device.
 TEST_ALONE(what_ends_when_the_devices_stop_asks_nccl_for_nothing_more, EXIT_SUCCESS) {
   Communicators two(OnFailure::kRaise);

@@ -112,6 +112,7 @@ ErrorOr<LocalRank*> NcclCommunicator::FindRank(const Call& call, cuda::Stream st
   LocalRank* const rank = FindByOrdinal(parts_.ranks, call.device_id);
   if (rank == nullptr) return NotOfCommunicator(call);
   // Every engine refuses calls once the devices are stopped.
+  if (DevicesAreStopped() || parts_.health.failed()) CameTooLate(call.device_id);
   if (!DevicesAreStopped()) RETURN_IF_ERROR(rank->runs.Begin(call, stream));
   return rank;
 }

@@ -184,6 +184,8 @@ def _of_process(report, process, hardware):
         # A crash is no end that anybody chose. But a host callback of JAX's crashes
         # where the GPU has failed.
         is_callback = hardware.is_gpu and "XlaFfiPythonGpuCallback" in end.said
+        # Who is late in one process is waited for.
+        is_callback &= case.fault != "late" or case.processes > 1
         if end.status is None or (end.status <= 0 and not is_callback):
             found.append(f"process {process} ended with status {end.status}")
         if case.on_failure == "exit" and not end.dumps:

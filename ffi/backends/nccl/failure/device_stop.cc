@@ -1,11 +1,13 @@
 #include "ffi/backends/nccl/failure/device_stop.h"
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <memory>
 #include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "ffi/backends/nccl/kernels/device_kernels.h"
@@ -20,6 +22,8 @@ namespace {
 // A kernel that fills the GPU for longer than this costs the process its orderly end.
 constexpr double kFaultSeconds = 2;
 constexpr auto kLook = std::chrono::milliseconds(1);
+// For a device whose thread is late.
+constexpr std::chrono::duration<double> kMostPatience{30};
 
 class Stopper {
  public:
@@ -55,15 +59,29 @@ class Stopper {
     return OkStatus();
   }
 
-  void Stop(const std::string& why) {
+  void Stop(const std::string& why, std::set<int64_t> late,
+            std::chrono::duration<double> patience) {
     {
       std::lock_guard<std::mutex> lock(mutex_);
       if (is_stopped_) return;
       why_ = why;
+      late_ = std::move(late);
+      for (int64_t ordinal : came_) late_.erase(ordinal);
+      patience_ = std::min(patience, kMostPatience);
       is_stopped_.store(true, std::memory_order_release);
     }
-    stopping_.notify_all();
+    changed_.notify_all();
     Say(StrCat("jaxcomm: ", why, "\n"));
+  }
+
+  void Came(int64_t ordinal) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    came_.insert(ordinal);
+    if (late_.erase(ordinal) > 0) changed_.notify_all();
+  }
+  void Forget() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    came_.clear();
   }
 
   bool is_stopped() const { return is_stopped_.load(std::memory_order_acquire); }
@@ -87,7 +105,8 @@ class Stopper {
     std::vector<Device> devices;
     {
       std::unique_lock<std::mutex> lock(mutex_);
-      stopping_.wait(lock, [this] { return is_stopped(); });
+      changed_.wait(lock, [this] { return is_stopped(); });
+      changed_.wait_for(lock, patience_, [this] { return late_.empty(); });
       devices = devices_;
     }
     const LastResort end(kFaultSeconds,
@@ -111,8 +130,10 @@ class Stopper {
   }
 
   std::mutex mutex_;
-  std::condition_variable stopping_;
+  std::condition_variable changed_;
   std::vector<Device> devices_;
+  std::set<int64_t> late_, came_;
+  std::chrono::duration<double> patience_{};
   std::string why_;
   BackgroundThread thread_;
   std::atomic<bool> is_stopped_{false}, has_ended_{false};
@@ -134,7 +155,12 @@ Status PrepareDeviceStop(const NcclLibrary& library, cuda::Context context) {
   return Stopper::Get().Prepare(library, context);
 }
 
-void StopDevices(const std::string& why) { Stopper::Get().Stop(why); }
+void StopDevices(const std::string& why, std::set<int64_t> late,
+                 std::chrono::duration<double> patience) {
+  Stopper::Get().Stop(why, std::move(late), patience);
+}
+
+void CameTooLate(int64_t ordinal) { Stopper::Get().Came(ordinal); }
 
 bool DevicesAreStopped() { return Stopper::Get().is_stopped(); }
 
@@ -157,6 +183,7 @@ void RecordFirstFailure(const std::string& text) {
 }
 
 void ForgetFailures() {
+  Stopper::Get().Forget();
   std::lock_guard<std::mutex> lock(TheFirst().mutex);
   TheFirst().text.clear();
 }

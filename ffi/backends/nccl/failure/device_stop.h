@@ -18,6 +18,9 @@
 #ifndef JAXCOMM_FFI_BACKENDS_NCCL_FAILURE_DEVICE_STOP_H_
 #define JAXCOMM_FFI_BACKENDS_NCCL_FAILURE_DEVICE_STOP_H_
 
+#include <chrono>
+#include <cstdint>
+#include <set>
 #include <string>
 
 #include "ffi/backends/nccl/library/library.h"
@@ -39,9 +42,19 @@ Status PrepareDeviceStop(const NcclLibrary& library, cuda::Context context);
 // Stops all devices that were prepared, and says why on stderr. Returns at once:
 // another thread does it, and the process ends if that takes longer than two seconds.
 // The first call counts.
-void StopDevices(const std::string& why);
+//
+// `late`: devices whose threads have not come to the operation that failed. They may be
+// in a host callback, which XLA ends the process for if its device is stopped. So it
+// waits for them, `patience` at most, or for a moment: nothing leaves a device that
+// waits for them.
+void StopDevices(const std::string& why, std::set<int64_t> late = {},
+                 std::chrono::duration<double> patience = {});
 
-// Whether StopDevices() was called: no CUDA or NCCL call makes sense any more.
+// Says that a thread of a device came to an operation of a communicator that failed.
+void CameTooLate(int64_t ordinal);
+
+// Whether StopDevices() was called: no CUDA or NCCL call makes sense any more, also
+// where it waits for a device that is late.
 bool DevicesAreStopped();
 
 // Once StopDevices() was called, waits until no device does anything any more: nothing

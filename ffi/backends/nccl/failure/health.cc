@@ -251,7 +251,11 @@ void Health::Fail(const Status& reason, bool names_a_call, const char* dump,
     }
     text += failure.message();
     if (how == OnFailure::kExit) EndProcess(text);
-    if (how == OnFailure::kRaise) StopDevices(text);
+    if (how == OnFailure::kRaise) {
+      const bool is_late = reason.errc() == ErrorCode::kDeadlineExceeded;
+      StopDevices(text, is_late ? Late(ranks_) : std::set<int64_t>(),
+                  std::chrono::duration<double>(spec_.timeout_seconds));
+    }
     for (const auto& each : failing) {
       each->AbortElsewhere(how == OnFailure::kRaise ? Ends::kThreadsInNccl
                                                     : Ends::kPoisoned);
@@ -293,6 +297,7 @@ void Health::FailElsewhere(const std::string& reason) {
 }
 
 Status Health::FailureOf(const Call& call, const RankFacts& rank) const {
+  CameTooLate(rank.ordinal);
   std::lock_guard<std::mutex> lock(mutex_);
   if (failure_.success() || failure_names_call_) return failure_;
   return Status(*failure_.errc(), StrCat(call.site->description(), ", ",

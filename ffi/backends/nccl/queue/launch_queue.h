@@ -179,6 +179,8 @@ class LaunchQueue {
   int64_t size() const {
     return waiting.load() + given() + (more_ ? more_->size() : 0);
   }
+  // How many operations streams were given, and a thread gives them now.
+  uint64_t reached() const { return operations_.load() + (launches() > 0 ? 1 : 0); }
   // Those that a thread is giving a stream: 1 or 0.
   int launches() const { return launched_since_.load() != 0; }
   bool was_captured() const { return in_flight_.was_captured(); }

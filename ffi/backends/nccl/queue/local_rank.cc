@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <map>
 #include <thread>
 
 namespace jaxcomm {
@@ -48,6 +49,20 @@ bool HaveWork(const LocalRanks& ranks) {
 bool WereCaptured(const LocalRanks& ranks) {
   return std::any_of(ranks.begin(), ranks.end(),
                      [](const auto& rank) { return rank->queue.was_captured(); });
+}
+
+std::set<int64_t> Late(const LocalRanks& ranks) {
+  std::map<int, uint64_t> furthest;
+  for (const auto& rank : ranks) {
+    uint64_t& of_group = furthest[rank->facts.group];
+    of_group = std::max(of_group, rank->queue.reached());
+  }
+  std::set<int64_t> late;
+  for (const auto& rank : ranks) {
+    const bool is_behind = rank->queue.reached() < furthest[rank->facts.group];
+    if (is_behind) late.insert(rank->facts.ordinal);
+  }
+  return late;
 }
 
 std::string FirstOperation(const LocalRanks& ranks, const CommunicatorSpec& spec) {

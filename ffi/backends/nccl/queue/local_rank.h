@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -58,6 +59,9 @@ bool AreBusy(const LocalRanks& ranks);
 bool HaveWork(const LocalRanks& ranks);
 // Whether a graph of XLA's has an operation of the ranks.
 bool WereCaptured(const LocalRanks& ranks);
+// The devices, by ordinal, that have not come to an operation that others of their
+// group are at.
+std::set<int64_t> Late(const LocalRanks& ranks);
 // Names the first operation that a device is at, as a message begins; "" if none.
 std::string FirstOperation(const LocalRanks& ranks, const CommunicatorSpec& spec);
 
