@@ -252,8 +252,7 @@ void Health::Fail(const Status& reason, bool names_a_call, const char* dump,
     text += failure.message();
     if (how == OnFailure::kExit) EndProcess(text);
     if (how == OnFailure::kRaise) {
-      const bool is_late = reason.errc() == ErrorCode::kDeadlineExceeded;
-      StopDevices(text, is_late ? Late(ranks_) : std::set<int64_t>(),
+      StopDevices(text, WorthWaitingFor(reason),
                   std::chrono::duration<double>(spec_.timeout_seconds));
     }
     for (const auto& each : failing) {
@@ -282,13 +281,23 @@ void Health::FailStuck(const Status& reason) {
   AbortElsewhere(Ends::kUnused);
 }
 
-void Health::FailElsewhere(const std::string& reason) {
-  const bool is_here = std::all_of(
+bool Health::is_of_one_process() const {
+  return std::all_of(
       spec_.processes.begin(), spec_.processes.end(), [](const auto& of_group) {
         return std::all_of(of_group.begin(), of_group.end(),
                            [&](int process) { return process == of_group[0]; });
       });
-  if (is_here || DevicesAreStopped()) return;
+}
+
+std::set<int64_t> Health::WorthWaitingFor(const Status& reason) const {
+  if (reason.errc() != ErrorCode::kDeadlineExceeded) return {};
+  // Else what waits for the late one may leave with what is no result.
+  if (!is_of_one_process() || poison_ != nullptr) return {};
+  return Late(ranks_);
+}
+
+void Health::FailElsewhere(const std::string& reason) {
+  if (is_of_one_process() || DevicesAreStopped()) return;
   // The other may abort once this returns.
   if (failed() && poison_ != nullptr) poison_->Set();
   if (failed()) return;

@@ -23,6 +23,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -119,6 +120,10 @@ class Health final : public Watched {
   // milliseconds for what is about to end.
   static std::optional<OnFailure> StrictestSoon(const All& all);
   static std::optional<OnFailure> Strictest(const All& all);
+  // Whether each group has its ranks in one process.
+  bool is_of_one_process() const;
+  // The devices, by ordinal, that a stop waits for after a failure.
+  std::set<int64_t> WorthWaitingFor(const Status& reason) const;
   // Refuses calls from now on. `names_a_call`: whether the reason does, as the text of
   // an error must. Returns false if it refused them before.
   bool Refuse(State state, const Status& reason, bool names_a_call);

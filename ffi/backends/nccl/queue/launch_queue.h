@@ -3,6 +3,7 @@
 #ifndef JAXCOMM_FFI_BACKENDS_NCCL_QUEUE_LAUNCH_QUEUE_H_
 #define JAXCOMM_FFI_BACKENDS_NCCL_QUEUE_LAUNCH_QUEUE_H_
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -179,8 +180,12 @@ class LaunchQueue {
   int64_t size() const {
     return waiting.load() + given() + (more_ ? more_->size() : 0);
   }
-  // How many operations streams were given, and a thread gives them now.
-  uint64_t reached() const { return operations_.load() + (launches() > 0 ? 1 : 0); }
+  // The number of the last operation that a stream was given, or that a thread gives
+  // it.
+  uint64_t reached() const {
+    const uint64_t given = operations_.load();
+    return launches() > 0 ? std::max(given, launched_number_.load()) : given;
+  }
   // Those that a thread is giving a stream: 1 or 0.
   int launches() const { return launched_since_.load() != 0; }
   bool was_captured() const { return in_flight_.was_captured(); }
