@@ -36,8 +36,8 @@ def test_the_current_context_is_left_as_found(ring, current):
         )
     )  # fmt: skip
     x = jax.device_put(jnp.arange(float(ring.size)), jax.NamedSharding(ring, spec))
-    jax.block_until_ready(program(x))
-    # XLA sets it where it compiles.
+    program = program.lower(x).compile()
+    # XLA sets it in device_put, and where it compiles.
     before = current()
     jax.block_until_ready(program(x))
     (member,) = jaxcomm.communicators()
