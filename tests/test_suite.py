@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import forked
+import hostile
 import pytest
 import waiting
 
@@ -99,6 +100,37 @@ def test_lint_refuses_what_the_clock_decides(line, tmp_path, monkeypatch):
     assert len(test_waits.findings(path)) == 1
     path.write_text("done.wait(waiting.HANG_SECONDS)\nprocess.wait(timeout=120)\n")
     assert test_waits.findings(path) == []
+
+
+def leaks(given):
+    return json.loads(given)["step"]
+
+
+def echoes(given):
+    if given != b'{"step": 3}':
+        raise ValueError(given.decode("utf-8", "replace"))
+
+
+def allocates(given):
+    return bytearray(2 << 30 if given != b'{"step": 3}' else 1)
+
+
+def takes_all(given):
+    return given
+
+
+@pytest.mark.parametrize(
+    ("parser", "said"),
+    [
+        (leaks, "TypeError, but it is not documented"),
+        (echoes, "characters that a terminal acts on"),
+        (allocates, "MemoryError, but"),
+        (takes_all, "nothing was refused"),
+    ],
+)
+def test_a_parser_that_leaks_is_seen(parser, said):
+    with pytest.raises(AssertionError, match=said):
+        hostile.refused_cleanly(parser, [b'{"step": 3}'], ValueError, 50)
 
 
 # Run by a process that Python starts, and by one that is forked.
