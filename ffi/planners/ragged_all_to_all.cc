@@ -1,4 +1,8 @@
+#include <algorithm>
 #include <cstdint>
+#include <tuple>
+#include <utility>
+#include <vector>
 
 #include "ffi/planners/collectives.h"
 
@@ -80,6 +84,34 @@ Status CheckShapes(const Problem& problem) {
   return OkStatus();
 }
 
+// A slice of some rows, as its receiver sees it.
+struct Arrival {
+  int target;
+  int64_t first, rows;
+  int source;
+  int64_t slice;
+};
+
+// Which of two slices would a row keep? In jax.lax the answer is undefined.
+Status CheckDisjoint(std::vector<Arrival> arrivals) {
+  std::sort(arrivals.begin(), arrivals.end(), [](const Arrival& a, const Arrival& b) {
+    return std::tie(a.target, a.first, a.source, a.slice) <
+           std::tie(b.target, b.first, b.source, b.slice);
+  });
+  for (size_t i = 1; i < arrivals.size(); ++i) {
+    const Arrival &one = arrivals[i - 1], &next = arrivals[i];
+    if (one.target != next.target || one.first + one.rows <= next.first) continue;
+    return InvalidArgument(
+        "slice ", one.slice, " of rank ", one.source, " (", one.rows,
+        " rows) and slice ", next.slice, " of rank ", next.source, " (", next.rows,
+        " rows) overlap in the output of rank ", one.target, ", from row ", next.first,
+        " on. output_offsets say where a slice begins in its receiver's output: "
+        "exchange the receivers' offsets by all_to_all. In a gradient, several slices "
+        "hold this row of `operand`: send copies of it");
+  }
+  return OkStatus();
+}
+
 void Moves(const Plan& plan, int leaf, int rank, const MoveVisitor& visit) {
   Move move;
   move.leaf = leaf;
@@ -110,6 +142,7 @@ Status MakePlan(const Problem& problem, const void* const* const* operands_of,
   const int64_t output_rows = RowsOf(leaves[kOutput]);
   const int64_t row = RowElements(leaves[kOutput]);
   plan->slices.reserve(problem.size * slices);
+  std::vector<Arrival> arrivals;
   for (int source = 0; source < problem.size; ++source) {
     const auto index = [&](Operand operand, int rank, int64_t i) {
       return FindIndexType(leaves[operand].dtype)->at(operands_of[rank][operand], i);
@@ -136,9 +169,10 @@ Status MakePlan(const Problem& problem, const void* const* const* operands_of,
       }
       if (rows == 0) continue;
       plan->slices.push_back({source, target, from * row, to * row, rows * row});
+      arrivals.push_back({target, to, rows, source, slice});
     }
   }
-  return OkStatus();
+  return CheckDisjoint(std::move(arrivals));
 }
 
 }  // namespace

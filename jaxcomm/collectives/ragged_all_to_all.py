@@ -28,10 +28,11 @@ def ragged_all_to_all(
 
     Slice i, ``operand[input_offsets[i]:][:send_sizes[i]]``, goes to device
     ``i // (K / size)`` and is written there at ``output_offsets[i]``. The backends
-    ``host`` and ``nccl`` check sizes and bounds when the program runs and raise on
-    every device, where jax.lax's behaviour is undefined. Where operands are gathered,
-    results are NaN if a slice does not fit, or what JAX fills other dtypes with. The
-    backend ``xla`` gathers, and ``nccl`` if a group has no more than 8 MiB.
+    ``host`` and ``nccl`` check sizes and bounds when the program runs, and that no two
+    slices overlap in a result. They raise on every device, where jax.lax's behaviour is
+    undefined. Where operands are gathered, a result is NaN instead, or what JAX fills
+    other dtypes with. The backend ``xla`` gathers, and ``nccl`` if a group has no more
+    than 8 MiB.
 
     Args:
       operand: (N, ...) array of any dtype, the slices to send.
@@ -40,21 +41,23 @@ def ragged_all_to_all(
       input_offsets: (K,) integers, where each slice starts in ``operand``; K is a
         multiple of the axis size.
       send_sizes: (K,) integers, rows of each slice.
-      output_offsets: (K,) integers, where each slice starts in its receiver's result.
+      output_offsets: (K,) integers, where each slice starts in its receiver's result:
+        ``all_to_all`` of where each receiver wants what it receives.
       recv_sizes: (K,) integers, ``all_to_all`` of ``send_sizes``.
       axis_name: an axis name, or a tuple of names that number the ranks row-major.
       axis_index_groups: groups, of one size, to exchange within. If None, all.
       lane, backend: to use; see :func:`jaxcomm.init` and :func:`jaxcomm.using`.
 
     Returns:
-      (M, ...) array. Slices must not overlap there. They may in ``operand``, but its
-      gradient is then NaN in rows that several slices hold, where that of jax.lax is
-      wrong: send copies of these rows.
+      (M, ...) array. Slices may overlap in ``operand``, but its gradient is then
+      refused as they are in a result, where that of jax.lax is wrong: send copies of
+      these rows.
 
     Raises:
       NameError: if the axis is not bound.
       TypeError: if offsets or sizes are not integers.
       ValueError: if shapes do not fit together.
+      jax.errors.JaxRuntimeError: when it runs, if slices do not fit or overlap.
 
     Example:
       See ``jax.lax.ragged_all_to_all``; arguments and result are the same.
@@ -226,20 +229,21 @@ def _received(operand, output, indices, target):
     begins, lengths, places, fits = map(
         to_target, (input_offsets, send_sizes, output_offsets, fits)
     )
-    # Which slice ends up in each row: of several the last, as if written in order.
+    # Which slice ends up in each row.
     rows = jnp.arange(output.shape[0], dtype=places.dtype)
     slices = jnp.arange(len(places), dtype=places.dtype)[:, None]
     within = (rows >= places[:, None]) & (rows < (places + lengths)[:, None])
-    last = jnp.where(within, slices, 0).max(0)
+    is_alone = within.sum(0) <= 1
+    chosen = jnp.where(within, slices, 0).max(0)
     out = output
     if count > 0:
-        source = (last // each).astype(places.dtype)
-        row = source * count + begins[last] + rows - places[last]
+        source = (chosen // each).astype(places.dtype)
+        row = source * count + begins[chosen] + rows - places[chosen]
         sent = jnp.take(jax.lax.collapse(operand, 0, 2), row, 0, mode="clip")
         is_written = within.any(0).reshape(-1, *[1] * (output.ndim - 1))
         out = jnp.where(is_written, sent, output)
     # Nothing can raise here.
-    is_fine = (fits & (lengths == expected)).all()
+    is_fine = (fits & (lengths == expected)).all() & is_alone.all()
     return jnp.where(is_fine, out, _nothing_like(output))
 
 

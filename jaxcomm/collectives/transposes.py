@@ -110,10 +110,6 @@ def _ragged_all_to_all(call: Call) -> Transposed:
         (zero,) = vary([jnp.zeros(shape, ct.dtype)], call)
         sent_back = [ct, zero, where, recv_sizes, there, send_sizes]
         (operand_ct,) = registry.bind("ragged_all_to_all", sent_back, call)
-        # What comes back to a row overwrites, and is not added.
-        is_shared = _slices_of_rows(operand_ct, input_offsets, send_sizes) > 1
-        nothing = jnp.full((), jnp.nan, ct.dtype)
-        operand_ct = jnp.where(is_shared, nothing, operand_ct)
         is_received = _slices_of_rows(ct, where, recv_sizes) > 0
         output_ct = jnp.where(is_received, jnp.zeros_like(ct), ct)
         return [operand_ct, output_ct, None, None, None, None]

@@ -28,7 +28,9 @@ def ragged(slices_per_rank, rows, out_rows, seed=0):
     places = np.cumsum(receive + 1, 1) - receive
     there = places.reshape(SIZE, SIZE, slices_per_rank).transpose(1, 0, 2)
     assert places[:, -1].max() + receive[:, -1].max() <= out_rows
-    indices = np.cumsum(send, 1) - send, send, there.reshape(SIZE, slices), receive
+    # An empty slice overlaps nothing, wherever it lies.
+    there = np.where(send == 0, out_rows // 2, there.reshape(SIZE, slices))
+    indices = np.cumsum(send, 1) - send, send, there, receive
     return [index.astype(np.int32) for index in indices]
 
 
@@ -124,7 +126,7 @@ def test_indices_may_be_of_any_integer_type(stacked, mesh_of, how):
 
 
 @traced
-def test_gradients_of_rows_in_several_slices_are_nan(stacked, mesh_of):
+def test_gradients_of_rows_in_several_slices_are_refused(stacked, mesh_of):
     """They come back one by one, and would overwrite each other."""
     x, out = np.ones((2, 3), np.float32), np.zeros((2, 4), np.float32)
     # Of rank 0, rows 0 and 1 go to both ranks. Of rank 1, row 1 alone does.
@@ -134,9 +136,15 @@ def test_gradients_of_rows_in_several_slices_are_nan(stacked, mesh_of):
     def gradient(x, *rest):
         return jax.grad(lambda x: exchange(x, *rest).sum())(x)
 
-    mesh, nan = mesh_of((2,), ("i",)), np.nan
-    found = stacked(mesh, gradient, x, out, starts, sizes, offsets, sizes)
-    np.testing.assert_array_equal(found, [[nan, nan, 0], [1, nan, 1]])
+    given = mesh_of((2,), ("i",)), gradient, x, out, starts, sizes, offsets, sizes
+    shared = (
+        "slice 0 of rank 0 .* and slice 0 of rank 1 .* output of rank 0, from row 0"
+    )
+    with pytest.raises(jax.errors.JaxRuntimeError, match=f"{shared}.*send copies"):
+        jax.block_until_ready(stacked(*given))
+    # Where the host does not see them, all of that rank's.
+    with jaxcomm.using(backend="xla"):
+        assert np.isnan(stacked(*given)).all()
 
 
 @traced
@@ -185,6 +193,13 @@ LAST = 2**63 - 1
         (2, "int32", -1, "to row -1 on of an output with 4 rows"),
         (2, "int32", 4, "to row 4 on of an output with 4 rows"),
         (2, "int64", LAST, f"row {LAST} on of an output"),
+        (
+            2,
+            "int32",
+            1,
+            r"slice 0 of rank 0 \(1 rows\) and slice 0 of rank 1 \(1 rows\) "
+            "overlap in the output of rank 0, from row 1 on",
+        ),
     ],
 )
 def test_what_does_not_fit_raises_and_names_the_slice(
@@ -212,7 +227,9 @@ def _two_rows_each():
     return [starts, np.full_like(starts, 2), starts.T.copy(), np.full_like(starts, 2)]
 
 
-@pytest.mark.parametrize(("which", "offset"), [(0, -1), (0, 3), (2, 4), (2, 2**31 - 1)])
+@pytest.mark.parametrize(
+    ("which", "offset"), [(0, -1), (0, 3), (2, 4), (2, 2**31 - 1), (2, 1)]
+)
 def test_under_vmap_no_slice_reaches_into_a_neighbour(
     stacked, mesh_of, host_reads, which, offset
 ):
@@ -221,7 +238,8 @@ def test_under_vmap_no_slice_reaches_into_a_neighbour(
     call, mesh = jax.vmap(exchange), mesh_of((2,), ("i",))
     stacked(mesh, call, x, x, *indices)
     indices[which][0, 1, 0] = offset
-    with pytest.raises(jax.errors.JaxRuntimeError, match=r"row 12 on of an o.*12 rows"):
+    message = "overlap in" if offset == 1 else r"row 12 on of an o.*12 rows"
+    with pytest.raises(jax.errors.JaxRuntimeError, match=message):
         jax.block_until_ready(stacked(mesh, call, x, x, *indices))
 
 
@@ -232,7 +250,7 @@ def test_under_vmap_of_the_axis_what_does_not_fit_is_nan():
     call = jax.jit(jax.vmap(exchange, axis_name="i"))
     np.testing.assert_array_equal(call(x, x, *fitting), x)
     for which, value in (
-        *((0, 3), (0, -1), (1, -1), (1, 5), (2, 3), (2, 2**31 - 1), (3, 1)),
+        *((0, 3), (0, -1), (1, -1), (1, 5), (2, 1), (2, 3), (2, 2**31 - 1), (3, 1)),
     ):
         indices = [index.copy() for index in fitting]
         # Of rank 1, to or from rank 0.
